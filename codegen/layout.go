@@ -1,0 +1,435 @@
+package codegen
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+
+	"github.com/autopar/autopar/ir"
+	"github.com/autopar/autopar/partition"
+)
+
+// stageBuilder lays out one stage.
+type stageBuilder struct {
+	*Stage
+	prog     *Program
+	training bool
+	shared   *Stage
+
+	nodes  []*ir.Node
+	of     map[*ir.Value]int  // value -> buffer
+	uses   map[*ir.Value]int  // operands that read the value, updates and outputs included
+	keep   map[*ir.Value]bool // read after the step
+	saved  map[*ir.Value]bool // made in the forward pass, read in the backward pass
+	folded map[*ir.Node]bool  // accumulations done by the kernel that makes the operand
+	modes  map[*ir.Value]Accum
+}
+
+func (b *stageBuilder) build() error {
+	b.of, b.uses = map[*ir.Value]int{}, map[*ir.Value]int{}
+	b.keep, b.saved = map[*ir.Value]bool{}, map[*ir.Value]bool{}
+	b.folded, b.modes = map[*ir.Node]bool{}, map[*ir.Value]Accum{}
+	b.Params, b.Inputs, b.Outputs = map[string]int{}, map[string]int{}, map[string]int{}
+	for _, n := range b.prog.Graph.Nodes {
+		if n.Stage != b.Index {
+			continue
+		}
+		b.nodes = append(b.nodes, n)
+		for _, a := range n.Args {
+			b.uses[a]++
+			if a.Def.Phase == ir.Forward && n.Phase == ir.Backward && a.Def.Op.Class() != ir.Leaf {
+				b.saved[a] = true
+			}
+		}
+	}
+	for _, o := range b.prog.Graph.Outputs {
+		b.keep[o.Value] = true
+		b.uses[o.Value]++
+	}
+	for _, u := range b.prog.Graph.Updates {
+		b.uses[u.New]++
+	}
+	microBatches := b.prog.Mesh.Size(partition.AxisMB)
+	b.Slots = slots(b.prog.Plan, b.Index, microBatches, b.training)
+	b.persistent()
+	b.accumulators()
+	b.updates()
+	b.bodies()
+	b.liveness()
+	b.allocate()
+	for _, o := range b.prog.Graph.Outputs {
+		if o.Value.Def.Stage == b.Index {
+			b.Outputs[o.Name] = b.of[o.Value]
+		}
+	}
+	return nil
+}
+
+// buffer makes a buffer for v. Its size is that at the first position of every
+// axis, which holds the largest slice.
+func (b *stageBuilder) buffer(v *ir.Value, r Region, body ir.Phase) int {
+	slab := b.prog.Slab(v, ir.Coord{})
+	b.Buffers = append(b.Buffers, Buffer{Region: r, Size: slab.Elems() * v.Type.DType.Size(), Body: body, Value: v, From: -1, To: -1})
+	id := len(b.Buffers) - 1
+	b.of[v] = id
+	return id
+}
+
+func (b *stageBuilder) overTime(v *ir.Value) bool {
+	axis := b.prog.Mesh.Axis(partition.AxisMB)
+	return axis >= 0 && v.Spec[axis].Kind == ir.Shard
+}
+
+// persistent makes the buffers of leaves and of what outlives its body.
+func (b *stageBuilder) persistent() {
+	for _, n := range b.nodes {
+		v := n.Results[0]
+		name := partition.BaseName(n.Name)
+		switch n.Op {
+		case ir.OpParam:
+			b.Params[name] = b.buffer(v, Persist, n.Phase)
+		case ir.OpConst:
+			b.Consts = append(b.Consts, b.buffer(v, Persist, n.Phase))
+		case ir.OpInput:
+			if b.overTime(v) {
+				b.Inputs[name] = b.buffer(v, Slot, n.Phase)
+			} else {
+				id := b.buffer(v, Persist, n.Phase)
+				b.Inputs[name] = id
+				b.StepInputs = append(b.StepInputs, id)
+			}
+		case ir.OpAccumulate:
+			b.buffer(v, Persist, n.Phase)
+		case ir.OpRecv:
+			// The sender writes here ahead of the receiver's program, so nothing
+			// else may: the buffer is live as long as its slot.
+			if n.Phase == ir.Update {
+				b.buffer(v, Persist, n.Phase)
+			} else {
+				b.buffer(v, Slot, n.Phase)
+			}
+		default:
+			if b.keep[v] {
+				b.buffer(v, Persist, n.Phase)
+			}
+		}
+	}
+}
+
+// accumulators folds accumulations into the kernels that can add into their
+// result, and merges the accumulators of one gradient that has several terms.
+func (b *stageBuilder) accumulators() {
+	for _, n := range b.nodes {
+		if n.Op != ir.OpAddN || n.Phase != ir.Update || b.keep[n.Results[0]] {
+			continue
+		}
+		mergeable := len(n.Args) > 1
+		for _, a := range n.Args {
+			mergeable = mergeable && a.Def.Op == ir.OpAccumulate && a.Def.Phase == ir.Backward &&
+				b.uses[a] == 1 && a.Spec == n.Results[0].Spec
+		}
+		if !mergeable {
+			continue
+		}
+		first := b.of[n.Args[0]]
+		for i, a := range n.Args {
+			b.of[a] = first
+			b.modes[a] = Always
+			if i == 0 {
+				b.modes[a] = AfterFirst
+			}
+		}
+		b.of[n.Results[0]] = first
+		b.folded[n] = true
+	}
+	b.orderMerged()
+	for _, n := range b.nodes {
+		if n.Op != ir.OpAccumulate {
+			continue
+		}
+		x, acc := n.Args[0], n.Results[0]
+		if b.modes[acc] == Overwrite {
+			b.modes[acc] = AfterFirst
+		}
+		if b.uses[x] == 1 && x.Def.Phase == n.Phase && x.Def.Stage == n.Stage && x.Def.Op.Accumulates(x.Index) && x.Def.Op.Class() == ir.Compute {
+			if _, placed := b.of[x]; !placed {
+				b.of[x] = b.of[acc]
+				b.modes[x] = b.modes[acc]
+				b.folded[n] = true
+			}
+		}
+	}
+}
+
+// orderMerged lets, of several terms merged into one accumulator, the one that
+// runs first in a micro-batch be the one that overwrites.
+func (b *stageBuilder) orderMerged() {
+	first := map[int]bool{}
+	for _, n := range b.nodes {
+		if n.Op != ir.OpAccumulate {
+			continue
+		}
+		v := n.Results[0]
+		if b.modes[v] == Overwrite {
+			continue
+		}
+		if id := b.of[v]; first[id] {
+			b.modes[v] = Always
+		} else {
+			first[id] = true
+			b.modes[v] = AfterFirst
+		}
+	}
+}
+
+// updates makes the new value of a parameter share its buffer.
+func (b *stageBuilder) updates() {
+	for _, u := range b.prog.Graph.Updates {
+		if u.Param.Def.Stage != b.Index || u.New == u.Param {
+			continue
+		}
+		if _, placed := b.of[u.New]; !placed && inPlaceUpdate(u) {
+			b.of[u.New] = b.of[u.Param]
+		}
+	}
+}
+
+// inPlaceUpdate reports whether the op that makes the new value writes it over
+// the old one: AdamW over weight and moments, decoding over the cache.
+func inPlaceUpdate(u ir.StateUpdate) bool {
+	n := u.New.Def
+	switch n.Op {
+	case ir.OpAdamW:
+		return n.Args[u.New.Index] == u.Param
+	case ir.OpAttentionDecode:
+		return u.New.Index == 1 && n.Args[1] == u.Param
+	}
+	return false
+}
+
+// bodies places the remaining values and writes the instructions.
+func (b *stageBuilder) bodies() {
+	lastUse := map[*ir.Value]*ir.Node{}
+	for _, n := range b.nodes {
+		for _, a := range n.Args {
+			lastUse[a] = n
+		}
+	}
+	for _, n := range b.nodes {
+		if n.Op == ir.OpInput && b.overTime(n.Results[0]) {
+			b.emit(n)
+			continue
+		}
+		if n.Op.Class() == ir.Leaf || b.folded[n] {
+			continue
+		}
+		for i, r := range n.Results {
+			if _, placed := b.of[r]; placed {
+				continue
+			}
+			if n.Op == ir.OpSend {
+				b.of[r] = b.of[n.Args[0]]
+				continue
+			}
+			region := Temp
+			if b.saved[r] {
+				region = Slot
+			}
+			if i == 0 && b.canOverwrite(n, region, lastUse) {
+				b.of[r] = b.of[n.Args[0]]
+				continue
+			}
+			b.buffer(r, region, n.Phase)
+		}
+		b.emit(n)
+	}
+}
+
+// canOverwrite reports whether result 0 of n may take the buffer of operand 0:
+// nothing reads the operand again, its slice has the same size, and its buffer
+// lives as long as the result must.
+func (b *stageBuilder) canOverwrite(n *ir.Node, region Region, lastUse map[*ir.Value]*ir.Node) bool {
+	if !n.Op.InPlace() && n.Op != ir.OpAllReduce && n.Op != ir.OpToPartial {
+		return false
+	}
+	x, r := n.Args[0], n.Results[0]
+	if lastUse[x] != n || b.keep[x] || x.Def.Op.Class() == ir.Leaf {
+		return false
+	}
+	id := b.of[x]
+	switch buf := b.Buffers[id]; buf.Region {
+	case Persist:
+		if n.Phase != ir.Update {
+			return false // the accumulator of other micro-batches too
+		}
+	case Slot:
+	case Temp:
+		if region == Slot || buf.Body != n.Phase {
+			return false
+		}
+	}
+	for _, a := range n.Args[1:] {
+		if b.of[a] == id {
+			return false
+		}
+	}
+	return x.Type.Equal(r.Type) && b.prog.Slab(x, ir.Coord{}).Elems() == b.prog.Slab(r, ir.Coord{}).Elems()
+}
+
+func (b *stageBuilder) emit(n *ir.Node) {
+	in := Instr{Node: n}
+	for _, a := range n.Args {
+		if n.Op == ir.OpRecv {
+			break // its operand is the sender's
+		}
+		in.Args = append(in.Args, b.of[a])
+	}
+	for _, r := range n.Results {
+		in.Results = append(in.Results, b.of[r])
+		in.Accum = append(in.Accum, b.modes[r])
+	}
+	body := &b.Bodies[n.Phase]
+	body.Instrs = append(body.Instrs, in)
+}
+
+// liveness sets From and To of slot and temp buffers.
+func (b *stageBuilder) liveness() {
+	forward := len(b.Bodies[ir.Forward].Instrs)
+	for phase := range b.Bodies {
+		for i, in := range b.Bodies[phase].Instrs {
+			at := i
+			if ir.Phase(phase) == ir.Backward {
+				at += forward
+			}
+			for _, id := range slices.Concat(in.Args, in.Results) {
+				buf := &b.Buffers[id]
+				pos := i
+				if buf.Region == Slot {
+					pos = at
+				}
+				if buf.From < 0 {
+					buf.From = pos
+				}
+				buf.To = max(buf.To, pos)
+			}
+			if in.Node.Op == ir.OpRecv || in.Node.Op == ir.OpInput {
+				b.Buffers[in.Results[0]].From = 0
+			}
+		}
+	}
+}
+
+// align keeps buffers on cache lines, and on the 64 bytes of the widest vectors.
+const align = 64
+
+func alignUp(n int64) int64 { return (n + align - 1) / align * align }
+
+// allocate gives every buffer its offset. Persistent buffers lie one after
+// another, parameters first; the others take the lowest gap between buffers
+// whose lives overlap theirs, the largest placed first (Pisarchyk and Lee 2020,
+// greedy by size).
+func (b *stageBuilder) allocate() {
+	used := map[int]bool{}
+	for _, body := range b.Bodies {
+		for _, in := range body.Instrs {
+			for _, id := range slices.Concat(in.Args, in.Results) {
+				used[id] = true
+			}
+		}
+	}
+	var persist, slot []int
+	var temp [3][]int
+	for id := range b.Buffers {
+		buf := &b.Buffers[id]
+		switch {
+		case buf.Value.Def.Op == ir.OpParam:
+			persist = append(persist, id)
+		case !used[id] && buf.Value.Def.Op.Class() != ir.Leaf:
+			// Merged into another buffer.
+		case buf.Region == Persist:
+			persist = append(persist, id)
+		case buf.Region == Slot:
+			slot = append(slot, id)
+		default:
+			temp[buf.Body] = append(temp[buf.Body], id)
+		}
+	}
+	slices.SortStableFunc(persist, func(x, y int) int {
+		return cmp.Compare(b.rank(x), b.rank(y))
+	})
+	if b.shared != nil {
+		b.Persist = b.shared.Durable
+	}
+	for _, id := range persist {
+		buf := &b.Buffers[id]
+		if b.shared != nil && buf.Value.Def.Op == ir.OpParam {
+			if at, ok := b.shared.Params[partition.BaseName(buf.Value.Def.Name)]; ok {
+				buf.Offset = b.shared.Buffers[at].Offset
+				continue
+			}
+		}
+		buf.Offset = b.Persist
+		b.Persist += alignUp(buf.Size)
+		if b.rank(id) <= rankConst {
+			b.Durable = b.Persist
+		}
+	}
+	b.Slot = pack(b.Buffers, slot)
+	for _, ids := range temp {
+		b.Temp = max(b.Temp, pack(b.Buffers, ids))
+	}
+}
+
+// The order of persistent buffers: what must survive between steps comes first.
+const (
+	rankWeight = iota
+	rankState
+	rankConst
+	rankStep // step inputs, accumulators, outputs
+)
+
+func (b *stageBuilder) rank(id int) int {
+	n := b.Buffers[id].Value.Def
+	attr, _ := n.Attr.(ir.ParamAttr)
+	switch {
+	case n.Op == ir.OpParam && !attr.State:
+		return rankWeight
+	case n.Op == ir.OpParam:
+		return rankState
+	case n.Op == ir.OpConst:
+		return rankConst
+	}
+	return rankStep
+}
+
+// pack assigns offsets to buffers with lifetimes and returns the space they take.
+func pack(buffers []Buffer, ids []int) int64 {
+	order := slices.Clone(ids)
+	slices.SortStableFunc(order, func(x, y int) int { return cmp.Compare(buffers[y].Size, buffers[x].Size) })
+	var placed []int // by offset
+	var total int64
+	for _, id := range order {
+		buf := &buffers[id]
+		size := alignUp(buf.Size)
+		var at int64
+		for _, o := range placed {
+			other := &buffers[o]
+			if other.To < buf.From || buf.To < other.From {
+				continue
+			}
+			if other.Offset >= at+size {
+				break
+			}
+			at = max(at, other.Offset+alignUp(other.Size))
+		}
+		buf.Offset = at
+		total = max(total, at+size)
+		i, _ := slices.BinarySearchFunc(placed, at, func(o int, off int64) int { return cmp.Compare(buffers[o].Offset, off) })
+		placed = slices.Insert(placed, i, id)
+	}
+	return total
+}
+
+func (b Buffer) String() string {
+	return fmt.Sprintf("%s+%d %d bytes live %d..%d %s", b.Region, b.Offset, b.Size, b.From, b.To, b.Value.Name())
+}

@@ -1,0 +1,104 @@
+package ir
+
+// Attr holds the compile-time arguments of a node. Attributes are comparable
+// structs; an op that takes none has a nil Attr.
+type Attr interface{ attr() }
+
+// InitKind says how a parameter starts.
+type InitKind uint8
+
+// The initial distributions.
+const (
+	InitZeros InitKind = iota
+	InitOnes
+	InitNormal // N(0, Std), position-keyed by the parameter's name
+)
+
+// ParamAttr belongs to OpParam.
+type ParamAttr struct {
+	Init InitKind
+	Std  float64
+	// Decay puts the parameter in AdamW's weight-decay group.
+	Decay bool
+	// State marks optimizer state: it has no gradient and is not a weight.
+	State bool
+}
+
+// ConstAttr belongs to OpConst.
+type ConstAttr struct{ Value float64 }
+
+// MatMulForm says how the operands of a matmul lie. In each form the M, N and K
+// stand for groups of dimensions: y[M,N] = sum over K.
+type MatMulForm uint8
+
+// The forms: those of a linear layer, its input gradient and weight gradient.
+const (
+	MatMulNT MatMulForm = iota // a[M,K] b[N,K]: y = x wᵀ
+	MatMulNN                   // a[M,K] b[K,N]: dx = dy w
+	MatMulTN                   // a[K,M] b[K,N]: dw = dyᵀ x
+)
+
+// MatMulAttr belongs to OpMatMul. K is how many dimensions are contracted.
+type MatMulAttr struct {
+	Form MatMulForm
+	K    int
+}
+
+var matMulSigs = [...]string{
+	MatMulNT: "a[m* k*] b[n* k*] -> y[m* n*]",
+	MatMulNN: "a[m* k*] b[k* n*] -> y[m* n*]",
+	MatMulTN: "a[k* m*] b[k* n*] -> y[m* n*]",
+}
+
+// SumToAttr belongs to OpSumTo: the number of trailing dimensions kept.
+type SumToAttr struct{ Keep int }
+
+// ClipAttr belongs to OpClipScale.
+type ClipAttr struct{ MaxNorm float64 }
+
+// EmbeddingGradAttr belongs to OpEmbeddingGrad: the rows of the table.
+type EmbeddingGradAttr struct{ Rows int }
+
+// LayerNormAttr belongs to OpLayerNorm and OpLayerNormGrad. Bias says whether
+// the layer has one, and so whether the gradient has a third result.
+type LayerNormAttr struct {
+	Eps  float64
+	Bias bool
+}
+
+// GELUAttr belongs to OpGELU and OpGELUGrad: the tanh approximation or erf.
+type GELUAttr struct{ Tanh bool }
+
+// DropoutAttr belongs to OpDropout, OpAttention and OpAttentionGrad. Key names
+// the random stream: the structural name of the forward site, so that gradient
+// and recomputation draw the same mask.
+type DropoutAttr struct {
+	P   float64
+	Key string
+}
+
+// AdamWAttr belongs to OpAdamW. WeightDecay is 0 for parameters not decayed.
+type AdamWAttr struct{ Beta1, Beta2, Eps, WeightDecay float64 }
+
+// CommAttr belongs to the ops that partition inserts, except send and recv.
+type CommAttr struct {
+	Axis    string // the mesh axis over which ranks communicate
+	Dim, To int    // the dimension gathered or scattered; To for all_to_all
+	Reduce  Reduction
+}
+
+// P2PAttr belongs to OpSend and OpRecv: the other stage.
+type P2PAttr struct{ Stage int }
+
+func (ParamAttr) attr()         {}
+func (ConstAttr) attr()         {}
+func (MatMulAttr) attr()        {}
+func (SumToAttr) attr()         {}
+func (ClipAttr) attr()          {}
+func (EmbeddingGradAttr) attr() {}
+func (LayerNormAttr) attr()     {}
+func (GELUAttr) attr()          {}
+func (DropoutAttr) attr()       {}
+func (AdamWAttr) attr()         {}
+func (CommAttr) attr()          {}
+func (P2PAttr) attr()           {}

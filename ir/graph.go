@@ -1,0 +1,257 @@
+package ir
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// Value is one result of one node.
+type Value struct {
+	ID    int // position in the graph's numbering, as printed: %ID
+	Type  Type
+	Def   *Node
+	Index int       // which result of Def
+	Spec  ShardSpec // meaningful once the graph is partitioned
+}
+
+// Name returns the structural name: that of the defining node, with #i for
+// result i > 0.
+func (v *Value) Name() string {
+	if v.Index == 0 {
+		return v.Def.Name
+	}
+	return fmt.Sprintf("%s#%d", v.Def.Name, v.Index)
+}
+
+// Node is one operation.
+type Node struct {
+	Op      Op
+	Attr    Attr
+	Args    []*Value
+	Results []*Value
+	// Name is structural and unique in the graph: module path, '/', op and
+	// occurrence, as in h.3.attn.c_attn/matmul; gradients add @d and what they
+	// are a gradient of. Parameters and inputs have the bare path.
+	Name  string
+	Phase Phase
+	Stage int    // pipeline stage, once partitioned
+	Pos   string // source position file:line of the user's code, if any
+}
+
+// Block returns the repeated block that the node belongs to, h.3 for
+// h.3.attn.c_attn/matmul: the path up to its first all-digit element, or "".
+func (n *Node) Block() string { return BlockOf(n.Name) }
+
+// BlockOf returns the block part of a structural name. See [Node.Block].
+func BlockOf(name string) string {
+	for start := 0; start < len(name); {
+		end := start
+		for end < len(name) && name[end] != '.' && name[end] != '/' {
+			end++
+		}
+		if end > start && strings.Trim(name[start:end], "0123456789") == "" {
+			return name[:end]
+		}
+		start = end + 1
+	}
+	return ""
+}
+
+// Output is a value the caller may read after a step.
+type Output struct {
+	Name  string
+	Value *Value
+}
+
+// StateUpdate makes New the value of Param for the next step.
+type StateUpdate struct{ Param, New *Value }
+
+// Graph is a straight-line program: every node's operands are defined before it.
+type Graph struct {
+	Name    string
+	Mesh    Mesh // empty until partitioned
+	Nodes   []*Node
+	Outputs []Output
+	Updates []StateUpdate
+
+	nextID int
+	names  map[string]bool
+}
+
+// NewGraph returns an empty graph.
+func NewGraph(name string) *Graph {
+	return &Graph{Name: name, names: map[string]bool{}}
+}
+
+// Leaf appends a parameter, input or constant of the given type.
+func (g *Graph) Leaf(op Op, name string, t Type, attr Attr) (*Value, error) {
+	if op.Class() != Leaf {
+		return nil, fmt.Errorf("ir: %s is not a leaf", op)
+	}
+	for i, s := range t.Shape {
+		if s < 1 {
+			return nil, fmt.Errorf("ir: %s %q: dimension %d is %d, want at least 1", op, name, i, s)
+		}
+	}
+	n := &Node{Op: op, Attr: attr, Name: name}
+	g.insert(n, []Type{t})
+	return n.Results[0], nil
+}
+
+// Add appends a node, inferring the types of its results. A name already taken
+// gets an occurrence suffix (_1, _2, ...).
+func (g *Graph) Add(op Op, attr Attr, name string, phase Phase, args ...*Value) (*Node, error) {
+	types := make([]Type, len(args))
+	for i, a := range args {
+		types[i] = a.Type
+	}
+	sig, err := Resolve(op, attr, types)
+	if err != nil {
+		return nil, fmt.Errorf("%w (at %s)", err, name)
+	}
+	n := &Node{Op: op, Attr: attr, Name: name, Phase: phase, Args: slices.Clone(args)}
+	results := sig.ResultTypes()
+	if op.Class() == Comm {
+		results = types
+	}
+	g.insert(n, results)
+	return n, nil
+}
+
+func (g *Graph) insert(n *Node, results []Type) {
+	if g.names == nil {
+		g.names = map[string]bool{}
+		for _, m := range g.Nodes {
+			g.names[m.Name] = true
+		}
+	}
+	base := n.Name
+	for i := 1; g.names[n.Name]; i++ {
+		n.Name = fmt.Sprintf("%s_%d", base, i)
+	}
+	g.names[n.Name] = true
+	for i, t := range results {
+		n.Results = append(n.Results, &Value{ID: g.nextID, Type: t, Def: n, Index: i})
+		g.nextID++
+	}
+	g.Nodes = append(g.Nodes, n)
+}
+
+// Find returns the node of the given name, or nil.
+func (g *Graph) Find(name string) *Node {
+	for _, n := range g.Nodes {
+		if n.Name == name {
+			return n
+		}
+	}
+	return nil
+}
+
+// Params returns the parameter values (weights and state) in graph order.
+func (g *Graph) Params() []*Value { return g.leaves(OpParam) }
+
+// Inputs returns the input values in graph order.
+func (g *Graph) Inputs() []*Value { return g.leaves(OpInput) }
+
+func (g *Graph) leaves(op Op) []*Value {
+	var out []*Value
+	for _, n := range g.Nodes {
+		if n.Op == op {
+			out = append(out, n.Results[0])
+		}
+	}
+	return out
+}
+
+// Output returns the named output, or nil.
+func (g *Graph) Output(name string) *Value {
+	for _, o := range g.Outputs {
+		if o.Name == name {
+			return o.Value
+		}
+	}
+	return nil
+}
+
+// SignatureOf resolves the signature of a compute or communication node.
+func SignatureOf(n *Node) *Signature {
+	types := make([]Type, len(n.Args))
+	for i, a := range n.Args {
+		types[i] = a.Type
+	}
+	s, err := Resolve(n.Op, n.Attr, types)
+	if err != nil {
+		panic("BUG: node was built without its signature: " + err.Error())
+	}
+	return s
+}
+
+// Clone copies a graph. The returned map leads from old values to new ones.
+func (g *Graph) Clone() (*Graph, map[*Value]*Value) {
+	c := &Graph{Name: g.Name, Mesh: Mesh{slices.Clone(g.Mesh.Axes)}, nextID: g.nextID}
+	at := make(map[*Value]*Value, g.nextID)
+	for _, n := range g.Nodes {
+		c.Nodes = append(c.Nodes, n.cloneWith(at))
+	}
+	for _, o := range g.Outputs {
+		c.Outputs = append(c.Outputs, Output{o.Name, at[o.Value]})
+	}
+	for _, u := range g.Updates {
+		c.Updates = append(c.Updates, StateUpdate{at[u.Param], at[u.New]})
+	}
+	return c, at
+}
+
+func (n *Node) cloneWith(at map[*Value]*Value) *Node {
+	m := *n
+	m.Args = make([]*Value, len(n.Args))
+	for i, a := range n.Args {
+		m.Args[i] = at[a]
+	}
+	m.Results = make([]*Value, len(n.Results))
+	for i, r := range n.Results {
+		v := *r
+		v.Def = &m
+		m.Results[i] = &v
+		at[r] = &v
+	}
+	return &m
+}
+
+// Renumber gives values consecutive IDs in graph order, after a rewrite.
+func (g *Graph) Renumber() {
+	g.nextID = 0
+	for _, n := range g.Nodes {
+		for _, r := range n.Results {
+			r.ID = g.nextID
+			g.nextID++
+		}
+	}
+}
+
+// Prune drops nodes that no output, update or send needs. Leaves stay.
+func (g *Graph) Prune() {
+	live := map[*Value]bool{}
+	for _, o := range g.Outputs {
+		live[o.Value] = true
+	}
+	for _, u := range g.Updates {
+		live[u.New], live[u.Param] = true, true
+	}
+	kept := make([]*Node, 0, len(g.Nodes))
+	for i := len(g.Nodes) - 1; i >= 0; i-- {
+		n := g.Nodes[i]
+		if n.Op.Class() != Leaf && n.Op != OpSend && !slices.ContainsFunc(n.Results, func(v *Value) bool { return live[v] }) {
+			continue
+		}
+		for _, a := range n.Args {
+			live[a] = true
+		}
+		kept = append(kept, n)
+	}
+	slices.Reverse(kept)
+	g.Nodes = kept
+	g.names = nil
+	g.Renumber()
+}

@@ -1,0 +1,323 @@
+package ir
+
+import (
+	"fmt"
+	"strings"
+)
+
+// MaxAxes bounds the axes of a mesh, so that a ShardSpec is a comparable array.
+const MaxAxes = 4
+
+// Axis is one named axis of a mesh.
+type Axis struct {
+	Name string
+	Size int
+	// Chunk, when not zero, cuts a dimension into pieces of Chunk elements with
+	// a smaller last one, instead of into Size nearly equal pieces. Micro-batches
+	// are cut so.
+	Chunk int
+	// Time marks an axis whose positions are visited one after another by the
+	// same device (micro-batches), not held by different devices.
+	Time bool
+}
+
+// Mesh is the grid over which values of one pipeline stage are placed. Ranks are
+// numbered row-major: the last device axis varies fastest.
+type Mesh struct{ Axes []Axis }
+
+// Axis returns the index of the named axis, or -1.
+func (m Mesh) Axis(name string) int {
+	for i, a := range m.Axes {
+		if a.Name == name {
+			return i
+		}
+	}
+	return -1
+}
+
+// Size returns the size of the named axis, 1 when the mesh lacks it.
+func (m Mesh) Size(name string) int {
+	if i := m.Axis(name); i >= 0 {
+		return m.Axes[i].Size
+	}
+	return 1
+}
+
+// Devices returns the number of devices: the product of all axes but time.
+func (m Mesh) Devices() int {
+	n := 1
+	for _, a := range m.Axes {
+		if !a.Time {
+			n *= a.Size
+		}
+	}
+	return n
+}
+
+// Coord is a position on every axis of a mesh (time axes included).
+type Coord [MaxAxes]int
+
+// Coord returns the position of a device; time axes are at 0.
+func (m Mesh) Coord(device int) Coord {
+	var c Coord
+	for i := len(m.Axes) - 1; i >= 0; i-- {
+		if m.Axes[i].Time {
+			continue
+		}
+		c[i] = device % m.Axes[i].Size
+		device /= m.Axes[i].Size
+	}
+	return c
+}
+
+// Device is the inverse of [Mesh.Coord].
+func (m Mesh) Device(c Coord) int {
+	d := 0
+	for i, a := range m.Axes {
+		if !a.Time {
+			d = d*a.Size + c[i]
+		}
+	}
+	return d
+}
+
+// Group returns the devices that differ from c only along the given axis, in
+// axis order.
+func (m Mesh) Group(c Coord, axis int) []int {
+	g := make([]int, m.Axes[axis].Size)
+	for i := range g {
+		c[axis] = i
+		g[i] = m.Device(c)
+	}
+	return g
+}
+
+func (m Mesh) String() string {
+	parts := make([]string, len(m.Axes))
+	for i, a := range m.Axes {
+		parts[i] = fmt.Sprintf("%s=%d", a.Name, a.Size)
+		if a.Chunk > 0 {
+			parts[i] += fmt.Sprintf("/%d", a.Chunk)
+		}
+		if a.Time {
+			parts[i] += "t"
+		}
+	}
+	return "mesh(" + strings.Join(parts, ", ") + ")"
+}
+
+// PlacementKind says what one mesh axis does to a value.
+type PlacementKind uint8
+
+// The placements.
+const (
+	Replicate PlacementKind = iota // every position holds the same elements
+	Shard                          // each position holds a slice of dimension Dim
+	Partial                        // each position holds a term of a reduction
+)
+
+// Reduction is the operation that makes Partial values whole.
+type Reduction uint8
+
+// The reductions.
+const (
+	Sum Reduction = iota
+	Max
+)
+
+func (r Reduction) String() string {
+	if r == Max {
+		return "max"
+	}
+	return "sum"
+}
+
+// Placement is what one mesh axis does to one value.
+type Placement struct {
+	Kind   PlacementKind
+	Dim    int8      // the sharded dimension, for Shard
+	Reduce Reduction // for Partial
+}
+
+// ShardOn returns the placement that shards dimension dim.
+func ShardOn(dim int) Placement { return Placement{Kind: Shard, Dim: int8(dim)} }
+
+// PartialOf returns the placement of a value still to be reduced by r.
+func PartialOf(r Reduction) Placement { return Placement{Kind: Partial, Reduce: r} }
+
+func (p Placement) String() string {
+	switch p.Kind {
+	case Shard:
+		return fmt.Sprintf("S(%d)", p.Dim)
+	case Partial:
+		return "P(" + p.Reduce.String() + ")"
+	}
+	return "R"
+}
+
+// ShardSpec holds one Placement per mesh axis. The zero value replicates. It is
+// comparable, so it keys maps.
+type ShardSpec [MaxAxes]Placement
+
+// HasPartial reports whether any axis is Partial.
+func (s ShardSpec) HasPartial() bool {
+	for _, p := range s {
+		if p.Kind == Partial {
+			return true
+		}
+	}
+	return false
+}
+
+// ShardAxes returns, major first, the axes that shard dimension dim.
+func (s ShardSpec) ShardAxes(dim int) []int {
+	var axes []int
+	for a, p := range s {
+		if p.Kind == Shard && int(p.Dim) == dim {
+			axes = append(axes, a)
+		}
+	}
+	return axes
+}
+
+// Format prints a spec for a value of the given rank: one entry per dimension
+// with the axes that shard it joined by '.', then the partial axes, as in
+// [dp,_,tp] or [dp,_,_]+{tp}; a max reduction prints as +{tp:max}.
+func (s ShardSpec) Format(m Mesh, rank int) string {
+	dims := make([]string, rank)
+	for d := range dims {
+		var names []string
+		for _, a := range s.ShardAxes(d) {
+			names = append(names, m.Axes[a].Name)
+		}
+		if len(names) == 0 {
+			dims[d] = "_"
+		} else {
+			dims[d] = strings.Join(names, ".")
+		}
+	}
+	out := "[" + strings.Join(dims, ",") + "]"
+	var partial []string
+	for a, p := range s {
+		if p.Kind == Partial {
+			name := m.Axes[a].Name
+			if p.Reduce == Max {
+				name += ":max"
+			}
+			partial = append(partial, name)
+		}
+	}
+	if len(partial) > 0 {
+		out += "+{" + strings.Join(partial, ",") + "}"
+	}
+	return out
+}
+
+// ParseSpec is the inverse of [ShardSpec.Format]; it returns the rank too.
+func ParseSpec(m Mesh, text string) (ShardSpec, int, error) {
+	var s ShardSpec
+	fail := func(format string, args ...any) (ShardSpec, int, error) {
+		return ShardSpec{}, 0, fmt.Errorf("ir: spec %q: %s", text, fmt.Sprintf(format, args...))
+	}
+	body, rest, ok := strings.Cut(strings.TrimPrefix(text, "["), "]")
+	if !strings.HasPrefix(text, "[") || !ok {
+		return fail("want [dim,dim,...]")
+	}
+	place := func(name string, p Placement) error {
+		a := m.Axis(name)
+		if a < 0 {
+			return fmt.Errorf("no axis %q in %s", name, m)
+		}
+		if s[a] != (Placement{}) {
+			return fmt.Errorf("axis %q is used twice", name)
+		}
+		s[a] = p
+		return nil
+	}
+	rank := 0
+	if body != "" {
+		for d, entry := range strings.Split(body, ",") {
+			rank++
+			if entry == "_" {
+				continue
+			}
+			last := -1
+			for _, name := range strings.Split(entry, ".") {
+				if err := place(name, ShardOn(d)); err != nil {
+					return fail("%v", err)
+				}
+				if m.Axis(name) < last {
+					return fail("axes of dimension %d are not in mesh order", d)
+				}
+				last = m.Axis(name)
+			}
+		}
+	}
+	if rest != "" {
+		inner, found := strings.CutPrefix(rest, "+{")
+		inner, closed := strings.CutSuffix(inner, "}")
+		if !found || !closed || inner == "" {
+			return fail("want +{axis,...} after the dimensions")
+		}
+		for _, name := range strings.Split(inner, ",") {
+			p := PartialOf(Sum)
+			if n, isMax := strings.CutSuffix(name, ":max"); isMax {
+				name, p = n, PartialOf(Max)
+			}
+			if err := place(name, p); err != nil {
+				return fail("%v", err)
+			}
+		}
+	}
+	return s, rank, nil
+}
+
+// Span is a half-open range of one dimension.
+type Span struct{ Off, Len int }
+
+// Cut returns part i of size elements cut along the axis. Nearly equal parts
+// differ by at most one element, the larger first; parts past the end are empty.
+func (a Axis) Cut(size, i int) Span {
+	if a.Chunk > 0 {
+		off := min(i*a.Chunk, size)
+		return Span{off, min(a.Chunk, size-off)}
+	}
+	q, r := size/a.Size, size%a.Size
+	return Span{i*q + min(i, r), q + b2i(i < r)}
+}
+
+// Slab is the part of a global value that one position of the mesh holds.
+type Slab struct{ Global, Offset, Local []int }
+
+// Elems returns the number of local elements.
+func (s Slab) Elems() int64 { return Elems(s.Local) }
+
+// Whole returns the slab that is all of a shape.
+func Whole(shape []int) Slab {
+	return Slab{Global: shape, Offset: make([]int, len(shape)), Local: shape}
+}
+
+// Local returns the slab of a value of the given global shape and spec at c.
+// A dimension sharded by several axes is cut by them in mesh order, the first
+// being the coarsest.
+func (m Mesh) Local(shape []int, s ShardSpec, c Coord) Slab {
+	buf := make([]int, 2*len(shape))
+	slab := Slab{Global: shape, Offset: buf[:len(shape):len(shape)], Local: buf[len(shape):]}
+	copy(slab.Local, shape)
+	for a, p := range s {
+		if p.Kind != Shard {
+			continue
+		}
+		cut := m.Axes[a].Cut(slab.Local[p.Dim], c[a])
+		slab.Offset[p.Dim] += cut.Off
+		slab.Local[p.Dim] = cut.Len
+	}
+	return slab
+}
+
+func b2i(b bool) int {
+	if b {
+		return 1
+	}
+	return 0
+}

@@ -1,0 +1,196 @@
+package ir
+
+import "fmt"
+
+// Op is the kind of a node. Each has one row in opTable.
+type Op uint8
+
+// The operations. Gradient operations are ordinary operations: the backward pass
+// is part of the same graph.
+const (
+	OpInvalid Op = iota
+
+	// Leaves.
+	OpParam // a value that lives across steps: weights and optimizer state
+	OpInput // fed by the caller: per micro-batch when sharded over time, else per step
+	OpConst // a scalar constant
+
+	// Element-wise and reductions.
+	OpAdd        // a + b, b broadcast over a's leading dimensions
+	OpAddN       // sum of any number of values of one shape
+	OpScale      // x * s for a scalar s
+	OpSumTo      // sum over leading dimensions
+	OpExpand     // x repeated over the leading dimensions of like
+	OpSum        // sum of all elements
+	OpSumSquares // sum of all squared elements
+	OpSqrt       // square root of a scalar
+	OpClipScale  // min(1, max/(norm+1e-6)) of a scalar norm
+
+	// The model.
+	OpMatMul
+	OpEmbedding
+	OpEmbeddingGrad
+	OpLayerNorm
+	OpLayerNormGrad
+	OpGELU
+	OpGELUGrad
+	OpDropout // also its own gradient: the mask is a function of position
+	OpAttention
+	OpAttentionGrad
+	OpAttentionDecode
+
+	// Softmax cross-entropy, in parts that each split over the vocabulary.
+	OpRowMax
+	OpRowSumExp
+	OpRowPick
+	OpNLL
+	OpCrossEntropyGrad
+
+	// Optimizer.
+	OpAdamW
+
+	// Inserted by partition. Each changes a value's spec, not the value.
+	OpAllReduce     // Partial -> Replicate
+	OpAllGather     // Shard -> Replicate
+	OpReduceScatter // Partial -> Shard
+	OpAllToAll      // Shard(i) -> Shard(j)
+	OpSlice         // Replicate -> Shard, no communication
+	OpToPartial     // Replicate -> Partial, no communication: zero but at position 0
+	OpAccumulate    // Partial over micro-batches -> Replicate
+	OpSend          // to the same mesh position of another stage
+	OpRecv
+
+	numOps
+)
+
+// Class groups ops by who executes them and how.
+type Class uint8
+
+// The classes.
+const (
+	Leaf    Class = iota // params, inputs, constants
+	Compute              // a kernel on one rank
+	Comm                 // inserted by partition
+)
+
+// opInfo is a row of the table.
+type opInfo struct {
+	name  string
+	class Class
+	// sig is the dimension signature: "x[r* !c] w[!c] b?[!c] -> y[r* !c]".
+	// A dimension is splittable unless marked '!'. A name followed by '*' stands
+	// for any number of dimensions. An operand may be optional ('?') or repeated
+	// ('...'); its element type is f32 unless ':i32' follows the name. A result
+	// that lacks a dimension which some operand has is Partial when that
+	// dimension is split. A result dimension that no operand has takes its size
+	// from the attributes.
+	sig string
+	// reduce makes results that lose a split dimension whole again.
+	reduce Reduction
+	// linear lists operands (by bit) in which the op is jointly linear: if all of
+	// them are Partial sums and the others replicated, the results are Partial.
+	linear uint32
+	// inPlace says result 0 may overwrite operand 0 when that dies here.
+	inPlace bool
+	// accumulates lists results (by bit) that a kernel can add into instead of
+	// overwriting.
+	accumulates uint32
+	// flops counts floating-point operations per point of the iteration space:
+	// the product of all distinct dimensions.
+	flops float64
+	// noGrad says gradients never flow through: leaves, gradient ops, optimizer.
+	noGrad bool
+}
+
+const all = ^uint32(0)
+
+var opTable = [numOps]opInfo{
+	OpParam: {name: "param", sig: "-> y[d*]", class: Leaf, noGrad: true},
+	OpInput: {name: "input", sig: "-> y[d*]", class: Leaf, noGrad: true},
+	OpConst: {name: "const", sig: "-> y[]", class: Leaf, noGrad: true},
+
+	OpAdd:        {name: "add", sig: "a[l* s*] b[s*] -> y[l* s*]", class: Compute, linear: all, inPlace: true, flops: 1},
+	OpAddN:       {name: "add_n", sig: "x...[d*] -> y[d*]", class: Compute, linear: all, inPlace: true, flops: 1},
+	OpScale:      {name: "scale", sig: "x[d*] s[] -> y[d*]", class: Compute, linear: 1, inPlace: true, flops: 1},
+	OpSumTo:      {name: "sum_to", sig: "x[l* s*] -> y[s*]", class: Compute, linear: all, accumulates: 1, flops: 1},
+	OpExpand:     {name: "expand", sig: "x[s*] like[l* s*] -> y[l* s*]", class: Compute},
+	OpSum:        {name: "sum", sig: "x[d*] -> y[]", class: Compute, linear: all, accumulates: 1, flops: 1},
+	OpSumSquares: {name: "sum_squares", sig: "x[d*] -> y[]", class: Compute, flops: 2, noGrad: true},
+	OpSqrt:       {name: "sqrt", sig: "x[] -> y[]", class: Compute, flops: 1, noGrad: true},
+	OpClipScale:  {name: "clip_scale", sig: "norm[] -> y[]", class: Compute, flops: 2, noGrad: true},
+
+	// The signature of matmul depends on its form: see MatMulAttr.
+	OpMatMul:        {name: "matmul", class: Compute, accumulates: 1, flops: 2},
+	OpEmbedding:     {name: "embedding", sig: "table[v c] ids:i32[r*] -> y[r* c]", class: Compute},
+	OpEmbeddingGrad: {name: "embedding_grad", sig: "ids:i32[r*] dy[r* c] -> dtable[v c]", class: Compute, linear: 2, accumulates: 1, noGrad: true},
+	OpLayerNorm:     {name: "layer_norm", sig: "x[r* !c] w[!c] b?[!c] -> y[r* !c] mean[r*] rstd[r*]", class: Compute, flops: 8},
+	OpLayerNormGrad: {name: "layer_norm_grad", sig: "dy[r* !c] x[r* !c] w[!c] mean[r*] rstd[r*] -> dx[r* !c] dw[!c] db?[!c]", class: Compute, accumulates: 6, flops: 14, noGrad: true},
+	OpGELU:          {name: "gelu", sig: "x[d*] -> y[d*]", class: Compute, flops: 12},
+	OpGELUGrad:      {name: "gelu_grad", sig: "dy[d*] x[d*] -> dx[d*]", class: Compute, inPlace: true, flops: 20, noGrad: true},
+	OpDropout:       {name: "dropout", sig: "x[d*] seed:i32[] step:i32[] -> y[d*]", class: Compute, inPlace: true, flops: 2},
+
+	// Both products of causal attention have half their points above the
+	// diagonal: 4*t/2 operations for each of the b*t*h*d points forward, and five
+	// products instead of two backward. See Signature.FLOPs.
+	OpAttention:       {name: "attention", sig: "qkv[b !t !three h !d] seed:i32[] step:i32[] -> o[b !t h !d] lse[b h !t]", class: Compute, flops: 2},
+	OpAttentionGrad:   {name: "attention_grad", sig: "do[b !t h !d] qkv[b !t !three h !d] o[b !t h !d] lse[b h !t] seed:i32[] step:i32[] -> dqkv[b !t !three h !d]", class: Compute, flops: 5, noGrad: true},
+	OpAttentionDecode: {name: "attention_decode", sig: "qkv[b !one !three h !d] cache[b !t !two h !d] pos:i32[] -> o[b !one h !d] next[b !t !two h !d]", class: Compute, flops: 2, noGrad: true},
+
+	OpRowMax:           {name: "row_max", sig: "x[r* v] -> max[r*]", class: Compute, reduce: Max, flops: 1},
+	OpRowSumExp:        {name: "row_sum_exp", sig: "x[r* v] max[r*] -> sum[r*]", class: Compute, flops: 8},
+	OpRowPick:          {name: "row_pick", sig: "x[r* v] targets:i32[r*] -> pick[r*]", class: Compute},
+	OpNLL:              {name: "nll", sig: "max[r*] sum[r*] pick[r*] targets:i32[r*] -> nll[r*]", class: Compute, flops: 8},
+	OpCrossEntropyGrad: {name: "cross_entropy_grad", sig: "x[r* v] max[r*] sum[r*] targets:i32[r*] dnll[r*] -> dx[r* v]", class: Compute, inPlace: true, flops: 10, noGrad: true},
+
+	OpAdamW: {name: "adamw", sig: "w[d*] m[d*] v[d*] g[d*] clip[] lr[] step:i32[] -> w2[d*] m2[d*] v2[d*]", class: Compute, flops: 14, noGrad: true},
+
+	OpAllReduce:     {name: "all_reduce", sig: "x[d*] -> y[d*]", class: Comm, noGrad: true},
+	OpAllGather:     {name: "all_gather", sig: "x[d*] -> y[d*]", class: Comm, noGrad: true},
+	OpReduceScatter: {name: "reduce_scatter", sig: "x[d*] -> y[d*]", class: Comm, noGrad: true},
+	OpAllToAll:      {name: "all_to_all", sig: "x[d*] -> y[d*]", class: Comm, noGrad: true},
+	OpSlice:         {name: "slice", sig: "x[d*] -> y[d*]", class: Comm, noGrad: true},
+	OpToPartial:     {name: "to_partial", sig: "x[d*] -> y[d*]", class: Comm, noGrad: true},
+	OpAccumulate:    {name: "accumulate", sig: "x[d*] -> y[d*]", class: Comm, noGrad: true},
+	OpSend:          {name: "send", sig: "x[d*] -> y[d*]", class: Comm, noGrad: true},
+	OpRecv:          {name: "recv", sig: "x[d*] -> y[d*]", class: Comm, noGrad: true},
+}
+
+// Ops lists every operation.
+func Ops() []Op {
+	ops := make([]Op, 0, numOps-1)
+	for o := OpInvalid + 1; o < numOps; o++ {
+		ops = append(ops, o)
+	}
+	return ops
+}
+
+func (o Op) String() string {
+	if o > OpInvalid && o < numOps {
+		return opTable[o].name
+	}
+	return fmt.Sprintf("Op(%d)", uint8(o))
+}
+
+// ParseOp is the inverse of [Op.String].
+func ParseOp(s string) (Op, error) {
+	for _, o := range Ops() {
+		if opTable[o].name == s {
+			return o, nil
+		}
+	}
+	return OpInvalid, fmt.Errorf("ir: unknown op %q", s)
+}
+
+// Class returns the op's class.
+func (o Op) Class() Class { return opTable[o].class }
+
+// HasGrad reports whether gradients flow through the op, so that autodiff must
+// have a rule for it.
+func (o Op) HasGrad() bool { return !opTable[o].noGrad }
+
+// InPlace reports whether result 0 may share the buffer of operand 0.
+func (o Op) InPlace() bool { return opTable[o].inPlace }
+
+// Accumulates reports whether a kernel of the op can add result i into its
+// buffer instead of overwriting it.
+func (o Op) Accumulates(i int) bool { return opTable[o].accumulates&(1<<i) != 0 }

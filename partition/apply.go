@@ -1,0 +1,32 @@
+package partition
+
+import (
+	"github.com/autopar/autopar/ir"
+)
+
+// Apply returns the graph partitioned by the plan: nodes carry their stage,
+// values their spec, and the graph the mesh that all stages share. batch is the
+// global batch the graph was traced for. The given graph is not changed.
+//
+// Both the training step and graphs without a backward pass (evaluation) can be
+// partitioned by the same plan.
+func Apply(g *ir.Graph, p *Plan, batch int) (*ir.Graph, error) {
+	blocks := Blocks(g)
+	if err := p.Validate(len(blocks), batch); err != nil {
+		return nil, err
+	}
+	work, _ := g.Clone()
+	again := map[string]bool{}
+	for _, s := range p.Stages {
+		for _, b := range blocks[s.First : s.First+s.Recompute] {
+			again[b] = true
+		}
+	}
+	recompute(work, again)
+	work = cut(work, p)
+	out, err := propagate(work, p, p.Mesh(batch))
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}

@@ -1,0 +1,245 @@
+// Package partition applies a plan to a graph. A plan says where parameters
+// live on the mesh, how blocks fall into pipeline stages, how the batch is cut
+// into micro-batches and which blocks are recomputed; [Apply] derives from it
+// the placement of every value, and inserts the collectives, sends and receives
+// that those placements need.
+//
+// It never sees the planner: a plan may be written by hand.
+package partition
+
+import (
+	"fmt"
+	"regexp"
+
+	"github.com/autopar/autopar/ir"
+)
+
+// Schedule is the order in which a pipeline stage runs its micro-batches.
+type Schedule string
+
+// The schedules.
+const (
+	GPipe    Schedule = "gpipe" // all forwards, then all backwards (Huang et al. 2019)
+	OneFOneB Schedule = "1f1b"  // warm-up, then one forward one backward (Narayanan et al. 2021)
+)
+
+// Axis names of the mesh of a stage.
+const (
+	AxisDP = "dp" // data parallel, over the units too
+	AxisTP = "tp" // tensor parallel
+	AxisMB = "mb" // micro-batches, in time
+)
+
+// Plan is a way to run a training step on RuntimeNGPUs ranks. World rank r is
+// shard r mod PlanNGPUs of unit r div PlanNGPUs; inside a unit ranks are
+// numbered stage-major, then dp, then tp.
+type Plan struct {
+	PlanNGPUs    int         `json:"plan_ngpus"`
+	RuntimeNGPUs int         `json:"runtime_ngpus"`
+	DP           int         `json:"dp"` // inside the unit
+	TP           int         `json:"tp"`
+	MicroBatch   int         `json:"micro_batch"` // sequences per micro-batch of one data-parallel rank
+	Schedule     Schedule    `json:"schedule"`
+	Stages       []Stage     `json:"stages"`
+	Placements   []Placement `json:"placements"`
+}
+
+// Stage is one pipeline stage: blocks First (included) to Last (excluded) of the
+// model's repeated blocks. What comes before the first block belongs to the
+// first stage, what comes after the last to the last.
+type Stage struct {
+	First int `json:"first"`
+	Last  int `json:"last"`
+	// Recompute says how many of the stage's blocks, from the first, drop their
+	// activations after the forward pass and compute them again in the backward.
+	Recompute int `json:"recompute"`
+}
+
+// Placement places the values whose whole name matches the regular expression.
+// The spec has the text form of [ir.ShardSpec], without the data-parallel and
+// micro-batch axes, which follow the batch: "[_,tp]". The first match holds.
+// Parameters that nothing matches are replicated; optimizer state lies as its
+// parameter does.
+type Placement struct {
+	Match string `json:"match"`
+	Spec  string `json:"spec"`
+}
+
+// PP returns the number of pipeline stages.
+func (p *Plan) PP() int { return len(p.Stages) }
+
+// Units returns the number of data-parallel replicas of the unit.
+func (p *Plan) Units() int { return p.RuntimeNGPUs / p.PlanNGPUs }
+
+// DataParallel returns the data-parallel degree of the whole run.
+func (p *Plan) DataParallel() int { return p.DP * p.Units() }
+
+// Mesh returns the mesh of each stage for a global batch: dp over all units,
+// tp, and the micro-batches as an axis in time.
+func (p *Plan) Mesh(batch int) ir.Mesh {
+	local := (batch + p.DataParallel() - 1) / p.DataParallel()
+	return ir.Mesh{Axes: []ir.Axis{
+		{Name: AxisDP, Size: p.DataParallel()},
+		{Name: AxisTP, Size: p.TP},
+		{Name: AxisMB, Size: (local + p.MicroBatch - 1) / p.MicroBatch, Chunk: p.MicroBatch, Time: true},
+	}}
+}
+
+// MicroBatches returns how many micro-batches a position of the dp axis runs.
+func (p *Plan) MicroBatches(batch, dp int) int {
+	local := p.Mesh(batch).Axes[0].Cut(batch, dp).Len
+	return (local + p.MicroBatch - 1) / p.MicroBatch
+}
+
+// WorldRank returns the world rank of a device of a stage's mesh.
+func (p *Plan) WorldRank(stage, device int) int {
+	dp, tp := device/p.TP, device%p.TP
+	unit, d := dp/p.DP, dp%p.DP
+	return unit*p.PlanNGPUs + (stage*p.DP+d)*p.TP + tp
+}
+
+// StageDevice is the inverse of [Plan.WorldRank].
+func (p *Plan) StageDevice(rank int) (stage, device int) {
+	unit, shard := rank/p.PlanNGPUs, rank%p.PlanNGPUs
+	stage = shard / (p.DP * p.TP)
+	d, tp := shard/p.TP%p.DP, shard%p.TP
+	return stage, (unit*p.DP+d)*p.TP + tp
+}
+
+// PlanError is a plan that cannot be applied. Key is the plan's field.
+type PlanError struct{ Key, Msg string }
+
+func (e *PlanError) Error() string { return "plan: " + e.Key + ": " + e.Msg }
+
+func planErrorf(key, format string, args ...any) error {
+	return &PlanError{key, fmt.Sprintf(format, args...)}
+}
+
+// Validate checks the plan by itself and against the number of blocks and the
+// global batch it is to run.
+func (p *Plan) Validate(blocks, batch int) error {
+	for _, f := range []struct {
+		key string
+		n   int
+	}{{"plan_ngpus", p.PlanNGPUs}, {"runtime_ngpus", p.RuntimeNGPUs}, {"dp", p.DP}, {"tp", p.TP}, {"micro_batch", p.MicroBatch}} {
+		if f.n < 1 {
+			return planErrorf(f.key, "is %d, want at least 1", f.n)
+		}
+	}
+	// Anything larger is a corrupted file, and would only exhaust memory.
+	const maxRanks = 1 << 20
+	if p.RuntimeNGPUs > maxRanks {
+		return planErrorf("runtime_ngpus", "is %d, want at most %d", p.RuntimeNGPUs, maxRanks)
+	}
+	if p.RuntimeNGPUs%p.PlanNGPUs != 0 {
+		return planErrorf("runtime_ngpus", "%d is not a multiple of plan_ngpus %d", p.RuntimeNGPUs, p.PlanNGPUs)
+	}
+	if len(p.Stages) == 0 {
+		return planErrorf("stages", "there are none")
+	}
+	// Division avoids overflow on absurd degrees.
+	if p.DP > p.PlanNGPUs || p.TP > p.PlanNGPUs || p.DP*p.TP*p.PP() != p.PlanNGPUs {
+		return planErrorf("plan_ngpus", "%d is not dp %d x tp %d x %d stages", p.PlanNGPUs, p.DP, p.TP, p.PP())
+	}
+	if p.DataParallel() > batch {
+		return planErrorf("dp", "%d data-parallel ranks cannot share a global batch of %d sequences", p.DataParallel(), batch)
+	}
+	switch p.Schedule {
+	case GPipe, OneFOneB:
+	default:
+		return planErrorf("schedule", "unknown schedule %q (want gpipe or 1f1b)", p.Schedule)
+	}
+	next := 0
+	for i, s := range p.Stages {
+		key := fmt.Sprintf("stages[%d]", i)
+		if s.First != next || s.Last < s.First {
+			return planErrorf(key, "holds blocks [%d,%d), want it to start at block %d", s.First, s.Last, next)
+		}
+		if s.Last == s.First && p.PP() > 1 {
+			return planErrorf(key, "holds no block")
+		}
+		if s.Recompute < 0 || s.Recompute > s.Last-s.First {
+			return planErrorf(key+".recompute", "is %d of %d blocks", s.Recompute, s.Last-s.First)
+		}
+		next = s.Last
+	}
+	if next != blocks {
+		return planErrorf("stages", "cover %d blocks, the model has %d", next, blocks)
+	}
+	for i, pl := range p.Placements {
+		if _, err := regexp.Compile(pl.Match); err != nil {
+			return planErrorf(fmt.Sprintf("placements[%d].match", i), "%v", err)
+		}
+		spec, _, err := ir.ParseSpec(p.Mesh(batch), pl.Spec)
+		if err != nil {
+			return planErrorf(fmt.Sprintf("placements[%d].spec", i), "%v", err)
+		}
+		if spec[0] != (ir.Placement{}) || spec[2] != (ir.Placement{}) {
+			return planErrorf(fmt.Sprintf("placements[%d].spec", i), "%s names an axis that follows the batch; only tp can be placed", pl.Spec)
+		}
+	}
+	return nil
+}
+
+// placer looks up the placements of a plan by name.
+type placer struct {
+	res   []*regexp.Regexp
+	specs []ir.ShardSpec
+	ranks []int
+	texts []string
+}
+
+func newPlacer(p *Plan, mesh ir.Mesh) (*placer, error) {
+	pl := &placer{}
+	for i, x := range p.Placements {
+		re, err := regexp.Compile("^(?:" + x.Match + ")$")
+		if err != nil {
+			return nil, planErrorf(fmt.Sprintf("placements[%d].match", i), "%v", err)
+		}
+		spec, rank, err := ir.ParseSpec(mesh, x.Spec)
+		if err != nil {
+			return nil, planErrorf(fmt.Sprintf("placements[%d].spec", i), "%v", err)
+		}
+		for a := range mesh.Axes {
+			if mesh.Axes[a].Size == 1 {
+				spec[a] = ir.Placement{}
+			}
+		}
+		pl.res, pl.specs = append(pl.res, re), append(pl.specs, spec)
+		pl.ranks, pl.texts = append(pl.ranks, rank), append(pl.texts, x.Spec)
+	}
+	return pl, nil
+}
+
+// find returns the placement of a named value of the given shape.
+func (p *placer) find(mesh ir.Mesh, name string, shape []int) (ir.ShardSpec, bool, error) {
+	for i, re := range p.res {
+		if !re.MatchString(name) {
+			continue
+		}
+		if p.ranks[i] != len(shape) {
+			return ir.ShardSpec{}, false, planErrorf("placements", "%s has %d dimensions, its spec %s has %d", name, len(shape), p.texts[i], p.ranks[i])
+		}
+		if err := checkSplit(mesh, p.specs[i], shape); err != nil {
+			return ir.ShardSpec{}, false, planErrorf("placements", "%s: %v", name, err)
+		}
+		return p.specs[i], true, nil
+	}
+	return ir.ShardSpec{}, false, nil
+}
+
+// checkSplit refuses a spec under which some device would hold nothing.
+func checkSplit(mesh ir.Mesh, spec ir.ShardSpec, shape []int) error {
+	for d, size := range shape {
+		parts := 1
+		for _, a := range spec.ShardAxes(d) {
+			if !mesh.Axes[a].Time {
+				parts *= mesh.Axes[a].Size
+			}
+		}
+		if parts > size {
+			return fmt.Errorf("dimension %d of size %d cannot be split over %d ranks", d, size, parts)
+		}
+	}
+	return nil
+}

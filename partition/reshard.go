@@ -1,0 +1,116 @@
+package partition
+
+import (
+	"fmt"
+
+	"github.com/autopar/autopar/ir"
+)
+
+// reshard returns v with another spec, appending the collectives that make it
+// so, one mesh axis at a time. Any spec reaches any other.
+func (pr *propagator) reshard(v *ir.Value, to ir.ShardSpec, phase ir.Phase) (*ir.Value, error) {
+	if phase == ir.Update {
+		v = pr.accumulate(v)
+	}
+	if v.Spec == to {
+		return v, nil
+	}
+	key := movedKey{v, to}
+	if m, ok := pr.moved[key]; ok {
+		return m, nil
+	}
+	from := v
+	steps, err := Path(pr.mesh, v.Spec, to)
+	if err != nil {
+		return nil, err
+	}
+	for _, s := range steps {
+		v = pr.comm(s.Op, v, s.Spec, phase, s.Attr).Results[0]
+	}
+	if err := checkSplit(pr.mesh, to, v.Type.Shape); err != nil {
+		return nil, err
+	}
+	pr.moved[movedKey{from, to}] = v
+	return v, nil
+}
+
+// comm appends one communication node.
+func (pr *propagator) comm(op ir.Op, v *ir.Value, to ir.ShardSpec, phase ir.Phase, attr ir.CommAttr) *ir.Node {
+	n := &ir.Node{
+		Op: op, Attr: attr, Args: []*ir.Value{v}, Phase: phase, Stage: v.Def.Stage,
+		Name: fmt.Sprintf("%s@%s_%s", v.Name(), op, attr.Axis), Pos: v.Def.Pos,
+	}
+	n.Results = []*ir.Value{{Type: v.Type, Def: n, Spec: to}}
+	pr.append(n)
+	return n
+}
+
+// Step is one collective of a resharding path.
+type Step struct {
+	Op   ir.Op
+	Attr ir.CommAttr
+	Spec ir.ShardSpec // after the step
+}
+
+// Path returns the collectives that lead from one spec to another. Where several
+// axes shard one dimension the inner ones are gathered before an outer one
+// changes and cut again after: their slices nest.
+func Path(mesh ir.Mesh, from, to ir.ShardSpec) ([]Step, error) {
+	var steps []Step
+	cur := from
+	add := func(axis int, op ir.Op, next ir.Placement, attr ir.CommAttr) {
+		attr.Axis = mesh.Axes[axis].Name
+		cur[axis] = next
+		steps = append(steps, Step{op, attr, cur})
+	}
+	for i, a := range mesh.Axes {
+		if a.Time && from[i] != to[i] {
+			return nil, fmt.Errorf("placement %s cannot become %s over axis %s: micro-batches do not see each other", from[i], to[i], a.Name)
+		}
+	}
+	// Inner axes first, so that outer slices are whole when they change.
+	for i := len(mesh.Axes) - 1; i >= 0; i-- {
+		if cur[i] == to[i] {
+			continue
+		}
+		for _, p := range []ir.Placement{cur[i], to[i]} {
+			if p.Kind != ir.Shard {
+				continue
+			}
+			d := int(p.Dim)
+			for _, inner := range cur.ShardAxes(d) {
+				if inner <= i {
+					continue
+				}
+				if mesh.Axes[inner].Time {
+					return nil, fmt.Errorf("dimension %d is cut into micro-batches inside axis %s", d, mesh.Axes[i].Name)
+				}
+				add(inner, ir.OpAllGather, ir.Placement{}, ir.CommAttr{Dim: d})
+			}
+		}
+		f, t := cur[i], to[i]
+		switch {
+		case f.Kind == ir.Partial && t.Kind == ir.Replicate:
+			add(i, ir.OpAllReduce, t, ir.CommAttr{Reduce: f.Reduce})
+		case f.Kind == ir.Partial && t.Kind == ir.Shard:
+			add(i, ir.OpReduceScatter, t, ir.CommAttr{Dim: int(t.Dim), Reduce: f.Reduce})
+		case f.Kind == ir.Shard && t.Kind == ir.Replicate:
+			add(i, ir.OpAllGather, t, ir.CommAttr{Dim: int(f.Dim)})
+		case f.Kind == ir.Shard && t.Kind == ir.Shard:
+			add(i, ir.OpAllToAll, t, ir.CommAttr{Dim: int(f.Dim), To: int(t.Dim)})
+		case f.Kind == ir.Replicate && t.Kind == ir.Shard:
+			add(i, ir.OpSlice, t, ir.CommAttr{Dim: int(t.Dim)})
+		case f.Kind == ir.Replicate && t.Kind == ir.Partial && t.Reduce == ir.Sum:
+			add(i, ir.OpToPartial, t, ir.CommAttr{})
+		default:
+			return nil, fmt.Errorf("no collective leads from %s to %s over axis %s", f, t, mesh.Axes[i].Name)
+		}
+	}
+	// Gathered inner axes may have to be cut again.
+	for i := range mesh.Axes {
+		if cur[i] != to[i] {
+			add(i, ir.OpSlice, to[i], ir.CommAttr{Dim: int(to[i].Dim)})
+		}
+	}
+	return steps, nil
+}
