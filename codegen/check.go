@@ -1,0 +1,302 @@
+package codegen
+
+import (
+	"fmt"
+
+	"github.com/autopar/autopar/ir"
+)
+
+// CheckError is an unsound program. Rank is -1 when every rank of the stage is
+// concerned.
+type CheckError struct {
+	Rank, Stage int
+	Instr       string // the instruction's structural name, or ""
+	Value       string // the value concerned, or ""
+	Msg         string
+}
+
+func (e *CheckError) Error() string {
+	who := fmt.Sprintf("stage %d", e.Stage)
+	if e.Rank >= 0 {
+		who = fmt.Sprintf("rank %d (stage %d)", e.Rank, e.Stage)
+	}
+	text := "program: " + who
+	if e.Instr != "" {
+		text += ": " + e.Instr
+	}
+	if e.Value != "" {
+		text += ": value " + e.Value
+	}
+	return text + ": " + e.Msg
+}
+
+// Check proves that a program is sound before it runs:
+//
+//   - every value is placed by a legal rule of its op, so that what each operand
+//     supplies is what its consumer needs;
+//   - every node of the graph runs, once per task, on exactly the values it
+//     names: nothing is read before it is written or after it is overwritten,
+//     and live buffers do not overlap;
+//   - gradients of all micro-batches are added up;
+//   - every rank runs each micro-batch forward once, then backward once, in a
+//     slot that is free;
+//   - collectives are entered by all members in the same order, every send meets
+//     its receive, and no cycle of waits exists.
+func Check(p *Program) error {
+	if err := p.Graph.Verify(); err != nil {
+		return err
+	}
+	for _, s := range p.Stages {
+		if err := checkLayout(s); err != nil {
+			return err
+		}
+		if err := checkCode(p, s); err != nil {
+			return err
+		}
+	}
+	for i := range p.Schedules {
+		if err := checkTasks(p, &p.Schedules[i]); err != nil {
+			return err
+		}
+	}
+	return checkProgress(p)
+}
+
+// checkLayout makes sure that buffers lie in their region, are large enough for
+// every value written to them (checkCode), and do not overlap while live.
+func checkLayout(s *Stage) error {
+	limit := [...]int64{Persist: s.Persist, Slot: s.Slot, Temp: s.Temp}
+	used := map[int]bool{}
+	for _, body := range s.Bodies {
+		for _, in := range body.Instrs {
+			for _, id := range append(append([]int{}, in.Args...), in.Results...) {
+				if id < 0 || id >= len(s.Buffers) {
+					return &CheckError{Rank: -1, Stage: s.Index, Instr: in.Node.Name, Msg: fmt.Sprintf("names buffer b%d of %d", id, len(s.Buffers))}
+				}
+				used[id] = true
+			}
+		}
+	}
+	var live []int
+	for id := range s.Buffers {
+		b := &s.Buffers[id]
+		if !used[id] && b.Value.Def.Op.Class() != ir.Leaf {
+			continue
+		}
+		if b.Offset < 0 || b.Offset%align != 0 || b.Offset+b.Size > limit[b.Region] {
+			return &CheckError{Rank: -1, Stage: s.Index, Value: b.Value.Name(),
+				Msg: fmt.Sprintf("buffer b%d at %d+%d does not fit the %s region of %d bytes", id, b.Offset, b.Size, b.Region, limit[b.Region])}
+		}
+		live = append(live, id)
+	}
+	for i, x := range live {
+		for _, y := range live[:i] {
+			a, b := &s.Buffers[x], &s.Buffers[y]
+			if a.Region != b.Region || a.Region == Temp && a.Body != b.Body || a.Size == 0 || b.Size == 0 ||
+				a.Offset >= b.Offset+b.Size || b.Offset >= a.Offset+a.Size {
+				continue
+			}
+			if a.Region == Persist || a.To >= b.From && b.To >= a.From {
+				return &CheckError{Rank: -1, Stage: s.Index, Value: a.Value.Name(),
+					Msg: fmt.Sprintf("buffers b%d and b%d (%s) overlap while both are live", x, y, b.Value.Name())}
+			}
+		}
+	}
+	return nil
+}
+
+// code follows the contents of a stage's buffers through one micro-batch and the
+// update.
+type code struct {
+	prog  *Program
+	stage *Stage
+	holds map[int]*ir.Value // what each buffer holds now
+	same  map[*ir.Value]*ir.Value
+}
+
+// checkCode runs the forward, backward and update bodies once, over names of
+// values instead of numbers.
+func checkCode(p *Program, s *Stage) error {
+	c := &code{p, s, map[int]*ir.Value{}, map[*ir.Value]*ir.Value{}}
+	runs := map[*ir.Node]int{}
+	writers := map[int][]Instr{} // accumulating instructions by buffer, in order
+	for _, body := range s.Bodies {
+		for _, in := range body.Instrs {
+			runs[in.Node]++
+			for i, mode := range in.Accum {
+				if mode != Overwrite {
+					writers[in.Results[i]] = append(writers[in.Results[i]], in)
+				}
+			}
+		}
+	}
+	for _, n := range p.Graph.Nodes {
+		if n.Stage != s.Index {
+			continue
+		}
+		want := 1
+		switch {
+		case n.Op == ir.OpInput:
+			continue // step inputs have no instruction
+		case n.Op.Class() == ir.Leaf:
+			want = 0
+		case runs[n] == 0 && (n.Op == ir.OpAccumulate || n.Op == ir.OpAddN):
+			// Folded into the kernels that make its operands, if those add.
+			want = 0
+			for _, a := range n.Args {
+				c.same[n.Results[0]] = c.canon(a)
+			}
+		}
+		if runs[n] != want {
+			return c.fail(n, nil, "runs %d times per task, want %d", runs[n], want)
+		}
+	}
+	for id, b := range s.Buffers {
+		if b.Value.Def.Op.Class() == ir.Leaf && b.Region == Persist {
+			c.holds[id] = b.Value
+		}
+	}
+	for phase, body := range s.Bodies {
+		for _, in := range body.Instrs {
+			if in.Node.Phase != ir.Phase(phase) {
+				return c.fail(in.Node, nil, "belongs to the %s body, stands in the %s body", in.Node.Phase, ir.Phase(phase))
+			}
+			if err := c.step(in, writers); err != nil {
+				return err
+			}
+		}
+	}
+	for _, u := range p.Graph.Updates {
+		if u.Param.Def.Stage != s.Index {
+			continue
+		}
+		for id, b := range s.Buffers {
+			if b.Value == u.Param && c.holds[id] != c.canon(u.New) {
+				return c.fail(u.New.Def, u.New, "never reaches the buffer of %s", u.Param.Name())
+			}
+		}
+	}
+	return nil
+}
+
+func (c *code) canon(v *ir.Value) *ir.Value {
+	if w, ok := c.same[v]; ok {
+		return w
+	}
+	return v
+}
+
+func (c *code) fail(n *ir.Node, v *ir.Value, format string, args ...any) error {
+	e := &CheckError{Rank: -1, Stage: c.stage.Index, Instr: n.Name, Msg: fmt.Sprintf(format, args...)}
+	if v != nil {
+		e.Value = v.Name()
+	}
+	return e
+}
+
+// step checks one instruction against what the buffers hold, and notes what it
+// writes.
+func (c *code) step(in Instr, writers map[int][]Instr) error {
+	n := in.Node
+	if n.Op != ir.OpRecv {
+		if len(in.Args) != len(n.Args) {
+			return c.fail(n, nil, "has %d operands, its node has %d", len(in.Args), len(n.Args))
+		}
+		for i, a := range n.Args {
+			switch held := c.holds[in.Args[i]]; {
+			case held == nil:
+				return c.fail(n, a, "operand %d is read from b%d before anything is written there", i, in.Args[i])
+			case held != c.canon(a):
+				return c.fail(n, a, "operand %d is read from b%d, which holds %s by then", i, in.Args[i], held.Name())
+			}
+		}
+	}
+	if n.Op == ir.OpSend {
+		return nil
+	}
+	if len(in.Results) != len(n.Results) || len(in.Accum) != len(n.Results) {
+		return c.fail(n, nil, "has %d results, its node has %d", len(in.Results), len(n.Results))
+	}
+	for i, r := range n.Results {
+		id := in.Results[i]
+		slab := c.prog.Slab(r, ir.Coord{})
+		if need := slab.Elems() * r.Type.DType.Size(); need > c.stage.Buffers[id].Size {
+			return c.fail(n, r, "needs %d bytes, b%d has %d", need, id, c.stage.Buffers[id].Size)
+		}
+		if err := c.accum(in, i, writers[id]); err != nil {
+			return err
+		}
+		c.holds[id] = c.canon(r)
+	}
+	return nil
+}
+
+// accum checks that a value summed over micro-batches is added up, that the
+// first of several terms of one sum overwrites, and that nothing else adds.
+func (c *code) accum(in Instr, i int, writers []Instr) error {
+	n, r := in.Node, in.Results[i]
+	v := n.Results[i]
+	summed := n.Op == ir.OpAccumulate
+	for acc, x := range c.same {
+		summed = summed || x == v && acc.Def.Op == ir.OpAccumulate
+	}
+	first := len(writers) > 0 && writers[0].Node == n
+	want := Overwrite
+	switch {
+	case n.Phase == ir.Update: // the sum is complete
+	case summed && first:
+		want = AfterFirst
+	case summed:
+		want = Always
+	case len(writers) > 0:
+		return c.fail(n, v, "writes b%d, where %s is summed", r, writers[0].Node.Name)
+	}
+	if in.Accum[i] != want {
+		return c.fail(n, v, "writes b%d with mode %q of %d terms, want %s", r, in.Accum[i], len(writers), [...]string{"to overwrite", "to add after the first micro-batch", "to add"}[want])
+	}
+	return nil
+}
+
+// checkTasks makes sure that a rank runs every micro-batch once, in slots that
+// are free.
+func checkTasks(p *Program, s *Schedule) error {
+	st := p.Stages[s.Stage]
+	fail := func(t Task, format string, args ...any) error {
+		return &CheckError{Rank: s.Rank, Stage: s.Stage, Instr: t.String(), Msg: fmt.Sprintf(format, args...)}
+	}
+	training := len(st.Bodies[ir.Backward].Instrs) > 0
+	occupant := map[int]int{}
+	forward, backward := 0, 0
+	for i, t := range s.Tasks {
+		switch t.Phase {
+		case ir.Forward:
+			if t.MicroBatch != forward {
+				return fail(t, "comes %dth", forward)
+			}
+			if mb, busy := occupant[t.Slot]; busy {
+				return fail(t, "takes slot %d, which micro-batch %d still needs", t.Slot, mb)
+			}
+			if training {
+				occupant[t.Slot] = t.MicroBatch
+			}
+			forward++
+		case ir.Backward:
+			if mb, ok := occupant[t.Slot]; !ok || mb != t.MicroBatch || t.MicroBatch != backward {
+				return fail(t, "does not follow its forward pass in slot %d", t.Slot)
+			}
+			delete(occupant, t.Slot)
+			backward++
+		default:
+			if i != len(s.Tasks)-1 {
+				return fail(t, "is not last")
+			}
+		}
+		if t.Phase != ir.Update && (t.Slot != t.MicroBatch%st.Slots) {
+			return fail(t, "is in slot %d of %d", t.Slot, st.Slots)
+		}
+	}
+	if forward != s.MicroBatches || training && backward != forward {
+		return fail(Task{Phase: ir.Update}, "%d forward and %d backward passes of %d micro-batches", forward, backward, s.MicroBatches)
+	}
+	return nil
+}

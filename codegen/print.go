@@ -1,0 +1,86 @@
+package codegen
+
+import (
+	"bufio"
+	"fmt"
+	"io"
+	"strings"
+
+	"github.com/autopar/autopar/ir"
+)
+
+// Fprint writes the program of one rank: its stage's memory, then every
+// instruction of every task in the order in which the rank runs them.
+//
+//	rank 0  stage 0  dp=0 tp=0  2 micro-batches  arena 266560 bytes
+//	  012 comm     all_reduce     b7 <- b7         fwd mb=0  h.0.attn.c_proj/matmul@all_reduce_tp  group=0,1
+func (p *Program) Fprint(w io.Writer, rank int) error {
+	out := bufio.NewWriter(w)
+	s := &p.Schedules[rank]
+	st := p.Stages[s.Stage]
+	fmt.Fprintf(out, "rank %d  stage %d ", rank, s.Stage)
+	for i, a := range p.Mesh.Axes {
+		if !a.Time {
+			fmt.Fprintf(out, " %s=%d", a.Name, s.Coord[i])
+		}
+	}
+	fmt.Fprintf(out, "  %d micro-batches  arena %d bytes (persist %d + %d slots of %d + temp %d)\n",
+		s.MicroBatches, st.Arena(), st.Persist, st.Slots, st.Slot, st.Temp)
+	for id, b := range st.Buffers {
+		fmt.Fprintf(out, "  b%d  %s+%d  %d bytes  %s %s\n", id, b.Region, b.Offset, b.Size, b.Value.Name(), b.Value.Type)
+	}
+	at := 0
+	for _, task := range s.Tasks {
+		for _, in := range st.Bodies[task.Phase].Instrs {
+			fmt.Fprintf(out, "  %03d %s\n", at, p.instrText(s, task, in))
+			at++
+		}
+	}
+	return out.Flush()
+}
+
+func (p *Program) instrText(s *Schedule, task Task, in Instr) string {
+	kind := "compute"
+	where := ""
+	switch op := in.Node.Op; {
+	case op == ir.OpInput:
+		kind = "feed"
+	case op == ir.OpSend || op == ir.OpRecv:
+		kind = "comm"
+		where = fmt.Sprintf("  peer=%d", p.Peer(s, in.Node))
+	case Collective(op):
+		kind = "comm"
+		group, _ := p.Group(s, in.Node)
+		where = "  group=" + strings.Trim(strings.ReplaceAll(fmt.Sprint(group), " ", ","), "[]")
+	case op.Class() == ir.Comm:
+		kind = "local"
+	}
+	return fmt.Sprintf("%-7s  %-18s %s %s %s  %s  %s%s", kind, in.Node.Op, names(in.Results),
+		arrow(in), names(in.Args), task, in.Node.Name, where)
+}
+
+func arrow(in Instr) string {
+	for _, a := range in.Accum {
+		if a != Overwrite {
+			return "<+"
+		}
+	}
+	return "<-"
+}
+
+func names(buffers []int) string {
+	text := make([]string, len(buffers))
+	for i, b := range buffers {
+		text[i] = fmt.Sprintf("b%d", b)
+	}
+	return strings.Join(text, " ")
+}
+
+// Collective reports whether the op makes a group of ranks communicate.
+func Collective(op ir.Op) bool {
+	switch op {
+	case ir.OpAllReduce, ir.OpAllGather, ir.OpReduceScatter, ir.OpAllToAll:
+		return true
+	}
+	return false
+}

@@ -1,0 +1,138 @@
+package data
+
+import (
+	"encoding/binary"
+	"errors"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+)
+
+// BinsOptions says what the bins must fit.
+type BinsOptions struct {
+	BlockSize int // tokens in a training sequence, at least 1
+	// VocabSize of the model. 0 takes the one in meta.pkl, or DefaultVocab where
+	// there is none.
+	VocabSize int
+}
+
+// Bins are the open train.bin and val.bin of a data directory.
+type Bins struct {
+	Train, Val *Split
+	Meta       *Meta // of meta.pkl, or nil
+	VocabSize  int   // every id is below it
+}
+
+// OpenBins opens the bins in dir and checks them: sizes are even and hold more
+// than BlockSize ids, and ids are below the vocabulary. The check of ids covers
+// the first GiB of a file; those beyond are checked as they are read. Errors
+// are *InputError and name the file and the numbers.
+func OpenBins(dir string, opts BinsOptions) (*Bins, error) {
+	if opts.BlockSize < 1 {
+		return nil, inputErrorf(dir, "block_size %d is not positive", opts.BlockSize)
+	}
+	if opts.VocabSize < 0 {
+		return nil, inputErrorf(dir, "vocab_size %d is negative", opts.VocabSize)
+	}
+	b := &Bins{VocabSize: opts.VocabSize}
+	meta, err := ReadMeta(filepath.Join(dir, MetaFile))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
+	b.Meta = meta
+	switch {
+	case b.VocabSize > 0:
+	case meta != nil:
+		b.VocabSize = meta.VocabSize
+	default:
+		b.VocabSize = DefaultVocab
+	}
+	if b.Train, err = openSplit(filepath.Join(dir, TrainFile), opts.BlockSize, b.VocabSize); err != nil {
+		return nil, err
+	}
+	if b.Val, err = openSplit(filepath.Join(dir, ValFile), opts.BlockSize, b.VocabSize); err != nil {
+		b.Train.f.Close()
+		return nil, err
+	}
+	return b, nil
+}
+
+// Close closes the files.
+func (b *Bins) Close() error { return errors.Join(b.Train.f.Close(), b.Val.f.Close()) }
+
+// Split is one open bin. Its methods may be called by several goroutines.
+type Split struct {
+	f         *os.File
+	path      string
+	tokens    int
+	blockSize int
+	vocabSize int
+}
+
+// Tokens is the number of ids in the file.
+func (s *Split) Tokens() int { return s.tokens }
+
+// Path is the name of the file.
+func (s *Split) Path() string { return s.path }
+
+// maxScan is how many ids openSplit checks; more would delay the start of a run.
+const maxScan = 1 << 29
+
+func openSplit(path string, blockSize, vocabSize int) (*Split, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, &InputError{File: path, Detail: "cannot open (`autopar data prepare` writes it)", Err: withoutPath(err)}
+	}
+	s := &Split{f: f, path: path, blockSize: blockSize, vocabSize: vocabSize}
+	if err := s.check(); err != nil {
+		f.Close()
+		return nil, err
+	}
+	return s, nil
+}
+
+func (s *Split) check() error {
+	info, err := s.f.Stat()
+	if err != nil {
+		return &InputError{File: s.path, Detail: "cannot read", Err: withoutPath(err)}
+	}
+	if !info.Mode().IsRegular() {
+		return inputErrorf(s.path, "not a regular file")
+	}
+	if info.Size()%2 != 0 {
+		return inputErrorf(s.path, "%d bytes do not hold a whole number of uint16 ids: the file is cut short or is not a bin", info.Size())
+	}
+	s.tokens = int(info.Size() / 2)
+	if s.tokens <= s.blockSize {
+		return inputErrorf(s.path, "%d ids are too few for block_size %d, which needs at least %d", s.tokens, s.blockSize, s.blockSize+1)
+	}
+	ids := make([]int32, 1<<15)
+	buf := make([]byte, 2*len(ids))
+	for start := 0; start < min(s.tokens, maxScan); start += len(ids) {
+		n := min(len(ids), s.tokens-start)
+		if err := s.read(ids[:n], start, buf); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// read sets ids to those from position start on. buf has two bytes per id.
+func (s *Split) read(ids []int32, start int, buf []byte) error {
+	buf = buf[:2*len(ids)]
+	if n, err := s.f.ReadAt(buf, 2*int64(start)); n < len(buf) {
+		if errors.Is(err, io.EOF) {
+			return inputErrorf(s.path, "ends at byte %d, but had %d bytes when it was opened", 2*start+n, 2*s.tokens)
+		}
+		return &InputError{File: s.path, Detail: "cannot read", Err: withoutPath(err)}
+	}
+	for i := range ids {
+		id := int32(binary.LittleEndian.Uint16(buf[2*i:]))
+		if int(id) >= s.vocabSize {
+			return inputErrorf(s.path, "id %d at byte %d is not below vocab_size %d", id, 2*(start+i), s.vocabSize)
+		}
+		ids[i] = id
+	}
+	return nil
+}

@@ -1,0 +1,136 @@
+package data
+
+import (
+	"bytes"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// The files are written by Python: testdata/make_meta.py.
+func TestReadMetaOfNanoGPT(t *testing.T) {
+	for _, protocol := range []int{2, 3, 4} {
+		meta, err := ReadMeta(fmt.Sprintf("testdata/meta-protocol%d.pkl", protocol))
+		require.NoError(t, err)
+		require.Equal(t, 10, meta.VocabSize)
+		require.Equal(t, "\n !'\\abzé𝄞", string(meta.Symbols))
+	}
+}
+
+func TestMetaRoundTrip(t *testing.T) {
+	for _, n := range []int{1, 65, 300, 3000, 65536} {
+		symbols := make([]rune, n)
+		for i := range symbols {
+			symbols[i] = rune(i)
+			if i >= 0xd800 {
+				symbols[i] += 0x800 // skip the surrogates
+			}
+		}
+		b := appendMeta(nil, symbols)
+		require.LessOrEqual(t, len(b), maxMetaSize)
+		meta, err := parseMeta(b)
+		require.NoError(t, err)
+		require.Equal(t, &Meta{VocabSize: n, Symbols: symbols}, meta)
+	}
+}
+
+func TestPythonReadsMeta(t *testing.T) {
+	python, err := exec.LookPath("python3")
+	if err != nil {
+		t.Skip("python3 is not installed")
+	}
+	path := filepath.Join(t.TempDir(), MetaFile)
+	require.NoError(t, os.WriteFile(path, appendMeta(nil, []rune("\n aé𝄞")), 0o644))
+	out, err := exec.Command(python, "-c", "import pickle, sys; print(ascii(pickle.load(open(sys.argv[1], 'rb'))))", path).CombinedOutput()
+	require.NoError(t, err, "%s", out)
+	require.Equal(t, `{'vocab_size': 5, 'itos': {0: '\n', 1: ' ', 2: 'a', 3: '\xe9', 4: '\U0001d11e'}, `+
+		`'stoi': {'\n': 0, ' ': 1, 'a': 2, '\xe9': 3, '\U0001d11e': 4}}`+"\n", string(out))
+}
+
+func TestMetaWithSizeAlone(t *testing.T) {
+	meta, err := parseMeta([]byte("\x80\x02}X\x0a\x00\x00\x00vocab_sizeK\x0cs."))
+	require.NoError(t, err)
+	require.Equal(t, &Meta{VocabSize: 12}, meta)
+}
+
+// Python writes an int in the shortest of several forms.
+func TestPickledInts(t *testing.T) {
+	for pickle, want := range map[string]int64{
+		"K\xff":             255,
+		"M\x01\x02":         0x201,
+		"J\x01\x02\x03\x04": 0x4030201,
+		"J\xff\xff\xff\xff": -1,
+	} {
+		d, err := readPickle([]byte("\x80\x02}X\x01\x00\x00\x00n" + pickle + "s."))
+		require.NoError(t, err)
+		require.Equal(t, pickleDict{"n": want}, d)
+	}
+}
+
+func TestMetaErrors(t *testing.T) {
+	ab := appendMeta(nil, []rune("ab"))
+	edit := func(old, new byte, nth int) []byte {
+		b := append([]byte(nil), ab...)
+		for i := range b {
+			if b[i] == old {
+				if nth--; nth < 0 {
+					b[i] = new
+					return b
+				}
+			}
+		}
+		panic("not found")
+	}
+	for name, c := range map[string]struct {
+		pickle []byte
+		want   string
+	}{
+		"empty":         {nil, "pickle of 0 bytes is cut short"},
+		"cut short":     {ab[:len(ab)-9], "is cut short"},
+		"runs code":     {[]byte("cos\nsystem\n(S'true'\ntR."), "pickle opcode 0x63 at byte 0: refused"},
+		"protocol":      {[]byte("\x80\x09}."), "protocol 9 is not 2 to 5"},
+		"not a dict":    {[]byte("\x80\x02K\x01."), "pickle is not a dict"},
+		"no size":       {[]byte("\x80\x02}."), "no integer 'vocab_size'"},
+		"huge string":   {[]byte("\x80\x02X\xff\xff\xff\xffa."), "is cut short"},
+		"no memo":       {[]byte("\x80\x02}h\x07."), "nothing is stored at index 7"},
+		"no mark":       {[]byte("\x80\x02}u."), "no mark on the stack"},
+		"size mismatch": {edit(2, 3, 1), "vocab_size is 3, but itos has 2 entries and stoi 2"},
+		"inconsistent":  {edit('b', 'c', 1), `itos[1] is "c", but stoi["c"] is <nil>`},
+		"wrong way":     {bytes.Replace(ab, []byte("J\x01\x00\x00\x00uu"), []byte("J\x00\x00\x00\x00uu"), 1), `itos[1] is "b", but stoi["b"] is 0`},
+	} {
+		_, err := parseMeta(c.pickle)
+		require.ErrorContains(t, err, c.want, name)
+	}
+
+	missing := filepath.Join(t.TempDir(), MetaFile)
+	_, err := ReadMeta(missing)
+	require.ErrorIs(t, err, fs.ErrNotExist)
+	var input *InputError
+	require.ErrorAs(t, err, &input)
+	require.Equal(t, missing, input.File)
+}
+
+// A meta that is accepted must survive being written and read again.
+func FuzzParseMeta(f *testing.F) {
+	f.Add(appendMeta(nil, []rune("\n ab")))
+	for _, protocol := range []int{2, 3, 4} {
+		b, err := os.ReadFile(fmt.Sprintf("testdata/meta-protocol%d.pkl", protocol))
+		require.NoError(f, err)
+		f.Add(b)
+	}
+	f.Fuzz(func(t *testing.T, b []byte) {
+		meta, err := parseMeta(b)
+		if err != nil || meta.Symbols == nil {
+			return
+		}
+		require.Len(t, meta.Symbols, meta.VocabSize)
+		again, err := parseMeta(appendMeta(nil, meta.Symbols))
+		require.NoError(t, err)
+		require.Equal(t, meta, again)
+	})
+}
