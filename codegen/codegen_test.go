@@ -1,0 +1,266 @@
+package codegen_test
+
+import (
+	"bytes"
+	"fmt"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/autopar/autopar/codegen"
+	"github.com/autopar/autopar/ir"
+	"github.com/autopar/autopar/models/gpt"
+	"github.com/autopar/autopar/partition"
+)
+
+const batch = 7
+
+func model(layers int) gpt.Config {
+	return gpt.Config{
+		NLayer: layers, NHead: 3, NKVHead: 3, NEmbd: 24, BlockSize: 33, VocabSize: 65, Dropout: 0.2, Bias: true,
+		Activation: "gelu", Norm: "layernorm", Position: "learned", TieEmbeddings: true,
+	}
+}
+
+func trainGraph(t testing.TB, layers int) *ir.Graph {
+	g, err := gpt.TrainStep(model(layers), gpt.Optimizer{Beta1: .9, Beta2: .99, Eps: 1e-8, WeightDecay: .1, GradClip: 1}, batch, 33)
+	require.NoError(t, err)
+	return g
+}
+
+// megatron is the placement of Shoeybi et al. 2019, section 3.
+var megatron = []partition.Placement{
+	{Match: `h\.[0-9]+\.attn\.c_attn\.weight`, Spec: "[_,tp,_,_]"},
+	{Match: `h\.[0-9]+\.attn\.c_attn\.bias`, Spec: "[_,tp,_]"},
+	{Match: `h\.[0-9]+\.attn\.c_proj\.weight`, Spec: "[_,tp,_]"},
+	{Match: `h\.[0-9]+\.mlp\.c_fc\.weight`, Spec: "[tp,_]"},
+	{Match: `h\.[0-9]+\.mlp\.c_fc\.bias`, Spec: "[tp]"},
+	{Match: `h\.[0-9]+\.mlp\.c_proj\.weight`, Spec: "[_,tp]"},
+	{Match: `wte\.weight`, Spec: "[tp,_]"},
+}
+
+func plan(dp, tp, pp, mb, layers int, schedule partition.Schedule, recompute bool) *partition.Plan {
+	p := &partition.Plan{
+		PlanNGPUs: dp * tp * pp, RuntimeNGPUs: dp * tp * pp, DP: dp, TP: tp, MicroBatch: mb, Schedule: schedule, Placements: megatron,
+	}
+	for s := range pp {
+		st := partition.Stage{First: s * layers / pp, Last: (s + 1) * layers / pp}
+		if recompute {
+			st.Recompute = st.Last - st.First
+		}
+		p.Stages = append(p.Stages, st)
+	}
+	return p
+}
+
+func generate(t testing.TB, g *ir.Graph, p *partition.Plan) *codegen.Program {
+	q, err := partition.Apply(g, p, batch)
+	require.NoError(t, err)
+	prog, err := codegen.Generate(q, p, batch, nil)
+	require.NoError(t, err)
+	return prog
+}
+
+func TestCheckAcceptsEveryProgram(t *testing.T) {
+	const layers = 4
+	g := trainGraph(t, layers)
+	for _, pp := range []int{1, 2, 3, 4} {
+		for _, tp := range []int{1, 2, 3} {
+			for _, dp := range []int{1, 2, 3} {
+				for i, mb := range []int{1, 2, 3} {
+					schedule := partition.GPipe
+					if (i+pp)%2 == 0 {
+						schedule = partition.OneFOneB
+					}
+					prog := generate(t, g, plan(dp, tp, pp, mb, layers, schedule, (dp+i)%2 == 0))
+					require.NoError(t, codegen.Check(prog), "dp %d tp %d pp %d micro-batch %d %s", dp, tp, pp, mb, schedule)
+				}
+			}
+		}
+	}
+}
+
+// TestInFlight compares the slots of each stage with schedule theory (row 30).
+func TestInFlight(t *testing.T) {
+	g := trainGraph(t, 4)
+	for s, st := range generate(t, g, plan(1, 1, 4, 1, 4, partition.OneFOneB, false)).Stages {
+		require.Equal(t, 4-s, st.Slots, "1F1B keeps pp - stage micro-batches")
+	}
+	for _, st := range generate(t, g, plan(1, 1, 4, 1, 4, partition.GPipe, false)).Stages {
+		require.Equal(t, batch, st.Slots, "GPipe keeps all micro-batches")
+	}
+}
+
+// TestNoFullLogits: under a vocabulary split no rank holds all logits (row 28).
+func TestNoFullLogits(t *testing.T) {
+	prog := generate(t, trainGraph(t, 1), plan(1, 3, 1, batch, 1, partition.GPipe, false))
+	var logits int
+	for _, b := range prog.Stages[0].Buffers {
+		shape := b.Value.Type.Shape
+		if len(shape) == 3 && shape[2] == 65 {
+			logits++
+			require.LessOrEqual(t, b.Size, int64(batch*33*22*4), b.Value.Name())
+		}
+	}
+	require.Equal(t, 1, logits, "the gradient of the logits overwrites them")
+}
+
+func TestRecomputeShrinksSlots(t *testing.T) {
+	g := trainGraph(t, 4)
+	keep := generate(t, g, plan(1, 1, 1, 1, 4, partition.GPipe, false)).Stages[0]
+	drop := generate(t, g, plan(1, 1, 1, 1, 4, partition.GPipe, true)).Stages[0]
+	require.Less(t, drop.Slot, keep.Slot/2)
+	require.Less(t, drop.Arena(), keep.Arena())
+}
+
+func TestProgramsAreDeterministic(t *testing.T) {
+	text := func() string {
+		prog := generate(t, trainGraph(t, 2), plan(2, 2, 2, 2, 2, partition.OneFOneB, true))
+		var b bytes.Buffer
+		for r := range prog.Schedules {
+			require.NoError(t, prog.Fprint(&b, r))
+		}
+		return b.String()
+	}
+	require.Equal(t, text(), text())
+}
+
+// TestMutants breaks a sound dp 2 x tp 2 x pp 2 program of 2 micro-batches in
+// ways that have shipped somewhere; each must be refused with its place named.
+func TestMutants(t *testing.T) {
+	base := func() *codegen.Program {
+		return generate(t, trainGraph(t, 2), plan(2, 2, 2, 2, 2, partition.OneFOneB, false))
+	}
+	find := func(p *codegen.Program, name string) (*codegen.Body, int) {
+		for _, s := range p.Stages {
+			for phase := range s.Bodies {
+				for i, in := range s.Bodies[phase].Instrs {
+					if in.Node.Name == name {
+						return &s.Bodies[phase], i
+					}
+				}
+			}
+		}
+		t.Fatalf("no instruction %s", name)
+		return nil, 0
+	}
+	drop := func(p *codegen.Program, name string) codegen.Instr {
+		body, i := find(p, name)
+		in := body.Instrs[i]
+		body.Instrs = append(body.Instrs[:i:i], body.Instrs[i+1:]...)
+		return in
+	}
+	rewire := func(p *codegen.Program, name string) { // consumers read the operand instead
+		in := drop(p, name)
+		for _, n := range p.Graph.Nodes {
+			for i, a := range n.Args {
+				if a == in.Node.Results[0] {
+					n.Args[i] = in.Node.Args[0]
+				}
+			}
+		}
+		for i, n := range p.Graph.Nodes {
+			if n == in.Node {
+				p.Graph.Nodes = append(p.Graph.Nodes[:i:i], p.Graph.Nodes[i+1:]...)
+				break
+			}
+		}
+	}
+	const (
+		rowParallel = "h.0.attn.c_proj/matmul@all_reduce_tp"
+		backward    = "h.0.mlp.c_fc/matmul@dx@all_reduce_tp"
+		gradSync    = "h.0.mlp.c_fc/matmul@dw@accumulate_mb@all_reduce_dp"
+		normSync    = "grad_norm/add_n@all_reduce_tp"
+		forwardSend = "h.0/add_1@send1"
+		forwardRecv = "h.0/add_1@recv1"
+		normGrad    = "h.0.ln_1/layer_norm@dx"
+	)
+	for name, m := range map[string]struct {
+		breakIt func(*codegen.Program)
+		names   string
+	}{
+		"all_reduce dropped":                 {func(p *codegen.Program) { drop(p, rowParallel) }, rowParallel},
+		"all_reduce dropped, data flow kept": {func(p *codegen.Program) { rewire(p, rowParallel) }, "h.0.attn.c_proj/add"},
+		"backward reduce missing":            {func(p *codegen.Program) { rewire(p, backward) }, "h.0.ln_2/layer_norm@dx"},
+		"clip by each shard's own norm":      {func(p *codegen.Program) { rewire(p, normSync) }, "grad_norm/sqrt"},
+		"gradient sync missing":              {func(p *codegen.Program) { rewire(p, gradSync) }, "h.0.mlp.c_fc.weight"},
+		"all_reduce and all_gather swapped":  {func(p *codegen.Program) { b, i := find(p, rowParallel); b.Instrs[i].Node.Op = ir.OpAllGather }, rowParallel},
+		"reduce over the wrong axis": {func(p *codegen.Program) {
+			b, i := find(p, rowParallel)
+			b.Instrs[i].Node.Attr = ir.CommAttr{Axis: "dp"}
+		}, rowParallel},
+		"wrong p2p source":                 {func(p *codegen.Program) { b, i := find(p, forwardRecv); b.Instrs[i].Node.Attr = ir.P2PAttr{Stage: 1} }, forwardRecv},
+		"wrong p2p destination":            {func(p *codegen.Program) { b, i := find(p, forwardSend); b.Instrs[i].Node.Attr = ir.P2PAttr{Stage: 0} }, ""},
+		"send dropped":                     {func(p *codegen.Program) { drop(p, forwardSend) }, forwardSend},
+		"receive dropped":                  {func(p *codegen.Program) { drop(p, forwardRecv) }, forwardRecv},
+		"two backward outputs swapped":     {func(p *codegen.Program) { b, i := find(p, normGrad); r := b.Instrs[i].Results; r[1], r[2] = r[2], r[1] }, normGrad},
+		"gradient overwritten, not added":  {func(p *codegen.Program) { b, i := find(p, normGrad); b.Instrs[i].Accum[1] = codegen.Overwrite }, normGrad},
+		"gradient added into stale memory": {func(p *codegen.Program) { b, i := find(p, normGrad); b.Instrs[i].Accum[1] = codegen.Always }, normGrad},
+		"gradient reduced before the last backward": {func(p *codegen.Program) {
+			in := drop(p, gradSync)
+			b := &p.Stages[0].Bodies[ir.Backward]
+			b.Instrs = append(b.Instrs, in)
+		}, gradSync},
+		"tied table's gradient missing one use":      {func(p *codegen.Program) { drop(p, "wte.weight@grad") }, "wte.weight@grad"},
+		"optimizer misses a parameter":               {func(p *codegen.Program) { drop(p, "h.0.mlp.c_fc.weight/adamw") }, "h.0.mlp.c_fc.weight/adamw"},
+		"micro-batch skipped":                        {func(p *codegen.Program) { s := &p.Schedules[5]; s.Tasks = s.Tasks[2:] }, "rank 5"},
+		"slot taken while busy":                      {func(p *codegen.Program) { p.Schedules[0].Tasks[1].Slot = 0 }, "rank 0"},
+		"ranks disagree on the order of collectives": {func(p *codegen.Program) { swapOrder(t, p) }, ""},
+		"buffers overlap":                            {func(p *codegen.Program) { overlap(t, p) }, "overlap"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := base()
+			require.NoError(t, codegen.Check(p))
+			m.breakIt(p)
+			err := codegen.Check(p)
+			require.Error(t, err)
+			require.ErrorContains(t, err, m.names)
+			t.Log(err)
+		})
+	}
+}
+
+// swapOrder gives rank 1 the update before its last backward pass.
+func swapOrder(t *testing.T, p *codegen.Program) {
+	tasks := p.Schedules[1].Tasks
+	n := len(tasks)
+	require.Equal(t, ir.Update, tasks[n-1].Phase)
+	tasks[n-1], tasks[n-2] = tasks[n-2], tasks[n-1]
+}
+
+// overlap moves one saved activation onto another that lives at the same time.
+func overlap(t *testing.T, p *codegen.Program) {
+	bufs := p.Stages[0].Buffers
+	for i := range bufs {
+		for j := range bufs[:i] {
+			a, b := &bufs[i], &bufs[j]
+			if a.Region == codegen.Slot && b.Region == codegen.Slot && a.Size == b.Size && a.Offset != b.Offset && a.From <= b.To && b.From <= a.To {
+				a.Offset = b.Offset
+				return
+			}
+		}
+	}
+	t.Fatal("nothing to overlap")
+}
+
+func ExampleProgram_Fprint() {
+	g := ir.NewGraph("g")
+	x, _ := g.Leaf(ir.OpInput, "x", ir.Type{Shape: []int{4, 2}}, nil)
+	n, _ := g.Add(ir.OpGELU, ir.GELUAttr{}, "y/gelu", ir.Forward, x)
+	s, _ := g.Add(ir.OpSum, nil, "y/sum", ir.Forward, n.Results[0])
+	g.Outputs = []ir.Output{{Name: "y", Value: s.Results[0]}}
+	p := &partition.Plan{PlanNGPUs: 1, RuntimeNGPUs: 1, DP: 1, TP: 1, MicroBatch: 4, Schedule: partition.GPipe, Stages: []partition.Stage{{}}}
+	q, _ := partition.Apply(g, p, 4)
+	prog, _ := codegen.Generate(q, p, 4, nil)
+	var b bytes.Buffer
+	_ = prog.Fprint(&b, 0)
+	fmt.Print(b.String())
+	// Output:
+	// rank 0  stage 0  dp=0 tp=0  1 micro-batches  arena 192 bytes (persist 64 + 1 slots of 64 + temp 64)
+	//   b0  slot+0  32 bytes  x f32[4,2]
+	//   b1  persist+0  4 bytes  y/sum@accumulate_mb f32[]
+	//   b2  temp+0  32 bytes  y/gelu f32[4,2]
+	//   000 feed     input              b0 <-   fwd mb=0  x
+	//   001 compute  gelu               b2 <- b0  fwd mb=0  y/gelu
+	//   002 compute  sum                b1 <+ b2  fwd mb=0  y/sum
+}

@@ -1,0 +1,54 @@
+package codegen
+
+import "github.com/autopar/autopar/ir"
+
+// CommBytes returns the bytes that one rank receives in one run of a
+// communication instruction, or for a send the bytes it sends; 0 for anything
+// else. It counts exactly what any rank must receive at least, slices of uneven
+// size included:
+//
+//   - all_gather, all_to_all: its result, less what it held already;
+//   - reduce_scatter: its share of the result from each other member;
+//   - all_reduce: a reduce_scatter and an all_gather of nearly equal shares, in
+//     all 2(n-1)/n of the value where n members cut it evenly;
+//   - send, recv: the value.
+func (p *Program) CommBytes(s *Schedule, n *ir.Node, t Task) int64 {
+	at := p.At(s, t)
+	out := p.Slab(n.Results[0], at)
+	elems := out.Elems()
+	if attr, ok := n.Attr.(ir.CommAttr); ok {
+		axis := p.Mesh.Axis(attr.Axis)
+		members := p.Mesh.Axes[axis].Size
+		switch n.Op {
+		case ir.OpAllGather, ir.OpAllToAll:
+			elems -= Overlap(out, p.Slab(n.Args[0], at))
+		case ir.OpReduceScatter:
+			elems *= int64(members - 1)
+		case ir.OpAllReduce:
+			share := ReduceShare(int(elems), members, at[axis])
+			elems += int64((members - 2) * share.Len)
+		default:
+			return 0
+		}
+	} else if n.Op != ir.OpSend && n.Op != ir.OpRecv {
+		return 0
+	}
+	return elems * n.Results[0].Type.DType.Size()
+}
+
+// ReduceShare returns the elements of an all_reduce that the given member makes
+// whole for all.
+func ReduceShare(elems, members, position int) ir.Span {
+	return ir.Axis{Size: members}.Cut(elems, position)
+}
+
+// Overlap returns how many elements two parts of one value have in common.
+func Overlap(a, b ir.Slab) int64 {
+	n := int64(1)
+	for d := range a.Local {
+		lo := max(a.Offset[d], b.Offset[d])
+		hi := min(a.Offset[d]+a.Local[d], b.Offset[d]+b.Local[d])
+		n *= int64(max(0, hi-lo))
+	}
+	return n
+}

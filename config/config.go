@@ -1,0 +1,162 @@
+// Package config reads gpt.yaml: the model, its data, the batch, the optimizer, the training run and the devices, in one
+// strict file.
+//
+// A Config is built in layers: nanoGPT's defaults, then the file, then each --set override in order. Every layer passes
+// through the same checks: an unknown key, a wrong type, a quoted 'False', a null or a duplicate is an *Error that names the
+// file, the line, section.key and the nearest valid key. What a key may hold is said once, in the tags of the structs
+// below; decoding, printing (Marshal) and documentation (Reference) all derive from them. The config.json of a HuggingFace
+// GPT-2 model is accepted in place of YAML.
+//
+// Reading accepts every legal value. Validate refuses those that contradict each other or that this version cannot do yet.
+package config
+
+import (
+	"fmt"
+	"io"
+	"os"
+
+	"github.com/autopar/autopar/models/gpt"
+)
+
+// Config is one gpt.yaml. Compare two with Equal: a Config also remembers where each value was written.
+type Config struct {
+	Model     gpt.Config `yaml:"model"`
+	Data      Data       `yaml:"data"`
+	Batch     Batch      `yaml:"batch"`
+	Optimizer Optimizer  `yaml:"optimizer"`
+	Train     Train      `yaml:"train"`
+	Parallel  Parallel   `yaml:"parallel"`
+
+	// For the errors of Validate: the file, and where each section.key that is not a default was written.
+	file    string
+	origins map[string]origin
+}
+
+// Data names the token files. Dir holds train.bin and val.bin, little-endian uint16.
+type Data struct {
+	Dataset  string `yaml:"dataset" help:"name of the corpus"`
+	Dir      string `yaml:"dir" help:"directory of train.bin, val.bin and meta; empty is data/DATASET"`
+	Sampling string `yaml:"sampling" enum:"with_replacement,without_replacement" help:"independent random windows, or each window once per epoch"`
+}
+
+// Batch is how many sequences make a step. Plans change how the global batch is cut, never what is in it.
+type Batch struct {
+	Global int     `yaml:"global" help:"sequences per optimizer step, over all devices"`
+	Micro  AutoInt `yaml:"micro" help:"sequences per micro-batch of one data-parallel rank; auto lets the planner choose"`
+}
+
+// Optimizer is AdamW and its learning-rate schedule; see LR.
+type Optimizer struct {
+	Kind           string  `yaml:"kind" enum:"adamw" help:"update rule"`
+	LearningRate   float64 `yaml:"learning_rate" help:"peak learning rate"`
+	MinLR          float64 `yaml:"min_lr" help:"learning rate that decay ends at"`
+	WarmupIters    int     `yaml:"warmup_iters" help:"iterations of linear warmup"`
+	WarmupFromZero bool    `yaml:"warmup_from_zero" help:"nanoGPT's form before December 2024: the first step has learning rate 0"`
+	LRDecayIters   int     `yaml:"lr_decay_iters" help:"iteration at which the cosine reaches min_lr"`
+	DecayLR        bool    `yaml:"decay_lr" help:"false keeps learning_rate throughout, without warmup"`
+	Schedule       string  `yaml:"schedule" enum:"cosine,step,constant" help:"what follows the warmup"`
+	StepIters      int     `yaml:"step_iters" help:"step schedule: iterations between two drops"`
+	StepFactor     float64 `yaml:"step_factor" help:"step schedule: factor of each drop, never below min_lr"`
+	WeightDecay    float64 `yaml:"weight_decay" help:"decay of matrices and tables; biases and norms have none"`
+	Beta1          float64 `yaml:"beta1" help:"decay of the first moment"`
+	Beta2          float64 `yaml:"beta2" help:"decay of the second moment"`
+	Eps            float64 `yaml:"eps" help:"added to the root of the second moment"`
+	GradClip       float64 `yaml:"grad_clip" help:"largest global gradient norm; 0 is off"`
+}
+
+// Train is the run: how long, how often it reports, what it writes.
+type Train struct {
+	MaxIters             int    `yaml:"max_iters" help:"last iteration; the run makes max_iters+1 updates, as nanoGPT"`
+	EvalInterval         int    `yaml:"eval_interval" help:"iterations between two evaluations"`
+	EvalIters            int    `yaml:"eval_iters" help:"batches per split and evaluation"`
+	EvalOnly             bool   `yaml:"eval_only" help:"evaluate once and stop"`
+	LogInterval          int    `yaml:"log_interval" help:"iterations between two log lines"`
+	OutDir               string `yaml:"out_dir" help:"directory of checkpoints and metrics.jsonl"`
+	AlwaysSaveCheckpoint bool   `yaml:"always_save_checkpoint" help:"save after every evaluation, not only after a better one"`
+	CheckpointInterval   int    `yaml:"checkpoint_interval" help:"also save every so many iterations; 0 is only after evaluations"`
+	Seed                 int    `yaml:"seed" help:"seed of init, dropout and sampling"`
+	DType                string `yaml:"dtype" enum:"float32,bfloat16,float16" help:"type of weights and arithmetic (fp32, bf16, fp16 are accepted)"`
+	Reproducible         bool   `yaml:"reproducible" help:"bit-identical results under every plan"`
+}
+
+// Parallel is what the planner has to work with. RuntimeNGPUs / PlanNGPUs units are data-parallel replicas.
+type Parallel struct {
+	PlanNGPUs    AutoInt `yaml:"plan_ngpus" help:"devices of one unit, which the planner cuts the model over; auto searches it"`
+	RuntimeNGPUs AutoInt `yaml:"runtime_ngpus" help:"devices in all, a multiple of plan_ngpus; auto is one unit"`
+	MemoryLimit  Bytes   `yaml:"memory_limit" help:"memory per device (16GiB, 512MiB, or bytes); 0 is all that the device has"`
+	Pins         []Pin   `yaml:"pin" help:"placements to keep: {match: REGEX of an op or parameter name, placement: [AXIS or _, ...]}"`
+}
+
+// Pin fixes the placement of every op or parameter whose structural name matches.
+type Pin struct {
+	Match     string   // regular expression, unanchored
+	Placement []string // one word per tensor dimension
+}
+
+// Default is the configuration of an empty file: nanoGPT's train.py on one device, in float32.
+func Default() *Config {
+	return &Config{
+		Model: gpt.DefaultConfig(),
+		Data:  Data{Dataset: "openwebtext", Sampling: "with_replacement"},
+		Batch: Batch{Global: 480},
+		Optimizer: Optimizer{
+			Kind: "adamw", LearningRate: 6e-4, MinLR: 6e-5, WarmupIters: 2000, LRDecayIters: 600000, DecayLR: true,
+			Schedule: Cosine, StepIters: 100000, StepFactor: 0.1,
+			WeightDecay: 0.1, Beta1: 0.9, Beta2: 0.95, Eps: 1e-8, GradClip: 1,
+		},
+		Train: Train{
+			MaxIters: 600000, EvalInterval: 2000, EvalIters: 200, LogInterval: 1, OutDir: "out",
+			AlwaysSaveCheckpoint: true, Seed: 1337, DType: "float32",
+		},
+		Parallel: Parallel{PlanNGPUs: 1},
+	}
+}
+
+// maxSize is far beyond any configuration, and stops a data file given by mistake. The YAML parser's time grows faster than
+// its input.
+const maxSize = 64 << 10
+
+// Load reads a gpt.yaml, or the config.json of a HuggingFace GPT-2 model, and applies overrides of the form
+// section.key=value in order. It does not call Validate. A file that cannot be read gives an *Error too.
+func Load(path string, overrides []string) (*Config, error) {
+	file, err := os.Open(path)
+	if err != nil {
+		return nil, &Error{File: path, Msg: "cannot be read", Err: err}
+	}
+	defer file.Close()
+	data, err := io.ReadAll(io.LimitReader(file, maxSize+1))
+	if err != nil {
+		return nil, &Error{File: path, Msg: "cannot be read", Err: err}
+	}
+	return Parse(path, data, overrides)
+}
+
+// Parse is Load for bytes in hand; name stands for the file in errors.
+func Parse(name string, data []byte, overrides []string) (*Config, error) {
+	if len(data) > maxSize {
+		return nil, &Error{File: name, Msg: fmt.Sprintf("is more than %d bytes, too large for a configuration", maxSize)}
+	}
+	c := Default()
+	c.file = name
+	decode := c.decodeYAML
+	if isHuggingFace(name, data) {
+		decode = c.decodeHuggingFace
+	}
+	if err := decode(name, data); err != nil {
+		return nil, err
+	}
+	for _, o := range overrides {
+		if err := Override(c, o); err != nil {
+			return nil, err
+		}
+	}
+	if c.Data.Dir == "" && c.Data.Dataset != "" {
+		c.Data.Dir = "data/" + c.Data.Dataset
+	}
+	return c, nil
+}
+
+// Equal reports whether two configurations hold the same values, wherever they were written.
+func (c *Config) Equal(other *Config) bool {
+	return string(c.Marshal()) == string(other.Marshal())
+}

@@ -1,0 +1,165 @@
+package config
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"path/filepath"
+
+	"github.com/autopar/autopar/models/gpt"
+)
+
+// isHuggingFace tells a model's config.json from our own sections, which may be written as JSON too.
+func isHuggingFace(name string, data []byte) bool {
+	var top map[string]json.RawMessage
+	if json.Unmarshal(data, &top) != nil {
+		return filepath.Ext(name) == ".json"
+	}
+	for _, section := range sectionNames() {
+		if _, ours := top[section]; ours {
+			return false
+		}
+	}
+	_, typed := top["model_type"]
+	_, sized := top["n_embd"]
+	return typed || sized || filepath.Ext(name) == ".json"
+}
+
+// decodeHuggingFace lays transformers' GPT2Config over c.Model. A missing key has that class's default. Keys that would
+// change the function computed in a way that this model does not have are refused; keys about generation are not ours.
+func (c *Config) decodeHuggingFace(file string, data []byte) error {
+	members, err := jsonMembers(file, data)
+	if err != nil {
+		return err
+	}
+
+	model := gpt.DefaultConfig()
+	model.BlockSize, model.VocabSize = 1024, 50257
+	var (
+		modelType, activation = "gpt2", "gelu_new"
+		resid, embd, attn     = 0.1, 0.1, 0.1
+		context, inner        *int // null is allowed
+		epsilon, initRange    = 1e-5, 0.02
+		scale                 = true
+		scaleByLayer, cross   bool
+	)
+	for _, field := range []struct {
+		theirs, ours string // ours is empty for what only has to be checked
+		into         any
+	}{
+		{"model_type", "", &modelType},
+		{"n_layer", "n_layer", &model.NLayer},
+		{"n_head", "n_head", &model.NHead},
+		{"n_embd", "n_embd", &model.NEmbd},
+		{"n_positions", "block_size", &model.BlockSize},
+		{"n_ctx", "", &context},
+		{"vocab_size", "vocab_size", &model.VocabSize},
+		{"n_inner", "ffn_hidden", &inner},
+		{"activation_function", "activation", &activation},
+		{"embd_pdrop", "", &embd},
+		{"attn_pdrop", "", &attn},
+		{"resid_pdrop", "dropout", &resid},
+		{"tie_word_embeddings", "tie_embeddings", &model.TieEmbeddings},
+		{"layer_norm_epsilon", "", &epsilon},
+		{"initializer_range", "", &initRange},
+		{"scale_attn_weights", "", &scale},
+		{"scale_attn_by_inverse_layer_idx", "", &scaleByLayer},
+		{"add_cross_attention", "", &cross},
+	} {
+		m, given := members[field.theirs]
+		if !given {
+			continue
+		}
+		_, nullable := field.into.(**int)
+		if err := json.Unmarshal(m.value, field.into); err != nil || string(m.value) == "null" && !nullable {
+			return m.at.refuse(field.theirs, "cannot be %s", m.value)
+		}
+		if field.ours != "" {
+			c.remember("model."+field.ours, m.at)
+		}
+	}
+
+	for _, fixed := range []struct {
+		key       string
+		got, want any
+	}{
+		{"model_type", modelType, "gpt2"},
+		{"layer_norm_epsilon", epsilon, 1e-5},
+		{"initializer_range", initRange, 0.02},
+		{"scale_attn_weights", scale, true},
+		{"scale_attn_by_inverse_layer_idx", scaleByLayer, false},
+		{"add_cross_attention", cross, false},
+	} {
+		if fixed.got != fixed.want {
+			return members[fixed.key].at.refuse(fixed.key, "is %v, only %v is supported", fixed.got, fixed.want)
+		}
+	}
+	if resid != embd || resid != attn {
+		return origin{file, members["resid_pdrop"].at.line}.refuse("resid_pdrop",
+			"resid_pdrop %v, embd_pdrop %v and attn_pdrop %v differ; only one dropout is supported", resid, embd, attn)
+	}
+	model.Dropout = resid
+
+	if context != nil {
+		if _, both := members["n_positions"]; both && *context != model.BlockSize {
+			return members["n_ctx"].at.refuse("n_ctx", "%d differs from n_positions %d", *context, model.BlockSize)
+		}
+		model.BlockSize = *context
+	}
+	if inner != nil {
+		model.FFNHidden = *inner
+	}
+	switch activation {
+	case "gelu_new", "gelu_pytorch_tanh":
+		model.Activation = gpt.GELUTanh
+	case "gelu":
+		model.Activation = gpt.GELU
+	default:
+		return members["activation_function"].at.refuse("activation_function", "is %q, wants gelu_new or gelu", activation)
+	}
+	c.Model = model
+	return nil
+}
+
+// member is one top-level key's value.
+type member struct {
+	value json.RawMessage
+	at    origin
+}
+
+// jsonMembers splits a JSON object, refusing duplicates and anything that is not one object.
+func jsonMembers(file string, data []byte) (map[string]member, error) {
+	d := json.NewDecoder(bytes.NewReader(data))
+	here := func() origin { return origin{file, 1 + bytes.Count(data[:d.InputOffset()], []byte("\n"))} }
+	fail := func(err error) error {
+		return &Error{File: file, Line: here().line, Msg: "is not a JSON object", Err: err}
+	}
+	var whole map[string]json.RawMessage // the decoder below checks members one by one, not what follows the object
+	if err := json.Unmarshal(data, &whole); err != nil {
+		return nil, fail(err)
+	}
+	if whole == nil {
+		return nil, fail(errors.New("it is null"))
+	}
+	if _, err := d.Token(); err != nil {
+		return nil, fail(err)
+	}
+	members := map[string]member{}
+	for d.More() {
+		token, err := d.Token()
+		if err != nil {
+			return nil, fail(err)
+		}
+		name, at := fmt.Sprint(token), here()
+		if first, dup := members[name]; dup {
+			return nil, at.refuse(name, "duplicate key, first given on line %d", first.at.line)
+		}
+		var value json.RawMessage
+		if err := d.Decode(&value); err != nil {
+			return nil, fail(err)
+		}
+		members[name] = member{value, at}
+	}
+	return members, nil
+}

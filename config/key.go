@@ -1,0 +1,171 @@
+package config
+
+import (
+	"fmt"
+	"reflect"
+	"strings"
+
+	"github.com/autopar/autopar/models/gpt"
+)
+
+// key is one leaf of the file, as the struct tags of Config describe it.
+type key struct {
+	section, name string
+	help          string
+	words         []string // the legal words of a text key; nil for any
+	index         []int    // path of struct fields from Config
+}
+
+// String is section.key.
+func (k key) String() string { return k.section + "." + k.name }
+
+// target points at the field of c that holds the key: *int, *float64, *bool, *string, *AutoInt, *Bytes or *[]Pin.
+func (k key) target(c *Config) any {
+	return reflect.ValueOf(c).Elem().FieldByIndex(k.index).Addr().Interface()
+}
+
+// kind is the type as documentation and errors name it.
+func (k key) kind() string {
+	switch k.target(new(Config)).(type) {
+	case *int:
+		return "integer"
+	case *float64:
+		return "float"
+	case *bool:
+		return "true or false"
+	case *string:
+		if k.name == "preset" {
+			return "name of a preset" // too many to list
+		}
+		if k.words != nil {
+			return strings.Join(k.words, ", ")
+		}
+		return "text"
+	case *AutoInt:
+		return "positive integer or auto"
+	case *Bytes:
+		return "size"
+	case *[]Pin:
+		return "list of {match, placement}"
+	}
+	panic("BUG: config: no kind for key " + k.String())
+}
+
+// allKeys lists every key in file order.
+func allKeys() []key {
+	var keys []key
+	sections := reflect.TypeFor[Config]()
+	for i := range sections.NumField() {
+		section := sections.Field(i)
+		if !section.IsExported() {
+			continue
+		}
+		for j := range section.Type.NumField() {
+			field := section.Type.Field(j)
+			k := key{
+				section: section.Tag.Get("yaml"), name: field.Tag.Get("yaml"), help: field.Tag.Get("help"), index: []int{i, j},
+			}
+			if words := field.Tag.Get("enum"); words != "" {
+				k.words = strings.Split(words, ",")
+			}
+			if k.String() == "model.preset" {
+				k.words = gpt.PresetNames()
+			}
+			keys = append(keys, k)
+		}
+	}
+	return keys
+}
+
+// sectionNames lists the sections in file order.
+func sectionNames() []string {
+	var names []string
+	for _, k := range allKeys() {
+		if len(names) == 0 || names[len(names)-1] != k.section {
+			names = append(names, k.section)
+		}
+	}
+	return names
+}
+
+// findKey looks a key up by section and name.
+func findKey(section, name string) (key, bool) {
+	for _, k := range allKeys() {
+		if k.section == section && k.name == name {
+			return k, true
+		}
+	}
+	return key{}, false
+}
+
+// nearestKey is the valid key closest to the one written: by the edit distance of its name, and between equals one of the
+// same (or most similar) section.
+func nearestKey(section, name string) string {
+	best, bestName, bestSection := "", 0, 0
+	for _, k := range allKeys() {
+		byName, bySection := editDistance(name, k.name), editDistance(section, k.section)
+		if best == "" || byName < bestName || byName == bestName && bySection < bestSection {
+			best, bestName, bestSection = k.String(), byName, bySection
+		}
+	}
+	return best
+}
+
+// nearestWord is the word closest to the one written.
+func nearestWord(written string, words []string) string {
+	best, bestDistance := "", 0
+	for _, w := range words {
+		if d := editDistance(written, w); best == "" || d < bestDistance {
+			best, bestDistance = w, d
+		}
+	}
+	return best
+}
+
+// editDistance is Levenshtein's, over bytes. Only the first 64 bytes count: keys are short.
+func editDistance(a, b string) int {
+	a, b = a[:min(len(a), 64)], b[:min(len(b), 64)]
+	row := make([]int, len(b)+1)
+	for j := range row {
+		row[j] = j
+	}
+	for i := range len(a) {
+		diagonal := row[0]
+		row[0] = i + 1
+		for j := range len(b) {
+			substituted := diagonal
+			if a[i] != b[j] {
+				substituted++
+			}
+			diagonal = row[j+1]
+			row[j+1] = min(substituted, row[j]+1, row[j+1]+1)
+		}
+	}
+	return row[len(b)]
+}
+
+// Reference is a Markdown table of every key: type, default, meaning. It also reads well as plain text.
+func Reference() string {
+	rows := [][4]string{{"key", "type", "default", "meaning"}}
+	defaults := Default()
+	for _, k := range allKeys() {
+		rows = append(rows, [4]string{k.String(), k.kind(), formatValue(k.target(defaults)), k.help})
+	}
+	var width [4]int
+	for _, row := range rows {
+		for i, cell := range row {
+			width[i] = max(width[i], len(cell))
+		}
+	}
+	var out strings.Builder
+	line := func(row [4]string) {
+		fmt.Fprintf(&out, "| %-*s | %-*s | %-*s | %-*s |\n",
+			width[0], row[0], width[1], row[1], width[2], row[2], width[3], row[3])
+	}
+	line(rows[0])
+	line([4]string{strings.Repeat("-", width[0]), strings.Repeat("-", width[1]), strings.Repeat("-", width[2]), strings.Repeat("-", width[3])})
+	for _, row := range rows[1:] {
+		line(row)
+	}
+	return out.String()
+}

@@ -1,0 +1,62 @@
+package config
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+)
+
+// Marshal prints every key as YAML that Parse reads back to an equal Config. The text is a function of the values alone, so
+// it may be hashed.
+func (c *Config) Marshal() []byte {
+	var out strings.Builder
+	section := ""
+	for _, k := range allKeys() {
+		if k.section != section {
+			section = k.section
+			fmt.Fprintf(&out, "%s:\n", section)
+		}
+		fmt.Fprintf(&out, "  %s: %s\n", k.name, formatValue(k.target(c)))
+	}
+	return []byte(out.String())
+}
+
+// formatValue prints the field behind a key's target on one line of YAML.
+func formatValue(target any) string {
+	switch v := target.(type) {
+	case *int:
+		return strconv.Itoa(*v)
+	case *float64:
+		return strconv.FormatFloat(*v, 'g', -1, 64)
+	case *bool:
+		return strconv.FormatBool(*v)
+	case *string:
+		return formatText(*v)
+	case *AutoInt:
+		return v.String()
+	case *Bytes:
+		return v.String()
+	case *[]Pin:
+		pins := make([]string, len(*v))
+		for i, pin := range *v {
+			words := make([]string, len(pin.Placement))
+			for j, word := range pin.Placement {
+				words[j] = formatText(word)
+			}
+			pins[i] = fmt.Sprintf("{match: %s, placement: [%s]}", formatText(pin.Match), strings.Join(words, ", "))
+		}
+		return "[" + strings.Join(pins, ", ") + "]"
+	}
+	panic(fmt.Sprintf("BUG: config: no format for %T", target))
+}
+
+// formatText prints plain words as they are and quotes the rest.
+func formatText(s string) string {
+	const letters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ_"
+	plain := scalar{value: s}
+	_, isBool := plain.asBool()
+	if s != "" && strings.Contains(letters, s[:1]) && strings.Trim(s, letters+"0123456789-./") == "" && !isBool && !plain.isNull() {
+		return s
+	}
+	return strconv.Quote(s)
+}

@@ -1,0 +1,175 @@
+package config
+
+import (
+	"errors"
+	"regexp"
+	"slices"
+
+	"github.com/autopar/autopar/models/gpt"
+)
+
+// Validate reports, as an *Error, the first value that is out of range, contradicts another, or asks for what this version
+// cannot do yet. It is separate from Load because sizes and counts can be told of models that cannot be trained.
+func (c *Config) Validate() error {
+	if err := c.Model.Validate(); err != nil {
+		var bad *gpt.ConfigError
+		if !errors.As(err, &bad) {
+			return &Error{Key: "model", Msg: err.Error()}
+		}
+		return c.refuse("model."+bad.Key, "%s", bad.Msg)
+	}
+	if err := c.validateWords(); err != nil {
+		return err
+	}
+	for _, check := range []func() error{c.validateRun, c.validateOptimizer, c.validateParallel, c.validateSupported} {
+		if err := check(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// refuse makes the error for a key, pointing at where its value was written.
+func (c *Config) refuse(name, format string, args ...any) error {
+	at, written := c.origins[name]
+	if !written {
+		at.file = c.file
+	}
+	return at.refuse(name, format, args...)
+}
+
+// validateWords holds text keys of a Config built in Go to what the reader accepts.
+func (c *Config) validateWords() error {
+	for _, k := range allKeys() {
+		text, isText := k.target(c).(*string)
+		if !isText || k.section == "model" {
+			continue
+		}
+		if *text == "" {
+			return c.refuse(k.String(), "is empty")
+		}
+		if k.words != nil && !slices.Contains(k.words, *text) {
+			return c.refuse(k.String(), "is %q, must be one of %v", *text, k.words)
+		}
+	}
+	return nil
+}
+
+// atLeast checks integers against their smallest legal value.
+func (c *Config) atLeast(least int, values map[string]int) error {
+	for _, k := range allKeys() { // in file order
+		if v, listed := values[k.String()]; listed && v < least {
+			return c.refuse(k.String(), "is %d, must be at least %d", v, least)
+		}
+	}
+	return nil
+}
+
+func (c *Config) validateRun() error {
+	err := c.atLeast(1, map[string]int{
+		"batch.global":        c.Batch.Global,
+		"train.eval_interval": c.Train.EvalInterval,
+		"train.eval_iters":    c.Train.EvalIters,
+		"train.log_interval":  c.Train.LogInterval,
+	})
+	if err != nil {
+		return err
+	}
+	err = c.atLeast(0, map[string]int{
+		"batch.micro":               int(c.Batch.Micro),
+		"train.max_iters":           c.Train.MaxIters,
+		"train.checkpoint_interval": c.Train.CheckpointInterval,
+		"train.seed":                c.Train.Seed,
+	})
+	if err != nil {
+		return err
+	}
+	if int(c.Batch.Micro) > c.Batch.Global {
+		return c.refuse("batch.micro", "%d is more than batch.global %d", c.Batch.Micro, c.Batch.Global)
+	}
+	return nil
+}
+
+func (c *Config) validateOptimizer() error {
+	o := c.Optimizer
+	err := c.atLeast(0, map[string]int{
+		"optimizer.warmup_iters":   o.WarmupIters,
+		"optimizer.lr_decay_iters": o.LRDecayIters,
+	})
+	if err != nil {
+		return err
+	}
+	// Conditions are written to be false for NaN.
+	for _, check := range []struct {
+		name  string
+		value float64
+		legal bool
+		want  string
+	}{
+		{"learning_rate", o.LearningRate, o.LearningRate >= 0, "at least 0"},
+		{"min_lr", o.MinLR, o.MinLR >= 0, "at least 0"},
+		{"weight_decay", o.WeightDecay, o.WeightDecay >= 0, "at least 0"},
+		{"beta1", o.Beta1, o.Beta1 >= 0 && o.Beta1 < 1, "in [0, 1)"},
+		{"beta2", o.Beta2, o.Beta2 >= 0 && o.Beta2 < 1, "in [0, 1)"},
+		{"eps", o.Eps, o.Eps > 0, "more than 0"},
+		{"grad_clip", o.GradClip, o.GradClip >= 0, "at least 0"},
+		{"step_factor", o.StepFactor, o.StepFactor > 0 && o.StepFactor <= 1, "in (0, 1]"},
+	} {
+		if !check.legal {
+			return c.refuse("optimizer."+check.name, "is %v, must be %s", check.value, check.want)
+		}
+	}
+	if o.StepIters < 1 {
+		return c.refuse("optimizer.step_iters", "is %d, must be at least 1", o.StepIters)
+	}
+	if o.DecayLR && o.Schedule != Constant && o.MinLR > o.LearningRate {
+		return c.refuse("optimizer.min_lr", "%v is more than learning_rate %v", o.MinLR, o.LearningRate)
+	}
+	return nil
+}
+
+func (c *Config) validateParallel() error {
+	p := c.Parallel
+	err := c.atLeast(0, map[string]int{
+		"parallel.plan_ngpus":    int(p.PlanNGPUs),
+		"parallel.runtime_ngpus": int(p.RuntimeNGPUs),
+	})
+	if err != nil {
+		return err
+	}
+	if p.PlanNGPUs != Auto && p.RuntimeNGPUs%p.PlanNGPUs != 0 {
+		return c.refuse("parallel.runtime_ngpus", "%d is not a multiple of plan_ngpus %d", p.RuntimeNGPUs, p.PlanNGPUs)
+	}
+	if p.MemoryLimit < 0 {
+		return c.refuse("parallel.memory_limit", "is %d bytes, must be at least 0", int64(p.MemoryLimit))
+	}
+	for i, pin := range p.Pins {
+		if pin.Match == "" || len(pin.Placement) == 0 {
+			return c.refuse("parallel.pin", "[%d] needs both match and placement", i)
+		}
+		if _, err := regexp.Compile(pin.Match); err != nil {
+			return c.refuse("parallel.pin", "[%d].match: %v", i, err)
+		}
+		if j := slices.Index(pin.Placement, ""); j >= 0 {
+			return c.refuse("parallel.pin", "[%d].placement[%d] is empty, wants an axis name or _", i, j)
+		}
+	}
+	return nil
+}
+
+// validateSupported is the one list of legal settings outside the model that this version cannot do yet.
+func (c *Config) validateSupported() error {
+	for _, missing := range []struct {
+		key   string
+		value any
+		when  bool
+	}{
+		{"train.dtype", c.Train.DType, c.Train.DType != "float32"},
+		{"train.reproducible", c.Train.Reproducible, c.Train.Reproducible},
+	} {
+		if missing.when {
+			return c.refuse(missing.key, "%v is not supported yet by this version", missing.value)
+		}
+	}
+	return nil
+}

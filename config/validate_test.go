@@ -1,0 +1,70 @@
+package config
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+func TestValidate(t *testing.T) {
+	for _, tc := range []struct{ yaml, want string }{
+		{"model:\n  n_embd: 130\n  n_head: 4", "gpt.yaml:2: model.n_embd: 130 does not divide by n_head 4"},
+		{"model: {n_layer: -1}", "gpt.yaml:1: model.n_layer: is -1, must be at least 1"},
+		{"model: {dropout: 1}", "gpt.yaml:1: model.dropout: is 1, must be in [0, 1)"},
+		{"model: {vocab_size: 65537}", "model.vocab_size: is 65537, must be at most 65536 because data files hold uint16"},
+		{"model: {activation: swiglu}", "model.activation: swiglu is not supported yet by this version"},
+		{"model: {norm: rmsnorm}", "model.norm: rmsnorm is not supported yet by this version"},
+		{"model: {position: rope}", "model.position: rope is not supported yet by this version"},
+		{"model: {n_kv_head: 3}", "model.n_kv_head: 3 is not supported yet by this version"},
+		{"model: {tie_embeddings: false}", "model.tie_embeddings: false is not supported yet by this version"},
+		{"train: {dtype: bf16}", "gpt.yaml:1: train.dtype: bfloat16 is not supported yet by this version"},
+		{"train: {dtype: float16}", "train.dtype: float16 is not supported yet by this version"},
+		{"train: {reproducible: true}", "train.reproducible: true is not supported yet by this version"},
+		{"data: {dataset: ''}", "data.dataset: is empty"},
+		{"train: {out_dir: ''}", "train.out_dir: is empty"},
+		{"batch: {global: 0}", "batch.global: is 0, must be at least 1"},
+		{"batch: {global: 7, micro: 8}", "batch.micro: 8 is more than batch.global 7"},
+		{"train: {eval_interval: 0}", "train.eval_interval: is 0, must be at least 1"},
+		{"train: {log_interval: -1}", "train.log_interval: is -1, must be at least 1"},
+		{"train: {max_iters: -1}", "train.max_iters: is -1, must be at least 0"},
+		{"train: {seed: -1}", "train.seed: is -1, must be at least 0"},
+		{"optimizer: {warmup_iters: -1}", "optimizer.warmup_iters: is -1, must be at least 0"},
+		{"optimizer: {learning_rate: -1}", "optimizer.learning_rate: is -1, must be at least 0"},
+		{"optimizer: {learning_rate: 1e-5}", "gpt.yaml: optimizer.min_lr: 6e-05 is more than learning_rate 1e-05"},
+		{"optimizer: {beta1: 1}", "optimizer.beta1: is 1, must be in [0, 1)"},
+		{"optimizer: {eps: 0}", "optimizer.eps: is 0, must be more than 0"},
+		{"optimizer: {grad_clip: -1}", "optimizer.grad_clip: is -1, must be at least 0"},
+		{"optimizer: {step_factor: 2}", "optimizer.step_factor: is 2, must be in (0, 1]"},
+		{"optimizer: {step_iters: 0}", "optimizer.step_iters: is 0, must be at least 1"},
+		{"parallel: {plan_ngpus: 3, runtime_ngpus: 4}", "parallel.runtime_ngpus: 4 is not a multiple of plan_ngpus 3"},
+		{"parallel: {plan_ngpus: 4, runtime_ngpus: 2}", "parallel.runtime_ngpus: 2 is not a multiple of plan_ngpus 4"},
+		{"parallel: {pin: [{match: '(', placement: [_]}]}", "parallel.pin: [0].match: error parsing regexp"},
+		{"parallel: {pin: [{match: a, placement: [_]}, {match: b}]}", "parallel.pin: [1] needs both match and placement"},
+		{"parallel: {pin: [{match: a, placement: [_, '']}]}", "parallel.pin: [0].placement[1] is empty"},
+	} {
+		c, err := Parse("gpt.yaml", []byte(tc.yaml), nil)
+		require.NoError(t, err, tc.yaml)
+		var bad *Error
+		require.ErrorAs(t, c.Validate(), &bad, tc.yaml)
+		require.Contains(t, bad.Error(), tc.want)
+		require.Equal(t, "gpt.yaml", bad.File)
+	}
+
+	for _, yaml := range []string{
+		"optimizer: {learning_rate: 1e-5, decay_lr: false}", "optimizer: {learning_rate: 1e-5, schedule: constant}",
+		"parallel: {plan_ngpus: auto, runtime_ngpus: 6}", "parallel: {plan_ngpus: 3}", "batch: {global: 7, micro: 7}",
+		"model: {n_kv_head: 12}", "optimizer: {grad_clip: 0, warmup_iters: 0}",
+	} {
+		c, err := Parse("gpt.yaml", []byte(yaml), nil)
+		require.NoError(t, err, yaml)
+		require.NoError(t, c.Validate(), yaml)
+	}
+}
+
+func TestValidateConfigBuiltInGo(t *testing.T) {
+	c := Default()
+	c.Data.Dir = "d"
+	require.NoError(t, c.Validate())
+	c.Optimizer.Schedule = "linear"
+	require.EqualError(t, c.Validate(), `optimizer.schedule: is "linear", must be one of [cosine step constant]`)
+}

@@ -1,0 +1,213 @@
+package gpt
+
+import (
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+)
+
+// Config is the architecture of one GPT. The zero value is not a model: start from DefaultConfig or Preset. The yaml, enum
+// and help tags are what package config reads keys, legal words and documentation from.
+type Config struct {
+	Preset        string  `yaml:"preset" help:"a named model; it replaces every other model key, keys beside it override it"`
+	NLayer        int     `yaml:"n_layer" help:"transformer blocks (L)"`
+	NHead         int     `yaml:"n_head" help:"attention heads (NH)"`
+	NEmbd         int     `yaml:"n_embd" help:"width of the residual stream (C), divides by n_head"`
+	BlockSize     int     `yaml:"block_size" help:"context length in tokens (T)"`
+	VocabSize     int     `yaml:"vocab_size" help:"symbols (V), at most 65536 because data files hold uint16"`
+	Dropout       float64 `yaml:"dropout" help:"probability of dropping, at all four sites"`
+	Bias          bool    `yaml:"bias" help:"biases in every linear and LayerNorm"`
+	NKVHead       int     `yaml:"n_kv_head" help:"key and value heads; 0 is n_head"`
+	FFNHidden     int     `yaml:"ffn_hidden" help:"width inside the MLP; 0 is 4 n_embd"`
+	Activation    string  `yaml:"activation" enum:"gelu,gelu_tanh,swiglu" help:"MLP nonlinearity; gelu is exact (erf), gelu_tanh is what OpenAI's weights use"`
+	Norm          string  `yaml:"norm" enum:"layernorm,rmsnorm" help:"normalization"`
+	Position      string  `yaml:"position" enum:"learned,rope" help:"position encoding"`
+	TieEmbeddings bool    `yaml:"tie_embeddings" help:"the head reuses the token table"`
+}
+
+// The words that Config's text fields accept.
+const (
+	GELU     = "gelu"
+	GELUTanh = "gelu_tanh"
+	SwiGLU   = "swiglu"
+
+	LayerNorm = "layernorm"
+	RMSNorm   = "rmsnorm"
+
+	Learned = "learned"
+	RoPE    = "rope"
+)
+
+// MaxVocabSize is the number of distinct ids in a data file of little-endian uint16.
+const MaxVocabSize = 1 << 16
+
+// ConfigError is a model key whose value cannot be used. Key is the yaml name without its section.
+type ConfigError struct {
+	Key string
+	Msg string
+}
+
+func (e *ConfigError) Error() string { return fmt.Sprintf("gpt: %s: %s", e.Key, e.Msg) }
+
+// DefaultConfig is nanoGPT's GPTConfig: GPT-2 124M with the vocabulary padded from 50257 to a multiple of 64.
+func DefaultConfig() Config {
+	return Config{
+		NLayer: 12, NHead: 12, NEmbd: 768, BlockSize: 1024, VocabSize: 50304,
+		Bias: true, Activation: GELU, Norm: LayerNorm, Position: Learned, TieEmbeddings: true,
+	}
+}
+
+// Preset returns the named model, with Config.Preset set to the name. The error lists the names.
+func Preset(name string) (Config, error) {
+	all := presets()
+	i := slices.IndexFunc(all, func(c Config) bool { return c.Preset == name })
+	if i < 0 {
+		return Config{}, &ConfigError{"preset", fmt.Sprintf("no preset %q; there are %s", name, strings.Join(PresetNames(), ", "))}
+	}
+	return all[i], nil
+}
+
+// PresetNames lists the presets from the smallest family to the largest.
+func PresetNames() []string {
+	var names []string
+	for _, c := range presets() {
+		names = append(names, c.Preset)
+	}
+	return names
+}
+
+// presets are published shapes.
+//
+//   - quick and shakespeare_char: nanoGPT's README CPU run and config/train_shakespeare_char.py (without biases).
+//   - gpt2 family: Radford et al. 2019 table 2, with the vocabulary and biases of the released weights, as nanoGPT's
+//     from_pretrained has them. The activation stays nanoGPT's exact GELU; the released weights want gelu_tanh.
+//   - gpt3 family: Brown et al. 2020 table 2.1, context 2048. Two rows of that table contradict their own
+//     n_embd = n_head x d_head and are read by d_head: 1.3b has 16 heads of 128 (printed 24), 13b is 5120 wide (printed
+//     5140). Every layer is dense here; theirs alternate dense and banded attention.
+func presets() []Config {
+	char := func(name string, layers, heads, width, block int, dropout float64) Config {
+		c := DefaultConfig()
+		c.Preset, c.NLayer, c.NHead, c.NEmbd, c.BlockSize = name, layers, heads, width, block
+		c.VocabSize, c.Dropout, c.Bias = 65, dropout, false
+		return c
+	}
+	openai := func(name string, layers, heads, width, block int) Config {
+		c := DefaultConfig()
+		c.Preset, c.NLayer, c.NHead, c.NEmbd, c.BlockSize = name, layers, heads, width, block
+		c.VocabSize = 50257
+		return c
+	}
+	return []Config{
+		char("quick", 4, 4, 128, 64, 0),
+		char("shakespeare_char", 6, 6, 384, 256, 0.2),
+		openai("gpt2", 12, 12, 768, 1024),
+		openai("gpt2-medium", 24, 16, 1024, 1024),
+		openai("gpt2-large", 36, 20, 1280, 1024),
+		openai("gpt2-xl", 48, 25, 1600, 1024),
+		openai("gpt3-125m", 12, 12, 768, 2048),
+		openai("gpt3-350m", 24, 16, 1024, 2048),
+		openai("gpt3-760m", 24, 16, 1536, 2048),
+		openai("gpt3-1.3b", 24, 16, 2048, 2048),
+		openai("gpt3-2.7b", 32, 32, 2560, 2048),
+		openai("gpt3-6.7b", 32, 32, 4096, 2048),
+		openai("gpt3-13b", 40, 40, 5120, 2048),
+		openai("gpt3-175b", 96, 96, 12288, 2048),
+	}
+}
+
+// KVHeads is the number of key and value heads, after the default.
+func (c Config) KVHeads() int {
+	if c.NKVHead == 0 {
+		return c.NHead
+	}
+	return c.NKVHead
+}
+
+// FFN is the width inside the MLP, after the default.
+func (c Config) FFN() int {
+	if c.FFNHidden == 0 {
+		return 4 * c.NEmbd
+	}
+	return c.FFNHidden
+}
+
+// HeadDim is the width of one attention head, C/NH.
+func (c Config) HeadDim() int { return c.NEmbd / c.NHead }
+
+// Validate reports the first value that makes no model, or a model this version cannot train yet, as a *ConfigError.
+func (c Config) Validate() error {
+	if err := c.validateShape(); err != nil {
+		return err
+	}
+	return c.validateSupported()
+}
+
+func (c Config) validateShape() error {
+	refuse := func(key, format string, args ...any) error {
+		return &ConfigError{key, fmt.Sprintf(format, args...)}
+	}
+	for _, size := range []struct {
+		key   string
+		value int
+		least int
+	}{
+		{"n_layer", c.NLayer, 1}, {"n_head", c.NHead, 1}, {"n_embd", c.NEmbd, 1}, {"block_size", c.BlockSize, 1},
+		{"vocab_size", c.VocabSize, 1}, {"n_kv_head", c.NKVHead, 0}, {"ffn_hidden", c.FFNHidden, 0},
+	} {
+		if size.value < size.least {
+			return refuse(size.key, "is %d, must be at least %d", size.value, size.least)
+		}
+	}
+	if c.NEmbd%c.NHead != 0 {
+		return refuse("n_embd", "%d does not divide by n_head %d", c.NEmbd, c.NHead)
+	}
+	if c.NHead%c.KVHeads() != 0 {
+		return refuse("n_kv_head", "%d does not divide n_head %d", c.NKVHead, c.NHead)
+	}
+	if c.VocabSize > MaxVocabSize {
+		return refuse("vocab_size", "is %d, must be at most %d because data files hold uint16", c.VocabSize, MaxVocabSize)
+	}
+	if !(c.Dropout >= 0 && c.Dropout < 1) {
+		return refuse("dropout", "is %v, must be in [0, 1)", c.Dropout)
+	}
+	for _, word := range []struct {
+		key, value string
+		legal      []string
+	}{
+		{"activation", c.Activation, []string{GELU, GELUTanh, SwiGLU}},
+		{"norm", c.Norm, []string{LayerNorm, RMSNorm}},
+		{"position", c.Position, []string{Learned, RoPE}},
+	} {
+		if !slices.Contains(word.legal, word.value) {
+			return refuse(word.key, "is %q, must be one of %s", word.value, strings.Join(word.legal, ", "))
+		}
+	}
+	// An upper bound on one sequence's training FLOPs, in floating point: beyond it the counts of count.go overflow int64.
+	L, C, T, F := float64(c.NLayer), float64(c.NEmbd), float64(c.BlockSize), float64(c.FFN())
+	if flops := 6 * T * (L*(4*C*C+3*C*F+2*T*C) + 2*C*float64(c.VocabSize)); c.FFN() < 0 || flops > math.MaxInt64/2 {
+		return refuse("n_embd", "%d wide, %d layers, %d tokens is %.1e FLOPs per sequence, beyond what can be counted",
+			c.NEmbd, c.NLayer, c.BlockSize, flops)
+	}
+	return nil
+}
+
+// validateSupported is the one list of legal architectures that this version cannot build yet.
+func (c Config) validateSupported() error {
+	for _, missing := range []struct {
+		key   string
+		value any
+		when  bool
+	}{
+		{"activation", c.Activation, c.Activation == SwiGLU},
+		{"norm", c.Norm, c.Norm == RMSNorm},
+		{"position", c.Position, c.Position == RoPE},
+		{"n_kv_head", c.NKVHead, c.KVHeads() != c.NHead},
+		{"tie_embeddings", c.TieEmbeddings, !c.TieEmbeddings},
+	} {
+		if missing.when {
+			return &ConfigError{missing.key, fmt.Sprintf("%v is not supported yet by this version", missing.value)}
+		}
+	}
+	return nil
+}

@@ -1,0 +1,74 @@
+package gpt
+
+import (
+	"math"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+func TestPresetsAreTrainable(t *testing.T) {
+	require.Contains(t, PresetNames(), "gpt3-175b")
+	for _, name := range PresetNames() {
+		c, err := Preset(name)
+		require.NoError(t, err)
+		require.Equal(t, name, c.Preset)
+		require.NoError(t, c.Validate(), name)
+	}
+	_, err := Preset("gpt5")
+	require.ErrorContains(t, err, `no preset "gpt5"`)
+	require.ErrorContains(t, err, "gpt2-xl")
+}
+
+func TestDefaultsAreNanoGPTs(t *testing.T) {
+	c := DefaultConfig()
+	require.NoError(t, c.Validate())
+	require.Equal(t, 12, c.KVHeads())
+	require.Equal(t, 3072, c.FFN())
+	require.Equal(t, 64, c.HeadDim())
+	require.True(t, c.Bias)
+	require.True(t, c.TieEmbeddings)
+}
+
+func TestValidateNamesKeyAndNumbers(t *testing.T) {
+	cases := []struct {
+		name   string
+		change func(*Config)
+		key    string
+		msg    string
+	}{
+		{"no layers", func(c *Config) { c.NLayer = 0 }, "n_layer", "is 0, must be at least 1"},
+		{"no heads", func(c *Config) { c.NHead = 0 }, "n_head", "is 0"},
+		{"negative width", func(c *Config) { c.NEmbd = -3 }, "n_embd", "is -3"},
+		{"no context", func(c *Config) { c.BlockSize = 0 }, "block_size", "is 0"},
+		{"no symbols", func(c *Config) { c.VocabSize = 0 }, "vocab_size", "is 0"},
+		{"heads do not divide", func(c *Config) { c.NEmbd, c.NHead = 130, 4 }, "n_embd", "130 does not divide by n_head 4"},
+		{"kv heads do not divide", func(c *Config) { c.NKVHead = 5 }, "n_kv_head", "5 does not divide n_head 12"},
+		{"negative kv heads", func(c *Config) { c.NKVHead = -1 }, "n_kv_head", "is -1"},
+		{"negative ffn", func(c *Config) { c.FFNHidden = -1 }, "ffn_hidden", "is -1"},
+		{"ids beyond uint16", func(c *Config) { c.VocabSize = 65537 }, "vocab_size", "65537"},
+		{"dropout 1", func(c *Config) { c.Dropout = 1 }, "dropout", "is 1"},
+		{"dropout NaN", func(c *Config) { c.Dropout = math.NaN() }, "dropout", "NaN"},
+		{"unknown word", func(c *Config) { c.Activation = "relu" }, "activation", `"relu"`},
+		{"beyond int64", func(c *Config) { c.NEmbd = 12 << 30 }, "n_embd", "beyond what can be counted"},
+		{"ffn overflows", func(c *Config) { c.NEmbd = 12 << 58 }, "n_embd", "beyond what can be counted"},
+		{"swiglu", func(c *Config) { c.Activation = SwiGLU }, "activation", "swiglu is not supported yet by this version"},
+		{"rmsnorm", func(c *Config) { c.Norm = RMSNorm }, "norm", "rmsnorm is not supported yet by this version"},
+		{"rope", func(c *Config) { c.Position = RoPE }, "position", "rope is not supported yet by this version"},
+		{"gqa", func(c *Config) { c.NKVHead = 4 }, "n_kv_head", "4 is not supported yet by this version"},
+		{"untied", func(c *Config) { c.TieEmbeddings = false }, "tie_embeddings", "false is not supported yet by this version"},
+	}
+	for _, tc := range cases {
+		t.Run(tc.name, func(t *testing.T) {
+			c := DefaultConfig()
+			tc.change(&c)
+			var bad *ConfigError
+			require.ErrorAs(t, c.Validate(), &bad)
+			require.Equal(t, tc.key, bad.Key)
+			require.Contains(t, bad.Msg, tc.msg)
+		})
+	}
+	c := DefaultConfig()
+	c.VocabSize, c.NKVHead = MaxVocabSize, c.NHead
+	require.NoError(t, c.Validate(), "the limits themselves are legal")
+}
