@@ -1,0 +1,198 @@
+// Package autodiff appends the backward pass to a graph, as ordinary nodes of
+// the same graph: reverse-mode differentiation with one rule per op (rules.go).
+//
+// A gradient node is named after the forward node that it differentiates, as in
+// h.3.mlp.c_fc/matmul@dx, so it belongs to the same block and source line.
+package autodiff
+
+import (
+	"fmt"
+
+	"github.com/autopar/autopar/ir"
+)
+
+// Grad appends to g the nodes that compute the gradient of loss, an f32 scalar,
+// with respect to each of wrt, and returns the gradients by value, each with the
+// type of its value.
+//
+// Nodes come in reverse order of the forward pass, in phase Backward. Several
+// contributions to an activation are added pairwise as they arise. Several
+// contributions to a parameter (a tied table) are added by one add_n in phase
+// Update, <param>@grad, so that each can first be accumulated over micro-batches
+// and reduced over stages by itself. Nothing is emitted for values on which no
+// wrt depends or which the loss does not use.
+//
+// It fails when loss is no scalar, when it does not depend on one of wrt, and
+// when a path between them passes an op through which no gradient flows; g then
+// holds part of a backward pass and must be dropped.
+func Grad(g *ir.Graph, loss *ir.Value, wrt []*ir.Value) (map[*ir.Value]*ir.Value, error) {
+	if !loss.Type.Equal(ir.Type{DType: ir.F32}) {
+		return nil, fmt.Errorf("autodiff: loss %s is %s, want f32[]", loss.Name(), loss.Type)
+	}
+	b := &backward{
+		graph: g,
+		needs: dependents(g, wrt),
+		grads: map[*ir.Value][]*ir.Value{},
+	}
+	forward := g.Nodes[:len(g.Nodes):len(g.Nodes)]
+	if err := b.seed(loss); err != nil {
+		return nil, err
+	}
+	for i := len(forward) - 1; i >= 0; i-- {
+		if err := b.node(forward[i]); err != nil {
+			return nil, fmt.Errorf("autodiff: %s%s: %w", forward[i].Name, at(forward[i].Pos), err)
+		}
+	}
+	return b.collect(wrt)
+}
+
+func at(pos string) string {
+	if pos == "" {
+		return ""
+	}
+	return " (" + pos + ")"
+}
+
+// dependents returns wrt and every value computed from one of them.
+func dependents(g *ir.Graph, wrt []*ir.Value) map[*ir.Value]bool {
+	needs := map[*ir.Value]bool{}
+	for _, v := range wrt {
+		needs[v] = true
+	}
+	for _, n := range g.Nodes {
+		for _, a := range n.Args {
+			if !needs[a] {
+				continue
+			}
+			for _, r := range n.Results {
+				needs[r] = true
+			}
+			break
+		}
+	}
+	return needs
+}
+
+// backward is the state of one reverse sweep.
+type backward struct {
+	graph *ir.Graph
+	needs map[*ir.Value]bool
+	// grads holds the contributions to each value's gradient in the order in
+	// which they arose: any number for a parameter, one running sum for others.
+	grads map[*ir.Value][]*ir.Value
+	// fwd and dy are the forward node at hand and the gradient of its result 0.
+	fwd *ir.Node
+	dy  *ir.Value
+}
+
+func (b *backward) seed(loss *ir.Value) error {
+	one, err := b.graph.Leaf(ir.OpConst, loss.Name()+"@seed", ir.Type{DType: ir.F32}, ir.ConstAttr{Value: 1})
+	if err != nil {
+		return fmt.Errorf("autodiff: %w", err)
+	}
+	one.Def.Phase, one.Def.Pos = ir.Backward, loss.Def.Pos
+	b.grads[loss] = []*ir.Value{one}
+	return nil
+}
+
+// node differentiates one forward node, when the loss uses it and some wrt is
+// behind it.
+func (b *backward) node(n *ir.Node) error {
+	if n.Op.Class() == ir.Leaf {
+		return nil
+	}
+	reached := false
+	for i, r := range n.Results {
+		if len(b.grads[r]) == 0 || !b.needs[r] {
+			continue
+		}
+		if i > 0 {
+			return fmt.Errorf("the loss depends on result %d of %s; gradients flow through result 0 only", i, n.Op)
+		}
+		reached = true
+	}
+	inner := false
+	for _, a := range n.Args {
+		inner = inner || b.needs[a]
+	}
+	if !reached || !inner {
+		return nil
+	}
+	rule, ok := rules[n.Op]
+	if !ok {
+		return fmt.Errorf("no gradient flows through %s", n.Op)
+	}
+	b.fwd, b.dy = n, b.grads[n.Results[0]][0]
+	return rule(b)
+}
+
+// want reports whether operand i of the node at hand needs a gradient.
+func (b *backward) want(i int) bool { return i < len(b.fwd.Args) && b.needs[b.fwd.Args[i]] }
+
+// add appends a gradient node named <forward>@<suffix>.
+func (b *backward) add(op ir.Op, attr ir.Attr, suffix string, args ...*ir.Value) (*ir.Node, error) {
+	n, err := b.graph.Add(op, attr, b.fwd.Name+"@"+suffix, ir.Backward, args...)
+	if err != nil {
+		return nil, err
+	}
+	n.Pos = b.fwd.Pos
+	return n, nil
+}
+
+// give adds d to the gradient of v.
+func (b *backward) give(v, d *ir.Value) error {
+	if !b.needs[v] {
+		return nil
+	}
+	if !v.Type.Equal(d.Type) {
+		panic(fmt.Sprintf("BUG: gradient of %s %s has type %s", v.Name(), v.Type, d.Type))
+	}
+	sofar := b.grads[v]
+	if len(sofar) == 0 || v.Def.Op == ir.OpParam {
+		b.grads[v] = append(sofar, d)
+		return nil
+	}
+	// The sum bears the name of the use that completed it, not of v, so that it
+	// stays in the consumer's block: one value crosses the border between blocks.
+	n, err := b.add(ir.OpAdd, nil, "add", sofar[0], d)
+	if err != nil {
+		return err
+	}
+	b.grads[v] = []*ir.Value{n.Results[0]}
+	return nil
+}
+
+// emit appends a node and gives its first result to operand i, if that wants it.
+func (b *backward) emit(i int, op ir.Op, attr ir.Attr, suffix string, args ...*ir.Value) error {
+	if !b.want(i) {
+		return nil
+	}
+	n, err := b.add(op, attr, suffix, args...)
+	if err != nil {
+		return err
+	}
+	return b.give(b.fwd.Args[i], n.Results[0])
+}
+
+// collect makes each wrt's contributions one value.
+func (b *backward) collect(wrt []*ir.Value) (map[*ir.Value]*ir.Value, error) {
+	out := make(map[*ir.Value]*ir.Value, len(wrt))
+	for _, v := range wrt {
+		terms := b.grads[v]
+		switch {
+		case out[v] != nil: // listed twice
+		case len(terms) == 0:
+			return nil, fmt.Errorf("autodiff: the loss does not depend on %s%s", v.Name(), at(v.Def.Pos))
+		case len(terms) == 1:
+			out[v] = terms[0]
+		default:
+			n, err := b.graph.Add(ir.OpAddN, nil, v.Name()+"@grad", ir.Update, terms...)
+			if err != nil {
+				return nil, fmt.Errorf("autodiff: %w", err)
+			}
+			n.Pos = v.Def.Pos
+			out[v] = n.Results[0]
+		}
+	}
+	return out, nil
+}

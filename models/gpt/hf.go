@@ -1,0 +1,52 @@
+package gpt
+
+import "strings"
+
+// HFName returns how nanoGPT and HuggingFace's GPT2LMHeadModel store a parameter
+// of this model: the tensor's name and its shape in nanoGPT's files, which has
+// the same elements in the same order as the parameter (heads are not a
+// dimension of their own). transpose says that HuggingFace stores the matrix the
+// other way round, in x out: its Conv1D does so for the four projections of a
+// block. The name is "" for what is no parameter of a GPT-2.
+//
+// The head has no entry: lm_head.weight is transformer.wte.weight.
+func (c Config) HFName(param string) (name string, transpose bool, shape []int) {
+	C, F := c.NEmbd, c.FFN()
+	module, field, _ := cutLast(param, ".")
+	if rest, ok := strings.CutPrefix(module, "h."); ok {
+		_, inBlock, _ := strings.Cut(rest, ".")
+		module = "h." + inBlock
+	}
+	isMatrix := field == "weight"
+	switch module {
+	case "wte":
+		shape = []int{c.VocabSize, C}
+	case "wpe":
+		shape = []int{c.BlockSize, C}
+	case "h.ln_1", "h.ln_2", "ln_f":
+		isMatrix, shape = false, []int{C}
+	case "h.attn.c_attn":
+		transpose, shape = true, []int{3 * C, C}
+	case "h.attn.c_proj":
+		transpose, shape = true, []int{C, C}
+	case "h.mlp.c_fc":
+		transpose, shape = true, []int{F, C}
+	case "h.mlp.c_proj":
+		transpose, shape = true, []int{C, F}
+	}
+	if shape == nil || field != "weight" && field != "bias" {
+		return "", false, nil
+	}
+	if !isMatrix {
+		transpose, shape = false, shape[:1]
+	}
+	return "transformer." + param, transpose, shape
+}
+
+func cutLast(s, sep string) (before, after string, found bool) {
+	i := strings.LastIndex(s, sep)
+	if i < 0 {
+		return s, "", false
+	}
+	return s[:i], s[i+len(sep):], true
+}

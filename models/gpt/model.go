@@ -1,0 +1,86 @@
+package gpt
+
+import (
+	"math"
+
+	"github.com/autopar/autopar/trace"
+)
+
+const (
+	initStd      = 0.02 // of every matrix and table [Radford et al. 2019]
+	layerNormEps = 1e-5
+)
+
+// model is one traced use of a Config, written like nanoGPT's model.py. In the
+// shapes B, T, C, V, NH are nanoGPT's letters, D = C/NH and F is the MLP's width.
+type model struct {
+	Config
+	random trace.Stream // of dropout
+	// attention maps packed queries, keys and values [B,T,3,NH,D] to [B,T,NH,D]:
+	// over the whole sequence, or from one token to a cache of those before it.
+	attention func(t *trace.Tracer, qkv trace.Tensor) trace.Tensor
+}
+
+// logits maps ids [B,T] at positions [T] to [B,T,V].
+func (m *model) logits(t *trace.Tracer, ids, positions trace.Tensor) trace.Tensor {
+	wte, wpe, embed := t.Scope("wte"), t.Scope("wpe"), t.Scope("embed")
+	table := m.matrix(wte, initStd, m.VocabSize, m.NEmbd)
+	tokens := wte.Embedding(table, ids)
+	places := wpe.Embedding(m.matrix(wpe, initStd, m.BlockSize, m.NEmbd), positions)
+	x := embed.Dropout(embed.Add(tokens, places), m.Dropout, m.random)
+	for i := range m.NLayer {
+		x = m.block(t.Scope("h", i), x)
+	}
+	x = m.norm(t.Scope("ln_f"), x)
+	return t.Scope("lm_head").Linear(x, table, trace.Tensor{}, 1)
+}
+
+func (m *model) block(t *trace.Tracer, x trace.Tensor) trace.Tensor {
+	x = t.Add(x, m.attn(t.Scope("attn"), m.norm(t.Scope("ln_1"), x)))
+	return t.Add(x, m.mlp(t.Scope("mlp"), m.norm(t.Scope("ln_2"), x)))
+}
+
+// attn keeps heads a dimension of their own, so that they can be split: its
+// weights have the memory of nanoGPT's [3C,C] and [C,C].
+func (m *model) attn(t *trace.Tracer, x trace.Tensor) trace.Tensor {
+	heads := []int{m.NHead, m.HeadDim()}
+	qkv := m.linear(t.Scope("c_attn"), x, initStd, []int{3, m.NHead, m.HeadDim()}, []int{m.NEmbd})
+	y := m.linear(t.Scope("c_proj"), m.attention(t, qkv), m.residualStd(), []int{m.NEmbd}, heads)
+	return t.Dropout(y, m.Dropout, m.random)
+}
+
+func (m *model) mlp(t *trace.Tracer, x trace.Tensor) trace.Tensor {
+	C, F := []int{m.NEmbd}, []int{m.FFN()}
+	x = m.linear(t.Scope("c_fc"), x, initStd, F, C)
+	x = t.GELU(x, m.Activation == GELUTanh)
+	x = m.linear(t.Scope("c_proj"), x, m.residualStd(), C, F)
+	return t.Dropout(x, m.Dropout, m.random)
+}
+
+// residualStd is the initial spread of the projections that end in the residual
+// stream, which 2L of them add to.
+func (m *model) residualStd() float64 { return initStd / math.Sqrt(2*float64(m.NLayer)) }
+
+// linear maps the last len(in) dimensions of x to out, by a weight [out..., in...].
+func (m *model) linear(t *trace.Tracer, x trace.Tensor, std float64, out, in []int) trace.Tensor {
+	w := m.matrix(t, std, append(out[:len(out):len(out)], in...)...)
+	return t.Linear(x, w, m.bias(t, out), len(in))
+}
+
+func (m *model) norm(t *trace.Tracer, x trace.Tensor) trace.Tensor {
+	w := t.Param("weight", []int{m.NEmbd}, trace.ParamAttr{Init: trace.InitOnes})
+	return t.LayerNorm(x, w, m.bias(t, []int{m.NEmbd}), layerNormEps)
+}
+
+// matrix declares a weight that is decayed; norms and biases are not.
+func (m *model) matrix(t *trace.Tracer, std float64, shape ...int) trace.Tensor {
+	return t.Param("weight", shape, trace.ParamAttr{Init: trace.InitNormal, Std: std, Decay: true})
+}
+
+// bias is missing in a model without biases.
+func (m *model) bias(t *trace.Tracer, shape []int) trace.Tensor {
+	if !m.Bias {
+		return trace.Tensor{}
+	}
+	return t.Param("bias", shape, trace.ParamAttr{Init: trace.InitZeros})
+}

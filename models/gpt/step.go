@@ -1,0 +1,166 @@
+package gpt
+
+import (
+	"fmt"
+
+	"github.com/autopar/autopar/trace"
+)
+
+// Optimizer is AdamW with gradient clipping [Loshchilov and Hutter 2019].
+type Optimizer struct {
+	Beta1, Beta2, Eps float64
+	WeightDecay       float64 // of matrices and tables only
+	GradClip          float64 // largest global gradient norm; 0 is off
+}
+
+func (o Optimizer) validate() error {
+	for _, v := range []struct {
+		name  string
+		value float64
+		ok    bool
+	}{
+		{"beta1", o.Beta1, o.Beta1 >= 0 && o.Beta1 < 1},
+		{"beta2", o.Beta2, o.Beta2 >= 0 && o.Beta2 < 1},
+		{"eps", o.Eps, o.Eps > 0},
+		{"weight_decay", o.WeightDecay, o.WeightDecay >= 0},
+		{"grad_clip", o.GradClip, o.GradClip >= 0},
+	} {
+		if !v.ok {
+			return fmt.Errorf("gpt: optimizer: %s is %v, out of range", v.name, v.value)
+		}
+	}
+	return nil
+}
+
+// TrainStep traces a whole training step on a batch of sequences of seqLen
+// tokens: forward, loss, backward, clip and AdamW.
+//
+// Inputs: ids and targets i32[B,T] (a negative target is ignored), positions
+// i32[T], seed, step i32 (counted from 0), lr f32, and loss_weight f32, which is
+// one over the number of targets that count. Outputs: loss, and grad_norm before
+// clipping. Updates: every weight and its two moments.
+func TrainStep(cfg Config, opt Optimizer, batch, seqLen int) (*trace.Graph, error) {
+	if err := opt.validate(); err != nil {
+		return nil, err
+	}
+	if err := cfg.validateBatch(batch, seqLen); err != nil {
+		return nil, err
+	}
+	t := trace.New("train")
+	ids, targets, positions := inputs(t, batch, seqLen)
+	random := trace.Stream{Seed: t.Input("seed", trace.I32), Step: t.Input("step", trace.I32)}
+	lr, weight := t.Input("lr", trace.F32), t.Input("loss_weight", trace.F32)
+
+	m := fullSequence(cfg, random)
+	loss := m.loss(t, ids, targets, positions, weight)
+	weights := t.Weights()
+	grads := t.Grad(loss, weights)
+
+	t = t.Phase(trace.Update)
+	norm := t.Scope("grad_norm").GlobalNorm(weights, grads)
+	var clip trace.Tensor
+	if opt.GradClip > 0 {
+		clip = t.Scope("grad_norm").ClipScale(norm, opt.GradClip)
+	} else {
+		clip = t.Scope("grad_norm").Const("no_clip", trace.F32, 1)
+	}
+	for i, w := range weights {
+		t.AdamW(w, grads[i], clip, lr, random.Step, trace.AdamWAttr{
+			Beta1: opt.Beta1, Beta2: opt.Beta2, Eps: opt.Eps, WeightDecay: opt.WeightDecay,
+		})
+	}
+	t.Output("loss", loss)
+	t.Output("grad_norm", norm)
+	return t.Finish()
+}
+
+// EvalStep traces forward and loss without dropout. Inputs: ids, targets,
+// positions and loss_weight as in TrainStep. Output: loss.
+func EvalStep(cfg Config, batch, seqLen int) (*trace.Graph, error) {
+	if err := cfg.validateBatch(batch, seqLen); err != nil {
+		return nil, err
+	}
+	t := trace.New("eval")
+	ids, targets, positions := inputs(t, batch, seqLen)
+	weight := t.Input("loss_weight", trace.F32)
+	t.Output("loss", withoutDropout(t, cfg).loss(t, ids, targets, positions, weight))
+	return t.Finish()
+}
+
+// Logits traces the forward pass without dropout. Inputs: ids i32[B,T] and
+// positions i32[T]. Output: logits f32[B,T,V].
+func Logits(cfg Config, batch, seqLen int) (*trace.Graph, error) {
+	if err := cfg.validateBatch(batch, seqLen); err != nil {
+		return nil, err
+	}
+	t := trace.New("logits")
+	ids := t.Input("ids", trace.I32, batch, seqLen)
+	positions := t.Input("positions", trace.I32, seqLen)
+	t.Output("logits", withoutDropout(t, cfg).logits(t, ids, positions))
+	return t.Finish()
+}
+
+// Decode traces the forward pass of one token per sequence, with the keys and
+// values of up to maxLen tokens in h.N.attn.cache f32[B,maxLen,2,NH,D]. Inputs:
+// ids i32[B,1], and the token's position twice: positions i32[1] and pos i32.
+// Output: logits f32[B,1,V]. Updates: the caches. Feeding a sequence's tokens at
+// positions 0, 1, 2, ... gives the rows of Logits.
+func Decode(cfg Config, batch, maxLen int) (*trace.Graph, error) {
+	if err := cfg.validateBatch(batch, maxLen); err != nil {
+		return nil, err
+	}
+	t := trace.New("decode")
+	ids := t.Input("ids", trace.I32, batch, 1)
+	positions := t.Input("positions", trace.I32, 1)
+	pos := t.Input("pos", trace.I32)
+	cfg.Dropout = 0
+	m := &model{Config: cfg}
+	m.attention = func(t *trace.Tracer, qkv trace.Tensor) trace.Tensor {
+		shape := []int{batch, maxLen, 2, cfg.NHead, cfg.HeadDim()}
+		return t.AttentionDecode(qkv, t.Param("cache", shape, trace.ParamAttr{State: true}), pos)
+	}
+	t.Output("logits", m.logits(t, ids, positions))
+	return t.Finish()
+}
+
+// loss is the weighted sum of the cross-entropy of every token.
+func (m *model) loss(t *trace.Tracer, ids, targets, positions, weight trace.Tensor) trace.Tensor {
+	logits := m.logits(t, ids, positions)
+	t = t.Scope("loss")
+	return t.Scale(t.Sum(t.CrossEntropy(logits, targets)), weight)
+}
+
+func inputs(t *trace.Tracer, batch, seqLen int) (ids, targets, positions trace.Tensor) {
+	return t.Input("ids", trace.I32, batch, seqLen),
+		t.Input("targets", trace.I32, batch, seqLen),
+		t.Input("positions", trace.I32, seqLen)
+}
+
+// fullSequence is the model that attends over all of a sequence.
+func fullSequence(cfg Config, random trace.Stream) *model {
+	m := &model{Config: cfg, random: random}
+	m.attention = func(t *trace.Tracer, qkv trace.Tensor) trace.Tensor {
+		return t.Attention(qkv, m.Dropout, m.random)
+	}
+	return m
+}
+
+// withoutDropout is fullSequence for evaluation: nothing is drawn.
+func withoutDropout(t *trace.Tracer, cfg Config) *model {
+	cfg.Dropout = 0
+	return fullSequence(cfg, trace.Stream{Seed: t.Const("seed", trace.I32, 0), Step: t.Const("step", trace.I32, 0)})
+}
+
+// validateBatch checks the model together with the sizes of a batch.
+func (c Config) validateBatch(batch, seqLen int) error {
+	if err := c.Validate(); err != nil {
+		return err
+	}
+	if batch < 1 {
+		return fmt.Errorf("gpt: batch of %d sequences, want at least 1", batch)
+	}
+	if seqLen < 1 || seqLen > c.BlockSize {
+		return fmt.Errorf("gpt: sequences of %d tokens, want 1 to block_size %d", seqLen, c.BlockSize)
+	}
+	return nil
+}

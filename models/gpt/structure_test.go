@@ -1,0 +1,316 @@
+package gpt
+
+import (
+	"encoding/json"
+	"math"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/autopar/autopar/ir"
+	"github.com/autopar/autopar/ir/interp"
+)
+
+var adamW = Optimizer{Beta1: 0.9, Beta2: 0.99, Eps: 1e-8, WeightDecay: 0.1, GradClip: 1}
+
+func trainStep(t *testing.T, c Config, opt Optimizer, batch, seqLen int) *ir.Graph {
+	t.Helper()
+	g, err := TrainStep(c, opt, batch, seqLen)
+	require.NoError(t, err)
+	require.NoError(t, g.Verify())
+	return g
+}
+
+// odd returns a small model of odd sizes.
+func odd(bias bool, dropout float64) Config {
+	c := DefaultConfig()
+	c.NLayer, c.NHead, c.NEmbd, c.BlockSize, c.VocabSize = 3, 3, 15, 11, 13
+	c.FFNHidden, c.Bias, c.Dropout = 17, bias, dropout
+	return c
+}
+
+func count(g *ir.Graph, phase ir.Phase) (nodes int) {
+	for _, n := range g.Nodes {
+		if n.Phase == phase && n.Op.Class() == ir.Compute {
+			nodes++
+		}
+	}
+	return nodes
+}
+
+func TestCounts(t *testing.T) {
+	quick, err := Preset("quick")
+	require.NoError(t, err)
+	for _, c := range []Config{quick, odd(true, 0), odd(false, 0.1), odd(true, 0.1)} {
+		g := trainStep(t, c, adamW, 5, 11)
+		decay, noDecay := c.ParamGroups()
+		weights := decay.Tensors + noDecay.Tensors
+
+		// Per block: two norms, four matmuls, attention, GELU, two residual sums.
+		perBlock, ends := 10, 3+2+4+2 // embedding; final norm and head; cross-entropy; sum and scale
+		// Backward: 1 each for norms, attention and GELU, two for each matmul, two
+		// sums of residual gradients; embeddings and the sum over the batch.
+		perBlockBackward, endsBackward := 2+1+1+4*2+2, 3+1+2+3
+		if c.Bias {
+			perBlock += 4
+			perBlockBackward += 4
+		}
+		if c.Dropout > 0 {
+			perBlock, ends = perBlock+2, ends+1
+			perBlockBackward, endsBackward = perBlockBackward+2, endsBackward+1
+		}
+		require.Equal(t, c.NLayer*perBlock+ends, count(g, ir.Forward))
+		require.Equal(t, c.NLayer*perBlockBackward+endsBackward, count(g, ir.Backward))
+		// The tied table's sum; then norm and AdamW.
+		require.Equal(t, 1+weights+3+weights, count(g, ir.Update))
+
+		var got [2]ParamGroup
+		state := int64(0)
+		for _, p := range g.Params() {
+			attr := p.Def.Attr.(ir.ParamAttr)
+			if attr.State {
+				state += p.Type.Elems()
+				continue
+			}
+			group := &got[1]
+			if attr.Decay {
+				group = &got[0]
+			}
+			group.Tensors++
+			group.Elements += p.Type.Elems()
+			adam := g.Find(p.Name() + "/adamw").Attr.(ir.AdamWAttr)
+			require.Equal(t, attr.Decay, adam.WeightDecay > 0, p.Name())
+		}
+		require.Equal(t, [2]ParamGroup{decay, noDecay}, got)
+		require.Equal(t, 2*c.NumParams(), state)
+		require.Len(t, g.Updates, 3*weights)
+	}
+
+	decay, noDecay := quick.ParamGroups()
+	require.Equal(t, ParamGroup{18, 802_944}, decay)
+	require.Equal(t, ParamGroup{9, 1_152}, noDecay)
+}
+
+// Nodes come in the order embedding, h.0, ..., head; then back; then the sums of
+// squares and the updates in the order of the weights.
+func TestBlocksAreContiguous(t *testing.T) {
+	g := trainStep(t, odd(true, 0.1), adamW, 5, 7)
+	var got []string
+	section := ""
+	for _, n := range g.Nodes {
+		if n.Phase == ir.Update {
+			part := n.Name[strings.LastIndexAny(n.Name, "/.@")+1:]
+			if n.Op == ir.OpParam {
+				part = "adamw" // moments are declared beside their update
+			}
+			section = part
+		} else {
+			section = n.Phase.String()
+		}
+		if entry := section + " " + n.Block(); len(got) == 0 || got[len(got)-1] != entry {
+			got = append(got, entry)
+		}
+	}
+	require.Equal(t, []string{
+		"fwd ", "fwd h.0", "fwd h.1", "fwd h.2", "fwd ",
+		"bwd ", "bwd h.2", "bwd h.1", "bwd h.0", "bwd ",
+		"grad ",
+		"sum_squares ", "sum_squares h.0", "sum_squares h.1", "sum_squares h.2", "sum_squares ",
+		"add_n ", "sqrt ", "clip_scale ",
+		"adamw ", "adamw h.0", "adamw h.1", "adamw h.2", "adamw ",
+	}, got)
+}
+
+// Blocks differ in the number in their names only.
+func TestBlocksAreAlike(t *testing.T) {
+	g := trainStep(t, odd(true, 0.1), adamW, 5, 7)
+	ops := map[string][]string{}
+	for _, n := range g.Nodes {
+		if b := n.Block(); b != "" {
+			ops[b] = append(ops[b], n.Phase.String()+strings.TrimPrefix(n.Name, b))
+			require.NotEmpty(t, n.Pos, n.Name)
+		}
+	}
+	require.Len(t, ops, 3)
+	require.Equal(t, ops["h.0"], ops["h.1"])
+	require.Equal(t, ops["h.0"], ops["h.2"])
+}
+
+func TestStepWithoutClip(t *testing.T) {
+	opt := adamW
+	opt.GradClip = 0
+	g := trainStep(t, odd(false, 0), opt, 2, 3)
+	require.Nil(t, g.Find("grad_norm/clip_scale"))
+	clip := g.Find("wte.weight/adamw").Args[4]
+	require.Equal(t, ir.ConstAttr{Value: 1}, clip.Def.Attr)
+	require.NotNil(t, g.Output("grad_norm"), "the norm is still reported")
+}
+
+func TestDropoutSites(t *testing.T) {
+	sites := func(g *ir.Graph) map[string]int {
+		keys := map[string]int{}
+		for _, n := range g.Nodes {
+			if a, ok := n.Attr.(ir.DropoutAttr); ok && a.P > 0 {
+				require.Equal(t, 0.1, a.P)
+				require.True(t, strings.HasPrefix(n.Name, a.Key), "%s draws from %s", n.Name, a.Key)
+				keys[a.Key]++
+			}
+		}
+		return keys
+	}
+	c := odd(true, 0.1)
+	got := sites(trainStep(t, c, adamW, 5, 7))
+	require.Len(t, got, 1+3*c.NLayer)
+	for key, nodes := range got {
+		require.Equal(t, 2, nodes, "%s: once forward, once backward", key)
+	}
+	for _, key := range []string{"embed/dropout", "h.0.attn/attention", "h.1.attn/dropout", "h.2.mlp/dropout"} {
+		require.Contains(t, got, key)
+	}
+
+	eval, err := EvalStep(c, 5, 7)
+	require.NoError(t, err)
+	require.NoError(t, eval.Verify())
+	require.Empty(t, sites(eval))
+}
+
+// All graphs declare the same weights, so any one's parameters feed the others.
+func TestGraphsShareWeights(t *testing.T) {
+	c := odd(true, 0.1)
+	weights := func(g *ir.Graph, err error) []string {
+		require.NoError(t, err)
+		require.NoError(t, g.Verify())
+		var out []string
+		for _, p := range g.Params() {
+			if a := p.Def.Attr.(ir.ParamAttr); !a.State {
+				out = append(out, p.Name()+" "+p.Type.String())
+			}
+		}
+		return out
+	}
+	want := weights(TrainStep(c, adamW, 5, 7))
+	require.Equal(t, want, weights(EvalStep(c, 5, 7)))
+	require.Equal(t, want, weights(Logits(c, 5, 7)))
+	require.Equal(t, want, weights(Decode(c, 5, 7)))
+
+	inputs := func(g *ir.Graph, err error) string {
+		require.NoError(t, err)
+		var names []string
+		for _, v := range g.Inputs() {
+			names = append(names, v.Name())
+		}
+		return strings.Join(names, " ")
+	}
+	require.Equal(t, "ids targets positions seed step lr loss_weight", inputs(TrainStep(c, adamW, 5, 7)))
+	require.Equal(t, "ids targets positions loss_weight", inputs(EvalStep(c, 5, 7)))
+	require.Equal(t, "ids positions", inputs(Logits(c, 5, 7)))
+	require.Equal(t, "ids positions pos", inputs(Decode(c, 5, 7)))
+}
+
+// A traced step prints, as text and as JSON, and parses back.
+func TestRoundTrip(t *testing.T) {
+	g := trainStep(t, odd(true, 0.1), adamW, 5, 7)
+	text := g.String()
+	parsed, err := ir.Parse("train", text)
+	require.NoError(t, err)
+	require.Equal(t, text, parsed.String())
+
+	data, err := json.Marshal(g)
+	require.NoError(t, err)
+	var decoded ir.Graph
+	require.NoError(t, json.Unmarshal(data, &decoded))
+	require.Equal(t, text, decoded.String())
+}
+
+func TestInit(t *testing.T) {
+	c := odd(true, 0)
+	g := trainStep(t, c, adamW, 1, 1)
+	residual := 0.02 / math.Sqrt(2*float64(c.NLayer))
+	for _, p := range g.Params() {
+		name, want := p.Name(), ir.ParamAttr{Init: ir.InitNormal, Std: 0.02, Decay: true}
+		switch {
+		case p.Def.Attr.(ir.ParamAttr).State:
+			want = ir.ParamAttr{Init: ir.InitZeros, State: true}
+		case strings.HasSuffix(name, "bias"):
+			want = ir.ParamAttr{Init: ir.InitZeros}
+		case strings.Contains(name, "ln_"):
+			want = ir.ParamAttr{Init: ir.InitOnes}
+		case strings.HasSuffix(name, "c_proj.weight"):
+			want.Std = residual
+		}
+		require.Equal(t, want, p.Def.Attr, name)
+	}
+
+	for _, name := range []string{"wte.weight", "h.1.mlp.c_proj.weight"} {
+		attr := g.Find(name).Attr.(ir.ParamAttr)
+		draws := interp.InitParam(name, attr, ir.Type{Shape: []int{1000, 1000}}, 1337).F
+		sum, squares := 0.0, 0.0
+		for _, x := range draws {
+			sum += x
+			squares += x * x
+		}
+		n := float64(len(draws))
+		require.InEpsilon(t, attr.Std, math.Sqrt(squares/n), 0.01, name)
+		require.InDelta(t, 0, sum/n, 5*attr.Std/math.Sqrt(n), name)
+	}
+}
+
+func TestHFNames(t *testing.T) {
+	c := odd(true, 0)
+	g := trainStep(t, c, adamW, 1, 1)
+	var transposed []string
+	seen := map[string]bool{}
+	for _, p := range g.Params() {
+		name, transpose, shape := c.HFName(p.Name())
+		if p.Def.Attr.(ir.ParamAttr).State {
+			require.Empty(t, name, p.Name())
+			continue
+		}
+		require.Equal(t, "transformer."+p.Name(), name)
+		require.Equal(t, p.Type.Elems(), ir.Elems(shape), name)
+		require.Equal(t, p.Def.Attr.(ir.ParamAttr).Decay, len(shape) == 2, "nanoGPT decays what has two dimensions: %s", name)
+		require.False(t, seen[name])
+		seen[name] = true
+		if transpose {
+			transposed = append(transposed, strings.TrimPrefix(name, "transformer.h.1."))
+		}
+	}
+	transposed = slices.DeleteFunc(transposed, func(s string) bool { return strings.HasPrefix(s, "transformer.") })
+	require.Equal(t, []string{"attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight"}, transposed)
+
+	_, _, shape := c.HFName("h.2.attn.c_attn.bias")
+	require.Equal(t, []int{45}, shape)
+	_, _, shape = c.HFName("h.2.mlp.c_proj.weight")
+	require.Equal(t, []int{15, 17}, shape)
+	for _, name := range []string{"lm_head.weight", "h.0.attn.bias", "h.0.attn.masked_bias", "h.0.ln_1", "h.0.ln_f.weight", "ln_1.weight", "weight", ""} {
+		got, _, _ := c.HFName(name)
+		require.Empty(t, got, "%q", name)
+	}
+}
+
+func TestRefusals(t *testing.T) {
+	c := odd(false, 0)
+	bad := c
+	bad.NHead = 4
+	badBeta := adamW
+	badBeta.Beta2 = 1
+	tests := []struct {
+		name  string
+		build func() (*ir.Graph, error)
+		want  string
+	}{
+		{"config", func() (*ir.Graph, error) { return TrainStep(bad, adamW, 1, 1) }, "n_embd: 15 does not divide by n_head 4"},
+		{"optimizer", func() (*ir.Graph, error) { return TrainStep(c, badBeta, 1, 1) }, "beta2 is 1, out of range"},
+		{"batch", func() (*ir.Graph, error) { return EvalStep(c, 0, 1) }, "batch of 0 sequences, want at least 1"},
+		{"length", func() (*ir.Graph, error) { return Logits(c, 1, 12) }, "sequences of 12 tokens, want 1 to block_size 11"},
+		{"no length", func() (*ir.Graph, error) { return Decode(c, 1, 0) }, "sequences of 0 tokens, want 1 to block_size 11"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			_, err := tt.build()
+			require.ErrorContains(t, err, tt.want)
+		})
+	}
+}

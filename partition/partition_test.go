@@ -1,0 +1,249 @@
+package partition_test
+
+import (
+	"math/rand/v2"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/autopar/autopar/ir"
+	"github.com/autopar/autopar/models/gpt"
+	"github.com/autopar/autopar/partition"
+)
+
+const batch = 7
+
+func trainGraph(t testing.TB, layers int) *ir.Graph {
+	cfg := gpt.Config{
+		NLayer: layers, NHead: 3, NKVHead: 3, NEmbd: 24, BlockSize: 33, VocabSize: 65, Dropout: 0.2, Bias: true,
+		Activation: "gelu", Norm: "layernorm", Position: "learned", TieEmbeddings: true,
+	}
+	g, err := gpt.TrainStep(cfg, gpt.Optimizer{Beta1: .9, Beta2: .99, Eps: 1e-8, WeightDecay: .1, GradClip: 1}, batch, 33)
+	require.NoError(t, err)
+	return g
+}
+
+func megatron() []partition.Placement {
+	return []partition.Placement{
+		{Match: `h\.[0-9]+\.attn\.c_attn\.weight`, Spec: "[_,tp,_,_]"},
+		{Match: `h\.[0-9]+\.attn\.c_attn\.bias`, Spec: "[_,tp,_]"},
+		{Match: `h\.[0-9]+\.attn\.c_proj\.weight`, Spec: "[_,tp,_]"},
+		{Match: `h\.[0-9]+\.mlp\.c_fc\.weight`, Spec: "[tp,_]"},
+		{Match: `h\.[0-9]+\.mlp\.c_fc\.bias`, Spec: "[tp]"},
+		{Match: `h\.[0-9]+\.mlp\.c_proj\.weight`, Spec: "[_,tp]"},
+		{Match: `wte\.weight`, Spec: "[tp,_]"},
+	}
+}
+
+func newPlan(dp, tp int, stages ...partition.Stage) *partition.Plan {
+	n := dp * tp * len(stages)
+	return &partition.Plan{
+		PlanNGPUs: n, RuntimeNGPUs: n, DP: dp, TP: tp, MicroBatch: 2, Schedule: partition.GPipe, Stages: stages, Placements: megatron(),
+	}
+}
+
+// TestMegatronCollectives: from the placement of the parameters alone follow the
+// two forward and two backward all-reduces per block of Shoeybi et al. 2019, and
+// one gradient all-reduce per parameter.
+func TestMegatronCollectives(t *testing.T) {
+	g, err := partition.Apply(trainGraph(t, 2), newPlan(2, 2, partition.Stage{First: 0, Last: 2}), batch)
+	require.NoError(t, err)
+	require.NoError(t, g.Verify())
+	count := map[string]int{}
+	params := 0
+	for _, n := range g.Nodes {
+		if attr, ok := n.Attr.(ir.CommAttr); ok && n.Op.Class() == ir.Comm {
+			count[n.Op.String()+" "+attr.Axis+" "+n.Phase.String()+" "+n.Block()]++
+		}
+		if n.Op == ir.OpAdamW {
+			params++
+		}
+	}
+	for _, block := range []string{"h.0", "h.1"} {
+		require.Equal(t, 2, count["all_reduce tp fwd "+block])
+		require.Equal(t, 2, count["all_reduce tp bwd "+block])
+	}
+	require.Equal(t, 4, count["all_reduce tp fwd "], "embedding, max, sum of exponentials, target logit")
+	require.Equal(t, 1, count["all_reduce tp bwd "], "gradient of the head's input")
+	sync := count["all_reduce dp upd "] + count["all_reduce dp upd h.0"] + count["all_reduce dp upd h.1"]
+	require.Equal(t, params+1, sync, "every gradient once, and the loss")
+	require.Equal(t, 1, count["all_reduce tp upd "], "one global norm")
+	for key := range count {
+		require.False(t, strings.HasPrefix(key, "all_gather") || strings.HasPrefix(key, "all_to_all"), key)
+	}
+}
+
+func TestApplyLeavesTheGraphAlone(t *testing.T) {
+	g := trainGraph(t, 2)
+	before := g.String()
+	for range 2 {
+		_, err := partition.Apply(g, newPlan(2, 2, partition.Stage{First: 0, Last: 1, Recompute: 1}, partition.Stage{First: 1, Last: 2}), batch)
+		require.NoError(t, err)
+		require.Equal(t, before, g.String())
+	}
+}
+
+// TestTiedTable: each stage that holds the table sums the terms of both stages
+// and updates its copy; the norm counts it once.
+func TestTiedTable(t *testing.T) {
+	g, err := partition.Apply(trainGraph(t, 3), newPlan(1, 1,
+		partition.Stage{First: 0, Last: 1}, partition.Stage{First: 1, Last: 2}, partition.Stage{First: 2, Last: 3}), batch)
+	require.NoError(t, err)
+	require.NoError(t, g.Verify())
+	for _, name := range []string{"wte.weight@grad", "wte.weight@grad@s2"} {
+		require.Len(t, g.Find(name).Args, 2, name)
+	}
+	require.NotNil(t, g.Find("wte.weight/adamw@s2"))
+	require.NotNil(t, g.Find("wte.weight/sum_squares"))
+	require.Nil(t, g.Find("wte.weight/sum_squares@s2"))
+	require.Nil(t, g.Find("wte.weight@s1"))
+	require.Equal(t, "wte.weight", partition.BaseName("wte.weight@s2"))
+	require.Equal(t, "wte.weight@send2", partition.BaseName("wte.weight@send2"))
+}
+
+func TestRecomputeRepeatsOnlyWhatIsNeeded(t *testing.T) {
+	g, err := partition.Apply(trainGraph(t, 2), newPlan(1, 1, partition.Stage{First: 0, Last: 2, Recompute: 1}), batch)
+	require.NoError(t, err)
+	require.NoError(t, g.Verify())
+	var again []string
+	for _, n := range g.Nodes {
+		if name, ok := strings.CutSuffix(n.Name, "@re"); ok {
+			require.Equal(t, ir.Backward, n.Phase)
+			require.Equal(t, g.Find(name).Attr, n.Attr, "the same mask")
+			again = append(again, name)
+		}
+	}
+	require.Equal(t, []string{
+		"h.0.ln_1/layer_norm", "h.0.attn.c_attn/matmul", "h.0.attn.c_attn/add", "h.0.attn/attention",
+		"h.0.attn.c_proj/matmul", "h.0.attn.c_proj/add", "h.0.attn/dropout", "h.0/add",
+		"h.0.ln_2/layer_norm", "h.0.mlp.c_fc/matmul", "h.0.mlp.c_fc/add", "h.0.mlp/gelu",
+	}, again, "the block's output is not needed again")
+}
+
+func TestPlacementOfAnOp(t *testing.T) {
+	p := newPlan(1, 2, partition.Stage{First: 0, Last: 2})
+	p.Placements = append(p.Placements, partition.Placement{Match: `h\.1\.ln_1/layer_norm`, Spec: "[_,tp,_]"})
+	g, err := partition.Apply(trainGraph(t, 2), p, batch)
+	require.NoError(t, err)
+	require.NoError(t, g.Verify())
+	tp := g.Mesh.Axis(partition.AxisTP)
+	require.Equal(t, ir.ShardOn(1), g.Find("h.1.ln_1/layer_norm").Results[0].Spec[tp])
+	require.Equal(t, ir.Placement{}, g.Find("h.0.ln_1/layer_norm").Results[0].Spec[tp])
+
+	p.Placements[len(p.Placements)-1].Spec = "[_,_,tp]"
+	_, err = partition.Apply(trainGraph(t, 2), p, batch)
+	require.ErrorContains(t, err, "h.1.ln_1/layer_norm cannot lie as [_,_,tp] over axis tp")
+}
+
+func TestRanksAndDevices(t *testing.T) {
+	p := newPlan(3, 2, partition.Stage{First: 0, Last: 1}, partition.Stage{First: 1, Last: 2})
+	p.RuntimeNGPUs = 24
+	seen := map[[2]int]bool{}
+	for r := range p.RuntimeNGPUs {
+		stage, device := p.StageDevice(r)
+		require.Equal(t, r, p.WorldRank(stage, device))
+		seen[[2]int{stage, device}] = true
+		// Rank r is shard r mod 12 of unit r div 12.
+		require.Equal(t, r/12, device/p.TP/p.DP)
+		first, _ := p.StageDevice(r % 12)
+		require.Equal(t, first, stage)
+	}
+	require.Len(t, seen, 24)
+	require.Equal(t, 6, p.DataParallel())
+}
+
+func TestPlansRefused(t *testing.T) {
+	g := trainGraph(t, 2)
+	for name, c := range map[string]struct {
+		edit func(*partition.Plan)
+		want string
+	}{
+		"degree":     {func(p *partition.Plan) { p.TP = 3 }, "plan_ngpus: 4 is not dp 2 x tp 3 x 1 stages"},
+		"zero":       {func(p *partition.Plan) { p.DP = 0 }, "dp: is 0, want at least 1"},
+		"huge":       {func(p *partition.Plan) { p.RuntimeNGPUs = 1 << 40 }, "at most 1048576"},
+		"units":      {func(p *partition.Plan) { p.RuntimeNGPUs = 6 }, "runtime_ngpus: 6 is not a multiple of plan_ngpus 4"},
+		"batch":      {func(p *partition.Plan) { p.DP, p.PlanNGPUs, p.RuntimeNGPUs = 8, 16, 16 }, "8 data-parallel ranks cannot share a global batch of 7"},
+		"schedule":   {func(p *partition.Plan) { p.Schedule = "2f2b" }, `unknown schedule "2f2b"`},
+		"blocks":     {func(p *partition.Plan) { p.Stages[0].Last = 1 }, "stages: cover 1 blocks, the model has 2"},
+		"recompute":  {func(p *partition.Plan) { p.Stages[0].Recompute = 3 }, "stages[0].recompute: is 3 of 2 blocks"},
+		"regexp":     {func(p *partition.Plan) { p.Placements[0].Match = "(" }, "placements[0].match"},
+		"axis":       {func(p *partition.Plan) { p.Placements[0].Spec = "[_,xp,_,_]" }, `no axis "xp"`},
+		"batch axis": {func(p *partition.Plan) { p.Placements[0].Spec = "[dp,_,_,_]" }, "only tp can be placed"},
+		"rank":       {func(p *partition.Plan) { p.Placements[0].Spec = "[tp]" }, "h.0.attn.c_attn.weight has 4 dimensions"},
+		"too fine": {func(p *partition.Plan) { p.DP, p.TP = 1, 4 },
+			"h.0.attn.c_attn.weight: dimension 1 of size 3 cannot be split over 4 ranks"},
+		"illegal": {func(p *partition.Plan) { p.Placements[0].Spec = "[tp,_,_,_]" }, "dimension 0 of size 3"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := newPlan(2, 2, partition.Stage{First: 0, Last: 2})
+			c.edit(p)
+			if name == "illegal" {
+				p.DP, p.TP = 1, 4
+			}
+			_, err := partition.Apply(g, p, batch)
+			var planErr *partition.PlanError
+			require.ErrorAs(t, err, &planErr)
+			require.ErrorContains(t, err, c.want)
+		})
+	}
+}
+
+// TestPathReachesEverySpec walks random specs of a three-dimensional value over
+// two device axes: any leads to any other (but a max reduction cannot be
+// invented), by steps each of which changes one axis as its collective does.
+func TestPathReachesEverySpec(t *testing.T) {
+	seed := rand.Uint64()
+	t.Logf("seed %d", seed)
+	rng := rand.New(rand.NewPCG(seed, 0))
+	mesh := ir.Mesh{Axes: []ir.Axis{{Name: "dp", Size: 2}, {Name: "tp", Size: 3}}}
+	spec := func() ir.ShardSpec {
+		var s ir.ShardSpec
+		for a := range mesh.Axes {
+			switch k := rng.IntN(5); k {
+			case 0, 1, 2:
+				s[a] = ir.ShardOn(k)
+			case 3:
+				s[a] = ir.PartialOf(ir.Sum)
+			}
+		}
+		return s
+	}
+	for range 2000 {
+		from, to := spec(), spec()
+		steps, err := partition.Path(mesh, from, to)
+		if partialFromShard(from, to) {
+			require.Error(t, err)
+			continue
+		}
+		require.NoError(t, err, "%s to %s", from.Format(mesh, 3), to.Format(mesh, 3))
+		cur := from
+		for _, s := range steps {
+			axis := mesh.Axis(s.Attr.Axis)
+			for a := range mesh.Axes {
+				if a != axis {
+					require.Equal(t, cur[a], s.Spec[a])
+				}
+			}
+			// A slice can only change while no inner axis cuts the same dimension.
+			for _, p := range []ir.Placement{cur[axis], s.Spec[axis]} {
+				if p.Kind == ir.Shard {
+					for _, inner := range cur.ShardAxes(int(p.Dim)) {
+						require.LessOrEqual(t, inner, axis)
+					}
+				}
+			}
+			cur = s.Spec
+		}
+		require.Equal(t, to, cur)
+	}
+}
+
+func partialFromShard(from, to ir.ShardSpec) bool {
+	for a := range from {
+		if from[a].Kind == ir.Shard && to[a].Kind == ir.Partial {
+			return true
+		}
+	}
+	return false
+}

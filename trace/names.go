@@ -1,0 +1,23 @@
+package trace
+
+import "github.com/autopar/autopar/ir"
+
+// The words of package ir that a model needs, so that it imports this package
+// alone.
+type (
+	Graph     = ir.Graph
+	ParamAttr = ir.ParamAttr
+	AdamWAttr = ir.AdamWAttr
+)
+
+// See the constants of the same names in package ir.
+const (
+	F32 = ir.F32
+	I32 = ir.I32
+
+	Update = ir.Update
+
+	InitZeros  = ir.InitZeros
+	InitOnes   = ir.InitOnes
+	InitNormal = ir.InitNormal
+)

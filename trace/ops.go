@@ -1,0 +1,130 @@
+package trace
+
+import "github.com/autopar/autopar/ir"
+
+// In the shapes below ... stands for any number of dimensions; all tensors are
+// f32 but ids, targets and positions, which are i32. See package ir/interp for
+// what each op computes.
+
+// Add returns a + b. b[s...] is repeated over the leading dimensions of a[..., s...].
+func (t *Tracer) Add(a, b Tensor) Tensor { return t.record(ir.OpAdd, nil, a, b)[0] }
+
+// Scale returns x times the scalar s, which has no gradient.
+func (t *Tracer) Scale(x, s Tensor) Tensor { return t.record(ir.OpScale, nil, x, s)[0] }
+
+// Sum returns the sum of all elements, a scalar.
+func (t *Tracer) Sum(x Tensor) Tensor { return t.record(ir.OpSum, nil, x)[0] }
+
+// Linear returns x wᵀ + b for x[..., in...], w[out..., in...] and b[out...],
+// contracting the last k dimensions of both. b may be missing.
+func (t *Tracer) Linear(x, w, b Tensor, k int) Tensor {
+	y := t.record(ir.OpMatMul, ir.MatMulAttr{Form: ir.MatMulNT, K: k}, x, w)[0]
+	if b == (Tensor{}) {
+		return y
+	}
+	return t.Add(y, b)
+}
+
+// Embedding returns the rows [..., c] of table[v, c] that ids[...] name.
+func (t *Tracer) Embedding(table, ids Tensor) Tensor {
+	return t.record(ir.OpEmbedding, nil, table, ids)[0]
+}
+
+// LayerNorm normalizes the last dimension of x[..., c] to mean 0 and variance 1,
+// then applies w[c] and, unless it is missing, b[c].
+func (t *Tracer) LayerNorm(x, w, b Tensor, eps float64) Tensor {
+	if b == (Tensor{}) {
+		return t.record(ir.OpLayerNorm, ir.LayerNormAttr{Eps: eps}, x, w)[0]
+	}
+	return t.record(ir.OpLayerNorm, ir.LayerNormAttr{Eps: eps, Bias: true}, x, w, b)[0]
+}
+
+// GELU applies the exact GELU, or its tanh approximation, to each element.
+func (t *Tracer) GELU(x Tensor, tanh bool) Tensor {
+	return t.record(ir.OpGELU, ir.GELUAttr{Tanh: tanh}, x)[0]
+}
+
+// Dropout zeroes each element with probability p and scales the others by
+// 1/(1-p). p = 0 records nothing.
+func (t *Tracer) Dropout(x Tensor, p float64, random Stream) Tensor {
+	if p == 0 {
+		return x
+	}
+	return t.keyed(ir.OpDropout, p, x, random)
+}
+
+// Attention is causal multi-head attention of packed queries, keys and values
+// qkv[b, t, 3, h, d], with dropout p on the probabilities; the result is
+// [b, t, h, d]. random is unused, but must be there, when p = 0.
+func (t *Tracer) Attention(qkv Tensor, p float64, random Stream) Tensor {
+	return t.keyed(ir.OpAttention, p, qkv, random)
+}
+
+// keyed records an op that draws random numbers from the stream named like the
+// node itself.
+func (t *Tracer) keyed(op ir.Op, p float64, x Tensor, random Stream) Tensor {
+	y := t.record(op, ir.DropoutAttr{P: p}, x, random.Seed, random.Step)[0]
+	if y.v != nil {
+		y.v.Def.Attr = ir.DropoutAttr{P: p, Key: y.v.Def.Name}
+	}
+	return y
+}
+
+// AttentionDecode attends from the one token of qkv[b, 1, 3, h, d], which is at
+// position pos (an i32 scalar), to all before it, whose keys and values are in
+// cache[b, t, 2, h, d]. The result is [b, 1, h, d]; the cache gains the token.
+func (t *Tracer) AttentionDecode(qkv, cache, pos Tensor) Tensor {
+	r := t.record(ir.OpAttentionDecode, nil, qkv, cache, pos)
+	t.Update(cache, r[1])
+	return r[0]
+}
+
+// CrossEntropy returns -log softmax(logits)[target] for each row of
+// logits[..., v] and targets[...]; rows whose target is negative give 0.
+func (t *Tracer) CrossEntropy(logits, targets Tensor) Tensor {
+	rowMax := t.record(ir.OpRowMax, nil, logits)[0]
+	rowSum := t.record(ir.OpRowSumExp, nil, logits, rowMax)[0]
+	pick := t.record(ir.OpRowPick, nil, logits, targets)[0]
+	return t.record(ir.OpNLL, nil, rowMax, rowSum, pick, targets)[0]
+}
+
+// GlobalNorm returns the 2-norm of all gradients together, a scalar. grads[i] is
+// the gradient of weights[i], whose name its part of the sum bears.
+func (t *Tracer) GlobalNorm(weights, grads []Tensor) Tensor {
+	squares := make([]Tensor, len(grads))
+	for i, g := range grads {
+		squares[i] = t.recordAs(weights[i].Name(), ir.OpSumSquares, nil, g)[0]
+	}
+	return t.record(ir.OpSqrt, nil, t.record(ir.OpAddN, nil, squares...)[0])[0]
+}
+
+// ClipScale returns the factor min(1, max/(norm+1e-6)) that clips gradients of
+// the given norm.
+func (t *Tracer) ClipScale(norm Tensor, max float64) Tensor {
+	return t.record(ir.OpClipScale, ir.ClipAttr{MaxNorm: max}, norm)[0]
+}
+
+// AdamW makes weight's next value one AdamW step from its gradient times clip,
+// at rate lr. It declares the two moments, <weight>.exp_avg and .exp_avg_sq, as
+// state. Weights declared without Decay are not decayed, whatever attr says.
+func (t *Tracer) AdamW(weight, grad, clip, lr, step Tensor, attr ir.AdamWAttr) {
+	if t.rec.err != nil || !t.owns(weight) {
+		return
+	}
+	declared, ok := weight.v.Def.Attr.(ir.ParamAttr)
+	if !ok {
+		t.Failf("adamw: %s is not a parameter", describe(weight))
+		return
+	}
+	if !declared.Decay {
+		attr.WeightDecay = 0
+	}
+	root := &Tracer{rec: t.rec, phase: t.phase}
+	state := ir.ParamAttr{Init: ir.InitZeros, State: true}
+	m := root.Param(weight.Name()+".exp_avg", weight.Shape(), state)
+	v := root.Param(weight.Name()+".exp_avg_sq", weight.Shape(), state)
+	next := t.recordAs(weight.Name(), ir.OpAdamW, attr, weight, m, v, grad, clip, lr, step)
+	t.Update(weight, next[0])
+	t.Update(m, next[1])
+	t.Update(v, next[2])
+}

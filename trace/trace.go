@@ -1,0 +1,282 @@
+// Package trace is the language in which models are written. A forward function
+// runs once on symbolic tensors; what it does is recorded as an [ir.Graph].
+//
+// A Tracer carries the module path at which it records: t.Scope("h", 3) is the
+// same graph seen from module h.3. Each recorded node is named by that path and
+// its op (h.3.attn.c_attn/matmul) and knows the source line of the caller.
+//
+// Mistakes (shapes that do not fit, values of another tracer) are kept, not
+// panicked: the first one is returned by [Tracer.Finish] with its source line,
+// and everything recorded after it is dropped.
+package trace
+
+import (
+	"fmt"
+	"path"
+	"path/filepath"
+	goruntime "runtime"
+	"strings"
+
+	"github.com/autopar/autopar/ir"
+	"github.com/autopar/autopar/ir/autodiff"
+)
+
+// Tracer records operations into one graph. Tracers derived from another by
+// Scope or Phase record into the same graph.
+type Tracer struct {
+	rec   *recording
+	path  string
+	phase ir.Phase
+}
+
+// recording is what all tracers of a graph share.
+type recording struct {
+	graph *ir.Graph
+	err   error
+}
+
+// Tensor is the user's handle of one value. The zero Tensor stands for a missing
+// operand, such as the bias of a layer that has none.
+type Tensor struct {
+	v   *ir.Value
+	rec *recording
+}
+
+// Stream is the source of random numbers of a step: what is drawn is a function
+// of the seed, the step, the name of the drawing node and the element's index.
+// Both are i32 scalars.
+type Stream struct{ Seed, Step Tensor }
+
+// New returns a tracer at the root path, in phase Forward, of an empty graph.
+func New(name string) *Tracer {
+	return &Tracer{rec: &recording{graph: ir.NewGraph(name)}}
+}
+
+// Scope returns the tracer for a module inside this one: Scope("h", 3) of the
+// root records at h.3, Scope("attn") of that at h.3.attn.
+func (t *Tracer) Scope(name string, index ...int) *Tracer {
+	s := *t
+	s.path = t.join(name)
+	for _, i := range index {
+		s.path = fmt.Sprintf("%s.%d", s.path, i)
+	}
+	return &s
+}
+
+// Phase returns the tracer that records at the same path in another phase.
+func (t *Tracer) Phase(p ir.Phase) *Tracer {
+	s := *t
+	s.phase = p
+	return &s
+}
+
+func (t *Tracer) join(name string) string {
+	if t.path == "" {
+		return name
+	}
+	return t.path + "." + name
+}
+
+// Finish checks that nothing went wrong and returns the graph, without the nodes
+// that no output and no update needs.
+func (t *Tracer) Finish() (*ir.Graph, error) {
+	if t.rec.err != nil {
+		return nil, t.rec.err
+	}
+	t.rec.graph.Prune()
+	return t.rec.graph, nil
+}
+
+// Failf records an error of the user's own, with the caller's source line,
+// unless there is one already.
+func (t *Tracer) Failf(format string, args ...any) {
+	if t.rec.err == nil {
+		t.rec.err = fmt.Errorf("trace: %s: %w", caller(), fmt.Errorf(format, args...))
+	}
+}
+
+// Param declares a parameter called name inside the current module, as in
+// Scope("ln_f").Param("weight", ...) for ln_f.weight.
+func (t *Tracer) Param(name string, shape []int, attr ir.ParamAttr) Tensor {
+	return t.leaf(ir.OpParam, name, ir.Type{DType: ir.F32, Shape: shape}, attr)
+}
+
+// Input declares a value that the caller feeds.
+func (t *Tracer) Input(name string, dtype ir.DType, shape ...int) Tensor {
+	return t.leaf(ir.OpInput, name, ir.Type{DType: dtype, Shape: shape}, nil)
+}
+
+// Const records a scalar constant.
+func (t *Tracer) Const(name string, dtype ir.DType, value float64) Tensor {
+	return t.leaf(ir.OpConst, name, ir.Type{DType: dtype}, ir.ConstAttr{Value: value})
+}
+
+func (t *Tracer) leaf(op ir.Op, name string, typ ir.Type, attr ir.Attr) Tensor {
+	if t.rec.err != nil {
+		return Tensor{}
+	}
+	full := t.join(name)
+	v, err := t.rec.graph.Leaf(op, full, typ, attr)
+	if err != nil {
+		t.Failf("%w", err)
+		return Tensor{}
+	}
+	if v.Def.Name != full {
+		t.Failf("%s: the name %q is taken", op, full)
+		return Tensor{}
+	}
+	v.Def.Pos, v.Def.Phase = caller(), t.phase
+	return t.tensor(v)
+}
+
+func (t *Tracer) tensor(v *ir.Value) Tensor { return Tensor{v, t.rec} }
+
+// Output makes x readable under the given name after each run.
+func (t *Tracer) Output(name string, x Tensor) {
+	if t.rec.err != nil {
+		return
+	}
+	if !t.owns(x) {
+		return
+	}
+	if t.rec.graph.Output(name) != nil {
+		t.Failf("output %q is named twice", name)
+		return
+	}
+	t.rec.graph.Outputs = append(t.rec.graph.Outputs, ir.Output{Name: name, Value: x.v})
+}
+
+// Update makes next the value of param for the next run.
+func (t *Tracer) Update(param, next Tensor) {
+	if t.rec.err != nil || !t.owns(param, next) {
+		return
+	}
+	if param.v.Def.Op != ir.OpParam || !param.v.Type.Equal(next.v.Type) {
+		t.Failf("update: %s cannot become %s", describe(param), describe(next))
+		return
+	}
+	t.rec.graph.Updates = append(t.rec.graph.Updates, ir.StateUpdate{Param: param.v, New: next.v})
+}
+
+// Weights returns the parameters declared so far that are not state, in order of
+// declaration.
+func (t *Tracer) Weights() []Tensor {
+	var out []Tensor
+	for _, v := range t.rec.graph.Params() {
+		if !v.Def.Attr.(ir.ParamAttr).State {
+			out = append(out, t.tensor(v))
+		}
+	}
+	return out
+}
+
+// Grad records the backward pass of a scalar loss and returns its gradient with
+// respect to each of wrt. See [autodiff.Grad].
+func (t *Tracer) Grad(loss Tensor, wrt []Tensor) []Tensor {
+	out := make([]Tensor, len(wrt))
+	if t.rec.err != nil || !t.owns(loss) || !t.owns(wrt...) {
+		return out
+	}
+	values := make([]*ir.Value, len(wrt))
+	for i, w := range wrt {
+		values[i] = w.v
+	}
+	grads, err := autodiff.Grad(t.rec.graph, loss.v, values)
+	if err != nil {
+		t.Failf("%w", err)
+		return out
+	}
+	for i, v := range values {
+		out[i] = t.tensor(grads[v])
+	}
+	return out
+}
+
+// record appends one node named <path>/<op> and returns its results.
+func (t *Tracer) record(op ir.Op, attr ir.Attr, args ...Tensor) []Tensor {
+	return t.recordAs(t.path, op, attr, args...)
+}
+
+// recordAs is record at another path.
+func (t *Tracer) recordAs(module string, op ir.Op, attr ir.Attr, args ...Tensor) []Tensor {
+	// Three results is the most that an op has; a failed call returns missing
+	// tensors, which nothing looks into.
+	failed := make([]Tensor, 3)
+	if t.rec.err != nil || !t.owns(args...) {
+		return failed
+	}
+	values := make([]*ir.Value, len(args))
+	for i, a := range args {
+		values[i] = a.v
+	}
+	name := op.String()
+	if module != "" {
+		name = module + "/" + name
+	}
+	n, err := t.rec.graph.Add(op, attr, name, t.phase, values...)
+	if err != nil {
+		t.Failf("%w", err)
+		return failed
+	}
+	n.Pos = caller()
+	out := make([]Tensor, len(n.Results))
+	for i, v := range n.Results {
+		out[i] = t.tensor(v)
+	}
+	return out
+}
+
+// owns fails unless every tensor is there and of this graph.
+func (t *Tracer) owns(xs ...Tensor) bool {
+	for i, x := range xs {
+		if x.v == nil {
+			t.Failf("operand %d is missing", i)
+			return false
+		}
+		if x.rec != t.rec {
+			t.Failf("operand %d, %s, belongs to another graph", i, describe(x))
+			return false
+		}
+	}
+	return true
+}
+
+func describe(x Tensor) string {
+	if x.v == nil {
+		return "a missing tensor"
+	}
+	return fmt.Sprintf("%s %s", x.v.Name(), x.v.Type)
+}
+
+// Shape returns the shape, nil for a missing tensor. It must not be modified.
+func (x Tensor) Shape() []int {
+	if x.v == nil {
+		return nil
+	}
+	return x.v.Type.Shape
+}
+
+// Name returns the structural name of the value, "" for a missing tensor.
+func (x Tensor) Name() string {
+	if x.v == nil {
+		return ""
+	}
+	return x.v.Name()
+}
+
+// caller returns file:line, the file by its base name, of the innermost frame
+// outside this package (its tests count as outside).
+func caller() string {
+	var pcs [16]uintptr
+	frames := goruntime.CallersFrames(pcs[:goruntime.Callers(2, pcs[:])])
+	for {
+		f, more := frames.Next()
+		pkg, _, _ := strings.Cut(path.Base(f.Function), ".")
+		if pkg != "trace" || strings.HasSuffix(f.File, "_test.go") {
+			return fmt.Sprintf("%s:%d", filepath.Base(f.File), f.Line)
+		}
+		if !more {
+			return "unknown:0"
+		}
+	}
+}
