@@ -91,6 +91,41 @@ func TestInFlight(t *testing.T) {
 	}
 }
 
+// TestForwardPrograms: the evaluation, logits and decoding graphs compile by the
+// plan too, and evaluation fits in the arena of training.
+func TestForwardPrograms(t *testing.T) {
+	cfg := model(2)
+	train := generate(t, trainGraph(t, 2), plan(2, 2, 2, 2, 2, partition.OneFOneB, false))
+	eval, err := gpt.EvalStep(cfg, batch, 33)
+	require.NoError(t, err)
+	q, err := partition.Apply(eval, train.Plan, batch)
+	require.NoError(t, err)
+	shared, err := codegen.Generate(q, train.Plan, batch, train)
+	require.NoError(t, err)
+	require.NoError(t, codegen.Check(shared))
+	for s, st := range shared.Stages {
+		require.LessOrEqual(t, st.Arena(), train.Stages[s].Arena())
+		for name, id := range st.Params {
+			require.Equal(t, train.Stages[s].Buffers[train.Stages[s].Params[name]].Offset, st.Buffers[id].Offset, name)
+		}
+	}
+	logits, err := gpt.Logits(cfg, 3, 33)
+	require.NoError(t, err)
+	decode, err := gpt.Decode(cfg, 3, 33)
+	require.NoError(t, err)
+	for _, g := range []*ir.Graph{logits, decode} {
+		p := plan(1, 1, 1, 3, 2, partition.GPipe, false)
+		q, err := partition.Apply(g, p, 3)
+		require.NoError(t, err)
+		prog, err := codegen.Generate(q, p, 3, nil)
+		require.NoError(t, err)
+		require.NoError(t, codegen.Check(prog))
+		p.MicroBatch = 2
+		_, err = partition.Apply(g, p, 3)
+		require.ErrorContains(t, err, "micro_batch")
+	}
+}
+
 // TestNoFullLogits: under a vocabulary split no rank holds all logits (row 28).
 func TestNoFullLogits(t *testing.T) {
 	prog := generate(t, trainGraph(t, 1), plan(1, 3, 1, batch, 1, partition.GPipe, false))

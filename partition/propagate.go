@@ -48,7 +48,7 @@ func propagate(g *ir.Graph, p *Plan, mesh ir.Mesh) (*ir.Graph, error) {
 		}
 	}
 	for _, o := range g.Outputs {
-		v, err := pr.reshard(pr.made[o.Value], ir.ShardSpec{}, ir.Update)
+		v, err := pr.output(pr.made[o.Value])
 		if err != nil {
 			return nil, fmt.Errorf("partition: output %s: %w", o.Name, err)
 		}
@@ -66,12 +66,32 @@ func propagate(g *ir.Graph, p *Plan, mesh ir.Mesh) (*ir.Graph, error) {
 	return pr.dst, nil
 }
 
-// leaves places parameters, their optimizer state, and inputs.
+// output makes a value whole on every rank. One that follows the batch can be
+// read after the step only if there is a single micro-batch.
+func (pr *propagator) output(v *ir.Value) (*ir.Value, error) {
+	var whole ir.ShardSpec
+	if mb := pr.mesh.Axis(AxisMB); v.Spec[mb].Kind == ir.Shard {
+		if m := pr.mesh.Axes[mb].Size; m > 1 {
+			return nil, planErrorf("micro_batch", "%s is made anew by each of %d micro-batches, so it cannot be an output", v.Name(), m)
+		}
+		whole[mb] = v.Spec[mb]
+	}
+	return pr.reshard(v, whole, ir.Update)
+}
+
+// leaves places parameters, their optimizer state, caches, and inputs.
 func (pr *propagator) leaves() error {
 	state := map[*ir.Value]*ir.Value{} // optimizer state -> its parameter
+	cache := map[*ir.Value]bool{}      // keys and values of the batch's sequences
 	for _, n := range pr.src.Nodes {
-		if n.Op == ir.OpAdamW {
+		switch n.Op {
+		case ir.OpAdamW:
 			state[n.Args[1]], state[n.Args[2]] = n.Args[0], n.Args[0]
+		case ir.OpAttentionDecode:
+			cache[n.Args[1]] = true
+			if m := pr.mesh.Size(AxisMB); m > 1 {
+				return planErrorf("micro_batch", "%s keeps a cache of the whole batch, which %d micro-batches cannot share", n.Name, m)
+			}
 		}
 	}
 	for _, n := range pr.src.Nodes {
@@ -90,16 +110,24 @@ func (pr *propagator) leaves() error {
 				return err
 			}
 			v.Spec = spec
+			if cache[v] {
+				pr.alongBatch(v)
+			}
 		case n.Op == ir.OpInput && len(v.Type.Shape) >= 2:
 			// The batch comes first in every input of two or more dimensions.
-			for a, axis := range pr.mesh.Axes {
-				if axis.Time || axis.Name == AxisDP && axis.Size > 1 {
-					v.Spec[a] = ir.ShardOn(0)
-				}
-			}
+			pr.alongBatch(v)
 		}
 	}
 	return nil
+}
+
+// alongBatch cuts dimension 0 as the batch is cut.
+func (pr *propagator) alongBatch(v *ir.Value) {
+	for a, axis := range pr.mesh.Axes {
+		if axis.Time || axis.Name == AxisDP && axis.Size > 1 {
+			v.Spec[a] = ir.ShardOn(0)
+		}
+	}
 }
 
 // gradients notes, for every value that ends as the gradient of a parameter,

@@ -1,0 +1,158 @@
+package interp
+
+import (
+	"fmt"
+	"math"
+
+	"github.com/autopar/autopar/ir"
+)
+
+// The parts of a packed attention input or key-value cache.
+const (
+	query = iota
+	key
+	value
+)
+
+// packed reads tensors of shape [B, T, parts, NH, D].
+type packed struct {
+	Tensor
+}
+
+// at returns the index of one element of a part.
+func (p packed) at(b, t, part, h, d int) int {
+	s := p.Shape
+	return (((b*s[1]+t)*s[2]+part)*s[3]+h)*s[4] + d
+}
+
+// dot returns the inner product of the head vectors of two positions.
+func (p packed) dot(b, h, ti, parti, tj, partj int) float64 {
+	s := 0.0
+	for d := range p.Shape[4] {
+		s += p.F[p.at(b, ti, parti, h, d)] * p.F[p.at(b, tj, partj, h, d)]
+	}
+	return s
+}
+
+// attention is causal scaled dot-product attention (Vaswani et al., 2017), each
+// head h of each sequence b apart:
+//
+//	s_ij = q_i·k_j/√D for j <= i,  lse_i = log Σ_j exp(s_ij)
+//	o_i  = Σ_j m_ij exp(s_ij - lse_i) v_j
+//
+// with the dropout mask m at index ((b NH + h) T + i) T + j.
+func attention(n *ir.Node, in, out []Tensor) error {
+	qkv := packed{in[0]}
+	batch, length, heads, width := in[0].Shape[0], in[0].Shape[1], in[0].Shape[3], in[0].Shape[4]
+	m := newMask(n.Attr.(ir.DropoutAttr), in[1], in[2])
+	o, lse := out[0].F, out[1].F
+	scores := make([]float64, length)
+	for b := range batch {
+		for h := range heads {
+			for i := range length {
+				for j := range i + 1 {
+					scores[j] = qkv.dot(b, h, i, query, j, key) / math.Sqrt(float64(width))
+				}
+				row := (b*heads+h)*length + i
+				lse[row] = logSumExp(scores[:i+1])
+				for j := range i + 1 {
+					p := math.Exp(scores[j]-lse[row]) * m.at(row*length+j)
+					for d := range width {
+						o[((b*length+i)*heads+h)*width+d] += p * qkv.F[qkv.at(b, j, value, h, d)]
+					}
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// attentionGrad recomputes the probabilities from lse, as FlashAttention does
+// (Dao et al., 2022, algorithm 4): with p_ij = exp(s_ij - lse_i),
+//
+//	dv_j  = Σ_i m_ij p_ij do_i
+//	ds_ij = p_ij (m_ij do_i·v_j - do_i·o_i)
+//	dq_i  = Σ_j ds_ij k_j/√D,  dk_j = Σ_i ds_ij q_i/√D
+func attentionGrad(n *ir.Node, in, out []Tensor) error {
+	do, qkv, o, lse := in[0].F, packed{in[1]}, in[2].F, in[3].F
+	batch, length, heads, width := qkv.Shape[0], qkv.Shape[1], qkv.Shape[3], qkv.Shape[4]
+	m := newMask(n.Attr.(ir.DropoutAttr), in[4], in[5])
+	scale := 1 / math.Sqrt(float64(width))
+	dqkv := out[0].F
+	for b := range batch {
+		for h := range heads {
+			for i := range length {
+				row := (b*heads+h)*length + i
+				at := ((b*length+i)*heads + h) * width // of do_i and o_i
+				doDotO := 0.0
+				for d := range width {
+					doDotO += do[at+d] * o[at+d]
+				}
+				for j := range i + 1 {
+					p := math.Exp(qkv.dot(b, h, i, query, j, key)*scale - lse[row])
+					mij := m.at(row*length + j)
+					doDotV := 0.0
+					for d := range width {
+						doDotV += do[at+d] * qkv.F[qkv.at(b, j, value, h, d)]
+					}
+					ds := p * (mij*doDotV - doDotO)
+					for d := range width {
+						q, k, v := qkv.at(b, i, query, h, d), qkv.at(b, j, key, h, d), qkv.at(b, j, value, h, d)
+						dqkv[q] += ds * qkv.F[k] * scale
+						dqkv[k] += ds * qkv.F[q] * scale
+						dqkv[v] += mij * p * do[at+d]
+					}
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// attentionDecode is one position of attention without dropout, for sampling:
+// next is the cache with the new key and value put at pos, and o attends to
+// positions 0 to pos of it.
+func attentionDecode(_ *ir.Node, in, out []Tensor) error {
+	qkv, cache, pos := packed{in[0]}, packed{in[1]}, int(in[2].I[0])
+	batch, length, heads, width := cache.Shape[0], cache.Shape[1], cache.Shape[3], cache.Shape[4]
+	if pos < 0 || pos >= length {
+		return fmt.Errorf("pos %d is out of range [0, %d)", pos, length)
+	}
+	next, o := packed{out[1]}, out[0].F
+	copy(next.F, cache.F)
+	scores := make([]float64, pos+1)
+	for b := range batch {
+		for h := range heads {
+			for d := range width {
+				next.F[next.at(b, pos, key-1, h, d)] = qkv.F[qkv.at(b, 0, key, h, d)]
+				next.F[next.at(b, pos, value-1, h, d)] = qkv.F[qkv.at(b, 0, value, h, d)]
+			}
+			for j := range scores {
+				scores[j] = 0
+				for d := range width {
+					scores[j] += qkv.F[qkv.at(b, 0, query, h, d)] * next.F[next.at(b, j, key-1, h, d)] / math.Sqrt(float64(width))
+				}
+			}
+			lse := logSumExp(scores)
+			for j, s := range scores {
+				for d := range width {
+					o[(b*heads+h)*width+d] += math.Exp(s-lse) * next.F[next.at(b, j, value-1, h, d)]
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// logSumExp returns log Σ exp(x), computed relative to the largest x.
+func logSumExp(xs []float64) float64 {
+	top := math.Inf(-1)
+	for _, x := range xs {
+		top = max(top, x)
+	}
+	s := 0.0
+	for _, x := range xs {
+		s += math.Exp(x - top)
+	}
+	return top + math.Log(s)
+}

@@ -1,0 +1,187 @@
+package interp_test
+
+import (
+	"fmt"
+	"math"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/autopar/autopar/ir"
+	"github.com/autopar/autopar/ir/interp"
+	"github.com/autopar/autopar/ir/irtest"
+)
+
+// TestEveryRuleIsTrue takes the signatures at their word: for every node of
+// random graphs and every rule of its signature, the operands are cut in three
+// as the rule says, the op runs on each part alone, and the parts of the results
+// must make up the results of the whole. So a wrong row in the op table, a
+// dimension called splittable that is not, fails here.
+func TestEveryRuleIsTrue(t *testing.T) {
+	tried := map[string]bool{}
+	for seed := range uint64(25) {
+		s := irtest.RandomGraph(irtest.Rand(t, seed), 10, false)
+		values := map[*ir.Value]interp.Tensor{}
+		_, err := interp.Run(s.Graph, s.Feeds, interp.Options{Trace: func(v *ir.Value, x interp.Tensor) { values[v] = x }})
+		require.NoError(t, err)
+		for _, n := range s.Graph.Nodes {
+			if n.Op.Class() != ir.Compute {
+				continue
+			}
+			sig := ir.SignatureOf(n)
+			for rule := ir.PassPartial; rule < len(sig.Dims); rule++ {
+				if _, _, ok := sig.Rule(rule); ok {
+					tried[ruleName(sig, rule)] = true
+					checkRule(t, n, sig, rule, values)
+				}
+			}
+		}
+	}
+	for _, want := range []string{"matmul k0", "embedding v", "attention h", "row_max v", "add partial", "add_n partial", "embedding_grad partial"} {
+		require.True(t, tried[want], "no random graph tries the rule %s", want)
+	}
+}
+
+func ruleName(sig *ir.Signature, rule int) string {
+	switch rule {
+	case ir.PassPartial:
+		return sig.Op.String() + " partial"
+	case ir.ReplicateAll:
+		return sig.Op.String() + " replicated"
+	}
+	return sig.Op.String() + " " + sig.Dims[rule].Name
+}
+
+const parts = 3
+
+func checkRule(t *testing.T, n *ir.Node, sig *ir.Signature, rule int, values map[*ir.Value]interp.Tensor) {
+	t.Helper()
+	name := fmt.Sprintf("rule %s of %s", ruleName(sig, rule), n.Name)
+	onArgs, onResults, _ := sig.Rule(rule)
+	axis := ir.Axis{Name: "x", Size: parts}
+	got := make([]interp.Tensor, len(n.Results))
+	for part := range parts {
+		args := make([]interp.Tensor, len(n.Args))
+		empty := false
+		for i, a := range n.Args {
+			args[i] = take(values[a], onArgs[i], axis, part)
+			empty = empty || ir.Elems(args[i].Shape) == 0
+		}
+		if rule >= 0 && sig.Dims[rule].Name == "v" {
+			cut := axis.Cut(sig.Dims[rule].Size, part)
+			if empty = empty || cut.Len == 0; !empty && !shiftIDs(n.Op, args, cut) {
+				return
+			}
+		}
+		if empty {
+			continue // a rank with nothing to do
+		}
+		out := eval(t, n.Op, n.Attr, args...)
+		for i := range out {
+			put(&got[i], n.Results[i].Type, out[i], onResults[i], axis, part)
+		}
+	}
+	for i, r := range n.Results {
+		require.InDeltaSlice(t, values[r].F, got[i].F, 1e-9, "%s: result %d is %s", name, i, onResults[i])
+	}
+}
+
+// shiftIDs makes ids relative to the vocabulary range that a part holds, as a
+// kernel that knows its offset does. It reports whether that can be expressed
+// with the op on the part alone: rows out of range must come out as 0.
+func shiftIDs(op ir.Op, args []interp.Tensor, cut ir.Span) bool {
+	shift := func(ids interp.Tensor) interp.Tensor {
+		out := interp.Zeros(ids.Type())
+		for i, id := range ids.I {
+			out.I[i] = -1
+			if at := int(id) - cut.Off; at >= 0 && at < cut.Len {
+				out.I[i] = int32(at)
+			}
+		}
+		return out
+	}
+	switch op {
+	case ir.OpRowMax, ir.OpRowSumExp:
+		return true
+	case ir.OpRowPick:
+		args[1] = shift(args[1])
+		return true
+	case ir.OpEmbedding: // a zero row in front of the table takes the ids out of range
+		table := args[0]
+		width := table.Shape[1]
+		args[0] = interp.Floats(append(make([]float64, width), table.F...), table.Shape[0]+1, width)
+		args[1] = shift(args[1])
+		for i := range args[1].I {
+			args[1].I[i]++
+		}
+		return true
+	}
+	return false
+}
+
+// take returns the operand that one part gets.
+func take(x interp.Tensor, p ir.Placement, axis ir.Axis, part int) interp.Tensor {
+	switch p.Kind {
+	case ir.Shard:
+		slab := slabOf(x.Shape, p, axis, part)
+		y := interp.Zeros(ir.Type{DType: x.Type().DType, Shape: slab.Local})
+		each(slab, func(global, local int) {
+			if x.I != nil {
+				y.I[local] = x.I[global]
+			} else {
+				y.F[local] = x.F[global]
+			}
+		})
+		return y
+	case ir.Partial: // unequal terms that add up to x
+		y := interp.Zeros(x.Type())
+		weights := [parts]float64{0.5, -1.25, 1.75}
+		for i := range y.F {
+			y.F[i] = x.F[i]*weights[(part+i)%parts] + float64(part-1)
+		}
+		return y
+	}
+	return x
+}
+
+// put adds a part's result to the whole one.
+func put(whole *interp.Tensor, t ir.Type, x interp.Tensor, p ir.Placement, axis ir.Axis, part int) {
+	first := whole.F == nil
+	if first {
+		*whole = interp.Zeros(t)
+	}
+	switch p.Kind {
+	case ir.Shard:
+		each(slabOf(t.Shape, p, axis, part), func(global, local int) { whole.F[global] = x.F[local] })
+	case ir.Partial:
+		for i := range x.F {
+			switch {
+			case p.Reduce == ir.Sum:
+				whole.F[i] += x.F[i]
+			case first:
+				whole.F[i] = x.F[i]
+			default:
+				whole.F[i] = math.Max(whole.F[i], x.F[i])
+			}
+		}
+	default:
+		copy(whole.F, x.F)
+	}
+}
+
+func slabOf(shape []int, p ir.Placement, axis ir.Axis, part int) ir.Slab {
+	return ir.Mesh{Axes: []ir.Axis{axis}}.Local(shape, ir.ShardSpec{p}, ir.Coord{part})
+}
+
+// each calls f with the global and local index of every element of a slab.
+func each(s ir.Slab, f func(global, local int)) {
+	for local := range int(s.Elems()) {
+		global, stride, rest := 0, 1, local
+		for d := len(s.Local) - 1; d >= 0; d-- {
+			global += (s.Offset[d] + rest%s.Local[d]) * stride
+			rest /= s.Local[d]
+			stride *= s.Global[d]
+		}
+		f(global, local)
+	}
+}
