@@ -104,9 +104,8 @@ func TestVerifyAfterEdits(t *testing.T) {
 }
 
 // TestVerifyEveryChangedPlacement changes one placement of a random legal
-// partition at a time. Verify must object, unless all that the change does is
-// turn one legal rule into another: then the node's own placements fit a rule,
-// and so do those of every user.
+// partition at a time. Verify must object to nearly all: only a change that turns
+// one legal rule of the node and of every user into another passes.
 func TestVerifyEveryChangedPlacement(t *testing.T) {
 	mesh := ir.Mesh{Axes: []ir.Axis{{Name: "dp", Size: 2}, {Name: "tp", Size: 3}}}
 	caught, legal := 0, 0
