@@ -70,13 +70,14 @@ func propagate(g *ir.Graph, p *Plan, mesh ir.Mesh) (*ir.Graph, error) {
 // read after the step only if there is a single micro-batch.
 func (pr *propagator) output(v *ir.Value) (*ir.Value, error) {
 	var whole ir.ShardSpec
+	phase := ir.Update
 	if mb := pr.mesh.Axis(AxisMB); v.Spec[mb].Kind == ir.Shard {
 		if m := pr.mesh.Axes[mb].Size; m > 1 {
 			return nil, planErrorf("micro_batch", "%s is made anew by each of %d micro-batches, so it cannot be an output", v.Name(), m)
 		}
-		whole[mb] = v.Spec[mb]
+		whole[mb], phase = v.Spec[mb], v.Def.Phase
 	}
-	return pr.reshard(v, whole, ir.Update)
+	return pr.reshard(v, whole, phase)
 }
 
 // leaves places parameters, their optimizer state, caches, and inputs.

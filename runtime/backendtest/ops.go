@@ -1,0 +1,369 @@
+package backendtest
+
+import (
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/autopar/autopar/ir"
+	"github.com/autopar/autopar/ir/interp"
+	"github.com/autopar/autopar/runtime"
+)
+
+// sample is one use of an op at odd sizes.
+type sample struct {
+	op   ir.Op
+	attr ir.Attr
+	args []ir.Type
+	// positive lists operands (by bit) that must be greater than zero.
+	positive uint32
+	// low and high bound integer operands: low <= x < high.
+	low, high int32
+}
+
+func f32(shape ...int) ir.Type { return ir.Type{DType: ir.F32, Shape: shape} }
+func i32(shape ...int) ir.Type { return ir.Type{DType: ir.I32, Shape: shape} }
+
+// samples covers every compute op.
+func samples() []sample {
+	const (
+		B, T, NH, D = 3, 33, 5, 7
+		C, V        = 35, 65
+	)
+	scalar, number := f32(), i32()
+	qkv, heads, lse := f32(B, T, 3, NH, D), f32(B, T, NH, D), f32(B, NH, T)
+	rows, logits, targets := f32(B, T), f32(B, T, V), i32(B, T)
+	var s []sample
+	add := func(op ir.Op, attr ir.Attr, args ...ir.Type) *sample {
+		s = append(s, sample{op: op, attr: attr, args: args, high: 1 << 20})
+		return &s[len(s)-1]
+	}
+	add(ir.OpAdd, nil, f32(B, T, C), f32(B, T, C))
+	add(ir.OpAdd, nil, f32(B, T, 3, NH, D), f32(3, NH, D))
+	add(ir.OpAdd, nil, scalar, scalar)
+	add(ir.OpAddN, nil, f32(B, C))
+	add(ir.OpAddN, nil, f32(B, C), f32(B, C))
+	add(ir.OpAddN, nil, f32(B, C), f32(B, C), f32(B, C), f32(B, C))
+	add(ir.OpScale, nil, f32(B, T, C), scalar)
+	add(ir.OpSumTo, ir.SumToAttr{Keep: 1}, f32(B, T, C))
+	add(ir.OpSumTo, ir.SumToAttr{Keep: 2}, f32(B, T, C))
+	add(ir.OpSumTo, ir.SumToAttr{Keep: 0}, f32(B, C))
+	add(ir.OpExpand, nil, f32(C), f32(B, T, C))
+	add(ir.OpExpand, nil, scalar, f32(B, T))
+	add(ir.OpSum, nil, f32(B, T, C))
+	add(ir.OpSumSquares, nil, f32(B, T, C))
+	add(ir.OpSqrt, nil, scalar).positive = 1
+	add(ir.OpClipScale, ir.ClipAttr{MaxNorm: 1}, scalar).positive = 1
+	add(ir.OpClipScale, ir.ClipAttr{MaxNorm: 100}, scalar).positive = 1
+
+	add(ir.OpMatMul, ir.MatMulAttr{Form: ir.MatMulNT, K: 1}, f32(B, T, C), f32(V, C))
+	add(ir.OpMatMul, ir.MatMulAttr{Form: ir.MatMulNT, K: 1}, f32(B, T, C), f32(3, NH, D, C))
+	add(ir.OpMatMul, ir.MatMulAttr{Form: ir.MatMulNT, K: 2}, heads, f32(C, NH, D))
+	add(ir.OpMatMul, ir.MatMulAttr{Form: ir.MatMulNN, K: 1}, f32(B, T, V), f32(V, C))
+	add(ir.OpMatMul, ir.MatMulAttr{Form: ir.MatMulNN, K: 3}, qkv, f32(3, NH, D, C))
+	add(ir.OpMatMul, ir.MatMulAttr{Form: ir.MatMulTN, K: 2}, f32(B, T, C), heads)
+	add(ir.OpMatMul, ir.MatMulAttr{Form: ir.MatMulTN, K: 1}, f32(T, 3), f32(T, C))
+
+	add(ir.OpEmbedding, nil, f32(V, C), targets).high = V
+	add(ir.OpEmbeddingGrad, ir.EmbeddingGradAttr{Rows: V}, targets, f32(B, T, C)).high = V
+	for _, bias := range []bool{false, true} {
+		attr := ir.LayerNormAttr{Eps: 1e-5, Bias: bias}
+		args := []ir.Type{f32(B, T, C), f32(C), f32(C)}
+		if !bias {
+			args = args[:2]
+		}
+		add(ir.OpLayerNorm, attr, args...)
+		add(ir.OpLayerNormGrad, attr, f32(B, T, C), f32(B, T, C), f32(C), rows, rows).positive = 1 << 4
+	}
+	for _, tanh := range []bool{false, true} {
+		add(ir.OpGELU, ir.GELUAttr{Tanh: tanh}, f32(B, T, C))
+		add(ir.OpGELUGrad, ir.GELUAttr{Tanh: tanh}, f32(B, T, C), f32(B, T, C))
+	}
+	for _, p := range []float64{0, 0.3} {
+		attr := ir.DropoutAttr{P: p, Key: "h.3.attn/dropout"}
+		add(ir.OpDropout, attr, f32(B, T, C), number, number)
+		add(ir.OpAttention, attr, qkv, number, number)
+		add(ir.OpAttentionGrad, attr, heads, qkv, heads, lse, number, number).positive = 1 << 3
+	}
+	decode := add(ir.OpAttentionDecode, nil, f32(B, 1, 3, NH, D), f32(B, T, 2, NH, D), number)
+	decode.low, decode.high = 17, 18
+
+	add(ir.OpRowMax, nil, logits)
+	add(ir.OpRowSumExp, nil, logits, rows)
+	pick := add(ir.OpRowPick, nil, logits, targets)
+	pick.low, pick.high = -1, V
+	loss := add(ir.OpNLL, nil, rows, rows, rows, targets)
+	loss.low, loss.high, loss.positive = -1, V, 1<<1
+	grad := add(ir.OpCrossEntropyGrad, nil, logits, rows, rows, targets, rows)
+	grad.low, grad.high, grad.positive = -1, V, 1<<2
+
+	adamw := add(ir.OpAdamW, ir.AdamWAttr{Beta1: 0.9, Beta2: 0.95, Eps: 1e-8, WeightDecay: 0.1},
+		f32(V, C), f32(V, C), f32(V, C), f32(V, C), scalar, scalar, number)
+	adamw.positive, adamw.high = 1<<2, 100
+	return s
+}
+
+// testOps runs every op on the whole value and on the parts of every legal
+// split, and compares what the parts make together with package interp.
+func testOps(t *testing.T, open Open) {
+	missing := map[ir.Op]bool{}
+	for _, op := range ir.Ops() {
+		missing[op] = op.Class() == ir.Compute
+	}
+	for i, s := range samples() {
+		missing[s.op] = false
+		t.Run(fmt.Sprintf("%s/%d", s.op, i), func(t *testing.T) {
+			ds, _ := devices(t, open, 1, time.Minute)
+			newOpTest(t, ds[0], s, uint64(i)).run(t)
+		})
+	}
+	for op, is := range missing {
+		require.False(t, is, "no sample of %s", op)
+	}
+}
+
+// testAccumulate adds micro-batches up.
+func testAccumulate(t *testing.T, open Open) {
+	ds, _ := devices(t, open, 1, time.Minute)
+	slab := ir.Whole([]int{3, 35})
+	var a arena
+	x, acc := a.tensor(ir.F32, slab), a.tensor(ir.F32, slab)
+	require.NoError(t, ds[0].Alloc(a.end))
+	terms := random(rand.New(rand.NewPCG(1, 1)), slab.Elems())
+	upload(t, ds[0], x, terms)
+	upload(t, ds[0], acc, random(rand.New(rand.NewPCG(2, 2)), slab.Elems()))
+	k := &runtime.Kernel{
+		Node: &ir.Node{Op: ir.OpAccumulate, Attr: ir.CommAttr{Axis: "mb"}, Name: "x@accumulate_mb"},
+		Args: []runtime.Tensor{x}, Results: []runtime.Tensor{acc},
+	}
+	for microBatch := range 2 {
+		k.Accum = []bool{microBatch > 0}
+		require.NoError(t, ds[0].Launch(k))
+		for i, got := range download(t, ds[0], acc) {
+			require.Equal(t, terms[i]*float32(microBatch+1), got, "element %d after micro-batch %d", i, microBatch)
+		}
+	}
+}
+
+// opTest is a sample with its data.
+type opTest struct {
+	device runtime.Device
+	sample
+	node *ir.Node
+	args []interp.Tensor
+	want []interp.Tensor
+}
+
+func newOpTest(t *testing.T, d runtime.Device, s sample, seed uint64) *opTest {
+	o := &opTest{device: d, sample: s}
+	rng := rand.New(rand.NewPCG(seed, 1))
+	g := ir.NewGraph("op")
+	var values []*ir.Value
+	for i, typ := range s.args {
+		v, err := g.Leaf(ir.OpInput, fmt.Sprintf("x%d", i), typ, nil)
+		require.NoError(t, err)
+		values = append(values, v)
+		x := interp.Zeros(typ)
+		for j := range x.I {
+			x.I[j] = s.low + rng.Int32N(s.high-s.low)
+		}
+		for j, r := range random(rng, int64(len(x.F))) {
+			if s.positive&(1<<i) != 0 {
+				r = float32(math.Abs(float64(r))) + 0.5
+			}
+			x.F[j] = float64(r)
+		}
+		o.args = append(o.args, x)
+	}
+	var err error
+	o.node, err = g.Add(s.op, s.attr, "sample", ir.Forward, values...)
+	require.NoError(t, err)
+	o.want, err = interp.Eval(o.node, o.args)
+	require.NoError(t, err)
+	return o
+}
+
+func (o *opTest) run(t *testing.T) {
+	sig := ir.SignatureOf(o.node)
+	for rule := ir.ReplicateAll; rule < len(sig.Dims); rule++ {
+		for parts := 1; parts <= 3; parts++ {
+			if (rule < 0) != (parts == 1) || rule >= 0 && sig.Dims[rule].Size < parts {
+				continue
+			}
+			args, results, ok := sig.Rule(rule)
+			if !ok {
+				continue
+			}
+			for _, mode := range []mode{apart, inPlace, accumulating} {
+				if !o.has(mode) {
+					continue
+				}
+				o.split(t, split{parts, args, results, mode}, fmt.Sprintf("rule %d over %d, %s", rule, parts, mode))
+			}
+		}
+	}
+}
+
+// mode says where results go.
+type mode string
+
+const (
+	apart        mode = "apart"
+	inPlace      mode = "in place"
+	accumulating mode = "accumulating"
+)
+
+func (o *opTest) has(m mode) bool {
+	switch m {
+	case inPlace:
+		return o.shares(0) >= 0 || o.shares(1) >= 0
+	case accumulating:
+		for i := range o.node.Results {
+			if o.op.Accumulates(i) {
+				return true
+			}
+		}
+		return false
+	}
+	return true
+}
+
+// shares returns the operand whose place result i may have, or -1.
+func (o *opTest) shares(i int) int {
+	switch {
+	case o.op == ir.OpAdamW:
+		return i
+	case o.op == ir.OpAttentionDecode && i == 1:
+		return 1
+	case o.op.InPlace() && i == 0:
+		return 0
+	}
+	return -1
+}
+
+// split is one way to cut the sample.
+type split struct {
+	parts         int
+	args, results []ir.Placement
+	mode
+}
+
+const poison = 12345 // in results before a launch
+
+// split runs the parts one after another and checks what they make together.
+func (o *opTest) split(t *testing.T, s split, what string) {
+	mesh := ir.Mesh{Axes: []ir.Axis{{Name: "x", Size: s.parts}}}
+	sums := make([][]float64, len(o.want))
+	for i, w := range o.want {
+		sums[i] = make([]float64, len(w.F))
+		if s.results[i] == ir.PartialOf(ir.Max) {
+			for j := range sums[i] {
+				sums[i][j] = math.Inf(-1)
+			}
+		}
+	}
+	for p := range s.parts {
+		k, arena := o.kernel(mesh, s, p)
+		require.NoError(t, o.device.Alloc(arena))
+		memory := o.fill(t, k, arena)
+		require.NoError(t, o.device.Launch(k), what)
+		for i, r := range k.Results {
+			got := download(t, o.device, r)
+			eachElement(r.Slab, func(local, global int) {
+				x := float64(got[local])
+				if k.Accum[i] {
+					x -= poison
+				}
+				switch s.results[i].Kind {
+				case ir.Partial:
+					if s.results[i].Reduce == ir.Max {
+						sums[i][global] = max(sums[i][global], x)
+					} else {
+						sums[i][global] += x
+					}
+				default:
+					sums[i][global] = x
+				}
+			})
+		}
+		o.untouched(t, k, memory, what)
+	}
+	for i, w := range o.want {
+		for j, want := range w.F {
+			tolerance := 3e-5 * (1 + math.Abs(want))
+			if s.mode == accumulating && o.op.Accumulates(i) {
+				tolerance += 2e-3 * float64(s.parts) // of poison in float32
+			}
+			if diff := math.Abs(sums[i][j] - want); !(diff <= tolerance) {
+				t.Fatalf("%s: result %d, element %d of %v: got %v, want %v", what, i, j, w.Shape, sums[i][j], want)
+			}
+		}
+	}
+}
+
+// kernel places the operands and results of one part.
+func (o *opTest) kernel(mesh ir.Mesh, s split, p int) (*runtime.Kernel, int64) {
+	k := &runtime.Kernel{Node: o.node, Accum: make([]bool, len(o.want))}
+	var a arena
+	slab := func(shape []int, place ir.Placement) ir.Slab {
+		return mesh.Local(shape, ir.ShardSpec{place}, ir.Coord{p})
+	}
+	for i, v := range o.node.Args {
+		k.Args = append(k.Args, a.tensor(v.Type.DType, slab(v.Type.Shape, s.args[i])))
+	}
+	for i, v := range o.node.Results {
+		r := a.tensor(ir.F32, slab(v.Type.Shape, s.results[i]))
+		if from := o.shares(i); s.mode == inPlace && from >= 0 {
+			r.Offset = k.Args[from].Offset
+		}
+		k.Results = append(k.Results, r)
+		k.Accum[i] = s.mode == accumulating && o.op.Accumulates(i)
+	}
+	return k, a.end
+}
+
+// fill uploads operands and poisons the rest of the arena. It returns the arena.
+func (o *opTest) fill(t *testing.T, k *runtime.Kernel, bytes int64) []float32 {
+	memory := make([]float32, bytes/4)
+	for i := range memory {
+		memory[i] = poison
+	}
+	for i, a := range k.Args {
+		dst := memory[a.Offset/4:]
+		for j, x := range part(o.args[i].F, whole(a.Slab, o.args[i].F)) {
+			dst[j] = float32(x)
+		}
+		for j, x := range part(o.args[i].I, whole(a.Slab, o.args[i].I)) {
+			dst[j] = math.Float32frombits(uint32(x))
+		}
+	}
+	require.NoError(t, o.device.Upload(0, bytesOf(memory)))
+	return memory
+}
+
+// whole returns s, or an empty part if there are no elements to cut.
+func whole[E any](s ir.Slab, x []E) ir.Slab {
+	if x == nil {
+		return ir.Slab{Global: []int{0}, Offset: []int{0}, Local: []int{0}}
+	}
+	return s
+}
+
+// untouched checks that a launch wrote to its results only.
+func (o *opTest) untouched(t *testing.T, k *runtime.Kernel, before []float32, what string) {
+	after := make([]float32, len(before))
+	require.NoError(t, o.device.Download(bytesOf(after), 0))
+	for _, r := range k.Results {
+		n := r.Slab.Elems()
+		copy(after[r.Offset/4:][:n], before[r.Offset/4:][:n])
+	}
+	for i := range before {
+		if math.Float32bits(before[i]) != math.Float32bits(after[i]) {
+			t.Fatalf("%s: the launch changed word %d of the arena, outside of its results", what, i)
+		}
+	}
+}

@@ -1,0 +1,268 @@
+// Package backendtest is the conformance suite of backends: [Run] checks every
+// op and collective of a backend against package interp, at odd sizes, on parts
+// of values, in place and accumulating, and how the backend waits and fails.
+// [Inject] makes a backend that fails on purpose, for tests of executors.
+package backendtest
+
+import (
+	"errors"
+	"math"
+	"math/rand/v2"
+	"testing"
+	"time"
+	"unsafe"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/autopar/autopar/ir"
+	"github.com/autopar/autopar/runtime"
+)
+
+// Open makes a new backend for one test.
+type Open func(t *testing.T) runtime.Backend
+
+// Run checks that a backend keeps the contract of package runtime.
+func Run(t *testing.T, open Open) {
+	t.Run("memory", func(t *testing.T) { testMemory(t, open) })
+	t.Run("ops", func(t *testing.T) { testOps(t, open) })
+	t.Run("accumulate", func(t *testing.T) { testAccumulate(t, open) })
+	t.Run("collectives", func(t *testing.T) { testCollectives(t, open) })
+	t.Run("transfers", func(t *testing.T) { testTransfers(t, open) })
+	t.Run("timeouts", func(t *testing.T) { testTimeouts(t, open) })
+	t.Run("abort", func(t *testing.T) { testAbort(t, open) })
+}
+
+// devices opens a world and closes it after the test.
+func devices(t *testing.T, open Open, ranks int, timeout time.Duration) ([]runtime.Device, runtime.Backend) {
+	t.Helper()
+	b := open(t)
+	devices, err := b.Open(runtime.World{Ranks: ranks, Timeout: timeout})
+	require.NoError(t, err)
+	require.Len(t, devices, ranks)
+	t.Cleanup(func() {
+		for _, d := range devices {
+			require.NoError(t, d.Close())
+		}
+	})
+	return devices, b
+}
+
+// together runs do for every device at once and returns their errors.
+func together(devices []runtime.Device, do func(rank int, d runtime.Device) error) []error {
+	errs := make([]error, len(devices))
+	done := make(chan struct{})
+	for i, d := range devices {
+		go func() {
+			defer func() { done <- struct{}{} }()
+			errs[i] = do(i, d)
+		}()
+	}
+	for range devices {
+		<-done
+	}
+	return errs
+}
+
+// arena hands out places in an arena, on lines of 64 bytes.
+type arena struct{ end int64 }
+
+func (a *arena) tensor(dtype ir.DType, slab ir.Slab) runtime.Tensor {
+	t := runtime.Tensor{Offset: a.end, DType: dtype, Slab: slab}
+	a.end += (t.Bytes() + 63) / 64 * 64
+	return t
+}
+
+func bytesOf[E float32 | int32](x []E) []byte {
+	return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(x))), 4*len(x))
+}
+
+func upload(t *testing.T, d runtime.Device, at runtime.Tensor, x []float32) {
+	t.Helper()
+	require.NoError(t, d.Upload(at.Offset, bytesOf(x)))
+}
+
+func download(t *testing.T, d runtime.Device, at runtime.Tensor) []float32 {
+	t.Helper()
+	x := make([]float32, at.Slab.Elems())
+	require.NoError(t, d.Download(bytesOf(x), at.Offset))
+	return x
+}
+
+// eachElement calls do with the local index of every element of a part and its
+// index in the whole.
+func eachElement(s ir.Slab, do func(local, global int)) {
+	index := make([]int, len(s.Local))
+	for local := range int(s.Elems()) {
+		global := 0
+		for d, i := range index {
+			global = global*s.Global[d] + s.Offset[d] + i
+		}
+		do(local, global)
+		for d := len(index) - 1; d >= 0; d-- {
+			if index[d]++; index[d] < s.Local[d] {
+				break
+			}
+			index[d] = 0
+		}
+	}
+}
+
+// part cuts a part out of a whole value.
+func part[E any](whole []E, s ir.Slab) []E {
+	out := make([]E, s.Elems())
+	eachElement(s, func(local, global int) { out[local] = whole[global] })
+	return out
+}
+
+func random(rng *rand.Rand, n int64) []float32 {
+	x := make([]float32, n)
+	for i := range x {
+		x[i] = float32(rng.NormFloat64())
+	}
+	return x
+}
+
+func testMemory(t *testing.T, open Open) {
+	ds, _ := devices(t, open, 1, time.Minute)
+	d := ds[0]
+	require.NoError(t, d.Alloc(1000))
+	src := []byte{1, 2, 3, 4, 5, 6, 7, 8}
+	require.NoError(t, d.Upload(992, src))
+	require.NoError(t, d.Alloc(100000), "growing")
+	require.NoError(t, d.Alloc(10), "what is large enough stays")
+	dst := make([]byte, 8)
+	require.NoError(t, d.Download(dst, 992))
+	require.Equal(t, src, dst, "growing keeps the contents")
+	require.NoError(t, d.Upload(99992, src), "the end of the arena")
+
+	for _, at := range []int64{-8, 99996, 1 << 40} {
+		require.Error(t, d.Upload(at, src), "at %d", at)
+		require.Error(t, d.Download(dst, at), "at %d", at)
+	}
+}
+
+// testTransfers passes messages back and forth between two ranks, the sender of
+// each told by an event that the place is free.
+func testTransfers(t *testing.T, open Open) {
+	const rounds, elems = 50, 1031
+	ds, _ := devices(t, open, 2, time.Minute)
+	slab := ir.Whole([]int{elems})
+	var a arena
+	in, out := a.tensor(ir.F32, slab), a.tensor(ir.F32, slab)
+	for _, d := range ds {
+		require.NoError(t, d.Alloc(a.end))
+	}
+	node := &ir.Node{Op: ir.OpSend, Name: "x@send"}
+	double := addNode(t, []int{elems})
+	errs := together(ds, func(rank int, d runtime.Device) error {
+		send := &runtime.Transfer{Node: node, Wire: rank, Peer: 1 - rank, Local: out, Remote: in.Offset}
+		recv := &runtime.Transfer{Node: node, Wire: 1 - rank, Peer: 1 - rank, Local: in}
+		// Rank 0 starts with ones; every visit doubles the value.
+		k := &runtime.Kernel{Node: double, Args: []runtime.Tensor{in, in}, Results: []runtime.Tensor{out}, Accum: []bool{false}}
+		if rank == 0 {
+			x := make([]float32, elems)
+			for i := range x {
+				x[i] = float32(i) * 0x1p-60
+			}
+			if err := d.Upload(in.Offset, bytesOf(x)); err != nil {
+				return err
+			}
+		}
+		for round := range rounds {
+			if rank == 1 || round > 0 {
+				if err := d.Recv(recv); err != nil {
+					return err
+				}
+			}
+			if err := errors.Join(d.Launch(k), d.Record()); err != nil {
+				return err
+			}
+			if rank == 0 || round < rounds-1 {
+				// The peer's place is free once it has read the last message.
+				if free := int64(round + rank); free > 0 {
+					if err := d.Wait(1-rank, free); err != nil {
+						return err
+					}
+				}
+				if err := d.Send(send); err != nil {
+					return err
+				}
+			}
+		}
+		return d.Wait(rank, rounds)
+	})
+	require.NoError(t, errors.Join(errs...))
+	for i, x := range download(t, ds[1], out) {
+		require.Equal(t, float32(i)*float32(math.Ldexp(1, 2*rounds-60)), x, "element %d", i)
+	}
+}
+
+func addNode(t *testing.T, shape []int) *ir.Node {
+	g := ir.NewGraph("add")
+	typ := ir.Type{DType: ir.F32, Shape: shape}
+	a, err := g.Leaf(ir.OpInput, "a", typ, nil)
+	require.NoError(t, err)
+	n, err := g.Add(ir.OpAdd, nil, "x/add", ir.Forward, a, a)
+	require.NoError(t, err)
+	return n
+}
+
+// testTimeouts checks that every wait ends, and names the ranks waited for.
+func testTimeouts(t *testing.T, open Open) {
+	const timeout = 100 * time.Millisecond
+	waits := map[string]func(d runtime.Device, m *meeting) error{
+		"recv":       func(d runtime.Device, m *meeting) error { return d.Recv(m.recv) },
+		"event":      func(d runtime.Device, m *meeting) error { return d.Wait(1, 1) },
+		"collective": func(d runtime.Device, m *meeting) error { return d.Collective(m.collective) },
+	}
+	for name, wait := range waits {
+		t.Run(name, func(t *testing.T) {
+			ds, _ := devices(t, open, 2, timeout)
+			m := newMeeting(t, ds)
+			start := time.Now()
+			err := errors.Join(wait(ds[0], m), ds[0].Record(), ds[0].Wait(0, 1))
+			var late *runtime.WaitError
+			require.ErrorAs(t, err, &late)
+			require.Equal(t, []int{1}, late.Ranks)
+			require.Less(t, time.Since(start), 20*timeout)
+		})
+	}
+}
+
+// testAbort checks that Abort ends waits in progress and later ones.
+func testAbort(t *testing.T, open Open) {
+	ds, b := devices(t, open, 2, time.Minute)
+	m := newMeeting(t, ds)
+	go func() {
+		time.Sleep(10 * time.Millisecond)
+		b.Abort()
+	}()
+	start := time.Now()
+	require.ErrorIs(t, errors.Join(ds[0].Collective(m.collective), ds[0].Record(), ds[0].Wait(0, 1)), runtime.ErrAborted)
+	require.ErrorIs(t, errors.Join(ds[1].Recv(m.recv), ds[1].Record(), ds[1].Wait(1, 1)), runtime.ErrAborted)
+	b.Abort()
+	require.Less(t, time.Since(start), 10*time.Second)
+}
+
+// meeting is something for two ranks to wait at.
+type meeting struct {
+	collective *runtime.Collective // of rank 0
+	recv       *runtime.Transfer
+}
+
+func newMeeting(t *testing.T, ds []runtime.Device) *meeting {
+	t.Helper()
+	slab := ir.Whole([]int{5})
+	var a arena
+	x := a.tensor(ir.F32, slab)
+	for _, d := range ds {
+		require.NoError(t, d.Alloc(a.end))
+	}
+	return &meeting{
+		collective: &runtime.Collective{
+			Node:    &ir.Node{Op: ir.OpAllReduce, Name: "x@all_reduce"},
+			Members: []runtime.Member{{Rank: 0, In: x, Out: x}, {Rank: 1, In: x, Out: x}},
+		},
+		recv: &runtime.Transfer{Node: &ir.Node{Op: ir.OpRecv, Name: "x@recv"}, Peer: 1, Local: x},
+	}
+}

@@ -1,0 +1,94 @@
+// Package cpu is the backend that runs ranks as goroutines of this process.
+// Every rank owns one arena of memory and a pool of threads; collectives and
+// transfers read and write the arenas of other ranks directly, so nothing is
+// copied in between. The arithmetic is in package kernel.
+package cpu
+
+import (
+	"fmt"
+	goruntime "runtime"
+	"sync"
+
+	"github.com/autopar/autopar/runtime"
+	"github.com/autopar/autopar/runtime/cpu/kernel"
+)
+
+// Options of the backend. The zero value is ready for use.
+type Options struct {
+	// ThreadsPerRank is how many threads each rank computes with; 0 shares the
+	// processors out evenly, at least one a rank.
+	ThreadsPerRank int
+}
+
+func (o Options) validate() error {
+	if o.ThreadsPerRank < 0 {
+		return fmt.Errorf("cpu: threads per rank is %d, want at least 0", o.ThreadsPerRank)
+	}
+	return nil
+}
+
+// Backend is the CPU backend of one world.
+type Backend struct {
+	opts    Options
+	world   runtime.World
+	devices []*Device
+	threads int
+	stopped chan struct{}
+	abort   sync.Once
+
+	mu     sync.Mutex
+	groups []*group   // by Collective.Group
+	wires  []*counter // by Transfer.Wire
+}
+
+var _ runtime.Backend = (*Backend)(nil)
+
+// New returns a backend. It serves one world: Open is called once.
+func New(opts Options) (*Backend, error) {
+	if err := opts.validate(); err != nil {
+		return nil, err
+	}
+	return &Backend{opts: opts, stopped: make(chan struct{})}, nil
+}
+
+// Open returns the devices of the world's ranks.
+func (b *Backend) Open(world runtime.World) ([]runtime.Device, error) {
+	if world.Ranks < 1 || world.Timeout <= 0 {
+		return nil, fmt.Errorf("cpu: world of %d ranks with timeout %v", world.Ranks, world.Timeout)
+	}
+	if b.devices != nil {
+		return nil, fmt.Errorf("cpu: the backend is open already, with %d ranks", b.world.Ranks)
+	}
+	b.world = world
+	b.threads = b.opts.ThreadsPerRank
+	if b.threads == 0 {
+		b.threads = max(1, goruntime.GOMAXPROCS(0)/world.Ranks)
+	}
+	devices := make([]runtime.Device, world.Ranks)
+	for i := range devices {
+		d := &Device{backend: b, rank: i, pool: kernel.NewPool(b.threads), parker: newParker()}
+		b.devices = append(b.devices, d)
+		devices[i] = d
+	}
+	return devices, nil
+}
+
+// Threads returns how many threads each rank computes with.
+func (b *Backend) Threads() int { return b.threads }
+
+// Abort wakes every rank that waits.
+func (b *Backend) Abort() { b.abort.Do(func() { close(b.stopped) }) }
+
+// at returns element i of a list that is shared by all ranks, making it first
+// if need be.
+func at[T any](mu *sync.Mutex, list *[]*T, i int, make func() *T) *T {
+	mu.Lock()
+	defer mu.Unlock()
+	for len(*list) <= i {
+		*list = append(*list, nil)
+	}
+	if (*list)[i] == nil {
+		(*list)[i] = make()
+	}
+	return (*list)[i]
+}

@@ -1,0 +1,224 @@
+package cpu
+
+import (
+	"fmt"
+	"sync/atomic"
+
+	"github.com/autopar/autopar/codegen"
+	"github.com/autopar/autopar/ir"
+	"github.com/autopar/autopar/runtime"
+	"github.com/autopar/autopar/runtime/cpu/kernel"
+)
+
+// group is a set of ranks that make collectives together.
+type group struct {
+	arrivals counter
+	members  []member // by position
+}
+
+// member is what one rank tells the others of a group.
+type member struct {
+	barriers atomic.Int64            // entered
+	node     atomic.Pointer[ir.Node] // of the collective entered last
+}
+
+// groupView is one rank's view of a group.
+type groupView struct {
+	*group
+	barriers int64               // entered by this rank
+	current  *runtime.Collective // in progress
+	late     func() []int        // members that have not entered the barrier
+}
+
+func (d *Device) group(c *runtime.Collective) *groupView {
+	for len(d.groups) <= c.Group {
+		d.groups = append(d.groups, nil)
+	}
+	if d.groups[c.Group] == nil {
+		b := d.backend
+		g := at(&b.mu, &b.groups, c.Group, func() *group { return &group{members: make([]member, len(c.Members))} })
+		view := &groupView{group: g}
+		view.late = view.missing
+		d.groups[c.Group] = view
+	}
+	g := d.groups[c.Group]
+	g.current = c
+	return g
+}
+
+// missing lists the ranks that have not entered the barrier this rank is in.
+func (g *groupView) missing() []int {
+	var ranks []int
+	for i := range g.members {
+		if g.members[i].barriers.Load() < g.barriers {
+			ranks = append(ranks, g.current.Members[i].Rank)
+		}
+	}
+	return ranks
+}
+
+// barrier returns when all members have entered it.
+func (d *Device) barrier(g *groupView) error {
+	g.barriers++
+	g.members[g.current.Position].barriers.Store(g.barriers)
+	g.arrivals.add()
+	return d.wait(&g.arrivals, g.barriers*int64(len(g.members)), g.late)
+}
+
+// Collective makes this rank's share of a collective. Members meet, read each
+// other's arenas, and meet again before anyone may overwrite what was read.
+func (d *Device) Collective(c *runtime.Collective) error {
+	g := d.group(c)
+	if len(g.members) != len(c.Members) {
+		return fmt.Errorf("cpu: group %d has %d members, the collective %d", c.Group, len(g.members), len(c.Members))
+	}
+	g.members[c.Position].node.Store(c.Node)
+	if err := d.barrier(g); err != nil {
+		return err
+	}
+	for i := range g.members {
+		if n := g.members[i].node.Load(); n != c.Node {
+			return fmt.Errorf("cpu: rank %d has entered %s %s instead", c.Members[i].Rank, n.Op, n.Name)
+		}
+	}
+	switch c.Node.Op {
+	case ir.OpAllReduce:
+		if err := d.allReduce(g, c); err != nil {
+			return err
+		}
+	case ir.OpReduceScatter:
+		d.reduceScatter(c)
+	case ir.OpAllGather, ir.OpAllToAll:
+		d.gather(c)
+	default:
+		panic(fmt.Sprintf("BUG: cpu: %s is not a collective", c.Node.Op))
+	}
+	return d.barrier(g)
+}
+
+// allReduce makes one share of the value whole in the member's own arena, and
+// then collects the shares of the others. A share in place of an operand
+// disturbs nobody: others read other shares of it.
+func (d *Device) allReduce(g *groupView, c *runtime.Collective) error {
+	out := d.floats(c.Members[c.Position].Out)
+	n := len(c.Members)
+	mine := codegen.ReduceShare(len(out), n, c.Position)
+	d.reduce(c, out[mine.Off:mine.Off+mine.Len], mine.Off)
+	if err := d.barrier(g); err != nil {
+		return err
+	}
+	for i, m := range c.Members {
+		if i == c.Position {
+			continue
+		}
+		share := codegen.ReduceShare(len(out), n, i)
+		theirs := d.backend.devices[m.Rank].floats(m.Out)
+		kernel.Copy(d.pool, out[share.Off:share.Off+share.Len], theirs[share.Off:share.Off+share.Len])
+		d.moved += 4 * int64(share.Len)
+	}
+	return nil
+}
+
+// reduceScatter reduces the member's part of the value, run by run.
+func (d *Device) reduceScatter(c *runtime.Collective) {
+	me := c.Members[c.Position]
+	out := d.floats(me.Out)
+	eachRun(me.In.Slab, me.Out.Slab, func(from, to, n int) {
+		d.reduce(c, out[to:to+n], from)
+	})
+}
+
+// gather fills the member's result from what the members hold of it.
+func (d *Device) gather(c *runtime.Collective) {
+	me := c.Members[c.Position]
+	out := d.floats(me.Out)
+	for i, m := range c.Members {
+		in := d.backend.devices[m.Rank].floats(m.In)
+		eachRun(m.In.Slab, me.Out.Slab, func(from, to, n int) {
+			copy(out[to:to+n], in[from:from+n])
+			if i != c.Position {
+				d.moved += 4 * int64(n)
+			}
+		})
+	}
+}
+
+// blockElems is how many elements are reduced at a time, to stay in cache.
+const blockElems = 1 << 15
+
+// reduce sets dst to the reduction, over the members in order, of as many
+// elements from the given index of their operands. dst may be that part of the
+// member's own operand.
+func (d *Device) reduce(c *runtime.Collective, dst []float32, from int) {
+	d.moved += 4 * int64(len(dst)*(len(c.Members)-1))
+	if d.block == nil {
+		d.block = make([]float32, blockElems)
+	}
+	for len(dst) > 0 {
+		n := min(len(dst), blockElems)
+		acc := d.block[:n]
+		for i, m := range c.Members {
+			in := d.backend.devices[m.Rank].floats(m.In)[from : from+n]
+			switch {
+			case i == 0:
+				kernel.Copy(d.pool, acc, in)
+			case c.Attr.Reduce == ir.Max:
+				kernel.MaxInto(d.pool, acc, in)
+			default:
+				kernel.AddInto(d.pool, acc, in)
+			}
+		}
+		kernel.Copy(d.pool, dst[:n], acc)
+		dst, from = dst[n:], from+n
+	}
+}
+
+// maxRank bounds the dimensions of a value.
+const maxRank = 8
+
+// eachRun calls do for every run of elements that lie together in both parts of
+// a value, with their local indexes and number.
+func eachRun(a, b ir.Slab, do func(inA, inB, n int)) {
+	rank := len(a.Global)
+	if rank == 0 {
+		do(0, 0, 1)
+		return
+	}
+	if rank > maxRank {
+		panic(fmt.Sprintf("BUG: cpu: value of %d dimensions, want at most %d", rank, maxRank))
+	}
+	var size, strideA, strideB, index [maxRank]int
+	atA, atB, sa, sb := 0, 0, 1, 1
+	for i := rank - 1; i >= 0; i-- {
+		lo := max(a.Offset[i], b.Offset[i])
+		size[i] = min(a.Offset[i]+a.Local[i], b.Offset[i]+b.Local[i]) - lo
+		if size[i] <= 0 {
+			return
+		}
+		strideA[i], strideB[i] = sa, sb
+		atA += (lo - a.Offset[i]) * sa
+		atB += (lo - b.Offset[i]) * sb
+		sa *= a.Local[i]
+		sb *= b.Local[i]
+	}
+	// Dimensions that both parts hold whole join the run of the one before.
+	inner, run := rank-1, size[rank-1]
+	for ; inner > 0 && size[inner] == a.Local[inner] && size[inner] == b.Local[inner]; inner-- {
+		run *= size[inner-1]
+	}
+	for {
+		do(atA, atB, run)
+		d := inner - 1
+		for ; d >= 0; d-- {
+			atA, atB = atA+strideA[d], atB+strideB[d]
+			if index[d]++; index[d] < size[d] {
+				break
+			}
+			atA, atB = atA-size[d]*strideA[d], atB-size[d]*strideB[d]
+			index[d] = 0
+		}
+		if d < 0 {
+			return
+		}
+	}
+}

@@ -1,0 +1,146 @@
+package cpu
+
+import (
+	"fmt"
+	"math"
+	"unsafe"
+
+	"github.com/autopar/autopar/ir"
+	"github.com/autopar/autopar/runtime"
+	"github.com/autopar/autopar/runtime/cpu/kernel"
+)
+
+// Device is one rank. Its stream of work is the caller's goroutine: every call
+// returns after its effect.
+type Device struct {
+	backend *Backend
+	rank    int
+	pool    *kernel.Pool
+	parker  *parker
+	arena   []float32
+	events  counter // recorded
+
+	groups   []*groupView // by Collective.Group
+	wires    []*counter   // by Transfer.Wire
+	received []int64      // by Transfer.Wire: messages taken
+	block    []float32    // of a reduction in progress
+
+	moved int64 // bytes taken from other ranks, for tests
+}
+
+// align is the alignment of an arena in bytes: a cache line, and the width of
+// the widest vectors.
+const align = 64
+
+// Alloc makes the arena at least bytes long and keeps its contents.
+func (d *Device) Alloc(bytes int64) error {
+	if bytes < 0 || bytes > math.MaxInt64/2 {
+		return fmt.Errorf("cpu: arena of %d bytes", bytes)
+	}
+	n := int((bytes + 3) / 4)
+	if n <= len(d.arena) {
+		return nil
+	}
+	words := make([]float32, n+align/4)
+	skip := 0
+	if off := int(uintptr(unsafe.Pointer(unsafe.SliceData(words))) % align); off != 0 {
+		skip = (align - off) / 4
+	}
+	arena := words[skip : skip+n : skip+n]
+	copy(arena, d.arena)
+	d.arena = arena
+	return nil
+}
+
+// Upload copies src into the arena.
+func (d *Device) Upload(offset int64, src []byte) error {
+	dst, err := d.bytes(offset, len(src))
+	copy(dst, src)
+	return err
+}
+
+// Download copies from the arena to dst.
+func (d *Device) Download(dst []byte, offset int64) error {
+	src, err := d.bytes(offset, len(dst))
+	copy(dst, src)
+	return err
+}
+
+// bytes returns n bytes of the arena.
+func (d *Device) bytes(offset int64, n int) ([]byte, error) {
+	if have := 4 * int64(len(d.arena)); offset < 0 || offset+int64(n) > have {
+		return nil, fmt.Errorf("cpu: bytes [%d, %d) of an arena of %d", offset, offset+int64(n), have)
+	}
+	if n == 0 {
+		return nil, nil
+	}
+	whole := unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(d.arena))), 4*len(d.arena))
+	return whole[offset : offset+int64(n)], nil
+}
+
+// floats returns the elements of a tensor.
+func (d *Device) floats(t runtime.Tensor) []float32 {
+	at, n := t.Offset/4, t.Slab.Elems()
+	return d.arena[at : at+n : at+n]
+}
+
+// ints returns the elements of a tensor of integers.
+func (d *Device) ints(t runtime.Tensor) []int32 {
+	if t.DType != ir.I32 {
+		panic(fmt.Sprintf("BUG: cpu: tensor of %s read as i32", t.DType))
+	}
+	x := d.floats(t)
+	return unsafe.Slice((*int32)(unsafe.Pointer(unsafe.SliceData(x))), len(x))
+}
+
+// Send copies the tensor to the peer's arena.
+func (d *Device) Send(t *runtime.Transfer) error {
+	src := d.floats(t.Local)
+	peer := d.backend.devices[t.Peer].arena
+	copy(peer[t.Remote/4:][:len(src)], src)
+	wire, _ := d.wire(t)
+	wire.add()
+	return nil
+}
+
+// Recv waits for the message that the peer writes to this arena.
+func (d *Device) Recv(t *runtime.Transfer) error {
+	wire, received := d.wire(t)
+	if err := d.wait(wire, *received+1, func() []int { return []int{t.Peer} }); err != nil {
+		return err
+	}
+	*received++
+	d.moved += t.Local.Bytes()
+	return nil
+}
+
+// wire returns the counter of messages sent over a wire, and that of messages
+// this rank has taken from it.
+func (d *Device) wire(t *runtime.Transfer) (sent *counter, received *int64) {
+	for len(d.wires) <= t.Wire {
+		d.wires, d.received = append(d.wires, nil), append(d.received, 0)
+	}
+	if d.wires[t.Wire] == nil {
+		b := d.backend
+		d.wires[t.Wire] = at(&b.mu, &b.wires, t.Wire, func() *counter { return new(counter) })
+	}
+	return d.wires[t.Wire], &d.received[t.Wire]
+}
+
+// Record makes the rank's next event, which has happened at once.
+func (d *Device) Record() error {
+	d.events.add()
+	return nil
+}
+
+// Wait waits for event n of a rank.
+func (d *Device) Wait(rank int, n int64) error {
+	return d.wait(&d.backend.devices[rank].events, n, func() []int { return []int{rank} })
+}
+
+// Close ends the rank's threads and drops its arena.
+func (d *Device) Close() error {
+	d.pool.Close()
+	d.arena = nil
+	return nil
+}

@@ -1,0 +1,225 @@
+package main
+
+import (
+	"fmt"
+	"math"
+
+	"github.com/mmcloughlin/avo/attr"
+	"github.com/mmcloughlin/avo/build"
+	"github.com/mmcloughlin/avo/operand"
+	"github.com/mmcloughlin/avo/reg"
+)
+
+// lanes is the number of float32 in a vector register, vector its bytes.
+const (
+	lanes  = 8
+	vector = 4 * lanes
+)
+
+// generator emits functions. Its methods named like instructions are avo's, with operands in Go's order: sources reversed,
+// destination last.
+type generator struct {
+	*build.Context
+	constants map[uint32]string // symbol of each constant used, by bits
+	order     []uint32
+	labels    int
+}
+
+// function starts a function and documents it.
+func (g *generator) function(name, signature, doc string) {
+	g.Function(name)
+	g.Attributes(attr.NOSPLIT)
+	g.SignatureExpr(signature)
+	g.Doc(name + " " + doc)
+}
+
+func (g *generator) end() {
+	g.VZEROUPPER()
+	g.RET()
+}
+
+// label returns a name not used before in this file.
+func (g *generator) label(what string) string {
+	g.labels++
+	return fmt.Sprintf("%s%d", what, g.labels)
+}
+
+func to(label string) operand.LabelRef { return operand.LabelRef(label) }
+
+// base loads the address of a slice's first element.
+func (g *generator) base(param string) reg.Register {
+	return g.Load(g.Param(param).Base(), g.GP64())
+}
+
+// length loads the length of a slice.
+func (g *generator) length(param string) reg.Register {
+	return g.Load(g.Param(param).Len(), g.GP64())
+}
+
+// integer loads an int.
+func (g *generator) integer(param string) reg.Register {
+	return g.Load(g.Param(param), g.GP64())
+}
+
+// broadcast loads a float32 parameter into all lanes.
+func (g *generator) broadcast(param string) reg.VecVirtual {
+	b, err := g.Param(param).Resolve()
+	if err != nil {
+		panic(err)
+	}
+	y := g.YMM()
+	g.VBROADCASTSS(b.Addr, y)
+	return y
+}
+
+// constant returns a memory operand of eight times c.
+func (g *generator) constant(c float64) operand.Mem { return g.bits(math.Float32bits(float32(c))) }
+
+// bits returns a memory operand of eight times the given word.
+func (g *generator) bits(word uint32) operand.Mem {
+	name, ok := g.constants[word]
+	if !ok {
+		name = fmt.Sprintf("word%08x", word)
+		g.constants[word] = name
+		g.order = append(g.order, word)
+	}
+	return operand.NewDataAddr(operand.Symbol{Name: name, Static: true}, 0)
+}
+
+// constantIn returns a register of eight times c.
+func (g *generator) constantIn(c float64) reg.VecVirtual {
+	y := g.YMM()
+	g.VMOVUPS(g.constant(c), y)
+	return y
+}
+
+// tables emits the constants that functions used, and the words that masks are loaded from.
+func (g *generator) tables() {
+	data := func(name string, words []uint32) {
+		g.StaticGlobal(name)
+		g.DataAttributes(attr.RODATA | attr.NOPTR)
+		for i, w := range words {
+			g.AddDatum(4*i, operand.U32(w))
+		}
+	}
+	for _, w := range g.order {
+		data(g.constants[w], []uint32{w, w, w, w, w, w, w, w})
+	}
+	masks := make([]uint32, 2*lanes)
+	for i := range lanes {
+		masks[i] = math.MaxUint32
+	}
+	data("masks", masks)
+	data("quads", []uint32{0, 0, 1, 0, 2, 0, 3, 0}) // 64-bit 0, 1, 2, 3
+	data("four", []uint32{4, 0, 4, 0, 4, 0, 4, 0})
+}
+
+// mask returns a register whose first n lanes are all ones, for n in a register, from 0 to 8. It overwrites n.
+func (g *generator) mask(n reg.Register) reg.VecVirtual {
+	table, y := g.GP64(), g.YMM()
+	g.LEAQ(operand.NewDataAddr(operand.Symbol{Name: "masks", Static: true}, 0), table)
+	g.NEGQ(n)
+	g.VMOVUPS(operand.Mem{Base: table, Index: n, Scale: 4, Disp: vector}, y)
+	return y
+}
+
+// step is where a loop over vectors stands: lane group number part of the body's unrolling, and whether it is the tail.
+type step struct {
+	g      *generator
+	at     reg.Register // bytes from the start of each operand
+	part   int
+	masked bool
+	mask   reg.VecVirtual
+}
+
+func (s *step) mem(base reg.Register) operand.Mem {
+	return operand.Mem{Base: base, Index: s.at, Scale: 1, Disp: vector * s.part}
+}
+
+// load loads the step's vector of an operand, with zeros beyond its end.
+func (s *step) load(base reg.Register) reg.VecVirtual {
+	y := s.g.YMM()
+	if s.masked {
+		s.g.VMASKMOVPS(s.mem(base), s.mask, y)
+	} else {
+		s.g.VMOVUPS(s.mem(base), y)
+	}
+	return y
+}
+
+func (s *step) store(y reg.VecVirtual, base reg.Register) {
+	if s.masked {
+		s.g.VMASKMOVPS(y, s.mask, s.mem(base))
+	} else {
+		s.g.VMOVUPS(y, s.mem(base))
+	}
+}
+
+// clip clears the lanes of y beyond the operands' end.
+func (s *step) clip(y reg.VecVirtual) {
+	if s.masked {
+		s.g.VANDPS(s.mask, y, y)
+	}
+}
+
+// each emits a loop over n elements: unroll vectors at a time, then one, then the masked tail. It overwrites n.
+func (g *generator) each(n reg.Register, unroll int, body func(s *step)) {
+	many, one, tail, done := g.label("many"), g.label("one"), g.label("tail"), g.label("done")
+	at := g.GP64()
+	g.XORQ(at, at)
+	if unroll > 1 {
+		g.Label(many)
+		g.CMPQ(n, operand.Imm(uint64(lanes*unroll)))
+		g.JLT(to(one))
+		for part := range unroll {
+			body(&step{g: g, at: at, part: part})
+		}
+		g.ADDQ(operand.U32(uint32(vector*unroll)), at)
+		g.SUBQ(operand.Imm(uint64(lanes*unroll)), n)
+		g.JMP(to(many))
+	}
+	g.Label(one)
+	g.CMPQ(n, operand.Imm(lanes))
+	g.JLT(to(tail))
+	body(&step{g: g, at: at})
+	g.ADDQ(operand.Imm(vector), at)
+	g.SUBQ(operand.Imm(lanes), n)
+	g.JMP(to(one))
+	g.Label(tail)
+	g.TESTQ(n, n)
+	g.JZ(to(done))
+	body(&step{g: g, at: at, masked: true, mask: g.mask(n)})
+	g.Label(done)
+}
+
+// zeros returns n registers of zeros.
+func (g *generator) zeros(n int) []reg.VecVirtual {
+	acc := make([]reg.VecVirtual, n)
+	for i := range acc {
+		acc[i] = g.YMM()
+		g.VXORPS(acc[i], acc[i], acc[i])
+	}
+	return acc
+}
+
+// fold combines accumulators pairwise into the first.
+func fold(acc []reg.VecVirtual, op func(ops ...operand.Op)) reg.VecVirtual {
+	for n := len(acc); n > 1; n /= 2 {
+		for i := range n / 2 {
+			op(acc[i+n/2], acc[i], acc[i])
+		}
+	}
+	return acc[0]
+}
+
+// across combines the eight lanes of y and returns the result in lane 0.
+func (g *generator) across(y reg.VecVirtual, op func(ops ...operand.Op)) reg.VecVirtual {
+	x, half := y.AsX(), g.XMM()
+	g.VEXTRACTF128(operand.Imm(1), y, half)
+	op(half, x, x)
+	g.VMOVHLPS(x, x, half)
+	op(half, x, x)
+	g.VMOVSHDUP(x, half)
+	op(half, x, x)
+	return y
+}

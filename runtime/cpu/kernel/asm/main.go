@@ -1,0 +1,69 @@
+// Command asm writes the AVX2 and AVX-512 inner loops of package kernel, asm_amd64.s and its Go declarations asm_amd64.go:
+//
+//	go run ./runtime/cpu/kernel/asm -dir runtime/cpu/kernel
+//
+// The functions are those of the isa struct in package kernel, which documents them. Three rules hold for all of them: they
+// leave the upper halves of the vector registers clear, because one legacy SSE instruction after that costs more than a
+// loop; a loop's tail runs the body of the loop with masked loads and stores, so that a result does not depend on an
+// element's position; and a constant is a memory operand of eight equal floats unless a register is free.
+package main
+
+import (
+	"flag"
+	"fmt"
+	"log"
+	"os"
+	"path/filepath"
+
+	"github.com/mmcloughlin/avo/build"
+	"github.com/mmcloughlin/avo/pass"
+	"github.com/mmcloughlin/avo/printer"
+)
+
+func main() {
+	dir := flag.String("dir", "runtime/cpu/kernel", "directory to write to")
+	flag.Parse()
+	files, err := generate()
+	if err != nil {
+		log.Fatal(err)
+	}
+	for name, text := range files {
+		if err := os.WriteFile(filepath.Join(*dir, name), text, 0o644); err != nil {
+			log.Fatal(err)
+		}
+	}
+}
+
+// generate returns the generated files by name.
+func generate() (map[string][]byte, error) {
+	g := &generator{Context: build.NewContext(), constants: map[uint32]string{}}
+	g.product(avx2Tile)
+	g.product(avx512Tile)
+	g.packs()
+	g.vectors()
+	g.reductions()
+	g.normalization()
+	g.exponentials()
+	g.gelus()
+	g.adamw()
+	g.dropout()
+	g.tables()
+
+	file, err := g.Result()
+	if err != nil {
+		return nil, fmt.Errorf("build: %w", err)
+	}
+	if err := pass.Compile.Execute(file); err != nil {
+		return nil, fmt.Errorf("compile: %w", err)
+	}
+	config := printer.Config{Name: "autopar", Argv: []string{"go", "run", "./runtime/cpu/kernel/asm"}, Pkg: "kernel"}
+	text, err := printer.NewGoAsm(config).Print(file)
+	if err != nil {
+		return nil, fmt.Errorf("print assembly: %w", err)
+	}
+	stubs, err := printer.NewStubs(config).Print(file)
+	if err != nil {
+		return nil, fmt.Errorf("print declarations: %w", err)
+	}
+	return map[string][]byte{"asm_amd64.s": text, "asm_amd64.go": stubs}, nil
+}

@@ -1,0 +1,205 @@
+package main
+
+import (
+	"math"
+
+	"github.com/mmcloughlin/avo/operand"
+	"github.com/mmcloughlin/avo/reg"
+)
+
+// The formulas and constants below are those of math_generic.go in package kernel, where they are explained.
+
+var expPoly = []float64{1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 0.5, 1, 1}
+
+// exp replaces x by e**x.
+func (g *generator) exp(x reg.VecVirtual) reg.VecVirtual {
+	// With x as the second source a NaN passes both bounds.
+	bound := g.constantIn(-87.3)
+	g.VMAXPS(x, bound, x)
+	bound = g.constantIn(89)
+	g.VMINPS(x, bound, x)
+	n := g.YMM()
+	g.VMULPS(g.constant(math.Log2E), x, n)
+	g.VROUNDPS(operand.Imm(8), n, n)
+	g.VFNMADD231PS(g.constant(0.693359375), n, x)
+	g.VFNMADD231PS(g.constant(-2.12194440e-4), n, x)
+	y := g.poly(x, expPoly)
+	g.VCVTPS2DQ(n, n)
+	g.VPADDD(g.bits(126), n, n)
+	g.VPSLLD(operand.Imm(23), n, n)
+	g.VMULPS(n, y, y)
+	g.VADDPS(y, y, y)
+	return y
+}
+
+// poly returns the polynomial of x with the given coefficients, highest power first.
+func (g *generator) poly(x reg.VecVirtual, coefficients []float64) reg.VecVirtual {
+	y := g.constantIn(coefficients[0])
+	for _, c := range coefficients[1:] {
+		g.VFMADD213PS(g.constant(c), x, y)
+	}
+	return y
+}
+
+func (g *generator) exponentials() {
+	g.function("expSumAVX2", "func(dst, x []float32, scale, shift float32) float32", "is isa.expSum.")
+	dst, x := g.base("dst"), g.base("x")
+	scale, shift := g.broadcast("scale"), g.broadcast("shift")
+	sums := g.zeros(2)
+	g.each(g.length("dst"), 2, func(s *step) {
+		y := s.load(x)
+		g.VFMSUB213PS(shift, scale, y)
+		y = g.exp(y)
+		s.store(y, dst)
+		s.clip(y)
+		g.VADDPS(y, sums[s.part], sums[s.part])
+	})
+	g.returnSum(sums, 0)
+	g.end()
+
+	g.function("expMulAVX2", "func(dst, x []float32, shift, mul float32)", "is isa.expMul.")
+	dst, x = g.base("dst"), g.base("x")
+	shift, mul := g.broadcast("shift"), g.broadcast("mul")
+	g.each(g.length("dst"), 2, func(s *step) {
+		y := s.load(x)
+		g.VSUBPS(shift, y, y)
+		y = g.exp(y)
+		g.VMULPS(mul, y, y)
+		s.store(y, dst)
+	})
+	g.end()
+}
+
+var phiPoly = []float64{
+	-0.00198568785339 / 2, -0.132757619333 / 2, 0.48180957449 / 2, -0.3912887357 / 2, 0.44449238113 / 2,
+	0.0287429686229 / 2, 0.205101388281 / 2, 0.180839629119 / 2, 0.185046060333 / 2,
+}
+
+const (
+	phiScale   = 0.3275911 / math.Sqrt2
+	invSqrt2Pi = 0.3989422804014327
+
+	geluA   = -2 * 0.7978845608028654
+	geluB   = geluA * 0.044715
+	geluMax = 80
+)
+
+// normalCDF returns Phi(x) and exp(-x*x/2).
+func (g *generator) normalCDF(x reg.VecVirtual) (phi, e reg.VecVirtual) {
+	e = g.YMM()
+	g.VMULPS(g.constant(-0.5), x, e)
+	g.VMULPS(x, e, e)
+	e = g.exp(e)
+	q, one := g.YMM(), g.constantIn(1)
+	g.VANDPS(g.bits(math.MaxInt32), x, q)
+	g.VFMADD213PS(one, g.constantIn(phiScale), q)
+	g.VDIVPS(q, one, q)
+	phi = g.poly(q, phiPoly)
+	g.VMULPS(q, phi, phi)
+	g.VMULPS(e, phi, phi)
+	above := g.YMM()
+	g.VSUBPS(phi, one, above)
+	g.VBLENDVPS(x, phi, above, phi) // by the sign of x
+	return phi, e
+}
+
+// logistic returns 1/(1 + e) and e = exp(-2u) of the tanh form, with -2u at most limit where that is not zero.
+func (g *generator) logistic(x, square reg.VecVirtual, limit float64) (s, e reg.VecVirtual) {
+	e = g.constantIn(geluB)
+	g.VFMADD213PS(g.constant(geluA), square, e)
+	g.VMULPS(x, e, e)
+	if limit != 0 {
+		bound := g.constantIn(limit)
+		g.VMINPS(e, bound, e)
+	}
+	e = g.exp(e)
+	s, one := g.YMM(), g.constantIn(1)
+	g.VADDPS(one, e, s)
+	g.VDIVPS(s, one, s)
+	return s, e
+}
+
+func (g *generator) gelus() {
+	g.function("geluAVX2", "func(y, x []float32)", "is isa.gelu.")
+	y, x := g.base("y"), g.base("x")
+	g.each(g.length("y"), 1, func(s *step) {
+		v := s.load(x)
+		phi, _ := g.normalCDF(v)
+		g.VMULPS(v, phi, phi)
+		s.store(phi, y)
+	})
+	g.end()
+
+	g.function("geluGradAVX2", "func(dx, dy, x []float32)", "is isa.geluGrad.")
+	dx, dy, x := g.base("dx"), g.base("dy"), g.base("x")
+	g.each(g.length("dx"), 1, func(s *step) {
+		v := s.load(x)
+		phi, e := g.normalCDF(v)
+		g.VMULPS(g.constant(invSqrt2Pi), v, v)
+		g.VFMADD231PS(e, v, phi)
+		g.VMULPS(s.load(dy), phi, phi)
+		s.store(phi, dx)
+	})
+	g.end()
+
+	g.function("geluTanhAVX2", "func(y, x []float32)", "is isa.geluTanh.")
+	y, x = g.base("y"), g.base("x")
+	g.each(g.length("y"), 1, func(s *step) {
+		v, square := s.load(x), g.YMM()
+		g.VMULPS(v, v, square)
+		logistic, _ := g.logistic(v, square, 0)
+		g.VMULPS(v, logistic, logistic)
+		s.store(logistic, y)
+	})
+	g.end()
+
+	g.function("geluTanhGradAVX2", "func(dx, dy, x []float32)", "is isa.geluTanhGrad.")
+	dx, dy, x = g.base("dx"), g.base("dy"), g.base("x")
+	g.each(g.length("dx"), 1, func(s *step) {
+		v, square := s.load(x), g.YMM()
+		g.VMULPS(v, v, square)
+		logistic, e := g.logistic(v, square, geluMax)
+		slope := g.constantIn(3 * geluB)
+		g.VFMADD213PS(g.constant(geluA), square, slope)
+		g.VMULPS(v, slope, slope)
+		g.VMULPS(logistic, e, e)
+		g.VMULPS(logistic, e, e)
+		g.VFNMADD213PS(logistic, e, slope)
+		g.VMULPS(s.load(dy), slope, slope)
+		s.store(slope, dx)
+	})
+	g.end()
+}
+
+func (g *generator) adamw() {
+	g.function("adamwAVX2", "func(w, m, v, grad []float32, c *[9]float32)", "is isa.adamw.")
+	w, m, v, grad := g.base("w"), g.base("m"), g.base("v"), g.base("grad")
+	factors := g.Load(g.Param("c"), g.GP64())
+	var c [9]reg.VecVirtual
+	for i := range c {
+		c[i] = g.YMM()
+		g.VBROADCASTSS(operand.Mem{Base: factors, Disp: 4 * i}, c[i])
+	}
+	gradScale, beta1, gain1, beta2, gain2, decay, rate, rootBias, eps := c[0], c[1], c[2], c[3], c[4], c[5], c[6], c[7], c[8]
+	g.each(g.length("w"), 1, func(s *step) {
+		gi := s.load(grad)
+		g.VMULPS(gradScale, gi, gi)
+		mi := s.load(m)
+		g.VMULPS(beta1, mi, mi)
+		g.VFMADD231PS(gain1, gi, mi)
+		s.store(mi, m)
+		vi := s.load(v)
+		g.VMULPS(gi, gi, gi)
+		g.VMULPS(beta2, vi, vi)
+		g.VFMADD231PS(gain2, gi, vi)
+		s.store(vi, v)
+		g.VSQRTPS(vi, vi)
+		g.VFMADD213PS(eps, rootBias, vi)
+		g.VMULPS(rate, mi, mi)
+		g.VDIVPS(vi, mi, mi)
+		wi := s.load(w)
+		g.VFMSUB213PS(mi, decay, wi)
+		s.store(wi, w)
+	})
+	g.end()
+}

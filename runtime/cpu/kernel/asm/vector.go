@@ -1,0 +1,274 @@
+package main
+
+import (
+	"math"
+
+	"github.com/mmcloughlin/avo/operand"
+	"github.com/mmcloughlin/avo/reg"
+)
+
+// unrolled is how many vectors the loops of few instructions handle at a time: as many chains of dependent additions hide
+// the latency of one.
+const unrolled = 4
+
+// vectors emits the element-wise loops of one or two operations.
+func (g *generator) vectors() {
+	for _, f := range []struct {
+		name string
+		op   func(ops ...operand.Op)
+	}{{"add", g.VADDPS}, {"mul", g.VMULPS}, {"max", g.VMAXPS}} {
+		g.function(f.name+"AVX2", "func(dst, a, b []float32)", "is isa."+f.name+".")
+		dst, a, b := g.base("dst"), g.base("a"), g.base("b")
+		g.each(g.length("dst"), unrolled, func(s *step) {
+			x, y := s.load(a), s.load(b)
+			f.op(y, x, x)
+			s.store(x, dst)
+		})
+		g.end()
+	}
+
+	g.function("scaleAVX2", "func(dst, x []float32, s float32)", "is isa.scale.")
+	dst, x, factor := g.base("dst"), g.base("x"), g.broadcast("s")
+	g.each(g.length("dst"), unrolled, func(s *step) {
+		y := s.load(x)
+		g.VMULPS(factor, y, y)
+		s.store(y, dst)
+	})
+	g.end()
+
+	g.function("axpyAVX2", "func(dst, x []float32, s float32)", "is isa.axpy.")
+	dst, x, factor = g.base("dst"), g.base("x"), g.broadcast("s")
+	g.each(g.length("dst"), unrolled, func(s *step) {
+		y, z := s.load(dst), s.load(x)
+		g.VFMADD231PS(factor, z, y)
+		s.store(y, dst)
+	})
+	g.end()
+}
+
+// reductions emits sums and maxima.
+func (g *generator) reductions() {
+	g.function("dotAVX2", "func(a, b []float32) float32", "is isa.dot.")
+	a, b := g.base("a"), g.base("b")
+	acc := g.zeros(unrolled)
+	g.each(g.length("a"), unrolled, func(s *step) {
+		g.VFMADD231PS(s.load(a), s.load(b), acc[s.part])
+	})
+	g.returnSum(acc, 0)
+	g.end()
+
+	g.function("sumAVX2", "func(x []float32) float32", "is isa.sum.")
+	x := g.base("x")
+	acc = g.zeros(unrolled)
+	g.each(g.length("x"), unrolled, func(s *step) {
+		g.VADDPS(s.load(x), acc[s.part], acc[s.part])
+	})
+	g.returnSum(acc, 0)
+	g.end()
+
+	g.function("sumSquaresAboutAVX2", "func(x []float32, mean float32) float32", "is isa.sumSquaresAbout.")
+	x = g.base("x")
+	mean := g.broadcast("mean")
+	acc = g.zeros(unrolled)
+	g.each(g.length("x"), unrolled, func(s *step) {
+		y := s.load(x)
+		g.VSUBPS(mean, y, y)
+		s.clip(y)
+		g.VFMADD231PS(y, y, acc[s.part])
+	})
+	g.returnSum(acc, 0)
+	g.end()
+
+	g.function("maxOfAVX2", "func(x []float32) float32", "is isa.maxOf.")
+	x = g.base("x")
+	least := g.constantIn(math.Inf(-1))
+	for i := range acc {
+		acc[i] = g.YMM()
+		g.VMOVAPS(least, acc[i])
+	}
+	g.each(g.length("x"), unrolled, func(s *step) {
+		y := s.load(x)
+		if s.masked {
+			g.VBLENDVPS(s.mask, y, least, y)
+		}
+		g.VMAXPS(y, acc[s.part], acc[s.part])
+	})
+	top := g.across(fold(acc, g.VMAXPS), g.VMAXPS)
+	g.Store(top.AsX(), g.ReturnIndex(0))
+	g.end()
+
+	for _, f := range []struct {
+		name   string
+		square bool
+	}{{"sum64", false}, {"sumSquares", true}} {
+		g.function(f.name+"AVX2", "func(x []float32) float64", "is isa."+f.name+".")
+		x := g.base("x")
+		acc := g.zeros(2 * unrolled)
+		g.each(g.length("x"), unrolled, func(s *step) {
+			y, half := s.load(x), g.XMM()
+			g.VEXTRACTF128(operand.Imm(1), y, half)
+			lo, hi := g.YMM(), g.YMM()
+			g.VCVTPS2PD(y.AsX(), lo)
+			g.VCVTPS2PD(half, hi)
+			for i, d := range []reg.VecVirtual{lo, hi} {
+				sum := acc[2*s.part+i]
+				if f.square {
+					g.VFMADD231PD(d, d, sum)
+				} else {
+					g.VADDPD(d, sum, sum)
+				}
+			}
+		})
+		total := fold(acc, g.VADDPD)
+		half := g.XMM()
+		g.VEXTRACTF128(operand.Imm(1), total, half)
+		g.VADDPD(half, total.AsX(), total.AsX())
+		g.VUNPCKHPD(total.AsX(), total.AsX(), half)
+		g.VADDPD(half, total.AsX(), total.AsX())
+		g.Store(total.AsX(), g.ReturnIndex(0))
+		g.end()
+	}
+
+	g.function("colSumAVX2", "func(dst, x []float32, rows, ld int)", "is isa.colSum.")
+	dst, ld := g.base("dst"), g.integer("ld")
+	x = g.base("x")
+	n := g.length("dst")
+	g.SHLQ(operand.Imm(2), ld)
+	// All rows of four vectors of columns, then of one, then of the rest.
+	columns := func(vectors int, mask reg.Register) {
+		sums := g.zeros(vectors)
+		p, rows := g.GP64(), g.integer("rows")
+		g.MOVQ(x, p)
+		loop, done := g.label("row"), g.label("done")
+		g.Label(loop)
+		g.TESTQ(rows, rows)
+		g.JZ(to(done))
+		for v, sum := range sums {
+			mem := operand.Mem{Base: p, Disp: vector * v}
+			if mask == nil {
+				g.VADDPS(mem, sum, sum)
+				continue
+			}
+			y := g.YMM()
+			g.VMASKMOVPS(mem, mask, y)
+			g.VADDPS(y, sum, sum)
+		}
+		g.ADDQ(ld, p)
+		g.DECQ(rows)
+		g.JMP(to(loop))
+		g.Label(done)
+		for v, sum := range sums {
+			mem := operand.Mem{Base: dst, Disp: vector * v}
+			if mask == nil {
+				g.VADDPS(mem, sum, sum)
+				g.VMOVUPS(sum, mem)
+				continue
+			}
+			y := g.YMM()
+			g.VMASKMOVPS(mem, mask, y)
+			g.VADDPS(y, sum, sum)
+			g.VMASKMOVPS(sum, mask, mem)
+		}
+		g.ADDQ(operand.U32(uint32(vectors*vector)), dst)
+		g.ADDQ(operand.U32(uint32(vectors*vector)), x)
+	}
+	many, one, tail, done := g.label("many"), g.label("one"), g.label("tail"), g.label("done")
+	g.Label(many)
+	g.CMPQ(n, operand.Imm(unrolled*lanes))
+	g.JLT(to(one))
+	columns(unrolled, nil)
+	g.SUBQ(operand.Imm(unrolled*lanes), n)
+	g.JMP(to(many))
+	g.Label(one)
+	g.CMPQ(n, operand.Imm(lanes))
+	g.JLT(to(tail))
+	columns(1, nil)
+	g.SUBQ(operand.Imm(lanes), n)
+	g.JMP(to(one))
+	g.Label(tail)
+	g.TESTQ(n, n)
+	g.JZ(to(done))
+	columns(1, g.mask(n))
+	g.Label(done)
+	g.end()
+}
+
+// returnSum stores the sum of all lanes of the accumulators as result number i.
+func (g *generator) returnSum(acc []reg.VecVirtual, i int) {
+	total := g.across(fold(acc, g.VADDPS), g.VADDPS)
+	g.Store(total.AsX(), g.ReturnIndex(i))
+}
+
+// normalization emits the loops of layer norm, the softmax gradient and their like: rows with row-wide scalars.
+func (g *generator) normalization() {
+	g.function("normalizeAVX2", "func(y, x, w, b []float32, mean, rstd float32)", "is isa.normalize.")
+	y, x, w, b := g.base("y"), g.base("x"), g.base("w"), g.base("b")
+	mean, rstd := g.broadcast("mean"), g.broadcast("rstd")
+	g.each(g.length("y"), 2, func(s *step) {
+		hat := s.normalized(x, mean, rstd)
+		out := s.load(b)
+		g.VFMADD231PS(s.load(w), hat, out)
+		s.store(out, y)
+	})
+	g.end()
+
+	g.function("normGradSumsAVX2", "func(dy, x, w []float32, mean, rstd float32) (sumG, sumGX float32)", "is isa.normGradSums.")
+	dy, x, w := g.base("dy"), g.base("x"), g.base("w")
+	mean, rstd = g.broadcast("mean"), g.broadcast("rstd")
+	sums, products := g.zeros(2), g.zeros(2)
+	g.each(g.length("dy"), 2, func(s *step) {
+		hat, d := s.normalized(x, mean, rstd), s.load(dy)
+		g.VMULPS(s.load(w), d, d)
+		g.VADDPS(d, sums[s.part], sums[s.part])
+		g.VFMADD231PS(d, hat, products[s.part]) // d is zero beyond the end
+	})
+	g.returnSum(sums, 0)
+	g.returnSum(products, 1)
+	g.end()
+
+	g.function("normGradRowAVX2", "func(dx, dy, x, w []float32, mean, rstd, meanG, meanGX float32)", "is isa.normGradRow.")
+	dx, dy, x, w := g.base("dx"), g.base("dy"), g.base("x"), g.base("w")
+	mean, rstd = g.broadcast("mean"), g.broadcast("rstd")
+	shift, slope := g.broadcast("meanG"), g.broadcast("meanGX")
+	g.each(g.length("dx"), 2, func(s *step) {
+		hat, d := s.normalized(x, mean, rstd), s.load(dy)
+		g.VFMSUB132PS(s.load(w), shift, d)
+		g.VFNMADD231PS(slope, hat, d)
+		g.VMULPS(rstd, d, d)
+		s.store(d, dx)
+	})
+	g.end()
+
+	g.function("normGradParamsAVX2", "func(dw, db, dy, x []float32, mean, rstd float32)", "is isa.normGradParams.")
+	dw, db, dy, x := g.base("dw"), g.base("db"), g.base("dy"), g.base("x")
+	mean, rstd = g.broadcast("mean"), g.broadcast("rstd")
+	g.each(g.length("dw"), 2, func(s *step) {
+		hat, d := s.normalized(x, mean, rstd), s.load(dy)
+		sum := s.load(dw)
+		g.VFMADD231PS(d, hat, sum)
+		s.store(sum, dw)
+		g.VADDPS(s.load(db), d, d)
+		s.store(d, db)
+	})
+	g.end()
+
+	g.function("softmaxGradAVX2", "func(ds, p, dp []float32, delta, scale float32)", "is isa.softmaxGrad.")
+	ds, p, dp := g.base("ds"), g.base("p"), g.base("dp")
+	delta, scale := g.broadcast("delta"), g.broadcast("scale")
+	g.each(g.length("ds"), 2, func(s *step) {
+		prob, grad := s.load(p), s.load(dp)
+		g.VMULPS(scale, prob, prob)
+		g.VSUBPS(delta, grad, grad)
+		g.VMULPS(prob, grad, grad)
+		s.store(grad, ds)
+	})
+	g.end()
+}
+
+// normalized returns (x - mean) * rstd.
+func (s *step) normalized(x reg.Register, mean, rstd reg.VecVirtual) reg.VecVirtual {
+	y := s.load(x)
+	s.g.VSUBPS(mean, y, y)
+	s.g.VMULPS(rstd, y, y)
+	return y
+}

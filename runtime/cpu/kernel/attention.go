@@ -1,0 +1,269 @@
+package kernel
+
+import (
+	"fmt"
+	"math"
+)
+
+// Tile of the attention scores that one worker holds at a time: queries by keys.
+const (
+	tileQueries = 48
+	tileKeys    = 256
+)
+
+// AttentionShape is the size of a causal self-attention: B sequences of T positions, H heads of D elements.
+type AttentionShape struct{ B, T, H, D int }
+
+// DropoutArgs describes the dropout of attention probabilities. The mask of query i and key j is that of element
+// ((b*GlobalHeads + h)*T + i)*T + j, with b and h counted in the global batch and heads: BatchOffset and HeadOffset are those
+// of this part's first. The zero value means no dropout.
+type DropoutArgs struct {
+	P                                    float64
+	Key                                  MaskKey
+	BatchOffset, HeadOffset, GlobalHeads int
+}
+
+func (s AttentionShape) check(function string, drop DropoutArgs) {
+	if s.B < 0 || s.T < 0 || s.H < 0 || s.D <= 0 {
+		panic(fmt.Sprintf("BUG: kernel.%s: shape %+v", function, s))
+	}
+	if drop.P != 0 && (drop.BatchOffset < 0 || drop.HeadOffset < 0 || drop.HeadOffset+s.H > drop.GlobalHeads) {
+		panic(fmt.Sprintf("BUG: kernel.%s: heads [%d, %d) of %d from sequence %d", function, drop.HeadOffset, drop.HeadOffset+s.H,
+			drop.GlobalHeads, drop.BatchOffset))
+	}
+}
+
+// Attention computes causal multi-head attention, o = dropout(softmax(q k^T / sqrt(D))) v, for q, k and v packed as
+// qkv[B,T,3,H,D]. It sets o[B,T,H,D] and lse[B,H,T], the logarithm of each row's sum of exponentials, which AttentionGrad
+// needs. It works through tiles of scores with running maxima and sums, skipping those above the diagonal (Dao et al.,
+// "FlashAttention", 2022), and never holds more than one tile per thread.
+func Attention(p *Pool, o, lse, qkv []float32, shape AttentionShape, drop DropoutArgs) {
+	shape.check("Attention", drop)
+	n := shape.B * shape.T * shape.H
+	checkLen("Attention", "o", o, n*shape.D)
+	checkLen("Attention", "lse", lse, n)
+	checkLen("Attention", "qkv", qkv, 3*n*shape.D)
+	p = p.orInline()
+	p.task.attention = attentionTask{heads: heads{shape, drop, newMask(drop.P, drop.Key)}, o: o, lse: lse, qkv: qkv}
+	p.run(&p.task.attention, shape.B*shape.H, 1)
+}
+
+// heads is what forward and backward pass share; a unit of work is one head of one sequence.
+type heads struct {
+	AttentionShape
+	drop DropoutArgs
+	mask mask
+}
+
+// rows returns the view of position 0 on of part (0 query, 1 key, 2 value) of head u in qkv.
+func (s *heads) rows(qkv []float32, u, part int) matrix {
+	b, h := u/s.H, u%s.H
+	return matrix{qkv[((b*s.T*3+part)*s.H+h)*s.D:], 3 * s.H * s.D, 1}
+}
+
+// out returns the view of head u in a [B,T,H,D] tensor.
+func (s *heads) out(o []float32, u int) matrix {
+	return matrix{o[(u/s.H*s.T*s.H+u%s.H)*s.D:], s.H * s.D, 1}
+}
+
+// factors returns the dropout multipliers of n keys from j on, for query i of head u.
+func (s *heads) factors(w *worker, buf []float32, u, i, j, n int) []float32 {
+	b, h := u/s.H+s.drop.BatchOffset, u%s.H+s.drop.HeadOffset
+	start := ((uint64(b)*uint64(s.drop.GlobalHeads)+uint64(h))*uint64(s.T)+uint64(i))*uint64(s.T) + uint64(j)
+	return s.mask.factors(w.isa, buf, start, n)
+}
+
+// packedSize is the room for a T by D matrix or its transpose in panels.
+func (s *heads) packedSize(width int) int {
+	up := func(n int) int { return (n + width - 1) / width * width }
+	return max(up(s.T)*s.D, s.T*up(s.D))
+}
+
+// transposed returns the view of x with rows and columns exchanged.
+func (x matrix) transposed() matrix { return matrix{x.data, x.cs, x.rs} }
+
+// carve cuts the first n elements off *buf.
+func carve(buf *[]float32, n int) []float32 {
+	s := (*buf)[:n:n]
+	*buf = (*buf)[n:]
+	return s
+}
+
+type attentionTask struct {
+	heads
+	o, lse, qkv []float32
+}
+
+func (t *attentionTask) do(w *worker, lo, hi int) {
+	packed := t.packedSize(w.isa.cols)
+	ld := min(tileKeys, t.T)
+	buf := w.scratch(2*packed + tileQueries*ld + 2*tileQueries + maskRoom(ld))
+	keys, values := carve(&buf, packed), carve(&buf, packed)
+	scores := carve(&buf, tileQueries*ld)
+	top, total := carve(&buf, tileQueries), carve(&buf, tileQueries)
+
+	for u := lo; u < hi; u++ {
+		w.packRight(keys, t.rows(t.qkv, u, 1).transposed(), t.D, t.T)
+		w.packRight(values, t.rows(t.qkv, u, 2), t.T, t.D)
+		for i := 0; i < t.T; i += tileQueries {
+			t.queries(w, u, i, min(tileQueries, t.T-i), keys, values, scores, ld, top, total, buf)
+		}
+	}
+}
+
+// queries computes the output of n queries of head u from query i on.
+func (t *attentionTask) queries(w *worker, u, i, n int, keys, values, scores []float32, ld int, top, total, buf []float32) {
+	width := w.isa.cols
+	scale := float32(1 / math.Sqrt(float64(t.D)))
+	q, o := t.rows(t.qkv, u, 0).at(i, 0), t.out(t.o, u).at(i, 0)
+	for j := 0; j < i+n; j += ld {
+		m := min(ld, i+n-j) // keys of this tile
+		w.products(n, m, t.D, q, w.isa.rows*q.rs, keys[j*t.D:], width*t.D, scores, ld, false)
+		for r := range n {
+			row := scores[r*ld : r*ld+m]
+			seen := max(0, min(m, i+r-j+1)) // keys up to the query itself
+			clear(row[seen:])
+			if seen == 0 {
+				continue
+			}
+			row = row[:seen]
+			peak := scale * w.isa.maxOf(row)
+			if j > 0 && !(peak > top[r]) {
+				peak = top[r]
+			}
+			sum := w.isa.expSum(row, row, scale, peak)
+			if j > 0 && peak != top[r] {
+				// A larger maximum: what was summed so far counts for less.
+				shrink := float32(math.Exp(float64(top[r] - peak)))
+				total[r] *= shrink
+				out := o.data[r*o.rs : r*o.rs+t.D]
+				w.isa.scale(out, out, shrink)
+			}
+			if j > 0 {
+				sum += total[r]
+			}
+			top[r], total[r] = peak, sum
+			if t.drop.P != 0 {
+				w.isa.mul(row, row, t.factors(w, buf, u, i+r, j, seen))
+			}
+		}
+		w.products(n, t.D, m, matrix{scores, ld, 1}, w.isa.rows*ld, values[j*width:], width*t.T, o.data, o.rs, j > 0)
+	}
+	for r := range n {
+		out := o.data[r*o.rs : r*o.rs+t.D]
+		w.isa.scale(out, out, 1/total[r])
+		t.lse[u*t.T+i+r] = float32(float64(top[r]) + math.Log(float64(total[r])))
+	}
+}
+
+// AttentionGrad sets dqkv[B,T,3,H,D] to the gradient of qkv from that of Attention's result, do[B,T,H,D]. qkv, o and lse
+// are Attention's; shape and drop must be the same. Probabilities are recomputed tile by tile from lse.
+func AttentionGrad(p *Pool, dqkv, do, qkv, o, lse []float32, shape AttentionShape, drop DropoutArgs) {
+	shape.check("AttentionGrad", drop)
+	n := shape.B * shape.T * shape.H
+	checkLen("AttentionGrad", "dqkv", dqkv, 3*n*shape.D)
+	checkLen("AttentionGrad", "do", do, n*shape.D)
+	checkLen("AttentionGrad", "qkv", qkv, 3*n*shape.D)
+	checkLen("AttentionGrad", "o", o, n*shape.D)
+	checkLen("AttentionGrad", "lse", lse, n)
+	p = p.orInline()
+	p.task.attnGrad = attentionGradTask{heads: heads{shape, drop, newMask(drop.P, drop.Key)}, dqkv: dqkv, dout: do, qkv: qkv, o: o, lse: lse}
+	p.run(&p.task.attnGrad, shape.B*shape.H, 1)
+}
+
+type attentionGradTask struct {
+	heads
+	dqkv, dout, qkv, o, lse []float32
+}
+
+// attentionGradScratch is the memory of one worker: the operands that are right-hand matrices, packed, and two tiles.
+type attentionGradScratch struct {
+	keysT, valuesT []float32 // transposed, all keys
+	keys           []float32 // all keys
+	queries, dout  []float32 // those of the tile
+	probs, grads   []float32 // tiles of probabilities and of score gradients, ld apart
+	delta, mask    []float32
+	ld             int
+}
+
+func (t *attentionGradTask) do(w *worker, lo, hi int) {
+	width := w.isa.cols
+	packed := t.packedSize(width)
+	row := tileQueries * (t.D + width)
+	s := attentionGradScratch{ld: min(tileKeys, t.T)}
+	buf := w.scratch(3*packed + 2*row + 2*tileQueries*s.ld + tileQueries + maskRoom(s.ld))
+	s.keysT, s.valuesT, s.keys = carve(&buf, packed), carve(&buf, packed), carve(&buf, packed)
+	s.queries, s.dout = carve(&buf, row), carve(&buf, row)
+	s.probs, s.grads = carve(&buf, tileQueries*s.ld), carve(&buf, tileQueries*s.ld)
+	s.delta, s.mask = carve(&buf, tileQueries), buf
+
+	for u := lo; u < hi; u++ {
+		k := t.rows(t.qkv, u, 1)
+		w.packRight(s.keysT, k.transposed(), t.D, t.T)
+		w.packRight(s.valuesT, t.rows(t.qkv, u, 2).transposed(), t.D, t.T)
+		w.packRight(s.keys, k, t.T, t.D)
+		for i := 0; i < t.T; i += tileQueries {
+			t.queries(w, u, i, min(tileQueries, t.T-i), &s)
+		}
+	}
+}
+
+// queries adds the contribution of n queries of head u, from query i on, to the gradients of the keys and values up to
+// them, and sets the queries' own.
+func (t *attentionGradTask) queries(w *worker, u, i, n int, s *attentionGradScratch) {
+	width, ld := w.isa.cols, s.ld
+	scale := float32(1 / math.Sqrt(float64(t.D)))
+	q, dq := t.rows(t.qkv, u, 0).at(i, 0), t.rows(t.dqkv, u, 0).at(i, 0)
+	dk, dv := t.rows(t.dqkv, u, 1), t.rows(t.dqkv, u, 2)
+	o, dout := t.out(t.o, u).at(i, 0), t.out(t.dout, u).at(i, 0)
+	w.packRight(s.queries, q, n, t.D)
+	w.packRight(s.dout, dout, n, t.D)
+	for r := range n {
+		s.delta[r] = w.isa.dot(dout.data[r*dout.rs:r*dout.rs+t.D], o.data[r*o.rs:r*o.rs+t.D])
+	}
+
+	for j := 0; j < i+n; j += ld {
+		m := min(ld, i+n-j)
+		w.products(n, m, t.D, q, w.isa.rows*q.rs, s.keysT[j*t.D:], width*t.D, s.probs, ld, false)
+		w.products(n, m, t.D, dout, w.isa.rows*dout.rs, s.valuesT[j*t.D:], width*t.D, s.grads, ld, false)
+		for r := range n {
+			p, g := s.probs[r*ld:r*ld+m], s.grads[r*ld:r*ld+m]
+			seen := max(0, min(m, i+r-j+1))
+			clear(p[seen:])
+			clear(g[seen:])
+			if seen == 0 {
+				continue
+			}
+			p, g = p[:seen], g[:seen]
+			w.isa.expSum(p, p, scale, t.lse[u*t.T+i+r])
+			if t.drop.P == 0 {
+				w.isa.softmaxGrad(g, p, g, s.delta[r], scale)
+				continue
+			}
+			f := t.factors(w, s.mask, u, i+r, j, seen)
+			w.isa.mul(g, g, f)
+			w.isa.softmaxGrad(g, p, g, s.delta[r], scale)
+			w.isa.mul(p, p, f)
+		}
+		// A key's first contribution comes from the tile of queries that holds its own position, which is where the
+		// tiles of queries so far end.
+		w.products(n, t.D, m, matrix{s.grads, ld, 1}, w.isa.rows*ld, s.keys[j*width:], width*t.T, dq.data, dq.rs, j > 0)
+		w.addTransposed(s.grads, ld, n, j, m, i, t.D, s.queries, dk)
+		w.addTransposed(s.probs, ld, n, j, m, i, t.D, s.dout, dv)
+	}
+}
+
+// addTransposed adds the transpose of tile[n,m], columns ld apart, times packed x[n,d] to rows j to j+m of dst, setting the
+// rows from fresh on instead.
+func (w *worker) addTransposed(tile []float32, ld, n, j, m, fresh, d int, x []float32, dst matrix) {
+	width := w.isa.cols
+	old := max(0, min(m, fresh-j))
+	left := matrix{tile, 1, ld}
+	if old > 0 {
+		w.products(old, d, n, left, w.isa.rows, x, width*n, dst.data[j*dst.rs:], dst.rs, true)
+	}
+	if old < m {
+		left = left.at(old, 0)
+		w.products(m-old, d, n, left, w.isa.rows, x, width*n, dst.data[(j+old)*dst.rs:], dst.rs, false)
+	}
+}

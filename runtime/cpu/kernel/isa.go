@@ -1,0 +1,84 @@
+package kernel
+
+// isa is one implementation of the inner loops. Loops over vectors take dst first, expect all operands to have dst's (or
+// the first operand's) length, and allow dst to be any of the sources. Lengths were checked by the caller.
+type isa struct {
+	name string
+
+	// rows and cols are the size of the tile of a matrix product that product computes: cols is also the width of the
+	// panels in which it expects its right-hand matrix.
+	rows, cols int
+
+	// product computes c[i*ldc+j] = sum over q of a[i*rsa+q*csa] * b[q*cols+j], or adds it with acc, for i < m <= rows
+	// and j < n <= cols. b is one panel of k rows.
+	product func(m, n, k int, a []float32, rsa, csa int, b, c []float32, ldc int, acc bool)
+	// packRows sets dst[q*width+j] = src[q*ld+j] and packCols dst[q*width+j] = src[j*ld+q], for q < k and j < n, and zero
+	// for n <= j < width. k is positive. packRows may overwrite packSlack elements beyond the panel unless width is
+	// cols.
+	packRows, packCols func(dst, src []float32, ld, k, n, width int)
+
+	dot  func(a, b []float32) float32
+	axpy func(dst, x []float32, s float32) // dst += s*x
+
+	add, mul, max func(dst, a, b []float32)
+	scale         func(dst, x []float32, s float32)
+	colSum        func(dst, x []float32, rows, ld int) // dst[j] += sum over i of x[i*ld+j]
+
+	sum, maxOf        func(x []float32) float32
+	sum64, sumSquares func(x []float32) float64
+	sumSquaresAbout   func(x []float32, mean float32) float32              // sum of (x-mean)^2
+	expSum            func(dst, x []float32, scale, shift float32) float32 // dst = exp(scale*x - shift); returns its sum
+	expMul            func(dst, x []float32, shift, mul float32)           // dst = mul * exp(x - shift)
+	softmaxGrad       func(ds, p, dp []float32, delta, scale float32)      // ds = scale * p * (dp - delta)
+	gelu, geluTanh    func(y, x []float32)
+	geluGrad          func(dx, dy, x []float32)
+	geluTanhGrad      func(dx, dy, x []float32)
+	normalize         func(y, x, w, b []float32, mean, rstd float32)               // y = (x-mean)*rstd*w + b
+	normGradSums      func(dy, x, w []float32, mean, rstd float32) (g, gx float32) // sums of dy*w and of dy*w*xhat
+	normGradRow       func(dx, dy, x, w []float32, mean, rstd, g, gx float32)      // dx = rstd * (dy*w - g - gx*xhat)
+	normGradParams    func(dw, db, dy, x []float32, mean, rstd float32)            // dw += dy*xhat, db += dy
+	adamw             func(w, m, v, g []float32, c *adamwFactors)
+	dropoutFactors    func(dst []float32, block uint64, key *MaskKey, threshold uint32, scale float32)
+}
+
+// bestISA returns the fastest implementation this processor runs.
+func bestISA() isa {
+	sets := instructionSets()
+	return sets[len(sets)-1]
+}
+
+// portable is the implementation in plain Go. It is also the reference of the tests.
+func portable() isa {
+	return isa{
+		name: "portable",
+		rows: 4, cols: 16,
+		product:         productGeneric,
+		packRows:        packRowsGeneric,
+		packCols:        packColsGeneric,
+		dot:             dotGeneric,
+		axpy:            axpyGeneric,
+		add:             addGeneric,
+		mul:             mulGeneric,
+		max:             maxGeneric,
+		scale:           scaleGeneric,
+		colSum:          colSumGeneric,
+		sum:             sumGeneric,
+		maxOf:           maxOfGeneric,
+		sum64:           sum64Generic,
+		sumSquares:      sumSquaresGeneric,
+		sumSquaresAbout: sumSquaresAboutGeneric,
+		expSum:          expSumGeneric,
+		expMul:          expMulGeneric,
+		softmaxGrad:     softmaxGradGeneric,
+		gelu:            geluGeneric,
+		geluTanh:        geluTanhGeneric,
+		geluGrad:        geluGradGeneric,
+		geluTanhGrad:    geluTanhGradGeneric,
+		normalize:       normalizeGeneric,
+		normGradSums:    normGradSumsGeneric,
+		normGradRow:     normGradRowGeneric,
+		normGradParams:  normGradParamsGeneric,
+		adamw:           adamwGeneric,
+		dropoutFactors:  dropoutFactorsGeneric,
+	}
+}

@@ -1,0 +1,81 @@
+package kernel
+
+import "golang.org/x/sys/cpu"
+
+// instructionSets returns the implementations this processor runs, the fastest last.
+func instructionSets() []isa {
+	sets := []isa{portable()}
+	if cpu.X86.HasAVX2 && cpu.X86.HasFMA {
+		sets = append(sets, avx2())
+		if cpu.X86.HasAVX512F && cpu.X86.HasBMI2 {
+			sets = append(sets, avx512())
+		}
+	}
+	return sets
+}
+
+// avx2 is the implementation for AVX2 and FMA, processors from about 2013 on.
+func avx2() isa {
+	return isa{
+		name: "avx2",
+		rows: 6, cols: 16,
+		product:         productAVX2,
+		packRows:        packRowsAVX2,
+		packCols:        packCols,
+		dot:             dotAVX2,
+		axpy:            axpyAVX2,
+		add:             addAVX2,
+		mul:             mulAVX2,
+		max:             maxAVX2,
+		scale:           scaleAVX2,
+		colSum:          colSumAVX2,
+		sum:             sumAVX2,
+		maxOf:           maxOfAVX2,
+		sum64:           sum64AVX2,
+		sumSquares:      sumSquaresAVX2,
+		sumSquaresAbout: sumSquaresAboutAVX2,
+		expSum:          expSumAVX2,
+		expMul:          expMulAVX2,
+		softmaxGrad:     softmaxGradAVX2,
+		gelu:            geluAVX2,
+		geluTanh:        geluTanhAVX2,
+		geluGrad:        geluGradAVX2,
+		geluTanhGrad:    geluTanhGradAVX2,
+		normalize:       normalizeAVX2,
+		normGradSums:    normGradSumsAVX2,
+		normGradRow:     normGradRowAVX2,
+		normGradParams:  normGradParamsAVX2,
+		adamw:           adamwAVX2,
+		dropoutFactors: func(dst []float32, block uint64, key *MaskKey, threshold uint32, scale float32) {
+			dropoutFactorsAVX2(dst, block, key.Seed, key.Op, key.Step, threshold, scale)
+		},
+	}
+}
+
+// avx512 is avx2 with matrix products in registers twice as wide, where nearly all the time goes.
+func avx512() isa {
+	set := avx2()
+	set.name = "avx512"
+	set.rows, set.cols = 12, 32
+	set.product = productAVX512
+	return set
+}
+
+// packCols is isa.packCols: eight columns at a time, and the ragged rest in Go.
+func packCols(dst, src []float32, ld, k, n, width int) {
+	j := 0
+	for ; j+8 <= n; j += 8 {
+		packColsAVX2(dst[j:], src[j*ld:], ld, k, width)
+	}
+	for ; j < width; j++ {
+		if j < n {
+			for q, v := range src[j*ld : j*ld+k] {
+				dst[q*width+j] = v
+			}
+		} else {
+			for q := range k {
+				dst[q*width+j] = 0
+			}
+		}
+	}
+}

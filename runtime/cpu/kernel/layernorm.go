@@ -1,0 +1,94 @@
+package kernel
+
+import "math"
+
+// LayerNorm sets each row of y[rows, cols] to (x - mean) * rstd * w + b, with mean[rows] the mean of x's row and rstd[rows]
+// 1/sqrt(variance + eps), the variance being the mean squared deviation (Ba, Kiros and Hinton, "Layer Normalization", 2016).
+// b may be nil. y may be x.
+func LayerNorm(p *Pool, rows, cols int, y, mean, rstd, x, w, b []float32, eps float32) {
+	checkLen("LayerNorm", "y", y, rows*cols)
+	checkLen("LayerNorm", "mean", mean, rows)
+	checkLen("LayerNorm", "rstd", rstd, rows)
+	checkLen("LayerNorm", "x", x, rows*cols)
+	checkLen("LayerNorm", "w", w, cols)
+	p = p.orInline()
+	if b == nil {
+		p.partial = grow(p.partial, cols)
+		b = p.partial
+		clear(b)
+	}
+	checkLen("LayerNorm", "b", b, cols)
+	p.task.layerNorm = layerNormTask{y: y, mean: mean, rstd: rstd, x: x, w: w, b: b, eps: eps}
+	p.run(&p.task.layerNorm, rows, rowGrain(cols, grainLight/2))
+}
+
+type layerNormTask struct {
+	y, mean, rstd, x, w, b []float32
+	eps                    float32
+}
+
+func (t *layerNormTask) do(w *worker, lo, hi int) {
+	cols := len(t.w)
+	for r := lo; r < hi; r++ {
+		x := t.x[r*cols : (r+1)*cols]
+		mean := w.isa.sum(x) / float32(cols)
+		variance := w.isa.sumSquaresAbout(x, mean) / float32(cols)
+		rstd := float32(1 / math.Sqrt(float64(variance+t.eps)))
+		w.isa.normalize(t.y[r*cols:(r+1)*cols], x, t.w, t.b, mean, rstd)
+		t.mean[r], t.rstd[r] = mean, rstd
+	}
+}
+
+// LayerNormGrad sets dx[rows, cols], and sets dw[cols] and db[cols] or with acc adds to them, from the gradient dy of
+// LayerNorm's result and its operands and statistics. db may be nil. dx may be dy.
+func LayerNormGrad(p *Pool, rows, cols int, dx, dw, db, dy, x, w, mean, rstd []float32, acc bool) {
+	checkLen("LayerNormGrad", "dx", dx, rows*cols)
+	checkLen("LayerNormGrad", "dw", dw, cols)
+	if db != nil {
+		checkLen("LayerNormGrad", "db", db, cols)
+	}
+	checkLen("LayerNormGrad", "dy", dy, rows*cols)
+	checkLen("LayerNormGrad", "x", x, rows*cols)
+	checkLen("LayerNormGrad", "w", w, cols)
+	checkLen("LayerNormGrad", "mean", mean, rows)
+	checkLen("LayerNormGrad", "rstd", rstd, rows)
+	p = p.orInline()
+
+	// Each chunk of rows sums its dw and db apart; they are then added up in order.
+	chunk := max(32, (rows+63)/64)
+	chunks := (rows + chunk - 1) / chunk
+	p.partial = grow(p.partial, 2*cols*chunks)
+	p.task.normGrad = layerNormGradTask{dx: dx, dy: dy, x: x, w: w, mean: mean, rstd: rstd, partial: p.partial, chunk: chunk}
+	p.run(&p.task.normGrad, chunks, max(1, rowGrain(cols, grainLight/2)/chunk))
+
+	if !acc {
+		clear(dw)
+		clear(db)
+	}
+	p.isa.colSum(dw, p.partial, chunks, 2*cols)
+	if db != nil {
+		p.isa.colSum(db, p.partial[min(cols, len(p.partial)):], chunks, 2*cols)
+	}
+}
+
+type layerNormGradTask struct {
+	dx, dy, x, w, mean, rstd []float32
+	partial                  []float32 // chunks of dw then db
+	chunk                    int       // rows
+}
+
+func (t *layerNormGradTask) do(w *worker, lo, hi int) {
+	cols, rows := len(t.w), len(t.mean)
+	for c := lo; c < hi; c++ {
+		dw, db := t.partial[2*c*cols:(2*c+1)*cols], t.partial[(2*c+1)*cols:(2*c+2)*cols]
+		clear(dw)
+		clear(db)
+		for r := c * t.chunk; r < min((c+1)*t.chunk, rows); r++ {
+			at, end := r*cols, (r+1)*cols
+			dy, x, mean, rstd := t.dy[at:end], t.x[at:end], t.mean[r], t.rstd[r]
+			w.isa.normGradParams(dw, db, dy, x, mean, rstd)
+			g, gx := w.isa.normGradSums(dy, x, t.w, mean, rstd)
+			w.isa.normGradRow(t.dx[at:end], dy, x, t.w, mean, rstd, g/float32(cols), gx/float32(cols))
+		}
+	}
+}

@@ -1,0 +1,197 @@
+package cpu
+
+import (
+	"fmt"
+	"math"
+
+	"github.com/autopar/autopar/ir"
+	"github.com/autopar/autopar/runtime"
+	"github.com/autopar/autopar/runtime/cpu/kernel"
+)
+
+// launch runs one op.
+type launch func(d *Device, k *runtime.Kernel) error
+
+// launches has one entry for each op that needs no other rank.
+var launches = [...]launch{
+	ir.OpAdd:        add,
+	ir.OpAddN:       addN,
+	ir.OpScale:      scale,
+	ir.OpSumTo:      sumTo,
+	ir.OpExpand:     expand,
+	ir.OpSum:        sum,
+	ir.OpSumSquares: sumSquares,
+	ir.OpSqrt:       sqrt,
+	ir.OpClipScale:  clipScale,
+
+	ir.OpMatMul:          matMul,
+	ir.OpEmbedding:       embedding,
+	ir.OpEmbeddingGrad:   embeddingGrad,
+	ir.OpLayerNorm:       layerNorm,
+	ir.OpLayerNormGrad:   layerNormGrad,
+	ir.OpGELU:            gelu,
+	ir.OpGELUGrad:        geluGrad,
+	ir.OpDropout:         dropout,
+	ir.OpAttention:       attention,
+	ir.OpAttentionGrad:   attentionGrad,
+	ir.OpAttentionDecode: attentionDecode,
+
+	ir.OpRowMax:           rowMax,
+	ir.OpRowSumExp:        rowSumExp,
+	ir.OpRowPick:          rowPick,
+	ir.OpNLL:              nll,
+	ir.OpCrossEntropyGrad: crossEntropyGrad,
+
+	ir.OpAdamW: adamW,
+
+	ir.OpSlice:      slice,
+	ir.OpToPartial:  toPartial,
+	ir.OpAccumulate: accumulate,
+}
+
+// Launch runs a kernel.
+func (d *Device) Launch(k *runtime.Kernel) error {
+	op := k.Node.Op
+	if int(op) >= len(launches) || launches[op] == nil {
+		return fmt.Errorf("cpu: no kernel for %s", op)
+	}
+	for i, acc := range k.Accum {
+		if acc && !op.Accumulates(i) && op != ir.OpAccumulate {
+			return fmt.Errorf("cpu: %s cannot add into result %d", op, i)
+		}
+	}
+	return launches[op](d, k)
+}
+
+// arg and result return the elements of an operand and of a result.
+func (d *Device) arg(k *runtime.Kernel, i int) []float32    { return d.floats(k.Args[i]) }
+func (d *Device) result(k *runtime.Kernel, i int) []float32 { return d.floats(k.Results[i]) }
+
+// rows returns the product of the leading dimensions of a part, and its last.
+func rows(t runtime.Tensor) (rows, cols int) { return split(t, 1) }
+
+// split returns the elements of the leading dimensions of a part, and those of
+// its last n.
+func split(t runtime.Tensor, n int) (rows, cols int) {
+	at := len(t.Slab.Local) - n
+	return int(ir.Elems(t.Slab.Local[:at])), int(ir.Elems(t.Slab.Local[at:]))
+}
+
+// lastOffset is where a part starts in the last dimension of the whole.
+func lastOffset(t runtime.Tensor) int { return t.Slab.Offset[len(t.Slab.Offset)-1] }
+
+func add(d *Device, k *runtime.Kernel) error {
+	a, b, y := d.arg(k, 0), d.arg(k, 1), d.result(k, 0)
+	if len(a) == len(b) {
+		kernel.Add(d.pool, y, a, b)
+	} else if len(b) > 0 {
+		kernel.AddBias(d.pool, len(a)/len(b), len(b), y, a, b)
+	}
+	return nil
+}
+
+func addN(d *Device, k *runtime.Kernel) error {
+	y := d.result(k, 0)
+	if len(k.Args) == 1 {
+		kernel.Copy(d.pool, y, d.arg(k, 0))
+		return nil
+	}
+	kernel.Add(d.pool, y, d.arg(k, 0), d.arg(k, 1))
+	for i := 2; i < len(k.Args); i++ {
+		kernel.AddInto(d.pool, y, d.arg(k, i))
+	}
+	return nil
+}
+
+func scale(d *Device, k *runtime.Kernel) error {
+	kernel.Scale(d.pool, d.result(k, 0), d.arg(k, 0), d.arg(k, 1)[0])
+	return nil
+}
+
+func sumTo(d *Device, k *runtime.Kernel) error {
+	m, n := split(k.Args[0], k.Node.Attr.(ir.SumToAttr).Keep)
+	kernel.ColSum(d.pool, m, n, d.result(k, 0), d.arg(k, 0), k.Accum[0])
+	return nil
+}
+
+// expand repeats x over y by copying what is there already.
+func expand(d *Device, k *runtime.Kernel) error {
+	x, y := d.arg(k, 0), d.result(k, 0)
+	for n := copy(y, x); n > 0 && n < len(y); n *= 2 {
+		copy(y[n:], y[:n])
+	}
+	return nil
+}
+
+func sum(d *Device, k *runtime.Kernel) error {
+	put(d.result(k, 0), kernel.Sum(d.pool, d.arg(k, 0)), k.Accum[0])
+	return nil
+}
+
+func sumSquares(d *Device, k *runtime.Kernel) error {
+	put(d.result(k, 0), float32(kernel.SumSquares(d.pool, d.arg(k, 0))), false)
+	return nil
+}
+
+func put(y []float32, x float32, accum bool) {
+	if accum {
+		x += y[0]
+	}
+	y[0] = x
+}
+
+func sqrt(d *Device, k *runtime.Kernel) error {
+	d.result(k, 0)[0] = float32(math.Sqrt(float64(d.arg(k, 0)[0])))
+	return nil
+}
+
+func clipScale(d *Device, k *runtime.Kernel) error {
+	norm := float64(d.arg(k, 0)[0])
+	d.result(k, 0)[0] = float32(min(1, k.Node.Attr.(ir.ClipAttr).MaxNorm/(norm+1e-6)))
+	return nil
+}
+
+// adamW updates weight and moments in place, moving them first where the new
+// values have places of their own.
+func adamW(d *Device, k *runtime.Kernel) error {
+	a := k.Node.Attr.(ir.AdamWAttr)
+	for i := range k.Results {
+		if k.Results[i].Offset != k.Args[i].Offset {
+			kernel.Copy(d.pool, d.result(k, i), d.arg(k, i))
+		}
+	}
+	step := float64(d.ints(k.Args[6])[0]) + 1
+	kernel.AdamW(d.pool, d.result(k, 0), d.result(k, 1), d.result(k, 2), d.arg(k, 3), kernel.AdamWArgs{
+		LR: d.arg(k, 5)[0], Beta1: float32(a.Beta1), Beta2: float32(a.Beta2), Eps: float32(a.Eps), WeightDecay: float32(a.WeightDecay),
+		BiasCorrection1: float32(1 - math.Pow(a.Beta1, step)),
+		BiasCorrection2: float32(1 - math.Pow(a.Beta2, step)),
+		GradScale:       d.arg(k, 4)[0],
+	})
+	return nil
+}
+
+// slice cuts the rank's part out of a value it holds more of.
+func slice(d *Device, k *runtime.Kernel) error {
+	x, y := d.arg(k, 0), d.result(k, 0)
+	eachRun(k.Args[0].Slab, k.Results[0].Slab, func(from, to, n int) { copy(y[to:to+n], x[from:from+n]) })
+	return nil
+}
+
+// toPartial makes a whole value a sum of which the first rank holds all.
+func toPartial(d *Device, k *runtime.Kernel) error {
+	if y := d.result(k, 0); k.Position > 0 {
+		clear(y)
+	} else if k.Args[0].Offset != k.Results[0].Offset {
+		kernel.Copy(d.pool, y, d.arg(k, 0))
+	}
+	return nil
+}
+
+func accumulate(d *Device, k *runtime.Kernel) error {
+	if k.Accum[0] {
+		kernel.AddInto(d.pool, d.result(k, 0), d.arg(k, 0))
+	} else {
+		kernel.Copy(d.pool, d.result(k, 0), d.arg(k, 0))
+	}
+	return nil
+}

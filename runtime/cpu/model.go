@@ -1,0 +1,203 @@
+package cpu
+
+import (
+	"fmt"
+
+	"github.com/autopar/autopar/ir"
+	"github.com/autopar/autopar/ir/philox"
+	"github.com/autopar/autopar/runtime"
+	"github.com/autopar/autopar/runtime/cpu/kernel"
+)
+
+func matMul(d *Device, k *runtime.Kernel) error {
+	attr := k.Node.Attr.(ir.MatMulAttr)
+	a, b, y := d.arg(k, 0), d.arg(k, 1), d.result(k, 0)
+	// The contracted dimensions are the last of a, or with TN the first.
+	switch attr.Form {
+	case ir.MatMulNT:
+		m, inner := split(k.Args[0], attr.K)
+		n, _ := split(k.Args[1], attr.K)
+		kernel.MatMulNT(d.pool, m, n, inner, a, b, y, k.Accum[0])
+	case ir.MatMulNN:
+		m, inner := split(k.Args[0], attr.K)
+		_, n := split(k.Args[1], len(k.Args[1].Slab.Local)-attr.K)
+		kernel.MatMulNN(d.pool, m, n, inner, a, b, y, k.Accum[0])
+	case ir.MatMulTN:
+		inner, m := split(k.Args[0], len(k.Args[0].Slab.Local)-attr.K)
+		_, n := split(k.Args[1], len(k.Args[1].Slab.Local)-attr.K)
+		kernel.MatMulTN(d.pool, m, n, inner, a, b, y, k.Accum[0])
+	}
+	return nil
+}
+
+func embedding(d *Device, k *runtime.Kernel) error {
+	table, ids := k.Args[0], d.ints(k.Args[1])
+	if err := checkIDs("id", ids, 0, table.Slab.Global[0]); err != nil {
+		return err
+	}
+	kernel.Embedding(d.pool, table.Slab.Local[1], d.result(k, 0), d.floats(table), ids, table.Slab.Offset[0])
+	return nil
+}
+
+func embeddingGrad(d *Device, k *runtime.Kernel) error {
+	table, ids := k.Results[0], d.ints(k.Args[0])
+	if err := checkIDs("id", ids, 0, table.Slab.Global[0]); err != nil {
+		return err
+	}
+	kernel.EmbeddingGrad(d.pool, table.Slab.Local[1], d.floats(table), d.arg(k, 1), ids, table.Slab.Offset[0], k.Accum[0])
+	return nil
+}
+
+// checkIDs refuses ids outside [lo, hi): on a part of a table they would look
+// like rows of another part.
+func checkIDs(what string, ids []int32, lo, hi int) error {
+	for i, id := range ids {
+		if int(id) < lo || int(id) >= hi {
+			return fmt.Errorf("%s %d at index %d is out of range [%d, %d)", what, id, i, lo, hi)
+		}
+	}
+	return nil
+}
+
+func layerNorm(d *Device, k *runtime.Kernel) error {
+	attr := k.Node.Attr.(ir.LayerNormAttr)
+	m, n := rows(k.Args[0])
+	var b []float32
+	if len(k.Args) > 2 {
+		b = d.arg(k, 2)
+	}
+	kernel.LayerNorm(d.pool, m, n, d.result(k, 0), d.result(k, 1), d.result(k, 2), d.arg(k, 0), d.arg(k, 1), b, float32(attr.Eps))
+	return nil
+}
+
+func layerNormGrad(d *Device, k *runtime.Kernel) error {
+	m, n := rows(k.Args[0])
+	dw, accum := d.result(k, 1), k.Accum[1]
+	var db []float32
+	if len(k.Results) > 2 {
+		db = d.result(k, 2)
+		// The kernel adds to both or to none.
+		switch accum = k.Accum[1] || k.Accum[2]; {
+		case !accum:
+		case !k.Accum[1]:
+			clear(dw)
+		case !k.Accum[2]:
+			clear(db)
+		}
+	}
+	kernel.LayerNormGrad(d.pool, m, n, d.result(k, 0), dw, db, d.arg(k, 0), d.arg(k, 1), d.arg(k, 2), d.arg(k, 3), d.arg(k, 4), accum)
+	return nil
+}
+
+func gelu(d *Device, k *runtime.Kernel) error {
+	kernel.GELU(d.pool, d.result(k, 0), d.arg(k, 0), k.Node.Attr.(ir.GELUAttr).Tanh)
+	return nil
+}
+
+func geluGrad(d *Device, k *runtime.Kernel) error {
+	kernel.GELUGrad(d.pool, d.result(k, 0), d.arg(k, 0), d.arg(k, 1), k.Node.Attr.(ir.GELUAttr).Tanh)
+	return nil
+}
+
+// maskKey names the mask of a dropout site, whose last two operands are seed and
+// step.
+func (d *Device) maskKey(k *runtime.Kernel) kernel.MaskKey {
+	n := len(k.Args)
+	seed, step := d.ints(k.Args[n-2])[0], d.ints(k.Args[n-1])[0]
+	return kernel.MaskKey{Seed: uint64(uint32(seed)), Op: philox.OpKey(k.Node.Attr.(ir.DropoutAttr).Key), Step: uint32(step)}
+}
+
+func dropout(d *Device, k *runtime.Kernel) error {
+	x, y, p := d.arg(k, 0), d.result(k, 0), k.Node.Attr.(ir.DropoutAttr).P
+	if p == 0 {
+		if k.Args[0].Offset != k.Results[0].Offset {
+			kernel.Copy(d.pool, y, x)
+		}
+		return nil
+	}
+	kernel.Dropout(d.pool, y, x, p, d.maskKey(k), kernel.Slab(k.Results[0].Slab))
+	return nil
+}
+
+// headShape returns the shape of attention and where its part of the mask lies,
+// for packed operands [B,T,3,NH,D].
+func (d *Device) headShape(k *runtime.Kernel, qkv runtime.Tensor) (kernel.AttentionShape, kernel.DropoutArgs) {
+	s := qkv.Slab
+	drop := kernel.DropoutArgs{P: k.Node.Attr.(ir.DropoutAttr).P}
+	if drop.P > 0 {
+		drop.Key, drop.BatchOffset, drop.HeadOffset, drop.GlobalHeads = d.maskKey(k), s.Offset[0], s.Offset[3], s.Global[3]
+	}
+	return kernel.AttentionShape{B: s.Local[0], T: s.Local[1], H: s.Local[3], D: s.Local[4]}, drop
+}
+
+func attention(d *Device, k *runtime.Kernel) error {
+	shape, drop := d.headShape(k, k.Args[0])
+	kernel.Attention(d.pool, d.result(k, 0), d.result(k, 1), d.arg(k, 0), shape, drop)
+	return nil
+}
+
+func attentionGrad(d *Device, k *runtime.Kernel) error {
+	shape, drop := d.headShape(k, k.Args[1])
+	kernel.AttentionGrad(d.pool, d.result(k, 0), d.arg(k, 0), d.arg(k, 1), d.arg(k, 2), d.arg(k, 3), shape, drop)
+	return nil
+}
+
+// attentionDecode updates the cache [B,T,2,NH,D] in place, moving it first where
+// the new one has a place of its own.
+func attentionDecode(d *Device, k *runtime.Kernel) error {
+	s := k.Args[1].Slab.Local
+	pos := int(d.ints(k.Args[2])[0])
+	if pos < 0 || pos >= s[1] {
+		return fmt.Errorf("pos %d is out of range [0, %d)", pos, s[1])
+	}
+	if k.Results[1].Offset != k.Args[1].Offset {
+		kernel.Copy(d.pool, d.result(k, 1), d.arg(k, 1))
+	}
+	shape := kernel.AttentionShape{B: s[0], T: s[1], H: s[3], D: s[4]}
+	kernel.AttentionDecode(d.pool, d.result(k, 0), d.arg(k, 0), d.result(k, 1), shape, pos)
+	return nil
+}
+
+func rowMax(d *Device, k *runtime.Kernel) error {
+	m, n := rows(k.Args[0])
+	kernel.RowMax(d.pool, m, n, d.result(k, 0), d.arg(k, 0))
+	return nil
+}
+
+func rowSumExp(d *Device, k *runtime.Kernel) error {
+	m, n := rows(k.Args[0])
+	kernel.RowSumExp(d.pool, m, n, d.result(k, 0), d.arg(k, 0), d.arg(k, 1))
+	return nil
+}
+
+func rowPick(d *Device, k *runtime.Kernel) error {
+	x, targets := k.Args[0], d.ints(k.Args[1])
+	m, n := rows(x)
+	if err := checkTargets(targets, x); err != nil {
+		return err
+	}
+	kernel.RowPick(d.pool, m, n, d.result(k, 0), d.arg(k, 0), targets, lastOffset(x))
+	return nil
+}
+
+// checkTargets refuses targets beyond the vocabulary; negative ones are ignored
+// tokens.
+func checkTargets(targets []int32, logits runtime.Tensor) error {
+	const lowest = -1 << 31
+	return checkIDs("target", targets, lowest, logits.Slab.Global[len(logits.Slab.Global)-1])
+}
+
+func nll(d *Device, k *runtime.Kernel) error {
+	kernel.NLL(d.pool, d.result(k, 0), d.arg(k, 0), d.arg(k, 1), d.arg(k, 2), d.ints(k.Args[3]))
+	return nil
+}
+
+func crossEntropyGrad(d *Device, k *runtime.Kernel) error {
+	x, targets := k.Args[0], d.ints(k.Args[3])
+	m, n := rows(x)
+	if err := checkTargets(targets, x); err != nil {
+		return err
+	}
+	kernel.CrossEntropyGrad(d.pool, m, n, d.result(k, 0), d.arg(k, 0), d.arg(k, 1), d.arg(k, 2), targets, lastOffset(x), d.arg(k, 4))
+	return nil
+}

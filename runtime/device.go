@@ -1,0 +1,122 @@
+// Package runtime executes programs. It defines the contract of a backend,
+// [Device], and the [Executor] that drives one device a rank through its
+// schedule. Order, buffers and failure handling live here once; a backend only
+// allocates, copies, launches and communicates.
+package runtime
+
+import (
+	"errors"
+	"time"
+
+	"github.com/autopar/autopar/ir"
+)
+
+// Backend opens the devices of a run.
+type Backend interface {
+	// Open returns one device per rank, which share a world: rank i is device i.
+	Open(world World) ([]Device, error)
+	// Abort ends a failed run: every call in which a device waits, now or later,
+	// returns [ErrAborted]. It may be called at any time and more than once.
+	Abort()
+}
+
+// World is what the devices of a run have in common.
+type World struct {
+	Ranks int
+	// Timeout bounds every wait of a device for another.
+	Timeout time.Duration
+}
+
+// ErrAborted is returned by a device whose run has failed elsewhere.
+var ErrAborted = errors.New("aborted: the run has failed on another rank")
+
+// Device is where one rank computes. It has one arena of memory and one stream
+// of work: what is given to it takes effect in order. Calls may return before
+// their effect; Download, and Wait for the device's own rank, return after it.
+//
+// One goroutine at a time uses a device. Errors of waiting name the ranks waited for.
+type Device interface {
+	// Alloc makes the arena at least the given number of bytes. Growing it keeps
+	// its contents. Alloc is called only while all devices are idle.
+	Alloc(bytes int64) error
+	// Upload copies src into the arena at a byte offset. src may be reused when
+	// it returns.
+	Upload(offset int64, src []byte) error
+	// Download copies bytes of the arena to dst, after all work given before.
+	Download(dst []byte, offset int64) error
+	// Launch runs a kernel: a compute op, or one of the communication ops that
+	// need no other rank (slice, to_partial, accumulate).
+	Launch(k *Kernel) error
+	// Collective takes part in a collective. All members of its group make the
+	// same collectives of that group in the same order.
+	Collective(c *Collective) error
+	// Send copies a tensor into the arena of the peer, which has said by an event
+	// that the place is free. The n-th Send on a wire matches the n-th Recv.
+	Send(t *Transfer) error
+	// Recv holds later work back until the matching Send has arrived.
+	Recv(t *Transfer) error
+	// Record makes the rank's next event: it happens when all work given before
+	// is done. A rank's events count from 1.
+	Record() error
+	// Wait holds later work back until event number n of a rank has happened. For
+	// the device's own rank it holds back the caller.
+	Wait(rank int, n int64) error
+	// Close frees the device. It returns even after a failure.
+	Close() error
+}
+
+// Tensor is a dense row-major array in an arena: part Slab of a global value.
+type Tensor struct {
+	Offset int64 // bytes from the start of the arena, a multiple of 64
+	DType  ir.DType
+	Slab   ir.Slab
+}
+
+// Bytes returns the size of the part.
+func (t Tensor) Bytes() int64 { return t.Slab.Elems() * t.DType.Size() }
+
+// Kernel is one launch of an op on one rank's parts of its operands.
+//
+// Where the op allows it (see [ir.Op.InPlace]) result 0 may be at the place of
+// operand 0. AdamW and attention_decode update in place: their new values may be
+// at the places of the old. All other tensors are disjoint.
+type Kernel struct {
+	Node    *ir.Node // op and attributes
+	Args    []Tensor
+	Results []Tensor
+	// Accum has one entry per result: add to what is there instead of
+	// overwriting it.
+	Accum []bool
+	// Position is the rank's place on the mesh axis of a communication op.
+	Position int
+}
+
+// Member is one rank of a collective and where its tensors are in its arena.
+type Member struct {
+	Rank    int
+	In, Out Tensor
+}
+
+// Collective is one rank's view of a collective. Elements that several members
+// end with have the same bits on all of them, and from run to run. Out may be at
+// the place of In in an all_reduce; otherwise they are disjoint.
+type Collective struct {
+	Node *ir.Node // op; it is the same for all members
+	Attr ir.CommAttr
+	// Group numbers the set of ranks: collectives with equal Members ranks have
+	// the same number, in every program of an executor.
+	Group    int
+	Members  []Member // in axis order
+	Position int      // of this rank among them
+}
+
+// Transfer is one end of a point-to-point copy.
+type Transfer struct {
+	Node *ir.Node
+	// Wire numbers the connection: one sending instruction between two ranks.
+	Wire  int
+	Peer  int    // the other rank
+	Local Tensor // read by a Send, filled by a Recv
+	// Remote is the offset in the peer's arena, for a Send.
+	Remote int64
+}

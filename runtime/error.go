@@ -1,0 +1,48 @@
+package runtime
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/autopar/autopar/codegen"
+	"github.com/autopar/autopar/ir"
+)
+
+// StepError is the first failure of a step: what stopped all ranks.
+type StepError struct {
+	Rank int
+	Step int64 // the step input of the program, else the number of steps run before
+	Task codegen.Task
+	// Node is what the rank was doing, nil outside of instructions.
+	Node *ir.Node
+	Err  error
+}
+
+func (e *StepError) Error() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "rank %d, step %d, %s", e.Rank, e.Step, e.Task)
+	if e.Node != nil {
+		fmt.Fprintf(&b, ", %s %s", e.Node.Op, e.Node.Name)
+	}
+	fmt.Fprintf(&b, ": %v", e.Err)
+	return b.String()
+}
+
+func (e *StepError) Unwrap() error { return e.Err }
+
+// WaitError says that a device waited for other ranks for too long. Devices
+// return it from any call that waits.
+type WaitError struct {
+	Ranks []int // waited for
+	After time.Duration
+}
+
+func (e *WaitError) Error() string {
+	names := make([]string, len(e.Ranks))
+	for i, r := range e.Ranks {
+		names[i] = strconv.Itoa(r)
+	}
+	return fmt.Sprintf("waited %v for rank %s", e.After, strings.Join(names, ", "))
+}

@@ -1,0 +1,87 @@
+package runtime_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/autopar/autopar/partition"
+	"github.com/autopar/autopar/runtime"
+	"github.com/autopar/autopar/runtime/backendtest"
+	"github.com/autopar/autopar/runtime/cpu"
+)
+
+// TestFailures makes one call of one rank go wrong and checks that all ranks
+// stop with one error that says where, that the executor stays stopped, and
+// that closing it returns.
+func TestFailures(t *testing.T) {
+	g := trainGraph(t)
+	all := shape{dp: 2, tp: 2, pp: 2, micro: 2, schedule: partition.OneFOneB}
+	for name, c := range map[string]struct {
+		shape
+		fault backendtest.Fault
+		want  string // of the error, as a regular expression
+	}{
+		"kernel fails":     {all, backendtest.Fault{Rank: 5, Call: backendtest.Launch, At: 3}, `^rank 5, step 7, fwd mb=0, \w+ h\.2\.\S+: injected fault$`},
+		"kernel panics":    {all, backendtest.Fault{Rank: 1, Call: backendtest.Launch, At: 40, Kind: backendtest.Panic}, `^rank 1, step 7, fwd mb=\d, \w+ \S+: panic: injected panic\n`},
+		"collective fails": {all, backendtest.Fault{Rank: 3, Call: backendtest.Collective, At: 5}, `^rank 3, step 7, \w+( mb=\d)?, \w+ \S+: injected fault$`},
+		"send fails":       {all, backendtest.Fault{Rank: 0, Call: backendtest.Send, At: 1}, `^rank 0, step 7, fwd mb=1, send \S+@send1: injected fault$`},
+		"recv fails":       {all, backendtest.Fault{Rank: 4, Call: backendtest.Recv, At: 1}, `^rank 4, step 7, fwd mb=1, recv \S+@recv1: injected fault$`},
+		"kernel hangs": {all, backendtest.Fault{Rank: 2, Call: backendtest.Launch, At: 30, Kind: backendtest.Hang},
+			`^rank \d, step 7, .*: waited 300ms for rank .*; rank \d is at `},
+		"collective hangs": {all, backendtest.Fault{Rank: 6, Call: backendtest.Collective, At: 2, Kind: backendtest.Hang},
+			`^rank \d, step 7, .*: waited 300ms for rank `},
+		"send hangs": {all, backendtest.Fault{Rank: 1, Call: backendtest.Send, Kind: backendtest.Hang},
+			`^rank \d, step 7, .*: waited 300ms for rank `},
+		"the only rank hangs": {oneRank, backendtest.Fault{Rank: 0, Call: backendtest.Launch, At: 9, Kind: backendtest.Hang},
+			`^rank 0, step 7, fwd mb=0, \w+ \S+: hangs: no progress for 450ms$`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			timeout := time.Minute
+			if c.fault.Kind == backendtest.Hang {
+				timeout = 300 * time.Millisecond
+			}
+			prog := compile(t, g, c.shape, nil)
+			b, err := cpu.New(cpu.Options{})
+			require.NoError(t, err)
+			faulty := backendtest.Inject(b, c.fault)
+			defer faulty.Release()
+			e, err := runtime.New(prog, faulty, runtime.Options{Timeout: timeout})
+			require.NoError(t, err)
+			require.NoError(t, e.InitParams(prog, 1))
+
+			began := time.Now()
+			_, err = e.Step(context.Background(), prog, feeds(7))
+			require.Regexp(t, c.want, err)
+			require.Less(t, time.Since(began), 6*timeout)
+			var step *runtime.StepError
+			require.ErrorAs(t, err, &step)
+
+			_, again := e.Step(context.Background(), prog, feeds(8))
+			require.Equal(t, err, again)
+			closed := e.Close()
+			require.Less(t, time.Since(began), 10*timeout)
+			if c.fault.Kind == backendtest.Hang {
+				require.ErrorContains(t, closed, "hangs")
+			} else {
+				require.NoError(t, closed)
+				require.False(t, errors.Is(err, runtime.ErrAborted), "the first cause, not what follows from it")
+			}
+			require.NoError(t, e.Close(), "closing twice")
+		})
+	}
+}
+
+// TestInitFails reports a failure outside of steps.
+func TestInitFails(t *testing.T) {
+	prog := compile(t, trainGraph(t), oneRank, nil)
+	b, err := cpu.New(cpu.Options{})
+	require.NoError(t, err)
+	e, err := runtime.New(prog, backendtest.Inject(b, backendtest.Fault{Call: backendtest.Upload}), runtime.Options{})
+	require.NoError(t, err)
+	require.EqualError(t, e.InitParams(prog, 1), "runtime: rank 0: initial value of wte.weight: injected fault")
+	require.NoError(t, e.Close())
+}

@@ -1,0 +1,308 @@
+package runtime
+
+import (
+	"encoding/binary"
+	"fmt"
+	"math"
+	"time"
+
+	"github.com/autopar/autopar/codegen"
+	"github.com/autopar/autopar/ir"
+	"github.com/autopar/autopar/partition"
+)
+
+// program is a loaded program: everything that a step hands to the devices,
+// made once.
+type program struct {
+	src     *codegen.Program
+	tasks   [][]task // by rank
+	inputs  []*input
+	byName  map[string]*input
+	scalars []output
+	outputs Outputs
+	job     job
+	start   time.Time
+	steps   int64 // run so far
+}
+
+type task struct {
+	codegen.Task
+	actions []action
+}
+
+// action is one instruction of one task. Exactly one of kernel, collective,
+// transfer and feed is set.
+type action struct {
+	node       *ir.Node
+	kernel     *Kernel
+	collective *Collective
+	transfer   *Transfer
+	after      int64 // a send first waits for this event of the step of the peer
+	bytes      int64 // communicated
+
+	feed     *input // bytes from:to of it go to offset
+	from, to int64
+	offset   int64
+}
+
+// output is where an output lies.
+type output struct {
+	name   string
+	rank   int
+	offset int64
+}
+
+// step returns the number of the step in hand.
+func (p *program) step() int64 {
+	if in, ok := p.byName["step"]; ok && in.typ.DType == ir.I32 && len(in.data) == 4 {
+		return int64(int32(binary.NativeEndian.Uint32(in.data)))
+	}
+	return p.steps
+}
+
+// Add loads another program for the same ranks, and lets the arenas grow to
+// what it needs. Adding a loaded program does nothing.
+func (e *Executor) Add(prog *codegen.Program) error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if err := e.failure(); err != nil {
+		return err
+	}
+	if _, ok := e.programs[prog]; ok {
+		return nil
+	}
+	if n := len(prog.Schedules); n != len(e.ranks) {
+		return fmt.Errorf("runtime: program %s is for %d ranks, the executor has %d", prog.Graph.Name, n, len(e.ranks))
+	}
+	p := &program{src: prog, byName: map[string]*input{}, outputs: Outputs{}}
+	p.job = job{of: p, do: func(r *rank) error { return r.step(p, p.start) }}
+	l := &loader{exec: e, program: p, wires: map[wire]int{}, members: map[meeting][]Member{}}
+	for i := range prog.Schedules {
+		tasks, err := l.schedule(&prog.Schedules[i])
+		if err != nil {
+			return fmt.Errorf("runtime: program %s, rank %d: %w", prog.Graph.Name, i, err)
+		}
+		p.tasks = append(p.tasks, tasks)
+	}
+	for _, o := range prog.Graph.Outputs {
+		if len(o.Value.Type.Shape) == 0 && o.Value.Type.DType == ir.F32 {
+			p.scalars = append(p.scalars, p.output(o.Name, o.Value))
+		}
+	}
+	for i, r := range e.ranks {
+		bytes := prog.Stages[prog.Schedules[i].Stage].Arena()
+		if err := r.device.Alloc(bytes); err != nil {
+			return fmt.Errorf("runtime: rank %d: arena of %d bytes: %w", i, bytes, err)
+		}
+	}
+	e.programs[prog] = p
+	return nil
+}
+
+// output finds an output on the first rank of the stage that makes it.
+func (p *program) output(name string, v *ir.Value) output {
+	stage := p.src.Stages[v.Def.Stage]
+	return output{name, p.src.Plan.WorldRank(stage.Index, 0), stage.Offset(stage.Outputs[name], 0)}
+}
+
+// loader builds what the ranks of one program hand to their devices.
+type loader struct {
+	exec    *Executor
+	program *program
+	wires   map[wire]int
+	members map[meeting][]Member // shared by the members
+}
+
+// wire is a sending instruction between two ranks.
+type wire struct {
+	send     *ir.Node
+	from, to int
+}
+
+// meeting is one run of a collective.
+type meeting struct {
+	node       *ir.Node
+	microBatch int
+	first      int // world rank of the first member
+}
+
+// schedule builds the tasks of one rank. Constants and step inputs are fed by
+// the first.
+func (l *loader) schedule(s *codegen.Schedule) ([]task, error) {
+	prog := l.program.src
+	stage := prog.Stages[s.Stage]
+	tasks := make([]task, len(s.Tasks))
+	for i, t := range s.Tasks {
+		tasks[i].Task = t
+		if i == 0 {
+			tasks[i].actions = l.prepare(s, stage, t)
+		}
+		for j := range stage.Bodies[t.Phase].Instrs {
+			a, err := l.action(s, stage, t, &stage.Bodies[t.Phase].Instrs[j])
+			if err != nil {
+				return nil, fmt.Errorf("%s: %s: %w", t, stage.Bodies[t.Phase].Instrs[j].Node.Name, err)
+			}
+			tasks[i].actions = append(tasks[i].actions, a)
+		}
+	}
+	return tasks, nil
+}
+
+// prepare feeds what is fed once a step.
+func (l *loader) prepare(s *codegen.Schedule, stage *codegen.Stage, t codegen.Task) []action {
+	var actions []action
+	for _, id := range stage.Consts {
+		v := stage.Buffers[id].Value
+		x := v.Def.Attr.(ir.ConstAttr).Value
+		bits := math.Float32bits(float32(x))
+		if v.Type.DType == ir.I32 {
+			bits = uint32(int32(x))
+		}
+		word := binary.NativeEndian.AppendUint32(nil, bits)
+		actions = append(actions, action{node: v.Def, feed: &input{data: word}, to: 4, offset: stage.Offset(id, 0)})
+	}
+	for _, id := range stage.StepInputs {
+		v := stage.Buffers[id].Value
+		actions = append(actions, l.feed(v, l.program.src.Slab(v, l.program.src.At(s, t)), stage.Offset(id, 0)))
+	}
+	return actions
+}
+
+// feed copies the rows of an input that a rank needs to its buffer.
+func (l *loader) feed(v *ir.Value, slab ir.Slab, offset int64) action {
+	name := partition.BaseName(v.Def.Name)
+	in, ok := l.program.byName[name]
+	if !ok {
+		in = &input{name: name, typ: v.Type}
+		l.program.byName[name] = in
+		l.program.inputs = append(l.program.inputs, in)
+	}
+	a := action{node: v.Def, feed: in, to: slab.Elems() * v.Type.DType.Size(), offset: offset}
+	if len(slab.Local) > 0 {
+		row := v.Type.Bytes() / int64(slab.Global[0])
+		a.from = int64(slab.Offset[0]) * row
+		a.to += a.from
+	}
+	return a
+}
+
+func (l *loader) action(s *codegen.Schedule, stage *codegen.Stage, t codegen.Task, in *codegen.Instr) (action, error) {
+	prog, n := l.program.src, in.Node
+	a := action{node: n, bytes: prog.CommBytes(s, n, t)}
+	switch {
+	case n.Op == ir.OpInput:
+		v := n.Results[0]
+		slab := prog.Slab(v, prog.At(s, t))
+		for d := 1; d < len(slab.Local); d++ {
+			if slab.Local[d] != slab.Global[d] {
+				return a, fmt.Errorf("input is cut in dimension %d; only the batch can be", d)
+			}
+		}
+		return l.feed(v, slab, stage.Offset(in.Results[0], t.Slot)), nil
+	case n.Op == ir.OpSend || n.Op == ir.OpRecv:
+		return a, l.transfer(&a, s, stage, t, in)
+	case codegen.Collective(n.Op):
+		l.collective(&a, s, stage, t, in)
+		return a, nil
+	}
+	k := &Kernel{Node: n, Accum: make([]bool, len(in.Results))}
+	for i, v := range n.Args {
+		k.Args = append(k.Args, l.tensor(s, stage, t, v, in.Args[i]))
+	}
+	for i, v := range n.Results {
+		k.Results = append(k.Results, l.tensor(s, stage, t, v, in.Results[i]))
+		k.Accum[i] = in.Accum[i] == codegen.Always || in.Accum[i] == codegen.AfterFirst && t.MicroBatch > 0
+	}
+	if _, ok := n.Attr.(ir.CommAttr); ok {
+		_, k.Position = prog.Group(s, n)
+	}
+	a.kernel = k
+	return a, nil
+}
+
+func (l *loader) tensor(s *codegen.Schedule, stage *codegen.Stage, t codegen.Task, v *ir.Value, buffer int) Tensor {
+	prog := l.program.src
+	return Tensor{Offset: stage.Offset(buffer, t.Slot), DType: v.Type.DType, Slab: prog.Slab(v, prog.At(s, t))}
+}
+
+func (l *loader) collective(a *action, s *codegen.Schedule, stage *codegen.Stage, t codegen.Task, in *codegen.Instr) {
+	prog, n := l.program.src, in.Node
+	ranks, position := prog.Group(s, n)
+	key := meeting{n, t.MicroBatch, ranks[0]}
+	members, ok := l.members[key]
+	if !ok {
+		for _, r := range ranks {
+			other := &prog.Schedules[r]
+			members = append(members, Member{
+				Rank: r,
+				In:   l.tensor(other, stage, t, n.Args[0], in.Args[0]),
+				Out:  l.tensor(other, stage, t, n.Results[0], in.Results[0]),
+			})
+		}
+		l.members[key] = members
+	}
+	name := fmt.Sprint(ranks)
+	group, ok := l.exec.groups[name]
+	if !ok {
+		group = len(l.exec.groups)
+		l.exec.groups[name] = group
+	}
+	a.collective = &Collective{Node: n, Attr: n.Attr.(ir.CommAttr), Group: group, Members: members, Position: position}
+}
+
+// transfer builds one end of a transfer. A sender writes into the buffer of the
+// receiver's slot, so it waits until the micro-batch that had the slot before
+// has left it.
+func (l *loader) transfer(a *action, s *codegen.Schedule, stage *codegen.Stage, t codegen.Task, in *codegen.Instr) error {
+	prog, n := l.program.src, in.Node
+	peer := &prog.Schedules[prog.Peer(s, n)]
+	a.transfer = &Transfer{Node: n, Peer: peer.Rank}
+	if n.Op == ir.OpRecv {
+		a.transfer.Wire = l.wire(wire{n.Args[0].Def, peer.Rank, s.Rank})
+		a.transfer.Local = l.tensor(s, stage, t, n.Results[0], in.Results[0])
+		return nil
+	}
+	a.transfer.Wire = l.wire(wire{n, s.Rank, peer.Rank})
+	a.transfer.Local = l.tensor(s, stage, t, n.Args[0], in.Args[0])
+
+	to := prog.Stages[peer.Stage]
+	buffer := -1
+	for _, other := range to.Bodies[t.Phase].Instrs {
+		if other.Node.Op == ir.OpRecv && other.Node.Args[0] == n.Results[0] {
+			buffer = other.Results[0]
+		}
+	}
+	at := find(peer, t.Phase, t.MicroBatch)
+	if buffer < 0 || at < 0 {
+		return fmt.Errorf("rank %d does not receive it in %s", peer.Rank, t)
+	}
+	a.transfer.Remote = to.Offset(buffer, peer.Tasks[at].Slot)
+	if before := t.MicroBatch - to.Slots; t.Phase != ir.Update && before >= 0 {
+		last := ir.Backward
+		if len(to.Bodies[ir.Backward].Instrs) == 0 {
+			last = ir.Forward
+		}
+		a.after = int64(find(peer, last, before)) + 1
+	}
+	return nil
+}
+
+func (l *loader) wire(w wire) int {
+	id, ok := l.wires[w]
+	if !ok {
+		id = l.exec.wires
+		l.exec.wires++
+		l.wires[w] = id
+	}
+	return id
+}
+
+// find returns the index of a task in a schedule, or -1.
+func find(s *codegen.Schedule, phase ir.Phase, microBatch int) int {
+	for i, t := range s.Tasks {
+		if t.Phase == phase && t.MicroBatch == microBatch {
+			return i
+		}
+	}
+	return -1
+}

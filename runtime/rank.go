@@ -1,0 +1,167 @@
+package runtime
+
+import (
+	"errors"
+	"fmt"
+	goruntime "runtime"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/autopar/autopar/codegen"
+	"github.com/autopar/autopar/ir"
+)
+
+// job is something that every rank does.
+type job struct {
+	do func(*rank) error
+	of *program // whose step it is, or nil
+}
+
+// rank drives one device. Its goroutine lives as long as the executor.
+type rank struct {
+	id       int
+	exec     *Executor
+	device   Device
+	jobs     chan job
+	exited   chan struct{}
+	counters Counters
+
+	// Where the rank is: the program, and the index of the task and its action.
+	// They are for reports and for the watch over progress.
+	program atomic.Pointer[program]
+	place   atomic.Int64 // task << 32 | action
+
+	// Of the goroutine that watches.
+	finished bool
+	seen     int64
+	stalls   int
+}
+
+// stallTicks is how many looks in a row must find a rank at one place.
+const stallTicks = 3
+
+func (r *rank) stalled() bool {
+	if at := r.place.Load(); at != r.seen {
+		r.seen, r.stalls = at, 0
+	}
+	r.stalls++
+	return r.stalls > stallTicks
+}
+
+func (r *rank) serve() {
+	defer close(r.exited)
+	for j := range r.jobs {
+		r.place.Store(0)
+		r.program.Store(j.of)
+		if err := r.guard(j); err != nil && !errors.Is(err, ErrAborted) {
+			r.exec.fail(r.describe(err))
+		}
+		r.exec.done <- r.id
+	}
+}
+
+// guard runs a job and turns a panic into an error with the place of the panic.
+func (r *rank) guard(j job) (err error) {
+	defer func() {
+		if x := recover(); x != nil {
+			stack := make([]byte, 4096)
+			stack = stack[:goruntime.Stack(stack, false)]
+			err = fmt.Errorf("panic: %v\n%s", x, stack)
+		}
+	}()
+	return j.do(r)
+}
+
+// step runs the rank's tasks of one step.
+func (r *rank) step(p *program, start time.Time) error {
+	r.counters = Counters{}
+	trace := r.exec.opts.Trace
+	for t := range p.tasks[r.id] {
+		task := &p.tasks[r.id][t]
+		for i := range task.actions {
+			r.place.Store(int64(t)<<32 | int64(i))
+			a := &task.actions[i]
+			var begin time.Duration
+			if trace != nil {
+				begin = time.Since(start)
+			}
+			if err := r.act(a); err != nil {
+				return err
+			}
+			if trace != nil {
+				trace(Span{r.id, task.Phase, task.MicroBatch, a.node.Op, a.node.Name, begin, time.Since(start)})
+			}
+		}
+		r.place.Store(int64(t)<<32 | int64(len(task.actions)))
+		if err := r.device.Record(); err != nil {
+			return err
+		}
+	}
+	return r.device.Wait(r.id, r.exec.events[r.id]+int64(len(p.tasks[r.id])))
+}
+
+// act runs one action.
+func (r *rank) act(a *action) error {
+	switch {
+	case a.kernel != nil:
+		return r.device.Launch(a.kernel)
+	case a.collective != nil:
+		r.counters.Collectives++
+		r.counters.CollectiveBytes += a.bytes
+		return r.device.Collective(a.collective)
+	case a.transfer != nil:
+		r.counters.Transfers++
+		r.counters.TransferBytes += a.bytes
+		if a.node.Op == ir.OpRecv {
+			return r.device.Recv(a.transfer)
+		}
+		if a.after > 0 {
+			peer := a.transfer.Peer
+			if err := r.device.Wait(peer, r.exec.events[peer]+a.after); err != nil {
+				return err
+			}
+		}
+		return r.device.Send(a.transfer)
+	}
+	return r.device.Upload(a.offset, a.feed.data[a.from:a.to])
+}
+
+// where returns the task and node at which the rank is, in a step.
+func (r *rank) where() (task codegen.Task, node *ir.Node, ok bool) {
+	p := r.program.Load()
+	if p == nil {
+		return codegen.Task{}, nil, false
+	}
+	place := r.place.Load()
+	t, i := int(place>>32), int(int32(place))
+	if t >= len(p.tasks[r.id]) {
+		return codegen.Task{}, nil, false
+	}
+	if actions := p.tasks[r.id][t].actions; i < len(actions) {
+		node = actions[i].node
+	}
+	return p.tasks[r.id][t].Task, node, true
+}
+
+// describe adds to an error where the rank is, and where those are for which it
+// waited in vain.
+func (r *rank) describe(err error) error {
+	var wait *WaitError
+	if errors.As(err, &wait) {
+		var at []string
+		for _, id := range wait.Ranks {
+			if task, node, ok := r.exec.ranks[id].where(); ok && node != nil {
+				at = append(at, fmt.Sprintf("rank %d is at %s, %s %s", id, task, node.Op, node.Name))
+			}
+		}
+		if len(at) > 0 {
+			err = fmt.Errorf("%w; %s", err, strings.Join(at, "; "))
+		}
+	}
+	task, node, ok := r.where()
+	if !ok {
+		return fmt.Errorf("runtime: rank %d: %w", r.id, err)
+	}
+	return &StepError{Rank: r.id, Step: r.program.Load().step(), Task: task, Node: node, Err: err}
+}

@@ -1,0 +1,28 @@
+package runtime
+
+import (
+	"time"
+
+	"github.com/autopar/autopar/ir"
+)
+
+// Span is one instruction as a rank ran it. Start and End are times since the
+// step began, on one clock for all ranks. The time of a collective or a receive
+// includes waiting for the others.
+type Span struct {
+	Rank       int
+	Phase      ir.Phase
+	MicroBatch int
+	Op         ir.Op
+	Name       string // of the node
+	Start, End time.Duration
+}
+
+// Counters say what one rank communicated in one step. A transfer counts on
+// both of its ends. Bytes are counted as in [codegen.Program.CommBytes].
+type Counters struct {
+	Collectives     int
+	CollectiveBytes int64 // received
+	Transfers       int
+	TransferBytes   int64 // sent and received
+}
