@@ -54,8 +54,8 @@ func (r *rank) serve() {
 	for j := range r.jobs {
 		r.place.Store(0)
 		r.program.Store(j.of)
-		if err := r.guard(j); err != nil && !errors.Is(err, ErrAborted) {
-			r.exec.fail(r.describe(err))
+		if err := r.guard(j); err != nil {
+			r.exec.fail(r.describe(err)) // ErrAborted follows the first failure
 		}
 		r.exec.done <- r.id
 	}
