@@ -35,11 +35,13 @@ type Pool struct {
 	// Which chunks nobody has taken yet: 16 bits of the first one's number, 16 of how many there are from it on; above them
 	// the number of the job. The caller takes the first, the workers the last, so that a core tends to get the same part of
 	// a tensor in one operation after another and finds it in its cache.
-	state  atomic.Uint64
-	done   atomic.Int64 // chunks finished
-	caller parker
-	closed atomic.Bool
-	exited sync.WaitGroup
+	state atomic.Uint64
+	done  atomic.Int64 // chunks finished
+	// panicked is the first panic of the current job.
+	panicked atomic.Pointer[any]
+	caller   parker
+	closed   atomic.Bool
+	exited   sync.WaitGroup
 }
 
 // maxChunks is the largest number of chunks of a job, and the mask of 16 bits.
@@ -178,6 +180,9 @@ func (p *Pool) run(t task, units, grain int) {
 	for !p.finished() {
 		p.caller.wait(p.finished)
 	}
+	if r := p.panicked.Swap(nil); r != nil {
+		panic(*r)
+	}
 }
 
 func (p *Pool) finished() bool { return p.done.Load() == int64(p.chunks) }
@@ -210,12 +215,23 @@ func (p *Pool) drain(w *worker) {
 			continue
 		}
 		chunks := p.chunks
-		lo := chunk * p.grain
-		p.job.do(w, lo, min(lo+p.grain, p.units))
+		p.compute(w, chunk)
 		if p.done.Add(1) == int64(chunks) {
 			p.caller.unpark()
 		}
 	}
+}
+
+// compute does one chunk. A panic is kept for the caller of run: on a worker's goroutine nobody could recover it.
+func (p *Pool) compute(w *worker, chunk int) {
+	defer func() {
+		if r := recover(); r != nil {
+			first := r // a copy, or every chunk would allocate
+			p.panicked.CompareAndSwap(nil, &first)
+		}
+	}()
+	lo := chunk * p.grain
+	p.job.do(w, lo, min(lo+p.grain, p.units))
 }
 
 // parker lets one goroutine wait for a condition: spinning first, then asleep.

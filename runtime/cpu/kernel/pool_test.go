@@ -126,3 +126,26 @@ func TestNoAllocation(t *testing.T) {
 	}
 	require.Zero(t, allocs)
 }
+
+// failing panics in its last chunk, which a worker takes if there are any.
+type failing struct{}
+
+func (failing) do(_ *worker, _, hi int) {
+	if hi == 64 {
+		panic("kernel fails")
+	}
+}
+
+// TestPanicReachesTheCaller: whichever goroutine a kernel fails on, the caller can
+// recover, and the pool still works.
+func TestPanicReachesTheCaller(t *testing.T) {
+	for threads := 1; threads <= 3; threads++ {
+		p := NewPool(threads)
+		for range 10 {
+			require.PanicsWithValue(t, "kernel fails", func() { p.run(failing{}, 64, 1) })
+		}
+		x := make([]float32, 10_000)
+		Scale(p, x, x, 2)
+		p.Close()
+	}
+}
