@@ -1,0 +1,453 @@
+package checkpoint
+
+import (
+	"bufio"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/autopar/autopar/checkpoint/safetensors"
+	"github.com/autopar/autopar/ir"
+)
+
+// value is what element i of a tensor holds at a step: all different.
+func value(name string, step int, i int64) uint32 {
+	return uint32(step)<<24 ^ uint32(len(name))<<16 ^ uint32(name[0])<<20 ^ uint32(i)
+}
+
+// fill reads a slab of a made-up tensor.
+func fill(name string, step int, slab ir.Slab) []byte {
+	dst := make([]byte, 4*slab.Elems())
+	runs(slab, slab, ir.Whole(slab.Global), func(a, b, n int64) {
+		for i := range n {
+			binary.LittleEndian.PutUint32(dst[4*(a+i):], value(name, step, b+i))
+		}
+	})
+	return dst
+}
+
+func shard(rank int, name string, step int, slab ir.Slab) Shard {
+	return Shard{Rank: rank, Name: name, Type: ir.Type{Shape: slab.Global}, Slab: slab, Read: func(dst []byte) error {
+		copy(dst, fill(name, step, slab))
+		return nil
+	}}
+}
+
+// snapshot is of four ranks: w is cut over the first two and copied on the others, s is a scalar, and v lies differently
+// on the last rank.
+func snapshot(step int) Snapshot {
+	s := Snapshot{Step: step, Config: "model: {}\n", Plan: json.RawMessage(`{"dp":2}`)}
+	mesh := ir.Mesh{Axes: []ir.Axis{{Name: "tp", Size: 2}}}
+	var rows ir.ShardSpec
+	rows[0] = ir.ShardOn(0)
+	for r := range 4 {
+		s.Shards = append(s.Shards, shard(r, "w", step, mesh.Local([]int{7, 5}, rows, ir.Coord{r % 2})), shard(r, "s", step, ir.Whole(nil)))
+		if r < 3 {
+			s.Shards = append(s.Shards, shard(r, "v", step, ir.Whole([]int{3})))
+		} else {
+			s.Shards = append(s.Shards, shard(r, "v", step, ir.Slab{Global: []int{3}, Offset: []int{1}, Local: []int{2}}))
+		}
+	}
+	return s
+}
+
+func mustSave(t *testing.T, dir string, s Snapshot, keep Retention) string {
+	t.Helper()
+	path, err := Save(dir, s, keep)
+	require.NoError(t, err)
+	return path
+}
+
+// requireHolds fails unless the newest checkpoint of a run is whole, and of the given step.
+func requireHolds(t *testing.T, dir string, step int) {
+	t.Helper()
+	c, err := Open(dir)
+	require.NoError(t, err)
+	defer c.Close()
+	require.Equal(t, step, c.Step)
+	for name, shape := range map[string][]int{"w": {7, 5}, "v": {3}, "s": nil} {
+		whole := ir.Whole(shape)
+		got := make([]byte, 4*whole.Elems())
+		require.NoError(t, c.Read(name, whole, got))
+		require.Equal(t, fill(name, step, whole), got, name)
+	}
+}
+
+func TestSaveAndOpen(t *testing.T) {
+	dir := t.TempDir()
+	s := snapshot(3)
+	best := float32(1.8857)
+	s.BestVal, s.BestStep = &best, 2
+	path := mustSave(t, dir, s, Retention{})
+	require.Equal(t, filepath.Join(dir, "ckpt", "step-00000003"), path)
+	requireHolds(t, dir, 3)
+	requireHolds(t, path, 3)
+
+	c, err := Open(dir)
+	require.NoError(t, err)
+	defer c.Close()
+	require.Equal(t, best, *c.BestVal)
+	require.Equal(t, s.Config, c.Config)
+	require.JSONEq(t, string(s.Plan), string(c.Plan))
+	// Each part is saved by the first rank that holds it; the last two ranks save nothing.
+	require.Equal(t, []string{"rank-00000.safetensors", "rank-00001.safetensors"}, []string{c.Files[0].Name, c.Files[1].Name})
+	require.Equal(t, []Part{{"rank-00000.safetensors", []int{0, 0}, []int{4, 5}}, {"rank-00001.safetensors", []int{4, 0}, []int{3, 5}}}, c.find("w").Parts)
+	require.Len(t, c.find("v").Parts, 1)
+
+	err = c.Read("x", ir.Whole([]int{3}), make([]byte, 12))
+	require.ErrorContains(t, err, `tensor "x": is not among its 3 tensors`)
+	err = c.Read("w", ir.Whole([]int{5, 7}), make([]byte, 140))
+	require.ErrorContains(t, err, `tensor "w": has shape [7 5], want [5 7]`)
+}
+
+// TestAnyToAny: whatever uneven grids cut a tensor when it is saved and when it is read, every element arrives.
+func TestAnyToAny(t *testing.T) {
+	seed := uint64(time.Now().UnixNano())
+	t.Logf("seed %d", seed)
+	rng := rand.New(rand.NewPCG(seed, 0))
+	// grid cuts a shape at random places.
+	grid := func(shape []int) []ir.Slab {
+		slabs := []ir.Slab{{Global: shape, Offset: make([]int, len(shape)), Local: slices.Clone(shape)}}
+		for range rng.IntN(5) {
+			i := rng.IntN(len(slabs))
+			a := slabs[i]
+			d := rng.IntN(len(shape))
+			if a.Local[d] < 2 {
+				continue
+			}
+			at := 1 + rng.IntN(a.Local[d]-1)
+			b := ir.Slab{Global: shape, Offset: slices.Clone(a.Offset), Local: slices.Clone(a.Local)}
+			a.Local = slices.Clone(a.Local)
+			a.Local[d] = at
+			b.Offset[d] += at
+			b.Local[d] -= at
+			slabs[i] = a
+			slabs = append(slabs, b)
+		}
+		return slabs
+	}
+	for range 30 {
+		shape := make([]int, 1+rng.IntN(4))
+		for d := range shape {
+			shape[d] = 1 + rng.IntN(6)
+		}
+		dir := t.TempDir()
+		s := Snapshot{Step: 1}
+		for r, slab := range grid(shape) {
+			s.Shards = append(s.Shards, shard(r, "w", 1, slab))
+		}
+		mustSave(t, dir, s, Retention{})
+		c, err := Open(dir)
+		require.NoError(t, err)
+		for _, slab := range grid(shape) {
+			got := make([]byte, 4*slab.Elems())
+			require.NoError(t, c.Read("w", slab, got))
+			require.Equal(t, fill("w", 1, slab), got, "%v of %v", slab, shape)
+		}
+		merged, err := c.Snapshot(nil)
+		require.NoError(t, err)
+		again := t.TempDir()
+		mustSave(t, again, merged, Retention{})
+		one, err := Open(again)
+		require.NoError(t, err)
+		require.Len(t, one.Files, 1)
+		got := make([]byte, 4*ir.Elems(shape))
+		require.NoError(t, one.Read("w", ir.Whole(shape), got))
+		require.Equal(t, fill("w", 1, ir.Whole(shape)), got)
+		require.NoError(t, errors.Join(c.Close(), one.Close()))
+	}
+}
+
+// TestIncomplete: what the ranks do not hold between them cannot be saved.
+func TestIncomplete(t *testing.T) {
+	s := Snapshot{Step: 1, Shards: []Shard{shard(0, "w", 1, ir.Slab{Global: []int{7}, Offset: []int{0}, Local: []int{4}})}}
+	_, err := Save(t.TempDir(), s, Retention{})
+	require.ErrorContains(t, err, "hold 4 of 7 elements")
+}
+
+// TestFailureAtEachStage: a writer that stops before any stage leaves the checkpoint before, and the next one is whole.
+func TestFailureAtEachStage(t *testing.T) {
+	for _, stage := range []string{"rank-00000.safetensors", "rank-00001.safetensors", "manifest", "rename", "latest", "retention"} {
+		t.Run(stage, func(t *testing.T) {
+			dir := t.TempDir()
+			mustSave(t, dir, snapshot(1), Retention{})
+			w := &saver{root: filepath.Join(dir, rootDir), before: func(s string) error {
+				if s == stage {
+					return errors.New("disk full")
+				}
+				return nil
+			}}
+			_, err := w.save(snapshot(2))
+			require.ErrorContains(t, err, "disk full")
+			if stage == "retention" {
+				requireHolds(t, dir, 2)
+			} else {
+				requireHolds(t, dir, 1)
+			}
+			mustSave(t, dir, snapshot(2), Retention{})
+			requireHolds(t, dir, 2)
+			mustSave(t, dir, snapshot(3), Retention{})
+			requireHolds(t, dir, 3)
+			require.Len(t, names(t, dir), 1)
+		})
+	}
+	dir := t.TempDir()
+	bad := snapshot(2)
+	bad.Shards[2].Read = func([]byte) error { return errors.New("rank is gone") }
+	mustSave(t, dir, snapshot(1), Retention{})
+	_, err := Save(dir, bad, Retention{})
+	require.ErrorContains(t, err, "step 2: reading v on rank 0: rank is gone")
+	requireHolds(t, dir, 1)
+}
+
+func names(t *testing.T, dir string) []string {
+	t.Helper()
+	entries, err := os.ReadDir(filepath.Join(dir, rootDir))
+	require.NoError(t, err)
+	var out []string
+	for _, e := range entries {
+		if e.Name() != latestFile {
+			out = append(out, e.Name())
+		}
+	}
+	return out
+}
+
+func TestRetention(t *testing.T) {
+	dir := t.TempDir()
+	save := func(step, best int, keep Retention) {
+		s := snapshot(step)
+		s.BestStep = best
+		mustSave(t, dir, s, keep)
+		requireHolds(t, dir, step)
+	}
+	keep := Retention{Last: 2, Every: 10}
+	for step := 5; step <= 25; step += 5 {
+		save(step, min(step, 15), keep)
+	}
+	require.Equal(t, []string{"step-00000010", "step-00000015", "step-00000020", "step-00000025"}, names(t, dir))
+	// A run that begins again replaces those of later steps; a step saved again replaces itself.
+	save(20, 0, keep)
+	require.Equal(t, []string{"step-00000010", "step-00000015", "step-00000020.1"}, names(t, dir))
+	save(20, 0, keep)
+	require.Equal(t, []string{"step-00000010", "step-00000015", "step-00000020"}, names(t, dir))
+	save(21, 0, Retention{})
+	require.Equal(t, []string{"step-00000021"}, names(t, dir))
+}
+
+// TestKilledWriter kills a writer at random moments; whatever it leaves opens, and is no older than what it reported.
+func TestKilledWriter(t *testing.T) {
+	const variable = "CHECKPOINT_TEST_WRITER"
+	if dir := os.Getenv(variable); dir != "" {
+		for step := 1; ; step++ {
+			if _, err := Save(dir, snapshot(step%200), Retention{Last: 1 + step%3}); err != nil {
+				fmt.Println("failed:", err)
+				os.Exit(1)
+			}
+			fmt.Println(step % 200)
+		}
+	}
+	seed := uint64(time.Now().UnixNano())
+	t.Logf("seed %d", seed)
+	rng := rand.New(rand.NewPCG(seed, 0))
+	dir := t.TempDir()
+	for range 20 {
+		cmd := exec.Command(os.Args[0], "-test.run=^TestKilledWriter$")
+		cmd.Env = append(os.Environ(), variable+"="+dir)
+		out, err := cmd.StdoutPipe()
+		require.NoError(t, err)
+		require.NoError(t, cmd.Start())
+		lines := bufio.NewScanner(out)
+		require.True(t, lines.Scan(), "the writer has saved once")
+		require.NotContains(t, lines.Text(), "failed")
+		time.Sleep(time.Duration(rng.Int64N(int64(30 * time.Millisecond))))
+		require.NoError(t, cmd.Process.Kill())
+		for lines.Scan() {
+			require.NotContains(t, lines.Text(), "failed")
+		}
+		_ = cmd.Wait()
+		c, err := Open(dir)
+		require.NoError(t, err)
+		step := c.Step
+		require.NoError(t, c.Close())
+		requireHolds(t, dir, step)
+	}
+}
+
+// TestCorruption: every way in which a checkpoint can be damaged is an *Error that says where and what.
+func TestCorruption(t *testing.T) {
+	file := "rank-00000.safetensors"
+	edit := func(path string, change func([]byte) []byte) error {
+		text, err := os.ReadFile(path)
+		if err != nil {
+			return err
+		}
+		return os.WriteFile(path, change(text), 0o644)
+	}
+	// editManifest changes the manifest's meaning and keeps its form.
+	editManifest := func(change func(*Manifest)) func(string) error {
+		return func(dir string) error {
+			return edit(filepath.Join(dir, manifestFile), func(text []byte) []byte {
+				var m Manifest
+				if err := json.Unmarshal(text, &m); err != nil {
+					panic(err)
+				}
+				change(&m)
+				out, err := json.Marshal(m)
+				if err != nil {
+					panic(err)
+				}
+				return out
+			})
+		}
+	}
+	replace := func(old, new string) func(string) error {
+		return func(dir string) error {
+			return edit(filepath.Join(dir, manifestFile), func(text []byte) []byte {
+				if !strings.Contains(string(text), old) {
+					panic("BUG: manifest has no " + old)
+				}
+				return []byte(strings.Replace(string(text), old, new, 1))
+			})
+		}
+	}
+	// rewrite replaces the file by a sound one with other contents, and the manifest agrees on its bytes.
+	rewrite := func(tensors ...safetensors.Tensor) func(string) error {
+		return func(dir string) error {
+			path := filepath.Join(dir, file)
+			if err := safetensors.WriteFile(path, nil, tensors...); err != nil {
+				return err
+			}
+			f, err := describe(path)
+			if err != nil {
+				return err
+			}
+			return editManifest(func(m *Manifest) { m.Files[0] = f })(dir)
+		}
+	}
+	w := safetensors.FromFloat32s("w", []int{4, 5}, make([]float32, 20))
+	v := safetensors.FromFloat32s("v", []int{3}, make([]float32, 3))
+	s := safetensors.FromFloat32s("s", nil, make([]float32, 1))
+	for name, test := range map[string]struct {
+		damage func(dir string) error
+		want   []string
+	}{
+		"truncated file": {
+			func(dir string) error {
+				return edit(filepath.Join(dir, file), func(b []byte) []byte { return b[:100] })
+			},
+			[]string{file, "has 100 bytes, the manifest says"},
+		},
+		"flipped bit": {
+			func(dir string) error {
+				return edit(filepath.Join(dir, file), func(b []byte) []byte { b[len(b)-1] ^= 1; return b })
+			},
+			[]string{file, "has SHA-256"},
+		},
+		"missing file": {func(dir string) error { return os.Remove(filepath.Join(dir, file)) }, []string{file, "cannot be read"}},
+		"a directory": {func(dir string) error {
+			return errors.Join(os.Remove(filepath.Join(dir, file)), os.Mkdir(filepath.Join(dir, file), 0o755))
+		}, []string{file, "cannot be read"}},
+		"tensor missing":   {rewrite(v, s), []string{file, `tensor "w": is missing`}},
+		"tensor misshapen": {rewrite(safetensors.FromFloat32s("w", []int{5, 4}, make([]float32, 20)), v, s), []string{file, `tensor "w": is F32 [5 4], the manifest says F32 [4 5]`}},
+		"tensor of i32":    {rewrite(safetensors.FromInt32s("w", []int{4, 5}, make([]int32, 20)), v, s), []string{file, `tensor "w": is I32 [4 5]`}},
+		"stowaway":         {rewrite(w, v, s, safetensors.FromFloat32s("x", nil, make([]float32, 1))), []string{file, "holds 4 tensors, the manifest knows 3"}},
+		"not safetensors": {
+			func(dir string) error {
+				path := filepath.Join(dir, file)
+				if err := os.WriteFile(path, []byte("hello"), 0o644); err != nil {
+					return err
+				}
+				f, err := describe(path)
+				return errors.Join(err, editManifest(func(m *Manifest) { m.Files[0] = f })(dir))
+			},
+			[]string{file, "5 bytes is too short"},
+		},
+		"no manifest": {func(dir string) error { return os.Remove(filepath.Join(dir, manifestFile)) }, []string{manifestFile, "cannot be read"}},
+		"half a manifest": {func(dir string) error {
+			return edit(filepath.Join(dir, manifestFile), func(b []byte) []byte { return b[:len(b)/2] })
+		}, []string{manifestFile, "in the middle of the manifest"}},
+		"empty manifest": {func(dir string) error { return os.WriteFile(filepath.Join(dir, manifestFile), nil, 0o644) }, []string{"ends after 0 bytes"}},
+		"two manifests": {func(dir string) error {
+			return edit(filepath.Join(dir, manifestFile), func(b []byte) []byte { return append(b, b...) })
+		}, []string{"has something after the manifest"}},
+		"not JSON":             {replace(`"version"`, `version`), []string{manifestFile, "is not a manifest"}},
+		"unknown key":          {replace(`"version"`, `"vertion": 1, "version"`), []string{"vertion"}},
+		"version":              {replace(`"version": 1`, `"version": 2`), []string{"schema version is 2"}},
+		"negative step":        {replace(`"step": 1`, `"step": -1`), []string{"step is -1"}},
+		"step of text":         {replace(`"step": 1`, `"step": "1"`), []string{"is not a manifest"}},
+		"file outside":         {replace(file, `../`+file), []string{"is not the name of a file"}},
+		"short sum":            {editManifest(func(m *Manifest) { m.Files[0].SHA256 = "ab" }), []string{`SHA-256 "ab"`}},
+		"files twice":          {editManifest(func(m *Manifest) { m.Files[1] = m.Files[0] }), []string{"want them sorted and each once"}},
+		"tensors unsorted":     {editManifest(func(m *Manifest) { slices.Reverse(m.Tensors) }), []string{`tensor "v"`, "want them sorted"}},
+		"unnamed tensor":       {editManifest(func(m *Manifest) { m.Tensors[0].Name = "" }), []string{"a tensor has no name"}},
+		"unknown dtype":        {editManifest(func(m *Manifest) { m.Tensors[0].DType = "f7" }), []string{`tensor "s"`, "f7"}},
+		"missing shard":        {editManifest(func(m *Manifest) { m.Tensors[2].Parts = m.Tensors[2].Parts[:1] }), []string{`tensor "w"`, "its 1 parts hold 20 of 35 elements"}},
+		"hole":                 {editManifest(func(m *Manifest) { m.Tensors[2].Parts[1].Shape[0] = 2 }), []string{`tensor "w"`, "hold 30 of 35 elements"}},
+		"overlap":              {editManifest(func(m *Manifest) { m.Tensors[2].Parts[1].Offset[0] = 3 }), []string{`tensor "w"`, "parts 0 (rank-00000.safetensors) and 1 (rank-00001.safetensors) overlap"}},
+		"part outside":         {editManifest(func(m *Manifest) { m.Tensors[2].Parts[1].Offset[0] = 5 }), []string{`tensor "w"`, "at [5 0] of shape [3 5] is not inside [7 5]"}},
+		"negative offset":      {editManifest(func(m *Manifest) { m.Tensors[2].Parts[1].Offset[0] = -1 }), []string{"is not inside"}},
+		"wrong rank":           {editManifest(func(m *Manifest) { m.Tensors[2].Parts[1].Offset = []int{4} }), []string{"has not the 2 dimensions"}},
+		"unlisted file":        {editManifest(func(m *Manifest) { m.Tensors[2].Parts[1].File = "rank-7.safetensors" }), []string{`"rank-7.safetensors", which is not listed`}},
+		"two parts in a file":  {editManifest(func(m *Manifest) { m.Tensors[2].Parts[1].File = file }), []string{"two parts in file"}},
+		"zero dimension":       {editManifest(func(m *Manifest) { m.Tensors[2].Shape[0] = 0 }), []string{"shape [0 5] is not one of a tensor"}},
+		"overflowing shape":    {editManifest(func(m *Manifest) { m.Tensors[2].Shape = []int{1 << 40, 1 << 40} }), []string{"is not one of a tensor"}},
+		"shape of a neighbour": {editManifest(func(m *Manifest) { m.Tensors[2].Shape[1] = 6 }), []string{"hold 35 of 42 elements"}},
+		"latest is nonsense": {func(dir string) error {
+			return os.WriteFile(filepath.Join(dir, "..", latestFile), []byte("../../etc"), 0o644)
+		}, []string{latestFile, `holds "../../etc"`}},
+		"latest is elsewhere": {func(dir string) error {
+			return os.WriteFile(filepath.Join(dir, "..", latestFile), []byte("step-00000009\n"), 0o644)
+		}, []string{"step-00000009", "cannot be read"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			path := mustSave(t, dir, snapshot(1), Retention{})
+			require.NoError(t, test.damage(path))
+			_, err := Open(dir)
+			var bad *Error
+			require.ErrorAs(t, err, &bad)
+			for _, want := range test.want {
+				require.ErrorContains(t, err, want)
+			}
+		})
+	}
+	_, err := Open(t.TempDir())
+	require.ErrorIs(t, err, fs.ErrNotExist)
+	require.ErrorContains(t, err, "holds no checkpoint")
+}
+
+func FuzzManifest(f *testing.F) {
+	dir := f.TempDir()
+	path, err := Save(dir, snapshot(1), Retention{})
+	require.NoError(f, err)
+	text, err := os.ReadFile(filepath.Join(path, manifestFile))
+	require.NoError(f, err)
+	f.Add(text)
+	f.Add([]byte(`{"version":1,"tensors":[{"name":"w","dtype":"f32","shape":[4611686018427387904,4]}]}`))
+	f.Fuzz(func(t *testing.T, text []byte) {
+		m, err := ParseManifest("fuzz", text)
+		if err != nil {
+			var bad *Error
+			require.ErrorAs(t, err, &bad)
+			return
+		}
+		out, err := json.Marshal(m)
+		require.NoError(t, err)
+		again, err := ParseManifest("fuzz", out)
+		require.NoError(t, err)
+		require.Equal(t, len(m.Tensors), len(again.Tensors))
+	})
+}

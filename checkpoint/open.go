@@ -1,0 +1,254 @@
+package checkpoint
+
+import (
+	"crypto/sha256"
+	"encoding/binary"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/autopar/autopar/checkpoint/safetensors"
+	"github.com/autopar/autopar/ir"
+)
+
+// Checkpoint is an open checkpoint. Its methods may be called by several goroutines.
+type Checkpoint struct {
+	Manifest
+	Dir   string
+	files map[string]*safetensors.File
+}
+
+// Open opens a checkpoint: its own directory, or the DIR of a run for the one that DIR/ckpt/latest names. It reads every
+// file once, to compare its SHA-256 with the manifest's. Errors are *Error; that of a directory without a checkpoint
+// wraps [fs.ErrNotExist].
+func Open(path string) (*Checkpoint, error) {
+	dir, err := locate(path)
+	if err != nil {
+		return nil, err
+	}
+	text, err := readManifest(filepath.Join(dir, manifestFile))
+	if err != nil {
+		return nil, err
+	}
+	m, err := ParseManifest(filepath.Join(dir, manifestFile), text)
+	if err != nil {
+		return nil, err
+	}
+	c := &Checkpoint{Manifest: *m, Dir: dir, files: map[string]*safetensors.File{}}
+	if err := c.openFiles(); err != nil {
+		c.Close()
+		return nil, err
+	}
+	return c, nil
+}
+
+// Close closes the files.
+func (c *Checkpoint) Close() error {
+	var errs []error
+	for _, f := range c.files {
+		errs = append(errs, f.Close())
+	}
+	return errors.Join(errs...)
+}
+
+// locate returns the directory of the checkpoint that path stands for.
+func locate(path string) (string, error) {
+	if _, err := os.Stat(filepath.Join(path, manifestFile)); err == nil {
+		return path, nil
+	}
+	root := filepath.Join(path, rootDir)
+	name, err := readLatest(root)
+	if errors.Is(err, fs.ErrNotExist) {
+		return "", &Error{File: path, Msg: "holds no checkpoint (neither " + manifestFile + " nor " + rootDir + "/" + latestFile + ")", Err: fs.ErrNotExist}
+	}
+	if err != nil {
+		return "", err
+	}
+	return filepath.Join(root, name), nil
+}
+
+// readLatest returns the name of the newest checkpoint under root.
+func readLatest(root string) (string, error) {
+	path := filepath.Join(root, latestFile)
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return "", &Error{File: path, Msg: "cannot be read", Err: withoutPath(err)}
+	}
+	name := strings.TrimSpace(string(text))
+	if _, ok := parseName(name); !ok {
+		return "", errorf(path, "", "holds %.40q, want the name of a checkpoint", name)
+	}
+	return name, nil
+}
+
+func readManifest(path string) ([]byte, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, &Error{File: path, Msg: "cannot be read", Err: withoutPath(err)}
+	}
+	defer f.Close()
+	text, err := io.ReadAll(io.LimitReader(f, maxManifestBytes+1))
+	if err != nil {
+		return nil, &Error{File: path, Msg: "cannot be read", Err: withoutPath(err)}
+	}
+	if len(text) > maxManifestBytes {
+		return nil, errorf(path, "", "is larger than %d bytes", maxManifestBytes)
+	}
+	return text, nil
+}
+
+// openFiles opens every file and compares it with the manifest.
+func (c *Checkpoint) openFiles() error {
+	for _, want := range c.Files {
+		path := filepath.Join(c.Dir, want.Name)
+		got, err := describe(path)
+		if err != nil {
+			return &Error{File: path, Msg: "cannot be read", Err: withoutPath(err)}
+		}
+		if got.Bytes != want.Bytes {
+			return errorf(path, "", "has %d bytes, the manifest says %d", got.Bytes, want.Bytes)
+		}
+		if got.SHA256 != want.SHA256 {
+			return errorf(path, "", "has SHA-256 %s, the manifest says %s", got.SHA256, want.SHA256)
+		}
+		f, err := safetensors.Open(path)
+		if err != nil {
+			return &Error{File: path, Err: err}
+		}
+		c.files[want.Name] = f
+	}
+	held := map[string]int{}
+	for i := range c.Tensors {
+		t := &c.Tensors[i]
+		for _, p := range t.Parts {
+			path := filepath.Join(c.Dir, p.File)
+			info, err := c.files[p.File].Info(t.Name)
+			if err != nil {
+				return &Error{File: path, Tensor: t.Name, Msg: "is missing", Err: err}
+			}
+			if string(info.DType) != strings.ToUpper(t.DType) || !slices.Equal(info.Shape, p.Shape) {
+				return errorf(path, t.Name, "is %s %v, the manifest says %s %v", info.DType, info.Shape, strings.ToUpper(t.DType), p.Shape)
+			}
+			held[p.File]++
+		}
+	}
+	for name, f := range c.files {
+		if n := len(f.Names()); n != held[name] {
+			return errorf(filepath.Join(c.Dir, name), "", "holds %d tensors, the manifest knows %d of them", n, held[name])
+		}
+	}
+	return nil
+}
+
+// describe measures a file.
+func describe(path string) (File, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return File{}, err
+	}
+	defer f.Close()
+	sum := sha256.New()
+	n, err := io.Copy(sum, f)
+	if err != nil {
+		return File{}, err
+	}
+	return File{Name: filepath.Base(path), Bytes: n, SHA256: hex.EncodeToString(sum.Sum(nil))}, nil
+}
+
+// Read implements [Reader].
+func (c *Checkpoint) Read(name string, slab ir.Slab, dst []byte) error {
+	t := c.find(name)
+	if t == nil {
+		return errorf(c.Dir, name, "is not among its %d tensors", len(c.Tensors))
+	}
+	if !slices.Equal(t.Shape, slab.Global) {
+		return errorf(c.Dir, name, "has shape %v, want %v", t.Shape, slab.Global)
+	}
+	const size = 4 // of every dtype
+	if want := slab.Elems() * size; int64(len(dst)) != want {
+		panic(fmt.Sprintf("BUG: checkpoint: %d bytes for a part of %s that takes %d", len(dst), name, want))
+	}
+	for _, p := range t.Parts {
+		stored := t.slab(p)
+		common, ok := intersect(slab, stored)
+		if !ok {
+			continue
+		}
+		section, err := c.files[p.File].Section(name)
+		if err != nil {
+			return &Error{File: filepath.Join(c.Dir, p.File), Tensor: name, Err: err}
+		}
+		// One read from the first common element to the last, then copies of what lies together.
+		first, last := int64(-1), int64(0)
+		runs(common, slab, stored, func(_, b, n int64) {
+			if first < 0 {
+				first = b
+			}
+			last = b + n
+		})
+		buf := make([]byte, (last-first)*size)
+		if n, err := section.ReadAt(buf, first*size); n < len(buf) {
+			return &Error{File: filepath.Join(c.Dir, p.File), Tensor: name, Msg: fmt.Sprintf("%d bytes at %d of the tensor cannot be read", len(buf), first*size), Err: withoutPath(err)}
+		}
+		runs(common, slab, stored, func(a, b, n int64) {
+			copy(dst[a*size:(a+n)*size], buf[(b-first)*size:])
+		})
+	}
+	return nil
+}
+
+// Snapshot describes the contents of a checkpoint cut another way, for [Save]. The shards' Read is filled in; nil shards
+// are one rank that holds all.
+func (c *Checkpoint) Snapshot(shards []Shard) (Snapshot, error) {
+	s := Snapshot{Step: c.Step, BestVal: c.BestVal, BestStep: c.BestStep, Config: c.Config, Plan: c.Plan}
+	if shards == nil {
+		for _, t := range c.Tensors {
+			dtype, err := ir.ParseDType(t.DType)
+			if err != nil {
+				return Snapshot{}, err
+			}
+			shards = append(shards, Shard{Name: t.Name, Type: ir.Type{DType: dtype, Shape: t.Shape}, Slab: ir.Whole(t.Shape)})
+		}
+	}
+	for _, x := range shards {
+		x.Read = func(dst []byte) error { return c.Read(x.Name, x.Slab, dst) }
+		s.Shards = append(s.Shards, x)
+	}
+	return s, nil
+}
+
+// Float32s returns all of a tensor.
+func (c *Checkpoint) Float32s(name string) ([]float32, error) {
+	t := c.find(name)
+	if t == nil {
+		return nil, errorf(c.Dir, name, "is not among its %d tensors", len(c.Tensors))
+	}
+	return readFloats(c, name, t.Shape)
+}
+
+func readFloats(r Reader, name string, shape []int) ([]float32, error) {
+	data := make([]byte, 4*ir.Elems(shape))
+	if err := r.Read(name, ir.Whole(shape), data); err != nil {
+		return nil, err
+	}
+	out := make([]float32, len(data)/4)
+	if _, err := binary.Decode(data, binary.LittleEndian, out); err != nil {
+		panic("BUG: checkpoint: " + err.Error())
+	}
+	return out, nil
+}
+
+// withoutPath drops the path from an error of package os, because ours name it.
+func withoutPath(err error) error {
+	var path *fs.PathError
+	if errors.As(err, &path) {
+		return path.Err
+	}
+	return err
+}

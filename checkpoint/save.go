@@ -1,0 +1,319 @@
+package checkpoint
+
+import (
+	"cmp"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/autopar/autopar/checkpoint/safetensors"
+	"github.com/autopar/autopar/ir"
+)
+
+const (
+	rootDir    = "ckpt" // under the DIR of a run
+	latestFile = "latest"
+	nextFile   = "latest.next" // becomes latest
+	tempPrefix = ".tmp-"       // of directories being written
+)
+
+// Snapshot is what to save.
+type Snapshot struct {
+	Step     int      // updates made
+	BestVal  *float32 // see Manifest
+	BestStep int
+	Config   string
+	Plan     json.RawMessage
+	// Shards are what all ranks hold, in order of rank. Of parts that several ranks hold the first is saved, so a
+	// replica costs nothing and a table that two pipeline stages share is saved once.
+	Shards []Shard
+}
+
+// Shard is a part of a tensor that a rank holds.
+type Shard struct {
+	Rank int
+	Name string // structural name of the tensor
+	Type ir.Type
+	Slab ir.Slab
+	// Read fills dst with the elements, in row-major order and little-endian.
+	Read func(dst []byte) error
+}
+
+// Retention says which checkpoints stay when a new one is saved. The newest and the one with the best validation loss
+// always do. The zero value keeps those two alone.
+type Retention struct {
+	Last  int // so many newest ones, at least 1
+	Every int // those whose step is a multiple; 0 is none
+}
+
+// Save saves a snapshot under the DIR of a run and returns the checkpoint's directory. Then it removes the checkpoints
+// that are not retained, those of a later step too: they belong to a run that this one has replaced.
+//
+// Until Save returns without error, DIR/ckpt/latest leads to the checkpoint before.
+func Save(dir string, s Snapshot, keep Retention) (string, error) {
+	return (&saver{root: filepath.Join(dir, rootDir), keep: keep}).save(s)
+}
+
+// saver is one call of Save.
+type saver struct {
+	root string
+	keep Retention
+	// before, when set, is called before each stage; its error ends the saving there. Tests use it.
+	before func(stage string) error
+}
+
+func (w *saver) stage(name string) error {
+	if w.before == nil {
+		return nil
+	}
+	return w.before(name)
+}
+
+func (w *saver) save(s Snapshot) (string, error) {
+	if err := os.MkdirAll(w.root, 0o755); err != nil {
+		return "", fmt.Errorf("checkpoint: %w", err)
+	}
+	temp, err := os.MkdirTemp(w.root, tempPrefix)
+	if err != nil {
+		return "", fmt.Errorf("checkpoint: %w", err)
+	}
+	defer os.RemoveAll(temp) // nothing is left there once it has its name
+	if err := w.fill(temp, s); err != nil {
+		return "", fmt.Errorf("checkpoint: step %d: %w", s.Step, err)
+	}
+	name, err := w.commit(temp, s.Step)
+	if err != nil {
+		return "", fmt.Errorf("checkpoint: step %d: %w", s.Step, err)
+	}
+	if err := w.retain(name, s.BestStep); err != nil {
+		return "", fmt.Errorf("checkpoint: removing old ones: %w", err)
+	}
+	return filepath.Join(w.root, name), nil
+}
+
+// fill writes the files and the manifest into the temporary directory.
+func (w *saver) fill(temp string, s Snapshot) error {
+	m := Manifest{Version: Version, Step: s.Step, BestVal: s.BestVal, BestStep: s.BestStep, Config: s.Config, Plan: s.Plan}
+	saved, err := m.assign(s.Shards)
+	if err != nil {
+		return err
+	}
+	for _, file := range slices.Sorted(maps.Keys(saved)) {
+		if err := w.stage(file); err != nil {
+			return err
+		}
+		path := filepath.Join(temp, file)
+		if err := writeShards(path, saved[file]); err != nil {
+			return err
+		}
+		f, err := describe(path)
+		if err != nil {
+			return err
+		}
+		m.Files = append(m.Files, f)
+	}
+	if err := m.validate(temp); err != nil {
+		return err
+	}
+	if err := w.stage("manifest"); err != nil {
+		return err
+	}
+	text, err := json.MarshalIndent(m, "", " ")
+	if err != nil {
+		return err
+	}
+	if err := writeFile(filepath.Join(temp, manifestFile), append(text, '\n')); err != nil {
+		return err
+	}
+	return syncDir(temp)
+}
+
+// assign decides who saves what: each tensor's parts are those of the lowest ranks that together hold all of it. It
+// fills in the tensors of the manifest and returns the shards by file.
+func (m *Manifest) assign(shards []Shard) (map[string][]Shard, error) {
+	tensors := map[string]*Tensor{}
+	files := map[string][]Shard{}
+	for _, s := range shards {
+		t := tensors[s.Name]
+		if t == nil {
+			t = &Tensor{Name: s.Name, DType: s.Type.DType.String(), Shape: slices.Clone(s.Type.Shape)}
+			tensors[s.Name] = t
+		}
+		if !slices.Equal(t.Shape, s.Slab.Global) {
+			return nil, fmt.Errorf("rank %d holds a part of %s of shape %v, others of %v", s.Rank, s.Name, s.Slab.Global, t.Shape)
+		}
+		taken := slices.ContainsFunc(t.Parts, func(p Part) bool {
+			_, overlap := intersect(t.slab(p), s.Slab)
+			return overlap
+		})
+		if taken || s.Slab.Elems() == 0 {
+			continue
+		}
+		file := fmt.Sprintf("rank-%05d.safetensors", s.Rank)
+		t.Parts = append(t.Parts, Part{File: file, Offset: slices.Clone(s.Slab.Offset), Shape: slices.Clone(s.Slab.Local)})
+		files[file] = append(files[file], s)
+	}
+	for _, name := range slices.Sorted(maps.Keys(tensors)) {
+		m.Tensors = append(m.Tensors, *tensors[name])
+	}
+	return files, nil
+}
+
+// writeShards writes one file, a tensor at a time.
+func writeShards(path string, shards []Shard) error {
+	infos := make([]safetensors.Info, len(shards))
+	for i, s := range shards {
+		infos[i] = safetensors.Info{Name: s.Name, DType: safetensors.DType(strings.ToUpper(s.Type.DType.String())), Shape: s.Slab.Local}
+	}
+	w, err := safetensors.Create(path, infos, nil)
+	if err != nil {
+		return err
+	}
+	defer w.Close()
+	var buf []byte
+	for i, s := range shards {
+		n := int(s.Slab.Elems() * s.Type.DType.Size())
+		buf = slices.Grow(buf[:0], n)[:n]
+		if err := s.Read(buf); err != nil {
+			return fmt.Errorf("reading %s on rank %d: %w", s.Name, s.Rank, err)
+		}
+		if err := w.Write(safetensors.Tensor{Name: infos[i].Name, DType: infos[i].DType, Shape: infos[i].Shape, Data: buf}); err != nil {
+			return err
+		}
+	}
+	return w.Commit()
+}
+
+// commit gives the finished directory its name and points latest at it. A step that was saved before gets a name of its
+// own, because one directory cannot replace another in one move.
+func (w *saver) commit(temp string, step int) (string, error) {
+	base := fmt.Sprintf("step-%08d", step)
+	name := base
+	for i := 1; ; i++ {
+		if _, err := os.Lstat(filepath.Join(w.root, name)); errors.Is(err, fs.ErrNotExist) {
+			break
+		} else if err != nil {
+			return "", err
+		}
+		name = fmt.Sprintf("%s.%d", base, i)
+	}
+	if err := w.stage("rename"); err != nil {
+		return "", err
+	}
+	if err := os.Chmod(temp, 0o755); err != nil { // MkdirTemp's are private
+		return "", err
+	}
+	if err := os.Rename(temp, filepath.Join(w.root, name)); err != nil {
+		return "", err
+	}
+	if err := syncDir(w.root); err != nil {
+		return "", err
+	}
+	if err := w.stage("latest"); err != nil {
+		return "", err
+	}
+	next := filepath.Join(w.root, nextFile)
+	if err := writeFile(next, []byte(name+"\n")); err != nil {
+		return "", err
+	}
+	if err := os.Rename(next, filepath.Join(w.root, latestFile)); err != nil {
+		return "", err
+	}
+	return name, syncDir(w.root)
+}
+
+// saved is a directory that holds a checkpoint: the again-th of its step.
+type saved struct {
+	name        string
+	step, again int
+}
+
+// parseName reads step-NNNNNNNN or step-NNNNNNNN.N.
+func parseName(name string) (saved, bool) {
+	digits, ok := strings.CutPrefix(name, "step-")
+	digits, again, _ := strings.Cut(digits, ".")
+	if !ok || len(digits) < 8 {
+		return saved{}, false
+	}
+	s := saved{name: name}
+	var err, err2 error
+	s.step, err = strconv.Atoi(digits)
+	if again != "" {
+		s.again, err2 = strconv.Atoi(again)
+	}
+	if err != nil || err2 != nil || s.step < 0 || s.again < 0 {
+		return saved{}, false
+	}
+	return s, true
+}
+
+// retain removes what is neither latest nor kept, and what a killed writer has left.
+func (w *saver) retain(latest string, best int) error {
+	if err := w.stage("retention"); err != nil {
+		return err
+	}
+	entries, err := os.ReadDir(w.root)
+	if err != nil {
+		return err
+	}
+	var all []saved
+	var drop []string
+	for _, e := range entries {
+		if s, ok := parseName(e.Name()); ok && e.IsDir() {
+			all = append(all, s)
+		} else if strings.HasPrefix(e.Name(), tempPrefix) && e.IsDir() {
+			drop = append(drop, e.Name())
+		}
+	}
+	slices.SortFunc(all, func(a, b saved) int { // newest first
+		return cmp.Or(cmp.Compare(b.step, a.step), cmp.Compare(b.again, a.again))
+	})
+	now, _ := parseName(latest)
+	kept := map[int]bool{now.step: true}
+	for _, s := range all {
+		switch {
+		case s.name == latest:
+		case s.step < now.step && !kept[s.step] &&
+			(len(kept) < max(1, w.keep.Last) || s.step == best || w.keep.Every > 0 && s.step%w.keep.Every == 0):
+			kept[s.step] = true
+		default:
+			drop = append(drop, s.name)
+		}
+	}
+	for _, name := range drop {
+		// The manifest goes first: half a checkpoint must not pass for one.
+		if err := os.Remove(filepath.Join(w.root, name, manifestFile)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+		if err := os.RemoveAll(filepath.Join(w.root, name)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// writeFile writes a file and makes it durable.
+func writeFile(path string, content []byte) error {
+	f, err := os.Create(path)
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(content)
+	return errors.Join(err, f.Sync(), f.Close())
+}
+
+// syncDir makes the names in a directory durable.
+func syncDir(path string) error {
+	d, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	return errors.Join(d.Sync(), d.Close())
+}

@@ -1,0 +1,331 @@
+package checkpoint
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io/fs"
+	"math"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/autopar/autopar/checkpoint/safetensors"
+	"github.com/autopar/autopar/config"
+	"github.com/autopar/autopar/ir"
+	"github.com/autopar/autopar/models/gpt"
+)
+
+// Layout says how a weights file stores the four projections of a block.
+type Layout string
+
+// The layouts. Names are the same in both.
+const (
+	NanoGPT     Layout = "nanogpt"     // out x in, as torch.nn.Linear
+	HuggingFace Layout = "huggingface" // in x out, as Conv1D of GPT2LMHeadModel
+)
+
+const headName = "lm_head.weight"
+
+// Weights is an open safetensors file of a GPT's weights, by nanoGPT's names or HuggingFace's.
+type Weights struct {
+	path   string
+	file   *safetensors.File
+	cfg    gpt.Config
+	prefix string // of names: "transformer.", or "" in the files of the Hub
+	layout Layout
+}
+
+// OpenWeights opens a weights file for a model of the given configuration. A missing tensor, one that the model does not
+// have, and one of another shape are an *Error that names it. Which layout the file has shows in the shapes. The head
+// may be absent; if it is there it must equal the token table, to which it is tied. A position table longer than the
+// model's block size is cut.
+func OpenWeights(path string, cfg gpt.Config) (*Weights, error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	w, err := openWeights(path, cfg)
+	if err != nil {
+		return nil, err
+	}
+	if err := w.check(); err != nil {
+		w.Close()
+		return nil, err
+	}
+	return w, nil
+}
+
+func openWeights(path string, cfg gpt.Config) (*Weights, error) {
+	f, err := safetensors.Open(path)
+	if err != nil {
+		return nil, &Error{File: path, Err: err}
+	}
+	w := &Weights{path: path, file: f, cfg: cfg, layout: NanoGPT}
+	if slices.ContainsFunc(f.Names(), func(n string) bool { return strings.HasPrefix(n, "transformer.") }) {
+		w.prefix = "transformer."
+	}
+	if info, err := f.Info(w.prefix + "h.0.attn.c_attn.weight"); err == nil && len(info.Shape) == 2 && info.Shape[1] == 3*info.Shape[0] {
+		w.layout = HuggingFace
+	}
+	return w, nil
+}
+
+// Close closes the file.
+func (w *Weights) Close() error { return w.file.Close() }
+
+// bufferForm matches the causal masks that HuggingFace's files hold beside the weights.
+var bufferForm = regexp.MustCompile(`\.attn\.(bias|masked_bias)$`)
+
+func (w *Weights) check() error {
+	known := map[string]bool{}
+	for _, p := range parameters(w.cfg) {
+		name, want := w.stored(p)
+		known[name] = true
+		info, err := w.file.Info(name)
+		if err != nil {
+			return errorf(w.path, name, "is missing; the model wants it with shape %v", want)
+		}
+		got := slices.Clone(info.Shape)
+		if p == "wpe.weight" && len(got) == 2 {
+			got[0] = min(got[0], want[0])
+		}
+		if !slices.Equal(got, want) {
+			return errorf(w.path, name, "has shape %v, the model wants %v", info.Shape, want)
+		}
+		switch info.DType {
+		case safetensors.F32, safetensors.F16, safetensors.BF16:
+		default:
+			return errorf(w.path, name, "is %s, want F32, F16 or BF16", info.DType)
+		}
+	}
+	for _, name := range w.file.Names() {
+		if !known[name] && name != headName && !bufferForm.MatchString(name) {
+			return errorf(w.path, name, "is not a tensor of this model (%d layers, bias %v)", w.cfg.NLayer, w.cfg.Bias)
+		}
+	}
+	return w.checkHead()
+}
+
+// checkHead compares the head with the token table, if the file has both.
+func (w *Weights) checkHead() error {
+	head, err := w.file.Tensor(headName)
+	if errors.Is(err, safetensors.ErrNotFound) {
+		return nil
+	}
+	if err != nil {
+		return &Error{File: w.path, Err: err}
+	}
+	name, _ := w.stored("wte.weight")
+	table, err := w.file.Tensor(name)
+	if err != nil {
+		return &Error{File: w.path, Err: err}
+	}
+	if !slices.Equal(head.Shape, table.Shape) || string(head.Data) != string(table.Data) {
+		return errorf(w.path, headName, "differs from %s, to which this model ties it", name)
+	}
+	return nil
+}
+
+// stored returns the name and shape under which the file holds a parameter.
+func (w *Weights) stored(param string) (string, []int) {
+	name, transpose, shape := w.cfg.HFName(param)
+	if transpose && w.layout == HuggingFace {
+		shape = []int{shape[1], shape[0]}
+	}
+	return w.prefix + strings.TrimPrefix(name, "transformer."), shape
+}
+
+// Read implements [Reader]. Half-precision numbers become float32.
+func (w *Weights) Read(param string, slab ir.Slab, dst []byte) error {
+	hf, transpose, shape := w.cfg.HFName(param)
+	if hf == "" {
+		return errorf(w.path, param, "is not a weight of a GPT-2")
+	}
+	if ir.Elems(shape) != ir.Elems(slab.Global) {
+		return errorf(w.path, param, "has shape %v, want %v", shape, slab.Global)
+	}
+	name, _ := w.stored(param)
+	tensor, err := w.file.Tensor(name)
+	if err != nil {
+		return &Error{File: w.path, Tensor: name, Err: err}
+	}
+	values, err := tensor.Float32s()
+	if err != nil {
+		return &Error{File: w.path, Tensor: name, Err: err}
+	}
+	values = values[:ir.Elems(shape)] // a longer position table is cut
+	if transpose && w.layout == HuggingFace {
+		values = transposed(values, shape[1], shape[0])
+	}
+	whole := ir.Whole(slab.Global)
+	runs(slab, slab, whole, func(a, b, n int64) {
+		for i := range n {
+			binary.LittleEndian.PutUint32(dst[4*(a+i):], math.Float32bits(values[b+i]))
+		}
+	})
+	return nil
+}
+
+// transposed returns a rows x cols matrix as cols x rows.
+func transposed(x []float32, rows, cols int) []float32 {
+	y := make([]float32, len(x))
+	for r := range rows {
+		for c := range cols {
+			y[c*rows+r] = x[r*cols+c]
+		}
+	}
+	return y
+}
+
+// ExportWeights writes a model's weights, without optimizer state, to one safetensors file that nanoGPT or HuggingFace
+// reads. The sizes of the model are in its metadata, so that the file can be used without a gpt.yaml.
+func ExportWeights(path string, from Reader, cfg gpt.Config, layout Layout) error {
+	if err := cfg.Validate(); err != nil {
+		return err
+	}
+	if layout != NanoGPT && layout != HuggingFace {
+		return fmt.Errorf("checkpoint: no layout %q; there are %s and %s", layout, NanoGPT, HuggingFace)
+	}
+	out := Weights{cfg: cfg, prefix: "transformer.", layout: layout}
+	var infos []safetensors.Info
+	for _, p := range parameters(cfg) {
+		name, shape := out.stored(p)
+		infos = append(infos, safetensors.Info{Name: name, DType: safetensors.F32, Shape: shape})
+	}
+	w, err := safetensors.Create(path, infos, metadata(cfg))
+	if err != nil {
+		return err
+	}
+	defer w.Close()
+	for i, p := range parameters(cfg) {
+		values, err := readFloats(from, p, irShape(cfg, p))
+		if err != nil {
+			return err
+		}
+		if _, transpose, shape := cfg.HFName(p); transpose && layout == HuggingFace {
+			values = transposed(values, shape[0], shape[1])
+		}
+		if err := w.Write(safetensors.FromFloat32s(infos[i].Name, infos[i].Shape, values)); err != nil {
+			return err
+		}
+	}
+	return w.Commit()
+}
+
+// parameters lists the weights of a model, in the order of its forward pass.
+func parameters(cfg gpt.Config) []string {
+	withBias := func(module string) []string {
+		if cfg.Bias {
+			return []string{module + ".weight", module + ".bias"}
+		}
+		return []string{module + ".weight"}
+	}
+	names := []string{"wte.weight", "wpe.weight"}
+	for i := range cfg.NLayer {
+		for _, m := range []string{"ln_1", "attn.c_attn", "attn.c_proj", "ln_2", "mlp.c_fc", "mlp.c_proj"} {
+			names = append(names, withBias(fmt.Sprintf("h.%d.%s", i, m))...)
+		}
+	}
+	return append(names, withBias("ln_f")...)
+}
+
+// irShape is the shape of a parameter in the graph, where heads are a dimension of their own.
+func irShape(cfg gpt.Config, param string) []int {
+	_, _, shape := cfg.HFName(param)
+	nh, d := cfg.NHead, cfg.HeadDim()
+	switch {
+	case strings.HasSuffix(param, "attn.c_attn.weight"):
+		return []int{3, nh, d, shape[1]}
+	case strings.HasSuffix(param, "attn.c_attn.bias"):
+		return []int{3, nh, d}
+	case strings.HasSuffix(param, "attn.c_proj.weight"):
+		return []int{shape[0], nh, d}
+	}
+	return shape
+}
+
+// metadata names the sizes of a model as gpt.yaml does. HuggingFace's loader asks for the format.
+func metadata(cfg gpt.Config) map[string]string {
+	return map[string]string{
+		"format":     "pt",
+		"n_layer":    strconv.Itoa(cfg.NLayer),
+		"n_head":     strconv.Itoa(cfg.NHead),
+		"n_embd":     strconv.Itoa(cfg.NEmbd),
+		"block_size": strconv.Itoa(cfg.BlockSize),
+		"vocab_size": strconv.Itoa(cfg.VocabSize),
+		"bias":       strconv.FormatBool(cfg.Bias),
+		"activation": cfg.Activation,
+	}
+}
+
+var blockForm = regexp.MustCompile(`^h\.(\d+)\.`)
+
+// WeightsConfig returns the configuration of the model in a weights file. Sizes are those of the tensors; the number of
+// heads and the activation, which no tensor shows, come from the file's metadata (as [ExportWeights] writes it) or the
+// config.json beside it.
+func WeightsConfig(path string) (gpt.Config, error) {
+	w, err := openWeights(path, gpt.Config{})
+	if err != nil {
+		return gpt.Config{}, err
+	}
+	defer w.Close()
+	cfg := gpt.DefaultConfig()
+	cfg.NLayer, cfg.Dropout, cfg.Bias = 0, 0, false
+	for _, name := range w.file.Names() {
+		name = strings.TrimPrefix(name, w.prefix)
+		if m := blockForm.FindStringSubmatch(name); m != nil {
+			if i, err := strconv.Atoi(m[1]); err == nil {
+				cfg.NLayer = max(cfg.NLayer, i+1)
+			}
+		}
+		cfg.Bias = cfg.Bias || name == "ln_f.bias"
+	}
+	for _, table := range []struct {
+		name string
+		rows *int
+	}{{"wte.weight", &cfg.VocabSize}, {"wpe.weight", &cfg.BlockSize}} {
+		info, err := w.file.Info(w.prefix + table.name)
+		if err != nil || len(info.Shape) != 2 {
+			return gpt.Config{}, errorf(path, w.prefix+table.name, "is missing or no matrix: these are not the weights of a GPT-2")
+		}
+		*table.rows, cfg.NEmbd = info.Shape[0], info.Shape[1]
+	}
+	if n := len(w.file.Names()); cfg.NLayer > n {
+		return gpt.Config{}, errorf(path, "", "names layer %d, but has %d tensors", cfg.NLayer-1, n)
+	}
+	if err := w.heads(&cfg); err != nil {
+		return gpt.Config{}, err
+	}
+	if err := cfg.Validate(); err != nil {
+		return gpt.Config{}, &Error{File: path, Err: err}
+	}
+	return cfg, nil
+}
+
+// heads fills in what no tensor shows.
+func (w *Weights) heads(cfg *gpt.Config) error {
+	meta := w.file.Metadata()
+	if text, ok := meta["n_head"]; ok {
+		n, err := strconv.Atoi(text)
+		if err != nil {
+			return errorf(w.path, "", "metadata n_head is %.40q, want an integer", text)
+		}
+		cfg.NHead = n
+		if activation, ok := meta["activation"]; ok {
+			cfg.Activation = activation
+		}
+		return nil
+	}
+	beside := filepath.Join(filepath.Dir(w.path), "config.json")
+	hf, err := config.Load(beside, nil)
+	if errors.Is(err, fs.ErrNotExist) {
+		return errorf(w.path, "", "says nothing of the number of heads: its metadata has no n_head, and there is no %s", beside)
+	}
+	if err != nil {
+		return err
+	}
+	cfg.NHead, cfg.Activation = hf.Model.NHead, hf.Model.Activation
+	return nil
+}

@@ -1,0 +1,208 @@
+package checkpoint
+
+import (
+	"encoding/binary"
+	"math"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/autopar/autopar/checkpoint/safetensors"
+	"github.com/autopar/autopar/ir"
+	"github.com/autopar/autopar/models/gpt"
+)
+
+// tinyModel has biases, and no two sizes alike.
+func tinyModel() gpt.Config {
+	cfg := gpt.DefaultConfig()
+	cfg.NLayer, cfg.NHead, cfg.NEmbd, cfg.BlockSize, cfg.VocabSize, cfg.Activation = 2, 3, 12, 5, 7, gpt.GELUTanh
+	return cfg
+}
+
+// numbered is a model whose every element is a different number that half precision can hold.
+type numbered struct{ cfg gpt.Config }
+
+func (n numbered) Read(name string, slab ir.Slab, dst []byte) error {
+	runs(slab, slab, ir.Whole(slab.Global), func(a, b, count int64) {
+		for i := range count {
+			x := float32(int64(len(name))*7+b+i) / 16
+			binary.LittleEndian.PutUint32(dst[4*(a+i):], math.Float32bits(x))
+		}
+	})
+	return nil
+}
+
+func export(t *testing.T, layout Layout) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "model.safetensors")
+	require.NoError(t, ExportWeights(path, numbered{}, tinyModel(), layout))
+	return path
+}
+
+func tensors(t *testing.T, path string) (map[string]safetensors.Tensor, map[string]string) {
+	t.Helper()
+	f, err := safetensors.Open(path)
+	require.NoError(t, err)
+	defer f.Close()
+	all := map[string]safetensors.Tensor{}
+	for _, n := range f.Names() {
+		all[n], err = f.Tensor(n)
+		require.NoError(t, err)
+	}
+	return all, f.Metadata()
+}
+
+// rewritten writes a file's tensors again after a change, without metadata unless it is given.
+func rewritten(t *testing.T, path string, meta map[string]string, change func(map[string]safetensors.Tensor)) string {
+	t.Helper()
+	all, _ := tensors(t, path)
+	change(all)
+	var list []safetensors.Tensor
+	for _, x := range all {
+		list = append(list, x)
+	}
+	out := filepath.Join(t.TempDir(), "changed.safetensors")
+	require.NoError(t, safetensors.WriteFile(out, meta, list...))
+	return out
+}
+
+func requireNumbered(t *testing.T, path string, cfg gpt.Config) {
+	t.Helper()
+	w, err := OpenWeights(path, cfg)
+	require.NoError(t, err)
+	defer w.Close()
+	for _, p := range parameters(cfg) {
+		shape := irShape(cfg, p)
+		want, err := readFloats(numbered{}, p, shape)
+		require.NoError(t, err)
+		got, err := readFloats(w, p, shape)
+		require.NoError(t, err)
+		require.Equal(t, want, got, p)
+	}
+	// A part: the second head of the queries, keys and values of some columns.
+	slab := ir.Slab{Global: []int{3, 3, 4, 12}, Offset: []int{0, 1, 0, 5}, Local: []int{3, 1, 4, 6}}
+	want, got := make([]byte, 4*72), make([]byte, 4*72)
+	require.NoError(t, numbered{}.Read("h.1.attn.c_attn.weight", slab, want))
+	require.NoError(t, w.Read("h.1.attn.c_attn.weight", slab, got))
+	require.Equal(t, want, got)
+}
+
+func TestWeightsRoundTrip(t *testing.T) {
+	cfg := tinyModel()
+	for _, layout := range []Layout{NanoGPT, HuggingFace} {
+		t.Run(string(layout), func(t *testing.T) {
+			path := export(t, layout)
+			requireNumbered(t, path, cfg)
+			got, err := WeightsConfig(path)
+			require.NoError(t, err)
+			require.Equal(t, cfg, got)
+		})
+	}
+	nano, meta := tensors(t, export(t, NanoGPT))
+	hf, _ := tensors(t, export(t, HuggingFace))
+	require.Equal(t, "pt", meta["format"])
+	require.NotContains(t, nano, headName)
+	require.Equal(t, []int{36, 12}, nano["transformer.h.0.attn.c_attn.weight"].Shape)
+	require.Equal(t, []int{12, 36}, hf["transformer.h.0.attn.c_attn.weight"].Shape)
+	require.Equal(t, nano["transformer.wte.weight"], hf["transformer.wte.weight"])
+	a, err := nano["transformer.h.0.attn.c_proj.weight"].Float32s()
+	require.NoError(t, err)
+	b, err := hf["transformer.h.0.attn.c_proj.weight"].Float32s()
+	require.NoError(t, err)
+	require.Equal(t, a[1*12+2], b[2*12+1], "a square matrix is transposed too")
+}
+
+// TestForeignFiles: what other programs write: names without a prefix, a tied head, masks, half precision, a longer
+// position table.
+func TestForeignFiles(t *testing.T) {
+	path := rewritten(t, export(t, HuggingFace), nil, func(all map[string]safetensors.Tensor) {
+		for name, x := range all {
+			delete(all, name)
+			x.Name = strings.TrimPrefix(name, "transformer.")
+			if x.Name == "wpe.weight" {
+				x.Shape = []int{9, 12}
+				x.Data = append(x.Data, make([]byte, 4*4*12)...)
+			}
+			if x.Name == "ln_f.weight" { // the upper halves of float32 are bfloat16, for numbers as short as these
+				half := x.Data[:0:0]
+				for i := 2; i < len(x.Data); i += 4 {
+					half = append(half, x.Data[i:i+2]...)
+				}
+				x.DType, x.Data = safetensors.BF16, half
+			}
+			all[x.Name] = x
+		}
+		head := all["wte.weight"]
+		head.Name = headName
+		all[headName] = head
+		all["h.0.attn.bias"] = safetensors.FromFloat32s("h.0.attn.bias", []int{1, 1, 5, 5}, make([]float32, 25))
+		all["h.1.attn.masked_bias"] = safetensors.FromFloat32s("h.1.attn.masked_bias", nil, make([]float32, 1))
+	})
+	requireNumbered(t, path, tinyModel())
+
+	_, err := WeightsConfig(path)
+	require.ErrorContains(t, err, "says nothing of the number of heads")
+	config := `{"model_type": "gpt2", "n_layer": 2, "n_head": 3, "n_embd": 12, "n_positions": 9, "vocab_size": 7, "activation_function": "gelu_new"}`
+	require.NoError(t, os.WriteFile(filepath.Join(filepath.Dir(path), "config.json"), []byte(config), 0o644))
+	cfg, err := WeightsConfig(path)
+	require.NoError(t, err)
+	want := tinyModel()
+	want.BlockSize = 9
+	require.Equal(t, want, cfg)
+}
+
+func TestWrongWeights(t *testing.T) {
+	const name = "transformer.h.1.mlp.c_fc.weight"
+	for what, test := range map[string]struct {
+		change func(map[string]safetensors.Tensor)
+		want   string
+	}{
+		"missing": {func(all map[string]safetensors.Tensor) { delete(all, name) }, name + `": is missing; the model wants it with shape [48 12]`},
+		"extra": {func(all map[string]safetensors.Tensor) {
+			all["transformer.h.2.ln_1.weight"] = safetensors.FromFloat32s("transformer.h.2.ln_1.weight", []int{12}, make([]float32, 12))
+		}, `"transformer.h.2.ln_1.weight": is not a tensor of this model`},
+		"misshapen": {func(all map[string]safetensors.Tensor) {
+			all[name] = safetensors.FromFloat32s(name, []int{12, 48}, make([]float32, 576))
+		}, name + `": has shape [12 48], the model wants [48 12]`},
+		"integers": {func(all map[string]safetensors.Tensor) {
+			all[name] = safetensors.FromInt32s(name, []int{48, 12}, make([]int32, 576))
+		}, name + `": is I32, want F32, F16 or BF16`},
+		"short positions": {func(all map[string]safetensors.Tensor) {
+			all["transformer.wpe.weight"] = safetensors.FromFloat32s("transformer.wpe.weight", []int{4, 12}, make([]float32, 48))
+		}, `has shape [4 12], the model wants [5 12]`},
+		"untied head": {func(all map[string]safetensors.Tensor) {
+			all[headName] = safetensors.FromFloat32s(headName, []int{7, 12}, make([]float32, 84))
+		}, `"lm_head.weight": differs from transformer.wte.weight`},
+	} {
+		t.Run(what, func(t *testing.T) {
+			_, err := OpenWeights(rewritten(t, export(t, NanoGPT), nil, test.change), tinyModel())
+			var bad *Error
+			require.ErrorAs(t, err, &bad)
+			require.ErrorContains(t, err, test.want)
+		})
+	}
+	_, err := OpenWeights(filepath.Join(t.TempDir(), "none"), tinyModel())
+	var bad *Error
+	require.ErrorAs(t, err, &bad)
+
+	for what, change := range map[string]func(map[string]safetensors.Tensor){
+		"no table": func(all map[string]safetensors.Tensor) { delete(all, "transformer.wte.weight") },
+		"far layer": func(all map[string]safetensors.Tensor) {
+			all["transformer.h.99999999.x"] = safetensors.FromFloat32s("transformer.h.99999999.x", nil, []float32{1})
+		},
+		"three dims": func(all map[string]safetensors.Tensor) {
+			all["transformer.wpe.weight"] = safetensors.FromFloat32s("transformer.wpe.weight", []int{1, 1, 1}, []float32{1})
+		},
+	} {
+		_, err := WeightsConfig(rewritten(t, export(t, NanoGPT), map[string]string{"n_head": "3"}, change))
+		require.ErrorAs(t, err, &bad, what)
+	}
+	for _, heads := range []string{"x", "0", "5"} {
+		_, err := WeightsConfig(rewritten(t, export(t, NanoGPT), map[string]string{"n_head": heads}, func(map[string]safetensors.Tensor) {}))
+		require.ErrorAs(t, err, &bad, heads)
+	}
+	require.Error(t, ExportWeights(filepath.Join(t.TempDir(), "x"), numbered{}, tinyModel(), "keras"))
+}

@@ -1,0 +1,309 @@
+package train
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math"
+	"time"
+
+	"github.com/autopar/autopar/checkpoint"
+	"github.com/autopar/autopar/codegen"
+	"github.com/autopar/autopar/config"
+	"github.com/autopar/autopar/data"
+	"github.com/autopar/autopar/ir"
+	"github.com/autopar/autopar/models/gpt"
+	"github.com/autopar/autopar/partition"
+	"github.com/autopar/autopar/runtime"
+	"github.com/autopar/autopar/runtime/cpu"
+)
+
+// JobOptions says where a job runs. The zero value is the CPU.
+type JobOptions struct {
+	// Backend is fresh: a job opens it. nil is the CPU backend with its defaults.
+	Backend runtime.Backend
+	Runtime runtime.Options
+}
+
+// Job is a model ready to be trained by a plan. Its methods are for one goroutine.
+type Job struct {
+	Config *config.Config
+	Plan   *partition.Plan
+	// Train and Eval are the two programs. They share the ranks' arenas.
+	Train, Eval *codegen.Program
+
+	exec     *runtime.Executor
+	bins     *data.Bins
+	samplers map[string]*data.Sampler // by stream
+	batch    batch
+	trainsOn map[string]bool // inputs of Train
+	evalsOn  map[string]bool // inputs of Eval
+}
+
+// The sampler's streams.
+const (
+	trainStream     = "train"
+	evalTrainStream = "eval/train"
+	evalValStream   = "eval/val"
+)
+
+// NewJob compiles and checks the programs of a configuration under a plan, opens the data, and starts the ranks. The
+// parameters have no values yet: see [Job.Init], [Job.Load] and [Job.Run].
+func NewJob(cfg *config.Config, plan *partition.Plan, opts JobOptions) (*Job, error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	if cfg.Train.Seed > math.MaxInt32 {
+		return nil, &InputError{What: "train.seed", Msg: fmt.Sprintf("is %d, must be at most %d", cfg.Train.Seed, math.MaxInt32)}
+	}
+	j := &Job{Config: cfg, Plan: plan}
+	if err := j.compile(); err != nil {
+		return nil, err
+	}
+	if err := j.openData(); err != nil {
+		return nil, err
+	}
+	exec, err := start(j.Train, j.Eval, opts)
+	if err != nil {
+		return nil, errors.Join(err, j.bins.Close())
+	}
+	j.exec = exec
+	return j, nil
+}
+
+// Close stops the ranks and closes the data.
+func (j *Job) Close() error { return errors.Join(j.exec.Close(), j.bins.Close()) }
+
+func (j *Job) compile() error {
+	B, T := j.Config.Batch.Global, j.Config.Model.BlockSize
+	step, err := gpt.TrainStep(j.Config.Model, optimizer(j.Config.Optimizer), B, T)
+	if err != nil {
+		return err
+	}
+	if j.Train, err = compile(step, j.Plan, B, nil); err != nil {
+		return err
+	}
+	eval, err := gpt.EvalStep(j.Config.Model, B, T)
+	if err != nil {
+		return err
+	}
+	if j.Eval, err = compile(eval, j.Plan, B, j.Train); err != nil {
+		return err
+	}
+	j.trainsOn, j.evalsOn = inputs(j.Train), inputs(j.Eval)
+	return nil
+}
+
+func optimizer(o config.Optimizer) gpt.Optimizer {
+	return gpt.Optimizer{Beta1: o.Beta1, Beta2: o.Beta2, Eps: o.Eps, WeightDecay: o.WeightDecay, GradClip: o.GradClip}
+}
+
+// compile turns a traced graph into a program that has been checked.
+func compile(g *ir.Graph, plan *partition.Plan, batch int, share *codegen.Program) (*codegen.Program, error) {
+	parted, err := partition.Apply(g, plan, batch)
+	if err != nil {
+		return nil, err
+	}
+	prog, err := codegen.Generate(parted, plan, batch, share)
+	if err != nil {
+		return nil, err
+	}
+	return prog, codegen.Check(prog)
+}
+
+// inputs returns the inputs that a program reads: one without dropout has no use for a seed.
+func inputs(p *codegen.Program) map[string]bool {
+	names := map[string]bool{}
+	for _, s := range p.Stages {
+		for name := range s.Inputs {
+			names[name] = true
+		}
+	}
+	return names
+}
+
+// start opens the ranks for two programs that share their arenas; the second may be nil.
+func start(first, second *codegen.Program, opts JobOptions) (*runtime.Executor, error) {
+	backend := opts.Backend
+	if backend == nil {
+		var err error
+		if backend, err = cpu.New(cpu.Options{}); err != nil {
+			return nil, err
+		}
+	}
+	exec, err := runtime.New(first, backend, opts.Runtime)
+	if err != nil || second == nil {
+		return exec, err
+	}
+	if err := exec.Add(second); err != nil {
+		return nil, errors.Join(err, exec.Close())
+	}
+	return exec, nil
+}
+
+func (j *Job) openData() error {
+	c := j.Config
+	var err error
+	j.bins, err = data.OpenBins(c.Data.Dir, data.BinsOptions{BlockSize: c.Model.BlockSize, VocabSize: c.Model.VocabSize})
+	if err != nil {
+		return err
+	}
+	j.samplers = map[string]*data.Sampler{}
+	for _, s := range []struct {
+		stream   string
+		split    *data.Split
+		eachOnce bool
+	}{
+		{trainStream, j.bins.Train, c.Data.Sampling == "without_replacement"},
+		{evalTrainStream, j.bins.Train, false},
+		{evalValStream, j.bins.Val, false},
+	} {
+		j.samplers[s.stream], err = data.NewSampler(data.SamplerOptions{
+			Seed: uint64(c.Train.Seed), Stream: s.stream, Tokens: s.split.Tokens(),
+			BlockSize: c.Model.BlockSize, Batch: c.Batch.Global, EachOnce: s.eachOnce,
+		})
+		if err != nil {
+			return errors.Join(err, j.bins.Close())
+		}
+	}
+	j.batch = newBatch(c.Batch.Global, c.Model.BlockSize)
+	return nil
+}
+
+// Init gives every parameter its initial value, and the moments zero. Every plan draws the same values.
+func (j *Job) Init() error { return j.exec.InitParams(j.Train, uint64(j.Config.Train.Seed)) }
+
+// Load reads the weights, and with state also the moments, each rank the part it holds.
+func (j *Job) Load(from checkpoint.Reader, state bool) error {
+	return load(j.exec, j.Train, from, state)
+}
+
+func load(exec *runtime.Executor, prog *codegen.Program, from checkpoint.Reader, state bool) error {
+	var buf []byte
+	for r := range exec.Ranks() {
+		for _, s := range exec.Shards(prog, r) {
+			if s.Attr.State && !state {
+				continue
+			}
+			buf = append(buf[:0], make([]byte, s.Bytes())...)
+			if err := from.Read(s.Name, s.Slab, buf); err != nil {
+				return err
+			}
+			if err := exec.WriteShard(s, buf); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// Snapshot describes the state of the job after step updates, for [checkpoint.Save].
+func (j *Job) Snapshot(step int) (checkpoint.Snapshot, error) {
+	plan, err := json.Marshal(j.Plan)
+	if err != nil {
+		return checkpoint.Snapshot{}, err
+	}
+	snap := checkpoint.Snapshot{Step: step, Config: string(j.Config.Marshal()), Plan: plan}
+	for r := range j.exec.Ranks() {
+		for _, s := range j.exec.Shards(j.Train, r) {
+			snap.Shards = append(snap.Shards, checkpoint.Shard{
+				Rank: r, Name: s.Name, Type: s.Type, Slab: s.Slab,
+				Read: func(dst []byte) error { return j.exec.ReadShard(s, dst) },
+			})
+		}
+	}
+	return snap, nil
+}
+
+// PeakBytes is the arena of the rank that has the largest.
+func (j *Job) PeakBytes() int64 {
+	peak := int64(0)
+	for i := range j.Train.Stages {
+		peak = max(peak, j.Train.Stages[i].Arena(), j.Eval.Stages[i].Arena())
+	}
+	return peak
+}
+
+// TokensPerStep is the size of the global batch.
+func (j *Job) TokensPerStep() int { return j.Config.Batch.Global * j.Config.Model.BlockSize }
+
+// StepStats is what one training step was.
+type StepStats struct {
+	Iter        int
+	Loss        float32
+	GradNorm    float32 // before clipping
+	LR          float64
+	Duration    time.Duration // without reading the batch
+	CommBytes   int64         // received by collectives, and sent and received by transfers, on all ranks
+	Collectives int           // calls, on all ranks
+}
+
+// Step makes the update of iteration it: on its batch, at its learning rate, with its dropout. A step that has begun is
+// finished even if ctx is cancelled.
+func (j *Job) Step(ctx context.Context, it int) (StepStats, error) {
+	if it > math.MaxInt32 {
+		return StepStats{}, fmt.Errorf("train: iteration %d is beyond what a step can count", it)
+	}
+	if err := j.batch.read(j.bins.Train, j.samplers[trainStream], it); err != nil {
+		return StepStats{}, err
+	}
+	st := StepStats{Iter: it, LR: j.Config.Optimizer.LR(it)}
+	feeds := j.batch.feeds()
+	feeds["seed"] = runtime.Ints(int32(j.Config.Train.Seed))
+	feeds["step"] = runtime.Ints(int32(it))
+	feeds["lr"] = runtime.Floats(float32(st.LR))
+	begin := time.Now()
+	out, err := j.exec.Step(context.WithoutCancel(ctx), j.Train, only(feeds, j.trainsOn))
+	if err != nil {
+		return st, err
+	}
+	st.Duration = time.Since(begin)
+	st.Loss, st.GradNorm = out["loss"], out["grad_norm"]
+	for r := range j.exec.Ranks() {
+		c := j.exec.Counters(r)
+		st.CommBytes += c.CollectiveBytes + c.TransferBytes
+		st.Collectives += c.Collectives
+	}
+	return st, nil
+}
+
+// batch holds a global batch while it is fed.
+type batch struct {
+	ids, targets, positions []int32
+	weight                  float32 // of one target
+}
+
+func newBatch(sequences, length int) batch {
+	b := batch{
+		ids: make([]int32, sequences*length), targets: make([]int32, sequences*length),
+		positions: make([]int32, length), weight: float32(1 / float64(sequences*length)),
+	}
+	for i := range b.positions {
+		b.positions[i] = int32(i)
+	}
+	return b
+}
+
+// read fills the batch with the sequences that the sampler chooses for a step. Every token has a target.
+func (b *batch) read(split *data.Split, sampler *data.Sampler, step int) error {
+	starts := sampler.Batch(step)
+	return split.Fill(b.ids, b.targets, starts, 0, len(starts))
+}
+
+func (b *batch) feeds() runtime.Feeds {
+	return runtime.Feeds{
+		"ids": runtime.Ints(b.ids...), "targets": runtime.Ints(b.targets...),
+		"positions": runtime.Ints(b.positions...), "loss_weight": runtime.Floats(b.weight),
+	}
+}
+
+// only drops the feeds that a program does not read.
+func only(feeds runtime.Feeds, read map[string]bool) runtime.Feeds {
+	for name := range feeds {
+		if !read[name] {
+			delete(feeds, name)
+		}
+	}
+	return feeds
+}

@@ -1,0 +1,72 @@
+package train
+
+import (
+	"fmt"
+	"time"
+)
+
+// printf writes to the log. A log that cannot be written does not stop a run.
+func (r *run) printf(format string, args ...any) { fmt.Fprintf(r.opts.Log, format, args...) }
+
+// printHeader says what is about to run, in nanoGPT's words where it has any.
+func (r *run) printHeader(peak float64) {
+	m, p := r.Config.Model, r.Plan
+	decay, rest := m.ParamGroups()
+	r.printf("tokens per iteration will be: %s\n", grouped(int64(r.TokensPerStep())))
+	r.printf("number of parameters: %.2fM\n", float64(m.NumParamsNoPosition())/1e6)
+	r.printf("num decayed parameter tensors: %d, with %s parameters\n", decay.Tensors, grouped(decay.Elements))
+	r.printf("num non-decayed parameter tensors: %d, with %s parameters\n", rest.Tensors, grouped(rest.Elements))
+	r.printf("ranks: %d in %d units of %d; dp %d, tp %d, pp %d, micro-batches of %d; at most %.1f MiB each\n",
+		p.RuntimeNGPUs, p.Units(), p.PlanNGPUs, p.DP, p.TP, p.PP(), p.MicroBatch, float64(r.PeakBytes())/(1<<20))
+	note := ""
+	if r.opts.PeakFLOPS == 0 {
+		note = " (this device's peak is not known: nanoGPT's constant, an A100 in bfloat16)"
+	}
+	r.printf("mfu is of %d x %.4g FLOP/s%s\n", r.exec.Ranks(), peak, note)
+}
+
+// grouped prints 802944 as 802,944.
+func grouped(n int64) string {
+	if n < 1000 {
+		return fmt.Sprint(n)
+	}
+	return fmt.Sprintf("%s,%03d", grouped(n/1000), n%1000)
+}
+
+// report logs a step.
+func (r *run) report(st StepStats) error {
+	mfu := r.mfu.update(st.Duration)
+	ms := float64(st.Duration) / float64(time.Millisecond)
+	r.printf("iter %d: loss %.4f, time %.2fms, mfu %.2f%%, lr %.4e, grad_norm %.4f\n", st.Iter, st.Loss, ms, 100*mfu, st.LR, st.GradNorm)
+	return r.metrics.write(StepMetrics{
+		Iter: st.Iter, Loss: st.Loss, LR: st.LR, GradNorm: st.GradNorm, TimeMS: ms,
+		TokensPerS: float64(r.TokensPerStep()) / st.Duration.Seconds(), MFU: mfu, PeakBytes: r.PeakBytes(),
+		CommBytes: st.CommBytes, Collectives: st.Collectives,
+	})
+}
+
+// mfu is the model FLOPs utilization of the whole job, as nanoGPT's estimate_mfu smooths it: the FLOPs that the model
+// needs (not those that a plan recomputes) over what all ranks could do at their peak [Chowdhery et al. 2022, appendix B].
+type mfu struct {
+	flopsPerStep float64
+	peak         float64 // FLOP/s of all ranks
+	running      float64 // -1 before the first estimate
+	steps        int     // of this process
+}
+
+// warmSteps are those before the first estimate: let the loop settle a bit.
+const warmSteps = 5
+
+// update takes a logged step into account and returns the running estimate.
+func (m *mfu) update(d time.Duration) float64 {
+	if m.steps <= warmSteps {
+		return m.running
+	}
+	now := m.flopsPerStep / d.Seconds() / m.peak
+	if m.running < 0 {
+		m.running = now
+	} else {
+		m.running = 0.9*m.running + 0.1*now
+	}
+	return m.running
+}

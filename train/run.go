@@ -1,0 +1,318 @@
+package train
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"os"
+
+	"github.com/autopar/autopar/checkpoint"
+)
+
+// RunOptions says how far a run goes and what it writes. The zero value trains from scratch to max_iters and writes
+// nothing.
+type RunOptions struct {
+	// Steps is how many updates the run has made when it stops, those before a resume included; 0 is max_iters+1, as
+	// nanoGPT's loop makes.
+	Steps int
+	// Out is the directory of checkpoints and metrics.jsonl; "" writes neither. A new run replaces what an earlier one
+	// left there: its metrics at once, its checkpoints when it first saves.
+	Out string
+	// Resume goes on from the newest checkpoint in Out.
+	Resume bool
+	// InitFrom is where the weights of a new run come from: "" or "scratch", a directory with a checkpoint, or a
+	// safetensors file.
+	InitFrom string
+	Keep     checkpoint.Retention
+	Log      io.Writer // nil discards
+	// Progress, when set, is told of every step and every batch of an evaluation.
+	Progress func(Progress)
+	// PeakFLOPS is that of one rank, against which MFU is measured; 0 is nanoGPT's constant, that of an A100 in bfloat16.
+	PeakFLOPS float64
+}
+
+// nanoGPTPeakFLOPS is the peak of an A100 in bfloat16 (nanoGPT, model.py).
+const nanoGPTPeakFLOPS = 312e12
+
+func (o *RunOptions) validate() error {
+	switch {
+	case o.Steps < 0:
+		return &InputError{What: "steps", Msg: fmt.Sprintf("is %d, must be at least 0", o.Steps)}
+	case o.Resume && o.Out == "":
+		return &InputError{What: "resume", Msg: "needs the directory of the run"}
+	case o.Resume && o.InitFrom != "" && o.InitFrom != scratch:
+		return &InputError{What: "resume", Msg: "cannot be used with init-from " + o.InitFrom}
+	case !(o.PeakFLOPS >= 0):
+		return &InputError{What: "peak FLOP/s", Msg: fmt.Sprintf("is %v, must be at least 0", o.PeakFLOPS)}
+	}
+	if o.Log == nil {
+		o.Log = io.Discard
+	}
+	return nil
+}
+
+const scratch = "scratch"
+
+// Progress is how far a run is.
+type Progress struct {
+	Evaluating  bool // Done and Total count batches of an evaluation, else updates
+	Done, Total int
+	Loss        float32 // of the last update
+}
+
+// Result is how a run ended.
+type Result struct {
+	Steps       int     // updates made, those before a resume included
+	Loss        float32 // of the last update
+	Last        Losses  // of the last evaluation
+	BestVal     float32 // +Inf before the first evaluation
+	Checkpoint  string  // the newest, or ""
+	Interrupted bool    // stopped by the context, with everything saved
+}
+
+// run is one call of Job.Run.
+type run struct {
+	*Job
+	opts     RunOptions
+	last     int // iteration at which to stop
+	metrics  *metricsLog
+	mfu      mfu
+	result   Result
+	bestStep int
+	saved    int // step of the newest checkpoint of this run, or -1
+}
+
+// Run trains. Its loop is nanoGPT's: every eval_interval iterations, from 0 on, an evaluation and, if the validation
+// loss is the best so far or always_save_checkpoint is set, a checkpoint (but not at iteration 0); then the update of the
+// iteration, and its log line. It also saves every checkpoint_interval iterations, and at the end.
+//
+// When ctx is cancelled the step in progress is finished and saved, and the result says Interrupted; that is no error.
+// A loss or gradient norm that is not finite is a [*DivergedError].
+func (j *Job) Run(ctx context.Context, opts RunOptions) (Result, error) {
+	if err := opts.validate(); err != nil {
+		return Result{}, err
+	}
+	r := &run{Job: j, opts: opts, last: j.Config.Train.MaxIters + 1, saved: -1}
+	if opts.Steps > 0 {
+		r.last = opts.Steps
+	}
+	r.result.BestVal = float32(math.Inf(1))
+	if err := r.begin(); err != nil {
+		return Result{}, err
+	}
+	err := r.loop(ctx)
+	return r.result, errors.Join(err, r.metrics.close())
+}
+
+// begin gives the parameters their values and opens the metrics.
+func (r *run) begin() error {
+	if err := r.parameters(); err != nil {
+		return err
+	}
+	if r.opts.Out != "" {
+		var err error
+		if r.metrics, err = openMetrics(r.opts.Out, r.result.Steps); err != nil {
+			return err
+		}
+	}
+	peak := r.opts.PeakFLOPS
+	if peak == 0 {
+		peak = nanoGPTPeakFLOPS
+	}
+	if r.result.Steps >= r.last {
+		r.printf("nothing to do: %d iterations are asked for, %d are done\n", r.last, r.result.Steps)
+	}
+	r.mfu = mfu{flopsPerStep: float64(r.Config.Model.FLOPsPerToken()) * float64(r.TokensPerStep()), peak: peak * float64(r.exec.Ranks()), running: -1}
+	r.printHeader(peak)
+	return nil
+}
+
+func (r *run) parameters() error {
+	from := r.opts.InitFrom
+	switch {
+	case r.opts.Resume:
+		return r.resume()
+	case from == "" || from == scratch:
+		return r.Init()
+	}
+	source, err := r.openWeights(from)
+	if err != nil {
+		return err
+	}
+	defer source.Close()
+	if err := r.Init(); err != nil { // the moments
+		return err
+	}
+	if err := r.Load(source, false); err != nil {
+		return err
+	}
+	r.printf("weights of %s\n", from)
+	return nil
+}
+
+// weightSource is an open checkpoint or weights file.
+type weightSource interface {
+	checkpoint.Reader
+	io.Closer
+}
+
+func (r *run) openWeights(from string) (weightSource, error) {
+	info, err := os.Stat(from)
+	if err != nil {
+		return nil, &InputError{What: "init-from", Msg: "is neither scratch, nor a directory with a checkpoint, nor a file", Err: err}
+	}
+	if info.IsDir() {
+		return checkpoint.Open(from)
+	}
+	return checkpoint.OpenWeights(from, r.Config.Model)
+}
+
+func (r *run) resume() error {
+	c, err := checkpoint.Open(r.opts.Out)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	if err := r.Load(c, true); err != nil {
+		return err
+	}
+	r.result.Steps, r.result.Checkpoint, r.saved = c.Step, c.Dir, c.Step
+	if c.BestVal != nil {
+		r.result.BestVal, r.bestStep = *c.BestVal, c.BestStep
+	}
+	r.printf("resuming at iteration %d from %s\n", c.Step, c.Dir)
+	return nil
+}
+
+func (r *run) loop(ctx context.Context) error {
+	for it := r.result.Steps; it < r.last; it++ {
+		if it%r.Config.Train.EvalInterval == 0 {
+			err := r.evaluate(ctx, it)
+			if ctx.Err() != nil && errors.Is(err, ctx.Err()) {
+				return r.interrupt()
+			}
+			if err != nil {
+				return err
+			}
+			if r.Config.Train.EvalOnly {
+				return nil
+			}
+		}
+		if err := r.update(ctx, it); err != nil {
+			return err
+		}
+		if ctx.Err() != nil {
+			return r.interrupt()
+		}
+		if every := r.Config.Train.CheckpointInterval; every > 0 && r.result.Steps%every == 0 {
+			if err := r.save(); err != nil {
+				return err
+			}
+		}
+	}
+	return r.save()
+}
+
+// interrupt saves and reports.
+func (r *run) interrupt() error {
+	if err := r.save(); err != nil {
+		return err
+	}
+	r.result.Interrupted = true
+	if r.result.Checkpoint == "" {
+		r.printf("interrupted after %d iterations; nothing is saved\n", r.result.Steps)
+	} else {
+		r.printf("interrupted after %d iterations, saved in %s\n", r.result.Steps, r.result.Checkpoint)
+	}
+	return nil
+}
+
+// evaluate evaluates before the update of iteration it, and saves what is worth saving.
+func (r *run) evaluate(ctx context.Context, it int) error {
+	var progress func(done, total int)
+	if r.opts.Progress != nil {
+		progress = func(done, total int) {
+			r.opts.Progress(Progress{Evaluating: true, Done: done, Total: total, Loss: r.result.Loss})
+		}
+	}
+	l, err := r.Evaluate(ctx, progress)
+	if err != nil {
+		return err
+	}
+	r.result.Last = l
+	r.printf("step %d: train loss %.4f, val loss %.4f\n", it, l.Train, l.Val)
+	if err := r.finite(it, "train loss", l.Train); err != nil {
+		return err
+	}
+	if err := r.finite(it, "val loss", l.Val); err != nil {
+		return err
+	}
+	if err := r.metrics.write(EvalMetrics{Iter: it, TrainLoss: l.Train, ValLoss: l.Val}); err != nil {
+		return err
+	}
+	better := l.Val < r.result.BestVal
+	if better {
+		r.result.BestVal, r.bestStep = l.Val, it
+	}
+	if better || r.Config.Train.AlwaysSaveCheckpoint {
+		return r.save()
+	}
+	return nil
+}
+
+// update makes the update of iteration it and reports it.
+func (r *run) update(ctx context.Context, it int) error {
+	st, err := r.Step(ctx, it)
+	if err != nil {
+		return err
+	}
+	if err := r.finite(it, "loss", st.Loss); err != nil {
+		return err
+	}
+	if err := r.finite(it, "grad_norm", st.GradNorm); err != nil {
+		return err
+	}
+	r.result.Steps, r.result.Loss = it+1, st.Loss
+	r.mfu.steps++
+	if it%r.Config.Train.LogInterval == 0 {
+		if err := r.report(st); err != nil {
+			return err
+		}
+	}
+	if r.opts.Progress != nil {
+		r.opts.Progress(Progress{Done: it + 1, Total: r.last, Loss: st.Loss})
+	}
+	return nil
+}
+
+func (r *run) finite(it int, quantity string, x float32) error {
+	if y := float64(x); !math.IsNaN(y) && !math.IsInf(y, 0) {
+		return nil
+	}
+	return &DivergedError{Iter: it, Quantity: quantity, Value: x, LR: r.Config.Optimizer.LR(it), Checkpoint: r.result.Checkpoint}
+}
+
+// save saves the state as it is, unless that is done already, there is no place for it, or nothing is learned yet.
+func (r *run) save() error {
+	step := r.result.Steps
+	if r.opts.Out == "" || step == 0 || r.saved == step {
+		return nil
+	}
+	snap, err := r.Snapshot(step)
+	if err != nil {
+		return err
+	}
+	if !math.IsInf(float64(r.result.BestVal), 0) {
+		best := r.result.BestVal
+		snap.BestVal, snap.BestStep = &best, r.bestStep
+	}
+	dir, err := checkpoint.Save(r.opts.Out, snap, r.opts.Keep)
+	if err != nil {
+		return err
+	}
+	r.saved, r.result.Checkpoint = step, dir
+	r.printf("saving checkpoint to %s\n", dir)
+	return nil
+}

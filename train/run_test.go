@@ -1,0 +1,496 @@
+package train
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"maps"
+	"math"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/autopar/autopar/checkpoint"
+	"github.com/autopar/autopar/checkpoint/safetensors"
+	"github.com/autopar/autopar/config"
+	"github.com/autopar/autopar/ir"
+	"github.com/autopar/autopar/ir/interp"
+	"github.com/autopar/autopar/ir/philox"
+	"github.com/autopar/autopar/models/gpt"
+	"github.com/autopar/autopar/partition"
+)
+
+// deterministic drops from metrics what the clock decides.
+func deterministic(steps map[int]StepMetrics) map[int]StepMetrics {
+	out := map[int]StepMetrics{}
+	for i, s := range steps {
+		s.TimeMS, s.TokensPerS, s.MFU = 0, 0, 0
+		out[i] = s
+	}
+	return out
+}
+
+// TestResumeIsExact: stopping anywhere and resuming gives the bits of a run that did not stop: losses, learning rates,
+// evaluations, weights, moments and the best validation loss. Stop 5 is just before an evaluation, stop 11 is not.
+func TestResumeIsExact(t *testing.T) {
+	cfg := tinyConfig(t, textData(t))
+	plan := planOf(2, 2, 1)
+	whole, parts := t.TempDir(), t.TempDir()
+	want, _ := train(t, cfg, plan, RunOptions{Out: whole})
+	require.Equal(t, 13, want.Steps, "max_iters+1 updates")
+	for i, stop := range []int{5, 11, 0} {
+		r, _ := train(t, cfg, plan, RunOptions{Out: parts, Steps: stop, Resume: i > 0})
+		if stop == 0 {
+			require.Equal(t, want.Loss, r.Loss)
+			require.Equal(t, want.BestVal, r.BestVal)
+		}
+	}
+	steps, evals := readMetrics(t, whole)
+	gotSteps, gotEvals := readMetrics(t, parts)
+	require.Len(t, steps, 13)
+	require.Equal(t, deterministic(steps), deterministic(gotSteps))
+	require.Equal(t, evals, gotEvals)
+	require.Equal(t, contents(t, whole), contents(t, parts))
+
+	a, err := checkpoint.Open(whole)
+	require.NoError(t, err)
+	defer a.Close()
+	b, err := checkpoint.Open(parts)
+	require.NoError(t, err)
+	defer b.Close()
+	require.Equal(t, a.Manifest, b.Manifest)
+	require.Equal(t, 13, a.Step)
+}
+
+// TestResumeCutsMetrics: what a killed run wrote after its checkpoint, half a line too, is written anew.
+func TestResumeCutsMetrics(t *testing.T) {
+	cfg := tinyConfig(t, textData(t))
+	out := t.TempDir()
+	train(t, cfg, planOf(1, 1, 1), RunOptions{Out: out, Steps: 7})
+	path := filepath.Join(out, MetricsFile)
+	f, err := os.OpenFile(path, os.O_APPEND|os.O_WRONLY, 0)
+	require.NoError(t, err)
+	_, err = f.WriteString(`{"iter":7,"loss":99}` + "\n" + `{"iter":8,"lo`)
+	require.NoError(t, err)
+	require.NoError(t, f.Close())
+	train(t, cfg, planOf(1, 1, 1), RunOptions{Out: out, Steps: 9, Resume: true})
+	steps, _ := readMetrics(t, out)
+	require.Len(t, steps, 9)
+	require.Less(t, steps[7].Loss, float32(9))
+}
+
+// TestLog: the loss falls, and the log says so as nanoGPT does.
+func TestLog(t *testing.T) {
+	cfg := tinyConfig(t, textData(t), "train.log_interval=2", "train.max_iters=20")
+	out := t.TempDir()
+	r, log := train(t, cfg, planOf(1, 1, 1), RunOptions{Out: out})
+	require.Regexp(t, `(?m)^step 0: train loss \d+\.\d{4}, val loss \d+\.\d{4}$`, log)
+	require.Regexp(t, `(?m)^step 20: train loss \d+\.\d{4}, val loss \d+\.\d{4}$`, log)
+	require.Regexp(t, `(?m)^iter 0: loss \d+\.\d{4}, time \d+\.\d\dms, mfu -100\.00%, lr \S+, grad_norm \d+\.\d{4}$`, log)
+	require.Regexp(t, `(?m)^iter 6: loss \d+\.\d{4}, time \d+\.\d\dms, mfu \d+\.\d\d%`, log)
+	require.Contains(t, log, "mfu is of 1 x 3.12e+14 FLOP/s (this device's peak is not known")
+	require.Len(t, regexp.MustCompile(`(?m)^iter `).FindAllString(log, -1), 11)
+	require.Contains(t, log, "num decayed parameter tensors: 10, with 11,080 parameters")
+
+	steps, evals := readMetrics(t, out)
+	require.Len(t, steps, 11)
+	require.Len(t, evals, 5)
+	require.InDelta(t, math.Log(65), evals[0].ValLoss, 0.1)
+	require.Less(t, evals[20].ValLoss, evals[0].ValLoss-0.3)
+	require.Equal(t, evals[20].ValLoss, r.Last.Val)
+	require.Equal(t, cfg.Optimizer.LR(8), steps[8].LR)
+	require.Zero(t, steps[8].CommBytes)
+	require.Positive(t, steps[8].PeakBytes)
+	require.Positive(t, steps[8].TokensPerS)
+	require.Equal(t, -1.0, steps[4].MFU)
+	require.Positive(t, steps[8].MFU)
+}
+
+// TestMetricsRoundTrip: float32 values that are awkward in decimal come back with the same bits.
+func TestMetricsRoundTrip(t *testing.T) {
+	dir := t.TempDir()
+	m, err := openMetrics(dir, 0)
+	require.NoError(t, err)
+	values := []float32{4.1649, 0.1, math.SmallestNonzeroFloat32, math.MaxFloat32, 16777217, 1.0 / 3, float32(math.Copysign(0, -1))}
+	for i, x := range values {
+		require.NoError(t, m.write(StepMetrics{Iter: i, Loss: x, GradNorm: -x}))
+	}
+	require.NoError(t, m.close())
+	steps, _ := readMetrics(t, dir)
+	for i, x := range values {
+		require.Equal(t, math.Float32bits(x), math.Float32bits(steps[i].Loss), "%g", x)
+	}
+}
+
+// TestPlansAgree: the same run on other ranks has the same losses, and communicates.
+func TestPlansAgree(t *testing.T) {
+	cfg := tinyConfig(t, textData(t))
+	one := t.TempDir()
+	train(t, cfg, planOf(1, 1, 1), RunOptions{Out: one})
+	want, wantEvals := readMetrics(t, one)
+	units := planOf(1, 2, 2)
+	units.RuntimeNGPUs = 12
+	for name, plan := range map[string]*partition.Plan{
+		"dp3": planOf(3, 1, 1), "tp4": planOf(1, 4, 1), "pp2 x dp2": planOf(2, 1, 2), "3 units of tp2 x pp2": units,
+	} {
+		t.Run(name, func(t *testing.T) {
+			out := t.TempDir()
+			train(t, cfg, plan, RunOptions{Out: out})
+			got, evals := readMetrics(t, out)
+			for i := range want {
+				require.InDelta(t, want[i].Loss, got[i].Loss, 1e-5, "iteration %d", i)
+				require.InEpsilon(t, want[i].GradNorm, got[i].GradNorm, 1e-5, "iteration %d", i)
+				require.Positive(t, got[i].CommBytes)
+				require.Positive(t, got[i].Collectives)
+			}
+			require.InDelta(t, wantEvals[10].ValLoss, evals[10].ValLoss, 1e-5)
+		})
+	}
+}
+
+// TestReshard: a checkpoint of dp2 x tp2 loads under any plan. Saved again it is equal, bit for bit, weights and moments;
+// and training goes on as it would have.
+func TestReshard(t *testing.T) {
+	cfg := tinyConfig(t, textData(t), "train.max_iters=40", "train.eval_interval=100")
+	from := t.TempDir()
+	train(t, cfg, planOf(2, 2, 1), RunOptions{Out: from, Steps: 4})
+	want := contents(t, from)
+	require.Len(t, want, 3*28)
+	require.NotEqual(t, make([]float32, len(want["wte.weight.m"])), want["wte.weight.m"], "moments are not zero")
+
+	on := t.TempDir()
+	require.NoError(t, os.CopyFS(on, os.DirFS(from)))
+	train(t, cfg, planOf(2, 2, 1), RunOptions{Out: on, Steps: 24, Resume: true})
+	wantSteps, _ := readMetrics(t, on)
+
+	for name, plan := range map[string][3]int{"one": {1, 1, 1}, "tp4": {1, 4, 1}, "pp2 x dp2": {2, 1, 2}, "dp3": {3, 1, 1}, "tp3": {1, 3, 1}} {
+		t.Run(name, func(t *testing.T) {
+			j := newJob(t, cfg, planOf(plan[0], plan[1], plan[2]))
+			c, err := checkpoint.Open(from)
+			require.NoError(t, err)
+			defer c.Close()
+			require.NoError(t, j.Load(c, true))
+			snap, err := j.Snapshot(4)
+			require.NoError(t, err)
+			again := t.TempDir()
+			_, err = checkpoint.Save(again, snap, checkpoint.Retention{})
+			require.NoError(t, err)
+			require.Equal(t, want, contents(t, again))
+
+			_, err = j.Run(t.Context(), RunOptions{Out: again, Steps: 24, Resume: true})
+			require.NoError(t, err)
+			steps, _ := readMetrics(t, again)
+			require.Len(t, steps, 20)
+			for i := 4; i < 24; i++ {
+				require.InDelta(t, wantSteps[i].Loss, steps[i].Loss, 1e-5, "iteration %d", i)
+			}
+		})
+	}
+}
+
+// TestEvaluate: the printed loss is the mean over the batches, and does not depend on the ranks.
+func TestEvaluate(t *testing.T) {
+	dir := textData(t)
+	cfg := tinyConfig(t, dir)
+	one := newJob(t, cfg, planOf(1, 1, 1))
+	require.NoError(t, one.Init())
+	want, err := one.Evaluate(t.Context(), nil)
+	require.NoError(t, err)
+
+	sum := 0.0
+	for k := range cfg.Train.EvalIters {
+		require.NoError(t, one.batch.read(one.bins.Val, one.samplers[evalValStream], k))
+		out, err := one.exec.Step(t.Context(), one.Eval, only(one.batch.feeds(), one.evalsOn))
+		require.NoError(t, err)
+		sum += float64(out["loss"])
+	}
+	require.Equal(t, float32(sum/3), want.Val)
+	require.InDelta(t, math.Log(65), want.Val, 0.1)
+	require.NotEqual(t, want.Train, want.Val)
+
+	for _, plan := range [][3]int{{4, 1, 1}, {2, 2, 1}, {2, 1, 2}} {
+		j := newJob(t, cfg, planOf(plan[0], plan[1], plan[2]))
+		require.NoError(t, j.Init())
+		calls := 0
+		got, err := j.Evaluate(t.Context(), func(done, total int) {
+			calls++
+			require.Equal(t, calls, done)
+			require.Equal(t, 6, total)
+		})
+		require.NoError(t, err)
+		require.Equal(t, 6, calls)
+		require.InDelta(t, want.Train, got.Train, 1e-6)
+		require.InDelta(t, want.Val, got.Val, 1e-6)
+	}
+}
+
+// TestCheckpointTimes: never at iteration 0, when the loss improves, always if asked, at intervals, and at the end.
+func TestCheckpointTimes(t *testing.T) {
+	dir := textData(t)
+	saved := func(overrides ...string) []string {
+		cfg := tinyConfig(t, dir, append(overrides, "train.max_iters=11")...)
+		out := t.TempDir()
+		_, log := train(t, cfg, planOf(1, 1, 1), RunOptions{Out: out, Keep: checkpoint.Retention{Last: 100}})
+		var names []string
+		for _, m := range regexp.MustCompile(`(?m)^saving checkpoint to .*/(.*)$`).FindAllStringSubmatch(log, -1) {
+			names = append(names, strings.TrimLeft(strings.TrimPrefix(m[1], "step-"), "0"))
+		}
+		return names
+	}
+	require.Equal(t, []string{"5", "10", "12"}, saved())
+	require.Equal(t, []string{"12"}, saved("optimizer.learning_rate=0", "optimizer.min_lr=0"))
+	require.Equal(t, []string{"5", "10", "12"}, saved("optimizer.learning_rate=0", "optimizer.min_lr=0", "train.always_save_checkpoint=true"))
+	require.Equal(t, []string{"4", "5", "8", "10", "12"}, saved("train.checkpoint_interval=4"))
+}
+
+func TestEvalOnly(t *testing.T) {
+	cfg := tinyConfig(t, textData(t), "train.eval_only=true")
+	out := t.TempDir()
+	r, log := train(t, cfg, planOf(1, 1, 1), RunOptions{Out: out})
+	require.Zero(t, r.Steps)
+	require.Contains(t, log, "step 0: train loss")
+	require.NotContains(t, log, "iter 0:")
+	require.NoDirExists(t, filepath.Join(out, "ckpt"))
+}
+
+// TestInterrupt: a cancelled run has finished its step and saved, and goes on as if nothing had happened.
+func TestInterrupt(t *testing.T) {
+	cfg := tinyConfig(t, textData(t))
+	plan := planOf(2, 1, 1)
+	whole, out := t.TempDir(), t.TempDir()
+	train(t, cfg, plan, RunOptions{Out: whole})
+
+	ctx, observe := cancelAfter(t.Context(), 8)
+	var log bytes.Buffer
+	r, err := newJob(t, cfg, plan).Run(ctx, RunOptions{Out: out, Progress: observe, Log: &log})
+	require.NoError(t, err)
+	require.True(t, r.Interrupted)
+	require.Equal(t, 8, r.Steps)
+	require.Contains(t, log.String(), "interrupted after 8 iterations, saved in "+r.Checkpoint)
+
+	// During an evaluation: nothing new to save, and the evaluation is made again.
+	ctx, cancel := context.WithCancel(t.Context())
+	r, err = newJob(t, cfg, plan).Run(ctx, RunOptions{Out: out, Resume: true, Progress: func(p Progress) {
+		if p.Evaluating && p.Done == 2 {
+			cancel()
+		}
+	}})
+	require.NoError(t, err)
+	require.True(t, r.Interrupted)
+	require.Equal(t, 10, r.Steps)
+
+	r, _ = train(t, cfg, plan, RunOptions{Out: out, Resume: true})
+	require.False(t, r.Interrupted)
+	require.Equal(t, contents(t, whole), contents(t, out))
+	_, want := readMetrics(t, whole)
+	_, got := readMetrics(t, out)
+	require.Equal(t, want, got)
+}
+
+// TestDiverged: a loss that is not finite stops the run, and the checkpoint from before is as it was.
+func TestDiverged(t *testing.T) {
+	dir := textData(t)
+	cfg := tinyConfig(t, dir)
+	out := t.TempDir()
+	first, _ := train(t, cfg, planOf(1, 1, 1), RunOptions{Out: out, Steps: 6})
+	before := contents(t, out)
+
+	wild := tinyConfig(t, dir, "optimizer.learning_rate=1e38", "optimizer.min_lr=1e37", "optimizer.grad_clip=0")
+	_, err := newJob(t, wild, planOf(1, 1, 1)).Run(t.Context(), RunOptions{Out: out, Resume: true})
+	var diverged *DivergedError
+	require.ErrorAs(t, err, &diverged)
+	require.Equal(t, 7, diverged.Iter, "one after the update that went wild")
+	require.Equal(t, "loss", diverged.Quantity)
+	require.ErrorContains(t, err, first.Checkpoint)
+	require.Equal(t, before, contents(t, out))
+
+	// A gradient can overflow where the loss does not.
+	file := filepath.Join(t.TempDir(), "large.safetensors")
+	require.NoError(t, checkpoint.ExportWeights(file, large{first.Checkpoint, t}, cfg.Model, checkpoint.NanoGPT))
+	_, err = newJob(t, cfg, planOf(1, 1, 1)).Run(t.Context(), RunOptions{InitFrom: file})
+	require.ErrorAs(t, err, &diverged)
+	require.Equal(t, "grad_norm", diverged.Quantity)
+	require.Zero(t, diverged.Iter)
+}
+
+// large reads a checkpoint with the weights of the final norm far too large.
+type large struct {
+	dir string
+	t   *testing.T
+}
+
+func (l large) Read(name string, slab ir.Slab, dst []byte) error {
+	c, err := checkpoint.Open(l.dir)
+	require.NoError(l.t, err)
+	defer c.Close()
+	if name != "ln_f.weight" {
+		return c.Read(name, slab, dst)
+	}
+	for i := 0; i < len(dst); i += 4 {
+		binary.LittleEndian.PutUint32(dst[i:], math.Float32bits(1e28))
+	}
+	return nil
+}
+
+// TestStepIsTheGraph: the losses and gradient norms of Job.Step are those of the float64 interpreter on the sampler's
+// batches, so seed, step, learning rate and the weight of a target are fed as the graph wants them.
+func TestStepIsTheGraph(t *testing.T) {
+	cfg := tinyConfig(t, textData(t), "model.dropout=0.3")
+	j := newJob(t, cfg, planOf(2, 2, 1))
+	require.NoError(t, j.Init())
+	B, T := cfg.Batch.Global, cfg.Model.BlockSize
+	g, err := gpt.TrainStep(cfg.Model, optimizer(cfg.Optimizer), B, T)
+	require.NoError(t, err)
+	state := map[string]interp.Tensor{}
+	for _, p := range g.Params() {
+		x := interp.Zeros(p.Type)
+		attr := p.Def.Attr.(ir.ParamAttr)
+		key := philox.Key{Seed: 1337, Op: philox.OpKey(p.Name())}
+		for i := range x.F {
+			switch attr.Init {
+			case ir.InitOnes:
+				x.F[i] = 1
+			case ir.InitNormal:
+				x.F[i] = float64(float32(attr.Std * key.Normal(uint64(i))))
+			}
+		}
+		state[p.Name()] = x
+	}
+	for it := range 4 {
+		feeds := maps.Clone(state)
+		ids, targets := make([]int32, B*T), make([]int32, B*T)
+		require.NoError(t, j.bins.Train.Fill(ids, targets, j.samplers[trainStream].Batch(it), 0, B))
+		feeds["ids"], feeds["targets"] = interp.Ints(ids, B, T), interp.Ints(targets, B, T)
+		feeds["positions"] = interp.Ints(j.batch.positions, T)
+		feeds["seed"], feeds["step"] = interp.IntScalar(1337), interp.IntScalar(int32(it))
+		feeds["lr"], feeds["loss_weight"] = interp.Scalar(cfg.Optimizer.LR(it)), interp.Scalar(1/float64(B*T))
+		want, err := interp.Run(g, feeds, interp.Options{})
+		require.NoError(t, err)
+		state = want.State
+		got, err := j.Step(t.Context(), it)
+		require.NoError(t, err)
+		require.InDelta(t, want.Outputs["loss"].F[0], got.Loss, 1e-5, "iteration %d", it)
+		require.InEpsilon(t, want.Outputs["grad_norm"].F[0], got.GradNorm, 1e-4, "iteration %d", it)
+	}
+}
+
+// TestMFU is of the whole job: every rank's sequences, over every rank's peak.
+func TestMFU(t *testing.T) {
+	cfg := tinyConfig(t, textData(t))
+	out := t.TempDir()
+	_, log := train(t, cfg, planOf(2, 2, 1), RunOptions{Out: out, Steps: 8, PeakFLOPS: 1e9})
+	require.Contains(t, log, "mfu is of 4 x 1e+09 FLOP/s\n")
+	steps, _ := readMetrics(t, out)
+	require.Equal(t, -1.0, steps[4].MFU)
+	now := func(it int) float64 {
+		return float64(cfg.Model.FLOPsPerToken()*7*9) / (steps[it].TimeMS / 1e3) / 4e9
+	}
+	require.InEpsilon(t, now(5), steps[5].MFU, 1e-9)
+	require.InEpsilon(t, 0.9*now(5)+0.1*now(6), steps[6].MFU, 1e-9)
+	require.InEpsilon(t, 7*9/(steps[6].TimeMS/1e3), steps[6].TokensPerS, 1e-9)
+
+	gpt2, err := gpt.Preset("gpt2")
+	require.NoError(t, err)
+	gpt2.Bias = false
+	require.EqualValues(t, 875062886400, gpt2.FLOPsPerToken()*1024, "nanoGPT's notebook")
+}
+
+// TestInitFrom: a run begins with the weights of another, or of a file, and fresh moments. With decay_lr off the
+// learning rate stays.
+func TestInitFrom(t *testing.T) {
+	cfg := tinyConfig(t, textData(t), "train.max_iters=30")
+	out := t.TempDir()
+	train(t, cfg, planOf(1, 2, 1), RunOptions{Out: out})
+	c, err := checkpoint.Open(out)
+	require.NoError(t, err)
+	defer c.Close()
+	file := filepath.Join(t.TempDir(), "model.safetensors")
+	require.NoError(t, checkpoint.ExportWeights(file, c, cfg.Model, checkpoint.HuggingFace))
+
+	other := tinyConfig(t, textData(t), "optimizer.decay_lr=false", "optimizer.learning_rate=3e-3", "train.seed=7")
+	var losses []Losses
+	for _, from := range []string{out, file} {
+		dir := t.TempDir()
+		r, _ := train(t, other, planOf(2, 1, 1), RunOptions{Out: dir, InitFrom: from, Steps: 11})
+		steps, evals := readMetrics(t, dir)
+		require.Less(t, evals[0].ValLoss, float32(3.6), "begins below ln 65")
+		require.Less(t, evals[10].TrainLoss, evals[0].TrainLoss)
+		for _, s := range steps {
+			require.Equal(t, 3e-3, s.LR)
+		}
+		losses = append(losses, r.Last)
+	}
+	require.Equal(t, losses[0], losses[1])
+}
+
+func TestRefusals(t *testing.T) {
+	dir := textData(t)
+	cfg := tinyConfig(t, dir)
+	empty := t.TempDir()
+	wide := t.TempDir()
+	train(t, tinyConfig(t, dir, "model.n_embd=24"), planOf(1, 1, 1), RunOptions{Out: wide, Steps: 1})
+	weights := filepath.Join(empty, "w.safetensors")
+	require.NoError(t, safetensors.WriteFile(weights, nil))
+	for name, test := range map[string]struct {
+		opts RunOptions
+		want string
+	}{
+		"negative steps":          {RunOptions{Steps: -1}, "steps: is -1"},
+		"resume without a place":  {RunOptions{Resume: true}, "resume: needs the directory"},
+		"resume and init":         {RunOptions{Out: empty, Resume: true, InitFrom: wide}, "resume: cannot be used with init-from"},
+		"nothing to resume":       {RunOptions{Out: empty, Resume: true}, "holds no checkpoint"},
+		"another model":           {RunOptions{Out: wide, Resume: true}, `tensor "wte.weight": has shape [65 24], want [65 20]`},
+		"init from nothing":       {RunOptions{InitFrom: filepath.Join(empty, "none")}, "init-from: is neither"},
+		"init from another model": {RunOptions{InitFrom: wide}, `tensor "wte.weight": has shape [65 24], want [65 20]`},
+		"init from an empty file": {RunOptions{InitFrom: weights}, `tensor "wte.weight": is missing`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, err := newJob(t, cfg, planOf(1, 1, 1)).Run(t.Context(), test.opts)
+			require.ErrorContains(t, err, test.want)
+		})
+	}
+
+	_, err := NewJob(tinyConfig(t, dir, "model.vocab_size=12"), planOf(1, 1, 1), JobOptions{})
+	require.ErrorContains(t, err, "is not below vocab_size 12")
+	_, err = NewJob(tinyConfig(t, dir, "train.seed=3000000000"), planOf(1, 1, 1), JobOptions{})
+	require.ErrorContains(t, err, "train.seed: is 3000000000")
+	_, err = NewJob(cfg, planOf(8, 1, 1), JobOptions{})
+	require.ErrorContains(t, err, "cannot share a global batch of 7")
+	var bad *config.Error
+	_, err = NewJob(tinyConfig(t, dir, "train.eval_iters=0"), planOf(1, 1, 1), JobOptions{})
+	require.ErrorAs(t, err, &bad)
+}
+
+// TestReshardFiles: a checkpoint cut again for a plan is the one that its ranks would have saved.
+func TestReshardFiles(t *testing.T) {
+	cfg := tinyConfig(t, textData(t))
+	from := t.TempDir()
+	train(t, cfg, planOf(2, 2, 1), RunOptions{Out: from, Steps: 3})
+	c, err := checkpoint.Open(from)
+	require.NoError(t, err)
+	defer c.Close()
+	to, want := t.TempDir(), t.TempDir()
+	plan := planOf(1, 3, 2)
+	_, err = Reshard(c, cfg, plan, to)
+	require.NoError(t, err)
+	got, err := checkpoint.Open(to)
+	require.NoError(t, err)
+	defer got.Close()
+	require.Len(t, got.Files, 6)
+
+	j := newJob(t, cfg, plan)
+	require.NoError(t, j.Load(c, true))
+	snap, err := j.Snapshot(3)
+	require.NoError(t, err)
+	snap.BestVal, snap.BestStep = c.BestVal, c.BestStep
+	_, err = checkpoint.Save(want, snap, checkpoint.Retention{})
+	require.NoError(t, err)
+	saved, err := checkpoint.Open(want)
+	require.NoError(t, err)
+	defer saved.Close()
+	require.Equal(t, saved.Manifest, got.Manifest)
+}

@@ -1,0 +1,239 @@
+package train
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/autopar/autopar/checkpoint"
+	"github.com/autopar/autopar/config"
+	"github.com/autopar/autopar/data"
+	"github.com/autopar/autopar/ir/philox"
+	"github.com/autopar/autopar/models/gpt"
+)
+
+// SampleOptions are those of nanoGPT's sample.py.
+type SampleOptions struct {
+	// From is the directory of a run or checkpoint, or a safetensors file.
+	From string
+	// Start is the text to go on from, or FILE:path for the text of a file. It must not be empty.
+	Start        string
+	NumSamples   int
+	MaxNewTokens int
+	// Temperature divides the logits; 0 always takes the most likely token.
+	Temperature float64
+	TopK        int // only the k most likely tokens; 0 is all
+	Seed        uint64
+	// DataDir is where the tokenizer is: characters if there is a meta.pkl, else GPT-2's. "" is the data of the
+	// checkpoint's own configuration.
+	DataDir string
+	Job     JobOptions
+}
+
+func (o *SampleOptions) validate() error {
+	for _, check := range []struct {
+		what  string
+		value any
+		legal bool
+		want  string
+	}{
+		{"num-samples", o.NumSamples, o.NumSamples >= 1, "at least 1"},
+		{"max-new-tokens", o.MaxNewTokens, o.MaxNewTokens >= 1, "at least 1"},
+		{"temperature", o.Temperature, o.Temperature >= 0 && !math.IsInf(o.Temperature, 1), "at least 0"},
+		{"top-k", o.TopK, o.TopK >= 0, "at least 0"},
+	} {
+		if !check.legal {
+			return &InputError{What: check.what, Msg: fmt.Sprintf("is %v, must be %s", check.value, check.want)}
+		}
+	}
+	return nil
+}
+
+// Sample writes texts that a trained model makes up, each followed by a line of dashes. The tokens are a function of the
+// weights, the start and the seed: sample i does not depend on how many there are.
+func Sample(ctx context.Context, opts SampleOptions, w io.Writer) error {
+	if err := opts.validate(); err != nil {
+		return err
+	}
+	cfg, dataDir, weights, err := openModel(opts.From)
+	if err != nil {
+		return err
+	}
+	defer weights.Close()
+	if opts.DataDir != "" {
+		dataDir = opts.DataDir
+	}
+	tokens, err := loadTokenizer(dataDir, cfg)
+	if err != nil {
+		return err
+	}
+	prompt, err := encodeStart(opts.Start, tokens)
+	if err != nil {
+		return err
+	}
+	d, err := newDecoder(cfg, weights, len(prompt)+opts.MaxNewTokens-1, opts.Job)
+	if err != nil {
+		return err
+	}
+	for i := range opts.NumSamples {
+		ids, err := d.generate(ctx, prompt, opts.MaxNewTokens, opts.chooser(i))
+		if err != nil {
+			return errors.Join(err, d.Close())
+		}
+		if _, err := fmt.Fprintf(w, "%s\n---------------\n", tokens.Decode(ids)); err != nil {
+			return errors.Join(err, d.Close())
+		}
+	}
+	return d.Close()
+}
+
+// openModel opens the weights of a checkpoint or file and tells what model they are of, and where its data was.
+func openModel(from string) (gpt.Config, string, weightSource, error) {
+	info, err := os.Stat(from)
+	if err != nil {
+		return gpt.Config{}, "", nil, &InputError{What: "from", Msg: "is neither a directory with a checkpoint nor a file", Err: err}
+	}
+	if !info.IsDir() {
+		cfg, err := checkpoint.WeightsConfig(from)
+		if err != nil {
+			return gpt.Config{}, "", nil, err
+		}
+		weights, err := checkpoint.OpenWeights(from, cfg)
+		return cfg, "", weights, err
+	}
+	c, err := checkpoint.Open(from)
+	if err != nil {
+		return gpt.Config{}, "", nil, err
+	}
+	cfg, err := config.Parse(c.Dir+": config", []byte(c.Config), nil)
+	if err == nil {
+		err = cfg.Validate()
+	}
+	if err != nil {
+		return gpt.Config{}, "", nil, errors.Join(err, c.Close())
+	}
+	return cfg.Model, cfg.Data.Dir, c, nil
+}
+
+func loadTokenizer(dir string, cfg gpt.Config) (data.Tokenizer, error) {
+	t, err := data.LoadTokenizer(dir)
+	if err != nil {
+		return nil, err
+	}
+	if t.VocabSize() > cfg.VocabSize {
+		return nil, &InputError{What: "tokenizer", Msg: fmt.Sprintf("that of %q has %d tokens, the model %d: name the directory of the data it was trained on", dir, t.VocabSize(), cfg.VocabSize)}
+	}
+	return t, nil
+}
+
+// encodeStart returns the tokens to go on from.
+func encodeStart(start string, tokens data.Tokenizer) ([]int32, error) {
+	if path, ok := strings.CutPrefix(start, "FILE:"); ok {
+		text, err := os.ReadFile(path)
+		if err != nil {
+			return nil, &InputError{What: "start", Msg: "cannot be read", Err: err}
+		}
+		start = string(text)
+	}
+	ids, err := tokens.Encode(start)
+	if err != nil {
+		return nil, &InputError{What: "start", Msg: "cannot be encoded", Err: err}
+	}
+	if len(ids) == 0 {
+		return nil, &InputError{What: "start", Msg: "is empty; the model needs at least one token to go on from"}
+	}
+	prompt := make([]int32, len(ids))
+	for i, id := range ids {
+		prompt[i] = int32(id)
+	}
+	return prompt, nil
+}
+
+// generate returns the prompt and n tokens after it, each chosen from the logits of those before it; i counts the new
+// ones. What is cached of the prompt stays for the next call.
+func (d *decoder) generate(ctx context.Context, prompt []int32, n int, choose func(logits []float32, i int) (int, error)) ([]int, error) {
+	d.rewind(len(prompt))
+	ids := slices.Grow(slices.Clone(prompt), n)
+	for i := range n {
+		logits, err := d.next(ctx, ids)
+		if err != nil {
+			return nil, err
+		}
+		id, err := choose(logits, i)
+		if err != nil {
+			return nil, err
+		}
+		ids = append(ids, int32(id))
+	}
+	out := make([]int, len(ids))
+	for i, id := range ids {
+		out[i] = int(id)
+	}
+	return out, nil
+}
+
+// chooser returns how sample number s takes its tokens: by one uniform draw for each, keyed by seed, sample and position.
+func (o *SampleOptions) chooser(s int) func([]float32, int) (int, error) {
+	key := philox.Key{Seed: o.Seed, Op: philox.OpKey("sample"), Step: uint32(s)}
+	return func(logits []float32, i int) (int, error) {
+		if slices.ContainsFunc(logits, func(x float32) bool { return math.IsNaN(float64(x)) || math.IsInf(float64(x), 1) }) {
+			return 0, fmt.Errorf("train: sample %d: token %d: the model's logits are not finite", s, i)
+		}
+		if o.Temperature == 0 {
+			return argmax(logits), nil
+		}
+		return choose(logits, o.Temperature, o.TopK, float64(key.Uniform(uint64(i)))), nil
+	}
+}
+
+func argmax(x []float32) int {
+	best := 0
+	for i := range x {
+		if x[i] > x[best] {
+			best = i
+		}
+	}
+	return best
+}
+
+// choose returns the token at quantile u, in [0, 1), of softmax(logits/temperature) over the k most likely tokens. Those
+// that tie with the k-th are in, as in nanoGPT. k = 0 is all tokens.
+func choose(logits []float32, temperature float64, k int, u float64) int {
+	least := float32(math.Inf(-1))
+	if k > 0 && k < len(logits) {
+		sorted := slices.Clone(logits)
+		slices.SortFunc(sorted, func(a, b float32) int { return cmp.Compare(b, a) })
+		least = sorted[k-1]
+	}
+	top := float64(slices.Max(logits))
+	weight := func(x float32) float64 {
+		if x < least {
+			return 0
+		}
+		return math.Exp((float64(x) - top) / temperature)
+	}
+	sum := 0.0
+	for _, x := range logits {
+		sum += weight(x)
+	}
+	rest := u * sum
+	last := 0
+	for i, x := range logits {
+		w := weight(x)
+		if w == 0 {
+			continue
+		}
+		last = i
+		if rest < w {
+			break
+		}
+		rest -= w
+	}
+	return last
+}
