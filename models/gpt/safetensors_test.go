@@ -1,47 +1,36 @@
 package gpt
 
 import (
-	"encoding/binary"
-	"encoding/json"
-	"math"
-	"os"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/autopar/autopar/checkpoint/safetensors"
 	"github.com/autopar/autopar/ir/interp"
 )
 
 // readOracle reads a safetensors file of F32 and I32 tensors and its metadata.
-func readOracle(t *testing.T, file string) (map[string]interp.Tensor, map[string]string) {
-	raw, err := os.ReadFile(file)
+func readOracle(t *testing.T, path string) (map[string]interp.Tensor, map[string]string) {
+	f, err := safetensors.Open(path)
 	require.NoError(t, err)
-	n := binary.LittleEndian.Uint64(raw)
-	var header map[string]json.RawMessage
-	require.NoError(t, json.Unmarshal(raw[8:8+n], &header))
-	out, meta := map[string]interp.Tensor{}, map[string]string{}
-	for name, text := range header {
-		if name == "__metadata__" {
-			require.NoError(t, json.Unmarshal(text, &meta))
+	defer func() { require.NoError(t, f.Close()) }()
+	out := map[string]interp.Tensor{}
+	for _, name := range f.Names() {
+		x, err := f.Tensor(name)
+		require.NoError(t, err)
+		if x.DType == safetensors.I32 {
+			values, err := x.Int32s()
+			require.NoError(t, err)
+			out[name] = interp.Ints(values, x.Shape...)
 			continue
 		}
-		var e struct {
-			DType   string
-			Shape   []int
-			Offsets [2]int `json:"data_offsets"`
+		values, err := x.Float32s()
+		require.NoError(t, err)
+		wide := make([]float64, len(values))
+		for i, v := range values {
+			wide[i] = float64(v)
 		}
-		require.NoError(t, json.Unmarshal(text, &e))
-		data := raw[8+int(n)+e.Offsets[0] : 8+int(n)+e.Offsets[1]]
-		x := interp.Tensor{Shape: e.Shape}
-		for i := 0; i < len(data); i += 4 {
-			bits := binary.LittleEndian.Uint32(data[i:])
-			if e.DType == "I32" {
-				x.I = append(x.I, int32(bits))
-			} else {
-				x.F = append(x.F, float64(math.Float32frombits(bits)))
-			}
-		}
-		out[name] = x
+		out[name] = interp.Floats(wide, x.Shape...)
 	}
-	return out, meta
+	return out, f.Metadata()
 }
