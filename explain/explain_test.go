@@ -1,0 +1,435 @@
+package explain
+
+import (
+	"bytes"
+	"encoding/json"
+	"flag"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/stretchr/testify/require"
+
+	"github.com/autopar/autopar/codegen"
+	"github.com/autopar/autopar/config"
+	"github.com/autopar/autopar/ir"
+	"github.com/autopar/autopar/models/gpt"
+	"github.com/autopar/autopar/partition"
+	"github.com/autopar/autopar/planner"
+	"github.com/autopar/autopar/planner/cost"
+)
+
+var update = flag.Bool("update", false, "rewrite the golden files")
+
+const (
+	batch  = 7
+	layers = 3
+)
+
+func testConfig() *config.Config {
+	c := config.Default()
+	c.Model = gpt.Config{
+		NLayer: layers, NHead: 3, NEmbd: 24, BlockSize: 33, VocabSize: 65, Dropout: 0.2, Bias: true,
+		Activation: gpt.GELU, Norm: gpt.LayerNorm, Position: gpt.Learned, TieEmbeddings: true,
+	}
+	c.Batch.Global, c.Data.Dir = batch, "data"
+	return c
+}
+
+// shape is a plan in short.
+type shape struct {
+	dp, tp, units, micro int
+	stages               []partition.Stage
+	schedule             partition.Schedule
+}
+
+func shapes() map[string]shape {
+	whole := []partition.Stage{{Last: layers}}
+	return map[string]shape{
+		"single":   {dp: 1, tp: 1, units: 1, micro: 7, stages: whole, schedule: partition.GPipe},
+		"data":     {dp: 1, tp: 1, units: 3, micro: 1, stages: whole, schedule: partition.GPipe},
+		"tensor":   {dp: 1, tp: 3, units: 1, micro: 3, stages: whole, schedule: partition.OneFOneB},
+		"combined": {dp: 1, tp: 2, units: 2, micro: 2, stages: []partition.Stage{{Last: 2, Recompute: 1}, {First: 2, Last: 3}}, schedule: partition.OneFOneB},
+		"pipeline": {dp: 2, tp: 1, units: 1, micro: 1, stages: []partition.Stage{{Last: 1}, {First: 1, Last: 2}, {First: 2, Last: 3}}, schedule: partition.GPipe},
+	}
+}
+
+func program(t testing.TB, s shape) *codegen.Program {
+	t.Helper()
+	unit := s.dp * s.tp * len(s.stages)
+	p := &partition.Plan{
+		PlanNGPUs: unit, RuntimeNGPUs: unit * s.units, DP: s.dp, TP: s.tp, MicroBatch: s.micro, Schedule: s.schedule, Stages: s.stages,
+		Placements: []partition.Placement{
+			{Match: `h\.[0-9]+\.attn\.c_attn\.weight`, Spec: "[_,tp,_,_]"},
+			{Match: `h\.[0-9]+\.attn\.c_attn\.bias`, Spec: "[_,tp,_]"},
+			{Match: `h\.[0-9]+\.attn\.c_proj\.weight`, Spec: "[_,tp,_]"},
+			{Match: `h\.[0-9]+\.mlp\.c_fc\.weight`, Spec: "[tp,_]"},
+			{Match: `h\.[0-9]+\.mlp\.c_fc\.bias`, Spec: "[tp]"},
+			{Match: `h\.[0-9]+\.mlp\.c_proj\.weight`, Spec: "[_,tp]"},
+			{Match: `wte\.weight`, Spec: "[tp,_]"},
+		},
+	}
+	cfg := testConfig()
+	g, err := trace(cfg)
+	require.NoError(t, err)
+	prog, err := generate(g, p, cfg.Batch.Global)
+	require.NoError(t, err)
+	return prog
+}
+
+func report(t testing.TB, s shape) *Report {
+	t.Helper()
+	r, err := Of(program(t, s), testConfig())
+	require.NoError(t, err)
+	cluster, err := cost.Load("h100")
+	require.NoError(t, err)
+	require.NoError(t, r.Predict(cluster))
+	return r
+}
+
+func golden(t *testing.T, name string, got []byte) {
+	t.Helper()
+	path := filepath.Join("testdata", name)
+	if *update {
+		require.NoError(t, os.MkdirAll("testdata", 0o777))
+		require.NoError(t, os.WriteFile(path, got, 0o666))
+		return
+	}
+	want, err := os.ReadFile(path)
+	require.NoError(t, err)
+	if diff := cmp.Diff(string(want), string(got)); diff != "" {
+		t.Errorf("%s differs; -update rewrites it:\n%s", path, diff)
+	}
+}
+
+// TestGolden leaves predictions out, so that a change of prices does not rewrite
+// the files.
+func TestGolden(t *testing.T) {
+	r, err := Of(program(t, shapes()["combined"]), testConfig())
+	require.NoError(t, err)
+	var text, dot bytes.Buffer
+	require.NoError(t, r.Text(&text))
+	golden(t, "combined.txt", text.Bytes())
+	require.NoError(t, r.Dot(&dot))
+	golden(t, "combined.dot", dot.Bytes())
+
+	var why bytes.Buffer
+	for _, name := range []string{
+		"h.0.attn.c_proj/matmul", "h.*.mlp.c_fc.weight", "wte.weight", "h.1.mlp.c_proj/matmul@all_reduce_tp",
+		"ids", "h.2.ln_1.weight.exp_avg", "^loss/row_max", "wte.weight@grad", "h.1/add_1@(send|recv)1",
+	} {
+		why.WriteString("# " + name + "\n")
+		require.NoError(t, r.Why(&why, name))
+		why.WriteString("\n")
+	}
+	// Where the model's source stands is not what this is about.
+	golden(t, "why.txt", regexp.MustCompile(`, from \w+\.go:\d+`).ReplaceAll(why.Bytes(), nil))
+}
+
+// TestDeterministic compares two reports made from scratch, byte by byte.
+func TestDeterministic(t *testing.T) {
+	for name, s := range shapes() {
+		var forms [2][4]bytes.Buffer
+		for i := range forms {
+			r := report(t, s)
+			require.NoError(t, r.Text(&forms[i][0]))
+			require.NoError(t, r.JSON(&forms[i][1]))
+			require.NoError(t, r.Dot(&forms[i][2]))
+			require.NoError(t, r.Trace(&forms[i][3], nil))
+		}
+		for f := range forms[0] {
+			require.Equal(t, forms[0][f].String(), forms[1][f].String(), "%s, form %d", name, f)
+		}
+	}
+}
+
+// TestBytesAddUp: the tensors listed are the buffers of the arena.
+func TestBytesAddUp(t *testing.T) {
+	for name, s := range shapes() {
+		r := report(t, s)
+		require.Len(t, r.Stages, len(s.stages), name)
+		for i, st := range r.Stages {
+			code := r.prog.Stages[i]
+			m := st.Memory
+			require.Equal(t, code.Arena(), m.Arena)
+			require.Equal(t, m.Arena, m.Persist+int64(m.Slots)*m.Slot+m.Temp)
+			buffers, persist, listed := 0, 0, int64(0)
+			for _, id := range occupied(code) {
+				switch code.Buffers[id].Region {
+				case codegen.Persist:
+					persist++
+					buffers++
+				case codegen.Slot:
+					buffers++
+				}
+			}
+			for _, x := range st.Tensors {
+				buffers -= x.Count
+				if x.Region == "persist" {
+					listed += int64(x.Count) * x.Bytes
+				}
+			}
+			require.Zero(t, buffers, "%s: stage %d lists as many buffers as it has", name, i)
+			var parts int64
+			for _, p := range m.Parts {
+				parts += p.Bytes
+			}
+			require.Equal(t, m.Persist, parts, "%s: stage %d", name, i)
+			padding := m.Parts[len(m.Parts)-1]
+			require.Equal(t, KindPadding, padding.Kind)
+			require.Equal(t, m.Persist, listed+padding.Bytes)
+			require.GreaterOrEqual(t, padding.Bytes, int64(0))
+			require.Less(t, padding.Bytes, int64(64*persist), "%s: stage %d: less than a cache line per buffer", name, i)
+			require.LessOrEqual(t, m.SlotPeak.Bytes, m.Slot)
+			require.LessOrEqual(t, m.TempPeak.Bytes, m.Temp)
+			require.Greater(t, float64(m.SlotPeak.Bytes), 0.8*float64(m.Slot), "%s: stage %d", name, i)
+		}
+	}
+}
+
+// TestPeak adds up what is live at every instruction of a micro-batch.
+func TestPeak(t *testing.T) {
+	for name, s := range shapes() {
+		r := report(t, s)
+		for i, st := range r.Stages {
+			code := r.prog.Stages[i]
+			most := func(instrs []codegen.Instr, counts func(*codegen.Buffer) bool) (most int64) {
+				for at := range instrs {
+					var live int64
+					for _, id := range occupied(code) {
+						if b := &code.Buffers[id]; counts(b) && b.From <= at && at <= b.To {
+							live += b.Size
+						}
+					}
+					most = max(most, live)
+				}
+				return most
+			}
+			forward, backward := code.Bodies[ir.Forward].Instrs, code.Bodies[ir.Backward].Instrs
+			slot := most(slices.Concat(forward, backward), func(b *codegen.Buffer) bool { return b.Region == codegen.Slot })
+			require.Equal(t, slot, st.Memory.SlotPeak.Bytes, "%s: stage %d", name, i)
+			var temp int64
+			for phase, body := range code.Bodies {
+				temp = max(temp, most(body.Instrs, func(b *codegen.Buffer) bool { return b.Region == codegen.Temp && b.Body == ir.Phase(phase) }))
+			}
+			require.Equal(t, temp, st.Memory.TempPeak.Bytes, "%s: stage %d", name, i)
+		}
+	}
+}
+
+// TestPeakAtAHandover: what an instruction reads for the last time is live beside
+// what it writes.
+func TestPeakAtAHandover(t *testing.T) {
+	node := func(name string) *ir.Node { return &ir.Node{Name: name, Op: ir.OpGELU} }
+	code := &codegen.Stage{Buffers: []codegen.Buffer{
+		{Size: 10, From: 0, To: 1, Value: &ir.Value{Def: node("a")}},
+		{Size: 5, From: 1, To: 2, Value: &ir.Value{Def: node("b")}},
+	}}
+	instrs := []codegen.Instr{{Node: node("a")}, {Node: node("b")}, {Node: node("c")}}
+	want := Peak{At: "b", Phase: "fwd", Bytes: 15, Largest: []Live{{"a", 10}, {"b", 5}}}
+	require.Equal(t, want, peak(code, []int{0, 1}, instrs))
+}
+
+// TestWeightsAreAllThere: the weights of a one-rank plan are the model.
+func TestWeightsAreAllThere(t *testing.T) {
+	r := report(t, shapes()["single"])
+	require.Equal(t, testConfig().Model.NumParams(), r.Parameters)
+	var weights, states int64
+	for _, x := range r.Stages[0].Tensors {
+		switch x.Kind {
+		case KindWeight:
+			weights += int64(x.Count) * x.Bytes
+		case KindOptimizer:
+			states += int64(x.Count) * x.Bytes
+		}
+	}
+	require.Equal(t, 4*r.Parameters, weights)
+	require.Equal(t, 2*weights, states)
+}
+
+// TestTrafficIsThePrograms counts again what every rank communicates, task by
+// task.
+func TestTrafficIsThePrograms(t *testing.T) {
+	for name, s := range shapes() {
+		r := report(t, s)
+		for rank := range r.prog.Schedules {
+			sched := &r.prog.Schedules[rank]
+			want := Traffic{Rank: rank}
+			for _, task := range sched.Tasks {
+				for _, in := range r.prog.Stages[sched.Stage].Bodies[task.Phase].Instrs {
+					bytes := r.prog.CommBytes(sched, in.Node, task)
+					switch {
+					case codegen.Collective(in.Node.Op):
+						want.Collectives++
+						want.CollectiveBytes += bytes
+					case in.Node.Op == ir.OpSend || in.Node.Op == ir.OpRecv:
+						want.Transfers++
+						want.TransferBytes += bytes
+					}
+				}
+			}
+			require.Equal(t, want, r.Traffic[rank], "%s: rank %d", name, rank)
+		}
+		for _, st := range r.Stages {
+			var sum int64
+			for _, c := range st.Communication {
+				sum += c.Bytes
+			}
+			require.Equal(t, r.Traffic[st.Busiest].bytes(), sum, name)
+		}
+	}
+}
+
+func TestPredictionAddsUp(t *testing.T) {
+	for name, s := range shapes() {
+		p := report(t, s).Prediction
+		require.Positive(t, p.StepSeconds, name)
+		for _, x := range p.Ranks {
+			require.LessOrEqual(t, p.Bubble, x.Bubble, "%s: rank %d is busier than rank %d", name, x.Rank, p.Busiest)
+		}
+		for _, x := range p.Ranks {
+			require.InDelta(t, p.StepSeconds, x.Compute+x.Communication+x.Optimizer+x.Bubble, 1e-9, "%s: rank %d", name, x.Rank)
+		}
+	}
+}
+
+func TestCompare(t *testing.T) {
+	r := report(t, shapes()["combined"])
+	loser := report(t, shapes()["data"])
+	p := loser.Prediction
+	other := planner.DocumentAlternative{Plan: loser.prog.Plan, Predicted: planner.Predicted{
+		StepSeconds: p.StepSeconds + 1,
+		Breakdown:   planner.PredictedBreakdown{Compute: p.Compute, Communication: p.Communication, Optimizer: p.Optimizer, Bubble: p.Bubble + 1},
+		PeakBytes:   []int64{1, loser.peak()},
+	}}
+	require.NoError(t, r.Compare([]planner.DocumentAlternative{other}))
+	x := r.Rejected[0]
+	require.Equal(t, "dp 1 x tp 1 x pp 1 x 3 units, micro-batch 1, gpipe", x.Plan)
+	require.InDelta(t, 1+p.StepSeconds-r.Prediction.StepSeconds, x.DeltaSeconds, 1e-9)
+	require.Equal(t, loser.peak()-r.peak(), x.DeltaBytes)
+	require.Contains(t, x.Because, "bubble takes ")
+	var text bytes.Buffer
+	require.NoError(t, r.Text(&text))
+	require.Contains(t, text.String(), x.Plan)
+	require.Error(t, (&Report{}).Compare([]planner.DocumentAlternative{other}))
+}
+
+// TestNew explains a plan as the planner wrote it to a file.
+func TestNew(t *testing.T) {
+	cfg := testConfig()
+	g, err := trace(cfg)
+	require.NoError(t, err)
+	cluster, err := cost.Load("h100")
+	require.NoError(t, err)
+	result, err := planner.Search(g, batch, cluster, planner.Options{PlanNGPUs: 4, TopK: 3})
+	require.NoError(t, err)
+	written, err := planner.NewDocument(cfg, g, cluster, result).Marshal()
+	require.NoError(t, err)
+	doc, err := planner.ParseDocument("plan.json", written)
+	require.NoError(t, err)
+
+	r, err := New(doc)
+	require.NoError(t, err)
+	require.InDelta(t, doc.Predicted.StepSeconds, r.Prediction.StepSeconds, 1e-9)
+	require.Len(t, r.Rejected, 3)
+	for _, x := range r.Rejected {
+		require.GreaterOrEqual(t, x.DeltaSeconds, 0.0, x.Plan)
+	}
+	for i, st := range r.Stages {
+		require.Equal(t, doc.Predicted.PeakBytes[i], st.Memory.Arena, "the arena is what was predicted")
+	}
+	var text bytes.Buffer
+	require.NoError(t, r.Text(&text))
+	require.Contains(t, text.String(), "plans that lost")
+
+	doc.GraphHash = "0"
+	_, err = New(doc)
+	require.ErrorContains(t, err, "graph_hash")
+}
+
+func TestJSON(t *testing.T) {
+	r := report(t, shapes()["combined"])
+	var out bytes.Buffer
+	require.NoError(t, r.JSON(&out))
+	var back Report
+	decoder := json.NewDecoder(&out)
+	decoder.DisallowUnknownFields()
+	require.NoError(t, decoder.Decode(&back))
+	require.Equal(t, r.Stages, back.Stages)
+	require.Equal(t, r.Traffic, back.Traffic)
+	require.Equal(t, r.Prediction.Ranks, back.Prediction.Ranks)
+}
+
+func TestReasons(t *testing.T) {
+	cfg := testConfig()
+	cfg.Parallel.Pins = []config.Pin{{Match: `c_fc\.weight`, Placement: []string{"tp", "_"}}}
+	r, err := Of(program(t, shapes()["tensor"]), cfg)
+	require.NoError(t, err)
+	why := map[string]string{}
+	for _, x := range r.Stages[0].Tensors {
+		why[x.Kind+" "+x.Name] = x.Why
+	}
+	require.Contains(t, why["weight h.*.mlp.c_fc.weight"], "pinned by the user")
+	require.Contains(t, why["weight h.*.mlp.c_fc.weight"], "splits n0 (96 = 3x32)")
+	require.Contains(t, why["weight wte.weight"], "splits its inner dimension v (65 = 22+22+21), leaving terms of a sum, which all_reduce over tp combines")
+	require.Contains(t, why["weight h.*.ln_1.weight"], "replicated over tp: h.*.ln_1/layer_norm needs c whole")
+}
+
+func TestWhyRefuses(t *testing.T) {
+	r := report(t, shapes()["single"])
+	require.ErrorContains(t, r.Why(&bytes.Buffer{}, "h.9"), `no tensor or op is named "h.9"`)
+	require.ErrorContains(t, r.Why(&bytes.Buffer{}, "h.(9"), "regular expression")
+	require.ErrorContains(t, r.Rank(&bytes.Buffer{}, 1), "rank 1 does not exist; the plan has ranks 0 to 0")
+}
+
+func TestRank(t *testing.T) {
+	r := report(t, shapes()["pipeline"])
+	var mine, programs bytes.Buffer
+	require.NoError(t, r.Rank(&mine, 3))
+	require.NoError(t, r.Program().Fprint(&programs, 3))
+	require.Equal(t, programs.String(), mine.String())
+}
+
+// TestDotIsClosed: every edge joins nodes that are declared, and braces match.
+func TestDotIsClosed(t *testing.T) {
+	for name, s := range shapes() {
+		var out bytes.Buffer
+		require.NoError(t, report(t, s).Dot(&out))
+		declared := map[string]bool{}
+		depth, edges := 0, 0
+		for line := range strings.Lines(out.String()) {
+			fields := strings.Fields(line)
+			switch {
+			case strings.HasSuffix(line, "{\n"):
+				depth++
+			case fields[0] == "}":
+				depth--
+			case len(fields) > 2 && fields[1] == "->":
+				edges++
+				require.True(t, declared[fields[0]] && declared[strings.TrimSuffix(fields[2], ";")], "%s: %s", name, line)
+			case strings.HasPrefix(fields[1], "[label="):
+				declared[fields[0]] = true
+			}
+		}
+		require.Zero(t, depth)
+		require.Greater(t, edges, 20, name)
+	}
+}
+
+func TestNames(t *testing.T) {
+	st := &Stage{Blocks: []string{"h.4", "h.5", "h.6", "h.7"}}
+	require.Equal(t, "h.*.attn/dropout", class("h.12.attn/dropout"))
+	require.Equal(t, "wte.weight", class("wte.weight"))
+	require.Equal(t, "h.*/add", st.merged([]string{"h.4/add", "h.5/add", "h.6/add", "h.7/add"}))
+	require.Equal(t, "h.{4-5,7}/add", st.merged([]string{"h.4/add", "h.5/add", "h.7/add"}))
+	require.Equal(t, "h.6/add", st.merged([]string{"h.6/add"}))
+	require.Equal(t, "h.{4,5}/add", strings.ReplaceAll(st.merged([]string{"h.4/add", "h.5/add"}), "-", ","))
+	require.Equal(t, "0-2,5,7-8", numbers([]int{0, 1, 2, 5, 7, 8}))
+	require.Equal(t, "-1,234,567", grouped(-1234567))
+	require.Equal(t, "123", grouped(123))
+	require.Equal(t, "65 = 17+16+16+16", cutText(ir.Axis{Size: 4}, 65))
+}

@@ -1,0 +1,119 @@
+package explain
+
+import (
+	"cmp"
+	"slices"
+
+	"github.com/autopar/autopar/codegen"
+	"github.com/autopar/autopar/ir"
+)
+
+// Memory is the arena of a rank: Persist + Slots x Slot + Temp = Arena.
+type Memory struct {
+	Arena   int64 `json:"arena"`
+	Persist int64 `json:"persist"`
+	Slots   int   `json:"slots"` // micro-batches in flight
+	Slot    int64 `json:"slot"`
+	Temp    int64 `json:"temp"`
+	// Parts add up to Persist: one per kind of tensor, and the padding between
+	// buffers.
+	Parts []Part `json:"persist_parts"`
+	// SlotPeak and TempPeak are the moments at which the buffers of a slot, and
+	// the temporary ones, are the most. What their region has beyond that is lost
+	// between buffers of different lifetimes.
+	SlotPeak Peak `json:"slot_peak"`
+	TempPeak Peak `json:"temp_peak"`
+}
+
+// Part is a share of the persistent region.
+type Part struct {
+	Kind  string `json:"kind"`
+	Bytes int64  `json:"bytes"`
+}
+
+// KindPadding is the part that aligns buffers to cache lines.
+const KindPadding = "padding"
+
+// Peak is a moment in a micro-batch.
+type Peak struct {
+	At    string `json:"at"`    // name of the instruction that runs
+	Phase string `json:"phase"` // its body
+	Bytes int64  `json:"bytes"` // live
+	// Largest lists the largest live buffers, at most ten.
+	Largest []Live `json:"largest"`
+}
+
+// Live is a live buffer.
+type Live struct {
+	Name  string `json:"name"`
+	Bytes int64  `json:"bytes"`
+}
+
+// largestShown bounds the contributors of a peak.
+const largestShown = 10
+
+func memory(code *codegen.Stage, tensors []Tensor) Memory {
+	m := Memory{Arena: code.Arena(), Persist: code.Persist, Slots: code.Slots, Slot: code.Slot, Temp: code.Temp}
+	rest := code.Persist
+	for _, kind := range kinds() {
+		var sum int64
+		for _, t := range tensors {
+			if t.Kind == kind && t.Region == codegen.Persist.String() {
+				sum += int64(t.Count) * t.Bytes
+			}
+		}
+		rest -= sum
+		if sum > 0 {
+			m.Parts = append(m.Parts, Part{kind, sum})
+		}
+	}
+	m.Parts = append(m.Parts, Part{KindPadding, rest})
+
+	var slot []int
+	var temp [3][]int
+	for _, id := range occupied(code) {
+		switch b := &code.Buffers[id]; b.Region {
+		case codegen.Slot:
+			slot = append(slot, id)
+		case codegen.Temp:
+			temp[b.Body] = append(temp[b.Body], id)
+		}
+	}
+	forward, backward := code.Bodies[ir.Forward].Instrs, code.Bodies[ir.Backward].Instrs
+	m.SlotPeak = peak(code, slot, slices.Concat(forward, backward))
+	for phase, ids := range temp {
+		if p := peak(code, ids, code.Bodies[phase].Instrs); p.Bytes > m.TempPeak.Bytes {
+			m.TempPeak = p
+		}
+	}
+	return m
+}
+
+// peak finds the first instruction at which the listed buffers are the most.
+func peak(code *codegen.Stage, ids []int, instrs []codegen.Instr) Peak {
+	if len(ids) == 0 || len(instrs) == 0 {
+		return Peak{}
+	}
+	change := make([]int64, len(instrs)+1)
+	for _, id := range ids {
+		b := &code.Buffers[id]
+		change[b.From] += b.Size
+		change[b.To+1] -= b.Size
+	}
+	var live, most int64
+	at := 0
+	for i, c := range change {
+		if live += c; live > most {
+			most, at = live, i
+		}
+	}
+	p := Peak{At: instrs[at].Node.Name, Phase: instrs[at].Node.Phase.String(), Bytes: most}
+	for _, id := range ids {
+		if b := &code.Buffers[id]; b.From <= at && at <= b.To {
+			p.Largest = append(p.Largest, Live{b.Value.Name(), b.Size})
+		}
+	}
+	slices.SortStableFunc(p.Largest, func(a, b Live) int { return cmp.Compare(b.Bytes, a.Bytes) })
+	p.Largest = p.Largest[:min(len(p.Largest), largestShown)]
+	return p
+}

@@ -1,0 +1,96 @@
+package explain
+
+import (
+	"fmt"
+	"io"
+	"time"
+
+	"github.com/autopar/autopar/planner/cost"
+	"github.com/autopar/autopar/planner/sim"
+	"github.com/autopar/autopar/runtime"
+)
+
+// Prediction is how long a step takes on a cluster, by simulation.
+type Prediction struct {
+	Cluster         string  `json:"cluster"`
+	StepSeconds     float64 `json:"step_seconds"`
+	TokensPerSecond float64 `json:"tokens_per_second"`
+	// Busiest is the rank that waits least, and the parts are what it does; they
+	// add up to the step.
+	Busiest       int        `json:"busiest_rank"`
+	Compute       float64    `json:"compute_seconds"`
+	Communication float64    `json:"communication_seconds"`
+	Optimizer     float64    `json:"optimizer_seconds"`
+	Bubble        float64    `json:"bubble_seconds"`
+	Ranks         []RankTime `json:"ranks"`
+
+	cluster *cost.Cluster
+}
+
+// RankTime is what one rank does in a step; the parts add up to the step.
+type RankTime struct {
+	Rank          int     `json:"rank"`
+	Compute       float64 `json:"compute_seconds"`
+	Communication float64 `json:"communication_seconds"`
+	Optimizer     float64 `json:"optimizer_seconds"`
+	Bubble        float64 `json:"bubble_seconds"`
+}
+
+// Predict simulates a step of the program on a cluster and adds the result to
+// the report.
+func (r *Report) Predict(c *cost.Cluster) error {
+	line, err := sim.Run(r.prog, c, sim.Options{})
+	if err != nil {
+		return fmt.Errorf("explain: %w", err)
+	}
+	p := &Prediction{Cluster: c.Name, StepSeconds: line.Step.Seconds(), cluster: c}
+	if line.Step > 0 {
+		p.TokensPerSecond = float64(r.Tokens) / p.StepSeconds
+	}
+	for rank, t := range line.Ranks {
+		b := t.Breakdown
+		p.Ranks = append(p.Ranks, RankTime{rank, b.Compute.Seconds(), b.Communication.Seconds(), b.Optimizer.Seconds(), b.Bubble.Seconds()})
+		if b.Bubble < line.Ranks[p.Busiest].Breakdown.Bubble {
+			p.Busiest = rank
+		}
+	}
+	busiest := p.Ranks[p.Busiest]
+	p.Compute, p.Communication, p.Optimizer, p.Bubble = busiest.Compute, busiest.Communication, busiest.Optimizer, busiest.Bubble
+	r.Prediction = p
+	return nil
+}
+
+// Spans simulates the step again for its timeline. It needs a prediction.
+func (r *Report) Spans() ([]runtime.Span, error) {
+	if r.Prediction == nil {
+		return nil, fmt.Errorf("explain: there is no timeline: nothing was predicted or measured")
+	}
+	line, err := sim.Run(r.prog, r.Prediction.cluster, sim.Options{Spans: true})
+	if err != nil {
+		return nil, fmt.Errorf("explain: %w", err)
+	}
+	spans := make([]runtime.Span, len(line.Spans))
+	for i, s := range line.Spans {
+		sched := &r.prog.Schedules[s.Rank]
+		task := sched.Tasks[s.Task]
+		n := r.prog.Stages[sched.Stage].Bodies[task.Phase].Instrs[s.Instr].Node
+		spans[i] = runtime.Span{
+			Rank: s.Rank, Phase: task.Phase, MicroBatch: task.MicroBatch, Op: n.Op, Name: n.Name, Start: duration(s.Start), End: duration(s.End),
+		}
+	}
+	return spans, nil
+}
+
+// duration rounds to nanoseconds, which keeps the order of times.
+func duration(p cost.Picoseconds) time.Duration { return time.Duration(p / 1000) }
+
+func (p *Prediction) text(out io.Writer) {
+	fmt.Fprintf(out, "predicted on %s: %s per step, %s tokens/s\n", p.Cluster, seconds(p.StepSeconds), grouped(int64(p.TokensPerSecond)))
+	share := func(s float64) string { return fmt.Sprintf("%.1f%%", 100*s/p.StepSeconds) }
+	table(out, fmt.Sprintf("of which rank %d, the busiest, spends", p.Busiest), [][]string{
+		{"compute", seconds(p.Compute), share(p.Compute)},
+		{"communication", seconds(p.Communication), share(p.Communication)},
+		{"optimizer", seconds(p.Optimizer), share(p.Optimizer)},
+		{"bubble", seconds(p.Bubble), share(p.Bubble)},
+	}, 1, 2)
+}

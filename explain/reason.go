@@ -1,0 +1,269 @@
+package explain
+
+import (
+	"fmt"
+	"regexp"
+	"strings"
+
+	"github.com/autopar/autopar/codegen"
+	"github.com/autopar/autopar/config"
+	"github.com/autopar/autopar/ir"
+	"github.com/autopar/autopar/partition"
+)
+
+// reasons knows why values lie where they do.
+type reasons struct {
+	prog    *codegen.Program
+	readers map[*ir.Value][]*ir.Node
+	owner   map[*ir.Value]*ir.Value // optimizer state, or a term of a gradient -> its weight
+	pins    []config.Pin            // of the user
+	placed  []*regexp.Regexp        // of the plan
+}
+
+func newReasons(prog *codegen.Program, cfg *config.Config) (*reasons, error) {
+	w := &reasons{prog: prog, readers: map[*ir.Value][]*ir.Node{}, owner: map[*ir.Value]*ir.Value{}}
+	if cfg != nil {
+		w.pins = cfg.Parallel.Pins
+	}
+	for i, pl := range prog.Plan.Placements {
+		re, err := regexp.Compile("^(?:" + pl.Match + ")$")
+		if err != nil {
+			return nil, fmt.Errorf("explain: placements[%d].match: %w", i, err)
+		}
+		w.placed = append(w.placed, re)
+	}
+	nodes := prog.Graph.Nodes
+	for _, n := range nodes {
+		for _, a := range n.Args {
+			w.readers[a] = append(w.readers[a], n)
+		}
+	}
+	for i := len(nodes) - 1; i >= 0; i-- {
+		n := nodes[i]
+		switch {
+		case n.Op == ir.OpAdamW:
+			for _, state := range n.Args[1:4] {
+				w.owner[state] = n.Args[0]
+			}
+		case n.Op == ir.OpAddN || n.Op.Class() == ir.Comm:
+			if weight := w.owner[n.Results[0]]; weight != nil {
+				for _, a := range n.Args {
+					w.owner[a] = weight
+				}
+			}
+		}
+	}
+	return w, nil
+}
+
+// kind returns which kind of tensor a buffer holds.
+func (w *reasons) kind(b *codegen.Buffer) string {
+	v := b.Value
+	attr, _ := v.Def.Attr.(ir.ParamAttr)
+	switch {
+	case v.Def.Op == ir.OpParam && attr.State:
+		return KindOptimizer
+	case v.Def.Op == ir.OpParam:
+		return KindWeight
+	case v.Def.Op == ir.OpInput:
+		return KindInput
+	case v.Def.Op == ir.OpConst:
+		return KindConstant
+	case b.Region == codegen.Slot:
+		return KindSaved
+	case w.owner[v] != nil:
+		return KindGradient
+	}
+	return KindOther
+}
+
+// tensor says why a buffer lies as it does, or why it is there at all.
+func (w *reasons) tensor(b *codegen.Buffer) string {
+	v := b.Value
+	switch w.kind(b) {
+	case KindWeight:
+		return w.weight(v)
+	case KindOptimizer:
+		return "lies as its weight, which adamw updates in place"
+	case KindGradient:
+		return w.gradient(v)
+	case KindInput:
+		if b.Region == codegen.Persist {
+			return "set once per step, the same everywhere"
+		}
+		return "the batch is cut over dp and then into micro-batches"
+	case KindSaved:
+		return w.saved(v)
+	}
+	if v.Def.Op == ir.OpRecv {
+		return fmt.Sprintf("received from stage %d", v.Def.Attr.(ir.P2PAttr).Stage)
+	}
+	if len(w.readers[v]) == 0 {
+		return "read after the step"
+	}
+	return "kept for " + w.readerNames(v)
+}
+
+// weight gives the reason for the placement of a weight.
+func (w *reasons) weight(v *ir.Value) string {
+	var parts []string
+	if by := w.placedBy(v); by != "" {
+		parts = append(parts, by)
+	}
+	for axis, a := range w.prog.Mesh.Axes {
+		if a.Time || a.Size == 1 || a.Name == partition.AxisDP && v.Spec[axis].Kind == ir.Replicate {
+			continue // that every data-parallel rank holds the weights is said once
+		}
+		parts = append(parts, w.onAxis(v, axis))
+	}
+	if len(parts) == 0 {
+		return "whole on every rank"
+	}
+	return strings.Join(parts, "; ")
+}
+
+// placedBy names the placement that holds for a value, or returns "". Those that
+// the user pinned come first in a plan, as they were written.
+func (w *reasons) placedBy(v *ir.Value) string {
+	name := partition.BaseName(v.Name())
+	for i, re := range w.placed {
+		if !re.MatchString(name) {
+			continue
+		}
+		pl := w.prog.Plan.Placements[i]
+		for _, pin := range w.pins {
+			if strings.Contains(pl.Match, pin.Match) && pl.Spec == "["+strings.Join(pin.Placement, ",")+"]" {
+				return fmt.Sprintf("pinned by the user (%s)", pin.Match)
+			}
+		}
+		return fmt.Sprintf("placements[%d] of the plan", i)
+	}
+	return ""
+}
+
+// onAxis says what the forward reader of a value makes of its placement on an
+// axis.
+func (w *reasons) onAxis(v *ir.Value, axis int) string {
+	mesh := w.prog.Mesh
+	name := mesh.Axes[axis].Name
+	var texts []string
+	for _, n := range w.readers[v] {
+		if n.Phase != ir.Forward || n.Op.Class() != ir.Compute {
+			continue
+		}
+		sig := ir.SignatureOf(n)
+		dim, ok := ruleOn(n, sig, axis)
+		if !ok {
+			continue
+		}
+		text := fmt.Sprintf("%s %s", class(n.Name), rule{axis, dim}.describe(mesh, sig))
+		if frozen := frozenDims(sig, n, v); dim == ir.ReplicateAll && frozen != "" {
+			text = fmt.Sprintf("%s needs %s whole", class(n.Name), frozen)
+		}
+		if made := w.madeWhole(n, axis); made != "" {
+			text += ", " + made
+		}
+		texts = append(texts, text)
+	}
+	how := "replicated over "
+	if v.Spec[axis].Kind == ir.Shard {
+		how = "split over "
+	}
+	if len(texts) == 0 {
+		return how + name
+	}
+	return how + name + ": " + strings.Join(texts, "; ")
+}
+
+// frozenDims names the dimensions of an operand that its reader cannot split, if
+// they are all that it has.
+func frozenDims(sig *ir.Signature, n *ir.Node, v *ir.Value) string {
+	var names []string
+	for i, a := range n.Args {
+		if a != v {
+			continue
+		}
+		for _, d := range sig.Args[i] {
+			if !sig.Dims[d].Frozen {
+				return ""
+			}
+			names = append(names, sig.Dims[d].Name)
+		}
+	}
+	return strings.Join(names, ", ")
+}
+
+// madeWhole names the collective that makes the partial results of a node whole
+// over an axis.
+func (w *reasons) madeWhole(n *ir.Node, axis int) string {
+	for _, r := range n.Results {
+		if r.Spec[axis].Kind != ir.Partial {
+			continue
+		}
+		for _, m := range w.readers[r] {
+			if m.Op.Class() == ir.Comm && m.Results[0].Spec[axis].Kind != ir.Partial {
+				return fmt.Sprintf("which %s over %s combines", m.Op, w.prog.Mesh.Axes[axis].Name)
+			}
+		}
+	}
+	return ""
+}
+
+// gradient says how a term of a gradient comes about, and what becomes of it.
+func (w *reasons) gradient(v *ir.Value) string {
+	text := ""
+	switch n := v.Def; n.Op {
+	case ir.OpAccumulate:
+		text = fmt.Sprintf("summed over micro-batches from %s", class(n.Args[0].Name()))
+	case ir.OpRecv:
+		text = fmt.Sprintf("the share of stage %d, received", n.Attr.(ir.P2PAttr).Stage)
+	default:
+		text = "made by " + n.Op.String()
+	}
+	// Follow the sum to the optimizer.
+	seen := map[string]bool{}
+	for v := v; v != nil; {
+		var next *ir.Value
+		for _, m := range w.readers[v] {
+			if m.Op == ir.OpAddN || m.Op.Class() == ir.Comm && m.Op != ir.OpSend {
+				next = m.Results[0]
+				if attr, ok := m.Attr.(ir.CommAttr); ok {
+					if step := fmt.Sprintf("%s over %s", m.Op, attr.Axis); !seen[step] {
+						seen[step] = true
+						text += "; then " + step
+					}
+				}
+				break
+			}
+		}
+		v = next
+	}
+	return text
+}
+
+func (w *reasons) saved(v *ir.Value) string {
+	text := "read again by "
+	if v.Def.Op == ir.OpRecv {
+		text = fmt.Sprintf("received from stage %d for ", v.Def.Attr.(ir.P2PAttr).Stage)
+	}
+	return text + w.readerNames(v)
+}
+
+// readerNames lists who reads a value in the latest phase in which somebody
+// does: the classes of at most two, and how many more.
+func (w *reasons) readerNames(v *ir.Value) string {
+	last := ir.Forward
+	for _, n := range w.readers[v] {
+		last = max(last, n.Phase)
+	}
+	var names []string
+	for _, n := range w.readers[v] {
+		if n.Phase == last {
+			names = append(names, class(n.Name))
+		}
+	}
+	if len(names) > 2 {
+		return fmt.Sprintf("%s and %d more", strings.Join(names[:2], ", "), len(names)-2)
+	}
+	return strings.Join(names, ", ")
+}

@@ -1,0 +1,114 @@
+package explain
+
+import (
+	"fmt"
+	"io"
+	"math"
+
+	"github.com/autopar/autopar/partition"
+	"github.com/autopar/autopar/planner"
+)
+
+// Rejected is a plan that lost against the one reported.
+type Rejected struct {
+	Plan         string  `json:"plan"` // its degrees, in words
+	StepSeconds  float64 `json:"step_seconds"`
+	PeakBytes    int64   `json:"peak_bytes"`    // of the stage that needs the most
+	DeltaSeconds float64 `json:"delta_seconds"` // more than the plan reported takes
+	DeltaBytes   int64   `json:"delta_bytes"`
+	// Because names the part of the step that grows the most, of the rank that
+	// waits least.
+	Because string `json:"because"`
+}
+
+// Compare adds plans that lost, best first. It needs a prediction.
+func (r *Report) Compare(alternatives []planner.DocumentAlternative) error {
+	if r.Prediction == nil {
+		return fmt.Errorf("explain: %d plans to compare with a plan that has no prediction", len(alternatives))
+	}
+	p := r.Prediction
+	for _, a := range alternatives {
+		x := Rejected{Plan: planText(a.Plan), StepSeconds: a.Predicted.StepSeconds}
+		for _, bytes := range a.Predicted.PeakBytes {
+			x.PeakBytes = max(x.PeakBytes, bytes)
+		}
+		x.DeltaSeconds = x.StepSeconds - p.StepSeconds
+		x.DeltaBytes = x.PeakBytes - r.peak()
+		b := a.Predicted.Breakdown
+		most := 0.0
+		for _, part := range []struct {
+			name        string
+			theirs, our float64
+		}{
+			{"compute", b.Compute, p.Compute},
+			{"communication", b.Communication, p.Communication},
+			{"optimizer", b.Optimizer, p.Optimizer},
+			{"bubble", b.Bubble, p.Bubble},
+		} {
+			if more := part.theirs - part.our; more > most {
+				most = more
+				x.Because = fmt.Sprintf("%s takes %s more", part.name, seconds(more))
+			}
+		}
+		r.Rejected = append(r.Rejected, x)
+	}
+	return nil
+}
+
+// peak is the arena of the stage that needs the most.
+func (r *Report) peak() int64 {
+	var most int64
+	for _, st := range r.Stages {
+		most = max(most, st.Memory.Arena)
+	}
+	return most
+}
+
+// planText names a plan by its degrees.
+func planText(p *partition.Plan) string {
+	recompute := 0
+	for _, s := range p.Stages {
+		recompute += s.Recompute
+	}
+	text := fmt.Sprintf("dp %d x tp %d x pp %d", p.DP, p.TP, p.PP())
+	if p.Units() > 1 {
+		text += fmt.Sprintf(" x %d units", p.Units())
+	}
+	text += fmt.Sprintf(", micro-batch %d, %s", p.MicroBatch, p.Schedule)
+	if recompute > 0 {
+		text += ", recompute " + count(recompute, "block")
+	}
+	return text
+}
+
+func (r *Report) rejectedText(out io.Writer) {
+	var rows [][]string
+	for _, x := range r.Rejected {
+		rows = append(rows, []string{
+			x.Plan, seconds(x.StepSeconds), signed(x.DeltaSeconds), percent(x.DeltaSeconds / r.Prediction.StepSeconds),
+			grouped(x.PeakBytes), signedBytes(x.DeltaBytes), x.Because,
+		})
+	}
+	table(out, "plans that lost: time of a step, difference, peak bytes of a rank, difference, why slower", rows, 1, 2, 3, 4, 5)
+}
+
+func signed(s float64) string {
+	if s < 0 {
+		return seconds(s)
+	}
+	return "+" + seconds(s)
+}
+
+func signedBytes(n int64) string {
+	if n < 0 {
+		return grouped(n)
+	}
+	return "+" + grouped(n)
+}
+
+func percent(x float64) string {
+	if math.IsInf(x, 0) || math.IsNaN(x) {
+		return ""
+	}
+	return fmt.Sprintf("%+.1f%%", 100*x)
+}

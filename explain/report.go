@@ -1,0 +1,211 @@
+package explain
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"strconv"
+
+	"github.com/autopar/autopar/codegen"
+	"github.com/autopar/autopar/config"
+	"github.com/autopar/autopar/ir"
+	"github.com/autopar/autopar/partition"
+)
+
+// Schema is the version of the JSON form.
+const Schema = 1
+
+// Report is what there is to say about one plan.
+type Report struct {
+	Schema       int      `json:"schema"`
+	Model        string   `json:"model"`
+	Parameters   int64    `json:"parameters"`
+	Batch        int      `json:"batch"` // sequences per step, all ranks together
+	Tokens       int      `json:"tokens"`
+	Mesh         string   `json:"mesh"`
+	PlanNGPUs    int      `json:"plan_ngpus"`
+	RuntimeNGPUs int      `json:"runtime_ngpus"`
+	Units        int      `json:"units"`
+	DP           int      `json:"dp"` // of the whole run
+	TP           int      `json:"tp"`
+	PP           int      `json:"pp"`
+	MicroBatch   int      `json:"micro_batch"`   // sequences
+	MicroBatches int      `json:"micro_batches"` // per step and data-parallel rank, the most
+	Schedule     string   `json:"schedule"`
+	Stages       []*Stage `json:"stages"`
+	// Traffic has one entry per world rank.
+	Traffic []Traffic `json:"traffic"`
+	// Prediction is missing when nothing was predicted.
+	Prediction *Prediction `json:"prediction,omitempty"`
+	// Rejected are the plans that lost, best first.
+	Rejected []Rejected `json:"rejected,omitempty"`
+
+	cfg  *config.Config
+	prog *codegen.Program
+	why  *reasons
+}
+
+// Stage is one pipeline stage, the same on all of its ranks.
+type Stage struct {
+	Index     int      `json:"index"`
+	Ranks     []int    `json:"ranks"`
+	Blocks    []string `json:"blocks"`
+	Recompute int      `json:"recompute"` // how many of the blocks, from the first, are computed again in the backward pass
+	// Tensors are all buffers of the persistent region and of a slot.
+	Tensors []Tensor `json:"tensors"`
+	// Communication is what Busiest does in a step.
+	Communication []Comm `json:"communication"`
+	Busiest       int    `json:"busiest_rank"` // the rank that moves the most bytes
+	Memory        Memory `json:"memory"`
+}
+
+// Comm is a collective or transfer, or several that are alike in the blocks of a
+// stage.
+type Comm struct {
+	Name   string `json:"name"` // structural, repeated blocks as *
+	Op     string `json:"op"`
+	Axis   string `json:"axis,omitempty"` // of a collective
+	Phase  string `json:"phase"`
+	Ranks  int    `json:"ranks"` // how many take part
+	Peer   *int   `json:"peer_stage,omitempty"`
+	Runs   int    `json:"runs"`            // per step
+	Single int64  `json:"bytes_each"`      // of the largest run
+	Bytes  int64  `json:"bytes"`           // per step
+	Of     string `json:"value,omitempty"` // type of what is moved, global
+	From   string `json:"from,omitempty"`  // its spec before
+	To     string `json:"to,omitempty"`    // and after
+}
+
+// Traffic is what one rank communicates in a step, as the runtime counts it.
+type Traffic struct {
+	Rank            int   `json:"rank"`
+	Collectives     int   `json:"collectives"`
+	CollectiveBytes int64 `json:"collective_bytes"` // received
+	Transfers       int   `json:"transfers"`        // both ends count
+	TransferBytes   int64 `json:"transfer_bytes"`   // sent and received
+}
+
+// Of returns the report of a program, without a prediction. cfg may be nil; it
+// supplies the name of the model and the placements that the user pinned.
+func Of(prog *codegen.Program, cfg *config.Config) (*Report, error) {
+	why, err := newReasons(prog, cfg)
+	if err != nil {
+		return nil, err
+	}
+	p := prog.Plan
+	r := &Report{
+		Schema: Schema, Model: modelName(cfg), Batch: prog.Batch, Mesh: prog.Mesh.String(),
+		PlanNGPUs: p.PlanNGPUs, RuntimeNGPUs: p.RuntimeNGPUs, Units: p.Units(), DP: p.DataParallel(), TP: p.TP, PP: p.PP(),
+		MicroBatch: p.MicroBatch, MicroBatches: prog.Mesh.Size(partition.AxisMB), Schedule: string(p.Schedule),
+		cfg: cfg, prog: prog, why: why,
+	}
+	for _, n := range prog.Graph.Nodes {
+		if attr, ok := n.Attr.(ir.ParamAttr); ok && !attr.State && n.Name == partition.BaseName(n.Name) {
+			r.Parameters += n.Results[0].Type.Elems()
+		}
+		if shape := n.Results[0].Type.Shape; n.Op == ir.OpInput && len(shape) == 2 {
+			r.Tokens = shape[0] * shape[1]
+		}
+	}
+	blocks := partition.Blocks(prog.Graph)
+	for i, ps := range p.Stages {
+		st := &Stage{Index: i, Blocks: blocks[ps.First:ps.Last], Recompute: ps.Recompute}
+		st.Tensors = r.tensors(st)
+		st.Memory = memory(prog.Stages[i], st.Tensors)
+		r.Stages = append(r.Stages, st)
+	}
+	for i := range prog.Schedules {
+		s := &prog.Schedules[i]
+		st := r.Stages[s.Stage]
+		rows, total := r.communication(st, s)
+		if len(st.Ranks) == 0 || total.bytes() > r.Traffic[st.Busiest].bytes() {
+			st.Busiest, st.Communication = i, rows
+		}
+		st.Ranks = append(st.Ranks, i)
+		r.Traffic = append(r.Traffic, total)
+	}
+	return r, nil
+}
+
+func modelName(cfg *config.Config) string {
+	switch {
+	case cfg == nil:
+		return "model"
+	case cfg.Model.Preset != "":
+		return cfg.Model.Preset
+	}
+	m := cfg.Model
+	return fmt.Sprintf("GPT with %d layers, %d heads, C %d, T %d, V %d", m.NLayer, m.NHead, m.NEmbd, m.BlockSize, m.VocabSize)
+}
+
+// JSON writes the report as indented JSON. See the package documentation.
+func (r *Report) JSON(w io.Writer) error {
+	enc := json.NewEncoder(w)
+	enc.SetEscapeHTML(false)
+	enc.SetIndent("", "  ")
+	return enc.Encode(r)
+}
+
+// Program returns the program that the report is about.
+func (r *Report) Program() *codegen.Program { return r.prog }
+
+// Rank writes the program of one world rank.
+func (r *Report) Rank(w io.Writer, rank int) error {
+	if rank < 0 || rank >= len(r.prog.Schedules) {
+		return fmt.Errorf("explain: rank %d does not exist; the plan has ranks 0 to %d", rank, len(r.prog.Schedules)-1)
+	}
+	return r.prog.Fprint(w, rank)
+}
+
+// class returns a structural name with the number of its repeated block as *.
+func class(name string) string {
+	block := ir.BlockOf(name)
+	if block == "" {
+		return name
+	}
+	return block[:indexAt(block)] + "*" + name[len(block):]
+}
+
+// indexAt returns where the number at the end of a block's name starts.
+func indexAt(block string) int {
+	at := len(block)
+	for at > 0 && block[at-1] >= '0' && block[at-1] <= '9' {
+		at--
+	}
+	return at
+}
+
+// merged names the rows of several blocks: the class when they are all blocks of
+// the stage, else the class with the numbers, as in h.{0-2,5}.attn/dropout.
+func (st *Stage) merged(names []string) string {
+	first := names[0]
+	block := ir.BlockOf(first)
+	if len(names) == 1 {
+		return first
+	}
+	if len(names) == len(st.Blocks) {
+		return class(first)
+	}
+	var text string
+	for i := 0; i < len(names); {
+		from := blockNumber(names[i])
+		to := from
+		for i++; i < len(names) && blockNumber(names[i]) == to+1; i++ {
+			to++
+		}
+		if text != "" {
+			text += ","
+		}
+		text += strconv.Itoa(from)
+		if to > from {
+			text += "-" + strconv.Itoa(to)
+		}
+	}
+	return block[:indexAt(block)] + "{" + text + "}" + first[len(block):]
+}
+
+func blockNumber(name string) int {
+	block := ir.BlockOf(name)
+	n, _ := strconv.Atoi(block[indexAt(block):]) // digits, by construction; absurd ones only name badly
+	return n
+}

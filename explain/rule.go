@@ -1,0 +1,131 @@
+package explain
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/autopar/autopar/ir"
+)
+
+// rule is the way in which one mesh axis splits a node: a dimension of its
+// signature, ir.ReplicateAll or ir.PassPartial.
+type rule struct {
+	axis int
+	dim  int
+}
+
+// rulesOf returns the rule of a compute node on every axis that it sees more than
+// one position of, in mesh order.
+func rulesOf(mesh ir.Mesh, n *ir.Node, sig *ir.Signature) []rule {
+	var rules []rule
+	for axis, a := range mesh.Axes {
+		if a.Size == 1 && !a.Time || a.Time && n.Phase == ir.Update {
+			continue
+		}
+		if dim, ok := ruleOn(n, sig, axis); ok {
+			rules = append(rules, rule{axis, dim})
+		}
+	}
+	return rules
+}
+
+// ruleOn finds the rule of a node that explains its placements on an axis.
+func ruleOn(n *ir.Node, sig *ir.Signature, axis int) (dim int, ok bool) {
+	on := func(values []*ir.Value) []ir.Placement {
+		placed := make([]ir.Placement, len(values))
+		for i, v := range values {
+			placed[i] = v.Spec[axis]
+		}
+		return placed
+	}
+	args, results := on(n.Args), on(n.Results)
+	// ReplicateAll before PassPartial, which looks the same for an op without
+	// linear operands.
+	for dim := ir.ReplicateAll; dim < len(sig.Dims); dim++ {
+		wantArgs, wantResults, legal := sig.Rule(dim)
+		if legal && slices.Equal(args, wantArgs) && slices.Equal(results, wantResults) {
+			return dim, true
+		}
+	}
+	wantArgs, wantResults, legal := sig.Rule(ir.PassPartial)
+	return ir.PassPartial, legal && slices.Equal(args, wantArgs) && slices.Equal(results, wantResults)
+}
+
+// describe says what a rule does, as in "splits n0 (96 = 48+48)".
+func (r rule) describe(mesh ir.Mesh, sig *ir.Signature) string {
+	a := mesh.Axes[r.axis]
+	switch r.dim {
+	case ir.ReplicateAll:
+		if a.Time {
+			return "does the same in every micro-batch"
+		}
+		return "repeats the work on every rank"
+	case ir.PassPartial:
+		return "is linear, and passes partial sums on"
+	}
+	d := sig.Dims[r.dim]
+	which := d.Name
+	if !slices.ContainsFunc(sig.Results, func(dims []int) bool { return slices.Contains(dims, r.dim) }) {
+		which = "its inner dimension " + d.Name
+	}
+	text := fmt.Sprintf("splits %s (%s)", which, cutText(a, d.Size))
+	_, results, _ := sig.Rule(r.dim)
+	for _, p := range results {
+		if p.Kind == ir.Partial {
+			return fmt.Sprintf("%s, leaving terms of a %s", text, p.Reduce)
+		}
+	}
+	return text
+}
+
+// cutText prints how an axis cuts a size: 65 = 33+32, or 96 = 4x24.
+func cutText(a ir.Axis, size int) string {
+	var parts []string
+	same := true
+	first := a.Cut(size, 0).Len
+	for i := range a.Size {
+		n := a.Cut(size, i).Len
+		same = same && n == first
+		parts = append(parts, fmt.Sprint(n))
+	}
+	switch {
+	case a.Chunk > 0:
+		return fmt.Sprintf("by %d", a.Chunk)
+	case same:
+		return fmt.Sprintf("%d = %dx%d", size, a.Size, first)
+	case len(parts) > 4:
+		return fmt.Sprintf("%d = %s+...+%s", size, parts[0], parts[len(parts)-1])
+	}
+	return fmt.Sprintf("%d = %s", size, strings.Join(parts, "+"))
+}
+
+// signatureText prints a resolved signature: [m0 m1 k0] [n0 k0] -> [m0 m1 n0],
+// frozen dimensions marked '!'.
+func signatureText(sig *ir.Signature) string {
+	side := func(values [][]int) string {
+		var out []string
+		for _, dims := range values {
+			var names []string
+			for _, d := range dims {
+				name := sig.Dims[d].Name
+				if sig.Dims[d].Frozen {
+					name = "!" + name
+				}
+				names = append(names, name)
+			}
+			out = append(out, "["+strings.Join(names, " ")+"]")
+		}
+		return strings.Join(out, " ")
+	}
+	return side(sig.Args) + " -> " + side(sig.Results)
+}
+
+// origin follows the collectives that brought a value to where an operand needs
+// it back to the value as it was made. Transfers between stages end the way.
+func origin(v *ir.Value) *ir.Value {
+	for v.Def.Op.Class() == ir.Comm && v.Def.Op != ir.OpSend && v.Def.Op != ir.OpRecv {
+		v = v.Def.Args[0]
+	}
+	return v
+}

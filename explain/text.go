@@ -1,0 +1,256 @@
+package explain
+
+import (
+	"bufio"
+	"fmt"
+	"io"
+	"math"
+	"strconv"
+	"strings"
+	"text/tabwriter"
+)
+
+// Text writes the whole report for people.
+func (r *Report) Text(w io.Writer) error {
+	out := bufio.NewWriter(w)
+	r.header(out)
+	if r.Prediction != nil {
+		r.Prediction.text(out)
+	}
+	if len(r.Rejected) > 0 {
+		r.rejectedText(out)
+	}
+	for _, st := range r.Stages {
+		r.stageText(out, st)
+	}
+	r.trafficText(out)
+	return out.Flush()
+}
+
+func (r *Report) header(out io.Writer) {
+	fmt.Fprintf(out, "%s: %s parameters, %d sequences and %s tokens per step\n", r.Model, grouped(r.Parameters), r.Batch, grouped(int64(r.Tokens)))
+	fmt.Fprintf(out, "%s: %s of %s, dp %d x tp %d x %s; ", count(r.RuntimeNGPUs, "rank"), count(r.Units, "unit"), count(r.PlanNGPUs, "rank"),
+		r.DP/r.Units, r.TP, count(r.PP, "stage"))
+	fmt.Fprintf(out, "%s of up to %s, %s schedule\n", count(r.MicroBatches, "micro-batch"), count(r.MicroBatch, "sequence"), r.Schedule)
+	fmt.Fprintf(out, "every stage is a %s; what is not split over dp is the same on all data-parallel ranks\n", r.Mesh)
+}
+
+func (r *Report) stageText(out io.Writer, st *Stage) {
+	fmt.Fprintf(out, "\nstage %d: %s", st.Index, rankText(st.Ranks))
+	switch n := len(st.Blocks); {
+	case n == 1:
+		fmt.Fprintf(out, ", block %s", st.Blocks[0])
+	case n > 1:
+		fmt.Fprintf(out, ", blocks %s to %s", st.Blocks[0], st.Blocks[n-1])
+	}
+	if st.Recompute > 0 {
+		fmt.Fprintf(out, ", activations computed again in the first %d", st.Recompute)
+	}
+	fmt.Fprintln(out)
+
+	headings := map[string]string{
+		KindWeight: "weights", KindGradient: "gradients, kept until the update", KindSaved: "saved from a micro-batch's forward to its backward",
+		KindInput: "inputs", KindConstant: "constants", KindOther: "other values kept",
+	}
+	for _, kind := range kinds() {
+		if kind == KindOptimizer {
+			r.optimizerText(out, st)
+			continue
+		}
+		var rows [][]string
+		for _, t := range st.Tensors {
+			if t.Kind == kind {
+				name := t.Name
+				if kind == KindGradient {
+					name = "of " + t.Of
+				}
+				rows = append(rows, []string{name, times(t.Count), shapeText(t.DType, t.Shape), t.Spec, grouped(t.Bytes), t.Why})
+			}
+		}
+		if len(rows) > 0 {
+			table(out, headings[kind]+", bytes on one rank", rows, 4)
+		}
+	}
+	r.commTable(out, st)
+	st.Memory.text(out)
+}
+
+// optimizerText sums the optimizer state up: it lies as the weights do.
+func (r *Report) optimizerText(out io.Writer, st *Stage) {
+	tensors, bytes, why := 0, int64(0), ""
+	for _, t := range st.Tensors {
+		if t.Kind == KindOptimizer {
+			tensors += t.Count
+			bytes += int64(t.Count) * t.Bytes
+			why = t.Why
+		}
+	}
+	if tensors > 0 {
+		fmt.Fprintf(out, "  optimizer state: %d tensors, %s bytes; each %s\n", tensors, grouped(bytes), why)
+	}
+}
+
+func (r *Report) commTable(out io.Writer, st *Stage) {
+	if len(st.Communication) == 0 {
+		fmt.Fprintf(out, "  communication: none\n")
+		return
+	}
+	var rows [][]string
+	var bytes int64
+	for _, c := range st.Communication {
+		group := fmt.Sprintf("%s of %d", c.Axis, c.Ranks)
+		if c.Peer != nil {
+			group = fmt.Sprintf("stage %d", *c.Peer)
+		}
+		rows = append(rows, []string{c.Name, c.Op, group, c.Phase, times(c.Runs), grouped(c.Single), grouped(c.Bytes)})
+		bytes += c.Bytes
+	}
+	rows = append(rows, []string{"together", "", "", "", "", "", grouped(bytes)})
+	title := fmt.Sprintf("communication of rank %d in a step: what is moved, runs, bytes each, bytes per step", st.Busiest)
+	table(out, title, rows, 4, 5, 6)
+}
+
+func (m Memory) text(out io.Writer) {
+	fmt.Fprintf(out, "  memory: arena of %s bytes = %s persistent + %s of %s + %s temporary\n",
+		grouped(m.Arena), grouped(m.Persist), count(m.Slots, "slot"), grouped(m.Slot), grouped(m.Temp))
+	var parts []string
+	for _, p := range m.Parts {
+		parts = append(parts, fmt.Sprintf("%s %s", p.Kind, grouped(p.Bytes)))
+	}
+	fmt.Fprintf(out, "    persistent: %s\n", strings.Join(parts, ", "))
+	m.SlotPeak.text(out, "slot", m.Slot)
+	m.TempPeak.text(out, "temporary", m.Temp)
+}
+
+func (p Peak) text(out io.Writer, what string, region int64) {
+	if p.Bytes == 0 {
+		return
+	}
+	fmt.Fprintf(out, "    %s: fullest at %s (%s), %s of %s bytes live:", what, p.At, p.Phase, grouped(p.Bytes), grouped(region))
+	for i, l := range p.Largest[:min(3, len(p.Largest))] {
+		if i > 0 {
+			fmt.Fprint(out, ",")
+		}
+		fmt.Fprintf(out, " %s %s", l.Name, grouped(l.Bytes))
+	}
+	fmt.Fprintln(out)
+}
+
+// trafficText lists what the runtime will count, ranks alike together.
+func (r *Report) trafficText(out io.Writer) {
+	var rows [][]string
+	ranks := map[Traffic][]int{}
+	var order []Traffic
+	for _, t := range r.Traffic {
+		key := t
+		key.Rank = 0
+		if ranks[key] == nil {
+			order = append(order, key)
+		}
+		ranks[key] = append(ranks[key], t.Rank)
+	}
+	var collective, transfer int64
+	for _, t := range r.Traffic {
+		collective += t.CollectiveBytes
+		transfer += t.TransferBytes
+	}
+	for _, t := range order {
+		rows = append(rows, []string{rankText(ranks[t]), strconv.Itoa(t.Collectives), grouped(t.CollectiveBytes), strconv.Itoa(t.Transfers), grouped(t.TransferBytes)})
+	}
+	rows = append(rows, []string{"all ranks", "", grouped(collective), "", grouped(transfer)})
+	fmt.Fprintln(out)
+	table(out, "counted per step: collectives, bytes received in them, transfers (both ends), bytes in them", rows, 1, 2, 3, 4)
+}
+
+// table prints rows of cells in columns below a title. The listed columns are
+// numbers, set flush right.
+func table(out io.Writer, title string, rows [][]string, right ...int) {
+	fmt.Fprintf(out, "  %s\n", title)
+	for _, column := range right {
+		width := 0
+		for _, row := range rows {
+			width = max(width, len(row[column]))
+		}
+		for _, row := range rows {
+			row[column] = strings.Repeat(" ", width-len(row[column])) + row[column]
+		}
+	}
+	var text strings.Builder
+	tab := tabwriter.NewWriter(&text, 0, 0, 2, ' ', 0)
+	for _, row := range rows {
+		fmt.Fprintf(tab, "    %s\n", strings.Join(row, "\t"))
+	}
+	tab.Flush() // to memory: cannot fail
+	for line := range strings.Lines(text.String()) {
+		fmt.Fprintln(out, strings.TrimRight(line, " \n"))
+	}
+}
+
+func shapeText(dtype string, shape []int) string {
+	parts := make([]string, len(shape))
+	for i, n := range shape {
+		parts[i] = strconv.Itoa(n)
+	}
+	return dtype + "[" + strings.Join(parts, ",") + "]"
+}
+
+func times(n int) string { return fmt.Sprintf("x%d", n) }
+
+// count prints "1 rank", "2 ranks", "3 micro-batches".
+func count(n int, what string) string {
+	switch {
+	case n == 1:
+	case strings.HasSuffix(what, "ch"):
+		what += "es"
+	default:
+		what += "s"
+	}
+	return fmt.Sprintf("%d %s", n, what)
+}
+
+func rankText(ranks []int) string {
+	if len(ranks) == 1 {
+		return "rank " + numbers(ranks)
+	}
+	return "ranks " + numbers(ranks)
+}
+
+// numbers prints sorted integers as ranges: 0-3,8-11.
+func numbers(xs []int) string {
+	var parts []string
+	for i := 0; i < len(xs); {
+		from := i
+		for i++; i < len(xs) && xs[i] == xs[i-1]+1; i++ {
+		}
+		part := strconv.Itoa(xs[from])
+		if i-1 > from {
+			part += "-" + strconv.Itoa(xs[i-1])
+		}
+		parts = append(parts, part)
+	}
+	return strings.Join(parts, ",")
+}
+
+// grouped prints an integer with a comma every three digits.
+func grouped(n int64) string {
+	digits := strconv.FormatInt(n, 10)
+	sign := ""
+	if n < 0 {
+		sign, digits = "-", digits[1:]
+	}
+	for i := len(digits) - 3; i > 0; i -= 3 {
+		digits = digits[:i] + "," + digits[i:]
+	}
+	return sign + digits
+}
+
+// seconds prints a time with four significant digits.
+func seconds(s float64) string {
+	switch a := math.Abs(s); {
+	case a >= 1:
+		return fmt.Sprintf("%.4g s", s)
+	case a >= 1e-3:
+		return fmt.Sprintf("%.4g ms", s*1e3)
+	}
+	return fmt.Sprintf("%.4g us", s*1e6)
+}

@@ -1,0 +1,342 @@
+package explain
+
+import (
+	"bufio"
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"io"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/autopar/autopar/codegen"
+	"github.com/autopar/autopar/ir"
+	"github.com/autopar/autopar/runtime"
+)
+
+// Trace writes a timeline in the Trace Event Format, which Perfetto and
+// chrome://tracing open: a process per rank, in it a track of tasks and the
+// kernels in them, a track of communication and a curve of memory, and arrows
+// from sends to receives. spans are those of a run ([runtime.Span]), or with nil the predicted
+// ones. They are checked first: see [CheckSpans].
+func (r *Report) Trace(w io.Writer, spans []runtime.Span) error {
+	if spans == nil {
+		var err error
+		if spans, err = r.Spans(); err != nil {
+			return err
+		}
+	}
+	line, err := newTimeline(r.prog, spans)
+	if err != nil {
+		return err
+	}
+	out := bufio.NewWriter(w)
+	fmt.Fprint(out, `{"displayTimeUnit":"ms","traceEvents":[`)
+	first := true
+	for _, e := range line.events() {
+		text, err := json.Marshal(e)
+		if err != nil {
+			return fmt.Errorf("explain: %w", err)
+		}
+		if !first {
+			out.WriteByte(',')
+		}
+		first = false
+		out.WriteByte('\n')
+		out.Write(text)
+	}
+	fmt.Fprint(out, "\n]}\n")
+	return out.Flush()
+}
+
+// event is one entry of the Trace Event Format. Times are in microseconds.
+type event struct {
+	Name      string         `json:"name"`
+	Category  string         `json:"cat,omitempty"`
+	Kind      string         `json:"ph"`
+	Process   int            `json:"pid"`
+	Thread    int            `json:"tid"`
+	Time      micros         `json:"ts"`
+	Duration  *micros        `json:"dur,omitempty"`
+	ID        int            `json:"id,omitempty"`
+	BindPoint string         `json:"bp,omitempty"`
+	Args      map[string]any `json:"args,omitempty"`
+}
+
+// micros prints a duration as microseconds, exactly.
+type micros time.Duration
+
+// MarshalJSON prints at most three decimals, as many as a nanosecond needs.
+func (m micros) MarshalJSON() ([]byte, error) {
+	return strconv.AppendFloat(nil, float64(m)/1000, 'f', -1, 64), nil
+}
+
+// Threads of a rank.
+const (
+	computeThread = 1
+	commThread    = 2
+)
+
+// timeline is the spans of a step beside the program that they are of.
+type timeline struct {
+	prog  *codegen.Program
+	nodes map[string]*ir.Node
+	ranks [][]step // by world rank, in order
+}
+
+// step is a span with the node that it runs.
+type step struct {
+	runtime.Span
+	node *ir.Node
+}
+
+// task tells the runs of a body apart.
+type task struct {
+	phase ir.Phase
+	mb    int
+}
+
+func (s *step) task() task { return task{s.Phase, s.MicroBatch} }
+
+// message names a transfer from both of its ends.
+type message struct {
+	send     string
+	from, to int
+	mb       int
+}
+
+func (l *timeline) message(s *step) message {
+	sched := &l.prog.Schedules[s.Rank]
+	peer := l.prog.Peer(sched, s.node)
+	if s.node.Op == ir.OpSend {
+		return message{s.Name, s.Rank, peer, s.MicroBatch}
+	}
+	return message{s.node.Args[0].Def.Name, peer, s.Rank, s.MicroBatch}
+}
+
+// events lists everything to draw, by rank and time.
+func (l *timeline) events() []event {
+	var events []event
+	ids := map[message]int{}
+	for rank, steps := range l.ranks {
+		events = append(events, l.labels(rank)...)
+		add := func(name, category string, thread int, start, end time.Duration, args map[string]any) {
+			length := micros(end - start)
+			events = append(events, event{Name: name, Category: category, Kind: "X", Process: rank, Thread: thread, Time: micros(start), Duration: &length, Args: args})
+		}
+		inFlight := int64(0)
+		for i := 0; i < len(steps); {
+			from := i
+			for i < len(steps) && steps[i].task() == steps[from].task() {
+				i++
+			}
+			t := codegen.Task{Phase: steps[from].Phase, MicroBatch: steps[from].MicroBatch}
+			add(t.String(), "task", computeThread, steps[from].Start, steps[i-1].End, nil)
+			if t.Phase == ir.Forward {
+				inFlight++
+			}
+			events = append(events, l.memory(rank, inFlight, steps[from].Start))
+			if t.Phase == ir.Backward || t.Phase == ir.Forward && !l.training(rank) {
+				inFlight--
+			}
+			for k := range steps[from:i] {
+				s := &steps[from+k]
+				args := map[string]any{"op": s.Op.String(), "task": t.String()}
+				if !communicates(s.Op) {
+					add(s.Name, "compute", computeThread, s.Start, s.End, args)
+					continue
+				}
+				args["bytes"] = strconv.FormatInt(l.prog.CommBytes(&l.prog.Schedules[rank], s.node, t), 10)
+				add(s.Name, "comm", commThread, s.Start, s.End, args)
+				if s.Op == ir.OpSend || s.Op == ir.OpRecv {
+					events = append(events, l.arrow(s, ids))
+				}
+			}
+		}
+	}
+	return events
+}
+
+// memory is a point of the curve of a rank's arena: what is always there, the
+// slots of the micro-batches in flight, and what bodies use for themselves.
+func (l *timeline) memory(rank int, inFlight int64, at time.Duration) event {
+	st := l.prog.Stages[l.prog.Schedules[rank].Stage]
+	return event{Name: "arena bytes", Kind: "C", Process: rank, Time: micros(at), Args: map[string]any{
+		"1 persistent": st.Persist, "2 saved": inFlight * st.Slot, "3 temporary": st.Temp,
+	}}
+}
+
+func (l *timeline) training(rank int) bool {
+	return len(l.prog.Stages[l.prog.Schedules[rank].Stage].Bodies[ir.Backward].Instrs) > 0
+}
+
+// labels names the process and threads of a rank.
+func (l *timeline) labels(rank int) []event {
+	s := &l.prog.Schedules[rank]
+	name := fmt.Sprintf("rank %d: stage %d", rank, s.Stage)
+	for i, a := range l.prog.Mesh.Axes {
+		if !a.Time {
+			name += fmt.Sprintf(" %s=%d", a.Name, s.Coord[i])
+		}
+	}
+	return []event{
+		{Name: "process_name", Kind: "M", Process: rank, Args: map[string]any{"name": name}},
+		{Name: "thread_name", Kind: "M", Process: rank, Thread: computeThread, Args: map[string]any{"name": "compute"}},
+		{Name: "thread_name", Kind: "M", Process: rank, Thread: commThread, Args: map[string]any{"name": "communication"}},
+	}
+}
+
+// arrow is the end of a flow from a send to its receive.
+func (l *timeline) arrow(s *step, ids map[message]int) event {
+	m := l.message(s)
+	if ids[m] == 0 {
+		ids[m] = len(ids) + 1
+	}
+	e := event{Name: m.send, Category: "transfer", Process: s.Rank, Thread: commThread, ID: ids[m]}
+	if s.Op == ir.OpSend {
+		e.Kind, e.Time = "s", micros(s.Start)
+	} else {
+		e.Kind, e.Time, e.BindPoint = "f", micros(s.End), "e"
+	}
+	return e
+}
+
+// newTimeline orders spans and checks them.
+func newTimeline(prog *codegen.Program, spans []runtime.Span) (*timeline, error) {
+	l := &timeline{prog: prog, nodes: map[string]*ir.Node{}, ranks: make([][]step, len(prog.Schedules))}
+	for _, n := range prog.Graph.Nodes {
+		l.nodes[n.Name] = n
+	}
+	for _, s := range spans {
+		n := l.nodes[s.Name]
+		if n == nil || s.Rank < 0 || s.Rank >= len(l.ranks) {
+			return nil, fmt.Errorf("explain: the timeline has %s on rank %d, the program has not", s.Name, s.Rank)
+		}
+		l.ranks[s.Rank] = append(l.ranks[s.Rank], step{s, n})
+	}
+	for _, steps := range l.ranks {
+		// Stable: what takes no time keeps its place.
+		slices.SortStableFunc(steps, func(a, b step) int { return cmp.Or(cmp.Compare(a.Start, b.Start), cmp.Compare(a.End, b.End)) })
+	}
+	return l, l.check()
+}
+
+// CheckSpans checks a timeline against its program: spans of one rank do not
+// overlap, so that tasks nest them; every send has one receive, which does not
+// end before the send begins; and nothing begins before its operands are made.
+func CheckSpans(prog *codegen.Program, spans []runtime.Span) error {
+	_, err := newTimeline(prog, spans)
+	return err
+}
+
+func (l *timeline) check() error {
+	sends, receives := map[message]*step{}, map[message]*step{}
+	for rank, steps := range l.ranks {
+		ran := map[made]bool{} // before this step, and so ended
+		for i := range steps {
+			s := &steps[i]
+			switch {
+			case s.End < s.Start:
+				return fmt.Errorf("explain: rank %d: %s ends at %s, before it starts at %s", rank, s.Name, s.End, s.Start)
+			case i > 0 && s.Start < steps[i-1].End:
+				return fmt.Errorf("explain: rank %d: %s starts at %s, inside %s, which ends at %s", rank, s.Name, s.Start, steps[i-1].Name, steps[i-1].End)
+			}
+			if err := l.operands(s, ran); err != nil {
+				return err
+			}
+			ran[made{s.node, s.MicroBatch}], ran[made{s.node, anyMicroBatch}] = true, true
+			table := sends
+			switch s.Op {
+			case ir.OpRecv:
+				table = receives
+			case ir.OpSend:
+			default:
+				continue
+			}
+			m := l.message(s)
+			if table[m] != nil {
+				return fmt.Errorf("explain: rank %d: %s of micro-batch %d happens twice", rank, s.Name, s.MicroBatch)
+			}
+			table[m] = s
+		}
+	}
+	return pair(sends, receives)
+}
+
+// made is a run of a node.
+type made struct {
+	node *ir.Node
+	mb   int
+}
+
+const anyMicroBatch = -1
+
+// operands checks that what a step reads was made before, in the same
+// micro-batch or, for the update, in any.
+func (l *timeline) operands(s *step, ran map[made]bool) error {
+	if s.Op == ir.OpRecv {
+		return nil // its operand is the sender's
+	}
+	for _, a := range s.node.Args {
+		if err := l.operand(s, a, ran); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (l *timeline) operand(s *step, a *ir.Value, ran map[made]bool) error {
+	from := made{a.Def, s.MicroBatch}
+	if s.Phase == ir.Update && a.Def.Phase != ir.Update {
+		from.mb = anyMicroBatch
+	}
+	switch {
+	case ran[from]:
+		return nil
+	case a.Def.Op.Class() == ir.Leaf:
+		return nil // there before the step
+	case folded(a.Def):
+		// Done by the kernels that make its operands.
+		for _, b := range a.Def.Args {
+			if err := l.operand(s, b, ran); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	return fmt.Errorf("explain: rank %d: %s of micro-batch %d starts at %s, before its operand %s is made", s.Rank, s.Name, s.MicroBatch, s.Start, a.Name())
+}
+
+// folded reports whether a node may have no instruction of its own: sums that
+// kernels make by adding into their result.
+func folded(n *ir.Node) bool { return n.Op == ir.OpAccumulate || n.Op == ir.OpAddN }
+
+func pair(sends, receives map[message]*step) error {
+	for _, m := range sortedMessages(sends) {
+		s, r := sends[m], receives[m]
+		switch {
+		case r == nil:
+			return fmt.Errorf("explain: rank %d sends %s of micro-batch %d to rank %d, which never receives it", m.from, m.send, m.mb, m.to)
+		case r.End < s.Start:
+			return fmt.Errorf("explain: rank %d has received %s of micro-batch %d at %s, before rank %d sends it at %s", m.to, m.send, m.mb, r.End, m.from, s.Start)
+		}
+	}
+	for _, m := range sortedMessages(receives) {
+		if sends[m] == nil {
+			return fmt.Errorf("explain: rank %d receives %s of micro-batch %d from rank %d, which never sends it", m.to, m.send, m.mb, m.from)
+		}
+	}
+	return nil
+}
+
+func sortedMessages(of map[message]*step) []message {
+	var ms []message
+	for m := range of {
+		ms = append(ms, m)
+	}
+	slices.SortFunc(ms, func(a, b message) int {
+		return cmp.Or(cmp.Compare(a.from, b.from), cmp.Compare(a.to, b.to), cmp.Compare(a.mb, b.mb), cmp.Compare(a.send, b.send))
+	})
+	return ms
+}

@@ -1,0 +1,167 @@
+package explain
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"slices"
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/autopar/autopar/codegen"
+	"github.com/autopar/autopar/ir"
+	"github.com/autopar/autopar/partition"
+	"github.com/autopar/autopar/runtime"
+	"github.com/autopar/autopar/runtime/cpu"
+)
+
+// checkTrace reads a trace back: spans of a thread nest, and every flow starts
+// inside one span and ends inside another, later.
+func checkTrace(t *testing.T, data []byte) {
+	t.Helper()
+	var file struct {
+		TraceEvents []struct {
+			Name, Ph, Cat string
+			Pid, Tid, ID  int
+			Ts, Dur       float64
+		}
+	}
+	require.NoError(t, json.Unmarshal(data, &file))
+	type thread struct{ pid, tid int }
+	open := map[thread][]float64{} // ends of the spans around
+	starts := map[int]float64{}
+	spans, flows := 0, 0
+	const rounding = 1e-3 // of a microsecond
+	for _, e := range file.TraceEvents {
+		at := thread{e.Pid, e.Tid}
+		switch e.Ph {
+		case "X":
+			spans++
+			for len(open[at]) > 0 && open[at][len(open[at])-1] <= e.Ts+rounding {
+				open[at] = open[at][:len(open[at])-1]
+			}
+			if n := len(open[at]); n > 0 {
+				require.LessOrEqual(t, e.Ts+e.Dur, open[at][n-1]+rounding, "%s of rank %d sticks out of the span around it", e.Name, e.Pid)
+			}
+			open[at] = append(open[at], e.Ts+e.Dur)
+		case "s":
+			require.NotContains(t, starts, e.ID)
+			starts[e.ID] = e.Ts
+		case "f":
+			flows++
+		}
+	}
+	for _, e := range file.TraceEvents {
+		if e.Ph == "f" {
+			sent, ok := starts[e.ID]
+			require.True(t, ok, "%s is received, never sent", e.Name)
+			require.LessOrEqual(t, sent, e.Ts, e.Name)
+		}
+	}
+	require.Len(t, starts, flows)
+	require.Positive(t, spans)
+}
+
+func TestPredictedTrace(t *testing.T) {
+	for name, s := range shapes() {
+		r := report(t, s)
+		predicted, err := r.Spans()
+		require.NoError(t, err)
+		require.NoError(t, CheckSpans(r.prog, predicted), name)
+		instrs := 0
+		for _, sched := range r.prog.Schedules {
+			for _, task := range sched.Tasks {
+				instrs += len(r.prog.Stages[sched.Stage].Bodies[task.Phase].Instrs)
+			}
+		}
+		require.Len(t, predicted, instrs, name)
+		var out bytes.Buffer
+		require.NoError(t, r.Trace(&out, nil))
+		checkTrace(t, out.Bytes())
+	}
+}
+
+// TestMeasuredRun: a run on CPU ranks has a timeline that passes the same checks,
+// and counts the bytes that the report lists.
+func TestMeasuredRun(t *testing.T) {
+	for name, s := range shapes() {
+		r := report(t, s)
+		backend, err := cpu.New(cpu.Options{})
+		require.NoError(t, err)
+		var mu sync.Mutex
+		var spans []runtime.Span
+		exec, err := runtime.New(r.prog, backend, runtime.Options{Trace: func(s runtime.Span) {
+			mu.Lock()
+			defer mu.Unlock()
+			spans = append(spans, s)
+		}})
+		require.NoError(t, err)
+		require.NoError(t, exec.InitParams(r.prog, 1))
+		_, err = exec.Step(context.Background(), r.prog, feeds(r.prog))
+		require.NoError(t, err, name)
+		for rank := range r.Traffic {
+			c := exec.Counters(rank)
+			require.Equal(t, Traffic{rank, c.Collectives, c.CollectiveBytes, c.Transfers, c.TransferBytes}, r.Traffic[rank], name)
+		}
+		require.NoError(t, exec.Close())
+		var out bytes.Buffer
+		require.NoError(t, r.Trace(&out, spans), name)
+		checkTrace(t, out.Bytes())
+	}
+}
+
+func feeds(prog *codegen.Program) runtime.Feeds {
+	f := runtime.Feeds{}
+	for _, v := range prog.Graph.Inputs() {
+		if n := int(v.Type.Elems()); v.Type.DType == ir.F32 {
+			f[partition.BaseName(v.Name())] = runtime.Floats(make([]float32, n)...)
+		} else {
+			f[partition.BaseName(v.Name())] = runtime.Ints(make([]int32, n)...)
+		}
+	}
+	return f
+}
+
+// TestBrokenTimelines: each of these must be noticed.
+func TestBrokenTimelines(t *testing.T) {
+	r := report(t, shapes()["combined"])
+	at := func(spans []runtime.Span, op ir.Op) int {
+		i := slices.IndexFunc(spans, func(s runtime.Span) bool { return s.Op == op })
+		require.GreaterOrEqual(t, i, 0)
+		return i
+	}
+	predicted, err := r.Spans()
+	require.NoError(t, err)
+	for _, tt := range []struct {
+		name, want string
+		damage     func([]runtime.Span) []runtime.Span
+	}{
+		{"a receive is missing", "never receives it", func(s []runtime.Span) []runtime.Span {
+			// Rank 0 stops before its last one.
+			last := 0
+			for i, x := range s {
+				if x.Rank == 0 && x.Op == ir.OpRecv {
+					last = i
+				}
+			}
+			first := slices.IndexFunc(s, func(x runtime.Span) bool { return x.Rank == 1 })
+			return slices.Delete(s, last, first)
+		}},
+		{"a send is missing", "never sends it", func(s []runtime.Span) []runtime.Span { i := at(s, ir.OpSend); return slices.Delete(s, i, i+1) }},
+		{"spans overlap", "inside", func(s []runtime.Span) []runtime.Span { s[3].End += s[4].End - s[4].Start; return s }},
+		{"a span ends first", "before it starts", func(s []runtime.Span) []runtime.Span { s[0].End = -1; return s }},
+		{"operands later", "before its operand", func(s []runtime.Span) []runtime.Span {
+			i := at(s, ir.OpAttention)
+			s[i].Start, s[i-1].Start = s[i-1].Start, s[i].Start
+			s[i].End, s[i-1].End = s[i-1].End, s[i].End
+			return s
+		}},
+		{"another program", "the program has not", func(s []runtime.Span) []runtime.Span { s[0].Name = "h.7/add"; return s }},
+	} {
+		err := CheckSpans(r.prog, tt.damage(slices.Clone(predicted)))
+		require.ErrorContains(t, err, tt.want, tt.name)
+	}
+	require.ErrorContains(t, (&Report{}).Trace(&bytes.Buffer{}, nil), "no timeline")
+}

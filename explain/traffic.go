@@ -1,0 +1,84 @@
+package explain
+
+import (
+	"fmt"
+
+	"github.com/autopar/autopar/codegen"
+	"github.com/autopar/autopar/ir"
+)
+
+func (t Traffic) bytes() int64 { return t.CollectiveBytes + t.TransferBytes }
+
+// communication lists what one rank communicates in a step, and counts it as
+// the runtime does.
+func (r *Report) communication(st *Stage, s *codegen.Schedule) ([]Comm, Traffic) {
+	total := Traffic{Rank: s.Rank}
+	type key struct{ name, op, phase, from, to string }
+	at := map[key]int{}
+	var rows []Comm
+	var names [][]string
+	code := r.prog.Stages[s.Stage]
+	for phase, body := range code.Bodies {
+		first, runs := microBatches(s, ir.Phase(phase))
+		if runs == 0 {
+			continue
+		}
+		for i := range body.Instrs {
+			n := body.Instrs[i].Node
+			if !communicates(n.Op) {
+				continue
+			}
+			// All micro-batches have the size of the first, but for the last.
+			each := r.prog.CommBytes(s, n, first)
+			last := first
+			last.MicroBatch += runs - 1
+			bytes := int64(runs-1)*each + r.prog.CommBytes(s, n, last)
+			c := Comm{Op: n.Op.String(), Phase: n.Phase.String(), Ranks: 2, Runs: runs, Single: each, Bytes: bytes}
+			if attr, ok := n.Attr.(ir.CommAttr); ok {
+				c.Axis, c.Ranks = attr.Axis, r.prog.Mesh.Size(attr.Axis)
+				total.Collectives += runs
+				total.CollectiveBytes += bytes
+			} else {
+				peer := n.Attr.(ir.P2PAttr).Stage
+				c.Peer = &peer
+				total.Transfers += runs
+				total.TransferBytes += bytes
+			}
+			v, out := n.Args[0], n.Results[0]
+			c.Of = v.Type.String()
+			c.From, c.To = v.Spec.Format(r.prog.Mesh, len(v.Type.Shape)), out.Spec.Format(r.prog.Mesh, len(out.Type.Shape))
+			k := key{class(n.Name), c.Op, c.Phase, c.From, c.To + fmt.Sprint(c.Of, each, bytes)}
+			row, seen := at[k]
+			if !seen {
+				row = len(rows)
+				at[k] = row
+				rows, names = append(rows, c), append(names, nil)
+			} else {
+				rows[row].Runs += runs
+				rows[row].Bytes += bytes
+			}
+			names[row] = append(names[row], n.Name)
+		}
+	}
+	for i := range rows {
+		rows[i].Name = st.merged(names[i])
+	}
+	return rows, total
+}
+
+// microBatches returns the first task of a phase and how many a rank runs.
+func microBatches(s *codegen.Schedule, phase ir.Phase) (first codegen.Task, runs int) {
+	for _, t := range s.Tasks {
+		if t.Phase == phase {
+			if runs == 0 || t.MicroBatch < first.MicroBatch {
+				first = t
+			}
+			runs++
+		}
+	}
+	return first, runs
+}
+
+func communicates(op ir.Op) bool {
+	return codegen.Collective(op) || op == ir.OpSend || op == ir.OpRecv
+}
