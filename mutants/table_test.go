@@ -1,0 +1,476 @@
+//go:build mutants
+
+package mutants
+
+import "slices"
+
+// mutants lists all planted bugs, by where they are planted.
+func mutants() []mutant {
+	return slices.Concat(inTheModel(), inThePartition(), inTheRuntime(), inTheKernels(), inTheLoop())
+}
+
+// inTheModel has the bugs of the graph that all ranks share: trace, autodiff,
+// the model, and the interpreter that defines the ops.
+func inTheModel() []mutant {
+	const oracle = "^TestOracleLossAndGradients$"
+	return []mutant{{
+		bug: "non-causal mask", how: "in the definition of attention",
+		file: "ir/interp/attention.go",
+		old:  "lse[row] = logSumExp(scores[:i+1])\n\t\t\t\tfor j := range i + 1 {",
+		new:  "lse[row] = logSumExp(scores[:i+1])\n\t\t\t\tfor j := range length {",
+		pkg:  "./ir/interp", run: "^TestAttentionIsCausal$",
+	}, {
+		bug: "tied table's gradient missing one use", how: "autodiff keeps the last",
+		file: "ir/autodiff/grad.go",
+		old:  "b.grads[v] = append(sofar, d)", new: "b.grads[v] = []*ir.Value{d}",
+		pkg: "./models/gpt", run: oracle,
+	}, {
+		bug: "two backward outputs swapped", how: "weight and bias of layer norm",
+		file: "ir/autodiff/rules.go",
+		old:  "b.give(a, n.Results[i])", new: "b.give(a, n.Results[(len(n.Results)-i)%len(n.Results)])",
+		pkg: "./models/gpt", run: oracle,
+	}, {
+		bug: "loss scale different", how: "on all ranks, in the backward pass",
+		file: "ir/autodiff/grad.go",
+		old:  "ir.ConstAttr{Value: 1}", new: "ir.ConstAttr{Value: 2}",
+		pkg: "./models/gpt", run: oracle,
+	}, {
+		bug: "wrong power on all ranks", how: "bias correction in the definition of AdamW",
+		file: "ir/interp/elementwise.go",
+		old:  "math.Pow(a.Beta2, t)", new: "math.Pow(a.Beta2, t+1)",
+		pkg: "./models/gpt", run: "^TestOracleTraining$",
+	}, {
+		bug: "optimizer holding stale weights", how: "the new weight is nobody's next",
+		file: "trace/ops.go",
+		old:  "t.Update(weight, next[0])\n", new: "",
+		pkg: "./models/gpt", run: "^TestOracleTraining$",
+	}, {
+		bug: "optimizer holding stale weights", how: "the second moment is forgotten",
+		file: "trace/ops.go",
+		old:  "t.Update(v, next[2])\n", new: "",
+		pkg: "./models/gpt", run: "^TestOracleTraining$",
+	}, {
+		bug:  "weight decay on biases and norms",
+		file: "trace/ops.go",
+		old:  "if !declared.Decay {", new: "if !declared.Decay && declared.State {",
+		pkg: "./models/gpt", run: "^TestOracleTraining$",
+	}, {
+		bug:  "dropout in evaluation",
+		file: "models/gpt/step.go",
+		old:  "cfg.Dropout = 0\n\treturn fullSequence(", new: "return fullSequence(",
+		pkg: "./models/gpt", run: "^TestDropoutSites$",
+	}}
+}
+
+// inThePartition has the bugs of cutting the graph, and of the order and memory
+// that programs are given.
+func inThePartition() []mutant {
+	const sound = "^TestCheckAcceptsEveryProgram$"
+	const shapes = "^TestShapes$"
+	skip := func(when string) string {
+		return "if s.Op == ir.OpAllReduce && " + when + " {\n\t\t\tv.Spec = s.Spec\n\t\t\tcontinue\n\t\t}\n\t\t"
+	}
+	const insert = "v = pr.comm(s.Op, v, s.Spec, phase, s.Attr).Results[0]"
+	return []mutant{{
+		bug: "dropped all_reduce with the data flow kept", how: "forward",
+		file: "partition/reshard.go", old: insert, new: skip("phase == ir.Forward") + insert,
+		pkg: "./codegen", run: sound,
+	}, {
+		bug:  "missing backward reduce",
+		file: "partition/reshard.go", old: insert, new: skip("phase == ir.Backward") + insert,
+		pkg: "./codegen", run: sound,
+	}, {
+		bug: "missing backward reduce", how: "of gradients over data-parallel ranks",
+		file: "partition/reshard.go", old: insert, new: skip("s.Attr.Axis == AxisDP") + insert,
+		pkg: "./codegen", run: sound,
+	}, {
+		bug: "all_reduce and all_gather swapped", how: "a sum is gathered",
+		file: "partition/reshard.go",
+		old:  "add(i, ir.OpAllReduce, t, ir.CommAttr{Reduce: f.Reduce})", new: "add(i, ir.OpAllGather, t, ir.CommAttr{})",
+		pkg: "./codegen", run: sound,
+	}, {
+		bug: "all_reduce and all_gather swapped", how: "parts are summed",
+		file: "partition/reshard.go",
+		old:  "add(i, ir.OpAllGather, t, ir.CommAttr{Dim: int(f.Dim)})", new: "add(i, ir.OpAllReduce, t, ir.CommAttr{})",
+		pkg: "./partition", run: "^TestEachStepIsItsCollective$",
+	}, {
+		bug:  "clip by each shard's own norm",
+		file: "ir/signature.go",
+		old:  "} else if inArgs {\n\t\t\tresults[i] = PartialOf", new: "} else if inArgs && s.Op != OpSumSquares {\n\t\t\tresults[i] = PartialOf",
+		pkg: "./runtime", run: shapes,
+	}, {
+		bug:  "clip by each stage's own norm",
+		file: "partition/stage.go",
+		old:  "for _, t := range stages {\n\t\tm.Args", new: "for _, t := range stages {\n\t\tif len(byStage) > 1 && n.Op == ir.OpAddN && t != s && strings.HasPrefix(n.Name, \"grad_norm\") {\n\t\t\tcontinue\n\t\t}\n\t\tm.Args",
+		pkg: "./runtime", run: shapes,
+	}, {
+		bug: "tied table's gradient missing one use", how: "each stage keeps its own",
+		file: "partition/stage.go",
+		old:  "for _, t := range stages {\n\t\tm.Args", new: "for _, t := range stages {\n\t\tif t != s && strings.HasSuffix(n.Name, \"@grad\") {\n\t\t\tcontinue\n\t\t}\n\t\tm.Args",
+		pkg: "./runtime", run: shapes,
+	}, {
+		bug: "tied table's gradient missing one use", how: "one accumulator, and the second overwrites",
+		file: "codegen/layout.go",
+		old:  "first[id] {\n\t\t\tb.modes[v] = Always", new: "first[id] {\n\t\t\tb.modes[v] = AfterFirst",
+		pkg: "./codegen", run: sound,
+	}, {
+		bug:  "tied table counted twice in the norm",
+		file: "partition/stage.go",
+		old:  "byStage[t] = append(byStage[t], a)",
+		new: `byStage[t] = append(byStage[t], a)
+		if name, _, _ := strings.Cut(a.Def.Name, "/"); a.Def.Op == ir.OpSumSquares {
+			for _, again := range c.holders[c.src.Find(name)][1:] {
+				byStage[again] = append(byStage[again], a)
+				if !slices.Contains(stages, again) {
+					stages = append(stages, again)
+				}
+			}
+		}`,
+		pkg: "./runtime", run: shapes,
+	}, {
+		bug:  "wrong p2p source",
+		file: "partition/stage.go",
+		old:  "Op: ir.OpRecv, Attr: ir.P2PAttr{Stage: from}", new: "Op: ir.OpRecv, Attr: ir.P2PAttr{Stage: to}",
+		pkg: "./codegen", run: sound,
+	}, {
+		bug:  "wrong p2p destination",
+		file: "partition/stage.go",
+		old:  "Op: ir.OpSend, Attr: ir.P2PAttr{Stage: to}", new: "Op: ir.OpSend, Attr: ir.P2PAttr{Stage: from}",
+		pkg: "./codegen", run: sound,
+	}, {
+		bug: "wrong p2p destination", how: "always the first rank of the stage",
+		file: "codegen/program.go",
+		old:  "(ir.P2PAttr).Stage, s.Device)", new: "(ir.P2PAttr).Stage, 0)",
+		pkg: "./codegen", run: sound,
+	}, {
+		bug: "bias added on every rank of a row-parallel matmul", how: "add is said to be linear in one operand",
+		file: "ir/op.go",
+		old:  `sig: "a[l* s*] b[s*] -> y[l* s*]", class: Compute, linear: all`, new: `sig: "a[l* s*] b[s*] -> y[l* s*]", class: Compute, linear: 1`,
+		pkg: "./runtime", run: shapes,
+	}, {
+		bug:  "uneven last shard dropped",
+		file: "ir/mesh.go",
+		old:  "return Span{i*q + min(i, r), q + b2i(i < r)}", new: "return Span{i * q, q + 0*r}",
+		pkg: "./ir", run: "^TestLocalTiles$",
+	}, {
+		bug: "uneven last shard dropped", how: "by a run of the model",
+		file: "ir/mesh.go",
+		old:  "return Span{i*q + min(i, r), q + b2i(i < r)}", new: "return Span{i * q, q + 0*r}",
+		pkg: "./runtime", run: shapes,
+	}, {
+		bug:  "micro-batch remainder dropped",
+		file: "partition/plan.go",
+		old:  "return (local + p.MicroBatch - 1) / p.MicroBatch", new: "return max(1, local/p.MicroBatch)",
+		pkg: "./runtime", run: shapes,
+	}, {
+		bug: "micro-batch remainder dropped", how: "the last one repeats rows",
+		file: "ir/mesh.go",
+		old:  "off := min(i*a.Chunk, size)", new: "off := max(0, min(i*a.Chunk, size-a.Chunk))",
+		pkg: "./ir", run: "^TestCutIsUneven$",
+	}, {
+		bug:  "recompute draws another mask",
+		file: "partition/recompute.go",
+		old:  `c := &ir.Node{Op: n.Op, Attr: n.Attr, Name: n.Name + "@re", Phase: ir.Backward, Pos: n.Pos}`,
+		new: `c := &ir.Node{Op: n.Op, Attr: n.Attr, Name: n.Name + "@re", Phase: ir.Backward, Pos: n.Pos}
+		if d, ok := c.Attr.(ir.DropoutAttr); ok {
+			d.Key = c.Name
+			c.Attr = d
+		}`,
+		pkg: "./runtime", run: shapes,
+	}, {
+		bug: "gradient reduce launched before the last micro-batch's backward", how: "it stands in the backward body",
+		file: "codegen/layout.go",
+		old:  "body := &b.Bodies[n.Phase]",
+		new:  "phase := n.Phase\n\tif n.Op == ir.OpAllReduce && n.Args[0].Def.Op == ir.OpAccumulate {\n\t\tphase = ir.Backward\n\t}\n\tbody := &b.Bodies[phase]",
+		pkg:  "./codegen", run: sound,
+	}, {
+		bug: "gradient reduce launched before the last micro-batch's backward", how: "the update is not last",
+		file: "codegen/generate.go",
+		old:  "return append(tasks, Task{Phase: ir.Update})",
+		new:  "tasks = append(tasks, Task{Phase: ir.Update})\n\tn := len(tasks)\n\ttasks[n-1], tasks[n-2] = tasks[n-2], tasks[n-1]\n\treturn tasks",
+		pkg:  "./codegen", run: sound,
+	}, {
+		bug: "optimizer holding stale weights", how: "the new weight has a place of its own",
+		file: "codegen/layout.go",
+		old:  "return n.Args[u.New.Index] == u.Param", new: "return n.Args[u.New.Index] == u.Param && u.New.Index > 0",
+		pkg: "./codegen", run: sound,
+	}}
+}
+
+// inTheRuntime has the bugs of executor and CPU backend, which no check of the
+// program can see.
+func inTheRuntime() []mutant {
+	const shapes = "^TestShapes$"
+	const interp = "^TestInterp$"
+	return []mutant{{
+		bug: "gradients synced on the wrong micro-step", how: "the first micro-batch is overwritten",
+		file: "runtime/load.go",
+		old:  "codegen.AfterFirst && t.MicroBatch > 0", new: "codegen.AfterFirst && t.MicroBatch > 1",
+		pkg: "./runtime", run: shapes,
+	}, {
+		bug: "gradients synced on the wrong micro-step", how: "the sum goes on in the next step",
+		file: "runtime/load.go",
+		old:  "codegen.AfterFirst && t.MicroBatch > 0", new: "codegen.AfterFirst",
+		pkg: "./runtime", run: interp,
+	}, {
+		bug:  "same rows on every replica",
+		file: "runtime/load.go",
+		old:  "a.from = int64(slab.Offset[0]) * row", new: "a.from = 0 * row",
+		pkg: "./runtime", run: shapes,
+	}, {
+		bug: "wrong p2p destination", how: "the slot of another micro-batch",
+		file: "runtime/load.go",
+		old:  "to.Offset(buffer, peer.Tasks[at].Slot)", new: "to.Offset(buffer, 0)",
+		pkg: "./runtime", run: shapes,
+	}, {
+		bug: "wrong p2p destination", how: "one element further",
+		file: "runtime/cpu/device.go",
+		old:  "copy(peer[t.Remote/4:][:len(src)], src)", new: "copy(peer[t.Remote/4+1:][:len(src)-1], src)",
+		pkg: "./runtime", run: shapes,
+	}, {
+		bug: "wrong p2p source", how: "the bytes are the neighbour's",
+		file: "runtime/cpu/device.go",
+		old:  "src := d.floats(t.Local)",
+		new:  "src := d.floats(t.Local)\n\tif at := t.Local.Offset / 4; int(at)+len(src) <= len(d.backend.devices[d.rank^1].arena) {\n\t\tsrc = d.backend.devices[d.rank^1].arena[at:][:len(src)]\n\t}",
+		pkg:  "./runtime", run: shapes,
+	}, {
+		bug:  "same initial weights on every shard",
+		file: "runtime/param.go",
+		old:  "dst[i:i+run], globalIndex(s.Slab, i)", new: "dst[i:i+run], uint64(i)",
+		pkg: "./runtime", run: shapes,
+	}, {
+		bug: "dropped all_reduce with the data flow kept", how: "the ranks meet and add nothing",
+		file: "runtime/cpu/collective.go",
+		old:  "d.allReduce(g, c); err != nil", new: "d.barrier(g); err != nil",
+		pkg: "./runtime", run: shapes,
+	}, {
+		bug: "loss scale different", how: "gradients are averaged over replicas, not added",
+		file: "runtime/cpu/collective.go",
+		old:  "kernel.Copy(d.pool, dst[:n], acc)", new: "kernel.Scale(d.pool, dst[:n], acc, 1/float32(len(c.Members)))",
+		pkg: "./runtime", run: shapes,
+	}, {
+		bug: "loss scale different", how: "on one rank",
+		file: "runtime/cpu/launch.go",
+		old:  "d.arg(k, 0), d.arg(k, 1)[0])\n\treturn nil", new: "d.arg(k, 0), d.arg(k, 1)[0]*float32(1+d.rank%2))\n\treturn nil",
+		pkg: "./runtime", run: shapes,
+	}, {
+		bug: "loss scale different", how: "on all ranks",
+		file: "runtime/cpu/launch.go",
+		old:  "d.arg(k, 0), d.arg(k, 1)[0])\n\treturn nil", new: "d.arg(k, 0), 2*d.arg(k, 1)[0])\n\treturn nil",
+		pkg: "./runtime", run: interp,
+	}, {
+		bug: "epsilon changed on one rank", how: "of the clip",
+		file: "runtime/cpu/launch.go",
+		old:  "MaxNorm/(norm+1e-6)", new: "MaxNorm/(norm+1e-6*float64(1+d.rank%2))",
+		pkg: "./runtime", run: "^TestClip$",
+	}, {
+		bug: "epsilon changed on one rank", how: "of AdamW",
+		file: "runtime/cpu/launch.go",
+		old:  "Eps: float32(a.Eps)", new: "Eps: float32(a.Eps) * float32(1+d.rank%2)",
+		pkg: "./runtime", run: shapes,
+	}, {
+		bug: "epsilon changed on one rank", how: "of layer norm",
+		file: "runtime/cpu/model.go",
+		old:  "b, float32(attr.Eps))", new: "b, float32(attr.Eps)*float32(1+d.rank%2))",
+		pkg: "./runtime", run: shapes,
+	}, {
+		bug: "epsilon changed on all ranks", how: "of the clip",
+		file: "runtime/cpu/launch.go",
+		old:  "MaxNorm/(norm+1e-6)", new: "MaxNorm/(norm+1e-3)",
+		pkg: "./runtime/cpu", run: "^TestConformance$",
+	}, {
+		bug:  "gradients are not clipped",
+		file: "runtime/cpu/launch.go",
+		old:  "GradScale:       d.arg(k, 4)[0],", new: "GradScale:       1,",
+		pkg: "./runtime/cpu", run: "^TestConformance$",
+	}, {
+		bug: "wrong power on all ranks", how: "bias correction of AdamW",
+		file: "runtime/cpu/launch.go",
+		old:  "math.Pow(a.Beta2, step)", new: "math.Pow(a.Beta2, step+1)",
+		pkg: "./runtime", run: interp,
+	}, {
+		bug: "optimizer holding stale weights", how: "it updates a copy",
+		file: "runtime/cpu/launch.go",
+		old:  "kernel.AdamW(d.pool, d.result(k, 0), ", new: "kernel.AdamW(d.pool, append([]float32(nil), d.result(k, 0)...), ",
+		pkg: "./runtime", run: interp,
+	}, {
+		bug:  "bias added on every rank of a row-parallel matmul",
+		file: "runtime/cpu/launch.go",
+		old:  "y := d.result(k, 0); k.Position > 0 {", new: "y := d.result(k, 0); k.Position < 0 {",
+		pkg: "./runtime", run: shapes,
+	}, {
+		bug: "same dropout mask on every replica", how: "of activations",
+		file: "runtime/cpu/model.go",
+		old:  "kernel.Slab(k.Results[0].Slab)", new: "kernel.Slab(ir.Whole(k.Results[0].Slab.Local))",
+		pkg: "./runtime", run: shapes,
+	}, {
+		bug: "same dropout mask on every replica", how: "of attention",
+		file: "runtime/cpu/model.go",
+		old:  "d.maskKey(k), s.Offset[0], s.Offset[3], s.Global[3]", new: "d.maskKey(k), 0, s.Offset[3], s.Global[3]",
+		pkg: "./runtime", run: shapes,
+	}, {
+		bug:  "same dropout mask for every shard of heads",
+		file: "runtime/cpu/model.go",
+		old:  "d.maskKey(k), s.Offset[0], s.Offset[3], s.Global[3]", new: "d.maskKey(k), s.Offset[0], 0, s.Global[3]",
+		pkg: "./runtime", run: shapes,
+	}, {
+		bug:  "same dropout mask in every step",
+		file: "runtime/cpu/model.go",
+		old:  "Step: uint32(step)}", new: "Step: uint32(0 * step)}",
+		pkg: "./runtime", run: interp,
+	}, {
+		bug:  "shard of the vocabulary counted from zero",
+		file: "runtime/cpu/model.go",
+		old:  "d.arg(k, 0), targets, lastOffset(x))", new: "d.arg(k, 0), targets, 0*lastOffset(x))",
+		pkg: "./runtime", run: shapes,
+	}}
+}
+
+// inTheKernels has the bugs of the CPU's kernels. What they share is in Go;
+// portable and assembly loops are held against each other by tests of their own.
+func inTheKernels() []mutant {
+	const kernel = "./runtime/cpu/kernel"
+	const causal = "seen := max(0, min(m, i+r-j+1)) // keys up to the query itself"
+	return []mutant{{
+		bug: "non-causal mask", how: "forward",
+		file: "runtime/cpu/kernel/attention.go", old: causal, new: "seen := m",
+		pkg: ".", run: "^TestCausality$",
+	}, {
+		bug: "non-causal mask", how: "added to the scores as 0 and 1",
+		file: "runtime/cpu/kernel/attention.go", old: causal,
+		new: "seen := m\n\t\t\tfor k := range max(0, min(m, i+r-j+1)) {\n\t\t\t\trow[k]++\n\t\t\t}",
+		pkg: ".", run: "^TestCausality$",
+	}, {
+		bug: "non-causal mask", how: "forward, against the definition",
+		file: "runtime/cpu/kernel/attention.go", old: causal, new: "seen := m",
+		pkg: kernel, run: "^TestAttention$",
+	}, {
+		bug: "non-causal mask", how: "backward",
+		file: "runtime/cpu/kernel/attention.go",
+		old:  "seen := max(0, min(m, i+r-j+1))\n\t\t\tclear(p[seen:])", new: "seen := m\n\t\t\tclear(p[seen:])",
+		pkg: kernel, run: "^TestAttention$",
+	}, {
+		bug: "non-causal mask", how: "decoding looks at positions to come",
+		file: "runtime/cpu/kernel/decode.go",
+		old:  "w.scratch(t.pos + 1)", new: "w.scratch(t.T)",
+		pkg: kernel, run: "^TestAttentionDecode$",
+	}, {
+		bug: "two backward outputs swapped", how: "gradients of queries and keys",
+		file: "runtime/cpu/kernel/attention.go",
+		old:  "t.rows(t.dqkv, u, 0).at(i, 0)\n\tdk, dv := t.rows(t.dqkv, u, 1)", new: "t.rows(t.dqkv, u, 1).at(i, 0)\n\tdk, dv := t.rows(t.dqkv, u, 0)",
+		pkg: kernel, run: "^TestAttention$",
+	}, {
+		bug: "two backward outputs swapped", how: "gradients of keys and values",
+		file: "runtime/cpu/kernel/attention.go",
+		old:  "dk, dv := t.rows", new: "dv, dk := t.rows",
+		pkg: kernel, run: "^TestAttention$",
+	}, {
+		bug: "wrong power on all ranks", how: "variance of layer norm",
+		file: "runtime/cpu/kernel/layernorm.go",
+		old:  "1 / math.Sqrt(float64(variance+t.eps))", new: "1 / math.Pow(float64(variance+t.eps), 1)",
+		pkg: kernel, run: "^TestLayerNorm$",
+	}, {
+		bug: "wrong power on all ranks", how: "width of a head",
+		file: "runtime/cpu/kernel/attention.go",
+		old:  "scale := float32(1 / math.Sqrt(float64(t.D)))\n\tq, o :=", new: "scale := float32(1 / float64(t.D))\n\tq, o :=",
+		pkg: kernel, run: "^TestAttention$",
+	}, {
+		bug: "epsilon changed on all ranks", how: "AdamW's under the square root, in portable Go",
+		file: "runtime/cpu/kernel/vector_generic.go",
+		old:  "*c[rootBias]+c[epsilon])", new: "*c[rootBias]+c[epsilon]*c[rootBias])",
+		pkg: kernel, run: "^TestAdamW$",
+	}, {
+		bug: "weight decay", how: "scaled by the bias correction",
+		file: "runtime/cpu/kernel/adamw.go",
+		old:  "1 - float64(args.LR)*float64(args.WeightDecay)", new: "1 - float64(args.LR)/float64(args.BiasCorrection1)*float64(args.WeightDecay)",
+		pkg: kernel, run: "^TestAdamW$",
+	}, {
+		bug:  "embedding gradient of repeated ids lost",
+		file: "runtime/cpu/kernel/embedding.go",
+		old:  "w.isa.add(dst, dst, t.dy[r*t.cols+lo:r*t.cols+hi])", new: "copy(dst, t.dy[r*t.cols+lo:r*t.cols+hi])",
+		pkg: kernel, run: "^TestEmbedding$",
+	}, {
+		bug: "same dropout mask on every replica", how: "the slab's offset is ignored",
+		file: "runtime/cpu/kernel/dropout.go",
+		old:  "t.base += uint64(s.Offset[d]) * stride\n", new: "",
+		pkg: kernel, run: "^TestDropout$",
+	}}
+}
+
+// inTheLoop has the bugs of training: data, learning rate, loss, evaluation and
+// checkpoints.
+func inTheLoop() []mutant {
+	const resume = "^TestResumeIsExact$"
+	const graph = "^TestStepIsTheGraph$"
+	return []mutant{{
+		bug:  "sampler off by one in the targets",
+		file: "data/sampler.go",
+		old:  "row[1:])", new: "row[:n])",
+		pkg: "./data", run: "^TestRanksShareOneGlobalBatch$",
+	}, {
+		bug:  "warmup off by one",
+		file: "config/lr.go",
+		old:  "return o.LearningRate * float64(it+1) / float64(w+1)", new: "return o.LearningRate * float64(it) / float64(w+1)",
+		pkg: "./config", run: "^TestLR$",
+	}, {
+		bug: "warmup off by one", how: "the loop feeds the next iteration's rate",
+		file: "train/job.go",
+		old:  "runtime.Floats(float32(st.LR))", new: "runtime.Floats(float32(j.Config.Optimizer.LR(it + 1)))",
+		pkg: "./train", run: graph,
+	}, {
+		bug:  "loss divided by batch size",
+		file: "train/job.go",
+		old:  "float32(1 / float64(sequences*length))", new: "float32(1 / float64(sequences*sequences*length))",
+		pkg: "./train", run: graph,
+	}, {
+		bug: "loss divided by batch size", how: "the printed mean",
+		file: "train/evaluate.go",
+		old:  "return float32(sum / float64(n)), nil", new: "return float32(sum / float64(n) / float64(j.Config.Batch.Global)), nil",
+		pkg: "./train", run: "^TestEvaluate$",
+	}, {
+		bug:  "evaluation on the training split",
+		file: "train/evaluate.go",
+		old:  "mean(j.bins.Val, evalValStream, n)", new: "mean(j.bins.Train, evalTrainStream, n)",
+		pkg: "./train", run: "^TestEvaluate$",
+	}, {
+		bug: "checkpoint forgets the moments", how: "when it is loaded",
+		file: "train/job.go",
+		old:  "if s.Attr.State && !state {", new: "if s.Attr.State {",
+		pkg: "./train", run: resume,
+	}, {
+		bug: "checkpoint forgets the moments", how: "when it is saved",
+		file: "train/job.go",
+		old:  "snap.Shards = append(snap.Shards, checkpoint.Shard{", new: "if s.Attr.State {\n\t\t\t\tcontinue\n\t\t\t}\n\t\t\tsnap.Shards = append(snap.Shards, checkpoint.Shard{",
+		pkg: "./train", run: resume,
+	}, {
+		bug:  "checkpoint forgets the best validation loss",
+		file: "train/run.go",
+		old:  "r.result.BestVal, r.bestStep = *c.BestVal, c.BestStep", new: "r.bestStep = c.BestStep",
+		pkg: "./train", run: resume,
+	}, {
+		bug:  "checkpoint forgets when the loss was best",
+		file: "train/run.go",
+		old:  "r.result.BestVal, r.bestStep = *c.BestVal, c.BestStep", new: "r.result.BestVal = *c.BestVal",
+		pkg: "./train", run: resume,
+	}, {
+		bug: "resume reuses the dropout of step 0", how: "and its batches",
+		file: "train/run.go",
+		old:  "r.Step(ctx, it)", new: "r.Step(ctx, r.mfu.steps)",
+		pkg: "./train", run: resume,
+	}, {
+		bug:  "every step has the dropout of step 0",
+		file: "train/job.go",
+		old:  `feeds["step"] = runtime.Ints(int32(it))`, new: `feeds["step"] = runtime.Ints(int32(0 * it))`,
+		pkg: "./train", run: graph,
+	}, {
+		bug:  "a part of a tensor is not saved",
+		file: "checkpoint/save.go",
+		old:  "if taken || s.Slab.Elems() == 0 {", new: "if taken || s.Slab.Elems() == 0 || len(t.Parts) == 3 {",
+		pkg: "./train", run: "^TestReshard$",
+	}, {
+		bug:  "parts are read from where they do not lie",
+		file: "checkpoint/checkpoint.go",
+		old:  "p = p*int64(slab.Local[d]) + int64(i)", new: "p = p*int64(part.Local[d]) + int64(i)",
+		pkg: "./checkpoint", run: "^TestAnyToAny$",
+	}}
+}
