@@ -328,7 +328,7 @@ const (
 	// lastResort keeps from moving what the plan has decided: a parameter stays
 	// where it lies, and activations become sharded by meeting sharded
 	// parameters (or by a placement of their own), not to save a byte here.
-	lastResort = 1e18
+	lastResort = 1e15
 	tiePartial = 1e-2 // a whole operand becomes a term of a sum
 	tieChange  = 1e-3 // an operand has to be moved
 	tieWhole   = 1e-4 // the work is repeated on every rank
@@ -353,14 +353,16 @@ func (pr *propagator) cost(n *ir.Node, args []*ir.Value, axis, rule int, ra, rr 
 		if pr.isTime(axis) || follows && from.Kind == ir.Shard && v.Def.Op != ir.OpParam {
 			return math.Inf(1)
 		}
-		if want, ok := pr.want[v]; ok && want[axis] == ra[i] && n.Op == ir.OpSumSquares {
+		want, isGrad := pr.want[v]
+		home := isGrad && want[axis] == ra[i]
+		if home && n.Op == ir.OpSumSquares {
 			continue // the optimizer needs it there anyway
 		}
 		c := moveBytes(from, ra[i], float64(v.Type.Bytes()), size)
 		if ra[i].Kind == ir.Partial {
 			c += tiePartial
 		}
-		if v.Def.Op == ir.OpParam || ra[i].Kind == ir.Shard && !pr.alongSequence(n, axis, rr) {
+		if v.Def.Op == ir.OpParam || ra[i].Kind == ir.Shard && !home && !pr.alongSequence(n, axis, rr) {
 			c += lastResort
 		}
 		cost += c + tieChange
