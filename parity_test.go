@@ -115,35 +115,60 @@ func TestParity(t *testing.T) {
 	require.Less(t, one.loss[len(one.loss)-1], one.loss[0]-0.05, "it learns")
 	tab := tabwriter.NewWriter(os.Stdout, 0, 0, 2, ' ', 0)
 	if testing.Verbose() {
-		fmt.Fprintln(tab, "ranks\tdp\ttp\tpp\tmicro-batch\tschedule\trecompute\tmax |Δloss|\tmax rel Δ‖grad‖")
+		fmt.Fprintln(tab, "ranks\tdp\ttp\tpp\tsp\tzero\tmicro-batch\tschedule\trecompute\tmax |Δloss|\tmax rel Δ‖grad‖")
 		defer tab.Flush()
 	}
 	i := 0
 	for _, n := range []int{1, 2, 3, 4, 8} {
-		for dp := 1; dp <= n; dp++ {
-			for tp := 1; dp*tp <= n; tp++ {
-				if n%(dp*tp) != 0 {
-					continue
+		for _, p := range parityPlans(n) {
+			p.MicroBatch = []int{2, 1, 3}[i%3]
+			p.Schedule = []partition.Schedule{partition.OneFOneB, partition.GPipe}[i%2]
+			again := []string{"none", "full", "selective"}[i/2%3]
+			for s := range p.Stages {
+				half := (p.Stages[s].Last - p.Stages[s].First + 1) / 2
+				switch again {
+				case "full":
+					p.Stages[s].Recompute = half
+				case "selective":
+					p.Stages[s].Selective = half
 				}
-				pp := n / (dp * tp)
-				micro := []int{2, 1, 3}[i%3]
-				schedule := []partition.Schedule{partition.OneFOneB, partition.GPipe}[i%2]
-				recompute := i%4 >= 2
-				i++
-				got := trainBatch(t, parityPlan(dp, tp, pp, micro, schedule, recompute), parityBatch, *paritySteps)
-				var dLoss, dNorm float64
-				for s := range one.loss {
-					dLoss = max(dLoss, math.Abs(got.loss[s]-one.loss[s]))
-					dNorm = max(dNorm, math.Abs(got.norm[s]-one.norm[s])/one.norm[s])
-				}
-				if testing.Verbose() {
-					fmt.Fprintf(tab, "%d\t%d\t%d\t%d\t%d\t%s\t%v\t%.1e\t%.1e\n", n, dp, tp, pp, micro, schedule, recompute, dLoss, dNorm)
-				}
-				if !(dLoss <= 1e-5) || !(dNorm <= 1e-6) {
-					t.Errorf("dp %d tp %d pp %d micro-batch %d %s recompute %v: max |Δloss| %.2g, max relative Δ‖grad‖ %.2g",
-						dp, tp, pp, micro, schedule, recompute, dLoss, dNorm)
+			}
+			i++
+			got := trainBatch(t, p, parityBatch, *paritySteps)
+			var dLoss, dNorm float64
+			for s := range one.loss {
+				dLoss = max(dLoss, math.Abs(got.loss[s]-one.loss[s]))
+				dNorm = max(dNorm, math.Abs(got.norm[s]-one.norm[s])/one.norm[s])
+			}
+			row := fmt.Sprintf("%d\t%d\t%d\t%d\t%v\t%d\t%d\t%s\t%s\t%.1e\t%.1e", n, p.DP, p.TP, p.PP(), p.SequenceParallel, p.ZeRO,
+				p.MicroBatch, p.Schedule, again, dLoss, dNorm)
+			if testing.Verbose() {
+				fmt.Fprintln(tab, row)
+			}
+			if !(dLoss <= 1e-5) || !(dNorm <= 1e-6) {
+				t.Error(row)
+			}
+		}
+	}
+}
+
+// parityPlans lists every factoring of n ranks into dp x tp x pp, with and
+// without sequence parallelism, at every ZeRO stage.
+func parityPlans(n int) []*partition.Plan {
+	var plans []*partition.Plan
+	for dp := 1; dp <= n; dp++ {
+		for tp := 1; dp*tp <= n; tp++ {
+			if n%(dp*tp) != 0 {
+				continue
+			}
+			for sp := range min(tp, 2) {
+				for zero := 0; zero <= 3 && (zero == 0 || dp > 1); zero++ {
+					p := parityPlan(dp, tp, n/(dp*tp), 1, partition.GPipe, false)
+					p.SequenceParallel, p.ZeRO = sp == 1, zero
+					plans = append(plans, p)
 				}
 			}
 		}
 	}
+	return plans
 }

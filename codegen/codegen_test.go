@@ -67,13 +67,18 @@ func TestCheckAcceptsEveryProgram(t *testing.T) {
 	for _, pp := range []int{1, 2, 3, 4} {
 		for _, tp := range []int{1, 2, 3} {
 			for _, dp := range []int{1, 2, 3} {
-				for i, mb := range []int{1, 2, 3} {
+				for i, mb := range []int{1, 2, 3, 2} {
 					schedule := partition.GPipe
 					if (i+pp)%2 == 0 {
 						schedule = partition.OneFOneB
 					}
-					prog := generate(t, g, plan(dp, tp, pp, mb, layers, schedule, (dp+i)%2 == 0))
-					require.NoError(t, codegen.Check(prog), "dp %d tp %d pp %d micro-batch %d %s", dp, tp, pp, mb, schedule)
+					p := plan(dp, tp, pp, mb, layers, schedule, (dp+i)%2 == 0)
+					if dp > 1 {
+						p.ZeRO = (i + pp) % 4
+					}
+					p.SequenceParallel = tp > 1 && i%2 == 0
+					prog := generate(t, g, p)
+					require.NoError(t, codegen.Check(prog), "dp %d tp %d pp %d micro-batch %d %s zero %d", dp, tp, pp, mb, schedule, p.ZeRO)
 				}
 			}
 		}
@@ -140,11 +145,62 @@ func TestNoFullLogits(t *testing.T) {
 	require.Equal(t, 1, logits, "the gradient of the logits overwrites them")
 }
 
+// TestZeROBytes holds what persists on a rank against Rajbhandari et al. 2020,
+// figure 1, in fp32: parameters P, gradients P and moments 2P, from the first,
+// second and third stage on divided by the data-parallel degree (row 32).
+func TestZeROBytes(t *testing.T) {
+	const layers, dp = 2, 3
+	g := trainGraph(t, layers)
+	var params float64
+	for _, v := range g.Params() {
+		if !v.Def.Attr.(ir.ParamAttr).State {
+			params += float64(v.Type.Bytes())
+		}
+	}
+	for stage, want := range []float64{4 * params, 2*params + 2*params/dp, params + 3*params/dp, 4 * params / dp} {
+		p := plan(dp, 1, 1, 1, layers, partition.GPipe, false)
+		p.ZeRO = stage
+		prog := generate(t, g, p)
+		require.NoError(t, codegen.Check(prog))
+		require.InEpsilon(t, want, float64(prog.Stages[0].Persist), 0.05, "stage %d", stage)
+	}
+}
+
+// TestSequenceParallelBytes: what lies between tensor-parallel regions is saved in
+// 1/tp of the bytes (row 29).
+func TestSequenceParallelBytes(t *testing.T) {
+	const tp = 3
+	g := trainGraph(t, 1)
+	saved := func(sp bool) map[string]int64 {
+		p := plan(1, tp, 1, batch, 1, partition.GPipe, false)
+		p.SequenceParallel = sp
+		prog := generate(t, g, p)
+		require.NoError(t, codegen.Check(prog))
+		bytes := map[string]int64{}
+		for _, b := range prog.Stages[0].Buffers {
+			if b.Region == codegen.Slot {
+				bytes[b.Value.Name()] = b.Size
+			}
+		}
+		return bytes
+	}
+	whole, cut := saved(false), saved(true)
+	for _, name := range []string{"h.0.ln_1/layer_norm", "h.0/add", "h.0.ln_2/layer_norm", "h.0/add_1", "ln_f/layer_norm"} {
+		require.Equal(t, whole[name], tp*cut[name], name)
+	}
+	for name, n := range cut {
+		require.LessOrEqual(t, n, whole[name], "%s is saved gathered", name)
+	}
+}
+
 func TestRecomputeShrinksSlots(t *testing.T) {
 	g := trainGraph(t, 4)
 	keep := generate(t, g, plan(1, 1, 1, 1, 4, partition.GPipe, false)).Stages[0]
 	drop := generate(t, g, plan(1, 1, 1, 1, 4, partition.GPipe, true)).Stages[0]
 	require.Less(t, drop.Slot, keep.Slot/2)
+	p := plan(1, 1, 1, 1, 4, partition.GPipe, false)
+	p.Stages[0].Selective = 4
+	require.Less(t, generate(t, g, p).Stages[0].Slot, keep.Slot)
 	require.Less(t, drop.Arena(), keep.Arena())
 }
 

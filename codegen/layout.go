@@ -188,23 +188,33 @@ func (b *stageBuilder) updates() {
 		if u.Param.Def.Stage != b.Index || u.New == u.Param {
 			continue
 		}
-		if _, placed := b.of[u.New]; !placed && inPlaceUpdate(u) {
+		if _, placed := b.of[u.New]; !placed && b.inPlaceUpdate(u) {
 			b.of[u.New] = b.of[u.Param]
 		}
 	}
 }
 
-// inPlaceUpdate reports whether the op that makes the new value writes it over
-// the old one: AdamW over weight and moments, decoding over the cache.
-func inPlaceUpdate(u ir.StateUpdate) bool {
-	n := u.New.Def
-	switch n.Op {
-	case ir.OpAdamW:
-		return n.Args[u.New.Index] == u.Param
-	case ir.OpAttentionDecode:
-		return u.New.Index == 1 && n.Args[1] == u.Param
+// inPlaceUpdate reports whether the new value may be written over the old one:
+// nothing reads the old one afterwards, and the op that makes the new one either
+// does not read it or writes it over that operand (AdamW over weight and moments,
+// decoding over the cache).
+func (b *stageBuilder) inPlaceUpdate(u ir.StateUpdate) bool {
+	made := false
+	for _, n := range b.nodes {
+		reads := slices.Contains(n.Args, u.Param)
+		switch {
+		case made && reads:
+			return false
+		case n != u.New.Def:
+			continue
+		case n.Op == ir.OpAdamW && n.Args[u.New.Index] != u.Param,
+			n.Op == ir.OpAttentionDecode && (u.New.Index != 1 || n.Args[1] != u.Param),
+			reads && n.Op != ir.OpAdamW && n.Op != ir.OpAttentionDecode:
+			return false
+		}
+		made = true
 	}
-	return false
+	return made
 }
 
 // bodies places the remaining values and writes the instructions.

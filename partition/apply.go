@@ -16,10 +16,13 @@ func Apply(g *ir.Graph, p *Plan, batch int) (*ir.Graph, error) {
 		return nil, err
 	}
 	work, _ := g.Clone()
-	again := map[string]bool{}
+	again := map[string]extent{}
 	for _, s := range p.Stages {
-		for _, b := range blocks[s.First : s.First+s.Recompute] {
-			again[b] = true
+		for i, b := range blocks[s.First : s.First+s.Recompute+s.Selective] {
+			again[b] = full
+			if i >= s.Recompute {
+				again[b] = attentionOnly
+			}
 		}
 	}
 	recompute(work, again)

@@ -1,7 +1,9 @@
 package partition_test
 
 import (
+	"maps"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"testing"
 
@@ -84,6 +86,53 @@ func TestApplyLeavesTheGraphAlone(t *testing.T) {
 	}
 }
 
+// TestSequenceParallelCollectives: an all-gather into each tensor-parallel region
+// and a reduce-scatter out of it, twice per block and pass, the gathered inputs
+// again for the weight gradients, and the norm's gradients summed (Korthikanti et
+// al. 2022, figure 5).
+func TestSequenceParallelCollectives(t *testing.T) {
+	p := newPlan(1, 2, partition.Stage{First: 0, Last: 2})
+	p.SequenceParallel = true
+	g, err := partition.Apply(trainGraph(t, 2), p, batch)
+	require.NoError(t, err)
+	require.NoError(t, g.Verify())
+	count := map[string]int{}
+	for _, n := range g.Nodes {
+		if n.Op.Class() == ir.Comm && n.Op != ir.OpAccumulate && n.Block() == "h.1" && len(n.Results[0].Type.Shape) == 3 {
+			count[n.Op.String()+" "+n.Phase.String()]++
+		}
+		if n.Op == ir.OpAllReduce && n.Block() == "h.1" {
+			require.Len(t, n.Results[0].Type.Shape, 1, "%s: only gradients of norms and biases are summed", n.Name)
+		}
+	}
+	require.Equal(t, map[string]int{
+		"all_gather fwd": 2, "reduce_scatter fwd": 2, "all_gather bwd": 4, "reduce_scatter bwd": 2,
+	}, count)
+}
+
+// TestZeROCollectives: the collectives of each stage follow from the placements.
+func TestZeROCollectives(t *testing.T) {
+	for stage, want := range []string{
+		"all_reduce upd",
+		"all_gather upd, reduce_scatter upd",
+		"all_gather upd, reduce_scatter bwd",
+		"all_gather bwd, all_gather fwd, reduce_scatter bwd",
+	} {
+		p := newPlan(2, 1, partition.Stage{First: 0, Last: 2})
+		p.ZeRO = stage
+		g, err := partition.Apply(trainGraph(t, 2), p, batch)
+		require.NoError(t, err)
+		require.NoError(t, g.Verify())
+		kinds := map[string]bool{}
+		for _, n := range g.Nodes {
+			if attr, ok := n.Attr.(ir.CommAttr); ok && attr.Axis == partition.AxisDP && n.Op != ir.OpSlice && n.Block() != "" {
+				kinds[n.Op.String()+" "+n.Phase.String()] = true
+			}
+		}
+		require.Equal(t, want, strings.Join(slices.Sorted(maps.Keys(kinds)), ", "), "stage %d", stage)
+	}
+}
+
 // TestTiedTable: each stage that holds the table sums the terms of both stages
 // and updates its copy; the norm counts it once.
 func TestTiedTable(t *testing.T) {
@@ -160,13 +209,17 @@ func TestPlansRefused(t *testing.T) {
 		want string
 	}{
 		"degree":     {func(p *partition.Plan) { p.TP = 3 }, "plan_ngpus: 4 is not dp 2 x tp 3 x 1 stages"},
-		"zero":       {func(p *partition.Plan) { p.DP = 0 }, "dp: is 0, want at least 1"},
+		"no dp":      {func(p *partition.Plan) { p.DP = 0 }, "dp: is 0, want at least 1"},
 		"huge":       {func(p *partition.Plan) { p.RuntimeNGPUs = 1 << 40 }, "at most 1048576"},
 		"units":      {func(p *partition.Plan) { p.RuntimeNGPUs = 6 }, "runtime_ngpus: 6 is not a multiple of plan_ngpus 4"},
 		"batch":      {func(p *partition.Plan) { p.DP, p.PlanNGPUs, p.RuntimeNGPUs = 8, 16, 16 }, "8 data-parallel ranks cannot share a global batch of 7"},
 		"schedule":   {func(p *partition.Plan) { p.Schedule = "2f2b" }, `unknown schedule "2f2b"`},
 		"blocks":     {func(p *partition.Plan) { p.Stages[0].Last = 1 }, "stages: cover 1 blocks, the model has 2"},
 		"recompute":  {func(p *partition.Plan) { p.Stages[0].Recompute = 3 }, "stages[0].recompute: is 3 of 2 blocks"},
+		"zero":       {func(p *partition.Plan) { p.ZeRO = 4 }, "zero: is 4, want 0 to 3"},
+		"zero alone": {func(p *partition.Plan) { p.DP, p.PlanNGPUs, p.RuntimeNGPUs, p.ZeRO = 1, 2, 2, 1 }, "zero: stage 1 needs at least 2 data-parallel ranks"},
+		"sequence":   {func(p *partition.Plan) { p.TP, p.PlanNGPUs, p.RuntimeNGPUs, p.SequenceParallel = 1, 2, 2, true }, "sequence_parallel: needs tp of at least 2"},
+		"selective":  {func(p *partition.Plan) { p.Stages[0].Recompute, p.Stages[0].Selective = 1, 2 }, "stages[0].selective: is 2 besides 1 recomputed, of 2 blocks"},
 		"regexp":     {func(p *partition.Plan) { p.Placements[0].Match = "(" }, "placements[0].match"},
 		"axis":       {func(p *partition.Plan) { p.Placements[0].Spec = "[_,xp,_,_]" }, `no axis "xp"`},
 		"batch axis": {func(p *partition.Plan) { p.Placements[0].Spec = "[dp,_,_,_]" }, "only tp can be placed"},

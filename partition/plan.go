@@ -34,14 +34,21 @@ const (
 // shard r mod PlanNGPUs of unit r div PlanNGPUs; inside a unit ranks are
 // numbered stage-major, then dp, then tp.
 type Plan struct {
-	PlanNGPUs    int         `json:"plan_ngpus"`
-	RuntimeNGPUs int         `json:"runtime_ngpus"`
-	DP           int         `json:"dp"` // inside the unit
-	TP           int         `json:"tp"`
-	MicroBatch   int         `json:"micro_batch"` // sequences per micro-batch of one data-parallel rank
-	Schedule     Schedule    `json:"schedule"`
-	Stages       []Stage     `json:"stages"`
-	Placements   []Placement `json:"placements"`
+	PlanNGPUs    int      `json:"plan_ngpus"`
+	RuntimeNGPUs int      `json:"runtime_ngpus"`
+	DP           int      `json:"dp"` // inside the unit
+	TP           int      `json:"tp"`
+	MicroBatch   int      `json:"micro_batch"` // sequences per micro-batch of one data-parallel rank
+	Schedule     Schedule `json:"schedule"`
+	// ZeRO is the stage up to which what data-parallel ranks would all hold is
+	// sharded over them: 1 optimizer state, 2 gradients too, 3 parameters too
+	// (Rajbhandari et al. 2020).
+	ZeRO int `json:"zero"`
+	// SequenceParallel shards the residual stream between tensor-parallel regions
+	// along the sequence over tp.
+	SequenceParallel bool        `json:"sequence_parallel"`
+	Stages           []Stage     `json:"stages"`
+	Placements       []Placement `json:"placements"`
 }
 
 // Stage is one pipeline stage: blocks First (included) to Last (excluded) of the
@@ -53,6 +60,9 @@ type Stage struct {
 	// Recompute says how many of the stage's blocks, from the first, drop their
 	// activations after the forward pass and compute them again in the backward.
 	Recompute int `json:"recompute"`
+	// Selective says how many blocks after those compute only their attention
+	// again (Korthikanti et al. 2022, section 5).
+	Selective int `json:"selective"`
 }
 
 // Placement places the values whose whole name matches the regular expression.
@@ -85,10 +95,15 @@ func (p *Plan) Mesh(batch int) ir.Mesh {
 	}}
 }
 
-// MicroBatches returns how many micro-batches a position of the dp axis runs.
+// MicroBatches returns how many micro-batches a position of the dp axis runs. From
+// ZeRO stage 2 on data-parallel ranks communicate in every micro-batch, so all run
+// as many as the one with the most sequences, the last ones perhaps empty.
 func (p *Plan) MicroBatches(batch, dp int) int {
-	local := p.Mesh(batch).Axes[0].Cut(batch, dp).Len
-	return (local + p.MicroBatch - 1) / p.MicroBatch
+	axes := p.Mesh(batch).Axes
+	if p.ZeRO >= 2 {
+		return axes[2].Size
+	}
+	return (axes[0].Cut(batch, dp).Len + p.MicroBatch - 1) / p.MicroBatch
 }
 
 // WorldRank returns the world rank of a device of a stage's mesh.
@@ -161,7 +176,19 @@ func (p *Plan) Validate(blocks, batch int) error {
 		if s.Recompute < 0 || s.Recompute > s.Last-s.First {
 			return planErrorf(key+".recompute", "is %d of %d blocks", s.Recompute, s.Last-s.First)
 		}
+		if s.Selective < 0 || s.Recompute+s.Selective > s.Last-s.First {
+			return planErrorf(key+".selective", "is %d besides %d recomputed, of %d blocks", s.Selective, s.Recompute, s.Last-s.First)
+		}
 		next = s.Last
+	}
+	if p.ZeRO < 0 || p.ZeRO > 3 {
+		return planErrorf("zero", "is %d, want 0 to 3", p.ZeRO)
+	}
+	if p.ZeRO > 0 && p.DataParallel() == 1 {
+		return planErrorf("zero", "stage %d needs at least 2 data-parallel ranks", p.ZeRO)
+	}
+	if p.SequenceParallel && p.TP == 1 {
+		return planErrorf("sequence_parallel", "needs tp of at least 2")
 	}
 	if next != blocks {
 		return planErrorf("stages", "cover %d blocks, the model has %d", next, blocks)

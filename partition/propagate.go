@@ -3,7 +3,6 @@ package partition
 import (
 	"fmt"
 	"math"
-	"slices"
 
 	"github.com/autopar/autopar/ir"
 )
@@ -12,6 +11,7 @@ import (
 // the rule of its signature that costs the fewest bytes of communication, and
 // rebuilds the graph with the collectives that make operands fit.
 type propagator struct {
+	plan   *Plan
 	mesh   ir.Mesh
 	src    *ir.Graph
 	dst    *ir.Graph
@@ -19,13 +19,18 @@ type propagator struct {
 	want   map[*ir.Value]ir.ShardSpec // placement of the parameter a gradient is for
 	made   map[*ir.Value]*ir.Value
 	moved  map[movedKey]*ir.Value
+	sums   map[*ir.Value]*ir.Value // over micro-batches, of what the update phase reads
+	names  map[string]int          // of communication nodes
 }
 
-// movedKey memoizes a resharded value. A value resharded in the forward pass is
-// there for the backward pass too, not the other way round.
+// movedKey memoizes a resharded value. A value reduced in the forward pass is
+// there for the backward pass too. One gathered is not: it is gathered again
+// where a block needs it, and freed after.
 type movedKey struct {
 	value *ir.Value
 	spec  ir.ShardSpec
+	phase ir.Phase // of a gathered value
+	block string   // of a gathered parameter
 }
 
 // propagate gives every value of g a spec. The graph is consumed.
@@ -35,13 +40,15 @@ func propagate(g *ir.Graph, p *Plan, mesh ir.Mesh) (*ir.Graph, error) {
 		return nil, err
 	}
 	pr := &propagator{
-		mesh: mesh, src: g, dst: &ir.Graph{Name: g.Name, Mesh: mesh}, placer: placer,
+		plan: p, mesh: mesh, src: g, dst: &ir.Graph{Name: g.Name, Mesh: mesh}, placer: placer,
 		want: map[*ir.Value]ir.ShardSpec{}, made: map[*ir.Value]*ir.Value{}, moved: map[movedKey]*ir.Value{},
+		sums: map[*ir.Value]*ir.Value{}, names: map[string]int{},
 	}
 	if err := pr.leaves(); err != nil {
 		return nil, err
 	}
 	pr.gradients()
+	pr.escaping()
 	for _, n := range g.Nodes {
 		if err := pr.node(n); err != nil {
 			return nil, fmt.Errorf("partition: %s: %w", n.Name, err)
@@ -56,7 +63,7 @@ func propagate(g *ir.Graph, p *Plan, mesh ir.Mesh) (*ir.Graph, error) {
 	}
 	for _, u := range g.Updates {
 		param := pr.made[u.Param]
-		v, err := pr.reshard(pr.made[u.New], param.Spec, ir.Update)
+		v, err := pr.reshard(pr.made[u.New], param.Spec, ir.Update, "")
 		if err != nil {
 			return nil, fmt.Errorf("partition: update of %s: %w", param.Name(), err)
 		}
@@ -69,6 +76,9 @@ func propagate(g *ir.Graph, p *Plan, mesh ir.Mesh) (*ir.Graph, error) {
 // output makes a value whole on every rank. One that follows the batch can be
 // read after the step only if there is a single micro-batch.
 func (pr *propagator) output(v *ir.Value) (*ir.Value, error) {
+	if sum := pr.sums[v]; sum != nil {
+		v = sum
+	}
 	var whole ir.ShardSpec
 	phase := ir.Update
 	if mb := pr.mesh.Axis(AxisMB); v.Spec[mb].Kind == ir.Shard {
@@ -77,7 +87,7 @@ func (pr *propagator) output(v *ir.Value) (*ir.Value, error) {
 		}
 		whole[mb], phase = v.Spec[mb], v.Def.Phase
 	}
-	return pr.reshard(v, whole, phase)
+	return pr.reshard(v, whole, phase, "")
 }
 
 // leaves places parameters, their optimizer state, caches, and inputs.
@@ -100,9 +110,9 @@ func (pr *propagator) leaves() error {
 			continue
 		}
 		v := n.Results[0]
-		name := n.Name
+		name, stage := n.Name, 3 // from which ZeRO stage on it is sharded
 		if p, ok := state[v]; ok {
-			name = p.Def.Name
+			name, stage = p.Def.Name, 1
 		}
 		switch {
 		case n.Op == ir.OpParam:
@@ -113,6 +123,8 @@ func (pr *propagator) leaves() error {
 			v.Spec = spec
 			if cache[v] {
 				pr.alongBatch(v)
+			} else if pr.plan.ZeRO >= stage {
+				v.Spec = pr.overReplicas(spec, v.Type.Shape)
 			}
 		case n.Op == ir.OpInput && len(v.Type.Shape) >= 2:
 			// The batch comes first in every input of two or more dimensions.
@@ -120,6 +132,25 @@ func (pr *propagator) leaves() error {
 		}
 	}
 	return nil
+}
+
+// overReplicas shards a value that data-parallel ranks would all hold over them,
+// in its first dimension that is large enough and not sharded yet; slices of
+// slices would have to be gathered to move. What has no such dimension, a bias
+// split over tp, stays where it is.
+func (pr *propagator) overReplicas(spec ir.ShardSpec, shape []int) ir.ShardSpec {
+	dp := pr.mesh.Axis(AxisDP)
+	n := pr.mesh.Axes[dp].Size
+	if n == 1 {
+		return spec
+	}
+	for d, size := range shape {
+		if size >= n && len(spec.ShardAxes(d)) == 0 {
+			spec[dp] = ir.ShardOn(d)
+			return spec
+		}
+	}
+	return spec
 }
 
 // alongBatch cuts dimension 0 as the batch is cut.
@@ -131,14 +162,29 @@ func (pr *propagator) alongBatch(v *ir.Value) {
 	}
 }
 
+// escaping notes what the forward and backward passes make for the update phase
+// and the outputs.
+func (pr *propagator) escaping() {
+	for _, n := range pr.src.Nodes {
+		if n.Phase == ir.Update {
+			for _, a := range n.Args {
+				pr.sums[a] = nil
+			}
+		}
+	}
+	for _, o := range pr.src.Outputs {
+		pr.sums[o.Value] = nil
+	}
+}
+
 // gradients notes, for every value that ends as the gradient of a parameter,
-// where the optimizer wants it.
+// where the optimizer wants it: as its state lies.
 func (pr *propagator) gradients() {
 	for i := len(pr.src.Nodes) - 1; i >= 0; i-- {
 		n := pr.src.Nodes[i]
 		switch n.Op {
 		case ir.OpAdamW:
-			pr.want[n.Args[3]] = n.Args[0].Spec
+			pr.want[n.Args[3]] = n.Args[1].Spec
 		case ir.OpAddN, ir.OpSend, ir.OpRecv:
 			if spec, ok := pr.want[n.Results[0]]; ok {
 				for _, a := range n.Args {
@@ -161,7 +207,9 @@ func (pr *propagator) node(n *ir.Node) error {
 	}
 	if n.Phase == ir.Update {
 		for i, a := range args {
-			args[i] = pr.accumulate(a)
+			if sum := pr.sums[a]; sum != nil {
+				args[i] = sum
+			}
 		}
 	}
 	var argSpecs, resSpecs []ir.ShardSpec
@@ -175,7 +223,7 @@ func (pr *propagator) node(n *ir.Node) error {
 		}
 	}
 	for i, a := range args {
-		v, err := pr.reshard(a, argSpecs[i], n.Phase)
+		v, err := pr.reshard(a, argSpecs[i], n.Phase, n.Block())
 		if err != nil {
 			return fmt.Errorf("operand %d (%s): %w", i, a.Name(), err)
 		}
@@ -188,6 +236,16 @@ func (pr *propagator) node(n *ir.Node) error {
 		}
 	}
 	pr.append(n)
+	if n.Phase == ir.Update {
+		return nil
+	}
+	for _, r := range n.Results {
+		if _, escapes := pr.sums[r]; escapes {
+			if err := pr.accumulate(r); err != nil {
+				return err
+			}
+		}
+	}
 	return nil
 }
 
@@ -270,7 +328,7 @@ const (
 	// lastResort keeps from moving what the plan has decided: a parameter stays
 	// where it lies, and activations become sharded by meeting sharded
 	// parameters (or by a placement of their own), not to save a byte here.
-	lastResort = 1e18
+	lastResort = 1e15
 	tiePartial = 1e-2 // a whole operand becomes a term of a sum
 	tieChange  = 1e-3 // an operand has to be moved
 	tieWhole   = 1e-4 // the work is repeated on every rank
@@ -292,17 +350,19 @@ func (pr *propagator) cost(n *ir.Node, args []*ir.Value, axis, rule int, ra, rr 
 		if from == ra[i] {
 			continue
 		}
-		if pr.isTime(axis) || follows && from.Kind == ir.Shard {
+		if pr.isTime(axis) || follows && from.Kind == ir.Shard && v.Def.Op != ir.OpParam {
 			return math.Inf(1)
 		}
-		if want, ok := pr.want[v]; ok && want[axis] == ra[i] && n.Op == ir.OpSumSquares {
+		want, isGrad := pr.want[v]
+		home := isGrad && want[axis] == ra[i]
+		if home && n.Op == ir.OpSumSquares {
 			continue // the optimizer needs it there anyway
 		}
 		c := moveBytes(from, ra[i], float64(v.Type.Bytes()), size)
 		if ra[i].Kind == ir.Partial {
 			c += tiePartial
 		}
-		if v.Def.Op == ir.OpParam || ra[i].Kind == ir.Shard {
+		if v.Def.Op == ir.OpParam || ra[i].Kind == ir.Shard && !home && !pr.alongSequence(n, axis, rr) {
 			c += lastResort
 		}
 		cost += c + tieChange
@@ -320,6 +380,14 @@ func (pr *propagator) cost(n *ir.Node, args []*ir.Value, axis, rule int, ra, rr 
 		cost += moveBytes(rr[i], to, float64(r.Type.Bytes()), size)
 	}
 	return cost
+}
+
+// alongSequence reports whether a rule gives each rank of the tensor-parallel axis
+// a slice of the sequence of its result [batch, sequence, ...], in a plan that
+// wants that (Korthikanti et al. 2022, section 4.2.2).
+func (pr *propagator) alongSequence(n *ir.Node, axis int, results []ir.Placement) bool {
+	return pr.plan.SequenceParallel && pr.mesh.Axes[axis].Name == AxisTP && n.Phase != ir.Update &&
+		len(n.Results[0].Type.Shape) >= 3 && results[0] == ir.ShardOn(1)
 }
 
 // moveBytes is what each of n ranks receives when a value of the given size goes
@@ -341,26 +409,30 @@ func moveBytes(from, to ir.Placement, bytes float64, n int) float64 {
 }
 
 // accumulate sums a value over micro-batches at the end of the pass that makes
-// it, so that the update phase can use it.
-func (pr *propagator) accumulate(v *ir.Value) *ir.Value {
-	axis := pr.mesh.Axis(AxisMB)
-	if v.Spec[axis].Kind != ir.Partial || v.Def.Phase == ir.Update {
-		return v
+// it, so that the update phase can use it. From ZeRO stage 2 on a gradient is
+// reduced to the rank's shard first, with every micro-batch, so that the whole
+// gradient never accumulates.
+func (pr *propagator) accumulate(r *ir.Value) error {
+	mb, dp := pr.mesh.Axis(AxisMB), pr.mesh.Axis(AxisDP)
+	if r.Spec[mb].Kind != ir.Partial {
+		return nil
+	}
+	v := r
+	want, isGrad := pr.want[r]
+	if isGrad && pr.plan.ZeRO >= 2 && want[dp].Kind == ir.Shard && r.Spec[dp].Kind == ir.Partial {
+		to := r.Spec
+		to[dp] = want[dp]
+		var err error
+		if v, err = pr.reshard(r, to, r.Def.Phase, ""); err != nil {
+			return err
+		}
 	}
 	to := v.Spec
-	to[axis] = ir.Placement{}
-	key := movedKey{v, to}
-	if m, ok := pr.moved[key]; ok {
-		return m
+	to[mb] = ir.Placement{}
+	sum := pr.comm(ir.OpAccumulate, v, to, r.Def.Phase, ir.CommAttr{Axis: AxisMB}).Results[0]
+	if isGrad {
+		pr.want[sum] = want
 	}
-	n := pr.comm(ir.OpAccumulate, v, to, v.Def.Phase, ir.CommAttr{Axis: AxisMB})
-	// It must run with its micro-batch, not with the consumer's place in the list.
-	at := slices.Index(pr.dst.Nodes, v.Def) + 1
-	pr.dst.Nodes = slices.Insert(pr.dst.Nodes[:len(pr.dst.Nodes)-1], at, n)
-	m := n.Results[0]
-	pr.moved[key] = m
-	if want, ok := pr.want[v]; ok {
-		pr.want[m] = want
-	}
-	return m
+	pr.sums[r] = sum
+	return nil
 }

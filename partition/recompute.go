@@ -18,11 +18,20 @@ func Blocks(g *ir.Graph) []string {
 	return blocks
 }
 
+// extent is how much of a block is computed again.
+type extent uint8
+
+const (
+	nothing extent = iota
+	attentionOnly
+	full
+)
+
 // recompute makes the backward pass of each listed block compute the block's
 // activations again from its input (Chen et al. 2016), by cloning the forward
 // nodes it needs into the backward phase. Dropout masks are a function of
 // position, so the clones produce the same bits.
-func recompute(g *ir.Graph, blocks map[string]bool) {
+func recompute(g *ir.Graph, blocks map[string]extent) {
 	if len(blocks) == 0 {
 		return
 	}
@@ -34,13 +43,13 @@ func recompute(g *ir.Graph, blocks map[string]bool) {
 		if n.Phase == ir.Backward {
 			block = n.Block()
 		}
-		if !blocks[block] {
+		if blocks[block] == nothing {
 			out = append(out, n)
 			continue
 		}
 		if !expanded[block] {
 			expanded[block] = true
-			out = append(out, cloneForward(g, block, again)...)
+			out = append(out, cloneForward(g, block, blocks[block], again)...)
 		}
 		for i, a := range n.Args {
 			if r, ok := again[a]; ok {
@@ -55,10 +64,10 @@ func recompute(g *ir.Graph, blocks map[string]bool) {
 
 // cloneForward returns copies of the forward nodes of a block that its backward
 // nodes need, in forward order, and records them in again.
-func cloneForward(g *ir.Graph, block string, again map[*ir.Value]*ir.Value) []*ir.Node {
+func cloneForward(g *ir.Graph, block string, much extent, again map[*ir.Value]*ir.Value) []*ir.Node {
 	mine := func(v *ir.Value) bool {
 		d := v.Def
-		return d.Phase == ir.Forward && d.Op.Class() == ir.Compute && d.Block() == block
+		return d.Phase == ir.Forward && d.Op.Class() == ir.Compute && d.Block() == block && (much == full || d.Op == ir.OpAttention)
 	}
 	need := map[*ir.Node]bool{}
 	for i := len(g.Nodes) - 1; i >= 0; i-- {

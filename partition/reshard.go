@@ -7,38 +7,48 @@ import (
 )
 
 // reshard returns v with another spec, appending the collectives that make it
-// so, one mesh axis at a time. Any spec reaches any other.
-func (pr *propagator) reshard(v *ir.Value, to ir.ShardSpec, phase ir.Phase) (*ir.Value, error) {
-	if phase == ir.Update {
-		v = pr.accumulate(v)
-	}
+// so, one mesh axis at a time. Any spec reaches any other. The consumer is in the
+// given phase and block.
+func (pr *propagator) reshard(v *ir.Value, to ir.ShardSpec, phase ir.Phase, block string) (*ir.Value, error) {
 	if v.Spec == to {
 		return v, nil
 	}
-	key := movedKey{v, to}
-	if m, ok := pr.moved[key]; ok {
-		return m, nil
-	}
-	from := v
 	steps, err := Path(pr.mesh, v.Spec, to)
 	if err != nil {
 		return nil, err
 	}
+	key := movedKey{value: v, spec: to}
 	for _, s := range steps {
-		v = pr.comm(s.Op, v, s.Spec, phase, s.Attr).Results[0]
+		if s.Op == ir.OpAllGather {
+			key.phase = phase
+			if v.Def.Op == ir.OpParam {
+				key.block = block
+			}
+		}
+	}
+	if m, ok := pr.moved[key]; ok {
+		return m, nil
+	}
+	m := v
+	for _, s := range steps {
+		m = pr.comm(s.Op, m, s.Spec, phase, s.Attr).Results[0]
 	}
 	if err := checkSplit(pr.mesh, to, v.Type.Shape); err != nil {
 		return nil, err
 	}
-	pr.moved[movedKey{from, to}] = v
-	return v, nil
+	pr.moved[key] = m
+	return m, nil
 }
 
 // comm appends one communication node.
 func (pr *propagator) comm(op ir.Op, v *ir.Value, to ir.ShardSpec, phase ir.Phase, attr ir.CommAttr) *ir.Node {
+	name := fmt.Sprintf("%s@%s_%s", v.Name(), op, attr.Axis)
+	if k := pr.names[name]; k > 0 {
+		name = fmt.Sprintf("%s_%d", name, k)
+	}
+	pr.names[fmt.Sprintf("%s@%s_%s", v.Name(), op, attr.Axis)]++
 	n := &ir.Node{
-		Op: op, Attr: attr, Args: []*ir.Value{v}, Phase: phase, Stage: v.Def.Stage,
-		Name: fmt.Sprintf("%s@%s_%s", v.Name(), op, attr.Axis), Pos: v.Def.Pos,
+		Op: op, Attr: attr, Args: []*ir.Value{v}, Phase: phase, Stage: v.Def.Stage, Name: name, Pos: v.Def.Pos,
 	}
 	n.Results = []*ir.Value{{Type: v.Type, Def: n, Spec: to}}
 	pr.append(n)
