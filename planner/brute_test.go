@@ -1,0 +1,188 @@
+package planner
+
+import (
+	"errors"
+	"math/rand/v2"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/autopar/autopar/ir"
+	"github.com/autopar/autopar/partition"
+	"github.com/autopar/autopar/planner/cost"
+	"github.com/autopar/autopar/planner/sim"
+)
+
+// brute is the search without ideas: nested loops over every plan, each compiled
+// and simulated whole. Only the layouts come from the planner.
+type brute struct {
+	t       *testing.T
+	g       *ir.Graph
+	blocks  int
+	batch   int
+	cluster *cost.Cluster
+	opts    Options
+	limit   int64
+	best    *candidate
+	fastest cost.Picoseconds // with any recomputation, needed or not
+	plans   int
+}
+
+func (b *brute) run() {
+	s := newSearcher(b.g, b.batch, b.cluster, b.opts)
+	b.fastest = never
+	for unit := 1; unit <= b.opts.RuntimeNGPUs; unit++ {
+		if b.opts.RuntimeNGPUs%unit != 0 || b.opts.PlanNGPUs > 0 && unit != b.opts.PlanNGPUs {
+			continue
+		}
+		for dp := 1; dp <= unit; dp++ {
+			for tp := 1; tp <= unit; tp++ {
+				for pp := 1; pp <= b.blocks; pp++ {
+					all := dp * b.opts.RuntimeNGPUs / unit
+					if dp*tp*pp != unit || all > b.batch || b.opts.TP > 0 && tp != b.opts.TP {
+						continue
+					}
+					skels, err := s.skeletons([]degrees{{unit, dp, tp, pp}})
+					if err != nil {
+						continue
+					}
+					skel := skels[0]
+					for size := 1; size <= (b.batch+all-1)/all; size++ {
+						for _, schedule := range []partition.Schedule{partition.GPipe, partition.OneFOneB} {
+							plan := skel.plan
+							plan.MicroBatch, plan.Schedule = size, schedule
+							b.cuts(plan, nil, 0)
+						}
+					}
+				}
+			}
+		}
+	}
+}
+
+// cuts goes through the ways to place the blocks from first on.
+func (b *brute) cuts(plan partition.Plan, cut []partition.Stage, first int) {
+	if len(cut) == len(plan.Stages) {
+		if first == b.blocks {
+			b.recomputations(plan, cut)
+		}
+		return
+	}
+	for last := first + 1; last <= b.blocks; last++ {
+		b.cuts(plan, append(cut[:len(cut):len(cut)], partition.Stage{First: first, Last: last}), last)
+	}
+}
+
+// recomputations goes through all numbers of recomputed blocks of a cut.
+func (b *brute) recomputations(plan partition.Plan, cut []partition.Stage) {
+	fewest := make([]int, len(cut)) // with which the stage fits
+	for i := range fewest {
+		fewest[i] = -1
+	}
+	var all []*candidate
+	var try func(stages []partition.Stage)
+	try = func(stages []partition.Stage) {
+		if i := len(stages); i < len(cut) {
+			for r := 0; r <= cut[i].Last-cut[i].First; r++ {
+				s := cut[i]
+				s.Recompute = r
+				try(append(stages[:i:i], s))
+			}
+			return
+		}
+		p := plan
+		p.Stages = stages
+		prog, err := compile(b.g, &p, b.batch, nil)
+		require.NoError(b.t, err)
+		line, err := sim.Run(prog, b.cluster, sim.Options{})
+		require.NoError(b.t, err)
+		b.plans++
+		x := &candidate{plan: &p, time: line.Step}
+		fits := true
+		for i, st := range prog.Stages {
+			x.peaks = append(x.peaks, st.Arena())
+			if st.Arena() > b.limit {
+				fits = false
+			} else if fewest[i] < 0 || stages[i].Recompute < fewest[i] {
+				fewest[i] = stages[i].Recompute
+			}
+		}
+		if fits {
+			all = append(all, x)
+			b.fastest = min(b.fastest, x.time)
+		}
+	}
+	try(nil)
+	for _, x := range all {
+		needed := true
+		for i, s := range x.plan.Stages {
+			needed = needed && s.Recompute == fewest[i]
+		}
+		if needed && (b.best == nil || x.less(b.best)) {
+			b.best = x
+		}
+	}
+}
+
+func TestSearchIsExact(t *testing.T) {
+	const seed = 5
+	r := rand.New(rand.NewPCG(seed, 0))
+	cases, infeasible, recomputing, plans := 50, 0, 0, 0
+	if testing.Short() {
+		cases = 12
+	}
+	for k := range cases {
+		model := tiny(2 + r.IntN(4)/2 + r.IntN(8)/7)
+		model.Bias, model.Dropout = false, 0
+		batch := 2 + r.IntN(3)
+		b := &brute{
+			t: t, g: step(t, model, batch), blocks: model.NLayer, batch: batch, cluster: randomCluster(r),
+			opts: Options{RuntimeNGPUs: []int{1, 2, 3, 4}[r.IntN(4)], TopK: r.IntN(3)},
+		}
+		if r.IntN(2) == 0 {
+			b.opts.PlanNGPUs = b.opts.RuntimeNGPUs
+		}
+		if b.opts.RuntimeNGPUs == 4 || model.NLayer == 4 {
+			b.opts.PlanNGPUs, b.opts.TP = b.opts.RuntimeNGPUs, 1+r.IntN(2)
+			if b.opts.RuntimeNGPUs%b.opts.TP != 0 {
+				b.opts.TP = 1
+			}
+		}
+		// From more than enough to too little.
+		b.limit = []int64{1 << 40, 200e3 + r.Int64N(600e3)}[min(1, r.IntN(4))]
+		b.opts.MemoryLimit = b.limit
+		b.run()
+		plans += b.plans
+		res, err := Search(b.g, batch, b.cluster, b.opts)
+		if b.best == nil {
+			infeasible++
+			require.ErrorAs(t, err, new(*InfeasibleError), "seed %d case %d", seed, k)
+			continue
+		}
+		require.NoError(t, err, "seed %d case %d", seed, k)
+		require.Equal(t, b.best.time, res.Prediction.Step, "seed %d case %d: want %+v, got %+v", seed, k, b.best.plan, res.Plan)
+		require.Equal(t, b.fastest, res.Prediction.Step, "seed %d case %d: recomputation nobody needs", seed, k)
+		require.Equal(t, b.best.plan, res.Plan, "seed %d case %d", seed, k)
+		require.Equal(t, b.best.peaks, res.Prediction.PeakBytes, "seed %d case %d", seed, k)
+		require.True(t, res.Stats.Optimal)
+		for _, s := range res.Plan.Stages {
+			if s.Recompute > 0 {
+				recomputing++
+				break
+			}
+		}
+	}
+	t.Logf("%d cases, %d infeasible, %d recompute, %d plans simulated", cases, infeasible, recomputing, plans)
+	require.Positive(t, recomputing)
+	require.Less(t, infeasible, cases/3)
+}
+
+func TestInfeasible(t *testing.T) {
+	g := step(t, tiny(3), 7)
+	_, err := Search(g, 7, cluster(t, "h100"), Options{PlanNGPUs: 2, MemoryLimit: 100 << 10})
+	var bad *InfeasibleError
+	require.True(t, errors.As(err, &bad))
+	require.Greater(t, bad.Needs, bad.Limit)
+	require.ErrorContains(t, err, "GiB")
+	t.Log(err)
+}

@@ -1,0 +1,142 @@
+// Package cost says how long an instruction takes on a cluster: a description of
+// the hardware as YAML, and pure functions from shapes to integer picoseconds.
+//
+// Integers make sums exact and independent of their order, so that two plans tie
+// or do not tie on every machine alike. The formulas stand beside the functions;
+// their sources are PLANNING.md sections 2.5 and 2.8 (collectives after Thakur et
+// al. 2005, kernels by the roofline with a saturating matmul efficiency).
+package cost
+
+import (
+	"fmt"
+	"math"
+)
+
+// Cluster is a set of equal devices in equal nodes.
+type Cluster struct {
+	Name   string `json:"name"`
+	Source string `json:"source"` // where the figures come from
+	Device Device `json:"device"`
+	// DevicesPerNode is how many devices reach each other over IntraNode. It is
+	// meaningless on a shared machine, which is one node.
+	DevicesPerNode int  `json:"devices_per_node"`
+	IntraNode      Link `json:"intra_node"`
+	InterNode      Link `json:"inter_node"`
+}
+
+// Device is one accelerator, or with Shared one machine.
+type Device struct {
+	Name string `json:"name"`
+	// Shared says that all ranks are on this one device and divide it: its memory,
+	// its arithmetic, its memory bandwidth and the bandwidth of its copies. A rank
+	// gets 1/ranks of each whether or not the others are busy, because its kernels
+	// run on its own share of the cores.
+	Shared bool `json:"shared"`
+	// Cores multiplies FLOPS, which is per core. 1 for accelerators.
+	Cores  int   `json:"cores"`
+	Memory int64 `json:"memory"` // usable bytes
+	// FLOPS is the peak rate of dense products by element type: f32, and for later
+	// tf32, f16, bf16.
+	FLOPS           map[string]float64 `json:"flops"`
+	MemoryBandwidth float64            `json:"memory_bandwidth"` // bytes/s
+	LaunchOverhead  float64            `json:"launch_overhead"`  // seconds per kernel
+	Efficiency      Efficiency         `json:"efficiency"`
+}
+
+// Efficiency is the share of a peak that kernels reach, in (0,1].
+type Efficiency struct {
+	// A product of F operations runs at Matmul · F/(F+MatmulHalf) of the peak
+	// rate: at half of what large ones reach when F = MatmulHalf.
+	Matmul     float64 `json:"matmul"`
+	MatmulHalf float64 `json:"matmul_half_flops"`
+	Attention  float64 `json:"attention"` // of the peak rate, for fused attention
+	Vector     float64 `json:"vector"`    // of the peak rate, for everything else
+	Memory     float64 `json:"memory"`    // of the memory bandwidth
+}
+
+// Link is what one device sends over, in one direction.
+type Link struct {
+	Bandwidth  float64 `json:"bandwidth"`  // bytes/s
+	Efficiency float64 `json:"efficiency"` // share of the bandwidth that large messages reach
+	Latency    float64 `json:"latency"`    // seconds per message
+}
+
+// MemoryPerRank is what each of the given number of ranks may use.
+func (c *Cluster) MemoryPerRank(ranks int) int64 {
+	if c.Device.Shared {
+		return c.Device.Memory / int64(ranks)
+	}
+	return c.Device.Memory
+}
+
+// PeakFLOPS is the peak rate of one of the given number of ranks.
+func (c *Cluster) PeakFLOPS(dtype string, ranks int) float64 {
+	peak := c.Device.FLOPS[dtype] * float64(c.Device.Cores)
+	if c.Device.Shared {
+		peak /= float64(ranks)
+	}
+	return peak
+}
+
+// node returns the node of a world rank.
+func (c *Cluster) node(rank int) int {
+	if c.Device.Shared {
+		return 0
+	}
+	return rank / c.DevicesPerNode
+}
+
+// Validate checks every figure; errors name key and value.
+func (c *Cluster) Validate() error {
+	type figure struct {
+		key         string
+		value       float64
+		least, most float64
+		unit        string
+	}
+	d, e := c.Device, c.Device.Efficiency
+	figures := []figure{
+		{"device.cores", float64(d.Cores), 1, 1 << 16, ""},
+		{"device.memory", float64(d.Memory), 1 << 20, 1 << 50, " bytes"},
+		{"device.flops.f32", d.FLOPS["f32"], 1e6, 1e21, " FLOP/s"},
+		{"device.memory_bandwidth", d.MemoryBandwidth, 1e3, 1e18, " bytes/s"},
+		{"device.launch_overhead", d.LaunchOverhead, 0, 1, " s"},
+		{"device.efficiency.matmul", e.Matmul, 1e-4, 1, ""},
+		{"device.efficiency.matmul_half_flops", e.MatmulHalf, 0, 1e15, " FLOPs"},
+		{"device.efficiency.attention", e.Attention, 1e-4, 1, ""},
+		{"device.efficiency.vector", e.Vector, 1e-4, 1, ""},
+		{"device.efficiency.memory", e.Memory, 1e-4, 1, ""},
+	}
+	links := map[string]Link{"intra_node": c.IntraNode}
+	order := []string{"intra_node"}
+	if !d.Shared {
+		figures = append(figures, figure{"devices_per_node", float64(c.DevicesPerNode), 1, 1 << 16, ""})
+		links["inter_node"], order = c.InterNode, append(order, "inter_node")
+	}
+	for _, name := range order {
+		l := links[name]
+		figures = append(figures,
+			figure{name + ".bandwidth", l.Bandwidth, 1e3, 1e18, " bytes/s"},
+			figure{name + ".efficiency", l.Efficiency, 1e-4, 1, ""},
+			figure{name + ".latency", l.Latency, 0, 1, " s"})
+	}
+	for dtype, f := range d.FLOPS {
+		if !(f > 0) || math.IsInf(f, 0) {
+			return &FieldError{"device.flops." + dtype, fmt.Sprintf("is %v, must be positive", f)}
+		}
+	}
+	for _, f := range figures {
+		if !(f.value >= f.least && f.value <= f.most) {
+			return &FieldError{f.key, fmt.Sprintf("is %v%s, must be between %v and %v", f.value, f.unit, f.least, f.most)}
+		}
+	}
+	if c.Name == "" {
+		return &FieldError{"name", "is missing"}
+	}
+	return nil
+}
+
+// FieldError is a figure of a cluster that cannot be used.
+type FieldError struct{ Key, Msg string }
+
+func (e *FieldError) Error() string { return "cluster: " + e.Key + ": " + e.Msg }

@@ -1,0 +1,238 @@
+package cost
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/autopar/autopar/codegen"
+	"github.com/autopar/autopar/ir"
+	"github.com/autopar/autopar/partition"
+)
+
+// Kind says which part of a [Breakdown] an instruction's time belongs to.
+type Kind uint8
+
+// The kinds.
+const (
+	Compute Kind = iota
+	Communication
+	Optimizer
+)
+
+// Program prices the instructions of a program. Its figures do not depend on the
+// size of micro-batches, so one Program serves a plan at every size: see
+// [Program.Instr].
+type Program struct {
+	*Model
+	plan   *partition.Plan
+	groups [][]Group // by stage and mesh axis: the slowest of the axis
+	sigs   map[*ir.Node]*ir.Signature
+	cross  map[[2]int]bool // between two stages
+}
+
+// NewProgram prepares to price programs made by a plan.
+func NewProgram(c *Cluster, p *partition.Plan, mesh ir.Mesh) *Program {
+	m := &Program{Model: NewModel(c, p.RuntimeNGPUs), plan: p, sigs: map[*ir.Node]*ir.Signature{}, cross: map[[2]int]bool{}}
+	for s := range p.PP() {
+		var groups []Group
+		for axis := range mesh.Axes {
+			groups = append(groups, m.group(mesh, s, axis))
+		}
+		m.groups = append(m.groups, groups)
+	}
+	return m
+}
+
+// group returns the most spread of the groups over an axis. All ranks of a stage
+// do the same work, and a group that waits for a slower one later is no faster;
+// where a plan does not fit the nodes this is an upper bound.
+func (m *Program) group(mesh ir.Mesh, stage, axis int) Group {
+	worst := Group{Size: 1, Nodes: 1, PerNode: 1}
+	if mesh.Axes[axis].Time {
+		return worst
+	}
+	for d := range mesh.Devices() {
+		c := mesh.Coord(d)
+		if c[axis] != 0 {
+			continue
+		}
+		ranks := map[int]int{} // by node
+		most := 0
+		for _, e := range mesh.Group(c, axis) {
+			node := m.cluster.node(m.plan.WorldRank(stage, e))
+			ranks[node]++
+			most = max(most, ranks[node])
+		}
+		g := Group{Size: mesh.Axes[axis].Size, Nodes: len(ranks), PerNode: most}
+		if g.Nodes > worst.Nodes || worst.Size == 1 || g.Nodes == worst.Nodes && g.PerNode > worst.PerNode {
+			worst = g
+		}
+	}
+	return worst
+}
+
+// crossing reports whether any transfer between two stages leaves its node.
+func (m *Program) crossing(from, to int) bool {
+	key := [2]int{from, to}
+	crossing, known := m.cross[key]
+	if !known {
+		devices := m.plan.DataParallel() * m.plan.TP
+		for d := 0; d < devices && !crossing; d++ {
+			crossing = m.cluster.node(m.plan.WorldRank(from, d)) != m.cluster.node(m.plan.WorldRank(to, d))
+		}
+		m.cross[key] = crossing
+	}
+	return crossing
+}
+
+// Instr returns the time of an instruction at a position of a mesh, and what
+// kind of time it is. The mesh is the program's, or one that differs from it in
+// the micro-batch axis.
+func (m *Program) Instr(in *codegen.Instr, mesh ir.Mesh, at ir.Coord) (Picoseconds, Kind) {
+	n := in.Node
+	kind := Compute
+	if n.Phase == ir.Update {
+		kind = Optimizer
+	}
+	switch n.Op {
+	case ir.OpInput, ir.OpSlice, ir.OpToPartial:
+		return m.kernel(vector, 0, 2*localBytes(n.Results[0], mesh, at)), kind // read and written
+	case ir.OpAccumulate:
+		return m.kernel(vector, 0, 3*localBytes(n.Results[0], mesh, at)), kind
+	case ir.OpSend:
+		return m.Transfer(localBytes(n.Results[0], mesh, at), m.crossing(n.Stage, n.Attr.(ir.P2PAttr).Stage)), Communication
+	case ir.OpRecv:
+		return 0, Communication // the sender writes it where it belongs
+	}
+	if n.Op.Class() == ir.Comm {
+		axis := mesh.Axis(n.Attr.(ir.CommAttr).Axis)
+		at[axis] = 0 // the group waits for its largest part
+		whole := n.Results[0]
+		if n.Op == ir.OpReduceScatter || n.Op == ir.OpAllToAll {
+			whole = n.Args[0]
+		}
+		return m.Collective(n.Op, localBytes(whole, mesh, at), m.groups[n.Stage][axis]), Communication
+	}
+	return m.compute(in, mesh, at, len(n.Args)), kind
+}
+
+// AddN returns the time of an add_n as if it had the given number of operands.
+func (m *Program) AddN(in *codegen.Instr, mesh ir.Mesh, at ir.Coord, operands int) Picoseconds {
+	if in.Node.Op != ir.OpAddN {
+		panic(fmt.Sprintf("BUG: %s is %s, not add_n", in.Node.Name, in.Node.Op))
+	}
+	return m.compute(in, mesh, at, operands)
+}
+
+// compute prices a kernel at its local shapes. operands differs from the node's
+// for an add_n only.
+func (m *Program) compute(in *codegen.Instr, mesh ir.Mesh, at ir.Coord, operands int) Picoseconds {
+	n := in.Node
+	sig, ok := m.sigs[n]
+	if !ok {
+		sig = ir.SignatureOf(n)
+		m.sigs[n] = sig
+	}
+	var bytes int64
+	args, results := make([][]int, len(n.Args)), make([][]int, len(n.Results))
+	for i, a := range n.Args {
+		s := mesh.Local(a.Type.Shape, a.Spec, at)
+		args[i] = s.Local
+		bytes += s.Elems() * a.Type.DType.Size()
+	}
+	for i, r := range n.Results {
+		s := mesh.Local(r.Type.Shape, r.Spec, at)
+		results[i] = s.Local
+		size := s.Elems() * r.Type.DType.Size()
+		bytes += size
+		if in.Accum[i] != codegen.Overwrite {
+			bytes += size // read before it is added to
+		}
+	}
+	// A lookup reads the rows it picks, not the table.
+	if n.Op == ir.OpEmbedding {
+		bytes = 2 * localBytes(n.Results[0], mesh, at)
+	}
+	flops := sig.FLOPs(args, results)
+	if n.Op == ir.OpAddN && operands != len(n.Args) {
+		one := localBytes(n.Results[0], mesh, at)
+		bytes += int64(operands-len(n.Args)) * one
+		flops = flops / float64(len(n.Args)) * float64(operands)
+	}
+	return m.kernel(classOf(n.Op), flops, bytes)
+}
+
+func localBytes(v *ir.Value, mesh ir.Mesh, at ir.Coord) int64 {
+	return mesh.Local(v.Type.Shape, v.Spec, at).Elems() * v.Type.DType.Size()
+}
+
+// Canonical returns, for every position of the device axes of a mesh, the first
+// position at which every instruction of the program takes the same time: on
+// each axis, sizes that are cut alike. Micro-batches of one size are alike too.
+func Canonical(prog *codegen.Program) func(ir.Coord) ir.Coord {
+	mesh := prog.Mesh
+	same := make([][]int, len(mesh.Axes)) // by axis and position
+	mb := mesh.Axis(partition.AxisMB)
+	batches := map[int]bool{}
+	for axis, a := range mesh.Axes {
+		sizes := map[int]bool{}
+		for _, n := range prog.Graph.Nodes {
+			for _, r := range n.Results {
+				if r.Spec[axis].Kind == ir.Shard {
+					d := int(r.Spec[axis].Dim)
+					sizes[r.Type.Shape[d]] = true
+					if mb >= 0 && r.Spec[mb] == ir.ShardOn(d) {
+						batches[r.Type.Shape[d]] = true
+					}
+				}
+			}
+		}
+		if a.Time {
+			continue
+		}
+		same[axis] = make([]int, a.Size)
+		for i := range a.Size {
+			same[axis][i] = i
+			for j := range i {
+				alike := true
+				for size := range sizes {
+					alike = alike && a.Cut(size, i).Len == a.Cut(size, j).Len
+				}
+				if alike {
+					same[axis][i] = same[axis][j]
+					break
+				}
+			}
+		}
+	}
+	var sizes []int
+	for s := range batches {
+		sizes = append(sizes, s)
+	}
+	slices.Sort(sizes)
+	dp := mesh.Axis(partition.AxisDP)
+	return func(c ir.Coord) ir.Coord {
+		for axis := range mesh.Axes {
+			if same[axis] != nil {
+				c[axis] = same[axis][c[axis]]
+			}
+		}
+		if mb < 0 {
+			return c
+		}
+		// Every micro-batch but the last has Chunk sequences.
+		for _, s := range sizes {
+			if dp >= 0 {
+				s = mesh.Axes[dp].Cut(s, c[dp]).Len
+			}
+			if mesh.Axes[mb].Cut(s, c[mb]).Len != mesh.Axes[mb].Cut(s, 0).Len {
+				return c
+			}
+		}
+		c[mb] = 0
+		return c
+	}
+}
+
+// SameGroups reports whether collectives take the same time in two stages.
+func (m *Program) SameGroups(a, b int) bool { return slices.Equal(m.groups[a], m.groups[b]) }

@@ -1,0 +1,149 @@
+package cost
+
+import (
+	"fmt"
+	"math"
+
+	"github.com/autopar/autopar/ir"
+)
+
+// Picoseconds is a duration. Differences of a picosecond mean nothing; integers do.
+type Picoseconds int64
+
+// Seconds converts to seconds.
+func (p Picoseconds) Seconds() float64 { return float64(p) / 1e12 }
+
+func (p Picoseconds) String() string {
+	switch s := p.Seconds(); {
+	case s >= 1:
+		return fmt.Sprintf("%.3f s", s)
+	case s >= 1e-3:
+		return fmt.Sprintf("%.3f ms", s*1e3)
+	default:
+		return fmt.Sprintf("%.3f us", s*1e6)
+	}
+}
+
+// longest bounds one instruction, so that sums over a step do not overflow: 2^46
+// ps are 70 seconds, and no kernel that takes longer is worth telling apart.
+const longest = 1 << 46
+
+// picoseconds rounds up, so that nothing is free.
+func picoseconds(seconds float64) Picoseconds {
+	return Picoseconds(min(math.Ceil(seconds*1e12), longest))
+}
+
+// Breakdown is how a rank spends a step.
+type Breakdown struct {
+	Compute       Picoseconds // forward and backward kernels
+	Communication Picoseconds // collectives and transfers, all exposed: ranks do not overlap them with kernels
+	Optimizer     Picoseconds // kernels of the update phase: gradient norm, clip, AdamW
+	Bubble        Picoseconds // waiting for other ranks
+}
+
+// Total is the whole step.
+func (b Breakdown) Total() Picoseconds { return b.Compute + b.Communication + b.Optimizer + b.Bubble }
+
+// Model prices work on one of a number of ranks of a cluster.
+type Model struct {
+	cluster    *Cluster
+	peak       float64 // FLOP/s
+	memory     float64 // bytes/s reached
+	intra      Link    // with the bandwidth reached
+	inter      Link
+	launch     float64
+	efficiency Efficiency
+}
+
+// NewModel returns the prices that each of ranks ranks pays.
+func NewModel(c *Cluster, ranks int) *Model {
+	m := &Model{
+		cluster: c, peak: c.PeakFLOPS("f32", ranks), launch: c.Device.LaunchOverhead, efficiency: c.Device.Efficiency,
+		memory: c.Device.MemoryBandwidth * c.Device.Efficiency.Memory,
+		intra:  c.IntraNode, inter: c.InterNode,
+	}
+	m.intra.Bandwidth *= c.IntraNode.Efficiency
+	m.inter.Bandwidth *= c.InterNode.Efficiency
+	if c.Device.Shared {
+		m.memory /= float64(ranks)
+		m.intra.Bandwidth /= float64(ranks)
+	}
+	return m
+}
+
+// kernelClass is which efficiency a kernel reaches.
+type kernelClass uint8
+
+const (
+	vector kernelClass = iota
+	product
+	attention
+)
+
+func classOf(op ir.Op) kernelClass {
+	switch op {
+	case ir.OpMatMul:
+		return product
+	case ir.OpAttention, ir.OpAttentionGrad, ir.OpAttentionDecode:
+		return attention
+	}
+	return vector
+}
+
+// kernel is the roofline max(arithmetic, traffic) + launch. Conversions keep the
+// compiler from fusing multiply and add, which would differ between machines.
+func (m *Model) kernel(class kernelClass, flops float64, bytes int64) Picoseconds {
+	var arithmetic float64
+	switch class {
+	case product:
+		// F / (peak·e·F/(F+half)): a straight line.
+		arithmetic = (flops + m.efficiency.MatmulHalf) / float64(m.peak*m.efficiency.Matmul)
+	case attention:
+		arithmetic = flops / float64(m.peak*m.efficiency.Attention)
+	default:
+		arithmetic = flops / float64(m.peak*m.efficiency.Vector)
+	}
+	return picoseconds(max(arithmetic, float64(bytes)/m.memory) + m.launch)
+}
+
+// Group is a set of ranks that communicate: Size of them on Nodes nodes, at most
+// PerNode on one.
+type Group struct{ Size, Nodes, PerNode int }
+
+// Collective is the time of a collective over a group. bytes is the size of the
+// whole tensor (before a scatter, after a gather), for all_to_all of one rank's
+// part. Rings inside a node; over several nodes two levels, in which each device
+// of a node carries its share over its own network card (PLANNING.md 2.5).
+func (m *Model) Collective(op ir.Op, bytes int64, g Group) Picoseconds {
+	if g.Size <= 1 {
+		return 0
+	}
+	size, n := float64(bytes), float64(g.Size)
+	if op == ir.OpAllToAll {
+		inside, outside := float64(g.PerNode-1), float64(g.Size-g.PerNode)
+		t := float64(inside*m.intra.Latency) + inside/n*size/m.intra.Bandwidth
+		if g.Nodes > 1 {
+			t += float64(outside*m.inter.Latency) + outside/n*size/m.inter.Bandwidth
+		}
+		return picoseconds(t + m.launch)
+	}
+	per, q := float64(g.PerNode), float64(g.Nodes)
+	t := float64((per-1)*m.intra.Latency) + (per-1)/per*size/m.intra.Bandwidth
+	if g.Nodes > 1 {
+		t += float64((q-1)*m.inter.Latency) + (q-1)/q*(size/per)/m.inter.Bandwidth
+	}
+	if op == ir.OpAllReduce { // reduce-scatter, then all-gather
+		t *= 2
+	}
+	return picoseconds(t + m.launch)
+}
+
+// Transfer is the time to send bytes to a rank of another stage; crossing says
+// that it is on another node.
+func (m *Model) Transfer(bytes int64, crossing bool) Picoseconds {
+	l := m.intra
+	if crossing {
+		l = m.inter
+	}
+	return picoseconds(l.Latency + float64(bytes)/l.Bandwidth)
+}

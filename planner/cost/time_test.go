@@ -1,0 +1,64 @@
+package cost
+
+import (
+	"math/rand/v2"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/autopar/autopar/ir"
+)
+
+// round is a cluster with round figures, so that times can be worked out by hand.
+func round() *Cluster {
+	link := func(bw, latency float64) Link { return Link{Bandwidth: bw, Efficiency: 1, Latency: latency} }
+	return &Cluster{
+		Name: "round", DevicesPerNode: 4, IntraNode: link(1e9, 1e-6), InterNode: link(1e8, 1e-5),
+		Device: Device{
+			Name: "d", Cores: 1, Memory: 1 << 30, FLOPS: map[string]float64{"f32": 1e12}, MemoryBandwidth: 1e10,
+			Efficiency: Efficiency{Matmul: 0.5, MatmulHalf: 1e6, Attention: 0.25, Vector: 0.1, Memory: 1},
+		},
+	}
+}
+
+const us = Picoseconds(1e6)
+
+func TestKernel(t *testing.T) {
+	m := NewModel(round(), 1)
+	require.Equal(t, 4*us, m.kernel(product, 1e6, 0), "half of 0.5 TFLOP/s at 1 MFLOP")
+	require.Equal(t, 2002*us, m.kernel(product, 1e9, 0))
+	require.Equal(t, 4*us, m.kernel(attention, 1e6, 0))
+	require.Equal(t, 10*us, m.kernel(vector, 1e6, 1e3))
+	require.Equal(t, 100*us, m.kernel(vector, 1e6, 1e6), "bound by memory")
+}
+
+func TestCollective(t *testing.T) {
+	m := NewModel(round(), 16)
+	node := Group{Size: 4, Nodes: 1, PerNode: 4}
+	require.Equal(t, (6+1500)*us, m.Collective(ir.OpAllReduce, 1e6, node), "2·3 messages, 2·3/4 of 1 MB at 1 GB/s")
+	require.Equal(t, (3+750)*us, m.Collective(ir.OpAllGather, 1e6, node))
+	require.Equal(t, (3+750)*us, m.Collective(ir.OpReduceScatter, 1e6, node))
+	require.Equal(t, (3+750)*us, m.Collective(ir.OpAllToAll, 1e6, node))
+	// Two levels: inside as above, then 2·1 messages and 2·1/2 of a quarter at 100 MB/s.
+	require.Equal(t, (6+1500+20+2500)*us, m.Collective(ir.OpAllReduce, 1e6, Group{Size: 8, Nodes: 2, PerNode: 4}))
+	require.Zero(t, m.Collective(ir.OpAllReduce, 1e6, Group{Size: 1, Nodes: 1, PerNode: 1}))
+	require.Equal(t, 1001*us, m.Transfer(1e6, false))
+	require.Equal(t, 10010*us, m.Transfer(1e6, true))
+}
+
+// More work never takes less time: the planner's bounds rest on it.
+func TestMonotone(t *testing.T) {
+	const seed = 7
+	r := rand.New(rand.NewPCG(seed, 0))
+	for range 2000 {
+		c := round()
+		c.IntraNode.Bandwidth, c.InterNode.Bandwidth = 1e9*(1+r.Float64()), 1e8*(1+r.Float64())
+		m := NewModel(c, 1+r.IntN(9))
+		f, b := r.Float64()*1e9, r.Int64N(1e8)
+		for class := vector; class <= attention; class++ {
+			require.LessOrEqual(t, m.kernel(class, f, b), m.kernel(class, f*(1+r.Float64()), b+r.Int64N(1e6)), "seed %d", seed)
+		}
+		g := Group{Size: 8, Nodes: 2, PerNode: 4}
+		require.LessOrEqual(t, m.Collective(ir.OpAllReduce, b, g), m.Collective(ir.OpAllReduce, b+r.Int64N(1e6), g), "seed %d", seed)
+	}
+}

@@ -1,0 +1,81 @@
+package cost
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+func TestBuiltins(t *testing.T) {
+	require.Equal(t, []string{"a100-40g", "a100-80g", "a10g", "b200", "cpu", "h100", "h200", "v100"}, Names())
+	for _, name := range Names() {
+		c, err := Load(name)
+		require.NoError(t, err, name)
+		require.Equal(t, name, c.Name)
+		require.NotEmpty(t, c.Source)
+	}
+	h, err := Load("h100")
+	require.NoError(t, err)
+	require.Equal(t, 67e12, h.PeakFLOPS("f32", 64))
+	require.Equal(t, 3350e9, h.Device.MemoryBandwidth)
+	require.Equal(t, 8, h.DevicesPerNode)
+}
+
+func TestSharedMachineIsDivided(t *testing.T) {
+	c, err := Load("cpu")
+	require.NoError(t, err)
+	require.Equal(t, c.PeakFLOPS("f32", 1)/4, c.PeakFLOPS("f32", 4))
+	require.Equal(t, c.Device.Memory/4, c.MemoryPerRank(4))
+	one, four := NewModel(c, 1), NewModel(c, 4)
+	require.Greater(t, four.kernel(product, 1e9, 0), 3*one.kernel(product, 1e9, 0))
+}
+
+func TestStrictYAML(t *testing.T) {
+	source, err := Source("h100")
+	require.NoError(t, err)
+	for _, tt := range []struct{ old, new, want string }{
+		{"memory_bandwidth: 3350e9", "memory_bandwith: 3350e9", "x.yaml:10: device.memory_bandwith: unknown key; did you mean device.memory_bandwidth?"},
+		{"intra_node: {bandwidth: 450e9", "intra_node: {bandwidth: 0", "x.yaml:14: intra_node.bandwidth: is 0 bytes/s, must be between"},
+		{"intra_node: {bandwidth: 450e9", "intra_node: {bandwidth: -1", "intra_node.bandwidth: is -1 bytes/s"},
+		{"devices_per_node: 8", "devices_per_node: '8'", "x.yaml:13: devices_per_node: wants an integer"},
+		{"devices_per_node: 8", "devices_per_node: 0", "x.yaml:13: devices_per_node: is 0"},
+		{"devices_per_node: 8", "", "devices_per_node: is missing"},
+		{"devices_per_node: 8", "devices_per_node: 8\ndevices_per_node: 9", "x.yaml:14: devices_per_node: duplicate key, first given on line 13"},
+		{"devices_per_node: 8", "devices_per_node: [8]", "wants one value"},
+		{"f32: 67e12", "f33: 67e12", "device.flops.f33: unknown key; did you mean device.flops.f32?"},
+		{"f32: 67e12", "f32: .inf", "device.flops.f32"},
+		{"79.1GiB", "79.1GB s", "wants a size such as 16GiB"},
+		{"name: h100", "name: [h100", "is not YAML"},
+	} {
+		text := strings.Replace(string(source), tt.old, tt.new, 1)
+		require.NotEqual(t, string(source), text, tt.old)
+		_, err := Parse("x.yaml", []byte(text))
+		require.ErrorContains(t, err, tt.want)
+	}
+	_, err = Load("h10")
+	require.ErrorContains(t, err, `no built-in cluster "h10"; did you mean h100?`)
+	path := filepath.Join(t.TempDir(), "mine.yaml")
+	require.NoError(t, os.WriteFile(path, source, 0o644))
+	_, err = Load(path)
+	require.NoError(t, err)
+	_, err = Load(path + ".gone")
+	require.ErrorContains(t, err, "cannot be read")
+}
+
+func FuzzParse(f *testing.F) {
+	for _, name := range Names() {
+		data, err := Source(name)
+		require.NoError(f, err)
+		f.Add(data)
+	}
+	f.Add([]byte("device: {flops: {f32: 1e400}}"))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		c, err := Parse("f.yaml", data)
+		if err == nil && c.Validate() != nil {
+			t.Fatalf("accepted %+v", c)
+		}
+	})
+}

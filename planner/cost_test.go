@@ -1,0 +1,105 @@
+package planner
+
+import (
+	"math/rand/v2"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/autopar/autopar/partition"
+	"github.com/autopar/autopar/planner/cost"
+	"github.com/autopar/autopar/planner/sim"
+)
+
+// randomCluster is a cluster with odd figures, in which every term matters.
+func randomCluster(r *rand.Rand) *cost.Cluster {
+	scale := func(x float64) float64 { return x * (0.3 + 3*r.Float64()) }
+	link := func(bw float64) cost.Link {
+		return cost.Link{Bandwidth: scale(bw), Efficiency: 0.5 + r.Float64()/2, Latency: scale(1e-5)}
+	}
+	return &cost.Cluster{
+		Name: "random", DevicesPerNode: 1 + r.IntN(8), IntraNode: link(1e9), InterNode: link(1e8),
+		Device: cost.Device{
+			Name: "d", Cores: 1, Memory: 1 << 30, FLOPS: map[string]float64{"f32": scale(1e11)},
+			MemoryBandwidth: scale(1e10), LaunchOverhead: scale(1e-6),
+			Efficiency: cost.Efficiency{Matmul: 0.8, MatmulHalf: scale(1e5), Attention: 0.4, Vector: 0.1, Memory: 0.8},
+		},
+	}
+}
+
+// randomCut cuts blocks into stages with random recomputation.
+func randomCut(r *rand.Rand, blocks, stages int) []partition.Stage {
+	cut := make([]partition.Stage, stages)
+	first := 0
+	for i := range cut {
+		n := 1
+		if spare := blocks - first - (stages - i); spare > 0 {
+			n += r.IntN(spare + 1)
+		}
+		if i == stages-1 {
+			n = blocks - first
+		}
+		cut[i] = partition.Stage{First: first, Last: first + n, Recompute: []int{0, n, r.IntN(n + 1)}[r.IntN(3)]}
+		first += n
+	}
+	return cut
+}
+
+// The cost of a plan, from programs with one block per stage and one rank per
+// stage, is to the picosecond what the simulation of the whole program says; and
+// the memory bound never exceeds the arena.
+func TestCostIsSimulation(t *testing.T) {
+	const seed = 11
+	r := rand.New(rand.NewPCG(seed, 0))
+	cases := 150
+	if testing.Short() {
+		cases = 30
+	}
+	slack := 0.0
+	for k := range cases {
+		blocks, batch := 1+r.IntN(6), 1+r.IntN(13)
+		model := tiny(blocks)
+		model.Bias = r.IntN(2) == 0
+		model.Dropout = []float64{0, 0.2}[r.IntN(2)]
+		model.NHead = 1 + r.IntN(4)
+		model.NEmbd = model.NHead * 8
+		d := degrees{dp: 1 + r.IntN(4), tp: 1 + r.IntN(3), pp: 1 + r.IntN(min(4, blocks))}
+		d.plan = d.dp * d.tp * d.pp
+		units := 1 + r.IntN(2)
+		if d.dp*units > batch {
+			continue
+		}
+		g := step(t, model, batch)
+		s := newSearcher(g, batch, randomCluster(r), Options{RuntimeNGPUs: d.plan * units})
+		skels, err := s.skeletons([]degrees{d})
+		if err != nil {
+			continue // nothing to split so far
+		}
+		skel := skels[0]
+		b := 1 + r.IntN((batch+skel.plan.DataParallel()-1)/skel.plan.DataParallel())
+		schedule := []partition.Schedule{partition.GPipe, partition.OneFOneB}[r.IntN(2)]
+		p := newPipeline(skel, skel.times(b), skel.memoryOf(b), b, schedule)
+		cut := randomCut(r, blocks, d.pp)
+		plan := p.plan(cut)
+
+		prog, err := compile(g, plan, batch, nil)
+		require.NoError(t, err)
+		line, err := sim.Run(prog, s.cluster, sim.Options{})
+		require.NoError(t, err)
+		got := p.time(cut)
+		require.Equal(t, line.Step, got, "seed %d case %d: %+v batch %d units %d b %d %s %+v", seed, k, d, batch, units, b, schedule, cut)
+
+		bounds := newBounds(p, 1<<60, Options{}, nil)
+		for i, c := range cut {
+			n := c.Last - c.First
+			if c.Recompute == 0 {
+				require.LessOrEqual(t, bounds.time[i][n-1], got, "seed %d case %d: bound of stage %d: %+v %+v", seed, k, i, d, cut)
+			}
+			arena := prog.Stages[i].Arena()
+			least := p.memory[i].atLeast(n, c.Recompute, p.slots[i])
+			require.LessOrEqual(t, least, arena, "seed %d case %d: memory of stage %d: %+v %+v", seed, k, i, d, cut)
+			slack = max(slack, 1-float64(least)/float64(arena))
+		}
+	}
+	t.Logf("the memory bound is at most %.1f %% below the arena", 100*slack)
+}

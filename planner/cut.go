@@ -1,0 +1,200 @@
+package planner
+
+import (
+	"cmp"
+	"slices"
+
+	"github.com/autopar/autopar/codegen"
+	"github.com/autopar/autopar/partition"
+	"github.com/autopar/autopar/planner/cost"
+)
+
+// tried is a stage with blocks of which some are recomputed, found not to fit
+// when it was allocated for real.
+type tried struct{ stage, blocks, recomputed int }
+
+// candidate is a complete plan with its cost.
+type candidate struct {
+	plan  *partition.Plan
+	cut   []partition.Stage // of the plan, in blocks to distribute
+	time  cost.Picoseconds
+	peaks []int64          // bytes by stage
+	prog  *codegen.Program // the plan compiled, when it was needed
+}
+
+func (c *candidate) peak() int64 {
+	var peak int64
+	for _, b := range c.peaks {
+		peak = max(peak, b)
+	}
+	return peak
+}
+
+// less is the order of plans: time, then peak memory, then the plan itself.
+func (c *candidate) less(d *candidate) bool {
+	switch {
+	case c.time != d.time:
+		return c.time < d.time
+	case c.peak() != d.peak():
+		return c.peak() < d.peak()
+	}
+	return comparePlans(c.plan, d.plan) < 0
+}
+
+// cutter searches the cuts of one pipeline depth first.
+type cutter struct {
+	search  *searcher
+	pipe    *pipeline
+	bounds  *bounds
+	least   cost.Picoseconds // a lower bound of the time of all cuts
+	learned map[tried]bool
+
+	ceiling cost.Picoseconds // plans that take longer are of no interest
+	ties    []*candidate     // the fastest so far
+	cut     []partition.Stage
+	budget  int // work that is left; below zero the search has given up
+}
+
+// Work limits. A search that gives up is not claimed to be optimal. Of cuts that
+// take the same time only the first maxTies are compared by memory.
+const (
+	quick    = 20_000  // steps of one search of a pipeline's cuts
+	thorough = 400_000 // steps of the proof that nothing beats the winner
+	maxTies  = 32
+)
+
+// descend places the stages from stage i on, with blocks left to place; before
+// is the time that micro-batch 0 takes through the stages before.
+func (c *cutter) descend(stage, left int, before cost.Picoseconds) {
+	stages := len(c.pipe.stages)
+	if stage == stages {
+		c.leaf()
+		return
+	}
+	room := 0 // what the stages after can hold at most
+	for j := stage + 1; j < stages; j++ {
+		room += c.bounds.most(j, c.ceiling)
+	}
+	after := stages - 1 - stage
+	most := min(c.bounds.most(stage, c.ceiling), left-after)
+	least := max(1, left-room)
+	if after == 0 {
+		least = left
+	}
+	for n := most; n >= least && c.budget >= 0; n-- {
+		c.budget--
+		if n > c.bounds.most(stage, c.ceiling) {
+			continue // the ceiling has come down
+		}
+		r := c.bounds.fewest[stage][n-1]
+		if before+c.bounds.busy[stage].at(n, r) > c.ceiling {
+			continue
+		}
+		first := c.pipe.skel.blocks - left
+		c.cut[stage] = partition.Stage{First: first, Last: first + n, Recompute: r}
+		c.descend(stage+1, left-n, before+c.bounds.through[stage].at(n, r))
+	}
+}
+
+// leaf costs a complete cut, and keeps it if none is faster.
+func (c *cutter) leaf() {
+	c.budget -= 100 + len(c.cut)*(8+c.pipe.microBatches/4) // a simulation is worth many steps
+	c.search.stats.PlansConsidered++
+	time := c.pipe.time(c.cut)
+	if time > c.ceiling {
+		return
+	}
+	if len(c.ties) > 0 && time < c.ties[0].time {
+		c.ties = c.ties[:0]
+	}
+	c.ceiling = time
+	c.ties = append(c.ties, &candidate{plan: c.pipe.plan(c.cut), cut: slices.Clone(c.cut), time: time})
+	if len(c.ties) == maxTies {
+		c.ceiling-- // only faster ones from here on
+	}
+}
+
+// pick allocates the fastest cuts for real and returns the one that needs the
+// least memory; fits is false when one of them exceeds the limit.
+func (c *cutter) pick() (best *candidate, fits bool) {
+	slices.SortStableFunc(c.ties, func(a, b *candidate) int {
+		return cmp.Or(cmp.Compare(c.leastPeak(a.cut), c.leastPeak(b.cut)), comparePlans(a.plan, b.plan))
+	})
+	fits = true
+	for _, x := range c.ties {
+		if best != nil && c.leastPeak(x.cut) > best.peak() {
+			break
+		}
+		if over := c.allocate(x); over >= 0 {
+			s := x.cut[over]
+			c.learned[tried{over, s.Last - s.First, s.Recompute}] = true
+			fits = false
+		} else if best == nil || x.less(best) {
+			best = x
+		}
+	}
+	return best, fits
+}
+
+// leastPeak is a lower bound of the memory of the fullest stage.
+func (c *cutter) leastPeak(cut []partition.Stage) int64 {
+	var peak int64
+	for i, s := range cut {
+		peak = max(peak, c.pipe.memory[i].atLeast(s.Last-s.First, s.Recompute, c.pipe.slots[i]))
+	}
+	return peak
+}
+
+// allocate finds what each stage really takes; it returns a stage that exceeds
+// the limit, or -1.
+func (c *cutter) allocate(x *candidate) int {
+	cut := x.cut
+	x.peaks = make([]int64, len(cut))
+	known := true
+	for i, s := range cut {
+		t := tried{i, s.Last - s.First, s.Recompute}
+		peak, ok := c.search.arenas[arena{c.pipe, t}]
+		x.peaks[i] = peak
+		known = known && ok
+	}
+	if !known {
+		var err error
+		if x.prog, x.peaks, err = c.search.allocate(x.plan); err != nil {
+			panic("BUG: a priced plan does not compile: " + err.Error())
+		}
+		for i, s := range cut {
+			c.search.arenas[arena{c.pipe, tried{i, s.Last - s.First, s.Recompute}}] = x.peaks[i]
+		}
+	}
+	for i, peak := range x.peaks {
+		if peak > c.bounds.limit {
+			return i
+		}
+	}
+	return -1
+}
+
+func newCutter(s *searcher, p *pipeline) *cutter {
+	c := &cutter{search: s, pipe: p, learned: map[tried]bool{}, cut: make([]partition.Stage, len(p.stages))}
+	c.bound()
+	return c
+}
+
+func (c *cutter) bound() {
+	c.bounds = newBounds(c.pipe, c.search.limit, c.search.opts, c.learned)
+	c.least = c.bounds.best()
+}
+
+// solve returns the best plan of the pipeline that takes at most ceiling, nil if
+// there is none, and whether that is certain after the given number of steps.
+func (c *cutter) solve(ceiling cost.Picoseconds, steps int) (*candidate, bool) {
+	for c.budget = steps; ; {
+		c.ceiling, c.ties = ceiling, nil
+		c.descend(0, c.pipe.skel.blocks, 0)
+		best, fits := c.pick()
+		if fits {
+			return best, c.budget >= 0
+		}
+		c.bound() // the bound of the memory was too low; now it knows
+	}
+}

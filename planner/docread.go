@@ -1,0 +1,353 @@
+package planner
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"reflect"
+	"strconv"
+	"strings"
+
+	"github.com/autopar/autopar/config"
+	"github.com/autopar/autopar/partition"
+)
+
+// ReadDocument reads a plan.json. See [ParseDocument].
+func ReadDocument(path string) (*Document, error) {
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return nil, &DocumentError{File: path, Msg: "cannot be read", Err: err}
+	}
+	return ParseDocument(path, data)
+}
+
+// ParseDocument reads the text of a plan.json; name stands for the file in
+// errors. Every key is required and no other is accepted. The plan is checked
+// against the configuration, figures are checked to be possible; hashes are for
+// [Document.Check]. All errors are *DocumentError.
+func ParseDocument(name string, data []byte) (*Document, error) {
+	refuse := func(key, format string, args ...any) (*Document, error) {
+		return nil, &DocumentError{File: name, Key: key, Msg: fmt.Sprintf(format, args...)}
+	}
+	d := json.NewDecoder(bytes.NewReader(data))
+	d.UseNumber()
+	tree, err := readValue(d, "")
+	var bad *DocumentError
+	switch {
+	case errors.As(err, &bad):
+		return refuse(bad.Key, "%s", bad.Msg)
+	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
+		return refuse("", "is not whole: it ends at byte %d", len(data))
+	case err != nil:
+		return refuse("", "is not JSON at byte %d: %v", d.InputOffset(), err)
+	}
+	if _, err := d.Token(); !errors.Is(err, io.EOF) {
+		return refuse("", "has something after its end at byte %d", d.InputOffset())
+	}
+	if err := conform(tree, reflect.TypeFor[file](), ""); err != nil {
+		errors.As(err, &bad)
+		return refuse(bad.Key, "%s", bad.Msg)
+	}
+	var f file
+	if err := json.Unmarshal(data, &f); err != nil {
+		return refuse("", "%v", err)
+	}
+	if f.Schema != Schema {
+		return refuse("schema", "is %d, this version reads %d", f.Schema, Schema)
+	}
+	doc := &Document{Plan: f.Plan, Predicted: f.Predicted, Search: f.Search, ConfigHash: f.ConfigHash, GraphHash: f.GraphHash, Cluster: f.Cluster}
+	if doc.Config, err = readConfig(tree.(object).find("config")); err == nil {
+		err = doc.validate()
+	}
+	if err != nil {
+		if errors.As(err, &bad) {
+			return refuse(bad.Key, "%s", bad.Msg)
+		}
+		return refuse("", "%v", err)
+	}
+	return doc, nil
+}
+
+// validate checks a document beyond its form.
+func (d *Document) validate() error {
+	if err := d.Config.Validate(); err != nil {
+		return configError(err)
+	}
+	if err := d.Cluster.Validate(); err != nil {
+		return &DocumentError{Key: "cluster", Msg: err.Error()}
+	}
+	if err := checkPlan("plan", d.Plan, d.Config); err != nil {
+		return err
+	}
+	if err := d.Predicted.validate("predicted", d.Plan); err != nil {
+		return err
+	}
+	for i, a := range d.Search.Alternatives {
+		key := fmt.Sprintf("search.alternatives[%d]", i)
+		if err := checkPlan(key+".plan", a.Plan, d.Config); err != nil {
+			return err
+		}
+		if err := a.Predicted.validate(key+".predicted", a.Plan); err != nil {
+			return err
+		}
+	}
+	if d.Search.Seconds < 0 || d.Search.PlansConsidered < 0 {
+		return &DocumentError{Key: "search", Msg: fmt.Sprintf("has %v seconds and %d plans, must not be negative", d.Search.Seconds, d.Search.PlansConsidered)}
+	}
+	return nil
+}
+
+func checkPlan(key string, p *partition.Plan, c *config.Config) error {
+	err := p.Validate(c.Model.NLayer, c.Batch.Global)
+	var bad *partition.PlanError
+	if errors.As(err, &bad) {
+		return &DocumentError{Key: key + "." + bad.Key, Msg: bad.Msg}
+	}
+	return err
+}
+
+func (p *Predicted) validate(key string, plan *partition.Plan) error {
+	for _, f := range []struct {
+		name  string
+		value float64
+	}{
+		{"step_seconds", p.StepSeconds}, {"tokens_per_second", p.TokensPerSecond}, {"mfu", p.MFU},
+		{"breakdown.compute_seconds", p.Breakdown.Compute}, {"breakdown.communication_seconds", p.Breakdown.Communication},
+		{"breakdown.optimizer_seconds", p.Breakdown.Optimizer}, {"breakdown.bubble_seconds", p.Breakdown.Bubble},
+	} {
+		if f.value < 0 {
+			return &DocumentError{Key: key + "." + f.name, Msg: fmt.Sprintf("is %v, must not be negative", f.value)}
+		}
+	}
+	// A plan edited by hand may have other stages than were predicted.
+	for i, b := range p.PeakBytes {
+		if b < 0 {
+			return &DocumentError{Key: fmt.Sprintf("%s.peak_bytes[%d]", key, i), Msg: fmt.Sprintf("is %d, must not be negative", b)}
+		}
+	}
+	return nil
+}
+
+// object is a JSON object in the order in which it was written.
+type object []member
+
+type member struct {
+	key   string
+	value any // object, []any, json.Number, string, bool or nil
+}
+
+func (o object) find(key string) any {
+	for _, m := range o {
+		if m.key == key {
+			return m.value
+		}
+	}
+	return nil
+}
+
+// readValue reads one value, refusing duplicate keys.
+func readValue(d *json.Decoder, path string) (any, error) {
+	t, err := d.Token()
+	if err != nil {
+		return nil, err
+	}
+	delim, nested := t.(json.Delim)
+	switch {
+	case !nested:
+		return t, nil
+	case delim == '[':
+		list := []any{}
+		for d.More() {
+			v, err := readValue(d, fmt.Sprintf("%s[%d]", path, len(list)))
+			if err != nil {
+				return nil, err
+			}
+			list = append(list, v)
+		}
+		_, err = d.Token()
+		return list, err
+	}
+	var o object
+	seen := map[string]bool{}
+	for d.More() {
+		t, err := d.Token()
+		if err != nil {
+			return nil, err
+		}
+		key, _ := t.(string)
+		at := strings.TrimPrefix(path+"."+key, ".")
+		if seen[key] {
+			return nil, &DocumentError{Key: at, Msg: "duplicate key"}
+		}
+		seen[key] = true
+		v, err := readValue(d, at)
+		if err != nil {
+			return nil, err
+		}
+		o = append(o, member{key, v})
+	}
+	_, err = d.Token()
+	return o, err
+}
+
+// conform checks that a value has exactly the keys and types of t.
+func conform(v any, t reflect.Type, path string) error {
+	wrong := func(want string) error {
+		return &DocumentError{Key: path, Msg: fmt.Sprintf("wants %s, got %s", want, describe(v))}
+	}
+	if t == reflect.TypeFor[json.RawMessage]() {
+		if _, ok := v.(object); !ok {
+			return wrong("an object")
+		}
+		return nil // readConfig checks the rest
+	}
+	switch t.Kind() {
+	case reflect.Pointer:
+		return conform(v, t.Elem(), path)
+	case reflect.Struct:
+		return conformStruct(v, t, path)
+	case reflect.Map:
+		o, ok := v.(object)
+		if !ok {
+			return wrong("an object")
+		}
+		for _, m := range o {
+			if err := conform(m.value, t.Elem(), path+"."+m.key); err != nil {
+				return err
+			}
+		}
+	case reflect.Slice:
+		list, ok := v.([]any)
+		if !ok {
+			return wrong("a list")
+		}
+		for i, x := range list {
+			if err := conform(x, t.Elem(), fmt.Sprintf("%s[%d]", path, i)); err != nil {
+				return err
+			}
+		}
+	case reflect.Int, reflect.Int64:
+		n, ok := v.(json.Number)
+		if _, err := strconv.ParseInt(n.String(), 10, 64); !ok || err != nil {
+			return wrong("an integer")
+		}
+	case reflect.Float64:
+		n, ok := v.(json.Number)
+		if _, err := strconv.ParseFloat(n.String(), 64); !ok || err != nil {
+			return wrong("a number")
+		}
+	case reflect.Bool:
+		if _, ok := v.(bool); !ok {
+			return wrong("true or false")
+		}
+	case reflect.String:
+		if _, ok := v.(string); !ok {
+			return wrong("text")
+		}
+	default:
+		panic("BUG: plan.json has no " + t.String())
+	}
+	return nil
+}
+
+func conformStruct(v any, t reflect.Type, path string) error {
+	o, ok := v.(object)
+	if !ok {
+		return &DocumentError{Key: path, Msg: fmt.Sprintf("wants an object, got %s", describe(v))}
+	}
+	at := func(key string) string { return strings.TrimPrefix(path+"."+key, ".") }
+	known := map[string]reflect.Type{}
+	for i := range t.NumField() {
+		known[t.Field(i).Tag.Get("json")] = t.Field(i).Type
+	}
+	given := map[string]bool{}
+	for _, m := range o {
+		field, ok := known[m.key]
+		if !ok {
+			return &DocumentError{Key: at(m.key), Msg: "unknown key"}
+		}
+		given[m.key] = true
+		if err := conform(m.value, field, at(m.key)); err != nil {
+			return err
+		}
+	}
+	for i := range t.NumField() {
+		if key := t.Field(i).Tag.Get("json"); !given[key] {
+			return &DocumentError{Key: at(key), Msg: "is missing"}
+		}
+	}
+	return nil
+}
+
+func describe(v any) string {
+	switch v := v.(type) {
+	case nil:
+		return "null"
+	case object:
+		return "an object"
+	case []any:
+		return "a list"
+	case string:
+		return strconv.Quote(v[:min(len(v), 64)])
+	}
+	return fmt.Sprint(v)
+}
+
+// readConfig reads the configuration through the reader of gpt.yaml, whose checks
+// hold for it too.
+func readConfig(v any) (*config.Config, error) {
+	sections, ok := v.(object)
+	if !ok {
+		return nil, &DocumentError{Key: "config", Msg: "wants an object, got " + describe(v)}
+	}
+	var b strings.Builder
+	for _, s := range sections {
+		keys, ok := s.value.(object)
+		if !ok || len(keys) == 0 {
+			return nil, &DocumentError{Key: "config." + s.key, Msg: "wants keys and values, got " + describe(s.value)}
+		}
+		fmt.Fprintf(&b, "%s:\n", mustJSON(s.key))
+		for _, k := range keys {
+			fmt.Fprintf(&b, "  %s: %s\n", mustJSON(k.key), yamlValue(k.value))
+		}
+	}
+	c, err := config.Parse("", []byte(b.String()), nil)
+	if err != nil {
+		return nil, configError(err)
+	}
+	return c, nil
+}
+
+// yamlValue prints a JSON value on one line of YAML, of which JSON is a part.
+func yamlValue(v any) string {
+	switch v := v.(type) {
+	case object:
+		var parts []string
+		for _, m := range v {
+			parts = append(parts, mustJSON(m.key)+": "+yamlValue(m.value))
+		}
+		return "{" + strings.Join(parts, ", ") + "}"
+	case []any:
+		var parts []string
+		for _, x := range v {
+			parts = append(parts, yamlValue(x))
+		}
+		return "[" + strings.Join(parts, ", ") + "]"
+	}
+	return mustJSON(v)
+}
+
+func configError(err error) error {
+	var bad *config.Error
+	if !errors.As(err, &bad) {
+		return &DocumentError{Key: "config", Msg: err.Error()}
+	}
+	msg := bad.Msg
+	if bad.Err != nil {
+		msg += ": " + bad.Err.Error()
+	}
+	return &DocumentError{Key: strings.TrimSuffix("config."+bad.Key, "."), Msg: msg}
+}

@@ -1,0 +1,261 @@
+package planner
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+
+	"github.com/autopar/autopar/config"
+	"github.com/autopar/autopar/ir"
+	"github.com/autopar/autopar/partition"
+	"github.com/autopar/autopar/planner/cost"
+)
+
+// Schema is the version of the form of plan.json.
+const Schema = 1
+
+// Document is plan.json: a plan with all that is needed to run it, what it was
+// made for, and what it was predicted to cost. Two searches for the same input
+// write the same bytes but for Search.Seconds.
+type Document struct {
+	Plan      *partition.Plan
+	Predicted Predicted
+	Search    SearchInfo
+	// ConfigHash and GraphHash are SHA-256 of the configuration's text and of the
+	// unpartitioned graph's, without source positions.
+	ConfigHash, GraphHash string
+	Config                *config.Config // the whole configuration: the file is enough to run
+	Cluster               *cost.Cluster
+}
+
+// file is the form of a document in JSON. The configuration has the keys of
+// gpt.yaml.
+type file struct {
+	Schema     int             `json:"schema"`
+	Plan       *partition.Plan `json:"plan"`
+	Predicted  Predicted       `json:"predicted"`
+	Search     SearchInfo      `json:"search"`
+	ConfigHash string          `json:"config_hash"`
+	GraphHash  string          `json:"graph_hash"`
+	Config     json.RawMessage `json:"config"`
+	Cluster    *cost.Cluster   `json:"cluster"`
+}
+
+// Predicted is what a plan is expected to do.
+type Predicted struct {
+	StepSeconds     float64            `json:"step_seconds"`
+	TokensPerSecond float64            `json:"tokens_per_second"`
+	MFU             float64            `json:"mfu"` // fraction of the peak of all ranks
+	Breakdown       PredictedBreakdown `json:"breakdown"`
+	PeakBytes       []int64            `json:"peak_bytes"` // of a rank, by stage
+}
+
+// PredictedBreakdown is how the rank that waits least spends the step.
+type PredictedBreakdown struct {
+	Compute       float64 `json:"compute_seconds"`
+	Communication float64 `json:"communication_seconds"`
+	Optimizer     float64 `json:"optimizer_seconds"`
+	Bubble        float64 `json:"bubble_seconds"`
+}
+
+// SearchInfo says how the plan was found, and which plans lost to it.
+type SearchInfo struct {
+	Seconds         float64               `json:"seconds"`
+	PlansConsidered int                   `json:"plans_considered"`
+	Optimal         bool                  `json:"optimal"`
+	Alternatives    []DocumentAlternative `json:"alternatives"`
+}
+
+// DocumentAlternative is a plan that lost.
+type DocumentAlternative struct {
+	Plan      *partition.Plan `json:"plan"`
+	Predicted Predicted       `json:"predicted"`
+}
+
+// NewDocument writes down the result of a search for the graph of a configuration.
+func NewDocument(cfg *config.Config, g *ir.Graph, c *cost.Cluster, r *Result) *Document {
+	d := &Document{
+		Config: cfg, ConfigHash: hash(cfg.Marshal()), GraphHash: GraphHash(g), Cluster: c, Plan: r.Plan,
+		Predicted: NewPredicted(cfg, c, r.Plan, r.Prediction),
+		Search: SearchInfo{
+			Seconds: r.Stats.Seconds, PlansConsidered: r.Stats.PlansConsidered, Optimal: r.Stats.Optimal,
+			Alternatives: []DocumentAlternative{},
+		},
+	}
+	for _, a := range r.Alternatives {
+		d.Search.Alternatives = append(d.Search.Alternatives, DocumentAlternative{a.Plan, NewPredicted(cfg, c, a.Plan, a.Prediction)})
+	}
+	return d
+}
+
+// NewPredicted adds to a prediction what follows from the model: tokens per
+// second, and the share of the peak that nanoGPT's FLOP count makes.
+func NewPredicted(cfg *config.Config, c *cost.Cluster, p *partition.Plan, x Prediction) Predicted {
+	tokens := float64(cfg.Batch.Global) * float64(cfg.Model.BlockSize)
+	perSecond := tokens / x.Step.Seconds()
+	peak := c.PeakFLOPS("f32", p.RuntimeNGPUs) * float64(p.RuntimeNGPUs)
+	return Predicted{
+		StepSeconds: x.Step.Seconds(), TokensPerSecond: perSecond,
+		MFU: perSecond * float64(cfg.Model.FLOPsPerToken()) / peak,
+		Breakdown: PredictedBreakdown{
+			x.Breakdown.Compute.Seconds(), x.Breakdown.Communication.Seconds(),
+			x.Breakdown.Optimizer.Seconds(), x.Breakdown.Bubble.Seconds(),
+		},
+		PeakBytes: x.PeakBytes,
+	}
+}
+
+// GraphHash is the hash of a graph's text without source positions, which change
+// when the model's source is edited.
+func GraphHash(g *ir.Graph) string {
+	var b bytes.Buffer
+	cols := []ir.Column{ir.NameColumn, ir.AttrColumn, ir.TypeColumn, ir.SpecColumn, ir.PhaseColumn}
+	if err := g.Fprint(&b, ir.PrintOptions{Columns: cols}); err != nil {
+		panic("BUG: a buffer does not fail: " + err.Error())
+	}
+	return hash(b.Bytes())
+}
+
+func hash(data []byte) string {
+	sum := sha256.Sum256(data)
+	return hex.EncodeToString(sum[:])
+}
+
+// Marshal prints the document, indented, in a fixed order.
+func (d *Document) Marshal() ([]byte, error) {
+	var b bytes.Buffer
+	e := json.NewEncoder(&b)
+	e.SetEscapeHTML(false)
+	e.SetIndent("", "  ")
+	if err := e.Encode(file{Schema, d.Plan, d.Predicted, d.Search, d.ConfigHash, d.GraphHash, configJSON(d.Config), d.Cluster}); err != nil {
+		return nil, fmt.Errorf("planner: plan.json: %w", err)
+	}
+	return b.Bytes(), nil
+}
+
+// Write writes the document to a file.
+func (d *Document) Write(path string) error {
+	data, err := d.Marshal()
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(path, data, 0o644)
+}
+
+// configJSON turns the text of a configuration into JSON. Every line of it is a
+// section or a key with a scalar; pins alone are a list.
+func configJSON(c *config.Config) json.RawMessage {
+	var b strings.Builder
+	b.WriteByte('{')
+	sections, keys := 0, 0
+	for _, line := range strings.Split(strings.TrimSuffix(string(c.Marshal()), "\n"), "\n") {
+		name, value, _ := strings.Cut(strings.TrimSpace(line), ":")
+		if !strings.HasPrefix(line, " ") {
+			if sections > 0 {
+				b.WriteString("},")
+			}
+			fmt.Fprintf(&b, "%q:{", name)
+			sections, keys = sections+1, 0
+			continue
+		}
+		if keys > 0 {
+			b.WriteByte(',')
+		}
+		keys++
+		fmt.Fprintf(&b, "%q:%s", name, scalarJSON(strings.TrimSpace(value), name == "pin", c.Parallel.Pins))
+	}
+	b.WriteString("}}")
+	return json.RawMessage(b.String())
+}
+
+func scalarJSON(text string, isPins bool, pins []config.Pin) string {
+	if isPins {
+		type pin struct {
+			Match     string   `json:"match"`
+			Placement []string `json:"placement"`
+		}
+		out := make([]pin, len(pins))
+		for i, p := range pins {
+			out[i] = pin{p.Match, append([]string{}, p.Placement...)}
+		}
+		return mustJSON(out)
+	}
+	if text == "true" || text == "false" {
+		return text
+	}
+	if _, err := strconv.ParseFloat(text, 64); err == nil && json.Valid([]byte(text)) {
+		return text
+	}
+	if s, err := strconv.Unquote(text); err == nil {
+		return mustJSON(s)
+	}
+	return mustJSON(text)
+}
+
+func mustJSON(v any) string {
+	data, err := json.Marshal(v)
+	if err != nil {
+		panic("BUG: " + err.Error())
+	}
+	return string(data)
+}
+
+// Check reports, as a *DocumentError, that the graph traced from the document's
+// configuration is not the one the plan was made for.
+func (d *Document) Check(g *ir.Graph) error {
+	if got := hash(d.Config.Marshal()); got != d.ConfigHash {
+		return &DocumentError{Key: "config_hash", Msg: fmt.Sprintf("is %.12s, but config hashes to %.12s: the config was changed after planning; plan again", d.ConfigHash, got)}
+	}
+	if got := GraphHash(g); got != d.GraphHash {
+		return &DocumentError{Key: "graph_hash", Msg: fmt.Sprintf("is %.12s, but the model makes a graph with %.12s: the plan was made by another version of the model; plan again", d.GraphHash, got)}
+	}
+	return nil
+}
+
+// CheckConfig reports, as a *DocumentError, the first setting in which a
+// configuration differs from the one that the plan was made for.
+func (d *Document) CheckConfig(c *config.Config) error {
+	made, has := strings.Split(string(d.Config.Marshal()), "\n"), strings.Split(string(c.Marshal()), "\n")
+	section := ""
+	for i := range min(len(made), len(has)) {
+		name, was, _ := strings.Cut(made[i], ":")
+		_, is, _ := strings.Cut(has[i], ":")
+		if !strings.HasPrefix(made[i], " ") {
+			section = name
+		}
+		if made[i] != has[i] {
+			return &DocumentError{Key: "config." + section + "." + strings.TrimSpace(name),
+				Msg: fmt.Sprintf("plan was made for %s %s, the config has %s", strings.TrimSpace(name), strings.TrimSpace(was), strings.TrimSpace(is))}
+		}
+	}
+	return nil
+}
+
+// DocumentError is a plan.json that cannot be used. It prints as
+// "plan.json: plan.dp: wants an integer, got \"two\"".
+type DocumentError struct {
+	File string
+	Key  string
+	Msg  string
+	Err  error
+}
+
+func (e *DocumentError) Error() string {
+	var parts []string
+	for _, p := range []string{e.File, e.Key, e.Msg} {
+		if p != "" {
+			parts = append(parts, p)
+		}
+	}
+	if e.Err != nil {
+		parts = append(parts, e.Err.Error())
+	}
+	return strings.Join(parts, ": ")
+}
+
+func (e *DocumentError) Unwrap() error { return e.Err }

@@ -1,0 +1,125 @@
+package planner
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/autopar/autopar/codegen"
+	"github.com/autopar/autopar/ir"
+	"github.com/autopar/autopar/partition"
+)
+
+// InfeasibleError says that no plan fits, and by how much the closest misses.
+type InfeasibleError struct {
+	Closest *partition.Plan
+	Stage   int   // the stage that needs the most
+	Needs   int64 // bytes
+	Limit   int64
+	// The largest part of the stage's arena: "weights", "gradients and step
+	// values", "optimizer state" or "activations", and its bytes.
+	Largest      string
+	LargestBytes int64
+}
+
+func (e *InfeasibleError) Error() string {
+	p := e.Closest
+	return fmt.Sprintf("planner: no feasible plan: stage %d needs %s, %s more than the limit of %s; its largest part is %s with %s; "+
+		"closest plan: dp %d x tp %d x pp %d, micro-batch %d, %s, recomputing %s",
+		e.Stage, gib(e.Needs), gib(e.Needs-e.Limit), gib(e.Limit), e.Largest, gib(e.LargestBytes),
+		p.DP, p.TP, p.PP(), p.MicroBatch, p.Schedule, recomputed(p))
+}
+
+func gib(bytes int64) string { return fmt.Sprintf("%.4g GiB", float64(bytes)/(1<<30)) }
+
+func recomputed(p *partition.Plan) string {
+	r := 0
+	for _, s := range p.Stages {
+		r += s.Recompute
+	}
+	return fmt.Sprintf("%d of %d blocks", r, p.Stages[len(p.Stages)-1].Last)
+}
+
+// infeasible finds the plan whose fullest stage needs the least.
+func (s *searcher) infeasible(pipes []*point) error {
+	var closest *partition.Plan
+	var least int64
+	for _, b := range pipes {
+		if plan, peak := leanest(b.pipe, s.opts.Recompute); closest == nil || peak < least {
+			closest, least = plan, peak
+		}
+	}
+	prog, peaks, err := s.allocate(closest)
+	if err != nil {
+		return err
+	}
+	e := &InfeasibleError{Closest: closest, Limit: s.limit}
+	for i, peak := range peaks {
+		if peak > e.Needs {
+			e.Stage, e.Needs = i, peak
+		}
+	}
+	e.Largest, e.LargestBytes = largestPart(prog.Stages[e.Stage])
+	return e
+}
+
+// leanest returns the cut of a pipeline whose fullest stage is smallest by the
+// lower bound, and that bound.
+func leanest(p *pipeline, recompute Recompute) (*partition.Plan, int64) {
+	stages, blocks := len(p.stages), p.skel.blocks
+	need := func(stage, n int) (int64, int) {
+		r := n
+		if recompute == RecomputeNone {
+			r = 0
+		}
+		bytes := p.memory[stage].atLeast(n, r, p.slots[stage])
+		if plain := p.memory[stage].atLeast(n, 0, p.slots[stage]); recompute == RecomputeSearched && plain <= bytes {
+			return plain, 0
+		}
+		return bytes, r
+	}
+	// Give every further block to the stage that stays smallest with it.
+	counts := slices.Repeat([]int{1}, stages)
+	for range blocks - stages {
+		best := 0
+		bestBytes, _ := need(0, counts[0]+1)
+		for i := 1; i < stages; i++ {
+			if bytes, _ := need(i, counts[i]+1); bytes < bestBytes {
+				best, bestBytes = i, bytes
+			}
+		}
+		counts[best]++
+	}
+	var cut []partition.Stage
+	var peak int64
+	first := 0
+	for i, n := range counts {
+		bytes, r := need(i, n)
+		peak = max(peak, bytes)
+		cut = append(cut, partition.Stage{First: first, Last: first + n, Recompute: r})
+		first += n
+	}
+	return p.plan(cut), peak
+}
+
+// largestPart names what takes most of an arena.
+func largestPart(st *codegen.Stage) (string, int64) {
+	parts := map[string]int64{"activations": int64(st.Slots)*st.Slot + st.Temp}
+	weights, state := int64(0), int64(0)
+	for _, id := range st.Params {
+		b := &st.Buffers[id]
+		if b.Value.Def.Attr.(ir.ParamAttr).State {
+			state += b.Size
+		} else {
+			weights += b.Size
+		}
+	}
+	parts["weights"], parts["optimizer state"] = weights, state
+	parts["gradients and step values"] = st.Persist - st.Durable
+	var name string
+	for _, n := range []string{"optimizer state", "activations", "gradients and step values", "weights"} {
+		if parts[n] > parts[name] || name == "" {
+			name = n
+		}
+	}
+	return name, parts[name]
+}

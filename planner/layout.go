@@ -1,0 +1,278 @@
+package planner
+
+import (
+	"cmp"
+	"regexp"
+	"slices"
+	"strings"
+
+	"github.com/autopar/autopar/ir"
+	"github.com/autopar/autopar/partition"
+	"github.com/autopar/autopar/planner/cost"
+)
+
+// A layout says how tensor parallelism splits the parameters. It is derived from
+// the graph: which dimension of each weight to split is priced by partitioning
+// the graph with that split and looking at what the step then takes.
+//
+// Weights interact with those of the same module (attention's two projections,
+// the MLP's two, a table with itself) and, as the residual stream between modules
+// is replicated, with no others: so every group has an optimum of its own, and
+// the joint optimum is their union (TestGroupsAreIndependent). Of the splits of
+// a group those that split the most bytes compete, because a plan pays for
+// tensor parallelism with its devices: what can be split is split.
+//
+// Vectors (biases) follow the results they are added to.
+
+// layouts finds the layout for a degree of tensor parallelism.
+type layouts struct {
+	graph   *ir.Graph // with one block
+	batch   int
+	ranks   int
+	cluster *cost.Cluster
+	pins    []partition.Placement
+	known   map[int][]partition.Placement
+}
+
+// group is weights that interact, one candidate dimension for each.
+type group struct {
+	name    string
+	weights []*ir.Value
+}
+
+// find returns the layout for a degree of tensor parallelism. That of two is
+// found first, and serves larger degrees if the sizes allow: whether rows or
+// columns are cheaper does not depend on how many there are.
+func (l *layouts) find(tp int) ([]partition.Placement, error) {
+	if tp == 1 {
+		return nil, nil
+	}
+	if tp > 2 {
+		base, err := l.find(2)
+		if err != nil || len(base) > 0 && l.fits(base, tp) {
+			return base, err
+		}
+	}
+	if found, ok := l.known[tp]; ok {
+		return found, nil
+	}
+	// One stage, and as much data parallelism as there may be beside.
+	dp := max(1, min(l.ranks/tp, l.batch))
+	var all []partition.Placement
+	for _, g := range l.groups() {
+		best, err := l.solve(g, dp, tp)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, best...)
+	}
+	l.known[tp] = all
+	return all, nil
+}
+
+// fits reports whether every placed parameter has at least tp slices.
+func (l *layouts) fits(placements []partition.Placement, tp int) bool {
+	for _, p := range placements {
+		re := regexp.MustCompile("^(?:" + p.Match + ")$")
+		for _, v := range l.graph.Params() {
+			if re.MatchString(v.Def.Name) && v.Type.Shape[splitDim(p.Spec)] < tp {
+				return false
+			}
+		}
+	}
+	return true
+}
+
+// splitDim is the dimension that a spec such as [_,tp] splits.
+func splitDim(spec string) int {
+	return slices.Index(strings.Split(strings.Trim(spec, "[]"), ","), partition.AxisTP)
+}
+
+// groups lists the weights of products by module: the path element after the
+// block, or the first one outside of blocks. A table that is only looked up stays
+// whole: there is no work to divide.
+func (l *layouts) groups() []group {
+	var groups []group
+	seen := map[*ir.Value]bool{}
+	for _, n := range l.graph.Nodes {
+		if n.Phase != ir.Forward || n.Op != ir.OpMatMul {
+			continue
+		}
+		for _, a := range n.Args {
+			if a.Def.Op != ir.OpParam || seen[a] {
+				continue
+			}
+			seen[a] = true
+			name := moduleOf(a.Def.Name)
+			i := slices.IndexFunc(groups, func(g group) bool { return g.name == name })
+			if i < 0 {
+				i = len(groups)
+				groups = append(groups, group{name: name})
+			}
+			groups[i].weights = append(groups[i].weights, a)
+		}
+	}
+	return groups
+}
+
+func moduleOf(name string) string {
+	block := ir.BlockOf(name)
+	rest := strings.TrimPrefix(strings.TrimPrefix(name, block), ".")
+	first, _, _ := strings.Cut(rest, ".")
+	return strings.Trim(block+"."+first, ".")
+}
+
+// solve returns the cheapest split of a group among those of the most bytes.
+func (l *layouts) solve(g group, dp, tp int) ([]partition.Placement, error) {
+	type candidate struct {
+		placements []partition.Placement
+		bytes      int64
+	}
+	var candidates []candidate
+	dims := make([]int, len(g.weights))
+	var enumerate func(i int)
+	enumerate = func(i int) {
+		if i == len(g.weights) {
+			var c candidate
+			for k, w := range g.weights {
+				if dims[k] >= 0 {
+					c.placements = append(c.placements, splitOf(w, dims[k]))
+					c.bytes += w.Type.Bytes()
+				}
+			}
+			c.placements = l.follow(c.placements, g.weights, dims)
+			candidates = append(candidates, c)
+			return
+		}
+		for d := -1; d < len(g.weights[i].Type.Shape); d++ {
+			if d >= 0 && g.weights[i].Type.Shape[d] < tp {
+				continue
+			}
+			dims[i] = d
+			enumerate(i + 1)
+		}
+	}
+	enumerate(0)
+	slices.SortStableFunc(candidates, func(a, b candidate) int { return cmp.Compare(b.bytes, a.bytes) })
+	var best []partition.Placement
+	var bestTime cost.Picoseconds
+	var bestBytes int64
+	for _, c := range candidates {
+		if len(c.placements) == 0 || c.bytes < bestBytes {
+			break
+		}
+		time, err := l.price(c.placements, dp, tp)
+		if err != nil {
+			continue // the split is not legal
+		}
+		if best == nil || time < bestTime {
+			best, bestTime, bestBytes = c.placements, time, c.bytes
+		}
+	}
+	return best, nil
+}
+
+// splitOf places a parameter and its repeats in other blocks.
+func splitOf(v *ir.Value, dim int) partition.Placement {
+	words := make([]string, len(v.Type.Shape))
+	for i := range words {
+		words[i] = "_"
+	}
+	words[dim] = partition.AxisTP
+	return partition.Placement{Match: classOf(v.Def.Name), Spec: "[" + strings.Join(words, ",") + "]"}
+}
+
+// classOf is an expression that matches a parameter's name in every block.
+func classOf(name string) string {
+	block := ir.BlockOf(name)
+	if block == "" {
+		return regexp.QuoteMeta(name)
+	}
+	stem := strings.TrimRight(block, "0123456789")
+	return regexp.QuoteMeta(stem) + "[0-9]+" + regexp.QuoteMeta(strings.TrimPrefix(name, block))
+}
+
+// follow adds the vectors that lie as the split results they meet: the bias of a
+// linear whose outputs are split. The split is followed through the signatures.
+func (l *layouts) follow(placements []partition.Placement, weights []*ir.Value, dims []int) []partition.Placement {
+	users := map[*ir.Value][]*ir.Node{}
+	for _, n := range l.graph.Nodes {
+		if n.Phase == ir.Forward {
+			for _, a := range n.Args {
+				users[a] = append(users[a], n)
+			}
+		}
+	}
+	type split struct {
+		value *ir.Value
+		dim   int
+	}
+	var queue []split
+	seen := map[*ir.Value]bool{}
+	for i, w := range weights {
+		seen[w] = true
+		if dims[i] >= 0 {
+			queue = append(queue, split{w, dims[i]})
+		}
+	}
+	for ; len(queue) > 0; queue = queue[1:] {
+		s := queue[0]
+		for _, n := range users[s.value] {
+			sig := ir.SignatureOf(n)
+			dim := sig.Args[slices.Index(n.Args, s.value)][s.dim]
+			if sig.Dims[dim].Frozen {
+				continue
+			}
+			for i, a := range n.Args {
+				if at := slices.Index(sig.Args[i], dim); at >= 0 && a.Def.Op == ir.OpParam && !seen[a] {
+					seen[a] = true
+					placements = append(placements, splitOf(a, at))
+				}
+			}
+			for i, r := range n.Results {
+				if at := slices.Index(sig.Results[i], dim); at >= 0 && !seen[r] {
+					seen[r] = true
+					queue = append(queue, split{r, at})
+				}
+			}
+		}
+	}
+	return placements
+}
+
+// plan is a plan of one stage, one sequence at a time.
+func (l *layouts) plan(placements []partition.Placement, dp, tp int) *partition.Plan {
+	return &partition.Plan{
+		PlanNGPUs: dp * tp, RuntimeNGPUs: dp * tp, DP: dp, TP: tp, MicroBatch: 1, Schedule: partition.OneFOneB,
+		Stages:     []partition.Stage{{Last: len(partition.Blocks(l.graph))}},
+		Placements: slices.Concat(l.pins, placements),
+	}
+}
+
+// price is the time of a step with one block.
+func (l *layouts) price(placements []partition.Placement, dp, tp int) (cost.Picoseconds, error) {
+	times, err := l.phases(placements, dp, tp)
+	return times[ir.Forward] + times[ir.Backward] + times[ir.Update], err
+}
+
+// phases is the time of each phase of a step with one block.
+func (l *layouts) phases(placements []partition.Placement, dp, tp int) (total [3]cost.Picoseconds, err error) {
+	plan := l.plan(placements, dp, tp)
+	prog, err := compile(l.graph, plan, l.batch, nil)
+	if err != nil {
+		return total, err
+	}
+	price := cost.NewProgram(l.cluster, plan, prog.Mesh)
+	for phase, body := range prog.Stages[0].Bodies {
+		var t cost.Picoseconds
+		for i := range body.Instrs {
+			time, _ := price.Instr(&body.Instrs[i], prog.Mesh, ir.Coord{})
+			t += time
+		}
+		if ir.Phase(phase) != ir.Update {
+			t *= cost.Picoseconds(prog.Mesh.Size(partition.AxisMB))
+		}
+		total[phase] = t
+	}
+	return total, nil
+}

@@ -1,0 +1,59 @@
+package planner
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/autopar/autopar/ir"
+	"github.com/autopar/autopar/models/gpt"
+	"github.com/autopar/autopar/partition"
+	"github.com/autopar/autopar/planner/cost"
+)
+
+func adamW() gpt.Optimizer {
+	return gpt.Optimizer{Beta1: .9, Beta2: .99, Eps: 1e-8, WeightDecay: .1, GradClip: 1}
+}
+
+// tiny is a model of odd sizes.
+func tiny(layers int) gpt.Config {
+	c := gpt.DefaultConfig()
+	c.NLayer, c.NHead, c.NEmbd, c.BlockSize, c.VocabSize, c.Dropout = layers, 3, 24, 33, 65, 0.2
+	return c
+}
+
+func step(t testing.TB, c gpt.Config, batch int) *ir.Graph {
+	g, err := gpt.TrainStep(c, adamW(), batch, c.BlockSize)
+	require.NoError(t, err)
+	return g
+}
+
+func cluster(t testing.TB, name string) *cost.Cluster {
+	c, err := cost.Load(name)
+	require.NoError(t, err)
+	return c
+}
+
+func TestMegatronIsRediscovered(t *testing.T) {
+	for _, name := range []string{"cpu", "a100-80g"} {
+		l := layouts{graph: step(t, tiny(1), 7), batch: 7, ranks: 2, cluster: cluster(t, name), known: map[int][]partition.Placement{}}
+		found, err := l.find(2)
+		require.NoError(t, err)
+		t.Log(found)
+		got := map[string]string{}
+		for _, p := range found {
+			got[p.Match] = p.Spec
+		}
+		for match, spec := range map[string]string{
+			`h\.[0-9]+\.attn\.c_attn\.weight`: "[_,tp,_,_]",
+			`h\.[0-9]+\.attn\.c_attn\.bias`:   "[_,tp,_]",
+			`h\.[0-9]+\.attn\.c_proj\.weight`: "[_,tp,_]",
+			`h\.[0-9]+\.mlp\.c_fc\.weight`:    "[tp,_]",
+			`h\.[0-9]+\.mlp\.c_fc\.bias`:      "[tp]",
+			`h\.[0-9]+\.mlp\.c_proj\.weight`:  "[_,tp]",
+			`wte\.weight`:                     "[tp,_]",
+		} {
+			require.Equal(t, spec, got[match], "%s on %s", match, name)
+		}
+	}
+}

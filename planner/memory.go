@@ -1,0 +1,129 @@
+package planner
+
+import (
+	"github.com/autopar/autopar/codegen"
+	"github.com/autopar/autopar/ir"
+)
+
+// stageMemory bounds from below the arena of a stage with n blocks. What must be
+// there at once is counted, the gaps that packing leaves are not, so the bound
+// never exceeds what codegen allocates; it prunes, and the finalists are
+// allocated for real.
+type stageMemory struct {
+	// With one block, plain and recomputed.
+	persist     int64 // weights, gradients, optimizer state
+	slot        [2]int64
+	temp        [2]int64
+	morePersist int64    // for every further block
+	moreSlot    [2]int64 // for every further block, with its result, which the next one keeps
+}
+
+const (
+	plain = iota
+	again
+)
+
+// atLeast returns the bound for n blocks, r of them recomputed.
+func (m *stageMemory) atLeast(n, r, slots int) int64 {
+	slot, temp := m.slot[plain]+int64(n-1)*m.moreSlot[plain], m.temp[plain]
+	if r > 0 {
+		slot = m.slot[again] + int64(r-1)*m.moreSlot[again] + int64(n-r)*m.moreSlot[plain]
+		temp = m.temp[again]
+		if r < n {
+			temp = max(temp, m.temp[plain])
+		}
+	}
+	return m.persist + int64(n-1)*m.morePersist + int64(slots)*slot + temp
+}
+
+// memoryOf bounds the stages of a skeleton at a size of micro-batch. What a
+// further block keeps is read off a program of one stage, where the result of
+// the block has a reader that keeps it.
+func (s *skeleton) memoryOf(microBatch int) []stageMemory {
+	mesh := s.mesh(microBatch)
+	var inner [2]measured
+	for i, prog := range []*codegen.Program{plain: s.inner.prog, again: s.inner.again} {
+		inner[i] = measure(prog.Stages[0], mesh)
+	}
+	all := make([]stageMemory, s.plan.PP())
+	for i := range all {
+		if a := s.alias[i]; a < i {
+			all[i] = all[a]
+			continue
+		}
+		m := stageMemory{moreSlot: [2]int64{inner[plain].slot.block, inner[again].slot.block}}
+		for k, prog := range []*codegen.Program{plain: s.prog, again: s.again} {
+			got := measure(prog.Stages[i], mesh)
+			m.persist, m.morePersist = got.persist.fixed+got.persist.block, got.persist.block
+			m.slot[k], m.temp[k] = got.slot.fixed+got.slot.block, got.temp
+		}
+		all[i] = m
+	}
+	return all
+}
+
+// measured is what a stage of a program with one block keeps.
+type measured struct {
+	persist, slot memoryShare
+	temp          int64 // the most live at one instruction
+}
+
+// memoryShare is bytes outside the blocks, and of the block.
+type memoryShare struct{ fixed, block int64 }
+
+// align is codegen's: buffers lie on lines of 64 bytes.
+func align(n int64) int64 { return (n + 63) / 64 * 64 }
+
+func measure(st *codegen.Stage, mesh ir.Mesh) measured {
+	used := make([]bool, len(st.Buffers))
+	for _, body := range st.Bodies {
+		for _, in := range body.Instrs {
+			for _, id := range in.Args {
+				used[id] = true
+			}
+			for _, id := range in.Results {
+				used[id] = true
+			}
+		}
+	}
+	var m measured
+	var live [3][]int64 // changes of live bytes by body and position
+	for phase, body := range st.Bodies {
+		live[phase] = make([]int64, len(body.Instrs)+1)
+	}
+	forward := len(st.Bodies[ir.Forward].Instrs)
+	for id := range st.Buffers {
+		b := &st.Buffers[id]
+		if !used[id] && b.Value.Def.Op.Class() != ir.Leaf {
+			continue
+		}
+		size := align(mesh.Local(b.Value.Type.Shape, b.Value.Spec, ir.Coord{}).Elems() * b.Value.Type.DType.Size())
+		share := &m.persist
+		switch b.Region {
+		case codegen.Slot:
+			if b.From >= forward || b.To < forward {
+				continue // not there between forward and backward
+			}
+			share = &m.slot
+		case codegen.Temp:
+			if b.From >= 0 {
+				live[b.Body][b.From] += size
+				live[b.Body][b.To+1] -= size
+			}
+			continue
+		}
+		if b.Value.Def.Block() != "" && b.Value.Def.Op != ir.OpRecv {
+			share.block += size
+		} else {
+			share.fixed += size
+		}
+	}
+	for _, changes := range live {
+		var now int64
+		for _, c := range changes {
+			now += c
+			m.temp = max(m.temp, now)
+		}
+	}
+	return m
+}

@@ -1,0 +1,189 @@
+package planner
+
+import (
+	"fmt"
+	"regexp"
+
+	"github.com/autopar/autopar/ir"
+	"github.com/autopar/autopar/partition"
+)
+
+// Options fix parts of the search; what is zero is searched.
+type Options struct {
+	// PlanNGPUs is the size of a unit; 0 takes the product of the degrees when all
+	// three are fixed, and otherwise searches the divisors of RuntimeNGPUs.
+	PlanNGPUs int
+	// RuntimeNGPUs is the number of ranks; 0 is one unit.
+	RuntimeNGPUs int
+	// MemoryLimit is bytes per rank; 0 is what the cluster's devices have.
+	MemoryLimit int64
+
+	DP, TP, PP int // degrees inside the unit
+	MicroBatch int // sequences of one data-parallel rank
+	Schedule   partition.Schedule
+	Recompute  Recompute
+	Policy     Policy
+	// Pins come before all placements of the search, so they hold.
+	Pins []partition.Placement
+	// TopK is how many alternatives to return: the best plans with other degrees.
+	TopK int
+
+	// Eval, when not nil, is a graph that runs between steps in the same memory
+	// by the same plan, and must fit too.
+	Eval *ir.Graph
+
+	// Not there yet: anything but the zero value, or what says the same, is an
+	// UnsupportedError.
+	CP, ZeRO, Interleave      int
+	SequenceParallel, Offload string
+}
+
+// Recompute says which blocks compute their activations again in the backward
+// pass instead of keeping them.
+type Recompute string
+
+// The choices of recomputation.
+const (
+	RecomputeSearched  Recompute = ""          // of every stage the fewest blocks with which it fits
+	RecomputeNone      Recompute = "none"      // none
+	RecomputeSelective Recompute = "selective" // not there yet
+	RecomputeFull      Recompute = "full"      // all
+)
+
+// Policy names a set of plans.
+type Policy string
+
+// The policies.
+const (
+	AutoDist Policy = ""         // everything; "autodist" is the same
+	DP       Policy = "dp"       // data parallelism alone: one stage, nothing split
+	Megatron Policy = "megatron" // equal stages under 1f1b, tensor parallelism inside a node
+	FSDP     Policy = "fsdp"     // not there yet
+)
+
+// UnsupportedError is an option that this version cannot honour.
+type UnsupportedError struct{ Option, Value string }
+
+func (e *UnsupportedError) Error() string {
+	return fmt.Sprintf("planner: %s %s is not supported yet by this version", e.Option, e.Value)
+}
+
+// OptionError is an option that contradicts others or the model. Option is the
+// name of a flag without dashes.
+type OptionError struct{ Option, Msg string }
+
+func (e *OptionError) Error() string { return "planner: " + e.Option + ": " + e.Msg }
+
+func optionErrorf(option, format string, args ...any) error {
+	return &OptionError{option, fmt.Sprintf(format, args...)}
+}
+
+// validate checks the options by themselves and returns them with what follows
+// from them filled in.
+func (o Options) validate(batch int) (Options, error) {
+	if err := o.supported(); err != nil {
+		return o, err
+	}
+	if o.Policy == "autodist" {
+		o.Policy = AutoDist
+	}
+	for _, f := range []struct {
+		name  string
+		value int
+	}{{"plan-ngpus", o.PlanNGPUs}, {"runtime-ngpus", o.RuntimeNGPUs}, {"dp", o.DP}, {"tp", o.TP}, {"pp", o.PP}, {"micro-batch", o.MicroBatch}, {"top", o.TopK}} {
+		if f.value < 0 || f.value > 1<<20 {
+			return o, optionErrorf(f.name, "is %d, must be between 0 and %d", f.value, 1<<20)
+		}
+	}
+	if o.MemoryLimit < 0 {
+		return o, optionErrorf("memory-limit", "is %d bytes", o.MemoryLimit)
+	}
+	if o.Policy == DP {
+		for _, d := range []struct {
+			name  string
+			value *int
+		}{{"tp", &o.TP}, {"pp", &o.PP}} {
+			if *d.value > 1 {
+				return o, optionErrorf(d.name, "is %d, but policy dp has %s 1", *d.value, d.name)
+			}
+			*d.value = 1
+		}
+	}
+	if o.Policy == Megatron {
+		if o.Schedule == partition.GPipe {
+			return o, optionErrorf("schedule", "is gpipe, but policy megatron has 1f1b")
+		}
+		o.Schedule = partition.OneFOneB
+	}
+	if o.PlanNGPUs == 0 && o.DP > 0 && o.TP > 0 && o.PP > 0 {
+		o.PlanNGPUs = o.DP * o.TP * o.PP
+	}
+	if o.PlanNGPUs == 0 && o.RuntimeNGPUs == 0 {
+		return o, optionErrorf("plan-ngpus", "auto needs runtime-ngpus, or dp, tp and pp")
+	}
+	if o.RuntimeNGPUs == 0 {
+		o.RuntimeNGPUs = o.PlanNGPUs
+	}
+	if o.PlanNGPUs > 0 && o.RuntimeNGPUs%o.PlanNGPUs != 0 {
+		return o, optionErrorf("runtime-ngpus", "%d is not a multiple of plan-ngpus %d", o.RuntimeNGPUs, o.PlanNGPUs)
+	}
+	if o.PlanNGPUs > 0 {
+		product := max(o.DP, 1) * max(o.TP, 1) * max(o.PP, 1)
+		all := o.DP > 0 && o.TP > 0 && o.PP > 0
+		if o.PlanNGPUs%product != 0 || all && product != o.PlanNGPUs {
+			return o, optionErrorf("plan-ngpus", "%d is not dp %s x tp %s x pp %s", o.PlanNGPUs, degree(o.DP), degree(o.TP), degree(o.PP))
+		}
+	}
+	if o.MicroBatch > batch {
+		return o, optionErrorf("micro-batch", "%d is more than the global batch %d", o.MicroBatch, batch)
+	}
+	for i, p := range o.Pins {
+		if _, err := regexp.Compile(p.Match); err != nil {
+			return o, optionErrorf(fmt.Sprintf("pin[%d].match", i), "%v", err)
+		}
+	}
+	return o, nil
+}
+
+func degree(n int) string {
+	if n == 0 {
+		return "auto"
+	}
+	return fmt.Sprint(n)
+}
+
+// supported refuses by name what is not there yet.
+func (o Options) supported() error {
+	for _, x := range []struct {
+		option, value string
+		missing       bool
+	}{
+		{"cp", fmt.Sprint(o.CP), o.CP > 1},
+		{"zero", fmt.Sprint(o.ZeRO), o.ZeRO > 0},
+		{"interleave", fmt.Sprint(o.Interleave), o.Interleave > 1},
+		{"sequence-parallel", o.SequenceParallel, o.SequenceParallel == "on"},
+		{"offload", o.Offload, o.Offload == "optimizer" || o.Offload == "params"},
+		{"schedule", string(o.Schedule), o.Schedule == "interleaved" || o.Schedule == "zero-bubble"},
+		{"recompute", string(o.Recompute), o.Recompute == RecomputeSelective},
+		{"policy", string(o.Policy), o.Policy == FSDP},
+	} {
+		if x.missing {
+			return &UnsupportedError{x.option, x.value}
+		}
+	}
+	for _, x := range []struct{ option, value, want string }{
+		{"sequence-parallel", o.SequenceParallel, " on off "},
+		{"offload", o.Offload, " none optimizer params "},
+		{"schedule", string(o.Schedule), " gpipe 1f1b interleaved zero-bubble "},
+		{"recompute", string(o.Recompute), " none selective full "},
+		{"policy", string(o.Policy), " dp fsdp megatron autodist "},
+	} {
+		if x.value != "" && !regexp.MustCompile(`\s`+regexp.QuoteMeta(x.value)+`\s`).MatchString(x.want) {
+			return optionErrorf(x.option, "is %q, must be one of%s", x.value, x.want[:len(x.want)-1])
+		}
+	}
+	if o.CP < 0 || o.ZeRO < 0 || o.Interleave < 0 {
+		return optionErrorf("cp, zero, interleave", "are %d, %d, %d, must not be negative", o.CP, o.ZeRO, o.Interleave)
+	}
+	return nil
+}

@@ -1,0 +1,368 @@
+package planner
+
+import (
+	"cmp"
+	"fmt"
+	goruntime "runtime"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/autopar/autopar/codegen"
+	"github.com/autopar/autopar/ir"
+	"github.com/autopar/autopar/partition"
+	"github.com/autopar/autopar/planner/cost"
+	"github.com/autopar/autopar/planner/sim"
+)
+
+// Result is what a search found.
+type Result struct {
+	Plan       *partition.Plan
+	Prediction Prediction
+	// Alternatives are the best plans with other degrees, best first.
+	Alternatives []Alternative
+	Stats        Stats
+}
+
+// Prediction is what a plan costs: the simulation of its program, and the arenas
+// that codegen lays out.
+type Prediction struct {
+	Step      cost.Picoseconds
+	Breakdown cost.Breakdown // of the rank that waits least; sums to Step
+	PeakBytes []int64        // by stage, of every rank of the stage
+}
+
+// Alternative is a plan that lost.
+type Alternative struct {
+	Plan       *partition.Plan
+	Prediction Prediction
+}
+
+// Stats says what the search did.
+type Stats struct {
+	Seconds         float64
+	PlansConsidered int // plans costed in full, and groups of plans ruled out together by their bound
+	// Optimal says that no plan of the space is faster under the cost model.
+	Optimal bool
+}
+
+// searcher is one run of [Search].
+type searcher struct {
+	opts    Options
+	graphs  *shrunken
+	batch   int
+	cluster *cost.Cluster
+	limit   int64
+	layouts *layouts
+	arenas  map[arena]int64
+	stats   Stats
+}
+
+// arena identifies the memory of a stage that has been allocated for real.
+type arena struct {
+	pipe *pipeline
+	of   tried
+}
+
+// Search returns the fastest plan for a training step traced for a global batch,
+// among those that fit: the minimum over the degrees, micro-batch sizes,
+// schedules and contiguous cuts that the options leave, under the cost of
+// planner/sim. Of every stage the fewest blocks are recomputed with which it
+// fits. Plans that take the same time are ordered by peak memory, then by
+// comparePlans. It fails with an *InfeasibleError when no plan fits, an
+// *OptionError or an *UnsupportedError.
+func Search(g *ir.Graph, batch int, c *cost.Cluster, opts Options) (*Result, error) {
+	start := time.Now()
+	opts, err := opts.validate(batch)
+	if err != nil {
+		return nil, err
+	}
+	s := newSearcher(g, batch, c, opts)
+	pipes, err := s.pipelines()
+	if err != nil {
+		return nil, err
+	}
+	found, optimal := s.run(pipes)
+	if len(found) == 0 {
+		return nil, s.infeasible(pipes)
+	}
+	s.stats.Optimal = optimal
+	res := &Result{}
+	for i, x := range found {
+		p, err := s.predict(x)
+		if err != nil {
+			return nil, err
+		}
+		if i == 0 {
+			res.Plan, res.Prediction = x.plan, p
+		} else {
+			res.Alternatives = append(res.Alternatives, Alternative{x.plan, p})
+		}
+	}
+	s.stats.Seconds = time.Since(start).Seconds()
+	res.Stats = s.stats
+	return res, nil
+}
+
+func newSearcher(g *ir.Graph, batch int, c *cost.Cluster, opts Options) *searcher {
+	s := &searcher{
+		opts: opts, graphs: newShrunken(g), batch: batch, cluster: c,
+		arenas: map[arena]int64{},
+	}
+	s.limit = c.MemoryPerRank(opts.RuntimeNGPUs)
+	if opts.MemoryLimit > 0 {
+		s.limit = opts.MemoryLimit
+	}
+	s.layouts = &layouts{graph: s.graphs.keep(1), batch: batch, ranks: opts.RuntimeNGPUs, cluster: c, pins: opts.Pins, known: map[int][]partition.Placement{}}
+	return s
+}
+
+// point is a pipeline of the space under search.
+type point struct {
+	degrees
+	*cutter
+	solved bool             // its best plan is among the best of its degrees
+	unsure bool             // it may have a better plan than was found
+	rest   cost.Picoseconds // the ceiling under which it is left alone, having given up below
+}
+
+// pipelines lists the space by degrees, micro-batch size and schedule, the most
+// promising first.
+func (s *searcher) pipelines() ([]*point, error) {
+	all := allDegrees(s.opts, s.graphs.blocks, s.batch, s.cluster)
+	if len(all) == 0 {
+		return nil, optionErrorf("plan-ngpus", "no dp x tp x pp of %s devices in %d suits %d blocks and a global batch of %d",
+			degree(s.opts.PlanNGPUs), s.opts.RuntimeNGPUs, s.graphs.blocks, s.batch)
+	}
+	var pipes []*point
+	skels, refused := s.skeletons(all)
+	for i, d := range all {
+		skel := skels[i]
+		if skel == nil {
+			continue
+		}
+		local := (s.batch + skel.plan.DataParallel() - 1) / skel.plan.DataParallel()
+		sizes := microBatches(local)
+		if s.opts.MicroBatch > 0 {
+			sizes = []int{min(s.opts.MicroBatch, local)}
+		}
+		for _, b := range sizes {
+			times, memory := skel.times(b), skel.memoryOf(b)
+			for _, schedule := range schedules(s.opts, d.pp) {
+				p := newPipeline(skel, times, memory, b, schedule)
+				s.stats.PlansConsidered++
+				pipes = append(pipes, &point{degrees: d, cutter: newCutter(s, p)})
+			}
+		}
+	}
+	if len(pipes) == 0 {
+		return nil, refused
+	}
+	slices.SortStableFunc(pipes, func(a, b *point) int { return cmp.Compare(a.least, b.least) })
+	return pipes, nil
+}
+
+// skeletons builds the skeleton of each of the degrees, nil where no parameter
+// can be split so, with the last reason why.
+func (s *searcher) skeletons(all []degrees) ([]*skeleton, error) {
+	// What they share is made first; then they are independent.
+	plans := make([]partition.Plan, len(all))
+	errs := make([]error, len(all))
+	inner := map[[2]int]int{} // the first of the degrees that need the same inner skeleton
+	var keys [][2]int
+	for i, d := range all {
+		s.graphs.keep(d.pp)
+		if plans[i], errs[i] = s.template(d); errs[i] != nil {
+			continue
+		}
+		key := [2]int{plans[i].DataParallel(), d.tp}
+		if _, ok := inner[key]; !ok {
+			inner[key] = i
+			keys = append(keys, key)
+		}
+	}
+	found := make([]*skeleton, len(keys))
+	failed := make([]error, len(keys))
+	parallel(len(keys), func(k int) {
+		one := plans[inner[keys[k]]]
+		one.PlanNGPUs, one.RuntimeNGPUs = one.DP*one.TP, one.DP*one.TP*one.Units()
+		one.Stages = make([]partition.Stage, 1)
+		found[k], failed[k] = newSkeleton(s.graphs, one, s.batch, s.cluster, nil)
+	})
+	skels := make([]*skeleton, len(all))
+	parallel(len(all), func(i int) {
+		if errs[i] != nil {
+			return
+		}
+		k := slices.Index(keys, [2]int{plans[i].DataParallel(), all[i].tp})
+		if failed[k] != nil {
+			errs[i] = failed[k]
+			return
+		}
+		of := found[k]
+		if all[i].pp == 1 {
+			of = nil
+		}
+		skels[i], errs[i] = newSkeleton(s.graphs, plans[i], s.batch, s.cluster, of)
+	})
+	var refused error
+	for i, err := range errs {
+		if err != nil {
+			skels[i], refused = nil, err
+		}
+	}
+	return skels, refused
+}
+
+// parallel calls f for 0 to n-1 on all cores.
+func parallel(n int, f func(i int)) {
+	var next atomic.Int64
+	var wg sync.WaitGroup
+	for range min(n, goruntime.GOMAXPROCS(0)) {
+		wg.Go(func() {
+			for i := int(next.Add(1)) - 1; i < n; i = int(next.Add(1)) - 1 {
+				f(i)
+			}
+		})
+	}
+	wg.Wait()
+}
+
+// template returns the plan of which stages, micro-batch size and schedule are
+// still open. It fails when no parameter can be split so.
+func (s *searcher) template(d degrees) (partition.Plan, error) {
+	placements, err := s.layouts.find(d.tp)
+	if err != nil {
+		return partition.Plan{}, err
+	}
+	placements = append(append([]partition.Placement{}, s.opts.Pins...), placements...)
+	if d.tp > 1 && len(placements) == 0 {
+		return partition.Plan{}, optionErrorf("tp", "no parameter can be split over %d ranks", d.tp)
+	}
+	return partition.Plan{
+		PlanNGPUs: d.plan, RuntimeNGPUs: s.opts.RuntimeNGPUs, DP: d.dp, TP: d.tp,
+		Stages: make([]partition.Stage, d.pp), Placements: placements,
+	}, nil
+}
+
+// run returns the best plan of each of the best degrees, and whether the first is
+// certainly the best.
+//
+// The ceiling on the time rises in small steps until enough has been found under
+// it. Below a low ceiling most points have no cut worth a look, so that nothing
+// much is spent on those whose bound promises more than they hold; and what is
+// found under a ceiling is the best there is.
+func (s *searcher) run(points []*point) ([]*candidate, bool) {
+	best := map[degrees]*candidate{}
+	worst := func() cost.Picoseconds { // of those we want
+		if kept := ranked(best); len(kept) > s.opts.TopK {
+			return kept[s.opts.TopK].time
+		}
+		return never - 1
+	}
+	take := func(p *point, x *candidate) {
+		if x != nil && (best[p.degrees] == nil || x.less(best[p.degrees])) {
+			best[p.degrees] = x
+		}
+	}
+	least := points[0].least
+	for ceiling := least + least/64; ; ceiling += ceiling / 64 {
+		last := ceiling > 4*least
+		if last {
+			ceiling = never - 1
+		}
+		for _, p := range points {
+			limit := min(ceiling, worst())
+			if mine := best[p.degrees]; mine != nil {
+				limit = min(limit, mine.time)
+			}
+			if p.solved || p.least > limit || ceiling < p.rest {
+				continue
+			}
+			x, certain := p.solve(limit, quick)
+			p.solved, p.unsure = x != nil, !certain
+			if p.unsure {
+				p.rest = 2*ceiling - p.least
+			}
+			take(p, x)
+		}
+		if last || len(best) > s.opts.TopK {
+			break
+		}
+	}
+	// Where the search gave up, look again below the winner only.
+	optimal, steps := true, thorough
+	for _, p := range points {
+		kept := ranked(best)
+		if len(kept) == 0 || !p.unsure || p.least >= kept[0].time {
+			continue
+		}
+		x, certain := p.solve(kept[0].time-1, steps)
+		steps = max(p.budget, 0)
+		take(p, x)
+		optimal = optimal && certain
+	}
+	kept := ranked(best)
+	return kept[:min(len(kept), s.opts.TopK+1)], optimal
+}
+
+func ranked(best map[degrees]*candidate) []*candidate {
+	all := make([]*candidate, 0, len(best))
+	for _, x := range best {
+		all = append(all, x)
+	}
+	slices.SortFunc(all, func(a, b *candidate) int {
+		if a.less(b) {
+			return -1
+		}
+		return 1
+	})
+	return all
+}
+
+// allocate compiles a plan and returns the arena of each stage: the larger of
+// the step's and of the evaluation's.
+func (s *searcher) allocate(p *partition.Plan) (*codegen.Program, []int64, error) {
+	prog, err := compile(s.graphs.graph, p, s.batch, nil)
+	if err != nil {
+		return nil, nil, err
+	}
+	var peaks []int64
+	for _, st := range prog.Stages {
+		peaks = append(peaks, st.Arena())
+	}
+	if s.opts.Eval != nil {
+		eval, err := compile(s.opts.Eval, prog.Plan, s.batch, prog)
+		if err != nil {
+			return nil, nil, fmt.Errorf("planner: evaluation: %w", err)
+		}
+		for i, st := range eval.Stages {
+			peaks[i] = max(peaks[i], st.Arena())
+		}
+	}
+	return prog, peaks, nil
+}
+
+// predict simulates the program of a plan.
+func (s *searcher) predict(x *candidate) (Prediction, error) {
+	if x.prog == nil {
+		var err error
+		if x.prog, x.peaks, err = s.allocate(x.plan); err != nil {
+			return Prediction{}, err
+		}
+	}
+	line, err := sim.Run(x.prog, s.cluster, sim.Options{})
+	if err != nil {
+		return Prediction{}, err
+	}
+	return Prediction{Step: line.Step, Breakdown: line.Breakdown(), PeakBytes: x.peaks}, nil
+}
+
+// Predict tells what any plan costs for a graph traced for a global batch: what
+// [Search] would say of it. eval is as in [Options]; nil for none. It does not ask
+// whether the plan fits.
+func Predict(g *ir.Graph, batch int, c *cost.Cluster, p *partition.Plan, eval *ir.Graph) (Prediction, error) {
+	s := &searcher{opts: Options{Eval: eval}, graphs: &shrunken{graph: g}, batch: batch, cluster: c}
+	return s.predict(&candidate{plan: p})
+}

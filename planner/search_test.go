@@ -1,0 +1,134 @@
+package planner
+
+import (
+	"slices"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/autopar/autopar/models/gpt"
+	"github.com/autopar/autopar/partition"
+)
+
+func BenchmarkGPT2XL(b *testing.B) {
+	c, err := gpt.Preset("gpt2-xl")
+	require.NoError(b, err)
+	g := step(b, c, 512)
+	cl := cluster(b, "a100-80g")
+	for b.Loop() {
+		res, err := Search(g, 512, cl, Options{PlanNGPUs: 64, TopK: 3})
+		require.NoError(b, err)
+		b.ReportMetric(float64(res.Stats.PlansConsidered), "plans")
+		b.Logf("%+v %+v %+v", res.Plan, res.Prediction, res.Stats)
+		for _, a := range res.Alternatives {
+			b.Logf("%+v %+v", a.Plan, a.Prediction)
+		}
+	}
+}
+
+func TestOptions(t *testing.T) {
+	g := step(t, tiny(3), 7)
+	h100 := cluster(t, "h100")
+	for _, tt := range []struct {
+		opts Options
+		want string
+	}{
+		{Options{PlanNGPUs: 2, CP: 2}, "cp 2 is not supported yet"},
+		{Options{PlanNGPUs: 2, ZeRO: 1}, "zero 1 is not supported yet"},
+		{Options{PlanNGPUs: 2, Recompute: "selective"}, "recompute selective is not supported yet"},
+		{Options{PlanNGPUs: 2, Schedule: "interleaved"}, "schedule interleaved is not supported yet"},
+		{Options{PlanNGPUs: 2, Schedule: "zero-bubble"}, "schedule zero-bubble is not supported yet"},
+		{Options{PlanNGPUs: 2, Interleave: 2}, "interleave 2 is not supported yet"},
+		{Options{PlanNGPUs: 2, SequenceParallel: "on"}, "sequence-parallel on is not supported yet"},
+		{Options{PlanNGPUs: 2, Offload: "params"}, "offload params is not supported yet"},
+		{Options{PlanNGPUs: 2, Policy: "fsdp"}, "policy fsdp is not supported yet"},
+		{Options{PlanNGPUs: 2, Policy: "best"}, `policy: is "best", must be one of dp fsdp megatron autodist`},
+		{Options{PlanNGPUs: 2, Schedule: "g"}, `schedule: is "g", must be one of gpipe`},
+		{Options{}, "plan-ngpus: auto needs runtime-ngpus"},
+		{Options{PlanNGPUs: 4, RuntimeNGPUs: 6}, "runtime-ngpus: 6 is not a multiple of plan-ngpus 4"},
+		{Options{PlanNGPUs: 6, DP: 4}, "plan-ngpus: 6 is not dp 4 x tp auto x pp auto"},
+		{Options{PlanNGPUs: 8, DP: 2, TP: 2, PP: 3}, "plan-ngpus: 8 is not dp 2 x tp 2 x pp 3"},
+		{Options{PlanNGPUs: 8, DP: 8}, "no dp x tp x pp of 8 devices in 8 suits 3 blocks and a global batch of 7"},
+		{Options{PlanNGPUs: -1}, "plan-ngpus: is -1"},
+		{Options{PlanNGPUs: 2, MicroBatch: 8}, "micro-batch: 8 is more than the global batch 7"},
+		{Options{PlanNGPUs: 2, Policy: DP, TP: 2}, "tp: is 2, but policy dp has tp 1"},
+		{Options{PlanNGPUs: 1, Pins: []partition.Placement{{Match: "("}}}, "pin[0].match"},
+		{Options{PlanNGPUs: 2, Pins: []partition.Placement{{Match: `wte\.weight`, Spec: "[tp]"}}}, "wte.weight has 2 dimensions, its spec [tp] has 1"},
+	} {
+		_, err := Search(g, 7, h100, tt.opts)
+		require.ErrorContains(t, err, tt.want)
+	}
+
+	for _, tt := range []struct {
+		opts  Options
+		check func(p *partition.Plan) bool
+	}{
+		{Options{DP: 1, TP: 2, PP: 3}, func(p *partition.Plan) bool { return p.PlanNGPUs == 6 && p.TP == 2 && p.PP() == 3 }},
+		{Options{PlanNGPUs: 2, RuntimeNGPUs: 6}, func(p *partition.Plan) bool { return p.Units() == 3 }},
+		{Options{RuntimeNGPUs: 4, PP: 2}, func(p *partition.Plan) bool { return p.PP() == 2 && 4%p.PlanNGPUs == 0 }},
+		{Options{PlanNGPUs: 4, Policy: DP}, func(p *partition.Plan) bool { return p.DP == 4 }},
+		{Options{PlanNGPUs: 3, PP: 3, Schedule: "gpipe", MicroBatch: 2}, func(p *partition.Plan) bool { return p.Schedule == "gpipe" && p.MicroBatch == 2 }},
+		{Options{PlanNGPUs: 3, PP: 3, Policy: Megatron}, func(p *partition.Plan) bool {
+			return p.Schedule == "1f1b" && p.Stages[0].Last == 1 && p.Stages[1].Last == 2
+		}},
+		{Options{PlanNGPUs: 1, Recompute: "full"}, func(p *partition.Plan) bool { return p.Stages[0].Recompute == 3 }},
+		{Options{PlanNGPUs: 2, TP: 2, Pins: []partition.Placement{{Match: `wte\.weight`, Spec: "[_,tp]"}}},
+			func(p *partition.Plan) bool { return p.Placements[0].Spec == "[_,tp]" }},
+	} {
+		res, err := Search(g, 7, h100, tt.opts)
+		require.NoError(t, err, "%+v", tt.opts)
+		require.True(t, tt.check(res.Plan), "%+v: %+v", tt.opts, res.Plan)
+		again, err := Predict(g, 7, h100, res.Plan, nil)
+		require.NoError(t, err)
+		require.Equal(t, res.Prediction, again)
+	}
+}
+
+// A lower limit never gives a faster plan; below some limit there is none. On the
+// way data parallelism gives way to recomputation and to cutting the model.
+func TestLoweringTheLimit(t *testing.T) {
+	g := step(t, tiny(4), 8)
+	eval, err := gpt.EvalStep(tiny(4), 8, 33)
+	require.NoError(t, err)
+	c := cluster(t, "a100-80g")
+	free, err := Search(g, 8, c, Options{PlanNGPUs: 4, Eval: eval})
+	require.NoError(t, err)
+	before, limit := free.Prediction.Step, slices.Max(free.Prediction.PeakBytes)
+	seen := map[string]bool{}
+	for steps := 0; ; steps++ {
+		require.Less(t, steps, 100)
+		res, err := Search(g, 8, c, Options{PlanNGPUs: 4, MemoryLimit: limit, Eval: eval})
+		if err != nil {
+			var bad *InfeasibleError
+			require.ErrorAs(t, err, &bad)
+			require.Greater(t, bad.Needs, limit)
+			break
+		}
+		peak := slices.Max(res.Prediction.PeakBytes)
+		require.LessOrEqual(t, peak, limit)
+		require.GreaterOrEqual(t, res.Prediction.Step, before)
+		before, limit = res.Prediction.Step, min(peak-1, limit*9/10)
+		if res.Plan.DP < 4 {
+			seen["cut"] = true
+		}
+		for _, s := range res.Plan.Stages {
+			if s.Recompute > 0 {
+				seen["recompute"] = true
+			}
+		}
+	}
+	require.Equal(t, map[string]bool{"cut": true, "recompute": true}, seen)
+}
+
+// Alternatives have other degrees and come in order.
+func TestAlternativesAreWorse(t *testing.T) {
+	res, err := Search(step(t, tiny(4), 8), 8, cluster(t, "cpu"), Options{PlanNGPUs: 4, TopK: 3})
+	require.NoError(t, err)
+	require.Len(t, res.Alternatives, 3)
+	last := res.Prediction.Step
+	for _, a := range res.Alternatives {
+		require.GreaterOrEqual(t, a.Prediction.Step, last)
+		last = a.Prediction.Step
+		require.NotEqual(t, [2]int{res.Plan.TP, res.Plan.PP()}, [2]int{a.Plan.TP, a.Plan.PP()})
+	}
+}

@@ -1,0 +1,263 @@
+package sim
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+
+	"github.com/autopar/autopar/codegen"
+	"github.com/autopar/autopar/ir"
+	"github.com/autopar/autopar/planner/cost"
+)
+
+// Options of [Run].
+type Options struct {
+	// Spans records when every instruction ran.
+	Spans bool
+}
+
+// Timeline is how a step of a program goes.
+type Timeline struct {
+	Step  cost.Picoseconds // when the last rank ends
+	Ranks []Rank
+	Spans []Span // by rank, then in order; nil unless asked for
+}
+
+// Rank is what one rank spends.
+type Rank struct {
+	End       cost.Picoseconds
+	Breakdown cost.Breakdown // of the whole step: what is not busy is bubble
+	PeakBytes int64          // the arena
+}
+
+// Span is one instruction of one task on one rank. Waiting lies between spans.
+type Span struct {
+	Rank, Task int // index into the rank's schedule
+	Instr      int // index into the body of the task's phase
+	Start, End cost.Picoseconds
+}
+
+// Run simulates one step of a program on a cluster. It is deterministic.
+func Run(prog *codegen.Program, c *cost.Cluster, opts Options) (*Timeline, error) {
+	b := builder{
+		prog: prog, price: cost.NewProgram(c, prog.Plan, prog.Mesh), canonical: cost.Canonical(prog),
+		bodies: map[bodyKey]*body{},
+		groups: map[groupKey]int{}, channels: map[channelKey]int{},
+	}
+	if err := b.build(); err != nil {
+		return nil, err
+	}
+	line := &Timeline{Ranks: make([]Rank, len(prog.Schedules))}
+	if opts.Spans {
+		b.system.Trace = func(p, task, op int, start, end cost.Picoseconds) {
+			body := b.used[p][task]
+			for k := body.first[op]; k < body.first[op+1]; k++ {
+				// Instructions of one op follow each other; a meeting is one.
+				line.Spans = append(line.Spans, Span{Rank: p, Task: task, Instr: k, Start: start, End: start + body.times[k]})
+				start += body.times[k]
+			}
+		}
+	}
+	ends, err := b.system.Run()
+	if err != nil {
+		return nil, err
+	}
+	for r := range ends {
+		line.Step = max(line.Step, ends[r])
+	}
+	for r, end := range ends {
+		rank := Rank{End: end, PeakBytes: prog.Stages[prog.Schedules[r].Stage].Arena()}
+		for _, body := range b.used[r] {
+			rank.Breakdown.Compute += body.spent[cost.Compute]
+			rank.Breakdown.Communication += body.spent[cost.Communication]
+			rank.Breakdown.Optimizer += body.spent[cost.Optimizer]
+		}
+		rank.Breakdown.Bubble = line.Step - rank.Breakdown.Total()
+		line.Ranks[r] = rank
+	}
+	if opts.Spans {
+		sortSpans(line.Spans)
+	}
+	return line, nil
+}
+
+// builder turns a program into a [System].
+type builder struct {
+	prog      *codegen.Program
+	price     *cost.Program
+	canonical func(ir.Coord) ir.Coord
+	bodies    map[bodyKey]*body
+	groups    map[groupKey]int
+	channels  map[channelKey]int
+	used      [][]*body // by rank and task
+	system    System
+}
+
+// bodyKey identifies bodies in which everything takes the same time. Who meets
+// whom differs by rank, so ops with peers are made per rank: see tasks.
+type bodyKey struct {
+	stage int
+	phase ir.Phase
+	at    ir.Coord
+}
+
+// body is a straight line of instructions with its times, and how they fall into
+// ops: op i is instructions first[i] to first[i+1].
+type body struct {
+	times []cost.Picoseconds
+	kinds []OpKind
+	first []int
+	work  []cost.Picoseconds // by op
+	spent [3]cost.Picoseconds
+}
+
+type groupKey struct {
+	stage, axis int
+	at          ir.Coord // of the first member
+}
+
+type channelKey struct {
+	wire   *ir.Node // the send
+	device int
+}
+
+func (b *builder) build() error {
+	training := false
+	for _, n := range b.prog.Graph.Nodes {
+		training = training || n.Phase == ir.Backward
+	}
+	releasing := ir.Forward
+	if training {
+		releasing = ir.Backward
+	}
+	for r := range b.prog.Schedules {
+		s := &b.prog.Schedules[r]
+		proc := Process{Slots: b.prog.Stages[s.Stage].Slots}
+		ops := map[*body][]Op{}
+		var used []*body
+		for _, t := range s.Tasks {
+			body, err := b.body(s, t)
+			if err != nil {
+				return err
+			}
+			if ops[body] == nil {
+				ops[body] = b.ops(s, t.Phase, body)
+			}
+			used = append(used, body)
+			proc.Tasks = append(proc.Tasks, Task{Ops: ops[body], MicroBatch: t.MicroBatch, Releases: t.Phase == releasing})
+		}
+		b.used = append(b.used, used)
+		b.system.Processes = append(b.system.Processes, proc)
+	}
+	return nil
+}
+
+// body returns the times of a task, shared with all tasks that take as long.
+func (b *builder) body(s *codegen.Schedule, t codegen.Task) (*body, error) {
+	at := b.canonical(b.prog.At(s, t))
+	key := bodyKey{s.Stage, t.Phase, at}
+	if x, ok := b.bodies[key]; ok {
+		return x, nil
+	}
+	x := &body{}
+	for i := range b.prog.Stages[s.Stage].Bodies[t.Phase].Instrs {
+		in := &b.prog.Stages[s.Stage].Bodies[t.Phase].Instrs[i]
+		time, kind := b.price.Instr(in, b.prog.Mesh, at)
+		if time < 0 {
+			return nil, fmt.Errorf("sim: %s takes %d ps", in.Node.Name, time)
+		}
+		op := opKind(b.prog.Mesh, in.Node)
+		last := len(x.kinds) - 1
+		if op != Work || last < 0 || x.kinds[last] != Work {
+			x.kinds, x.first, x.work = append(x.kinds, op), append(x.first, i), append(x.work, 0)
+			last++
+		}
+		x.work[last] += time
+		x.spent[kind] += time
+		x.times = append(x.times, time)
+	}
+	x.first = append(x.first, len(x.times))
+	b.bodies[key] = x
+	return x, nil
+}
+
+// opKind returns how an instruction depends on other ranks.
+func opKind(mesh ir.Mesh, n *ir.Node) OpKind {
+	switch n.Op {
+	case ir.OpSend:
+		return Send
+	case ir.OpRecv:
+		return Recv
+	case ir.OpAllReduce, ir.OpAllGather, ir.OpReduceScatter, ir.OpAllToAll:
+		if mesh.Size(n.Attr.(ir.CommAttr).Axis) > 1 {
+			return Join
+		}
+	}
+	return Work
+}
+
+// ops gives the ops of a body their peers on one rank.
+func (b *builder) ops(s *codegen.Schedule, phase ir.Phase, x *body) []Op {
+	ops := make([]Op, len(x.kinds))
+	for i, kind := range x.kinds {
+		n := b.prog.Stages[s.Stage].Bodies[phase].Instrs[x.first[i]].Node
+		ops[i] = Op{Kind: kind, Time: x.work[i]}
+		switch kind {
+		case Join:
+			ops[i].Peer = b.group(s, n)
+		case Send:
+			ops[i].Peer = b.channel(s, n, n)
+		case Recv:
+			ops[i].Peer = b.channel(s, n.Args[0].Def, n)
+		}
+	}
+	return ops
+}
+
+func (b *builder) group(s *codegen.Schedule, n *ir.Node) int {
+	axis := b.prog.Mesh.Axis(n.Attr.(ir.CommAttr).Axis)
+	key := groupKey{s.Stage, axis, s.Coord}
+	key.at[axis] = 0
+	id, ok := b.groups[key]
+	if !ok {
+		id = len(b.system.Groups)
+		b.groups[key] = id
+		ranks, _ := b.prog.Group(s, n)
+		b.system.Groups = append(b.system.Groups, ranks)
+	}
+	return id
+}
+
+// channel returns the connection of a send, seen from either end.
+func (b *builder) channel(s *codegen.Schedule, send, end *ir.Node) int {
+	key := channelKey{send, s.Device}
+	id, ok := b.channels[key]
+	if !ok {
+		id = len(b.system.Channels)
+		b.channels[key] = id
+		b.system.Channels = append(b.system.Channels, Channel{
+			From:   b.prog.Plan.WorldRank(send.Stage, s.Device),
+			To:     b.prog.Plan.WorldRank(send.Attr.(ir.P2PAttr).Stage, s.Device),
+			Credit: end.Phase != ir.Update,
+		})
+	}
+	return id
+}
+
+// Breakdown returns how the busiest rank spends the step: the one that waits
+// least. Its parts sum to Step.
+func (t *Timeline) Breakdown() cost.Breakdown {
+	busiest := t.Ranks[0].Breakdown
+	for _, r := range t.Ranks {
+		if r.Breakdown.Bubble < busiest.Bubble {
+			busiest = r.Breakdown
+		}
+	}
+	return busiest
+}
+
+// sortSpans orders spans by rank and start. The simulation visits each rank's own
+// spans in order, so a stable sort by rank is enough.
+func sortSpans(spans []Span) {
+	slices.SortStableFunc(spans, func(a, b Span) int { return cmp.Compare(a.Rank, b.Rank) })
+}

@@ -1,0 +1,85 @@
+package planner
+
+import (
+	"cmp"
+	"slices"
+
+	"github.com/autopar/autopar/partition"
+	"github.com/autopar/autopar/planner/cost"
+)
+
+// degrees are the sizes of a plan: a unit of plan devices cut into dp x tp x pp.
+type degrees struct{ plan, dp, tp, pp int }
+
+// allDegrees lists the ways to cut units that the options leave, for a model of
+// so many blocks and a global batch.
+func allDegrees(o Options, blocks, batch int, c *cost.Cluster) []degrees {
+	var all []degrees
+	for plan := 1; plan <= o.RuntimeNGPUs; plan++ {
+		if o.RuntimeNGPUs%plan != 0 || o.PlanNGPUs > 0 && plan != o.PlanNGPUs {
+			continue
+		}
+		for tp := 1; tp <= plan; tp++ {
+			if plan%tp != 0 || o.TP > 0 && tp != o.TP {
+				continue
+			}
+			if o.Policy == Megatron && !c.Device.Shared && (tp > c.DevicesPerNode || c.DevicesPerNode%tp != 0) {
+				continue
+			}
+			for pp := 1; pp <= min(plan/tp, max(blocks, 1)); pp++ {
+				dp := plan / tp / pp
+				if dp*tp*pp != plan || o.PP > 0 && pp != o.PP || o.DP > 0 && dp != o.DP {
+					continue
+				}
+				if o.Policy == Megatron && blocks%pp != 0 {
+					continue
+				}
+				if dp*(o.RuntimeNGPUs/plan) <= batch {
+					all = append(all, degrees{plan, dp, tp, pp})
+				}
+			}
+		}
+	}
+	return all
+}
+
+// microBatches lists the sizes that the search tries for a rank that has local
+// sequences per step: all of them up to 16, beyond that the powers of two and the
+// divisors.
+func microBatches(local int) []int {
+	var sizes []int
+	for b := 1; b <= local; b++ {
+		if local <= 16 || local%b == 0 || b&(b-1) == 0 {
+			sizes = append(sizes, b)
+		}
+	}
+	return sizes
+}
+
+// schedules lists the orders that make a difference: with one stage gpipe takes
+// the time of 1f1b and never less memory.
+func schedules(o Options, pp int) []partition.Schedule {
+	switch {
+	case o.Schedule != "":
+		return []partition.Schedule{o.Schedule}
+	case pp == 1:
+		return []partition.Schedule{partition.OneFOneB}
+	}
+	return []partition.Schedule{partition.OneFOneB, partition.GPipe}
+}
+
+// comparePlans orders plans that cost the same: smaller units, less tensor
+// parallelism, fewer stages, larger micro-batches, 1f1b, then the cut. It is 0
+// for equal plans of one search only: placements follow from the degrees.
+func comparePlans(a, b *partition.Plan) int {
+	return cmp.Or(
+		cmp.Compare(a.PlanNGPUs, b.PlanNGPUs),
+		cmp.Compare(a.TP, b.TP),
+		cmp.Compare(a.PP(), b.PP()),
+		cmp.Compare(b.MicroBatch, a.MicroBatch),
+		cmp.Compare(a.Schedule, b.Schedule),
+		slices.CompareFunc(a.Stages, b.Stages, func(x, y partition.Stage) int {
+			return cmp.Or(cmp.Compare(x.Last, y.Last), cmp.Compare(x.Recompute, y.Recompute))
+		}),
+	)
+}
