@@ -17,6 +17,7 @@ import (
 	"github.com/goccy/go-yaml/ast"
 	"github.com/goccy/go-yaml/parser"
 	"github.com/goccy/go-yaml/token"
+	"golang.org/x/sys/cpu"
 )
 
 //go:embed clusters/*.yaml
@@ -248,6 +249,10 @@ func (d *decoder) set(key string, node ast.Node) error {
 		return refuse("wants one value, got %s", node.Type())
 	}
 	if dtype, isRate := strings.CutPrefix(key, "device.flops."); isRate && slices.Contains(dtypes(), dtype) {
+		if text == "auto" && dtype == "f32" {
+			d.c.Device.FLOPS[dtype] = corePeak()
+			return nil
+		}
 		f, err := number(text, quoted)
 		if err != nil {
 			return refuse("%v", err)
@@ -335,6 +340,19 @@ func size(text string) (int64, error) {
 		return int64(f * u.scale), nil
 	}
 	return 0, fmt.Errorf("wants a size such as 16GiB, or auto, got %q", text)
+}
+
+// corePeak is the float32 FLOP/s of a core of this machine, by what its vector
+// unit can do: two fused multiply-adds of 16 or 8 elements per cycle, or what the
+// portable kernels reach.
+func corePeak() float64 {
+	switch {
+	case cpu.X86.HasAVX512F && cpu.X86.HasBMI2:
+		return 220e9
+	case cpu.X86.HasAVX2 && cpu.X86.HasFMA:
+		return 110e9
+	}
+	return 7e9
 }
 
 // installedMemory is the memory of this machine, 8 GiB where that cannot be told.
