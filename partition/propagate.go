@@ -3,6 +3,7 @@ package partition
 import (
 	"fmt"
 	"math"
+	"slices"
 
 	"github.com/autopar/autopar/ir"
 )
@@ -17,7 +18,6 @@ type propagator struct {
 	dst    *ir.Graph
 	placer *placer
 	want   map[*ir.Value]ir.ShardSpec // placement of the parameter a gradient is for
-	made   map[*ir.Value]*ir.Value
 	moved  map[movedKey]*ir.Value
 	sums   map[*ir.Value]*ir.Value // over micro-batches, of what the update phase reads
 	names  map[string]int          // of communication nodes
@@ -41,7 +41,7 @@ func propagate(g *ir.Graph, p *Plan, mesh ir.Mesh) (*ir.Graph, error) {
 	}
 	pr := &propagator{
 		plan: p, mesh: mesh, src: g, dst: &ir.Graph{Name: g.Name, Mesh: mesh}, placer: placer,
-		want: map[*ir.Value]ir.ShardSpec{}, made: map[*ir.Value]*ir.Value{}, moved: map[movedKey]*ir.Value{},
+		want: map[*ir.Value]ir.ShardSpec{}, moved: map[movedKey]*ir.Value{},
 		sums: map[*ir.Value]*ir.Value{}, names: map[string]int{},
 	}
 	if err := pr.leaves(); err != nil {
@@ -55,19 +55,18 @@ func propagate(g *ir.Graph, p *Plan, mesh ir.Mesh) (*ir.Graph, error) {
 		}
 	}
 	for _, o := range g.Outputs {
-		v, err := pr.output(pr.made[o.Value])
+		v, err := pr.output(o.Value)
 		if err != nil {
 			return nil, fmt.Errorf("partition: output %s: %w", o.Name, err)
 		}
 		pr.dst.Outputs = append(pr.dst.Outputs, ir.Output{Name: o.Name, Value: v})
 	}
 	for _, u := range g.Updates {
-		param := pr.made[u.Param]
-		v, err := pr.reshard(pr.made[u.New], param.Spec, ir.Update, "")
+		v, err := pr.reshard(u.New, u.Param.Spec, ir.Update, "")
 		if err != nil {
-			return nil, fmt.Errorf("partition: update of %s: %w", param.Name(), err)
+			return nil, fmt.Errorf("partition: update of %s: %w", u.Param.Name(), err)
 		}
-		pr.dst.Updates = append(pr.dst.Updates, ir.StateUpdate{Param: param, New: v})
+		pr.dst.Updates = append(pr.dst.Updates, ir.StateUpdate{Param: u.Param, New: v})
 	}
 	pr.dst.Renumber()
 	return pr.dst, nil
@@ -198,13 +197,10 @@ func (pr *propagator) gradients() {
 // node chooses the placement of one node and appends it.
 func (pr *propagator) node(n *ir.Node) error {
 	if n.Op.Class() == ir.Leaf {
-		pr.append(n)
+		pr.dst.Nodes = append(pr.dst.Nodes, n)
 		return nil
 	}
-	args := make([]*ir.Value, len(n.Args))
-	for i, a := range n.Args {
-		args[i] = pr.made[a]
-	}
+	args := slices.Clone(n.Args)
 	if n.Phase == ir.Update {
 		for i, a := range args {
 			if sum := pr.sums[a]; sum != nil {
@@ -235,7 +231,7 @@ func (pr *propagator) node(n *ir.Node) error {
 			return err
 		}
 	}
-	pr.append(n)
+	pr.dst.Nodes = append(pr.dst.Nodes, n)
 	if n.Phase == ir.Update {
 		return nil
 	}
@@ -247,13 +243,6 @@ func (pr *propagator) node(n *ir.Node) error {
 		}
 	}
 	return nil
-}
-
-func (pr *propagator) append(n *ir.Node) {
-	pr.dst.Nodes = append(pr.dst.Nodes, n)
-	for _, r := range n.Results {
-		pr.made[r] = r
-	}
 }
 
 // wire places the two ends of a transfer: as the value lies, but whole in the

@@ -43,15 +43,16 @@ func (pr *propagator) reshard(v *ir.Value, to ir.ShardSpec, phase ir.Phase, bloc
 // comm appends one communication node.
 func (pr *propagator) comm(op ir.Op, v *ir.Value, to ir.ShardSpec, phase ir.Phase, attr ir.CommAttr) *ir.Node {
 	name := fmt.Sprintf("%s@%s_%s", v.Name(), op, attr.Axis)
-	if k := pr.names[name]; k > 0 {
-		name = fmt.Sprintf("%s_%d", name, k)
+	again := pr.names[name]
+	pr.names[name]++
+	if again > 0 {
+		name = fmt.Sprintf("%s_%d", name, again)
 	}
-	pr.names[fmt.Sprintf("%s@%s_%s", v.Name(), op, attr.Axis)]++
 	n := &ir.Node{
 		Op: op, Attr: attr, Args: []*ir.Value{v}, Phase: phase, Stage: v.Def.Stage, Name: name, Pos: v.Def.Pos,
 	}
 	n.Results = []*ir.Value{{Type: v.Type, Def: n, Spec: to}}
-	pr.append(n)
+	pr.dst.Nodes = append(pr.dst.Nodes, n)
 	return n
 }
 
