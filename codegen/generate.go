@@ -33,17 +33,17 @@ func Generate(g *ir.Graph, p *partition.Plan, batch int, share *Program) (*Progr
 		c := prog.Mesh.Coord(device)
 		sched := Schedule{Rank: r, Stage: stage, Device: device, Coord: c}
 		sched.MicroBatches = p.MicroBatches(batch, c[prog.Mesh.Axis(partition.AxisDP)])
-		sched.Tasks = order(p, stage, sched.MicroBatches, prog.Stages[stage].Slots, hasBackward)
+		sched.Tasks = Order(p, stage, sched.MicroBatches, prog.Stages[stage].Slots, hasBackward)
 		prog.Schedules = append(prog.Schedules, sched)
 	}
 	return prog, nil
 }
 
-// slots returns how many micro-batches a stage keeps in flight: all of them under
+// Slots returns how many micro-batches a stage keeps in flight: all of them under
 // GPipe, as many as there are stages from here to the end under 1F1B (Narayanan
 // et al. SC'21, section 2.2). Without a backward pass two let a stage receive
 // one micro-batch while it works on another.
-func slots(p *partition.Plan, stage, microBatches int, training bool) int {
+func Slots(p *partition.Plan, stage, microBatches int, training bool) int {
 	switch {
 	case !training:
 		return min(microBatches, min(2, p.PP()))
@@ -53,8 +53,9 @@ func slots(p *partition.Plan, stage, microBatches int, training bool) int {
 	return min(microBatches, p.PP()-stage)
 }
 
-// order returns the tasks of one rank in one step.
-func order(p *partition.Plan, stage, m, slots int, training bool) []Task {
+// Order returns the tasks in one step of a rank of a stage that runs m micro-batches
+// in the given number of slots.
+func Order(p *partition.Plan, stage, m, slots int, training bool) []Task {
 	var tasks []Task
 	add := func(phase ir.Phase, mb int) {
 		tasks = append(tasks, Task{Phase: phase, MicroBatch: mb, Slot: mb % slots})

@@ -50,7 +50,7 @@ func (b *stageBuilder) build() error {
 		b.uses[u.New]++
 	}
 	microBatches := b.prog.Mesh.Size(partition.AxisMB)
-	b.Slots = slots(b.prog.Plan, b.Index, microBatches, b.training)
+	b.Slots = Slots(b.prog.Plan, b.Index, microBatches, b.training)
 	b.persistent()
 	b.accumulators()
 	b.updates()

@@ -16,11 +16,14 @@ import (
 // (PLANNING.md 2.7).
 type bounds struct {
 	pipe    *pipeline
-	limit   int64   // bytes
-	fewest  [][]int // [stage][n-1]: the fewest recomputed blocks that may fit, -1 if none
+	limit   int64             // bytes
+	again   [][]recomputation // [stage][n-1]: the cheapest that may fit
 	time    [][]cost.Picoseconds
-	through []line // forward and backward of micro-batch 0, for prefixes
-	busy    []line // all micro-batches and the update
+	atLeast [][]cost.Picoseconds // of n blocks or more
+	through []line               // forward and backward of micro-batch 0, for prefixes
+	busy    []line               // all micro-batches and the update
+	passes  []line               // all micro-batches
+	end     cost.Picoseconds     // the update of stage 0, after its last backward; others update meanwhile
 }
 
 // never is the bound of what does not fit.
@@ -43,19 +46,26 @@ func newBounds(p *pipeline, limit int64, opts Options, learned map[tried]bool) *
 		works[i] = newStageWork(s, m)
 		f := s.forward[first].through()
 		forward.fixed += f.fixed
-		if i == 0 || f.block < forward.block {
+		if i == 0 || f.block[kept] < forward.block[kept] {
 			forward.block = f.block
 		}
 		for _, size := range []int{first, rest} {
 			back[size][i] = s.backward[size].through()
-			block[size] = min(block[size], back[size][i].block)
+			block[size] = min(block[size], back[size][i].block[kept])
 		}
 		x := s.backward[rest].through()
-		b.through = append(b.through, line{f.fixed + x.fixed, f.block + x.block, f.again + x.again, f.early + x.early})
+		for e := range extents {
+			f.block[e] += x.block[e]
+			f.early[e] += x.early[e]
+		}
+		f.fixed += x.fixed
+		b.through = append(b.through, f)
 		b.busy = append(b.busy, works[i].all)
+		b.passes = append(b.passes, works[i].passes)
 	}
+	b.end = works[0].update.at(1, recomputation{})
 	for i := range stages {
-		flow := forward.at(blocks, 0) + cost.Picoseconds(blocks)*block[rest] + works[0].update.at(1, 0)
+		flow := forward.at(blocks, recomputation{}) + cost.Picoseconds(blocks)*block[rest] + b.end
 		for j := range stages {
 			if j < i {
 				flow += back[rest][j].fixed
@@ -63,12 +73,12 @@ func newBounds(p *pipeline, limit int64, opts Options, learned map[tried]bool) *
 				flow += back[first][j].fixed
 			}
 		}
-		b.fewest = append(b.fewest, make([]int, 0, blocks))
+		b.again = append(b.again, make([]recomputation, 0, blocks))
 		b.time = append(b.time, make([]cost.Picoseconds, 0, blocks))
 		for n := 1; n <= blocks-stages+1; n++ {
-			r := b.fewestFor(i, n, opts, learned)
+			r, fits := b.cheapest(i, n, opts, learned)
 			t := never
-			if r >= 0 {
+			if fits {
 				// So many blocks at least are not before stage i.
 				from := n + stages - 1 - i
 				if i == 0 {
@@ -77,9 +87,16 @@ func newBounds(p *pipeline, limit int64, opts Options, learned map[tried]bool) *
 				t = flow + cost.Picoseconds(from)*(block[first]-block[rest]) + works[i].left(p, i, n, r)
 				t = max(t, b.busy[i].at(n, r))
 			}
-			b.fewest[i] = append(b.fewest[i], r)
+			b.again[i] = append(b.again[i], r)
 			b.time[i] = append(b.time[i], t)
 		}
+	}
+	for _, time := range b.time {
+		least := slices.Clone(time)
+		for n := len(least) - 2; n >= 0; n-- {
+			least[n] = min(least[n], least[n+1])
+		}
+		b.atLeast = append(b.atLeast, least)
 	}
 	return b
 }
@@ -88,7 +105,8 @@ func newBounds(p *pipeline, limit int64, opts Options, learned map[tried]bool) *
 type stageWork struct {
 	forward, backward [2]line
 	update            line
-	all               line // of a step of m micro-batches
+	passes            line // m micro-batches
+	all               line // with the update
 }
 
 func newStageWork(s *stageTimes, m cost.Picoseconds) stageWork {
@@ -97,55 +115,37 @@ func newStageWork(s *stageTimes, m cost.Picoseconds) stageWork {
 		w.forward[size], w.backward[size] = s.forward[size].busy(), s.backward[size].busy()
 	}
 	sum := func(part func(line) cost.Picoseconds) cost.Picoseconds {
-		return (m-1)*(part(w.forward[whole])+part(w.backward[whole])) + part(w.forward[rest]) + part(w.backward[rest]) + part(w.update)
+		return (m-1)*(part(w.forward[whole])+part(w.backward[whole])) + part(w.forward[rest]) + part(w.backward[rest])
 	}
-	w.all = line{
-		fixed: sum(func(l line) cost.Picoseconds { return l.fixed }),
-		block: sum(func(l line) cost.Picoseconds { return l.block }),
-		again: sum(func(l line) cost.Picoseconds { return l.again }),
+	w.passes.fixed = sum(func(l line) cost.Picoseconds { return l.fixed })
+	for e := range extents {
+		w.passes.block[e] = sum(func(l line) cost.Picoseconds { return l.block[e] })
+	}
+	w.all = w.passes
+	w.all.fixed += w.update.fixed
+	for e := range extents {
+		w.all.block[e] += w.update.block[e]
 	}
 	return w
 }
 
 // left is what stage i has left to do after its first backward: all other
 // backwards, and the forwards that did not come before it.
-func (w *stageWork) left(p *pipeline, i, n, r int) cost.Picoseconds {
+func (w *stageWork) left(p *pipeline, i, n int, r recomputation) cost.Picoseconds {
 	var t cost.Picoseconds
 	if p.microBatches > 1 {
 		t += cost.Picoseconds(p.microBatches-2)*w.backward[whole].at(n, r) + w.backward[rest].at(n, r)
 	}
-	if late := p.microBatches - p.warmUp(i); late > 0 {
+	if late := p.microBatches - p.slots[i]; late > 0 {
 		t += cost.Picoseconds(late-1)*w.forward[whole].at(n, r) + w.forward[rest].at(n, r)
 	}
 	return t
 }
 
-// fewestFor returns the fewest recomputed blocks with which n blocks may fit a
-// stage, -1 if no number does.
-func (b *bounds) fewestFor(stage, n int, opts Options, learned map[tried]bool) int {
-	if opts.Policy == Megatron && n*len(b.pipe.stages) != b.pipe.skel.blocks {
-		return -1 // its stages are equal
-	}
-	from, to := 0, n
-	switch opts.Recompute {
-	case RecomputeNone:
-		to = 0
-	case RecomputeFull:
-		from = n
-	}
-	m, slots := &b.pipe.memory[stage], b.pipe.slots[stage]
-	for r := from; r <= to; r++ {
-		if m.atLeast(n, r, slots) <= b.limit && !learned[tried{stage, n, r}] {
-			return r
-		}
-	}
-	return -1
-}
-
 // most returns how many blocks a stage can hold in at most the given time, 0 if
 // not even one.
 func (b *bounds) most(stage int, time cost.Picoseconds) int {
-	return sort.Search(len(b.time[stage]), func(i int) bool { return b.time[stage][i] > time })
+	return sort.Search(len(b.atLeast[stage]), func(i int) bool { return b.atLeast[stage][i] > time })
 }
 
 // best is a lower bound over all cuts: the least time in which the stages can

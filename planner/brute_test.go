@@ -1,6 +1,7 @@
 package planner
 
 import (
+	"cmp"
 	"errors"
 	"math/rand/v2"
 	"testing"
@@ -42,20 +43,31 @@ func (b *brute) run() {
 					if dp*tp*pp != unit || all > b.batch || b.opts.TP > 0 && tp != b.opts.TP {
 						continue
 					}
-					skels, err := s.skeletons([]degrees{{unit, dp, tp, pp}})
-					if err != nil {
-						continue
-					}
-					skel := skels[0]
-					for size := 1; size <= (b.batch+all-1)/all; size++ {
-						for _, schedule := range []partition.Schedule{partition.GPipe, partition.OneFOneB} {
-							plan := skel.plan
-							plan.MicroBatch, plan.Schedule = size, schedule
-							b.cuts(plan, nil, 0)
+					for zero := range 4 {
+						for _, sequence := range []bool{false, true} {
+							if zero > 0 && all == 1 || sequence && tp == 1 || b.opts.ZeRO != nil && zero != *b.opts.ZeRO {
+								continue
+							}
+							b.sizes(s, outline{degrees{unit, dp, tp, pp}, sharding{zero, sequence}}, (b.batch+all-1)/all)
 						}
 					}
 				}
 			}
+		}
+	}
+}
+
+// sizes goes through the sizes of micro-batches and the schedules.
+func (b *brute) sizes(s *searcher, o outline, local int) {
+	skels, err := s.skeletons([]outline{o})
+	if err != nil {
+		return
+	}
+	for size := 1; size <= local; size++ {
+		for _, schedule := range []partition.Schedule{partition.GPipe, partition.OneFOneB} {
+			plan := skels[0].plan
+			plan.MicroBatch, plan.Schedule = size, schedule
+			b.cuts(plan, nil, 0)
 		}
 	}
 }
@@ -73,20 +85,25 @@ func (b *brute) cuts(plan partition.Plan, cut []partition.Stage, first int) {
 	}
 }
 
-// recomputations goes through all numbers of recomputed blocks of a cut.
+// again is a stage of a cut with some recomputation.
+type again struct {
+	stage int
+	of    recomputation
+}
+
+// recomputations goes through all numbers of recomputed blocks of a cut. What a
+// stage does and takes depends on its own only.
 func (b *brute) recomputations(plan partition.Plan, cut []partition.Stage) {
-	fewest := make([]int, len(cut)) // with which the stage fits
-	for i := range fewest {
-		fewest[i] = -1
-	}
+	work := map[again]cost.Picoseconds{} // of those that fit
 	var all []*candidate
 	var try func(stages []partition.Stage)
 	try = func(stages []partition.Stage) {
 		if i := len(stages); i < len(cut) {
-			for r := 0; r <= cut[i].Last-cut[i].First; r++ {
-				s := cut[i]
-				s.Recompute = r
-				try(append(stages[:i:i], s))
+			n := cut[i].Last - cut[i].First
+			for f := 0; f <= n; f++ {
+				for s := 0; s <= n-f; s++ {
+					try(append(stages[:i:i], recomputation{f, s}.stage(cut[i].First, n)))
+				}
 			}
 			return
 		}
@@ -103,9 +120,10 @@ func (b *brute) recomputations(plan partition.Plan, cut []partition.Stage) {
 			x.peaks = append(x.peaks, st.Arena())
 			if st.Arena() > b.limit {
 				fits = false
-			} else if fewest[i] < 0 || stages[i].Recompute < fewest[i] {
-				fewest[i] = stages[i].Recompute
+				continue
 			}
+			spent := line.Ranks[p.WorldRank(i, 0)].Breakdown
+			work[again{i, recomputationOf(stages[i])}] = spent.Compute + spent.Communication + spent.Optimizer
 		}
 		if fits {
 			all = append(all, x)
@@ -114,11 +132,17 @@ func (b *brute) recomputations(plan partition.Plan, cut []partition.Stage) {
 	}
 	try(nil)
 	for _, x := range all {
-		needed := true
+		least := true
 		for i, s := range x.plan.Stages {
-			needed = needed && s.Recompute == fewest[i]
+			mine := recomputationOf(s)
+			for other, time := range work {
+				if r := other.of; other.stage == i && cmp.Or(cmp.Compare(time, work[again{i, mine}]),
+					cmp.Compare(r.full, mine.full), cmp.Compare(r.selective, mine.selective)) < 0 {
+					least = false
+				}
+			}
 		}
-		if needed && (b.best == nil || x.less(b.best)) {
+		if least && (b.best == nil || x.less(b.best)) {
 			b.best = x
 		}
 	}
@@ -127,7 +151,8 @@ func (b *brute) recomputations(plan partition.Plan, cut []partition.Stage) {
 func TestSearchIsExact(t *testing.T) {
 	const seed = 5
 	r := rand.New(rand.NewPCG(seed, 0))
-	cases, infeasible, recomputing, plans := 50, 0, 0, 0
+	cases, infeasible, recomputing, plans := 40, 0, 0, 0
+	hidden := 0.0
 	if testing.Short() {
 		cases = 12
 	}
@@ -148,6 +173,12 @@ func TestSearchIsExact(t *testing.T) {
 				b.opts.TP = 1
 			}
 		}
+		if r.IntN(4) > 0 { // otherwise all
+			b.opts.ZeRO = stage(r.IntN(4))
+			if *b.opts.ZeRO > 0 && (b.opts.TP == b.opts.RuntimeNGPUs || b.opts.RuntimeNGPUs == 1) {
+				b.opts.ZeRO = nil
+			}
+		}
 		// From more than enough to too little.
 		b.limit = []int64{1 << 40, 200e3 + r.Int64N(600e3)}[min(1, r.IntN(4))]
 		b.opts.MemoryLimit = b.limit
@@ -156,23 +187,29 @@ func TestSearchIsExact(t *testing.T) {
 		res, err := Search(b.g, batch, b.cluster, b.opts)
 		if b.best == nil {
 			infeasible++
-			require.ErrorAs(t, err, new(*InfeasibleError), "seed %d case %d", seed, k)
+			if b.plans == 0 {
+				require.ErrorAs(t, err, new(*OptionError), "seed %d case %d: no plan is legal", seed, k)
+			} else {
+				require.ErrorAs(t, err, new(*InfeasibleError), "seed %d case %d", seed, k)
+			}
 			continue
 		}
 		require.NoError(t, err, "seed %d case %d", seed, k)
 		require.Equal(t, b.best.time, res.Prediction.Step, "seed %d case %d: want %+v, got %+v", seed, k, b.best.plan, res.Plan)
-		require.Equal(t, b.fastest, res.Prediction.Step, "seed %d case %d: recomputation nobody needs", seed, k)
+		// Recomputation that is not the least work may hide in the wait for a gradient.
+		require.LessOrEqual(t, b.fastest, res.Prediction.Step, "seed %d case %d", seed, k)
+		hidden = max(hidden, float64(res.Prediction.Step)/float64(b.fastest)-1)
 		require.Equal(t, b.best.plan, res.Plan, "seed %d case %d", seed, k)
 		require.Equal(t, b.best.peaks, res.Prediction.PeakBytes, "seed %d case %d", seed, k)
 		require.True(t, res.Stats.Optimal)
 		for _, s := range res.Plan.Stages {
-			if s.Recompute > 0 {
+			if s.Recompute+s.Selective > 0 {
 				recomputing++
 				break
 			}
 		}
 	}
-	t.Logf("%d cases, %d infeasible, %d recompute, %d plans simulated", cases, infeasible, recomputing, plans)
+	t.Logf("%d cases, %d infeasible, %d recompute, %d plans simulated; recomputation of least work costs at most %.1f %%", cases, infeasible, recomputing, plans, 100*hidden)
 	require.Positive(t, recomputing)
 	require.Less(t, infeasible, cases/3)
 }

@@ -39,7 +39,11 @@ func randomCut(r *rand.Rand, blocks, stages int) []partition.Stage {
 		if i == stages-1 {
 			n = blocks - first
 		}
-		cut[i] = partition.Stage{First: first, Last: first + n, Recompute: []int{0, n, r.IntN(n + 1)}[r.IntN(3)]}
+		again := recomputation{full: []int{0, n, r.IntN(n + 1)}[r.IntN(3)]}
+		if left := n - again.full; left > 0 {
+			again.selective = []int{0, left, r.IntN(left + 1)}[r.IntN(3)]
+		}
+		cut[i] = again.stage(first, n)
 		first += n
 	}
 	return cut
@@ -69,9 +73,16 @@ func TestCostIsSimulation(t *testing.T) {
 		if d.dp*units > batch {
 			continue
 		}
+		var sh sharding
+		if d.dp*units > 1 {
+			sh.zero = r.IntN(4)
+		}
+		if d.tp > 1 {
+			sh.sequence = r.IntN(2) == 0
+		}
 		g := step(t, model, batch)
 		s := newSearcher(g, batch, randomCluster(r), Options{RuntimeNGPUs: d.plan * units})
-		skels, err := s.skeletons([]degrees{d})
+		skels, err := s.skeletons([]outline{{d, sh}})
 		if err != nil {
 			continue // nothing to split so far
 		}
@@ -87,19 +98,28 @@ func TestCostIsSimulation(t *testing.T) {
 		line, err := sim.Run(prog, s.cluster, sim.Options{})
 		require.NoError(t, err)
 		got := p.time(cut)
-		require.Equal(t, line.Step, got, "seed %d case %d: %+v batch %d units %d b %d %s %+v", seed, k, d, batch, units, b, schedule, cut)
+		require.Equal(t, line.Step, got, "seed %d case %d: %+v %+v batch %d units %d b %d %s %+v", seed, k, d, sh, batch, units, b, schedule, cut)
 
+		require.LessOrEqual(t, floorOf(t, s, d), got, "seed %d case %d: floor of %+v %+v", seed, k, d, sh)
 		bounds := newBounds(p, 1<<60, Options{}, nil)
 		for i, c := range cut {
 			n := c.Last - c.First
-			if c.Recompute == 0 {
+			if c.Recompute+c.Selective == 0 {
 				require.LessOrEqual(t, bounds.time[i][n-1], got, "seed %d case %d: bound of stage %d: %+v %+v", seed, k, i, d, cut)
 			}
 			arena := prog.Stages[i].Arena()
-			least := p.memory[i].atLeast(n, c.Recompute, p.slots[i])
-			require.LessOrEqual(t, least, arena, "seed %d case %d: memory of stage %d: %+v %+v", seed, k, i, d, cut)
+			least := p.memory[i].atLeast(n, recomputationOf(c), p.slots[i])
+			require.LessOrEqual(t, least, arena, "seed %d case %d: memory of stage %d: %+v %+v %+v", seed, k, i, d, sh, cut)
 			slack = max(slack, 1-float64(least)/float64(arena))
 		}
 	}
 	t.Logf("the memory bound is at most %.1f %% below the arena", 100*slack)
+}
+
+// floorOf is what is known of degrees when they have been looked at without
+// sharding anything beside.
+func floorOf(t *testing.T, s *searcher, d degrees) cost.Picoseconds {
+	skels, err := s.skeletons([]outline{{degrees: d}})
+	require.NoError(t, err)
+	return s.floor(skels[0])
 }

@@ -9,10 +9,6 @@ import (
 	"github.com/autopar/autopar/planner/cost"
 )
 
-// tried is a stage with blocks of which some are recomputed, found not to fit
-// when it was allocated for real.
-type tried struct{ stage, blocks, recomputed int }
-
 // candidate is a complete plan with its cost.
 type candidate struct {
 	plan  *partition.Plan
@@ -83,15 +79,15 @@ func (c *cutter) descend(stage, left int, before cost.Picoseconds) {
 	}
 	for n := most; n >= least && c.budget >= 0; n-- {
 		c.budget--
-		if n > c.bounds.most(stage, c.ceiling) {
-			continue // the ceiling has come down
+		if c.bounds.time[stage][n-1] > c.ceiling {
+			continue // the ceiling has come down, or n blocks do not fit though more may
 		}
-		r := c.bounds.fewest[stage][n-1]
-		if before+c.bounds.busy[stage].at(n, r) > c.ceiling {
+		r := c.bounds.again[stage][n-1]
+		if before+c.bounds.passes[stage].at(n, r)+c.bounds.end > c.ceiling {
 			continue
 		}
 		first := c.pipe.skel.blocks - left
-		c.cut[stage] = partition.Stage{First: first, Last: first + n, Recompute: r}
+		c.cut[stage] = r.stage(first, n)
 		c.descend(stage+1, left-n, before+c.bounds.through[stage].at(n, r))
 	}
 }
@@ -126,8 +122,7 @@ func (c *cutter) pick() (best *candidate, fits bool) {
 			break
 		}
 		if over := c.allocate(x); over >= 0 {
-			s := x.cut[over]
-			c.learned[tried{over, s.Last - s.First, s.Recompute}] = true
+			c.learned[triedOf(over, x.cut[over])] = true
 			fits = false
 		} else if best == nil || x.less(best) {
 			best = x
@@ -140,7 +135,7 @@ func (c *cutter) pick() (best *candidate, fits bool) {
 func (c *cutter) leastPeak(cut []partition.Stage) int64 {
 	var peak int64
 	for i, s := range cut {
-		peak = max(peak, c.pipe.memory[i].atLeast(s.Last-s.First, s.Recompute, c.pipe.slots[i]))
+		peak = max(peak, c.pipe.memory[i].atLeast(s.Last-s.First, recomputationOf(s), c.pipe.slots[i]))
 	}
 	return peak
 }
@@ -152,8 +147,7 @@ func (c *cutter) allocate(x *candidate) int {
 	x.peaks = make([]int64, len(cut))
 	known := true
 	for i, s := range cut {
-		t := tried{i, s.Last - s.First, s.Recompute}
-		peak, ok := c.search.arenas[arena{c.pipe, t}]
+		peak, ok := c.search.arenas[arena{c.pipe, triedOf(i, s)}]
 		x.peaks[i] = peak
 		known = known && ok
 	}
@@ -163,7 +157,7 @@ func (c *cutter) allocate(x *candidate) int {
 			panic("BUG: a priced plan does not compile: " + err.Error())
 		}
 		for i, s := range cut {
-			c.search.arenas[arena{c.pipe, tried{i, s.Last - s.First, s.Recompute}}] = x.peaks[i]
+			c.search.arenas[arena{c.pipe, triedOf(i, s)}] = x.peaks[i]
 		}
 	}
 	for i, peak := range x.peaks {

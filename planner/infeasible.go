@@ -24,19 +24,31 @@ type InfeasibleError struct {
 func (e *InfeasibleError) Error() string {
 	p := e.Closest
 	return fmt.Sprintf("planner: no feasible plan: stage %d needs %s, %s more than the limit of %s; its largest part is %s with %s; "+
-		"closest plan: dp %d x tp %d x pp %d, micro-batch %d, %s, recomputing %s",
+		"closest plan: dp %d x tp %d x pp %d, zero %d, sequence parallelism %s, micro-batch %d, %s, recomputing %s",
 		e.Stage, gib(e.Needs), gib(e.Needs-e.Limit), gib(e.Limit), e.Largest, gib(e.LargestBytes),
-		p.DP, p.TP, p.PP(), p.MicroBatch, p.Schedule, recomputed(p))
+		p.DP, p.TP, p.PP(), p.ZeRO, onOff(p.SequenceParallel), p.MicroBatch, p.Schedule, recomputed(p))
 }
 
 func gib(bytes int64) string { return fmt.Sprintf("%.4g GiB", float64(bytes)/(1<<30)) }
 
-func recomputed(p *partition.Plan) string {
-	r := 0
-	for _, s := range p.Stages {
-		r += s.Recompute
+func onOff(on bool) string {
+	if on {
+		return "on"
 	}
-	return fmt.Sprintf("%d of %d blocks", r, p.Stages[len(p.Stages)-1].Last)
+	return "off"
+}
+
+func recomputed(p *partition.Plan) string {
+	var r recomputation
+	for _, s := range p.Stages {
+		r.full += s.Recompute
+		r.selective += s.Selective
+	}
+	text := fmt.Sprintf("%d of %d blocks", r.full, p.Stages[len(p.Stages)-1].Last)
+	if r.selective > 0 {
+		text += fmt.Sprintf(" and the attention of %d", r.selective)
+	}
+	return text
 }
 
 // infeasible finds the plan whose fullest stage needs the least.
@@ -66,16 +78,13 @@ func (s *searcher) infeasible(pipes []*point) error {
 // lower bound, and that bound.
 func leanest(p *pipeline, recompute Recompute) (*partition.Plan, int64) {
 	stages, blocks := len(p.stages), p.skel.blocks
-	need := func(stage, n int) (int64, int) {
-		r := n
-		if recompute == RecomputeNone {
-			r = 0
+	need := func(stage, n int) (bytes int64, least recomputation) {
+		for i, r := range recompute.choices(n) {
+			if b := p.memory[stage].atLeast(n, r, p.slots[stage]); i == 0 || b < bytes {
+				bytes, least = b, r
+			}
 		}
-		bytes := p.memory[stage].atLeast(n, r, p.slots[stage])
-		if plain := p.memory[stage].atLeast(n, 0, p.slots[stage]); recompute == RecomputeSearched && plain <= bytes {
-			return plain, 0
-		}
-		return bytes, r
+		return bytes, least
 	}
 	// Give every further block to the stage that stays smallest with it.
 	counts := slices.Repeat([]int{1}, stages)
@@ -95,7 +104,7 @@ func leanest(p *pipeline, recompute Recompute) (*partition.Plan, int64) {
 	for i, n := range counts {
 		bytes, r := need(i, n)
 		peak = max(peak, bytes)
-		cut = append(cut, partition.Stage{First: first, Last: first + n, Recompute: r})
+		cut = append(cut, r.stage(first, n))
 		first += n
 	}
 	return p.plan(cut), peak

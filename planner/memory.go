@@ -10,27 +10,22 @@ import (
 // never exceeds what codegen allocates; it prunes, and the finalists are
 // allocated for real.
 type stageMemory struct {
-	// With one block, plain and recomputed.
+	// With one block, by how much of it is recomputed.
 	persist     int64 // weights, gradients, optimizer state
-	slot        [2]int64
-	temp        [2]int64
-	morePersist int64    // for every further block
-	moreSlot    [2]int64 // for every further block, with its result, which the next one keeps
+	slot        [extents]int64
+	temp        [extents]int64
+	morePersist int64          // for every further block
+	moreSlot    [extents]int64 // for every further block, with its result, which the next one keeps
 }
 
-const (
-	plain = iota
-	again
-)
-
 // atLeast returns the bound for n blocks, r of them recomputed.
-func (m *stageMemory) atLeast(n, r, slots int) int64 {
-	slot, temp := m.slot[plain]+int64(n-1)*m.moreSlot[plain], m.temp[plain]
-	if r > 0 {
-		slot = m.slot[again] + int64(r-1)*m.moreSlot[again] + int64(n-r)*m.moreSlot[plain]
-		temp = m.temp[again]
-		if r < n {
-			temp = max(temp, m.temp[plain])
+func (m *stageMemory) atLeast(n int, r recomputation, slots int) int64 {
+	first := r.first()
+	slot, temp := m.slot[first]-m.moreSlot[first], int64(0)
+	for e, count := range r.counts(n) {
+		slot += int64(count) * m.moreSlot[e]
+		if count > 0 {
+			temp = max(temp, m.temp[e])
 		}
 	}
 	return m.persist + int64(n-1)*m.morePersist + int64(slots)*slot + temp
@@ -41,9 +36,9 @@ func (m *stageMemory) atLeast(n, r, slots int) int64 {
 // the block has a reader that keeps it.
 func (s *skeleton) memoryOf(microBatch int) []stageMemory {
 	mesh := s.mesh(microBatch)
-	var inner [2]measured
-	for i, prog := range []*codegen.Program{plain: s.inner.prog, again: s.inner.again} {
-		inner[i] = measure(prog.Stages[0], mesh)
+	var more [extents]int64
+	for e, prog := range s.inner.progs {
+		more[e] = measure(prog.Stages[0], mesh).slot.block
 	}
 	all := make([]stageMemory, s.plan.PP())
 	for i := range all {
@@ -51,8 +46,8 @@ func (s *skeleton) memoryOf(microBatch int) []stageMemory {
 			all[i] = all[a]
 			continue
 		}
-		m := stageMemory{moreSlot: [2]int64{inner[plain].slot.block, inner[again].slot.block}}
-		for k, prog := range []*codegen.Program{plain: s.prog, again: s.again} {
+		m := stageMemory{moreSlot: more}
+		for k, prog := range s.progs {
 			got := measure(prog.Stages[i], mesh)
 			m.persist, m.morePersist = got.persist.fixed+got.persist.block, got.persist.block
 			m.slot[k], m.temp[k] = got.slot.fixed+got.slot.block, got.temp

@@ -23,6 +23,10 @@ type Options struct {
 	Schedule   partition.Schedule
 	Recompute  Recompute
 	Policy     Policy
+	// ZeRO is the stage of [partition.Plan.ZeRO]; nil searches it.
+	ZeRO *int
+	// SequenceParallel is "on" or "off"; empty searches it.
+	SequenceParallel string
 	// Pins come before all placements of the search, so they hold.
 	Pins []partition.Placement
 	// TopK is how many alternatives to return: the best plans with other degrees.
@@ -34,8 +38,8 @@ type Options struct {
 
 	// Not there yet: anything but the zero value, or what says the same, is an
 	// UnsupportedError.
-	CP, ZeRO, Interleave      int
-	SequenceParallel, Offload string
+	CP, Interleave int
+	Offload        string
 }
 
 // Recompute says which blocks compute their activations again in the backward
@@ -44,9 +48,9 @@ type Recompute string
 
 // The choices of recomputation.
 const (
-	RecomputeSearched  Recompute = ""          // of every stage the fewest blocks with which it fits
+	RecomputeSearched  Recompute = ""          // of every stage the least work with which it fits
 	RecomputeNone      Recompute = "none"      // none
-	RecomputeSelective Recompute = "selective" // not there yet
+	RecomputeSelective Recompute = "selective" // the attention of all
 	RecomputeFull      Recompute = "full"      // all
 )
 
@@ -58,7 +62,7 @@ const (
 	AutoDist Policy = ""         // everything; "autodist" is the same
 	DP       Policy = "dp"       // data parallelism alone: one stage, nothing split
 	Megatron Policy = "megatron" // equal stages under 1f1b, tensor parallelism inside a node
-	FSDP     Policy = "fsdp"     // not there yet
+	FSDP     Policy = "fsdp"     // data parallelism alone, with ZeRO stage 3
 )
 
 // UnsupportedError is an option that this version cannot honour.
@@ -98,13 +102,13 @@ func (o Options) validate(batch int) (Options, error) {
 	if o.MemoryLimit < 0 {
 		return o, optionErrorf("memory-limit", "is %d bytes", o.MemoryLimit)
 	}
-	if o.Policy == DP {
+	if o.Policy == DP || o.Policy == FSDP {
 		for _, d := range []struct {
 			name  string
 			value *int
 		}{{"tp", &o.TP}, {"pp", &o.PP}} {
 			if *d.value > 1 {
-				return o, optionErrorf(d.name, "is %d, but policy dp has %s 1", *d.value, d.name)
+				return o, optionErrorf(d.name, "is %d, but policy %s has %s 1", *d.value, o.Policy, d.name)
 			}
 			*d.value = 1
 		}
@@ -114,6 +118,16 @@ func (o Options) validate(batch int) (Options, error) {
 			return o, optionErrorf("schedule", "is gpipe, but policy megatron has 1f1b")
 		}
 		o.Schedule = partition.OneFOneB
+	}
+	if err := o.validateSharding(); err != nil {
+		return o, err
+	}
+	if o.Policy == FSDP || o.Policy == DP {
+		zero := 0
+		if o.Policy == FSDP {
+			zero = 3
+		}
+		o.ZeRO = &zero
 	}
 	if o.PlanNGPUs == 0 && o.DP > 0 && o.TP > 0 && o.PP > 0 {
 		o.PlanNGPUs = o.DP * o.TP * o.PP
@@ -145,6 +159,24 @@ func (o Options) validate(batch int) (Options, error) {
 	return o, nil
 }
 
+// validateSharding checks that there is something to shard over.
+func (o Options) validateSharding() error {
+	if o.ZeRO != nil {
+		switch zero := *o.ZeRO; {
+		case zero < 0 || zero > 3:
+			return optionErrorf("zero", "is %d, must be between 0 and 3", zero)
+		case o.Policy == FSDP && zero != 3:
+			return optionErrorf("zero", "is %d, but policy fsdp has zero 3", zero)
+		case o.Policy == DP && zero != 0:
+			return optionErrorf("zero", "is %d, but policy dp has zero 0", zero)
+		}
+	}
+	if o.SequenceParallel == "on" && o.TP == 1 {
+		return optionErrorf("sequence-parallel", "is on, but tp is 1: it needs at least 2")
+	}
+	return nil
+}
+
 func degree(n int) string {
 	if n == 0 {
 		return "auto"
@@ -159,13 +191,9 @@ func (o Options) supported() error {
 		missing       bool
 	}{
 		{"cp", fmt.Sprint(o.CP), o.CP > 1},
-		{"zero", fmt.Sprint(o.ZeRO), o.ZeRO > 0},
 		{"interleave", fmt.Sprint(o.Interleave), o.Interleave > 1},
-		{"sequence-parallel", o.SequenceParallel, o.SequenceParallel == "on"},
 		{"offload", o.Offload, o.Offload == "optimizer" || o.Offload == "params"},
 		{"schedule", string(o.Schedule), o.Schedule == "interleaved" || o.Schedule == "zero-bubble"},
-		{"recompute", string(o.Recompute), o.Recompute == RecomputeSelective},
-		{"policy", string(o.Policy), o.Policy == FSDP},
 	} {
 		if x.missing {
 			return &UnsupportedError{x.option, x.value}
@@ -182,8 +210,8 @@ func (o Options) supported() error {
 			return optionErrorf(x.option, "is %q, must be one of%s", x.value, x.want[:len(x.want)-1])
 		}
 	}
-	if o.CP < 0 || o.ZeRO < 0 || o.Interleave < 0 {
-		return optionErrorf("cp, zero, interleave", "are %d, %d, %d, must not be negative", o.CP, o.ZeRO, o.Interleave)
+	if o.CP < 0 || o.Interleave < 0 {
+		return optionErrorf("cp, interleave", "are %d, %d, must not be negative", o.CP, o.Interleave)
 	}
 	return nil
 }

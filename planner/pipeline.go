@@ -16,45 +16,30 @@ import (
 // it shares with them, collectives, is part of its work.
 type pipeline struct {
 	skel         *skeleton
-	schedule     partition.Schedule
-	microBatch   int
+	template     partition.Plan // but for the cut
 	microBatches int
 	stages       []stageTimes
 	memory       []stageMemory
-	slots        []int
+	slots        []int // micro-batches that a stage keeps, and its forwards before its first backward
 }
 
 func newPipeline(s *skeleton, stages []stageTimes, memory []stageMemory, microBatch int, schedule partition.Schedule) *pipeline {
 	p := &pipeline{
-		skel: s, schedule: schedule, microBatch: microBatch, stages: stages, memory: memory,
+		skel: s, stages: stages, memory: memory,
 		microBatches: s.mesh(microBatch).Size(partition.AxisMB),
 	}
+	p.template = s.plan
+	p.template.MicroBatch, p.template.Schedule = microBatch, schedule
 	for i := range stages {
-		p.slots = append(p.slots, p.inFlight(i))
+		p.slots = append(p.slots, codegen.Slots(&p.template, i, p.microBatches, true))
 	}
 	return p
 }
 
-// inFlight is how many micro-batches a stage keeps (see codegen).
-func (p *pipeline) inFlight(stage int) int {
-	if p.schedule == partition.GPipe {
-		return p.microBatches
-	}
-	return min(p.microBatches, len(p.stages)-stage)
-}
-
-// warmUp is how many forwards a stage runs before its first backward.
-func (p *pipeline) warmUp(stage int) int {
-	if p.schedule == partition.GPipe {
-		return p.microBatches
-	}
-	return min(p.microBatches, len(p.stages)-stage)
-}
-
 // plan returns the plan with a cut.
 func (p *pipeline) plan(cut []partition.Stage) *partition.Plan {
-	plan := p.skel.plan
-	plan.MicroBatch, plan.Schedule, plan.Stages = p.microBatch, p.schedule, nil
+	plan := p.template
+	plan.Stages = nil
 	for _, s := range cut {
 		plan.Stages = append(plan.Stages, p.skel.graphs.scaled(s))
 	}
@@ -74,7 +59,7 @@ func (p *pipeline) time(cut []partition.Stage) cost.Picoseconds {
 	system := sim.System{Processes: make([]sim.Process, len(cut))}
 	channels := map[*ir.Node]int{}
 	for i, c := range cut {
-		n, r := c.Last-c.First, c.Recompute
+		n, r := c.Last-c.First, recomputationOf(c)
 		ops := func(b body, phase ir.Phase) []sim.Op {
 			out := make([]sim.Op, len(b))
 			for k := range b {
@@ -104,7 +89,7 @@ func (p *pipeline) time(cut []partition.Stage) cost.Picoseconds {
 		}
 		m := p.microBatches
 		tasks := make([]sim.Task, 0, 2*m+1)
-		for _, t := range p.order(i) {
+		for _, t := range codegen.Order(&p.template, i, m, p.slots[i], true) {
 			switch t.Phase {
 			case ir.Forward:
 				tasks = append(tasks, sim.Task{Ops: forward[p.size(t.MicroBatch)], MicroBatch: t.MicroBatch})
@@ -125,24 +110,4 @@ func (p *pipeline) time(cut []partition.Stage) cost.Picoseconds {
 		latest = max(latest, e)
 	}
 	return latest
-}
-
-// order is the order of tasks of a stage (see codegen).
-func (p *pipeline) order(stage int) []codegen.Task {
-	m := p.microBatches
-	tasks := make([]codegen.Task, 0, 2*m+1)
-	ahead := p.warmUp(stage)
-	if p.schedule == partition.OneFOneB {
-		ahead = min(m, len(p.stages)-1-stage)
-	}
-	for k := range ahead {
-		tasks = append(tasks, codegen.Task{Phase: ir.Forward, MicroBatch: k})
-	}
-	for k := range m {
-		if next := ahead + k; next < m {
-			tasks = append(tasks, codegen.Task{Phase: ir.Forward, MicroBatch: next})
-		}
-		tasks = append(tasks, codegen.Task{Phase: ir.Backward, MicroBatch: k})
-	}
-	return append(tasks, codegen.Task{Phase: ir.Update})
 }

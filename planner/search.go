@@ -57,6 +57,7 @@ type searcher struct {
 	layouts *layouts
 	arenas  map[arena]int64
 	stats   Stats
+	pending []pending
 }
 
 // arena identifies the memory of a stage that has been allocated for real.
@@ -67,9 +68,10 @@ type arena struct {
 
 // Search returns the fastest plan for a training step traced for a global batch,
 // among those that fit: the minimum over the degrees, micro-batch sizes,
-// schedules and contiguous cuts that the options leave, under the cost of
-// planner/sim. Of every stage the fewest blocks are recomputed with which it
-// fits. Plans that take the same time are ordered by peak memory, then by
+// schedules, ZeRO stages, sequence parallelism or not, and contiguous cuts that the
+// options leave, under the cost of planner/sim. Of every stage so many blocks are
+// recomputed, in full and selectively, that it fits and does the least work; of
+// equal work the fewest in full. Plans that take the same time are ordered by peak memory, then by
 // comparePlans. It fails with an *InfeasibleError when no plan fits, an
 // *OptionError or an *UnsupportedError.
 func Search(g *ir.Graph, batch int, c *cost.Cluster, opts Options) (*Result, error) {
@@ -83,7 +85,7 @@ func Search(g *ir.Graph, batch int, c *cost.Cluster, opts Options) (*Result, err
 	if err != nil {
 		return nil, err
 	}
-	found, optimal := s.run(pipes)
+	found, pipes, optimal := s.run(pipes)
 	if len(found) == 0 {
 		return nil, s.infeasible(pipes)
 	}
@@ -130,53 +132,135 @@ type point struct {
 // pipelines lists the space by degrees, micro-batch size and schedule, the most
 // promising first.
 func (s *searcher) pipelines() ([]*point, error) {
-	all := allDegrees(s.opts, s.graphs.blocks, s.batch, s.cluster)
+	all := outlines(s.opts, allDegrees(s.opts, s.graphs.blocks, s.batch, s.cluster))
+	if len(all) == 0 && s.opts.ZeRO != nil && *s.opts.ZeRO > 0 {
+		return nil, optionErrorf("zero", "stage %d needs at least 2 data-parallel ranks; no dp x tp x pp of %s devices in %d has them with %d blocks and a global batch of %d",
+			*s.opts.ZeRO, degree(s.opts.PlanNGPUs), s.opts.RuntimeNGPUs, s.graphs.blocks, s.batch)
+	}
+	if len(all) == 0 && s.opts.SequenceParallel == "on" {
+		return nil, optionErrorf("sequence-parallel", "needs tp of at least 2; no dp x tp x pp of %s devices in %d has it with %d blocks and a global batch of %d",
+			degree(s.opts.PlanNGPUs), s.opts.RuntimeNGPUs, s.graphs.blocks, s.batch)
+	}
 	if len(all) == 0 {
 		return nil, optionErrorf("plan-ngpus", "no dp x tp x pp of %s devices in %d suits %d blocks and a global batch of %d",
 			degree(s.opts.PlanNGPUs), s.opts.RuntimeNGPUs, s.graphs.blocks, s.batch)
 	}
-	var pipes []*point
-	skels, refused := s.skeletons(all)
-	for i, d := range all {
+	// Of the outlines of the same degrees the first is built, and bounds the others.
+	var firsts []outline
+	for i, o := range all {
+		if i == 0 || o.degrees != all[i-1].degrees {
+			firsts = append(firsts, o)
+		} else {
+			s.pending = append(s.pending, pending{outline: o})
+		}
+	}
+	skels, refused := s.skeletons(firsts)
+	points := s.points(firsts, skels)
+	if len(points) == 0 {
+		return nil, refused
+	}
+	floors := map[degrees]cost.Picoseconds{}
+	for i, skel := range skels {
+		if skel != nil {
+			floors[firsts[i].degrees] = s.floor(skel)
+		}
+	}
+	for i := range s.pending {
+		s.pending[i].floor = floors[s.pending[i].degrees]
+	}
+	return points, nil
+}
+
+// sizes lists the sizes of micro-batches that a skeleton may have.
+func (s *searcher) sizes(skel *skeleton) []int {
+	local := (s.batch + skel.plan.DataParallel() - 1) / skel.plan.DataParallel()
+	if s.opts.MicroBatch > 0 {
+		return []int{min(s.opts.MicroBatch, local)}
+	}
+	return microBatches(local)
+}
+
+// points lists the pipelines of skeletons, the most promising first.
+func (s *searcher) points(outlines []outline, skels []*skeleton) []*point {
+	var points []*point
+	for i, o := range outlines {
 		skel := skels[i]
 		if skel == nil {
 			continue
 		}
-		local := (s.batch + skel.plan.DataParallel() - 1) / skel.plan.DataParallel()
-		sizes := microBatches(local)
-		if s.opts.MicroBatch > 0 {
-			sizes = []int{min(s.opts.MicroBatch, local)}
-		}
-		for _, b := range sizes {
+		for _, b := range s.sizes(skel) {
 			times, memory := skel.times(b), skel.memoryOf(b)
-			for _, schedule := range schedules(s.opts, d.pp) {
+			for _, schedule := range schedules(s.opts, o.pp) {
 				p := newPipeline(skel, times, memory, b, schedule)
 				s.stats.PlansConsidered++
-				pipes = append(pipes, &point{degrees: d, cutter: newCutter(s, p)})
+				points = append(points, &point{degrees: o.degrees, cutter: newCutter(s, p)})
 			}
 		}
 	}
-	if len(pipes) == 0 {
-		return nil, refused
-	}
-	slices.SortStableFunc(pipes, func(a, b *point) int { return cmp.Compare(a.least, b.least) })
-	return pipes, nil
+	slices.SortStableFunc(points, func(a, b *point) int { return cmp.Compare(a.least, b.least) })
+	return points
 }
 
-// skeletons builds the skeleton of each of the degrees, nil where no parameter
+// pending is an outline that has not been looked at: no plan of it takes less
+// than floor.
+type pending struct {
+	outline
+	floor cost.Picoseconds
+}
+
+// floor bounds all plans of a skeleton's degrees, however they are sharded beside:
+// products and attention are the same for all.
+func (s *searcher) floor(skel *skeleton) cost.Picoseconds {
+	if len(s.opts.Pins) > 0 {
+		return 0 // a pin may keep a product from being split over tp, but not over the sequence
+	}
+	floor := never
+	for _, b := range s.sizes(skel) {
+		times := skel.cores(b)
+		for _, schedule := range schedules(s.opts, skel.plan.PP()) {
+			p := newPipeline(skel, times, make([]stageMemory, skel.plan.PP()), b, schedule)
+			floor = min(floor, newBounds(p, s.limit, Options{Policy: s.opts.Policy, Recompute: RecomputeNone}, nil).best())
+		}
+	}
+	return floor
+}
+
+// build looks at the pending outlines that may have plans of at most the given time.
+func (s *searcher) build(points []*point, limit cost.Picoseconds) []*point {
+	var now []outline
+	s.pending = slices.DeleteFunc(s.pending, func(p pending) bool {
+		if p.floor <= limit {
+			now = append(now, p.outline)
+		}
+		return p.floor <= limit
+	})
+	if len(now) == 0 {
+		return points
+	}
+	skels, _ := s.skeletons(now)
+	points = append(points, s.points(now, skels)...)
+	slices.SortStableFunc(points, func(a, b *point) int { return cmp.Compare(a.least, b.least) })
+	return points
+}
+
+// skeletons builds the skeleton of each of the outlines, nil where no parameter
 // can be split so, with the last reason why.
-func (s *searcher) skeletons(all []degrees) ([]*skeleton, error) {
+func (s *searcher) skeletons(all []outline) ([]*skeleton, error) {
 	// What they share is made first; then they are independent.
 	plans := make([]partition.Plan, len(all))
 	errs := make([]error, len(all))
-	inner := map[[2]int]int{} // the first of the degrees that need the same inner skeleton
-	var keys [][2]int
+	type innerKey struct {
+		dp, tp int
+		sharding
+	}
+	inner := map[innerKey]int{} // the first of the outlines that need the same inner skeleton
+	var keys []innerKey
 	for i, d := range all {
 		s.graphs.keep(d.pp)
 		if plans[i], errs[i] = s.template(d); errs[i] != nil {
 			continue
 		}
-		key := [2]int{plans[i].DataParallel(), d.tp}
+		key := innerKey{plans[i].DataParallel(), d.tp, d.sharding}
 		if _, ok := inner[key]; !ok {
 			inner[key] = i
 			keys = append(keys, key)
@@ -195,7 +279,7 @@ func (s *searcher) skeletons(all []degrees) ([]*skeleton, error) {
 		if errs[i] != nil {
 			return
 		}
-		k := slices.Index(keys, [2]int{plans[i].DataParallel(), all[i].tp})
+		k := slices.Index(keys, innerKey{plans[i].DataParallel(), all[i].tp, all[i].sharding})
 		if failed[k] != nil {
 			errs[i] = failed[k]
 			return
@@ -231,7 +315,7 @@ func parallel(n int, f func(i int)) {
 
 // template returns the plan of which stages, micro-batch size and schedule are
 // still open. It fails when no parameter can be split so.
-func (s *searcher) template(d degrees) (partition.Plan, error) {
+func (s *searcher) template(d outline) (partition.Plan, error) {
 	placements, err := s.layouts.find(d.tp)
 	if err != nil {
 		return partition.Plan{}, err
@@ -241,19 +325,19 @@ func (s *searcher) template(d degrees) (partition.Plan, error) {
 		return partition.Plan{}, optionErrorf("tp", "no parameter can be split over %d ranks", d.tp)
 	}
 	return partition.Plan{
-		PlanNGPUs: d.plan, RuntimeNGPUs: s.opts.RuntimeNGPUs, DP: d.dp, TP: d.tp,
+		PlanNGPUs: d.plan, RuntimeNGPUs: s.opts.RuntimeNGPUs, DP: d.dp, TP: d.tp, ZeRO: d.zero, SequenceParallel: d.sequence,
 		Stages: make([]partition.Stage, d.pp), Placements: placements,
 	}, nil
 }
 
-// run returns the best plan of each of the best degrees, and whether the first is
-// certainly the best.
+// run returns the best plan of each of the best degrees, all the points it looked
+// at, and whether the first plan is certainly the best.
 //
 // The ceiling on the time rises in small steps until enough has been found under
 // it. Below a low ceiling most points have no cut worth a look, so that nothing
 // much is spent on those whose bound promises more than they hold; and what is
 // found under a ceiling is the best there is.
-func (s *searcher) run(points []*point) ([]*candidate, bool) {
+func (s *searcher) run(points []*point) ([]*candidate, []*point, bool) {
 	best := map[degrees]*candidate{}
 	worst := func() cost.Picoseconds { // of those we want
 		if kept := ranked(best); len(kept) > s.opts.TopK {
@@ -267,11 +351,17 @@ func (s *searcher) run(points []*point) ([]*candidate, bool) {
 		}
 	}
 	least := points[0].least
-	for ceiling := least + least/64; ; ceiling += ceiling / 64 {
+	for _, p := range s.pending {
+		if p.floor > 0 { // otherwise it is built at once
+			least = min(least, p.floor)
+		}
+	}
+	for ceiling := least + least/64; ; ceiling += ceiling/64 + 1 {
 		last := ceiling > 4*least
 		if last {
 			ceiling = never - 1
 		}
+		points = s.build(points, min(ceiling, worst()))
 		for _, p := range points {
 			limit := min(ceiling, worst())
 			if mine := best[p.degrees]; mine != nil {
@@ -304,7 +394,7 @@ func (s *searcher) run(points []*point) ([]*candidate, bool) {
 		optimal = optimal && certain
 	}
 	kept := ranked(best)
-	return kept[:min(len(kept), s.opts.TopK+1)], optimal
+	return kept[:min(len(kept), s.opts.TopK+1)], points, optimal
 }
 
 func ranked(best map[degrees]*candidate) []*candidate {

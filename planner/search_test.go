@@ -26,6 +26,9 @@ func BenchmarkGPT2XL(b *testing.B) {
 	}
 }
 
+// stage is a ZeRO stage for options.
+func stage(n int) *int { return &n }
+
 func TestOptions(t *testing.T) {
 	g := step(t, tiny(3), 7)
 	h100 := cluster(t, "h100")
@@ -34,14 +37,21 @@ func TestOptions(t *testing.T) {
 		want string
 	}{
 		{Options{PlanNGPUs: 2, CP: 2}, "cp 2 is not supported yet"},
-		{Options{PlanNGPUs: 2, ZeRO: 1}, "zero 1 is not supported yet"},
-		{Options{PlanNGPUs: 2, Recompute: "selective"}, "recompute selective is not supported yet"},
+		{Options{PlanNGPUs: 2, ZeRO: stage(4)}, "zero: is 4, must be between 0 and 3"},
+		{Options{PlanNGPUs: 2, ZeRO: stage(-1)}, "zero: is -1, must be between 0 and 3"},
+		{Options{PlanNGPUs: 1, ZeRO: stage(2)}, "zero: stage 2 needs at least 2 data-parallel ranks; no dp x tp x pp of 1 devices in 1 has them with 3 blocks"},
+		{Options{PlanNGPUs: 2, TP: 2, ZeRO: stage(1)}, "zero: stage 1 needs at least 2 data-parallel ranks"},
+		{Options{PlanNGPUs: 2, ZeRO: stage(2), Policy: FSDP}, "zero: is 2, but policy fsdp has zero 3"},
+		{Options{PlanNGPUs: 2, ZeRO: stage(2), Policy: DP}, "zero: is 2, but policy dp has zero 0"},
+		{Options{PlanNGPUs: 2, PP: 2, Policy: FSDP}, "pp: is 2, but policy fsdp has pp 1"},
+		{Options{PlanNGPUs: 1, Policy: FSDP}, "zero: stage 3 needs at least 2 data-parallel ranks"},
 		{Options{PlanNGPUs: 2, Schedule: "interleaved"}, "schedule interleaved is not supported yet"},
 		{Options{PlanNGPUs: 2, Schedule: "zero-bubble"}, "schedule zero-bubble is not supported yet"},
 		{Options{PlanNGPUs: 2, Interleave: 2}, "interleave 2 is not supported yet"},
-		{Options{PlanNGPUs: 2, SequenceParallel: "on"}, "sequence-parallel on is not supported yet"},
+		{Options{PlanNGPUs: 2, SequenceParallel: "on", TP: 1}, "sequence-parallel: is on, but tp is 1"},
+		{Options{PlanNGPUs: 2, SequenceParallel: "on", DP: 2}, "sequence-parallel: needs tp of at least 2; no dp x tp x pp of 2 devices in 2"},
+		{Options{PlanNGPUs: 2, SequenceParallel: "yes"}, `sequence-parallel: is "yes", must be one of on off`},
 		{Options{PlanNGPUs: 2, Offload: "params"}, "offload params is not supported yet"},
-		{Options{PlanNGPUs: 2, Policy: "fsdp"}, "policy fsdp is not supported yet"},
 		{Options{PlanNGPUs: 2, Policy: "best"}, `policy: is "best", must be one of dp fsdp megatron autodist`},
 		{Options{PlanNGPUs: 2, Schedule: "g"}, `schedule: is "g", must be one of gpipe`},
 		{Options{}, "plan-ngpus: auto needs runtime-ngpus"},
@@ -66,7 +76,13 @@ func TestOptions(t *testing.T) {
 		{Options{DP: 1, TP: 2, PP: 3}, func(p *partition.Plan) bool { return p.PlanNGPUs == 6 && p.TP == 2 && p.PP() == 3 }},
 		{Options{PlanNGPUs: 2, RuntimeNGPUs: 6}, func(p *partition.Plan) bool { return p.Units() == 3 }},
 		{Options{RuntimeNGPUs: 4, PP: 2}, func(p *partition.Plan) bool { return p.PP() == 2 && 4%p.PlanNGPUs == 0 }},
-		{Options{PlanNGPUs: 4, Policy: DP}, func(p *partition.Plan) bool { return p.DP == 4 }},
+		{Options{PlanNGPUs: 4, Policy: DP}, func(p *partition.Plan) bool { return p.DP == 4 && p.ZeRO == 0 }},
+		{Options{PlanNGPUs: 4, Policy: FSDP}, func(p *partition.Plan) bool { return p.DP == 4 && p.ZeRO == 3 }},
+		{Options{PlanNGPUs: 4, ZeRO: stage(2)}, func(p *partition.Plan) bool { return p.DP > 1 && p.ZeRO == 2 }},
+		{Options{PlanNGPUs: 2, RuntimeNGPUs: 4, TP: 2, ZeRO: stage(1)}, func(p *partition.Plan) bool { return p.DP == 1 && p.ZeRO == 1 }},
+		{Options{PlanNGPUs: 4, SequenceParallel: "on"}, func(p *partition.Plan) bool { return p.TP > 1 && p.SequenceParallel }},
+		{Options{PlanNGPUs: 4, TP: 2, SequenceParallel: "off"}, func(p *partition.Plan) bool { return !p.SequenceParallel }},
+		{Options{PlanNGPUs: 1, Recompute: "selective"}, func(p *partition.Plan) bool { return p.Stages[0].Selective == 3 }},
 		{Options{PlanNGPUs: 3, PP: 3, Schedule: "gpipe", MicroBatch: 2}, func(p *partition.Plan) bool { return p.Schedule == "gpipe" && p.MicroBatch == 2 }},
 		{Options{PlanNGPUs: 3, PP: 3, Policy: Megatron}, func(p *partition.Plan) bool {
 			return p.Schedule == "1f1b" && p.Stages[0].Last == 1 && p.Stages[1].Last == 2

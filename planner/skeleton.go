@@ -2,7 +2,6 @@ package planner
 
 import (
 	"fmt"
-	"slices"
 
 	"github.com/autopar/autopar/codegen"
 	"github.com/autopar/autopar/ir"
@@ -25,10 +24,11 @@ type skeleton struct {
 	batch  int
 	blocks int
 	price  *cost.Program
-	prog   *codegen.Program
-	again  *codegen.Program // the same with every block recomputed
-	inner  *skeleton        // of one stage, for the memory of further blocks; itself if it has one
-	alias  []int            // a stage that has the same times apart from transfers
+	progs  [extents]*codegen.Program // by how much of every block is recomputed
+	inner  *skeleton                 // of one stage, for the memory of further blocks; itself if it has one
+	// ofBlock is the instructions that there are as often as blocks.
+	ofBlock map[*ir.Node]bool
+	alias   []int // a stage that has the same times apart from transfers
 }
 
 // newSkeleton partitions the shrunk graph for a plan of which only stages,
@@ -41,22 +41,19 @@ func newSkeleton(graphs *shrunken, p partition.Plan, batch int, c *cost.Cluster,
 	}
 	g := graphs.keep(p.PP())
 	s.plan.MicroBatch, s.plan.Schedule = batch, partition.OneFOneB // one: the shortest schedules
-	for i := range s.plan.Stages {
-		s.plan.Stages[i] = graphs.scaled(partition.Stage{First: i, Last: i + 1})
+	for e, r := range [extents]recomputation{kept: {}, selective: {selective: 1}, full: {full: 1}} {
+		plan := s.plan
+		plan.Stages = nil
+		for i := range p.PP() {
+			plan.Stages = append(plan.Stages, graphs.scaled(r.stage(i, 1)))
+		}
+		var err error
+		if s.progs[e], err = compile(g, &plan, batch, nil); err != nil {
+			return nil, err
+		}
 	}
-	var err error
-	if s.prog, err = compile(g, &s.plan, batch, nil); err != nil {
-		return nil, err
-	}
-	again := s.plan
-	again.Stages = slices.Clone(s.plan.Stages)
-	for i := range again.Stages {
-		again.Stages[i] = graphs.scaled(partition.Stage{First: i, Last: i + 1, Recompute: 1})
-	}
-	if s.again, err = compile(g, &again, batch, nil); err != nil {
-		return nil, err
-	}
-	s.price = cost.NewProgram(c, &s.plan, s.prog.Mesh)
+	s.attribute()
+	s.price = cost.NewProgram(c, &s.plan, s.progs[kept].Mesh)
 	for i := range p.PP() {
 		s.alias = append(s.alias, i)
 		if i > 1 && i < p.PP()-1 && s.price.SameGroups(1, i) {
@@ -64,6 +61,30 @@ func newSkeleton(graphs *shrunken, p partition.Plan, batch int, c *cost.Cluster,
 		}
 	}
 	return s, nil
+}
+
+// attribute finds the instructions of blocks. They are called after their block;
+// but what is gathered in the passes belongs to who reads it: the gradient that a
+// stage receives is gathered by its last block, as those from block to block
+// are, and the gradient that the first block hands to the embedding once.
+func (s *skeleton) attribute() {
+	s.ofBlock = map[*ir.Node]bool{}
+	for _, prog := range s.progs {
+		read := map[*ir.Value]bool{} // by a block
+		for i := len(prog.Graph.Nodes) - 1; i >= 0; i-- {
+			n := prog.Graph.Nodes[i]
+			of := n.Block() != "" && n.Op != ir.OpRecv
+			if n.Op == ir.OpAllGather && n.Phase != ir.Update {
+				of = read[n.Results[0]]
+			}
+			s.ofBlock[n] = of
+			if of {
+				for _, a := range n.Args {
+					read[a] = true
+				}
+			}
+		}
+	}
 }
 
 // compile runs the stages after the planner.
@@ -77,17 +98,11 @@ func compile(g *ir.Graph, p *partition.Plan, batch int, share *codegen.Program) 
 
 // part is the time of a stretch of a body between two transfers, or of one.
 type part struct {
-	kind  sim.OpKind
-	peer  int // the other stage of a transfer
-	wire  *ir.Node
-	fixed cost.Picoseconds
-	block cost.Picoseconds // of one block
-	again cost.Picoseconds // of one block that is recomputed
-	// early is added when all blocks are recomputed. The block that comes first in
-	// the backward pass is then computed again before the gradient is received:
-	// early is that time before the transfer, and minus that time after it.
-	early cost.Picoseconds
-	sums  []sum
+	kind sim.OpKind
+	peer int // the other stage of a transfer
+	wire *ir.Node
+	line
+	sums []sum
 }
 
 // sum is an add_n with operands from every block of the stage.
@@ -97,8 +112,8 @@ type sum struct {
 }
 
 // at returns the time with n blocks, r of them recomputed.
-func (p *part) at(n, r int) cost.Picoseconds {
-	t := line{p.fixed, p.block, p.again, p.early}.at(n, r)
+func (p *part) at(n int, r recomputation) cost.Picoseconds {
+	t := p.line.at(n, r)
 	for _, s := range p.sums {
 		t += s.time(s.fixed + n*s.perBlock)
 	}
@@ -109,21 +124,29 @@ func (p *part) at(n, r int) cost.Picoseconds {
 type body []part
 
 // line is a time that grows with the number of blocks of a stage.
-type line struct{ fixed, block, again, early cost.Picoseconds }
+type line struct {
+	fixed cost.Picoseconds
+	block [extents]cost.Picoseconds // of one block
+	// early is added when the last block, the first in the backward pass, is
+	// recomputed. That happens before its gradient is received: early is the time
+	// of it before the transfer, and minus that time after it.
+	early [extents]cost.Picoseconds
+}
 
-func (l line) at(n, r int) cost.Picoseconds {
-	t := l.fixed + cost.Picoseconds(n-r)*l.block + cost.Picoseconds(r)*l.again
-	if r == n {
-		t += l.early
+func (l *line) at(n int, r recomputation) cost.Picoseconds {
+	t := l.fixed + l.early[r.last(n)]
+	for e, count := range r.counts(n) {
+		t += cost.Picoseconds(count) * l.block[e]
 	}
 	return t
 }
 
 func (l *line) add(p *part) {
 	l.fixed += p.fixed
-	l.block += p.block
-	l.again += p.again
-	l.early += p.early
+	for e := range extents {
+		l.block[e] += p.block[e]
+		l.early[e] += p.early[e]
+	}
 	for _, s := range p.sums {
 		l.fixed += s.time(s.fixed + s.perBlock) // with one block: a lower bound
 	}
@@ -159,6 +182,41 @@ func (b body) through() line {
 type stageTimes struct {
 	forward, backward [2]body
 	update            body
+}
+
+// cores is times of nothing but the products and attention of the passes.
+func (s *skeleton) cores(microBatch int) []stageTimes {
+	mesh := s.mesh(microBatch)
+	var first, last ir.Coord
+	mb := mesh.Axis(partition.AxisMB)
+	last[mb] = mesh.Axes[mb].Size - 1
+	all := make([]stageTimes, s.plan.PP())
+	for i := range all {
+		for phase := ir.Forward; phase <= ir.Backward; phase++ {
+			for size, at := range []ir.Coord{whole: first, rest: last} {
+				var p part
+				for _, in := range s.progs[kept].Stages[i].Bodies[phase].Instrs {
+					switch in.Node.Op {
+					case ir.OpMatMul, ir.OpAttention, ir.OpAttentionGrad:
+						in.Accum = make([]codegen.Accum, len(in.Accum)) // gradients may be summed elsewhere
+						time, _ := s.price.Instr(&in, mesh, at)
+						if s.ofBlock[in.Node] {
+							p.block[kept] += time
+						} else {
+							p.fixed += time
+						}
+					}
+				}
+				p.block[selective], p.block[full] = p.block[kept], p.block[kept]
+				if phase == ir.Forward {
+					all[i].forward[size] = body{p}
+				} else {
+					all[i].backward[size] = body{p}
+				}
+			}
+		}
+	}
+	return all
 }
 
 // The two sizes of micro-batches.
@@ -209,28 +267,32 @@ func (s *skeleton) mesh(microBatch int) ir.Mesh {
 // body prices a phase of a stage. When like is not nil it is the same phase of a
 // stage that differs in transfers only.
 func (s *skeleton) body(stage int, phase ir.Phase, mesh ir.Mesh, at ir.Coord, like body) body {
-	instrs := s.prog.Stages[stage].Bodies[phase].Instrs
+	instrs := s.progs[kept].Stages[stage].Bodies[phase].Instrs
 	parts := s.split(instrs, mesh, at, like)
 	if phase != ir.Backward {
 		for i := range parts {
-			parts[i].again = parts[i].block
+			for e := range extents {
+				parts[i].block[e] = parts[i].block[kept]
+			}
 		}
 		return parts
 	}
 	if like != nil {
 		return parts
 	}
-	recomputed := s.split(s.again.Stages[stage].Bodies[phase].Instrs, mesh, at, nil)
-	if len(recomputed) != len(parts) {
-		panic(fmt.Sprintf("BUG: stage %d: recomputation changes its transfers", stage))
-	}
-	for i := range parts {
-		parts[i].again = recomputed[i].block
-	}
-	if len(parts) > 2 && parts[1].kind == sim.Recv {
-		early := parts[0].again - parts[0].block
-		parts[0].again, parts[0].early = parts[0].block, early
-		parts[2].again, parts[2].early = parts[2].again+early, -early
+	for e := selective; e < extents; e++ {
+		recomputed := s.split(s.progs[e].Stages[stage].Bodies[phase].Instrs, mesh, at, nil)
+		if len(recomputed) != len(parts) {
+			panic(fmt.Sprintf("BUG: stage %d: recomputation changes its transfers", stage))
+		}
+		for i := range parts {
+			parts[i].block[e] = recomputed[i].block[kept]
+		}
+		if len(parts) > 2 && parts[1].kind == sim.Recv {
+			early := parts[0].block[e] - parts[0].block[kept]
+			parts[0].block[e], parts[0].early[e] = parts[0].block[kept], early
+			parts[2].block[e], parts[2].early[e] = parts[2].block[e]+early, -early
+		}
 	}
 	return parts
 }
@@ -270,8 +332,8 @@ func (s *skeleton) split(instrs []codegen.Instr, mesh ir.Mesh, at ir.Coord, like
 			p.fixed, p.wire, p.peer = time, n, n.Attr.(ir.P2PAttr).Stage
 		case kind == sim.Recv:
 			p.fixed, p.wire, p.peer = time, n.Args[0].Def, n.Attr.(ir.P2PAttr).Stage
-		case n.Block() != "":
-			p.block += time
+		case s.ofBlock[n]:
+			p.block[kept] += time
 		case n.Op == ir.OpAddN && blockOperands(n) > 0:
 			inner := blockOperands(n)
 			p.sums = append(p.sums, sum{len(n.Args) - inner, inner, func(operands int) cost.Picoseconds {
@@ -336,5 +398,7 @@ func (s *shrunken) keep(n int) *ir.Graph {
 
 // scaled turns a stage of blocks to distribute into one of blocks of the graph.
 func (s *shrunken) scaled(st partition.Stage) partition.Stage {
-	return partition.Stage{First: st.First * s.scale, Last: st.Last * s.scale, Recompute: st.Recompute * s.scale}
+	return partition.Stage{
+		First: st.First * s.scale, Last: st.Last * s.scale, Recompute: st.Recompute * s.scale, Selective: st.Selective * s.scale,
+	}
 }

@@ -11,6 +11,45 @@ import (
 // degrees are the sizes of a plan: a unit of plan devices cut into dp x tp x pp.
 type degrees struct{ plan, dp, tp, pp int }
 
+// sharding is what is cut beside the model: what data-parallel ranks would all
+// hold, and the residual stream of tensor-parallel ones.
+type sharding struct {
+	zero     int
+	sequence bool
+}
+
+// outline is a plan but for micro-batches, schedule and cut.
+type outline struct {
+	degrees
+	sharding
+}
+
+// outlines lists the ways to shard beside each of the degrees.
+func outlines(o Options, all []degrees) []outline {
+	var list []outline
+	for _, d := range all {
+		stages := []int{0, 1, 2, 3}
+		if replicas := d.dp * (o.RuntimeNGPUs / d.plan); o.ZeRO != nil {
+			stages = []int{*o.ZeRO}
+		} else if replicas == 1 {
+			stages = stages[:1]
+		}
+		sequences := []bool{false, true}
+		switch {
+		case o.SequenceParallel == "off" || o.SequenceParallel == "" && d.tp == 1:
+			sequences = sequences[:1]
+		case o.SequenceParallel == "on":
+			sequences = sequences[1:]
+		}
+		for _, sequence := range sequences {
+			for _, zero := range stages {
+				list = append(list, outline{d, sharding{zero, sequence}})
+			}
+		}
+	}
+	return list
+}
+
 // allDegrees lists the ways to cut units that the options leave, for a model of
 // so many blocks and a global batch.
 func allDegrees(o Options, blocks, batch int, c *cost.Cluster) []degrees {
@@ -32,6 +71,9 @@ func allDegrees(o Options, blocks, batch int, c *cost.Cluster) []degrees {
 					continue
 				}
 				if o.Policy == Megatron && blocks%pp != 0 {
+					continue
+				}
+				if o.ZeRO != nil && *o.ZeRO > 0 && dp*(o.RuntimeNGPUs/plan) == 1 || o.SequenceParallel == "on" && tp == 1 {
 					continue
 				}
 				if dp*(o.RuntimeNGPUs/plan) <= batch {
@@ -69,17 +111,30 @@ func schedules(o Options, pp int) []partition.Schedule {
 }
 
 // comparePlans orders plans that cost the same: smaller units, less tensor
-// parallelism, fewer stages, larger micro-batches, 1f1b, then the cut. It is 0
+// parallelism, fewer stages, less sharding, larger micro-batches, 1f1b, then the cut. It is 0
 // for equal plans of one search only: placements follow from the degrees.
 func comparePlans(a, b *partition.Plan) int {
 	return cmp.Or(
 		cmp.Compare(a.PlanNGPUs, b.PlanNGPUs),
 		cmp.Compare(a.TP, b.TP),
 		cmp.Compare(a.PP(), b.PP()),
+		cmp.Compare(a.ZeRO, b.ZeRO),
+		compareBools(a.SequenceParallel, b.SequenceParallel),
 		cmp.Compare(b.MicroBatch, a.MicroBatch),
 		cmp.Compare(a.Schedule, b.Schedule),
 		slices.CompareFunc(a.Stages, b.Stages, func(x, y partition.Stage) int {
-			return cmp.Or(cmp.Compare(x.Last, y.Last), cmp.Compare(x.Recompute, y.Recompute))
+			return cmp.Or(cmp.Compare(x.Last, y.Last), cmp.Compare(x.Recompute, y.Recompute), cmp.Compare(x.Selective, y.Selective))
 		}),
 	)
+}
+
+// compareBools orders false before true.
+func compareBools(a, b bool) int {
+	switch {
+	case a == b:
+		return 0
+	case b:
+		return -1
+	}
+	return 1
 }
