@@ -1,0 +1,44 @@
+# Everything a contributor runs. `make help` lists it.
+
+GO       ?= go
+BIN      := bin/autopar
+FUZZTIME ?= 5s
+
+.PHONY: help build demo test check fmt vet race golden fuzz bench
+
+help:
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1	\2/p' $(MAKEFILE_LIST)
+
+build: ## build bin/autopar
+	$(GO) build -o $(BIN) ./cmd/autopar
+
+demo: build ## plan, explain and train a small GPT on four ranks, and let it write: under five minutes
+	./examples/demo.sh $(BIN)
+
+test: ## run every test
+	$(GO) test -timeout 8m ./...
+
+check: fmt vet build ## formatting, vet, and builds with other settings
+	CGO_ENABLED=0 $(GO) build ./...
+	GOARCH=arm64 CGO_ENABLED=0 $(GO) vet ./...
+
+fmt: ## fail on files that gofmt would change
+	@files=$$(gofmt -l .); if [ -n "$$files" ]; then echo "gofmt -w $$files"; exit 1; fi
+
+vet: ## go vet
+	$(GO) vet ./...
+
+race: ## run every test under the race detector
+	$(GO) test -race -timeout 30m ./...
+
+golden: ## rewrite the golden files of every test that has some
+	$(GO) list -f '{{if or .TestGoFiles .XTestGoFiles}}{{.Dir}}{{end}}' ./... | while read -r dir; do \
+		if grep -qs 'flag.Bool("update"' $$dir/*_test.go; then $(GO) test $$dir -update || exit 1; fi; done
+
+fuzz: ## run every fuzz target for FUZZTIME
+	@grep -rl --include='*_test.go' '^func Fuzz' . | xargs -n1 dirname | sort -u | while read -r dir; do \
+		for target in $$(sed -n 's/^func \(Fuzz[A-Za-z0-9_]*\).*/\1/p' $$dir/*_test.go); do \
+			echo "$$dir $$target"; $(GO) test $$dir -run '^$$' -fuzz "^$$target\$$" -fuzztime $(FUZZTIME) || exit 1; done; done
+
+bench: ## run every benchmark once, for its time and allocations
+	$(GO) test -run '^$$' -bench . -benchmem ./...

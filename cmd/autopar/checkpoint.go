@@ -1,0 +1,134 @@
+package main
+
+import (
+	"fmt"
+
+	"github.com/autopar/autopar/checkpoint"
+	"github.com/autopar/autopar/config"
+	"github.com/autopar/autopar/ir"
+)
+
+// checkpointCmd groups the commands about checkpoints.
+type checkpointCmd struct {
+	Inspect checkpointInspectCmd `cmd:"" help:"Check every file of a checkpoint and tell what it holds."`
+	Merge   checkpointMergeCmd   `cmd:"" help:"Write the checkpoint of many ranks as that of one."`
+	Export  checkpointExportCmd  `cmd:"" help:"Write the weights as one safetensors file."`
+	Reshard laterCmd             `cmd:"" hidden:"" help:"Cut a checkpoint for another plan."`
+	Import  laterCmd             `cmd:"" hidden:"" help:"Make a checkpoint of a weights file."`
+}
+
+// fromDir is the checkpoint that a command reads.
+type fromDir struct {
+	Dir string `arg:"" help:"Directory of a run, for its newest checkpoint, or of one checkpoint."`
+}
+
+// checkpointInspectCmd tells what a checkpoint holds.
+type checkpointInspectCmd struct {
+	fromDir
+	format
+}
+
+// Example is shown by --help.
+func (checkpointInspectCmd) Example() string { return "autopar checkpoint inspect out-quick" }
+
+// Run prints the manifest.
+func (c *checkpointInspectCmd) Run(con *console) error {
+	ck, err := checkpoint.Open(c.Dir)
+	if err != nil {
+		return err
+	}
+	defer ck.Close()
+	if c.json() {
+		return con.json(ck.Manifest)
+	}
+	var bytes, elements int64
+	for _, f := range ck.Files {
+		bytes += f.Bytes
+	}
+	for _, t := range ck.Tensors {
+		elements += ir.Elems(t.Shape)
+	}
+	best := "none yet"
+	if ck.BestVal != nil {
+		best = fmt.Sprintf("%.4f at step %d", *ck.BestVal, ck.BestStep)
+	}
+	con.heading("%s", ck.Dir)
+	con.table([][]string{
+		{"updates made", countText(int64(ck.Step))},
+		{"best val loss", best},
+		{"files", fmt.Sprintf("%d, %s", len(ck.Files), bytesText(bytes))},
+		{"tensors", fmt.Sprintf("%d, %s elements", len(ck.Tensors), countText(elements))},
+	})
+	rows := [][]string{{"TENSOR", "TYPE", "PARTS"}}
+	for _, t := range ck.Tensors {
+		rows = append(rows, []string{t.Name, fmt.Sprintf("%s%v", t.DType, t.Shape), fmt.Sprint(len(t.Parts))})
+	}
+	con.table(rows)
+	return nil
+}
+
+// checkpointMergeCmd writes a checkpoint with one file.
+type checkpointMergeCmd struct {
+	fromDir
+	Out string `short:"o" required:"" placeholder:"DIR" help:"Directory to write; any plan can resume from it."`
+}
+
+// Example is shown by --help.
+func (checkpointMergeCmd) Example() string { return "autopar checkpoint merge out-quick -o out-merged" }
+
+// Run merges the shards.
+func (c *checkpointMergeCmd) Run(con *console) error {
+	ck, err := checkpoint.Open(c.Dir)
+	if err != nil {
+		return err
+	}
+	defer ck.Close()
+	s := checkpoint.Snapshot{Step: ck.Step, BestVal: ck.BestVal, BestStep: ck.BestStep, Config: ck.Config, Plan: ck.Plan}
+	for _, t := range ck.Tensors {
+		dtype, err := ir.ParseDType(t.DType)
+		if err != nil {
+			return &checkpoint.Error{File: ck.Dir, Tensor: t.Name, Err: err}
+		}
+		whole := ir.Whole(t.Shape)
+		s.Shards = append(s.Shards, checkpoint.Shard{
+			Name: t.Name, Type: ir.Type{DType: dtype, Shape: t.Shape}, Slab: whole,
+			Read: func(dst []byte) error { return ck.Read(t.Name, whole, dst) },
+		})
+	}
+	dir, err := checkpoint.Save(c.Out, s, checkpoint.Retention{Last: 1})
+	if err != nil {
+		return err
+	}
+	con.printf("%s\n", dir)
+	return nil
+}
+
+// checkpointExportCmd writes the weights for other programs.
+type checkpointExportCmd struct {
+	fromDir
+	Out    string `short:"o" required:"" placeholder:"FILE" help:"Safetensors file to write."`
+	Layout string `enum:"huggingface,nanogpt" default:"huggingface" help:"huggingface (in x out, as GPT2LMHeadModel reads it) or nanogpt (out x in)."`
+}
+
+// Example is shown by --help.
+func (checkpointExportCmd) Example() string {
+	return "autopar checkpoint export out-quick -o model.safetensors"
+}
+
+// Run exports the weights.
+func (c *checkpointExportCmd) Run(con *console) error {
+	ck, err := checkpoint.Open(c.Dir)
+	if err != nil {
+		return err
+	}
+	defer ck.Close()
+	cfg, err := config.Parse(ck.Dir, []byte(ck.Config), nil)
+	if err != nil {
+		return err
+	}
+	if err := checkpoint.ExportWeights(c.Out, ck, cfg.Model, checkpoint.Layout(c.Layout)); err != nil {
+		return err
+	}
+	con.printf("%s\n", c.Out)
+	return nil
+}

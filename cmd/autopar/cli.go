@@ -1,0 +1,198 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"runtime/debug"
+	"slices"
+	"strings"
+
+	"github.com/alecthomas/kong"
+
+	"github.com/autopar/autopar/config"
+)
+
+// grammar is the command line.
+type grammar struct {
+	Globals
+
+	Plan       planCmd       `cmd:"" help:"Search the fastest plan for a model and write it to a file."`
+	Run        runCmd        `cmd:"" help:"Train by a plan."`
+	Explain    explainCmd    `cmd:"" help:"Show what a plan does and why."`
+	Verify     verifyCmd     `cmd:"" help:"Check every rank's program of a plan without running it."`
+	Cluster    clusterCmd    `cmd:"" help:"List the built-in clusters, or print one to copy and edit."`
+	Size       sizeCmd       `cmd:"" help:"Count parameters, FLOPs and bytes of a model."`
+	Data       dataCmd       `cmd:"" help:"Prepare training data."`
+	Sample     sampleCmd     `cmd:"" help:"Write text with a trained model."`
+	Checkpoint checkpointCmd `cmd:"" help:"Look into and convert checkpoints."`
+	Bench      benchCmd      `cmd:"" help:"Time training steps."`
+
+	Validate laterCmd `cmd:"" hidden:"" help:"Compare predictions with measurements."`
+	Profile  laterCmd `cmd:"" hidden:"" help:"Measure this machine."`
+	Launch   laterCmd `cmd:"" hidden:"" help:"Run on several processes or machines."`
+	Export   laterCmd `cmd:"" hidden:"" help:"Write a plan for another system."`
+}
+
+// Globals are the flags of every command.
+type Globals struct {
+	Quiet   bool `short:"q" help:"Print results only: no notes, no progress."`
+	Verbose bool `short:"v" help:"Print more: the placements of a plan, the place in the program of a BUG."`
+	NoColor bool `name:"no-color" help:"Print without colour. So does the environment variable NO_COLOR."`
+}
+
+// yamlArgs are the arguments of a command that reads a gpt.yaml.
+type yamlArgs struct {
+	Config string   `arg:"" name:"gpt.yaml" help:"Model and training configuration, or the config.json of a HuggingFace GPT-2."`
+	Set    []string `sep:"none" placeholder:"SECTION.KEY=VALUE" help:"Override one value of the YAML. May be repeated."`
+}
+
+// load reads the configuration and checks it.
+func (a *yamlArgs) load(overrides ...flagOverride) (*config.Config, error) {
+	cfg, err := config.Load(a.Config, a.Set)
+	if err != nil {
+		return nil, err
+	}
+	for _, o := range overrides {
+		if o.value == "" {
+			continue
+		}
+		if err := config.Override(cfg, o.key+"="+o.value); err != nil {
+			return nil, o.blame(err)
+		}
+	}
+	return cfg, cfg.Validate()
+}
+
+// flagOverride is a flag that stands for a key of the YAML. An empty value is
+// no override.
+type flagOverride struct{ flag, key, value string }
+
+// blame makes the error of an override name the flag.
+func (o flagOverride) blame(err error) error {
+	if bad, ok := err.(*config.Error); ok {
+		return usagef("%s: %s", o.flag, bad.Msg)
+	}
+	return err
+}
+
+// format is how a result is printed.
+type format struct {
+	Format string `enum:"text,json" default:"text" help:"text or json."`
+}
+
+func (f format) json() bool { return f.Format == "json" }
+
+// laterCmd is a command that this version does not have. It takes any
+// arguments, so that the answer is the same whatever they are.
+type laterCmd struct {
+	Args []string `arg:"" optional:"" passthrough:"all" help:"Ignored."`
+}
+
+// Run refuses.
+func (laterCmd) Run(ctx *kong.Context) error {
+	return usagef("%s: not in this version", ctx.Selected().Name)
+}
+
+// exitRequest is how kong's --help ends a parse.
+type exitRequest int
+
+// execute runs one command line and returns its exit status.
+func execute(ctx context.Context, args []string, stdout, stderr io.Writer) (code int) {
+	con := newConsole(stdout, stderr)
+	defer func() {
+		switch r := recover().(type) {
+		case nil:
+		case exitRequest:
+			code = int(r)
+		default:
+			verbose := con.verbose || slices.Contains(args, "-v") || slices.Contains(args, "--verbose")
+			con.bug(fmt.Sprint(r), string(debug.Stack()), verbose)
+			code = statusFailed
+		}
+	}()
+	var cli grammar
+	parser, err := kong.New(&cli,
+		kong.Name("autopar"),
+		kong.Description("autopar finds the fastest way to train a GPT on many devices, explains it, and trains that way."),
+		kong.Writers(stdout, stderr),
+		kong.Exit(func(code int) { panic(exitRequest(code)) }),
+		kong.ConfigureHelp(kong.HelpOptions{Compact: true, NoExpandSubcommands: true, WrapUpperBound: 100}),
+		kong.Help(printHelp),
+		kong.BindTo(ctx, (*context.Context)(nil)),
+		kong.Bind(con),
+	)
+	if err != nil {
+		panic(fmt.Sprintf("BUG: grammar: %v", err))
+	}
+	parsed, err := parser.Parse(args)
+	if err == nil {
+		con.configure(cli.Globals)
+		err = parsed.Run()
+	}
+	if err == nil {
+		return statusDone
+	}
+	if what, trace, isPanic := strings.Cut(err.Error(), "\ngoroutine "); isPanic { // of a rank, which runtime hands on
+		con.bug(what, "goroutine "+trace, con.verbose)
+		return statusFailed
+	}
+	con.failure("%s", message(err))
+	var usage *kong.ParseError
+	if as(err, &usage) {
+		fmt.Fprintf(con.stderr, "Run \"%s --help\" for more information.\n", commandOf(usage.Context))
+	}
+	return status(err)
+}
+
+func commandOf(ctx *kong.Context) string {
+	if ctx != nil && ctx.Selected() != nil {
+		return ctx.Selected().FullPath()
+	}
+	return "autopar"
+}
+
+// bug reports a panic.
+func (c *console) bug(what, trace string, verbose bool) {
+	if !strings.Contains(what, "BUG:") {
+		what = "BUG: " + what
+	}
+	c.failure("%s", what)
+	if verbose {
+		fmt.Fprintln(c.stderr, trace)
+		return
+	}
+	fmt.Fprintln(c.stderr, "This is an error in autopar, not in your input. -v shows the place in the program; please report both.")
+}
+
+// exampler is a command whose --help ends in an example.
+type exampler interface{ Example() string }
+
+// printHelp is kong's help followed by the command's example.
+func printHelp(options kong.HelpOptions, ctx *kong.Context) error {
+	if err := kong.DefaultHelpPrinter(options, ctx); err != nil {
+		return err
+	}
+	node := ctx.Selected()
+	if node == nil {
+		node = ctx.Model.Node
+	}
+	if !node.Target.CanAddr() {
+		return nil
+	}
+	if cmd, ok := node.Target.Addr().Interface().(exampler); ok {
+		example := strings.ReplaceAll(strings.TrimSpace(cmd.Example()), "\n", "\n  ")
+		fmt.Fprintf(ctx.Stdout, "\nExample:\n  %s\n", example)
+	}
+	return nil
+}
+
+// Example shows the way through the program.
+func (grammar) Example() string {
+	return `
+autopar data prepare shakespeare_char
+autopar plan examples/quick.yaml -o plan.json
+autopar explain plan.json
+autopar run plan.json
+autopar sample --from out-quick`
+}

@@ -1,0 +1,116 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/autopar/autopar/checkpoint"
+	"github.com/autopar/autopar/codegen"
+	"github.com/autopar/autopar/config"
+	"github.com/autopar/autopar/data"
+	"github.com/autopar/autopar/ir"
+	"github.com/autopar/autopar/models/gpt"
+	"github.com/autopar/autopar/partition"
+	"github.com/autopar/autopar/planner"
+	"github.com/autopar/autopar/planner/cost"
+	"github.com/autopar/autopar/train"
+)
+
+func TestStatusOfErrors(t *testing.T) {
+	for _, c := range []struct {
+		err  error
+		want int
+	}{
+		{nil, statusDone},
+		{usagef("x"), statusInput},
+		{&config.Error{}, statusInput},
+		{&gpt.ConfigError{}, statusInput},
+		{&cost.Error{}, statusInput},
+		{&data.InputError{}, statusInput},
+		{&checkpoint.Error{}, statusInput},
+		{&partition.PlanError{}, statusInput},
+		{&planner.OptionError{}, statusInput},
+		{&planner.DocumentError{}, statusInput},
+		{&planner.UnsupportedError{}, statusInput},
+		{&train.InputError{}, statusInput},
+		{&planner.InfeasibleError{Closest: &partition.Plan{Stages: []partition.Stage{{Last: 1}}}}, statusInfeasible},
+		{&train.DivergedError{}, statusFailed},
+		{&codegen.CheckError{}, statusFailed},
+		{data.ErrUnavailable, statusFailed},
+		{context.Canceled, statusFailed},
+		{errors.New("disk full"), statusFailed},
+	} {
+		require.Equal(t, c.want, status(c.err), "%T", c.err)
+		if c.err != nil {
+			require.Equal(t, c.want, status(fmt.Errorf("wrapped: %w", c.err)), "wrapped %T", c.err)
+		}
+	}
+}
+
+func TestPanicsAreReported(t *testing.T) {
+	for _, verbose := range []bool{false, true} {
+		var stderr bytes.Buffer
+		con := newConsole(&bytes.Buffer{}, &stderr)
+		con.bug("index out of range", "goroutine 1 [running]", verbose)
+		require.Contains(t, stderr.String(), "BUG: index out of range")
+		require.Equal(t, verbose, bytes.Contains(stderr.Bytes(), []byte("goroutine")))
+	}
+	// One that reaches the top ends in the same words, not in a trace.
+	var stderr bytes.Buffer
+	code := execute(nil, []string{"data", "prepare", "--input", "cli_test.go", "-o", t.TempDir()}, &bytes.Buffer{}, &stderr) //nolint:staticcheck // a nil context panics
+	require.Equal(t, statusFailed, code)
+	require.Contains(t, stderr.String(), "BUG: ")
+	require.NotContains(t, stderr.String(), "goroutine")
+}
+
+func TestNumbersAsText(t *testing.T) {
+	require.Equal(t, "-1,234,567", countText(-1234567))
+	require.Equal(t, "999", countText(999))
+	require.Equal(t, "1023 B", bytesText(1023))
+	require.Equal(t, "1.00 KiB", bytesText(1024))
+	require.Equal(t, "19.10 GiB", bytesText(19<<30+107374182))
+	require.Equal(t, "12.35 us", secondsText(12.346e-6))
+	require.Equal(t, "0 s", secondsText(0))
+	require.Equal(t, "-2 s", secondsText(-2))
+	require.Equal(t, "1 rank", plural(1, "rank"))
+	require.Equal(t, "2 ranks", plural(2, "rank"))
+}
+
+func TestColourIsForTerminals(t *testing.T) {
+	var out bytes.Buffer
+	con := newConsole(&out, &out)
+	con.heading("plan")
+	con.bar(3, "x").set(1)
+	require.Equal(t, "plan\n", out.String())
+	con.color = true
+	con.configure(Globals{NoColor: true})
+	require.Equal(t, "plan", con.paint("1", "plan"))
+}
+
+func TestBenchAddsUpToTheStep(t *testing.T) {
+	cfg, err := (&benchCmd{}).load()
+	require.NoError(t, err)
+	cluster, err := cost.Load("h100")
+	require.NoError(t, err)
+	watch := &stopwatch{
+		spent: map[ir.Op]time.Duration{ir.OpMatMul: 12 * time.Millisecond, ir.OpAllReduce: 6 * time.Millisecond},
+		calls: map[ir.Op]int{ir.OpMatMul: 40, ir.OpAllReduce: 4},
+	}
+	times := []time.Duration{7 * time.Millisecond, 5 * time.Millisecond} // of two ranks: 24 ms, of which 18 in ops
+	r := (&benchCmd{Steps: 2, Top: 2}).summarize(cfg, 2, cluster, times, watch)
+	require.Equal(t, []opTime{
+		{Op: "matmul", Calls: 10, MS: 3, Share: 0.5},
+		{Op: "all_reduce", Calls: 1, MS: 1.5, Share: 0.25},
+		{Op: "idle", MS: 1.5, Share: 0.25},
+	}, r.Ops)
+	require.Equal(t, 0.75, r.ShareOfTop)
+	require.Equal(t, 6.0, r.MeanMS)
+	require.InDelta(t, 12*64/6e-3, r.TokensPerS, 1e-6)
+	require.InDelta(t, r.TokensPerS*float64(cfg.Model.FLOPsPerToken())/(2*67e12), r.MFU, 1e-12)
+}

@@ -1,0 +1,66 @@
+package main
+
+import (
+	"fmt"
+
+	"github.com/autopar/autopar/planner/cost"
+)
+
+// clusterCmd shows the built-in clusters.
+type clusterCmd struct {
+	Name string `arg:"" optional:"" help:"Print this one as YAML."`
+	format
+}
+
+// Example is shown by --help.
+func (clusterCmd) Example() string {
+	return `
+autopar cluster
+autopar cluster h100 > mine.yaml
+autopar plan gpt.yaml --cluster mine.yaml`
+}
+
+// Run lists the clusters or prints one.
+func (c *clusterCmd) Run(con *console) error {
+	if c.Name == "" {
+		return c.list(con)
+	}
+	if c.json() {
+		cluster, err := cost.Load(c.Name)
+		if err != nil {
+			return err
+		}
+		return con.json(cluster)
+	}
+	text, err := cost.Source(c.Name)
+	if err != nil {
+		return err
+	}
+	con.printf("%s", text)
+	return nil
+}
+
+func (c *clusterCmd) list(con *console) error {
+	var clusters []*cost.Cluster
+	rows := [][]string{{"NAME", "DEVICE", "PER NODE", "MEMORY", "F32", "IN NODE", "BETWEEN NODES"}}
+	for _, name := range cost.Names() {
+		k, err := cost.Load(name)
+		if err != nil {
+			return err
+		}
+		clusters = append(clusters, k)
+		perNode, between := fmt.Sprint(k.DevicesPerNode), linkText(k.InterNode)
+		if k.Device.Shared {
+			perNode, between = "shared", "-"
+		}
+		rows = append(rows, []string{k.Name, k.Device.Name, perNode, bytesText(k.Device.Memory),
+			fmt.Sprintf("%.4g TFLOP/s", k.PeakFLOPS("f32", 1)/1e12), linkText(k.IntraNode), between})
+	}
+	if c.json() {
+		return con.json(clusters)
+	}
+	con.table(rows)
+	return nil
+}
+
+func linkText(l cost.Link) string { return fmt.Sprintf("%.4g GB/s", l.Bandwidth/1e9) }

@@ -1,0 +1,176 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"math"
+	"os"
+	"strconv"
+	"text/tabwriter"
+	"time"
+
+	"github.com/schollz/progressbar/v3"
+	"golang.org/x/term"
+)
+
+// console is what commands print to: results on stdout, everything else on
+// stderr.
+type console struct {
+	stdout, stderr io.Writer
+	quiet, verbose bool
+	// color and progress are on only where the stream is a terminal.
+	color, progress bool
+}
+
+func newConsole(stdout, stderr io.Writer) *console {
+	c := &console{stdout: stdout, stderr: stderr}
+	c.color = isTerminal(stdout) && isTerminal(stderr) && os.Getenv("NO_COLOR") == ""
+	c.progress = isTerminal(stderr)
+	return c
+}
+
+func (c *console) configure(g Globals) {
+	c.quiet, c.verbose = g.Quiet, g.Verbose
+	c.color = c.color && !g.NoColor
+	c.progress = c.progress && !g.Quiet
+}
+
+func isTerminal(w io.Writer) bool {
+	f, ok := w.(*os.File)
+	return ok && term.IsTerminal(int(f.Fd()))
+}
+
+// printf prints a result.
+func (c *console) printf(format string, args ...any) { fmt.Fprintf(c.stdout, format, args...) }
+
+// note tells the user what is going on.
+func (c *console) note(format string, args ...any) {
+	if !c.quiet {
+		fmt.Fprintf(c.stderr, format+"\n", args...)
+	}
+}
+
+// failure prints the error that ends the program.
+func (c *console) failure(format string, args ...any) {
+	fmt.Fprintf(c.stderr, "%s %s\n", c.paint("31;1", "autopar:"), fmt.Sprintf(format, args...))
+}
+
+// heading prints a line above a table.
+func (c *console) heading(format string, args ...any) {
+	c.printf("%s\n", c.paint("1", fmt.Sprintf(format, args...)))
+}
+
+func (c *console) paint(code, text string) string {
+	if !c.color {
+		return text
+	}
+	return "\x1b[" + code + "m" + text + "\x1b[0m"
+}
+
+// json prints a value as indented JSON.
+func (c *console) json(v any) error {
+	e := json.NewEncoder(c.stdout)
+	e.SetEscapeHTML(false)
+	e.SetIndent("", "  ")
+	return e.Encode(v)
+}
+
+// table prints rows of cells in aligned columns, indented by two.
+func (c *console) table(rows [][]string) {
+	w := tabwriter.NewWriter(c.stdout, 0, 0, 2, ' ', 0)
+	for _, row := range rows {
+		for i, cell := range row {
+			switch {
+			case i == 0:
+				fmt.Fprint(w, "  ", cell)
+			default:
+				fmt.Fprint(w, "\t", cell)
+			}
+		}
+		fmt.Fprintln(w)
+	}
+	w.Flush()
+}
+
+// bar draws progress towards a total on a terminal, and nothing elsewhere.
+type bar struct{ *progressbar.ProgressBar }
+
+func (c *console) bar(total int, what string) bar {
+	if !c.progress {
+		return bar{}
+	}
+	return bar{progressbar.NewOptions(total,
+		progressbar.OptionSetWriter(c.stderr),
+		progressbar.OptionSetDescription(what),
+		progressbar.OptionShowCount(),
+		progressbar.OptionSetPredictTime(true),
+		progressbar.OptionThrottle(100*time.Millisecond),
+		progressbar.OptionClearOnFinish(),
+		progressbar.OptionUseANSICodes(c.color),
+	)}
+}
+
+// set moves the bar to a position.
+func (b bar) set(n int) {
+	if b.ProgressBar != nil {
+		b.Set(n)
+	}
+}
+
+// clear takes the bar off the screen, so that a line can be printed; the next
+// set draws it again.
+func (b bar) clear() {
+	if b.ProgressBar != nil {
+		b.Clear()
+	}
+}
+
+// bytesText prints an amount of memory with three significant digits or more.
+func bytesText(n int64) string {
+	value, unit := float64(n), "B"
+	for _, u := range []string{"KiB", "MiB", "GiB", "TiB"} {
+		if math.Abs(value) < 1024 {
+			break
+		}
+		value, unit = value/1024, u
+	}
+	if unit == "B" {
+		return fmt.Sprintf("%d B", n)
+	}
+	return fmt.Sprintf("%.2f %s", value, unit)
+}
+
+// secondsText prints a duration with four significant digits.
+func secondsText(s float64) string {
+	switch abs := math.Abs(s); {
+	case abs == 0:
+		return "0 s"
+	case abs < 1e-3:
+		return fmt.Sprintf("%.4g us", s*1e6)
+	case abs < 1:
+		return fmt.Sprintf("%.4g ms", s*1e3)
+	}
+	return fmt.Sprintf("%.4g s", s)
+}
+
+// countText prints an integer with a comma between thousands.
+func countText(n int64) string {
+	digits := strconv.FormatInt(n, 10)
+	sign := ""
+	if n < 0 {
+		sign, digits = "-", digits[1:]
+	}
+	for i := len(digits) - 3; i > 0; i -= 3 {
+		digits = digits[:i] + "," + digits[i:]
+	}
+	return sign + digits
+}
+
+// plural prints a number of things.
+func plural(n int, thing string) string {
+	if n == 1 {
+		return "1 " + thing
+	}
+	return fmt.Sprintf("%d %ss", n, thing)
+}

@@ -1,0 +1,21 @@
+// Command autopar plans, runs and explains the parallel training of a GPT.
+//
+// Each command is a struct in a file of its own, whose fields are its flags and
+// whose Run does nothing but wire the packages together. What an error means
+// for the exit status is decided in one place, status.go.
+package main
+
+import (
+	"context"
+	"os"
+	"os/signal"
+	"syscall"
+)
+
+func main() {
+	// The first Ctrl-C asks the command to finish; from then on the next one
+	// kills the process, as without a handler.
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	context.AfterFunc(ctx, stop)
+	os.Exit(execute(ctx, os.Args[1:], os.Stdout, os.Stderr))
+}

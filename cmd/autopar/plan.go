@@ -1,0 +1,301 @@
+package main
+
+import (
+	"fmt"
+	"math"
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/autopar/autopar/config"
+	"github.com/autopar/autopar/partition"
+	"github.com/autopar/autopar/planner"
+	"github.com/autopar/autopar/planner/cost"
+)
+
+// planCmd searches a plan.
+type planCmd struct {
+	yamlArgs
+	PlanNGPUs    string `name:"plan-ngpus" placeholder:"N|auto" help:"Devices of one unit, which the model is cut over; auto searches it. The default is the YAML's, or the product of --dp, --tp and --pp."`
+	RuntimeNGPUs string `name:"runtime-ngpus" placeholder:"M" help:"Devices in all, a multiple of the unit. The default is the YAML's, or one unit."`
+	Cluster      string `default:"cpu" placeholder:"NAME|FILE" help:"A built-in cluster (see autopar cluster) or a YAML file; cpu is this machine."`
+	MemoryLimit  string `placeholder:"SIZE" help:"Memory of one device that may be used, such as 16GiB. The default is the YAML's, or all it has."`
+	Out          string `short:"o" default:"plan.json" placeholder:"FILE" help:"File to write; - writes none."`
+	Top          int    `default:"3" placeholder:"K" help:"Alternatives to show."`
+	DumpDir      string `placeholder:"DIR" help:"Also write what each stage of the compiler makes: graph.txt and graph.json, partitioned.txt, program-rankN.txt."`
+	fixed
+	format
+}
+
+// fixed is the part of the search that the user decides. What is not given is
+// searched. Degrees are those inside the unit.
+type fixed struct {
+	Policy           string `group:"fix" enum:"dp,fsdp,megatron,autodist" default:"autodist" help:"Search only a well-known family: dp, fsdp, megatron, or autodist for everything."`
+	DP               *int   `group:"fix" name:"dp" placeholder:"N" help:"Data-parallel degree."`
+	TP               *int   `group:"fix" name:"tp" placeholder:"N" help:"Tensor-parallel degree."`
+	CP               *int   `group:"fix" name:"cp" placeholder:"N" help:"Context-parallel degree; only 1 in this version."`
+	PP               *int   `group:"fix" name:"pp" placeholder:"N" help:"Pipeline stages."`
+	MicroBatch       *int   `group:"fix" placeholder:"N" help:"Sequences per micro-batch of one data-parallel rank."`
+	Schedule         string `group:"fix" enum:",gpipe,1f1b,interleaved,zero-bubble" default:"" placeholder:"gpipe|1f1b" help:"Order of the micro-batches in a pipeline."`
+	Interleave       *int   `group:"fix" placeholder:"N" help:"Chunks of the model per stage; only 1 in this version."`
+	Zero             *int   `group:"fix" placeholder:"N" help:"ZeRO stage, 0 to 3: shard optimizer state (1), gradients (2) and parameters (3) over data-parallel ranks."`
+	Recompute        string `group:"fix" enum:",none,selective,full" default:"" placeholder:"none|selective|full" help:"Drop activations and compute them again: none, those of attention, or all."`
+	SequenceParallel string `group:"fix" enum:",on,off" default:"" placeholder:"on|off" help:"Shard the sequence between tensor-parallel regions."`
+	Offload          string `group:"fix" enum:",none,optimizer,params" default:"" placeholder:"none" help:"Keep state in host memory; only none in this version."`
+}
+
+// options turns flags and YAML into those of the search. The planner itself
+// refuses what this version does not have.
+func (c *planCmd) options(cfg *config.Config) (planner.Options, error) {
+	for _, n := range []struct {
+		flag  string
+		value *int
+		least int
+	}{
+		{"--dp", c.DP, 1}, {"--tp", c.TP, 1}, {"--cp", c.CP, 1}, {"--pp", c.PP, 1},
+		{"--micro-batch", c.MicroBatch, 1}, {"--interleave", c.Interleave, 1}, {"--zero", c.Zero, 0}, {"--top", &c.Top, 0},
+	} {
+		if n.value != nil && *n.value < n.least {
+			return planner.Options{}, usagef("plan: %s is %d, must be at least %d", n.flag, *n.value, n.least)
+		}
+	}
+	p := cfg.Parallel
+	o := planner.Options{
+		PlanNGPUs: int(p.PlanNGPUs), RuntimeNGPUs: int(p.RuntimeNGPUs), MemoryLimit: int64(p.MemoryLimit),
+		DP: deref(c.DP), TP: deref(c.TP), CP: deref(c.CP), PP: deref(c.PP), MicroBatch: int(cfg.Batch.Micro),
+		Schedule: partition.Schedule(c.Schedule), Interleave: deref(c.Interleave), ZeRO: c.Zero,
+		Recompute: planner.Recompute(c.Recompute), SequenceParallel: c.SequenceParallel, Offload: c.Offload,
+		Policy: planner.Policy(c.Policy), TopK: c.Top,
+	}
+	if c.MicroBatch != nil {
+		o.MicroBatch = *c.MicroBatch
+	}
+	for _, pin := range p.Pins {
+		o.Pins = append(o.Pins, partition.Placement{Match: pin.Match, Spec: "[" + strings.Join(pin.Placement, ",") + "]"})
+	}
+	return o, nil
+}
+
+func deref(n *int) int {
+	if n == nil {
+		return 0
+	}
+	return *n
+}
+
+// Example is shown by --help.
+func (planCmd) Example() string {
+	return `
+autopar plan examples/quick.yaml
+autopar plan examples/gpt2-xl.yaml --cluster a100-40g --plan-ngpus 64 --runtime-ngpus 64 -o xl.json
+autopar plan gpt.yaml --tp 2 --pp 2 --dp 1 --schedule 1f1b`
+}
+
+// unit is the value of --plan-ngpus, or where that is left out the product of the
+// degrees if all are given.
+func (c *planCmd) unit() string {
+	if c.PlanNGPUs == "" && deref(c.DP) > 0 && deref(c.TP) > 0 && deref(c.PP) > 0 {
+		return fmt.Sprint(*c.DP * *c.TP * *c.PP)
+	}
+	return c.PlanNGPUs
+}
+
+// Run searches, prints and writes the plan.
+func (c *planCmd) Run(con *console) error {
+	cfg, err := c.load(
+		flagOverride{"--plan-ngpus", "parallel.plan_ngpus", c.unit()},
+		flagOverride{"--runtime-ngpus", "parallel.runtime_ngpus", c.RuntimeNGPUs},
+		flagOverride{"--memory-limit", "parallel.memory_limit", c.MemoryLimit},
+	)
+	if err != nil {
+		return err
+	}
+	options, err := c.options(cfg)
+	if err != nil {
+		return err
+	}
+	cluster, err := cost.Load(c.Cluster)
+	if err != nil {
+		return err
+	}
+	doc, err := search(cfg, cluster, options)
+	if err != nil {
+		return err
+	}
+	proof := "no other plan of these choices is faster under the cost model"
+	if !doc.Search.Optimal {
+		proof = "the search gave up on proving that none is faster"
+	}
+	con.note("considered %s plans in %s; %s", countText(int64(doc.Search.PlansConsidered)), secondsText(doc.Search.Seconds), proof)
+	if c.DumpDir != "" {
+		programs, err := compile(cfg, doc.Plan)
+		if err != nil {
+			return err
+		}
+		if err := programs.dump(c.DumpDir); err != nil {
+			return err
+		}
+	}
+	text, err := doc.Marshal()
+	if err != nil {
+		return err
+	}
+	if c.Out != "-" {
+		if err := os.WriteFile(c.Out, text, 0o666); err != nil {
+			return err
+		}
+		con.note("wrote %s", c.Out)
+	}
+	if c.json() {
+		con.printf("%s", text)
+		return nil
+	}
+	printPlan(con, doc)
+	return nil
+}
+
+// search finds the plan of a configuration on a cluster.
+func search(cfg *config.Config, cluster *cost.Cluster, o planner.Options) (*planner.Document, error) {
+	training, evaluation, err := traceSteps(cfg)
+	if err != nil {
+		return nil, err
+	}
+	o.Eval = evaluation
+	found, err := planner.Search(training, cfg.Batch.Global, cluster, o)
+	if err != nil {
+		return nil, err
+	}
+	return planner.NewDocument(cfg, training, cluster, found), nil
+}
+
+// printPlan prints a plan, what it costs and what lost to it. It is a function
+// of the plan: how long the search took is not in it.
+func printPlan(con *console, doc *planner.Document) {
+	p, predicted := doc.Plan, doc.Predicted
+	con.heading("plan for %s on %s", plural(p.RuntimeNGPUs, "rank"), doc.Cluster.Name)
+	con.table([][]string{
+		{"mesh", fmt.Sprintf("%s of dp %d x tp %d x pp %d", plural(p.Units(), "unit"), p.DP, p.TP, p.PP())},
+		{"micro-batch", fmt.Sprintf("%s, %d per step and data-parallel rank", plural(p.MicroBatch, "sequence"), p.MicroBatches(doc.Config.Batch.Global, 0))},
+		{"schedule", string(p.Schedule)},
+		{"sharded", shardedText(p)},
+	})
+	rows := [][]string{{"STAGE", "BLOCKS", "RECOMPUTED", "PEAK MEMORY OF A RANK"}}
+	for i, s := range p.Stages {
+		rows = append(rows, []string{fmt.Sprint(i), blocksText(s), recomputedText(s.Recompute, s.Selective),
+			fmt.Sprintf("%s (%s bytes)", bytesText(predicted.PeakBytes[i]), countText(predicted.PeakBytes[i]))})
+	}
+	con.table(rows)
+	if con.verbose {
+		con.heading("placements, the first that matches; other parameters are whole on every rank")
+		rows = nil
+		for _, pl := range p.Placements {
+			rows = append(rows, []string{pl.Match, pl.Spec})
+		}
+		con.table(rows)
+	}
+	con.heading("predicted: %s per step, %s tokens/s, MFU %.2f %%",
+		secondsText(predicted.StepSeconds), countText(int64(predicted.TokensPerSecond)), 100*predicted.MFU)
+	rows = nil
+	for _, part := range parts(predicted.Breakdown) {
+		rows = append(rows, []string{part.name, secondsText(part.seconds), fmt.Sprintf("%.1f %%", 100*part.seconds/predicted.StepSeconds)})
+	}
+	con.table(rows)
+	if len(doc.Search.Alternatives) == 0 {
+		return
+	}
+	con.heading("alternatives")
+	rows = [][]string{{"PLAN", "STEP", "SLOWER BY", "PEAK MEMORY", "BECAUSE"}}
+	for _, a := range doc.Search.Alternatives {
+		slower := a.Predicted.StepSeconds - predicted.StepSeconds
+		rows = append(rows, []string{
+			planWords(a.Plan), secondsText(a.Predicted.StepSeconds), fmt.Sprintf("%s (%.1f %%)", secondsText(slower), 100*slower/predicted.StepSeconds),
+			bytesText(slices.Max(a.Predicted.PeakBytes)), differences(predicted.Breakdown, a.Predicted.Breakdown),
+		})
+	}
+	con.table(rows)
+}
+
+// part is a share of a step.
+type part struct {
+	name    string
+	seconds float64
+}
+
+func parts(b planner.PredictedBreakdown) []part {
+	return []part{
+		{"compute", b.Compute}, {"exposed communication", b.Communication}, {"optimizer", b.Optimizer}, {"bubble", b.Bubble},
+	}
+}
+
+// differences says in which parts b differs from a.
+func differences(a, b planner.PredictedBreakdown) string {
+	var words []string
+	before := parts(a)
+	for i, now := range parts(b) {
+		d := now.seconds - before[i].seconds
+		switch {
+		case math.Abs(d) < 1e-12: // not a picosecond
+		case d > 0:
+			words = append(words, now.name+" +"+secondsText(d))
+		default:
+			words = append(words, now.name+" "+secondsText(d))
+		}
+	}
+	return strings.Join(words, ", ")
+}
+
+// planWords is a plan in one line.
+func planWords(p *partition.Plan) string {
+	words := fmt.Sprintf("dp %d x tp %d x pp %d", p.DP, p.TP, p.PP())
+	if p.Units() > 1 {
+		words = fmt.Sprintf("%d x (%s)", p.Units(), words)
+	}
+	words += fmt.Sprintf(", micro-batch %d, %s", p.MicroBatch, p.Schedule)
+	if p.ZeRO > 0 {
+		words += fmt.Sprintf(", ZeRO %d", p.ZeRO)
+	}
+	if p.SequenceParallel {
+		words += ", sequence parallel"
+	}
+	full, selective := 0, 0
+	for _, s := range p.Stages {
+		full, selective = full+s.Recompute, selective+s.Selective
+	}
+	if full+selective > 0 {
+		words += ", recomputing " + recomputedText(full, selective)
+	}
+	return words
+}
+
+// shardedText says what is sharded beyond the placements: over data-parallel
+// ranks by ZeRO, and over tensor-parallel ones by sequence parallelism.
+func shardedText(p *partition.Plan) string {
+	text := [...]string{
+		"nothing", "optimizer state", "optimizer state and gradients", "optimizer state, gradients and parameters",
+	}[p.ZeRO] + fmt.Sprintf(" over dp (ZeRO %d)", p.ZeRO)
+	if p.SequenceParallel {
+		text += "; the sequence between blocks over tp"
+	}
+	return text
+}
+
+// recomputedText counts blocks that compute activations again: all of them, or
+// those of attention.
+func recomputedText(full, selective int) string {
+	switch {
+	case full+selective == 0:
+		return "none"
+	case selective == 0:
+		return plural(full, "block")
+	case full == 0:
+		return "attention of " + plural(selective, "block")
+	}
+	return fmt.Sprintf("%s, attention of %d", plural(full, "block"), selective)
+}
+
+func blocksText(s partition.Stage) string {
+	if s.Last-s.First == 1 {
+		return fmt.Sprint(s.First)
+	}
+	return fmt.Sprintf("%d to %d", s.First, s.Last-1)
+}

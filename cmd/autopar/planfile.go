@@ -1,0 +1,50 @@
+package main
+
+import (
+	"errors"
+
+	"github.com/autopar/autopar/ir"
+	"github.com/autopar/autopar/partition"
+	"github.com/autopar/autopar/planner"
+)
+
+// planArg is the argument of a command that reads a plan.
+type planArg struct {
+	Plan string `arg:"" name:"plan.json" help:"Plan, as autopar plan writes it."`
+}
+
+// loadPlan reads the plan and checks that it is for the model it says, and that
+// the model can be placed so. Every error names the file.
+func (a planArg) loadPlan() (*planner.Document, error) {
+	doc, err := planner.ReadDocument(a.Plan)
+	if err != nil {
+		return nil, err
+	}
+	training, evaluation, err := traceSteps(doc.Config)
+	if err != nil {
+		return nil, err
+	}
+	if err := doc.Check(training); err != nil {
+		return nil, a.blame(err)
+	}
+	for _, g := range []*ir.Graph{training, evaluation} {
+		if _, err := partition.Apply(g, doc.Plan, doc.Config.Batch.Global); err != nil {
+			return nil, a.blame(err)
+		}
+	}
+	return doc, nil
+}
+
+// blame makes an error about a plan name the file and the key.
+func (a planArg) blame(err error) error {
+	var document *planner.DocumentError
+	if errors.As(err, &document) {
+		document.File = a.Plan
+		return document
+	}
+	var plan *partition.PlanError
+	if errors.As(err, &plan) {
+		return &planner.DocumentError{File: a.Plan, Key: "plan." + plan.Key, Msg: plan.Msg}
+	}
+	return &planner.DocumentError{File: a.Plan, Key: "plan.placements", Err: err}
+}

@@ -1,0 +1,113 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"io"
+
+	"github.com/autopar/autopar/checkpoint"
+	"github.com/autopar/autopar/planner/cost"
+	"github.com/autopar/autopar/train"
+)
+
+// runCmd trains.
+type runCmd struct {
+	planArg
+	Steps    *int   `placeholder:"N" help:"Stop when N updates have been made, those before a resume included. The default is the configuration's max_iters+1."`
+	Device   string `enum:"cpu,cuda" default:"cpu" help:"cpu, or cuda (not in this version)."`
+	Out      string `placeholder:"DIR" help:"Directory of checkpoints and metrics.jsonl. The default is the configuration's train.out_dir."`
+	Resume   bool   `help:"Go on from the newest checkpoint in the directory."`
+	InitFrom string `placeholder:"scratch|DIR|FILE" default:"scratch" help:"Weights to start from: scratch, the directory of another run, or a safetensors file."`
+}
+
+// Example is shown by --help.
+func (runCmd) Example() string {
+	return `
+autopar run plan.json
+autopar run plan.json --steps 4000 --resume`
+}
+
+// Run trains until it is done or interrupted.
+func (c *runCmd) Run(ctx context.Context, con *console) error {
+	if c.Device == "cuda" {
+		return usagef("run: --device cuda is not in this build; the plan can be trained with --device cpu")
+	}
+	if c.Steps != nil && *c.Steps < 1 {
+		return usagef("run: --steps is %d, must be at least 1", *c.Steps)
+	}
+	doc, err := c.loadPlan()
+	if err != nil {
+		return err
+	}
+	cluster, err := cost.Load("cpu")
+	if err != nil {
+		return err
+	}
+	job, err := train.NewJob(doc.Config, doc.Plan, train.JobOptions{})
+	if err != nil {
+		return err
+	}
+	defer job.Close()
+	out := c.Out
+	if out == "" {
+		out = doc.Config.Train.OutDir
+	}
+	p := &progress{con: con}
+	defer p.end()
+	opts := train.RunOptions{
+		Out: out, Resume: c.Resume, InitFrom: c.InitFrom, Keep: checkpoint.Retention{Last: 2},
+		Log: p, PeakFLOPS: cluster.PeakFLOPS("f32", doc.Plan.RuntimeNGPUs),
+	}
+	if c.Steps != nil {
+		opts.Steps = *c.Steps
+	}
+	if con.progress {
+		opts.Progress = p.update
+	}
+	context.AfterFunc(ctx, func() { con.note("\ninterrupted: finishing the step and saving; once more to stop at once") })
+	result, err := job.Run(ctx, opts)
+	if err != nil {
+		return err
+	}
+	p.end()
+	if result.Interrupted && result.Checkpoint != "" {
+		con.note("go on with: autopar run %s --resume --out %s", c.Plan, out)
+	}
+	return nil
+}
+
+// progress prints the lines of a run, with a bar below them on a terminal.
+type progress struct {
+	con  *console
+	bar  bar
+	last train.Progress
+}
+
+var _ io.Writer = (*progress)(nil)
+
+// Write prints whole lines in place of the bar, which the next update draws
+// again below them.
+func (p *progress) Write(lines []byte) (int, error) {
+	if bytes.IndexByte(lines, '\n') >= 0 {
+		p.bar.clear()
+	}
+	return p.con.stdout.Write(lines)
+}
+
+func (p *progress) update(now train.Progress) {
+	if p.bar.ProgressBar == nil || now.Evaluating != p.last.Evaluating || now.Total != p.last.Total {
+		what := "train"
+		if now.Evaluating {
+			what = "eval"
+		}
+		p.bar.clear()
+		p.bar = p.con.bar(now.Total, what)
+	}
+	p.last = now
+	p.bar.set(now.Done)
+}
+
+func (p *progress) end() {
+	p.bar.clear()
+	p.bar = bar{}
+}

@@ -1,0 +1,119 @@
+package main
+
+import (
+	"fmt"
+
+	"github.com/autopar/autopar/models/gpt"
+)
+
+// sizeCmd counts a model.
+type sizeCmd struct {
+	yamlArgs
+	format
+}
+
+// Example is shown by --help.
+func (sizeCmd) Example() string { return "autopar size examples/gpt2.yaml" }
+
+// sizes is the result of autopar size. Bytes are those of float32 training on
+// one device.
+type sizes struct {
+	Parameters           int64       `json:"parameters"`
+	ParametersNoPosition int64       `json:"parameters_without_positions"` // what nanoGPT prints
+	Decayed              group       `json:"decayed"`
+	NotDecayed           group       `json:"not_decayed"`
+	FLOPs                flops       `json:"flops"`
+	Bytes                memoryBytes `json:"bytes"`
+}
+
+type group struct {
+	Tensors  int   `json:"tensors"`
+	Elements int64 `json:"elements"`
+}
+
+type flops struct {
+	ForwardPerSequence  int64 `json:"forward_per_sequence"`
+	Attention           int64 `json:"forward_attention"`
+	MLP                 int64 `json:"forward_mlp"`
+	Head                int64 `json:"forward_head"`
+	TrainingPerToken    int64 `json:"training_per_token"`
+	TrainingPerSequence int64 `json:"training_per_sequence"`
+	TrainingPerStep     int64 `json:"training_per_step"`
+}
+
+type memoryBytes struct {
+	Sequences   int   `json:"sequences"` // held at once
+	Weights     int64 `json:"weights"`
+	Gradients   int64 `json:"gradients"`
+	Optimizer   int64 `json:"optimizer"`
+	Activations int64 `json:"activations"`
+	Total       int64 `json:"total"`
+}
+
+func measure(m gpt.Config, global, micro int) sizes {
+	decay, noDecay := m.ParamGroups()
+	forward := m.ForwardFLOPs()
+	bytes := m.TrainingBytes(micro)
+	perSequence := m.FLOPsPerToken() * int64(m.BlockSize)
+	return sizes{
+		Parameters:           m.NumParams(),
+		ParametersNoPosition: m.NumParamsNoPosition(),
+		Decayed:              group(decay),
+		NotDecayed:           group(noDecay),
+		FLOPs: flops{
+			ForwardPerSequence: forward.Total(), Attention: forward.Attention, MLP: forward.MLP, Head: forward.Head,
+			TrainingPerToken: m.FLOPsPerToken(), TrainingPerSequence: perSequence, TrainingPerStep: perSequence * int64(global),
+		},
+		Bytes: memoryBytes{
+			Sequences: micro, Weights: bytes.Weights, Gradients: bytes.Gradients, Optimizer: bytes.Optimizer,
+			Activations: bytes.Activations, Total: bytes.Total(),
+		},
+	}
+}
+
+// Run prints the counts.
+func (c *sizeCmd) Run(con *console) error {
+	cfg, err := c.load()
+	if err != nil {
+		return err
+	}
+	m := cfg.Model
+	s := measure(m, cfg.Batch.Global, max(1, int(cfg.Batch.Micro)))
+	if c.json() {
+		return con.json(s)
+	}
+	name := m.Preset
+	if name == "" {
+		name = c.Config
+	}
+	con.heading("%s: %d layers, %d heads, C %d, T %d, V %d", name, m.NLayer, m.NHead, m.NEmbd, m.BlockSize, m.VocabSize)
+	share := func(part int64) string {
+		return fmt.Sprintf("%.1f %%", 100*float64(part)/float64(s.FLOPs.ForwardPerSequence))
+	}
+	con.heading("parameters")
+	con.table([][]string{
+		{"all", countText(s.Parameters)},
+		{"without the position table", countText(s.ParametersNoPosition), fmt.Sprintf("%.2fM", float64(s.ParametersNoPosition)/1e6)},
+		{"decayed", countText(s.Decayed.Elements), fmt.Sprintf("%d tensors", s.Decayed.Tensors)},
+		{"not decayed", countText(s.NotDecayed.Elements), fmt.Sprintf("%d tensors", s.NotDecayed.Tensors)},
+	})
+	con.heading("FLOPs")
+	con.table([][]string{
+		{"forward, one sequence", countText(s.FLOPs.ForwardPerSequence)},
+		{"  attention", countText(s.FLOPs.Attention), share(s.FLOPs.Attention)},
+		{"  MLP", countText(s.FLOPs.MLP), share(s.FLOPs.MLP)},
+		{"  head", countText(s.FLOPs.Head), share(s.FLOPs.Head)},
+		{"training, one token", countText(s.FLOPs.TrainingPerToken), "6N + 12 L C T"},
+		{"training, one sequence", countText(s.FLOPs.TrainingPerSequence)},
+		{fmt.Sprintf("training, one step of %d", cfg.Batch.Global), fmt.Sprintf("%.4g", float64(s.FLOPs.TrainingPerStep))},
+	})
+	con.heading("memory in float32 on one device, %d at once", s.Bytes.Sequences)
+	con.table([][]string{
+		{"weights", bytesText(s.Bytes.Weights)},
+		{"gradients", bytesText(s.Bytes.Gradients)},
+		{"optimizer", bytesText(s.Bytes.Optimizer)},
+		{"activations", bytesText(s.Bytes.Activations), "by formula; a plan knows its own exact number"},
+		{"total", bytesText(s.Bytes.Total)},
+	})
+	return nil
+}

@@ -1,0 +1,66 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/alecthomas/kong"
+
+	"github.com/autopar/autopar/checkpoint"
+	"github.com/autopar/autopar/config"
+	"github.com/autopar/autopar/data"
+	"github.com/autopar/autopar/models/gpt"
+	"github.com/autopar/autopar/partition"
+	"github.com/autopar/autopar/planner"
+	"github.com/autopar/autopar/planner/cost"
+	"github.com/autopar/autopar/train"
+)
+
+// The exit statuses, on which scripts rely.
+const (
+	statusDone       = 0
+	statusFailed     = 1 // the work failed, or a check did
+	statusInput      = 2 // command line, YAML, plan, data or checkpoint is wrong
+	statusInfeasible = 3 // no plan fits
+)
+
+// usageError is a command line that parses but makes no sense.
+type usageError struct{ msg string }
+
+func (e *usageError) Error() string { return e.msg }
+
+func usagef(format string, args ...any) error {
+	return &usageError{fmt.Sprintf(format, args...)}
+}
+
+// status maps an error to the exit status. This is the one place that knows.
+func status(err error) int {
+	if err == nil {
+		return statusDone
+	}
+	if is[*planner.InfeasibleError](err) {
+		return statusInfeasible
+	}
+	if is[*kong.ParseError](err) || is[*usageError](err) || is[*config.Error](err) || is[*gpt.ConfigError](err) ||
+		is[*data.InputError](err) || is[*cost.Error](err) || is[*cost.FieldError](err) || is[*checkpoint.Error](err) || is[*train.InputError](err) || is[*planner.OptionError](err) || is[*planner.UnsupportedError](err) || is[*planner.DocumentError](err) || is[*partition.PlanError](err) {
+		return statusInput
+	}
+	return statusFailed
+}
+
+// message is how an error is told to the user.
+func message(err error) string {
+	if errors.Is(err, context.Canceled) {
+		return "interrupted"
+	}
+	return err.Error()
+}
+
+// is reports whether an error of type E is in err's tree.
+func is[E error](err error) bool {
+	var target E
+	return as(err, &target)
+}
+
+func as[E error](err error, target *E) bool { return errors.As(err, target) }
