@@ -37,6 +37,16 @@ type Node struct {
 	Phase Phase
 	Stage int    // pipeline stage, once partitioned
 	Pos   string // source position file:line of the user's code, if any
+
+	sig *Signature // of a node made by Add, and of its copies
+}
+
+// Copy returns a node with the same op, attributes and names, and no operands or
+// results: those of the same types may be filled in.
+func (n *Node) Copy() *Node {
+	m := *n
+	m.Args, m.Results = nil, nil
+	return &m
 }
 
 // Block returns the repeated block that the node belongs to, h.3 for
@@ -110,7 +120,7 @@ func (g *Graph) Add(op Op, attr Attr, name string, phase Phase, args ...*Value) 
 	if err != nil {
 		return nil, fmt.Errorf("%w (at %s)", err, name)
 	}
-	n := &Node{Op: op, Attr: attr, Name: name, Phase: phase, Args: slices.Clone(args)}
+	n := &Node{Op: op, Attr: attr, Name: name, Phase: phase, Args: slices.Clone(args), sig: sig}
 	results := sig.ResultTypes()
 	if op.Class() == Comm {
 		results = types
@@ -174,8 +184,13 @@ func (g *Graph) Output(name string) *Value {
 	return nil
 }
 
-// SignatureOf resolves the signature of a compute or communication node.
+// SignatureOf returns the signature of a compute or communication node. It is
+// shared: read only.
 func SignatureOf(n *Node) *Signature {
+	// A rewrite keeps types, but may drop operands of an add_n.
+	if n.sig != nil && len(n.sig.Args) == len(n.Args) {
+		return n.sig
+	}
 	types := make([]Type, len(n.Args))
 	for i, a := range n.Args {
 		types[i] = a.Type

@@ -86,7 +86,8 @@ func cloneForward(g *ir.Graph, block string, much extent, again map[*ir.Value]*i
 		if !need[n] {
 			continue
 		}
-		c := &ir.Node{Op: n.Op, Attr: n.Attr, Name: n.Name + "@re", Phase: ir.Backward, Pos: n.Pos}
+		c := n.Copy()
+		c.Name, c.Phase = n.Name+"@re", ir.Backward
 		for _, a := range n.Args {
 			if r, ok := again[a]; ok {
 				a = r

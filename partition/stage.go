@@ -122,7 +122,8 @@ func (c *cutter) assign(p *Plan) {
 
 // emit appends the copy of a node that runs on a stage.
 func (c *cutter) emit(n *ir.Node, s int) *ir.Node {
-	m := &ir.Node{Op: n.Op, Attr: n.Attr, Phase: n.Phase, Stage: s, Pos: n.Pos, Name: c.name(n, s)}
+	m := n.Copy()
+	m.Stage, m.Name = s, c.name(n, s)
 	for _, a := range n.Args {
 		m.Args = append(m.Args, c.at(a, s, n.Phase))
 	}
