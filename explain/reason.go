@@ -42,8 +42,12 @@ func newReasons(prog *codegen.Program, cfg *config.Config) (*reasons, error) {
 		n := nodes[i]
 		switch {
 		case n.Op == ir.OpAdamW:
+			weight := n.Args[0]
+			for weight.Def.Op.Class() == ir.Comm {
+				weight = weight.Def.Args[0] // the optimizer updates a slice of it
+			}
 			for _, state := range n.Args[1:4] {
-				w.owner[state] = n.Args[0]
+				w.owner[state] = weight
 			}
 		case n.Op == ir.OpAddN || n.Op.Class() == ir.Comm:
 			if weight := w.owner[n.Results[0]]; weight != nil {
@@ -84,6 +88,9 @@ func (w *reasons) tensor(b *codegen.Buffer) string {
 	case KindWeight:
 		return w.weight(v)
 	case KindOptimizer:
+		if dp := w.prog.Mesh.Axis(partition.AxisDP); v.Spec[dp].Kind == ir.Shard {
+			return fmt.Sprintf("sharded over dp by ZeRO stage %d", w.prog.Plan.ZeRO)
+		}
 		return "lies as its weight, which adamw updates in place"
 	case KindGradient:
 		return w.gradient(v)

@@ -66,17 +66,33 @@ func (r *Report) peak() int64 {
 
 // planText names a plan by its degrees.
 func planText(p *partition.Plan) string {
-	recompute := 0
+	recompute, selective := 0, 0
 	for _, s := range p.Stages {
 		recompute += s.Recompute
+		selective += s.Selective
 	}
 	text := fmt.Sprintf("dp %d x tp %d x pp %d", p.DP, p.TP, p.PP())
 	if p.Units() > 1 {
 		text += fmt.Sprintf(" x %d units", p.Units())
 	}
-	text += fmt.Sprintf(", micro-batch %d, %s", p.MicroBatch, p.Schedule)
+	text += fmt.Sprintf(", micro-batch %d, %s", p.MicroBatch, p.Schedule) + shardedText(p)
 	if recompute > 0 {
 		text += ", recompute " + count(recompute, "block")
+	}
+	if selective > 0 {
+		text += ", recompute attention of " + count(selective, "block")
+	}
+	return text
+}
+
+// shardedText names what a plan shards beyond its placements.
+func shardedText(p *partition.Plan) string {
+	text := ""
+	if p.ZeRO > 0 {
+		text += fmt.Sprintf(", ZeRO %d", p.ZeRO)
+	}
+	if p.SequenceParallel {
+		text += ", sequence parallel"
 	}
 	return text
 }

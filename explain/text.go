@@ -31,7 +31,7 @@ func (r *Report) header(out io.Writer) {
 	fmt.Fprintf(out, "%s: %s parameters, %d sequences and %s tokens per step\n", r.Model, grouped(r.Parameters), r.Batch, grouped(int64(r.Tokens)))
 	fmt.Fprintf(out, "%s: %s of %s, dp %d x tp %d x %s; ", count(r.RuntimeNGPUs, "rank"), count(r.Units, "unit"), count(r.PlanNGPUs, "rank"),
 		r.DP/r.Units, r.TP, count(r.PP, "stage"))
-	fmt.Fprintf(out, "%s of up to %s, %s schedule\n", count(r.MicroBatches, "micro-batch"), count(r.MicroBatch, "sequence"), r.Schedule)
+	fmt.Fprintf(out, "%s of up to %s, %s schedule%s\n", count(r.MicroBatches, "micro-batch"), count(r.MicroBatch, "sequence"), r.Schedule, shardedText(r.prog.Plan))
 	fmt.Fprintf(out, "every stage is a %s; what is not split over dp is the same on all data-parallel ranks\n", r.Mesh)
 }
 
@@ -75,18 +75,26 @@ func (r *Report) stageText(out io.Writer, st *Stage) {
 	st.Memory.text(out)
 }
 
-// optimizerText sums the optimizer state up: it lies as the weights do.
+// optimizerText sums the optimizer state up, by the reason why it lies as it does.
 func (r *Report) optimizerText(out io.Writer, st *Stage) {
-	tensors, bytes, why := 0, int64(0), ""
-	for _, t := range st.Tensors {
-		if t.Kind == KindOptimizer {
-			tensors += t.Count
-			bytes += int64(t.Count) * t.Bytes
-			why = t.Why
-		}
+	type sum struct {
+		tensors int
+		bytes   int64
 	}
-	if tensors > 0 {
-		fmt.Fprintf(out, "  optimizer state: %d tensors, %s bytes; each %s\n", tensors, grouped(bytes), why)
+	var reasons []string
+	by := map[string]sum{}
+	for _, t := range st.Tensors {
+		if t.Kind != KindOptimizer {
+			continue
+		}
+		s, seen := by[t.Why]
+		if !seen {
+			reasons = append(reasons, t.Why)
+		}
+		by[t.Why] = sum{s.tensors + t.Count, s.bytes + int64(t.Count)*t.Bytes}
+	}
+	for _, why := range reasons {
+		fmt.Fprintf(out, "  optimizer state: %d tensors, %s bytes; each %s\n", by[why].tensors, grouped(by[why].bytes), why)
 	}
 }
 
