@@ -4,7 +4,7 @@ GO       ?= go
 BIN      := bin/autopar
 FUZZTIME ?= 5s
 
-.PHONY: help build demo test check fmt vet race golden fuzz bench
+.PHONY: help build demo test check fmt vet race golden fuzz bench parity mutants peers
 
 help:
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1	\2/p' $(MAKEFILE_LIST)
@@ -42,3 +42,12 @@ fuzz: ## run every fuzz target for FUZZTIME
 
 bench: ## run every benchmark once, for its time and allocations
 	$(GO) test -run '^$$' -bench . -benchmem ./...
+
+parity: ## train under every plan of the parity table and print it
+	$(GO) test -count=1 -timeout 20m -v -run TestParity . -args -parity-all
+
+mutants: ## plant known bugs one at a time; each must turn a test red
+	$(GO) test -tags mutants -count=1 -timeout 20m -v ./mutants
+
+peers: build ## time a training step beside PyTorch, installed for the occasion
+	bench/cpu.sh $(BIN)

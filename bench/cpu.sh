@@ -48,7 +48,7 @@ for model in quick baby; do
 		done
 	done
 	ours=$(median < "$work/$model.autopar")
-	echo "| $model | autopar, 1 rank | $ours | 1 |"
+	printf "| %s | autopar, 1 rank | %.2f | 1 |\n" "$model" "$ours"
 	for peer in $PEERS; do
 		theirs=$(median < "$work/$model.${peer%%=*}")
 		echo "| $model | torch (${peer%%=*}) | $theirs | $(awk "BEGIN {printf \"%.2f x the time\", $theirs/$ours}") |"
