@@ -68,9 +68,9 @@ func inThePartition() []mutant {
 	const sound = "^TestCheckAcceptsEveryProgram$"
 	const shapes = "^TestShapes$"
 	skip := func(when string) string {
-		return "if s.Op == ir.OpAllReduce && " + when + " {\n\t\t\tv.Spec = s.Spec\n\t\t\tcontinue\n\t\t}\n\t\t"
+		return "if s.Op == ir.OpAllReduce && " + when + " {\n\t\t\tm.Spec = s.Spec\n\t\t\tcontinue\n\t\t}\n\t\t"
 	}
-	const insert = "v = pr.comm(s.Op, v, s.Spec, phase, s.Attr).Results[0]"
+	const insert = "m = pr.comm(s.Op, m, s.Spec, phase, s.Attr).Results[0]"
 	return []mutant{{
 		bug: "dropped all_reduce with the data flow kept", how: "forward",
 		file: "partition/reshard.go", old: insert, new: skip("phase == ir.Forward") + insert,
@@ -160,7 +160,7 @@ func inThePartition() []mutant {
 	}, {
 		bug:  "micro-batch remainder dropped",
 		file: "partition/plan.go",
-		old:  "return (local + p.MicroBatch - 1) / p.MicroBatch", new: "return max(1, local/p.MicroBatch)",
+		old:  "return (axes[0].Cut(batch, dp).Len + p.MicroBatch - 1) / p.MicroBatch", new: "return max(1, axes[0].Cut(batch, dp).Len/p.MicroBatch)",
 		pkg: "./runtime", run: shapes,
 	}, {
 		bug: "micro-batch remainder dropped", how: "the last one repeats rows",
@@ -170,8 +170,8 @@ func inThePartition() []mutant {
 	}, {
 		bug:  "recompute draws another mask",
 		file: "partition/recompute.go",
-		old:  `c := &ir.Node{Op: n.Op, Attr: n.Attr, Name: n.Name + "@re", Phase: ir.Backward, Pos: n.Pos}`,
-		new: `c := &ir.Node{Op: n.Op, Attr: n.Attr, Name: n.Name + "@re", Phase: ir.Backward, Pos: n.Pos}
+		old:  `c.Name, c.Phase = n.Name+"@re", ir.Backward`,
+		new: `c.Name, c.Phase = n.Name+"@re", ir.Backward
 		if d, ok := c.Attr.(ir.DropoutAttr); ok {
 			d.Key = c.Name
 			c.Attr = d
@@ -192,7 +192,7 @@ func inThePartition() []mutant {
 	}, {
 		bug: "optimizer holding stale weights", how: "the new weight has a place of its own",
 		file: "codegen/layout.go",
-		old:  "return n.Args[u.New.Index] == u.Param", new: "return n.Args[u.New.Index] == u.Param && u.New.Index > 0",
+		old:  "case n.Op == ir.OpAdamW && n.Args[u.New.Index] != u.Param,", new: "case n.Op == ir.OpAdamW && (n.Args[u.New.Index] != u.Param || u.New.Index == 0),",
 		pkg: "./codegen", run: sound,
 	}}
 }
