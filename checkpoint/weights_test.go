@@ -2,6 +2,7 @@ package checkpoint
 
 import (
 	"encoding/binary"
+	"maps"
 	"math"
 	"os"
 	"path/filepath"
@@ -119,7 +120,7 @@ func TestWeightsRoundTrip(t *testing.T) {
 // position table.
 func TestForeignFiles(t *testing.T) {
 	path := rewritten(t, export(t, HuggingFace), nil, func(all map[string]safetensors.Tensor) {
-		for name, x := range all {
+		for name, x := range maps.Clone(all) {
 			delete(all, name)
 			x.Name = strings.TrimPrefix(name, "transformer.")
 			if x.Name == "wpe.weight" {
