@@ -7,6 +7,16 @@ import (
 	"github.com/autopar/autopar/partition"
 )
 
+// Compile applies a plan to a traced graph and generates its program. See
+// [partition.Apply] and [Generate].
+func Compile(g *ir.Graph, p *partition.Plan, batch int, share *Program) (*Program, error) {
+	parts, err := partition.Apply(g, p, batch)
+	if err != nil {
+		return nil, err
+	}
+	return Generate(parts, p, batch, share)
+}
+
 // Generate compiles a partitioned graph. batch is the global batch.
 //
 // When share is not nil the program runs in the same arenas as share, between

@@ -95,7 +95,7 @@ func nearestSection(written string) string {
 			return k.String()
 		}
 	}
-	return nearestWord(written, sectionNames())
+	return Nearest(written, sectionNames())
 }
 
 // parseYAML returns the root of the only document, nil if it is empty.
@@ -328,7 +328,7 @@ func (c *Config) setText(k key, text string, at origin) error {
 	isPreset := k.String() == "model.preset"
 	if k.words != nil && !slices.Contains(k.words, text) && !(isPreset && text == "") {
 		return at.refuse(k.String(), "is %q, must be one of %s; did you mean %s?",
-			text, strings.Join(k.words, ", "), nearestWord(text, k.words))
+			text, strings.Join(k.words, ", "), Nearest(text, k.words))
 	}
 	if isPreset && text != "" {
 		model, err := gpt.Preset(text)
@@ -384,7 +384,7 @@ func decodePins(k key, node ast.Node, at origin) ([]Pin, error) {
 					pin.Placement = append(pin.Placement, s.value)
 				}
 			default:
-				return nil, e.at.refuse(path, "unknown key; did you mean %s.%s?", name, nearestWord(e.name, []string{"match", "placement"}))
+				return nil, e.at.refuse(path, "unknown key; did you mean %s.%s?", name, Nearest(e.name, []string{"match", "placement"}))
 			}
 		}
 		pins = append(pins, pin)

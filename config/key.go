@@ -111,8 +111,9 @@ func nearestKey(section, name string) string {
 	return best
 }
 
-// nearestWord is the word closest to the one written.
-func nearestWord(written string, words []string) string {
+// Nearest returns the word closest to the one written, by edit distance, for
+// messages about words that do not exist.
+func Nearest(written string, words []string) string {
 	best, bestDistance := "", 0
 	for _, w := range words {
 		if d := editDistance(written, w); best == "" || d < bestDistance {

@@ -43,7 +43,7 @@ func (r *Report) alternatives(out io.Writer, n *ir.Node) {
 					fmt.Fprintf(out, "    %s %-22s not: %v\n", mark, name, err)
 					continue
 				}
-				fmt.Fprintf(out, "    %s %-22s %12s%s\n", mark, name, grouped(bytes), r.weightBytes(n, axis, args))
+				fmt.Fprintf(out, "    %s %-22s %12s%s\n", mark, name, Grouped(bytes), r.weightBytes(n, axis, args))
 			}
 		}
 	}
@@ -127,7 +127,7 @@ func (r *Report) weightBytes(n *ir.Node, axis int, args []ir.Placement) string {
 			spec := v.Spec
 			spec[axis] = args[i]
 			slab := r.prog.Mesh.Local(v.Type.Shape, spec, ir.Coord{})
-			return fmt.Sprintf("  with %s of %s bytes", spec.Format(r.prog.Mesh, len(v.Type.Shape)), grouped(slab.Elems()*v.Type.DType.Size()))
+			return fmt.Sprintf("  with %s of %s bytes", spec.Format(r.prog.Mesh, len(v.Type.Shape)), Grouped(slab.Elems()*v.Type.DType.Size()))
 		}
 	}
 	return ""

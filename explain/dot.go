@@ -52,7 +52,7 @@ func visible(n *ir.Node) bool {
 }
 
 func (d *dot) stage(st *Stage) {
-	label := fmt.Sprintf("stage %d: %s, arena %s bytes", st.Index, rankText(st.Ranks), grouped(st.Memory.Arena))
+	label := fmt.Sprintf("stage %d: %s, arena %s bytes", st.Index, rankText(st.Ranks), Grouped(st.Memory.Arena))
 	d.line("  subgraph cluster_stage%d {", st.Index)
 	d.line("    label=%s; style=filled; fillcolor=\"#f4f6f8\";", quote(label))
 	for _, inBlock := range []bool{false, true} {

@@ -74,9 +74,9 @@ func program(t testing.TB, s shape) *codegen.Program {
 		},
 	}
 	cfg := testConfig()
-	g, err := trace(cfg)
+	g, err := cfg.TrainStep()
 	require.NoError(t, err)
-	prog, err := generate(g, p, cfg.Batch.Global)
+	prog, err := codegen.Compile(g, p, cfg.Batch.Global, nil)
 	require.NoError(t, err)
 	return prog
 }
@@ -321,7 +321,7 @@ func TestCompare(t *testing.T) {
 // TestNew explains a plan as the planner wrote it to a file.
 func TestNew(t *testing.T) {
 	cfg := testConfig()
-	g, err := trace(cfg)
+	g, err := cfg.TrainStep()
 	require.NoError(t, err)
 	cluster, err := cost.Load("h100")
 	require.NoError(t, err)
@@ -429,7 +429,7 @@ func TestNames(t *testing.T) {
 	require.Equal(t, "h.6/add", st.merged([]string{"h.6/add"}))
 	require.Equal(t, "h.{4,5}/add", strings.ReplaceAll(st.merged([]string{"h.4/add", "h.5/add"}), "-", ","))
 	require.Equal(t, "0-2,5,7-8", numbers([]int{0, 1, 2, 5, 7, 8}))
-	require.Equal(t, "-1,234,567", grouped(-1234567))
-	require.Equal(t, "123", grouped(123))
+	require.Equal(t, "-1,234,567", Grouped(-1234567))
+	require.Equal(t, "123", Grouped(123))
 	require.Equal(t, "65 = 17+16+16+16", cutText(ir.Axis{Size: 4}, 65))
 }

@@ -2,10 +2,6 @@ package explain
 
 import (
 	"github.com/autopar/autopar/codegen"
-	"github.com/autopar/autopar/config"
-	"github.com/autopar/autopar/ir"
-	"github.com/autopar/autopar/models/gpt"
-	"github.com/autopar/autopar/partition"
 	"github.com/autopar/autopar/planner"
 )
 
@@ -14,14 +10,14 @@ import (
 // lost to it. It fails with a *planner.DocumentError when the plan was made for
 // another model.
 func New(doc *planner.Document) (*Report, error) {
-	g, err := trace(doc.Config)
+	g, err := doc.Config.TrainStep()
 	if err != nil {
 		return nil, err
 	}
 	if err := doc.Check(g); err != nil {
 		return nil, err
 	}
-	prog, err := generate(g, doc.Plan, doc.Config.Batch.Global)
+	prog, err := codegen.Compile(g, doc.Plan, doc.Config.Batch.Global, nil)
 	if err != nil {
 		return nil, err
 	}
@@ -33,19 +29,4 @@ func New(doc *planner.Document) (*Report, error) {
 		return nil, err
 	}
 	return r, r.Compare(doc.Search.Alternatives)
-}
-
-func trace(cfg *config.Config) (*ir.Graph, error) {
-	o := cfg.Optimizer
-	return gpt.TrainStep(cfg.Model, gpt.Optimizer{
-		Beta1: o.Beta1, Beta2: o.Beta2, Eps: o.Eps, WeightDecay: o.WeightDecay, GradClip: o.GradClip,
-	}, cfg.Batch.Global, cfg.Model.BlockSize)
-}
-
-func generate(g *ir.Graph, plan *partition.Plan, batch int) (*codegen.Program, error) {
-	g, err := partition.Apply(g, plan, batch)
-	if err != nil {
-		return nil, err
-	}
-	return codegen.Generate(g, plan, batch, nil)
 }

@@ -85,7 +85,7 @@ func (r *Report) Spans() ([]runtime.Span, error) {
 func duration(p cost.Picoseconds) time.Duration { return time.Duration(p / 1000) }
 
 func (p *Prediction) text(out io.Writer) {
-	fmt.Fprintf(out, "predicted on %s: %s per step, %s tokens/s\n", p.Cluster, seconds(p.StepSeconds), grouped(int64(p.TokensPerSecond)))
+	fmt.Fprintf(out, "predicted on %s: %s per step, %s tokens/s\n", p.Cluster, seconds(p.StepSeconds), Grouped(int64(p.TokensPerSecond)))
 	share := func(s float64) string { return fmt.Sprintf("%.1f%%", 100*s/p.StepSeconds) }
 	table(out, fmt.Sprintf("of which rank %d, the busiest, spends", p.Busiest), [][]string{
 		{"compute", seconds(p.Compute), share(p.Compute)},

@@ -102,7 +102,7 @@ func (r *Report) rejectedText(out io.Writer) {
 	for _, x := range r.Rejected {
 		rows = append(rows, []string{
 			x.Plan, seconds(x.StepSeconds), signed(x.DeltaSeconds), percent(x.DeltaSeconds / r.Prediction.StepSeconds),
-			grouped(x.PeakBytes), signedBytes(x.DeltaBytes), x.Because,
+			Grouped(x.PeakBytes), signedBytes(x.DeltaBytes), x.Because,
 		})
 	}
 	table(out, "plans that lost: time of a step, difference, peak bytes of a rank, difference, why slower", rows, 1, 2, 3, 4, 5)
@@ -117,9 +117,9 @@ func signed(s float64) string {
 
 func signedBytes(n int64) string {
 	if n < 0 {
-		return grouped(n)
+		return Grouped(n)
 	}
-	return "+" + grouped(n)
+	return "+" + Grouped(n)
 }
 
 func percent(x float64) string {

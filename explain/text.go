@@ -28,7 +28,7 @@ func (r *Report) Text(w io.Writer) error {
 }
 
 func (r *Report) header(out io.Writer) {
-	fmt.Fprintf(out, "%s: %s parameters, %d sequences and %s tokens per step\n", r.Model, grouped(r.Parameters), r.Batch, grouped(int64(r.Tokens)))
+	fmt.Fprintf(out, "%s: %s parameters, %d sequences and %s tokens per step\n", r.Model, Grouped(r.Parameters), r.Batch, Grouped(int64(r.Tokens)))
 	fmt.Fprintf(out, "%s: %s of %s, dp %d x tp %d x %s; ", count(r.RuntimeNGPUs, "rank"), count(r.Units, "unit"), count(r.PlanNGPUs, "rank"),
 		r.DP/r.Units, r.TP, count(r.PP, "stage"))
 	fmt.Fprintf(out, "%s of up to %s, %s schedule%s\n", count(r.MicroBatches, "micro-batch"), count(r.MicroBatch, "sequence"), r.Schedule, shardedText(r.prog.Plan))
@@ -64,7 +64,7 @@ func (r *Report) stageText(out io.Writer, st *Stage) {
 				if kind == KindGradient {
 					name = "of " + t.Of
 				}
-				rows = append(rows, []string{name, times(t.Count), shapeText(t.DType, t.Shape), t.Spec, grouped(t.Bytes), t.Why})
+				rows = append(rows, []string{name, times(t.Count), shapeText(t.DType, t.Shape), t.Spec, Grouped(t.Bytes), t.Why})
 			}
 		}
 		if len(rows) > 0 {
@@ -94,7 +94,7 @@ func (r *Report) optimizerText(out io.Writer, st *Stage) {
 		by[t.Why] = sum{s.tensors + t.Count, s.bytes + int64(t.Count)*t.Bytes}
 	}
 	for _, why := range reasons {
-		fmt.Fprintf(out, "  optimizer state: %d tensors, %s bytes; each %s\n", by[why].tensors, grouped(by[why].bytes), why)
+		fmt.Fprintf(out, "  optimizer state: %d tensors, %s bytes; each %s\n", by[why].tensors, Grouped(by[why].bytes), why)
 	}
 }
 
@@ -110,20 +110,20 @@ func (r *Report) commTable(out io.Writer, st *Stage) {
 		if c.Peer != nil {
 			group = fmt.Sprintf("stage %d", *c.Peer)
 		}
-		rows = append(rows, []string{c.Name, c.Op, group, c.Phase, times(c.Runs), grouped(c.Single), grouped(c.Bytes)})
+		rows = append(rows, []string{c.Name, c.Op, group, c.Phase, times(c.Runs), Grouped(c.Single), Grouped(c.Bytes)})
 		bytes += c.Bytes
 	}
-	rows = append(rows, []string{"together", "", "", "", "", "", grouped(bytes)})
+	rows = append(rows, []string{"together", "", "", "", "", "", Grouped(bytes)})
 	title := fmt.Sprintf("communication of rank %d in a step: what is moved, runs, bytes each, bytes per step", st.Busiest)
 	table(out, title, rows, 4, 5, 6)
 }
 
 func (m Memory) text(out io.Writer) {
 	fmt.Fprintf(out, "  memory: arena of %s bytes = %s persistent + %s of %s + %s temporary\n",
-		grouped(m.Arena), grouped(m.Persist), count(m.Slots, "slot"), grouped(m.Slot), grouped(m.Temp))
+		Grouped(m.Arena), Grouped(m.Persist), count(m.Slots, "slot"), Grouped(m.Slot), Grouped(m.Temp))
 	var parts []string
 	for _, p := range m.Parts {
-		parts = append(parts, fmt.Sprintf("%s %s", p.Kind, grouped(p.Bytes)))
+		parts = append(parts, fmt.Sprintf("%s %s", p.Kind, Grouped(p.Bytes)))
 	}
 	fmt.Fprintf(out, "    persistent: %s\n", strings.Join(parts, ", "))
 	m.SlotPeak.text(out, "slot", m.Slot)
@@ -134,12 +134,12 @@ func (p Peak) text(out io.Writer, what string, region int64) {
 	if p.Bytes == 0 {
 		return
 	}
-	fmt.Fprintf(out, "    %s: fullest at %s (%s), %s of %s bytes live:", what, p.At, p.Phase, grouped(p.Bytes), grouped(region))
+	fmt.Fprintf(out, "    %s: fullest at %s (%s), %s of %s bytes live:", what, p.At, p.Phase, Grouped(p.Bytes), Grouped(region))
 	for i, l := range p.Largest[:min(3, len(p.Largest))] {
 		if i > 0 {
 			fmt.Fprint(out, ",")
 		}
-		fmt.Fprintf(out, " %s %s", l.Name, grouped(l.Bytes))
+		fmt.Fprintf(out, " %s %s", l.Name, Grouped(l.Bytes))
 	}
 	fmt.Fprintln(out)
 }
@@ -163,9 +163,9 @@ func (r *Report) trafficText(out io.Writer) {
 		transfer += t.TransferBytes
 	}
 	for _, t := range order {
-		rows = append(rows, []string{rankText(ranks[t]), strconv.Itoa(t.Collectives), grouped(t.CollectiveBytes), strconv.Itoa(t.Transfers), grouped(t.TransferBytes)})
+		rows = append(rows, []string{rankText(ranks[t]), strconv.Itoa(t.Collectives), Grouped(t.CollectiveBytes), strconv.Itoa(t.Transfers), Grouped(t.TransferBytes)})
 	}
-	rows = append(rows, []string{"all ranks", "", grouped(collective), "", grouped(transfer)})
+	rows = append(rows, []string{"all ranks", "", Grouped(collective), "", Grouped(transfer)})
 	fmt.Fprintln(out)
 	table(out, "counted per step: collectives, bytes received in them, transfers (both ends), bytes in them", rows, 1, 2, 3, 4)
 }
@@ -239,8 +239,8 @@ func numbers(xs []int) string {
 	return strings.Join(parts, ",")
 }
 
-// grouped prints an integer with a comma every three digits.
-func grouped(n int64) string {
+// Grouped prints an integer with a comma every three digits.
+func Grouped(n int64) string {
 	digits := strconv.FormatInt(n, 10)
 	sign := ""
 	if n < 0 {

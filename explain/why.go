@@ -234,7 +234,7 @@ func (r *Report) commText(n *ir.Node) string {
 		text += fmt.Sprintf(" stage %d", attr.Stage)
 	}
 	if each > 0 {
-		text += fmt.Sprintf(" (%s bytes, %d per step)", grouped(each), runs)
+		text += fmt.Sprintf(" (%s bytes, %d per step)", Grouped(each), runs)
 	}
 	return text
 }
@@ -262,7 +262,7 @@ func (r *Report) held(out io.Writer, v *ir.Value) {
 		}
 		s := &r.prog.Schedules[rank]
 		slab := r.prog.Slab(v, s.Coord)
-		fmt.Fprintf(out, "    rank %-4d %s %s bytes%s\n", rank, slabText(slab), grouped(slab.Elems()*v.Type.DType.Size()), r.coordText(s))
+		fmt.Fprintf(out, "    rank %-4d %s %s bytes%s\n", rank, slabText(slab), Grouped(slab.Elems()*v.Type.DType.Size()), r.coordText(s))
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/autopar/autopar/codegen"
 	"github.com/autopar/autopar/ir"
 	"github.com/autopar/autopar/partition"
 	"github.com/autopar/autopar/planner/cost"
@@ -109,7 +110,7 @@ func (b *brute) recomputations(plan partition.Plan, cut []partition.Stage) {
 		}
 		p := plan
 		p.Stages = stages
-		prog, err := compile(b.g, &p, b.batch, nil)
+		prog, err := codegen.Compile(b.g, &p, b.batch, nil)
 		require.NoError(b.t, err)
 		line, err := sim.Run(prog, b.cluster, sim.Options{})
 		require.NoError(b.t, err)

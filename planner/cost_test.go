@@ -6,6 +6,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/autopar/autopar/codegen"
 	"github.com/autopar/autopar/partition"
 	"github.com/autopar/autopar/planner/cost"
 	"github.com/autopar/autopar/planner/sim"
@@ -93,7 +94,7 @@ func TestCostIsSimulation(t *testing.T) {
 		cut := randomCut(r, blocks, d.pp)
 		plan := p.plan(cut)
 
-		prog, err := compile(g, plan, batch, nil)
+		prog, err := codegen.Compile(g, plan, batch, nil)
 		require.NoError(t, err)
 		line, err := sim.Run(prog, s.cluster, sim.Options{})
 		require.NoError(t, err)

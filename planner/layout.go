@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/autopar/autopar/codegen"
 	"github.com/autopar/autopar/ir"
 	"github.com/autopar/autopar/partition"
 	"github.com/autopar/autopar/planner/cost"
@@ -258,7 +259,7 @@ func (l *layouts) price(placements []partition.Placement, dp, tp int) (cost.Pico
 // phases is the time of each phase of a step with one block.
 func (l *layouts) phases(placements []partition.Placement, dp, tp int) (total [3]cost.Picoseconds, err error) {
 	plan := l.plan(placements, dp, tp)
-	prog, err := compile(l.graph, plan, l.batch, nil)
+	prog, err := codegen.Compile(l.graph, plan, l.batch, nil)
 	if err != nil {
 		return total, err
 	}

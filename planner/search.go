@@ -414,7 +414,7 @@ func ranked(best map[degrees]*candidate) []*candidate {
 // allocate compiles a plan and returns the arena of each stage: the larger of
 // the step's and of the evaluation's.
 func (s *searcher) allocate(p *partition.Plan) (*codegen.Program, []int64, error) {
-	prog, err := compile(s.graphs.graph, p, s.batch, nil)
+	prog, err := codegen.Compile(s.graphs.graph, p, s.batch, nil)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -423,7 +423,7 @@ func (s *searcher) allocate(p *partition.Plan) (*codegen.Program, []int64, error
 		peaks = append(peaks, st.Arena())
 	}
 	if s.opts.Eval != nil {
-		eval, err := compile(s.opts.Eval, prog.Plan, s.batch, prog)
+		eval, err := codegen.Compile(s.opts.Eval, prog.Plan, s.batch, prog)
 		if err != nil {
 			return nil, nil, fmt.Errorf("planner: evaluation: %w", err)
 		}

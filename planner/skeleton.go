@@ -48,7 +48,7 @@ func newSkeleton(graphs *shrunken, p partition.Plan, batch int, c *cost.Cluster,
 			plan.Stages = append(plan.Stages, graphs.scaled(r.stage(i, 1)))
 		}
 		var err error
-		if s.progs[e], err = compile(g, &plan, batch, nil); err != nil {
+		if s.progs[e], err = codegen.Compile(g, &plan, batch, nil); err != nil {
 			return nil, err
 		}
 	}
@@ -85,15 +85,6 @@ func (s *skeleton) attribute() {
 			}
 		}
 	}
-}
-
-// compile runs the stages after the planner.
-func compile(g *ir.Graph, p *partition.Plan, batch int, share *codegen.Program) (*codegen.Program, error) {
-	parts, err := partition.Apply(g, p, batch)
-	if err != nil {
-		return nil, err
-	}
-	return codegen.Generate(parts, p, batch, share)
 }
 
 // part is the time of a stretch of a body between two transfers, or of one.

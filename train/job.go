@@ -13,7 +13,6 @@ import (
 	"github.com/autopar/autopar/config"
 	"github.com/autopar/autopar/data"
 	"github.com/autopar/autopar/ir"
-	"github.com/autopar/autopar/models/gpt"
 	"github.com/autopar/autopar/partition"
 	"github.com/autopar/autopar/runtime"
 	"github.com/autopar/autopar/runtime/cpu"
@@ -76,15 +75,15 @@ func NewJob(cfg *config.Config, plan *partition.Plan, opts JobOptions) (*Job, er
 func (j *Job) Close() error { return errors.Join(j.exec.Close(), j.bins.Close()) }
 
 func (j *Job) compile() error {
-	B, T := j.Config.Batch.Global, j.Config.Model.BlockSize
-	step, err := gpt.TrainStep(j.Config.Model, optimizer(j.Config.Optimizer), B, T)
+	B := j.Config.Batch.Global
+	step, err := j.Config.TrainStep()
 	if err != nil {
 		return err
 	}
 	if j.Train, err = compile(step, j.Plan, B, nil); err != nil {
 		return err
 	}
-	eval, err := gpt.EvalStep(j.Config.Model, B, T)
+	eval, err := j.Config.EvalStep()
 	if err != nil {
 		return err
 	}
@@ -95,17 +94,9 @@ func (j *Job) compile() error {
 	return nil
 }
 
-func optimizer(o config.Optimizer) gpt.Optimizer {
-	return gpt.Optimizer{Beta1: o.Beta1, Beta2: o.Beta2, Eps: o.Eps, WeightDecay: o.WeightDecay, GradClip: o.GradClip}
-}
-
 // compile turns a traced graph into a program that has been checked.
 func compile(g *ir.Graph, plan *partition.Plan, batch int, share *codegen.Program) (*codegen.Program, error) {
-	parted, err := partition.Apply(g, plan, batch)
-	if err != nil {
-		return nil, err
-	}
-	prog, err := codegen.Generate(parted, plan, batch, share)
+	prog, err := codegen.Compile(g, plan, batch, share)
 	if err != nil {
 		return nil, err
 	}

@@ -6,14 +6,13 @@ import (
 	"github.com/autopar/autopar/checkpoint"
 	"github.com/autopar/autopar/codegen"
 	"github.com/autopar/autopar/config"
-	"github.com/autopar/autopar/models/gpt"
 	"github.com/autopar/autopar/partition"
 )
 
 // Reshard saves a checkpoint under dir as the ranks of a plan would have saved it, and returns its directory. Resuming
 // under another plan does not need this; it spares the ranks of a large job files of which they need little.
 func Reshard(c *checkpoint.Checkpoint, cfg *config.Config, plan *partition.Plan, dir string) (string, error) {
-	g, err := gpt.TrainStep(cfg.Model, optimizer(cfg.Optimizer), cfg.Batch.Global, cfg.Model.BlockSize)
+	g, err := cfg.TrainStep()
 	if err != nil {
 		return "", err
 	}

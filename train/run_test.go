@@ -343,7 +343,7 @@ func TestStepIsTheGraph(t *testing.T) {
 	j := newJob(t, cfg, planOf(2, 2, 1))
 	require.NoError(t, j.Init())
 	B, T := cfg.Batch.Global, cfg.Model.BlockSize
-	g, err := gpt.TrainStep(cfg.Model, optimizer(cfg.Optimizer), B, T)
+	g, err := cfg.TrainStep()
 	require.NoError(t, err)
 	state := map[string]interp.Tensor{}
 	for _, p := range g.Params() {

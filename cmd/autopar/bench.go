@@ -12,6 +12,7 @@ import (
 
 	"github.com/autopar/autopar/codegen"
 	"github.com/autopar/autopar/config"
+	"github.com/autopar/autopar/explain"
 	"github.com/autopar/autopar/ir"
 	"github.com/autopar/autopar/partition"
 	"github.com/autopar/autopar/planner/cost"
@@ -231,7 +232,7 @@ func (r *benchResult) print(con *console) {
 	con.heading("%d ranks, %d steps after %d", r.Ranks, r.Steps, r.BurnIn)
 	con.table([][]string{
 		{"ms/step", fmt.Sprintf("%.2f", r.MeanMS), fmt.Sprintf("median %.2f, least %.2f, predicted %.2f", r.MedianMS, r.MinMS, r.PredictedMS)},
-		{"tokens/s", countText(int64(r.TokensPerS))},
+		{"tokens/s", explain.Grouped(int64(r.TokensPerS))},
 		{"MFU", fmt.Sprintf("%.2f %%", 100*r.MFU), fmt.Sprintf("of %.4g GFLOP/s", r.PeakFLOPS/1e9)},
 	})
 	rows := [][]string{{"OP", "MS/STEP", "SHARE", "CALLS"}}

@@ -5,6 +5,7 @@ import (
 
 	"github.com/autopar/autopar/checkpoint"
 	"github.com/autopar/autopar/config"
+	"github.com/autopar/autopar/explain"
 	"github.com/autopar/autopar/ir"
 )
 
@@ -54,10 +55,10 @@ func (c *checkpointInspectCmd) Run(con *console) error {
 	}
 	con.heading("%s", ck.Dir)
 	con.table([][]string{
-		{"updates made", countText(int64(ck.Step))},
+		{"updates made", explain.Grouped(int64(ck.Step))},
 		{"best val loss", best},
 		{"files", fmt.Sprintf("%d, %s", len(ck.Files), bytesText(bytes))},
-		{"tensors", fmt.Sprintf("%d, %s elements", len(ck.Tensors), countText(elements))},
+		{"tensors", fmt.Sprintf("%d, %s elements", len(ck.Tensors), explain.Grouped(elements))},
 	})
 	rows := [][]string{{"TENSOR", "TYPE", "PARTS"}}
 	for _, t := range ck.Tensors {

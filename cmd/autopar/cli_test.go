@@ -14,6 +14,7 @@ import (
 	"github.com/autopar/autopar/codegen"
 	"github.com/autopar/autopar/config"
 	"github.com/autopar/autopar/data"
+	"github.com/autopar/autopar/explain"
 	"github.com/autopar/autopar/ir"
 	"github.com/autopar/autopar/models/gpt"
 	"github.com/autopar/autopar/partition"
@@ -70,8 +71,8 @@ func TestPanicsAreReported(t *testing.T) {
 }
 
 func TestNumbersAsText(t *testing.T) {
-	require.Equal(t, "-1,234,567", countText(-1234567))
-	require.Equal(t, "999", countText(999))
+	require.Equal(t, "-1,234,567", explain.Grouped(-1234567))
+	require.Equal(t, "999", explain.Grouped(999))
 	require.Equal(t, "1023 B", bytesText(1023))
 	require.Equal(t, "1.00 KiB", bytesText(1024))
 	require.Equal(t, "19.10 GiB", bytesText(19<<30+107374182))

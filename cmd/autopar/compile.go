@@ -9,50 +9,37 @@ import (
 	"github.com/autopar/autopar/codegen"
 	"github.com/autopar/autopar/config"
 	"github.com/autopar/autopar/ir"
-	"github.com/autopar/autopar/models/gpt"
 	"github.com/autopar/autopar/partition"
 )
 
 // compiled is a model under a plan, with what each stage of the compiler left.
 type compiled struct {
-	graph       *ir.Graph // the training step, as traced
-	partitioned *ir.Graph
-	training    *codegen.Program
-	evaluation  *codegen.Program // in the arenas of training
+	graph      *ir.Graph // the training step, as traced
+	training   *codegen.Program
+	evaluation *codegen.Program // in the arenas of training
 }
 
 // traceSteps traces the training step of a configuration and its evaluation.
 func traceSteps(cfg *config.Config) (training, evaluation *ir.Graph, err error) {
-	o, B, T := cfg.Optimizer, cfg.Batch.Global, cfg.Model.BlockSize
-	training, err = gpt.TrainStep(cfg.Model, gpt.Optimizer{
-		Beta1: o.Beta1, Beta2: o.Beta2, Eps: o.Eps, WeightDecay: o.WeightDecay, GradClip: o.GradClip,
-	}, B, T)
-	if err != nil {
+	if training, err = cfg.TrainStep(); err != nil {
 		return nil, nil, err
 	}
-	evaluation, err = gpt.EvalStep(cfg.Model, B, T)
+	evaluation, err = cfg.EvalStep()
 	return training, evaluation, err
 }
 
 // compile makes the programs of a configuration under a plan. It does not check
 // them.
 func compile(cfg *config.Config, plan *partition.Plan) (*compiled, error) {
-	B := cfg.Batch.Global
 	training, evaluation, err := traceSteps(cfg)
 	if err != nil {
 		return nil, err
 	}
 	c := &compiled{graph: training}
-	if c.partitioned, err = partition.Apply(training, plan, B); err != nil {
+	if c.training, err = codegen.Compile(training, plan, cfg.Batch.Global, nil); err != nil {
 		return nil, err
 	}
-	if c.training, err = codegen.Generate(c.partitioned, plan, B, nil); err != nil {
-		return nil, err
-	}
-	if evaluation, err = partition.Apply(evaluation, plan, B); err != nil {
-		return nil, err
-	}
-	c.evaluation, err = codegen.Generate(evaluation, plan, B, c.training)
+	c.evaluation, err = codegen.Compile(evaluation, plan, cfg.Batch.Global, c.training)
 	return c, err
 }
 
@@ -70,7 +57,7 @@ func (c *compiled) dump(dir string) error {
 	for name, text := range map[string][]byte{
 		"graph.txt":       []byte(c.graph.String()),
 		"graph.json":      append(asJSON, '\n'),
-		"partitioned.txt": []byte(c.partitioned.String()),
+		"partitioned.txt": []byte(c.training.Graph.String()),
 	} {
 		if err := write(name, text); err != nil {
 			return err

@@ -6,7 +6,6 @@ import (
 	"io"
 	"math"
 	"os"
-	"strconv"
 	"text/tabwriter"
 	"time"
 
@@ -152,19 +151,6 @@ func secondsText(s float64) string {
 		return fmt.Sprintf("%.4g ms", s*1e3)
 	}
 	return fmt.Sprintf("%.4g s", s)
-}
-
-// countText prints an integer with a comma between thousands.
-func countText(n int64) string {
-	digits := strconv.FormatInt(n, 10)
-	sign := ""
-	if n < 0 {
-		sign, digits = "-", digits[1:]
-	}
-	for i := len(digits) - 3; i > 0; i -= 3 {
-		digits = digits[:i] + "," + digits[i:]
-	}
-	return sign + digits
 }
 
 // plural prints a number of things.

@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"github.com/autopar/autopar/data"
+	"github.com/autopar/autopar/explain"
 )
 
 // dataCmd groups the commands about training data.
@@ -74,10 +75,10 @@ func (c *dataPrepareCmd) Run(ctx context.Context, con *console) error {
 		})
 	}
 	con.table([][]string{
-		{"characters", countText(p.Characters)},
-		{"vocabulary", countText(int64(p.VocabSize))},
-		{"training tokens", countText(p.TrainTokens), filepath.Join(p.Dir, data.TrainFile)},
-		{"validation tokens", countText(p.ValTokens), filepath.Join(p.Dir, data.ValFile)},
+		{"characters", explain.Grouped(p.Characters)},
+		{"vocabulary", explain.Grouped(int64(p.VocabSize))},
+		{"training tokens", explain.Grouped(p.TrainTokens), filepath.Join(p.Dir, data.TrainFile)},
+		{"validation tokens", explain.Grouped(p.ValTokens), filepath.Join(p.Dir, data.ValFile)},
 	})
 	return nil
 }

@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/autopar/autopar/config"
+	"github.com/autopar/autopar/explain"
 	"github.com/autopar/autopar/partition"
 	"github.com/autopar/autopar/planner"
 	"github.com/autopar/autopar/planner/cost"
@@ -126,7 +127,7 @@ func (c *planCmd) Run(con *console) error {
 	if !doc.Search.Optimal {
 		proof = "the search gave up on proving that none is faster"
 	}
-	con.note("considered %s plans in %s; %s", countText(int64(doc.Search.PlansConsidered)), secondsText(doc.Search.Seconds), proof)
+	con.note("considered %s plans in %s; %s", explain.Grouped(int64(doc.Search.PlansConsidered)), secondsText(doc.Search.Seconds), proof)
 	if c.DumpDir != "" {
 		programs, err := compile(cfg, doc.Plan)
 		if err != nil {
@@ -182,7 +183,7 @@ func printPlan(con *console, doc *planner.Document) {
 	rows := [][]string{{"STAGE", "BLOCKS", "RECOMPUTED", "PEAK MEMORY OF A RANK"}}
 	for i, s := range p.Stages {
 		rows = append(rows, []string{fmt.Sprint(i), blocksText(s), recomputedText(s.Recompute, s.Selective),
-			fmt.Sprintf("%s (%s bytes)", bytesText(predicted.PeakBytes[i]), countText(predicted.PeakBytes[i]))})
+			fmt.Sprintf("%s (%s bytes)", bytesText(predicted.PeakBytes[i]), explain.Grouped(predicted.PeakBytes[i]))})
 	}
 	con.table(rows)
 	if con.verbose {
@@ -194,7 +195,7 @@ func printPlan(con *console, doc *planner.Document) {
 		con.table(rows)
 	}
 	con.heading("predicted: %s per step, %s tokens/s, MFU %.2f %%",
-		secondsText(predicted.StepSeconds), countText(int64(predicted.TokensPerSecond)), 100*predicted.MFU)
+		secondsText(predicted.StepSeconds), explain.Grouped(int64(predicted.TokensPerSecond)), 100*predicted.MFU)
 	rows = nil
 	for _, part := range parts(predicted.Breakdown) {
 		rows = append(rows, []string{part.name, secondsText(part.seconds), fmt.Sprintf("%.1f %%", 100*part.seconds/predicted.StepSeconds)})

@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 
+	"github.com/autopar/autopar/explain"
 	"github.com/autopar/autopar/models/gpt"
 )
 
@@ -92,19 +93,19 @@ func (c *sizeCmd) Run(con *console) error {
 	}
 	con.heading("parameters")
 	con.table([][]string{
-		{"all", countText(s.Parameters)},
-		{"without the position table", countText(s.ParametersNoPosition), fmt.Sprintf("%.2fM", float64(s.ParametersNoPosition)/1e6)},
-		{"decayed", countText(s.Decayed.Elements), fmt.Sprintf("%d tensors", s.Decayed.Tensors)},
-		{"not decayed", countText(s.NotDecayed.Elements), fmt.Sprintf("%d tensors", s.NotDecayed.Tensors)},
+		{"all", explain.Grouped(s.Parameters)},
+		{"without the position table", explain.Grouped(s.ParametersNoPosition), fmt.Sprintf("%.2fM", float64(s.ParametersNoPosition)/1e6)},
+		{"decayed", explain.Grouped(s.Decayed.Elements), fmt.Sprintf("%d tensors", s.Decayed.Tensors)},
+		{"not decayed", explain.Grouped(s.NotDecayed.Elements), fmt.Sprintf("%d tensors", s.NotDecayed.Tensors)},
 	})
 	con.heading("FLOPs")
 	con.table([][]string{
-		{"forward, one sequence", countText(s.FLOPs.ForwardPerSequence)},
-		{"  attention", countText(s.FLOPs.Attention), share(s.FLOPs.Attention)},
-		{"  MLP", countText(s.FLOPs.MLP), share(s.FLOPs.MLP)},
-		{"  head", countText(s.FLOPs.Head), share(s.FLOPs.Head)},
-		{"training, one token", countText(s.FLOPs.TrainingPerToken), "6N + 12 L C T"},
-		{"training, one sequence", countText(s.FLOPs.TrainingPerSequence)},
+		{"forward, one sequence", explain.Grouped(s.FLOPs.ForwardPerSequence)},
+		{"  attention", explain.Grouped(s.FLOPs.Attention), share(s.FLOPs.Attention)},
+		{"  MLP", explain.Grouped(s.FLOPs.MLP), share(s.FLOPs.MLP)},
+		{"  head", explain.Grouped(s.FLOPs.Head), share(s.FLOPs.Head)},
+		{"training, one token", explain.Grouped(s.FLOPs.TrainingPerToken), "6N + 12 L C T"},
+		{"training, one sequence", explain.Grouped(s.FLOPs.TrainingPerSequence)},
 		{fmt.Sprintf("training, one step of %d", cfg.Batch.Global), fmt.Sprintf("%.4g", float64(s.FLOPs.TrainingPerStep))},
 	})
 	con.heading("memory in float32 on one device, %d at once", s.Bytes.Sequences)

@@ -2,6 +2,7 @@ package main
 
 import (
 	"github.com/autopar/autopar/codegen"
+	"github.com/autopar/autopar/explain"
 	"github.com/autopar/autopar/ir"
 )
 
@@ -64,7 +65,7 @@ func (c *verifyCmd) Run(con *console) error {
 	for _, p := range result.Programs {
 		row := []string{p.Name}
 		for _, n := range []int{p.Ranks, p.Tasks, p.Instructions, p.Collectives, p.Transfers, p.Buffers} {
-			row = append(row, countText(int64(n)))
+			row = append(row, explain.Grouped(int64(n)))
 		}
 		rows = append(rows, row)
 	}

@@ -18,6 +18,8 @@ import (
 	"github.com/goccy/go-yaml/parser"
 	"github.com/goccy/go-yaml/token"
 	"golang.org/x/sys/cpu"
+
+	"github.com/autopar/autopar/config"
 )
 
 //go:embed clusters/*.yaml
@@ -41,7 +43,7 @@ func Source(name string) ([]byte, error) {
 	data, err := builtins.ReadFile("clusters/" + name + ".yaml")
 	if err != nil || strings.ContainsAny(name, `/\`) {
 		return nil, &Error{Msg: fmt.Sprintf("no built-in cluster %q; did you mean %s? There are %s",
-			name, nearest(name, Names()), strings.Join(Names(), ", "))}
+			name, config.Nearest(name, Names()), strings.Join(Names(), ", "))}
 	}
 	return data, nil
 }
@@ -262,7 +264,7 @@ func (d *decoder) set(key string, node ast.Node) error {
 	}
 	i := slices.IndexFunc(d.fields(), func(f field) bool { return f.key == key })
 	if i < 0 {
-		return refuse("unknown key; did you mean %s?", nearest(key, d.keys()))
+		return refuse("unknown key; did you mean %s?", config.Nearest(key, d.keys()))
 	}
 	switch target := d.fields()[i].target.(type) {
 	case *string:
@@ -374,33 +376,4 @@ func line(node ast.Node) int {
 		return 0
 	}
 	return node.GetToken().Position.Line
-}
-
-// nearest is the word with the smallest edit distance (Levenshtein) to the one
-// written.
-func nearest(written string, words []string) string {
-	best, least := "", math.MaxInt
-	written = written[:min(len(written), 64)]
-	for _, w := range words {
-		row := make([]int, len(w)+1)
-		for j := range row {
-			row[j] = j
-		}
-		for i := range len(written) {
-			diagonal := row[0]
-			row[0] = i + 1
-			for j := range len(w) {
-				substituted := diagonal
-				if written[i] != w[j] {
-					substituted++
-				}
-				diagonal = row[j+1]
-				row[j+1] = min(substituted, row[j]+1, row[j+1]+1)
-			}
-		}
-		if row[len(w)] < least {
-			best, least = w, row[len(w)]
-		}
-	}
-	return best
 }
