@@ -6,7 +6,7 @@ import (
 )
 
 // MaxAxes bounds the axes of a mesh, so that a ShardSpec is a comparable array.
-const MaxAxes = 4
+const MaxAxes = 5
 
 // Axis is one named axis of a mesh.
 type Axis struct {

@@ -26,17 +26,19 @@ const (
 // Axis names of the mesh of a stage.
 const (
 	AxisDP = "dp" // data parallel, over the units too
+	AxisCP = "cp" // context parallel; there is no such axis of size 1
 	AxisTP = "tp" // tensor parallel
 	AxisMB = "mb" // micro-batches, in time
 )
 
 // Plan is a way to run a training step on RuntimeNGPUs ranks. World rank r is
 // shard r mod PlanNGPUs of unit r div PlanNGPUs; inside a unit ranks are
-// numbered stage-major, then dp, then tp.
+// numbered stage-major, then dp, then cp, then tp.
 type Plan struct {
 	PlanNGPUs    int      `json:"plan_ngpus"`
 	RuntimeNGPUs int      `json:"runtime_ngpus"`
-	DP           int      `json:"dp"` // inside the unit
+	DP           int      `json:"dp"`           // inside the unit
+	CP           int      `json:"cp,omitempty"` // context parallel: see [Plan.ContextParallel]
 	TP           int      `json:"tp"`
 	MicroBatch   int      `json:"micro_batch"` // sequences per micro-batch of one data-parallel rank
 	Schedule     Schedule `json:"schedule"`
@@ -81,6 +83,10 @@ func (p *Plan) PP() int { return len(p.Stages) }
 // Units returns the number of data-parallel replicas of the unit.
 func (p *Plan) Units() int { return p.RuntimeNGPUs / p.PlanNGPUs }
 
+// ContextParallel returns the context-parallel degree: the ranks that share a
+// sequence all through the model. 0 stands for 1.
+func (p *Plan) ContextParallel() int { return max(p.CP, 1) }
+
 // DataParallel returns the data-parallel degree of the whole run.
 func (p *Plan) DataParallel() int { return p.DP * p.Units() }
 
@@ -88,37 +94,42 @@ func (p *Plan) DataParallel() int { return p.DP * p.Units() }
 // tp, and the micro-batches as an axis in time.
 func (p *Plan) Mesh(batch int) ir.Mesh {
 	local := (batch + p.DataParallel() - 1) / p.DataParallel()
-	return ir.Mesh{Axes: []ir.Axis{
-		{Name: AxisDP, Size: p.DataParallel()},
-		{Name: AxisTP, Size: p.TP},
-		{Name: AxisMB, Size: (local + p.MicroBatch - 1) / p.MicroBatch, Chunk: p.MicroBatch, Time: true},
-	}}
+	axes := []ir.Axis{{Name: AxisDP, Size: p.DataParallel()}}
+	if n := p.ContextParallel(); n > 1 {
+		axes = append(axes, ir.Axis{Name: AxisCP, Size: n})
+	}
+	return ir.Mesh{Axes: append(axes,
+		ir.Axis{Name: AxisTP, Size: p.TP},
+		ir.Axis{Name: AxisMB, Size: (local + p.MicroBatch - 1) / p.MicroBatch, Chunk: p.MicroBatch, Time: true},
+	)}
 }
 
 // MicroBatches returns how many micro-batches a position of the dp axis runs. From
 // ZeRO stage 2 on data-parallel ranks communicate in every micro-batch, so all run
 // as many as the one with the most sequences, the last ones perhaps empty.
 func (p *Plan) MicroBatches(batch, dp int) int {
-	axes := p.Mesh(batch).Axes
+	mesh := p.Mesh(batch)
 	if p.ZeRO >= 2 {
-		return axes[2].Size
+		return mesh.Size(AxisMB)
 	}
-	return (axes[0].Cut(batch, dp).Len + p.MicroBatch - 1) / p.MicroBatch
+	return (mesh.Axes[mesh.Axis(AxisDP)].Cut(batch, dp).Len + p.MicroBatch - 1) / p.MicroBatch
 }
 
 // WorldRank returns the world rank of a device of a stage's mesh.
 func (p *Plan) WorldRank(stage, device int) int {
-	dp, tp := device/p.TP, device%p.TP
+	inner := p.ContextParallel() * p.TP
+	dp, within := device/inner, device%inner
 	unit, d := dp/p.DP, dp%p.DP
-	return unit*p.PlanNGPUs + (stage*p.DP+d)*p.TP + tp
+	return unit*p.PlanNGPUs + (stage*p.DP+d)*inner + within
 }
 
 // StageDevice is the inverse of [Plan.WorldRank].
 func (p *Plan) StageDevice(rank int) (stage, device int) {
+	inner := p.ContextParallel() * p.TP
 	unit, shard := rank/p.PlanNGPUs, rank%p.PlanNGPUs
-	stage = shard / (p.DP * p.TP)
-	d, tp := shard/p.TP%p.DP, shard%p.TP
-	return stage, (unit*p.DP+d)*p.TP + tp
+	stage = shard / (p.DP * inner)
+	d, within := shard/inner%p.DP, shard%inner
+	return stage, (unit*p.DP+d)*inner + within
 }
 
 // PlanError is a plan that cannot be applied. Key is the plan's field.
@@ -153,6 +164,9 @@ func (p *Plan) Validate(blocks, batch int) error {
 		return planErrorf("stages", "there are none")
 	}
 	// Division avoids overflow on absurd degrees.
+	if p.CP < 0 || p.CP > 1 {
+		return planErrorf("cp", "is %d; context parallelism is not in this version", p.CP)
+	}
 	if p.DP > p.PlanNGPUs || p.TP > p.PlanNGPUs || p.DP*p.TP*p.PP() != p.PlanNGPUs {
 		return planErrorf("plan_ngpus", "%d is not dp %d x tp %d x %d stages", p.PlanNGPUs, p.DP, p.TP, p.PP())
 	}
@@ -201,11 +215,17 @@ func (p *Plan) Validate(blocks, batch int) error {
 		if err != nil {
 			return planErrorf(fmt.Sprintf("placements[%d].spec", i), "%v", err)
 		}
-		if spec[0] != (ir.Placement{}) || spec[2] != (ir.Placement{}) {
+		if tp := p.Mesh(batch).Axis(AxisTP); !onlyAxis(spec, tp) {
 			return planErrorf(fmt.Sprintf("placements[%d].spec", i), "%s names an axis that follows the batch; only tp can be placed", pl.Spec)
 		}
 	}
 	return nil
+}
+
+// onlyAxis reports whether a spec places nothing on other axes.
+func onlyAxis(spec ir.ShardSpec, axis int) bool {
+	spec[axis] = ir.Placement{}
+	return spec == ir.ShardSpec{}
 }
 
 // placer looks up the placements of a plan by name.

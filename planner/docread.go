@@ -260,8 +260,13 @@ func conformStruct(v any, t reflect.Type, path string) error {
 	}
 	at := func(key string) string { return strings.TrimPrefix(path+"."+key, ".") }
 	known := map[string]reflect.Type{}
+	var required []string
 	for i := range t.NumField() {
-		known[t.Field(i).Tag.Get("json")] = t.Field(i).Type
+		key, option, _ := strings.Cut(t.Field(i).Tag.Get("json"), ",")
+		known[key] = t.Field(i).Type
+		if option != "omitempty" {
+			required = append(required, key)
+		}
 	}
 	given := map[string]bool{}
 	for _, m := range o {
@@ -274,8 +279,8 @@ func conformStruct(v any, t reflect.Type, path string) error {
 			return err
 		}
 	}
-	for i := range t.NumField() {
-		if key := t.Field(i).Tag.Get("json"); !given[key] {
+	for _, key := range required {
+		if !given[key] {
 			return &DocumentError{Key: at(key), Msg: "is missing"}
 		}
 	}
