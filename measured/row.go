@@ -1,0 +1,261 @@
+// Package measured reads tables of published training runs, and holds predictions
+// against them: the row's own plan, priced as the planner prices any plan.
+package measured
+
+import (
+	"encoding/csv"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"strconv"
+	"strings"
+
+	"github.com/autopar/autopar/config"
+)
+
+// Row is one published run. Counts that its source does not state are 0.
+type Row struct {
+	Line int // in the file
+
+	ID, Source, Ref, Framework, ModelName string
+
+	Layers, Hidden, Heads, KVHeads, FFN, Vocab, SeqLen int
+	Gated, Tied                                        bool
+
+	GPU               string // of hardware.csv
+	GPUs, GPUsPerNode int
+	Network           float64 // bytes/s per GPU and direction between nodes; 0 is not stated
+
+	TP, PP, VirtualStages, CP, DP int
+	SequenceParallel              bool
+	Schedule                      string // none, 1f1b, interleaved_1f1b or unstated
+	ZeRO, ZeROGroup               int
+	MicroBatch, GlobalBatch       int    // sequences
+	Recompute                     string // none, selective, full or unstated
+	DType                         string // bf16, fp16 or fp8
+	GradDType                     string // in which gradients are reduced; "" is not stated
+	FlashAttention, Compiled      bool
+	AttentionKernel               string
+
+	StepSeconds float64 // 0 where only the outcome is known
+	PeakGiB     float64 // 0 where not published
+	PeakKind    string
+	Fits        *bool // whether it ran, in a table of outcomes
+	Confidence  string
+}
+
+// Error is a table that cannot be read.
+type Error struct {
+	File   string
+	Line   int
+	Column string
+	Msg    string
+}
+
+func (e *Error) Error() string {
+	text := e.File
+	if e.Line > 0 {
+		text += fmt.Sprintf(":%d", e.Line)
+	}
+	if e.Column != "" {
+		text += ": " + e.Column
+	}
+	return text + ": " + e.Msg
+}
+
+// needed are the columns without which there is nothing to predict.
+func needed() []string {
+	return []string{
+		"row_id", "source_id", "n_layers", "hidden_size", "n_heads", "n_kv_heads", "ffn_hidden_size", "ffn_gated", "vocab_size",
+		"seq_len", "gpu", "n_gpus", "gpus_per_node", "tp", "pp", "cp", "dp", "sequence_parallel", "zero_stage", "micro_batch",
+		"global_batch", "recompute", "dtype",
+	}
+}
+
+// known are all columns that are read, with those that are only for people.
+func known() []string {
+	return append(needed(),
+		"source_ref", "framework", "model_name", "tied_embeddings", "inter_node_gb_s_per_gpu", "vpp", "ep", "schedule",
+		"zero_shard_degree", "recompute_note", "grad_reduce_dtype", "flash_attention", "torch_compile", "attention_kernel",
+		"step_time_s", "step_time_origin", "tokens_per_s_per_gpu", "tflops_per_gpu", "tflops_convention", "mfu_pct", "hfu_pct",
+		"peak_tflops_for_mfu", "peak_mem_gib", "peak_mem_kind", "confidence", "note", "fits")
+}
+
+// Read reads a table; file stands for it in errors. Every row must state its model,
+// its machine and its plan, and either a step time or whether it fits.
+func Read(file string, r io.Reader) ([]Row, error) {
+	lines := csv.NewReader(r)
+	header, err := lines.Read()
+	if err != nil {
+		return nil, readError(file, err)
+	}
+	at := map[string]int{}
+	for i, name := range header {
+		name = strings.TrimPrefix(name, "\ufeff")
+		if _, twice := at[name]; twice {
+			return nil, &Error{File: file, Line: 1, Column: name, Msg: "is there twice"}
+		}
+		at[name] = i
+	}
+	for _, name := range needed() {
+		if _, ok := at[name]; !ok {
+			return nil, &Error{File: file, Line: 1, Column: name, Msg: "is missing"}
+		}
+	}
+	for name := range at {
+		if near := config.Nearest(name, known()); near != name {
+			if _, there := at[near]; !there {
+				return nil, &Error{File: file, Line: 1, Column: name, Msg: "is unknown; did you mean " + near + "?"}
+			}
+		}
+	}
+	_, timed := at["step_time_s"]
+	_, judged := at["fits"]
+	if !timed && !judged {
+		return nil, &Error{File: file, Line: 1, Msg: "has neither step_time_s nor fits: there is nothing to compare with"}
+	}
+	var rows []Row
+	ids := map[string]int{}
+	for {
+		cells, err := lines.Read()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			return nil, readError(file, err)
+		}
+		line, _ := lines.FieldPos(0)
+		p := parser{file: file, line: line, cells: cells, at: at}
+		row := p.row()
+		if p.err != nil {
+			return nil, p.err
+		}
+		if first, twice := ids[row.ID]; twice {
+			return nil, &Error{File: file, Line: line, Column: "row_id", Msg: fmt.Sprintf("%s is on line %d already", row.ID, first)}
+		}
+		ids[row.ID] = line
+		rows = append(rows, row)
+	}
+	if len(rows) == 0 {
+		return nil, &Error{File: file, Msg: "has no rows"}
+	}
+	return rows, nil
+}
+
+func readError(file string, err error) error {
+	if errors.Is(err, io.EOF) {
+		return &Error{File: file, Msg: "is empty"}
+	}
+	var bad *csv.ParseError
+	if errors.As(err, &bad) {
+		return &Error{File: file, Line: bad.Line, Msg: bad.Err.Error()}
+	}
+	return &Error{File: file, Msg: err.Error()}
+}
+
+// parser reads the cells of one line; the first that is wrong is its error.
+type parser struct {
+	file  string
+	line  int
+	cells []string
+	at    map[string]int
+	err   error
+}
+
+func (p *parser) row() Row {
+	r := Row{
+		Line: p.line,
+		ID:   p.text("row_id"), Source: p.text("source_id"), Ref: p.text("source_ref"), Framework: p.text("framework"), ModelName: p.text("model_name"),
+		Layers: p.count("n_layers"), Hidden: p.count("hidden_size"), Heads: p.count("n_heads"), KVHeads: p.count("n_kv_heads"),
+		FFN: p.count("ffn_hidden_size"), Vocab: p.count("vocab_size"), SeqLen: p.count("seq_len"),
+		Gated: p.flag("ffn_gated"), Tied: p.flag("tied_embeddings"),
+		GPU: p.text("gpu"), GPUs: p.count("n_gpus"), GPUsPerNode: p.count("gpus_per_node"), Network: 1e9 * p.number("inter_node_gb_s_per_gpu"),
+		TP: p.count("tp"), PP: p.count("pp"), VirtualStages: max(1, p.atLeast("vpp", 0)), CP: p.count("cp"), DP: p.count("dp"),
+		SequenceParallel: p.flag("sequence_parallel"), Schedule: p.text("schedule"),
+		ZeRO: p.atLeast("zero_stage", 0), ZeROGroup: p.atLeast("zero_shard_degree", 0),
+		MicroBatch: p.atLeast("micro_batch", 0), GlobalBatch: p.count("global_batch"),
+		Recompute: p.word("recompute", "none", "selective", "full", "unstated"), DType: p.word("dtype", "fp32", "bf16", "fp16", "fp8"),
+		GradDType: p.text("grad_reduce_dtype"), AttentionKernel: p.text("attention_kernel"),
+		FlashAttention: p.atLeast("flash_attention", 0) > 0 || strings.Contains(p.text("attention_kernel"), "flash"), Compiled: p.flag("torch_compile"),
+		StepSeconds: p.number("step_time_s"), PeakGiB: p.number("peak_mem_gib"), PeakKind: p.text("peak_mem_kind"), Confidence: p.text("confidence"),
+	}
+	if p.text("fits") != "" {
+		fits := p.flag("fits")
+		r.Fits = &fits
+	}
+	if p.err == nil && r.Fits == nil && r.StepSeconds <= 0 {
+		p.refuse("step_time_s", "is missing")
+	}
+	if product := r.TP * r.PP * r.CP * r.DP; p.err == nil && product != r.GPUs {
+		p.refuse("n_gpus", fmt.Sprintf("is %d, but tp %d x pp %d x cp %d x dp %d is %d", r.GPUs, r.TP, r.PP, r.CP, r.DP, product))
+	}
+	return r
+}
+
+func (p *parser) refuse(column, msg string) {
+	if p.err == nil {
+		p.err = &Error{File: p.file, Line: p.line, Column: column, Msg: msg}
+	}
+}
+
+// text returns a cell, "" where the table lacks the column.
+func (p *parser) text(column string) string {
+	if i, ok := p.at[column]; ok {
+		return strings.TrimSpace(p.cells[i])
+	}
+	return ""
+}
+
+func (p *parser) count(column string) int { return p.atLeast(column, 1) }
+
+// atLeast returns a count. A cell may be empty, which is 0, where 0 is allowed.
+func (p *parser) atLeast(column string, least int) int {
+	text := p.text(column)
+	if least == 0 && (text == "" || text == "none") {
+		return 0
+	}
+	const most = 1 << 30
+	n, err := strconv.Atoi(text)
+	if err != nil || n < least || n > most {
+		p.refuse(column, fmt.Sprintf("is %q, want a count of at least %d", text, least))
+		return least
+	}
+	return n
+}
+
+// number returns a positive number, 0 for an empty cell.
+func (p *parser) number(column string) float64 {
+	text := p.text(column)
+	if text == "" {
+		return 0
+	}
+	f, err := strconv.ParseFloat(text, 64)
+	if err != nil || !(f > 0) || math.IsInf(f, 0) {
+		p.refuse(column, fmt.Sprintf("is %q, want a positive number", text))
+	}
+	return f
+}
+
+func (p *parser) flag(column string) bool {
+	switch text := p.text(column); text {
+	case "", "0":
+		return false
+	case "1":
+		return true
+	default:
+		p.refuse(column, fmt.Sprintf("is %q, want 0 or 1", text))
+		return false
+	}
+}
+
+func (p *parser) word(column string, words ...string) string {
+	text := p.text(column)
+	for _, w := range words {
+		if text == w {
+			return text
+		}
+	}
+	p.refuse(column, fmt.Sprintf("is %q, want one of %s; did you mean %s?", text, strings.Join(words, ", "), config.Nearest(text, words)))
+	return words[0]
+}
