@@ -196,8 +196,7 @@ func (b *stageBuilder) updates() {
 
 // inPlaceUpdate reports whether the new value may be written over the old one:
 // nothing reads the old one afterwards, and the op that makes the new one either
-// does not read it or writes it over that operand (AdamW over weight and moments,
-// decoding over the cache).
+// does not read it or renews that operand.
 func (b *stageBuilder) inPlaceUpdate(u ir.StateUpdate) bool {
 	made := false
 	for _, n := range b.nodes {
@@ -207,10 +206,10 @@ func (b *stageBuilder) inPlaceUpdate(u ir.StateUpdate) bool {
 			return false
 		case n != u.New.Def:
 			continue
-		case n.Op == ir.OpAdamW && n.Args[u.New.Index] != u.Param,
-			n.Op == ir.OpAttentionDecode && (u.New.Index != 1 || n.Args[1] != u.Param),
-			reads && n.Op != ir.OpAdamW && n.Op != ir.OpAttentionDecode:
-			return false
+		case reads:
+			if i := n.Op.Renews(u.New.Index); i < 0 || n.Args[i] != u.Param {
+				return false
+			}
 		}
 		made = true
 	}
@@ -256,8 +255,8 @@ func (b *stageBuilder) bodies() {
 }
 
 // canOverwrite reports whether result 0 of n may take the buffer of operand 0:
-// nothing reads the operand again, its slice has the same size, and its buffer
-// lives as long as the result must.
+// nothing reads the operand again, its slice has as many elements of at least the
+// size, and its buffer lives as long as the result must.
 func (b *stageBuilder) canOverwrite(n *ir.Node, region Region, lastUse map[*ir.Value]*ir.Node) bool {
 	if !n.Op.InPlace() && n.Op != ir.OpAllReduce && n.Op != ir.OpToPartial {
 		return false
@@ -283,7 +282,7 @@ func (b *stageBuilder) canOverwrite(n *ir.Node, region Region, lastUse map[*ir.V
 			return false
 		}
 	}
-	return x.Type.Equal(r.Type) && b.prog.Slab(x, ir.Coord{}).Elems() == b.prog.Slab(r, ir.Coord{}).Elems()
+	return x.Type.DType.Size() >= r.Type.DType.Size() && b.prog.Slab(x, ir.Coord{}).Elems() == b.prog.Slab(r, ir.Coord{}).Elems()
 }
 
 func (b *stageBuilder) emit(n *ir.Node) {

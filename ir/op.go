@@ -94,7 +94,8 @@ type opInfo struct {
 	// linear lists operands (by bit) in which the op is jointly linear: if all of
 	// them are Partial sums and the others replicated, the results are Partial.
 	linear uint32
-	// inPlace says result 0 may overwrite operand 0 when that dies here.
+	// inPlace says result 0 may overwrite operand 0 when that dies here and is no
+	// smaller.
 	inPlace bool
 	// accumulates lists results (by bit) that a kernel can add into instead of
 	// overwriting.
@@ -122,7 +123,7 @@ var opTable = [numOps]opInfo{
 	OpSumSquares: {name: "sum_squares", sig: "x[d*] -> y:f32[]", class: Compute, flops: 2, noGrad: true},
 	OpSqrt:       {name: "sqrt", sig: "x:f32[] -> y:f32[]", class: Compute, flops: 1, noGrad: true},
 	OpClipScale:  {name: "clip_scale", sig: "norm:f32[] -> y:f32[]", class: Compute, flops: 2, noGrad: true},
-	OpCast:       {name: "cast", sig: "x:any[d*] -> y[d*]", class: Compute, linear: all, accumulates: 1, flops: 1}, // to the type of the attribute
+	OpCast:       {name: "cast", sig: "x:any[d*] -> y[d*]", class: Compute, linear: all, inPlace: true, accumulates: 1, flops: 1}, // to the type of the attribute
 
 	// The signature of matmul depends on its form: see MatMulAttr.
 	OpMatMul:        {name: "matmul", class: Compute, accumulates: 1, flops: 2},
@@ -196,6 +197,16 @@ func (o Op) HasGrad() bool { return !opTable[o].noGrad }
 
 // InPlace reports whether result 0 may share the buffer of operand 0.
 func (o Op) InPlace() bool { return opTable[o].inPlace }
+
+// Renews returns the operand of which result i is the next value and may take the
+// place, for ops that keep state from step to step; -1 for others.
+func (o Op) Renews(i int) int {
+	switch {
+	case o == OpAdamW, o == OpLossScale && i < 3, o == OpAttentionDecode && i == 1:
+		return i
+	}
+	return -1
+}
 
 // Accumulates reports whether a kernel of the op can add result i into its
 // buffer instead of overwriting it.

@@ -1,10 +1,12 @@
 package runtime
 
 import (
+	"encoding/binary"
 	"fmt"
 
 	"github.com/autopar/autopar/codegen"
 	"github.com/autopar/autopar/ir"
+	"github.com/autopar/autopar/ir/half"
 	"github.com/autopar/autopar/ir/philox"
 	"github.com/autopar/autopar/partition"
 )
@@ -85,13 +87,29 @@ func (e *Executor) InitParams(prog *codegen.Program, seed uint64) error {
 				buf = make([]float32, n)
 			}
 			s.fill(buf[:n], seed)
-			if err := r.device.Upload(s.offset, floatBytes(buf[:n])); err != nil {
+			if err := r.device.Upload(s.offset, encode(s.Type.DType, buf[:n])); err != nil {
 				return fmt.Errorf("initial value of %s: %w", s.Name, err)
 			}
 			r.place.Add(1) // progress
 		}
 		return nil
 	}})
+}
+
+// encode returns the bytes of x as elements of a floating-point type, in place.
+func encode(d ir.DType, x []float32) []byte {
+	b := floatBytes(x)
+	if !d.Half() {
+		return b
+	}
+	round := half.BF16
+	if d == ir.F16 {
+		round = half.F16
+	}
+	for i, v := range x { // element i is read before its bytes, and those before, are written
+		binary.NativeEndian.PutUint16(b[2*i:], round(v))
+	}
+	return b[:2*len(x)]
 }
 
 // fill writes the initial value of a shard to dst.
@@ -103,8 +121,16 @@ func (s Shard) fill(dst []float32, seed uint64) {
 		for i := range dst {
 			dst[i] = 1
 		}
+	case ir.InitConstant:
+		for i := range dst {
+			dst[i] = float32(s.Attr.Value)
+		}
 	case ir.InitNormal:
-		key := philox.Key{Seed: seed, Op: philox.OpKey(s.Name)}
+		name := s.Name
+		if s.Attr.Master != "" {
+			name = s.Attr.Master
+		}
+		key := philox.Key{Seed: seed, Op: philox.OpKey(name)}
 		run := 1 // elements that lie together in the whole, too
 		if d := len(s.Slab.Local); d > 0 {
 			run = s.Slab.Local[d-1]

@@ -93,9 +93,9 @@ func TestTrainingStep(t *testing.T) {
 	tr = tr.Phase(trace.Update)
 	norm := tr.Scope("grad_norm").GlobalNorm(weights, grads)
 	clip := tr.Scope("grad_norm").ClipScale(norm, 1)
-	attr := trace.Optimizer{AdamWAttr: trace.AdamWAttr{Beta1: 0.9, Beta2: 0.99, Eps: 1e-8, WeightDecay: 0.1}}
+	attr := trace.AdamWAttr{Beta1: 0.9, Beta2: 0.99, Eps: 1e-8, WeightDecay: 0.1}
 	for i := range weights {
-		tr.AdamW(weights[i], grads[i], clip, lr, step, attr)
+		tr.AdamW(weights[i], grads[i], clip, lr, step, trace.Optimizer{AdamWAttr: attr})
 	}
 	require.Equal(t, weights, tr.Weights(), "moments are no weights")
 	g, err := tr.Finish()
@@ -152,7 +152,7 @@ func TestErrors(t *testing.T) {
 		{"adamw of no parameter", func(tr *trace.Tracer, x trace.Tensor) {
 			tr.AdamW(x, x, x, x, x, trace.Optimizer{})
 		}, "adamw: x f32[7,5] is not a parameter"},
-		{"gradient", func(tr *trace.Tracer, x trace.Tensor) { tr.Grad(x, []trace.Tensor{x}) }, "loss x is f32[7,5], want f32[]"},
+		{"gradient", func(tr *trace.Tracer, x trace.Tensor) { tr.Grad(x, []trace.Tensor{x}, ir.F32) }, "loss x is f32[7,5], want f32[]"},
 		{"user's own", func(tr *trace.Tracer, x trace.Tensor) { tr.Failf("%d is odd", 3) }, "3 is odd"},
 	}
 	for _, tt := range tests {

@@ -100,10 +100,10 @@ func (d *Device) Collective(c *runtime.Collective) error {
 // then collects the shares of the others. A share in place of an operand
 // disturbs nobody: others read other shares of it.
 func (d *Device) allReduce(g *groupView, c *runtime.Collective) error {
-	out := d.floats(c.Members[c.Position].Out)
-	n := len(c.Members)
-	mine := codegen.ReduceShare(len(out), n, c.Position)
-	d.reduce(c, out[mine.Off:mine.Off+mine.Len], mine.Off)
+	out := c.Members[c.Position].Out
+	elems, n := int(out.Slab.Elems()), len(c.Members)
+	mine := codegen.ReduceShare(elems, n, c.Position)
+	d.reduce(c, out, mine.Off, mine.Len, mine.Off)
 	if err := d.barrier(g); err != nil {
 		return err
 	}
@@ -111,10 +111,14 @@ func (d *Device) allReduce(g *groupView, c *runtime.Collective) error {
 		if i == c.Position {
 			continue
 		}
-		share := codegen.ReduceShare(len(out), n, i)
-		theirs := d.backend.devices[m.Rank].floats(m.Out)
-		kernel.Copy(d.pool, out[share.Off:share.Off+share.Len], theirs[share.Off:share.Off+share.Len])
-		d.moved += 4 * int64(share.Len)
+		share := codegen.ReduceShare(elems, n, i)
+		peer, end := d.backend.devices[m.Rank], share.Off+share.Len
+		if out.DType.Half() {
+			copy(d.halves(out)[share.Off:end], peer.halves(m.Out)[share.Off:end])
+		} else {
+			kernel.Copy(d.pool, d.floats(out)[share.Off:end], peer.floats(m.Out)[share.Off:end])
+		}
+		d.moved += out.DType.Size() * int64(share.Len)
 	}
 	return nil
 }
@@ -122,22 +126,21 @@ func (d *Device) allReduce(g *groupView, c *runtime.Collective) error {
 // reduceScatter reduces the member's part of the value, run by run.
 func (d *Device) reduceScatter(c *runtime.Collective) {
 	me := c.Members[c.Position]
-	out := d.floats(me.Out)
 	eachRun(me.In.Slab, me.Out.Slab, func(from, to, n int) {
-		d.reduce(c, out[to:to+n], from)
+		d.reduce(c, me.Out, to, n, from)
 	})
 }
 
 // gather fills the member's result from what the members hold of it.
 func (d *Device) gather(c *runtime.Collective) {
 	me := c.Members[c.Position]
-	out := d.floats(me.Out)
+	out, size := d.raw(me.Out), int(me.Out.DType.Size())
 	for i, m := range c.Members {
-		in := d.backend.devices[m.Rank].floats(m.In)
+		in := d.backend.devices[m.Rank].raw(m.In)
 		eachRun(m.In.Slab, me.Out.Slab, func(from, to, n int) {
-			copy(out[to:to+n], in[from:from+n])
+			copy(out[to*size:(to+n)*size], in[from*size:(from+n)*size])
 			if i != c.Position {
-				d.moved += 4 * int64(n)
+				d.moved += int64(n * size)
 			}
 		})
 	}
@@ -146,19 +149,17 @@ func (d *Device) gather(c *runtime.Collective) {
 // blockElems is how many elements are reduced at a time, to stay in cache.
 const blockElems = 1 << 15
 
-// reduce sets dst to the reduction, over the members in order, of as many
-// elements from the given index of their operands. dst may be that part of the
-// member's own operand.
-func (d *Device) reduce(c *runtime.Collective, dst []float32, from int) {
-	d.moved += 4 * int64(len(dst)*(len(c.Members)-1))
-	if d.block == nil {
-		d.block = make([]float32, blockElems)
-	}
-	for len(dst) > 0 {
-		n := min(len(dst), blockElems)
-		acc := d.block[:n]
+// reduce sets n elements of out, from index to on, to the reduction, over the
+// members in order, of as many elements from the given index of their operands.
+// They may be that part of the member's own operand. What has two bytes an element
+// is reduced in float32 and rounded once.
+func (d *Device) reduce(c *runtime.Collective, out runtime.Tensor, to, n, from int) {
+	d.moved += out.DType.Size() * int64(n*(len(c.Members)-1))
+	for ; n > 0; n, to, from = n-blockElems, to+blockElems, from+blockElems {
+		size := min(n, blockElems)
+		acc := d.blockOf(&d.block)[:size]
 		for i, m := range c.Members {
-			in := d.backend.devices[m.Rank].floats(m.In)[from : from+n]
+			in := d.read(d.backend.devices[m.Rank], m.In, from, size)
 			switch {
 			case i == 0:
 				kernel.Copy(d.pool, acc, in)
@@ -168,9 +169,31 @@ func (d *Device) reduce(c *runtime.Collective, dst []float32, from int) {
 				kernel.AddInto(d.pool, acc, in)
 			}
 		}
-		kernel.Copy(d.pool, dst[:n], acc)
-		dst, from = dst[n:], from+n
+		if out.DType.Half() {
+			kernel.Narrow(d.pool, formatOf(out.DType), d.halves(out)[to:to+size], acc)
+		} else {
+			kernel.Copy(d.pool, d.floats(out)[to:to+size], acc)
+		}
 	}
+}
+
+// read returns at most blockElems elements of a tensor of a device as float32,
+// until the next call.
+func (d *Device) read(from *Device, t runtime.Tensor, at, n int) []float32 {
+	if !t.DType.Half() {
+		return from.floats(t)[at : at+n]
+	}
+	term := d.blockOf(&d.term)[:n]
+	kernel.Widen(d.pool, formatOf(t.DType), term, from.halves(t)[at:at+n])
+	return term
+}
+
+// blockOf returns a buffer of blockElems elements, which is made at first use.
+func (d *Device) blockOf(buf *[]float32) []float32 {
+	if *buf == nil {
+		*buf = make([]float32, blockElems)
+	}
+	return *buf
 }
 
 // maxRank bounds the dimensions of a value.

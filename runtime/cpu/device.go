@@ -24,6 +24,10 @@ type Device struct {
 	wires    []*counter   // by Transfer.Wire
 	received []int64      // by Transfer.Wire: messages taken
 	block    []float32    // of a reduction in progress
+	term     []float32    // a member's part of it, widened
+
+	wide    runtime.Kernel // the float32 form of a launch on values of two bytes
+	scratch []float32      // of its operands and results
 
 	moved int64 // bytes taken from other ranks, for tests
 }
@@ -78,10 +82,25 @@ func (d *Device) bytes(offset int64, n int) ([]byte, error) {
 	return whole[offset : offset+int64(n)], nil
 }
 
-// floats returns the elements of a tensor.
+// floats returns the elements of a tensor of four bytes an element.
 func (d *Device) floats(t runtime.Tensor) []float32 {
-	at, n := t.Offset/4, t.Slab.Elems()
-	return d.arena[at : at+n : at+n]
+	if t.DType.Half() {
+		panic(fmt.Sprintf("BUG: cpu: tensor of %s read as f32", t.DType))
+	}
+	memory, at, n := d.arena, t.Offset/4, t.Slab.Elems()
+	if t.Offset >= scratchBase {
+		memory, at = d.scratch, (t.Offset-scratchBase)/4
+	}
+	return memory[at : at+n : at+n]
+}
+
+// raw returns the bytes of a tensor.
+func (d *Device) raw(t runtime.Tensor) []byte {
+	b, err := d.bytes(t.Offset, int(t.Bytes()))
+	if err != nil {
+		panic("BUG: " + err.Error())
+	}
+	return b
 }
 
 // ints returns the elements of a tensor of integers.
@@ -95,9 +114,12 @@ func (d *Device) ints(t runtime.Tensor) []int32 {
 
 // Send copies the tensor to the peer's arena.
 func (d *Device) Send(t *runtime.Transfer) error {
-	src := d.floats(t.Local)
-	peer := d.backend.devices[t.Peer].arena
-	copy(peer[t.Remote/4:][:len(src)], src)
+	src := d.raw(t.Local)
+	dst, err := d.backend.devices[t.Peer].bytes(t.Remote, len(src))
+	if err != nil {
+		return err
+	}
+	copy(dst, src)
 	wire, _ := d.wire(t)
 	wire.add()
 	return nil

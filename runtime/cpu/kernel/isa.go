@@ -39,6 +39,8 @@ type isa struct {
 	normGradParams    func(dw, db, dy, x []float32, mean, rstd float32)            // dw += dy*xhat, db += dy
 	adamw             func(w, m, v, g []float32, c *adamwFactors)
 	dropoutFactors    func(dst []float32, block uint64, key *MaskKey, threshold uint32, scale float32)
+
+	widen, narrow [2]func(wide []float32, half []uint16) // by Format: wide = half, and back
 }
 
 // bestISA returns the fastest implementation this processor runs.
@@ -80,5 +82,7 @@ func portable() isa {
 		normGradParams:  normGradParamsGeneric,
 		adamw:           adamwGeneric,
 		dropoutFactors:  dropoutFactorsGeneric,
+		widen:           [2]func([]float32, []uint16){BF16: widenBF16Generic, F16: widenF16Generic},
+		narrow:          [2]func([]float32, []uint16){BF16: narrowBF16Generic, F16: narrowF16Generic},
 	}
 }

@@ -49,6 +49,8 @@ func avx2() isa {
 		dropoutFactors: func(dst []float32, block uint64, key *MaskKey, threshold uint32, scale float32) {
 			dropoutFactorsAVX2(dst, block, key.Seed, key.Op, key.Step, threshold, scale)
 		},
+		widen:  portable().widen,
+		narrow: portable().narrow,
 	}
 }
 

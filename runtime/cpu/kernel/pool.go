@@ -73,6 +73,7 @@ type tasks struct {
 	rows         rowsTask
 	crossEntropy crossEntropyGradTask
 	adamw        adamwTask
+	half         halfTask
 }
 
 // worker is one thread of a pool and its scratch memory.
