@@ -20,6 +20,7 @@ type stageBuilder struct {
 	of     map[*ir.Value]int  // value -> buffer
 	uses   map[*ir.Value]int  // operands that read the value, updates and outputs included
 	keep   map[*ir.Value]bool // read after the step
+	next   map[*ir.Value]bool // what a parameter becomes
 	saved  map[*ir.Value]bool // made in the forward pass, read in the backward pass
 	folded map[*ir.Node]bool  // accumulations done by the kernel that makes the operand
 	modes  map[*ir.Value]Accum
@@ -27,7 +28,7 @@ type stageBuilder struct {
 
 func (b *stageBuilder) build() error {
 	b.of, b.uses = map[*ir.Value]int{}, map[*ir.Value]int{}
-	b.keep, b.saved = map[*ir.Value]bool{}, map[*ir.Value]bool{}
+	b.keep, b.saved, b.next = map[*ir.Value]bool{}, map[*ir.Value]bool{}, map[*ir.Value]bool{}
 	b.folded, b.modes = map[*ir.Node]bool{}, map[*ir.Value]Accum{}
 	b.Params, b.Inputs, b.Outputs = map[string]int{}, map[string]int{}, map[string]int{}
 	for _, n := range b.prog.Graph.Nodes {
@@ -48,6 +49,7 @@ func (b *stageBuilder) build() error {
 	}
 	for _, u := range b.prog.Graph.Updates {
 		b.uses[u.New]++
+		b.next[u.New] = true
 	}
 	microBatches := b.prog.Mesh.Size(partition.AxisMB)
 	b.Slots = Slots(b.prog.Plan, b.Index, microBatches, b.training)
@@ -109,7 +111,7 @@ func (b *stageBuilder) persistent() {
 				b.buffer(v, Slot, n.Phase)
 			}
 		default:
-			if b.keep[v] {
+			if b.keep[v] && !b.next[v] {
 				b.buffer(v, Persist, n.Phase)
 			}
 		}
@@ -188,8 +190,13 @@ func (b *stageBuilder) updates() {
 		if u.Param.Def.Stage != b.Index || u.New == u.Param {
 			continue
 		}
-		if _, placed := b.of[u.New]; !placed && b.inPlaceUpdate(u) {
+		if _, placed := b.of[u.New]; placed {
+			continue
+		}
+		if b.inPlaceUpdate(u) {
 			b.of[u.New] = b.of[u.Param]
+		} else if b.keep[u.New] {
+			b.buffer(u.New, Persist, ir.Update)
 		}
 	}
 }
@@ -262,7 +269,7 @@ func (b *stageBuilder) canOverwrite(n *ir.Node, region Region, lastUse map[*ir.V
 		return false
 	}
 	x, r := n.Args[0], n.Results[0]
-	if lastUse[x] != n || b.keep[x] || x.Def.Op.Class() == ir.Leaf {
+	if lastUse[x] != n || b.keep[x] || b.next[x] || x.Def.Op.Class() == ir.Leaf {
 		return false
 	}
 	id := b.of[x]
