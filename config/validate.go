@@ -21,7 +21,7 @@ func (c *Config) Validate() error {
 	if err := c.validateWords(); err != nil {
 		return err
 	}
-	for _, check := range []func() error{c.validateRun, c.validateOptimizer, c.validateParallel, c.validateSupported} {
+	for _, check := range []func() error{c.validateRun, c.validatePrecision, c.validateOptimizer, c.validateParallel, c.validateSupported} {
 		if err := check(); err != nil {
 			return err
 		}
@@ -86,6 +86,14 @@ func (c *Config) validateRun() error {
 	}
 	if int(c.Batch.Micro) > c.Batch.Global {
 		return c.refuse("batch.micro", "%d is more than batch.global %d", c.Batch.Micro, c.Batch.Global)
+	}
+	return nil
+}
+
+// validatePrecision checks that what is kept in float32 suits the element type.
+func (c *Config) validatePrecision() error {
+	if !c.Train.MasterWeights && c.Train.DType != "bfloat16" {
+		return c.refuse("train.master_weights", "is false, which needs dtype bfloat16; dtype is %s", c.Train.DType)
 	}
 	return nil
 }
@@ -164,7 +172,6 @@ func (c *Config) validateSupported() error {
 		value any
 		when  bool
 	}{
-		{"train.dtype", c.Train.DType, c.Train.DType != "float32"},
 		{"train.reproducible", c.Train.Reproducible, c.Train.Reproducible},
 	} {
 		if missing.when {

@@ -3,6 +3,7 @@ package runtime
 import (
 	"encoding/binary"
 	"fmt"
+	"slices"
 
 	"github.com/autopar/autopar/codegen"
 	"github.com/autopar/autopar/ir"
@@ -82,12 +83,9 @@ func (e *Executor) InitParams(prog *codegen.Program, seed uint64) error {
 	return e.runAll(job{do: func(r *rank) error {
 		var buf []float32
 		for _, s := range e.Shards(prog, r.id) {
-			n := int(s.Slab.Elems())
-			if cap(buf) < n {
-				buf = make([]float32, n)
-			}
-			s.fill(buf[:n], seed)
-			if err := r.device.Upload(s.offset, encode(s.Type.DType, buf[:n])); err != nil {
+			var bytes []byte
+			buf, bytes = s.initial(buf, seed)
+			if err := r.device.Upload(s.offset, bytes); err != nil {
 				return fmt.Errorf("initial value of %s: %w", s.Name, err)
 			}
 			r.place.Add(1) // progress
@@ -110,6 +108,20 @@ func encode(d ir.DType, x []float32) []byte {
 		binary.NativeEndian.PutUint16(b[2*i:], round(v))
 	}
 	return b[:2*len(x)]
+}
+
+// Initial returns the initial value of the part, in the byte order of the machine.
+func (s Shard) Initial(seed uint64) []byte {
+	_, bytes := s.initial(nil, seed)
+	return bytes
+}
+
+// initial makes the initial value in a buffer, which it returns for the next.
+func (s Shard) initial(buf []float32, seed uint64) ([]float32, []byte) {
+	n := int(s.Slab.Elems())
+	buf = slices.Grow(buf[:0], n)
+	s.fill(buf[:n], seed)
+	return buf, encode(s.Type.DType, buf[:n])
 }
 
 // fill writes the initial value of a shard to dst.
