@@ -159,7 +159,7 @@ func (m *Program) compute(in *codegen.Instr, mesh ir.Mesh, at ir.Coord, operands
 		bytes += int64(operands-len(n.Args)) * one
 		flops = flops / float64(len(n.Args)) * float64(operands)
 	}
-	return m.kernel(classOf(n.Op), flops, bytes)
+	return m.kernelIn(n.Args[0].Type.DType, classOf(n.Op), flops, bytes)
 }
 
 func localBytes(v *ir.Value, mesh ir.Mesh, at ir.Coord) int64 {
