@@ -127,7 +127,10 @@ func (c *cutter) assign(p *Plan) {
 		case n.Phase == ir.Forward:
 			s = outside
 		default:
-			s = forward[of]
+			var kept bool
+			if s, kept = forward[of]; !kept {
+				s = outside // the gradient of what nothing reads, the scaled loss
+			}
 		}
 		if n.Phase == ir.Forward {
 			forward[n.Name] = s

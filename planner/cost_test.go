@@ -7,6 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/autopar/autopar/codegen"
+	"github.com/autopar/autopar/ir"
 	"github.com/autopar/autopar/partition"
 	"github.com/autopar/autopar/planner/cost"
 	"github.com/autopar/autopar/planner/sim"
@@ -81,8 +82,11 @@ func TestCostIsSimulation(t *testing.T) {
 		if d.tp > 1 {
 			sh.sequence = r.IntN(2) == 0
 		}
+		model.Float = []ir.DType{ir.F32, ir.BF16, ir.F16}[k%3]
+		c := randomCluster(r)
+		c.Device.FLOPS["bf16"] = 4 * c.Device.FLOPS["f32"]
 		g := step(t, model, batch)
-		s := newSearcher(g, batch, randomCluster(r), Options{RuntimeNGPUs: d.plan * units})
+		s := newSearcher(g, batch, c, Options{RuntimeNGPUs: d.plan * units})
 		skels, err := s.skeletons([]outline{{d, sh}})
 		if err != nil {
 			continue // nothing to split so far
