@@ -362,8 +362,11 @@ func TestSteadyState(t *testing.T) {
 	if raceEnabled {
 		t.Skip("the race detector allocates")
 	}
-	g := trainGraph(t)
-	for _, s := range []shape{oneRank, {dp: 2, tp: 2, pp: 2, micro: 2, schedule: partition.OneFOneB}} {
+	for i, s := range []shape{oneRank, {dp: 2, tp: 2, pp: 2, micro: 2, schedule: partition.OneFOneB}, oneRank} {
+		g := trainGraph(t)
+		if i > 1 {
+			g = graphIn(t, ir.F16, false)
+		}
 		prog := compile(t, g, s, nil)
 		e := start(t, prog, runtime.Options{})
 		in := feeds(0)
