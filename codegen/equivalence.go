@@ -94,32 +94,6 @@ type event struct {
 	value *content
 }
 
-// memory is what the buffers of one stage hold on a rank.
-type memory struct {
-	fixed []content // persistent and temporary buffers, by buffer
-	slots [][]content
-}
-
-// content is what a buffer holds.
-type content struct {
-	expr *expr
-	spec ir.ShardSpec
-	// microBatch is the one it was computed from, or once.
-	microBatch int
-	task       int    // index of the task that wrote it
-	terms      []term // of a sum over micro-batches that is being accumulated
-}
-
-// once says that a value is the same in every micro-batch.
-const once = -1
-
-// term is one summand of a sum over micro-batches.
-type term struct {
-	expr *expr
-	spec ir.ShardSpec
-	seen []bool // by micro-batch
-}
-
 func checkEquivalent(p *Program, traced *ir.Graph, code func(*Schedule, Task) *Stage) error {
 	e := &equivalence{
 		prog: p, code: code, exprs: newExpressions(), timeAt: p.Mesh.Axis(partition.AxisMB),
@@ -194,7 +168,7 @@ func (e *equivalence) load(c *class, st *Stage) error {
 			if err := e.prog.Mesh.VerifyNode(b.Value.Def); err != nil {
 				return c.like(&CheckError{Rank: c.Rank, Stage: c.Stage, Instr: b.Value.Def.Name, Value: b.Value.Name(), Msg: err.Error()})
 			}
-			m.fixed[id] = content{expr: e.note(e.exprs.leaf(b.Value), c, Task{}, b.Value.Def.Name), spec: b.Value.Spec, microBatch: once}
+			m.fixed[id] = content{expr: e.note(e.exprs.leaf(b.Value), c, Task{}, b.Value.Def.Name), typ: b.Value.Type, spec: b.Value.Spec, microBatch: once}
 		}
 	}
 	c.memory[st] = m
@@ -327,119 +301,6 @@ func (e *equivalence) step(c *class, t Task, in *Instr) (ready bool, err error) 
 	return true, nil
 }
 
-// cell returns the contents of a buffer in a task.
-func (e *equivalence) cell(c *class, t Task, buffer int) (*content, error) {
-	st := e.code(c.Schedule, t)
-	switch m := c.memory[st]; {
-	case buffer < 0 || buffer >= len(st.Buffers):
-		return nil, fmt.Errorf("names buffer b%d of %d", buffer, len(st.Buffers))
-	case st.Buffers[buffer].Region != Slot:
-		return &m.fixed[buffer], nil
-	case t.Slot < 0 || t.Slot >= len(m.slots):
-		return nil, fmt.Errorf("runs in slot %d of %d", t.Slot, len(m.slots))
-	default:
-		return &m.slots[t.Slot][buffer], nil
-	}
-}
-
-// read returns what an operand is, once it is complete and lies as it should.
-func (e *equivalence) read(c *class, t Task, n *ir.Node, v *ir.Value, buffer int) (*content, error) {
-	held, err := e.cell(c, t, buffer)
-	if err != nil {
-		return nil, e.fail(c, t, n, v, "%v", err)
-	}
-	if e.code(c.Schedule, t).Buffers[buffer].Region == Temp && held.task != c.at.task {
-		held = &content{}
-	}
-	if held.expr == nil && held.terms == nil {
-		return nil, e.fail(c, t, n, v, "is read from b%d before anything is written there", buffer)
-	}
-	if held, err = e.total(c, held); err != nil {
-		return nil, e.fail(c, t, n, v, "%v", err)
-	}
-	if held.spec != v.Spec {
-		rank := len(v.Type.Shape)
-		return nil, e.fail(c, t, n, v, "is read as placed %s from b%d, which holds %s placed %s",
-			v.Spec.Format(e.prog.Mesh, rank), buffer, held.expr.name, held.spec.Format(e.prog.Mesh, rank))
-	}
-	if held.microBatch != once && (t.Phase == ir.Update || held.microBatch != t.MicroBatch) {
-		return nil, e.fail(c, t, n, v, "is read from b%d, which holds that of micro-batch %d", buffer, held.microBatch)
-	}
-	return held, nil
-}
-
-// total turns an accumulated sum into a value. It must have all micro-batches.
-func (e *equivalence) total(c *class, held *content) (*content, error) {
-	if held.terms == nil {
-		return held, nil
-	}
-	var exprs []*expr
-	for _, x := range held.terms {
-		if x.spec != held.terms[0].spec {
-			return nil, fmt.Errorf("is the sum of %s and %s, which lie differently", held.terms[0].expr.name, x.expr.name)
-		}
-		for mb := range c.MicroBatches {
-			if !x.seen[mb] {
-				return nil, fmt.Errorf("is read before %s of micro-batch %d is added to it", x.expr.name, mb)
-			}
-		}
-		exprs = append(exprs, x.expr)
-	}
-	sum := e.exprs.sum(exprs, held.terms[0].expr.name)
-	if !sum.known && sum.made.rank < 0 {
-		sum.made = held.terms[0].expr.made
-		if sum.made.rank < 0 {
-			sum.made = site{rank: c.Rank, stage: c.Stage, instr: held.terms[0].expr.name}
-		}
-	}
-	return &content{expr: sum, spec: held.terms[0].spec, microBatch: once, task: held.task}, nil
-}
-
-// write stores or accumulates a result.
-func (e *equivalence) write(c *class, t Task, in *Instr, i int, v *ir.Value, x *expr) error {
-	n, buffer := in.Node, in.Results[i]
-	cell, err := e.cell(c, t, buffer)
-	if err != nil {
-		return e.fail(c, t, n, v, "%v", err)
-	}
-	now := content{expr: x, spec: v.Spec, microBatch: once, task: c.at.task}
-	if e.timeAt >= 0 && v.Spec[e.timeAt].Kind != ir.Replicate {
-		now.microBatch = t.MicroBatch
-	}
-	if n.Op != ir.OpAccumulate && in.Accum[i] == Overwrite {
-		*cell = now
-		return nil
-	}
-	if t.MicroBatch < 0 || t.MicroBatch >= c.MicroBatches || t.Phase == ir.Update {
-		return e.fail(c, t, n, v, "is added to b%d in no micro-batch of the rank's %d", buffer, c.MicroBatches)
-	}
-	if n.Op != ir.OpAccumulate {
-		if p := v.Spec[e.timeAt]; p != ir.PartialOf(ir.Sum) {
-			return e.fail(c, t, n, v, "is added to b%d, but is %s over micro-batches", buffer, p)
-		}
-		now.spec[e.timeAt] = ir.Placement{}
-	}
-	adds := in.Accum[i] == Always || in.Accum[i] == AfterFirst && t.MicroBatch > 0
-	if !adds {
-		*cell = content{task: c.at.task}
-	} else if cell.terms == nil {
-		return e.fail(c, t, n, v, "is added to b%d, which holds no sum", buffer)
-	}
-	for k := range cell.terms {
-		if cell.terms[k].expr == x && cell.terms[k].spec == now.spec {
-			if cell.terms[k].seen[t.MicroBatch] {
-				return e.fail(c, t, n, v, "is added to b%d twice", buffer)
-			}
-			cell.terms[k].seen[t.MicroBatch] = true
-			return nil
-		}
-	}
-	seen := make([]bool, c.MicroBatches)
-	seen[t.MicroBatch] = true
-	cell.terms = append(cell.terms, term{x, now.spec, seen})
-	return nil
-}
-
 func (e *equivalence) send(c *class, t Task, n *ir.Node, x *content) {
 	c.events = append(c.events, event{n.Name, n.Op, n.Attr, t, x})
 	e.mail[letter{n.Name, c, n.Attr.(ir.P2PAttr).Stage, microBatchOf(t)}] = x
@@ -463,6 +324,9 @@ func (e *equivalence) receive(c *class, t Task, n *ir.Node) (*content, error) {
 			}
 		}
 		return nil, nil
+	}
+	if !x.typ.Equal(v.Type) {
+		return nil, e.fail(c, t, n, v, "is received as %s, rank %d sends it as %s", v.Type, from, x.typ)
 	}
 	if x.spec != v.Spec {
 		rank := len(v.Type.Shape)

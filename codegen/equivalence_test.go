@@ -1,6 +1,7 @@
 package codegen_test
 
 import (
+	"math/rand/v2"
 	"slices"
 	"testing"
 	"time"
@@ -357,4 +358,75 @@ func TestPlantedBugs(t *testing.T) {
 	}
 	t.Logf("%d programs refused in %v", len(plantings), spent)
 	require.Less(t, spent, 10*time.Second)
+}
+
+// TestEveryInstructionMatters breaks each instruction of the program in turn, on
+// one random rank of its stage, in each of these ways. No such program is sound.
+func TestEveryInstructionMatters(t *testing.T) {
+	traced := trainGraph(t, 2)
+	p := plan(2, 2, 2, 2, 2, partition.OneFOneB, true)
+	p.ZeRO = 1
+	prog := generate(t, traced, p)
+	seed := rand.Uint64()
+	t.Logf("seed %d", seed)
+	rng := rand.New(rand.NewPCG(seed, 0))
+	faults := map[string]func(v *victim, st *codegen.Stage, body *codegen.Body, i int) bool{
+		"is dropped": func(v *victim, st *codegen.Stage, body *codegen.Body, i int) bool {
+			v.drop(st, body.Instrs[i].Node.Name)
+			return true
+		},
+		"reads another value of the same type": func(v *victim, st *codegen.Stage, body *codegen.Body, i int) bool {
+			in := v.instr(st, body.Instrs[i].Node.Name)
+			for a := range in.Args {
+				for _, other := range body.Instrs[:i] {
+					for k, r := range other.Node.Results {
+						if other.Results[k] != in.Args[a] && r.Type.Equal(in.Node.Args[a].Type) && other.Node.Op.Class() == ir.Compute && in.Node.Op.Class() == ir.Compute {
+							in.Node.Args[a], in.Args[a] = r, other.Results[k]
+							return true
+						}
+					}
+				}
+			}
+			return false
+		},
+		"writes elsewhere": func(v *victim, st *codegen.Stage, body *codegen.Body, i int) bool {
+			in := v.instr(st, body.Instrs[i].Node.Name)
+			if len(in.Results) == 0 || in.Node.Op == ir.OpSend {
+				return false
+			}
+			st.Buffers = append(st.Buffers, st.Buffers[in.Results[0]])
+			in.Results[0] = len(st.Buffers) - 1
+			return true
+		},
+		"adds where it should not, or not where it should": func(v *victim, st *codegen.Stage, body *codegen.Body, i int) bool {
+			in := v.instr(st, body.Instrs[i].Node.Name)
+			if len(in.Accum) == 0 || in.Node.Op == ir.OpSend {
+				return false
+			}
+			if in.Accum[0] == codegen.Overwrite {
+				in.Accum[0] = codegen.Always
+			} else {
+				in.Accum[0] = codegen.Overwrite
+			}
+			return true
+		},
+	}
+	for what, fault := range faults {
+		count := 0
+		for stage, st := range prog.Stages {
+			for phase := range st.Bodies {
+				for i := range st.Bodies[phase].Instrs {
+					v := &victim{t, prog, map[int]*codegen.Stage{}}
+					own := v.alone(4*stage + rng.IntN(4))
+					name := own.Bodies[phase].Instrs[i].Node.Name
+					if fault(v, own, &own.Bodies[phase], i) {
+						count++
+						require.Error(t, codegen.CheckEquivalentOf(prog, traced, v.own), "%s %s", name, what)
+					}
+				}
+			}
+		}
+		t.Logf("%d instructions: each %s", count, what)
+		require.Greater(t, count, 50)
+	}
 }
