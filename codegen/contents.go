@@ -8,8 +8,31 @@ import (
 
 // memory is what the buffers of one stage hold on a rank.
 type memory struct {
-	fixed []content // persistent and temporary buffers, by buffer
-	slots [][]content
+	fixed []content           // persistent and temporary buffers, by buffer
+	slots map[inSlot]*content // the others
+}
+
+// inSlot is a buffer of one slot.
+type inSlot struct{ buffer, slot int }
+
+// slot returns what a buffer holds for the micro-batches of one slot.
+func (m *memory) slot(buffer, slot int) *content {
+	at := inSlot{buffer, slot}
+	if m.slots[at] == nil {
+		m.slots[at] = &content{}
+	}
+	return m.slots[at]
+}
+
+// instrsOf returns the instructions that a task runs.
+func instrsOf(st *Stage, t Task) []Instr { return st.Bodies[t.Phase].Instrs }
+
+// microBatchOf returns the micro-batch that a task runs, or once.
+func microBatchOf(t Task) int {
+	if t.Phase == ir.Update {
+		return once
+	}
+	return t.MicroBatch
 }
 
 // content is what a buffer holds.
@@ -41,10 +64,10 @@ func (e *equivalence) cell(c *class, t Task, buffer int) (*content, error) {
 		return nil, fmt.Errorf("names buffer b%d of %d", buffer, len(st.Buffers))
 	case st.Buffers[buffer].Region != Slot:
 		return &m.fixed[buffer], nil
-	case t.Slot < 0 || t.Slot >= len(m.slots):
-		return nil, fmt.Errorf("runs in slot %d of %d", t.Slot, len(m.slots))
+	case t.Slot < 0 || t.Slot >= st.Slots:
+		return nil, fmt.Errorf("runs in slot %d of %d", t.Slot, st.Slots)
 	default:
-		return &m.slots[t.Slot][buffer], nil
+		return m.slot(buffer, t.Slot), nil
 	}
 }
 

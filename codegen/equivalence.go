@@ -92,6 +92,7 @@ type event struct {
 	attr  ir.Attr
 	task  Task
 	value *content
+	to    int // stage of the receivers of a send
 }
 
 func checkEquivalent(p *Program, traced *ir.Graph, code func(*Schedule, Task) *Stage) error {
@@ -158,10 +159,7 @@ func (e *equivalence) load(c *class, st *Stage) error {
 	if c.memory[st] != nil {
 		return nil
 	}
-	m := &memory{fixed: make([]content, len(st.Buffers)), slots: make([][]content, st.Slots)}
-	for i := range m.slots {
-		m.slots[i] = make([]content, len(st.Buffers))
-	}
+	m := &memory{fixed: make([]content, len(st.Buffers)), slots: map[inSlot]*content{}}
 	for id := range st.Buffers {
 		b := &st.Buffers[id]
 		if b.Region == Persist && b.Value.Def.Op.Class() == ir.Leaf {
@@ -207,7 +205,7 @@ func (e *equivalence) walk() error {
 		for _, c := range e.classes {
 			for c.at.task < len(c.Tasks) {
 				t := c.Tasks[c.at.task]
-				body := e.code(c.Schedule, t).Bodies[t.Phase].Instrs
+				body := instrsOf(e.code(c.Schedule, t), t)
 				if c.at.instr == len(body) {
 					c.at = place{task: c.at.task + 1}
 					continue
@@ -244,7 +242,7 @@ func (e *equivalence) stuck() error {
 		return nil
 	}
 	t := worst.Tasks[worst.at.task]
-	n := e.code(worst.Schedule, t).Bodies[t.Phase].Instrs[worst.at.instr].Node
+	n := instrsOf(e.code(worst.Schedule, t), t)[worst.at.instr].Node
 	return e.fail(worst, t, n, n.Results[0], "%s", worst.waits.what)
 }
 
@@ -278,11 +276,10 @@ func (e *equivalence) step(c *class, t Task, in *Instr) (ready bool, err error) 
 			}
 			args = append(args, x.expr)
 			if i == 0 && n.Op == ir.OpSend {
-				e.send(c, t, n, x)
-				return true, nil
+				return true, e.send(c, t, n, x)
 			}
 			if i == 0 && Collective(n.Op) {
-				c.events = append(c.events, event{n.Name, n.Op, n.Attr, t, x})
+				c.events = append(c.events, event{n.Name, n.Op, n.Attr, t, x, c.Stage})
 			}
 		}
 	}
@@ -301,23 +298,31 @@ func (e *equivalence) step(c *class, t Task, in *Instr) (ready bool, err error) 
 	return true, nil
 }
 
-func (e *equivalence) send(c *class, t Task, n *ir.Node, x *content) {
-	c.events = append(c.events, event{n.Name, n.Op, n.Attr, t, x})
-	e.mail[letter{n.Name, c, n.Attr.(ir.P2PAttr).Stage, microBatchOf(t)}] = x
+// send posts a message. It goes to the ranks of the same coordinates in the
+// stage that the node names.
+func (e *equivalence) send(c *class, t Task, n *ir.Node, x *content) error {
+	to := e.prog.Peer(c.Schedule, n)
+	if to < 0 || to >= len(e.classOf) {
+		return e.fail(c, t, n, n.Args[0], "is sent to rank %d of %d", to, len(e.classOf))
+	}
+	stage := e.prog.Schedules[to].Stage
+	c.events = append(c.events, event{n.Name, n.Op, n.Attr, t, x, stage})
+	e.mail[letter{n.Name, c, stage, microBatchOf(t)}] = x
+	return nil
 }
 
 // receive returns the message that a receive waits for, or nil if it has not
 // been sent yet.
 func (e *equivalence) receive(c *class, t Task, n *ir.Node) (*content, error) {
-	v, stage, name := n.Results[0], n.Attr.(ir.P2PAttr).Stage, n.Args[0].Def.Name
-	if stage < 0 || stage >= e.prog.Plan.PP() {
-		return nil, e.fail(c, t, n, v, "receives from stage %d of %d", stage, e.prog.Plan.PP())
-	}
+	v, name := n.Results[0], n.Args[0].Def.Name
 	from := e.prog.Peer(c.Schedule, n)
+	if from < 0 || from >= len(e.classOf) {
+		return nil, e.fail(c, t, n, v, "is received from rank %d of %d", from, len(e.classOf))
+	}
 	x := e.mail[letter{name, e.classOf[from], c.Stage, microBatchOf(t)}]
 	if x == nil {
 		c.waits = wait{what: fmt.Sprintf("rank %d never sends %s", from, name), from: e.classOf[from]}
-		for to := range e.prog.Plan.PP() {
+		for to := range e.prog.Stages {
 			if e.mail[letter{name, e.classOf[from], to, microBatchOf(t)}] != nil {
 				c.waits.what += fmt.Sprintf(" to stage %d, but to stage %d", c.Stage, to)
 				c.waits.moved = true
@@ -334,13 +339,6 @@ func (e *equivalence) receive(c *class, t Task, n *ir.Node) (*content, error) {
 			v.Spec.Format(e.prog.Mesh, rank), from, x.spec.Format(e.prog.Mesh, rank))
 	}
 	return x, nil
-}
-
-func microBatchOf(t Task) int {
-	if t.Phase == ir.Update {
-		return once
-	}
-	return t.MicroBatch
 }
 
 // ends compares what every class is left with to the updates and outputs of the
@@ -413,7 +411,7 @@ func (e *equivalence) end(c *class, st *Stage, id int, what, name string, want *
 	switch m := c.memory[st]; {
 	case id < 0 || id >= len(st.Buffers):
 	case st.Buffers[id].Region == Slot: // an output of the only micro-batch
-		held = &m.slots[0][id]
+		held = m.slot(id, 0)
 	default:
 		held = &m.fixed[id]
 	}

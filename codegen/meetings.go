@@ -35,7 +35,7 @@ func (e *equivalence) meetings() error {
 				}
 			}
 		}
-		for stage := range e.prog.Plan.PP() {
+		for stage := range e.prog.Stages {
 			peer := e.classOf[e.prog.Plan.WorldRank(stage, s.Device)]
 			usual := e.classOf[e.prog.Plan.WorldRank(stage, mine.Device)]
 			key := [3]any{peer, usual, s.Stage}
@@ -70,7 +70,7 @@ func (e *equivalence) sameLetters(a, b *class, stage, receiver int) error {
 	to := func(c *class) []event {
 		var list []event
 		for _, ev := range c.events {
-			if attr, ok := ev.attr.(ir.P2PAttr); ok && attr.Stage == stage {
+			if ev.op == ir.OpSend && ev.to == stage {
 				list = append(list, ev)
 			}
 		}
@@ -134,8 +134,8 @@ func checkWorld(p *Program) error {
 			}
 		}
 	}
-	if want := p.Plan.PP() * p.Mesh.Devices(); len(p.Schedules) != want {
-		return &CheckError{Rank: len(p.Schedules), Msg: fmt.Sprintf("does not exist: %d stages of %d devices have %d ranks", p.Plan.PP(), p.Mesh.Devices(), len(p.Schedules))}
+	if want := len(p.Stages) * p.Mesh.Devices(); len(p.Schedules) != want {
+		return &CheckError{Rank: len(p.Schedules), Msg: fmt.Sprintf("does not exist: %d stages of %d devices have %d ranks", len(p.Stages), p.Mesh.Devices(), want)}
 	}
 	return nil
 }
