@@ -97,7 +97,7 @@ func inThePartition() []mutant {
 		bug:  "clip by each shard's own norm",
 		file: "ir/signature.go",
 		old:  "} else if inArgs {\n\t\t\tresults[i] = PartialOf", new: "} else if inArgs && s.Op != OpSumSquares {\n\t\t\tresults[i] = PartialOf",
-		pkg: "./runtime", run: shapes,
+		pkg: "./ir/interp", run: "^TestEveryRuleIsTrue$",
 	}, {
 		bug:  "clip by each stage's own norm",
 		file: "partition/stage.go",
@@ -168,7 +168,7 @@ func inThePartition() []mutant {
 		bug: "bias added on every rank of a row-parallel matmul", how: "add is said to be linear in one operand",
 		file: "ir/op.go",
 		old:  `sig: "a[l* s*] b[s*] -> y[l* s*]", class: Compute, linear: all`, new: `sig: "a[l* s*] b[s*] -> y[l* s*]", class: Compute, linear: 1`,
-		pkg: "./runtime", run: shapes,
+		pkg: "./ir/interp", run: "^TestEveryRuleIsTrue$",
 	}, {
 		bug:  "uneven last shard dropped",
 		file: "ir/mesh.go",
