@@ -46,6 +46,8 @@ func avx2() isa {
 		normGradRow:     normGradRowAVX2,
 		normGradParams:  normGradParamsAVX2,
 		adamw:           adamwAVX2,
+		addAsFixed:      addAsFixedGeneric,
+		fixedSquares:    fixedSquaresGeneric,
 		dropoutFactors: func(dst []float32, block uint64, key *MaskKey, threshold uint32, scale float32) {
 			dropoutFactorsAVX2(dst, block, key.Seed, key.Op, key.Step, threshold, scale)
 		},
