@@ -184,7 +184,7 @@ func (pr *propagator) gradients() {
 		switch n.Op {
 		case ir.OpAdamW:
 			pr.want[n.Args[3]] = n.Args[1].Spec
-		case ir.OpAddN, ir.OpSend, ir.OpRecv:
+		case ir.OpAddN, ir.OpFromFixed, ir.OpSend, ir.OpRecv:
 			if spec, ok := pr.want[n.Results[0]]; ok {
 				for _, a := range n.Args {
 					pr.want[a] = spec
@@ -344,7 +344,7 @@ func (pr *propagator) cost(n *ir.Node, args []*ir.Value, axis, rule int, ra, rr 
 		}
 		want, isGrad := pr.want[v]
 		home := isGrad && want[axis] == ra[i]
-		if home && n.Op == ir.OpSumSquares {
+		if home && (n.Op == ir.OpSumSquares || n.Op == ir.OpFixedSquares) {
 			continue // the optimizer needs it there anyway
 		}
 		c := moveBytes(from, ra[i], float64(v.Type.Bytes()), size)

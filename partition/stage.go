@@ -90,7 +90,7 @@ func (c *cutter) assign(p *Plan) {
 			continue
 		}
 		if n.Phase == ir.Update {
-			if n.Op == ir.OpSumSquares {
+			if n.Op == ir.OpSumSquares || n.Op == ir.OpFixedSquares {
 				name, _, _ := strings.Cut(n.Name, "/")
 				c.owner[n] = c.holders[params[name]][0]
 			}
@@ -147,6 +147,8 @@ func (c *cutter) name(n *ir.Node, s int) string {
 				home = c.holders[w][0]
 			}
 		}
+	case n.Op == ir.OpFromFixed:
+		home = c.owner[n.Args[0].Def] // 0 for what every stage can make
 	case !owned:
 		home = 0
 	}
