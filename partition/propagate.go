@@ -283,6 +283,9 @@ func (pr *propagator) choose(n *ir.Node, args []*ir.Value) (argSpecs, resSpecs [
 			if a.Size == 1 && !a.Time && rule != ir.ReplicateAll {
 				continue // nothing to place on an axis of one
 			}
+			if a.Time && n.Phase == ir.Update && rule != ir.ReplicateAll {
+				continue // it runs after the last micro-batch, once
+			}
 			ra, rr, ok := sig.Rule(rule)
 			if !ok || rule >= 0 && !a.Time && sig.Dims[rule].Size < a.Size {
 				continue

@@ -86,7 +86,7 @@ type summer struct {
 // isLate reports whether a node can run only after the last micro-batch.
 func (s *summer) isLate(n *ir.Node) bool {
 	if n.Phase == ir.Update {
-		return true
+		return n.Op.Class() != ir.Leaf
 	}
 	for _, a := range n.Args {
 		if s.late[a] || s.at[a].Type.DType == ir.Q64 {

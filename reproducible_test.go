@@ -1,0 +1,100 @@
+package autopar_test
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/autopar/autopar/codegen"
+	"github.com/autopar/autopar/ir/exact"
+	"github.com/autopar/autopar/models/gpt"
+	"github.com/autopar/autopar/partition"
+	"github.com/autopar/autopar/runtime"
+)
+
+// exactTrainer compiles the reproducible training step for a plan and initializes
+// the weights.
+func exactTrainer(t testing.TB, p *partition.Plan, batch int) (*codegen.Program, *runtime.Executor) {
+	opt := gpt.Optimizer{Beta1: .9, Beta2: .99, Eps: 1e-8, WeightDecay: .1, GradClip: 1}
+	g, err := gpt.TrainStep(parityModel, opt, batch, parityModel.BlockSize)
+	require.NoError(t, err)
+	g, err = exact.Sums(g)
+	require.NoError(t, err)
+	require.NoError(t, g.Verify())
+	prog, exec := compile(t, g, p, batch)
+	require.NoError(t, exec.InitParams(prog, 1337))
+	return prog, exec
+}
+
+// exactRun trains and returns what was seen, and the weights and moments.
+func exactRun(t testing.TB, p *partition.Plan, steps int) (trajectory, map[string][]float32) {
+	prog, exec := exactTrainer(t, p, parityBatch)
+	seen := stepsOf(t, prog, exec, parityBatch, steps)
+	return seen, gather(t, prog, exec)
+}
+
+// reproduciblePlans lists plans without tensor parallelism: every data-parallel
+// degree to 4, as ranks of one unit and as units, pipeline depth 1, 2 and 4, every
+// ZeRO stage, with micro-batch, schedule and recomputation in turn.
+func reproduciblePlans() []*partition.Plan {
+	var plans []*partition.Plan
+	for dp := 1; dp <= 4; dp++ {
+		for _, pp := range []int{1, 2, 4} {
+			for zero := 0; zero <= 3 && (zero == 0 || dp > 1); zero++ {
+				i := len(plans)
+				p := parityPlan(dp, 1, pp, 1+i%3, []partition.Schedule{partition.GPipe, partition.OneFOneB}[i/3%2], false)
+				if i%4 == 1 {
+					p.PlanNGPUs, p.DP = pp, 1 // dp units
+				}
+				p.ZeRO = zero
+				for s := range p.Stages {
+					half := (p.Stages[s].Last - p.Stages[s].First + 1) / 2
+					switch i % 5 {
+					case 1:
+						p.Stages[s].Recompute = half
+					case 2:
+						p.Stages[s].Selective = half
+					case 3:
+						p.Stages[s].Recompute, p.Stages[s].Selective = half/2, half/2
+					case 4:
+						p.Stages[s].Recompute = p.Stages[s].Last - p.Stages[s].First
+					}
+				}
+				plans = append(plans, p)
+			}
+		}
+	}
+	return plans
+}
+
+func describePlan(p *partition.Plan) string {
+	return fmt.Sprintf("%d units of dp %d x pp %d, micro-batch %d, %s, ZeRO %d, stages %v",
+		p.Units(), p.DP, p.PP(), p.MicroBatch, p.Schedule, p.ZeRO, p.Stages)
+}
+
+// TestReproducible trains with train.reproducible under a random sample of plans
+// without tensor parallelism, or with -parity-all under every one of the list:
+// losses, gradient norms, weights and moments have the same bits under all.
+func TestReproducible(t *testing.T) {
+	const steps = 12
+	seed := rand.Uint64()
+	t.Logf("sample seed %d", seed)
+	rng := rand.New(rand.NewPCG(seed, 0))
+	want, weights := exactRun(t, parityPlan(1, 1, 1, parityBatch, partition.GPipe, false), steps)
+	require.Less(t, want.loss[steps-1], want.loss[0]-0.02, "it learns")
+	plain := trainBatch(t, parityPlan(1, 1, 1, parityBatch, partition.GPipe, false), parityBatch, steps)
+	require.InDeltaSlice(t, plain.loss, want.loss, 1e-5, "and as without")
+	for i := range plain.norm {
+		require.InEpsilon(t, plain.norm[i], want.norm[i], 1e-6)
+	}
+	for _, p := range reproduciblePlans() {
+		if !*parityAll && rng.IntN(4) > 0 {
+			continue
+		}
+		got, end := exactRun(t, p, steps)
+		require.Equal(t, want, got, describePlan(p))
+		require.Equal(t, weights, end, describePlan(p))
+	}
+}
