@@ -1,6 +1,7 @@
 package autopar_test
 
 import (
+	"context"
 	"fmt"
 	"math/rand/v2"
 	"testing"
@@ -96,5 +97,70 @@ func TestReproducible(t *testing.T) {
 		got, end := exactRun(t, p, steps)
 		require.Equal(t, want, got, describePlan(p))
 		require.Equal(t, weights, end, describePlan(p))
+	}
+}
+
+// TestSamePlanSameBits runs twice, with and without train.reproducible, on ranks
+// that meet in another order each time.
+func TestSamePlanSameBits(t *testing.T) {
+	p := parityPlan(2, 2, 2, 2, partition.OneFOneB, true)
+	p.ZeRO = 2
+	for _, make := range []func(testing.TB, *partition.Plan, int) (*codegen.Program, *runtime.Executor){trainer, exactTrainer} {
+		var losses []trajectory
+		var weights []map[string][]float32
+		for range 2 {
+			prog, exec := make(t, p, parityBatch)
+			losses = append(losses, stepsOf(t, prog, exec, parityBatch, 5))
+			weights = append(weights, gather(t, prog, exec))
+		}
+		require.Equal(t, losses[0], losses[1])
+		require.Equal(t, weights[0], weights[1])
+	}
+}
+
+// TestReproducibleOverflow: a loss weight a million times too large makes gradients
+// that fixed point cannot hold, which is an error that says where.
+func TestReproducibleOverflow(t *testing.T) {
+	prog, exec := exactTrainer(t, parityPlan(2, 1, 1, 2, partition.GPipe, false), parityBatch)
+	ids := make([]int32, parityBatch*parityModel.BlockSize)
+	_, err := exec.Step(context.Background(), prog, runtime.Feeds{
+		"ids": runtime.Ints(ids...), "targets": runtime.Ints(ids...), "positions": runtime.Ints(upTo(parityModel.BlockSize)...),
+		"seed": runtime.Ints(1), "step": runtime.Ints(0), "lr": runtime.Floats(1e-3), "loss_weight": runtime.Floats(1e6),
+	})
+	var failed *runtime.StepError
+	require.ErrorAs(t, err, &failed)
+	require.ErrorContains(t, err, "fixed point of 50 fraction bits (train.reproducible) holds numbers below 8192")
+	require.ErrorContains(t, err, "@d")
+}
+
+// TestReproducibleOverTensorParallel: sums over tensor-parallel ranks keep the shape
+// the plan gives them. So a tensor-parallel layout has bits of its own, within the
+// tolerance of parity of one rank's, and they are the same under every plan of it.
+func TestReproducibleOverTensorParallel(t *testing.T) {
+	const steps = 5
+	one, end := exactRun(t, parityPlan(1, 1, 1, parityBatch, partition.GPipe, false), steps)
+	for tp, sequence := range map[int]bool{2: true, 3: false} {
+		alone := parityPlan(1, tp, 1, parityBatch, partition.GPipe, false)
+		alone.SequenceParallel = sequence
+		want, weights := exactRun(t, alone, steps)
+		require.NotEqual(t, end, weights)
+		require.InDeltaSlice(t, one.loss, want.loss, 1e-5)
+		for i := range one.norm {
+			require.InEpsilon(t, one.norm[i], want.norm[i], 1e-6)
+		}
+		for zero, p := range []*partition.Plan{
+			parityPlan(1, tp, 2, 2, partition.OneFOneB, true),
+			parityPlan(2, tp, 1, 3, partition.GPipe, true),
+			parityPlan(2, tp, 2, 1, partition.OneFOneB, false),
+			parityPlan(3, tp, 1, 2, partition.GPipe, false),
+		} {
+			p.SequenceParallel = sequence
+			if p.DP > 1 {
+				p.ZeRO = zero
+			}
+			got, end := exactRun(t, p, steps)
+			require.Equal(t, want, got, "tp %d, %s", tp, describePlan(p))
+			require.Equal(t, weights, end, "tp %d, %s", tp, describePlan(p))
+		}
 	}
 }
