@@ -38,7 +38,7 @@ func exactRun(t testing.TB, p *partition.Plan, steps int) (trajectory, map[strin
 
 // reproduciblePlans lists plans without tensor parallelism: every data-parallel
 // degree to 4, as ranks of one unit and as units, pipeline depth 1, 2 and 4, every
-// ZeRO stage, with micro-batch, schedule and recomputation in turn.
+// ZeRO stage, in groups too, with micro-batch, schedule and recomputation in turn.
 func reproduciblePlans() []*partition.Plan {
 	var plans []*partition.Plan
 	for dp := 1; dp <= 4; dp++ {
@@ -49,7 +49,9 @@ func reproduciblePlans() []*partition.Plan {
 				if i%4 == 1 {
 					p.PlanNGPUs, p.DP = pp, 1 // dp units
 				}
-				p.ZeRO = zero
+				if p.ZeRO = zero; dp == 4 && zero > 0 && pp > 1 {
+					p.ZeROGroup = 2
+				}
 				for s := range p.Stages {
 					half := (p.Stages[s].Last - p.Stages[s].First + 1) / 2
 					switch i % 5 {
@@ -71,8 +73,8 @@ func reproduciblePlans() []*partition.Plan {
 }
 
 func describePlan(p *partition.Plan) string {
-	return fmt.Sprintf("%d units of dp %d x pp %d, micro-batch %d, %s, ZeRO %d, stages %v",
-		p.Units(), p.DP, p.PP(), p.MicroBatch, p.Schedule, p.ZeRO, p.Stages)
+	return fmt.Sprintf("%d units of dp %d x pp %d, micro-batch %d, %s, ZeRO %d in groups of %d, stages %v",
+		p.Units(), p.DP, p.PP(), p.MicroBatch, p.Schedule, p.ZeRO, p.ZeROGroup, p.Stages)
 }
 
 // TestReproducible trains with train.reproducible under a random sample of plans
