@@ -78,7 +78,7 @@ type Train struct {
 	Seed                 int    `yaml:"seed" help:"seed of init, dropout and sampling"`
 	DType                string `yaml:"dtype" enum:"float32,bfloat16,float16" help:"type of weights, activations, gradients and what ranks exchange; sums inside ops are float32 (fp32, bf16, fp16 are accepted)"`
 	MasterWeights        bool   `yaml:"master_weights" help:"keep a float32 copy of weights of two bytes, float32 moments and float32 sums of gradients; false (bfloat16 only) keeps all in bfloat16"`
-	Reproducible         bool   `yaml:"reproducible" help:"bit-identical results under every plan"`
+	Reproducible         bool   `yaml:"reproducible" help:"losses and weights bit-identical under every plan without tensor or context parallelism; float32 only"`
 }
 
 // Parallel is what the planner has to work with. RuntimeNGPUs / PlanNGPUs units are data-parallel replicas.

@@ -27,6 +27,11 @@ const (
 	OpClipScale  // min(1, max/(norm+1e-6)) of a scalar norm
 	OpCast       // x in another floating-point type
 
+	// Fixed point: see fixed.go.
+	OpFromFixed    // the f32 nearest to a fixed-point value
+	OpFixedSquares // sum of all squared elements, in two parts
+	OpFixedRoot    // square root of such a sum
+
 	// The model.
 	OpMatMul
 	OpEmbedding
@@ -82,10 +87,11 @@ type opInfo struct {
 	// sig is the dimension signature: "x[r* !c] w[!c] b?[!c] -> y[r* !c]".
 	// A dimension is splittable unless marked '!'. A name followed by '*' stands
 	// for any number of dimensions. An operand may be optional ('?') or repeated
-	// ('...'). Its element type follows the name: ':i32', ':f32', or ':any' for
-	// any floating-point type. Operands and results without one have one
-	// floating-point type in common: that in which the op computes, though
-	// kernels sum in f32 and round once. A result that lacks a dimension which some operand has is Partial when that
+	// ('...'). Its element type follows the name: ':i32', ':f32', ':q64', or ':any'
+	// for any floating-point type. Operands and results without one have one
+	// floating-point type in common: that in which the op computes, though kernels
+	// sum in f32 and round once. See fixed.go for results that are summed in fixed
+	// point. A result that lacks a dimension which some operand has is Partial when that
 	// dimension is split. A result dimension that no operand has takes its size
 	// from the attributes.
 	sig string
@@ -124,6 +130,10 @@ var opTable = [numOps]opInfo{
 	OpSqrt:       {name: "sqrt", sig: "x:f32[] -> y:f32[]", class: Compute, flops: 1, noGrad: true},
 	OpClipScale:  {name: "clip_scale", sig: "norm:f32[] -> y:f32[]", class: Compute, flops: 2, noGrad: true},
 	OpCast:       {name: "cast", sig: "x:any[d*] -> y[d*]", class: Compute, linear: all, inPlace: true, accumulates: 1, flops: 1}, // to the type of the attribute
+
+	OpFromFixed:    {name: "from_fixed", sig: "x:q64[d*] -> y[d*]", class: Compute, inPlace: true, flops: 1, noGrad: true},
+	OpFixedSquares: {name: "fixed_squares", sig: "x[d*] -> y:q64[!two]", class: Compute, flops: 4, noGrad: true},
+	OpFixedRoot:    {name: "fixed_root", sig: "x:q64[!two] -> y[]", class: Compute, flops: 1, noGrad: true},
 
 	// The signature of matmul depends on its form: see MatMulAttr.
 	OpMatMul:        {name: "matmul", class: Compute, accumulates: 1, flops: 2},

@@ -22,7 +22,7 @@ type Signature struct {
 	Dims    []Dim
 	Args    [][]int // indexes into Dims
 	Results [][]int
-	dtypes  []DType // of the results
+	Types   []DType // of the results
 }
 
 // ReplicateAll and PassPartial are the rules of [Signature.Rule] that split no
@@ -67,8 +67,8 @@ func Resolve(op Op, attr Attr, args []Type) (*Signature, error) {
 		if err != nil {
 			return nil, err
 		}
+		b.sig.Types = append(b.sig.Types, resultDType(op, attr, r.elem.or(elem), len(b.sig.Results)))
 		b.sig.Results = append(b.sig.Results, dims)
-		b.sig.dtypes = append(b.sig.dtypes, r.elem.or(elem))
 	}
 	return b.sig, nil
 }
@@ -90,7 +90,7 @@ func elements(op Op, attr Attr, operands []operand, args []Type) (DType, error) 
 		got := args[i].DType
 		switch {
 		case o.elem == elemAny && got.Float():
-		case o.elem == elemOpen && !known && got.Float():
+		case o.elem == elemOpen && !known && (got.Float() || op == OpAddN && got == Q64):
 			open, known = got, true
 		case o.elem == elemAny || got != o.elem.or(open):
 			return 0, fmt.Errorf("ir: %s: operand %s is %s, want %s", op, o.name, got, o.elem.or(open))
@@ -107,7 +107,7 @@ func (s *Signature) ResultTypes() []Type {
 		for j, d := range dims {
 			shape[j] = s.Dims[d].Size
 		}
-		types[i] = Type{s.dtypes[i], shape}
+		types[i] = Type{s.Types[i], shape}
 	}
 	return types
 }
@@ -210,6 +210,7 @@ const (
 	elemOpen elemMark = iota // what other open ones are
 	elemI32
 	elemF32
+	elemQ64
 	elemAny // any floating-point type
 )
 
@@ -220,6 +221,8 @@ func (m elemMark) or(open DType) DType {
 		return I32
 	case elemF32:
 		return F32
+	case elemQ64:
+		return Q64
 	}
 	return open
 }
@@ -265,7 +268,7 @@ func parseOperands(s string) []operand {
 		}
 		var o operand
 		name, mark, _ := strings.Cut(name, ":")
-		o.elem = map[string]elemMark{"i32": elemI32, "f32": elemF32, "any": elemAny}[mark]
+		o.elem = map[string]elemMark{"i32": elemI32, "f32": elemF32, "q64": elemQ64, "any": elemAny}[mark]
 		name, o.optional = strings.CutSuffix(name, "?")
 		name, o.repeated = strings.CutSuffix(name, "...")
 		o.name = name
@@ -387,6 +390,9 @@ func (b *binder) expand(o operand, shape []int, bind bool) ([]int, error) {
 			size, fixed = shape[i], true
 		case at >= 0:
 			size, fixed = b.sig.Dims[at].Size, true
+		}
+		if m := markerSize(n.name); !fixed && m > 0 {
+			size, fixed = m, true
 		}
 		if !fixed {
 			return nil, fmt.Errorf("ir: %s: size of dimension %s of result %s is unknown", b.sig.Op, n.name, o.name)

@@ -16,12 +16,13 @@ type DType uint8
 const (
 	F32  DType = iota // IEEE 754 binary32
 	I32               // token ids, seeds and step numbers
+	Q64               // 64-bit fixed point: sums that do not depend on their order, see fixed.go
 	BF16              // bfloat16: a binary32 of 8 bits of precision
 	F16               // IEEE 754 binary16
 	numDTypes
 )
 
-var dtypeNames = [numDTypes]string{F32: "f32", I32: "i32", BF16: "bf16", F16: "f16"}
+var dtypeNames = [numDTypes]string{F32: "f32", I32: "i32", Q64: "q64", BF16: "bf16", F16: "f16"}
 
 func (d DType) String() string {
 	if d < numDTypes {
@@ -32,7 +33,10 @@ func (d DType) String() string {
 
 // Size returns the bytes of one element.
 func (d DType) Size() int64 {
-	if d.Half() {
+	switch d {
+	case Q64:
+		return 8
+	case BF16, F16:
 		return 2
 	}
 	return 4
@@ -63,7 +67,7 @@ func ParseDType(s string) (DType, error) {
 			return DType(d), nil
 		}
 	}
-	return 0, fmt.Errorf("ir: unknown dtype %q (want f32, i32, bf16 or f16)", s)
+	return 0, fmt.Errorf("ir: unknown dtype %q (want f32, i32, bf16, f16 or q64)", s)
 }
 
 // Type is a dtype and a global shape. A scalar has an empty shape.

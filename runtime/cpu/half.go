@@ -111,11 +111,42 @@ func (d *Device) launchHalf(k *runtime.Kernel, run launch) error {
 	return nil
 }
 
+// reduceHalf is reduce for floating-point numbers of two bytes: they are added in
+// float32 and the sum is rounded once.
+func (d *Device) reduceHalf(c *runtime.Collective, dst []uint16, from int) {
+	format := formatOf(c.Members[c.Position].In.DType)
+	for len(dst) > 0 {
+		n := min(len(dst), blockElems)
+		block := d.floatBlock()
+		acc, term := block[:n], block[blockElems:][:n]
+		for i, m := range c.Members {
+			other := d.backend.devices[m.Rank]
+			in := other.halves(m.In)[from : from+n]
+			if i == 0 {
+				kernel.Widen(d.pool, format, acc, in)
+				continue
+			}
+			kernel.Widen(d.pool, format, term, in)
+			combine(d, c.Attr.Reduce, acc, term)
+		}
+		kernel.Narrow(d.pool, format, dst[:n], acc)
+		dst, from = dst[n:], from+n
+	}
+}
+
+// floatBlock is the block of a reduction as 2*blockElems floats.
+func (d *Device) floatBlock() []float32 {
+	if d.block == nil {
+		d.block = make([]int64, blockElems)
+	}
+	return unsafe.Slice((*float32)(unsafe.Pointer(unsafe.SliceData(d.block))), 2*blockElems)
+}
+
 // convert sets a tensor to another of other type, which lies elsewhere.
 func (d *Device) convert(to, from runtime.Tensor) {
 	switch {
 	case to.DType == from.DType:
-		copy(d.raw(to), d.raw(from))
+		copy(d.words(to), d.words(from))
 	case !from.DType.Half():
 		kernel.Narrow(d.pool, formatOf(to.DType), d.halves(to), d.floats(from))
 	case !to.DType.Half():
@@ -123,7 +154,7 @@ func (d *Device) convert(to, from runtime.Tensor) {
 	default: // bfloat16 to binary16, or back
 		src, dst := d.halves(from), d.halves(to)
 		for n := min(len(src), blockElems); n > 0; n = min(len(src), blockElems) {
-			block := d.blockOf(&d.block)[:n]
+			block := d.floatBlock()[:n]
 			kernel.Widen(d.pool, formatOf(from.DType), block, src[:n])
 			kernel.Narrow(d.pool, formatOf(to.DType), dst[:n], block)
 			src, dst = src[n:], dst[n:]

@@ -100,3 +100,9 @@ func widenF16C(wide []float32, half []uint16)
 
 // narrowF16C is isa.narrow of binary16, but for the last len%8 elements.
 func narrowF16C(wide []float32, half []uint16)
+
+// addAsFixedAVX2 is isa.addAsFixed.
+func addAsFixedAVX2(dst []int64, x []float32, scale float64) bool
+
+// fixedSquaresAVX2 is isa.fixedSquares for up to 8192 elements, if small: squares times scale are less than 2^48.
+func fixedSquaresAVX2(x []float32, scale float64) (coarse int64, fine int64, small bool)

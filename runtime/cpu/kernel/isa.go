@@ -39,6 +39,8 @@ type isa struct {
 	normGradParams    func(dw, db, dy, x []float32, mean, rstd float32)            // dw += dy*xhat, db += dy
 	adamw             func(w, m, v, g []float32, c *adamwFactors)
 	dropoutFactors    func(dst []float32, block uint64, key *MaskKey, threshold uint32, scale float32)
+	addAsFixed        func(dst []int64, x []float32, scale float64) bool // dst += scale*x, rounded; reports whether all fits
+	fixedSquares      func(x []float32, scale float64) squareSum
 
 	widen, narrow [2]func(wide []float32, half []uint16) // by Format: wide = half, and back
 }
@@ -80,6 +82,8 @@ func portable() isa {
 		normGradSums:    normGradSumsGeneric,
 		normGradRow:     normGradRowGeneric,
 		normGradParams:  normGradParamsGeneric,
+		addAsFixed:      addAsFixedGeneric,
+		fixedSquares:    fixedSquaresGeneric,
 		adamw:           adamwGeneric,
 		dropoutFactors:  dropoutFactorsGeneric,
 		widen:           [2]func([]float32, []uint16){BF16: widenBF16Generic, F16: widenF16Generic},

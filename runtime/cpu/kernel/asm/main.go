@@ -48,6 +48,7 @@ func generate() (map[string][]byte, error) {
 	g.adamw()
 	g.dropout()
 	g.halves()
+	g.fixed()
 	g.tables()
 
 	file, err := g.Result()
