@@ -260,7 +260,7 @@ func TestTrafficIsThePrograms(t *testing.T) {
 			sched := &r.prog.Schedules[rank]
 			want := Traffic{Rank: rank}
 			for _, task := range sched.Tasks {
-				for _, in := range r.prog.Stages[sched.Stage].Bodies[task.Phase].Instrs {
+				for _, in := range r.prog.Stages[sched.Stage].Run(task) {
 					bytes := r.prog.CommBytes(sched, in.Node, task)
 					switch {
 					case codegen.Collective(in.Node.Op):

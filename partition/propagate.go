@@ -125,8 +125,7 @@ func (pr *propagator) leaves() error {
 			} else if pr.plan.ZeRO >= stage {
 				v.Spec = pr.overReplicas(spec, v.Type.Shape)
 			}
-		case n.Op == ir.OpInput && len(v.Type.Shape) >= 2:
-			// The batch comes first in every input of two or more dimensions.
+		case n.Op == ir.OpInput && followsBatch(v):
 			pr.alongBatch(v)
 		}
 	}

@@ -21,12 +21,18 @@ func BaseName(name string) string {
 // graph in order and rebuilds it, asking for each operand "at" the stage that
 // needs it: leaves and step-level scalars are duplicated there, anything else
 // is sent.
+//
+// What is done for every micro-batch belongs to a stage. What is there once per
+// step (parameters, scalars, the update) belongs to a position of the pipeline,
+// all of whose stages share it, and carries the number of its first stage.
 type cutter struct {
 	src, dst *ir.Graph
+	plan     *Plan
 	owner    map[*ir.Node]int   // stage of a node that runs on exactly one
-	holders  map[*ir.Node][]int // stages that use a parameter in forward or backward
+	holders  map[*ir.Node][]int // positions that use a parameter in forward or backward
 	made     map[placed]*ir.Value
-	terms    map[placed]*ir.Value // an add_n's operands on one stage, summed
+	terms    map[placed]*ir.Value // an add_n's operands on one position, summed
+	err      error
 }
 
 type placed struct {
@@ -36,9 +42,9 @@ type placed struct {
 
 // cut returns the graph with every node assigned to a stage and sends and
 // receives between them.
-func cut(g *ir.Graph, p *Plan) *ir.Graph {
+func cut(g *ir.Graph, p *Plan) (*ir.Graph, error) {
 	c := &cutter{
-		src: g, dst: ir.NewGraph(g.Name),
+		src: g, dst: ir.NewGraph(g.Name), plan: p,
 		owner: map[*ir.Node]int{}, holders: map[*ir.Node][]int{}, made: map[placed]*ir.Value{},
 		terms: map[placed]*ir.Value{},
 	}
@@ -66,8 +72,26 @@ func cut(g *ir.Graph, p *Plan) *ir.Graph {
 		}
 	}
 	c.dst.Renumber()
-	return c.dst
+	return c.dst, c.err
 }
+
+// site returns where a node is that stage s needs: on s itself, or on its
+// position if the node is there once per step.
+func (c *cutter) site(n *ir.Node, s int) int {
+	perMicroBatch := n.Phase != ir.Update
+	if n.Op.Class() == ir.Leaf {
+		perMicroBatch = n.Op == ir.OpInput && followsBatch(n.Results[0])
+	}
+	if perMicroBatch {
+		return s
+	}
+	position, _ := c.plan.Position(s)
+	return position
+}
+
+// followsBatch reports whether the first dimension of an input is the batch's: it
+// is of every input of two or more dimensions.
+func followsBatch(input *ir.Value) bool { return len(input.Type.Shape) >= 2 }
 
 // assign decides the stage of every node that has just one, and the stages that
 // hold each parameter.
@@ -100,7 +124,7 @@ func (c *cutter) assign(p *Plan) {
 		of, _, _ := strings.Cut(n.Name, "@")
 		switch {
 		case inBlock && n.Phase == ir.Forward:
-			outside = p.PP() - 1
+			outside = len(p.Stages) - 1
 		case inBlock:
 		case n.Phase == ir.Forward:
 			s = outside
@@ -112,8 +136,9 @@ func (c *cutter) assign(p *Plan) {
 		}
 		c.owner[n] = s
 		for _, a := range n.Args {
-			if d := a.Def; d.Op == ir.OpParam && !slices.Contains(c.holders[d], s) {
-				c.holders[d] = append(c.holders[d], s)
+			d := a.Def
+			if at := c.site(d, s); d.Op == ir.OpParam && !slices.Contains(c.holders[d], at) {
+				c.holders[d] = append(c.holders[d], at)
 				slices.Sort(c.holders[d])
 			}
 		}
@@ -167,17 +192,28 @@ func (c *cutter) place(n, m *ir.Node, s int) {
 
 // at returns the copy of v that stage s can read in the given phase.
 func (c *cutter) at(v *ir.Value, s int, phase ir.Phase) *ir.Value {
+	n := v.Def
+	owner, owned := c.owner[n]
+	if !owned {
+		s = c.site(n, s)
+	}
 	if m, ok := c.made[placed{v, s}]; ok {
 		return m
 	}
-	n := v.Def
-	owner, owned := c.owner[n]
 	switch {
 	case n.Op.Class() == ir.Leaf:
 		c.emit(n, s)
 	case owned:
-		if _, ok := c.made[placed{v, owner}]; !ok {
+		m, ok := c.made[placed{v, owner}]
+		if !ok {
 			panic(fmt.Sprintf("BUG: stage %d needs %s before stage %d makes it", s, v.Name(), owner))
+		}
+		from, _ := c.plan.Position(owner)
+		if to, _ := c.plan.Position(s); from == to {
+			if phase != ir.Update && c.err == nil {
+				c.err = planErrorf("interleave", "stage %d reads %s of stage %d, and both run on the same ranks: stages may only read from their neighbours", s, v.Name(), owner)
+			}
+			return m // summed over micro-batches, it belongs to the position
 		}
 		c.send(v, owner, s, phase)
 	case n.Op == ir.OpAddN:
@@ -207,9 +243,9 @@ func (c *cutter) send(v *ir.Value, from, to int, phase ir.Phase) {
 	c.made[placed{v, to}] = got
 }
 
-// addN sums first what each stage owns, there, and then the stages' terms in
-// stage order, so that every stage gets the same bits and one value crosses
-// each boundary.
+// addN sums first what each position owns, there, and then the positions' terms in
+// order, so that every position gets the same bits and one value crosses each
+// boundary.
 func (c *cutter) addN(n *ir.Node, s int) {
 	byStage := map[int][]*ir.Value{}
 	var stages []int
@@ -218,6 +254,7 @@ func (c *cutter) addN(n *ir.Node, s int) {
 		if !owned {
 			t = s
 		}
+		t, _ = c.plan.Position(t)
 		if !slices.Contains(stages, t) {
 			stages = append(stages, t)
 		}
@@ -235,7 +272,7 @@ func (c *cutter) addN(n *ir.Node, s int) {
 	c.place(n, m, s)
 }
 
-// term returns the source value that stands for the sum of stage t's operands of
+// term returns the source value that stands for the sum of position t's operands of
 // an add_n; it is added to the source graph's bookkeeping once.
 func (c *cutter) term(n *ir.Node, args []*ir.Value, t int) *ir.Value {
 	if len(args) == 1 {

@@ -136,7 +136,7 @@ func (w *stageWork) left(p *pipeline, i, n int, r recomputation) cost.Picosecond
 	if p.microBatches > 1 {
 		t += cost.Picoseconds(p.microBatches-2)*w.backward[whole].at(n, r) + w.backward[rest].at(n, r)
 	}
-	if late := p.microBatches - p.slots[i]; late > 0 {
+	if late := p.microBatches - p.room[i].Slots; late > 0 {
 		t += cost.Picoseconds(late-1)*w.forward[whole].at(n, r) + w.forward[rest].at(n, r)
 	}
 	return t

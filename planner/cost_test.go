@@ -109,7 +109,7 @@ func TestCostIsSimulation(t *testing.T) {
 				require.LessOrEqual(t, bounds.time[i][n-1], got, "seed %d case %d: bound of stage %d: %+v %+v", seed, k, i, d, cut)
 			}
 			arena := prog.Stages[i].Arena()
-			least := p.memory[i].atLeast(n, recomputationOf(c), p.slots[i])
+			least := p.memory[i].atLeast(n, recomputationOf(c), p.room[i])
 			require.LessOrEqual(t, least, arena, "seed %d case %d: memory of stage %d: %+v %+v %+v", seed, k, i, d, sh, cut)
 			slack = max(slack, 1-float64(least)/float64(arena))
 		}

@@ -135,7 +135,7 @@ func (c *cutter) pick() (best *candidate, fits bool) {
 func (c *cutter) leastPeak(cut []partition.Stage) int64 {
 	var peak int64
 	for i, s := range cut {
-		peak = max(peak, c.pipe.memory[i].atLeast(s.Last-s.First, recomputationOf(s), c.pipe.slots[i]))
+		peak = max(peak, c.pipe.memory[i].atLeast(s.Last-s.First, recomputationOf(s), c.pipe.room[i]))
 	}
 	return peak
 }

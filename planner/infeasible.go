@@ -80,7 +80,7 @@ func leanest(p *pipeline, recompute Recompute) (*partition.Plan, int64) {
 	stages, blocks := len(p.stages), p.skel.blocks
 	need := func(stage, n int) (bytes int64, least recomputation) {
 		for i, r := range recompute.choices(n) {
-			if b := p.memory[stage].atLeast(n, r, p.slots[stage]); i == 0 || b < bytes {
+			if b := p.memory[stage].atLeast(n, r, p.room[stage]); i == 0 || b < bytes {
 				bytes, least = b, r
 			}
 		}
@@ -112,7 +112,7 @@ func leanest(p *pipeline, recompute Recompute) (*partition.Plan, int64) {
 
 // largestPart names what takes most of an arena.
 func largestPart(st *codegen.Stage) (string, int64) {
-	parts := map[string]int64{"activations": int64(st.Slots)*st.Slot + st.Temp}
+	parts := map[string]int64{"activations": st.Saved() + st.Temp}
 	weights, state := int64(0), int64(0)
 	for _, id := range st.Params {
 		b := &st.Buffers[id]

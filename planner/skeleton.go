@@ -172,7 +172,9 @@ func (b body) through() line {
 // which may be smaller, and once per step.
 type stageTimes struct {
 	forward, backward [2]body
-	update            body
+	// input and weight are the backward pass in two, as a zero-bubble schedule has it.
+	input, weight [2]body
+	update        body
 }
 
 // cores is times of nothing but the products and attention of the passes.

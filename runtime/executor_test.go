@@ -329,7 +329,7 @@ func TestCounters(t *testing.T) {
 			instrs := 0
 			sched := &prog.Schedules[r]
 			for _, task := range sched.Tasks {
-				for _, in := range prog.Stages[sched.Stage].Bodies[task.Phase].Instrs {
+				for _, in := range prog.Stages[sched.Stage].Run(task) {
 					instrs++
 					bytes := prog.CommBytes(sched, in.Node, task)
 					switch {

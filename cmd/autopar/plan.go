@@ -177,7 +177,7 @@ func printPlan(con *console, doc *planner.Document) {
 	con.table([][]string{
 		{"mesh", fmt.Sprintf("%s of dp %d x tp %d x pp %d", plural(p.Units(), "unit"), p.DP, p.TP, p.PP())},
 		{"micro-batch", fmt.Sprintf("%s, %d per step and data-parallel rank", plural(p.MicroBatch, "sequence"), p.MicroBatches(doc.Config.Batch.Global, 0))},
-		{"schedule", string(p.Schedule)},
+		{"schedule", p.ScheduleText()},
 		{"sharded", shardedText(p)},
 	})
 	rows := [][]string{{"STAGE", "BLOCKS", "RECOMPUTED", "PEAK MEMORY OF A RANK"}}
@@ -251,7 +251,7 @@ func planWords(p *partition.Plan) string {
 	if p.Units() > 1 {
 		words = fmt.Sprintf("%d x (%s)", p.Units(), words)
 	}
-	words += fmt.Sprintf(", micro-batch %d, %s", p.MicroBatch, p.Schedule)
+	words += fmt.Sprintf(", micro-batch %d, %s", p.MicroBatch, p.ScheduleText())
 	if p.ZeRO > 0 {
 		words += fmt.Sprintf(", ZeRO %d", p.ZeRO)
 	}
