@@ -185,7 +185,7 @@ func inThePartition() []mutant {
 		pkg:  "./codegen", run: sound,
 	}, {
 		bug: "gradient reduce launched before the last micro-batch's backward", how: "the update is not last",
-		file: "codegen/generate.go",
+		file: "codegen/order.go",
 		old:  "return append(tasks, Task{Phase: ir.Update})",
 		new:  "tasks = append(tasks, Task{Phase: ir.Update})\n\tn := len(tasks)\n\ttasks[n-1], tasks[n-2] = tasks[n-2], tasks[n-1]\n\treturn tasks",
 		pkg:  "./codegen", run: sound,
@@ -220,7 +220,7 @@ func inTheRuntime() []mutant {
 	}, {
 		bug: "wrong p2p destination", how: "the slot of another micro-batch",
 		file: "runtime/load.go",
-		old:  "to.Offset(buffer, peer.Tasks[at].Slot)", new: "to.Offset(buffer, 0)",
+		old:  "to.Offset(buffer, t.MicroBatch)", new: "to.Offset(buffer, 0)",
 		pkg: "./runtime", run: shapes,
 	}, {
 		bug: "wrong p2p destination", how: "one element further",
