@@ -62,7 +62,7 @@ func (b *stageBuilder) build() error {
 	b.liveness()
 	b.allocate()
 	for _, o := range b.prog.Graph.Outputs {
-		if o.Value.Def.Stage == b.Index {
+		if position, _ := plan.Position(o.Value.Def.Stage); position == b.Index {
 			b.Outputs[o.Name] = b.of[o.Value]
 		}
 	}

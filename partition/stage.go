@@ -215,7 +215,10 @@ func (c *cutter) at(v *ir.Value, s int, phase ir.Phase) *ir.Value {
 			}
 			return m // summed over micro-batches, it belongs to the position
 		}
-		c.send(v, owner, s, phase)
+		if phase != ir.Update {
+			from = owner
+		}
+		c.send(v, m, from, s, phase)
 	case n.Op == ir.OpAddN:
 		c.addN(n, s)
 	default:
@@ -224,9 +227,8 @@ func (c *cutter) at(v *ir.Value, s int, phase ir.Phase) *ir.Value {
 	return c.made[placed{v, s}]
 }
 
-// send moves v from the stage that owns it.
-func (c *cutter) send(v *ir.Value, from, to int, phase ir.Phase) {
-	src := c.made[placed{v, from}]
+// send moves v from the stage or position that has it, as src.
+func (c *cutter) send(v, src *ir.Value, from, to int, phase ir.Phase) {
 	send := &ir.Node{
 		Op: ir.OpSend, Attr: ir.P2PAttr{Stage: to}, Args: []*ir.Value{src},
 		Name: fmt.Sprintf("%s@send%d", v.Name(), to), Phase: phase, Stage: from,
