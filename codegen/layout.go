@@ -153,7 +153,7 @@ func (b *stageBuilder) accumulators() {
 		}
 		mergeable := len(n.Args) > 1
 		for _, a := range n.Args {
-			mergeable = mergeable && a.Def.Op == ir.OpAccumulate && a.Def.Phase == ir.Backward &&
+			mergeable = mergeable && a.Def.Op == ir.OpAccumulate && a.Def.Phase < ir.Update &&
 				b.uses[a] == 1 && a.Spec == n.Results[0].Spec
 		}
 		if !mergeable {

@@ -6,12 +6,39 @@ import (
 	"github.com/autopar/autopar/ir"
 )
 
-// splitBackward moves what only makes gradients of parameters from the backward
-// phase to the phase [ir.WeightGrad], so that a schedule may run it later (Qi et
-// al. 2024, section 2): every node whose results reach one gradient and nothing
-// else, no other stage in particular. What reaches several gradients is on the
-// way back through the model, which other stages wait for.
+// splitBackward moves the nodes that [WeightGrads] finds to the phase
+// [ir.WeightGrad], behind the rest of the backward pass, so that a schedule may run
+// them later.
 func splitBackward(g *ir.Graph) {
+	moved := WeightGrads(g)
+	last := 0
+	for i, n := range g.Nodes {
+		if n.Phase == ir.Backward {
+			last = i
+		}
+	}
+	var before, after []*ir.Node
+	for i, n := range g.Nodes {
+		switch {
+		case moved[n]:
+			n.Phase = ir.WeightGrad
+			after = append(after, n)
+		case i <= last:
+			before = append(before, n)
+		default:
+			after = append(after, n)
+		}
+	}
+	g.Nodes = append(before, after...)
+	g.Renumber()
+}
+
+// WeightGrads finds what of the backward pass of a partitioned graph only makes
+// gradients of parameters (Qi et al. 2024, section 2): every node whose results
+// reach one gradient and nothing else, no other stage in particular. What reaches
+// several gradients is on the way back through the model, which other stages wait
+// for.
+func WeightGrads(g *ir.Graph) map[*ir.Node]bool {
 	const many = -1
 	reach := map[*ir.Node]int{}        // 0: nothing; k: the gradient that node k-1 sums; many
 	passed := map[*ir.Node]bool{}      // reaches another stage
@@ -52,29 +79,13 @@ func splitBackward(g *ir.Graph) {
 			passed[n] = passed[n] || passed[u]
 		}
 	}
-	last := 0
-	moved := map[*ir.Node]bool{}
-	for i, n := range g.Nodes {
-		if n.Phase != ir.Backward {
-			continue
-		}
-		last = i
-		// A sum goes with the kernel that makes its terms, which may do the adding.
-		with := n.Op != ir.OpAccumulate || moved[n.Args[0].Def]
-		moved[n] = reach[n] != many && !passed[n] && with
-	}
-	var before, after []*ir.Node
-	for i, n := range g.Nodes {
-		switch {
-		case moved[n]:
-			n.Phase = ir.WeightGrad
-			after = append(after, n)
-		case i <= last:
-			before = append(before, n)
-		default:
-			after = append(after, n)
+	found := map[*ir.Node]bool{}
+	for _, n := range g.Nodes {
+		if n.Phase == ir.Backward {
+			// A sum goes with the kernel that makes its terms, which may do the adding.
+			with := n.Op != ir.OpAccumulate || found[n.Args[0].Def]
+			found[n] = reach[n] != many && !passed[n] && with
 		}
 	}
-	g.Nodes = append(before, after...)
-	g.Renumber()
+	return found
 }

@@ -89,7 +89,7 @@ func TestCostIsSimulation(t *testing.T) {
 		}
 		skel := skels[0]
 		b := 1 + r.IntN((batch+skel.plan.DataParallel()-1)/skel.plan.DataParallel())
-		schedule := []partition.Schedule{partition.GPipe, partition.OneFOneB}[r.IntN(2)]
+		schedule := []partition.Schedule{partition.GPipe, partition.OneFOneB, partition.ZeroBubble}[r.IntN(3)]
 		p := newPipeline(skel, skel.times(b), skel.memoryOf(b), b, schedule)
 		cut := randomCut(r, blocks, d.pp)
 		plan := p.plan(cut)

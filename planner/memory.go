@@ -14,6 +14,7 @@ type stageMemory struct {
 	persist     int64 // weights, gradients, optimizer state
 	slot        [extents]int64
 	temp        [extents]int64
+	calm        [extents]int64 // temp, but for the backward pass
 	inbox       int64          // for what the stage before sends
 	morePersist int64          // for every further block
 	moreSlot    [extents]int64 // for every further block, with its result, which the next one keeps
@@ -41,6 +42,7 @@ func (s *skeleton) memoryOf(microBatch int) []stageMemory {
 	for e, prog := range s.inner.progs {
 		more[e] = measure(prog.Stages[0], mesh).slot.block
 	}
+	chunks := int64(s.plan.Chunks())
 	all := make([]stageMemory, s.plan.PP())
 	for i := range all {
 		if a := s.alias[i]; a < i {
@@ -50,8 +52,8 @@ func (s *skeleton) memoryOf(microBatch int) []stageMemory {
 		m := stageMemory{moreSlot: more}
 		for k, prog := range s.progs {
 			got := measure(prog.Stages[i], mesh)
-			m.persist, m.morePersist = got.persist.fixed+got.persist.block, got.persist.block
-			m.slot[k], m.temp[k] = got.slot.fixed+got.slot.block, got.temp
+			m.persist, m.morePersist = got.persist.fixed+got.persist.block, got.persist.block/chunks
+			m.slot[k], m.temp[k], m.calm[k] = got.slot.fixed+got.slot.block, got.temp, got.calm
 			m.inbox = got.inbox
 		}
 		all[i] = m
@@ -64,6 +66,7 @@ type measured struct {
 	persist, slot memoryShare
 	inbox         int64
 	temp          int64 // the most live at one instruction
+	calm          int64 // of those outside the backward pass
 }
 
 // memoryShare is bytes outside the blocks, and of the block.
@@ -119,11 +122,14 @@ func measure(st *codegen.Stage, mesh ir.Mesh) measured {
 			share.fixed += size
 		}
 	}
-	for _, changes := range live {
+	for phase, changes := range live {
 		var now int64
 		for _, c := range changes {
 			now += c
 			m.temp = max(m.temp, now)
+			if ir.Phase(phase) != ir.Backward {
+				m.calm = max(m.calm, now)
+			}
 		}
 	}
 	return m

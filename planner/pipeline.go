@@ -1,6 +1,8 @@
 package planner
 
 import (
+	"slices"
+
 	"github.com/autopar/autopar/codegen"
 	"github.com/autopar/autopar/ir"
 	"github.com/autopar/autopar/partition"
@@ -21,6 +23,7 @@ type pipeline struct {
 	stages       []stageTimes
 	memory       []stageMemory
 	room         []codegen.Chunk // by stage: the micro-batches that it keeps
+	early        []int           // by position: forward passes before the first backward pass
 }
 
 func newPipeline(s *skeleton, stages []stageTimes, memory []stageMemory, microBatch int, schedule partition.Schedule) *pipeline {
@@ -31,7 +34,19 @@ func newPipeline(s *skeleton, stages []stageTimes, memory []stageMemory, microBa
 	}
 	p.template = s.plan
 	p.template.MicroBatch, p.template.Schedule = microBatch, schedule
+	if schedule == partition.ZeroBubble {
+		// Temporary values of the backward pass may lie in the slots instead.
+		p.memory = slices.Clone(memory)
+		for i := range p.memory {
+			p.memory[i].temp = p.memory[i].calm
+		}
+	}
 	for i := range p.template.PP() {
+		early := min(p.microBatches, p.template.PP()-i)
+		if schedule == partition.GPipe {
+			early = p.microBatches
+		}
+		p.early = append(p.early, early)
 		for c, room := range codegen.Room(&p.template, i, p.microBatches, true) {
 			p.room[i+c*p.template.PP()] = room
 		}
@@ -133,16 +148,11 @@ func (p *pipeline) time(cut []partition.Stage) cost.Picoseconds {
 // body returns what stage i does in a pass over a micro-batch.
 func (p *pipeline) body(i int, phase ir.Phase, size int) body {
 	s := &p.stages[i]
-	split := p.template.Schedule == partition.ZeroBubble
-	switch {
-	case phase == ir.Forward:
-		return s.forward[size]
-	case phase == ir.Backward && !split:
-		return s.backward[size]
-	case phase == ir.Backward:
+	switch split := p.template.Schedule == partition.ZeroBubble; {
+	case phase == ir.Backward && split:
 		return s.input[size]
-	case phase == ir.WeightGrad && split:
-		return s.weight[size]
+	case phase == ir.WeightGrad && !split:
+		return nil
 	}
-	return nil
+	return s.pass(phase)[size]
 }

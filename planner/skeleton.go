@@ -2,6 +2,7 @@ package planner
 
 import (
 	"fmt"
+	"maps"
 
 	"github.com/autopar/autopar/codegen"
 	"github.com/autopar/autopar/ir"
@@ -26,9 +27,10 @@ type skeleton struct {
 	price  *cost.Program
 	progs  [extents]*codegen.Program // by how much of every block is recomputed
 	inner  *skeleton                 // of one stage, for the memory of further blocks; itself if it has one
-	// ofBlock is the instructions that there are as often as blocks.
-	ofBlock map[*ir.Node]bool
-	alias   []int // a stage that has the same times apart from transfers
+	// ofBlock is the instructions that there are as often as blocks, ofWeight those
+	// that a zero-bubble schedule runs apart.
+	ofBlock, ofWeight map[*ir.Node]bool
+	alias             []int // a stage that has the same times apart from transfers
 }
 
 // newSkeleton partitions the shrunk graph for a plan of which only stages,
@@ -39,12 +41,16 @@ func newSkeleton(graphs *shrunken, p partition.Plan, batch int, c *cost.Cluster,
 	if inner == nil {
 		s.inner = s
 	}
-	g := graphs.keep(p.PP())
+	stages := len(p.Stages)
+	g := graphs.keep(stages)
 	s.plan.MicroBatch, s.plan.Schedule = batch, partition.OneFOneB // one: the shortest schedules
+	if p.Interleave > 1 {
+		s.plan.Schedule = partition.Interleaved
+	}
 	for e, r := range [extents]recomputation{kept: {}, selective: {selective: 1}, full: {full: 1}} {
 		plan := s.plan
 		plan.Stages = nil
-		for i := range p.PP() {
+		for i := range stages {
 			plan.Stages = append(plan.Stages, graphs.scaled(r.stage(i, 1)))
 		}
 		var err error
@@ -54,9 +60,9 @@ func newSkeleton(graphs *shrunken, p partition.Plan, batch int, c *cost.Cluster,
 	}
 	s.attribute()
 	s.price = cost.NewProgram(c, &s.plan, s.progs[kept].Mesh)
-	for i := range p.PP() {
+	for i := range stages {
 		s.alias = append(s.alias, i)
-		if i > 1 && i < p.PP()-1 && s.price.SameGroups(1, i) {
+		if at, _ := p.Position(i); i > 1 && i < stages-1 && s.price.SameGroups(1, at) {
 			s.alias[i] = 1
 		}
 	}
@@ -68,8 +74,9 @@ func newSkeleton(graphs *shrunken, p partition.Plan, batch int, c *cost.Cluster,
 // stage receives is gathered by its last block, as those from block to block
 // are, and the gradient that the first block hands to the embedding once.
 func (s *skeleton) attribute() {
-	s.ofBlock = map[*ir.Node]bool{}
+	s.ofBlock, s.ofWeight = map[*ir.Node]bool{}, map[*ir.Node]bool{}
 	for _, prog := range s.progs {
+		maps.Copy(s.ofWeight, partition.WeightGrads(prog.Graph))
 		read := map[*ir.Value]bool{} // by a block
 		for i := len(prog.Graph.Nodes) - 1; i >= 0; i-- {
 			n := prog.Graph.Nodes[i]
@@ -86,6 +93,31 @@ func (s *skeleton) attribute() {
 		}
 	}
 }
+
+// instrs returns a pass of a stage; [ir.WeightGrad] is the part of the backward
+// pass that a zero-bubble schedule runs apart, and input the rest of it.
+func (s *skeleton) instrs(of extent, stage int, phase ir.Phase) []codegen.Instr {
+	at, chunk := s.plan.Position(stage)
+	from := phase
+	if phase == ir.WeightGrad || phase == input {
+		from = ir.Backward
+	}
+	all := s.progs[of].Stages[at].Run(codegen.Task{Phase: from, Chunk: chunk})
+	if from == phase {
+		return all
+	}
+	var some []codegen.Instr
+	for _, in := range all {
+		if s.ofWeight[in.Node] == (phase == ir.WeightGrad) {
+			some = append(some, in)
+		}
+	}
+	return some
+}
+
+// input stands for what a zero-bubble schedule leaves in the backward pass: the
+// gradients of the inputs of a stage.
+const input = ir.NumPhases
 
 // part is the time of a stretch of a body between two transfers, or of one.
 type part struct {
@@ -169,12 +201,32 @@ func (b body) through() line {
 }
 
 // stageTimes is what a stage spends: on a whole micro-batch and on the last,
-// which may be smaller, and once per step.
+// which may be smaller, and, as the first stage of its position, once per step.
 type stageTimes struct {
 	forward, backward [2]body
 	// input and weight are the backward pass in two, as a zero-bubble schedule has it.
 	input, weight [2]body
 	update        body
+}
+
+// pass returns where the times of a pass stand.
+func (t *stageTimes) pass(phase ir.Phase) *[2]body {
+	switch phase {
+	case ir.Forward:
+		return &t.forward
+	case ir.Backward:
+		return &t.backward
+	case input:
+		return &t.input
+	case ir.WeightGrad:
+		return &t.weight
+	}
+	panic(fmt.Sprintf("BUG: no pass %s", phase))
+}
+
+// passes lists what a stage does for a micro-batch, under any schedule.
+func passes() []ir.Phase {
+	return []ir.Phase{ir.Forward, ir.Backward, input, ir.WeightGrad}
 }
 
 // cores is times of nothing but the products and attention of the passes.
@@ -183,12 +235,12 @@ func (s *skeleton) cores(microBatch int) []stageTimes {
 	var first, last ir.Coord
 	mb := mesh.Axis(partition.AxisMB)
 	last[mb] = mesh.Axes[mb].Size - 1
-	all := make([]stageTimes, s.plan.PP())
+	all := make([]stageTimes, len(s.plan.Stages))
 	for i := range all {
-		for phase := ir.Forward; phase <= ir.Backward; phase++ {
+		for _, phase := range passes() {
 			for size, at := range []ir.Coord{whole: first, rest: last} {
 				var p part
-				for _, in := range s.progs[kept].Stages[i].Bodies[phase].Instrs {
+				for _, in := range s.instrs(kept, i, phase) {
 					switch in.Node.Op {
 					case ir.OpMatMul, ir.OpAttention, ir.OpAttentionGrad:
 						in.Accum = make([]codegen.Accum, len(in.Accum)) // gradients may be summed elsewhere
@@ -201,11 +253,7 @@ func (s *skeleton) cores(microBatch int) []stageTimes {
 					}
 				}
 				p.block[selective], p.block[full] = p.block[kept], p.block[kept]
-				if phase == ir.Forward {
-					all[i].forward[size] = body{p}
-				} else {
-					all[i].backward[size] = body{p}
-				}
+				all[i].pass(phase)[size] = body{p}
 			}
 		}
 	}
@@ -224,30 +272,23 @@ func (s *skeleton) times(microBatch int) []stageTimes {
 	var first, last ir.Coord
 	mb := mesh.Axis(partition.AxisMB)
 	last[mb] = mesh.Axes[mb].Size - 1
-	all := make([]stageTimes, s.plan.PP())
+	all := make([]stageTimes, len(s.plan.Stages))
 	for i := range all {
 		t := &all[i]
-		for size, at := range []ir.Coord{whole: first, rest: last} {
-			var like *stageTimes
-			if a := s.alias[i]; a < i {
-				like = &all[a]
+		for _, phase := range passes() {
+			for size, at := range []ir.Coord{whole: first, rest: last} {
+				var like body
+				if a := s.alias[i]; a < i {
+					like = all[a].pass(phase)[size]
+				}
+				t.pass(phase)[size] = s.body(i, phase, mesh, at, like)
 			}
-			t.forward[size] = s.body(i, ir.Forward, mesh, at, bodyOf(like, ir.Forward, size))
-			t.backward[size] = s.body(i, ir.Backward, mesh, at, bodyOf(like, ir.Backward, size))
 		}
-		t.update = s.body(i, ir.Update, mesh, first, nil)
+		if i < s.plan.PP() {
+			t.update = s.body(i, ir.Update, mesh, first, nil)
+		}
 	}
 	return all
-}
-
-func bodyOf(t *stageTimes, phase ir.Phase, size int) body {
-	switch {
-	case t == nil:
-		return nil
-	case phase == ir.Forward:
-		return t.forward[size]
-	}
-	return t.backward[size]
 }
 
 // mesh is that of the program at another size of micro-batch.
@@ -260,10 +301,12 @@ func (s *skeleton) mesh(microBatch int) ir.Mesh {
 // body prices a phase of a stage. When like is not nil it is the same phase of a
 // stage that differs in transfers only.
 func (s *skeleton) body(stage int, phase ir.Phase, mesh ir.Mesh, at ir.Coord, like body) body {
-	instrs := s.progs[kept].Stages[stage].Bodies[phase].Instrs
-	parts := s.split(instrs, mesh, at, like)
-	if phase != ir.Backward {
+	parts := s.split(s.instrs(kept, stage, phase), mesh, at, like)
+	if phase == ir.Forward || phase == ir.Update {
 		for i := range parts {
+			if phase == ir.Update { // it has the blocks of all chunks
+				parts[i].block[kept] /= cost.Picoseconds(s.plan.Chunks())
+			}
 			for e := range extents {
 				parts[i].block[e] = parts[i].block[kept]
 			}
@@ -274,7 +317,7 @@ func (s *skeleton) body(stage int, phase ir.Phase, mesh ir.Mesh, at ir.Coord, li
 		return parts
 	}
 	for e := selective; e < extents; e++ {
-		recomputed := s.split(s.progs[e].Stages[stage].Bodies[phase].Instrs, mesh, at, nil)
+		recomputed := s.split(s.instrs(e, stage, phase), mesh, at, nil)
 		if len(recomputed) != len(parts) {
 			panic(fmt.Sprintf("BUG: stage %d: recomputation changes its transfers", stage))
 		}
@@ -329,7 +372,7 @@ func (s *skeleton) split(instrs []codegen.Instr, mesh ir.Mesh, at ir.Coord, like
 			p.block[kept] += time
 		case n.Op == ir.OpAddN && blockOperands(n) > 0:
 			inner := blockOperands(n)
-			p.sums = append(p.sums, sum{len(n.Args) - inner, inner, func(operands int) cost.Picoseconds {
+			p.sums = append(p.sums, sum{len(n.Args) - inner, inner / s.plan.Chunks(), func(operands int) cost.Picoseconds {
 				return s.price.AddN(in, mesh, at, operands)
 			}})
 		default:
