@@ -49,7 +49,11 @@ func (b *brute) run() {
 							if zero > 0 && all == 1 || sequence && tp == 1 || b.opts.ZeRO != nil && zero != *b.opts.ZeRO {
 								continue
 							}
-							b.sizes(s, outline{degrees{unit, dp, tp, pp}, sharding{zero, sequence}}, (b.batch+all-1)/all)
+							for _, chunks := range []int{1, 2, 4} {
+								if pp*chunks <= b.blocks && (chunks == 1 || pp > 1) {
+									b.sizes(s, outline{degrees{unit, dp, tp, pp}, sharding{zero, sequence}, chunks}, (b.batch+all-1)/all)
+								}
+							}
 						}
 					}
 				}
@@ -65,10 +69,63 @@ func (b *brute) sizes(s *searcher, o outline, local int) {
 		return
 	}
 	for size := 1; size <= local; size++ {
-		for _, schedule := range []partition.Schedule{partition.GPipe, partition.OneFOneB} {
-			plan := skels[0].plan
-			plan.MicroBatch, plan.Schedule = size, schedule
+		plan := skels[0].plan
+		plan.MicroBatch = size
+		if o.chunks > 1 {
+			b.interleaved(plan)
+			continue
+		}
+		for _, plan.Schedule = range []partition.Schedule{partition.GPipe, partition.OneFOneB, partition.ZeroBubble} {
 			b.cuts(plan, nil, 0)
+		}
+	}
+}
+
+// interleaved goes through the even cut with the same recomputation in all blocks
+// of a rank: least work is none, attention, all.
+func (b *brute) interleaved(plan partition.Plan) {
+	plan.Schedule = partition.Interleaved
+	stages := len(plan.Stages)
+	of := make([]extent, plan.PP())
+	for at := 0; at < plan.PP(); {
+		p := plan
+		p.Stages = nil
+		first := 0
+		for i := range stages {
+			last := first + (b.blocks+stages-1-i)/stages
+			st := partition.Stage{First: first, Last: last}
+			switch of[i%plan.PP()] {
+			case selective:
+				st.Selective = last - first
+			case full:
+				st.Recompute = last - first
+			}
+			p.Stages = append(p.Stages, st)
+			first = last
+		}
+		prog, err := codegen.Compile(b.g, &p, b.batch, nil)
+		require.NoError(b.t, err)
+		// The first position that does not fit recomputes more; positions do not
+		// depend on each other.
+		if prog.Stages[at].Arena() > b.limit {
+			if of[at]++; of[at] == extents {
+				return
+			}
+			continue
+		}
+		if at++; at < plan.PP() {
+			continue
+		}
+		line, err := sim.Run(prog, b.cluster, sim.Options{})
+		require.NoError(b.t, err)
+		b.plans++
+		x := &candidate{plan: &p, time: line.Step}
+		for _, st := range prog.Stages {
+			x.peaks = append(x.peaks, st.Arena())
+		}
+		b.fastest = min(b.fastest, x.time)
+		if b.best == nil || x.less(b.best) {
+			b.best = x
 		}
 	}
 }
