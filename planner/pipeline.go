@@ -125,7 +125,14 @@ func (p *pipeline) time(cut []partition.Stage) cost.Picoseconds {
 		var tasks []sim.Task
 		for _, t := range codegen.Order(&p.template, at, p.microBatches, true) {
 			if t.Phase == ir.Update {
-				tasks = append(tasks, sim.Task{Ops: ops(at, p.stages[at].update, ir.Update, blocks, recomputation{})})
+				update := ops(at, p.stages[at].update, ir.Update, blocks, recomputation{})
+				for k, part := range p.stages[at].update {
+					for chunk, time := range part.chunks {
+						c := cut[at+chunk*positions]
+						update[k].Time += cost.Picoseconds(c.Last-c.First) * time
+					}
+				}
+				tasks = append(tasks, sim.Task{Ops: update})
 				continue
 			}
 			tasks = append(tasks, sim.Task{

@@ -30,14 +30,15 @@ type skeleton struct {
 	// ofBlock is the instructions that there are as often as blocks, ofWeight those
 	// that a zero-bubble schedule runs apart.
 	ofBlock, ofWeight map[*ir.Node]bool
-	alias             []int // a stage that has the same times apart from transfers
+	stageOf           map[string]int // by block
+	alias             []int          // a stage that has the same times apart from transfers
 }
 
 // newSkeleton partitions the shrunk graph for a plan of which only stages,
 // micro-batch size and schedule are still to be chosen.
 // inner is the skeleton with one stage and the same degrees, nil for that itself.
 func newSkeleton(graphs *shrunken, p partition.Plan, batch int, c *cost.Cluster, inner *skeleton) (*skeleton, error) {
-	s := &skeleton{graphs: graphs, plan: p, batch: batch, blocks: graphs.blocks, inner: inner}
+	s := &skeleton{graphs: graphs, plan: p, batch: batch, blocks: graphs.blocks, inner: inner, stageOf: map[string]int{}}
 	if inner == nil {
 		s.inner = s
 	}
@@ -46,6 +47,9 @@ func newSkeleton(graphs *shrunken, p partition.Plan, batch int, c *cost.Cluster,
 	s.plan.MicroBatch, s.plan.Schedule = batch, partition.OneFOneB // one: the shortest schedules
 	if p.Interleave > 1 {
 		s.plan.Schedule = partition.Interleaved
+	}
+	for i, block := range partition.Blocks(g) {
+		s.stageOf[block] = i / graphs.scale
 	}
 	for e, r := range [extents]recomputation{kept: {}, selective: {selective: 1}, full: {full: 1}} {
 		plan := s.plan
@@ -126,6 +130,9 @@ type part struct {
 	wire *ir.Node
 	line
 	sums []sum
+	// chunks has, of an update that several chunks share, the time of one block of
+	// each: they may stand on different sides of a transfer.
+	chunks []cost.Picoseconds
 }
 
 // sum is an add_n with operands from every block of the stage.
@@ -304,9 +311,6 @@ func (s *skeleton) body(stage int, phase ir.Phase, mesh ir.Mesh, at ir.Coord, li
 	parts := s.split(s.instrs(kept, stage, phase), mesh, at, like)
 	if phase == ir.Forward || phase == ir.Update {
 		for i := range parts {
-			if phase == ir.Update { // it has the blocks of all chunks
-				parts[i].block[kept] /= cost.Picoseconds(s.plan.Chunks())
-			}
 			for e := range extents {
 				parts[i].block[e] = parts[i].block[kept]
 			}
@@ -368,6 +372,12 @@ func (s *skeleton) split(instrs []codegen.Instr, mesh ir.Mesh, at ir.Coord, like
 			p.fixed, p.wire, p.peer = time, n, n.Attr.(ir.P2PAttr).Stage
 		case kind == sim.Recv:
 			p.fixed, p.wire, p.peer = time, n.Args[0].Def, n.Attr.(ir.P2PAttr).Stage
+		case s.ofBlock[n] && s.plan.Chunks() > 1 && n.Phase == ir.Update:
+			if p.chunks == nil {
+				p.chunks = make([]cost.Picoseconds, s.plan.Chunks())
+			}
+			_, chunk := s.plan.Position(s.stageOf[n.Block()])
+			p.chunks[chunk] += time
 		case s.ofBlock[n]:
 			p.block[kept] += time
 		case n.Op == ir.OpAddN && blockOperands(n) > 0:
