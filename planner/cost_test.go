@@ -115,6 +115,9 @@ func TestCostIsSimulation(t *testing.T) {
 				require.LessOrEqual(t, p.interleavedPeak(cut, at), prog.Stages[at].Arena(), "seed %d case %d: memory of position %d: %+v %+v %+v", seed, k, at, d, sh, cut)
 			}
 			even := evenCut(blocks, d.pp*chunks, func(int) extent { return kept })
+			plain, err := s.skeletons([]outline{{d, sh, 1}})
+			require.NoError(t, err)
+			require.LessOrEqual(t, s.interleavedFloor(plain[0], chunks, plain[0].times), p.time(even), "seed %d case %d: floor of %+v %+v", seed, k, d, sh)
 			require.LessOrEqual(t, floorOf(t, s, d, chunks), p.time(even), "seed %d case %d: floor of %+v %+v", seed, k, d, sh)
 			continue
 		}

@@ -3,7 +3,6 @@ package planner
 import (
 	"github.com/autopar/autopar/partition"
 	"github.com/autopar/autopar/planner/cost"
-	"github.com/autopar/autopar/planner/sim"
 )
 
 // Interleaved schedules are searched over fewer plans than the others, because a
@@ -169,49 +168,59 @@ func leanestInterleaved(p *pipeline, recompute Recompute) (*partition.Plan, int6
 	return p.plan(p.interleavedCut(recompute, choice)), peak
 }
 
-// interleavedFloor bounds all interleaved plans of a skeleton's degrees with so many
-// chunks: position i starts when micro-batch 0 has come through the stages before
-// it, does all its products, and then the last micro-batch goes back. skel is that
-// of the degrees without interleaving; products are the same.
-func (s *searcher) interleavedFloor(skel *skeleton, chunks int) cost.Picoseconds {
+// interleavedFloor bounds all interleaved plans with so many chunks from the times
+// of the same degrees without interleaving, whose blocks do the same work: position i
+// starts when micro-batch 0 has come through the stages before it, does all its
+// work, and then the last micro-batch goes back and position 0 updates.
+func (s *searcher) interleavedFloor(skel *skeleton, chunks int, times func(microBatch int) []stageTimes) cost.Picoseconds {
 	pp := skel.plan.PP()
+	cut := evenCut(s.graphs.blocks, pp*chunks, func(int) extent { return kept })
 	floor := never
 	for _, b := range s.sizes(skel) {
-		times := skel.cores(b)
+		stages := times(b)
 		m := cost.Picoseconds(skel.mesh(b).Size(partition.AxisMB))
 		first := whole
 		if m == 1 {
 			first = rest
 		}
-		cut := evenCut(s.graphs.blocks, pp*chunks, func(int) extent { return kept })
-		busy := make([]cost.Picoseconds, pp)
-		for i, c := range cut {
-			n := c.Last - c.First
-			for _, bodies := range [][2]body{times[0].forward, times[0].backward} {
-				busy[i%pp] += (m-1)*blocksOf(bodies[whole], n) + blocksOf(bodies[rest], n)
+		// Links of one stage may be slower than another's: the fastest block counts.
+		block := func(of func(*stageTimes) line) cost.Picoseconds {
+			least := never
+			for i := range stages {
+				l := of(&stages[i])
+				least = min(least, l.block[kept])
 			}
+			return least
 		}
-		// The first and the last stage have what is outside the blocks.
-		for _, end := range []int{0, pp - 1} {
-			for _, bodies := range [][2]body{times[end].forward, times[end].backward} {
-				busy[end] += (m-1)*bodies[whole][0].fixed + bodies[rest][0].fixed
+		micro := func(size int) cost.Picoseconds {
+			return block(func(t *stageTimes) line { return t.forward[size].busy() }) + block(func(t *stageTimes) line { return t.backward[size].busy() })
+		}
+		way := block(func(t *stageTimes) line { return t.forward[first].through() }) + block(func(t *stageTimes) line { return t.backward[rest].through() })
+		update := block(func(t *stageTimes) line { return t.update.busy() })
+		all := (m-1)*micro(whole) + micro(rest)
+		var bound cost.Picoseconds
+		before := 0 // blocks
+		for at := range pp {
+			blocks := 0
+			for i := at; i < len(cut); i += pp {
+				blocks += cut[i].Last - cut[i].First
 			}
-		}
-		var bound, before cost.Picoseconds
-		for i := range pp {
-			bound = max(bound, before+busy[i])
-			n := cut[i].Last - cut[i].First
-			before += blocksOf(times[0].forward[first], n) + blocksOf(times[0].backward[rest], n)
+			// The first and the last stage have what is outside the blocks.
+			ends := cost.Picoseconds(0)
+			if at == 0 || at == pp-1 {
+				for _, bodies := range [][2]body{stages[at].forward, stages[at].backward} {
+					ends += (m-1)*fixedOf(bodies[whole]) + fixedOf(bodies[rest])
+				}
+			}
+			bound = max(bound, ends+cost.Picoseconds(before)*way+cost.Picoseconds(blocks)*all+cost.Picoseconds(min(blocks, s.graphs.blocks/pp))*update)
+			before += cut[at].Last - cut[at].First
 		}
 		floor = min(floor, bound)
 	}
 	return floor
 }
 
-// blocksOf is the time of n blocks without recomputation in a body of one part.
-func blocksOf(b body, n int) cost.Picoseconds {
-	if len(b) != 1 || b[0].kind != sim.Work {
-		panic("BUG: cores have one part")
-	}
-	return cost.Picoseconds(n) * b[0].block[kept]
+func fixedOf(b body) cost.Picoseconds {
+	l := b.busy()
+	return l.fixed
 }

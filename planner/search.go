@@ -175,11 +175,11 @@ func (s *searcher) pipelines() ([]*point, error) {
 	floors := map[key]cost.Picoseconds{}
 	for i := range s.pending {
 		o := &s.pending[i]
-		of, known := key{o.degrees, o.chunks}, false
-		if o.floor, known = floors[of]; !known {
-			o.floor = s.floor(first[o.degrees], o.chunks)
-			floors[of] = o.floor
+		of := key{o.degrees, o.chunks}
+		if _, known := floors[of]; !known {
+			floors[of] = s.floor(first[o.degrees], o.chunks)
 		}
+		o.floor = max(o.floor, floors[of])
 	}
 	return points, nil
 }
@@ -193,13 +193,20 @@ func (s *searcher) sizes(skel *skeleton) []int {
 	return microBatches(local)
 }
 
-// points lists the pipelines of skeletons, the most promising first.
+// points lists the pipelines of skeletons, the most promising first. Pending outlines
+// that differ in interleaving only learn from them.
 func (s *searcher) points(outlines []outline, skels []*skeleton) []*point {
 	var points []*point
 	for i, o := range outlines {
 		skel := skels[i]
 		if skel == nil {
 			continue
+		}
+		for k := range s.pending {
+			x := &s.pending[k]
+			if o.chunks <= 1 && x.chunks > 1 && o.degrees == x.degrees && o.sharding == x.sharding {
+				x.floor = max(x.floor, s.interleavedFloor(skel, x.chunks, skel.times))
+			}
 		}
 		for _, b := range s.sizes(skel) {
 			times, memory := skel.times(b), skel.memoryOf(b)
@@ -231,7 +238,7 @@ func (s *searcher) floor(skel *skeleton, chunks int) cost.Picoseconds {
 	case len(s.opts.Pins) > 0:
 		return 0 // a pin may keep a product from being split over tp, but not over the sequence
 	case chunks > 1:
-		return s.interleavedFloor(skel, chunks)
+		return s.interleavedFloor(skel, chunks, skel.cores)
 	}
 	floor := never
 	for _, b := range s.sizes(skel) {

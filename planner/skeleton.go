@@ -30,15 +30,16 @@ type skeleton struct {
 	// ofBlock is the instructions that there are as often as blocks, ofWeight those
 	// that a zero-bubble schedule runs apart.
 	ofBlock, ofWeight map[*ir.Node]bool
-	stageOf           map[string]int // by block
-	alias             []int          // a stage that has the same times apart from transfers
+	stageOf           map[string]int       // by block
+	known             map[int][]stageTimes // by size of micro-batch
+	alias             []int                // a stage that has the same times apart from transfers
 }
 
 // newSkeleton partitions the shrunk graph for a plan of which only stages,
 // micro-batch size and schedule are still to be chosen.
 // inner is the skeleton with one stage and the same degrees, nil for that itself.
 func newSkeleton(graphs *shrunken, p partition.Plan, batch int, c *cost.Cluster, inner *skeleton) (*skeleton, error) {
-	s := &skeleton{graphs: graphs, plan: p, batch: batch, blocks: graphs.blocks, inner: inner, stageOf: map[string]int{}}
+	s := &skeleton{graphs: graphs, plan: p, batch: batch, blocks: graphs.blocks, inner: inner, stageOf: map[string]int{}, known: map[int][]stageTimes{}}
 	if inner == nil {
 		s.inner = s
 	}
@@ -98,25 +99,47 @@ func (s *skeleton) attribute() {
 	}
 }
 
-// instrs returns a pass of a stage; [ir.WeightGrad] is the part of the backward
-// pass that a zero-bubble schedule runs apart, and input the rest of it.
-func (s *skeleton) instrs(of extent, stage int, phase ir.Phase) []codegen.Instr {
-	at, chunk := s.plan.Position(stage)
-	from := phase
-	if phase == ir.WeightGrad || phase == input {
-		from = ir.Backward
+// priced is an instruction with its time.
+type priced struct {
+	*codegen.Instr
+	time cost.Picoseconds
+}
+
+// prices lists what a stage does in a phase, or only its transfers.
+func (s *skeleton) prices(of extent, stage int, phase ir.Phase, mesh ir.Mesh, at ir.Coord, transfers bool) []priced {
+	position, chunk := s.plan.Position(stage)
+	instrs := s.progs[of].Stages[position].Run(codegen.Task{Phase: phase, Chunk: chunk})
+	all := make([]priced, len(instrs))
+	for i := range instrs {
+		all[i].Instr = &instrs[i]
+		if op := instrs[i].Node.Op; !transfers || op == ir.OpSend || op == ir.OpRecv {
+			all[i].time, _ = s.price.Instr(&instrs[i], mesh, at)
+		}
 	}
-	all := s.progs[of].Stages[at].Run(codegen.Task{Phase: from, Chunk: chunk})
-	if from == phase {
+	return all
+}
+
+// pass picks from what a stage does in the forward or the backward phase: all of
+// it, or of a backward phase in two its parts input and [ir.WeightGrad].
+func (s *skeleton) pass(all []priced, phase ir.Phase) []priced {
+	if phase != input && phase != ir.WeightGrad {
 		return all
 	}
-	var some []codegen.Instr
+	var some []priced
 	for _, in := range all {
 		if s.ofWeight[in.Node] == (phase == ir.WeightGrad) {
 			some = append(some, in)
 		}
 	}
 	return some
+}
+
+// phaseOf returns the phase of the skeleton's programs that a pass is part of.
+func phaseOf(pass ir.Phase) ir.Phase {
+	if pass == input || pass == ir.WeightGrad {
+		return ir.Backward
+	}
+	return pass
 }
 
 // input stands for what a zero-bubble schedule leaves in the backward pass: the
@@ -238,33 +261,50 @@ func passes() []ir.Phase {
 
 // cores is times of nothing but the products and attention of the passes.
 func (s *skeleton) cores(microBatch int) []stageTimes {
+	all := make([]stageTimes, len(s.plan.Stages))
+	s.each(microBatch, func(i, size int, mesh ir.Mesh, at ir.Coord) {
+		for _, phase := range []ir.Phase{ir.Forward, ir.Backward} {
+			position, chunk := s.plan.Position(i)
+			var core []priced
+			instrs := s.progs[kept].Stages[position].Run(codegen.Task{Phase: phase, Chunk: chunk})
+			for k := range instrs {
+				switch in := instrs[k]; in.Node.Op {
+				case ir.OpMatMul, ir.OpAttention, ir.OpAttentionGrad:
+					in.Accum = make([]codegen.Accum, len(in.Accum)) // gradients may be summed elsewhere
+					time, _ := s.price.Instr(&in, mesh, at)
+					core = append(core, priced{&instrs[k], time})
+				}
+			}
+			for _, pass := range passes() {
+				if phaseOf(pass) != phase {
+					continue
+				}
+				var p part
+				for _, in := range s.pass(core, pass) {
+					if s.ofBlock[in.Node] {
+						p.block[kept] += in.time
+					} else {
+						p.fixed += in.time
+					}
+				}
+				p.block[selective], p.block[full] = p.block[kept], p.block[kept]
+				all[i].pass(pass)[size] = body{p}
+			}
+		}
+	})
+	return all
+}
+
+// each calls f for every stage at a whole micro-batch and at the last one.
+func (s *skeleton) each(microBatch int, f func(stage, size int, mesh ir.Mesh, at ir.Coord)) {
 	mesh := s.mesh(microBatch)
 	var first, last ir.Coord
 	mb := mesh.Axis(partition.AxisMB)
 	last[mb] = mesh.Axes[mb].Size - 1
-	all := make([]stageTimes, len(s.plan.Stages))
-	for i := range all {
-		for _, phase := range passes() {
-			for size, at := range []ir.Coord{whole: first, rest: last} {
-				var p part
-				for _, in := range s.instrs(kept, i, phase) {
-					switch in.Node.Op {
-					case ir.OpMatMul, ir.OpAttention, ir.OpAttentionGrad:
-						in.Accum = make([]codegen.Accum, len(in.Accum)) // gradients may be summed elsewhere
-						time, _ := s.price.Instr(&in, mesh, at)
-						if s.ofBlock[in.Node] {
-							p.block[kept] += time
-						} else {
-							p.fixed += time
-						}
-					}
-				}
-				p.block[selective], p.block[full] = p.block[kept], p.block[kept]
-				all[i].pass(phase)[size] = body{p}
-			}
-		}
+	for i := range s.plan.Stages {
+		f(i, whole, mesh, first)
+		f(i, rest, mesh, last)
 	}
-	return all
 }
 
 // The two sizes of micro-batches.
@@ -275,26 +315,39 @@ const (
 
 // times prices every stage for a size of micro-batch.
 func (s *skeleton) times(microBatch int) []stageTimes {
-	mesh := s.mesh(microBatch)
-	var first, last ir.Coord
-	mb := mesh.Axis(partition.AxisMB)
-	last[mb] = mesh.Axes[mb].Size - 1
+	if all, known := s.known[microBatch]; known {
+		return all
+	}
 	all := make([]stageTimes, len(s.plan.Stages))
-	for i := range all {
-		t := &all[i]
-		for _, phase := range passes() {
-			for size, at := range []ir.Coord{whole: first, rest: last} {
-				var like body
-				if a := s.alias[i]; a < i {
-					like = all[a].pass(phase)[size]
+	s.each(microBatch, func(i, size int, mesh ir.Mesh, at ir.Coord) {
+		var like *stageTimes
+		if a := s.alias[i]; a < i {
+			like = &all[a]
+		}
+		for _, phase := range []ir.Phase{ir.Forward, ir.Backward} {
+			prices := [extents][]priced{kept: s.prices(kept, i, phase, mesh, at, like != nil)}
+			if phase == ir.Backward && like == nil {
+				for e := selective; e < extents; e++ {
+					prices[e] = s.prices(e, i, phase, mesh, at, false)
 				}
-				t.pass(phase)[size] = s.body(i, phase, mesh, at, like)
+			}
+			for _, pass := range passes() {
+				if phaseOf(pass) != phase {
+					continue
+				}
+				var from body
+				if like != nil {
+					from = like.pass(pass)[size]
+				}
+				all[i].pass(pass)[size] = s.body(i, pass, prices, mesh, at, from)
 			}
 		}
-		if i < s.plan.PP() {
-			t.update = s.body(i, ir.Update, mesh, first, nil)
+		if i < s.plan.PP() && size == whole {
+			update := [extents][]priced{kept: s.prices(kept, i, ir.Update, mesh, at, false)}
+			all[i].update = s.body(i, ir.Update, update, mesh, at, nil)
 		}
-	}
+	})
+	s.known[microBatch] = all
 	return all
 }
 
@@ -305,11 +358,12 @@ func (s *skeleton) mesh(microBatch int) ir.Mesh {
 	return p.Mesh(s.batch)
 }
 
-// body prices a phase of a stage. When like is not nil it is the same phase of a
-// stage that differs in transfers only.
-func (s *skeleton) body(stage int, phase ir.Phase, mesh ir.Mesh, at ir.Coord, like body) body {
-	parts := s.split(s.instrs(kept, stage, phase), mesh, at, like)
-	if phase == ir.Forward || phase == ir.Update {
+// body puts a pass of a stage, or its update, together from the prices of its
+// phase. When like is not nil it is the same pass of a stage that differs in
+// transfers only.
+func (s *skeleton) body(stage int, pass ir.Phase, prices [extents][]priced, mesh ir.Mesh, at ir.Coord, like body) body {
+	parts := s.split(s.pass(prices[kept], pass), mesh, at, like)
+	if phaseOf(pass) != ir.Backward {
 		for i := range parts {
 			for e := range extents {
 				parts[i].block[e] = parts[i].block[kept]
@@ -321,7 +375,7 @@ func (s *skeleton) body(stage int, phase ir.Phase, mesh ir.Mesh, at ir.Coord, li
 		return parts
 	}
 	for e := selective; e < extents; e++ {
-		recomputed := s.split(s.instrs(e, stage, phase), mesh, at, nil)
+		recomputed := s.split(s.pass(prices[e], pass), mesh, at, nil)
 		if len(recomputed) != len(parts) {
 			panic(fmt.Sprintf("BUG: stage %d: recomputation changes its transfers", stage))
 		}
@@ -337,16 +391,15 @@ func (s *skeleton) body(stage int, phase ir.Phase, mesh ir.Mesh, at ir.Coord, li
 	return parts
 }
 
-// split prices instructions between transfers. With like it takes the prices of
-// all but the transfers from there.
-func (s *skeleton) split(instrs []codegen.Instr, mesh ir.Mesh, at ir.Coord, like body) body {
+// split sums prices between transfers. With like it takes all but the transfers
+// from there.
+func (s *skeleton) split(instrs []priced, mesh ir.Mesh, at ir.Coord, like body) body {
 	parts := body{{}} // work, before whatever comes
 	if like != nil {
 		parts[0] = like[0]
 	}
-	for i := range instrs {
-		in := &instrs[i]
-		n := in.Node
+	for _, in := range instrs {
+		n, time := in.Node, in.time
 		kind := sim.Work
 		switch n.Op {
 		case ir.OpSend:
@@ -366,7 +419,6 @@ func (s *skeleton) split(instrs []codegen.Instr, mesh ir.Mesh, at ir.Coord, like
 		if kind == sim.Work && like != nil {
 			continue
 		}
-		time, _ := s.price.Instr(in, mesh, at)
 		switch {
 		case kind == sim.Send:
 			p.fixed, p.wire, p.peer = time, n, n.Attr.(ir.P2PAttr).Stage
@@ -383,7 +435,7 @@ func (s *skeleton) split(instrs []codegen.Instr, mesh ir.Mesh, at ir.Coord, like
 		case n.Op == ir.OpAddN && blockOperands(n) > 0:
 			inner := blockOperands(n)
 			p.sums = append(p.sums, sum{len(n.Args) - inner, inner / s.plan.Chunks(), func(operands int) cost.Picoseconds {
-				return s.price.AddN(in, mesh, at, operands)
+				return s.price.AddN(in.Instr, mesh, at, operands)
 			}})
 		default:
 			p.fixed += time
