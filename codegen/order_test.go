@@ -1,12 +1,15 @@
 package codegen_test
 
 import (
+	"fmt"
+	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/autopar/autopar/codegen"
 	"github.com/autopar/autopar/ir"
+	"github.com/autopar/autopar/models/gpt"
 	"github.com/autopar/autopar/partition"
 )
 
@@ -135,5 +138,128 @@ func TestZeroBubbleOrder(t *testing.T) {
 				}
 			}
 		}
+	}
+}
+
+// pipeline is a plan of stages as equal as the layers allow, interleaved if there
+// are several chunks.
+func pipeline(dp, tp, pp, chunks, mb, layers int, recompute bool) *partition.Plan {
+	p := plan(dp, tp, pp*chunks, mb, layers, partition.ZeroBubble, recompute)
+	p.PlanNGPUs, p.RuntimeNGPUs = dp*tp*pp, dp*tp*pp
+	if chunks > 1 {
+		p.Schedule, p.Interleave = partition.Interleaved, chunks
+	}
+	return p
+}
+
+// TestPipelinesAreSound checks interleaved and zero-bubble programs at every number
+// of micro-batches, multiple of the ranks or not, with all that is sharded beside.
+func TestPipelinesAreSound(t *testing.T) {
+	const layers = 12
+	g := trainGraph(t, layers)
+	cases := 0
+	for _, x := range [][2]int{{1, 1}, {2, 1}, {4, 1}, {6, 1}, {2, 2}, {2, 3}, {2, 5}, {4, 2}, {4, 3}, {3, 4}, {6, 2}} {
+		pp, chunks := x[0], x[1]
+		for mb := 1; mb <= 4; mb++ {
+			dp, tp := 1+mb%2, 1+(mb/2+pp)%2
+			p := pipeline(dp, tp, pp, chunks, mb, layers, (mb+chunks)%2 == 0)
+			if dp > 1 {
+				p.ZeRO = (pp + mb + chunks) % 4
+			}
+			p.SequenceParallel = tp > 1
+			name := fmt.Sprintf("%s dp %d tp %d pp %d micro-batch %d zero %d", p.ScheduleText(), dp, tp, pp, mb, p.ZeRO)
+			require.NoError(t, codegen.Check(generate(t, g, p)), name)
+			cases++
+		}
+		// Many micro-batches of one sequence, and one rank has fewer than another.
+		for _, dp := range []int{1, 2} {
+			require.NoError(t, codegen.Check(generate(t, g, pipeline(dp, 1, pp, chunks, 1, layers, false))), "pp %d chunks %d dp %d", pp, chunks, dp)
+		}
+	}
+	t.Logf("%d programs", cases)
+}
+
+// TestUnevenInterleaving: no number of micro-batches deadlocks. Only the pipeline
+// matters, so the model is as small as one can be.
+func TestUnevenInterleaving(t *testing.T) {
+	for _, x := range [][2]int{{2, 2}, {3, 3}, {4, 3}, {5, 2}} {
+		pp, chunks := x[0], x[1]
+		for sequences := 1; sequences <= 11; sequences++ {
+			g, err := gpt.TrainStep(model(pp*chunks), gpt.Optimizer{Beta1: .9, Beta2: .99, Eps: 1e-8}, sequences, 2)
+			require.NoError(t, err)
+			p := pipeline(1, 1, pp, chunks, 1, pp*chunks, false)
+			prog, err := codegen.Compile(g, p, sequences, nil)
+			require.NoError(t, err)
+			require.NoError(t, codegen.Check(prog), "pp %d chunks %d, %d micro-batches", pp, chunks, sequences)
+		}
+	}
+}
+
+// TestPipelineMutants breaks sound zero-bubble and interleaved programs.
+func TestPipelineMutants(t *testing.T) {
+	const layers = 4
+	g := trainGraph(t, layers)
+	swap := func(p *codegen.Program, rank int, a, b codegen.Task) {
+		tasks := p.Schedules[rank].Tasks
+		i, j := slices.Index(tasks, a), slices.Index(tasks, b)
+		require.GreaterOrEqual(t, i, 0)
+		require.GreaterOrEqual(t, j, 0)
+		tasks[i], tasks[j] = tasks[j], tasks[i]
+	}
+	first := func(s *codegen.Stage, op ir.Op, phase ir.Phase, chunk int) *codegen.Instr {
+		for i := range s.Bodies[phase].Instrs {
+			if in := &s.Bodies[phase].Instrs[i]; in.Node.Op == op && in.Chunk == chunk {
+				return in
+			}
+		}
+		t.Fatalf("no %s", op)
+		return nil
+	}
+	for name, m := range map[string]struct {
+		chunks  int
+		breakIt func(*codegen.Program)
+		names   string
+	}{
+		"W before its B": {1, func(p *codegen.Program) {
+			swap(p, 0, codegen.Task{Phase: ir.Backward, MicroBatch: 2}, codegen.Task{Phase: ir.WeightGrad, MicroBatch: 2})
+		}, "rank 0 (stage 0): wgt mb=2: does not follow its bwd pass"},
+		"W dropped": {1, func(p *codegen.Program) {
+			s := &p.Schedules[1]
+			s.Tasks = slices.DeleteFunc(s.Tasks, func(t codegen.Task) bool { return t.Phase == ir.WeightGrad && t.MicroBatch == batch-1 })
+		}, "rank 1 (stage 1): upd: follows 6 wgt passes of 7 micro-batches"},
+		"slot reused before W": {1, func(p *codegen.Program) { p.Stages[1].Chunks[0].Slots-- }, "rank 1 (stage 1): fwd mb=1: takes slot 0 of 1, which micro-batch 0 still needs"},
+		"weight's gradient in the wrong body": {1, func(p *codegen.Program) {
+			b := &p.Stages[0].Bodies
+			n := len(b[ir.WeightGrad].Instrs) - 1
+			b[ir.Backward].Instrs = append(b[ir.Backward].Instrs, b[ir.WeightGrad].Instrs[n])
+			b[ir.WeightGrad].Instrs = b[ir.WeightGrad].Instrs[:n]
+		}, "belongs to the wgt body, stands in the bwd body"},
+		"chunk skipped": {2, func(p *codegen.Program) {
+			s := &p.Schedules[0]
+			s.Tasks = slices.DeleteFunc(s.Tasks, func(t codegen.Task) bool { return t.Chunk == 1 && t.MicroBatch == 3 && t.Phase == ir.Backward })
+		}, "fwd chunk=1 mb=5: takes slot 1 of 2, which micro-batch 3 still needs"},
+		"wrong chunk": {2, func(p *codegen.Program) { first(p.Stages[0], ir.OpMatMul, ir.Forward, 1).Chunk = 0 }, "belongs to chunk 1, stands in chunk 0"},
+		"activation of another chunk": {2, func(p *codegen.Program) {
+			in := first(p.Stages[0], ir.OpRecv, ir.Forward, 1)
+			p.Stages[0].Buffers[in.Results[0]].Chunk = 0
+		}, "h.1/add_1@recv2: buffer b"},
+		"chunks run in the wrong order": {2, func(p *codegen.Program) {
+			slices.SortStableFunc(p.Schedules[0].Tasks, func(a, b codegen.Task) int {
+				if a.Phase != ir.Forward || b.Phase != ir.Forward {
+					return int(a.Phase) - int(b.Phase)
+				}
+				return b.Chunk - a.Chunk
+			})
+			p.Stages[0].Chunks[0].Slots, p.Stages[0].Chunks[1].Slots = batch, batch
+		}, "waits for ever"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := generate(t, g, pipeline(1, 1, 2, m.chunks, 1, layers, false))
+			require.NoError(t, codegen.Check(p))
+			m.breakIt(p)
+			err := codegen.Check(p)
+			require.ErrorContains(t, err, m.names)
+			t.Log(err)
+		})
 	}
 }
