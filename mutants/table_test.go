@@ -187,7 +187,7 @@ func inThePartition() []mutant {
 		bug: "gradient reduce launched before the last micro-batch's backward", how: "the update is not last",
 		file: "codegen/order.go",
 		old:  "return append(tasks, Task{Phase: ir.Update})",
-		new:  "tasks = append(tasks, Task{Phase: ir.Update})\n\tn := len(tasks)\n\ttasks[n-1], tasks[n-2] = tasks[n-2], tasks[n-1]\n\treturn tasks",
+		new:  "tasks = append(tasks, Task{Phase: ir.Update})\n\tend := len(tasks)\n\ttasks[end-1], tasks[end-2] = tasks[end-2], tasks[end-1]\n\treturn tasks",
 		pkg:  "./codegen", run: sound,
 	}, {
 		bug: "gradient of a weight before the gradient it is made of", how: "a zero-bubble schedule runs ahead",

@@ -210,6 +210,7 @@ func TestSearchIsExact(t *testing.T) {
 	const seed = 5
 	r := rand.New(rand.NewPCG(seed, 0))
 	cases, infeasible, recomputing, plans := 40, 0, 0, 0
+	schedules := map[partition.Schedule]int{}
 	hidden := 0.0
 	if testing.Short() {
 		cases = 12
@@ -260,6 +261,7 @@ func TestSearchIsExact(t *testing.T) {
 		require.Equal(t, b.best.plan, res.Plan, "seed %d case %d", seed, k)
 		require.Equal(t, b.best.peaks, res.Prediction.PeakBytes, "seed %d case %d", seed, k)
 		require.True(t, res.Stats.Optimal)
+		schedules[res.Plan.Schedule]++
 		for _, s := range res.Plan.Stages {
 			if s.Recompute+s.Selective > 0 {
 				recomputing++
@@ -267,6 +269,7 @@ func TestSearchIsExact(t *testing.T) {
 			}
 		}
 	}
+	t.Logf("winners: %v", schedules)
 	t.Logf("%d cases, %d infeasible, %d recompute, %d plans simulated; recomputation of least work costs at most %.1f %%", cases, infeasible, recomputing, plans, 100*hidden)
 	require.Positive(t, recomputing)
 	require.Less(t, infeasible, cases/3)
@@ -280,4 +283,9 @@ func TestInfeasible(t *testing.T) {
 	require.Greater(t, bad.Needs, bad.Limit)
 	require.ErrorContains(t, err, "GiB")
 	t.Log(err)
+
+	_, err = Search(step(t, tiny(5), 7), 7, cluster(t, "h100"), Options{PlanNGPUs: 2, Interleave: 2, MemoryLimit: 100 << 10})
+	require.True(t, errors.As(err, &bad))
+	require.Equal(t, 2, bad.Closest.Interleave)
+	require.Greater(t, bad.Needs, bad.Limit)
 }
