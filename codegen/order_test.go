@@ -157,6 +157,8 @@ func pipeline(dp, tp, pp, chunks, mb, layers int, recompute bool) *partition.Pla
 func TestPipelinesAreSound(t *testing.T) {
 	const layers = 12
 	g := trainGraph(t, layers)
+	eval, err := gpt.EvalStep(model(layers), batch, 33)
+	require.NoError(t, err)
 	cases := 0
 	for _, x := range [][2]int{{1, 1}, {2, 1}, {4, 1}, {6, 1}, {2, 2}, {2, 3}, {2, 5}, {4, 2}, {4, 3}, {3, 4}, {6, 2}} {
 		pp, chunks := x[0], x[1]
@@ -168,7 +170,14 @@ func TestPipelinesAreSound(t *testing.T) {
 			}
 			p.SequenceParallel = tp > 1
 			name := fmt.Sprintf("%s dp %d tp %d pp %d micro-batch %d zero %d", p.ScheduleText(), dp, tp, pp, mb, p.ZeRO)
-			require.NoError(t, codegen.Check(generate(t, g, p)), name)
+			prog := generate(t, g, p)
+			require.NoError(t, codegen.Check(prog), name)
+			shared, err := codegen.Compile(eval, p, batch, prog)
+			require.NoError(t, err, name)
+			require.NoError(t, codegen.Check(shared), "evaluation under %s", name)
+			for i := range shared.Stages {
+				require.LessOrEqual(t, shared.Stages[i].Arena(), prog.Stages[i].Arena(), name)
+			}
 			cases++
 		}
 		// Many micro-batches of one sequence, and one rank has fewer than another.

@@ -75,6 +75,9 @@ func (b *brute) sizes(s *searcher, o outline, local int) {
 			b.interleaved(plan)
 			continue
 		}
+		if b.opts.Schedule == partition.Interleaved {
+			continue
+		}
 		for _, plan.Schedule = range []partition.Schedule{partition.GPipe, partition.OneFOneB, partition.ZeroBubble} {
 			b.cuts(plan, nil, 0)
 		}
@@ -273,6 +276,41 @@ func TestSearchIsExact(t *testing.T) {
 	t.Logf("%d cases, %d infeasible, %d recompute, %d plans simulated; recomputation of least work costs at most %.1f %%", cases, infeasible, recomputing, plans, 100*hidden)
 	require.Positive(t, recomputing)
 	require.Less(t, infeasible, cases/3)
+}
+
+// TestInterleavedSearchIsExact: the same among interleaved schedules alone, which
+// seldom win.
+func TestInterleavedSearchIsExact(t *testing.T) {
+	const seed = 6
+	r := rand.New(rand.NewPCG(seed, 0))
+	recomputing, chunks := 0, map[int]int{}
+	for k := range 15 {
+		model := tiny(4 + r.IntN(6))
+		model.Bias = false
+		batch := 2 + r.IntN(5)
+		b := &brute{
+			t: t, g: step(t, model, batch), blocks: model.NLayer, batch: batch, cluster: randomCluster(r),
+			opts: Options{RuntimeNGPUs: []int{2, 4}[r.IntN(2)], Schedule: partition.Interleaved},
+		}
+		b.limit = []int64{1 << 40, 300e3 + r.Int64N(900e3)}[r.IntN(2)]
+		b.opts.MemoryLimit = b.limit
+		b.run()
+		res, err := Search(b.g, batch, b.cluster, b.opts)
+		if b.best == nil {
+			require.ErrorAs(t, err, new(*InfeasibleError), "seed %d case %d", seed, k)
+			continue
+		}
+		require.NoError(t, err, "seed %d case %d", seed, k)
+		require.Equal(t, b.best.plan, res.Plan, "seed %d case %d", seed, k)
+		require.Equal(t, b.best.time, res.Prediction.Step, "seed %d case %d", seed, k)
+		require.Equal(t, b.best.peaks, res.Prediction.PeakBytes, "seed %d case %d", seed, k)
+		chunks[res.Plan.Interleave]++
+		if res.Plan.Stages[0].Recompute+res.Plan.Stages[0].Selective > 0 {
+			recomputing++
+		}
+	}
+	t.Logf("chunks %v, %d recompute", chunks, recomputing)
+	require.Positive(t, recomputing)
 }
 
 func TestInfeasible(t *testing.T) {
