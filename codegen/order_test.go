@@ -171,10 +171,10 @@ func TestPipelinesAreSound(t *testing.T) {
 			p.SequenceParallel = tp > 1
 			name := fmt.Sprintf("%s dp %d tp %d pp %d micro-batch %d zero %d", p.ScheduleText(), dp, tp, pp, mb, p.ZeRO)
 			prog := generate(t, g, p)
-			require.NoError(t, codegen.Check(prog), name)
+			require.NoError(t, codegen.Verify(prog, g), name)
 			shared, err := codegen.Compile(eval, p, batch, prog)
 			require.NoError(t, err, name)
-			require.NoError(t, codegen.Check(shared), "evaluation under %s", name)
+			require.NoError(t, codegen.Verify(shared, eval), "evaluation under %s", name)
 			for i := range shared.Stages {
 				require.LessOrEqual(t, shared.Stages[i].Arena(), prog.Stages[i].Arena(), name)
 			}
