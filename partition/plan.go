@@ -298,6 +298,9 @@ func (p *Plan) validateSchedule() error {
 		if p.Interleave < 2 {
 			return planErrorf("interleave", "is %d, schedule interleaved needs at least 2 stages per rank", p.Interleave)
 		}
+		if n := len(p.Stages); p.Interleave > n {
+			return planErrorf("interleave", "is %d, there are %d stages for at least 2 ranks: at most %d per rank", p.Interleave, n, n/2)
+		}
 	default:
 		return planErrorf("schedule", "unknown schedule %q (want gpipe, 1f1b, interleaved or zero-bubble)", p.Schedule)
 	}

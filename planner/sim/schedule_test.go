@@ -54,6 +54,7 @@ func TestSchedules(t *testing.T) {
 			require.Less(t, zero.Step, line.Step, name)
 			require.Less(t, bubble(inter), bubble(line), name)
 			require.LessOrEqual(t, plain.Stages[0].Arena(), gpipe.Stages[0].Arena()+plain.Stages[0].Chunks[0].Inbox)
+			require.Less(t, float64(split.Stages[0].Arena()), 1.05*float64(plain.Stages[0].Arena()))
 		}
 	}
 }
