@@ -25,7 +25,7 @@ const (
 type Program struct {
 	*Model
 	plan   *partition.Plan
-	groups [][]Group // by stage and mesh axis: the slowest of the axis
+	groups [][]Group // by position in the pipeline and mesh axis: the slowest of the axis
 	sigs   map[*ir.Node]*ir.Signature
 	cross  map[[2]int]bool // between two stages
 }
@@ -111,7 +111,8 @@ func (m *Program) Instr(in *codegen.Instr, mesh ir.Mesh, at ir.Coord) (Picosecon
 		if n.Op == ir.OpReduceScatter || n.Op == ir.OpAllToAll {
 			whole = n.Args[0]
 		}
-		return m.Collective(n.Op, localBytes(whole, mesh, at), m.groups[n.Stage][axis]), Communication
+		position, _ := m.plan.Position(n.Stage)
+		return m.Collective(n.Op, localBytes(whole, mesh, at), m.groups[position][axis]), Communication
 	}
 	return m.compute(in, mesh, at, len(n.Args)), kind
 }
