@@ -66,8 +66,18 @@ type LayerNormAttr struct {
 	Bias bool
 }
 
+// RMSNormAttr belongs to OpRMSNorm and OpRMSNormGrad.
+type RMSNormAttr struct{ Eps float64 }
+
 // GELUAttr belongs to OpGELU and OpGELUGrad: the tanh approximation or erf.
 type GELUAttr struct{ Tanh bool }
+
+// RoPEAttr belongs to OpRoPE. Theta is the base of the angles; Inverse turns the
+// other way, which is the gradient.
+type RoPEAttr struct {
+	Theta   float64
+	Inverse bool
+}
 
 // DropoutAttr belongs to OpDropout, OpAttention and OpAttentionGrad. Key names
 // the random stream: the structural name of the forward site, so that gradient
@@ -97,7 +107,9 @@ func (SumToAttr) attr()         {}
 func (ClipAttr) attr()          {}
 func (EmbeddingGradAttr) attr() {}
 func (LayerNormAttr) attr()     {}
+func (RMSNormAttr) attr()       {}
 func (GELUAttr) attr()          {}
+func (RoPEAttr) attr()          {}
 func (DropoutAttr) attr()       {}
 func (AdamWAttr) attr()         {}
 func (CommAttr) attr()          {}

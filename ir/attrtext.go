@@ -26,8 +26,12 @@ func attrOf(op Op) Attr {
 		return EmbeddingGradAttr{}
 	case OpLayerNorm, OpLayerNormGrad:
 		return LayerNormAttr{}
+	case OpRMSNorm, OpRMSNormGrad:
+		return RMSNormAttr{}
 	case OpGELU, OpGELUGrad:
 		return GELUAttr{}
+	case OpRoPE:
+		return RoPEAttr{}
 	case OpDropout, OpAttention, OpAttentionGrad:
 		return DropoutAttr{}
 	case OpAdamW:
@@ -79,6 +83,10 @@ func checkAttr(op Op, attr Attr) error {
 	case DropoutAttr:
 		if a.P < 0 || a.P >= 1 {
 			return fmt.Errorf("attribute p is %v, want 0 <= p < 1", a.P)
+		}
+	case RoPEAttr:
+		if a.Theta <= 0 {
+			return fmt.Errorf("attribute theta is %v, want more than 0", a.Theta)
 		}
 	case CommAttr:
 		if min(a.Dim, a.To) < 0 || max(a.Dim, a.To) > maxRank {
