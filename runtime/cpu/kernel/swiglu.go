@@ -25,7 +25,8 @@ func (t *swigluTask) do(w *worker, lo, hi int) {
 }
 
 // SwiGLUGrad sets dx[rows, 2, cols] from the gradient dy[rows, cols] of SwiGLU's result and its operand. The part of up is
-// at most 5 units in the last place off where SwiGLU is; that of gate, which changes sign, 1e-6 |dy up|. dx may be x.
+// at most 5 units in the last place off for gate >= -80, and below 1e-32 |dy| beyond; that of gate, which changes sign, is
+// at most 1e-6 |dy up| off. dx may be x.
 func SwiGLUGrad(p *Pool, rows, cols int, dx, x, dy []float32) {
 	checkLen("SwiGLUGrad", "dx", dx, 2*rows*cols)
 	checkLen("SwiGLUGrad", "x", x, 2*rows*cols)
