@@ -12,7 +12,7 @@ func TestValidate(t *testing.T) {
 		{"model: {n_layer: -1}", "gpt.yaml:1: model.n_layer: is -1, must be at least 1"},
 		{"model: {dropout: 1}", "gpt.yaml:1: model.dropout: is 1, must be in [0, 1)"},
 		{"model: {vocab_size: 65537}", "model.vocab_size: is 65537, must be at most 65536 because data files hold uint16"},
-		{"model: {activation: swiglu}", "model.activation: swiglu is not supported yet by this version"},
+		{"model: {n_kv_head: 4}", "model.n_kv_head: 4 is not supported yet by this version"},
 		{"model: {norm: rmsnorm}", "model.norm: rmsnorm is not supported yet by this version"},
 		{"model: {position: rope}", "model.position: rope is not supported yet by this version"},
 		{"model: {n_kv_head: 3}", "model.n_kv_head: 3 is not supported yet by this version"},

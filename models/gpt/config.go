@@ -17,12 +17,13 @@ type Config struct {
 	BlockSize     int     `yaml:"block_size" help:"context length in tokens (T)"`
 	VocabSize     int     `yaml:"vocab_size" help:"symbols (V), at most 65536 because data files hold uint16"`
 	Dropout       float64 `yaml:"dropout" help:"probability of dropping, at all four sites"`
-	Bias          bool    `yaml:"bias" help:"biases in every linear and LayerNorm"`
+	Bias          bool    `yaml:"bias" help:"biases in every linear and LayerNorm (RMSNorm has none)"`
 	NKVHead       int     `yaml:"n_kv_head" help:"key and value heads; 0 is n_head"`
 	FFNHidden     int     `yaml:"ffn_hidden" help:"width inside the MLP; 0 is 4 n_embd"`
 	Activation    string  `yaml:"activation" enum:"gelu,gelu_tanh,swiglu" help:"MLP nonlinearity; gelu is exact (erf), gelu_tanh is what OpenAI's weights use"`
 	Norm          string  `yaml:"norm" enum:"layernorm,rmsnorm" help:"normalization"`
 	Position      string  `yaml:"position" enum:"learned,rope" help:"position encoding"`
+	RopeTheta     float64 `yaml:"rope_theta" help:"base of rope's angles; 0 is 10000"`
 	TieEmbeddings bool    `yaml:"tie_embeddings" help:"the head reuses the token table"`
 }
 
@@ -132,6 +133,14 @@ func (c Config) FFN() int {
 	return c.FFNHidden
 }
 
+// Theta is the base of rope's angles, after the default [Su et al. 2021].
+func (c Config) Theta() float64 {
+	if c.RopeTheta == 0 {
+		return 10000
+	}
+	return c.RopeTheta
+}
+
 // HeadDim is the width of one attention head, C/NH.
 func (c Config) HeadDim() int { return c.NEmbd / c.NHead }
 
@@ -164,6 +173,12 @@ func (c Config) validateShape() error {
 	}
 	if c.NHead%c.KVHeads() != 0 {
 		return refuse("n_kv_head", "%d does not divide n_head %d", c.NKVHead, c.NHead)
+	}
+	if c.Position == RoPE && c.HeadDim()%2 != 0 {
+		return refuse("n_embd", "%d over n_head %d makes heads %d wide; position rope rotates pairs and needs an even width", c.NEmbd, c.NHead, c.HeadDim())
+	}
+	if !(c.RopeTheta >= 0) || math.IsInf(c.RopeTheta, 1) {
+		return refuse("rope_theta", "is %v, must be positive, or 0 for 10000", c.RopeTheta)
 	}
 	if c.VocabSize > MaxVocabSize {
 		return refuse("vocab_size", "is %d, must be at most %d because data files hold uint16", c.VocabSize, MaxVocabSize)
@@ -199,11 +214,7 @@ func (c Config) validateSupported() error {
 		value any
 		when  bool
 	}{
-		{"activation", c.Activation, c.Activation == SwiGLU},
-		{"norm", c.Norm, c.Norm == RMSNorm},
-		{"position", c.Position, c.Position == RoPE},
 		{"n_kv_head", c.NKVHead, c.KVHeads() != c.NHead},
-		{"tie_embeddings", c.TieEmbeddings, !c.TieEmbeddings},
 	} {
 		if missing.when {
 			return &ConfigError{missing.key, fmt.Sprintf("%v is not supported yet by this version", missing.value)}

@@ -16,7 +16,7 @@ func (c Config) ParamGroups() (decay, noDecay ParamGroup) {
 	qkv := C + 2*c.kvWidth()
 	up := c.upProjections()
 
-	decay.Tensors = 1 + c.NLayer*(3+int(up))
+	decay.Tensors = 1 + 4*c.NLayer // the projections up share one
 	decay.Elements = int64(c.VocabSize)*C + L*(C*qkv+C*C+(up+1)*C*F)
 	if c.Position == Learned {
 		decay.Tensors++
@@ -30,7 +30,7 @@ func (c Config) ParamGroups() (decay, noDecay ParamGroup) {
 	noDecay.Tensors = 2*c.NLayer + 1
 	noDecay.Elements = (2*L + 1) * C
 	if c.Bias {
-		noDecay.Tensors += c.NLayer * (3 + int(up))
+		noDecay.Tensors += 4 * c.NLayer
 		noDecay.Elements += L * (qkv + C + up*F + C)
 		if c.Norm == LayerNorm {
 			noDecay.Tensors += 2*c.NLayer + 1

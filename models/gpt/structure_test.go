@@ -31,6 +31,13 @@ func odd(bias bool, dropout float64) Config {
 	return c
 }
 
+// llama returns a small model of odd sizes with Llama's choices.
+func llama(bias bool, dropout float64) Config {
+	c := odd(bias, dropout)
+	c.NEmbd, c.Activation, c.Norm, c.Position, c.TieEmbeddings = 18, SwiGLU, RMSNorm, RoPE, false
+	return c
+}
+
 func count(g *ir.Graph, phase ir.Phase) (nodes int) {
 	for _, n := range g.Nodes {
 		if n.Phase == phase && n.Op.Class() == ir.Compute {
@@ -43,7 +50,7 @@ func count(g *ir.Graph, phase ir.Phase) (nodes int) {
 func TestCounts(t *testing.T) {
 	quick, err := Preset("quick")
 	require.NoError(t, err)
-	for _, c := range []Config{quick, odd(true, 0), odd(false, 0.1), odd(true, 0.1)} {
+	for _, c := range []Config{quick, odd(true, 0), odd(false, 0.1), odd(true, 0.1), llama(true, 0), llama(false, 0.1)} {
 		g := trainStep(t, c, adamW, 5, 11)
 		decay, noDecay := c.ParamGroups()
 		weights := decay.Tensors + noDecay.Tensors
@@ -53,6 +60,14 @@ func TestCounts(t *testing.T) {
 		// Backward: 1 each for norms, attention and GELU, two for each matmul, two
 		// sums of residual gradients; embeddings and the sum over the batch.
 		perBlockBackward, endsBackward := 2+1+1+4*2+2, 3+1+2+3
+		tied := 1 // the sum over a tied table's uses
+		if c.Position == RoPE {
+			// A rotation each way; no places to embed and add, nor to sum their gradient over the batch.
+			perBlock, perBlockBackward, ends, endsBackward = perBlock+1, perBlockBackward+1, ends-2, endsBackward-2
+		}
+		if !c.TieEmbeddings {
+			tied = 0
+		}
 		if c.Bias {
 			perBlock += 4
 			perBlockBackward += 4
@@ -64,7 +79,7 @@ func TestCounts(t *testing.T) {
 		require.Equal(t, c.NLayer*perBlock+ends, count(g, ir.Forward))
 		require.Equal(t, c.NLayer*perBlockBackward+endsBackward, count(g, ir.Backward))
 		// The tied table's sum; then norm and AdamW.
-		require.Equal(t, 1+weights+3+weights, count(g, ir.Update))
+		require.Equal(t, tied+weights+3+weights, count(g, ir.Update))
 
 		var got [2]ParamGroup
 		state := int64(0)
