@@ -86,6 +86,8 @@ func PresetNames() []string {
 //   - gpt3 family: Brown et al. 2020 table 2.1, context 2048. Two rows of that table contradict their own
 //     n_embd = n_head x d_head and are read by d_head: 1.3b has 16 heads of 128 (printed 24), 13b is 5120 wide (printed
 //     5140). Every layer is dense here; theirs alternate dense and banded attention.
+//   - llama-2 family: Touvron et al. 2023 and the released configurations, without 34b and 70b, which group heads. The
+//     initialization is nanoGPT's.
 func presets() []Config {
 	char := func(name string, layers, heads, width, block int, dropout float64) Config {
 		c := DefaultConfig()
@@ -98,6 +100,12 @@ func presets() []Config {
 		c.Preset, c.NLayer, c.NHead, c.NEmbd, c.BlockSize = name, layers, heads, width, block
 		c.VocabSize = 50257
 		return c
+	}
+	llama2 := func(name string, layers, heads, width, ffn int) Config {
+		return Config{
+			Preset: name, NLayer: layers, NHead: heads, NEmbd: width, FFNHidden: ffn, BlockSize: 4096, VocabSize: 32000,
+			Activation: SwiGLU, Norm: RMSNorm, Position: RoPE,
+		}
 	}
 	return []Config{
 		char("quick", 4, 4, 128, 64, 0),
@@ -114,6 +122,8 @@ func presets() []Config {
 		openai("gpt3-6.7b", 32, 32, 4096, 2048),
 		openai("gpt3-13b", 40, 40, 5120, 2048),
 		openai("gpt3-175b", 96, 96, 12288, 2048),
+		llama2("llama-2-7b", 32, 32, 4096, 11008),
+		llama2("llama-2-13b", 40, 40, 5120, 13824),
 	}
 }
 

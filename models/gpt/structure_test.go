@@ -108,6 +108,23 @@ func TestCounts(t *testing.T) {
 	require.Equal(t, ParamGroup{9, 1_152}, noDecay)
 }
 
+// The products of the forward pass are the ForwardFLOPs of the formulas, exactly.
+func TestFLOPsOfTheGraph(t *testing.T) {
+	for _, c := range []Config{odd(true, 0), llama(true, 0), llama(false, 0)} {
+		g, err := Logits(c, 1, c.BlockSize)
+		require.NoError(t, err)
+		products := int64(0)
+		for _, n := range g.Nodes {
+			if n.Op == ir.OpMatMul {
+				args := [][]int{n.Args[0].Type.Shape, n.Args[1].Type.Shape}
+				products += int64(ir.SignatureOf(n).FLOPs(args, [][]int{n.Results[0].Type.Shape}))
+			}
+		}
+		scores := 4 * int64(c.NLayer*c.NEmbd) * int64(c.BlockSize*c.BlockSize)
+		require.Equal(t, c.ForwardFLOPs().Total()-scores, products)
+	}
+}
+
 // Nodes come in the order embedding, h.0, ..., head; then back; then the sums of
 // squares and the updates in the order of the weights.
 func TestBlocksAreContiguous(t *testing.T) {
