@@ -22,13 +22,14 @@ func llamaModel() gpt.Config {
 }
 
 // llamaLayout is a tensor-parallel placement: gate and up split alike by
-// columns, the projection down by rows, the head by the vocabulary.
+// columns, the projection down by rows, the head by the vocabulary. The token table,
+// which is only looked up, stays whole, as the planner leaves it.
 func llamaLayout(tp int) []partition.Placement {
 	p := []partition.Placement{
 		{Match: `h\.[0-9]+\.mlp\.c_fc\.weight`, Spec: "[_,tp,_]"},
 		{Match: `h\.[0-9]+\.mlp\.c_fc\.bias`, Spec: "[_,tp]"},
 		{Match: `h\.[0-9]+\.mlp\.c_proj\.weight`, Spec: "[_,tp]"},
-		{Match: `(lm_head|wte)\.weight`, Spec: "[tp,_]"},
+		{Match: `lm_head\.weight`, Spec: "[tp,_]"},
 	}
 	if tp <= llamaModel().NHead {
 		p = append(p,
