@@ -79,8 +79,8 @@ func TestParityOfLlama(t *testing.T) {
 				dLoss = max(dLoss, math.Abs(got.loss[s]-one.loss[s]))
 				dNorm = max(dNorm, math.Abs(got.norm[s]-one.norm[s])/one.norm[s])
 			}
-			row := fmt.Sprintf("dp %d, tp %d, pp %d, sp %v, zero %d, recompute %v: max |Δloss| %.1e, max rel Δ‖grad‖ %.1e",
-				p.DP, p.TP, p.PP(), p.SequenceParallel, p.ZeRO, i/2%3, dLoss, dNorm)
+			row := fmt.Sprintf("dp %d, cp %d, tp %d, pp %d, sp %v, zero %d, recompute %v: max |Δloss| %.1e, max rel Δ‖grad‖ %.1e",
+				p.DP, p.ContextParallel(), p.TP, p.PP(), p.SequenceParallel, p.ZeRO, i/2%3, dLoss, dNorm)
 			t.Log(row)
 			if !(dLoss <= 1e-5) || !(dNorm <= 1e-6) {
 				t.Error(row)
