@@ -10,7 +10,8 @@ import (
 var allMotifs = []func(*graphBuilder){
 	addMotif, addNMotif, scaleMotif, sumToMotif, expandMotif, sumMotif,
 	matMulMotif, embeddingMotif, layerNormMotif, rmsNormMotif, geluMotif,
-	swiGLUMotif, dropoutMotif, ropeMotif, attentionMotif, decodeMotif, crossEntropyMotif, adamWMotif,
+	swiGLUMotif, dropoutMotif, ropeMotif, attentionMotif, decodeMotif,
+	crossEntropyMotif, adamWMotif, fixedMotif,
 }
 
 func addMotif(b *graphBuilder) {

@@ -49,6 +49,7 @@ func generate() (map[string][]byte, error) {
 	g.rotation()
 	g.adamw()
 	g.dropout()
+	g.fixed()
 	g.tables()
 
 	file, err := g.Result()
