@@ -50,7 +50,23 @@ func count(g *ir.Graph, phase ir.Phase) (nodes int) {
 func TestCounts(t *testing.T) {
 	quick, err := Preset("quick")
 	require.NoError(t, err)
-	for _, c := range []Config{quick, odd(true, 0), odd(false, 0.1), odd(true, 0.1), llama(true, 0), llama(false, 0.1)} {
+	configs := []Config{quick, odd(true, 0), odd(false, 0.1), odd(true, 0.1), llama(true, 0), llama(false, 0.1)}
+	for choice := range 16 { // each of Llama's choices with and without the others
+		c, all := odd(choice%3 == 0, 0.1), llama(false, 0)
+		c.NEmbd = all.NEmbd
+		if choice&1 != 0 {
+			c.Activation = all.Activation
+		}
+		if choice&2 != 0 {
+			c.Norm = all.Norm
+		}
+		if choice&4 != 0 {
+			c.Position = all.Position
+		}
+		c.TieEmbeddings = choice&8 == 0
+		configs = append(configs, c)
+	}
+	for _, c := range configs {
 		g := trainStep(t, c, adamW, 5, 11)
 		decay, noDecay := c.ParamGroups()
 		weights := decay.Tensors + noDecay.Tensors
