@@ -70,6 +70,9 @@ func TestCostIsSimulation(t *testing.T) {
 		model.Dropout = []float64{0, 0.2}[r.IntN(2)]
 		model.NHead = 1 + r.IntN(4)
 		model.NEmbd = model.NHead * 8
+		if k%4 == 0 {
+			model = llama(model)
+		}
 		d := degrees{dp: 1 + r.IntN(4), tp: 1 + r.IntN(3), pp: 1 + r.IntN(min(4, blocks))}
 		d.plan = d.dp * d.tp * d.pp
 		units := 1 + r.IntN(2)
