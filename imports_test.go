@@ -22,8 +22,10 @@ const modulePath = "github.com/autopar/autopar"
 func rooms() []string {
 	return []string{
 		"ir/philox",
+		"ir/half",
 		"ir",
 		"ir/autodiff",
+		"ir/exact",
 		"ir/interp",
 		"ir/irtest",
 		"trace",
@@ -40,6 +42,7 @@ func rooms() []string {
 		"runtime/cpu/kernel",
 		"runtime/cpu",
 		"runtime/backendtest",
+		"numeric",
 		"data",
 		"checkpoint/safetensors",
 		"checkpoint",

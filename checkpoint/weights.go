@@ -1,11 +1,9 @@
 package checkpoint
 
 import (
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"io/fs"
-	"math"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -43,7 +41,7 @@ type Weights struct {
 // may be absent; if it is there it must equal the token table, to which it is tied. A position table longer than the
 // model's block size is cut.
 func OpenWeights(path string, cfg gpt.Config) (*Weights, error) {
-	if err := cfg.Validate(); err != nil {
+	if err := errors.Join(cfg.Validate(), cfg.GPT2()); err != nil {
 		return nil, err
 	}
 	w, err := openWeights(path, cfg)
@@ -137,8 +135,8 @@ func (w *Weights) stored(param string) (string, []int) {
 	return w.prefix + strings.TrimPrefix(name, "transformer."), shape
 }
 
-// Read implements [Reader]. Half-precision numbers become float32.
-func (w *Weights) Read(param string, slab ir.Slab, dst []byte) error {
+// Read implements [Reader].
+func (w *Weights) Read(param string, dtype ir.DType, slab ir.Slab, dst []byte) error {
 	hf, transpose, shape := w.cfg.HFName(param)
 	if hf == "" {
 		return errorf(w.path, param, "is not a weight of a GPT-2")
@@ -162,7 +160,7 @@ func (w *Weights) Read(param string, slab ir.Slab, dst []byte) error {
 	whole := ir.Whole(slab.Global)
 	runs(slab, slab, whole, func(a, b, n int64) {
 		for i := range n {
-			binary.LittleEndian.PutUint32(dst[4*(a+i):], math.Float32bits(values[b+i]))
+			put(dst[dtype.Size()*(a+i):], dtype, values[b+i])
 		}
 	})
 	return nil
@@ -182,7 +180,7 @@ func transposed(x []float32, rows, cols int) []float32 {
 // ExportWeights writes a model's weights, without optimizer state, to one safetensors file that nanoGPT or HuggingFace
 // reads. The sizes of the model are in its metadata, so that the file can be used without a gpt.yaml.
 func ExportWeights(path string, from Reader, cfg gpt.Config, layout Layout) error {
-	if err := cfg.Validate(); err != nil {
+	if err := errors.Join(cfg.Validate(), cfg.GPT2()); err != nil {
 		return err
 	}
 	if layout != NanoGPT && layout != HuggingFace {

@@ -75,7 +75,7 @@ func planText(p *partition.Plan) string {
 	if p.Units() > 1 {
 		text += fmt.Sprintf(" x %d units", p.Units())
 	}
-	text += fmt.Sprintf(", micro-batch %d, %s", p.MicroBatch, p.Schedule) + shardedText(p)
+	text += fmt.Sprintf(", micro-batch %d, %s", p.MicroBatch, p.ScheduleText()) + shardedText(p)
 	if recompute > 0 {
 		text += ", recompute " + count(recompute, "block")
 	}
@@ -95,6 +95,23 @@ func shardedText(p *partition.Plan) string {
 		text += ", sequence parallel"
 	}
 	return text
+}
+
+// ReproducibleText says under which other plans a run with train.reproducible has
+// the same bits. Sums over tensor-parallel ranks are made in f32, in the shape
+// that the plan gives them.
+func ReproducibleText(p *partition.Plan) string {
+	split := "without tensor parallelism"
+	if p.TP > 1 {
+		split = fmt.Sprintf("of the same placements over tp %d", p.TP)
+		if p.SequenceParallel {
+			split += ", with sequence parallelism"
+		}
+	}
+	if n := p.ContextParallel(); n > 1 {
+		split += fmt.Sprintf(", of cp %d", n)
+	}
+	return "the same bits under every plan " + split
 }
 
 func (r *Report) rejectedText(out io.Writer) {

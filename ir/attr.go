@@ -12,16 +12,21 @@ const (
 	InitZeros InitKind = iota
 	InitOnes
 	InitNormal // N(0, Std), position-keyed by the parameter's name
+	InitConstant
 )
 
 // ParamAttr belongs to OpParam.
 type ParamAttr struct {
-	Init InitKind
-	Std  float64
+	Init  InitKind
+	Std   float64
+	Value float64 // of InitConstant
 	// Decay puts the parameter in AdamW's weight-decay group.
 	Decay bool
 	// State marks optimizer state: it has no gradient and is not a weight.
 	State bool
+	// Master names the weight of which this state is the copy in full precision:
+	// both start as the same number, and the weight is this one rounded.
+	Master string
 }
 
 // ConstAttr belongs to OpConst.
@@ -38,10 +43,12 @@ const (
 	MatMulTN                   // a[K,M] b[K,N]: dw = dyᵀ x
 )
 
-// MatMulAttr belongs to OpMatMul. K is how many dimensions are contracted.
+// MatMulAttr belongs to OpMatMul. K is how many dimensions are contracted. With
+// Frac, in form TN only, the result is fixed point: see [GradientFrac].
 type MatMulAttr struct {
 	Form MatMulForm
 	K    int
+	Frac int
 }
 
 var matMulSigs = [...]string{
@@ -50,24 +57,45 @@ var matMulSigs = [...]string{
 	MatMulTN: "a[k* m*] b[k* n*] -> y[m* n*]",
 }
 
-// SumToAttr belongs to OpSumTo: the number of trailing dimensions kept.
-type SumToAttr struct{ Keep int }
+// SumToAttr belongs to OpSumTo: the number of trailing dimensions kept. With Frac
+// the result is fixed point.
+type SumToAttr struct{ Keep, Frac int }
 
 // ClipAttr belongs to OpClipScale.
 type ClipAttr struct{ MaxNorm float64 }
 
-// EmbeddingGradAttr belongs to OpEmbeddingGrad: the rows of the table.
-type EmbeddingGradAttr struct{ Rows int }
+// EmbeddingGradAttr belongs to OpEmbeddingGrad: the rows of the table. With Frac
+// the result is fixed point.
+type EmbeddingGradAttr struct{ Rows, Frac int }
+
+// FixedAttr belongs to OpFromFixed: the fraction bits of its operand.
+type FixedAttr struct{ Frac int }
 
 // LayerNormAttr belongs to OpLayerNorm and OpLayerNormGrad. Bias says whether
-// the layer has one, and so whether the gradient has a third result.
+// the layer has one, and so whether the gradient has a third result. With Frac the
+// gradients of weight and bias are fixed point.
 type LayerNormAttr struct {
 	Eps  float64
 	Bias bool
+	Frac int
+}
+
+// RMSNormAttr belongs to OpRMSNorm and OpRMSNormGrad. With Frac
+// the gradient of the weight is fixed point.
+type RMSNormAttr struct {
+	Eps  float64
+	Frac int
 }
 
 // GELUAttr belongs to OpGELU and OpGELUGrad: the tanh approximation or erf.
 type GELUAttr struct{ Tanh bool }
+
+// RoPEAttr belongs to OpRoPE. Theta is the base of the angles; Inverse turns the
+// other way, which is the gradient.
+type RoPEAttr struct {
+	Theta   float64
+	Inverse bool
+}
 
 // DropoutAttr belongs to OpDropout, OpAttention and OpAttentionGrad. Key names
 // the random stream: the structural name of the forward site, so that gradient
@@ -79,6 +107,16 @@ type DropoutAttr struct {
 
 // AdamWAttr belongs to OpAdamW. WeightDecay is 0 for parameters not decayed.
 type AdamWAttr struct{ Beta1, Beta2, Eps, WeightDecay float64 }
+
+// CastAttr belongs to OpCast: the floating-point type of the result.
+type CastAttr struct{ To DType }
+
+// LossScaleAttr belongs to OpLossScale: after Interval steps in a row with finite
+// gradients the scale is multiplied by Growth, after one without by Backoff.
+type LossScaleAttr struct {
+	Growth, Backoff float64
+	Interval        int
+}
 
 // CommAttr belongs to the ops that partition inserts, except send and recv.
 type CommAttr struct {
@@ -96,9 +134,14 @@ func (MatMulAttr) attr()        {}
 func (SumToAttr) attr()         {}
 func (ClipAttr) attr()          {}
 func (EmbeddingGradAttr) attr() {}
+func (FixedAttr) attr()         {}
 func (LayerNormAttr) attr()     {}
+func (RMSNormAttr) attr()       {}
 func (GELUAttr) attr()          {}
+func (RoPEAttr) attr()          {}
 func (DropoutAttr) attr()       {}
 func (AdamWAttr) attr()         {}
+func (CastAttr) attr()          {}
+func (LossScaleAttr) attr()     {}
 func (CommAttr) attr()          {}
 func (P2PAttr) attr()           {}

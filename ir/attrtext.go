@@ -24,14 +24,24 @@ func attrOf(op Op) Attr {
 		return ClipAttr{}
 	case OpEmbeddingGrad:
 		return EmbeddingGradAttr{}
+	case OpFromFixed:
+		return FixedAttr{}
 	case OpLayerNorm, OpLayerNormGrad:
 		return LayerNormAttr{}
+	case OpRMSNorm, OpRMSNormGrad:
+		return RMSNormAttr{}
 	case OpGELU, OpGELUGrad:
 		return GELUAttr{}
+	case OpRoPE:
+		return RoPEAttr{}
 	case OpDropout, OpAttention, OpAttentionGrad:
 		return DropoutAttr{}
 	case OpAdamW:
 		return AdamWAttr{}
+	case OpCast:
+		return CastAttr{}
+	case OpLossScale:
+		return LossScaleAttr{}
 	case OpSend, OpRecv:
 		return P2PAttr{}
 	}
@@ -45,7 +55,9 @@ func attrOf(op Op) Attr {
 func enumNames(t reflect.Type) []string {
 	switch t {
 	case reflect.TypeFor[InitKind]():
-		return []string{InitZeros: "zeros", InitOnes: "ones", InitNormal: "normal"}
+		return []string{InitZeros: "zeros", InitOnes: "ones", InitNormal: "normal", InitConstant: "constant"}
+	case reflect.TypeFor[DType]():
+		return dtypeNames[:]
 	case reflect.TypeFor[MatMulForm]():
 		return []string{MatMulNT: "nt", MatMulNN: "nn", MatMulTN: "tn"}
 	case reflect.TypeFor[Reduction]():
@@ -75,10 +87,31 @@ func checkAttr(op Op, attr Attr) error {
 			return fmt.Errorf("attribute %s is not valid UTF-8", key)
 		}
 	}
+	if f := Frac(attr); f < 0 || f > maxFrac {
+		return fmt.Errorf("attribute frac is %d, want 0 to %d", f, maxFrac)
+	} else if f > 0 && (op == OpLayerNorm || op == OpRMSNorm) {
+		return fmt.Errorf("attribute frac is %d, but no result is a sum over the batch", f)
+	}
 	switch a := attr.(type) {
+	case MatMulAttr:
+		if a.Frac > 0 && a.Form != MatMulTN {
+			return fmt.Errorf("attribute frac is %d, but form %s does not sum over sequences (want tn)", a.Frac, enumNames(reflect.TypeFor[MatMulForm]())[a.Form])
+		}
+	case FixedAttr:
+		if a.Frac < 1 || a.Frac > maxFrac {
+			return fmt.Errorf("attribute frac is %d, want 1 to %d", a.Frac, maxFrac)
+		}
 	case DropoutAttr:
 		if a.P < 0 || a.P >= 1 {
 			return fmt.Errorf("attribute p is %v, want 0 <= p < 1", a.P)
+		}
+	case CastAttr:
+		if !a.To.Float() {
+			return fmt.Errorf("attribute to is %s, want a floating-point type", a.To)
+		}
+	case RoPEAttr:
+		if a.Theta <= 0 {
+			return fmt.Errorf("attribute theta is %v, want more than 0", a.Theta)
 		}
 	case CommAttr:
 		if min(a.Dim, a.To) < 0 || max(a.Dim, a.To) > maxRank {

@@ -41,6 +41,17 @@ func (g *Graph) Verify() error {
 	return nil
 }
 
+// VerifyNode checks one node by itself, as [Graph.Verify] does every node of a
+// graph: its attributes, its types, and that the placements of its operands and
+// results on the mesh are a legal rule of its op.
+func (m Mesh) VerifyNode(n *Node) error {
+	v := newVerifier(&Graph{Mesh: m})
+	for _, a := range n.Args {
+		v.defined[a] = true
+	}
+	return v.node(n)
+}
+
 type verifier struct {
 	g       *Graph
 	defined map[*Value]bool
@@ -93,7 +104,7 @@ func (v *verifier) label(n *Node) error {
 		return fmt.Errorf("name is not valid UTF-8")
 	case v.names[n.Name]:
 		return fmt.Errorf("name is taken by an earlier node")
-	case n.Phase >= numPhases:
+	case n.Phase >= NumPhases:
 		return fmt.Errorf("there is no phase %d", n.Phase)
 	case n.Stage < 0:
 		return fmt.Errorf("stage is %d", n.Stage)
@@ -166,6 +177,9 @@ func inferred(n *Node) ([]Type, error) {
 	}
 	if ln, ok := n.Attr.(LayerNormAttr); ok && n.Op == OpLayerNorm && ln.Bias != (len(n.Args) == 3) {
 		return nil, fmt.Errorf("attribute bias is %v, but there are %d operands", ln.Bias, len(n.Args))
+	}
+	if d := types[0].Shape; n.Op == OpRoPE && d[4]%2 != 0 {
+		return nil, fmt.Errorf("heads are %d wide; rotating pairs needs an even width", d[4])
 	}
 	return sig.ResultTypes(), nil
 }

@@ -9,8 +9,9 @@ import (
 // allMotifs are the building blocks of [RandomGraph].
 var allMotifs = []func(*graphBuilder){
 	addMotif, addNMotif, scaleMotif, sumToMotif, expandMotif, sumMotif,
-	matMulMotif, embeddingMotif, layerNormMotif, geluMotif, dropoutMotif,
-	attentionMotif, decodeMotif, crossEntropyMotif, adamWMotif,
+	matMulMotif, embeddingMotif, layerNormMotif, rmsNormMotif, geluMotif,
+	swiGLUMotif, dropoutMotif, ropeMotif, attentionMotif, decodeMotif,
+	crossEntropyMotif, adamWMotif, castMotif, lossScaleMotif, fixedMotif,
 }
 
 func addMotif(b *graphBuilder) {
@@ -90,6 +91,26 @@ func layerNormMotif(b *graphBuilder) {
 	b.op(ir.OpLayerNormGrad, attr, b.like(out[0]), x, w, out[1], out[2])
 }
 
+func rmsNormMotif(b *graphBuilder) {
+	x := b.value(1)
+	w := b.fresh(x.Type.Shape[len(x.Type.Shape)-1])
+	attr := ir.RMSNormAttr{Eps: 1e-5}
+	out := b.op(ir.OpRMSNorm, attr, x, w)
+	b.op(ir.OpRMSNormGrad, attr, b.like(out[0]), x, w, out[1])
+}
+
+func swiGLUMotif(b *graphBuilder) {
+	x := b.fresh(append(b.sizes(1, 2), 2, b.size())...)
+	y := b.op(ir.OpSwiGLU, nil, x)[0]
+	b.op(ir.OpSwiGLUGrad, nil, x, b.like(y))
+}
+
+func ropeMotif(b *graphBuilder) {
+	length := b.size()
+	qkv := b.fresh(b.size(), length, 3, b.size(), 2*b.size())
+	b.op(ir.OpRoPE, ir.RoPEAttr{Theta: 100, Inverse: b.rng.IntN(2) == 0}, qkv, b.ids(0, 100, length))
+}
+
 func geluMotif(b *graphBuilder) {
 	x := b.value(0)
 	attr := ir.GELUAttr{Tanh: b.rng.IntN(2) == 0}
@@ -124,6 +145,16 @@ func crossEntropyMotif(b *graphBuilder) {
 	pick := b.op(ir.OpRowPick, nil, x, targets)[0]
 	nll := b.op(ir.OpNLL, nil, top, sum, pick, targets)[0]
 	b.op(ir.OpCrossEntropyGrad, nil, x, top, sum, targets, b.like(nll))
+}
+
+// castMotif changes no number: those who compare with sums in another order want
+// no rounding to fewer bits.
+func castMotif(b *graphBuilder) { b.op(ir.OpCast, ir.CastAttr{To: ir.F32}, b.value(0)) }
+
+func lossScaleMotif(b *graphBuilder) {
+	attr := ir.LossScaleAttr{Growth: 2, Backoff: 0.5, Interval: 4}
+	good := float64(b.rng.IntN(attr.Interval))
+	b.op(ir.OpLossScale, attr, b.constant(64), b.constant(good), b.constant(1), b.fresh())
 }
 
 // adamWMotif is a step of the optimizer with clipping by the norm of a gradient.

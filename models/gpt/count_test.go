@@ -5,6 +5,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/autopar/autopar/trace"
 )
 
 func preset(t *testing.T, name string) Config {
@@ -57,10 +59,12 @@ func TestParamGroups(t *testing.T) {
 
 // Llama-2 7B (Touvron et al. 2023) has none of GPT-2's choices: 6,738,415,616 parameters.
 func TestCountsOfOtherArchitectures(t *testing.T) {
-	llama := Config{NLayer: 32, NHead: 32, NEmbd: 4096, BlockSize: 4096, VocabSize: 32000, FFNHidden: 11008,
-		Activation: SwiGLU, Norm: RMSNorm, Position: RoPE}
+	llama := preset(t, "llama-2-7b")
 	require.Equal(t, int64(6_738_415_616), llama.NumParams())
 	require.Equal(t, llama.NumParams(), llama.NumParamsNoPosition())
+
+	require.Equal(t, int64(13_015_864_320), preset(t, "llama-2-13b").NumParams())
+	require.InEpsilon(t, float64(llama.FLOPsPerToken()*4096), float64(3*llama.ForwardFLOPs().Total()), 2e-4)
 
 	// Mistral 7B (Jiang et al. 2023) adds grouped queries: 7,241,732,096 parameters.
 	mistral := llama
@@ -83,12 +87,18 @@ func TestFLOPs(t *testing.T) {
 
 func TestTrainingBytes(t *testing.T) {
 	c := preset(t, "quick")
-	b := c.TrainingBytes(12)
+	b := c.TrainingBytes(12, true)
 	require.Equal(t, int64(4*804_096), b.Weights)
 	require.Equal(t, b.Weights, b.Gradients)
 	require.Equal(t, int64(8*804_096), b.Optimizer)
 	require.Equal(t, c.ActivationBytes(12, 4), b.Activations)
 	require.Equal(t, 16*int64(804_096)+b.Activations, b.Total())
+
+	c.Float = trace.BF16
+	half := c.TrainingBytes(12, true)
+	require.Equal(t, TrainingBytes{2 * 804_096, 4 * 804_096, 12 * 804_096, c.ActivationBytes(12, 2)}, half)
+	all := c.TrainingBytes(12, false)
+	require.Equal(t, 8*int64(804_096)+c.ActivationBytes(12, 2), all.Total())
 }
 
 // Korthikanti et al. 2023 table 2, per layer: sbh(34 + 5as/h) with dropout in two bytes, and its variants.

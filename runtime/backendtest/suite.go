@@ -26,6 +26,7 @@ func Run(t *testing.T, open Open) {
 	t.Run("memory", func(t *testing.T) { testMemory(t, open) })
 	t.Run("ops", func(t *testing.T) { testOps(t, open) })
 	t.Run("accumulate", func(t *testing.T) { testAccumulate(t, open) })
+	t.Run("fixed point", func(t *testing.T) { testFixedPoint(t, open) })
 	t.Run("collectives", func(t *testing.T) { testCollectives(t, open) })
 	t.Run("transfers", func(t *testing.T) { testTransfers(t, open) })
 	t.Run("timeouts", func(t *testing.T) { testTimeouts(t, open) })
@@ -72,20 +73,21 @@ func (a *arena) tensor(dtype ir.DType, slab ir.Slab) runtime.Tensor {
 	return t
 }
 
-func bytesOf[E float32 | int32](x []E) []byte {
-	return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(x))), 4*len(x))
+func bytesOf[E float32 | int32 | int64](x []E) []byte {
+	var e E
+	return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(x))), int(unsafe.Sizeof(e))*len(x))
 }
 
 func upload(t *testing.T, d runtime.Device, at runtime.Tensor, x []float32) {
 	t.Helper()
-	require.NoError(t, d.Upload(at.Offset, bytesOf(x)))
+	require.NoError(t, d.Upload(at.Offset, encode(at.DType, x)))
 }
 
 func download(t *testing.T, d runtime.Device, at runtime.Tensor) []float32 {
 	t.Helper()
-	x := make([]float32, at.Slab.Elems())
-	require.NoError(t, d.Download(bytesOf(x), at.Offset))
-	return x
+	b := make([]byte, at.Bytes())
+	require.NoError(t, d.Download(b, at.Offset))
+	return decode(at.DType, b)
 }
 
 // eachElement calls do with the local index of every element of a part and its

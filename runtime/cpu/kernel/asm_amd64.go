@@ -83,8 +83,35 @@ func geluTanhAVX2(y []float32, x []float32)
 // geluTanhGradAVX2 is isa.geluTanhGrad.
 func geluTanhGradAVX2(dx []float32, dy []float32, x []float32)
 
+// swigluAVX2 is isa.swiglu.
+func swigluAVX2(y []float32, gate []float32, up []float32)
+
+// swigluGradAVX2 is isa.swigluGrad.
+func swigluGradAVX2(dgate []float32, dup []float32, dy []float32, gate []float32, up []float32)
+
+// rotateAVX2 is isa.rotate.
+func rotateAVX2(lo []float32, hi []float32, a []float32, b []float32, cosines []float32, sines []float32)
+
 // adamwAVX2 is isa.adamw.
 func adamwAVX2(w []float32, m []float32, v []float32, grad []float32, c *[9]float32)
 
 // dropoutFactorsAVX2 is isa.dropoutFactors for lengths that are multiples of 32.
 func dropoutFactorsAVX2(dst []float32, block uint64, seed uint64, op uint32, step uint32, threshold uint32, scale float32)
+
+// widenBF16AVX2 is isa.widen of bfloat16, but for the last len%8 elements.
+func widenBF16AVX2(wide []float32, half []uint16)
+
+// narrowBF16AVX2 is isa.narrow of bfloat16, but for the last len%8 elements.
+func narrowBF16AVX2(wide []float32, half []uint16)
+
+// widenF16C is isa.widen of binary16, but for the last len%8 elements.
+func widenF16C(wide []float32, half []uint16)
+
+// narrowF16C is isa.narrow of binary16, but for the last len%8 elements.
+func narrowF16C(wide []float32, half []uint16)
+
+// addAsFixedAVX2 is isa.addAsFixed.
+func addAsFixedAVX2(dst []int64, x []float32, scale float64) bool
+
+// fixedSquaresAVX2 is isa.fixedSquares for up to 8192 elements, if small: squares times scale are less than 2^48.
+func fixedSquaresAVX2(x []float32, scale float64) (coarse int64, fine int64, small bool)

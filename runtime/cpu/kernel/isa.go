@@ -33,12 +33,19 @@ type isa struct {
 	gelu, geluTanh    func(y, x []float32)
 	geluGrad          func(dx, dy, x []float32)
 	geluTanhGrad      func(dx, dy, x []float32)
+	swiglu            func(y, gate, up []float32)                                  // y = gate/(1+exp(-gate)) * up
+	swigluGrad        func(dgate, dup, dy, gate, up []float32)                     // dgate may be gate and dup up
+	rotate            func(lo, hi, a, b, cos, sin []float32)                       // lo = a*cos - b*sin, hi = b*cos + a*sin
 	normalize         func(y, x, w, b []float32, mean, rstd float32)               // y = (x-mean)*rstd*w + b
 	normGradSums      func(dy, x, w []float32, mean, rstd float32) (g, gx float32) // sums of dy*w and of dy*w*xhat
 	normGradRow       func(dx, dy, x, w []float32, mean, rstd, g, gx float32)      // dx = rstd * (dy*w - g - gx*xhat)
 	normGradParams    func(dw, db, dy, x []float32, mean, rstd float32)            // dw += dy*xhat, db += dy
 	adamw             func(w, m, v, g []float32, c *adamwFactors)
 	dropoutFactors    func(dst []float32, block uint64, key *MaskKey, threshold uint32, scale float32)
+	addAsFixed        func(dst []int64, x []float32, scale float64) bool // dst += scale*x, rounded; reports whether all fits
+	fixedSquares      func(x []float32, scale float64) squareSum
+
+	widen, narrow [2]func(wide []float32, half []uint16) // by Format: wide = half, and back
 }
 
 // bestISA returns the fastest implementation this processor runs.
@@ -74,11 +81,18 @@ func portable() isa {
 		geluTanh:        geluTanhGeneric,
 		geluGrad:        geluGradGeneric,
 		geluTanhGrad:    geluTanhGradGeneric,
+		swiglu:          swigluGeneric,
+		swigluGrad:      swigluGradGeneric,
+		rotate:          rotateGeneric,
 		normalize:       normalizeGeneric,
 		normGradSums:    normGradSumsGeneric,
 		normGradRow:     normGradRowGeneric,
 		normGradParams:  normGradParamsGeneric,
+		addAsFixed:      addAsFixedGeneric,
+		fixedSquares:    fixedSquaresGeneric,
 		adamw:           adamwGeneric,
 		dropoutFactors:  dropoutFactorsGeneric,
+		widen:           [2]func([]float32, []uint16){BF16: widenBF16Generic, F16: widenF16Generic},
+		narrow:          [2]func([]float32, []uint16){BF16: narrowBF16Generic, F16: narrowF16Generic},
 	}
 }

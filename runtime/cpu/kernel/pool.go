@@ -27,6 +27,7 @@ type Pool struct {
 
 	partial []float32 // per-chunk partial sums of a reduction
 	sums    []float64
+	squares []squareSum
 
 	// The current job. Its fields are written before state publishes it and read only by a worker that holds a chunk of it.
 	job                  task
@@ -68,11 +69,18 @@ type tasks struct {
 	attention    attentionTask
 	attnGrad     attentionGradTask
 	decode       decodeTask
+	swiglu       swigluTask
+	swigluGrad   swigluGradTask
+	rope         ropeTask
 	embedding    embeddingTask
 	embedGrad    embeddingGradTask
 	rows         rowsTask
 	crossEntropy crossEntropyGradTask
 	adamw        adamwTask
+	half         halfTask
+	asFixed      asFixedTask
+	addFixed     addFixedTask
+	fixedSquares fixedSquaresTask
 }
 
 // worker is one thread of a pool and its scratch memory.

@@ -45,8 +45,12 @@ func generate() (map[string][]byte, error) {
 	g.normalization()
 	g.exponentials()
 	g.gelus()
+	g.swiglus()
+	g.rotation()
 	g.adamw()
 	g.dropout()
+	g.halves()
+	g.fixed()
 	g.tables()
 
 	file, err := g.Result()
