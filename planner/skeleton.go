@@ -62,14 +62,20 @@ func newSkeleton(graphs *shrunken, p partition.Plan, batch int, c *cost.Cluster,
 		}
 	}
 	s.attribute()
+	s.reprice(c)
+	return s, nil
+}
+
+// reprice takes prices from a cluster.
+func (s *skeleton) reprice(c *cost.Cluster) {
 	s.price = cost.NewProgram(c, &s.plan, s.progs[kept].Mesh)
-	for i := range stages {
+	s.known, s.alias = map[int][]stageTimes{}, nil
+	for i := range s.plan.Stages {
 		s.alias = append(s.alias, i)
-		if at, _ := p.Position(i); i > 1 && i < stages-1 && s.price.SameGroups(1, at) {
+		if at, _ := s.plan.Position(i); i > 1 && i < len(s.plan.Stages)-1 && s.price.SameGroups(1, at) {
 			s.alias[i] = 1
 		}
 	}
-	return s, nil
 }
 
 // attribute finds the instructions of blocks. They are called after their block;

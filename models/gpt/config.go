@@ -46,7 +46,7 @@ const (
 )
 
 // MaxVocabSize is the number of distinct ids in a data file of little-endian uint16.
-const MaxVocabSize = 1 << 16
+const MaxVocabSize = 1 << 24
 
 // ConfigError is a model key whose value cannot be used. Key is the yaml name without its section.
 type ConfigError struct {

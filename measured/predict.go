@@ -1,0 +1,127 @@
+package measured
+
+import (
+	"fmt"
+
+	"github.com/autopar/autopar/models/gpt"
+	"github.com/autopar/autopar/partition"
+	"github.com/autopar/autopar/planner"
+	"github.com/autopar/autopar/planner/cost"
+	"github.com/autopar/autopar/trace"
+)
+
+// Model returns the row's model. The tables do not name the norm and the position
+// encoding: a gated MLP goes with those of Llama, another with those of GPT.
+func (r *Row) Model() gpt.Config {
+	c := gpt.Config{
+		NLayer: r.Layers, NHead: r.Heads, NKVHead: r.KVHeads, NEmbd: r.Hidden, FFNHidden: r.FFN, BlockSize: r.SeqLen, VocabSize: r.Vocab,
+		Bias: true, Activation: gpt.GELUTanh, Norm: gpt.LayerNorm, Position: gpt.Learned, TieEmbeddings: r.Tied, Float: trace.BF16,
+	}
+	if r.Gated {
+		c.Bias, c.Activation, c.Norm, c.Position = false, gpt.SwiGLU, gpt.RMSNorm, gpt.RoPE
+	}
+	if r.DType == "fp16" {
+		c.Float = trace.F16
+	}
+	return c
+}
+
+// Plan returns exactly the plan of the row, but for placements: see
+// [planner.Estimate]. Blocks are cut evenly.
+func (r *Row) Plan() (*partition.Plan, error) {
+	p := &partition.Plan{
+		PlanNGPUs: r.GPUs, RuntimeNGPUs: r.GPUs, DP: r.DP, CP: r.CP, TP: r.TP, MicroBatch: r.MicroBatch,
+		Schedule: partition.OneFOneB, ZeRO: r.ZeRO, SequenceParallel: r.SequenceParallel && r.TP > 1,
+	}
+	if r.DP == 1 {
+		p.ZeRO = 0
+	}
+	if r.VirtualStages > 1 {
+		p.Schedule, p.Interleave = partition.Interleaved, r.VirtualStages
+	}
+	switch {
+	case r.MicroBatch == 0:
+		return nil, fmt.Errorf("micro_batch is not stated")
+	case r.Recompute == "unstated":
+		return nil, fmt.Errorf("recompute is not stated")
+	}
+	stages := r.PP * max(r.VirtualStages, 1)
+	if stages > r.Layers {
+		return nil, fmt.Errorf("%d stages for %d layers", stages, r.Layers)
+	}
+	first := 0
+	for i := range stages {
+		st := partition.Stage{First: first, Last: first + (r.Layers+stages-1-i)/stages}
+		switch r.Recompute {
+		case "full":
+			st.Recompute = st.Last - st.First
+		case "selective":
+			st.Selective = st.Last - st.First
+		}
+		p.Stages = append(p.Stages, st)
+		first = st.Last
+	}
+	return p, nil
+}
+
+// clusters maps the names of hardware.csv to built-in clusters.
+func clusters() map[string]string {
+	return map[string]string{
+		"V100-16GB-SXM2": "v100", "A10G-24GB": "a10g", "A100-40GB-SXM": "a100-40g", "A100-80GB-SXM": "a100-80g",
+		"H100-80GB-SXM": "h100", "H100-96GB-HBM2e-500W": "h100", "H200-141GB-SXM": "h200", "B200-180GB-SXM": "b200",
+	}
+}
+
+// Cluster returns the row's machine.
+func (r *Row) Cluster() (*cost.Cluster, error) {
+	name, ok := clusters()[r.GPU]
+	if !ok {
+		return nil, fmt.Errorf("unknown gpu %s", r.GPU)
+	}
+	c, err := cost.Load(name)
+	if err != nil {
+		return nil, err
+	}
+	c.DevicesPerNode = r.GPUsPerNode
+	if r.Network > 0 {
+		c.InterNode.Bandwidth = r.Network
+	}
+	return c, nil
+}
+
+// Case is a row compiled, to be priced.
+type Case struct {
+	Row
+	estimator *planner.Estimator
+}
+
+// Compile traces the row's model and compiles its plan.
+func Compile(r Row) (*Case, error) {
+	plan, err := r.Plan()
+	if err != nil {
+		return nil, err
+	}
+	cluster, err := r.Cluster()
+	if err != nil {
+		return nil, err
+	}
+	g, err := gpt.TrainStep(r.Model(), gpt.Optimizer{Beta1: .9, Beta2: .95, Eps: 1e-8, WeightDecay: .1, GradClip: 1}, r.GlobalBatch, r.SeqLen)
+	if err != nil {
+		return nil, err
+	}
+	e, err := planner.NewEstimator(g, r.GlobalBatch, cluster, plan)
+	if err != nil {
+		return nil, err
+	}
+	return &Case{r, e}, nil
+}
+
+// Predict prices the case on a cluster.
+func (c *Case) Predict(cluster *cost.Cluster) Outcome {
+	p := c.estimator.Price(cluster)
+	o := Outcome{Row: c.Row, PredictedSeconds: p.Step.Seconds()}
+	for _, b := range p.PeakBytes {
+		o.PredictedBytes = max(o.PredictedBytes, b)
+	}
+	return o
+}

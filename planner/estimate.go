@@ -1,0 +1,72 @@
+package planner
+
+import (
+	"fmt"
+
+	"github.com/autopar/autopar/ir"
+	"github.com/autopar/autopar/partition"
+	"github.com/autopar/autopar/planner/cost"
+)
+
+// Estimator tells what a plan costs without compiling it whole: one block of each
+// stage is, and stands for its repeats as in [Search], so that a plan for
+// thousands of devices is priced in a fraction of a second, and again on another
+// cluster in much less.
+type Estimator struct {
+	plan  partition.Plan
+	inner *skeleton // one stage
+	skel  *skeleton
+}
+
+// NewEstimator compiles what stands for a plan. Of a plan without placements tensor
+// parallelism splits what it would in a search for the cluster.
+func NewEstimator(g *ir.Graph, batch int, c *cost.Cluster, plan *partition.Plan) (*Estimator, error) {
+	if err := plan.Validate(len(partition.Blocks(g)), batch); err != nil {
+		return nil, err
+	}
+	s := newSearcher(g, batch, c, Options{RuntimeNGPUs: plan.RuntimeNGPUs})
+	if s.graphs.scale != 1 {
+		return nil, fmt.Errorf("planner: the blocks of %s are not alike", g.Name)
+	}
+	e := &Estimator{plan: *plan}
+	p := &e.plan
+	var err error
+	if p.TP > 1 && len(p.Placements) == 0 {
+		if p.Placements, err = s.layouts.find(p.TP); err != nil {
+			return nil, err
+		}
+	}
+	one := *p
+	one.PlanNGPUs, one.RuntimeNGPUs = p.PlanNGPUs/p.PP(), p.RuntimeNGPUs/p.PP()
+	one.Stages, one.Interleave, one.Schedule = make([]partition.Stage, 1), 0, partition.OneFOneB
+	if e.inner, err = newSkeleton(s.graphs, one, batch, c, nil); err != nil {
+		return nil, err
+	}
+	e.skel = e.inner
+	if len(p.Stages) > 1 {
+		if e.skel, err = newSkeleton(s.graphs, *p, batch, c, e.inner); err != nil {
+			return nil, err
+		}
+	}
+	return e, nil
+}
+
+// Price returns the step time, that of [Predict], and by stage a lower bound of
+// the memory, short of the gaps that packing leaves.
+func (e *Estimator) Price(c *cost.Cluster) Prediction {
+	p := &e.plan
+	for _, s := range []*skeleton{e.inner, e.skel} {
+		s.reprice(c)
+	}
+	pipe := newPipeline(e.skel, e.skel.times(p.MicroBatch), e.skel.memoryOf(p.MicroBatch), p.MicroBatch, p.Schedule)
+	out := Prediction{Step: pipe.time(p.Stages)}
+	for at := range p.PP() {
+		if p.Chunks() > 1 {
+			out.PeakBytes = append(out.PeakBytes, pipe.interleavedPeak(p.Stages, at))
+			continue
+		}
+		st := p.Stages[at]
+		out.PeakBytes = append(out.PeakBytes, pipe.memory[at].atLeast(st.Last-st.First, recomputationOf(st), pipe.room[at]))
+	}
+	return out
+}
