@@ -37,6 +37,7 @@ func rooms() []string {
 		"planner/cost",
 		"planner/sim",
 		"planner",
+		"measured",
 		"runtime",
 		"runtime/cpu/kernel/asm",
 		"runtime/cpu/kernel",

@@ -2,6 +2,9 @@ package measured
 
 import (
 	"fmt"
+	goruntime "runtime"
+	"sync"
+	"sync/atomic"
 
 	"github.com/autopar/autopar/models/gpt"
 	"github.com/autopar/autopar/partition"
@@ -40,6 +43,8 @@ func (r *Row) Plan() (*partition.Plan, error) {
 		p.Schedule, p.Interleave = partition.Interleaved, r.VirtualStages
 	}
 	switch {
+	case r.DType == "fp8":
+		return nil, fmt.Errorf("fp8 is not modelled")
 	case r.MicroBatch == 0:
 		return nil, fmt.Errorf("micro_batch is not stated")
 	case r.Recompute == "unstated":
@@ -89,6 +94,26 @@ func (r *Row) Cluster() (*cost.Cluster, error) {
 	return c, nil
 }
 
+// The rate of attention kernels of the time beside that of FlashAttention-2, which
+// is what a cluster file states. Fitted with the clusters' efficiencies on the rows
+// of train.csv: see bench/validate.md.
+const (
+	flashAttention1 = 0.78 // FlashAttention-1 and its kind; plausible 0.4 to 1
+	plainAttention  = 0.2  // scores written to memory; plausible 0.05 to 0.4
+)
+
+// machine returns the row's cluster as its software used it.
+func (r *Row) machine(base *cost.Cluster) *cost.Cluster {
+	c := *base
+	switch {
+	case !r.FlashAttention:
+		c.Device.Efficiency.Attention *= plainAttention
+	case !r.FlashAttention2:
+		c.Device.Efficiency.Attention *= flashAttention1
+	}
+	return &c
+}
+
 // Case is a row compiled, to be priced.
 type Case struct {
 	Row
@@ -116,12 +141,59 @@ func Compile(r Row) (*Case, error) {
 	return &Case{r, e}, nil
 }
 
-// Predict prices the case on a cluster.
+// Predict prices the case on the cluster of its row, or one with other figures.
 func (c *Case) Predict(cluster *cost.Cluster) Outcome {
-	p := c.estimator.Price(cluster)
+	p := c.estimator.Price(c.machine(cluster))
 	o := Outcome{Row: c.Row, PredictedSeconds: p.Step.Seconds()}
 	for _, b := range p.PeakBytes {
 		o.PredictedBytes = max(o.PredictedBytes, b)
 	}
+	o.PredictedFits = o.PredictedBytes+reserve <= cluster.Device.Memory
 	return o
+}
+
+// reserve is what a framework holds on a device beside the tensors of a step:
+// CUDA's context, NCCL's buffers, workspaces and the gaps of the allocator.
+const reserve = 6 << 30
+
+// Evaluate predicts rows on the built-in clusters, and lists those that cannot be
+// modelled. progress is told how many are done; it may be nil.
+func Evaluate(rows []Row, progress func(done int)) ([]Outcome, []Skipped) {
+	outcomes, errs := make([]*Outcome, len(rows)), make([]error, len(rows))
+	var next, done atomic.Int64
+	var group sync.WaitGroup
+	for range goruntime.GOMAXPROCS(0) {
+		group.Go(func() {
+			for i := int(next.Add(1)) - 1; i < len(rows); i = int(next.Add(1)) - 1 {
+				outcomes[i], errs[i] = evaluate(rows[i])
+				if n := int(done.Add(1)); progress != nil {
+					progress(n)
+				}
+			}
+		})
+	}
+	group.Wait()
+	var out []Outcome
+	var skipped []Skipped
+	for i, o := range outcomes {
+		if errs[i] != nil {
+			skipped = append(skipped, Skipped{rows[i], errs[i].Error()})
+		} else {
+			out = append(out, *o)
+		}
+	}
+	return out, skipped
+}
+
+func evaluate(r Row) (*Outcome, error) {
+	cluster, err := r.Cluster()
+	if err != nil {
+		return nil, err
+	}
+	c, err := Compile(r)
+	if err != nil {
+		return nil, err
+	}
+	o := c.Predict(cluster)
+	return &o, nil
 }

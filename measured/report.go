@@ -11,7 +11,7 @@ type Outcome struct {
 	Row
 	PredictedSeconds float64
 	PredictedBytes   int64 // of the fullest rank
-	Fits             bool  // predicted
+	PredictedFits    bool
 }
 
 // Error is the relative error of the step time: +0.1 is ten percent too slow.

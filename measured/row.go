@@ -35,8 +35,9 @@ type Row struct {
 	Recompute                     string // none, selective, full or unstated
 	DType                         string // bf16, fp16 or fp8
 	GradDType                     string // in which gradients are reduced; "" is not stated
-	FlashAttention, Compiled      bool
-	AttentionKernel               string
+	FlashAttention                bool
+	FlashAttention2               bool // or later
+	Compiled                      bool // torch.compile
 
 	StepSeconds float64 // 0 where only the outcome is known
 	PeakGiB     float64 // 0 where not published
@@ -176,8 +177,9 @@ func (p *parser) row() Row {
 		ZeRO: p.atLeast("zero_stage", 0), ZeROGroup: p.atLeast("zero_shard_degree", 0),
 		MicroBatch: p.atLeast("micro_batch", 0), GlobalBatch: p.count("global_batch"),
 		Recompute: p.word("recompute", "none", "selective", "full", "unstated"), DType: p.word("dtype", "fp32", "bf16", "fp16", "fp8"),
-		GradDType: p.text("grad_reduce_dtype"), AttentionKernel: p.text("attention_kernel"),
-		FlashAttention: p.atLeast("flash_attention", 0) > 0 || strings.Contains(p.text("attention_kernel"), "flash"), Compiled: p.flag("torch_compile"),
+		GradDType:       p.text("grad_reduce_dtype"),
+		FlashAttention:  p.atLeast("flash_attention", 0) > 0 || strings.Contains(p.text("attention_kernel"), "flash"),
+		FlashAttention2: p.atLeast("flash_attention", 0) > 1 || strings.Contains(p.text("attention_kernel"), "flash_attention2"), Compiled: p.flag("torch_compile"),
 		StepSeconds: p.number("step_time_s"), PeakGiB: p.number("peak_mem_gib"), PeakKind: p.text("peak_mem_kind"), Confidence: p.text("confidence"),
 	}
 	if p.text("fits") != "" {

@@ -27,11 +27,11 @@ type grammar struct {
 	Sample     sampleCmd     `cmd:"" help:"Write text with a trained model."`
 	Checkpoint checkpointCmd `cmd:"" help:"Look into and convert checkpoints."`
 	Bench      benchCmd      `cmd:"" help:"Time training steps."`
+	Validate   validateCmd   `cmd:"" help:"Compare predictions with published measurements."`
 
-	Validate laterCmd `cmd:"" hidden:"" help:"Compare predictions with measurements."`
-	Profile  laterCmd `cmd:"" hidden:"" help:"Measure this machine."`
-	Launch   laterCmd `cmd:"" hidden:"" help:"Run on several processes or machines."`
-	Export   laterCmd `cmd:"" hidden:"" help:"Write a plan for another system."`
+	Profile laterCmd `cmd:"" hidden:"" help:"Measure this machine."`
+	Launch  laterCmd `cmd:"" hidden:"" help:"Run on several processes or machines."`
+	Export  laterCmd `cmd:"" hidden:"" help:"Write a plan for another system."`
 }
 
 // Globals are the flags of every command.

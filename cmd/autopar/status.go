@@ -10,6 +10,7 @@ import (
 	"github.com/autopar/autopar/checkpoint"
 	"github.com/autopar/autopar/config"
 	"github.com/autopar/autopar/data"
+	"github.com/autopar/autopar/measured"
 	"github.com/autopar/autopar/models/gpt"
 	"github.com/autopar/autopar/partition"
 	"github.com/autopar/autopar/planner"
@@ -43,7 +44,7 @@ func status(err error) int {
 		return statusInfeasible
 	}
 	if is[*kong.ParseError](err) || is[*usageError](err) || is[*config.Error](err) || is[*gpt.ConfigError](err) ||
-		is[*data.InputError](err) || is[*cost.Error](err) || is[*cost.FieldError](err) || is[*checkpoint.Error](err) || is[*train.InputError](err) || is[*planner.OptionError](err) || is[*planner.UnsupportedError](err) || is[*planner.DocumentError](err) || is[*partition.PlanError](err) {
+		is[*data.InputError](err) || is[*cost.Error](err) || is[*measured.Error](err) || is[*cost.FieldError](err) || is[*checkpoint.Error](err) || is[*train.InputError](err) || is[*planner.OptionError](err) || is[*planner.UnsupportedError](err) || is[*planner.DocumentError](err) || is[*partition.PlanError](err) {
 		return statusInput
 	}
 	return statusFailed

@@ -1,0 +1,174 @@
+package main
+
+import (
+	"fmt"
+	"math"
+	"os"
+	"slices"
+
+	"github.com/autopar/autopar/measured"
+)
+
+// validateCmd holds predictions against published measurements.
+type validateCmd struct {
+	Table string `arg:"" name:"measured.csv" help:"Published runs, with their step time or whether they fit in memory."`
+	Rows  bool   `help:"Print every row, not the sources alone."`
+	format
+}
+
+// Example is shown by --help.
+func (validateCmd) Example() string {
+	return `
+autopar validate measured/train.csv
+autopar validate measured/memory_fit_train.csv --format json`
+}
+
+// validation is the result as JSON. Errors are fractions.
+type validation struct {
+	MeanMAPE    *float64                   `json:"mean_mape,omitempty"`
+	FitAccuracy *float64                   `json:"fit_accuracy,omitempty"`
+	Sources     map[string]validatedSource `json:"sources"`
+	Rows        []validatedRow             `json:"rows"`
+	Skipped     []skippedRow               `json:"skipped"`
+}
+
+type validatedSource struct {
+	Rows     int      `json:"rows"`
+	MAPE     float64  `json:"mape"`
+	Bias     float64  `json:"bias"`
+	Spearman *float64 `json:"spearman"` // null for fewer than three rows
+}
+
+type validatedRow struct {
+	RowID            string   `json:"row_id"`
+	SourceID         string   `json:"source_id"`
+	PredictedSeconds float64  `json:"predicted_step_seconds"`
+	MeasuredSeconds  *float64 `json:"measured_step_seconds"`
+	Error            *float64 `json:"error"`
+	PredictedBytes   int64    `json:"predicted_peak_bytes"`
+	Fits             bool     `json:"fits"` // predicted
+}
+
+type skippedRow struct {
+	RowID    string `json:"row_id"`
+	SourceID string `json:"source_id"`
+	Reason   string `json:"reason"`
+}
+
+// Run predicts every row.
+func (c *validateCmd) Run(con *console) error {
+	file, err := os.Open(c.Table)
+	if err != nil {
+		return &measured.Error{File: c.Table, Msg: "cannot be read: " + err.Error()}
+	}
+	defer file.Close()
+	rows, err := measured.Read(c.Table, file)
+	if err != nil {
+		return err
+	}
+	bar := con.bar(len(rows), "predicting")
+	outcomes, skipped := measured.Evaluate(rows, bar.set)
+	bar.clear()
+	result := validate(outcomes, skipped)
+	if c.json() {
+		return con.json(result)
+	}
+	c.print(con, result)
+	return nil
+}
+
+// validate sums up what was predicted.
+func validate(outcomes []measured.Outcome, skipped []measured.Skipped) validation {
+	v := validation{Sources: map[string]validatedSource{}, Rows: []validatedRow{}, Skipped: []skippedRow{}}
+	var timed []measured.Outcome
+	judged, right := 0, 0
+	for _, o := range outcomes {
+		row := validatedRow{RowID: o.ID, SourceID: o.Source, PredictedSeconds: o.PredictedSeconds, PredictedBytes: o.PredictedBytes, Fits: o.PredictedFits}
+		if o.StepSeconds > 0 {
+			off := o.Error()
+			row.MeasuredSeconds, row.Error = &o.StepSeconds, &off
+			timed = append(timed, o)
+		}
+		if o.Fits != nil {
+			judged++
+			if *o.Fits == o.PredictedFits {
+				right++
+			}
+		}
+		v.Rows = append(v.Rows, row)
+	}
+	if judged > 0 {
+		accuracy := float64(right) / float64(judged)
+		v.FitAccuracy = &accuracy
+	}
+	if all := measured.Summarize(timed); len(all) > 0 {
+		mean := measured.MeanMAPE(all)
+		v.MeanMAPE = &mean
+		for name, s := range all {
+			source := validatedSource{Rows: s.Rows, MAPE: s.MAPE, Bias: s.Bias}
+			if !math.IsNaN(s.Spearman) {
+				source.Spearman = &s.Spearman
+			}
+			v.Sources[name] = source
+		}
+	}
+	for _, s := range skipped {
+		v.Skipped = append(v.Skipped, skippedRow{s.ID, s.Source, s.Reason})
+	}
+	return v
+}
+
+func (c *validateCmd) print(con *console, v validation) {
+	percent := func(f float64) string { return fmt.Sprintf("%.1f %%", 100*f) }
+	if c.Rows {
+		table := [][]string{{"ROW", "SOURCE", "PREDICTED", "MEASURED", "ERROR", "PEAK MEMORY", "FITS"}}
+		for _, r := range v.Rows {
+			took, off := "-", "-"
+			if r.MeasuredSeconds != nil {
+				took, off = secondsText(*r.MeasuredSeconds), fmt.Sprintf("%+.1f %%", 100**r.Error)
+			}
+			table = append(table, []string{r.RowID, r.SourceID, secondsText(r.PredictedSeconds), took, off, bytesText(r.PredictedBytes), fmt.Sprint(r.Fits)})
+		}
+		con.table(table)
+	}
+	if len(v.Sources) > 0 {
+		con.heading("step time, predicted against measured")
+		table := [][]string{{"SOURCE", "ROWS", "MEAN ABSOLUTE ERROR", "BIAS", "RANK CORRELATION"}}
+		var names []string
+		for name := range v.Sources {
+			names = append(names, name)
+		}
+		slices.Sort(names)
+		for _, name := range names {
+			s := v.Sources[name]
+			rank := "-"
+			if s.Spearman != nil {
+				rank = fmt.Sprintf("%.3f", *s.Spearman)
+			}
+			table = append(table, []string{name, fmt.Sprint(s.Rows), percent(s.MAPE), fmt.Sprintf("%+.1f %%", 100*s.Bias), rank})
+		}
+		con.table(table)
+		con.printf("mean over %s: %s\n", plural(len(v.Sources), "source"), percent(*v.MeanMAPE))
+	}
+	if v.FitAccuracy != nil {
+		con.printf("fits in memory or not: %s right\n", percent(*v.FitAccuracy))
+	}
+	if len(v.Skipped) == 0 {
+		return
+	}
+	con.heading("%s not modelled", plural(len(v.Skipped), "row"))
+	reasons := map[string]int{}
+	for _, s := range v.Skipped {
+		reasons[s.SourceID+": "+s.Reason]++
+	}
+	var keys []string
+	for k := range reasons {
+		keys = append(keys, k)
+	}
+	slices.Sort(keys)
+	var table [][]string
+	for _, k := range keys {
+		table = append(table, []string{fmt.Sprint(reasons[k]), k})
+	}
+	con.table(table)
+}
