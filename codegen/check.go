@@ -37,7 +37,8 @@ func (e *CheckError) Error() string {
 //   - every node of the graph runs, once per task, on exactly the values it
 //     names: nothing is read before it is written or after it is overwritten,
 //     and live buffers do not overlap;
-//   - gradients of all micro-batches are added up;
+//   - gradients of all micro-batches are added up, before they are reduced;
+//   - nothing touches what the communication stream may still be using;
 //   - every rank runs each micro-batch forward once, then backward once, in a
 //     slot that is free;
 //   - collectives are entered by all members in the same order, every send meets
@@ -51,6 +52,9 @@ func Check(p *Program) error {
 			return err
 		}
 		if err := checkCode(p, s); err != nil {
+			return err
+		}
+		if err := checkStreams(s); err != nil {
 			return err
 		}
 	}
@@ -158,7 +162,7 @@ func checkCode(p *Program, s *Stage) error {
 	}
 	for phase, body := range s.Bodies {
 		for _, in := range body.Instrs {
-			if in.Node.Phase != ir.Phase(phase) {
+			if in.Node.Phase != ir.Phase(phase) && !in.Last {
 				return c.fail(in.Node, nil, "belongs to the %s body, stands in the %s body", in.Node.Phase, ir.Phase(phase))
 			}
 			if err := c.step(in, writers); err != nil {

@@ -23,12 +23,18 @@ type stageBuilder struct {
 	saved  map[*ir.Value]bool // made in the forward pass, read in the backward pass
 	folded map[*ir.Node]bool  // accumulations done by the kernel that makes the operand
 	modes  map[*ir.Value]Accum
+
+	// Of overlap.
+	spots   map[*ir.Node]spot
+	readers map[*ir.Value][]*ir.Node
+	renewed map[*ir.Value]bool // the new value of a parameter
 }
 
 func (b *stageBuilder) build() error {
 	b.of, b.uses = map[*ir.Value]int{}, map[*ir.Value]int{}
 	b.keep, b.saved = map[*ir.Value]bool{}, map[*ir.Value]bool{}
 	b.folded, b.modes = map[*ir.Node]bool{}, map[*ir.Value]Accum{}
+	b.readers, b.renewed = map[*ir.Value][]*ir.Node{}, map[*ir.Value]bool{}
 	b.Params, b.Inputs, b.Outputs = map[string]int{}, map[string]int{}, map[string]int{}
 	for _, n := range b.prog.Graph.Nodes {
 		if n.Stage != b.Index {
@@ -37,6 +43,7 @@ func (b *stageBuilder) build() error {
 		b.nodes = append(b.nodes, n)
 		for _, a := range n.Args {
 			b.uses[a]++
+			b.readers[a] = append(b.readers[a], n)
 			if a.Def.Phase == ir.Forward && n.Phase == ir.Backward && a.Def.Op.Class() != ir.Leaf {
 				b.saved[a] = true
 			}
@@ -48,11 +55,13 @@ func (b *stageBuilder) build() error {
 	}
 	for _, u := range b.prog.Graph.Updates {
 		b.uses[u.New]++
+		b.renewed[u.New] = true
 	}
 	microBatches := b.prog.Mesh.Size(partition.AxisMB)
 	b.Slots = Slots(b.prog.Plan, b.Index, microBatches, b.training)
 	b.persistent()
 	b.accumulators()
+	b.overlap()
 	b.updates()
 	b.bodies()
 	b.liveness()
@@ -242,8 +251,11 @@ func (b *stageBuilder) bodies() {
 				continue
 			}
 			region := Temp
-			if b.saved[r] {
+			switch {
+			case b.saved[r]:
 				region = Slot
+			case b.bodyOf(n) != n.Phase:
+				region = Persist // made in a pass, read in the update
 			}
 			if i == 0 && b.canOverwrite(n, region, lastUse) {
 				b.of[r] = b.of[n.Args[0]]
@@ -252,6 +264,9 @@ func (b *stageBuilder) bodies() {
 			b.buffer(r, region, n.Phase)
 		}
 		b.emit(n)
+	}
+	for phase := range b.Bodies {
+		b.awaits(&b.Bodies[phase])
 	}
 }
 
@@ -265,6 +280,11 @@ func (b *stageBuilder) canOverwrite(n *ir.Node, region Region, lastUse map[*ir.V
 	x, r := n.Args[0], n.Results[0]
 	if lastUse[x] != n || b.keep[x] || x.Def.Op.Class() == ir.Leaf {
 		return false
+	}
+	for _, r := range b.readers[x] {
+		if r != n && b.spots[r].async {
+			return false // it may still be reading
+		}
 	}
 	id := b.of[x]
 	switch buf := b.Buffers[id]; buf.Region {
@@ -287,7 +307,8 @@ func (b *stageBuilder) canOverwrite(n *ir.Node, region Region, lastUse map[*ir.V
 }
 
 func (b *stageBuilder) emit(n *ir.Node) {
-	in := Instr{Node: n}
+	s := b.spots[n]
+	in := Instr{Node: n, Async: s.async, Fused: s.fused, Last: s.last}
 	for _, a := range n.Args {
 		if n.Op == ir.OpRecv {
 			break // its operand is the sender's
@@ -298,7 +319,7 @@ func (b *stageBuilder) emit(n *ir.Node) {
 		in.Results = append(in.Results, b.of[r])
 		in.Accum = append(in.Accum, b.modes[r])
 	}
-	body := &b.Bodies[n.Phase]
+	body := &b.Bodies[b.bodyOf(n)]
 	body.Instrs = append(body.Instrs, in)
 }
 
@@ -307,20 +328,20 @@ func (b *stageBuilder) liveness() {
 	forward := len(b.Bodies[ir.Forward].Instrs)
 	for phase := range b.Bodies {
 		for i, in := range b.Bodies[phase].Instrs {
-			at := i
+			before := 0
 			if ir.Phase(phase) == ir.Backward {
-				at += forward
+				before = forward
 			}
 			for _, id := range slices.Concat(in.Args, in.Results) {
 				buf := &b.Buffers[id]
-				pos := i
+				from, to := i, b.Bodies[phase].joined(i)
 				if buf.Region == Slot {
-					pos = at
+					from, to = from+before, to+before
 				}
 				if buf.From < 0 {
-					buf.From = pos
+					buf.From = from
 				}
-				buf.To = max(buf.To, pos)
+				buf.To = max(buf.To, to)
 			}
 			if in.Node.Op == ir.OpRecv || in.Node.Op == ir.OpInput {
 				b.Buffers[in.Results[0]].From = 0

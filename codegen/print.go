@@ -32,6 +32,9 @@ func (p *Program) Fprint(w io.Writer, rank int) error {
 	at := 0
 	for _, task := range s.Tasks {
 		for _, in := range st.Bodies[task.Phase].Instrs {
+			if !s.Runs(&in, task) {
+				continue
+			}
 			fmt.Fprintf(out, "  %03d %s\n", at, p.instrText(s, task, in))
 			at++
 		}
@@ -54,6 +57,15 @@ func (p *Program) instrText(s *Schedule, task Task, in Instr) string {
 		where = "  group=" + strings.Trim(strings.ReplaceAll(fmt.Sprint(group), " ", ","), "[]")
 	case op.Class() == ir.Comm:
 		kind = "local"
+	}
+	if in.Async {
+		where += "  async"
+	}
+	if in.Fused {
+		where += " with the last"
+	}
+	if in.Await > 0 {
+		where += fmt.Sprintf("  await=%d", in.Await)
 	}
 	return fmt.Sprintf("%-7s  %-18s %s %s %s  %s  %s%s", kind, in.Node.Op, names(in.Results),
 		arrow(in), names(in.Args), task, in.Node.Name, where)

@@ -110,6 +110,18 @@ type Instr struct {
 	Args, Results []int
 	// Accum has one mode per result.
 	Accum []Accum
+	// Async says that the instruction, a collective, runs on the rank's
+	// communication stream: it starts when all others before it are done, and
+	// nothing waits for it but an Await and the end of the task.
+	Async bool
+	// Fused says that an asynchronous instruction is made in one collective with
+	// the one before it: a bucket.
+	Fused bool
+	// Last says that the instruction runs in the rank's last micro-batch only.
+	Last bool
+	// Await is how many of the body's asynchronous instructions, those that run
+	// in the last micro-batch only included, are done before this one starts.
+	Await int
 }
 
 // Body is the straight-line code of one phase.
@@ -137,6 +149,11 @@ type Schedule struct {
 	Coord        ir.Coord
 	MicroBatches int
 	Tasks        []Task
+}
+
+// Runs reports whether a rank runs an instruction in a task.
+func (s *Schedule) Runs(in *Instr, t Task) bool {
+	return !in.Last || t.MicroBatch == s.MicroBatches-1
 }
 
 // At returns the mesh position of a task: the rank's coordinates and the

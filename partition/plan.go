@@ -48,9 +48,12 @@ type Plan struct {
 	ZeRO int `json:"zero"`
 	// SequenceParallel shards the residual stream between tensor-parallel regions
 	// along the sequence over tp.
-	SequenceParallel bool        `json:"sequence_parallel"`
-	Stages           []Stage     `json:"stages"`
-	Placements       []Placement `json:"placements"`
+	SequenceParallel bool `json:"sequence_parallel"`
+	// Overlap lets gradients be reduced, and sharded parameters be gathered, on a
+	// stream of communication beside the computation.
+	Overlap    bool        `json:"overlap,omitempty"`
+	Stages     []Stage     `json:"stages"`
+	Placements []Placement `json:"placements"`
 }
 
 // Stage is one pipeline stage: blocks First (included) to Last (excluded) of the

@@ -1,0 +1,122 @@
+package codegen
+
+import (
+	"fmt"
+
+	"github.com/autopar/autopar/ir"
+)
+
+// checkStreams makes sure that what runs beside the kernels of a body does not
+// disturb them: nothing reads the result of an asynchronous instruction, or
+// writes a buffer that it reads or writes, before having waited for it; buckets
+// hold collectives of one kind; and what runs in the last micro-batch only is
+// what the step does once. Buffers are held to be live as long as that takes.
+func checkStreams(s *Stage) error {
+	forward := len(s.Bodies[ir.Forward].Instrs)
+	for phase := range s.Bodies {
+		body := &s.Bodies[phase]
+		var running []*Instr // asynchronous ones, from the first of the body
+		done := 0
+		for i := range body.Instrs {
+			in := &body.Instrs[i]
+			fail := func(v *ir.Value, format string, args ...any) error {
+				e := &CheckError{Rank: -1, Stage: s.Index, Instr: in.Node.Name, Msg: fmt.Sprintf(format, args...)}
+				if v != nil {
+					e.Value = v.Name()
+				}
+				return e
+			}
+			if err := checkBucket(body, i, fail); err != nil {
+				return err
+			}
+			if once := in.Node.Phase == ir.Update && ir.Phase(phase) != ir.Update; once != in.Last {
+				return fail(nil, "runs in the last micro-batch only: %v, want %v", in.Last, once)
+			}
+			if in.Await > len(running) {
+				return fail(nil, "waits for %d asynchronous instructions, %d are before it", in.Await, len(running))
+			}
+			done = max(done, in.Await)
+			if !in.Async {
+				for _, other := range running[done:] {
+					if err := collide(in, other, fail); err != nil {
+						return err
+					}
+				}
+			} else {
+				running = append(running, in)
+			}
+			before := 0
+			if ir.Phase(phase) != ir.Forward {
+				before = forward
+			}
+			from, to := i, body.joined(i)
+			for _, ids := range [][]int{in.Args, in.Results} {
+				for _, id := range ids {
+					b := &s.Buffers[id]
+					shift := 0
+					if b.Region == Slot {
+						shift = before
+					}
+					if b.Region != Persist && (b.From > from+shift || b.To < to+shift) {
+						return fail(b.Value, "uses b%d at %d to %d, which is live from %d to %d only", id, from+shift, to+shift, b.From, b.To)
+					}
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// checkBucket checks the place of one instruction in its bucket.
+func checkBucket(body *Body, i int, fail func(*ir.Value, string, ...any) error) error {
+	in := &body.Instrs[i]
+	switch {
+	case in.Async && !Collective(in.Node.Op):
+		return fail(nil, "is %s, which cannot run on the communication stream", in.Node.Op)
+	case in.Async && in.Await > 0:
+		return fail(nil, "waits for the stream that it runs on")
+	case in.Last && !in.Async:
+		return fail(nil, "runs in the last micro-batch only, and not beside it")
+	case !in.Fused:
+		return nil
+	case i == 0 || !in.Async || !body.Instrs[i-1].Async:
+		return fail(nil, "is to be made with the instruction before it, which is no asynchronous collective")
+	}
+	with := &body.Instrs[i-1]
+	a, b := in.Node.Attr.(ir.CommAttr), with.Node.Attr.(ir.CommAttr)
+	if in.Node.Op != with.Node.Op || a.Axis != b.Axis || in.Last != with.Last {
+		return fail(nil, "is to be made with %s, which is another kind of collective", with.Node.Name)
+	}
+	for k := i - 1; k >= 0; k-- {
+		for _, r := range body.Instrs[k].Results {
+			for _, a := range in.Args {
+				if r == a {
+					return fail(nil, "reads b%d, which %s makes in the same collective", a, body.Instrs[k].Node.Name)
+				}
+			}
+		}
+		if !body.Instrs[k].Fused {
+			break
+		}
+	}
+	return nil
+}
+
+// collide reports a conflict of an instruction with one that may be running.
+func collide(in, other *Instr, fail func(*ir.Value, string, ...any) error) error {
+	for i, id := range in.Args {
+		for _, r := range other.Results {
+			if id == r {
+				return fail(in.Node.Args[i], "operand %d is read from b%d, into which %s may still be writing", i, id, other.Node.Name)
+			}
+		}
+	}
+	for i, id := range in.Results {
+		for _, r := range append(append([]int{}, other.Args...), other.Results...) {
+			if id == r {
+				return fail(in.Node.Results[i], "writes b%d, which %s may still be using", id, other.Node.Name)
+			}
+		}
+	}
+	return nil
+}
