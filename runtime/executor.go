@@ -53,10 +53,10 @@ type Executor struct {
 
 	mu       sync.Mutex // held by the method in progress
 	programs map[*codegen.Program]*program
-	groups   map[string]int // by world ranks
+	groups   map[string]int // by stream and world ranks
 	wires    int
-	// events is how many events each rank had recorded before this step.
-	events []int64
+	// events is how many events each rank had recorded before this step, by stream.
+	events [Host][]int64
 	word   [4]byte // an output on its way
 	closed bool
 
@@ -79,7 +79,8 @@ func New(prog *codegen.Program, backend Backend, opts Options) (*Executor, error
 		return nil, fmt.Errorf("runtime: opening %d devices: %w", n, err)
 	}
 	e := &Executor{
-		opts: opts, backend: backend, done: make(chan int, n), timer: time.NewTimer(opts.Timeout), events: make([]int64, n),
+		opts: opts, backend: backend, done: make(chan int, n), timer: time.NewTimer(opts.Timeout),
+		events:   [Host][]int64{make([]int64, n), make([]int64, n)},
 		programs: map[*codegen.Program]*program{}, groups: map[string]int{},
 	}
 	for i, d := range devices {
@@ -114,7 +115,9 @@ func (e *Executor) Step(ctx context.Context, prog *codegen.Program, feeds Feeds)
 		return nil, err
 	}
 	for r, tasks := range p.tasks {
-		e.events[r] += int64(len(tasks))
+		last := &tasks[len(tasks)-1]
+		e.events[Compute][r] += last.event
+		e.events[Communication][r] += last.before + int64(last.buckets)
 	}
 	p.steps++
 	for _, o := range p.scalars {

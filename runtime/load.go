@@ -28,6 +28,9 @@ type program struct {
 type task struct {
 	codegen.Task
 	actions []action
+	event   int64 // of the step on the compute stream: the task is done
+	before  int64 // buckets given to the communication stream before it
+	buckets int   // given in it
 }
 
 // action is one instruction of one task. Exactly one of kernel, collective,
@@ -37,6 +40,7 @@ type action struct {
 	kernel     *Kernel
 	collective *Collective
 	transfer   *Transfer
+	await      int   // buckets of the task that must be done first
 	after      int64 // a send first waits for this event of the step of the peer
 	bytes      int64 // communicated
 
@@ -132,20 +136,80 @@ func (l *loader) schedule(s *codegen.Schedule) ([]task, error) {
 	prog := l.program.src
 	stage := prog.Stages[s.Stage]
 	tasks := make([]task, len(s.Tasks))
+	var before int64
 	for i, t := range s.Tasks {
-		tasks[i].Task = t
+		tasks[i].Task, tasks[i].before = t, before
 		if i == 0 {
 			tasks[i].actions = l.prepare(s, stage, t)
 		}
+		given := []int{0} // buckets given with so many asynchronous instructions of the body
 		for j := range stage.Bodies[t.Phase].Instrs {
-			a, err := l.action(s, stage, t, &stage.Bodies[t.Phase].Instrs[j])
-			if err != nil {
-				return nil, fmt.Errorf("%s: %s: %w", t, stage.Bodies[t.Phase].Instrs[j].Node.Name, err)
+			in := &stage.Bodies[t.Phase].Instrs[j]
+			runs := s.Runs(in, t)
+			if in.Async {
+				n := given[len(given)-1]
+				if runs && !in.Fused {
+					n++
+				}
+				given = append(given, n)
 			}
+			if !runs {
+				continue
+			}
+			a, err := l.action(s, stage, t, in)
+			if err != nil {
+				return nil, fmt.Errorf("%s: %s: %w", t, in.Node.Name, err)
+			}
+			if in.Fused {
+				bucket := &tasks[i].actions[len(tasks[i].actions)-1]
+				bucket.collective.More = append(bucket.collective.More, a.collective)
+				bucket.bytes += a.bytes
+				continue
+			}
+			a.await = given[in.Await]
 			tasks[i].actions = append(tasks[i].actions, a)
 		}
+		tasks[i].buckets = given[len(given)-1]
+		before += int64(tasks[i].buckets)
+		tasks[i].event = before + int64(i) + 1
+		l.observe(s, &tasks[i])
 	}
 	return tasks, nil
+}
+
+// observe lets the trace hear of what runs on the communication stream.
+func (l *loader) observe(s *codegen.Schedule, t *task) {
+	trace := l.exec.opts.Trace
+	for i := range t.actions {
+		c := t.actions[i].collective
+		if trace == nil || c == nil || c.Stream != Communication {
+			continue
+		}
+		span := Span{Rank: s.Rank, Phase: t.Phase, MicroBatch: t.MicroBatch, Op: c.Node.Op, Name: c.Node.Name, Stream: Communication}
+		for _, more := range c.More {
+			span.With = append(span.With, more.Node.Name)
+		}
+		c.Ran = func(start, end time.Time) {
+			span := span
+			span.Start, span.End = start.Sub(l.program.start), end.Sub(l.program.start)
+			trace(span)
+		}
+	}
+}
+
+// event returns the number, in a step of a rank, of the event at the end of a task.
+func (l *loader) event(s *codegen.Schedule, task int) int64 {
+	stage := l.program.src.Stages[s.Stage]
+	var n int64
+	for _, t := range s.Tasks[:task+1] {
+		n++
+		for i := range stage.Bodies[t.Phase].Instrs {
+			if in := &stage.Bodies[t.Phase].Instrs[i]; in.Async && !in.Fused && s.Runs(in, t) {
+				n++
+			}
+		}
+	}
+	return n
 }
 
 // prepare feeds what is fed once a step.
@@ -229,6 +293,9 @@ func (l *loader) collective(a *action, s *codegen.Schedule, stage *codegen.Stage
 	prog, n := l.program.src, in.Node
 	ranks, position := prog.Group(s, n)
 	key := meeting{n, t.MicroBatch, ranks[0]}
+	if in.Last {
+		key.microBatch = 0 // the last of some members comes before that of others
+	}
 	members, ok := l.members[key]
 	if !ok {
 		for _, r := range ranks {
@@ -241,13 +308,17 @@ func (l *loader) collective(a *action, s *codegen.Schedule, stage *codegen.Stage
 		}
 		l.members[key] = members
 	}
-	name := fmt.Sprint(ranks)
+	stream := Compute
+	if in.Async {
+		stream = Communication
+	}
+	name := fmt.Sprint(stream, ranks)
 	group, ok := l.exec.groups[name]
 	if !ok {
 		group = len(l.exec.groups)
 		l.exec.groups[name] = group
 	}
-	a.collective = &Collective{Node: n, Attr: n.Attr.(ir.CommAttr), Group: group, Members: members, Position: position}
+	a.collective = &Collective{Node: n, Attr: n.Attr.(ir.CommAttr), Group: group, Members: members, Position: position, Stream: stream}
 }
 
 // transfer builds one end of a transfer. A sender writes into the buffer of the
@@ -282,7 +353,7 @@ func (l *loader) transfer(a *action, s *codegen.Schedule, stage *codegen.Stage, 
 		if len(to.Bodies[ir.Backward].Instrs) == 0 {
 			last = ir.Forward
 		}
-		a.after = int64(find(peer, last, before)) + 1
+		a.after = l.event(peer, find(peer, last, before))
 	}
 	return nil
 }

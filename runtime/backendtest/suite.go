@@ -174,13 +174,13 @@ func testTransfers(t *testing.T, open Open) {
 					return err
 				}
 			}
-			if err := errors.Join(d.Launch(k), d.Record()); err != nil {
+			if err := errors.Join(d.Launch(k), d.Record(runtime.Compute)); err != nil {
 				return err
 			}
 			if rank == 0 || round < rounds-1 {
 				// The peer's place is free once it has read the last message.
 				if free := int64(round + rank); free > 0 {
-					if err := d.Wait(1-rank, free); err != nil {
+					if err := d.Wait(runtime.Compute, runtime.Event{Rank: 1 - rank, N: free}); err != nil {
 						return err
 					}
 				}
@@ -189,7 +189,7 @@ func testTransfers(t *testing.T, open Open) {
 				}
 			}
 		}
-		return d.Wait(rank, rounds)
+		return d.Wait(runtime.Host, runtime.Event{Rank: rank, N: rounds})
 	})
 	require.NoError(t, errors.Join(errs...))
 	for i, x := range download(t, ds[1], out) {
@@ -212,7 +212,7 @@ func testTimeouts(t *testing.T, open Open) {
 	const timeout = 100 * time.Millisecond
 	waits := map[string]func(d runtime.Device, m *meeting) error{
 		"recv":       func(d runtime.Device, m *meeting) error { return d.Recv(m.recv) },
-		"event":      func(d runtime.Device, m *meeting) error { return d.Wait(1, 1) },
+		"event":      func(d runtime.Device, m *meeting) error { return d.Wait(runtime.Compute, runtime.Event{Rank: 1, N: 1}) },
 		"collective": func(d runtime.Device, m *meeting) error { return d.Collective(m.collective) },
 	}
 	for name, wait := range waits {
@@ -220,7 +220,7 @@ func testTimeouts(t *testing.T, open Open) {
 			ds, _ := devices(t, open, 2, timeout)
 			m := newMeeting(t, ds)
 			start := time.Now()
-			err := errors.Join(wait(ds[0], m), ds[0].Record(), ds[0].Wait(0, 1))
+			err := errors.Join(wait(ds[0], m), ds[0].Record(runtime.Compute), ds[0].Wait(runtime.Host, runtime.Event{Rank: 0, N: 1}))
 			var late *runtime.WaitError
 			require.ErrorAs(t, err, &late)
 			require.Equal(t, []int{1}, late.Ranks)
@@ -238,8 +238,8 @@ func testAbort(t *testing.T, open Open) {
 		b.Abort()
 	}()
 	start := time.Now()
-	require.ErrorIs(t, errors.Join(ds[0].Collective(m.collective), ds[0].Record(), ds[0].Wait(0, 1)), runtime.ErrAborted)
-	require.ErrorIs(t, errors.Join(ds[1].Recv(m.recv), ds[1].Record(), ds[1].Wait(1, 1)), runtime.ErrAborted)
+	require.ErrorIs(t, errors.Join(ds[0].Collective(m.collective), ds[0].Record(runtime.Compute), ds[0].Wait(runtime.Host, runtime.Event{Rank: 0, N: 1})), runtime.ErrAborted)
+	require.ErrorIs(t, errors.Join(ds[1].Recv(m.recv), ds[1].Record(runtime.Compute), ds[1].Wait(runtime.Host, runtime.Event{Rank: 1, N: 1})), runtime.ErrAborted)
 	b.Abort()
 	require.Less(t, time.Since(start), 10*time.Second)
 }

@@ -67,6 +67,7 @@ func (b *Backend) Open(world runtime.World) ([]runtime.Device, error) {
 	devices := make([]runtime.Device, world.Ranks)
 	for i := range devices {
 		d := &Device{backend: b, rank: i, pool: kernel.NewPool(b.threads), parker: newParker()}
+		d.comm = newStream(d)
 		b.devices = append(b.devices, d)
 		devices[i] = d
 	}

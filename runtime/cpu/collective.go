@@ -65,9 +65,19 @@ func (d *Device) barrier(g *groupView) error {
 	return d.wait(&g.arrivals, g.barriers*int64(len(g.members)), g.late)
 }
 
-// Collective makes this rank's share of a collective. Members meet, read each
-// other's arenas, and meet again before anyone may overwrite what was read.
+// Collective makes a collective, or gives it to the communication stream.
 func (d *Device) Collective(c *runtime.Collective) error {
+	if c.Stream == runtime.Communication {
+		d.comm.give(work{collective: c})
+		return nil
+	}
+	return d.collective(c)
+}
+
+// collective makes this rank's share of a collective, and of those made together
+// with it. Members meet, read each other's arenas, and meet again before anyone may
+// overwrite what was read.
+func (d *Device) collective(c *runtime.Collective) error {
 	g := d.group(c)
 	if len(g.members) != len(c.Members) {
 		return fmt.Errorf("cpu: group %d has %d members, the collective %d", c.Group, len(g.members), len(c.Members))
@@ -81,11 +91,31 @@ func (d *Device) Collective(c *runtime.Collective) error {
 			return fmt.Errorf("cpu: rank %d has entered %s %s instead", c.Members[i].Rank, n.Op, n.Name)
 		}
 	}
-	switch c.Node.Op {
-	case ir.OpAllReduce:
-		if err := d.allReduce(g, c); err != nil {
+	d.exchange(c)
+	for _, more := range c.More {
+		d.exchange(more)
+	}
+	if c.Node.Op == ir.OpAllReduce {
+		if err := d.barrier(g); err != nil {
 			return err
 		}
+		d.collect(c)
+		for _, more := range c.More {
+			d.collect(more)
+		}
+	}
+	return d.barrier(g)
+}
+
+// exchange reads what the member needs from the operands of the others: all of it
+// but for an all_reduce, of which it makes one share whole in its own arena. A share
+// in place of an operand disturbs nobody: others read other shares of it.
+func (d *Device) exchange(c *runtime.Collective) {
+	switch c.Node.Op {
+	case ir.OpAllReduce:
+		out := d.floats(c.Members[c.Position].Out)
+		mine := codegen.ReduceShare(len(out), len(c.Members), c.Position)
+		d.reduce(c, out[mine.Off:mine.Off+mine.Len], mine.Off)
 	case ir.OpReduceScatter:
 		d.reduceScatter(c)
 	case ir.OpAllGather, ir.OpAllToAll:
@@ -93,20 +123,12 @@ func (d *Device) Collective(c *runtime.Collective) error {
 	default:
 		panic(fmt.Sprintf("BUG: cpu: %s is not a collective", c.Node.Op))
 	}
-	return d.barrier(g)
 }
 
-// allReduce makes one share of the value whole in the member's own arena, and
-// then collects the shares of the others. A share in place of an operand
-// disturbs nobody: others read other shares of it.
-func (d *Device) allReduce(g *groupView, c *runtime.Collective) error {
+// collect takes the shares of an all_reduce that the other members have made.
+func (d *Device) collect(c *runtime.Collective) {
 	out := d.floats(c.Members[c.Position].Out)
 	n := len(c.Members)
-	mine := codegen.ReduceShare(len(out), n, c.Position)
-	d.reduce(c, out[mine.Off:mine.Off+mine.Len], mine.Off)
-	if err := d.barrier(g); err != nil {
-		return err
-	}
 	for i, m := range c.Members {
 		if i == c.Position {
 			continue
@@ -116,7 +138,6 @@ func (d *Device) allReduce(g *groupView, c *runtime.Collective) error {
 		kernel.Copy(d.pool, out[share.Off:share.Off+share.Len], theirs[share.Off:share.Off+share.Len])
 		d.moved += 4 * int64(share.Len)
 	}
-	return nil
 }
 
 // reduceScatter reduces the member's part of the value, run by run.

@@ -10,15 +10,16 @@ import (
 	"github.com/autopar/autopar/runtime/cpu/kernel"
 )
 
-// Device is one rank. Its stream of work is the caller's goroutine: every call
-// returns after its effect.
+// Device is one rank. Its compute stream is the caller's goroutine: every call
+// returns after its effect. Its communication stream is a goroutine of its own.
 type Device struct {
 	backend *Backend
 	rank    int
 	pool    *kernel.Pool
 	parker  *parker
 	arena   []float32
-	events  counter // recorded
+	events  counter // recorded on the compute stream
+	comm    *stream
 
 	groups   []*groupView // by Collective.Group
 	wires    []*counter   // by Transfer.Wire
@@ -48,7 +49,7 @@ func (d *Device) Alloc(bytes int64) error {
 	}
 	arena := words[skip : skip+n : skip+n]
 	copy(arena, d.arena)
-	d.arena = arena
+	d.arena, d.comm.lane.arena = arena, arena
 	return nil
 }
 
@@ -127,19 +128,9 @@ func (d *Device) wire(t *runtime.Transfer) (sent *counter, received *int64) {
 	return d.wires[t.Wire], &d.received[t.Wire]
 }
 
-// Record makes the rank's next event, which has happened at once.
-func (d *Device) Record() error {
-	d.events.add()
-	return nil
-}
-
-// Wait waits for event n of a rank.
-func (d *Device) Wait(rank int, n int64) error {
-	return d.wait(&d.backend.devices[rank].events, n, func() []int { return []int{rank} })
-}
-
 // Close ends the rank's threads and drops its arena.
 func (d *Device) Close() error {
+	d.comm.close()
 	d.pool.Close()
 	d.arena = nil
 	return nil
