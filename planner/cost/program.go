@@ -106,14 +106,29 @@ func (m *Program) Instr(in *codegen.Instr, mesh ir.Mesh, at ir.Coord) (Picosecon
 	}
 	if n.Op.Class() == ir.Comm {
 		axis := mesh.Axis(n.Attr.(ir.CommAttr).Axis)
-		at[axis] = 0 // the group waits for its largest part
-		whole := n.Results[0]
-		if n.Op == ir.OpReduceScatter || n.Op == ir.OpAllToAll {
-			whole = n.Args[0]
-		}
-		return m.Collective(n.Op, localBytes(whole, mesh, at), m.groups[n.Stage][axis]), Communication
+		return m.Collective(n.Op, collectiveBytes(n, mesh, at), m.groups[n.Stage][axis]), Communication
 	}
 	return m.compute(in, mesh, at, len(n.Args)), kind
+}
+
+// Bucket returns the time of collectives of one kind that are made together: that
+// of one of as many bytes.
+func (m *Program) Bucket(instrs []codegen.Instr, mesh ir.Mesh, at ir.Coord) Picoseconds {
+	n := instrs[0].Node
+	var bytes int64
+	for i := range instrs {
+		bytes += collectiveBytes(instrs[i].Node, mesh, at)
+	}
+	return m.Collective(n.Op, bytes, m.groups[n.Stage][mesh.Axis(n.Attr.(ir.CommAttr).Axis)])
+}
+
+// collectiveBytes is the size of the tensor of a collective. See [Model.Collective].
+func collectiveBytes(n *ir.Node, mesh ir.Mesh, at ir.Coord) int64 {
+	at[mesh.Axis(n.Attr.(ir.CommAttr).Axis)] = 0 // the group waits for its largest part
+	if n.Op == ir.OpReduceScatter || n.Op == ir.OpAllToAll {
+		return localBytes(n.Args[0], mesh, at)
+	}
+	return localBytes(n.Results[0], mesh, at)
 }
 
 // AddN returns the time of an add_n as if it had the given number of operands.

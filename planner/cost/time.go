@@ -36,12 +36,13 @@ func picoseconds(seconds float64) Picoseconds {
 // Breakdown is how a rank spends a step.
 type Breakdown struct {
 	Compute       Picoseconds // forward and backward kernels
-	Communication Picoseconds // collectives and transfers, all exposed: ranks do not overlap them with kernels
+	Communication Picoseconds // collectives and transfers that nothing else runs beside
 	Optimizer     Picoseconds // kernels of the update phase: gradient norm, clip, AdamW
 	Bubble        Picoseconds // waiting for other ranks
+	Overlapped    Picoseconds // collectives beside kernels: no part of the step's time
 }
 
-// Total is the whole step.
+// Total is the whole step, which does not grow with what is overlapped.
 func (b Breakdown) Total() Picoseconds { return b.Compute + b.Communication + b.Optimizer + b.Bubble }
 
 // Model prices work on one of a number of ranks of a cluster.
@@ -70,6 +71,10 @@ func NewModel(c *Cluster, ranks int) *Model {
 	}
 	return m
 }
+
+// Overlaps reports whether communication beside kernels costs them nothing. Where
+// all ranks share a device, which is to say processors, it takes their time.
+func (m *Model) Overlaps() bool { return !m.cluster.Device.Shared }
 
 // kernelClass is which efficiency a kernel reaches.
 type kernelClass uint8
