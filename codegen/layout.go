@@ -308,7 +308,7 @@ func (b *stageBuilder) canOverwrite(n *ir.Node, region Region, lastUse map[*ir.V
 
 func (b *stageBuilder) emit(n *ir.Node) {
 	s := b.spots[n]
-	in := Instr{Node: n, Async: s.async, Fused: s.fused, Last: s.last}
+	in := Instr{Node: n, Async: s.async, Fused: s.fused, Last: s.last, Segment: s.segment}
 	for _, a := range n.Args {
 		if n.Op == ir.OpRecv {
 			break // its operand is the sender's

@@ -28,7 +28,8 @@ import (
 type spot struct {
 	async, fused, last bool
 	body               ir.Phase
-	await              *ir.Node // nothing starts before this asynchronous node is done
+	segment            int
+	await              *ir.Node // it does not start before this asynchronous node is done
 }
 
 // bodyOf returns the body that the instruction of a node belongs to.
@@ -246,26 +247,47 @@ func (b *stageBuilder) interleave(segments []segment) []*ir.Node {
 		}
 		return &segments[k]
 	}
-	hand := func(async []*ir.Node) {
-		slices.SortStableFunc(async, func(x, y *ir.Node) int { return depth(x, async) - depth(y, async) })
-		nodes = append(nodes, b.bucket(async)...)
+	hand := func(async *[]*ir.Node) {
+		slices.SortStableFunc(*async, func(x, y *ir.Node) int { return depth(x, *async) - depth(y, *async) })
+		*async = b.bucket(*async)
+		nodes = append(nodes, *async...)
 	}
-	slices.Reverse(at(0).gathers)
-	hand(at(0).gathers)
+	for k := range segments {
+		slices.Reverse(segments[k].gathers) // they were found from the end
+	}
+	hand(&at(0).gathers)
 	for k := range len(segments) + 2 {
-		hand(at(k - 1).reduces)
-		slices.Reverse(at(k + 1).gathers)
-		hand(at(k + 1).gathers)
+		hand(&at(k - 1).reduces)
+		hand(&at(k + 1).gathers)
 		nodes = append(nodes, at(k-2).sums...)
-		if own := at(k); len(own.nodes) > 0 && len(own.gathers) > 0 {
-			first := own.nodes[0]
-			s := b.spots[first]
-			s.await = own.gathers[len(own.gathers)-1]
-			b.spots[first] = s
-		}
+		b.hold(at(k-2).sums, at(k-2).reduces)
+		b.hold(at(k).nodes, at(k).gathers)
 		nodes = append(nodes, at(k).nodes...)
 	}
+	for k, s := range segments {
+		for _, list := range [][]*ir.Node{s.nodes, s.gathers, s.reduces, s.sums} {
+			for _, n := range list {
+				spot := b.spots[n]
+				spot.segment = k
+				b.spots[n] = spot
+			}
+		}
+	}
 	return nodes
+}
+
+// hold makes the first of some nodes wait for all asynchronous ones of a list, but
+// those that do not run in every micro-batch.
+func (b *stageBuilder) hold(nodes, async []*ir.Node) {
+	if len(nodes) == 0 {
+		return
+	}
+	for _, n := range async {
+		if s := b.spots[nodes[0]]; !b.spots[n].last {
+			s.await = n
+			b.spots[nodes[0]] = s
+		}
+	}
 }
 
 // depth is how many others of a list a node reads from, one through the next.

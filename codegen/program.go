@@ -122,6 +122,9 @@ type Instr struct {
 	// Await is how many of the body's asynchronous instructions, those that run
 	// in the last micro-batch only included, are done before this one starts.
 	Await int
+	// Segment numbers the stretch of the body that the instruction works for: see
+	// overlap.go. It is 0 in a plan without overlap.
+	Segment int
 }
 
 // Body is the straight-line code of one phase.

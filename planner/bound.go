@@ -21,7 +21,8 @@ type bounds struct {
 	time    [][]cost.Picoseconds
 	atLeast [][]cost.Picoseconds // of n blocks or more
 	through []line               // forward and backward of micro-batch 0, for prefixes
-	busy    []line               // all micro-batches and the update
+	busy    []line               // all micro-batches and the update, what is done in order
+	work    []line               // with what communication streams do
 	passes  []line               // all micro-batches
 	end     cost.Picoseconds     // the update of stage 0, after its last backward; others update meanwhile
 }
@@ -43,7 +44,7 @@ func newBounds(p *pipeline, limit int64, opts Options, learned map[tried]bool) *
 	works := make([]stageWork, stages)
 	for i := range p.stages {
 		s := &p.stages[i]
-		works[i] = newStageWork(s, m)
+		works[i] = newStageWork(s, m, p.skel.price.Overlaps())
 		f := s.forward[first].through()
 		forward.fixed += f.fixed
 		if i == 0 || f.block[kept] < forward.block[kept] {
@@ -61,6 +62,7 @@ func newBounds(p *pipeline, limit int64, opts Options, learned map[tried]bool) *
 		f.fixed += x.fixed
 		b.through = append(b.through, f)
 		b.busy = append(b.busy, works[i].all)
+		b.work = append(b.work, works[i].both)
 		b.passes = append(b.passes, works[i].passes)
 	}
 	b.end = works[0].update.at(1, recomputation{})
@@ -107,26 +109,50 @@ type stageWork struct {
 	update            line
 	passes            line // m micro-batches
 	all               line // with the update
+	both              line // with what communication streams do, in order or beside
 }
 
-func newStageWork(s *stageTimes, m cost.Picoseconds) stageWork {
+// newStageWork adds up the work of a stage over m micro-batches. Where streams do
+// not overlap what they do is done in order.
+func newStageWork(s *stageTimes, m cost.Picoseconds, overlaps bool) stageWork {
 	w := stageWork{update: s.update.busy()}
+	beside := stageWork{update: s.update.beside()}
 	for size := range 2 {
 		w.forward[size], w.backward[size] = s.forward[size].busy(), s.backward[size].busy()
+		beside.forward[size], beside.backward[size] = s.forward[size].beside(), s.backward[size].beside()
 	}
+	w.total(m)
+	beside.total(m)
+	w.both = w.all.plus(beside.all)
+	if !overlaps {
+		w.update = w.update.plus(beside.update)
+		for size := range 2 {
+			w.forward[size], w.backward[size] = w.forward[size].plus(beside.forward[size]), w.backward[size].plus(beside.backward[size])
+		}
+		w.total(m)
+	}
+	return w
+}
+
+// total adds up m micro-batches and the update.
+func (w *stageWork) total(m cost.Picoseconds) {
 	sum := func(part func(line) cost.Picoseconds) cost.Picoseconds {
 		return (m-1)*(part(w.forward[whole])+part(w.backward[whole])) + part(w.forward[rest]) + part(w.backward[rest])
 	}
-	w.passes.fixed = sum(func(l line) cost.Picoseconds { return l.fixed })
+	w.passes = line{fixed: sum(func(l line) cost.Picoseconds { return l.fixed })}
 	for e := range extents {
 		w.passes.block[e] = sum(func(l line) cost.Picoseconds { return l.block[e] })
 	}
-	w.all = w.passes
-	w.all.fixed += w.update.fixed
+	w.all = w.passes.plus(w.update)
+}
+
+// plus adds two lines, of which only the first may have an early part.
+func (l line) plus(m line) line {
+	l.fixed += m.fixed
 	for e := range extents {
-		w.all.block[e] += w.update.block[e]
+		l.block[e] += m.block[e]
 	}
-	return w
+	return l
 }
 
 // left is what stage i has left to do after its first backward: all other

@@ -49,7 +49,7 @@ func (b *brute) run() {
 							if zero > 0 && all == 1 || sequence && tp == 1 || b.opts.ZeRO != nil && zero != *b.opts.ZeRO {
 								continue
 							}
-							b.sizes(s, outline{degrees{unit, dp, tp, pp}, sharding{zero, sequence}}, (b.batch+all-1)/all)
+							b.sizes(s, outline{degrees{unit, dp, tp, pp}, sharding{zero: zero, sequence: sequence}}, (b.batch+all-1)/all)
 						}
 					}
 				}

@@ -81,8 +81,11 @@ func TestCostIsSimulation(t *testing.T) {
 		if d.tp > 1 {
 			sh.sequence = r.IntN(2) == 0
 		}
+		sh.overlap = r.IntN(3) > 0
 		g := step(t, model, batch)
-		s := newSearcher(g, batch, randomCluster(r), Options{RuntimeNGPUs: d.plan * units})
+		c := randomCluster(r)
+		c.Device.Shared = k%4 == 0 // streams do not overlap there
+		s := newSearcher(g, batch, c, Options{RuntimeNGPUs: d.plan * units})
 		skels, err := s.skeletons([]outline{{d, sh}})
 		if err != nil {
 			continue // nothing to split so far

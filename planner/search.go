@@ -325,7 +325,7 @@ func (s *searcher) template(d outline) (partition.Plan, error) {
 		return partition.Plan{}, optionErrorf("tp", "no parameter can be split over %d ranks", d.tp)
 	}
 	return partition.Plan{
-		PlanNGPUs: d.plan, RuntimeNGPUs: s.opts.RuntimeNGPUs, DP: d.dp, TP: d.tp, ZeRO: d.zero, SequenceParallel: d.sequence,
+		PlanNGPUs: d.plan, RuntimeNGPUs: s.opts.RuntimeNGPUs, DP: d.dp, TP: d.tp, ZeRO: d.zero, SequenceParallel: d.sequence, Overlap: d.overlap,
 		Stages: make([]partition.Stage, d.pp), Placements: placements,
 	}, nil
 }

@@ -89,11 +89,14 @@ func (s *skeleton) attribute() {
 
 // part is the time of a stretch of a body between two transfers, or of one.
 type part struct {
-	kind sim.OpKind
-	peer int // the other stage of a transfer
-	wire *ir.Node
-	line
-	sums []sum
+	kind   sim.OpKind
+	peer   int // the other stage of a transfer
+	wire   *ir.Node
+	line        // of what runs in order
+	beside line // of what the communication stream does
+	sums   []sum
+	flow   *flow // of the body in a plan with overlap, of which this is work number nth
+	nth    int
 }
 
 // sum is an add_n with operands from every block of the stage.
@@ -132,6 +135,15 @@ func (l *line) at(n int, r recomputation) cost.Picoseconds {
 	return t
 }
 
+// spans returns the time with n blocks, r of them recomputed, since the part began
+// and since earlier marks of the body.
+func (p *part) spans(n int, r recomputation) span {
+	if p.flow == nil || p.kind != sim.Work {
+		return span{time: p.at(n, r)}
+	}
+	return p.flow.at(n, r)[p.nth]
+}
+
 func (l *line) add(p *part) {
 	l.fixed += p.fixed
 	for e := range extents {
@@ -143,11 +155,23 @@ func (l *line) add(p *part) {
 	}
 }
 
-// busy is all the work of a body.
+// busy is all the work of a body that is done in order.
 func (b body) busy() line {
 	var l line
 	for i := range b {
 		l.add(&b[i])
+	}
+	return l
+}
+
+// beside is all the work of a body's communication stream.
+func (b body) beside() line {
+	var l line
+	for i := range b {
+		l.fixed += b[i].beside.fixed
+		for e := range extents {
+			l.block[e] += b[i].beside.block[e]
+		}
 	}
 	return l
 }
@@ -230,10 +254,10 @@ func (s *skeleton) times(microBatch int) []stageTimes {
 			if a := s.alias[i]; a < i {
 				like = &all[a]
 			}
-			t.forward[size] = s.body(i, ir.Forward, mesh, at, bodyOf(like, ir.Forward, size))
-			t.backward[size] = s.body(i, ir.Backward, mesh, at, bodyOf(like, ir.Backward, size))
+			t.forward[size] = s.body(i, ir.Forward, mesh, at, size, bodyOf(like, ir.Forward, size))
+			t.backward[size] = s.body(i, ir.Backward, mesh, at, size, bodyOf(like, ir.Backward, size))
 		}
-		t.update = s.body(i, ir.Update, mesh, first, nil)
+		t.update = s.body(i, ir.Update, mesh, first, rest, nil)
 	}
 	return all
 }
@@ -257,13 +281,18 @@ func (s *skeleton) mesh(microBatch int) ir.Mesh {
 
 // body prices a phase of a stage. When like is not nil it is the same phase of a
 // stage that differs in transfers only.
-func (s *skeleton) body(stage int, phase ir.Phase, mesh ir.Mesh, at ir.Coord, like body) body {
+func (s *skeleton) body(stage int, phase ir.Phase, mesh ir.Mesh, at ir.Coord, size int, like body) body {
+	var f *flow
+	if s.plan.Overlap {
+		f = &flow{beside: s.price.Overlaps(), backward: phase == ir.Backward, known: map[flowKey][]span{}}
+	}
 	instrs := s.progs[kept].Stages[stage].Bodies[phase].Instrs
-	parts := s.split(instrs, mesh, at, like)
+	parts := s.split(instrs, mesh, at, size, like, kept, f)
 	if phase != ir.Backward {
 		for i := range parts {
 			for e := range extents {
 				parts[i].block[e] = parts[i].block[kept]
+				parts[i].beside.block[e] = parts[i].beside.block[kept]
 			}
 		}
 		return parts
@@ -272,12 +301,13 @@ func (s *skeleton) body(stage int, phase ir.Phase, mesh ir.Mesh, at ir.Coord, li
 		return parts
 	}
 	for e := selective; e < extents; e++ {
-		recomputed := s.split(s.progs[e].Stages[stage].Bodies[phase].Instrs, mesh, at, nil)
+		recomputed := s.split(s.progs[e].Stages[stage].Bodies[phase].Instrs, mesh, at, size, nil, e, f)
 		if len(recomputed) != len(parts) {
 			panic(fmt.Sprintf("BUG: stage %d: recomputation changes its transfers", stage))
 		}
 		for i := range parts {
 			parts[i].block[e] = recomputed[i].block[kept]
+			parts[i].beside.block[e] = recomputed[i].beside.block[kept]
 		}
 		if len(parts) > 2 && parts[1].kind == sim.Recv {
 			early := parts[0].block[e] - parts[0].block[kept]
@@ -285,19 +315,44 @@ func (s *skeleton) body(stage int, phase ir.Phase, mesh ir.Mesh, at ir.Coord, li
 			parts[2].block[e], parts[2].early[e] = parts[2].block[e]+early, -early
 		}
 	}
+	if f != nil {
+		f.alike()
+	}
 	return parts
 }
 
 // split prices instructions between transfers. With like it takes the prices of
-// all but the transfers from there.
-func (s *skeleton) split(instrs []codegen.Instr, mesh ir.Mesh, at ir.Coord, like body) body {
-	parts := body{{}} // work, before whatever comes
+// all but the transfers from there. f, in a plan with overlap, learns them as those
+// of blocks recomputed to the given extent.
+func (s *skeleton) split(instrs []codegen.Instr, mesh ir.Mesh, at ir.Coord, size int, like body, again extent, f *flow) body {
+	parts := body{{flow: f}} // work, before whatever comes
 	if like != nil {
 		parts[0] = like[0]
 	}
+	next := func(kind sim.OpKind) *part {
+		k := len(parts) - 1
+		if kind == sim.Work && parts[k].kind == sim.Work {
+			return &parts[k]
+		}
+		p := part{flow: f, nth: parts[k].nth}
+		if k+1 < len(like) && kind == sim.Work {
+			p = like[k+1]
+		}
+		p.kind = kind
+		if kind != sim.Work {
+			p.nth++
+		}
+		parts = append(parts, p)
+		return &parts[k+1]
+	}
+	async := map[*ir.Node]bool{}
 	for i := range instrs {
 		in := &instrs[i]
 		n := in.Node
+		if in.Fused || in.Last && size != rest {
+			async[n] = true
+			continue
+		}
 		kind := sim.Work
 		switch n.Op {
 		case ir.OpSend:
@@ -305,24 +360,34 @@ func (s *skeleton) split(instrs []codegen.Instr, mesh ir.Mesh, at ir.Coord, like
 		case ir.OpRecv:
 			kind = sim.Recv
 		}
-		if k := len(parts) - 1; kind != sim.Work || parts[k].kind != sim.Work {
-			var next part
-			if k+1 < len(like) && kind == sim.Work {
-				next = like[k+1]
-			}
-			next.kind = kind
-			parts = append(parts, next)
+		if f != nil && kind != sim.Work {
+			next(sim.Work) // between two transfers too
 		}
-		p := &parts[len(parts)-1]
+		p := next(kind)
 		if kind == sim.Work && like != nil {
 			continue
 		}
-		time, _ := s.price.Instr(in, mesh, at)
+		var time cost.Picoseconds
+		if in.Async {
+			async[n] = true
+			end := i + 1
+			for end < len(instrs) && instrs[end].Fused {
+				end++
+			}
+			time = s.price.Bucket(instrs[i:end], mesh, at)
+		} else {
+			time, _ = s.price.Instr(in, mesh, at)
+		}
+		x := item{kind: kind, time: time, each: s.ofBlock[n]}
 		switch {
 		case kind == sim.Send:
 			p.fixed, p.wire, p.peer = time, n, n.Attr.(ir.P2PAttr).Stage
 		case kind == sim.Recv:
 			p.fixed, p.wire, p.peer = time, n.Args[0].Def, n.Attr.(ir.P2PAttr).Stage
+		case in.Async && s.ofBlock[n]:
+			p.beside.block[kept] += time
+		case in.Async:
+			p.beside.fixed += time
 		case s.ofBlock[n]:
 			p.block[kept] += time
 		case n.Op == ir.OpAddN && blockOperands(n) > 0:
@@ -330,9 +395,16 @@ func (s *skeleton) split(instrs []codegen.Instr, mesh ir.Mesh, at ir.Coord, like
 			p.sums = append(p.sums, sum{len(n.Args) - inner, inner, func(operands int) cost.Picoseconds {
 				return s.price.AddN(in, mesh, at, operands)
 			}})
+			x.sum = &p.sums[len(p.sums)-1]
 		default:
 			p.fixed += time
 		}
+		if f != nil && like == nil {
+			f.follow(again, in, n.Op.Class() == ir.Compute && n.Block() != "", async, x)
+		}
+	}
+	if f != nil {
+		next(sim.Work) // what the body waits for at its end
 	}
 	return parts
 }

@@ -16,6 +16,7 @@ type degrees struct{ plan, dp, tp, pp int }
 type sharding struct {
 	zero     int
 	sequence bool
+	overlap  bool // communication beside the kernels
 }
 
 // outline is a plan but for micro-batches, schedule and cut.
@@ -43,7 +44,7 @@ func outlines(o Options, all []degrees) []outline {
 		}
 		for _, sequence := range sequences {
 			for _, zero := range stages {
-				list = append(list, outline{d, sharding{zero, sequence}})
+				list = append(list, outline{d, sharding{zero: zero, sequence: sequence}})
 			}
 		}
 	}
@@ -120,6 +121,7 @@ func comparePlans(a, b *partition.Plan) int {
 		cmp.Compare(a.PP(), b.PP()),
 		cmp.Compare(a.ZeRO, b.ZeRO),
 		compareBools(a.SequenceParallel, b.SequenceParallel),
+		compareBools(a.Overlap, b.Overlap),
 		cmp.Compare(b.MicroBatch, a.MicroBatch),
 		cmp.Compare(a.Schedule, b.Schedule),
 		slices.CompareFunc(a.Stages, b.Stages, func(x, y partition.Stage) int {
