@@ -94,6 +94,9 @@ func shardedText(p *partition.Plan) string {
 	if p.SequenceParallel {
 		text += ", sequence parallel"
 	}
+	if p.Overlap {
+		text += ", overlap"
+	}
 	return text
 }
 

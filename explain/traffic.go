@@ -24,19 +24,26 @@ func (r *Report) communication(st *Stage, s *codegen.Schedule) ([]Comm, Traffic)
 			continue
 		}
 		for i := range body.Instrs {
-			n := body.Instrs[i].Node
+			in := &body.Instrs[i]
+			n := in.Node
 			if !communicates(n.Op) {
 				continue
+			}
+			runs := runs
+			if in.Last {
+				runs = 1
 			}
 			// All micro-batches have the size of the first, but for the last.
 			each := r.prog.CommBytes(s, n, first)
 			last := first
 			last.MicroBatch += runs - 1
 			bytes := int64(runs-1)*each + r.prog.CommBytes(s, n, last)
-			c := Comm{Op: n.Op.String(), Phase: n.Phase.String(), Ranks: 2, Runs: runs, Single: each, Bytes: bytes}
+			c := Comm{Op: n.Op.String(), Phase: ir.Phase(phase).String(), Ranks: 2, Runs: runs, Single: each, Bytes: bytes}
 			if attr, ok := n.Attr.(ir.CommAttr); ok {
 				c.Axis, c.Ranks = attr.Axis, r.prog.Mesh.Size(attr.Axis)
-				total.Collectives += runs
+				if !in.Fused {
+					total.Collectives += runs
+				}
 				total.CollectiveBytes += bytes
 			} else {
 				peer := n.Attr.(ir.P2PAttr).Stage

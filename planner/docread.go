@@ -117,6 +117,7 @@ func (p *Predicted) validate(key string, plan *partition.Plan) error {
 		{"step_seconds", p.StepSeconds}, {"tokens_per_second", p.TokensPerSecond}, {"mfu", p.MFU},
 		{"breakdown.compute_seconds", p.Breakdown.Compute}, {"breakdown.communication_seconds", p.Breakdown.Communication},
 		{"breakdown.optimizer_seconds", p.Breakdown.Optimizer}, {"breakdown.bubble_seconds", p.Breakdown.Bubble},
+		{"breakdown.overlapped_seconds", p.Breakdown.Overlapped},
 	} {
 		if f.value < 0 {
 			return &DocumentError{Key: key + "." + f.name, Msg: fmt.Sprintf("is %v, must not be negative", f.value)}

@@ -61,6 +61,8 @@ type PredictedBreakdown struct {
 	Communication float64 `json:"communication_seconds"`
 	Optimizer     float64 `json:"optimizer_seconds"`
 	Bubble        float64 `json:"bubble_seconds"`
+	// Overlapped is communication beside the rest, no part of the step's time.
+	Overlapped float64 `json:"overlapped_seconds,omitempty"`
 }
 
 // SearchInfo says how the plan was found, and which plans lost to it.
@@ -104,7 +106,7 @@ func NewPredicted(cfg *config.Config, c *cost.Cluster, p *partition.Plan, x Pred
 		MFU: perSecond * float64(cfg.Model.FLOPsPerToken()) / peak,
 		Breakdown: PredictedBreakdown{
 			x.Breakdown.Compute.Seconds(), x.Breakdown.Communication.Seconds(),
-			x.Breakdown.Optimizer.Seconds(), x.Breakdown.Bubble.Seconds(),
+			x.Breakdown.Optimizer.Seconds(), x.Breakdown.Bubble.Seconds(), x.Breakdown.Overlapped.Seconds(),
 		},
 		PeakBytes: x.PeakBytes,
 	}

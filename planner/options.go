@@ -27,6 +27,9 @@ type Options struct {
 	ZeRO *int
 	// SequenceParallel is "on" or "off"; empty searches it.
 	SequenceParallel string
+	// Overlap is "on" or "off"; empty is on where ranks are data-parallel, and off
+	// if no plan fits so.
+	Overlap string
 	// Pins come before all placements of the search, so they hold.
 	Pins []partition.Placement
 	// TopK is how many alternatives to return: the best plans with other degrees.
@@ -201,6 +204,7 @@ func (o Options) supported() error {
 	}
 	for _, x := range []struct{ option, value, want string }{
 		{"sequence-parallel", o.SequenceParallel, " on off "},
+		{"overlap", o.Overlap, " on off "},
 		{"offload", o.Offload, " none optimizer params "},
 		{"schedule", string(o.Schedule), " gpipe 1f1b interleaved zero-bubble "},
 		{"recompute", string(o.Recompute), " none selective full "},

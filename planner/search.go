@@ -2,6 +2,7 @@ package planner
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	goruntime "runtime"
 	"slices"
@@ -71,10 +72,22 @@ type arena struct {
 // schedules, ZeRO stages, sequence parallelism or not, and contiguous cuts that the
 // options leave, under the cost of planner/sim. Of every stage so many blocks are
 // recomputed, in full and selectively, that it fits and does the least work; of
-// equal work the fewest in full. Plans that take the same time are ordered by peak memory, then by
+// equal work the fewest in full. Plans with data-parallel ranks overlap
+// communication and computation, unless the options say otherwise or none fits
+// so: it costs memory and never time. Plans that take the same time are ordered by peak memory, then by
 // comparePlans. It fails with an *InfeasibleError when no plan fits, an
 // *OptionError or an *UnsupportedError.
 func Search(g *ir.Graph, batch int, c *cost.Cluster, opts Options) (*Result, error) {
+	res, err := search(g, batch, c, opts)
+	var large *InfeasibleError
+	if errors.As(err, &large) && opts.Overlap == "" {
+		opts.Overlap = "off"
+		return search(g, batch, c, opts)
+	}
+	return res, err
+}
+
+func search(g *ir.Graph, batch int, c *cost.Cluster, opts Options) (*Result, error) {
 	start := time.Now()
 	opts, err := opts.validate(batch)
 	if err != nil {
@@ -136,6 +149,10 @@ func (s *searcher) pipelines() ([]*point, error) {
 	if len(all) == 0 && s.opts.ZeRO != nil && *s.opts.ZeRO > 0 {
 		return nil, optionErrorf("zero", "stage %d needs at least 2 data-parallel ranks; no dp x tp x pp of %s devices in %d has them with %d blocks and a global batch of %d",
 			*s.opts.ZeRO, degree(s.opts.PlanNGPUs), s.opts.RuntimeNGPUs, s.graphs.blocks, s.batch)
+	}
+	if len(all) == 0 && s.opts.Overlap == "on" {
+		return nil, optionErrorf("overlap", "needs at least 2 data-parallel ranks; no dp x tp x pp of %s devices in %d has them with %d blocks and a global batch of %d",
+			degree(s.opts.PlanNGPUs), s.opts.RuntimeNGPUs, s.graphs.blocks, s.batch)
 	}
 	if len(all) == 0 && s.opts.SequenceParallel == "on" {
 		return nil, optionErrorf("sequence-parallel", "needs tp of at least 2; no dp x tp x pp of %s devices in %d has it with %d blocks and a global batch of %d",

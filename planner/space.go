@@ -42,9 +42,10 @@ func outlines(o Options, all []degrees) []outline {
 		case o.SequenceParallel == "on":
 			sequences = sequences[1:]
 		}
+		overlap := o.Overlap != "off" && d.dp*(o.RuntimeNGPUs/d.plan) > 1
 		for _, sequence := range sequences {
 			for _, zero := range stages {
-				list = append(list, outline{d, sharding{zero: zero, sequence: sequence}})
+				list = append(list, outline{d, sharding{zero, sequence, overlap}})
 			}
 		}
 	}
@@ -75,6 +76,9 @@ func allDegrees(o Options, blocks, batch int, c *cost.Cluster) []degrees {
 					continue
 				}
 				if o.ZeRO != nil && *o.ZeRO > 0 && dp*(o.RuntimeNGPUs/plan) == 1 || o.SequenceParallel == "on" && tp == 1 {
+					continue
+				}
+				if o.Overlap == "on" && dp*(o.RuntimeNGPUs/plan) == 1 {
 					continue
 				}
 				if dp*(o.RuntimeNGPUs/plan) <= batch {

@@ -43,6 +43,7 @@ type fixed struct {
 	Zero             *int   `group:"fix" placeholder:"N" help:"ZeRO stage, 0 to 3: shard optimizer state (1), gradients (2) and parameters (3) over data-parallel ranks."`
 	Recompute        string `group:"fix" enum:",none,selective,full" default:"" placeholder:"none|selective|full" help:"Drop activations and compute them again: none, those of attention, or all."`
 	SequenceParallel string `group:"fix" enum:",on,off" default:"" placeholder:"on|off" help:"Shard the sequence between tensor-parallel regions."`
+	Overlap          string `group:"fix" enum:",on,off" default:"" placeholder:"on|off" help:"Communicate gradients and sharded parameters beside the computation; on unless memory is short."`
 	Offload          string `group:"fix" enum:",none,optimizer,params" default:"" placeholder:"none" help:"Keep state in host memory; only none in this version."`
 }
 
@@ -66,7 +67,7 @@ func (c *planCmd) options(cfg *config.Config) (planner.Options, error) {
 		PlanNGPUs: int(p.PlanNGPUs), RuntimeNGPUs: int(p.RuntimeNGPUs), MemoryLimit: int64(p.MemoryLimit),
 		DP: deref(c.DP), TP: deref(c.TP), CP: deref(c.CP), PP: deref(c.PP), MicroBatch: int(cfg.Batch.Micro),
 		Schedule: partition.Schedule(c.Schedule), Interleave: deref(c.Interleave), ZeRO: c.Zero,
-		Recompute: planner.Recompute(c.Recompute), SequenceParallel: c.SequenceParallel, Offload: c.Offload,
+		Recompute: planner.Recompute(c.Recompute), SequenceParallel: c.SequenceParallel, Overlap: c.Overlap, Offload: c.Offload,
 		Policy: planner.Policy(c.Policy), TopK: c.Top,
 	}
 	if c.MicroBatch != nil {
@@ -201,6 +202,9 @@ func printPlan(con *console, doc *planner.Document) {
 	for _, part := range parts(predicted.Breakdown) {
 		rows = append(rows, []string{part.name, secondsText(part.seconds), fmt.Sprintf("%.1f %%", 100*part.seconds/predicted.StepSeconds)})
 	}
+	if beside := predicted.Breakdown.Overlapped; beside > 0 {
+		rows = append(rows, []string{"beside it, communication", secondsText(beside), ""})
+	}
 	con.table(rows)
 	if len(doc.Search.Alternatives) == 0 {
 		return
@@ -258,6 +262,9 @@ func planWords(p *partition.Plan) string {
 	}
 	if p.SequenceParallel {
 		words += ", sequence parallel"
+	}
+	if p.Overlap {
+		words += ", overlap"
 	}
 	full, selective := 0, 0
 	for _, s := range p.Stages {
