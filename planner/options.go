@@ -27,8 +27,8 @@ type Options struct {
 	ZeRO *int
 	// SequenceParallel is "on" or "off"; empty searches it.
 	SequenceParallel string
-	// Overlap is "on" or "off"; empty is on where ranks are data-parallel, and off
-	// if no plan fits so.
+	// Overlap is "on" or "off"; empty is on where ranks are data-parallel and do not
+	// share a device, and off if no plan fits so.
 	Overlap string
 	// Pins come before all placements of the search, so they hold.
 	Pins []partition.Placement

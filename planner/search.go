@@ -73,14 +73,18 @@ type arena struct {
 // options leave, under the cost of planner/sim. Of every stage so many blocks are
 // recomputed, in full and selectively, that it fits and does the least work; of
 // equal work the fewest in full. Plans with data-parallel ranks overlap
-// communication and computation, unless the options say otherwise or none fits
-// so: it costs memory and never time. Plans that take the same time are ordered by peak memory, then by
+// communication and computation where they do not share a device, unless the
+// options say otherwise or none fits so: it costs memory and never time. Plans that take the same time are ordered by peak memory, then by
 // comparePlans. It fails with an *InfeasibleError when no plan fits, an
 // *OptionError or an *UnsupportedError.
 func Search(g *ir.Graph, batch int, c *cost.Cluster, opts Options) (*Result, error) {
+	free := opts.Overlap == "" // to choose
+	if free && c.Device.Shared {
+		opts.Overlap, free = "off", false // there communication takes the time of kernels
+	}
 	res, err := search(g, batch, c, opts)
 	var large *InfeasibleError
-	if errors.As(err, &large) && opts.Overlap == "" {
+	if errors.As(err, &large) && free {
 		opts.Overlap = "off"
 		return search(g, batch, c, opts)
 	}

@@ -43,7 +43,7 @@ type fixed struct {
 	Zero             *int   `group:"fix" placeholder:"N" help:"ZeRO stage, 0 to 3: shard optimizer state (1), gradients (2) and parameters (3) over data-parallel ranks."`
 	Recompute        string `group:"fix" enum:",none,selective,full" default:"" placeholder:"none|selective|full" help:"Drop activations and compute them again: none, those of attention, or all."`
 	SequenceParallel string `group:"fix" enum:",on,off" default:"" placeholder:"on|off" help:"Shard the sequence between tensor-parallel regions."`
-	Overlap          string `group:"fix" enum:",on,off" default:"" placeholder:"on|off" help:"Communicate gradients and sharded parameters beside the computation; on unless memory is short."`
+	Overlap          string `group:"fix" enum:",on,off" default:"" placeholder:"on|off" help:"Communicate gradients and sharded parameters beside the computation; on unless memory is short or ranks share processors."`
 	Offload          string `group:"fix" enum:",none,optimizer,params" default:"" placeholder:"none" help:"Keep state in host memory; only none in this version."`
 }
 
@@ -176,12 +176,16 @@ func search(cfg *config.Config, cluster *cost.Cluster, o planner.Options) (*plan
 func printPlan(con *console, doc *planner.Document) {
 	p, predicted := doc.Plan, doc.Predicted
 	con.heading("plan for %s on %s", plural(p.RuntimeNGPUs, "rank"), doc.Cluster.Name)
-	con.table([][]string{
+	about := [][]string{
 		{"mesh", fmt.Sprintf("%s of dp %d x tp %d x pp %d", plural(p.Units(), "unit"), p.DP, p.TP, p.PP())},
 		{"micro-batch", fmt.Sprintf("%s, %d per step and data-parallel rank", plural(p.MicroBatch, "sequence"), p.MicroBatches(doc.Config.Batch.Global, ir.Coord{}))},
 		{"schedule", string(p.Schedule)},
 		{"sharded", shardedText(p)},
-	})
+	}
+	if p.Overlap {
+		about = append(about, []string{"overlap", "gradients and sharded parameters travel beside the computation"})
+	}
+	con.table(about)
 	rows := [][]string{{"STAGE", "BLOCKS", "RECOMPUTED", "PEAK MEMORY OF A RANK"}}
 	for i, s := range p.Stages {
 		rows = append(rows, []string{fmt.Sprint(i), blocksText(s), recomputedText(s.Recompute, s.Selective),
