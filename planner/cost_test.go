@@ -7,6 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/autopar/autopar/codegen"
+	"github.com/autopar/autopar/ir/exact"
 	"github.com/autopar/autopar/partition"
 	"github.com/autopar/autopar/planner/cost"
 	"github.com/autopar/autopar/planner/sim"
@@ -83,6 +84,11 @@ func TestCostIsSimulation(t *testing.T) {
 		}
 		sh.overlap = r.IntN(3) > 0
 		g := step(t, model, batch)
+		if k%2 == 1 {
+			var err error
+			g, err = exact.Sums(g)
+			require.NoError(t, err)
+		}
 		c := randomCluster(r)
 		c.Device.Shared = k%4 == 0 // streams do not overlap there
 		s := newSearcher(g, batch, c, Options{RuntimeNGPUs: d.plan * units})
