@@ -17,7 +17,8 @@ import (
 type Options struct {
 	// Timeout bounds every wait of one rank for another; 0 is five minutes.
 	Timeout time.Duration
-	// Trace, when set, is told of every instruction. Ranks call it concurrently.
+	// Trace, when set, is told of every instruction. Ranks and their streams call it
+	// concurrently.
 	Trace func(Span)
 }
 

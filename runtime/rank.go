@@ -188,6 +188,10 @@ func (r *rank) where() (task codegen.Task, node *ir.Node, ok bool) {
 // describe adds to an error where the rank is, and where those are for which it
 // waited in vain.
 func (r *rank) describe(err error) error {
+	var beside *StreamError
+	if errors.As(err, &beside) {
+		err = fmt.Errorf("on the communication stream: %w", beside.Err)
+	}
 	var wait *WaitError
 	if errors.As(err, &wait) {
 		var at []string
@@ -201,9 +205,8 @@ func (r *rank) describe(err error) error {
 		}
 	}
 	task, node, ok := r.where()
-	var beside *StreamError
-	if errors.As(err, &beside) {
-		node, err = beside.Node, fmt.Errorf("on the communication stream: %w", beside.Err)
+	if beside != nil {
+		node = beside.Node
 	}
 	if !ok {
 		return fmt.Errorf("runtime: rank %d: %w", r.id, err)

@@ -29,6 +29,8 @@ func Run(t *testing.T, open Open) {
 	t.Run("fixed point", func(t *testing.T) { testFixedPoint(t, open) })
 	t.Run("collectives", func(t *testing.T) { testCollectives(t, open) })
 	t.Run("transfers", func(t *testing.T) { testTransfers(t, open) })
+	t.Run("streams", func(t *testing.T) { testStreams(t, open) })
+	t.Run("stream failures", func(t *testing.T) { testStreamFailures(t, open) })
 	t.Run("timeouts", func(t *testing.T) { testTimeouts(t, open) })
 	t.Run("abort", func(t *testing.T) { testAbort(t, open) })
 }
