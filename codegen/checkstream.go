@@ -10,9 +10,8 @@ import (
 // disturb them: nothing reads the result of an asynchronous instruction, or
 // writes a buffer that it reads or writes, before having waited for it; buckets
 // hold collectives of one kind; and what runs in the last micro-batch only is
-// what the step does once. Buffers are held to be live as long as that takes.
+// what the step does once.
 func checkStreams(s *Stage) error {
-	forward := len(s.Bodies[ir.Forward].Instrs)
 	for phase := range s.Bodies {
 		body := &s.Bodies[phase]
 		var running []*Instr // asynchronous ones, from the first of the body
@@ -45,21 +44,30 @@ func checkStreams(s *Stage) error {
 			} else {
 				running = append(running, in)
 			}
-			before := 0
-			if ir.Phase(phase) != ir.Forward {
-				before = forward
-			}
-			from, to := i, body.joined(i)
-			for _, ids := range [][]int{in.Args, in.Results} {
-				for _, id := range ids {
-					b := &s.Buffers[id]
-					shift := 0
-					if b.Region == Slot {
-						shift = before
-					}
-					if b.Region != Persist && (b.From > from+shift || b.To < to+shift) {
-						return fail(b.Value, "uses b%d at %d to %d, which is live from %d to %d only", id, from+shift, to+shift, b.From, b.To)
-					}
+		}
+	}
+	return checkLives(s)
+}
+
+// checkLives makes sure that buffers are held to be live as long as instructions,
+// asynchronous ones until they are waited for, use them.
+func checkLives(s *Stage) error {
+	for phase := range s.Bodies {
+		body := &s.Bodies[phase]
+		before := 0 // instructions of the slot before this body
+		if ir.Phase(phase) != ir.Forward {
+			before = len(s.Bodies[ir.Forward].Instrs)
+		}
+		for i, in := range body.Instrs {
+			for _, id := range append(append([]int{}, in.Args...), in.Results...) {
+				b := &s.Buffers[id]
+				from, to := i, body.joined(i)
+				if b.Region == Slot {
+					from, to = from+before, to+before
+				}
+				if b.Region != Persist && (b.From > from || b.To < to) {
+					return &CheckError{Rank: -1, Stage: s.Index, Instr: in.Node.Name, Value: b.Value.Name(),
+						Msg: fmt.Sprintf("uses b%d at %d to %d, which is live from %d to %d only", id, from, to, b.From, b.To)}
 				}
 			}
 		}
