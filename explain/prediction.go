@@ -105,7 +105,7 @@ func (p *Prediction) text(out io.Writer) {
 		{"bubble", seconds(p.Bubble), share(p.Bubble)},
 	}
 	if p.Overlapped > 0 {
-		rows = append(rows, []string{"beside it, communication", seconds(p.Overlapped), ""})
+		rows = append(rows, []string{"beside it, communication", seconds(p.Overlapped), share(p.Overlapped)})
 	}
 	table(out, fmt.Sprintf("of which rank %d, the busiest, spends", p.Busiest), rows, 1, 2)
 }

@@ -210,7 +210,7 @@ func printPlan(con *console, doc *planner.Document) {
 		rows = append(rows, []string{part.name, secondsText(part.seconds), fmt.Sprintf("%.1f %%", 100*part.seconds/predicted.StepSeconds)})
 	}
 	if beside := predicted.Breakdown.Overlapped; beside > 0 {
-		rows = append(rows, []string{"beside it, communication", secondsText(beside), ""})
+		rows = append(rows, []string{"beside it, communication", secondsText(beside), fmt.Sprintf("%.1f %%", 100*beside/predicted.StepSeconds)})
 	}
 	con.table(rows)
 	if len(doc.Search.Alternatives) == 0 {
