@@ -58,10 +58,11 @@ func checkLives(s *Stage) error {
 		if ir.Phase(phase) != ir.Forward {
 			before = len(s.Bodies[ir.Forward].Instrs)
 		}
+		ends := lasts(body)
 		for i, in := range body.Instrs {
 			for _, id := range append(append([]int{}, in.Args...), in.Results...) {
 				b := &s.Buffers[id]
-				from, to := i, body.joined(i)
+				from, to := i, ends[i]
 				if b.Region == Slot {
 					from, to = from+before, to+before
 				}
@@ -73,6 +74,27 @@ func checkLives(s *Stage) error {
 		}
 	}
 	return nil
+}
+
+// lasts returns for each instruction of a body the last position at which it may
+// be running.
+func lasts(body *Body) []int {
+	ends := make([]int, len(body.Instrs))
+	var running []int // asynchronous ones, from the first of the body
+	done := 0
+	for i, in := range body.Instrs {
+		ends[i] = i
+		for ; done < min(in.Await, len(running)); done++ {
+			ends[running[done]] = i - 1
+		}
+		if in.Async {
+			running = append(running, i)
+		}
+	}
+	for _, i := range running[done:] {
+		ends[i] = len(body.Instrs) - 1
+	}
+	return ends
 }
 
 // checkBucket checks the place of one instruction in its bucket.
