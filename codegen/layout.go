@@ -20,6 +20,7 @@ type stageBuilder struct {
 	of     map[*ir.Value]int  // value -> buffer
 	uses   map[*ir.Value]int  // operands that read the value, updates and outputs included
 	keep   map[*ir.Value]bool // read after the step
+	next   map[*ir.Value]bool // what a parameter becomes
 	saved  map[*ir.Value]bool // made in the forward pass, read in the backward pass
 	folded map[*ir.Node]bool  // accumulations done by the kernel that makes the operand
 	modes  map[*ir.Value]Accum
@@ -27,14 +28,13 @@ type stageBuilder struct {
 	// Of overlap.
 	spots   map[*ir.Node]spot
 	readers map[*ir.Value][]*ir.Node
-	renewed map[*ir.Value]bool // the new value of a parameter
 }
 
 func (b *stageBuilder) build() error {
 	b.of, b.uses = map[*ir.Value]int{}, map[*ir.Value]int{}
-	b.keep, b.saved = map[*ir.Value]bool{}, map[*ir.Value]bool{}
+	b.keep, b.saved, b.next = map[*ir.Value]bool{}, map[*ir.Value]bool{}, map[*ir.Value]bool{}
 	b.folded, b.modes = map[*ir.Node]bool{}, map[*ir.Value]Accum{}
-	b.readers, b.renewed = map[*ir.Value][]*ir.Node{}, map[*ir.Value]bool{}
+	b.readers = map[*ir.Value][]*ir.Node{}
 	b.Params, b.Inputs, b.Outputs = map[string]int{}, map[string]int{}, map[string]int{}
 	for _, n := range b.prog.Graph.Nodes {
 		if n.Stage != b.Index {
@@ -55,7 +55,7 @@ func (b *stageBuilder) build() error {
 	}
 	for _, u := range b.prog.Graph.Updates {
 		b.uses[u.New]++
-		b.renewed[u.New] = true
+		b.next[u.New] = true
 	}
 	microBatches := b.prog.Mesh.Size(partition.AxisMB)
 	b.Slots = Slots(b.prog.Plan, b.Index, microBatches, b.training)
@@ -118,7 +118,7 @@ func (b *stageBuilder) persistent() {
 				b.buffer(v, Slot, n.Phase)
 			}
 		default:
-			if b.keep[v] {
+			if b.keep[v] && !b.next[v] {
 				b.buffer(v, Persist, n.Phase)
 			}
 		}
@@ -197,16 +197,20 @@ func (b *stageBuilder) updates() {
 		if u.Param.Def.Stage != b.Index || u.New == u.Param {
 			continue
 		}
-		if _, placed := b.of[u.New]; !placed && b.inPlaceUpdate(u) {
+		if _, placed := b.of[u.New]; placed {
+			continue
+		}
+		if b.inPlaceUpdate(u) {
 			b.of[u.New] = b.of[u.Param]
+		} else if b.keep[u.New] {
+			b.buffer(u.New, Persist, ir.Update)
 		}
 	}
 }
 
 // inPlaceUpdate reports whether the new value may be written over the old one:
 // nothing reads the old one afterwards, and the op that makes the new one either
-// does not read it or writes it over that operand (AdamW over weight and moments,
-// decoding over the cache).
+// does not read it or renews that operand.
 func (b *stageBuilder) inPlaceUpdate(u ir.StateUpdate) bool {
 	made := false
 	for _, n := range b.nodes {
@@ -216,10 +220,10 @@ func (b *stageBuilder) inPlaceUpdate(u ir.StateUpdate) bool {
 			return false
 		case n != u.New.Def:
 			continue
-		case n.Op == ir.OpAdamW && n.Args[u.New.Index] != u.Param,
-			n.Op == ir.OpAttentionDecode && (u.New.Index != 1 || n.Args[1] != u.Param),
-			reads && n.Op != ir.OpAdamW && n.Op != ir.OpAttentionDecode:
-			return false
+		case reads:
+			if i := n.Op.Renews(u.New.Index); i < 0 || n.Args[i] != u.Param {
+				return false
+			}
 		}
 		made = true
 	}
@@ -271,14 +275,14 @@ func (b *stageBuilder) bodies() {
 }
 
 // canOverwrite reports whether result 0 of n may take the buffer of operand 0:
-// nothing reads the operand again, its slice has the same size, and its buffer
-// lives as long as the result must.
+// nothing reads the operand again, its slice has as many elements of at least the
+// size, and its buffer lives as long as the result must.
 func (b *stageBuilder) canOverwrite(n *ir.Node, region Region, lastUse map[*ir.Value]*ir.Node) bool {
 	if !n.Op.InPlace() && n.Op != ir.OpAllReduce && n.Op != ir.OpToPartial {
 		return false
 	}
 	x, r := n.Args[0], n.Results[0]
-	if lastUse[x] != n || b.keep[x] || x.Def.Op.Class() == ir.Leaf {
+	if lastUse[x] != n || b.keep[x] || b.next[x] || x.Def.Op.Class() == ir.Leaf {
 		return false
 	}
 	for _, r := range b.readers[x] {
@@ -303,7 +307,7 @@ func (b *stageBuilder) canOverwrite(n *ir.Node, region Region, lastUse map[*ir.V
 			return false
 		}
 	}
-	// from_fixed narrows: its result takes the first half of its operand's place.
+	// A narrower result takes the first part of its operand's place.
 	return x.Type.DType.Size() >= r.Type.DType.Size() && slices.Equal(x.Type.Shape, r.Type.Shape) && b.prog.Slab(x, ir.Coord{}).Elems() == b.prog.Slab(r, ir.Coord{}).Elems()
 }
 

@@ -199,7 +199,7 @@ func (b *stageBuilder) reducedEach(n *ir.Node) bool {
 
 // regathered reports whether a node makes an updated weight whole again.
 func (b *stageBuilder) regathered(n *ir.Node) bool {
-	return n.Op == ir.OpAllGather && b.renewed[n.Results[0]] && len(b.readers[n.Results[0]]) == 0
+	return n.Op == ir.OpAllGather && b.next[n.Results[0]] && len(b.readers[n.Results[0]]) == 0
 }
 
 // cutSegments cuts the nodes of a body where the block changes. Communication

@@ -55,7 +55,7 @@ graph step mesh(dp=2, tp=4)
 		{"position", func(g *ir.Graph, w, ids, e, r *ir.Value) { r.Def.Pos = "gpt.go" }, `position "gpt.go" is not file:line`},
 		{"attribute missing", func(g *ir.Graph, w, ids, e, r *ir.Value) { r.Def.Attr = nil }, `attribute is <nil>, want ir.CommAttr`},
 		{"attribute of another op", func(g *ir.Graph, w, ids, e, r *ir.Value) { e.Def.Attr = ir.GELUAttr{} }, `attribute is ir.GELUAttr, want <nil>`},
-		{"attribute range", func(g *ir.Graph, w, ids, e, r *ir.Value) { w.Def.Attr = ir.ParamAttr{Init: 3} }, `attribute init is 3, want one of zeros, ones, normal`},
+		{"attribute range", func(g *ir.Graph, w, ids, e, r *ir.Value) { w.Def.Attr = ir.ParamAttr{Init: 4} }, `attribute init is 4, want one of zeros, ones, normal, constant`},
 		{"attribute NaN", func(g *ir.Graph, w, ids, e, r *ir.Value) { w.Def.Attr = ir.ParamAttr{Std: math.NaN()} }, `attribute std is NaN`},
 		{"axis beyond the mesh", func(g *ir.Graph, w, ids, e, r *ir.Value) { w.Spec[2] = ir.ShardOn(0) }, `node 0 (param "w"): result 0 (%0): placement S(0) on axis 2 of a mesh with 2 axes`},
 		{"dimension out of range", func(g *ir.Graph, w, ids, e, r *ir.Value) { w.Spec[0] = ir.ShardOn(2) }, `axis dp shards dimension 2 of f32[65,24]`},

@@ -93,10 +93,15 @@ func (pr *propagator) output(v *ir.Value) (*ir.Value, error) {
 func (pr *propagator) leaves() error {
 	state := map[*ir.Value]*ir.Value{} // optimizer state -> its parameter
 	cache := map[*ir.Value]bool{}      // keys and values of the batch's sequences
+	weights := weightsOf(pr.src)
 	for _, n := range pr.src.Nodes {
 		switch n.Op {
 		case ir.OpAdamW:
-			state[n.Args[1]], state[n.Args[2]] = n.Args[0], n.Args[0]
+			for _, a := range n.Args[:3] {
+				if a != weights[n] {
+					state[a] = weights[n]
+				}
+			}
 		case ir.OpAttentionDecode:
 			cache[n.Args[1]] = true
 			if m := pr.mesh.Size(AxisMB); m > 1 {
@@ -188,7 +193,7 @@ func (pr *propagator) gradients() {
 		switch n.Op {
 		case ir.OpAdamW:
 			pr.want[n.Args[3]] = n.Args[1].Spec
-		case ir.OpAddN, ir.OpFromFixed, ir.OpSend, ir.OpRecv:
+		case ir.OpAddN, ir.OpCast, ir.OpFromFixed, ir.OpSend, ir.OpRecv:
 			if spec, ok := pr.want[n.Results[0]]; ok {
 				for _, a := range n.Args {
 					pr.want[a] = spec
@@ -346,6 +351,9 @@ func (pr *propagator) cost(n *ir.Node, args []*ir.Value, axis, rule int, ra, rr 
 		if from == ra[i] {
 			continue
 		}
+		if n.Op == ir.OpCast && !(pr.reducesFirst(n, axis) && ra[i].Kind == ir.Shard) {
+			return math.Inf(1)
+		}
 		if pr.isTime(axis) || follows && from.Kind == ir.Shard && pr.ofBatch(v) {
 			return math.Inf(1)
 		}
@@ -376,6 +384,14 @@ func (pr *propagator) cost(n *ir.Node, args []*ir.Value, axis, rule int, ra, rr 
 		cost += moveBytes(rr[i], to, float64(r.Type.Bytes()), size)
 	}
 	return cost
+}
+
+// reducesFirst reports whether a cast has its operand reduced before: that of a
+// gradient from ZeRO stage 2 on, which would be reduced with every micro-batch
+// after it too, in more bytes. Any other cast is made where its operand lies.
+func (pr *propagator) reducesFirst(n *ir.Node, axis int) bool {
+	_, isGrad := pr.want[n.Results[0]]
+	return isGrad && pr.plan.ZeRO >= 2 && n.Phase == ir.Backward && pr.mesh.Axes[axis].Name == AxisDP
 }
 
 // ofBatch reports whether a value is cut as the batch is. A parameter is not, nor

@@ -23,10 +23,28 @@ func BaseName(name string) string {
 // is sent.
 type cutter struct {
 	src, dst *ir.Graph
-	owner    map[*ir.Node]int   // stage of a node that runs on exactly one
-	holders  map[*ir.Node][]int // stages that use a parameter in forward or backward
+	owner    map[*ir.Node]int       // stage of a node that runs on exactly one
+	holders  map[*ir.Node][]int     // stages that use a parameter in forward or backward
+	weights  map[*ir.Node]*ir.Value // of each adamw
 	made     map[placed]*ir.Value
-	terms    map[placed]*ir.Value // an add_n's operands on one stage, summed
+	terms    map[placed]*ir.Value // what an add_n, or the cast of one, is on one stage
+}
+
+// weightsOf returns the weight that each adamw updates: its first operand, or that
+// of which this is the master copy.
+func weightsOf(g *ir.Graph) map[*ir.Node]*ir.Value {
+	of := map[*ir.Node]*ir.Value{}
+	for _, n := range g.Nodes {
+		if n.Op == ir.OpAdamW {
+			of[n] = n.Args[0]
+		}
+	}
+	for _, u := range g.Updates {
+		if cast := u.New.Def; cast.Op == ir.OpCast && cast.Args[0].Def.Op == ir.OpAdamW {
+			of[cast.Args[0].Def] = u.Param
+		}
+	}
+	return of
 }
 
 type placed struct {
@@ -40,14 +58,14 @@ func cut(g *ir.Graph, p *Plan) *ir.Graph {
 	c := &cutter{
 		src: g, dst: ir.NewGraph(g.Name),
 		owner: map[*ir.Node]int{}, holders: map[*ir.Node][]int{}, made: map[placed]*ir.Value{},
-		terms: map[placed]*ir.Value{},
+		terms: map[placed]*ir.Value{}, weights: weightsOf(g),
 	}
 	c.assign(p)
 	for _, n := range g.Nodes {
 		switch s, owned := c.owner[n]; {
 		case n.Op == ir.OpAdamW:
 			// Every stage that holds a tied parameter makes the same update.
-			for _, s := range c.holders[n.Args[0].Def] {
+			for _, s := range c.holders[c.weights[n].Def] {
 				c.emit(n, s)
 			}
 		case owned:
@@ -163,7 +181,9 @@ func (c *cutter) name(n *ir.Node, s int) string {
 	case len(holders) > 0:
 		home = holders[0]
 	case n.Op == ir.OpAdamW:
-		home = c.holders[n.Args[0].Def][0]
+		home = c.holders[c.weights[n].Def][0]
+	case n.Op == ir.OpCast && c.weights[n.Args[0].Def] != nil:
+		home = c.holders[c.weights[n.Args[0].Def].Def][0]
 	case n.Op == ir.OpParam: // optimizer state: named after its parameter
 		home = s
 		if i := strings.LastIndex(n.Name, "."); i >= 0 {
@@ -205,7 +225,9 @@ func (c *cutter) at(v *ir.Value, s int, phase ir.Phase) *ir.Value {
 		}
 		c.send(v, owner, s, phase)
 	case n.Op == ir.OpAddN:
-		c.addN(n, s)
+		c.addN(n, n, s)
+	case n.Op == ir.OpCast && n.Args[0].Def.Op == ir.OpAddN:
+		c.addN(n, n.Args[0].Def, s)
 	default:
 		c.emit(n, s)
 	}
@@ -233,11 +255,12 @@ func (c *cutter) send(v *ir.Value, from, to int, phase ir.Phase) {
 
 // addN sums first what each stage owns, there, and then the stages' terms in
 // stage order, so that every stage gets the same bits and one value crosses
-// each boundary.
-func (c *cutter) addN(n *ir.Node, s int) {
+// each boundary. n is the add_n, or a cast of it: then each stage casts its term,
+// and what crosses is of the type of the result.
+func (c *cutter) addN(n, sum *ir.Node, s int) {
 	byStage := map[int][]*ir.Value{}
 	var stages []int
-	for _, a := range n.Args {
+	for _, a := range sum.Args {
 		t, owned := c.owner[a.Def]
 		if !owned {
 			t = s
@@ -252,9 +275,13 @@ func (c *cutter) addN(n *ir.Node, s int) {
 		c.emit(n, s)
 		return
 	}
-	m := &ir.Node{Op: n.Op, Phase: n.Phase, Stage: s, Pos: n.Pos, Name: c.name(n, s)}
+	m := &ir.Node{Op: ir.OpAddN, Phase: n.Phase, Stage: s, Pos: n.Pos, Name: c.name(n, s)}
 	for _, t := range stages {
-		m.Args = append(m.Args, c.at(c.term(n, byStage[t], t), s, n.Phase))
+		v := c.term(sum, byStage[t], t)
+		if n != sum {
+			v = c.termOf(n, []*ir.Value{v}, t)
+		}
+		m.Args = append(m.Args, c.at(v, s, n.Phase))
 	}
 	c.place(n, m, s)
 }
@@ -265,11 +292,16 @@ func (c *cutter) term(n *ir.Node, args []*ir.Value, t int) *ir.Value {
 	if len(args) == 1 {
 		return args[0]
 	}
+	return c.termOf(n, args, t)
+}
+
+// termOf is what n makes of the operands that are on stage t.
+func (c *cutter) termOf(n *ir.Node, args []*ir.Value, t int) *ir.Value {
 	key := placed{n.Results[0], t}
 	if v, ok := c.terms[key]; ok {
 		return v
 	}
-	node := &ir.Node{Op: n.Op, Args: args, Phase: n.Phase, Pos: n.Pos, Name: fmt.Sprintf("%s@stage%d", n.Name, t)}
+	node := &ir.Node{Op: n.Op, Attr: n.Attr, Args: args, Phase: n.Phase, Pos: n.Pos, Name: fmt.Sprintf("%s@stage%d", n.Name, t)}
 	v := &ir.Value{Type: n.Results[0].Type, Def: node}
 	node.Results = []*ir.Value{v}
 	c.owner[node] = t

@@ -7,6 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/autopar/autopar/codegen"
+	"github.com/autopar/autopar/ir"
 	"github.com/autopar/autopar/ir/exact"
 	"github.com/autopar/autopar/partition"
 	"github.com/autopar/autopar/planner/cost"
@@ -83,13 +84,15 @@ func TestCostIsSimulation(t *testing.T) {
 			sh.sequence = r.IntN(2) == 0
 		}
 		sh.overlap = r.IntN(3) > 0
+		model.Float = []ir.DType{ir.F32, ir.BF16, ir.F16}[k%3]
+		c := randomCluster(r)
+		c.Device.FLOPS["bf16"] = 4 * c.Device.FLOPS["f32"]
 		g := step(t, model, batch)
-		if k%2 == 1 {
+		if k%6 == 3 {
 			var err error
 			g, err = exact.Sums(g)
 			require.NoError(t, err)
 		}
-		c := randomCluster(r)
 		c.Device.Shared = k%4 == 0 // streams do not overlap there
 		s := newSearcher(g, batch, c, Options{RuntimeNGPUs: d.plan * units})
 		skels, err := s.skeletons([]outline{{d, sh}})

@@ -383,7 +383,7 @@ func TestSteadyState(t *testing.T) {
 	}
 	reproducible, err := exact.Sums(trainGraph(t))
 	require.NoError(t, err)
-	for _, g := range []*ir.Graph{trainGraph(t), reproducible} {
+	for _, g := range []*ir.Graph{trainGraph(t), reproducible, graphIn(t, ir.F16, false)} {
 		for _, s := range []shape{
 			oneRank, {dp: 2, tp: 2, pp: 2, micro: 2, schedule: partition.OneFOneB},
 			{dp: 2, tp: 1, pp: 2, micro: 2, schedule: partition.OneFOneB, zero: 3, overlap: true},

@@ -280,6 +280,11 @@ func (l *loader) action(s *codegen.Schedule, stage *codegen.Stage, t codegen.Tas
 	if _, ok := n.Attr.(ir.CommAttr); ok {
 		_, k.Position = prog.Group(s, n)
 	}
+	if c, ok := l.exec.ranks[s.Rank].device.(Checker); ok {
+		if err := c.Check(k); err != nil {
+			return a, err
+		}
+	}
 	a.kernel = k
 	return a, nil
 }

@@ -174,7 +174,7 @@ func (m *Program) compute(in *codegen.Instr, mesh ir.Mesh, at ir.Coord, operands
 		bytes += int64(operands-len(n.Args)) * one
 		flops = flops / float64(len(n.Args)) * float64(operands)
 	}
-	return m.kernel(classOf(n.Op), flops, bytes) + m.terms(n, mesh, at)
+	return m.kernelIn(n.Args[0].Type.DType, classOf(n.Op), flops, bytes) + m.terms(n, mesh, at)
 }
 
 // terms is the time to add the terms of a fixed-point sum, one a sequence: each is

@@ -115,24 +115,30 @@ func (d *Device) collective(c *runtime.Collective) error {
 // exchange reads what the member needs from the operands of the others: all of it
 // but for an all_reduce, of which it makes one share whole.
 func (d *Device) exchange(c *runtime.Collective) error {
-	if c.Members[c.Position].In.DType == ir.Q64 {
+	switch c.Members[c.Position].In.DType {
+	case ir.Q64:
 		return exchangeAs[int64](d, c)
+	case ir.BF16, ir.F16:
+		return exchangeAs[uint16](d, c)
 	}
 	return exchangeAs[float32](d, c)
 }
 
 // collect takes the shares of an all_reduce that the other members have made.
 func (d *Device) collect(c *runtime.Collective) {
-	if c.Members[c.Position].In.DType == ir.Q64 {
+	switch c.Members[c.Position].In.DType {
+	case ir.Q64:
 		collectAs[int64](d, c)
-	} else {
+	case ir.BF16, ir.F16:
+		collectAs[uint16](d, c)
+	default:
 		collectAs[float32](d, c)
 	}
 }
 
 // element is the type of the numbers in a tensor that communicates. Integers go as
-// words.
-type element interface{ float32 | int64 }
+// words, and floating-point numbers of two bytes by their bits.
+type element interface{ float32 | int64 | uint16 }
 
 // elems returns the elements of a tensor.
 func elems[E element](d *Device, t runtime.Tensor) []E {
@@ -140,7 +146,16 @@ func elems[E element](d *Device, t runtime.Tensor) []E {
 	return unsafe.Slice((*E)(unsafe.Pointer(unsafe.SliceData(x))), t.Slab.Elems())
 }
 
-// asWords is the memory of elements.
+// copyElems sets dst to src.
+func copyElems[E element](d *Device, dst, src []E) {
+	if _, ok := any(dst).([]uint16); ok {
+		copy(dst, src)
+		return
+	}
+	kernel.Copy(d.pool, asWords(dst), asWords(src))
+}
+
+// asWords is the memory of elements of whole words.
 func asWords[E element](x []E) []float32 {
 	var e E
 	return unsafe.Slice((*float32)(unsafe.Pointer(unsafe.SliceData(x))), len(x)*int(unsafe.Sizeof(e)/4))
@@ -177,7 +192,7 @@ func collectAs[E element](d *Device, c *runtime.Collective) {
 		}
 		share := codegen.ReduceShare(len(out), n, i)
 		theirs := elems[E](d.backend.devices[m.Rank], m.Out)
-		kernel.Copy(d.pool, asWords(out[share.Off:share.Off+share.Len]), asWords(theirs[share.Off:share.Off+share.Len]))
+		copyElems(d, out[share.Off:share.Off+share.Len], theirs[share.Off:share.Off+share.Len])
 		d.moved += me.Out.DType.Size() * int64(share.Len)
 	}
 }
@@ -222,6 +237,10 @@ func reduce[E element](d *Device, c *runtime.Collective, dst []E, from int) erro
 	block := unsafe.Slice((*E)(unsafe.Pointer(unsafe.SliceData(d.block))), blockElems)
 	size := c.Members[c.Position].In.DType.Size()
 	d.moved += size * int64(len(dst)*(len(c.Members)-1))
+	if half, ok := any(dst).([]uint16); ok {
+		d.reduceHalf(c, half, from)
+		return nil
+	}
 	for len(dst) > 0 {
 		n := min(len(dst), blockElems)
 		acc := block[:n]
