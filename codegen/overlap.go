@@ -202,13 +202,14 @@ func (b *stageBuilder) regathered(n *ir.Node) bool {
 	return n.Op == ir.OpAllGather && b.next[n.Results[0]] && len(b.readers[n.Results[0]]) == 0
 }
 
-// cutSegments cuts the nodes of a body where the block changes. Communication
-// belongs to who reads it, but what is summed or sent to who made it.
+// cutSegments cuts the nodes of a body where the block changes, or in the update,
+// which does one thing to the parameters of all blocks after the other, the op.
+// Communication belongs to who reads it, but what is summed or sent to who made it.
 func cutSegments(nodes []*ir.Node) ([]segment, map[*ir.Node]int) {
 	segments := []segment{{}}
 	of := map[*ir.Node]int{}
 	var ahead []*ir.Node
-	block, started := "", false
+	var before *ir.Node
 	add := func(nodes ...*ir.Node) {
 		last := len(segments) - 1
 		for _, n := range nodes {
@@ -224,10 +225,10 @@ func cutSegments(nodes []*ir.Node) ([]segment, map[*ir.Node]int) {
 		case n.Op.Class() != ir.Compute:
 			ahead = append(ahead, n)
 		default:
-			if started && n.Block() != block {
+			if before != nil && (n.Block() != before.Block() || n.Phase == ir.Update && n.Op != before.Op) {
 				segments = append(segments, segment{})
 			}
-			block, started = n.Block(), true
+			before = n
 			add(append(ahead, n)...)
 			ahead = nil
 		}
