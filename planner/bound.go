@@ -44,7 +44,7 @@ func newBounds(p *pipeline, limit int64, opts Options, learned map[tried]bool) *
 	works := make([]stageWork, stages)
 	for i := range p.stages {
 		s := &p.stages[i]
-		works[i] = newStageWork(s, m, p.skel.price.Overlaps())
+		works[i] = newStageWork(s, m)
 		f := s.forward[first].through()
 		forward.fixed += f.fixed
 		if i == 0 || f.block[kept] < forward.block[kept] {
@@ -107,14 +107,14 @@ func newBounds(p *pipeline, limit int64, opts Options, learned map[tried]bool) *
 type stageWork struct {
 	forward, backward [2]line
 	update            line
-	passes            line // m micro-batches
+	last              line // the last backward pass, up to what it sends
+	passes            line // m micro-batches, the last up to what it sends
 	all               line // with the update
-	both              line // with what communication streams do, in order or beside
+	both              line // with what communication streams do
 }
 
-// newStageWork adds up the work of a stage over m micro-batches. Where streams do
-// not overlap what they do is done in order.
-func newStageWork(s *stageTimes, m cost.Picoseconds, overlaps bool) stageWork {
+// newStageWork adds up the work of a stage over m micro-batches.
+func newStageWork(s *stageTimes, m cost.Picoseconds) stageWork {
 	w := stageWork{update: s.update.busy()}
 	beside := stageWork{update: s.update.beside()}
 	for size := range 2 {
@@ -124,12 +124,11 @@ func newStageWork(s *stageTimes, m cost.Picoseconds, overlaps bool) stageWork {
 	w.total(m)
 	beside.total(m)
 	w.both = w.all.plus(beside.all)
-	if !overlaps {
-		w.update = w.update.plus(beside.update)
-		for size := range 2 {
-			w.forward[size], w.backward[size] = w.forward[size].plus(beside.forward[size]), w.backward[size].plus(beside.backward[size])
-		}
-		w.total(m)
+	w.last = s.backward[rest].sent()
+	w.passes = w.passes.plus(w.last)
+	w.passes.fixed -= w.backward[rest].fixed
+	for e := range extents {
+		w.passes.block[e] -= w.backward[rest].block[e]
 	}
 	return w
 }
@@ -160,7 +159,7 @@ func (l line) plus(m line) line {
 func (w *stageWork) left(p *pipeline, i, n int, r recomputation) cost.Picoseconds {
 	var t cost.Picoseconds
 	if p.microBatches > 1 {
-		t += cost.Picoseconds(p.microBatches-2)*w.backward[whole].at(n, r) + w.backward[rest].at(n, r)
+		t += cost.Picoseconds(p.microBatches-2)*w.backward[whole].at(n, r) + w.last.at(n, r)
 	}
 	if late := p.microBatches - p.slots[i]; late > 0 {
 		t += cost.Picoseconds(late-1)*w.forward[whole].at(n, r) + w.forward[rest].at(n, r)

@@ -141,7 +141,7 @@ func later(a, b moment) moment {
 
 // runner follows the two streams of a body.
 type runner struct {
-	beside      bool
+	beside      bool // else the work of a bucket is done in order, and only then is it met for
 	now, stream moment
 	spans       []span
 }
@@ -197,8 +197,7 @@ func (f *flow) run(segments []stretch, n int) []span {
 // give hands a bucket to the stream, and returns when it is done.
 func (r *runner) give(t cost.Picoseconds) moment {
 	if !r.beside {
-		r.now = r.now.plus(t)
-		return r.now
+		r.now, t = r.now.plus(t), 0
 	}
 	r.stream = later(r.stream, r.now).plus(t)
 	return r.stream

@@ -176,6 +176,19 @@ func (b body) beside() line {
 	return l
 }
 
+// sent is what a body does in order before it sends, or all where it sends nothing.
+// In a plan with overlap sums and reductions of gradients come after.
+func (b body) sent() line {
+	var l line
+	for i := range b {
+		l.add(&b[i])
+		if b[i].kind == sim.Send {
+			break
+		}
+	}
+	return l
+}
+
 // through is the work from the last receive before the first send to that send:
 // the least time a micro-batch takes through the stage.
 func (b body) through() line {

@@ -55,6 +55,9 @@ func Run(prog *codegen.Program, c *cost.Cluster, opts Options) (*Timeline, error
 		b.system.Trace = func(p, task, op int, start, end cost.Picoseconds) {
 			body := b.used[p][task]
 			o := &body.ops[op]
+			if o.silent {
+				return
+			}
 			if o.bucket > 0 || o.stream {
 				line.Spans = append(line.Spans, Span{Rank: p, Task: task, Instr: o.instrs[0], Bucket: o.bucket, Stream: o.stream, Start: start, End: end})
 				return
@@ -129,7 +132,8 @@ type stretch struct {
 	times  []cost.Picoseconds
 	work   cost.Picoseconds
 	stream bool
-	await  int // asynchronous ops of the task
+	silent bool // only a meeting: its work is an op of its own
+	await  int  // asynchronous ops of the task
 }
 
 type groupKey struct {
@@ -194,7 +198,9 @@ func (b *builder) body(s *codegen.Schedule, t codegen.Task) (*body, error) {
 			bucket++
 		}
 		runs := s.Runs(in, t)
-		stream := in.Async && b.price.Overlaps()
+		// Where ranks share processors the work of a bucket takes the time of the
+		// kernels, but still nothing waits for the other members.
+		stream, apart := in.Async, in.Async && !b.price.Overlaps()
 		for k := 0; in.Async && k <= bucket; k++ {
 			n := given[len(given)-1]
 			if runs && stream && k == 0 {
@@ -216,6 +222,13 @@ func (b *builder) body(s *codegen.Schedule, t codegen.Task) (*body, error) {
 		}
 		op, await := opKind(b.prog.Mesh, in.Node), given[in.Await]
 		last := len(x.ops) - 1
+		if apart {
+			x.ops = append(x.ops,
+				stretch{kind: Work, instrs: []int{first}, bucket: bucket, work: time, times: []cost.Picoseconds{time}},
+				stretch{kind: op, instrs: []int{first}, stream: true, silent: true})
+			x.spent[kind] += time
+			continue
+		}
 		if op != Work || bucket > 0 || stream || await > 0 || last < 0 || x.ops[last].kind != Work || x.ops[last].bucket > 0 || x.ops[last].stream {
 			x.ops = append(x.ops, stretch{kind: op, bucket: bucket, stream: stream, await: await})
 			last++
