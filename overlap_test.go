@@ -65,7 +65,7 @@ func TestOverlapParity(t *testing.T) {
 func counted(prog *codegen.Program, rank int) (collectives int, bytes int64) {
 	s := &prog.Schedules[rank]
 	for _, task := range s.Tasks {
-		instrs := prog.Stages[s.Stage].Bodies[task.Phase].Instrs
+		instrs := prog.Stages[s.Stage].Run(task)
 		for i := range instrs {
 			in := &instrs[i]
 			if !codegen.Collective(in.Node.Op) || prog.Mesh.Size(in.Node.Attr.(ir.CommAttr).Axis) == 1 || !s.Runs(in, task) {

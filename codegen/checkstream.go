@@ -52,18 +52,15 @@ func checkStreams(s *Stage) error {
 // checkLives makes sure that buffers are held to be live as long as instructions,
 // asynchronous ones until they are waited for, use them.
 func checkLives(s *Stage) error {
+	before := 0 // instructions in earlier bodies
 	for phase := range s.Bodies {
 		body := &s.Bodies[phase]
-		before := 0 // instructions of the slot before this body
-		if ir.Phase(phase) != ir.Forward {
-			before = len(s.Bodies[ir.Forward].Instrs)
-		}
 		ends := lasts(body)
 		for i, in := range body.Instrs {
 			for _, id := range append(append([]int{}, in.Args...), in.Results...) {
 				b := &s.Buffers[id]
 				from, to := i, ends[i]
-				if b.Region == Slot {
+				if b.Region == Slot || b.Region == Inbox {
 					from, to = from+before, to+before
 				}
 				if b.Region != Persist && (b.From > from || b.To < to) {
@@ -72,6 +69,7 @@ func checkLives(s *Stage) error {
 				}
 			}
 		}
+		before += len(body.Instrs)
 	}
 	return nil
 }

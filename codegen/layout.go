@@ -21,7 +21,7 @@ type stageBuilder struct {
 	uses   map[*ir.Value]int  // operands that read the value, updates and outputs included
 	keep   map[*ir.Value]bool // read after the step
 	next   map[*ir.Value]bool // what a parameter becomes
-	saved  map[*ir.Value]bool // made in the forward pass, read in the backward pass
+	saved  map[*ir.Value]bool // made for a micro-batch in one phase, read in a later one
 	folded map[*ir.Node]bool  // accumulations done by the kernel that makes the operand
 	modes  map[*ir.Value]Accum
 
@@ -36,18 +36,22 @@ func (b *stageBuilder) build() error {
 	b.folded, b.modes = map[*ir.Node]bool{}, map[*ir.Value]Accum{}
 	b.readers = map[*ir.Value][]*ir.Node{}
 	b.Params, b.Inputs, b.Outputs = map[string]int{}, map[string]int{}, map[string]int{}
+	plan := b.prog.Plan
 	for _, n := range b.prog.Graph.Nodes {
-		if n.Stage != b.Index {
+		if position, _ := plan.Position(n.Stage); position != b.Index {
 			continue
 		}
 		b.nodes = append(b.nodes, n)
 		for _, a := range n.Args {
 			b.uses[a]++
 			b.readers[a] = append(b.readers[a], n)
-			if a.Def.Phase == ir.Forward && n.Phase == ir.Backward && a.Def.Op.Class() != ir.Leaf {
+			if a.Def.Phase < n.Phase && n.Phase < ir.Update && a.Def.Op.Class() != ir.Leaf {
 				b.saved[a] = true
 			}
 		}
+	}
+	if plan.Chunks() > 1 {
+		b.inOrder()
 	}
 	for _, o := range b.prog.Graph.Outputs {
 		b.keep[o.Value] = true
@@ -58,7 +62,7 @@ func (b *stageBuilder) build() error {
 		b.next[u.New] = true
 	}
 	microBatches := b.prog.Mesh.Size(partition.AxisMB)
-	b.Slots = Slots(b.prog.Plan, b.Index, microBatches, b.training)
+	b.Chunks = Room(plan, b.Index, microBatches, b.training)
 	b.persistent()
 	b.accumulators()
 	b.overlap()
@@ -67,21 +71,42 @@ func (b *stageBuilder) build() error {
 	b.liveness()
 	b.allocate()
 	for _, o := range b.prog.Graph.Outputs {
-		if o.Value.Def.Stage == b.Index {
+		if position, _ := plan.Position(o.Value.Def.Stage); position == b.Index {
 			b.Outputs[o.Name] = b.of[o.Value]
 		}
 	}
 	return nil
 }
 
+// inOrder sorts the nodes as they run for a micro-batch: by phase, and by chunk
+// within the phase.
+func (b *stageBuilder) inOrder() {
+	key := func(n *ir.Node) int {
+		switch _, chunk := b.prog.Plan.Position(n.Stage); {
+		case n.Op.Class() == ir.Leaf && !(n.Op == ir.OpInput && b.overTime(n.Results[0])):
+			return -1 // has no instruction
+		case n.Phase == ir.Backward:
+			return int(n.Phase)*len(b.prog.Plan.Stages) - chunk
+		default:
+			return int(n.Phase)*len(b.prog.Plan.Stages) + chunk
+		}
+	}
+	slices.SortStableFunc(b.nodes, func(x, y *ir.Node) int { return cmp.Compare(key(x), key(y)) })
+}
+
 // buffer makes a buffer for v. Its size is that at the first position of every
 // axis, which holds the largest slice.
 func (b *stageBuilder) buffer(v *ir.Value, r Region, body ir.Phase) int {
 	slab := b.prog.Slab(v, ir.Coord{})
-	b.Buffers = append(b.Buffers, Buffer{Region: r, Size: slab.Elems() * v.Type.DType.Size(), Body: body, Value: v, From: -1, To: -1})
+	b.Buffers = append(b.Buffers, Buffer{Region: r, Size: slab.Elems() * v.Type.DType.Size(), Body: body, Chunk: b.chunk(v.Def), Value: v, From: -1, To: -1})
 	id := len(b.Buffers) - 1
 	b.of[v] = id
 	return id
+}
+
+func (b *stageBuilder) chunk(n *ir.Node) int {
+	_, chunk := b.prog.Plan.Position(n.Stage)
+	return chunk
 }
 
 func (b *stageBuilder) overTime(v *ir.Value) bool {
@@ -111,10 +136,13 @@ func (b *stageBuilder) persistent() {
 			b.buffer(v, Persist, n.Phase)
 		case ir.OpRecv:
 			// The sender writes here ahead of the receiver's program, so nothing
-			// else may: the buffer is live as long as its slot.
-			if n.Phase == ir.Update {
+			// else may: the buffer is live as long as its slot or inbox.
+			switch n.Phase {
+			case ir.Update:
 				b.buffer(v, Persist, n.Phase)
-			} else {
+			case ir.Forward:
+				b.buffer(v, Inbox, n.Phase)
+			default: // its slot is taken by then
 				b.buffer(v, Slot, n.Phase)
 			}
 		default:
@@ -134,7 +162,7 @@ func (b *stageBuilder) accumulators() {
 		}
 		mergeable := len(n.Args) > 1
 		for _, a := range n.Args {
-			mergeable = mergeable && a.Def.Op == ir.OpAccumulate && a.Def.Phase == ir.Backward &&
+			mergeable = mergeable && a.Def.Op == ir.OpAccumulate && a.Def.Phase < ir.Update &&
 				b.uses[a] == 1 && a.Spec == n.Results[0].Spec
 		}
 		if !mergeable {
@@ -296,7 +324,7 @@ func (b *stageBuilder) canOverwrite(n *ir.Node, region Region, lastUse map[*ir.V
 		if n.Phase != ir.Update {
 			return false // the accumulator of other micro-batches too
 		}
-	case Slot:
+	case Slot, Inbox:
 	case Temp:
 		if region == Slot || buf.Body != n.Phase {
 			return false
@@ -313,7 +341,7 @@ func (b *stageBuilder) canOverwrite(n *ir.Node, region Region, lastUse map[*ir.V
 
 func (b *stageBuilder) emit(n *ir.Node) {
 	s := b.spots[n]
-	in := Instr{Node: n, Async: s.async, Fused: s.fused, Last: s.last, Segment: s.segment}
+	in := Instr{Node: n, Chunk: b.chunk(n), Async: s.async, Fused: s.fused, Last: s.last, Segment: s.segment}
 	for _, a := range n.Args {
 		if n.Op == ir.OpRecv {
 			break // its operand is the sender's
@@ -328,19 +356,17 @@ func (b *stageBuilder) emit(n *ir.Node) {
 	body.Instrs = append(body.Instrs, in)
 }
 
-// liveness sets From and To of slot and temp buffers.
+// liveness sets From and To of all but persistent buffers.
 func (b *stageBuilder) liveness() {
-	forward := len(b.Bodies[ir.Forward].Instrs)
-	for phase := range b.Bodies {
-		for i, in := range b.Bodies[phase].Instrs {
-			before := 0
-			if ir.Phase(phase) == ir.Backward {
-				before = forward
-			}
+	before := 0 // instructions in earlier bodies
+	for k := range b.Bodies {
+		body := &b.Bodies[k]
+		for i, in := range body.Instrs {
+			joined := body.joined(i)
 			for _, id := range slices.Concat(in.Args, in.Results) {
 				buf := &b.Buffers[id]
-				from, to := i, b.Bodies[phase].joined(i)
-				if buf.Region == Slot {
+				from, to := i, joined
+				if buf.Region == Slot || buf.Region == Inbox {
 					from, to = from+before, to+before
 				}
 				if buf.From < 0 {
@@ -352,6 +378,7 @@ func (b *stageBuilder) liveness() {
 				b.Buffers[in.Results[0]].From = 0
 			}
 		}
+		before += len(body.Instrs)
 	}
 }
 
@@ -373,8 +400,9 @@ func (b *stageBuilder) allocate() {
 			}
 		}
 	}
-	var persist, slot []int
-	var temp [3][]int
+	var persist []int
+	slot, inbox := make([][]int, len(b.Chunks)), make([][]int, len(b.Chunks))
+	var temp [ir.NumPhases][]int
 	for id := range b.Buffers {
 		buf := &b.Buffers[id]
 		switch {
@@ -385,7 +413,9 @@ func (b *stageBuilder) allocate() {
 		case buf.Region == Persist:
 			persist = append(persist, id)
 		case buf.Region == Slot:
-			slot = append(slot, id)
+			slot[buf.Chunk] = append(slot[buf.Chunk], id)
+		case buf.Region == Inbox:
+			inbox[buf.Chunk] = append(inbox[buf.Chunk], id)
 		default:
 			temp[buf.Body] = append(temp[buf.Body], id)
 		}
@@ -410,7 +440,9 @@ func (b *stageBuilder) allocate() {
 			b.Durable = b.Persist
 		}
 	}
-	b.Slot = pack(b.Buffers, slot)
+	for i := range b.Chunks {
+		b.Chunks[i].Slot, b.Chunks[i].Inbox = pack(b.Buffers, slot[i]), pack(b.Buffers, inbox[i])
+	}
 	for _, ids := range temp {
 		b.Temp = max(b.Temp, pack(b.Buffers, ids))
 	}

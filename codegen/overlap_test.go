@@ -56,7 +56,7 @@ func TestVerifyAcceptsOverlap(t *testing.T) {
 func communicated(p *codegen.Program, rank int) (collectives int, bytes int64) {
 	s := &p.Schedules[rank]
 	for _, task := range s.Tasks {
-		for _, in := range p.Stages[s.Stage].Bodies[task.Phase].Instrs {
+		for _, in := range p.Stages[s.Stage].Run(task) {
 			if codegen.Collective(in.Node.Op) && s.Runs(&in, task) {
 				bytes += p.CommBytes(s, in.Node, task)
 				if !in.Fused {

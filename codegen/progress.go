@@ -14,15 +14,26 @@ import (
 // the other ranks' streams.
 type walker struct {
 	prog    *Program
-	stops   [][3][]stop     // by stage and phase: the instructions that may wait
-	at      []place         // by rank
-	streams [][]entry       // by rank: asynchronous collectives of the task in hand that are not done
-	freed   []int           // by rank: slot occupants completed
-	sent    map[channel]int // messages delivered
-	groups  [][]int         // by rank and axis, flat
+	stops   []map[part][]stop // by stage: the instructions that may wait
+	last    ir.Phase          // the pass that frees a slot
+	at      []place           // by rank
+	streams [][]entry         // by rank: asynchronous collectives of the task in hand that are not done
+	freed   [][]int           // by rank and chunk: micro-batches that have left
+	rooms   map[*ir.Node]room // of sends
+	sent    map[channel]int   // messages delivered
+	groups  [][]int           // by rank and axis, flat
 	axes    int
 	waiting []string // by rank: what it waits for, for the report
 }
+
+// part is a chunk's part of a body.
+type part struct {
+	phase ir.Phase
+	chunk int
+}
+
+// room is where a send goes: see [Stage.RoomFor].
+type room struct{ chunk, size int }
 
 type place struct{ task, instr int }
 
@@ -48,11 +59,12 @@ type channel struct {
 // checkProgress makes sure that every rank reaches the end of its schedule.
 func checkProgress(p *Program) error {
 	w := &walker{
-		prog: p, at: make([]place, len(p.Schedules)), streams: make([][]entry, len(p.Schedules)), freed: make([]int, len(p.Schedules)),
-		sent: map[channel]int{}, axes: len(p.Mesh.Axes), waiting: make([]string, len(p.Schedules)),
+		prog: p, at: make([]place, len(p.Schedules)), streams: make([][]entry, len(p.Schedules)),
+		rooms: map[*ir.Node]room{}, sent: map[channel]int{},
+		last: Releases(p.Plan, p.Training()), axes: len(p.Mesh.Axes), waiting: make([]string, len(p.Schedules)),
 	}
 	for _, s := range p.Stages {
-		var stops [3][]stop
+		stops := map[part][]stop{}
 		for phase, body := range s.Bodies {
 			number := 0
 			for i := range body.Instrs {
@@ -61,7 +73,8 @@ func checkProgress(p *Program) error {
 					number++
 				}
 				if op := in.Node.Op; (Collective(op) || op == ir.OpSend || op == ir.OpRecv || in.Await > 0) && !in.Fused {
-					stops[phase] = append(stops[phase], stop{in, number})
+					of := part{ir.Phase(phase), in.Chunk}
+					stops[of] = append(stops[of], stop{in, number})
 				}
 			}
 		}
@@ -69,6 +82,7 @@ func checkProgress(p *Program) error {
 	}
 	for i := range p.Schedules {
 		s := &p.Schedules[i]
+		w.freed = append(w.freed, make([]int, len(p.Stages[s.Stage].Chunks)))
 		for axis, a := range p.Mesh.Axes {
 			var group []int
 			if !a.Time {
@@ -121,7 +135,7 @@ func (w *walker) here(r int) (Task, *stop) {
 	s := &w.prog.Schedules[r]
 	for w.at[r].task < len(s.Tasks) {
 		task := s.Tasks[w.at[r].task]
-		stops := w.stops[s.Stage][task.Phase]
+		stops := w.stops[s.Stage][part{task.Phase, task.Chunk}]
 		for w.at[r].instr < len(stops) && !s.Runs(stops[w.at[r].instr].Instr, task) {
 			w.at[r].instr++
 		}
@@ -131,8 +145,8 @@ func (w *walker) here(r int) (Task, *stop) {
 		if len(w.streams[r]) > 0 {
 			return task, nil
 		}
-		if task.Phase == ir.Backward || task.Phase == ir.Forward && len(w.prog.Stages[s.Stage].Bodies[ir.Backward].Instrs) == 0 {
-			w.freed[r]++
+		if task.Phase == w.last {
+			w.freed[r][task.Chunk]++
 		}
 		w.at[r] = place{task: w.at[r].task + 1}
 	}
@@ -190,8 +204,13 @@ func (w *walker) send(r int, task Task, n *ir.Node) bool {
 		w.waiting[r] = fmt.Sprintf("rank %d, which does not exist", to)
 		return false
 	}
-	if slots := w.prog.Stages[w.prog.Schedules[to].Stage].Slots; task.Phase != ir.Update && task.MicroBatch-w.freed[to] >= slots {
-		w.waiting[r] = fmt.Sprintf("rank %d to free one of its %d slots", to, slots)
+	at, known := w.rooms[n]
+	if !known {
+		at.chunk, at.size = w.prog.Stages[w.prog.Schedules[to].Stage].RoomFor(n)
+		w.rooms[n] = at
+	}
+	if at.size > 0 && task.MicroBatch-w.freed[to][at.chunk] >= at.size {
+		w.waiting[r] = fmt.Sprintf("rank %d to free one of its %d slots", to, at.size)
 		return false
 	}
 	w.sent[channel{n, r, to}]++

@@ -73,7 +73,7 @@ func TestPredictedTrace(t *testing.T) {
 		instrs := 0
 		for _, sched := range r.prog.Schedules {
 			for _, task := range sched.Tasks {
-				for _, in := range r.prog.Stages[sched.Stage].Bodies[task.Phase].Instrs {
+				for _, in := range r.prog.Stages[sched.Stage].Run(task) {
 					if sched.Runs(&in, task) && !in.Fused {
 						instrs++
 					}

@@ -110,21 +110,25 @@ func Elems(shape []int) int64 {
 }
 
 // Phase says when in a training step a node runs: once per micro-batch
-// (Forward, Backward) or once per step after the last micro-batch (Update).
+// (Forward, Backward, WeightGrad) or once per step after the last micro-batch
+// (Update).
 type Phase uint8
 
 // The phases, in the order in which they run.
 const (
 	Forward Phase = iota
 	Backward
+	// WeightGrad is the part of the backward pass that only makes gradients of
+	// parameters, where a schedule runs it apart from the rest (Qi et al. 2024).
+	WeightGrad
 	Update
-	numPhases
+	NumPhases
 )
 
-var phaseNames = [numPhases]string{Forward: "fwd", Backward: "bwd", Update: "upd"}
+var phaseNames = [NumPhases]string{Forward: "fwd", Backward: "bwd", WeightGrad: "wgt", Update: "upd"}
 
 func (p Phase) String() string {
-	if p < numPhases {
+	if p < NumPhases {
 		return phaseNames[p]
 	}
 	return fmt.Sprintf("Phase(%d)", uint8(p))
@@ -137,5 +141,5 @@ func ParsePhase(s string) (Phase, error) {
 			return Phase(p), nil
 		}
 	}
-	return 0, fmt.Errorf("ir: unknown phase %q (want fwd, bwd or upd)", s)
+	return 0, fmt.Errorf("ir: unknown phase %q (want fwd, bwd, wgt or upd)", s)
 }

@@ -104,7 +104,7 @@ func (v *verifier) label(n *Node) error {
 		return fmt.Errorf("name is not valid UTF-8")
 	case v.names[n.Name]:
 		return fmt.Errorf("name is taken by an earlier node")
-	case n.Phase >= numPhases:
+	case n.Phase >= NumPhases:
 		return fmt.Errorf("there is no phase %d", n.Phase)
 	case n.Stage < 0:
 		return fmt.Errorf("stage is %d", n.Stage)
@@ -177,6 +177,9 @@ func inferred(n *Node) ([]Type, error) {
 	}
 	if ln, ok := n.Attr.(LayerNormAttr); ok && n.Op == OpLayerNorm && ln.Bias != (len(n.Args) == 3) {
 		return nil, fmt.Errorf("attribute bias is %v, but there are %d operands", ln.Bias, len(n.Args))
+	}
+	if d := types[0].Shape; n.Op == OpRoPE && d[4]%2 != 0 {
+		return nil, fmt.Errorf("heads are %d wide; rotating pairs needs an even width", d[4])
 	}
 	return sig.ResultTypes(), nil
 }

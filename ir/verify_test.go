@@ -50,7 +50,7 @@ graph step mesh(dp=2, tp=4)
 		{"operand type", func(g *ir.Graph, w, ids, e, r *ir.Value) { ids.Type.DType = ir.F32 }, `node 2 (embedding "e"): ir: embedding: operand ids is f32, want i32`},
 		{"leaf size", func(g *ir.Graph, w, ids, e, r *ir.Value) { w.Type.Shape = []int{65, 0} }, `node 0 (param "w"): result 0 (%0): dimension 1 of f32[65,0] is 0, want at least 1`},
 		{"leaf dtype", func(g *ir.Graph, w, ids, e, r *ir.Value) { w.Type.DType = 7 }, `there is no dtype 7`},
-		{"phase", func(g *ir.Graph, w, ids, e, r *ir.Value) { r.Def.Phase = 3 }, `there is no phase 3`},
+		{"phase", func(g *ir.Graph, w, ids, e, r *ir.Value) { r.Def.Phase = 4 }, `there is no phase 4`},
 		{"stage", func(g *ir.Graph, w, ids, e, r *ir.Value) { r.Def.Stage = -1 }, `stage is -1`},
 		{"position", func(g *ir.Graph, w, ids, e, r *ir.Value) { r.Def.Pos = "gpt.go" }, `position "gpt.go" is not file:line`},
 		{"attribute missing", func(g *ir.Graph, w, ids, e, r *ir.Value) { r.Def.Attr = nil }, `attribute is <nil>, want ir.CommAttr`},

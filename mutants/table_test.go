@@ -6,7 +6,7 @@ import "slices"
 
 // mutants lists all planted bugs, by where they are planted.
 func mutants() []mutant {
-	return slices.Concat(inTheModel(), inThePartition(), inTheRuntime(), inTheKernels(), inTheLoop(), inThePrecision(), inTheReproducible(), inTheStreams())
+	return slices.Concat(inTheModel(), inLlama(), inThePartition(), inTheRuntime(), inTheKernels(), inTheLoop(), inThePrecision(), inTheReproducible(), inTheStreams())
 }
 
 // inTheModel has the bugs of the graph that all ranks share: trace, autodiff,
@@ -70,7 +70,7 @@ func inThePartition() []mutant {
 	skip := func(when string) string {
 		return "if s.Op == ir.OpAllReduce && " + when + " {\n\t\t\tm.Spec = s.Spec\n\t\t\tcontinue\n\t\t}\n\t\t"
 	}
-	const insert = "m = pr.comm(s.Op, m, s.Spec, phase, s.Attr).Results[0]"
+	const insert = "m = pr.comm(s.Op, m, s.Spec, stage, phase, s.Attr).Results[0]"
 	return []mutant{{
 		bug: "dropped all_reduce with the data flow kept", how: "forward",
 		file: "partition/reshard.go", old: insert, new: skip("phase == ir.Forward") + insert,
@@ -207,10 +207,35 @@ func inThePartition() []mutant {
 		pkg:  "./codegen", run: sound,
 	}, {
 		bug: "gradient reduce launched before the last micro-batch's backward", how: "the update is not last",
-		file: "codegen/generate.go",
+		file: "codegen/order.go",
 		old:  "return append(tasks, Task{Phase: ir.Update})",
-		new:  "tasks = append(tasks, Task{Phase: ir.Update})\n\tn := len(tasks)\n\ttasks[n-1], tasks[n-2] = tasks[n-2], tasks[n-1]\n\treturn tasks",
+		new:  "tasks = append(tasks, Task{Phase: ir.Update})\n\tend := len(tasks)\n\ttasks[end-1], tasks[end-2] = tasks[end-2], tasks[end-1]\n\treturn tasks",
 		pkg:  "./codegen", run: sound,
+	}, {
+		bug: "gradient of a weight before the gradient it is made of", how: "a zero-bubble schedule runs ahead",
+		file: "codegen/order.go",
+		old:  "if mb := i - position; split", new: "if mb := i + 1 - position; split",
+		pkg: "./codegen", run: "^TestPipelinesAreSound$",
+	}, {
+		bug: "slot reused while its weight gradients are to come", how: "as many slots as under 1f1b",
+		file: "codegen/order.go",
+		old:  "return []int{min(m, p.PP())}", new: "return []int{min(m, p.PP()-position)}",
+		pkg: "./codegen", run: "^TestPipelinesAreSound$",
+	}, {
+		bug: "interleaving deadlocks", how: "a number of micro-batches that is no multiple of the ranks",
+		file: "codegen/order.go",
+		old:  "rounded := (m + n - 1) / n * n", new: "rounded := m",
+		pkg: "./codegen", run: "^TestPipelinesAreSound$",
+	}, {
+		bug: "wrong chunk", how: "a gathered weight belongs to the first chunk that reads it",
+		file: "partition/reshard.go",
+		old:  "spec: to, stage: stage}", new: "spec: to}\n\tstage, _ = pr.plan.Position(stage)",
+		pkg: "./codegen", run: "^TestPipelinesAreSound$",
+	}, {
+		bug: "backward pass split wrongly", how: "a gradient that another stage waits for is put off",
+		file: "partition/weightgrad.go",
+		old:  "found[n] = reach[n] != many && !passed[n] && with", new: "found[n] = reach[n] != many && with || n.Op == ir.OpSend",
+		pkg: "./codegen", run: "^TestPipelinesAreSound$",
 	}, {
 		bug: "optimizer holding stale weights", how: "the new weight has a place of its own",
 		file: "codegen/layout.go",
@@ -242,7 +267,7 @@ func inTheRuntime() []mutant {
 	}, {
 		bug: "wrong p2p destination", how: "the slot of another micro-batch",
 		file: "runtime/load.go",
-		old:  "to.Offset(buffer, peer.Tasks[at].Slot)", new: "to.Offset(buffer, 0)",
+		old:  "to.Offset(buffer, t.MicroBatch)", new: "to.Offset(buffer, 0)",
 		pkg: "./runtime", run: shapes,
 	}, {
 		bug: "wrong p2p destination", how: "one element further",

@@ -26,10 +26,16 @@ func Apply(g *ir.Graph, p *Plan, batch int) (*ir.Graph, error) {
 		}
 	}
 	recompute(work, again)
-	work = cut(work, p)
+	work, err := cut(work, p)
+	if err != nil {
+		return nil, err
+	}
 	out, err := propagate(work, p, p.Mesh(batch))
 	if err != nil {
 		return nil, err
+	}
+	if p.Schedule == ZeroBubble {
+		splitBackward(out)
 	}
 	return out, nil
 }

@@ -29,6 +29,7 @@ type propagator struct {
 type movedKey struct {
 	value *ir.Value
 	spec  ir.ShardSpec
+	stage int
 	phase ir.Phase // of a gathered value
 	block string   // of a gathered parameter
 }
@@ -62,7 +63,7 @@ func propagate(g *ir.Graph, p *Plan, mesh ir.Mesh) (*ir.Graph, error) {
 		pr.dst.Outputs = append(pr.dst.Outputs, ir.Output{Name: o.Name, Value: v})
 	}
 	for _, u := range g.Updates {
-		v, err := pr.reshard(u.New, u.Param.Spec, ir.Update, "")
+		v, err := pr.reshard(u.New, u.Param.Spec, u.Param.Def.Stage, ir.Update, "")
 		if err != nil {
 			return nil, fmt.Errorf("partition: update of %s: %w", u.Param.Name(), err)
 		}
@@ -86,7 +87,7 @@ func (pr *propagator) output(v *ir.Value) (*ir.Value, error) {
 		}
 		whole[mb], phase = v.Spec[mb], v.Def.Phase
 	}
-	return pr.reshard(v, whole, phase, "")
+	return pr.reshard(v, whole, v.Def.Stage, phase, "")
 }
 
 // leaves places parameters, their optimizer state, caches, and inputs.
@@ -130,8 +131,7 @@ func (pr *propagator) leaves() error {
 			} else if pr.plan.ZeRO >= stage {
 				v.Spec = pr.overReplicas(spec, v.Type.Shape)
 			}
-		case n.Op == ir.OpInput && len(v.Type.Shape) >= 2:
-			// The batch comes first in every input of two or more dimensions.
+		case n.Op == ir.OpInput && followsBatch(v):
 			pr.alongBatch(v)
 		}
 	}
@@ -228,7 +228,7 @@ func (pr *propagator) node(n *ir.Node) error {
 		}
 	}
 	for i, a := range args {
-		v, err := pr.reshard(a, argSpecs[i], n.Phase, n.Block())
+		v, err := pr.reshard(a, argSpecs[i], n.Stage, n.Phase, n.Block())
 		if err != nil {
 			return fmt.Errorf("operand %d (%s): %w", i, a.Name(), err)
 		}
@@ -366,10 +366,16 @@ func (pr *propagator) cost(n *ir.Node, args []*ir.Value, axis, rule int, ra, rr 
 		if ra[i].Kind == ir.Partial {
 			c += tiePartial
 		}
-		if v.Def.Op == ir.OpParam || ra[i].Kind == ir.Shard && !home && !pr.alongSequence(n, axis, rr) {
+		along := ra[i].Kind == ir.Shard && pr.alongSequence(n, axis, rr)
+		if v.Def.Op == ir.OpParam || ra[i].Kind == ir.Shard && !home && !along {
 			c += lastResort
 		}
-		cost += c + tieChange
+		if !along || from.Kind != ir.Replicate {
+			// A slice of the sequence is what the blocks want: the embedding hands
+			// out slices even where each rank could look up every token.
+			c += tieChange
+		}
+		cost += c
 	}
 	if pr.isTime(axis) {
 		return cost
@@ -441,13 +447,13 @@ func (pr *propagator) accumulate(r *ir.Value) error {
 		to := r.Spec
 		to[dp] = want[dp]
 		var err error
-		if v, err = pr.reshard(r, to, r.Def.Phase, ""); err != nil {
+		if v, err = pr.reshard(r, to, r.Def.Stage, r.Def.Phase, ""); err != nil {
 			return err
 		}
 	}
 	to := v.Spec
 	to[mb] = ir.Placement{}
-	sum := pr.comm(ir.OpAccumulate, v, to, r.Def.Phase, ir.CommAttr{Axis: AxisMB}).Results[0]
+	sum := pr.comm(ir.OpAccumulate, v, to, r.Def.Stage, r.Def.Phase, ir.CommAttr{Axis: AxisMB}).Results[0]
 	if isGrad {
 		pr.want[sum] = want
 	}

@@ -4,6 +4,7 @@ import (
 	"slices"
 	"sort"
 
+	"github.com/autopar/autopar/ir"
 	"github.com/autopar/autopar/planner/cost"
 )
 
@@ -23,7 +24,7 @@ type bounds struct {
 	through []line               // forward and backward of micro-batch 0, for prefixes
 	busy    []line               // all micro-batches and the update, what is done in order
 	work    []line               // with what communication streams do
-	passes  []line               // all micro-batches
+	passes  []line               // all micro-batches, but for gradients of weights that are apart
 	end     cost.Picoseconds     // the update of stage 0, after its last backward; others update meanwhile
 }
 
@@ -44,17 +45,17 @@ func newBounds(p *pipeline, limit int64, opts Options, learned map[tried]bool) *
 	works := make([]stageWork, stages)
 	for i := range p.stages {
 		s := &p.stages[i]
-		works[i] = newStageWork(s, m)
+		works[i] = newStageWork(p, i, m)
 		f := s.forward[first].through()
 		forward.fixed += f.fixed
 		if i == 0 || f.block[kept] < forward.block[kept] {
 			forward.block = f.block
 		}
 		for _, size := range []int{first, rest} {
-			back[size][i] = s.backward[size].through()
+			back[size][i] = p.body(i, ir.Backward, size).through()
 			block[size] = min(block[size], back[size][i].block[kept])
 		}
-		x := s.backward[rest].through()
+		x := back[rest][i]
 		for e := range extents {
 			f.block[e] += x.block[e]
 			f.early[e] += x.early[e]
@@ -65,14 +66,16 @@ func newBounds(p *pipeline, limit int64, opts Options, learned map[tried]bool) *
 		b.work = append(b.work, works[i].both)
 		b.passes = append(b.passes, works[i].passes)
 	}
-	b.end = works[0].update.at(1, recomputation{})
+	b.end = works[0].update.at(1, recomputation{}) + works[0].weight[rest].at(1, recomputation{})
 	for i := range stages {
-		flow := forward.at(blocks, recomputation{}) + cost.Picoseconds(blocks)*block[rest] + b.end
+		start := forward.at(blocks, recomputation{}) // to the first backward pass of stage i, but for blocks
+		flow := start + cost.Picoseconds(blocks)*block[rest] + b.end
 		for j := range stages {
 			if j < i {
 				flow += back[rest][j].fixed
 			} else {
 				flow += back[first][j].fixed
+				start += back[first][j].fixed
 			}
 		}
 		b.again = append(b.again, make([]recomputation, 0, blocks))
@@ -87,7 +90,8 @@ func newBounds(p *pipeline, limit int64, opts Options, learned map[tried]bool) *
 					from = blocks
 				}
 				t = flow + cost.Picoseconds(from)*(block[first]-block[rest]) + works[i].left(p, i, n, r)
-				t = max(t, b.busy[i].at(n, r))
+				t = max(t, b.busy[i].at(n, r), start+cost.Picoseconds(from)*block[first]+works[i].left(p, i, n, r)+
+					works[i].weights.at(n, r)+works[i].update.at(n, r))
 			}
 			b.again[i] = append(b.again[i], r)
 			b.time[i] = append(b.time[i], t)
@@ -105,26 +109,28 @@ func newBounds(p *pipeline, limit int64, opts Options, learned map[tried]bool) *
 
 // stageWork is all the work of a stage.
 type stageWork struct {
-	forward, backward [2]line
-	update            line
-	last              line // the last backward pass, up to what it sends
-	passes            line // m micro-batches, the last up to what it sends
-	all               line // with the update
-	both              line // with what communication streams do
+	forward, backward, weight [2]line
+	update                    line
+	last                      line // the last backward pass, up to what it sends
+	passes                    line // forward and backward, m micro-batches, the last up to what it sends
+	weights                   line // gradients of weights that are apart, m micro-batches
+	all                       line // with the update
+	both                      line // with what communication streams do
 }
 
-// newStageWork adds up the work of a stage over m micro-batches.
-func newStageWork(s *stageTimes, m cost.Picoseconds) stageWork {
-	w := stageWork{update: s.update.busy()}
-	beside := stageWork{update: s.update.beside()}
+// newStageWork adds up the work of stage i over m micro-batches.
+func newStageWork(p *pipeline, i int, m cost.Picoseconds) stageWork {
+	w := stageWork{update: p.stages[i].update.busy()}
+	beside := stageWork{update: p.stages[i].update.beside()}
 	for size := range 2 {
-		w.forward[size], w.backward[size] = s.forward[size].busy(), s.backward[size].busy()
-		beside.forward[size], beside.backward[size] = s.forward[size].beside(), s.backward[size].beside()
+		forward, backward, weight := p.body(i, ir.Forward, size), p.body(i, ir.Backward, size), p.body(i, ir.WeightGrad, size)
+		w.forward[size], w.backward[size], w.weight[size] = forward.busy(), backward.busy(), weight.busy()
+		beside.forward[size], beside.backward[size], beside.weight[size] = forward.beside(), backward.beside(), weight.beside()
 	}
 	w.total(m)
 	beside.total(m)
 	w.both = w.all.plus(beside.all)
-	w.last = s.backward[rest].sent()
+	w.last = p.body(i, ir.Backward, rest).sent()
 	w.passes = w.passes.plus(w.last)
 	w.passes.fixed -= w.backward[rest].fixed
 	for e := range extents {
@@ -135,14 +141,16 @@ func newStageWork(s *stageTimes, m cost.Picoseconds) stageWork {
 
 // total adds up m micro-batches and the update.
 func (w *stageWork) total(m cost.Picoseconds) {
-	sum := func(part func(line) cost.Picoseconds) cost.Picoseconds {
-		return (m-1)*(part(w.forward[whole])+part(w.backward[whole])) + part(w.forward[rest]) + part(w.backward[rest])
+	sum := func(total *line, of [2]line) {
+		total.fixed += (m-1)*of[whole].fixed + of[rest].fixed
+		for e := range extents {
+			total.block[e] += (m-1)*of[whole].block[e] + of[rest].block[e]
+		}
 	}
-	w.passes = line{fixed: sum(func(l line) cost.Picoseconds { return l.fixed })}
-	for e := range extents {
-		w.passes.block[e] = sum(func(l line) cost.Picoseconds { return l.block[e] })
-	}
-	w.all = w.passes.plus(w.update)
+	sum(&w.passes, w.forward)
+	sum(&w.passes, w.backward)
+	sum(&w.weights, w.weight)
+	w.all = w.passes.plus(w.weights).plus(w.update)
 }
 
 // plus adds two lines, of which only the first may have an early part.
@@ -161,7 +169,7 @@ func (w *stageWork) left(p *pipeline, i, n int, r recomputation) cost.Picosecond
 	if p.microBatches > 1 {
 		t += cost.Picoseconds(p.microBatches-2)*w.backward[whole].at(n, r) + w.last.at(n, r)
 	}
-	if late := p.microBatches - p.slots[i]; late > 0 {
+	if late := p.microBatches - p.early[i]; late > 0 {
 		t += cost.Picoseconds(late-1)*w.forward[whole].at(n, r) + w.forward[rest].at(n, r)
 	}
 	return t

@@ -62,14 +62,17 @@ func TestCostIsSimulation(t *testing.T) {
 	if testing.Short() {
 		cases = 30
 	}
-	slack := 0.0
+	slack, interleaved := 0.0, 0
 	for k := range cases {
-		blocks, batch := 1+r.IntN(6), 1+r.IntN(13)
+		blocks, batch := 1+r.IntN(8), 1+r.IntN(13)
 		model := tiny(blocks)
 		model.Bias = r.IntN(2) == 0
 		model.Dropout = []float64{0, 0.2}[r.IntN(2)]
 		model.NHead = 1 + r.IntN(4)
 		model.NEmbd = model.NHead * 8
+		if k%4 == 0 {
+			model = llama(model)
+		}
 		d := degrees{dp: 1 + r.IntN(4), tp: 1 + r.IntN(3), pp: 1 + r.IntN(min(4, blocks))}
 		d.plan = d.dp * d.tp * d.pp
 		units := 1 + r.IntN(2)
@@ -83,7 +86,6 @@ func TestCostIsSimulation(t *testing.T) {
 		if d.tp > 1 {
 			sh.sequence = r.IntN(2) == 0
 		}
-		sh.overlap = r.IntN(3) > 0
 		model.Float = []ir.DType{ir.F32, ir.BF16, ir.F16}[k%3]
 		c := randomCluster(r)
 		c.Device.FLOPS["bf16"] = 4 * c.Device.FLOPS["f32"]
@@ -94,16 +96,33 @@ func TestCostIsSimulation(t *testing.T) {
 			require.NoError(t, err)
 		}
 		c.Device.Shared = k%4 == 0 // streams do not overlap there
-		s := newSearcher(g, batch, c, Options{RuntimeNGPUs: d.plan * units})
-		skels, err := s.skeletons([]outline{{d, sh}})
+		chunks := 1
+		if d.pp > 1 && blocks/d.pp > 1 && r.IntN(2) == 0 {
+			chunks = 2 + r.IntN(blocks/d.pp-1)
+		} else {
+			sh.overlap = r.IntN(3) > 0
+		}
+		opts := Options{RuntimeNGPUs: d.plan * units}
+		if !sh.overlap {
+			opts.Overlap = "off"
+		}
+		s := newSearcher(g, batch, c, opts)
+		skels, err := s.skeletons([]outline{{d, sh, chunks}})
 		if err != nil {
 			continue // nothing to split so far
 		}
 		skel := skels[0]
 		b := 1 + r.IntN((batch+skel.plan.DataParallel()-1)/skel.plan.DataParallel())
-		schedule := []partition.Schedule{partition.GPipe, partition.OneFOneB}[r.IntN(2)]
+		schedule := []partition.Schedule{partition.GPipe, partition.OneFOneB, partition.ZeroBubble}[r.IntN(3)]
+		if sh.overlap && schedule == partition.ZeroBubble {
+			schedule = partition.OneFOneB
+		}
+		if chunks > 1 {
+			schedule = partition.Interleaved
+			interleaved++
+		}
 		p := newPipeline(skel, skel.times(b), skel.memoryOf(b), b, schedule)
-		cut := randomCut(r, blocks, d.pp)
+		cut := randomCut(r, blocks, d.pp*chunks)
 		plan := p.plan(cut)
 
 		prog, err := codegen.Compile(g, plan, batch, nil)
@@ -113,7 +132,20 @@ func TestCostIsSimulation(t *testing.T) {
 		got := p.time(cut)
 		require.Equal(t, line.Step, got, "seed %d case %d: %+v %+v batch %d units %d b %d %s %+v", seed, k, d, sh, batch, units, b, schedule, cut)
 
-		require.LessOrEqual(t, floorOf(t, s, d), got, "seed %d case %d: floor of %+v %+v", seed, k, d, sh)
+		if chunks > 1 {
+			// The floor is of the even cut; memory and time of any.
+			for at := range d.pp {
+				require.LessOrEqual(t, p.interleavedPeak(cut, at), prog.Stages[at].Arena(), "seed %d case %d: memory of position %d: %+v %+v %+v", seed, k, at, d, sh, cut)
+			}
+			even := evenCut(blocks, d.pp*chunks, func(int) extent { return kept })
+			sh.overlap = r.IntN(2) == 0
+			plain, err := s.skeletons([]outline{{d, sh, 1}})
+			require.NoError(t, err)
+			require.LessOrEqual(t, s.interleavedFloor(plain[0], chunks, plain[0].times), p.time(even), "seed %d case %d: floor of %+v %+v", seed, k, d, sh)
+			require.LessOrEqual(t, floorOf(t, s, false, d, chunks), p.time(even), "seed %d case %d: floor of %+v %+v", seed, k, d, sh)
+			continue
+		}
+		require.LessOrEqual(t, floorOf(t, s, sh.overlap && d.dp*units > 1, d, 1), got, "seed %d case %d: floor of %+v %+v", seed, k, d, sh)
 		bounds := newBounds(p, 1<<60, Options{}, nil)
 		for i, c := range cut {
 			n := c.Last - c.First
@@ -121,18 +153,19 @@ func TestCostIsSimulation(t *testing.T) {
 				require.LessOrEqual(t, bounds.time[i][n-1], got, "seed %d case %d: bound of stage %d: %+v %+v", seed, k, i, d, cut)
 			}
 			arena := prog.Stages[i].Arena()
-			least := p.memory[i].atLeast(n, recomputationOf(c), p.slots[i])
+			least := p.memory[i].atLeast(n, recomputationOf(c), p.room[i])
 			require.LessOrEqual(t, least, arena, "seed %d case %d: memory of stage %d: %+v %+v %+v", seed, k, i, d, sh, cut)
 			slack = max(slack, 1-float64(least)/float64(arena))
 		}
 	}
-	t.Logf("the memory bound is at most %.1f %% below the arena", 100*slack)
+	require.Greater(t, interleaved, cases/12)
+	t.Logf("the memory bound is at most %.1f %% below the arena; %d interleaved", 100*slack, interleaved)
 }
 
 // floorOf is what is known of degrees when they have been looked at without
-// sharding anything beside.
-func floorOf(t *testing.T, s *searcher, d degrees) cost.Picoseconds {
-	skels, err := s.skeletons([]outline{{degrees: d}})
+// sharding anything beside, with overlap as the first outline of a search.
+func floorOf(t *testing.T, s *searcher, overlap bool, d degrees, chunks int) cost.Picoseconds {
+	skels, err := s.skeletons([]outline{{degrees: d, sharding: sharding{overlap: true}}})
 	require.NoError(t, err)
-	return s.floor(skels[0])
+	return s.floor(skels[0], outline{degrees: d, sharding: sharding{overlap: overlap}, chunks: chunks})
 }

@@ -28,7 +28,7 @@ type Options struct {
 	// SequenceParallel is "on" or "off"; empty searches it.
 	SequenceParallel string
 	// Overlap is "on" or "off"; empty is on where ranks are data-parallel and do not
-	// share a device, and off if no plan fits so.
+	// share a device, under schedules gpipe and 1f1b, and off if no plan fits so.
 	Overlap string
 	// Pins come before all placements of the search, so they hold.
 	Pins []partition.Placement
@@ -39,10 +39,14 @@ type Options struct {
 	// by the same plan, and must fit too.
 	Eval *ir.Graph
 
+	// Interleave is the number of chunks per rank; 0 searches it. More than 1 is
+	// the interleaved schedule.
+	Interleave int
+
 	// Not there yet: anything but the zero value, or what says the same, is an
 	// UnsupportedError.
-	CP, Interleave int
-	Offload        string
+	CP      int
+	Offload string
 }
 
 // Recompute says which blocks compute their activations again in the backward
@@ -117,10 +121,24 @@ func (o Options) validate(batch int) (Options, error) {
 		}
 	}
 	if o.Policy == Megatron {
-		if o.Schedule == partition.GPipe {
-			return o, optionErrorf("schedule", "is gpipe, but policy megatron has 1f1b")
+		switch o.Schedule {
+		case "":
+			o.Schedule = partition.OneFOneB
+			if o.Interleave > 1 {
+				o.Schedule = partition.Interleaved
+			}
+		case partition.OneFOneB, partition.Interleaved:
+		default:
+			return o, optionErrorf("schedule", "is %s, but policy megatron has 1f1b or interleaved", o.Schedule)
 		}
-		o.Schedule = partition.OneFOneB
+	}
+	switch {
+	case o.Interleave > 1 && o.Schedule != "" && o.Schedule != partition.Interleaved:
+		return o, optionErrorf("interleave", "is %d, but schedule %s runs one stage per rank; interleaved runs several", o.Interleave, o.Schedule)
+	case o.Interleave == 1 && o.Schedule == partition.Interleaved:
+		return o, optionErrorf("interleave", "is 1, but schedule interleaved needs at least 2 stages per rank")
+	case (o.Interleave > 1 || o.Schedule == partition.Interleaved) && o.PP == 1:
+		return o, optionErrorf("pp", "is 1, but schedule interleaved needs at least 2")
 	}
 	if err := o.validateSharding(); err != nil {
 		return o, err
@@ -174,6 +192,14 @@ func (o Options) validateSharding() error {
 			return optionErrorf("zero", "is %d, but policy dp has zero 0", zero)
 		}
 	}
+	if o.Overlap == "on" {
+		switch {
+		case o.Interleave > 1:
+			return optionErrorf("overlap", "is on, but interleave is %d: interleaved schedules have no overlap in this version, gpipe and 1f1b do", o.Interleave)
+		case o.Schedule == partition.Interleaved || o.Schedule == partition.ZeroBubble:
+			return optionErrorf("overlap", "is on, but schedule is %s: it has no overlap in this version, gpipe and 1f1b do", o.Schedule)
+		}
+	}
 	if o.SequenceParallel == "on" && o.TP == 1 {
 		return optionErrorf("sequence-parallel", "is on, but tp is 1: it needs at least 2")
 	}
@@ -194,9 +220,7 @@ func (o Options) supported() error {
 		missing       bool
 	}{
 		{"cp", fmt.Sprint(o.CP), o.CP > 1},
-		{"interleave", fmt.Sprint(o.Interleave), o.Interleave > 1},
 		{"offload", o.Offload, o.Offload == "optimizer" || o.Offload == "params"},
-		{"schedule", string(o.Schedule), o.Schedule == "interleaved" || o.Schedule == "zero-bubble"},
 	} {
 		if x.missing {
 			return &UnsupportedError{x.option, x.value}

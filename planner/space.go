@@ -23,10 +23,26 @@ type sharding struct {
 type outline struct {
 	degrees
 	sharding
+	chunks int // stages per rank; 0 is 1
 }
 
-// outlines lists the ways to shard beside each of the degrees.
-func outlines(o Options, all []degrees) []outline {
+func (o outline) stages() int { return o.pp * max(o.chunks, 1) }
+
+// schedules lists the orders that the search tries with an outline. Where
+// communication may overlap it does under gpipe and 1f1b, and does not under the
+// others, which have no overlap in this version: see [partition.Plan.Validate].
+func (o outline) schedules(opts Options) []partition.Schedule {
+	may := opts.Overlap != "off" && o.dp*(opts.RuntimeNGPUs/o.plan) > 1
+	return slices.DeleteFunc(schedules(opts, o.pp, o.chunks), func(s partition.Schedule) bool {
+		does := may && (s == partition.GPipe || s == partition.OneFOneB)
+		return o.overlap != does || opts.Overlap == "on" && !does
+	})
+}
+
+// outlines lists the ways to shard beside each of the degrees, and to interleave
+// that many blocks; those of the same degrees follow each other, without
+// interleaving first, and with overlap before without.
+func outlines(o Options, all []degrees, blocks int) []outline {
 	var list []outline
 	for _, d := range all {
 		stages := []int{0, 1, 2, 3}
@@ -42,10 +58,16 @@ func outlines(o Options, all []degrees) []outline {
 		case o.SequenceParallel == "on":
 			sequences = sequences[1:]
 		}
-		overlap := o.Overlap != "off" && d.dp*(o.RuntimeNGPUs/d.plan) > 1
-		for _, sequence := range sequences {
-			for _, zero := range stages {
-				list = append(list, outline{d, sharding{zero, sequence, overlap}})
+		for _, chunks := range chunkCounts(o, blocks, d.pp) {
+			for _, sequence := range sequences {
+				for _, zero := range stages {
+					for _, overlap := range []bool{true, false} {
+						x := outline{d, sharding{zero, sequence, overlap}, chunks}
+						if len(x.schedules(o)) > 0 {
+							list = append(list, x)
+						}
+					}
+				}
 			}
 		}
 	}
@@ -103,20 +125,22 @@ func microBatches(local int) []int {
 	return sizes
 }
 
-// schedules lists the orders that make a difference: with one stage gpipe takes
-// the time of 1f1b and never less memory.
-func schedules(o Options, pp int) []partition.Schedule {
+// schedules lists the orders to look at. With one stage there is no bubble and all
+// take the time of 1f1b, so no other is in the space.
+func schedules(o Options, pp, chunks int) []partition.Schedule {
 	switch {
+	case chunks > 1:
+		return []partition.Schedule{partition.Interleaved}
 	case o.Schedule != "":
 		return []partition.Schedule{o.Schedule}
 	case pp == 1:
 		return []partition.Schedule{partition.OneFOneB}
 	}
-	return []partition.Schedule{partition.OneFOneB, partition.GPipe}
+	return []partition.Schedule{partition.OneFOneB, partition.GPipe, partition.ZeroBubble}
 }
 
 // comparePlans orders plans that cost the same: smaller units, less tensor
-// parallelism, fewer stages, less sharding, larger micro-batches, 1f1b, then the cut. It is 0
+// parallelism, fewer stages, less sharding, no overlap, larger micro-batches, 1f1b, then gpipe, fewer chunks, then the cut. It is 0
 // for equal plans of one search only: placements follow from the degrees.
 func comparePlans(a, b *partition.Plan) int {
 	return cmp.Or(
@@ -128,6 +152,7 @@ func comparePlans(a, b *partition.Plan) int {
 		compareBools(a.Overlap, b.Overlap),
 		cmp.Compare(b.MicroBatch, a.MicroBatch),
 		cmp.Compare(a.Schedule, b.Schedule),
+		cmp.Compare(a.Chunks(), b.Chunks()),
 		slices.CompareFunc(a.Stages, b.Stages, func(x, y partition.Stage) int {
 			return cmp.Or(cmp.Compare(x.Last, y.Last), cmp.Compare(x.Recompute, y.Recompute), cmp.Compare(x.Selective, y.Selective))
 		}),

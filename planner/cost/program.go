@@ -25,7 +25,7 @@ const (
 type Program struct {
 	*Model
 	plan   *partition.Plan
-	groups [][]Group // by stage and mesh axis: the slowest of the axis
+	groups [][]Group // by position in the pipeline and mesh axis: the slowest of the axis
 	sigs   map[*ir.Node]*ir.Signature
 	cross  map[[2]int]bool // between two stages
 }
@@ -106,7 +106,8 @@ func (m *Program) Instr(in *codegen.Instr, mesh ir.Mesh, at ir.Coord) (Picosecon
 	}
 	if n.Op.Class() == ir.Comm {
 		axis := mesh.Axis(n.Attr.(ir.CommAttr).Axis)
-		return m.Collective(n.Op, collectiveBytes(n, mesh, at), m.groups[n.Stage][axis]), Communication
+		position, _ := m.plan.Position(n.Stage)
+		return m.Collective(n.Op, collectiveBytes(n, mesh, at), m.groups[position][axis]), Communication
 	}
 	return m.compute(in, mesh, at, len(n.Args)), kind
 }
@@ -119,7 +120,8 @@ func (m *Program) Bucket(instrs []codegen.Instr, mesh ir.Mesh, at ir.Coord) Pico
 	for i := range instrs {
 		bytes += collectiveBytes(instrs[i].Node, mesh, at)
 	}
-	return m.Collective(n.Op, bytes, m.groups[n.Stage][mesh.Axis(n.Attr.(ir.CommAttr).Axis)])
+	position, _ := m.plan.Position(n.Stage)
+	return m.Collective(n.Op, bytes, m.groups[position][mesh.Axis(n.Attr.(ir.CommAttr).Axis)])
 }
 
 // collectiveBytes is the size of the tensor of a collective. See [Model.Collective].

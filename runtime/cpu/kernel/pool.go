@@ -69,6 +69,9 @@ type tasks struct {
 	attention    attentionTask
 	attnGrad     attentionGradTask
 	decode       decodeTask
+	swiglu       swigluTask
+	swigluGrad   swigluGradTask
+	rope         ropeTask
 	embedding    embeddingTask
 	embedGrad    embeddingGradTask
 	rows         rowsTask
