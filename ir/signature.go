@@ -339,6 +339,9 @@ func (b *binder) expand(o operand, shape []int, bind bool) ([]int, error) {
 		case at >= 0:
 			size, fixed = b.sig.Dims[at].Size, true
 		}
+		if m := markerSize(n.name); m > 0 && !fixed {
+			size, fixed = m, true
+		}
 		if !fixed {
 			return nil, fmt.Errorf("ir: %s: size of dimension %s of result %s is unknown", b.sig.Op, n.name, o.name)
 		}
