@@ -45,6 +45,7 @@ func rooms() []string {
 		"train",
 		"explain",
 		"cmd/autopar",
+		"bench/curves",
 	}
 }
 

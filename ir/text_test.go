@@ -158,7 +158,7 @@ func TestPrintBrokenGraph(t *testing.T) {
 	g.Outputs = append(g.Outputs, ir.Output{Name: "y"})
 	require.Error(t, g.Verify())
 	text := g.String()
-	require.Contains(t, text, "[S(5) P(max) R R]")
+	require.Contains(t, text, "[S(5) P(max) R R R]")
 	require.Contains(t, text, "init=77")
 	require.Contains(t, text, `output "y" %nil`)
 }
