@@ -89,7 +89,7 @@ type CommAttr struct {
 	Axis    string // the mesh axis over which ranks communicate
 	Dim, To int    // the dimension gathered or scattered; To for all_to_all
 	Reduce  Reduction
-	Parts   int // for fold: the size of the axis
+	Parts   int // for fold and unfold: the size of the axis
 }
 
 // P2PAttr belongs to OpSend and OpRecv: the other stage.

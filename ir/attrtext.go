@@ -87,8 +87,8 @@ func checkAttr(op Op, attr Attr) error {
 		if min(a.Dim, a.To) < 0 || max(a.Dim, a.To) > maxRank {
 			return fmt.Errorf("attributes dim and to are %d and %d, want 0 to %d", a.Dim, a.To, maxRank)
 		}
-		if a.Parts < 0 || a.Parts > maxAxisSize || (a.Parts > 0) != (op == OpFold) {
-			return fmt.Errorf("attribute parts is %d, want the size of the axis for fold and 0 for others", a.Parts)
+		if a.Parts < 0 || a.Parts > maxAxisSize || (a.Parts > 0) != (op == OpFold || op == OpUnfold) {
+			return fmt.Errorf("attribute parts is %d, want the size of the axis for fold and unfold and 0 for others", a.Parts)
 		}
 	}
 	return nil

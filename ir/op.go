@@ -60,6 +60,7 @@ const (
 	OpAllToAll      // Shard(i) -> Shard(j)
 	OpSlice         // Replicate -> Shard, no communication
 	OpFold          // Replicate -> Shard, no communication: a slice of the folded sequence, see FoldRuns
+	OpUnfold        // Replicate -> Replicate, the inverse of fold
 	OpToPartial     // Replicate -> Partial, no communication: zero but at position 0
 	OpAccumulate    // Partial over micro-batches -> Replicate
 	OpSend          // to the same mesh position of another stage
@@ -163,6 +164,7 @@ var opTable = [numOps]opInfo{
 	OpAllToAll:      {name: "all_to_all", sig: "x[d*] -> y[d*]", class: Comm, noGrad: true},
 	OpSlice:         {name: "slice", sig: "x[d*] -> y[d*]", class: Comm, noGrad: true},
 	OpFold:          {name: "fold", sig: "x[d*] -> y[d*]", class: Comm, noGrad: true},
+	OpUnfold:        {name: "unfold", sig: "x[d*] -> y[d*]", class: Comm, noGrad: true},
 	OpToPartial:     {name: "to_partial", sig: "x[d*] -> y[d*]", class: Comm, noGrad: true},
 	OpAccumulate:    {name: "accumulate", sig: "x[d*] -> y[d*]", class: Comm, noGrad: true},
 	OpSend:          {name: "send", sig: "x[d*] -> y[d*]", class: Comm, noGrad: true},

@@ -184,7 +184,7 @@ func (v *verifier) commSpecs(n *Node) error {
 			return fmt.Errorf("axis %s: changes from %s to %s, but communicates over %s", axis.Name, from[a], to[a], attr.Axis)
 		}
 	}
-	if n.Op == OpFold && attr.Parts != mesh.Axes[at].Size {
+	if (n.Op == OpFold || n.Op == OpUnfold) && attr.Parts != mesh.Axes[at].Size {
 		return fmt.Errorf("axis %s: folded for %d parts, the axis has size %d", attr.Axis, attr.Parts, mesh.Axes[at].Size)
 	}
 	want := commChange(n.Op, attr)
@@ -215,6 +215,8 @@ func commChange(op Op, a CommAttr) [2]Placement {
 		return [2]Placement{dim, to}
 	case OpSlice, OpFold:
 		return [2]Placement{replicate, dim}
+	case OpUnfold:
+		return [2]Placement{replicate, replicate}
 	case OpToPartial:
 		return [2]Placement{replicate, partial}
 	}
@@ -225,7 +227,7 @@ func commChange(op Op, a CommAttr) [2]Placement {
 // not meet, they accumulate.
 func timeAxis(op Op, axis Axis) error {
 	switch op {
-	case OpSlice, OpFold, OpToPartial:
+	case OpSlice, OpFold, OpUnfold, OpToPartial:
 		return nil // no communication
 	case OpAccumulate:
 		if !axis.Time {

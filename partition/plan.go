@@ -163,11 +163,15 @@ func (p *Plan) Validate(blocks, batch int) error {
 	if len(p.Stages) == 0 {
 		return planErrorf("stages", "there are none")
 	}
-	// Division avoids overflow on absurd degrees.
-	if p.CP < 0 || p.CP > 1 {
-		return planErrorf("cp", "is %d; context parallelism is not in this version", p.CP)
+	if p.CP < 0 {
+		return planErrorf("cp", "is %d, want at least 0, which stands for 1", p.CP)
 	}
-	if p.DP > p.PlanNGPUs || p.TP > p.PlanNGPUs || p.DP*p.TP*p.PP() != p.PlanNGPUs {
+	// The bounds avoid overflow on absurd degrees.
+	cp := p.ContextParallel()
+	if max(p.DP, cp, p.TP) > p.PlanNGPUs || p.DP*cp > p.PlanNGPUs || p.DP*cp*p.TP*p.PP() != p.PlanNGPUs {
+		if cp > 1 {
+			return planErrorf("plan_ngpus", "%d is not dp %d x cp %d x tp %d x %d stages", p.PlanNGPUs, p.DP, cp, p.TP, p.PP())
+		}
 		return planErrorf("plan_ngpus", "%d is not dp %d x tp %d x %d stages", p.PlanNGPUs, p.DP, p.TP, p.PP())
 	}
 	if p.DataParallel() > batch {

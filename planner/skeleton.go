@@ -188,7 +188,7 @@ func (s *skeleton) cores(microBatch int) []stageTimes {
 				var p part
 				for _, in := range s.progs[kept].Stages[i].Bodies[phase].Instrs {
 					switch in.Node.Op {
-					case ir.OpMatMul, ir.OpAttention, ir.OpAttentionGrad:
+					case ir.OpMatMul, ir.OpAttention, ir.OpAttentionGrad, ir.OpAttentionKV, ir.OpAttentionKVGrad:
 						in.Accum = make([]codegen.Accum, len(in.Accum)) // gradients may be summed elsewhere
 						time, _ := s.price.Instr(&in, mesh, at)
 						if s.ofBlock[in.Node] {

@@ -42,11 +42,15 @@ func unfolded(x Tensor, dim, parts int) Tensor {
 	return moveRows(x, dim, func(pos int) int { return rows[pos] })
 }
 
-// fold: y_row = x_position(row) in one dimension.
+// fold: y_row = x_position(row) in one dimension; unfold is its inverse.
 func fold(n *ir.Node, in, out []Tensor) error {
 	attr := n.Attr.(ir.CommAttr)
 	if attr.Dim >= len(in[0].Shape) {
 		return fmt.Errorf("there is no dimension %d in %v", attr.Dim, in[0].Shape)
+	}
+	if n.Op == ir.OpUnfold {
+		out[0] = unfolded(in[0], attr.Dim, attr.Parts)
+		return nil
 	}
 	out[0] = folded(in[0], attr.Dim, attr.Parts)
 	return nil

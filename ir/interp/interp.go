@@ -172,7 +172,7 @@ func kernelOf(op ir.Op) kernelFunc {
 		return attentionKVGrad
 	case ir.OpJoinQKV:
 		return joinQKV
-	case ir.OpFold:
+	case ir.OpFold, ir.OpUnfold:
 		return fold
 	case ir.OpRowMax:
 		return rowMax

@@ -76,7 +76,7 @@ func (m *Program) crossing(from, to int) bool {
 	key := [2]int{from, to}
 	crossing, known := m.cross[key]
 	if !known {
-		devices := m.plan.DataParallel() * m.plan.TP
+		devices := m.plan.DataParallel() * m.plan.ContextParallel() * m.plan.TP
 		for d := 0; d < devices && !crossing; d++ {
 			crossing = m.cluster.node(m.plan.WorldRank(from, d)) != m.cluster.node(m.plan.WorldRank(to, d))
 		}
@@ -95,7 +95,7 @@ func (m *Program) Instr(in *codegen.Instr, mesh ir.Mesh, at ir.Coord) (Picosecon
 		kind = Optimizer
 	}
 	switch n.Op {
-	case ir.OpInput, ir.OpSlice, ir.OpToPartial:
+	case ir.OpInput, ir.OpSlice, ir.OpFold, ir.OpUnfold, ir.OpToPartial:
 		return m.kernel(vector, 0, 2*localBytes(n.Results[0], mesh, at)), kind // read and written
 	case ir.OpAccumulate:
 		return m.kernel(vector, 0, 3*localBytes(n.Results[0], mesh, at)), kind

@@ -35,6 +35,10 @@ var launches = [...]launch{
 	ir.OpAttention:       attention,
 	ir.OpAttentionGrad:   attentionGrad,
 	ir.OpAttentionDecode: attentionDecode,
+	ir.OpKeysValues:      keysValues,
+	ir.OpAttentionKV:     attentionKV,
+	ir.OpAttentionKVGrad: attentionKVGrad,
+	ir.OpJoinQKV:         joinQKV,
 
 	ir.OpRowMax:           rowMax,
 	ir.OpRowSumExp:        rowSumExp,
@@ -45,6 +49,8 @@ var launches = [...]launch{
 	ir.OpAdamW: adamW,
 
 	ir.OpSlice:      slice,
+	ir.OpFold:       fold,
+	ir.OpUnfold:     unfold,
 	ir.OpToPartial:  toPartial,
 	ir.OpAccumulate: accumulate,
 }

@@ -67,6 +67,7 @@ type tasks struct {
 	dropout      dropoutTask
 	attention    attentionTask
 	attnGrad     attentionGradTask
+	copyRows     copyRowsTask
 	decode       decodeTask
 	embedding    embeddingTask
 	embedGrad    embeddingGradTask
