@@ -28,6 +28,7 @@ func rooms() []string {
 		"ir/irtest",
 		"trace",
 		"models/gpt",
+		"config/strictyaml",
 		"config",
 		"partition",
 		"codegen",

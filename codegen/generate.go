@@ -42,7 +42,7 @@ func Generate(g *ir.Graph, p *partition.Plan, batch int, share *Program) (*Progr
 		stage, device := p.StageDevice(r)
 		c := prog.Mesh.Coord(device)
 		sched := Schedule{Rank: r, Stage: stage, Device: device, Coord: c}
-		sched.MicroBatches = p.MicroBatches(batch, c[prog.Mesh.Axis(partition.AxisDP)])
+		sched.MicroBatches = p.MicroBatches(batch, c)
 		sched.Tasks = Order(p, stage, sched.MicroBatches, prog.Stages[stage].Slots, hasBackward)
 		prog.Schedules = append(prog.Schedules, sched)
 	}

@@ -25,10 +25,13 @@ const (
 
 // Axis names of the mesh of a stage.
 const (
-	AxisDP = "dp" // data parallel, over the units too
-	AxisCP = "cp" // context parallel; there is no such axis of size 1
-	AxisTP = "tp" // tensor parallel
-	AxisMB = "mb" // micro-batches, in time
+	// AxisRep is the copies of a ZeRO group, outside dp; there is no such axis of
+	// size 1. The batch is cut over it as over dp.
+	AxisRep = "rep"
+	AxisDP  = "dp" // data parallel, over the units too
+	AxisCP  = "cp" // context parallel; there is no such axis of size 1
+	AxisTP  = "tp" // tensor parallel
+	AxisMB  = "mb" // micro-batches, in time
 )
 
 // Plan is a way to run a training step on RuntimeNGPUs ranks. World rank r is
@@ -46,6 +49,11 @@ type Plan struct {
 	// sharded over them: 1 optimizer state, 2 gradients too, 3 parameters too
 	// (Rajbhandari et al. 2020).
 	ZeRO int `json:"zero"`
+	// ZeROGroup is how many data-parallel ranks ZeRO shards over: neighbours, of
+	// which every group holds a copy. Its copies add up their shards of the
+	// gradients (hybrid sharding: Zhao et al. 2023, section 3.2.2; hpZ of ZeRO++:
+	// Wang et al. 2023). 0 is all of them.
+	ZeROGroup int `json:"zero_group,omitempty"`
 	// SequenceParallel shards the residual stream between tensor-parallel regions
 	// along the sequence over tp.
 	SequenceParallel bool        `json:"sequence_parallel"`
@@ -90,11 +98,32 @@ func (p *Plan) ContextParallel() int { return max(p.CP, 1) }
 // DataParallel returns the data-parallel degree of the whole run.
 func (p *Plan) DataParallel() int { return p.DP * p.Units() }
 
-// Mesh returns the mesh of each stage for a global batch: dp over all units,
-// tp, and the micro-batches as an axis in time.
+// ShardGroup returns how many data-parallel ranks ZeRO shards over, and Copies
+// how many such groups there are.
+func (p *Plan) ShardGroup() int {
+	if p.ZeROGroup == 0 {
+		return p.DataParallel()
+	}
+	return p.ZeROGroup
+}
+
+// Copies returns how many groups hold what ZeRO shards: 1 unless it shards in
+// groups.
+func (p *Plan) Copies() int { return p.DataParallel() / p.ShardGroup() }
+
+// FollowsBatch reports whether the batch is cut over an axis of the mesh.
+func FollowsBatch(a ir.Axis) bool { return a.Time || a.Name == AxisRep || a.Name == AxisDP }
+
+// Mesh returns the mesh of each stage for a global batch: the data-parallel ranks
+// of all units, as copies of ZeRO groups where there are several; cp, tp, and the
+// micro-batches as an axis in time.
 func (p *Plan) Mesh(batch int) ir.Mesh {
 	local := (batch + p.DataParallel() - 1) / p.DataParallel()
-	axes := []ir.Axis{{Name: AxisDP, Size: p.DataParallel()}}
+	var axes []ir.Axis
+	if n := p.Copies(); n > 1 {
+		axes = append(axes, ir.Axis{Name: AxisRep, Size: n})
+	}
+	axes = append(axes, ir.Axis{Name: AxisDP, Size: p.ShardGroup()})
 	if n := p.ContextParallel(); n > 1 {
 		axes = append(axes, ir.Axis{Name: AxisCP, Size: n})
 	}
@@ -104,15 +133,22 @@ func (p *Plan) Mesh(batch int) ir.Mesh {
 	)}
 }
 
-// MicroBatches returns how many micro-batches a position of the dp axis runs. From
-// ZeRO stage 2 on data-parallel ranks communicate in every micro-batch, so all run
-// as many as the one with the most sequences, the last ones perhaps empty.
-func (p *Plan) MicroBatches(batch, dp int) int {
+// MicroBatches returns how many micro-batches the ranks at a position of the mesh
+// run. From ZeRO stage 2 on data-parallel ranks communicate in every micro-batch,
+// so all run as many as the one with the most sequences, the last ones perhaps
+// empty.
+func (p *Plan) MicroBatches(batch int, at ir.Coord) int {
 	mesh := p.Mesh(batch)
 	if p.ZeRO >= 2 {
 		return mesh.Size(AxisMB)
 	}
-	return (mesh.Axes[mesh.Axis(AxisDP)].Cut(batch, dp).Len + p.MicroBatch - 1) / p.MicroBatch
+	local := batch
+	for i, a := range mesh.Axes {
+		if FollowsBatch(a) && !a.Time {
+			local = a.Cut(local, at[i]).Len
+		}
+	}
+	return (local + p.MicroBatch - 1) / p.MicroBatch
 }
 
 // WorldRank returns the world rank of a device of a stage's mesh.
@@ -205,6 +241,9 @@ func (p *Plan) Validate(blocks, batch int) error {
 	if p.ZeRO > 0 && p.DataParallel() == 1 {
 		return planErrorf("zero", "stage %d needs at least 2 data-parallel ranks", p.ZeRO)
 	}
+	if err := p.validateGroup(); err != nil {
+		return err
+	}
 	if p.SequenceParallel && p.TP == 1 {
 		return planErrorf("sequence_parallel", "needs tp of at least 2")
 	}
@@ -224,6 +263,42 @@ func (p *Plan) Validate(blocks, batch int) error {
 		}
 	}
 	return nil
+}
+
+// validateGroup checks that the data-parallel ranks fall into groups of two or
+// more.
+func (p *Plan) validateGroup() error {
+	all := p.DataParallel()
+	switch g := p.ZeROGroup; {
+	case g == 0:
+		return nil
+	case p.ZeRO == 0:
+		return planErrorf("zero_group", "is %d, but zero is 0: there is nothing to shard in groups; want zero 1 to 3, or no zero_group", g)
+	case g < 2 || g > all || all%g != 0:
+		return planErrorf("zero_group", "is %d, which does not cut %d data-parallel ranks into equal groups of at least 2; the nearest that do: %s", g, all, NearestGroups(all, g))
+	}
+	return nil
+}
+
+// NearestGroups names the divisors of n next to g, from 2 up.
+func NearestGroups(n, g int) string {
+	below, above := 0, 0
+	for d := 2; d <= n; d++ {
+		switch {
+		case n%d != 0:
+		case d < g:
+			below = d
+		case d > g && above == 0:
+			above = d
+		}
+	}
+	switch {
+	case below == 0:
+		return fmt.Sprint(above)
+	case above == 0:
+		return fmt.Sprint(below)
+	}
+	return fmt.Sprintf("%d, %d", below, above)
 }
 
 // onlyAxis reports whether a spec places nothing on other axes.

@@ -133,21 +133,25 @@ func (pr *propagator) leaves() error {
 	return nil
 }
 
-// overReplicas shards a value that data-parallel ranks would all hold over them,
-// in its first dimension that is large enough and not sharded yet; slices of
-// slices would have to be gathered to move. What has no such dimension, a bias
-// split over tp, stays where it is.
+// overReplicas shards a value that data-parallel ranks would all hold over those
+// of a ZeRO group, in the dimension that they share most evenly (the first of
+// those) and that is not sharded yet: slices of slices would have to be gathered
+// to move. What has no such dimension, a bias split over tp, stays where it is.
 func (pr *propagator) overReplicas(spec ir.ShardSpec, shape []int) ir.ShardSpec {
 	dp := pr.mesh.Axis(AxisDP)
 	n := pr.mesh.Axes[dp].Size
 	if n == 1 {
 		return spec
 	}
+	best, least := -1, math.Inf(1)
 	for d, size := range shape {
-		if size >= n && len(spec.ShardAxes(d)) == 0 {
-			spec[dp] = ir.ShardOn(d)
-			return spec
+		part := float64(pr.mesh.Axes[dp].Cut(size, 0).Len) / float64(size)
+		if size >= n && len(spec.ShardAxes(d)) == 0 && part < least {
+			best, least = d, part
 		}
+	}
+	if best >= 0 {
+		spec[dp] = ir.ShardOn(best)
 	}
 	return spec
 }
@@ -155,7 +159,7 @@ func (pr *propagator) overReplicas(spec ir.ShardSpec, shape []int) ir.ShardSpec 
 // alongBatch cuts dimension 0 as the batch is cut.
 func (pr *propagator) alongBatch(v *ir.Value) {
 	for a, axis := range pr.mesh.Axes {
-		if axis.Time || axis.Name == AxisDP && axis.Size > 1 {
+		if axis.Time || FollowsBatch(axis) && axis.Size > 1 {
 			v.Spec[a] = ir.ShardOn(0)
 		}
 	}
@@ -333,8 +337,8 @@ const (
 // their op needs whole: the keys and values of attention.
 func (pr *propagator) cost(n *ir.Node, sig *ir.Signature, args []*ir.Value, axis, rule int, ra, rr []ir.Placement) float64 {
 	size := pr.mesh.Axes[axis].Size
-	name := pr.mesh.Axes[axis].Name
-	follows := pr.isTime(axis) || (name == AxisDP || name == AxisCP) && n.Phase != ir.Update
+	context := pr.mesh.Axes[axis].Name == AxisCP
+	follows := pr.isTime(axis) || (context || FollowsBatch(pr.mesh.Axes[axis])) && n.Phase != ir.Update
 	cost := 0.0
 	if rule == ir.ReplicateAll {
 		cost += tieWhole
@@ -344,8 +348,11 @@ func (pr *propagator) cost(n *ir.Node, sig *ir.Signature, args []*ir.Value, axis
 		if from == ra[i] {
 			continue
 		}
-		gathered := name == AxisCP && from.Kind == ir.Shard && sig.Dims[sig.Args[i][from.Dim]].Frozen
-		if pr.isTime(axis) || follows && from.Kind == ir.Shard && v.Def.Op != ir.OpParam && !gathered {
+		stays := from.Kind == ir.Shard && pr.ofBatch(v)
+		if context && from.Kind == ir.Shard { // nothing but sequences lies so
+			stays = !sig.Dims[sig.Args[i][from.Dim]].Frozen
+		}
+		if pr.isTime(axis) || follows && stays {
 			return math.Inf(1)
 		}
 		want, isGrad := pr.want[v]
@@ -375,6 +382,12 @@ func (pr *propagator) cost(n *ir.Node, sig *ir.Signature, args []*ir.Value, axis
 		cost += moveBytes(rr[i], to, float64(r.Type.Bytes()), size)
 	}
 	return cost
+}
+
+// ofBatch reports whether a value is cut as the batch is. A parameter is not, nor
+// what is made of nothing but parameters: rows of a position table that ZeRO shards.
+func (pr *propagator) ofBatch(v *ir.Value) bool {
+	return v.Def.Op != ir.OpParam && v.Spec[pr.mesh.Axis(AxisMB)].Kind == ir.Shard
 }
 
 // alongSequence reports whether a rule gives each rank of the tensor-parallel axis

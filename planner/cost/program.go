@@ -180,7 +180,9 @@ func Canonical(prog *codegen.Program) func(ir.Coord) ir.Coord {
 			for _, r := range n.Results {
 				if r.Spec[axis].Kind == ir.Shard {
 					d := int(r.Spec[axis].Dim)
-					sizes[r.Type.Shape[d]] = true
+					for _, size := range outerParts(mesh, r, axis) {
+						sizes[size] = true
+					}
 					if mb >= 0 && r.Spec[mb] == ir.ShardOn(d) {
 						batches[r.Type.Shape[d]] = true
 					}
@@ -210,7 +212,6 @@ func Canonical(prog *codegen.Program) func(ir.Coord) ir.Coord {
 		sizes = append(sizes, s)
 	}
 	slices.Sort(sizes)
-	dp := mesh.Axis(partition.AxisDP)
 	return func(c ir.Coord) ir.Coord {
 		for axis := range mesh.Axes {
 			if same[axis] != nil {
@@ -222,8 +223,10 @@ func Canonical(prog *codegen.Program) func(ir.Coord) ir.Coord {
 		}
 		// Every micro-batch but the last has Chunk sequences.
 		for _, s := range sizes {
-			if dp >= 0 {
-				s = mesh.Axes[dp].Cut(s, c[dp]).Len
+			for axis, a := range mesh.Axes {
+				if partition.FollowsBatch(a) && !a.Time {
+					s = a.Cut(s, c[axis]).Len
+				}
 			}
 			if mesh.Axes[mb].Cut(s, c[mb]).Len != mesh.Axes[mb].Cut(s, 0).Len {
 				return c
@@ -232,6 +235,19 @@ func Canonical(prog *codegen.Program) func(ir.Coord) ir.Coord {
 		c[mb] = 0
 		return c
 	}
+}
+
+// outerParts returns the sizes of what an axis cuts of a value: its dimension, or
+// the largest and smallest part that the axes outside leave of it.
+func outerParts(mesh ir.Mesh, v *ir.Value, axis int) []int {
+	d := int(v.Spec[axis].Dim)
+	large, small := v.Type.Shape[d], v.Type.Shape[d]
+	for _, outer := range v.Spec.ShardAxes(d) {
+		if a := mesh.Axes[outer]; outer < axis && !a.Time {
+			large, small = a.Cut(large, 0).Len, a.Cut(small, a.Size-1).Len
+		}
+	}
+	return []int{large, small}
 }
 
 // SameGroups reports whether collectives take the same time in two stages.
