@@ -22,6 +22,7 @@ type brute struct {
 	g       *ir.Graph
 	blocks  int
 	batch   int
+	tokens  int
 	cluster *cost.Cluster
 	opts    Options
 	limit   int64
@@ -40,8 +41,12 @@ func (b *brute) run() {
 		for dp := 1; dp <= unit; dp++ {
 			for tp := 1; tp <= unit; tp++ {
 				for pp := 1; pp <= b.blocks; pp++ {
+					cp := unit / (dp * tp * pp)
 					all := dp * b.opts.RuntimeNGPUs / unit
-					if dp*tp*pp != unit || all > b.batch || b.opts.TP > 0 && tp != b.opts.TP {
+					if b.opts.CP > 0 && cp != b.opts.CP || b.opts.CP == 0 && cp > 1 && b.tokens%(2*cp) != 0 {
+						continue
+					}
+					if dp*cp*tp*pp != unit || all > b.batch || b.opts.TP > 0 && tp != b.opts.TP {
 						continue
 					}
 					for zero := range 4 {
@@ -49,7 +54,7 @@ func (b *brute) run() {
 							if zero > 0 && all == 1 || sequence && tp == 1 || b.opts.ZeRO != nil && zero != *b.opts.ZeRO {
 								continue
 							}
-							b.sizes(s, outline{degrees{unit, dp, tp, pp}, sharding{zero, sequence}}, (b.batch+all-1)/all)
+							b.sizes(s, outline{degrees{unit, dp, cp, tp, pp}, sharding{zero, sequence}}, (b.batch+all-1)/all)
 						}
 					}
 				}
@@ -159,10 +164,10 @@ func TestSearchIsExact(t *testing.T) {
 	}
 	for k := range cases {
 		model := tiny(2 + r.IntN(4)/2 + r.IntN(8)/7)
-		model.Bias, model.Dropout = false, 0
+		model.Bias, model.Dropout, model.BlockSize = false, 0, []int{33, 24}[k%2] // with 24 context parallelism of 2, 3 and 4 is searched
 		batch := 2 + r.IntN(3)
 		b := &brute{
-			t: t, g: step(t, model, batch), blocks: model.NLayer, batch: batch, cluster: randomCluster(r),
+			t: t, g: step(t, model, batch), blocks: model.NLayer, batch: batch, tokens: model.BlockSize, cluster: randomCluster(r),
 			opts: Options{RuntimeNGPUs: []int{1, 2, 3, 4}[r.IntN(4)], TopK: r.IntN(3)},
 		}
 		if r.IntN(2) == 0 {

@@ -60,7 +60,7 @@ func TestCostIsSimulation(t *testing.T) {
 	if testing.Short() {
 		cases = 30
 	}
-	slack := 0.0
+	slack, contexts := 0.0, 0
 	for k := range cases {
 		blocks, batch := 1+r.IntN(6), 1+r.IntN(13)
 		model := tiny(blocks)
@@ -68,8 +68,12 @@ func TestCostIsSimulation(t *testing.T) {
 		model.Dropout = []float64{0, 0.2}[r.IntN(2)]
 		model.NHead = 1 + r.IntN(4)
 		model.NEmbd = model.NHead * 8
-		d := degrees{dp: 1 + r.IntN(4), tp: 1 + r.IntN(3), pp: 1 + r.IntN(min(4, blocks))}
-		d.plan = d.dp * d.tp * d.pp
+		model.BlockSize = []int{33, 24}[r.IntN(2)]
+		d := degrees{dp: 1 + r.IntN(4), cp: 1, tp: 1 + r.IntN(3), pp: 1 + r.IntN(min(4, blocks))}
+		if r.IntN(3) == 0 {
+			d.cp += 1 + r.IntN(3)
+		}
+		d.plan = d.dp * d.cp * d.tp * d.pp
 		units := 1 + r.IntN(2)
 		if d.dp*units > batch {
 			continue
@@ -102,6 +106,10 @@ func TestCostIsSimulation(t *testing.T) {
 		require.Equal(t, line.Step, got, "seed %d case %d: %+v %+v batch %d units %d b %d %s %+v", seed, k, d, sh, batch, units, b, schedule, cut)
 
 		require.LessOrEqual(t, floorOf(t, s, d), got, "seed %d case %d: floor of %+v %+v", seed, k, d, sh)
+		if d.cp > 1 && model.BlockSize%d.cp == 0 && d.dp*d.cp*units <= batch {
+			require.LessOrEqual(t, contextFloorOf(t, s, d), got, "seed %d case %d: floor of %+v without context parallelism", seed, k, d)
+			contexts++
+		}
 		bounds := newBounds(p, 1<<60, Options{}, nil)
 		for i, c := range cut {
 			n := c.Last - c.First
@@ -114,6 +122,7 @@ func TestCostIsSimulation(t *testing.T) {
 			slack = max(slack, 1-float64(least)/float64(arena))
 		}
 	}
+	require.Positive(t, contexts)
 	t.Logf("the memory bound is at most %.1f %% below the arena", 100*slack)
 }
 
@@ -123,4 +132,14 @@ func floorOf(t *testing.T, s *searcher, d degrees) cost.Picoseconds {
 	skels, err := s.skeletons([]outline{{degrees: d}})
 	require.NoError(t, err)
 	return s.floor(skels[0])
+}
+
+// contextFloorOf is what is known of degrees with context parallelism when those
+// with data parallelism in its place have been looked at.
+func contextFloorOf(t *testing.T, s *searcher, d degrees) cost.Picoseconds {
+	base := d
+	base.dp, base.cp = d.dp*d.cp, 1
+	skels, err := s.skeletons([]outline{{degrees: base}})
+	require.NoError(t, err)
+	return s.floor(skels[0].shared(d, s.cluster))
 }

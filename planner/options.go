@@ -10,19 +10,22 @@ import (
 
 // Options fix parts of the search; what is zero is searched.
 type Options struct {
-	// PlanNGPUs is the size of a unit; 0 takes the product of the degrees when all
-	// three are fixed, and otherwise searches the divisors of RuntimeNGPUs.
+	// PlanNGPUs is the size of a unit; 0 takes the product of the degrees when dp,
+	// tp and pp are fixed, with cp 1 if that is not, and otherwise searches the
+	// divisors of RuntimeNGPUs.
 	PlanNGPUs int
 	// RuntimeNGPUs is the number of ranks; 0 is one unit.
 	RuntimeNGPUs int
 	// MemoryLimit is bytes per rank; 0 is what the cluster's devices have.
 	MemoryLimit int64
 
-	DP, TP, PP int // degrees inside the unit
-	MicroBatch int // sequences of one data-parallel rank
-	Schedule   partition.Schedule
-	Recompute  Recompute
-	Policy     Policy
+	// Degrees inside the unit. Of CP, when it is searched, those that cut sequences
+	// into equal parts are tried.
+	DP, CP, TP, PP int
+	MicroBatch     int // sequences of one data-parallel rank
+	Schedule       partition.Schedule
+	Recompute      Recompute
+	Policy         Policy
 	// ZeRO is the stage of [partition.Plan.ZeRO]; nil searches it.
 	ZeRO *int
 	// SequenceParallel is "on" or "off"; empty searches it.
@@ -38,8 +41,8 @@ type Options struct {
 
 	// Not there yet: anything but the zero value, or what says the same, is an
 	// UnsupportedError.
-	CP, Interleave int
-	Offload        string
+	Interleave int
+	Offload    string
 }
 
 // Recompute says which blocks compute their activations again in the backward
@@ -94,7 +97,7 @@ func (o Options) validate(batch int) (Options, error) {
 	for _, f := range []struct {
 		name  string
 		value int
-	}{{"plan-ngpus", o.PlanNGPUs}, {"runtime-ngpus", o.RuntimeNGPUs}, {"dp", o.DP}, {"tp", o.TP}, {"pp", o.PP}, {"micro-batch", o.MicroBatch}, {"top", o.TopK}} {
+	}{{"plan-ngpus", o.PlanNGPUs}, {"runtime-ngpus", o.RuntimeNGPUs}, {"dp", o.DP}, {"cp", o.CP}, {"tp", o.TP}, {"pp", o.PP}, {"micro-batch", o.MicroBatch}, {"top", o.TopK}} {
 		if f.value < 0 || f.value > 1<<20 {
 			return o, optionErrorf(f.name, "is %d, must be between 0 and %d", f.value, 1<<20)
 		}
@@ -106,7 +109,7 @@ func (o Options) validate(batch int) (Options, error) {
 		for _, d := range []struct {
 			name  string
 			value *int
-		}{{"tp", &o.TP}, {"pp", &o.PP}} {
+		}{{"cp", &o.CP}, {"tp", &o.TP}, {"pp", &o.PP}} {
 			if *d.value > 1 {
 				return o, optionErrorf(d.name, "is %d, but policy %s has %s 1", *d.value, o.Policy, d.name)
 			}
@@ -129,8 +132,10 @@ func (o Options) validate(batch int) (Options, error) {
 		}
 		o.ZeRO = &zero
 	}
-	if o.PlanNGPUs == 0 && o.DP > 0 && o.TP > 0 && o.PP > 0 {
-		o.PlanNGPUs = o.DP * o.TP * o.PP
+	all := o.DP > 0 && o.TP > 0 && o.PP > 0
+	if o.PlanNGPUs == 0 && all {
+		o.CP = max(o.CP, 1)
+		o.PlanNGPUs = o.DP * o.CP * o.TP * o.PP
 	}
 	if o.PlanNGPUs == 0 && o.RuntimeNGPUs == 0 {
 		return o, optionErrorf("plan-ngpus", "auto needs runtime-ngpus, or dp, tp and pp")
@@ -142,10 +147,9 @@ func (o Options) validate(batch int) (Options, error) {
 		return o, optionErrorf("runtime-ngpus", "%d is not a multiple of plan-ngpus %d", o.RuntimeNGPUs, o.PlanNGPUs)
 	}
 	if o.PlanNGPUs > 0 {
-		product := max(o.DP, 1) * max(o.TP, 1) * max(o.PP, 1)
-		all := o.DP > 0 && o.TP > 0 && o.PP > 0
-		if o.PlanNGPUs%product != 0 || all && product != o.PlanNGPUs {
-			return o, optionErrorf("plan-ngpus", "%d is not dp %s x tp %s x pp %s", o.PlanNGPUs, degree(o.DP), degree(o.TP), degree(o.PP))
+		product := max(o.DP, 1) * max(o.CP, 1) * max(o.TP, 1) * max(o.PP, 1)
+		if o.PlanNGPUs%product != 0 || all && o.CP > 0 && product != o.PlanNGPUs {
+			return o, optionErrorf("plan-ngpus", "%d is not dp %s x cp %s x tp %s x pp %s", o.PlanNGPUs, degree(o.DP), degree(o.CP), degree(o.TP), degree(o.PP))
 		}
 	}
 	if o.MicroBatch > batch {
@@ -190,7 +194,6 @@ func (o Options) supported() error {
 		option, value string
 		missing       bool
 	}{
-		{"cp", fmt.Sprint(o.CP), o.CP > 1},
 		{"interleave", fmt.Sprint(o.Interleave), o.Interleave > 1},
 		{"offload", o.Offload, o.Offload == "optimizer" || o.Offload == "params"},
 		{"schedule", string(o.Schedule), o.Schedule == "interleaved" || o.Schedule == "zero-bubble"},
@@ -210,8 +213,8 @@ func (o Options) supported() error {
 			return optionErrorf(x.option, "is %q, must be one of%s", x.value, x.want[:len(x.want)-1])
 		}
 	}
-	if o.CP < 0 || o.Interleave < 0 {
-		return optionErrorf("cp, interleave", "are %d, %d, must not be negative", o.CP, o.Interleave)
+	if o.Interleave < 0 {
+		return optionErrorf("interleave", "is %d, must not be negative", o.Interleave)
 	}
 	return nil
 }

@@ -52,6 +52,7 @@ type searcher struct {
 	opts    Options
 	graphs  *shrunken
 	batch   int
+	tokens  int // of a sequence
 	cluster *cost.Cluster
 	limit   int64
 	layouts *layouts
@@ -109,7 +110,7 @@ func Search(g *ir.Graph, batch int, c *cost.Cluster, opts Options) (*Result, err
 
 func newSearcher(g *ir.Graph, batch int, c *cost.Cluster, opts Options) *searcher {
 	s := &searcher{
-		opts: opts, graphs: newShrunken(g), batch: batch, cluster: c,
+		opts: opts, graphs: newShrunken(g), batch: batch, tokens: sequenceTokens(g), cluster: c,
 		arenas: map[arena]int64{},
 	}
 	s.limit = c.MemoryPerRank(opts.RuntimeNGPUs)
@@ -132,7 +133,7 @@ type point struct {
 // pipelines lists the space by degrees, micro-batch size and schedule, the most
 // promising first.
 func (s *searcher) pipelines() ([]*point, error) {
-	all := outlines(s.opts, allDegrees(s.opts, s.graphs.blocks, s.batch, s.cluster))
+	all := outlines(s.opts, allDegrees(s.opts, s.graphs.blocks, s.batch, s.tokens, s.cluster))
 	if len(all) == 0 && s.opts.ZeRO != nil && *s.opts.ZeRO > 0 {
 		return nil, optionErrorf("zero", "stage %d needs at least 2 data-parallel ranks; no dp x tp x pp of %s devices in %d has them with %d blocks and a global batch of %d",
 			*s.opts.ZeRO, degree(s.opts.PlanNGPUs), s.opts.RuntimeNGPUs, s.graphs.blocks, s.batch)
@@ -145,10 +146,12 @@ func (s *searcher) pipelines() ([]*point, error) {
 		return nil, optionErrorf("plan-ngpus", "no dp x tp x pp of %s devices in %d suits %d blocks and a global batch of %d",
 			degree(s.opts.PlanNGPUs), s.opts.RuntimeNGPUs, s.graphs.blocks, s.batch)
 	}
-	// Of the outlines of the same degrees the first is built, and bounds the others.
+	// Of the outlines of the same degrees the first is built, and bounds the others;
+	// so do those without context parallelism those with it.
 	var firsts []outline
+	searched := s.opts.CP == 0
 	for i, o := range all {
-		if i == 0 || o.degrees != all[i-1].degrees {
+		if (i == 0 || o.degrees != all[i-1].degrees) && !(searched && o.cp > 1) {
 			firsts = append(firsts, o)
 		} else {
 			s.pending = append(s.pending, pending{outline: o})
@@ -164,6 +167,9 @@ func (s *searcher) pipelines() ([]*point, error) {
 		if skel != nil {
 			floors[firsts[i].degrees] = s.floor(skel)
 		}
+	}
+	if searched {
+		s.contextFloors(firsts, skels, floors)
 	}
 	for i := range s.pending {
 		s.pending[i].floor = floors[s.pending[i].degrees]
@@ -225,6 +231,29 @@ func (s *searcher) floor(skel *skeleton) cost.Picoseconds {
 	return floor
 }
 
+// contextFloors adds the floors of the pending degrees with context parallelism;
+// none, which is 0, where no skeleton bounds them.
+func (s *searcher) contextFloors(firsts []outline, skels []*skeleton, floors map[degrees]cost.Picoseconds) {
+	type split struct{ tp, pp int }
+	bases := map[split]*skeleton{}
+	for i, skel := range skels {
+		if skel != nil {
+			bases[split{firsts[i].tp, firsts[i].pp}] = skel
+		}
+	}
+	for _, p := range s.pending {
+		if _, known := floors[p.degrees]; known || p.cp == 1 {
+			continue
+		}
+		floors[p.degrees] = 0
+		if base := bases[split{p.tp, p.pp}]; base != nil {
+			if b := base.shared(p.degrees, s.cluster); b != nil {
+				floors[p.degrees] = s.floor(b)
+			}
+		}
+	}
+}
+
 // build looks at the pending outlines that may have plans of at most the given time.
 func (s *searcher) build(points []*point, limit cost.Picoseconds) []*point {
 	var now []outline
@@ -250,7 +279,7 @@ func (s *searcher) skeletons(all []outline) ([]*skeleton, error) {
 	plans := make([]partition.Plan, len(all))
 	errs := make([]error, len(all))
 	type innerKey struct {
-		dp, tp int
+		dp, cp, tp int
 		sharding
 	}
 	inner := map[innerKey]int{} // the first of the outlines that need the same inner skeleton
@@ -260,7 +289,7 @@ func (s *searcher) skeletons(all []outline) ([]*skeleton, error) {
 		if plans[i], errs[i] = s.template(d); errs[i] != nil {
 			continue
 		}
-		key := innerKey{plans[i].DataParallel(), d.tp, d.sharding}
+		key := innerKey{plans[i].DataParallel(), d.cp, d.tp, d.sharding}
 		if _, ok := inner[key]; !ok {
 			inner[key] = i
 			keys = append(keys, key)
@@ -270,7 +299,7 @@ func (s *searcher) skeletons(all []outline) ([]*skeleton, error) {
 	failed := make([]error, len(keys))
 	parallel(len(keys), func(k int) {
 		one := plans[inner[keys[k]]]
-		one.PlanNGPUs, one.RuntimeNGPUs = one.DP*one.TP, one.DP*one.TP*one.Units()
+		one.PlanNGPUs, one.RuntimeNGPUs = one.PlanNGPUs/one.PP(), one.RuntimeNGPUs/one.PP()
 		one.Stages = make([]partition.Stage, 1)
 		found[k], failed[k] = newSkeleton(s.graphs, one, s.batch, s.cluster, nil)
 	})
@@ -279,7 +308,7 @@ func (s *searcher) skeletons(all []outline) ([]*skeleton, error) {
 		if errs[i] != nil {
 			return
 		}
-		k := slices.Index(keys, innerKey{plans[i].DataParallel(), all[i].tp, all[i].sharding})
+		k := slices.Index(keys, innerKey{plans[i].DataParallel(), all[i].cp, all[i].tp, all[i].sharding})
 		if failed[k] != nil {
 			errs[i] = failed[k]
 			return
@@ -324,10 +353,14 @@ func (s *searcher) template(d outline) (partition.Plan, error) {
 	if d.tp > 1 && len(placements) == 0 {
 		return partition.Plan{}, optionErrorf("tp", "no parameter can be split over %d ranks", d.tp)
 	}
-	return partition.Plan{
+	plan := partition.Plan{
 		PlanNGPUs: d.plan, RuntimeNGPUs: s.opts.RuntimeNGPUs, DP: d.dp, TP: d.tp, ZeRO: d.zero, SequenceParallel: d.sequence,
 		Stages: make([]partition.Stage, d.pp), Placements: placements,
-	}, nil
+	}
+	if d.cp > 1 {
+		plan.CP = d.cp
+	}
+	return plan, nil
 }
 
 // run returns the best plan of each of the best degrees, all the points it looked

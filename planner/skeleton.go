@@ -29,6 +29,11 @@ type skeleton struct {
 	// ofBlock is the instructions that there are as often as blocks.
 	ofBlock map[*ir.Node]bool
 	alias   []int // a stage that has the same times apart from transfers
+
+	// A bound of context parallelism with so many parts: see shared.
+	parts     int
+	links     *cost.Program
+	linksAxis int
 }
 
 // newSkeleton partitions the shrunk graph for a plan of which only stages,
@@ -175,6 +180,14 @@ type stageTimes struct {
 	update            body
 }
 
+// coreInstr is a product or an attention of a stage, at a position of the mesh.
+type coreInstr struct {
+	codegen.Instr
+	stage int
+	mesh  ir.Mesh
+	at    ir.Coord
+}
+
 // cores is times of nothing but the products and attention of the passes.
 func (s *skeleton) cores(microBatch int) []stageTimes {
 	mesh := s.mesh(microBatch)
@@ -190,7 +203,7 @@ func (s *skeleton) cores(microBatch int) []stageTimes {
 					switch in.Node.Op {
 					case ir.OpMatMul, ir.OpAttention, ir.OpAttentionGrad, ir.OpAttentionKV, ir.OpAttentionKVGrad:
 						in.Accum = make([]codegen.Accum, len(in.Accum)) // gradients may be summed elsewhere
-						time, _ := s.price.Instr(&in, mesh, at)
+						time := s.core(&coreInstr{in, i, mesh, at})
 						if s.ofBlock[in.Node] {
 							p.block[kept] += time
 						} else {

@@ -124,16 +124,41 @@ func (m *Program) AddN(in *codegen.Instr, mesh ir.Mesh, at ir.Coord, operands in
 	return m.compute(in, mesh, at, operands)
 }
 
+// Share returns the time of a compute instruction that does one part in a number
+// of its work and traffic.
+func (m *Program) Share(in *codegen.Instr, mesh ir.Mesh, at ir.Coord, parts int) Picoseconds {
+	flops, bytes := m.work(in, mesh, at)
+	return m.kernel(classOf(in.Node.Op), flops/float64(parts), bytes/int64(parts))
+}
+
+// Over returns the time of a collective over a mesh axis of a stage: see
+// [Model.Collective].
+func (m *Program) Over(op ir.Op, bytes int64, stage, axis int) Picoseconds {
+	return m.Collective(op, bytes, m.groups[stage][axis])
+}
+
 // compute prices a kernel at its local shapes. operands differs from the node's
 // for an add_n only.
 func (m *Program) compute(in *codegen.Instr, mesh ir.Mesh, at ir.Coord, operands int) Picoseconds {
+	n := in.Node
+	flops, bytes := m.work(in, mesh, at)
+	if n.Op == ir.OpAddN && operands != len(n.Args) {
+		one := localBytes(n.Results[0], mesh, at)
+		bytes += int64(operands-len(n.Args)) * one
+		flops = flops / float64(len(n.Args)) * float64(operands)
+	}
+	return m.kernel(classOf(n.Op), flops, bytes)
+}
+
+// work returns the operations and the memory traffic of a kernel at its local
+// shapes.
+func (m *Program) work(in *codegen.Instr, mesh ir.Mesh, at ir.Coord) (flops float64, bytes int64) {
 	n := in.Node
 	sig, ok := m.sigs[n]
 	if !ok {
 		sig = ir.SignatureOf(n)
 		m.sigs[n] = sig
 	}
-	var bytes int64
 	args, results := make([][]int, len(n.Args)), make([][]int, len(n.Results))
 	for i, a := range n.Args {
 		s := mesh.Local(a.Type.Shape, a.Spec, at)
@@ -153,13 +178,7 @@ func (m *Program) compute(in *codegen.Instr, mesh ir.Mesh, at ir.Coord, operands
 	if n.Op == ir.OpEmbedding {
 		bytes = 2 * localBytes(n.Results[0], mesh, at)
 	}
-	flops := sig.FLOPs(args, results)
-	if n.Op == ir.OpAddN && operands != len(n.Args) {
-		one := localBytes(n.Results[0], mesh, at)
-		bytes += int64(operands-len(n.Args)) * one
-		flops = flops / float64(len(n.Args)) * float64(operands)
-	}
-	return m.kernel(classOf(n.Op), flops, bytes)
+	return sig.FLOPs(args, results), bytes
 }
 
 func localBytes(v *ir.Value, mesh ir.Mesh, at ir.Coord) int64 {
