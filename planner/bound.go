@@ -67,11 +67,11 @@ func newBounds(p *pipeline, limit int64, opts Options, learned map[tried]bool) *
 	for i := range stages {
 		flow := forward.at(blocks, recomputation{}) + cost.Picoseconds(blocks)*block[rest] + b.end
 		for j := range stages {
+			size := first
 			if j < i {
-				flow += back[rest][j].fixed
-			} else {
-				flow += back[first][j].fixed
+				size = rest
 			}
+			flow += back[size][j].fixed - back[size][j].gathersAhead()
 		}
 		b.again = append(b.again, make([]recomputation, 0, blocks))
 		b.time = append(b.time, make([]cost.Picoseconds, 0, blocks))
@@ -99,6 +99,17 @@ func newBounds(p *pipeline, limit int64, opts Options, learned map[tried]bool) *
 		b.atLeast = append(b.atLeast, least)
 	}
 	return b
+}
+
+// gathersAhead is by how much less the last block of a stage may take backward
+// from its gradient on when it is recomputed: what recomputation gathers before
+// the gradient is there (weights, keys and values) need not be gathered after.
+func (l *line) gathersAhead() cost.Picoseconds {
+	var less cost.Picoseconds
+	for e := range extents {
+		less = max(less, l.block[kept]-l.block[e]-l.early[e])
+	}
+	return less
 }
 
 // stageWork is all the work of a stage.

@@ -57,28 +57,26 @@ func (s *skeleton) shared(d degrees, c *cost.Cluster) *skeleton {
 	return &b
 }
 
-// core prices a product or an attention of a skeleton, and what context
-// parallelism does around it: see [skeleton.shared].
-func (s *skeleton) core(in *coreInstr) cost.Picoseconds {
+// core prices a product or an attention of a skeleton with what context
+// parallelism does around it (see [skeleton.shared]), of which ahead is what
+// recomputation may do before the gradient is there.
+func (s *skeleton) core(in *coreInstr) (time, ahead cost.Picoseconds) {
 	n := in.Node
 	if s.parts <= 1 {
-		time, _ := s.price.Instr(&in.Instr, in.mesh, in.at)
-		return time
+		time, _ = s.price.Instr(&in.Instr, in.mesh, in.at)
+		return time, 0
 	}
-	time := s.price.Share(&in.Instr, in.mesh, in.at, s.parts)
-	gather := func(qkv *ir.Value) cost.Picoseconds {
+	time = s.price.Share(&in.Instr, in.mesh, in.at, s.parts)
+	over := func(op ir.Op, qkv *ir.Value) cost.Picoseconds {
 		kv := in.mesh.Local(qkv.Type.Shape, qkv.Spec, in.at).Elems() * qkv.Type.DType.Size() / 3 * 2
-		all := s.links.Over(ir.OpAllGather, kv, in.stage, s.linksAxis)
-		if n.Op == ir.OpAttentionGrad {
-			all += s.links.Over(ir.OpReduceScatter, kv, in.stage, s.linksAxis)
-		}
-		return all
+		return s.links.Over(op, kv, in.stage, s.linksAxis)
 	}
 	switch n.Op {
 	case ir.OpAttention:
-		time += gather(n.Args[0])
+		time += over(ir.OpAllGather, n.Args[0])
 	case ir.OpAttentionGrad:
-		time += gather(n.Args[1])
+		ahead = over(ir.OpAllGather, n.Args[1])
+		time += ahead + over(ir.OpReduceScatter, n.Args[1])
 	}
-	return time
+	return time, ahead
 }

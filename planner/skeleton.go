@@ -203,9 +203,11 @@ func (s *skeleton) cores(microBatch int) []stageTimes {
 					switch in.Node.Op {
 					case ir.OpMatMul, ir.OpAttention, ir.OpAttentionGrad, ir.OpAttentionKV, ir.OpAttentionKVGrad:
 						in.Accum = make([]codegen.Accum, len(in.Accum)) // gradients may be summed elsewhere
-						time := s.core(&coreInstr{in, i, mesh, at})
+						time, ahead := s.core(&coreInstr{in, i, mesh, at})
 						if s.ofBlock[in.Node] {
 							p.block[kept] += time
+							p.early[selective] -= ahead
+							p.early[full] -= ahead
 						} else {
 							p.fixed += time
 						}
