@@ -95,6 +95,18 @@ func (p *Plan) Units() int { return p.RuntimeNGPUs / p.PlanNGPUs }
 // sequence all through the model. 0 stands for 1.
 func (p *Plan) ContextParallel() int { return max(p.CP, 1) }
 
+// Degrees is how a unit is cut, in words: dp 2 x cp 2 x tp 1 x pp 2, without cp
+// where that is 1.
+func (p *Plan) Degrees() string { return fmt.Sprintf("%s x pp %d", p.MeshDegrees(), p.PP()) }
+
+// MeshDegrees is how a stage is cut.
+func (p *Plan) MeshDegrees() string {
+	if cp := p.ContextParallel(); cp > 1 {
+		return fmt.Sprintf("dp %d x cp %d x tp %d", p.DP, cp, p.TP)
+	}
+	return fmt.Sprintf("dp %d x tp %d", p.DP, p.TP)
+}
+
 // DataParallel returns the data-parallel degree of the whole run.
 func (p *Plan) DataParallel() int { return p.DP * p.Units() }
 
@@ -205,10 +217,7 @@ func (p *Plan) Validate(blocks, batch int) error {
 	// The bounds avoid overflow on absurd degrees.
 	cp := p.ContextParallel()
 	if max(p.DP, cp, p.TP) > p.PlanNGPUs || p.DP*cp > p.PlanNGPUs || p.DP*cp*p.TP*p.PP() != p.PlanNGPUs {
-		if cp > 1 {
-			return planErrorf("plan_ngpus", "%d is not dp %d x cp %d x tp %d x %d stages", p.PlanNGPUs, p.DP, cp, p.TP, p.PP())
-		}
-		return planErrorf("plan_ngpus", "%d is not dp %d x tp %d x %d stages", p.PlanNGPUs, p.DP, p.TP, p.PP())
+		return planErrorf("plan_ngpus", "%d is not %s x %d stages", p.PlanNGPUs, p.MeshDegrees(), p.PP())
 	}
 	if p.DataParallel() > batch {
 		return planErrorf("dp", "%d data-parallel ranks cannot share a global batch of %d sequences", p.DataParallel(), batch)

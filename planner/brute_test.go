@@ -18,11 +18,14 @@ import (
 // brute is the search without ideas: nested loops over every plan, each compiled
 // and simulated whole. Only the layouts come from the planner.
 type brute struct {
-	t       *testing.T
-	g       *ir.Graph
-	blocks  int
-	batch   int
-	tokens  int
+	t      *testing.T
+	g      *ir.Graph
+	blocks int
+	batch  int
+	tokens int
+
+	everywhere bool // context parallelism of any batch
+
 	cluster *cost.Cluster
 	opts    Options
 	limit   int64
@@ -44,6 +47,9 @@ func (b *brute) run() {
 					cp := unit / (dp * tp * pp)
 					all := dp * b.opts.RuntimeNGPUs / unit
 					if b.opts.CP > 0 && cp != b.opts.CP || b.opts.CP == 0 && cp > 1 && b.tokens%(2*cp) != 0 {
+						continue
+					}
+					if b.opts.CP == 0 && cp > 1 && all*cp*pp <= b.batch && !b.everywhere {
 						continue
 					}
 					if dp*cp*tp*pp != unit || all > b.batch || b.opts.TP > 0 && tp != b.opts.TP {
@@ -157,7 +163,7 @@ func (b *brute) recomputations(plan partition.Plan, cut []partition.Stage) {
 func TestSearchIsExact(t *testing.T) {
 	const seed = 5
 	r := rand.New(rand.NewPCG(seed, 0))
-	cases, infeasible, recomputing, plans := 40, 0, 0, 0
+	cases, infeasible, recomputing, contexts, plans := 40, 0, 0, 0, 0
 	hidden := 0.0
 	if testing.Short() {
 		cases = 12
@@ -166,12 +172,20 @@ func TestSearchIsExact(t *testing.T) {
 		model := tiny(2 + r.IntN(4)/2 + r.IntN(8)/7)
 		model.Bias, model.Dropout, model.BlockSize = false, 0, []int{33, 24}[k%2] // with 24 context parallelism of 2, 3 and 4 is searched
 		batch := 2 + r.IntN(3)
+		if k%5 == 1 {
+			batch = 1 // less than there are ranks
+		}
 		b := &brute{
 			t: t, g: step(t, model, batch), blocks: model.NLayer, batch: batch, tokens: model.BlockSize, cluster: randomCluster(r),
 			opts: Options{RuntimeNGPUs: []int{1, 2, 3, 4}[r.IntN(4)], TopK: r.IntN(3)},
 		}
 		if r.IntN(2) == 0 {
 			b.opts.PlanNGPUs = b.opts.RuntimeNGPUs
+		}
+		if batch == 1 { // with fast links, for an equal share of the work
+			for _, l := range []*cost.Link{&b.cluster.IntraNode, &b.cluster.InterNode} {
+				l.Latency, l.Bandwidth = l.Latency/100, l.Bandwidth*100
+			}
 		}
 		if b.opts.RuntimeNGPUs == 4 || model.NLayer == 4 {
 			b.opts.PlanNGPUs, b.opts.TP = b.opts.RuntimeNGPUs, 1+r.IntN(2)
@@ -185,10 +199,20 @@ func TestSearchIsExact(t *testing.T) {
 				b.opts.ZeRO = nil
 			}
 		}
+		if batch == 1 {
+			b.opts.ZeRO = nil
+			if k%10 == 1 && b.opts.RuntimeNGPUs%2 == 0 {
+				b.opts.PlanNGPUs, b.opts.CP, b.opts.TP = b.opts.RuntimeNGPUs, 2, 1
+			}
+		}
 		// From more than enough to too little.
 		b.limit = []int64{1 << 40, 200e3 + r.Int64N(600e3)}[min(1, r.IntN(4))]
 		b.opts.MemoryLimit = b.limit
 		b.run()
+		if b.best == nil && b.plans > 0 {
+			b.everywhere = true
+			b.run()
+		}
 		plans += b.plans
 		res, err := Search(b.g, batch, b.cluster, b.opts)
 		if b.best == nil {
@@ -208,6 +232,9 @@ func TestSearchIsExact(t *testing.T) {
 		require.Equal(t, b.best.plan, res.Plan, "seed %d case %d", seed, k)
 		require.Equal(t, b.best.peaks, res.Prediction.PeakBytes, "seed %d case %d", seed, k)
 		require.True(t, res.Stats.Optimal)
+		if res.Plan.CP > 1 {
+			contexts++
+		}
 		for _, s := range res.Plan.Stages {
 			if s.Recompute+s.Selective > 0 {
 				recomputing++
@@ -215,8 +242,9 @@ func TestSearchIsExact(t *testing.T) {
 			}
 		}
 	}
-	t.Logf("%d cases, %d infeasible, %d recompute, %d plans simulated; recomputation of least work costs at most %.1f %%", cases, infeasible, recomputing, plans, 100*hidden)
+	t.Logf("%d cases, %d infeasible, %d recompute, %d context parallel, %d plans simulated; recomputation of least work costs at most %.1f %%", cases, infeasible, recomputing, contexts, plans, 100*hidden)
 	require.Positive(t, recomputing)
+	require.Positive(t, contexts)
 	require.Less(t, infeasible, cases/3)
 }
 

@@ -6,10 +6,22 @@ import (
 	"github.com/autopar/autopar/planner/cost"
 )
 
-// contexts lists the context-parallel degrees that the options leave for sequences
-// of a number of tokens. Searched are those that give every rank as much: 2·cp
-// divides the tokens. With 0 tokens, no attention, there is none but 1.
-func contexts(o Options, plan, tokens int) []int {
+// contexts says which context-parallel degrees are searched, for sequences of a
+// number of tokens (0 without attention).
+type contexts struct {
+	tokens int
+	// everywhere takes degrees that hardly win but may fit where nothing else does.
+	everywhere bool
+}
+
+// longSequence is the number of tokens beyond which context parallelism is always
+// searched: Llama 3 trains 8,192 without it and 131,072 with 16 ranks a sequence
+// (Grattafiori et al. 2024, table 4).
+const longSequence = 8192
+
+// degrees lists the degrees for a unit of so many devices. Searched are those that
+// give every rank as much: 2·cp divides the tokens.
+func (x contexts) degrees(o Options, plan int) []int {
 	if o.CP > 0 {
 		if plan%o.CP != 0 {
 			return nil
@@ -17,12 +29,21 @@ func contexts(o Options, plan, tokens int) []int {
 		return []int{o.CP}
 	}
 	all := []int{1}
-	for cp := 2; cp <= plan && o.Policy == AutoDist; cp++ {
-		if plan%cp == 0 && tokens%(2*cp) == 0 && tokens > 0 {
+	for cp := 2; cp <= plan && o.Policy == AutoDist && x.tokens > 0; cp++ {
+		if plan%cp == 0 && x.tokens%(2*cp) == 0 {
 			all = append(all, cp)
 		}
 	}
 	return all
+}
+
+// worthwhile reports whether degrees are searched. As long as there is a sequence
+// for every data-parallel rank and stage, data parallelism divides the same work
+// without moving keys and values; so context parallelism is left to long
+// sequences, small batches, and models that do not fit otherwise.
+func (x contexts) worthwhile(o Options, d degrees, batch int) bool {
+	ranks := d.dp * d.cp * d.pp * (o.RuntimeNGPUs / d.plan)
+	return d.cp == 1 || o.CP > 0 || x.everywhere || x.tokens > longSequence || ranks > batch
 }
 
 // sequenceTokens returns the length of the sequences that a graph attends over, 0

@@ -19,8 +19,10 @@ type Options struct {
 	// MemoryLimit is bytes per rank; 0 is what the cluster's devices have.
 	MemoryLimit int64
 
-	// Degrees inside the unit. Of CP, when it is searched, those that cut sequences
-	// into equal parts are tried.
+	// Degrees inside the unit. CP is searched where it may pay: for sequences of more
+	// than 8,192 tokens, where the batch has no sequence for every rank of dp x cp x
+	// pp, or when no plan fits otherwise; and only degrees that cut a sequence into
+	// equal parts.
 	DP, CP, TP, PP int
 	MicroBatch     int // sequences of one data-parallel rank
 	Schedule       partition.Schedule

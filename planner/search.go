@@ -49,10 +49,10 @@ type Stats struct {
 
 // searcher is one run of [Search].
 type searcher struct {
-	opts    Options
-	graphs  *shrunken
-	batch   int
-	tokens  int // of a sequence
+	opts   Options
+	graphs *shrunken
+	batch  int
+	contexts
 	cluster *cost.Cluster
 	limit   int64
 	layouts *layouts
@@ -70,10 +70,10 @@ type arena struct {
 // Search returns the fastest plan for a training step traced for a global batch,
 // among those that fit: the minimum over the degrees, micro-batch sizes,
 // schedules, ZeRO stages, sequence parallelism or not, and contiguous cuts that the
-// options leave, under the cost of planner/sim. Of every stage so many blocks are
-// recomputed, in full and selectively, that it fits and does the least work; of
-// equal work the fewest in full. Plans that take the same time are ordered by peak memory, then by
-// comparePlans. It fails with an *InfeasibleError when no plan fits, an
+// options leave (for context parallelism see there), under the cost of planner/sim.
+// Of every stage so many blocks are recomputed, in full and selectively, that it
+// fits and does the least work; of equal work the fewest in full. Plans that take
+// the same time are ordered by peak memory, then by comparePlans. It fails with an *InfeasibleError when no plan fits, an
 // *OptionError or an *UnsupportedError.
 func Search(g *ir.Graph, batch int, c *cost.Cluster, opts Options) (*Result, error) {
 	start := time.Now()
@@ -82,11 +82,14 @@ func Search(g *ir.Graph, batch int, c *cost.Cluster, opts Options) (*Result, err
 		return nil, err
 	}
 	s := newSearcher(g, batch, c, opts)
-	pipes, err := s.pipelines()
+	found, pipes, optimal, err := s.search()
+	if err == nil && len(found) == 0 && opts.CP == 0 {
+		s.everywhere = true
+		found, pipes, optimal, err = s.search()
+	}
 	if err != nil {
 		return nil, err
 	}
-	found, pipes, optimal := s.run(pipes)
 	if len(found) == 0 {
 		return nil, s.infeasible(pipes)
 	}
@@ -108,9 +111,20 @@ func Search(g *ir.Graph, batch int, c *cost.Cluster, opts Options) (*Result, err
 	return res, nil
 }
 
+// search lists the space and returns what [searcher.run] finds in it.
+func (s *searcher) search() ([]*candidate, []*point, bool, error) {
+	s.pending = nil
+	pipes, err := s.pipelines()
+	if err != nil {
+		return nil, nil, false, err
+	}
+	found, pipes, optimal := s.run(pipes)
+	return found, pipes, optimal, nil
+}
+
 func newSearcher(g *ir.Graph, batch int, c *cost.Cluster, opts Options) *searcher {
 	s := &searcher{
-		opts: opts, graphs: newShrunken(g), batch: batch, tokens: sequenceTokens(g), cluster: c,
+		opts: opts, graphs: newShrunken(g), batch: batch, contexts: contexts{tokens: sequenceTokens(g)}, cluster: c,
 		arenas: map[arena]int64{},
 	}
 	s.limit = c.MemoryPerRank(opts.RuntimeNGPUs)
@@ -133,7 +147,7 @@ type point struct {
 // pipelines lists the space by degrees, micro-batch size and schedule, the most
 // promising first.
 func (s *searcher) pipelines() ([]*point, error) {
-	all := outlines(s.opts, allDegrees(s.opts, s.graphs.blocks, s.batch, s.tokens, s.cluster))
+	all := outlines(s.opts, allDegrees(s.opts, s.graphs.blocks, s.batch, s.contexts, s.cluster))
 	if len(all) == 0 && s.opts.ZeRO != nil && *s.opts.ZeRO > 0 {
 		return nil, optionErrorf("zero", "stage %d needs at least 2 data-parallel ranks; no dp x tp x pp of %s devices in %d has them with %d blocks and a global batch of %d",
 			*s.opts.ZeRO, degree(s.opts.PlanNGPUs), s.opts.RuntimeNGPUs, s.graphs.blocks, s.batch)
@@ -149,9 +163,15 @@ func (s *searcher) pipelines() ([]*point, error) {
 	// Of the outlines of the same degrees the first is built, and bounds the others;
 	// so do those without context parallelism those with it.
 	var firsts []outline
-	searched := s.opts.CP == 0
+	alone := map[[2]int]bool{} // tp and pp without context parallelism
+	for _, o := range all {
+		if o.cp == 1 {
+			alone[[2]int{o.tp, o.pp}] = true
+		}
+	}
 	for i, o := range all {
-		if (i == 0 || o.degrees != all[i-1].degrees) && !(searched && o.cp > 1) {
+		bounded := o.cp > 1 && alone[[2]int{o.tp, o.pp}]
+		if (i == 0 || o.degrees != all[i-1].degrees) && !bounded {
 			firsts = append(firsts, o)
 		} else {
 			s.pending = append(s.pending, pending{outline: o})
@@ -168,9 +188,7 @@ func (s *searcher) pipelines() ([]*point, error) {
 			floors[firsts[i].degrees] = s.floor(skel)
 		}
 	}
-	if searched {
-		s.contextFloors(firsts, skels, floors)
-	}
+	s.contextFloors(firsts, skels, floors)
 	for i := range s.pending {
 		s.pending[i].floor = floors[s.pending[i].degrees]
 	}
@@ -234,11 +252,10 @@ func (s *searcher) floor(skel *skeleton) cost.Picoseconds {
 // contextFloors adds the floors of the pending degrees with context parallelism;
 // none, which is 0, where no skeleton bounds them.
 func (s *searcher) contextFloors(firsts []outline, skels []*skeleton, floors map[degrees]cost.Picoseconds) {
-	type split struct{ tp, pp int }
-	bases := map[split]*skeleton{}
+	bases := map[[2]int]*skeleton{} // by tp and pp
 	for i, skel := range skels {
-		if skel != nil {
-			bases[split{firsts[i].tp, firsts[i].pp}] = skel
+		if skel != nil && firsts[i].cp == 1 {
+			bases[[2]int{firsts[i].tp, firsts[i].pp}] = skel
 		}
 	}
 	for _, p := range s.pending {
@@ -246,7 +263,7 @@ func (s *searcher) contextFloors(firsts []outline, skels []*skeleton, floors map
 			continue
 		}
 		floors[p.degrees] = 0
-		if base := bases[split{p.tp, p.pp}]; base != nil {
+		if base := bases[[2]int{p.tp, p.pp}]; base != nil {
 			if b := base.shared(p.degrees, s.cluster); b != nil {
 				floors[p.degrees] = s.floor(b)
 			}
@@ -315,6 +332,10 @@ func (s *searcher) skeletons(all []outline) ([]*skeleton, error) {
 		}
 		of := found[k]
 		if all[i].pp == 1 {
+			if inner[keys[k]] == i {
+				skels[i] = of // made for it
+				return
+			}
 			of = nil
 		}
 		skels[i], errs[i] = newSkeleton(s.graphs, plans[i], s.batch, s.cluster, of)

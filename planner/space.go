@@ -51,15 +51,19 @@ func outlines(o Options, all []degrees) []outline {
 }
 
 // allDegrees lists the ways to cut units that the options leave, for a model of
-// so many blocks, a global batch and sequences of a number of tokens.
-func allDegrees(o Options, blocks, batch, tokens int, c *cost.Cluster) []degrees {
+// so many blocks, a global batch and sequences.
+func allDegrees(o Options, blocks, batch int, x contexts, c *cost.Cluster) []degrees {
 	var all []degrees
 	for plan := 1; plan <= o.RuntimeNGPUs; plan++ {
 		if o.RuntimeNGPUs%plan != 0 || o.PlanNGPUs > 0 && plan != o.PlanNGPUs {
 			continue
 		}
-		for _, cp := range contexts(o, plan, tokens) {
-			all = append(all, degreesOf(o, blocks, batch, c, plan, cp)...)
+		for _, cp := range x.degrees(o, plan) {
+			for _, d := range degreesOf(o, blocks, batch, c, plan, cp) {
+				if x.worthwhile(o, d, batch) {
+					all = append(all, d)
+				}
+			}
 		}
 	}
 	return all
