@@ -2,7 +2,6 @@ package autopar_test
 
 import (
 	"fmt"
-	"math"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -13,25 +12,6 @@ import (
 	"github.com/autopar/autopar/partition"
 	"github.com/autopar/autopar/runtime"
 )
-
-// contextPlan is parityPlan with context parallelism.
-func contextPlan(dp, cp, tp, pp int) *partition.Plan {
-	p := parityPlan(dp, tp, pp, 2, partition.OneFOneB, false)
-	p.CP = cp
-	p.PlanNGPUs *= cp
-	p.RuntimeNGPUs *= cp
-	return p
-}
-
-// differences are the largest between two trajectories: of losses, and of
-// gradient norms relative to them.
-func differences(one, got trajectory) (dLoss, dNorm float64) {
-	for s := range one.loss {
-		dLoss = max(dLoss, math.Abs(got.loss[s]-one.loss[s]))
-		dNorm = max(dNorm, math.Abs(got.norm[s]-one.norm[s])/one.norm[s])
-	}
-	return dLoss, dNorm
-}
 
 // TestContextParity: sharing a sequence of 19 tokens over up to five ranks,
 // whatever else is cut, recomputed or sharded, changes nothing that is learned.

@@ -60,6 +60,17 @@ func parityPlan(dp, tp, pp, micro int, schedule partition.Schedule, recompute bo
 	return p
 }
 
+// contextPlan is parityPlan with context parallelism.
+func contextPlan(dp, cp, tp, pp int) *partition.Plan {
+	p := parityPlan(dp, tp, pp, 2, partition.OneFOneB, false)
+	p.PlanNGPUs *= cp
+	p.RuntimeNGPUs *= cp
+	if cp > 1 {
+		p.CP = cp
+	}
+	return p
+}
+
 // trajectory is what training shows: a loss and a gradient norm per step.
 type trajectory struct{ loss, norm []float64 }
 
@@ -105,8 +116,8 @@ func trainBatch(t testing.TB, p *partition.Plan, batch, steps int) trajectory {
 
 // TestParity trains under every factoring of 2, 3, 4 and 8 ranks into data,
 // tensor and pipeline parallelism, with dropout, at odd sizes, and compares each
-// step with one rank. Of the same factorings with sequence parallelism and ZeRO it
-// takes a random sample, or with -parity-all every one. With -v it prints the
+// step with one rank. Of the factorings with context parallelism, and of all with
+// sequence parallelism and ZeRO, it takes a random sample, or with -parity-all every one. With -v it prints the
 // table (make parity).
 //
 // The learning rate warms up as nanoGPT's does. At 1e-3 from the first step the
@@ -120,15 +131,15 @@ func TestParity(t *testing.T) {
 	one := trainBatch(t, parityPlan(1, 1, 1, parityBatch, partition.GPipe, false), parityBatch, *paritySteps)
 	require.Less(t, one.loss[len(one.loss)-1], one.loss[0]-0.05, "it learns")
 	if testing.Verbose() {
-		fmt.Println("| ranks | dp | tp | pp | sp | zero | micro-batch | schedule | recompute | max abs Δloss | max rel Δ‖grad‖ |")
-		fmt.Println("|---|---|---|---|---|---|---|---|---|---|---|")
+		fmt.Println("| ranks | dp | cp | tp | pp | sp | zero | micro-batch | schedule | recompute | max abs Δloss | max rel Δ‖grad‖ |")
+		fmt.Println("|---|---|---|---|---|---|---|---|---|---|---|---|")
 	}
 	var plans []*partition.Plan
 	for _, n := range []int{1, 2, 3, 4, 8} {
 		plans = append(plans, parityPlans(n)...)
 	}
 	for i, p := range plans {
-		if more := p.ZeRO > 0 || p.SequenceParallel; more && !*parityAll && rng.IntN(6) > 0 {
+		if more := p.ZeRO > 0 || p.SequenceParallel || p.CP > 1; more && !*parityAll && rng.IntN(6) > 0 {
 			continue
 		}
 		p.MicroBatch = []int{2, 1, 3}[i%3]
@@ -144,12 +155,8 @@ func TestParity(t *testing.T) {
 			}
 		}
 		got := trainBatch(t, p, parityBatch, *paritySteps)
-		var dLoss, dNorm float64
-		for s := range one.loss {
-			dLoss = max(dLoss, math.Abs(got.loss[s]-one.loss[s]))
-			dNorm = max(dNorm, math.Abs(got.norm[s]-one.norm[s])/one.norm[s])
-		}
-		row := fmt.Sprintf("| %d | %d | %d | %d | %v | %d | %d | %s | %s | %.1e | %.1e |", p.RuntimeNGPUs, p.DP, p.TP, p.PP(),
+		dLoss, dNorm := differences(one, got)
+		row := fmt.Sprintf("| %d | %d | %d | %d | %d | %v | %d | %d | %s | %s | %.1e | %.1e |", p.RuntimeNGPUs, p.DP, p.ContextParallel(), p.TP, p.PP(),
 			p.SequenceParallel, p.ZeRO, p.MicroBatch, p.Schedule, again, dLoss, dNorm)
 		if testing.Verbose() {
 			fmt.Println(row)
@@ -160,20 +167,32 @@ func TestParity(t *testing.T) {
 	}
 }
 
-// parityPlans lists every factoring of n ranks into dp x tp x pp, with and
+// differences are the largest between two trajectories: of losses, and of
+// gradient norms relative to them.
+func differences(one, got trajectory) (dLoss, dNorm float64) {
+	for s := range one.loss {
+		dLoss = max(dLoss, math.Abs(got.loss[s]-one.loss[s]))
+		dNorm = max(dNorm, math.Abs(got.norm[s]-one.norm[s])/one.norm[s])
+	}
+	return dLoss, dNorm
+}
+
+// parityPlans lists every factoring of n ranks into dp x cp x tp x pp, with and
 // without sequence parallelism, at every ZeRO stage.
 func parityPlans(n int) []*partition.Plan {
 	var plans []*partition.Plan
 	for dp := 1; dp <= n; dp++ {
-		for tp := 1; dp*tp <= n; tp++ {
-			if n%(dp*tp) != 0 {
-				continue
-			}
-			for sp := range min(tp, 2) {
-				for zero := 0; zero <= 3 && (zero == 0 || dp > 1); zero++ {
-					p := parityPlan(dp, tp, n/(dp*tp), 1, partition.GPipe, false)
-					p.SequenceParallel, p.ZeRO = sp == 1, zero
-					plans = append(plans, p)
+		for cp := 1; dp*cp <= n; cp++ {
+			for tp := 1; dp*cp*tp <= n; tp++ {
+				if n%(dp*cp*tp) != 0 {
+					continue
+				}
+				for sp := range min(tp, 2) {
+					for zero := 0; zero <= 3 && (zero == 0 || dp > 1); zero++ {
+						p := contextPlan(dp, cp, tp, n/(dp*cp*tp))
+						p.SequenceParallel, p.ZeRO = sp == 1, zero
+						plans = append(plans, p)
+					}
 				}
 			}
 		}
