@@ -6,7 +6,7 @@ import "slices"
 
 // mutants lists all planted bugs, by where they are planted.
 func mutants() []mutant {
-	return slices.Concat(inTheModel(), inThePartition(), inTheRuntime(), inTheKernels(), inTheLoop())
+	return slices.Concat(inTheModel(), inThePartition(), inTheRuntime(), inTheKernels(), inTheLoop(), inContext())
 }
 
 // inTheModel has the bugs of the graph that all ranks share: trace, autodiff,
@@ -357,12 +357,12 @@ func inTheKernels() []mutant {
 	}, {
 		bug: "two backward outputs swapped", how: "gradients of queries and keys",
 		file: "runtime/cpu/kernel/attention.go",
-		old:  "t.rows(t.dqkv, u, 0).at(i, 0)\n\tdk, dv := t.rows(t.dqkv, u, 1)", new: "t.rows(t.dqkv, u, 1).at(i, 0)\n\tdk, dv := t.rows(t.dqkv, u, 0)",
+		old:  "dq: packed{dqkv, shape.T, 3, 0}, dk: packed{dqkv, shape.T, 3, 1}", new: "dq: packed{dqkv, shape.T, 3, 1}, dk: packed{dqkv, shape.T, 3, 0}",
 		pkg: kernel, run: "^TestAttention$",
 	}, {
 		bug: "two backward outputs swapped", how: "gradients of keys and values",
 		file: "runtime/cpu/kernel/attention.go",
-		old:  "dk, dv := t.rows", new: "dv, dk := t.rows",
+		old:  "s.dk, s.dv = t.head", new: "s.dv, s.dk = t.head",
 		pkg: kernel, run: "^TestAttention$",
 	}, {
 		bug: "wrong power on all ranks", how: "variance of layer norm",
