@@ -51,6 +51,15 @@ func TestContextParity(t *testing.T) {
 	}
 }
 
+// TestContextMasks: one step draws the masks that one rank draws. Of other masks
+// the loss would differ in the third digit.
+func TestContextMasks(t *testing.T) {
+	one := trainBatch(t, parityPlan(1, 1, 1, parityBatch, partition.GPipe, false), parityBatch, 1)
+	got := trainBatch(t, contextPlan(1, 3, 2, 1), parityBatch, 1)
+	require.InDelta(t, one.loss[0], got.loss[0], 1e-6)
+	require.InEpsilon(t, one.norm[0], got.norm[0], 1e-6)
+}
+
 // TestContextIsBalanced counts the pairs of query and key that the causal mask
 // leaves each rank: equal where 2·parts divides the tokens, otherwise apart by what
 // half a token of each part sees.

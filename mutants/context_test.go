@@ -5,7 +5,7 @@ package mutants
 // inContext has the bugs of context parallelism.
 func inContext() []mutant {
 	const (
-		parity      = "^TestContextParity$/^dp_1_x_cp_2_x_tp_1_x_pp_1"
+		masks       = "^TestContextMasks$"
 		conformance = "^TestConformance$"
 	)
 	return []mutant{{
@@ -27,7 +27,7 @@ func inContext() []mutant {
 		bug: "dropout mask of rows instead of positions", how: "activations are not told of the fold",
 		file: "partition/context.go",
 		old:  "attr.Fold, attr.Dim = c.parts, dim", new: "attr.Dim = dim",
-		pkg: ".", run: parity,
+		pkg: ".", run: masks,
 	}, {
 		bug: "dropout mask of rows instead of positions", how: "runs of a folded sequence start where the part does",
 		file: "runtime/cpu/context.go",
