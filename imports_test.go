@@ -40,6 +40,7 @@ func rooms() []string {
 		"runtime/cpu/kernel",
 		"runtime/cpu",
 		"runtime/backendtest",
+		"numeric",
 		"data",
 		"checkpoint/safetensors",
 		"checkpoint",

@@ -21,7 +21,7 @@ func compile(t testing.TB, g *ir.Graph, p *partition.Plan, batch int) (*codegen.
 	require.NoError(t, err)
 	prog, err := codegen.Generate(q, p, batch, nil)
 	require.NoError(t, err)
-	require.NoError(t, codegen.Check(prog))
+	require.NoError(t, codegen.Verify(prog, g))
 	backend, err := cpu.New(cpu.Options{})
 	require.NoError(t, err)
 	exec, err := runtime.New(prog, backend, runtime.Options{})

@@ -80,7 +80,7 @@ func compile(t testing.TB, g *ir.Graph, s shape, share *codegen.Program) *codege
 	require.NoError(t, err)
 	prog, err := codegen.Generate(parted, p, batch, share)
 	require.NoError(t, err)
-	require.NoError(t, codegen.Check(prog))
+	require.NoError(t, codegen.Verify(prog, g))
 	return prog
 }
 

@@ -262,7 +262,7 @@ func (c *benchCmd) measure(ctx context.Context, con *console, cfg *config.Config
 	if err != nil {
 		return nil, err
 	}
-	if err := codegen.Check(programs.training); err != nil {
+	if err := programs.verify(); err != nil {
 		return nil, err
 	}
 	times, watch, err := c.timeSteps(ctx, con, cfg, programs.training)
