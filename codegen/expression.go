@@ -42,7 +42,8 @@ type exprKey struct {
 // a partition may write in several ways:
 //
 //   - communication is the identity: it moves parts of a value, which stays what
-//     it was (what it does to placements is checked apart);
+//     it was (what it does to placements is checked apart); but for the fold of
+//     context parallelism, see ofFolded;
 //   - add_n is a multiset of terms, and flat, so that sums of sums of each stage
 //     are the sum of all;
 //   - constants are their value, and the copies name@sN of a leaf are the leaf.
@@ -65,7 +66,10 @@ func (x *expressions) leaf(v *ir.Value) *expr {
 
 // result returns the expression of result i of a node, given its operands'.
 func (x *expressions) result(n *ir.Node, i int, args []*expr) *expr {
+	folded, ok := x.ofFolded(n, i, args)
 	switch {
+	case ok:
+		return folded
 	case n.Op.Class() == ir.Comm:
 		return args[0]
 	case n.Op == ir.OpAddN:
