@@ -45,14 +45,18 @@ func (x *expressions) ofFolded(n *ir.Node, i int, args []*expr) (result *expr, o
 	}
 	sig := ir.SignatureOf(n)
 	dims, parts, ok := foldedDims(sig, args)
-	if !ok || !commutes(n, sig, dims, parts) {
+	if !ok || !commutes(n, sig, dims) {
 		return nil, false
+	}
+	attr := n.Attr
+	if a, told := attr.(ir.DropoutAttr); told {
+		attr = positional(n, sig, a, dims, parts)
 	}
 	inner := make([]*expr, len(args))
 	for k, a := range args {
 		inner[k], _, _ = unfolded(a)
 	}
-	if result, ok = x.inPlaceOf(n, i, inner); !ok {
+	if result, ok = x.inPlaceOf(n, i, attr, inner); !ok {
 		return nil, false
 	}
 	for at, d := range sig.Results[i] {
@@ -88,22 +92,15 @@ func foldedDims(sig *ir.Signature, args []*expr) (dims map[int]bool, parts int, 
 }
 
 // commutes reports whether a node computes of folded operands the fold of what it
-// computes of the operands.
-func commutes(n *ir.Node, sig *ir.Signature, dims map[int]bool, parts int) bool {
-	attr, told := n.Attr.(ir.DropoutAttr)
-	attention := n.Op == ir.OpAttentionKV || n.Op == ir.OpAttentionKVGrad
-	switch {
-	case told && attr.Fold != parts:
-		return false
-	case attention: // both of queries and of keys
-		for d, dim := range sig.Dims {
+// computes of the operands, provided that it is told of the fold if it has to be.
+func commutes(n *ir.Node, sig *ir.Signature, dims map[int]bool) bool {
+	if n.Op == ir.OpAttentionKV || n.Op == ir.OpAttentionKVGrad {
+		for d, dim := range sig.Dims { // of queries and of keys
 			if (dim.Name == "t" || dim.Name == "s") != dims[d] {
 				return false
 			}
 		}
 		return true
-	case told && n.Op == ir.OpDropout:
-		return len(dims) == 1 && dims[sig.Args[0][attr.Dim]]
 	}
 	for d := range dims {
 		// v is what ids and targets count.
@@ -111,21 +108,28 @@ func commutes(n *ir.Node, sig *ir.Signature, dims map[int]bool, parts int) bool 
 			return false
 		}
 	}
-	return len(dims) == 1 && !told
+	return len(dims) == 1
+}
+
+// positional returns the attributes of dropout or attention as the traced graph
+// has them if they tell of the fold, and otherwise some that it never has.
+func positional(n *ir.Node, sig *ir.Signature, a ir.DropoutAttr, dims map[int]bool, parts int) ir.DropoutAttr {
+	if a.Fold != parts || n.Op == ir.OpDropout && (a.Dim >= len(sig.Args[0]) || !dims[sig.Args[0][a.Dim]]) {
+		a.Fold = -1 - a.Fold
+		return a
+	}
+	a.Fold, a.Dim = 0, 0
+	return a
 }
 
 // inPlaceOf returns the expression that the traced graph has in place of result i
 // of a node on unfolded operands.
-func (x *expressions) inPlaceOf(n *ir.Node, i int, args []*expr) (*expr, bool) {
-	attr, _ := n.Attr.(ir.DropoutAttr)
-	attr.Fold, attr.Dim = 0, 0
+func (x *expressions) inPlaceOf(n *ir.Node, i int, attr ir.Attr, args []*expr) (*expr, bool) {
 	name := n.Results[i].Name()
 	keysOf := func(kv, qkv *expr) bool { return kv.op == ir.OpKeysValues && kv.args[0] == qkv }
 	switch n.Op {
 	case ir.OpAddN:
 		return x.sum(args, n.Name), true
-	case ir.OpDropout:
-		return x.intern(exprKey{op: n.Op, attr: attr, index: i}, args, name), true
 	case ir.OpAttentionKV:
 		qkv, kv := args[0], args[1]
 		return x.intern(exprKey{op: ir.OpAttention, attr: attr, index: i}, slices.Concat(args[:1], args[2:]), name), keysOf(kv, qkv)
@@ -138,5 +142,5 @@ func (x *expressions) inPlaceOf(n *ir.Node, i int, args []*expr) (*expr, bool) {
 			return x.intern(exprKey{op: ir.OpAttentionGrad, attr: dq.attr}, dq.args, name), true
 		}
 	}
-	return x.intern(exprKey{op: n.Op, attr: n.Attr, index: i}, args, name), true
+	return x.intern(exprKey{op: n.Op, attr: attr, index: i}, args, name), true
 }
