@@ -24,6 +24,7 @@ func rooms() []string {
 		"ir/philox",
 		"ir",
 		"ir/autodiff",
+		"ir/exact",
 		"ir/interp",
 		"ir/irtest",
 		"trace",

@@ -165,6 +165,13 @@ func TestTiedTableStaysEqual(t *testing.T) {
 func TestCountersMatchTheProgram(t *testing.T) {
 	p := parityPlan(2, 2, 2, 2, partition.OneFOneB, true)
 	prog, exec := trainer(t, p, parityBatch)
+	checkCounters(t, prog, exec)
+	p.ZeRO = 3
+	prog, exec = exactTrainer(t, p, parityBatch)
+	checkCounters(t, prog, exec)
+}
+
+func checkCounters(t *testing.T, prog *codegen.Program, exec *runtime.Executor) {
 	stepsOf(t, prog, exec, parityBatch, 2)
 	for r := range prog.Schedules {
 		s := &prog.Schedules[r]

@@ -175,13 +175,17 @@ func search(cfg *config.Config, cluster *cost.Cluster, o planner.Options) (*plan
 func printPlan(con *console, doc *planner.Document) {
 	p, predicted := doc.Plan, doc.Predicted
 	con.heading("plan for %s on %s", plural(p.RuntimeNGPUs, "rank"), doc.Cluster.Name)
-	con.table([][]string{
+	rows := [][]string{
 		{"mesh", fmt.Sprintf("%s of %s", plural(p.Units(), "unit"), p.Degrees())},
 		{"micro-batch", fmt.Sprintf("%s, %d per step and data-parallel rank", plural(p.MicroBatch, "sequence"), p.MicroBatches(doc.Config.Batch.Global, ir.Coord{}))},
 		{"schedule", string(p.Schedule)},
 		{"sharded", shardedText(p)},
-	})
-	rows := [][]string{{"STAGE", "BLOCKS", "RECOMPUTED", "PEAK MEMORY OF A RANK"}}
+	}
+	if doc.Config.Train.Reproducible {
+		rows = append(rows, []string{"reproducible", explain.ReproducibleText(p)})
+	}
+	con.table(rows)
+	rows = [][]string{{"STAGE", "BLOCKS", "RECOMPUTED", "PEAK MEMORY OF A RANK"}}
 	for i, s := range p.Stages {
 		rows = append(rows, []string{fmt.Sprint(i), blocksText(s), recomputedText(s.Recompute, s.Selective),
 			fmt.Sprintf("%s (%s bytes)", bytesText(predicted.PeakBytes[i]), explain.Grouped(predicted.PeakBytes[i]))})

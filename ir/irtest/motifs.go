@@ -10,7 +10,7 @@ import (
 var allMotifs = []func(*graphBuilder){
 	addMotif, addNMotif, scaleMotif, sumToMotif, expandMotif, sumMotif,
 	matMulMotif, embeddingMotif, layerNormMotif, geluMotif, dropoutMotif,
-	attentionMotif, contextMotif, decodeMotif, crossEntropyMotif, adamWMotif,
+	attentionMotif, contextMotif, decodeMotif, crossEntropyMotif, adamWMotif, fixedMotif,
 }
 
 func addMotif(b *graphBuilder) {
