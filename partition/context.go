@@ -34,7 +34,7 @@ func context(g *ir.Graph, p *Plan) error {
 		return planErrorf("cp", "cp %d x tp %d with sequence parallelism cut sequences of %d tokens into %d parts; use cp %d or less",
 			parts, p.TP, length, need, max(1, length/p.TP))
 	}
-	c := &contextRewriter{parts: parts, dims: dims, folded: map[*ir.Value]*ir.Value{}, kv: map[keysOf]*ir.Value{}}
+	c := &contextRewriter{parts: parts, dims: dims, folded: map[foldOf]*ir.Value{}, kv: map[keysOf]*ir.Value{}}
 	for _, n := range g.Nodes {
 		c.node(n)
 	}
@@ -129,9 +129,16 @@ func sequenceDims(g *ir.Graph) (map[*ir.Value]int, int, error) {
 type contextRewriter struct {
 	parts  int
 	dims   map[*ir.Value]int
-	folded map[*ir.Value]*ir.Value // inputs
+	folded map[foldOf]*ir.Value
 	kv     map[keysOf]*ir.Value
 	out    []*ir.Node
+}
+
+// foldOf identifies a folded input. The update phase, which reads no value of a
+// micro-batch, folds for itself.
+type foldOf struct {
+	input  *ir.Value
+	update bool
 }
 
 // keysOf identifies keys and values: they are gathered anew in the backward pass,
@@ -144,7 +151,7 @@ type keysOf struct {
 func (c *contextRewriter) node(n *ir.Node) {
 	for i, a := range n.Args {
 		if dim, ok := c.dims[a]; ok && a.Def.Op == ir.OpInput {
-			n.Args[i] = c.fold(a, dim)
+			n.Args[i] = c.fold(a, dim, n.Phase == ir.Update)
 		}
 	}
 	switch n.Op {
@@ -175,15 +182,21 @@ func (c *contextRewriter) add(n *ir.Node, op ir.Op, attr ir.Attr, name string, r
 }
 
 // fold returns an input with its rows in folded order. It has the forward phase,
-// wherever it is first read.
-func (c *contextRewriter) fold(v *ir.Value, dim int) *ir.Value {
-	if f, ok := c.folded[v]; ok {
+// wherever it is first read, but for the update.
+func (c *contextRewriter) fold(v *ir.Value, dim int, update bool) *ir.Value {
+	key := foldOf{v, update}
+	if f, ok := c.folded[key]; ok {
 		return f
 	}
 	attr := ir.CommAttr{Axis: AxisCP, Dim: dim, Parts: c.parts}
-	f := c.add(v.Def, ir.OpFold, attr, v.Name()+"@fold", []*ir.Value{{Type: v.Type}}, v).Results[0]
-	c.folded[v] = f
-	return f
+	name, phase := v.Name()+"@fold", ir.Forward
+	if update {
+		name, phase = v.Name()+"@fold_upd", ir.Update
+	}
+	n := c.add(v.Def, ir.OpFold, attr, name, []*ir.Value{{Type: v.Type}}, v)
+	n.Phase = phase
+	c.folded[key] = n.Results[0]
+	return n.Results[0]
 }
 
 // unfold appends the value with its rows in the order of positions.
