@@ -194,3 +194,19 @@ func TestContextRefusals(t *testing.T) {
 		require.EqualError(t, err, tt.want)
 	}
 }
+
+// TestContextReproducible: with train.reproducible plans of one context-parallel
+// degree have the same bits, whatever else they cut, and losses as one rank has.
+func TestContextReproducible(t *testing.T) {
+	const steps = 3
+	one, _ := exactRun(t, parityPlan(1, 1, 1, parityBatch, partition.GPipe, false), steps)
+	want, weights := exactRun(t, contextPlan(1, 3, 1, 1), steps)
+	dLoss, dNorm := differences(one, want)
+	require.LessOrEqual(t, dLoss, 1e-5)
+	require.LessOrEqual(t, dNorm, 1e-6)
+	sharded := contextPlan(2, 3, 1, 2)
+	sharded.ZeRO, sharded.MicroBatch, sharded.Stages[0].Recompute, sharded.Stages[1].Selective = 3, 1, 2, 3
+	got, same := exactRun(t, sharded, steps)
+	require.Equal(t, want, got)
+	require.Equal(t, weights, same)
+}
