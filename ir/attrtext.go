@@ -34,6 +34,10 @@ func attrOf(op Op) Attr {
 		return DropoutAttr{}
 	case OpAdamW:
 		return AdamWAttr{}
+	case OpCast:
+		return CastAttr{}
+	case OpLossScale:
+		return LossScaleAttr{}
 	case OpSend, OpRecv:
 		return P2PAttr{}
 	}
@@ -47,7 +51,9 @@ func attrOf(op Op) Attr {
 func enumNames(t reflect.Type) []string {
 	switch t {
 	case reflect.TypeFor[InitKind]():
-		return []string{InitZeros: "zeros", InitOnes: "ones", InitNormal: "normal"}
+		return []string{InitZeros: "zeros", InitOnes: "ones", InitNormal: "normal", InitConstant: "constant"}
+	case reflect.TypeFor[DType]():
+		return dtypeNames[:]
 	case reflect.TypeFor[MatMulForm]():
 		return []string{MatMulNT: "nt", MatMulNN: "nn", MatMulTN: "tn"}
 	case reflect.TypeFor[Reduction]():
@@ -97,6 +103,10 @@ func checkAttr(op Op, attr Attr) error {
 		}
 		if min(a.Fold, a.Dim) < 0 || a.Fold > maxAxisSize || a.Dim > maxRank {
 			return fmt.Errorf("attributes fold and dim are %d and %d, want 0 to %d and 0 to %d", a.Fold, a.Dim, maxAxisSize, maxRank)
+		}
+	case CastAttr:
+		if !a.To.Float() {
+			return fmt.Errorf("attribute to is %s, want a floating-point type", a.To)
 		}
 	case CommAttr:
 		if min(a.Dim, a.To) < 0 || max(a.Dim, a.To) > maxRank {

@@ -29,10 +29,16 @@ func Apply(g *ir.Graph, p *Plan, batch int) (*ir.Graph, error) {
 	if err := context(work, p); err != nil {
 		return nil, err
 	}
-	work = cut(work, p)
+	work, err := cut(work, p)
+	if err != nil {
+		return nil, err
+	}
 	out, err := propagate(work, p, p.Mesh(batch))
 	if err != nil {
 		return nil, err
+	}
+	if p.Schedule == ZeroBubble {
+		splitBackward(out)
 	}
 	return out, nil
 }

@@ -70,7 +70,7 @@ func (s *skeleton) shared(d degrees, c *cost.Cluster) *skeleton {
 		return nil
 	}
 	b := *s
-	b.plan, b.parts = plan, d.cp
+	b.plan, b.parts, b.known = plan, d.cp, map[int][]stageTimes{}
 	plan.CP, plan.MicroBatch = d.cp, s.batch
 	mesh := plan.Mesh(s.batch)
 	b.links = cost.NewProgram(c, &plan, mesh)

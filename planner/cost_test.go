@@ -7,6 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/autopar/autopar/codegen"
+	"github.com/autopar/autopar/ir"
 	"github.com/autopar/autopar/ir/exact"
 	"github.com/autopar/autopar/partition"
 	"github.com/autopar/autopar/planner/cost"
@@ -61,9 +62,9 @@ func TestCostIsSimulation(t *testing.T) {
 	if testing.Short() {
 		cases = 30
 	}
-	slack, contexts := 0.0, 0
+	slack, contexts, interleaved := 0.0, 0, 0
 	for k := range cases {
-		blocks, batch := 1+r.IntN(6), 1+r.IntN(13)
+		blocks, batch := 1+r.IntN(8), 1+r.IntN(13)
 		model := tiny(blocks)
 		model.Bias = r.IntN(2) == 0
 		model.Dropout = []float64{0, 0.2}[r.IntN(2)]
@@ -86,22 +87,33 @@ func TestCostIsSimulation(t *testing.T) {
 		if d.tp > 1 {
 			sh.sequence = r.IntN(2) == 0
 		}
+		model.Float = []ir.DType{ir.F32, ir.BF16, ir.F16}[k%3]
+		c := randomCluster(r)
+		c.Device.FLOPS["bf16"] = 4 * c.Device.FLOPS["f32"]
 		g := step(t, model, batch)
-		if k%2 == 1 {
+		if k%6 == 3 {
 			var err error
 			g, err = exact.Sums(g)
 			require.NoError(t, err)
 		}
-		s := newSearcher(g, batch, randomCluster(r), Options{RuntimeNGPUs: d.plan * units})
-		skels, err := s.skeletons([]outline{{d, sh}})
+		s := newSearcher(g, batch, c, Options{RuntimeNGPUs: d.plan * units})
+		chunks := 1
+		if d.pp > 1 && blocks/d.pp > 1 && r.IntN(2) == 0 {
+			chunks = 2 + r.IntN(blocks/d.pp-1)
+		}
+		skels, err := s.skeletons([]outline{{d, sh, chunks}})
 		if err != nil {
 			continue // nothing to split so far
 		}
 		skel := skels[0]
 		b := 1 + r.IntN((batch+skel.plan.DataParallel()-1)/skel.plan.DataParallel())
-		schedule := []partition.Schedule{partition.GPipe, partition.OneFOneB}[r.IntN(2)]
+		schedule := []partition.Schedule{partition.GPipe, partition.OneFOneB, partition.ZeroBubble}[r.IntN(3)]
+		if chunks > 1 {
+			schedule = partition.Interleaved
+			interleaved++
+		}
 		p := newPipeline(skel, skel.times(b), skel.memoryOf(b), b, schedule)
-		cut := randomCut(r, blocks, d.pp)
+		cut := randomCut(r, blocks, d.pp*chunks)
 		plan := p.plan(cut)
 
 		prog, err := codegen.Compile(g, plan, batch, nil)
@@ -111,10 +123,30 @@ func TestCostIsSimulation(t *testing.T) {
 		got := p.time(cut)
 		require.Equal(t, line.Step, got, "seed %d case %d: %+v %+v batch %d units %d b %d %s %+v", seed, k, d, sh, batch, units, b, schedule, cut)
 
-		require.LessOrEqual(t, floorOf(t, s, d), got, "seed %d case %d: floor of %+v %+v", seed, k, d, sh)
+		floored := got
+		if chunks > 1 { // the floor is of the even cut; memory and time of any
+			floored = p.time(p.interleavedCut("", make([]int, d.pp)))
+			for range 8 { // whatever is recomputed
+				choice := make([]int, d.pp)
+				for at := range choice {
+					choice[at] = r.IntN(int(extents))
+				}
+				floored = min(floored, p.time(p.interleavedCut("", choice)))
+			}
+		}
+		require.LessOrEqual(t, floorOf(t, s, d, chunks), floored, "seed %d case %d: floor of %+v %+v, %d chunks", seed, k, d, sh, chunks)
 		if d.cp > 1 && model.BlockSize%d.cp == 0 && d.dp*d.cp*units <= batch {
-			require.LessOrEqual(t, contextFloorOf(t, s, d), got, "seed %d case %d: floor of %+v without context parallelism", seed, k, d)
+			require.LessOrEqual(t, contextFloorOf(t, s, d, chunks), floored, "seed %d case %d: floor of %+v without context parallelism, %d chunks", seed, k, d, chunks)
 			contexts++
+		}
+		if chunks > 1 {
+			for at := range d.pp {
+				require.LessOrEqual(t, p.interleavedPeak(cut, at), prog.Stages[at].Arena(), "seed %d case %d: memory of position %d: %+v %+v %+v", seed, k, at, d, sh, cut)
+			}
+			plain, err := s.skeletons([]outline{{d, sh, 1}})
+			require.NoError(t, err)
+			require.LessOrEqual(t, s.interleavedFloor(plain[0], chunks, plain[0].times), floored, "seed %d case %d: floor of %+v %+v", seed, k, d, sh)
+			continue
 		}
 		bounds := newBounds(p, 1<<60, Options{}, nil)
 		for i, c := range cut {
@@ -123,29 +155,30 @@ func TestCostIsSimulation(t *testing.T) {
 				require.LessOrEqual(t, bounds.time[i][n-1], got, "seed %d case %d: bound of stage %d: %+v %+v", seed, k, i, d, cut)
 			}
 			arena := prog.Stages[i].Arena()
-			least := p.memory[i].atLeast(n, recomputationOf(c), p.slots[i])
+			least := p.memory[i].atLeast(n, recomputationOf(c), p.room[i])
 			require.LessOrEqual(t, least, arena, "seed %d case %d: memory of stage %d: %+v %+v %+v", seed, k, i, d, sh, cut)
 			slack = max(slack, 1-float64(least)/float64(arena))
 		}
 	}
 	require.Positive(t, contexts)
-	t.Logf("the memory bound is at most %.1f %% below the arena", 100*slack)
+	require.Greater(t, interleaved, cases/12)
+	t.Logf("the memory bound is at most %.1f %% below the arena; %d interleaved", 100*slack, interleaved)
 }
 
 // floorOf is what is known of degrees when they have been looked at without
 // sharding anything beside.
-func floorOf(t *testing.T, s *searcher, d degrees) cost.Picoseconds {
+func floorOf(t *testing.T, s *searcher, d degrees, chunks int) cost.Picoseconds {
 	skels, err := s.skeletons([]outline{{degrees: d}})
 	require.NoError(t, err)
-	return s.floor(skels[0])
+	return s.floor(skels[0], chunks)
 }
 
 // contextFloorOf is what is known of degrees with context parallelism when those
 // with data parallelism in its place have been looked at.
-func contextFloorOf(t *testing.T, s *searcher, d degrees) cost.Picoseconds {
+func contextFloorOf(t *testing.T, s *searcher, d degrees, chunks int) cost.Picoseconds {
 	base := d
 	base.dp, base.cp = d.dp*d.cp, 1
 	skels, err := s.skeletons([]outline{{degrees: base}})
 	require.NoError(t, err)
-	return s.floor(skels[0].shared(d, s.cluster))
+	return s.floor(skels[0].shared(d, s.cluster), chunks)
 }

@@ -25,7 +25,7 @@ const (
 type Program struct {
 	*Model
 	plan   *partition.Plan
-	groups [][]Group // by stage and mesh axis: the slowest of the axis
+	groups [][]Group // by position in the pipeline and mesh axis: the slowest of the axis
 	sigs   map[*ir.Node]*ir.Signature
 	cross  map[[2]int]bool // between two stages
 }
@@ -111,7 +111,8 @@ func (m *Program) Instr(in *codegen.Instr, mesh ir.Mesh, at ir.Coord) (Picosecon
 		if n.Op == ir.OpReduceScatter || n.Op == ir.OpAllToAll {
 			whole = n.Args[0]
 		}
-		return m.Collective(n.Op, localBytes(whole, mesh, at), m.groups[n.Stage][axis]), Communication
+		position, _ := m.plan.Position(n.Stage)
+		return m.Collective(n.Op, localBytes(whole, mesh, at), m.groups[position][axis]), Communication
 	}
 	return m.compute(in, mesh, at, len(n.Args)), kind
 }
@@ -128,13 +129,14 @@ func (m *Program) AddN(in *codegen.Instr, mesh ir.Mesh, at ir.Coord, operands in
 // of its work and traffic.
 func (m *Program) Share(in *codegen.Instr, mesh ir.Mesh, at ir.Coord, parts int) Picoseconds {
 	flops, bytes := m.work(in, mesh, at)
-	return m.kernel(classOf(in.Node.Op), flops/float64(parts), bytes/int64(parts))
+	return m.kernelIn(in.Node.Args[0].Type.DType, classOf(in.Node.Op), flops/float64(parts), bytes/int64(parts))
 }
 
 // Over returns the time of a collective over a mesh axis of a stage: see
 // [Model.Collective].
 func (m *Program) Over(op ir.Op, bytes int64, stage, axis int) Picoseconds {
-	return m.Collective(op, bytes, m.groups[stage][axis])
+	position, _ := m.plan.Position(stage)
+	return m.Collective(op, bytes, m.groups[position][axis])
 }
 
 // compute prices a kernel at its local shapes. operands differs from the node's
@@ -147,7 +149,7 @@ func (m *Program) compute(in *codegen.Instr, mesh ir.Mesh, at ir.Coord, operands
 		bytes += int64(operands-len(n.Args)) * one
 		flops = flops / float64(len(n.Args)) * float64(operands)
 	}
-	return m.kernel(classOf(n.Op), flops, bytes) + m.terms(n, mesh, at)
+	return m.kernelIn(n.Args[0].Type.DType, classOf(n.Op), flops, bytes) + m.terms(n, mesh, at)
 }
 
 // work returns the operations and the memory traffic of a kernel at its local
