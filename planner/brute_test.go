@@ -90,6 +90,9 @@ func (b *brute) sizes(s *searcher, o outline, local int) {
 			continue
 		}
 		for _, plan.Schedule = range []partition.Schedule{partition.GPipe, partition.OneFOneB, partition.ZeroBubble} {
+			if plan.PP() == 1 && plan.Schedule == partition.ZeroBubble {
+				continue // has no bubble
+			}
 			b.cuts(plan, nil, 0)
 		}
 	}
@@ -319,10 +322,10 @@ func TestInterleavedSearchIsExact(t *testing.T) {
 	recomputing, chunks := 0, map[int]int{}
 	for k := range 15 {
 		model := tiny(4 + r.IntN(6))
-		model.Bias = false
+		model.Bias, model.BlockSize = false, []int{33, 24}[k%2] // with 24 context parallelism of 2 is searched
 		batch := 2 + r.IntN(5)
 		b := &brute{
-			t: t, g: step(t, model, batch), blocks: model.NLayer, batch: batch, cluster: randomCluster(r),
+			t: t, g: step(t, model, batch), blocks: model.NLayer, batch: batch, tokens: model.BlockSize, cluster: randomCluster(r),
 			opts: Options{RuntimeNGPUs: []int{2, 4}[r.IntN(2)], Schedule: partition.Interleaved},
 		}
 		b.limit = []int64{1 << 40, 300e3 + r.Int64N(900e3)}[r.IntN(2)]

@@ -121,7 +121,7 @@ func microBatches(local int) []int {
 }
 
 // schedules lists the orders that make a difference: with one stage all take the
-// time of 1f1b and never less memory.
+// time of 1f1b, gpipe never less memory, and there is no bubble to fill.
 func schedules(o Options, pp, chunks int) []partition.Schedule {
 	switch {
 	case chunks > 1:
