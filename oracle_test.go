@@ -42,6 +42,10 @@ func openReference(t *testing.T, name string) reference {
 	if meta["gelu"] == "tanh" {
 		c.Activation = gpt.GELUTanh
 	}
+	if meta["activation"] != "" {
+		c.FFNHidden, c.Activation = number("ffn_hidden"), meta["activation"]
+		c.Norm, c.Position, c.TieEmbeddings = meta["norm"], meta["position"], meta["tie_embeddings"] == "true"
+	}
 	return reference{t, f, c}
 }
 
@@ -103,6 +107,9 @@ func referencePlans(c gpt.Config) []*partition.Plan {
 			PlanNGPUs: d[0] * d[1] * d[2], RuntimeNGPUs: d[0] * d[1] * d[2], DP: d[0], TP: d[1],
 			MicroBatch: 2, Schedule: partition.OneFOneB, Placements: layout(d[1]),
 		}
+		if c.Activation == gpt.SwiGLU {
+			p.Placements = llamaLayout(d[1])
+		}
 		for s := range d[2] {
 			p.Stages = append(p.Stages, partition.Stage{First: s * c.NLayer / d[2], Last: (s + 1) * c.NLayer / d[2], Recompute: s})
 		}
@@ -115,7 +122,7 @@ func referencePlans(c gpt.Config) []*partition.Plan {
 // loss within 1e-6, each gradient within 1e-5 of its norm, then 50 steps of AdamW
 // with losses within 1e-5 and, on one rank, weights within 1e-5 (rows 2 and 12).
 func TestAgainstPyTorch(t *testing.T) {
-	for _, name := range []string{"nobias", "bias"} {
+	for _, name := range []string{"nobias", "bias", "llama"} {
 		for _, p := range referencePlans(openReference(t, name).config) {
 			t.Run(name+" dp "+strconv.Itoa(p.DP)+" tp "+strconv.Itoa(p.TP)+" pp "+strconv.Itoa(p.PP()), func(t *testing.T) {
 				r := openReference(t, name)

@@ -41,7 +41,7 @@ type Weights struct {
 // may be absent; if it is there it must equal the token table, to which it is tied. A position table longer than the
 // model's block size is cut.
 func OpenWeights(path string, cfg gpt.Config) (*Weights, error) {
-	if err := cfg.Validate(); err != nil {
+	if err := errors.Join(cfg.Validate(), cfg.GPT2()); err != nil {
 		return nil, err
 	}
 	w, err := openWeights(path, cfg)
@@ -180,7 +180,7 @@ func transposed(x []float32, rows, cols int) []float32 {
 // ExportWeights writes a model's weights, without optimizer state, to one safetensors file that nanoGPT or HuggingFace
 // reads. The sizes of the model are in its metadata, so that the file can be used without a gpt.yaml.
 func ExportWeights(path string, from Reader, cfg gpt.Config, layout Layout) error {
-	if err := cfg.Validate(); err != nil {
+	if err := errors.Join(cfg.Validate(), cfg.GPT2()); err != nil {
 		return err
 	}
 	if layout != NanoGPT && layout != HuggingFace {

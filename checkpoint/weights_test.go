@@ -207,3 +207,24 @@ func TestWrongWeights(t *testing.T) {
 	}
 	require.Error(t, ExportWeights(filepath.Join(t.TempDir(), "x"), numbered{}, tinyModel(), "keras"))
 }
+
+// What nanoGPT's and HuggingFace's GPT-2 cannot say is refused by name, in both directions.
+func TestOnlyGPT2IsExchanged(t *testing.T) {
+	path := export(t, NanoGPT)
+	for _, tt := range []struct {
+		key    string
+		change func(*gpt.Config)
+	}{
+		{"activation: swiglu", func(c *gpt.Config) { c.Activation = gpt.SwiGLU }},
+		{"norm: rmsnorm", func(c *gpt.Config) { c.Norm = gpt.RMSNorm }},
+		{"position: rope", func(c *gpt.Config) { c.Position = gpt.RoPE }},
+		{"tie_embeddings: false", func(c *gpt.Config) { c.TieEmbeddings = false }},
+	} {
+		cfg := tinyModel()
+		tt.change(&cfg)
+		_, err := OpenWeights(path, cfg)
+		require.ErrorContains(t, err, tt.key+" is not GPT-2")
+		err = ExportWeights(filepath.Join(t.TempDir(), "out"), numbered{}, cfg, HuggingFace)
+		require.ErrorContains(t, err, tt.key+" is not GPT-2")
+	}
+}

@@ -247,6 +247,7 @@ func TestEveryKeyIsDocumentedAndReadable(t *testing.T) {
 func TestExamples(t *testing.T) {
 	shapes := map[string]int64{ // parameters
 		"quick": 804_096, "shakespeare_char": 10_745_088, "tiny": 104_832, "gpt2": 124_439_808, "gpt2-xl": 1_557_611_200,
+		"llama-tiny": 107_456,
 	}
 	files, err := filepath.Glob("../examples/*.yaml")
 	require.NoError(t, err)

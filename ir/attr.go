@@ -80,8 +80,22 @@ type LayerNormAttr struct {
 	Frac int
 }
 
+// RMSNormAttr belongs to OpRMSNorm and OpRMSNormGrad. With Frac
+// the gradient of the weight is fixed point.
+type RMSNormAttr struct {
+	Eps  float64
+	Frac int
+}
+
 // GELUAttr belongs to OpGELU and OpGELUGrad: the tanh approximation or erf.
 type GELUAttr struct{ Tanh bool }
+
+// RoPEAttr belongs to OpRoPE. Theta is the base of the angles; Inverse turns the
+// other way, which is the gradient.
+type RoPEAttr struct {
+	Theta   float64
+	Inverse bool
+}
 
 // DropoutAttr belongs to OpDropout and to attention and its gradient. Key names
 // the random stream: the structural name of the forward site, so that gradient
@@ -127,7 +141,9 @@ func (ClipAttr) attr()          {}
 func (EmbeddingGradAttr) attr() {}
 func (FixedAttr) attr()         {}
 func (LayerNormAttr) attr()     {}
+func (RMSNormAttr) attr()       {}
 func (GELUAttr) attr()          {}
+func (RoPEAttr) attr()          {}
 func (DropoutAttr) attr()       {}
 func (AdamWAttr) attr()         {}
 func (CastAttr) attr()          {}

@@ -28,8 +28,12 @@ func attrOf(op Op) Attr {
 		return FixedAttr{}
 	case OpLayerNorm, OpLayerNormGrad:
 		return LayerNormAttr{}
+	case OpRMSNorm, OpRMSNormGrad:
+		return RMSNormAttr{}
 	case OpGELU, OpGELUGrad:
 		return GELUAttr{}
+	case OpRoPE:
+		return RoPEAttr{}
 	case OpDropout, OpAttention, OpAttentionGrad, OpAttentionKV, OpAttentionKVGrad:
 		return DropoutAttr{}
 	case OpAdamW:
@@ -85,7 +89,7 @@ func checkAttr(op Op, attr Attr) error {
 	}
 	if f := Frac(attr); f < 0 || f > maxFrac {
 		return fmt.Errorf("attribute frac is %d, want 0 to %d", f, maxFrac)
-	} else if f > 0 && op == OpLayerNorm {
+	} else if f > 0 && (op == OpLayerNorm || op == OpRMSNorm) {
 		return fmt.Errorf("attribute frac is %d, but no result is a sum over the batch", f)
 	}
 	switch a := attr.(type) {
@@ -107,6 +111,10 @@ func checkAttr(op Op, attr Attr) error {
 	case CastAttr:
 		if !a.To.Float() {
 			return fmt.Errorf("attribute to is %s, want a floating-point type", a.To)
+		}
+	case RoPEAttr:
+		if a.Theta <= 0 {
+			return fmt.Errorf("attribute theta is %v, want more than 0", a.Theta)
 		}
 	case CommAttr:
 		if min(a.Dim, a.To) < 0 || max(a.Dim, a.To) > maxRank {

@@ -40,6 +40,8 @@ func Frac(attr Attr) int {
 		return a.Frac
 	case LayerNormAttr:
 		return a.Frac
+	case RMSNormAttr:
+		return a.Frac
 	}
 	return 0
 }

@@ -38,8 +38,13 @@ const (
 	OpEmbeddingGrad
 	OpLayerNorm
 	OpLayerNormGrad
+	OpRMSNorm
+	OpRMSNormGrad
 	OpGELU
 	OpGELUGrad
+	OpSwiGLU
+	OpSwiGLUGrad
+	OpRoPE    // also its own gradient: a rotation the other way
 	OpDropout // also its own gradient: the mask is a function of position
 	OpAttention
 	OpAttentionGrad
@@ -147,8 +152,13 @@ var opTable = [numOps]opInfo{
 	OpEmbeddingGrad: {name: "embedding_grad", sig: "ids:i32[r*] dy[r* c] -> dtable[v c]", class: Compute, linear: 2, accumulates: 1, noGrad: true},
 	OpLayerNorm:     {name: "layer_norm", sig: "x[r* !c] w[!c] b?[!c] -> y[r* !c] mean:f32[r*] rstd:f32[r*]", class: Compute, flops: 8},
 	OpLayerNormGrad: {name: "layer_norm_grad", sig: "dy[r* !c] x[r* !c] w[!c] mean:f32[r*] rstd:f32[r*] -> dx[r* !c] dw[!c] db?[!c]", class: Compute, accumulates: 6, flops: 14, noGrad: true},
+	OpRMSNorm:       {name: "rms_norm", sig: "x[r* !c] w[!c] -> y[r* !c] rstd:f32[r*]", class: Compute, flops: 6},
+	OpRMSNormGrad:   {name: "rms_norm_grad", sig: "dy[r* !c] x[r* !c] w[!c] rstd:f32[r*] -> dx[r* !c] dw[!c]", class: Compute, accumulates: 2, flops: 11, noGrad: true},
 	OpGELU:          {name: "gelu", sig: "x[d*] -> y[d*]", class: Compute, flops: 12},
 	OpGELUGrad:      {name: "gelu_grad", sig: "dy[d*] x[d*] -> dx[d*]", class: Compute, inPlace: true, flops: 20, noGrad: true},
+	OpSwiGLU:        {name: "swiglu", sig: "x[r* !two f] -> y[r* f]", class: Compute, flops: 12},
+	OpSwiGLUGrad:    {name: "swiglu_grad", sig: "x[r* !two f] dy[r* f] -> dx[r* !two f]", class: Compute, inPlace: true, flops: 18, noGrad: true},
+	OpRoPE:          {name: "rope", sig: "qkv[b t !three h !d] positions:i32[t] -> y[b t !three h !d]", class: Compute, linear: 1, inPlace: true, flops: 6},
 	OpDropout:       {name: "dropout", sig: "x[d*] seed:i32[] step:i32[] -> y[d*]", class: Compute, inPlace: true, flops: 2},
 
 	// Both products of causal attention have half their points above the

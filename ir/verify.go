@@ -178,6 +178,9 @@ func inferred(n *Node) ([]Type, error) {
 	if ln, ok := n.Attr.(LayerNormAttr); ok && n.Op == OpLayerNorm && ln.Bias != (len(n.Args) == 3) {
 		return nil, fmt.Errorf("attribute bias is %v, but there are %d operands", ln.Bias, len(n.Args))
 	}
+	if d := types[0].Shape; n.Op == OpRoPE && d[4]%2 != 0 {
+		return nil, fmt.Errorf("heads are %d wide; rotating pairs needs an even width", d[4])
+	}
 	return sig.ResultTypes(), nil
 }
 

@@ -375,10 +375,16 @@ func (pr *propagator) cost(n *ir.Node, sig *ir.Signature, args []*ir.Value, axis
 		if ra[i].Kind == ir.Partial {
 			c += tiePartial
 		}
-		if v.Def.Op == ir.OpParam || ra[i].Kind == ir.Shard && !home && !pr.alongSequence(n, axis, rr) {
+		along := ra[i].Kind == ir.Shard && pr.alongSequence(n, axis, rr)
+		if v.Def.Op == ir.OpParam || ra[i].Kind == ir.Shard && !home && !along {
 			c += lastResort
 		}
-		cost += c + tieChange
+		if !along || from.Kind != ir.Replicate {
+			// A slice of the sequence is what the blocks want: the embedding hands
+			// out slices even where each rank could look up every token.
+			c += tieChange
+		}
+		cost += c
 	}
 	if pr.isTime(axis) {
 		return cost

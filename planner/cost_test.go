@@ -71,6 +71,9 @@ func TestCostIsSimulation(t *testing.T) {
 		model.NHead = 1 + r.IntN(4)
 		model.NEmbd = model.NHead * 8
 		model.BlockSize = []int{33, 24}[r.IntN(2)]
+		if k%4 == 0 {
+			model = llama(model)
+		}
 		d := degrees{dp: 1 + r.IntN(4), cp: 1, tp: 1 + r.IntN(3), pp: 1 + r.IntN(min(4, blocks))}
 		if r.IntN(3) == 0 {
 			d.cp += 1 + r.IntN(3)

@@ -22,6 +22,13 @@ func tiny(layers int) gpt.Config {
 	return c
 }
 
+// llama gives a model Llama's choices.
+func llama(c gpt.Config) gpt.Config {
+	c.Activation, c.Norm, c.Position, c.TieEmbeddings = gpt.SwiGLU, gpt.RMSNorm, gpt.RoPE, false
+	c.FFNHidden = 2*c.NEmbd + 13
+	return c
+}
+
 func step(t testing.TB, c gpt.Config, batch int) *ir.Graph {
 	g, err := gpt.TrainStep(c, adamW(), batch, c.BlockSize)
 	require.NoError(t, err)
@@ -55,5 +62,24 @@ func TestMegatronIsRediscovered(t *testing.T) {
 		} {
 			require.Equal(t, spec, got[match], "%s on %s", match, name)
 		}
+	}
+}
+
+// Gate and up are split by columns, both alike, the projection down by rows, and
+// the head of its own by the vocabulary.
+func TestMegatronOfLlamaIsRediscovered(t *testing.T) {
+	for _, name := range []string{"cpu", "a100-80g"} {
+		l := layouts{graph: step(t, llama(tiny(1)), 7), batch: 7, ranks: 2, cluster: cluster(t, name), known: map[int][]partition.Placement{}}
+		found, err := l.find(2)
+		require.NoError(t, err)
+		require.ElementsMatch(t, []partition.Placement{
+			{Match: `h\.[0-9]+\.attn\.c_attn\.weight`, Spec: "[_,tp,_,_]"},
+			{Match: `h\.[0-9]+\.attn\.c_attn\.bias`, Spec: "[_,tp,_]"},
+			{Match: `h\.[0-9]+\.attn\.c_proj\.weight`, Spec: "[_,tp,_]"},
+			{Match: `h\.[0-9]+\.mlp\.c_fc\.weight`, Spec: "[_,tp,_]"},
+			{Match: `h\.[0-9]+\.mlp\.c_fc\.bias`, Spec: "[_,tp]"},
+			{Match: `h\.[0-9]+\.mlp\.c_proj\.weight`, Spec: "[_,tp]"},
+			{Match: `lm_head\.weight`, Spec: "[tp,_]"},
+		}, found, name)
 	}
 }

@@ -120,8 +120,8 @@ func microBatches(local int) []int {
 	return sizes
 }
 
-// schedules lists the orders that make a difference: with one stage all take the
-// time of 1f1b, gpipe never less memory, and there is no bubble to fill.
+// schedules lists the orders to look at. With one stage there is no bubble and all
+// take the time of 1f1b, so no other is in the space.
 func schedules(o Options, pp, chunks int) []partition.Schedule {
 	switch {
 	case chunks > 1:

@@ -44,9 +44,25 @@ func (t *Tracer) LayerNorm(x, w, b Tensor, eps float64) Tensor {
 	return t.record(ir.OpLayerNorm, ir.LayerNormAttr{Eps: eps, Bias: true}, x, w, b)[0]
 }
 
+// RMSNorm divides the last dimension of x[..., c] by its root mean square, then
+// applies w[c].
+func (t *Tracer) RMSNorm(x, w Tensor, eps float64) Tensor {
+	return t.record(ir.OpRMSNorm, ir.RMSNormAttr{Eps: eps}, x, w)[0]
+}
+
 // GELU applies the exact GELU, or its tanh approximation, to each element.
 func (t *Tracer) GELU(x Tensor, tanh bool) Tensor {
 	return t.record(ir.OpGELU, ir.GELUAttr{Tanh: tanh}, x)[0]
+}
+
+// SwiGLU returns silu(gate) up for x[..., 2, f], which packs gate and up; the
+// result is [..., f].
+func (t *Tracer) SwiGLU(x Tensor) Tensor { return t.record(ir.OpSwiGLU, nil, x)[0] }
+
+// RoPE rotates the queries and keys of qkv[b, t, 3, h, d] by angles that grow
+// with positions[t]; theta is the base of the angles. Values pass.
+func (t *Tracer) RoPE(qkv, positions Tensor, theta float64) Tensor {
+	return t.record(ir.OpRoPE, ir.RoPEAttr{Theta: theta}, qkv, positions)[0]
 }
 
 // Dropout zeroes each element with probability p and scales the others by

@@ -112,6 +112,13 @@ var cases = []struct {
 	}},
 	{"gelu", func(b *builder) *ir.Value { return b.op(ir.OpGELU, ir.GELUAttr{}, b.param("x", 33)) }},
 	{"gelu tanh", func(b *builder) *ir.Value { return b.op(ir.OpGELU, ir.GELUAttr{Tanh: true}, b.param("x", 33)) }},
+	{"rms_norm", func(b *builder) *ir.Value {
+		return b.op(ir.OpRMSNorm, ir.RMSNormAttr{Eps: 1e-2}, b.param("x", 2, 3, 7), b.param("w", 7))
+	}},
+	{"swiglu", func(b *builder) *ir.Value { return b.op(ir.OpSwiGLU, nil, b.param("x", 3, 2, 7)) }},
+	{"rope", func(b *builder) *ir.Value {
+		return b.op(ir.OpRoPE, ir.RoPEAttr{Theta: 100}, b.param("qkv", 2, 5, 3, 3, 6), b.ints("positions", 5))
+	}},
 	{"dropout", func(b *builder) *ir.Value {
 		return b.op(ir.OpDropout, ir.DropoutAttr{P: 0.3, Key: "site"}, b.param("x", 5, 7), b.ints("seed"), b.ints("step"))
 	}},

@@ -24,7 +24,10 @@ var rules = map[ir.Op]rule{
 	ir.OpMatMul:    gradMatMul,
 	ir.OpEmbedding: gradEmbedding,
 	ir.OpLayerNorm: gradLayerNorm,
+	ir.OpRMSNorm:   gradRMSNorm,
 	ir.OpGELU:      gradGELU,
+	ir.OpSwiGLU:    gradSwiGLU,
+	ir.OpRoPE:      gradRoPE,
 	ir.OpDropout:   gradDropout,
 	ir.OpAttention: gradAttention,
 
@@ -139,8 +142,31 @@ func gradLayerNorm(b *backward) error {
 	return nil
 }
 
+func gradRMSNorm(b *backward) error {
+	x, w, rstd := b.fwd.Args[0], b.fwd.Args[1], b.fwd.Results[1]
+	n, err := b.add(ir.OpRMSNormGrad, b.fwd.Attr, "dx", b.dy, x, w, rstd)
+	if err != nil {
+		return err
+	}
+	if err := b.give(x, n.Results[0]); err != nil {
+		return err
+	}
+	return b.give(w, n.Results[1])
+}
+
 func gradGELU(b *backward) error {
 	return b.emit(0, ir.OpGELUGrad, b.fwd.Attr, "dx", b.dy, b.fwd.Args[0])
+}
+
+func gradSwiGLU(b *backward) error {
+	return b.emit(0, ir.OpSwiGLUGrad, nil, "dx", b.fwd.Args[0], b.dy)
+}
+
+// A rotation's gradient is the rotation back by the same angles.
+func gradRoPE(b *backward) error {
+	attr := b.fwd.Attr.(ir.RoPEAttr)
+	attr.Inverse = !attr.Inverse
+	return b.emit(0, ir.OpRoPE, attr, "dqkv", b.dy, b.fwd.Args[1])
 }
 
 // The mask is a function of key, seed, step and position: dropping dy by the

@@ -156,6 +156,9 @@ func fixedPoint(op ir.Op, attr ir.Attr, frac int) (ir.Op, ir.Attr) {
 	case ir.LayerNormAttr:
 		a.Frac = frac
 		return op, a
+	case ir.RMSNormAttr:
+		a.Frac = frac
+		return op, a
 	case nil:
 		if op == ir.OpSum {
 			return ir.OpSumTo, ir.SumToAttr{Frac: frac}

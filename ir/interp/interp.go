@@ -162,10 +162,20 @@ func kernelOf(op ir.Op) kernelFunc {
 		return layerNorm
 	case ir.OpLayerNormGrad:
 		return layerNormGrad
+	case ir.OpRMSNorm:
+		return rmsNorm
+	case ir.OpRMSNormGrad:
+		return rmsNormGrad
 	case ir.OpGELU:
 		return gelu
 	case ir.OpGELUGrad:
 		return geluGrad
+	case ir.OpSwiGLU:
+		return swiGLU
+	case ir.OpSwiGLUGrad:
+		return swiGLUGrad
+	case ir.OpRoPE:
+		return rope
 	case ir.OpDropout:
 		return dropout
 	case ir.OpAttention:

@@ -50,6 +50,7 @@ func TestByHand(t *testing.T) {
 	logits := floats(s23, 0, math.Log(2), 0, 5, 5, 5+math.Log(2))
 	targets := interp.Ints([]int32{1, -1}, 2)
 	half := interp.Scalar(0.5)
+	s8 := math.Sqrt(8)
 	tests := []struct {
 		name string
 		op   ir.Op
@@ -79,6 +80,11 @@ func TestByHand(t *testing.T) {
 		{"embedding", ir.OpEmbedding, nil, []interp.Tensor{x, interp.Ints([]int32{1, 0, 1}, 3)}, [][]float64{{4, 5, 6, 1, 2, 3, 4, 5, 6}}},
 		{"embedding_grad", ir.OpEmbeddingGrad, ir.EmbeddingGradAttr{Rows: 3}, []interp.Tensor{interp.Ints([]int32{2, 2}, 2), x}, [][]float64{{0, 0, 0, 0, 0, 0, 5, 7, 9}}},
 		{"layer_norm", ir.OpLayerNorm, ir.LayerNormAttr{Eps: 0, Bias: true}, []interp.Tensor{floats([]int{1, 4}, 1, 1, 3, 3), floats([]int{4}, 1, 2, 1, 2), floats([]int{4}, 0, 0, 0, 1)}, [][]float64{{-1, -2, 1, 3}, {2}, {1}}},
+		{"rms_norm", ir.OpRMSNorm, ir.RMSNormAttr{Eps: 1.5}, []interp.Tensor{floats([]int{1, 4}, 2, -2, 3, 3), floats([]int{4}, 1, 2, 1, 2)}, [][]float64{{2 / s8, -4 / s8, 3 / s8, 6 / s8}, {1 / s8}}},
+		{"swiglu", ir.OpSwiGLU, nil, []interp.Tensor{floats([]int{1, 2, 2}, 0, math.Log(3), 5, 4)}, [][]float64{{0, 3 * math.Log(3)}}},
+		// Elements 0 and 2 are a pair, turned by one radian a position; 1 and 3 by a tenth.
+		{"rope", ir.OpRoPE, ir.RoPEAttr{Theta: 100}, []interp.Tensor{floats([]int{1, 1, 3, 1, 4}, 1, 0, 0, 2, 0, 1, 1, 0, 7, 8, 9, 10), interp.Ints([]int32{2}, 1)},
+			[][]float64{{math.Cos(2), -2 * math.Sin(.2), math.Sin(2), 2 * math.Cos(.2), -math.Sin(2), math.Cos(.2), math.Cos(2), math.Sin(.2), 7, 8, 9, 10}}},
 		{"gelu erf", ir.OpGELU, ir.GELUAttr{}, []interp.Tensor{floats(s3, 0, 1, -2)}, [][]float64{{0, 0.8413447460685429, -0.0455002638963584}}},
 		{"row_max", ir.OpRowMax, nil, []interp.Tensor{logits}, [][]float64{{math.Log(2), 5 + math.Log(2)}}},
 		{"row_sum_exp", ir.OpRowSumExp, nil, []interp.Tensor{logits, floats(s2, 0, 5)}, [][]float64{{4, 4}}},
@@ -275,4 +281,29 @@ func TestEveryComputeOpHasAKernel(t *testing.T) {
 		fed := op == ir.OpParam || op == ir.OpInput
 		require.Equal(t, !fed, interp.HasKernel(op), "%s", op)
 	}
+}
+
+// TestRoPEIsRelative: the product of a rotated query and key depends on how far
+// apart they are, not on where.
+func TestRoPEIsRelative(t *testing.T) {
+	rng := irtest.Rand(t, 5)
+	const length, width = 5, 6
+	qkv := interp.Zeros(ir.Type{Shape: []int{1, length, 3, 1, width}})
+	for i := range 3 * width {
+		x := rng.NormFloat64()
+		for at := range length { // the same token everywhere
+			qkv.F[at*3*width+i] = x
+		}
+	}
+	y := eval(t, ir.OpRoPE, ir.RoPEAttr{Theta: 100}, qkv, interp.Ints([]int32{0, 3, 40, 43, 7}, length))[0].F
+	score := func(query, key int) float64 {
+		s := 0.0
+		for d := range width {
+			s += y[query*3*width+d] * y[(key*3+1)*width+d]
+		}
+		return s
+	}
+	require.InDelta(t, score(1, 0), score(3, 2), 1e-12)
+	require.NotEqual(t, score(1, 0), score(4, 0))
+	require.InDelta(t, score(0, 0), score(4, 4), 1e-12)
 }

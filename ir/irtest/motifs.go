@@ -9,8 +9,9 @@ import (
 // allMotifs are the building blocks of [RandomGraph].
 var allMotifs = []func(*graphBuilder){
 	addMotif, addNMotif, scaleMotif, sumToMotif, expandMotif, sumMotif,
-	matMulMotif, embeddingMotif, layerNormMotif, geluMotif, dropoutMotif,
-	attentionMotif, contextMotif, decodeMotif, crossEntropyMotif, adamWMotif, castMotif, lossScaleMotif, fixedMotif,
+	matMulMotif, embeddingMotif, layerNormMotif, rmsNormMotif, geluMotif,
+	swiGLUMotif, dropoutMotif, ropeMotif, attentionMotif, contextMotif, decodeMotif,
+	crossEntropyMotif, adamWMotif, castMotif, lossScaleMotif, fixedMotif,
 }
 
 func addMotif(b *graphBuilder) {
@@ -88,6 +89,26 @@ func layerNormMotif(b *graphBuilder) {
 	}
 	out := b.op(ir.OpLayerNorm, attr, args...)
 	b.op(ir.OpLayerNormGrad, attr, b.like(out[0]), x, w, out[1], out[2])
+}
+
+func rmsNormMotif(b *graphBuilder) {
+	x := b.value(1)
+	w := b.fresh(x.Type.Shape[len(x.Type.Shape)-1])
+	attr := ir.RMSNormAttr{Eps: 1e-5}
+	out := b.op(ir.OpRMSNorm, attr, x, w)
+	b.op(ir.OpRMSNormGrad, attr, b.like(out[0]), x, w, out[1])
+}
+
+func swiGLUMotif(b *graphBuilder) {
+	x := b.fresh(append(b.sizes(1, 2), 2, b.size())...)
+	y := b.op(ir.OpSwiGLU, nil, x)[0]
+	b.op(ir.OpSwiGLUGrad, nil, x, b.like(y))
+}
+
+func ropeMotif(b *graphBuilder) {
+	length := b.size()
+	qkv := b.fresh(b.size(), length, 3, b.size(), 2*b.size())
+	b.op(ir.OpRoPE, ir.RoPEAttr{Theta: 100, Inverse: b.rng.IntN(2) == 0}, qkv, b.ids(0, 100, length))
 }
 
 func geluMotif(b *graphBuilder) {

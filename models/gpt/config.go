@@ -19,12 +19,13 @@ type Config struct {
 	BlockSize     int     `yaml:"block_size" help:"context length in tokens (T)"`
 	VocabSize     int     `yaml:"vocab_size" help:"symbols (V), at most 65536 because data files hold uint16"`
 	Dropout       float64 `yaml:"dropout" help:"probability of dropping, at all four sites"`
-	Bias          bool    `yaml:"bias" help:"biases in every linear and LayerNorm"`
+	Bias          bool    `yaml:"bias" help:"biases in every linear and LayerNorm (RMSNorm has none)"`
 	NKVHead       int     `yaml:"n_kv_head" help:"key and value heads; 0 is n_head"`
 	FFNHidden     int     `yaml:"ffn_hidden" help:"width inside the MLP; 0 is 4 n_embd"`
 	Activation    string  `yaml:"activation" enum:"gelu,gelu_tanh,swiglu" help:"MLP nonlinearity; gelu is exact (erf), gelu_tanh is what OpenAI's weights use"`
 	Norm          string  `yaml:"norm" enum:"layernorm,rmsnorm" help:"normalization"`
 	Position      string  `yaml:"position" enum:"learned,rope" help:"position encoding"`
+	RopeTheta     float64 `yaml:"rope_theta" help:"base of rope's angles; 0 is 10000"`
 	TieEmbeddings bool    `yaml:"tie_embeddings" help:"the head reuses the token table"`
 
 	// Float is the type of weights and activations. It is no key of the model: a run chooses it.
@@ -90,6 +91,8 @@ func PresetNames() []string {
 //   - gpt3 family: Brown et al. 2020 table 2.1, context 2048. Two rows of that table contradict their own
 //     n_embd = n_head x d_head and are read by d_head: 1.3b has 16 heads of 128 (printed 24), 13b is 5120 wide (printed
 //     5140). Every layer is dense here; theirs alternate dense and banded attention.
+//   - llama-2 family: Touvron et al. 2023 and the released configurations, without 34b and 70b, which group heads. The
+//     initialization is nanoGPT's.
 func presets() []Config {
 	char := func(name string, layers, heads, width, block int, dropout float64) Config {
 		c := DefaultConfig()
@@ -102,6 +105,12 @@ func presets() []Config {
 		c.Preset, c.NLayer, c.NHead, c.NEmbd, c.BlockSize = name, layers, heads, width, block
 		c.VocabSize = 50257
 		return c
+	}
+	llama2 := func(name string, layers, heads, width, ffn int) Config {
+		return Config{
+			Preset: name, NLayer: layers, NHead: heads, NEmbd: width, FFNHidden: ffn, BlockSize: 4096, VocabSize: 32000,
+			Activation: SwiGLU, Norm: RMSNorm, Position: RoPE,
+		}
 	}
 	return []Config{
 		char("quick", 4, 4, 128, 64, 0),
@@ -118,6 +127,8 @@ func presets() []Config {
 		openai("gpt3-6.7b", 32, 32, 4096, 2048),
 		openai("gpt3-13b", 40, 40, 5120, 2048),
 		openai("gpt3-175b", 96, 96, 12288, 2048),
+		llama2("llama-2-7b", 32, 32, 4096, 11008),
+		llama2("llama-2-13b", 40, 40, 5120, 13824),
 	}
 }
 
@@ -135,6 +146,14 @@ func (c Config) FFN() int {
 		return 4 * c.NEmbd
 	}
 	return c.FFNHidden
+}
+
+// Theta is the base of rope's angles, after the default [Su et al. 2021].
+func (c Config) Theta() float64 {
+	if c.RopeTheta == 0 {
+		return 10000
+	}
+	return c.RopeTheta
 }
 
 // HeadDim is the width of one attention head, C/NH.
@@ -170,6 +189,12 @@ func (c Config) validateShape() error {
 	if c.NHead%c.KVHeads() != 0 {
 		return refuse("n_kv_head", "%d does not divide n_head %d", c.NKVHead, c.NHead)
 	}
+	if c.Position == RoPE && c.HeadDim()%2 != 0 {
+		return refuse("n_embd", "%d over n_head %d makes heads %d wide; position rope rotates pairs and needs an even width", c.NEmbd, c.NHead, c.HeadDim())
+	}
+	if !(c.RopeTheta >= 0) || math.IsInf(c.RopeTheta, 1) {
+		return refuse("rope_theta", "is %v, must be positive, or 0 for 10000", c.RopeTheta)
+	}
 	if c.VocabSize > MaxVocabSize {
 		return refuse("vocab_size", "is %d, must be at most %d because data files hold uint16", c.VocabSize, MaxVocabSize)
 	}
@@ -204,11 +229,7 @@ func (c Config) validateSupported() error {
 		value any
 		when  bool
 	}{
-		{"activation", c.Activation, c.Activation == SwiGLU},
-		{"norm", c.Norm, c.Norm == RMSNorm},
-		{"position", c.Position, c.Position == RoPE},
 		{"n_kv_head", c.NKVHead, c.KVHeads() != c.NHead},
-		{"tie_embeddings", c.TieEmbeddings, !c.TieEmbeddings},
 	} {
 		if missing.when {
 			return &ConfigError{missing.key, fmt.Sprintf("%v is not supported yet by this version", missing.value)}

@@ -52,11 +52,9 @@ func TestValidateNamesKeyAndNumbers(t *testing.T) {
 		{"unknown word", func(c *Config) { c.Activation = "relu" }, "activation", `"relu"`},
 		{"beyond int64", func(c *Config) { c.NEmbd = 12 << 30 }, "n_embd", "beyond what can be counted"},
 		{"ffn overflows", func(c *Config) { c.NEmbd = 12 << 58 }, "n_embd", "beyond what can be counted"},
-		{"swiglu", func(c *Config) { c.Activation = SwiGLU }, "activation", "swiglu is not supported yet by this version"},
-		{"rmsnorm", func(c *Config) { c.Norm = RMSNorm }, "norm", "rmsnorm is not supported yet by this version"},
-		{"rope", func(c *Config) { c.Position = RoPE }, "position", "rope is not supported yet by this version"},
+		{"rope of odd heads", func(c *Config) { c.NEmbd, c.Position = 12*7, RoPE }, "n_embd", "84 over n_head 12 makes heads 7 wide; position rope rotates pairs and needs an even width"},
+		{"negative theta", func(c *Config) { c.RopeTheta = -1 }, "rope_theta", "is -1, must be positive, or 0 for 10000"},
 		{"gqa", func(c *Config) { c.NKVHead = 4 }, "n_kv_head", "4 is not supported yet by this version"},
-		{"untied", func(c *Config) { c.TieEmbeddings = false }, "tie_embeddings", "false is not supported yet by this version"},
 	}
 	for _, tc := range cases {
 		t.Run(tc.name, func(t *testing.T) {

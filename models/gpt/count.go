@@ -16,7 +16,7 @@ func (c Config) ParamGroups() (decay, noDecay ParamGroup) {
 	qkv := C + 2*c.kvWidth()
 	up := c.upProjections()
 
-	decay.Tensors = 1 + c.NLayer*(3+int(up))
+	decay.Tensors = 1 + 4*c.NLayer // the projections up share one
 	decay.Elements = int64(c.VocabSize)*C + L*(C*qkv+C*C+(up+1)*C*F)
 	if c.Position == Learned {
 		decay.Tensors++
@@ -30,7 +30,7 @@ func (c Config) ParamGroups() (decay, noDecay ParamGroup) {
 	noDecay.Tensors = 2*c.NLayer + 1
 	noDecay.Elements = (2*L + 1) * C
 	if c.Bias {
-		noDecay.Tensors += c.NLayer * (3 + int(up))
+		noDecay.Tensors += 4 * c.NLayer
 		noDecay.Elements += L * (qkv + C + up*F + C)
 		if c.Norm == LayerNorm {
 			noDecay.Tensors += 2*c.NLayer + 1
@@ -50,9 +50,14 @@ func (c Config) NumParams() int64 {
 func (c Config) NumParamsNoPosition() int64 { return c.NumParams() - c.positionParams() }
 
 // FLOPsPerToken is nanoGPT's estimate for one token of training, forward and backward: 6N + 12 L NH (C/NH) T, with N as
-// NumParamsNoPosition [Chowdhery et al. 2022, PaLM, appendix B].
+// NumParamsNoPosition [Chowdhery et al. 2022, PaLM, appendix B]. A token table that is not the head too is only looked up,
+// like the position table, and does not count.
 func (c Config) FLOPsPerToken() int64 {
-	return 6*c.NumParamsNoPosition() + 12*int64(c.NLayer)*int64(c.NEmbd)*int64(c.BlockSize)
+	n := c.NumParamsNoPosition()
+	if !c.TieEmbeddings {
+		n -= int64(c.VocabSize) * int64(c.NEmbd)
+	}
+	return 6*n + 12*int64(c.NLayer)*int64(c.NEmbd)*int64(c.BlockSize)
 }
 
 // ForwardFLOPs is the matrix-multiply work of one forward pass over one sequence of BlockSize tokens, as counted in

@@ -59,10 +59,12 @@ func TestParamGroups(t *testing.T) {
 
 // Llama-2 7B (Touvron et al. 2023) has none of GPT-2's choices: 6,738,415,616 parameters.
 func TestCountsOfOtherArchitectures(t *testing.T) {
-	llama := Config{NLayer: 32, NHead: 32, NEmbd: 4096, BlockSize: 4096, VocabSize: 32000, FFNHidden: 11008,
-		Activation: SwiGLU, Norm: RMSNorm, Position: RoPE}
+	llama := preset(t, "llama-2-7b")
 	require.Equal(t, int64(6_738_415_616), llama.NumParams())
 	require.Equal(t, llama.NumParams(), llama.NumParamsNoPosition())
+
+	require.Equal(t, int64(13_015_864_320), preset(t, "llama-2-13b").NumParams())
+	require.InEpsilon(t, float64(llama.FLOPsPerToken()*4096), float64(3*llama.ForwardFLOPs().Total()), 2e-4)
 
 	// Mistral 7B (Jiang et al. 2023) adds grouped queries: 7,241,732,096 parameters.
 	mistral := llama

@@ -1,15 +1,41 @@
 package gpt
 
-import "strings"
+import (
+	"fmt"
+	"strings"
+)
+
+// GPT2 returns an error that names what a weights file of nanoGPT's or
+// HuggingFace's GPT-2 has no place for, nil for a GPT-2.
+func (c Config) GPT2() error {
+	for _, other := range []struct {
+		key   string
+		value any
+		is    bool
+	}{
+		{"activation", c.Activation, c.Activation == SwiGLU},
+		{"norm", c.Norm, c.Norm != LayerNorm},
+		{"position", c.Position, c.Position != Learned},
+		{"n_kv_head", c.NKVHead, c.KVHeads() != c.NHead},
+		{"tie_embeddings", c.TieEmbeddings, !c.TieEmbeddings},
+	} {
+		if other.is {
+			return &ConfigError{other.key, fmt.Sprintf("%v is not GPT-2: nanoGPT's and HuggingFace's weights files cannot say it; use the run's own checkpoint", other.value)}
+		}
+	}
+	return nil
+}
 
 // HFName returns how nanoGPT and HuggingFace's GPT2LMHeadModel store a parameter
 // of this model: the tensor's name and its shape in nanoGPT's files, which has
 // the same elements in the same order as the parameter (heads are not a
 // dimension of their own). transpose says that HuggingFace stores the matrix the
 // other way round, in x out: its Conv1D does so for the four projections of a
-// block. The name is "" for what is no parameter of a GPT-2.
+// block. The name is "" for what is no parameter of this model.
 //
-// The head has no entry: lm_head.weight is transformer.wte.weight.
+// A tied head has no entry: lm_head.weight is transformer.wte.weight. Names of
+// models for which [Config.GPT2] has an error are made alike; no one else's
+// program reads them.
 func (c Config) HFName(param string) (name string, transpose bool, shape []int) {
 	C, F := c.NEmbd, c.FFN()
 	module, field, _ := cutLast(param, ".")
@@ -21,6 +47,11 @@ func (c Config) HFName(param string) (name string, transpose bool, shape []int) 
 	switch module {
 	case "wte":
 		shape = []int{c.VocabSize, C}
+	case "lm_head":
+		if c.TieEmbeddings || field == "bias" {
+			return "", false, nil
+		}
+		return param, false, []int{c.VocabSize, C}
 	case "wpe":
 		shape = []int{c.BlockSize, C}
 	case "h.ln_1", "h.ln_2", "ln_f":
@@ -30,7 +61,7 @@ func (c Config) HFName(param string) (name string, transpose bool, shape []int) 
 	case "h.attn.c_proj":
 		transpose, shape = true, []int{C, C}
 	case "h.mlp.c_fc":
-		transpose, shape = true, []int{F, C}
+		transpose, shape = true, []int{int(c.upProjections()) * F, C}
 	case "h.mlp.c_proj":
 		transpose, shape = true, []int{C, F}
 	}

@@ -11,12 +11,13 @@ import (
 )
 
 const (
-	initStd      = 0.02 // of every matrix and table [Radford et al. 2019]
-	layerNormEps = 1e-5
+	initStd = 0.02 // of every matrix and table [Radford et al. 2019]
+	normEps = 1e-5
 )
 
-// model is one traced use of a Config, written like nanoGPT's model.py. In the
-// shapes B, T, C, V, NH are nanoGPT's letters, D = C/NH and F is the MLP's width.
+// model is one traced use of a Config, written like nanoGPT's model.py, with
+// Llama's choices [Touvron et al. 2023] beside GPT-2's. In the shapes B, T, C, V,
+// NH are nanoGPT's letters, D = C/NH and F is the MLP's width.
 type model struct {
 	Config
 	random trace.Stream // of dropout
@@ -27,36 +28,50 @@ type model struct {
 
 // logits maps ids [B,T] at positions [T] to [B,T,V].
 func (m *model) logits(t *trace.Tracer, ids, positions trace.Tensor) trace.Tensor {
-	wte, wpe, embed := t.Scope("wte"), t.Scope("wpe"), t.Scope("embed")
+	wte, wpe, embed, head := t.Scope("wte"), t.Scope("wpe"), t.Scope("embed"), t.Scope("lm_head")
 	table := m.matrix(wte, initStd, m.VocabSize, m.NEmbd)
-	tokens := wte.Embedding(table, ids)
-	places := wpe.Embedding(m.matrix(wpe, initStd, m.BlockSize, m.NEmbd), positions)
-	x := embed.Dropout(embed.Add(tokens, places), m.Dropout, m.random)
+	x := wte.Embedding(table, ids)
+	if m.Position == Learned {
+		x = embed.Add(x, wpe.Embedding(m.matrix(wpe, initStd, m.BlockSize, m.NEmbd), positions))
+	}
+	x = embed.Dropout(x, m.Dropout, m.random)
 	for i := range m.NLayer {
-		x = m.block(t.Scope("h", i), x)
+		x = m.block(t.Scope("h", i), x, positions)
 	}
 	x = m.norm(t.Scope("ln_f"), x)
-	return t.Scope("lm_head").Linear(x, table, trace.Tensor{}, 1)
+	if !m.TieEmbeddings {
+		table = m.matrix(head, initStd, m.VocabSize, m.NEmbd)
+	}
+	return head.Linear(x, table, trace.Tensor{}, 1)
 }
 
-func (m *model) block(t *trace.Tracer, x trace.Tensor) trace.Tensor {
-	x = t.Add(x, m.attn(t.Scope("attn"), m.norm(t.Scope("ln_1"), x)))
+func (m *model) block(t *trace.Tracer, x, positions trace.Tensor) trace.Tensor {
+	x = t.Add(x, m.attn(t.Scope("attn"), m.norm(t.Scope("ln_1"), x), positions))
 	return t.Add(x, m.mlp(t.Scope("mlp"), m.norm(t.Scope("ln_2"), x)))
 }
 
 // attn keeps heads a dimension of their own, so that they can be split: its
 // weights have the memory of nanoGPT's [3C,C] and [C,C].
-func (m *model) attn(t *trace.Tracer, x trace.Tensor) trace.Tensor {
+func (m *model) attn(t *trace.Tracer, x, positions trace.Tensor) trace.Tensor {
 	heads := []int{m.NHead, m.HeadDim()}
 	qkv := m.linear(t.Scope("c_attn"), x, initStd, []int{3, m.NHead, m.HeadDim()}, []int{m.NEmbd})
+	if m.Position == RoPE {
+		qkv = t.RoPE(qkv, positions, m.Theta())
+	}
 	y := m.linear(t.Scope("c_proj"), m.attention(t, qkv), m.residualStd(), []int{m.NEmbd}, heads)
 	return t.Dropout(y, m.Dropout, m.random)
 }
 
+// mlp packs the gate and up projections of SwiGLU in one weight [2,F,C], as
+// attn does its three: one product reads x, and one sum over ranks returns its
+// gradient, where two weights would take two of each.
 func (m *model) mlp(t *trace.Tracer, x trace.Tensor) trace.Tensor {
 	C, F := []int{m.NEmbd}, []int{m.FFN()}
-	x = m.linear(t.Scope("c_fc"), x, initStd, F, C)
-	x = t.GELU(x, m.Activation == GELUTanh)
+	if m.Activation == SwiGLU {
+		x = t.SwiGLU(m.linear(t.Scope("c_fc"), x, initStd, []int{2, m.FFN()}, C))
+	} else {
+		x = t.GELU(m.linear(t.Scope("c_fc"), x, initStd, F, C), m.Activation == GELUTanh)
+	}
 	x = m.linear(t.Scope("c_proj"), x, m.residualStd(), C, F)
 	return t.Dropout(x, m.Dropout, m.random)
 }
@@ -73,7 +88,10 @@ func (m *model) linear(t *trace.Tracer, x trace.Tensor, std float64, out, in []i
 
 func (m *model) norm(t *trace.Tracer, x trace.Tensor) trace.Tensor {
 	w := t.Param("weight", []int{m.NEmbd}, trace.ParamAttr{Init: trace.InitOnes})
-	return t.LayerNorm(x, w, m.bias(t, []int{m.NEmbd}), layerNormEps)
+	if m.Norm == RMSNorm {
+		return t.RMSNorm(x, w, normEps)
+	}
+	return t.LayerNorm(x, w, m.bias(t, []int{m.NEmbd}), normEps)
 }
 
 // matrix declares a weight that is decayed; norms and biases are not.

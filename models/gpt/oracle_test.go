@@ -24,7 +24,7 @@ type oracle struct {
 }
 
 func forEachOracle(t *testing.T, check func(t *testing.T, o oracle)) {
-	for _, name := range []string{"nobias", "bias"} {
+	for _, name := range []string{"nobias", "bias", "llama"} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			check(t, loadOracle(t, name))
@@ -45,6 +45,10 @@ func loadOracle(t *testing.T, name string) oracle {
 	c.Bias = meta["bias"] == "true"
 	if meta["gelu"] == "tanh" {
 		c.Activation = GELUTanh
+	}
+	if meta["activation"] != "" {
+		c.FFNHidden, c.Activation = number("ffn_hidden"), meta["activation"]
+		c.Norm, c.Position, c.TieEmbeddings = meta["norm"], meta["position"], meta["tie_embeddings"] == "true"
 	}
 	return oracle{c, tensors}
 }
@@ -278,8 +282,11 @@ func TestCausality(t *testing.T) {
 // With dropout at every site the loss still falls along its gradient as a
 // central difference says: backward draws the masks of forward.
 func TestGradientWithDropout(t *testing.T) {
-	for _, seed := range []uint64{1, 2} {
-		c := odd(seed == 1, 0.3)
+	for _, seed := range []uint64{1, 2, 3, 4} {
+		c := odd(seed%2 == 1, 0.3)
+		if seed > 2 {
+			c = llama(seed == 3, 0.3)
+		}
 		g := trainStep(t, c, adamW, 5, 7)
 		ids, targets := interp.Zeros(ir.Type{DType: ir.I32, Shape: []int{5, 7}}), interp.Zeros(ir.Type{DType: ir.I32, Shape: []int{5, 7}})
 		for i := range ids.I {

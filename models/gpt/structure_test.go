@@ -31,6 +31,13 @@ func odd(bias bool, dropout float64) Config {
 	return c
 }
 
+// llama returns a small model of odd sizes with Llama's choices.
+func llama(bias bool, dropout float64) Config {
+	c := odd(bias, dropout)
+	c.NEmbd, c.Activation, c.Norm, c.Position, c.TieEmbeddings = 18, SwiGLU, RMSNorm, RoPE, false
+	return c
+}
+
 func count(g *ir.Graph, phase ir.Phase) (nodes int) {
 	for _, n := range g.Nodes {
 		if n.Phase == phase && n.Op.Class() == ir.Compute {
@@ -43,7 +50,23 @@ func count(g *ir.Graph, phase ir.Phase) (nodes int) {
 func TestCounts(t *testing.T) {
 	quick, err := Preset("quick")
 	require.NoError(t, err)
-	for _, c := range []Config{quick, odd(true, 0), odd(false, 0.1), odd(true, 0.1)} {
+	configs := []Config{quick, odd(true, 0), odd(false, 0.1), odd(true, 0.1), llama(true, 0), llama(false, 0.1)}
+	for choice := range 16 { // each of Llama's choices with and without the others
+		c, all := odd(choice%3 == 0, 0.1), llama(false, 0)
+		c.NEmbd = all.NEmbd
+		if choice&1 != 0 {
+			c.Activation = all.Activation
+		}
+		if choice&2 != 0 {
+			c.Norm = all.Norm
+		}
+		if choice&4 != 0 {
+			c.Position = all.Position
+		}
+		c.TieEmbeddings = choice&8 == 0
+		configs = append(configs, c)
+	}
+	for _, c := range configs {
 		g := trainStep(t, c, adamW, 5, 11)
 		decay, noDecay := c.ParamGroups()
 		weights := decay.Tensors + noDecay.Tensors
@@ -53,6 +76,14 @@ func TestCounts(t *testing.T) {
 		// Backward: 1 each for norms, attention and GELU, two for each matmul, two
 		// sums of residual gradients; embeddings and the sum over the batch.
 		perBlockBackward, endsBackward := 2+1+1+4*2+2, 3+1+2+3
+		tied := 1 // the sum over a tied table's uses
+		if c.Position == RoPE {
+			// A rotation each way; no places to embed and add, nor to sum their gradient over the batch.
+			perBlock, perBlockBackward, ends, endsBackward = perBlock+1, perBlockBackward+1, ends-2, endsBackward-2
+		}
+		if !c.TieEmbeddings {
+			tied = 0
+		}
 		if c.Bias {
 			perBlock += 4
 			perBlockBackward += 4
@@ -64,7 +95,7 @@ func TestCounts(t *testing.T) {
 		require.Equal(t, c.NLayer*perBlock+ends, count(g, ir.Forward))
 		require.Equal(t, c.NLayer*perBlockBackward+endsBackward, count(g, ir.Backward))
 		// The tied table's sum; then norm and AdamW.
-		require.Equal(t, 1+weights+3+weights, count(g, ir.Update))
+		require.Equal(t, tied+weights+3+weights, count(g, ir.Update))
 
 		var got [2]ParamGroup
 		state := int64(0)
@@ -91,6 +122,23 @@ func TestCounts(t *testing.T) {
 	decay, noDecay := quick.ParamGroups()
 	require.Equal(t, ParamGroup{18, 802_944}, decay)
 	require.Equal(t, ParamGroup{9, 1_152}, noDecay)
+}
+
+// The products of the forward pass are the ForwardFLOPs of the formulas, exactly.
+func TestFLOPsOfTheGraph(t *testing.T) {
+	for _, c := range []Config{odd(true, 0), llama(true, 0), llama(false, 0)} {
+		g, err := Logits(c, 1, c.BlockSize)
+		require.NoError(t, err)
+		products := int64(0)
+		for _, n := range g.Nodes {
+			if n.Op == ir.OpMatMul {
+				args := [][]int{n.Args[0].Type.Shape, n.Args[1].Type.Shape}
+				products += int64(ir.SignatureOf(n).FLOPs(args, [][]int{n.Results[0].Type.Shape}))
+			}
+		}
+		scores := 4 * int64(c.NLayer*c.NEmbd) * int64(c.BlockSize*c.BlockSize)
+		require.Equal(t, c.ForwardFLOPs().Total()-scores, products)
+	}
 }
 
 // Nodes come in the order embedding, h.0, ..., head; then back; then the sums of

@@ -96,6 +96,17 @@ func samples() []sample {
 			add(ir.OpLayerNormGrad, attr, f32(B, T, C), f32(B, T, C), f32(C), rows, rows).positive = 1 << 4
 		}
 	}
+	add(ir.OpRMSNorm, ir.RMSNormAttr{Eps: 1e-5}, f32(B, T, C), f32(C))
+	for _, frac := range []int{0, ir.GradientFrac} {
+		add(ir.OpRMSNormGrad, ir.RMSNormAttr{Eps: 1e-5, Frac: frac}, f32(B, T, C), f32(B, T, C), f32(C), rows).positive = 1 << 3
+	}
+	add(ir.OpSwiGLU, nil, f32(B, T, 2, C))
+	add(ir.OpSwiGLUGrad, nil, f32(B, T, 2, C), f32(B, T, C))
+	for _, inverse := range []bool{false, true} {
+		attr := ir.RoPEAttr{Theta: 10000, Inverse: inverse}
+		add(ir.OpRoPE, attr, f32(B, T, 3, NH, 2*D), i32(T)).high = 5000
+		add(ir.OpRoPE, attr, f32(B, 1, 3, NH, 2*D), i32(1)).high = 5000
+	}
 	for _, tanh := range []bool{false, true} {
 		add(ir.OpGELU, ir.GELUAttr{Tanh: tanh}, f32(B, T, C))
 		add(ir.OpGELUGrad, ir.GELUAttr{Tanh: tanh}, f32(B, T, C), f32(B, T, C))

@@ -130,6 +130,23 @@ func layerNormGradFixed(d *Device, k *runtime.Kernel) error {
 	return nil
 }
 
+// rmsNormGradFixed is rmsNormGrad, one sequence at a time.
+func rmsNormGradFixed(d *Device, k *runtime.Kernel) error {
+	shape := k.Args[0].Slab.Local
+	batch, rows := sequences(k, len(shape)-1)
+	n := shape[len(shape)-1]
+	dx, dw := d.result(k, 0), d.fixedSum(k, 1)
+	dy, x, w, rstd := d.arg(k, 0), d.arg(k, 1), d.arg(k, 2), d.arg(k, 3)
+	for i := range batch {
+		at, end := i*rows, (i+1)*rows
+		kernel.RMSNormGrad(d.pool, rows, n, dx[at*n:end*n], dw.term, dy[at*n:end*n], x[at*n:end*n], w, rstd[at:end], false)
+		if err := d.add(dw, dw.term); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // embeddingGradFixed is embeddingGrad with every row of dy a term of its own: a
 // sequence touches few rows of the table.
 func embeddingGradFixed(d *Device, k *runtime.Kernel) error {

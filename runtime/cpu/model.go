@@ -98,6 +98,21 @@ func layerNormGrad(d *Device, k *runtime.Kernel) error {
 	return nil
 }
 
+func rmsNorm(d *Device, k *runtime.Kernel) error {
+	m, n := rows(k.Args[0])
+	kernel.RMSNorm(d.pool, m, n, d.result(k, 0), d.result(k, 1), d.arg(k, 0), d.arg(k, 1), float32(k.Node.Attr.(ir.RMSNormAttr).Eps))
+	return nil
+}
+
+func rmsNormGrad(d *Device, k *runtime.Kernel) error {
+	if ir.Frac(k.Node.Attr) > 0 {
+		return rmsNormGradFixed(d, k)
+	}
+	m, n := rows(k.Args[0])
+	kernel.RMSNormGrad(d.pool, m, n, d.result(k, 0), d.result(k, 1), d.arg(k, 0), d.arg(k, 1), d.arg(k, 2), d.arg(k, 3), k.Accum[1])
+	return nil
+}
+
 func gelu(d *Device, k *runtime.Kernel) error {
 	kernel.GELU(d.pool, d.result(k, 0), d.arg(k, 0), k.Node.Attr.(ir.GELUAttr).Tanh)
 	return nil
@@ -105,6 +120,25 @@ func gelu(d *Device, k *runtime.Kernel) error {
 
 func geluGrad(d *Device, k *runtime.Kernel) error {
 	kernel.GELUGrad(d.pool, d.result(k, 0), d.arg(k, 0), d.arg(k, 1), k.Node.Attr.(ir.GELUAttr).Tanh)
+	return nil
+}
+
+func swiGLU(d *Device, k *runtime.Kernel) error {
+	m, n := rows(k.Results[0])
+	kernel.SwiGLU(d.pool, m, n, d.result(k, 0), d.arg(k, 0))
+	return nil
+}
+
+func swiGLUGrad(d *Device, k *runtime.Kernel) error {
+	m, n := rows(k.Args[1])
+	kernel.SwiGLUGrad(d.pool, m, n, d.result(k, 0), d.arg(k, 0), d.arg(k, 1))
+	return nil
+}
+
+func rope(d *Device, k *runtime.Kernel) error {
+	attr, s := k.Node.Attr.(ir.RoPEAttr), k.Args[0].Slab.Local
+	shape := kernel.AttentionShape{B: s[0], T: s[1], H: s[3], D: s[4]}
+	kernel.RoPE(d.pool, d.result(k, 0), d.arg(k, 0), d.ints(k.Args[1]), shape, attr.Theta, attr.Inverse)
 	return nil
 }
 

@@ -2,15 +2,18 @@
 """Writes the reference values that autopar's tests are held against.
 
     OMP_NUM_THREADS=1 python3 make.py          # writes *.safetensors beside this script
+    OMP_NUM_THREADS=1 python3 make.py llama    # writes one of them
     OMP_NUM_THREADS=1 python3 make.py --gap    # writes nothing; prints float32 against float64
 
 Needs PyTorch on the CPU and nothing else. README.md says what each file holds.
 
 The model below is nanoGPT's, in the plainest form: no fused attention, no module
-tricks, one tensor per name in a dict. Shapes use nanoGPT's letters: B batch, T
+tricks, one tensor per name in a dict. `llama` is HuggingFace's LlamaModel with the
+three projections of attention, and gate and up, stacked in one matrix each. Shapes use nanoGPT's letters: B batch, T
 positions, V vocabulary, C channels, H heads.
 """
 
+import array
 import json
 import math
 import os
@@ -35,6 +38,7 @@ GREEDY_LEAD = 5e-3
 CONFIGS = {
     "nobias": dict(seed=1338, L=2, H=3, C=24, T=33, V=65, bias=False, gelu="erf", ignored=0),
     "bias": dict(seed=1369, L=2, H=4, C=32, T=17, V=65, bias=True, gelu="tanh", ignored=5),
+    "llama": dict(seed=1484, L=2, H=3, C=30, F=37, T=19, V=65, bias=False, gelu="silu", ignored=3, llama=True),
 }
 
 
@@ -42,9 +46,12 @@ CONFIGS = {
 
 
 def shapes(c):
-    """The shape of every parameter, by nanoGPT's name. lm_head.weight is transformer.wte.weight."""
+    """The shape of every parameter, by nanoGPT's name. lm_head.weight is transformer.wte.weight, but in llama."""
     C = c["C"]
-    out = {"transformer.wte.weight": (c["V"], C), "transformer.wpe.weight": (c["T"], C)}
+    llama, inner = c.get("llama", False), c.get("F", 4 * C)
+    out = {"transformer.wte.weight": (c["V"], C)}
+    if not llama:
+        out["transformer.wpe.weight"] = (c["T"], C)
 
     def norm(name):
         out[name + ".weight"] = (C,)
@@ -62,9 +69,11 @@ def shapes(c):
         linear(h + "attn.c_attn", 3 * C, C)
         linear(h + "attn.c_proj", C, C)
         norm(h + "ln_2")
-        linear(h + "mlp.c_fc", 4 * C, C)
-        linear(h + "mlp.c_proj", C, 4 * C)
+        linear(h + "mlp.c_fc", 2 * inner if llama else inner, C)
+        linear(h + "mlp.c_proj", C, inner)
     norm("transformer.ln_f")
+    if llama:
+        out["lm_head.weight"] = (c["V"], C)
     return out
 
 
@@ -90,13 +99,26 @@ def gelu(c, x):
     return 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
 
 
+def rotated(x):
+    """HuggingFace's apply_rotary_pos_emb of x [B, H, T, D] at positions 0 to T-1, theta 10000."""
+    T, D = x.shape[2:]
+    inv_freq = 1.0 / 10000 ** (torch.arange(0, D, 2, dtype=torch.float64) / D)
+    freqs = torch.outer(torch.arange(T, dtype=torch.float64), inv_freq)
+    emb = torch.cat((freqs, freqs), dim=-1)
+    rotate_half = torch.cat((-x[..., D // 2 :], x[..., : D // 2]), dim=-1)
+    return x * emb.cos().to(x.dtype) + rotate_half * emb.sin().to(x.dtype)
+
+
 def forward(c, p, ids):
     """Logits [B, T, V] for ids [B, T], dropout 0."""
     B, T = ids.shape
     C, H = c["C"], c["H"]
     D = C // H
+    llama = c.get("llama", False)
 
     def norm(name, x):
+        if llama:
+            return p[name + ".weight"] * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-5))
         return F.layer_norm(x, (C,), p[name + ".weight"], p.get(name + ".bias"), 1e-5)
 
     def linear(name, x):
@@ -107,17 +129,27 @@ def forward(c, p, ids):
         return x.view(B, T, H, D).transpose(1, 2)
 
     future = torch.ones(T, T, dtype=torch.bool).triu(1)
-    x = p["transformer.wte.weight"][ids] + p["transformer.wpe.weight"][:T]
+    x = p["transformer.wte.weight"][ids]
+    if not llama:
+        x = x + p["transformer.wpe.weight"][:T]
     for i in range(c["L"]):
         h = f"transformer.h.{i}."
         q, k, v = linear(h + "attn.c_attn", norm(h + "ln_1", x)).split(C, dim=2)
-        score = heads(q) @ heads(k).transpose(2, 3) / math.sqrt(D)
+        q, k = heads(q), heads(k)
+        if llama:
+            q, k = rotated(q), rotated(k)
+        score = q @ k.transpose(2, 3) / math.sqrt(D)
         score = score.masked_fill(future, float("-inf"))
         mixed = torch.softmax(score, dim=3) @ heads(v)
         x = x + linear(h + "attn.c_proj", mixed.transpose(1, 2).reshape(B, T, C))
-        hidden = gelu(c, linear(h + "mlp.c_fc", norm(h + "ln_2", x)))
+        hidden = linear(h + "mlp.c_fc", norm(h + "ln_2", x))
+        if llama:
+            gate, up = hidden.chunk(2, dim=2)
+            hidden = F.silu(gate) * up
+        else:
+            hidden = gelu(c, hidden)
         x = x + linear(h + "mlp.c_proj", hidden)
-    return norm("transformer.ln_f", x) @ p["transformer.wte.weight"].T
+    return norm("transformer.ln_f", x) @ p["lm_head.weight" if llama else "transformer.wte.weight"].T
 
 
 def mean_loss(c, logits, targets):
@@ -214,6 +246,8 @@ def model_file(name, c):
     out["batch_ids"] = torch.stack([b[0] for b in batches])
     out["batch_targets"] = torch.stack([b[1] for b in batches])
     meta = dict(n_layer=c["L"], n_head=c["H"], n_embd=c["C"], block_size=c["T"], vocab_size=c["V"])
+    if c.get("llama"):
+        meta.update(ffn_hidden=c["F"], activation="swiglu", norm="rmsnorm", position="rope", tie_embeddings="false")
     meta.update(bias=str(c["bias"]).lower(), gelu=c["gelu"], seed=c["seed"], torch=torch.__version__)
     write(name + ".safetensors", out, meta)
 
@@ -231,16 +265,16 @@ def gelu_file():
 
 
 def write(name, tensors, meta):
-    """The format by hand: header length (8 bytes, little-endian), JSON header padded with
+    """On a little-endian machine. The format by hand: header length (8 bytes, little-endian), JSON header padded with
     spaces to a multiple of 8, data in name order. Floats become F32, integers I32."""
     header, blobs, at = {"__metadata__": {k: str(v) for k, v in meta.items()}}, [], 0
     for key in sorted(tensors):
         t = tensors[key]
         if t.is_floating_point():
             assert torch.isfinite(t).all(), key
-            dtype, blob = "F32", t.float().contiguous().numpy().astype("<f4").tobytes()
+            dtype, blob = "F32", array.array("f", t.float().flatten().tolist()).tobytes()
         else:
-            dtype, blob = "I32", t.contiguous().numpy().astype("<i4").tobytes()
+            dtype, blob = "I32", array.array("i", t.flatten().tolist()).tobytes()
         header[key] = {"dtype": dtype, "shape": list(t.shape), "data_offsets": [at, at + len(blob)]}
         blobs.append(blob)
         at += len(blob)
@@ -286,9 +320,12 @@ def gap(name, c):
 def main():
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
+    only = [a for a in sys.argv[1:] if not a.startswith("--")]
     for name, c in CONFIGS.items():
+        if only and name not in only:
+            continue
         gap(name, c) if "--gap" in sys.argv[1:] else model_file(name, c)
-    if "--gap" not in sys.argv[1:]:
+    if not sys.argv[1:]:
         gelu_file()
 
 

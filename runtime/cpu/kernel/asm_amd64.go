@@ -83,6 +83,15 @@ func geluTanhAVX2(y []float32, x []float32)
 // geluTanhGradAVX2 is isa.geluTanhGrad.
 func geluTanhGradAVX2(dx []float32, dy []float32, x []float32)
 
+// swigluAVX2 is isa.swiglu.
+func swigluAVX2(y []float32, gate []float32, up []float32)
+
+// swigluGradAVX2 is isa.swigluGrad.
+func swigluGradAVX2(dgate []float32, dup []float32, dy []float32, gate []float32, up []float32)
+
+// rotateAVX2 is isa.rotate.
+func rotateAVX2(lo []float32, hi []float32, a []float32, b []float32, cosines []float32, sines []float32)
+
 // adamwAVX2 is isa.adamw.
 func adamwAVX2(w []float32, m []float32, v []float32, grad []float32, c *[9]float32)
 

@@ -7062,6 +7062,271 @@ done321:
 	VZEROUPPER
 	RET
 
+// func swigluAVX2(y []float32, gate []float32, up []float32)
+// Requires: AVX, AVX2, FMA3
+TEXT ·swigluAVX2(SB), NOSPLIT, $0-72
+	MOVQ y_base+0(FP), AX
+	MOVQ gate_base+24(FP), CX
+	MOVQ up_base+48(FP), DX
+	MOVQ y_len+8(FP), BX
+	XORQ SI, SI
+
+one323:
+	CMPQ         BX, $0x08
+	JLT          tail324
+	VMOVUPS      (CX)(SI*1), Y0
+	VXORPS       word80000000<>+0(SB), Y0, Y1
+	VMOVUPS      wordc2ae999a<>+0(SB), Y2
+	VMAXPS       Y1, Y2, Y1
+	VMOVUPS      word42b20000<>+0(SB), Y2
+	VMINPS       Y1, Y2, Y1
+	VMULPS       word3fb8aa3b<>+0(SB), Y1, Y2
+	VROUNDPS     $0x08, Y2, Y2
+	VFNMADD231PS word3f318000<>+0(SB), Y2, Y1
+	VFNMADD231PS wordb95e8083<>+0(SB), Y2, Y1
+	VMOVUPS      word39506967<>+0(SB), Y3
+	VFMADD213PS  word3ab743ce<>+0(SB), Y1, Y3
+	VFMADD213PS  word3c088908<>+0(SB), Y1, Y3
+	VFMADD213PS  word3d2aa9c1<>+0(SB), Y1, Y3
+	VFMADD213PS  word3e2aaaaa<>+0(SB), Y1, Y3
+	VFMADD213PS  word3f000000<>+0(SB), Y1, Y3
+	VFMADD213PS  word3f800000<>+0(SB), Y1, Y3
+	VFMADD213PS  word3f800000<>+0(SB), Y1, Y3
+	VCVTPS2DQ    Y2, Y2
+	VPADDD       word0000007e<>+0(SB), Y2, Y2
+	VPSLLD       $0x17, Y2, Y2
+	VMULPS       Y2, Y3, Y3
+	VADDPS       Y3, Y3, Y3
+	VADDPS       word3f800000<>+0(SB), Y3, Y1
+	VDIVPS       Y1, Y0, Y0
+	VMOVUPS      (DX)(SI*1), Y1
+	VMULPS       Y1, Y0, Y0
+	VMOVUPS      Y0, (AX)(SI*1)
+	ADDQ         $0x20, SI
+	SUBQ         $0x08, BX
+	JMP          one323
+
+tail324:
+	TESTQ        BX, BX
+	JZ           done325
+	LEAQ         masks<>+0(SB), DI
+	NEGQ         BX
+	VMOVUPS      32(DI)(BX*4), Y0
+	VMASKMOVPS   (CX)(SI*1), Y0, Y1
+	VXORPS       word80000000<>+0(SB), Y1, Y2
+	VMOVUPS      wordc2ae999a<>+0(SB), Y3
+	VMAXPS       Y2, Y3, Y2
+	VMOVUPS      word42b20000<>+0(SB), Y3
+	VMINPS       Y2, Y3, Y2
+	VMULPS       word3fb8aa3b<>+0(SB), Y2, Y3
+	VROUNDPS     $0x08, Y3, Y3
+	VFNMADD231PS word3f318000<>+0(SB), Y3, Y2
+	VFNMADD231PS wordb95e8083<>+0(SB), Y3, Y2
+	VMOVUPS      word39506967<>+0(SB), Y4
+	VFMADD213PS  word3ab743ce<>+0(SB), Y2, Y4
+	VFMADD213PS  word3c088908<>+0(SB), Y2, Y4
+	VFMADD213PS  word3d2aa9c1<>+0(SB), Y2, Y4
+	VFMADD213PS  word3e2aaaaa<>+0(SB), Y2, Y4
+	VFMADD213PS  word3f000000<>+0(SB), Y2, Y4
+	VFMADD213PS  word3f800000<>+0(SB), Y2, Y4
+	VFMADD213PS  word3f800000<>+0(SB), Y2, Y4
+	VCVTPS2DQ    Y3, Y3
+	VPADDD       word0000007e<>+0(SB), Y3, Y3
+	VPSLLD       $0x17, Y3, Y3
+	VMULPS       Y3, Y4, Y4
+	VADDPS       Y4, Y4, Y4
+	VADDPS       word3f800000<>+0(SB), Y4, Y2
+	VDIVPS       Y2, Y1, Y1
+	VMASKMOVPS   (DX)(SI*1), Y0, Y2
+	VMULPS       Y2, Y1, Y1
+	VMASKMOVPS   Y1, Y0, (AX)(SI*1)
+
+done325:
+	VZEROUPPER
+	RET
+
+// func swigluGradAVX2(dgate []float32, dup []float32, dy []float32, gate []float32, up []float32)
+// Requires: AVX, AVX2, FMA3
+TEXT ·swigluGradAVX2(SB), NOSPLIT, $0-120
+	MOVQ dgate_base+0(FP), AX
+	MOVQ dup_base+24(FP), CX
+	MOVQ dy_base+48(FP), DX
+	MOVQ gate_base+72(FP), BX
+	MOVQ up_base+96(FP), SI
+	MOVQ dy_len+56(FP), DI
+	XORQ R8, R8
+
+one327:
+	CMPQ         DI, $0x08
+	JLT          tail328
+	VMOVUPS      (BX)(R8*1), Y0
+	VXORPS       word80000000<>+0(SB), Y0, Y1
+	VMOVUPS      word42a00000<>+0(SB), Y2
+	VMINPS       Y1, Y2, Y1
+	VMOVUPS      wordc2ae999a<>+0(SB), Y2
+	VMAXPS       Y1, Y2, Y1
+	VMOVUPS      word42b20000<>+0(SB), Y2
+	VMINPS       Y1, Y2, Y1
+	VMULPS       word3fb8aa3b<>+0(SB), Y1, Y2
+	VROUNDPS     $0x08, Y2, Y2
+	VFNMADD231PS word3f318000<>+0(SB), Y2, Y1
+	VFNMADD231PS wordb95e8083<>+0(SB), Y2, Y1
+	VMOVUPS      word39506967<>+0(SB), Y3
+	VFMADD213PS  word3ab743ce<>+0(SB), Y1, Y3
+	VFMADD213PS  word3c088908<>+0(SB), Y1, Y3
+	VFMADD213PS  word3d2aa9c1<>+0(SB), Y1, Y3
+	VFMADD213PS  word3e2aaaaa<>+0(SB), Y1, Y3
+	VFMADD213PS  word3f000000<>+0(SB), Y1, Y3
+	VFMADD213PS  word3f800000<>+0(SB), Y1, Y3
+	VFMADD213PS  word3f800000<>+0(SB), Y1, Y3
+	VCVTPS2DQ    Y2, Y2
+	VPADDD       word0000007e<>+0(SB), Y2, Y2
+	VPSLLD       $0x17, Y2, Y2
+	VMULPS       Y2, Y3, Y3
+	VADDPS       Y3, Y3, Y3
+	VADDPS       word3f800000<>+0(SB), Y3, Y1
+	VMOVUPS      word3f800000<>+0(SB), Y2
+	VDIVPS       Y1, Y2, Y2
+	VMULPS       Y2, Y3, Y3
+	VMULPS       Y2, Y0, Y0
+	VMOVUPS      (DX)(R8*1), Y1
+	VMOVUPS      (SI)(R8*1), Y4
+	VFMADD231PS  Y3, Y0, Y2
+	VMULPS       Y1, Y4, Y4
+	VMULPS       Y2, Y4, Y4
+	VMULPS       Y1, Y0, Y0
+	VMOVUPS      Y4, (AX)(R8*1)
+	VMOVUPS      Y0, (CX)(R8*1)
+	ADDQ         $0x20, R8
+	SUBQ         $0x08, DI
+	JMP          one327
+
+tail328:
+	TESTQ        DI, DI
+	JZ           done329
+	LEAQ         masks<>+0(SB), R9
+	NEGQ         DI
+	VMOVUPS      32(R9)(DI*4), Y0
+	VMASKMOVPS   (BX)(R8*1), Y0, Y1
+	VXORPS       word80000000<>+0(SB), Y1, Y2
+	VMOVUPS      word42a00000<>+0(SB), Y3
+	VMINPS       Y2, Y3, Y2
+	VMOVUPS      wordc2ae999a<>+0(SB), Y3
+	VMAXPS       Y2, Y3, Y2
+	VMOVUPS      word42b20000<>+0(SB), Y3
+	VMINPS       Y2, Y3, Y2
+	VMULPS       word3fb8aa3b<>+0(SB), Y2, Y3
+	VROUNDPS     $0x08, Y3, Y3
+	VFNMADD231PS word3f318000<>+0(SB), Y3, Y2
+	VFNMADD231PS wordb95e8083<>+0(SB), Y3, Y2
+	VMOVUPS      word39506967<>+0(SB), Y4
+	VFMADD213PS  word3ab743ce<>+0(SB), Y2, Y4
+	VFMADD213PS  word3c088908<>+0(SB), Y2, Y4
+	VFMADD213PS  word3d2aa9c1<>+0(SB), Y2, Y4
+	VFMADD213PS  word3e2aaaaa<>+0(SB), Y2, Y4
+	VFMADD213PS  word3f000000<>+0(SB), Y2, Y4
+	VFMADD213PS  word3f800000<>+0(SB), Y2, Y4
+	VFMADD213PS  word3f800000<>+0(SB), Y2, Y4
+	VCVTPS2DQ    Y3, Y3
+	VPADDD       word0000007e<>+0(SB), Y3, Y3
+	VPSLLD       $0x17, Y3, Y3
+	VMULPS       Y3, Y4, Y4
+	VADDPS       Y4, Y4, Y4
+	VADDPS       word3f800000<>+0(SB), Y4, Y2
+	VMOVUPS      word3f800000<>+0(SB), Y3
+	VDIVPS       Y2, Y3, Y3
+	VMULPS       Y3, Y4, Y4
+	VMULPS       Y3, Y1, Y1
+	VMASKMOVPS   (DX)(R8*1), Y0, Y2
+	VMASKMOVPS   (SI)(R8*1), Y0, Y5
+	VFMADD231PS  Y4, Y1, Y3
+	VMULPS       Y2, Y5, Y5
+	VMULPS       Y3, Y5, Y5
+	VMULPS       Y2, Y1, Y1
+	VMASKMOVPS   Y5, Y0, (AX)(R8*1)
+	VMASKMOVPS   Y1, Y0, (CX)(R8*1)
+
+done329:
+	VZEROUPPER
+	RET
+
+// func rotateAVX2(lo []float32, hi []float32, a []float32, b []float32, cosines []float32, sines []float32)
+// Requires: AVX, FMA3
+TEXT ·rotateAVX2(SB), NOSPLIT, $0-144
+	MOVQ lo_base+0(FP), AX
+	MOVQ hi_base+24(FP), CX
+	MOVQ a_base+48(FP), DX
+	MOVQ b_base+72(FP), BX
+	MOVQ cosines_base+96(FP), SI
+	MOVQ sines_base+120(FP), DI
+	MOVQ lo_len+8(FP), R8
+	XORQ R9, R9
+
+many330:
+	CMPQ         R8, $0x10
+	JLT          one331
+	VMOVUPS      (DX)(R9*1), Y0
+	VMOVUPS      (BX)(R9*1), Y1
+	VMOVUPS      (SI)(R9*1), Y2
+	VMOVUPS      (DI)(R9*1), Y3
+	VMULPS       Y2, Y0, Y4
+	VFNMADD231PS Y3, Y1, Y4
+	VMULPS       Y2, Y1, Y1
+	VFMADD231PS  Y3, Y0, Y1
+	VMOVUPS      Y4, (AX)(R9*1)
+	VMOVUPS      Y1, (CX)(R9*1)
+	VMOVUPS      32(DX)(R9*1), Y0
+	VMOVUPS      32(BX)(R9*1), Y1
+	VMOVUPS      32(SI)(R9*1), Y2
+	VMOVUPS      32(DI)(R9*1), Y3
+	VMULPS       Y2, Y0, Y4
+	VFNMADD231PS Y3, Y1, Y4
+	VMULPS       Y2, Y1, Y1
+	VFMADD231PS  Y3, Y0, Y1
+	VMOVUPS      Y4, 32(AX)(R9*1)
+	VMOVUPS      Y1, 32(CX)(R9*1)
+	ADDQ         $0x00000040, R9
+	SUBQ         $0x10, R8
+	JMP          many330
+
+one331:
+	CMPQ         R8, $0x08
+	JLT          tail332
+	VMOVUPS      (DX)(R9*1), Y0
+	VMOVUPS      (BX)(R9*1), Y1
+	VMOVUPS      (SI)(R9*1), Y2
+	VMOVUPS      (DI)(R9*1), Y3
+	VMULPS       Y2, Y0, Y4
+	VFNMADD231PS Y3, Y1, Y4
+	VMULPS       Y2, Y1, Y1
+	VFMADD231PS  Y3, Y0, Y1
+	VMOVUPS      Y4, (AX)(R9*1)
+	VMOVUPS      Y1, (CX)(R9*1)
+	ADDQ         $0x20, R9
+	SUBQ         $0x08, R8
+	JMP          one331
+
+tail332:
+	TESTQ        R8, R8
+	JZ           done333
+	LEAQ         masks<>+0(SB), R10
+	NEGQ         R8
+	VMOVUPS      32(R10)(R8*4), Y0
+	VMASKMOVPS   (DX)(R9*1), Y0, Y1
+	VMASKMOVPS   (BX)(R9*1), Y0, Y2
+	VMASKMOVPS   (SI)(R9*1), Y0, Y3
+	VMASKMOVPS   (DI)(R9*1), Y0, Y4
+	VMULPS       Y3, Y1, Y5
+	VFNMADD231PS Y4, Y2, Y5
+	VMULPS       Y3, Y2, Y2
+	VFMADD231PS  Y4, Y1, Y2
+	VMASKMOVPS   Y5, Y0, (AX)(R9*1)
+	VMASKMOVPS   Y2, Y0, (CX)(R9*1)
+
+done333:
+	VZEROUPPER
+	RET
+
 // func adamwAVX2(w []float32, m []float32, v []float32, grad []float32, c *[9]float32)
 // Requires: AVX, FMA3
 TEXT ·adamwAVX2(SB), NOSPLIT, $0-104
@@ -7082,9 +7347,9 @@ TEXT ·adamwAVX2(SB), NOSPLIT, $0-104
 	MOVQ         w_len+8(FP), SI
 	XORQ         DI, DI
 
-one323:
+one335:
 	CMPQ        SI, $0x08
-	JLT         tail324
+	JLT         tail336
 	VMOVUPS     (BX)(DI*1), Y9
 	VMULPS      Y0, Y9, Y9
 	VMOVUPS     (CX)(DI*1), Y10
@@ -7105,11 +7370,11 @@ one323:
 	VMOVUPS     Y9, (AX)(DI*1)
 	ADDQ        $0x20, DI
 	SUBQ        $0x08, SI
-	JMP         one323
+	JMP         one335
 
-tail324:
+tail336:
 	TESTQ       SI, SI
-	JZ          done325
+	JZ          done337
 	LEAQ        masks<>+0(SB), R8
 	NEGQ        SI
 	VMOVUPS     32(R8)(SI*4), Y9
@@ -7132,7 +7397,7 @@ tail324:
 	VFMSUB213PS Y0, Y5, Y1
 	VMASKMOVPS  Y1, Y9, (AX)(DI*1)
 
-done325:
+done337:
 	VZEROUPPER
 	RET
 
@@ -7193,9 +7458,9 @@ TEXT ·dropoutFactorsAVX2(SB), NOSPLIT, $640-56
 	VPBROADCASTQ block+24(FP), Y2
 	VPADDQ       quads<>+0(SB), Y2, Y2
 
-loop326:
+loop338:
 	CMPQ         CX, $0x20
-	JLT          done327
+	JLT          done339
 	VMOVDQA      Y2, Y3
 	VPSRLQ       $0x20, Y2, Y4
 	VBROADCASTSS op+40(FP), Y5
@@ -7400,9 +7665,9 @@ loop326:
 	VMOVDQU      Y4, 96(AX)
 	ADDQ         $0x00000080, AX
 	SUBQ         $0x20, CX
-	JMP          loop326
+	JMP          loop338
 
-done327:
+done339:
 	VZEROUPPER
 	RET
 
@@ -7414,17 +7679,17 @@ TEXT ·widenBF16AVX2(SB), NOSPLIT, $0-48
 	MOVQ half_len+32(FP), DX
 	XORQ BX, BX
 
-eights328:
+eights340:
 	CMPQ      DX, $0x08
-	JLT       done329
+	JLT       done341
 	VPMOVZXWD (CX)(BX*2), Y0
 	VPSLLD    $0x10, Y0, Y0
 	VMOVUPS   Y0, (AX)(BX*4)
 	ADDQ      $0x08, BX
 	SUBQ      $0x08, DX
-	JMP       eights328
+	JMP       eights340
 
-done329:
+done341:
 	VZEROUPPER
 	RET
 
@@ -7439,9 +7704,9 @@ TEXT ·narrowBF16AVX2(SB), NOSPLIT, $0-48
 	MOVQ    half_len+32(FP), DX
 	XORQ    BX, BX
 
-eights330:
+eights342:
 	CMPQ         DX, $0x08
-	JLT          done331
+	JLT          done343
 	VMOVUPS      (AX)(BX*4), Y3
 	VCMPPS       $0x03, Y3, Y3, Y6
 	VPSRLD       $0x10, Y3, Y4
@@ -7456,9 +7721,9 @@ eights330:
 	VMOVDQU      X4, (CX)(BX*2)
 	ADDQ         $0x08, BX
 	SUBQ         $0x08, DX
-	JMP          eights330
+	JMP          eights342
 
-done331:
+done343:
 	VZEROUPPER
 	RET
 
@@ -7470,16 +7735,16 @@ TEXT ·widenF16C(SB), NOSPLIT, $0-48
 	MOVQ half_len+32(FP), DX
 	XORQ BX, BX
 
-eights332:
+eights344:
 	CMPQ      DX, $0x08
-	JLT       done333
+	JLT       done345
 	VCVTPH2PS (CX)(BX*2), Y0
 	VMOVUPS   Y0, (AX)(BX*4)
 	ADDQ      $0x08, BX
 	SUBQ      $0x08, DX
-	JMP       eights332
+	JMP       eights344
 
-done333:
+done345:
 	VZEROUPPER
 	RET
 
@@ -7491,16 +7756,16 @@ TEXT ·narrowF16C(SB), NOSPLIT, $0-48
 	MOVQ half_len+32(FP), DX
 	XORQ BX, BX
 
-eights334:
+eights346:
 	CMPQ      DX, $0x08
-	JLT       done335
+	JLT       done347
 	VMOVUPS   (AX)(BX*4), Y0
 	VCVTPS2PH $0x00, Y0, (CX)(BX*2)
 	ADDQ      $0x08, BX
 	SUBQ      $0x08, DX
-	JMP       eights334
+	JMP       eights346
 
-done335:
+done347:
 	VZEROUPPER
 	RET
 
@@ -7529,9 +7794,9 @@ TEXT ·addAsFixedAVX2(SB), NOSPLIT, $0-57
 	MOVQ         dst_len+8(FP), DX
 	XORQ         BX, BX
 
-one337:
+one349:
 	CMPQ         DX, $0x08
-	JLT          tail338
+	JLT          tail350
 	VMOVUPS      (CX)(BX*1), Y7
 	VEXTRACTF128 $0x01, Y7, X8
 	VCVTPS2PD    X7, Y7
@@ -7576,11 +7841,11 @@ one337:
 	VPOR         Y8, Y6, Y6
 	ADDQ         $0x20, BX
 	SUBQ         $0x08, DX
-	JMP          one337
+	JMP          one349
 
-tail338:
+tail350:
 	TESTQ        DX, DX
-	JZ           done339
+	JZ           done351
 	LEAQ         masks<>+0(SB), SI
 	NEGQ         DX
 	VMOVUPS      32(SI)(DX*4), Y7
@@ -7630,7 +7895,7 @@ tail338:
 	VPAND        Y0, Y9, Y9
 	VPOR         Y9, Y6, Y6
 
-done339:
+done351:
 	VMOVMSKPD Y6, AX
 	TESTL     AX, AX
 	SETEQ     AL
@@ -7655,9 +7920,9 @@ TEXT ·fixedSquaresAVX2(SB), NOSPLIT, $0-49
 	MOVQ         x_len+8(FP), CX
 	XORQ         DX, DX
 
-one341:
+one353:
 	CMPQ         CX, $0x08
-	JLT          tail342
+	JLT          tail354
 	VMOVUPS      (AX)(DX*1), Y6
 	VEXTRACTF128 $0x01, Y6, X7
 	VCVTPS2PD    X6, Y6
@@ -7688,11 +7953,11 @@ one341:
 	VPADDQ       Y7, Y4, Y4
 	ADDQ         $0x20, DX
 	SUBQ         $0x08, CX
-	JMP          one341
+	JMP          one353
 
-tail342:
+tail354:
 	TESTQ        CX, CX
-	JZ           done343
+	JZ           done355
 	LEAQ         masks<>+0(SB), BX
 	NEGQ         CX
 	VMOVUPS      32(BX)(CX*4), Y6
@@ -7725,7 +7990,7 @@ tail342:
 	VPSUBQ       Y1, Y7, Y7
 	VPADDQ       Y7, Y4, Y4
 
-done343:
+done355:
 	VMOVMSKPD    Y5, AX
 	TESTL        AX, AX
 	SETEQ        AL
@@ -8054,6 +8319,16 @@ DATA wordbe5b33b6<>+20(SB)/4, $0xbe5b33b6
 DATA wordbe5b33b6<>+24(SB)/4, $0xbe5b33b6
 DATA wordbe5b33b6<>+28(SB)/4, $0xbe5b33b6
 GLOBL wordbe5b33b6<>(SB), RODATA|NOPTR, $32
+
+DATA word80000000<>+0(SB)/4, $0x80000000
+DATA word80000000<>+4(SB)/4, $0x80000000
+DATA word80000000<>+8(SB)/4, $0x80000000
+DATA word80000000<>+12(SB)/4, $0x80000000
+DATA word80000000<>+16(SB)/4, $0x80000000
+DATA word80000000<>+20(SB)/4, $0x80000000
+DATA word80000000<>+24(SB)/4, $0x80000000
+DATA word80000000<>+28(SB)/4, $0x80000000
+GLOBL word80000000<>(SB), RODATA|NOPTR, $32
 
 DATA word9e3779b9<>+0(SB)/4, $0x9e3779b9
 DATA word9e3779b9<>+4(SB)/4, $0x9e3779b9

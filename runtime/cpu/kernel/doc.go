@@ -1,5 +1,5 @@
-// Package kernel holds the float32 arithmetic of the CPU backend: matrix products, attention, layer norm, GELU, dropout,
-// embedding, cross-entropy, AdamW and the element-wise operations between them. It works on dense row-major slices with
+// Package kernel holds the float32 arithmetic of the CPU backend: matrix products, attention, layer norm, RMS norm, GELU,
+// SwiGLU, rotary positions, dropout, embedding, cross-entropy, AdamW and the element-wise operations between them. It works on dense row-major slices with
 // explicit sizes and knows nothing of graphs, plans or ranks.
 //
 // # Shape of the package

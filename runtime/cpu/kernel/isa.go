@@ -33,6 +33,9 @@ type isa struct {
 	gelu, geluTanh    func(y, x []float32)
 	geluGrad          func(dx, dy, x []float32)
 	geluTanhGrad      func(dx, dy, x []float32)
+	swiglu            func(y, gate, up []float32)                                  // y = gate/(1+exp(-gate)) * up
+	swigluGrad        func(dgate, dup, dy, gate, up []float32)                     // dgate may be gate and dup up
+	rotate            func(lo, hi, a, b, cos, sin []float32)                       // lo = a*cos - b*sin, hi = b*cos + a*sin
 	normalize         func(y, x, w, b []float32, mean, rstd float32)               // y = (x-mean)*rstd*w + b
 	normGradSums      func(dy, x, w []float32, mean, rstd float32) (g, gx float32) // sums of dy*w and of dy*w*xhat
 	normGradRow       func(dx, dy, x, w []float32, mean, rstd, g, gx float32)      // dx = rstd * (dy*w - g - gx*xhat)
@@ -78,6 +81,9 @@ func portable() isa {
 		geluTanh:        geluTanhGeneric,
 		geluGrad:        geluGradGeneric,
 		geluTanhGrad:    geluTanhGradGeneric,
+		swiglu:          swigluGeneric,
+		swigluGrad:      swigluGradGeneric,
+		rotate:          rotateGeneric,
 		normalize:       normalizeGeneric,
 		normGradSums:    normGradSumsGeneric,
 		normGradRow:     normGradRowGeneric,

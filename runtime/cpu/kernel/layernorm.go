@@ -22,8 +22,22 @@ func LayerNorm(p *Pool, rows, cols int, y, mean, rstd, x, w, b []float32, eps fl
 	p.run(&p.task.layerNorm, rows, rowGrain(cols, grainLight/2))
 }
 
+// RMSNorm sets each row of y[rows, cols] to x * rstd * w, with rstd[rows] 1/sqrt(mean square of x's row + eps) (Zhang and
+// Sennrich, "Root Mean Square Layer Normalization", 2019): LayerNorm about zero. y may be x.
+func RMSNorm(p *Pool, rows, cols int, y, rstd, x, w []float32, eps float32) {
+	checkLen("RMSNorm", "y", y, rows*cols)
+	checkLen("RMSNorm", "rstd", rstd, rows)
+	checkLen("RMSNorm", "x", x, rows*cols)
+	checkLen("RMSNorm", "w", w, cols)
+	p = p.orInline()
+	p.partial = grow(p.partial, cols)
+	clear(p.partial)
+	p.task.layerNorm = layerNormTask{y: y, rstd: rstd, x: x, w: w, b: p.partial, eps: eps}
+	p.run(&p.task.layerNorm, rows, rowGrain(cols, grainLight/2))
+}
+
 type layerNormTask struct {
-	y, mean, rstd, x, w, b []float32
+	y, mean, rstd, x, w, b []float32 // without mean it is zero
 	eps                    float32
 }
 
@@ -31,11 +45,15 @@ func (t *layerNormTask) do(w *worker, lo, hi int) {
 	cols := len(t.w)
 	for r := lo; r < hi; r++ {
 		x := t.x[r*cols : (r+1)*cols]
-		mean := w.isa.sum(x) / float32(cols)
+		var mean float32
+		if t.mean != nil {
+			mean = w.isa.sum(x) / float32(cols)
+			t.mean[r] = mean
+		}
 		variance := w.isa.sumSquaresAbout(x, mean) / float32(cols)
 		rstd := float32(1 / math.Sqrt(float64(variance+t.eps)))
 		w.isa.normalize(t.y[r*cols:(r+1)*cols], x, t.w, t.b, mean, rstd)
-		t.mean[r], t.rstd[r] = mean, rstd
+		t.rstd[r] = rstd
 	}
 }
 
@@ -52,8 +70,24 @@ func LayerNormGrad(p *Pool, rows, cols int, dx, dw, db, dy, x, w, mean, rstd []f
 	checkLen("LayerNormGrad", "w", w, cols)
 	checkLen("LayerNormGrad", "mean", mean, rows)
 	checkLen("LayerNormGrad", "rstd", rstd, rows)
-	p = p.orInline()
+	p.orInline().normGrad(cols, dx, dw, db, dy, x, w, mean, rstd, acc)
+}
 
+// RMSNormGrad sets dx[rows, cols], and sets dw[cols] or with acc adds to it, from the gradient dy of RMSNorm's result and
+// its operands and statistic. dx may be dy.
+func RMSNormGrad(p *Pool, rows, cols int, dx, dw, dy, x, w, rstd []float32, acc bool) {
+	checkLen("RMSNormGrad", "dx", dx, rows*cols)
+	checkLen("RMSNormGrad", "dw", dw, cols)
+	checkLen("RMSNormGrad", "dy", dy, rows*cols)
+	checkLen("RMSNormGrad", "x", x, rows*cols)
+	checkLen("RMSNormGrad", "w", w, cols)
+	checkLen("RMSNormGrad", "rstd", rstd, rows)
+	p.orInline().normGrad(cols, dx, dw, nil, dy, x, w, nil, rstd, acc)
+}
+
+// normGrad is LayerNormGrad, or without mean RMSNormGrad.
+func (p *Pool) normGrad(cols int, dx, dw, db, dy, x, w, mean, rstd []float32, acc bool) {
+	rows := len(rstd)
 	// Each chunk of rows sums its dw and db apart; they are then added up in order.
 	chunk := max(32, (rows+63)/64)
 	chunks := (rows + chunk - 1) / chunk
@@ -72,22 +106,29 @@ func LayerNormGrad(p *Pool, rows, cols int, dx, dw, db, dy, x, w, mean, rstd []f
 }
 
 type layerNormGradTask struct {
-	dx, dy, x, w, mean, rstd []float32
+	dx, dy, x, w, mean, rstd []float32 // without mean it is zero
 	partial                  []float32 // chunks of dw then db
 	chunk                    int       // rows
 }
 
 func (t *layerNormGradTask) do(w *worker, lo, hi int) {
-	cols, rows := len(t.w), len(t.mean)
+	cols, rows := len(t.w), len(t.rstd)
 	for c := lo; c < hi; c++ {
 		dw, db := t.partial[2*c*cols:(2*c+1)*cols], t.partial[(2*c+1)*cols:(2*c+2)*cols]
 		clear(dw)
 		clear(db)
 		for r := c * t.chunk; r < min((c+1)*t.chunk, rows); r++ {
 			at, end := r*cols, (r+1)*cols
-			dy, x, mean, rstd := t.dy[at:end], t.x[at:end], t.mean[r], t.rstd[r]
+			dy, x, rstd := t.dy[at:end], t.x[at:end], t.rstd[r]
+			var mean float32
+			if t.mean != nil {
+				mean = t.mean[r]
+			}
 			w.isa.normGradParams(dw, db, dy, x, mean, rstd)
 			g, gx := w.isa.normGradSums(dy, x, t.w, mean, rstd)
+			if t.mean == nil {
+				g = 0 // nothing was subtracted, so nothing flows back through it
+			}
 			w.isa.normGradRow(t.dx[at:end], dy, x, t.w, mean, rstd, g/float32(cols), gx/float32(cols))
 		}
 	}

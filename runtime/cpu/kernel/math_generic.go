@@ -127,3 +127,24 @@ func geluTanhGradGeneric(dx, dy, x []float32) {
 		dx[i] = dy[i] * (s - s*(e*s)*slope)  // e*s is 1-s without cancellation
 	}
 }
+
+// siluMax bounds -gate in the gradient of SwiGLU: there the result is 0 and exp(-gate) still finite.
+const siluMax = 80
+
+func swigluGeneric(y, gate, up []float32) {
+	gate, up = gate[:len(y)], up[:len(y)]
+	for i, v := range gate {
+		y[i] = v / (1 + exp32(-v)) * up[i]
+	}
+}
+
+func swigluGradGeneric(dgate, dup, dy, gate, up []float32) {
+	dup, gate, up = dup[:len(dy)], gate[:len(dy)], up[:len(dy)]
+	for i, d := range dy {
+		v, u := gate[i], up[i]
+		e := exp32(min(-v, siluMax))
+		s := 1 / (1 + e)
+		dgate[i] = d * u * (s + s*(e*s)*v) // e*s is 1-s without cancellation
+		dup[i] = d * (v * s)
+	}
+}

@@ -70,6 +70,9 @@ type tasks struct {
 	attnGrad     attentionGradTask
 	copyRows     copyRowsTask
 	decode       decodeTask
+	swiglu       swigluTask
+	swigluGrad   swigluGradTask
+	rope         ropeTask
 	embedding    embeddingTask
 	embedGrad    embeddingGradTask
 	rows         rowsTask

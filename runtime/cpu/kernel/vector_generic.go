@@ -113,6 +113,14 @@ func normGradParamsGeneric(dw, db, dy, x []float32, mean, rstd float32) {
 	}
 }
 
+func rotateGeneric(lo, hi, a, b, cos, sin []float32) {
+	hi, a, b, cos, sin = hi[:len(lo)], a[:len(lo)], b[:len(lo)], cos[:len(lo)], sin[:len(lo)]
+	for i := range lo {
+		x, y := a[i], b[i]
+		lo[i], hi[i] = x*cos[i]-y*sin[i], y*cos[i]+x*sin[i]
+	}
+}
+
 func softmaxGradGeneric(ds, p, dp []float32, delta, scale float32) {
 	p, dp = p[:len(ds)], dp[:len(ds)]
 	for i := range ds {

@@ -45,6 +45,8 @@ func generate() (map[string][]byte, error) {
 	g.normalization()
 	g.exponentials()
 	g.gelus()
+	g.swiglus()
+	g.rotation()
 	g.adamw()
 	g.dropout()
 	g.halves()

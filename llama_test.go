@@ -1,0 +1,122 @@
+package autopar_test
+
+import (
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/autopar/autopar/ir"
+	"github.com/autopar/autopar/ir/exact"
+	"github.com/autopar/autopar/models/gpt"
+	"github.com/autopar/autopar/partition"
+)
+
+// llamaModel has Llama's choices at sizes that nothing divides: 3 heads of 14,
+// an MLP of 37, and biases in its linears, which Llama has not.
+func llamaModel() gpt.Config {
+	c := parityModel
+	c.NHead, c.NKVHead, c.NEmbd, c.FFNHidden = 3, 3, 42, 37
+	c.Activation, c.Norm, c.Position, c.TieEmbeddings = gpt.SwiGLU, gpt.RMSNorm, gpt.RoPE, false
+	return c
+}
+
+// llamaLayout is a tensor-parallel placement: gate and up split alike by
+// columns, the projection down by rows, the head by the vocabulary. The token table,
+// which is only looked up, stays whole, as the planner leaves it.
+func llamaLayout(tp int) []partition.Placement {
+	p := []partition.Placement{
+		{Match: `h\.[0-9]+\.mlp\.c_fc\.weight`, Spec: "[_,tp,_]"},
+		{Match: `h\.[0-9]+\.mlp\.c_fc\.bias`, Spec: "[_,tp]"},
+		{Match: `h\.[0-9]+\.mlp\.c_proj\.weight`, Spec: "[_,tp]"},
+		{Match: `lm_head\.weight`, Spec: "[tp,_]"},
+	}
+	if tp <= llamaModel().NHead {
+		p = append(p,
+			partition.Placement{Match: `h\.[0-9]+\.attn\.c_attn\.weight`, Spec: "[_,tp,_,_]"},
+			partition.Placement{Match: `h\.[0-9]+\.attn\.c_attn\.bias`, Spec: "[_,tp,_]"},
+			partition.Placement{Match: `h\.[0-9]+\.attn\.c_proj\.weight`, Spec: "[_,tp,_]"})
+	}
+	return p
+}
+
+func llamaStep(t *testing.T) *ir.Graph {
+	opt := gpt.Optimizer{Beta1: .9, Beta2: .99, Eps: 1e-8, WeightDecay: .1, GradClip: 1}
+	g, err := gpt.TrainStep(llamaModel(), opt, parityBatch, llamaModel().BlockSize)
+	require.NoError(t, err)
+	return g
+}
+
+// TestReproducibleLlama: with sums in fixed point a Llama's losses, norms, weights
+// and moments have the same bits under three plans.
+func TestReproducibleLlama(t *testing.T) {
+	g, err := exact.Sums(llamaStep(t))
+	require.NoError(t, err)
+	require.NoError(t, g.Verify())
+	run := func(p *partition.Plan) (trajectory, map[string][]float32) {
+		p.Placements = llamaLayout(p.TP)
+		c, _ := g.Clone()
+		prog, exec := compile(t, c, p, parityBatch)
+		require.NoError(t, exec.InitParams(prog, 1337))
+		seen := stepsOf(t, prog, exec, parityBatch, 5)
+		return seen, gather(t, prog, exec)
+	}
+	want, weights := run(parityPlan(1, 1, 1, parityBatch, partition.GPipe, false))
+	for _, p := range []*partition.Plan{
+		parityPlan(3, 1, 2, 2, partition.OneFOneB, true), parityPlan(2, 1, 1, 1, partition.GPipe, false),
+	} {
+		p.ZeRO = p.DP - 1
+		seen, got := run(p)
+		require.Equal(t, want, seen)
+		require.Equal(t, weights, got)
+	}
+}
+
+// TestParityOfLlama is TestParity for a model with RMSNorm, RoPE, SwiGLU and a
+// head of its own: a sample of the plans, or with -parity-all every one.
+func TestParityOfLlama(t *testing.T) {
+	seed := rand.Uint64()
+	t.Logf("sample seed %d", seed)
+	rng := rand.New(rand.NewPCG(seed, 0))
+	train := func(p *partition.Plan) trajectory {
+		p.Placements = llamaLayout(p.TP)
+		g := llamaStep(t)
+		prog, exec := compile(t, g, p, parityBatch)
+		require.NoError(t, exec.InitParams(prog, 1337))
+		return stepsOf(t, prog, exec, parityBatch, *paritySteps)
+	}
+	one := train(parityPlan(1, 1, 1, parityBatch, partition.GPipe, false))
+	require.Less(t, one.loss[len(one.loss)-1], one.loss[0]-0.01, "it learns")
+	for _, n := range []int{2, 3, 4, 8} {
+		for i, p := range parityPlans(n) {
+			if !*parityAll && rng.IntN(6) > 0 {
+				continue
+			}
+			p.MicroBatch = []int{2, 1, 3}[i%3]
+			p.Schedule = []partition.Schedule{partition.OneFOneB, partition.GPipe}[i%2]
+			for s := range p.Stages {
+				half := (p.Stages[s].Last - p.Stages[s].First + 1) / 2
+				switch i / 2 % 3 {
+				case 1:
+					p.Stages[s].Recompute = half
+				case 2:
+					p.Stages[s].Selective = half
+				}
+			}
+			got := train(p)
+			var dLoss, dNorm float64
+			for s := range one.loss {
+				dLoss = max(dLoss, math.Abs(got.loss[s]-one.loss[s]))
+				dNorm = max(dNorm, math.Abs(got.norm[s]-one.norm[s])/one.norm[s])
+			}
+			row := fmt.Sprintf("dp %d, cp %d, tp %d, pp %d, sp %v, zero %d, recompute %v: max |Δloss| %.1e, max rel Δ‖grad‖ %.1e",
+				p.DP, p.ContextParallel(), p.TP, p.PP(), p.SequenceParallel, p.ZeRO, i/2%3, dLoss, dNorm)
+			t.Log(row)
+			if !(dLoss <= 1e-5) || !(dNorm <= 1e-6) {
+				t.Error(row)
+			}
+		}
+	}
+}

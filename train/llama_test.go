@@ -1,0 +1,73 @@
+package train
+
+import (
+	"encoding/binary"
+	"math"
+	"path/filepath"
+	"strconv"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/autopar/autopar/checkpoint/safetensors"
+	"github.com/autopar/autopar/ir"
+	"github.com/autopar/autopar/models/gpt"
+)
+
+// referenceReader reads whole weights from PyTorch's file of a Llama, which is no file of a GPT-2.
+type referenceReader struct {
+	file *safetensors.File
+	cfg  gpt.Config
+}
+
+func (r referenceReader) Read(param string, _ ir.DType, _ ir.Slab, dst []byte) error {
+	name, _, _ := r.cfg.HFName(param)
+	x, err := r.file.Tensor(name)
+	if err != nil {
+		return err
+	}
+	values, err := x.Float32s()
+	for i, v := range values {
+		binary.LittleEndian.PutUint32(dst[4*i:], math.Float32bits(v))
+	}
+	return err
+}
+
+// TestLlamaDecodes: with rotary positions, cached keys and windows beyond the context, PyTorch's greedy tokens come out.
+func TestLlamaDecodes(t *testing.T) {
+	f, err := safetensors.Open(filepath.Join("..", "testdata", "oracle", "llama.safetensors"))
+	require.NoError(t, err)
+	t.Cleanup(func() { f.Close() })
+	meta := f.Metadata()
+	size := func(key string) int {
+		n, err := strconv.Atoi(meta[key])
+		require.NoError(t, err)
+		return n
+	}
+	cfg := gpt.Config{
+		NLayer: size("n_layer"), NHead: size("n_head"), NEmbd: size("n_embd"), FFNHidden: size("ffn_hidden"),
+		BlockSize: size("block_size"), VocabSize: size("vocab_size"), Activation: meta["activation"], Norm: meta["norm"], Position: meta["position"],
+	}
+	d, err := newDecoder(cfg, referenceReader{f, cfg}, cfg.BlockSize+5, JobOptions{})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, d.Close()) })
+	prompt, want := ints(t, f, "greedy_prompt"), ints(t, f, "greedy")
+	opts := SampleOptions{}
+	got, err := d.generate(t.Context(), prompt, len(want), opts.chooser(0))
+	require.NoError(t, err)
+	for i, id := range want {
+		require.Equal(t, int(id), got[len(prompt)+i], "token %d", i)
+	}
+
+	// One token at a time is the whole context at once.
+	T, V := cfg.BlockSize, cfg.VocabSize
+	ids := ints(t, f, "ids")[:T]
+	_, err = d.window(t.Context(), ids)
+	require.NoError(t, err)
+	full := d.all
+	for p := range T {
+		next, err := d.next(t.Context(), ids[:p+1])
+		require.NoError(t, err)
+		require.InDeltaSlice(t, full[p*V:(p+1)*V], next, 1e-5, "position %d", p)
+	}
+}
