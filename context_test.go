@@ -36,18 +36,46 @@ func TestContextParity(t *testing.T) {
 		{1, 2, 1, 2, func(p *partition.Plan) { p.Stages[0].Recompute, p.Stages[1].Selective = 2, 3 }},
 		{2, 2, 2, 2, func(p *partition.Plan) { p.ZeRO = 3; p.SequenceParallel = true; p.Stages[1].Recompute = 4 }},
 		{1, 3, 1, 2, func(p *partition.Plan) { p.Schedule = partition.GPipe; p.MicroBatch = 1 }},
+		{1, 2, 1, 3, func(p *partition.Plan) { p.Schedule = partition.ZeroBubble; p.Stages[1].Recompute = 2 }},
+		{2, 2, 1, 2, func(p *partition.Plan) { interleave(p, 2); p.ZeRO = 2; p.Stages[2].Selective = 2 }},
+		{1, 3, 2, 2, func(p *partition.Plan) { interleave(p, 3); p.SequenceParallel = true; p.MicroBatch = 1 }},
 	}
 	for _, tt := range tests {
 		p := contextPlan(tt.dp, tt.cp, tt.tp, tt.pp)
 		if tt.change != nil {
 			tt.change(p)
 		}
-		t.Run(fmt.Sprintf("%s, ZeRO %d, sequence parallel %t", p.Degrees(), p.ZeRO, p.SequenceParallel), func(t *testing.T) {
+		t.Run(fmt.Sprintf("%s, %s, ZeRO %d, sequence parallel %t", p.Degrees(), p.ScheduleText(), p.ZeRO, p.SequenceParallel), func(t *testing.T) {
 			dLoss, dNorm := differences(one, trainBatch(t, p, parityBatch, *paritySteps))
 			t.Logf("|dloss| %.1e, relative |dnorm| %.1e", dLoss, dNorm)
 			require.LessOrEqual(t, dLoss, 1e-5)
 			require.LessOrEqual(t, dNorm, 1e-6)
 		})
+	}
+}
+
+// TestContextHalfPrecision: keys, values and their gradients go between ranks in two
+// bytes an element, and losses stay within what TestHalfPrecisionParity allows.
+func TestContextHalfPrecision(t *testing.T) {
+	zeroBubble, interleaved := contextPlan(1, 3, 1, 2), contextPlan(2, 2, 1, 2)
+	zeroBubble.Schedule = partition.ZeroBubble
+	interleave(interleaved, 2)
+	interleaved.ZeRO, interleaved.Stages[1].Recompute = 3, 1
+	for _, c := range precisions() {
+		loss, norm := 5e-4, 4e-3
+		if c.float == ir.F16 {
+			loss, norm = 6e-5, 5e-4
+		}
+		prog, exec := trainerIn(t, c, parityPlan(1, 1, 1, parityBatch, partition.GPipe, false), parityBatch)
+		one := stepsOf(t, prog, exec, parityBatch, *paritySteps)
+		for _, p := range []*partition.Plan{zeroBubble, interleaved} {
+			prog, exec := trainerIn(t, c, p, parityBatch)
+			twoBytesOnTheWire(t, prog)
+			dLoss, dNorm := differences(one, stepsOf(t, prog, exec, parityBatch, *paritySteps))
+			t.Logf("%s, %s: |dloss| %.1e, relative |dnorm| %.1e", c.name, p.ScheduleText(), dLoss, dNorm)
+			require.LessOrEqual(t, dLoss, loss, c.name)
+			require.LessOrEqual(t, dNorm, norm, c.name)
+		}
 	}
 }
 
@@ -206,7 +234,13 @@ func TestContextReproducible(t *testing.T) {
 	require.LessOrEqual(t, dNorm, 1e-6)
 	sharded := contextPlan(2, 3, 1, 2)
 	sharded.ZeRO, sharded.MicroBatch, sharded.Stages[0].Recompute, sharded.Stages[1].Selective = 3, 1, 2, 3
-	got, same := exactRun(t, sharded, steps)
-	require.Equal(t, want, got)
-	require.Equal(t, weights, same)
+	zeroBubble := contextPlan(1, 3, 1, 3)
+	zeroBubble.Schedule = partition.ZeroBubble
+	interleaved := contextPlan(1, 3, 1, 2)
+	interleave(interleaved, 2)
+	for _, p := range []*partition.Plan{sharded, zeroBubble, interleaved} {
+		got, same := exactRun(t, p, steps)
+		require.Equal(t, want, got, p.ScheduleText())
+		require.Equal(t, weights, same, p.ScheduleText())
+	}
 }

@@ -76,12 +76,8 @@ func (x *expressions) result(n *ir.Node, i int, args []*expr) *expr {
 		return args[0]
 	case n.Op == ir.OpAddN:
 		return x.sum(args, n.Name)
-	case n.Op == ir.OpCast && args[0].op == ir.OpAddN:
-		casts := make([]*expr, len(args[0].args))
-		for i, t := range args[0].args {
-			casts[i] = x.intern(exprKey{op: n.Op, attr: n.Attr}, []*expr{t}, n.Results[0].Name())
-		}
-		return x.sum(casts, n.Name)
+	case n.Op == ir.OpCast:
+		return x.cast(n, args[0])
 	}
 	return x.intern(exprKey{op: n.Op, attr: n.Attr, index: i}, args, n.Results[i].Name())
 }
@@ -219,4 +215,19 @@ func (e *expr) String() string {
 		text += a.name
 	}
 	return text + ")"
+}
+
+// cast is a cast, of a sum term by term.
+func (x *expressions) cast(n *ir.Node, of *expr) *expr {
+	one := func(e *expr) *expr {
+		return x.intern(exprKey{op: n.Op, attr: n.Attr}, []*expr{e}, n.Results[0].Name())
+	}
+	if of.op != ir.OpAddN {
+		return one(of)
+	}
+	casts := make([]*expr, len(of.args))
+	for i, t := range of.args {
+		casts[i] = one(t)
+	}
+	return x.sum(casts, n.Name)
 }

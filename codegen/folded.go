@@ -130,6 +130,8 @@ func (x *expressions) inPlaceOf(n *ir.Node, i int, attr ir.Attr, args []*expr) (
 	switch n.Op {
 	case ir.OpAddN:
 		return x.sum(args, n.Name), true
+	case ir.OpCast:
+		return x.cast(n, args[0]), true
 	case ir.OpAttentionKV:
 		qkv, kv := args[0], args[1]
 		return x.intern(exprKey{op: ir.OpAttention, attr: attr, index: i}, slices.Concat(args[:1], args[2:]), name), keysOf(kv, qkv)
