@@ -84,7 +84,7 @@ func TestHalfPrecisionParity(t *testing.T) {
 				dLoss = max(dLoss, math.Abs(got.loss[s]-one.loss[s]))
 				dNorm = max(dNorm, math.Abs(got.norm[s]-one.norm[s])/one.norm[s])
 			}
-			row := fmt.Sprintf("| %s | %d | %d | %d | %d | %v | %d | %d | %.1e | %.1e |", c.name, p.RuntimeNGPUs, p.DP, p.TP, p.PP(),
+			row := fmt.Sprintf("| %s | %d | %d | %d | %d | %d | %v | %d | %d | %.1e | %.1e |", c.name, p.RuntimeNGPUs, p.DP, p.ContextParallel(), p.TP, p.PP(),
 				p.SequenceParallel, p.ZeRO, p.MicroBatch, dLoss, dNorm)
 			if testing.Verbose() {
 				fmt.Println(row)

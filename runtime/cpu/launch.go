@@ -95,7 +95,7 @@ func (d *Device) Check(k *runtime.Kernel) error {
 		}
 	}
 	for i, t := range k.Results {
-		moved := op == ir.OpFold || op == ir.OpUnfold // whatever the elements are
+		moved := op == ir.OpSlice || op == ir.OpFold || op == ir.OpUnfold // whatever the elements are
 		if !known(t.DType) || t.DType == ir.I32 && !moved {
 			return fmt.Errorf("cpu: no kernel for %s with result %d of %s", op, i, t.DType)
 		}
