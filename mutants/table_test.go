@@ -130,7 +130,7 @@ func inThePartition() []mutant {
 	}, {
 		bug: "clip by each stage's own norm", how: "of all its terms but the first",
 		file: "partition/stage.go",
-		old:  "node := &ir.Node{Op: n.Op, Args: args,", new: "node := &ir.Node{Op: n.Op, Args: args[1:],",
+		old:  "node := &ir.Node{Op: n.Op, Attr: n.Attr, Args: args,", new: "node := &ir.Node{Op: n.Op, Attr: n.Attr, Args: args[1:],",
 		pkg: "./codegen", run: sound,
 	}, {
 		bug: "epsilon changed on one rank", how: "of layer norm, on those of the second stage",
@@ -272,13 +272,13 @@ func inTheRuntime() []mutant {
 	}, {
 		bug: "wrong p2p destination", how: "one element further",
 		file: "runtime/cpu/device.go",
-		old:  "bytes(t.Remote, len(src))", new: "bytes(t.Remote+4, len(src))",
+		old:  "peer[t.Remote/4:][:len(src)]", new: "peer[t.Remote/4+1:][:len(src)]",
 		pkg: "./runtime", run: shapes,
 	}, {
 		bug: "wrong p2p source", how: "the bytes are the neighbour's",
 		file: "runtime/cpu/device.go",
-		old:  "src := d.raw(t.Local)",
-		new:  "src := d.raw(t.Local)\n\tif other, err := d.backend.devices[d.rank^1].bytes(t.Local.Offset, len(src)); err == nil {\n\t\tsrc = other\n\t}",
+		old:  "src := d.words(t.Local)",
+		new:  "src := d.words(t.Local)\n\tif other := d.backend.devices[d.rank^1].arena[t.Local.Offset/4:]; len(other) >= len(src) {\n\t\tsrc = other[:len(src)]\n\t}",
 		pkg:  "./runtime", run: shapes,
 	}, {
 		bug:  "same initial weights on every shard",
@@ -288,12 +288,12 @@ func inTheRuntime() []mutant {
 	}, {
 		bug: "dropped all_reduce with the data flow kept", how: "the ranks meet and add nothing",
 		file: "runtime/cpu/collective.go",
-		old:  "d.allReduce(g, c); err != nil", new: "d.barrier(g); err != nil",
+		old:  "return allReduce[E](d, g, c)", new: "return d.barrier(g)",
 		pkg: "./runtime", run: shapes,
 	}, {
 		bug: "loss scale different", how: "gradients are averaged over replicas, not added",
 		file: "runtime/cpu/collective.go",
-		old:  "kernel.Copy(d.pool, d.floats(out)[to:to+size], acc)", new: "kernel.Scale(d.pool, d.floats(out)[to:to+size], acc, 1/float32(len(c.Members)))",
+		old:  "kernel.Copy(d.pool, asWords(dst[:n]), asWords(acc))", new: "kernel.Scale(d.pool, asWords(dst[:n]), asWords(acc), 1/float32(len(c.Members)))",
 		pkg: "./runtime", run: shapes,
 	}, {
 		bug: "loss scale different", how: "on one rank",
@@ -343,7 +343,7 @@ func inTheRuntime() []mutant {
 	}, {
 		bug:  "bias added on every rank of a row-parallel matmul",
 		file: "runtime/cpu/launch.go",
-		old:  "y := d.result(k, 0); k.Position > 0 {", new: "y := d.result(k, 0); k.Position < 0 {",
+		old:  "y := d.words(k.Results[0]); k.Position > 0 {", new: "y := d.words(k.Results[0]); k.Position < 0 {",
 		pkg: "./runtime", run: shapes,
 	}, {
 		bug: "same dropout mask on every replica", how: "of activations",
@@ -562,8 +562,8 @@ func inThePrecision() []mutant {
 		pkg: "./runtime", run: interp,
 	}, {
 		bug:  "what ranks exchange is rounded at every term",
-		file: "runtime/cpu/collective.go",
-		old:  "kernel.AddInto(d.pool, acc, in)", new: "kernel.AddInto(d.pool, acc, in)\n\t\t\t\tif out.DType.Half() {\n\t\t\t\t\tb := make([]uint16, size)\n\t\t\t\t\tkernel.Narrow(d.pool, formatOf(out.DType), b, acc)\n\t\t\t\t\tkernel.Widen(d.pool, formatOf(out.DType), acc, b)\n\t\t\t\t}",
+		file: "runtime/cpu/half.go",
+		old:  "combine(d, c.Attr.Reduce, acc, term)", new: "combine(d, c.Attr.Reduce, acc, term)\n\t\t\tb := make([]uint16, n)\n\t\t\tkernel.Narrow(d.pool, format, b, acc)\n\t\t\tkernel.Widen(d.pool, format, acc, b)",
 		pkg: "./runtime/cpu", run: "^TestConformance$",
 	}, {
 		bug:  "a run goes on in another precision",
