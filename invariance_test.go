@@ -75,7 +75,11 @@ func TestCausality(t *testing.T) {
 		parityPlan(1, 3, 1, 3, partition.GPipe, false),
 		parityPlan(1, 2, 2, 3, partition.GPipe, false),
 		parityPlan(1, 5, 4, 3, partition.GPipe, false),
+		contextPlan(1, 2, 1, 1),
+		contextPlan(1, 3, 2, 2),
+		contextPlan(1, 4, 1, 1),
 	} {
+		p.MicroBatch = batch
 		prog, exec := compile(t, g, p, batch)
 		require.NoError(t, exec.InitParams(prog, 1))
 		logits := func(ids []int32) []float32 {

@@ -2,8 +2,7 @@ package autopar_test
 
 import (
 	"fmt"
-	"math"
-	"math/rand/v2"
+	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -13,40 +12,28 @@ import (
 	"github.com/autopar/autopar/partition"
 )
 
-// TestOverlapParity trains with communication beside the kernels, under a random
-// sample of the plans of TestParity with data-parallel ranks, uneven micro-batches
-// included, and compares each step with one rank.
+// TestOverlapParity trains with communication beside the kernels, under the plans of
+// TestParity on several ranks whose schedules have it, uneven micro-batches and
+// context parallelism included, and compares each step with one rank: a random
+// sample, or with -parity-all every one.
 func TestOverlapParity(t *testing.T) {
-	seed := rand.Uint64()
-	t.Logf("sample seed %d", seed)
-	rng := rand.New(rand.NewPCG(seed, 0))
 	one := trainBatch(t, parityPlan(1, 1, 1, parityBatch, partition.GPipe, false), parityBatch, *paritySteps)
-	var plans []*partition.Plan
-	for _, n := range []int{2, 3, 4, 8} {
-		plans = append(plans, parityPlans(n)...)
+	plans := slices.DeleteFunc(allParityPlans(), func(c parityCase) bool {
+		p := c.plan
+		return p.DP*p.ContextParallel()*p.TP == 1 || p.Schedule != partition.GPipe && p.Schedule != partition.OneFOneB
+	})
+	if !*parityAll {
+		plans = sampleOf(t, plans, 40)
 	}
 	tried := map[int]int{} // by ZeRO stage
-	for i, p := range plans {
-		if p.DP == 1 && p.TP == 1 || !*parityAll && tried[p.ZeRO] > 0 && rng.IntN(8) > 0 {
-			continue
-		}
+	for _, c := range plans {
+		p := c.plan
 		tried[p.ZeRO]++
 		p.Overlap = true
-		p.MicroBatch = []int{2, 1, 3}[i%3]
-		p.Schedule = []partition.Schedule{partition.OneFOneB, partition.GPipe}[i%2]
-		for s := range p.Stages {
-			half := (p.Stages[s].Last - p.Stages[s].First + 1) / 2
-			p.Stages[s].Recompute = []int{0, half, 0}[i/2%3]
-			p.Stages[s].Selective = []int{0, 0, half}[i/2%3]
-		}
 		prog, exec := trainer(t, p, parityBatch)
 		require.NoError(t, codegen.Check(prog))
 		got := stepsOf(t, prog, exec, parityBatch, *paritySteps)
-		var dLoss, dNorm float64
-		for s := range one.loss {
-			dLoss = max(dLoss, math.Abs(got.loss[s]-one.loss[s]))
-			dNorm = max(dNorm, math.Abs(got.norm[s]-one.norm[s])/one.norm[s])
-		}
+		dLoss, dNorm := differences(one, got)
 		if row := fmt.Sprintf("%+v: %.1e %.1e", *p, dLoss, dNorm); !(dLoss <= 1e-5) || !(dNorm <= 1e-6) {
 			t.Error(row)
 		}
@@ -56,6 +43,7 @@ func TestOverlapParity(t *testing.T) {
 			require.Equal(t, collectives, got.Collectives, "rank %d of %+v", r, *p)
 			require.Equal(t, bytes, got.CollectiveBytes, "rank %d of %+v", r, *p)
 		}
+		require.NoError(t, exec.Close())
 	}
 	t.Logf("plans by ZeRO stage: %v", tried)
 }

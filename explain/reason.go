@@ -116,6 +116,9 @@ func (w *reasons) tensor(b *codegen.Buffer) string {
 		if b.Region == codegen.Persist {
 			return "set once per step, the same everywhere"
 		}
+		if w.prog.Plan.ContextParallel() > 1 {
+			return "the batch is cut over dp and then into micro-batches; fold takes this rank's part of each sequence"
+		}
 		return "the batch is cut over dp and then into micro-batches"
 	case KindSaved:
 		return w.saved(v)

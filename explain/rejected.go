@@ -71,7 +71,7 @@ func planText(p *partition.Plan) string {
 		recompute += s.Recompute
 		selective += s.Selective
 	}
-	text := fmt.Sprintf("dp %d x tp %d x pp %d", p.DP, p.TP, p.PP())
+	text := p.Degrees()
 	if p.Units() > 1 {
 		text += fmt.Sprintf(" x %d units", p.Units())
 	}

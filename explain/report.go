@@ -27,6 +27,7 @@ type Report struct {
 	RuntimeNGPUs int      `json:"runtime_ngpus"`
 	Units        int      `json:"units"`
 	DP           int      `json:"dp"` // of the whole run
+	CP           int      `json:"cp,omitempty"`
 	TP           int      `json:"tp"`
 	PP           int      `json:"pp"`
 	MicroBatch   int      `json:"micro_batch"`   // sequences
@@ -97,7 +98,7 @@ func Of(prog *codegen.Program, cfg *config.Config) (*Report, error) {
 	p := prog.Plan
 	r := &Report{
 		Schema: Schema, Model: modelName(cfg), Batch: prog.Batch, Mesh: prog.Mesh.String(),
-		PlanNGPUs: p.PlanNGPUs, RuntimeNGPUs: p.RuntimeNGPUs, Units: p.Units(), DP: p.DataParallel(), TP: p.TP, PP: p.PP(),
+		PlanNGPUs: p.PlanNGPUs, RuntimeNGPUs: p.RuntimeNGPUs, Units: p.Units(), DP: p.DataParallel(), CP: p.CP, TP: p.TP, PP: p.PP(),
 		MicroBatch: p.MicroBatch, MicroBatches: prog.Mesh.Size(partition.AxisMB), Schedule: string(p.Schedule),
 		cfg: cfg, prog: prog, why: why,
 	}

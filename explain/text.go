@@ -29,8 +29,11 @@ func (r *Report) Text(w io.Writer) error {
 
 func (r *Report) header(out io.Writer) {
 	fmt.Fprintf(out, "%s: %s parameters, %d sequences and %s tokens per step\n", r.Model, Grouped(r.Parameters), r.Batch, Grouped(int64(r.Tokens)))
-	fmt.Fprintf(out, "%s: %s of %s, dp %d x tp %d x %s; ", count(r.RuntimeNGPUs, "rank"), count(r.Units, "unit"), count(r.PlanNGPUs, "rank"),
-		r.DP/r.Units, r.TP, count(r.PP, "stage"))
+	fmt.Fprintf(out, "%s: %s of %s, %s x %s; ", count(r.RuntimeNGPUs, "rank"), count(r.Units, "unit"), count(r.PlanNGPUs, "rank"),
+		r.prog.Plan.MeshDegrees(), count(r.PP, "stage"))
+	if n := r.CP; n > 1 {
+		fmt.Fprintf(out, "%s share every sequence; ", count(n, "rank"))
+	}
 	fmt.Fprintf(out, "%s of up to %s, %s schedule%s\n", count(r.MicroBatches, "micro-batch"), count(r.MicroBatch, "sequence"), r.prog.Plan.ScheduleText(), shardedText(r.prog.Plan))
 	fmt.Fprintf(out, "every stage is a %s; what is not split over dp is the same on all data-parallel ranks\n", r.Mesh)
 	if r.cfg.Train.Reproducible {

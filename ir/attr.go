@@ -97,12 +97,16 @@ type RoPEAttr struct {
 	Inverse bool
 }
 
-// DropoutAttr belongs to OpDropout, OpAttention and OpAttentionGrad. Key names
+// DropoutAttr belongs to OpDropout and to attention and its gradient. Key names
 // the random stream: the structural name of the forward site, so that gradient
 // and recomputation draw the same mask.
 type DropoutAttr struct {
 	P   float64
 	Key string
+	// Fold, when not zero, says that the sequence, dimension Dim of dropout's
+	// operand, is folded for so many parts: see [FoldRuns]. The mask is that of
+	// the positions, not of the rows.
+	Fold, Dim int
 }
 
 // AdamWAttr belongs to OpAdamW. WeightDecay is 0 for parameters not decayed.
@@ -123,6 +127,7 @@ type CommAttr struct {
 	Axis    string // the mesh axis over which ranks communicate
 	Dim, To int    // the dimension gathered or scattered; To for all_to_all
 	Reduce  Reduction
+	Parts   int // for fold and unfold: the size of the axis
 }
 
 // P2PAttr belongs to OpSend and OpRecv: the other stage.

@@ -184,6 +184,9 @@ func (v *verifier) commSpecs(n *Node) error {
 			return fmt.Errorf("axis %s: changes from %s to %s, but communicates over %s", axis.Name, from[a], to[a], attr.Axis)
 		}
 	}
+	if (n.Op == OpFold || n.Op == OpUnfold) && attr.Parts != mesh.Axes[at].Size {
+		return fmt.Errorf("axis %s: folded for %d parts, the axis has size %d", attr.Axis, attr.Parts, mesh.Axes[at].Size)
+	}
 	want := commChange(n.Op, attr)
 	if from[at] != want[0] {
 		return fmt.Errorf("axis %s: operand 0 (%s) is %s, want %s", attr.Axis, ref(n.Args[0]), from[at], want[0])
@@ -210,8 +213,10 @@ func commChange(op Op, a CommAttr) [2]Placement {
 		return [2]Placement{partial, dim}
 	case OpAllToAll:
 		return [2]Placement{dim, to}
-	case OpSlice:
+	case OpSlice, OpFold:
 		return [2]Placement{replicate, dim}
+	case OpUnfold:
+		return [2]Placement{replicate, replicate}
 	case OpToPartial:
 		return [2]Placement{replicate, partial}
 	}
@@ -222,7 +227,7 @@ func commChange(op Op, a CommAttr) [2]Placement {
 // not meet, they accumulate.
 func timeAxis(op Op, axis Axis) error {
 	switch op {
-	case OpSlice, OpToPartial:
+	case OpSlice, OpFold, OpUnfold, OpToPartial:
 		return nil // no communication
 	case OpAccumulate:
 		if !axis.Time {

@@ -26,6 +26,9 @@ func Apply(g *ir.Graph, p *Plan, batch int) (*ir.Graph, error) {
 		}
 	}
 	recompute(work, again)
+	if err := context(work, p); err != nil {
+		return nil, err
+	}
 	work, err := cut(work, p)
 	if err != nil {
 		return nil, err

@@ -124,6 +124,18 @@ func (p *Plan) Units() int { return p.RuntimeNGPUs / p.PlanNGPUs }
 // sequence all through the model. 0 stands for 1.
 func (p *Plan) ContextParallel() int { return max(p.CP, 1) }
 
+// Degrees is how a unit is cut, in words: dp 2 x cp 2 x tp 1 x pp 2, without cp
+// where that is 1.
+func (p *Plan) Degrees() string { return fmt.Sprintf("%s x pp %d", p.MeshDegrees(), p.PP()) }
+
+// MeshDegrees is how a stage is cut.
+func (p *Plan) MeshDegrees() string {
+	if cp := p.ContextParallel(); cp > 1 {
+		return fmt.Sprintf("dp %d x cp %d x tp %d", p.DP, cp, p.TP)
+	}
+	return fmt.Sprintf("dp %d x tp %d", p.DP, p.TP)
+}
+
 // DataParallel returns the data-parallel degree of the whole run.
 func (p *Plan) DataParallel() int { return p.DP * p.Units() }
 
@@ -233,12 +245,13 @@ func (p *Plan) Validate(blocks, batch int) error {
 	if err := p.validateSchedule(); err != nil {
 		return err
 	}
-	// Division avoids overflow on absurd degrees.
-	if p.CP < 0 || p.CP > 1 {
-		return planErrorf("cp", "is %d; context parallelism is not in this version", p.CP)
+	if p.CP < 0 {
+		return planErrorf("cp", "is %d, want at least 0, which stands for 1", p.CP)
 	}
-	if p.DP > p.PlanNGPUs || p.TP > p.PlanNGPUs || p.DP*p.TP*p.PP() != p.PlanNGPUs {
-		return planErrorf("plan_ngpus", "%d is not dp %d x tp %d x %d stages%s", p.PlanNGPUs, p.DP, p.TP, len(p.Stages), p.perRank())
+	// The bounds avoid overflow on absurd degrees.
+	cp := p.ContextParallel()
+	if max(p.DP, cp, p.TP) > p.PlanNGPUs || p.DP*cp > p.PlanNGPUs || p.DP*cp*p.TP*p.PP() != p.PlanNGPUs {
+		return planErrorf("plan_ngpus", "%d is not %s x %d stages%s", p.PlanNGPUs, p.MeshDegrees(), len(p.Stages), p.perRank())
 	}
 	if p.DataParallel() > batch {
 		return planErrorf("dp", "%d data-parallel ranks cannot share a global batch of %d sequences", p.DataParallel(), batch)

@@ -71,11 +71,14 @@ func newBounds(p *pipeline, limit int64, opts Options, learned map[tried]bool) *
 		start := forward.at(blocks, recomputation{}) // to the first backward pass of stage i, but for blocks
 		flow := start + cost.Picoseconds(blocks)*block[rest] + b.end
 		for j := range stages {
+			size := first
 			if j < i {
-				flow += back[rest][j].fixed
-			} else {
-				flow += back[first][j].fixed
-				start += back[first][j].fixed
+				size = rest
+			}
+			through := back[size][j].fixed - back[size][j].gathersAhead()
+			flow += through
+			if j >= i {
+				start += through
 			}
 		}
 		b.again = append(b.again, make([]recomputation, 0, blocks))
@@ -105,6 +108,17 @@ func newBounds(p *pipeline, limit int64, opts Options, learned map[tried]bool) *
 		b.atLeast = append(b.atLeast, least)
 	}
 	return b
+}
+
+// gathersAhead is by how much less the last block of a stage may take backward
+// from its gradient on when it is recomputed: what recomputation gathers before
+// the gradient is there (weights, keys and values) need not be gathered after.
+func (l *line) gathersAhead() cost.Picoseconds {
+	var less cost.Picoseconds
+	for e := range extents {
+		less = max(less, l.block[kept]-l.block[e]-l.early[e])
+	}
+	return less
 }
 
 // stageWork is all the work of a stage.

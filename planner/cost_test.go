@@ -62,7 +62,7 @@ func TestCostIsSimulation(t *testing.T) {
 	if testing.Short() {
 		cases = 30
 	}
-	slack, interleaved := 0.0, 0
+	slack, contexts, interleaved := 0.0, 0, 0
 	for k := range cases {
 		blocks, batch := 1+r.IntN(8), 1+r.IntN(13)
 		model := tiny(blocks)
@@ -70,11 +70,15 @@ func TestCostIsSimulation(t *testing.T) {
 		model.Dropout = []float64{0, 0.2}[r.IntN(2)]
 		model.NHead = 1 + r.IntN(4)
 		model.NEmbd = model.NHead * 8
+		model.BlockSize = []int{33, 24}[r.IntN(2)]
 		if k%4 == 0 {
 			model = llama(model)
 		}
-		d := degrees{dp: 1 + r.IntN(4), tp: 1 + r.IntN(3), pp: 1 + r.IntN(min(4, blocks))}
-		d.plan = d.dp * d.tp * d.pp
+		d := degrees{dp: 1 + r.IntN(4), cp: 1, tp: 1 + r.IntN(3), pp: 1 + r.IntN(min(4, blocks))}
+		if r.IntN(3) == 0 {
+			d.cp += 1 + r.IntN(3)
+		}
+		d.plan = d.dp * d.cp * d.tp * d.pp
 		units := 1 + r.IntN(2)
 		if d.dp*units > batch {
 			continue
@@ -99,7 +103,7 @@ func TestCostIsSimulation(t *testing.T) {
 		chunks := 1
 		if d.pp > 1 && blocks/d.pp > 1 && r.IntN(2) == 0 {
 			chunks = 2 + r.IntN(blocks/d.pp-1)
-		} else {
+		} else if d.cp == 1 {
 			sh.overlap = r.IntN(3) > 0
 		}
 		opts := Options{RuntimeNGPUs: d.plan * units}
@@ -132,20 +136,33 @@ func TestCostIsSimulation(t *testing.T) {
 		got := p.time(cut)
 		require.Equal(t, line.Step, got, "seed %d case %d: %+v %+v batch %d units %d b %d %s %+v", seed, k, d, sh, batch, units, b, schedule, cut)
 
+		o := outline{d, sharding{overlap: sh.overlap && d.dp*units > 1}, chunks}
+		floored := got
+		if chunks > 1 { // the floor is of the even cut; memory and time of any
+			floored = p.time(p.interleavedCut("", make([]int, d.pp)))
+			for range 8 { // whatever is recomputed
+				choice := make([]int, d.pp)
+				for at := range choice {
+					choice[at] = r.IntN(int(extents))
+				}
+				floored = min(floored, p.time(p.interleavedCut("", choice)))
+			}
+		}
+		require.LessOrEqual(t, floorOf(t, s, o), floored, "seed %d case %d: floor of %+v %+v, %d chunks", seed, k, d, sh, chunks)
+		if d.cp > 1 && model.BlockSize%d.cp == 0 && d.dp*d.cp*units <= batch {
+			require.LessOrEqual(t, contextFloorOf(t, s, o), floored, "seed %d case %d: floor of %+v without context parallelism, %d chunks", seed, k, d, chunks)
+			contexts++
+		}
 		if chunks > 1 {
-			// The floor is of the even cut; memory and time of any.
 			for at := range d.pp {
 				require.LessOrEqual(t, p.interleavedPeak(cut, at), prog.Stages[at].Arena(), "seed %d case %d: memory of position %d: %+v %+v %+v", seed, k, at, d, sh, cut)
 			}
-			even := evenCut(blocks, d.pp*chunks, func(int) extent { return kept })
-			sh.overlap = r.IntN(2) == 0
+			sh.overlap = d.cp == 1 && r.IntN(2) == 0
 			plain, err := s.skeletons([]outline{{d, sh, 1}})
 			require.NoError(t, err)
-			require.LessOrEqual(t, s.interleavedFloor(plain[0], chunks, plain[0].times), p.time(even), "seed %d case %d: floor of %+v %+v", seed, k, d, sh)
-			require.LessOrEqual(t, floorOf(t, s, false, d, chunks), p.time(even), "seed %d case %d: floor of %+v %+v", seed, k, d, sh)
+			require.LessOrEqual(t, s.interleavedFloor(plain[0], chunks, plain[0].times), floored, "seed %d case %d: floor of %+v %+v", seed, k, d, sh)
 			continue
 		}
-		require.LessOrEqual(t, floorOf(t, s, sh.overlap && d.dp*units > 1, d, 1), got, "seed %d case %d: floor of %+v %+v", seed, k, d, sh)
 		bounds := newBounds(p, 1<<60, Options{}, nil)
 		for i, c := range cut {
 			n := c.Last - c.First
@@ -158,14 +175,25 @@ func TestCostIsSimulation(t *testing.T) {
 			slack = max(slack, 1-float64(least)/float64(arena))
 		}
 	}
+	require.Positive(t, contexts)
 	require.Greater(t, interleaved, cases/12)
 	t.Logf("the memory bound is at most %.1f %% below the arena; %d interleaved", 100*slack, interleaved)
 }
 
-// floorOf is what is known of degrees when they have been looked at without
-// sharding anything beside, with overlap as the first outline of a search.
-func floorOf(t *testing.T, s *searcher, overlap bool, d degrees, chunks int) cost.Picoseconds {
-	skels, err := s.skeletons([]outline{{degrees: d, sharding: sharding{overlap: true}}})
+// floorOf is what is known of an outline when its degrees have been looked at
+// without sharding anything beside, with overlap as the first outline of a search.
+func floorOf(t *testing.T, s *searcher, o outline) cost.Picoseconds {
+	skels, err := s.skeletons([]outline{{degrees: o.degrees, sharding: sharding{overlap: o.cp == 1}}})
 	require.NoError(t, err)
-	return s.floor(skels[0], outline{degrees: d, sharding: sharding{overlap: overlap}, chunks: chunks})
+	return s.floor(skels[0], o)
+}
+
+// contextFloorOf is what is known of an outline with context parallelism when
+// degrees with data parallelism in its place have been looked at.
+func contextFloorOf(t *testing.T, s *searcher, o outline) cost.Picoseconds {
+	base := o.degrees
+	base.dp, base.cp = o.dp*o.cp, 1
+	skels, err := s.skeletons([]outline{{degrees: base, sharding: sharding{overlap: true}}})
+	require.NoError(t, err)
+	return s.floor(skels[0].shared(o.degrees, s.cluster), o)
 }

@@ -24,9 +24,9 @@ type InfeasibleError struct {
 func (e *InfeasibleError) Error() string {
 	p := e.Closest
 	return fmt.Sprintf("planner: no feasible plan: stage %d needs %s, %s more than the limit of %s; its largest part is %s with %s; "+
-		"closest plan: dp %d x tp %d x pp %d, zero %d, sequence parallelism %s, micro-batch %d, %s, recomputing %s",
+		"closest plan: %s, zero %d, sequence parallelism %s, micro-batch %d, %s, recomputing %s",
 		e.Stage, gib(e.Needs), gib(e.Needs-e.Limit), gib(e.Limit), e.Largest, gib(e.LargestBytes),
-		p.DP, p.TP, p.PP(), p.ZeRO, onOff(p.SequenceParallel), p.MicroBatch, p.ScheduleText(), recomputed(p))
+		p.Degrees(), p.ZeRO, onOff(p.SequenceParallel), p.MicroBatch, p.ScheduleText(), recomputed(p))
 }
 
 func gib(bytes int64) string { return fmt.Sprintf("%.4g GiB", float64(bytes)/(1<<30)) }

@@ -45,10 +45,6 @@ func (s *skeleton) memoryOf(microBatch int) []stageMemory {
 	chunks := int64(s.plan.Chunks())
 	all := make([]stageMemory, s.plan.PP())
 	for i := range all {
-		if a := s.alias[i]; a < i {
-			all[i] = all[a]
-			continue
-		}
 		m := stageMemory{moreSlot: more}
 		for k, prog := range s.progs {
 			got := measure(prog.Stages[i], mesh)

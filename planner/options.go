@@ -10,25 +10,31 @@ import (
 
 // Options fix parts of the search; what is zero is searched.
 type Options struct {
-	// PlanNGPUs is the size of a unit; 0 takes the product of the degrees when all
-	// three are fixed, and otherwise searches the divisors of RuntimeNGPUs.
+	// PlanNGPUs is the size of a unit; 0 takes the product of the degrees when dp,
+	// tp and pp are fixed, with cp 1 if that is not, and otherwise searches the
+	// divisors of RuntimeNGPUs.
 	PlanNGPUs int
 	// RuntimeNGPUs is the number of ranks; 0 is one unit.
 	RuntimeNGPUs int
 	// MemoryLimit is bytes per rank; 0 is what the cluster's devices have.
 	MemoryLimit int64
 
-	DP, TP, PP int // degrees inside the unit
-	MicroBatch int // sequences of one data-parallel rank
-	Schedule   partition.Schedule
-	Recompute  Recompute
-	Policy     Policy
+	// Degrees inside the unit. CP is searched where it may pay: for sequences of more
+	// than 8,192 tokens, where the batch has no sequence for every rank of dp x cp x
+	// pp, or when no plan fits otherwise; and only degrees that cut a sequence into
+	// equal parts.
+	DP, CP, TP, PP int
+	MicroBatch     int // sequences of one data-parallel rank
+	Schedule       partition.Schedule
+	Recompute      Recompute
+	Policy         Policy
 	// ZeRO is the stage of [partition.Plan.ZeRO]; nil searches it.
 	ZeRO *int
 	// SequenceParallel is "on" or "off"; empty searches it.
 	SequenceParallel string
 	// Overlap is "on" or "off"; empty is on where ranks are data-parallel and do not
-	// share a device, under schedules gpipe and 1f1b, and off if no plan fits so.
+	// share a device, under schedules gpipe and 1f1b without context parallelism, and
+	// off if no plan fits so.
 	Overlap string
 	// Pins come before all placements of the search, so they hold.
 	Pins []partition.Placement
@@ -45,7 +51,6 @@ type Options struct {
 
 	// Not there yet: anything but the zero value, or what says the same, is an
 	// UnsupportedError.
-	CP      int
 	Offload string
 }
 
@@ -101,7 +106,7 @@ func (o Options) validate(batch int) (Options, error) {
 	for _, f := range []struct {
 		name  string
 		value int
-	}{{"plan-ngpus", o.PlanNGPUs}, {"runtime-ngpus", o.RuntimeNGPUs}, {"dp", o.DP}, {"tp", o.TP}, {"pp", o.PP}, {"micro-batch", o.MicroBatch}, {"top", o.TopK}} {
+	}{{"plan-ngpus", o.PlanNGPUs}, {"runtime-ngpus", o.RuntimeNGPUs}, {"dp", o.DP}, {"cp", o.CP}, {"tp", o.TP}, {"pp", o.PP}, {"micro-batch", o.MicroBatch}, {"top", o.TopK}} {
 		if f.value < 0 || f.value > 1<<20 {
 			return o, optionErrorf(f.name, "is %d, must be between 0 and %d", f.value, 1<<20)
 		}
@@ -113,7 +118,7 @@ func (o Options) validate(batch int) (Options, error) {
 		for _, d := range []struct {
 			name  string
 			value *int
-		}{{"tp", &o.TP}, {"pp", &o.PP}} {
+		}{{"cp", &o.CP}, {"tp", &o.TP}, {"pp", &o.PP}} {
 			if *d.value > 1 {
 				return o, optionErrorf(d.name, "is %d, but policy %s has %s 1", *d.value, o.Policy, d.name)
 			}
@@ -150,8 +155,10 @@ func (o Options) validate(batch int) (Options, error) {
 		}
 		o.ZeRO = &zero
 	}
-	if o.PlanNGPUs == 0 && o.DP > 0 && o.TP > 0 && o.PP > 0 {
-		o.PlanNGPUs = o.DP * o.TP * o.PP
+	all := o.DP > 0 && o.TP > 0 && o.PP > 0
+	if o.PlanNGPUs == 0 && all {
+		o.CP = max(o.CP, 1)
+		o.PlanNGPUs = o.DP * o.CP * o.TP * o.PP
 	}
 	if o.PlanNGPUs == 0 && o.RuntimeNGPUs == 0 {
 		return o, optionErrorf("plan-ngpus", "auto needs runtime-ngpus, or dp, tp and pp")
@@ -163,10 +170,9 @@ func (o Options) validate(batch int) (Options, error) {
 		return o, optionErrorf("runtime-ngpus", "%d is not a multiple of plan-ngpus %d", o.RuntimeNGPUs, o.PlanNGPUs)
 	}
 	if o.PlanNGPUs > 0 {
-		product := max(o.DP, 1) * max(o.TP, 1) * max(o.PP, 1)
-		all := o.DP > 0 && o.TP > 0 && o.PP > 0
-		if o.PlanNGPUs%product != 0 || all && product != o.PlanNGPUs {
-			return o, optionErrorf("plan-ngpus", "%d is not dp %s x tp %s x pp %s", o.PlanNGPUs, degree(o.DP), degree(o.TP), degree(o.PP))
+		product := max(o.DP, 1) * max(o.CP, 1) * max(o.TP, 1) * max(o.PP, 1)
+		if o.PlanNGPUs%product != 0 || all && o.CP > 0 && product != o.PlanNGPUs {
+			return o, optionErrorf("plan-ngpus", "%d is not dp %s x cp %s x tp %s x pp %s", o.PlanNGPUs, degree(o.DP), degree(o.CP), degree(o.TP), degree(o.PP))
 		}
 	}
 	if o.MicroBatch > batch {
@@ -194,6 +200,8 @@ func (o Options) validateSharding() error {
 	}
 	if o.Overlap == "on" {
 		switch {
+		case o.CP > 1:
+			return optionErrorf("overlap", "is on, but cp is %d: the search has no overlap with context parallelism in this version; a plan that says so runs", o.CP)
 		case o.Interleave > 1:
 			return optionErrorf("overlap", "is on, but interleave is %d: interleaved schedules have no overlap in this version, gpipe and 1f1b do", o.Interleave)
 		case o.Schedule == partition.Interleaved || o.Schedule == partition.ZeroBubble:
@@ -219,7 +227,6 @@ func (o Options) supported() error {
 		option, value string
 		missing       bool
 	}{
-		{"cp", fmt.Sprint(o.CP), o.CP > 1},
 		{"offload", o.Offload, o.Offload == "optimizer" || o.Offload == "params"},
 	} {
 		if x.missing {
@@ -238,8 +245,8 @@ func (o Options) supported() error {
 			return optionErrorf(x.option, "is %q, must be one of%s", x.value, x.want[:len(x.want)-1])
 		}
 	}
-	if o.CP < 0 || o.Interleave < 0 {
-		return optionErrorf("cp, interleave", "are %d, %d, must not be negative", o.CP, o.Interleave)
+	if o.Interleave < 0 {
+		return optionErrorf("interleave", "is %d, must not be negative", o.Interleave)
 	}
 	return nil
 }

@@ -11,10 +11,19 @@ import (
 )
 
 // priced is an instruction with its time, the first of a bucket with that of the
-// bucket.
+// bucket; ahead is the part of it that recomputation may do before the gradient is
+// there.
 type priced struct {
 	*codegen.Instr
-	time cost.Picoseconds
+	time, ahead cost.Picoseconds
+}
+
+// coreInstr is a product or an attention of a stage, at a position of the mesh.
+type coreInstr struct {
+	codegen.Instr
+	stage int
+	mesh  ir.Mesh
+	at    ir.Coord
 }
 
 // prices lists what a stage does in a phase over a micro-batch of a size, or only
@@ -233,10 +242,10 @@ func (s *skeleton) cores(microBatch int) []stageTimes {
 			instrs := s.progs[kept].Stages[position].Run(codegen.Task{Phase: phase, Chunk: chunk})
 			for k := range instrs {
 				switch in := instrs[k]; in.Node.Op {
-				case ir.OpMatMul, ir.OpAttention, ir.OpAttentionGrad:
+				case ir.OpMatMul, ir.OpAttention, ir.OpAttentionGrad, ir.OpAttentionKV, ir.OpAttentionKVGrad:
 					in.Accum = make([]codegen.Accum, len(in.Accum)) // gradients may be summed elsewhere
-					time, _ := s.price.Instr(&in, mesh, at)
-					core = append(core, priced{&instrs[k], time})
+					time, ahead := s.core(&coreInstr{in, i, mesh, at})
+					core = append(core, priced{&instrs[k], time, ahead})
 				}
 			}
 			for _, pass := range passes() {
@@ -247,6 +256,8 @@ func (s *skeleton) cores(microBatch int) []stageTimes {
 				for _, in := range s.pass(core, pass) {
 					if s.ofBlock[in.Node] {
 						p.block[kept] += in.time
+						p.early[selective] -= in.ahead
+						p.early[full] -= in.ahead
 					} else {
 						p.fixed += in.time
 					}

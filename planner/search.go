@@ -50,9 +50,10 @@ type Stats struct {
 
 // searcher is one run of [Search].
 type searcher struct {
-	opts    Options
-	graphs  *shrunken
-	batch   int
+	opts   Options
+	graphs *shrunken
+	batch  int
+	contexts
 	cluster *cost.Cluster
 	limit   int64
 	layouts *layouts
@@ -70,12 +71,12 @@ type arena struct {
 // Search returns the fastest plan for a training step traced for a global batch,
 // among those that fit: the minimum over the degrees, micro-batch sizes,
 // schedules, ZeRO stages, sequence parallelism or not, and contiguous cuts that the
-// options leave, under the cost of planner/sim; interleaved schedules with 2 and 4
-// chunks, cut evenly. Of every stage so many blocks are
-// recomputed, in full and selectively, that it fits and does the least work; of
-// equal work the fewest in full. Plans with data-parallel ranks overlap
-// communication and computation under gpipe and 1f1b where ranks do not share a
-// device, unless the options say otherwise or none fits so: it costs memory and
+// options leave (for context parallelism see there), under the cost of planner/sim;
+// interleaved schedules with 2 and 4 chunks, cut evenly. Of every stage so many
+// blocks are recomputed, in full and selectively, that it fits and does the least
+// work; of equal work the fewest in full. Plans with data-parallel ranks overlap
+// communication and computation under gpipe and 1f1b, without context parallelism,
+// where ranks do not share a device, unless the options say otherwise or none fits so: it costs memory and
 // never time. Plans that take the same time are ordered by peak memory, then by
 // comparePlans. It fails with an *InfeasibleError when no plan fits, an
 // *OptionError or an *UnsupportedError.
@@ -100,11 +101,14 @@ func search(g *ir.Graph, batch int, c *cost.Cluster, opts Options) (*Result, err
 		return nil, err
 	}
 	s := newSearcher(g, batch, c, opts)
-	pipes, err := s.pipelines()
+	found, pipes, optimal, err := s.search()
+	if err == nil && len(found) == 0 && opts.CP == 0 {
+		s.everywhere = true
+		found, pipes, optimal, err = s.search()
+	}
 	if err != nil {
 		return nil, err
 	}
-	found, pipes, optimal := s.run(pipes)
 	if len(found) == 0 {
 		return nil, s.infeasible(pipes)
 	}
@@ -126,9 +130,20 @@ func search(g *ir.Graph, batch int, c *cost.Cluster, opts Options) (*Result, err
 	return res, nil
 }
 
+// search lists the space and returns what [searcher.run] finds in it.
+func (s *searcher) search() ([]*candidate, []*point, bool, error) {
+	s.pending = nil
+	pipes, err := s.pipelines()
+	if err != nil {
+		return nil, nil, false, err
+	}
+	found, pipes, optimal := s.run(pipes)
+	return found, pipes, optimal, nil
+}
+
 func newSearcher(g *ir.Graph, batch int, c *cost.Cluster, opts Options) *searcher {
 	s := &searcher{
-		opts: opts, graphs: newShrunken(g), batch: batch, cluster: c,
+		opts: opts, graphs: newShrunken(g), batch: batch, contexts: contexts{tokens: sequenceTokens(g)}, cluster: c,
 		arenas: map[arena]int64{},
 	}
 	s.limit = c.MemoryPerRank(opts.RuntimeNGPUs)
@@ -151,7 +166,7 @@ type point struct {
 // pipelines lists the space by degrees, micro-batch size and schedule, the most
 // promising first.
 func (s *searcher) pipelines() ([]*point, error) {
-	all := outlines(s.opts, allDegrees(s.opts, s.graphs.blocks, s.batch, s.cluster), s.graphs.blocks)
+	all := outlines(s.opts, allDegrees(s.opts, s.graphs.blocks, s.batch, s.contexts, s.cluster), s.graphs.blocks)
 	if len(all) == 0 && s.opts.ZeRO != nil && *s.opts.ZeRO > 0 {
 		return nil, optionErrorf("zero", "stage %d needs at least 2 data-parallel ranks; no dp x tp x pp of %s devices in %d has them with %d blocks and a global batch of %d",
 			*s.opts.ZeRO, degree(s.opts.PlanNGPUs), s.opts.RuntimeNGPUs, s.graphs.blocks, s.batch)
@@ -172,10 +187,18 @@ func (s *searcher) pipelines() ([]*point, error) {
 		return nil, optionErrorf("plan-ngpus", "no dp x tp x pp of %s devices in %d suits %d blocks and a global batch of %d",
 			degree(s.opts.PlanNGPUs), s.opts.RuntimeNGPUs, s.graphs.blocks, s.batch)
 	}
-	// Of the outlines of the same degrees the first is built, and bounds the others.
+	// Of the outlines of the same degrees the first is built, and bounds the others;
+	// so do those without context parallelism those with it.
 	var firsts []outline
+	alone := map[[2]int]bool{} // tp and pp without context parallelism
+	for _, o := range all {
+		if o.cp == 1 {
+			alone[[2]int{o.tp, o.pp}] = true
+		}
+	}
 	for i, o := range all {
-		if i == 0 || o.degrees != all[i-1].degrees {
+		bounded := o.cp > 1 && alone[[2]int{o.tp, o.pp}]
+		if (i == 0 || o.degrees != all[i-1].degrees) && !bounded {
 			firsts = append(firsts, o)
 		} else {
 			s.pending = append(s.pending, pending{outline: o})
@@ -190,6 +213,7 @@ func (s *searcher) pipelines() ([]*point, error) {
 	for i, skel := range skels {
 		first[firsts[i].degrees] = skel
 	}
+	s.contextFirsts(firsts, skels, first)
 	type key struct {
 		degrees
 		overlap bool
@@ -275,6 +299,26 @@ func (s *searcher) floor(skel *skeleton, o outline) cost.Picoseconds {
 	return floor
 }
 
+// contextFirsts adds to the first skeletons of degrees what bounds the pending
+// degrees with context parallelism, where there is one: see [skeleton.shared].
+func (s *searcher) contextFirsts(firsts []outline, skels []*skeleton, first map[degrees]*skeleton) {
+	bases := map[[2]int]*skeleton{} // by tp and pp
+	for i, skel := range skels {
+		if skel != nil && firsts[i].cp == 1 {
+			bases[[2]int{firsts[i].tp, firsts[i].pp}] = skel
+		}
+	}
+	for _, p := range s.pending {
+		if _, known := first[p.degrees]; known || p.cp == 1 {
+			continue
+		}
+		first[p.degrees] = nil
+		if base := bases[[2]int{p.tp, p.pp}]; base != nil {
+			first[p.degrees] = base.shared(p.degrees, s.cluster)
+		}
+	}
+}
+
 // build looks at the pending outlines that may have plans of at most the given time.
 func (s *searcher) build(points []*point, limit cost.Picoseconds) []*point {
 	var now []outline
@@ -300,7 +344,7 @@ func (s *searcher) skeletons(all []outline) ([]*skeleton, error) {
 	plans := make([]partition.Plan, len(all))
 	errs := make([]error, len(all))
 	type innerKey struct {
-		dp, tp int
+		dp, cp, tp int
 		sharding
 	}
 	inner := map[innerKey]int{} // the first of the outlines that need the same inner skeleton
@@ -310,7 +354,7 @@ func (s *searcher) skeletons(all []outline) ([]*skeleton, error) {
 		if plans[i], errs[i] = s.template(d); errs[i] != nil {
 			continue
 		}
-		key := innerKey{plans[i].DataParallel(), d.tp, d.sharding}
+		key := innerKey{plans[i].DataParallel(), d.cp, d.tp, d.sharding}
 		if _, ok := inner[key]; !ok {
 			inner[key] = i
 			keys = append(keys, key)
@@ -320,7 +364,7 @@ func (s *searcher) skeletons(all []outline) ([]*skeleton, error) {
 	failed := make([]error, len(keys))
 	parallel(len(keys), func(k int) {
 		one := plans[inner[keys[k]]]
-		one.PlanNGPUs, one.RuntimeNGPUs = one.DP*one.TP, one.DP*one.TP*one.Units()
+		one.PlanNGPUs, one.RuntimeNGPUs = one.PlanNGPUs/one.PP(), one.RuntimeNGPUs/one.PP()
 		one.Stages, one.Interleave = make([]partition.Stage, 1), 0
 		found[k], failed[k] = newSkeleton(s.graphs, one, s.batch, s.cluster, nil)
 	})
@@ -329,13 +373,17 @@ func (s *searcher) skeletons(all []outline) ([]*skeleton, error) {
 		if errs[i] != nil {
 			return
 		}
-		k := slices.Index(keys, innerKey{plans[i].DataParallel(), all[i].tp, all[i].sharding})
+		k := slices.Index(keys, innerKey{plans[i].DataParallel(), all[i].cp, all[i].tp, all[i].sharding})
 		if failed[k] != nil {
 			errs[i] = failed[k]
 			return
 		}
 		of := found[k]
 		if all[i].pp == 1 {
+			if inner[keys[k]] == i {
+				skels[i] = of // made for it
+				return
+			}
 			of = nil
 		}
 		skels[i], errs[i] = newSkeleton(s.graphs, plans[i], s.batch, s.cluster, of)
@@ -374,14 +422,17 @@ func (s *searcher) template(d outline) (partition.Plan, error) {
 	if d.tp > 1 && len(placements) == 0 {
 		return partition.Plan{}, optionErrorf("tp", "no parameter can be split over %d ranks", d.tp)
 	}
-	interleave := 0
-	if d.chunks > 1 {
-		interleave = d.chunks
-	}
-	return partition.Plan{
-		PlanNGPUs: d.plan, Interleave: interleave, RuntimeNGPUs: s.opts.RuntimeNGPUs, DP: d.dp, TP: d.tp, ZeRO: d.zero, SequenceParallel: d.sequence, Overlap: d.overlap,
+	plan := partition.Plan{
+		PlanNGPUs: d.plan, RuntimeNGPUs: s.opts.RuntimeNGPUs, DP: d.dp, TP: d.tp, ZeRO: d.zero, SequenceParallel: d.sequence, Overlap: d.overlap,
 		Stages: make([]partition.Stage, d.stages()), Placements: placements,
-	}, nil
+	}
+	if d.cp > 1 {
+		plan.CP = d.cp
+	}
+	if d.chunks > 1 {
+		plan.Interleave = d.chunks
+	}
+	return plan, nil
 }
 
 // run returns the best plan of each of the best degrees, all the points it looked

@@ -32,6 +32,11 @@ type skeleton struct {
 	stageOf           map[string]int       // by block
 	known             map[int][]stageTimes // by size of micro-batch
 	alias             []int                // a stage that has the same times apart from transfers
+
+	// A bound of context parallelism with so many parts: see shared.
+	parts     int
+	links     *cost.Program
+	linksAxis int
 }
 
 // newSkeleton partitions the shrunk graph for a plan of which only stages,

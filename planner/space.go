@@ -8,8 +8,8 @@ import (
 	"github.com/autopar/autopar/planner/cost"
 )
 
-// degrees are the sizes of a plan: a unit of plan devices cut into dp x tp x pp.
-type degrees struct{ plan, dp, tp, pp int }
+// degrees are the sizes of a plan: a unit of plan devices cut into dp x cp x tp x pp.
+type degrees struct{ plan, dp, cp, tp, pp int }
 
 // sharding is what is cut beside the model: what data-parallel ranks would all
 // hold, and the residual stream of tensor-parallel ones.
@@ -31,13 +31,18 @@ func (o outline) stages() int { return o.pp * max(o.chunks, 1) }
 // schedules lists the orders that the search tries with an outline. Where
 // communication may overlap it does under gpipe and 1f1b, and does not under the
 // others, which have no overlap in this version: see [partition.Plan.Validate].
+// With context parallelism it may, but flow does not price that yet.
 func (o outline) schedules(opts Options) []partition.Schedule {
-	may := opts.Overlap != "off" && o.dp*(opts.RuntimeNGPUs/o.plan) > 1
+	may := opts.Overlap != "off" && o.overlaps(opts)
 	return slices.DeleteFunc(schedules(opts, o.pp, o.chunks), func(s partition.Schedule) bool {
 		does := may && (s == partition.GPipe || s == partition.OneFOneB)
 		return o.overlap != does || opts.Overlap == "on" && !does
 	})
 }
+
+// overlaps reports whether the search knows the time of overlap with the degrees,
+// and there is any.
+func (d degrees) overlaps(o Options) bool { return d.cp == 1 && d.dp*(o.RuntimeNGPUs/d.plan) > 1 }
 
 // outlines lists the ways to shard beside each of the degrees, and to interleave
 // that many blocks; those of the same degrees follow each other, without
@@ -75,37 +80,53 @@ func outlines(o Options, all []degrees, blocks int) []outline {
 }
 
 // allDegrees lists the ways to cut units that the options leave, for a model of
-// so many blocks and a global batch.
-func allDegrees(o Options, blocks, batch int, c *cost.Cluster) []degrees {
+// so many blocks, a global batch and sequences.
+func allDegrees(o Options, blocks, batch int, x contexts, c *cost.Cluster) []degrees {
 	var all []degrees
 	for plan := 1; plan <= o.RuntimeNGPUs; plan++ {
 		if o.RuntimeNGPUs%plan != 0 || o.PlanNGPUs > 0 && plan != o.PlanNGPUs {
 			continue
 		}
-		for tp := 1; tp <= plan; tp++ {
-			if plan%tp != 0 || o.TP > 0 && tp != o.TP {
+		for _, cp := range x.degrees(o, plan) {
+			for _, d := range degreesOf(o, blocks, batch, c, plan, cp) {
+				if x.worthwhile(o, d, batch) {
+					all = append(all, d)
+				}
+			}
+		}
+	}
+	return all
+}
+
+// degreesOf lists the ways to cut units of plan devices of which cp share a
+// sequence.
+func degreesOf(o Options, blocks, batch int, c *cost.Cluster, plan, cp int) []degrees {
+	var all []degrees
+	rest := plan / cp
+	for tp := 1; tp <= rest; tp++ {
+		if rest%tp != 0 || o.TP > 0 && tp != o.TP {
+			continue
+		}
+		if o.Policy == Megatron && !c.Device.Shared && (tp > c.DevicesPerNode || c.DevicesPerNode%tp != 0) {
+			continue
+		}
+		for pp := 1; pp <= min(rest/tp, max(blocks, 1)); pp++ {
+			dp := rest / tp / pp
+			if dp*tp*pp != rest || o.PP > 0 && pp != o.PP || o.DP > 0 && dp != o.DP {
 				continue
 			}
-			if o.Policy == Megatron && !c.Device.Shared && (tp > c.DevicesPerNode || c.DevicesPerNode%tp != 0) {
+			if o.Policy == Megatron && blocks%pp != 0 {
 				continue
 			}
-			for pp := 1; pp <= min(plan/tp, max(blocks, 1)); pp++ {
-				dp := plan / tp / pp
-				if dp*tp*pp != plan || o.PP > 0 && pp != o.PP || o.DP > 0 && dp != o.DP {
-					continue
-				}
-				if o.Policy == Megatron && blocks%pp != 0 {
-					continue
-				}
-				if o.ZeRO != nil && *o.ZeRO > 0 && dp*(o.RuntimeNGPUs/plan) == 1 || o.SequenceParallel == "on" && tp == 1 {
-					continue
-				}
-				if o.Overlap == "on" && dp*(o.RuntimeNGPUs/plan) == 1 {
-					continue
-				}
-				if dp*(o.RuntimeNGPUs/plan) <= batch {
-					all = append(all, degrees{plan, dp, tp, pp})
-				}
+			if o.ZeRO != nil && *o.ZeRO > 0 && dp*(o.RuntimeNGPUs/plan) == 1 || o.SequenceParallel == "on" && tp == 1 {
+				continue
+			}
+			d := degrees{plan, dp, cp, tp, pp}
+			if o.Overlap == "on" && !d.overlaps(o) {
+				continue
+			}
+			if dp*(o.RuntimeNGPUs/plan) <= batch {
+				all = append(all, d)
 			}
 		}
 	}
@@ -139,12 +160,14 @@ func schedules(o Options, pp, chunks int) []partition.Schedule {
 	return []partition.Schedule{partition.OneFOneB, partition.GPipe, partition.ZeroBubble}
 }
 
-// comparePlans orders plans that cost the same: smaller units, less tensor
-// parallelism, fewer stages, less sharding, no overlap, larger micro-batches, 1f1b, then gpipe, fewer chunks, then the cut. It is 0
+// comparePlans orders plans that cost the same: smaller units, less context
+// parallelism, less tensor parallelism, fewer stages, less sharding, no overlap,
+// larger micro-batches, 1f1b, then gpipe, fewer chunks, then the cut. It is 0
 // for equal plans of one search only: placements follow from the degrees.
 func comparePlans(a, b *partition.Plan) int {
 	return cmp.Or(
 		cmp.Compare(a.PlanNGPUs, b.PlanNGPUs),
+		cmp.Compare(a.ContextParallel(), b.ContextParallel()),
 		cmp.Compare(a.TP, b.TP),
 		cmp.Compare(a.PP(), b.PP()),
 		cmp.Compare(a.ZeRO, b.ZeRO),

@@ -35,7 +35,7 @@ type fixed struct {
 	Policy           string `group:"fix" enum:"dp,fsdp,megatron,autodist" default:"autodist" help:"Search only a well-known family: dp, fsdp, megatron, or autodist for everything."`
 	DP               *int   `group:"fix" name:"dp" placeholder:"N" help:"Data-parallel degree."`
 	TP               *int   `group:"fix" name:"tp" placeholder:"N" help:"Tensor-parallel degree."`
-	CP               *int   `group:"fix" name:"cp" placeholder:"N" help:"Context-parallel degree; only 1 in this version."`
+	CP               *int   `group:"fix" name:"cp" placeholder:"N" help:"Context-parallel degree: ranks that share every sequence."`
 	PP               *int   `group:"fix" name:"pp" placeholder:"N" help:"Pipeline stages."`
 	MicroBatch       *int   `group:"fix" placeholder:"N" help:"Sequences per micro-batch of one data-parallel rank."`
 	Schedule         string `group:"fix" enum:",gpipe,1f1b,interleaved,zero-bubble" default:"" placeholder:"gpipe|1f1b|interleaved|zero-bubble" help:"Order of the micro-batches in a pipeline."`
@@ -98,7 +98,7 @@ autopar plan gpt.yaml --tp 2 --pp 2 --dp 1 --schedule 1f1b`
 // degrees if all are given.
 func (c *planCmd) unit() string {
 	if c.PlanNGPUs == "" && deref(c.DP) > 0 && deref(c.TP) > 0 && deref(c.PP) > 0 {
-		return fmt.Sprint(*c.DP * *c.TP * *c.PP)
+		return fmt.Sprint(*c.DP * max(deref(c.CP), 1) * *c.TP * *c.PP)
 	}
 	return c.PlanNGPUs
 }
@@ -177,7 +177,7 @@ func printPlan(con *console, doc *planner.Document) {
 	p, predicted := doc.Plan, doc.Predicted
 	con.heading("plan for %s on %s", plural(p.RuntimeNGPUs, "rank"), doc.Cluster.Name)
 	rows := [][]string{
-		{"mesh", fmt.Sprintf("%s of dp %d x tp %d x pp %d", plural(p.Units(), "unit"), p.DP, p.TP, p.PP())},
+		{"mesh", fmt.Sprintf("%s of %s", plural(p.Units(), "unit"), p.Degrees())},
 		{"micro-batch", fmt.Sprintf("%s, %d per step and data-parallel rank", plural(p.MicroBatch, "sequence"), p.MicroBatches(doc.Config.Batch.Global, ir.Coord{}))},
 		{"schedule", p.ScheduleText()},
 		{"sharded", shardedText(p)},
@@ -265,7 +265,7 @@ func differences(a, b planner.PredictedBreakdown) string {
 
 // planWords is a plan in one line.
 func planWords(p *partition.Plan) string {
-	words := fmt.Sprintf("dp %d x tp %d x pp %d", p.DP, p.TP, p.PP())
+	words := p.Degrees()
 	if p.Units() > 1 {
 		words = fmt.Sprintf("%d x (%s)", p.Units(), words)
 	}

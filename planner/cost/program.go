@@ -76,7 +76,7 @@ func (m *Program) crossing(from, to int) bool {
 	key := [2]int{from, to}
 	crossing, known := m.cross[key]
 	if !known {
-		devices := m.plan.DataParallel() * m.plan.TP
+		devices := m.plan.DataParallel() * m.plan.ContextParallel() * m.plan.TP
 		for d := 0; d < devices && !crossing; d++ {
 			crossing = m.cluster.node(m.plan.WorldRank(from, d)) != m.cluster.node(m.plan.WorldRank(to, d))
 		}
@@ -95,7 +95,7 @@ func (m *Program) Instr(in *codegen.Instr, mesh ir.Mesh, at ir.Coord) (Picosecon
 		kind = Optimizer
 	}
 	switch n.Op {
-	case ir.OpInput, ir.OpSlice, ir.OpToPartial:
+	case ir.OpInput, ir.OpSlice, ir.OpFold, ir.OpUnfold, ir.OpToPartial:
 		return m.kernel(vector, 0, 2*localBytes(n.Results[0], mesh, at)), kind // read and written
 	case ir.OpAccumulate:
 		return m.kernel(vector, 0, 3*localBytes(n.Results[0], mesh, at)), kind
@@ -141,16 +141,42 @@ func (m *Program) AddN(in *codegen.Instr, mesh ir.Mesh, at ir.Coord, operands in
 	return m.compute(in, mesh, at, operands)
 }
 
+// Share returns the time of a compute instruction that does one part in a number
+// of its work and traffic.
+func (m *Program) Share(in *codegen.Instr, mesh ir.Mesh, at ir.Coord, parts int) Picoseconds {
+	flops, bytes := m.work(in, mesh, at)
+	return m.kernelIn(in.Node.Args[0].Type.DType, classOf(in.Node.Op), flops/float64(parts), bytes/int64(parts))
+}
+
+// Over returns the time of a collective over a mesh axis of a stage: see
+// [Model.Collective].
+func (m *Program) Over(op ir.Op, bytes int64, stage, axis int) Picoseconds {
+	position, _ := m.plan.Position(stage)
+	return m.Collective(op, bytes, m.groups[position][axis])
+}
+
 // compute prices a kernel at its local shapes. operands differs from the node's
 // for an add_n only.
 func (m *Program) compute(in *codegen.Instr, mesh ir.Mesh, at ir.Coord, operands int) Picoseconds {
+	n := in.Node
+	flops, bytes := m.work(in, mesh, at)
+	if n.Op == ir.OpAddN && operands != len(n.Args) {
+		one := localBytes(n.Results[0], mesh, at)
+		bytes += int64(operands-len(n.Args)) * one
+		flops = flops / float64(len(n.Args)) * float64(operands)
+	}
+	return m.kernelIn(n.Args[0].Type.DType, classOf(n.Op), flops, bytes) + m.terms(n, mesh, at)
+}
+
+// work returns the operations and the memory traffic of a kernel at its local
+// shapes.
+func (m *Program) work(in *codegen.Instr, mesh ir.Mesh, at ir.Coord) (flops float64, bytes int64) {
 	n := in.Node
 	sig, ok := m.sigs[n]
 	if !ok {
 		sig = ir.SignatureOf(n)
 		m.sigs[n] = sig
 	}
-	var bytes int64
 	args, results := make([][]int, len(n.Args)), make([][]int, len(n.Results))
 	for i, a := range n.Args {
 		s := mesh.Local(a.Type.Shape, a.Spec, at)
@@ -170,13 +196,7 @@ func (m *Program) compute(in *codegen.Instr, mesh ir.Mesh, at ir.Coord, operands
 	if n.Op == ir.OpEmbedding {
 		bytes = 2 * localBytes(n.Results[0], mesh, at)
 	}
-	flops := sig.FLOPs(args, results)
-	if n.Op == ir.OpAddN && operands != len(n.Args) {
-		one := localBytes(n.Results[0], mesh, at)
-		bytes += int64(operands-len(n.Args)) * one
-		flops = flops / float64(len(n.Args)) * float64(operands)
-	}
-	return m.kernelIn(n.Args[0].Type.DType, classOf(n.Op), flops, bytes) + m.terms(n, mesh, at)
+	return sig.FLOPs(args, results), bytes
 }
 
 // terms is the time to add the terms of a fixed-point sum, one a sequence: each is

@@ -94,7 +94,7 @@ func classOf(op ir.Op) kernelClass {
 	switch op {
 	case ir.OpMatMul:
 		return product
-	case ir.OpAttention, ir.OpAttentionGrad, ir.OpAttentionDecode:
+	case ir.OpAttention, ir.OpAttentionGrad, ir.OpAttentionKV, ir.OpAttentionKVGrad, ir.OpAttentionDecode:
 		return attention
 	}
 	return vector

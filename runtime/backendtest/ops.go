@@ -38,7 +38,7 @@ func samples() []sample {
 	)
 	scalar, number := f32(), i32()
 	q64 := func(shape ...int) ir.Type { return ir.Type{DType: ir.Q64, Shape: shape} }
-	qkv, heads, lse := f32(B, T, 3, NH, D), f32(B, T, NH, D), f32(B, NH, T)
+	qkv, kv, heads, lse := f32(B, T, 3, NH, D), f32(B, T, 2, NH, D), f32(B, T, NH, D), f32(B, NH, T)
 	rows, logits, targets := f32(B, T), f32(B, T, V), i32(B, T)
 	var s []sample
 	add := func(op ir.Op, attr ir.Attr, args ...ir.Type) *sample {
@@ -116,7 +116,16 @@ func samples() []sample {
 		add(ir.OpDropout, attr, f32(B, T, C), number, number)
 		add(ir.OpAttention, attr, qkv, number, number)
 		add(ir.OpAttentionGrad, attr, heads, qkv, heads, lse, number, number).positive = 1 << 3
+		for _, parts := range []int{0, 2, 3, 5} {
+			attr.Fold, attr.Dim = parts, 1
+			add(ir.OpDropout, attr, f32(B, T, C), number, number)
+			attr.Dim = 0
+			add(ir.OpAttentionKV, attr, qkv, kv, number, number)
+			add(ir.OpAttentionKVGrad, attr, heads, qkv, kv, heads, lse, number, number).positive = 1 << 4
+		}
 	}
+	add(ir.OpKeysValues, nil, qkv)
+	add(ir.OpJoinQKV, nil, heads, kv)
 	decode := add(ir.OpAttentionDecode, nil, f32(B, 1, 3, NH, D), f32(B, T, 2, NH, D), number)
 	decode.low, decode.high = 17, 18
 

@@ -45,6 +45,10 @@ var launches = [...]launch{
 	ir.OpAttention:       attention,
 	ir.OpAttentionGrad:   attentionGrad,
 	ir.OpAttentionDecode: attentionDecode,
+	ir.OpKeysValues:      keysValues,
+	ir.OpAttentionKV:     attentionKV,
+	ir.OpAttentionKVGrad: attentionKVGrad,
+	ir.OpJoinQKV:         joinQKV,
 
 	ir.OpRowMax:           rowMax,
 	ir.OpRowSumExp:        rowSumExp,
@@ -56,6 +60,8 @@ var launches = [...]launch{
 	ir.OpLossScale: lossScale,
 
 	ir.OpSlice:      slice,
+	ir.OpFold:       fold,
+	ir.OpUnfold:     unfold,
 	ir.OpToPartial:  toPartial,
 	ir.OpAccumulate: accumulate,
 }
@@ -89,7 +95,8 @@ func (d *Device) Check(k *runtime.Kernel) error {
 		}
 	}
 	for i, t := range k.Results {
-		if !known(t.DType) || t.DType == ir.I32 {
+		moved := op == ir.OpFold || op == ir.OpUnfold || op == ir.OpSlice // whatever the elements are
+		if !known(t.DType) || t.DType == ir.I32 && !moved {
 			return fmt.Errorf("cpu: no kernel for %s with result %d of %s", op, i, t.DType)
 		}
 	}
