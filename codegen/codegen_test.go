@@ -66,7 +66,7 @@ func TestCheckAcceptsEveryProgram(t *testing.T) {
 	g := trainGraph(t, layers)
 	for _, pp := range []int{1, 2, 3, 4} {
 		for _, tp := range []int{1, 2, 3} {
-			for _, dp := range []int{1, 2, 3} {
+			for _, dp := range []int{1, 2, 3, 4} {
 				for i, mb := range []int{1, 2, 3, 2} {
 					schedule := partition.GPipe
 					if (i+pp)%2 == 0 {
@@ -75,6 +75,9 @@ func TestCheckAcceptsEveryProgram(t *testing.T) {
 					p := plan(dp, tp, pp, mb, layers, schedule, (dp+i)%2 == 0)
 					if dp > 1 {
 						p.ZeRO = (i + pp) % 4
+					}
+					if dp == 4 && p.ZeRO > 0 {
+						p.ZeROGroup = 2
 					}
 					p.SequenceParallel = tp > 1 && i%2 == 0
 					prog := generate(t, g, p)

@@ -89,7 +89,7 @@ func (w *reasons) tensor(b *codegen.Buffer) string {
 		return w.weight(v)
 	case KindOptimizer:
 		if dp := w.prog.Mesh.Axis(partition.AxisDP); v.Spec[dp].Kind == ir.Shard {
-			return fmt.Sprintf("sharded over dp by ZeRO stage %d", w.prog.Plan.ZeRO)
+			return fmt.Sprintf("sharded over dp by ZeRO stage %d%s", w.prog.Plan.ZeRO, groupText(w.prog.Plan))
 		}
 		return "lies as its weight, which adamw updates in place"
 	case KindGradient:
@@ -97,6 +97,9 @@ func (w *reasons) tensor(b *codegen.Buffer) string {
 	case KindInput:
 		if b.Region == codegen.Persist {
 			return "set once per step, the same everywhere"
+		}
+		if w.prog.Plan.Copies() > 1 {
+			return "the batch is cut over rep, then over dp and then into micro-batches"
 		}
 		return "the batch is cut over dp and then into micro-batches"
 	case KindSaved:
@@ -118,7 +121,7 @@ func (w *reasons) weight(v *ir.Value) string {
 		parts = append(parts, by)
 	}
 	for axis, a := range w.prog.Mesh.Axes {
-		if a.Time || a.Size == 1 || a.Name == partition.AxisDP && v.Spec[axis].Kind == ir.Replicate {
+		if a.Time || a.Size == 1 || partition.FollowsBatch(a) && v.Spec[axis].Kind == ir.Replicate {
 			continue // that every data-parallel rank holds the weights is said once
 		}
 		parts = append(parts, w.onAxis(v, axis))

@@ -49,7 +49,14 @@ func (b *brute) run() {
 							if zero > 0 && all == 1 || sequence && tp == 1 || b.opts.ZeRO != nil && zero != *b.opts.ZeRO {
 								continue
 							}
-							b.sizes(s, outline{degrees{unit, dp, tp, pp}, sharding{zero, sequence}}, (b.batch+all-1)/all)
+							d := degrees{unit, dp, tp, pp}
+							groups := zeroGroups(b.opts, d, zero, all, b.cluster)
+							if b.opts.ZeRO == nil && b.limit == 1<<40 {
+								groups = groups[:1] // the others only spare memory
+							}
+							for _, group := range groups {
+								b.sizes(s, outline{d, sharding{zero, group, sequence}}, (b.batch+all-1)/all)
+							}
 						}
 					}
 				}

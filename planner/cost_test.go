@@ -77,6 +77,9 @@ func TestCostIsSimulation(t *testing.T) {
 		var sh sharding
 		if d.dp*units > 1 {
 			sh.zero = r.IntN(4)
+			if g := 2 + r.IntN(3); sh.zero > 0 && d.dp*units%g == 0 && g < d.dp*units {
+				sh.group = g
+			}
 		}
 		if d.tp > 1 {
 			sh.sequence = r.IntN(2) == 0
@@ -106,7 +109,7 @@ func TestCostIsSimulation(t *testing.T) {
 		for i, c := range cut {
 			n := c.Last - c.First
 			if c.Recompute+c.Selective == 0 {
-				require.LessOrEqual(t, bounds.time[i][n-1], got, "seed %d case %d: bound of stage %d: %+v %+v", seed, k, i, d, cut)
+				require.LessOrEqual(t, bounds.time[i][n-1], got, "seed %d case %d: bound of stage %d: %+v %+v %+v micro-batch %d of %d %s", seed, k, i, d, sh, cut, b, batch, schedule)
 			}
 			arena := prog.Stages[i].Arena()
 			least := p.memory[i].atLeast(n, recomputationOf(c), p.slots[i])

@@ -25,6 +25,8 @@ type Options struct {
 	Policy     Policy
 	// ZeRO is the stage of [partition.Plan.ZeRO]; nil searches it.
 	ZeRO *int
+	// ZeROGroup is how many data-parallel ranks ZeRO shards over; 0 searches it.
+	ZeROGroup int
 	// SequenceParallel is "on" or "off"; empty searches it.
 	SequenceParallel string
 	// Pins come before all placements of the search, so they hold.
@@ -170,6 +172,12 @@ func (o Options) validateSharding() error {
 		case o.Policy == DP && zero != 0:
 			return optionErrorf("zero", "is %d, but policy dp has zero 0", zero)
 		}
+	}
+	switch g := o.ZeROGroup; {
+	case g < 0 || g == 1:
+		return optionErrorf("zero-group", "is %d, must be at least 2 data-parallel ranks", g)
+	case g > 0 && (o.Policy == DP || o.ZeRO != nil && *o.ZeRO == 0):
+		return optionErrorf("zero-group", "is %d, but zero is 0: there is nothing to shard in groups; want zero 1 to 3", g)
 	}
 	if o.SequenceParallel == "on" && o.TP == 1 {
 		return optionErrorf("sequence-parallel", "is on, but tp is 1: it needs at least 2")

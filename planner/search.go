@@ -69,7 +69,7 @@ type arena struct {
 // Search returns the fastest plan for a training step traced for a global batch,
 // among those that fit: the minimum over the degrees, micro-batch sizes,
 // schedules, ZeRO stages, sequence parallelism or not, and contiguous cuts that the
-// options leave, under the cost of planner/sim. Of every stage so many blocks are
+// options leave, and ZeRO in groups where memory is short (see relieve), under the cost of planner/sim. Of every stage so many blocks are
 // recomputed, in full and selectively, that it fits and does the least work; of
 // equal work the fewest in full. Plans that take the same time are ordered by peak memory, then by
 // comparePlans. It fails with an *InfeasibleError when no plan fits, an
@@ -132,7 +132,10 @@ type point struct {
 // pipelines lists the space by degrees, micro-batch size and schedule, the most
 // promising first.
 func (s *searcher) pipelines() ([]*point, error) {
-	all := outlines(s.opts, allDegrees(s.opts, s.graphs.blocks, s.batch, s.cluster))
+	all := outlines(s.opts, allDegrees(s.opts, s.graphs.blocks, s.batch, s.cluster), s.cluster)
+	if g := s.opts.ZeROGroup; len(all) == 0 && g > 0 {
+		return nil, s.noGroup(g)
+	}
 	if len(all) == 0 && s.opts.ZeRO != nil && *s.opts.ZeRO > 0 {
 		return nil, optionErrorf("zero", "stage %d needs at least 2 data-parallel ranks; no dp x tp x pp of %s devices in %d has them with %d blocks and a global batch of %d",
 			*s.opts.ZeRO, degree(s.opts.PlanNGPUs), s.opts.RuntimeNGPUs, s.graphs.blocks, s.batch)
@@ -151,7 +154,7 @@ func (s *searcher) pipelines() ([]*point, error) {
 		if i == 0 || o.degrees != all[i-1].degrees {
 			firsts = append(firsts, o)
 		} else {
-			s.pending = append(s.pending, pending{outline: o})
+			s.pending = append(s.pending, pending{outline: o, relief: s.relieves(o)})
 		}
 	}
 	skels, refused := s.skeletons(firsts)
@@ -205,7 +208,8 @@ func (s *searcher) points(outlines []outline, skels []*skeleton) []*point {
 // than floor.
 type pending struct {
 	outline
-	floor cost.Picoseconds
+	floor  cost.Picoseconds
+	relief bool // it only spares memory: see relieve
 }
 
 // floor bounds all plans of a skeleton's degrees, however they are sharded beside:
@@ -227,12 +231,18 @@ func (s *searcher) floor(skel *skeleton) cost.Picoseconds {
 
 // build looks at the pending outlines that may have plans of at most the given time.
 func (s *searcher) build(points []*point, limit cost.Picoseconds) []*point {
+	return s.add(points, func(p pending) bool { return !p.relief && p.floor <= limit })
+}
+
+// add looks at the pending outlines that are chosen.
+func (s *searcher) add(points []*point, chosen func(pending) bool) []*point {
 	var now []outline
 	s.pending = slices.DeleteFunc(s.pending, func(p pending) bool {
-		if p.floor <= limit {
+		yes := chosen(p)
+		if yes {
 			now = append(now, p.outline)
 		}
-		return p.floor <= limit
+		return yes
 	})
 	if len(now) == 0 {
 		return points
@@ -325,7 +335,7 @@ func (s *searcher) template(d outline) (partition.Plan, error) {
 		return partition.Plan{}, optionErrorf("tp", "no parameter can be split over %d ranks", d.tp)
 	}
 	return partition.Plan{
-		PlanNGPUs: d.plan, RuntimeNGPUs: s.opts.RuntimeNGPUs, DP: d.dp, TP: d.tp, ZeRO: d.zero, SequenceParallel: d.sequence,
+		PlanNGPUs: d.plan, RuntimeNGPUs: s.opts.RuntimeNGPUs, DP: d.dp, TP: d.tp, ZeRO: d.zero, ZeROGroup: d.group, SequenceParallel: d.sequence,
 		Stages: make([]partition.Stage, d.pp), Placements: placements,
 	}, nil
 }
@@ -362,20 +372,24 @@ func (s *searcher) run(points []*point) ([]*candidate, []*point, bool) {
 			ceiling = never - 1
 		}
 		points = s.build(points, min(ceiling, worst()))
-		for _, p := range points {
-			limit := min(ceiling, worst())
-			if mine := best[p.degrees]; mine != nil {
-				limit = min(limit, mine.time)
+		for known := 0; known < len(points); { // until nothing relieves what was found
+			known = len(points)
+			for _, p := range points {
+				limit := min(ceiling, worst())
+				if mine := best[p.degrees]; mine != nil {
+					limit = min(limit, mine.time)
+				}
+				if p.solved || p.least > limit || ceiling < p.rest {
+					continue
+				}
+				x, certain := p.solve(limit, quick)
+				p.solved, p.unsure = x != nil, !certain
+				if p.unsure {
+					p.rest = 2*ceiling - p.least
+				}
+				take(p, x)
 			}
-			if p.solved || p.least > limit || ceiling < p.rest {
-				continue
-			}
-			x, certain := p.solve(limit, quick)
-			p.solved, p.unsure = x != nil, !certain
-			if p.unsure {
-				p.rest = 2*ceiling - p.least
-			}
-			take(p, x)
+			points = s.relieve(points, min(ceiling, worst()), best)
 		}
 		if last || len(best) > s.opts.TopK {
 			break

@@ -15,6 +15,7 @@ type degrees struct{ plan, dp, tp, pp int }
 // hold, and the residual stream of tensor-parallel ones.
 type sharding struct {
 	zero     int
+	group    int // data-parallel ranks that ZeRO shards over, 0 for all
 	sequence bool
 }
 
@@ -25,14 +26,18 @@ type outline struct {
 }
 
 // outlines lists the ways to shard beside each of the degrees.
-func outlines(o Options, all []degrees) []outline {
+func outlines(o Options, all []degrees, c *cost.Cluster) []outline {
 	var list []outline
 	for _, d := range all {
 		stages := []int{0, 1, 2, 3}
-		if replicas := d.dp * (o.RuntimeNGPUs / d.plan); o.ZeRO != nil {
+		replicas := d.dp * (o.RuntimeNGPUs / d.plan)
+		switch {
+		case o.ZeRO != nil:
 			stages = []int{*o.ZeRO}
-		} else if replicas == 1 {
+		case replicas == 1:
 			stages = stages[:1]
+		case o.ZeROGroup > 0:
+			stages = stages[1:]
 		}
 		sequences := []bool{false, true}
 		switch {
@@ -43,11 +48,33 @@ func outlines(o Options, all []degrees) []outline {
 		}
 		for _, sequence := range sequences {
 			for _, zero := range stages {
-				list = append(list, outline{d, sharding{zero, sequence}})
+				for _, group := range zeroGroups(o, d, zero, replicas, c) {
+					list = append(list, outline{d, sharding{zero, group, sequence}})
+				}
 			}
 		}
 	}
 	return list
+}
+
+// zeroGroups lists the sizes of the groups that ZeRO shards over, 0 for all
+// replicas: all, and from stage 2 on the largest part of them inside a node. At
+// stage 1 a group saves nothing: its reduce-scatter, the sum over the copies and
+// its all-gather, once a step, move what those over all ranks do.
+func zeroGroups(o Options, d degrees, zero, replicas int, c *cost.Cluster) []int {
+	if o.ZeROGroup > 0 && zero > 0 {
+		return []int{o.ZeROGroup % replicas}
+	}
+	within := replicas - 1
+	if !c.Device.Shared {
+		within = min(within, c.DevicesPerNode/d.tp)
+	}
+	for g := within; g >= 2 && zero >= 2; g-- {
+		if replicas%g == 0 {
+			return []int{0, g}
+		}
+	}
+	return []int{0}
 }
 
 // allDegrees lists the ways to cut units that the options leave, for a model of
@@ -74,6 +101,9 @@ func allDegrees(o Options, blocks, batch int, c *cost.Cluster) []degrees {
 					continue
 				}
 				if o.ZeRO != nil && *o.ZeRO > 0 && dp*(o.RuntimeNGPUs/plan) == 1 || o.SequenceParallel == "on" && tp == 1 {
+					continue
+				}
+				if g := o.ZeROGroup; g > 0 && (dp*(o.RuntimeNGPUs/plan)%g != 0 || dp*(o.RuntimeNGPUs/plan) < 2) {
 					continue
 				}
 				if dp*(o.RuntimeNGPUs/plan) <= batch {
@@ -119,6 +149,7 @@ func comparePlans(a, b *partition.Plan) int {
 		cmp.Compare(a.TP, b.TP),
 		cmp.Compare(a.PP(), b.PP()),
 		cmp.Compare(a.ZeRO, b.ZeRO),
+		cmp.Compare(a.ZeROGroup, b.ZeROGroup),
 		compareBools(a.SequenceParallel, b.SequenceParallel),
 		cmp.Compare(b.MicroBatch, a.MicroBatch),
 		cmp.Compare(a.Schedule, b.Schedule),
