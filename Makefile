@@ -4,7 +4,7 @@ GO       ?= go
 BIN      := bin/autopar
 FUZZTIME ?= 5s
 
-.PHONY: help build demo test check fmt vet race golden fuzz bench parity mutants peers
+.PHONY: help build demo test check fmt vet race golden fuzz bench parity curves mutants peers
 
 help:
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1	\2/p' $(MAKEFILE_LIST)
@@ -45,6 +45,9 @@ bench: ## run every benchmark once, for its time and allocations
 
 parity: ## train under every plan of the parity table and print it
 	$(GO) test -count=1 -timeout 20m -v -run TestParity . -args -parity-all
+
+curves: build ## train 300 steps under five very different plans and draw their losses over each other
+	bench/curves.sh $(BIN)
 
 mutants: ## plant known bugs one at a time; each must turn a test red
 	$(GO) test -tags mutants -count=1 -timeout 20m -v ./mutants

@@ -28,6 +28,7 @@ func rooms() []string {
 		"ir/irtest",
 		"trace",
 		"models/gpt",
+		"config/strictyaml",
 		"config",
 		"partition",
 		"codegen",
@@ -45,6 +46,7 @@ func rooms() []string {
 		"train",
 		"explain",
 		"cmd/autopar",
+		"bench/curves",
 	}
 }
 

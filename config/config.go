@@ -15,6 +15,7 @@ import (
 	"io"
 	"os"
 
+	"github.com/autopar/autopar/config/strictyaml"
 	"github.com/autopar/autopar/models/gpt"
 )
 
@@ -29,7 +30,7 @@ type Config struct {
 
 	// For the errors of Validate: the file, and where each section.key that is not a default was written.
 	file    string
-	origins map[string]origin
+	origins map[string]strictyaml.Origin
 }
 
 // Data names the token files. Dir holds train.bin and val.bin, little-endian uint16.

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"path/filepath"
 
+	"github.com/autopar/autopar/config/strictyaml"
 	"github.com/autopar/autopar/models/gpt"
 )
 
@@ -73,7 +74,7 @@ func (c *Config) decodeHuggingFace(file string, data []byte) error {
 		}
 		_, nullable := field.into.(**int)
 		if err := json.Unmarshal(m.value, field.into); err != nil || string(m.value) == "null" && !nullable {
-			return m.at.refuse(field.theirs, "cannot be %s", m.value)
+			return m.at.Refuse(field.theirs, "cannot be %s", m.value)
 		}
 		if field.ours != "" {
 			c.remember("model."+field.ours, m.at)
@@ -92,18 +93,18 @@ func (c *Config) decodeHuggingFace(file string, data []byte) error {
 		{"add_cross_attention", cross, false},
 	} {
 		if fixed.got != fixed.want {
-			return members[fixed.key].at.refuse(fixed.key, "is %v, only %v is supported", fixed.got, fixed.want)
+			return members[fixed.key].at.Refuse(fixed.key, "is %v, only %v is supported", fixed.got, fixed.want)
 		}
 	}
 	if resid != embd || resid != attn {
-		return origin{file, members["resid_pdrop"].at.line}.refuse("resid_pdrop",
+		return strictyaml.Origin{File: file, Line: members["resid_pdrop"].at.Line}.Refuse("resid_pdrop",
 			"resid_pdrop %v, embd_pdrop %v and attn_pdrop %v differ; only one dropout is supported", resid, embd, attn)
 	}
 	model.Dropout = resid
 
 	if context != nil {
 		if _, both := members["n_positions"]; both && *context != model.BlockSize {
-			return members["n_ctx"].at.refuse("n_ctx", "%d differs from n_positions %d", *context, model.BlockSize)
+			return members["n_ctx"].at.Refuse("n_ctx", "%d differs from n_positions %d", *context, model.BlockSize)
 		}
 		model.BlockSize = *context
 	}
@@ -116,7 +117,7 @@ func (c *Config) decodeHuggingFace(file string, data []byte) error {
 	case "gelu":
 		model.Activation = gpt.GELU
 	default:
-		return members["activation_function"].at.refuse("activation_function", "is %q, wants gelu_new or gelu", activation)
+		return members["activation_function"].at.Refuse("activation_function", "is %q, wants gelu_new or gelu", activation)
 	}
 	c.Model = model
 	return nil
@@ -125,15 +126,17 @@ func (c *Config) decodeHuggingFace(file string, data []byte) error {
 // member is one top-level key's value.
 type member struct {
 	value json.RawMessage
-	at    origin
+	at    strictyaml.Origin
 }
 
 // jsonMembers splits a JSON object, refusing duplicates and anything that is not one object.
 func jsonMembers(file string, data []byte) (map[string]member, error) {
 	d := json.NewDecoder(bytes.NewReader(data))
-	here := func() origin { return origin{file, 1 + bytes.Count(data[:d.InputOffset()], []byte("\n"))} }
+	here := func() strictyaml.Origin {
+		return strictyaml.Origin{File: file, Line: 1 + bytes.Count(data[:d.InputOffset()], []byte("\n"))}
+	}
 	fail := func(err error) error {
-		return &Error{File: file, Line: here().line, Msg: "is not a JSON object", Err: err}
+		return &Error{File: file, Line: here().Line, Msg: "is not a JSON object", Err: err}
 	}
 	var whole map[string]json.RawMessage // the decoder below checks members one by one, not what follows the object
 	if err := json.Unmarshal(data, &whole); err != nil {
@@ -153,7 +156,7 @@ func jsonMembers(file string, data []byte) (map[string]member, error) {
 		}
 		name, at := fmt.Sprint(token), here()
 		if first, dup := members[name]; dup {
-			return nil, at.refuse(name, "duplicate key, first given on line %d", first.at.line)
+			return nil, at.Refuse(name, "duplicate key, first given on line %d", first.at.Line)
 		}
 		var value json.RawMessage
 		if err := d.Decode(&value); err != nil {

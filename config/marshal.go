@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
+
+	"github.com/autopar/autopar/config/strictyaml"
 )
 
 // Marshal prints every key as YAML that Parse reads back to an equal Config. The text is a function of the values alone, so
@@ -53,9 +55,9 @@ func formatValue(target any) string {
 // formatText prints plain words as they are and quotes the rest.
 func formatText(s string) string {
 	const letters = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ_"
-	plain := scalar{value: s}
-	_, isBool := plain.asBool()
-	if s != "" && strings.Contains(letters, s[:1]) && strings.Trim(s, letters+"0123456789-./") == "" && !isBool && !plain.isNull() {
+	plain := strictyaml.Scalar{Text: s}
+	_, isBool := plain.Bool()
+	if s != "" && strings.Contains(letters, s[:1]) && strings.Trim(s, letters+"0123456789-./") == "" && !isBool && !plain.IsNull() {
 		return s
 	}
 	return strconv.Quote(s)

@@ -33,9 +33,9 @@ func (c *Config) Validate() error {
 func (c *Config) refuse(name, format string, args ...any) error {
 	at, written := c.origins[name]
 	if !written {
-		at.file = c.file
+		at.File = c.file
 	}
-	return at.refuse(name, format, args...)
+	return at.Refuse(name, format, args...)
 }
 
 // validateWords holds text keys of a Config built in Go to what the reader accepts.

@@ -6,6 +6,7 @@ import (
 	"github.com/autopar/autopar/checkpoint"
 	"github.com/autopar/autopar/codegen"
 	"github.com/autopar/autopar/config"
+	"github.com/autopar/autopar/ir"
 	"github.com/autopar/autopar/partition"
 )
 
@@ -29,6 +30,24 @@ func Reshard(c *checkpoint.Checkpoint, cfg *config.Config, plan *partition.Plan,
 		return "", err
 	}
 	return checkpoint.Save(dir, snap, checkpoint.Retention{})
+}
+
+// Initial is the checkpoint of a run that has not begun: the weights as given, moments and other state zero.
+func Initial(cfg *config.Config, weights checkpoint.Reader) (checkpoint.Snapshot, error) {
+	g, err := cfg.TrainStep()
+	if err != nil {
+		return checkpoint.Snapshot{}, err
+	}
+	snap := checkpoint.Snapshot{Config: string(cfg.Marshal())}
+	for _, v := range g.Params() {
+		name, whole := v.Def.Name, ir.Whole(v.Type.Shape)
+		read := func(dst []byte) error { return weights.Read(name, whole, dst) }
+		if v.Def.Attr.(ir.ParamAttr).State {
+			read = func(dst []byte) error { clear(dst); return nil }
+		}
+		snap.Shards = append(snap.Shards, checkpoint.Shard{Name: name, Type: v.Type, Slab: whole, Read: read})
+	}
+	return snap, nil
 }
 
 // shards lists the parts of parameters that the ranks of a program hold.

@@ -7,6 +7,7 @@ import (
 	"github.com/autopar/autopar/config"
 	"github.com/autopar/autopar/explain"
 	"github.com/autopar/autopar/ir"
+	"github.com/autopar/autopar/train"
 )
 
 // checkpointCmd groups the commands about checkpoints.
@@ -14,8 +15,8 @@ type checkpointCmd struct {
 	Inspect checkpointInspectCmd `cmd:"" help:"Check every file of a checkpoint and tell what it holds."`
 	Merge   checkpointMergeCmd   `cmd:"" help:"Write the checkpoint of many ranks as that of one."`
 	Export  checkpointExportCmd  `cmd:"" help:"Write the weights as one safetensors file."`
-	Reshard laterCmd             `cmd:"" hidden:"" help:"Cut a checkpoint for another plan."`
-	Import  laterCmd             `cmd:"" hidden:"" help:"Make a checkpoint of a weights file."`
+	Reshard checkpointReshardCmd `cmd:"" help:"Cut a checkpoint for the ranks of another plan."`
+	Import  checkpointImportCmd  `cmd:"" help:"Make a checkpoint of a weights file."`
 }
 
 // fromDir is the checkpoint that a command reads.
@@ -84,17 +85,9 @@ func (c *checkpointMergeCmd) Run(con *console) error {
 		return err
 	}
 	defer ck.Close()
-	s := checkpoint.Snapshot{Step: ck.Step, BestVal: ck.BestVal, BestStep: ck.BestStep, Config: ck.Config, Plan: ck.Plan}
-	for _, t := range ck.Tensors {
-		dtype, err := ir.ParseDType(t.DType)
-		if err != nil {
-			return &checkpoint.Error{File: ck.Dir, Tensor: t.Name, Err: err}
-		}
-		whole := ir.Whole(t.Shape)
-		s.Shards = append(s.Shards, checkpoint.Shard{
-			Name: t.Name, Type: ir.Type{DType: dtype, Shape: t.Shape}, Slab: whole,
-			Read: func(dst []byte) error { return ck.Read(t.Name, whole, dst) },
-		})
+	s, err := ck.Snapshot(nil)
+	if err != nil {
+		return err
 	}
 	dir, err := checkpoint.Save(c.Out, s, checkpoint.Retention{Last: 1})
 	if err != nil {
@@ -102,6 +95,86 @@ func (c *checkpointMergeCmd) Run(con *console) error {
 	}
 	con.printf("%s\n", dir)
 	return nil
+}
+
+// checkpointReshardCmd writes a checkpoint as the ranks of a plan would have.
+type checkpointReshardCmd struct {
+	fromDir
+	planArg
+	Out string `short:"o" required:"" placeholder:"DIR" help:"Directory to write. Any plan can resume from any checkpoint; one cut for its ranks spares them reading files of which they need little."`
+}
+
+// Example is shown by --help.
+func (checkpointReshardCmd) Example() string {
+	return "autopar checkpoint reshard out-quick other-plan.json -o out-other"
+}
+
+// Run cuts the checkpoint anew.
+func (c *checkpointReshardCmd) Run(con *console) error {
+	doc, err := c.loadPlan()
+	if err != nil {
+		return err
+	}
+	ck, err := checkpoint.Open(c.Dir)
+	if err != nil {
+		return err
+	}
+	defer ck.Close()
+	dir, err := train.Reshard(ck, doc.Config, doc.Plan, c.Out)
+	if err != nil {
+		return err
+	}
+	con.printf("%s\n", dir)
+	return nil
+}
+
+// checkpointImportCmd makes a checkpoint of the weights of other programs.
+type checkpointImportCmd struct {
+	File   string `arg:"" name:"model.safetensors" help:"Weights of a GPT-2, by HuggingFace's names or nanoGPT's."`
+	Config string `placeholder:"gpt.yaml" help:"Configuration of the model. The default is read off the tensors, the file's metadata and the config.json beside it."`
+	Out    string `short:"o" required:"" placeholder:"DIR" help:"Directory to write: the run that resumes from it is at step 0, its optimizer has seen nothing."`
+}
+
+// Example is shown by --help.
+func (checkpointImportCmd) Example() string {
+	return "autopar checkpoint import model.safetensors -o out-imported"
+}
+
+// Run imports the weights.
+func (c *checkpointImportCmd) Run(con *console) error {
+	cfg, err := c.config()
+	if err != nil {
+		return err
+	}
+	weights, err := checkpoint.OpenWeights(c.File, cfg.Model)
+	if err != nil {
+		return err
+	}
+	defer weights.Close()
+	s, err := train.Initial(cfg, weights)
+	if err != nil {
+		return err
+	}
+	dir, err := checkpoint.Save(c.Out, s, checkpoint.Retention{Last: 1})
+	if err != nil {
+		return err
+	}
+	con.printf("%s\n", dir)
+	return nil
+}
+
+func (c *checkpointImportCmd) config() (*config.Config, error) {
+	if c.Config != "" {
+		cfg, err := config.Load(c.Config, nil)
+		if err != nil {
+			return nil, err
+		}
+		return cfg, cfg.Validate()
+	}
+	cfg := config.Default()
+	var err error
+	cfg.Model, err = checkpoint.WeightsConfig(c.File)
+	return cfg, err
 }
 
 // checkpointExportCmd writes the weights for other programs.

@@ -1,25 +1,20 @@
 package cost
 
 import (
-	"bytes"
 	"embed"
 	"errors"
 	"fmt"
-	"math"
 	"os"
 	goruntime "runtime"
 	"slices"
 	"strconv"
 	"strings"
-	"unicode/utf8"
 
-	"github.com/goccy/go-yaml"
 	"github.com/goccy/go-yaml/ast"
-	"github.com/goccy/go-yaml/parser"
-	"github.com/goccy/go-yaml/token"
 	"golang.org/x/sys/cpu"
 
 	"github.com/autopar/autopar/config"
+	"github.com/autopar/autopar/config/strictyaml"
 )
 
 //go:embed clusters/*.yaml
@@ -71,35 +66,7 @@ func Load(nameOrFile string) (*Cluster, error) {
 }
 
 // Error is a cluster that cannot be used. It prints as "a.yaml:3: device.memory: is ...".
-type Error struct {
-	File string
-	Line int // 1-based; 0 when no line applies
-	Key  string
-	Msg  string
-	Err  error
-}
-
-func (e *Error) Error() string {
-	var b strings.Builder
-	b.WriteString("cluster: ")
-	if e.File != "" {
-		b.WriteString(e.File)
-		if e.Line > 0 {
-			fmt.Fprintf(&b, ":%d", e.Line)
-		}
-		b.WriteString(": ")
-	}
-	if e.Key != "" {
-		b.WriteString(e.Key + ": ")
-	}
-	b.WriteString(e.Msg)
-	if e.Err != nil {
-		b.WriteString(": " + e.Err.Error())
-	}
-	return b.String()
-}
-
-func (e *Error) Unwrap() error { return e.Err }
+type Error = strictyaml.Error
 
 // Parse reads a cluster from YAML; name stands for the file in errors. Every key
 // is required except source, device.shared, device.cores, and on a shared
@@ -177,30 +144,9 @@ func (d *decoder) optional(key string) bool {
 func dtypes() []string { return []string{"f32", "tf32", "f16", "bf16", "f8"} }
 
 func (d *decoder) parse(data []byte) error {
-	if !utf8.Valid(data) {
-		return &Error{File: d.file, Msg: "is not UTF-8 text"}
-	}
-	parsed, err := parser.ParseBytes(bytes.TrimPrefix(data, []byte("\ufeff")), 0, parser.AllowDuplicateMapKey())
+	root, err := strictyaml.Parse(d.file, data)
 	if err != nil {
-		bad := &Error{File: d.file, Msg: "is not YAML", Err: err}
-		var syntax *yaml.SyntaxError
-		if errors.As(err, &syntax) {
-			bad.Msg, bad.Err = "is not YAML: "+syntax.Message, nil
-			if syntax.Token != nil && syntax.Token.Position != nil {
-				bad.Line = syntax.Token.Position.Line
-			}
-		}
-		return bad
-	}
-	var root ast.Node
-	for _, doc := range parsed.Docs {
-		if doc.Body == nil {
-			continue
-		}
-		if root != nil {
-			return &Error{File: d.file, Line: line(doc.Body), Msg: "has a second document; wants one"}
-		}
-		root = doc.Body
+		return err
 	}
 	if root == nil {
 		return &Error{File: d.file, Msg: "is empty"}
@@ -210,26 +156,14 @@ func (d *decoder) parse(data []byte) error {
 
 // mapping reads the keys below a path.
 func (d *decoder) mapping(path string, node ast.Node) error {
-	var pairs []*ast.MappingValueNode
-	switch n := node.(type) {
-	case *ast.MappingNode:
-		pairs = n.Values
-	case *ast.MappingValueNode:
-		pairs = []*ast.MappingValueNode{n}
-	default:
-		return &Error{File: d.file, Line: line(node), Key: path, Msg: "wants keys and values"}
+	entries, err := strictyaml.Entries(node, d.file, path)
+	if err != nil {
+		return err
 	}
-	for _, pair := range pairs {
-		word, ok := pair.Key.(*ast.StringNode)
-		if !ok {
-			return &Error{File: d.file, Line: line(pair.Key), Key: path, Msg: fmt.Sprintf("wants plain keys, got %s", pair.Key)}
-		}
-		key := strings.TrimPrefix(path+"."+word.Value, ".")
-		if first, dup := d.lines[key]; dup {
-			return &Error{File: d.file, Line: line(pair.Key), Key: key, Msg: fmt.Sprintf("duplicate key, first given on line %d", first)}
-		}
-		d.lines[key] = line(pair.Key)
-		if err := d.set(key, pair.Value); err != nil {
+	for _, e := range entries {
+		key := strings.TrimPrefix(path+"."+e.Name, ".")
+		d.lines[key] = e.At.Line
+		if err := d.set(key, e.Value); err != nil {
 			return err
 		}
 	}
@@ -246,20 +180,20 @@ func (d *decoder) set(key string, node ast.Node) error {
 			return d.mapping(key, node)
 		}
 	}
-	text, quoted, ok := scalarText(node)
+	value, ok := strictyaml.ScalarOf(node)
 	if !ok {
-		return refuse("wants one value, got %s", node.Type())
+		return refuse("wants one value, got %s", strictyaml.Describe(node))
 	}
+	wants := func(what string) error { return refuse("wants %s, got %s", what, strictyaml.Describe(node)) }
 	if dtype, isRate := strings.CutPrefix(key, "device.flops."); isRate && slices.Contains(dtypes(), dtype) {
-		if text == "auto" && dtype == "f32" {
-			d.c.Device.FLOPS[dtype] = corePeak()
-			return nil
+		rate, ok := value.Float()
+		if value.Text == "auto" && dtype == "f32" {
+			rate, ok = corePeak(), true
 		}
-		f, err := number(text, quoted)
-		if err != nil {
-			return refuse("%v", err)
+		if !ok {
+			return wants("a number")
 		}
-		d.c.Device.FLOPS[dtype] = f
+		d.c.Device.FLOPS[dtype] = rate
 		return nil
 	}
 	i := slices.IndexFunc(d.fields(), func(f field) bool { return f.key == key })
@@ -268,80 +202,36 @@ func (d *decoder) set(key string, node ast.Node) error {
 	}
 	switch target := d.fields()[i].target.(type) {
 	case *string:
-		*target = text
+		*target = value.Text
 	case *bool:
-		if quoted || text != "true" && text != "false" {
-			return refuse("wants true or false, got %q", text)
+		if *target, ok = value.Bool(); !ok {
+			return wants("true or false")
 		}
-		*target = text == "true"
 	case *float64:
-		f, err := number(text, quoted)
-		if err != nil {
-			return refuse("%v", err)
+		if *target, ok = value.Float(); !ok {
+			return wants("a number")
 		}
-		*target = f
 	case *int:
-		n, err := strconv.Atoi(text)
+		n, err := strconv.Atoi(value.Text)
 		switch {
-		case text == "auto" && key == "device.cores":
+		case value.Text == "auto" && key == "device.cores":
 			n = goruntime.NumCPU()
-		case err != nil || quoted:
-			return refuse("wants an integer, got %q", text)
+		case err != nil || !value.IsInt():
+			return wants("an integer")
 		}
 		*target = n
 	case *int64:
-		if text == "auto" {
+		if value.Text == "auto" {
 			*target = installedMemory()
 			return nil
 		}
-		n, err := size(text)
+		n, err := config.ParseBytes(value.Text)
 		if err != nil {
 			return refuse("%v", err)
 		}
-		*target = n
+		*target = int64(n)
 	}
 	return nil
-}
-
-// scalarText returns the text of a YAML leaf as it is written.
-func scalarText(node ast.Node) (text string, quoted, ok bool) {
-	switch n := node.(type) {
-	case *ast.StringNode:
-		kind := n.GetToken().Type
-		return n.Value, kind == token.SingleQuoteType || kind == token.DoubleQuoteType, true
-	case *ast.IntegerNode, *ast.FloatNode, *ast.BoolNode:
-		return node.GetToken().Value, false, true
-	}
-	return "", false, false
-}
-
-func number(text string, quoted bool) (float64, error) {
-	f, err := strconv.ParseFloat(text, 64)
-	if err != nil || quoted || strings.Trim(text, "0123456789+-.eE") != "" || math.IsInf(f, 0) {
-		return 0, fmt.Errorf("wants a number, got %q", text)
-	}
-	return f, nil
-}
-
-// size reads bytes, or a number with a unit of powers of 1024 (KiB to TiB) or
-// 1000 (KB to TB).
-func size(text string) (int64, error) {
-	units := []struct {
-		name  string
-		scale float64
-	}{{"TiB", 1 << 40}, {"GiB", 1 << 30}, {"MiB", 1 << 20}, {"KiB", 1 << 10}, {"TB", 1e12}, {"GB", 1e9}, {"MB", 1e6}, {"KB", 1e3}, {"B", 1}, {"", 1}}
-	for _, u := range units {
-		digits, found := strings.CutSuffix(text, u.name)
-		if !found {
-			continue
-		}
-		f, err := number(strings.TrimSpace(digits), false)
-		if err != nil || f*u.scale > 1<<60 || f < 0 {
-			break
-		}
-		return int64(f * u.scale), nil
-	}
-	return 0, fmt.Errorf("wants a size such as 16GiB, or auto, got %q", text)
 }
 
 // corePeak is the float32 FLOP/s of a core of this machine, by what its vector
@@ -369,11 +259,4 @@ func installedMemory() int64 {
 		return unknown
 	}
 	return kib << 10
-}
-
-func line(node ast.Node) int {
-	if node == nil || node.GetToken() == nil || node.GetToken().Position == nil {
-		return 0
-	}
-	return node.GetToken().Position.Line
 }
