@@ -65,7 +65,7 @@ func Check(p *Program) error {
 // checkLayout makes sure that buffers lie in their region, are large enough for
 // every value written to them (checkCode), and do not overlap while live.
 func checkLayout(s *Stage) error {
-	limit := [...]int64{Persist: s.Persist, Slot: s.Slot, Temp: s.Temp}
+	limit := [...]int64{Persist: s.Persist, Slot: s.Slot, Temp: s.Temp, Host: s.Host}
 	used := map[int]bool{}
 	for _, body := range s.Bodies {
 		for _, in := range body.Instrs {
@@ -96,7 +96,7 @@ func checkLayout(s *Stage) error {
 				a.Offset >= b.Offset+b.Size || b.Offset >= a.Offset+a.Size {
 				continue
 			}
-			if a.Region == Persist || a.To >= b.From && b.To >= a.From {
+			if a.Region == Persist || a.Region == Host || a.To >= b.From && b.To >= a.From {
 				return &CheckError{Rank: -1, Stage: s.Index, Value: a.Value.Name(),
 					Msg: fmt.Sprintf("buffers b%d and b%d (%s) overlap while both are live", x, y, b.Value.Name())}
 			}
@@ -152,7 +152,7 @@ func checkCode(p *Program, s *Stage) error {
 		}
 	}
 	for id, b := range s.Buffers {
-		if b.Value.Def.Op.Class() == ir.Leaf && b.Region == Persist {
+		if b.Value.Def.Op.Class() == ir.Leaf && (b.Region == Persist || b.Region == Host) {
 			c.holds[id] = b.Value
 		}
 	}
@@ -203,6 +203,9 @@ func (c *code) step(in Instr, writers map[int][]Instr) error {
 			return c.fail(n, nil, "has %d operands, its node has %d", len(in.Args), len(n.Args))
 		}
 		for i, a := range n.Args {
+			if err := c.inItsSpace(n, a, in.Args[i]); err != nil {
+				return err
+			}
 			switch held := c.holds[in.Args[i]]; {
 			case held == nil:
 				return c.fail(n, a, "operand %d is read from b%d before anything is written there", i, in.Args[i])
@@ -219,6 +222,9 @@ func (c *code) step(in Instr, writers map[int][]Instr) error {
 	}
 	for i, r := range n.Results {
 		id := in.Results[i]
+		if err := c.inItsSpace(n, r, id); err != nil {
+			return err
+		}
 		slab := c.prog.Slab(r, ir.Coord{})
 		if need := slab.Elems() * r.Type.DType.Size(); need > c.stage.Buffers[id].Size {
 			return c.fail(n, r, "needs %d bytes, b%d has %d", need, id, c.stage.Buffers[id].Size)
@@ -227,6 +233,15 @@ func (c *code) step(in Instr, writers map[int][]Instr) error {
 			return err
 		}
 		c.holds[id] = c.canon(r)
+	}
+	return nil
+}
+
+// inItsSpace checks that a buffer is on the side, device or host, where the graph
+// has the value.
+func (c *code) inItsSpace(n *ir.Node, v *ir.Value, id int) error {
+	if region := c.stage.Buffers[id].Region; (region == Host) != v.OnHost() {
+		return c.fail(n, v, "is in b%d of the %s region", id, region)
 	}
 	return nil
 }

@@ -24,8 +24,12 @@ func (p *Program) Fprint(w io.Writer, rank int) error {
 			fmt.Fprintf(out, " %s=%d", a.Name, s.Coord[i])
 		}
 	}
-	fmt.Fprintf(out, "  %d micro-batches  arena %d bytes (persist %d + %d slots of %d + temp %d)\n",
+	fmt.Fprintf(out, "  %d micro-batches  arena %d bytes (persist %d + %d slots of %d + temp %d)",
 		s.MicroBatches, st.Arena(), st.Persist, st.Slots, st.Slot, st.Temp)
+	if st.Host > 0 {
+		fmt.Fprintf(out, "  host %d bytes", st.Host)
+	}
+	fmt.Fprintln(out)
 	for id, b := range st.Buffers {
 		fmt.Fprintf(out, "  b%d  %s+%d  %d bytes  %s %s\n", id, b.Region, b.Offset, b.Size, b.Value.Name(), b.Value.Type)
 	}
@@ -45,6 +49,8 @@ func (p *Program) instrText(s *Schedule, task Task, in Instr) string {
 	switch op := in.Node.Op; {
 	case op == ir.OpInput:
 		kind = "feed"
+	case HostCopy(op):
+		kind = "comm"
 	case op == ir.OpSend || op == ir.OpRecv:
 		kind = "comm"
 		where = fmt.Sprintf("  peer=%d", p.Peer(s, in.Node))
@@ -75,6 +81,10 @@ func names(buffers []int) string {
 	}
 	return strings.Join(text, " ")
 }
+
+// HostCopy reports whether the op copies between the device and the host memory of
+// a rank.
+func HostCopy(op ir.Op) bool { return op == ir.OpFetch || op == ir.OpStash }
 
 // Collective reports whether the op makes a group of ranks communicate.
 func Collective(op ir.Op) bool {

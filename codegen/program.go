@@ -36,6 +36,9 @@ type Stage struct {
 	// The arena is the three regions one after another: Persist bytes, then
 	// Slots times Slot bytes, then Temp bytes.
 	Persist, Slot, Temp int64
+	// Host is the bytes of a second arena, in the host memory of the rank: what is
+	// offloaded (see partition.Offload). It survives between steps.
+	Host int64
 	// Durable is the part of Persist that must survive between steps: weights,
 	// optimizer state and constants. A program that shares the arena keeps off it.
 	Durable int64
@@ -57,9 +60,10 @@ const (
 	Persist Region = iota // across steps, or across the micro-batches of a step
 	Slot                  // from a micro-batch's forward to its backward
 	Temp                  // inside one body
+	Host                  // across steps, in host memory
 )
 
-func (r Region) String() string { return [...]string{"persist", "slot", "temp"}[r] }
+func (r Region) String() string { return [...]string{"persist", "slot", "temp", "host"}[r] }
 
 // Buffer is a place in a region. Values that alias (in-place results, merged
 // accumulators) share one.
@@ -77,7 +81,7 @@ type Buffer struct {
 	Value *ir.Value
 }
 
-// Offset returns where buffer b lies in the arena when its micro-batch is in the
+// Offset returns where buffer b lies in its arena when its micro-batch is in the
 // given slot.
 func (s *Stage) Offset(b, slot int) int64 {
 	buf := &s.Buffers[b]

@@ -22,6 +22,9 @@ type ParamAttr struct {
 	Decay bool
 	// State marks optimizer state: it has no gradient and is not a weight.
 	State bool
+	// Host says that it lives in the host memory of its rank, where only OpFetch
+	// reads it and OpStash writes it.
+	Host bool
 }
 
 // ConstAttr belongs to OpConst.
@@ -80,7 +83,8 @@ type DropoutAttr struct {
 // AdamWAttr belongs to OpAdamW. WeightDecay is 0 for parameters not decayed.
 type AdamWAttr struct{ Beta1, Beta2, Eps, WeightDecay float64 }
 
-// CommAttr belongs to the ops that partition inserts, except send and recv.
+// CommAttr belongs to the ops that partition inserts, except send, recv, fetch and
+// stash.
 type CommAttr struct {
 	Axis    string // the mesh axis over which ranks communicate
 	Dim, To int    // the dimension gathered or scattered; To for all_to_all

@@ -34,6 +34,8 @@ func attrOf(op Op) Attr {
 		return AdamWAttr{}
 	case OpSend, OpRecv:
 		return P2PAttr{}
+	case OpFetch, OpStash:
+		return nil
 	}
 	if op.Class() == Comm {
 		return CommAttr{}

@@ -31,5 +31,6 @@ func Apply(g *ir.Graph, p *Plan, batch int) (*ir.Graph, error) {
 	if err != nil {
 		return nil, err
 	}
+	offload(out, p.Offload)
 	return out, nil
 }

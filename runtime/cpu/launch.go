@@ -47,6 +47,8 @@ var launches = [...]launch{
 	ir.OpSlice:      slice,
 	ir.OpToPartial:  toPartial,
 	ir.OpAccumulate: accumulate,
+	ir.OpFetch:      copyBetween,
+	ir.OpStash:      copyBetween,
 }
 
 // Launch runs a kernel.
@@ -184,6 +186,12 @@ func toPartial(d *Device, k *runtime.Kernel) error {
 	} else if k.Args[0].Offset != k.Results[0].Offset {
 		kernel.Copy(d.pool, y, d.arg(k, 0))
 	}
+	return nil
+}
+
+// copyBetween copies a value from one space to the other.
+func copyBetween(d *Device, k *runtime.Kernel) error {
+	kernel.Copy(d.pool, d.result(k, 0), d.arg(k, 0))
 	return nil
 }
 
