@@ -55,7 +55,9 @@ func (b *brute) run() {
 								groups = groups[:1] // the others only spare memory
 							}
 							for _, group := range groups {
-								b.sizes(s, outline{d, sharding{zero, group, sequence}}, (b.batch+all-1)/all)
+								for _, offload := range offloads(b.opts, b.cluster) {
+									b.sizes(s, outline{d, sharding{zero, group, sequence, offload}}, (b.batch+all-1)/all)
+								}
 							}
 						}
 					}

@@ -24,9 +24,9 @@ type InfeasibleError struct {
 func (e *InfeasibleError) Error() string {
 	p := e.Closest
 	return fmt.Sprintf("planner: no feasible plan: stage %d needs %s, %s more than the limit of %s; its largest part is %s with %s; "+
-		"closest plan: dp %d x tp %d x pp %d, zero %d%s, sequence parallelism %s, micro-batch %d, %s, recomputing %s",
+		"closest plan: dp %d x tp %d x pp %d, zero %d%s, offload %s, sequence parallelism %s, micro-batch %d, %s, recomputing %s",
 		e.Stage, gib(e.Needs), gib(e.Needs-e.Limit), gib(e.Limit), e.Largest, gib(e.LargestBytes),
-		p.DP, p.TP, p.PP(), p.ZeRO, groupText(p), onOff(p.SequenceParallel), p.MicroBatch, p.Schedule, recomputed(p))
+		p.DP, p.TP, p.PP(), p.ZeRO, groupText(p), p.Offload, onOff(p.SequenceParallel), p.MicroBatch, p.Schedule, recomputed(p))
 }
 
 func gib(bytes int64) string { return fmt.Sprintf("%.4g GiB", float64(bytes)/(1<<30)) }
@@ -123,6 +123,9 @@ func largestPart(st *codegen.Stage) (string, int64) {
 	weights, state := int64(0), int64(0)
 	for _, id := range st.Params {
 		b := &st.Buffers[id]
+		if b.Region == codegen.Host {
+			continue
+		}
 		if b.Value.Def.Attr.(ir.ParamAttr).State {
 			state += b.Size
 		} else {

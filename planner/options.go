@@ -38,10 +38,12 @@ type Options struct {
 	// by the same plan, and must fit too.
 	Eval *ir.Graph
 
+	// Offload is "none", "optimizer" or "params"; empty searches it.
+	Offload string
+
 	// Not there yet: anything but the zero value, or what says the same, is an
 	// UnsupportedError.
 	CP, Interleave int
-	Offload        string
 }
 
 // Recompute says which blocks compute their activations again in the backward
@@ -200,7 +202,6 @@ func (o Options) supported() error {
 	}{
 		{"cp", fmt.Sprint(o.CP), o.CP > 1},
 		{"interleave", fmt.Sprint(o.Interleave), o.Interleave > 1},
-		{"offload", o.Offload, o.Offload == "optimizer" || o.Offload == "params"},
 		{"schedule", string(o.Schedule), o.Schedule == "interleaved" || o.Schedule == "zero-bubble"},
 	} {
 		if x.missing {

@@ -9,6 +9,8 @@ import (
 // take no less time than those of plans of the same degrees without them. They are
 // of use only where those others do not fit as they would like to.
 //
+//   - Offload, against the same plan without: it is that plan with copies in
+//     between.
 //   - ZeRO over groups of ranks, against ZeRO 1 over all of them. Both reduce and
 //     gather once a step the same bytes on every link: a ring over n ranks moves
 //     (n-1)/n of the value, and rings over groups of g and over n/g copies of a
@@ -20,7 +22,8 @@ import (
 // relieves reports whether an outline only spares memory, of those that the
 // options leave. Where they leave nothing to compare it with it is one like others.
 func (s *searcher) relieves(o outline) bool {
-	return o.group > 0 && s.opts.ZeROGroup == 0 && s.opts.ZeRO == nil
+	grouped := o.group > 0 && s.opts.ZeROGroup == 0 && s.opts.ZeRO == nil
+	return grouped || o.offload != partition.OffloadNone && s.opts.Offload == ""
 }
 
 // relieve looks at the pending outlines that spare memory and may have plans of

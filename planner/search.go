@@ -31,6 +31,7 @@ type Prediction struct {
 	Step      cost.Picoseconds
 	Breakdown cost.Breakdown // of the rank that waits least; sums to Step
 	PeakBytes []int64        // by stage, of every rank of the stage
+	HostBytes []int64        // by stage, of host memory; nil where nothing is offloaded
 }
 
 // Alternative is a plan that lost.
@@ -69,7 +70,7 @@ type arena struct {
 // Search returns the fastest plan for a training step traced for a global batch,
 // among those that fit: the minimum over the degrees, micro-batch sizes,
 // schedules, ZeRO stages, sequence parallelism or not, and contiguous cuts that the
-// options leave, and ZeRO in groups where memory is short (see relieve), under the cost of planner/sim. Of every stage so many blocks are
+// options leave, and ZeRO in groups and offload where memory is short (see relieve), under the cost of planner/sim. Of every stage so many blocks are
 // recomputed, in full and selectively, that it fits and does the least work; of
 // equal work the fewest in full. Plans that take the same time are ordered by peak memory, then by
 // comparePlans. It fails with an *InfeasibleError when no plan fits, an
@@ -79,6 +80,9 @@ func Search(g *ir.Graph, batch int, c *cost.Cluster, opts Options) (*Result, err
 	opts, err := opts.validate(batch)
 	if err != nil {
 		return nil, err
+	}
+	if (opts.Offload == "optimizer" || opts.Offload == "params") && c.Host == nil {
+		return nil, optionErrorf("offload", "is %s, but cluster %s says nothing of the link to host memory (its key host)", opts.Offload, c.Name)
 	}
 	s := newSearcher(g, batch, c, opts)
 	pipes, err := s.pipelines()
@@ -335,7 +339,7 @@ func (s *searcher) template(d outline) (partition.Plan, error) {
 		return partition.Plan{}, optionErrorf("tp", "no parameter can be split over %d ranks", d.tp)
 	}
 	return partition.Plan{
-		PlanNGPUs: d.plan, RuntimeNGPUs: s.opts.RuntimeNGPUs, DP: d.dp, TP: d.tp, ZeRO: d.zero, ZeROGroup: d.group, SequenceParallel: d.sequence,
+		PlanNGPUs: d.plan, RuntimeNGPUs: s.opts.RuntimeNGPUs, DP: d.dp, TP: d.tp, ZeRO: d.zero, ZeROGroup: d.group, Offload: d.offload, SequenceParallel: d.sequence,
 		Stages: make([]partition.Stage, d.pp), Placements: placements,
 	}, nil
 }
@@ -460,7 +464,21 @@ func (s *searcher) predict(x *candidate) (Prediction, error) {
 	if err != nil {
 		return Prediction{}, err
 	}
-	return Prediction{Step: line.Step, Breakdown: line.Breakdown(), PeakBytes: x.peaks}, nil
+	return Prediction{Step: line.Step, Breakdown: line.Breakdown(), PeakBytes: x.peaks, HostBytes: hostBytes(x.prog)}, nil
+}
+
+// hostBytes lists what each stage keeps in host memory, nil where none does.
+func hostBytes(prog *codegen.Program) []int64 {
+	var all []int64
+	for i, st := range prog.Stages {
+		if st.Host > 0 && all == nil {
+			all = make([]int64, len(prog.Stages))
+		}
+		if all != nil {
+			all[i] = st.Host
+		}
+	}
+	return all
 }
 
 // Predict tells what any plan costs for a graph traced for a global batch: what

@@ -17,6 +17,7 @@ type sharding struct {
 	zero     int
 	group    int // data-parallel ranks that ZeRO shards over, 0 for all
 	sequence bool
+	offload  partition.Offload
 }
 
 // outline is a plan but for micro-batches, schedule and cut.
@@ -49,12 +50,25 @@ func outlines(o Options, all []degrees, c *cost.Cluster) []outline {
 		for _, sequence := range sequences {
 			for _, zero := range stages {
 				for _, group := range zeroGroups(o, d, zero, replicas, c) {
-					list = append(list, outline{d, sharding{zero, group, sequence}})
+					for _, offload := range offloads(o, c) {
+						list = append(list, outline{d, sharding{zero, group, sequence, offload}})
+					}
 				}
 			}
 		}
 	}
 	return list
+}
+
+// offloads lists what may live in host memory: nothing first.
+func offloads(o Options, c *cost.Cluster) []partition.Offload {
+	switch {
+	case o.Offload == "none" || o.Offload == "" && c.Host == nil:
+		return []partition.Offload{partition.OffloadNone}
+	case o.Offload == "":
+		return []partition.Offload{partition.OffloadNone, partition.OffloadOptimizer, partition.OffloadParams}
+	}
+	return []partition.Offload{partition.Offload(o.Offload)}
 }
 
 // zeroGroups lists the sizes of the groups that ZeRO shards over, 0 for all
@@ -150,6 +164,7 @@ func comparePlans(a, b *partition.Plan) int {
 		cmp.Compare(a.PP(), b.PP()),
 		cmp.Compare(a.ZeRO, b.ZeRO),
 		cmp.Compare(a.ZeROGroup, b.ZeROGroup),
+		cmp.Compare(a.Offload, b.Offload),
 		compareBools(a.SequenceParallel, b.SequenceParallel),
 		cmp.Compare(b.MicroBatch, a.MicroBatch),
 		cmp.Compare(a.Schedule, b.Schedule),
