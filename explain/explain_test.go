@@ -45,6 +45,8 @@ type shape struct {
 	dp, tp, units, micro int
 	stages               []partition.Stage
 	schedule             partition.Schedule
+	zero, group          int
+	offload              partition.Offload
 }
 
 func shapes() map[string]shape {
@@ -55,6 +57,8 @@ func shapes() map[string]shape {
 		"tensor":   {dp: 1, tp: 3, units: 1, micro: 3, stages: whole, schedule: partition.OneFOneB},
 		"combined": {dp: 1, tp: 2, units: 2, micro: 2, stages: []partition.Stage{{Last: 2, Recompute: 1}, {First: 2, Last: 3}}, schedule: partition.OneFOneB},
 		"pipeline": {dp: 2, tp: 1, units: 1, micro: 1, stages: []partition.Stage{{Last: 1}, {First: 1, Last: 2}, {First: 2, Last: 3}}, schedule: partition.GPipe},
+		"hosted": {dp: 2, tp: 1, units: 2, micro: 1, stages: []partition.Stage{{Last: 1}, {First: 1, Last: 3, Recompute: 1}}, schedule: partition.OneFOneB,
+			zero: 3, group: 2, offload: partition.OffloadParams},
 	}
 }
 
@@ -63,6 +67,7 @@ func program(t testing.TB, s shape) *codegen.Program {
 	unit := s.dp * s.tp * len(s.stages)
 	p := &partition.Plan{
 		PlanNGPUs: unit, RuntimeNGPUs: unit * s.units, DP: s.dp, TP: s.tp, MicroBatch: s.micro, Schedule: s.schedule, Stages: s.stages,
+		ZeRO: s.zero, ZeROGroup: s.group, Offload: s.offload,
 		Placements: []partition.Placement{
 			{Match: `h\.[0-9]+\.attn\.c_attn\.weight`, Spec: "[_,tp,_,_]"},
 			{Match: `h\.[0-9]+\.attn\.c_attn\.bias`, Spec: "[_,tp,_]"},
@@ -163,7 +168,7 @@ func TestBytesAddUp(t *testing.T) {
 				case codegen.Persist:
 					persist++
 					buffers++
-				case codegen.Slot:
+				case codegen.Slot, codegen.Host:
 					buffers++
 				}
 			}
@@ -269,6 +274,9 @@ func TestTrafficIsThePrograms(t *testing.T) {
 					case in.Node.Op == ir.OpSend || in.Node.Op == ir.OpRecv:
 						want.Transfers++
 						want.TransferBytes += bytes
+					case codegen.HostCopy(in.Node.Op):
+						want.HostCopies++
+						want.HostBytes += bytes
 					}
 				}
 			}

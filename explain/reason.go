@@ -81,6 +81,12 @@ func (w *reasons) kind(b *codegen.Buffer) string {
 	return KindOther
 }
 
+// What is said of values in host memory.
+const (
+	hostState  = "lives in host memory, fetched for the update and stashed after it"
+	hostWeight = "lives in host memory, fetched for its block in the forward and in the backward pass and for the update"
+)
+
 // tensor says why a buffer lies as it does, or why it is there at all.
 func (w *reasons) tensor(b *codegen.Buffer) string {
 	v := b.Value
@@ -88,10 +94,10 @@ func (w *reasons) tensor(b *codegen.Buffer) string {
 	case KindWeight:
 		return w.weight(v)
 	case KindOptimizer:
-		if dp := w.prog.Mesh.Axis(partition.AxisDP); v.Spec[dp].Kind == ir.Shard {
-			return fmt.Sprintf("sharded over dp by ZeRO stage %d%s", w.prog.Plan.ZeRO, groupText(w.prog.Plan))
+		if b.Region == codegen.Host {
+			return w.state(v) + "; " + hostState
 		}
-		return "lies as its weight, which adamw updates in place"
+		return w.state(v)
 	case KindGradient:
 		return w.gradient(v)
 	case KindInput:
@@ -114,9 +120,23 @@ func (w *reasons) tensor(b *codegen.Buffer) string {
 	return "kept for " + w.readerNames(v)
 }
 
+// state gives the reason for the placement of optimizer state.
+func (w *reasons) state(v *ir.Value) string {
+	if dp := w.prog.Mesh.Axis(partition.AxisDP); v.Spec[dp].Kind == ir.Shard {
+		return fmt.Sprintf("sharded over dp by ZeRO stage %d%s", w.prog.Plan.ZeRO, groupText(w.prog.Plan))
+	}
+	if v.OnHost() {
+		return "lies as its weight"
+	}
+	return "lies as its weight, which adamw updates in place"
+}
+
 // weight gives the reason for the placement of a weight.
 func (w *reasons) weight(v *ir.Value) string {
 	var parts []string
+	if v.OnHost() {
+		parts = append(parts, hostWeight)
+	}
 	if by := w.placedBy(v); by != "" {
 		parts = append(parts, by)
 	}
@@ -157,7 +177,13 @@ func (w *reasons) onAxis(v *ir.Value, axis int) string {
 	mesh := w.prog.Mesh
 	name := mesh.Axes[axis].Name
 	var texts []string
+	read := v
 	for _, n := range w.readers[v] {
+		if n.Op == ir.OpFetch && n.Phase == ir.Forward {
+			read = n.Results[0]
+		}
+	}
+	for _, n := range w.readers[read] {
 		if n.Phase != ir.Forward || n.Op.Class() != ir.Compute {
 			continue
 		}
@@ -167,7 +193,7 @@ func (w *reasons) onAxis(v *ir.Value, axis int) string {
 			continue
 		}
 		text := fmt.Sprintf("%s %s", class(n.Name), rule{axis, dim}.describe(mesh, sig))
-		if frozen := frozenDims(sig, n, v); dim == ir.ReplicateAll && frozen != "" {
+		if frozen := frozenDims(sig, n, read); dim == ir.ReplicateAll && frozen != "" {
 			text = fmt.Sprintf("%s needs %s whole", class(n.Name), frozen)
 		}
 		if made := w.madeWhole(n, axis); made != "" {

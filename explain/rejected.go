@@ -102,6 +102,9 @@ func shardedText(p *partition.Plan) string {
 	if p.SequenceParallel {
 		text += ", sequence parallel"
 	}
+	if p.Offload.Moves() {
+		text += ", offload " + p.Offload.String()
+	}
 	return text
 }
 

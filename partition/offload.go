@@ -26,6 +26,9 @@ func (o Offload) String() string {
 	return string(o)
 }
 
+// Moves reports whether anything lives in host memory.
+func (o Offload) Moves() bool { return o == OffloadOptimizer || o == OffloadParams }
+
 // offload moves what the plan offloads to host memory: parameters are fetched
 // for each block just before its first use, in the forward and in the backward
 // pass and once more by the optimizer, moments by the optimizer alone; their new
@@ -33,7 +36,7 @@ func (o Offload) String() string {
 // shard: if ZeRO gathers it, that happens on the device. Specs do not change. The
 // graph is changed in place.
 func offload(g *ir.Graph, what Offload) {
-	if what != OffloadOptimizer && what != OffloadParams {
+	if !what.Moves() {
 		return
 	}
 	o := &offloader{dst: make([]*ir.Node, 0, len(g.Nodes)), fetched: map[fetchKey]*ir.Value{}, names: map[string]int{}}

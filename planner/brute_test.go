@@ -189,6 +189,7 @@ func TestSearchIsExact(t *testing.T) {
 				b.opts.ZeRO = nil
 			}
 		}
+		b.opts.Offload = []string{"none", "none", "optimizer", "params", ""}[r.IntN(5)]
 		// From more than enough to too little.
 		b.limit = []int64{1 << 40, 200e3 + r.Int64N(600e3)}[min(1, r.IntN(4))]
 		b.opts.MemoryLimit = b.limit

@@ -18,8 +18,9 @@ func randomCluster(r *rand.Rand) *cost.Cluster {
 	link := func(bw float64) cost.Link {
 		return cost.Link{Bandwidth: scale(bw), Efficiency: 0.5 + r.Float64()/2, Latency: scale(1e-5)}
 	}
+	host := link(5e8)
 	return &cost.Cluster{
-		Name: "random", DevicesPerNode: 1 + r.IntN(8), IntraNode: link(1e9), InterNode: link(1e8),
+		Name: "random", Host: &host, DevicesPerNode: 1 + r.IntN(8), IntraNode: link(1e9), InterNode: link(1e8),
 		Device: cost.Device{
 			Name: "d", Cores: 1, Memory: 1 << 30, FLOPS: map[string]float64{"f32": scale(1e11)},
 			MemoryBandwidth: scale(1e10), LaunchOverhead: scale(1e-6),
@@ -84,6 +85,7 @@ func TestCostIsSimulation(t *testing.T) {
 		if d.tp > 1 {
 			sh.sequence = r.IntN(2) == 0
 		}
+		sh.offload = []partition.Offload{partition.OffloadNone, partition.OffloadOptimizer, partition.OffloadParams}[r.IntN(3)]
 		g := step(t, model, batch)
 		s := newSearcher(g, batch, randomCluster(r), Options{RuntimeNGPUs: d.plan * units})
 		skels, err := s.skeletons([]outline{{d, sh}})

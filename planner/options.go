@@ -64,7 +64,7 @@ type Policy string
 // The policies.
 const (
 	AutoDist Policy = ""         // everything; "autodist" is the same
-	DP       Policy = "dp"       // data parallelism alone: one stage, nothing split
+	DP       Policy = "dp"       // data parallelism alone: one stage, nothing split, nothing offloaded unless asked for
 	Megatron Policy = "megatron" // equal stages under 1f1b, tensor parallelism inside a node
 	FSDP     Policy = "fsdp"     // data parallelism alone, with ZeRO stage 3
 )
@@ -125,6 +125,9 @@ func (o Options) validate(batch int) (Options, error) {
 	}
 	if err := o.validateSharding(); err != nil {
 		return o, err
+	}
+	if o.Policy != AutoDist && o.Offload == "" {
+		o.Offload = "none"
 	}
 	if o.Policy == FSDP || o.Policy == DP {
 		zero := 0

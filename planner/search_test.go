@@ -51,7 +51,7 @@ func TestOptions(t *testing.T) {
 		{Options{PlanNGPUs: 2, SequenceParallel: "on", TP: 1}, "sequence-parallel: is on, but tp is 1"},
 		{Options{PlanNGPUs: 2, SequenceParallel: "on", DP: 2}, "sequence-parallel: needs tp of at least 2; no dp x tp x pp of 2 devices in 2"},
 		{Options{PlanNGPUs: 2, SequenceParallel: "yes"}, `sequence-parallel: is "yes", must be one of on off`},
-		{Options{PlanNGPUs: 2, Offload: "params"}, "offload params is not supported yet"},
+		{Options{PlanNGPUs: 2, Offload: "all"}, `offload: is "all", must be one of none optimizer params`},
 		{Options{PlanNGPUs: 2, Policy: "best"}, `policy: is "best", must be one of dp fsdp megatron autodist`},
 		{Options{PlanNGPUs: 2, Schedule: "g"}, `schedule: is "g", must be one of gpipe`},
 		{Options{}, "plan-ngpus: auto needs runtime-ngpus"},

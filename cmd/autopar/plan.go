@@ -44,7 +44,7 @@ type fixed struct {
 	ZeroGroup        *int   `group:"fix" placeholder:"N" help:"Data-parallel ranks that ZeRO shards over: a divisor of all of them. Groups hold copies of each other."`
 	Recompute        string `group:"fix" enum:",none,selective,full" default:"" placeholder:"none|selective|full" help:"Drop activations and compute them again: none, those of attention, or all."`
 	SequenceParallel string `group:"fix" enum:",on,off" default:"" placeholder:"on|off" help:"Shard the sequence between tensor-parallel regions."`
-	Offload          string `group:"fix" enum:",none,optimizer,params" default:"" placeholder:"none" help:"Keep state in host memory; only none in this version."`
+	Offload          string `group:"fix" enum:",none,optimizer,params" default:"" placeholder:"none|optimizer|params" help:"Keep optimizer state, or parameters at rest too, in host memory."`
 }
 
 // options turns flags and YAML into those of the search. The planner itself
@@ -176,16 +176,26 @@ func search(cfg *config.Config, cluster *cost.Cluster, o planner.Options) (*plan
 func printPlan(con *console, doc *planner.Document) {
 	p, predicted := doc.Plan, doc.Predicted
 	con.heading("plan for %s on %s", plural(p.RuntimeNGPUs, "rank"), doc.Cluster.Name)
-	con.table([][]string{
+	about := [][]string{
 		{"mesh", fmt.Sprintf("%s of dp %d x tp %d x pp %d", plural(p.Units(), "unit"), p.DP, p.TP, p.PP())},
 		{"micro-batch", fmt.Sprintf("%s, %d per step and data-parallel rank", plural(p.MicroBatch, "sequence"), p.MicroBatches(doc.Config.Batch.Global, ir.Coord{}))},
 		{"schedule", string(p.Schedule)},
 		{"sharded", shardedText(p)},
-	})
+	}
+	if p.Offload.Moves() {
+		about = append(about, []string{"offloaded", map[partition.Offload]string{
+			partition.OffloadOptimizer: "optimizer state, to host memory",
+			partition.OffloadParams:    "optimizer state and parameters, to host memory",
+		}[p.Offload]})
+	}
+	con.table(about)
 	rows := [][]string{{"STAGE", "BLOCKS", "RECOMPUTED", "PEAK MEMORY OF A RANK"}}
 	for i, s := range p.Stages {
-		rows = append(rows, []string{fmt.Sprint(i), blocksText(s), recomputedText(s.Recompute, s.Selective),
-			fmt.Sprintf("%s (%s bytes)", bytesText(predicted.PeakBytes[i]), explain.Grouped(predicted.PeakBytes[i]))})
+		peak := fmt.Sprintf("%s (%s bytes)", bytesText(predicted.PeakBytes[i]), explain.Grouped(predicted.PeakBytes[i]))
+		if i < len(predicted.HostBytes) {
+			peak += fmt.Sprintf(" and %s (%s bytes) of the host", bytesText(predicted.HostBytes[i]), explain.Grouped(predicted.HostBytes[i]))
+		}
+		rows = append(rows, []string{fmt.Sprint(i), blocksText(s), recomputedText(s.Recompute, s.Selective), peak})
 	}
 	con.table(rows)
 	if con.verbose {
@@ -262,6 +272,9 @@ func planWords(p *partition.Plan) string {
 	}
 	if p.SequenceParallel {
 		words += ", sequence parallel"
+	}
+	if p.Offload.Moves() {
+		words += ", offload " + p.Offload.String()
 	}
 	full, selective := 0, 0
 	for _, s := range p.Stages {

@@ -26,6 +26,7 @@ func Run(t *testing.T, open Open) {
 	t.Run("memory", func(t *testing.T) { testMemory(t, open) })
 	t.Run("ops", func(t *testing.T) { testOps(t, open) })
 	t.Run("accumulate", func(t *testing.T) { testAccumulate(t, open) })
+	t.Run("host copies", func(t *testing.T) { testHostCopies(t, open) })
 	t.Run("collectives", func(t *testing.T) { testCollectives(t, open) })
 	t.Run("transfers", func(t *testing.T) { testTransfers(t, open) })
 	t.Run("timeouts", func(t *testing.T) { testTimeouts(t, open) })
