@@ -80,8 +80,9 @@ func TestCheckAcceptsEveryProgram(t *testing.T) {
 						p.ZeROGroup = 2
 					}
 					p.SequenceParallel = tp > 1 && i%2 == 0
+					p.Offload = []partition.Offload{partition.OffloadNone, partition.OffloadOptimizer, partition.OffloadParams}[(i+dp+tp)%3]
 					prog := generate(t, g, p)
-					require.NoError(t, codegen.Check(prog), "dp %d tp %d pp %d micro-batch %d %s zero %d", dp, tp, pp, mb, schedule, p.ZeRO)
+					require.NoError(t, codegen.Check(prog), "dp %d tp %d pp %d micro-batch %d %s zero %d offload %s", dp, tp, pp, mb, schedule, p.ZeRO, p.Offload)
 				}
 			}
 		}

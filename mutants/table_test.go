@@ -6,7 +6,7 @@ import "slices"
 
 // mutants lists all planted bugs, by where they are planted.
 func mutants() []mutant {
-	return slices.Concat(inTheModel(), inThePartition(), inTheRuntime(), inTheKernels(), inTheLoop())
+	return slices.Concat(inTheModel(), inThePartition(), inTheRuntime(), inTheKernels(), inTheLoop(), inTheMemory())
 }
 
 // inTheModel has the bugs of the graph that all ranks share: trace, autodiff,

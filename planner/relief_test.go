@@ -7,6 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/autopar/autopar/ir"
+	"github.com/autopar/autopar/partition"
 	"github.com/autopar/autopar/planner/cost"
 )
 
@@ -78,4 +79,48 @@ func TestZeROGroupOptions(t *testing.T) {
 		require.Positive(t, r.Plan.ZeRO)
 		require.Equal(t, group, r.Plan.ShardGroup())
 	}
+}
+
+// TestOffloadWhereMemoryIsShort: with memory enough nothing is offloaded; as it
+// gets short the search finds what the best of three searches with offload fixed
+// finds, offloads at last, and says what the host holds.
+func TestOffloadWhereMemoryIsShort(t *testing.T) {
+	const seed = 4
+	r := rand.New(rand.NewPCG(seed, 0))
+	offloaded := map[partition.Offload]int{}
+	for k := range 6 {
+		model := tiny(3)
+		g, batch := step(t, model, 4), 4
+		c := randomCluster(r)
+		opts := Options{RuntimeNGPUs: 2, PlanNGPUs: 2, TopK: 1}
+		free, err := Search(g, batch, c, opts)
+		require.NoError(t, err)
+		require.False(t, free.Plan.Offload.Moves())
+		require.Nil(t, free.Prediction.HostBytes)
+		peak := free.Prediction.PeakBytes[0]
+		for _, percent := range []int64{70, 45, 30} {
+			opts.MemoryLimit = peak * percent / 100
+			fastest := never
+			for _, what := range []string{"none", "optimizer", "params"} {
+				pinned := opts
+				pinned.Offload = what
+				if one, err := Search(g, batch, c, pinned); err == nil {
+					fastest = min(fastest, one.Prediction.Step)
+					require.Equal(t, what, one.Plan.Offload.String())
+				}
+			}
+			got, err := Search(g, batch, c, opts)
+			if fastest == never {
+				require.ErrorAs(t, err, new(*InfeasibleError))
+				continue
+			}
+			require.NoError(t, err)
+			require.Equal(t, fastest, got.Prediction.Step, "seed %d case %d, %d %%", seed, k, percent)
+			if offloaded[got.Plan.Offload]++; got.Plan.Offload.Moves() {
+				require.Positive(t, got.Prediction.HostBytes[0])
+			}
+		}
+	}
+	t.Logf("%v", offloaded)
+	require.Len(t, offloaded, 3, "none, optimizer and params each win somewhere")
 }
