@@ -84,7 +84,7 @@ func (w *reasons) kind(b *codegen.Buffer) string {
 // What is said of values in host memory.
 const (
 	hostState  = "lives in host memory, fetched for the update and stashed after it"
-	hostWeight = "lives in host memory, fetched for its block in the forward and in the backward pass and for the update"
+	hostWeight = "lives in host memory, fetched for its block in each pass and for the update"
 )
 
 // tensor says why a buffer lies as it does, or why it is there at all.
