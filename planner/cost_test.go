@@ -106,7 +106,7 @@ func TestCostIsSimulation(t *testing.T) {
 		got := p.time(cut)
 		require.Equal(t, line.Step, got, "seed %d case %d: %+v %+v batch %d units %d b %d %s %+v", seed, k, d, sh, batch, units, b, schedule, cut)
 
-		require.LessOrEqual(t, floorOf(t, s, d), got, "seed %d case %d: floor of %+v %+v", seed, k, d, sh)
+		require.LessOrEqual(t, floorOf(t, s, d, sh), got, "seed %d case %d: floor of %+v %+v", seed, k, d, sh)
 		bounds := newBounds(p, 1<<60, Options{}, nil)
 		for i, c := range cut {
 			n := c.Last - c.First
@@ -123,9 +123,12 @@ func TestCostIsSimulation(t *testing.T) {
 }
 
 // floorOf is what is known of degrees when they have been looked at without
-// sharding anything beside.
-func floorOf(t *testing.T, s *searcher, d degrees) cost.Picoseconds {
+// sharding anything beside, and of what a plan copies.
+func floorOf(t *testing.T, s *searcher, d degrees, sh sharding) cost.Picoseconds {
 	skels, err := s.skeletons([]outline{{degrees: d}})
 	require.NoError(t, err)
+	if sh.offload.Moves() {
+		return s.floorWith(skels[0], func(times []stageTimes) { skels[0].addCopies(times, sh) })
+	}
 	return s.floor(skels[0])
 }

@@ -1,6 +1,9 @@
 package planner
 
 import (
+	"slices"
+
+	"github.com/autopar/autopar/ir"
 	"github.com/autopar/autopar/partition"
 	"github.com/autopar/autopar/planner/cost"
 )
@@ -34,25 +37,99 @@ func (s *searcher) relieve(points []*point, limit cost.Picoseconds, best map[deg
 		degrees
 		sequence bool
 	}
+	s.countCopies(points, limit)
 	slowed := map[family]bool{}
 	return s.add(points, func(p pending) bool {
 		if !p.relief || p.floor > limit {
 			return false
 		}
 		f := family{p.degrees, p.sequence}
+		gain := limit
+		if mine := best[p.degrees]; mine != nil {
+			gain = min(gain, mine.time-1)
+		}
 		yes, known := slowed[f]
 		if !known {
-			gain := limit
-			if mine := best[p.degrees]; mine != nil {
-				gain = min(gain, mine.time-1)
-			}
 			for _, base := range points {
 				yes = yes || base.degrees == f.degrees && base.pipe.template.SequenceParallel == f.sequence && base.slowed(gain)
 			}
 			slowed[f] = yes
 		}
-		return yes
+		return yes && p.floor <= gain
 	})
+}
+
+// countCopies raises the floors of pending outlines that offload, and may have
+// plans of at most the given time, by what they copy.
+func (s *searcher) countCopies(points []*point, limit cost.Picoseconds) {
+	for i := range s.pending {
+		p := &s.pending[i]
+		if p.copies || p.offload == partition.OffloadNone || p.floor > limit || len(s.opts.Pins) > 0 {
+			continue
+		}
+		at := slices.IndexFunc(points, func(base *point) bool { return base.degrees == p.degrees })
+		if at < 0 {
+			continue // not looked at yet
+		}
+		skel := points[at].pipe.skel
+		p.copies = true
+		p.floor = max(p.floor, s.floorWith(skel, func(times []stageTimes) { skel.addCopies(times, p.sharding) }))
+	}
+}
+
+// addCopies adds to the times of stages what a plan of the same degrees copies
+// between device and host at least: moments in and out once a step, and parameters
+// too, and in once more in each pass. Latencies are left out, and shards taken to
+// be even.
+func (s *skeleton) addCopies(times []stageTimes, sh sharding) {
+	mesh := s.progs[kept].Mesh
+	shards := func(from int) int64 {
+		switch {
+		case sh.zero < from:
+			return 1
+		case sh.group > 0:
+			return int64(sh.group)
+		}
+		return int64(s.plan.DataParallel())
+	}
+	for i := range times {
+		var bytes memoryShare // of the parameters, but for ZeRO
+		for _, n := range s.progs[kept].Graph.Nodes {
+			attr, ok := n.Attr.(ir.ParamAttr)
+			if !ok || attr.State || n.Stage != i {
+				continue
+			}
+			v := n.Results[0]
+			spec := v.Spec
+			spec[mesh.Axis(partition.AxisDP)] = ir.Placement{}
+			size := mesh.Local(v.Type.Shape, spec, ir.Coord{}).Elems() * v.Type.DType.Size()
+			if s.ofBlock[n] {
+				bytes.block += size
+			} else {
+				bytes.fixed += size
+			}
+		}
+		add := func(b body, copies, parts int64) body {
+			time := func(size int64) cost.Picoseconds {
+				return max(0, s.price.HostCopy(copies*size/parts)-s.price.HostCopy(0)-1)
+			}
+			p := part{line: line{fixed: time(bytes.fixed)}}
+			for e := range extents {
+				p.block[e] = time(bytes.block)
+			}
+			return append(b, p)
+		}
+		t := &times[i]
+		t.update = add(t.update, 4, shards(1))
+		if sh.offload != partition.OffloadParams {
+			continue
+		}
+		t.update = add(t.update, 2, shards(3))
+		for size := range 2 {
+			t.forward[size] = add(t.forward[size], 1, shards(3))
+			t.backward[size] = add(t.backward[size], 1, shards(3))
+		}
+	}
 }
 
 // slowed reports whether with memory without limit there could be plans of the

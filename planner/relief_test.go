@@ -88,7 +88,7 @@ func TestOffloadWhereMemoryIsShort(t *testing.T) {
 	const seed = 4
 	r := rand.New(rand.NewPCG(seed, 0))
 	offloaded := map[partition.Offload]int{}
-	for k := range 6 {
+	for k := range 3 {
 		model := tiny(3)
 		g, batch := step(t, model, 4), 4
 		c := randomCluster(r)
