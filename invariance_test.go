@@ -21,7 +21,7 @@ func compile(t testing.TB, g *ir.Graph, p *partition.Plan, batch int) (*codegen.
 	require.NoError(t, err)
 	prog, err := codegen.Generate(q, p, batch, nil)
 	require.NoError(t, err)
-	require.NoError(t, codegen.Check(prog))
+	require.NoError(t, codegen.Verify(prog, g))
 	backend, err := cpu.New(cpu.Options{})
 	require.NoError(t, err)
 	exec, err := runtime.New(prog, backend, runtime.Options{})
@@ -162,6 +162,13 @@ func TestCountersMatchTheProgram(t *testing.T) {
 	p := parityPlan(2, 2, 2, 2, partition.OneFOneB, true)
 	p.Offload = partition.OffloadParams
 	prog, exec := trainer(t, p, parityBatch)
+	checkCounters(t, prog, exec)
+	p.ZeRO = 3
+	prog, exec = exactTrainer(t, p, parityBatch)
+	checkCounters(t, prog, exec)
+}
+
+func checkCounters(t *testing.T, prog *codegen.Program, exec *runtime.Executor) {
 	stepsOf(t, prog, exec, parityBatch, 2)
 	for r := range prog.Schedules {
 		s := &prog.Schedules[r]

@@ -58,6 +58,7 @@ func generate(t testing.TB, g *ir.Graph, p *partition.Plan) *codegen.Program {
 	require.NoError(t, err)
 	prog, err := codegen.Generate(q, p, batch, nil)
 	require.NoError(t, err)
+	require.NoError(t, codegen.CheckEquivalent(prog, g))
 	return prog
 }
 
@@ -111,7 +112,7 @@ func TestForwardPrograms(t *testing.T) {
 	require.NoError(t, err)
 	shared, err := codegen.Generate(q, train.Plan, batch, train)
 	require.NoError(t, err)
-	require.NoError(t, codegen.Check(shared))
+	require.NoError(t, codegen.Verify(shared, eval))
 	for s, st := range shared.Stages {
 		require.LessOrEqual(t, st.Arena(), train.Stages[s].Arena())
 		for name, id := range st.Params {
@@ -128,7 +129,7 @@ func TestForwardPrograms(t *testing.T) {
 		require.NoError(t, err)
 		prog, err := codegen.Generate(q, p, 3, nil)
 		require.NoError(t, err)
-		require.NoError(t, codegen.Check(prog))
+		require.NoError(t, codegen.Verify(prog, g))
 		p.MicroBatch = 2
 		_, err = partition.Apply(g, p, 3)
 		require.ErrorContains(t, err, "micro_batch")

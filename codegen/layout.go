@@ -293,7 +293,8 @@ func (b *stageBuilder) canOverwrite(n *ir.Node, i int, region Region, lastUse ma
 			return false
 		}
 	}
-	return x.Type.Equal(r.Type) && b.prog.Slab(x, ir.Coord{}).Elems() == b.prog.Slab(r, ir.Coord{}).Elems()
+	// from_fixed narrows: its result takes the first half of its operand's place.
+	return x.Type.DType.Size() >= r.Type.DType.Size() && slices.Equal(x.Type.Shape, r.Type.Shape) && b.prog.Slab(x, ir.Coord{}).Elems() == b.prog.Slab(r, ir.Coord{}).Elems()
 }
 
 func (b *stageBuilder) emit(n *ir.Node) {

@@ -4,7 +4,8 @@
 // bodies over its micro-batches. What the program allocates is what it says:
 // [Stage.Arena] is the arena of every rank of the stage, to the byte.
 //
-// [Check] proves a program sound before it runs.
+// [Verify] proves, before it runs, that a program computes the graph it was made
+// of and that it is sound.
 package codegen
 
 import (

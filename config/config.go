@@ -77,7 +77,7 @@ type Train struct {
 	CheckpointInterval   int    `yaml:"checkpoint_interval" help:"also save every so many iterations; 0 is only after evaluations"`
 	Seed                 int    `yaml:"seed" help:"seed of init, dropout and sampling"`
 	DType                string `yaml:"dtype" enum:"float32,bfloat16,float16" help:"type of weights and arithmetic (fp32, bf16, fp16 are accepted)"`
-	Reproducible         bool   `yaml:"reproducible" help:"bit-identical results under every plan"`
+	Reproducible         bool   `yaml:"reproducible" help:"losses and weights bit-identical under every plan without tensor or context parallelism; float32 only"`
 }
 
 // Parallel is what the planner has to work with. RuntimeNGPUs / PlanNGPUs units are data-parallel replicas.

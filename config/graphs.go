@@ -2,18 +2,28 @@ package config
 
 import (
 	"github.com/autopar/autopar/ir"
+	"github.com/autopar/autopar/ir/exact"
 	"github.com/autopar/autopar/models/gpt"
 )
 
 // TrainStep traces the training step of the model, optimizer and global batch.
 func (c *Config) TrainStep() (*ir.Graph, error) {
 	o := c.Optimizer
-	return gpt.TrainStep(c.Model, gpt.Optimizer{
+	return c.exact(gpt.TrainStep(c.Model, gpt.Optimizer{
 		Beta1: o.Beta1, Beta2: o.Beta2, Eps: o.Eps, WeightDecay: o.WeightDecay, GradClip: o.GradClip,
-	}, c.Batch.Global, c.Model.BlockSize)
+	}, c.Batch.Global, c.Model.BlockSize))
 }
 
 // EvalStep traces the loss of a global batch without dropout.
 func (c *Config) EvalStep() (*ir.Graph, error) {
-	return gpt.EvalStep(c.Model, c.Batch.Global, c.Model.BlockSize)
+	return c.exact(gpt.EvalStep(c.Model, c.Batch.Global, c.Model.BlockSize))
+}
+
+// exact makes a traced step independent of the plan where train.reproducible asks
+// for that.
+func (c *Config) exact(g *ir.Graph, err error) (*ir.Graph, error) {
+	if err != nil || !c.Train.Reproducible {
+		return g, err
+	}
+	return exact.Sums(g)
 }

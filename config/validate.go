@@ -21,7 +21,7 @@ func (c *Config) Validate() error {
 	if err := c.validateWords(); err != nil {
 		return err
 	}
-	for _, check := range []func() error{c.validateRun, c.validateOptimizer, c.validateParallel, c.validateSupported} {
+	for _, check := range []func() error{c.validateRun, c.validateOptimizer, c.validateParallel, c.validateReproducible, c.validateSupported} {
 		if err := check(); err != nil {
 			return err
 		}
@@ -157,6 +157,22 @@ func (c *Config) validateParallel() error {
 	return nil
 }
 
+// leastReproducible is the shortest sequence whose matrix products take the same kernel however many sequences there are.
+const leastReproducible = 4
+
+// validateReproducible refuses what train.reproducible cannot keep its promise for.
+func (c *Config) validateReproducible() error {
+	switch {
+	case !c.Train.Reproducible:
+	case c.Train.DType != "float32":
+		return c.refuse("train.reproducible", "holds for train.dtype float32 only, not %s", c.Train.DType)
+	case c.Model.BlockSize < leastReproducible:
+		return c.refuse("train.reproducible", "needs model.block_size of at least %d, not %d: shorter sequences take other kernels alone than together",
+			leastReproducible, c.Model.BlockSize)
+	}
+	return nil
+}
+
 // validateSupported is the one list of legal settings outside the model that this version cannot do yet.
 func (c *Config) validateSupported() error {
 	for _, missing := range []struct {
@@ -165,7 +181,6 @@ func (c *Config) validateSupported() error {
 		when  bool
 	}{
 		{"train.dtype", c.Train.DType, c.Train.DType != "float32"},
-		{"train.reproducible", c.Train.Reproducible, c.Train.Reproducible},
 	} {
 		if missing.when {
 			return c.refuse(missing.key, "%v is not supported yet by this version", missing.value)

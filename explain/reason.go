@@ -49,7 +49,7 @@ func newReasons(prog *codegen.Program, cfg *config.Config) (*reasons, error) {
 			for _, state := range n.Args[1:4] {
 				w.owner[state] = weight
 			}
-		case n.Op == ir.OpAddN || n.Op.Class() == ir.Comm:
+		case n.Op == ir.OpAddN || n.Op == ir.OpFromFixed || n.Op == ir.OpEmbeddingGrad && n.Phase == ir.Update || n.Op.Class() == ir.Comm:
 			if weight := w.owner[n.Results[0]]; weight != nil {
 				for _, a := range n.Args {
 					w.owner[a] = weight
@@ -261,8 +261,11 @@ func (w *reasons) gradient(v *ir.Value) string {
 	for v := v; v != nil; {
 		var next *ir.Value
 		for _, m := range w.readers[v] {
-			if m.Op == ir.OpAddN || m.Op.Class() == ir.Comm && m.Op != ir.OpSend {
+			if m.Op == ir.OpAddN || m.Op == ir.OpFromFixed || m.Op.Class() == ir.Comm && m.Op != ir.OpSend {
 				next = m.Results[0]
+				if m.Op == ir.OpFromFixed {
+					text += "; then rounded to f32"
+				}
 				if attr, ok := m.Attr.(ir.CommAttr); ok {
 					if step := fmt.Sprintf("%s over %s", m.Op, attr.Axis); !seen[step] {
 						seen[step] = true

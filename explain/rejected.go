@@ -108,6 +108,23 @@ func shardedText(p *partition.Plan) string {
 	return text
 }
 
+// ReproducibleText says under which other plans a run with train.reproducible has
+// the same bits. Sums over tensor-parallel ranks are made in f32, in the shape
+// that the plan gives them.
+func ReproducibleText(p *partition.Plan) string {
+	split := "without tensor parallelism"
+	if p.TP > 1 {
+		split = fmt.Sprintf("of the same placements over tp %d", p.TP)
+		if p.SequenceParallel {
+			split += ", with sequence parallelism"
+		}
+	}
+	if n := p.ContextParallel(); n > 1 {
+		split += fmt.Sprintf(", of cp %d", n)
+	}
+	return "the same bits under every plan " + split
+}
+
 func (r *Report) rejectedText(out io.Writer) {
 	var rows [][]string
 	for _, x := range r.Rejected {

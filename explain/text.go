@@ -33,6 +33,9 @@ func (r *Report) header(out io.Writer) {
 		r.DP/r.Units, r.TP, count(r.PP, "stage"))
 	fmt.Fprintf(out, "%s of up to %s, %s schedule%s\n", count(r.MicroBatches, "micro-batch"), count(r.MicroBatch, "sequence"), r.Schedule, shardedText(r.prog.Plan))
 	fmt.Fprintf(out, "every stage is a %s; what is not split over dp is the same on all data-parallel ranks\n", r.Mesh)
+	if r.cfg.Train.Reproducible {
+		fmt.Fprintf(out, "reproducible: %s\n", ReproducibleText(r.prog.Plan))
+	}
 }
 
 func (r *Report) stageText(out io.Writer, st *Stage) {

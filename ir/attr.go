@@ -41,10 +41,12 @@ const (
 	MatMulTN                   // a[K,M] b[K,N]: dw = dyᵀ x
 )
 
-// MatMulAttr belongs to OpMatMul. K is how many dimensions are contracted.
+// MatMulAttr belongs to OpMatMul. K is how many dimensions are contracted. With
+// Frac, in form TN only, the result is fixed point: see [GradientFrac].
 type MatMulAttr struct {
 	Form MatMulForm
 	K    int
+	Frac int
 }
 
 var matMulSigs = [...]string{
@@ -53,20 +55,27 @@ var matMulSigs = [...]string{
 	MatMulTN: "a[k* m*] b[k* n*] -> y[m* n*]",
 }
 
-// SumToAttr belongs to OpSumTo: the number of trailing dimensions kept.
-type SumToAttr struct{ Keep int }
+// SumToAttr belongs to OpSumTo: the number of trailing dimensions kept. With Frac
+// the result is fixed point.
+type SumToAttr struct{ Keep, Frac int }
 
 // ClipAttr belongs to OpClipScale.
 type ClipAttr struct{ MaxNorm float64 }
 
-// EmbeddingGradAttr belongs to OpEmbeddingGrad: the rows of the table.
-type EmbeddingGradAttr struct{ Rows int }
+// EmbeddingGradAttr belongs to OpEmbeddingGrad: the rows of the table. With Frac
+// the result is fixed point.
+type EmbeddingGradAttr struct{ Rows, Frac int }
+
+// FixedAttr belongs to OpFromFixed: the fraction bits of its operand.
+type FixedAttr struct{ Frac int }
 
 // LayerNormAttr belongs to OpLayerNorm and OpLayerNormGrad. Bias says whether
-// the layer has one, and so whether the gradient has a third result.
+// the layer has one, and so whether the gradient has a third result. With Frac the
+// gradients of weight and bias are fixed point.
 type LayerNormAttr struct {
 	Eps  float64
 	Bias bool
+	Frac int
 }
 
 // GELUAttr belongs to OpGELU and OpGELUGrad: the tanh approximation or erf.
@@ -100,6 +109,7 @@ func (MatMulAttr) attr()        {}
 func (SumToAttr) attr()         {}
 func (ClipAttr) attr()          {}
 func (EmbeddingGradAttr) attr() {}
+func (FixedAttr) attr()         {}
 func (LayerNormAttr) attr()     {}
 func (GELUAttr) attr()          {}
 func (DropoutAttr) attr()       {}

@@ -24,6 +24,8 @@ func attrOf(op Op) Attr {
 		return ClipAttr{}
 	case OpEmbeddingGrad:
 		return EmbeddingGradAttr{}
+	case OpFromFixed:
+		return FixedAttr{}
 	case OpLayerNorm, OpLayerNormGrad:
 		return LayerNormAttr{}
 	case OpGELU, OpGELUGrad:
@@ -77,7 +79,20 @@ func checkAttr(op Op, attr Attr) error {
 			return fmt.Errorf("attribute %s is not valid UTF-8", key)
 		}
 	}
+	if f := Frac(attr); f < 0 || f > maxFrac {
+		return fmt.Errorf("attribute frac is %d, want 0 to %d", f, maxFrac)
+	} else if f > 0 && op == OpLayerNorm {
+		return fmt.Errorf("attribute frac is %d, but no result is a sum over the batch", f)
+	}
 	switch a := attr.(type) {
+	case MatMulAttr:
+		if a.Frac > 0 && a.Form != MatMulTN {
+			return fmt.Errorf("attribute frac is %d, but form %s does not sum over sequences (want tn)", a.Frac, enumNames(reflect.TypeFor[MatMulForm]())[a.Form])
+		}
+	case FixedAttr:
+		if a.Frac < 1 || a.Frac > maxFrac {
+			return fmt.Errorf("attribute frac is %d, want 1 to %d", a.Frac, maxFrac)
+		}
 	case DropoutAttr:
 		if a.P < 0 || a.P >= 1 {
 			return fmt.Errorf("attribute p is %v, want 0 <= p < 1", a.P)

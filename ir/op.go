@@ -26,6 +26,11 @@ const (
 	OpSqrt       // square root of a scalar
 	OpClipScale  // min(1, max/(norm+1e-6)) of a scalar norm
 
+	// Fixed point: see fixed.go.
+	OpFromFixed    // the f32 nearest to a fixed-point value
+	OpFixedSquares // sum of all squared elements, in two parts
+	OpFixedRoot    // square root of such a sum
+
 	// The model.
 	OpMatMul
 	OpEmbedding
@@ -82,7 +87,8 @@ type opInfo struct {
 	// sig is the dimension signature: "x[r* !c] w[!c] b?[!c] -> y[r* !c]".
 	// A dimension is splittable unless marked '!'. A name followed by '*' stands
 	// for any number of dimensions. An operand may be optional ('?') or repeated
-	// ('...'); its element type is f32 unless ':i32' follows the name. A result
+	// ('...'); its element type is f32 unless ':i32' or ':q64' follows the name, or
+	// fixed.go says otherwise. A result
 	// that lacks a dimension which some operand has is Partial when that
 	// dimension is split. A result dimension that no operand has takes its size
 	// from the attributes.
@@ -120,6 +126,10 @@ var opTable = [numOps]opInfo{
 	OpSumSquares: {name: "sum_squares", sig: "x[d*] -> y[]", class: Compute, flops: 2, noGrad: true},
 	OpSqrt:       {name: "sqrt", sig: "x[] -> y[]", class: Compute, flops: 1, noGrad: true},
 	OpClipScale:  {name: "clip_scale", sig: "norm[] -> y[]", class: Compute, flops: 2, noGrad: true},
+
+	OpFromFixed:    {name: "from_fixed", sig: "x:q64[d*] -> y[d*]", class: Compute, inPlace: true, flops: 1, noGrad: true},
+	OpFixedSquares: {name: "fixed_squares", sig: "x[d*] -> y:q64[!two]", class: Compute, flops: 4, noGrad: true},
+	OpFixedRoot:    {name: "fixed_root", sig: "x:q64[!two] -> y[]", class: Compute, flops: 1, noGrad: true},
 
 	// The signature of matmul depends on its form: see MatMulAttr.
 	OpMatMul:        {name: "matmul", class: Compute, accumulates: 1, flops: 2},

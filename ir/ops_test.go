@@ -58,7 +58,7 @@ func TestResolveErrors(t *testing.T) {
 		{ir.OpScale, nil, []ir.Type{f32(2), f32(1)}, "ir: scale: operand s has shape [1], want 0 dimensions"},
 		{ir.OpSumTo, ir.SumToAttr{Keep: 3}, []ir.Type{f32(2, 2)}, "ir: sum_to: operand x f32[2,2] has 2 dimensions, want at least 3"},
 		{ir.OpMatMul, nil, []ir.Type{f32(2, 3), f32(4, 3)}, "ir: matmul: bad attribute <nil>"},
-		{ir.OpMatMul, ir.MatMulAttr{K: 0}, []ir.Type{f32(2, 3), f32(4, 3)}, "ir: matmul: bad attribute {Form:0 K:0}"},
+		{ir.OpMatMul, ir.MatMulAttr{K: 0}, []ir.Type{f32(2, 3), f32(4, 3)}, "ir: matmul: bad attribute {Form:0 K:0 Frac:0}"},
 		{ir.OpMatMul, ir.MatMulAttr{K: 1}, []ir.Type{f32(2, 3), f32(4, 5)}, "ir: matmul: dimension 1 of operand b is 5, but k0 is 3 elsewhere"},
 		{ir.OpEmbedding, nil, []ir.Type{f32(65, 24), f32(7)}, "ir: embedding: operand ids is f32, want i32"},
 		{ir.OpEmbedding, nil, []ir.Type{f32(65), i32(7)}, "ir: embedding: operand table has shape [65], want 2 dimensions"},

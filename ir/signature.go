@@ -22,6 +22,7 @@ type Signature struct {
 	Dims    []Dim
 	Args    [][]int // indexes into Dims
 	Results [][]int
+	Types   []DType // of the results
 }
 
 // ReplicateAll and PassPartial are the rules of [Signature.Rule] that split no
@@ -48,8 +49,12 @@ func Resolve(op Op, attr Attr, args []Type) (*Signature, error) {
 		return nil, err
 	}
 	for i, o := range operands {
-		if args[i].DType != o.dtype && op.Class() != Comm { // communication moves any type
-			return nil, fmt.Errorf("ir: %s: operand %s is %s, want %s", op, o.name, args[i].DType, o.dtype)
+		want := o.dtype
+		if op == OpAddN && args[0].DType == Q64 {
+			want = Q64 // all of them
+		}
+		if args[i].DType != want && op.Class() != Comm { // communication moves any type
+			return nil, fmt.Errorf("ir: %s: operand %s is %s, want %s", op, o.name, args[i].DType, want)
 		}
 		dims, err := b.expand(o, args[i].Shape, true)
 		if err != nil {
@@ -65,6 +70,7 @@ func Resolve(op Op, attr Attr, args []Type) (*Signature, error) {
 		if err != nil {
 			return nil, err
 		}
+		b.sig.Types = append(b.sig.Types, resultDType(op, attr, r.dtype, len(b.sig.Results), args))
 		b.sig.Results = append(b.sig.Results, dims)
 	}
 	return b.sig, nil
@@ -78,7 +84,7 @@ func (s *Signature) ResultTypes() []Type {
 		for j, d := range dims {
 			shape[j] = s.Dims[d].Size
 		}
-		types[i] = Type{F32, shape}
+		types[i] = Type{s.Types[i], shape}
 	}
 	return types
 }
@@ -214,8 +220,8 @@ func parseOperands(s string) []operand {
 			continue
 		}
 		var o operand
-		if n, isInt := strings.CutSuffix(name, ":i32"); isInt {
-			name, o.dtype = n, I32
+		if n, dtype, ok := strings.Cut(name, ":"); ok {
+			name, o.dtype = n, map[string]DType{"i32": I32, "q64": Q64}[dtype]
 		}
 		name, o.optional = strings.CutSuffix(name, "?")
 		name, o.repeated = strings.CutSuffix(name, "...")
@@ -338,6 +344,9 @@ func (b *binder) expand(o operand, shape []int, bind bool) ([]int, error) {
 			size, fixed = shape[i], true
 		case at >= 0:
 			size, fixed = b.sig.Dims[at].Size, true
+		}
+		if m := markerSize(n.name); !fixed && m > 0 {
+			size, fixed = m, true
 		}
 		if !fixed {
 			return nil, fmt.Errorf("ir: %s: size of dimension %s of result %s is unknown", b.sig.Op, n.name, o.name)

@@ -10,14 +10,15 @@ import (
 // DType is the element type of a value.
 type DType uint8
 
-// The element types. Both take four bytes.
+// The element types. All but Q64 take four bytes.
 const (
 	F32 DType = iota // IEEE 754 binary32
 	I32              // token ids, seeds and step numbers
+	Q64              // 64-bit fixed point: sums that do not depend on their order, see fixed.go
 	numDTypes
 )
 
-var dtypeNames = [numDTypes]string{F32: "f32", I32: "i32"}
+var dtypeNames = [numDTypes]string{F32: "f32", I32: "i32", Q64: "q64"}
 
 func (d DType) String() string {
 	if d < numDTypes {
@@ -27,7 +28,12 @@ func (d DType) String() string {
 }
 
 // Size returns the bytes of one element.
-func (d DType) Size() int64 { return 4 }
+func (d DType) Size() int64 {
+	if d == Q64 {
+		return 8
+	}
+	return 4
+}
 
 // ParseDType is the inverse of [DType.String].
 func ParseDType(s string) (DType, error) {
@@ -36,7 +42,7 @@ func ParseDType(s string) (DType, error) {
 			return DType(d), nil
 		}
 	}
-	return 0, fmt.Errorf("ir: unknown dtype %q (want f32 or i32)", s)
+	return 0, fmt.Errorf("ir: unknown dtype %q (want f32, i32 or q64)", s)
 }
 
 // Type is a dtype and a global shape. A scalar has an empty shape.

@@ -41,6 +41,17 @@ func (g *Graph) Verify() error {
 	return nil
 }
 
+// VerifyNode checks one node by itself, as [Graph.Verify] does every node of a
+// graph: its attributes, its types, and that the placements of its operands and
+// results on the mesh are a legal rule of its op.
+func (m Mesh) VerifyNode(n *Node) error {
+	v := newVerifier(&Graph{Mesh: m})
+	for _, a := range n.Args {
+		v.defined[a] = true
+	}
+	return v.node(n)
+}
+
 type verifier struct {
 	g       *Graph
 	defined map[*Value]bool

@@ -6,7 +6,7 @@ import "slices"
 
 // mutants lists all planted bugs, by where they are planted.
 func mutants() []mutant {
-	return slices.Concat(inTheModel(), inThePartition(), inTheRuntime(), inTheKernels(), inTheLoop(), inTheMemory())
+	return slices.Concat(inTheModel(), inThePartition(), inTheRuntime(), inTheKernels(), inTheLoop(), inTheReproducible(), inTheMemory())
 }
 
 // inTheModel has the bugs of the graph that all ranks share: trace, autodiff,
@@ -97,17 +97,17 @@ func inThePartition() []mutant {
 		bug:  "clip by each shard's own norm",
 		file: "ir/signature.go",
 		old:  "} else if inArgs {\n\t\t\tresults[i] = PartialOf", new: "} else if inArgs && s.Op != OpSumSquares {\n\t\t\tresults[i] = PartialOf",
-		pkg: "./runtime", run: shapes,
+		pkg: "./ir/interp", run: "^TestEveryRuleIsTrue$",
 	}, {
 		bug:  "clip by each stage's own norm",
 		file: "partition/stage.go",
 		old:  "for _, t := range stages {\n\t\tm.Args", new: "for _, t := range stages {\n\t\tif len(byStage) > 1 && n.Op == ir.OpAddN && t != s && strings.HasPrefix(n.Name, \"grad_norm\") {\n\t\t\tcontinue\n\t\t}\n\t\tm.Args",
-		pkg: "./runtime", run: shapes,
+		pkg: "./codegen", run: sound,
 	}, {
 		bug: "tied table's gradient missing one use", how: "each stage keeps its own",
 		file: "partition/stage.go",
 		old:  "for _, t := range stages {\n\t\tm.Args", new: "for _, t := range stages {\n\t\tif t != s && strings.HasSuffix(n.Name, \"@grad\") {\n\t\t\tcontinue\n\t\t}\n\t\tm.Args",
-		pkg: "./runtime", run: shapes,
+		pkg: "./codegen", run: sound,
 	}, {
 		bug: "tied table's gradient missing one use", how: "one accumulator, and the second overwrites",
 		file: "codegen/layout.go",
@@ -126,7 +126,29 @@ func inThePartition() []mutant {
 				}
 			}
 		}`,
-		pkg: "./runtime", run: shapes,
+		pkg: "./codegen", run: sound,
+	}, {
+		bug: "clip by each stage's own norm", how: "of all its terms but the first",
+		file: "partition/stage.go",
+		old:  "node := &ir.Node{Op: n.Op, Args: args,", new: "node := &ir.Node{Op: n.Op, Args: args[1:],",
+		pkg: "./codegen", run: sound,
+	}, {
+		bug: "epsilon changed on one rank", how: "of layer norm, on those of the second stage",
+		file: "partition/stage.go",
+		old:  "m.Stage, m.Name = s, c.name(n, s)\n",
+		new: `m.Stage, m.Name = s, c.name(n, s)
+	if a, ok := m.Attr.(ir.LayerNormAttr); ok && s == 1 {
+		a.Eps *= 10
+		m.Attr = a
+	}
+`,
+		pkg: "./codegen", run: sound,
+	}, {
+		bug: "two backward outputs swapped", how: "by their buffers",
+		file: "codegen/layout.go",
+		old:  "for _, r := range n.Results {\n\t\tin.Results",
+		new:  "for i := range n.Results {\n\t\tr := n.Results[i]\n\t\tif n.Op == ir.OpLayerNormGrad && i > 0 {\n\t\t\tr = n.Results[len(n.Results)-i]\n\t\t}\n\t\tin.Results",
+		pkg:  "./codegen", run: sound,
 	}, {
 		bug:  "wrong p2p source",
 		file: "partition/stage.go",
@@ -146,7 +168,7 @@ func inThePartition() []mutant {
 		bug: "bias added on every rank of a row-parallel matmul", how: "add is said to be linear in one operand",
 		file: "ir/op.go",
 		old:  `sig: "a[l* s*] b[s*] -> y[l* s*]", class: Compute, linear: all`, new: `sig: "a[l* s*] b[s*] -> y[l* s*]", class: Compute, linear: 1`,
-		pkg: "./runtime", run: shapes,
+		pkg: "./ir/interp", run: "^TestEveryRuleIsTrue$",
 	}, {
 		bug:  "uneven last shard dropped",
 		file: "ir/mesh.go",
@@ -160,8 +182,8 @@ func inThePartition() []mutant {
 	}, {
 		bug:  "micro-batch remainder dropped",
 		file: "partition/plan.go",
-		old:  "return (axes[0].Cut(batch, dp).Len + p.MicroBatch - 1) / p.MicroBatch", new: "return max(1, axes[0].Cut(batch, dp).Len/p.MicroBatch)",
-		pkg: "./runtime", run: shapes,
+		old:  "return (local + p.MicroBatch - 1) / p.MicroBatch", new: "return max(1, local/p.MicroBatch)",
+		pkg: "./codegen", run: sound,
 	}, {
 		bug: "micro-batch remainder dropped", how: "the last one repeats rows",
 		file: "ir/mesh.go",

@@ -188,7 +188,7 @@ func (pr *propagator) gradients() {
 		switch n.Op {
 		case ir.OpAdamW:
 			pr.want[n.Args[3]] = n.Args[1].Spec
-		case ir.OpAddN, ir.OpSend, ir.OpRecv:
+		case ir.OpAddN, ir.OpFromFixed, ir.OpSend, ir.OpRecv:
 			if spec, ok := pr.want[n.Results[0]]; ok {
 				for _, a := range n.Args {
 					pr.want[a] = spec
@@ -283,6 +283,9 @@ func (pr *propagator) choose(n *ir.Node, args []*ir.Value) (argSpecs, resSpecs [
 			if a.Size == 1 && !a.Time && rule != ir.ReplicateAll {
 				continue // nothing to place on an axis of one
 			}
+			if a.Time && n.Phase == ir.Update && rule != ir.ReplicateAll {
+				continue // it runs after the last micro-batch, once
+			}
 			ra, rr, ok := sig.Rule(rule)
 			if !ok || rule >= 0 && !a.Time && sig.Dims[rule].Size < a.Size {
 				continue
@@ -348,7 +351,7 @@ func (pr *propagator) cost(n *ir.Node, args []*ir.Value, axis, rule int, ra, rr 
 		}
 		want, isGrad := pr.want[v]
 		home := isGrad && want[axis] == ra[i]
-		if home && n.Op == ir.OpSumSquares {
+		if home && (n.Op == ir.OpSumSquares || n.Op == ir.OpFixedSquares) {
 			continue // the optimizer needs it there anyway
 		}
 		c := moveBytes(from, ra[i], float64(v.Type.Bytes()), size)

@@ -90,9 +90,11 @@ func (c *cutter) assign(p *Plan) {
 			continue
 		}
 		if n.Phase == ir.Update {
-			if n.Op == ir.OpSumSquares {
+			if n.Op == ir.OpSumSquares || n.Op == ir.OpFixedSquares {
 				name, _, _ := strings.Cut(n.Name, "/")
 				c.owner[n] = c.holders[params[name]][0]
+			} else if s, ok := c.follows(n); ok {
+				c.owner[n] = s
 			}
 			continue
 		}
@@ -105,7 +107,10 @@ func (c *cutter) assign(p *Plan) {
 		case n.Phase == ir.Forward:
 			s = outside
 		default:
-			s = forward[of]
+			var ok bool
+			if s, ok = forward[of]; !ok {
+				s = outside // the forward node waits for the whole batch: the loss
+			}
 		}
 		if n.Phase == ir.Forward {
 			forward[n.Name] = s
@@ -118,6 +123,25 @@ func (c *cutter) assign(p *Plan) {
 			}
 		}
 	}
+}
+
+// follows returns the stage that alone makes what an update node reads, other than
+// leaves: the sum of the loss, or a gradient in fixed point.
+func (c *cutter) follows(n *ir.Node) (stage int, ok bool) {
+	if n.Op == ir.OpAddN || n.Op == ir.OpAdamW {
+		return 0, false // see addN and the holders of parameters
+	}
+	for _, a := range n.Args {
+		if a.Def.Op.Class() == ir.Leaf {
+			continue
+		}
+		s, owned := c.owner[a.Def]
+		if !owned || ok && s != stage {
+			return 0, false
+		}
+		stage, ok = s, true
+	}
+	return stage, ok
 }
 
 // emit appends the copy of a node that runs on a stage.

@@ -103,7 +103,7 @@ func compile(g *ir.Graph, plan *partition.Plan, batch int, share *codegen.Progra
 	if err != nil {
 		return nil, err
 	}
-	return prog, codegen.Check(prog)
+	return prog, codegen.Verify(prog, g)
 }
 
 // inputs returns the inputs that a program reads: one without dropout has no use for a seed.

@@ -54,7 +54,18 @@ type benchResult struct {
 	PredictedMS float64  `json:"predicted_ms"`
 	Ops         []opTime `json:"ops"`          // all that take time, longest first; they add up to the step
 	ShareOfTop  float64  `json:"share_of_top"` // of the step that the first --top of them take
-	listed      int
+	// Without is the same plan without train.reproducible, when that is on.
+	Without *benchWithout `json:"without_reproducible,omitempty"`
+	listed  int
+}
+
+// benchWithout says what train.reproducible costs: the figures of the same plan
+// without it, of all ranks together.
+type benchWithout struct {
+	MedianMS  float64  `json:"median_ms"`
+	Ratio     float64  `json:"ratio"`      // of the medians, with to without
+	CommBytes [2]int64 `json:"comm_bytes"` // received a step: with, without
+	Memory    [2]int64 `json:"arena_bytes"`
 }
 
 // opTime is the time of one op, averaged over ranks. That of collectives and
@@ -123,41 +134,52 @@ func (s *stopwatch) start() {
 	s.on, s.spent, s.calls = true, map[ir.Op]time.Duration{}, map[ir.Op]int{}
 }
 
-// timeSteps runs a training program on random tokens and returns how long each
-// step after the burn-in took, and where the time went.
-func (c *benchCmd) timeSteps(ctx context.Context, con *console, cfg *config.Config, prog *codegen.Program) ([]time.Duration, *stopwatch, error) {
-	backend, err := cpu.New(cpu.Options{})
-	if err != nil {
-		return nil, nil, err
+// timed is a program whose steps are timed.
+type timed struct {
+	prog  *codegen.Program
+	watch stopwatch
+	times []time.Duration // of each step after the burn-in
+	exec  *runtime.Executor
+	feeds runtime.Feeds
+}
+
+// timeSteps runs training programs on random tokens and notes how long each step
+// after the burn-in took, and where the time went. Several take turns, so that
+// what else the machine does troubles all alike.
+func (c *benchCmd) timeSteps(ctx context.Context, con *console, cfg *config.Config, programs ...*timed) error {
+	for _, p := range programs {
+		backend, err := cpu.New(cpu.Options{})
+		if err != nil {
+			return err
+		}
+		if p.exec, err = runtime.New(p.prog, backend, runtime.Options{Trace: p.watch.note}); err != nil {
+			return err
+		}
+		defer p.exec.Close()
+		if err := p.exec.InitParams(p.prog, uint64(cfg.Train.Seed)); err != nil {
+			return err
+		}
+		p.feeds = randomBatch(cfg, p.prog)
 	}
-	watch := &stopwatch{}
-	exec, err := runtime.New(prog, backend, runtime.Options{Trace: watch.note})
-	if err != nil {
-		return nil, nil, err
-	}
-	defer exec.Close()
-	if err := exec.InitParams(prog, uint64(cfg.Train.Seed)); err != nil {
-		return nil, nil, err
-	}
-	feeds := randomBatch(cfg, prog)
 	bar := con.bar(c.BurnIn+c.Steps, "bench")
 	defer bar.clear()
-	var times []time.Duration
 	for step := range c.BurnIn + c.Steps {
-		if step == c.BurnIn {
-			watch.start()
-		}
-		feeds["step"] = runtime.Ints(int32(step)) // every program has one: AdamW counts it
-		start := time.Now()
-		if _, err := exec.Step(ctx, prog, feeds); err != nil {
-			return nil, nil, err
-		}
-		if step >= c.BurnIn {
-			times = append(times, time.Since(start))
+		for _, p := range programs {
+			if step == c.BurnIn {
+				p.watch.start()
+			}
+			p.feeds["step"] = runtime.Ints(int32(step)) // every program has one: AdamW counts it
+			start := time.Now()
+			if _, err := p.exec.Step(ctx, p.prog, p.feeds); err != nil {
+				return err
+			}
+			if step >= c.BurnIn {
+				p.times = append(p.times, time.Since(start))
+			}
 		}
 		bar.set(step + 1)
 	}
-	return times, watch, nil
+	return nil
 }
 
 // randomBatch feeds a training step with tokens that mean nothing: the time of a
@@ -235,6 +257,20 @@ func (r *benchResult) print(con *console) {
 		{"tokens/s", explain.Grouped(int64(r.TokensPerS))},
 		{"MFU", fmt.Sprintf("%.2f %%", 100*r.MFU), fmt.Sprintf("of %.4g GFLOP/s", r.PeakFLOPS/1e9)},
 	})
+	if w := r.Without; w != nil {
+		ratio := func(x [2]int64) string {
+			if x[0] == 0 {
+				return "none"
+			}
+			return fmt.Sprintf("%.2f x", float64(x[0])/float64(max(x[1], 1)))
+		}
+		con.heading("train.reproducible costs, beside the same plan without it")
+		con.table([][]string{
+			{"time", fmt.Sprintf("%.2f x", w.Ratio), fmt.Sprintf("median %.2f ms, without %.2f", r.MedianMS, w.MedianMS)},
+			{"communication", ratio(w.CommBytes), fmt.Sprintf("%s bytes a step, without %s", explain.Grouped(w.CommBytes[0]), explain.Grouped(w.CommBytes[1]))},
+			{"memory", ratio(w.Memory), fmt.Sprintf("%s bytes, without %s", explain.Grouped(w.Memory[0]), explain.Grouped(w.Memory[1]))},
+		})
+	}
 	rows := [][]string{{"OP", "MS/STEP", "SHARE", "CALLS"}}
 	for _, op := range r.Ops[:r.listed] {
 		rows = append(rows, []string{op.Op, fmt.Sprintf("%.3f", op.MS), fmt.Sprintf("%.1f %%", 100*op.Share), fmt.Sprintf("%.4g", op.Calls)})
@@ -262,14 +298,54 @@ func (c *benchCmd) measure(ctx context.Context, con *console, cfg *config.Config
 	if err != nil {
 		return nil, err
 	}
-	if err := codegen.Check(programs.training); err != nil {
+	if err := programs.verify(); err != nil {
 		return nil, err
 	}
-	times, watch, err := c.timeSteps(ctx, con, cfg, programs.training)
-	if err != nil {
+	all := []*timed{{prog: programs.training}}
+	if cfg.Train.Reproducible {
+		plain := *cfg
+		plain.Train.Reproducible = false
+		others, err := compile(&plain, found.Plan)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, &timed{prog: others.training})
+	}
+	if err := c.timeSteps(ctx, con, cfg, all...); err != nil {
 		return nil, err
 	}
-	r := c.summarize(cfg, found.Plan.RuntimeNGPUs, cluster, times, watch)
+	r := c.summarize(cfg, found.Plan.RuntimeNGPUs, cluster, all[0].times, &all[0].watch)
 	r.PredictedMS = found.Predicted.StepSeconds * 1e3
+	if len(all) > 1 {
+		r.Without = r.compare(all[0].prog, all[1])
+	}
 	return r, nil
+}
+
+// compare sets the result, of a reproducible program, beside the same plan without
+// train.reproducible.
+func (r *benchResult) compare(with *codegen.Program, plain *timed) *benchWithout {
+	slices.Sort(plain.times)
+	w := &benchWithout{MedianMS: plain.times[len(plain.times)/2].Seconds() * 1e3}
+	w.Ratio = r.MedianMS / w.MedianMS
+	for i, p := range []*codegen.Program{with, plain.prog} {
+		w.CommBytes[i], w.Memory[i] = footprint(p)
+	}
+	return w
+}
+
+// footprint returns the bytes that all ranks receive in a step, and their arenas.
+func footprint(p *codegen.Program) (received, arenas int64) {
+	for r := range p.Schedules {
+		s := &p.Schedules[r]
+		arenas += p.Stages[s.Stage].Arena()
+		for _, task := range s.Tasks {
+			for _, in := range p.Stages[s.Stage].Bodies[task.Phase].Instrs {
+				if in.Node.Op != ir.OpSend { // the receiver counts it
+					received += p.CommBytes(s, in.Node, task)
+				}
+			}
+		}
+	}
+	return received, arenas
 }

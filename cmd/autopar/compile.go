@@ -15,8 +15,17 @@ import (
 // compiled is a model under a plan, with what each stage of the compiler left.
 type compiled struct {
 	graph      *ir.Graph // the training step, as traced
+	evalGraph  *ir.Graph // the evaluation, as traced
 	training   *codegen.Program
 	evaluation *codegen.Program // in the arenas of training
+}
+
+// verify proves both programs.
+func (c *compiled) verify() error {
+	if err := codegen.Verify(c.training, c.graph); err != nil {
+		return err
+	}
+	return codegen.Verify(c.evaluation, c.evalGraph)
 }
 
 // traceSteps traces the training step of a configuration and its evaluation.
@@ -35,7 +44,7 @@ func compile(cfg *config.Config, plan *partition.Plan) (*compiled, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &compiled{graph: training}
+	c := &compiled{graph: training, evalGraph: evaluation}
 	if c.training, err = codegen.Compile(training, plan, cfg.Batch.Global, nil); err != nil {
 		return nil, err
 	}

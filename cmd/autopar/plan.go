@@ -188,6 +188,9 @@ func printPlan(con *console, doc *planner.Document) {
 			partition.OffloadParams:    "optimizer state and parameters, to host memory",
 		}[p.Offload]})
 	}
+	if doc.Config.Train.Reproducible {
+		about = append(about, []string{"reproducible", explain.ReproducibleText(p)})
+	}
 	con.table(about)
 	rows := [][]string{{"STAGE", "BLOCKS", "RECOMPUTED", "PEAK MEMORY OF A RANK"}}
 	for i, s := range p.Stages {

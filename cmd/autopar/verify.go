@@ -1,26 +1,48 @@
 package main
 
 import (
+	"context"
+	"errors"
+	"fmt"
+
 	"github.com/autopar/autopar/codegen"
 	"github.com/autopar/autopar/explain"
 	"github.com/autopar/autopar/ir"
+	"github.com/autopar/autopar/numeric"
+	"github.com/autopar/autopar/planner"
 )
 
-// verifyCmd proves the programs of a plan sound.
+// verifyCmd proves the programs of a plan.
 type verifyCmd struct {
 	planArg
-	Numeric     bool   `help:"Also run the program at reduced sizes against the float64 interpreter. Not in this version."`
+	Numeric     bool   `help:"Also run the training program, at reduced sizes, against the float64 interpreter."`
 	Certificate string `placeholder:"FILE" help:"Also re-check the optimality proof of plan --certificate. Not in this version."`
 	format
 }
 
 // Example is shown by --help.
-func (verifyCmd) Example() string { return "autopar verify plan.json" }
+func (verifyCmd) Example() string {
+	return `
+autopar verify plan.json
+autopar verify plan.json --numeric`
+}
 
 // verified is the result of autopar verify.
 type verified struct {
 	Plan     string           `json:"plan"`
 	Programs []checkedProgram `json:"programs"`
+	Numeric  *numericRun      `json:"numeric,omitempty"`
+}
+
+// numericRun is the comparison with the interpreter, and the sizes it ran at.
+type numericRun struct {
+	Blocks    int `json:"n_layer"`
+	Heads     int `json:"n_head"`
+	Width     int `json:"n_embd"`
+	BlockSize int `json:"block_size"`
+	VocabSize int `json:"vocab_size"`
+	Batch     int `json:"batch"`
+	*numeric.Report
 }
 
 // checkedProgram counts what was checked, over all ranks and one step.
@@ -34,12 +56,9 @@ type checkedProgram struct {
 	Buffers      int    `json:"buffers"`   // of all stages
 }
 
-// Run checks both programs.
-func (c *verifyCmd) Run(con *console) error {
-	switch {
-	case c.Numeric:
-		return usagef("verify: --numeric is not in this version")
-	case c.Certificate != "":
+// Run proves both programs, and runs the training program if asked to.
+func (c *verifyCmd) Run(ctx context.Context, con *console) error {
+	if c.Certificate != "" {
 		return usagef("verify: --certificate is not in this version")
 	}
 	doc, err := c.loadPlan()
@@ -50,17 +69,21 @@ func (c *verifyCmd) Run(con *console) error {
 	if err != nil {
 		return err
 	}
-	result := verified{Plan: c.Plan}
-	for _, p := range []*codegen.Program{programs.training, programs.evaluation} {
-		if err := codegen.Check(p); err != nil {
+	if err := programs.verify(); err != nil {
+		return err
+	}
+	result := verified{Plan: c.Plan, Programs: []checkedProgram{count(programs.training), count(programs.evaluation)}}
+	var mismatch *numeric.MismatchError
+	if c.Numeric {
+		result.Numeric, err = runNumeric(ctx, doc)
+		if err != nil && !errors.As(err, &mismatch) {
 			return err
 		}
-		result.Programs = append(result.Programs, count(p))
 	}
 	if c.json() {
-		return con.json(result)
+		return errors.Join(con.json(result), err)
 	}
-	con.heading("%s: sound", c.Plan)
+	con.heading("%s: the programs compute the traced graphs", c.Plan)
 	rows := [][]string{{"PROGRAM", "RANKS", "TASKS", "INSTRUCTIONS", "COLLECTIVES", "TRANSFERS", "BUFFERS"}}
 	for _, p := range result.Programs {
 		row := []string{p.Name}
@@ -71,13 +94,41 @@ func (c *verifyCmd) Run(con *console) error {
 	}
 	con.table(rows)
 	con.printf("%s\n", checksText)
-	return nil
+	if result.Numeric != nil {
+		result.Numeric.print(con)
+	}
+	return err
 }
 
-const checksText = `checked on every rank: placements are legal, so each value's supply covers its consumers' need;
-nothing is read before it is written or after it is overwritten; no live buffers overlap; gradients of
-all micro-batches are added; collectives match on all members in order; every send meets its receive;
-no cycle of waits.`
+// runNumeric compares the programs at reduced sizes with the interpreter. The
+// result is there with a [numeric.MismatchError] too.
+func runNumeric(ctx context.Context, doc *planner.Document) (*numericRun, error) {
+	cfg, plan, err := numeric.Shrink(doc.Config, doc.Plan)
+	if err != nil {
+		return nil, err
+	}
+	report, err := numeric.Run(ctx, cfg, plan, numeric.Options{})
+	m := cfg.Model
+	return &numericRun{m.NLayer, m.NHead, m.NEmbd, m.BlockSize, m.VocabSize, cfg.Batch.Global, report}, err
+}
+
+func (r *numericRun) print(con *console) {
+	con.heading("%d steps on %d ranks against float64", r.Steps, r.Ranks)
+	con.printf("  n_layer %d, n_head %d, n_embd %d, block_size %d, vocab_size %d, batch %d\n", r.Blocks, r.Heads, r.Width, r.BlockSize, r.VocabSize, r.Batch)
+	rows := [][]string{{"TENSORS", "COMPARED", "LARGEST ERROR", "OF"}}
+	for _, k := range r.Classes {
+		rows = append(rows, []string{k.Name, explain.Grouped(int64(k.Tensors)), fmt.Sprintf("%.1e", k.Error), k.Worst})
+	}
+	con.table(rows)
+	con.printf("errors are relative to the largest element of each tensor; tolerance %.0e of loss and norm, %.0e of tensors\n",
+		numeric.OutputTolerance, numeric.TensorTolerance)
+}
+
+const checksText = `proven on every rank, by running its instructions over expressions in place of numbers: every update and
+output is the traced expression; each value's supply covers its consumers' need, and sums are completed once;
+all micro-batches are added before a sum is read; parts tile the whole; members of a collective and ends of a
+transfer mean the same value. Checked besides: nothing is read before it is written or after it is overwritten;
+no live buffers overlap; collectives match in order; every send meets its receive; no cycle of waits.`
 
 func count(p *codegen.Program) checkedProgram {
 	c := checkedProgram{Name: p.Graph.Name, Ranks: len(p.Schedules)}

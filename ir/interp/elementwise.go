@@ -80,6 +80,23 @@ func clipScale(n *ir.Node, in, out []Tensor) error {
 	return nil
 }
 
+// fixedSquares: y_0 = Σ_i x_i² in multiples of 2^-32, each rounded, and y_1 = Σ_i
+// of what the rounding left.
+func fixedSquares(_ *ir.Node, in, out []Tensor) error {
+	for _, x := range in[0].F {
+		coarse := math.Ldexp(math.RoundToEven(math.Ldexp(x*x, ir.SquareFrac)), -ir.SquareFrac)
+		out[0].F[0] += coarse
+		out[0].F[1] += x*x - coarse
+	}
+	return nil
+}
+
+// fixedRoot: y = √(x_0 + x_1).
+func fixedRoot(_ *ir.Node, in, out []Tensor) error {
+	out[0].F[0] = math.Sqrt(in[0].F[0] + in[0].F[1])
+	return nil
+}
+
 // The tanh approximation of GELU (Hendrycks and Gimpel, "Gaussian Error Linear
 // Units", 2016): x/2 (1 + tanh(√(2/π) (x + 0.044715 x³))).
 const geluCubic = 0.044715

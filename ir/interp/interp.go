@@ -142,6 +142,12 @@ func kernelOf(op ir.Op) kernelFunc {
 		return sqrt
 	case ir.OpClipScale:
 		return clipScale
+	case ir.OpFromFixed:
+		return identity
+	case ir.OpFixedSquares:
+		return fixedSquares
+	case ir.OpFixedRoot:
+		return fixedRoot
 	case ir.OpMatMul:
 		return matMul
 	case ir.OpEmbedding:
@@ -200,7 +206,7 @@ func constant(n *ir.Node, _, out []Tensor) error {
 }
 
 // identity is every communication: it moves parts of a value, which stays what
-// it was.
+// it was. And it is from_fixed: a Tensor holds what a fixed-point value stands for.
 func identity(_ *ir.Node, in, out []Tensor) error {
 	out[0] = in[0]
 	return nil

@@ -18,7 +18,11 @@ func node(t *testing.T, op ir.Op, attr ir.Attr, args ...interp.Tensor) *ir.Node 
 	g := ir.NewGraph("one")
 	var values []*ir.Value
 	for _, a := range args {
-		v, err := g.Leaf(ir.OpInput, "x", a.Type(), nil)
+		typ := a.Type()
+		if op == ir.OpFromFixed || op == ir.OpFixedRoot {
+			typ.DType = ir.Q64
+		}
+		v, err := g.Leaf(ir.OpInput, "x", typ, nil)
 		require.NoError(t, err)
 		values = append(values, v)
 	}
@@ -57,6 +61,11 @@ func TestByHand(t *testing.T) {
 		{"add_n", ir.OpAddN, nil, []interp.Tensor{x, x, x}, [][]float64{{3, 6, 9, 12, 15, 18}}},
 		{"scale", ir.OpScale, nil, []interp.Tensor{x, half}, [][]float64{{.5, 1, 1.5, 2, 2.5, 3}}},
 		{"sum_to", ir.OpSumTo, ir.SumToAttr{Keep: 1}, []interp.Tensor{x}, [][]float64{{5, 7, 9}}},
+		{"sum_to fixed", ir.OpSumTo, ir.SumToAttr{Keep: 1, Frac: 8}, []interp.Tensor{x}, [][]float64{{5, 7, 9}}},
+		{"from_fixed", ir.OpFromFixed, ir.FixedAttr{Frac: 8}, []interp.Tensor{x}, [][]float64{{1, 2, 3, 4, 5, 6}}},
+		{"fixed_squares", ir.OpFixedSquares, nil, []interp.Tensor{floats(s2, 3, 0x1p-17)}, [][]float64{{9, 0x1p-34}}},
+		{"fixed_squares rounds", ir.OpFixedSquares, nil, []interp.Tensor{floats(s2, 0x1.8p-16, 0)}, [][]float64{{0x1p-31, 0x1p-34}}},
+		{"fixed_root", ir.OpFixedRoot, nil, []interp.Tensor{floats(s2, 8, 1)}, [][]float64{{3}}},
 		{"expand", ir.OpExpand, nil, []interp.Tensor{floats(s3, 7, 8, 9), x}, [][]float64{{7, 8, 9, 7, 8, 9}}},
 		{"sum", ir.OpSum, nil, []interp.Tensor{x}, [][]float64{{21}}},
 		{"sum_squares", ir.OpSumSquares, nil, []interp.Tensor{x}, [][]float64{{91}}},

@@ -9,7 +9,8 @@ import (
 )
 
 // Tensor is a dense row-major array. F holds the elements of an f32 value, in
-// float64; I those of an i32 value. The other is nil.
+// float64, or the numbers that those of a q64 value stand for; I those of an i32
+// value. The other is nil.
 type Tensor struct {
 	Shape []int
 	F     []float64
@@ -39,7 +40,7 @@ func Scalar(x float64) Tensor { return Tensor{F: []float64{x}} }
 // IntScalar returns an i32 scalar.
 func IntScalar(x int32) Tensor { return Tensor{I: []int32{x}} }
 
-// Type returns dtype and shape.
+// Type returns dtype and shape, f32 for q64 too.
 func (t Tensor) Type() ir.Type {
 	if t.I != nil {
 		return ir.Type{DType: ir.I32, Shape: t.Shape}
@@ -49,7 +50,7 @@ func (t Tensor) Type() ir.Type {
 
 // check reports a tensor that is not well-formed or not of the wanted type.
 func (t Tensor) check(want ir.Type) error {
-	if !t.Type().Equal(want) {
+	if got := t.Type(); !got.Equal(want) && !(want.DType == ir.Q64 && got.Equal(ir.Type{DType: ir.F32, Shape: want.Shape})) {
 		return fmt.Errorf("tensor is %s, want %s", t.Type(), want)
 	}
 	if n := int64(len(t.F) + len(t.I)); n != want.Elems() || (t.F != nil && t.I != nil) {

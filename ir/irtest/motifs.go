@@ -10,7 +10,7 @@ import (
 var allMotifs = []func(*graphBuilder){
 	addMotif, addNMotif, scaleMotif, sumToMotif, expandMotif, sumMotif,
 	matMulMotif, embeddingMotif, layerNormMotif, geluMotif, dropoutMotif,
-	attentionMotif, decodeMotif, crossEntropyMotif, adamWMotif,
+	attentionMotif, decodeMotif, crossEntropyMotif, adamWMotif, fixedMotif,
 }
 
 func addMotif(b *graphBuilder) {

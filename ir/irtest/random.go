@@ -67,7 +67,7 @@ func naturalPhase(op ir.Op) ir.Phase {
 	switch op {
 	case ir.OpEmbeddingGrad, ir.OpLayerNormGrad, ir.OpGELUGrad, ir.OpAttentionGrad, ir.OpCrossEntropyGrad:
 		return ir.Backward
-	case ir.OpSumSquares, ir.OpSqrt, ir.OpClipScale, ir.OpAdamW:
+	case ir.OpSumSquares, ir.OpSqrt, ir.OpClipScale, ir.OpFromFixed, ir.OpFixedSquares, ir.OpFixedRoot, ir.OpAdamW:
 		return ir.Update
 	}
 	return ir.Forward
@@ -84,7 +84,11 @@ func (b *graphBuilder) op(op ir.Op, attr ir.Attr, args ...*ir.Value) []*ir.Value
 	if err != nil {
 		panic("BUG: random node is not legal: " + err.Error())
 	}
-	b.pool = append(b.pool, n.Results...)
+	for _, r := range n.Results {
+		if r.Type.DType == ir.F32 {
+			b.pool = append(b.pool, r)
+		}
+	}
 	return n.Results
 }
 

@@ -161,7 +161,26 @@ func (m *Program) compute(in *codegen.Instr, mesh ir.Mesh, at ir.Coord, operands
 		bytes += int64(operands-len(n.Args)) * one
 		flops = flops / float64(len(n.Args)) * float64(operands)
 	}
-	return m.kernel(classOf(n.Op), flops, bytes)
+	return m.kernel(classOf(n.Op), flops, bytes) + m.terms(n, mesh, at)
+}
+
+// terms is the time to add the terms of a fixed-point sum, one a sequence: each is
+// written and read as f32, the sum read and written.
+func (m *Program) terms(n *ir.Node, mesh ir.Mesh, at ir.Coord) Picoseconds {
+	if ir.Frac(n.Attr) == 0 {
+		return 0
+	}
+	local := mesh.Local(n.Args[0].Type.Shape, n.Args[0].Spec, at).Local
+	var bytes int64
+	for _, r := range n.Results {
+		if r.Type.DType == ir.Q64 {
+			bytes += 3 * localBytes(r, mesh, at) * int64(local[0])
+		}
+	}
+	if n.Op == ir.OpEmbeddingGrad { // it adds rows of its operand to some of its result
+		bytes = 5 * localBytes(n.Args[1], mesh, at)
+	}
+	return picoseconds(float64(bytes) / m.memory)
 }
 
 func localBytes(v *ir.Value, mesh ir.Mesh, at ir.Coord) int64 {

@@ -1,6 +1,7 @@
 package backendtest
 
 import (
+	"encoding/binary"
 	"fmt"
 	"math"
 	"math/rand/v2"
@@ -35,6 +36,7 @@ func samples() []sample {
 		C, V        = 35, 65
 	)
 	scalar, number := f32(), i32()
+	q64 := func(shape ...int) ir.Type { return ir.Type{DType: ir.Q64, Shape: shape} }
 	qkv, heads, lse := f32(B, T, 3, NH, D), f32(B, T, NH, D), f32(B, NH, T)
 	rows, logits, targets := f32(B, T), f32(B, T, V), i32(B, T)
 	var s []sample
@@ -48,10 +50,17 @@ func samples() []sample {
 	add(ir.OpAddN, nil, f32(B, C))
 	add(ir.OpAddN, nil, f32(B, C), f32(B, C))
 	add(ir.OpAddN, nil, f32(B, C), f32(B, C), f32(B, C), f32(B, C))
+	add(ir.OpAddN, nil, q64(B, C), q64(B, C), q64(B, C))
+	add(ir.OpFromFixed, ir.FixedAttr{Frac: ir.GradientFrac}, q64(V, C))
+	add(ir.OpFixedSquares, nil, f32(B, T, C))
+	add(ir.OpFixedRoot, nil, q64(2)).positive = 1
 	add(ir.OpScale, nil, f32(B, T, C), scalar)
 	add(ir.OpSumTo, ir.SumToAttr{Keep: 1}, f32(B, T, C))
 	add(ir.OpSumTo, ir.SumToAttr{Keep: 2}, f32(B, T, C))
 	add(ir.OpSumTo, ir.SumToAttr{Keep: 0}, f32(B, C))
+	add(ir.OpSumTo, ir.SumToAttr{Keep: 1, Frac: ir.GradientFrac}, f32(B, T, C))
+	add(ir.OpSumTo, ir.SumToAttr{Keep: 2, Frac: ir.GradientFrac}, f32(B, T, C))
+	add(ir.OpSumTo, ir.SumToAttr{Keep: 0, Frac: ir.LossFrac}, f32(B, T))
 	add(ir.OpExpand, nil, f32(C), f32(B, T, C))
 	add(ir.OpExpand, nil, scalar, f32(B, T))
 	add(ir.OpSum, nil, f32(B, T, C))
@@ -67,9 +76,11 @@ func samples() []sample {
 	add(ir.OpMatMul, ir.MatMulAttr{Form: ir.MatMulNN, K: 3}, qkv, f32(3, NH, D, C))
 	add(ir.OpMatMul, ir.MatMulAttr{Form: ir.MatMulTN, K: 2}, f32(B, T, C), heads)
 	add(ir.OpMatMul, ir.MatMulAttr{Form: ir.MatMulTN, K: 1}, f32(T, 3), f32(T, C))
+	add(ir.OpMatMul, ir.MatMulAttr{Form: ir.MatMulTN, K: 2, Frac: ir.GradientFrac}, f32(B, T, C), heads)
 
 	add(ir.OpEmbedding, nil, f32(V, C), targets).high = V
 	add(ir.OpEmbeddingGrad, ir.EmbeddingGradAttr{Rows: V}, targets, f32(B, T, C)).high = V
+	add(ir.OpEmbeddingGrad, ir.EmbeddingGradAttr{Rows: V, Frac: ir.GradientFrac}, targets, f32(B, T, C)).high = V
 	for _, bias := range []bool{false, true} {
 		attr := ir.LayerNormAttr{Eps: 1e-5, Bias: bias}
 		args := []ir.Type{f32(B, T, C), f32(C), f32(C)}
@@ -77,7 +88,9 @@ func samples() []sample {
 			args = args[:2]
 		}
 		add(ir.OpLayerNorm, attr, args...)
-		add(ir.OpLayerNormGrad, attr, f32(B, T, C), f32(B, T, C), f32(C), rows, rows).positive = 1 << 4
+		for _, attr.Frac = range []int{0, ir.GradientFrac} {
+			add(ir.OpLayerNormGrad, attr, f32(B, T, C), f32(B, T, C), f32(C), rows, rows).positive = 1 << 4
+		}
 	}
 	for _, tanh := range []bool{false, true} {
 		add(ir.OpGELU, ir.GELUAttr{Tanh: tanh}, f32(B, T, C))
@@ -176,6 +189,9 @@ func newOpTest(t *testing.T, d runtime.Device, s sample, seed uint64) *opTest {
 				r = float32(math.Abs(float64(r))) + 0.5
 			}
 			x.F[j] = float64(r)
+			if typ.DType == ir.Q64 {
+				x.F[j] = math.Ldexp(math.RoundToEven(math.Ldexp(x.F[j], 40)), -frac(s.op, s.attr, j))
+			}
 		}
 		o.args = append(o.args, x)
 	}
@@ -272,12 +288,9 @@ func (o *opTest) split(t *testing.T, s split, what string) {
 		memory := o.fill(t, k, arena)
 		require.NoError(t, o.device.Launch(k), what)
 		for i, r := range k.Results {
-			got := download(t, o.device, r)
+			got := o.download(t, r, k.Accum[i])
 			eachElement(r.Slab, func(local, global int) {
-				x := float64(got[local])
-				if k.Accum[i] {
-					x -= poison
-				}
+				x := got[local]
 				switch s.results[i].Kind {
 				case ir.Partial:
 					if s.results[i].Reduce == ir.Max {
@@ -316,7 +329,7 @@ func (o *opTest) kernel(mesh ir.Mesh, s split, p int) (*runtime.Kernel, int64) {
 		k.Args = append(k.Args, a.tensor(v.Type.DType, slab(v.Type.Shape, s.args[i])))
 	}
 	for i, v := range o.node.Results {
-		r := a.tensor(ir.F32, slab(v.Type.Shape, s.results[i]))
+		r := a.tensor(v.Type.DType, slab(v.Type.Shape, s.results[i]))
 		if from := o.shares(i); s.mode == inPlace && from >= 0 {
 			r.Offset = k.Args[from].Offset
 		}
@@ -334,6 +347,12 @@ func (o *opTest) fill(t *testing.T, k *runtime.Kernel, bytes int64) []float32 {
 	}
 	for i, a := range k.Args {
 		dst := memory[a.Offset/4:]
+		if a.DType == ir.Q64 {
+			for j, x := range part(o.args[i].F, a.Slab) {
+				binary.NativeEndian.PutUint64(bytesOf(dst)[8*j:], uint64(int64(math.Ldexp(x, frac(o.op, o.attr, j)))))
+			}
+			continue
+		}
 		for j, x := range part(o.args[i].F, whole(a.Slab, o.args[i].F)) {
 			dst[j] = float32(x)
 		}
@@ -358,7 +377,7 @@ func (o *opTest) untouched(t *testing.T, k *runtime.Kernel, before []float32, wh
 	after := make([]float32, len(before))
 	require.NoError(t, o.device.Download(bytesOf(after), runtime.OnDevice, 0))
 	for _, r := range k.Results {
-		n := r.Slab.Elems()
+		n := r.Bytes() / 4
 		copy(after[r.Offset/4:][:n], before[r.Offset/4:][:n])
 	}
 	for i := range before {

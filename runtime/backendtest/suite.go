@@ -27,6 +27,7 @@ func Run(t *testing.T, open Open) {
 	t.Run("ops", func(t *testing.T) { testOps(t, open) })
 	t.Run("accumulate", func(t *testing.T) { testAccumulate(t, open) })
 	t.Run("host copies", func(t *testing.T) { testHostCopies(t, open) })
+	t.Run("fixed point", func(t *testing.T) { testFixedPoint(t, open) })
 	t.Run("collectives", func(t *testing.T) { testCollectives(t, open) })
 	t.Run("transfers", func(t *testing.T) { testTransfers(t, open) })
 	t.Run("timeouts", func(t *testing.T) { testTimeouts(t, open) })
@@ -73,8 +74,9 @@ func (a *arena) tensor(dtype ir.DType, slab ir.Slab) runtime.Tensor {
 	return t
 }
 
-func bytesOf[E float32 | int32](x []E) []byte {
-	return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(x))), 4*len(x))
+func bytesOf[E float32 | int32 | int64](x []E) []byte {
+	var e E
+	return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(x))), int(unsafe.Sizeof(e))*len(x))
 }
 
 func upload(t *testing.T, d runtime.Device, at runtime.Tensor, x []float32) {

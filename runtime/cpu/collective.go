@@ -3,6 +3,7 @@ package cpu
 import (
 	"fmt"
 	"sync/atomic"
+	"unsafe"
 
 	"github.com/autopar/autopar/codegen"
 	"github.com/autopar/autopar/ir"
@@ -81,29 +82,56 @@ func (d *Device) Collective(c *runtime.Collective) error {
 			return fmt.Errorf("cpu: rank %d has entered %s %s instead", c.Members[i].Rank, n.Op, n.Name)
 		}
 	}
-	switch c.Node.Op {
-	case ir.OpAllReduce:
-		if err := d.allReduce(g, c); err != nil {
-			return err
-		}
-	case ir.OpReduceScatter:
-		d.reduceScatter(c)
-	case ir.OpAllGather, ir.OpAllToAll:
-		d.gather(c)
-	default:
-		panic(fmt.Sprintf("BUG: cpu: %s is not a collective", c.Node.Op))
+	move := moveAs[float32]
+	if c.Members[c.Position].In.DType == ir.Q64 {
+		move = moveAs[int64]
+	}
+	if err := move(d, g, c); err != nil {
+		return err
 	}
 	return d.barrier(g)
+}
+
+// element is the type of the numbers in a tensor that communicates. Integers go as
+// words.
+type element interface{ float32 | int64 }
+
+// elems returns the elements of a tensor.
+func elems[E element](d *Device, t runtime.Tensor) []E {
+	x := d.words(t)
+	return unsafe.Slice((*E)(unsafe.Pointer(unsafe.SliceData(x))), t.Slab.Elems())
+}
+
+// asWords is the memory of elements.
+func asWords[E element](x []E) []float32 {
+	var e E
+	return unsafe.Slice((*float32)(unsafe.Pointer(unsafe.SliceData(x))), len(x)*int(unsafe.Sizeof(e)/4))
+}
+
+func moveAs[E element](d *Device, g *groupView, c *runtime.Collective) error {
+	switch c.Node.Op {
+	case ir.OpAllReduce:
+		return allReduce[E](d, g, c)
+	case ir.OpReduceScatter:
+		return reduceScatter[E](d, c)
+	case ir.OpAllGather, ir.OpAllToAll:
+		gather[E](d, c)
+		return nil
+	}
+	panic(fmt.Sprintf("BUG: cpu: %s is not a collective", c.Node.Op))
 }
 
 // allReduce makes one share of the value whole in the member's own arena, and
 // then collects the shares of the others. A share in place of an operand
 // disturbs nobody: others read other shares of it.
-func (d *Device) allReduce(g *groupView, c *runtime.Collective) error {
-	out := d.floats(c.Members[c.Position].Out)
+func allReduce[E element](d *Device, g *groupView, c *runtime.Collective) error {
+	me := c.Members[c.Position]
+	out := elems[E](d, me.Out)
 	n := len(c.Members)
 	mine := codegen.ReduceShare(len(out), n, c.Position)
-	d.reduce(c, out[mine.Off:mine.Off+mine.Len], mine.Off)
+	if err := reduce(d, c, out[mine.Off:mine.Off+mine.Len], mine.Off); err != nil {
+		return err
+	}
 	if err := d.barrier(g); err != nil {
 		return err
 	}
@@ -112,32 +140,35 @@ func (d *Device) allReduce(g *groupView, c *runtime.Collective) error {
 			continue
 		}
 		share := codegen.ReduceShare(len(out), n, i)
-		theirs := d.backend.devices[m.Rank].floats(m.Out)
-		kernel.Copy(d.pool, out[share.Off:share.Off+share.Len], theirs[share.Off:share.Off+share.Len])
-		d.moved += 4 * int64(share.Len)
+		theirs := elems[E](d.backend.devices[m.Rank], m.Out)
+		kernel.Copy(d.pool, asWords(out[share.Off:share.Off+share.Len]), asWords(theirs[share.Off:share.Off+share.Len]))
+		d.moved += me.Out.DType.Size() * int64(share.Len)
 	}
 	return nil
 }
 
 // reduceScatter reduces the member's part of the value, run by run.
-func (d *Device) reduceScatter(c *runtime.Collective) {
+func reduceScatter[E element](d *Device, c *runtime.Collective) (err error) {
 	me := c.Members[c.Position]
-	out := d.floats(me.Out)
+	out := elems[E](d, me.Out)
 	eachRun(me.In.Slab, me.Out.Slab, func(from, to, n int) {
-		d.reduce(c, out[to:to+n], from)
+		if err == nil {
+			err = reduce(d, c, out[to:to+n], from)
+		}
 	})
+	return err
 }
 
 // gather fills the member's result from what the members hold of it.
-func (d *Device) gather(c *runtime.Collective) {
+func gather[E element](d *Device, c *runtime.Collective) {
 	me := c.Members[c.Position]
-	out := d.floats(me.Out)
+	out := elems[E](d, me.Out)
 	for i, m := range c.Members {
-		in := d.backend.devices[m.Rank].floats(m.In)
+		in := elems[E](d.backend.devices[m.Rank], m.In)
 		eachRun(m.In.Slab, me.Out.Slab, func(from, to, n int) {
 			copy(out[to:to+n], in[from:from+n])
 			if i != c.Position {
-				d.moved += 4 * int64(n)
+				d.moved += me.Out.DType.Size() * int64(n)
 			}
 		})
 	}
@@ -148,29 +179,44 @@ const blockElems = 1 << 15
 
 // reduce sets dst to the reduction, over the members in order, of as many
 // elements from the given index of their operands. dst may be that part of the
-// member's own operand.
-func (d *Device) reduce(c *runtime.Collective, dst []float32, from int) {
-	d.moved += 4 * int64(len(dst)*(len(c.Members)-1))
+// member's own operand. It fails where fixed point overflows.
+func reduce[E element](d *Device, c *runtime.Collective, dst []E, from int) error {
 	if d.block == nil {
-		d.block = make([]float32, blockElems)
+		d.block = make([]int64, blockElems)
 	}
+	block := unsafe.Slice((*E)(unsafe.Pointer(unsafe.SliceData(d.block))), blockElems)
+	size := c.Members[c.Position].In.DType.Size()
+	d.moved += size * int64(len(dst)*(len(c.Members)-1))
 	for len(dst) > 0 {
 		n := min(len(dst), blockElems)
-		acc := d.block[:n]
+		acc := block[:n]
 		for i, m := range c.Members {
-			in := d.backend.devices[m.Rank].floats(m.In)[from : from+n]
-			switch {
-			case i == 0:
-				kernel.Copy(d.pool, acc, in)
-			case c.Attr.Reduce == ir.Max:
-				kernel.MaxInto(d.pool, acc, in)
-			default:
-				kernel.AddInto(d.pool, acc, in)
+			in := elems[E](d.backend.devices[m.Rank], m.In)[from : from+n]
+			if i == 0 {
+				kernel.Copy(d.pool, asWords(acc), asWords(in))
+			} else if !combine(d, c.Attr.Reduce, acc, in) {
+				return errFixedSum
 			}
 		}
-		kernel.Copy(d.pool, dst[:n], acc)
+		kernel.Copy(d.pool, asWords(dst[:n]), asWords(acc))
 		dst, from = dst[n:], from+n
 	}
+	return nil
+}
+
+// combine sets acc to its sum or maximum with in and reports whether that fits.
+func combine[E element](d *Device, by ir.Reduction, acc, in []E) bool {
+	switch acc := any(acc).(type) {
+	case []int64:
+		return kernel.AddFixed(d.pool, acc, any(in).([]int64))
+	case []float32:
+		if by == ir.Max {
+			kernel.MaxInto(d.pool, acc, any(in).([]float32))
+		} else {
+			kernel.AddInto(d.pool, acc, any(in).([]float32))
+		}
+	}
+	return true
 }
 
 // maxRank bounds the dimensions of a value.

@@ -23,7 +23,8 @@ type Device struct {
 	groups   []*groupView // by Collective.Group
 	wires    []*counter   // by Transfer.Wire
 	received []int64      // by Transfer.Wire: messages taken
-	block    []float32    // of a reduction in progress
+	block    []int64      // of a reduction in progress
+	terms    [][]float32  // see fixedSum
 
 	file hostFile // of the host arena, if it has one
 
@@ -89,10 +90,18 @@ func (d *Device) bytes(space runtime.Space, offset int64, n int) ([]byte, error)
 	return whole[offset : offset+int64(n)], nil
 }
 
-// floats returns the elements of a tensor.
-func (d *Device) floats(t runtime.Tensor) []float32 {
-	at, n := t.Offset/4, t.Slab.Elems()
+// words returns the memory of a tensor of any type.
+func (d *Device) words(t runtime.Tensor) []float32 {
+	at, n := t.Offset/4, t.Bytes()/4
 	return d.arenas[t.Space][at : at+n : at+n]
+}
+
+// floats returns the elements of a tensor of floats or integers.
+func (d *Device) floats(t runtime.Tensor) []float32 {
+	if t.DType == ir.Q64 {
+		panic("BUG: cpu: tensor of q64 read as words")
+	}
+	return d.words(t)
 }
 
 // ints returns the elements of a tensor of integers.
@@ -106,7 +115,7 @@ func (d *Device) ints(t runtime.Tensor) []int32 {
 
 // Send copies the tensor to the peer's arena.
 func (d *Device) Send(t *runtime.Transfer) error {
-	src := d.floats(t.Local)
+	src := d.words(t.Local)
 	peer := d.backend.devices[t.Peer].arenas[runtime.OnDevice]
 	copy(peer[t.Remote/4:][:len(src)], src)
 	wire, _ := d.wire(t)

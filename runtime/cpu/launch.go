@@ -24,6 +24,10 @@ var launches = [...]launch{
 	ir.OpSqrt:       sqrt,
 	ir.OpClipScale:  clipScale,
 
+	ir.OpFromFixed:    fromFixed,
+	ir.OpFixedSquares: fixedSquares,
+	ir.OpFixedRoot:    fixedRoot,
+
 	ir.OpMatMul:          matMul,
 	ir.OpEmbedding:       embedding,
 	ir.OpEmbeddingGrad:   embeddingGrad,
@@ -93,6 +97,9 @@ func add(d *Device, k *runtime.Kernel) error {
 }
 
 func addN(d *Device, k *runtime.Kernel) error {
+	if k.Results[0].DType == ir.Q64 {
+		return addNFixed(d, k)
+	}
 	y := d.result(k, 0)
 	if len(k.Args) == 1 {
 		kernel.Copy(d.pool, y, d.arg(k, 0))
@@ -111,6 +118,9 @@ func scale(d *Device, k *runtime.Kernel) error {
 }
 
 func sumTo(d *Device, k *runtime.Kernel) error {
+	if ir.Frac(k.Node.Attr) > 0 {
+		return sumToFixed(d, k)
+	}
 	m, n := split(k.Args[0], k.Node.Attr.(ir.SumToAttr).Keep)
 	kernel.ColSum(d.pool, m, n, d.result(k, 0), d.arg(k, 0), k.Accum[0])
 	return nil
@@ -174,17 +184,25 @@ func adamW(d *Device, k *runtime.Kernel) error {
 
 // slice cuts the rank's part out of a value it holds more of.
 func slice(d *Device, k *runtime.Kernel) error {
-	x, y := d.arg(k, 0), d.result(k, 0)
-	eachRun(k.Args[0].Slab, k.Results[0].Slab, func(from, to, n int) { copy(y[to:to+n], x[from:from+n]) })
+	if k.Results[0].DType == ir.Q64 {
+		copyPart(k, d.fixed(k.Results[0]), d.fixed(k.Args[0]))
+	} else {
+		copyPart(k, d.result(k, 0), d.arg(k, 0))
+	}
 	return nil
+}
+
+// copyPart copies what two parts of a value have in common.
+func copyPart[E element](k *runtime.Kernel, y, x []E) {
+	eachRun(k.Args[0].Slab, k.Results[0].Slab, func(from, to, n int) { copy(y[to:to+n], x[from:from+n]) })
 }
 
 // toPartial makes a whole value a sum of which the first rank holds all.
 func toPartial(d *Device, k *runtime.Kernel) error {
-	if y := d.result(k, 0); k.Position > 0 {
+	if y := d.words(k.Results[0]); k.Position > 0 {
 		clear(y)
 	} else if k.Args[0].Offset != k.Results[0].Offset {
-		kernel.Copy(d.pool, y, d.arg(k, 0))
+		kernel.Copy(d.pool, y, d.words(k.Args[0]))
 	}
 	return nil
 }
@@ -196,6 +214,9 @@ func copyBetween(d *Device, k *runtime.Kernel) error {
 }
 
 func accumulate(d *Device, k *runtime.Kernel) error {
+	if k.Results[0].DType == ir.Q64 {
+		return accumulateFixed(d, k)
+	}
 	if k.Accum[0] {
 		kernel.AddInto(d.pool, d.result(k, 0), d.arg(k, 0))
 	} else {

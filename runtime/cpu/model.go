@@ -11,6 +11,9 @@ import (
 
 func matMul(d *Device, k *runtime.Kernel) error {
 	attr := k.Node.Attr.(ir.MatMulAttr)
+	if attr.Frac > 0 {
+		return matMulFixed(d, k)
+	}
 	a, b, y := d.arg(k, 0), d.arg(k, 1), d.result(k, 0)
 	// The contracted dimensions are the last of a, or with TN the first.
 	switch attr.Form {
@@ -40,6 +43,9 @@ func embedding(d *Device, k *runtime.Kernel) error {
 }
 
 func embeddingGrad(d *Device, k *runtime.Kernel) error {
+	if ir.Frac(k.Node.Attr) > 0 {
+		return embeddingGradFixed(d, k)
+	}
 	table, ids := k.Results[0], d.ints(k.Args[0])
 	if err := checkIDs("id", ids, 0, table.Slab.Global[0]); err != nil {
 		return err
@@ -71,6 +77,9 @@ func layerNorm(d *Device, k *runtime.Kernel) error {
 }
 
 func layerNormGrad(d *Device, k *runtime.Kernel) error {
+	if ir.Frac(k.Node.Attr) > 0 {
+		return layerNormGradFixed(d, k)
+	}
 	m, n := rows(k.Args[0])
 	dw, accum := d.result(k, 1), k.Accum[1]
 	var db []float32

@@ -88,3 +88,9 @@ func adamwAVX2(w []float32, m []float32, v []float32, grad []float32, c *[9]floa
 
 // dropoutFactorsAVX2 is isa.dropoutFactors for lengths that are multiples of 32.
 func dropoutFactorsAVX2(dst []float32, block uint64, seed uint64, op uint32, step uint32, threshold uint32, scale float32)
+
+// addAsFixedAVX2 is isa.addAsFixed.
+func addAsFixedAVX2(dst []int64, x []float32, scale float64) bool
+
+// fixedSquaresAVX2 is isa.fixedSquares for up to 8192 elements, if small: squares times scale are less than 2^48.
+func fixedSquaresAVX2(x []float32, scale float64) (coarse int64, fine int64, small bool)

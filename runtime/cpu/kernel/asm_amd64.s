@@ -7406,6 +7406,247 @@ done327:
 	VZEROUPPER
 	RET
 
+// func addAsFixedAVX2(dst []int64, x []float32, scale float64) bool
+// Requires: AVX, AVX2, FMA3
+TEXT ·addAsFixedAVX2(SB), NOSPLIT, $0-57
+	MOVQ         dst_base+0(FP), AX
+	MOVQ         x_base+24(FP), CX
+	VBROADCASTSD scale+48(FP), Y0
+	MOVQ         $0x4338000000000000, DX
+	VMOVQ        DX, X1
+	VPBROADCASTQ X1, Y1
+	MOVQ         $0x41f0000000000000, DX
+	VMOVQ        DX, X2
+	VPBROADCASTQ X2, Y2
+	MOVQ         $0x3df0000000000000, DX
+	VMOVQ        DX, X3
+	VPBROADCASTQ X3, Y3
+	MOVQ         $0x7fffffffffffffff, DX
+	VMOVQ        DX, X4
+	VPBROADCASTQ X4, Y4
+	MOVQ         $0x43e0000000000000, DX
+	VMOVQ        DX, X5
+	VPBROADCASTQ X5, Y5
+	VXORPS       Y6, Y6, Y6
+	MOVQ         dst_len+8(FP), DX
+	XORQ         BX, BX
+
+one329:
+	CMPQ         DX, $0x08
+	JLT          tail330
+	VMOVUPS      (CX)(BX*1), Y7
+	VEXTRACTF128 $0x01, Y7, X8
+	VCVTPS2PD    X7, Y7
+	VCVTPS2PD    X8, Y8
+	VMULPD       Y0, Y7, Y7
+	VANDPD       Y4, Y7, Y9
+	VCMPPD       $0x15, Y5, Y9, Y9
+	VORPD        Y9, Y6, Y6
+	VMOVAPD      Y7, Y9
+	VFMADD213PD  Y1, Y3, Y9
+	VSUBPD       Y1, Y9, Y10
+	VFNMADD231PD Y2, Y10, Y7
+	VADDPD       Y1, Y7, Y7
+	VPSUBQ       Y1, Y7, Y7
+	VPSLLQ       $0x20, Y9, Y9
+	VPADDQ       Y9, Y7, Y7
+	VMOVDQU      (AX)(BX*2), Y9
+	VPADDQ       Y9, Y7, Y10
+	VMOVDQU      Y10, (AX)(BX*2)
+	VPXOR        Y10, Y9, Y9
+	VPXOR        Y10, Y7, Y7
+	VPAND        Y9, Y7, Y7
+	VPOR         Y7, Y6, Y6
+	VMULPD       Y0, Y8, Y8
+	VANDPD       Y4, Y8, Y7
+	VCMPPD       $0x15, Y5, Y7, Y7
+	VORPD        Y7, Y6, Y6
+	VMOVAPD      Y8, Y7
+	VFMADD213PD  Y1, Y3, Y7
+	VSUBPD       Y1, Y7, Y9
+	VFNMADD231PD Y2, Y9, Y8
+	VADDPD       Y1, Y8, Y8
+	VPSUBQ       Y1, Y8, Y8
+	VPSLLQ       $0x20, Y7, Y7
+	VPADDQ       Y7, Y8, Y8
+	VMOVDQU      32(AX)(BX*2), Y7
+	VPADDQ       Y7, Y8, Y9
+	VMOVDQU      Y9, 32(AX)(BX*2)
+	VPXOR        Y9, Y7, Y7
+	VPXOR        Y9, Y8, Y8
+	VPAND        Y7, Y8, Y8
+	VPOR         Y8, Y6, Y6
+	ADDQ         $0x20, BX
+	SUBQ         $0x08, DX
+	JMP          one329
+
+tail330:
+	TESTQ        DX, DX
+	JZ           done331
+	LEAQ         masks<>+0(SB), SI
+	NEGQ         DX
+	VMOVUPS      32(SI)(DX*4), Y7
+	VMASKMOVPS   (CX)(BX*1), Y7, Y8
+	VEXTRACTF128 $0x01, Y8, X9
+	VCVTPS2PD    X8, Y8
+	VCVTPS2PD    X9, Y9
+	VMULPD       Y0, Y8, Y8
+	VANDPD       Y4, Y8, Y10
+	VCMPPD       $0x15, Y5, Y10, Y10
+	VORPD        Y10, Y6, Y6
+	VMOVAPD      Y8, Y10
+	VFMADD213PD  Y1, Y3, Y10
+	VSUBPD       Y1, Y10, Y11
+	VFNMADD231PD Y2, Y11, Y8
+	VADDPD       Y1, Y8, Y8
+	VPSUBQ       Y1, Y8, Y8
+	VPSLLQ       $0x20, Y10, Y10
+	VPADDQ       Y10, Y8, Y8
+	VPMOVSXDQ    X7, Y12
+	VPMASKMOVQ   (AX)(BX*2), Y12, Y10
+	VPADDQ       Y10, Y8, Y11
+	VPMASKMOVQ   Y11, Y12, (AX)(BX*2)
+	VPXOR        Y11, Y10, Y10
+	VPXOR        Y11, Y8, Y8
+	VPAND        Y10, Y8, Y8
+	VPOR         Y8, Y6, Y6
+	VMULPD       Y0, Y9, Y9
+	VANDPD       Y4, Y9, Y0
+	VCMPPD       $0x15, Y5, Y0, Y0
+	VORPD        Y0, Y6, Y6
+	VMOVAPD      Y9, Y0
+	VFMADD213PD  Y1, Y3, Y0
+	VSUBPD       Y1, Y0, Y3
+	VFNMADD231PD Y2, Y3, Y9
+	VADDPD       Y1, Y9, Y9
+	VPSUBQ       Y1, Y9, Y9
+	VPSLLQ       $0x20, Y0, Y0
+	VPADDQ       Y0, Y9, Y9
+	VEXTRACTF128 $0x01, Y7, X0
+	VPMOVSXDQ    X0, Y2
+	VPMASKMOVQ   32(AX)(BX*2), Y2, Y0
+	VPADDQ       Y0, Y9, Y1
+	VPMASKMOVQ   Y1, Y2, 32(AX)(BX*2)
+	VPXOR        Y1, Y0, Y0
+	VPXOR        Y1, Y9, Y9
+	VPAND        Y0, Y9, Y9
+	VPOR         Y9, Y6, Y6
+
+done331:
+	VMOVMSKPD Y6, AX
+	TESTL     AX, AX
+	SETEQ     AL
+	MOVB      AL, ret+56(FP)
+	VZEROUPPER
+	RET
+
+// func fixedSquaresAVX2(x []float32, scale float64) (coarse int64, fine int64, small bool)
+// Requires: AVX, AVX2, FMA3
+TEXT ·fixedSquaresAVX2(SB), NOSPLIT, $0-49
+	MOVQ         x_base+0(FP), AX
+	VBROADCASTSD scale+24(FP), Y0
+	MOVQ         $0x4338000000000000, CX
+	VMOVQ        CX, X1
+	VPBROADCASTQ X1, Y1
+	MOVQ         $0x42f0000000000000, CX
+	VMOVQ        CX, X2
+	VPBROADCASTQ X2, Y2
+	VXORPS       Y3, Y3, Y3
+	VXORPS       Y4, Y4, Y4
+	VXORPS       Y5, Y5, Y5
+	MOVQ         x_len+8(FP), CX
+	XORQ         DX, DX
+
+one333:
+	CMPQ         CX, $0x08
+	JLT          tail334
+	VMOVUPS      (AX)(DX*1), Y6
+	VEXTRACTF128 $0x01, Y6, X7
+	VCVTPS2PD    X6, Y6
+	VCVTPS2PD    X7, Y7
+	VMULPD       Y6, Y6, Y6
+	VMULPD       Y0, Y6, Y6
+	VCMPPD       $0x15, Y2, Y6, Y8
+	VORPD        Y8, Y5, Y5
+	VADDPD       Y1, Y6, Y8
+	VSUBPD       Y1, Y8, Y9
+	VSUBPD       Y9, Y6, Y6
+	VFMADD213PD  Y1, Y0, Y6
+	VPSUBQ       Y1, Y8, Y8
+	VPADDQ       Y8, Y3, Y3
+	VPSUBQ       Y1, Y6, Y6
+	VPADDQ       Y6, Y4, Y4
+	VMULPD       Y7, Y7, Y7
+	VMULPD       Y0, Y7, Y7
+	VCMPPD       $0x15, Y2, Y7, Y6
+	VORPD        Y6, Y5, Y5
+	VADDPD       Y1, Y7, Y6
+	VSUBPD       Y1, Y6, Y8
+	VSUBPD       Y8, Y7, Y7
+	VFMADD213PD  Y1, Y0, Y7
+	VPSUBQ       Y1, Y6, Y6
+	VPADDQ       Y6, Y3, Y3
+	VPSUBQ       Y1, Y7, Y7
+	VPADDQ       Y7, Y4, Y4
+	ADDQ         $0x20, DX
+	SUBQ         $0x08, CX
+	JMP          one333
+
+tail334:
+	TESTQ        CX, CX
+	JZ           done335
+	LEAQ         masks<>+0(SB), BX
+	NEGQ         CX
+	VMOVUPS      32(BX)(CX*4), Y6
+	VMASKMOVPS   (AX)(DX*1), Y6, Y6
+	VEXTRACTF128 $0x01, Y6, X7
+	VCVTPS2PD    X6, Y6
+	VCVTPS2PD    X7, Y7
+	VMULPD       Y6, Y6, Y6
+	VMULPD       Y0, Y6, Y6
+	VCMPPD       $0x15, Y2, Y6, Y8
+	VORPD        Y8, Y5, Y5
+	VADDPD       Y1, Y6, Y8
+	VSUBPD       Y1, Y8, Y9
+	VSUBPD       Y9, Y6, Y6
+	VFMADD213PD  Y1, Y0, Y6
+	VPSUBQ       Y1, Y8, Y8
+	VPADDQ       Y8, Y3, Y3
+	VPSUBQ       Y1, Y6, Y6
+	VPADDQ       Y6, Y4, Y4
+	VMULPD       Y7, Y7, Y7
+	VMULPD       Y0, Y7, Y7
+	VCMPPD       $0x15, Y2, Y7, Y2
+	VORPD        Y2, Y5, Y5
+	VADDPD       Y1, Y7, Y2
+	VSUBPD       Y1, Y2, Y6
+	VSUBPD       Y6, Y7, Y7
+	VFMADD213PD  Y1, Y0, Y7
+	VPSUBQ       Y1, Y2, Y2
+	VPADDQ       Y2, Y3, Y3
+	VPSUBQ       Y1, Y7, Y7
+	VPADDQ       Y7, Y4, Y4
+
+done335:
+	VMOVMSKPD    Y5, AX
+	TESTL        AX, AX
+	SETEQ        AL
+	MOVB         AL, small+48(FP)
+	VEXTRACTI128 $0x01, Y3, X0
+	VPADDQ       X0, X3, X3
+	VPUNPCKHQDQ  X3, X3, X0
+	VPADDQ       X0, X3, X3
+	VMOVQ        X3, AX
+	MOVQ         AX, coarse+32(FP)
+	VEXTRACTI128 $0x01, Y4, X0
+	VPADDQ       X0, X4, X4
+	VPUNPCKHQDQ  X4, X4, X0
+	VPADDQ       X0, X4, X4
+	VMOVQ        X4, AX
+	MOVQ         AX, fine+40(FP)
+	VZEROUPPER
+	RET
+
 DATA wordff800000<>+0(SB)/4, $0xff800000
 DATA wordff800000<>+4(SB)/4, $0xff800000
 DATA wordff800000<>+8(SB)/4, $0xff800000

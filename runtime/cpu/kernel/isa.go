@@ -39,6 +39,8 @@ type isa struct {
 	normGradParams    func(dw, db, dy, x []float32, mean, rstd float32)            // dw += dy*xhat, db += dy
 	adamw             func(w, m, v, g []float32, c *adamwFactors)
 	dropoutFactors    func(dst []float32, block uint64, key *MaskKey, threshold uint32, scale float32)
+	addAsFixed        func(dst []int64, x []float32, scale float64) bool // dst += scale*x, rounded; reports whether all fits
+	fixedSquares      func(x []float32, scale float64) squareSum
 }
 
 // bestISA returns the fastest implementation this processor runs.
@@ -78,6 +80,8 @@ func portable() isa {
 		normGradSums:    normGradSumsGeneric,
 		normGradRow:     normGradRowGeneric,
 		normGradParams:  normGradParamsGeneric,
+		addAsFixed:      addAsFixedGeneric,
+		fixedSquares:    fixedSquaresGeneric,
 		adamw:           adamwGeneric,
 		dropoutFactors:  dropoutFactorsGeneric,
 	}

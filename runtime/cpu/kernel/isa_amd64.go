@@ -46,6 +46,13 @@ func avx2() isa {
 		normGradRow:     normGradRowAVX2,
 		normGradParams:  normGradParamsAVX2,
 		adamw:           adamwAVX2,
+		addAsFixed:      addAsFixedAVX2,
+		fixedSquares: func(x []float32, scale float64) squareSum {
+			if coarse, fine, small := fixedSquaresAVX2(x, scale); small {
+				return squareSum{coarse, fine, true}
+			}
+			return fixedSquaresGeneric(x, scale)
+		},
 		dropoutFactors: func(dst []float32, block uint64, key *MaskKey, threshold uint32, scale float32) {
 			dropoutFactorsAVX2(dst, block, key.Seed, key.Op, key.Step, threshold, scale)
 		},

@@ -27,6 +27,7 @@ type Pool struct {
 
 	partial []float32 // per-chunk partial sums of a reduction
 	sums    []float64
+	squares []squareSum
 
 	// The current job. Its fields are written before state publishes it and read only by a worker that holds a chunk of it.
 	job                  task
@@ -73,6 +74,9 @@ type tasks struct {
 	rows         rowsTask
 	crossEntropy crossEntropyGradTask
 	adamw        adamwTask
+	asFixed      asFixedTask
+	addFixed     addFixedTask
+	fixedSquares fixedSquaresTask
 }
 
 // worker is one thread of a pool and its scratch memory.

@@ -1,0 +1,173 @@
+package codegen
+
+import (
+	"fmt"
+
+	"github.com/autopar/autopar/ir"
+)
+
+// memory is what the buffers of one stage hold on a rank.
+type memory struct {
+	fixed []content           // persistent and temporary buffers, by buffer
+	slots map[inSlot]*content // the others
+}
+
+// inSlot is a buffer of one slot.
+type inSlot struct{ buffer, slot int }
+
+// slot returns what a buffer holds for the micro-batches of one slot.
+func (m *memory) slot(buffer, slot int) *content {
+	at := inSlot{buffer, slot}
+	if m.slots[at] == nil {
+		m.slots[at] = &content{}
+	}
+	return m.slots[at]
+}
+
+// instrsOf returns the instructions that a task runs.
+func instrsOf(st *Stage, t Task) []Instr { return st.Bodies[t.Phase].Instrs }
+
+// microBatchOf returns the micro-batch that a task runs, or once.
+func microBatchOf(t Task) int {
+	if t.Phase == ir.Update {
+		return once
+	}
+	return t.MicroBatch
+}
+
+// content is what a buffer holds.
+type content struct {
+	expr *expr
+	typ  ir.Type
+	spec ir.ShardSpec
+	// microBatch is the one it was computed from, or once.
+	microBatch int
+	task       int    // index of the task that wrote it
+	terms      []term // of a sum over micro-batches that is being accumulated
+}
+
+// once says that a value is the same in every micro-batch.
+const once = -1
+
+// term is one summand of a sum over micro-batches.
+type term struct {
+	expr *expr
+	spec ir.ShardSpec
+	seen []bool // by micro-batch
+}
+
+// cell returns the contents of a buffer in a task.
+func (e *equivalence) cell(c *class, t Task, buffer int) (*content, error) {
+	st := e.code(c.Schedule, t)
+	switch m := c.memory[st]; {
+	case buffer < 0 || buffer >= len(st.Buffers):
+		return nil, fmt.Errorf("names buffer b%d of %d", buffer, len(st.Buffers))
+	case st.Buffers[buffer].Region != Slot:
+		return &m.fixed[buffer], nil
+	case t.Slot < 0 || t.Slot >= st.Slots:
+		return nil, fmt.Errorf("runs in slot %d of %d", t.Slot, st.Slots)
+	default:
+		return m.slot(buffer, t.Slot), nil
+	}
+}
+
+// read returns what an operand is, once it is complete and lies as it should.
+func (e *equivalence) read(c *class, t Task, n *ir.Node, v *ir.Value, buffer int) (*content, error) {
+	held, err := e.cell(c, t, buffer)
+	if err != nil {
+		return nil, e.fail(c, t, n, v, "%v", err)
+	}
+	if e.code(c.Schedule, t).Buffers[buffer].Region == Temp && held.task != c.at.task {
+		held = &content{}
+	}
+	if held.expr == nil && held.terms == nil {
+		return nil, e.fail(c, t, n, v, "is read from b%d before anything is written there", buffer)
+	}
+	if held, err = e.total(c, held); err != nil {
+		return nil, e.fail(c, t, n, v, "%v", err)
+	}
+	if !held.typ.Equal(v.Type) {
+		return nil, e.fail(c, t, n, v, "is read as %s from b%d, which holds %s, %s", v.Type, buffer, held.expr.name, held.typ)
+	}
+	if held.spec != v.Spec {
+		rank := len(v.Type.Shape)
+		return nil, e.fail(c, t, n, v, "is read as placed %s from b%d, which holds %s placed %s",
+			v.Spec.Format(e.prog.Mesh, rank), buffer, held.expr.name, held.spec.Format(e.prog.Mesh, rank))
+	}
+	if held.microBatch != once && (t.Phase == ir.Update || held.microBatch != t.MicroBatch) {
+		return nil, e.fail(c, t, n, v, "is read from b%d, which holds that of micro-batch %d", buffer, held.microBatch)
+	}
+	return held, nil
+}
+
+// total turns an accumulated sum into a value. It must have all micro-batches.
+func (e *equivalence) total(c *class, held *content) (*content, error) {
+	if held.terms == nil {
+		return held, nil
+	}
+	var exprs []*expr
+	for _, x := range held.terms {
+		if x.spec != held.terms[0].spec {
+			return nil, fmt.Errorf("is the sum of %s and %s, which lie differently", held.terms[0].expr.name, x.expr.name)
+		}
+		for mb := range c.MicroBatches {
+			if !x.seen[mb] {
+				return nil, fmt.Errorf("is read before %s of micro-batch %d is added to it", x.expr.name, mb)
+			}
+		}
+		exprs = append(exprs, x.expr)
+	}
+	sum := e.exprs.sum(exprs, held.terms[0].expr.name)
+	if !sum.known && sum.made.rank < 0 {
+		sum.made = held.terms[0].expr.made
+		if sum.made.rank < 0 {
+			sum.made = site{rank: c.Rank, stage: c.Stage, instr: held.terms[0].expr.name}
+		}
+	}
+	return &content{expr: sum, typ: held.typ, spec: held.terms[0].spec, microBatch: once, task: held.task}, nil
+}
+
+// write stores or accumulates a result.
+func (e *equivalence) write(c *class, t Task, in *Instr, i int, v *ir.Value, x *expr) error {
+	n, buffer := in.Node, in.Results[i]
+	cell, err := e.cell(c, t, buffer)
+	if err != nil {
+		return e.fail(c, t, n, v, "%v", err)
+	}
+	now := content{expr: x, typ: v.Type, spec: v.Spec, microBatch: once, task: c.at.task}
+	if e.timeAt >= 0 && v.Spec[e.timeAt].Kind != ir.Replicate {
+		now.microBatch = t.MicroBatch
+	}
+	if n.Op != ir.OpAccumulate && in.Accum[i] == Overwrite {
+		*cell = now
+		return nil
+	}
+	if t.MicroBatch < 0 || t.MicroBatch >= c.MicroBatches || t.Phase == ir.Update {
+		return e.fail(c, t, n, v, "is added to b%d in no micro-batch of the rank's %d", buffer, c.MicroBatches)
+	}
+	if n.Op != ir.OpAccumulate {
+		if p := v.Spec[e.timeAt]; p != ir.PartialOf(ir.Sum) {
+			return e.fail(c, t, n, v, "is added to b%d, but is %s over micro-batches", buffer, p)
+		}
+		now.spec[e.timeAt] = ir.Placement{}
+	}
+	adds := in.Accum[i] == Always || in.Accum[i] == AfterFirst && t.MicroBatch > 0
+	if !adds {
+		*cell = content{typ: v.Type, task: c.at.task}
+	} else if cell.terms == nil {
+		return e.fail(c, t, n, v, "is added to b%d, which holds no sum", buffer)
+	}
+	for k := range cell.terms {
+		if cell.terms[k].expr == x && cell.terms[k].spec == now.spec {
+			if cell.terms[k].seen[t.MicroBatch] {
+				return e.fail(c, t, n, v, "is added to b%d twice", buffer)
+			}
+			cell.terms[k].seen[t.MicroBatch] = true
+			return nil
+		}
+	}
+	seen := make([]bool, c.MicroBatches)
+	seen[t.MicroBatch] = true
+	cell.terms = append(cell.terms, term{x, now.spec, seen})
+	return nil
+}

@@ -1,0 +1,441 @@
+package codegen
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/autopar/autopar/ir"
+	"github.com/autopar/autopar/partition"
+)
+
+// Verify proves that a program computes the graph it was made of, and that it is
+// sound: [CheckEquivalent], which names the rank, and [Check].
+func Verify(p *Program, traced *ir.Graph) error {
+	if err := CheckEquivalent(p, traced); err != nil {
+		return err
+	}
+	return Check(p)
+}
+
+// CheckEquivalent proves that what every rank executes, together, is the traced
+// (unpartitioned) graph. It looks at the program alone, not at the partitioned
+// graph behind it: it runs each rank's tasks, instruction by instruction, over
+// the buffers that they name, with expressions in place of numbers. A buffer
+// holds an expression over the parameters and inputs, the placement of the part
+// that the rank has of it, and the micro-batches it stands for. In the end
+//
+//   - every parameter, on every rank that holds it, has become the expression
+//     that the traced graph updates it by, and every output is the traced one:
+//     right op, attributes, operands and result, at every step of the way;
+//   - every operand lies as its instruction assumes, and that is a legal rule of
+//     its op's dimension signature, so that a sum is completed exactly once;
+//   - everything summed over micro-batches has all of them, once, before it is
+//     read, and the micro-batches of all ranks are the batch;
+//   - the parts that ranks hold tile the whole, with no hole and no overlap;
+//   - the members of every collective, and the two ends of every transfer, mean
+//     the same value.
+//
+// What it takes for granted is local, and tested elsewhere: each rule of each
+// signature is true of the op (the tests of ir/interp, against the definition of
+// the op), a kernel computes its op on parts, and a collective changes a
+// placement as it says (runtime/backendtest). That buffers do not overlap in
+// memory and that nobody waits for ever is the business of [Check].
+//
+// The error is a [CheckError] that names a rank. Ranks that run the same code on
+// the same tasks differ only in the slices they hold; they are walked once.
+func CheckEquivalent(p *Program, traced *ir.Graph) error {
+	return checkEquivalent(p, traced, func(s *Schedule, _ Task) *Stage { return p.Stages[s.Stage] })
+}
+
+// equivalence is one proof.
+type equivalence struct {
+	prog    *Program
+	code    func(*Schedule, Task) *Stage // what a rank runs in a task
+	exprs   *expressions
+	timeAt  int               // index of the time axis, or -1
+	legal   map[*ir.Node]bool // nodes that VerifyNode has passed
+	classes []*class          // in order of their first rank
+	classOf []*class          // by rank
+	mail    map[letter]*content
+}
+
+// class is the ranks that run the same instructions in the same tasks.
+type class struct {
+	*Schedule       // of its first rank
+	ranks     int   // how many
+	at        place // what it runs next
+	memory    map[*Stage]*memory
+	events    []event // its communication, in order
+	waits     wait    // what it waits for
+}
+
+// wait is what a class stands still for.
+type wait struct {
+	what  string
+	from  *class
+	moved bool // it was sent elsewhere
+}
+
+// letter addresses a message of a class. Its ranks send it to the devices of
+// their own coordinates in another stage.
+type letter struct {
+	send       string // the sending instruction
+	from       *class
+	stage      int // of the receivers
+	microBatch int
+}
+
+// event is one communication of a class: what went in.
+type event struct {
+	instr string
+	op    ir.Op
+	attr  ir.Attr
+	task  Task
+	value *content
+	to    int // stage of the receivers of a send
+}
+
+func checkEquivalent(p *Program, traced *ir.Graph, code func(*Schedule, Task) *Stage) error {
+	e := &equivalence{
+		prog: p, code: code, exprs: newExpressions(), timeAt: p.Mesh.Axis(partition.AxisMB),
+		legal: map[*ir.Node]bool{}, mail: map[letter]*content{},
+	}
+	of := e.exprs.trace(traced)
+	if err := checkWorld(p); err != nil {
+		return err
+	}
+	if err := e.classify(); err != nil {
+		return err
+	}
+	if err := e.walk(); err != nil {
+		return err
+	}
+	if err := e.ends(traced, of); err != nil {
+		return err
+	}
+	if err := e.meetings(); err != nil {
+		return err
+	}
+	return checkTiling(p)
+}
+
+// classify groups the ranks and gives each class its memory: parameters, step
+// inputs and constants are there before the step.
+func (e *equivalence) classify() error {
+	type signature struct {
+		stage int
+		first *Stage
+		tasks string
+	}
+	byKey := map[signature]*class{}
+	for r := range e.prog.Schedules {
+		s := &e.prog.Schedules[r]
+		if len(s.Tasks) == 0 {
+			return &CheckError{Rank: r, Stage: s.Stage, Msg: "runs nothing"}
+		}
+		text := fmt.Sprintf("%d %v", s.MicroBatches, s.Tasks)
+		key := signature{s.Stage, e.code(s, s.Tasks[0]), text}
+		c := byKey[key]
+		if c == nil {
+			c = &class{Schedule: s, memory: map[*Stage]*memory{}}
+			byKey[key] = c
+			e.classes = append(e.classes, c)
+		}
+		c.ranks++
+		e.classOf = append(e.classOf, c)
+	}
+	for _, c := range e.classes {
+		for _, t := range c.Tasks {
+			if err := e.load(c, e.code(c.Schedule, t)); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// load gives a class the memory of a stage before the step.
+func (e *equivalence) load(c *class, st *Stage) error {
+	if c.memory[st] != nil {
+		return nil
+	}
+	m := &memory{fixed: make([]content, len(st.Buffers)), slots: map[inSlot]*content{}}
+	for id := range st.Buffers {
+		b := &st.Buffers[id]
+		if (b.Region == Persist || b.Region == Host) && b.Value.Def.Op.Class() == ir.Leaf {
+			if err := e.prog.Mesh.VerifyNode(b.Value.Def); err != nil {
+				return c.like(&CheckError{Rank: c.Rank, Stage: c.Stage, Instr: b.Value.Def.Name, Value: b.Value.Name(), Msg: err.Error()})
+			}
+			m.fixed[id] = content{expr: e.note(e.exprs.leaf(b.Value), c, Task{}, b.Value.Def.Name), typ: b.Value.Type, spec: b.Value.Spec, microBatch: once}
+		}
+	}
+	c.memory[st] = m
+	return nil
+}
+
+// note records where an expression came into being.
+func (e *equivalence) note(x *expr, c *class, t Task, instr string) *expr {
+	if !x.known && x.made.rank < 0 {
+		x.made = site{c.Rank, c.Stage, t, instr}
+	}
+	return x
+}
+
+func (e *equivalence) fail(c *class, t Task, n *ir.Node, v *ir.Value, format string, args ...any) error {
+	err := &CheckError{Rank: c.Rank, Stage: c.Stage, Instr: n.Name, Msg: t.String() + ": " + fmt.Sprintf(format, args...)}
+	if v != nil {
+		err.Value = v.Name()
+	}
+	return c.like(err)
+}
+
+// like adds to an error how many other ranks run the same code.
+func (c *class) like(err *CheckError) error {
+	if c.ranks > 1 {
+		err.Msg += fmt.Sprintf(" (and %d more ranks like it)", c.ranks-1)
+	}
+	return err
+}
+
+// walk runs all classes to their end. A class that waits for a message gives way
+// to the others.
+func (e *equivalence) walk() error {
+	for moved := true; moved; {
+		moved = false
+		for _, c := range e.classes {
+			for c.at.task < len(c.Tasks) {
+				t := c.Tasks[c.at.task]
+				body := instrsOf(e.code(c.Schedule, t), t)
+				if c.at.instr == len(body) {
+					c.at = place{task: c.at.task + 1}
+					continue
+				}
+				ready, err := e.step(c, t, &body[c.at.instr])
+				if err != nil {
+					return err
+				}
+				if !ready {
+					break
+				}
+				c.at.instr++
+				moved = true
+			}
+		}
+	}
+	return e.stuck()
+}
+
+// stuck reports a class that has not come to its end: if several wait for each
+// other, one whose message went elsewhere or whose sender is done.
+func (e *equivalence) stuck() error {
+	var worst *class
+	for _, c := range e.classes {
+		if c.at.task == len(c.Tasks) {
+			continue
+		}
+		from := c.waits.from
+		if worst == nil || c.waits.moved && !worst.waits.moved || !worst.waits.moved && from.at.task == len(from.Tasks) {
+			worst = c
+		}
+	}
+	if worst == nil {
+		return nil
+	}
+	t := worst.Tasks[worst.at.task]
+	n := instrsOf(e.code(worst.Schedule, t), t)[worst.at.instr].Node
+	return e.fail(worst, t, n, n.Results[0], "%s", worst.waits.what)
+}
+
+// step runs one instruction. ready is false when it has to wait for a message.
+func (e *equivalence) step(c *class, t Task, in *Instr) (ready bool, err error) {
+	n := in.Node
+	if !e.legal[n] {
+		if err := e.prog.Mesh.VerifyNode(n); err != nil {
+			return false, e.fail(c, t, n, n.Results[0], "%v", err)
+		}
+		e.legal[n] = true
+	}
+	var args []*expr
+	switch n.Op {
+	case ir.OpInput:
+		args = []*expr{e.exprs.leaf(n.Results[0])}
+	case ir.OpRecv:
+		got, err := e.receive(c, t, n)
+		if got == nil || err != nil {
+			return false, err
+		}
+		args = []*expr{got.expr}
+	default:
+		if len(in.Args) != len(n.Args) {
+			return false, e.fail(c, t, n, nil, "has %d operands, its node has %d", len(in.Args), len(n.Args))
+		}
+		for i, a := range n.Args {
+			x, err := e.read(c, t, n, a, in.Args[i])
+			if err != nil {
+				return false, err
+			}
+			args = append(args, x.expr)
+			if i == 0 && n.Op == ir.OpSend {
+				return true, e.send(c, t, n, x)
+			}
+			if i == 0 && Collective(n.Op) {
+				c.events = append(c.events, event{n.Name, n.Op, n.Attr, t, x, c.Stage})
+			}
+		}
+	}
+	if len(in.Results) != len(n.Results) || len(in.Accum) != len(n.Results) {
+		return false, e.fail(c, t, n, nil, "has %d results, its node has %d", len(in.Results), len(n.Results))
+	}
+	for i, r := range n.Results {
+		x := args[0]
+		if n.Op != ir.OpInput {
+			x = e.exprs.result(n, i, args)
+		}
+		if err := e.write(c, t, in, i, r, e.note(x, c, t, n.Name)); err != nil {
+			return false, err
+		}
+	}
+	return true, nil
+}
+
+// send posts a message. It goes to the ranks of the same coordinates in the
+// stage that the node names.
+func (e *equivalence) send(c *class, t Task, n *ir.Node, x *content) error {
+	to := e.prog.Peer(c.Schedule, n)
+	if to < 0 || to >= len(e.classOf) {
+		return e.fail(c, t, n, n.Args[0], "is sent to rank %d of %d", to, len(e.classOf))
+	}
+	stage := e.prog.Schedules[to].Stage
+	c.events = append(c.events, event{n.Name, n.Op, n.Attr, t, x, stage})
+	e.mail[letter{n.Name, c, stage, microBatchOf(t)}] = x
+	return nil
+}
+
+// receive returns the message that a receive waits for, or nil if it has not
+// been sent yet.
+func (e *equivalence) receive(c *class, t Task, n *ir.Node) (*content, error) {
+	v, name := n.Results[0], n.Args[0].Def.Name
+	from := e.prog.Peer(c.Schedule, n)
+	if from < 0 || from >= len(e.classOf) {
+		return nil, e.fail(c, t, n, v, "is received from rank %d of %d", from, len(e.classOf))
+	}
+	x := e.mail[letter{name, e.classOf[from], c.Stage, microBatchOf(t)}]
+	if x == nil {
+		c.waits = wait{what: fmt.Sprintf("rank %d never sends %s", from, name), from: e.classOf[from]}
+		for to := range e.prog.Stages {
+			if e.mail[letter{name, e.classOf[from], to, microBatchOf(t)}] != nil {
+				c.waits.what += fmt.Sprintf(" to stage %d, but to stage %d", c.Stage, to)
+				c.waits.moved = true
+			}
+		}
+		return nil, nil
+	}
+	if !x.typ.Equal(v.Type) {
+		return nil, e.fail(c, t, n, v, "is received as %s, rank %d sends it as %s", v.Type, from, x.typ)
+	}
+	if x.spec != v.Spec {
+		rank := len(v.Type.Shape)
+		return nil, e.fail(c, t, n, v, "is received as placed %s, rank %d sends it placed %s",
+			v.Spec.Format(e.prog.Mesh, rank), from, x.spec.Format(e.prog.Mesh, rank))
+	}
+	return x, nil
+}
+
+// ends compares what every class is left with to the updates and outputs of the
+// traced graph.
+func (e *equivalence) ends(traced *ir.Graph, of map[*ir.Value]*expr) error {
+	want := map[string]*expr{}
+	for _, u := range traced.Updates {
+		want[u.Param.Name()] = of[u.New]
+	}
+	outputs := map[string]*expr{}
+	for _, o := range traced.Outputs {
+		outputs[o.Name] = of[o.Value]
+	}
+	found, made := map[string]bool{}, map[string]bool{}
+	for _, c := range e.classes {
+		for _, st := range e.stages(c) {
+			for _, name := range sorted(st.Params) {
+				found[name] = true
+				id := st.Params[name]
+				next, updated := want[name]
+				if !updated {
+					next = e.exprs.leaf(st.Buffers[id].Value)
+				}
+				if err := e.end(c, st, id, "the next value of "+name, name, next, st.Buffers[id].Value.Spec); err != nil {
+					return err
+				}
+			}
+			for _, name := range sorted(st.Outputs) {
+				made[name] = true
+				if outputs[name] == nil {
+					return c.like(&CheckError{Rank: c.Rank, Stage: c.Stage, Value: name, Msg: "is an output that the traced graph does not have"})
+				}
+				if err := e.end(c, st, st.Outputs[name], "output "+name, name, outputs[name], ir.ShardSpec{}); err != nil {
+					return err
+				}
+			}
+		}
+	}
+	for _, u := range traced.Updates {
+		if !found[u.Param.Name()] {
+			return &CheckError{Rank: 0, Value: u.Param.Name(), Msg: "is held by no rank"}
+		}
+	}
+	for _, o := range traced.Outputs {
+		if !made[o.Name] {
+			return &CheckError{Rank: 0, Value: o.Name, Msg: "is an output that no rank makes"}
+		}
+	}
+	return nil
+}
+
+// stages lists the code of a class in order of its first use.
+func (e *equivalence) stages(c *class) []*Stage {
+	var all []*Stage
+	for _, t := range c.Tasks {
+		if st := e.code(c.Schedule, t); !slices.Contains(all, st) {
+			all = append(all, st)
+		}
+	}
+	return all
+}
+
+// end compares what one buffer is left with to what it should be.
+func (e *equivalence) end(c *class, st *Stage, id int, what, name string, want *expr, spec ir.ShardSpec) error {
+	wrong := func(at site, value, format string, args ...any) error {
+		return c.like(&CheckError{Rank: at.rank, Stage: at.stage, Instr: at.instr, Value: value, Msg: fmt.Sprintf(format, args...)})
+	}
+	here := site{rank: c.Rank, stage: c.Stage, instr: want.name} // what should have written it
+	held := &content{}
+	switch m := c.memory[st]; {
+	case id < 0 || id >= len(st.Buffers):
+	case st.Buffers[id].Region == Slot: // an output of the only micro-batch
+		held = m.slot(id, 0)
+	default:
+		held = &m.fixed[id]
+	}
+	if held.expr == nil && held.terms == nil {
+		return wrong(here, name, "%s is never written", what)
+	}
+	held, err := e.total(c, held)
+	if err != nil {
+		return wrong(here, name, "%s %v", what, err)
+	}
+	if held.expr != want {
+		at, why := difference(want, held.expr)
+		if at.known { // right by itself, at the wrong end
+			return wrong(here, name, "%s %s", what, why)
+		}
+		return wrong(at.made, at.name, "%s; so %s is wrong", why, what)
+	}
+	got := held.spec
+	if axes := e.prog.Mesh.Axes; e.timeAt >= 0 && axes[e.timeAt].Size == 1 && got[e.timeAt].Kind == ir.Shard {
+		got[e.timeAt] = spec[e.timeAt] // one micro-batch is all
+	}
+	if got != spec {
+		rank := len(st.Buffers[id].Value.Type.Shape)
+		return wrong(here, name, "%s is placed %s, want %s", what, held.spec.Format(e.prog.Mesh, rank), spec.Format(e.prog.Mesh, rank))
+	}
+	return nil
+}

@@ -1,0 +1,14 @@
+package codegen
+
+import "github.com/autopar/autopar/ir"
+
+// CheckEquivalentOf is CheckEquivalent where some ranks run code of their own in
+// place of their stage's.
+func CheckEquivalentOf(p *Program, traced *ir.Graph, own map[int]*Stage) error {
+	return checkEquivalent(p, traced, func(s *Schedule, _ Task) *Stage {
+		if st := own[s.Rank]; st != nil {
+			return st
+		}
+		return p.Stages[s.Stage]
+	})
+}

@@ -1,0 +1,214 @@
+package codegen
+
+import (
+	"encoding/binary"
+	"fmt"
+	"slices"
+
+	"github.com/autopar/autopar/ir"
+	"github.com/autopar/autopar/partition"
+)
+
+// expr is a value as an expression over parameters, inputs and constants. Equal
+// expressions are the same expr, so equality is a comparison of pointers.
+type expr struct {
+	id    int
+	op    ir.Op
+	attr  ir.Attr
+	index int // which result of op
+	args  []*expr
+	name  string // of the value first found to be this
+	made  site   // where a program first computed it
+	known bool   // a value of the traced graph
+}
+
+// site is a place in a program.
+type site struct {
+	rank, stage int
+	task        Task
+	instr       string
+}
+
+// exprKey identifies an expression.
+type exprKey struct {
+	op    ir.Op
+	attr  ir.Attr
+	index int
+	leaf  string // name of a parameter or input, and its type
+	args  string // their ids
+}
+
+// expressions interns expressions (hash-consing). Three rewrites make equal what
+// a partition may write in several ways:
+//
+//   - communication is the identity: it moves parts of a value, which stays what
+//     it was (what it does to placements is checked apart);
+//   - add_n is a multiset of terms, and flat, so that sums of sums of each stage
+//     are the sum of all;
+//   - constants are their value, and the copies name@sN of a leaf are the leaf.
+type expressions struct {
+	table map[exprKey]*expr
+	key   []byte
+}
+
+func newExpressions() *expressions { return &expressions{table: map[exprKey]*expr{}} }
+
+// leaf returns the expression of a parameter, input or constant.
+func (x *expressions) leaf(v *ir.Value) *expr {
+	n := v.Def
+	k := exprKey{op: n.Op, attr: n.Attr, leaf: v.Type.String()}
+	if attr, ok := n.Attr.(ir.ParamAttr); ok {
+		attr.Host = false // where it lives is not what it is
+		k.attr = attr
+	}
+	if n.Op != ir.OpConst {
+		k.leaf += partition.BaseName(n.Name)
+	}
+	return x.intern(k, nil, partition.BaseName(n.Name))
+}
+
+// result returns the expression of result i of a node, given its operands'.
+func (x *expressions) result(n *ir.Node, i int, args []*expr) *expr {
+	switch {
+	case n.Op.Class() == ir.Comm:
+		return args[0]
+	case n.Op == ir.OpAddN:
+		return x.sum(args, n.Name)
+	}
+	return x.intern(exprKey{op: n.Op, attr: n.Attr, index: i}, args, n.Results[i].Name())
+}
+
+// sum returns the expression of a sum of terms.
+func (x *expressions) sum(terms []*expr, name string) *expr {
+	var flat []*expr
+	for _, t := range terms {
+		if t.op == ir.OpAddN {
+			flat = append(flat, t.args...)
+		} else {
+			flat = append(flat, t)
+		}
+	}
+	if len(flat) == 1 {
+		return flat[0]
+	}
+	slices.SortFunc(flat, func(a, b *expr) int { return a.id - b.id })
+	return x.intern(exprKey{op: ir.OpAddN}, flat, name)
+}
+
+func (x *expressions) intern(k exprKey, args []*expr, name string) *expr {
+	x.key = x.key[:0]
+	for _, a := range args {
+		x.key = binary.AppendUvarint(x.key, uint64(a.id))
+	}
+	k.args = string(x.key)
+	e, ok := x.table[k]
+	if !ok {
+		e = &expr{id: len(x.table), op: k.op, attr: k.attr, index: k.index, args: slices.Clone(args), name: name, made: site{rank: -1}}
+		x.table[k] = e
+	}
+	return e
+}
+
+// trace interns every value of an unpartitioned graph.
+func (x *expressions) trace(g *ir.Graph) map[*ir.Value]*expr {
+	of := map[*ir.Value]*expr{}
+	for _, n := range g.Nodes {
+		args := make([]*expr, len(n.Args))
+		for i, a := range n.Args {
+			args[i] = of[a]
+		}
+		for i, r := range n.Results {
+			if n.Op.Class() == ir.Leaf {
+				of[r] = x.leaf(r)
+			} else {
+				of[r] = x.result(n, i, args)
+			}
+			of[r].known = true
+		}
+	}
+	return of
+}
+
+// difference returns the deepest sub-expression at which found departs from
+// want, and what is wrong there. Operands that the traced graph has too are
+// right by themselves: they only stand at the wrong place.
+func difference(want, found *expr) (at *expr, why string) {
+	for {
+		switch {
+		case found.known:
+			return found, fmt.Sprintf("is %s, want %s", found.name, want.name)
+		case want.op != found.op:
+			return found, fmt.Sprintf("is %s, want %s", found, want)
+		case want.op == ir.OpAddN:
+			missing, extra := without(want.args, found.args), without(found.args, want.args)
+			if len(missing) == 1 && len(extra) == 1 && !extra[0].known {
+				want, found = missing[0], extra[0]
+				continue
+			}
+			return found, fmt.Sprintf("sums %d terms, want %d: misses %s, has besides %s", len(found.args), len(want.args), list(missing), list(extra))
+		case want.attr != found.attr:
+			return found, fmt.Sprintf("has attributes %+v, want %+v", found.attr, want.attr)
+		case want.index != found.index:
+			return found, fmt.Sprintf("is result %d of %s, want result %d", found.index, found.op, want.index)
+		case len(want.args) != len(found.args):
+			return found, fmt.Sprintf("has %d operands, want %d", len(found.args), len(want.args))
+		}
+		next := -1
+		for i := range want.args {
+			if want.args[i] == found.args[i] {
+				continue
+			}
+			if next < 0 || found.args[next].known && !found.args[i].known {
+				next = i
+			}
+		}
+		if next < 0 { // leaves of one op and attribute: a name or a type
+			return found, fmt.Sprintf("is %s, want %s", found.name, want.name)
+		}
+		if found.args[next].known {
+			return found, fmt.Sprintf("has operand %d %s, want %s", next, found.args[next].name, want.args[next].name)
+		}
+		want, found = want.args[next], found.args[next]
+	}
+}
+
+// without returns the terms that others lacks, as multisets.
+func without(terms, others []*expr) []*expr {
+	count := map[*expr]int{}
+	for _, o := range others {
+		count[o]++
+	}
+	var rest []*expr
+	for _, t := range terms {
+		if count[t]--; count[t] < 0 {
+			rest = append(rest, t)
+		}
+	}
+	return rest
+}
+
+func list(terms []*expr) string {
+	if len(terms) == 0 {
+		return "nothing"
+	}
+	text := terms[0].name
+	for _, t := range terms[1:] {
+		text += ", " + t.name
+	}
+	return text
+}
+
+// String prints an expression one level deep.
+func (e *expr) String() string {
+	if len(e.args) == 0 {
+		return e.name
+	}
+	text := e.op.String() + "("
+	for i, a := range e.args {
+		if i > 0 {
+			text += ", "
+		}
+		text += a.name
+	}
+	return text + ")"
+}

@@ -1,0 +1,238 @@
+// Package exact makes what a training step sums over its batch independent of
+// how a plan cuts the batch, so that losses, gradient norms and weights have the
+// same bits under every data-parallel degree, micro-batch, ZeRO stage,
+// recomputation, and pipeline depth and schedule.
+//
+// Floating-point sums depend on their order; these are the ones whose order
+// depends on the plan, and what becomes of them:
+//
+//   - over the batch (weight gradients, the loss): each sequence's term is
+//     computed in f32 by the same kernel on the same numbers wherever the
+//     sequence is, and the terms are added in 64-bit fixed point;
+//   - over a gradient's uses and over pipeline stages (a tied table, the terms of
+//     the norm): added in fixed point too;
+//   - over a gradient's shards (the norm): squares are split into two fixed-point
+//     numbers each, and summed.
+//
+// Integers add to the same sum in any order, so accumulation over micro-batches
+// and the collectives over data-parallel ranks need no care: they move q64
+// instead of f32, in twice the bytes. Gradients become f32 once, before they are
+// clipped. Sums over tensor-parallel ranks and parts of a sequence are made
+// within one sequence, in f32, and stay as they are: see the README.
+//
+// Demmel and Nguyen, "Parallel Reproducible Summation" (IEEE Transactions on
+// Computers, 2015) bin by magnitude what may have any; gradients are known to lie
+// in a range that 64 bits cover, see [ir.GradientFrac].
+package exact
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/autopar/autopar/ir"
+)
+
+// Sums returns a copy of a training or evaluation step in which nothing summed
+// over the batch depends on its order. Inputs of two or more dimensions have the
+// batch first. What uses such a sum moves to the update phase, when the sum is
+// complete. It fails when a sequence's own computation needs a sum over the batch
+// (batch normalization does), or an op cannot add in fixed point.
+//
+// The graph must not be partitioned yet.
+func Sums(g *ir.Graph) (*ir.Graph, error) {
+	s := &summer{
+		dst: ir.NewGraph(g.Name), at: map[*ir.Value]*ir.Value{}, frac: map[*ir.Value]int{},
+		batched: map[*ir.Value]bool{}, late: map[*ir.Value]bool{}, read: map[*ir.Value]*ir.Value{},
+	}
+	var late []*ir.Node
+	for _, n := range g.Nodes {
+		if s.isLate(n) {
+			late = append(late, n)
+			for _, r := range n.Results {
+				s.late[r] = true
+			}
+		} else if err := s.node(n); err != nil {
+			return nil, fmt.Errorf("exact: %s: %w", n.Name, err)
+		}
+	}
+	for _, n := range late {
+		if err := s.lateNode(n); err != nil {
+			return nil, fmt.Errorf("exact: %s: %w", n.Name, err)
+		}
+	}
+	for _, o := range g.Outputs {
+		v, err := s.f32(s.at[o.Value])
+		if err != nil {
+			return nil, fmt.Errorf("exact: output %s: %w", o.Name, err)
+		}
+		s.dst.Outputs = append(s.dst.Outputs, ir.Output{Name: o.Name, Value: v})
+	}
+	for _, u := range g.Updates {
+		s.dst.Updates = append(s.dst.Updates, ir.StateUpdate{Param: s.at[u.Param], New: s.at[u.New]})
+	}
+	return s.dst, nil
+}
+
+type summer struct {
+	dst  *ir.Graph
+	at   map[*ir.Value]*ir.Value // old to new
+	frac map[*ir.Value]int       // of new q64 values; 0 for a sum of squares
+	// batched holds the new values whose dimension 0 is the batch, late the old ones
+	// that need a whole sum over it.
+	batched, late map[*ir.Value]bool
+	read          map[*ir.Value]*ir.Value // new q64 values as f32
+}
+
+// isLate reports whether a node can run only after the last micro-batch.
+func (s *summer) isLate(n *ir.Node) bool {
+	if n.Phase == ir.Update {
+		return n.Op.Class() != ir.Leaf
+	}
+	for _, a := range n.Args {
+		if s.late[a] || s.at[a].Type.DType == ir.Q64 {
+			return true
+		}
+	}
+	return false
+}
+
+// node copies a leaf, or a node of the forward or backward pass, whose results
+// that sum over the batch become fixed point.
+func (s *summer) node(n *ir.Node) error {
+	if n.Op.Class() == ir.Leaf {
+		v, err := s.dst.Leaf(n.Op, n.Name, n.Results[0].Type, n.Attr)
+		if err != nil {
+			return err
+		}
+		v.Def.Phase, v.Def.Pos = n.Phase, n.Pos
+		s.at[n.Results[0]] = v
+		s.batched[v] = n.Op == ir.OpInput && len(v.Type.Shape) >= 2
+		return nil
+	}
+	sig := ir.SignatureOf(n)
+	batch := -1 // the dimension of the signature
+	for i, a := range n.Args {
+		if s.batched[s.at[a]] {
+			batch = sig.Args[i][0]
+		}
+	}
+	keeps := func(i int) bool { return len(sig.Results[i]) > 0 && sig.Results[i][0] == batch }
+	op, attr, frac := n.Op, n.Attr, 0
+	for i := range n.Results {
+		if batch < 0 || keeps(i) {
+			continue
+		}
+		if len(sig.Args[0]) == 0 || sig.Args[0][0] != batch || !op.Accumulates(i) {
+			return fmt.Errorf("result %d of %s is a sum over the batch that cannot be made in fixed point", i, op)
+		}
+		frac = ir.GradientFrac
+		if n.Phase == ir.Forward {
+			frac = ir.LossFrac
+		}
+	}
+	if frac > 0 {
+		op, attr = fixedPoint(op, attr, frac)
+	}
+	results, err := s.add(n, op, attr, n.Name, n.Phase, s.args(n))
+	for i, r := range results {
+		s.batched[r] = batch >= 0 && keeps(i)
+		s.frac[r] = frac
+	}
+	return err
+}
+
+// fixedPoint returns the op that computes the same sum in fixed point.
+func fixedPoint(op ir.Op, attr ir.Attr, frac int) (ir.Op, ir.Attr) {
+	switch a := attr.(type) {
+	case ir.MatMulAttr:
+		a.Frac = frac
+		return op, a
+	case ir.SumToAttr:
+		a.Frac = frac
+		return op, a
+	case ir.EmbeddingGradAttr:
+		a.Frac = frac
+		return op, a
+	case ir.LayerNormAttr:
+		a.Frac = frac
+		return op, a
+	case nil:
+		if op == ir.OpSum {
+			return ir.OpSumTo, ir.SumToAttr{Frac: frac}
+		}
+	}
+	panic(fmt.Sprintf("BUG: exact: %s adds up, but not in fixed point", op))
+}
+
+// lateNode copies a node into the update phase.
+func (s *summer) lateNode(n *ir.Node) error {
+	args := s.args(n)
+	fixed := len(args) > 0
+	for i, a := range args {
+		if s.batched[a] {
+			return fmt.Errorf("operand %d (%s) is of each sequence, but another operand is a sum over the batch", i, a.Name())
+		}
+		fixed = fixed && a.Type.DType == ir.Q64
+	}
+	op, name := n.Op, n.Name
+	switch {
+	case n.Op == ir.OpSumSquares:
+		op = ir.OpFixedSquares
+		name = strings.TrimSuffix(name, n.Op.String()) + op.String()
+	case n.Op == ir.OpAddN && fixed:
+		results, err := s.add(n, op, n.Attr, name, ir.Update, args)
+		if err == nil {
+			s.frac[results[0]] = s.frac[args[0]]
+		}
+		return err
+	case n.Op == ir.OpSqrt && fixed && s.frac[args[0]] == 0:
+		_, err := s.add(n, ir.OpFixedRoot, nil, name, ir.Update, args)
+		return err
+	}
+	for i, a := range args {
+		var err error
+		if args[i], err = s.f32(a); err != nil {
+			return err
+		}
+	}
+	_, err := s.add(n, op, n.Attr, name, ir.Update, args)
+	return err
+}
+
+func (s *summer) args(n *ir.Node) []*ir.Value {
+	args := make([]*ir.Value, len(n.Args))
+	for i, a := range n.Args {
+		args[i] = s.at[a]
+	}
+	return args
+}
+
+// add appends the copy of a node and returns its results.
+func (s *summer) add(n *ir.Node, op ir.Op, attr ir.Attr, name string, phase ir.Phase, args []*ir.Value) ([]*ir.Value, error) {
+	m, err := s.dst.Add(op, attr, name, phase, args...)
+	if err != nil {
+		return nil, err
+	}
+	m.Pos = n.Pos
+	for i, r := range n.Results {
+		s.at[r] = m.Results[i]
+	}
+	return m.Results, nil
+}
+
+// f32 returns a value as f32, in the update phase if it is fixed point.
+func (s *summer) f32(v *ir.Value) (*ir.Value, error) {
+	if v.Type.DType != ir.Q64 {
+		return v, nil
+	}
+	if r, ok := s.read[v]; ok {
+		return r, nil
+	}
+	n, err := s.dst.Add(ir.OpFromFixed, ir.FixedAttr{Frac: s.frac[v]}, v.Name()+"@f32", ir.Update, v)
+	if err != nil {
+		return nil, err
+	}
+	n.Pos = v.Def.Pos
+	s.read[v] = n.Results[0]
+	return n.Results[0], nil
+}

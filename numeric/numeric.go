@@ -1,0 +1,294 @@
+// Package numeric runs the programs of a plan, at reduced sizes, against the
+// float64 interpreter: the same training steps once by the ranks' real programs
+// on a real backend and once by the definition of every op on the traced graph.
+//
+// It catches what no reading of a program can: a kernel or a collective that
+// does not compute what its instruction says, such as attention without the
+// causal mask, a dropout mask drawn by a rank's own positions, AdamW with a wrong
+// power in its bias correction, or a shard's last row left out.
+package numeric
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"slices"
+
+	"github.com/autopar/autopar/codegen"
+	"github.com/autopar/autopar/config"
+	"github.com/autopar/autopar/ir"
+	"github.com/autopar/autopar/ir/interp"
+	"github.com/autopar/autopar/partition"
+	"github.com/autopar/autopar/runtime"
+	"github.com/autopar/autopar/runtime/cpu"
+)
+
+// Steps is how many training steps are compared: the second starts from what the
+// first left behind, weights and moments.
+const Steps = 2
+
+// Tolerances of errors in fp32, relative to the largest element of the tensor: of
+// loss and gradient norm, and of weights and moments. An operation rounds by 6e-8;
+// the gradient of a bias is a sum over all tokens in which much cancels.
+const (
+	OutputTolerance = 1e-5
+	TensorTolerance = 1e-4
+)
+
+const (
+	seed         = 1337
+	learningRate = 1e-2
+)
+
+// Options of a run. The zero value runs on the CPU.
+type Options struct {
+	// Backend is fresh: a run opens it.
+	Backend runtime.Backend
+}
+
+// Report is how far the ranks were from the interpreter.
+type Report struct {
+	Ranks   int     `json:"ranks"`
+	Steps   int     `json:"steps"`
+	Classes []Class `json:"classes"`
+}
+
+// Class is a kind of tensor and its worst error.
+type Class struct {
+	Name    string  `json:"name"`
+	Tensors int     `json:"tensors"` // over all steps
+	Error   float64 `json:"error"`   // largest |difference| over largest |value| of a tensor
+	Worst   string  `json:"worst"`   // the tensor that has it, and where
+}
+
+// The classes.
+const (
+	loss = iota
+	gradNorm
+	weights
+	firstMoments
+	secondMoments
+)
+
+// MismatchError is a tensor beyond the tolerance.
+type MismatchError struct {
+	Class, Tensor  string
+	Off, Tolerance float64 // relative to the largest element
+}
+
+func (e *MismatchError) Error() string {
+	return fmt.Sprintf("numeric: %s: %s is off by %.2g of its largest element, tolerance %.0e", e.Class, e.Tensor, e.Off, e.Tolerance)
+}
+
+// Run trains the model of a configuration under a plan for [Steps] steps, on
+// random tokens with every tenth target ignored, and compares loss, gradient
+// norm, weights and moments after every step. The report is complete even if
+// the error is a [MismatchError].
+func Run(ctx context.Context, cfg *config.Config, plan *partition.Plan, opts Options) (*Report, error) {
+	traced, err := cfg.TrainStep()
+	if err != nil {
+		return nil, err
+	}
+	prog, err := codegen.Compile(traced, plan, cfg.Batch.Global, nil)
+	if err != nil {
+		return nil, err
+	}
+	if opts.Backend == nil {
+		if opts.Backend, err = cpu.New(cpu.Options{ThreadsPerRank: 1}); err != nil {
+			return nil, err
+		}
+	}
+	exec, err := runtime.New(prog, opts.Backend, runtime.Options{})
+	if err != nil {
+		return nil, err
+	}
+	c := comparison{cfg: cfg, traced: traced, prog: prog, exec: exec, report: &Report{Ranks: len(prog.Schedules), Steps: Steps}}
+	for _, name := range []string{"loss", "gradient norm", "weights", "first moments", "second moments"} {
+		c.report.Classes = append(c.report.Classes, Class{Name: name})
+	}
+	err = c.run(ctx)
+	return c.report, errors.Join(err, exec.Close())
+}
+
+// comparison is one run.
+type comparison struct {
+	cfg    *config.Config
+	traced *ir.Graph
+	prog   *codegen.Program
+	exec   *runtime.Executor
+	report *Report
+	first  *MismatchError
+}
+
+func (c *comparison) run(ctx context.Context) error {
+	if err := c.exec.InitParams(c.prog, seed); err != nil {
+		return err
+	}
+	state := map[string]interp.Tensor{}
+	for _, p := range c.traced.Params() {
+		state[p.Name()] = interp.InitParam(p.Name(), p.Def.Attr.(ir.ParamAttr), p.Type, seed)
+	}
+	classes := c.classes()
+	for step := range Steps {
+		fed, feeds := c.feeds(step)
+		got, err := c.exec.Step(ctx, c.prog, feeds)
+		if err != nil {
+			return err
+		}
+		for name, x := range fed {
+			state[name] = x
+		}
+		want, err := interp.Run(c.traced, state, interp.Options{})
+		if err != nil {
+			return err
+		}
+		state = want.State
+		for i, name := range []string{loss: "loss", gradNorm: "grad_norm"} {
+			c.compare(i, fmt.Sprintf("%s of step %d", name, step), []float32{got[name]}, want.Outputs[name].F)
+		}
+		held, err := c.parameters()
+		if err != nil {
+			return err
+		}
+		for _, p := range c.traced.Params() {
+			name := p.Name()
+			c.compare(classes[name], fmt.Sprintf("%s after step %d", name, step), held[name], state[name].F)
+		}
+	}
+	if c.first != nil {
+		return c.first
+	}
+	return nil
+}
+
+// classes says of every parameter what it is.
+func (c *comparison) classes() map[string]int {
+	of := map[string]int{}
+	for _, n := range c.traced.Nodes {
+		if n.Op == ir.OpAdamW {
+			of[n.Args[0].Name()], of[n.Args[1].Name()], of[n.Args[2].Name()] = weights, firstMoments, secondMoments
+		}
+	}
+	return of
+}
+
+// compare notes the error of a tensor, and the first that is too large. The
+// first in order is closest to the cause: losses come before what follows.
+func (c *comparison) compare(class int, name string, got []float32, want []float64) {
+	largest, worst, at := 0.0, 0.0, 0
+	for i, w := range want {
+		largest = max(largest, math.Abs(w))
+		d := math.Abs(float64(got[i]) - w)
+		if d > worst || math.IsNaN(d) {
+			worst, at = d, i
+		}
+	}
+	if worst > 0 {
+		worst /= largest // of an all-zero tensor: infinite
+	}
+	k := &c.report.Classes[class]
+	k.Tensors++
+	if worst > k.Error || math.IsNaN(worst) || k.Worst == "" {
+		k.Error, k.Worst = worst, name
+	}
+	tolerance := TensorTolerance
+	if class <= gradNorm {
+		tolerance = OutputTolerance
+	}
+	if !(worst <= tolerance) && c.first == nil {
+		if len(want) > 1 {
+			name = fmt.Sprintf("%s, element %d: %v, want %v,", name, at, got[at], want[at])
+		}
+		c.first = &MismatchError{k.Name, name, worst, tolerance}
+	}
+}
+
+// feeds makes the inputs of a step, for the interpreter and for the ranks.
+func (c *comparison) feeds(step int) (map[string]interp.Tensor, runtime.Feeds) {
+	rng := rand.New(rand.NewPCG(seed, uint64(step)))
+	m := &c.cfg.Model
+	n := c.cfg.Batch.Global * m.BlockSize
+	ids, targets, positions := make([]int32, n), make([]int32, n), make([]int32, m.BlockSize)
+	counted := 0
+	for i := range ids {
+		ids[i], targets[i] = int32(rng.IntN(m.VocabSize)), int32(rng.IntN(m.VocabSize))
+		if i%10 == 9 {
+			targets[i] = -1
+		} else {
+			counted++
+		}
+	}
+	for i := range positions {
+		positions[i] = int32(i)
+	}
+	ints := map[string][]int32{"ids": ids, "targets": targets, "positions": positions, "seed": {seed}, "step": {int32(step)}}
+	floats := map[string]float32{"lr": learningRate, "loss_weight": 1 / float32(counted)}
+	reads := map[string]bool{}
+	for _, st := range c.prog.Stages {
+		for name := range st.Inputs {
+			reads[name] = true
+		}
+	}
+	fed, feeds := map[string]interp.Tensor{}, runtime.Feeds{}
+	for _, v := range c.traced.Inputs() {
+		name := v.Name()
+		if x, ok := ints[name]; ok {
+			fed[name] = interp.Ints(x, v.Type.Shape...)
+			feeds[name] = runtime.Ints(x...)
+		} else {
+			fed[name] = interp.Scalar(float64(floats[name]))
+			feeds[name] = runtime.Floats(floats[name])
+		}
+		if !reads[name] {
+			delete(feeds, name)
+		}
+	}
+	return fed, feeds
+}
+
+// parameters assembles weights and moments from the ranks' shards. Shards of
+// the same part must have the same bits, and no element may be on no rank.
+func (c *comparison) parameters() (map[string][]float32, error) {
+	whole, holder := map[string][]float32{}, map[string][]int{}
+	for _, p := range c.traced.Params() {
+		n := p.Type.Elems()
+		whole[p.Name()], holder[p.Name()] = make([]float32, n), slices.Repeat([]int{-1}, int(n))
+	}
+	for r := range c.exec.Ranks() {
+		for _, s := range c.exec.Shards(c.prog, r) {
+			local := make([]byte, s.Bytes())
+			if err := c.exec.ReadShard(s, local); err != nil {
+				return nil, err
+			}
+			values, from := whole[s.Name], holder[s.Name]
+			for i := range int(s.Slab.Elems()) {
+				x := math.Float32frombits(binary.NativeEndian.Uint32(local[4*i:]))
+				at := globalIndex(s.Slab, i)
+				if from[at] >= 0 && math.Float32bits(x) != math.Float32bits(values[at]) {
+					return nil, fmt.Errorf("numeric: %s, element %d: is %v on rank %d and %v on rank %d", s.Name, at, values[at], from[at], x, r)
+				}
+				values[at], from[at] = x, r
+			}
+		}
+	}
+	for _, p := range c.traced.Params() {
+		if at := slices.Index(holder[p.Name()], -1); at >= 0 {
+			return nil, fmt.Errorf("numeric: %s, element %d: is on no rank", p.Name(), at)
+		}
+	}
+	return whole, nil
+}
+
+// globalIndex returns the row-major index in the whole of local element i.
+func globalIndex(s ir.Slab, i int) int {
+	at, stride := 0, 1
+	for d := len(s.Local) - 1; d >= 0; d-- {
+		at += (s.Offset[d] + i%s.Local[d]) * stride
+		stride *= s.Global[d]
+		i /= s.Local[d]
+	}
+	return at
+}

@@ -1,0 +1,87 @@
+package numeric
+
+import (
+	"fmt"
+
+	"github.com/autopar/autopar/config"
+	"github.com/autopar/autopar/partition"
+)
+
+// maxRanks bounds a run: every rank is a goroutine of this process.
+const maxRanks = 256
+
+// maxTokens bounds a batch, for the interpreter's sake, where the plan allows.
+const maxTokens = 256
+
+// Shrink returns a configuration and a plan of the same structure at sizes that
+// the interpreter can follow: the same degrees, stages, schedule, placements,
+// ZeRO stage and kinds of recomputation, with at most two blocks a stage, few
+// heads, narrow, short sequences and few symbols. Sizes are kept from dividing by
+// the degrees, so that splits are uneven. Of many units two stay.
+//
+// AdamW's epsilon becomes at least 1e-3: at 1e-8 the first updates are the sign
+// of the gradient, which rounding decides where a gradient is almost nothing.
+func Shrink(cfg *config.Config, plan *partition.Plan) (*config.Config, *partition.Plan, error) {
+	c, p := *cfg, *plan
+	if p.ZeROGroup == 0 {
+		p.RuntimeNGPUs = p.PlanNGPUs * min(p.Units(), 2)
+	}
+	if p.RuntimeNGPUs > maxRanks {
+		return nil, nil, fmt.Errorf("numeric: %d ranks, at most %d can be run in one process; make a plan for fewer", p.RuntimeNGPUs, maxRanks)
+	}
+	p.Stages = shrinkStages(plan.Stages)
+	c.Model.Preset = ""
+	c.Model.NLayer = p.Stages[len(p.Stages)-1].Last
+	m, dp, inner := &c.Model, p.DataParallel(), max(p.TP, p.ContextParallel())
+
+	if m.NKVHead == 0 || m.NKVHead == m.NHead {
+		width := m.HeadDim()
+		m.NHead = min(m.NHead, p.TP+1)
+		m.NEmbd = m.NHead * min(width, max(8, dp/m.NHead+1))
+		m.NKVHead = min(m.NKVHead, m.NHead)
+	} else { // groups of heads stay what they are
+		m.NEmbd = m.NHead * min(m.HeadDim(), 8)
+	}
+	if m.FFNHidden > 0 {
+		m.FFNHidden = min(m.FFNHidden, 2*m.NEmbd+1)
+	}
+	m.BlockSize = min(m.BlockSize, max(9, 2*inner*p.ContextParallel()+1))
+	m.VocabSize = min(m.VocabSize, max(17, 2*p.TP+1, dp+1))
+
+	// The batch: all micro-batches but the last of the last rank are full.
+	mesh := plan.Mesh(cfg.Batch.Global)
+	microBatches := min(mesh.Size(partition.AxisMB), 2*p.PP())
+	p.MicroBatch = min(p.MicroBatch, 2)
+	if dp*microBatches*p.MicroBatch*m.BlockSize > maxTokens {
+		p.MicroBatch = 1
+	}
+	batch := dp * microBatches * p.MicroBatch
+	if p.MicroBatch > 1 {
+		batch--
+	}
+	c.Batch.Global = min(c.Batch.Global, batch)
+	c.Optimizer.Eps = max(c.Optimizer.Eps, 1e-3)
+	return &c, &p, nil
+}
+
+// shrinkStages keeps one or two blocks of each stage, and of each kind of
+// recomputation that a stage has.
+func shrinkStages(stages []partition.Stage) []partition.Stage {
+	var out []partition.Stage
+	next := 0
+	for _, s := range stages {
+		blocks := min(s.Last-s.First, 2)
+		again := min(s.Recompute, blocks)
+		if s.Recompute < s.Last-s.First {
+			again = min(again, 1)
+		}
+		selective := min(s.Selective, blocks-again)
+		if s.Recompute+s.Selective < s.Last-s.First {
+			selective = min(selective, 1)
+		}
+		s.First, s.Last, s.Recompute, s.Selective = next, next+blocks, again, selective
+		next = s.Last
+		out = append(out, s)
+	}
+	return out
+}

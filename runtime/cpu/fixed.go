@@ -1,0 +1,196 @@
+package cpu
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"unsafe"
+
+	"github.com/autopar/autopar/ir"
+	"github.com/autopar/autopar/runtime"
+	"github.com/autopar/autopar/runtime/cpu/kernel"
+)
+
+// fixed returns the elements of a fixed-point tensor.
+func (d *Device) fixed(t runtime.Tensor) []int64 {
+	if t.DType != ir.Q64 {
+		panic(fmt.Sprintf("BUG: cpu: tensor of %s read as q64", t.DType))
+	}
+	x := d.words(t)
+	return unsafe.Slice((*int64)(unsafe.Pointer(unsafe.SliceData(x))), len(x)/2)
+}
+
+// fixedSum is result i of an op that adds it up in fixed point.
+type fixedSum struct {
+	sum  []int64
+	term []float32 // scratch for one sequence's term
+	frac int
+}
+
+// fixedSum starts the sum, at zero unless the kernel adds to what is there. The
+// scratch of result i is the device's: it is valid until the next sum of that index.
+func (d *Device) fixedSum(k *runtime.Kernel, i int) fixedSum {
+	s := fixedSum{sum: d.fixed(k.Results[i]), frac: ir.Frac(k.Node.Attr)}
+	if !k.Accum[i] {
+		clear(s.sum)
+	}
+	for len(d.terms) <= i {
+		d.terms = append(d.terms, nil)
+	}
+	if n := len(s.sum); cap(d.terms[i]) < n {
+		d.terms[i] = make([]float32, n)
+	}
+	s.term = d.terms[i][:len(s.sum)]
+	return s
+}
+
+// add adds one sequence's term.
+func (d *Device) add(s fixedSum, term []float32) error {
+	if kernel.AddAsFixed(d.pool, s.sum, term, s.frac) {
+		return nil
+	}
+	limit := math.Ldexp(1, 63-s.frac)
+	for i, x := range term {
+		if !(math.Abs(float64(x)) < limit) {
+			return fmt.Errorf("element %d of a sequence's term is %v: fixed point of %d fraction bits (train.reproducible) holds numbers below %g",
+				i, x, s.frac, limit)
+		}
+	}
+	return fmt.Errorf("a sum exceeds %g, the most that fixed point of %d fraction bits (train.reproducible) holds", limit, s.frac)
+}
+
+var errFixedSum = errors.New("a sum exceeds what fixed point (train.reproducible) holds")
+
+// sequences returns how many sequences the part of the first operand has, and
+// the rows of each in the further leading dimensions up to dimension end.
+func sequences(k *runtime.Kernel, end int) (n, rows int) {
+	local := k.Args[0].Slab.Local
+	return local[0], int(ir.Elems(local[1:end]))
+}
+
+// matMulFixed is matMul of form TN, one sequence at a time.
+func matMulFixed(d *Device, k *runtime.Kernel) error {
+	contracted := k.Node.Attr.(ir.MatMulAttr).K
+	batch, inner := sequences(k, contracted)
+	_, m := split(k.Args[0], len(k.Args[0].Slab.Local)-contracted)
+	_, n := split(k.Args[1], len(k.Args[1].Slab.Local)-contracted)
+	a, b, s := d.arg(k, 0), d.arg(k, 1), d.fixedSum(k, 0)
+	for i := range batch {
+		at, end := i*inner, (i+1)*inner
+		kernel.MatMulTN(d.pool, m, n, inner, a[at*m:end*m], b[at*n:end*n], s.term, false)
+		if err := d.add(s, s.term); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// sumToFixed is sumTo, one sequence at a time.
+func sumToFixed(d *Device, k *runtime.Kernel) error {
+	x, s := d.arg(k, 0), d.fixedSum(k, 0)
+	batch, rows := sequences(k, len(k.Args[0].Slab.Local)-k.Node.Attr.(ir.SumToAttr).Keep)
+	n := len(s.sum)
+	for i := range batch {
+		of := x[i*rows*n : (i+1)*rows*n]
+		if n == 1 {
+			s.term[0] = kernel.Sum(d.pool, of)
+		} else {
+			kernel.ColSum(d.pool, rows, n, s.term, of, false)
+		}
+		if err := d.add(s, s.term); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// layerNormGradFixed is layerNormGrad, one sequence at a time.
+func layerNormGradFixed(d *Device, k *runtime.Kernel) error {
+	shape := k.Args[0].Slab.Local
+	batch, rows := sequences(k, len(shape)-1)
+	n := shape[len(shape)-1]
+	dx, dw, db := d.result(k, 0), d.fixedSum(k, 1), fixedSum{}
+	if len(k.Results) > 2 {
+		db = d.fixedSum(k, 2)
+	}
+	dy, x, w, mean, rstd := d.arg(k, 0), d.arg(k, 1), d.arg(k, 2), d.arg(k, 3), d.arg(k, 4)
+	for i := range batch {
+		at, end := i*rows, (i+1)*rows
+		kernel.LayerNormGrad(d.pool, rows, n, dx[at*n:end*n], dw.term, db.term, dy[at*n:end*n], x[at*n:end*n], w, mean[at:end], rstd[at:end], false)
+		if err := d.add(dw, dw.term); err != nil {
+			return err
+		}
+		if db.term == nil {
+			continue
+		}
+		if err := d.add(db, db.term); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// embeddingGradFixed is embeddingGrad with every row of dy a term of its own: a
+// sequence touches few rows of the table.
+func embeddingGradFixed(d *Device, k *runtime.Kernel) error {
+	table, ids := k.Results[0], d.ints(k.Args[0])
+	if err := checkIDs("id", ids, 0, table.Slab.Global[0]); err != nil {
+		return err
+	}
+	n, first := table.Slab.Local[1], table.Slab.Offset[0]
+	dy, s := d.arg(k, 1), d.fixedSum(k, 0)
+	whole := s
+	for r, id := range ids {
+		if at := (int(id) - first) * n; at >= 0 && at < len(whole.sum) {
+			s.sum = whole.sum[at : at+n]
+			if err := d.add(s, dy[r*n:(r+1)*n]); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func fromFixed(d *Device, k *runtime.Kernel) error {
+	kernel.FromFixed(d.result(k, 0), d.fixed(k.Args[0]), k.Node.Attr.(ir.FixedAttr).Frac)
+	return nil
+}
+
+func fixedSquares(d *Device, k *runtime.Kernel) error {
+	y := d.fixed(k.Results[0])
+	var ok bool
+	if y[0], y[1], ok = kernel.FixedSquares(d.pool, d.arg(k, 0), ir.SquareFrac); !ok {
+		return fmt.Errorf("a gradient's norm exceeds %g, the most that fixed point (train.reproducible) holds",
+			math.Sqrt(math.Ldexp(1, 63-ir.SquareFrac)))
+	}
+	return nil
+}
+
+func fixedRoot(d *Device, k *runtime.Kernel) error {
+	x := d.fixed(k.Args[0])
+	sum := math.Ldexp(float64(x[0]), -ir.SquareFrac) + math.Ldexp(float64(x[1]), -2*ir.SquareFrac)
+	d.result(k, 0)[0] = float32(math.Sqrt(sum))
+	return nil
+}
+
+// addNFixed is addN of fixed-point values.
+func addNFixed(d *Device, k *runtime.Kernel) error {
+	y := d.fixed(k.Results[0])
+	copy(y, d.fixed(k.Args[0]))
+	for _, a := range k.Args[1:] {
+		if !kernel.AddFixed(d.pool, y, d.fixed(a)) {
+			return errFixedSum
+		}
+	}
+	return nil
+}
+
+func accumulateFixed(d *Device, k *runtime.Kernel) error {
+	y, x := d.fixed(k.Results[0]), d.fixed(k.Args[0])
+	if !k.Accum[0] {
+		copy(y, x)
+	} else if !kernel.AddFixed(d.pool, y, x) {
+		return errFixedSum
+	}
+	return nil
+}

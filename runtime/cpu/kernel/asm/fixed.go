@@ -1,0 +1,159 @@
+package main
+
+import (
+	"math"
+
+	"github.com/mmcloughlin/avo/operand"
+	"github.com/mmcloughlin/avo/reg"
+)
+
+// roundedBy added to a float64 below 2^51 in magnitude rounds it to an integer, ties to even, which then lies in the low bits.
+const roundedBy = 1.5 * (1 << 52)
+
+const (
+	notLess = 0x15 // predicate of a comparison: also true of NaN
+
+	smallSquare = 1 << 48 // fixedSquaresAVX2 gives up on squares this large, times scale
+)
+
+// quad returns a register of four times a float64.
+func (g *generator) quad(c float64) reg.VecVirtual { return g.quadBits(math.Float64bits(c)) }
+
+func (g *generator) quadBits(bits uint64) reg.VecVirtual {
+	word, y := g.GP64(), g.YMM()
+	g.MOVQ(operand.U64(bits), word)
+	g.VMOVQ(word, y.AsX())
+	g.VPBROADCASTQ(y.AsX(), y)
+	return y
+}
+
+// doubles returns the step's eight elements of x in two registers of float64.
+func (s *step) doubles(x reg.Register) [2]reg.VecVirtual {
+	y, half := s.load(x), s.g.XMM()
+	s.g.VEXTRACTF128(operand.Imm(1), y, half)
+	lo, hi := s.g.YMM(), s.g.YMM()
+	s.g.VCVTPS2PD(y.AsX(), lo)
+	s.g.VCVTPS2PD(half, hi)
+	return [2]reg.VecVirtual{lo, hi}
+}
+
+// doubleParam loads a float64 parameter into all lanes.
+func (g *generator) doubleParam(param string) reg.VecVirtual {
+	b, err := g.Param(param).Resolve()
+	if err != nil {
+		panic(err)
+	}
+	y := g.YMM()
+	g.VBROADCASTSD(b.Addr, y)
+	return y
+}
+
+// returnClear stores, as result i, whether the sign bits of all four lanes of flags are clear.
+func (g *generator) returnClear(flags reg.VecVirtual, i int) {
+	signs, clear := g.GP32(), g.GP8()
+	g.VMOVMSKPD(flags, signs)
+	g.TESTL(signs, signs)
+	g.SETEQ(clear)
+	g.Store(clear, g.ReturnIndex(i))
+}
+
+func (g *generator) fixed() {
+	g.addAsFixed()
+	g.fixedSquares()
+}
+
+// addAsFixed converts by halves, as AVX2 has no conversion to 64-bit integers: y = high*2^32 + low, each rounded by a sum.
+func (g *generator) addAsFixed() {
+	g.function("addAsFixedAVX2", "func(dst []int64, x []float32, scale float64) bool", "is isa.addAsFixed.")
+	dst, x, scale := g.base("dst"), g.base("x"), g.doubleParam("scale")
+	round, up, down := g.quad(roundedBy), g.quad(1<<32), g.quad(1./(1<<32))
+	magnitude, limit := g.quadBits(math.MaxInt64), g.quad(1<<63)
+	flags := g.zeros(1)[0]
+	g.each(g.length("dst"), 1, func(s *step) {
+		for half, y := range s.doubles(x) {
+			g.VMULPD(scale, y, y)
+			large := g.YMM()
+			g.VANDPD(magnitude, y, large)
+			g.VCMPPD(operand.Imm(notLess), limit, large, large)
+			g.VORPD(large, flags, flags)
+
+			high, whole := g.YMM(), g.YMM()
+			g.VMOVAPD(y, high)
+			g.VFMADD213PD(round, down, high)
+			g.VSUBPD(round, high, whole)
+			g.VFNMADD231PD(up, whole, y)
+			g.VADDPD(round, y, y)
+			g.VPSUBQ(round, y, y)                 // the low half
+			g.VPSLLQ(operand.Imm(32), high, high) // the bits of round go over the edge
+			g.VPADDQ(high, y, y)
+
+			mem := operand.Mem{Base: dst, Index: s.at, Scale: 2, Disp: vector * half}
+			old, sum := g.YMM(), g.YMM()
+			var mask reg.VecVirtual
+			if s.masked {
+				mask = g.YMM()
+				part := s.mask.AsX()
+				if half == 1 {
+					part = g.XMM()
+					g.VEXTRACTF128(operand.Imm(1), s.mask, part)
+				}
+				g.VPMOVSXDQ(part, mask)
+				g.VPMASKMOVQ(mem, mask, old)
+			} else {
+				g.VMOVDQU(mem, old)
+			}
+			g.VPADDQ(old, y, sum)
+			if s.masked {
+				g.VPMASKMOVQ(sum, mask, mem)
+			} else {
+				g.VMOVDQU(sum, mem)
+			}
+			// Both of one sign and the sum of the other: it wrapped.
+			g.VPXOR(sum, old, old)
+			g.VPXOR(sum, y, y)
+			g.VPAND(old, y, y)
+			g.VPOR(y, flags, flags)
+		}
+	})
+	g.returnClear(flags, 0)
+	g.end()
+}
+
+func (g *generator) fixedSquares() {
+	g.function("fixedSquaresAVX2", "func(x []float32, scale float64) (coarse, fine int64, small bool)",
+		"is isa.fixedSquares for up to 8192 elements, if small: squares times scale are less than 2^48.")
+	x, scale := g.base("x"), g.doubleParam("scale")
+	round, limit := g.quad(roundedBy), g.quad(smallSquare)
+	sums := g.zeros(3)
+	coarse, fine, flags := sums[0], sums[1], sums[2]
+	g.each(g.length("x"), 1, func(s *step) {
+		for _, y := range s.doubles(x) {
+			g.VMULPD(y, y, y)
+			g.VMULPD(scale, y, y)
+			large := g.YMM()
+			g.VCMPPD(operand.Imm(notLess), limit, y, large)
+			g.VORPD(large, flags, flags)
+			whole, rounded := g.YMM(), g.YMM()
+			g.VADDPD(round, y, whole)
+			g.VSUBPD(round, whole, rounded)
+			g.VSUBPD(rounded, y, y)
+			g.VFMADD213PD(round, scale, y)
+			g.VPSUBQ(round, whole, whole)
+			g.VPADDQ(whole, coarse, coarse)
+			g.VPSUBQ(round, y, y)
+			g.VPADDQ(y, fine, fine)
+		}
+	})
+	g.returnClear(flags, 2)
+	for i, sum := range sums[:2] {
+		half := g.XMM()
+		g.VEXTRACTI128(operand.Imm(1), sum, half)
+		g.VPADDQ(half, sum.AsX(), sum.AsX())
+		g.VPUNPCKHQDQ(sum.AsX(), sum.AsX(), half)
+		g.VPADDQ(half, sum.AsX(), sum.AsX())
+		total := g.GP64()
+		g.VMOVQ(sum.AsX(), total)
+		g.Store(total, g.ReturnIndex(i))
+	}
+	g.end()
+}
