@@ -112,7 +112,16 @@ func TestCostIsSimulation(t *testing.T) {
 		got := p.time(cut)
 		require.Equal(t, line.Step, got, "seed %d case %d: %+v %+v batch %d units %d b %d %s %+v", seed, k, d, sh, batch, units, b, schedule, cut)
 
-		require.LessOrEqual(t, floorOf(t, s, d, sh), got, "seed %d case %d: floor of %+v %+v", seed, k, d, sh)
+		require.LessOrEqual(t, floorOf(t, s, d), got, "seed %d case %d: floor of %+v %+v", seed, k, d, sh)
+		if sh.offload.Moves() {
+			base := sh
+			base.offload = partition.OffloadNone
+			bare, err := s.skeletons([]outline{{d, base}})
+			require.NoError(t, err)
+			on := newPipeline(bare[0], bare[0].times(b), bare[0].memoryOf(b), b, schedule)
+			require.LessOrEqual(t, newBounds(on.offloaded(sh), 1<<62, Options{Recompute: RecomputeNone}, nil).best(), got,
+				"seed %d case %d: the plan without copies, and the copies: %+v %+v", seed, k, d, sh)
+		}
 		bounds := newBounds(p, 1<<60, Options{}, nil)
 		for i, c := range cut {
 			n := c.Last - c.First
@@ -129,12 +138,9 @@ func TestCostIsSimulation(t *testing.T) {
 }
 
 // floorOf is what is known of degrees when they have been looked at without
-// sharding anything beside, and of what a plan copies.
-func floorOf(t *testing.T, s *searcher, d degrees, sh sharding) cost.Picoseconds {
+// sharding anything beside.
+func floorOf(t *testing.T, s *searcher, d degrees) cost.Picoseconds {
 	skels, err := s.skeletons([]outline{{degrees: d}})
 	require.NoError(t, err)
-	if sh.offload.Moves() {
-		return s.floorWith(skels[0], func(times []stageTimes) { skels[0].addCopies(times, sh) })
-	}
 	return s.floor(skels[0])
 }

@@ -37,44 +37,32 @@ func (s *searcher) relieve(points []*point, limit cost.Picoseconds, best map[deg
 		degrees
 		sequence bool
 	}
-	s.countCopies(points, limit)
 	slowed := map[family]bool{}
 	return s.add(points, func(p pending) bool {
 		if !p.relief || p.floor > limit {
 			return false
 		}
-		f := family{p.degrees, p.sequence}
 		gain := limit
 		if mine := best[p.degrees]; mine != nil {
 			gain = min(gain, mine.time-1)
 		}
+		if p.offload != partition.OffloadNone && s.opts.Offload == "" {
+			return slices.ContainsFunc(points, func(base *point) bool {
+				t := &base.pipe.template
+				same := sharding{t.ZeRO, t.ZeROGroup, t.SequenceParallel, p.offload}
+				return base.degrees == p.degrees && t.Offload == partition.OffloadNone && same == p.sharding && base.slowed(gain, base.pipe.offloaded(p.sharding))
+			})
+		}
+		f := family{p.degrees, p.sequence}
 		yes, known := slowed[f]
 		if !known {
-			for _, base := range points {
-				yes = yes || base.degrees == f.degrees && base.pipe.template.SequenceParallel == f.sequence && base.slowed(gain)
-			}
+			yes = slices.ContainsFunc(points, func(base *point) bool {
+				return base.degrees == f.degrees && base.pipe.template.SequenceParallel == f.sequence && base.slowed(gain, base.pipe)
+			})
 			slowed[f] = yes
 		}
-		return yes && p.floor <= gain
+		return yes
 	})
-}
-
-// countCopies raises the floors of pending outlines that offload, and may have
-// plans of at most the given time, by what they copy.
-func (s *searcher) countCopies(points []*point, limit cost.Picoseconds) {
-	for i := range s.pending {
-		p := &s.pending[i]
-		if p.copies || p.offload == partition.OffloadNone || p.floor > limit || len(s.opts.Pins) > 0 {
-			continue
-		}
-		at := slices.IndexFunc(points, func(base *point) bool { return base.degrees == p.degrees })
-		if at < 0 {
-			continue // not looked at yet
-		}
-		skel := points[at].pipe.skel
-		p.copies = true
-		p.floor = max(p.floor, s.floorWith(skel, func(times []stageTimes) { skel.addCopies(times, p.sharding) }))
-	}
 }
 
 // addCopies adds to the times of stages what a plan of the same degrees copies
@@ -133,24 +121,45 @@ func (s *skeleton) addCopies(times []stageTimes, sh sharding) {
 }
 
 // slowed reports whether with memory without limit there could be plans of the
-// pipeline that take at most the given time and do not fit.
-func (c *cutter) slowed(time cost.Picoseconds) bool {
+// pipeline that take at most the given time, with the work of like, which has that
+// of the pipeline and perhaps more, and do not fit.
+func (c *cutter) slowed(time cost.Picoseconds, like *pipeline) bool {
 	opts := c.search.opts
 	if opts.Recompute == RecomputeSearched {
 		opts.Recompute = RecomputeNone // the least work
 	}
-	free := newBounds(c.pipe, 1<<62, opts, nil)
+	free := newBounds(like, 1<<62, opts, nil)
 	if free.best() > time {
 		return false
 	}
+	own := free
+	if like != c.pipe {
+		own = newBounds(c.pipe, 1<<62, opts, nil)
+	}
 	for i := range free.time {
 		for n, t := range free.time[i] {
-			if t <= time && c.bounds.time[i][n] > t {
+			if t <= time && c.bounds.time[i][n] > own.time[i][n] {
 				return true
 			}
 		}
 	}
 	return false
+}
+
+// offloaded returns the pipeline with the copies of another sharding of the same
+// degrees.
+func (p *pipeline) offloaded(sh sharding) *pipeline {
+	q := *p
+	q.stages = slices.Clone(p.stages)
+	for i := range q.stages {
+		t := &q.stages[i]
+		t.update = slices.Clip(t.update)
+		for size := range 2 {
+			t.forward[size], t.backward[size] = slices.Clip(t.forward[size]), slices.Clip(t.backward[size])
+		}
+	}
+	p.skel.addCopies(q.stages, sh)
+	return &q
 }
 
 // noGroup says why no plan has ZeRO groups of a size.

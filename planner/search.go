@@ -214,7 +214,6 @@ type pending struct {
 	outline
 	floor  cost.Picoseconds
 	relief bool // it only spares memory: see relieve
-	copies bool // floor counts what it copies from and to the host
 }
 
 // floor bounds all plans of a skeleton's degrees, however they are sharded beside:
@@ -223,16 +222,9 @@ func (s *searcher) floor(skel *skeleton) cost.Picoseconds {
 	if len(s.opts.Pins) > 0 {
 		return 0 // a pin may keep a product from being split over tp, but not over the sequence
 	}
-	return s.floorWith(skel, func([]stageTimes) {})
-}
-
-// floorWith is floor with more work that every plan of a kind has, added to the
-// times of the stages.
-func (s *searcher) floorWith(skel *skeleton, more func([]stageTimes)) cost.Picoseconds {
 	floor := never
 	for _, b := range s.sizes(skel) {
 		times := skel.cores(b)
-		more(times)
 		for _, schedule := range schedules(s.opts, skel.plan.PP()) {
 			p := newPipeline(skel, times, make([]stageMemory, skel.plan.PP()), b, schedule)
 			floor = min(floor, newBounds(p, s.limit, Options{Policy: s.opts.Policy, Recompute: RecomputeNone}, nil).best())
