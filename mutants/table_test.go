@@ -252,8 +252,8 @@ func inTheRuntime() []mutant {
 	}, {
 		bug: "wrong p2p source", how: "the bytes are the neighbour's",
 		file: "runtime/cpu/device.go",
-		old:  "src := d.floats(t.Local)",
-		new:  "src := d.floats(t.Local)\n\tif at := t.Local.Offset / 4; int(at)+len(src) <= len(d.backend.devices[d.rank^1].arena) {\n\t\tsrc = d.backend.devices[d.rank^1].arena[at:][:len(src)]\n\t}",
+		old:  "src := d.words(t.Local)",
+		new:  "src := d.words(t.Local)\n\tif at := t.Local.Offset / 4; int(at)+len(src) <= len(d.backend.devices[d.rank^1].arenas[0]) {\n\t\tsrc = d.backend.devices[d.rank^1].arenas[0][at:][:len(src)]\n\t}",
 		pkg:  "./runtime", run: shapes,
 	}, {
 		bug:  "same initial weights on every shard",
@@ -263,12 +263,12 @@ func inTheRuntime() []mutant {
 	}, {
 		bug: "dropped all_reduce with the data flow kept", how: "the ranks meet and add nothing",
 		file: "runtime/cpu/collective.go",
-		old:  "d.allReduce(g, c); err != nil", new: "d.barrier(g); err != nil",
+		old:  "return allReduce[E](d, g, c)", new: "return d.barrier(g)",
 		pkg: "./runtime", run: shapes,
 	}, {
 		bug: "loss scale different", how: "gradients are averaged over replicas, not added",
 		file: "runtime/cpu/collective.go",
-		old:  "kernel.Copy(d.pool, dst[:n], acc)", new: "kernel.Scale(d.pool, dst[:n], acc, 1/float32(len(c.Members)))",
+		old:  "kernel.Copy(d.pool, asWords(dst[:n]), asWords(acc))", new: "kernel.Scale(d.pool, asWords(dst[:n]), asWords(acc), 1/float32(len(c.Members)))",
 		pkg: "./runtime", run: shapes,
 	}, {
 		bug: "loss scale different", how: "on one rank",
@@ -318,7 +318,7 @@ func inTheRuntime() []mutant {
 	}, {
 		bug:  "bias added on every rank of a row-parallel matmul",
 		file: "runtime/cpu/launch.go",
-		old:  "y := d.result(k, 0); k.Position > 0 {", new: "y := d.result(k, 0); k.Position < 0 {",
+		old:  "y := d.words(k.Results[0]); k.Position > 0 {", new: "y := d.words(k.Results[0]); k.Position < 0 {",
 		pkg: "./runtime", run: shapes,
 	}, {
 		bug: "same dropout mask on every replica", how: "of activations",

@@ -113,7 +113,7 @@ func TestLoweringTheLimit(t *testing.T) {
 	seen := map[string]bool{}
 	for steps := 0; ; steps++ {
 		require.Less(t, steps, 100)
-		res, err := Search(g, 8, c, Options{PlanNGPUs: 4, MemoryLimit: limit, Eval: eval})
+		res, err := Search(g, 8, c, Options{PlanNGPUs: 4, MemoryLimit: limit, Eval: eval, Offload: "none"})
 		if err != nil {
 			var bad *InfeasibleError
 			require.ErrorAs(t, err, &bad)
