@@ -22,6 +22,7 @@ const modulePath = "github.com/autopar/autopar"
 func rooms() []string {
 	return []string{
 		"ir/philox",
+		"ir/half",
 		"ir",
 		"ir/autodiff",
 		"ir/exact",

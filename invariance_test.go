@@ -174,7 +174,7 @@ func checkCounters(t *testing.T, prog *codegen.Program, exec *runtime.Executor) 
 		s := &prog.Schedules[r]
 		var want runtime.Counters
 		for _, task := range s.Tasks {
-			for _, in := range prog.Stages[s.Stage].Bodies[task.Phase].Instrs {
+			for _, in := range prog.Stages[s.Stage].Run(task) {
 				bytes := prog.CommBytes(s, in.Node, task)
 				switch op := in.Node.Op; {
 				case codegen.Collective(op):

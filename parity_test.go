@@ -132,7 +132,10 @@ func TestParity(t *testing.T) {
 			continue
 		}
 		p.MicroBatch = []int{2, 1, 3}[i%3]
-		p.Schedule = []partition.Schedule{partition.OneFOneB, partition.GPipe}[i%2]
+		p.Schedule = []partition.Schedule{partition.OneFOneB, partition.GPipe, partition.ZeroBubble, partition.Interleaved}[i%4]
+		if p.Schedule == partition.Interleaved {
+			interleave(p, 2)
+		}
 		again := []string{"none", "full", "selective"}[i/2%3]
 		for s := range p.Stages {
 			half := (p.Stages[s].Last - p.Stages[s].First + 1) / 2
@@ -150,13 +153,26 @@ func TestParity(t *testing.T) {
 			dNorm = max(dNorm, math.Abs(got.norm[s]-one.norm[s])/one.norm[s])
 		}
 		row := fmt.Sprintf("| %d | %d | %d | %d | %v | %d | %d | %s | %s | %.1e | %.1e |", p.RuntimeNGPUs, p.DP, p.TP, p.PP(),
-			p.SequenceParallel, p.ZeRO, p.MicroBatch, p.Schedule, again, dLoss, dNorm)
+			p.SequenceParallel, p.ZeRO, p.MicroBatch, p.ScheduleText(), again, dLoss, dNorm)
 		if testing.Verbose() {
 			fmt.Println(row)
 		}
 		if !(dLoss <= 1e-5) || !(dNorm <= 1e-6) {
 			t.Error(row)
 		}
+	}
+}
+
+// interleave cuts each stage of a pipeline into k, where there are blocks enough;
+// otherwise the plan is zero-bubble.
+func interleave(p *partition.Plan, k int) {
+	stages := p.PP() * k
+	if p.Schedule = partition.ZeroBubble; p.PP() == 1 || stages > parityModel.NLayer {
+		return
+	}
+	p.Schedule, p.Interleave, p.Stages = partition.Interleaved, k, nil
+	for s := range stages {
+		p.Stages = append(p.Stages, partition.Stage{First: s * parityModel.NLayer / stages, Last: (s + 1) * parityModel.NLayer / stages})
 	}
 }
 

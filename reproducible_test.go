@@ -45,7 +45,10 @@ func reproduciblePlans() []*partition.Plan {
 		for _, pp := range []int{1, 2, 4} {
 			for zero := 0; zero <= 3 && (zero == 0 || dp > 1); zero++ {
 				i := len(plans)
-				p := parityPlan(dp, 1, pp, 1+i%3, []partition.Schedule{partition.GPipe, partition.OneFOneB}[i/3%2], false)
+				p := parityPlan(dp, 1, pp, 1+i%3, []partition.Schedule{partition.GPipe, partition.OneFOneB, partition.ZeroBubble}[i/3%3], false)
+				if i%2 == 0 && pp > 1 {
+					interleave(p, 2)
+				}
 				if i%4 == 1 {
 					p.PlanNGPUs, p.DP = pp, 1 // dp units
 				}
@@ -74,7 +77,7 @@ func reproduciblePlans() []*partition.Plan {
 
 func describePlan(p *partition.Plan) string {
 	return fmt.Sprintf("%d units of dp %d x pp %d, micro-batch %d, %s, ZeRO %d in groups of %d, stages %v",
-		p.Units(), p.DP, p.PP(), p.MicroBatch, p.Schedule, p.ZeRO, p.ZeROGroup, p.Stages)
+		p.Units(), p.DP, p.PP(), p.MicroBatch, p.ScheduleText(), p.ZeRO, p.ZeROGroup, p.Stages)
 }
 
 // TestReproducible trains with train.reproducible under a random sample of plans

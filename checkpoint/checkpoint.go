@@ -27,9 +27,10 @@ import (
 
 // Reader is a source of tensors by their structural names: a [Checkpoint] or [Weights].
 type Reader interface {
-	// Read fills dst with the part slab of a tensor, in row-major order and little-endian. The slab's Global must be
-	// the tensor's shape. An *Error says what does not fit.
-	Read(name string, slab ir.Slab, dst []byte) error
+	// Read fills dst with the part slab of a tensor, in row-major order and little-endian, as elements of the given
+	// type. Floating-point numbers of another type are converted, rounded to nearest even where bits are lost. The
+	// slab's Global must be the tensor's shape. An *Error says what does not fit.
+	Read(name string, dtype ir.DType, slab ir.Slab, dst []byte) error
 }
 
 // Error is a checkpoint that cannot be used.

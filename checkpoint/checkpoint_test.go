@@ -80,7 +80,7 @@ func requireHolds(t *testing.T, dir string, step int) {
 	for name, shape := range map[string][]int{"w": {7, 5}, "v": {3}, "s": nil} {
 		whole := ir.Whole(shape)
 		got := make([]byte, 4*whole.Elems())
-		require.NoError(t, c.Read(name, whole, got))
+		require.NoError(t, c.Read(name, ir.F32, whole, got))
 		require.Equal(t, fill(name, step, whole), got, name)
 	}
 }
@@ -106,9 +106,9 @@ func TestSaveAndOpen(t *testing.T) {
 	require.Equal(t, []Part{{"rank-00000.safetensors", []int{0, 0}, []int{4, 5}}, {"rank-00001.safetensors", []int{4, 0}, []int{3, 5}}}, c.find("w").Parts)
 	require.Len(t, c.find("v").Parts, 1)
 
-	err = c.Read("x", ir.Whole([]int{3}), make([]byte, 12))
+	err = c.Read("x", ir.F32, ir.Whole([]int{3}), make([]byte, 12))
 	require.ErrorContains(t, err, `tensor "x": is not among its 3 tensors`)
-	err = c.Read("w", ir.Whole([]int{5, 7}), make([]byte, 140))
+	err = c.Read("w", ir.F32, ir.Whole([]int{5, 7}), make([]byte, 140))
 	require.ErrorContains(t, err, `tensor "w": has shape [7 5], want [5 7]`)
 }
 
@@ -153,7 +153,7 @@ func TestAnyToAny(t *testing.T) {
 		require.NoError(t, err)
 		for _, slab := range grid(shape) {
 			got := make([]byte, 4*slab.Elems())
-			require.NoError(t, c.Read("w", slab, got))
+			require.NoError(t, c.Read("w", ir.F32, slab, got))
 			require.Equal(t, fill("w", 1, slab), got, "%v of %v", slab, shape)
 		}
 		merged, err := c.Snapshot(nil)
@@ -164,7 +164,7 @@ func TestAnyToAny(t *testing.T) {
 		require.NoError(t, err)
 		require.Len(t, one.Files, 1)
 		got := make([]byte, 4*ir.Elems(shape))
-		require.NoError(t, one.Read("w", ir.Whole(shape), got))
+		require.NoError(t, one.Read("w", ir.F32, ir.Whole(shape), got))
 		require.Equal(t, fill("w", 1, ir.Whole(shape)), got)
 		require.NoError(t, errors.Join(c.Close(), one.Close()))
 	}

@@ -161,8 +161,9 @@ func describe(path string) (File, error) {
 	return File{Name: filepath.Base(path), Bytes: n, SHA256: hex.EncodeToString(sum.Sum(nil))}, nil
 }
 
-// Read implements [Reader].
-func (c *Checkpoint) Read(name string, slab ir.Slab, dst []byte) error {
+// Read implements [Reader]. A weight of two bytes an element of which the checkpoint has the master copy is read from
+// that, unless it is wanted as it is.
+func (c *Checkpoint) Read(name string, dtype ir.DType, slab ir.Slab, dst []byte) error {
 	t := c.find(name)
 	if t == nil {
 		return errorf(c.Dir, name, "is not among its %d tensors", len(c.Tensors))
@@ -170,13 +171,19 @@ func (c *Checkpoint) Read(name string, slab ir.Slab, dst []byte) error {
 	if !slices.Equal(t.Shape, slab.Global) {
 		return errorf(c.Dir, name, "has shape %v, want %v", t.Shape, slab.Global)
 	}
-	const size = 4 // of every dtype
-	if want := slab.Elems() * size; int64(len(dst)) != want {
+	if t.DType != dtype.String() && c.find(name+masterSuffix) != nil {
+		return c.Read(name+masterSuffix, dtype, slab, dst)
+	}
+	stored, err := ir.ParseDType(t.DType)
+	if err != nil {
+		return &Error{File: c.Dir, Tensor: name, Err: err}
+	}
+	if want := slab.Elems() * dtype.Size(); int64(len(dst)) != want {
 		panic(fmt.Sprintf("BUG: checkpoint: %d bytes for a part of %s that takes %d", len(dst), name, want))
 	}
 	for _, p := range t.Parts {
-		stored := t.slab(p)
-		common, ok := intersect(slab, stored)
+		part := t.slab(p)
+		common, ok := intersect(slab, part)
 		if !ok {
 			continue
 		}
@@ -186,19 +193,24 @@ func (c *Checkpoint) Read(name string, slab ir.Slab, dst []byte) error {
 		}
 		// One read from the first common element to the last, then copies of what lies together.
 		first, last := int64(-1), int64(0)
-		runs(common, slab, stored, func(_, b, n int64) {
+		runs(common, slab, part, func(_, b, n int64) {
 			if first < 0 {
 				first = b
 			}
 			last = b + n
 		})
+		size := stored.Size()
 		buf := make([]byte, (last-first)*size)
 		if n, err := section.ReadAt(buf, first*size); n < len(buf) {
 			return &Error{File: filepath.Join(c.Dir, p.File), Tensor: name, Msg: fmt.Sprintf("%d bytes at %d of the tensor cannot be read", len(buf), first*size), Err: withoutPath(err)}
 		}
-		runs(common, slab, stored, func(a, b, n int64) {
-			copy(dst[a*size:(a+n)*size], buf[(b-first)*size:])
+		var failed error
+		runs(common, slab, part, func(a, b, n int64) {
+			failed = errors.Join(failed, convert(dst[a*dtype.Size():], dtype, buf[(b-first)*size:(b-first+n)*size], stored))
 		})
+		if failed != nil {
+			return &Error{File: c.Dir, Tensor: name, Err: failed}
+		}
 	}
 	return nil
 }
@@ -217,13 +229,16 @@ func (c *Checkpoint) Snapshot(shards []Shard) (Snapshot, error) {
 		}
 	}
 	for _, x := range shards {
-		x.Read = func(dst []byte) error { return c.Read(x.Name, x.Slab, dst) }
+		if err := c.CheckType(x.Name, x.Type.DType); err != nil {
+			return Snapshot{}, err
+		}
+		x.Read = func(dst []byte) error { return c.Read(x.Name, x.Type.DType, x.Slab, dst) }
 		s.Shards = append(s.Shards, x)
 	}
 	return s, nil
 }
 
-// Float32s returns all of a tensor.
+// Float32s returns all of a tensor, a weight in full precision if that is there.
 func (c *Checkpoint) Float32s(name string) ([]float32, error) {
 	t := c.find(name)
 	if t == nil {
@@ -234,7 +249,7 @@ func (c *Checkpoint) Float32s(name string) ([]float32, error) {
 
 func readFloats(r Reader, name string, shape []int) ([]float32, error) {
 	data := make([]byte, 4*ir.Elems(shape))
-	if err := r.Read(name, ir.Whole(shape), data); err != nil {
+	if err := r.Read(name, ir.F32, ir.Whole(shape), data); err != nil {
 		return nil, err
 	}
 	out := make([]float32, len(data)/4)

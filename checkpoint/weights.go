@@ -1,11 +1,9 @@
 package checkpoint
 
 import (
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"io/fs"
-	"math"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -137,8 +135,8 @@ func (w *Weights) stored(param string) (string, []int) {
 	return w.prefix + strings.TrimPrefix(name, "transformer."), shape
 }
 
-// Read implements [Reader]. Half-precision numbers become float32.
-func (w *Weights) Read(param string, slab ir.Slab, dst []byte) error {
+// Read implements [Reader].
+func (w *Weights) Read(param string, dtype ir.DType, slab ir.Slab, dst []byte) error {
 	hf, transpose, shape := w.cfg.HFName(param)
 	if hf == "" {
 		return errorf(w.path, param, "is not a weight of a GPT-2")
@@ -162,7 +160,7 @@ func (w *Weights) Read(param string, slab ir.Slab, dst []byte) error {
 	whole := ir.Whole(slab.Global)
 	runs(slab, slab, whole, func(a, b, n int64) {
 		for i := range n {
-			binary.LittleEndian.PutUint32(dst[4*(a+i):], math.Float32bits(values[b+i]))
+			put(dst[dtype.Size()*(a+i):], dtype, values[b+i])
 		}
 	})
 	return nil

@@ -26,7 +26,7 @@ func tinyModel() gpt.Config {
 // numbered is a model whose every element is a different number that half precision can hold.
 type numbered struct{ cfg gpt.Config }
 
-func (n numbered) Read(name string, slab ir.Slab, dst []byte) error {
+func (n numbered) Read(name string, _ ir.DType, slab ir.Slab, dst []byte) error {
 	runs(slab, slab, ir.Whole(slab.Global), func(a, b, count int64) {
 		for i := range count {
 			x := float32(int64(len(name))*7+b+i) / 16
@@ -86,8 +86,8 @@ func requireNumbered(t *testing.T, path string, cfg gpt.Config) {
 	// A part: the second head of the queries, keys and values of some columns.
 	slab := ir.Slab{Global: []int{3, 3, 4, 12}, Offset: []int{0, 1, 0, 5}, Local: []int{3, 1, 4, 6}}
 	want, got := make([]byte, 4*72), make([]byte, 4*72)
-	require.NoError(t, numbered{}.Read("h.1.attn.c_attn.weight", slab, want))
-	require.NoError(t, w.Read("h.1.attn.c_attn.weight", slab, got))
+	require.NoError(t, numbered{}.Read("h.1.attn.c_attn.weight", ir.F32, slab, want))
+	require.NoError(t, w.Read("h.1.attn.c_attn.weight", ir.F32, slab, got))
 	require.Equal(t, want, got)
 }
 

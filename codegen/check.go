@@ -38,8 +38,9 @@ func (e *CheckError) Error() string {
 //     names: nothing is read before it is written or after it is overwritten,
 //     and live buffers do not overlap;
 //   - gradients of all micro-batches are added up;
-//   - every rank runs each micro-batch forward once, then backward once, in a
-//     slot that is free;
+//   - every rank runs each micro-batch through each of its chunks forward once,
+//     then backward once, then once for what of the gradients of weights is apart,
+//     in a slot that is free;
 //   - collectives are entered by all members in the same order, every send meets
 //     its receive, and no cycle of waits exists.
 func Check(p *Program) error {
@@ -54,8 +55,9 @@ func Check(p *Program) error {
 			return err
 		}
 	}
+	last := Releases(p.Plan, p.Training())
 	for i := range p.Schedules {
-		if err := checkTasks(p, &p.Schedules[i]); err != nil {
+		if err := checkTasks(p, &p.Schedules[i], last); err != nil {
 			return err
 		}
 	}
@@ -65,7 +67,22 @@ func Check(p *Program) error {
 // checkLayout makes sure that buffers lie in their region, are large enough for
 // every value written to them (checkCode), and do not overlap while live.
 func checkLayout(s *Stage) error {
-	limit := [...]int64{Persist: s.Persist, Slot: s.Slot, Temp: s.Temp, Host: s.Host}
+	if len(s.Chunks) == 0 {
+		return &CheckError{Rank: -1, Stage: s.Index, Msg: "has no chunk"}
+	}
+	limit := func(b *Buffer) int64 {
+		switch b.Region {
+		case Slot:
+			return s.Chunks[b.Chunk].Slot
+		case Inbox:
+			return s.Chunks[b.Chunk].Inbox
+		case Temp:
+			return s.Temp
+		case Host:
+			return s.Host
+		}
+		return s.Persist
+	}
 	used := map[int]bool{}
 	for _, body := range s.Bodies {
 		for _, in := range body.Instrs {
@@ -83,16 +100,17 @@ func checkLayout(s *Stage) error {
 		if !used[id] && b.Value.Def.Op.Class() != ir.Leaf {
 			continue
 		}
-		if b.Offset < 0 || b.Offset%align != 0 || b.Offset+b.Size > limit[b.Region] {
+		if b.Offset < 0 || b.Offset%align != 0 || b.Offset+b.Size > limit(b) {
 			return &CheckError{Rank: -1, Stage: s.Index, Value: b.Value.Name(),
-				Msg: fmt.Sprintf("buffer b%d at %d+%d does not fit the %s region of %d bytes", id, b.Offset, b.Size, b.Region, limit[b.Region])}
+				Msg: fmt.Sprintf("buffer b%d at %d+%d does not fit the %s region of %d bytes", id, b.Offset, b.Size, b.Region, limit(b))}
 		}
 		live = append(live, id)
 	}
 	for i, x := range live {
 		for _, y := range live[:i] {
 			a, b := &s.Buffers[x], &s.Buffers[y]
-			if a.Region != b.Region || a.Region == Temp && a.Body != b.Body || a.Size == 0 || b.Size == 0 ||
+			if a.Region != b.Region || a.Region == Temp && a.Body != b.Body ||
+				a.Region.InFlight() && a.Chunk != b.Chunk || a.Size == 0 || b.Size == 0 ||
 				a.Offset >= b.Offset+b.Size || b.Offset >= a.Offset+a.Size {
 				continue
 			}
@@ -131,7 +149,7 @@ func checkCode(p *Program, s *Stage) error {
 		}
 	}
 	for _, n := range p.Graph.Nodes {
-		if n.Stage != s.Index {
+		if position, _ := p.Plan.Position(n.Stage); position != s.Index {
 			continue
 		}
 		want := 1
@@ -157,9 +175,18 @@ func checkCode(p *Program, s *Stage) error {
 		}
 	}
 	for phase, body := range s.Bodies {
-		for _, in := range body.Instrs {
+		chunks := make([]int, len(s.Chunks)) // instructions seen
+		for i, in := range body.Instrs {
 			if in.Node.Phase != ir.Phase(phase) {
 				return c.fail(in.Node, nil, "belongs to the %s body, stands in the %s body", in.Node.Phase, ir.Phase(phase))
+			}
+			switch _, chunk := p.Plan.Position(in.Node.Stage); {
+			case chunk != in.Chunk:
+				return c.fail(in.Node, nil, "belongs to chunk %d, stands in chunk %d", chunk, in.Chunk)
+			case i > 0 && body.Instrs[i-1].Chunk != chunk && chunks[chunk] > 0:
+				return c.fail(in.Node, nil, "stands apart from the rest of chunk %d", chunk)
+			default:
+				chunks[chunk]++
 			}
 			if err := c.step(in, writers); err != nil {
 				return err
@@ -167,7 +194,7 @@ func checkCode(p *Program, s *Stage) error {
 		}
 	}
 	for _, u := range p.Graph.Updates {
-		if u.Param.Def.Stage != s.Index {
+		if u.Param.Def.Stage != s.Index { // a position's, for parameters
 			continue
 		}
 		for id, b := range s.Buffers {
@@ -225,6 +252,9 @@ func (c *code) step(in Instr, writers map[int][]Instr) error {
 		if err := c.inItsSpace(n, r, id); err != nil {
 			return err
 		}
+		if b := &c.stage.Buffers[id]; b.Region.InFlight() && b.Chunk != in.Chunk {
+			return c.fail(n, r, "is written to b%d in the %s of chunk %d", id, b.Region, b.Chunk)
+		}
 		slab := c.prog.Slab(r, ir.Coord{})
 		if need := slab.Elems() * r.Type.DType.Size(); need > c.stage.Buffers[id].Size {
 			return c.fail(n, r, "needs %d bytes, b%d has %d", need, id, c.stage.Buffers[id].Size)
@@ -272,46 +302,46 @@ func (c *code) accum(in Instr, i int, writers []Instr) error {
 	return nil
 }
 
-// checkTasks makes sure that a rank runs every micro-batch once, in slots that
-// are free.
-func checkTasks(p *Program, s *Schedule) error {
+// checkTasks makes sure that a rank runs every micro-batch once through each pass
+// of each chunk, in order, and in slots that are free: the last pass frees them.
+func checkTasks(p *Program, s *Schedule, last ir.Phase) error {
 	st := p.Stages[s.Stage]
 	fail := func(t Task, format string, args ...any) error {
 		return &CheckError{Rank: s.Rank, Stage: s.Stage, Instr: t.String(), Msg: fmt.Sprintf(format, args...)}
 	}
-	training := len(st.Bodies[ir.Backward].Instrs) > 0
-	occupant := map[int]int{}
-	forward, backward := 0, 0
+	done := make([][ir.Update]int, len(st.Chunks)) // micro-batches that have passed
 	for i, t := range s.Tasks {
-		switch t.Phase {
-		case ir.Forward:
-			if t.MicroBatch != forward {
-				return fail(t, "comes %dth", forward)
-			}
-			if mb, busy := occupant[t.Slot]; busy {
-				return fail(t, "takes slot %d, which micro-batch %d still needs", t.Slot, mb)
-			}
-			if training {
-				occupant[t.Slot] = t.MicroBatch
-			}
-			forward++
-		case ir.Backward:
-			if mb, ok := occupant[t.Slot]; !ok || mb != t.MicroBatch || t.MicroBatch != backward {
-				return fail(t, "does not follow its forward pass in slot %d", t.Slot)
-			}
-			delete(occupant, t.Slot)
-			backward++
-		default:
+		if t.Phase == ir.Update {
 			if i != len(s.Tasks)-1 {
 				return fail(t, "is not last")
 			}
+			break
 		}
-		if t.Phase != ir.Update && (t.Slot != t.MicroBatch%st.Slots) {
-			return fail(t, "is in slot %d of %d", t.Slot, st.Slots)
+		if t.Phase > last || t.Chunk < 0 || t.Chunk >= len(st.Chunks) {
+			return fail(t, "has no instructions in %d chunks", len(st.Chunks))
+		}
+		c, chunk := &done[t.Chunk], &st.Chunks[t.Chunk]
+		if t.MicroBatch != c[t.Phase] {
+			return fail(t, "comes %dth", c[t.Phase])
+		}
+		if t.Phase == ir.Forward {
+			if old := t.MicroBatch - chunk.Slots; last != ir.Forward && old >= c[last] {
+				return fail(t, "takes slot %d of %d, which micro-batch %d still needs", t.MicroBatch%chunk.Slots, chunk.Slots, old)
+			}
+		} else if before := t.Phase - 1; t.MicroBatch >= c[before] {
+			return fail(t, "does not follow its %s pass", before)
+		}
+		c[t.Phase]++
+	}
+	for chunk := range done {
+		for phase := range last + 1 {
+			if n := done[chunk][phase]; n != s.MicroBatches {
+				return fail(Task{Phase: ir.Update}, "follows %d %s passes of %d micro-batches through chunk %d", n, phase, s.MicroBatches, chunk)
+			}
 		}
 	}
-	if forward != s.MicroBatches || training && backward != forward {
-		return fail(Task{Phase: ir.Update}, "%d forward and %d backward passes of %d micro-batches", forward, backward, s.MicroBatches)
+	if n := len(s.Tasks); n == 0 || s.Tasks[n-1].Phase != ir.Update {
+		return fail(Task{Phase: ir.Update}, "is missing")
 	}
 	return nil
 }

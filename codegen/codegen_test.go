@@ -94,10 +94,10 @@ func TestCheckAcceptsEveryProgram(t *testing.T) {
 func TestInFlight(t *testing.T) {
 	g := trainGraph(t, 4)
 	for s, st := range generate(t, g, plan(1, 1, 4, 1, 4, partition.OneFOneB, false)).Stages {
-		require.Equal(t, 4-s, st.Slots, "1F1B keeps pp - stage micro-batches")
+		require.Equal(t, 4-s, st.Chunks[0].Slots, "1F1B keeps pp - stage micro-batches")
 	}
 	for _, st := range generate(t, g, plan(1, 1, 4, 1, 4, partition.GPipe, false)).Stages {
-		require.Equal(t, batch, st.Slots, "GPipe keeps all micro-batches")
+		require.Equal(t, batch, st.Chunks[0].Slots, "GPipe keeps all micro-batches")
 	}
 }
 
@@ -202,10 +202,10 @@ func TestRecomputeShrinksSlots(t *testing.T) {
 	g := trainGraph(t, 4)
 	keep := generate(t, g, plan(1, 1, 1, 1, 4, partition.GPipe, false)).Stages[0]
 	drop := generate(t, g, plan(1, 1, 1, 1, 4, partition.GPipe, true)).Stages[0]
-	require.Less(t, drop.Slot, keep.Slot/2)
+	require.Less(t, drop.Chunks[0].Slot, keep.Chunks[0].Slot/2)
 	p := plan(1, 1, 1, 1, 4, partition.GPipe, false)
 	p.Stages[0].Selective = 4
-	require.Less(t, generate(t, g, p).Stages[0].Slot, keep.Slot)
+	require.Less(t, generate(t, g, p).Stages[0].Chunks[0].Slot, keep.Chunks[0].Slot)
 	require.Less(t, drop.Arena(), keep.Arena())
 }
 
@@ -300,7 +300,7 @@ func TestMutants(t *testing.T) {
 		"tied table's gradient missing one use":      {func(p *codegen.Program) { drop(p, "wte.weight@grad") }, "wte.weight@grad"},
 		"optimizer misses a parameter":               {func(p *codegen.Program) { drop(p, "h.0.mlp.c_fc.weight/adamw") }, "h.0.mlp.c_fc.weight/adamw"},
 		"micro-batch skipped":                        {func(p *codegen.Program) { s := &p.Schedules[5]; s.Tasks = s.Tasks[2:] }, "rank 5"},
-		"slot taken while busy":                      {func(p *codegen.Program) { p.Schedules[0].Tasks[1].Slot = 0 }, "rank 0"},
+		"slot taken while busy":                      {func(p *codegen.Program) { p.Stages[0].Chunks[0].Slots = 1 }, "rank 0"},
 		"ranks disagree on the order of collectives": {func(p *codegen.Program) { swapOrder(t, p) }, ""},
 		"buffers overlap":                            {func(p *codegen.Program) { overlap(t, p) }, "overlap"},
 	} {

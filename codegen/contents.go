@@ -8,7 +8,7 @@ import (
 
 // memory is what the buffers of one stage hold on a rank.
 type memory struct {
-	fixed []content           // persistent and temporary buffers, by buffer
+	fixed []content           // buffers that are not of a slot or inbox, by buffer
 	slots map[inSlot]*content // the others
 }
 
@@ -25,7 +25,7 @@ func (m *memory) slot(buffer, slot int) *content {
 }
 
 // instrsOf returns the instructions that a task runs.
-func instrsOf(st *Stage, t Task) []Instr { return st.Bodies[t.Phase].Instrs }
+func instrsOf(st *Stage, t Task) []Instr { return st.Run(t) }
 
 // microBatchOf returns the micro-batch that a task runs, or once.
 func microBatchOf(t Task) int {
@@ -59,16 +59,25 @@ type term struct {
 // cell returns the contents of a buffer in a task.
 func (e *equivalence) cell(c *class, t Task, buffer int) (*content, error) {
 	st := e.code(c.Schedule, t)
-	switch m := c.memory[st]; {
-	case buffer < 0 || buffer >= len(st.Buffers):
+	m := c.memory[st]
+	if buffer < 0 || buffer >= len(st.Buffers) {
 		return nil, fmt.Errorf("names buffer b%d of %d", buffer, len(st.Buffers))
-	case st.Buffers[buffer].Region != Slot:
-		return &m.fixed[buffer], nil
-	case t.Slot < 0 || t.Slot >= st.Slots:
-		return nil, fmt.Errorf("runs in slot %d of %d", t.Slot, st.Slots)
-	default:
-		return m.slot(buffer, t.Slot), nil
 	}
+	b := &st.Buffers[buffer]
+	if !b.Region.InFlight() {
+		return &m.fixed[buffer], nil
+	}
+	if t.Chunk < 0 || t.Chunk >= len(st.Chunks) || b.Chunk != t.Chunk {
+		return nil, fmt.Errorf("names buffer b%d of chunk %d in chunk %d", buffer, b.Chunk, t.Chunk)
+	}
+	slots := st.Chunks[b.Chunk].Slots
+	if b.Region == Inbox {
+		slots = st.Chunks[b.Chunk].Inboxes
+	}
+	if slots < 1 || t.MicroBatch < 0 {
+		return nil, fmt.Errorf("runs micro-batch %d in %d slots", t.MicroBatch, slots)
+	}
+	return m.slot(buffer, t.MicroBatch%slots), nil
 }
 
 // read returns what an operand is, once it is complete and lies as it should.

@@ -38,13 +38,15 @@ type exprKey struct {
 	args  string // their ids
 }
 
-// expressions interns expressions (hash-consing). Three rewrites make equal what
+// expressions interns expressions (hash-consing). Four rewrites make equal what
 // a partition may write in several ways:
 //
 //   - communication is the identity: it moves parts of a value, which stays what
 //     it was (what it does to placements is checked apart);
 //   - add_n is a multiset of terms, and flat, so that sums of sums of each stage
 //     are the sum of all;
+//   - a cast of a sum is the sum of the casts, up to rounding: stages cast their
+//     terms before they exchange them;
 //   - constants are their value, and the copies name@sN of a leaf are the leaf.
 type expressions struct {
 	table map[exprKey]*expr
@@ -74,6 +76,12 @@ func (x *expressions) result(n *ir.Node, i int, args []*expr) *expr {
 		return args[0]
 	case n.Op == ir.OpAddN:
 		return x.sum(args, n.Name)
+	case n.Op == ir.OpCast && args[0].op == ir.OpAddN:
+		casts := make([]*expr, len(args[0].args))
+		for i, t := range args[0].args {
+			casts[i] = x.intern(exprKey{op: n.Op, attr: n.Attr}, []*expr{t}, n.Results[0].Name())
+		}
+		return x.sum(casts, n.Name)
 	}
 	return x.intern(exprKey{op: n.Op, attr: n.Attr, index: i}, args, n.Results[i].Name())
 }

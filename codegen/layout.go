@@ -20,27 +20,32 @@ type stageBuilder struct {
 	of     map[*ir.Value]int  // value -> buffer
 	uses   map[*ir.Value]int  // operands that read the value, updates and outputs included
 	keep   map[*ir.Value]bool // read after the step
-	saved  map[*ir.Value]bool // made in the forward pass, read in the backward pass
+	next   map[*ir.Value]bool // what a parameter becomes
+	saved  map[*ir.Value]bool // made for a micro-batch in one phase, read in a later one
 	folded map[*ir.Node]bool  // accumulations done by the kernel that makes the operand
 	modes  map[*ir.Value]Accum
 }
 
 func (b *stageBuilder) build() error {
 	b.of, b.uses = map[*ir.Value]int{}, map[*ir.Value]int{}
-	b.keep, b.saved = map[*ir.Value]bool{}, map[*ir.Value]bool{}
+	b.keep, b.saved, b.next = map[*ir.Value]bool{}, map[*ir.Value]bool{}, map[*ir.Value]bool{}
 	b.folded, b.modes = map[*ir.Node]bool{}, map[*ir.Value]Accum{}
 	b.Params, b.Inputs, b.Outputs = map[string]int{}, map[string]int{}, map[string]int{}
+	plan := b.prog.Plan
 	for _, n := range b.prog.Graph.Nodes {
-		if n.Stage != b.Index {
+		if position, _ := plan.Position(n.Stage); position != b.Index {
 			continue
 		}
 		b.nodes = append(b.nodes, n)
 		for _, a := range n.Args {
 			b.uses[a]++
-			if a.Def.Phase == ir.Forward && n.Phase == ir.Backward && a.Def.Op.Class() != ir.Leaf {
+			if a.Def.Phase < n.Phase && n.Phase < ir.Update && a.Def.Op.Class() != ir.Leaf {
 				b.saved[a] = true
 			}
 		}
+	}
+	if plan.Chunks() > 1 {
+		b.inOrder()
 	}
 	for _, o := range b.prog.Graph.Outputs {
 		b.keep[o.Value] = true
@@ -48,9 +53,10 @@ func (b *stageBuilder) build() error {
 	}
 	for _, u := range b.prog.Graph.Updates {
 		b.uses[u.New]++
+		b.next[u.New] = true
 	}
 	microBatches := b.prog.Mesh.Size(partition.AxisMB)
-	b.Slots = Slots(b.prog.Plan, b.Index, microBatches, b.training)
+	b.Chunks = Room(plan, b.Index, microBatches, b.training)
 	b.persistent()
 	b.accumulators()
 	b.updates()
@@ -58,21 +64,42 @@ func (b *stageBuilder) build() error {
 	b.liveness()
 	b.allocate()
 	for _, o := range b.prog.Graph.Outputs {
-		if o.Value.Def.Stage == b.Index {
+		if position, _ := plan.Position(o.Value.Def.Stage); position == b.Index {
 			b.Outputs[o.Name] = b.of[o.Value]
 		}
 	}
 	return nil
 }
 
+// inOrder sorts the nodes as they run for a micro-batch: by phase, and by chunk
+// within the phase.
+func (b *stageBuilder) inOrder() {
+	key := func(n *ir.Node) int {
+		switch _, chunk := b.prog.Plan.Position(n.Stage); {
+		case n.Op.Class() == ir.Leaf && !(n.Op == ir.OpInput && b.overTime(n.Results[0])):
+			return -1 // has no instruction
+		case n.Phase == ir.Backward:
+			return int(n.Phase)*len(b.prog.Plan.Stages) - chunk
+		default:
+			return int(n.Phase)*len(b.prog.Plan.Stages) + chunk
+		}
+	}
+	slices.SortStableFunc(b.nodes, func(x, y *ir.Node) int { return cmp.Compare(key(x), key(y)) })
+}
+
 // buffer makes a buffer for v. Its size is that at the first position of every
 // axis, which holds the largest slice.
 func (b *stageBuilder) buffer(v *ir.Value, r Region, body ir.Phase) int {
 	slab := b.prog.Slab(v, ir.Coord{})
-	b.Buffers = append(b.Buffers, Buffer{Region: r, Size: slab.Elems() * v.Type.DType.Size(), Body: body, Value: v, From: -1, To: -1})
+	b.Buffers = append(b.Buffers, Buffer{Region: r, Size: slab.Elems() * v.Type.DType.Size(), Body: body, Chunk: b.chunk(v.Def), Value: v, From: -1, To: -1})
 	id := len(b.Buffers) - 1
 	b.of[v] = id
 	return id
+}
+
+func (b *stageBuilder) chunk(n *ir.Node) int {
+	_, chunk := b.prog.Plan.Position(n.Stage)
+	return chunk
 }
 
 func (b *stageBuilder) overTime(v *ir.Value) bool {
@@ -106,14 +133,17 @@ func (b *stageBuilder) persistent() {
 			b.buffer(v, Persist, n.Phase)
 		case ir.OpRecv:
 			// The sender writes here ahead of the receiver's program, so nothing
-			// else may: the buffer is live as long as its slot.
-			if n.Phase == ir.Update {
+			// else may: the buffer is live as long as its slot or inbox.
+			switch n.Phase {
+			case ir.Update:
 				b.buffer(v, Persist, n.Phase)
-			} else {
+			case ir.Forward:
+				b.buffer(v, Inbox, n.Phase)
+			default: // its slot is taken by then
 				b.buffer(v, Slot, n.Phase)
 			}
 		default:
-			if b.keep[v] {
+			if b.keep[v] && !b.next[v] {
 				b.buffer(v, Persist, n.Phase)
 			}
 		}
@@ -129,7 +159,7 @@ func (b *stageBuilder) accumulators() {
 		}
 		mergeable := len(n.Args) > 1
 		for _, a := range n.Args {
-			mergeable = mergeable && a.Def.Op == ir.OpAccumulate && a.Def.Phase == ir.Backward &&
+			mergeable = mergeable && a.Def.Op == ir.OpAccumulate && a.Def.Phase < ir.Update &&
 				b.uses[a] == 1 && a.Spec == n.Results[0].Spec
 		}
 		if !mergeable {
@@ -192,16 +222,20 @@ func (b *stageBuilder) updates() {
 		if u.Param.Def.Stage != b.Index || u.New == u.Param {
 			continue
 		}
-		if _, placed := b.of[u.New]; !placed && b.inPlaceUpdate(u) {
+		if _, placed := b.of[u.New]; placed {
+			continue
+		}
+		if b.inPlaceUpdate(u) {
 			b.of[u.New] = b.of[u.Param]
+		} else if b.keep[u.New] {
+			b.buffer(u.New, Persist, ir.Update)
 		}
 	}
 }
 
 // inPlaceUpdate reports whether the new value may be written over the old one:
 // nothing reads the old one afterwards, and the op that makes the new one either
-// does not read it or writes it over that operand (AdamW over weight and moments,
-// decoding over the cache).
+// does not read it or renews that operand.
 func (b *stageBuilder) inPlaceUpdate(u ir.StateUpdate) bool {
 	made := false
 	for _, n := range b.nodes {
@@ -211,10 +245,10 @@ func (b *stageBuilder) inPlaceUpdate(u ir.StateUpdate) bool {
 			return false
 		case n != u.New.Def:
 			continue
-		case n.Op == ir.OpAdamW && n.Args[u.New.Index] != u.Param,
-			n.Op == ir.OpAttentionDecode && (u.New.Index != 1 || n.Args[1] != u.Param),
-			reads && n.Op != ir.OpAdamW && n.Op != ir.OpAttentionDecode:
-			return false
+		case reads:
+			if i := n.Op.Renews(u.New.Index); i < 0 || n.Args[i] != u.Param {
+				return false
+			}
 		}
 		made = true
 	}
@@ -263,15 +297,15 @@ func (b *stageBuilder) bodies() {
 }
 
 // canOverwrite reports whether result i of n may take the buffer of operand i, the
-// first or any of AdamW's: nothing reads the operand again, its slice has the same
-// size, and its buffer lives as long as the result must.
+// first or any of AdamW's: nothing reads the operand again, its slice has as many
+// elements of at least the size, and its buffer lives as long as the result must.
 func (b *stageBuilder) canOverwrite(n *ir.Node, i int, region Region, lastUse map[*ir.Value]*ir.Node) bool {
 	updates := n.Op == ir.OpAdamW
 	if !updates && (i > 0 || !n.Op.InPlace() && n.Op != ir.OpAllReduce && n.Op != ir.OpToPartial) {
 		return false
 	}
 	x, r := n.Args[i], n.Results[i]
-	if lastUse[x] != n || b.keep[x] || x.Def.Op.Class() == ir.Leaf {
+	if lastUse[x] != n || b.keep[x] || b.next[x] || x.Def.Op.Class() == ir.Leaf {
 		return false
 	}
 	id := b.of[x]
@@ -280,7 +314,7 @@ func (b *stageBuilder) canOverwrite(n *ir.Node, i int, region Region, lastUse ma
 		if n.Phase != ir.Update {
 			return false // the accumulator of other micro-batches too
 		}
-	case Slot:
+	case Slot, Inbox:
 	case Temp:
 		if region == Slot || buf.Body != n.Phase {
 			return false
@@ -293,12 +327,12 @@ func (b *stageBuilder) canOverwrite(n *ir.Node, i int, region Region, lastUse ma
 			return false
 		}
 	}
-	// from_fixed narrows: its result takes the first half of its operand's place.
+	// A narrower result takes the first part of its operand's place.
 	return x.Type.DType.Size() >= r.Type.DType.Size() && slices.Equal(x.Type.Shape, r.Type.Shape) && b.prog.Slab(x, ir.Coord{}).Elems() == b.prog.Slab(r, ir.Coord{}).Elems()
 }
 
 func (b *stageBuilder) emit(n *ir.Node) {
-	in := Instr{Node: n}
+	in := Instr{Node: n, Chunk: b.chunk(n)}
 	for _, a := range n.Args {
 		if n.Op == ir.OpRecv {
 			break // its operand is the sender's
@@ -313,20 +347,16 @@ func (b *stageBuilder) emit(n *ir.Node) {
 	body.Instrs = append(body.Instrs, in)
 }
 
-// liveness sets From and To of slot and temp buffers.
+// liveness sets From and To of all but persistent buffers.
 func (b *stageBuilder) liveness() {
-	forward := len(b.Bodies[ir.Forward].Instrs)
-	for phase := range b.Bodies {
-		for i, in := range b.Bodies[phase].Instrs {
-			at := i
-			if ir.Phase(phase) == ir.Backward {
-				at += forward
-			}
+	before := 0 // instructions in earlier bodies
+	for _, body := range b.Bodies {
+		for i, in := range body.Instrs {
 			for _, id := range slices.Concat(in.Args, in.Results) {
 				buf := &b.Buffers[id]
 				pos := i
-				if buf.Region == Slot {
-					pos = at
+				if buf.Region == Slot || buf.Region == Inbox {
+					pos += before
 				}
 				if buf.From < 0 {
 					buf.From = pos
@@ -337,6 +367,7 @@ func (b *stageBuilder) liveness() {
 				b.Buffers[in.Results[0]].From = 0
 			}
 		}
+		before += len(body.Instrs)
 	}
 }
 
@@ -358,8 +389,9 @@ func (b *stageBuilder) allocate() {
 			}
 		}
 	}
-	var persist, slot, host []int
-	var temp [3][]int
+	var persist, host []int
+	slot, inbox := make([][]int, len(b.Chunks)), make([][]int, len(b.Chunks))
+	var temp [ir.NumPhases][]int
 	for id := range b.Buffers {
 		buf := &b.Buffers[id]
 		switch {
@@ -372,7 +404,9 @@ func (b *stageBuilder) allocate() {
 		case buf.Region == Persist:
 			persist = append(persist, id)
 		case buf.Region == Slot:
-			slot = append(slot, id)
+			slot[buf.Chunk] = append(slot[buf.Chunk], id)
+		case buf.Region == Inbox:
+			inbox[buf.Chunk] = append(inbox[buf.Chunk], id)
 		default:
 			temp[buf.Body] = append(temp[buf.Body], id)
 		}
@@ -400,7 +434,9 @@ func (b *stageBuilder) allocate() {
 			b.Durable = b.Persist
 		}
 	}
-	b.Slot = pack(b.Buffers, slot)
+	for i := range b.Chunks {
+		b.Chunks[i].Slot, b.Chunks[i].Inbox = pack(b.Buffers, slot[i]), pack(b.Buffers, inbox[i])
+	}
 	for _, ids := range temp {
 		b.Temp = max(b.Temp, pack(b.Buffers, ids))
 	}

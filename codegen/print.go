@@ -24,8 +24,14 @@ func (p *Program) Fprint(w io.Writer, rank int) error {
 			fmt.Fprintf(out, " %s=%d", a.Name, s.Coord[i])
 		}
 	}
-	fmt.Fprintf(out, "  %d micro-batches  arena %d bytes (persist %d + %d slots of %d + temp %d)",
-		s.MicroBatches, st.Arena(), st.Persist, st.Slots, st.Slot, st.Temp)
+	fmt.Fprintf(out, "  %d micro-batches  arena %d bytes (persist %d", s.MicroBatches, st.Arena(), st.Persist)
+	for _, c := range st.Chunks {
+		fmt.Fprintf(out, " + %d slots of %d", c.Slots, c.Slot)
+		if c.Inbox > 0 {
+			fmt.Fprintf(out, " + %d inboxes of %d", c.Inboxes, c.Inbox)
+		}
+	}
+	fmt.Fprintf(out, " + temp %d)", st.Temp)
 	if st.Host > 0 {
 		fmt.Fprintf(out, "  host %d bytes", st.Host)
 	}
@@ -35,7 +41,7 @@ func (p *Program) Fprint(w io.Writer, rank int) error {
 	}
 	at := 0
 	for _, task := range s.Tasks {
-		for _, in := range st.Bodies[task.Phase].Instrs {
+		for _, in := range st.Run(task) {
 			fmt.Fprintf(out, "  %03d %s\n", at, p.instrText(s, task, in))
 			at++
 		}

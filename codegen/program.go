@@ -1,7 +1,7 @@
-// Package codegen turns a partitioned graph into a [Program]: for each pipeline
-// stage the instructions of a forward, a backward and an update body with every
-// buffer at a fixed offset, and for each rank the order in which it runs those
-// bodies over its micro-batches. What the program allocates is what it says:
+// Package codegen turns a partitioned graph into a [Program]: for each position of
+// the pipeline the instructions of a forward, a backward and an update body with
+// every buffer at a fixed offset, and for each rank the order in which it runs
+// those bodies over its micro-batches. What the program allocates is what it says:
 // [Stage.Arena] is the arena of every rank of the stage, to the byte.
 //
 // [Verify] proves, before it runs, that a program computes the graph it was made
@@ -10,6 +10,7 @@ package codegen
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/autopar/autopar/ir"
 	"github.com/autopar/autopar/partition"
@@ -21,24 +22,23 @@ type Program struct {
 	Plan      *partition.Plan
 	Batch     int // global batch, sequences
 	Mesh      ir.Mesh
-	Stages    []*Stage
+	Stages    []*Stage   // by position in the pipeline
 	Schedules []Schedule // by world rank
 }
 
-// Stage is the code and memory layout that all ranks of one pipeline stage
-// share. Ranks differ in their coordinates, and so in the slices they hold.
+// Stage is the code and memory layout that all ranks of one position of the
+// pipeline share. Ranks differ in their coordinates, and so in the slices they hold.
+// Where ranks run several stages of the plan, those are its chunks.
 type Stage struct {
-	Index   int
+	Index   int // position in the pipeline
 	Buffers []Buffer
-	Bodies  [3]Body // by ir.Phase
-	// Slots is how many micro-batches are in flight at once. Micro-batch k keeps
-	// its saved activations in slot k mod Slots.
-	Slots int
-	// The arena is the three regions one after another: Persist bytes, then
-	// Slots times Slot bytes, then Temp bytes.
-	Persist, Slot, Temp int64
+	Bodies  [ir.NumPhases]Body
+	Chunks  []Chunk
+	// The arena is regions one after another: Persist bytes, the slots and then the
+	// inboxes of each chunk, and Temp bytes.
+	Persist, Temp int64
 	// Host is the bytes of a second arena, in the host memory of the rank: what is
-	// offloaded (see partition.Offload). It survives between steps.
+	// offloaded (see partition.Offload), of all chunks. It survives between steps.
 	Host int64
 	// Durable is the part of Persist that must survive between steps: weights,
 	// optimizer state and constants. A program that shares the arena keeps off it.
@@ -50,8 +50,49 @@ type Stage struct {
 	Params, Inputs, Outputs map[string]int
 }
 
+// Chunk is the memory that one chunk keeps for the micro-batches in flight.
+type Chunk struct {
+	// Slots is how many micro-batches are in flight at once. Micro-batch k keeps
+	// its saved activations in slot k mod Slots, of Slot bytes.
+	Slots int
+	Slot  int64
+	// Inboxes is how many micro-batches have room for what the stage before sends:
+	// one more than is in flight, so that it can send the next one early. Micro-batch
+	// k arrives in inbox k mod Inboxes, of Inbox bytes.
+	Inboxes int
+	Inbox   int64
+}
+
+func (c *Chunk) bytes() int64 { return int64(c.Slots)*c.Slot + int64(c.Inboxes)*c.Inbox }
+
+// Saved returns the bytes that are kept for micro-batches in flight.
+func (s *Stage) Saved() int64 {
+	var sum int64
+	for i := range s.Chunks {
+		sum += s.Chunks[i].bytes()
+	}
+	return sum
+}
+
 // Arena returns the bytes a rank of this stage allocates.
-func (s *Stage) Arena() int64 { return s.Persist + int64(s.Slots)*s.Slot + s.Temp }
+func (s *Stage) Arena() int64 { return s.Persist + s.Saved() + s.Temp }
+
+// Run returns the instructions of a task.
+func (s *Stage) Run(t Task) []Instr {
+	instrs := s.Bodies[t.Phase].Instrs
+	if len(s.Chunks) == 1 || t.Phase == ir.Update {
+		return instrs
+	}
+	from := slices.IndexFunc(instrs, func(in Instr) bool { return in.Chunk == t.Chunk })
+	if from < 0 {
+		return nil
+	}
+	length := slices.IndexFunc(instrs[from:], func(in Instr) bool { return in.Chunk != t.Chunk })
+	if length < 0 {
+		length = len(instrs) - from
+	}
+	return instrs[from : from+length]
+}
 
 // Region says how long a buffer lives.
 type Region uint8
@@ -61,38 +102,73 @@ const (
 	Persist Region = iota // across steps, or across the micro-batches of a step
 	Slot                  // from a micro-batch's forward to its backward
 	Temp                  // inside one body
+	Inbox                 // as Slot, and before that while it arrives
 	Host                  // across steps, in host memory
 )
 
-func (r Region) String() string { return [...]string{"persist", "slot", "temp", "host"}[r] }
+func (r Region) String() string { return [...]string{"persist", "slot", "temp", "inbox", "host"}[r] }
+
+// InFlight reports whether the region has a part for each micro-batch in flight
+// through a chunk.
+func (r Region) InFlight() bool { return r == Slot || r == Inbox }
 
 // Buffer is a place in a region. Values that alias (in-place results, merged
 // accumulators) share one.
 type Buffer struct {
 	Region Region
-	Offset int64 // bytes from the start of the region (of the slot, for Slot)
+	Offset int64 // bytes from the start of the region (of the slot or inbox)
 	Size   int64 // bytes: the largest over ranks and micro-batches
 	// From and To are the first and last positions at which the buffer is live,
-	// counted over the instructions of the forward body and then the backward
-	// body for Slot, of its body for Temp.
+	// counted over the instructions of the bodies one after another for Slot and
+	// Inbox, of its body for Temp.
 	From, To int
-	// Body is the phase a Temp buffer belongs to.
-	Body ir.Phase
+	// Body is the phase a Temp buffer belongs to, Chunk the chunk that any but a
+	// Persist or Host buffer belongs to.
+	Body  ir.Phase
+	Chunk int
 	// Value is the first value the buffer holds.
 	Value *ir.Value
 }
 
-// Offset returns where buffer b lies in its arena when its micro-batch is in the
-// given slot.
-func (s *Stage) Offset(b, slot int) int64 {
+// Offset returns where buffer b lies in its arena for a micro-batch.
+func (s *Stage) Offset(b, microBatch int) int64 {
 	buf := &s.Buffers[b]
-	switch buf.Region {
-	case Slot:
-		return s.Persist + int64(slot)*s.Slot + buf.Offset
-	case Temp:
-		return s.Persist + int64(s.Slots)*s.Slot + buf.Offset
+	at := buf.Offset
+	if buf.Region == Persist || buf.Region == Host {
+		return at
 	}
-	return buf.Offset
+	at += s.Persist
+	if buf.Region == Temp {
+		return at + s.Saved()
+	}
+	for i := range buf.Chunk {
+		at += s.Chunks[i].bytes()
+	}
+	c := &s.Chunks[buf.Chunk]
+	if buf.Region == Inbox {
+		return at + int64(c.Slots)*c.Slot + int64(microBatch%c.Inboxes)*c.Inbox
+	}
+	return at + int64(microBatch%c.Slots)*c.Slot
+}
+
+// RoomFor returns how many micro-batches have room for what send brings to the stage:
+// its sender waits until micro-batch k - Room has left it before it sends k. 0 means
+// that it never waits.
+func (s *Stage) RoomFor(send *ir.Node) (chunk, room int) {
+	for phase := range ir.Update {
+		for i := range s.Bodies[phase].Instrs {
+			in := &s.Bodies[phase].Instrs[i]
+			if in.Node.Op != ir.OpRecv || in.Node.Args[0] != send.Results[0] {
+				continue
+			}
+			c := &s.Chunks[in.Chunk]
+			if s.Buffers[in.Results[0]].Region == Inbox {
+				return in.Chunk, c.Inboxes
+			}
+			return in.Chunk, c.Slots
+		}
+	}
+	return 0, 0
 }
 
 // Accum says whether an instruction adds into its result.
@@ -115,21 +191,26 @@ type Instr struct {
 	Args, Results []int
 	// Accum has one mode per result.
 	Accum []Accum
+	Chunk int
 }
 
-// Body is the straight-line code of one phase.
+// Body is the straight-line code of one phase: of its chunks one after another in
+// the order in which a micro-batch passes them. See [Stage.Run].
 type Body struct{ Instrs []Instr }
 
-// Task is one run of a body by a rank.
+// Task is one run of a chunk's part of a body by a rank.
 type Task struct {
 	Phase      ir.Phase
+	Chunk      int
 	MicroBatch int
-	Slot       int
 }
 
 func (t Task) String() string {
-	if t.Phase == ir.Update {
+	switch {
+	case t.Phase == ir.Update:
 		return "upd"
+	case t.Chunk > 0:
+		return fmt.Sprintf("%s chunk=%d mb=%d", t.Phase, t.Chunk, t.MicroBatch)
 	}
 	return fmt.Sprintf("%s mb=%d", t.Phase, t.MicroBatch)
 }
@@ -137,11 +218,21 @@ func (t Task) String() string {
 // Schedule is what one rank runs in one step.
 type Schedule struct {
 	Rank         int
-	Stage        int
+	Stage        int // index into Program.Stages
 	Device       int // in the stage's mesh
 	Coord        ir.Coord
 	MicroBatches int
 	Tasks        []Task
+}
+
+// Training reports whether the program has a backward pass.
+func (p *Program) Training() bool {
+	for _, n := range p.Graph.Nodes {
+		if n.Phase == ir.Backward {
+			return true
+		}
+	}
+	return false
 }
 
 // At returns the mesh position of a task: the rank's coordinates and the

@@ -11,14 +11,25 @@ import (
 // and a send needs the receiver's slot to be free, because it writes there.
 type walker struct {
 	prog    *Program
-	comm    [][3][]*ir.Node // by stage and phase: the instructions that may wait
-	at      []place         // by rank
-	freed   []int           // by rank: slot occupants completed
-	sent    map[channel]int // messages delivered
-	groups  [][]int         // by rank and axis, flat
+	comm    []map[part][]*ir.Node // by stage: the instructions that may wait
+	last    ir.Phase              // the pass that frees a slot
+	at      []place               // by rank
+	freed   [][]int               // by rank and chunk: micro-batches that have left
+	rooms   map[*ir.Node]room     // of sends
+	sent    map[channel]int       // messages delivered
+	groups  [][]int               // by rank and axis, flat
 	axes    int
 	waiting []string // by rank: what it waits for, for the report
 }
+
+// part is a chunk's part of a body.
+type part struct {
+	phase ir.Phase
+	chunk int
+}
+
+// room is where a send goes: see [Stage.RoomFor].
+type room struct{ chunk, size int }
 
 type place struct{ task, instr int }
 
@@ -30,15 +41,16 @@ type channel struct {
 // checkProgress makes sure that every rank reaches the end of its schedule.
 func checkProgress(p *Program) error {
 	w := &walker{
-		prog: p, at: make([]place, len(p.Schedules)), freed: make([]int, len(p.Schedules)),
-		sent: map[channel]int{}, axes: len(p.Mesh.Axes), waiting: make([]string, len(p.Schedules)),
+		prog: p, at: make([]place, len(p.Schedules)), rooms: map[*ir.Node]room{}, sent: map[channel]int{},
+		last: Releases(p.Plan, p.Training()), axes: len(p.Mesh.Axes), waiting: make([]string, len(p.Schedules)),
 	}
 	for _, s := range p.Stages {
-		var nodes [3][]*ir.Node
+		nodes := map[part][]*ir.Node{}
 		for phase, body := range s.Bodies {
 			for _, in := range body.Instrs {
 				if op := in.Node.Op; Collective(op) || op == ir.OpSend || op == ir.OpRecv {
-					nodes[phase] = append(nodes[phase], in.Node)
+					of := part{ir.Phase(phase), in.Chunk}
+					nodes[of] = append(nodes[of], in.Node)
 				}
 			}
 		}
@@ -46,6 +58,7 @@ func checkProgress(p *Program) error {
 	}
 	for i := range p.Schedules {
 		s := &p.Schedules[i]
+		w.freed = append(w.freed, make([]int, len(p.Stages[s.Stage].Chunks)))
 		for axis, a := range p.Mesh.Axes {
 			var group []int
 			if !a.Time {
@@ -86,11 +99,11 @@ func (w *walker) here(r int) (Task, *ir.Node) {
 	s := &w.prog.Schedules[r]
 	for w.at[r].task < len(s.Tasks) {
 		task := s.Tasks[w.at[r].task]
-		if nodes := w.comm[s.Stage][task.Phase]; w.at[r].instr < len(nodes) {
+		if nodes := w.comm[s.Stage][part{task.Phase, task.Chunk}]; w.at[r].instr < len(nodes) {
 			return task, nodes[w.at[r].instr]
 		}
-		if task.Phase == ir.Backward || task.Phase == ir.Forward && len(w.prog.Stages[s.Stage].Bodies[ir.Backward].Instrs) == 0 {
-			w.freed[r]++
+		if task.Phase == w.last {
+			w.freed[r][task.Chunk]++
 		}
 		w.at[r] = place{task: w.at[r].task + 1}
 	}
@@ -130,8 +143,13 @@ func (w *walker) send(r int, task Task, n *ir.Node) bool {
 		w.waiting[r] = fmt.Sprintf("rank %d, which does not exist", to)
 		return false
 	}
-	if slots := w.prog.Stages[w.prog.Schedules[to].Stage].Slots; task.Phase != ir.Update && task.MicroBatch-w.freed[to] >= slots {
-		w.waiting[r] = fmt.Sprintf("rank %d to free one of its %d slots", to, slots)
+	at, known := w.rooms[n]
+	if !known {
+		at.chunk, at.size = w.prog.Stages[w.prog.Schedules[to].Stage].RoomFor(n)
+		w.rooms[n] = at
+	}
+	if at.size > 0 && task.MicroBatch-w.freed[to][at.chunk] >= at.size {
+		w.waiting[r] = fmt.Sprintf("rank %d to free one of its %d slots", to, at.size)
 		return false
 	}
 	w.sent[channel{n, r, to}]++

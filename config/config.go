@@ -76,7 +76,8 @@ type Train struct {
 	AlwaysSaveCheckpoint bool   `yaml:"always_save_checkpoint" help:"save after every evaluation, not only after a better one"`
 	CheckpointInterval   int    `yaml:"checkpoint_interval" help:"also save every so many iterations; 0 is only after evaluations"`
 	Seed                 int    `yaml:"seed" help:"seed of init, dropout and sampling"`
-	DType                string `yaml:"dtype" enum:"float32,bfloat16,float16" help:"type of weights and arithmetic (fp32, bf16, fp16 are accepted)"`
+	DType                string `yaml:"dtype" enum:"float32,bfloat16,float16" help:"type of weights, activations, gradients and what ranks exchange; sums inside ops are float32 (fp32, bf16, fp16 are accepted)"`
+	MasterWeights        bool   `yaml:"master_weights" help:"keep a float32 copy of weights of two bytes, float32 moments and float32 sums of gradients; false (bfloat16 only) keeps all in bfloat16"`
 	Reproducible         bool   `yaml:"reproducible" help:"losses and weights bit-identical under every plan without tensor or context parallelism; float32 only"`
 }
 
@@ -107,7 +108,7 @@ func Default() *Config {
 		},
 		Train: Train{
 			MaxIters: 600000, EvalInterval: 2000, EvalIters: 200, LogInterval: 1, OutDir: "out",
-			AlwaysSaveCheckpoint: true, Seed: 1337, DType: "float32",
+			AlwaysSaveCheckpoint: true, Seed: 1337, DType: "float32", MasterWeights: true,
 		},
 		Parallel: Parallel{PlanNGPUs: 1},
 	}

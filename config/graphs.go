@@ -9,14 +9,33 @@ import (
 // TrainStep traces the training step of the model, optimizer and global batch.
 func (c *Config) TrainStep() (*ir.Graph, error) {
 	o := c.Optimizer
-	return c.exact(gpt.TrainStep(c.Model, gpt.Optimizer{
+	return c.exact(gpt.TrainStep(c.model(), gpt.Optimizer{
 		Beta1: o.Beta1, Beta2: o.Beta2, Eps: o.Eps, WeightDecay: o.WeightDecay, GradClip: o.GradClip,
+		NoMaster: !c.Train.MasterWeights,
 	}, c.Batch.Global, c.Model.BlockSize))
+}
+
+// DType is the element type in which the run computes.
+func (c *Config) DType() ir.DType {
+	switch c.Train.DType {
+	case "bfloat16":
+		return ir.BF16
+	case "float16":
+		return ir.F16
+	}
+	return ir.F32
+}
+
+// model is the architecture in the run's element type.
+func (c *Config) model() gpt.Config {
+	m := c.Model
+	m.Float = c.DType()
+	return m
 }
 
 // EvalStep traces the loss of a global batch without dropout.
 func (c *Config) EvalStep() (*ir.Graph, error) {
-	return c.exact(gpt.EvalStep(c.Model, c.Batch.Global, c.Model.BlockSize))
+	return c.exact(gpt.EvalStep(c.model(), c.Batch.Global, c.Model.BlockSize))
 }
 
 // exact makes a traced step independent of the plan where train.reproducible asks

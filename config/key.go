@@ -62,6 +62,9 @@ func allKeys() []key {
 		}
 		for j := range section.Type.NumField() {
 			field := section.Type.Field(j)
+			if field.Tag.Get("yaml") == "" {
+				continue // set by other keys
+			}
 			k := key{
 				section: section.Tag.Get("yaml"), name: field.Tag.Get("yaml"), help: field.Tag.Get("help"), index: []int{i, j},
 			}

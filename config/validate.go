@@ -21,7 +21,7 @@ func (c *Config) Validate() error {
 	if err := c.validateWords(); err != nil {
 		return err
 	}
-	for _, check := range []func() error{c.validateRun, c.validateOptimizer, c.validateParallel, c.validateReproducible, c.validateSupported} {
+	for _, check := range []func() error{c.validateRun, c.validatePrecision, c.validateOptimizer, c.validateParallel, c.validateReproducible} {
 		if err := check(); err != nil {
 			return err
 		}
@@ -86,6 +86,14 @@ func (c *Config) validateRun() error {
 	}
 	if int(c.Batch.Micro) > c.Batch.Global {
 		return c.refuse("batch.micro", "%d is more than batch.global %d", c.Batch.Micro, c.Batch.Global)
+	}
+	return nil
+}
+
+// validatePrecision checks that what is kept in float32 suits the element type.
+func (c *Config) validatePrecision() error {
+	if !c.Train.MasterWeights && c.Train.DType != "bfloat16" {
+		return c.refuse("train.master_weights", "is false, which needs dtype bfloat16; dtype is %s", c.Train.DType)
 	}
 	return nil
 }
@@ -169,22 +177,6 @@ func (c *Config) validateReproducible() error {
 	case c.Model.BlockSize < leastReproducible:
 		return c.refuse("train.reproducible", "needs model.block_size of at least %d, not %d: shorter sequences take other kernels alone than together",
 			leastReproducible, c.Model.BlockSize)
-	}
-	return nil
-}
-
-// validateSupported is the one list of legal settings outside the model that this version cannot do yet.
-func (c *Config) validateSupported() error {
-	for _, missing := range []struct {
-		key   string
-		value any
-		when  bool
-	}{
-		{"train.dtype", c.Train.DType, c.Train.DType != "float32"},
-	} {
-		if missing.when {
-			return c.refuse(missing.key, "%v is not supported yet by this version", missing.value)
-		}
 	}
 	return nil
 }

@@ -109,7 +109,7 @@ func (r *Report) reshardBytes(v *ir.Value, from, to ir.ShardSpec, at *ir.Node) (
 		return 0, err
 	}
 	s := r.firstRank(at.Stage)
-	task, _ := microBatches(s, at.Phase)
+	task, _ := r.microBatches(s, at)
 	var sum int64
 	for _, step := range steps {
 		n := &ir.Node{Op: step.Op, Attr: step.Attr, Args: []*ir.Value{{Type: v.Type, Spec: from}}}

@@ -58,7 +58,7 @@ func (d *dot) stage(st *Stage) {
 	for _, inBlock := range []bool{false, true} {
 		var lines []string
 		for _, n := range d.prog.Graph.Nodes {
-			if n.Stage != st.Index || !visible(n) || (n.Block() != "" && n.Op != ir.OpSend && n.Op != ir.OpRecv) != inBlock || d.ids[key(n)] != "" {
+			if position, _ := d.prog.Plan.Position(n.Stage); position != st.Index || !visible(n) || (n.Block() != "" && n.Op != ir.OpSend && n.Op != ir.OpRecv) != inBlock || d.ids[key(n)] != "" {
 				continue
 			}
 			id := fmt.Sprintf("n%d", len(d.ids))

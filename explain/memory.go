@@ -8,22 +8,32 @@ import (
 	"github.com/autopar/autopar/ir"
 )
 
-// Memory is the arena of a rank: Persist + Slots x Slot + Temp = Arena.
+// Memory is the arena of a rank: Persist, Temp, and of each of its chunks
+// Slots x Slot + Inboxes x Inbox make Arena.
 type Memory struct {
-	Arena   int64 `json:"arena"`
-	Persist int64 `json:"persist"`
-	Slots   int   `json:"slots"` // micro-batches in flight
-	Slot    int64 `json:"slot"`
-	Temp    int64 `json:"temp"`
-	Host    int64 `json:"host,omitempty"` // the arena in host memory, beside the device's
+	Arena   int64   `json:"arena"`
+	Persist int64   `json:"persist"`
+	Chunks  []Chunk `json:"chunks"`
+	Temp    int64   `json:"temp"`
+	Host    int64   `json:"host,omitempty"` // the arena in host memory, beside the device's
 	// Parts add up to Persist: one per kind of tensor, and the padding between
 	// buffers.
 	Parts []Part `json:"persist_parts"`
-	// SlotPeak and TempPeak are the moments at which the buffers of a slot, and
-	// the temporary ones, are the most. What their region has beyond that is lost
-	// between buffers of different lifetimes.
-	SlotPeak Peak `json:"slot_peak"`
+	// TempPeak is the moment at which the temporary buffers are the most. What their
+	// region has beyond that is lost between buffers of different lifetimes.
 	TempPeak Peak `json:"temp_peak"`
+}
+
+// Chunk is what a rank keeps for the micro-batches in flight through one of the
+// stages of the plan that it runs.
+type Chunk struct {
+	Stage   int   `json:"stage"` // of the plan
+	Slots   int   `json:"slots"` // micro-batches in flight
+	Slot    int64 `json:"slot"`
+	Inboxes int   `json:"inboxes"` // micro-batches that may have arrived from the stage before
+	Inbox   int64 `json:"inbox"`
+	// SlotPeak is the moment at which the buffers of a slot are the most, as TempPeak.
+	SlotPeak Peak `json:"slot_peak"`
 }
 
 // Part is a share of the persistent region.
@@ -53,8 +63,8 @@ type Live struct {
 // largestShown bounds the contributors of a peak.
 const largestShown = 10
 
-func memory(code *codegen.Stage, tensors []Tensor) Memory {
-	m := Memory{Arena: code.Arena(), Persist: code.Persist, Slots: code.Slots, Slot: code.Slot, Temp: code.Temp, Host: code.Host}
+func memory(code *codegen.Stage, stages int, tensors []Tensor) Memory {
+	m := Memory{Arena: code.Arena(), Persist: code.Persist, Temp: code.Temp, Host: code.Host}
 	rest := code.Persist
 	for _, kind := range kinds() {
 		var sum int64
@@ -70,18 +80,26 @@ func memory(code *codegen.Stage, tensors []Tensor) Memory {
 	}
 	m.Parts = append(m.Parts, Part{KindPadding, rest})
 
-	var slot []int
-	var temp [3][]int
+	slot := make([][]int, len(code.Chunks))
+	var temp [ir.NumPhases][]int
 	for _, id := range occupied(code) {
 		switch b := &code.Buffers[id]; b.Region {
 		case codegen.Slot:
-			slot = append(slot, id)
+			slot[b.Chunk] = append(slot[b.Chunk], id)
 		case codegen.Temp:
 			temp[b.Body] = append(temp[b.Body], id)
 		}
 	}
-	forward, backward := code.Bodies[ir.Forward].Instrs, code.Bodies[ir.Backward].Instrs
-	m.SlotPeak = peak(code, slot, slices.Concat(forward, backward))
+	var passes []codegen.Instr
+	for _, body := range code.Bodies[:ir.Update] {
+		passes = append(passes, body.Instrs...)
+	}
+	for i, c := range code.Chunks {
+		m.Chunks = append(m.Chunks, Chunk{
+			Stage: code.Index + i*stages, Slots: c.Slots, Slot: c.Slot, Inboxes: c.Inboxes, Inbox: c.Inbox,
+			SlotPeak: peak(code, slot[i], passes),
+		})
+	}
 	for phase, ids := range temp {
 		if p := peak(code, ids, code.Bodies[phase].Instrs); p.Bytes > m.TempPeak.Bytes {
 			m.TempPeak = p

@@ -73,7 +73,7 @@ func (r *Report) Spans() ([]runtime.Span, error) {
 	for i, s := range line.Spans {
 		sched := &r.prog.Schedules[s.Rank]
 		task := sched.Tasks[s.Task]
-		n := r.prog.Stages[sched.Stage].Bodies[task.Phase].Instrs[s.Instr].Node
+		n := r.prog.Stages[sched.Stage].Run(task)[s.Instr].Node
 		spans[i] = runtime.Span{
 			Rank: s.Rank, Phase: task.Phase, MicroBatch: task.MicroBatch, Op: n.Op, Name: n.Name, Start: duration(s.Start), End: duration(s.End),
 		}

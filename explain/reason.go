@@ -46,10 +46,15 @@ func newReasons(prog *codegen.Program, cfg *config.Config) (*reasons, error) {
 			for weight.Def.Op.Class() == ir.Comm {
 				weight = weight.Def.Args[0] // the optimizer updates a slice of it
 			}
+			if attr, ok := weight.Def.Attr.(ir.ParamAttr); ok && attr.Master != "" {
+				master := weight
+				weight = w.param(attr.Master, n.Stage)
+				w.owner[master] = weight
+			}
 			for _, state := range n.Args[1:4] {
 				w.owner[state] = weight
 			}
-		case n.Op == ir.OpAddN || n.Op == ir.OpFromFixed || n.Op == ir.OpEmbeddingGrad && n.Phase == ir.Update || n.Op.Class() == ir.Comm:
+		case n.Op == ir.OpAddN || n.Op == ir.OpCast || n.Op == ir.OpFromFixed || n.Op == ir.OpEmbeddingGrad && n.Phase == ir.Update || n.Op.Class() == ir.Comm:
 			if weight := w.owner[n.Results[0]]; weight != nil {
 				for _, a := range n.Args {
 					w.owner[a] = weight
@@ -58,6 +63,16 @@ func newReasons(prog *codegen.Program, cfg *config.Config) (*reasons, error) {
 		}
 	}
 	return w, nil
+}
+
+// param returns the parameter of a name that a stage holds.
+func (w *reasons) param(name string, stage int) *ir.Value {
+	for _, v := range w.prog.Graph.Params() {
+		if v.Def.Stage == stage && partition.BaseName(v.Def.Name) == name {
+			return v
+		}
+	}
+	panic("BUG: explain: no parameter " + name)
 }
 
 // kind returns which kind of tensor a buffer holds.
@@ -73,7 +88,7 @@ func (w *reasons) kind(b *codegen.Buffer) string {
 		return KindInput
 	case v.Def.Op == ir.OpConst:
 		return KindConstant
-	case b.Region == codegen.Slot:
+	case b.Region == codegen.Slot || b.Region == codegen.Inbox:
 		return KindSaved
 	case w.owner[v] != nil:
 		return KindGradient
@@ -122,6 +137,9 @@ func (w *reasons) tensor(b *codegen.Buffer) string {
 
 // state gives the reason for the placement of optimizer state.
 func (w *reasons) state(v *ir.Value) string {
+	if w.owner[v] == nil {
+		return "kept from step to step, the same everywhere"
+	}
 	if dp := w.prog.Mesh.Axis(partition.AxisDP); v.Spec[dp].Kind == ir.Shard {
 		return fmt.Sprintf("sharded over dp by ZeRO stage %d%s", w.prog.Plan.ZeRO, groupText(w.prog.Plan))
 	}
@@ -261,7 +279,7 @@ func (w *reasons) gradient(v *ir.Value) string {
 	for v := v; v != nil; {
 		var next *ir.Value
 		for _, m := range w.readers[v] {
-			if m.Op == ir.OpAddN || m.Op == ir.OpFromFixed || m.Op.Class() == ir.Comm && m.Op != ir.OpSend {
+			if m.Op == ir.OpAddN || m.Op == ir.OpCast || m.Op == ir.OpFromFixed || m.Op.Class() == ir.Comm && m.Op != ir.OpSend {
 				next = m.Results[0]
 				if m.Op == ir.OpFromFixed {
 					text += "; then rounded to f32"

@@ -75,7 +75,7 @@ func planText(p *partition.Plan) string {
 	if p.Units() > 1 {
 		text += fmt.Sprintf(" x %d units", p.Units())
 	}
-	text += fmt.Sprintf(", micro-batch %d, %s", p.MicroBatch, p.Schedule) + shardedText(p)
+	text += fmt.Sprintf(", micro-batch %d, %s", p.MicroBatch, p.ScheduleText()) + shardedText(p)
 	if recompute > 0 {
 		text += ", recompute " + count(recompute, "block")
 	}

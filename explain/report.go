@@ -45,12 +45,14 @@ type Report struct {
 	why  *reasons
 }
 
-// Stage is one pipeline stage, the same on all of its ranks.
+// Stage is one position of the pipeline, the same on all of its ranks.
 type Stage struct {
-	Index     int      `json:"index"`
-	Ranks     []int    `json:"ranks"`
-	Blocks    []string `json:"blocks"`
-	Recompute int      `json:"recompute"` // how many of the blocks, from the first, are computed again in the backward pass
+	Index  int      `json:"index"`
+	Ranks  []int    `json:"ranks"`
+	Blocks []string `json:"blocks"`
+	// Chunks are the blocks of each chunk, where ranks run several stages of the plan.
+	Chunks    [][]string `json:"chunks,omitempty"`
+	Recompute int        `json:"recompute"` // how many of the blocks, from the first, are computed again in the backward pass
 	// Tensors are all buffers of the persistent region, of a slot and of host memory.
 	Tensors []Tensor `json:"tensors"`
 	// Communication is what Busiest does in a step.
@@ -111,10 +113,18 @@ func Of(prog *codegen.Program, cfg *config.Config) (*Report, error) {
 		}
 	}
 	blocks := partition.Blocks(prog.Graph)
-	for i, ps := range p.Stages {
-		st := &Stage{Index: i, Blocks: blocks[ps.First:ps.Last], Recompute: ps.Recompute}
+	for i := range p.PP() {
+		st := &Stage{Index: i}
+		for s := i; s < len(p.Stages); s += p.PP() {
+			ps := p.Stages[s]
+			st.Blocks = append(st.Blocks, blocks[ps.First:ps.Last]...)
+			st.Recompute += ps.Recompute
+			if p.Chunks() > 1 {
+				st.Chunks = append(st.Chunks, blocks[ps.First:ps.Last])
+			}
+		}
 		st.Tensors = r.tensors(st)
-		st.Memory = memory(prog.Stages[i], st.Tensors)
+		st.Memory = memory(prog.Stages[i], p.PP(), st.Tensors)
 		r.Stages = append(r.Stages, st)
 	}
 	for i := range prog.Schedules {

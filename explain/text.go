@@ -31,7 +31,7 @@ func (r *Report) header(out io.Writer) {
 	fmt.Fprintf(out, "%s: %s parameters, %d sequences and %s tokens per step\n", r.Model, Grouped(r.Parameters), r.Batch, Grouped(int64(r.Tokens)))
 	fmt.Fprintf(out, "%s: %s of %s, dp %d x tp %d x %s; ", count(r.RuntimeNGPUs, "rank"), count(r.Units, "unit"), count(r.PlanNGPUs, "rank"),
 		r.DP/r.Units, r.TP, count(r.PP, "stage"))
-	fmt.Fprintf(out, "%s of up to %s, %s schedule%s\n", count(r.MicroBatches, "micro-batch"), count(r.MicroBatch, "sequence"), r.Schedule, shardedText(r.prog.Plan))
+	fmt.Fprintf(out, "%s of up to %s, %s schedule%s\n", count(r.MicroBatches, "micro-batch"), count(r.MicroBatch, "sequence"), r.prog.Plan.ScheduleText(), shardedText(r.prog.Plan))
 	fmt.Fprintf(out, "every stage is a %s; what is not split over dp is the same on all data-parallel ranks\n", r.Mesh)
 	if r.cfg.Train.Reproducible {
 		fmt.Fprintf(out, "reproducible: %s\n", ReproducibleText(r.prog.Plan))
@@ -40,11 +40,11 @@ func (r *Report) header(out io.Writer) {
 
 func (r *Report) stageText(out io.Writer, st *Stage) {
 	fmt.Fprintf(out, "\nstage %d: %s", st.Index, rankText(st.Ranks))
-	switch n := len(st.Blocks); {
-	case n == 1:
-		fmt.Fprintf(out, ", block %s", st.Blocks[0])
-	case n > 1:
-		fmt.Fprintf(out, ", blocks %s to %s", st.Blocks[0], st.Blocks[n-1])
+	if len(st.Chunks) == 0 {
+		fmt.Fprint(out, blocksText(st.Blocks))
+	}
+	for i, blocks := range st.Chunks {
+		fmt.Fprintf(out, "; chunk %d%s", i, blocksText(blocks))
 	}
 	if st.Recompute > 0 {
 		fmt.Fprintf(out, ", activations computed again in the first %d", st.Recompute)
@@ -124,9 +124,26 @@ func (r *Report) commTable(out io.Writer, st *Stage) {
 	table(out, title, rows, 4, 5, 6)
 }
 
+func blocksText(blocks []string) string {
+	switch n := len(blocks); n {
+	case 0:
+		return ""
+	case 1:
+		return ", block " + blocks[0]
+	default:
+		return fmt.Sprintf(", blocks %s to %s", blocks[0], blocks[n-1])
+	}
+}
+
 func (m Memory) text(out io.Writer) {
-	fmt.Fprintf(out, "  memory: arena of %s bytes = %s persistent + %s of %s + %s temporary\n",
-		Grouped(m.Arena), Grouped(m.Persist), count(m.Slots, "slot"), Grouped(m.Slot), Grouped(m.Temp))
+	fmt.Fprintf(out, "  memory: arena of %s bytes = %s persistent", Grouped(m.Arena), Grouped(m.Persist))
+	for _, c := range m.Chunks {
+		fmt.Fprintf(out, " + %s of %s", count(c.Slots, "slot"), Grouped(c.Slot))
+		if c.Inbox > 0 {
+			fmt.Fprintf(out, " + %d to receive %s", c.Inboxes, Grouped(c.Inbox))
+		}
+	}
+	fmt.Fprintf(out, " + %s temporary\n", Grouped(m.Temp))
 	var parts []string
 	for _, p := range m.Parts {
 		parts = append(parts, fmt.Sprintf("%s %s", p.Kind, Grouped(p.Bytes)))
@@ -135,7 +152,13 @@ func (m Memory) text(out io.Writer) {
 	if m.Host > 0 {
 		fmt.Fprintf(out, "    host memory: arena of %s bytes beside that of the device\n", Grouped(m.Host))
 	}
-	m.SlotPeak.text(out, "slot", m.Slot)
+	for i, c := range m.Chunks {
+		what := "slot"
+		if len(m.Chunks) > 1 {
+			what = fmt.Sprintf("slot of chunk %d", i)
+		}
+		c.SlotPeak.text(out, what, c.Slot)
+	}
 	m.TempPeak.text(out, "temporary", m.Temp)
 }
 

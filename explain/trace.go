@@ -91,13 +91,14 @@ type step struct {
 	node *ir.Node
 }
 
-// task tells the runs of a body apart.
-type task struct {
-	phase ir.Phase
-	mb    int
+// task returns the task that a step belongs to.
+func (l *timeline) task(s *step) codegen.Task {
+	if s.Phase == ir.Update {
+		return codegen.Task{Phase: ir.Update}
+	}
+	_, chunk := l.prog.Plan.Position(s.node.Stage)
+	return codegen.Task{Phase: s.Phase, Chunk: chunk, MicroBatch: s.MicroBatch}
 }
-
-func (s *step) task() task { return task{s.Phase, s.MicroBatch} }
 
 // message names a transfer from both of its ends.
 type message struct {
@@ -125,20 +126,21 @@ func (l *timeline) events() []event {
 			length := micros(end - start)
 			events = append(events, event{Name: name, Category: category, Kind: "X", Process: rank, Thread: thread, Time: micros(start), Duration: &length, Args: args})
 		}
-		inFlight := int64(0)
+		inFlight := make([]int, len(l.prog.Stages[l.prog.Schedules[rank].Stage].Chunks))
+		last := codegen.Releases(l.prog.Plan, l.prog.Training())
 		for i := 0; i < len(steps); {
 			from := i
-			for i < len(steps) && steps[i].task() == steps[from].task() {
+			t := l.task(&steps[from])
+			for i < len(steps) && l.task(&steps[i]) == t {
 				i++
 			}
-			t := codegen.Task{Phase: steps[from].Phase, MicroBatch: steps[from].MicroBatch}
 			add(t.String(), "task", computeThread, steps[from].Start, steps[i-1].End, nil)
 			if t.Phase == ir.Forward {
-				inFlight++
+				inFlight[t.Chunk]++
 			}
 			events = append(events, l.memory(rank, inFlight, steps[from].Start))
-			if t.Phase == ir.Backward || t.Phase == ir.Forward && !l.training(rank) {
-				inFlight--
+			if t.Phase == last {
+				inFlight[t.Chunk]--
 			}
 			for k := range steps[from:i] {
 				s := &steps[from+k]
@@ -159,16 +161,17 @@ func (l *timeline) events() []event {
 }
 
 // memory is a point of the curve of a rank's arena: what is always there, the
-// slots of the micro-batches in flight, and what bodies use for themselves.
-func (l *timeline) memory(rank int, inFlight int64, at time.Duration) event {
+// slots and inboxes of the micro-batches in flight, and what bodies use for
+// themselves.
+func (l *timeline) memory(rank int, inFlight []int, at time.Duration) event {
 	st := l.prog.Stages[l.prog.Schedules[rank].Stage]
+	saved := int64(0)
+	for i, c := range st.Chunks {
+		saved += int64(inFlight[i]) * (c.Slot + c.Inbox)
+	}
 	return event{Name: "arena bytes", Kind: "C", Process: rank, Time: micros(at), Args: map[string]any{
-		"1 persistent": st.Persist, "2 saved": inFlight * st.Slot, "3 temporary": st.Temp,
+		"1 persistent": st.Persist, "2 saved": saved, "3 temporary": st.Temp,
 	}}
-}
-
-func (l *timeline) training(rank int) bool {
-	return len(l.prog.Stages[l.prog.Schedules[rank].Stage].Bodies[ir.Backward].Instrs) > 0
 }
 
 // labels names the process and threads of a rank.

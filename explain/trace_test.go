@@ -73,7 +73,7 @@ func TestPredictedTrace(t *testing.T) {
 		instrs := 0
 		for _, sched := range r.prog.Schedules {
 			for _, task := range sched.Tasks {
-				instrs += len(r.prog.Stages[sched.Stage].Bodies[task.Phase].Instrs)
+				instrs += len(r.prog.Stages[sched.Stage].Run(task))
 			}
 		}
 		require.Len(t, predicted, instrs, name)

@@ -19,13 +19,10 @@ func (r *Report) communication(st *Stage, s *codegen.Schedule) ([]Comm, Traffic)
 	var names [][]string
 	code := r.prog.Stages[s.Stage]
 	for phase, body := range code.Bodies {
-		first, runs := microBatches(s, ir.Phase(phase))
-		if runs == 0 {
-			continue
-		}
 		for i := range body.Instrs {
 			n := body.Instrs[i].Node
-			if !communicates(n.Op) {
+			first, runs := microBatches(s, ir.Phase(phase), body.Instrs[i].Chunk)
+			if !communicates(n.Op) || runs == 0 {
 				continue
 			}
 			// All micro-batches have the size of the first, but for the last.
@@ -70,10 +67,11 @@ func (r *Report) communication(st *Stage, s *codegen.Schedule) ([]Comm, Traffic)
 	return rows, total
 }
 
-// microBatches returns the first task of a phase and how many a rank runs.
-func microBatches(s *codegen.Schedule, phase ir.Phase) (first codegen.Task, runs int) {
+// microBatches returns the first task of a phase of a chunk and how many a rank
+// runs.
+func microBatches(s *codegen.Schedule, phase ir.Phase, chunk int) (first codegen.Task, runs int) {
 	for _, t := range s.Tasks {
-		if t.Phase == phase {
+		if t.Phase == phase && t.Chunk == chunk {
 			if runs == 0 || t.MicroBatch < first.MicroBatch {
 				first = t
 			}

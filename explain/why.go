@@ -224,7 +224,7 @@ func (r *Report) whyCompute(out io.Writer, n *ir.Node) {
 // the first rank of the stage.
 func (r *Report) commText(n *ir.Node) string {
 	s := r.firstRank(n.Stage)
-	first, runs := microBatches(s, n.Phase)
+	first, runs := r.microBatches(s, n)
 	each := r.prog.CommBytes(s, n, first)
 	text := n.Op.String()
 	switch attr := n.Attr.(type) {
@@ -248,6 +248,12 @@ func (r *Report) commText(n *ir.Node) string {
 	return text
 }
 
+// microBatches returns the first task that runs a node and how many a rank runs.
+func (r *Report) microBatches(s *codegen.Schedule, n *ir.Node) (first codegen.Task, runs int) {
+	_, chunk := r.prog.Plan.Position(n.Stage)
+	return microBatches(s, n.Phase, chunk)
+}
+
 func (r *Report) firstRank(stage int) *codegen.Schedule {
 	return &r.prog.Schedules[r.prog.Plan.WorldRank(stage, 0)]
 }
@@ -263,7 +269,8 @@ func (r *Report) held(out io.Writer, v *ir.Value) {
 		fmt.Fprint(out, ", in the first micro-batch")
 	}
 	fmt.Fprintln(out)
-	ranks := r.Stages[v.Def.Stage].Ranks
+	position, _ := r.prog.Plan.Position(v.Def.Stage)
+	ranks := r.Stages[position].Ranks
 	for i, rank := range ranks {
 		if i == heldShown {
 			fmt.Fprintf(out, "    … and so on to rank %d\n", ranks[len(ranks)-1])

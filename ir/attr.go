@@ -12,16 +12,21 @@ const (
 	InitZeros InitKind = iota
 	InitOnes
 	InitNormal // N(0, Std), position-keyed by the parameter's name
+	InitConstant
 )
 
 // ParamAttr belongs to OpParam.
 type ParamAttr struct {
-	Init InitKind
-	Std  float64
+	Init  InitKind
+	Std   float64
+	Value float64 // of InitConstant
 	// Decay puts the parameter in AdamW's weight-decay group.
 	Decay bool
 	// State marks optimizer state: it has no gradient and is not a weight.
 	State bool
+	// Master names the weight of which this state is the copy in full precision:
+	// both start as the same number, and the weight is this one rounded.
+	Master string
 	// Host says that it lives in the host memory of its rank, where only OpFetch
 	// reads it and OpStash writes it.
 	Host bool
@@ -92,6 +97,16 @@ type DropoutAttr struct {
 // AdamWAttr belongs to OpAdamW. WeightDecay is 0 for parameters not decayed.
 type AdamWAttr struct{ Beta1, Beta2, Eps, WeightDecay float64 }
 
+// CastAttr belongs to OpCast: the floating-point type of the result.
+type CastAttr struct{ To DType }
+
+// LossScaleAttr belongs to OpLossScale: after Interval steps in a row with finite
+// gradients the scale is multiplied by Growth, after one without by Backoff.
+type LossScaleAttr struct {
+	Growth, Backoff float64
+	Interval        int
+}
+
 // CommAttr belongs to the ops that partition inserts, except send, recv, fetch and
 // stash.
 type CommAttr struct {
@@ -114,5 +129,7 @@ func (LayerNormAttr) attr()     {}
 func (GELUAttr) attr()          {}
 func (DropoutAttr) attr()       {}
 func (AdamWAttr) attr()         {}
+func (CastAttr) attr()          {}
+func (LossScaleAttr) attr()     {}
 func (CommAttr) attr()          {}
 func (P2PAttr) attr()           {}

@@ -34,6 +34,10 @@ func attrOf(op Op) Attr {
 		return DropoutAttr{}
 	case OpAdamW:
 		return AdamWAttr{}
+	case OpCast:
+		return CastAttr{}
+	case OpLossScale:
+		return LossScaleAttr{}
 	case OpSend, OpRecv:
 		return P2PAttr{}
 	case OpFetch, OpStash:
@@ -49,7 +53,9 @@ func attrOf(op Op) Attr {
 func enumNames(t reflect.Type) []string {
 	switch t {
 	case reflect.TypeFor[InitKind]():
-		return []string{InitZeros: "zeros", InitOnes: "ones", InitNormal: "normal"}
+		return []string{InitZeros: "zeros", InitOnes: "ones", InitNormal: "normal", InitConstant: "constant"}
+	case reflect.TypeFor[DType]():
+		return dtypeNames[:]
 	case reflect.TypeFor[MatMulForm]():
 		return []string{MatMulNT: "nt", MatMulNN: "nn", MatMulTN: "tn"}
 	case reflect.TypeFor[Reduction]():
@@ -96,6 +102,10 @@ func checkAttr(op Op, attr Attr) error {
 	case DropoutAttr:
 		if a.P < 0 || a.P >= 1 {
 			return fmt.Errorf("attribute p is %v, want 0 <= p < 1", a.P)
+		}
+	case CastAttr:
+		if !a.To.Float() {
+			return fmt.Errorf("attribute to is %s, want a floating-point type", a.To)
 		}
 	case CommAttr:
 		if min(a.Dim, a.To) < 0 || max(a.Dim, a.To) > maxRank {

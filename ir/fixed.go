@@ -48,9 +48,8 @@ func Frac(attr Attr) int {
 const maxFrac = 62
 
 // resultDType returns the element type of result i of an op.
-func resultDType(op Op, attr Attr, declared DType, i int, args []Type) DType {
-	switch {
-	case op == OpAddN && args[0].DType == Q64, Frac(attr) > 0 && op.Accumulates(i):
+func resultDType(op Op, attr Attr, declared DType, i int) DType {
+	if Frac(attr) > 0 && op.Accumulates(i) {
 		return Q64
 	}
 	return declared

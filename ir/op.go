@@ -25,6 +25,7 @@ const (
 	OpSumSquares // sum of all squared elements
 	OpSqrt       // square root of a scalar
 	OpClipScale  // min(1, max/(norm+1e-6)) of a scalar norm
+	OpCast       // x in another floating-point type
 
 	// Fixed point: see fixed.go.
 	OpFromFixed    // the f32 nearest to a fixed-point value
@@ -53,6 +54,7 @@ const (
 
 	// Optimizer.
 	OpAdamW
+	OpLossScale // the next scale of the loss, from the norm of the scaled gradients
 
 	// Inserted by partition. Each changes a value's spec, not the value.
 	OpAllReduce     // Partial -> Replicate
@@ -87,9 +89,11 @@ type opInfo struct {
 	// sig is the dimension signature: "x[r* !c] w[!c] b?[!c] -> y[r* !c]".
 	// A dimension is splittable unless marked '!'. A name followed by '*' stands
 	// for any number of dimensions. An operand may be optional ('?') or repeated
-	// ('...'); its element type is f32 unless ':i32' or ':q64' follows the name, or
-	// fixed.go says otherwise. A result
-	// that lacks a dimension which some operand has is Partial when that
+	// ('...'). Its element type follows the name: ':i32', ':f32', ':q64', or ':any'
+	// for any floating-point type. Operands and results without one have one
+	// floating-point type in common: that in which the op computes, though kernels
+	// sum in f32 and round once. See fixed.go for results that are summed in fixed
+	// point. A result that lacks a dimension which some operand has is Partial when that
 	// dimension is split. A result dimension that no operand has takes its size
 	// from the attributes.
 	sig string
@@ -98,7 +102,8 @@ type opInfo struct {
 	// linear lists operands (by bit) in which the op is jointly linear: if all of
 	// them are Partial sums and the others replicated, the results are Partial.
 	linear uint32
-	// inPlace says result 0 may overwrite operand 0 when that dies here.
+	// inPlace says result 0 may overwrite operand 0 when that dies here and is no
+	// smaller.
 	inPlace bool
 	// accumulates lists results (by bit) that a kernel can add into instead of
 	// overwriting.
@@ -119,13 +124,14 @@ var opTable = [numOps]opInfo{
 
 	OpAdd:        {name: "add", sig: "a[l* s*] b[s*] -> y[l* s*]", class: Compute, linear: all, inPlace: true, flops: 1},
 	OpAddN:       {name: "add_n", sig: "x...[d*] -> y[d*]", class: Compute, linear: all, inPlace: true, flops: 1},
-	OpScale:      {name: "scale", sig: "x[d*] s[] -> y[d*]", class: Compute, linear: 1, inPlace: true, flops: 1},
+	OpScale:      {name: "scale", sig: "x[d*] s:f32[] -> y[d*]", class: Compute, linear: 1, inPlace: true, flops: 1},
 	OpSumTo:      {name: "sum_to", sig: "x[l* s*] -> y[s*]", class: Compute, linear: all, accumulates: 1, flops: 1},
 	OpExpand:     {name: "expand", sig: "x[s*] like[l* s*] -> y[l* s*]", class: Compute},
 	OpSum:        {name: "sum", sig: "x[d*] -> y[]", class: Compute, linear: all, accumulates: 1, flops: 1},
-	OpSumSquares: {name: "sum_squares", sig: "x[d*] -> y[]", class: Compute, flops: 2, noGrad: true},
-	OpSqrt:       {name: "sqrt", sig: "x[] -> y[]", class: Compute, flops: 1, noGrad: true},
-	OpClipScale:  {name: "clip_scale", sig: "norm[] -> y[]", class: Compute, flops: 2, noGrad: true},
+	OpSumSquares: {name: "sum_squares", sig: "x[d*] -> y:f32[]", class: Compute, flops: 2, noGrad: true},
+	OpSqrt:       {name: "sqrt", sig: "x:f32[] -> y:f32[]", class: Compute, flops: 1, noGrad: true},
+	OpClipScale:  {name: "clip_scale", sig: "norm:f32[] -> y:f32[]", class: Compute, flops: 2, noGrad: true},
+	OpCast:       {name: "cast", sig: "x:any[d*] -> y[d*]", class: Compute, linear: all, inPlace: true, accumulates: 1, flops: 1}, // to the type of the attribute
 
 	OpFromFixed:    {name: "from_fixed", sig: "x:q64[d*] -> y[d*]", class: Compute, inPlace: true, flops: 1, noGrad: true},
 	OpFixedSquares: {name: "fixed_squares", sig: "x[d*] -> y:q64[!two]", class: Compute, flops: 4, noGrad: true},
@@ -135,8 +141,8 @@ var opTable = [numOps]opInfo{
 	OpMatMul:        {name: "matmul", class: Compute, accumulates: 1, flops: 2},
 	OpEmbedding:     {name: "embedding", sig: "table[v c] ids:i32[r*] -> y[r* c]", class: Compute},
 	OpEmbeddingGrad: {name: "embedding_grad", sig: "ids:i32[r*] dy[r* c] -> dtable[v c]", class: Compute, linear: 2, accumulates: 1, noGrad: true},
-	OpLayerNorm:     {name: "layer_norm", sig: "x[r* !c] w[!c] b?[!c] -> y[r* !c] mean[r*] rstd[r*]", class: Compute, flops: 8},
-	OpLayerNormGrad: {name: "layer_norm_grad", sig: "dy[r* !c] x[r* !c] w[!c] mean[r*] rstd[r*] -> dx[r* !c] dw[!c] db?[!c]", class: Compute, accumulates: 6, flops: 14, noGrad: true},
+	OpLayerNorm:     {name: "layer_norm", sig: "x[r* !c] w[!c] b?[!c] -> y[r* !c] mean:f32[r*] rstd:f32[r*]", class: Compute, flops: 8},
+	OpLayerNormGrad: {name: "layer_norm_grad", sig: "dy[r* !c] x[r* !c] w[!c] mean:f32[r*] rstd:f32[r*] -> dx[r* !c] dw[!c] db?[!c]", class: Compute, accumulates: 6, flops: 14, noGrad: true},
 	OpGELU:          {name: "gelu", sig: "x[d*] -> y[d*]", class: Compute, flops: 12},
 	OpGELUGrad:      {name: "gelu_grad", sig: "dy[d*] x[d*] -> dx[d*]", class: Compute, inPlace: true, flops: 20, noGrad: true},
 	OpDropout:       {name: "dropout", sig: "x[d*] seed:i32[] step:i32[] -> y[d*]", class: Compute, inPlace: true, flops: 2},
@@ -144,17 +150,18 @@ var opTable = [numOps]opInfo{
 	// Both products of causal attention have half their points above the
 	// diagonal: 4*t/2 operations for each of the b*t*h*d points forward, and five
 	// products instead of two backward. See Signature.FLOPs.
-	OpAttention:       {name: "attention", sig: "qkv[b !t !three h !d] seed:i32[] step:i32[] -> o[b !t h !d] lse[b h !t]", class: Compute, flops: 2},
-	OpAttentionGrad:   {name: "attention_grad", sig: "do[b !t h !d] qkv[b !t !three h !d] o[b !t h !d] lse[b h !t] seed:i32[] step:i32[] -> dqkv[b !t !three h !d]", class: Compute, flops: 5, noGrad: true},
+	OpAttention:       {name: "attention", sig: "qkv[b !t !three h !d] seed:i32[] step:i32[] -> o[b !t h !d] lse:f32[b h !t]", class: Compute, flops: 2},
+	OpAttentionGrad:   {name: "attention_grad", sig: "do[b !t h !d] qkv[b !t !three h !d] o[b !t h !d] lse:f32[b h !t] seed:i32[] step:i32[] -> dqkv[b !t !three h !d]", class: Compute, flops: 5, noGrad: true},
 	OpAttentionDecode: {name: "attention_decode", sig: "qkv[b !one !three h !d] cache[b !t !two h !d] pos:i32[] -> o[b !one h !d] next[b !t !two h !d]", class: Compute, flops: 2, noGrad: true},
 
-	OpRowMax:           {name: "row_max", sig: "x[r* v] -> max[r*]", class: Compute, reduce: Max, flops: 1},
-	OpRowSumExp:        {name: "row_sum_exp", sig: "x[r* v] max[r*] -> sum[r*]", class: Compute, flops: 8},
-	OpRowPick:          {name: "row_pick", sig: "x[r* v] targets:i32[r*] -> pick[r*]", class: Compute},
-	OpNLL:              {name: "nll", sig: "max[r*] sum[r*] pick[r*] targets:i32[r*] -> nll[r*]", class: Compute, flops: 8},
-	OpCrossEntropyGrad: {name: "cross_entropy_grad", sig: "x[r* v] max[r*] sum[r*] targets:i32[r*] dnll[r*] -> dx[r* v]", class: Compute, inPlace: true, flops: 10, noGrad: true},
+	OpRowMax:           {name: "row_max", sig: "x[r* v] -> max:f32[r*]", class: Compute, reduce: Max, flops: 1},
+	OpRowSumExp:        {name: "row_sum_exp", sig: "x[r* v] max:f32[r*] -> sum:f32[r*]", class: Compute, flops: 8},
+	OpRowPick:          {name: "row_pick", sig: "x[r* v] targets:i32[r*] -> pick:f32[r*]", class: Compute},
+	OpNLL:              {name: "nll", sig: "max:f32[r*] sum:f32[r*] pick:f32[r*] targets:i32[r*] -> nll:f32[r*]", class: Compute, flops: 8},
+	OpCrossEntropyGrad: {name: "cross_entropy_grad", sig: "x[r* v] max:f32[r*] sum:f32[r*] targets:i32[r*] dnll:f32[r*] -> dx[r* v]", class: Compute, inPlace: true, flops: 10, noGrad: true},
 
-	OpAdamW: {name: "adamw", sig: "w[d*] m[d*] v[d*] g[d*] clip[] lr[] step:i32[] -> w2[d*] m2[d*] v2[d*]", class: Compute, flops: 14, noGrad: true},
+	OpAdamW:     {name: "adamw", sig: "w[d*] m[d*] v[d*] g:any[d*] clip:f32[] lr:f32[] step:i32[] skipped?:f32[] -> w2[d*] m2[d*] v2[d*]", class: Compute, flops: 14, noGrad: true},
+	OpLossScale: {name: "loss_scale", sig: "scale:f32[] good:f32[] skipped:f32[] norm:f32[] -> scale2:f32[] good2:f32[] skipped2:f32[] unscale:f32[]", class: Compute, flops: 4, noGrad: true},
 
 	OpAllReduce:     {name: "all_reduce", sig: "x[d*] -> y[d*]", class: Comm, noGrad: true},
 	OpAllGather:     {name: "all_gather", sig: "x[d*] -> y[d*]", class: Comm, noGrad: true},
@@ -204,6 +211,16 @@ func (o Op) HasGrad() bool { return !opTable[o].noGrad }
 
 // InPlace reports whether result 0 may share the buffer of operand 0.
 func (o Op) InPlace() bool { return opTable[o].inPlace }
+
+// Renews returns the operand of which result i is the next value and may take the
+// place, for ops that keep state from step to step; -1 for others.
+func (o Op) Renews(i int) int {
+	switch {
+	case o == OpAdamW, o == OpLossScale && i < 3, o == OpAttentionDecode && i == 1:
+		return i
+	}
+	return -1
+}
 
 // Accumulates reports whether a kernel of the op can add result i into its
 // buffer instead of overwriting it.

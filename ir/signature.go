@@ -48,14 +48,11 @@ func Resolve(op Op, attr Attr, args []Type) (*Signature, error) {
 	if err := b.resolveGroups(operands, args); err != nil {
 		return nil, err
 	}
+	elem, err := elements(op, attr, operands, args)
+	if err != nil {
+		return nil, err
+	}
 	for i, o := range operands {
-		want := o.dtype
-		if op == OpAddN && args[0].DType == Q64 {
-			want = Q64 // all of them
-		}
-		if args[i].DType != want && op.Class() != Comm { // communication moves any type
-			return nil, fmt.Errorf("ir: %s: operand %s is %s, want %s", op, o.name, args[i].DType, want)
-		}
 		dims, err := b.expand(o, args[i].Shape, true)
 		if err != nil {
 			return nil, err
@@ -70,13 +67,39 @@ func Resolve(op Op, attr Attr, args []Type) (*Signature, error) {
 		if err != nil {
 			return nil, err
 		}
-		b.sig.Types = append(b.sig.Types, resultDType(op, attr, r.dtype, len(b.sig.Results), args))
+		b.sig.Types = append(b.sig.Types, resultDType(op, attr, r.elem.or(elem), len(b.sig.Results)))
 		b.sig.Results = append(b.sig.Results, dims)
 	}
 	return b.sig, nil
 }
 
-// ResultTypes returns the types of the results. Only leaves have i32 results.
+// elements checks the element types of the operands and returns the one that
+// those have which the signature leaves open, and so the results.
+func elements(op Op, attr Attr, operands []operand, args []Type) (DType, error) {
+	if cast, ok := attr.(CastAttr); ok && op == OpCast {
+		if !cast.To.Float() || !args[0].DType.Float() {
+			return 0, fmt.Errorf("ir: cast: from %s to %s, want floating-point types", args[0].DType, cast.To)
+		}
+		return cast.To, nil
+	}
+	if op.Class() == Comm { // communication moves any type
+		return args[0].DType, nil
+	}
+	open, known := F32, false
+	for i, o := range operands {
+		got := args[i].DType
+		switch {
+		case o.elem == elemAny && got.Float():
+		case o.elem == elemOpen && !known && (got.Float() || op == OpAddN && got == Q64):
+			open, known = got, true
+		case o.elem == elemAny || got != o.elem.or(open):
+			return 0, fmt.Errorf("ir: %s: operand %s is %s, want %s", op, o.name, got, o.elem.or(open))
+		}
+	}
+	return open, nil
+}
+
+// ResultTypes returns the types of the results.
 func (s *Signature) ResultTypes() []Type {
 	types := make([]Type, len(s.Results))
 	for i, dims := range s.Results {
@@ -174,10 +197,34 @@ func markerSize(name string) int {
 // operand is one parsed operand or result of a signature line.
 type operand struct {
 	name     string
-	dtype    DType
+	elem     elemMark
 	optional bool
 	repeated bool
 	dims     []dimRef
+}
+
+// elemMark is what a signature says of an element type.
+type elemMark uint8
+
+const (
+	elemOpen elemMark = iota // what other open ones are
+	elemI32
+	elemF32
+	elemQ64
+	elemAny // any floating-point type
+)
+
+// or returns the type that the mark fixes, else the one given.
+func (m elemMark) or(open DType) DType {
+	switch m {
+	case elemI32:
+		return I32
+	case elemF32:
+		return F32
+	case elemQ64:
+		return Q64
+	}
+	return open
 }
 
 type dimRef struct {
@@ -220,9 +267,8 @@ func parseOperands(s string) []operand {
 			continue
 		}
 		var o operand
-		if n, dtype, ok := strings.Cut(name, ":"); ok {
-			name, o.dtype = n, map[string]DType{"i32": I32, "q64": Q64}[dtype]
-		}
+		name, mark, _ := strings.Cut(name, ":")
+		o.elem = map[string]elemMark{"i32": elemI32, "f32": elemF32, "q64": elemQ64, "any": elemAny}[mark]
 		name, o.optional = strings.CutSuffix(name, "?")
 		name, o.repeated = strings.CutSuffix(name, "...")
 		o.name = name

@@ -5,20 +5,24 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/autopar/autopar/ir/half"
 )
 
 // DType is the element type of a value.
 type DType uint8
 
-// The element types. All but Q64 take four bytes.
+// The element types.
 const (
-	F32 DType = iota // IEEE 754 binary32
-	I32              // token ids, seeds and step numbers
-	Q64              // 64-bit fixed point: sums that do not depend on their order, see fixed.go
+	F32  DType = iota // IEEE 754 binary32
+	I32               // token ids, seeds and step numbers
+	Q64               // 64-bit fixed point: sums that do not depend on their order, see fixed.go
+	BF16              // bfloat16: a binary32 of 8 bits of precision
+	F16               // IEEE 754 binary16
 	numDTypes
 )
 
-var dtypeNames = [numDTypes]string{F32: "f32", I32: "i32", Q64: "q64"}
+var dtypeNames = [numDTypes]string{F32: "f32", I32: "i32", Q64: "q64", BF16: "bf16", F16: "f16"}
 
 func (d DType) String() string {
 	if d < numDTypes {
@@ -29,10 +33,31 @@ func (d DType) String() string {
 
 // Size returns the bytes of one element.
 func (d DType) Size() int64 {
-	if d == Q64 {
+	switch d {
+	case Q64:
 		return 8
+	case BF16, F16:
+		return 2
 	}
 	return 4
+}
+
+// Half reports the floating-point types of two bytes.
+func (d DType) Half() bool { return d == BF16 || d == F16 }
+
+// Float reports the floating-point types.
+func (d DType) Float() bool { return d == F32 || d.Half() }
+
+// Round rounds x to the nearest value of the type, ties to even. Only the types
+// of two bytes round: float64 stands for f32 in package interp.
+func (d DType) Round(x float64) float64 {
+	switch d {
+	case BF16:
+		return half.RoundBF16(x)
+	case F16:
+		return half.RoundF16(x)
+	}
+	return x
 }
 
 // ParseDType is the inverse of [DType.String].
@@ -42,7 +67,7 @@ func ParseDType(s string) (DType, error) {
 			return DType(d), nil
 		}
 	}
-	return 0, fmt.Errorf("ir: unknown dtype %q (want f32, i32 or q64)", s)
+	return 0, fmt.Errorf("ir: unknown dtype %q (want f32, i32, bf16, f16 or q64)", s)
 }
 
 // Type is a dtype and a global shape. A scalar has an empty shape.
@@ -85,21 +110,25 @@ func Elems(shape []int) int64 {
 }
 
 // Phase says when in a training step a node runs: once per micro-batch
-// (Forward, Backward) or once per step after the last micro-batch (Update).
+// (Forward, Backward, WeightGrad) or once per step after the last micro-batch
+// (Update).
 type Phase uint8
 
 // The phases, in the order in which they run.
 const (
 	Forward Phase = iota
 	Backward
+	// WeightGrad is the part of the backward pass that only makes gradients of
+	// parameters, where a schedule runs it apart from the rest (Qi et al. 2024).
+	WeightGrad
 	Update
-	numPhases
+	NumPhases
 )
 
-var phaseNames = [numPhases]string{Forward: "fwd", Backward: "bwd", Update: "upd"}
+var phaseNames = [NumPhases]string{Forward: "fwd", Backward: "bwd", WeightGrad: "wgt", Update: "upd"}
 
 func (p Phase) String() string {
-	if p < numPhases {
+	if p < NumPhases {
 		return phaseNames[p]
 	}
 	return fmt.Sprintf("Phase(%d)", uint8(p))
@@ -112,5 +141,5 @@ func ParsePhase(s string) (Phase, error) {
 			return Phase(p), nil
 		}
 	}
-	return 0, fmt.Errorf("ir: unknown phase %q (want fwd, bwd or upd)", s)
+	return 0, fmt.Errorf("ir: unknown phase %q (want fwd, bwd, wgt or upd)", s)
 }

@@ -104,7 +104,7 @@ func (v *verifier) label(n *Node) error {
 		return fmt.Errorf("name is not valid UTF-8")
 	case v.names[n.Name]:
 		return fmt.Errorf("name is taken by an earlier node")
-	case n.Phase >= numPhases:
+	case n.Phase >= NumPhases:
 		return fmt.Errorf("there is no phase %d", n.Phase)
 	case n.Stage < 0:
 		return fmt.Errorf("stage is %d", n.Stage)

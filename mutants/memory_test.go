@@ -5,7 +5,7 @@ package mutants
 // inTheMemory has the bugs of where state lives: ZeRO groups and host memory.
 func inTheMemory() []mutant {
 	const sound = "^TestCheckAcceptsEveryProgram$"
-	const insert = "m = pr.comm(s.Op, m, s.Spec, phase, s.Attr).Results[0]"
+	const insert = "m = pr.comm(s.Op, m, s.Spec, stage, phase, s.Attr).Results[0]"
 	return []mutant{{
 		bug: "missing backward reduce", how: "over the copies of a ZeRO group",
 		file: "partition/reshard.go", old: insert,

@@ -6,7 +6,7 @@ import "slices"
 
 // mutants lists all planted bugs, by where they are planted.
 func mutants() []mutant {
-	return slices.Concat(inTheModel(), inThePartition(), inTheRuntime(), inTheKernels(), inTheLoop(), inTheReproducible(), inTheMemory())
+	return slices.Concat(inTheModel(), inThePartition(), inTheRuntime(), inTheKernels(), inTheLoop(), inThePrecision(), inTheReproducible(), inTheMemory())
 }
 
 // inTheModel has the bugs of the graph that all ranks share: trace, autodiff,
@@ -41,17 +41,17 @@ func inTheModel() []mutant {
 		pkg: "./models/gpt", run: "^TestOracleTraining$",
 	}, {
 		bug: "optimizer holding stale weights", how: "the new weight is nobody's next",
-		file: "trace/ops.go",
-		old:  "t.Update(weight, next[0])\n", new: "",
+		file: "trace/optimizer.go",
+		old:  "t.Update(updated, next[0])\n", new: "",
 		pkg: "./models/gpt", run: "^TestOracleTraining$",
 	}, {
 		bug: "optimizer holding stale weights", how: "the second moment is forgotten",
-		file: "trace/ops.go",
+		file: "trace/optimizer.go",
 		old:  "t.Update(v, next[2])\n", new: "",
 		pkg: "./models/gpt", run: "^TestOracleTraining$",
 	}, {
 		bug:  "weight decay on biases and norms",
-		file: "trace/ops.go",
+		file: "trace/optimizer.go",
 		old:  "if !declared.Decay {", new: "if !declared.Decay && declared.State {",
 		pkg: "./models/gpt", run: "^TestOracleTraining$",
 	}, {
@@ -70,7 +70,7 @@ func inThePartition() []mutant {
 	skip := func(when string) string {
 		return "if s.Op == ir.OpAllReduce && " + when + " {\n\t\t\tm.Spec = s.Spec\n\t\t\tcontinue\n\t\t}\n\t\t"
 	}
-	const insert = "m = pr.comm(s.Op, m, s.Spec, phase, s.Attr).Results[0]"
+	const insert = "m = pr.comm(s.Op, m, s.Spec, stage, phase, s.Attr).Results[0]"
 	return []mutant{{
 		bug: "dropped all_reduce with the data flow kept", how: "forward",
 		file: "partition/reshard.go", old: insert, new: skip("phase == ir.Forward") + insert,
@@ -101,12 +101,12 @@ func inThePartition() []mutant {
 	}, {
 		bug:  "clip by each stage's own norm",
 		file: "partition/stage.go",
-		old:  "for _, t := range stages {\n\t\tm.Args", new: "for _, t := range stages {\n\t\tif len(byStage) > 1 && n.Op == ir.OpAddN && t != s && strings.HasPrefix(n.Name, \"grad_norm\") {\n\t\t\tcontinue\n\t\t}\n\t\tm.Args",
+		old:  "for _, t := range stages {\n\t\tv := c.term", new: "for _, t := range stages {\n\t\tif len(byStage) > 1 && n.Op == ir.OpAddN && t != s && strings.HasPrefix(n.Name, \"grad_norm\") {\n\t\t\tcontinue\n\t\t}\n\t\tv := c.term",
 		pkg: "./codegen", run: sound,
 	}, {
 		bug: "tied table's gradient missing one use", how: "each stage keeps its own",
 		file: "partition/stage.go",
-		old:  "for _, t := range stages {\n\t\tm.Args", new: "for _, t := range stages {\n\t\tif t != s && strings.HasSuffix(n.Name, \"@grad\") {\n\t\t\tcontinue\n\t\t}\n\t\tm.Args",
+		old:  "for _, t := range stages {\n\t\tv := c.term", new: "for _, t := range stages {\n\t\tif t != s && strings.HasSuffix(n.Name, \"@grad\") {\n\t\t\tcontinue\n\t\t}\n\t\tv := c.term",
 		pkg: "./codegen", run: sound,
 	}, {
 		bug: "tied table's gradient missing one use", how: "one accumulator, and the second overwrites",
@@ -130,7 +130,7 @@ func inThePartition() []mutant {
 	}, {
 		bug: "clip by each stage's own norm", how: "of all its terms but the first",
 		file: "partition/stage.go",
-		old:  "node := &ir.Node{Op: n.Op, Args: args,", new: "node := &ir.Node{Op: n.Op, Args: args[1:],",
+		old:  "Attr: n.Attr, Args: args,", new: "Attr: n.Attr, Args: args[1:],",
 		pkg: "./codegen", run: sound,
 	}, {
 		bug: "epsilon changed on one rank", how: "of layer norm, on those of the second stage",
@@ -207,14 +207,39 @@ func inThePartition() []mutant {
 		pkg:  "./codegen", run: sound,
 	}, {
 		bug: "gradient reduce launched before the last micro-batch's backward", how: "the update is not last",
-		file: "codegen/generate.go",
+		file: "codegen/order.go",
 		old:  "return append(tasks, Task{Phase: ir.Update})",
-		new:  "tasks = append(tasks, Task{Phase: ir.Update})\n\tn := len(tasks)\n\ttasks[n-1], tasks[n-2] = tasks[n-2], tasks[n-1]\n\treturn tasks",
+		new:  "tasks = append(tasks, Task{Phase: ir.Update})\n\tend := len(tasks)\n\ttasks[end-1], tasks[end-2] = tasks[end-2], tasks[end-1]\n\treturn tasks",
 		pkg:  "./codegen", run: sound,
+	}, {
+		bug: "gradient of a weight before the gradient it is made of", how: "a zero-bubble schedule runs ahead",
+		file: "codegen/order.go",
+		old:  "if mb := i - position; split", new: "if mb := i + 1 - position; split",
+		pkg: "./codegen", run: "^TestPipelinesAreSound$",
+	}, {
+		bug: "slot reused while its weight gradients are to come", how: "as many slots as under 1f1b",
+		file: "codegen/order.go",
+		old:  "return []int{min(m, p.PP())}", new: "return []int{min(m, p.PP()-position)}",
+		pkg: "./codegen", run: "^TestPipelinesAreSound$",
+	}, {
+		bug: "interleaving deadlocks", how: "a number of micro-batches that is no multiple of the ranks",
+		file: "codegen/order.go",
+		old:  "rounded := (m + n - 1) / n * n", new: "rounded := m",
+		pkg: "./codegen", run: "^TestPipelinesAreSound$",
+	}, {
+		bug: "wrong chunk", how: "a gathered weight belongs to the first chunk that reads it",
+		file: "partition/reshard.go",
+		old:  "spec: to, stage: stage}", new: "spec: to}\n\tstage, _ = pr.plan.Position(stage)",
+		pkg: "./codegen", run: "^TestPipelinesAreSound$",
+	}, {
+		bug: "backward pass split wrongly", how: "a gradient that another stage waits for is put off",
+		file: "partition/weightgrad.go",
+		old:  "found[n] = reach[n] != many && !passed[n] && with", new: "found[n] = reach[n] != many && with || n.Op == ir.OpSend",
+		pkg: "./codegen", run: "^TestPipelinesAreSound$",
 	}, {
 		bug: "optimizer holding stale weights", how: "the new weight has a place of its own",
 		file: "codegen/layout.go",
-		old:  "case n.Op == ir.OpAdamW && n.Args[u.New.Index] != u.Param,", new: "case n.Op == ir.OpAdamW && (n.Args[u.New.Index] != u.Param || u.New.Index == 0),",
+		old:  "i < 0 || n.Args[i] != u.Param {", new: "i < 0 || n.Args[i] != u.Param || n.Op == ir.OpAdamW && i == 0 {",
 		pkg: "./codegen", run: sound,
 	}}
 }
@@ -242,12 +267,12 @@ func inTheRuntime() []mutant {
 	}, {
 		bug: "wrong p2p destination", how: "the slot of another micro-batch",
 		file: "runtime/load.go",
-		old:  "to.Offset(buffer, peer.Tasks[at].Slot)", new: "to.Offset(buffer, 0)",
+		old:  "to.Offset(buffer, t.MicroBatch)", new: "to.Offset(buffer, 0)",
 		pkg: "./runtime", run: shapes,
 	}, {
 		bug: "wrong p2p destination", how: "one element further",
 		file: "runtime/cpu/device.go",
-		old:  "copy(peer[t.Remote/4:][:len(src)], src)", new: "copy(peer[t.Remote/4+1:][:len(src)-1], src)",
+		old:  "copy(peer[t.Remote/4:][:len(src)], src)", new: "copy(peer[t.Remote/4+1:][:len(src)], src)",
 		pkg: "./runtime", run: shapes,
 	}, {
 		bug: "wrong p2p source", how: "the bytes are the neighbour's",
@@ -457,7 +482,7 @@ func inTheLoop() []mutant {
 	}, {
 		bug: "checkpoint forgets the moments", how: "when it is loaded",
 		file: "train/job.go",
-		old:  "if s.Attr.State && !state {", new: "if s.Attr.State {",
+		old:  "name := s.Name\n\t\t\tif !state {", new: "name := s.Name\n\t\t\tif s.Attr.State || !state {",
 		pkg: "./train", run: resume,
 	}, {
 		bug: "checkpoint forgets the moments", how: "when it is saved",
@@ -494,5 +519,61 @@ func inTheLoop() []mutant {
 		file: "checkpoint/checkpoint.go",
 		old:  "p = p*int64(slab.Local[d]) + int64(i)", new: "p = p*int64(part.Local[d]) + int64(i)",
 		pkg: "./checkpoint", run: "^TestAnyToAny$",
+	}}
+}
+
+// inThePrecision has the bugs of two-byte types and of what is kept beside them.
+func inThePrecision() []mutant {
+	const scaler, interp, resume = "^TestLossScaler$", "^TestInterpInHalfPrecision$", "^TestResumeInHalfPrecision$"
+	return []mutant{{
+		bug: "bfloat16 is cut off, not rounded", how: "in plain Go",
+		file: "ir/half/half.go",
+		old:  "uint16((b + 0x7fff + b>>16&1) >> 16)", new: "uint16(b >> 16)",
+		pkg: "./ir/half", run: "^TestRounding$",
+	}, {
+		bug:  "the two formats are mixed up",
+		file: "runtime/cpu/kernel/half.go",
+		old:  "p.isa.narrow[f]", new: "p.isa.narrow[1-f]",
+		pkg: "./runtime/cpu/kernel", run: "^TestHalf$",
+	}, {
+		bug: "a skipped step moves the weights", how: "the kernel does not look",
+		file: "runtime/cpu/launch.go",
+		old:  "!(d.arg(k, 4)[0] > 0)", new: "d.arg(k, 4)[0] < -1",
+		pkg: ".", run: scaler,
+	}, {
+		bug:  "a skipped step is not counted",
+		file: "runtime/cpu/launch.go",
+		old:  "0, skipped+1, 0", new: "0, skipped, 0",
+		pkg: ".", run: scaler,
+	}, {
+		bug:  "gradients are clipped before they are unscaled",
+		file: "models/gpt/step.go",
+		old:  "norm = at.Scale(norm, unscale)", new: "_ = at",
+		pkg: ".", run: scaler,
+	}, {
+		bug:  "gradients are summed in two bytes",
+		file: "models/gpt/step.go",
+		old:  "wide := trace.F32", new: "wide := cfg.Float",
+		pkg: "./models/gpt", run: "^TestGradientsAreSummedInFloat32$",
+	}, {
+		bug:  "the master copy starts as other numbers than its weight",
+		file: "runtime/param.go",
+		old:  "name = s.Attr.Master", new: "_ = name",
+		pkg: "./runtime", run: interp,
+	}, {
+		bug:  "what ranks exchange is rounded at every term",
+		file: "runtime/cpu/half.go",
+		old:  "combine(d, c.Attr.Reduce, acc, term)", new: "combine(d, c.Attr.Reduce, acc, term)\n\t\t\tkernel.Narrow(d.pool, format, dst[:n], acc)\n\t\t\tkernel.Widen(d.pool, format, acc, dst[:n])",
+		pkg: "./runtime/cpu", run: "^TestConformance$",
+	}, {
+		bug:  "a run goes on in another precision",
+		file: "checkpoint/convert.go",
+		old:  "if t.DType != dtype.String() {", new: "if false {",
+		pkg: "./train", run: "^TestOtherPrecision$",
+	}, {
+		bug:  "the loss scale starts anew on resuming",
+		file: "train/job.go",
+		old:  "name := s.Name\n\t\t\tif !state {", new: "name := s.Name\n\t\t\tif s.Name == \"loss_scale.good\" {\n\t\t\t\tcontinue\n\t\t\t}\n\t\t\tif !state {",
+		pkg: "./train", run: resume,
 	}}
 }

@@ -143,3 +143,17 @@ func TestShrinkRefuses(t *testing.T) {
 	_, _, err := numeric.Shrink(large(), p)
 	require.ErrorContains(t, err, "512 ranks, at most 256")
 }
+
+// TestHalfPrecisionIsShrunkToFloat32: the plan of a run in two bytes is compared in
+// float32.
+func TestHalfPrecisionIsShrunkToFloat32(t *testing.T) {
+	cfg := config.Default()
+	cfg.Train.DType, cfg.Train.MasterWeights = "bfloat16", false
+	cfg.Batch.Global = 2
+	plan := &partition.Plan{PlanNGPUs: 2, RuntimeNGPUs: 2, DP: 2, TP: 1, MicroBatch: 1, Schedule: partition.GPipe, Stages: []partition.Stage{{First: 0, Last: 12}}}
+	small, reduced, err := numeric.Shrink(cfg, plan)
+	require.NoError(t, err)
+	_, err = numeric.Run(t.Context(), small, reduced, numeric.Options{})
+	require.NoError(t, err)
+	require.Equal(t, "bfloat16", cfg.Train.DType, "what was given stays")
+}

@@ -20,7 +20,10 @@ const maxTokens = 256
 // the degrees, so that splits are uneven. Of many units two stay.
 //
 // AdamW's epsilon becomes at least 1e-3: at 1e-8 the first updates are the sign
-// of the gradient, which rounding decides where a gradient is almost nothing.
+// of the gradient, which rounding decides where a gradient is almost nothing. The
+// run is in float32 whatever the configuration's type: the rounding of two-byte
+// types would hide what the tolerances are to show. Their casts are part of the
+// symbolic proof.
 func Shrink(cfg *config.Config, plan *partition.Plan) (*config.Config, *partition.Plan, error) {
 	c, p := *cfg, *plan
 	if p.ZeROGroup == 0 {
@@ -31,6 +34,7 @@ func Shrink(cfg *config.Config, plan *partition.Plan) (*config.Config, *partitio
 	}
 	p.Stages = shrinkStages(plan.Stages)
 	c.Model.Preset = ""
+	c.Train.DType, c.Train.MasterWeights = "float32", true
 	c.Model.NLayer = p.Stages[len(p.Stages)-1].Last
 	m, dp, inner := &c.Model, p.DataParallel(), max(p.TP, p.ContextParallel())
 

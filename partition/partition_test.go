@@ -233,18 +233,64 @@ func TestRanksAndDevices(t *testing.T) {
 	require.Equal(t, 6, p.DataParallel())
 }
 
+// TestInterleavedRanks: stage s runs where stage s mod pp does.
+func TestInterleavedRanks(t *testing.T) {
+	p := &partition.Plan{PlanNGPUs: 12, RuntimeNGPUs: 24, DP: 2, TP: 2, Schedule: partition.Interleaved, Interleave: 3, Stages: make([]partition.Stage, 9)}
+	require.Equal(t, 3, p.PP())
+	for r := range p.RuntimeNGPUs {
+		position, device := p.StageDevice(r)
+		for chunk := range 3 {
+			require.Equal(t, r, p.WorldRank(position+3*chunk, device))
+		}
+	}
+}
+
+// TestWeightGrads: about half of the products of the backward pass make gradients of
+// weights; none of them is waited for by another stage, and nothing that stays is.
+func TestWeightGrads(t *testing.T) {
+	p := newPlan(1, 2, partition.Stage{First: 0, Last: 1}, partition.Stage{First: 1, Last: 2, Recompute: 1})
+	p.Schedule = partition.ZeroBubble
+	g, err := partition.Apply(trainGraph(t, 2), p, batch)
+	require.NoError(t, err)
+	require.NoError(t, g.Verify())
+	products := map[ir.Phase]int{}
+	for _, n := range g.Nodes {
+		if n.Op == ir.OpMatMul {
+			products[n.Phase]++
+		}
+		if strings.HasSuffix(n.Name, "matmul@dw") {
+			require.Equal(t, ir.WeightGrad, n.Phase, n.Name)
+		}
+		if strings.HasSuffix(n.Name, "matmul@dx") || n.Op == ir.OpSend || n.Op == ir.OpLayerNormGrad {
+			require.NotEqual(t, ir.WeightGrad, n.Phase, n.Name)
+		}
+		for _, a := range n.Args {
+			if a.Def.Phase == ir.WeightGrad {
+				require.GreaterOrEqual(t, n.Phase, ir.WeightGrad, "%s reads %s", n.Name, a.Name())
+			}
+		}
+	}
+	require.Equal(t, products[ir.Forward], products[ir.WeightGrad])
+}
+
 func TestPlansRefused(t *testing.T) {
 	g := trainGraph(t, 2)
 	for name, c := range map[string]struct {
 		edit func(*partition.Plan)
 		want string
 	}{
-		"degree":    {func(p *partition.Plan) { p.TP = 3 }, "plan_ngpus: 4 is not dp 2 x tp 3 x 1 stages"},
-		"no dp":     {func(p *partition.Plan) { p.DP = 0 }, "dp: is 0, want at least 1"},
-		"huge":      {func(p *partition.Plan) { p.RuntimeNGPUs = 1 << 40 }, "at most 1048576"},
-		"units":     {func(p *partition.Plan) { p.RuntimeNGPUs = 6 }, "runtime_ngpus: 6 is not a multiple of plan_ngpus 4"},
-		"batch":     {func(p *partition.Plan) { p.DP, p.PlanNGPUs, p.RuntimeNGPUs = 8, 16, 16 }, "8 data-parallel ranks cannot share a global batch of 7"},
-		"schedule":  {func(p *partition.Plan) { p.Schedule = "2f2b" }, `unknown schedule "2f2b"`},
+		"degree":     {func(p *partition.Plan) { p.TP = 3 }, "plan_ngpus: 4 is not dp 2 x tp 3 x 1 stages"},
+		"no dp":      {func(p *partition.Plan) { p.DP = 0 }, "dp: is 0, want at least 1"},
+		"huge":       {func(p *partition.Plan) { p.RuntimeNGPUs = 1 << 40 }, "at most 1048576"},
+		"units":      {func(p *partition.Plan) { p.RuntimeNGPUs = 6 }, "runtime_ngpus: 6 is not a multiple of plan_ngpus 4"},
+		"batch":      {func(p *partition.Plan) { p.DP, p.PlanNGPUs, p.RuntimeNGPUs = 8, 16, 16 }, "8 data-parallel ranks cannot share a global batch of 7"},
+		"schedule":   {func(p *partition.Plan) { p.Schedule = "2f2b" }, `unknown schedule "2f2b"`},
+		"interleave": {func(p *partition.Plan) { p.Interleave = 2 }, "interleave: is 2, which only schedule interleaved can run; gpipe runs 1 stage per rank"},
+		"one chunk":  {func(p *partition.Plan) { p.Schedule = partition.Interleaved }, "interleave: is 0, schedule interleaved needs at least 2 stages per rank"},
+		"chunks": {func(p *partition.Plan) {
+			p.Schedule, p.Interleave = partition.Interleaved, 2
+			p.Stages = []partition.Stage{{First: 0, Last: 1}, {First: 1, Last: 2}}
+		}, "stages: are 2, interleave 2 needs a multiple of it and at least 4: 4 would do"},
 		"blocks":    {func(p *partition.Plan) { p.Stages[0].Last = 1 }, "stages: cover 1 blocks, the model has 2"},
 		"recompute": {func(p *partition.Plan) { p.Stages[0].Recompute = 3 }, "stages[0].recompute: is 3 of 2 blocks"},
 		"zero":      {func(p *partition.Plan) { p.ZeRO = 4 }, "zero: is 4, want 0 to 3"},

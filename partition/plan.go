@@ -21,6 +21,11 @@ type Schedule string
 const (
 	GPipe    Schedule = "gpipe" // all forwards, then all backwards (Huang et al. 2019)
 	OneFOneB Schedule = "1f1b"  // warm-up, then one forward one backward (Narayanan et al. 2021)
+	// Interleaved is 1f1b over several stages per rank (Narayanan et al. 2021, section 2.2).
+	Interleaved Schedule = "interleaved"
+	// ZeroBubble is 1f1b with the backward pass split: gradients of parameters
+	// wait for the bubble (Qi et al. 2024, ZB-H1).
+	ZeroBubble Schedule = "zero-bubble"
 )
 
 // Axis names of the mesh of a stage.
@@ -45,6 +50,9 @@ type Plan struct {
 	TP           int      `json:"tp"`
 	MicroBatch   int      `json:"micro_batch"` // sequences per micro-batch of one data-parallel rank
 	Schedule     Schedule `json:"schedule"`
+	// Interleave is how many stages, called chunks of the model, each rank runs:
+	// stage s runs at position s mod PP of the pipeline. See [Plan.Chunks].
+	Interleave int `json:"interleave,omitempty"`
 	// ZeRO is the stage up to which what data-parallel ranks would all hold is
 	// sharded over them: 1 optimizer state, 2 gradients too, 3 parameters too
 	// (Rajbhandari et al. 2020).
@@ -87,8 +95,26 @@ type Placement struct {
 	Spec  string `json:"spec"`
 }
 
-// PP returns the number of pipeline stages.
-func (p *Plan) PP() int { return len(p.Stages) }
+// PP returns the pipeline-parallel degree: the number of positions that stages
+// run at, each with its own ranks.
+func (p *Plan) PP() int { return len(p.Stages) / p.Chunks() }
+
+// Chunks returns how many stages each rank runs. 0 stands for 1.
+func (p *Plan) Chunks() int { return max(p.Interleave, 1) }
+
+// ScheduleText names the schedule, and the number of chunks if there are several.
+func (p *Plan) ScheduleText() string {
+	if p.Chunks() > 1 {
+		return fmt.Sprintf("%s x %d", p.Schedule, p.Chunks())
+	}
+	return string(p.Schedule)
+}
+
+// Position returns where in the pipeline a stage runs, and as which of the chunks
+// of its ranks.
+func (p *Plan) Position(stage int) (position, chunk int) {
+	return stage % p.PP(), stage / p.PP()
+}
 
 // Units returns the number of data-parallel replicas of the unit.
 func (p *Plan) Units() int { return p.RuntimeNGPUs / p.PlanNGPUs }
@@ -155,13 +181,15 @@ func (p *Plan) MicroBatches(batch int, at ir.Coord) int {
 
 // WorldRank returns the world rank of a device of a stage's mesh.
 func (p *Plan) WorldRank(stage, device int) int {
+	stage, _ = p.Position(stage)
 	inner := p.ContextParallel() * p.TP
 	dp, within := device/inner, device%inner
 	unit, d := dp/p.DP, dp%p.DP
 	return unit*p.PlanNGPUs + (stage*p.DP+d)*inner + within
 }
 
-// StageDevice is the inverse of [Plan.WorldRank].
+// StageDevice is the inverse of [Plan.WorldRank] for the first of a rank's stages:
+// its position in the pipeline.
 func (p *Plan) StageDevice(rank int) (stage, device int) {
 	inner := p.ContextParallel() * p.TP
 	unit, shard := rank/p.PlanNGPUs, rank%p.PlanNGPUs
@@ -201,20 +229,18 @@ func (p *Plan) Validate(blocks, batch int) error {
 	if len(p.Stages) == 0 {
 		return planErrorf("stages", "there are none")
 	}
+	if err := p.validateSchedule(); err != nil {
+		return err
+	}
 	// Division avoids overflow on absurd degrees.
 	if p.CP < 0 || p.CP > 1 {
 		return planErrorf("cp", "is %d; context parallelism is not in this version", p.CP)
 	}
 	if p.DP > p.PlanNGPUs || p.TP > p.PlanNGPUs || p.DP*p.TP*p.PP() != p.PlanNGPUs {
-		return planErrorf("plan_ngpus", "%d is not dp %d x tp %d x %d stages", p.PlanNGPUs, p.DP, p.TP, p.PP())
+		return planErrorf("plan_ngpus", "%d is not dp %d x tp %d x %d stages%s", p.PlanNGPUs, p.DP, p.TP, len(p.Stages), p.perRank())
 	}
 	if p.DataParallel() > batch {
 		return planErrorf("dp", "%d data-parallel ranks cannot share a global batch of %d sequences", p.DataParallel(), batch)
-	}
-	switch p.Schedule {
-	case GPipe, OneFOneB:
-	default:
-		return planErrorf("schedule", "unknown schedule %q (want gpipe or 1f1b)", p.Schedule)
 	}
 	next := 0
 	for i, s := range p.Stages {
@@ -222,7 +248,7 @@ func (p *Plan) Validate(blocks, batch int) error {
 		if s.First != next || s.Last < s.First {
 			return planErrorf(key, "holds blocks [%d,%d), want it to start at block %d", s.First, s.Last, next)
 		}
-		if s.Last == s.First && p.PP() > 1 {
+		if s.Last == s.First && len(p.Stages) > 1 {
 			return planErrorf(key, "holds no block")
 		}
 		if s.Recompute < 0 || s.Recompute > s.Last-s.First {
@@ -266,6 +292,41 @@ func (p *Plan) Validate(blocks, batch int) error {
 		}
 	}
 	return nil
+}
+
+// validateSchedule checks the schedule against the number of stages.
+func (p *Plan) validateSchedule() error {
+	switch p.Schedule {
+	case GPipe, OneFOneB, ZeroBubble:
+		if p.Interleave > 1 {
+			return planErrorf("interleave", "is %d, which only schedule interleaved can run; %s runs 1 stage per rank", p.Interleave, p.Schedule)
+		}
+	case Interleaved:
+		if p.Interleave < 2 {
+			return planErrorf("interleave", "is %d, schedule interleaved needs at least 2 stages per rank", p.Interleave)
+		}
+		if n := len(p.Stages); p.Interleave > n {
+			return planErrorf("interleave", "is %d, there are %d stages for at least 2 ranks: at most %d per rank", p.Interleave, n, n/2)
+		}
+	default:
+		return planErrorf("schedule", "unknown schedule %q (want gpipe, 1f1b, interleaved or zero-bubble)", p.Schedule)
+	}
+	if p.Interleave < 0 {
+		return planErrorf("interleave", "is %d, want at least 0", p.Interleave)
+	}
+	if n, k := len(p.Stages), p.Chunks(); k > 1 && (n < 2*k || n%k != 0) {
+		// A pipeline of one position would send to itself.
+		return planErrorf("stages", "are %d, interleave %d needs a multiple of it and at least %d: %d would do", n, k, 2*k, max(2, (n+k/2)/k)*k)
+	}
+	return nil
+}
+
+// perRank says how many stages a rank runs, if it is more than one.
+func (p *Plan) perRank() string {
+	if p.Chunks() == 1 {
+		return ""
+	}
+	return fmt.Sprintf(", %d per rank", p.Chunks())
 }
 
 // validateGroup checks that the data-parallel ranks fall into groups of two or

@@ -29,6 +29,7 @@ type propagator struct {
 type movedKey struct {
 	value *ir.Value
 	spec  ir.ShardSpec
+	stage int
 	phase ir.Phase // of a gathered value
 	block string   // of a gathered parameter
 }
@@ -62,7 +63,7 @@ func propagate(g *ir.Graph, p *Plan, mesh ir.Mesh) (*ir.Graph, error) {
 		pr.dst.Outputs = append(pr.dst.Outputs, ir.Output{Name: o.Name, Value: v})
 	}
 	for _, u := range g.Updates {
-		v, err := pr.reshard(u.New, u.Param.Spec, ir.Update, "")
+		v, err := pr.reshard(u.New, u.Param.Spec, u.Param.Def.Stage, ir.Update, "")
 		if err != nil {
 			return nil, fmt.Errorf("partition: update of %s: %w", u.Param.Name(), err)
 		}
@@ -86,17 +87,22 @@ func (pr *propagator) output(v *ir.Value) (*ir.Value, error) {
 		}
 		whole[mb], phase = v.Spec[mb], v.Def.Phase
 	}
-	return pr.reshard(v, whole, phase, "")
+	return pr.reshard(v, whole, v.Def.Stage, phase, "")
 }
 
 // leaves places parameters, their optimizer state, caches, and inputs.
 func (pr *propagator) leaves() error {
 	state := map[*ir.Value]*ir.Value{} // optimizer state -> its parameter
 	cache := map[*ir.Value]bool{}      // keys and values of the batch's sequences
+	weights := weightsOf(pr.src)
 	for _, n := range pr.src.Nodes {
 		switch n.Op {
 		case ir.OpAdamW:
-			state[n.Args[1]], state[n.Args[2]] = n.Args[0], n.Args[0]
+			for _, a := range n.Args[:3] {
+				if a != weights[n] {
+					state[a] = weights[n]
+				}
+			}
 		case ir.OpAttentionDecode:
 			cache[n.Args[1]] = true
 			if m := pr.mesh.Size(AxisMB); m > 1 {
@@ -125,8 +131,7 @@ func (pr *propagator) leaves() error {
 			} else if pr.plan.ZeRO >= stage {
 				v.Spec = pr.overReplicas(spec, v.Type.Shape)
 			}
-		case n.Op == ir.OpInput && len(v.Type.Shape) >= 2:
-			// The batch comes first in every input of two or more dimensions.
+		case n.Op == ir.OpInput && followsBatch(v):
 			pr.alongBatch(v)
 		}
 	}
@@ -188,7 +193,7 @@ func (pr *propagator) gradients() {
 		switch n.Op {
 		case ir.OpAdamW:
 			pr.want[n.Args[3]] = n.Args[1].Spec
-		case ir.OpAddN, ir.OpFromFixed, ir.OpSend, ir.OpRecv:
+		case ir.OpAddN, ir.OpCast, ir.OpFromFixed, ir.OpSend, ir.OpRecv:
 			if spec, ok := pr.want[n.Results[0]]; ok {
 				for _, a := range n.Args {
 					pr.want[a] = spec
@@ -223,7 +228,7 @@ func (pr *propagator) node(n *ir.Node) error {
 		}
 	}
 	for i, a := range args {
-		v, err := pr.reshard(a, argSpecs[i], n.Phase, n.Block())
+		v, err := pr.reshard(a, argSpecs[i], n.Stage, n.Phase, n.Block())
 		if err != nil {
 			return fmt.Errorf("operand %d (%s): %w", i, a.Name(), err)
 		}
@@ -346,6 +351,9 @@ func (pr *propagator) cost(n *ir.Node, args []*ir.Value, axis, rule int, ra, rr 
 		if from == ra[i] {
 			continue
 		}
+		if n.Op == ir.OpCast && !(pr.reducesFirst(n, axis) && ra[i].Kind == ir.Shard) {
+			return math.Inf(1)
+		}
 		if pr.isTime(axis) || follows && from.Kind == ir.Shard && pr.ofBatch(v) {
 			return math.Inf(1)
 		}
@@ -376,6 +384,14 @@ func (pr *propagator) cost(n *ir.Node, args []*ir.Value, axis, rule int, ra, rr 
 		cost += moveBytes(rr[i], to, float64(r.Type.Bytes()), size)
 	}
 	return cost
+}
+
+// reducesFirst reports whether a cast has its operand reduced before: that of a
+// gradient from ZeRO stage 2 on, which would be reduced with every micro-batch
+// after it too, in more bytes. Any other cast is made where its operand lies.
+func (pr *propagator) reducesFirst(n *ir.Node, axis int) bool {
+	_, isGrad := pr.want[n.Results[0]]
+	return isGrad && pr.plan.ZeRO >= 2 && n.Phase == ir.Backward && pr.mesh.Axes[axis].Name == AxisDP
 }
 
 // ofBatch reports whether a value is cut as the batch is. A parameter is not, nor
@@ -425,13 +441,13 @@ func (pr *propagator) accumulate(r *ir.Value) error {
 		to := r.Spec
 		to[dp] = want[dp]
 		var err error
-		if v, err = pr.reshard(r, to, r.Def.Phase, ""); err != nil {
+		if v, err = pr.reshard(r, to, r.Def.Stage, r.Def.Phase, ""); err != nil {
 			return err
 		}
 	}
 	to := v.Spec
 	to[mb] = ir.Placement{}
-	sum := pr.comm(ir.OpAccumulate, v, to, r.Def.Phase, ir.CommAttr{Axis: AxisMB}).Results[0]
+	sum := pr.comm(ir.OpAccumulate, v, to, r.Def.Stage, r.Def.Phase, ir.CommAttr{Axis: AxisMB}).Results[0]
 	if isGrad {
 		pr.want[sum] = want
 	}

@@ -7,9 +7,9 @@ import (
 )
 
 // reshard returns v with another spec, appending the collectives that make it
-// so, one mesh axis at a time. Any spec reaches any other. The consumer is in the
-// given phase and block.
-func (pr *propagator) reshard(v *ir.Value, to ir.ShardSpec, phase ir.Phase, block string) (*ir.Value, error) {
+// so, one mesh axis at a time. Any spec reaches any other. The consumer is on the
+// given stage, in the given phase and block.
+func (pr *propagator) reshard(v *ir.Value, to ir.ShardSpec, stage int, phase ir.Phase, block string) (*ir.Value, error) {
 	if v.Spec == to {
 		return v, nil
 	}
@@ -17,7 +17,10 @@ func (pr *propagator) reshard(v *ir.Value, to ir.ShardSpec, phase ir.Phase, bloc
 	if err != nil {
 		return nil, err
 	}
-	key := movedKey{value: v, spec: to}
+	if phase == ir.Update { // shared by all stages of a position
+		stage, _ = pr.plan.Position(stage)
+	}
+	key := movedKey{value: v, spec: to, stage: stage}
 	for _, s := range steps {
 		if s.Op == ir.OpAllGather {
 			key.phase = phase
@@ -31,7 +34,7 @@ func (pr *propagator) reshard(v *ir.Value, to ir.ShardSpec, phase ir.Phase, bloc
 	}
 	m := v
 	for _, s := range steps {
-		m = pr.comm(s.Op, m, s.Spec, phase, s.Attr).Results[0]
+		m = pr.comm(s.Op, m, s.Spec, stage, phase, s.Attr).Results[0]
 	}
 	if err := checkSplit(pr.mesh, to, v.Type.Shape); err != nil {
 		return nil, err
@@ -41,7 +44,7 @@ func (pr *propagator) reshard(v *ir.Value, to ir.ShardSpec, phase ir.Phase, bloc
 }
 
 // comm appends one communication node.
-func (pr *propagator) comm(op ir.Op, v *ir.Value, to ir.ShardSpec, phase ir.Phase, attr ir.CommAttr) *ir.Node {
+func (pr *propagator) comm(op ir.Op, v *ir.Value, to ir.ShardSpec, stage int, phase ir.Phase, attr ir.CommAttr) *ir.Node {
 	name := fmt.Sprintf("%s@%s_%s", v.Name(), op, attr.Axis)
 	again := pr.names[name]
 	pr.names[name]++
@@ -49,7 +52,7 @@ func (pr *propagator) comm(op ir.Op, v *ir.Value, to ir.ShardSpec, phase ir.Phas
 		name = fmt.Sprintf("%s_%d", name, again)
 	}
 	n := &ir.Node{
-		Op: op, Attr: attr, Args: []*ir.Value{v}, Phase: phase, Stage: v.Def.Stage, Name: name, Pos: v.Def.Pos,
+		Op: op, Attr: attr, Args: []*ir.Value{v}, Phase: phase, Stage: stage, Name: name, Pos: v.Def.Pos,
 	}
 	n.Results = []*ir.Value{{Type: v.Type, Def: n, Spec: to}}
 	pr.dst.Nodes = append(pr.dst.Nodes, n)

@@ -21,12 +21,36 @@ func BaseName(name string) string {
 // graph in order and rebuilds it, asking for each operand "at" the stage that
 // needs it: leaves and step-level scalars are duplicated there, anything else
 // is sent.
+//
+// What is done for every micro-batch belongs to a stage. What is there once per
+// step (parameters, scalars, the update) belongs to a position of the pipeline,
+// all of whose stages share it, and carries the number of its first stage.
 type cutter struct {
 	src, dst *ir.Graph
-	owner    map[*ir.Node]int   // stage of a node that runs on exactly one
-	holders  map[*ir.Node][]int // stages that use a parameter in forward or backward
+	plan     *Plan
+	owner    map[*ir.Node]int       // stage of a node that runs on exactly one
+	holders  map[*ir.Node][]int     // positions that use a parameter in forward or backward
+	weights  map[*ir.Node]*ir.Value // of each adamw
 	made     map[placed]*ir.Value
-	terms    map[placed]*ir.Value // an add_n's operands on one stage, summed
+	terms    map[placed]*ir.Value // what an add_n, or the cast of one, is on one position
+	err      error
+}
+
+// weightsOf returns the weight that each adamw updates: its first operand, or that
+// of which this is the master copy.
+func weightsOf(g *ir.Graph) map[*ir.Node]*ir.Value {
+	of := map[*ir.Node]*ir.Value{}
+	for _, n := range g.Nodes {
+		if n.Op == ir.OpAdamW {
+			of[n] = n.Args[0]
+		}
+	}
+	for _, u := range g.Updates {
+		if cast := u.New.Def; cast.Op == ir.OpCast && cast.Args[0].Def.Op == ir.OpAdamW {
+			of[cast.Args[0].Def] = u.Param
+		}
+	}
+	return of
 }
 
 type placed struct {
@@ -36,18 +60,18 @@ type placed struct {
 
 // cut returns the graph with every node assigned to a stage and sends and
 // receives between them.
-func cut(g *ir.Graph, p *Plan) *ir.Graph {
+func cut(g *ir.Graph, p *Plan) (*ir.Graph, error) {
 	c := &cutter{
-		src: g, dst: ir.NewGraph(g.Name),
+		src: g, dst: ir.NewGraph(g.Name), plan: p,
 		owner: map[*ir.Node]int{}, holders: map[*ir.Node][]int{}, made: map[placed]*ir.Value{},
-		terms: map[placed]*ir.Value{},
+		terms: map[placed]*ir.Value{}, weights: weightsOf(g),
 	}
 	c.assign(p)
 	for _, n := range g.Nodes {
 		switch s, owned := c.owner[n]; {
 		case n.Op == ir.OpAdamW:
 			// Every stage that holds a tied parameter makes the same update.
-			for _, s := range c.holders[n.Args[0].Def] {
+			for _, s := range c.holders[c.weights[n].Def] {
 				c.emit(n, s)
 			}
 		case owned:
@@ -66,8 +90,26 @@ func cut(g *ir.Graph, p *Plan) *ir.Graph {
 		}
 	}
 	c.dst.Renumber()
-	return c.dst
+	return c.dst, c.err
 }
+
+// site returns where a node is that stage s needs: on s itself, or on its
+// position if the node is there once per step.
+func (c *cutter) site(n *ir.Node, s int) int {
+	perMicroBatch := n.Phase != ir.Update
+	if n.Op.Class() == ir.Leaf {
+		perMicroBatch = n.Op == ir.OpInput && followsBatch(n.Results[0])
+	}
+	if perMicroBatch {
+		return s
+	}
+	position, _ := c.plan.Position(s)
+	return position
+}
+
+// followsBatch reports whether the first dimension of an input is the batch's: it
+// is of every input of two or more dimensions.
+func followsBatch(input *ir.Value) bool { return len(input.Type.Shape) >= 2 }
 
 // assign decides the stage of every node that has just one, and the stages that
 // hold each parameter.
@@ -102,7 +144,7 @@ func (c *cutter) assign(p *Plan) {
 		of, _, _ := strings.Cut(n.Name, "@")
 		switch {
 		case inBlock && n.Phase == ir.Forward:
-			outside = p.PP() - 1
+			outside = len(p.Stages) - 1
 		case inBlock:
 		case n.Phase == ir.Forward:
 			s = outside
@@ -117,15 +159,16 @@ func (c *cutter) assign(p *Plan) {
 		}
 		c.owner[n] = s
 		for _, a := range n.Args {
-			if d := a.Def; d.Op == ir.OpParam && !slices.Contains(c.holders[d], s) {
-				c.holders[d] = append(c.holders[d], s)
+			d := a.Def
+			if at := c.site(d, s); d.Op == ir.OpParam && !slices.Contains(c.holders[d], at) {
+				c.holders[d] = append(c.holders[d], at)
 				slices.Sort(c.holders[d])
 			}
 		}
 	}
 }
 
-// follows returns the stage that alone makes what an update node reads, other than
+// follows returns the position that alone makes what an update node reads, other than
 // leaves: the sum of the loss, or a gradient in fixed point.
 func (c *cutter) follows(n *ir.Node) (stage int, ok bool) {
 	if n.Op == ir.OpAddN || n.Op == ir.OpAdamW {
@@ -136,6 +179,7 @@ func (c *cutter) follows(n *ir.Node) (stage int, ok bool) {
 			continue
 		}
 		s, owned := c.owner[a.Def]
+		s, _ = c.plan.Position(s)
 		if !owned || ok && s != stage {
 			return 0, false
 		}
@@ -163,7 +207,9 @@ func (c *cutter) name(n *ir.Node, s int) string {
 	case len(holders) > 0:
 		home = holders[0]
 	case n.Op == ir.OpAdamW:
-		home = c.holders[n.Args[0].Def][0]
+		home = c.holders[c.weights[n].Def][0]
+	case n.Op == ir.OpCast && c.weights[n.Args[0].Def] != nil:
+		home = c.holders[c.weights[n.Args[0].Def].Def][0]
 	case n.Op == ir.OpParam: // optimizer state: named after its parameter
 		home = s
 		if i := strings.LastIndex(n.Name, "."); i >= 0 {
@@ -191,30 +237,45 @@ func (c *cutter) place(n, m *ir.Node, s int) {
 
 // at returns the copy of v that stage s can read in the given phase.
 func (c *cutter) at(v *ir.Value, s int, phase ir.Phase) *ir.Value {
+	n := v.Def
+	owner, owned := c.owner[n]
+	if !owned {
+		s = c.site(n, s)
+	}
 	if m, ok := c.made[placed{v, s}]; ok {
 		return m
 	}
-	n := v.Def
-	owner, owned := c.owner[n]
 	switch {
 	case n.Op.Class() == ir.Leaf:
 		c.emit(n, s)
 	case owned:
-		if _, ok := c.made[placed{v, owner}]; !ok {
+		m, ok := c.made[placed{v, owner}]
+		if !ok {
 			panic(fmt.Sprintf("BUG: stage %d needs %s before stage %d makes it", s, v.Name(), owner))
 		}
-		c.send(v, owner, s, phase)
+		from, _ := c.plan.Position(owner)
+		if to, _ := c.plan.Position(s); from == to {
+			if phase != ir.Update && c.err == nil {
+				c.err = planErrorf("interleave", "stage %d reads %s of stage %d, and both run on the same ranks: stages may only read from their neighbours", s, v.Name(), owner)
+			}
+			return m // summed over micro-batches, it belongs to the position
+		}
+		if phase != ir.Update {
+			from = owner
+		}
+		c.send(v, m, from, s, phase)
 	case n.Op == ir.OpAddN:
-		c.addN(n, s)
+		c.addN(n, n, s)
+	case n.Op == ir.OpCast && n.Args[0].Def.Op == ir.OpAddN:
+		c.addN(n, n.Args[0].Def, s)
 	default:
 		c.emit(n, s)
 	}
 	return c.made[placed{v, s}]
 }
 
-// send moves v from the stage that owns it.
-func (c *cutter) send(v *ir.Value, from, to int, phase ir.Phase) {
-	src := c.made[placed{v, from}]
+// send moves v from the stage or position that has it, as src.
+func (c *cutter) send(v, src *ir.Value, from, to int, phase ir.Phase) {
 	send := &ir.Node{
 		Op: ir.OpSend, Attr: ir.P2PAttr{Stage: to}, Args: []*ir.Value{src},
 		Name: fmt.Sprintf("%s@send%d", v.Name(), to), Phase: phase, Stage: from,
@@ -231,17 +292,19 @@ func (c *cutter) send(v *ir.Value, from, to int, phase ir.Phase) {
 	c.made[placed{v, to}] = got
 }
 
-// addN sums first what each stage owns, there, and then the stages' terms in
-// stage order, so that every stage gets the same bits and one value crosses
-// each boundary.
-func (c *cutter) addN(n *ir.Node, s int) {
+// addN sums first what each position owns, there, and then the positions' terms in
+// order, so that every position gets the same bits and one value crosses each
+// boundary. n is the add_n, or a cast of it: then each position casts its term,
+// and what crosses is of the type of the result.
+func (c *cutter) addN(n, sum *ir.Node, s int) {
 	byStage := map[int][]*ir.Value{}
 	var stages []int
-	for _, a := range n.Args {
+	for _, a := range sum.Args {
 		t, owned := c.owner[a.Def]
 		if !owned {
 			t = s
 		}
+		t, _ = c.plan.Position(t)
 		if !slices.Contains(stages, t) {
 			stages = append(stages, t)
 		}
@@ -252,24 +315,33 @@ func (c *cutter) addN(n *ir.Node, s int) {
 		c.emit(n, s)
 		return
 	}
-	m := &ir.Node{Op: n.Op, Phase: n.Phase, Stage: s, Pos: n.Pos, Name: c.name(n, s)}
+	m := &ir.Node{Op: ir.OpAddN, Phase: n.Phase, Stage: s, Pos: n.Pos, Name: c.name(n, s)}
 	for _, t := range stages {
-		m.Args = append(m.Args, c.at(c.term(n, byStage[t], t), s, n.Phase))
+		v := c.term(sum, byStage[t], t)
+		if n != sum {
+			v = c.termOf(n, []*ir.Value{v}, t)
+		}
+		m.Args = append(m.Args, c.at(v, s, n.Phase))
 	}
 	c.place(n, m, s)
 }
 
-// term returns the source value that stands for the sum of stage t's operands of
+// term returns the source value that stands for the sum of position t's operands of
 // an add_n; it is added to the source graph's bookkeeping once.
 func (c *cutter) term(n *ir.Node, args []*ir.Value, t int) *ir.Value {
 	if len(args) == 1 {
 		return args[0]
 	}
+	return c.termOf(n, args, t)
+}
+
+// termOf is what n makes of the operands that are on stage t.
+func (c *cutter) termOf(n *ir.Node, args []*ir.Value, t int) *ir.Value {
 	key := placed{n.Results[0], t}
 	if v, ok := c.terms[key]; ok {
 		return v
 	}
-	node := &ir.Node{Op: n.Op, Args: args, Phase: n.Phase, Pos: n.Pos, Name: fmt.Sprintf("%s@stage%d", n.Name, t)}
+	node := &ir.Node{Op: n.Op, Attr: n.Attr, Args: args, Phase: n.Phase, Pos: n.Pos, Name: fmt.Sprintf("%s@stage%d", n.Name, t)}
 	v := &ir.Value{Type: n.Results[0].Type, Def: node}
 	node.Results = []*ir.Value{v}
 	c.owner[node] = t

@@ -4,6 +4,7 @@ import (
 	"slices"
 	"sort"
 
+	"github.com/autopar/autopar/ir"
 	"github.com/autopar/autopar/planner/cost"
 )
 
@@ -22,7 +23,7 @@ type bounds struct {
 	atLeast [][]cost.Picoseconds // of n blocks or more
 	through []line               // forward and backward of micro-batch 0, for prefixes
 	busy    []line               // all micro-batches and the update
-	passes  []line               // all micro-batches
+	passes  []line               // all micro-batches, but for gradients of weights that are apart
 	end     cost.Picoseconds     // the update of stage 0, after its last backward; others update meanwhile
 }
 
@@ -54,18 +55,18 @@ func newBounds(p *pipeline, limit int64, opts Options, learned map[tried]bool) *
 	works := make([]stageWork, stages)
 	for i := range p.stages {
 		s := &p.stages[i]
-		works[i] = newStageWork(s, m)
+		works[i] = newStageWork(p, i, m)
 		f := s.forward[first].through()
 		forward.fixed += f.fixed
 		if i == 0 || f.block[kept] < forward.block[kept] {
 			forward.block = f.block
 		}
 		for _, size := range []int{first, rest} {
-			back[size][i] = s.backward[size].through()
+			back[size][i] = p.body(i, ir.Backward, size).through()
 			back[size][i].fixed -= back[size][i].ahead()
 			block[size] = min(block[size], back[size][i].block[kept])
 		}
-		x := s.backward[rest].through()
+		x := p.body(i, ir.Backward, rest).through()
 		for e := range extents {
 			f.block[e] += x.block[e]
 			f.early[e] += x.early[e]
@@ -75,14 +76,16 @@ func newBounds(p *pipeline, limit int64, opts Options, learned map[tried]bool) *
 		b.busy = append(b.busy, works[i].all)
 		b.passes = append(b.passes, works[i].passes)
 	}
-	b.end = works[0].update.at(1, recomputation{})
+	b.end = works[0].update.at(1, recomputation{}) + works[0].weight[rest].at(1, recomputation{})
 	for i := range stages {
-		flow := forward.at(blocks, recomputation{}) + cost.Picoseconds(blocks)*block[rest] + b.end
+		start := forward.at(blocks, recomputation{}) // to the first backward pass of stage i, but for blocks
+		flow := start + cost.Picoseconds(blocks)*block[rest] + b.end
 		for j := range stages {
 			if j < i {
 				flow += back[rest][j].fixed
 			} else {
 				flow += back[first][j].fixed
+				start += back[first][j].fixed
 			}
 		}
 		b.again = append(b.again, make([]recomputation, 0, blocks))
@@ -97,7 +100,8 @@ func newBounds(p *pipeline, limit int64, opts Options, learned map[tried]bool) *
 					from = blocks
 				}
 				t = flow + cost.Picoseconds(from)*(block[first]-block[rest]) + works[i].left(p, i, n, r)
-				t = max(t, b.busy[i].at(n, r))
+				t = max(t, b.busy[i].at(n, r), start+cost.Picoseconds(from)*block[first]+works[i].left(p, i, n, r)+
+					works[i].weights.at(n, r)+works[i].update.at(n, r))
 			}
 			b.again[i] = append(b.again[i], r)
 			b.time[i] = append(b.time[i], t)
@@ -115,28 +119,33 @@ func newBounds(p *pipeline, limit int64, opts Options, learned map[tried]bool) *
 
 // stageWork is all the work of a stage.
 type stageWork struct {
-	forward, backward [2]line
-	update            line
-	passes            line // m micro-batches
-	all               line // with the update
+	forward, backward, weight [2]line
+	update                    line
+	passes                    line // forward and backward, m micro-batches
+	weights                   line // gradients of weights that are apart, m micro-batches
+	all                       line // with the update
 }
 
-func newStageWork(s *stageTimes, m cost.Picoseconds) stageWork {
-	w := stageWork{update: s.update.busy()}
+func newStageWork(p *pipeline, i int, m cost.Picoseconds) stageWork {
+	w := stageWork{update: p.stages[i].update.busy()}
 	for size := range 2 {
-		w.forward[size], w.backward[size] = s.forward[size].busy(), s.backward[size].busy()
+		w.forward[size] = p.body(i, ir.Forward, size).busy()
+		w.backward[size] = p.body(i, ir.Backward, size).busy()
+		w.weight[size] = p.body(i, ir.WeightGrad, size).busy()
 	}
-	sum := func(part func(line) cost.Picoseconds) cost.Picoseconds {
-		return (m-1)*(part(w.forward[whole])+part(w.backward[whole])) + part(w.forward[rest]) + part(w.backward[rest])
+	sum := func(total *line, of [2]line) {
+		total.fixed += (m-1)*of[whole].fixed + of[rest].fixed
+		for e := range extents {
+			total.block[e] += (m-1)*of[whole].block[e] + of[rest].block[e]
+		}
 	}
-	w.passes.fixed = sum(func(l line) cost.Picoseconds { return l.fixed })
-	for e := range extents {
-		w.passes.block[e] = sum(func(l line) cost.Picoseconds { return l.block[e] })
-	}
+	sum(&w.passes, w.forward)
+	sum(&w.passes, w.backward)
+	sum(&w.weights, w.weight)
 	w.all = w.passes
-	w.all.fixed += w.update.fixed
+	w.all.fixed += w.weights.fixed + w.update.fixed
 	for e := range extents {
-		w.all.block[e] += w.update.block[e]
+		w.all.block[e] += w.weights.block[e] + w.update.block[e]
 	}
 	return w
 }
@@ -148,7 +157,7 @@ func (w *stageWork) left(p *pipeline, i, n int, r recomputation) cost.Picosecond
 	if p.microBatches > 1 {
 		t += cost.Picoseconds(p.microBatches-2)*w.backward[whole].at(n, r) + w.backward[rest].at(n, r)
 	}
-	if late := p.microBatches - p.slots[i]; late > 0 {
+	if late := p.microBatches - p.early[i]; late > 0 {
 		t += cost.Picoseconds(late-1)*w.forward[whole].at(n, r) + w.forward[rest].at(n, r)
 	}
 	return t

@@ -50,13 +50,18 @@ func (b *brute) run() {
 								continue
 							}
 							d := degrees{unit, dp, tp, pp}
-							groups := zeroGroups(b.opts, d, zero, all, b.cluster)
-							if b.opts.ZeRO == nil && b.limit == 1<<40 {
-								groups = groups[:1] // the others only spare memory
-							}
-							for _, group := range groups {
-								for _, offload := range offloads(b.opts, b.cluster) {
-									b.sizes(s, outline{d, sharding{zero, group, sequence, offload}}, (b.batch+all-1)/all)
+							for _, chunks := range []int{1, 2, 4} {
+								if pp*chunks > b.blocks || chunks > 1 && pp == 1 {
+									continue
+								}
+								groups := zeroGroups(b.opts, d, zero, all, b.cluster)
+								if chunks == 1 && b.opts.ZeRO == nil && b.limit == 1<<40 {
+									groups = groups[:1] // the others only spare memory
+								}
+								for _, group := range groups {
+									for _, offload := range offloads(b.opts, b.cluster) {
+										b.sizes(s, outline{d, sharding{zero, group, sequence, offload}, chunks}, (b.batch+all-1)/all)
+									}
 								}
 							}
 						}
@@ -74,10 +79,69 @@ func (b *brute) sizes(s *searcher, o outline, local int) {
 		return
 	}
 	for size := 1; size <= local; size++ {
-		for _, schedule := range []partition.Schedule{partition.GPipe, partition.OneFOneB} {
-			plan := skels[0].plan
-			plan.MicroBatch, plan.Schedule = size, schedule
+		plan := skels[0].plan
+		plan.MicroBatch = size
+		if o.chunks > 1 {
+			b.interleaved(plan)
+			continue
+		}
+		if b.opts.Schedule == partition.Interleaved {
+			continue
+		}
+		for _, plan.Schedule = range []partition.Schedule{partition.GPipe, partition.OneFOneB, partition.ZeroBubble} {
+			if o.pp == 1 && plan.Schedule != partition.OneFOneB && b.opts.Schedule == "" {
+				continue // nothing to order
+			}
 			b.cuts(plan, nil, 0)
+		}
+	}
+}
+
+// interleaved goes through the even cut with the same recomputation in all blocks
+// of a rank: least work is none, attention, all.
+func (b *brute) interleaved(plan partition.Plan) {
+	plan.Schedule = partition.Interleaved
+	stages := len(plan.Stages)
+	of := make([]extent, plan.PP())
+	for at := 0; at < plan.PP(); {
+		p := plan
+		p.Stages = nil
+		first := 0
+		for i := range stages {
+			last := first + (b.blocks+stages-1-i)/stages
+			st := partition.Stage{First: first, Last: last}
+			switch of[i%plan.PP()] {
+			case selective:
+				st.Selective = last - first
+			case full:
+				st.Recompute = last - first
+			}
+			p.Stages = append(p.Stages, st)
+			first = last
+		}
+		prog, err := codegen.Compile(b.g, &p, b.batch, nil)
+		require.NoError(b.t, err)
+		// The first position that does not fit recomputes more; positions do not
+		// depend on each other.
+		if prog.Stages[at].Arena() > b.limit {
+			if of[at]++; of[at] == extents {
+				return
+			}
+			continue
+		}
+		if at++; at < plan.PP() {
+			continue
+		}
+		line, err := sim.Run(prog, b.cluster, sim.Options{})
+		require.NoError(b.t, err)
+		b.plans++
+		x := &candidate{plan: &p, time: line.Step}
+		for _, st := range prog.Stages {
+			x.peaks = append(x.peaks, st.Arena())
+		}
+		b.fastest = min(b.fastest, x.time)
+		if b.best == nil || x.less(b.best) {
+			b.best = x
 		}
 	}
 }
@@ -162,6 +226,7 @@ func TestSearchIsExact(t *testing.T) {
 	const seed = 5
 	r := rand.New(rand.NewPCG(seed, 0))
 	cases, infeasible, recomputing, plans := 40, 0, 0, 0
+	schedules := map[partition.Schedule]int{}
 	hidden := 0.0
 	if testing.Short() {
 		cases = 12
@@ -213,6 +278,7 @@ func TestSearchIsExact(t *testing.T) {
 		require.Equal(t, b.best.plan, res.Plan, "seed %d case %d", seed, k)
 		require.Equal(t, b.best.peaks, res.Prediction.PeakBytes, "seed %d case %d", seed, k)
 		require.True(t, res.Stats.Optimal)
+		schedules[res.Plan.Schedule]++
 		for _, s := range res.Plan.Stages {
 			if s.Recompute+s.Selective > 0 {
 				recomputing++
@@ -220,9 +286,45 @@ func TestSearchIsExact(t *testing.T) {
 			}
 		}
 	}
+	t.Logf("winners: %v", schedules)
 	t.Logf("%d cases, %d infeasible, %d recompute, %d plans simulated; recomputation of least work costs at most %.1f %%", cases, infeasible, recomputing, plans, 100*hidden)
 	require.Positive(t, recomputing)
 	require.Less(t, infeasible, cases/3)
+}
+
+// TestInterleavedSearchIsExact: the same among interleaved schedules alone, which
+// seldom win.
+func TestInterleavedSearchIsExact(t *testing.T) {
+	const seed = 6
+	r := rand.New(rand.NewPCG(seed, 0))
+	recomputing, chunks := 0, map[int]int{}
+	for k := range 15 {
+		model := tiny(4 + r.IntN(6))
+		model.Bias = false
+		batch := 2 + r.IntN(5)
+		b := &brute{
+			t: t, g: step(t, model, batch), blocks: model.NLayer, batch: batch, cluster: randomCluster(r),
+			opts: Options{RuntimeNGPUs: []int{2, 4}[r.IntN(2)], Schedule: partition.Interleaved},
+		}
+		b.limit = []int64{1 << 40, 300e3 + r.Int64N(900e3)}[r.IntN(2)]
+		b.opts.MemoryLimit = b.limit
+		b.run()
+		res, err := Search(b.g, batch, b.cluster, b.opts)
+		if b.best == nil {
+			require.ErrorAs(t, err, new(*InfeasibleError), "seed %d case %d", seed, k)
+			continue
+		}
+		require.NoError(t, err, "seed %d case %d", seed, k)
+		require.Equal(t, b.best.plan, res.Plan, "seed %d case %d", seed, k)
+		require.Equal(t, b.best.time, res.Prediction.Step, "seed %d case %d", seed, k)
+		require.Equal(t, b.best.peaks, res.Prediction.PeakBytes, "seed %d case %d", seed, k)
+		chunks[res.Plan.Interleave]++
+		if res.Plan.Stages[0].Recompute+res.Plan.Stages[0].Selective > 0 {
+			recomputing++
+		}
+	}
+	t.Logf("chunks %v, %d recompute", chunks, recomputing)
+	require.Positive(t, recomputing)
 }
 
 func TestInfeasible(t *testing.T) {
@@ -233,4 +335,9 @@ func TestInfeasible(t *testing.T) {
 	require.Greater(t, bad.Needs, bad.Limit)
 	require.ErrorContains(t, err, "GiB")
 	t.Log(err)
+
+	_, err = Search(step(t, tiny(5), 7), 7, cluster(t, "h100"), Options{PlanNGPUs: 2, Interleave: 2, MemoryLimit: 100 << 10})
+	require.True(t, errors.As(err, &bad))
+	require.Equal(t, 2, bad.Closest.Interleave)
+	require.Greater(t, bad.Needs, bad.Limit)
 }

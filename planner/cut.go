@@ -44,6 +44,7 @@ type cutter struct {
 	bounds  *bounds
 	least   cost.Picoseconds // a lower bound of the time of all cuts
 	learned map[tried]bool
+	choice  []int // by position: how much an interleaved schedule recomputes
 
 	ceiling cost.Picoseconds // plans that take longer are of no interest
 	ties    []*candidate     // the fastest so far
@@ -135,7 +136,7 @@ func (c *cutter) pick() (best *candidate, fits bool) {
 func (c *cutter) leastPeak(cut []partition.Stage) int64 {
 	var peak int64
 	for i, s := range cut {
-		peak = max(peak, c.pipe.memory[i].atLeast(s.Last-s.First, recomputationOf(s), c.pipe.slots[i]))
+		peak = max(peak, c.pipe.memory[i].atLeast(s.Last-s.First, recomputationOf(s), c.pipe.room[i]))
 	}
 	return peak
 }
@@ -169,12 +170,16 @@ func (c *cutter) allocate(x *candidate) int {
 }
 
 func newCutter(s *searcher, p *pipeline) *cutter {
-	c := &cutter{search: s, pipe: p, learned: map[tried]bool{}, cut: make([]partition.Stage, len(p.stages))}
+	c := &cutter{search: s, pipe: p, learned: map[tried]bool{}, cut: make([]partition.Stage, len(p.stages)), choice: make([]int, p.template.PP())}
 	c.bound()
 	return c
 }
 
 func (c *cutter) bound() {
+	if c.pipe.template.Chunks() > 1 {
+		c.least = c.leastInterleaved()
+		return
+	}
 	c.bounds = newBounds(c.pipe, c.search.limit, c.search.opts, c.learned)
 	c.least = c.bounds.best()
 }
@@ -182,7 +187,11 @@ func (c *cutter) bound() {
 // solve returns the best plan of the pipeline that takes at most ceiling, nil if
 // there is none, and whether that is certain after the given number of steps.
 func (c *cutter) solve(ceiling cost.Picoseconds, steps int) (*candidate, bool) {
-	for c.budget = steps; ; {
+	c.budget = steps
+	if c.pipe.template.Chunks() > 1 {
+		return c.solveInterleaved(ceiling), true
+	}
+	for {
 		c.ceiling, c.ties = ceiling, nil
 		c.descend(0, c.pipe.skel.blocks, 0)
 		best, fits := c.pick()

@@ -7,7 +7,7 @@
 // TestSearchIsExact for how it is held to it.
 //
 // It is fast because repeated blocks are solved once ([Shrink]). A program with
-// one block per stage (skeleton.go) gives time and memory of every cut of a
+// one block per stage (skeleton.go, price.go) gives time and memory of every cut of a
 // pipeline; lower bounds from it (bound.go, memory.go) rule out most degrees,
 // micro-batch sizes and cuts; those left are costed exactly (pipeline.go) and
 // searched best first (search.go, cut.go). How parameters are split is found from

@@ -26,7 +26,7 @@ func (e *InfeasibleError) Error() string {
 	return fmt.Sprintf("planner: no feasible plan: stage %d needs %s, %s more than the limit of %s; its largest part is %s with %s; "+
 		"closest plan: dp %d x tp %d x pp %d, zero %d%s, offload %s, sequence parallelism %s, micro-batch %d, %s, recomputing %s",
 		e.Stage, gib(e.Needs), gib(e.Needs-e.Limit), gib(e.Limit), e.Largest, gib(e.LargestBytes),
-		p.DP, p.TP, p.PP(), p.ZeRO, groupText(p), p.Offload, onOff(p.SequenceParallel), p.MicroBatch, p.Schedule, recomputed(p))
+		p.DP, p.TP, p.PP(), p.ZeRO, groupText(p), p.Offload, onOff(p.SequenceParallel), p.MicroBatch, p.ScheduleText(), recomputed(p))
 }
 
 func gib(bytes int64) string { return fmt.Sprintf("%.4g GiB", float64(bytes)/(1<<30)) }
@@ -84,10 +84,13 @@ func (s *searcher) infeasible(pipes []*point) error {
 // leanest returns the cut of a pipeline whose fullest stage is smallest by the
 // lower bound, and that bound.
 func leanest(p *pipeline, recompute Recompute) (*partition.Plan, int64) {
+	if p.template.Chunks() > 1 {
+		return leanestInterleaved(p, recompute)
+	}
 	stages, blocks := len(p.stages), p.skel.blocks
 	need := func(stage, n int) (bytes int64, least recomputation) {
 		for i, r := range recompute.choices(n) {
-			if b := p.memory[stage].atLeast(n, r, p.slots[stage]); i == 0 || b < bytes {
+			if b := p.memory[stage].atLeast(n, r, p.room[stage]); i == 0 || b < bytes {
 				bytes, least = b, r
 			}
 		}
@@ -119,7 +122,7 @@ func leanest(p *pipeline, recompute Recompute) (*partition.Plan, int64) {
 
 // largestPart names what takes most of an arena.
 func largestPart(st *codegen.Stage) (string, int64) {
-	parts := map[string]int64{"activations": int64(st.Slots)*st.Slot + st.Temp}
+	parts := map[string]int64{"activations": st.Saved() + st.Temp}
 	weights, state := int64(0), int64(0)
 	for _, id := range st.Params {
 		b := &st.Buffers[id]

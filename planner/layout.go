@@ -253,11 +253,15 @@ func (l *layouts) plan(placements []partition.Placement, dp, tp int) *partition.
 // price is the time of a step with one block.
 func (l *layouts) price(placements []partition.Placement, dp, tp int) (cost.Picoseconds, error) {
 	times, err := l.phases(placements, dp, tp)
-	return times[ir.Forward] + times[ir.Backward] + times[ir.Update], err
+	var sum cost.Picoseconds
+	for _, t := range times {
+		sum += t
+	}
+	return sum, err
 }
 
 // phases is the time of each phase of a step with one block.
-func (l *layouts) phases(placements []partition.Placement, dp, tp int) (total [3]cost.Picoseconds, err error) {
+func (l *layouts) phases(placements []partition.Placement, dp, tp int) (total [ir.NumPhases]cost.Picoseconds, err error) {
 	plan := l.plan(placements, dp, tp)
 	prog, err := codegen.Compile(l.graph, plan, l.batch, nil)
 	if err != nil {

@@ -14,12 +14,14 @@ type stageMemory struct {
 	persist     int64 // weights, gradients, optimizer state
 	slot        [extents]int64
 	temp        [extents]int64
+	calm        [extents]int64 // temp, but for the backward pass
+	inbox       int64          // for what the stage before sends
 	morePersist int64          // for every further block
 	moreSlot    [extents]int64 // for every further block, with its result, which the next one keeps
 }
 
 // atLeast returns the bound for n blocks, r of them recomputed.
-func (m *stageMemory) atLeast(n int, r recomputation, slots int) int64 {
+func (m *stageMemory) atLeast(n int, r recomputation, c codegen.Chunk) int64 {
 	first := r.first()
 	slot, temp := m.slot[first]-m.moreSlot[first], int64(0)
 	for e, count := range r.counts(n) {
@@ -28,7 +30,7 @@ func (m *stageMemory) atLeast(n int, r recomputation, slots int) int64 {
 			temp = max(temp, m.temp[e])
 		}
 	}
-	return m.persist + int64(n-1)*m.morePersist + int64(slots)*slot + temp
+	return m.persist + int64(n-1)*m.morePersist + int64(c.Slots)*slot + int64(c.Inboxes)*m.inbox + temp
 }
 
 // memoryOf bounds the stages of a skeleton at a size of micro-batch. What a
@@ -40,17 +42,15 @@ func (s *skeleton) memoryOf(microBatch int) []stageMemory {
 	for e, prog := range s.inner.progs {
 		more[e] = measure(prog.Stages[0], mesh).slot.block
 	}
+	chunks := int64(s.plan.Chunks())
 	all := make([]stageMemory, s.plan.PP())
 	for i := range all {
-		if a := s.alias[i]; a < i {
-			all[i] = all[a]
-			continue
-		}
 		m := stageMemory{moreSlot: more}
 		for k, prog := range s.progs {
 			got := measure(prog.Stages[i], mesh)
-			m.persist, m.morePersist = got.persist.fixed+got.persist.block, got.persist.block
-			m.slot[k], m.temp[k] = got.slot.fixed+got.slot.block, got.temp
+			m.persist, m.morePersist = got.persist.fixed+got.persist.block, got.persist.block/chunks
+			m.slot[k], m.temp[k], m.calm[k] = got.slot.fixed+got.slot.block, got.temp, got.calm
+			m.inbox = got.inbox
 		}
 		all[i] = m
 	}
@@ -60,7 +60,9 @@ func (s *skeleton) memoryOf(microBatch int) []stageMemory {
 // measured is what a stage of a program with one block keeps.
 type measured struct {
 	persist, slot memoryShare
+	inbox         int64
 	temp          int64 // the most live at one instruction
+	calm          int64 // of those outside the backward pass
 }
 
 // memoryShare is bytes outside the blocks, and of the block.
@@ -82,7 +84,7 @@ func measure(st *codegen.Stage, mesh ir.Mesh) measured {
 		}
 	}
 	var m measured
-	var live [3][]int64 // changes of live bytes by body and position
+	var live [ir.NumPhases][]int64 // changes of live bytes by body and position
 	for phase, body := range st.Bodies {
 		live[phase] = make([]int64, len(body.Instrs)+1)
 	}
@@ -102,6 +104,9 @@ func measure(st *codegen.Stage, mesh ir.Mesh) measured {
 				continue // not there between forward and backward
 			}
 			share = &m.slot
+		case codegen.Inbox:
+			m.inbox += size
+			continue
 		case codegen.Temp:
 			if b.From >= 0 {
 				live[b.Body][b.From] += size
@@ -115,11 +120,14 @@ func measure(st *codegen.Stage, mesh ir.Mesh) measured {
 			share.fixed += size
 		}
 	}
-	for _, changes := range live {
+	for phase, changes := range live {
 		var now int64
 		for _, c := range changes {
 			now += c
 			m.temp = max(m.temp, now)
+			if ir.Phase(phase) != ir.Backward {
+				m.calm = max(m.calm, now)
+			}
 		}
 	}
 	return m

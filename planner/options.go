@@ -40,10 +40,13 @@ type Options struct {
 
 	// Offload is "none", "optimizer" or "params"; empty searches it.
 	Offload string
+	// Interleave is the number of chunks per rank; 0 searches it. More than 1 is
+	// the interleaved schedule.
+	Interleave int
 
 	// Not there yet: anything but the zero value, or what says the same, is an
 	// UnsupportedError.
-	CP, Interleave int
+	CP int
 }
 
 // Recompute says which blocks compute their activations again in the backward
@@ -118,10 +121,24 @@ func (o Options) validate(batch int) (Options, error) {
 		}
 	}
 	if o.Policy == Megatron {
-		if o.Schedule == partition.GPipe {
-			return o, optionErrorf("schedule", "is gpipe, but policy megatron has 1f1b")
+		switch o.Schedule {
+		case "":
+			o.Schedule = partition.OneFOneB
+			if o.Interleave > 1 {
+				o.Schedule = partition.Interleaved
+			}
+		case partition.OneFOneB, partition.Interleaved:
+		default:
+			return o, optionErrorf("schedule", "is %s, but policy megatron has 1f1b or interleaved", o.Schedule)
 		}
-		o.Schedule = partition.OneFOneB
+	}
+	switch {
+	case o.Interleave > 1 && o.Schedule != "" && o.Schedule != partition.Interleaved:
+		return o, optionErrorf("interleave", "is %d, but schedule %s runs one stage per rank; interleaved runs several", o.Interleave, o.Schedule)
+	case o.Interleave == 1 && o.Schedule == partition.Interleaved:
+		return o, optionErrorf("interleave", "is 1, but schedule interleaved needs at least 2 stages per rank")
+	case (o.Interleave > 1 || o.Schedule == partition.Interleaved) && o.PP == 1:
+		return o, optionErrorf("pp", "is 1, but schedule interleaved needs at least 2")
 	}
 	if err := o.validateSharding(); err != nil {
 		return o, err
@@ -204,8 +221,6 @@ func (o Options) supported() error {
 		missing       bool
 	}{
 		{"cp", fmt.Sprint(o.CP), o.CP > 1},
-		{"interleave", fmt.Sprint(o.Interleave), o.Interleave > 1},
-		{"schedule", string(o.Schedule), o.Schedule == "interleaved" || o.Schedule == "zero-bubble"},
 	} {
 		if x.missing {
 			return &UnsupportedError{x.option, x.value}

@@ -1,6 +1,8 @@
 package planner
 
 import (
+	"slices"
+
 	"github.com/autopar/autopar/codegen"
 	"github.com/autopar/autopar/ir"
 	"github.com/autopar/autopar/partition"
@@ -11,7 +13,7 @@ import (
 // pipeline is a skeleton at a size of micro-batch and a schedule: everything
 // about a plan but the cut. Its methods are the cost function of the search.
 //
-// One rank stands for its stage: the first of the mesh, which holds the largest
+// One rank stands for its position: the first of the mesh, which holds the largest
 // slices and the most micro-batches, and so is never ahead of the others. What
 // it shares with them, collectives, is part of its work.
 type pipeline struct {
@@ -20,18 +22,34 @@ type pipeline struct {
 	microBatches int
 	stages       []stageTimes
 	memory       []stageMemory
-	slots        []int // micro-batches that a stage keeps, and its forwards before its first backward
+	room         []codegen.Chunk // by stage: the micro-batches that it keeps
+	early        []int           // by position: forward passes before the first backward pass
 }
 
 func newPipeline(s *skeleton, stages []stageTimes, memory []stageMemory, microBatch int, schedule partition.Schedule) *pipeline {
 	p := &pipeline{
 		skel: s, stages: stages, memory: memory,
 		microBatches: s.mesh(microBatch).Size(partition.AxisMB),
+		room:         make([]codegen.Chunk, len(stages)),
 	}
 	p.template = s.plan
 	p.template.MicroBatch, p.template.Schedule = microBatch, schedule
-	for i := range stages {
-		p.slots = append(p.slots, codegen.Slots(&p.template, i, p.microBatches, true))
+	if schedule == partition.ZeroBubble {
+		// Temporary values of the backward pass may lie in the slots instead.
+		p.memory = slices.Clone(memory)
+		for i := range p.memory {
+			p.memory[i].temp = p.memory[i].calm
+		}
+	}
+	for i := range p.template.PP() {
+		early := min(p.microBatches, p.template.PP()-i)
+		if schedule == partition.GPipe {
+			early = p.microBatches
+		}
+		p.early = append(p.early, early)
+		for c, room := range codegen.Room(&p.template, i, p.microBatches, true) {
+			p.room[i+c*p.template.PP()] = room
+		}
 	}
 	return p
 }
@@ -56,50 +74,72 @@ func (p *pipeline) size(k int) int {
 
 // time simulates a step of the pipeline with a cut: the cost of the plan.
 func (p *pipeline) time(cut []partition.Stage) cost.Picoseconds {
-	system := sim.System{Processes: make([]sim.Process, len(cut))}
+	positions := p.template.PP()
+	system := sim.System{Processes: make([]sim.Process, positions)}
 	channels := map[*ir.Node]int{}
-	for i, c := range cut {
-		n, r := c.Last-c.First, recomputationOf(c)
-		ops := func(b body, phase ir.Phase) []sim.Op {
-			out := make([]sim.Op, len(b))
-			for k := range b {
-				part := &b[k]
-				out[k] = sim.Op{Kind: part.kind, Time: part.at(n, r)}
-				if part.kind == sim.Work {
-					continue
+	last := codegen.Releases(&p.template, true)
+	// ops prices a body of stage i with n blocks.
+	ops := func(i int, b body, phase ir.Phase, n int, r recomputation) []sim.Op {
+		out := make([]sim.Op, len(b))
+		for k := range b {
+			part := &b[k]
+			out[k] = sim.Op{Kind: part.kind, Time: part.at(n, r)}
+			if part.kind == sim.Work {
+				continue
+			}
+			id, ok := channels[part.wire]
+			if !ok {
+				id = len(system.Channels)
+				channels[part.wire] = id
+				from, to := i, part.peer
+				if part.kind == sim.Recv {
+					from, to = part.peer, i
 				}
-				id, ok := channels[part.wire]
-				if !ok {
-					id = len(system.Channels)
-					channels[part.wire] = id
-					ch := sim.Channel{From: i, To: part.peer, Credit: phase != ir.Update}
-					if part.kind == sim.Recv {
-						ch.From, ch.To = part.peer, i
+				ch := sim.Channel{From: from % positions, To: to % positions, Chunk: to / positions}
+				switch phase {
+				case ir.Forward:
+					ch.Room = p.room[to].Inboxes
+				case ir.Backward:
+					ch.Room = p.room[to].Slots
+				}
+				system.Channels = append(system.Channels, ch)
+			}
+			out[k].Peer = id
+		}
+		return out
+	}
+	for at := range positions {
+		var passes [][ir.Update][2][]sim.Op // by chunk
+		blocks := 0                         // of all chunks
+		for i := at; i < len(cut); i += positions {
+			n, r := cut[i].Last-cut[i].First, recomputationOf(cut[i])
+			blocks += n
+			var pass [ir.Update][2][]sim.Op
+			for phase := range ir.Update {
+				for size := range 2 {
+					pass[phase][size] = ops(i, p.body(i, phase, size), phase, n, r)
+				}
+			}
+			passes = append(passes, pass)
+		}
+		var tasks []sim.Task
+		for _, t := range codegen.Order(&p.template, at, p.microBatches, true) {
+			if t.Phase == ir.Update {
+				update := ops(at, p.stages[at].update, ir.Update, blocks, recomputation{})
+				for k, part := range p.stages[at].update {
+					for chunk, time := range part.chunks {
+						c := cut[at+chunk*positions]
+						update[k].Time += cost.Picoseconds(c.Last-c.First) * time
 					}
-					system.Channels = append(system.Channels, ch)
 				}
-				out[k].Peer = id
+				tasks = append(tasks, sim.Task{Ops: update})
+				continue
 			}
-			return out
+			tasks = append(tasks, sim.Task{
+				Ops: passes[t.Chunk][t.Phase][p.size(t.MicroBatch)], Chunk: t.Chunk, MicroBatch: t.MicroBatch, Releases: t.Phase == last,
+			})
 		}
-		var forward, backward [2][]sim.Op
-		for size := range 2 {
-			forward[size] = ops(p.stages[i].forward[size], ir.Forward)
-			backward[size] = ops(p.stages[i].backward[size], ir.Backward)
-		}
-		m := p.microBatches
-		tasks := make([]sim.Task, 0, 2*m+1)
-		for _, t := range codegen.Order(&p.template, i, m, p.slots[i], true) {
-			switch t.Phase {
-			case ir.Forward:
-				tasks = append(tasks, sim.Task{Ops: forward[p.size(t.MicroBatch)], MicroBatch: t.MicroBatch})
-			case ir.Backward:
-				tasks = append(tasks, sim.Task{Ops: backward[p.size(t.MicroBatch)], MicroBatch: t.MicroBatch, Releases: true})
-			default:
-				tasks = append(tasks, sim.Task{Ops: ops(p.stages[i].update, ir.Update)})
-			}
-		}
-		system.Processes[i] = sim.Process{Tasks: tasks, Slots: p.slots[i]}
+		system.Processes[at] = sim.Process{Tasks: tasks}
 	}
 	ends, err := system.Run()
 	if err != nil {
@@ -110,4 +150,16 @@ func (p *pipeline) time(cut []partition.Stage) cost.Picoseconds {
 		latest = max(latest, e)
 	}
 	return latest
+}
+
+// body returns what stage i does in a pass over a micro-batch.
+func (p *pipeline) body(i int, phase ir.Phase, size int) body {
+	s := &p.stages[i]
+	switch split := p.template.Schedule == partition.ZeroBubble; {
+	case phase == ir.Backward && split:
+		return s.input[size]
+	case phase == ir.WeightGrad && !split:
+		return nil
+	}
+	return s.pass(phase)[size]
 }

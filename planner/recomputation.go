@@ -3,6 +3,7 @@ package planner
 import (
 	"sort"
 
+	"github.com/autopar/autopar/codegen"
 	"github.com/autopar/autopar/partition"
 )
 
@@ -90,14 +91,14 @@ func (b *bounds) cheapest(stage, n int, opts Options, learned map[tried]bool) (r
 	if opts.Policy == Megatron && n*len(b.pipe.stages) != b.pipe.skel.blocks {
 		return recomputation{}, false // its stages are equal
 	}
-	m, slots := &b.pipe.memory[stage], b.pipe.slots[stage]
+	m, room := &b.pipe.memory[stage], b.pipe.room[stage]
 	fits := func(r recomputation) bool {
-		return m.atLeast(n, r, slots) <= b.limit && !learned[tried{stage, n, r}]
+		return m.atLeast(n, r, room) <= b.limit && !learned[tried{stage, n, r}]
 	}
 	if choices := opts.Recompute.choices(n); fits(choices[0]) || len(choices) == 1 {
 		return choices[0], fits(choices[0])
 	}
-	if m.least(n, slots) > b.limit {
+	if m.least(n, room) > b.limit {
 		return recomputation{}, false
 	}
 	var best recomputation
@@ -106,7 +107,7 @@ func (b *bounds) cheapest(stage, n int, opts Options, learned map[tried]bool) (r
 		if b.busy[stage].at(n, recomputation{full: f}) >= bestTime {
 			break
 		}
-		for s := m.fewestSelective(n, f, slots, b.limit); s <= n-f; s++ {
+		for s := m.fewestSelective(n, f, room, b.limit); s <= n-f; s++ {
 			if r := (recomputation{f, s}); fits(r) {
 				if t := b.busy[stage].at(n, r); t < bestTime {
 					best, bestTime = r, t
@@ -120,8 +121,8 @@ func (b *bounds) cheapest(stage, n int, opts Options, learned map[tried]bool) (r
 
 // fewestSelective returns the fewest selectively recomputed of n blocks with
 // which they may fit besides f recomputed in full; more than n-f if none does.
-func (m *stageMemory) fewestSelective(n, f, slots int, limit int64) int {
-	fits := func(s int) bool { return m.atLeast(n, recomputation{f, s}, slots) <= limit }
+func (m *stageMemory) fewestSelective(n, f int, room codegen.Chunk, limit int64) int {
+	fits := func(s int) bool { return m.atLeast(n, recomputation{f, s}, room) <= limit }
 	if fits(0) {
 		return 0
 	}
@@ -132,10 +133,10 @@ func (m *stageMemory) fewestSelective(n, f, slots int, limit int64) int {
 }
 
 // least bounds n blocks with any recomputation.
-func (m *stageMemory) least(n, slots int) int64 {
+func (m *stageMemory) least(n int, room codegen.Chunk) int64 {
 	slot, more, temp := m.slot[kept], m.moreSlot[kept], m.temp[kept]
 	for e := selective; e < extents; e++ {
 		slot, more, temp = min(slot, m.slot[e]), min(more, m.moreSlot[e]), min(temp, m.temp[e])
 	}
-	return m.persist + int64(n-1)*m.morePersist + int64(slots)*(slot+int64(n-1)*more) + temp
+	return m.persist + int64(n-1)*m.morePersist + int64(room.Slots)*(slot+int64(n-1)*more) + int64(room.Inboxes)*m.inbox + temp
 }

@@ -3,6 +3,7 @@ package planner
 import (
 	"slices"
 
+	"github.com/autopar/autopar/codegen"
 	"github.com/autopar/autopar/ir"
 	"github.com/autopar/autopar/partition"
 	"github.com/autopar/autopar/planner/cost"
@@ -20,12 +21,14 @@ import (
 //     g-th move (g-1)/g + (n/g-1)/(n/g)/g = (n-1)/n. From stage 2 on a group does
 //     part of that in every micro-batch, at stage 3 it gathers twice. What a group
 //     does save is the latency of one scalar's sum between nodes, the gradient
-//     norm's, once a step: for that alone none is built.
+//     norm's, once a step: for that alone none is built. That holds for one chunk
+//     per rank: of several, those that are done early may reduce while the rank
+//     would wait, and groups are looked at as other plans are.
 
 // relieves reports whether an outline only spares memory, of those that the
 // options leave. Where they leave nothing to compare it with it is one like others.
 func (s *searcher) relieves(o outline) bool {
-	grouped := o.group > 0 && s.opts.ZeROGroup == 0 && s.opts.ZeRO == nil
+	grouped := o.group > 0 && o.chunks <= 1 && s.opts.ZeROGroup == 0 && s.opts.ZeRO == nil
 	return grouped || o.offload != partition.OffloadNone && s.opts.Offload == ""
 }
 
@@ -50,14 +53,14 @@ func (s *searcher) relieve(points []*point, limit cost.Picoseconds, best map[deg
 			return slices.ContainsFunc(points, func(base *point) bool {
 				t := &base.pipe.template
 				same := sharding{t.ZeRO, t.ZeROGroup, t.SequenceParallel, p.offload}
-				return base.degrees == p.degrees && t.Offload == partition.OffloadNone && same == p.sharding && base.slowed(gain, base.pipe.offloaded(p.sharding))
+				return base.degrees == p.degrees && t.Offload == partition.OffloadNone && same == p.sharding && base.chunks() == max(p.chunks, 1) && base.slowed(gain, base.pipe.offloaded(p.offload))
 			})
 		}
 		f := family{p.degrees, p.sequence}
 		yes, known := slowed[f]
 		if !known {
 			yes = slices.ContainsFunc(points, func(base *point) bool {
-				return base.degrees == f.degrees && base.pipe.template.SequenceParallel == f.sequence && base.slowed(gain, base.pipe)
+				return base.degrees == f.degrees && base.chunks() == 1 && base.pipe.template.SequenceParallel == f.sequence && base.slowed(gain, base.pipe)
 			})
 			slowed[f] = yes
 		}
@@ -65,59 +68,57 @@ func (s *searcher) relieve(points []*point, limit cost.Picoseconds, best map[deg
 	})
 }
 
-// addCopies adds to the times of stages what a plan of the same degrees copies
-// between device and host at least: moments in and out once a step, and parameters
-// too, and in once more in each pass. Latencies are left out, and shards taken to
-// be even.
-func (s *skeleton) addCopies(times []stageTimes, sh sharding) {
-	mesh := s.progs[kept].Mesh
-	shards := func(from int) int64 {
-		switch {
-		case sh.zero < from:
-			return 1
-		case sh.group > 0:
-			return int64(sh.group)
-		}
-		return int64(s.plan.DataParallel())
+// copies is what a stage copies between device and host, as times of stretches of
+// work.
+type copies [ir.NumPhases + 1]part // by phase; input is the backward pass without weight
+
+// copiesOf prices what the stages of a skeleton without offload copy with it. In the
+// backward pass a block that is recomputed is fetched before its gradient comes, so
+// one block may be ahead of the rest: its copies are left out.
+func (s *skeleton) copiesOf(what partition.Offload) []copies {
+	if all, known := s.copies[what]; known {
+		return all
 	}
-	for i := range times {
-		var bytes memoryShare // of the parameters, but for ZeRO
-		for _, n := range s.progs[kept].Graph.Nodes {
-			attr, ok := n.Attr.(ir.ParamAttr)
-			if !ok || attr.State || n.Stage != i {
-				continue
-			}
-			v := n.Results[0]
-			spec := v.Spec
-			spec[mesh.Axis(partition.AxisDP)] = ir.Placement{}
-			size := mesh.Local(v.Type.Shape, spec, ir.Coord{}).Elems() * v.Type.DType.Size()
-			if s.ofBlock[n] {
-				bytes.block += size
-			} else {
-				bytes.fixed += size
-			}
-		}
-		add := func(b body, copies, parts int64) body {
-			time := func(size int64) cost.Picoseconds {
-				return max(0, s.price.HostCopy(copies*size/parts)-s.price.HostCopy(0)-1)
-			}
-			p := part{line: line{fixed: time(bytes.fixed)}}
-			for e := range extents {
-				p.block[e] = time(bytes.block)
-			}
-			return append(b, p)
-		}
-		t := &times[i]
-		t.update = add(t.update, 4, shards(1))
-		if sh.offload != partition.OffloadParams {
+	all := make([]copies, len(s.plan.Stages))
+	mesh := s.progs[kept].Mesh
+	g := partition.Offloaded(s.progs[kept].Graph, what)
+	apart := partition.WeightGrads(g)
+	for _, n := range g.Nodes {
+		if !codegen.HostCopy(n.Op) {
 			continue
 		}
-		t.update = add(t.update, 2, shards(3))
-		for size := range 2 {
-			t.forward[size] = add(t.forward[size], 1, shards(3))
-			t.backward[size] = add(t.backward[size], 1, shards(3))
+		v := n.Results[0]
+		time := s.price.HostCopy(mesh.Local(v.Type.Shape, v.Spec, ir.Coord{}).Elems() * v.Type.DType.Size())
+		passes := []ir.Phase{n.Phase}
+		switch {
+		case n.Phase == ir.Backward && apart[n]:
+			passes = append(passes, ir.WeightGrad)
+		case n.Phase == ir.Backward:
+			passes = append(passes, input)
+		}
+		for _, pass := range passes {
+			p := &all[n.Stage][pass]
+			switch block := n.Block(); {
+			case block == "":
+				p.fixed += time
+			case n.Phase == ir.Update && s.plan.Chunks() > 1:
+				if p.chunks == nil {
+					p.chunks = make([]cost.Picoseconds, s.plan.Chunks())
+				}
+				_, chunk := s.plan.Position(s.stageOf[block])
+				p.chunks[chunk] += time
+			default:
+				for e := range extents {
+					p.block[e] += time
+				}
+				if n.Phase == ir.Backward {
+					p.fixed -= time
+				}
+			}
 		}
 	}
+	s.copies[what] = all
+	return all
 }
 
 // slowed reports whether with memory without limit there could be plans of the
@@ -125,6 +126,10 @@ func (s *skeleton) addCopies(times []stageTimes, sh sharding) {
 // of the pipeline and perhaps more, and do not fit.
 func (c *cutter) slowed(time cost.Picoseconds, like *pipeline) bool {
 	opts := c.search.opts
+	if c.chunks() > 1 {
+		held := c.least == never || slices.Max(c.choice) > 0
+		return held && like.time(like.interleavedCut(opts.Recompute, make([]int, len(c.choice)))) <= time
+	}
 	if opts.Recompute == RecomputeSearched {
 		opts.Recompute = RecomputeNone // the least work
 	}
@@ -146,21 +151,26 @@ func (c *cutter) slowed(time cost.Picoseconds, like *pipeline) bool {
 	return false
 }
 
-// offloaded returns the pipeline with the copies of another sharding of the same
-// degrees.
-func (p *pipeline) offloaded(sh sharding) *pipeline {
+// offloaded returns the pipeline with what copies take at least when the same plans
+// are offloaded. Here a pass copies at its end, behind its transfers, so that no other
+// stage waits for it longer than it does.
+func (p *pipeline) offloaded(what partition.Offload) *pipeline {
 	q := *p
 	q.stages = slices.Clone(p.stages)
-	for i := range q.stages {
+	for i, all := range p.skel.copiesOf(what) {
 		t := &q.stages[i]
-		t.update = slices.Clip(t.update)
-		for size := range 2 {
-			t.forward[size], t.backward[size] = slices.Clip(t.forward[size]), slices.Clip(t.backward[size])
+		for _, pass := range passes() {
+			for size := range 2 {
+				b := &t.pass(pass)[size]
+				*b = append(slices.Clip(*b), all[pass])
+			}
 		}
+		t.update = append(slices.Clip(t.update), all[ir.Update])
 	}
-	p.skel.addCopies(q.stages, sh)
 	return &q
 }
+
+func (c *cutter) chunks() int { return c.pipe.template.Chunks() }
 
 // noGroup says why no plan has ZeRO groups of a size.
 func (s *searcher) noGroup(g int) error {

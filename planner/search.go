@@ -70,7 +70,9 @@ type arena struct {
 // Search returns the fastest plan for a training step traced for a global batch,
 // among those that fit: the minimum over the degrees, micro-batch sizes,
 // schedules, ZeRO stages, sequence parallelism or not, and contiguous cuts that the
-// options leave, and ZeRO in groups and offload where memory is short (see relieve), under the cost of planner/sim. Of every stage so many blocks are
+// options leave, and ZeRO in groups and offload where memory is short (see relieve),
+// under the cost of planner/sim; interleaved schedules with 2 and 4
+// chunks, cut evenly. Of every stage so many blocks are
 // recomputed, in full and selectively, that it fits and does the least work; of
 // equal work the fewest in full. Plans that take the same time are ordered by peak memory, then by
 // comparePlans. It fails with an *InfeasibleError when no plan fits, an
@@ -136,7 +138,7 @@ type point struct {
 // pipelines lists the space by degrees, micro-batch size and schedule, the most
 // promising first.
 func (s *searcher) pipelines() ([]*point, error) {
-	all := outlines(s.opts, allDegrees(s.opts, s.graphs.blocks, s.batch, s.cluster), s.cluster)
+	all := outlines(s.opts, allDegrees(s.opts, s.graphs.blocks, s.batch, s.cluster), s.graphs.blocks, s.cluster)
 	if g := s.opts.ZeROGroup; len(all) == 0 && g > 0 {
 		return nil, s.noGroup(g)
 	}
@@ -147,6 +149,10 @@ func (s *searcher) pipelines() ([]*point, error) {
 	if len(all) == 0 && s.opts.SequenceParallel == "on" {
 		return nil, optionErrorf("sequence-parallel", "needs tp of at least 2; no dp x tp x pp of %s devices in %d has it with %d blocks and a global batch of %d",
 			degree(s.opts.PlanNGPUs), s.opts.RuntimeNGPUs, s.graphs.blocks, s.batch)
+	}
+	if len(all) == 0 && (s.opts.Schedule == partition.Interleaved || s.opts.Interleave > 1) {
+		return nil, optionErrorf("interleave", "%s chunks per rank need a pipeline of 2 ranks or more with a block for each chunk; no dp x tp x pp of %s devices in %d has that with %d blocks and a global batch of %d",
+			degree(s.opts.Interleave), degree(s.opts.PlanNGPUs), s.opts.RuntimeNGPUs, s.graphs.blocks, s.batch)
 	}
 	if len(all) == 0 {
 		return nil, optionErrorf("plan-ngpus", "no dp x tp x pp of %s devices in %d suits %d blocks and a global batch of %d",
@@ -166,14 +172,22 @@ func (s *searcher) pipelines() ([]*point, error) {
 	if len(points) == 0 {
 		return nil, refused
 	}
-	floors := map[degrees]cost.Picoseconds{}
+	first := map[degrees]*skeleton{}
 	for i, skel := range skels {
-		if skel != nil {
-			floors[firsts[i].degrees] = s.floor(skel)
-		}
+		first[firsts[i].degrees] = skel
 	}
+	type key struct {
+		degrees
+		chunks int
+	}
+	floors := map[key]cost.Picoseconds{}
 	for i := range s.pending {
-		s.pending[i].floor = floors[s.pending[i].degrees]
+		o := &s.pending[i]
+		of := key{o.degrees, o.chunks}
+		if _, known := floors[of]; !known {
+			floors[of] = s.floor(first[o.degrees], o.chunks)
+		}
+		o.floor = max(o.floor, floors[of])
 	}
 	return points, nil
 }
@@ -187,7 +201,8 @@ func (s *searcher) sizes(skel *skeleton) []int {
 	return microBatches(local)
 }
 
-// points lists the pipelines of skeletons, the most promising first.
+// points lists the pipelines of skeletons, the most promising first. Pending outlines
+// that differ in interleaving only learn from them.
 func (s *searcher) points(outlines []outline, skels []*skeleton) []*point {
 	var points []*point
 	for i, o := range outlines {
@@ -195,9 +210,15 @@ func (s *searcher) points(outlines []outline, skels []*skeleton) []*point {
 		if skel == nil {
 			continue
 		}
+		for k := range s.pending {
+			x := &s.pending[k]
+			if o.chunks <= 1 && x.chunks > 1 && o.degrees == x.degrees && o.sharding == x.sharding {
+				x.floor = max(x.floor, s.interleavedFloor(skel, x.chunks, skel.times))
+			}
+		}
 		for _, b := range s.sizes(skel) {
 			times, memory := skel.times(b), skel.memoryOf(b)
-			for _, schedule := range schedules(s.opts, o.pp) {
+			for _, schedule := range schedules(s.opts, o.pp, o.chunks) {
 				p := newPipeline(skel, times, memory, b, schedule)
 				s.stats.PlansConsidered++
 				points = append(points, &point{degrees: o.degrees, cutter: newCutter(s, p)})
@@ -216,16 +237,22 @@ type pending struct {
 	relief bool // it only spares memory: see relieve
 }
 
-// floor bounds all plans of a skeleton's degrees, however they are sharded beside:
-// products and attention are the same for all.
-func (s *searcher) floor(skel *skeleton) cost.Picoseconds {
-	if len(s.opts.Pins) > 0 {
+// floor bounds all plans of a skeleton's degrees with so many chunks per rank,
+// however they are sharded beside: products and attention are the same for all. It
+// is 0 when nothing is known.
+func (s *searcher) floor(skel *skeleton, chunks int) cost.Picoseconds {
+	switch {
+	case skel == nil || skel.plan.Chunks() > 1:
+		return 0
+	case len(s.opts.Pins) > 0:
 		return 0 // a pin may keep a product from being split over tp, but not over the sequence
+	case chunks > 1:
+		return s.interleavedFloor(skel, chunks, skel.cores)
 	}
 	floor := never
 	for _, b := range s.sizes(skel) {
 		times := skel.cores(b)
-		for _, schedule := range schedules(s.opts, skel.plan.PP()) {
+		for _, schedule := range schedules(s.opts, skel.plan.PP(), 1) {
 			p := newPipeline(skel, times, make([]stageMemory, skel.plan.PP()), b, schedule)
 			floor = min(floor, newBounds(p, s.limit, Options{Policy: s.opts.Policy, Recompute: RecomputeNone}, nil).best())
 		}
@@ -270,7 +297,7 @@ func (s *searcher) skeletons(all []outline) ([]*skeleton, error) {
 	inner := map[innerKey]int{} // the first of the outlines that need the same inner skeleton
 	var keys []innerKey
 	for i, d := range all {
-		s.graphs.keep(d.pp)
+		s.graphs.keep(d.stages())
 		if plans[i], errs[i] = s.template(d); errs[i] != nil {
 			continue
 		}
@@ -285,7 +312,7 @@ func (s *searcher) skeletons(all []outline) ([]*skeleton, error) {
 	parallel(len(keys), func(k int) {
 		one := plans[inner[keys[k]]]
 		one.PlanNGPUs, one.RuntimeNGPUs = one.DP*one.TP, one.DP*one.TP*one.Units()
-		one.Stages = make([]partition.Stage, 1)
+		one.Stages, one.Interleave = make([]partition.Stage, 1), 0
 		found[k], failed[k] = newSkeleton(s.graphs, one, s.batch, s.cluster, nil)
 	})
 	skels := make([]*skeleton, len(all))
@@ -338,9 +365,14 @@ func (s *searcher) template(d outline) (partition.Plan, error) {
 	if d.tp > 1 && len(placements) == 0 {
 		return partition.Plan{}, optionErrorf("tp", "no parameter can be split over %d ranks", d.tp)
 	}
+	interleave := 0
+	if d.chunks > 1 {
+		interleave = d.chunks
+	}
 	return partition.Plan{
-		PlanNGPUs: d.plan, RuntimeNGPUs: s.opts.RuntimeNGPUs, DP: d.dp, TP: d.tp, ZeRO: d.zero, ZeROGroup: d.group, Offload: d.offload, SequenceParallel: d.sequence,
-		Stages: make([]partition.Stage, d.pp), Placements: placements,
+		PlanNGPUs: d.plan, Interleave: interleave, RuntimeNGPUs: s.opts.RuntimeNGPUs, DP: d.dp, TP: d.tp,
+		ZeRO: d.zero, ZeROGroup: d.group, Offload: d.offload, SequenceParallel: d.sequence,
+		Stages: make([]partition.Stage, d.stages()), Placements: placements,
 	}, nil
 }
 

@@ -138,9 +138,13 @@ func (r *blockRow) sameArg(a, b int, x, y *ir.Value) bool {
 
 // anonymous removes the block's name from attributes.
 func (r *blockRow) anonymous(attr ir.Attr, block int) ir.Attr {
-	if d, ok := attr.(ir.DropoutAttr); ok {
-		d.Key = strings.TrimPrefix(d.Key, r.names[block])
-		return d
+	switch a := attr.(type) {
+	case ir.DropoutAttr:
+		a.Key = strings.TrimPrefix(a.Key, r.names[block])
+		return a
+	case ir.ParamAttr:
+		a.Master = strings.TrimPrefix(a.Master, r.names[block])
+		return a
 	}
 	return attr
 }

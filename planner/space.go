@@ -24,10 +24,15 @@ type sharding struct {
 type outline struct {
 	degrees
 	sharding
+	chunks int // stages per rank; 0 is 1
 }
 
-// outlines lists the ways to shard beside each of the degrees.
-func outlines(o Options, all []degrees, c *cost.Cluster) []outline {
+func (o outline) stages() int { return o.pp * max(o.chunks, 1) }
+
+// outlines lists the ways to shard beside each of the degrees, and to interleave
+// that many blocks; those of the same degrees follow each other, without
+// interleaving first.
+func outlines(o Options, all []degrees, blocks int, c *cost.Cluster) []outline {
 	var list []outline
 	for _, d := range all {
 		stages := []int{0, 1, 2, 3}
@@ -47,11 +52,13 @@ func outlines(o Options, all []degrees, c *cost.Cluster) []outline {
 		case o.SequenceParallel == "on":
 			sequences = sequences[1:]
 		}
-		for _, sequence := range sequences {
-			for _, zero := range stages {
-				for _, group := range zeroGroups(o, d, zero, replicas, c) {
-					for _, offload := range offloads(o, c) {
-						list = append(list, outline{d, sharding{zero, group, sequence, offload}})
+		for _, chunks := range chunkCounts(o, blocks, d.pp) {
+			for _, sequence := range sequences {
+				for _, zero := range stages {
+					for _, group := range zeroGroups(o, d, zero, replicas, c) {
+						for _, offload := range offloads(o, c) {
+							list = append(list, outline{d, sharding{zero, group, sequence, offload}, chunks})
+						}
 					}
 				}
 			}
@@ -142,20 +149,23 @@ func microBatches(local int) []int {
 	return sizes
 }
 
-// schedules lists the orders that make a difference: with one stage gpipe takes
-// the time of 1f1b and never less memory.
-func schedules(o Options, pp int) []partition.Schedule {
+// schedules lists the orders that make a difference: with one stage all take the
+// time of 1f1b, which stands for them. (What a zero-bubble schedule keeps apart may
+// lie in a slot better than it did among temporary values; for that one has to ask.)
+func schedules(o Options, pp, chunks int) []partition.Schedule {
 	switch {
+	case chunks > 1:
+		return []partition.Schedule{partition.Interleaved}
 	case o.Schedule != "":
 		return []partition.Schedule{o.Schedule}
 	case pp == 1:
 		return []partition.Schedule{partition.OneFOneB}
 	}
-	return []partition.Schedule{partition.OneFOneB, partition.GPipe}
+	return []partition.Schedule{partition.OneFOneB, partition.GPipe, partition.ZeroBubble}
 }
 
 // comparePlans orders plans that cost the same: smaller units, less tensor
-// parallelism, fewer stages, less sharding, larger micro-batches, 1f1b, then the cut. It is 0
+// parallelism, fewer stages, less sharding, larger micro-batches, 1f1b, then gpipe, fewer chunks, then the cut. It is 0
 // for equal plans of one search only: placements follow from the degrees.
 func comparePlans(a, b *partition.Plan) int {
 	return cmp.Or(
@@ -168,6 +178,7 @@ func comparePlans(a, b *partition.Plan) int {
 		compareBools(a.SequenceParallel, b.SequenceParallel),
 		cmp.Compare(b.MicroBatch, a.MicroBatch),
 		cmp.Compare(a.Schedule, b.Schedule),
+		cmp.Compare(a.Chunks(), b.Chunks()),
 		slices.CompareFunc(a.Stages, b.Stages, func(x, y partition.Stage) int {
 			return cmp.Or(cmp.Compare(x.Last, y.Last), cmp.Compare(x.Recompute, y.Recompute), cmp.Compare(x.Selective, y.Selective))
 		}),

@@ -76,6 +76,13 @@ type Device interface {
 	Close() error
 }
 
+// Checker is a Device that can tell before a step that it cannot run a kernel: for
+// want of the op, or of the op on those element types. The executor asks while it
+// loads a program.
+type Checker interface {
+	Check(k *Kernel) error
+}
+
 // Tensor is a dense row-major array in an arena: part Slab of a global value.
 type Tensor struct {
 	Space  Space

@@ -42,10 +42,11 @@ type shape struct {
 	dp, tp, pp, units, micro int
 	schedule                 partition.Schedule
 	recompute                bool
+	interleave               int
 }
 
 func (s shape) String() string {
-	return fmt.Sprintf("dp%d,tp%d,pp%d,units%d,mb%d,%s,re=%t", s.dp, s.tp, s.pp, s.units, s.micro, s.schedule, s.recompute)
+	return fmt.Sprintf("dp%d,tp%d,pp%d,units%d,mb%d,%s,re=%t", s.dp, s.tp, s.pp, s.units, s.micro, s.plan().ScheduleText(), s.recompute)
 }
 
 // plan splits heads, MLP and vocabulary as Megatron does (Shoeybi et al. 2019).
@@ -53,7 +54,7 @@ func (s shape) plan() *partition.Plan {
 	units := max(s.units, 1)
 	p := &partition.Plan{
 		PlanNGPUs: s.dp * s.tp * s.pp, RuntimeNGPUs: s.dp * s.tp * s.pp * units,
-		DP: s.dp, TP: s.tp, MicroBatch: s.micro, Schedule: s.schedule,
+		DP: s.dp, TP: s.tp, MicroBatch: s.micro, Schedule: s.schedule, Interleave: s.interleave,
 		Placements: []partition.Placement{
 			{Match: `h\.[0-9]+\.attn\.c_attn\.weight`, Spec: "[_,tp,_,_]"},
 			{Match: `h\.[0-9]+\.attn\.c_attn\.bias`, Spec: "[_,tp,_]"},
@@ -64,8 +65,9 @@ func (s shape) plan() *partition.Plan {
 			{Match: `wte\.weight`, Spec: "[tp,_]"},
 		},
 	}
-	for i := range s.pp {
-		st := partition.Stage{First: i * layers / s.pp, Last: (i + 1) * layers / s.pp}
+	stages := s.pp * max(s.interleave, 1)
+	for i := range stages {
+		st := partition.Stage{First: i * layers / stages, Last: (i + 1) * layers / stages}
 		if s.recompute {
 			st.Recompute = st.Last - st.First
 		}
@@ -157,6 +159,10 @@ func shapes() []shape {
 		{dp: 2, tp: 2, pp: 2, micro: 2, schedule: partition.OneFOneB},
 		{dp: 2, tp: 2, pp: 1, units: 2, micro: 1, schedule: partition.GPipe, recompute: true},
 		{dp: 1, tp: 3, pp: 2, units: 2, micro: 2, schedule: partition.OneFOneB},
+		{dp: 1, tp: 1, pp: 4, micro: 1, schedule: partition.ZeroBubble},
+		{dp: 2, tp: 2, pp: 2, micro: 1, schedule: partition.ZeroBubble, recompute: true},
+		{dp: 1, tp: 1, pp: 2, micro: 2, schedule: partition.Interleaved, interleave: 2},
+		{dp: 2, tp: 3, pp: 2, micro: 1, schedule: partition.Interleaved, interleave: 2, recompute: true},
 	}
 }
 
@@ -282,7 +288,7 @@ func TestEvaluation(t *testing.T) {
 	g := trainGraph(t)
 	eval, err := gpt.EvalStep(config(), batch, seqLen)
 	require.NoError(t, err)
-	for _, s := range []shape{oneRank, {dp: 2, tp: 2, pp: 2, micro: 1, schedule: partition.OneFOneB}} {
+	for _, s := range append(shapes()[12:], oneRank, shape{dp: 2, tp: 2, pp: 2, micro: 1, schedule: partition.OneFOneB}) {
 		t.Run(s.String(), func(t *testing.T) {
 			want := train(t, g, s, 3)
 			prog := compile(t, g, s, nil)
@@ -330,7 +336,7 @@ func TestCounters(t *testing.T) {
 			instrs := 0
 			sched := &prog.Schedules[r]
 			for _, task := range sched.Tasks {
-				for _, in := range prog.Stages[sched.Stage].Bodies[task.Phase].Instrs {
+				for _, in := range prog.Stages[sched.Stage].Run(task) {
 					instrs++
 					bytes := prog.CommBytes(sched, in.Node, task)
 					switch {
@@ -365,8 +371,10 @@ func TestSteadyState(t *testing.T) {
 	}
 	reproducible, err := exact.Sums(trainGraph(t))
 	require.NoError(t, err)
-	for _, g := range []*ir.Graph{trainGraph(t), reproducible} {
-		for _, s := range []shape{oneRank, {dp: 2, tp: 2, pp: 2, micro: 2, schedule: partition.OneFOneB}} {
+	for _, g := range []*ir.Graph{trainGraph(t), reproducible, graphIn(t, ir.F16, false)} {
+		for _, s := range []shape{
+			oneRank, {dp: 2, tp: 2, pp: 2, micro: 2, schedule: partition.OneFOneB}, {dp: 1, tp: 1, pp: 2, micro: 2, schedule: partition.Interleaved, interleave: 2},
+		} {
 			prog := compile(t, g, s, nil)
 			e := start(t, prog, runtime.Options{})
 			in := feeds(0)

@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"math"
+	"slices"
 	"time"
 
 	"github.com/autopar/autopar/codegen"
@@ -76,7 +77,7 @@ func (e *Executor) Add(prog *codegen.Program) error {
 	}
 	p := &program{src: prog, byName: map[string]*input{}, outputs: Outputs{}}
 	p.job = job{of: p, do: func(r *rank) error { return r.step(p, p.start) }}
-	l := &loader{exec: e, program: p, wires: map[wire]int{}, members: map[meeting][]Member{}}
+	l := &loader{exec: e, program: p, wires: map[wire]int{}, members: map[meeting][]Member{}, last: codegen.Releases(prog.Plan, prog.Training())}
 	for i := range prog.Schedules {
 		tasks, err := l.schedule(&prog.Schedules[i])
 		if err != nil {
@@ -103,7 +104,8 @@ func (e *Executor) Add(prog *codegen.Program) error {
 
 // output finds an output on the first rank of the stage that makes it.
 func (p *program) output(name string, v *ir.Value) output {
-	stage := p.src.Stages[v.Def.Stage]
+	position, _ := p.src.Plan.Position(v.Def.Stage)
+	stage := p.src.Stages[position]
 	return output{name, p.src.Plan.WorldRank(stage.Index, 0), stage.Offset(stage.Outputs[name], 0)}
 }
 
@@ -113,6 +115,7 @@ type loader struct {
 	program *program
 	wires   map[wire]int
 	members map[meeting][]Member // shared by the members
+	last    ir.Phase             // the pass after which a micro-batch has left its slot
 }
 
 // wire is a sending instruction between two ranks.
@@ -139,10 +142,11 @@ func (l *loader) schedule(s *codegen.Schedule) ([]task, error) {
 		if i == 0 {
 			tasks[i].actions = l.prepare(s, stage, t)
 		}
-		for j := range stage.Bodies[t.Phase].Instrs {
-			a, err := l.action(s, stage, t, &stage.Bodies[t.Phase].Instrs[j])
+		instrs := stage.Run(t)
+		for j := range instrs {
+			a, err := l.action(s, stage, t, &instrs[j])
 			if err != nil {
-				return nil, fmt.Errorf("%s: %s: %w", t, stage.Bodies[t.Phase].Instrs[j].Node.Name, err)
+				return nil, fmt.Errorf("%s: %s: %w", t, instrs[j].Node.Name, err)
 			}
 			tasks[i].actions = append(tasks[i].actions, a)
 		}
@@ -200,7 +204,7 @@ func (l *loader) action(s *codegen.Schedule, stage *codegen.Stage, t codegen.Tas
 				return a, fmt.Errorf("input is cut in dimension %d; only the batch can be", d)
 			}
 		}
-		return l.feed(v, slab, stage.Offset(in.Results[0], t.Slot)), nil
+		return l.feed(v, slab, stage.Offset(in.Results[0], t.MicroBatch)), nil
 	case n.Op == ir.OpSend || n.Op == ir.OpRecv:
 		return a, l.transfer(&a, s, stage, t, in)
 	case codegen.Collective(n.Op):
@@ -218,13 +222,18 @@ func (l *loader) action(s *codegen.Schedule, stage *codegen.Stage, t codegen.Tas
 	if _, ok := n.Attr.(ir.CommAttr); ok {
 		_, k.Position = prog.Group(s, n)
 	}
+	if c, ok := l.exec.ranks[s.Rank].device.(Checker); ok {
+		if err := c.Check(k); err != nil {
+			return a, err
+		}
+	}
 	a.kernel = k
 	return a, nil
 }
 
 func (l *loader) tensor(s *codegen.Schedule, stage *codegen.Stage, t codegen.Task, v *ir.Value, buffer int) Tensor {
 	prog := l.program.src
-	return Tensor{Space: spaceOf(stage, buffer), Offset: stage.Offset(buffer, t.Slot), DType: v.Type.DType, Slab: prog.Slab(v, prog.At(s, t))}
+	return Tensor{Space: spaceOf(stage, buffer), Offset: stage.Offset(buffer, t.MicroBatch), DType: v.Type.DType, Slab: prog.Slab(v, prog.At(s, t))}
 }
 
 // spaceOf returns the space of a buffer.
@@ -276,23 +285,18 @@ func (l *loader) transfer(a *action, s *codegen.Schedule, stage *codegen.Stage, 
 	a.transfer.Local = l.tensor(s, stage, t, n.Args[0], in.Args[0])
 
 	to := prog.Stages[peer.Stage]
-	buffer := -1
+	buffer, chunk := -1, 0
 	for _, other := range to.Bodies[t.Phase].Instrs {
 		if other.Node.Op == ir.OpRecv && other.Node.Args[0] == n.Results[0] {
-			buffer = other.Results[0]
+			buffer, chunk = other.Results[0], other.Chunk
 		}
 	}
-	at := find(peer, t.Phase, t.MicroBatch)
-	if buffer < 0 || at < 0 {
+	if buffer < 0 || find(peer, codegen.Task{Phase: t.Phase, Chunk: chunk, MicroBatch: t.MicroBatch}) < 0 {
 		return fmt.Errorf("rank %d does not receive it in %s", peer.Rank, t)
 	}
-	a.transfer.Remote = to.Offset(buffer, peer.Tasks[at].Slot)
-	if before := t.MicroBatch - to.Slots; t.Phase != ir.Update && before >= 0 {
-		last := ir.Backward
-		if len(to.Bodies[ir.Backward].Instrs) == 0 {
-			last = ir.Forward
-		}
-		a.after = int64(find(peer, last, before)) + 1
+	a.transfer.Remote = to.Offset(buffer, t.MicroBatch)
+	if _, room := to.RoomFor(n); room > 0 && t.MicroBatch >= room {
+		a.after = int64(find(peer, codegen.Task{Phase: l.last, Chunk: chunk, MicroBatch: t.MicroBatch - room})) + 1
 	}
 	return nil
 }
@@ -308,11 +312,4 @@ func (l *loader) wire(w wire) int {
 }
 
 // find returns the index of a task in a schedule, or -1.
-func find(s *codegen.Schedule, phase ir.Phase, microBatch int) int {
-	for i, t := range s.Tasks {
-		if t.Phase == phase && t.MicroBatch == microBatch {
-			return i
-		}
-	}
-	return -1
-}
+func find(s *codegen.Schedule, t codegen.Task) int { return slices.Index(s.Tasks, t) }

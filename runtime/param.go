@@ -1,10 +1,13 @@
 package runtime
 
 import (
+	"encoding/binary"
 	"fmt"
+	"slices"
 
 	"github.com/autopar/autopar/codegen"
 	"github.com/autopar/autopar/ir"
+	"github.com/autopar/autopar/ir/half"
 	"github.com/autopar/autopar/ir/philox"
 	"github.com/autopar/autopar/partition"
 )
@@ -81,18 +84,45 @@ func (e *Executor) InitParams(prog *codegen.Program, seed uint64) error {
 	return e.runAll(job{do: func(r *rank) error {
 		var buf []float32
 		for _, s := range e.Shards(prog, r.id) {
-			n := int(s.Slab.Elems())
-			if cap(buf) < n {
-				buf = make([]float32, n)
-			}
-			s.fill(buf[:n], seed)
-			if err := r.device.Upload(s.space, s.offset, floatBytes(buf[:n])); err != nil {
+			var bytes []byte
+			buf, bytes = s.initial(buf, seed)
+			if err := r.device.Upload(s.space, s.offset, bytes); err != nil {
 				return fmt.Errorf("initial value of %s: %w", s.Name, err)
 			}
 			r.place.Add(1) // progress
 		}
 		return nil
 	}})
+}
+
+// encode returns the bytes of x as elements of a floating-point type, in place.
+func encode(d ir.DType, x []float32) []byte {
+	b := floatBytes(x)
+	if !d.Half() {
+		return b
+	}
+	round := half.BF16
+	if d == ir.F16 {
+		round = half.F16
+	}
+	for i, v := range x { // element i is read before its bytes, and those before, are written
+		binary.NativeEndian.PutUint16(b[2*i:], round(v))
+	}
+	return b[:2*len(x)]
+}
+
+// Initial returns the initial value of the part, in the byte order of the machine.
+func (s Shard) Initial(seed uint64) []byte {
+	_, bytes := s.initial(nil, seed)
+	return bytes
+}
+
+// initial makes the initial value in a buffer, which it returns for the next.
+func (s Shard) initial(buf []float32, seed uint64) ([]float32, []byte) {
+	n := int(s.Slab.Elems())
+	buf = slices.Grow(buf[:0], n)
+	s.fill(buf[:n], seed)
+	return buf, encode(s.Type.DType, buf[:n])
 }
 
 // fill writes the initial value of a shard to dst.
@@ -104,8 +134,16 @@ func (s Shard) fill(dst []float32, seed uint64) {
 		for i := range dst {
 			dst[i] = 1
 		}
+	case ir.InitConstant:
+		for i := range dst {
+			dst[i] = float32(s.Attr.Value)
+		}
 	case ir.InitNormal:
-		key := philox.Key{Seed: seed, Op: philox.OpKey(s.Name)}
+		name := s.Name
+		if s.Attr.Master != "" {
+			name = s.Attr.Master
+		}
+		key := philox.Key{Seed: seed, Op: philox.OpKey(name)}
 		run := 1 // elements that lie together in the whole, too
 		if d := len(s.Slab.Local); d > 0 {
 			run = s.Slab.Local[d-1]

@@ -8,12 +8,17 @@ type (
 	Graph     = ir.Graph
 	ParamAttr = ir.ParamAttr
 	AdamWAttr = ir.AdamWAttr
+	DType     = ir.DType
+
+	LossScaleAttr = ir.LossScaleAttr
 )
 
 // See the constants of the same names in package ir.
 const (
-	F32 = ir.F32
-	I32 = ir.I32
+	F32  = ir.F32
+	I32  = ir.I32
+	BF16 = ir.BF16
+	F16  = ir.F16
 
 	Update = ir.Update
 

@@ -2,9 +2,9 @@ package trace
 
 import "github.com/autopar/autopar/ir"
 
-// In the shapes below ... stands for any number of dimensions; all tensors are
-// f32 but ids, targets and positions, which are i32. See package ir/interp for
-// what each op computes.
+// In the shapes below ... stands for any number of dimensions. Tensors are of one
+// floating-point type but ids, targets and positions, which are i32, and scalars,
+// which are f32. See package ir/interp for what each op computes.
 
 // Add returns a + b. b[s...] is repeated over the leading dimensions of a[..., s...].
 func (t *Tracer) Add(a, b Tensor) Tensor { return t.record(ir.OpAdd, nil, a, b)[0] }
@@ -14,6 +14,11 @@ func (t *Tracer) Scale(x, s Tensor) Tensor { return t.record(ir.OpScale, nil, x,
 
 // Sum returns the sum of all elements, a scalar.
 func (t *Tracer) Sum(x Tensor) Tensor { return t.record(ir.OpSum, nil, x)[0] }
+
+// Cast returns x in another floating-point type.
+func (t *Tracer) Cast(x Tensor, to ir.DType) Tensor {
+	return t.record(ir.OpCast, ir.CastAttr{To: to}, x)[0]
+}
 
 // Linear returns x wᵀ + b for x[..., in...], w[out..., in...] and b[out...],
 // contracting the last k dimensions of both. b may be missing.
@@ -102,29 +107,4 @@ func (t *Tracer) GlobalNorm(weights, grads []Tensor) Tensor {
 // the given norm.
 func (t *Tracer) ClipScale(norm Tensor, max float64) Tensor {
 	return t.record(ir.OpClipScale, ir.ClipAttr{MaxNorm: max}, norm)[0]
-}
-
-// AdamW makes weight's next value one AdamW step from its gradient times clip,
-// at rate lr. It declares the two moments, <weight>.exp_avg and .exp_avg_sq, as
-// state. Weights declared without Decay are not decayed, whatever attr says.
-func (t *Tracer) AdamW(weight, grad, clip, lr, step Tensor, attr ir.AdamWAttr) {
-	if t.rec.err != nil || !t.owns(weight) {
-		return
-	}
-	declared, ok := weight.v.Def.Attr.(ir.ParamAttr)
-	if !ok {
-		t.Failf("adamw: %s is not a parameter", describe(weight))
-		return
-	}
-	if !declared.Decay {
-		attr.WeightDecay = 0
-	}
-	root := &Tracer{rec: t.rec, phase: t.phase}
-	state := ir.ParamAttr{Init: ir.InitZeros, State: true}
-	m := root.Param(weight.Name()+".exp_avg", weight.Shape(), state)
-	v := root.Param(weight.Name()+".exp_avg_sq", weight.Shape(), state)
-	next := t.recordAs(weight.Name(), ir.OpAdamW, attr, weight, m, v, grad, clip, lr, step)
-	t.Update(weight, next[0])
-	t.Update(m, next[1])
-	t.Update(v, next[2])
 }

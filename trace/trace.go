@@ -22,11 +22,12 @@ import (
 )
 
 // Tracer records operations into one graph. Tracers derived from another by
-// Scope or Phase record into the same graph.
+// Scope, Phase or Float record into the same graph.
 type Tracer struct {
 	rec   *recording
 	path  string
 	phase ir.Phase
+	float ir.DType // of parameters
 }
 
 // recording is what all tracers of a graph share.
@@ -70,6 +71,16 @@ func (t *Tracer) Phase(p ir.Phase) *Tracer {
 	return &s
 }
 
+// Float returns the tracer that records at the same path and declares parameters
+// of another floating-point type. Ops compute in the type of their operands; sums
+// inside them, and what is a number a row (statistics of norms, the log-sum-exp of
+// a softmax, losses), are f32 always.
+func (t *Tracer) Float(d ir.DType) *Tracer {
+	s := *t
+	s.float = d
+	return &s
+}
+
 func (t *Tracer) join(name string) string {
 	if t.path == "" {
 		return name
@@ -98,7 +109,7 @@ func (t *Tracer) Failf(format string, args ...any) {
 // Param declares a parameter called name inside the current module, as in
 // Scope("ln_f").Param("weight", ...) for ln_f.weight.
 func (t *Tracer) Param(name string, shape []int, attr ir.ParamAttr) Tensor {
-	return t.leaf(ir.OpParam, name, ir.Type{DType: ir.F32, Shape: shape}, attr)
+	return t.leaf(ir.OpParam, name, ir.Type{DType: t.float, Shape: shape}, attr)
 }
 
 // Input declares a value that the caller feeds.
@@ -171,8 +182,8 @@ func (t *Tracer) Weights() []Tensor {
 }
 
 // Grad records the backward pass of a scalar loss and returns its gradient with
-// respect to each of wrt. See [autodiff.Grad].
-func (t *Tracer) Grad(loss Tensor, wrt []Tensor) []Tensor {
+// respect to each of wrt, summed in the type wide. See [autodiff.Grad].
+func (t *Tracer) Grad(loss Tensor, wrt []Tensor, wide ir.DType) []Tensor {
 	out := make([]Tensor, len(wrt))
 	if t.rec.err != nil || !t.owns(loss) || !t.owns(wrt...) {
 		return out
@@ -181,7 +192,7 @@ func (t *Tracer) Grad(loss Tensor, wrt []Tensor) []Tensor {
 	for i, w := range wrt {
 		values[i] = w.v
 	}
-	grads, err := autodiff.Grad(t.rec.graph, loss.v, values)
+	grads, err := autodiff.Grad(t.rec.graph, loss.v, values, wide)
 	if err != nil {
 		t.Failf("%w", err)
 		return out
@@ -199,9 +210,9 @@ func (t *Tracer) record(op ir.Op, attr ir.Attr, args ...Tensor) []Tensor {
 
 // recordAs is record at another path.
 func (t *Tracer) recordAs(module string, op ir.Op, attr ir.Attr, args ...Tensor) []Tensor {
-	// Three results is the most that an op has; a failed call returns missing
+	// Four results is the most that an op has; a failed call returns missing
 	// tensors, which nothing looks into.
-	failed := make([]Tensor, 3)
+	failed := make([]Tensor, 4)
 	if t.rec.err != nil || !t.owns(args...) {
 		return failed
 	}

@@ -88,14 +88,14 @@ func TestTrainingStep(t *testing.T) {
 	loss := tr.Sum(tr.CrossEntropy(tr.Linear(x, w, b, 1), targets))
 	weights := tr.Weights()
 	require.Equal(t, []trace.Tensor{w, b}, weights)
-	grads := tr.Grad(loss, weights)
+	grads := tr.Grad(loss, weights, ir.F32)
 
 	tr = tr.Phase(trace.Update)
 	norm := tr.Scope("grad_norm").GlobalNorm(weights, grads)
 	clip := tr.Scope("grad_norm").ClipScale(norm, 1)
 	attr := trace.AdamWAttr{Beta1: 0.9, Beta2: 0.99, Eps: 1e-8, WeightDecay: 0.1}
 	for i := range weights {
-		tr.AdamW(weights[i], grads[i], clip, lr, step, attr)
+		tr.AdamW(weights[i], grads[i], clip, lr, step, trace.Optimizer{AdamWAttr: attr})
 	}
 	require.Equal(t, weights, tr.Weights(), "moments are no weights")
 	g, err := tr.Finish()
@@ -150,9 +150,9 @@ func TestErrors(t *testing.T) {
 		{"update of no parameter", func(tr *trace.Tracer, x trace.Tensor) { tr.Update(x, x) }, "x f32[7,5] cannot become x f32[7,5]"},
 		{"update of another shape", func(tr *trace.Tracer, x trace.Tensor) { tr.Update(weight(tr, "w", 5), x) }, "w f32[5] cannot become x f32[7,5]"},
 		{"adamw of no parameter", func(tr *trace.Tracer, x trace.Tensor) {
-			tr.AdamW(x, x, x, x, x, trace.AdamWAttr{})
+			tr.AdamW(x, x, x, x, x, trace.Optimizer{})
 		}, "adamw: x f32[7,5] is not a parameter"},
-		{"gradient", func(tr *trace.Tracer, x trace.Tensor) { tr.Grad(x, []trace.Tensor{x}) }, "loss x is f32[7,5], want f32[]"},
+		{"gradient", func(tr *trace.Tracer, x trace.Tensor) { tr.Grad(x, []trace.Tensor{x}, ir.F32) }, "loss x is f32[7,5], want f32[]"},
 		{"user's own", func(tr *trace.Tracer, x trace.Tensor) { tr.Failf("%d is odd", 3) }, "3 is odd"},
 	}
 	for _, tt := range tests {
@@ -164,8 +164,8 @@ func TestErrors(t *testing.T) {
 			z := tr.LayerNorm(tr.GELU(weight(tr, "late", 3), false), trace.Tensor{}, trace.Tensor{}, 1)
 			z = tr.Attention(tr.Dropout(tr.CrossEntropy(z, z), 0.5, trace.Stream{}), 0, trace.Stream{})
 			z = tr.AttentionDecode(tr.Embedding(z, z), z, z)
-			grads := tr.Grad(tr.Scale(tr.Sum(z), z), []trace.Tensor{z})
-			tr.AdamW(z, grads[0], tr.ClipScale(tr.GlobalNorm(grads, grads), 1), z, z, trace.AdamWAttr{})
+			grads := tr.Grad(tr.Scale(tr.Sum(z), z), []trace.Tensor{z}, ir.F32)
+			tr.AdamW(z, grads[0], tr.ClipScale(tr.GlobalNorm(grads, grads), 1), z, z, trace.Optimizer{})
 			tr.Output("z", z)
 			tr.Update(z, z)
 			tr.Failf("too late")

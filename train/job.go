@@ -168,7 +168,8 @@ func (j *Job) openData() error {
 // Init gives every parameter its initial value, and the moments zero. Every plan draws the same values.
 func (j *Job) Init() error { return j.exec.InitParams(j.Train, uint64(j.Config.Train.Seed)) }
 
-// Load reads the weights, and with state also the moments, each rank the part it holds.
+// Load reads the weights, and with state also the moments and the rest of the optimizer's state, each rank the part it
+// holds. Without, master copies of weights are read as the weights are.
 func (j *Job) Load(from checkpoint.Reader, state bool) error {
 	return load(j.exec, j.Train, from, state)
 }
@@ -177,11 +178,14 @@ func load(exec *runtime.Executor, prog *codegen.Program, from checkpoint.Reader,
 	var buf []byte
 	for r := range exec.Ranks() {
 		for _, s := range exec.Shards(prog, r) {
-			if s.Attr.State && !state {
-				continue
+			name := s.Name
+			if !state {
+				if name = sourceOf(s); name == "" {
+					continue
+				}
 			}
 			buf = append(buf[:0], make([]byte, s.Bytes())...)
-			if err := from.Read(s.Name, s.Slab, buf); err != nil {
+			if err := from.Read(name, s.Type.DType, s.Slab, buf); err != nil {
 				return err
 			}
 			if err := exec.WriteShard(s, buf); err != nil {
@@ -190,6 +194,14 @@ func load(exec *runtime.Executor, prog *codegen.Program, from checkpoint.Reader,
 		}
 	}
 	return nil
+}
+
+// sourceOf names the weight that a part of a parameter begins as, "" for state that begins on its own.
+func sourceOf(s runtime.Shard) string {
+	if s.Attr.State {
+		return s.Attr.Master
+	}
+	return s.Name
 }
 
 // Snapshot describes the state of the job after step updates, for [checkpoint.Save].
@@ -226,7 +238,9 @@ func (j *Job) TokensPerStep() int { return j.Config.Batch.Global * j.Config.Mode
 type StepStats struct {
 	Iter        int
 	Loss        float32
-	GradNorm    float32 // before clipping
+	GradNorm    float32 // before clipping; not finite in a step that the loss scaler skipped
+	LossScale   float32 // after the step, 0 without a scaler
+	Skipped     int     // steps so far that the scaler skipped
 	LR          float64
 	Duration    time.Duration // without reading the batch
 	CommBytes   int64         // received by collectives, sent and received by transfers, and copied from and to host memory, on all ranks
@@ -254,6 +268,7 @@ func (j *Job) Step(ctx context.Context, it int) (StepStats, error) {
 	}
 	st.Duration = time.Since(begin)
 	st.Loss, st.GradNorm = out["loss"], out["grad_norm"]
+	st.LossScale, st.Skipped = out["loss_scale"], int(out["skipped_steps"])
 	for r := range j.exec.Ranks() {
 		c := j.exec.Counters(r)
 		st.CommBytes += c.CollectiveBytes + c.TransferBytes + c.HostBytes

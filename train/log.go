@@ -37,11 +37,15 @@ func grouped(n int64) string {
 func (r *run) report(st StepStats) error {
 	mfu := r.mfu.update(st.Duration)
 	ms := float64(st.Duration) / float64(time.Millisecond)
-	r.printf("iter %d: loss %.4f, time %.2fms, mfu %.2f%%, lr %.4e, grad_norm %.4f\n", st.Iter, st.Loss, ms, 100*mfu, st.LR, st.GradNorm)
+	r.printf("iter %d: loss %.4f, time %.2fms, mfu %.2f%%, lr %.4e, grad_norm %.4f", st.Iter, st.Loss, ms, 100*mfu, st.LR, st.GradNorm)
+	if st.LossScale > 0 {
+		r.printf(", loss_scale %g, skipped %d", st.LossScale, st.Skipped)
+	}
+	r.printf("\n")
 	return r.metrics.write(StepMetrics{
 		Iter: st.Iter, Loss: st.Loss, LR: st.LR, GradNorm: st.GradNorm, TimeMS: ms,
 		TokensPerS: float64(r.TokensPerStep()) / st.Duration.Seconds(), MFU: mfu, PeakBytes: r.PeakBytes(),
-		CommBytes: st.CommBytes, Collectives: st.Collectives,
+		CommBytes: st.CommBytes, Collectives: st.Collectives, LossScale: st.LossScale, SkippedSteps: st.Skipped,
 	})
 }
 

@@ -20,13 +20,17 @@ type StepMetrics struct {
 	Iter        int     `json:"iter"`
 	Loss        float32 `json:"loss"`
 	LR          float64 `json:"lr"`
-	GradNorm    float32 `json:"grad_norm"` // before clipping
+	GradNorm    float32 `json:"grad_norm"` // before clipping; 0 in a step that the loss scaler skipped
 	TimeMS      float64 `json:"time_ms"`
 	TokensPerS  float64 `json:"tokens_per_s"` // of all ranks
 	MFU         float64 `json:"mfu"`          // a fraction of all ranks' peak; -1 in the first iterations
 	PeakBytes   int64   `json:"peak_bytes"`   // the largest arena of a rank
 	CommBytes   int64   `json:"comm_bytes"`   // of this step, on all ranks
 	Collectives int     `json:"collectives"`  // of this step, on all ranks
+
+	// Of a float16 run: the scale of the loss after this step, and the steps skipped so far.
+	LossScale    float32 `json:"loss_scale,omitempty"`
+	SkippedSteps int     `json:"skipped_steps,omitempty"`
 }
 
 // EvalMetrics is one evaluation.

@@ -8,6 +8,7 @@ import (
 	"github.com/autopar/autopar/config"
 	"github.com/autopar/autopar/ir"
 	"github.com/autopar/autopar/partition"
+	"github.com/autopar/autopar/runtime"
 )
 
 // Reshard saves a checkpoint under dir as the ranks of a plan would have saved it, and returns its directory. Resuming
@@ -32,7 +33,8 @@ func Reshard(c *checkpoint.Checkpoint, cfg *config.Config, plan *partition.Plan,
 	return checkpoint.Save(dir, snap, checkpoint.Retention{})
 }
 
-// Initial is the checkpoint of a run that has not begun: the weights as given, moments and other state zero.
+// Initial is the checkpoint of a run that has not begun: the weights as given, their master copies too, moments and other
+// state as at the start of any run.
 func Initial(cfg *config.Config, weights checkpoint.Reader) (checkpoint.Snapshot, error) {
 	g, err := cfg.TrainStep()
 	if err != nil {
@@ -40,12 +42,13 @@ func Initial(cfg *config.Config, weights checkpoint.Reader) (checkpoint.Snapshot
 	}
 	snap := checkpoint.Snapshot{Config: string(cfg.Marshal())}
 	for _, v := range g.Params() {
-		name, whole := v.Def.Name, ir.Whole(v.Type.Shape)
-		read := func(dst []byte) error { return weights.Read(name, whole, dst) }
-		if v.Def.Attr.(ir.ParamAttr).State {
-			read = func(dst []byte) error { clear(dst); return nil }
+		attr := v.Def.Attr.(ir.ParamAttr)
+		shard := runtime.Shard{Name: v.Def.Name, Type: v.Type, Attr: attr, Slab: ir.Whole(v.Type.Shape)}
+		read := func(dst []byte) error { return weights.Read(sourceOf(shard), v.Type.DType, shard.Slab, dst) }
+		if attr.State && attr.Master == "" {
+			read = func(dst []byte) error { copy(dst, shard.Initial(uint64(cfg.Train.Seed))); return nil }
 		}
-		snap.Shards = append(snap.Shards, checkpoint.Shard{Name: name, Type: v.Type, Slab: whole, Read: read})
+		snap.Shards = append(snap.Shards, checkpoint.Shard{Name: shard.Name, Type: v.Type, Slab: shard.Slab, Read: read})
 	}
 	return snap, nil
 }

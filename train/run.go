@@ -175,6 +175,13 @@ func (r *run) resume() error {
 		return err
 	}
 	defer c.Close()
+	for rank := range r.exec.Ranks() {
+		for _, s := range r.exec.Shards(r.Train, rank) {
+			if err := c.CheckType(s.Name, s.Type.DType); err != nil {
+				return err
+			}
+		}
+	}
 	if err := r.Load(c, true); err != nil {
 		return err
 	}
@@ -272,7 +279,10 @@ func (r *run) update(ctx context.Context, it int) error {
 		return err
 	}
 	if err := r.finite(it, "grad_norm", st.GradNorm); err != nil {
-		return err
+		if st.LossScale == 0 {
+			return err
+		}
+		st.GradNorm = 0 // the loss scaler has skipped the step
 	}
 	r.result.Steps, r.result.Loss = it+1, st.Loss
 	r.mfu.steps++

@@ -323,12 +323,12 @@ type large struct {
 	t   *testing.T
 }
 
-func (l large) Read(name string, slab ir.Slab, dst []byte) error {
+func (l large) Read(name string, dtype ir.DType, slab ir.Slab, dst []byte) error {
 	c, err := checkpoint.Open(l.dir)
 	require.NoError(l.t, err)
 	defer c.Close()
 	if name != "ln_f.weight" {
-		return c.Read(name, slab, dst)
+		return c.Read(name, dtype, slab, dst)
 	}
 	for i := 0; i < len(dst); i += 4 {
 		binary.LittleEndian.PutUint32(dst[i:], math.Float32bits(1e28))

@@ -222,7 +222,7 @@ func (c *benchCmd) summarize(cfg *config.Config, ranks int, cluster *cost.Cluste
 		Ranks: ranks, BurnIn: c.BurnIn, Steps: c.Steps,
 		MeanMS: ms(mean), MedianMS: ms(times[len(times)/2]), MinMS: ms(times[0]),
 		TokensPerS: tokens / mean.Seconds(),
-		PeakFLOPS:  cluster.PeakFLOPS("f32", ranks) * float64(ranks),
+		PeakFLOPS:  cluster.PeakFLOPS(cfg.DType().String(), ranks) * float64(ranks),
 	}
 	r.MFU = float64(cfg.Model.FLOPsPerToken()) * r.TokensPerS / r.PeakFLOPS
 	add := func(op string, calls int, spent time.Duration) { // of all ranks in all steps

@@ -38,8 +38,8 @@ type fixed struct {
 	CP               *int   `group:"fix" name:"cp" placeholder:"N" help:"Context-parallel degree; only 1 in this version."`
 	PP               *int   `group:"fix" name:"pp" placeholder:"N" help:"Pipeline stages."`
 	MicroBatch       *int   `group:"fix" placeholder:"N" help:"Sequences per micro-batch of one data-parallel rank."`
-	Schedule         string `group:"fix" enum:",gpipe,1f1b,interleaved,zero-bubble" default:"" placeholder:"gpipe|1f1b" help:"Order of the micro-batches in a pipeline."`
-	Interleave       *int   `group:"fix" placeholder:"N" help:"Chunks of the model per stage; only 1 in this version."`
+	Schedule         string `group:"fix" enum:",gpipe,1f1b,interleaved,zero-bubble" default:"" placeholder:"gpipe|1f1b|interleaved|zero-bubble" help:"Order of the micro-batches in a pipeline."`
+	Interleave       *int   `group:"fix" placeholder:"N" help:"Chunks of the model per rank of a pipeline; more than 1 is the interleaved schedule."`
 	Zero             *int   `group:"fix" placeholder:"N" help:"ZeRO stage, 0 to 3: shard optimizer state (1), gradients (2) and parameters (3) over data-parallel ranks."`
 	ZeroGroup        *int   `group:"fix" placeholder:"N" help:"Data-parallel ranks that ZeRO shards over: a divisor of all of them. Groups hold copies of each other."`
 	Recompute        string `group:"fix" enum:",none,selective,full" default:"" placeholder:"none|selective|full" help:"Drop activations and compute them again: none, those of attention, or all."`
@@ -179,7 +179,7 @@ func printPlan(con *console, doc *planner.Document) {
 	about := [][]string{
 		{"mesh", fmt.Sprintf("%s of dp %d x tp %d x pp %d", plural(p.Units(), "unit"), p.DP, p.TP, p.PP())},
 		{"micro-batch", fmt.Sprintf("%s, %d per step and data-parallel rank", plural(p.MicroBatch, "sequence"), p.MicroBatches(doc.Config.Batch.Global, ir.Coord{}))},
-		{"schedule", string(p.Schedule)},
+		{"schedule", p.ScheduleText()},
 		{"sharded", shardedText(p)},
 	}
 	if p.Offload.Moves() {
@@ -193,12 +193,18 @@ func printPlan(con *console, doc *planner.Document) {
 	}
 	con.table(about)
 	rows := [][]string{{"STAGE", "BLOCKS", "RECOMPUTED", "PEAK MEMORY OF A RANK"}}
-	for i, s := range p.Stages {
+	for i := range p.PP() {
+		var blocks []string
+		full, selective := 0, 0
+		for s := i; s < len(p.Stages); s += p.PP() { // its chunks
+			blocks = append(blocks, blocksText(p.Stages[s]))
+			full, selective = full+p.Stages[s].Recompute, selective+p.Stages[s].Selective
+		}
 		peak := fmt.Sprintf("%s (%s bytes)", bytesText(predicted.PeakBytes[i]), explain.Grouped(predicted.PeakBytes[i]))
 		if i < len(predicted.HostBytes) {
 			peak += fmt.Sprintf(" and %s (%s bytes) of the host", bytesText(predicted.HostBytes[i]), explain.Grouped(predicted.HostBytes[i]))
 		}
-		rows = append(rows, []string{fmt.Sprint(i), blocksText(s), recomputedText(s.Recompute, s.Selective), peak})
+		rows = append(rows, []string{fmt.Sprint(i), strings.Join(blocks, ", "), recomputedText(full, selective), peak})
 	}
 	con.table(rows)
 	if con.verbose {
@@ -266,7 +272,7 @@ func planWords(p *partition.Plan) string {
 	if p.Units() > 1 {
 		words = fmt.Sprintf("%d x (%s)", p.Units(), words)
 	}
-	words += fmt.Sprintf(", micro-batch %d, %s", p.MicroBatch, p.Schedule)
+	words += fmt.Sprintf(", micro-batch %d, %s", p.MicroBatch, p.ScheduleText())
 	if p.ZeRO > 0 {
 		words += fmt.Sprintf(", ZeRO %d", p.ZeRO)
 		if p.Copies() > 1 {

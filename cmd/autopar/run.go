@@ -60,7 +60,7 @@ func (c *runCmd) Run(ctx context.Context, con *console) error {
 	defer p.end()
 	opts := train.RunOptions{
 		Out: out, Resume: c.Resume, InitFrom: c.InitFrom, Keep: checkpoint.Retention{Last: 2},
-		Log: p, PeakFLOPS: cluster.PeakFLOPS("f32", doc.Plan.RuntimeNGPUs),
+		Log: p, PeakFLOPS: cluster.PeakFLOPS(doc.Config.DType().String(), doc.Plan.RuntimeNGPUs),
 	}
 	if c.Steps != nil {
 		opts.Steps = *c.Steps

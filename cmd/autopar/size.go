@@ -16,8 +16,7 @@ type sizeCmd struct {
 // Example is shown by --help.
 func (sizeCmd) Example() string { return "autopar size examples/gpt2.yaml" }
 
-// sizes is the result of autopar size. Bytes are those of float32 training on
-// one device.
+// sizes is the result of autopar size. Bytes are those of training on one device.
 type sizes struct {
 	Parameters           int64       `json:"parameters"`
 	ParametersNoPosition int64       `json:"parameters_without_positions"` // what nanoGPT prints
@@ -51,10 +50,10 @@ type memoryBytes struct {
 	Total       int64 `json:"total"`
 }
 
-func measure(m gpt.Config, global, micro int) sizes {
+func measure(m gpt.Config, master bool, global, micro int) sizes {
 	decay, noDecay := m.ParamGroups()
 	forward := m.ForwardFLOPs()
-	bytes := m.TrainingBytes(micro)
+	bytes := m.TrainingBytes(micro, master)
 	perSequence := m.FLOPsPerToken() * int64(m.BlockSize)
 	return sizes{
 		Parameters:           m.NumParams(),
@@ -79,7 +78,8 @@ func (c *sizeCmd) Run(con *console) error {
 		return err
 	}
 	m := cfg.Model
-	s := measure(m, cfg.Batch.Global, max(1, int(cfg.Batch.Micro)))
+	m.Float = cfg.DType()
+	s := measure(m, cfg.Train.MasterWeights, cfg.Batch.Global, max(1, int(cfg.Batch.Micro)))
 	if c.json() {
 		return con.json(s)
 	}
@@ -108,7 +108,11 @@ func (c *sizeCmd) Run(con *console) error {
 		{"training, one sequence", explain.Grouped(s.FLOPs.TrainingPerSequence)},
 		{fmt.Sprintf("training, one step of %d", cfg.Batch.Global), fmt.Sprintf("%.4g", float64(s.FLOPs.TrainingPerStep))},
 	})
-	con.heading("memory in float32 on one device, %d at once", s.Bytes.Sequences)
+	kept := ""
+	if m.Float.Half() && cfg.Train.MasterWeights {
+		kept = " with float32 master weights"
+	}
+	con.heading("memory in %s%s on one device, %d at once", cfg.Train.DType, kept, s.Bytes.Sequences)
 	con.table([][]string{
 		{"weights", bytesText(s.Bytes.Weights)},
 		{"gradients", bytesText(s.Bytes.Gradients)},

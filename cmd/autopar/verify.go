@@ -139,7 +139,7 @@ func count(p *codegen.Program) checkedProgram {
 		s := &p.Schedules[i]
 		c.Tasks += len(s.Tasks)
 		for _, task := range s.Tasks {
-			for _, in := range p.Stages[s.Stage].Bodies[task.Phase].Instrs {
+			for _, in := range p.Stages[s.Stage].Run(task) {
 				c.Instructions++
 				switch {
 				case codegen.Collective(in.Node.Op):

@@ -15,6 +15,10 @@ import (
 // with respect to each of wrt, and returns the gradients by value, each with the
 // type of its value.
 //
+// wide is the type in which contributions to a parameter are added, over its uses
+// and, later, over micro-batches; the sum is then cast to the type of the
+// parameter. [ir.F32] loses nothing; the parameter's own type takes less memory.
+//
 // Nodes come in reverse order of the forward pass, in phase Backward. Several
 // contributions to an activation are added pairwise as they arise. Several
 // contributions to a parameter (a tied table) are added by one add_n in phase
@@ -25,7 +29,7 @@ import (
 // It fails when loss is no scalar, when it does not depend on one of wrt, and
 // when a path between them passes an op through which no gradient flows; g then
 // holds part of a backward pass and must be dropped.
-func Grad(g *ir.Graph, loss *ir.Value, wrt []*ir.Value) (map[*ir.Value]*ir.Value, error) {
+func Grad(g *ir.Graph, loss *ir.Value, wrt []*ir.Value, wide ir.DType) (map[*ir.Value]*ir.Value, error) {
 	if !loss.Type.Equal(ir.Type{DType: ir.F32}) {
 		return nil, fmt.Errorf("autodiff: loss %s is %s, want f32[]", loss.Name(), loss.Type)
 	}
@@ -33,6 +37,7 @@ func Grad(g *ir.Graph, loss *ir.Value, wrt []*ir.Value) (map[*ir.Value]*ir.Value
 		graph: g,
 		needs: dependents(g, wrt),
 		grads: map[*ir.Value][]*ir.Value{},
+		wide:  wide,
 	}
 	forward := g.Nodes[:len(g.Nodes):len(g.Nodes)]
 	if err := b.seed(loss); err != nil {
@@ -80,6 +85,7 @@ type backward struct {
 	// grads holds the contributions to each value's gradient in the order in
 	// which they arose: any number for a parameter, one running sum for others.
 	grads map[*ir.Value][]*ir.Value
+	wide  ir.DType
 	// fwd and dy are the forward node at hand and the gradient of its result 0.
 	fwd *ir.Node
 	dy  *ir.Value
@@ -148,6 +154,13 @@ func (b *backward) give(v, d *ir.Value) error {
 		panic(fmt.Sprintf("BUG: gradient of %s %s has type %s", v.Name(), v.Type, d.Type))
 	}
 	sofar := b.grads[v]
+	if v.Def.Op == ir.OpParam && v.Type.DType.Half() && v.Type.DType != b.wide {
+		n, err := b.graph.Add(ir.OpCast, ir.CastAttr{To: b.wide}, d.Name()+"@wide", ir.Backward, d)
+		if err != nil {
+			return err
+		}
+		n.Pos, d = b.fwd.Pos, n.Results[0]
+	}
 	if len(sofar) == 0 || v.Def.Op == ir.OpParam {
 		b.grads[v] = append(sofar, d)
 		return nil
@@ -187,6 +200,14 @@ func (b *backward) collect(wrt []*ir.Value) (map[*ir.Value]*ir.Value, error) {
 			out[v] = terms[0]
 		default:
 			n, err := b.graph.Add(ir.OpAddN, nil, v.Name()+"@grad", ir.Update, terms...)
+			if err != nil {
+				return nil, fmt.Errorf("autodiff: %w", err)
+			}
+			n.Pos = v.Def.Pos
+			out[v] = n.Results[0]
+		}
+		if sum := out[v]; sum.Type.DType != v.Type.DType {
+			n, err := b.graph.Add(ir.OpCast, ir.CastAttr{To: v.Type.DType}, v.Name()+"@narrow", ir.Update, sum)
 			if err != nil {
 				return nil, fmt.Errorf("autodiff: %w", err)
 			}

@@ -77,6 +77,9 @@ var cases = []struct {
 	{"scale", func(b *builder) *ir.Value {
 		return b.op(ir.OpScale, nil, b.param("x", 3, 5), b.leaf(ir.OpInput, "s", ir.F32))
 	}},
+	{"cast", func(b *builder) *ir.Value {
+		return b.op(ir.OpCast, ir.CastAttr{To: ir.F32}, b.op(ir.OpGELU, ir.GELUAttr{}, b.param("x", 5)))
+	}},
 	{"sum_to", func(b *builder) *ir.Value {
 		return b.op(ir.OpSumTo, ir.SumToAttr{Keep: 1}, b.op(ir.OpGELU, ir.GELUAttr{}, b.param("x", 2, 3, 5)))
 	}},
@@ -164,7 +167,7 @@ func checkGradients(t *testing.T, g *ir.Graph, loss *ir.Value, seed uint64) {
 	g.Outputs = []ir.Output{{Name: "loss", Value: loss}}
 	forward, _ := g.Clone()
 	forwardNodes := len(g.Nodes)
-	grads, err := Grad(g, loss, g.Params())
+	grads, err := Grad(g, loss, g.Params(), ir.F32)
 	require.NoError(t, err)
 	require.NoError(t, g.Verify())
 	for i, n := range g.Nodes {
@@ -227,7 +230,7 @@ func TestSeveralUses(t *testing.T) {
 	n.Pos = "model.go:7"
 	x = b.op(ir.OpAdd, nil, x, n.Results[0])
 	loss := b.loss(b.op(ir.OpMatMul, ir.MatMulAttr{K: 1}, x, table))
-	grads, err := Grad(b.g, loss, []*ir.Value{table})
+	grads, err := Grad(b.g, loss, []*ir.Value{table}, ir.F32)
 	require.NoError(t, err)
 
 	sum := b.g.Find("table@grad")
@@ -255,7 +258,7 @@ func TestNoUnneededGradients(t *testing.T) {
 	b.op(ir.OpGELU, ir.GELUAttr{}, y) // not used by the loss
 	loss := b.op(ir.OpSum, nil, y)
 	before := len(b.g.Nodes)
-	_, err := Grad(b.g, loss, []*ir.Value{w})
+	_, err := Grad(b.g, loss, []*ir.Value{w}, ir.F32)
 	require.NoError(t, err)
 	var added []string
 	for _, n := range b.g.Nodes[before:] {
@@ -269,7 +272,7 @@ func TestGradientOfActivation(t *testing.T) {
 	b := newBuilder(t)
 	x := b.op(ir.OpLayerNorm, ir.LayerNormAttr{}, b.param("x", 2, 5), b.param("w", 5))
 	loss := b.op(ir.OpSum, nil, b.op(ir.OpAdd, nil, x, x))
-	grads, err := Grad(b.g, loss, []*ir.Value{x, loss})
+	grads, err := Grad(b.g, loss, []*ir.Value{x, loss}, ir.F32)
 	require.NoError(t, err)
 	require.Nil(t, b.g.Find("layer_norm@dx"), "x is where the gradient ends")
 	require.Equal(t, x.Type, grads[x].Type)
@@ -335,7 +338,7 @@ func TestErrors(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			b := newBuilder(t)
 			loss, wrt := tt.build(b)
-			_, err := Grad(b.g, loss, wrt)
+			_, err := Grad(b.g, loss, wrt, ir.F32)
 			require.ErrorContains(t, err, tt.want)
 		})
 	}
@@ -346,7 +349,7 @@ func ExampleGrad() {
 	x, _ := g.Leaf(ir.OpParam, "x", ir.Type{Shape: []int{3, 1}}, ir.ParamAttr{})
 	gram, _ := g.Add(ir.OpMatMul, ir.MatMulAttr{Form: ir.MatMulNT, K: 1}, "gram", ir.Forward, x, x)
 	loss, _ := g.Add(ir.OpSum, nil, "loss", ir.Forward, gram.Results[0])
-	grads, err := Grad(g, loss.Results[0], []*ir.Value{x})
+	grads, err := Grad(g, loss.Results[0], []*ir.Value{x}, ir.F32)
 	if err != nil {
 		panic(err)
 	}

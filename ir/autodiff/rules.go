@@ -19,6 +19,7 @@ var rules = map[ir.Op]rule{
 	ir.OpSumTo:  gradExpandLike,
 	ir.OpSum:    gradExpandLike,
 	ir.OpExpand: gradExpand,
+	ir.OpCast:   gradCast,
 
 	ir.OpMatMul:    gradMatMul,
 	ir.OpEmbedding: gradEmbedding,
@@ -70,6 +71,11 @@ func gradExpandLike(b *backward) error {
 // y = x repeated over the leading dimensions of like, whose values do not matter.
 func gradExpand(b *backward) error {
 	return b.emit(0, ir.OpSumTo, ir.SumToAttr{Keep: len(b.fwd.Args[0].Type.Shape)}, "dx", b.dy)
+}
+
+// y = x in another type: dx = dy in that of x.
+func gradCast(b *backward) error {
+	return b.emit(0, ir.OpCast, ir.CastAttr{To: b.fwd.Args[0].Type.DType}, "dx", b.dy)
 }
 
 // The three forms of matmul are closed under differentiation:

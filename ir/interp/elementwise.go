@@ -163,6 +163,37 @@ func dropout(n *ir.Node, in, out []Tensor) error {
 	return nil
 }
 
+// cast: y = x, rounded to the type of the result (see [Eval]).
+func cast(_ *ir.Node, in, out []Tensor) error {
+	copy(out[0].F, in[0].F)
+	return nil
+}
+
+// lossScale is the update of torch.amp.GradScaler (Micikevicius et al., "Mixed
+// Precision Training", 2018). norm is that of the scaled gradients. If it is
+// finite, the step is good and unscale = 1/scale; Interval good steps in a row
+// multiply the scale by Growth. If not, the step is skipped: unscale = 0, and the
+// scale is multiplied by Backoff.
+func lossScale(n *ir.Node, in, out []Tensor) error {
+	a := n.Attr.(ir.LossScaleAttr)
+	scale, good, skipped, norm := in[0].F[0], in[1].F[0], in[2].F[0], in[3].F[0]
+	unscale := 0.0
+	switch {
+	case math.IsInf(norm, 0) || math.IsNaN(norm):
+		scale, good, skipped = scale*a.Backoff, 0, skipped+1
+	case good+1 == float64(a.Interval):
+		unscale = 1 / scale
+		scale, good = scale*a.Growth, 0
+	default:
+		unscale = 1 / scale
+		good++
+	}
+	for i, x := range []float64{scale, good, skipped, unscale} {
+		out[i].F[0] = x
+	}
+	return nil
+}
+
 // adamW is torch.optim.AdamW (Loshchilov and Hutter, "Decoupled Weight Decay
 // Regularization", 2019) of the gradient g·clip. step counts from 0, so the
 // update number t of the bias corrections is step+1:
@@ -171,10 +202,21 @@ func dropout(n *ir.Node, in, out []Tensor) error {
 //	m ← β₁ m + (1-β₁) g
 //	v ← β₂ v + (1-β₂) g²
 //	w ← w - lr m/(1-β₁ᵗ) / (√(v/(1-β₂ᵗ)) + ε)
+//
+// With a loss scaler, skipped steps do not count in t, and a step whose factor
+// clip is not positive is one to skip: nothing changes.
 func adamW(n *ir.Node, in, out []Tensor) error {
 	a := n.Attr.(ir.AdamWAttr)
 	w, m, v, g := in[0].F, in[1].F, in[2].F, in[3].F
 	clip, lr, t := in[4].F[0], in[5].F[0], float64(in[6].I[0])+1
+	if len(in) > 7 {
+		if t -= in[7].F[0]; !(clip > 0) {
+			copy(out[0].F, w)
+			copy(out[1].F, m)
+			copy(out[2].F, v)
+			return nil
+		}
+	}
 	correct1 := 1 - math.Pow(a.Beta1, t)
 	correct2 := 1 - math.Pow(a.Beta2, t)
 	for i := range w {

@@ -75,7 +75,7 @@ func evalIn(n *ir.Node, values map[*ir.Value]Tensor, feeds map[string]Tensor) ([
 		if err := t.check(n.Results[0].Type); err != nil {
 			return nil, fmt.Errorf("interp: %s %q: %w", n.Op, n.Name, err)
 		}
-		return []Tensor{t}, nil
+		return []Tensor{t.rounded(n.Results[0].Type.DType)}, nil
 	}
 	args := make([]Tensor, len(n.Args))
 	for i, a := range n.Args {
@@ -89,7 +89,8 @@ func evalIn(n *ir.Node, values map[*ir.Value]Tensor, feeds map[string]Tensor) ([
 }
 
 // Eval evaluates one node that is neither a parameter nor an input. The operands
-// must have the types of n.Args.
+// must have the types of n.Args. Results of two bytes an element are rounded to
+// their format; f32 stands for the exact number.
 func Eval(n *ir.Node, args []Tensor) ([]Tensor, error) {
 	kernel := kernelOf(n.Op)
 	if kernel == nil {
@@ -109,6 +110,9 @@ func Eval(n *ir.Node, args []Tensor) ([]Tensor, error) {
 	}
 	if err := kernel(n, args, results); err != nil {
 		return nil, fmt.Errorf("interp: %s %q: %w", n.Op, n.Name, err)
+	}
+	for i, r := range n.Results {
+		results[i] = results[i].rounded(r.Type.DType)
 	}
 	return results, nil
 }
@@ -182,6 +186,10 @@ func kernelOf(op ir.Op) kernelFunc {
 		return crossEntropyGrad
 	case ir.OpAdamW:
 		return adamW
+	case ir.OpCast:
+		return cast
+	case ir.OpLossScale:
+		return lossScale
 	case ir.OpParam, ir.OpInput, ir.OpInvalid:
 		return nil
 	}

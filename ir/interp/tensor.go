@@ -8,9 +8,9 @@ import (
 	"github.com/autopar/autopar/ir/philox"
 )
 
-// Tensor is a dense row-major array. F holds the elements of an f32 value, in
-// float64, or the numbers that those of a q64 value stand for; I those of an i32
-// value. The other is nil.
+// Tensor is a dense row-major array. F holds the elements of a floating-point
+// value, in float64, or the numbers that those of a q64 value stand for; I those
+// of an i32 value. The other is nil.
 type Tensor struct {
 	Shape []int
 	F     []float64
@@ -40,7 +40,7 @@ func Scalar(x float64) Tensor { return Tensor{F: []float64{x}} }
 // IntScalar returns an i32 scalar.
 func IntScalar(x int32) Tensor { return Tensor{I: []int32{x}} }
 
-// Type returns dtype and shape, f32 for q64 too.
+// Type returns dtype and shape: f32 for all but i32.
 func (t Tensor) Type() ir.Type {
 	if t.I != nil {
 		return ir.Type{DType: ir.I32, Shape: t.Shape}
@@ -48,10 +48,22 @@ func (t Tensor) Type() ir.Type {
 	return ir.Type{DType: ir.F32, Shape: t.Shape}
 }
 
+// rounded returns t in the precision of a type: itself, unless that has two bytes.
+func (t Tensor) rounded(d ir.DType) Tensor {
+	if !d.Half() {
+		return t
+	}
+	t.F = slices.Clone(t.F)
+	for i, x := range t.F {
+		t.F[i] = d.Round(x)
+	}
+	return t
+}
+
 // check reports a tensor that is not well-formed or not of the wanted type.
 func (t Tensor) check(want ir.Type) error {
-	if got := t.Type(); !got.Equal(want) && !(want.DType == ir.Q64 && got.Equal(ir.Type{DType: ir.F32, Shape: want.Shape})) {
-		return fmt.Errorf("tensor is %s, want %s", t.Type(), want)
+	if got := t.Type(); !slices.Equal(got.Shape, want.Shape) || (got.DType == ir.I32) != (want.DType == ir.I32) {
+		return fmt.Errorf("tensor is %s, want %s", got, want)
 	}
 	if n := int64(len(t.F) + len(t.I)); n != want.Elems() || (t.F != nil && t.I != nil) {
 		return fmt.Errorf("tensor of type %s has %d elements, want %d", want, n, want.Elems())
@@ -61,19 +73,25 @@ func (t Tensor) check(want ir.Type) error {
 
 // InitParam returns the initial value of a parameter: zeros, ones, or a normal
 // distribution drawn by position, so that any part of it can be made alone. It
-// is rounded to float32, which every backend starts from.
+// is rounded to float32, which every backend starts from, and from there to its
+// own type. A master copy starts as its weight.
 func InitParam(name string, attr ir.ParamAttr, t ir.Type, seed uint64) Tensor {
 	p := Zeros(t)
+	if attr.Master != "" {
+		name = attr.Master
+	}
 	key := philox.Key{Seed: seed, Op: philox.OpKey(name)}
 	for i := range p.F {
 		switch attr.Init {
 		case ir.InitOnes:
 			p.F[i] = 1
+		case ir.InitConstant:
+			p.F[i] = float64(float32(attr.Value))
 		case ir.InitNormal:
 			p.F[i] = float64(float32(attr.Std * key.Normal(uint64(i))))
 		}
 	}
-	return p
+	return p.rounded(t.DType)
 }
 
 // split cuts a shape in two and returns the elements of each part: rows of the

@@ -10,7 +10,7 @@ import (
 var allMotifs = []func(*graphBuilder){
 	addMotif, addNMotif, scaleMotif, sumToMotif, expandMotif, sumMotif,
 	matMulMotif, embeddingMotif, layerNormMotif, geluMotif, dropoutMotif,
-	attentionMotif, decodeMotif, crossEntropyMotif, adamWMotif, fixedMotif,
+	attentionMotif, decodeMotif, crossEntropyMotif, adamWMotif, castMotif, lossScaleMotif, fixedMotif,
 }
 
 func addMotif(b *graphBuilder) {
@@ -124,6 +124,16 @@ func crossEntropyMotif(b *graphBuilder) {
 	pick := b.op(ir.OpRowPick, nil, x, targets)[0]
 	nll := b.op(ir.OpNLL, nil, top, sum, pick, targets)[0]
 	b.op(ir.OpCrossEntropyGrad, nil, x, top, sum, targets, b.like(nll))
+}
+
+// castMotif changes no number: those who compare with sums in another order want
+// no rounding to fewer bits.
+func castMotif(b *graphBuilder) { b.op(ir.OpCast, ir.CastAttr{To: ir.F32}, b.value(0)) }
+
+func lossScaleMotif(b *graphBuilder) {
+	attr := ir.LossScaleAttr{Growth: 2, Backoff: 0.5, Interval: 4}
+	good := float64(b.rng.IntN(attr.Interval))
+	b.op(ir.OpLossScale, attr, b.constant(64), b.constant(good), b.constant(1), b.fresh())
 }
 
 // adamWMotif is a step of the optimizer with clipping by the norm of a gradient.

@@ -67,7 +67,7 @@ func naturalPhase(op ir.Op) ir.Phase {
 	switch op {
 	case ir.OpEmbeddingGrad, ir.OpLayerNormGrad, ir.OpGELUGrad, ir.OpAttentionGrad, ir.OpCrossEntropyGrad:
 		return ir.Backward
-	case ir.OpSumSquares, ir.OpSqrt, ir.OpClipScale, ir.OpFromFixed, ir.OpFixedSquares, ir.OpFixedRoot, ir.OpAdamW:
+	case ir.OpSumSquares, ir.OpSqrt, ir.OpClipScale, ir.OpFromFixed, ir.OpFixedSquares, ir.OpFixedRoot, ir.OpAdamW, ir.OpLossScale:
 		return ir.Update
 	}
 	return ir.Forward

@@ -5,6 +5,8 @@ import (
 	"math"
 	"slices"
 	"strings"
+
+	"github.com/autopar/autopar/trace"
 )
 
 // Config is the architecture of one GPT. The zero value is not a model: start from DefaultConfig or Preset. The yaml, enum
@@ -24,6 +26,9 @@ type Config struct {
 	Norm          string  `yaml:"norm" enum:"layernorm,rmsnorm" help:"normalization"`
 	Position      string  `yaml:"position" enum:"learned,rope" help:"position encoding"`
 	TieEmbeddings bool    `yaml:"tie_embeddings" help:"the head reuses the token table"`
+
+	// Float is the type of weights and activations. It is no key of the model: a run chooses it.
+	Float trace.DType
 }
 
 // The words that Config's text fields accept.

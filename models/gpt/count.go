@@ -76,27 +76,29 @@ func (c Config) ForwardFLOPs() ForwardFLOPs {
 	}
 }
 
-// TrainingBytes is the memory of training in float32 on one device, without recomputation or sharding.
+// TrainingBytes is the memory of training on one device, without recomputation or sharding.
 type TrainingBytes struct {
 	Weights     int64
-	Gradients   int64
-	Optimizer   int64 // AdamW's two moments
+	Gradients   int64 // as they are summed over micro-batches
+	Optimizer   int64 // AdamW's two moments, and the master copy of the weights if there is one
 	Activations int64 // by formula, see ActivationBytes; a compiled program knows its own exact number
 }
 
 // Total is the sum of the parts.
 func (b TrainingBytes) Total() int64 { return b.Weights + b.Gradients + b.Optimizer + b.Activations }
 
-// TrainingBytes sizes a step that holds the given number of sequences at once.
-func (c Config) TrainingBytes(sequences int) TrainingBytes {
-	const f32 = 4
-	weights := f32 * c.NumParams()
-	return TrainingBytes{
-		Weights:     weights,
-		Gradients:   weights,
-		Optimizer:   2 * weights,
-		Activations: c.ActivationBytes(sequences, f32),
+// TrainingBytes sizes a step that holds the given number of sequences at once, in c.Float and with float32 master weights
+// if that has two bytes and master is set.
+func (c Config) TrainingBytes(sequences int, master bool) TrainingBytes {
+	n, size := c.NumParams(), c.Float.Size()
+	b := TrainingBytes{
+		Weights: size * n, Gradients: size * n, Optimizer: 2 * size * n,
+		Activations: c.ActivationBytes(sequences, int(size)),
 	}
+	if c.Float.Half() && master {
+		b.Gradients, b.Optimizer = 4*n, 12*n
+	}
+	return b
 }
 
 // ActivationBytes estimates what the forward pass keeps for the backward pass, for elements of the given size, with

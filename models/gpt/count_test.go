@@ -5,6 +5,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/autopar/autopar/trace"
 )
 
 func preset(t *testing.T, name string) Config {
@@ -83,12 +85,18 @@ func TestFLOPs(t *testing.T) {
 
 func TestTrainingBytes(t *testing.T) {
 	c := preset(t, "quick")
-	b := c.TrainingBytes(12)
+	b := c.TrainingBytes(12, true)
 	require.Equal(t, int64(4*804_096), b.Weights)
 	require.Equal(t, b.Weights, b.Gradients)
 	require.Equal(t, int64(8*804_096), b.Optimizer)
 	require.Equal(t, c.ActivationBytes(12, 4), b.Activations)
 	require.Equal(t, 16*int64(804_096)+b.Activations, b.Total())
+
+	c.Float = trace.BF16
+	half := c.TrainingBytes(12, true)
+	require.Equal(t, TrainingBytes{2 * 804_096, 4 * 804_096, 12 * 804_096, c.ActivationBytes(12, 2)}, half)
+	all := c.TrainingBytes(12, false)
+	require.Equal(t, 8*int64(804_096)+c.ActivationBytes(12, 2), all.Total())
 }
 
 // Korthikanti et al. 2023 table 2, per layer: sbh(34 + 5as/h) with dropout in two bytes, and its variants.

@@ -11,6 +11,9 @@ type Optimizer struct {
 	Beta1, Beta2, Eps float64
 	WeightDecay       float64 // of matrices and tables only
 	GradClip          float64 // largest global gradient norm; 0 is off
+	// NoMaster updates weights of two bytes as they are, with moments and sums of
+	// gradients in their type, instead of keeping all these in f32.
+	NoMaster bool
 }
 
 func (o Optimizer) validate() error {
@@ -39,6 +42,12 @@ func (o Optimizer) validate() error {
 // i32[T], seed, step i32 (counted from 0), lr f32, and loss_weight f32, which is
 // one over the number of targets that count. Outputs: loss, and grad_norm before
 // clipping. Updates: every weight and its two moments.
+//
+// cfg.Float is the type of weights, activations and gradients [Micikevicius et
+// al. 2018]. Unless it is f32 or opt.NoMaster is set, an f32 copy of each weight
+// is updated, gradients are summed in f32, and rounded to cfg.Float before ranks
+// exchange them. With f16 the loss is multiplied by a scale that adapts itself:
+// see [trace.Scaler] for the two outputs more that there are then.
 func TrainStep(cfg Config, opt Optimizer, batch, seqLen int) (*trace.Graph, error) {
 	if err := opt.validate(); err != nil {
 		return nil, err
@@ -46,7 +55,7 @@ func TrainStep(cfg Config, opt Optimizer, batch, seqLen int) (*trace.Graph, erro
 	if err := cfg.validateBatch(batch, seqLen); err != nil {
 		return nil, err
 	}
-	t := trace.New("train")
+	t := trace.New("train").Float(cfg.Float)
 	ids, targets, positions := inputs(t, batch, seqLen)
 	random := trace.Stream{Seed: t.Input("seed", trace.I32), Step: t.Input("step", trace.I32)}
 	lr, weight := t.Input("lr", trace.F32), t.Input("loss_weight", trace.F32)
@@ -54,24 +63,54 @@ func TrainStep(cfg Config, opt Optimizer, batch, seqLen int) (*trace.Graph, erro
 	m := fullSequence(cfg, random)
 	loss := m.loss(t, ids, targets, positions, weight)
 	weights := t.Weights()
-	grads := t.Grad(loss, weights)
+	adamw := trace.Optimizer{
+		AdamWAttr: trace.AdamWAttr{Beta1: opt.Beta1, Beta2: opt.Beta2, Eps: opt.Eps, WeightDecay: opt.WeightDecay},
+		Master:    !opt.NoMaster,
+	}
+	scaled := loss
+	if cfg.Float == trace.F16 {
+		adamw.Scaler = t.LossScaler(initialLossScale)
+		scaled = t.Scope("loss_scale").Scale(loss, adamw.Scaler.Scale)
+	}
+	wide := trace.F32
+	if opt.NoMaster {
+		wide = cfg.Float
+	}
+	grads := t.Grad(scaled, weights, wide)
 
 	t = t.Phase(trace.Update)
-	norm := t.Scope("grad_norm").GlobalNorm(weights, grads)
-	var clip trace.Tensor
-	if opt.GradClip > 0 {
-		clip = t.Scope("grad_norm").ClipScale(norm, opt.GradClip)
-	} else {
-		clip = t.Scope("grad_norm").Const("no_clip", trace.F32, 1)
-	}
+	norm, clip := clipped(t, opt.GradClip, adamw.Scaler, weights, grads)
 	for i, w := range weights {
-		t.AdamW(w, grads[i], clip, lr, random.Step, trace.AdamWAttr{
-			Beta1: opt.Beta1, Beta2: opt.Beta2, Eps: opt.Eps, WeightDecay: opt.WeightDecay,
-		})
+		t.AdamW(w, grads[i], clip, lr, random.Step, adamw)
 	}
 	t.Output("loss", loss)
 	t.Output("grad_norm", norm)
 	return t.Finish()
+}
+
+// initialLossScale is the default of torch.amp.GradScaler.
+const initialLossScale = 65536
+
+// clipped returns the global norm of the gradients, and the factor that clips them
+// to most (0 is off). With a scaler the gradients come scaled: the norm is what it
+// would be without, and the factor undoes the scale too. In a step to skip the
+// norm is not finite and the factor not positive.
+func clipped(t *trace.Tracer, most float64, scaler *trace.Scaler, weights, grads []trace.Tensor) (norm, factor trace.Tensor) {
+	at := t.Scope("grad_norm")
+	norm = at.GlobalNorm(weights, grads)
+	if scaler == nil {
+		if most == 0 {
+			return norm, at.Const("no_clip", trace.F32, 1)
+		}
+		return norm, at.ClipScale(norm, most)
+	}
+	// The defaults of torch.amp.GradScaler.
+	unscale := scaler.Step(t.Scope("loss_scale"), norm, trace.LossScaleAttr{Growth: 2, Backoff: 0.5, Interval: 2000})
+	norm = at.Scale(norm, unscale)
+	if most == 0 {
+		return norm, unscale
+	}
+	return norm, at.Scale(at.ClipScale(norm, most), unscale)
 }
 
 // EvalStep traces forward and loss without dropout. Inputs: ids, targets,
@@ -80,7 +119,7 @@ func EvalStep(cfg Config, batch, seqLen int) (*trace.Graph, error) {
 	if err := cfg.validateBatch(batch, seqLen); err != nil {
 		return nil, err
 	}
-	t := trace.New("eval")
+	t := trace.New("eval").Float(cfg.Float)
 	ids, targets, positions := inputs(t, batch, seqLen)
 	weight := t.Input("loss_weight", trace.F32)
 	t.Output("loss", withoutDropout(t, cfg).loss(t, ids, targets, positions, weight))
@@ -88,12 +127,12 @@ func EvalStep(cfg Config, batch, seqLen int) (*trace.Graph, error) {
 }
 
 // Logits traces the forward pass without dropout. Inputs: ids i32[B,T] and
-// positions i32[T]. Output: logits f32[B,T,V].
+// positions i32[T]. Output: logits [B,T,V].
 func Logits(cfg Config, batch, seqLen int) (*trace.Graph, error) {
 	if err := cfg.validateBatch(batch, seqLen); err != nil {
 		return nil, err
 	}
-	t := trace.New("logits")
+	t := trace.New("logits").Float(cfg.Float)
 	ids := t.Input("ids", trace.I32, batch, seqLen)
 	positions := t.Input("positions", trace.I32, seqLen)
 	t.Output("logits", withoutDropout(t, cfg).logits(t, ids, positions))
@@ -101,15 +140,15 @@ func Logits(cfg Config, batch, seqLen int) (*trace.Graph, error) {
 }
 
 // Decode traces the forward pass of one token per sequence, with the keys and
-// values of up to maxLen tokens in h.N.attn.cache f32[B,maxLen,2,NH,D]. Inputs:
+// values of up to maxLen tokens in h.N.attn.cache [B,maxLen,2,NH,D]. Inputs:
 // ids i32[B,1], and the token's position twice: positions i32[1] and pos i32.
-// Output: logits f32[B,1,V]. Updates: the caches. Feeding a sequence's tokens at
+// Output: logits [B,1,V]. Updates: the caches. Feeding a sequence's tokens at
 // positions 0, 1, 2, ... gives the rows of Logits.
 func Decode(cfg Config, batch, maxLen int) (*trace.Graph, error) {
 	if err := cfg.validateBatch(batch, maxLen); err != nil {
 		return nil, err
 	}
-	t := trace.New("decode")
+	t := trace.New("decode").Float(cfg.Float)
 	ids := t.Input("ids", trace.I32, batch, 1)
 	positions := t.Input("positions", trace.I32, 1)
 	pos := t.Input("pos", trace.I32)

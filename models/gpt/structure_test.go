@@ -314,3 +314,35 @@ func TestRefusals(t *testing.T) {
 		})
 	}
 }
+
+// TestGradientsAreSummedInFloat32: in two-byte types each use of a weight widens
+// its part of the gradient before anything adds it, unless there are no masters.
+func TestGradientsAreSummedInFloat32(t *testing.T) {
+	for _, c := range []struct {
+		opt  Optimizer
+		sum  ir.DType
+		grad ir.DType
+	}{
+		{Optimizer{Eps: 1e-8, GradClip: 1}, ir.F32, ir.BF16},
+		{Optimizer{Eps: 1e-8, GradClip: 1, NoMaster: true}, ir.BF16, ir.BF16},
+	} {
+		cfg := preset(t, "quick")
+		cfg.Float = ir.BF16
+		g, err := TrainStep(cfg, c.opt, 2, 5)
+		require.NoError(t, err)
+		require.NoError(t, g.Verify())
+		for _, n := range g.Nodes {
+			if n.Op != ir.OpAdamW {
+				continue
+			}
+			require.Equal(t, c.grad, n.Args[3].Type.DType, "%s: what ranks exchange", n.Name)
+			sum := n.Args[3]
+			if sum.Def.Op == ir.OpCast {
+				sum = sum.Def.Args[0]
+			}
+			require.Equal(t, c.sum, sum.Type.DType, "%s: what micro-batches add to", n.Name)
+			require.Equal(t, c.sum, n.Args[0].Type.DType, "%s: what is updated", n.Name)
+			require.Equal(t, c.sum, n.Results[1].Type.DType, "%s: moments", n.Name)
+		}
+	}
+}

@@ -38,8 +38,8 @@ type Device struct {
 	// Cores multiplies FLOPS, which is per core. 1 for accelerators.
 	Cores  int   `json:"cores"`
 	Memory int64 `json:"memory"` // usable bytes
-	// FLOPS is the peak rate of dense products by element type: f32, and for later
-	// tf32, f16, bf16.
+	// FLOPS is the peak rate of dense products by element type: f32, f16, bf16, and
+	// for later tf32.
 	FLOPS           map[string]float64 `json:"flops"`
 	MemoryBandwidth float64            `json:"memory_bandwidth"` // bytes/s
 	LaunchOverhead  float64            `json:"launch_overhead"`  // seconds per kernel
@@ -72,9 +72,14 @@ func (c *Cluster) MemoryPerRank(ranks int) int64 {
 	return c.Device.Memory
 }
 
-// PeakFLOPS is the peak rate of one of the given number of ranks.
+// PeakFLOPS is the peak rate of one of the given number of ranks. Products of a
+// type whose rate is not stated run at that of f32.
 func (c *Cluster) PeakFLOPS(dtype string, ranks int) float64 {
-	peak := c.Device.FLOPS[dtype] * float64(c.Device.Cores)
+	rate, stated := c.Device.FLOPS[dtype]
+	if !stated {
+		rate = c.Device.FLOPS["f32"]
+	}
+	peak := rate * float64(c.Device.Cores)
 	if c.Device.Shared {
 		peak /= float64(ranks)
 	}

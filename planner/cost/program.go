@@ -25,7 +25,7 @@ const (
 type Program struct {
 	*Model
 	plan   *partition.Plan
-	groups [][]Group // by stage and mesh axis: the slowest of the axis
+	groups [][]Group // by position in the pipeline and mesh axis: the slowest of the axis
 	sigs   map[*ir.Node]*ir.Signature
 	cross  map[[2]int]bool // between two stages
 }
@@ -113,7 +113,8 @@ func (m *Program) Instr(in *codegen.Instr, mesh ir.Mesh, at ir.Coord) (Picosecon
 		if n.Op == ir.OpReduceScatter || n.Op == ir.OpAllToAll {
 			whole = n.Args[0]
 		}
-		return m.Collective(n.Op, localBytes(whole, mesh, at), m.groups[n.Stage][axis]), Communication
+		position, _ := m.plan.Position(n.Stage)
+		return m.Collective(n.Op, localBytes(whole, mesh, at), m.groups[position][axis]), Communication
 	}
 	return m.compute(in, mesh, at, len(n.Args)), kind
 }
@@ -161,7 +162,7 @@ func (m *Program) compute(in *codegen.Instr, mesh ir.Mesh, at ir.Coord, operands
 		bytes += int64(operands-len(n.Args)) * one
 		flops = flops / float64(len(n.Args)) * float64(operands)
 	}
-	return m.kernel(classOf(n.Op), flops, bytes) + m.terms(n, mesh, at)
+	return m.kernelIn(n.Args[0].Type.DType, classOf(n.Op), flops, bytes) + m.terms(n, mesh, at)
 }
 
 // terms is the time to add the terms of a fixed-point sum, one a sequence: each is

@@ -47,7 +47,8 @@ func (b Breakdown) Total() Picoseconds { return b.Compute + b.Communication + b.
 // Model prices work on one of a number of ranks of a cluster.
 type Model struct {
 	cluster    *Cluster
-	peak       float64 // FLOP/s
+	peak       float64 // FLOP/s, in f32
+	halfPeak   map[ir.DType]float64
 	memory     float64 // bytes/s reached
 	intra      Link    // with the bandwidth reached
 	inter      Link
@@ -62,6 +63,10 @@ func NewModel(c *Cluster, ranks int) *Model {
 		cluster: c, peak: c.PeakFLOPS("f32", ranks), launch: c.Device.LaunchOverhead, efficiency: c.Device.Efficiency,
 		memory: c.Device.MemoryBandwidth * c.Device.Efficiency.Memory,
 		intra:  c.IntraNode, inter: c.InterNode,
+		halfPeak: map[ir.DType]float64{},
+	}
+	for _, d := range []ir.DType{ir.BF16, ir.F16} {
+		m.halfPeak[d] = c.PeakFLOPS(d.String(), ranks)
 	}
 	m.intra.Bandwidth *= c.IntraNode.Efficiency
 	m.inter.Bandwidth *= c.InterNode.Efficiency
@@ -99,13 +104,23 @@ func classOf(op ir.Op) kernelClass {
 // kernel is the roofline max(arithmetic, traffic) + launch. Conversions keep the
 // compiler from fusing multiply and add, which would differ between machines.
 func (m *Model) kernel(class kernelClass, flops float64, bytes int64) Picoseconds {
+	return m.kernelIn(ir.F32, class, flops, bytes)
+}
+
+// kernelIn is kernel for operands of an element type. Products and attention run
+// at its peak rate; everything else computes in f32 whatever the operands.
+func (m *Model) kernelIn(d ir.DType, class kernelClass, flops float64, bytes int64) Picoseconds {
+	peak := m.peak
+	if half, ok := m.halfPeak[d]; ok {
+		peak = half
+	}
 	var arithmetic float64
 	switch class {
 	case product:
 		// F / (peak·e·F/(F+half)): a straight line.
-		arithmetic = (flops + m.efficiency.MatmulHalf) / float64(m.peak*m.efficiency.Matmul)
+		arithmetic = (flops + m.efficiency.MatmulHalf) / float64(peak*m.efficiency.Matmul)
 	case attention:
-		arithmetic = flops / float64(m.peak*m.efficiency.Attention)
+		arithmetic = flops / float64(peak*m.efficiency.Attention)
 	default:
 		arithmetic = flops / float64(m.peak*m.efficiency.Vector)
 	}

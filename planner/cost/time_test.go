@@ -32,6 +32,18 @@ func TestKernel(t *testing.T) {
 	require.Equal(t, 100*us, m.kernel(vector, 1e6, 1e6), "bound by memory")
 }
 
+// TestKernelInHalfPrecision: products run at the rate that the cluster states for
+// their type, or else at that of f32; other kernels compute in f32.
+func TestKernelInHalfPrecision(t *testing.T) {
+	c := round()
+	c.Device.FLOPS["bf16"] = 4e12
+	m := NewModel(c, 1)
+	require.Equal(t, 1*us, m.kernelIn(ir.BF16, product, 1e6, 0))
+	require.Equal(t, 1*us, m.kernelIn(ir.BF16, attention, 1e6, 0))
+	require.Equal(t, 10*us, m.kernelIn(ir.BF16, vector, 1e6, 1e3))
+	require.Equal(t, 4*us, m.kernelIn(ir.F16, product, 1e6, 0), "not stated")
+}
+
 func TestCollective(t *testing.T) {
 	m := NewModel(round(), 16)
 	node := Group{Size: 4, Nodes: 1, PerNode: 4}

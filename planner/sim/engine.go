@@ -39,21 +39,22 @@ type Op struct {
 // Task is one pass of a process over a list of ops.
 type Task struct {
 	Ops        []Op
+	Chunk      int
 	MicroBatch int
-	Releases   bool // the end of this task frees the micro-batch's slot
+	Releases   bool // the end of this task frees the micro-batch's slot in the chunk
 }
 
 // Process is the work of one rank.
 type Process struct {
 	Tasks []Task
-	Slots int
 }
 
 // Channel is a connection between two processes, used once per micro-batch.
-// Credit says that the receiver's buffer lies in a slot.
+// Micro-batch k can be sent when k - Room has been released by the given chunk of
+// the receiver; Room 0 is room for all.
 type Channel struct {
-	From, To int
-	Credit   bool
+	From, To    int
+	Chunk, Room int
 }
 
 // System is a set of processes that wait for each other.
@@ -72,10 +73,14 @@ func (s *System) Run() ([]cost.Picoseconds, error) {
 	r := runner{System: s, states: make([]state, len(s.Processes)), groups: make([]meeting, len(s.Groups))}
 	microBatches := make([]int, len(s.Processes))
 	for p := range s.Processes {
+		chunks := 1
 		for _, t := range s.Processes[p].Tasks {
 			microBatches[p] = max(microBatches[p], t.MicroBatch+1)
+			chunks = max(chunks, t.Chunk+1)
 		}
-		r.states[p].released = unset(microBatches[p])
+		for range chunks {
+			r.states[p].released = append(r.states[p].released, unset(microBatches[p]))
+		}
 	}
 	for _, c := range s.Channels {
 		r.arrivals = append(r.arrivals, unset(microBatches[c.To]))
@@ -120,9 +125,9 @@ type state struct {
 	now      cost.Picoseconds
 	task, op int
 	queued   bool
-	joined   bool // waits at a Join that it has been counted in
-	released []cost.Picoseconds
-	waiting  []int // processes that wait for something this one does
+	joined   bool                 // waits at a Join that it has been counted in
+	released [][]cost.Picoseconds // by chunk and micro-batch
+	waiting  []int                // processes that wait for something this one does
 }
 
 type meeting struct {
@@ -159,7 +164,7 @@ func (r *runner) advance(p int) {
 		}
 		st.op = 0
 		if t.Releases {
-			st.released[t.MicroBatch] = st.now
+			st.released[t.Chunk][t.MicroBatch] = st.now
 		}
 	}
 }
@@ -197,9 +202,9 @@ func (r *runner) step(p int, st *state, t *Task) bool {
 		return false
 	case Send:
 		c := r.Channels[op.Peer]
-		if before := t.MicroBatch - r.Processes[c.To].Slots; c.Credit && before >= 0 {
+		if before := t.MicroBatch - c.Room; c.Room > 0 && before >= 0 {
 			receiver := &r.states[c.To]
-			free := receiver.released[before]
+			free := receiver.released[c.Chunk][before]
 			if free < 0 {
 				receiver.waiting = append(receiver.waiting, p)
 				return false

@@ -38,8 +38,8 @@ func TestSendWaitsForTheSlot(t *testing.T) {
 			b = append(b, task(k, true, recv(0), work(20)))
 		}
 		s := System{
-			Processes: []Process{{Tasks: a, Slots: 3}, {Tasks: b, Slots: slots}},
-			Channels:  []Channel{{From: 0, To: 1, Credit: true}},
+			Processes: []Process{{Tasks: a}, {Tasks: b}},
+			Channels:  []Channel{{From: 0, To: 1, Room: slots}},
 		}
 		ends, err := s.Run()
 		require.NoError(t, err)

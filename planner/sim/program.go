@@ -33,7 +33,7 @@ type Rank struct {
 // Span is one instruction of one task on one rank. Waiting lies between spans.
 type Span struct {
 	Rank, Task int // index into the rank's schedule
-	Instr      int // index into the body of the task's phase
+	Instr      int // index into [codegen.Stage.Run] of the task
 	Start, End cost.Picoseconds
 }
 
@@ -96,9 +96,9 @@ type builder struct {
 // bodyKey identifies bodies in which everything takes the same time. Who meets
 // whom differs by rank, so ops with peers are made per rank: see tasks.
 type bodyKey struct {
-	stage int
-	phase ir.Phase
-	at    ir.Coord
+	stage, chunk int
+	phase        ir.Phase
+	at           ir.Coord
 }
 
 // body is a straight line of instructions with its times, and how they fall into
@@ -122,17 +122,10 @@ type channelKey struct {
 }
 
 func (b *builder) build() error {
-	training := false
-	for _, n := range b.prog.Graph.Nodes {
-		training = training || n.Phase == ir.Backward
-	}
-	releasing := ir.Forward
-	if training {
-		releasing = ir.Backward
-	}
+	last := codegen.Releases(b.prog.Plan, b.prog.Training())
 	for r := range b.prog.Schedules {
 		s := &b.prog.Schedules[r]
-		proc := Process{Slots: b.prog.Stages[s.Stage].Slots}
+		var proc Process
 		ops := map[*body][]Op{}
 		var used []*body
 		for _, t := range s.Tasks {
@@ -141,10 +134,10 @@ func (b *builder) build() error {
 				return err
 			}
 			if ops[body] == nil {
-				ops[body] = b.ops(s, t.Phase, body)
+				ops[body] = b.ops(s, t, body)
 			}
 			used = append(used, body)
-			proc.Tasks = append(proc.Tasks, Task{Ops: ops[body], MicroBatch: t.MicroBatch, Releases: t.Phase == releasing})
+			proc.Tasks = append(proc.Tasks, Task{Ops: ops[body], Chunk: t.Chunk, MicroBatch: t.MicroBatch, Releases: t.Phase == last})
 		}
 		b.used = append(b.used, used)
 		b.system.Processes = append(b.system.Processes, proc)
@@ -155,13 +148,14 @@ func (b *builder) build() error {
 // body returns the times of a task, shared with all tasks that take as long.
 func (b *builder) body(s *codegen.Schedule, t codegen.Task) (*body, error) {
 	at := b.canonical(b.prog.At(s, t))
-	key := bodyKey{s.Stage, t.Phase, at}
+	key := bodyKey{s.Stage, t.Chunk, t.Phase, at}
 	if x, ok := b.bodies[key]; ok {
 		return x, nil
 	}
 	x := &body{}
-	for i := range b.prog.Stages[s.Stage].Bodies[t.Phase].Instrs {
-		in := &b.prog.Stages[s.Stage].Bodies[t.Phase].Instrs[i]
+	instrs := b.prog.Stages[s.Stage].Run(t)
+	for i := range instrs {
+		in := &instrs[i]
 		time, kind := b.price.Instr(in, b.prog.Mesh, at)
 		if time < 0 {
 			return nil, fmt.Errorf("sim: %s takes %d ps", in.Node.Name, time)
@@ -197,18 +191,19 @@ func opKind(mesh ir.Mesh, n *ir.Node) OpKind {
 }
 
 // ops gives the ops of a body their peers on one rank.
-func (b *builder) ops(s *codegen.Schedule, phase ir.Phase, x *body) []Op {
+func (b *builder) ops(s *codegen.Schedule, t codegen.Task, x *body) []Op {
 	ops := make([]Op, len(x.kinds))
+	instrs := b.prog.Stages[s.Stage].Run(t)
 	for i, kind := range x.kinds {
-		n := b.prog.Stages[s.Stage].Bodies[phase].Instrs[x.first[i]].Node
+		n := instrs[x.first[i]].Node
 		ops[i] = Op{Kind: kind, Time: x.work[i]}
 		switch kind {
 		case Join:
 			ops[i].Peer = b.group(s, n)
 		case Send:
-			ops[i].Peer = b.channel(s, n, n)
+			ops[i].Peer = b.channel(s, n)
 		case Recv:
-			ops[i].Peer = b.channel(s, n.Args[0].Def, n)
+			ops[i].Peer = b.channel(s, n.Args[0].Def)
 		}
 	}
 	return ops
@@ -229,16 +224,18 @@ func (b *builder) group(s *codegen.Schedule, n *ir.Node) int {
 }
 
 // channel returns the connection of a send, seen from either end.
-func (b *builder) channel(s *codegen.Schedule, send, end *ir.Node) int {
+func (b *builder) channel(s *codegen.Schedule, send *ir.Node) int {
 	key := channelKey{send, s.Device}
 	id, ok := b.channels[key]
 	if !ok {
 		id = len(b.system.Channels)
 		b.channels[key] = id
+		to := send.Attr.(ir.P2PAttr).Stage
+		position, _ := b.prog.Plan.Position(to)
+		chunk, room := b.prog.Stages[position].RoomFor(send)
 		b.system.Channels = append(b.system.Channels, Channel{
-			From:   b.prog.Plan.WorldRank(send.Stage, s.Device),
-			To:     b.prog.Plan.WorldRank(send.Attr.(ir.P2PAttr).Stage, s.Device),
-			Credit: end.Phase != ir.Update,
+			From: b.prog.Plan.WorldRank(send.Stage, s.Device), To: b.prog.Plan.WorldRank(to, s.Device),
+			Chunk: chunk, Room: room,
 		})
 	}
 	return id

@@ -51,7 +51,7 @@ func TestSpans(t *testing.T) {
 			var now cost.Picoseconds
 			var kinds [3]cost.Picoseconds
 			for i, task := range s.Tasks {
-				instrs := prog.Stages[s.Stage].Bodies[task.Phase].Instrs
+				instrs := prog.Stages[s.Stage].Run(task)
 				for k := range instrs {
 					span := line.Spans[at]
 					at++
@@ -92,7 +92,7 @@ func transfers(t *testing.T, prog *codegen.Program, line *sim.Timeline) {
 		for _, span := range line.Spans {
 			s := prog.Schedules[span.Rank]
 			task := s.Tasks[span.Task]
-			f(s, task, prog.Stages[s.Stage].Bodies[task.Phase].Instrs[span.Instr].Node, span)
+			f(s, task, prog.Stages[s.Stage].Run(task)[span.Instr].Node, span)
 		}
 	}
 	visit(func(s codegen.Schedule, task codegen.Task, n *ir.Node, span sim.Span) {

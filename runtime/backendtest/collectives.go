@@ -28,14 +28,15 @@ func testCollectives(t *testing.T, open Open) {
 		for _, shape := range [][]int{{5, 7, 3}, {65, 9, 13}, {4, 4, 2}} {
 			for _, from := range places {
 				for _, to := range places {
-					for _, inPlace := range []bool{false, true} {
-						v := &moved{mesh: mesh, shape: shape, from: ir.ShardSpec{ir.ShardOn(2), from}, to: ir.ShardSpec{ir.ShardOn(2), to}, inPlace: inPlace}
+					for i, inPlace := range []bool{false, true, false} {
+						dtype := []ir.DType{ir.F32, ir.BF16, ir.F16}[i]
+						v := &moved{mesh: mesh, dtype: dtype, shape: shape, from: ir.ShardSpec{ir.ShardOn(2), from}, to: ir.ShardSpec{ir.ShardOn(2), to}, inPlace: inPlace}
 						steps, err := partition.Path(mesh, v.from, v.to)
 						if err != nil || len(steps) != 1 {
 							continue // no way from here to there, or nothing to do
 						}
 						v.step = steps[0]
-						name := fmt.Sprintf("%s/%v/%s to %s over %d/in place=%t", v.step.Op, shape, from, to, size, inPlace)
+						name := fmt.Sprintf("%s/%s%v/%s to %s over %d/in place=%t", v.step.Op, dtype, shape, from, to, size, inPlace)
 						if inPlace && v.step.Op != ir.OpAllReduce && v.step.Op != ir.OpToPartial {
 							continue
 						}
@@ -45,8 +46,9 @@ func testCollectives(t *testing.T, open Open) {
 			}
 		}
 		for _, shape := range [][]int{{}, {100_003}} {
-			t.Run(fmt.Sprintf("all_reduce/%v over %d", shape, size), func(t *testing.T) {
-				v := &moved{mesh: mesh, shape: shape, from: ir.ShardSpec{axisX: ir.PartialOf(ir.Sum)}}
+			dtype := []ir.DType{ir.F32, ir.BF16, ir.F16}[size-2]
+			t.Run(fmt.Sprintf("all_reduce/%s%v over %d", dtype, shape, size), func(t *testing.T) {
+				v := &moved{mesh: mesh, shape: shape, from: ir.ShardSpec{axisX: ir.PartialOf(ir.Sum)}, dtype: dtype}
 				steps, err := partition.Path(mesh, v.from, v.to)
 				require.NoError(t, err)
 				v.step = steps[0]
@@ -59,6 +61,7 @@ func testCollectives(t *testing.T, open Open) {
 // moved is a value that one communication op moves from one spec to another.
 type moved struct {
 	mesh     ir.Mesh
+	dtype    ir.DType
 	shape    []int
 	from, to ir.ShardSpec
 	step     partition.Step
@@ -68,7 +71,7 @@ type moved struct {
 const axisX = 1 // of the mesh: the one along which the value moves
 
 func (v *moved) run(t *testing.T, ds []runtime.Device) {
-	typ := ir.Type{DType: ir.F32, Shape: v.shape}
+	typ := ir.Type{DType: v.dtype, Shape: v.shape}
 	arg := &ir.Value{Type: typ, Spec: v.from}
 	node := &ir.Node{Op: v.step.Op, Attr: v.step.Attr, Name: "x@" + v.step.Op.String(), Args: []*ir.Value{arg}}
 	node.Results = []*ir.Value{{Type: typ, Spec: v.to, Def: node}}
@@ -78,6 +81,9 @@ func (v *moved) run(t *testing.T, ds []runtime.Device) {
 	terms := make([][]float32, size) // what each position holds, over the whole shape
 	for i := range terms {
 		terms[i] = random(rng, typ.Elems())
+		for j, x := range terms[i] {
+			terms[i][j] = float32(v.dtype.Round(float64(x)))
+		}
 		if i > 0 && v.from[axisX].Kind != ir.Partial {
 			terms[i] = terms[0]
 		}
@@ -95,7 +101,8 @@ func (v *moved) run(t *testing.T, ds []runtime.Device) {
 	}
 }
 
-// reduced returns the whole value, adding terms in order.
+// reduced returns the whole value, adding terms in order in float32 and rounding
+// the sum to the value's type.
 func (v *moved) reduced(terms [][]float32) []float32 {
 	want := append([]float32(nil), terms[0]...)
 	if v.from[axisX].Kind != ir.Partial {
@@ -110,6 +117,9 @@ func (v *moved) reduced(terms [][]float32) []float32 {
 			}
 		}
 	}
+	for i, x := range want {
+		want[i] = float32(v.dtype.Round(float64(x)))
+	}
 	return want
 }
 
@@ -117,7 +127,7 @@ func (v *moved) reduced(terms [][]float32) []float32 {
 func (v *moved) move(t *testing.T, ds []runtime.Device, node *ir.Node, terms [][]float32) ([][]float32, []runtime.Tensor) {
 	var a arena
 	whole := ir.Whole(v.shape)
-	in, out := a.tensor(ir.F32, whole), a.tensor(ir.F32, whole)
+	in, out := a.tensor(v.dtype, whole), a.tensor(v.dtype, whole)
 	if v.inPlace {
 		out = in
 	}

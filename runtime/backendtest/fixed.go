@@ -47,7 +47,7 @@ func (o *opTest) download(t *testing.T, r runtime.Tensor, added bool) []float64 
 	for i, x := range download(t, o.device, r) {
 		out[i] = float64(x)
 		if added {
-			out[i] -= poison
+			out[i] -= before(r.DType)
 		}
 	}
 	return out

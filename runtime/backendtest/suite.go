@@ -81,14 +81,14 @@ func bytesOf[E float32 | int32 | int64](x []E) []byte {
 
 func upload(t *testing.T, d runtime.Device, at runtime.Tensor, x []float32) {
 	t.Helper()
-	require.NoError(t, d.Upload(runtime.OnDevice, at.Offset, bytesOf(x)))
+	require.NoError(t, d.Upload(at.Space, at.Offset, encode(at.DType, x)))
 }
 
 func download(t *testing.T, d runtime.Device, at runtime.Tensor) []float32 {
 	t.Helper()
-	x := make([]float32, at.Slab.Elems())
-	require.NoError(t, d.Download(bytesOf(x), runtime.OnDevice, at.Offset))
-	return x
+	b := make([]byte, at.Bytes())
+	require.NoError(t, d.Download(b, at.Space, at.Offset))
+	return decode(at.DType, b)
 }
 
 // eachElement calls do with the local index of every element of a part and its

@@ -83,8 +83,11 @@ func (d *Device) Collective(c *runtime.Collective) error {
 		}
 	}
 	move := moveAs[float32]
-	if c.Members[c.Position].In.DType == ir.Q64 {
+	switch c.Members[c.Position].In.DType {
+	case ir.Q64:
 		move = moveAs[int64]
+	case ir.BF16, ir.F16:
+		move = moveAs[uint16]
 	}
 	if err := move(d, g, c); err != nil {
 		return err
@@ -93,8 +96,8 @@ func (d *Device) Collective(c *runtime.Collective) error {
 }
 
 // element is the type of the numbers in a tensor that communicates. Integers go as
-// words.
-type element interface{ float32 | int64 }
+// words, and floating-point numbers of two bytes by their bits.
+type element interface{ float32 | int64 | uint16 }
 
 // elems returns the elements of a tensor.
 func elems[E element](d *Device, t runtime.Tensor) []E {
@@ -102,7 +105,16 @@ func elems[E element](d *Device, t runtime.Tensor) []E {
 	return unsafe.Slice((*E)(unsafe.Pointer(unsafe.SliceData(x))), t.Slab.Elems())
 }
 
-// asWords is the memory of elements.
+// copyElems sets dst to src.
+func copyElems[E element](d *Device, dst, src []E) {
+	if _, ok := any(dst).([]uint16); ok {
+		copy(dst, src)
+		return
+	}
+	kernel.Copy(d.pool, asWords(dst), asWords(src))
+}
+
+// asWords is the memory of elements of whole words.
 func asWords[E element](x []E) []float32 {
 	var e E
 	return unsafe.Slice((*float32)(unsafe.Pointer(unsafe.SliceData(x))), len(x)*int(unsafe.Sizeof(e)/4))
@@ -141,7 +153,7 @@ func allReduce[E element](d *Device, g *groupView, c *runtime.Collective) error 
 		}
 		share := codegen.ReduceShare(len(out), n, i)
 		theirs := elems[E](d.backend.devices[m.Rank], m.Out)
-		kernel.Copy(d.pool, asWords(out[share.Off:share.Off+share.Len]), asWords(theirs[share.Off:share.Off+share.Len]))
+		copyElems(d, out[share.Off:share.Off+share.Len], theirs[share.Off:share.Off+share.Len])
 		d.moved += me.Out.DType.Size() * int64(share.Len)
 	}
 	return nil
@@ -187,6 +199,10 @@ func reduce[E element](d *Device, c *runtime.Collective, dst []E, from int) erro
 	block := unsafe.Slice((*E)(unsafe.Pointer(unsafe.SliceData(d.block))), blockElems)
 	size := c.Members[c.Position].In.DType.Size()
 	d.moved += size * int64(len(dst)*(len(c.Members)-1))
+	if half, ok := any(dst).([]uint16); ok {
+		d.reduceHalf(c, half, from)
+		return nil
+	}
 	for len(dst) > 0 {
 		n := min(len(dst), blockElems)
 		acc := block[:n]

@@ -26,6 +26,9 @@ type Device struct {
 	block    []int64      // of a reduction in progress
 	terms    [][]float32  // see fixedSum
 
+	wide    runtime.Kernel // the float32 form of a launch on values of two bytes
+	scratch []float32      // of its operands and results
+
 	file hostFile // of the host arena, if it has one
 
 	moved int64 // bytes taken from other ranks, for tests
@@ -90,16 +93,19 @@ func (d *Device) bytes(space runtime.Space, offset int64, n int) ([]byte, error)
 	return whole[offset : offset+int64(n)], nil
 }
 
-// words returns the memory of a tensor of any type.
+// words returns the memory of a tensor of any type, in whole words.
 func (d *Device) words(t runtime.Tensor) []float32 {
-	at, n := t.Offset/4, t.Bytes()/4
-	return d.arenas[t.Space][at : at+n : at+n]
+	memory, at, n := d.arenas[t.Space], t.Offset/4, (t.Bytes()+3)/4
+	if t.Offset >= scratchBase {
+		memory, at = d.scratch, (t.Offset-scratchBase)/4
+	}
+	return memory[at : at+n : at+n]
 }
 
 // floats returns the elements of a tensor of floats or integers.
 func (d *Device) floats(t runtime.Tensor) []float32 {
-	if t.DType == ir.Q64 {
-		panic("BUG: cpu: tensor of q64 read as words")
+	if t.DType.Size() != 4 {
+		panic(fmt.Sprintf("BUG: cpu: tensor of %s read as f32", t.DType))
 	}
 	return d.words(t)
 }

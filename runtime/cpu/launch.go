@@ -23,6 +23,7 @@ var launches = [...]launch{
 	ir.OpSumSquares: sumSquares,
 	ir.OpSqrt:       sqrt,
 	ir.OpClipScale:  clipScale,
+	ir.OpCast:       cast,
 
 	ir.OpFromFixed:    fromFixed,
 	ir.OpFixedSquares: fixedSquares,
@@ -46,7 +47,8 @@ var launches = [...]launch{
 	ir.OpNLL:              nll,
 	ir.OpCrossEntropyGrad: crossEntropyGrad,
 
-	ir.OpAdamW: adamW,
+	ir.OpAdamW:     adamW,
+	ir.OpLossScale: lossScale,
 
 	ir.OpSlice:      slice,
 	ir.OpToPartial:  toPartial,
@@ -57,6 +59,18 @@ var launches = [...]launch{
 
 // Launch runs a kernel.
 func (d *Device) Launch(k *runtime.Kernel) error {
+	if err := d.Check(k); err != nil {
+		return err
+	}
+	if run := launches[k.Node.Op]; !isHalf(k) {
+		return run(d, k)
+	} else {
+		return d.launchHalf(k, run)
+	}
+}
+
+// Check implements [runtime.Checker].
+func (d *Device) Check(k *runtime.Kernel) error {
 	op := k.Node.Op
 	if int(op) >= len(launches) || launches[op] == nil {
 		return fmt.Errorf("cpu: no kernel for %s", op)
@@ -66,8 +80,21 @@ func (d *Device) Launch(k *runtime.Kernel) error {
 			return fmt.Errorf("cpu: %s cannot add into result %d", op, i)
 		}
 	}
-	return launches[op](d, k)
+	for i, t := range k.Args {
+		if !known(t.DType) {
+			return fmt.Errorf("cpu: no kernel for %s with operand %d of %s", op, i, t.DType)
+		}
+	}
+	for i, t := range k.Results {
+		if !known(t.DType) || t.DType == ir.I32 {
+			return fmt.Errorf("cpu: no kernel for %s with result %d of %s", op, i, t.DType)
+		}
+	}
+	return nil
 }
+
+// known reports the element types that kernels read.
+func known(d ir.DType) bool { return d.Float() || d == ir.I32 || d == ir.Q64 }
 
 // arg and result return the elements of an operand and of a result.
 func (d *Device) arg(k *runtime.Kernel, i int) []float32    { return d.floats(k.Args[i]) }
@@ -157,6 +184,35 @@ func sqrt(d *Device, k *runtime.Kernel) error {
 	return nil
 }
 
+// cast moves a value between types: launchHalf has made both f32.
+func cast(d *Device, k *runtime.Kernel) error {
+	if k.Accum[0] {
+		kernel.AddInto(d.pool, d.result(k, 0), d.arg(k, 0))
+	} else if k.Args[0].Offset != k.Results[0].Offset {
+		kernel.Copy(d.pool, d.result(k, 0), d.arg(k, 0))
+	}
+	return nil
+}
+
+// lossScale is the update of torch.amp.GradScaler: see package interp.
+func lossScale(d *Device, k *runtime.Kernel) error {
+	a := k.Node.Attr.(ir.LossScaleAttr)
+	scale, good, skipped := d.arg(k, 0)[0], d.arg(k, 1)[0], d.arg(k, 2)[0]
+	unscale := 1 / scale
+	switch norm := float64(d.arg(k, 3)[0]); {
+	case math.IsInf(norm, 0) || math.IsNaN(norm):
+		scale, good, skipped, unscale = scale*float32(a.Backoff), 0, skipped+1, 0
+	case good+1 == float32(a.Interval):
+		scale, good = scale*float32(a.Growth), 0
+	default:
+		good++
+	}
+	for i, x := range [...]float32{scale, good, skipped, unscale} {
+		d.result(k, i)[0] = x
+	}
+	return nil
+}
+
 func clipScale(d *Device, k *runtime.Kernel) error {
 	norm := float64(d.arg(k, 0)[0])
 	d.result(k, 0)[0] = float32(min(1, k.Node.Attr.(ir.ClipAttr).MaxNorm/(norm+1e-6)))
@@ -173,6 +229,11 @@ func adamW(d *Device, k *runtime.Kernel) error {
 		}
 	}
 	step := float64(d.ints(k.Args[6])[0]) + 1
+	if len(k.Args) > 7 {
+		if step -= float64(d.arg(k, 7)[0]); !(d.arg(k, 4)[0] > 0) {
+			return nil // the loss scaler skips the step
+		}
+	}
 	kernel.AdamW(d.pool, d.result(k, 0), d.result(k, 1), d.result(k, 2), d.arg(k, 3), kernel.AdamWArgs{
 		LR: d.arg(k, 5)[0], Beta1: float32(a.Beta1), Beta2: float32(a.Beta2), Eps: float32(a.Eps), WeightDecay: float32(a.WeightDecay),
 		BiasCorrection1: float32(1 - math.Pow(a.Beta1, step)),
@@ -207,9 +268,9 @@ func toPartial(d *Device, k *runtime.Kernel) error {
 	return nil
 }
 
-// copyBetween copies a value from one space to the other.
+// copyBetween copies a value of any type from one space to the other.
 func copyBetween(d *Device, k *runtime.Kernel) error {
-	kernel.Copy(d.pool, d.result(k, 0), d.arg(k, 0))
+	kernel.Copy(d.pool, d.words(k.Results[0]), d.words(k.Args[0]))
 	return nil
 }
 

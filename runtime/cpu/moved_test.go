@@ -17,10 +17,17 @@ import (
 // TestMoved checks that ranks take from each other exactly the bytes that the
 // program counts.
 func TestMoved(t *testing.T) {
+	for _, d := range []ir.DType{ir.F32, ir.BF16} {
+		t.Run(d.String(), func(t *testing.T) { testMoved(t, d) })
+	}
+}
+
+func testMoved(t *testing.T, d ir.DType) {
 	const batch, seqLen = 3, 5
 	cfg := gpt.Config{
 		NLayer: 2, NHead: 3, NEmbd: 12, BlockSize: seqLen, VocabSize: 65, Bias: true,
 		Activation: gpt.GELU, Norm: gpt.LayerNorm, Position: gpt.Learned, TieEmbeddings: true,
+		Float: d,
 	}
 	g, err := gpt.TrainStep(cfg, gpt.Optimizer{Beta1: 0.9, Beta2: 0.99, Eps: 1e-8, GradClip: 1}, batch, seqLen)
 	require.NoError(t, err)
@@ -56,7 +63,7 @@ func TestMoved(t *testing.T) {
 		received := int64(0)
 		s := &prog.Schedules[r]
 		for _, task := range s.Tasks {
-			for _, in := range prog.Stages[s.Stage].Bodies[task.Phase].Instrs {
+			for _, in := range prog.Stages[s.Stage].Run(task) {
 				if in.Node.Op != ir.OpSend {
 					received += prog.CommBytes(s, in.Node, task)
 				}

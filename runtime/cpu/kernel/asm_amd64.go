@@ -89,6 +89,18 @@ func adamwAVX2(w []float32, m []float32, v []float32, grad []float32, c *[9]floa
 // dropoutFactorsAVX2 is isa.dropoutFactors for lengths that are multiples of 32.
 func dropoutFactorsAVX2(dst []float32, block uint64, seed uint64, op uint32, step uint32, threshold uint32, scale float32)
 
+// widenBF16AVX2 is isa.widen of bfloat16, but for the last len%8 elements.
+func widenBF16AVX2(wide []float32, half []uint16)
+
+// narrowBF16AVX2 is isa.narrow of bfloat16, but for the last len%8 elements.
+func narrowBF16AVX2(wide []float32, half []uint16)
+
+// widenF16C is isa.widen of binary16, but for the last len%8 elements.
+func widenF16C(wide []float32, half []uint16)
+
+// narrowF16C is isa.narrow of binary16, but for the last len%8 elements.
+func narrowF16C(wide []float32, half []uint16)
+
 // addAsFixedAVX2 is isa.addAsFixed.
 func addAsFixedAVX2(dst []int64, x []float32, scale float64) bool
 

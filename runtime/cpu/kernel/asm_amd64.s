@@ -7406,6 +7406,104 @@ done327:
 	VZEROUPPER
 	RET
 
+// func widenBF16AVX2(wide []float32, half []uint16)
+// Requires: AVX, AVX2
+TEXT ·widenBF16AVX2(SB), NOSPLIT, $0-48
+	MOVQ wide_base+0(FP), AX
+	MOVQ half_base+24(FP), CX
+	MOVQ half_len+32(FP), DX
+	XORQ BX, BX
+
+eights328:
+	CMPQ      DX, $0x08
+	JLT       done329
+	VPMOVZXWD (CX)(BX*2), Y0
+	VPSLLD    $0x10, Y0, Y0
+	VMOVUPS   Y0, (AX)(BX*4)
+	ADDQ      $0x08, BX
+	SUBQ      $0x08, DX
+	JMP       eights328
+
+done329:
+	VZEROUPPER
+	RET
+
+// func narrowBF16AVX2(wide []float32, half []uint16)
+// Requires: AVX, AVX2
+TEXT ·narrowBF16AVX2(SB), NOSPLIT, $0-48
+	VMOVUPS word00007fff<>+0(SB), Y0
+	VMOVUPS word00000001<>+0(SB), Y1
+	VMOVUPS word00000040<>+0(SB), Y2
+	MOVQ    wide_base+0(FP), AX
+	MOVQ    half_base+24(FP), CX
+	MOVQ    half_len+32(FP), DX
+	XORQ    BX, BX
+
+eights330:
+	CMPQ         DX, $0x08
+	JLT          done331
+	VMOVUPS      (AX)(BX*4), Y3
+	VCMPPS       $0x03, Y3, Y3, Y6
+	VPSRLD       $0x10, Y3, Y4
+	VPOR         Y2, Y4, Y5
+	VPAND        Y1, Y4, Y4
+	VPADDD       Y0, Y3, Y3
+	VPADDD       Y4, Y3, Y3
+	VPSRLD       $0x10, Y3, Y3
+	VBLENDVPS    Y6, Y5, Y3, Y3
+	VEXTRACTI128 $0x01, Y3, X4
+	VPACKUSDW    X4, X3, X4
+	VMOVDQU      X4, (CX)(BX*2)
+	ADDQ         $0x08, BX
+	SUBQ         $0x08, DX
+	JMP          eights330
+
+done331:
+	VZEROUPPER
+	RET
+
+// func widenF16C(wide []float32, half []uint16)
+// Requires: AVX, F16C
+TEXT ·widenF16C(SB), NOSPLIT, $0-48
+	MOVQ wide_base+0(FP), AX
+	MOVQ half_base+24(FP), CX
+	MOVQ half_len+32(FP), DX
+	XORQ BX, BX
+
+eights332:
+	CMPQ      DX, $0x08
+	JLT       done333
+	VCVTPH2PS (CX)(BX*2), Y0
+	VMOVUPS   Y0, (AX)(BX*4)
+	ADDQ      $0x08, BX
+	SUBQ      $0x08, DX
+	JMP       eights332
+
+done333:
+	VZEROUPPER
+	RET
+
+// func narrowF16C(wide []float32, half []uint16)
+// Requires: AVX, F16C
+TEXT ·narrowF16C(SB), NOSPLIT, $0-48
+	MOVQ wide_base+0(FP), AX
+	MOVQ half_base+24(FP), CX
+	MOVQ half_len+32(FP), DX
+	XORQ BX, BX
+
+eights334:
+	CMPQ      DX, $0x08
+	JLT       done335
+	VMOVUPS   (AX)(BX*4), Y0
+	VCVTPS2PH $0x00, Y0, (CX)(BX*2)
+	ADDQ      $0x08, BX
+	SUBQ      $0x08, DX
+	JMP       eights334
+
+done335:
+	VZEROUPPER
+	RET
+
 // func addAsFixedAVX2(dst []int64, x []float32, scale float64) bool
 // Requires: AVX, AVX2, FMA3
 TEXT ·addAsFixedAVX2(SB), NOSPLIT, $0-57
@@ -7431,9 +7529,9 @@ TEXT ·addAsFixedAVX2(SB), NOSPLIT, $0-57
 	MOVQ         dst_len+8(FP), DX
 	XORQ         BX, BX
 
-one329:
+one337:
 	CMPQ         DX, $0x08
-	JLT          tail330
+	JLT          tail338
 	VMOVUPS      (CX)(BX*1), Y7
 	VEXTRACTF128 $0x01, Y7, X8
 	VCVTPS2PD    X7, Y7
@@ -7478,11 +7576,11 @@ one329:
 	VPOR         Y8, Y6, Y6
 	ADDQ         $0x20, BX
 	SUBQ         $0x08, DX
-	JMP          one329
+	JMP          one337
 
-tail330:
+tail338:
 	TESTQ        DX, DX
-	JZ           done331
+	JZ           done339
 	LEAQ         masks<>+0(SB), SI
 	NEGQ         DX
 	VMOVUPS      32(SI)(DX*4), Y7
@@ -7532,7 +7630,7 @@ tail330:
 	VPAND        Y0, Y9, Y9
 	VPOR         Y9, Y6, Y6
 
-done331:
+done339:
 	VMOVMSKPD Y6, AX
 	TESTL     AX, AX
 	SETEQ     AL
@@ -7557,9 +7655,9 @@ TEXT ·fixedSquaresAVX2(SB), NOSPLIT, $0-49
 	MOVQ         x_len+8(FP), CX
 	XORQ         DX, DX
 
-one333:
+one341:
 	CMPQ         CX, $0x08
-	JLT          tail334
+	JLT          tail342
 	VMOVUPS      (AX)(DX*1), Y6
 	VEXTRACTF128 $0x01, Y6, X7
 	VCVTPS2PD    X6, Y6
@@ -7590,11 +7688,11 @@ one333:
 	VPADDQ       Y7, Y4, Y4
 	ADDQ         $0x20, DX
 	SUBQ         $0x08, CX
-	JMP          one333
+	JMP          one341
 
-tail334:
+tail342:
 	TESTQ        CX, CX
-	JZ           done335
+	JZ           done343
 	LEAQ         masks<>+0(SB), BX
 	NEGQ         CX
 	VMOVUPS      32(BX)(CX*4), Y6
@@ -7627,7 +7725,7 @@ tail334:
 	VPSUBQ       Y1, Y7, Y7
 	VPADDQ       Y7, Y4, Y4
 
-done335:
+done343:
 	VMOVMSKPD    Y5, AX
 	TESTL        AX, AX
 	SETEQ        AL
@@ -7996,6 +8094,36 @@ DATA wordcd9e8d57<>+20(SB)/4, $0xcd9e8d57
 DATA wordcd9e8d57<>+24(SB)/4, $0xcd9e8d57
 DATA wordcd9e8d57<>+28(SB)/4, $0xcd9e8d57
 GLOBL wordcd9e8d57<>(SB), RODATA|NOPTR, $32
+
+DATA word00007fff<>+0(SB)/4, $0x00007fff
+DATA word00007fff<>+4(SB)/4, $0x00007fff
+DATA word00007fff<>+8(SB)/4, $0x00007fff
+DATA word00007fff<>+12(SB)/4, $0x00007fff
+DATA word00007fff<>+16(SB)/4, $0x00007fff
+DATA word00007fff<>+20(SB)/4, $0x00007fff
+DATA word00007fff<>+24(SB)/4, $0x00007fff
+DATA word00007fff<>+28(SB)/4, $0x00007fff
+GLOBL word00007fff<>(SB), RODATA|NOPTR, $32
+
+DATA word00000001<>+0(SB)/4, $0x00000001
+DATA word00000001<>+4(SB)/4, $0x00000001
+DATA word00000001<>+8(SB)/4, $0x00000001
+DATA word00000001<>+12(SB)/4, $0x00000001
+DATA word00000001<>+16(SB)/4, $0x00000001
+DATA word00000001<>+20(SB)/4, $0x00000001
+DATA word00000001<>+24(SB)/4, $0x00000001
+DATA word00000001<>+28(SB)/4, $0x00000001
+GLOBL word00000001<>(SB), RODATA|NOPTR, $32
+
+DATA word00000040<>+0(SB)/4, $0x00000040
+DATA word00000040<>+4(SB)/4, $0x00000040
+DATA word00000040<>+8(SB)/4, $0x00000040
+DATA word00000040<>+12(SB)/4, $0x00000040
+DATA word00000040<>+16(SB)/4, $0x00000040
+DATA word00000040<>+20(SB)/4, $0x00000040
+DATA word00000040<>+24(SB)/4, $0x00000040
+DATA word00000040<>+28(SB)/4, $0x00000040
+GLOBL word00000040<>(SB), RODATA|NOPTR, $32
 
 DATA masks<>+0(SB)/4, $0xffffffff
 DATA masks<>+4(SB)/4, $0xffffffff

@@ -41,6 +41,8 @@ type isa struct {
 	dropoutFactors    func(dst []float32, block uint64, key *MaskKey, threshold uint32, scale float32)
 	addAsFixed        func(dst []int64, x []float32, scale float64) bool // dst += scale*x, rounded; reports whether all fits
 	fixedSquares      func(x []float32, scale float64) squareSum
+
+	widen, narrow [2]func(wide []float32, half []uint16) // by Format: wide = half, and back
 }
 
 // bestISA returns the fastest implementation this processor runs.
@@ -84,5 +86,7 @@ func portable() isa {
 		fixedSquares:    fixedSquaresGeneric,
 		adamw:           adamwGeneric,
 		dropoutFactors:  dropoutFactorsGeneric,
+		widen:           [2]func([]float32, []uint16){BF16: widenBF16Generic, F16: widenF16Generic},
+		narrow:          [2]func([]float32, []uint16){BF16: narrowBF16Generic, F16: narrowF16Generic},
 	}
 }

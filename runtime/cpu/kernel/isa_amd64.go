@@ -16,7 +16,7 @@ func instructionSets() []isa {
 
 // avx2 is the implementation for AVX2 and FMA, processors from about 2013 on.
 func avx2() isa {
-	return isa{
+	set := isa{
 		name: "avx2",
 		rows: 6, cols: 16,
 		product:         productAVX2,
@@ -56,6 +56,24 @@ func avx2() isa {
 		dropoutFactors: func(dst []float32, block uint64, key *MaskKey, threshold uint32, scale float32) {
 			dropoutFactorsAVX2(dst, block, key.Seed, key.Op, key.Step, threshold, scale)
 		},
+		widen:  portable().widen,
+		narrow: portable().narrow,
+	}
+	set.widen[BF16] = eights(widenBF16AVX2, widenBF16Generic)
+	set.narrow[BF16] = eights(narrowBF16AVX2, narrowBF16Generic)
+	if cpu.X86.HasF16C {
+		set.widen[F16] = eights(widenF16C, widenF16Generic)
+		set.narrow[F16] = eights(narrowF16C, narrowF16Generic)
+	}
+	return set
+}
+
+// eights is a conversion by vectors of eight elements, with the rest in Go.
+func eights(vectors, rest func(wide []float32, half []uint16)) func(wide []float32, half []uint16) {
+	return func(wide []float32, half []uint16) {
+		vectors(wide, half)
+		done := len(half) &^ 7
+		rest(wide[done:], half[done:])
 	}
 }
 

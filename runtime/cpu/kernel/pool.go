@@ -74,6 +74,7 @@ type tasks struct {
 	rows         rowsTask
 	crossEntropy crossEntropyGradTask
 	adamw        adamwTask
+	half         halfTask
 	asFixed      asFixedTask
 	addFixed     addFixedTask
 	fixedSquares fixedSquaresTask

@@ -47,6 +47,7 @@ func generate() (map[string][]byte, error) {
 	g.gelus()
 	g.adamw()
 	g.dropout()
+	g.halves()
 	g.fixed()
 	g.tables()
 

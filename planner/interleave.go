@@ -1,0 +1,226 @@
+package planner
+
+import (
+	"github.com/autopar/autopar/partition"
+	"github.com/autopar/autopar/planner/cost"
+)
+
+// Interleaved schedules are searched over fewer plans than the others, because a
+// rank shares its memory among its chunks and a cut has many stages: the blocks are
+// cut as evenly as they can be (evenCut), and all stages of a rank recompute nothing,
+// the attention of all of their blocks, or everything. So one plan belongs to a
+// choice of recomputation for each position, and the search need not bound it: it
+// is simulated.
+
+// chunkCounts lists how many chunks per rank the search tries, 1 for schedules
+// without interleaving: 2 and 4, or what the options fix.
+func chunkCounts(o Options, blocks, pp int) []int {
+	counts := []int{1}
+	switch {
+	case o.Schedule == partition.Interleaved || o.Interleave > 1:
+		counts = nil
+	case o.Schedule != "" || o.Interleave == 1:
+		return counts
+	}
+	tried := []int{2, 4}
+	if o.Interleave > 1 {
+		tried = []int{o.Interleave}
+	}
+	for _, k := range tried {
+		even := o.Policy != Megatron || blocks%(pp*k) == 0
+		if pp > 1 && pp*k <= blocks && even {
+			counts = append(counts, k)
+		}
+	}
+	return counts
+}
+
+// evenCut cuts blocks into stages of sizes that differ by at most one. The larger
+// ones come first: the last stage has the head of the model besides.
+func evenCut(blocks, stages int, r func(stage int) extent) []partition.Stage {
+	cut := make([]partition.Stage, stages)
+	first := 0
+	for i := range cut {
+		n := blocks / stages
+		if i < blocks%stages {
+			n++
+		}
+		var again recomputation
+		switch r(i) {
+		case selective:
+			again.selective = n
+		case full:
+			again.full = n
+		}
+		cut[i] = again.stage(first, n)
+		first += n
+	}
+	return cut
+}
+
+// extents lists what a block may recompute, the least work first.
+func (r Recompute) extents() []extent {
+	switch r {
+	case RecomputeNone:
+		return []extent{kept}
+	case RecomputeSelective:
+		return []extent{selective}
+	case RecomputeFull:
+		return []extent{full}
+	}
+	return []extent{kept, selective, full}
+}
+
+// interleavedCut is the even cut with a choice of recomputation for each position.
+func (p *pipeline) interleavedCut(recompute Recompute, choice []int) []partition.Stage {
+	all := recompute.extents()
+	return evenCut(p.skel.blocks, len(p.stages), func(stage int) extent {
+		at, _ := p.template.Position(stage)
+		return all[choice[at]]
+	})
+}
+
+// interleavedPeak bounds the arena of a position from below.
+func (p *pipeline) interleavedPeak(cut []partition.Stage, at int) int64 {
+	m := &p.memory[at]
+	bytes, inboxes := m.persist, p.microBatches
+	var temp int64
+	for i := at; i < len(cut); i += p.template.PP() {
+		n, e := cut[i].Last-cut[i].First, recomputationOf(cut[i]).first()
+		bytes += int64(n-1) * (m.morePersist + int64(p.room[i].Slots)*m.moreSlot[e])
+		inboxes = min(inboxes, p.room[i].Inboxes)
+		temp = m.temp[e]
+	}
+	return bytes + int64(inboxes)*m.inbox + temp
+}
+
+// solveInterleaved returns the plan in which every position does the least work
+// with which it fits, nil if it takes longer than the ceiling or some position
+// never fits.
+func (c *cutter) solveInterleaved(ceiling cost.Picoseconds) *candidate {
+	p, recompute := c.pipe, c.search.opts.Recompute
+	choice := c.choice // what did not fit will not fit under another ceiling
+	more := func(at int) bool {
+		if choice[at]+1 == len(recompute.extents()) {
+			c.least = never
+			return false
+		}
+		choice[at]++
+		return true
+	}
+	for {
+		cut := p.interleavedCut(recompute, choice)
+		for at := range choice {
+			for p.interleavedPeak(cut, at) > c.search.limit {
+				if !more(at) {
+					return nil
+				}
+				cut = p.interleavedCut(recompute, choice)
+			}
+		}
+		c.search.stats.PlansConsidered++
+		x := &candidate{plan: p.plan(cut), cut: cut, time: p.time(cut)}
+		if c.least = x.time; x.time > ceiling {
+			return nil
+		}
+		var err error
+		if x.prog, x.peaks, err = c.search.allocate(x.plan); err != nil {
+			panic("BUG: a priced plan does not compile: " + err.Error())
+		}
+		fits := true
+		for at, peak := range x.peaks {
+			if peak > c.search.limit {
+				fits = false
+				if !more(at) {
+					return nil
+				}
+			}
+		}
+		if fits {
+			return x
+		}
+	}
+}
+
+// leastInterleaved is a lower bound of the time: nothing more is recomputed than
+// must be.
+func (c *cutter) leastInterleaved() cost.Picoseconds {
+	return c.pipe.time(c.pipe.interleavedCut(c.search.opts.Recompute, c.choice))
+}
+
+// leanestInterleaved returns the plan whose fullest position is smallest by the
+// lower bound, and that bound.
+func leanestInterleaved(p *pipeline, recompute Recompute) (*partition.Plan, int64) {
+	choice := make([]int, p.template.PP())
+	var peak int64
+	for at := range choice {
+		var best int
+		var least int64
+		for i := range recompute.extents() {
+			choice[at] = i
+			if bytes := p.interleavedPeak(p.interleavedCut(recompute, choice), at); i == 0 || bytes < least {
+				best, least = i, bytes
+			}
+		}
+		choice[at] = best
+		peak = max(peak, least)
+	}
+	return p.plan(p.interleavedCut(recompute, choice)), peak
+}
+
+// interleavedFloor bounds all interleaved plans with so many chunks from the times
+// of the same degrees without interleaving, whose blocks do the same work: position i
+// starts when micro-batch 0 has come through the stages before it, does all its
+// work, and then the last micro-batch goes back and position 0 updates.
+func (s *searcher) interleavedFloor(skel *skeleton, chunks int, times func(microBatch int) []stageTimes) cost.Picoseconds {
+	pp := skel.plan.PP()
+	cut := evenCut(s.graphs.blocks, pp*chunks, func(int) extent { return kept })
+	floor := never
+	for _, b := range s.sizes(skel) {
+		stages := times(b)
+		m := cost.Picoseconds(skel.mesh(b).Size(partition.AxisMB))
+		first := whole
+		if m == 1 {
+			first = rest
+		}
+		// Links of one stage may be slower than another's: the fastest block counts.
+		block := func(of func(*stageTimes) line) cost.Picoseconds {
+			least := never
+			for i := range stages {
+				l := of(&stages[i])
+				least = min(least, l.block[kept])
+			}
+			return least
+		}
+		micro := func(size int) cost.Picoseconds {
+			return block(func(t *stageTimes) line { return t.forward[size].busy() }) + block(func(t *stageTimes) line { return t.backward[size].busy() })
+		}
+		way := block(func(t *stageTimes) line { return t.forward[first].through() }) + block(func(t *stageTimes) line { return t.backward[rest].through() })
+		update := block(func(t *stageTimes) line { return t.update.busy() })
+		all := (m-1)*micro(whole) + micro(rest)
+		var bound cost.Picoseconds
+		before := 0 // blocks
+		for at := range pp {
+			blocks := 0
+			for i := at; i < len(cut); i += pp {
+				blocks += cut[i].Last - cut[i].First
+			}
+			// The first and the last stage have what is outside the blocks.
+			ends := cost.Picoseconds(0)
+			if at == 0 || at == pp-1 {
+				for _, bodies := range [][2]body{stages[at].forward, stages[at].backward} {
+					ends += (m-1)*fixedOf(bodies[whole]) + fixedOf(bodies[rest])
+				}
+			}
+			bound = max(bound, ends+cost.Picoseconds(before)*way+cost.Picoseconds(blocks)*all+cost.Picoseconds(min(blocks, s.graphs.blocks/pp))*update)
+			before += cut[at].Last - cut[at].First
+		}
+		floor = min(floor, bound)
+	}
+	return floor
+}
+
+func fixedOf(b body) cost.Picoseconds {
+	l := b.busy()
+	return l.fixed
+}

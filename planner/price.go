@@ -1,0 +1,367 @@
+package planner
+
+import (
+	"fmt"
+
+	"github.com/autopar/autopar/codegen"
+	"github.com/autopar/autopar/ir"
+	"github.com/autopar/autopar/partition"
+	"github.com/autopar/autopar/planner/cost"
+	"github.com/autopar/autopar/planner/sim"
+)
+
+// priced is an instruction with its time.
+type priced struct {
+	*codegen.Instr
+	time cost.Picoseconds
+}
+
+// prices lists what a stage does in a phase, or only its transfers.
+func (s *skeleton) prices(of extent, stage int, phase ir.Phase, mesh ir.Mesh, at ir.Coord, transfers bool) []priced {
+	position, chunk := s.plan.Position(stage)
+	instrs := s.progs[of].Stages[position].Run(codegen.Task{Phase: phase, Chunk: chunk})
+	all := make([]priced, len(instrs))
+	for i := range instrs {
+		all[i].Instr = &instrs[i]
+		if op := instrs[i].Node.Op; !transfers || op == ir.OpSend || op == ir.OpRecv {
+			all[i].time, _ = s.price.Instr(&instrs[i], mesh, at)
+		}
+	}
+	return all
+}
+
+// pass picks from what a stage does in the forward or the backward phase: all of
+// it, or of a backward phase in two its parts input and [ir.WeightGrad].
+func (s *skeleton) pass(all []priced, phase ir.Phase) []priced {
+	if phase != input && phase != ir.WeightGrad {
+		return all
+	}
+	var some []priced
+	for _, in := range all {
+		if s.ofWeight[in.Node] == (phase == ir.WeightGrad) {
+			some = append(some, in)
+		}
+	}
+	return some
+}
+
+// phaseOf returns the phase of the skeleton's programs that a pass is part of.
+func phaseOf(pass ir.Phase) ir.Phase {
+	if pass == input || pass == ir.WeightGrad {
+		return ir.Backward
+	}
+	return pass
+}
+
+// input stands for what a zero-bubble schedule leaves in the backward pass: the
+// gradients of the inputs of a stage.
+const input = ir.NumPhases
+
+// part is the time of a stretch of a body between two transfers, or of one.
+type part struct {
+	kind sim.OpKind
+	peer int // the other stage of a transfer
+	wire *ir.Node
+	line
+	sums []sum
+	// chunks has, of an update that several chunks share, the time of one block of
+	// each: they may stand on different sides of a transfer.
+	chunks []cost.Picoseconds
+}
+
+// sum is an add_n with operands from every block of the stage.
+type sum struct {
+	fixed, perBlock int
+	time            func(operands int) cost.Picoseconds
+}
+
+// at returns the time with n blocks, r of them recomputed.
+func (p *part) at(n int, r recomputation) cost.Picoseconds {
+	t := p.line.at(n, r)
+	for _, s := range p.sums {
+		t += s.time(s.fixed + n*s.perBlock)
+	}
+	return t
+}
+
+// body is the parts of one phase of a stage.
+type body []part
+
+// line is a time that grows with the number of blocks of a stage.
+type line struct {
+	fixed cost.Picoseconds
+	block [extents]cost.Picoseconds // of one block
+	// early is added when the last block, the first in the backward pass, is
+	// recomputed. That happens before its gradient is received: early is the time
+	// of it before the transfer, and minus that time after it.
+	early [extents]cost.Picoseconds
+}
+
+func (l *line) at(n int, r recomputation) cost.Picoseconds {
+	t := l.fixed + l.early[r.last(n)]
+	for e, count := range r.counts(n) {
+		t += cost.Picoseconds(count) * l.block[e]
+	}
+	return t
+}
+
+func (l *line) add(p *part) {
+	l.fixed += p.fixed
+	for e := range extents {
+		l.block[e] += p.block[e]
+		l.early[e] += p.early[e]
+	}
+	for _, s := range p.sums {
+		l.fixed += s.time(s.fixed + s.perBlock) // with one block: a lower bound
+	}
+}
+
+// busy is all the work of a body.
+func (b body) busy() line {
+	var l line
+	for i := range b {
+		l.add(&b[i])
+	}
+	return l
+}
+
+// through is the work from the last receive before the first send to that send:
+// the least time a micro-batch takes through the stage.
+func (b body) through() line {
+	var l line
+	for i := range b {
+		if b[i].kind == sim.Recv {
+			l = line{}
+		}
+		l.add(&b[i])
+		if b[i].kind == sim.Send {
+			break
+		}
+	}
+	return l
+}
+
+// stageTimes is what a stage spends: on a whole micro-batch and on the last,
+// which may be smaller, and, as the first stage of its position, once per step.
+type stageTimes struct {
+	forward, backward [2]body
+	// input and weight are the backward pass in two, as a zero-bubble schedule has it.
+	input, weight [2]body
+	update        body
+}
+
+// pass returns where the times of a pass stand.
+func (t *stageTimes) pass(phase ir.Phase) *[2]body {
+	switch phase {
+	case ir.Forward:
+		return &t.forward
+	case ir.Backward:
+		return &t.backward
+	case input:
+		return &t.input
+	case ir.WeightGrad:
+		return &t.weight
+	}
+	panic(fmt.Sprintf("BUG: no pass %s", phase))
+}
+
+// passes lists what a stage does for a micro-batch, under any schedule.
+func passes() []ir.Phase {
+	return []ir.Phase{ir.Forward, ir.Backward, input, ir.WeightGrad}
+}
+
+// cores is times of nothing but the products and attention of the passes.
+func (s *skeleton) cores(microBatch int) []stageTimes {
+	all := make([]stageTimes, len(s.plan.Stages))
+	s.each(microBatch, func(i, size int, mesh ir.Mesh, at ir.Coord) {
+		for _, phase := range []ir.Phase{ir.Forward, ir.Backward} {
+			position, chunk := s.plan.Position(i)
+			var core []priced
+			instrs := s.progs[kept].Stages[position].Run(codegen.Task{Phase: phase, Chunk: chunk})
+			for k := range instrs {
+				switch in := instrs[k]; in.Node.Op {
+				case ir.OpMatMul, ir.OpAttention, ir.OpAttentionGrad:
+					in.Accum = make([]codegen.Accum, len(in.Accum)) // gradients may be summed elsewhere
+					time, _ := s.price.Instr(&in, mesh, at)
+					core = append(core, priced{&instrs[k], time})
+				}
+			}
+			for _, pass := range passes() {
+				if phaseOf(pass) != phase {
+					continue
+				}
+				var p part
+				for _, in := range s.pass(core, pass) {
+					if s.ofBlock[in.Node] {
+						p.block[kept] += in.time
+					} else {
+						p.fixed += in.time
+					}
+				}
+				p.block[selective], p.block[full] = p.block[kept], p.block[kept]
+				all[i].pass(pass)[size] = body{p}
+			}
+		}
+	})
+	return all
+}
+
+// each calls f for every stage at a whole micro-batch and at the last one.
+func (s *skeleton) each(microBatch int, f func(stage, size int, mesh ir.Mesh, at ir.Coord)) {
+	mesh := s.mesh(microBatch)
+	var first, last ir.Coord
+	mb := mesh.Axis(partition.AxisMB)
+	last[mb] = mesh.Axes[mb].Size - 1
+	for i := range s.plan.Stages {
+		f(i, whole, mesh, first)
+		f(i, rest, mesh, last)
+	}
+}
+
+// The two sizes of micro-batches.
+const (
+	whole = iota
+	rest
+)
+
+// times prices every stage for a size of micro-batch.
+func (s *skeleton) times(microBatch int) []stageTimes {
+	if all, known := s.known[microBatch]; known {
+		return all
+	}
+	all := make([]stageTimes, len(s.plan.Stages))
+	s.each(microBatch, func(i, size int, mesh ir.Mesh, at ir.Coord) {
+		var like *stageTimes
+		if a := s.alias[i]; a < i {
+			like = &all[a]
+		}
+		for _, phase := range []ir.Phase{ir.Forward, ir.Backward} {
+			prices := [extents][]priced{kept: s.prices(kept, i, phase, mesh, at, like != nil)}
+			if phase == ir.Backward && like == nil {
+				for e := selective; e < extents; e++ {
+					prices[e] = s.prices(e, i, phase, mesh, at, false)
+				}
+			}
+			for _, pass := range passes() {
+				if phaseOf(pass) != phase {
+					continue
+				}
+				var from body
+				if like != nil {
+					from = like.pass(pass)[size]
+				}
+				all[i].pass(pass)[size] = s.body(i, pass, prices, mesh, at, from)
+			}
+		}
+		if i < s.plan.PP() && size == whole {
+			update := [extents][]priced{kept: s.prices(kept, i, ir.Update, mesh, at, false)}
+			all[i].update = s.body(i, ir.Update, update, mesh, at, nil)
+		}
+	})
+	s.known[microBatch] = all
+	return all
+}
+
+// mesh is that of the program at another size of micro-batch.
+func (s *skeleton) mesh(microBatch int) ir.Mesh {
+	p := s.plan
+	p.MicroBatch = microBatch
+	return p.Mesh(s.batch)
+}
+
+// body puts a pass of a stage, or its update, together from the prices of its
+// phase. When like is not nil it is the same pass of a stage that differs in
+// transfers only.
+func (s *skeleton) body(stage int, pass ir.Phase, prices [extents][]priced, mesh ir.Mesh, at ir.Coord, like body) body {
+	parts := s.split(s.pass(prices[kept], pass), mesh, at, like)
+	if phaseOf(pass) != ir.Backward {
+		for i := range parts {
+			for e := range extents {
+				parts[i].block[e] = parts[i].block[kept]
+			}
+		}
+		return parts
+	}
+	if like != nil {
+		return parts
+	}
+	for e := selective; e < extents; e++ {
+		recomputed := s.split(s.pass(prices[e], pass), mesh, at, nil)
+		if len(recomputed) != len(parts) {
+			panic(fmt.Sprintf("BUG: stage %d: recomputation changes its transfers", stage))
+		}
+		for i := range parts {
+			parts[i].block[e] = recomputed[i].block[kept]
+		}
+		if len(parts) > 2 && parts[1].kind == sim.Recv {
+			early := parts[0].block[e] - parts[0].block[kept]
+			parts[0].block[e], parts[0].early[e] = parts[0].block[kept], early
+			parts[2].block[e], parts[2].early[e] = parts[2].block[e]+early, -early
+		}
+	}
+	return parts
+}
+
+// split sums prices between transfers. With like it takes all but the transfers
+// from there.
+func (s *skeleton) split(instrs []priced, mesh ir.Mesh, at ir.Coord, like body) body {
+	parts := body{{}} // work, before whatever comes
+	if like != nil {
+		parts[0] = like[0]
+	}
+	for _, in := range instrs {
+		n, time := in.Node, in.time
+		kind := sim.Work
+		switch n.Op {
+		case ir.OpSend:
+			kind = sim.Send
+		case ir.OpRecv:
+			kind = sim.Recv
+		}
+		if k := len(parts) - 1; kind != sim.Work || parts[k].kind != sim.Work {
+			var next part
+			if k+1 < len(like) && kind == sim.Work {
+				next = like[k+1]
+			}
+			next.kind = kind
+			parts = append(parts, next)
+		}
+		p := &parts[len(parts)-1]
+		if kind == sim.Work && like != nil {
+			continue
+		}
+		switch {
+		case kind == sim.Send:
+			p.fixed, p.wire, p.peer = time, n, n.Attr.(ir.P2PAttr).Stage
+		case kind == sim.Recv:
+			p.fixed, p.wire, p.peer = time, n.Args[0].Def, n.Attr.(ir.P2PAttr).Stage
+		case s.ofBlock[n] && s.plan.Chunks() > 1 && n.Phase == ir.Update:
+			if p.chunks == nil {
+				p.chunks = make([]cost.Picoseconds, s.plan.Chunks())
+			}
+			_, chunk := s.plan.Position(s.stageOf[n.Block()])
+			p.chunks[chunk] += time
+		case s.ofBlock[n]:
+			p.block[kept] += time
+		case n.Op == ir.OpAddN && blockOperands(n) > 0:
+			inner := blockOperands(n)
+			p.sums = append(p.sums, sum{len(n.Args) - inner, inner / s.plan.Chunks(), func(operands int) cost.Picoseconds {
+				return s.price.AddN(in.Instr, mesh, at, operands)
+			}})
+		default:
+			p.fixed += time
+		}
+	}
+	return parts
+}
+
+// blockOperands counts the operands of an add_n that blocks of its stage make.
+func blockOperands(n *ir.Node) int {
+	count := 0
+	for _, a := range n.Args {
+		if a.Def.Block() != "" && a.Def.Op != ir.OpRecv {
+			count++
+		}
+	}
+	return count
+}
