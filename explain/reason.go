@@ -3,6 +3,7 @@ package explain
 import (
 	"fmt"
 	"regexp"
+	"slices"
 	"strings"
 
 	"github.com/autopar/autopar/codegen"
@@ -99,7 +100,7 @@ func (w *reasons) kind(b *codegen.Buffer) string {
 // What is said of values in host memory.
 const (
 	hostState  = "lives in host memory, fetched for the update and stashed after it"
-	hostWeight = "lives in host memory, fetched for its block in each pass and for the update"
+	hostWeight = "lives in host memory, fetched for its block in each pass"
 )
 
 // tensor says why a buffer lies as it does, or why it is there at all.
@@ -153,7 +154,11 @@ func (w *reasons) state(v *ir.Value) string {
 func (w *reasons) weight(v *ir.Value) string {
 	var parts []string
 	if v.OnHost() {
-		parts = append(parts, hostWeight)
+		text := hostWeight
+		if slices.ContainsFunc(w.readers[v], func(n *ir.Node) bool { return n.Phase == ir.Update }) {
+			text += " and for the update" // of which there is no master copy
+		}
+		parts = append(parts, text)
 	}
 	if by := w.placedBy(v); by != "" {
 		parts = append(parts, by)

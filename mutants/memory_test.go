@@ -37,6 +37,16 @@ func inTheMemory() []mutant {
 		old:  "b.Host += alignUp(buf.Size)", new: "b.Host = max(b.Host, alignUp(buf.Size))\n\t\t\tbuf.Offset = 0",
 		pkg: "./codegen", run: sound,
 	}, {
+		bug: "parameters fetched in another chunk", how: "the first of their rank",
+		file: "partition/offload.go",
+		old:  "Phase: beside.Phase, Stage: beside.Stage,", new: "Phase: beside.Phase, Stage: v.Def.Stage,",
+		pkg: "./codegen", run: "^TestPipelinesAreSound$",
+	}, {
+		bug:  "master weights stay on the device",
+		file: "partition/offload.go",
+		old:  "range n.Args[:3]", new: "range n.Args[1:3]",
+		pkg: ".", run: "^TestOffloadKeepsTheBits$",
+	}, {
 		bug: "stash dropped", how: "by the device",
 		file: "runtime/cpu/launch.go",
 		old:  "ir.OpStash:      copyBetween,", new: "ir.OpStash:      func(*Device, *runtime.Kernel) error { return nil },",

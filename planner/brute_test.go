@@ -54,8 +54,8 @@ func (b *brute) run() {
 								if pp*chunks > b.blocks || chunks > 1 && pp == 1 {
 									continue
 								}
-								groups := zeroGroups(b.opts, d, zero, all, b.cluster)
-								if chunks == 1 && b.opts.ZeRO == nil && b.limit == 1<<40 {
+								groups := zeroGroups(b.opts, d, zero, all, chunks, b.cluster)
+								if b.opts.ZeRO == nil && b.limit == 1<<40 {
 									groups = groups[:1] // the others only spare memory
 								}
 								for _, group := range groups {

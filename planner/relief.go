@@ -23,12 +23,12 @@ import (
 //     does save is the latency of one scalar's sum between nodes, the gradient
 //     norm's, once a step: for that alone none is built. That holds for one chunk
 //     per rank: of several, those that are done early may reduce while the rank
-//     would wait, and groups are looked at as other plans are.
+//     would wait. Beside interleaving groups are not searched.
 
 // relieves reports whether an outline only spares memory, of those that the
 // options leave. Where they leave nothing to compare it with it is one like others.
 func (s *searcher) relieves(o outline) bool {
-	grouped := o.group > 0 && o.chunks <= 1 && s.opts.ZeROGroup == 0 && s.opts.ZeRO == nil
+	grouped := o.group > 0 && s.opts.ZeROGroup == 0 && s.opts.ZeRO == nil
 	return grouped || o.offload != partition.OffloadNone && s.opts.Offload == ""
 }
 
@@ -53,14 +53,14 @@ func (s *searcher) relieve(points []*point, limit cost.Picoseconds, best map[deg
 			return slices.ContainsFunc(points, func(base *point) bool {
 				t := &base.pipe.template
 				same := sharding{t.ZeRO, t.ZeROGroup, t.SequenceParallel, p.offload}
-				return base.degrees == p.degrees && t.Offload == partition.OffloadNone && same == p.sharding && base.chunks() == max(p.chunks, 1) && base.slowed(gain, base.pipe.offloaded(p.offload))
+				return base.degrees == p.degrees && t.Offload == partition.OffloadNone && same == p.sharding && base.chunks() == max(p.chunks, 1) && base.slowed(gain, p.offload)
 			})
 		}
 		f := family{p.degrees, p.sequence}
 		yes, known := slowed[f]
 		if !known {
 			yes = slices.ContainsFunc(points, func(base *point) bool {
-				return base.degrees == f.degrees && base.chunks() == 1 && base.pipe.template.SequenceParallel == f.sequence && base.slowed(gain, base.pipe)
+				return base.degrees == f.degrees && base.chunks() == 1 && base.pipe.template.SequenceParallel == f.sequence && base.slowed(gain, partition.OffloadNone)
 			})
 			slowed[f] = yes
 		}
@@ -122,28 +122,39 @@ func (s *skeleton) copiesOf(what partition.Offload) []copies {
 }
 
 // slowed reports whether with memory without limit there could be plans of the
-// pipeline that take at most the given time, with the work of like, which has that
-// of the pipeline and perhaps more, and do not fit.
-func (c *cutter) slowed(time cost.Picoseconds, like *pipeline) bool {
+// pipeline, with what they copy for an offload, that take at most the given time,
+// and without that offload do not fit.
+func (c *cutter) slowed(time cost.Picoseconds, what partition.Offload) bool {
 	opts := c.search.opts
 	if c.chunks() > 1 {
-		held := c.least == never || slices.Max(c.choice) > 0
-		return held && like.time(like.interleavedCut(opts.Recompute, make([]int, len(c.choice)))) <= time
+		if c.least != never && slices.Max(c.choice) == 0 {
+			return false
+		}
+		like := c.pipe
+		if what.Moves() {
+			like = c.pipe.offloaded(what)
+		}
+		return like.time(like.interleavedCut(opts.Recompute, make([]int, len(c.choice)))) <= time
 	}
 	if opts.Recompute == RecomputeSearched {
 		opts.Recompute = RecomputeNone // the least work
 	}
-	free := newBounds(like, 1<<62, opts, nil)
+	if c.free == nil {
+		c.free = newBounds(c.pipe, 1<<62, opts, nil)
+	}
+	if c.free.best() > time {
+		return false
+	}
+	free := c.free
+	if what.Moves() {
+		free = newBounds(c.pipe.offloaded(what), 1<<62, opts, nil)
+	}
 	if free.best() > time {
 		return false
 	}
-	own := free
-	if like != c.pipe {
-		own = newBounds(c.pipe, 1<<62, opts, nil)
-	}
 	for i := range free.time {
 		for n, t := range free.time[i] {
-			if t <= time && c.bounds.time[i][n] > own.time[i][n] {
+			if t <= time && c.bounds.time[i][n] > c.free.time[i][n] {
 				return true
 			}
 		}

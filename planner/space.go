@@ -55,7 +55,7 @@ func outlines(o Options, all []degrees, blocks int, c *cost.Cluster) []outline {
 		for _, chunks := range chunkCounts(o, blocks, d.pp) {
 			for _, sequence := range sequences {
 				for _, zero := range stages {
-					for _, group := range zeroGroups(o, d, zero, replicas, c) {
+					for _, group := range zeroGroups(o, d, zero, replicas, chunks, c) {
 						for _, offload := range offloads(o, c) {
 							list = append(list, outline{d, sharding{zero, group, sequence, offload}, chunks})
 						}
@@ -82,9 +82,13 @@ func offloads(o Options, c *cost.Cluster) []partition.Offload {
 // replicas: all, and from stage 2 on the largest part of them inside a node. At
 // stage 1 a group saves nothing: its reduce-scatter, the sum over the copies and
 // its all-gather, once a step, move what those over all ranks do.
-func zeroGroups(o Options, d degrees, zero, replicas int, c *cost.Cluster) []int {
+// Beside interleaving groups are not searched, only taken from the options.
+func zeroGroups(o Options, d degrees, zero, replicas, chunks int, c *cost.Cluster) []int {
 	if o.ZeROGroup > 0 && zero > 0 {
 		return []int{o.ZeROGroup % replicas}
+	}
+	if chunks > 1 {
+		return []int{0}
 	}
 	within := replicas - 1
 	if !c.Device.Shared {
