@@ -60,9 +60,19 @@ func (b *brute) run() {
 							if zero > 0 && all == 1 || sequence && tp == 1 || b.opts.ZeRO != nil && zero != *b.opts.ZeRO {
 								continue
 							}
+							d := degrees{unit, dp, cp, tp, pp}
 							for _, chunks := range []int{1, 2, 4} {
-								if pp*chunks <= b.blocks && (chunks == 1 || pp > 1) {
-									b.sizes(s, outline{degrees{unit, dp, cp, tp, pp}, sharding{zero, sequence}, chunks}, (b.batch+all-1)/all)
+								if pp*chunks > b.blocks || chunks > 1 && pp == 1 {
+									continue
+								}
+								groups := zeroGroups(b.opts, d, zero, all, chunks, b.cluster)
+								if b.opts.ZeRO == nil && b.limit == 1<<40 {
+									groups = groups[:1] // the others only spare memory
+								}
+								for _, group := range groups {
+									for _, offload := range offloads(b.opts, b.cluster) {
+										b.sizes(s, outline{d, sharding{zero, group, sequence, offload}, chunks}, (b.batch+all-1)/all)
+									}
 								}
 							}
 						}
@@ -90,9 +100,10 @@ func (b *brute) sizes(s *searcher, o outline, local int) {
 			continue
 		}
 		for _, plan.Schedule = range []partition.Schedule{partition.OneFOneB, partition.GPipe, partition.ZeroBubble} {
-			if plan.PP() > 1 || plan.Schedule == partition.OneFOneB {
-				b.cuts(plan, nil, 0)
+			if o.pp == 1 && plan.Schedule != partition.OneFOneB && b.opts.Schedule == "" {
+				continue // nothing to order
 			}
+			b.cuts(plan, nil, 0)
 		}
 	}
 }
@@ -271,6 +282,7 @@ func TestSearchIsExact(t *testing.T) {
 				b.opts.PlanNGPUs, b.opts.CP, b.opts.TP = b.opts.RuntimeNGPUs, 2, 1
 			}
 		}
+		b.opts.Offload = []string{"none", "none", "optimizer", "params", ""}[r.IntN(5)]
 		// From more than enough to too little.
 		b.limit = []int64{1 << 40, 200e3 + r.Int64N(600e3)}[min(1, r.IntN(4))]
 		b.opts.MemoryLimit = b.limit

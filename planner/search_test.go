@@ -56,7 +56,7 @@ func TestOptions(t *testing.T) {
 		{Options{PlanNGPUs: 2, SequenceParallel: "on", TP: 1}, "sequence-parallel: is on, but tp is 1"},
 		{Options{PlanNGPUs: 2, SequenceParallel: "on", DP: 2}, "sequence-parallel: needs tp of at least 2; no dp x tp x pp of 2 devices in 2"},
 		{Options{PlanNGPUs: 2, SequenceParallel: "yes"}, `sequence-parallel: is "yes", must be one of on off`},
-		{Options{PlanNGPUs: 2, Offload: "params"}, "offload params is not supported yet"},
+		{Options{PlanNGPUs: 2, Offload: "all"}, `offload: is "all", must be one of none optimizer params`},
 		{Options{PlanNGPUs: 2, Policy: "best"}, `policy: is "best", must be one of dp fsdp megatron autodist`},
 		{Options{PlanNGPUs: 2, Schedule: "g"}, `schedule: is "g", must be one of gpipe`},
 		{Options{}, "plan-ngpus: auto needs runtime-ngpus"},
@@ -121,7 +121,7 @@ func TestLoweringTheLimit(t *testing.T) {
 	seen := map[string]bool{}
 	for steps := 0; ; steps++ {
 		require.Less(t, steps, 100)
-		res, err := Search(g, 8, c, Options{PlanNGPUs: 4, MemoryLimit: limit, Eval: eval})
+		res, err := Search(g, 8, c, Options{PlanNGPUs: 4, MemoryLimit: limit, Eval: eval, Offload: "none"})
 		if err != nil {
 			var bad *InfeasibleError
 			require.ErrorAs(t, err, &bad)
