@@ -164,6 +164,7 @@ func TestTiedTableStaysEqual(t *testing.T) {
 // (row 44).
 func TestCountersMatchTheProgram(t *testing.T) {
 	p := parityPlan(2, 2, 2, 2, partition.OneFOneB, true)
+	p.Offload = partition.OffloadParams
 	prog, exec := trainer(t, p, parityBatch)
 	checkCounters(t, prog, exec)
 	p.ZeRO = 3
@@ -186,12 +187,16 @@ func checkCounters(t *testing.T, prog *codegen.Program, exec *runtime.Executor) 
 				case op == ir.OpSend || op == ir.OpRecv:
 					want.Transfers++
 					want.TransferBytes += bytes
+				case codegen.HostCopy(op):
+					want.HostCopies++
+					want.HostBytes += bytes
 				}
 			}
 		}
 		require.Equal(t, want, exec.Counters(r), "rank %d", r)
 		require.Positive(t, want.CollectiveBytes)
 		require.Positive(t, want.TransferBytes)
+		require.Positive(t, want.HostBytes)
 	}
 }
 

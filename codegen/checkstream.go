@@ -63,7 +63,7 @@ func checkLives(s *Stage) error {
 				if b.Region == Slot || b.Region == Inbox {
 					from, to = from+before, to+before
 				}
-				if b.Region != Persist && (b.From > from || b.To < to) {
+				if b.Region != Persist && b.Region != Host && (b.From > from || b.To < to) {
 					return &CheckError{Rank: -1, Stage: s.Index, Instr: in.Node.Name, Value: b.Value.Name(),
 						Msg: fmt.Sprintf("uses b%d at %d to %d, which is live from %d to %d only", id, from, to, b.From, b.To)}
 				}

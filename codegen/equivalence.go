@@ -162,7 +162,7 @@ func (e *equivalence) load(c *class, st *Stage) error {
 	m := &memory{fixed: make([]content, len(st.Buffers)), slots: map[inSlot]*content{}}
 	for id := range st.Buffers {
 		b := &st.Buffers[id]
-		if b.Region == Persist && b.Value.Def.Op.Class() == ir.Leaf {
+		if (b.Region == Persist || b.Region == Host) && b.Value.Def.Op.Class() == ir.Leaf {
 			if err := e.prog.Mesh.VerifyNode(b.Value.Def); err != nil {
 				return c.like(&CheckError{Rank: c.Rank, Stage: c.Stage, Instr: b.Value.Def.Name, Value: b.Value.Name(), Msg: err.Error()})
 			}

@@ -60,6 +60,10 @@ func newExpressions() *expressions { return &expressions{table: map[exprKey]*exp
 func (x *expressions) leaf(v *ir.Value) *expr {
 	n := v.Def
 	k := exprKey{op: n.Op, attr: n.Attr, leaf: v.Type.String()}
+	if attr, ok := n.Attr.(ir.ParamAttr); ok {
+		attr.Host = false // where it lives is not what it is
+		k.attr = attr
+	}
 	if n.Op != ir.OpConst {
 		k.leaf += partition.BaseName(n.Name)
 	}

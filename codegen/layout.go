@@ -121,7 +121,11 @@ func (b *stageBuilder) persistent() {
 		name := partition.BaseName(n.Name)
 		switch n.Op {
 		case ir.OpParam:
-			b.Params[name] = b.buffer(v, Persist, n.Phase)
+			region := Persist
+			if v.OnHost() {
+				region = Host
+			}
+			b.Params[name] = b.buffer(v, region, n.Phase)
 		case ir.OpConst:
 			b.Consts = append(b.Consts, b.buffer(v, Persist, n.Phase))
 		case ir.OpInput:
@@ -284,13 +288,15 @@ func (b *stageBuilder) bodies() {
 			}
 			region := Temp
 			switch {
+			case r.OnHost():
+				region = Host
 			case b.saved[r]:
 				region = Slot
 			case b.bodyOf(n) != n.Phase:
 				region = Persist // made in a pass, read in the update
 			}
-			if i == 0 && b.canOverwrite(n, region, lastUse) {
-				b.of[r] = b.of[n.Args[0]]
+			if b.canOverwrite(n, i, region, lastUse) {
+				b.of[r] = b.of[n.Args[i]]
 				continue
 			}
 			b.buffer(r, region, n.Phase)
@@ -302,14 +308,15 @@ func (b *stageBuilder) bodies() {
 	}
 }
 
-// canOverwrite reports whether result 0 of n may take the buffer of operand 0:
-// nothing reads the operand again, its slice has as many elements of at least the
-// size, and its buffer lives as long as the result must.
-func (b *stageBuilder) canOverwrite(n *ir.Node, region Region, lastUse map[*ir.Value]*ir.Node) bool {
-	if !n.Op.InPlace() && n.Op != ir.OpAllReduce && n.Op != ir.OpToPartial {
+// canOverwrite reports whether result i of n may take the buffer of operand i, the
+// first or any of AdamW's: nothing reads the operand again, its slice has as many
+// elements of at least the size, and its buffer lives as long as the result must.
+func (b *stageBuilder) canOverwrite(n *ir.Node, i int, region Region, lastUse map[*ir.Value]*ir.Node) bool {
+	updates := n.Op == ir.OpAdamW
+	if !updates && (i > 0 || !n.Op.InPlace() && n.Op != ir.OpAllReduce && n.Op != ir.OpToPartial) {
 		return false
 	}
-	x, r := n.Args[0], n.Results[0]
+	x, r := n.Args[i], n.Results[i]
 	if lastUse[x] != n || b.keep[x] || b.next[x] || x.Def.Op.Class() == ir.Leaf {
 		return false
 	}
@@ -329,9 +336,11 @@ func (b *stageBuilder) canOverwrite(n *ir.Node, region Region, lastUse map[*ir.V
 		if region == Slot || buf.Body != n.Phase {
 			return false
 		}
+	case Host:
+		return false
 	}
-	for _, a := range n.Args[1:] {
-		if b.of[a] == id {
+	for k, a := range n.Args {
+		if k != i && b.of[a] == id {
 			return false
 		}
 	}
@@ -400,12 +409,14 @@ func (b *stageBuilder) allocate() {
 			}
 		}
 	}
-	var persist []int
+	var persist, host []int
 	slot, inbox := make([][]int, len(b.Chunks)), make([][]int, len(b.Chunks))
 	var temp [ir.NumPhases][]int
 	for id := range b.Buffers {
 		buf := &b.Buffers[id]
 		switch {
+		case buf.Region == Host:
+			host = append(host, id)
 		case buf.Value.Def.Op == ir.OpParam:
 			persist = append(persist, id)
 		case !used[id] && buf.Value.Def.Op.Class() != ir.Leaf:
@@ -420,19 +431,22 @@ func (b *stageBuilder) allocate() {
 			temp[buf.Body] = append(temp[buf.Body], id)
 		}
 	}
-	slices.SortStableFunc(persist, func(x, y int) int {
-		return cmp.Compare(b.rank(x), b.rank(y))
-	})
+	for _, ids := range [][]int{persist, host} {
+		slices.SortStableFunc(ids, func(x, y int) int { return cmp.Compare(b.rank(x), b.rank(y)) })
+	}
 	if b.shared != nil {
-		b.Persist = b.shared.Durable
+		b.Persist, b.Host = b.shared.Durable, b.shared.Host
+	}
+	for _, id := range host {
+		if buf := &b.Buffers[id]; !b.share(buf) {
+			buf.Offset = b.Host
+			b.Host += alignUp(buf.Size)
+		}
 	}
 	for _, id := range persist {
 		buf := &b.Buffers[id]
-		if b.shared != nil && buf.Value.Def.Op == ir.OpParam {
-			if at, ok := b.shared.Params[partition.BaseName(buf.Value.Def.Name)]; ok {
-				buf.Offset = b.shared.Buffers[at].Offset
-				continue
-			}
+		if b.share(buf) {
+			continue
 		}
 		buf.Offset = b.Persist
 		b.Persist += alignUp(buf.Size)
@@ -446,6 +460,22 @@ func (b *stageBuilder) allocate() {
 	for _, ids := range temp {
 		b.Temp = max(b.Temp, pack(b.Buffers, ids))
 	}
+}
+
+// share places a parameter where the program that the arenas are shared with has
+// it, if it has it.
+func (b *stageBuilder) share(buf *Buffer) bool {
+	if b.shared == nil || buf.Value.Def.Op != ir.OpParam {
+		return false
+	}
+	at, ok := b.shared.Params[partition.BaseName(buf.Value.Def.Name)]
+	if ok {
+		if b.shared.Buffers[at].Region != buf.Region {
+			panic(fmt.Sprintf("BUG: %s is in the %s and in the %s region of programs that share it", buf.Value.Name(), b.shared.Buffers[at].Region, buf.Region))
+		}
+		buf.Offset = b.shared.Buffers[at].Offset
+	}
+	return ok
 }
 
 // The order of persistent buffers: what must survive between steps comes first.

@@ -31,7 +31,11 @@ func (p *Program) Fprint(w io.Writer, rank int) error {
 			fmt.Fprintf(out, " + %d inboxes of %d", c.Inboxes, c.Inbox)
 		}
 	}
-	fmt.Fprintf(out, " + temp %d)\n", st.Temp)
+	fmt.Fprintf(out, " + temp %d)", st.Temp)
+	if st.Host > 0 {
+		fmt.Fprintf(out, "  host %d bytes", st.Host)
+	}
+	fmt.Fprintln(out)
 	for id, b := range st.Buffers {
 		fmt.Fprintf(out, "  b%d  %s+%d  %d bytes  %s %s\n", id, b.Region, b.Offset, b.Size, b.Value.Name(), b.Value.Type)
 	}
@@ -54,6 +58,8 @@ func (p *Program) instrText(s *Schedule, task Task, in Instr) string {
 	switch op := in.Node.Op; {
 	case op == ir.OpInput:
 		kind = "feed"
+	case HostCopy(op):
+		kind = "comm"
 	case op == ir.OpSend || op == ir.OpRecv:
 		kind = "comm"
 		where = fmt.Sprintf("  peer=%d", p.Peer(s, in.Node))
@@ -93,6 +99,10 @@ func names(buffers []int) string {
 	}
 	return strings.Join(text, " ")
 }
+
+// HostCopy reports whether the op copies between the device and the host memory of
+// a rank.
+func HostCopy(op ir.Op) bool { return op == ir.OpFetch || op == ir.OpStash }
 
 // Collective reports whether the op makes a group of ranks communicate.
 func Collective(op ir.Op) bool {

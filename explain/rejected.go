@@ -85,17 +85,28 @@ func planText(p *partition.Plan) string {
 	return text
 }
 
+// groupText names the groups that ZeRO shards over, where they are not all ranks.
+func groupText(p *partition.Plan) string {
+	if p.Copies() == 1 {
+		return ""
+	}
+	return fmt.Sprintf(" in %d groups of %d", p.Copies(), p.ShardGroup())
+}
+
 // shardedText names what a plan shards beyond its placements.
 func shardedText(p *partition.Plan) string {
 	text := ""
 	if p.ZeRO > 0 {
-		text += fmt.Sprintf(", ZeRO %d", p.ZeRO)
+		text += fmt.Sprintf(", ZeRO %d", p.ZeRO) + groupText(p)
 	}
 	if p.SequenceParallel {
 		text += ", sequence parallel"
 	}
 	if p.Overlap {
 		text += ", overlap"
+	}
+	if p.Offload.Moves() {
+		text += ", offload " + p.Offload.String()
 	}
 	return text
 }

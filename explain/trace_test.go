@@ -107,7 +107,7 @@ func TestMeasuredRun(t *testing.T) {
 		require.NoError(t, err, name)
 		for rank := range r.Traffic {
 			c := exec.Counters(rank)
-			require.Equal(t, Traffic{rank, c.Collectives, c.CollectiveBytes, c.Transfers, c.TransferBytes}, r.Traffic[rank], name)
+			require.Equal(t, Traffic{rank, c.Collectives, c.CollectiveBytes, c.Transfers, c.TransferBytes, c.HostCopies, c.HostBytes}, r.Traffic[rank], name)
 		}
 		require.NoError(t, exec.Close())
 		var out bytes.Buffer

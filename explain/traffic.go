@@ -7,7 +7,7 @@ import (
 	"github.com/autopar/autopar/ir"
 )
 
-func (t Traffic) bytes() int64 { return t.CollectiveBytes + t.TransferBytes }
+func (t Traffic) bytes() int64 { return t.CollectiveBytes + t.TransferBytes + t.HostBytes }
 
 // communication lists what one rank communicates in a step, and counts it as
 // the runtime does.
@@ -35,17 +35,21 @@ func (r *Report) communication(st *Stage, s *codegen.Schedule) ([]Comm, Traffic)
 			last.MicroBatch += runs - 1
 			bytes := int64(runs-1)*each + r.prog.CommBytes(s, n, last)
 			c := Comm{Op: n.Op.String(), Phase: ir.Phase(phase).String(), Ranks: 2, Runs: runs, Single: each, Bytes: bytes}
-			if attr, ok := n.Attr.(ir.CommAttr); ok {
+			switch attr := n.Attr.(type) {
+			case ir.CommAttr:
 				c.Axis, c.Ranks = attr.Axis, r.prog.Mesh.Size(attr.Axis)
 				if !in.Fused {
 					total.Collectives += runs
 				}
 				total.CollectiveBytes += bytes
-			} else {
-				peer := n.Attr.(ir.P2PAttr).Stage
-				c.Peer = &peer
+			case ir.P2PAttr:
+				c.Peer = &attr.Stage
 				total.Transfers += runs
 				total.TransferBytes += bytes
+			default:
+				c.Host, c.Ranks = true, 1
+				total.HostCopies += runs
+				total.HostBytes += bytes
 			}
 			v, out := n.Args[0], n.Results[0]
 			c.Of = v.Type.String()
@@ -84,5 +88,5 @@ func microBatches(s *codegen.Schedule, phase ir.Phase, chunk int) (first codegen
 }
 
 func communicates(op ir.Op) bool {
-	return codegen.Collective(op) || op == ir.OpSend || op == ir.OpRecv
+	return codegen.Collective(op) || op == ir.OpSend || op == ir.OpRecv || codegen.HostCopy(op)
 }

@@ -27,6 +27,9 @@ type ParamAttr struct {
 	// Master names the weight of which this state is the copy in full precision:
 	// both start as the same number, and the weight is this one rounded.
 	Master string
+	// Host says that it lives in the host memory of its rank, where only OpFetch
+	// reads it and OpStash writes it.
+	Host bool
 }
 
 // ConstAttr belongs to OpConst.
@@ -122,7 +125,8 @@ type LossScaleAttr struct {
 	Interval        int
 }
 
-// CommAttr belongs to the ops that partition inserts, except send and recv.
+// CommAttr belongs to the ops that partition inserts, except send, recv, fetch and
+// stash.
 type CommAttr struct {
 	Axis    string // the mesh axis over which ranks communicate
 	Dim, To int    // the dimension gathered or scattered; To for all_to_all

@@ -44,6 +44,8 @@ func attrOf(op Op) Attr {
 		return LossScaleAttr{}
 	case OpSend, OpRecv:
 		return P2PAttr{}
+	case OpFetch, OpStash:
+		return nil
 	}
 	if op.Class() == Comm {
 		return CommAttr{}

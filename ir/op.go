@@ -77,6 +77,8 @@ const (
 	OpAccumulate    // Partial over micro-batches -> Replicate
 	OpSend          // to the same mesh position of another stage
 	OpRecv
+	OpFetch // from the rank's host memory to its device
+	OpStash // from the rank's device to its host memory
 
 	numOps
 )
@@ -196,6 +198,8 @@ var opTable = [numOps]opInfo{
 	OpAccumulate:    {name: "accumulate", sig: "x[d*] -> y[d*]", class: Comm, noGrad: true},
 	OpSend:          {name: "send", sig: "x[d*] -> y[d*]", class: Comm, noGrad: true},
 	OpRecv:          {name: "recv", sig: "x[d*] -> y[d*]", class: Comm, noGrad: true},
+	OpFetch:         {name: "fetch", sig: "x[d*] -> y[d*]", class: Comm, noGrad: true},
+	OpStash:         {name: "stash", sig: "x[d*] -> y[d*]", class: Comm, noGrad: true},
 }
 
 // Ops lists every operation.

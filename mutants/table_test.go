@@ -6,7 +6,7 @@ import "slices"
 
 // mutants lists all planted bugs, by where they are planted.
 func mutants() []mutant {
-	return slices.Concat(inTheModel(), inLlama(), inThePartition(), inTheRuntime(), inTheKernels(), inTheLoop(), inThePrecision(), inTheReproducible(), inTheStreams(), inContext())
+	return slices.Concat(inTheModel(), inLlama(), inThePartition(), inTheRuntime(), inTheKernels(), inTheLoop(), inThePrecision(), inTheReproducible(), inTheStreams(), inContext(), inTheMemory())
 }
 
 // inTheModel has the bugs of the graph that all ranks share: trace, autodiff,
@@ -272,13 +272,13 @@ func inTheRuntime() []mutant {
 	}, {
 		bug: "wrong p2p destination", how: "one element further",
 		file: "runtime/cpu/device.go",
-		old:  "peer[t.Remote/4:][:len(src)]", new: "peer[t.Remote/4+1:][:len(src)]",
+		old:  "copy(peer[t.Remote/4:][:len(src)], src)", new: "copy(peer[t.Remote/4+1:][:len(src)], src)",
 		pkg: "./runtime", run: shapes,
 	}, {
 		bug: "wrong p2p source", how: "the bytes are the neighbour's",
 		file: "runtime/cpu/device.go",
 		old:  "src := d.words(t.Local)",
-		new:  "src := d.words(t.Local)\n\tif other := d.backend.devices[d.rank^1].arena[t.Local.Offset/4:]; len(other) >= len(src) {\n\t\tsrc = other[:len(src)]\n\t}",
+		new:  "src := d.words(t.Local)\n\tif at := t.Local.Offset / 4; int(at)+len(src) <= len(d.backend.devices[d.rank^1].arenas[0]) {\n\t\tsrc = d.backend.devices[d.rank^1].arenas[0][at:][:len(src)]\n\t}",
 		pkg:  "./runtime", run: shapes,
 	}, {
 		bug:  "same initial weights on every shard",

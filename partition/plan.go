@@ -62,6 +62,8 @@ type Plan struct {
 	// gradients (hybrid sharding: Zhao et al. 2023, section 3.2.2; hpZ of ZeRO++:
 	// Wang et al. 2023). 0 is all of them.
 	ZeROGroup int `json:"zero_group,omitempty"`
+	// Offload is what lives in host memory.
+	Offload Offload `json:"offload,omitempty"`
 	// SequenceParallel shards the residual stream between tensor-parallel regions
 	// along the sequence over tp.
 	SequenceParallel bool `json:"sequence_parallel"`
@@ -278,6 +280,11 @@ func (p *Plan) Validate(blocks, batch int) error {
 	}
 	if p.ZeRO > 0 && p.DataParallel() == 1 {
 		return planErrorf("zero", "stage %d needs at least 2 data-parallel ranks", p.ZeRO)
+	}
+	switch p.Offload {
+	case OffloadNone, "none", OffloadOptimizer, OffloadParams:
+	default:
+		return planErrorf("offload", "is %q, want none, optimizer or params", string(p.Offload))
 	}
 	if err := p.validateGroup(); err != nil {
 		return err

@@ -32,7 +32,6 @@ type brute struct {
 	best    *candidate
 	fastest cost.Picoseconds // with any recomputation, needed or not
 	plans   int
-	apart   bool // without overlap
 }
 
 func (b *brute) run() {
@@ -61,11 +60,25 @@ func (b *brute) run() {
 							if zero > 0 && all == 1 || sequence && tp == 1 || b.opts.ZeRO != nil && zero != *b.opts.ZeRO {
 								continue
 							}
+							d := degrees{unit, dp, cp, tp, pp}
 							for _, chunks := range []int{1, 2, 4} {
+								if pp*chunks > b.blocks || chunks > 1 && pp == 1 {
+									continue
+								}
 								for _, overlap := range []bool{false, true} {
-									beside := overlap && all > 1 && cp == 1 && !b.apart
-									if overlap == beside && pp*chunks <= b.blocks && (chunks == 1 || pp > 1 && !overlap) {
-										b.sizes(s, outline{degrees{unit, dp, cp, tp, pp}, sharding{zero, sequence, overlap}, chunks}, (b.batch+all-1)/all)
+									if overlap && (all == 1 || cp > 1 || chunks > 1) {
+										continue
+									}
+									groups := zeroGroups(b.opts, d, zero, all, chunks, b.cluster)
+									if b.opts.ZeRO == nil && b.limit == 1<<40 && !overlap {
+										groups = groups[:1] // the others only spare memory
+									}
+									for _, group := range groups {
+										for _, offload := range offloads(b.opts, b.cluster) {
+											if !overlap || !offload.Moves() {
+												b.sizes(s, outline{d, sharding{zero, group, sequence, overlap, offload}, chunks}, (b.batch+all-1)/all)
+											}
+										}
 									}
 								}
 							}
@@ -94,10 +107,10 @@ func (b *brute) sizes(s *searcher, o outline, local int) {
 			continue
 		}
 		for _, plan.Schedule = range []partition.Schedule{partition.OneFOneB, partition.GPipe, partition.ZeroBubble} {
-			overlaps := plan.DataParallel() > 1 && plan.CP == 0 && !b.apart && plan.Schedule != partition.ZeroBubble
-			if plan.Overlap == overlaps && (plan.PP() > 1 || plan.Schedule == partition.OneFOneB) {
-				b.cuts(plan, nil, 0)
+			if o.pp == 1 && plan.Schedule != partition.OneFOneB && b.opts.Schedule == "" || o.overlap && plan.Schedule == partition.ZeroBubble {
+				continue // nothing to order, or it cannot
 			}
+			b.cuts(plan, nil, 0)
 		}
 	}
 }
@@ -276,16 +289,14 @@ func TestSearchIsExact(t *testing.T) {
 				b.opts.PlanNGPUs, b.opts.CP, b.opts.TP = b.opts.RuntimeNGPUs, 2, 1
 			}
 		}
+		b.opts.Offload = []string{"none", "none", "optimizer", "params", ""}[r.IntN(5)]
 		// From more than enough to too little.
 		b.limit = []int64{1 << 40, 200e3 + r.Int64N(600e3)}[min(1, r.IntN(4))]
 		b.opts.MemoryLimit = b.limit
 		b.run()
-		// What takes less memory is tried where nothing fits.
-		for _, less := range []struct{ apart, everywhere bool }{{false, true}, {true, false}, {true, true}} {
-			if b.best == nil && b.plans > 0 {
-				b.apart, b.everywhere = less.apart, less.everywhere
-				b.run()
-			}
+		if b.best == nil && b.plans > 0 {
+			b.everywhere = true
+			b.run()
 		}
 		plans += b.plans
 		res, err := Search(b.g, batch, b.cluster, b.opts)

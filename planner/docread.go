@@ -124,9 +124,11 @@ func (p *Predicted) validate(key string, plan *partition.Plan) error {
 		}
 	}
 	// A plan edited by hand may have other stages than were predicted.
-	for i, b := range p.PeakBytes {
-		if b < 0 {
-			return &DocumentError{Key: fmt.Sprintf("%s.peak_bytes[%d]", key, i), Msg: fmt.Sprintf("is %d, must not be negative", b)}
+	for name, bytes := range map[string][]int64{"peak_bytes": p.PeakBytes, "host_bytes": p.HostBytes} {
+		for i, b := range bytes {
+			if b < 0 {
+				return &DocumentError{Key: fmt.Sprintf("%s.%s[%d]", key, name, i), Msg: fmt.Sprintf("is %d, must not be negative", b)}
+			}
 		}
 	}
 	return nil

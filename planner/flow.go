@@ -99,14 +99,19 @@ func extentOf(block int, r recomputation) extent {
 
 // ofBlock returns the items of one of the blocks. The first block receives, and
 // sends what is there before it does anything; the last sends what it has made.
+// Communication outside of blocks stands in the segment of a block where that
+// computes next: in the first before it has done anything of its own, in the last
+// after that.
 func ofBlock(items []item, first, last bool) []item {
 	var rest []item
-	worked := false
+	worked, own := false, false
 	for _, x := range items {
-		if x.kind == sim.Recv && !first || x.kind == sim.Send && (worked && !last || !worked && !first) {
+		if x.kind == sim.Recv && !first || x.kind == sim.Send && (worked && !last || !worked && !first) ||
+			x.kind == sim.Work && !x.each && (own && !last || !own && !first) {
 			continue
 		}
 		worked = worked || x.kind == sim.Work
+		own = own || x.kind == sim.Work && x.each
 		x.each = false
 		rest = append(rest, x)
 	}

@@ -97,6 +97,8 @@ func measure(st *codegen.Stage, mesh ir.Mesh) measured {
 		size := align(mesh.Local(b.Value.Type.Shape, b.Value.Spec, ir.Coord{}).Elems() * b.Value.Type.DType.Size())
 		share := &m.persist
 		switch b.Region {
+		case codegen.Host:
+			continue // takes nothing of the device
 		case codegen.Slot:
 			if b.From >= forward || b.To < forward {
 				continue // not there between forward and backward

@@ -30,11 +30,13 @@ type Options struct {
 	Policy         Policy
 	// ZeRO is the stage of [partition.Plan.ZeRO]; nil searches it.
 	ZeRO *int
+	// ZeROGroup is how many data-parallel ranks ZeRO shards over; 0 searches it.
+	ZeROGroup int
 	// SequenceParallel is "on" or "off"; empty searches it.
 	SequenceParallel string
-	// Overlap is "on" or "off"; empty is on where ranks are data-parallel and do not
-	// share a device, under schedules gpipe and 1f1b without context parallelism, and
-	// off if no plan fits so.
+	// Overlap is "on" or "off"; empty searches it where ranks do not share a device,
+	// and is off where they do. Only data-parallel ranks have it, under schedules gpipe
+	// and 1f1b, without context parallelism and offload.
 	Overlap string
 	// Pins come before all placements of the search, so they hold.
 	Pins []partition.Placement
@@ -45,13 +47,11 @@ type Options struct {
 	// by the same plan, and must fit too.
 	Eval *ir.Graph
 
+	// Offload is "none", "optimizer" or "params"; empty searches it.
+	Offload string
 	// Interleave is the number of chunks per rank; 0 searches it. More than 1 is
 	// the interleaved schedule.
 	Interleave int
-
-	// Not there yet: anything but the zero value, or what says the same, is an
-	// UnsupportedError.
-	Offload string
 }
 
 // Recompute says which blocks compute their activations again in the backward
@@ -72,17 +72,10 @@ type Policy string
 // The policies.
 const (
 	AutoDist Policy = ""         // everything; "autodist" is the same
-	DP       Policy = "dp"       // data parallelism alone: one stage, nothing split
+	DP       Policy = "dp"       // data parallelism alone: one stage, nothing split, nothing offloaded unless asked for
 	Megatron Policy = "megatron" // equal stages under 1f1b, tensor parallelism inside a node
 	FSDP     Policy = "fsdp"     // data parallelism alone, with ZeRO stage 3
 )
-
-// UnsupportedError is an option that this version cannot honour.
-type UnsupportedError struct{ Option, Value string }
-
-func (e *UnsupportedError) Error() string {
-	return fmt.Sprintf("planner: %s %s is not supported yet by this version", e.Option, e.Value)
-}
 
 // OptionError is an option that contradicts others or the model. Option is the
 // name of a flag without dashes.
@@ -97,7 +90,7 @@ func optionErrorf(option, format string, args ...any) error {
 // validate checks the options by themselves and returns them with what follows
 // from them filled in.
 func (o Options) validate(batch int) (Options, error) {
-	if err := o.supported(); err != nil {
+	if err := o.validateWords(); err != nil {
 		return o, err
 	}
 	if o.Policy == "autodist" {
@@ -147,6 +140,9 @@ func (o Options) validate(batch int) (Options, error) {
 	}
 	if err := o.validateSharding(); err != nil {
 		return o, err
+	}
+	if o.Policy != AutoDist && o.Offload == "" {
+		o.Offload = "none"
 	}
 	if o.Policy == FSDP || o.Policy == DP {
 		zero := 0
@@ -202,11 +198,19 @@ func (o Options) validateSharding() error {
 		switch {
 		case o.CP > 1:
 			return optionErrorf("overlap", "is on, but cp is %d: the search has no overlap with context parallelism in this version; a plan that says so runs", o.CP)
+		case o.Offload == "optimizer" || o.Offload == "params":
+			return optionErrorf("overlap", "is on, but offload is %s: the search has no overlap with offload in this version; a plan that says so runs", o.Offload)
 		case o.Interleave > 1:
 			return optionErrorf("overlap", "is on, but interleave is %d: interleaved schedules have no overlap in this version, gpipe and 1f1b do", o.Interleave)
 		case o.Schedule == partition.Interleaved || o.Schedule == partition.ZeroBubble:
 			return optionErrorf("overlap", "is on, but schedule is %s: it has no overlap in this version, gpipe and 1f1b do", o.Schedule)
 		}
+	}
+	switch g := o.ZeROGroup; {
+	case g < 0 || g == 1:
+		return optionErrorf("zero-group", "is %d, must be at least 2 data-parallel ranks", g)
+	case g > 0 && (o.Policy == DP || o.ZeRO != nil && *o.ZeRO == 0):
+		return optionErrorf("zero-group", "is %d, but zero is 0: there is nothing to shard in groups; want zero 1 to 3", g)
 	}
 	if o.SequenceParallel == "on" && o.TP == 1 {
 		return optionErrorf("sequence-parallel", "is on, but tp is 1: it needs at least 2")
@@ -221,18 +225,8 @@ func degree(n int) string {
 	return fmt.Sprint(n)
 }
 
-// supported refuses by name what is not there yet.
-func (o Options) supported() error {
-	for _, x := range []struct {
-		option, value string
-		missing       bool
-	}{
-		{"offload", o.Offload, o.Offload == "optimizer" || o.Offload == "params"},
-	} {
-		if x.missing {
-			return &UnsupportedError{x.option, x.value}
-		}
-	}
+// validateWords checks the options that are words.
+func (o Options) validateWords() error {
 	for _, x := range []struct{ option, value, want string }{
 		{"sequence-parallel", o.SequenceParallel, " on off "},
 		{"overlap", o.Overlap, " on off "},

@@ -2,7 +2,6 @@ package planner
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
 	goruntime "runtime"
 	"slices"
@@ -32,6 +31,7 @@ type Prediction struct {
 	Step      cost.Picoseconds
 	Breakdown cost.Breakdown // of the rank that waits least; sums to Step
 	PeakBytes []int64        // by stage, of every rank of the stage
+	HostBytes []int64        // by stage, of host memory; nil where nothing is offloaded
 }
 
 // Alternative is a plan that lost.
@@ -71,34 +71,24 @@ type arena struct {
 // Search returns the fastest plan for a training step traced for a global batch,
 // among those that fit: the minimum over the degrees, micro-batch sizes,
 // schedules, ZeRO stages, sequence parallelism or not, and contiguous cuts that the
-// options leave (for context parallelism see there), under the cost of planner/sim;
+// options leave (for context parallelism and overlap see there), and ZeRO in groups
+// and offload where memory is short (see relieve), under the cost of planner/sim;
 // interleaved schedules with 2 and 4 chunks, cut evenly. Of every stage so many
 // blocks are recomputed, in full and selectively, that it fits and does the least
-// work; of equal work the fewest in full. Plans with data-parallel ranks overlap
-// communication and computation under gpipe and 1f1b, without context parallelism,
-// where ranks do not share a device, unless the options say otherwise or none fits so: it costs memory and
-// never time. Plans that take the same time are ordered by peak memory, then by
-// comparePlans. It fails with an *InfeasibleError when no plan fits, an
-// *OptionError or an *UnsupportedError.
+// work; of equal work the fewest in full. Plans that take the same time are ordered
+// by peak memory, then by comparePlans. It fails with an *InfeasibleError when no
+// plan fits, an *OptionError.
 func Search(g *ir.Graph, batch int, c *cost.Cluster, opts Options) (*Result, error) {
-	free := opts.Overlap == "" // to choose
-	if free && c.Device.Shared {
-		opts.Overlap, free = "off", false // there communication takes the time of kernels
-	}
-	res, err := search(g, batch, c, opts)
-	var large *InfeasibleError
-	if errors.As(err, &large) && free {
-		opts.Overlap = "off"
-		return search(g, batch, c, opts)
-	}
-	return res, err
-}
-
-func search(g *ir.Graph, batch int, c *cost.Cluster, opts Options) (*Result, error) {
 	start := time.Now()
 	opts, err := opts.validate(batch)
 	if err != nil {
 		return nil, err
+	}
+	if opts.Overlap == "" && c.Device.Shared {
+		opts.Overlap = "off" // there communication takes the time of kernels
+	}
+	if (opts.Offload == "optimizer" || opts.Offload == "params") && c.Host == nil {
+		return nil, optionErrorf("offload", "is %s, but cluster %s says nothing of the link to host memory (its key host)", opts.Offload, c.Name)
 	}
 	s := newSearcher(g, batch, c, opts)
 	found, pipes, optimal, err := s.search()
@@ -166,7 +156,10 @@ type point struct {
 // pipelines lists the space by degrees, micro-batch size and schedule, the most
 // promising first.
 func (s *searcher) pipelines() ([]*point, error) {
-	all := outlines(s.opts, allDegrees(s.opts, s.graphs.blocks, s.batch, s.contexts, s.cluster), s.graphs.blocks)
+	all := outlines(s.opts, allDegrees(s.opts, s.graphs.blocks, s.batch, s.contexts, s.cluster), s.graphs.blocks, s.cluster)
+	if g := s.opts.ZeROGroup; len(all) == 0 && g > 0 {
+		return nil, s.noGroup(g)
+	}
 	if len(all) == 0 && s.opts.ZeRO != nil && *s.opts.ZeRO > 0 {
 		return nil, optionErrorf("zero", "stage %d needs at least 2 data-parallel ranks; no dp x tp x pp of %s devices in %d has them with %d blocks and a global batch of %d",
 			*s.opts.ZeRO, degree(s.opts.PlanNGPUs), s.opts.RuntimeNGPUs, s.graphs.blocks, s.batch)
@@ -201,7 +194,7 @@ func (s *searcher) pipelines() ([]*point, error) {
 		if (i == 0 || o.degrees != all[i-1].degrees) && !bounded {
 			firsts = append(firsts, o)
 		} else {
-			s.pending = append(s.pending, pending{outline: o})
+			s.pending = append(s.pending, pending{outline: o, relief: s.relieves(o)})
 		}
 	}
 	skels, refused := s.skeletons(firsts)
@@ -252,7 +245,9 @@ func (s *searcher) points(outlines []outline, skels []*skeleton) []*point {
 		}
 		for k := range s.pending {
 			x := &s.pending[k]
-			if o.chunks <= 1 && x.chunks > 1 && o.degrees == x.degrees && o.zero == x.zero && o.sequence == x.sequence {
+			like := o.sharding
+			like.overlap = x.overlap
+			if o.chunks <= 1 && x.chunks > 1 && o.degrees == x.degrees && like == x.sharding {
 				x.floor = max(x.floor, s.interleavedFloor(skel, x.chunks, skel.times))
 			}
 		}
@@ -273,7 +268,8 @@ func (s *searcher) points(outlines []outline, skels []*skeleton) []*point {
 // than floor.
 type pending struct {
 	outline
-	floor cost.Picoseconds
+	floor  cost.Picoseconds
+	relief bool // it only spares memory: see relieve
 }
 
 // floor bounds all plans of an outline by a skeleton of the same degrees, however
@@ -321,12 +317,18 @@ func (s *searcher) contextFirsts(firsts []outline, skels []*skeleton, first map[
 
 // build looks at the pending outlines that may have plans of at most the given time.
 func (s *searcher) build(points []*point, limit cost.Picoseconds) []*point {
+	return s.add(points, func(p pending) bool { return !p.relief && p.floor <= limit })
+}
+
+// add looks at the pending outlines that are chosen.
+func (s *searcher) add(points []*point, chosen func(pending) bool) []*point {
 	var now []outline
 	s.pending = slices.DeleteFunc(s.pending, func(p pending) bool {
-		if p.floor <= limit {
+		yes := chosen(p)
+		if yes {
 			now = append(now, p.outline)
 		}
-		return p.floor <= limit
+		return yes
 	})
 	if len(now) == 0 {
 		return points
@@ -423,7 +425,8 @@ func (s *searcher) template(d outline) (partition.Plan, error) {
 		return partition.Plan{}, optionErrorf("tp", "no parameter can be split over %d ranks", d.tp)
 	}
 	plan := partition.Plan{
-		PlanNGPUs: d.plan, RuntimeNGPUs: s.opts.RuntimeNGPUs, DP: d.dp, TP: d.tp, ZeRO: d.zero, SequenceParallel: d.sequence, Overlap: d.overlap,
+		PlanNGPUs: d.plan, RuntimeNGPUs: s.opts.RuntimeNGPUs, DP: d.dp, TP: d.tp,
+		ZeRO: d.zero, ZeROGroup: d.group, Offload: d.offload, SequenceParallel: d.sequence, Overlap: d.overlap,
 		Stages: make([]partition.Stage, d.stages()), Placements: placements,
 	}
 	if d.cp > 1 {
@@ -467,20 +470,24 @@ func (s *searcher) run(points []*point) ([]*candidate, []*point, bool) {
 			ceiling = never - 1
 		}
 		points = s.build(points, min(ceiling, worst()))
-		for _, p := range points {
-			limit := min(ceiling, worst())
-			if mine := best[p.degrees]; mine != nil {
-				limit = min(limit, mine.time)
+		for known := 0; known < len(points); { // until nothing relieves what was found
+			known = len(points)
+			for _, p := range points {
+				limit := min(ceiling, worst())
+				if mine := best[p.degrees]; mine != nil {
+					limit = min(limit, mine.time)
+				}
+				if p.solved || p.least > limit || ceiling < p.rest {
+					continue
+				}
+				x, certain := p.solve(limit, quick)
+				p.solved, p.unsure = x != nil, !certain
+				if p.unsure {
+					p.rest = 2*ceiling - p.least
+				}
+				take(p, x)
 			}
-			if p.solved || p.least > limit || ceiling < p.rest {
-				continue
-			}
-			x, certain := p.solve(limit, quick)
-			p.solved, p.unsure = x != nil, !certain
-			if p.unsure {
-				p.rest = 2*ceiling - p.least
-			}
-			take(p, x)
+			points = s.relieve(points, min(ceiling, worst()), best)
 		}
 		if last || len(best) > s.opts.TopK {
 			break
@@ -551,7 +558,21 @@ func (s *searcher) predict(x *candidate) (Prediction, error) {
 	if err != nil {
 		return Prediction{}, err
 	}
-	return Prediction{Step: line.Step, Breakdown: line.Breakdown(), PeakBytes: x.peaks}, nil
+	return Prediction{Step: line.Step, Breakdown: line.Breakdown(), PeakBytes: x.peaks, HostBytes: hostBytes(x.prog)}, nil
+}
+
+// hostBytes lists what each stage keeps in host memory, nil where none does.
+func hostBytes(prog *codegen.Program) []int64 {
+	var all []int64
+	for i, st := range prog.Stages {
+		if st.Host > 0 && all == nil {
+			all = make([]int64, len(prog.Stages))
+		}
+		if all != nil {
+			all[i] = st.Host
+		}
+	}
+	return all
 }
 
 // Predict tells what any plan costs for a graph traced for a global batch: what

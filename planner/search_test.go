@@ -55,11 +55,12 @@ func TestOptions(t *testing.T) {
 		{Options{PlanNGPUs: 2, Schedule: "zero-bubble", Overlap: "on"}, "overlap: is on, but schedule is zero-bubble: it has no overlap in this version, gpipe and 1f1b do"},
 		{Options{PlanNGPUs: 2, Interleave: 2, Overlap: "on"}, "overlap: is on, but interleave is 2"},
 		{Options{PlanNGPUs: 2, CP: 2, Overlap: "on"}, "overlap: is on, but cp is 2"},
+		{Options{PlanNGPUs: 2, Offload: "params", Overlap: "on"}, "overlap: is on, but offload is params"},
 		{Options{PlanNGPUs: 2, Schedule: "zero-bubble", Policy: Megatron}, "schedule: is zero-bubble, but policy megatron has 1f1b or interleaved"},
 		{Options{PlanNGPUs: 2, SequenceParallel: "on", TP: 1}, "sequence-parallel: is on, but tp is 1"},
 		{Options{PlanNGPUs: 2, SequenceParallel: "on", DP: 2}, "sequence-parallel: needs tp of at least 2; no dp x tp x pp of 2 devices in 2"},
 		{Options{PlanNGPUs: 2, SequenceParallel: "yes"}, `sequence-parallel: is "yes", must be one of on off`},
-		{Options{PlanNGPUs: 2, Offload: "params"}, "offload params is not supported yet"},
+		{Options{PlanNGPUs: 2, Offload: "all"}, `offload: is "all", must be one of none optimizer params`},
 		{Options{PlanNGPUs: 2, Policy: "best"}, `policy: is "best", must be one of dp fsdp megatron autodist`},
 		{Options{PlanNGPUs: 2, Schedule: "g"}, `schedule: is "g", must be one of gpipe`},
 		{Options{}, "plan-ngpus: auto needs runtime-ngpus"},
@@ -124,7 +125,7 @@ func TestLoweringTheLimit(t *testing.T) {
 	seen := map[string]bool{}
 	for steps := 0; ; steps++ {
 		require.Less(t, steps, 100)
-		res, err := Search(g, 8, c, Options{PlanNGPUs: 4, MemoryLimit: limit, Eval: eval})
+		res, err := Search(g, 8, c, Options{PlanNGPUs: 4, MemoryLimit: limit, Eval: eval, Offload: "none"})
 		if err != nil {
 			var bad *InfeasibleError
 			require.ErrorAs(t, err, &bad)

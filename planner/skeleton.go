@@ -31,7 +31,8 @@ type skeleton struct {
 	async             map[*ir.Node]bool    // what the communication stream does
 	stageOf           map[string]int       // by block
 	known             map[int][]stageTimes // by size of micro-batch
-	alias             []int                // a stage that has the same times apart from transfers
+	copies            map[partition.Offload][]copies
+	alias             []int // a stage that has the same times apart from transfers
 
 	// A bound of context parallelism with so many parts: see shared.
 	parts     int
@@ -43,7 +44,7 @@ type skeleton struct {
 // micro-batch size and schedule are still to be chosen.
 // inner is the skeleton with one stage and the same degrees, nil for that itself.
 func newSkeleton(graphs *shrunken, p partition.Plan, batch int, c *cost.Cluster, inner *skeleton) (*skeleton, error) {
-	s := &skeleton{graphs: graphs, plan: p, batch: batch, blocks: graphs.blocks, inner: inner, stageOf: map[string]int{}, known: map[int][]stageTimes{}}
+	s := &skeleton{graphs: graphs, plan: p, batch: batch, blocks: graphs.blocks, inner: inner, stageOf: map[string]int{}, known: map[int][]stageTimes{}, copies: map[partition.Offload][]copies{}}
 	if inner == nil {
 		s.inner = s
 	}

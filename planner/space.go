@@ -15,8 +15,10 @@ type degrees struct{ plan, dp, cp, tp, pp int }
 // hold, and the residual stream of tensor-parallel ones.
 type sharding struct {
 	zero     int
+	group    int // data-parallel ranks that ZeRO shards over, 0 for all
 	sequence bool
 	overlap  bool // communication beside the kernels
+	offload  partition.Offload
 }
 
 // outline is a plan but for micro-batches, schedule and cut.
@@ -28,33 +30,42 @@ type outline struct {
 
 func (o outline) stages() int { return o.pp * max(o.chunks, 1) }
 
-// schedules lists the orders that the search tries with an outline. Where
-// communication may overlap it does under gpipe and 1f1b, and does not under the
-// others, which have no overlap in this version: see [partition.Plan.Validate].
-// With context parallelism it may, but flow does not price that yet.
+// schedules lists the orders that the search tries with an outline. Interleaved and
+// zero-bubble ones have no overlap in this version: see [partition.Plan.Validate].
 func (o outline) schedules(opts Options) []partition.Schedule {
-	may := opts.Overlap != "off" && o.overlaps(opts)
 	return slices.DeleteFunc(schedules(opts, o.pp, o.chunks), func(s partition.Schedule) bool {
-		does := may && (s == partition.GPipe || s == partition.OneFOneB)
-		return o.overlap != does || opts.Overlap == "on" && !does
+		return o.overlap && s != partition.GPipe && s != partition.OneFOneB
 	})
 }
 
-// overlaps reports whether the search knows the time of overlap with the degrees,
-// and there is any.
+// among reports whether the options leave an outline as far as overlap goes.
+func (o outline) among(opts Options) bool {
+	if !o.overlap {
+		return opts.Overlap != "on"
+	}
+	return opts.Overlap != "off" && o.overlaps(opts) && !o.offload.Moves() && len(o.schedules(opts)) > 0
+}
+
+// overlaps reports whether with the degrees there is anything to overlap of which
+// the search knows the time: what context parallelism gathers between the kernels
+// is not in [flow] yet.
 func (d degrees) overlaps(o Options) bool { return d.cp == 1 && d.dp*(o.RuntimeNGPUs/d.plan) > 1 }
 
 // outlines lists the ways to shard beside each of the degrees, and to interleave
 // that many blocks; those of the same degrees follow each other, without
 // interleaving first, and with overlap before without.
-func outlines(o Options, all []degrees, blocks int) []outline {
+func outlines(o Options, all []degrees, blocks int, c *cost.Cluster) []outline {
 	var list []outline
 	for _, d := range all {
 		stages := []int{0, 1, 2, 3}
-		if replicas := d.dp * (o.RuntimeNGPUs / d.plan); o.ZeRO != nil {
+		replicas := d.dp * (o.RuntimeNGPUs / d.plan)
+		switch {
+		case o.ZeRO != nil:
 			stages = []int{*o.ZeRO}
-		} else if replicas == 1 {
+		case replicas == 1:
 			stages = stages[:1]
+		case o.ZeROGroup > 0:
+			stages = stages[1:]
 		}
 		sequences := []bool{false, true}
 		switch {
@@ -66,10 +77,14 @@ func outlines(o Options, all []degrees, blocks int) []outline {
 		for _, chunks := range chunkCounts(o, blocks, d.pp) {
 			for _, sequence := range sequences {
 				for _, zero := range stages {
-					for _, overlap := range []bool{true, false} {
-						x := outline{d, sharding{zero, sequence, overlap}, chunks}
-						if len(x.schedules(o)) > 0 {
-							list = append(list, x)
+					for _, group := range zeroGroups(o, d, zero, replicas, chunks, c) {
+						for _, offload := range offloads(o, c) {
+							for _, overlap := range []bool{true, false} {
+								x := outline{d, sharding{zero, group, sequence, overlap, offload}, chunks}
+								if x.among(o) {
+									list = append(list, x)
+								}
+							}
 						}
 					}
 				}
@@ -77,6 +92,41 @@ func outlines(o Options, all []degrees, blocks int) []outline {
 		}
 	}
 	return list
+}
+
+// offloads lists what may live in host memory: nothing first.
+func offloads(o Options, c *cost.Cluster) []partition.Offload {
+	switch {
+	case o.Offload == "none" || o.Offload == "" && c.Host == nil:
+		return []partition.Offload{partition.OffloadNone}
+	case o.Offload == "":
+		return []partition.Offload{partition.OffloadNone, partition.OffloadOptimizer, partition.OffloadParams}
+	}
+	return []partition.Offload{partition.Offload(o.Offload)}
+}
+
+// zeroGroups lists the sizes of the groups that ZeRO shards over, 0 for all
+// replicas: all, and from stage 2 on the largest part of them inside a node. At
+// stage 1 a group saves nothing: its reduce-scatter, the sum over the copies and
+// its all-gather, once a step, move what those over all ranks do.
+// Beside interleaving groups are not searched, only taken from the options.
+func zeroGroups(o Options, d degrees, zero, replicas, chunks int, c *cost.Cluster) []int {
+	if o.ZeROGroup > 0 && zero > 0 {
+		return []int{o.ZeROGroup % replicas}
+	}
+	if chunks > 1 {
+		return []int{0}
+	}
+	within := replicas - 1
+	if !c.Device.Shared {
+		within = min(within, c.DevicesPerNode/(d.cp*d.tp))
+	}
+	for g := within; g >= 2 && zero >= 2; g-- {
+		if replicas%g == 0 {
+			return []int{0, g}
+		}
+	}
+	return []int{0}
 }
 
 // allDegrees lists the ways to cut units that the options leave, for a model of
@@ -125,6 +175,9 @@ func degreesOf(o Options, blocks, batch int, c *cost.Cluster, plan, cp int) []de
 			if o.Overlap == "on" && !d.overlaps(o) {
 				continue
 			}
+			if g := o.ZeROGroup; g > 0 && (dp*(o.RuntimeNGPUs/plan)%g != 0 || dp*(o.RuntimeNGPUs/plan) < 2) {
+				continue
+			}
 			if dp*(o.RuntimeNGPUs/plan) <= batch {
 				all = append(all, d)
 			}
@@ -146,8 +199,9 @@ func microBatches(local int) []int {
 	return sizes
 }
 
-// schedules lists the orders to look at. With one stage there is no bubble and all
-// take the time of 1f1b, so no other is in the space.
+// schedules lists the orders that make a difference: with one stage all take the
+// time of 1f1b, which stands for them. (What a zero-bubble schedule keeps apart may
+// lie in a slot better than it did among temporary values; for that one has to ask.)
 func schedules(o Options, pp, chunks int) []partition.Schedule {
 	switch {
 	case chunks > 1:
@@ -171,6 +225,8 @@ func comparePlans(a, b *partition.Plan) int {
 		cmp.Compare(a.TP, b.TP),
 		cmp.Compare(a.PP(), b.PP()),
 		cmp.Compare(a.ZeRO, b.ZeRO),
+		cmp.Compare(a.ZeROGroup, b.ZeROGroup),
+		cmp.Compare(a.Offload, b.Offload),
 		compareBools(a.SequenceParallel, b.SequenceParallel),
 		compareBools(a.Overlap, b.Overlap),
 		cmp.Compare(b.MicroBatch, a.MicroBatch),

@@ -30,6 +30,17 @@ type World struct {
 // ErrAborted is returned by a device whose run has failed elsewhere.
 var ErrAborted = errors.New("aborted: the run has failed on another rank")
 
+// Space is one of the memories of a rank. Each has an arena of its own.
+type Space uint8
+
+// The spaces. Only fetch and stash touch the host's.
+const (
+	OnDevice Space = iota
+	OnHost
+)
+
+func (s Space) String() string { return [...]string{"device", "host"}[s] }
+
 // Stream is a queue of work of a device.
 type Stream uint8
 
@@ -50,26 +61,26 @@ type Event struct {
 	N      int64
 }
 
-// Device is where one rank computes. It has one arena of memory and two streams
-// of work: what is given to a stream takes effect in order, and the streams wait
-// for each other by events only. Calls may return before their effect; Download,
-// and Wait of the [Host], return after it.
+// Device is where one rank computes. It has one arena of memory in each space and
+// two streams of work: what is given to a stream takes effect in order, and the
+// streams wait for each other by events only. Calls may return before their effect;
+// Download, and Wait of the [Host], return after it.
 //
 // One goroutine at a time uses a device. Errors of waiting name the ranks waited
 // for. A failure on the communication stream is returned by a Wait for a later
 // event of it, as a [StreamError].
 type Device interface {
-	// Alloc makes the arena at least the given number of bytes. Growing it keeps
-	// its contents. Alloc is called only while all devices are idle.
-	Alloc(bytes int64) error
-	// Upload copies src into the arena at a byte offset. src may be reused when
+	// Alloc makes the arena in a space at least the given number of bytes. Growing
+	// it keeps its contents. Alloc is called only while all devices are idle.
+	Alloc(space Space, bytes int64) error
+	// Upload copies src into an arena at a byte offset. src may be reused when
 	// it returns.
-	Upload(offset int64, src []byte) error
-	// Download copies bytes of the arena to dst, after all work given to the compute
+	Upload(space Space, offset int64, src []byte) error
+	// Download copies bytes of an arena to dst, after all work given to the compute
 	// stream before.
-	Download(dst []byte, offset int64) error
+	Download(dst []byte, space Space, offset int64) error
 	// Launch runs a kernel: a compute op, or one of the communication ops that
-	// need no other rank (slice, to_partial, accumulate).
+	// need no other rank (slice, to_partial, accumulate, fetch, stash).
 	Launch(k *Kernel) error
 	// Collective takes part in a collective. All members of its group make the
 	// same collectives of that group in the same order.
@@ -98,6 +109,7 @@ type Checker interface {
 
 // Tensor is a dense row-major array in an arena: part Slab of a global value.
 type Tensor struct {
+	Space  Space
 	Offset int64 // bytes from the start of the arena, a multiple of 64
 	DType  ir.DType
 	Slab   ir.Slab

@@ -122,7 +122,7 @@ func (e *Executor) Step(ctx context.Context, prog *codegen.Program, feeds Feeds)
 	}
 	p.steps++
 	for _, o := range p.scalars {
-		if err := e.ranks[o.rank].device.Download(e.word[:], o.offset); err != nil {
+		if err := e.ranks[o.rank].device.Download(e.word[:], OnDevice, o.offset); err != nil {
 			return nil, e.fail(fmt.Errorf("runtime: output %s: %w", o.name, err))
 		}
 		p.outputs[o.name] = math.Float32frombits(binary.NativeEndian.Uint32(e.word[:]))
@@ -147,7 +147,7 @@ func (e *Executor) ReadOutput(prog *codegen.Program, name string, dst []float32)
 		return fmt.Errorf("runtime: output %s is %s, cannot be read into %d elements", name, v.Type, len(dst))
 	}
 	o := p.output(name, v)
-	return e.ranks[o.rank].device.Download(floatBytes(dst), o.offset)
+	return e.ranks[o.rank].device.Download(floatBytes(dst), OnDevice, o.offset)
 }
 
 // Counters returns what a rank communicated in the last step.

@@ -95,9 +95,11 @@ func (e *Executor) Add(prog *codegen.Program) error {
 		}
 	}
 	for i, r := range e.ranks {
-		bytes := prog.Stages[prog.Schedules[i].Stage].Arena()
-		if err := r.device.Alloc(bytes); err != nil {
-			return fmt.Errorf("runtime: rank %d: arena of %d bytes: %w", i, bytes, err)
+		stage := prog.Stages[prog.Schedules[i].Stage]
+		for space, bytes := range [...]int64{OnDevice: stage.Arena(), OnHost: stage.Host} {
+			if err := r.device.Alloc(Space(space), bytes); err != nil {
+				return fmt.Errorf("runtime: rank %d: %s arena of %d bytes: %w", i, Space(space), bytes, err)
+			}
 		}
 	}
 	e.programs[prog] = p
@@ -296,7 +298,15 @@ func (l *loader) action(s *codegen.Schedule, stage *codegen.Stage, t codegen.Tas
 
 func (l *loader) tensor(s *codegen.Schedule, stage *codegen.Stage, t codegen.Task, v *ir.Value, buffer int) Tensor {
 	prog := l.program.src
-	return Tensor{Offset: stage.Offset(buffer, t.MicroBatch), DType: v.Type.DType, Slab: prog.Slab(v, prog.At(s, t))}
+	return Tensor{Space: spaceOf(stage, buffer), Offset: stage.Offset(buffer, t.MicroBatch), DType: v.Type.DType, Slab: prog.Slab(v, prog.At(s, t))}
+}
+
+// spaceOf returns the space of a buffer.
+func spaceOf(stage *codegen.Stage, buffer int) Space {
+	if stage.Buffers[buffer].Region == codegen.Host {
+		return OnHost
+	}
+	return OnDevice
 }
 
 func (l *loader) collective(a *action, s *codegen.Schedule, stage *codegen.Stage, t codegen.Task, in *codegen.Instr) {

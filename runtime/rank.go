@@ -146,6 +146,10 @@ func (r *rank) give(a *action, n int64) error {
 func (r *rank) act(a *action) error {
 	switch {
 	case a.kernel != nil:
+		if codegen.HostCopy(a.node.Op) {
+			r.counters.HostCopies++
+			r.counters.HostBytes += a.bytes
+		}
 		return r.device.Launch(a.kernel)
 	case a.collective != nil:
 		r.counters.Collectives++
@@ -165,7 +169,7 @@ func (r *rank) act(a *action) error {
 		}
 		return r.device.Send(a.transfer)
 	}
-	return r.device.Upload(a.offset, a.feed.data[a.from:a.to])
+	return r.device.Upload(OnDevice, a.offset, a.feed.data[a.from:a.to])
 }
 
 // where returns the task and node at which the rank is, in a step.

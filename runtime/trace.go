@@ -27,4 +27,6 @@ type Counters struct {
 	CollectiveBytes int64 // received
 	Transfers       int
 	TransferBytes   int64 // sent and received
+	HostCopies      int   // fetches and stashes
+	HostBytes       int64
 }

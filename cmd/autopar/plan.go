@@ -41,10 +41,11 @@ type fixed struct {
 	Schedule         string `group:"fix" enum:",gpipe,1f1b,interleaved,zero-bubble" default:"" placeholder:"gpipe|1f1b|interleaved|zero-bubble" help:"Order of the micro-batches in a pipeline."`
 	Interleave       *int   `group:"fix" placeholder:"N" help:"Chunks of the model per rank of a pipeline; more than 1 is the interleaved schedule."`
 	Zero             *int   `group:"fix" placeholder:"N" help:"ZeRO stage, 0 to 3: shard optimizer state (1), gradients (2) and parameters (3) over data-parallel ranks."`
+	ZeroGroup        *int   `group:"fix" placeholder:"N" help:"Data-parallel ranks that ZeRO shards over: a divisor of all of them. Groups hold copies of each other."`
 	Recompute        string `group:"fix" enum:",none,selective,full" default:"" placeholder:"none|selective|full" help:"Drop activations and compute them again: none, those of attention, or all."`
 	SequenceParallel string `group:"fix" enum:",on,off" default:"" placeholder:"on|off" help:"Shard the sequence between tensor-parallel regions."`
-	Overlap          string `group:"fix" enum:",on,off" default:"" placeholder:"on|off" help:"Communicate gradients and sharded parameters beside the computation; on unless memory is short or ranks share processors."`
-	Offload          string `group:"fix" enum:",none,optimizer,params" default:"" placeholder:"none" help:"Keep state in host memory; only none in this version."`
+	Overlap          string `group:"fix" enum:",on,off" default:"" placeholder:"on|off" help:"Communicate gradients and sharded parameters beside the computation; off where ranks share processors."`
+	Offload          string `group:"fix" enum:",none,optimizer,params" default:"" placeholder:"none|optimizer|params" help:"Keep optimizer state, or parameters at rest too, in host memory."`
 }
 
 // options turns flags and YAML into those of the search. The planner itself
@@ -56,7 +57,7 @@ func (c *planCmd) options(cfg *config.Config) (planner.Options, error) {
 		least int
 	}{
 		{"--dp", c.DP, 1}, {"--tp", c.TP, 1}, {"--cp", c.CP, 1}, {"--pp", c.PP, 1},
-		{"--micro-batch", c.MicroBatch, 1}, {"--interleave", c.Interleave, 1}, {"--zero", c.Zero, 0}, {"--top", &c.Top, 0},
+		{"--micro-batch", c.MicroBatch, 1}, {"--interleave", c.Interleave, 1}, {"--zero", c.Zero, 0}, {"--zero-group", c.ZeroGroup, 2}, {"--top", &c.Top, 0},
 	} {
 		if n.value != nil && *n.value < n.least {
 			return planner.Options{}, usagef("plan: %s is %d, must be at least %d", n.flag, *n.value, n.least)
@@ -66,7 +67,7 @@ func (c *planCmd) options(cfg *config.Config) (planner.Options, error) {
 	o := planner.Options{
 		PlanNGPUs: int(p.PlanNGPUs), RuntimeNGPUs: int(p.RuntimeNGPUs), MemoryLimit: int64(p.MemoryLimit),
 		DP: deref(c.DP), TP: deref(c.TP), CP: deref(c.CP), PP: deref(c.PP), MicroBatch: int(cfg.Batch.Micro),
-		Schedule: partition.Schedule(c.Schedule), Interleave: deref(c.Interleave), ZeRO: c.Zero,
+		Schedule: partition.Schedule(c.Schedule), Interleave: deref(c.Interleave), ZeRO: c.Zero, ZeROGroup: deref(c.ZeroGroup),
 		Recompute: planner.Recompute(c.Recompute), SequenceParallel: c.SequenceParallel, Overlap: c.Overlap, Offload: c.Offload,
 		Policy: planner.Policy(c.Policy), TopK: c.Top,
 	}
@@ -176,20 +177,26 @@ func search(cfg *config.Config, cluster *cost.Cluster, o planner.Options) (*plan
 func printPlan(con *console, doc *planner.Document) {
 	p, predicted := doc.Plan, doc.Predicted
 	con.heading("plan for %s on %s", plural(p.RuntimeNGPUs, "rank"), doc.Cluster.Name)
-	rows := [][]string{
+	about := [][]string{
 		{"mesh", fmt.Sprintf("%s of %s", plural(p.Units(), "unit"), p.Degrees())},
 		{"micro-batch", fmt.Sprintf("%s, %d per step and data-parallel rank", plural(p.MicroBatch, "sequence"), p.MicroBatches(doc.Config.Batch.Global, ir.Coord{}))},
 		{"schedule", p.ScheduleText()},
 		{"sharded", shardedText(p)},
 	}
 	if p.Overlap {
-		rows = append(rows, []string{"overlap", "gradients and sharded parameters travel beside the computation"})
+		about = append(about, []string{"overlap", "gradients and sharded parameters travel beside the computation"})
+	}
+	if p.Offload.Moves() {
+		about = append(about, []string{"offloaded", map[partition.Offload]string{
+			partition.OffloadOptimizer: "optimizer state, to host memory",
+			partition.OffloadParams:    "optimizer state and parameters, to host memory",
+		}[p.Offload]})
 	}
 	if doc.Config.Train.Reproducible {
-		rows = append(rows, []string{"reproducible", explain.ReproducibleText(p)})
+		about = append(about, []string{"reproducible", explain.ReproducibleText(p)})
 	}
-	con.table(rows)
-	rows = [][]string{{"STAGE", "BLOCKS", "RECOMPUTED", "PEAK MEMORY OF A RANK"}}
+	con.table(about)
+	rows := [][]string{{"STAGE", "BLOCKS", "RECOMPUTED", "PEAK MEMORY OF A RANK"}}
 	for i := range p.PP() {
 		var blocks []string
 		full, selective := 0, 0
@@ -197,8 +204,11 @@ func printPlan(con *console, doc *planner.Document) {
 			blocks = append(blocks, blocksText(p.Stages[s]))
 			full, selective = full+p.Stages[s].Recompute, selective+p.Stages[s].Selective
 		}
-		rows = append(rows, []string{fmt.Sprint(i), strings.Join(blocks, ", "), recomputedText(full, selective),
-			fmt.Sprintf("%s (%s bytes)", bytesText(predicted.PeakBytes[i]), explain.Grouped(predicted.PeakBytes[i]))})
+		peak := fmt.Sprintf("%s (%s bytes)", bytesText(predicted.PeakBytes[i]), explain.Grouped(predicted.PeakBytes[i]))
+		if i < len(predicted.HostBytes) {
+			peak += fmt.Sprintf(" and %s (%s bytes) of the host", bytesText(predicted.HostBytes[i]), explain.Grouped(predicted.HostBytes[i]))
+		}
+		rows = append(rows, []string{fmt.Sprint(i), strings.Join(blocks, ", "), recomputedText(full, selective), peak})
 	}
 	con.table(rows)
 	if con.verbose {
@@ -272,12 +282,18 @@ func planWords(p *partition.Plan) string {
 	words += fmt.Sprintf(", micro-batch %d, %s", p.MicroBatch, p.ScheduleText())
 	if p.ZeRO > 0 {
 		words += fmt.Sprintf(", ZeRO %d", p.ZeRO)
+		if p.Copies() > 1 {
+			words += fmt.Sprintf(" in groups of %d", p.ShardGroup())
+		}
 	}
 	if p.SequenceParallel {
 		words += ", sequence parallel"
 	}
 	if p.Overlap {
 		words += ", overlap"
+	}
+	if p.Offload.Moves() {
+		words += ", offload " + p.Offload.String()
 	}
 	full, selective := 0, 0
 	for _, s := range p.Stages {
@@ -295,6 +311,9 @@ func shardedText(p *partition.Plan) string {
 	text := [...]string{
 		"nothing", "optimizer state", "optimizer state and gradients", "optimizer state, gradients and parameters",
 	}[p.ZeRO] + fmt.Sprintf(" over dp (ZeRO %d)", p.ZeRO)
+	if p.Copies() > 1 {
+		text += fmt.Sprintf(", in %d groups of %d ranks", p.Copies(), p.ShardGroup())
+	}
 	if p.SequenceParallel {
 		text += "; the sequence between blocks over tp"
 	}

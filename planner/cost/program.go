@@ -101,6 +101,8 @@ func (m *Program) Instr(in *codegen.Instr, mesh ir.Mesh, at ir.Coord) (Picosecon
 		return m.kernel(vector, 0, 3*localBytes(n.Results[0], mesh, at)), kind
 	case ir.OpSend:
 		return m.Transfer(localBytes(n.Results[0], mesh, at), m.crossing(n.Stage, n.Attr.(ir.P2PAttr).Stage)), Communication
+	case ir.OpFetch, ir.OpStash:
+		return m.HostCopy(localBytes(n.Results[0], mesh, at)), Communication
 	case ir.OpRecv:
 		return 0, Communication // the sender writes it where it belongs
 	}

@@ -53,6 +53,7 @@ type Model struct {
 	memory     float64 // bytes/s reached
 	intra      Link    // with the bandwidth reached
 	inter      Link
+	host       Link // without bandwidth where there is none
 	launch     float64
 	efficiency Efficiency
 }
@@ -70,7 +71,12 @@ func NewModel(c *Cluster, ranks int) *Model {
 	}
 	m.intra.Bandwidth *= c.IntraNode.Efficiency
 	m.inter.Bandwidth *= c.InterNode.Efficiency
+	if c.Host != nil {
+		m.host = *c.Host
+		m.host.Bandwidth *= c.Host.Efficiency
+	}
 	if c.Device.Shared {
+		m.host.Bandwidth /= float64(ranks)
 		m.memory /= float64(ranks)
 		m.intra.Bandwidth /= float64(ranks)
 	}
@@ -156,6 +162,14 @@ func (m *Model) Collective(op ir.Op, bytes int64, g Group) Picoseconds {
 		t *= 2
 	}
 	return picoseconds(t + m.launch)
+}
+
+// HostCopy is the time to copy bytes between a device and the memory of its host.
+func (m *Model) HostCopy(bytes int64) Picoseconds {
+	if m.host.Bandwidth == 0 {
+		return longest
+	}
+	return picoseconds(m.host.Latency + float64(bytes)/m.host.Bandwidth)
 }
 
 // Transfer is the time to send bytes to a rank of another stage; crossing says

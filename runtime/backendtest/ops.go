@@ -186,7 +186,7 @@ func testAccumulate(t *testing.T, open Open) {
 	slab := ir.Whole([]int{3, 35})
 	var a arena
 	x, acc := a.tensor(ir.F32, slab), a.tensor(ir.F32, slab)
-	require.NoError(t, ds[0].Alloc(a.end))
+	require.NoError(t, ds[0].Alloc(runtime.OnDevice, a.end))
 	terms := random(rand.New(rand.NewPCG(1, 1)), slab.Elems())
 	upload(t, ds[0], x, terms)
 	upload(t, ds[0], acc, random(rand.New(rand.NewPCG(2, 2)), slab.Elems()))
@@ -330,7 +330,7 @@ func (o *opTest) split(t *testing.T, s split, what string) {
 	}
 	for p := range s.parts {
 		k, arena := o.kernel(mesh, s, p)
-		require.NoError(t, o.device.Alloc(arena))
+		require.NoError(t, o.device.Alloc(runtime.OnDevice, arena))
 		memory := o.fill(t, k, arena)
 		require.NoError(t, o.device.Launch(k), what)
 		for i, r := range k.Results {
@@ -426,7 +426,7 @@ func (o *opTest) fill(t *testing.T, k *runtime.Kernel, bytes int64) []float32 {
 			dst[j] = math.Float32frombits(uint32(x))
 		}
 	}
-	require.NoError(t, o.device.Upload(0, bytesOf(memory)))
+	require.NoError(t, o.device.Upload(runtime.OnDevice, 0, bytesOf(memory)))
 	return memory
 }
 
@@ -449,7 +449,7 @@ func whole[E any](s ir.Slab, x []E) ir.Slab {
 // untouched checks that a launch wrote to its results only.
 func (o *opTest) untouched(t *testing.T, k *runtime.Kernel, before []float32, what string) {
 	after := make([]float32, len(before))
-	require.NoError(t, o.device.Download(bytesOf(after), 0))
+	require.NoError(t, o.device.Download(bytesOf(after), runtime.OnDevice, 0))
 	for _, r := range k.Results {
 		end := r.Offset + r.Bytes()
 		copy(bytesOf(after)[r.Offset:end], bytesOf(before)[r.Offset:end])

@@ -31,7 +31,7 @@ func testStreams(t *testing.T, open Open) {
 	rng := rand.New(rand.NewPCG(3, 3))
 	var terms [ranks][bucket][]float32
 	for r, d := range ds {
-		require.NoError(t, d.Alloc(a.end))
+		require.NoError(t, d.Alloc(runtime.OnDevice, a.end))
 		for i := range bucket {
 			terms[r][i] = random(rng, slab.Elems())
 			upload(t, d, in[i], terms[r][i])

@@ -26,6 +26,7 @@ func Run(t *testing.T, open Open) {
 	t.Run("memory", func(t *testing.T) { testMemory(t, open) })
 	t.Run("ops", func(t *testing.T) { testOps(t, open) })
 	t.Run("accumulate", func(t *testing.T) { testAccumulate(t, open) })
+	t.Run("host copies", func(t *testing.T) { testHostCopies(t, open) })
 	t.Run("fixed point", func(t *testing.T) { testFixedPoint(t, open) })
 	t.Run("collectives", func(t *testing.T) { testCollectives(t, open) })
 	t.Run("transfers", func(t *testing.T) { testTransfers(t, open) })
@@ -82,13 +83,13 @@ func bytesOf[E float32 | int32 | int64](x []E) []byte {
 
 func upload(t *testing.T, d runtime.Device, at runtime.Tensor, x []float32) {
 	t.Helper()
-	require.NoError(t, d.Upload(at.Offset, encode(at.DType, x)))
+	require.NoError(t, d.Upload(at.Space, at.Offset, encode(at.DType, x)))
 }
 
 func download(t *testing.T, d runtime.Device, at runtime.Tensor) []float32 {
 	t.Helper()
 	b := make([]byte, at.Bytes())
-	require.NoError(t, d.Download(b, at.Offset))
+	require.NoError(t, d.Download(b, at.Space, at.Offset))
 	return decode(at.DType, b)
 }
 
@@ -129,19 +130,19 @@ func random(rng *rand.Rand, n int64) []float32 {
 func testMemory(t *testing.T, open Open) {
 	ds, _ := devices(t, open, 1, time.Minute)
 	d := ds[0]
-	require.NoError(t, d.Alloc(1000))
+	require.NoError(t, d.Alloc(runtime.OnDevice, 1000))
 	src := []byte{1, 2, 3, 4, 5, 6, 7, 8}
-	require.NoError(t, d.Upload(992, src))
-	require.NoError(t, d.Alloc(100000), "growing")
-	require.NoError(t, d.Alloc(10), "what is large enough stays")
+	require.NoError(t, d.Upload(runtime.OnDevice, 992, src))
+	require.NoError(t, d.Alloc(runtime.OnDevice, 100000), "growing")
+	require.NoError(t, d.Alloc(runtime.OnDevice, 10), "what is large enough stays")
 	dst := make([]byte, 8)
-	require.NoError(t, d.Download(dst, 992))
+	require.NoError(t, d.Download(dst, runtime.OnDevice, 992))
 	require.Equal(t, src, dst, "growing keeps the contents")
-	require.NoError(t, d.Upload(99992, src), "the end of the arena")
+	require.NoError(t, d.Upload(runtime.OnDevice, 99992, src), "the end of the arena")
 
 	for _, at := range []int64{-8, 99996, 1 << 40} {
-		require.Error(t, d.Upload(at, src), "at %d", at)
-		require.Error(t, d.Download(dst, at), "at %d", at)
+		require.Error(t, d.Upload(runtime.OnDevice, at, src), "at %d", at)
+		require.Error(t, d.Download(dst, runtime.OnDevice, at), "at %d", at)
 	}
 }
 
@@ -154,7 +155,7 @@ func testTransfers(t *testing.T, open Open) {
 	var a arena
 	in, out := a.tensor(ir.F32, slab), a.tensor(ir.F32, slab)
 	for _, d := range ds {
-		require.NoError(t, d.Alloc(a.end))
+		require.NoError(t, d.Alloc(runtime.OnDevice, a.end))
 	}
 	node := &ir.Node{Op: ir.OpSend, Name: "x@send"}
 	double := addNode(t, []int{elems})
@@ -168,7 +169,7 @@ func testTransfers(t *testing.T, open Open) {
 			for i := range x {
 				x[i] = float32(i) * 0x1p-60
 			}
-			if err := d.Upload(in.Offset, bytesOf(x)); err != nil {
+			if err := d.Upload(runtime.OnDevice, in.Offset, bytesOf(x)); err != nil {
 				return err
 			}
 		}
@@ -260,7 +261,7 @@ func newMeeting(t *testing.T, ds []runtime.Device) *meeting {
 	var a arena
 	x := a.tensor(ir.F32, slab)
 	for _, d := range ds {
-		require.NoError(t, d.Alloc(a.end))
+		require.NoError(t, d.Alloc(runtime.OnDevice, a.end))
 	}
 	return &meeting{
 		collective: &runtime.Collective{

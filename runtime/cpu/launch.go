@@ -64,6 +64,8 @@ var launches = [...]launch{
 	ir.OpUnfold:     unfold,
 	ir.OpToPartial:  toPartial,
 	ir.OpAccumulate: accumulate,
+	ir.OpFetch:      copyBetween,
+	ir.OpStash:      copyBetween,
 }
 
 // Launch runs a kernel.
@@ -275,6 +277,12 @@ func toPartial(d *Device, k *runtime.Kernel) error {
 	} else if k.Args[0].Offset != k.Results[0].Offset {
 		kernel.Copy(d.pool, y, d.words(k.Args[0]))
 	}
+	return nil
+}
+
+// copyBetween copies a value of any type from one space to the other.
+func copyBetween(d *Device, k *runtime.Kernel) error {
+	kernel.Copy(d.pool, d.words(k.Results[0]), d.words(k.Args[0]))
 	return nil
 }
 
