@@ -126,8 +126,8 @@ func TestParity(t *testing.T) {
 	one := trainBatch(t, parityPlan(1, 1, 1, parityBatch, partition.GPipe, false), parityBatch, *paritySteps)
 	require.Less(t, one.loss[len(one.loss)-1], one.loss[0]-0.05, "it learns")
 	if testing.Verbose() {
-		fmt.Println("| ranks | dp | cp | tp | pp | sp | zero | micro-batch | schedule | recompute | max abs Δloss | max rel Δ‖grad‖ |")
-		fmt.Println("|---|---|---|---|---|---|---|---|---|---|---|---|")
+		fmt.Println("| ranks | dp | cp | tp | pp | sp | zero | group | micro-batch | schedule | recompute | overlap | offload | max abs Δloss | max rel Δ‖grad‖ |")
+		fmt.Println("|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|")
 	}
 	plans := allParityPlans()
 	if !*parityAll {
@@ -140,8 +140,8 @@ func TestParity(t *testing.T) {
 		got := stepsOf(t, prog, exec, parityBatch, *paritySteps)
 		require.NoError(t, exec.Close())
 		dLoss, dNorm := differences(one, got)
-		row := fmt.Sprintf("| %d | %d | %d | %d | %d | %v | %d | %d | %s | %s | %.1e | %.1e |", p.RuntimeNGPUs, p.DP, p.ContextParallel(), p.TP, p.PP(),
-			p.SequenceParallel, p.ZeRO, p.MicroBatch, p.ScheduleText(), c.recompute, dLoss, dNorm)
+		row := fmt.Sprintf("| %d | %d | %d | %d | %d | %v | %d | %d | %d | %s | %s | %v | %s | %.1e | %.1e |", p.RuntimeNGPUs, p.DP, p.ContextParallel(), p.TP, p.PP(),
+			p.SequenceParallel, p.ZeRO, p.ShardGroup(), p.MicroBatch, p.ScheduleText(), c.recompute, p.Overlap, p.Offload, dLoss, dNorm)
 		if testing.Verbose() {
 			fmt.Println(row)
 		}
@@ -202,7 +202,8 @@ func sampleOf(t testing.TB, plans []parityCase, n int) []parityCase {
 
 // parityPlans lists every legal combination of n ranks: each factoring into dp x
 // cp x tp x pp, with and without sequence parallelism, at every ZeRO stage, under
-// every schedule and kind of recomputation. Sizes of micro-batches take turns.
+// every schedule and kind of recomputation. Sizes of micro-batches, ZeRO groups,
+// overlap and offload take turns.
 func parityPlans(n int) []parityCase {
 	var cases []parityCase
 	for dp := 1; dp <= n; dp++ {
@@ -220,7 +221,7 @@ func parityPlans(n int) []parityCase {
 								if p.Schedule = schedule; schedule == partition.Interleaved {
 									interleave(p, 2)
 								}
-								p.MicroBatch = 1 + len(cases)%3
+								takeTurns(p, len(cases))
 								recomputeHalf(p, again)
 								cases = append(cases, parityCase{p, again})
 							}
@@ -231,6 +232,21 @@ func parityPlans(n int) []parityCase {
 		}
 	}
 	return cases
+}
+
+// takeTurns sets what the n-th plan has of the choices that are not multiplied out.
+func takeTurns(p *partition.Plan, n int) {
+	p.MicroBatch = 1 + n%3
+	p.Overlap = n/3%2 == 1 && (p.Schedule == partition.GPipe || p.Schedule == partition.OneFOneB)
+	if dp := p.DataParallel(); p.ZeRO > 0 && dp > 2 && dp%2 == 0 && n/2%2 == 1 {
+		p.ZeROGroup = 2
+	}
+	switch n % 5 {
+	case 1:
+		p.Offload = partition.OffloadOptimizer
+	case 2:
+		p.Offload = partition.OffloadParams
+	}
 }
 
 // paritySchedules lists the schedules of a pipeline; with one stage they are the
