@@ -75,7 +75,11 @@ func TestCausality(t *testing.T) {
 		parityPlan(1, 3, 1, 3, partition.GPipe, false),
 		parityPlan(1, 2, 2, 3, partition.GPipe, false),
 		parityPlan(1, 5, 4, 3, partition.GPipe, false),
+		contextPlan(1, 2, 1, 1),
+		contextPlan(1, 3, 2, 2),
+		contextPlan(1, 4, 1, 1),
 	} {
+		p.MicroBatch = batch
 		prog, exec := compile(t, g, p, batch)
 		require.NoError(t, exec.InitParams(prog, 1))
 		logits := func(ids []int32) []float32 {
@@ -160,6 +164,7 @@ func TestTiedTableStaysEqual(t *testing.T) {
 // (row 44).
 func TestCountersMatchTheProgram(t *testing.T) {
 	p := parityPlan(2, 2, 2, 2, partition.OneFOneB, true)
+	p.Offload = partition.OffloadParams
 	prog, exec := trainer(t, p, parityBatch)
 	checkCounters(t, prog, exec)
 	p.ZeRO = 3
@@ -182,12 +187,16 @@ func checkCounters(t *testing.T, prog *codegen.Program, exec *runtime.Executor) 
 				case op == ir.OpSend || op == ir.OpRecv:
 					want.Transfers++
 					want.TransferBytes += bytes
+				case codegen.HostCopy(op):
+					want.HostCopies++
+					want.HostBytes += bytes
 				}
 			}
 		}
 		require.Equal(t, want, exec.Counters(r), "rank %d", r)
 		require.Positive(t, want.CollectiveBytes)
 		require.Positive(t, want.TransferBytes)
+		require.Positive(t, want.HostBytes)
 	}
 }
 

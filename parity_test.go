@@ -60,6 +60,17 @@ func parityPlan(dp, tp, pp, micro int, schedule partition.Schedule, recompute bo
 	return p
 }
 
+// contextPlan is parityPlan with context parallelism.
+func contextPlan(dp, cp, tp, pp int) *partition.Plan {
+	p := parityPlan(dp, tp, pp, 2, partition.OneFOneB, false)
+	p.PlanNGPUs *= cp
+	p.RuntimeNGPUs *= cp
+	if cp > 1 {
+		p.CP = cp
+	}
+	return p
+}
+
 // trajectory is what training shows: a loss and a gradient norm per step.
 type trajectory struct{ loss, norm []float64 }
 
@@ -103,64 +114,53 @@ func trainBatch(t testing.TB, p *partition.Plan, batch, steps int) trajectory {
 	return stepsOf(t, prog, exec, batch, steps)
 }
 
-// TestParity trains under every factoring of 2, 3, 4 and 8 ranks into data,
-// tensor and pipeline parallelism, with dropout, at odd sizes, and compares each
-// step with one rank. Of the same factorings with sequence parallelism and ZeRO it
-// takes a random sample, or with -parity-all every one. With -v it prints the
-// table (make parity).
+// TestParity trains with dropout, at odd sizes, under plans of 1, 2, 3, 4, 6 and 8
+// ranks, and compares each step with one rank: a random sample of [parityPlans], or
+// with -parity-all every one. With -v it prints the table (make parity).
 //
 // The learning rate warms up as nanoGPT's does. At 1e-3 from the first step the
 // losses agree as well, but Adam's first updates are lr*sign(g): elements whose
 // gradient is smaller than the rounding of a sum turn over, and the gradient
 // norms of later steps drift apart by up to 2e-5.
 func TestParity(t *testing.T) {
-	seed := rand.Uint64()
-	t.Logf("sample seed %d", seed)
-	rng := rand.New(rand.NewPCG(seed, 0))
 	one := trainBatch(t, parityPlan(1, 1, 1, parityBatch, partition.GPipe, false), parityBatch, *paritySteps)
 	require.Less(t, one.loss[len(one.loss)-1], one.loss[0]-0.05, "it learns")
 	if testing.Verbose() {
-		fmt.Println("| ranks | dp | tp | pp | sp | zero | micro-batch | schedule | recompute | max abs Δloss | max rel Δ‖grad‖ |")
-		fmt.Println("|---|---|---|---|---|---|---|---|---|---|---|")
+		fmt.Println("| ranks | dp | cp | tp | pp | sp | zero | group | micro-batch | schedule | recompute | overlap | offload | max abs Δloss | max rel Δ‖grad‖ |")
+		fmt.Println("|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|")
 	}
-	var plans []*partition.Plan
-	for _, n := range []int{1, 2, 3, 4, 8} {
-		plans = append(plans, parityPlans(n)...)
+	plans := allParityPlans()
+	if !*parityAll {
+		plans = sampleOf(t, plans, 48)
 	}
-	for i, p := range plans {
-		if more := p.ZeRO > 0 || p.SequenceParallel; more && !*parityAll && rng.IntN(6) > 0 {
-			continue
-		}
-		p.MicroBatch = []int{2, 1, 3}[i%3]
-		p.Schedule = []partition.Schedule{partition.OneFOneB, partition.GPipe, partition.ZeroBubble, partition.Interleaved}[i%4]
-		if p.Schedule == partition.Interleaved {
-			interleave(p, 2)
-		}
-		again := []string{"none", "full", "selective"}[i/2%3]
-		for s := range p.Stages {
-			half := (p.Stages[s].Last - p.Stages[s].First + 1) / 2
-			switch again {
-			case "full":
-				p.Stages[s].Recompute = half
-			case "selective":
-				p.Stages[s].Selective = half
-			}
-		}
-		got := trainBatch(t, p, parityBatch, *paritySteps)
-		var dLoss, dNorm float64
-		for s := range one.loss {
-			dLoss = max(dLoss, math.Abs(got.loss[s]-one.loss[s]))
-			dNorm = max(dNorm, math.Abs(got.norm[s]-one.norm[s])/one.norm[s])
-		}
-		row := fmt.Sprintf("| %d | %d | %d | %d | %v | %d | %d | %s | %s | %.1e | %.1e |", p.RuntimeNGPUs, p.DP, p.TP, p.PP(),
-			p.SequenceParallel, p.ZeRO, p.MicroBatch, p.ScheduleText(), again, dLoss, dNorm)
+	var worstLoss, worstNorm float64
+	for _, c := range plans {
+		p := c.plan
+		prog, exec := trainer(t, p, parityBatch)
+		got := stepsOf(t, prog, exec, parityBatch, *paritySteps)
+		require.NoError(t, exec.Close())
+		dLoss, dNorm := differences(one, got)
+		row := fmt.Sprintf("| %d | %d | %d | %d | %d | %v | %d | %d | %d | %s | %s | %v | %s | %.1e | %.1e |", p.RuntimeNGPUs, p.DP, p.ContextParallel(), p.TP, p.PP(),
+			p.SequenceParallel, p.ZeRO, p.ShardGroup(), p.MicroBatch, p.ScheduleText(), c.recompute, p.Overlap, p.Offload, dLoss, dNorm)
 		if testing.Verbose() {
 			fmt.Println(row)
 		}
 		if !(dLoss <= 1e-5) || !(dNorm <= 1e-6) {
 			t.Error(row)
 		}
+		worstLoss, worstNorm = max(worstLoss, dLoss), max(worstNorm, dNorm)
 	}
+	t.Logf("%d plans: max abs Δloss %.1e, max rel Δ‖grad‖ %.1e", len(plans), worstLoss, worstNorm)
+}
+
+// differences are the largest between two trajectories: of losses, and of
+// gradient norms relative to them.
+func differences(one, got trajectory) (dLoss, dNorm float64) {
+	for s := range one.loss {
+		dLoss = max(dLoss, math.Abs(got.loss[s]-one.loss[s]))
+		dNorm = max(dNorm, math.Abs(got.norm[s]-one.norm[s])/one.norm[s])
+	}
+	return dLoss, dNorm
 }
 
 // interleave cuts each stage of a pipeline into k, where there are blocks enough;
@@ -176,23 +176,100 @@ func interleave(p *partition.Plan, k int) {
 	}
 }
 
-// parityPlans lists every factoring of n ranks into dp x tp x pp, with and
-// without sequence parallelism, at every ZeRO stage.
-func parityPlans(n int) []*partition.Plan {
-	var plans []*partition.Plan
+// parityCase is a plan of TestParity.
+type parityCase struct {
+	plan      *partition.Plan
+	recompute string // of half the blocks of each stage
+}
+
+// allParityPlans lists the plans of the parity table.
+func allParityPlans() []parityCase {
+	var plans []parityCase
+	for _, n := range []int{1, 2, 3, 4, 6, 8} {
+		plans = append(plans, parityPlans(n)...)
+	}
+	return plans
+}
+
+// sampleOf returns n random plans, and logs the seed.
+func sampleOf(t testing.TB, plans []parityCase, n int) []parityCase {
+	seed := rand.Uint64()
+	t.Logf("sample seed %d", seed)
+	rng := rand.New(rand.NewPCG(seed, 0))
+	rng.Shuffle(len(plans), func(i, j int) { plans[i], plans[j] = plans[j], plans[i] })
+	return plans[:n]
+}
+
+// parityPlans lists every legal combination of n ranks: each factoring into dp x
+// cp x tp x pp, with and without sequence parallelism, at every ZeRO stage, under
+// every schedule and kind of recomputation. Sizes of micro-batches, ZeRO groups,
+// overlap and offload take turns.
+func parityPlans(n int) []parityCase {
+	var cases []parityCase
 	for dp := 1; dp <= n; dp++ {
-		for tp := 1; dp*tp <= n; tp++ {
-			if n%(dp*tp) != 0 {
-				continue
-			}
-			for sp := range min(tp, 2) {
-				for zero := 0; zero <= 3 && (zero == 0 || dp > 1); zero++ {
-					p := parityPlan(dp, tp, n/(dp*tp), 1, partition.GPipe, false)
-					p.SequenceParallel, p.ZeRO = sp == 1, zero
-					plans = append(plans, p)
+		for cp := 1; dp*cp <= n; cp++ {
+			for tp := 1; dp*cp*tp <= n; tp++ {
+				if n%(dp*cp*tp) != 0 {
+					continue
+				}
+				for sp := range min(tp, 2) {
+					for zero := 0; zero <= 3 && (zero == 0 || dp > 1); zero++ {
+						for _, schedule := range paritySchedules(n / (dp * cp * tp)) {
+							for _, again := range []string{"none", "selective", "full"} {
+								p := contextPlan(dp, cp, tp, n/(dp*cp*tp))
+								p.SequenceParallel, p.ZeRO = sp == 1, zero
+								if p.Schedule = schedule; schedule == partition.Interleaved {
+									interleave(p, 2)
+								}
+								takeTurns(p, len(cases))
+								recomputeHalf(p, again)
+								cases = append(cases, parityCase{p, again})
+							}
+						}
+					}
 				}
 			}
 		}
 	}
-	return plans
+	return cases
+}
+
+// takeTurns sets what the n-th plan has of the choices that are not multiplied out.
+func takeTurns(p *partition.Plan, n int) {
+	p.MicroBatch = 1 + n%3
+	p.Overlap = n/3%2 == 1 && (p.Schedule == partition.GPipe || p.Schedule == partition.OneFOneB)
+	if dp := p.DataParallel(); p.ZeRO > 0 && dp > 2 && dp%2 == 0 && n/2%2 == 1 {
+		p.ZeROGroup = 2
+	}
+	switch n % 5 {
+	case 1:
+		p.Offload = partition.OffloadOptimizer
+	case 2:
+		p.Offload = partition.OffloadParams
+	}
+}
+
+// paritySchedules lists the schedules of a pipeline; with one stage they are the
+// same, and for two stages per rank there must be blocks enough.
+func paritySchedules(pp int) []partition.Schedule {
+	switch {
+	case pp == 1:
+		return []partition.Schedule{partition.OneFOneB}
+	case 2*pp > parityModel.NLayer:
+		return []partition.Schedule{partition.GPipe, partition.OneFOneB, partition.ZeroBubble}
+	}
+	return []partition.Schedule{partition.GPipe, partition.OneFOneB, partition.Interleaved, partition.ZeroBubble}
+}
+
+// recomputeHalf makes half the blocks of each stage compute again.
+func recomputeHalf(p *partition.Plan, again string) {
+	for s := range p.Stages {
+		half := (p.Stages[s].Last - p.Stages[s].First + 1) / 2
+		switch again {
+		case "full":
+			p.Stages[s].Recompute = half
+		case "selective":
+			p.Stages[s].Selective = half
+		}
+	}
 }

@@ -37,7 +37,8 @@ func (e *CheckError) Error() string {
 //   - every node of the graph runs, once per task, on exactly the values it
 //     names: nothing is read before it is written or after it is overwritten,
 //     and live buffers do not overlap;
-//   - gradients of all micro-batches are added up;
+//   - gradients of all micro-batches are added up, before they are reduced;
+//   - nothing touches what the communication stream may still be using;
 //   - every rank runs each micro-batch through each of its chunks forward once,
 //     then backward once, then once for what of the gradients of weights is apart,
 //     in a slot that is free;
@@ -52,6 +53,9 @@ func Check(p *Program) error {
 			return err
 		}
 		if err := checkCode(p, s); err != nil {
+			return err
+		}
+		if err := checkStreams(s); err != nil {
 			return err
 		}
 	}
@@ -78,6 +82,8 @@ func checkLayout(s *Stage) error {
 			return s.Chunks[b.Chunk].Inbox
 		case Temp:
 			return s.Temp
+		case Host:
+			return s.Host
 		}
 		return s.Persist
 	}
@@ -108,11 +114,11 @@ func checkLayout(s *Stage) error {
 		for _, y := range live[:i] {
 			a, b := &s.Buffers[x], &s.Buffers[y]
 			if a.Region != b.Region || a.Region == Temp && a.Body != b.Body ||
-				a.Region != Persist && a.Region != Temp && a.Chunk != b.Chunk || a.Size == 0 || b.Size == 0 ||
+				a.Region.InFlight() && a.Chunk != b.Chunk || a.Size == 0 || b.Size == 0 ||
 				a.Offset >= b.Offset+b.Size || b.Offset >= a.Offset+a.Size {
 				continue
 			}
-			if a.Region == Persist || a.To >= b.From && b.To >= a.From {
+			if a.Region == Persist || a.Region == Host || a.To >= b.From && b.To >= a.From {
 				return &CheckError{Rank: -1, Stage: s.Index, Value: a.Value.Name(),
 					Msg: fmt.Sprintf("buffers b%d and b%d (%s) overlap while both are live", x, y, b.Value.Name())}
 			}
@@ -168,14 +174,14 @@ func checkCode(p *Program, s *Stage) error {
 		}
 	}
 	for id, b := range s.Buffers {
-		if b.Value.Def.Op.Class() == ir.Leaf && b.Region == Persist {
+		if b.Value.Def.Op.Class() == ir.Leaf && (b.Region == Persist || b.Region == Host) {
 			c.holds[id] = b.Value
 		}
 	}
 	for phase, body := range s.Bodies {
 		chunks := make([]int, len(s.Chunks)) // instructions seen
 		for i, in := range body.Instrs {
-			if in.Node.Phase != ir.Phase(phase) {
+			if in.Node.Phase != ir.Phase(phase) && !in.Last {
 				return c.fail(in.Node, nil, "belongs to the %s body, stands in the %s body", in.Node.Phase, ir.Phase(phase))
 			}
 			switch _, chunk := p.Plan.Position(in.Node.Stage); {
@@ -228,6 +234,9 @@ func (c *code) step(in Instr, writers map[int][]Instr) error {
 			return c.fail(n, nil, "has %d operands, its node has %d", len(in.Args), len(n.Args))
 		}
 		for i, a := range n.Args {
+			if err := c.inItsSpace(n, a, in.Args[i]); err != nil {
+				return err
+			}
 			switch held := c.holds[in.Args[i]]; {
 			case held == nil:
 				return c.fail(n, a, "operand %d is read from b%d before anything is written there", i, in.Args[i])
@@ -244,7 +253,10 @@ func (c *code) step(in Instr, writers map[int][]Instr) error {
 	}
 	for i, r := range n.Results {
 		id := in.Results[i]
-		if b := &c.stage.Buffers[id]; b.Region != Persist && b.Region != Temp && b.Chunk != in.Chunk {
+		if err := c.inItsSpace(n, r, id); err != nil {
+			return err
+		}
+		if b := &c.stage.Buffers[id]; b.Region.InFlight() && b.Chunk != in.Chunk {
 			return c.fail(n, r, "is written to b%d in the %s of chunk %d", id, b.Region, b.Chunk)
 		}
 		slab := c.prog.Slab(r, ir.Coord{})
@@ -255,6 +267,15 @@ func (c *code) step(in Instr, writers map[int][]Instr) error {
 			return err
 		}
 		c.holds[id] = c.canon(r)
+	}
+	return nil
+}
+
+// inItsSpace checks that a buffer is on the side, device or host, where the graph
+// has the value.
+func (c *code) inItsSpace(n *ir.Node, v *ir.Value, id int) error {
+	if region := c.stage.Buffers[id].Region; (region == Host) != v.OnHost() {
+		return c.fail(n, v, "is in b%d of the %s region", id, region)
 	}
 	return nil
 }

@@ -67,7 +67,7 @@ func TestCheckAcceptsEveryProgram(t *testing.T) {
 	g := trainGraph(t, layers)
 	for _, pp := range []int{1, 2, 3, 4} {
 		for _, tp := range []int{1, 2, 3} {
-			for _, dp := range []int{1, 2, 3} {
+			for _, dp := range []int{1, 2, 3, 4} {
 				for i, mb := range []int{1, 2, 3, 2} {
 					schedule := partition.GPipe
 					if (i+pp)%2 == 0 {
@@ -77,9 +77,13 @@ func TestCheckAcceptsEveryProgram(t *testing.T) {
 					if dp > 1 {
 						p.ZeRO = (i + pp) % 4
 					}
+					if dp == 4 && p.ZeRO > 0 {
+						p.ZeROGroup = 2
+					}
 					p.SequenceParallel = tp > 1 && i%2 == 0
+					p.Offload = []partition.Offload{partition.OffloadNone, partition.OffloadOptimizer, partition.OffloadParams}[(i+dp+tp)%3]
 					prog := generate(t, g, p)
-					require.NoError(t, codegen.Check(prog), "dp %d tp %d pp %d micro-batch %d %s zero %d", dp, tp, pp, mb, schedule, p.ZeRO)
+					require.NoError(t, codegen.Check(prog), "dp %d tp %d pp %d micro-batch %d %s zero %d offload %s", dp, tp, pp, mb, schedule, p.ZeRO, p.Offload)
 				}
 			}
 		}

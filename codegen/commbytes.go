@@ -11,7 +11,7 @@ import "github.com/autopar/autopar/ir"
 //   - reduce_scatter: its share of the result from each other member;
 //   - all_reduce: a reduce_scatter and an all_gather of nearly equal shares, in
 //     all 2(n-1)/n of the value where n members cut it evenly;
-//   - send, recv: the value.
+//   - send, recv, fetch, stash: the value.
 func (p *Program) CommBytes(s *Schedule, n *ir.Node, t Task) int64 {
 	at := p.At(s, t)
 	out := p.Slab(n.Results[0], at)
@@ -30,7 +30,7 @@ func (p *Program) CommBytes(s *Schedule, n *ir.Node, t Task) int64 {
 		default:
 			return 0
 		}
-	} else if n.Op != ir.OpSend && n.Op != ir.OpRecv {
+	} else if n.Op != ir.OpSend && n.Op != ir.OpRecv && !HostCopy(n.Op) {
 		return 0
 	}
 	return elems * n.Results[0].Type.DType.Size()

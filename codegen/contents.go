@@ -8,7 +8,7 @@ import (
 
 // memory is what the buffers of one stage hold on a rank.
 type memory struct {
-	fixed []content           // persistent and temporary buffers, by buffer
+	fixed []content           // buffers that are not of a slot or inbox, by buffer
 	slots map[inSlot]*content // the others
 }
 
@@ -64,7 +64,7 @@ func (e *equivalence) cell(c *class, t Task, buffer int) (*content, error) {
 		return nil, fmt.Errorf("names buffer b%d of %d", buffer, len(st.Buffers))
 	}
 	b := &st.Buffers[buffer]
-	if b.Region != Slot && b.Region != Inbox {
+	if !b.Region.InFlight() {
 		return &m.fixed[buffer], nil
 	}
 	if t.Chunk < 0 || t.Chunk >= len(st.Chunks) || b.Chunk != t.Chunk {

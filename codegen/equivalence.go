@@ -162,7 +162,7 @@ func (e *equivalence) load(c *class, st *Stage) error {
 	m := &memory{fixed: make([]content, len(st.Buffers)), slots: map[inSlot]*content{}}
 	for id := range st.Buffers {
 		b := &st.Buffers[id]
-		if b.Region == Persist && b.Value.Def.Op.Class() == ir.Leaf {
+		if (b.Region == Persist || b.Region == Host) && b.Value.Def.Op.Class() == ir.Leaf {
 			if err := e.prog.Mesh.VerifyNode(b.Value.Def); err != nil {
 				return c.like(&CheckError{Rank: c.Rank, Stage: c.Stage, Instr: b.Value.Def.Name, Value: b.Value.Name(), Msg: err.Error()})
 			}
@@ -208,6 +208,10 @@ func (e *equivalence) walk() error {
 				body := instrsOf(e.code(c.Schedule, t), t)
 				if c.at.instr == len(body) {
 					c.at = place{task: c.at.task + 1}
+					continue
+				}
+				if !c.Runs(&body[c.at.instr], t) {
+					c.at.instr++
 					continue
 				}
 				ready, err := e.step(c, t, &body[c.at.instr])
@@ -279,7 +283,11 @@ func (e *equivalence) step(c *class, t Task, in *Instr) (ready bool, err error) 
 				return true, e.send(c, t, n, x)
 			}
 			if i == 0 && Collective(n.Op) {
-				c.events = append(c.events, event{n.Name, n.Op, n.Attr, t, x, c.Stage})
+				at := t
+				if in.Last {
+					at.MicroBatch = once // members may have different numbers of them
+				}
+				c.events = append(c.events, event{n.Name, n.Op, n.Attr, at, x, c.Stage})
 			}
 		}
 	}

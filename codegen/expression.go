@@ -42,7 +42,8 @@ type exprKey struct {
 // a partition may write in several ways:
 //
 //   - communication is the identity: it moves parts of a value, which stays what
-//     it was (what it does to placements is checked apart);
+//     it was (what it does to placements is checked apart); but for the fold of
+//     context parallelism, see ofFolded;
 //   - add_n is a multiset of terms, and flat, so that sums of sums of each stage
 //     are the sum of all;
 //   - a cast of a sum is the sum of the casts, up to rounding: stages cast their
@@ -59,6 +60,10 @@ func newExpressions() *expressions { return &expressions{table: map[exprKey]*exp
 func (x *expressions) leaf(v *ir.Value) *expr {
 	n := v.Def
 	k := exprKey{op: n.Op, attr: n.Attr, leaf: v.Type.String()}
+	if attr, ok := n.Attr.(ir.ParamAttr); ok {
+		attr.Host = false // where it lives is not what it is
+		k.attr = attr
+	}
 	if n.Op != ir.OpConst {
 		k.leaf += partition.BaseName(n.Name)
 	}
@@ -67,17 +72,16 @@ func (x *expressions) leaf(v *ir.Value) *expr {
 
 // result returns the expression of result i of a node, given its operands'.
 func (x *expressions) result(n *ir.Node, i int, args []*expr) *expr {
+	folded, ok := x.ofFolded(n, i, args)
 	switch {
+	case ok:
+		return folded
 	case n.Op.Class() == ir.Comm:
 		return args[0]
 	case n.Op == ir.OpAddN:
 		return x.sum(args, n.Name)
-	case n.Op == ir.OpCast && args[0].op == ir.OpAddN:
-		casts := make([]*expr, len(args[0].args))
-		for i, t := range args[0].args {
-			casts[i] = x.intern(exprKey{op: n.Op, attr: n.Attr}, []*expr{t}, n.Results[0].Name())
-		}
-		return x.sum(casts, n.Name)
+	case n.Op == ir.OpCast:
+		return x.cast(n, args[0])
 	}
 	return x.intern(exprKey{op: n.Op, attr: n.Attr, index: i}, args, n.Results[i].Name())
 }
@@ -215,4 +219,19 @@ func (e *expr) String() string {
 		text += a.name
 	}
 	return text + ")"
+}
+
+// cast is a cast, of a sum term by term.
+func (x *expressions) cast(n *ir.Node, of *expr) *expr {
+	one := func(e *expr) *expr {
+		return x.intern(exprKey{op: n.Op, attr: n.Attr}, []*expr{e}, n.Results[0].Name())
+	}
+	if of.op != ir.OpAddN {
+		return one(of)
+	}
+	casts := make([]*expr, len(of.args))
+	for i, t := range of.args {
+		casts[i] = one(t)
+	}
+	return x.sum(casts, n.Name)
 }

@@ -24,12 +24,17 @@ type stageBuilder struct {
 	saved  map[*ir.Value]bool // made for a micro-batch in one phase, read in a later one
 	folded map[*ir.Node]bool  // accumulations done by the kernel that makes the operand
 	modes  map[*ir.Value]Accum
+
+	// Of overlap.
+	spots   map[*ir.Node]spot
+	readers map[*ir.Value][]*ir.Node
 }
 
 func (b *stageBuilder) build() error {
 	b.of, b.uses = map[*ir.Value]int{}, map[*ir.Value]int{}
 	b.keep, b.saved, b.next = map[*ir.Value]bool{}, map[*ir.Value]bool{}, map[*ir.Value]bool{}
 	b.folded, b.modes = map[*ir.Node]bool{}, map[*ir.Value]Accum{}
+	b.readers = map[*ir.Value][]*ir.Node{}
 	b.Params, b.Inputs, b.Outputs = map[string]int{}, map[string]int{}, map[string]int{}
 	plan := b.prog.Plan
 	for _, n := range b.prog.Graph.Nodes {
@@ -39,6 +44,7 @@ func (b *stageBuilder) build() error {
 		b.nodes = append(b.nodes, n)
 		for _, a := range n.Args {
 			b.uses[a]++
+			b.readers[a] = append(b.readers[a], n)
 			if a.Def.Phase < n.Phase && n.Phase < ir.Update && a.Def.Op.Class() != ir.Leaf {
 				b.saved[a] = true
 			}
@@ -59,6 +65,7 @@ func (b *stageBuilder) build() error {
 	b.Chunks = Room(plan, b.Index, microBatches, b.training)
 	b.persistent()
 	b.accumulators()
+	b.overlap()
 	b.updates()
 	b.bodies()
 	b.liveness()
@@ -114,7 +121,11 @@ func (b *stageBuilder) persistent() {
 		name := partition.BaseName(n.Name)
 		switch n.Op {
 		case ir.OpParam:
-			b.Params[name] = b.buffer(v, Persist, n.Phase)
+			region := Persist
+			if v.OnHost() {
+				region = Host
+			}
+			b.Params[name] = b.buffer(v, region, n.Phase)
 		case ir.OpConst:
 			b.Consts = append(b.Consts, b.buffer(v, Persist, n.Phase))
 		case ir.OpInput:
@@ -276,29 +287,43 @@ func (b *stageBuilder) bodies() {
 				continue
 			}
 			region := Temp
-			if b.saved[r] {
+			switch {
+			case r.OnHost():
+				region = Host
+			case b.saved[r]:
 				region = Slot
+			case b.bodyOf(n) != n.Phase:
+				region = Persist // made in a pass, read in the update
 			}
-			if i == 0 && b.canOverwrite(n, region, lastUse) {
-				b.of[r] = b.of[n.Args[0]]
+			if b.canOverwrite(n, i, region, lastUse) {
+				b.of[r] = b.of[n.Args[i]]
 				continue
 			}
 			b.buffer(r, region, n.Phase)
 		}
 		b.emit(n)
 	}
+	for phase := range b.Bodies {
+		b.awaits(&b.Bodies[phase])
+	}
 }
 
-// canOverwrite reports whether result 0 of n may take the buffer of operand 0:
-// nothing reads the operand again, its slice has as many elements of at least the
-// size, and its buffer lives as long as the result must.
-func (b *stageBuilder) canOverwrite(n *ir.Node, region Region, lastUse map[*ir.Value]*ir.Node) bool {
-	if !n.Op.InPlace() && n.Op != ir.OpAllReduce && n.Op != ir.OpToPartial {
+// canOverwrite reports whether result i of n may take the buffer of operand i, the
+// first or any of AdamW's: nothing reads the operand again, its slice has as many
+// elements of at least the size, and its buffer lives as long as the result must.
+func (b *stageBuilder) canOverwrite(n *ir.Node, i int, region Region, lastUse map[*ir.Value]*ir.Node) bool {
+	updates := n.Op == ir.OpAdamW
+	if !updates && (i > 0 || !n.Op.InPlace() && n.Op != ir.OpAllReduce && n.Op != ir.OpToPartial) {
 		return false
 	}
-	x, r := n.Args[0], n.Results[0]
+	x, r := n.Args[i], n.Results[i]
 	if lastUse[x] != n || b.keep[x] || b.next[x] || x.Def.Op.Class() == ir.Leaf {
 		return false
+	}
+	for _, r := range b.readers[x] {
+		if r != n && b.spots[r].async {
+			return false // it may still be reading
+		}
 	}
 	id := b.of[x]
 	switch buf := b.Buffers[id]; buf.Region {
@@ -311,9 +336,11 @@ func (b *stageBuilder) canOverwrite(n *ir.Node, region Region, lastUse map[*ir.V
 		if region == Slot || buf.Body != n.Phase {
 			return false
 		}
+	case Host:
+		return false
 	}
-	for _, a := range n.Args[1:] {
-		if b.of[a] == id {
+	for k, a := range n.Args {
+		if k != i && b.of[a] == id {
 			return false
 		}
 	}
@@ -322,7 +349,8 @@ func (b *stageBuilder) canOverwrite(n *ir.Node, region Region, lastUse map[*ir.V
 }
 
 func (b *stageBuilder) emit(n *ir.Node) {
-	in := Instr{Node: n, Chunk: b.chunk(n)}
+	s := b.spots[n]
+	in := Instr{Node: n, Chunk: b.chunk(n), Async: s.async, Fused: s.fused, Last: s.last, Segment: s.segment}
 	for _, a := range n.Args {
 		if n.Op == ir.OpRecv {
 			break // its operand is the sender's
@@ -333,25 +361,27 @@ func (b *stageBuilder) emit(n *ir.Node) {
 		in.Results = append(in.Results, b.of[r])
 		in.Accum = append(in.Accum, b.modes[r])
 	}
-	body := &b.Bodies[n.Phase]
+	body := &b.Bodies[b.bodyOf(n)]
 	body.Instrs = append(body.Instrs, in)
 }
 
 // liveness sets From and To of all but persistent buffers.
 func (b *stageBuilder) liveness() {
 	before := 0 // instructions in earlier bodies
-	for _, body := range b.Bodies {
+	for k := range b.Bodies {
+		body := &b.Bodies[k]
 		for i, in := range body.Instrs {
+			joined := body.joined(i)
 			for _, id := range slices.Concat(in.Args, in.Results) {
 				buf := &b.Buffers[id]
-				pos := i
+				from, to := i, joined
 				if buf.Region == Slot || buf.Region == Inbox {
-					pos += before
+					from, to = from+before, to+before
 				}
 				if buf.From < 0 {
-					buf.From = pos
+					buf.From = from
 				}
-				buf.To = max(buf.To, pos)
+				buf.To = max(buf.To, to)
 			}
 			if in.Node.Op == ir.OpRecv || in.Node.Op == ir.OpInput {
 				b.Buffers[in.Results[0]].From = 0
@@ -379,12 +409,14 @@ func (b *stageBuilder) allocate() {
 			}
 		}
 	}
-	var persist []int
+	var persist, host []int
 	slot, inbox := make([][]int, len(b.Chunks)), make([][]int, len(b.Chunks))
 	var temp [ir.NumPhases][]int
 	for id := range b.Buffers {
 		buf := &b.Buffers[id]
 		switch {
+		case buf.Region == Host:
+			host = append(host, id)
 		case buf.Value.Def.Op == ir.OpParam:
 			persist = append(persist, id)
 		case !used[id] && buf.Value.Def.Op.Class() != ir.Leaf:
@@ -399,19 +431,22 @@ func (b *stageBuilder) allocate() {
 			temp[buf.Body] = append(temp[buf.Body], id)
 		}
 	}
-	slices.SortStableFunc(persist, func(x, y int) int {
-		return cmp.Compare(b.rank(x), b.rank(y))
-	})
+	for _, ids := range [][]int{persist, host} {
+		slices.SortStableFunc(ids, func(x, y int) int { return cmp.Compare(b.rank(x), b.rank(y)) })
+	}
 	if b.shared != nil {
-		b.Persist = b.shared.Durable
+		b.Persist, b.Host = b.shared.Durable, b.shared.Host
+	}
+	for _, id := range host {
+		if buf := &b.Buffers[id]; !b.share(buf) {
+			buf.Offset = b.Host
+			b.Host += alignUp(buf.Size)
+		}
 	}
 	for _, id := range persist {
 		buf := &b.Buffers[id]
-		if b.shared != nil && buf.Value.Def.Op == ir.OpParam {
-			if at, ok := b.shared.Params[partition.BaseName(buf.Value.Def.Name)]; ok {
-				buf.Offset = b.shared.Buffers[at].Offset
-				continue
-			}
+		if b.share(buf) {
+			continue
 		}
 		buf.Offset = b.Persist
 		b.Persist += alignUp(buf.Size)
@@ -425,6 +460,22 @@ func (b *stageBuilder) allocate() {
 	for _, ids := range temp {
 		b.Temp = max(b.Temp, pack(b.Buffers, ids))
 	}
+}
+
+// share places a parameter where the program that the arenas are shared with has
+// it, if it has it.
+func (b *stageBuilder) share(buf *Buffer) bool {
+	if b.shared == nil || buf.Value.Def.Op != ir.OpParam {
+		return false
+	}
+	at, ok := b.shared.Params[partition.BaseName(buf.Value.Def.Name)]
+	if ok {
+		if b.shared.Buffers[at].Region != buf.Region {
+			panic(fmt.Sprintf("BUG: %s is in the %s and in the %s region of programs that share it", buf.Value.Name(), b.shared.Buffers[at].Region, buf.Region))
+		}
+		buf.Offset = b.shared.Buffers[at].Offset
+	}
+	return ok
 }
 
 // The order of persistent buffers: what must survive between steps comes first.

@@ -169,7 +169,8 @@ func TestPipelinesAreSound(t *testing.T) {
 				p.ZeRO = (pp + mb + chunks) % 4
 			}
 			p.SequenceParallel = tp > 1
-			name := fmt.Sprintf("%s dp %d tp %d pp %d micro-batch %d zero %d", p.ScheduleText(), dp, tp, pp, mb, p.ZeRO)
+			p.Offload = []partition.Offload{partition.OffloadNone, partition.OffloadOptimizer, partition.OffloadParams}[(mb+pp)%3]
+			name := fmt.Sprintf("%s dp %d tp %d pp %d micro-batch %d zero %d offload %s", p.ScheduleText(), dp, tp, pp, mb, p.ZeRO, p.Offload)
 			prog := generate(t, g, p)
 			require.NoError(t, codegen.Verify(prog, g), name)
 			shared, err := codegen.Compile(eval, p, batch, prog)

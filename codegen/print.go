@@ -31,13 +31,20 @@ func (p *Program) Fprint(w io.Writer, rank int) error {
 			fmt.Fprintf(out, " + %d inboxes of %d", c.Inboxes, c.Inbox)
 		}
 	}
-	fmt.Fprintf(out, " + temp %d)\n", st.Temp)
+	fmt.Fprintf(out, " + temp %d)", st.Temp)
+	if st.Host > 0 {
+		fmt.Fprintf(out, "  host %d bytes", st.Host)
+	}
+	fmt.Fprintln(out)
 	for id, b := range st.Buffers {
 		fmt.Fprintf(out, "  b%d  %s+%d  %d bytes  %s %s\n", id, b.Region, b.Offset, b.Size, b.Value.Name(), b.Value.Type)
 	}
 	at := 0
 	for _, task := range s.Tasks {
 		for _, in := range st.Run(task) {
+			if !s.Runs(&in, task) {
+				continue
+			}
 			fmt.Fprintf(out, "  %03d %s\n", at, p.instrText(s, task, in))
 			at++
 		}
@@ -51,6 +58,8 @@ func (p *Program) instrText(s *Schedule, task Task, in Instr) string {
 	switch op := in.Node.Op; {
 	case op == ir.OpInput:
 		kind = "feed"
+	case HostCopy(op):
+		kind = "comm"
 	case op == ir.OpSend || op == ir.OpRecv:
 		kind = "comm"
 		where = fmt.Sprintf("  peer=%d", p.Peer(s, in.Node))
@@ -60,6 +69,15 @@ func (p *Program) instrText(s *Schedule, task Task, in Instr) string {
 		where = "  group=" + strings.Trim(strings.ReplaceAll(fmt.Sprint(group), " ", ","), "[]")
 	case op.Class() == ir.Comm:
 		kind = "local"
+	}
+	if in.Async {
+		where += "  async"
+	}
+	if in.Fused {
+		where += " with the last"
+	}
+	if in.Await > 0 {
+		where += fmt.Sprintf("  await=%d", in.Await)
 	}
 	return fmt.Sprintf("%-7s  %-18s %s %s %s  %s  %s%s", kind, in.Node.Op, names(in.Results),
 		arrow(in), names(in.Args), task, in.Node.Name, where)
@@ -81,6 +99,10 @@ func names(buffers []int) string {
 	}
 	return strings.Join(text, " ")
 }
+
+// HostCopy reports whether the op copies between the device and the host memory of
+// a rank.
+func HostCopy(op ir.Op) bool { return op == ir.OpFetch || op == ir.OpStash }
 
 // Collective reports whether the op makes a group of ranks communicate.
 func Collective(op ir.Op) bool {

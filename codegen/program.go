@@ -37,6 +37,9 @@ type Stage struct {
 	// The arena is regions one after another: Persist bytes, the slots and then the
 	// inboxes of each chunk, and Temp bytes.
 	Persist, Temp int64
+	// Host is the bytes of a second arena, in the host memory of the rank: what is
+	// offloaded (see partition.Offload), of all chunks. It survives between steps.
+	Host int64
 	// Durable is the part of Persist that must survive between steps: weights,
 	// optimizer state and constants. A program that shares the arena keeps off it.
 	Durable int64
@@ -100,9 +103,14 @@ const (
 	Slot                  // from a micro-batch's forward to its backward
 	Temp                  // inside one body
 	Inbox                 // as Slot, and before that while it arrives
+	Host                  // across steps, in host memory
 )
 
-func (r Region) String() string { return [...]string{"persist", "slot", "temp", "inbox"}[r] }
+func (r Region) String() string { return [...]string{"persist", "slot", "temp", "inbox", "host"}[r] }
+
+// InFlight reports whether the region has a part for each micro-batch in flight
+// through a chunk.
+func (r Region) InFlight() bool { return r == Slot || r == Inbox }
 
 // Buffer is a place in a region. Values that alias (in-place results, merged
 // accumulators) share one.
@@ -115,18 +123,18 @@ type Buffer struct {
 	// Inbox, of its body for Temp.
 	From, To int
 	// Body is the phase a Temp buffer belongs to, Chunk the chunk that any but a
-	// Persist buffer belongs to.
+	// Persist or Host buffer belongs to.
 	Body  ir.Phase
 	Chunk int
 	// Value is the first value the buffer holds.
 	Value *ir.Value
 }
 
-// Offset returns where buffer b lies in the arena for a micro-batch.
+// Offset returns where buffer b lies in its arena for a micro-batch.
 func (s *Stage) Offset(b, microBatch int) int64 {
 	buf := &s.Buffers[b]
 	at := buf.Offset
-	if buf.Region == Persist {
+	if buf.Region == Persist || buf.Region == Host {
 		return at
 	}
 	at += s.Persist
@@ -184,6 +192,21 @@ type Instr struct {
 	// Accum has one mode per result.
 	Accum []Accum
 	Chunk int
+	// Async says that the instruction, a collective, runs on the rank's
+	// communication stream: it starts when all others before it are done, and
+	// nothing waits for it but an Await and the end of the task.
+	Async bool
+	// Fused says that an asynchronous instruction is made in one collective with
+	// the one before it: a bucket.
+	Fused bool
+	// Last says that the instruction runs in the rank's last micro-batch only.
+	Last bool
+	// Await is how many of the body's asynchronous instructions, those that run
+	// in the last micro-batch only included, are done before this one starts.
+	Await int
+	// Segment numbers the stretch of the body that the instruction works for: see
+	// overlap.go. It is 0 in a plan without overlap.
+	Segment int
 }
 
 // Body is the straight-line code of one phase: of its chunks one after another in
@@ -215,6 +238,11 @@ type Schedule struct {
 	Coord        ir.Coord
 	MicroBatches int
 	Tasks        []Task
+}
+
+// Runs reports whether a rank runs an instruction in a task.
+func (s *Schedule) Runs(in *Instr, t Task) bool {
+	return !in.Last || t.MicroBatch == s.MicroBatches-1
 }
 
 // Training reports whether the program has a backward pass.

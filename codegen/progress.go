@@ -8,16 +8,20 @@ import (
 
 // walker runs the communication of all ranks, without data, under the rules of
 // the runtime: a collective needs all its members, a receive needs its message,
-// and a send needs the receiver's slot to be free, because it writes there.
+// a send needs the receiver's slot to be free, because it writes there, and an
+// instruction that awaits asynchronous ones needs those to be done. These go
+// through the rank's communication stream one after another, and meet those of
+// the other ranks' streams.
 type walker struct {
 	prog    *Program
-	comm    []map[part][]*ir.Node // by stage: the instructions that may wait
-	last    ir.Phase              // the pass that frees a slot
-	at      []place               // by rank
-	freed   [][]int               // by rank and chunk: micro-batches that have left
-	rooms   map[*ir.Node]room     // of sends
-	sent    map[channel]int       // messages delivered
-	groups  [][]int               // by rank and axis, flat
+	stops   []map[part][]stop // by stage: the instructions that may wait
+	last    ir.Phase          // the pass that frees a slot
+	at      []place           // by rank
+	streams [][]entry         // by rank: asynchronous collectives of the task in hand that are not done
+	freed   [][]int           // by rank and chunk: micro-batches that have left
+	rooms   map[*ir.Node]room // of sends
+	sent    map[channel]int   // messages delivered
+	groups  [][]int           // by rank and axis, flat
 	axes    int
 	waiting []string // by rank: what it waits for, for the report
 }
@@ -33,6 +37,20 @@ type room struct{ chunk, size int }
 
 type place struct{ task, instr int }
 
+// stop is an instruction that may wait. number counts the asynchronous ones of
+// its body.
+type stop struct {
+	*Instr
+	number int
+}
+
+// entry is an asynchronous collective given to a stream.
+type entry struct {
+	node   *ir.Node
+	task   Task
+	number int
+}
+
 type channel struct {
 	node     *ir.Node // the send
 	from, to int      // world ranks
@@ -41,20 +59,26 @@ type channel struct {
 // checkProgress makes sure that every rank reaches the end of its schedule.
 func checkProgress(p *Program) error {
 	w := &walker{
-		prog: p, at: make([]place, len(p.Schedules)), rooms: map[*ir.Node]room{}, sent: map[channel]int{},
+		prog: p, at: make([]place, len(p.Schedules)), streams: make([][]entry, len(p.Schedules)),
+		rooms: map[*ir.Node]room{}, sent: map[channel]int{},
 		last: Releases(p.Plan, p.Training()), axes: len(p.Mesh.Axes), waiting: make([]string, len(p.Schedules)),
 	}
 	for _, s := range p.Stages {
-		nodes := map[part][]*ir.Node{}
+		stops := map[part][]stop{}
 		for phase, body := range s.Bodies {
-			for _, in := range body.Instrs {
-				if op := in.Node.Op; Collective(op) || op == ir.OpSend || op == ir.OpRecv {
+			number := 0
+			for i := range body.Instrs {
+				in := &body.Instrs[i]
+				if in.Async {
+					number++
+				}
+				if op := in.Node.Op; (Collective(op) || op == ir.OpSend || op == ir.OpRecv || in.Await > 0) && !in.Fused {
 					of := part{ir.Phase(phase), in.Chunk}
-					nodes[of] = append(nodes[of], in.Node)
+					stops[of] = append(stops[of], stop{in, number})
 				}
 			}
 		}
-		w.comm = append(w.comm, nodes)
+		w.stops = append(w.stops, stops)
 	}
 	for i := range p.Schedules {
 		s := &p.Schedules[i]
@@ -80,7 +104,7 @@ func checkProgress(p *Program) error {
 		}
 	}
 	for r := range p.Schedules {
-		if task, node := w.here(r); node != nil {
+		if task, node := w.stuck(r); node != nil {
 			s := &p.Schedules[r]
 			return &CheckError{Rank: r, Stage: s.Stage, Instr: node.Name, Msg: fmt.Sprintf("%s: waits for ever for %s", task, w.waiting[r])}
 		}
@@ -93,14 +117,33 @@ func checkProgress(p *Program) error {
 	return nil
 }
 
-// here returns the communication a rank stands at, or nil at its end. Tasks
-// without communication are passed over.
-func (w *walker) here(r int) (Task, *ir.Node) {
+// stuck returns what a rank has not got past, nil at its end.
+func (w *walker) stuck(r int) (Task, *ir.Node) {
+	if s := w.streams[r]; len(s) > 0 {
+		return s[0].task, s[0].node
+	}
+	if task, in := w.here(r); in != nil {
+		return task, in.Node
+	}
+	return Task{}, nil
+}
+
+// here returns the instruction that may wait at which a rank stands, or nil at
+// the end of its schedule or of a task whose stream has work left. Tasks without
+// any are passed over.
+func (w *walker) here(r int) (Task, *stop) {
 	s := &w.prog.Schedules[r]
 	for w.at[r].task < len(s.Tasks) {
 		task := s.Tasks[w.at[r].task]
-		if nodes := w.comm[s.Stage][part{task.Phase, task.Chunk}]; w.at[r].instr < len(nodes) {
-			return task, nodes[w.at[r].instr]
+		stops := w.stops[s.Stage][part{task.Phase, task.Chunk}]
+		for w.at[r].instr < len(stops) && !s.Runs(stops[w.at[r].instr].Instr, task) {
+			w.at[r].instr++
+		}
+		if w.at[r].instr < len(stops) {
+			return task, &stops[w.at[r].instr]
+		}
+		if len(w.streams[r]) > 0 {
+			return task, nil
 		}
 		if task.Phase == w.last {
 			w.freed[r][task.Chunk]++
@@ -113,24 +156,42 @@ func (w *walker) here(r int) (Task, *ir.Node) {
 // advance moves a rank as far as it goes without another rank moving.
 func (w *walker) advance(r int) (moved bool, err error) {
 	for {
-		task, n := w.here(r)
-		if n == nil {
+		for len(w.streams[r]) > 0 {
+			head := w.streams[r][0]
+			ready, err := w.meet(r, head.task, head.node, true)
+			if err != nil {
+				return moved, err
+			}
+			if !ready {
+				break
+			}
+			moved = true
+		}
+		task, in := w.here(r)
+		if in == nil {
 			return moved, nil
 		}
 		ready := false
-		switch n.Op {
-		case ir.OpSend:
-			ready = w.send(r, task, n)
-		case ir.OpRecv:
-			ready = w.receive(r, n)
+		switch {
+		case w.held(r, in):
+			w.waiting[r] = w.streams[r][0].node.Name
+		case in.Async:
+			w.streams[r] = append(w.streams[r], entry{in.Node, task, in.number})
+			ready = true
+		case in.Node.Op == ir.OpSend:
+			ready = w.send(r, task, in.Node)
+		case in.Node.Op == ir.OpRecv:
+			ready = w.receive(r, in.Node)
+		case Collective(in.Node.Op):
+			ready, err = w.meet(r, task, in.Node, false)
 		default:
-			ready, err = w.meet(r, task, n)
+			ready = true
 		}
 		if !ready || err != nil {
 			return moved, err
 		}
 		moved = true
-		if !Collective(n.Op) { // meet has moved all members
+		if in.Async || !Collective(in.Node.Op) { // meet has moved all members
 			w.at[r].instr++
 		}
 	}
@@ -167,20 +228,24 @@ func (w *walker) receive(r int, n *ir.Node) bool {
 	return true
 }
 
-// meet lets all members of a collective pass together. Members that stand at
-// different collectives of the same group will never meet.
-func (w *walker) meet(r int, task Task, n *ir.Node) (bool, error) {
+// meet lets all members of a collective pass together, those of their streams or
+// of what runs in order. Members that stand at different collectives of the same
+// group will never meet.
+func (w *walker) meet(r int, task Task, n *ir.Node, async bool) (bool, error) {
 	s := &w.prog.Schedules[r]
 	axis := w.prog.Mesh.Axis(n.Attr.(ir.CommAttr).Axis)
 	group := w.groups[r*w.axes+axis]
 	for _, m := range group {
-		other, on := w.here(m)
-		if on == n && other.MicroBatch == task.MicroBatch {
+		other, on := w.stands(m, async)
+		if on == n && (other.MicroBatch == task.MicroBatch || n.Phase == ir.Update) {
 			continue
 		}
 		w.waiting[r] = fmt.Sprintf("rank %d to enter the same %s", m, n.Op)
-		if on == nil {
+		if on == nil && w.at[m].task == len(w.prog.Schedules[m].Tasks) {
 			return false, &CheckError{Rank: r, Stage: s.Stage, Instr: n.Name, Msg: fmt.Sprintf("%s: rank %d never enters this %s", task, m, n.Op)}
+		}
+		if on == nil {
+			return false, nil
 		}
 		if attr, ok := on.Attr.(ir.CommAttr); ok && Collective(on.Op) && w.prog.Mesh.Axis(attr.Axis) == axis {
 			return false, &CheckError{Rank: r, Stage: s.Stage, Instr: n.Name,
@@ -189,7 +254,31 @@ func (w *walker) meet(r int, task Task, n *ir.Node) (bool, error) {
 		return false, nil
 	}
 	for _, m := range group {
-		w.at[m].instr++
+		if async {
+			w.streams[m] = w.streams[m][1:]
+		} else {
+			w.at[m].instr++
+		}
 	}
 	return true, nil
+}
+
+// stands returns what a rank, or its stream, does next.
+func (w *walker) stands(r int, async bool) (Task, *ir.Node) {
+	if async {
+		if s := w.streams[r]; len(s) > 0 {
+			return s[0].task, s[0].node
+		}
+		return Task{}, nil
+	}
+	task, in := w.here(r)
+	if in == nil || in.Async || w.held(r, in) {
+		return task, nil // on its way there
+	}
+	return task, in.Node
+}
+
+// held reports whether an instruction of a rank awaits its stream.
+func (w *walker) held(r int, in *stop) bool {
+	return in.Await > 0 && len(w.streams[r]) > 0 && w.streams[r][0].number <= in.Await
 }

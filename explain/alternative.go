@@ -12,12 +12,12 @@ import (
 // on one rank in one run: to bring the operands from where they lie to where the
 // rule needs them, and the results from where it leaves them to where they are
 // read. Weights are taken to lie where the rule wants them: that is the choice.
-// Over dp there is none before the update: there the batch is cut.
+// Over dp and rep there is none before the update: there the batch is cut.
 func (r *Report) alternatives(out io.Writer, n *ir.Node) {
 	mesh := r.prog.Mesh
 	sig := ir.SignatureOf(n)
 	for axis, a := range mesh.Axes {
-		if a.Time || a.Size == 1 || a.Name == partition.AxisDP && n.Phase != ir.Update {
+		if a.Time || a.Size == 1 || partition.FollowsBatch(a) && n.Phase != ir.Update {
 			continue
 		}
 		chosen, known := ruleOn(n, sig, axis)

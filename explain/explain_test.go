@@ -45,6 +45,9 @@ type shape struct {
 	dp, tp, units, micro int
 	stages               []partition.Stage
 	schedule             partition.Schedule
+	zero, group          int
+	overlap              bool
+	offload              partition.Offload
 	interleave           int
 }
 
@@ -63,10 +66,16 @@ func shapes() map[string]shape {
 		"tensor":      {dp: 1, tp: 3, units: 1, micro: 3, stages: whole, schedule: partition.OneFOneB},
 		"combined":    {dp: 1, tp: 2, units: 2, micro: 2, stages: []partition.Stage{{Last: 2, Recompute: 1}, {First: 2, Last: 3}}, schedule: partition.OneFOneB},
 		"pipeline":    {dp: 2, tp: 1, units: 1, micro: 1, stages: []partition.Stage{{Last: 1}, {First: 1, Last: 2}, {First: 2, Last: 3}}, schedule: partition.GPipe},
+		"beside":      {dp: 2, tp: 1, units: 1, micro: 2, stages: []partition.Stage{{Last: 2, Recompute: 1}, {First: 2, Last: 3}}, schedule: partition.OneFOneB, zero: 1, overlap: true},
+		"gathered":    {dp: 1, tp: 2, units: 2, micro: 2, stages: whole, schedule: partition.OneFOneB, zero: 3, overlap: true},
 		"zero-bubble": {dp: 1, tp: 1, units: 2, micro: 1, stages: []partition.Stage{{Last: 1}, {First: 1, Last: 2, Recompute: 1}, {First: 2, Last: 3}}, schedule: partition.ZeroBubble},
 		"interleaved": {
 			dp: 1, tp: 2, units: 1, micro: 2, schedule: partition.Interleaved, interleave: 2,
 			stages: []partition.Stage{{Last: 1}, {First: 1, Last: 3}, {First: 3, Last: 4, Recompute: 1}, {First: 4, Last: 5}},
+		},
+		"hosted": {
+			dp: 2, tp: 1, units: 2, micro: 1, stages: []partition.Stage{{Last: 1}, {First: 1, Last: 3, Recompute: 1}}, schedule: partition.OneFOneB,
+			zero: 3, group: 2, offload: partition.OffloadParams,
 		},
 	}
 }
@@ -76,6 +85,7 @@ func program(t testing.TB, s shape) *codegen.Program {
 	unit := s.dp * s.tp * len(s.stages) / max(s.interleave, 1)
 	p := &partition.Plan{
 		PlanNGPUs: unit, RuntimeNGPUs: unit * s.units, DP: s.dp, TP: s.tp, MicroBatch: s.micro, Schedule: s.schedule, Interleave: s.interleave, Stages: s.stages,
+		ZeRO: s.zero, ZeROGroup: s.group, Overlap: s.overlap, Offload: s.offload,
 		Placements: []partition.Placement{
 			{Match: `h\.[0-9]+\.attn\.c_attn\.weight`, Spec: "[_,tp,_,_]"},
 			{Match: `h\.[0-9]+\.attn\.c_attn\.bias`, Spec: "[_,tp,_]"},
@@ -182,7 +192,7 @@ func TestBytesAddUp(t *testing.T) {
 				case codegen.Persist:
 					persist++
 					buffers++
-				case codegen.Slot, codegen.Inbox:
+				case codegen.Slot, codegen.Inbox, codegen.Host:
 					buffers++
 				}
 			}
@@ -280,14 +290,22 @@ func TestTrafficIsThePrograms(t *testing.T) {
 			want := Traffic{Rank: rank}
 			for _, task := range sched.Tasks {
 				for _, in := range r.prog.Stages[sched.Stage].Run(task) {
+					if !sched.Runs(&in, task) {
+						continue
+					}
 					bytes := r.prog.CommBytes(sched, in.Node, task)
 					switch {
 					case codegen.Collective(in.Node.Op):
-						want.Collectives++
+						if !in.Fused {
+							want.Collectives++
+						}
 						want.CollectiveBytes += bytes
 					case in.Node.Op == ir.OpSend || in.Node.Op == ir.OpRecv:
 						want.Transfers++
 						want.TransferBytes += bytes
+					case codegen.HostCopy(in.Node.Op):
+						want.HostCopies++
+						want.HostBytes += bytes
 					}
 				}
 			}

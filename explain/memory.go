@@ -15,6 +15,7 @@ type Memory struct {
 	Persist int64   `json:"persist"`
 	Chunks  []Chunk `json:"chunks"`
 	Temp    int64   `json:"temp"`
+	Host    int64   `json:"host,omitempty"` // the arena in host memory, beside the device's
 	// Parts add up to Persist: one per kind of tensor, and the padding between
 	// buffers.
 	Parts []Part `json:"persist_parts"`
@@ -63,7 +64,7 @@ type Live struct {
 const largestShown = 10
 
 func memory(code *codegen.Stage, stages int, tensors []Tensor) Memory {
-	m := Memory{Arena: code.Arena(), Persist: code.Persist, Temp: code.Temp}
+	m := Memory{Arena: code.Arena(), Persist: code.Persist, Temp: code.Temp, Host: code.Host}
 	rest := code.Persist
 	for _, kind := range kinds() {
 		var sum int64

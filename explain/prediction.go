@@ -17,12 +17,14 @@ type Prediction struct {
 	TokensPerSecond float64 `json:"tokens_per_second"`
 	// Busiest is the rank that waits least, and the parts are what it does; they
 	// add up to the step.
-	Busiest       int        `json:"busiest_rank"`
-	Compute       float64    `json:"compute_seconds"`
-	Communication float64    `json:"communication_seconds"`
-	Optimizer     float64    `json:"optimizer_seconds"`
-	Bubble        float64    `json:"bubble_seconds"`
-	Ranks         []RankTime `json:"ranks"`
+	Busiest       int     `json:"busiest_rank"`
+	Compute       float64 `json:"compute_seconds"`
+	Communication float64 `json:"communication_seconds"`
+	Optimizer     float64 `json:"optimizer_seconds"`
+	Bubble        float64 `json:"bubble_seconds"`
+	// Overlapped is communication beside the rest, no part of the step's time.
+	Overlapped float64    `json:"overlapped_seconds,omitempty"`
+	Ranks      []RankTime `json:"ranks"`
 
 	cluster *cost.Cluster
 }
@@ -34,6 +36,7 @@ type RankTime struct {
 	Communication float64 `json:"communication_seconds"`
 	Optimizer     float64 `json:"optimizer_seconds"`
 	Bubble        float64 `json:"bubble_seconds"`
+	Overlapped    float64 `json:"overlapped_seconds,omitempty"` // beside those
 }
 
 // Predict simulates a step of the program on a cluster and adds the result to
@@ -49,13 +52,14 @@ func (r *Report) Predict(c *cost.Cluster) error {
 	}
 	for rank, t := range line.Ranks {
 		b := t.Breakdown
-		p.Ranks = append(p.Ranks, RankTime{rank, b.Compute.Seconds(), b.Communication.Seconds(), b.Optimizer.Seconds(), b.Bubble.Seconds()})
+		p.Ranks = append(p.Ranks, RankTime{rank, b.Compute.Seconds(), b.Communication.Seconds(), b.Optimizer.Seconds(), b.Bubble.Seconds(), b.Overlapped.Seconds()})
 		if b.Bubble < line.Ranks[p.Busiest].Breakdown.Bubble {
 			p.Busiest = rank
 		}
 	}
 	busiest := p.Ranks[p.Busiest]
 	p.Compute, p.Communication, p.Optimizer, p.Bubble = busiest.Compute, busiest.Communication, busiest.Optimizer, busiest.Bubble
+	p.Overlapped = busiest.Overlapped
 	r.Prediction = p
 	return nil
 }
@@ -73,9 +77,16 @@ func (r *Report) Spans() ([]runtime.Span, error) {
 	for i, s := range line.Spans {
 		sched := &r.prog.Schedules[s.Rank]
 		task := sched.Tasks[s.Task]
-		n := r.prog.Stages[sched.Stage].Run(task)[s.Instr].Node
+		instrs := r.prog.Stages[sched.Stage].Run(task)[s.Instr:]
+		n := instrs[0].Node
 		spans[i] = runtime.Span{
 			Rank: s.Rank, Phase: task.Phase, MicroBatch: task.MicroBatch, Op: n.Op, Name: n.Name, Start: duration(s.Start), End: duration(s.End),
+		}
+		if s.Stream {
+			spans[i].Stream = runtime.Communication
+		}
+		for _, with := range instrs[1 : 1+s.Bucket] {
+			spans[i].With = append(spans[i].With, with.Node.Name)
 		}
 	}
 	return spans, nil
@@ -87,10 +98,14 @@ func duration(p cost.Picoseconds) time.Duration { return time.Duration(p / 1000)
 func (p *Prediction) text(out io.Writer) {
 	fmt.Fprintf(out, "predicted on %s: %s per step, %s tokens/s\n", p.Cluster, seconds(p.StepSeconds), Grouped(int64(p.TokensPerSecond)))
 	share := func(s float64) string { return fmt.Sprintf("%.1f%%", 100*s/p.StepSeconds) }
-	table(out, fmt.Sprintf("of which rank %d, the busiest, spends", p.Busiest), [][]string{
+	rows := [][]string{
 		{"compute", seconds(p.Compute), share(p.Compute)},
 		{"communication", seconds(p.Communication), share(p.Communication)},
 		{"optimizer", seconds(p.Optimizer), share(p.Optimizer)},
 		{"bubble", seconds(p.Bubble), share(p.Bubble)},
-	}, 1, 2)
+	}
+	if p.Overlapped > 0 {
+		rows = append(rows, []string{"beside it, communication", seconds(p.Overlapped), share(p.Overlapped)})
+	}
+	table(out, fmt.Sprintf("of which rank %d, the busiest, spends", p.Busiest), rows, 1, 2)
 }

@@ -3,6 +3,7 @@ package explain
 import (
 	"fmt"
 	"regexp"
+	"slices"
 	"strings"
 
 	"github.com/autopar/autopar/codegen"
@@ -96,6 +97,12 @@ func (w *reasons) kind(b *codegen.Buffer) string {
 	return KindOther
 }
 
+// What is said of values in host memory.
+const (
+	hostState  = "lives in host memory, fetched for the update and stashed after it"
+	hostWeight = "lives in host memory, fetched for its block in each pass"
+)
+
 // tensor says why a buffer lies as it does, or why it is there at all.
 func (w *reasons) tensor(b *codegen.Buffer) string {
 	v := b.Value
@@ -103,18 +110,21 @@ func (w *reasons) tensor(b *codegen.Buffer) string {
 	case KindWeight:
 		return w.weight(v)
 	case KindOptimizer:
-		if w.owner[v] == nil {
-			return "kept from step to step, the same everywhere"
+		if b.Region == codegen.Host {
+			return w.state(v) + "; " + hostState
 		}
-		if dp := w.prog.Mesh.Axis(partition.AxisDP); v.Spec[dp].Kind == ir.Shard {
-			return fmt.Sprintf("sharded over dp by ZeRO stage %d", w.prog.Plan.ZeRO)
-		}
-		return "lies as its weight, which adamw updates in place"
+		return w.state(v)
 	case KindGradient:
 		return w.gradient(v)
 	case KindInput:
 		if b.Region == codegen.Persist {
 			return "set once per step, the same everywhere"
+		}
+		if w.prog.Plan.ContextParallel() > 1 {
+			return "the batch is cut over dp and then into micro-batches; fold takes this rank's part of each sequence"
+		}
+		if w.prog.Plan.Copies() > 1 {
+			return "the batch is cut over rep, then over dp and then into micro-batches"
 		}
 		return "the batch is cut over dp and then into micro-batches"
 	case KindSaved:
@@ -129,14 +139,35 @@ func (w *reasons) tensor(b *codegen.Buffer) string {
 	return "kept for " + w.readerNames(v)
 }
 
+// state gives the reason for the placement of optimizer state.
+func (w *reasons) state(v *ir.Value) string {
+	if w.owner[v] == nil {
+		return "kept from step to step, the same everywhere"
+	}
+	if dp := w.prog.Mesh.Axis(partition.AxisDP); v.Spec[dp].Kind == ir.Shard {
+		return fmt.Sprintf("sharded over dp by ZeRO stage %d%s", w.prog.Plan.ZeRO, groupText(w.prog.Plan))
+	}
+	if v.OnHost() {
+		return "lies as its weight"
+	}
+	return "lies as its weight, which adamw updates in place"
+}
+
 // weight gives the reason for the placement of a weight.
 func (w *reasons) weight(v *ir.Value) string {
 	var parts []string
+	if v.OnHost() {
+		text := hostWeight
+		if slices.ContainsFunc(w.readers[v], func(n *ir.Node) bool { return n.Phase == ir.Update }) {
+			text += " and for the update" // of which there is no master copy
+		}
+		parts = append(parts, text)
+	}
 	if by := w.placedBy(v); by != "" {
 		parts = append(parts, by)
 	}
 	for axis, a := range w.prog.Mesh.Axes {
-		if a.Time || a.Size == 1 || a.Name == partition.AxisDP && v.Spec[axis].Kind == ir.Replicate {
+		if a.Time || a.Size == 1 || partition.FollowsBatch(a) && v.Spec[axis].Kind == ir.Replicate {
 			continue // that every data-parallel rank holds the weights is said once
 		}
 		parts = append(parts, w.onAxis(v, axis))
@@ -172,7 +203,13 @@ func (w *reasons) onAxis(v *ir.Value, axis int) string {
 	mesh := w.prog.Mesh
 	name := mesh.Axes[axis].Name
 	var texts []string
+	read := v
 	for _, n := range w.readers[v] {
+		if n.Op == ir.OpFetch && n.Phase == ir.Forward {
+			read = n.Results[0]
+		}
+	}
+	for _, n := range w.readers[read] {
 		if n.Phase != ir.Forward || n.Op.Class() != ir.Compute {
 			continue
 		}
@@ -182,7 +219,7 @@ func (w *reasons) onAxis(v *ir.Value, axis int) string {
 			continue
 		}
 		text := fmt.Sprintf("%s %s", class(n.Name), rule{axis, dim}.describe(mesh, sig))
-		if frozen := frozenDims(sig, n, v); dim == ir.ReplicateAll && frozen != "" {
+		if frozen := frozenDims(sig, n, read); dim == ir.ReplicateAll && frozen != "" {
 			text = fmt.Sprintf("%s needs %s whole", class(n.Name), frozen)
 		}
 		if made := w.madeWhole(n, axis); made != "" {

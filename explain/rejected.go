@@ -71,7 +71,7 @@ func planText(p *partition.Plan) string {
 		recompute += s.Recompute
 		selective += s.Selective
 	}
-	text := fmt.Sprintf("dp %d x tp %d x pp %d", p.DP, p.TP, p.PP())
+	text := p.Degrees()
 	if p.Units() > 1 {
 		text += fmt.Sprintf(" x %d units", p.Units())
 	}
@@ -85,14 +85,28 @@ func planText(p *partition.Plan) string {
 	return text
 }
 
+// groupText names the groups that ZeRO shards over, where they are not all ranks.
+func groupText(p *partition.Plan) string {
+	if p.Copies() == 1 {
+		return ""
+	}
+	return fmt.Sprintf(" in %d groups of %d", p.Copies(), p.ShardGroup())
+}
+
 // shardedText names what a plan shards beyond its placements.
 func shardedText(p *partition.Plan) string {
 	text := ""
 	if p.ZeRO > 0 {
-		text += fmt.Sprintf(", ZeRO %d", p.ZeRO)
+		text += fmt.Sprintf(", ZeRO %d", p.ZeRO) + groupText(p)
 	}
 	if p.SequenceParallel {
 		text += ", sequence parallel"
+	}
+	if p.Overlap {
+		text += ", overlap"
+	}
+	if p.Offload.Moves() {
+		text += ", offload " + p.Offload.String()
 	}
 	return text
 }

@@ -27,6 +27,7 @@ type Report struct {
 	RuntimeNGPUs int      `json:"runtime_ngpus"`
 	Units        int      `json:"units"`
 	DP           int      `json:"dp"` // of the whole run
+	CP           int      `json:"cp,omitempty"`
 	TP           int      `json:"tp"`
 	PP           int      `json:"pp"`
 	MicroBatch   int      `json:"micro_batch"`   // sequences
@@ -53,7 +54,7 @@ type Stage struct {
 	// Chunks are the blocks of each chunk, where ranks run several stages of the plan.
 	Chunks    [][]string `json:"chunks,omitempty"`
 	Recompute int        `json:"recompute"` // how many of the blocks, from the first, are computed again in the backward pass
-	// Tensors are all buffers of the persistent region and of a slot.
+	// Tensors are all buffers of the persistent region, of a slot and of host memory.
 	Tensors []Tensor `json:"tensors"`
 	// Communication is what Busiest does in a step.
 	Communication []Comm `json:"communication"`
@@ -67,6 +68,7 @@ type Comm struct {
 	Name   string `json:"name"` // structural, repeated blocks as *
 	Op     string `json:"op"`
 	Axis   string `json:"axis,omitempty"` // of a collective
+	Host   bool   `json:"host,omitempty"` // between the device and host memory
 	Phase  string `json:"phase"`
 	Ranks  int    `json:"ranks"` // how many take part
 	Peer   *int   `json:"peer_stage,omitempty"`
@@ -85,6 +87,8 @@ type Traffic struct {
 	CollectiveBytes int64 `json:"collective_bytes"` // received
 	Transfers       int   `json:"transfers"`        // both ends count
 	TransferBytes   int64 `json:"transfer_bytes"`   // sent and received
+	HostCopies      int   `json:"host_copies,omitempty"`
+	HostBytes       int64 `json:"host_bytes,omitempty"` // fetched and stashed
 }
 
 // Of returns the report of a program, without a prediction. cfg may be nil; it
@@ -97,7 +101,7 @@ func Of(prog *codegen.Program, cfg *config.Config) (*Report, error) {
 	p := prog.Plan
 	r := &Report{
 		Schema: Schema, Model: modelName(cfg), Batch: prog.Batch, Mesh: prog.Mesh.String(),
-		PlanNGPUs: p.PlanNGPUs, RuntimeNGPUs: p.RuntimeNGPUs, Units: p.Units(), DP: p.DataParallel(), TP: p.TP, PP: p.PP(),
+		PlanNGPUs: p.PlanNGPUs, RuntimeNGPUs: p.RuntimeNGPUs, Units: p.Units(), DP: p.DataParallel(), CP: p.CP, TP: p.TP, PP: p.PP(),
 		MicroBatch: p.MicroBatch, MicroBatches: prog.Mesh.Size(partition.AxisMB), Schedule: string(p.Schedule),
 		cfg: cfg, prog: prog, why: why,
 	}

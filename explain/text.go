@@ -29,8 +29,11 @@ func (r *Report) Text(w io.Writer) error {
 
 func (r *Report) header(out io.Writer) {
 	fmt.Fprintf(out, "%s: %s parameters, %d sequences and %s tokens per step\n", r.Model, Grouped(r.Parameters), r.Batch, Grouped(int64(r.Tokens)))
-	fmt.Fprintf(out, "%s: %s of %s, dp %d x tp %d x %s; ", count(r.RuntimeNGPUs, "rank"), count(r.Units, "unit"), count(r.PlanNGPUs, "rank"),
-		r.DP/r.Units, r.TP, count(r.PP, "stage"))
+	fmt.Fprintf(out, "%s: %s of %s, %s x %s; ", count(r.RuntimeNGPUs, "rank"), count(r.Units, "unit"), count(r.PlanNGPUs, "rank"),
+		r.prog.Plan.MeshDegrees(), count(r.PP, "stage"))
+	if n := r.CP; n > 1 {
+		fmt.Fprintf(out, "%s share every sequence; ", count(n, "rank"))
+	}
 	fmt.Fprintf(out, "%s of up to %s, %s schedule%s\n", count(r.MicroBatches, "micro-batch"), count(r.MicroBatch, "sequence"), r.prog.Plan.ScheduleText(), shardedText(r.prog.Plan))
 	fmt.Fprintf(out, "every stage is a %s; what is not split over dp is the same on all data-parallel ranks\n", r.Mesh)
 	if r.cfg.Train.Reproducible {
@@ -113,6 +116,9 @@ func (r *Report) commTable(out io.Writer, st *Stage) {
 		if c.Peer != nil {
 			group = fmt.Sprintf("stage %d", *c.Peer)
 		}
+		if c.Host {
+			group = "host"
+		}
 		rows = append(rows, []string{c.Name, c.Op, group, c.Phase, times(c.Runs), Grouped(c.Single), Grouped(c.Bytes)})
 		bytes += c.Bytes
 	}
@@ -146,6 +152,9 @@ func (m Memory) text(out io.Writer) {
 		parts = append(parts, fmt.Sprintf("%s %s", p.Kind, Grouped(p.Bytes)))
 	}
 	fmt.Fprintf(out, "    persistent: %s\n", strings.Join(parts, ", "))
+	if m.Host > 0 {
+		fmt.Fprintf(out, "    host memory: arena of %s bytes beside that of the device\n", Grouped(m.Host))
+	}
 	for i, c := range m.Chunks {
 		what := "slot"
 		if len(m.Chunks) > 1 {
@@ -183,17 +192,29 @@ func (r *Report) trafficText(out io.Writer) {
 		}
 		ranks[key] = append(ranks[key], t.Rank)
 	}
-	var collective, transfer int64
+	var collective, transfer, host int64
 	for _, t := range r.Traffic {
 		collective += t.CollectiveBytes
 		transfer += t.TransferBytes
+		host += t.HostBytes
+	}
+	title, columns := "counted per step: collectives, bytes received in them, transfers (both ends), bytes in them", []int{1, 2, 3, 4}
+	add := func(who, collectives string, collectiveBytes int64, transfers string, transferBytes int64, copies string, hostBytes int64) {
+		row := []string{who, collectives, Grouped(collectiveBytes), transfers, Grouped(transferBytes)}
+		if host > 0 {
+			row = append(row, copies, Grouped(hostBytes))
+		}
+		rows = append(rows, row)
+	}
+	if host > 0 {
+		title, columns = title+", copies from and to the host, bytes in them", append(columns, 5, 6)
 	}
 	for _, t := range order {
-		rows = append(rows, []string{rankText(ranks[t]), strconv.Itoa(t.Collectives), Grouped(t.CollectiveBytes), strconv.Itoa(t.Transfers), Grouped(t.TransferBytes)})
+		add(rankText(ranks[t]), strconv.Itoa(t.Collectives), t.CollectiveBytes, strconv.Itoa(t.Transfers), t.TransferBytes, strconv.Itoa(t.HostCopies), t.HostBytes)
 	}
-	rows = append(rows, []string{"all ranks", "", Grouped(collective), "", Grouped(transfer)})
+	add("all ranks", "", collective, "", transfer, "", host)
 	fmt.Fprintln(out)
-	table(out, "counted per step: collectives, bytes received in them, transfers (both ends), bytes in them", rows, 1, 2, 3, 4)
+	table(out, title, rows, columns...)
 }
 
 // table prints rows of cells in columns below a title. The listed columns are

@@ -12,13 +12,16 @@ import (
 
 	"github.com/autopar/autopar/codegen"
 	"github.com/autopar/autopar/ir"
+	"github.com/autopar/autopar/partition"
 	"github.com/autopar/autopar/runtime"
 )
 
 // Trace writes a timeline in the Trace Event Format, which Perfetto and
 // chrome://tracing open: a process per rank, in it a track of tasks and the
-// kernels in them, a track of communication and a curve of memory, and arrows
-// from sends to receives. spans are those of a run ([runtime.Span]), or with nil the predicted
+// kernels in them, a track of communication, with overlap another of that beside
+// the kernels, and a curve of memory; and arrows from sends to receives, and from
+// what makes the operands of a collective beside the kernels to it, and from it to
+// what reads its result. spans are those of a run ([runtime.Span]), or with nil the predicted
 // ones. They are checked first: see [CheckSpans].
 func (r *Report) Trace(w io.Writer, spans []runtime.Span) error {
 	if spans == nil {
@@ -76,6 +79,7 @@ func (m micros) MarshalJSON() ([]byte, error) {
 const (
 	computeThread = 1
 	commThread    = 2
+	streamThread  = 3
 )
 
 // timeline is the spans of a step beside the program that they are of.
@@ -89,6 +93,21 @@ type timeline struct {
 type step struct {
 	runtime.Span
 	node *ir.Node
+	with []*ir.Node // the rest of a bucket
+}
+
+// nodes lists what the step runs.
+func (s *step) nodes() []*ir.Node { return append([]*ir.Node{s.node}, s.with...) }
+
+// thread returns the track of the step.
+func (s *step) thread() int {
+	switch {
+	case s.Stream == runtime.Communication:
+		return streamThread
+	case communicates(s.Op):
+		return commThread
+	}
+	return computeThread
 }
 
 // task returns the task that a step belongs to.
@@ -120,11 +139,16 @@ func (l *timeline) message(s *step) message {
 func (l *timeline) events() []event {
 	var events []event
 	ids := map[message]int{}
+	arrows := len(l.ranks) * len(l.prog.Graph.Nodes) * (l.prog.Mesh.Size(partition.AxisMB) + 1) // more than messages
 	for rank, steps := range l.ranks {
 		events = append(events, l.labels(rank)...)
 		add := func(name, category string, thread int, start, end time.Duration, args map[string]any) {
 			length := micros(end - start)
 			events = append(events, event{Name: name, Category: category, Kind: "X", Process: rank, Thread: thread, Time: micros(start), Duration: &length, Args: args})
+		}
+		for _, a := range beside(steps) {
+			arrows++
+			events = append(events, a.events(rank, arrows)...)
 		}
 		inFlight := make([]int, len(l.prog.Stages[l.prog.Schedules[rank].Stage].Chunks))
 		last := codegen.Releases(l.prog.Plan, l.prog.Training())
@@ -134,7 +158,11 @@ func (l *timeline) events() []event {
 			for i < len(steps) && l.task(&steps[i]) == t {
 				i++
 			}
-			add(t.String(), "task", computeThread, steps[from].Start, steps[i-1].End, nil)
+			end := steps[from].End
+			for k := range steps[from:i] {
+				end = max(end, steps[from+k].End)
+			}
+			add(t.String(), "task", computeThread, steps[from].Start, end, nil)
 			if t.Phase == ir.Forward {
 				inFlight[t.Chunk]++
 			}
@@ -149,8 +177,15 @@ func (l *timeline) events() []event {
 					add(s.Name, "compute", computeThread, s.Start, s.End, args)
 					continue
 				}
-				args["bytes"] = strconv.FormatInt(l.prog.CommBytes(&l.prog.Schedules[rank], s.node, t), 10)
-				add(s.Name, "comm", commThread, s.Start, s.End, args)
+				var bytes int64
+				for _, n := range s.nodes() {
+					bytes += l.prog.CommBytes(&l.prog.Schedules[rank], n, t)
+				}
+				args["bytes"] = strconv.FormatInt(bytes, 10)
+				if len(s.with) > 0 {
+					args["with"] = s.With
+				}
+				add(s.Name, "comm", s.thread(), s.Start, s.End, args)
 				if s.Op == ir.OpSend || s.Op == ir.OpRecv {
 					events = append(events, l.arrow(s, ids))
 				}
@@ -183,11 +218,15 @@ func (l *timeline) labels(rank int) []event {
 			name += fmt.Sprintf(" %s=%d", a.Name, s.Coord[i])
 		}
 	}
-	return []event{
+	labels := []event{
 		{Name: "process_name", Kind: "M", Process: rank, Args: map[string]any{"name": name}},
 		{Name: "thread_name", Kind: "M", Process: rank, Thread: computeThread, Args: map[string]any{"name": "compute"}},
 		{Name: "thread_name", Kind: "M", Process: rank, Thread: commThread, Args: map[string]any{"name": "communication"}},
 	}
+	if l.prog.Plan.Overlap {
+		labels = append(labels, event{Name: "thread_name", Kind: "M", Process: rank, Thread: streamThread, Args: map[string]any{"name": "communication stream"}})
+	}
+	return labels
 }
 
 // arrow is the end of a flow from a send to its receive.
@@ -216,7 +255,14 @@ func newTimeline(prog *codegen.Program, spans []runtime.Span) (*timeline, error)
 		if n == nil || s.Rank < 0 || s.Rank >= len(l.ranks) {
 			return nil, fmt.Errorf("explain: the timeline has %s on rank %d, the program has not", s.Name, s.Rank)
 		}
-		l.ranks[s.Rank] = append(l.ranks[s.Rank], step{s, n})
+		x := step{Span: s, node: n}
+		for _, name := range s.With {
+			if l.nodes[name] == nil {
+				return nil, fmt.Errorf("explain: the timeline has %s on rank %d, the program has not", name, s.Rank)
+			}
+			x.with = append(x.with, l.nodes[name])
+		}
+		l.ranks[s.Rank] = append(l.ranks[s.Rank], x)
 	}
 	for _, steps := range l.ranks {
 		// Stable: what takes no time keeps its place.
@@ -225,8 +271,8 @@ func newTimeline(prog *codegen.Program, spans []runtime.Span) (*timeline, error)
 	return l, l.check()
 }
 
-// CheckSpans checks a timeline against its program: spans of one rank do not
-// overlap, so that tasks nest them; every send has one receive, which does not
+// CheckSpans checks a timeline against its program: spans of one stream of a rank
+// do not overlap, so that tasks nest them; every send has one receive, which does not
 // end before the send begins; and nothing begins before its operands are made.
 func CheckSpans(prog *codegen.Program, spans []runtime.Span) error {
 	_, err := newTimeline(prog, spans)
@@ -236,19 +282,24 @@ func CheckSpans(prog *codegen.Program, spans []runtime.Span) error {
 func (l *timeline) check() error {
 	sends, receives := map[message]*step{}, map[message]*step{}
 	for rank, steps := range l.ranks {
-		ran := map[made]bool{} // before this step, and so ended
+		ran := map[made]time.Duration{} // when what began before this step ended
+		var last [runtime.Host]*step    // of each stream
 		for i := range steps {
 			s := &steps[i]
+			before := last[s.Stream]
+			last[s.Stream] = s
 			switch {
 			case s.End < s.Start:
 				return fmt.Errorf("explain: rank %d: %s ends at %s, before it starts at %s", rank, s.Name, s.End, s.Start)
-			case i > 0 && s.Start < steps[i-1].End:
-				return fmt.Errorf("explain: rank %d: %s starts at %s, inside %s, which ends at %s", rank, s.Name, s.Start, steps[i-1].Name, steps[i-1].End)
+			case before != nil && s.Start < before.End:
+				return fmt.Errorf("explain: rank %d: %s starts at %s, inside %s, which ends at %s", rank, s.Name, s.Start, before.Name, before.End)
 			}
 			if err := l.operands(s, ran); err != nil {
 				return err
 			}
-			ran[made{s.node, s.MicroBatch}], ran[made{s.node, anyMicroBatch}] = true, true
+			for _, n := range s.nodes() {
+				ran[made{n, s.MicroBatch}], ran[made{n, anyMicroBatch}] = s.End, s.End
+			}
 			table := sends
 			switch s.Op {
 			case ir.OpRecv:
@@ -277,32 +328,36 @@ const anyMicroBatch = -1
 
 // operands checks that what a step reads was made before, in the same
 // micro-batch or, for the update, in any.
-func (l *timeline) operands(s *step, ran map[made]bool) error {
+func (l *timeline) operands(s *step, ran map[made]time.Duration) error {
 	if s.Op == ir.OpRecv {
 		return nil // its operand is the sender's
 	}
-	for _, a := range s.node.Args {
-		if err := l.operand(s, a, ran); err != nil {
-			return err
+	for _, n := range s.nodes() {
+		for _, a := range n.Args {
+			if err := l.operand(s, n, a, ran); err != nil {
+				return err
+			}
 		}
 	}
 	return nil
 }
 
-func (l *timeline) operand(s *step, a *ir.Value, ran map[made]bool) error {
+func (l *timeline) operand(s *step, n *ir.Node, a *ir.Value, ran map[made]time.Duration) error {
 	from := made{a.Def, s.MicroBatch}
-	if s.Phase == ir.Update && a.Def.Phase != ir.Update {
+	// What is done once a step has a phase of its own wherever it runs.
+	if n.Phase == ir.Update && (a.Def.Phase != ir.Update || s.Phase == ir.Update) {
 		from.mb = anyMicroBatch
 	}
+	end, done := ran[from]
 	switch {
-	case ran[from]:
+	case done && end <= s.Start:
 		return nil
 	case a.Def.Op.Class() == ir.Leaf:
 		return nil // there before the step
 	case folded(a.Def):
 		// Done by the kernels that make its operands.
 		for _, b := range a.Def.Args {
-			if err := l.operand(s, b, ran); err != nil {
+			if err := l.operand(s, n, b, ran); err != nil {
 				return err
 			}
 		}

@@ -73,7 +73,11 @@ func TestPredictedTrace(t *testing.T) {
 		instrs := 0
 		for _, sched := range r.prog.Schedules {
 			for _, task := range sched.Tasks {
-				instrs += len(r.prog.Stages[sched.Stage].Run(task))
+				for _, in := range r.prog.Stages[sched.Stage].Run(task) {
+					if sched.Runs(&in, task) && !in.Fused {
+						instrs++
+					}
+				}
 			}
 		}
 		require.Len(t, predicted, instrs, name)
@@ -103,7 +107,7 @@ func TestMeasuredRun(t *testing.T) {
 		require.NoError(t, err, name)
 		for rank := range r.Traffic {
 			c := exec.Counters(rank)
-			require.Equal(t, Traffic{rank, c.Collectives, c.CollectiveBytes, c.Transfers, c.TransferBytes}, r.Traffic[rank], name)
+			require.Equal(t, Traffic{rank, c.Collectives, c.CollectiveBytes, c.Transfers, c.TransferBytes, c.HostCopies, c.HostBytes}, r.Traffic[rank], name)
 		}
 		require.NoError(t, exec.Close())
 		var out bytes.Buffer

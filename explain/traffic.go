@@ -7,7 +7,7 @@ import (
 	"github.com/autopar/autopar/ir"
 )
 
-func (t Traffic) bytes() int64 { return t.CollectiveBytes + t.TransferBytes }
+func (t Traffic) bytes() int64 { return t.CollectiveBytes + t.TransferBytes + t.HostBytes }
 
 // communication lists what one rank communicates in a step, and counts it as
 // the runtime does.
@@ -20,26 +20,36 @@ func (r *Report) communication(st *Stage, s *codegen.Schedule) ([]Comm, Traffic)
 	code := r.prog.Stages[s.Stage]
 	for phase, body := range code.Bodies {
 		for i := range body.Instrs {
-			n := body.Instrs[i].Node
-			first, runs := microBatches(s, ir.Phase(phase), body.Instrs[i].Chunk)
+			in := &body.Instrs[i]
+			n := in.Node
+			first, runs := microBatches(s, ir.Phase(phase), in.Chunk)
 			if !communicates(n.Op) || runs == 0 {
 				continue
+			}
+			if in.Last {
+				runs = 1
 			}
 			// All micro-batches have the size of the first, but for the last.
 			each := r.prog.CommBytes(s, n, first)
 			last := first
 			last.MicroBatch += runs - 1
 			bytes := int64(runs-1)*each + r.prog.CommBytes(s, n, last)
-			c := Comm{Op: n.Op.String(), Phase: n.Phase.String(), Ranks: 2, Runs: runs, Single: each, Bytes: bytes}
-			if attr, ok := n.Attr.(ir.CommAttr); ok {
+			c := Comm{Op: n.Op.String(), Phase: ir.Phase(phase).String(), Ranks: 2, Runs: runs, Single: each, Bytes: bytes}
+			switch attr := n.Attr.(type) {
+			case ir.CommAttr:
 				c.Axis, c.Ranks = attr.Axis, r.prog.Mesh.Size(attr.Axis)
-				total.Collectives += runs
+				if !in.Fused {
+					total.Collectives += runs
+				}
 				total.CollectiveBytes += bytes
-			} else {
-				peer := n.Attr.(ir.P2PAttr).Stage
-				c.Peer = &peer
+			case ir.P2PAttr:
+				c.Peer = &attr.Stage
 				total.Transfers += runs
 				total.TransferBytes += bytes
+			default:
+				c.Host, c.Ranks = true, 1
+				total.HostCopies += runs
+				total.HostBytes += bytes
 			}
 			v, out := n.Args[0], n.Results[0]
 			c.Of = v.Type.String()
@@ -78,5 +88,5 @@ func microBatches(s *codegen.Schedule, phase ir.Phase, chunk int) (first codegen
 }
 
 func communicates(op ir.Op) bool {
-	return codegen.Collective(op) || op == ir.OpSend || op == ir.OpRecv
+	return codegen.Collective(op) || op == ir.OpSend || op == ir.OpRecv || codegen.HostCopy(op)
 }

@@ -142,6 +142,9 @@ func (r *Report) whyLeaf(out io.Writer, v *ir.Value) {
 	switch {
 	case isParam && attr.State && r.why.owner[v] != nil:
 		reason = "lies as " + r.why.owner[v].Name() + " does"
+		if v.OnHost() {
+			reason += "; " + hostState
+		}
 	case isParam:
 		reason = r.why.weight(v)
 	case !slices.Contains(v.Spec[:], ir.ShardOn(0)):
@@ -232,6 +235,12 @@ func (r *Report) commText(n *ir.Node) string {
 		}
 	case ir.P2PAttr:
 		text += fmt.Sprintf(" stage %d", attr.Stage)
+	}
+	switch n.Op {
+	case ir.OpFetch:
+		text += " from host memory"
+	case ir.OpStash:
+		text += " to host memory"
 	}
 	if each > 0 {
 		text += fmt.Sprintf(" (%s bytes, %d per step)", Grouped(each), runs)

@@ -27,6 +27,9 @@ type ParamAttr struct {
 	// Master names the weight of which this state is the copy in full precision:
 	// both start as the same number, and the weight is this one rounded.
 	Master string
+	// Host says that it lives in the host memory of its rank, where only OpFetch
+	// reads it and OpStash writes it.
+	Host bool
 }
 
 // ConstAttr belongs to OpConst.
@@ -97,12 +100,16 @@ type RoPEAttr struct {
 	Inverse bool
 }
 
-// DropoutAttr belongs to OpDropout, OpAttention and OpAttentionGrad. Key names
+// DropoutAttr belongs to OpDropout and to attention and its gradient. Key names
 // the random stream: the structural name of the forward site, so that gradient
 // and recomputation draw the same mask.
 type DropoutAttr struct {
 	P   float64
 	Key string
+	// Fold, when not zero, says that the sequence, dimension Dim of dropout's
+	// operand, is folded for so many parts: see [FoldRuns]. The mask is that of
+	// the positions, not of the rows.
+	Fold, Dim int
 }
 
 // AdamWAttr belongs to OpAdamW. WeightDecay is 0 for parameters not decayed.
@@ -118,11 +125,13 @@ type LossScaleAttr struct {
 	Interval        int
 }
 
-// CommAttr belongs to the ops that partition inserts, except send and recv.
+// CommAttr belongs to the ops that partition inserts, except send, recv, fetch and
+// stash.
 type CommAttr struct {
 	Axis    string // the mesh axis over which ranks communicate
 	Dim, To int    // the dimension gathered or scattered; To for all_to_all
 	Reduce  Reduction
+	Parts   int // for fold and unfold: the size of the axis
 }
 
 // P2PAttr belongs to OpSend and OpRecv: the other stage.

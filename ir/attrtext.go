@@ -34,7 +34,7 @@ func attrOf(op Op) Attr {
 		return GELUAttr{}
 	case OpRoPE:
 		return RoPEAttr{}
-	case OpDropout, OpAttention, OpAttentionGrad:
+	case OpDropout, OpAttention, OpAttentionGrad, OpAttentionKV, OpAttentionKVGrad:
 		return DropoutAttr{}
 	case OpAdamW:
 		return AdamWAttr{}
@@ -44,6 +44,8 @@ func attrOf(op Op) Attr {
 		return LossScaleAttr{}
 	case OpSend, OpRecv:
 		return P2PAttr{}
+	case OpFetch, OpStash:
+		return nil
 	}
 	if op.Class() == Comm {
 		return CommAttr{}
@@ -105,6 +107,9 @@ func checkAttr(op Op, attr Attr) error {
 		if a.P < 0 || a.P >= 1 {
 			return fmt.Errorf("attribute p is %v, want 0 <= p < 1", a.P)
 		}
+		if min(a.Fold, a.Dim) < 0 || a.Fold > maxAxisSize || a.Dim > maxRank {
+			return fmt.Errorf("attributes fold and dim are %d and %d, want 0 to %d and 0 to %d", a.Fold, a.Dim, maxAxisSize, maxRank)
+		}
 	case CastAttr:
 		if !a.To.Float() {
 			return fmt.Errorf("attribute to is %s, want a floating-point type", a.To)
@@ -116,6 +121,9 @@ func checkAttr(op Op, attr Attr) error {
 	case CommAttr:
 		if min(a.Dim, a.To) < 0 || max(a.Dim, a.To) > maxRank {
 			return fmt.Errorf("attributes dim and to are %d and %d, want 0 to %d", a.Dim, a.To, maxRank)
+		}
+		if a.Parts < 0 || a.Parts > maxAxisSize || (a.Parts > 0) != (op == OpFold || op == OpUnfold) {
+			return fmt.Errorf("attribute parts is %d, want the size of the axis for fold and unfold and 0 for others", a.Parts)
 		}
 	}
 	return nil

@@ -24,6 +24,13 @@ func (v *Value) Name() string {
 	return fmt.Sprintf("%s#%d", v.Def.Name, v.Index)
 }
 
+// OnHost reports whether the value lies in the host memory of its rank instead of
+// on its device.
+func (v *Value) OnHost() bool {
+	attr, isParam := v.Def.Attr.(ParamAttr)
+	return isParam && attr.Host || v.Def.Op == OpStash
+}
+
 // Node is one operation.
 type Node struct {
 	Op      Op

@@ -49,6 +49,10 @@ const (
 	OpAttention
 	OpAttentionGrad
 	OpAttentionDecode
+	OpKeysValues      // keys and values out of packed queries, keys and values
+	OpAttentionKV     // attention of some positions to the keys and values of all
+	OpAttentionKVGrad // its gradients, those of keys and values over all positions
+	OpJoinQKV         // gradients of queries and of keys and values, packed
 
 	// Softmax cross-entropy, in parts that each split over the vocabulary.
 	OpRowMax
@@ -67,10 +71,14 @@ const (
 	OpReduceScatter // Partial -> Shard
 	OpAllToAll      // Shard(i) -> Shard(j)
 	OpSlice         // Replicate -> Shard, no communication
+	OpFold          // Replicate -> Shard, no communication: a slice of the folded sequence, see FoldRuns
+	OpUnfold        // Replicate -> Replicate, the inverse of fold
 	OpToPartial     // Replicate -> Partial, no communication: zero but at position 0
 	OpAccumulate    // Partial over micro-batches -> Replicate
 	OpSend          // to the same mesh position of another stage
 	OpRecv
+	OpFetch // from the rank's host memory to its device
+	OpStash // from the rank's device to its host memory
 
 	numOps
 )
@@ -162,6 +170,14 @@ var opTable = [numOps]opInfo{
 	OpAttentionGrad:   {name: "attention_grad", sig: "do[b !t h !d] qkv[b !t !three h !d] o[b !t h !d] lse:f32[b h !t] seed:i32[] step:i32[] -> dqkv[b !t !three h !d]", class: Compute, flops: 5, noGrad: true},
 	OpAttentionDecode: {name: "attention_decode", sig: "qkv[b !one !three h !d] cache[b !t !two h !d] pos:i32[] -> o[b !one h !d] next[b !t !two h !d]", class: Compute, flops: 2, noGrad: true},
 
+	// Attention by context parallelism: positions t are split, keys and values
+	// of all positions s are there. The fold of t and s balances the causal mask,
+	// so each of t sees half of s on average, as above.
+	OpKeysValues:      {name: "keys_values", sig: "qkv[b t !three h d] -> kv[b t !two h d]", class: Compute, noGrad: true},
+	OpAttentionKV:     {name: "attention_kv", sig: "qkv[b t !three h !d] kv[b !s !two h !d] seed:i32[] step:i32[] -> o[b t h !d] lse:f32[b h t]", class: Compute, flops: 2, noGrad: true},
+	OpAttentionKVGrad: {name: "attention_kv_grad", sig: "do[b t h !d] qkv[b t !three h !d] kv[b !s !two h !d] o[b t h !d] lse:f32[b h t] seed:i32[] step:i32[] -> dq[b t h !d] dkv[b !s !two h !d]", class: Compute, flops: 5, noGrad: true},
+	OpJoinQKV:         {name: "join_qkv", sig: "dq[b t h d] dkv[b t !two h d] -> dqkv[b t !three h d]", class: Compute, noGrad: true},
+
 	OpRowMax:           {name: "row_max", sig: "x[r* v] -> max:f32[r*]", class: Compute, reduce: Max, flops: 1},
 	OpRowSumExp:        {name: "row_sum_exp", sig: "x[r* v] max:f32[r*] -> sum:f32[r*]", class: Compute, flops: 8},
 	OpRowPick:          {name: "row_pick", sig: "x[r* v] targets:i32[r*] -> pick:f32[r*]", class: Compute},
@@ -176,10 +192,14 @@ var opTable = [numOps]opInfo{
 	OpReduceScatter: {name: "reduce_scatter", sig: "x[d*] -> y[d*]", class: Comm, noGrad: true},
 	OpAllToAll:      {name: "all_to_all", sig: "x[d*] -> y[d*]", class: Comm, noGrad: true},
 	OpSlice:         {name: "slice", sig: "x[d*] -> y[d*]", class: Comm, noGrad: true},
+	OpFold:          {name: "fold", sig: "x[d*] -> y[d*]", class: Comm, noGrad: true},
+	OpUnfold:        {name: "unfold", sig: "x[d*] -> y[d*]", class: Comm, noGrad: true},
 	OpToPartial:     {name: "to_partial", sig: "x[d*] -> y[d*]", class: Comm, noGrad: true},
 	OpAccumulate:    {name: "accumulate", sig: "x[d*] -> y[d*]", class: Comm, noGrad: true},
 	OpSend:          {name: "send", sig: "x[d*] -> y[d*]", class: Comm, noGrad: true},
 	OpRecv:          {name: "recv", sig: "x[d*] -> y[d*]", class: Comm, noGrad: true},
+	OpFetch:         {name: "fetch", sig: "x[d*] -> y[d*]", class: Comm, noGrad: true},
+	OpStash:         {name: "stash", sig: "x[d*] -> y[d*]", class: Comm, noGrad: true},
 }
 
 // Ops lists every operation.

@@ -224,6 +224,8 @@ func (v *verifier) ends() error {
 			return fmt.Errorf("output %q is not a value of the graph", o.Name)
 		case o.Value.Spec.HasPartial():
 			return fmt.Errorf("output %q (%s) is Partial: %s", o.Name, ref(o.Value), v.g.specText(o.Value))
+		case o.Value.OnHost():
+			return fmt.Errorf("output %q (%s) is in host memory", o.Name, ref(o.Value))
 		}
 		seen[o.Name] = true
 	}
@@ -243,6 +245,8 @@ func (v *verifier) ends() error {
 		case u.Param.Spec != u.New.Spec:
 			return fmt.Errorf("update of %s, placed %s: the new value %s is placed %s",
 				ref(u.Param), v.g.specText(u.Param), ref(u.New), v.g.specText(u.New))
+		case u.Param.OnHost() != u.New.OnHost():
+			return fmt.Errorf("update of %s, in %s memory: the new value %s is in %s memory", ref(u.Param), spaceOf(u.Param), ref(u.New), spaceOf(u.New))
 		}
 		updated[u.Param] = true
 	}

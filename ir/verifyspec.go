@@ -18,6 +18,9 @@ func (v *verifier) specs(n *Node) error {
 			return err
 		}
 	}
+	if err := v.spaces(n); err != nil {
+		return err
+	}
 	switch n.Op.Class() {
 	case Leaf:
 		return v.leafSpec(n)
@@ -83,6 +86,24 @@ func (v *verifier) oncePerStep(n *Node) error {
 		}
 	}
 	return nil
+}
+
+// spaces checks that a node computes with what is on its device: only a fetch
+// reads host memory, and only a stash writes it.
+func (v *verifier) spaces(n *Node) error {
+	for i, a := range n.Args {
+		if fetches := n.Op == OpFetch; a.OnHost() != fetches {
+			return fmt.Errorf("operand %d (%s) is in %s memory, %s reads the other", i, ref(a), spaceOf(a), n.Op)
+		}
+	}
+	return nil
+}
+
+func spaceOf(v *Value) string {
+	if v.OnHost() {
+		return "host"
+	}
+	return "device"
 }
 
 func (v *verifier) leafSpec(n *Node) error {
@@ -161,10 +182,15 @@ func (s *Signature) blame(n *Node, args []Placement) string {
 func (v *verifier) commSpecs(n *Node) error {
 	mesh := v.g.Mesh
 	from, to := n.Args[0].Spec, n.Results[0].Spec
-	if p2p, ok := n.Attr.(P2PAttr); ok {
-		if from != to {
-			return fmt.Errorf("operand 0 (%s) is placed %s, the result %s", ref(n.Args[0]), v.g.specText(n.Args[0]), v.g.specText(n.Results[0]))
-		}
+	p2p, isP2P := n.Attr.(P2PAttr)
+	copies := n.Op == OpFetch || n.Op == OpStash
+	if (isP2P || copies) && from != to {
+		return fmt.Errorf("operand 0 (%s) is placed %s, the result %s", ref(n.Args[0]), v.g.specText(n.Args[0]), v.g.specText(n.Results[0]))
+	}
+	if copies {
+		return nil
+	}
+	if isP2P {
 		if n.Op == OpRecv && n.Args[0].Def.Op == OpSend {
 			sender := n.Args[0].Def
 			if peer := sender.Attr.(P2PAttr); peer.Stage != n.Stage || p2p.Stage != sender.Stage {
@@ -183,6 +209,9 @@ func (v *verifier) commSpecs(n *Node) error {
 		if a != at && from[a] != to[a] {
 			return fmt.Errorf("axis %s: changes from %s to %s, but communicates over %s", axis.Name, from[a], to[a], attr.Axis)
 		}
+	}
+	if (n.Op == OpFold || n.Op == OpUnfold) && attr.Parts != mesh.Axes[at].Size {
+		return fmt.Errorf("axis %s: folded for %d parts, the axis has size %d", attr.Axis, attr.Parts, mesh.Axes[at].Size)
 	}
 	want := commChange(n.Op, attr)
 	if from[at] != want[0] {
@@ -210,8 +239,10 @@ func commChange(op Op, a CommAttr) [2]Placement {
 		return [2]Placement{partial, dim}
 	case OpAllToAll:
 		return [2]Placement{dim, to}
-	case OpSlice:
+	case OpSlice, OpFold:
 		return [2]Placement{replicate, dim}
+	case OpUnfold:
+		return [2]Placement{replicate, replicate}
 	case OpToPartial:
 		return [2]Placement{replicate, partial}
 	}
@@ -222,7 +253,7 @@ func commChange(op Op, a CommAttr) [2]Placement {
 // not meet, they accumulate.
 func timeAxis(op Op, axis Axis) error {
 	switch op {
-	case OpSlice, OpToPartial:
+	case OpSlice, OpFold, OpUnfold, OpToPartial:
 		return nil // no communication
 	case OpAccumulate:
 		if !axis.Time {

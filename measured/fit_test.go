@@ -38,13 +38,12 @@ func apply(c *cost.Cluster, r *Row, k []knob) {
 	e.MatmulHalf = get("half" + gen)
 	e.Memory = get("mem")
 	c.Device.LaunchOverhead = get("launch")
+	e.Attention = get("attn" + gen)
 	switch {
 	case !r.FlashAttention:
-		e.Attention = get("attn0")
-	case r.Source == "flashattention2_paper":
-		e.Attention = get("attn2")
-	default:
-		e.Attention = get("attn1")
+		e.Attention *= get("plain")
+	case !r.FlashAttention2:
+		e.Attention *= get("fa1")
 	}
 	c.IntraNode.Efficiency = get("intra")
 	c.InterNode.Efficiency = get("inter")
@@ -72,7 +71,7 @@ func TestFit(t *testing.T) {
 			cases = append(cases, c)
 		}
 	}
-	knobs := []knob{{"mmA", .8, .4, 1}, {"mmH", .65, .3, 1}, {"halfA", 100e6, 1e6, 1e11}, {"halfH", 170e6, 1e6, 1e11}, {"mem", .8, .3, 1}, {"launch", 5e-6, 1e-6, 5e-5}, {"attn0", .1, .01, .6}, {"attn1", .3, .05, .7}, {"attn2", .5, .2, .8}, {"intra", .7, .2, 1}, {"inter", .6, .1, 1}}
+	knobs := []knob{{"mmA", .8, .4, 1}, {"mmH", .65, .3, 1}, {"halfA", 2e10, 1e6, 1e11}, {"halfH", 1e10, 1e6, 1e11}, {"mem", .85, .3, 1}, {"launch", 3e-6, 1e-6, 2e-5}, {"attnA", .45, .2, .8}, {"attnH", .4, .1, .8}, {"plain", .17, .03, .5}, {"fa1", .7, .4, 1}, {"intra", .7, .2, 1}, {"inter", .6, .1, 1}}
 	eval := func() (float64, map[string]Summary, []Outcome) {
 		outs := make([]Outcome, len(cases))
 		var wg sync.WaitGroup
@@ -85,7 +84,8 @@ func TestFit(t *testing.T) {
 						panic(err)
 					}
 					apply(cl, &c.Row, knobs)
-					outs[i] = c.Predict(cl)
+					p := c.estimator.Price(cl)
+					outs[i] = Outcome{Row: c.Row, PredictedSeconds: p.Step.Seconds()}
 				}
 			})
 		}

@@ -3,6 +3,7 @@ package measured
 import (
 	"fmt"
 	goruntime "runtime"
+	"strings"
 	"sync"
 	"sync/atomic"
 
@@ -42,6 +43,12 @@ func (r *Row) Plan() (*partition.Plan, error) {
 	if r.VirtualStages > 1 {
 		p.Schedule, p.Interleave = partition.Interleaved, r.VirtualStages
 	}
+	if g := r.ZeROGroup; p.ZeRO > 0 && g > 1 && g < r.DP && r.DP%g == 0 {
+		p.ZeROGroup = g
+	}
+	// Interleaved schedules have no overlap here, and with context parallelism it is
+	// not priced.
+	p.Overlap = r.DP > 1 && r.CP == 1 && r.VirtualStages == 1 && overlaps(r.Framework)
 	switch {
 	case r.DType == "fp8":
 		return nil, fmt.Errorf("fp8 is not modelled")
@@ -67,6 +74,19 @@ func (r *Row) Plan() (*partition.Plan, error) {
 		first = st.Last
 	}
 	return p, nil
+}
+
+// overlaps reports whether a framework communicates gradients, and parameters that
+// are sharded, beside the computation: what is built on FSDP, DDP, XLA or
+// Megatron-Core does. Megatron-LM of 2021 and DeepSpeed of those years did not
+// overlap the reduction of gradients.
+func overlaps(framework string) bool {
+	for _, f := range []string{"FSDP", "torchtitan", "Lightning", "llm.c", "XLA", "Megatron-Core", "Megatron-Bridge"} {
+		if strings.Contains(framework, f) {
+			return true
+		}
+	}
+	return false
 }
 
 // clusters maps the names of hardware.csv to built-in clusters.

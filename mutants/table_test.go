@@ -6,7 +6,7 @@ import "slices"
 
 // mutants lists all planted bugs, by where they are planted.
 func mutants() []mutant {
-	return slices.Concat(inTheModel(), inLlama(), inThePartition(), inTheRuntime(), inTheKernels(), inTheLoop(), inThePrecision(), inTheReproducible())
+	return slices.Concat(inTheModel(), inLlama(), inThePartition(), inTheRuntime(), inTheKernels(), inTheLoop(), inThePrecision(), inTheReproducible(), inTheStreams(), inContext(), inTheMemory())
 }
 
 // inTheModel has the bugs of the graph that all ranks share: trace, autodiff,
@@ -130,7 +130,7 @@ func inThePartition() []mutant {
 	}, {
 		bug: "clip by each stage's own norm", how: "of all its terms but the first",
 		file: "partition/stage.go",
-		old:  "node := &ir.Node{Op: n.Op, Args: args,", new: "node := &ir.Node{Op: n.Op, Args: args[1:],",
+		old:  "node := &ir.Node{Op: n.Op, Attr: n.Attr, Args: args,", new: "node := &ir.Node{Op: n.Op, Attr: n.Attr, Args: args[1:],",
 		pkg: "./codegen", run: sound,
 	}, {
 		bug: "epsilon changed on one rank", how: "of layer norm, on those of the second stage",
@@ -202,8 +202,8 @@ func inThePartition() []mutant {
 	}, {
 		bug: "gradient reduce launched before the last micro-batch's backward", how: "it stands in the backward body",
 		file: "codegen/layout.go",
-		old:  "body := &b.Bodies[n.Phase]",
-		new:  "phase := n.Phase\n\tif n.Op == ir.OpAllReduce && n.Args[0].Def.Op == ir.OpAccumulate {\n\t\tphase = ir.Backward\n\t}\n\tbody := &b.Bodies[phase]",
+		old:  "body := &b.Bodies[b.bodyOf(n)]",
+		new:  "phase := b.bodyOf(n)\n\tif n.Op == ir.OpAllReduce && n.Args[0].Def.Op == ir.OpAccumulate {\n\t\tphase = ir.Backward\n\t}\n\tbody := &b.Bodies[phase]",
 		pkg:  "./codegen", run: sound,
 	}, {
 		bug: "gradient reduce launched before the last micro-batch's backward", how: "the update is not last",
@@ -272,13 +272,13 @@ func inTheRuntime() []mutant {
 	}, {
 		bug: "wrong p2p destination", how: "one element further",
 		file: "runtime/cpu/device.go",
-		old:  "bytes(t.Remote, len(src))", new: "bytes(t.Remote+4, len(src))",
+		old:  "copy(peer[t.Remote/4:][:len(src)], src)", new: "copy(peer[t.Remote/4+1:][:len(src)], src)",
 		pkg: "./runtime", run: shapes,
 	}, {
 		bug: "wrong p2p source", how: "the bytes are the neighbour's",
 		file: "runtime/cpu/device.go",
-		old:  "src := d.raw(t.Local)",
-		new:  "src := d.raw(t.Local)\n\tif other, err := d.backend.devices[d.rank^1].bytes(t.Local.Offset, len(src)); err == nil {\n\t\tsrc = other\n\t}",
+		old:  "src := d.words(t.Local)",
+		new:  "src := d.words(t.Local)\n\tif at := t.Local.Offset / 4; int(at)+len(src) <= len(d.backend.devices[d.rank^1].arenas[0]) {\n\t\tsrc = d.backend.devices[d.rank^1].arenas[0][at:][:len(src)]\n\t}",
 		pkg:  "./runtime", run: shapes,
 	}, {
 		bug:  "same initial weights on every shard",
@@ -288,12 +288,12 @@ func inTheRuntime() []mutant {
 	}, {
 		bug: "dropped all_reduce with the data flow kept", how: "the ranks meet and add nothing",
 		file: "runtime/cpu/collective.go",
-		old:  "d.allReduce(g, c); err != nil", new: "d.barrier(g); err != nil",
+		old:  "return reduce(d, c, out[mine.Off:mine.Off+mine.Len], mine.Off)", new: "_ = mine\n\treturn nil",
 		pkg: "./runtime", run: shapes,
 	}, {
 		bug: "loss scale different", how: "gradients are averaged over replicas, not added",
 		file: "runtime/cpu/collective.go",
-		old:  "kernel.Copy(d.pool, d.floats(out)[to:to+size], acc)", new: "kernel.Scale(d.pool, d.floats(out)[to:to+size], acc, 1/float32(len(c.Members)))",
+		old:  "kernel.Copy(d.pool, asWords(dst[:n]), asWords(acc))", new: "kernel.Scale(d.pool, asWords(dst[:n]), asWords(acc), 1/float32(len(c.Members)))",
 		pkg: "./runtime", run: shapes,
 	}, {
 		bug: "loss scale different", how: "on one rank",
@@ -343,7 +343,7 @@ func inTheRuntime() []mutant {
 	}, {
 		bug:  "bias added on every rank of a row-parallel matmul",
 		file: "runtime/cpu/launch.go",
-		old:  "y := d.result(k, 0); k.Position > 0 {", new: "y := d.result(k, 0); k.Position < 0 {",
+		old:  "y := d.words(k.Results[0]); k.Position > 0 {", new: "y := d.words(k.Results[0]); k.Position < 0 {",
 		pkg: "./runtime", run: shapes,
 	}, {
 		bug: "same dropout mask on every replica", how: "of activations",
@@ -404,12 +404,12 @@ func inTheKernels() []mutant {
 	}, {
 		bug: "two backward outputs swapped", how: "gradients of queries and keys",
 		file: "runtime/cpu/kernel/attention.go",
-		old:  "t.rows(t.dqkv, u, 0).at(i, 0)\n\tdk, dv := t.rows(t.dqkv, u, 1)", new: "t.rows(t.dqkv, u, 1).at(i, 0)\n\tdk, dv := t.rows(t.dqkv, u, 0)",
+		old:  "dq: packed{dqkv, shape.T, 3, 0}, dk: packed{dqkv, shape.T, 3, 1}", new: "dq: packed{dqkv, shape.T, 3, 1}, dk: packed{dqkv, shape.T, 3, 0}",
 		pkg: kernel, run: "^TestAttention$",
 	}, {
 		bug: "two backward outputs swapped", how: "gradients of keys and values",
 		file: "runtime/cpu/kernel/attention.go",
-		old:  "dk, dv := t.rows", new: "dv, dk := t.rows",
+		old:  "s.dk, s.dv = t.head", new: "s.dv, s.dk = t.head",
 		pkg: kernel, run: "^TestAttention$",
 	}, {
 		bug: "wrong power on all ranks", how: "variance of layer norm",
@@ -562,8 +562,8 @@ func inThePrecision() []mutant {
 		pkg: "./runtime", run: interp,
 	}, {
 		bug:  "what ranks exchange is rounded at every term",
-		file: "runtime/cpu/collective.go",
-		old:  "kernel.AddInto(d.pool, acc, in)", new: "kernel.AddInto(d.pool, acc, in)\n\t\t\t\tif out.DType.Half() {\n\t\t\t\t\tb := make([]uint16, size)\n\t\t\t\t\tkernel.Narrow(d.pool, formatOf(out.DType), b, acc)\n\t\t\t\t\tkernel.Widen(d.pool, formatOf(out.DType), acc, b)\n\t\t\t\t}",
+		file: "runtime/cpu/half.go",
+		old:  "combine(d, c.Attr.Reduce, acc, term)", new: "combine(d, c.Attr.Reduce, acc, term)\n\t\t\tb := make([]uint16, n)\n\t\t\tkernel.Narrow(d.pool, format, b, acc)\n\t\t\tkernel.Widen(d.pool, format, acc, b)",
 		pkg: "./runtime/cpu", run: "^TestConformance$",
 	}, {
 		bug:  "a run goes on in another precision",

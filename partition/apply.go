@@ -26,6 +26,9 @@ func Apply(g *ir.Graph, p *Plan, batch int) (*ir.Graph, error) {
 		}
 	}
 	recompute(work, again)
+	if err := context(work, p); err != nil {
+		return nil, err
+	}
 	work, err := cut(work, p)
 	if err != nil {
 		return nil, err
@@ -34,6 +37,10 @@ func Apply(g *ir.Graph, p *Plan, batch int) (*ir.Graph, error) {
 	if err != nil {
 		return nil, err
 	}
+	// What is fetched for the backward pass alone goes with it, and what is fetched
+	// for gradients of weights alone goes with those: fetches are nodes like others
+	// when the pass is split.
+	offload(out, p.Offload)
 	if p.Schedule == ZeroBubble {
 		splitBackward(out)
 	}

@@ -62,11 +62,16 @@ type Plan struct {
 	// gradients (hybrid sharding: Zhao et al. 2023, section 3.2.2; hpZ of ZeRO++:
 	// Wang et al. 2023). 0 is all of them.
 	ZeROGroup int `json:"zero_group,omitempty"`
+	// Offload is what lives in host memory.
+	Offload Offload `json:"offload,omitempty"`
 	// SequenceParallel shards the residual stream between tensor-parallel regions
 	// along the sequence over tp.
-	SequenceParallel bool        `json:"sequence_parallel"`
-	Stages           []Stage     `json:"stages"`
-	Placements       []Placement `json:"placements"`
+	SequenceParallel bool `json:"sequence_parallel"`
+	// Overlap lets gradients be reduced, and sharded parameters be gathered, on a
+	// stream of communication beside the computation, under schedules gpipe and 1f1b.
+	Overlap    bool        `json:"overlap,omitempty"`
+	Stages     []Stage     `json:"stages"`
+	Placements []Placement `json:"placements"`
 }
 
 // Stage is one pipeline stage: blocks First (included) to Last (excluded) of the
@@ -120,6 +125,18 @@ func (p *Plan) Units() int { return p.RuntimeNGPUs / p.PlanNGPUs }
 // ContextParallel returns the context-parallel degree: the ranks that share a
 // sequence all through the model. 0 stands for 1.
 func (p *Plan) ContextParallel() int { return max(p.CP, 1) }
+
+// Degrees is how a unit is cut, in words: dp 2 x cp 2 x tp 1 x pp 2, without cp
+// where that is 1.
+func (p *Plan) Degrees() string { return fmt.Sprintf("%s x pp %d", p.MeshDegrees(), p.PP()) }
+
+// MeshDegrees is how a stage is cut.
+func (p *Plan) MeshDegrees() string {
+	if cp := p.ContextParallel(); cp > 1 {
+		return fmt.Sprintf("dp %d x cp %d x tp %d", p.DP, cp, p.TP)
+	}
+	return fmt.Sprintf("dp %d x tp %d", p.DP, p.TP)
+}
 
 // DataParallel returns the data-parallel degree of the whole run.
 func (p *Plan) DataParallel() int { return p.DP * p.Units() }
@@ -230,12 +247,13 @@ func (p *Plan) Validate(blocks, batch int) error {
 	if err := p.validateSchedule(); err != nil {
 		return err
 	}
-	// Division avoids overflow on absurd degrees.
-	if p.CP < 0 || p.CP > 1 {
-		return planErrorf("cp", "is %d; context parallelism is not in this version", p.CP)
+	if p.CP < 0 {
+		return planErrorf("cp", "is %d, want at least 0, which stands for 1", p.CP)
 	}
-	if p.DP > p.PlanNGPUs || p.TP > p.PlanNGPUs || p.DP*p.TP*p.PP() != p.PlanNGPUs {
-		return planErrorf("plan_ngpus", "%d is not dp %d x tp %d x %d stages%s", p.PlanNGPUs, p.DP, p.TP, len(p.Stages), p.perRank())
+	// The bounds avoid overflow on absurd degrees.
+	cp := p.ContextParallel()
+	if max(p.DP, cp, p.TP) > p.PlanNGPUs || p.DP*cp > p.PlanNGPUs || p.DP*cp*p.TP*p.PP() != p.PlanNGPUs {
+		return planErrorf("plan_ngpus", "%d is not %s x %d stages%s", p.PlanNGPUs, p.MeshDegrees(), len(p.Stages), p.perRank())
 	}
 	if p.DataParallel() > batch {
 		return planErrorf("dp", "%d data-parallel ranks cannot share a global batch of %d sequences", p.DataParallel(), batch)
@@ -262,6 +280,11 @@ func (p *Plan) Validate(blocks, batch int) error {
 	}
 	if p.ZeRO > 0 && p.DataParallel() == 1 {
 		return planErrorf("zero", "stage %d needs at least 2 data-parallel ranks", p.ZeRO)
+	}
+	switch p.Offload {
+	case OffloadNone, "none", OffloadOptimizer, OffloadParams:
+	default:
+		return planErrorf("offload", "is %q, want none, optimizer or params", string(p.Offload))
 	}
 	if err := p.validateGroup(); err != nil {
 		return err
@@ -303,6 +326,9 @@ func (p *Plan) validateSchedule() error {
 		}
 	default:
 		return planErrorf("schedule", "unknown schedule %q (want gpipe, 1f1b, interleaved or zero-bubble)", p.Schedule)
+	}
+	if p.Overlap && (p.Interleave > 1 || p.Schedule == ZeroBubble) {
+		return planErrorf("overlap", "is not in this version for schedule %s; set overlap to false, or schedule to 1f1b or gpipe", p.Schedule)
 	}
 	if p.Interleave < 0 {
 		return planErrorf("interleave", "is %d, want at least 0", p.Interleave)

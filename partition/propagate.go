@@ -221,6 +221,8 @@ func (pr *propagator) node(n *ir.Node) error {
 	switch n.Op {
 	case ir.OpSend, ir.OpRecv:
 		argSpecs, resSpecs = pr.wire(n, args[0])
+	case ir.OpFold, ir.OpUnfold:
+		argSpecs, resSpecs = pr.refold(n, args[0])
 	default:
 		var err error
 		if argSpecs, resSpecs, err = pr.choose(n, args); err != nil {
@@ -298,7 +300,7 @@ func (pr *propagator) choose(n *ir.Node, args []*ir.Value) (argSpecs, resSpecs [
 			if pinned && a.Name == AxisTP && rr[0] != pin[axis] {
 				continue
 			}
-			cost := pr.cost(n, args, axis, rule, ra, rr)
+			cost := pr.cost(n, sig, args, axis, rule, ra, rr)
 			if cost < best {
 				best = cost
 				for i := range ra {
@@ -338,10 +340,13 @@ const (
 // cost is what a rule costs on one axis: moving the operands, reducing Partial
 // results some day, and bringing gradients to where their parameter lies. A
 // gradient moved there already costs nothing. The batch stays cut: micro-batches
-// cannot see each other, and data-parallel ranks do not repeat each other's work.
-func (pr *propagator) cost(n *ir.Node, args []*ir.Value, axis, rule int, ra, rr []ir.Placement) float64 {
+// cannot see each other, and data-parallel ranks do not repeat each other's work;
+// nor do context-parallel ranks, so a sequence is gathered only for operands that
+// their op needs whole: the keys and values of attention.
+func (pr *propagator) cost(n *ir.Node, sig *ir.Signature, args []*ir.Value, axis, rule int, ra, rr []ir.Placement) float64 {
 	size := pr.mesh.Axes[axis].Size
-	follows := pr.isTime(axis) || FollowsBatch(pr.mesh.Axes[axis]) && n.Phase != ir.Update
+	context := pr.mesh.Axes[axis].Name == AxisCP
+	follows := pr.isTime(axis) || (context || FollowsBatch(pr.mesh.Axes[axis])) && n.Phase != ir.Update
 	cost := 0.0
 	if rule == ir.ReplicateAll {
 		cost += tieWhole
@@ -354,7 +359,11 @@ func (pr *propagator) cost(n *ir.Node, args []*ir.Value, axis, rule int, ra, rr 
 		if n.Op == ir.OpCast && !(pr.reducesFirst(n, axis) && ra[i].Kind == ir.Shard) {
 			return math.Inf(1)
 		}
-		if pr.isTime(axis) || follows && from.Kind == ir.Shard && pr.ofBatch(v) {
+		stays := from.Kind == ir.Shard && pr.ofBatch(v)
+		if context && from.Kind == ir.Shard { // nothing but sequences lies so
+			stays = !sig.Dims[sig.Args[i][from.Dim]].Frozen
+		}
+		if pr.isTime(axis) || follows && stays {
 			return math.Inf(1)
 		}
 		want, isGrad := pr.want[v]

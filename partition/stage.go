@@ -128,8 +128,8 @@ func (c *cutter) assign(p *Plan) {
 		if n.Op == ir.OpParam {
 			params[n.Name] = n
 		}
-		if n.Op.Class() == ir.Leaf {
-			continue
+		if n.Op.Class() == ir.Leaf || n.Op == ir.OpFold {
+			continue // duplicated where it is needed
 		}
 		if n.Phase == ir.Update {
 			if n.Op == ir.OpSumSquares || n.Op == ir.OpFixedSquares {

@@ -22,9 +22,21 @@ type bounds struct {
 	time    [][]cost.Picoseconds
 	atLeast [][]cost.Picoseconds // of n blocks or more
 	through []line               // forward and backward of micro-batch 0, for prefixes
-	busy    []line               // all micro-batches and the update
+	busy    []line               // all micro-batches and the update, what is done in order
+	work    []line               // with what communication streams do
 	passes  []line               // all micro-batches, but for gradients of weights that are apart
 	end     cost.Picoseconds     // the update of stage 0, after its last backward; others update meanwhile
+}
+
+// ahead is by how much recomputing the last block may shorten the way of a
+// gradient through a stage: under ZeRO 3 the block's parameters are gathered for
+// the recomputation, before the gradient comes.
+func (l *line) ahead() cost.Picoseconds {
+	most := cost.Picoseconds(0)
+	for e := range extents {
+		most = max(most, l.block[kept]-l.block[e]-l.early[e])
+	}
+	return most
 }
 
 // never is the bound of what does not fit.
@@ -52,9 +64,10 @@ func newBounds(p *pipeline, limit int64, opts Options, learned map[tried]bool) *
 		}
 		for _, size := range []int{first, rest} {
 			back[size][i] = p.body(i, ir.Backward, size).through()
+			back[size][i].fixed -= back[size][i].ahead()
 			block[size] = min(block[size], back[size][i].block[kept])
 		}
-		x := back[rest][i]
+		x := p.body(i, ir.Backward, rest).through()
 		for e := range extents {
 			f.block[e] += x.block[e]
 			f.early[e] += x.early[e]
@@ -62,6 +75,7 @@ func newBounds(p *pipeline, limit int64, opts Options, learned map[tried]bool) *
 		f.fixed += x.fixed
 		b.through = append(b.through, f)
 		b.busy = append(b.busy, works[i].all)
+		b.work = append(b.work, works[i].both)
 		b.passes = append(b.passes, works[i].passes)
 	}
 	b.end = works[0].update.at(1, recomputation{}) + works[0].weight[rest].at(1, recomputation{})
@@ -69,11 +83,14 @@ func newBounds(p *pipeline, limit int64, opts Options, learned map[tried]bool) *
 		start := forward.at(blocks, recomputation{}) // to the first backward pass of stage i, but for blocks
 		flow := start + cost.Picoseconds(blocks)*block[rest] + b.end
 		for j := range stages {
+			size := first
 			if j < i {
-				flow += back[rest][j].fixed
-			} else {
-				flow += back[first][j].fixed
-				start += back[first][j].fixed
+				size = rest
+			}
+			through := back[size][j].fixed - back[size][j].gathersAhead()
+			flow += through
+			if j >= i {
+				start += through
 			}
 		}
 		b.again = append(b.again, make([]recomputation, 0, blocks))
@@ -105,22 +122,51 @@ func newBounds(p *pipeline, limit int64, opts Options, learned map[tried]bool) *
 	return b
 }
 
+// gathersAhead is by how much less the last block of a stage may take backward
+// from its gradient on when it is recomputed: what recomputation gathers before
+// the gradient is there (weights, keys and values) need not be gathered after.
+func (l *line) gathersAhead() cost.Picoseconds {
+	var less cost.Picoseconds
+	for e := range extents {
+		less = max(less, l.block[kept]-l.block[e]-l.early[e])
+	}
+	return less
+}
+
 // stageWork is all the work of a stage.
 type stageWork struct {
 	forward, backward, weight [2]line
 	update                    line
-	passes                    line // forward and backward, m micro-batches
+	last                      line // the last backward pass, up to what it sends
+	passes                    line // forward and backward, m micro-batches, the last up to what it sends
 	weights                   line // gradients of weights that are apart, m micro-batches
 	all                       line // with the update
+	both                      line // with what communication streams do
 }
 
+// newStageWork adds up the work of stage i over m micro-batches.
 func newStageWork(p *pipeline, i int, m cost.Picoseconds) stageWork {
 	w := stageWork{update: p.stages[i].update.busy()}
+	beside := stageWork{update: p.stages[i].update.beside()}
 	for size := range 2 {
-		w.forward[size] = p.body(i, ir.Forward, size).busy()
-		w.backward[size] = p.body(i, ir.Backward, size).busy()
-		w.weight[size] = p.body(i, ir.WeightGrad, size).busy()
+		forward, backward, weight := p.body(i, ir.Forward, size), p.body(i, ir.Backward, size), p.body(i, ir.WeightGrad, size)
+		w.forward[size], w.backward[size], w.weight[size] = forward.busy(), backward.busy(), weight.busy()
+		beside.forward[size], beside.backward[size], beside.weight[size] = forward.beside(), backward.beside(), weight.beside()
 	}
+	w.total(m)
+	beside.total(m)
+	w.both = w.all.plus(beside.all)
+	w.last = p.body(i, ir.Backward, rest).sent()
+	w.passes = w.passes.plus(w.last)
+	w.passes.fixed -= w.backward[rest].fixed
+	for e := range extents {
+		w.passes.block[e] -= w.backward[rest].block[e]
+	}
+	return w
+}
+
+// total adds up m micro-batches and the update.
+func (w *stageWork) total(m cost.Picoseconds) {
 	sum := func(total *line, of [2]line) {
 		total.fixed += (m-1)*of[whole].fixed + of[rest].fixed
 		for e := range extents {
@@ -130,12 +176,16 @@ func newStageWork(p *pipeline, i int, m cost.Picoseconds) stageWork {
 	sum(&w.passes, w.forward)
 	sum(&w.passes, w.backward)
 	sum(&w.weights, w.weight)
-	w.all = w.passes
-	w.all.fixed += w.weights.fixed + w.update.fixed
+	w.all = w.passes.plus(w.weights).plus(w.update)
+}
+
+// plus adds two lines, of which only the first may have an early part.
+func (l line) plus(m line) line {
+	l.fixed += m.fixed
 	for e := range extents {
-		w.all.block[e] += w.weights.block[e] + w.update.block[e]
+		l.block[e] += m.block[e]
 	}
-	return w
+	return l
 }
 
 // left is what stage i has left to do after its first backward: all other
@@ -143,7 +193,7 @@ func newStageWork(p *pipeline, i int, m cost.Picoseconds) stageWork {
 func (w *stageWork) left(p *pipeline, i, n int, r recomputation) cost.Picoseconds {
 	var t cost.Picoseconds
 	if p.microBatches > 1 {
-		t += cost.Picoseconds(p.microBatches-2)*w.backward[whole].at(n, r) + w.backward[rest].at(n, r)
+		t += cost.Picoseconds(p.microBatches-2)*w.backward[whole].at(n, r) + w.last.at(n, r)
 	}
 	if late := p.microBatches - p.early[i]; late > 0 {
 		t += cost.Picoseconds(late-1)*w.forward[whole].at(n, r) + w.forward[rest].at(n, r)

@@ -18,10 +18,14 @@ import (
 // brute is the search without ideas: nested loops over every plan, each compiled
 // and simulated whole. Only the layouts come from the planner.
 type brute struct {
-	t       *testing.T
-	g       *ir.Graph
-	blocks  int
-	batch   int
+	t      *testing.T
+	g      *ir.Graph
+	blocks int
+	batch  int
+	tokens int
+
+	everywhere bool // context parallelism of any batch
+
 	cluster *cost.Cluster
 	opts    Options
 	limit   int64
@@ -40,8 +44,15 @@ func (b *brute) run() {
 		for dp := 1; dp <= unit; dp++ {
 			for tp := 1; tp <= unit; tp++ {
 				for pp := 1; pp <= b.blocks; pp++ {
+					cp := unit / (dp * tp * pp)
 					all := dp * b.opts.RuntimeNGPUs / unit
-					if dp*tp*pp != unit || all > b.batch || b.opts.TP > 0 && tp != b.opts.TP {
+					if b.opts.CP > 0 && cp != b.opts.CP || b.opts.CP == 0 && cp > 1 && b.tokens%(2*cp) != 0 {
+						continue
+					}
+					if b.opts.CP == 0 && cp > 1 && all*cp*pp <= b.batch && !b.everywhere {
+						continue
+					}
+					if dp*cp*tp*pp != unit || all > b.batch || b.opts.TP > 0 && tp != b.opts.TP {
 						continue
 					}
 					for zero := range 4 {
@@ -49,9 +60,26 @@ func (b *brute) run() {
 							if zero > 0 && all == 1 || sequence && tp == 1 || b.opts.ZeRO != nil && zero != *b.opts.ZeRO {
 								continue
 							}
+							d := degrees{unit, dp, cp, tp, pp}
 							for _, chunks := range []int{1, 2, 4} {
-								if pp*chunks <= b.blocks && (chunks == 1 || pp > 1) {
-									b.sizes(s, outline{degrees{unit, dp, tp, pp}, sharding{zero, sequence}, chunks}, (b.batch+all-1)/all)
+								if pp*chunks > b.blocks || chunks > 1 && pp == 1 {
+									continue
+								}
+								for _, overlap := range []bool{false, true} {
+									if overlap && (all == 1 || cp > 1 || chunks > 1) {
+										continue
+									}
+									groups := zeroGroups(b.opts, d, zero, all, chunks, b.cluster)
+									if b.opts.ZeRO == nil && b.limit == 1<<40 && !overlap {
+										groups = groups[:1] // the others only spare memory
+									}
+									for _, group := range groups {
+										for _, offload := range offloads(b.opts, b.cluster) {
+											if !overlap || !offload.Moves() {
+												b.sizes(s, outline{d, sharding{zero, group, sequence, overlap, offload}, chunks}, (b.batch+all-1)/all)
+											}
+										}
+									}
 								}
 							}
 						}
@@ -79,9 +107,10 @@ func (b *brute) sizes(s *searcher, o outline, local int) {
 			continue
 		}
 		for _, plan.Schedule = range []partition.Schedule{partition.OneFOneB, partition.GPipe, partition.ZeroBubble} {
-			if plan.PP() > 1 || plan.Schedule == partition.OneFOneB {
-				b.cuts(plan, nil, 0)
+			if o.pp == 1 && plan.Schedule != partition.OneFOneB && b.opts.Schedule == "" || o.overlap && plan.Schedule == partition.ZeroBubble {
+				continue // nothing to order, or it cannot
 			}
+			b.cuts(plan, nil, 0)
 		}
 	}
 }
@@ -186,7 +215,7 @@ func (b *brute) recomputations(plan partition.Plan, cut []partition.Stage) {
 				continue
 			}
 			spent := line.Ranks[p.WorldRank(i, 0)].Breakdown
-			work[again{i, recomputationOf(stages[i])}] = spent.Compute + spent.Communication + spent.Optimizer
+			work[again{i, recomputationOf(stages[i])}] = spent.Compute + spent.Communication + spent.Optimizer + spent.Overlapped
 		}
 		if fits {
 			all = append(all, x)
@@ -214,7 +243,7 @@ func (b *brute) recomputations(plan partition.Plan, cut []partition.Stage) {
 func TestSearchIsExact(t *testing.T) {
 	const seed = 5
 	r := rand.New(rand.NewPCG(seed, 0))
-	cases, infeasible, recomputing, plans := 40, 0, 0, 0
+	cases, infeasible, recomputing, contexts, plans := 40, 0, 0, 0, 0
 	schedules := map[partition.Schedule]int{}
 	hidden := 0.0
 	if testing.Short() {
@@ -222,17 +251,25 @@ func TestSearchIsExact(t *testing.T) {
 	}
 	for k := range cases {
 		model := tiny(2 + r.IntN(4)/2 + r.IntN(8)/7)
-		model.Bias, model.Dropout = false, 0
+		model.Bias, model.Dropout, model.BlockSize = false, 0, []int{33, 24}[k%2] // with 24 context parallelism of 2, 3 and 4 is searched
 		if k%5 == 0 {
 			model = llama(model)
 		}
 		batch := 2 + r.IntN(3)
+		if k%5 == 1 {
+			batch = 1 // less than there are ranks
+		}
 		b := &brute{
-			t: t, g: step(t, model, batch), blocks: model.NLayer, batch: batch, cluster: randomCluster(r),
+			t: t, g: step(t, model, batch), blocks: model.NLayer, batch: batch, tokens: model.BlockSize, cluster: randomCluster(r),
 			opts: Options{RuntimeNGPUs: []int{1, 2, 3, 4}[r.IntN(4)], TopK: r.IntN(3)},
 		}
 		if r.IntN(2) == 0 {
 			b.opts.PlanNGPUs = b.opts.RuntimeNGPUs
+		}
+		if batch == 1 { // with fast links, for an equal share of the work
+			for _, l := range []*cost.Link{&b.cluster.IntraNode, &b.cluster.InterNode} {
+				l.Latency, l.Bandwidth = l.Latency/100, l.Bandwidth*100
+			}
 		}
 		if b.opts.RuntimeNGPUs == 4 || model.NLayer == 4 {
 			b.opts.PlanNGPUs, b.opts.TP = b.opts.RuntimeNGPUs, 1+r.IntN(2)
@@ -246,10 +283,21 @@ func TestSearchIsExact(t *testing.T) {
 				b.opts.ZeRO = nil
 			}
 		}
+		if batch == 1 {
+			b.opts.ZeRO = nil
+			if k%10 == 1 && b.opts.RuntimeNGPUs%2 == 0 {
+				b.opts.PlanNGPUs, b.opts.CP, b.opts.TP = b.opts.RuntimeNGPUs, 2, 1
+			}
+		}
+		b.opts.Offload = []string{"none", "none", "optimizer", "params", ""}[r.IntN(5)]
 		// From more than enough to too little.
 		b.limit = []int64{1 << 40, 200e3 + r.Int64N(600e3)}[min(1, r.IntN(4))]
 		b.opts.MemoryLimit = b.limit
 		b.run()
+		if b.best == nil && b.plans > 0 {
+			b.everywhere = true
+			b.run()
+		}
 		plans += b.plans
 		res, err := Search(b.g, batch, b.cluster, b.opts)
 		if b.best == nil {
@@ -269,6 +317,9 @@ func TestSearchIsExact(t *testing.T) {
 		require.Equal(t, b.best.plan, res.Plan, "seed %d case %d", seed, k)
 		require.Equal(t, b.best.peaks, res.Prediction.PeakBytes, "seed %d case %d", seed, k)
 		require.True(t, res.Stats.Optimal)
+		if res.Plan.CP > 1 {
+			contexts++
+		}
 		schedules[res.Plan.Schedule]++
 		for _, s := range res.Plan.Stages {
 			if s.Recompute+s.Selective > 0 {
@@ -278,8 +329,9 @@ func TestSearchIsExact(t *testing.T) {
 		}
 	}
 	t.Logf("winners: %v", schedules)
-	t.Logf("%d cases, %d infeasible, %d recompute, %d plans simulated; recomputation of least work costs at most %.1f %%", cases, infeasible, recomputing, plans, 100*hidden)
+	t.Logf("%d cases, %d infeasible, %d recompute, %d context parallel, %d plans simulated; recomputation of least work costs at most %.1f %%", cases, infeasible, recomputing, contexts, plans, 100*hidden)
 	require.Positive(t, recomputing)
+	require.Positive(t, contexts)
 	require.Less(t, infeasible, cases/3)
 }
 
@@ -291,10 +343,10 @@ func TestInterleavedSearchIsExact(t *testing.T) {
 	recomputing, chunks := 0, map[int]int{}
 	for k := range 15 {
 		model := tiny(4 + r.IntN(6))
-		model.Bias = false
+		model.Bias, model.BlockSize = false, []int{33, 24}[k%2] // with 24 context parallelism of 2 is searched
 		batch := 2 + r.IntN(5)
 		b := &brute{
-			t: t, g: step(t, model, batch), blocks: model.NLayer, batch: batch, cluster: randomCluster(r),
+			t: t, g: step(t, model, batch), blocks: model.NLayer, batch: batch, tokens: model.BlockSize, cluster: randomCluster(r),
 			opts: Options{RuntimeNGPUs: []int{2, 4}[r.IntN(2)], Schedule: partition.Interleaved},
 		}
 		b.limit = []int64{1 << 40, 300e3 + r.Int64N(900e3)}[r.IntN(2)]

@@ -20,8 +20,9 @@ func randomCluster(r *rand.Rand) *cost.Cluster {
 	link := func(bw float64) cost.Link {
 		return cost.Link{Bandwidth: scale(bw), Efficiency: 0.5 + r.Float64()/2, Latency: scale(1e-5)}
 	}
+	host := link(5e8)
 	return &cost.Cluster{
-		Name: "random", DevicesPerNode: 1 + r.IntN(8), IntraNode: link(1e9), InterNode: link(1e8),
+		Name: "random", Host: &host, DevicesPerNode: 1 + r.IntN(8), IntraNode: link(1e9), InterNode: link(1e8),
 		Device: cost.Device{
 			Name: "d", Cores: 1, Memory: 1 << 30, FLOPS: map[string]float64{"f32": scale(1e11)},
 			MemoryBandwidth: scale(1e10), LaunchOverhead: scale(1e-6),
@@ -56,13 +57,13 @@ func randomCut(r *rand.Rand, blocks, stages int) []partition.Stage {
 // stage, is to the picosecond what the simulation of the whole program says; and
 // the memory bound never exceeds the arena.
 func TestCostIsSimulation(t *testing.T) {
-	const seed = 11
+	const seed = 12
 	r := rand.New(rand.NewPCG(seed, 0))
 	cases := 150
 	if testing.Short() {
 		cases = 30
 	}
-	slack, interleaved := 0.0, 0
+	slack, contexts, interleaved := 0.0, 0, 0
 	for k := range cases {
 		blocks, batch := 1+r.IntN(8), 1+r.IntN(13)
 		model := tiny(blocks)
@@ -70,11 +71,15 @@ func TestCostIsSimulation(t *testing.T) {
 		model.Dropout = []float64{0, 0.2}[r.IntN(2)]
 		model.NHead = 1 + r.IntN(4)
 		model.NEmbd = model.NHead * 8
+		model.BlockSize = []int{33, 24}[r.IntN(2)]
 		if k%4 == 0 {
 			model = llama(model)
 		}
-		d := degrees{dp: 1 + r.IntN(4), tp: 1 + r.IntN(3), pp: 1 + r.IntN(min(4, blocks))}
-		d.plan = d.dp * d.tp * d.pp
+		d := degrees{dp: 1 + r.IntN(4), cp: 1, tp: 1 + r.IntN(3), pp: 1 + r.IntN(min(4, blocks))}
+		if r.IntN(3) == 0 {
+			d.cp += 1 + r.IntN(3)
+		}
+		d.plan = d.dp * d.cp * d.tp * d.pp
 		units := 1 + r.IntN(2)
 		if d.dp*units > batch {
 			continue
@@ -82,10 +87,14 @@ func TestCostIsSimulation(t *testing.T) {
 		var sh sharding
 		if d.dp*units > 1 {
 			sh.zero = r.IntN(4)
+			if g := 2 + r.IntN(3); sh.zero > 0 && d.dp*units%g == 0 && g < d.dp*units {
+				sh.group = g
+			}
 		}
 		if d.tp > 1 {
 			sh.sequence = r.IntN(2) == 0
 		}
+		sh.offload = []partition.Offload{partition.OffloadNone, partition.OffloadOptimizer, partition.OffloadParams}[r.IntN(3)]
 		model.Float = []ir.DType{ir.F32, ir.BF16, ir.F16}[k%3]
 		c := randomCluster(r)
 		c.Device.FLOPS["bf16"] = 4 * c.Device.FLOPS["f32"]
@@ -95,11 +104,14 @@ func TestCostIsSimulation(t *testing.T) {
 			g, err = exact.Sums(g)
 			require.NoError(t, err)
 		}
-		s := newSearcher(g, batch, c, Options{RuntimeNGPUs: d.plan * units})
+		c.Device.Shared = k%4 == 0 // streams do not overlap there
 		chunks := 1
 		if d.pp > 1 && blocks/d.pp > 1 && r.IntN(2) == 0 {
 			chunks = 2 + r.IntN(blocks/d.pp-1)
+		} else if d.cp == 1 && !sh.offload.Moves() {
+			sh.overlap = r.IntN(3) > 0
 		}
+		s := newSearcher(g, batch, c, Options{RuntimeNGPUs: d.plan * units})
 		skels, err := s.skeletons([]outline{{d, sh, chunks}})
 		if err != nil {
 			continue // nothing to split so far
@@ -107,6 +119,9 @@ func TestCostIsSimulation(t *testing.T) {
 		skel := skels[0]
 		b := 1 + r.IntN((batch+skel.plan.DataParallel()-1)/skel.plan.DataParallel())
 		schedule := []partition.Schedule{partition.GPipe, partition.OneFOneB, partition.ZeroBubble}[r.IntN(3)]
+		if sh.overlap && schedule == partition.ZeroBubble {
+			schedule = partition.OneFOneB
+		}
 		if chunks > 1 {
 			schedule = partition.Interleaved
 			interleaved++
@@ -122,24 +137,55 @@ func TestCostIsSimulation(t *testing.T) {
 		got := p.time(cut)
 		require.Equal(t, line.Step, got, "seed %d case %d: %+v %+v batch %d units %d b %d %s %+v", seed, k, d, sh, batch, units, b, schedule, cut)
 
+		o := outline{d, sharding{overlap: sh.overlap}, chunks}
+		floored := got
+		if chunks > 1 { // the floor is of the even cut; memory and time of any
+			floored = p.time(p.interleavedCut("", make([]int, d.pp)))
+			for range 8 { // whatever is recomputed
+				choice := make([]int, d.pp)
+				for at := range choice {
+					choice[at] = r.IntN(int(extents))
+				}
+				floored = min(floored, p.time(p.interleavedCut("", choice)))
+			}
+		}
+		require.LessOrEqual(t, floorOf(t, s, o), floored, "seed %d case %d: floor of %+v %+v, %d chunks", seed, k, d, sh, chunks)
+		if d.cp > 1 && model.BlockSize%d.cp == 0 && d.dp*d.cp*units <= batch {
+			require.LessOrEqual(t, contextFloorOf(t, s, o), floored, "seed %d case %d: floor of %+v without context parallelism, %d chunks", seed, k, d, chunks)
+			contexts++
+		}
+		// Of what relief builds on: the same plan without offload, and the copies.
+		var on *pipeline
+		if sh.offload.Moves() {
+			base := sh
+			base.offload = partition.OffloadNone
+			bare, err := s.skeletons([]outline{{d, base, chunks}})
+			require.NoError(t, err)
+			on = newPipeline(bare[0], bare[0].times(b), bare[0].memoryOf(b), b, schedule).offloaded(sh.offload)
+		}
 		if chunks > 1 {
-			// The floor is of the even cut; memory and time of any.
 			for at := range d.pp {
 				require.LessOrEqual(t, p.interleavedPeak(cut, at), prog.Stages[at].Arena(), "seed %d case %d: memory of position %d: %+v %+v %+v", seed, k, at, d, sh, cut)
 			}
-			even := evenCut(blocks, d.pp*chunks, func(int) extent { return kept })
+			sh.overlap = d.cp == 1 && !sh.offload.Moves() && r.IntN(2) == 0
 			plain, err := s.skeletons([]outline{{d, sh, 1}})
 			require.NoError(t, err)
-			require.LessOrEqual(t, s.interleavedFloor(plain[0], chunks, plain[0].times), p.time(even), "seed %d case %d: floor of %+v %+v", seed, k, d, sh)
-			require.LessOrEqual(t, floorOf(t, s, d, chunks), p.time(even), "seed %d case %d: floor of %+v %+v", seed, k, d, sh)
+			require.LessOrEqual(t, s.interleavedFloor(plain[0], chunks, plain[0].times), floored, "seed %d case %d: floor of %+v %+v", seed, k, d, sh)
+			if on != nil {
+				even := p.interleavedCut(RecomputeNone, make([]int, d.pp))
+				require.LessOrEqual(t, on.time(even), p.time(even), "seed %d case %d: the plan without copies, and the copies: %+v %+v", seed, k, d, sh)
+			}
 			continue
 		}
-		require.LessOrEqual(t, floorOf(t, s, d, 1), got, "seed %d case %d: floor of %+v %+v", seed, k, d, sh)
+		if on != nil {
+			require.LessOrEqual(t, newBounds(on, 1<<62, Options{Recompute: RecomputeNone}, nil).best(), got,
+				"seed %d case %d: the plan without copies, and the copies: %+v %+v", seed, k, d, sh)
+		}
 		bounds := newBounds(p, 1<<60, Options{}, nil)
 		for i, c := range cut {
 			n := c.Last - c.First
 			if c.Recompute+c.Selective == 0 {
-				require.LessOrEqual(t, bounds.time[i][n-1], got, "seed %d case %d: bound of stage %d: %+v %+v", seed, k, i, d, cut)
+				require.LessOrEqual(t, bounds.time[i][n-1], got, "seed %d case %d: bound of stage %d: %+v %+v %+v micro-batch %d of %d %s", seed, k, i, d, sh, cut, b, batch, schedule)
 			}
 			arena := prog.Stages[i].Arena()
 			least := p.memory[i].atLeast(n, recomputationOf(c), p.room[i])
@@ -147,14 +193,25 @@ func TestCostIsSimulation(t *testing.T) {
 			slack = max(slack, 1-float64(least)/float64(arena))
 		}
 	}
+	require.Positive(t, contexts)
 	require.Greater(t, interleaved, cases/12)
 	t.Logf("the memory bound is at most %.1f %% below the arena; %d interleaved", 100*slack, interleaved)
 }
 
-// floorOf is what is known of degrees when they have been looked at without
-// sharding anything beside.
-func floorOf(t *testing.T, s *searcher, d degrees, chunks int) cost.Picoseconds {
-	skels, err := s.skeletons([]outline{{degrees: d}})
+// floorOf is what is known of an outline when its degrees have been looked at
+// without sharding anything beside, with overlap as the first outline of a search.
+func floorOf(t *testing.T, s *searcher, o outline) cost.Picoseconds {
+	skels, err := s.skeletons([]outline{{degrees: o.degrees, sharding: sharding{overlap: o.cp == 1}}})
 	require.NoError(t, err)
-	return s.floor(skels[0], chunks)
+	return s.floor(skels[0], o)
+}
+
+// contextFloorOf is what is known of an outline with context parallelism when
+// degrees with data parallelism in its place have been looked at.
+func contextFloorOf(t *testing.T, s *searcher, o outline) cost.Picoseconds {
+	base := o.degrees
+	base.dp, base.cp = o.dp*o.cp, 1
+	skels, err := s.skeletons([]outline{{degrees: base, sharding: sharding{overlap: true}}})
+	require.NoError(t, err)
+	return s.floor(skels[0].shared(o.degrees, s.cluster), o)
 }

@@ -42,6 +42,7 @@ type cutter struct {
 	search  *searcher
 	pipe    *pipeline
 	bounds  *bounds
+	free    *bounds          // with memory without limit; nil until they are asked for
 	least   cost.Picoseconds // a lower bound of the time of all cuts
 	learned map[tried]bool
 	choice  []int // by position: how much an interleaved schedule recomputes

@@ -117,15 +117,18 @@ func (p *Predicted) validate(key string, plan *partition.Plan) error {
 		{"step_seconds", p.StepSeconds}, {"tokens_per_second", p.TokensPerSecond}, {"mfu", p.MFU},
 		{"breakdown.compute_seconds", p.Breakdown.Compute}, {"breakdown.communication_seconds", p.Breakdown.Communication},
 		{"breakdown.optimizer_seconds", p.Breakdown.Optimizer}, {"breakdown.bubble_seconds", p.Breakdown.Bubble},
+		{"breakdown.overlapped_seconds", p.Breakdown.Overlapped},
 	} {
 		if f.value < 0 {
 			return &DocumentError{Key: key + "." + f.name, Msg: fmt.Sprintf("is %v, must not be negative", f.value)}
 		}
 	}
 	// A plan edited by hand may have other stages than were predicted.
-	for i, b := range p.PeakBytes {
-		if b < 0 {
-			return &DocumentError{Key: fmt.Sprintf("%s.peak_bytes[%d]", key, i), Msg: fmt.Sprintf("is %d, must not be negative", b)}
+	for name, bytes := range map[string][]int64{"peak_bytes": p.PeakBytes, "host_bytes": p.HostBytes} {
+		for i, b := range bytes {
+			if b < 0 {
+				return &DocumentError{Key: fmt.Sprintf("%s.%s[%d]", key, name, i), Msg: fmt.Sprintf("is %d, must not be negative", b)}
+			}
 		}
 	}
 	return nil

@@ -52,7 +52,8 @@ type Predicted struct {
 	TokensPerSecond float64            `json:"tokens_per_second"`
 	MFU             float64            `json:"mfu"` // fraction of the peak of all ranks
 	Breakdown       PredictedBreakdown `json:"breakdown"`
-	PeakBytes       []int64            `json:"peak_bytes"` // of a rank, by stage
+	PeakBytes       []int64            `json:"peak_bytes"`           // of a rank's device, by stage
+	HostBytes       []int64            `json:"host_bytes,omitempty"` // of a rank's host memory, by stage
 }
 
 // PredictedBreakdown is how the rank that waits least spends the step.
@@ -61,6 +62,8 @@ type PredictedBreakdown struct {
 	Communication float64 `json:"communication_seconds"`
 	Optimizer     float64 `json:"optimizer_seconds"`
 	Bubble        float64 `json:"bubble_seconds"`
+	// Overlapped is communication beside the rest, no part of the step's time.
+	Overlapped float64 `json:"overlapped_seconds,omitempty"`
 }
 
 // SearchInfo says how the plan was found, and which plans lost to it.
@@ -104,9 +107,9 @@ func NewPredicted(cfg *config.Config, c *cost.Cluster, p *partition.Plan, x Pred
 		MFU: perSecond * float64(cfg.Model.FLOPsPerToken()) / peak,
 		Breakdown: PredictedBreakdown{
 			x.Breakdown.Compute.Seconds(), x.Breakdown.Communication.Seconds(),
-			x.Breakdown.Optimizer.Seconds(), x.Breakdown.Bubble.Seconds(),
+			x.Breakdown.Optimizer.Seconds(), x.Breakdown.Bubble.Seconds(), x.Breakdown.Overlapped.Seconds(),
 		},
-		PeakBytes: x.PeakBytes,
+		PeakBytes: x.PeakBytes, HostBytes: x.HostBytes,
 	}
 }
 

@@ -24,12 +24,19 @@ type InfeasibleError struct {
 func (e *InfeasibleError) Error() string {
 	p := e.Closest
 	return fmt.Sprintf("planner: no feasible plan: stage %d needs %s, %s more than the limit of %s; its largest part is %s with %s; "+
-		"closest plan: dp %d x tp %d x pp %d, zero %d, sequence parallelism %s, micro-batch %d, %s, recomputing %s",
+		"closest plan: %s, zero %d%s, offload %s, sequence parallelism %s, micro-batch %d, %s, recomputing %s",
 		e.Stage, gib(e.Needs), gib(e.Needs-e.Limit), gib(e.Limit), e.Largest, gib(e.LargestBytes),
-		p.DP, p.TP, p.PP(), p.ZeRO, onOff(p.SequenceParallel), p.MicroBatch, p.ScheduleText(), recomputed(p))
+		p.Degrees(), p.ZeRO, groupText(p), p.Offload, onOff(p.SequenceParallel), p.MicroBatch, p.ScheduleText(), recomputed(p))
 }
 
 func gib(bytes int64) string { return fmt.Sprintf("%.4g GiB", float64(bytes)/(1<<30)) }
+
+func groupText(p *partition.Plan) string {
+	if p.ZeROGroup == 0 {
+		return ""
+	}
+	return fmt.Sprintf(" in groups of %d", p.ZeROGroup)
+}
 
 func onOff(on bool) string {
 	if on {
@@ -119,6 +126,9 @@ func largestPart(st *codegen.Stage) (string, int64) {
 	weights, state := int64(0), int64(0)
 	for _, id := range st.Params {
 		b := &st.Buffers[id]
+		if b.Region == codegen.Host {
+			continue
+		}
 		if b.Value.Def.Attr.(ir.ParamAttr).State {
 			state += b.Size
 		} else {

@@ -196,6 +196,11 @@ func (s *searcher) interleavedFloor(skel *skeleton, chunks int, times func(micro
 			return block(func(t *stageTimes) line { return t.forward[size].busy() }) + block(func(t *stageTimes) line { return t.backward[size].busy() })
 		}
 		way := block(func(t *stageTimes) line { return t.forward[first].through() }) + block(func(t *stageTimes) line { return t.backward[rest].through() })
+		ahead := cost.Picoseconds(0) // on the way back, of the last block of a stage
+		for i := range stages {
+			l := stages[i].backward[rest].through()
+			ahead = max(ahead, l.gathersAhead())
+		}
 		update := block(func(t *stageTimes) line { return t.update.busy() })
 		all := (m-1)*micro(whole) + micro(rest)
 		var bound cost.Picoseconds
@@ -212,7 +217,7 @@ func (s *searcher) interleavedFloor(skel *skeleton, chunks int, times func(micro
 					ends += (m-1)*fixedOf(bodies[whole]) + fixedOf(bodies[rest])
 				}
 			}
-			bound = max(bound, ends+cost.Picoseconds(before)*way+cost.Picoseconds(blocks)*all+cost.Picoseconds(min(blocks, s.graphs.blocks/pp))*update)
+			bound = max(bound, ends+cost.Picoseconds(before)*way-cost.Picoseconds(at)*ahead+cost.Picoseconds(blocks)*all+cost.Picoseconds(min(blocks, s.graphs.blocks/pp))*update)
 			before += cut[at].Last - cut[at].First
 		}
 		floor = min(floor, bound)

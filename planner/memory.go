@@ -45,10 +45,6 @@ func (s *skeleton) memoryOf(microBatch int) []stageMemory {
 	chunks := int64(s.plan.Chunks())
 	all := make([]stageMemory, s.plan.PP())
 	for i := range all {
-		if a := s.alias[i]; a < i {
-			all[i] = all[a]
-			continue
-		}
 		m := stageMemory{moreSlot: more}
 		for k, prog := range s.progs {
 			got := measure(prog.Stages[i], mesh)
@@ -101,6 +97,8 @@ func measure(st *codegen.Stage, mesh ir.Mesh) measured {
 		size := align(mesh.Local(b.Value.Type.Shape, b.Value.Spec, ir.Coord{}).Elems() * b.Value.Type.DType.Size())
 		share := &m.persist
 		switch b.Region {
+		case codegen.Host:
+			continue // takes nothing of the device
 		case codegen.Slot:
 			if b.From >= forward || b.To < forward {
 				continue // not there between forward and backward

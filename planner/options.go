@@ -10,23 +10,34 @@ import (
 
 // Options fix parts of the search; what is zero is searched.
 type Options struct {
-	// PlanNGPUs is the size of a unit; 0 takes the product of the degrees when all
-	// three are fixed, and otherwise searches the divisors of RuntimeNGPUs.
+	// PlanNGPUs is the size of a unit; 0 takes the product of the degrees when dp,
+	// tp and pp are fixed, with cp 1 if that is not, and otherwise searches the
+	// divisors of RuntimeNGPUs.
 	PlanNGPUs int
 	// RuntimeNGPUs is the number of ranks; 0 is one unit.
 	RuntimeNGPUs int
 	// MemoryLimit is bytes per rank; 0 is what the cluster's devices have.
 	MemoryLimit int64
 
-	DP, TP, PP int // degrees inside the unit
-	MicroBatch int // sequences of one data-parallel rank
-	Schedule   partition.Schedule
-	Recompute  Recompute
-	Policy     Policy
+	// Degrees inside the unit. CP is searched where it may pay: for sequences of more
+	// than 8,192 tokens, where the batch has no sequence for every rank of dp x cp x
+	// pp, or when no plan fits otherwise; and only degrees that cut a sequence into
+	// equal parts.
+	DP, CP, TP, PP int
+	MicroBatch     int // sequences of one data-parallel rank
+	Schedule       partition.Schedule
+	Recompute      Recompute
+	Policy         Policy
 	// ZeRO is the stage of [partition.Plan.ZeRO]; nil searches it.
 	ZeRO *int
+	// ZeROGroup is how many data-parallel ranks ZeRO shards over; 0 searches it.
+	ZeROGroup int
 	// SequenceParallel is "on" or "off"; empty searches it.
 	SequenceParallel string
+	// Overlap is "on" or "off"; empty searches it where ranks do not share a device,
+	// and is off where they do. Only data-parallel ranks have it, under schedules gpipe
+	// and 1f1b, without context parallelism and offload.
+	Overlap string
 	// Pins come before all placements of the search, so they hold.
 	Pins []partition.Placement
 	// TopK is how many alternatives to return: the best plans with other degrees.
@@ -36,14 +47,11 @@ type Options struct {
 	// by the same plan, and must fit too.
 	Eval *ir.Graph
 
+	// Offload is "none", "optimizer" or "params"; empty searches it.
+	Offload string
 	// Interleave is the number of chunks per rank; 0 searches it. More than 1 is
 	// the interleaved schedule.
 	Interleave int
-
-	// Not there yet: anything but the zero value, or what says the same, is an
-	// UnsupportedError.
-	CP      int
-	Offload string
 }
 
 // Recompute says which blocks compute their activations again in the backward
@@ -64,17 +72,10 @@ type Policy string
 // The policies.
 const (
 	AutoDist Policy = ""         // everything; "autodist" is the same
-	DP       Policy = "dp"       // data parallelism alone: one stage, nothing split
+	DP       Policy = "dp"       // data parallelism alone: one stage, nothing split, nothing offloaded unless asked for
 	Megatron Policy = "megatron" // equal stages under 1f1b, tensor parallelism inside a node
 	FSDP     Policy = "fsdp"     // data parallelism alone, with ZeRO stage 3
 )
-
-// UnsupportedError is an option that this version cannot honour.
-type UnsupportedError struct{ Option, Value string }
-
-func (e *UnsupportedError) Error() string {
-	return fmt.Sprintf("planner: %s %s is not supported yet by this version", e.Option, e.Value)
-}
 
 // OptionError is an option that contradicts others or the model. Option is the
 // name of a flag without dashes.
@@ -89,7 +90,7 @@ func optionErrorf(option, format string, args ...any) error {
 // validate checks the options by themselves and returns them with what follows
 // from them filled in.
 func (o Options) validate(batch int) (Options, error) {
-	if err := o.supported(); err != nil {
+	if err := o.validateWords(); err != nil {
 		return o, err
 	}
 	if o.Policy == "autodist" {
@@ -98,7 +99,7 @@ func (o Options) validate(batch int) (Options, error) {
 	for _, f := range []struct {
 		name  string
 		value int
-	}{{"plan-ngpus", o.PlanNGPUs}, {"runtime-ngpus", o.RuntimeNGPUs}, {"dp", o.DP}, {"tp", o.TP}, {"pp", o.PP}, {"micro-batch", o.MicroBatch}, {"top", o.TopK}} {
+	}{{"plan-ngpus", o.PlanNGPUs}, {"runtime-ngpus", o.RuntimeNGPUs}, {"dp", o.DP}, {"cp", o.CP}, {"tp", o.TP}, {"pp", o.PP}, {"micro-batch", o.MicroBatch}, {"top", o.TopK}} {
 		if f.value < 0 || f.value > 1<<20 {
 			return o, optionErrorf(f.name, "is %d, must be between 0 and %d", f.value, 1<<20)
 		}
@@ -110,7 +111,7 @@ func (o Options) validate(batch int) (Options, error) {
 		for _, d := range []struct {
 			name  string
 			value *int
-		}{{"tp", &o.TP}, {"pp", &o.PP}} {
+		}{{"cp", &o.CP}, {"tp", &o.TP}, {"pp", &o.PP}} {
 			if *d.value > 1 {
 				return o, optionErrorf(d.name, "is %d, but policy %s has %s 1", *d.value, o.Policy, d.name)
 			}
@@ -140,6 +141,9 @@ func (o Options) validate(batch int) (Options, error) {
 	if err := o.validateSharding(); err != nil {
 		return o, err
 	}
+	if o.Policy != AutoDist && o.Offload == "" {
+		o.Offload = "none"
+	}
 	if o.Policy == FSDP || o.Policy == DP {
 		zero := 0
 		if o.Policy == FSDP {
@@ -147,8 +151,10 @@ func (o Options) validate(batch int) (Options, error) {
 		}
 		o.ZeRO = &zero
 	}
-	if o.PlanNGPUs == 0 && o.DP > 0 && o.TP > 0 && o.PP > 0 {
-		o.PlanNGPUs = o.DP * o.TP * o.PP
+	all := o.DP > 0 && o.TP > 0 && o.PP > 0
+	if o.PlanNGPUs == 0 && all {
+		o.CP = max(o.CP, 1)
+		o.PlanNGPUs = o.DP * o.CP * o.TP * o.PP
 	}
 	if o.PlanNGPUs == 0 && o.RuntimeNGPUs == 0 {
 		return o, optionErrorf("plan-ngpus", "auto needs runtime-ngpus, or dp, tp and pp")
@@ -160,10 +166,9 @@ func (o Options) validate(batch int) (Options, error) {
 		return o, optionErrorf("runtime-ngpus", "%d is not a multiple of plan-ngpus %d", o.RuntimeNGPUs, o.PlanNGPUs)
 	}
 	if o.PlanNGPUs > 0 {
-		product := max(o.DP, 1) * max(o.TP, 1) * max(o.PP, 1)
-		all := o.DP > 0 && o.TP > 0 && o.PP > 0
-		if o.PlanNGPUs%product != 0 || all && product != o.PlanNGPUs {
-			return o, optionErrorf("plan-ngpus", "%d is not dp %s x tp %s x pp %s", o.PlanNGPUs, degree(o.DP), degree(o.TP), degree(o.PP))
+		product := max(o.DP, 1) * max(o.CP, 1) * max(o.TP, 1) * max(o.PP, 1)
+		if o.PlanNGPUs%product != 0 || all && o.CP > 0 && product != o.PlanNGPUs {
+			return o, optionErrorf("plan-ngpus", "%d is not dp %s x cp %s x tp %s x pp %s", o.PlanNGPUs, degree(o.DP), degree(o.CP), degree(o.TP), degree(o.PP))
 		}
 	}
 	if o.MicroBatch > batch {
@@ -189,6 +194,24 @@ func (o Options) validateSharding() error {
 			return optionErrorf("zero", "is %d, but policy dp has zero 0", zero)
 		}
 	}
+	if o.Overlap == "on" {
+		switch {
+		case o.CP > 1:
+			return optionErrorf("overlap", "is on, but cp is %d: the search has no overlap with context parallelism in this version; a plan that says so runs", o.CP)
+		case o.Offload == "optimizer" || o.Offload == "params":
+			return optionErrorf("overlap", "is on, but offload is %s: the search has no overlap with offload in this version; a plan that says so runs", o.Offload)
+		case o.Interleave > 1:
+			return optionErrorf("overlap", "is on, but interleave is %d: interleaved schedules have no overlap in this version, gpipe and 1f1b do", o.Interleave)
+		case o.Schedule == partition.Interleaved || o.Schedule == partition.ZeroBubble:
+			return optionErrorf("overlap", "is on, but schedule is %s: it has no overlap in this version, gpipe and 1f1b do", o.Schedule)
+		}
+	}
+	switch g := o.ZeROGroup; {
+	case g < 0 || g == 1:
+		return optionErrorf("zero-group", "is %d, must be at least 2 data-parallel ranks", g)
+	case g > 0 && (o.Policy == DP || o.ZeRO != nil && *o.ZeRO == 0):
+		return optionErrorf("zero-group", "is %d, but zero is 0: there is nothing to shard in groups; want zero 1 to 3", g)
+	}
 	if o.SequenceParallel == "on" && o.TP == 1 {
 		return optionErrorf("sequence-parallel", "is on, but tp is 1: it needs at least 2")
 	}
@@ -202,21 +225,11 @@ func degree(n int) string {
 	return fmt.Sprint(n)
 }
 
-// supported refuses by name what is not there yet.
-func (o Options) supported() error {
-	for _, x := range []struct {
-		option, value string
-		missing       bool
-	}{
-		{"cp", fmt.Sprint(o.CP), o.CP > 1},
-		{"offload", o.Offload, o.Offload == "optimizer" || o.Offload == "params"},
-	} {
-		if x.missing {
-			return &UnsupportedError{x.option, x.value}
-		}
-	}
+// validateWords checks the options that are words.
+func (o Options) validateWords() error {
 	for _, x := range []struct{ option, value, want string }{
 		{"sequence-parallel", o.SequenceParallel, " on off "},
+		{"overlap", o.Overlap, " on off "},
 		{"offload", o.Offload, " none optimizer params "},
 		{"schedule", string(o.Schedule), " gpipe 1f1b interleaved zero-bubble "},
 		{"recompute", string(o.Recompute), " none selective full "},
@@ -226,8 +239,8 @@ func (o Options) supported() error {
 			return optionErrorf(x.option, "is %q, must be one of%s", x.value, x.want[:len(x.want)-1])
 		}
 	}
-	if o.CP < 0 || o.Interleave < 0 {
-		return optionErrorf("cp, interleave", "are %d, %d, must not be negative", o.CP, o.Interleave)
+	if o.Interleave < 0 {
+		return optionErrorf("interleave", "is %d, must not be negative", o.Interleave)
 	}
 	return nil
 }

@@ -83,7 +83,8 @@ func (p *pipeline) time(cut []partition.Stage) cost.Picoseconds {
 		out := make([]sim.Op, len(b))
 		for k := range b {
 			part := &b[k]
-			out[k] = sim.Op{Kind: part.kind, Time: part.at(n, r)}
+			span := part.spans(n, r)
+			out[k] = sim.Op{Kind: part.kind, Time: span.time, Since: span.since}
 			if part.kind == sim.Work {
 				continue
 			}

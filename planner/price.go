@@ -10,22 +10,46 @@ import (
 	"github.com/autopar/autopar/planner/sim"
 )
 
-// priced is an instruction with its time.
+// priced is an instruction with its time, the first of a bucket with that of the
+// bucket; ahead is the part of it that recomputation may do before the gradient is
+// there.
 type priced struct {
 	*codegen.Instr
-	time cost.Picoseconds
+	time, ahead cost.Picoseconds
 }
 
-// prices lists what a stage does in a phase, or only its transfers.
-func (s *skeleton) prices(of extent, stage int, phase ir.Phase, mesh ir.Mesh, at ir.Coord, transfers bool) []priced {
+// coreInstr is a product or an attention of a stage, at a position of the mesh.
+type coreInstr struct {
+	codegen.Instr
+	stage int
+	mesh  ir.Mesh
+	at    ir.Coord
+}
+
+// prices lists what a stage does in a phase over a micro-batch of a size, or only
+// its transfers.
+func (s *skeleton) prices(of extent, stage int, phase ir.Phase, size int, mesh ir.Mesh, at ir.Coord, transfers bool) []priced {
 	position, chunk := s.plan.Position(stage)
 	instrs := s.progs[of].Stages[position].Run(codegen.Task{Phase: phase, Chunk: chunk})
-	all := make([]priced, len(instrs))
+	all := make([]priced, 0, len(instrs))
 	for i := range instrs {
-		all[i].Instr = &instrs[i]
-		if op := instrs[i].Node.Op; !transfers || op == ir.OpSend || op == ir.OpRecv {
-			all[i].time, _ = s.price.Instr(&instrs[i], mesh, at)
+		in := &instrs[i]
+		if in.Fused || in.Last && size != rest {
+			continue
 		}
+		x := priced{Instr: in}
+		switch op := in.Node.Op; {
+		case transfers && op != ir.OpSend && op != ir.OpRecv:
+		case in.Async:
+			end := i + 1
+			for end < len(instrs) && instrs[end].Fused {
+				end++
+			}
+			x.time = s.price.Bucket(instrs[i:end], mesh, at)
+		default:
+			x.time, _ = s.price.Instr(in, mesh, at)
+		}
+		all = append(all, x)
 	}
 	return all
 }
@@ -59,11 +83,14 @@ const input = ir.NumPhases
 
 // part is the time of a stretch of a body between two transfers, or of one.
 type part struct {
-	kind sim.OpKind
-	peer int // the other stage of a transfer
-	wire *ir.Node
-	line
-	sums []sum
+	kind   sim.OpKind
+	peer   int // the other stage of a transfer
+	wire   *ir.Node
+	line        // of what runs in order
+	beside line // of what the communication stream does
+	sums   []sum
+	flow   *flow // of the body in a plan with overlap, of which this is work number nth
+	nth    int
 	// chunks has, of an update that several chunks share, the time of one block of
 	// each: they may stand on different sides of a transfer.
 	chunks []cost.Picoseconds
@@ -105,6 +132,15 @@ func (l *line) at(n int, r recomputation) cost.Picoseconds {
 	return t
 }
 
+// spans returns the time with n blocks, r of them recomputed, since the part began
+// and since earlier marks of the body.
+func (p *part) spans(n int, r recomputation) span {
+	if p.flow == nil || p.kind != sim.Work {
+		return span{time: p.at(n, r)}
+	}
+	return p.flow.at(n, r)[p.nth]
+}
+
 func (l *line) add(p *part) {
 	l.fixed += p.fixed
 	for e := range extents {
@@ -116,11 +152,36 @@ func (l *line) add(p *part) {
 	}
 }
 
-// busy is all the work of a body.
+// busy is all the work of a body that is done in order.
 func (b body) busy() line {
 	var l line
 	for i := range b {
 		l.add(&b[i])
+	}
+	return l
+}
+
+// beside is all the work of a body's communication stream.
+func (b body) beside() line {
+	var l line
+	for i := range b {
+		l.fixed += b[i].beside.fixed
+		for e := range extents {
+			l.block[e] += b[i].beside.block[e]
+		}
+	}
+	return l
+}
+
+// sent is what a body does in order before it sends, or all where it sends nothing.
+// In a plan with overlap sums and reductions of gradients come after.
+func (b body) sent() line {
+	var l line
+	for i := range b {
+		l.add(&b[i])
+		if b[i].kind == sim.Send {
+			break
+		}
 	}
 	return l
 }
@@ -145,7 +206,8 @@ func (b body) through() line {
 // which may be smaller, and, as the first stage of its position, once per step.
 type stageTimes struct {
 	forward, backward [2]body
-	// input and weight are the backward pass in two, as a zero-bubble schedule has it.
+	// input and weight are the backward pass in two, as a zero-bubble schedule has it,
+	// in a plan without overlap.
 	input, weight [2]body
 	update        body
 }
@@ -180,10 +242,10 @@ func (s *skeleton) cores(microBatch int) []stageTimes {
 			instrs := s.progs[kept].Stages[position].Run(codegen.Task{Phase: phase, Chunk: chunk})
 			for k := range instrs {
 				switch in := instrs[k]; in.Node.Op {
-				case ir.OpMatMul, ir.OpAttention, ir.OpAttentionGrad:
+				case ir.OpMatMul, ir.OpAttention, ir.OpAttentionGrad, ir.OpAttentionKV, ir.OpAttentionKVGrad:
 					in.Accum = make([]codegen.Accum, len(in.Accum)) // gradients may be summed elsewhere
-					time, _ := s.price.Instr(&in, mesh, at)
-					core = append(core, priced{&instrs[k], time})
+					time, ahead := s.core(&coreInstr{in, i, mesh, at})
+					core = append(core, priced{&instrs[k], time, ahead})
 				}
 			}
 			for _, pass := range passes() {
@@ -194,6 +256,8 @@ func (s *skeleton) cores(microBatch int) []stageTimes {
 				for _, in := range s.pass(core, pass) {
 					if s.ofBlock[in.Node] {
 						p.block[kept] += in.time
+						p.early[selective] -= in.ahead
+						p.early[full] -= in.ahead
 					} else {
 						p.fixed += in.time
 					}
@@ -236,14 +300,14 @@ func (s *skeleton) times(microBatch int) []stageTimes {
 			like = &all[a]
 		}
 		for _, phase := range []ir.Phase{ir.Forward, ir.Backward} {
-			prices := [extents][]priced{kept: s.prices(kept, i, phase, mesh, at, like != nil)}
+			prices := [extents][]priced{kept: s.prices(kept, i, phase, size, mesh, at, like != nil)}
 			if phase == ir.Backward && like == nil {
 				for e := selective; e < extents; e++ {
-					prices[e] = s.prices(e, i, phase, mesh, at, false)
+					prices[e] = s.prices(e, i, phase, size, mesh, at, false)
 				}
 			}
 			for _, pass := range passes() {
-				if phaseOf(pass) != phase {
+				if phaseOf(pass) != phase || pass != phase && s.plan.Overlap {
 					continue
 				}
 				var from body
@@ -254,7 +318,7 @@ func (s *skeleton) times(microBatch int) []stageTimes {
 			}
 		}
 		if i < s.plan.PP() && size == whole {
-			update := [extents][]priced{kept: s.prices(kept, i, ir.Update, mesh, at, false)}
+			update := [extents][]priced{kept: s.prices(kept, i, ir.Update, size, mesh, at, false)}
 			all[i].update = s.body(i, ir.Update, update, mesh, at, nil)
 		}
 	})
@@ -273,11 +337,16 @@ func (s *skeleton) mesh(microBatch int) ir.Mesh {
 // phase. When like is not nil it is the same pass of a stage that differs in
 // transfers only.
 func (s *skeleton) body(stage int, pass ir.Phase, prices [extents][]priced, mesh ir.Mesh, at ir.Coord, like body) body {
-	parts := s.split(s.pass(prices[kept], pass), mesh, at, like)
+	var f *flow
+	if s.plan.Overlap {
+		f = &flow{beside: s.price.Overlaps(), backward: pass == ir.Backward, known: map[flowKey][]span{}}
+	}
+	parts := s.split(s.pass(prices[kept], pass), mesh, at, like, kept, f)
 	if phaseOf(pass) != ir.Backward {
 		for i := range parts {
 			for e := range extents {
 				parts[i].block[e] = parts[i].block[kept]
+				parts[i].beside.block[e] = parts[i].beside.block[kept]
 			}
 		}
 		return parts
@@ -286,12 +355,13 @@ func (s *skeleton) body(stage int, pass ir.Phase, prices [extents][]priced, mesh
 		return parts
 	}
 	for e := selective; e < extents; e++ {
-		recomputed := s.split(s.pass(prices[e], pass), mesh, at, nil)
+		recomputed := s.split(s.pass(prices[e], pass), mesh, at, nil, e, f)
 		if len(recomputed) != len(parts) {
 			panic(fmt.Sprintf("BUG: stage %d: recomputation changes its transfers", stage))
 		}
 		for i := range parts {
 			parts[i].block[e] = recomputed[i].block[kept]
+			parts[i].beside.block[e] = recomputed[i].beside.block[kept]
 		}
 		if len(parts) > 2 && parts[1].kind == sim.Recv {
 			early := parts[0].block[e] - parts[0].block[kept]
@@ -299,15 +369,35 @@ func (s *skeleton) body(stage int, pass ir.Phase, prices [extents][]priced, mesh
 			parts[2].block[e], parts[2].early[e] = parts[2].block[e]+early, -early
 		}
 	}
+	if f != nil {
+		f.alike()
+	}
 	return parts
 }
 
 // split sums prices between transfers. With like it takes all but the transfers
-// from there.
-func (s *skeleton) split(instrs []priced, mesh ir.Mesh, at ir.Coord, like body) body {
-	parts := body{{}} // work, before whatever comes
+// from there. f, in a plan with overlap, learns them as those of blocks recomputed
+// to the given extent.
+func (s *skeleton) split(instrs []priced, mesh ir.Mesh, at ir.Coord, like body, again extent, f *flow) body {
+	parts := body{{flow: f}} // work, before whatever comes
 	if like != nil {
 		parts[0] = like[0]
+	}
+	next := func(kind sim.OpKind) *part {
+		k := len(parts) - 1
+		if kind == sim.Work && parts[k].kind == sim.Work {
+			return &parts[k]
+		}
+		p := part{flow: f, nth: parts[k].nth}
+		if k+1 < len(like) && kind == sim.Work {
+			p = like[k+1]
+		}
+		p.kind = kind
+		if kind != sim.Work {
+			p.nth++
+		}
+		parts = append(parts, p)
+		return &parts[k+1]
 	}
 	for _, in := range instrs {
 		n, time := in.Node, in.time
@@ -318,23 +408,23 @@ func (s *skeleton) split(instrs []priced, mesh ir.Mesh, at ir.Coord, like body) 
 		case ir.OpRecv:
 			kind = sim.Recv
 		}
-		if k := len(parts) - 1; kind != sim.Work || parts[k].kind != sim.Work {
-			var next part
-			if k+1 < len(like) && kind == sim.Work {
-				next = like[k+1]
-			}
-			next.kind = kind
-			parts = append(parts, next)
+		if f != nil && kind != sim.Work {
+			next(sim.Work) // between two transfers too
 		}
-		p := &parts[len(parts)-1]
+		p := next(kind)
 		if kind == sim.Work && like != nil {
 			continue
 		}
+		x := item{kind: kind, time: time, each: s.ofBlock[n]}
 		switch {
 		case kind == sim.Send:
 			p.fixed, p.wire, p.peer = time, n, n.Attr.(ir.P2PAttr).Stage
 		case kind == sim.Recv:
 			p.fixed, p.wire, p.peer = time, n.Args[0].Def, n.Attr.(ir.P2PAttr).Stage
+		case in.Async && s.ofBlock[n]:
+			p.beside.block[kept] += time
+		case in.Async:
+			p.beside.fixed += time
 		case s.ofBlock[n] && s.plan.Chunks() > 1 && n.Phase == ir.Update:
 			if p.chunks == nil {
 				p.chunks = make([]cost.Picoseconds, s.plan.Chunks())
@@ -348,9 +438,16 @@ func (s *skeleton) split(instrs []priced, mesh ir.Mesh, at ir.Coord, like body) 
 			p.sums = append(p.sums, sum{len(n.Args) - inner, inner / s.plan.Chunks(), func(operands int) cost.Picoseconds {
 				return s.price.AddN(in.Instr, mesh, at, operands)
 			}})
+			x.sum = &p.sums[len(p.sums)-1]
 		default:
 			p.fixed += time
 		}
+		if f != nil && like == nil {
+			f.follow(again, in.Instr, n.Op.Class() == ir.Compute && n.Block() != "", s.async, x)
+		}
+	}
+	if f != nil {
+		next(sim.Work) // what the body waits for at its end
 	}
 	return parts
 }

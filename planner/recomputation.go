@@ -104,12 +104,12 @@ func (b *bounds) cheapest(stage, n int, opts Options, learned map[tried]bool) (r
 	var best recomputation
 	bestTime := never
 	for f := 0; f <= n; f++ {
-		if b.busy[stage].at(n, recomputation{full: f}) >= bestTime {
+		if b.work[stage].at(n, recomputation{full: f}) >= bestTime {
 			break
 		}
 		for s := m.fewestSelective(n, f, room, b.limit); s <= n-f; s++ {
 			if r := (recomputation{f, s}); fits(r) {
-				if t := b.busy[stage].at(n, r); t < bestTime {
+				if t := b.work[stage].at(n, r); t < bestTime {
 					best, bestTime = r, t
 				}
 				break

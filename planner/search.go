@@ -31,6 +31,7 @@ type Prediction struct {
 	Step      cost.Picoseconds
 	Breakdown cost.Breakdown // of the rank that waits least; sums to Step
 	PeakBytes []int64        // by stage, of every rank of the stage
+	HostBytes []int64        // by stage, of host memory; nil where nothing is offloaded
 }
 
 // Alternative is a plan that lost.
@@ -49,9 +50,10 @@ type Stats struct {
 
 // searcher is one run of [Search].
 type searcher struct {
-	opts    Options
-	graphs  *shrunken
-	batch   int
+	opts   Options
+	graphs *shrunken
+	batch  int
+	contexts
 	cluster *cost.Cluster
 	limit   int64
 	layouts *layouts
@@ -69,24 +71,34 @@ type arena struct {
 // Search returns the fastest plan for a training step traced for a global batch,
 // among those that fit: the minimum over the degrees, micro-batch sizes,
 // schedules, ZeRO stages, sequence parallelism or not, and contiguous cuts that the
-// options leave, under the cost of planner/sim; interleaved schedules with 2 and 4
-// chunks, cut evenly. Of every stage so many blocks are
-// recomputed, in full and selectively, that it fits and does the least work; of
-// equal work the fewest in full. Plans that take the same time are ordered by peak memory, then by
-// comparePlans. It fails with an *InfeasibleError when no plan fits, an
-// *OptionError or an *UnsupportedError.
+// options leave (for context parallelism and overlap see there), and ZeRO in groups
+// and offload where memory is short (see relieve), under the cost of planner/sim;
+// interleaved schedules with 2 and 4 chunks, cut evenly. Of every stage so many
+// blocks are recomputed, in full and selectively, that it fits and does the least
+// work; of equal work the fewest in full. Plans that take the same time are ordered
+// by peak memory, then by comparePlans. It fails with an *InfeasibleError when no
+// plan fits, an *OptionError.
 func Search(g *ir.Graph, batch int, c *cost.Cluster, opts Options) (*Result, error) {
 	start := time.Now()
 	opts, err := opts.validate(batch)
 	if err != nil {
 		return nil, err
 	}
+	if opts.Overlap == "" && c.Device.Shared {
+		opts.Overlap = "off" // there communication takes the time of kernels
+	}
+	if (opts.Offload == "optimizer" || opts.Offload == "params") && c.Host == nil {
+		return nil, optionErrorf("offload", "is %s, but cluster %s says nothing of the link to host memory (its key host)", opts.Offload, c.Name)
+	}
 	s := newSearcher(g, batch, c, opts)
-	pipes, err := s.pipelines()
+	found, pipes, optimal, err := s.search()
+	if err == nil && len(found) == 0 && opts.CP == 0 {
+		s.everywhere = true
+		found, pipes, optimal, err = s.search()
+	}
 	if err != nil {
 		return nil, err
 	}
-	found, pipes, optimal := s.run(pipes)
 	if len(found) == 0 {
 		return nil, s.infeasible(pipes)
 	}
@@ -108,9 +120,20 @@ func Search(g *ir.Graph, batch int, c *cost.Cluster, opts Options) (*Result, err
 	return res, nil
 }
 
+// search lists the space and returns what [searcher.run] finds in it.
+func (s *searcher) search() ([]*candidate, []*point, bool, error) {
+	s.pending = nil
+	pipes, err := s.pipelines()
+	if err != nil {
+		return nil, nil, false, err
+	}
+	found, pipes, optimal := s.run(pipes)
+	return found, pipes, optimal, nil
+}
+
 func newSearcher(g *ir.Graph, batch int, c *cost.Cluster, opts Options) *searcher {
 	s := &searcher{
-		opts: opts, graphs: newShrunken(g), batch: batch, cluster: c,
+		opts: opts, graphs: newShrunken(g), batch: batch, contexts: contexts{tokens: sequenceTokens(g)}, cluster: c,
 		arenas: map[arena]int64{},
 	}
 	s.limit = c.MemoryPerRank(opts.RuntimeNGPUs)
@@ -133,10 +156,17 @@ type point struct {
 // pipelines lists the space by degrees, micro-batch size and schedule, the most
 // promising first.
 func (s *searcher) pipelines() ([]*point, error) {
-	all := outlines(s.opts, allDegrees(s.opts, s.graphs.blocks, s.batch, s.cluster), s.graphs.blocks)
+	all := outlines(s.opts, allDegrees(s.opts, s.graphs.blocks, s.batch, s.contexts, s.cluster), s.graphs.blocks, s.cluster)
+	if g := s.opts.ZeROGroup; len(all) == 0 && g > 0 {
+		return nil, s.noGroup(g)
+	}
 	if len(all) == 0 && s.opts.ZeRO != nil && *s.opts.ZeRO > 0 {
 		return nil, optionErrorf("zero", "stage %d needs at least 2 data-parallel ranks; no dp x tp x pp of %s devices in %d has them with %d blocks and a global batch of %d",
 			*s.opts.ZeRO, degree(s.opts.PlanNGPUs), s.opts.RuntimeNGPUs, s.graphs.blocks, s.batch)
+	}
+	if len(all) == 0 && s.opts.Overlap == "on" {
+		return nil, optionErrorf("overlap", "needs at least 2 data-parallel ranks; no dp x tp x pp of %s devices in %d has them with %d blocks and a global batch of %d",
+			degree(s.opts.PlanNGPUs), s.opts.RuntimeNGPUs, s.graphs.blocks, s.batch)
 	}
 	if len(all) == 0 && s.opts.SequenceParallel == "on" {
 		return nil, optionErrorf("sequence-parallel", "needs tp of at least 2; no dp x tp x pp of %s devices in %d has it with %d blocks and a global batch of %d",
@@ -150,13 +180,21 @@ func (s *searcher) pipelines() ([]*point, error) {
 		return nil, optionErrorf("plan-ngpus", "no dp x tp x pp of %s devices in %d suits %d blocks and a global batch of %d",
 			degree(s.opts.PlanNGPUs), s.opts.RuntimeNGPUs, s.graphs.blocks, s.batch)
 	}
-	// Of the outlines of the same degrees the first is built, and bounds the others.
+	// Of the outlines of the same degrees the first is built, and bounds the others;
+	// so do those without context parallelism those with it.
 	var firsts []outline
+	alone := map[[2]int]bool{} // tp and pp without context parallelism
+	for _, o := range all {
+		if o.cp == 1 {
+			alone[[2]int{o.tp, o.pp}] = true
+		}
+	}
 	for i, o := range all {
-		if i == 0 || o.degrees != all[i-1].degrees {
+		bounded := o.cp > 1 && alone[[2]int{o.tp, o.pp}]
+		if (i == 0 || o.degrees != all[i-1].degrees) && !bounded {
 			firsts = append(firsts, o)
 		} else {
-			s.pending = append(s.pending, pending{outline: o})
+			s.pending = append(s.pending, pending{outline: o, relief: s.relieves(o)})
 		}
 	}
 	skels, refused := s.skeletons(firsts)
@@ -168,16 +206,18 @@ func (s *searcher) pipelines() ([]*point, error) {
 	for i, skel := range skels {
 		first[firsts[i].degrees] = skel
 	}
+	s.contextFirsts(firsts, skels, first)
 	type key struct {
 		degrees
-		chunks int
+		overlap bool
+		chunks  int
 	}
 	floors := map[key]cost.Picoseconds{}
 	for i := range s.pending {
 		o := &s.pending[i]
-		of := key{o.degrees, o.chunks}
+		of := key{o.degrees, o.overlap, o.chunks}
 		if _, known := floors[of]; !known {
-			floors[of] = s.floor(first[o.degrees], o.chunks)
+			floors[of] = s.floor(first[o.degrees], o.outline)
 		}
 		o.floor = max(o.floor, floors[of])
 	}
@@ -194,7 +234,8 @@ func (s *searcher) sizes(skel *skeleton) []int {
 }
 
 // points lists the pipelines of skeletons, the most promising first. Pending outlines
-// that differ in interleaving only learn from them.
+// that differ in interleaving only learn from them, and from what overlaps, whose
+// kernels and transfers are the same.
 func (s *searcher) points(outlines []outline, skels []*skeleton) []*point {
 	var points []*point
 	for i, o := range outlines {
@@ -204,13 +245,15 @@ func (s *searcher) points(outlines []outline, skels []*skeleton) []*point {
 		}
 		for k := range s.pending {
 			x := &s.pending[k]
-			if o.chunks <= 1 && x.chunks > 1 && o.degrees == x.degrees && o.sharding == x.sharding {
+			like := o.sharding
+			like.overlap = x.overlap
+			if o.chunks <= 1 && x.chunks > 1 && o.degrees == x.degrees && like == x.sharding {
 				x.floor = max(x.floor, s.interleavedFloor(skel, x.chunks, skel.times))
 			}
 		}
 		for _, b := range s.sizes(skel) {
 			times, memory := skel.times(b), skel.memoryOf(b)
-			for _, schedule := range schedules(s.opts, o.pp, o.chunks) {
+			for _, schedule := range o.schedules(s.opts) {
 				p := newPipeline(skel, times, memory, b, schedule)
 				s.stats.PlansConsidered++
 				points = append(points, &point{degrees: o.degrees, cutter: newCutter(s, p)})
@@ -225,25 +268,26 @@ func (s *searcher) points(outlines []outline, skels []*skeleton) []*point {
 // than floor.
 type pending struct {
 	outline
-	floor cost.Picoseconds
+	floor  cost.Picoseconds
+	relief bool // it only spares memory: see relieve
 }
 
-// floor bounds all plans of a skeleton's degrees with so many chunks per rank,
-// however they are sharded beside: products and attention are the same for all. It
-// is 0 when nothing is known.
-func (s *searcher) floor(skel *skeleton, chunks int) cost.Picoseconds {
+// floor bounds all plans of an outline by a skeleton of the same degrees, however
+// they are sharded beside: products and attention are the same for all. It is 0 when
+// nothing is known.
+func (s *searcher) floor(skel *skeleton, o outline) cost.Picoseconds {
 	switch {
 	case skel == nil || skel.plan.Chunks() > 1:
 		return 0
 	case len(s.opts.Pins) > 0:
 		return 0 // a pin may keep a product from being split over tp, but not over the sequence
-	case chunks > 1:
-		return s.interleavedFloor(skel, chunks, skel.cores)
+	case o.chunks > 1:
+		return s.interleavedFloor(skel, o.chunks, skel.cores)
 	}
 	floor := never
 	for _, b := range s.sizes(skel) {
 		times := skel.cores(b)
-		for _, schedule := range schedules(s.opts, skel.plan.PP(), 1) {
+		for _, schedule := range o.schedules(s.opts) {
 			p := newPipeline(skel, times, make([]stageMemory, skel.plan.PP()), b, schedule)
 			floor = min(floor, newBounds(p, s.limit, Options{Policy: s.opts.Policy, Recompute: RecomputeNone}, nil).best())
 		}
@@ -251,14 +295,40 @@ func (s *searcher) floor(skel *skeleton, chunks int) cost.Picoseconds {
 	return floor
 }
 
+// contextFirsts adds to the first skeletons of degrees what bounds the pending
+// degrees with context parallelism, where there is one: see [skeleton.shared].
+func (s *searcher) contextFirsts(firsts []outline, skels []*skeleton, first map[degrees]*skeleton) {
+	bases := map[[2]int]*skeleton{} // by tp and pp
+	for i, skel := range skels {
+		if skel != nil && firsts[i].cp == 1 {
+			bases[[2]int{firsts[i].tp, firsts[i].pp}] = skel
+		}
+	}
+	for _, p := range s.pending {
+		if _, known := first[p.degrees]; known || p.cp == 1 {
+			continue
+		}
+		first[p.degrees] = nil
+		if base := bases[[2]int{p.tp, p.pp}]; base != nil {
+			first[p.degrees] = base.shared(p.degrees, s.cluster)
+		}
+	}
+}
+
 // build looks at the pending outlines that may have plans of at most the given time.
 func (s *searcher) build(points []*point, limit cost.Picoseconds) []*point {
+	return s.add(points, func(p pending) bool { return !p.relief && p.floor <= limit })
+}
+
+// add looks at the pending outlines that are chosen.
+func (s *searcher) add(points []*point, chosen func(pending) bool) []*point {
 	var now []outline
 	s.pending = slices.DeleteFunc(s.pending, func(p pending) bool {
-		if p.floor <= limit {
+		yes := chosen(p)
+		if yes {
 			now = append(now, p.outline)
 		}
-		return p.floor <= limit
+		return yes
 	})
 	if len(now) == 0 {
 		return points
@@ -276,7 +346,7 @@ func (s *searcher) skeletons(all []outline) ([]*skeleton, error) {
 	plans := make([]partition.Plan, len(all))
 	errs := make([]error, len(all))
 	type innerKey struct {
-		dp, tp int
+		dp, cp, tp int
 		sharding
 	}
 	inner := map[innerKey]int{} // the first of the outlines that need the same inner skeleton
@@ -286,7 +356,7 @@ func (s *searcher) skeletons(all []outline) ([]*skeleton, error) {
 		if plans[i], errs[i] = s.template(d); errs[i] != nil {
 			continue
 		}
-		key := innerKey{plans[i].DataParallel(), d.tp, d.sharding}
+		key := innerKey{plans[i].DataParallel(), d.cp, d.tp, d.sharding}
 		if _, ok := inner[key]; !ok {
 			inner[key] = i
 			keys = append(keys, key)
@@ -296,7 +366,7 @@ func (s *searcher) skeletons(all []outline) ([]*skeleton, error) {
 	failed := make([]error, len(keys))
 	parallel(len(keys), func(k int) {
 		one := plans[inner[keys[k]]]
-		one.PlanNGPUs, one.RuntimeNGPUs = one.DP*one.TP, one.DP*one.TP*one.Units()
+		one.PlanNGPUs, one.RuntimeNGPUs = one.PlanNGPUs/one.PP(), one.RuntimeNGPUs/one.PP()
 		one.Stages, one.Interleave = make([]partition.Stage, 1), 0
 		found[k], failed[k] = newSkeleton(s.graphs, one, s.batch, s.cluster, nil)
 	})
@@ -305,13 +375,17 @@ func (s *searcher) skeletons(all []outline) ([]*skeleton, error) {
 		if errs[i] != nil {
 			return
 		}
-		k := slices.Index(keys, innerKey{plans[i].DataParallel(), all[i].tp, all[i].sharding})
+		k := slices.Index(keys, innerKey{plans[i].DataParallel(), all[i].cp, all[i].tp, all[i].sharding})
 		if failed[k] != nil {
 			errs[i] = failed[k]
 			return
 		}
 		of := found[k]
 		if all[i].pp == 1 {
+			if inner[keys[k]] == i {
+				skels[i] = of // made for it
+				return
+			}
 			of = nil
 		}
 		skels[i], errs[i] = newSkeleton(s.graphs, plans[i], s.batch, s.cluster, of)
@@ -350,14 +424,18 @@ func (s *searcher) template(d outline) (partition.Plan, error) {
 	if d.tp > 1 && len(placements) == 0 {
 		return partition.Plan{}, optionErrorf("tp", "no parameter can be split over %d ranks", d.tp)
 	}
-	interleave := 0
-	if d.chunks > 1 {
-		interleave = d.chunks
-	}
-	return partition.Plan{
-		PlanNGPUs: d.plan, Interleave: interleave, RuntimeNGPUs: s.opts.RuntimeNGPUs, DP: d.dp, TP: d.tp, ZeRO: d.zero, SequenceParallel: d.sequence,
+	plan := partition.Plan{
+		PlanNGPUs: d.plan, RuntimeNGPUs: s.opts.RuntimeNGPUs, DP: d.dp, TP: d.tp,
+		ZeRO: d.zero, ZeROGroup: d.group, Offload: d.offload, SequenceParallel: d.sequence, Overlap: d.overlap,
 		Stages: make([]partition.Stage, d.stages()), Placements: placements,
-	}, nil
+	}
+	if d.cp > 1 {
+		plan.CP = d.cp
+	}
+	if d.chunks > 1 {
+		plan.Interleave = d.chunks
+	}
+	return plan, nil
 }
 
 // run returns the best plan of each of the best degrees, all the points it looked
@@ -392,20 +470,24 @@ func (s *searcher) run(points []*point) ([]*candidate, []*point, bool) {
 			ceiling = never - 1
 		}
 		points = s.build(points, min(ceiling, worst()))
-		for _, p := range points {
-			limit := min(ceiling, worst())
-			if mine := best[p.degrees]; mine != nil {
-				limit = min(limit, mine.time)
+		for known := 0; known < len(points); { // until nothing relieves what was found
+			known = len(points)
+			for _, p := range points {
+				limit := min(ceiling, worst())
+				if mine := best[p.degrees]; mine != nil {
+					limit = min(limit, mine.time)
+				}
+				if p.solved || p.least > limit || ceiling < p.rest {
+					continue
+				}
+				x, certain := p.solve(limit, quick)
+				p.solved, p.unsure = x != nil, !certain
+				if p.unsure {
+					p.rest = 2*ceiling - p.least
+				}
+				take(p, x)
 			}
-			if p.solved || p.least > limit || ceiling < p.rest {
-				continue
-			}
-			x, certain := p.solve(limit, quick)
-			p.solved, p.unsure = x != nil, !certain
-			if p.unsure {
-				p.rest = 2*ceiling - p.least
-			}
-			take(p, x)
+			points = s.relieve(points, min(ceiling, worst()), best)
 		}
 		if last || len(best) > s.opts.TopK {
 			break
@@ -476,7 +558,21 @@ func (s *searcher) predict(x *candidate) (Prediction, error) {
 	if err != nil {
 		return Prediction{}, err
 	}
-	return Prediction{Step: line.Step, Breakdown: line.Breakdown(), PeakBytes: x.peaks}, nil
+	return Prediction{Step: line.Step, Breakdown: line.Breakdown(), PeakBytes: x.peaks, HostBytes: hostBytes(x.prog)}, nil
+}
+
+// hostBytes lists what each stage keeps in host memory, nil where none does.
+func hostBytes(prog *codegen.Program) []int64 {
+	var all []int64
+	for i, st := range prog.Stages {
+		if st.Host > 0 && all == nil {
+			all = make([]int64, len(prog.Stages))
+		}
+		if all != nil {
+			all[i] = st.Host
+		}
+	}
+	return all
 }
 
 // Predict tells what any plan costs for a graph traced for a global batch: what

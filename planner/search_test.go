@@ -36,7 +36,10 @@ func TestOptions(t *testing.T) {
 		opts Options
 		want string
 	}{
-		{Options{PlanNGPUs: 2, CP: 2}, "cp 2 is not supported yet"},
+		{Options{PlanNGPUs: 2, CP: 2, Policy: DP}, "cp: is 2, but policy dp has cp 1"},
+		{Options{PlanNGPUs: 6, CP: 4}, "plan-ngpus: 6 is not dp auto x cp 4 x tp auto x pp auto"},
+		{Options{PlanNGPUs: 8, DP: 2, CP: 2, TP: 1, PP: 1}, "plan-ngpus: 8 is not dp 2 x cp 2 x tp 1 x pp 1"},
+		{Options{PlanNGPUs: 17, CP: 17}, "cp: 17 ranks cannot share sequences of 33 tokens: each takes an early and a late part, so they need 34; use cp 16 or less"},
 		{Options{PlanNGPUs: 2, ZeRO: stage(4)}, "zero: is 4, must be between 0 and 3"},
 		{Options{PlanNGPUs: 2, ZeRO: stage(-1)}, "zero: is -1, must be between 0 and 3"},
 		{Options{PlanNGPUs: 1, ZeRO: stage(2)}, "zero: stage 2 needs at least 2 data-parallel ranks; no dp x tp x pp of 1 devices in 1 has them with 3 blocks"},
@@ -49,17 +52,21 @@ func TestOptions(t *testing.T) {
 		{Options{PlanNGPUs: 2, Schedule: "zero-bubble", Interleave: 2}, "interleave: is 2, but schedule zero-bubble runs one stage per rank"},
 		{Options{PlanNGPUs: 2, Interleave: 2, PP: 1}, "pp: is 1, but schedule interleaved needs at least 2"},
 		{Options{PlanNGPUs: 2, Interleave: 2}, "interleave: 2 chunks per rank need a pipeline of 2 ranks or more with a block for each chunk; no dp x tp x pp of 2 devices in 2 has that with 3 blocks"},
+		{Options{PlanNGPUs: 2, Schedule: "zero-bubble", Overlap: "on"}, "overlap: is on, but schedule is zero-bubble: it has no overlap in this version, gpipe and 1f1b do"},
+		{Options{PlanNGPUs: 2, Interleave: 2, Overlap: "on"}, "overlap: is on, but interleave is 2"},
+		{Options{PlanNGPUs: 2, CP: 2, Overlap: "on"}, "overlap: is on, but cp is 2"},
+		{Options{PlanNGPUs: 2, Offload: "params", Overlap: "on"}, "overlap: is on, but offload is params"},
 		{Options{PlanNGPUs: 2, Schedule: "zero-bubble", Policy: Megatron}, "schedule: is zero-bubble, but policy megatron has 1f1b or interleaved"},
 		{Options{PlanNGPUs: 2, SequenceParallel: "on", TP: 1}, "sequence-parallel: is on, but tp is 1"},
 		{Options{PlanNGPUs: 2, SequenceParallel: "on", DP: 2}, "sequence-parallel: needs tp of at least 2; no dp x tp x pp of 2 devices in 2"},
 		{Options{PlanNGPUs: 2, SequenceParallel: "yes"}, `sequence-parallel: is "yes", must be one of on off`},
-		{Options{PlanNGPUs: 2, Offload: "params"}, "offload params is not supported yet"},
+		{Options{PlanNGPUs: 2, Offload: "all"}, `offload: is "all", must be one of none optimizer params`},
 		{Options{PlanNGPUs: 2, Policy: "best"}, `policy: is "best", must be one of dp fsdp megatron autodist`},
 		{Options{PlanNGPUs: 2, Schedule: "g"}, `schedule: is "g", must be one of gpipe`},
 		{Options{}, "plan-ngpus: auto needs runtime-ngpus"},
 		{Options{PlanNGPUs: 4, RuntimeNGPUs: 6}, "runtime-ngpus: 6 is not a multiple of plan-ngpus 4"},
-		{Options{PlanNGPUs: 6, DP: 4}, "plan-ngpus: 6 is not dp 4 x tp auto x pp auto"},
-		{Options{PlanNGPUs: 8, DP: 2, TP: 2, PP: 3}, "plan-ngpus: 8 is not dp 2 x tp 2 x pp 3"},
+		{Options{PlanNGPUs: 6, DP: 4}, "plan-ngpus: 6 is not dp 4 x cp auto x tp auto x pp auto"},
+		{Options{PlanNGPUs: 8, DP: 2, TP: 2, PP: 3}, "plan-ngpus: 8 is not dp 2 x cp auto x tp 2 x pp 3"},
 		{Options{PlanNGPUs: 8, DP: 8}, "no dp x tp x pp of 8 devices in 8 suits 3 blocks and a global batch of 7"},
 		{Options{PlanNGPUs: -1}, "plan-ngpus: is -1"},
 		{Options{PlanNGPUs: 2, MicroBatch: 8}, "micro-batch: 8 is more than the global batch 7"},
@@ -77,6 +84,9 @@ func TestOptions(t *testing.T) {
 	}{
 		{Options{DP: 1, TP: 2, PP: 3}, func(p *partition.Plan) bool { return p.PlanNGPUs == 6 && p.TP == 2 && p.PP() == 3 }},
 		{Options{PlanNGPUs: 2, RuntimeNGPUs: 6}, func(p *partition.Plan) bool { return p.Units() == 3 }},
+		{Options{PlanNGPUs: 4, CP: 2}, func(p *partition.Plan) bool { return p.CP == 2 && p.DP*p.TP*p.PP() == 2 }},
+		{Options{DP: 1, CP: 3, TP: 1, PP: 1}, func(p *partition.Plan) bool { return p.PlanNGPUs == 3 && p.CP == 3 }},
+		{Options{PlanNGPUs: 3, DP: 1, CP: 1}, func(p *partition.Plan) bool { return p.CP == 0 }},
 		{Options{RuntimeNGPUs: 4, PP: 2}, func(p *partition.Plan) bool { return p.PP() == 2 && 4%p.PlanNGPUs == 0 }},
 		{Options{PlanNGPUs: 4, Policy: DP}, func(p *partition.Plan) bool { return p.DP == 4 && p.ZeRO == 0 }},
 		{Options{PlanNGPUs: 4, Policy: FSDP}, func(p *partition.Plan) bool { return p.DP == 4 && p.ZeRO == 3 }},
@@ -115,7 +125,7 @@ func TestLoweringTheLimit(t *testing.T) {
 	seen := map[string]bool{}
 	for steps := 0; ; steps++ {
 		require.Less(t, steps, 100)
-		res, err := Search(g, 8, c, Options{PlanNGPUs: 4, MemoryLimit: limit, Eval: eval})
+		res, err := Search(g, 8, c, Options{PlanNGPUs: 4, MemoryLimit: limit, Eval: eval, Offload: "none"})
 		if err != nil {
 			var bad *InfeasibleError
 			require.ErrorAs(t, err, &bad)

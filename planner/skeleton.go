@@ -28,16 +28,23 @@ type skeleton struct {
 	// ofBlock is the instructions that there are as often as blocks, ofWeight those
 	// that a zero-bubble schedule runs apart.
 	ofBlock, ofWeight map[*ir.Node]bool
+	async             map[*ir.Node]bool    // what the communication stream does
 	stageOf           map[string]int       // by block
 	known             map[int][]stageTimes // by size of micro-batch
-	alias             []int                // a stage that has the same times apart from transfers
+	copies            map[partition.Offload][]copies
+	alias             []int // a stage that has the same times apart from transfers
+
+	// A bound of context parallelism with so many parts: see shared.
+	parts     int
+	links     *cost.Program
+	linksAxis int
 }
 
 // newSkeleton partitions the shrunk graph for a plan of which only stages,
 // micro-batch size and schedule are still to be chosen.
 // inner is the skeleton with one stage and the same degrees, nil for that itself.
 func newSkeleton(graphs *shrunken, p partition.Plan, batch int, c *cost.Cluster, inner *skeleton) (*skeleton, error) {
-	s := &skeleton{graphs: graphs, plan: p, batch: batch, blocks: graphs.blocks, inner: inner, stageOf: map[string]int{}, known: map[int][]stageTimes{}}
+	s := &skeleton{graphs: graphs, plan: p, batch: batch, blocks: graphs.blocks, inner: inner, stageOf: map[string]int{}, known: map[int][]stageTimes{}, copies: map[partition.Offload][]copies{}}
 	if inner == nil {
 		s.inner = s
 	}
@@ -69,7 +76,7 @@ func newSkeleton(graphs *shrunken, p partition.Plan, batch int, c *cost.Cluster,
 // reprice takes prices from a cluster.
 func (s *skeleton) reprice(c *cost.Cluster) {
 	s.price = cost.NewProgram(c, &s.plan, s.progs[kept].Mesh)
-	s.known, s.alias = map[int][]stageTimes{}, nil
+	s.known, s.copies, s.alias = map[int][]stageTimes{}, map[partition.Offload][]copies{}, nil
 	for i := range s.plan.Stages {
 		s.alias = append(s.alias, i)
 		if at, _ := s.plan.Position(i); i > 1 && i < len(s.plan.Stages)-1 && s.price.SameGroups(1, at) {
@@ -83,8 +90,15 @@ func (s *skeleton) reprice(c *cost.Cluster) {
 // stage receives is gathered by its last block, as those from block to block
 // are, and the gradient that the first block hands to the embedding once.
 func (s *skeleton) attribute() {
-	s.ofBlock, s.ofWeight = map[*ir.Node]bool{}, map[*ir.Node]bool{}
+	s.ofBlock, s.ofWeight, s.async = map[*ir.Node]bool{}, map[*ir.Node]bool{}, map[*ir.Node]bool{}
 	for _, prog := range s.progs {
+		for _, st := range prog.Stages {
+			for _, body := range st.Bodies {
+				for _, in := range body.Instrs {
+					s.async[in.Node] = in.Async
+				}
+			}
+		}
 		maps.Copy(s.ofWeight, partition.WeightGrads(prog.Graph))
 		read := map[*ir.Value]bool{} // by a block
 		for i := len(prog.Graph.Nodes) - 1; i >= 0; i-- {

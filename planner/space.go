@@ -8,14 +8,17 @@ import (
 	"github.com/autopar/autopar/planner/cost"
 )
 
-// degrees are the sizes of a plan: a unit of plan devices cut into dp x tp x pp.
-type degrees struct{ plan, dp, tp, pp int }
+// degrees are the sizes of a plan: a unit of plan devices cut into dp x cp x tp x pp.
+type degrees struct{ plan, dp, cp, tp, pp int }
 
 // sharding is what is cut beside the model: what data-parallel ranks would all
 // hold, and the residual stream of tensor-parallel ones.
 type sharding struct {
 	zero     int
+	group    int // data-parallel ranks that ZeRO shards over, 0 for all
 	sequence bool
+	overlap  bool // communication beside the kernels
+	offload  partition.Offload
 }
 
 // outline is a plan but for micro-batches, schedule and cut.
@@ -27,17 +30,42 @@ type outline struct {
 
 func (o outline) stages() int { return o.pp * max(o.chunks, 1) }
 
+// schedules lists the orders that the search tries with an outline. Interleaved and
+// zero-bubble ones have no overlap in this version: see [partition.Plan.Validate].
+func (o outline) schedules(opts Options) []partition.Schedule {
+	return slices.DeleteFunc(schedules(opts, o.pp, o.chunks), func(s partition.Schedule) bool {
+		return o.overlap && s != partition.GPipe && s != partition.OneFOneB
+	})
+}
+
+// among reports whether the options leave an outline as far as overlap goes.
+func (o outline) among(opts Options) bool {
+	if !o.overlap {
+		return opts.Overlap != "on"
+	}
+	return opts.Overlap != "off" && o.overlaps(opts) && !o.offload.Moves() && len(o.schedules(opts)) > 0
+}
+
+// overlaps reports whether with the degrees there is anything to overlap of which
+// the search knows the time: what context parallelism gathers between the kernels
+// is not in [flow] yet.
+func (d degrees) overlaps(o Options) bool { return d.cp == 1 && d.dp*(o.RuntimeNGPUs/d.plan) > 1 }
+
 // outlines lists the ways to shard beside each of the degrees, and to interleave
 // that many blocks; those of the same degrees follow each other, without
-// interleaving first.
-func outlines(o Options, all []degrees, blocks int) []outline {
+// interleaving first, and with overlap before without.
+func outlines(o Options, all []degrees, blocks int, c *cost.Cluster) []outline {
 	var list []outline
 	for _, d := range all {
 		stages := []int{0, 1, 2, 3}
-		if replicas := d.dp * (o.RuntimeNGPUs / d.plan); o.ZeRO != nil {
+		replicas := d.dp * (o.RuntimeNGPUs / d.plan)
+		switch {
+		case o.ZeRO != nil:
 			stages = []int{*o.ZeRO}
-		} else if replicas == 1 {
+		case replicas == 1:
 			stages = stages[:1]
+		case o.ZeROGroup > 0:
+			stages = stages[1:]
 		}
 		sequences := []bool{false, true}
 		switch {
@@ -49,7 +77,16 @@ func outlines(o Options, all []degrees, blocks int) []outline {
 		for _, chunks := range chunkCounts(o, blocks, d.pp) {
 			for _, sequence := range sequences {
 				for _, zero := range stages {
-					list = append(list, outline{d, sharding{zero, sequence}, chunks})
+					for _, group := range zeroGroups(o, d, zero, replicas, chunks, c) {
+						for _, offload := range offloads(o, c) {
+							for _, overlap := range []bool{true, false} {
+								x := outline{d, sharding{zero, group, sequence, overlap, offload}, chunks}
+								if x.among(o) {
+									list = append(list, x)
+								}
+							}
+						}
+					}
 				}
 			}
 		}
@@ -57,35 +94,92 @@ func outlines(o Options, all []degrees, blocks int) []outline {
 	return list
 }
 
+// offloads lists what may live in host memory: nothing first.
+func offloads(o Options, c *cost.Cluster) []partition.Offload {
+	switch {
+	case o.Offload == "none" || o.Offload == "" && c.Host == nil:
+		return []partition.Offload{partition.OffloadNone}
+	case o.Offload == "":
+		return []partition.Offload{partition.OffloadNone, partition.OffloadOptimizer, partition.OffloadParams}
+	}
+	return []partition.Offload{partition.Offload(o.Offload)}
+}
+
+// zeroGroups lists the sizes of the groups that ZeRO shards over, 0 for all
+// replicas: all, and from stage 2 on the largest part of them inside a node. At
+// stage 1 a group saves nothing: its reduce-scatter, the sum over the copies and
+// its all-gather, once a step, move what those over all ranks do.
+// Beside interleaving groups are not searched, only taken from the options.
+func zeroGroups(o Options, d degrees, zero, replicas, chunks int, c *cost.Cluster) []int {
+	if o.ZeROGroup > 0 && zero > 0 {
+		return []int{o.ZeROGroup % replicas}
+	}
+	if chunks > 1 {
+		return []int{0}
+	}
+	within := replicas - 1
+	if !c.Device.Shared {
+		within = min(within, c.DevicesPerNode/(d.cp*d.tp))
+	}
+	for g := within; g >= 2 && zero >= 2; g-- {
+		if replicas%g == 0 {
+			return []int{0, g}
+		}
+	}
+	return []int{0}
+}
+
 // allDegrees lists the ways to cut units that the options leave, for a model of
-// so many blocks and a global batch.
-func allDegrees(o Options, blocks, batch int, c *cost.Cluster) []degrees {
+// so many blocks, a global batch and sequences.
+func allDegrees(o Options, blocks, batch int, x contexts, c *cost.Cluster) []degrees {
 	var all []degrees
 	for plan := 1; plan <= o.RuntimeNGPUs; plan++ {
 		if o.RuntimeNGPUs%plan != 0 || o.PlanNGPUs > 0 && plan != o.PlanNGPUs {
 			continue
 		}
-		for tp := 1; tp <= plan; tp++ {
-			if plan%tp != 0 || o.TP > 0 && tp != o.TP {
+		for _, cp := range x.degrees(o, plan) {
+			for _, d := range degreesOf(o, blocks, batch, c, plan, cp) {
+				if x.worthwhile(o, d, batch) {
+					all = append(all, d)
+				}
+			}
+		}
+	}
+	return all
+}
+
+// degreesOf lists the ways to cut units of plan devices of which cp share a
+// sequence.
+func degreesOf(o Options, blocks, batch int, c *cost.Cluster, plan, cp int) []degrees {
+	var all []degrees
+	rest := plan / cp
+	for tp := 1; tp <= rest; tp++ {
+		if rest%tp != 0 || o.TP > 0 && tp != o.TP {
+			continue
+		}
+		if o.Policy == Megatron && !c.Device.Shared && (tp > c.DevicesPerNode || c.DevicesPerNode%tp != 0) {
+			continue
+		}
+		for pp := 1; pp <= min(rest/tp, max(blocks, 1)); pp++ {
+			dp := rest / tp / pp
+			if dp*tp*pp != rest || o.PP > 0 && pp != o.PP || o.DP > 0 && dp != o.DP {
 				continue
 			}
-			if o.Policy == Megatron && !c.Device.Shared && (tp > c.DevicesPerNode || c.DevicesPerNode%tp != 0) {
+			if o.Policy == Megatron && blocks%pp != 0 {
 				continue
 			}
-			for pp := 1; pp <= min(plan/tp, max(blocks, 1)); pp++ {
-				dp := plan / tp / pp
-				if dp*tp*pp != plan || o.PP > 0 && pp != o.PP || o.DP > 0 && dp != o.DP {
-					continue
-				}
-				if o.Policy == Megatron && blocks%pp != 0 {
-					continue
-				}
-				if o.ZeRO != nil && *o.ZeRO > 0 && dp*(o.RuntimeNGPUs/plan) == 1 || o.SequenceParallel == "on" && tp == 1 {
-					continue
-				}
-				if dp*(o.RuntimeNGPUs/plan) <= batch {
-					all = append(all, degrees{plan, dp, tp, pp})
-				}
+			if o.ZeRO != nil && *o.ZeRO > 0 && dp*(o.RuntimeNGPUs/plan) == 1 || o.SequenceParallel == "on" && tp == 1 {
+				continue
+			}
+			d := degrees{plan, dp, cp, tp, pp}
+			if o.Overlap == "on" && !d.overlaps(o) {
+				continue
+			}
+			if g := o.ZeROGroup; g > 0 && (dp*(o.RuntimeNGPUs/plan)%g != 0 || dp*(o.RuntimeNGPUs/plan) < 2) {
+				continue
+			}
+			if dp*(o.RuntimeNGPUs/plan) <= batch {
+				all = append(all, d)
 			}
 		}
 	}
@@ -105,8 +199,9 @@ func microBatches(local int) []int {
 	return sizes
 }
 
-// schedules lists the orders to look at. With one stage there is no bubble and all
-// take the time of 1f1b, so no other is in the space.
+// schedules lists the orders that make a difference: with one stage all take the
+// time of 1f1b, which stands for them. (What a zero-bubble schedule keeps apart may
+// lie in a slot better than it did among temporary values; for that one has to ask.)
 func schedules(o Options, pp, chunks int) []partition.Schedule {
 	switch {
 	case chunks > 1:
@@ -119,16 +214,21 @@ func schedules(o Options, pp, chunks int) []partition.Schedule {
 	return []partition.Schedule{partition.OneFOneB, partition.GPipe, partition.ZeroBubble}
 }
 
-// comparePlans orders plans that cost the same: smaller units, less tensor
-// parallelism, fewer stages, less sharding, larger micro-batches, 1f1b, then gpipe, fewer chunks, then the cut. It is 0
+// comparePlans orders plans that cost the same: smaller units, less context
+// parallelism, less tensor parallelism, fewer stages, less sharding, no overlap,
+// larger micro-batches, 1f1b, then gpipe, fewer chunks, then the cut. It is 0
 // for equal plans of one search only: placements follow from the degrees.
 func comparePlans(a, b *partition.Plan) int {
 	return cmp.Or(
 		cmp.Compare(a.PlanNGPUs, b.PlanNGPUs),
+		cmp.Compare(a.ContextParallel(), b.ContextParallel()),
 		cmp.Compare(a.TP, b.TP),
 		cmp.Compare(a.PP(), b.PP()),
 		cmp.Compare(a.ZeRO, b.ZeRO),
+		cmp.Compare(a.ZeROGroup, b.ZeROGroup),
+		cmp.Compare(a.Offload, b.Offload),
 		compareBools(a.SequenceParallel, b.SequenceParallel),
+		compareBools(a.Overlap, b.Overlap),
 		cmp.Compare(b.MicroBatch, a.MicroBatch),
 		cmp.Compare(a.Schedule, b.Schedule),
 		cmp.Compare(a.Chunks(), b.Chunks()),

@@ -30,22 +30,57 @@ type World struct {
 // ErrAborted is returned by a device whose run has failed elsewhere.
 var ErrAborted = errors.New("aborted: the run has failed on another rank")
 
-// Device is where one rank computes. It has one arena of memory and one stream
-// of work: what is given to it takes effect in order. Calls may return before
-// their effect; Download, and Wait for the device's own rank, return after it.
+// Space is one of the memories of a rank. Each has an arena of its own.
+type Space uint8
+
+// The spaces. Only fetch and stash touch the host's.
+const (
+	OnDevice Space = iota
+	OnHost
+)
+
+func (s Space) String() string { return [...]string{"device", "host"}[s] }
+
+// Stream is a queue of work of a device.
+type Stream uint8
+
+// The streams.
+const (
+	Compute       Stream = iota // kernels, transfers, and the collectives that kernels wait for
+	Communication               // collectives beside them
+	Host                        // the caller, for Wait
+)
+
+func (s Stream) String() string { return [...]string{"compute", "communication", "host"}[s] }
+
+// Event is something that happens when the work of a stream of a rank has come so
+// far. Events of each stream count from 1.
+type Event struct {
+	Rank   int
+	Stream Stream
+	N      int64
+}
+
+// Device is where one rank computes. It has one arena of memory in each space and
+// two streams of work: what is given to a stream takes effect in order, and the
+// streams wait for each other by events only. Calls may return before their effect;
+// Download, and Wait of the [Host], return after it.
 //
-// One goroutine at a time uses a device. Errors of waiting name the ranks waited for.
+// One goroutine at a time uses a device. Errors of waiting name the ranks waited
+// for. A failure on the communication stream is returned by a Wait for a later
+// event of it, as a [StreamError].
 type Device interface {
-	// Alloc makes the arena at least the given number of bytes. Growing it keeps
-	// its contents. Alloc is called only while all devices are idle.
-	Alloc(bytes int64) error
-	// Upload copies src into the arena at a byte offset. src may be reused when
+	// Alloc makes the arena in a space at least the given number of bytes. Growing
+	// it keeps its contents. Alloc is called only while all devices are idle.
+	Alloc(space Space, bytes int64) error
+	// Upload copies src into an arena at a byte offset. src may be reused when
 	// it returns.
-	Upload(offset int64, src []byte) error
-	// Download copies bytes of the arena to dst, after all work given before.
-	Download(dst []byte, offset int64) error
+	Upload(space Space, offset int64, src []byte) error
+	// Download copies bytes of an arena to dst, after all work given to the compute
+	// stream before.
+	Download(dst []byte, space Space, offset int64) error
 	// Launch runs a kernel: a compute op, or one of the communication ops that
-	// need no other rank (slice, to_partial, accumulate).
+	// need no other rank (slice, to_partial, accumulate, fetch, stash).
 	Launch(k *Kernel) error
 	// Collective takes part in a collective. All members of its group make the
 	// same collectives of that group in the same order.
@@ -55,12 +90,12 @@ type Device interface {
 	Send(t *Transfer) error
 	// Recv holds later work back until the matching Send has arrived.
 	Recv(t *Transfer) error
-	// Record makes the rank's next event: it happens when all work given before
-	// is done. A rank's events count from 1.
-	Record() error
-	// Wait holds later work back until event number n of a rank has happened. For
-	// the device's own rank it holds back the caller.
-	Wait(rank int, n int64) error
+	// Record makes the next event of a stream of the rank: it happens when all
+	// work given to that stream before is done.
+	Record(s Stream) error
+	// Wait holds later work of a stream back until an event has happened; of the
+	// Host, the caller.
+	Wait(s Stream, e Event) error
 	// Close frees the device. It returns even after a failure.
 	Close() error
 }
@@ -74,6 +109,7 @@ type Checker interface {
 
 // Tensor is a dense row-major array in an arena: part Slab of a global value.
 type Tensor struct {
+	Space  Space
 	Offset int64 // bytes from the start of the arena, a multiple of 64
 	DType  ir.DType
 	Slab   ir.Slab
@@ -115,6 +151,13 @@ type Collective struct {
 	Group    int
 	Members  []Member // in axis order
 	Position int      // of this rank among them
+	// Stream is where it is made. Groups of different streams have different numbers.
+	Stream Stream
+	// More are collectives of the same op and group, of disjoint tensors, that are
+	// made together with this one.
+	More []*Collective
+	// Ran, when set, is told when it was made.
+	Ran func(start, end time.Time)
 }
 
 // Transfer is one end of a point-to-point copy.

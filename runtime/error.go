@@ -46,3 +46,14 @@ func (e *WaitError) Error() string {
 	}
 	return fmt.Sprintf("waited %v for rank %s", e.After, strings.Join(names, ", "))
 }
+
+// StreamError is a failure of a collective on a rank's communication stream, which
+// the rank learns of when it waits for the stream.
+type StreamError struct {
+	Node *ir.Node
+	Err  error
+}
+
+func (e *StreamError) Error() string { return fmt.Sprintf("%s %s: %v", e.Node.Op, e.Node.Name, e.Err) }
+
+func (e *StreamError) Unwrap() error { return e.Err }

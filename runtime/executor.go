@@ -17,7 +17,8 @@ import (
 type Options struct {
 	// Timeout bounds every wait of one rank for another; 0 is five minutes.
 	Timeout time.Duration
-	// Trace, when set, is told of every instruction. Ranks call it concurrently.
+	// Trace, when set, is told of every instruction. Ranks and their streams call it
+	// concurrently.
 	Trace func(Span)
 }
 
@@ -53,10 +54,10 @@ type Executor struct {
 
 	mu       sync.Mutex // held by the method in progress
 	programs map[*codegen.Program]*program
-	groups   map[string]int // by world ranks
+	groups   map[string]int // by stream and world ranks
 	wires    int
-	// events is how many events each rank had recorded before this step.
-	events []int64
+	// events is how many events each rank had recorded before this step, by stream.
+	events [Host][]int64
 	word   [4]byte // an output on its way
 	closed bool
 
@@ -79,7 +80,8 @@ func New(prog *codegen.Program, backend Backend, opts Options) (*Executor, error
 		return nil, fmt.Errorf("runtime: opening %d devices: %w", n, err)
 	}
 	e := &Executor{
-		opts: opts, backend: backend, done: make(chan int, n), timer: time.NewTimer(opts.Timeout), events: make([]int64, n),
+		opts: opts, backend: backend, done: make(chan int, n), timer: time.NewTimer(opts.Timeout),
+		events:   [Host][]int64{make([]int64, n), make([]int64, n)},
 		programs: map[*codegen.Program]*program{}, groups: map[string]int{},
 	}
 	for i, d := range devices {
@@ -114,11 +116,13 @@ func (e *Executor) Step(ctx context.Context, prog *codegen.Program, feeds Feeds)
 		return nil, err
 	}
 	for r, tasks := range p.tasks {
-		e.events[r] += int64(len(tasks))
+		last := &tasks[len(tasks)-1]
+		e.events[Compute][r] += last.event
+		e.events[Communication][r] += last.before + int64(last.buckets)
 	}
 	p.steps++
 	for _, o := range p.scalars {
-		if err := e.ranks[o.rank].device.Download(e.word[:], o.offset); err != nil {
+		if err := e.ranks[o.rank].device.Download(e.word[:], OnDevice, o.offset); err != nil {
 			return nil, e.fail(fmt.Errorf("runtime: output %s: %w", o.name, err))
 		}
 		p.outputs[o.name] = math.Float32frombits(binary.NativeEndian.Uint32(e.word[:]))
@@ -143,7 +147,7 @@ func (e *Executor) ReadOutput(prog *codegen.Program, name string, dst []float32)
 		return fmt.Errorf("runtime: output %s is %s, cannot be read into %d elements", name, v.Type, len(dst))
 	}
 	o := p.output(name, v)
-	return e.ranks[o.rank].device.Download(floatBytes(dst), o.offset)
+	return e.ranks[o.rank].device.Download(floatBytes(dst), OnDevice, o.offset)
 }
 
 // Counters returns what a rank communicated in the last step.

@@ -20,6 +20,7 @@ import (
 func TestFailures(t *testing.T) {
 	g := trainGraph(t)
 	all := shape{dp: 2, tp: 2, pp: 2, micro: 2, schedule: partition.OneFOneB}
+	beside := shape{dp: 2, tp: 1, pp: 1, micro: 2, schedule: partition.OneFOneB, zero: 3, overlap: true}
 	for name, c := range map[string]struct {
 		shape
 		fault backendtest.Fault
@@ -36,6 +37,9 @@ func TestFailures(t *testing.T) {
 			`^rank \d, step 7, .*: waited 300ms for rank `},
 		"send hangs": {all, backendtest.Fault{Rank: 1, Call: backendtest.Send, Kind: backendtest.Hang},
 			`^rank \d, step 7, .*: waited 300ms for rank `},
+		"handing over a collective fails": {beside, backendtest.Fault{Rank: 1, Call: backendtest.Collective, At: 4}, `^rank 1, step 7, fwd mb=0, all_gather \S+: injected fault$`},
+		"communication stream waits in vain": {beside, backendtest.Fault{Rank: 1, Call: backendtest.Launch, At: 30, Kind: backendtest.Hang},
+			`^rank 0, step 7, \w+ mb=0, all_gather h\.\S+@all_gather_dp: on the communication stream: waited 300ms for rank 1; rank 1 is at `},
 		"the only rank hangs": {oneRank, backendtest.Fault{Rank: 0, Call: backendtest.Launch, At: 9, Kind: backendtest.Hang},
 			`^rank 0, step 7, fwd mb=0, \w+ \S+: hangs: no progress for 450ms$`},
 	} {

@@ -29,6 +29,9 @@ type program struct {
 type task struct {
 	codegen.Task
 	actions []action
+	event   int64 // of the step on the compute stream: the task is done
+	before  int64 // buckets given to the communication stream before it
+	buckets int   // given in it
 }
 
 // action is one instruction of one task. Exactly one of kernel, collective,
@@ -38,6 +41,7 @@ type action struct {
 	kernel     *Kernel
 	collective *Collective
 	transfer   *Transfer
+	await      int   // buckets of the task that must be done first
 	after      int64 // a send first waits for this event of the step of the peer
 	bytes      int64 // communicated
 
@@ -91,9 +95,11 @@ func (e *Executor) Add(prog *codegen.Program) error {
 		}
 	}
 	for i, r := range e.ranks {
-		bytes := prog.Stages[prog.Schedules[i].Stage].Arena()
-		if err := r.device.Alloc(bytes); err != nil {
-			return fmt.Errorf("runtime: rank %d: arena of %d bytes: %w", i, bytes, err)
+		stage := prog.Stages[prog.Schedules[i].Stage]
+		for space, bytes := range [...]int64{OnDevice: stage.Arena(), OnHost: stage.Host} {
+			if err := r.device.Alloc(Space(space), bytes); err != nil {
+				return fmt.Errorf("runtime: rank %d: %s arena of %d bytes: %w", i, Space(space), bytes, err)
+			}
 		}
 	}
 	e.programs[prog] = p
@@ -135,21 +141,82 @@ func (l *loader) schedule(s *codegen.Schedule) ([]task, error) {
 	prog := l.program.src
 	stage := prog.Stages[s.Stage]
 	tasks := make([]task, len(s.Tasks))
+	var before int64
 	for i, t := range s.Tasks {
-		tasks[i].Task = t
+		tasks[i].Task, tasks[i].before = t, before
 		if i == 0 {
 			tasks[i].actions = l.prepare(s, stage, t)
 		}
+		given := []int{0} // buckets given with so many asynchronous instructions of the body
 		instrs := stage.Run(t)
 		for j := range instrs {
-			a, err := l.action(s, stage, t, &instrs[j])
-			if err != nil {
-				return nil, fmt.Errorf("%s: %s: %w", t, instrs[j].Node.Name, err)
+			in := &instrs[j]
+			runs := s.Runs(in, t)
+			if in.Async {
+				n := given[len(given)-1]
+				if runs && !in.Fused {
+					n++
+				}
+				given = append(given, n)
 			}
+			if !runs {
+				continue
+			}
+			a, err := l.action(s, stage, t, in)
+			if err != nil {
+				return nil, fmt.Errorf("%s: %s: %w", t, in.Node.Name, err)
+			}
+			if in.Fused {
+				bucket := &tasks[i].actions[len(tasks[i].actions)-1]
+				bucket.collective.More = append(bucket.collective.More, a.collective)
+				bucket.bytes += a.bytes
+				continue
+			}
+			a.await = given[in.Await]
 			tasks[i].actions = append(tasks[i].actions, a)
 		}
+		tasks[i].buckets = given[len(given)-1]
+		before += int64(tasks[i].buckets)
+		tasks[i].event = before + int64(i) + 1
+		l.observe(s, &tasks[i])
 	}
 	return tasks, nil
+}
+
+// observe lets the trace hear of what runs on the communication stream.
+func (l *loader) observe(s *codegen.Schedule, t *task) {
+	trace := l.exec.opts.Trace
+	for i := range t.actions {
+		c := t.actions[i].collective
+		if trace == nil || c == nil || c.Stream != Communication {
+			continue
+		}
+		span := Span{Rank: s.Rank, Phase: t.Phase, MicroBatch: t.MicroBatch, Op: c.Node.Op, Name: c.Node.Name, Stream: Communication}
+		for _, more := range c.More {
+			span.With = append(span.With, more.Node.Name)
+		}
+		c.Ran = func(start, end time.Time) {
+			span := span
+			span.Start, span.End = start.Sub(l.program.start), end.Sub(l.program.start)
+			trace(span)
+		}
+	}
+}
+
+// event returns the number, in a step of a rank, of the event at the end of a task.
+func (l *loader) event(s *codegen.Schedule, task int) int64 {
+	stage := l.program.src.Stages[s.Stage]
+	var n int64
+	for _, t := range s.Tasks[:task+1] {
+		n++
+		instrs := stage.Run(t)
+		for i := range instrs {
+			if in := &instrs[i]; in.Async && !in.Fused && s.Runs(in, t) {
+				n++
+			}
+		}
+	}
+	return n
 }
 
 // prepare feeds what is fed once a step.
@@ -231,13 +298,24 @@ func (l *loader) action(s *codegen.Schedule, stage *codegen.Stage, t codegen.Tas
 
 func (l *loader) tensor(s *codegen.Schedule, stage *codegen.Stage, t codegen.Task, v *ir.Value, buffer int) Tensor {
 	prog := l.program.src
-	return Tensor{Offset: stage.Offset(buffer, t.MicroBatch), DType: v.Type.DType, Slab: prog.Slab(v, prog.At(s, t))}
+	return Tensor{Space: spaceOf(stage, buffer), Offset: stage.Offset(buffer, t.MicroBatch), DType: v.Type.DType, Slab: prog.Slab(v, prog.At(s, t))}
+}
+
+// spaceOf returns the space of a buffer.
+func spaceOf(stage *codegen.Stage, buffer int) Space {
+	if stage.Buffers[buffer].Region == codegen.Host {
+		return OnHost
+	}
+	return OnDevice
 }
 
 func (l *loader) collective(a *action, s *codegen.Schedule, stage *codegen.Stage, t codegen.Task, in *codegen.Instr) {
 	prog, n := l.program.src, in.Node
 	ranks, position := prog.Group(s, n)
 	key := meeting{n, t.MicroBatch, ranks[0]}
+	if in.Last {
+		key.microBatch = 0 // the last of some members comes before that of others
+	}
 	members, ok := l.members[key]
 	if !ok {
 		for _, r := range ranks {
@@ -250,13 +328,17 @@ func (l *loader) collective(a *action, s *codegen.Schedule, stage *codegen.Stage
 		}
 		l.members[key] = members
 	}
-	name := fmt.Sprint(ranks)
+	stream := Compute
+	if in.Async {
+		stream = Communication
+	}
+	name := fmt.Sprint(stream, ranks)
 	group, ok := l.exec.groups[name]
 	if !ok {
 		group = len(l.exec.groups)
 		l.exec.groups[name] = group
 	}
-	a.collective = &Collective{Node: n, Attr: n.Attr.(ir.CommAttr), Group: group, Members: members, Position: position}
+	a.collective = &Collective{Node: n, Attr: n.Attr.(ir.CommAttr), Group: group, Members: members, Position: position, Stream: stream}
 }
 
 // transfer builds one end of a transfer. A sender writes into the buffer of the
@@ -286,7 +368,7 @@ func (l *loader) transfer(a *action, s *codegen.Schedule, stage *codegen.Stage, 
 	}
 	a.transfer.Remote = to.Offset(buffer, t.MicroBatch)
 	if _, room := to.RoomFor(n); room > 0 && t.MicroBatch >= room {
-		a.after = int64(find(peer, codegen.Task{Phase: l.last, Chunk: chunk, MicroBatch: t.MicroBatch - room})) + 1
+		a.after = l.event(peer, find(peer, codegen.Task{Phase: l.last, Chunk: chunk, MicroBatch: t.MicroBatch - room}))
 	}
 	return nil
 }

@@ -21,6 +21,7 @@ type Shard struct {
 	Attr ir.ParamAttr
 	Slab ir.Slab
 
+	space  Space
 	offset int64
 }
 
@@ -41,7 +42,7 @@ func (e *Executor) Shards(prog *codegen.Program, rank int) []Shard {
 		attr, _ := v.Def.Attr.(ir.ParamAttr)
 		shards = append(shards, Shard{
 			Rank: rank, Name: name, Type: v.Type, Attr: attr, Slab: prog.Slab(v, s.Coord),
-			offset: stage.Offset(stage.Params[name], 0),
+			space: spaceOf(stage, stage.Params[name]), offset: stage.Offset(stage.Params[name], 0),
 		})
 	}
 	return shards
@@ -49,12 +50,12 @@ func (e *Executor) Shards(prog *codegen.Program, rank int) []Shard {
 
 // ReadShard copies a shard to dst, in the byte order of the machine.
 func (e *Executor) ReadShard(s Shard, dst []byte) error {
-	return e.access(s, len(dst), func(d Device) error { return d.Download(dst, s.offset) })
+	return e.access(s, len(dst), func(d Device) error { return d.Download(dst, s.space, s.offset) })
 }
 
 // WriteShard replaces a shard by src.
 func (e *Executor) WriteShard(s Shard, src []byte) error {
-	return e.access(s, len(src), func(d Device) error { return d.Upload(s.offset, src) })
+	return e.access(s, len(src), func(d Device) error { return d.Upload(s.space, s.offset, src) })
 }
 
 func (e *Executor) access(s Shard, bytes int, copy func(Device) error) error {
@@ -85,7 +86,7 @@ func (e *Executor) InitParams(prog *codegen.Program, seed uint64) error {
 		for _, s := range e.Shards(prog, r.id) {
 			var bytes []byte
 			buf, bytes = s.initial(buf, seed)
-			if err := r.device.Upload(s.offset, bytes); err != nil {
+			if err := r.device.Upload(s.space, s.offset, bytes); err != nil {
 				return fmt.Errorf("initial value of %s: %w", s.Name, err)
 			}
 			r.place.Add(1) // progress

@@ -77,11 +77,24 @@ func (r *rank) guard(j job) (err error) {
 func (r *rank) step(p *program, start time.Time) error {
 	r.counters = Counters{}
 	trace := r.exec.opts.Trace
+	var done int64 // events of the compute stream in this step
 	for t := range p.tasks[r.id] {
 		task := &p.tasks[r.id][t]
 		for i := range task.actions {
 			r.place.Store(int64(t)<<32 | int64(i))
 			a := &task.actions[i]
+			if a.await > 0 {
+				if err := r.await(task.before + int64(a.await)); err != nil {
+					return err
+				}
+			}
+			if a.collective != nil && a.collective.Stream == Communication {
+				done++
+				if err := r.give(a, done); err != nil {
+					return err
+				}
+				continue
+			}
 			var begin time.Duration
 			if trace != nil {
 				begin = time.Since(start)
@@ -90,21 +103,53 @@ func (r *rank) step(p *program, start time.Time) error {
 				return err
 			}
 			if trace != nil {
-				trace(Span{r.id, task.Phase, task.MicroBatch, a.node.Op, a.node.Name, begin, time.Since(start)})
+				trace(Span{Rank: r.id, Phase: task.Phase, MicroBatch: task.MicroBatch, Op: a.node.Op, Name: a.node.Name, Start: begin, End: time.Since(start)})
 			}
 		}
 		r.place.Store(int64(t)<<32 | int64(len(task.actions)))
-		if err := r.device.Record(); err != nil {
+		if task.buckets > 0 {
+			if err := r.await(task.before + int64(task.buckets)); err != nil {
+				return err
+			}
+		}
+		done++
+		if err := r.device.Record(Compute); err != nil {
 			return err
 		}
 	}
-	return r.device.Wait(r.id, r.exec.events[r.id]+int64(len(p.tasks[r.id])))
+	return r.device.Wait(Host, Event{r.id, Compute, r.exec.events[Compute][r.id] + done})
 }
 
-// act runs one action.
+// await holds the compute stream back until the n-th bucket of the step is done.
+func (r *rank) await(n int64) error {
+	return r.device.Wait(Compute, Event{r.id, Communication, r.exec.events[Communication][r.id] + n})
+}
+
+// give hands a collective to the communication stream, to be made when all work
+// before it is done. n is the number of the event, in this step, that says so.
+func (r *rank) give(a *action, n int64) error {
+	r.counters.Collectives++
+	r.counters.CollectiveBytes += a.bytes
+	if err := r.device.Record(Compute); err != nil {
+		return err
+	}
+	if err := r.device.Wait(Communication, Event{r.id, Compute, r.exec.events[Compute][r.id] + n}); err != nil {
+		return err
+	}
+	if err := r.device.Collective(a.collective); err != nil {
+		return err
+	}
+	return r.device.Record(Communication)
+}
+
+// act runs one action on the compute stream.
 func (r *rank) act(a *action) error {
 	switch {
 	case a.kernel != nil:
+		if codegen.HostCopy(a.node.Op) {
+			r.counters.HostCopies++
+			r.counters.HostBytes += a.bytes
+		}
 		return r.device.Launch(a.kernel)
 	case a.collective != nil:
 		r.counters.Collectives++
@@ -118,13 +163,13 @@ func (r *rank) act(a *action) error {
 		}
 		if a.after > 0 {
 			peer := a.transfer.Peer
-			if err := r.device.Wait(peer, r.exec.events[peer]+a.after); err != nil {
+			if err := r.device.Wait(Compute, Event{peer, Compute, r.exec.events[Compute][peer] + a.after}); err != nil {
 				return err
 			}
 		}
 		return r.device.Send(a.transfer)
 	}
-	return r.device.Upload(a.offset, a.feed.data[a.from:a.to])
+	return r.device.Upload(OnDevice, a.offset, a.feed.data[a.from:a.to])
 }
 
 // where returns the task and node at which the rank is, in a step.
@@ -147,6 +192,10 @@ func (r *rank) where() (task codegen.Task, node *ir.Node, ok bool) {
 // describe adds to an error where the rank is, and where those are for which it
 // waited in vain.
 func (r *rank) describe(err error) error {
+	var beside *StreamError
+	if errors.As(err, &beside) {
+		err = fmt.Errorf("on the communication stream: %w", beside.Err)
+	}
 	var wait *WaitError
 	if errors.As(err, &wait) {
 		var at []string
@@ -160,6 +209,9 @@ func (r *rank) describe(err error) error {
 		}
 	}
 	task, node, ok := r.where()
+	if beside != nil {
+		node = beside.Node
+	}
 	if !ok {
 		return fmt.Errorf("runtime: rank %d: %w", r.id, err)
 	}

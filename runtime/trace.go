@@ -16,13 +16,17 @@ type Span struct {
 	Op         ir.Op
 	Name       string // of the node
 	Start, End time.Duration
+	Stream     Stream
+	With       []string // the other nodes of a bucket of collectives
 }
 
 // Counters say what one rank communicated in one step. A transfer counts on
 // both of its ends. Bytes are counted as in [codegen.Program.CommBytes].
 type Counters struct {
-	Collectives     int
+	Collectives     int   // a bucket counts once
 	CollectiveBytes int64 // received
 	Transfers       int
 	TransferBytes   int64 // sent and received
+	HostCopies      int   // fetches and stashes
+	HostBytes       int64
 }

@@ -23,6 +23,9 @@ type JobOptions struct {
 	// Backend is fresh: a job opens it. nil is the CPU backend with its defaults.
 	Backend runtime.Backend
 	Runtime runtime.Options
+	// HostDir is where the default backend keeps what is offloaded: see
+	// [cpu.Options].
+	HostDir string
 }
 
 // Job is a model ready to be trained by a plan. Its methods are for one goroutine.
@@ -119,7 +122,7 @@ func start(first, second *codegen.Program, opts JobOptions) (*runtime.Executor, 
 	backend := opts.Backend
 	if backend == nil {
 		var err error
-		if backend, err = cpu.New(cpu.Options{}); err != nil {
+		if backend, err = cpu.New(cpu.Options{HostDir: opts.HostDir}); err != nil {
 			return nil, err
 		}
 	}
@@ -240,7 +243,7 @@ type StepStats struct {
 	Skipped     int     // steps so far that the scaler skipped
 	LR          float64
 	Duration    time.Duration // without reading the batch
-	CommBytes   int64         // received by collectives, and sent and received by transfers, on all ranks
+	CommBytes   int64         // received by collectives, sent and received by transfers, and copied from and to host memory, on all ranks
 	Collectives int           // calls, on all ranks
 }
 
@@ -268,7 +271,7 @@ func (j *Job) Step(ctx context.Context, it int) (StepStats, error) {
 	st.LossScale, st.Skipped = out["loss_scale"], int(out["skipped_steps"])
 	for r := range j.exec.Ranks() {
 		c := j.exec.Counters(r)
-		st.CommBytes += c.CollectiveBytes + c.TransferBytes
+		st.CommBytes += c.CollectiveBytes + c.TransferBytes + c.HostBytes
 		st.Collectives += c.Collectives
 	}
 	return st, nil

@@ -340,8 +340,8 @@ func footprint(p *codegen.Program) (received, arenas int64) {
 		s := &p.Schedules[r]
 		arenas += p.Stages[s.Stage].Arena()
 		for _, task := range s.Tasks {
-			for _, in := range p.Stages[s.Stage].Bodies[task.Phase].Instrs {
-				if in.Node.Op != ir.OpSend { // the receiver counts it
+			for _, in := range p.Stages[s.Stage].Run(task) {
+				if in.Node.Op != ir.OpSend && s.Runs(&in, task) { // the receiver counts what is sent
 					received += p.CommBytes(s, in.Node, task)
 				}
 			}

@@ -38,7 +38,6 @@ func TestStatusOfErrors(t *testing.T) {
 		{&partition.PlanError{}, statusInput},
 		{&planner.OptionError{}, statusInput},
 		{&planner.DocumentError{}, statusInput},
-		{&planner.UnsupportedError{}, statusInput},
 		{&train.InputError{}, statusInput},
 		{&planner.InfeasibleError{Closest: &partition.Plan{Stages: []partition.Stage{{Last: 1}}}}, statusInfeasible},
 		{&train.DivergedError{}, statusFailed},

@@ -35,15 +35,17 @@ type fixed struct {
 	Policy           string `group:"fix" enum:"dp,fsdp,megatron,autodist" default:"autodist" help:"Search only a well-known family: dp, fsdp, megatron, or autodist for everything."`
 	DP               *int   `group:"fix" name:"dp" placeholder:"N" help:"Data-parallel degree."`
 	TP               *int   `group:"fix" name:"tp" placeholder:"N" help:"Tensor-parallel degree."`
-	CP               *int   `group:"fix" name:"cp" placeholder:"N" help:"Context-parallel degree; only 1 in this version."`
+	CP               *int   `group:"fix" name:"cp" placeholder:"N" help:"Context-parallel degree: ranks that share every sequence."`
 	PP               *int   `group:"fix" name:"pp" placeholder:"N" help:"Pipeline stages."`
 	MicroBatch       *int   `group:"fix" placeholder:"N" help:"Sequences per micro-batch of one data-parallel rank."`
 	Schedule         string `group:"fix" enum:",gpipe,1f1b,interleaved,zero-bubble" default:"" placeholder:"gpipe|1f1b|interleaved|zero-bubble" help:"Order of the micro-batches in a pipeline."`
 	Interleave       *int   `group:"fix" placeholder:"N" help:"Chunks of the model per rank of a pipeline; more than 1 is the interleaved schedule."`
 	Zero             *int   `group:"fix" placeholder:"N" help:"ZeRO stage, 0 to 3: shard optimizer state (1), gradients (2) and parameters (3) over data-parallel ranks."`
+	ZeroGroup        *int   `group:"fix" placeholder:"N" help:"Data-parallel ranks that ZeRO shards over: a divisor of all of them. Groups hold copies of each other."`
 	Recompute        string `group:"fix" enum:",none,selective,full" default:"" placeholder:"none|selective|full" help:"Drop activations and compute them again: none, those of attention, or all."`
 	SequenceParallel string `group:"fix" enum:",on,off" default:"" placeholder:"on|off" help:"Shard the sequence between tensor-parallel regions."`
-	Offload          string `group:"fix" enum:",none,optimizer,params" default:"" placeholder:"none" help:"Keep state in host memory; only none in this version."`
+	Overlap          string `group:"fix" enum:",on,off" default:"" placeholder:"on|off" help:"Communicate gradients and sharded parameters beside the computation; off where ranks share processors."`
+	Offload          string `group:"fix" enum:",none,optimizer,params" default:"" placeholder:"none|optimizer|params" help:"Keep optimizer state, or parameters at rest too, in host memory."`
 }
 
 // options turns flags and YAML into those of the search. The planner itself
@@ -55,7 +57,7 @@ func (c *planCmd) options(cfg *config.Config) (planner.Options, error) {
 		least int
 	}{
 		{"--dp", c.DP, 1}, {"--tp", c.TP, 1}, {"--cp", c.CP, 1}, {"--pp", c.PP, 1},
-		{"--micro-batch", c.MicroBatch, 1}, {"--interleave", c.Interleave, 1}, {"--zero", c.Zero, 0}, {"--top", &c.Top, 0},
+		{"--micro-batch", c.MicroBatch, 1}, {"--interleave", c.Interleave, 1}, {"--zero", c.Zero, 0}, {"--zero-group", c.ZeroGroup, 2}, {"--top", &c.Top, 0},
 	} {
 		if n.value != nil && *n.value < n.least {
 			return planner.Options{}, usagef("plan: %s is %d, must be at least %d", n.flag, *n.value, n.least)
@@ -65,8 +67,8 @@ func (c *planCmd) options(cfg *config.Config) (planner.Options, error) {
 	o := planner.Options{
 		PlanNGPUs: int(p.PlanNGPUs), RuntimeNGPUs: int(p.RuntimeNGPUs), MemoryLimit: int64(p.MemoryLimit),
 		DP: deref(c.DP), TP: deref(c.TP), CP: deref(c.CP), PP: deref(c.PP), MicroBatch: int(cfg.Batch.Micro),
-		Schedule: partition.Schedule(c.Schedule), Interleave: deref(c.Interleave), ZeRO: c.Zero,
-		Recompute: planner.Recompute(c.Recompute), SequenceParallel: c.SequenceParallel, Offload: c.Offload,
+		Schedule: partition.Schedule(c.Schedule), Interleave: deref(c.Interleave), ZeRO: c.Zero, ZeROGroup: deref(c.ZeroGroup),
+		Recompute: planner.Recompute(c.Recompute), SequenceParallel: c.SequenceParallel, Overlap: c.Overlap, Offload: c.Offload,
 		Policy: planner.Policy(c.Policy), TopK: c.Top,
 	}
 	if c.MicroBatch != nil {
@@ -97,7 +99,7 @@ autopar plan gpt.yaml --tp 2 --pp 2 --dp 1 --schedule 1f1b`
 // degrees if all are given.
 func (c *planCmd) unit() string {
 	if c.PlanNGPUs == "" && deref(c.DP) > 0 && deref(c.TP) > 0 && deref(c.PP) > 0 {
-		return fmt.Sprint(*c.DP * *c.TP * *c.PP)
+		return fmt.Sprint(*c.DP * max(deref(c.CP), 1) * *c.TP * *c.PP)
 	}
 	return c.PlanNGPUs
 }
@@ -175,17 +177,26 @@ func search(cfg *config.Config, cluster *cost.Cluster, o planner.Options) (*plan
 func printPlan(con *console, doc *planner.Document) {
 	p, predicted := doc.Plan, doc.Predicted
 	con.heading("plan for %s on %s", plural(p.RuntimeNGPUs, "rank"), doc.Cluster.Name)
-	rows := [][]string{
-		{"mesh", fmt.Sprintf("%s of dp %d x tp %d x pp %d", plural(p.Units(), "unit"), p.DP, p.TP, p.PP())},
+	about := [][]string{
+		{"mesh", fmt.Sprintf("%s of %s", plural(p.Units(), "unit"), p.Degrees())},
 		{"micro-batch", fmt.Sprintf("%s, %d per step and data-parallel rank", plural(p.MicroBatch, "sequence"), p.MicroBatches(doc.Config.Batch.Global, ir.Coord{}))},
 		{"schedule", p.ScheduleText()},
 		{"sharded", shardedText(p)},
 	}
-	if doc.Config.Train.Reproducible {
-		rows = append(rows, []string{"reproducible", explain.ReproducibleText(p)})
+	if p.Overlap {
+		about = append(about, []string{"overlap", "gradients and sharded parameters travel beside the computation"})
 	}
-	con.table(rows)
-	rows = [][]string{{"STAGE", "BLOCKS", "RECOMPUTED", "PEAK MEMORY OF A RANK"}}
+	if p.Offload.Moves() {
+		about = append(about, []string{"offloaded", map[partition.Offload]string{
+			partition.OffloadOptimizer: "optimizer state, to host memory",
+			partition.OffloadParams:    "optimizer state and parameters, to host memory",
+		}[p.Offload]})
+	}
+	if doc.Config.Train.Reproducible {
+		about = append(about, []string{"reproducible", explain.ReproducibleText(p)})
+	}
+	con.table(about)
+	rows := [][]string{{"STAGE", "BLOCKS", "RECOMPUTED", "PEAK MEMORY OF A RANK"}}
 	for i := range p.PP() {
 		var blocks []string
 		full, selective := 0, 0
@@ -193,8 +204,11 @@ func printPlan(con *console, doc *planner.Document) {
 			blocks = append(blocks, blocksText(p.Stages[s]))
 			full, selective = full+p.Stages[s].Recompute, selective+p.Stages[s].Selective
 		}
-		rows = append(rows, []string{fmt.Sprint(i), strings.Join(blocks, ", "), recomputedText(full, selective),
-			fmt.Sprintf("%s (%s bytes)", bytesText(predicted.PeakBytes[i]), explain.Grouped(predicted.PeakBytes[i]))})
+		peak := fmt.Sprintf("%s (%s bytes)", bytesText(predicted.PeakBytes[i]), explain.Grouped(predicted.PeakBytes[i]))
+		if i < len(predicted.HostBytes) {
+			peak += fmt.Sprintf(" and %s (%s bytes) of the host", bytesText(predicted.HostBytes[i]), explain.Grouped(predicted.HostBytes[i]))
+		}
+		rows = append(rows, []string{fmt.Sprint(i), strings.Join(blocks, ", "), recomputedText(full, selective), peak})
 	}
 	con.table(rows)
 	if con.verbose {
@@ -210,6 +224,9 @@ func printPlan(con *console, doc *planner.Document) {
 	rows = nil
 	for _, part := range parts(predicted.Breakdown) {
 		rows = append(rows, []string{part.name, secondsText(part.seconds), fmt.Sprintf("%.1f %%", 100*part.seconds/predicted.StepSeconds)})
+	}
+	if beside := predicted.Breakdown.Overlapped; beside > 0 {
+		rows = append(rows, []string{"beside it, communication", secondsText(beside), fmt.Sprintf("%.1f %%", 100*beside/predicted.StepSeconds)})
 	}
 	con.table(rows)
 	if len(doc.Search.Alternatives) == 0 {
@@ -258,16 +275,25 @@ func differences(a, b planner.PredictedBreakdown) string {
 
 // planWords is a plan in one line.
 func planWords(p *partition.Plan) string {
-	words := fmt.Sprintf("dp %d x tp %d x pp %d", p.DP, p.TP, p.PP())
+	words := p.Degrees()
 	if p.Units() > 1 {
 		words = fmt.Sprintf("%d x (%s)", p.Units(), words)
 	}
 	words += fmt.Sprintf(", micro-batch %d, %s", p.MicroBatch, p.ScheduleText())
 	if p.ZeRO > 0 {
 		words += fmt.Sprintf(", ZeRO %d", p.ZeRO)
+		if p.Copies() > 1 {
+			words += fmt.Sprintf(" in groups of %d", p.ShardGroup())
+		}
 	}
 	if p.SequenceParallel {
 		words += ", sequence parallel"
+	}
+	if p.Overlap {
+		words += ", overlap"
+	}
+	if p.Offload.Moves() {
+		words += ", offload " + p.Offload.String()
 	}
 	full, selective := 0, 0
 	for _, s := range p.Stages {
@@ -285,6 +311,9 @@ func shardedText(p *partition.Plan) string {
 	text := [...]string{
 		"nothing", "optimizer state", "optimizer state and gradients", "optimizer state, gradients and parameters",
 	}[p.ZeRO] + fmt.Sprintf(" over dp (ZeRO %d)", p.ZeRO)
+	if p.Copies() > 1 {
+		text += fmt.Sprintf(", in %d groups of %d ranks", p.Copies(), p.ShardGroup())
+	}
 	if p.SequenceParallel {
 		text += "; the sequence between blocks over tp"
 	}

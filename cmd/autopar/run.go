@@ -17,6 +17,7 @@ type runCmd struct {
 	Device   string `enum:"cpu,cuda" default:"cpu" help:"cpu, or cuda (not in this version)."`
 	Out      string `placeholder:"DIR" help:"Directory of checkpoints and metrics.jsonl. The default is the configuration's train.out_dir."`
 	Resume   bool   `help:"Go on from the newest checkpoint in the directory."`
+	Offload  string `name:"offload-dir" placeholder:"DIR" help:"Keep what the plan offloads in files of this directory, mapped into memory, instead of in memory."`
 	InitFrom string `placeholder:"scratch|DIR|FILE" default:"scratch" help:"Weights to start from: scratch, the directory of another run, or a safetensors file."`
 }
 
@@ -43,7 +44,10 @@ func (c *runCmd) Run(ctx context.Context, con *console) error {
 	if err != nil {
 		return err
 	}
-	job, err := train.NewJob(doc.Config, doc.Plan, train.JobOptions{})
+	if c.Offload != "" && !doc.Plan.Offload.Moves() {
+		return usagef("run: --offload-dir is %s, but the plan offloads nothing; plan with --offload optimizer or params", c.Offload)
+	}
+	job, err := train.NewJob(doc.Config, doc.Plan, train.JobOptions{HostDir: c.Offload})
 	if err != nil {
 		return err
 	}

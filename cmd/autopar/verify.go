@@ -140,10 +140,15 @@ func count(p *codegen.Program) checkedProgram {
 		c.Tasks += len(s.Tasks)
 		for _, task := range s.Tasks {
 			for _, in := range p.Stages[s.Stage].Run(task) {
+				if !s.Runs(&in, task) {
+					continue
+				}
 				c.Instructions++
 				switch {
 				case codegen.Collective(in.Node.Op):
-					c.Collectives++
+					if !in.Fused {
+						c.Collectives++
+					}
 				case in.Node.Op == ir.OpSend:
 					c.Transfers++
 				}

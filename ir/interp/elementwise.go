@@ -154,11 +154,20 @@ func (m mask) at(i int) float64 {
 	return 0
 }
 
-// dropout: y_i = x_i m_i with the mask m of the row-major index i.
+// dropout: y_i = x_i m_i with the mask m of the row-major index i, that of the
+// positions where the sequence is folded.
 func dropout(n *ir.Node, in, out []Tensor) error {
-	m := newMask(n.Attr.(ir.DropoutAttr), in[1], in[2])
+	attr := n.Attr.(ir.DropoutAttr)
+	m := newMask(attr, in[1], in[2])
+	keep := Tensor{Shape: in[0].Shape, F: make([]float64, len(in[0].F))}
+	for i := range keep.F {
+		keep.F[i] = m.at(i)
+	}
+	if attr.Fold > 0 {
+		keep = folded(keep, attr.Dim, attr.Fold)
+	}
 	for i, x := range in[0].F {
-		out[0].F[i] = x * m.at(i)
+		out[0].F[i] = x * keep.F[i]
 	}
 	return nil
 }

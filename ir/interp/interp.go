@@ -184,6 +184,16 @@ func kernelOf(op ir.Op) kernelFunc {
 		return attentionGrad
 	case ir.OpAttentionDecode:
 		return attentionDecode
+	case ir.OpKeysValues:
+		return keysValues
+	case ir.OpAttentionKV:
+		return attentionKV
+	case ir.OpAttentionKVGrad:
+		return attentionKVGrad
+	case ir.OpJoinQKV:
+		return joinQKV
+	case ir.OpFold, ir.OpUnfold:
+		return fold
 	case ir.OpRowMax:
 		return rowMax
 	case ir.OpRowSumExp:

@@ -58,6 +58,9 @@ func checkRule(t *testing.T, n *ir.Node, sig *ir.Signature, rule int, values map
 	t.Helper()
 	name := fmt.Sprintf("rule %s of %s", ruleName(sig, rule), n.Name)
 	onArgs, onResults, _ := sig.Rule(rule)
+	if (n.Op == ir.OpAttentionKV || n.Op == ir.OpAttentionKVGrad) && rule >= 0 && sig.Dims[rule].Name == "t" {
+		return // the definition has all positions; backendtest cuts them
+	}
 	axis := ir.Axis{Name: "x", Size: parts}
 	got := make([]interp.Tensor, len(n.Results))
 	for part := range parts {

@@ -10,7 +10,7 @@ import (
 var allMotifs = []func(*graphBuilder){
 	addMotif, addNMotif, scaleMotif, sumToMotif, expandMotif, sumMotif,
 	matMulMotif, embeddingMotif, layerNormMotif, rmsNormMotif, geluMotif,
-	swiGLUMotif, dropoutMotif, ropeMotif, attentionMotif, decodeMotif,
+	swiGLUMotif, dropoutMotif, ropeMotif, attentionMotif, contextMotif, decodeMotif,
 	crossEntropyMotif, adamWMotif, castMotif, lossScaleMotif, fixedMotif,
 }
 
@@ -127,6 +127,17 @@ func attentionMotif(b *graphBuilder) {
 	attr := b.dropoutAttr("attn")
 	out := b.op(ir.OpAttention, attr, qkv, b.seed, b.step)
 	b.op(ir.OpAttentionGrad, attr, b.like(out[0]), qkv, out[0], out[1], b.seed, b.step)
+}
+
+// contextMotif is attention as context parallelism has it.
+func contextMotif(b *graphBuilder) {
+	qkv := b.fresh(b.size(), b.size(), 3, b.size(), b.size())
+	attr := b.dropoutAttr("context")
+	attr.Fold = b.rng.IntN(4)
+	kv := b.op(ir.OpKeysValues, nil, qkv)[0]
+	out := b.op(ir.OpAttentionKV, attr, qkv, kv, b.seed, b.step)
+	grads := b.op(ir.OpAttentionKVGrad, attr, b.like(out[0]), qkv, kv, out[0], out[1], b.seed, b.step)
+	b.op(ir.OpJoinQKV, nil, grads[0], grads[1])
 }
 
 func decodeMotif(b *graphBuilder) {

@@ -65,7 +65,8 @@ func (b *graphBuilder) finish() {
 // phases of ops that do not belong to the forward pass.
 func naturalPhase(op ir.Op) ir.Phase {
 	switch op {
-	case ir.OpEmbeddingGrad, ir.OpLayerNormGrad, ir.OpRMSNormGrad, ir.OpGELUGrad, ir.OpSwiGLUGrad, ir.OpAttentionGrad, ir.OpCrossEntropyGrad:
+	case ir.OpEmbeddingGrad, ir.OpLayerNormGrad, ir.OpRMSNormGrad, ir.OpGELUGrad, ir.OpSwiGLUGrad, ir.OpAttentionGrad, ir.OpAttentionKVGrad,
+		ir.OpJoinQKV, ir.OpCrossEntropyGrad:
 		return ir.Backward
 	case ir.OpSumSquares, ir.OpSqrt, ir.OpClipScale, ir.OpFromFixed, ir.OpFixedSquares, ir.OpFixedRoot, ir.OpAdamW, ir.OpLossScale:
 		return ir.Update

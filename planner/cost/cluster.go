@@ -22,6 +22,9 @@ type Cluster struct {
 	DevicesPerNode int  `json:"devices_per_node"`
 	IntraNode      Link `json:"intra_node"`
 	InterNode      Link `json:"inter_node"`
+	// Host is what one device reaches the memory of its host over, in either
+	// direction; nil where that is not known, and nothing can be offloaded.
+	Host *Link `json:"host,omitempty"`
 }
 
 // Device is one accelerator, or with Shared one machine.
@@ -117,6 +120,9 @@ func (c *Cluster) Validate() error {
 	if !d.Shared {
 		figures = append(figures, figure{"devices_per_node", float64(c.DevicesPerNode), 1, 1 << 16, ""})
 		links["inter_node"], order = c.InterNode, append(order, "inter_node")
+	}
+	if c.Host != nil {
+		links["host"], order = *c.Host, append(order, "host")
 	}
 	for _, name := range order {
 		l := links[name]

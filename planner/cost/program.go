@@ -76,7 +76,7 @@ func (m *Program) crossing(from, to int) bool {
 	key := [2]int{from, to}
 	crossing, known := m.cross[key]
 	if !known {
-		devices := m.plan.DataParallel() * m.plan.TP
+		devices := m.plan.DataParallel() * m.plan.ContextParallel() * m.plan.TP
 		for d := 0; d < devices && !crossing; d++ {
 			crossing = m.cluster.node(m.plan.WorldRank(from, d)) != m.cluster.node(m.plan.WorldRank(to, d))
 		}
@@ -95,26 +95,44 @@ func (m *Program) Instr(in *codegen.Instr, mesh ir.Mesh, at ir.Coord) (Picosecon
 		kind = Optimizer
 	}
 	switch n.Op {
-	case ir.OpInput, ir.OpSlice, ir.OpToPartial:
+	case ir.OpInput, ir.OpSlice, ir.OpFold, ir.OpUnfold, ir.OpToPartial:
 		return m.kernel(vector, 0, 2*localBytes(n.Results[0], mesh, at)), kind // read and written
 	case ir.OpAccumulate:
 		return m.kernel(vector, 0, 3*localBytes(n.Results[0], mesh, at)), kind
 	case ir.OpSend:
 		return m.Transfer(localBytes(n.Results[0], mesh, at), m.crossing(n.Stage, n.Attr.(ir.P2PAttr).Stage)), Communication
+	case ir.OpFetch, ir.OpStash:
+		return m.HostCopy(localBytes(n.Results[0], mesh, at)), Communication
 	case ir.OpRecv:
 		return 0, Communication // the sender writes it where it belongs
 	}
 	if n.Op.Class() == ir.Comm {
 		axis := mesh.Axis(n.Attr.(ir.CommAttr).Axis)
-		at[axis] = 0 // the group waits for its largest part
-		whole := n.Results[0]
-		if n.Op == ir.OpReduceScatter || n.Op == ir.OpAllToAll {
-			whole = n.Args[0]
-		}
 		position, _ := m.plan.Position(n.Stage)
-		return m.Collective(n.Op, localBytes(whole, mesh, at), m.groups[position][axis]), Communication
+		return m.Collective(n.Op, collectiveBytes(n, mesh, at), m.groups[position][axis]), Communication
 	}
 	return m.compute(in, mesh, at, len(n.Args)), kind
+}
+
+// Bucket returns the time of collectives of one kind that are made together: that
+// of one of as many bytes.
+func (m *Program) Bucket(instrs []codegen.Instr, mesh ir.Mesh, at ir.Coord) Picoseconds {
+	n := instrs[0].Node
+	var bytes int64
+	for i := range instrs {
+		bytes += collectiveBytes(instrs[i].Node, mesh, at)
+	}
+	position, _ := m.plan.Position(n.Stage)
+	return m.Collective(n.Op, bytes, m.groups[position][mesh.Axis(n.Attr.(ir.CommAttr).Axis)])
+}
+
+// collectiveBytes is the size of the tensor of a collective. See [Model.Collective].
+func collectiveBytes(n *ir.Node, mesh ir.Mesh, at ir.Coord) int64 {
+	at[mesh.Axis(n.Attr.(ir.CommAttr).Axis)] = 0 // the group waits for its largest part
+	if n.Op == ir.OpReduceScatter || n.Op == ir.OpAllToAll {
+		return localBytes(n.Args[0], mesh, at)
+	}
+	return localBytes(n.Results[0], mesh, at)
 }
 
 // AddN returns the time of an add_n as if it had the given number of operands.
@@ -125,16 +143,42 @@ func (m *Program) AddN(in *codegen.Instr, mesh ir.Mesh, at ir.Coord, operands in
 	return m.compute(in, mesh, at, operands)
 }
 
+// Share returns the time of a compute instruction that does one part in a number
+// of its work and traffic.
+func (m *Program) Share(in *codegen.Instr, mesh ir.Mesh, at ir.Coord, parts int) Picoseconds {
+	flops, bytes := m.work(in, mesh, at)
+	return m.kernelIn(in.Node.Args[0].Type.DType, classOf(in.Node.Op), flops/float64(parts), bytes/int64(parts))
+}
+
+// Over returns the time of a collective over a mesh axis of a stage: see
+// [Model.Collective].
+func (m *Program) Over(op ir.Op, bytes int64, stage, axis int) Picoseconds {
+	position, _ := m.plan.Position(stage)
+	return m.Collective(op, bytes, m.groups[position][axis])
+}
+
 // compute prices a kernel at its local shapes. operands differs from the node's
 // for an add_n only.
 func (m *Program) compute(in *codegen.Instr, mesh ir.Mesh, at ir.Coord, operands int) Picoseconds {
+	n := in.Node
+	flops, bytes := m.work(in, mesh, at)
+	if n.Op == ir.OpAddN && operands != len(n.Args) {
+		one := localBytes(n.Results[0], mesh, at)
+		bytes += int64(operands-len(n.Args)) * one
+		flops = flops / float64(len(n.Args)) * float64(operands)
+	}
+	return m.kernelIn(n.Args[0].Type.DType, classOf(n.Op), flops, bytes) + m.terms(n, mesh, at)
+}
+
+// work returns the operations and the memory traffic of a kernel at its local
+// shapes.
+func (m *Program) work(in *codegen.Instr, mesh ir.Mesh, at ir.Coord) (flops float64, bytes int64) {
 	n := in.Node
 	sig, ok := m.sigs[n]
 	if !ok {
 		sig = ir.SignatureOf(n)
 		m.sigs[n] = sig
 	}
-	var bytes int64
 	args, results := make([][]int, len(n.Args)), make([][]int, len(n.Results))
 	for i, a := range n.Args {
 		s := mesh.Local(a.Type.Shape, a.Spec, at)
@@ -154,13 +198,7 @@ func (m *Program) compute(in *codegen.Instr, mesh ir.Mesh, at ir.Coord, operands
 	if n.Op == ir.OpEmbedding {
 		bytes = 2 * localBytes(n.Results[0], mesh, at)
 	}
-	flops := sig.FLOPs(args, results)
-	if n.Op == ir.OpAddN && operands != len(n.Args) {
-		one := localBytes(n.Results[0], mesh, at)
-		bytes += int64(operands-len(n.Args)) * one
-		flops = flops / float64(len(n.Args)) * float64(operands)
-	}
-	return m.kernelIn(n.Args[0].Type.DType, classOf(n.Op), flops, bytes) + m.terms(n, mesh, at)
+	return sig.FLOPs(args, results), bytes
 }
 
 // terms is the time to add the terms of a fixed-point sum, one a sequence: each is

@@ -36,12 +36,13 @@ func picoseconds(seconds float64) Picoseconds {
 // Breakdown is how a rank spends a step.
 type Breakdown struct {
 	Compute       Picoseconds // forward and backward kernels
-	Communication Picoseconds // collectives and transfers, all exposed: ranks do not overlap them with kernels
+	Communication Picoseconds // collectives and transfers that nothing else runs beside
 	Optimizer     Picoseconds // kernels of the update phase: gradient norm, clip, AdamW
 	Bubble        Picoseconds // waiting for other ranks
+	Overlapped    Picoseconds // collectives beside kernels: no part of the step's time
 }
 
-// Total is the whole step.
+// Total is the whole step, which does not grow with what is overlapped.
 func (b Breakdown) Total() Picoseconds { return b.Compute + b.Communication + b.Optimizer + b.Bubble }
 
 // Model prices work on one of a number of ranks of a cluster.
@@ -52,6 +53,7 @@ type Model struct {
 	memory     float64 // bytes/s reached
 	intra      Link    // with the bandwidth reached
 	inter      Link
+	host       Link // without bandwidth where there is none
 	launch     float64
 	efficiency Efficiency
 }
@@ -69,12 +71,21 @@ func NewModel(c *Cluster, ranks int) *Model {
 	}
 	m.intra.Bandwidth *= c.IntraNode.Efficiency
 	m.inter.Bandwidth *= c.InterNode.Efficiency
+	if c.Host != nil {
+		m.host = *c.Host
+		m.host.Bandwidth *= c.Host.Efficiency
+	}
 	if c.Device.Shared {
+		m.host.Bandwidth /= float64(ranks)
 		m.memory /= float64(ranks)
 		m.intra.Bandwidth /= float64(ranks)
 	}
 	return m
 }
+
+// Overlaps reports whether communication beside kernels costs them nothing. Where
+// all ranks share a device, which is to say processors, it takes their time.
+func (m *Model) Overlaps() bool { return !m.cluster.Device.Shared }
 
 // kernelClass is which efficiency a kernel reaches.
 type kernelClass uint8
@@ -89,7 +100,7 @@ func classOf(op ir.Op) kernelClass {
 	switch op {
 	case ir.OpMatMul:
 		return product
-	case ir.OpAttention, ir.OpAttentionGrad, ir.OpAttentionDecode:
+	case ir.OpAttention, ir.OpAttentionGrad, ir.OpAttentionKV, ir.OpAttentionKVGrad, ir.OpAttentionDecode:
 		return attention
 	}
 	return vector
@@ -151,6 +162,14 @@ func (m *Model) Collective(op ir.Op, bytes int64, g Group) Picoseconds {
 		t *= 2
 	}
 	return picoseconds(t + m.launch)
+}
+
+// HostCopy is the time to copy bytes between a device and the memory of its host.
+func (m *Model) HostCopy(bytes int64) Picoseconds {
+	if m.host.Bandwidth == 0 {
+		return longest
+	}
+	return picoseconds(m.host.Latency + float64(bytes)/m.host.Bandwidth)
 }
 
 // Transfer is the time to send bytes to a rank of another stage; crossing says

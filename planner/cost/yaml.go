@@ -69,12 +69,15 @@ func Load(nameOrFile string) (*Cluster, error) {
 type Error = strictyaml.Error
 
 // Parse reads a cluster from YAML; name stands for the file in errors. Every key
-// is required except source, device.shared, device.cores, and on a shared
+// is required except source, device.shared, device.cores, host, and on a shared
 // machine devices_per_node and inter_node.
 func Parse(name string, data []byte) (*Cluster, error) {
 	d := decoder{file: name, c: &Cluster{Device: Device{Cores: 1, FLOPS: map[string]float64{}}}, lines: map[string]int{}}
 	if err := d.parse(data); err != nil {
 		return nil, err
+	}
+	if d.writes("host") {
+		d.c.Host = &d.host
 	}
 	for _, key := range d.keys() {
 		if _, written := d.lines[key]; !written && !d.optional(key) {
@@ -94,6 +97,7 @@ func Parse(name string, data []byte) (*Cluster, error) {
 type decoder struct {
 	file  string
 	c     *Cluster
+	host  Link
 	lines map[string]int // where each key was written
 }
 
@@ -121,7 +125,14 @@ func (d *decoder) fields() []field {
 		{"intra_node.latency", &c.IntraNode.Latency},
 		{"inter_node.bandwidth", &c.InterNode.Bandwidth}, {"inter_node.efficiency", &c.InterNode.Efficiency},
 		{"inter_node.latency", &c.InterNode.Latency},
+		{"host.bandwidth", &d.host.Bandwidth}, {"host.efficiency", &d.host.Efficiency}, {"host.latency", &d.host.Latency},
 	}
+}
+
+// writes reports whether the file has a key.
+func (d *decoder) writes(key string) bool {
+	_, written := d.lines[key]
+	return written
 }
 
 func (d *decoder) keys() []string {
@@ -136,6 +147,9 @@ func (d *decoder) optional(key string) bool {
 	switch key {
 	case "source", "device.shared", "device.cores":
 		return true
+	}
+	if strings.HasPrefix(key, "host.") {
+		return !d.writes("host")
 	}
 	return d.c.Device.Shared && (key == "devices_per_node" || strings.HasPrefix(key, "inter_node."))
 }

@@ -6,7 +6,10 @@
 // arrives and ends for all at once. A send copies into the buffer of the
 // receiver, so it waits until the slot of its micro-batch is free there: until
 // the receiver has finished with the micro-batch that had the slot before. A
-// receive waits for the copy to end. A rank does one thing at a time.
+// receive waits for the copy to end. A rank does one thing at a time, but for
+// what it hands to its communication stream: that does one thing at a time too,
+// beside the rank, each when the rank has come to it and the one before is done;
+// the rank waits for it where an op says so and at the end of the task.
 //
 // Such a system is a max-plus recurrence: its times do not depend on the order in
 // which ranks are looked at, and never decrease when a duration grows.
@@ -34,6 +37,14 @@ type Op struct {
 	Kind OpKind
 	Time cost.Picoseconds
 	Peer int // group for Join, channel for Send and Recv
+	// Async says that the op, Work or a Join, is handed to the stream.
+	Async bool
+	// Await is how many of the task's asynchronous ops are done before the op starts.
+	Await int
+	// Since makes Work end no sooner than Since[i] after the task's i-th transfer,
+	// or for i 0 after its start: a stretch that stands for a program with a stream
+	// of its own. Negative entries mean nothing.
+	Since []cost.Picoseconds
 }
 
 // Task is one pass of a process over a list of ops.
@@ -65,6 +76,9 @@ type System struct {
 	// Trace, when set, is told of every op: when it began (after any wait) and
 	// ended.
 	Trace func(process, task, op int, start, end cost.Picoseconds)
+	// Exposed, when set, is added up by process: for how long the process waited
+	// for its stream while that was communicating.
+	Exposed []cost.Picoseconds
 }
 
 // Run returns when each process ends. It fails when processes wait for each
@@ -128,6 +142,18 @@ type state struct {
 	joined   bool                 // waits at a Join that it has been counted in
 	released [][]cost.Picoseconds // by chunk and micro-batch
 	waiting  []int                // processes that wait for something this one does
+	marks    []cost.Picoseconds   // when the task began, and after each of its transfers
+
+	// The stream, in the task in hand.
+	given     []given
+	done      int  // of those
+	streaming bool // the next waits at a Join that it has been counted in
+}
+
+// given is an op handed to the stream. start and end are set when it is done.
+type given struct {
+	op             int
+	at, start, end cost.Picoseconds
 }
 
 type meeting struct {
@@ -157,15 +183,99 @@ func (r *runner) advance(p int) {
 	}()
 	for ; st.task < len(proc.Tasks); st.task++ {
 		t := &proc.Tasks[st.task]
-		for ; st.op < len(t.Ops); st.op++ {
+		if st.op == 0 && len(st.given) == 0 && len(st.marks) == 0 {
+			st.marks = append(st.marks, st.now)
+		}
+		r.stream(p, st, t)
+		for st.op < len(t.Ops) {
+			o := &t.Ops[st.op]
+			if o.Await > 0 && !r.await(p, st, o.Await) {
+				return
+			}
+			if o.Async {
+				st.given = append(st.given, given{op: st.op, at: st.now})
+				st.op++
+				r.stream(p, st, t)
+				continue
+			}
 			if !r.step(p, st, t) {
 				return
 			}
+			if o.Kind == Send || o.Kind == Recv {
+				st.marks = append(st.marks, st.now)
+			}
+			st.op++
 		}
-		st.op = 0
+		if !r.await(p, st, len(st.given)) {
+			return
+		}
+		st.op, st.done = 0, 0
+		st.given, st.marks = st.given[:0], st.marks[:0]
 		if t.Releases {
 			st.released[t.Chunk][t.MicroBatch] = st.now
 		}
+	}
+}
+
+// await holds a process until so many asynchronous ops of the task are done, and
+// reports whether they are.
+func (r *runner) await(p int, st *state, n int) bool {
+	switch {
+	case st.done < n:
+		return false
+	case n == 0:
+		return true
+	}
+	until := st.given[n-1].end
+	if r.Exposed != nil {
+		for i := range st.given[:st.done] {
+			g := &st.given[i]
+			r.Exposed[p] += max(0, min(g.end, until)-max(g.start, st.now))
+		}
+	}
+	st.now = max(st.now, until)
+	return true
+}
+
+// stream does what the stream of a process has been given, as far as it can.
+func (r *runner) stream(p int, st *state, t *Task) {
+	for st.done < len(st.given) && !st.streaming {
+		g := &st.given[st.done]
+		op := &t.Ops[g.op]
+		start := g.at
+		if st.done > 0 {
+			start = max(start, st.given[st.done-1].end)
+		}
+		if op.Kind != Join {
+			r.streamed(p, st, start, start+op.Time)
+			continue
+		}
+		meet := &r.groups[op.Peer]
+		meet.arrived++
+		meet.latest = max(meet.latest, start)
+		if meet.arrived < len(r.Groups[op.Peer]) {
+			st.streaming = true
+			return
+		}
+		start = meet.latest
+		*meet = meeting{}
+		for _, m := range r.Groups[op.Peer] {
+			r.streamed(m, &r.states[m], start, start+op.Time)
+			if m != p {
+				r.woken = append(r.woken, m)
+			}
+		}
+	}
+}
+
+// streamed ends the op that the stream of a process is at.
+func (r *runner) streamed(p int, st *state, start, end cost.Picoseconds) {
+	g := &st.given[st.done]
+	g.start, g.end = start, end
+	st.done++
+	st.streaming = false
+	if r.Trace != nil {
+		r.Trace(p, st.task, g.op, start, end)
 	}
 }
 
@@ -173,7 +283,16 @@ func (r *runner) advance(p int) {
 func (r *runner) step(p int, st *state, t *Task) bool {
 	op := &t.Ops[st.op]
 	start := st.now
+	end := start + op.Time
 	switch op.Kind {
+	case Work:
+		for i, since := range op.Since {
+			if since >= 0 {
+				end = max(end, st.marks[i]+since)
+			}
+		}
+		r.finish(p, st, start, end)
+		return true
 	case Join:
 		g := &r.groups[op.Peer]
 		members := r.Groups[op.Peer]

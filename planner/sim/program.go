@@ -30,10 +30,13 @@ type Rank struct {
 	PeakBytes int64          // the arena
 }
 
-// Span is one instruction of one task on one rank. Waiting lies between spans.
+// Span is one instruction of one task on one rank, or a bucket of collectives.
+// Waiting lies between spans.
 type Span struct {
-	Rank, Task int // index into the rank's schedule
-	Instr      int // index into [codegen.Stage.Run] of the task
+	Rank, Task int  // index into the rank's schedule
+	Instr      int  // index into [codegen.Stage.Run] of the task
+	Bucket     int  // instructions after that which are made with it
+	Stream     bool // on the rank's communication stream
 	Start, End cost.Picoseconds
 }
 
@@ -51,13 +54,22 @@ func Run(prog *codegen.Program, c *cost.Cluster, opts Options) (*Timeline, error
 	if opts.Spans {
 		b.system.Trace = func(p, task, op int, start, end cost.Picoseconds) {
 			body := b.used[p][task]
-			for k := body.first[op]; k < body.first[op+1]; k++ {
+			o := &body.ops[op]
+			if o.silent {
+				return
+			}
+			if o.bucket > 0 || o.stream {
+				line.Spans = append(line.Spans, Span{Rank: p, Task: task, Instr: o.instrs[0], Bucket: o.bucket, Stream: o.stream, Start: start, End: end})
+				return
+			}
+			for i, k := range o.instrs {
 				// Instructions of one op follow each other; a meeting is one.
-				line.Spans = append(line.Spans, Span{Rank: p, Task: task, Instr: k, Start: start, End: start + body.times[k]})
-				start += body.times[k]
+				line.Spans = append(line.Spans, Span{Rank: p, Task: task, Instr: k, Start: start, End: start + o.times[i]})
+				start += o.times[i]
 			}
 		}
 	}
+	b.system.Exposed = make([]cost.Picoseconds, len(prog.Schedules))
 	ends, err := b.system.Run()
 	if err != nil {
 		return nil, err
@@ -71,7 +83,10 @@ func Run(prog *codegen.Program, c *cost.Cluster, opts Options) (*Timeline, error
 			rank.Breakdown.Compute += body.spent[cost.Compute]
 			rank.Breakdown.Communication += body.spent[cost.Communication]
 			rank.Breakdown.Optimizer += body.spent[cost.Optimizer]
+			rank.Breakdown.Overlapped += body.beside
 		}
+		rank.Breakdown.Communication += b.system.Exposed[r]
+		rank.Breakdown.Overlapped -= b.system.Exposed[r]
 		rank.Breakdown.Bubble = line.Step - rank.Breakdown.Total()
 		line.Ranks[r] = rank
 	}
@@ -98,21 +113,32 @@ type builder struct {
 type bodyKey struct {
 	stage, chunk int
 	phase        ir.Phase
+	last         bool // with what runs in the last micro-batch only
 	at           ir.Coord
 }
 
-// body is a straight line of instructions with its times, and how they fall into
-// ops: op i is instructions first[i] to first[i+1].
+// body is a straight line of instructions with its times.
 type body struct {
-	times []cost.Picoseconds
-	kinds []OpKind
-	first []int
-	work  []cost.Picoseconds // by op
-	spent [3]cost.Picoseconds
+	ops    []stretch
+	spent  [3]cost.Picoseconds
+	beside cost.Picoseconds // on the communication stream
+}
+
+// stretch is the instructions of one op.
+type stretch struct {
+	kind   OpKind
+	instrs []int // of the body; of a bucket the first
+	bucket int   // the others of the bucket
+	times  []cost.Picoseconds
+	work   cost.Picoseconds
+	stream bool
+	silent bool // only a meeting: its work is an op of its own
+	await  int  // asynchronous ops of the task
 }
 
 type groupKey struct {
 	stage, axis int
+	async       bool
 	at          ir.Coord // of the first member
 }
 
@@ -148,29 +174,67 @@ func (b *builder) build() error {
 // body returns the times of a task, shared with all tasks that take as long.
 func (b *builder) body(s *codegen.Schedule, t codegen.Task) (*body, error) {
 	at := b.canonical(b.prog.At(s, t))
-	key := bodyKey{s.Stage, t.Chunk, t.Phase, at}
+	instrs := b.prog.Stages[s.Stage].Run(t)
+	key := bodyKey{s.Stage, t.Chunk, t.Phase, false, at}
+	for i := range instrs {
+		key.last = key.last || instrs[i].Last && s.Runs(&instrs[i], t)
+	}
 	if x, ok := b.bodies[key]; ok {
 		return x, nil
 	}
 	x := &body{}
-	instrs := b.prog.Stages[s.Stage].Run(t)
-	for i := range instrs {
+	given := []int{0} // ops given to the stream, with so many asynchronous instructions of the body
+	for i := 0; i < len(instrs); i++ {
 		in := &instrs[i]
+		bucket := 0
+		for in.Async && i+bucket+1 < len(instrs) && instrs[i+bucket+1].Fused {
+			bucket++
+		}
+		runs := s.Runs(in, t)
+		// Where ranks share processors the work of a bucket takes the time of the
+		// kernels, but still nothing waits for the other members.
+		stream, apart := in.Async, in.Async && !b.price.Overlaps()
+		for k := 0; in.Async && k <= bucket; k++ {
+			n := given[len(given)-1]
+			if runs && stream && k == 0 {
+				n++
+			}
+			given = append(given, n)
+		}
+		first := i
+		i += bucket
+		if !runs {
+			continue
+		}
 		time, kind := b.price.Instr(in, b.prog.Mesh, at)
+		if bucket > 0 {
+			time = b.price.Bucket(instrs[first:first+bucket+1], b.prog.Mesh, at)
+		}
 		if time < 0 {
 			return nil, fmt.Errorf("sim: %s takes %d ps", in.Node.Name, time)
 		}
-		op := opKind(b.prog.Mesh, in.Node)
-		last := len(x.kinds) - 1
-		if op != Work || last < 0 || x.kinds[last] != Work {
-			x.kinds, x.first, x.work = append(x.kinds, op), append(x.first, i), append(x.work, 0)
+		op, await := opKind(b.prog.Mesh, in.Node), given[in.Await]
+		last := len(x.ops) - 1
+		if apart {
+			x.ops = append(x.ops,
+				stretch{kind: Work, instrs: []int{first}, bucket: bucket, work: time, times: []cost.Picoseconds{time}},
+				stretch{kind: op, instrs: []int{first}, stream: true, silent: true})
+			x.spent[kind] += time
+			continue
+		}
+		if op != Work || bucket > 0 || stream || await > 0 || last < 0 || x.ops[last].kind != Work || x.ops[last].bucket > 0 || x.ops[last].stream {
+			x.ops = append(x.ops, stretch{kind: op, bucket: bucket, stream: stream, await: await})
 			last++
 		}
-		x.work[last] += time
-		x.spent[kind] += time
-		x.times = append(x.times, time)
+		o := &x.ops[last]
+		o.instrs, o.times = append(o.instrs, first), append(o.times, time)
+		o.work += time
+		if stream {
+			x.beside += time
+		} else {
+			x.spent[kind] += time
+		}
 	}
-	x.first = append(x.first, len(x.times))
 	b.bodies[key] = x
 	return x, nil
 }
@@ -192,14 +256,16 @@ func opKind(mesh ir.Mesh, n *ir.Node) OpKind {
 
 // ops gives the ops of a body their peers on one rank.
 func (b *builder) ops(s *codegen.Schedule, t codegen.Task, x *body) []Op {
-	ops := make([]Op, len(x.kinds))
+	ops := make([]Op, len(x.ops))
 	instrs := b.prog.Stages[s.Stage].Run(t)
-	for i, kind := range x.kinds {
-		n := instrs[x.first[i]].Node
-		ops[i] = Op{Kind: kind, Time: x.work[i]}
-		switch kind {
+	for i := range x.ops {
+		o := &x.ops[i]
+		in := &instrs[o.instrs[0]]
+		n := in.Node
+		ops[i] = Op{Kind: o.kind, Time: o.work, Async: o.stream, Await: o.await}
+		switch o.kind {
 		case Join:
-			ops[i].Peer = b.group(s, n)
+			ops[i].Peer = b.group(s, n, in.Async)
 		case Send:
 			ops[i].Peer = b.channel(s, n)
 		case Recv:
@@ -209,9 +275,9 @@ func (b *builder) ops(s *codegen.Schedule, t codegen.Task, x *body) []Op {
 	return ops
 }
 
-func (b *builder) group(s *codegen.Schedule, n *ir.Node) int {
+func (b *builder) group(s *codegen.Schedule, n *ir.Node, async bool) int {
 	axis := b.prog.Mesh.Axis(n.Attr.(ir.CommAttr).Axis)
-	key := groupKey{s.Stage, axis, s.Coord}
+	key := groupKey{s.Stage, axis, async, s.Coord}
 	key.at[axis] = 0
 	id, ok := b.groups[key]
 	if !ok {
@@ -253,8 +319,8 @@ func (t *Timeline) Breakdown() cost.Breakdown {
 	return busiest
 }
 
-// sortSpans orders spans by rank and start. The simulation visits each rank's own
-// spans in order, so a stable sort by rank is enough.
+// sortSpans orders spans by rank and start. The simulation visits each stream's
+// own spans in order, so what takes no time keeps its place.
 func sortSpans(spans []Span) {
-	slices.SortStableFunc(spans, func(a, b Span) int { return cmp.Compare(a.Rank, b.Rank) })
+	slices.SortStableFunc(spans, func(a, b Span) int { return cmp.Or(cmp.Compare(a.Rank, b.Rank), cmp.Compare(a.Start, b.Start)) })
 }

@@ -137,7 +137,7 @@ func (v *moved) move(t *testing.T, ds []runtime.Device, node *ir.Node, terms [][
 		m := runtime.Member{Rank: r, In: in, Out: out}
 		m.In.Slab, m.Out.Slab = v.mesh.Local(v.shape, v.from, c), v.mesh.Local(v.shape, v.to, c)
 		members[r] = m
-		require.NoError(t, d.Alloc(a.end))
+		require.NoError(t, d.Alloc(runtime.OnDevice, a.end))
 		upload(t, d, out, make([]float32, whole.Elems()))
 		upload(t, d, m.In, part(terms[c[axisX]], m.In.Slab))
 	}

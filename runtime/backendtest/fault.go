@@ -89,11 +89,11 @@ func (d *faultyDevice) call(c Call) error {
 	return ErrInjected
 }
 
-func (d *faultyDevice) Upload(offset int64, src []byte) error {
+func (d *faultyDevice) Upload(space runtime.Space, offset int64, src []byte) error {
 	if err := d.call(Upload); err != nil {
 		return err
 	}
-	return d.Device.Upload(offset, src)
+	return d.Device.Upload(space, offset, src)
 }
 
 func (d *faultyDevice) Launch(k *runtime.Kernel) error {

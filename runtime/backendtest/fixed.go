@@ -35,7 +35,7 @@ func (o *opTest) download(t *testing.T, r runtime.Tensor, added bool) []float64 
 	if r.DType == ir.Q64 {
 		was := int64(binary.NativeEndian.Uint64(bytesOf([]float32{poison, poison})))
 		x := make([]int64, len(out))
-		require.NoError(t, o.device.Download(bytesOf(x), r.Offset))
+		require.NoError(t, o.device.Download(bytesOf(x), runtime.OnDevice, r.Offset))
 		for i := range out {
 			if added {
 				x[i] -= was
@@ -95,7 +95,7 @@ func testGrouping(t *testing.T, open Open) {
 // results.
 func (o *opTest) sum(t *testing.T, groups []ir.Span) [][]int64 {
 	k, end := o.kernel(ir.Mesh{}, split{results: make([]ir.Placement, len(o.want)), args: make([]ir.Placement, len(o.args))}, 0)
-	require.NoError(t, o.device.Alloc(end))
+	require.NoError(t, o.device.Alloc(runtime.OnDevice, end))
 	o.fill(t, k, end)
 	whole := *k
 	batch := k.Args[0].Slab.Local[0]
@@ -122,7 +122,7 @@ func (o *opTest) sum(t *testing.T, groups []ir.Span) [][]int64 {
 	for _, r := range whole.Results {
 		if r.DType == ir.Q64 {
 			x := make([]int64, r.Slab.Elems())
-			require.NoError(t, o.device.Download(bytesOf(x), r.Offset))
+			require.NoError(t, o.device.Download(bytesOf(x), runtime.OnDevice, r.Offset))
 			out = append(out, x)
 		}
 	}
@@ -152,7 +152,7 @@ func testOverflow(t *testing.T, open Open) {
 			o := newOpTest(t, ds[0], sample{op: ir.OpSumTo, attr: attr, args: []ir.Type{f32(2, 1, 35)}}, 1)
 			o.args[0].F[at], o.args[0].F[35+at] = float64(tt.x[0]), float64(tt.x[1])
 			k, end := o.kernel(ir.Mesh{}, split{results: make([]ir.Placement, 1), args: make([]ir.Placement, 1)}, 0)
-			require.NoError(t, ds[0].Alloc(end))
+			require.NoError(t, ds[0].Alloc(runtime.OnDevice, end))
 			o.fill(t, k, end)
 			err := ds[0].Launch(k)
 			require.Equal(t, tt.ok, err == nil, "%v at element %d: %v", tt.x, at, err)
@@ -165,7 +165,7 @@ func testOverflow(t *testing.T, open Open) {
 	for _, x := range []float64{46341, math.NaN(), math.Inf(1), math.MaxFloat32} {
 		huge.args[0].F[20] = x
 		k, end := huge.kernel(ir.Mesh{}, split{results: make([]ir.Placement, 1), args: make([]ir.Placement, 1)}, 0)
-		require.NoError(t, ds[0].Alloc(end))
+		require.NoError(t, ds[0].Alloc(runtime.OnDevice, end))
 		huge.fill(t, k, end)
 		require.ErrorContains(t, ds[0].Launch(k), "norm exceeds", "%v", x)
 	}
@@ -191,14 +191,14 @@ func testFixedCollectives(t *testing.T, open Open) {
 			if !fits {
 				terms[elems-1] = math.MaxInt64 / 2
 			}
-			require.NoError(t, d.Alloc(a.end))
-			require.NoError(t, d.Upload(x.Offset, bytesOf(terms)))
+			require.NoError(t, d.Alloc(runtime.OnDevice, a.end))
+			require.NoError(t, d.Upload(runtime.OnDevice, x.Offset, bytesOf(terms)))
 			members[r] = runtime.Member{Rank: r, In: x, Out: x}
 		}
 		node := &ir.Node{Op: ir.OpAllReduce, Name: "x@all_reduce"}
 		err := errors.Join(together(ds, func(r int, d runtime.Device) error {
 			err := d.Collective(&runtime.Collective{Node: node, Members: members, Position: r})
-			if err = errors.Join(err, d.Record(), d.Wait(r, 1)); err != nil {
+			if err = errors.Join(err, d.Record(runtime.Compute), d.Wait(runtime.Host, runtime.Event{Rank: r, N: 1})); err != nil {
 				b.Abort()
 			}
 			return err
@@ -210,7 +210,7 @@ func testFixedCollectives(t *testing.T, open Open) {
 		require.NoError(t, err)
 		for _, d := range ds {
 			got := make([]int64, elems)
-			require.NoError(t, d.Download(bytesOf(got), x.Offset))
+			require.NoError(t, d.Download(bytesOf(got), runtime.OnDevice, x.Offset))
 			require.Equal(t, want, got)
 		}
 	}

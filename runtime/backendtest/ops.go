@@ -38,7 +38,7 @@ func samples() []sample {
 	)
 	scalar, number := f32(), i32()
 	q64 := func(shape ...int) ir.Type { return ir.Type{DType: ir.Q64, Shape: shape} }
-	qkv, heads, lse := f32(B, T, 3, NH, D), f32(B, T, NH, D), f32(B, NH, T)
+	qkv, kv, heads, lse := f32(B, T, 3, NH, D), f32(B, T, 2, NH, D), f32(B, T, NH, D), f32(B, NH, T)
 	rows, logits, targets := f32(B, T), f32(B, T, V), i32(B, T)
 	var s []sample
 	add := func(op ir.Op, attr ir.Attr, args ...ir.Type) *sample {
@@ -116,7 +116,16 @@ func samples() []sample {
 		add(ir.OpDropout, attr, f32(B, T, C), number, number)
 		add(ir.OpAttention, attr, qkv, number, number)
 		add(ir.OpAttentionGrad, attr, heads, qkv, heads, lse, number, number).positive = 1 << 3
+		for _, parts := range []int{0, 2, 3, 5} {
+			attr.Fold, attr.Dim = parts, 1
+			add(ir.OpDropout, attr, f32(B, T, C), number, number)
+			attr.Dim = 0
+			add(ir.OpAttentionKV, attr, qkv, kv, number, number)
+			add(ir.OpAttentionKVGrad, attr, heads, qkv, kv, heads, lse, number, number).positive = 1 << 4
+		}
 	}
+	add(ir.OpKeysValues, nil, qkv)
+	add(ir.OpJoinQKV, nil, heads, kv)
 	decode := add(ir.OpAttentionDecode, nil, f32(B, 1, 3, NH, D), f32(B, T, 2, NH, D), number)
 	decode.low, decode.high = 17, 18
 
@@ -177,7 +186,7 @@ func testAccumulate(t *testing.T, open Open) {
 	slab := ir.Whole([]int{3, 35})
 	var a arena
 	x, acc := a.tensor(ir.F32, slab), a.tensor(ir.F32, slab)
-	require.NoError(t, ds[0].Alloc(a.end))
+	require.NoError(t, ds[0].Alloc(runtime.OnDevice, a.end))
 	terms := random(rand.New(rand.NewPCG(1, 1)), slab.Elems())
 	upload(t, ds[0], x, terms)
 	upload(t, ds[0], acc, random(rand.New(rand.NewPCG(2, 2)), slab.Elems()))
@@ -321,7 +330,7 @@ func (o *opTest) split(t *testing.T, s split, what string) {
 	}
 	for p := range s.parts {
 		k, arena := o.kernel(mesh, s, p)
-		require.NoError(t, o.device.Alloc(arena))
+		require.NoError(t, o.device.Alloc(runtime.OnDevice, arena))
 		memory := o.fill(t, k, arena)
 		require.NoError(t, o.device.Launch(k), what)
 		for i, r := range k.Results {
@@ -417,7 +426,7 @@ func (o *opTest) fill(t *testing.T, k *runtime.Kernel, bytes int64) []float32 {
 			dst[j] = math.Float32frombits(uint32(x))
 		}
 	}
-	require.NoError(t, o.device.Upload(0, bytesOf(memory)))
+	require.NoError(t, o.device.Upload(runtime.OnDevice, 0, bytesOf(memory)))
 	return memory
 }
 
@@ -440,7 +449,7 @@ func whole[E any](s ir.Slab, x []E) ir.Slab {
 // untouched checks that a launch wrote to its results only.
 func (o *opTest) untouched(t *testing.T, k *runtime.Kernel, before []float32, what string) {
 	after := make([]float32, len(before))
-	require.NoError(t, o.device.Download(bytesOf(after), 0))
+	require.NoError(t, o.device.Download(bytesOf(after), runtime.OnDevice, 0))
 	for _, r := range k.Results {
 		end := r.Offset + r.Bytes()
 		copy(bytesOf(after)[r.Offset:end], bytesOf(before)[r.Offset:end])

@@ -26,9 +26,12 @@ func Run(t *testing.T, open Open) {
 	t.Run("memory", func(t *testing.T) { testMemory(t, open) })
 	t.Run("ops", func(t *testing.T) { testOps(t, open) })
 	t.Run("accumulate", func(t *testing.T) { testAccumulate(t, open) })
+	t.Run("host copies", func(t *testing.T) { testHostCopies(t, open) })
 	t.Run("fixed point", func(t *testing.T) { testFixedPoint(t, open) })
 	t.Run("collectives", func(t *testing.T) { testCollectives(t, open) })
 	t.Run("transfers", func(t *testing.T) { testTransfers(t, open) })
+	t.Run("streams", func(t *testing.T) { testStreams(t, open) })
+	t.Run("stream failures", func(t *testing.T) { testStreamFailures(t, open) })
 	t.Run("timeouts", func(t *testing.T) { testTimeouts(t, open) })
 	t.Run("abort", func(t *testing.T) { testAbort(t, open) })
 }
@@ -80,13 +83,13 @@ func bytesOf[E float32 | int32 | int64](x []E) []byte {
 
 func upload(t *testing.T, d runtime.Device, at runtime.Tensor, x []float32) {
 	t.Helper()
-	require.NoError(t, d.Upload(at.Offset, encode(at.DType, x)))
+	require.NoError(t, d.Upload(at.Space, at.Offset, encode(at.DType, x)))
 }
 
 func download(t *testing.T, d runtime.Device, at runtime.Tensor) []float32 {
 	t.Helper()
 	b := make([]byte, at.Bytes())
-	require.NoError(t, d.Download(b, at.Offset))
+	require.NoError(t, d.Download(b, at.Space, at.Offset))
 	return decode(at.DType, b)
 }
 
@@ -127,19 +130,19 @@ func random(rng *rand.Rand, n int64) []float32 {
 func testMemory(t *testing.T, open Open) {
 	ds, _ := devices(t, open, 1, time.Minute)
 	d := ds[0]
-	require.NoError(t, d.Alloc(1000))
+	require.NoError(t, d.Alloc(runtime.OnDevice, 1000))
 	src := []byte{1, 2, 3, 4, 5, 6, 7, 8}
-	require.NoError(t, d.Upload(992, src))
-	require.NoError(t, d.Alloc(100000), "growing")
-	require.NoError(t, d.Alloc(10), "what is large enough stays")
+	require.NoError(t, d.Upload(runtime.OnDevice, 992, src))
+	require.NoError(t, d.Alloc(runtime.OnDevice, 100000), "growing")
+	require.NoError(t, d.Alloc(runtime.OnDevice, 10), "what is large enough stays")
 	dst := make([]byte, 8)
-	require.NoError(t, d.Download(dst, 992))
+	require.NoError(t, d.Download(dst, runtime.OnDevice, 992))
 	require.Equal(t, src, dst, "growing keeps the contents")
-	require.NoError(t, d.Upload(99992, src), "the end of the arena")
+	require.NoError(t, d.Upload(runtime.OnDevice, 99992, src), "the end of the arena")
 
 	for _, at := range []int64{-8, 99996, 1 << 40} {
-		require.Error(t, d.Upload(at, src), "at %d", at)
-		require.Error(t, d.Download(dst, at), "at %d", at)
+		require.Error(t, d.Upload(runtime.OnDevice, at, src), "at %d", at)
+		require.Error(t, d.Download(dst, runtime.OnDevice, at), "at %d", at)
 	}
 }
 
@@ -152,7 +155,7 @@ func testTransfers(t *testing.T, open Open) {
 	var a arena
 	in, out := a.tensor(ir.F32, slab), a.tensor(ir.F32, slab)
 	for _, d := range ds {
-		require.NoError(t, d.Alloc(a.end))
+		require.NoError(t, d.Alloc(runtime.OnDevice, a.end))
 	}
 	node := &ir.Node{Op: ir.OpSend, Name: "x@send"}
 	double := addNode(t, []int{elems})
@@ -166,7 +169,7 @@ func testTransfers(t *testing.T, open Open) {
 			for i := range x {
 				x[i] = float32(i) * 0x1p-60
 			}
-			if err := d.Upload(in.Offset, bytesOf(x)); err != nil {
+			if err := d.Upload(runtime.OnDevice, in.Offset, bytesOf(x)); err != nil {
 				return err
 			}
 		}
@@ -176,13 +179,13 @@ func testTransfers(t *testing.T, open Open) {
 					return err
 				}
 			}
-			if err := errors.Join(d.Launch(k), d.Record()); err != nil {
+			if err := errors.Join(d.Launch(k), d.Record(runtime.Compute)); err != nil {
 				return err
 			}
 			if rank == 0 || round < rounds-1 {
 				// The peer's place is free once it has read the last message.
 				if free := int64(round + rank); free > 0 {
-					if err := d.Wait(1-rank, free); err != nil {
+					if err := d.Wait(runtime.Compute, runtime.Event{Rank: 1 - rank, N: free}); err != nil {
 						return err
 					}
 				}
@@ -191,7 +194,7 @@ func testTransfers(t *testing.T, open Open) {
 				}
 			}
 		}
-		return d.Wait(rank, rounds)
+		return d.Wait(runtime.Host, runtime.Event{Rank: rank, N: rounds})
 	})
 	require.NoError(t, errors.Join(errs...))
 	for i, x := range download(t, ds[1], out) {
@@ -214,7 +217,7 @@ func testTimeouts(t *testing.T, open Open) {
 	const timeout = 100 * time.Millisecond
 	waits := map[string]func(d runtime.Device, m *meeting) error{
 		"recv":       func(d runtime.Device, m *meeting) error { return d.Recv(m.recv) },
-		"event":      func(d runtime.Device, m *meeting) error { return d.Wait(1, 1) },
+		"event":      func(d runtime.Device, m *meeting) error { return d.Wait(runtime.Compute, runtime.Event{Rank: 1, N: 1}) },
 		"collective": func(d runtime.Device, m *meeting) error { return d.Collective(m.collective) },
 	}
 	for name, wait := range waits {
@@ -222,7 +225,7 @@ func testTimeouts(t *testing.T, open Open) {
 			ds, _ := devices(t, open, 2, timeout)
 			m := newMeeting(t, ds)
 			start := time.Now()
-			err := errors.Join(wait(ds[0], m), ds[0].Record(), ds[0].Wait(0, 1))
+			err := errors.Join(wait(ds[0], m), ds[0].Record(runtime.Compute), ds[0].Wait(runtime.Host, runtime.Event{Rank: 0, N: 1}))
 			var late *runtime.WaitError
 			require.ErrorAs(t, err, &late)
 			require.Equal(t, []int{1}, late.Ranks)
@@ -240,8 +243,8 @@ func testAbort(t *testing.T, open Open) {
 		b.Abort()
 	}()
 	start := time.Now()
-	require.ErrorIs(t, errors.Join(ds[0].Collective(m.collective), ds[0].Record(), ds[0].Wait(0, 1)), runtime.ErrAborted)
-	require.ErrorIs(t, errors.Join(ds[1].Recv(m.recv), ds[1].Record(), ds[1].Wait(1, 1)), runtime.ErrAborted)
+	require.ErrorIs(t, errors.Join(ds[0].Collective(m.collective), ds[0].Record(runtime.Compute), ds[0].Wait(runtime.Host, runtime.Event{Rank: 0, N: 1})), runtime.ErrAborted)
+	require.ErrorIs(t, errors.Join(ds[1].Recv(m.recv), ds[1].Record(runtime.Compute), ds[1].Wait(runtime.Host, runtime.Event{Rank: 1, N: 1})), runtime.ErrAborted)
 	b.Abort()
 	require.Less(t, time.Since(start), 10*time.Second)
 }
@@ -258,7 +261,7 @@ func newMeeting(t *testing.T, ds []runtime.Device) *meeting {
 	var a arena
 	x := a.tensor(ir.F32, slab)
 	for _, d := range ds {
-		require.NoError(t, d.Alloc(a.end))
+		require.NoError(t, d.Alloc(runtime.OnDevice, a.end))
 	}
 	return &meeting{
 		collective: &runtime.Collective{

@@ -1,6 +1,6 @@
 // Package cpu is the backend that runs ranks as goroutines of this process.
-// Every rank owns one arena of memory and a pool of threads; collectives and
-// transfers read and write the arenas of other ranks directly, so nothing is
+// Every rank owns an arena of memory, another for what is offloaded, and a pool of
+// threads; collectives and transfers read and write the arenas of other ranks directly, so nothing is
 // copied in between. The arithmetic is in package kernel.
 package cpu
 
@@ -18,6 +18,9 @@ type Options struct {
 	// ThreadsPerRank is how many threads each rank computes with; 0 shares the
 	// processors out evenly, at least one a rank.
 	ThreadsPerRank int
+	// HostDir, when not empty, is a directory in which each rank keeps its host
+	// arena in a file that is mapped into memory, for as long as the device is open.
+	HostDir string
 }
 
 func (o Options) validate() error {
@@ -67,6 +70,7 @@ func (b *Backend) Open(world runtime.World) ([]runtime.Device, error) {
 	devices := make([]runtime.Device, world.Ranks)
 	for i := range devices {
 		d := &Device{backend: b, rank: i, pool: kernel.NewPool(b.threads), parker: newParker()}
+		d.comm = newStream(d)
 		b.devices = append(b.devices, d)
 		devices[i] = d
 	}

@@ -66,9 +66,19 @@ func (d *Device) barrier(g *groupView) error {
 	return d.wait(&g.arrivals, g.barriers*int64(len(g.members)), g.late)
 }
 
-// Collective makes this rank's share of a collective. Members meet, read each
-// other's arenas, and meet again before anyone may overwrite what was read.
+// Collective makes a collective, or gives it to the communication stream.
 func (d *Device) Collective(c *runtime.Collective) error {
+	if c.Stream == runtime.Communication {
+		d.comm.give(work{collective: c})
+		return nil
+	}
+	return d.collective(c)
+}
+
+// collective makes this rank's share of a collective, and of those made together
+// with it. Members meet, read each other's arenas, and meet again before anyone may
+// overwrite what was read.
+func (d *Device) collective(c *runtime.Collective) error {
 	g := d.group(c)
 	if len(g.members) != len(c.Members) {
 		return fmt.Errorf("cpu: group %d has %d members, the collective %d", c.Group, len(g.members), len(c.Members))
@@ -82,17 +92,48 @@ func (d *Device) Collective(c *runtime.Collective) error {
 			return fmt.Errorf("cpu: rank %d has entered %s %s instead", c.Members[i].Rank, n.Op, n.Name)
 		}
 	}
-	move := moveAs[float32]
-	switch c.Members[c.Position].In.DType {
-	case ir.Q64:
-		move = moveAs[int64]
-	case ir.BF16, ir.F16:
-		move = moveAs[uint16]
-	}
-	if err := move(d, g, c); err != nil {
+	if err := d.exchange(c); err != nil {
 		return err
 	}
+	for _, more := range c.More {
+		if err := d.exchange(more); err != nil {
+			return err
+		}
+	}
+	if c.Node.Op == ir.OpAllReduce {
+		if err := d.barrier(g); err != nil {
+			return err
+		}
+		d.collect(c)
+		for _, more := range c.More {
+			d.collect(more)
+		}
+	}
 	return d.barrier(g)
+}
+
+// exchange reads what the member needs from the operands of the others: all of it
+// but for an all_reduce, of which it makes one share whole.
+func (d *Device) exchange(c *runtime.Collective) error {
+	switch c.Members[c.Position].In.DType {
+	case ir.Q64:
+		return exchangeAs[int64](d, c)
+	case ir.BF16, ir.F16:
+		return exchangeAs[uint16](d, c)
+	}
+	return exchangeAs[float32](d, c)
+}
+
+// collect takes the shares of an all_reduce that the other members have made.
+func (d *Device) collect(c *runtime.Collective) {
+	switch c.Members[c.Position].In.DType {
+	case ir.Q64:
+		collectAs[int64](d, c)
+	case ir.BF16, ir.F16:
+		collectAs[uint16](d, c)
+	default:
+		collectAs[float32](d, c)
+	}
 }
 
 // element is the type of the numbers in a tensor that communicates. Integers go as
@@ -120,10 +161,10 @@ func asWords[E element](x []E) []float32 {
 	return unsafe.Slice((*float32)(unsafe.Pointer(unsafe.SliceData(x))), len(x)*int(unsafe.Sizeof(e)/4))
 }
 
-func moveAs[E element](d *Device, g *groupView, c *runtime.Collective) error {
+func exchangeAs[E element](d *Device, c *runtime.Collective) error {
 	switch c.Node.Op {
 	case ir.OpAllReduce:
-		return allReduce[E](d, g, c)
+		return shareAs[E](d, c)
 	case ir.OpReduceScatter:
 		return reduceScatter[E](d, c)
 	case ir.OpAllGather, ir.OpAllToAll:
@@ -133,20 +174,18 @@ func moveAs[E element](d *Device, g *groupView, c *runtime.Collective) error {
 	panic(fmt.Sprintf("BUG: cpu: %s is not a collective", c.Node.Op))
 }
 
-// allReduce makes one share of the value whole in the member's own arena, and
-// then collects the shares of the others. A share in place of an operand
-// disturbs nobody: others read other shares of it.
-func allReduce[E element](d *Device, g *groupView, c *runtime.Collective) error {
+// shareAs makes the member's share of an all_reduce whole in its own arena. A
+// share in place of an operand disturbs nobody: others read other shares of it.
+func shareAs[E element](d *Device, c *runtime.Collective) error {
+	out := elems[E](d, c.Members[c.Position].Out)
+	mine := codegen.ReduceShare(len(out), len(c.Members), c.Position)
+	return reduce(d, c, out[mine.Off:mine.Off+mine.Len], mine.Off)
+}
+
+func collectAs[E element](d *Device, c *runtime.Collective) {
 	me := c.Members[c.Position]
 	out := elems[E](d, me.Out)
 	n := len(c.Members)
-	mine := codegen.ReduceShare(len(out), n, c.Position)
-	if err := reduce(d, c, out[mine.Off:mine.Off+mine.Len], mine.Off); err != nil {
-		return err
-	}
-	if err := d.barrier(g); err != nil {
-		return err
-	}
 	for i, m := range c.Members {
 		if i == c.Position {
 			continue
@@ -156,7 +195,6 @@ func allReduce[E element](d *Device, g *groupView, c *runtime.Collective) error 
 		copyElems(d, out[share.Off:share.Off+share.Len], theirs[share.Off:share.Off+share.Len])
 		d.moved += me.Out.DType.Size() * int64(share.Len)
 	}
-	return nil
 }
 
 // reduceScatter reduces the member's part of the value, run by run.

@@ -10,15 +10,16 @@ import (
 	"github.com/autopar/autopar/runtime/cpu/kernel"
 )
 
-// Device is one rank. Its stream of work is the caller's goroutine: every call
-// returns after its effect.
+// Device is one rank. Its compute stream is the caller's goroutine: every call
+// returns after its effect. Its communication stream is a goroutine of its own.
 type Device struct {
 	backend *Backend
 	rank    int
 	pool    *kernel.Pool
 	parker  *parker
-	arena   []float32
-	events  counter // recorded
+	arenas  [2][]float32 // by space
+	events  counter      // recorded on the compute stream
+	comm    *stream
 
 	groups   []*groupView // by Collective.Group
 	wires    []*counter   // by Transfer.Wire
@@ -29,6 +30,8 @@ type Device struct {
 	wide    runtime.Kernel // the float32 form of a launch on values of two bytes
 	scratch []float32      // of its operands and results
 
+	file hostFile // of the host arena, if it has one
+
 	moved int64 // bytes taken from other ranks, for tests
 }
 
@@ -36,13 +39,21 @@ type Device struct {
 // the widest vectors.
 const align = 64
 
-// Alloc makes the arena at least bytes long and keeps its contents.
-func (d *Device) Alloc(bytes int64) error {
+// Alloc makes an arena at least bytes long and keeps its contents.
+func (d *Device) Alloc(space runtime.Space, bytes int64) error {
 	if bytes < 0 || bytes > math.MaxInt64/2 {
 		return fmt.Errorf("cpu: arena of %d bytes", bytes)
 	}
 	n := int((bytes + 3) / 4)
-	if n <= len(d.arena) {
+	if n <= len(d.arenas[space]) {
+		return nil
+	}
+	if space == runtime.OnHost && d.backend.opts.HostDir != "" {
+		arena, err := d.mapped(n)
+		if err != nil {
+			return err
+		}
+		d.arenas[space] = arena
 		return nil
 	}
 	words := make([]float32, n+align/4)
@@ -51,40 +62,41 @@ func (d *Device) Alloc(bytes int64) error {
 		skip = (align - off) / 4
 	}
 	arena := words[skip : skip+n : skip+n]
-	copy(arena, d.arena)
-	d.arena = arena
+	copy(arena, d.arenas[space])
+	d.arenas[space], d.comm.lane.arenas[space] = arena, arena
 	return nil
 }
 
-// Upload copies src into the arena.
-func (d *Device) Upload(offset int64, src []byte) error {
-	dst, err := d.bytes(offset, len(src))
+// Upload copies src into an arena.
+func (d *Device) Upload(space runtime.Space, offset int64, src []byte) error {
+	dst, err := d.bytes(space, offset, len(src))
 	copy(dst, src)
 	return err
 }
 
-// Download copies from the arena to dst.
-func (d *Device) Download(dst []byte, offset int64) error {
-	src, err := d.bytes(offset, len(dst))
+// Download copies from an arena to dst.
+func (d *Device) Download(dst []byte, space runtime.Space, offset int64) error {
+	src, err := d.bytes(space, offset, len(dst))
 	copy(dst, src)
 	return err
 }
 
-// bytes returns n bytes of the arena.
-func (d *Device) bytes(offset int64, n int) ([]byte, error) {
-	if have := 4 * int64(len(d.arena)); offset < 0 || offset+int64(n) > have {
+// bytes returns n bytes of an arena.
+func (d *Device) bytes(space runtime.Space, offset int64, n int) ([]byte, error) {
+	arena := d.arenas[space]
+	if have := 4 * int64(len(arena)); offset < 0 || offset+int64(n) > have {
 		return nil, fmt.Errorf("cpu: bytes [%d, %d) of an arena of %d", offset, offset+int64(n), have)
 	}
 	if n == 0 {
 		return nil, nil
 	}
-	whole := unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(d.arena))), 4*len(d.arena))
+	whole := unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(arena))), 4*len(arena))
 	return whole[offset : offset+int64(n)], nil
 }
 
 // words returns the memory of a tensor of any type, in whole words.
 func (d *Device) words(t runtime.Tensor) []float32 {
-	memory, at, n := d.arena, t.Offset/4, (t.Bytes()+3)/4
+	memory, at, n := d.arenas[t.Space], t.Offset/4, (t.Bytes()+3)/4
 	if t.Offset >= scratchBase {
 		memory, at = d.scratch, (t.Offset-scratchBase)/4
 	}
@@ -111,7 +123,7 @@ func (d *Device) ints(t runtime.Tensor) []int32 {
 // Send copies the tensor to the peer's arena.
 func (d *Device) Send(t *runtime.Transfer) error {
 	src := d.words(t.Local)
-	peer := d.backend.devices[t.Peer].arena
+	peer := d.backend.devices[t.Peer].arenas[runtime.OnDevice]
 	copy(peer[t.Remote/4:][:len(src)], src)
 	wire, _ := d.wire(t)
 	wire.add()
@@ -142,20 +154,10 @@ func (d *Device) wire(t *runtime.Transfer) (sent *counter, received *int64) {
 	return d.wires[t.Wire], &d.received[t.Wire]
 }
 
-// Record makes the rank's next event, which has happened at once.
-func (d *Device) Record() error {
-	d.events.add()
-	return nil
-}
-
-// Wait waits for event n of a rank.
-func (d *Device) Wait(rank int, n int64) error {
-	return d.wait(&d.backend.devices[rank].events, n, func() []int { return []int{rank} })
-}
-
-// Close ends the rank's threads and drops its arena.
+// Close ends the rank's threads and drops its arenas.
 func (d *Device) Close() error {
+	d.comm.close()
 	d.pool.Close()
-	d.arena = nil
-	return nil
+	d.arenas = [2][]float32{}
+	return d.file.close()
 }

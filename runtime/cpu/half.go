@@ -31,7 +31,7 @@ func (d *Device) halves(t runtime.Tensor) []uint16 {
 	if n == 0 {
 		return nil
 	}
-	return unsafe.Slice((*uint16)(unsafe.Pointer(&d.arena[t.Offset/4])), n)
+	return unsafe.Slice((*uint16)(unsafe.Pointer(&d.arenas[t.Space][t.Offset/4])), n)
 }
 
 // isHalf reports whether any operand or result has two bytes an element.
@@ -51,9 +51,14 @@ func isHalf(k *runtime.Kernel) bool {
 
 // launchHalf runs a kernel on operands or results of two bytes an element.
 func (d *Device) launchHalf(k *runtime.Kernel, run launch) error {
-	if k.Node.Op == ir.OpCast && !k.Accum[0] && k.Args[0].Offset != k.Results[0].Offset {
-		d.convert(k.Results[0], k.Args[0])
-		return nil
+	switch k.Node.Op {
+	case ir.OpCast:
+		if !k.Accum[0] && k.Args[0].Offset != k.Results[0].Offset {
+			d.convert(k.Results[0], k.Args[0])
+			return nil
+		}
+	case ir.OpFetch, ir.OpStash: // bits, not numbers
+		return run(d, k)
 	}
 	w := &d.wide
 	w.Node, w.Accum, w.Position = k.Node, k.Accum, k.Position

@@ -45,6 +45,10 @@ var launches = [...]launch{
 	ir.OpAttention:       attention,
 	ir.OpAttentionGrad:   attentionGrad,
 	ir.OpAttentionDecode: attentionDecode,
+	ir.OpKeysValues:      keysValues,
+	ir.OpAttentionKV:     attentionKV,
+	ir.OpAttentionKVGrad: attentionKVGrad,
+	ir.OpJoinQKV:         joinQKV,
 
 	ir.OpRowMax:           rowMax,
 	ir.OpRowSumExp:        rowSumExp,
@@ -56,8 +60,12 @@ var launches = [...]launch{
 	ir.OpLossScale: lossScale,
 
 	ir.OpSlice:      slice,
+	ir.OpFold:       fold,
+	ir.OpUnfold:     unfold,
 	ir.OpToPartial:  toPartial,
 	ir.OpAccumulate: accumulate,
+	ir.OpFetch:      copyBetween,
+	ir.OpStash:      copyBetween,
 }
 
 // Launch runs a kernel.
@@ -89,7 +97,8 @@ func (d *Device) Check(k *runtime.Kernel) error {
 		}
 	}
 	for i, t := range k.Results {
-		if !known(t.DType) || t.DType == ir.I32 {
+		moved := op == ir.OpFold || op == ir.OpUnfold || op == ir.OpSlice // whatever the elements are
+		if !known(t.DType) || t.DType == ir.I32 && !moved {
 			return fmt.Errorf("cpu: no kernel for %s with result %d of %s", op, i, t.DType)
 		}
 	}
@@ -268,6 +277,12 @@ func toPartial(d *Device, k *runtime.Kernel) error {
 	} else if k.Args[0].Offset != k.Results[0].Offset {
 		kernel.Copy(d.pool, y, d.words(k.Args[0]))
 	}
+	return nil
+}
+
+// copyBetween copies a value of any type from one space to the other.
+func copyBetween(d *Device, k *runtime.Kernel) error {
+	kernel.Copy(d.pool, d.words(k.Results[0]), d.words(k.Args[0]))
 	return nil
 }
 

@@ -151,11 +151,16 @@ func (d *Device) maskKey(k *runtime.Kernel) kernel.MaskKey {
 }
 
 func dropout(d *Device, k *runtime.Kernel) error {
-	x, y, p := d.arg(k, 0), d.result(k, 0), k.Node.Attr.(ir.DropoutAttr).P
+	attr := k.Node.Attr.(ir.DropoutAttr)
+	x, y, p := d.arg(k, 0), d.result(k, 0), attr.P
 	if p == 0 {
 		if k.Args[0].Offset != k.Results[0].Offset {
 			kernel.Copy(d.pool, y, x)
 		}
+		return nil
+	}
+	if attr.Fold > 1 {
+		d.foldedDropout(k, y, x)
 		return nil
 	}
 	kernel.Dropout(d.pool, y, x, p, d.maskKey(k), kernel.Slab(k.Results[0].Slab))
@@ -163,7 +168,7 @@ func dropout(d *Device, k *runtime.Kernel) error {
 }
 
 // headShape returns the shape of attention and where its part of the mask lies,
-// for packed operands [B,T,3,NH,D].
+// for packed operands [B,T,3 or 2,NH,D].
 func (d *Device) headShape(k *runtime.Kernel, qkv runtime.Tensor) (kernel.AttentionShape, kernel.DropoutArgs) {
 	s := qkv.Slab
 	drop := kernel.DropoutArgs{P: k.Node.Attr.(ir.DropoutAttr).P}

@@ -67,6 +67,11 @@ func (p *parker) unpark() {
 // wait returns when c has reached n. late makes the error of a wait that takes
 // too long.
 func (d *Device) wait(c *counter, n int64, late func() []int) error {
+	return d.waitFor(c, n, d.backend.world.Timeout, late)
+}
+
+// waitFor waits no longer than the given time.
+func (d *Device) waitFor(c *counter, n int64, timeout time.Duration, late func() []int) error {
 	if c.n.Load() >= n {
 		return nil
 	}
@@ -79,7 +84,6 @@ func (d *Device) wait(c *counter, n int64, late func() []int) error {
 		}
 		goruntime.Gosched() // there may be more ranks than processors
 	}
-	timeout := d.backend.world.Timeout
 	d.parker.timer.Reset(timeout - time.Since(start))
 	defer d.parker.timer.Stop()
 	for {

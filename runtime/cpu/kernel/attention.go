@@ -3,6 +3,8 @@ package kernel
 import (
 	"fmt"
 	"math"
+
+	"github.com/autopar/autopar/ir"
 )
 
 // Tile of the attention scores that one worker holds at a time: queries by keys.
@@ -44,26 +46,64 @@ func Attention(p *Pool, o, lse, qkv []float32, shape AttentionShape, drop Dropou
 	checkLen("Attention", "lse", lse, n)
 	checkLen("Attention", "qkv", qkv, 3*n*shape.D)
 	p = p.orInline()
-	p.task.attention = attentionTask{heads: heads{shape, drop, newMask(drop.P, drop.Key)}, o: o, lse: lse, qkv: qkv}
-	p.run(&p.task.attention, shape.B*shape.H, 1)
+	t := &p.task.attention
+	*t = attentionTask{
+		heads: heads{AttentionShape: shape, drop: drop, mask: newMask(drop.P, drop.Key)}, o: packed{o, shape.T, 1, 0}, lse: lse,
+		q: packed{qkv, shape.T, 3, 0}, k: packed{qkv, shape.T, 3, 1}, v: packed{qkv, shape.T, 3, 2},
+	}
+	t.inOrder()
+	p.run(t, shape.B*shape.H, 1)
 }
 
-// heads is what forward and backward pass share; a unit of work is one head of one sequence.
+// heads is what forward and backward pass share; a unit of work is one head of one sequence. T positions are attended to.
 type heads struct {
 	AttentionShape
-	drop DropoutArgs
-	mask mask
+	drop    DropoutArgs
+	mask    mask
+	queries []ir.Run // the rows of the queries that are here, by position
+	rows    int      // of queries
+	keys    []ir.Run // all rows of keys and values, by position; nil if rows are positions
+
+	whole [1]ir.Run // queries of Attention
 }
 
-// rows returns the view of position 0 on of part (0 query, 1 key, 2 value) of head u in qkv.
-func (s *heads) rows(qkv []float32, u, part int) matrix {
+// inOrder says that row i of queries, keys and values is position i.
+func (s *heads) inOrder() {
+	s.whole[0] = ir.Run{Len: s.T}
+	s.queries, s.rows, s.keys = s.whole[:], s.T, nil
+}
+
+// packed is one part of a tensor [B,rows,parts,H,D].
+type packed struct {
+	data              []float32
+	rows, parts, part int
+}
+
+// head returns the view of row 0 on of head u of a packed tensor.
+func (s *heads) head(x packed, u int) matrix {
 	b, h := u/s.H, u%s.H
-	return matrix{qkv[((b*s.T*3+part)*s.H+h)*s.D:], 3 * s.H * s.D, 1}
+	return matrix{x.data[((b*x.rows*x.parts+x.part)*s.H+h)*s.D:], x.parts * s.H * s.D, 1}
 }
 
-// out returns the view of head u in a [B,T,H,D] tensor.
-func (s *heads) out(o []float32, u int) matrix {
-	return matrix{o[(u/s.H*s.T*s.H+u%s.H)*s.D:], s.H * s.D, 1}
+// ordered returns the rows of keys or values by position, copied to buf [T,D] where they lie otherwise.
+func (s *heads) ordered(buf []float32, x matrix) matrix {
+	if s.keys == nil {
+		return x
+	}
+	for _, run := range s.keys {
+		for i := range run.Len {
+			copy(buf[(run.Pos+i)*s.D:][:s.D], x.data[(run.Row+i)*x.rs:])
+		}
+	}
+	return matrix{buf, s.D, 1}
+}
+
+// room is the size of a buffer for ordered.
+func (s *heads) room() int {
+	if s.keys == nil {
+		return 0
+	}
+	return s.T * s.D
 }
 
 // factors returns the dropout multipliers of n keys from j on, for query i of head u.
@@ -91,31 +131,35 @@ func carve(buf *[]float32, n int) []float32 {
 
 type attentionTask struct {
 	heads
-	o, lse, qkv []float32
+	o       packed
+	lse     []float32
+	q, k, v packed
 }
 
 func (t *attentionTask) do(w *worker, lo, hi int) {
 	packed := t.packedSize(w.isa.cols)
 	ld := min(tileKeys, t.T)
-	buf := w.scratch(2*packed + tileQueries*ld + 2*tileQueries + maskRoom(ld))
+	buf := w.scratch(2*packed + tileQueries*ld + 2*tileQueries + maskRoom(ld) + t.room())
 	keys, values := carve(&buf, packed), carve(&buf, packed)
 	scores := carve(&buf, tileQueries*ld)
-	top, total := carve(&buf, tileQueries), carve(&buf, tileQueries)
+	top, total, rows := carve(&buf, tileQueries), carve(&buf, tileQueries), carve(&buf, t.room())
 
 	for u := lo; u < hi; u++ {
-		w.packRight(keys, t.rows(t.qkv, u, 1).transposed(), t.D, t.T)
-		w.packRight(values, t.rows(t.qkv, u, 2), t.T, t.D)
-		for i := 0; i < t.T; i += tileQueries {
-			t.queries(w, u, i, min(tileQueries, t.T-i), keys, values, scores, ld, top, total, buf)
+		w.packRight(keys, t.ordered(rows, t.head(t.k, u)).transposed(), t.D, t.T)
+		w.packRight(values, t.ordered(rows, t.head(t.v, u)), t.T, t.D)
+		for _, run := range t.queries {
+			for i := 0; i < run.Len; i += tileQueries {
+				t.tile(w, u, run.Row+i, run.Pos+i, min(tileQueries, run.Len-i), keys, values, scores, ld, top, total, buf)
+			}
 		}
 	}
 }
 
-// queries computes the output of n queries of head u from query i on.
-func (t *attentionTask) queries(w *worker, u, i, n int, keys, values, scores []float32, ld int, top, total, buf []float32) {
+// tile computes the output of n queries of head u, from the one in row at, position i, on.
+func (t *attentionTask) tile(w *worker, u, at, i, n int, keys, values, scores []float32, ld int, top, total, buf []float32) {
 	width := w.isa.cols
 	scale := float32(1 / math.Sqrt(float64(t.D)))
-	q, o := t.rows(t.qkv, u, 0).at(i, 0), t.out(t.o, u).at(i, 0)
+	q, o := t.head(t.q, u).at(at, 0), t.head(t.o, u).at(at, 0)
 	for j := 0; j < i+n; j += ld {
 		m := min(ld, i+n-j) // keys of this tile
 		w.products(n, m, t.D, q, w.isa.rows*q.rs, keys[j*t.D:], width*t.D, scores, ld, false)
@@ -152,7 +196,7 @@ func (t *attentionTask) queries(w *worker, u, i, n int, keys, values, scores []f
 	for r := range n {
 		out := o.data[r*o.rs : r*o.rs+t.D]
 		w.isa.scale(out, out, 1/total[r])
-		t.lse[u*t.T+i+r] = float32(float64(top[r]) + math.Log(float64(total[r])))
+		t.lse[u*t.rows+at+r] = float32(float64(top[r]) + math.Log(float64(total[r])))
 	}
 }
 
@@ -167,13 +211,23 @@ func AttentionGrad(p *Pool, dqkv, do, qkv, o, lse []float32, shape AttentionShap
 	checkLen("AttentionGrad", "o", o, n*shape.D)
 	checkLen("AttentionGrad", "lse", lse, n)
 	p = p.orInline()
-	p.task.attnGrad = attentionGradTask{heads: heads{shape, drop, newMask(drop.P, drop.Key)}, dqkv: dqkv, dout: do, qkv: qkv, o: o, lse: lse}
-	p.run(&p.task.attnGrad, shape.B*shape.H, 1)
+	t := &p.task.attnGrad
+	*t = attentionGradTask{
+		heads: heads{AttentionShape: shape, drop: drop, mask: newMask(drop.P, drop.Key)}, lse: lse,
+		dout: packed{do, shape.T, 1, 0}, o: packed{o, shape.T, 1, 0},
+		q: packed{qkv, shape.T, 3, 0}, k: packed{qkv, shape.T, 3, 1}, v: packed{qkv, shape.T, 3, 2},
+		dq: packed{dqkv, shape.T, 3, 0}, dk: packed{dqkv, shape.T, 3, 1}, dv: packed{dqkv, shape.T, 3, 2},
+	}
+	t.inOrder()
+	p.run(t, shape.B*shape.H, 1)
 }
 
 type attentionGradTask struct {
 	heads
-	dqkv, dout, qkv, o, lse []float32
+	dout, o    packed
+	lse        []float32
+	q, k, v    packed
+	dq, dk, dv packed
 }
 
 // attentionGradScratch is the memory of one worker: the operands that are right-hand matrices, packed, and two tiles.
@@ -184,6 +238,8 @@ type attentionGradScratch struct {
 	probs, grads   []float32 // tiles of probabilities and of score gradients, ld apart
 	delta, mask    []float32
 	ld             int
+	rows           []float32 // keys or values by position
+	dk, dv         matrix    // by position
 }
 
 func (t *attentionGradTask) do(w *worker, lo, hi int) {
@@ -191,31 +247,48 @@ func (t *attentionGradTask) do(w *worker, lo, hi int) {
 	packed := t.packedSize(width)
 	row := tileQueries * (t.D + width)
 	s := attentionGradScratch{ld: min(tileKeys, t.T)}
-	buf := w.scratch(3*packed + 2*row + 2*tileQueries*s.ld + tileQueries + maskRoom(s.ld))
+	buf := w.scratch(3*packed + 2*row + 2*tileQueries*s.ld + tileQueries + maskRoom(s.ld) + 3*t.room())
 	s.keysT, s.valuesT, s.keys = carve(&buf, packed), carve(&buf, packed), carve(&buf, packed)
 	s.queries, s.dout = carve(&buf, row), carve(&buf, row)
 	s.probs, s.grads = carve(&buf, tileQueries*s.ld), carve(&buf, tileQueries*s.ld)
-	s.delta, s.mask = carve(&buf, tileQueries), buf
+	s.delta, s.rows = carve(&buf, tileQueries), carve(&buf, t.room())
+	dk, dv := carve(&buf, t.room()), carve(&buf, t.room())
+	s.mask = buf
 
 	for u := lo; u < hi; u++ {
-		k := t.rows(t.qkv, u, 1)
+		k := t.ordered(s.rows, t.head(t.k, u))
 		w.packRight(s.keysT, k.transposed(), t.D, t.T)
-		w.packRight(s.valuesT, t.rows(t.qkv, u, 2).transposed(), t.D, t.T)
 		w.packRight(s.keys, k, t.T, t.D)
-		for i := 0; i < t.T; i += tileQueries {
-			t.queries(w, u, i, min(tileQueries, t.T-i), &s)
+		w.packRight(s.valuesT, t.ordered(s.rows, t.head(t.v, u)).transposed(), t.D, t.T)
+		s.dk, s.dv = t.head(t.dk, u), t.head(t.dv, u)
+		if t.keys != nil {
+			clear(dk)
+			clear(dv)
+			s.dk, s.dv = matrix{dk, t.D, 1}, matrix{dv, t.D, 1}
+		}
+		for _, run := range t.queries {
+			for i := 0; i < run.Len; i += tileQueries {
+				t.tile(w, u, run.Row+i, run.Pos+i, min(tileQueries, run.Len-i), &s)
+			}
+		}
+		if t.keys != nil {
+			t.putBack(t.head(t.dk, u), dk)
+			t.putBack(t.head(t.dv, u), dv)
 		}
 	}
 }
 
-// queries adds the contribution of n queries of head u, from query i on, to the gradients of the keys and values up to
-// them, and sets the queries' own.
-func (t *attentionGradTask) queries(w *worker, u, i, n int, s *attentionGradScratch) {
+// tile adds the contribution of n queries of head u, from the one in row at, position i, on, to the gradients of the keys
+// and values up to them, and sets the queries' own.
+func (t *attentionGradTask) tile(w *worker, u, at, i, n int, s *attentionGradScratch) {
 	width, ld := w.isa.cols, s.ld
 	scale := float32(1 / math.Sqrt(float64(t.D)))
-	q, dq := t.rows(t.qkv, u, 0).at(i, 0), t.rows(t.dqkv, u, 0).at(i, 0)
-	dk, dv := t.rows(t.dqkv, u, 1), t.rows(t.dqkv, u, 2)
-	o, dout := t.out(t.o, u).at(i, 0), t.out(t.dout, u).at(i, 0)
+	q, dq := t.head(t.q, u).at(at, 0), t.head(t.dq, u).at(at, 0)
+	o, dout := t.head(t.o, u).at(at, 0), t.head(t.dout, u).at(at, 0)
+	fresh := i
+	if t.keys != nil {
+		fresh = t.T // all were cleared
+	}
 	w.packRight(s.queries, q, n, t.D)
 	w.packRight(s.dout, dout, n, t.D)
 	for r := range n {
@@ -235,7 +308,7 @@ func (t *attentionGradTask) queries(w *worker, u, i, n int, s *attentionGradScra
 				continue
 			}
 			p, g = p[:seen], g[:seen]
-			w.isa.expSum(p, p, scale, t.lse[u*t.T+i+r])
+			w.isa.expSum(p, p, scale, t.lse[u*t.rows+at+r])
 			if t.drop.P == 0 {
 				w.isa.softmaxGrad(g, p, g, s.delta[r], scale)
 				continue
@@ -248,8 +321,8 @@ func (t *attentionGradTask) queries(w *worker, u, i, n int, s *attentionGradScra
 		// A key's first contribution comes from the tile of queries that holds its own position, which is where the
 		// tiles of queries so far end.
 		w.products(n, t.D, m, matrix{s.grads, ld, 1}, w.isa.rows*ld, s.keys[j*width:], width*t.T, dq.data, dq.rs, j > 0)
-		w.addTransposed(s.grads, ld, n, j, m, i, t.D, s.queries, dk)
-		w.addTransposed(s.probs, ld, n, j, m, i, t.D, s.dout, dv)
+		w.addTransposed(s.grads, ld, n, j, m, fresh, t.D, s.queries, s.dk)
+		w.addTransposed(s.probs, ld, n, j, m, fresh, t.D, s.dout, s.dv)
 	}
 }
 

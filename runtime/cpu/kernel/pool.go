@@ -68,6 +68,7 @@ type tasks struct {
 	dropout      dropoutTask
 	attention    attentionTask
 	attnGrad     attentionGradTask
+	copyRows     copyRowsTask
 	decode       decodeTask
 	swiglu       swigluTask
 	swigluGrad   swigluGradTask

@@ -1,0 +1,389 @@
+package codegen
+
+import (
+	"slices"
+
+	"github.com/autopar/autopar/ir"
+)
+
+// Overlap moves communication that nothing waits for at once to the rank's
+// communication stream, beside the kernels (Li et al. VLDB'20, section 3.2.3; Zhao
+// et al. VLDB'23, section 3.3). A body falls into segments: its repeated blocks,
+// and what lies before, between and after them. Of each segment
+//
+//   - the parameters gathered for it (ZeRO 3) are gathered while the segment
+//     before computes,
+//   - the gradients that it completes are reduced while the next one computes:
+//     where they are accumulated over micro-batches first, in the last
+//     micro-batch only, and otherwise in each, to be accumulated a segment later,
+//   - the weights that it updates are gathered (ZeRO 1 and 2) while the next one
+//     updates.
+//
+// Collectives of one kind over one axis that a segment hands over together are
+// made in one go. Blocks are alike, so every inner block adds the same
+// instructions to a body: the planner counts on it.
+
+// spot is where the instruction of a node stands, if not simply at the place of
+// the node in the body of its phase.
+type spot struct {
+	async, fused, last bool
+	body               ir.Phase
+	segment            int
+	await              *ir.Node // it does not start before this asynchronous node is done
+}
+
+// bodyOf returns the body that the instruction of a node belongs to.
+func (b *stageBuilder) bodyOf(n *ir.Node) ir.Phase {
+	if s, ok := b.spots[n]; ok && s.async {
+		return s.body
+	}
+	return n.Phase
+}
+
+// segment is a stretch of a body.
+type segment struct {
+	nodes   []*ir.Node
+	gathers []*ir.Node // what must be gathered before it
+	reduces []*ir.Node // what can be communicated after it
+	sums    []*ir.Node // accumulations that wait for those
+}
+
+// overlap reorders the nodes of the stage, and says which run on the
+// communication stream. It needs to know which accumulations are folded.
+func (b *stageBuilder) overlap() {
+	if !b.prog.Plan.Overlap {
+		return
+	}
+	b.spots = map[*ir.Node]spot{}
+	var leaves []*ir.Node
+	bodies := make([][]*ir.Node, len(b.Bodies))
+	for _, n := range b.nodes {
+		if n.Op.Class() == ir.Leaf && !(n.Op == ir.OpInput && b.overTime(n.Results[0])) {
+			leaves = append(leaves, n)
+		} else {
+			bodies[n.Phase] = append(bodies[n.Phase], n)
+		}
+	}
+	hoisted := b.hoist(bodies[ir.Update])
+	b.nodes = leaves
+	for phase, nodes := range bodies {
+		b.nodes = append(b.nodes, b.stream(ir.Phase(phase), nodes, hoisted)...)
+	}
+}
+
+// hoist finds the reductions of the update whose operand is complete when the
+// last micro-batch has gone backward, and the body in which that happens.
+func (b *stageBuilder) hoist(update []*ir.Node) map[*ir.Node]ir.Phase {
+	hoisted := map[*ir.Node]ir.Phase{}
+	complete := map[*ir.Value]ir.Phase{}
+	for _, n := range b.nodes {
+		if n.Op == ir.OpAccumulate && n.Phase != ir.Forward && !b.delayed(n) {
+			complete[n.Results[0]] = n.Phase
+		}
+	}
+	for _, n := range update {
+		phase := ir.Forward
+		for _, a := range n.Args {
+			p, ok := complete[a]
+			if !ok {
+				phase = ir.Update
+				break
+			}
+			phase = max(phase, p)
+		}
+		switch {
+		case len(n.Args) == 0 || phase == ir.Update:
+		case b.folded[n]:
+			complete[n.Results[0]] = phase
+		case n.Op == ir.OpAllReduce || n.Op == ir.OpReduceScatter:
+			complete[n.Results[0]] = phase
+			hoisted[n] = phase
+		}
+	}
+	return hoisted
+}
+
+// delayed reports whether an accumulation adds up what a reduction of every
+// micro-batch makes.
+func (b *stageBuilder) delayed(n *ir.Node) bool {
+	d := n.Args[0].Def
+	return !b.folded[n] && d.Phase == n.Phase && (d.Op == ir.OpAllReduce || d.Op == ir.OpReduceScatter)
+}
+
+// stream returns the nodes of a body in the order in which they are given to the
+// streams, hoisted ones included.
+func (b *stageBuilder) stream(phase ir.Phase, nodes []*ir.Node, hoisted map[*ir.Node]ir.Phase) []*ir.Node {
+	segments, of := cutSegments(b.remaining(phase, nodes, hoisted))
+	place := func(n *ir.Node, last bool) {
+		b.spots[n] = spot{async: true, last: last, body: phase}
+	}
+	readBy := map[*ir.Value]int{} // the first segment that reads a value
+	for i := len(segments) - 1; i >= 0; i-- {
+		for _, n := range segments[i].nodes {
+			for _, a := range n.Args {
+				readBy[a] = i
+			}
+		}
+	}
+	made := func(v *ir.Value) int { return of[v.Def] }
+	for i := len(nodes) - 1; i >= 0; i-- { // chains of gathers: their readers first
+		if n := nodes[i]; b.prefetched(n) {
+			at := readBy[n.Results[0]]
+			readBy[n.Args[0]] = at
+			segments[at].gathers = append(segments[at].gathers, n)
+			place(n, false)
+		}
+	}
+	for _, n := range nodes {
+		switch {
+		case b.reducedEach(n), phase == ir.Update && b.regathered(n):
+			at := made(n.Args[0])
+			of[n] = at
+			segments[at].reduces = append(segments[at].reduces, n)
+			place(n, false)
+		case n.Op == ir.OpAccumulate && b.delayed(n):
+			at := of[n.Args[0].Def]
+			segments[at].sums = append(segments[at].sums, n)
+		}
+	}
+	for _, n := range b.prog.Graph.Nodes {
+		if body, ok := hoisted[n]; ok && body == phase {
+			at := b.completed(n.Args[0], of)
+			of[n] = at
+			segments[at].reduces = append(segments[at].reduces, n)
+			place(n, true)
+		}
+	}
+	return b.interleave(segments)
+}
+
+// completed returns the segment after which a value is complete.
+func (b *stageBuilder) completed(v *ir.Value, of map[*ir.Node]int) int {
+	if !b.folded[v.Def] {
+		return of[v.Def]
+	}
+	at := 0
+	for _, a := range v.Def.Args {
+		at = max(at, b.completed(a, of))
+	}
+	return at
+}
+
+// remaining returns the nodes of a body that stay where they are.
+func (b *stageBuilder) remaining(phase ir.Phase, nodes []*ir.Node, hoisted map[*ir.Node]ir.Phase) []*ir.Node {
+	return slices.DeleteFunc(slices.Clone(nodes), func(n *ir.Node) bool {
+		_, up := hoisted[n]
+		return up || b.prefetched(n) || b.reducedEach(n) || phase == ir.Update && b.regathered(n) || n.Op == ir.OpAccumulate && b.delayed(n)
+	})
+}
+
+// prefetched reports whether a node gathers a parameter for a pass.
+func (b *stageBuilder) prefetched(n *ir.Node) bool {
+	return n.Op == ir.OpAllGather && n.Phase != ir.Update && (n.Args[0].Def.Op == ir.OpParam || b.prefetched(n.Args[0].Def))
+}
+
+// reducedEach reports whether a node reduces a gradient in every micro-batch, for
+// nothing but to be accumulated.
+func (b *stageBuilder) reducedEach(n *ir.Node) bool {
+	if n.Phase == ir.Update || n.Phase == ir.Forward || n.Op != ir.OpAllReduce && n.Op != ir.OpReduceScatter {
+		return false
+	}
+	readers := b.readers[n.Results[0]]
+	for _, r := range readers {
+		if r.Op != ir.OpAccumulate && !b.reducedEach(r) {
+			return false
+		}
+	}
+	return len(readers) > 0 && !b.keep[n.Results[0]]
+}
+
+// regathered reports whether a node makes an updated weight whole again.
+func (b *stageBuilder) regathered(n *ir.Node) bool {
+	return n.Op == ir.OpAllGather && b.next[n.Results[0]] && len(b.readers[n.Results[0]]) == 0
+}
+
+// cutSegments cuts the nodes of a body where the block changes, or in the update,
+// which does one thing to the parameters of all blocks after the other, the op.
+// Communication belongs to who reads it, but what is summed or sent to who made it.
+func cutSegments(nodes []*ir.Node) ([]segment, map[*ir.Node]int) {
+	segments := []segment{{}}
+	of := map[*ir.Node]int{}
+	var ahead []*ir.Node
+	var before *ir.Node
+	add := func(nodes ...*ir.Node) {
+		last := len(segments) - 1
+		for _, n := range nodes {
+			of[n] = last
+		}
+		segments[last].nodes = append(segments[last].nodes, nodes...)
+	}
+	for _, n := range nodes {
+		switch {
+		case n.Op == ir.OpAccumulate || n.Op == ir.OpSend:
+			add(append(ahead, n)...)
+			ahead = nil
+		case n.Op.Class() != ir.Compute:
+			ahead = append(ahead, n)
+		default:
+			if before != nil && (n.Block() != before.Block() || n.Phase == ir.Update && n.Op != before.Op) {
+				segments = append(segments, segment{})
+			}
+			before = n
+			add(append(ahead, n)...)
+			ahead = nil
+		}
+	}
+	add(ahead...)
+	return segments, of
+}
+
+// interleave puts the segments one after another, each after what is handed to
+// the communication stream at its start: the reductions of the segment before
+// and the gathers for the one after.
+func (b *stageBuilder) interleave(segments []segment) []*ir.Node {
+	var nodes []*ir.Node
+	at := func(k int) *segment {
+		if k < 0 || k >= len(segments) {
+			return &segment{}
+		}
+		return &segments[k]
+	}
+	hand := func(async *[]*ir.Node) {
+		slices.SortStableFunc(*async, func(x, y *ir.Node) int { return depth(x, *async) - depth(y, *async) })
+		*async = b.bucket(*async)
+		nodes = append(nodes, *async...)
+	}
+	for k := range segments {
+		slices.Reverse(segments[k].gathers) // they were found from the end
+	}
+	hand(&at(0).gathers)
+	for k := range len(segments) + 2 {
+		hand(&at(k - 1).reduces)
+		hand(&at(k + 1).gathers)
+		nodes = append(nodes, at(k-2).sums...)
+		b.hold(at(k-2).sums, at(k-2).reduces)
+		b.hold(at(k).nodes, at(k).gathers)
+		nodes = append(nodes, at(k).nodes...)
+	}
+	for k, s := range segments {
+		for _, list := range [][]*ir.Node{s.nodes, s.gathers, s.reduces, s.sums} {
+			for _, n := range list {
+				spot := b.spots[n]
+				spot.segment = k
+				b.spots[n] = spot
+			}
+		}
+	}
+	return nodes
+}
+
+// hold makes the first of some nodes wait for all asynchronous ones of a list, but
+// those that do not run in every micro-batch.
+func (b *stageBuilder) hold(nodes, async []*ir.Node) {
+	if len(nodes) == 0 {
+		return
+	}
+	for _, n := range async {
+		if s := b.spots[nodes[0]]; !b.spots[n].last {
+			s.await = n
+			b.spots[nodes[0]] = s
+		}
+	}
+}
+
+// depth is how many others of a list a node reads from, one through the next.
+func depth(n *ir.Node, list []*ir.Node) int {
+	if d := n.Args[0].Def; slices.Contains(list, d) {
+		return 1 + depth(d, list)
+	}
+	return 0
+}
+
+// bucket brings together what is made in one go, and marks all but the first of
+// each bucket.
+func (b *stageBuilder) bucket(async []*ir.Node) []*ir.Node {
+	var nodes []*ir.Node
+	taken := map[*ir.Node]bool{}
+	for i, first := range async {
+		if taken[first] {
+			continue
+		}
+		nodes = append(nodes, first)
+		for _, n := range async[i+1:] {
+			if taken[n] || !b.together(first, n) || depth(n, async) != depth(first, async) {
+				continue
+			}
+			s := b.spots[n]
+			s.fused = true
+			b.spots[n] = s
+			taken[n] = true
+			nodes = append(nodes, n)
+		}
+	}
+	return nodes
+}
+
+// together reports whether two nodes can be made in one collective.
+func (b *stageBuilder) together(x, y *ir.Node) bool {
+	return x.Op == y.Op && x.Attr.(ir.CommAttr).Axis == y.Attr.(ir.CommAttr).Axis && b.spots[x].last == b.spots[y].last
+}
+
+// awaits says of every instruction for how many of the body's asynchronous ones
+// it waits: those that make what it reads, and at the head of a segment those
+// that gather for it. An instruction that follows one which waits for as many
+// need not wait again.
+func (b *stageBuilder) awaits(body *Body) {
+	number := map[*ir.Node]int{} // of asynchronous instructions, with the rest of the bucket
+	instrs := body.Instrs
+	issued := 0
+	for i := range instrs {
+		if !instrs[i].Async {
+			continue
+		}
+		issued++
+		number[instrs[i].Node] = issued
+		for k := i - 1; k >= 0 && instrs[k+1].Fused; k-- {
+			number[instrs[k].Node] = issued
+		}
+	}
+	done := 0
+	for i := range instrs {
+		in := &instrs[i]
+		if in.Async {
+			continue
+		}
+		need := 0
+		if in.Node.Op != ir.OpRecv {
+			for _, a := range in.Node.Args {
+				need = max(need, number[a.Def])
+			}
+		}
+		if n := b.spots[in.Node].await; n != nil {
+			need = max(need, number[n])
+		}
+		if need > done {
+			in.Await, done = need, need
+		}
+	}
+}
+
+// joined returns the last position of a body at which an instruction may still be
+// running: its own, or of an asynchronous one that before the first which waits
+// for it, else the end.
+func (body *Body) joined(i int) int {
+	if !body.Instrs[i].Async {
+		return i
+	}
+	number := 0
+	for k := range i + 1 {
+		if body.Instrs[k].Async {
+			number++
+		}
+	}
+	for k := i + 1; k < len(body.Instrs); k++ {
+		if body.Instrs[k].Await >= number {
+			return k - 1
+		}
+	}
+	return len(body.Instrs) - 1
+}

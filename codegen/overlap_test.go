@@ -1,0 +1,263 @@
+package codegen_test
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/autopar/autopar/codegen"
+	"github.com/autopar/autopar/ir"
+	"github.com/autopar/autopar/partition"
+)
+
+// overlapped is a plan that communicates beside the kernels.
+func overlapped(dp, tp, pp, mb, layers, zero int) *partition.Plan {
+	p := plan(dp, tp, pp, mb, layers, partition.OneFOneB, false)
+	p.ZeRO, p.Overlap = zero, true
+	return p
+}
+
+// TestVerifyAcceptsOverlap: programs with overlap are sound and compute the traced
+// graph, with uneven micro-batches and recomputation too, and communicate the bytes
+// that the same plan communicates without.
+func TestVerifyAcceptsOverlap(t *testing.T) {
+	const layers = 4
+	g := trainGraph(t, layers)
+	for _, pp := range []int{1, 2, 4} {
+		for _, tp := range []int{1, 2} {
+			for _, dp := range []int{2, 3} {
+				for zero := range 4 {
+					p := overlapped(dp, tp, pp, 1+(pp+zero)%3, layers, zero)
+					p.SequenceParallel = tp > 1 && zero%2 == 0
+					for s := range p.Stages {
+						p.Stages[s].Recompute = zero % 2
+					}
+					name := fmt.Sprintf("dp %d tp %d pp %d zero %d", dp, tp, pp, zero)
+					prog := generate(t, g, p)
+					require.NoError(t, codegen.Verify(prog, g), name)
+					apart := *p
+					apart.Overlap = false
+					without := generate(t, g, &apart)
+					for r := range prog.Schedules {
+						n, bytes := communicated(prog, r)
+						m, same := communicated(without, r)
+						require.Equal(t, same, bytes, "%s: rank %d", name, r)
+						require.Less(t, n, m, "%s: rank %d makes fewer collectives", name, r)
+					}
+				}
+			}
+		}
+	}
+}
+
+// communicated returns the collectives that a rank makes in a step, and the bytes.
+func communicated(p *codegen.Program, rank int) (collectives int, bytes int64) {
+	s := &p.Schedules[rank]
+	for _, task := range s.Tasks {
+		for _, in := range p.Stages[s.Stage].Run(task) {
+			if codegen.Collective(in.Node.Op) && s.Runs(&in, task) {
+				bytes += p.CommBytes(s, in.Node, task)
+				if !in.Fused {
+					collectives++
+				}
+			}
+		}
+	}
+	return collectives, bytes
+}
+
+// TestOverlapOrder: what a block needs is gathered while the block before computes,
+// what it makes is reduced while the next one does, all of a block in one bucket.
+func TestOverlapOrder(t *testing.T) {
+	g := trainGraph(t, 3)
+	st := generate(t, g, overlapped(2, 1, 1, 2, 3, 3)).Stages[0]
+	text := func(phase ir.Phase) []string {
+		var lines []string
+		add := func(s string) {
+			if len(lines) == 0 || lines[len(lines)-1] != s {
+				lines = append(lines, s)
+			}
+		}
+		for _, in := range st.Bodies[phase].Instrs {
+			block := in.Node.Block()
+			if block == "" {
+				block = "rest"
+			}
+			switch {
+			case in.Fused:
+			case in.Async:
+				add(in.Node.Op.String() + " " + block)
+			case in.Node.Op.Class() == ir.Compute:
+				add(block)
+			case in.Node.Op == ir.OpAccumulate:
+				add("accumulate " + block)
+			}
+		}
+		return lines
+	}
+	require.Equal(t, []string{
+		"all_gather rest", "all_gather h.0", "rest", "all_gather h.1", "h.0", "all_gather h.2", "h.1", "all_gather rest", "h.2",
+		"rest", "accumulate rest",
+	}, text(ir.Forward))
+	require.Equal(t, []string{
+		"all_gather rest", "all_gather h.2", "rest",
+		"reduce_scatter rest", "all_gather h.1", "h.2",
+		"reduce_scatter h.2", "all_gather h.0", "accumulate rest", "h.1",
+		"reduce_scatter h.1", "accumulate h.2", "h.0",
+		"reduce_scatter h.0", "accumulate h.1", "rest",
+		"reduce_scatter rest", "accumulate h.0", "accumulate rest",
+	}, text(ir.Backward))
+}
+
+// TestOverlapMemory: prefetching takes the memory of the parameters of one more
+// block, and no more than two blocks are ever gathered.
+func TestOverlapMemory(t *testing.T) {
+	g := trainGraph(t, 4)
+	for _, s := range generate(t, g, overlapped(3, 1, 1, 7, 4, 3)).Stages {
+		body := s.Bodies[ir.Forward].Instrs
+		live := make([]map[string]bool, len(body))
+		for _, in := range body {
+			if !in.Async {
+				continue
+			}
+			b := &s.Buffers[in.Results[0]]
+			for at := b.From; at <= b.To; at++ {
+				if live[at] == nil {
+					live[at] = map[string]bool{}
+				}
+				if block := in.Node.Block(); block != "" {
+					live[at][block] = true
+				}
+			}
+		}
+		most := 0
+		for _, blocks := range live {
+			most = max(most, len(blocks))
+		}
+		require.Equal(t, 2, most)
+	}
+}
+
+// TestOverlapMutants breaks sound programs with overlap in the ways in which such
+// programs go wrong. Each must be refused with its place named.
+func TestOverlapMutants(t *testing.T) {
+	traced := trainGraph(t, 3)
+	at := func(p *codegen.Program, match func(*codegen.Instr) bool) (*codegen.Stage, *codegen.Body, int) {
+		for _, s := range p.Stages {
+			for phase := range s.Bodies {
+				for i := range s.Bodies[phase].Instrs {
+					if match(&s.Bodies[phase].Instrs[i]) {
+						return s, &s.Bodies[phase], i
+					}
+				}
+			}
+		}
+		t.Fatal("no such instruction")
+		return nil, nil, 0
+	}
+	named := func(name string) func(*codegen.Instr) bool {
+		return func(in *codegen.Instr) bool { return in.Node.Name == name }
+	}
+	const (
+		gradient = "h.1.mlp.c_fc/matmul@dw@accumulate_mb@all_reduce_dp"
+		gathered = "h.1.mlp.c_fc.weight@all_gather_dp"
+		norm     = "h.1.ln_1/layer_norm"
+	)
+	for name, m := range map[string]struct {
+		zero    int
+		breakIt func(*codegen.Program)
+		names   string
+	}{
+		"await dropped": {3, func(p *codegen.Program) {
+			_, b, i := at(p, named(norm))
+			require.Positive(t, b.Instrs[i].Await)
+			b.Instrs[i].Await = 0
+		}, norm},
+		"await of a bucket too few": {3, func(p *codegen.Program) {
+			_, b, i := at(p, named(norm))
+			b.Instrs[i].Await -= 3
+		}, "h.1."},
+		"await of what comes later": {3, func(p *codegen.Program) { _, b, i := at(p, named(norm)); b.Instrs[i].Await = 1000 }, norm},
+		"buffer reused too early": {3, func(p *codegen.Program) {
+			s, b, i := at(p, named("h.1.mlp.c_fc/matmul@dw@reduce_scatter_dp"))
+			s.Buffers[b.Instrs[i].Args[0]].To = i // free while it is being reduced
+		}, "h.1.mlp.c_fc/matmul@dw"},
+		"result placed too late": {3, func(p *codegen.Program) {
+			s, b, i := at(p, named(gathered))
+			s.Buffers[b.Instrs[i].Results[0]].From += 5
+		}, gathered},
+		"bucket member missing": {0, func(p *codegen.Program) {
+			_, b, i := at(p, named(gradient))
+			b.Instrs = slices.Delete(b.Instrs, i, i+1)
+		}, gradient},
+		"bucket of two kinds": {3, func(p *codegen.Program) {
+			_, b, i := at(p, func(in *codegen.Instr) bool { return in.Node.Op == ir.OpReduceScatter && in.Async })
+			for !(b.Instrs[i].Node.Op == ir.OpAllGather && b.Instrs[i].Async && b.Instrs[i-1].Async) {
+				i++
+			}
+			b.Instrs[i].Fused = true
+		}, "another kind"},
+		"gradient reduced in every micro-batch": {0, func(p *codegen.Program) {
+			_, b, i := at(p, named(gradient))
+			b.Instrs[i].Last = false
+		}, gradient},
+		"gradient reduced before it is made": {0, func(p *codegen.Program) {
+			_, b, i := at(p, named(gradient))
+			in := b.Instrs[i]
+			in.Fused = false
+			b.Instrs = slices.Insert(slices.Delete(b.Instrs, i, i+1), 0, in)
+		}, gradient},
+		"tied gradient reduced after its first term": {0, func(p *codegen.Program) {
+			_, b, i := at(p, named("wte.weight@grad@all_reduce_dp"))
+			_, _, first := at(p, named("lm_head/matmul@dw"))
+			in := b.Instrs[i]
+			in.Fused = false
+			for k := range b.Instrs[i+1:] {
+				b.Instrs[i+1+k].Fused = b.Instrs[i+1+k].Fused && k > 0
+			}
+			b.Instrs = slices.Insert(slices.Delete(b.Instrs, i, i+1), first+1, in)
+		}, "wte.weight@grad"},
+		"kernel on the communication stream": {0, func(p *codegen.Program) { _, b, i := at(p, named("h.1.mlp/gelu")); b.Instrs[i].Async = true }, "h.1.mlp/gelu"},
+		"gradient overwritten while it is reduced": {0, func(p *codegen.Program) {
+			_, b, i := at(p, named(gradient))
+			for k := i + 1; ; k++ {
+				if in := &b.Instrs[k]; in.Node.Op == ir.OpMatMul && !in.Async {
+					in.Results[0] = b.Instrs[i].Results[0]
+					return
+				}
+			}
+		}, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := generate(t, traced, overlapped(2, 1, 1, 2, 3, m.zero))
+			require.NoError(t, codegen.Verify(p, traced))
+			m.breakIt(p)
+			err := codegen.Verify(p, traced)
+			require.Error(t, err)
+			require.ErrorContains(t, err, m.names)
+			t.Log(err)
+		})
+	}
+}
+
+// TestOverlapStreamsCheckThemselves: the checks of streams find by themselves what
+// the proof of equivalence, which runs instructions in order, cannot see.
+func TestOverlapStreamsCheckThemselves(t *testing.T) {
+	traced := trainGraph(t, 3)
+	p := generate(t, traced, overlapped(2, 1, 1, 2, 3, 3))
+	for _, s := range p.Stages {
+		for phase := range s.Bodies {
+			for i := range s.Bodies[phase].Instrs {
+				if in := &s.Bodies[phase].Instrs[i]; in.Await > 0 {
+					was := in.Await
+					in.Await = 0
+					require.NoError(t, codegen.CheckEquivalent(p, traced))
+					require.Error(t, codegen.Check(p), "%s without its wait", in.Node.Name)
+					in.Await = was
+				}
+			}
+		}
+	}
+}

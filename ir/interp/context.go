@@ -1,0 +1,140 @@
+package interp
+
+import (
+	"fmt"
+
+	"github.com/autopar/autopar/ir"
+)
+
+// Context parallelism keeps a sequence folded: its rows in another order than its
+// positions (see ir.FoldRuns). What depends on the order is defined here by
+// unfolding, computing on positions, and folding again.
+
+// moveRows returns x with row r of dimension dim taken from row from(r).
+func moveRows(x Tensor, dim int, from func(row int) int) Tensor {
+	outer, inner := int(ir.Elems(x.Shape[:dim])), int(ir.Elems(x.Shape[dim+1:]))
+	y := Zeros(x.Type())
+	for b := range outer {
+		for r := range x.Shape[dim] {
+			to, at := (b*x.Shape[dim]+r)*inner, (b*x.Shape[dim]+from(r))*inner
+			if x.I != nil {
+				copy(y.I[to:to+inner], x.I[at:])
+			} else {
+				copy(y.F[to:to+inner], x.F[at:])
+			}
+		}
+	}
+	return y
+}
+
+// folded returns x with dimension dim in the order of rows, unfolded in that of
+// positions.
+func folded(x Tensor, dim, parts int) Tensor {
+	positions := ir.FoldedPositions(x.Shape[dim], parts)
+	return moveRows(x, dim, func(row int) int { return positions[row] })
+}
+
+func unfolded(x Tensor, dim, parts int) Tensor {
+	rows := make([]int, x.Shape[dim])
+	for row, pos := range ir.FoldedPositions(x.Shape[dim], parts) {
+		rows[pos] = row
+	}
+	return moveRows(x, dim, func(pos int) int { return rows[pos] })
+}
+
+// fold: y_row = x_position(row) in one dimension; unfold is its inverse.
+func fold(n *ir.Node, in, out []Tensor) error {
+	attr := n.Attr.(ir.CommAttr)
+	if attr.Dim >= len(in[0].Shape) {
+		return fmt.Errorf("there is no dimension %d in %v", attr.Dim, in[0].Shape)
+	}
+	if n.Op == ir.OpUnfold {
+		out[0] = unfolded(in[0], attr.Dim, attr.Parts)
+		return nil
+	}
+	out[0] = folded(in[0], attr.Dim, attr.Parts)
+	return nil
+}
+
+// parts of packed tensors are copied by position, head and part.
+func copyPart(to Tensor, toPart int, from Tensor, fromPart int) {
+	dst, src := packed{to}, packed{from}
+	for b := range to.Shape[0] {
+		for t := range to.Shape[1] {
+			for h := range to.Shape[3] {
+				for d := range to.Shape[4] {
+					to.F[dst.at(b, t, toPart, h, d)] = from.F[src.at(b, t, fromPart, h, d)]
+				}
+			}
+		}
+	}
+}
+
+// asPacked sees [B,T,NH,D] as [B,T,1,NH,D].
+func asPacked(x Tensor) Tensor {
+	s := x.Shape
+	return Tensor{Shape: []int{s[0], s[1], 1, s[2], s[3]}, F: x.F}
+}
+
+// keysValues: kv = (k, v) of (q, k, v).
+func keysValues(_ *ir.Node, in, out []Tensor) error {
+	copyPart(out[0], key-1, in[0], key)
+	copyPart(out[0], value-1, in[0], value)
+	return nil
+}
+
+// joinQKV: (q, k, v) of q and (k, v).
+func joinQKV(_ *ir.Node, in, out []Tensor) error {
+	copyPart(out[0], query, asPacked(in[0]), 0)
+	copyPart(out[0], key, in[1], key-1)
+	copyPart(out[0], value, in[1], value-1)
+	return nil
+}
+
+// unfoldedQKV packs the queries of qkv with the keys and values of kv, both in the
+// order of positions.
+func unfoldedQKV(n *ir.Node, qkv, kv Tensor) (Tensor, error) {
+	if qkv.Shape[1] != kv.Shape[1] {
+		return Tensor{}, fmt.Errorf("%d positions attend to %d: the definition has all of a sequence", qkv.Shape[1], kv.Shape[1])
+	}
+	all := Zeros(qkv.Type())
+	copyPart(all, query, qkv, query)
+	copyPart(all, key, kv, key-1)
+	copyPart(all, value, kv, value-1)
+	return unfolded(all, 1, n.Attr.(ir.DropoutAttr).Fold), nil
+}
+
+// attentionKV is attention with keys and values given apart.
+func attentionKV(n *ir.Node, in, out []Tensor) error {
+	qkv, err := unfoldedQKV(n, in[0], in[1])
+	if err != nil {
+		return err
+	}
+	o, lse := Zeros(out[0].Type()), Zeros(out[1].Type())
+	if err := attention(n, []Tensor{qkv, in[2], in[3]}, []Tensor{o, lse}); err != nil {
+		return err
+	}
+	parts := n.Attr.(ir.DropoutAttr).Fold
+	out[0], out[1] = folded(o, 1, parts), folded(lse, 2, parts)
+	return nil
+}
+
+// attentionKVGrad is attentionGrad with keys and values, and their gradients,
+// given apart.
+func attentionKVGrad(n *ir.Node, in, out []Tensor) error {
+	qkv, err := unfoldedQKV(n, in[1], in[2])
+	if err != nil {
+		return err
+	}
+	parts := n.Attr.(ir.DropoutAttr).Fold
+	do, o, lse := unfolded(in[0], 1, parts), unfolded(in[3], 1, parts), unfolded(in[4], 2, parts)
+	dqkv := Zeros(qkv.Type())
+	if err := attentionGrad(n, []Tensor{do, qkv, o, lse, in[5], in[6]}, []Tensor{dqkv}); err != nil {
+		return err
+	}
+	dqkv = folded(dqkv, 1, parts)
+	copyPart(asPacked(out[0]), 0, dqkv, query)
+	copyPart(out[1], key-1, dqkv, key)
+	copyPart(out[1], value-1, dqkv, value)
+	return nil
+}

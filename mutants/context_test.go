@@ -1,0 +1,52 @@
+//go:build mutants
+
+package mutants
+
+// inContext has the bugs of context parallelism.
+func inContext() []mutant {
+	const (
+		masks       = "^TestContextMasks$"
+		conformance = "^TestConformance$"
+	)
+	return []mutant{{
+		bug: "sequence not balanced", how: "contiguous shards",
+		file: "ir/fold.go",
+		old:  "early, late := (part.Len+1)/2, part.Len/2", new: "early, late := part.Len, 0*part.Len",
+		pkg: ".", run: "^TestContextIsBalanced$",
+	}, {
+		bug: "non-causal mask", how: "rows of a folded sequence taken for positions",
+		file: "runtime/cpu/kernel/attention.go",
+		old:  "t.tile(w, u, run.Row+i, run.Pos+i, min(tileQueries, run.Len-i), keys", new: "t.tile(w, u, run.Row+i, run.Row+i, min(tileQueries, run.Len-i), keys",
+		pkg: "./runtime/cpu", run: conformance,
+	}, {
+		bug: "key gradients of another head left in", how: "sums by position not cleared",
+		file: "runtime/cpu/kernel/attention.go",
+		old:  "\t\t\tclear(dk)\n", new: "",
+		pkg: "./runtime/cpu", run: conformance,
+	}, {
+		bug: "dropout mask of rows instead of positions", how: "activations are not told of the fold",
+		file: "partition/context.go",
+		old:  "attr.Fold, attr.Dim = c.parts, dim", new: "attr.Dim = dim",
+		pkg: ".", run: masks,
+	}, {
+		bug: "dropout mask of rows instead of positions", how: "runs of a folded sequence start where the part does",
+		file: "runtime/cpu/context.go",
+		old:  "part.Offset[attr.Dim], part.Local[attr.Dim] = run.Pos, run.Len", new: "part.Offset[attr.Dim], part.Local[attr.Dim] = run.Row, run.Len",
+		pkg: "./runtime/cpu", run: conformance,
+	}, {
+		bug: "work repeated by ranks that share a sequence", how: "activations gathered where that is cheap",
+		file: "partition/propagate.go",
+		old:  "stays = !sig.Dims[sig.Args[i][from.Dim]].Frozen", new: "stays = false",
+		pkg: ".", run: "^TestContextTraffic$",
+	}, {
+		bug:  "logits in the order of a folded sequence",
+		file: "partition/context.go",
+		old:  "g.Outputs[i].Value = c.unfold(g, o.Value, dim)", new: "g.Outputs[i].Value, _ = o.Value, c.unfold(g, o.Value, dim)",
+		pkg: ".", run: "^TestContextEvaluation$",
+	}, {
+		bug: "bound above the time of a plan", how: "recomputation that gathers ahead",
+		file: "planner/bound.go",
+		old:  "back[size][j].fixed - back[size][j].gathersAhead()", new: "back[size][j].fixed - 0*back[size][j].gathersAhead()",
+		pkg: "./planner", run: "^TestCostIsSimulation$",
+	}}
+}

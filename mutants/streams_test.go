@@ -1,0 +1,43 @@
+//go:build mutants
+
+package mutants
+
+// inTheStreams has the bugs of communication beside the kernels.
+func inTheStreams() []mutant {
+	return []mutant{{
+		bug: "buffer freed while it is communicated", how: "lives end where asynchronous instructions start",
+		file: "codegen/overlap.go",
+		old:  "if !body.Instrs[i].Async {\n\t\treturn i", new: "if i >= 0 {\n\t\treturn i",
+		pkg: "./codegen", run: "^TestVerifyAcceptsOverlap$",
+	}, {
+		bug: "gradient reduced before the last backward", how: "in every micro-batch",
+		file: "codegen/program.go",
+		old:  "return !in.Last || ", new: "return true || ",
+		pkg: "./codegen", run: "^TestVerifyAcceptsOverlap$",
+	}, {
+		bug: "accumulated before it is reduced", how: "nothing waits for what it reads",
+		file: "codegen/overlap.go",
+		old:  "if need > done {", new: "if need > done && in.Node.Op != ir.OpAccumulate {",
+		pkg: "./codegen", run: "^TestVerifyAcceptsOverlap$",
+	}, {
+		bug: "kernels do not wait for the communication stream", how: "on the CPU",
+		file: "runtime/cpu/stream.go",
+		old:  "case of == d && e.Stream == runtime.Communication:", new: "case of == d && e.Stream == runtime.Communication && s == runtime.Compute:\n\t\treturn nil\n\tcase of == d && e.Stream == runtime.Communication:",
+		pkg: "./runtime/cpu", run: "^TestConformance$",
+	}, {
+		bug: "bucket member missing", how: "the CPU makes the first of a bucket only",
+		file: "runtime/cpu/collective.go",
+		old:  "for _, more := range c.More {\n\t\tif err := d.exchange(more)", new: "for _, more := range c.More[:0] {\n\t\tif err := d.exchange(more)",
+		pkg: "./runtime/cpu", run: "^TestConformance$",
+	}, {
+		bug: "collectives of a stream beside each other", how: "in the simulation",
+		file: "planner/sim/engine.go",
+		old:  "start = max(start, st.given[st.done-1].end)", new: "start = max(start, st.given[st.done-1].start)",
+		pkg: "./planner/sim", run: "^TestStreamRunsBeside$",
+	}, {
+		bug:  "bucket priced as its first member",
+		file: "planner/cost/program.go",
+		old:  "for i := range instrs {\n\t\tbytes += collectiveBytes", new: "for i := range instrs[:1] {\n\t\tbytes += collectiveBytes",
+		pkg: "./planner/cost", run: "^TestBucket$",
+	}}
+}

@@ -1,0 +1,69 @@
+package autopar_test
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/autopar/autopar/codegen"
+	"github.com/autopar/autopar/ir"
+	"github.com/autopar/autopar/partition"
+)
+
+// TestOverlapParity trains with communication beside the kernels, under the plans of
+// TestParity on several ranks whose schedules have it, uneven micro-batches and
+// context parallelism included, and compares each step with one rank: a random
+// sample, or with -parity-all every one.
+func TestOverlapParity(t *testing.T) {
+	one := trainBatch(t, parityPlan(1, 1, 1, parityBatch, partition.GPipe, false), parityBatch, *paritySteps)
+	plans := slices.DeleteFunc(allParityPlans(), func(c parityCase) bool {
+		p := c.plan
+		return p.DP*p.ContextParallel()*p.TP == 1 || p.Schedule != partition.GPipe && p.Schedule != partition.OneFOneB
+	})
+	if !*parityAll {
+		plans = sampleOf(t, plans, 40)
+	}
+	tried := map[int]int{} // by ZeRO stage
+	for _, c := range plans {
+		p := c.plan
+		tried[p.ZeRO]++
+		p.Overlap = true
+		prog, exec := trainer(t, p, parityBatch)
+		require.NoError(t, codegen.Check(prog))
+		got := stepsOf(t, prog, exec, parityBatch, *paritySteps)
+		dLoss, dNorm := differences(one, got)
+		if row := fmt.Sprintf("%+v: %.1e %.1e", *p, dLoss, dNorm); !(dLoss <= 1e-5) || !(dNorm <= 1e-6) {
+			t.Error(row)
+		}
+		for r := range exec.Ranks() {
+			collectives, bytes := counted(prog, r)
+			got := exec.Counters(r)
+			require.Equal(t, collectives, got.Collectives, "rank %d of %+v", r, *p)
+			require.Equal(t, bytes, got.CollectiveBytes, "rank %d of %+v", r, *p)
+		}
+		require.NoError(t, exec.Close())
+	}
+	t.Logf("plans by ZeRO stage: %v", tried)
+}
+
+// counted returns the collectives and their bytes that the program of a rank has
+// in one step; a bucket is one.
+func counted(prog *codegen.Program, rank int) (collectives int, bytes int64) {
+	s := &prog.Schedules[rank]
+	for _, task := range s.Tasks {
+		instrs := prog.Stages[s.Stage].Run(task)
+		for i := range instrs {
+			in := &instrs[i]
+			if !codegen.Collective(in.Node.Op) || prog.Mesh.Size(in.Node.Attr.(ir.CommAttr).Axis) == 1 || !s.Runs(in, task) {
+				continue
+			}
+			if !in.Fused {
+				collectives++
+			}
+			bytes += prog.CommBytes(s, in.Node, task)
+		}
+	}
+	return collectives, bytes
+}

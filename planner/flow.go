@@ -1,0 +1,259 @@
+package planner
+
+import (
+	"fmt"
+
+	"github.com/autopar/autopar/codegen"
+	"github.com/autopar/autopar/ir"
+	"github.com/autopar/autopar/planner/cost"
+	"github.com/autopar/autopar/planner/sim"
+)
+
+// flow is a body of a plan with overlap: segments, of which those of a block are
+// there as often as the stage has blocks, and the order in which codegen hands
+// their communication to the stream. With it the time of a body is no sum any
+// more, but it is a max-plus expression of the times at which the body began and
+// its transfers ended, in which any number of blocks costs a handful of additions
+// each (Baccelli et al. 1992, section 1.2).
+type flow struct {
+	// segments of the skeleton by how much of the block is recomputed.
+	segments [extents][]stretch
+	beside   bool // communication runs beside the kernels; otherwise it takes their time
+	backward bool // blocks come from the last to the first
+	known    map[flowKey][]span
+}
+
+type flowKey struct {
+	blocks int
+	recomputation
+}
+
+// stretch is one segment: see codegen's overlap.
+type stretch struct {
+	block            bool
+	gathers, reduces []cost.Picoseconds // buckets
+	// each is how many of the reductions the accumulations wait for.
+	each  int
+	sums  cost.Picoseconds // accumulations
+	items []item
+}
+
+// item is work of a segment, or a transfer.
+type item struct {
+	kind sim.OpKind
+	time cost.Picoseconds
+	each bool // once for every block of the stage, though outside them
+	sum  *sum // an add_n over blocks instead
+}
+
+// span is the time of a part of a body: what it takes from the end of the last
+// transfer on, and at least since the start of the body and the ends of its
+// transfers.
+type span struct {
+	time  cost.Picoseconds
+	since []cost.Picoseconds
+}
+
+// at returns the spans between the transfers of the body with n blocks, r of them
+// recomputed.
+func (f *flow) at(n int, r recomputation) []span {
+	key := flowKey{n, r}
+	if s, ok := f.known[key]; ok {
+		return s
+	}
+	s := f.run(f.expand(n, r), n)
+	f.known[key] = s
+	return s
+}
+
+// expand lists the segments of a body with n blocks.
+func (f *flow) expand(n int, r recomputation) []stretch {
+	var all []stretch
+	for k, s := range f.segments[kept] {
+		if !s.block {
+			all = append(all, s)
+			continue
+		}
+		for i := range n {
+			s := s
+			if f.backward {
+				s = f.segments[extentOf(n-1-i, r)][k]
+			}
+			s.items = ofBlock(s.items, i == 0, i == n-1)
+			all = append(all, s)
+		}
+	}
+	return all
+}
+
+// extentOf returns how much of a stage's block is recomputed.
+func extentOf(block int, r recomputation) extent {
+	switch {
+	case block < r.full:
+		return full
+	case block < r.full+r.selective:
+		return selective
+	}
+	return kept
+}
+
+// ofBlock returns the items of one of the blocks. The first block receives, and
+// sends what is there before it does anything; the last sends what it has made.
+// Communication outside of blocks stands in the segment of a block where that
+// computes next: in the first before it has done anything of its own, in the last
+// after that.
+func ofBlock(items []item, first, last bool) []item {
+	var rest []item
+	worked, own := false, false
+	for _, x := range items {
+		if x.kind == sim.Recv && !first || x.kind == sim.Send && (worked && !last || !worked && !first) ||
+			x.kind == sim.Work && !x.each && (own && !last || !own && !first) {
+			continue
+		}
+		worked = worked || x.kind == sim.Work
+		own = own || x.kind == sim.Work && x.each
+		x.each = false
+		rest = append(rest, x)
+	}
+	return rest
+}
+
+// moment is a time as the latest of the marks of a body, each with some time
+// added; negative where a mark does not matter.
+type moment []cost.Picoseconds
+
+func (m moment) plus(t cost.Picoseconds) moment {
+	next := make(moment, len(m))
+	for i, x := range m {
+		next[i] = x
+		if x >= 0 {
+			next[i] += t
+		}
+	}
+	return next
+}
+
+func later(a, b moment) moment {
+	if len(a) < len(b) {
+		a, b = b, a
+	}
+	next := append(moment(nil), a...)
+	for i, x := range b {
+		next[i] = max(next[i], x)
+	}
+	return next
+}
+
+// runner follows the two streams of a body.
+type runner struct {
+	beside      bool // else the work of a bucket is done in order, and only then is it met for
+	now, stream moment
+	spans       []span
+}
+
+// run goes through the segments of a body with n blocks as codegen orders them.
+func (f *flow) run(segments []stretch, n int) []span {
+	r := &runner{beside: f.beside, now: moment{0}, stream: moment{0}}
+	gathered := make([]moment, len(segments))
+	reduced := make([]moment, len(segments))
+	at := func(k int) *stretch {
+		if k < 0 || k >= len(segments) {
+			return &stretch{}
+		}
+		return &segments[k]
+	}
+	gather := func(k int) {
+		for _, t := range at(k).gathers {
+			gathered[k] = r.give(t)
+		}
+	}
+	gather(0)
+	for k := range len(segments) + 2 {
+		for i, t := range at(k - 1).reduces {
+			if done := r.give(t); i < at(k-1).each {
+				reduced[k-1] = done
+			}
+		}
+		gather(k + 1)
+		if s := at(k - 2); s.sums > 0 {
+			r.now = later(r.now, reduced[k-2]).plus(s.sums)
+		}
+		if len(at(k).gathers) > 0 {
+			r.now = later(r.now, gathered[k])
+		}
+		for _, x := range at(k).items {
+			switch {
+			case x.kind != sim.Work:
+				r.transfer()
+			case x.sum != nil:
+				r.now = r.now.plus(x.sum.time(x.sum.fixed + n*x.sum.perBlock))
+			case x.each:
+				r.now = r.now.plus(cost.Picoseconds(n) * x.time)
+			default:
+				r.now = r.now.plus(x.time)
+			}
+		}
+	}
+	r.now = later(r.now, r.stream)
+	r.close()
+	return r.spans
+}
+
+// give hands a bucket to the stream, and returns when it is done.
+func (r *runner) give(t cost.Picoseconds) moment {
+	if !r.beside {
+		r.now, t = r.now.plus(t), 0
+	}
+	r.stream = later(r.stream, r.now).plus(t)
+	return r.stream
+}
+
+// transfer ends a part: what comes after starts from the end of the transfer.
+func (r *runner) transfer() {
+	r.close()
+	next := make(moment, len(r.now)+1)
+	for i := range r.now {
+		next[i] = -1
+	}
+	r.now = next
+}
+
+// close notes the time of a part. The last mark is where it began.
+func (r *runner) close() {
+	last := len(r.now) - 1
+	r.spans = append(r.spans, span{time: max(0, r.now[last]), since: r.now[:last]})
+}
+
+// follow adds an instruction to the flow, with its time or, for the first of a
+// bucket, that of the bucket. last says that what runs in the last micro-batch
+// only is there.
+func (f *flow) follow(e extent, in *codegen.Instr, block bool, async map[*ir.Node]bool, x item) {
+	for len(f.segments[e]) <= in.Segment {
+		f.segments[e] = append(f.segments[e], stretch{})
+	}
+	s := &f.segments[e][in.Segment]
+	n := in.Node
+	switch {
+	case in.Async && n.Op == ir.OpAllGather && n.Phase != ir.Update:
+		s.gathers = append(s.gathers, x.time)
+	case in.Async:
+		s.reduces = append(s.reduces, x.time)
+		if !in.Last {
+			s.each = len(s.reduces)
+		}
+	case n.Op == ir.OpAccumulate && async[n.Args[0].Def]:
+		s.sums += x.time
+	default:
+		s.block = s.block || block
+		s.items = append(s.items, x)
+	}
+}
+
+// alike makes sure that recomputation leaves the segments what they are.
+func (f *flow) alike() {
+	for e := range extents {
+		if len(f.segments[e]) != len(f.segments[kept]) {
+			panic(fmt.Sprintf("BUG: a body has %d segments, with recomputation %d", len(f.segments[kept]), len(f.segments[e])))
+		}
+	}
+}

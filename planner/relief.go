@@ -1,0 +1,201 @@
+package planner
+
+import (
+	"slices"
+
+	"github.com/autopar/autopar/codegen"
+	"github.com/autopar/autopar/ir"
+	"github.com/autopar/autopar/partition"
+	"github.com/autopar/autopar/planner/cost"
+)
+
+// Some ways to shard spare memory and nothing else: whatever the cut, their steps
+// take no less time than those of plans of the same degrees without them. They are
+// of use only where those others do not fit as they would like to.
+//
+//   - Offload, against the same plan without: it is that plan with copies in
+//     between.
+//   - ZeRO over groups of ranks, against ZeRO 1 over all of them. Both reduce and
+//     gather once a step the same bytes on every link: a ring over n ranks moves
+//     (n-1)/n of the value, and rings over groups of g and over n/g copies of a
+//     g-th move (g-1)/g + (n/g-1)/(n/g)/g = (n-1)/n. From stage 2 on a group does
+//     part of that in every micro-batch, at stage 3 it gathers twice. What a group
+//     does save is the latency of one scalar's sum between nodes, the gradient
+//     norm's, once a step: for that alone none is built. That holds for one chunk
+//     per rank: of several, those that are done early may reduce while the rank
+//     would wait. Beside interleaving groups are not searched. With overlap what is
+//     moved in every micro-batch may cost nothing, and groups are as others.
+
+// relieves reports whether an outline only spares memory, of those that the
+// options leave. Where they leave nothing to compare it with it is one like others.
+func (s *searcher) relieves(o outline) bool {
+	grouped := o.group > 0 && !o.overlap && s.opts.ZeROGroup == 0 && s.opts.ZeRO == nil
+	return grouped || o.offload != partition.OffloadNone && s.opts.Offload == ""
+}
+
+// relieve looks at the pending outlines that spare memory and may have plans of
+// at most the given time: where the limit on memory slows down plans of the same
+// degrees that are known already, and leaves time to gain on the best of them.
+func (s *searcher) relieve(points []*point, limit cost.Picoseconds, best map[degrees]*candidate) []*point {
+	type family struct {
+		degrees
+		sequence bool
+	}
+	slowed := map[family]bool{}
+	return s.add(points, func(p pending) bool {
+		if !p.relief || p.floor > limit {
+			return false
+		}
+		gain := limit
+		if mine := best[p.degrees]; mine != nil {
+			gain = min(gain, mine.time-1)
+		}
+		if p.offload != partition.OffloadNone && s.opts.Offload == "" {
+			return slices.ContainsFunc(points, func(base *point) bool {
+				t := &base.pipe.template
+				same := sharding{t.ZeRO, t.ZeROGroup, t.SequenceParallel, t.Overlap, p.offload}
+				return base.degrees == p.degrees && t.Offload == partition.OffloadNone && same == p.sharding && base.chunks() == max(p.chunks, 1) && base.slowed(gain, p.offload)
+			})
+		}
+		f := family{p.degrees, p.sequence}
+		yes, known := slowed[f]
+		if !known {
+			yes = slices.ContainsFunc(points, func(base *point) bool {
+				return base.degrees == f.degrees && base.chunks() == 1 && base.pipe.template.SequenceParallel == f.sequence && base.slowed(gain, partition.OffloadNone)
+			})
+			slowed[f] = yes
+		}
+		return yes
+	})
+}
+
+// copies is what a stage copies between device and host, as times of stretches of
+// work.
+type copies [ir.NumPhases + 1]part // by phase; input is the backward pass without weight
+
+// copiesOf prices what the stages of a skeleton without offload copy with it. In the
+// backward pass a block that is recomputed is fetched before its gradient comes, so
+// one block may be ahead of the rest: its copies are left out.
+func (s *skeleton) copiesOf(what partition.Offload) []copies {
+	if all, known := s.copies[what]; known {
+		return all
+	}
+	all := make([]copies, len(s.plan.Stages))
+	mesh := s.progs[kept].Mesh
+	g := partition.Offloaded(s.progs[kept].Graph, what)
+	apart := partition.WeightGrads(g)
+	for _, n := range g.Nodes {
+		if !codegen.HostCopy(n.Op) {
+			continue
+		}
+		v := n.Results[0]
+		time := s.price.HostCopy(mesh.Local(v.Type.Shape, v.Spec, ir.Coord{}).Elems() * v.Type.DType.Size())
+		passes := []ir.Phase{n.Phase}
+		switch {
+		case n.Phase == ir.Backward && apart[n]:
+			passes = append(passes, ir.WeightGrad)
+		case n.Phase == ir.Backward:
+			passes = append(passes, input)
+		}
+		for _, pass := range passes {
+			p := &all[n.Stage][pass]
+			switch block := n.Block(); {
+			case block == "":
+				p.fixed += time
+			case n.Phase == ir.Update && s.plan.Chunks() > 1:
+				if p.chunks == nil {
+					p.chunks = make([]cost.Picoseconds, s.plan.Chunks())
+				}
+				_, chunk := s.plan.Position(s.stageOf[block])
+				p.chunks[chunk] += time
+			default:
+				for e := range extents {
+					p.block[e] += time
+				}
+				if n.Phase == ir.Backward {
+					p.fixed -= time
+				}
+			}
+		}
+	}
+	s.copies[what] = all
+	return all
+}
+
+// slowed reports whether with memory without limit there could be plans of the
+// pipeline, with what they copy for an offload, that take at most the given time,
+// and without that offload do not fit.
+func (c *cutter) slowed(time cost.Picoseconds, what partition.Offload) bool {
+	opts := c.search.opts
+	if c.chunks() > 1 {
+		if c.least != never && slices.Max(c.choice) == 0 {
+			return false
+		}
+		like := c.pipe
+		if what.Moves() {
+			like = c.pipe.offloaded(what)
+		}
+		return like.time(like.interleavedCut(opts.Recompute, make([]int, len(c.choice)))) <= time
+	}
+	if opts.Recompute == RecomputeSearched {
+		opts.Recompute = RecomputeNone // the least work
+	}
+	if c.free == nil {
+		c.free = newBounds(c.pipe, 1<<62, opts, nil)
+	}
+	if c.free.best() > time {
+		return false
+	}
+	free := c.free
+	if what.Moves() {
+		free = newBounds(c.pipe.offloaded(what), 1<<62, opts, nil)
+	}
+	if free.best() > time {
+		return false
+	}
+	for i := range free.time {
+		for n, t := range free.time[i] {
+			if t <= time && c.bounds.time[i][n] > c.free.time[i][n] {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// offloaded returns the pipeline with what copies take at least when the same plans
+// are offloaded. Here a pass copies at its end, behind its transfers, so that no other
+// stage waits for it longer than it does.
+func (p *pipeline) offloaded(what partition.Offload) *pipeline {
+	q := *p
+	q.stages = slices.Clone(p.stages)
+	for i, all := range p.skel.copiesOf(what) {
+		t := &q.stages[i]
+		for _, pass := range passes() {
+			for size := range 2 {
+				b := &t.pass(pass)[size]
+				*b = append(slices.Clip(*b), all[pass])
+			}
+		}
+		t.update = append(slices.Clip(t.update), all[ir.Update])
+	}
+	return &q
+}
+
+func (c *cutter) chunks() int { return c.pipe.template.Chunks() }
+
+// noGroup says why no plan has ZeRO groups of a size.
+func (s *searcher) noGroup(g int) error {
+	o := s.opts
+	o.ZeROGroup = 0
+	most := 0
+	for _, d := range allDegrees(o, s.graphs.blocks, s.batch, s.contexts, s.cluster) {
+		most = max(most, d.dp*(o.RuntimeNGPUs/d.plan))
+	}
+	if most < 2 {
+		return optionErrorf("zero-group", "%d needs data-parallel ranks; no dp x tp x pp of %s devices in %d has any with %d blocks and a global batch of %d",
+			g, degree(o.PlanNGPUs), o.RuntimeNGPUs, s.graphs.blocks, s.batch)
+	}
+	return optionErrorf("zero-group", "%d divides the data-parallel ranks of no dp x tp x pp of %s devices in %d; the nearest groups of %d ranks: %s",
+		g, degree(o.PlanNGPUs), o.RuntimeNGPUs, most, partition.NearestGroups(most, g))
+}

@@ -1,0 +1,51 @@
+package sim_test
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/autopar/autopar/codegen"
+	"github.com/autopar/autopar/models/gpt"
+	"github.com/autopar/autopar/partition"
+	"github.com/autopar/autopar/planner/cost"
+	"github.com/autopar/autopar/planner/sim"
+)
+
+// TestOverlapHidesCommunication: on GPUs, where communication takes time of its
+// own, most of it is hidden; on ranks that share processors nothing is, but buckets
+// save latencies.
+func TestOverlapHidesCommunication(t *testing.T) {
+	c := gpt.DefaultConfig()
+	c.NLayer, c.NHead, c.NEmbd, c.BlockSize, c.VocabSize = 4, 8, 512, 512, 513
+	g, err := gpt.TrainStep(c, gpt.Optimizer{Beta1: .9, Beta2: .99, Eps: 1e-8, GradClip: 1}, 8, 512)
+	require.NoError(t, err)
+	for zero := range 4 {
+		run := func(cluster *cost.Cluster, overlap bool) *sim.Timeline {
+			p := &partition.Plan{
+				PlanNGPUs: 4, RuntimeNGPUs: 4, DP: 4, TP: 1, MicroBatch: 1, Schedule: partition.OneFOneB, ZeRO: zero, Overlap: overlap,
+				Stages: []partition.Stage{{Last: 4}},
+			}
+			prog, err := codegen.Compile(g, p, 8, nil)
+			require.NoError(t, err)
+			line, err := sim.Run(prog, cluster, sim.Options{})
+			require.NoError(t, err)
+			for _, r := range line.Ranks {
+				require.Equal(t, line.Step, r.Breakdown.Total())
+				require.GreaterOrEqual(t, r.Breakdown.Overlapped, cost.Picoseconds(0))
+			}
+			return line
+		}
+		gpu, err := cost.Load("a100-80g")
+		require.NoError(t, err)
+		before, now := run(gpu, false), run(gpu, true)
+		require.Less(t, now.Step, before.Step, "zero %d", zero)
+		require.Less(t, now.Breakdown().Communication, before.Breakdown().Communication/2, "zero %d", zero)
+		require.Positive(t, now.Breakdown().Overlapped, "zero %d", zero)
+		shared := *gpu
+		shared.Device.Shared = true
+		before, now = run(&shared, false), run(&shared, true)
+		require.Less(t, now.Step, before.Step, "zero %d", zero)
+		require.Zero(t, now.Breakdown().Overlapped, "zero %d", zero)
+	}
+}

@@ -1,0 +1,60 @@
+package sim
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/autopar/autopar/planner/cost"
+)
+
+// beside hands an op to the stream, and after makes an op wait for the first n.
+func beside(o Op) Op       { o.Async = true; return o }
+func after(n int, o Op) Op { o.Await = n; return o }
+
+// The stream of each of two processes makes two meetings, beside work of different
+// length.
+func TestStreamRunsBeside(t *testing.T) {
+	process := func(first, second cost.Picoseconds) Process {
+		return Process{Tasks: []Task{
+			task(0, false, work(first), beside(join(10, 0)), work(4), beside(join(20, 0)), work(second), after(1, work(1))),
+			task(1, false, work(2)),
+		}}
+	}
+	var spans [][4]int
+	s := System{
+		Processes: []Process{process(5, 3), process(7, 50)}, Groups: [][]int{{0, 1}}, Exposed: make([]cost.Picoseconds, 2),
+		Trace: func(p, task, op int, start, end cost.Picoseconds) {
+			spans = append(spans, [4]int{p, op, int(start), int(end)})
+		},
+	}
+	ends, err := s.Run()
+	require.NoError(t, err)
+	// The meetings: 7 to 17, when the second has come to it, and 17 to 37. The first
+	// process works to 12, waits for the first meeting, works to 18, waits for the
+	// second at the end of its task. The second works to 61 and 62.
+	require.Equal(t, []cost.Picoseconds{39, 64}, ends)
+	require.Contains(t, spans, [4]int{0, 1, 7, 17})
+	require.Contains(t, spans, [4]int{1, 3, 17, 37})
+	require.Contains(t, spans, [4]int{0, 5, 17, 18})
+	require.Equal(t, []cost.Picoseconds{17 - 12 + 37 - 18, 0}, s.Exposed, "while the stream was communicating")
+}
+
+// What stands for a program with a stream ends no sooner than its marks say.
+func TestWorkSinceMarks(t *testing.T) {
+	s := System{
+		Processes: []Process{
+			{Tasks: []Task{task(0, false, work(30), send(5, 0))}},
+			{Tasks: []Task{task(0, false, work(3), recv(0), Op{Kind: Work, Time: 2, Since: []cost.Picoseconds{60}}, work(1))}},
+			{Tasks: []Task{task(0, false, Op{Kind: Work, Time: 2, Since: []cost.Picoseconds{-1}})}},
+		},
+		Channels: []Channel{{From: 0, To: 1}},
+	}
+	ends, err := s.Run()
+	require.NoError(t, err)
+	require.Equal(t, []cost.Picoseconds{35, 61, 2}, ends)
+	s.Processes[1].Tasks[0].Ops[2].Since[0] = 10
+	ends, err = s.Run()
+	require.NoError(t, err)
+	require.Equal(t, cost.Picoseconds(38), ends[1])
+}

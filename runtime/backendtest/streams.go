@@ -1,0 +1,123 @@
+package backendtest
+
+import (
+	"errors"
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/autopar/autopar/ir"
+	"github.com/autopar/autopar/runtime"
+)
+
+// testStreams makes buckets of collectives on the communication stream while the
+// compute stream doubles other tensors. Events order the two: a bucket starts after
+// the kernel that makes its operands, and the kernel that reads its results after it.
+func testStreams(t *testing.T, open Open) {
+	const ranks, rounds = 3, 20
+	slab := ir.Whole([]int{1031})
+	double := addNode(t, slab.Local)
+	reduce := &ir.Node{Op: ir.OpAllReduce, Name: "g@all_reduce"}
+	ds, _ := devices(t, open, ranks, time.Minute)
+	var a arena
+	const bucket = 3
+	var in, out, read [bucket]runtime.Tensor // doubled from one to the other, reduced there, doubled from there
+	for i := range bucket {
+		in[i], out[i], read[i] = a.tensor(ir.F32, slab), a.tensor(ir.F32, slab), a.tensor(ir.F32, slab)
+	}
+	aside := a.tensor(ir.F32, slab)
+	rng := rand.New(rand.NewPCG(3, 3))
+	var terms [ranks][bucket][]float32
+	for r, d := range ds {
+		require.NoError(t, d.Alloc(runtime.OnDevice, a.end))
+		for i := range bucket {
+			terms[r][i] = random(rng, slab.Elems())
+			upload(t, d, in[i], terms[r][i])
+		}
+		upload(t, d, aside, make([]float32, slab.Elems()))
+	}
+	twice := func(from, to runtime.Tensor) *runtime.Kernel {
+		return &runtime.Kernel{Node: double, Args: []runtime.Tensor{from, from}, Results: []runtime.Tensor{to}, Accum: []bool{false}}
+	}
+	var ran [ranks][rounds]time.Duration
+	errs := together(ds, func(r int, d runtime.Device) error {
+		var collectives [bucket]*runtime.Collective
+		for i := range bucket {
+			c := &runtime.Collective{Node: reduce, Group: 7, Position: r, Stream: runtime.Communication}
+			for m := range ranks {
+				c.Members = append(c.Members, runtime.Member{Rank: m, In: out[i], Out: out[i]})
+			}
+			collectives[i] = c
+		}
+		collectives[0].More = collectives[1:]
+		for round := range rounds {
+			collectives[0].Ran = func(start, end time.Time) { ran[r][round] = max(1, end.Sub(start)) }
+			var err error
+			for i := range bucket {
+				err = errors.Join(err, d.Launch(twice(in[i], out[i])))
+			}
+			n := int64(round + 1)
+			err = errors.Join(err, d.Record(runtime.Compute),
+				d.Wait(runtime.Communication, runtime.Event{Rank: r, Stream: runtime.Compute, N: n}),
+				d.Collective(collectives[0]), d.Record(runtime.Communication),
+				d.Launch(twice(aside, aside)), // beside it
+				d.Wait(runtime.Compute, runtime.Event{Rank: r, Stream: runtime.Communication, N: n}))
+			for i := range bucket {
+				err = errors.Join(err, d.Launch(twice(out[i], read[i])))
+			}
+			if err == nil && round%5 == 4 {
+				err = d.Wait(runtime.Host, runtime.Event{Rank: r, Stream: runtime.Communication, N: n})
+			}
+			if err != nil {
+				return err
+			}
+		}
+		return errors.Join(d.Record(runtime.Compute), d.Wait(runtime.Host, runtime.Event{Rank: r, N: rounds + 1}))
+	})
+	require.NoError(t, errors.Join(errs...))
+	for r, d := range ds {
+		for i := range bucket {
+			got := download(t, d, read[i])
+			for k, x := range got {
+				require.InDelta(t, 4*(terms[0][i][k]+terms[1][i][k]+terms[2][i][k]), x, 1e-4, "rank %d, tensor %d, element %d", r, i, k)
+			}
+		}
+		for round := range rounds {
+			require.Positive(t, ran[r][round], "rank %d is told when round %d was", r, round)
+		}
+	}
+}
+
+// testStreamFailures checks that a failure on the communication stream reaches who
+// waits for the stream, with the collective, and that Abort ends its waits.
+func testStreamFailures(t *testing.T, open Open) {
+	const timeout = 100 * time.Millisecond
+	own := runtime.Event{Rank: 0, Stream: runtime.Communication, N: 1}
+	t.Run("late", func(t *testing.T) {
+		ds, _ := devices(t, open, 2, timeout)
+		c := newMeeting(t, ds).collective
+		c.Stream = runtime.Communication
+		err := errors.Join(ds[0].Collective(c), ds[0].Record(runtime.Communication), ds[0].Wait(runtime.Compute, own), ds[0].Wait(runtime.Host, own))
+		var beside *runtime.StreamError
+		require.ErrorAs(t, err, &beside)
+		require.Equal(t, c.Node, beside.Node)
+		var late *runtime.WaitError
+		require.ErrorAs(t, err, &late)
+		require.Equal(t, []int{1}, late.Ranks)
+	})
+	t.Run("abort", func(t *testing.T) {
+		ds, b := devices(t, open, 2, time.Minute)
+		c := newMeeting(t, ds).collective
+		c.Stream = runtime.Communication
+		go func() {
+			time.Sleep(10 * time.Millisecond)
+			b.Abort()
+		}()
+		start := time.Now()
+		err := errors.Join(ds[0].Collective(c), ds[0].Record(runtime.Communication), ds[0].Wait(runtime.Compute, own), ds[0].Wait(runtime.Host, own))
+		require.ErrorIs(t, err, runtime.ErrAborted)
+		require.Less(t, time.Since(start), 10*time.Second)
+	})
+}

@@ -1,0 +1,116 @@
+package cpu
+
+import (
+	"slices"
+
+	"github.com/autopar/autopar/ir"
+	"github.com/autopar/autopar/runtime"
+	"github.com/autopar/autopar/runtime/cpu/kernel"
+)
+
+// Context parallelism: a rank holds rows of a folded sequence (see ir.FoldRuns).
+
+// foldRuns returns the positions of a part's rows of dimension dim.
+func foldRuns(s ir.Slab, dim, parts int) []ir.Run {
+	return ir.FoldRuns(s.Global[dim], parts, s.Offset[dim], s.Local[dim])
+}
+
+// fold picks the rows of the part from the whole sequence.
+func fold(d *Device, k *runtime.Kernel) error {
+	attr := k.Node.Attr.(ir.CommAttr)
+	x, y, slab := d.arg(k, 0), d.result(k, 0), k.Results[0].Slab
+	outer, inner := int(ir.Elems(slab.Local[:attr.Dim])), int(ir.Elems(slab.Local[attr.Dim+1:]))
+	from, to := k.Args[0].Slab.Local[attr.Dim]*inner, slab.Local[attr.Dim]*inner
+	for _, run := range foldRuns(slab, attr.Dim, attr.Parts) {
+		row := (run.Row - slab.Offset[attr.Dim]) * inner
+		for b := range outer {
+			copy(y[b*to+row:][:run.Len*inner], x[b*from+run.Pos*inner:])
+		}
+	}
+	return nil
+}
+
+// unfold puts the rows of the whole sequence in the order of positions.
+func unfold(d *Device, k *runtime.Kernel) error {
+	attr := k.Node.Attr.(ir.CommAttr)
+	x, y, slab := d.arg(k, 0), d.result(k, 0), k.Results[0].Slab
+	outer, inner := int(ir.Elems(slab.Local[:attr.Dim])), int(ir.Elems(slab.Local[attr.Dim+1:]))
+	for _, run := range foldRuns(slab, attr.Dim, attr.Parts) {
+		for b := range outer {
+			first := b * slab.Local[attr.Dim] * inner
+			copy(y[first+run.Pos*inner:][:run.Len*inner], x[first+run.Row*inner:])
+		}
+	}
+	return nil
+}
+
+// foldedDropout draws the mask of the positions that the rows stand for, run by
+// run.
+func (d *Device) foldedDropout(k *runtime.Kernel, y, x []float32) {
+	attr, slab := k.Node.Attr.(ir.DropoutAttr), k.Results[0].Slab
+	outer, inner := slab.Local[:attr.Dim], int(ir.Elems(slab.Local[attr.Dim+1:]))
+	part := kernel.Slab{Global: slab.Global, Offset: slices.Clone(slab.Offset), Local: slices.Clone(slab.Local)}
+	for i := range outer {
+		part.Local[i] = 1
+	}
+	for _, run := range foldRuns(slab, attr.Dim, attr.Fold) {
+		part.Offset[attr.Dim], part.Local[attr.Dim] = run.Pos, run.Len
+		for b := range int(ir.Elems(outer)) {
+			for i, at := len(outer)-1, b; i >= 0; i-- {
+				part.Offset[i] = slab.Offset[i] + at%outer[i]
+				at /= outer[i]
+			}
+			lo := (b*slab.Local[attr.Dim] + run.Row - slab.Offset[attr.Dim]) * inner
+			hi := lo + run.Len*inner
+			kernel.Dropout(d.pool, y[lo:hi], x[lo:hi], attr.P, d.maskKey(k), part)
+		}
+	}
+}
+
+// keysValues copies what follows the queries of each position.
+func keysValues(d *Device, k *runtime.Kernel) error {
+	qkv, kv, n, rows := d.arg(k, 0), d.result(k, 0), headElems(k.Results[0]), positions(k.Results[0])
+	if rows > 0 {
+		kernel.CopyRows(d.pool, rows, 2*n, kv, 2*n, qkv[n:], 3*n)
+	}
+	return nil
+}
+
+func joinQKV(d *Device, k *runtime.Kernel) error {
+	dqkv, n, rows := d.result(k, 0), headElems(k.Results[0]), positions(k.Results[0])
+	if rows > 0 {
+		kernel.CopyRows(d.pool, rows, n, dqkv, 3*n, d.arg(k, 0), n)
+		kernel.CopyRows(d.pool, rows, 2*n, dqkv[n:], 3*n, d.arg(k, 1), 2*n)
+	}
+	return nil
+}
+
+// positions and headElems return the positions of a packed part [B,T,parts,NH,D],
+// and the elements of one part of one of them.
+func positions(t runtime.Tensor) int { return int(ir.Elems(t.Slab.Local[:2])) }
+func headElems(t runtime.Tensor) int { return int(ir.Elems(t.Slab.Local[3:])) }
+
+// context returns the shape of attention of queries qkv to keys and values kv,
+// where both lie, and the part of the mask.
+func (d *Device) context(k *runtime.Kernel, qkv, kv runtime.Tensor) (kernel.AttentionShape, kernel.Context, kernel.DropoutArgs) {
+	shape, drop := d.headShape(k, kv)
+	parts, rows := k.Node.Attr.(ir.DropoutAttr).Fold, qkv.Slab
+	where := kernel.Context{Queries: foldRuns(rows, 1, parts), Keys: foldRuns(kv.Slab, 1, parts)}
+	for i := range where.Queries {
+		where.Queries[i].Row -= rows.Offset[1]
+	}
+	return shape, where, drop
+}
+
+func attentionKV(d *Device, k *runtime.Kernel) error {
+	shape, where, drop := d.context(k, k.Args[0], k.Args[1])
+	kernel.AttentionKV(d.pool, d.result(k, 0), d.result(k, 1), d.arg(k, 0), d.arg(k, 1), shape, where, drop)
+	return nil
+}
+
+func attentionKVGrad(d *Device, k *runtime.Kernel) error {
+	shape, where, drop := d.context(k, k.Args[1], k.Args[2])
+	kernel.AttentionKVGrad(d.pool, d.result(k, 0), d.result(k, 1), d.arg(k, 0), d.arg(k, 1), d.arg(k, 2), d.arg(k, 3), d.arg(k, 4),
+		shape, where, drop)
+	return nil
+}

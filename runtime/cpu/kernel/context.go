@@ -1,0 +1,113 @@
+package kernel
+
+import (
+	"fmt"
+
+	"github.com/autopar/autopar/ir"
+)
+
+// Context is where the queries and keys of context-parallel attention lie: Queries the rows of qkv that are here, Keys all
+// rows of kv, by position (see ir.FoldRuns).
+type Context struct{ Queries, Keys []ir.Run }
+
+// rows returns the number of rows of queries.
+func (c Context) rows() int {
+	n := 0
+	for _, r := range c.Queries {
+		n += r.Len
+	}
+	return n
+}
+
+func (c Context) check(function string, shape AttentionShape) {
+	n := 0
+	for _, r := range c.Keys {
+		n += r.Len
+	}
+	if n != shape.T {
+		panic(fmt.Sprintf("BUG: kernel.%s: %d keys in runs, %d positions", function, n, shape.T))
+	}
+}
+
+// place makes the rows of a context those of the heads.
+func (s *heads) place(c Context) {
+	s.queries, s.rows, s.keys = c.Queries, c.rows(), c.Keys
+}
+
+// putBack writes gradients by position to the rows of keys or values.
+func (s *heads) putBack(to matrix, by []float32) {
+	for _, run := range s.keys {
+		for i := range run.Len {
+			copy(to.data[(run.Row+i)*to.rs:][:s.D], by[(run.Pos+i)*s.D:][:s.D])
+		}
+	}
+}
+
+// AttentionKV is Attention of the queries of qkv[B,Q,3,H,D] to the keys and values of kv[B,T,2,H,D], with the rows of both
+// placed by where. It sets o[B,Q,H,D] and lse[B,H,Q]. Tiles above the diagonal are skipped: the work is what the causal
+// mask leaves of the queries here.
+func AttentionKV(p *Pool, o, lse, qkv, kv []float32, shape AttentionShape, where Context, drop DropoutArgs) {
+	const name = "AttentionKV"
+	shape.check(name, drop)
+	where.check(name, shape)
+	rows := where.rows()
+	n := shape.B * rows * shape.H
+	checkLen(name, "o", o, n*shape.D)
+	checkLen(name, "lse", lse, n)
+	checkLen(name, "qkv", qkv, 3*n*shape.D)
+	checkLen(name, "kv", kv, 2*shape.B*shape.T*shape.H*shape.D)
+	p = p.orInline()
+	t := &p.task.attention
+	*t = attentionTask{
+		heads: heads{AttentionShape: shape, drop: drop, mask: newMask(drop.P, drop.Key)}, o: packed{o, rows, 1, 0}, lse: lse,
+		q: packed{qkv, rows, 3, 0}, k: packed{kv, shape.T, 2, 0}, v: packed{kv, shape.T, 2, 1},
+	}
+	t.place(where)
+	p.run(t, shape.B*shape.H, 1)
+}
+
+// AttentionKVGrad sets dq[B,Q,H,D] to the gradient of AttentionKV's queries, and dkv[B,T,2,H,D] to what they contribute to
+// that of all keys and values. The other operands are as in AttentionGrad.
+func AttentionKVGrad(p *Pool, dq, dkv, do, qkv, kv, o, lse []float32, shape AttentionShape, where Context, drop DropoutArgs) {
+	const name = "AttentionKVGrad"
+	shape.check(name, drop)
+	where.check(name, shape)
+	rows := where.rows()
+	n := shape.B * rows * shape.H
+	checkLen(name, "dq", dq, n*shape.D)
+	checkLen(name, "do", do, n*shape.D)
+	checkLen(name, "o", o, n*shape.D)
+	checkLen(name, "lse", lse, n)
+	checkLen(name, "qkv", qkv, 3*n*shape.D)
+	checkLen(name, "kv", kv, 2*shape.B*shape.T*shape.H*shape.D)
+	checkLen(name, "dkv", dkv, len(kv))
+	p = p.orInline()
+	t := &p.task.attnGrad
+	*t = attentionGradTask{
+		heads: heads{AttentionShape: shape, drop: drop, mask: newMask(drop.P, drop.Key)}, lse: lse,
+		dout: packed{do, rows, 1, 0}, o: packed{o, rows, 1, 0},
+		q: packed{qkv, rows, 3, 0}, k: packed{kv, shape.T, 2, 0}, v: packed{kv, shape.T, 2, 1},
+		dq: packed{dq, rows, 1, 0}, dk: packed{dkv, shape.T, 2, 0}, dv: packed{dkv, shape.T, 2, 1},
+	}
+	t.place(where)
+	p.run(t, shape.B*shape.H, 1)
+}
+
+// CopyRows copies rows of n elements, strides apart, from one tensor to another, as parts of packed tensors lie.
+func CopyRows(p *Pool, rows, n int, to []float32, toStride int, from []float32, fromStride int) {
+	p = p.orInline()
+	p.task.copyRows = copyRowsTask{n: n, to: to, from: from, toStride: toStride, fromStride: fromStride}
+	p.run(&p.task.copyRows, rows, rowGrain(n, grainLight))
+}
+
+type copyRowsTask struct {
+	n                    int
+	to, from             []float32
+	toStride, fromStride int
+}
+
+func (t *copyRowsTask) do(_ *worker, lo, hi int) {
+	for r := lo; r < hi; r++ {
+		copy(t.to[r*t.toStride:][:t.n], t.from[r*t.fromStride:])
+	}
+}

@@ -1,0 +1,171 @@
+package cpu
+
+import (
+	"fmt"
+	"math"
+	goruntime "runtime"
+	"sync"
+	"time"
+
+	"github.com/autopar/autopar/runtime"
+	"github.com/autopar/autopar/runtime/cpu/kernel"
+)
+
+// stream is the communication stream of a rank: a goroutine, started when it is
+// first given work and asleep without any, that does what it is given in order.
+type stream struct {
+	lane *Device // over the rank's arena, with what a goroutine needs for itself
+
+	mu      sync.Mutex
+	given   *sync.Cond
+	queue   []work // from head on
+	head    int
+	started bool
+	closed  bool
+	err     error // the first failure; nothing is done after it
+
+	events counter // recorded
+}
+
+// work is one thing that a stream does: a collective, a wait for a counter, or,
+// with neither, making the next event.
+type work struct {
+	collective *runtime.Collective
+	until      *counter
+	n          int64
+	rank       int // whose counter it is
+}
+
+func newStream(d *Device) *stream {
+	s := &stream{lane: &Device{backend: d.backend, rank: d.rank, parker: newParker()}}
+	s.given = sync.NewCond(&s.mu)
+	return s
+}
+
+// give adds to the end of the queue.
+func (s *stream) give(w work) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.started {
+		s.started = true
+		s.lane.pool = kernel.NewPool(1)
+		go s.serve()
+	}
+	if s.head == len(s.queue) {
+		s.queue, s.head = s.queue[:0], 0
+	}
+	s.queue = append(s.queue, w)
+	s.given.Signal()
+}
+
+// take returns the next of the queue when there is one, and false at the end.
+func (s *stream) take() (work, bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for s.head == len(s.queue) {
+		if s.closed {
+			return work{}, false
+		}
+		s.given.Wait()
+	}
+	s.head++
+	return s.queue[s.head-1], !s.closed
+}
+
+func (s *stream) serve() {
+	for {
+		w, more := s.take()
+		if !more {
+			return
+		}
+		if w.collective == nil && w.until == nil {
+			s.events.add()
+			continue
+		}
+		if s.failure() != nil {
+			continue
+		}
+		if err := s.do(w); err != nil {
+			s.mu.Lock()
+			s.err = err
+			s.mu.Unlock()
+		}
+	}
+}
+
+// do does one thing, and turns a panic into an error with the place of the panic.
+func (s *stream) do(w work) (err error) {
+	defer func() {
+		if x := recover(); x != nil {
+			stack := make([]byte, 4096)
+			stack = stack[:goruntime.Stack(stack, false)]
+			err = fmt.Errorf("panic: %v\n%s", x, stack)
+		}
+		if err != nil && w.collective != nil {
+			err = &runtime.StreamError{Node: w.collective.Node, Err: err}
+		}
+	}()
+	if w.until != nil {
+		rank := w.rank
+		return s.lane.wait(w.until, w.n, func() []int { return []int{rank} })
+	}
+	if w.collective.Ran == nil {
+		return s.lane.collective(w.collective)
+	}
+	start := time.Now()
+	if err := s.lane.collective(w.collective); err != nil {
+		return err
+	}
+	w.collective.Ran(start, time.Now())
+	return nil
+}
+
+// failure returns why the stream does nothing any more.
+func (s *stream) failure() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.err
+}
+
+// close ends the goroutine when it has done what it is doing.
+func (s *stream) close() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.closed = true
+	s.given.Signal()
+}
+
+// Record makes the next event of a stream. On the compute stream it has happened
+// at once.
+func (d *Device) Record(s runtime.Stream) error {
+	if s == runtime.Communication {
+		d.comm.give(work{})
+	} else {
+		d.events.add()
+	}
+	return nil
+}
+
+// Wait waits for an event. The communication stream waits in its own goroutine;
+// the compute stream is the caller.
+func (d *Device) Wait(s runtime.Stream, e runtime.Event) error {
+	of := d.backend.devices[e.Rank]
+	c := &of.events
+	if e.Stream == runtime.Communication {
+		c = &of.comm.events
+	}
+	switch {
+	case s == runtime.Communication:
+		if c.n.Load() < e.N {
+			d.comm.give(work{until: c, n: e.N, rank: e.Rank})
+		}
+		return nil
+	case of == d && e.Stream == runtime.Communication:
+		// Whatever the stream waits for ends in time: it needs no limit of its own.
+		if err := d.waitFor(c, e.N, math.MaxInt64, nil); err != nil {
+			return err
+		}
+		return d.comm.failure()
+	}
+	return d.wait(c, e.N, func() []int { return []int{e.Rank} })
+}

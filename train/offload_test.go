@@ -1,0 +1,50 @@
+package train
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/autopar/autopar/partition"
+)
+
+// TestOffload: a run that keeps everything on the device, goes on from its
+// checkpoint with the optimizer state in host memory, and then with the parameters
+// there too and all of it in files, makes the bits of a run that did neither:
+// losses, evaluations, weights, moments. The files are gone afterwards.
+func TestOffload(t *testing.T) {
+	cfg := tinyConfig(t, textData(t))
+	plan := func(what partition.Offload) *partition.Plan {
+		p := planOf(2, 1, 2)
+		p.ZeRO, p.Offload = 3, what
+		return p
+	}
+	whole, parts, files := t.TempDir(), t.TempDir(), filepath.Join(t.TempDir(), "host")
+	want, _ := train(t, cfg, plan(partition.OffloadNone), RunOptions{Out: whole})
+	train(t, cfg, plan(partition.OffloadNone), RunOptions{Out: parts, Steps: 4})
+	train(t, cfg, plan(partition.OffloadOptimizer), RunOptions{Out: parts, Steps: 9, Resume: true})
+
+	j, err := NewJob(cfg, plan(partition.OffloadParams), JobOptions{HostDir: files})
+	require.NoError(t, err)
+	require.Equal(t, j.Train.Stages[0].Host, j.Eval.Stages[0].Host, "evaluation reads the parameters where training has them")
+	for r := range j.Plan.RuntimeNGPUs {
+		stage, _ := j.Plan.StageDevice(r)
+		info, err := os.Stat(filepath.Join(files, []string{"rank-0.host", "rank-1.host", "rank-2.host", "rank-3.host"}[r]))
+		require.NoError(t, err)
+		require.Equal(t, j.Train.Stages[stage].Host, info.Size(), "rank %d", r)
+	}
+	got, err := j.Run(t.Context(), RunOptions{Out: parts, Resume: true})
+	require.NoError(t, err)
+	require.NoError(t, j.Close())
+	left, err := os.ReadDir(files)
+	require.NoError(t, err)
+	require.Empty(t, left)
+
+	require.Equal(t, want.Loss, got.Loss)
+	_, evals := readMetrics(t, whole)
+	_, gotEvals := readMetrics(t, parts)
+	require.Equal(t, evals, gotEvals)
+	require.Equal(t, contents(t, whole), contents(t, parts))
+}
