@@ -2,11 +2,15 @@ package measured
 
 import (
 	"fmt"
+	"maps"
 	goruntime "runtime"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
 
+	"github.com/autopar/autopar/config"
+	"github.com/autopar/autopar/ir"
 	"github.com/autopar/autopar/models/gpt"
 	"github.com/autopar/autopar/partition"
 	"github.com/autopar/autopar/planner"
@@ -101,7 +105,7 @@ func clusters() map[string]string {
 func (r *Row) Cluster() (*cost.Cluster, error) {
 	name, ok := clusters()[r.GPU]
 	if !ok {
-		return nil, fmt.Errorf("unknown gpu %s", r.GPU)
+		return nil, fmt.Errorf("unknown gpu %s; did you mean %s?", r.GPU, config.Nearest(r.GPU, slices.Sorted(maps.Keys(clusters()))))
 	}
 	c, err := cost.Load(name)
 	if err != nil {
@@ -134,6 +138,11 @@ func (r *Row) machine(base *cost.Cluster) *cost.Cluster {
 	return &c
 }
 
+// graph traces a training step of the row's model.
+func (r *Row) graph() (*ir.Graph, error) {
+	return gpt.TrainStep(r.Model(), gpt.Optimizer{Beta1: .9, Beta2: .95, Eps: 1e-8, WeightDecay: .1, GradClip: 1}, r.GlobalBatch, r.SeqLen)
+}
+
 // Case is a row compiled, to be priced.
 type Case struct {
 	Row
@@ -150,7 +159,7 @@ func Compile(r Row) (*Case, error) {
 	if err != nil {
 		return nil, err
 	}
-	g, err := gpt.TrainStep(r.Model(), gpt.Optimizer{Beta1: .9, Beta2: .95, Eps: 1e-8, WeightDecay: .1, GradClip: 1}, r.GlobalBatch, r.SeqLen)
+	g, err := r.graph()
 	if err != nil {
 		return nil, err
 	}

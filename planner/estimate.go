@@ -51,6 +51,9 @@ func NewEstimator(g *ir.Graph, batch int, c *cost.Cluster, plan *partition.Plan)
 	return e, nil
 }
 
+// Plan returns the plan with its placements.
+func (e *Estimator) Plan() *partition.Plan { return &e.plan }
+
 // Price returns the step time, that of [Predict], and by stage a lower bound of
 // the memory, short of the gaps that packing leaves.
 func (e *Estimator) Price(c *cost.Cluster) Prediction {

@@ -49,7 +49,8 @@ type Device struct {
 // Efficiency is the share of a peak that kernels reach, in (0,1].
 type Efficiency struct {
 	// A product of F operations runs at Matmul · F/(F+MatmulHalf) of the peak
-	// rate: at half of what large ones reach when F = MatmulHalf.
+	// rate: at half of what large ones reach when F = MatmulHalf. It is stated for
+	// the fastest of the element types, and less for others as their rate is.
 	Matmul     float64 `json:"matmul"`
 	MatmulHalf float64 `json:"matmul_half_flops"`
 	Attention  float64 `json:"attention"` // of the peak rate, for fused attention

@@ -49,6 +49,7 @@ func (b Breakdown) Total() Picoseconds { return b.Compute + b.Communication + b.
 type Model struct {
 	cluster    *Cluster
 	peak       float64 // FLOP/s, in f32
+	fastest    float64 // FLOP/s, in the fastest element type
 	halfPeak   map[ir.DType]float64
 	memory     float64 // bytes/s reached
 	intra      Link    // with the bandwidth reached
@@ -74,6 +75,9 @@ func NewModel(c *Cluster, ranks int) *Model {
 	if c.Host != nil {
 		m.host = *c.Host
 		m.host.Bandwidth *= c.Host.Efficiency
+	}
+	for dtype := range c.Device.FLOPS {
+		m.fastest = max(m.fastest, c.PeakFLOPS(dtype, ranks))
 	}
 	if c.Device.Shared {
 		m.host.Bandwidth /= float64(ranks)
@@ -122,8 +126,9 @@ func (m *Model) kernelIn(d ir.DType, class kernelClass, flops float64, bytes int
 	var arithmetic float64
 	switch class {
 	case product:
-		// F / (peak·e·F/(F+half)): a straight line.
-		arithmetic = (flops + m.efficiency.MatmulHalf) / float64(peak*m.efficiency.Matmul)
+		// F / (peak·e·F/(F+half)): a straight line. What a small product loses is a
+		// time, so half is less where the rate is.
+		arithmetic = (flops + float64(m.efficiency.MatmulHalf*(peak/m.fastest))) / float64(peak*m.efficiency.Matmul)
 	case attention:
 		arithmetic = flops / float64(peak*m.efficiency.Attention)
 	default:

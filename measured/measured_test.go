@@ -1,0 +1,142 @@
+package measured
+
+import (
+	"math"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/autopar/autopar/planner"
+	"github.com/autopar/autopar/planner/cost"
+)
+
+const header = "row_id,source_id,n_layers,hidden_size,n_heads,n_kv_heads,ffn_hidden_size,ffn_gated,vocab_size,seq_len,gpu,n_gpus,gpus_per_node,tp,pp,vpp,cp,dp," +
+	"sequence_parallel,zero_stage,micro_batch,global_batch,recompute,dtype,flash_attention,step_time_s,framework\n"
+
+// gpt is a small GPT on four A100s, llama one with interleaved stages.
+const (
+	gptRow   = "r1,s,6,768,12,12,3072,0,50304,1024,A100-80GB-SXM,4,8,2,1,1,1,2,1,1,2,16,none,bf16,2,0.5,torchtitan\n"
+	llamaRow = "r2,s,8,768,12,12,2048,1,32000,2048,H100-80GB-SXM,8,8,1,2,2,1,4,0,0,1,24,full,bf16,1,0.7,Megatron-LM\n"
+)
+
+func read(t *testing.T, text string) []Row {
+	rows, err := Read("t.csv", strings.NewReader(text))
+	require.NoError(t, err)
+	return rows
+}
+
+// TestPredictionIsThePlanners: a row is priced as the planner prices its plan, and
+// by no other way.
+func TestPredictionIsThePlanners(t *testing.T) {
+	rows := read(t, header+gptRow+llamaRow)
+	outcomes, skipped := Evaluate(rows, nil)
+	require.Empty(t, skipped)
+	require.Len(t, outcomes, 2)
+	for i, o := range outcomes {
+		r := rows[i]
+		plan, err := r.Plan()
+		require.NoError(t, err)
+		base, err := r.Cluster()
+		require.NoError(t, err)
+		g, err := r.graph()
+		require.NoError(t, err)
+		e, err := planner.NewEstimator(g, r.GlobalBatch, base, plan)
+		require.NoError(t, err)
+		whole, err := planner.Predict(g, r.GlobalBatch, r.machine(base), e.Plan(), nil)
+		require.NoError(t, err)
+		require.Equal(t, whole.Step.Seconds(), o.PredictedSeconds, "row %s", r.ID)
+		most := int64(0)
+		for _, b := range whole.PeakBytes {
+			most = max(most, b)
+		}
+		require.LessOrEqual(t, o.PredictedBytes, most)
+		require.Greater(t, o.PredictedBytes, most*8/10, "a bound worth having")
+	}
+	require.True(t, outcomes[0].PredictedFits)
+}
+
+func TestReadRefuses(t *testing.T) {
+	for _, c := range []struct{ name, text, want string }{
+		{"empty", "", "t.csv: is empty"},
+		{"no rows", header, "t.csv: has no rows"},
+		{"missing column", strings.Replace(header, "n_layers,", "", 1) + gptRow, "t.csv:1: n_layers: is missing"},
+		{"column twice", strings.Replace(header, "source_id", "row_id", 1) + gptRow, "t.csv:1: row_id: is there twice"},
+		{"misspelt", strings.Replace(header, "flash_attention", "flash_atention", 1) + gptRow, "t.csv:1: flash_atention: is unknown; did you mean flash_attention?"},
+		{"nothing to compare", strings.Replace(header, "step_time_s", "note", 1) + gptRow, "t.csv:1: has neither step_time_s nor fits"},
+		{"no number", header + strings.Replace(gptRow, "768", "wide", 1), `t.csv:2: hidden_size: is "wide", want a count of at least 1`},
+		{"negative", header + strings.Replace(gptRow, "0.5", "-1", 1), `t.csv:2: step_time_s: is "-1", want a positive number`},
+		{"flag", header + strings.Replace(gptRow, "3072,0", "3072,2", 1), `t.csv:2: ffn_gated: is "2", want 0 or 1`},
+		{"word", header + strings.Replace(gptRow, "none", "nine", 1), `t.csv:2: recompute: is "nine", want one of none, selective, full, unstated; did you mean none?`},
+		{"contradiction", header + strings.Replace(gptRow, "SXM,4", "SXM,8", 1), "t.csv:2: n_gpus: is 8, but tp 2 x pp 1 x cp 1 x dp 2 is 4"},
+		{"row twice", header + gptRow + gptRow, "t.csv:3: row_id: r1 is on line 2 already"},
+		{"ragged", header + "r1,s\n", "t.csv:2: wrong number of fields"},
+	} {
+		_, err := Read("t.csv", strings.NewReader(c.text))
+		require.ErrorContains(t, err, c.want, c.name)
+	}
+}
+
+// TestSkipsWithAReason: what cannot be modelled is listed.
+func TestSkipsWithAReason(t *testing.T) {
+	rows := read(t, header+
+		strings.Replace(gptRow, "bf16", "fp8", 1)+
+		strings.Replace(strings.Replace(llamaRow, "r2", "r3", 1), "full", "unstated", 1)+
+		strings.Replace(strings.Replace(gptRow, "r1", "r4", 1), "A100-80GB-SXM", "A100-80GB-SMX", 1)+
+		strings.Replace(strings.Replace(gptRow, "r1", "r5", 1), "12,12", "12,4", 1))
+	outcomes, skipped := Evaluate(rows, nil)
+	require.Empty(t, outcomes)
+	var reasons []string
+	for _, s := range skipped {
+		reasons = append(reasons, s.ID+": "+s.Reason)
+	}
+	require.Equal(t, []string{
+		"r1: fp8 is not modelled", "r3: recompute is not stated", "r4: unknown gpu A100-80GB-SMX; did you mean A100-80GB-SXM?",
+		"r5: gpt: n_kv_head: 4 is not supported yet by this version",
+	}, reasons)
+}
+
+func TestSummaries(t *testing.T) {
+	row := func(source string, predicted, took float64) Outcome {
+		return Outcome{Row: Row{Source: source, GlobalBatch: 1, SeqLen: 1, GPUs: 1, StepSeconds: took}, PredictedSeconds: predicted}
+	}
+	all := Summarize([]Outcome{row("a", 1.1, 1), row("a", 1.8, 2), row("a", 3, 3), row("b", 2, 4)})
+	require.InDelta(t, 0.2/3, all["a"].MAPE, 1e-12)
+	require.InDelta(t, 0, all["a"].Bias, 1e-12)
+	require.InDelta(t, 1, all["a"].Spearman, 1e-12)
+	require.InDelta(t, -0.5, all["b"].Bias, 1e-12)
+	require.True(t, math.IsNaN(all["b"].Spearman))
+	require.InDelta(t, (0.2/3+0.5)/2, MeanMAPE(all), 1e-12)
+	require.InDelta(t, -1, Spearman([]float64{1, 2, 3, 4}, []float64{9, 7, 5, 1}), 1e-12)
+	require.InDelta(t, 0.9486832980505138, Spearman([]float64{1, 2, 2, 3}, []float64{1, 2, 3, 4}), 1e-12, "ties share their mean rank")
+}
+
+// TestPublished reads the published tables where they are, and holds the whole of
+// them to what bench/validate.md says.
+func TestPublished(t *testing.T) {
+	file, err := os.Open(filepath.Join("..", "..", "shared", "measured", "train.csv"))
+	if err != nil {
+		t.Skip("the published measurements are not here: ", err)
+	}
+	defer file.Close()
+	rows, err := Read("train.csv", file)
+	require.NoError(t, err)
+	var some []Row
+	for i, r := range rows {
+		if i%8 == 0 {
+			some = append(some, r)
+		}
+	}
+	outcomes, _ := Evaluate(some, nil)
+	require.Less(t, MeanMAPE(Summarize(outcomes)), 0.2)
+}
+
+// TestClusters: every GPU of the tables has a built-in cluster.
+func TestClusters(t *testing.T) {
+	for gpu, name := range clusters() {
+		_, err := cost.Load(name)
+		require.NoError(t, err, gpu)
+	}
+}
