@@ -24,11 +24,11 @@ train() { # NAME FLAGS...: one run
 	runs+=("$name=$dir/metrics.jsonl")
 }
 train "one rank" --plan-ngpus 1 --runtime-ngpus 1 --micro-batch 12
-train "dp 4, ZeRO 3" --dp 4 --tp 1 --pp 1 --zero 3 --micro-batch 1 --runtime-ngpus 4
+train "dp 4, ZeRO 3, overlap" --dp 4 --tp 1 --pp 1 --zero 3 --overlap on --micro-batch 1 --runtime-ngpus 4
 train "tp 4, sequence parallel, full recomputation" --dp 1 --tp 4 --pp 1 --sequence-parallel on --recompute full --micro-batch 5 --runtime-ngpus 4
-train "pp 4, gpipe" --dp 1 --tp 1 --pp 4 --schedule gpipe --micro-batch 5 --runtime-ngpus 4
-train "dp 2 x tp 2 x pp 2, ZeRO 1, selective recomputation" --dp 2 --tp 2 --pp 2 --zero 1 --recompute selective --schedule 1f1b --micro-batch 2 --runtime-ngpus 8
-train "2 units of dp 1 x tp 3" --plan-ngpus 3 --dp 1 --tp 3 --pp 1 --zero 2 --micro-batch 4 --runtime-ngpus 6
+train "cp 3 x pp 2, interleaved" --dp 1 --cp 3 --tp 1 --pp 2 --schedule interleaved --interleave 2 --micro-batch 5 --runtime-ngpus 6
+train "pp 4, zero-bubble" --dp 1 --tp 1 --pp 4 --schedule zero-bubble --micro-batch 1 --runtime-ngpus 4
+train "dp 2 x tp 2 x pp 2, ZeRO 1, selective recomputation, offload" --dp 2 --tp 2 --pp 2 --zero 1 --recompute selective --offload optimizer --schedule 1f1b --micro-batch 2 --runtime-ngpus 8
 
 {
 	echo "# Five plans, one curve"
