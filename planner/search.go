@@ -176,6 +176,13 @@ func (s *searcher) pipelines() ([]*point, error) {
 		return nil, optionErrorf("interleave", "%s chunks per rank need a pipeline of 2 ranks or more with a block for each chunk; no dp x tp x pp of %s devices in %d has that with %d blocks and a global batch of %d",
 			degree(s.opts.Interleave), degree(s.opts.PlanNGPUs), s.opts.RuntimeNGPUs, s.graphs.blocks, s.batch)
 	}
+	if units := s.opts.RuntimeNGPUs / max(s.opts.PlanNGPUs, 1); len(all) == 0 && s.opts.DP*units > s.batch {
+		return nil, optionErrorf("dp", "%d in %d units are more data-parallel ranks than the global batch has sequences, %d; use dp %d or less",
+			s.opts.DP, units, s.batch, max(1, s.batch/units))
+	}
+	if len(all) == 0 && s.opts.PP > s.graphs.blocks {
+		return nil, optionErrorf("pp", "%d stages need a block each, the model has %d; use pp %d or less", s.opts.PP, s.graphs.blocks, s.graphs.blocks)
+	}
 	if len(all) == 0 {
 		return nil, optionErrorf("plan-ngpus", "no dp x tp x pp of %s devices in %d suits %d blocks and a global batch of %d",
 			degree(s.opts.PlanNGPUs), s.opts.RuntimeNGPUs, s.graphs.blocks, s.batch)

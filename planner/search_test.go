@@ -67,7 +67,7 @@ func TestOptions(t *testing.T) {
 		{Options{PlanNGPUs: 4, RuntimeNGPUs: 6}, "runtime-ngpus: 6 is not a multiple of plan-ngpus 4"},
 		{Options{PlanNGPUs: 6, DP: 4}, "plan-ngpus: 6 is not dp 4 x cp auto x tp auto x pp auto"},
 		{Options{PlanNGPUs: 8, DP: 2, TP: 2, PP: 3}, "plan-ngpus: 8 is not dp 2 x cp auto x tp 2 x pp 3"},
-		{Options{PlanNGPUs: 8, DP: 8}, "no dp x tp x pp of 8 devices in 8 suits 3 blocks and a global batch of 7"},
+		{Options{PlanNGPUs: 8, DP: 8}, "dp: 8 in 1 units are more data-parallel ranks than the global batch has sequences, 7; use dp 7 or less"},
 		{Options{PlanNGPUs: -1}, "plan-ngpus: is -1"},
 		{Options{PlanNGPUs: 2, MicroBatch: 8}, "micro-batch: 8 is more than the global batch 7"},
 		{Options{PlanNGPUs: 2, Policy: DP, TP: 2}, "tp: is 2, but policy dp has tp 1"},

@@ -45,7 +45,7 @@ const (
 	RoPE    = "rope"
 )
 
-// MaxVocabSize is the number of distinct ids in a data file of little-endian uint16.
+// MaxVocabSize is beyond any vocabulary there is; a larger one is a mistake.
 const MaxVocabSize = 1 << 24
 
 // ConfigError is a model key whose value cannot be used. Key is the yaml name without its section.
@@ -196,7 +196,7 @@ func (c Config) validateShape() error {
 		return refuse("rope_theta", "is %v, must be positive, or 0 for 10000", c.RopeTheta)
 	}
 	if c.VocabSize > MaxVocabSize {
-		return refuse("vocab_size", "is %d, must be at most %d because data files hold uint16", c.VocabSize, MaxVocabSize)
+		return refuse("vocab_size", "is %d, must be at most %d", c.VocabSize, MaxVocabSize)
 	}
 	if !(c.Dropout >= 0 && c.Dropout < 1) {
 		return refuse("dropout", "is %v, must be in [0, 1)", c.Dropout)

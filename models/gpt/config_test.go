@@ -46,7 +46,7 @@ func TestValidateNamesKeyAndNumbers(t *testing.T) {
 		{"kv heads do not divide", func(c *Config) { c.NKVHead = 5 }, "n_kv_head", "5 does not divide n_head 12"},
 		{"negative kv heads", func(c *Config) { c.NKVHead = -1 }, "n_kv_head", "is -1"},
 		{"negative ffn", func(c *Config) { c.FFNHidden = -1 }, "ffn_hidden", "is -1"},
-		{"ids beyond uint16", func(c *Config) { c.VocabSize = 65537 }, "vocab_size", "65537"},
+		{"more symbols than there are", func(c *Config) { c.VocabSize = 1<<24 + 1 }, "vocab_size", "16777217"},
 		{"dropout 1", func(c *Config) { c.Dropout = 1 }, "dropout", "is 1"},
 		{"dropout NaN", func(c *Config) { c.Dropout = math.NaN() }, "dropout", "NaN"},
 		{"unknown word", func(c *Config) { c.Activation = "relu" }, "activation", `"relu"`},
