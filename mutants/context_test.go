@@ -43,10 +43,5 @@ func inContext() []mutant {
 		file: "partition/context.go",
 		old:  "g.Outputs[i].Value = c.unfold(g, o.Value, dim)", new: "g.Outputs[i].Value, _ = o.Value, c.unfold(g, o.Value, dim)",
 		pkg: ".", run: "^TestContextEvaluation$",
-	}, {
-		bug: "bound above the time of a plan", how: "recomputation that gathers ahead",
-		file: "planner/bound.go",
-		old:  "back[size][j].fixed - back[size][j].gathersAhead()", new: "back[size][j].fixed - 0*back[size][j].gathersAhead()",
-		pkg: "./planner", run: "^TestCostIsSimulation$",
 	}}
 }

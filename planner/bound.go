@@ -28,17 +28,6 @@ type bounds struct {
 	end     cost.Picoseconds     // the update of stage 0, after its last backward; others update meanwhile
 }
 
-// ahead is by how much recomputing the last block may shorten the way of a
-// gradient through a stage: under ZeRO 3 the block's parameters are gathered for
-// the recomputation, before the gradient comes.
-func (l *line) ahead() cost.Picoseconds {
-	most := cost.Picoseconds(0)
-	for e := range extents {
-		most = max(most, l.block[kept]-l.block[e]-l.early[e])
-	}
-	return most
-}
-
 // never is the bound of what does not fit.
 const never = cost.Picoseconds(1) << 62
 
@@ -64,7 +53,6 @@ func newBounds(p *pipeline, limit int64, opts Options, learned map[tried]bool) *
 		}
 		for _, size := range []int{first, rest} {
 			back[size][i] = p.body(i, ir.Backward, size).through()
-			back[size][i].fixed -= back[size][i].ahead()
 			block[size] = min(block[size], back[size][i].block[kept])
 		}
 		x := p.body(i, ir.Backward, rest).through()
