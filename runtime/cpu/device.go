@@ -154,10 +154,11 @@ func (d *Device) wire(t *runtime.Transfer) (sent *counter, received *int64) {
 	return d.wires[t.Wire], &d.received[t.Wire]
 }
 
-// Close ends the rank's threads and drops its arenas.
+// Close ends the rank's threads and drops its host arena. After a failure the
+// streams of other ranks may still read the device's, which goes with the backend.
 func (d *Device) Close() error {
 	d.comm.close()
 	d.pool.Close()
-	d.arenas = [2][]float32{}
+	d.arenas[runtime.OnHost] = nil
 	return d.file.close()
 }
