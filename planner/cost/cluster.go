@@ -25,6 +25,9 @@ type Cluster struct {
 	// Host is what one device reaches the memory of its host over, in either
 	// direction; nil where that is not known, and nothing can be offloaded.
 	Host *Link `json:"host,omitempty"`
+	// Uncertainty is the relative standard deviation of figures by key, where it is
+	// not the default of their kind: see [Cluster.Constants].
+	Uncertainty map[string]float64 `json:"uncertainty,omitempty"`
 }
 
 // Device is one accelerator, or with Shared one machine.
@@ -145,7 +148,7 @@ func (c *Cluster) Validate() error {
 	if c.Name == "" {
 		return &FieldError{"name", "is missing"}
 	}
-	return nil
+	return c.validateUncertainty()
 }
 
 // FieldError is a figure of a cluster that cannot be used.

@@ -1,0 +1,148 @@
+package cost
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/autopar/autopar/config"
+)
+
+// Resource is what a figure of a cluster is the speed of.
+type Resource uint8
+
+// The resources.
+const (
+	Arithmetic Resource = iota // the rate of products, attention and other kernels
+	HBM                        // device memory
+	Launch                     // the start of a kernel
+	IntraLink                  // between the devices of a node
+	InterLink                  // between nodes
+	HostLink                   // between a device and the memory of its host
+	NumResources
+)
+
+func (r Resource) String() string {
+	return [...]string{"compute", "HBM", "launch overhead", "link in node", "link between nodes", "host link"}[r]
+}
+
+// Constant is a figure of a cluster that predictions depend on.
+type Constant struct {
+	Key      string // as in its YAML: device.efficiency.matmul
+	Resource Resource
+	// Uncertainty is the relative standard deviation with which it is known.
+	Uncertainty float64
+
+	share bool // an efficiency: at most 1
+	at    func(*Cluster) *float64
+}
+
+// Relative uncertainties of figures of which nothing else is stated. A fit on the
+// published runs leaves about as much (bench/validate.md).
+const (
+	efficiencyUncertainty = 0.05 // of the share of a peak that kernels reach
+	memoryUncertainty     = 0.05 // of the share of the memory bandwidth
+	linkUncertainty       = 0.10 // of the share of a link's bandwidth
+	latencyUncertainty    = 0.20 // of a link's latency
+	launchUncertainty     = 0.20 // of the time to start a kernel
+	halfUncertainty       = 0.20 // of the size at which products reach half their rate
+)
+
+// Constants lists the uncertain figures of a cluster, in the order of its YAML.
+// Peaks are not among them: their uncertainty is that of the efficiency. The
+// uncertainty is the cluster's own where it states one, else the default of its
+// kind.
+func (c *Cluster) Constants() []Constant {
+	all := []Constant{
+		{Key: "device.launch_overhead", Resource: Launch, Uncertainty: launchUncertainty, at: func(c *Cluster) *float64 { return &c.Device.LaunchOverhead }},
+		{Key: "device.efficiency.matmul", Resource: Arithmetic, Uncertainty: efficiencyUncertainty, share: true, at: func(c *Cluster) *float64 { return &c.Device.Efficiency.Matmul }},
+		{Key: "device.efficiency.matmul_half_flops", Resource: Arithmetic, Uncertainty: halfUncertainty, at: func(c *Cluster) *float64 { return &c.Device.Efficiency.MatmulHalf }},
+		{Key: "device.efficiency.attention", Resource: Arithmetic, Uncertainty: efficiencyUncertainty, share: true, at: func(c *Cluster) *float64 { return &c.Device.Efficiency.Attention }},
+		{Key: "device.efficiency.vector", Resource: Arithmetic, Uncertainty: efficiencyUncertainty, share: true, at: func(c *Cluster) *float64 { return &c.Device.Efficiency.Vector }},
+		{Key: "device.efficiency.memory", Resource: HBM, Uncertainty: memoryUncertainty, share: true, at: func(c *Cluster) *float64 { return &c.Device.Efficiency.Memory }},
+	}
+	link := func(key string, r Resource, of func(*Cluster) *Link) {
+		all = append(all,
+			Constant{Key: key + ".efficiency", Resource: r, Uncertainty: linkUncertainty, share: true, at: func(c *Cluster) *float64 { return &of(c).Efficiency }},
+			Constant{Key: key + ".latency", Resource: r, Uncertainty: latencyUncertainty, at: func(c *Cluster) *float64 { return &of(c).Latency }})
+	}
+	link("intra_node", IntraLink, func(c *Cluster) *Link { return &c.IntraNode })
+	if !c.Device.Shared {
+		link("inter_node", InterLink, func(c *Cluster) *Link { return &c.InterNode })
+	}
+	if c.Host != nil {
+		link("host", HostLink, func(c *Cluster) *Link { return c.Host })
+	}
+	for i := range all {
+		if u, stated := c.Uncertainty[all[i].Key]; stated {
+			all[i].Uncertainty = u
+		}
+	}
+	return all
+}
+
+// Scale multiplies the figure in a cluster by a positive factor. The share of a
+// peak stays at most 1.
+func (k Constant) Scale(c *Cluster, by float64) {
+	at := k.at(c)
+	*at *= by
+	if k.share {
+		*at = min(*at, 1)
+	}
+}
+
+// Clone returns a cluster that shares nothing with c.
+func (c *Cluster) Clone() *Cluster {
+	d := *c
+	d.Device.FLOPS, d.Uncertainty = maps.Clone(c.Device.FLOPS), maps.Clone(c.Uncertainty)
+	if c.Host != nil {
+		host := *c.Host
+		d.Host = &host
+	}
+	return &d
+}
+
+// Faster returns a cluster with one resource that is so many times as fast:
+// rates times by, and what takes time divided by it.
+func (c *Cluster) Faster(r Resource, by float64) *Cluster {
+	d := c.Clone()
+	link := func(l *Link) { l.Bandwidth, l.Latency = l.Bandwidth*by, l.Latency/by }
+	switch r {
+	case Arithmetic:
+		for dtype := range d.Device.FLOPS {
+			d.Device.FLOPS[dtype] *= by
+		}
+	case HBM:
+		d.Device.MemoryBandwidth *= by
+	case Launch:
+		d.Device.LaunchOverhead /= by
+	case IntraLink:
+		link(&d.IntraNode)
+	case InterLink:
+		link(&d.InterNode)
+	case HostLink:
+		if d.Host != nil {
+			link(d.Host)
+		}
+	}
+	return d
+}
+
+// validateUncertainty checks the stated uncertainties.
+func (c *Cluster) validateUncertainty() error {
+	var known []string
+	for _, k := range c.Constants() {
+		known = append(known, k.Key)
+	}
+	for _, key := range slices.Sorted(maps.Keys(c.Uncertainty)) {
+		u := c.Uncertainty[key]
+		switch {
+		case !slices.Contains(known, key):
+			return &FieldError{"uncertainty." + key, fmt.Sprintf("is not a figure that can be uncertain; did you mean %s? There are %s", config.Nearest(key, known), strings.Join(known, ", "))}
+		case !(u >= 0 && u <= 1):
+			return &FieldError{"uncertainty." + key, fmt.Sprintf("is %v, must be between 0 and 1: a relative standard deviation", u)}
+		}
+	}
+	return nil
+}

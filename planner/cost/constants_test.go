@@ -1,0 +1,85 @@
+package cost
+
+import (
+	"math"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// TestFaster: a cluster of which everything is twice as fast takes half the time,
+// which is what makes shares of a step out of the derivatives by resource.
+func TestFaster(t *testing.T) {
+	c, err := Load("h100")
+	require.NoError(t, err)
+	c.Host = &Link{Bandwidth: 5e10, Efficiency: 0.8, Latency: 1e-6}
+	fast := c
+	for r := range NumResources {
+		fast = fast.Faster(r, 2)
+		require.NotEmpty(t, r.String())
+	}
+	a, b := NewModel(c, 16), NewModel(fast, 16)
+	for _, class := range []kernelClass{vector, product, attention} {
+		for _, size := range []int64{1000, 1e6, 1e9} {
+			require.InDelta(t, float64(a.kernel(class, 100*float64(size), size)), 2*float64(b.kernel(class, 100*float64(size), size)), 4)
+		}
+	}
+	for _, g := range []Group{{8, 1, 8}, {16, 2, 8}, {16, 16, 1}} {
+		require.InDelta(t, float64(a.Collective(5, 1e8, g)), 2*float64(b.Collective(5, 1e8, g)), 4)
+	}
+	require.InDelta(t, float64(a.HostCopy(1e6)), 2*float64(b.HostCopy(1e6)), 4)
+	again, err := Load("h100")
+	require.NoError(t, err)
+	require.Equal(t, again.Device, c.Device, "the original keeps its figures")
+}
+
+// TestConstants: each can be scaled, alone, and a share stays one.
+func TestConstants(t *testing.T) {
+	c, err := Load("h100")
+	require.NoError(t, err)
+	seen := map[string]bool{}
+	for _, k := range c.Constants() {
+		require.False(t, seen[k.Key], k.Key)
+		seen[k.Key] = true
+		require.Positive(t, k.Uncertainty, k.Key)
+		d := c.Clone()
+		k.Scale(d, 0.5)
+		require.NotEqual(t, c, d, k.Key)
+		k.Scale(d, 2)
+		require.Equal(t, c, d, "%s is put back, and nothing else was touched", k.Key)
+		k.Scale(d, 1e6)
+		if k.share {
+			require.Equal(t, 1.0, *k.at(d), k.Key)
+		} else {
+			require.InDelta(t, 1e6**k.at(c), *k.at(d), math.Abs(*k.at(d))*1e-12, k.Key)
+		}
+	}
+	require.True(t, seen["inter_node.latency"])
+}
+
+func TestUncertainty(t *testing.T) {
+	text, err := Source("h100")
+	require.NoError(t, err)
+	with := func(section string) (*Cluster, error) { return Parse("c.yaml", append([]byte(section), text...)) }
+	c, err := with("uncertainty: {device.efficiency.matmul: 0.03, inter_node.latency: 0}\n")
+	require.NoError(t, err)
+	for _, k := range c.Constants() {
+		switch k.Key {
+		case "device.efficiency.matmul":
+			require.Equal(t, 0.03, k.Uncertainty)
+		case "inter_node.latency":
+			require.Zero(t, k.Uncertainty)
+		case "intra_node.latency":
+			require.Equal(t, latencyUncertainty, k.Uncertainty)
+		}
+	}
+	for _, bad := range []struct{ section, want string }{
+		{"uncertainty: {device.efficiency.matmul: 3}\n", "c.yaml:1: uncertainty.device.efficiency.matmul: is 3, must be between 0 and 1"},
+		{"uncertainty: {device.efficiency.matmul: wide}\n", "c.yaml:1: uncertainty.device.efficiency.matmul: wants a number"},
+		{"uncertainty: {device.efficiency.matmull: 0.1}\n", "did you mean device.efficiency.matmul?"},
+		{"uncertainty: 3\n", "c.yaml:1: uncertainty"},
+	} {
+		_, err := with(bad.section)
+		require.ErrorContains(t, err, bad.want)
+	}
+}
