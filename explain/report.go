@@ -40,6 +40,11 @@ type Report struct {
 	Prediction *Prediction `json:"prediction,omitempty"`
 	// Rejected are the plans that lost, best first.
 	Rejected []Rejected `json:"rejected,omitempty"`
+	// Versus, Sensitivities and Fronts are missing where nobody asked: see [Study].
+	Versus        []*Versus      `json:"versus,omitempty"`
+	Sensitivities *Sensitivities `json:"sensitivities,omitempty"`
+	Fronts        *Fronts        `json:"fronts,omitempty"`
+	HourPrice     float64        `json:"price_per_gpu_hour,omitempty"`
 
 	cfg  *config.Config
 	prog *codegen.Program
