@@ -266,6 +266,9 @@ func conformStruct(v any, t reflect.Type, path string) error {
 	var required []string
 	for i := range t.NumField() {
 		key, option, _ := strings.Cut(t.Field(i).Tag.Get("json"), ",")
+		if key == "-" {
+			continue
+		}
 		known[key] = t.Field(i).Type
 		if option != "omitempty" {
 			required = append(required, key)
