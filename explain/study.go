@@ -1,6 +1,7 @@
 package explain
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -101,7 +102,11 @@ func (s *Study) unit(ranks int) int {
 
 // ask finds the fastest plan of a setting.
 func (s *Study) ask(x setting) (*Option, error) {
-	key := fmt.Sprint(x.ranks, x.batch, x.limit, x.policy, *x.cluster)
+	figures, err := json.Marshal(x.cluster)
+	if err != nil {
+		return nil, fmt.Errorf("explain: %w", err)
+	}
+	key := fmt.Sprint(x.ranks, x.batch, x.limit, x.policy, string(figures))
 	if known := s.asked[key]; known != nil {
 		again := *known
 		again.Change = x.change
@@ -111,7 +116,6 @@ func (s *Study) ask(x setting) (*Option, error) {
 	if !traced {
 		cfg := *s.doc.Config
 		cfg.Batch.Global = x.batch
-		var err error
 		if graphs[0], err = cfg.TrainStep(); err != nil {
 			return nil, err
 		}
