@@ -265,11 +265,14 @@ const (
 	memoryStep   = 0.9 // the next limit is so much of the peak, or less
 )
 
+// allMemory is the change of the first point of the front of memory.
+const allMemory = "all there is"
+
 // Fronts adds to the report time against memory, by at most eight searches, and
 // against devices, by at most five.
 func (s *Study) Fronts() error {
 	out := &Fronts{}
-	x := s.now("all there is")
+	x := s.now(allMemory)
 	for range memoryPoints {
 		o, err := s.ask(x)
 		if err != nil {

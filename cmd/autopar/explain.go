@@ -99,6 +99,10 @@ func (c *explainCmd) write(con *console, w io.Writer, report *explain.Report, do
 	switch c.Format {
 	case "json":
 		return report.JSON(w)
+	case "html":
+		return report.HTML(w)
+	case "svg", "png":
+		return report.Picture(w, explain.View(c.View), c.Format)
 	case "text":
 		if c.Versus != "" || c.Sensitivities || c.Pareto {
 			return report.Summary(w)
@@ -109,7 +113,9 @@ func (c *explainCmd) write(con *console, w io.Writer, report *explain.Report, do
 
 // study adds to the report what others than this plan would cost.
 func (c *explainCmd) study(con *console, report *explain.Report, doc *planner.Document) error {
-	lost := doc.Search.Alternatives[:min(c.Top, len(doc.Search.Alternatives))]
+	if err := report.Compare(doc.Search.Alternatives[:min(c.Top, len(doc.Search.Alternatives))]); err != nil {
+		return err
+	}
 	study := explain.NewStudy(doc, report)
 	page := c.Format == "html" && !c.Quick
 	switch {
@@ -129,7 +135,7 @@ func (c *explainCmd) study(con *console, report *explain.Report, doc *planner.Do
 			return err
 		}
 	}
-	if c.Pareto || page || c.View == "pareto" {
+	if picture := c.Format == "svg" || c.Format == "png"; c.Pareto || page || picture && c.View == "pareto" {
 		if err := study.Fronts(); err != nil {
 			return err
 		}
@@ -140,7 +146,7 @@ func (c *explainCmd) study(con *console, report *explain.Report, doc *planner.Do
 	if study.Searches > 0 {
 		con.note("searched %s in %s", plural(study.Searches, "time"), secondsText(study.Seconds))
 	}
-	return report.Compare(lost)
+	return nil
 }
 
 // against holds the plan against that of --versus: that of a file, or the best of a

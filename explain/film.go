@@ -1,0 +1,407 @@
+package explain
+
+import (
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/autopar/autopar/codegen"
+	"github.com/autopar/autopar/ir"
+	"github.com/autopar/autopar/partition"
+	"github.com/autopar/autopar/planner/cost"
+	"github.com/autopar/autopar/planner/sim"
+)
+
+// film is a step over time on some ranks: what runs when, and what is in memory
+// meanwhile. Times are in nanoseconds from the start of the step.
+type film struct {
+	Step  int64      `json:"step"`
+	Names []string   `json:"names"` // of instructions
+	Ranks []filmRank `json:"ranks"`
+	// Moments are what is live while a part of a body runs.
+	Moments []moment `json:"moments"`
+	// Note says what is left out, if anything is.
+	Note string `json:"note,omitempty"`
+}
+
+// filmRank is one rank in a film.
+type filmRank struct {
+	Rank  int        `json:"rank"`
+	Label string     `json:"label"`
+	Tasks []filmTask `json:"tasks"`
+	Spans []filmSpan `json:"spans"`
+	// Arena is what the rank allocates, Persist the part that is always full.
+	Arena   int64   `json:"arena"`
+	Persist int64   `json:"persist"`
+	Parts   []Part  `json:"parts"`
+	Points  []point `json:"points"`
+}
+
+// filmTask is one pass of a rank.
+type filmTask struct {
+	Start, End int64
+	Kind       int // a film kind
+	Name       string
+	MicroBatch int
+}
+
+// MarshalJSON prints [start, end, kind, name, micro-batch].
+func (t filmTask) MarshalJSON() ([]byte, error) {
+	return json.Marshal([]any{t.Start, t.End, t.Kind, t.Name, t.MicroBatch})
+}
+
+// filmSpan is one instruction; Lane is 1 on the communication stream.
+type filmSpan struct {
+	Start, End       int64
+	Name, Kind, Lane int
+}
+
+// MarshalJSON prints [start, end, name, kind, lane].
+func (s filmSpan) MarshalJSON() ([]byte, error) {
+	return json.Marshal([]int64{s.Start, s.End, int64(s.Name), int64(s.Kind), int64(s.Lane)})
+}
+
+// point is the memory of a rank from a time on: what micro-batches in flight keep,
+// and what the body that runs uses for itself, in bytes that are live.
+type point struct {
+	Time        int64
+	Saved, Temp int64
+	InFlight    int
+	Moment      int // index into the moments of the film
+}
+
+// MarshalJSON prints [time, saved, temporary, in flight, moment].
+func (p point) MarshalJSON() ([]byte, error) {
+	return json.Marshal([]int64{p.Time, p.Saved, p.Temp, int64(p.InFlight), int64(p.Moment)})
+}
+
+// moment is a part of a body, and the largest tensors that are live when the most
+// is.
+type moment struct {
+	At   string `json:"at"`
+	Live []Live `json:"live"`
+}
+
+// Film kinds: the colours of a timeline.
+const (
+	filmForward = iota
+	filmBackward
+	filmWeightGrad
+	filmUpdate
+	filmCollective
+	filmTransfer
+	filmHost
+	filmRecompute
+)
+
+func filmKinds() []string {
+	return []string{"forward", "backward", "weight gradients", "optimizer", "collective", "transfer", "host copy", "recomputation"}
+}
+
+// The bounds of a film.
+const (
+	filmRanks   = 16      // ranks that are shown at most
+	filmSpans   = 30_000  // instructions that are shown at most
+	filmWork    = 2 << 20 // instructions that are simulated for it at most
+	filmBins    = 12      // parts of a body
+	filmLargest = 6       // tensors named at a moment
+)
+
+// cast chooses the ranks to show: all if they are few, else one of each position of
+// the pipeline, and the busiest.
+func (r *Report) cast() []int {
+	var ranks []int
+	if len(r.prog.Schedules) <= filmRanks {
+		for rank := range r.prog.Schedules {
+			ranks = append(ranks, rank)
+		}
+	} else {
+		for _, st := range r.Stages {
+			ranks = append(ranks, st.Ranks[0])
+		}
+		if !slices.Contains(ranks, r.Prediction.Busiest) {
+			ranks = append(ranks, r.Prediction.Busiest)
+		}
+	}
+	// The busiest comes first where not all fit, and then every so many.
+	work := func(rank int) (n int) {
+		s := &r.prog.Schedules[rank]
+		for _, t := range s.Tasks {
+			n += len(r.prog.Stages[s.Stage].Run(t))
+		}
+		return n
+	}
+	fit := min(filmRanks, max(1, filmWork/max(1, work(ranks[0]))))
+	if len(ranks) <= fit {
+		return ranks
+	}
+	chosen := []int{r.Prediction.Busiest}
+	for i := 0; len(chosen) < fit && i < fit; i++ {
+		if rank := ranks[i*len(ranks)/fit]; !slices.Contains(chosen, rank) {
+			chosen = append(chosen, rank)
+		}
+	}
+	slices.Sort(chosen)
+	return chosen
+}
+
+// film simulates the step again. It needs a prediction.
+func (r *Report) film() (*film, error) {
+	if r.Prediction == nil {
+		return nil, fmt.Errorf("explain: there is nothing to show over time: nothing was predicted")
+	}
+	ranks := r.cast()
+	line, err := sim.Run(r.prog, r.Prediction.cluster, sim.Options{Spans: true, Only: ranks})
+	if err != nil {
+		return nil, fmt.Errorf("explain: %w", err)
+	}
+	f := &film{Step: nanos(line.Step)}
+	var notes []string
+	if n := len(r.prog.Schedules); len(ranks) < n {
+		notes = append(notes, fmt.Sprintf("%d of %d ranks are shown: the busiest, and those of stages beside it", len(ranks), n))
+	}
+	detailed := len(line.Spans) <= filmSpans
+	if !detailed {
+		notes = append(notes, fmt.Sprintf("passes are shown, not their %s instructions", Grouped(int64(len(line.Spans)))))
+	}
+	f.Note = strings.Join(notes, "; ")
+	e := &editor{report: r, film: f, names: map[string]int{}, profiles: map[profileKey]*profile{}}
+	for from := 0; from < len(line.Spans); {
+		to := from
+		for to < len(line.Spans) && line.Spans[to].Rank == line.Spans[from].Rank {
+			to++
+		}
+		f.Ranks = append(f.Ranks, e.rank(line.Spans[from:to], detailed))
+		from = to
+	}
+	return f, nil
+}
+
+func nanos(p cost.Picoseconds) int64 { return int64(p / 1000) }
+
+// editor makes a film of spans.
+type editor struct {
+	report   *Report
+	film     *film
+	names    map[string]int
+	profiles map[profileKey]*profile
+}
+
+func (e *editor) name(name string) int {
+	i, known := e.names[name]
+	if !known {
+		i = len(e.film.Names)
+		e.names[name] = i
+		e.film.Names = append(e.film.Names, name)
+	}
+	return i
+}
+
+func kindOf(n *ir.Node, phase ir.Phase) int {
+	switch {
+	case n.Op == ir.OpSend || n.Op == ir.OpRecv:
+		return filmTransfer
+	case codegen.HostCopy(n.Op):
+		return filmHost
+	case codegen.Collective(n.Op):
+		return filmCollective
+	case strings.Contains(n.Name, "@re"):
+		return filmRecompute
+	}
+	return phaseKind(phase)
+}
+
+func phaseKind(phase ir.Phase) int {
+	switch phase {
+	case ir.Forward:
+		return filmForward
+	case ir.WeightGrad:
+		return filmWeightGrad
+	case ir.Update:
+		return filmUpdate
+	}
+	return filmBackward
+}
+
+// rank shows the spans of one rank, which are in the order of time.
+func (e *editor) rank(spans []sim.Span, detailed bool) filmRank {
+	r := e.report
+	s := &r.prog.Schedules[spans[0].Rank]
+	code := r.prog.Stages[s.Stage]
+	out := filmRank{
+		Rank: s.Rank, Label: fmt.Sprintf("rank %d · stage %d", s.Rank, s.Stage), Arena: code.Arena(), Persist: code.Persist,
+		Parts: r.Stages[s.Stage].Memory.Parts, Spans: []filmSpan{},
+	}
+	byTask := map[int][]sim.Span{}
+	var order []int
+	for _, x := range spans {
+		if byTask[x.Task] == nil {
+			order = append(order, x.Task)
+		}
+		byTask[x.Task] = append(byTask[x.Task], x)
+	}
+	live := map[[2]int]int64{} // what each micro-batch in flight keeps, by chunk
+	release := codegen.Releases(r.prog.Plan, r.prog.Training())
+	for _, task := range order {
+		t, own := s.Tasks[task], byTask[task]
+		instrs := code.Run(t)
+		shown := filmTask{Start: nanos(own[0].Start), Kind: phaseKind(t.Phase), Name: t.String(), MicroBatch: t.MicroBatch}
+		for _, x := range own {
+			shown.End = max(shown.End, nanos(x.End))
+			if n := instrs[x.Instr].Node; detailed && x.End > x.Start {
+				lane := 0
+				if x.Stream {
+					lane = 1
+				}
+				out.Spans = append(out.Spans, filmSpan{nanos(x.Start), nanos(x.End), e.name(n.Name), kindOf(n, t.Phase), lane})
+			}
+		}
+		out.Tasks = append(out.Tasks, shown)
+
+		p := e.profile(s.Stage, t)
+		mine := [2]int{t.Chunk, t.MicroBatch}
+		others := int64(0)
+		for key, bytes := range live {
+			if key != mine {
+				others += bytes
+			}
+		}
+		inFlight := len(live)
+		if _, there := live[mine]; !there && t.Phase != ir.Update {
+			inFlight++
+		}
+		bin := -1
+		for _, x := range own {
+			if b := p.bin(x.Instr); b > bin && !x.Stream {
+				bin = b
+				out.Points = append(out.Points, point{nanos(x.Start), others + p.bins[b].slot, p.bins[b].temp, inFlight, p.bins[b].moment})
+			}
+		}
+		switch {
+		case t.Phase == release:
+			delete(live, mine)
+		case t.Phase != ir.Update:
+			live[mine] = p.after
+		}
+	}
+	return out
+}
+
+// profile is the memory that a task uses, by part of its body.
+type profile struct {
+	instrs int
+	bins   []profileBin
+	after  int64 // what the micro-batch keeps when the task is done
+}
+
+type profileBin struct {
+	slot, temp int64
+	moment     int
+}
+
+type profileKey struct {
+	stage, chunk int
+	phase        ir.Phase
+}
+
+func (p *profile) bin(instr int) int { return instr * len(p.bins) / p.instrs }
+
+// profile finds what is live during a task: of each part of its body the
+// instruction at which the most is.
+func (e *editor) profile(stage int, t codegen.Task) *profile {
+	key := profileKey{stage, t.Chunk, t.Phase}
+	if p := e.profiles[key]; p != nil {
+		return p
+	}
+	code := e.report.prog.Stages[stage]
+	instrs := code.Run(t)
+	body := code.Bodies[t.Phase].Instrs
+	from := 0 // of the task in its body
+	for from < len(body) && len(instrs) > 0 && &body[from] != &instrs[0] {
+		from++
+	}
+	before := 0 // instructions of the bodies before
+	for phase := range t.Phase {
+		before += len(code.Bodies[phase].Instrs)
+	}
+	p := &profile{instrs: max(1, len(instrs)), bins: make([]profileBin, max(1, min(filmBins, len(instrs))))}
+	e.profiles[key] = p
+	slot, temp := make([]int64, len(instrs)+2), make([]int64, len(instrs)+2)
+	ids := occupied(code)
+	count := func(sums []int64, b *codegen.Buffer, first int) {
+		lo, hi := max(0, b.From-first), min(len(instrs), b.To-first)
+		if lo <= hi {
+			sums[lo] += b.Size
+			sums[hi+1] -= b.Size
+		}
+	}
+	for _, id := range ids {
+		switch b := &code.Buffers[id]; {
+		case b.Region == codegen.Temp && b.Body == t.Phase && b.Chunk == t.Chunk:
+			count(temp, b, from)
+		case b.Region.InFlight() && b.Chunk == t.Chunk && t.Phase != ir.Update:
+			count(slot, b, before+from)
+		}
+	}
+	for i := 1; i < len(slot); i++ {
+		slot[i] += slot[i-1]
+		temp[i] += temp[i-1]
+	}
+	p.after = slot[len(instrs)]
+	most := make([]int, len(p.bins))
+	for i := range most {
+		most[i] = -1
+	}
+	for i := range instrs {
+		b := p.bin(i)
+		if k := most[b]; k < 0 || slot[i]+temp[i] > slot[k]+temp[k] {
+			most[b] = i
+		}
+	}
+	for b, i := range most {
+		if i < 0 {
+			continue
+		}
+		p.bins[b] = profileBin{slot[i], temp[i], len(e.film.Moments)}
+		m := moment{At: instrs[i].Node.Name, Live: []Live{}}
+		for _, id := range ids {
+			x := &code.Buffers[id]
+			at := from + i
+			switch {
+			case x.Region == codegen.Temp && x.Body == t.Phase && x.Chunk == t.Chunk:
+			case x.Region.InFlight() && x.Chunk == t.Chunk && t.Phase != ir.Update:
+				at += before
+			default:
+				continue
+			}
+			if x.From <= at && at <= x.To {
+				m.Live = append(m.Live, Live{x.Value.Name(), x.Size})
+			}
+		}
+		slices.SortStableFunc(m.Live, func(a, b Live) int { return cmp.Compare(b.Bytes, a.Bytes) })
+		m.Live = m.Live[:min(len(m.Live), filmLargest)]
+		e.film.Moments = append(e.film.Moments, m)
+	}
+	return p
+}
+
+// nodeOf is the node of a cluster that a rank is on.
+func nodeOf(c *cost.Cluster, rank int) int {
+	if c.Device.Shared {
+		return 0
+	}
+	return rank / c.DevicesPerNode
+}
+
+// coordinates names a rank's place in its stage: dp 1, tp 0.
+func (r *Report) coordinates(s *codegen.Schedule) string {
+	var parts []string
+	for i, a := range r.prog.Mesh.Axes {
+		if !a.Time && a.Name != partition.AxisMB && a.Size > 1 {
+			parts = append(parts, fmt.Sprintf("%s %d", a.Name, s.Coord[i]))
+		}
+	}
+	return strings.Join(parts, ", ")
+}
