@@ -8,6 +8,7 @@ import (
 
 	"gonum.org/v1/plot"
 	"gonum.org/v1/plot/plotter"
+	"gonum.org/v1/plot/text"
 	"gonum.org/v1/plot/vg"
 	"gonum.org/v1/plot/vg/draw"
 )
@@ -32,7 +33,6 @@ const (
 func (r *Report) Picture(w io.Writer, view View, format string) error {
 	p := plot.New()
 	p.Title.Text = fmt.Sprintf("%s: %s", r.Model, planText(r.prog.Plan))
-	p.Title.TextStyle.Font.Size = 11
 	p.Title.Padding = 8
 	p.BackgroundColor = color.White
 	height := plotHeight
@@ -50,10 +50,16 @@ func (r *Report) Picture(w io.Writer, view View, format string) error {
 	if err != nil {
 		return err
 	}
-	picture, err := p.WriterTo(plotWidth, height, format)
+	for _, style := range []*text.Style{&p.Title.TextStyle, &p.X.Label.TextStyle, &p.Y.Label.TextStyle, &p.X.Tick.Label, &p.Y.Tick.Label, &p.Legend.TextStyle} {
+		style.Font.Variant = "Sans"
+		style.Font.Size = 10
+	}
+	picture, err := draw.NewFormattedCanvas(plotWidth, height, format)
 	if err != nil {
 		return fmt.Errorf("explain: %w", err)
 	}
+	const margin = 8
+	p.Draw(draw.Crop(draw.New(picture), margin, -margin, margin, -margin))
 	_, err = picture.WriteTo(w)
 	return err
 }
@@ -87,6 +93,30 @@ func (b boxes) Thumbnail(c *draw.Canvas) {
 
 // DataRange implements [plot.DataRanger].
 func (b boxes) DataRange() (xMin, xMax, yMin, yMax float64) { return plotter.XYRange(b.XYs) }
+
+// band fills what is below steps.
+type band struct {
+	plotter.XYs // where each step begins, and its height
+	end         float64
+	color       color.Color
+}
+
+// Plot implements [plot.Plotter].
+func (b band) Plot(c draw.Canvas, p *plot.Plot) {
+	x, y := p.Transforms(&c)
+	below := []vg.Point{{X: x(0), Y: y(0)}}
+	for i, at := range b.XYs {
+		to := b.end
+		if i+1 < len(b.XYs) {
+			to = b.XYs[i+1].X
+		}
+		below = append(below, vg.Point{X: x(at.X), Y: y(at.Y)}, vg.Point{X: x(to), Y: y(at.Y)})
+	}
+	c.FillPolygon(b.color, append(below, vg.Point{X: x(b.end), Y: y(0)}))
+}
+
+// Thumbnail implements [plot.Thumbnailer].
+func (b band) Thumbnail(c *draw.Canvas) { boxes{color: b.color}.Thumbnail(c) }
 
 // timeTicks marks seconds.
 type timeTicks struct{}
@@ -149,22 +179,17 @@ func (r *Report) plotMemory(p *plot.Plot) error {
 	}
 	x := slices.MaxFunc(f.Ranks, func(a, b filmRank) int { return int(min(1, max(-1, a.Arena-b.Arena))) })
 	step := float64(f.Step) / 1e9
-	band := func(name string, c color.Color, of func(point) int64) {
-		var b boxes
-		b.color = c
-		for i, q := range x.Points {
-			to := step
-			if i+1 < len(x.Points) {
-				to = float64(x.Points[i+1].Time) / 1e9
-			}
-			b.XYs = append(b.XYs, plotter.XY{X: float64(q.Time) / 1e9}, plotter.XY{X: to, Y: float64(of(q))})
+	layer := func(name string, c color.Color, of func(point) int64) {
+		b := band{end: step, color: c}
+		for _, q := range x.Points {
+			b.XYs = append(b.XYs, plotter.XY{X: float64(q.Time) / 1e9, Y: float64(of(q))})
 		}
 		p.Add(b)
 		p.Legend.Add(name, b)
 	}
-	band("temporary", color.RGBA{0xf2, 0xb5, 0x6b, 255}, func(q point) int64 { return x.Persist + q.Saved + q.Temp })
-	band("activations in flight", color.RGBA{0x6f, 0xc0, 0xa2, 255}, func(q point) int64 { return x.Persist + q.Saved })
-	band("always there", color.RGBA{0x7a, 0x93, 0xc9, 255}, func(point) int64 { return x.Persist })
+	layer("temporary", color.RGBA{0xf2, 0xb5, 0x6b, 255}, func(q point) int64 { return x.Persist + q.Saved + q.Temp })
+	layer("activations in flight", color.RGBA{0x6f, 0xc0, 0xa2, 255}, func(q point) int64 { return x.Persist + q.Saved })
+	layer("always there", color.RGBA{0x7a, 0x93, 0xc9, 255}, func(point) int64 { return x.Persist })
 	line, err := plotter.NewLine(plotter.XYs{{X: 0, Y: float64(x.Arena)}, {X: step, Y: float64(x.Arena)}})
 	if err != nil {
 		return fmt.Errorf("explain: %w", err)

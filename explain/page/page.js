@@ -21,7 +21,7 @@
     while (Math.abs(n) >= 1024 && u < 4) { n /= 1024; u++; }
     return (u ? n.toFixed(2) : n) + " " + units[u];
   }
-  function round(n) { return bytes(n).replace(/\.?0+ /, " "); }
+  function round(n) { return bytes(n).replace(/(\.\d*?)0+ /, "$1 ").replace(". ", " "); }
   function escape(s) { return String(s).replace(/[&<>"]/g, (c) => ({ "&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;" }[c])); }
 
   // --- tips: whatever is titled or has data-tip
@@ -133,6 +133,7 @@
   function redraw() {
     if (waiting) return;
     waiting = true;
+    showTip("");
     requestAnimationFrame(() => { waiting = false; drawTimeline(); });
   }
   function zoom(by, at) {
