@@ -73,7 +73,7 @@ func (r *Report) Predict(c *cost.Cluster) error {
 		all[rank] = line.Ranks[rank].Accounts
 	}
 	p.Imbalance = imbalance(all[p.Busiest], all)
-	r.Prediction = p
+	r.Prediction, r.price = p, cost.NewProgram(c, r.prog.Plan, r.prog.Mesh)
 	return nil
 }
 

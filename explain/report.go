@@ -10,6 +10,7 @@ import (
 	"github.com/autopar/autopar/config"
 	"github.com/autopar/autopar/ir"
 	"github.com/autopar/autopar/partition"
+	"github.com/autopar/autopar/planner/cost"
 )
 
 // Schema is the version of the JSON form.
@@ -49,6 +50,8 @@ type Report struct {
 	cfg  *config.Config
 	prog *codegen.Program
 	why  *reasons
+	// price is that of the prediction; nil without one.
+	price *cost.Program
 }
 
 // Stage is one position of the pipeline, the same on all of its ranks.

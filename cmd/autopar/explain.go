@@ -17,7 +17,7 @@ type explainCmd struct {
 	View          string  `enum:"timeline,memory,pareto" default:"timeline" help:"What to draw as svg or png: timeline, memory or pareto."`
 	Rank          *int    `placeholder:"R" help:"Print the program of one rank."`
 	Why           string  `placeholder:"NAME" help:"Explain one tensor or op: a name, or a regular expression."`
-	Versus        string  `placeholder:"dp|fsdp|megatron|FILE" help:"Hold this plan against the best one of a policy, or another plan file, term by term."`
+	Versus        string  `placeholder:"dp|fsdp|megatron|all|FILE" help:"Hold this plan against the best one of a policy, of all three, or another plan file, term by term."`
 	Sensitivities bool    `help:"Search again: what more memory, faster links and HBM, another batch and more devices would buy."`
 	Pareto        bool    `help:"Search again: time against memory, and against devices."`
 	Price         float64 `placeholder:"USD" help:"What a device costs an hour, to print costs in money."`
@@ -41,8 +41,8 @@ func (c *explainCmd) Run(con *console) error {
 	switch {
 	case c.Rank != nil && c.Why != "":
 		return usagef("explain: --rank and --why cannot be combined")
-	case (c.Rank != nil || c.Why != "") && c.Format != "text":
-		return usagef("explain: --rank and --why are text; --format %s is not for them", c.Format)
+	case c.Rank != nil && c.Format != "text" || c.Why != "" && c.Format != "text" && c.Format != "json":
+		return usagef("explain: --rank is text, --why text or json; --format %s is not for them", c.Format)
 	case c.Top < 0:
 		return usagef("explain: --top is %d, must be at least 0", c.Top)
 	case !(c.Price >= 0) || math.IsInf(c.Price, 0):
@@ -86,7 +86,11 @@ func (c *explainCmd) write(con *console, w io.Writer, report *explain.Report, do
 	}
 	switch {
 	case c.Why != "":
-		if err := report.Why(w, c.Why); err != nil {
+		why := report.Why
+		if c.Format == "json" {
+			why = report.WhyJSON
+		}
+		if err := why(w, c.Why); err != nil {
 			return usagef("--why: %v", err)
 		}
 		return nil
@@ -119,6 +123,10 @@ func (c *explainCmd) study(con *console, report *explain.Report, doc *planner.Do
 	study := explain.NewStudy(doc, report)
 	page := c.Format == "html" && !c.Quick
 	switch {
+	case c.Versus == "all":
+		if err := study.Policies(); err != nil {
+			return err
+		}
 	case c.Versus != "":
 		v, err := c.against(report, study, doc)
 		if err != nil {
