@@ -188,7 +188,7 @@ func (r *Report) diagramGroups() []diagramGroup {
 	block.title = fmt.Sprintf("a block, of %d", len(partition.Blocks(r.prog.Graph)))
 	seen := false
 	for _, n := range r.prog.Graph.Nodes {
-		if !visible(n) || n.Op.Class() == ir.Leaf || n.Op == ir.OpSend || n.Op == ir.OpRecv || strings.Contains(n.Name, "@re") {
+		if !visible(n) || n.Op.Class() == ir.Leaf || n.Op == ir.OpSend || n.Op == ir.OpRecv {
 			continue
 		}
 		switch {
@@ -222,7 +222,12 @@ func (r *Report) column(d *drawing, x float64, nodes []*ir.Node) {
 		for _, a := range n.Args {
 			j, drawn := at[a.Def]
 			switch {
-			case !drawn:
+			case !drawn && (origin(a).Def.Op.Class() == ir.Leaf || n.Block() == ""):
+			case !drawn && i == 0:
+				d.line(middle, y(i)-10, middle, y(i), "wire")
+			case !drawn: // of the block before
+				bend := left + diagramBox + 8 + 3*float64(min(i, 8))
+				d.add(`<path d="M%.1f %.1f H%.1f V%.1f H%.1f" class="wire skip"/>`, middle, y(0)-8, bend, y(i)+16, right(n))
 			case j == i-1:
 				d.line(middle, y(j)+36, middle, y(i), "wire")
 			default:

@@ -39,7 +39,7 @@ type filmRank struct {
 	Points  []point `json:"points"`
 }
 
-// filmTask is one pass of a rank.
+// filmTask is one pass of a rank, or a part of one that waits in between.
 type filmTask struct {
 	Start, End int64
 	Kind       int // a film kind
@@ -103,9 +103,10 @@ func filmKinds() []string {
 // The bounds of a film.
 const (
 	filmRanks   = 16      // ranks that are shown at most
-	filmSpans   = 30_000  // instructions that are shown at most
+	filmSpans   = 40_000  // instructions that are shown at most
 	filmWork    = 2 << 20 // instructions that are simulated for it at most
 	filmBins    = 12      // parts of a body
+	filmWait    = 200     // waits of less than a step in so many are not shown
 	filmLargest = 6       // tensors named at a moment
 )
 
@@ -162,9 +163,13 @@ func (r *Report) film() (*film, error) {
 	if n := len(r.prog.Schedules); len(ranks) < n {
 		notes = append(notes, fmt.Sprintf("%d of %d ranks are shown: the busiest, and those of stages beside it", len(ranks), n))
 	}
-	detailed := len(line.Spans) <= filmSpans
-	if !detailed {
-		notes = append(notes, fmt.Sprintf("passes are shown, not their %s instructions", Grouped(int64(len(line.Spans)))))
+	detailed := r.detailed(line.Spans)
+	if len(detailed) < len(ranks) {
+		what := "not the instructions of passes"
+		if len(detailed) > 0 {
+			what = "instructions of passes only on " + rankText(detailed)
+		}
+		notes = append(notes, what+", for there are "+Grouped(int64(len(line.Spans))))
 	}
 	f.Note = strings.Join(notes, "; ")
 	e := &editor{report: r, film: f, names: map[string]int{}, profiles: map[profileKey]*profile{}}
@@ -173,10 +178,40 @@ func (r *Report) film() (*film, error) {
 		for to < len(line.Spans) && line.Spans[to].Rank == line.Spans[from].Rank {
 			to++
 		}
-		f.Ranks = append(f.Ranks, e.rank(line.Spans[from:to], detailed))
+		f.Ranks = append(f.Ranks, e.rank(line.Spans[from:to], slices.Contains(detailed, line.Spans[from].Rank)))
 		from = to
 	}
 	return f, nil
+}
+
+// detailed chooses the ranks of which every instruction is shown: the busiest, and as
+// many others as there is room for.
+func (r *Report) detailed(spans []sim.Span) []int {
+	counts := map[int]int{}
+	var ranks []int
+	for _, x := range spans {
+		if counts[x.Rank] == 0 {
+			ranks = append(ranks, x.Rank)
+		}
+		counts[x.Rank]++
+	}
+	first := r.Prediction.Busiest
+	slices.SortStableFunc(ranks, func(a, b int) int {
+		switch first {
+		case a:
+			return -1
+		case b:
+			return 1
+		}
+		return 0
+	})
+	room := filmSpans
+	ranks = slices.DeleteFunc(ranks, func(rank int) bool {
+		room -= counts[rank]
+		return room < 0
+	})
+	slices.Sort(ranks)
+	return ranks
 }
 
 func nanos(p cost.Picoseconds) int64 { return int64(p / 1000) }
@@ -207,7 +242,7 @@ func kindOf(n *ir.Node, phase ir.Phase) int {
 		return filmHost
 	case codegen.Collective(n.Op):
 		return filmCollective
-	case strings.Contains(n.Name, "@re"):
+	case recomputed(n):
 		return filmRecompute
 	}
 	return phaseKind(phase)
@@ -247,8 +282,12 @@ func (e *editor) rank(spans []sim.Span, detailed bool) filmRank {
 	for _, task := range order {
 		t, own := s.Tasks[task], byTask[task]
 		instrs := code.Run(t)
-		shown := filmTask{Start: nanos(own[0].Start), Kind: phaseKind(t.Phase), Name: t.String(), MicroBatch: t.MicroBatch}
+		shown := filmTask{Start: nanos(own[0].Start), End: nanos(own[0].Start), Kind: phaseKind(t.Phase), Name: t.String(), MicroBatch: t.MicroBatch}
 		for _, x := range own {
+			if nanos(x.Start)-shown.End > e.film.Step/filmWait {
+				out.Tasks = append(out.Tasks, shown)
+				shown.Start = nanos(x.Start)
+			}
 			shown.End = max(shown.End, nanos(x.End))
 			if n := instrs[x.Instr].Node; detailed && x.End > x.Start {
 				lane := 0

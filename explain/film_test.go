@@ -5,6 +5,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/autopar/autopar/planner/sim"
 )
 
 // TestFilm: tasks of a rank follow each other within the step, spans lie in them,
@@ -18,13 +20,15 @@ func TestFilm(t *testing.T) {
 		require.InDelta(t, r.Prediction.StepSeconds*1e9, f.Step, 1)
 		for _, x := range f.Ranks {
 			sched := &r.prog.Schedules[x.Rank]
-			require.Len(t, x.Tasks, len(sched.Tasks), name)
 			end := int64(0)
+			passes := map[string]bool{}
 			for _, task := range x.Tasks {
+				passes[task.Name] = true
 				require.GreaterOrEqual(t, task.Start, end, name)
 				require.LessOrEqual(t, task.Start, task.End)
 				end = task.End
 			}
+			require.Len(t, passes, len(sched.Tasks), name)
 			require.LessOrEqual(t, end, f.Step)
 			for _, span := range x.Spans {
 				require.True(t, slices.ContainsFunc(x.Tasks, func(task filmTask) bool { return task.Start <= span.Start && span.End <= task.End }), "%s: rank %d", name, x.Rank)
@@ -50,4 +54,25 @@ func TestFilm(t *testing.T) {
 			require.Greater(t, float64(most), 0.6*float64(x.Arena), "%s: rank %d", name, x.Rank)
 		}
 	}
+}
+
+// TestFilmOfMany: of a plan with more ranks and instructions than can be shown the
+// busiest is there, and what is left out is said.
+func TestFilmOfMany(t *testing.T) {
+	s := shapes()["pipeline"]
+	s.units, s.dp = 1, 7
+	r := report(t, s)
+	f, err := r.film()
+	require.NoError(t, err)
+	require.LessOrEqual(t, len(f.Ranks), 4, "one of each stage, and the busiest")
+	require.Contains(t, f.Note, "of 21 ranks are shown")
+	require.True(t, slices.ContainsFunc(f.Ranks, func(x filmRank) bool { return x.Rank == r.Prediction.Busiest }))
+	many := make([]sim.Span, 0, 2*filmSpans)
+	for rank := range 3 {
+		for range filmSpans/2 - 1 {
+			many = append(many, sim.Span{Rank: rank})
+		}
+	}
+	r.Prediction.Busiest = 2
+	require.Equal(t, []int{0, 2}, r.detailed(many))
 }

@@ -14,6 +14,9 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/autopar/autopar/codegen"
+	"github.com/autopar/autopar/ir"
 )
 
 // answered is a report with all that a page can show, of real plans but for fronts,
@@ -87,6 +90,31 @@ func TestPage(t *testing.T) {
 	bare, err := Of(program(t, shapes()["single"]), testConfig())
 	require.NoError(t, err)
 	require.ErrorContains(t, bare.HTML(io.Discard), "nothing was predicted")
+}
+
+// TestDiagram: every op and collective of the forward pass of a block is in it once.
+func TestDiagram(t *testing.T) {
+	s := shapes()["tensor"]
+	prog := program(t, s)
+	prog.Plan.SequenceParallel = true
+	cfg := s.config()
+	g, err := cfg.TrainStep()
+	require.NoError(t, err)
+	prog, err = codegen.Compile(g, prog.Plan, cfg.Batch.Global, nil)
+	require.NoError(t, err)
+	r, err := Of(prog, cfg)
+	require.NoError(t, err)
+	drawing := string(r.blockDrawing())
+	scatters := 0
+	for _, n := range prog.Graph.Nodes {
+		if n.Block() == "h.0" && n.Phase == ir.Forward && n.Op.Class() != ir.Leaf {
+			require.Equal(t, 1, strings.Count(drawing, "<title>"+n.Name+" ·")+strings.Count(drawing, "<title>"+n.Name+"<"), n.Name)
+			if n.Op == ir.OpReduceScatter {
+				scatters++
+			}
+		}
+	}
+	require.Equal(t, 2, scatters)
 }
 
 // TestPageInABrowser opens the page, goes through its views, points and zooms, and

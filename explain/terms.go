@@ -3,6 +3,7 @@ package explain
 import (
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 
 	"github.com/autopar/autopar/codegen"
@@ -124,13 +125,17 @@ func termOf(n *ir.Node) int {
 		return termGradients
 	case n.Phase == ir.Update:
 		return termOptimizer
-	case strings.Contains(n.Name, "@re"):
+	case recomputed(n):
 		return termRecompute
 	case n.Block() != "":
 		return termBlocks
 	}
 	return termHead
 }
+
+// recomputed reports whether a node belongs to what the backward pass computes
+// again: see partition's recompute.go for its name.
+func recomputed(n *ir.Node) bool { return slices.Contains(strings.Split(n.Name, "@"), "re") }
 
 // divide fills in the terms of a rank's step, and what binds it, from its accounts
 // in picoseconds.
