@@ -8,8 +8,10 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/autopar/autopar/codegen"
 	"github.com/autopar/autopar/ir"
 	"github.com/autopar/autopar/partition"
+	"github.com/autopar/autopar/planner/cost"
 )
 
 // drawing is an inline SVG of which the style sheet of the page gives the colours.
@@ -150,10 +152,11 @@ type diagramRow struct {
 
 // The measures of the diagram.
 const (
-	diagramLeft  = 110.0 // of the weights
-	diagramBox   = 242.0
-	diagramRight = 40.0 // of the arcs
-	diagramSheet = 88.0 // across a weight
+	diagramLeft  = 104.0 // of the weights
+	diagramBox   = 254.0
+	diagramRight = 34.0 // of the arcs
+	diagramSheet = 84.0 // across a weight
+	diagramPill  = 20.0 // by how much communication is narrower at either end
 	diagramStep  = 50.0
 	diagramTop   = 34.0
 )
@@ -213,7 +216,7 @@ func (r *Report) column(d *drawing, x float64, nodes []*ir.Node) {
 	middle := left + diagramBox/2
 	right := func(n *ir.Node) float64 {
 		if n.Op.Class() == ir.Comm {
-			return left + diagramBox - 24
+			return left + diagramBox - diagramPill
 		}
 		return left + diagramBox
 	}
@@ -244,7 +247,7 @@ func (r *Report) column(d *drawing, x float64, nodes []*ir.Node) {
 			if !communicates(n.Op) {
 				class += " local"
 			}
-			d.box(left+24, y(i), diagramBox-48, 36, class, n.Name)
+			d.box(left+diagramPill, y(i), diagramBox-2*diagramPill, 36, class, n.Name)
 			text, bytes, _ := strings.Cut(r.commText(n), " (")
 			d.text(middle, y(i)+15, "small strong", "middle", text)
 			if bytes == "" {
@@ -335,4 +338,23 @@ func ticks(most float64) []float64 {
 		all = append(all, float64(i)*step)
 	}
 	return all
+}
+
+// nodeOf is the node of a cluster that a rank is on.
+func nodeOf(c *cost.Cluster, rank int) int {
+	if c.Device.Shared {
+		return 0
+	}
+	return rank / c.DevicesPerNode
+}
+
+// coordinates names a rank's place in its stage: dp 1, tp 0.
+func (r *Report) coordinates(s *codegen.Schedule) string {
+	var parts []string
+	for i, a := range r.prog.Mesh.Axes {
+		if !a.Time && a.Name != partition.AxisMB && a.Size > 1 {
+			parts = append(parts, fmt.Sprintf("%s %d", a.Name, s.Coord[i]))
+		}
+	}
+	return strings.Join(parts, ", ")
 }

@@ -15,21 +15,21 @@ var pageFiles embed.FS
 // script, which makes them larger and answers to the pointer.
 type pageData struct {
 	*Report
-	CSS      template.CSS
-	JS       template.JS
-	Title    string
-	Tiles    []tile
-	MeshSVG  template.HTML
-	Block    template.HTML
-	Timeline template.HTML
-	Memory   template.HTML
-	Shown    *filmRank // in the memory drawing
-	Kinds    []string
-	Film     *film
-	Terms    template.HTML
-	Binds    template.HTML
-	Fronts2  []template.HTML
-	Plan     string
+	CSS        template.CSS
+	JS         template.JS
+	Title      string
+	Tiles      []tile
+	MeshSVG    template.HTML
+	Block      template.HTML
+	Timeline   template.HTML
+	Memory     template.HTML
+	Shown      *filmRank // in the memory drawing
+	Kinds      []string
+	Film       *film
+	Terms      template.HTML
+	Binds      template.HTML
+	FrontPlots []template.HTML
+	Plan       string
 }
 
 // optionRow is a line of a table of options.
@@ -93,7 +93,7 @@ func (r *Report) HTML(w io.Writer) error {
 	data.Memory = f.memoryDrawing(data.Shown)
 	data.Tiles = r.tiles()
 	if r.Fronts != nil {
-		data.Fronts2 = r.frontDrawings()
+		data.FrontPlots = r.frontDrawings()
 	}
 	return page.Execute(w, data)
 }

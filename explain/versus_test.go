@@ -104,7 +104,7 @@ func study(t *testing.T) (*Study, *Report) {
 func TestStudy(t *testing.T) {
 	s, r := study(t)
 	require.NoError(t, s.Sensitivities())
-	require.LessOrEqual(t, s.Searches, 9)
+	require.LessOrEqual(t, s.Searches, 8)
 	x := r.Sensitivities
 	require.Equal(t, r.Prediction.StepSeconds, x.Planned.StepSeconds)
 	require.InEpsilon(t, x.Planned.StepSeconds, x.Now.StepSeconds, 1e-9)
