@@ -3,7 +3,6 @@ package measured
 import (
 	"cmp"
 	"slices"
-	"strings"
 )
 
 // Regrets is what choosing plans by their predictions would have cost.
@@ -29,28 +28,19 @@ type Choice struct {
 // setting is what a plan is chosen for. What the software does, its kernels among
 // it, is no choice of a plan.
 type setting struct {
-	source, framework, kernels, model, gpu, dtype, gradDType string
-	layers, hidden, heads, kvHeads, ffn, vocab, seq, batch   int
-	gpus, perNode                                            int
-	gated, tied, flash, flash2, compiled                     bool
-	network                                                  float64
-}
-
-// kernelsOf returns the column attention_kernel, or where there is none what a note
-// says in its place, as in "attention kernel: flash_attention2 + RMS kernel; ...".
-func kernelsOf(column, note string) string {
-	if _, rest, ok := strings.Cut(note, "attention kernel: "); ok && column == "" {
-		column, _, _ = strings.Cut(rest, ";")
-	}
-	return column
+	source, framework, model, gpu, dtype, gradDType        string
+	layers, hidden, heads, kvHeads, ffn, vocab, seq, batch int
+	gpus, perNode                                          int
+	gated, tied, flash, flash2, norm, compiled             bool
+	network                                                float64
 }
 
 func (r *Row) setting() setting {
 	return setting{
-		source: r.Source, framework: r.Framework, kernels: r.Kernels, model: r.ModelName, gpu: r.GPU, dtype: r.DType, gradDType: r.GradDType,
+		source: r.Source, framework: r.Framework, model: r.ModelName, gpu: r.GPU, dtype: r.DType, gradDType: r.GradDType,
 		layers: r.Layers, hidden: r.Hidden, heads: r.Heads, kvHeads: r.KVHeads, ffn: r.FFN, vocab: r.Vocab, seq: r.SeqLen, batch: r.GlobalBatch,
 		gpus: r.GPUs, perNode: r.GPUsPerNode, gated: r.Gated, tied: r.Tied,
-		flash: r.FlashAttention, flash2: r.FlashAttention2, compiled: r.Compiled, network: r.Network,
+		flash: r.FlashAttention, flash2: r.FlashAttention2, norm: r.FusedNorm, compiled: r.Compiled, network: r.Network,
 	}
 }
 

@@ -71,10 +71,12 @@ func (c *validateCmd) Run(con *console) error {
 	outcomes, skipped := measured.Evaluate(rows, bar.set)
 	bar.clear()
 	result := validate(outcomes, skipped)
+	result.Regret = regretOf(outcomes)
 	if c.json() {
 		return con.json(result)
 	}
 	c.print(con, result)
+	printRegret(con, result.Regret)
 	return nil
 }
 
@@ -105,9 +107,6 @@ func validate(outcomes []measured.Outcome, skipped []measured.Skipped) validatio
 	if all := measured.Summarize(timed); len(all) > 0 {
 		mean := measured.MeanMAPE(all)
 		v.MeanMAPE = &mean
-		if r := measured.Regret(timed); len(r.Choices) > 0 {
-			v.Regret = &r
-		}
 		for name, s := range all {
 			source := validatedSource{Rows: s.Rows, MAPE: s.MAPE, Bias: s.Bias}
 			if !math.IsNaN(s.Spearman) {
@@ -153,10 +152,6 @@ func (c *validateCmd) print(con *console, v validation) {
 		}
 		con.table(table)
 		con.printf("mean over %s: %s\n", plural(len(v.Sources), "source"), percent(*v.MeanMAPE))
-	}
-	if r := v.Regret; r != nil {
-		con.printf("regret of choosing by the prediction among the measured plans of a model, machine and batch: mean %s, worst %s, the fastest chosen in %d of %d (%s compared)\n",
-			percent(r.Mean), percent(r.Worst), r.Right, len(r.Choices), plural(r.Plans, "plan"))
 	}
 	if v.FitAccuracy != nil {
 		con.printf("fits in memory or not: %s right\n", percent(*v.FitAccuracy))

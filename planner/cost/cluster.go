@@ -16,7 +16,10 @@ import (
 type Cluster struct {
 	Name   string `json:"name"`
 	Source string `json:"source"` // where the figures come from
-	Device Device `json:"device"`
+	// Uncertainty is the relative standard deviation of figures by key, where it is
+	// not the default of their kind: see [Cluster.Constants].
+	Uncertainty map[string]float64 `json:"uncertainty,omitempty"`
+	Device      Device             `json:"device"`
 	// DevicesPerNode is how many devices reach each other over IntraNode. It is
 	// meaningless on a shared machine, which is one node.
 	DevicesPerNode int  `json:"devices_per_node"`
@@ -25,9 +28,6 @@ type Cluster struct {
 	// Host is what one device reaches the memory of its host over, in either
 	// direction; nil where that is not known, and nothing can be offloaded.
 	Host *Link `json:"host,omitempty"`
-	// Uncertainty is the relative standard deviation of figures by key, where it is
-	// not the default of their kind: see [Cluster.Constants].
-	Uncertainty map[string]float64 `json:"uncertainty,omitempty"`
 }
 
 // Device is one accelerator, or with Shared one machine.
@@ -100,6 +100,9 @@ func (c *Cluster) node(rank int) int {
 
 // Validate checks every figure; errors name key and value.
 func (c *Cluster) Validate() error {
+	if err := c.validateUncertainty(); err != nil {
+		return err
+	}
 	type figure struct {
 		key         string
 		value       float64
@@ -148,7 +151,7 @@ func (c *Cluster) Validate() error {
 	if c.Name == "" {
 		return &FieldError{"name", "is missing"}
 	}
-	return c.validateUncertainty()
+	return nil
 }
 
 // FieldError is a figure of a cluster that cannot be used.

@@ -6,7 +6,10 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/goccy/go-yaml/ast"
+
 	"github.com/autopar/autopar/config"
+	"github.com/autopar/autopar/config/strictyaml"
 )
 
 // Resource is what a figure of a cluster is the speed of.
@@ -142,6 +145,26 @@ func (c *Cluster) validateUncertainty() error {
 			return &FieldError{"uncertainty." + key, fmt.Sprintf("is not a figure that can be uncertain; did you mean %s? There are %s", config.Nearest(key, known), strings.Join(known, ", "))}
 		case !(u >= 0 && u <= 1):
 			return &FieldError{"uncertainty." + key, fmt.Sprintf("is %v, must be between 0 and 1: a relative standard deviation", u)}
+		}
+	}
+	return nil
+}
+
+// uncertainty reads the section of that name, which may be left out. Its keys are
+// those of other figures: uncertainty: {device.efficiency.matmul: 0.03}.
+func (d *decoder) uncertainty(node ast.Node) error {
+	d.c.Uncertainty = map[string]float64{}
+	entries, err := strictyaml.Entries(node, d.file, "uncertainty")
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		value, ok := strictyaml.ScalarOf(e.Value)
+		if ok {
+			d.c.Uncertainty[e.Name], ok = value.Float()
+		}
+		if !ok {
+			return &Error{File: d.file, Line: e.At.Line, Key: "uncertainty." + e.Name, Msg: "wants a number, got " + strictyaml.Describe(e.Value)}
 		}
 	}
 	return nil

@@ -69,7 +69,7 @@ func Load(nameOrFile string) (*Cluster, error) {
 type Error = strictyaml.Error
 
 // Parse reads a cluster from YAML; name stands for the file in errors. Every key
-// is required except source, device.shared, device.cores, host, uncertainty, and on a shared
+// is required except source, device.shared, device.cores, host, and on a shared
 // machine devices_per_node and inter_node.
 func Parse(name string, data []byte) (*Cluster, error) {
 	d := decoder{file: name, c: &Cluster{Device: Device{Cores: 1, FLOPS: map[string]float64{}}}, lines: map[string]int{}}
@@ -186,6 +186,9 @@ func (d *decoder) mapping(path string, node ast.Node) error {
 
 // set gives one key its value, or goes on into a section.
 func (d *decoder) set(key string, node ast.Node) error {
+	if key == "uncertainty" {
+		return d.uncertainty(node)
+	}
 	refuse := func(format string, args ...any) error {
 		return &Error{File: d.file, Line: d.lines[key], Key: key, Msg: fmt.Sprintf(format, args...)}
 	}
@@ -193,9 +196,6 @@ func (d *decoder) set(key string, node ast.Node) error {
 		if strings.HasPrefix(f.key, key+".") {
 			return d.mapping(key, node)
 		}
-	}
-	if key == "uncertainty" {
-		return d.uncertainty(node)
 	}
 	value, ok := strictyaml.ScalarOf(node)
 	if !ok {
@@ -247,28 +247,6 @@ func (d *decoder) set(key string, node ast.Node) error {
 			return refuse("%v", err)
 		}
 		*target = int64(n)
-	}
-	return nil
-}
-
-// uncertainty reads the section of that name, of which the keys are those of other
-// figures: uncertainty: {device.efficiency.matmul: 0.03}.
-func (d *decoder) uncertainty(node ast.Node) error {
-	entries, err := strictyaml.Entries(node, d.file, "uncertainty")
-	if err != nil {
-		return err
-	}
-	d.c.Uncertainty = map[string]float64{}
-	for _, e := range entries {
-		key := "uncertainty." + e.Name
-		d.lines[key] = e.At.Line
-		value, ok := strictyaml.ScalarOf(e.Value)
-		if ok {
-			d.c.Uncertainty[e.Name], ok = value.Float()
-		}
-		if !ok {
-			return &Error{File: d.file, Line: e.At.Line, Key: key, Msg: "wants a number, got " + strictyaml.Describe(e.Value)}
-		}
 	}
 	return nil
 }
