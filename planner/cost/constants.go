@@ -134,37 +134,48 @@ func (c *Cluster) Faster(r Resource, by float64) *Cluster {
 
 // validateUncertainty checks the stated uncertainties.
 func (c *Cluster) validateUncertainty() error {
-	var known []string
-	for _, k := range c.Constants() {
-		known = append(known, k.Key)
-	}
 	for _, key := range slices.Sorted(maps.Keys(c.Uncertainty)) {
-		u := c.Uncertainty[key]
-		switch {
-		case !slices.Contains(known, key):
-			return &FieldError{"uncertainty." + key, fmt.Sprintf("is not a figure that can be uncertain; did you mean %s? There are %s", config.Nearest(key, known), strings.Join(known, ", "))}
-		case !(u >= 0 && u <= 1):
-			return &FieldError{"uncertainty." + key, fmt.Sprintf("is %v, must be between 0 and 1: a relative standard deviation", u)}
+		if msg := c.refuseUncertainty(key); msg != "" {
+			return &FieldError{"uncertainty." + key, msg}
 		}
 	}
 	return nil
 }
 
+// refuseUncertainty says what is wrong with a stated uncertainty, if anything is.
+func (c *Cluster) refuseUncertainty(key string) string {
+	var known []string
+	for _, k := range c.Constants() {
+		known = append(known, k.Key)
+	}
+	switch u := c.Uncertainty[key]; {
+	case !slices.Contains(known, key):
+		return fmt.Sprintf("is not a figure that can be uncertain; did you mean %s? There are %s", config.Nearest(key, known), strings.Join(known, ", "))
+	case !(u >= 0 && u <= 1):
+		return fmt.Sprintf("is %v, must be between 0 and 1: a relative standard deviation", u)
+	}
+	return ""
+}
+
 // uncertainty reads the section of that name, which may be left out. Its keys are
 // those of other figures: uncertainty: {device.efficiency.matmul: 0.03}.
 func (d *decoder) uncertainty(node ast.Node) error {
-	d.c.Uncertainty = map[string]float64{}
 	entries, err := strictyaml.Entries(node, d.file, "uncertainty")
 	if err != nil {
 		return err
 	}
+	d.c.Uncertainty = map[string]float64{}
+	all := &Cluster{Host: &Link{}, Uncertainty: d.c.Uncertainty} // whatever the file says further down
 	for _, e := range entries {
 		value, ok := strictyaml.ScalarOf(e.Value)
 		if ok {
 			d.c.Uncertainty[e.Name], ok = value.Float()
 		}
 		if !ok {
-			return &Error{File: d.file, Line: e.At.Line, Key: "uncertainty." + e.Name, Msg: "wants a number, got " + strictyaml.Describe(e.Value)}
+			return e.At.Refuse("uncertainty."+e.Name, "wants a number, got %s", strictyaml.Describe(e.Value))
+		}
+		if msg := all.refuseUncertainty(e.Name); msg != "" {
+			return e.At.Refuse("uncertainty."+e.Name, "%s", msg)
 		}
 	}
 	return nil

@@ -75,11 +75,12 @@ func TestUncertainty(t *testing.T) {
 	}
 	for _, bad := range []struct{ section, want string }{
 		{"uncertainty: {device.efficiency.matmul: 3}\n", "uncertainty.device.efficiency.matmul: is 3, must be between 0 and 1"},
-		{"uncertainty: {device.efficiency.matmul: wide}\n", "c.yaml:1: uncertainty.device.efficiency.matmul: wants a number"},
+		{"uncertainty: {device.efficiency.matmul: wide}\n", "uncertainty.device.efficiency.matmul: wants a number"},
 		{"uncertainty: {device.efficiency.matmull: 0.1}\n", "did you mean device.efficiency.matmul?"},
-		{"uncertainty: 3\n", "c.yaml:1: uncertainty"},
+		{"uncertainty: 3\n", "uncertainty: wants keys and values"},
 	} {
 		_, err := with(bad.section)
 		require.ErrorContains(t, err, bad.want)
+		require.ErrorContains(t, err, "c.yaml:1:", "with the line")
 	}
 }
