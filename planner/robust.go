@@ -5,6 +5,7 @@ import (
 	"math"
 	"math/rand/v2"
 	"slices"
+	"sync"
 
 	"github.com/autopar/autopar/codegen"
 	"github.com/autopar/autopar/ir"
@@ -55,20 +56,11 @@ func Robust(g *ir.Graph, batch int, c *cost.Cluster, plans []*partition.Plan, sa
 	}
 	times := make([][]cost.Picoseconds, len(plans)) // by plan and cluster
 	errs := make([]error, len(plans))
-	parallel(len(plans), func(i int) {
-		price, err := pricer(g, batch, c, plans[i])
-		if errs[i] = err; err != nil {
-			return
-		}
-		for _, x := range clusters {
-			t, err := price(x)
-			if err != nil {
-				errs[i] = err
-				return
-			}
-			times[i] = append(times[i], t)
-		}
-	})
+	var wg sync.WaitGroup
+	for i, p := range plans {
+		wg.Go(func() { times[i], errs[i] = prices(g, batch, p, clusters) })
+	}
+	wg.Wait()
 	for _, err := range errs {
 		if err != nil {
 			return nil, err
@@ -111,21 +103,26 @@ func perturbed(c *cost.Cluster, seed int64, sample int) *cost.Cluster {
 	return d
 }
 
-// pricer compiles a plan and returns what prices it on a cluster: the estimator, or
-// where blocks differ the simulation of the whole program.
-func pricer(g *ir.Graph, batch int, c *cost.Cluster, p *partition.Plan) (func(*cost.Cluster) (cost.Picoseconds, error), error) {
-	if e, err := NewEstimator(g, batch, c, p); err == nil {
-		return func(c *cost.Cluster) (cost.Picoseconds, error) { return e.Price(c).Step, nil }, nil
+// prices compiles a plan and returns its step time on every cluster: by the
+// estimator, or where blocks differ by the simulation of the whole program.
+func prices(g *ir.Graph, batch int, p *partition.Plan, clusters []*cost.Cluster) ([]cost.Picoseconds, error) {
+	var times []cost.Picoseconds
+	if e, err := NewEstimator(g, batch, clusters[0], p); err == nil {
+		for _, c := range clusters {
+			times = append(times, e.Price(c).Step)
+		}
+		return times, nil
 	}
 	prog, err := codegen.Compile(g, p, batch, nil)
 	if err != nil {
 		return nil, err
 	}
-	return func(c *cost.Cluster) (cost.Picoseconds, error) {
+	for _, c := range clusters {
 		line, err := sim.Run(prog, c, sim.Options{})
 		if err != nil {
-			return 0, err
+			return nil, err
 		}
-		return line.Step, nil
-	}, nil
+		times = append(times, line.Step)
+	}
+	return times, nil
 }

@@ -5,6 +5,10 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/autopar/autopar/codegen"
+	"github.com/autopar/autopar/ir"
+	"github.com/autopar/autopar/partition"
 )
 
 // TestFaster: a cluster of which everything is twice as fast takes half the time,
@@ -18,14 +22,22 @@ func TestFaster(t *testing.T) {
 		fast = fast.Faster(r, 2)
 		require.NotEmpty(t, r.String())
 	}
-	a, b := NewModel(c, 16), NewModel(fast, 16)
+	a, b := NewModel(c, 32), NewModel(fast, 32)
 	for _, class := range []kernelClass{vector, product, attention} {
 		for _, size := range []int64{1000, 1e6, 1e9} {
 			require.InDelta(t, float64(a.kernel(class, 100*float64(size), size)), 2*float64(b.kernel(class, 100*float64(size), size)), 4)
 		}
 	}
-	for _, g := range []Group{{8, 1, 8}, {16, 2, 8}, {16, 16, 1}} {
-		require.InDelta(t, float64(a.Collective(5, 1e8, g)), 2*float64(b.Collective(5, 1e8, g)), 4)
+	p := &partition.Plan{PlanNGPUs: 32, RuntimeNGPUs: 32, DP: 16, TP: 2, MicroBatch: 1, Schedule: partition.GPipe, Stages: []partition.Stage{{Last: 1}}}
+	mesh := p.Mesh(16)
+	slow, quick := NewProgram(c, p, mesh), NewProgram(fast, p, mesh)
+	for _, axis := range []string{partition.AxisDP, partition.AxisTP} {
+		n := &ir.Node{Op: ir.OpAllReduce, Attr: ir.CommAttr{Axis: axis}}
+		n.Args = []*ir.Value{{Type: ir.Type{DType: ir.F32, Shape: []int{1 << 20}}}}
+		n.Results = []*ir.Value{{Type: n.Args[0].Type, Def: n}}
+		x, _ := slow.Instr(&codegen.Instr{Node: n}, mesh, ir.Coord{})
+		y, _ := quick.Instr(&codegen.Instr{Node: n}, mesh, ir.Coord{})
+		require.InDelta(t, float64(x), 2*float64(y), 4, axis)
 	}
 	require.InDelta(t, float64(a.HostCopy(1e6)), 2*float64(b.HostCopy(1e6)), 4)
 	again, err := Load("h100")
