@@ -26,7 +26,7 @@ func (f *film) timelineDrawing() template.HTML {
 	for _, t := range ticks(float64(f.Step)) {
 		x := chartLeft + t*scale
 		d.line(x, 4, x, bottom, "grid")
-		d.text(x, bottom+16, "tiny muted", "middle", seconds(t/1e9))
+		d.text(x, bottom+16, "tiny muted", "middle", tickSeconds(t/1e9))
 	}
 	for i, r := range f.Ranks {
 		y := float64(i)*(laneHeight+laneGap) + 4
@@ -83,9 +83,17 @@ func (f *film) memoryDrawing(r *filmRank) template.HTML {
 	d.line(chartLeft, y(r.Arena), chartWidth-10, y(r.Arena), "limit")
 	d.text(chartWidth-14, y(r.Arena)-5, "tiny", "end", "allocated: "+size(r.Arena))
 	for _, t := range ticks(float64(f.Step)) {
-		d.text(x(int64(t)), bottom+18, "tiny muted", "middle", seconds(t/1e9))
+		d.text(x(int64(t)), bottom+18, "tiny muted", "middle", tickSeconds(t/1e9))
 	}
 	return d.svg("memory-svg", "memory over time of "+r.Label)
+}
+
+// tickSeconds prints a round time.
+func tickSeconds(s float64) string {
+	if s == 0 {
+		return "0"
+	}
+	return seconds(s)
 }
 
 // byteTicks returns amounts of memory from 0 to about a maximum that are round in

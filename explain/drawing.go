@@ -49,25 +49,27 @@ func (d *drawing) svg(id, label string) template.HTML {
 // Bounds of the drawing of the mesh.
 const (
 	meshUnits = 4   // units drawn
-	meshRows  = 16  // data-parallel ranks of a unit drawn
+	meshRows  = 8   // data-parallel ranks below each other
 	meshCols  = 128 // cells across
 )
 
 // meshDrawing shows every rank: units below each other, in them the stages side by
-// side, in those a row per data-parallel rank and a cell per context- and
-// tensor-parallel one. Ranks of one node share an outline.
+// side, in those a row per data-parallel rank, in several columns if they are many,
+// and a cell per context- and tensor-parallel one. Every other node is outlined.
 func (r *Report) meshDrawing() template.HTML {
 	p := r.prog.Plan
 	inner := p.ContextParallel() * p.TP
 	units, rows, stages := min(p.Units(), meshUnits), min(p.DP, meshRows), p.PP()
 	shown := min(stages, max(1, meshCols/inner))
+	folds := min((p.DP+rows-1)/rows, max(1, meshCols/(inner*shown)))
 	cell := 34.0
-	if shown*inner > 24 {
-		cell = max(9, 820/float64(shown*inner))
+	if across := shown * inner * folds; across > 24 {
+		cell = max(9, 820/float64(across))
 	}
 	const gap, pad, top = 14, 12, 40
-	stage := float64(inner)*cell + gap
-	width := max(float64(shown)*stage+2*pad, 330)
+	block := float64(inner) * cell // a row
+	stage := block*float64(folds) + gap
+	width := max(float64(shown)*stage+2*pad, 480)
 	unit := float64(rows)*cell + top + pad
 	d := &drawing{width: width, height: float64(units)*(unit+pad) + 24}
 	nodes := 1
@@ -80,14 +82,14 @@ func (r *Report) meshDrawing() template.HTML {
 		d.text(pad, y+17, "small muted", "start", fmt.Sprintf("unit %d of %d", u, p.Units()))
 		for s := range shown {
 			x := pad + float64(s)*stage
-			if cell*float64(inner) > 20 {
-				d.text(x+float64(inner)*cell/2, y+33, "small", "middle", stageLabel(s, cell*float64(inner)))
+			if stage-gap > 20 {
+				d.text(x+(stage-gap)/2, y+33, "small", "middle", stageLabel(s, stage-gap))
 			}
-			for row := range rows {
+			for row := range min(p.DP, rows*folds) {
 				for i := range inner {
 					rank := p.WorldRank(s, (u*p.DP+row)*inner+i)
 					sched := &r.prog.Schedules[rank]
-					cx, cy := x+float64(i)*cell, y+top+float64(row)*cell
+					cx, cy := x+float64(row/rows)*block+float64(i)*cell, y+top+float64(row%rows)*cell
 					tip := fmt.Sprintf("rank %d: stage %d", rank, s)
 					if at := r.coordinates(sched); at != "" {
 						tip += ", " + at
@@ -106,7 +108,7 @@ func (r *Report) meshDrawing() template.HTML {
 			}
 		}
 	}
-	d.text(pad, d.height-8, "small muted", "start", meshNote(p, units, rows, shown, nodes))
+	d.text(pad, d.height-8, "small muted", "start", meshNote(p, units, min(p.DP, rows*folds), shown, nodes))
 	return d.svg("mesh", "the mesh of ranks")
 }
 

@@ -130,11 +130,11 @@ func (r *Report) frontDrawings() []template.HTML {
 	devices := r.frontSpots(r.Fronts.Devices, func(o Option) float64 { return float64(o.Ranks) }, func(o Option) string { return fmt.Sprintf("%.3g h", o.GPUHours) }, count(r.RuntimeNGPUs, "device"))
 	var all []template.HTML
 	if len(memory) > 0 {
-		all = append(all, frontDrawing("front-memory", "peak memory of a rank", "time of a step", byteTicks, byteText, seconds, memory))
+		all = append(all, frontDrawing("front-memory", "peak memory of a rank", "time of a step", byteTicks, byteText, tickSeconds, memory))
 	}
 	if len(devices) > 0 {
 		all = append(all, frontDrawing("front-devices", "devices (GPU-hours for 1e9 tokens beside the points)", "time of a step", ticks,
-			func(x float64) string { return fmt.Sprintf("%.0f", x) }, seconds, devices))
+			func(x float64) string { return fmt.Sprintf("%.0f", x) }, tickSeconds, devices))
 	}
 	return all
 }

@@ -122,7 +122,7 @@ func (b band) Thumbnail(c *draw.Canvas) { boxes{color: b.color}.Thumbnail(c) }
 type timeTicks struct{}
 
 // Ticks implements [plot.Ticker].
-func (timeTicks) Ticks(_, most float64) []plot.Tick { return marks(ticks(most), seconds) }
+func (timeTicks) Ticks(_, most float64) []plot.Tick { return marks(ticks(most), tickSeconds) }
 
 // sizeTicks marks bytes.
 type sizeTicks struct{}

@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"reflect"
+	"slices"
 	"strings"
 
 	"github.com/autopar/autopar/codegen"
@@ -16,6 +18,8 @@ import (
 type Versus struct {
 	Name string `json:"name"` // a policy, or a file
 	Plan string `json:"plan"` // its degrees, in words
+	// Same says that it is the plan reported.
+	Same bool `json:"same,omitempty"`
 	// Reason says why there is no plan to compare with; the rest is then empty, but
 	// for Breaks where it does not fit.
 	Reason string  `json:"reason,omitempty"`
@@ -65,7 +69,7 @@ func (r *Report) Against(name string, plan *partition.Plan, limit int64) (*Versu
 	if err != nil {
 		return nil, err
 	}
-	v := &Versus{Name: name, Plan: planText(plan)}
+	v := &Versus{Name: name, Plan: planText(plan), Same: samePlan(plan, r.prog.Plan)}
 	p, q := r.Prediction, other.Prediction
 	v.StepSeconds, v.DeltaSeconds = q.StepSeconds, q.StepSeconds-p.StepSeconds
 	v.PeakBytes, v.DeltaBytes = other.peak(), other.peak()-r.peak()
@@ -83,6 +87,13 @@ func (r *Report) Against(name string, plan *partition.Plan, limit int64) (*Versu
 		v.Breaks = &Breaks{st.Index, st.Memory.Arena, limit, st.overText(st.Memory.Arena, limit)}
 	}
 	return v, nil
+}
+
+// samePlan reports whether two plans say the same.
+func samePlan(a, b *partition.Plan) bool {
+	x, y := *a, *b
+	x.Placements, y.Placements = slices.Concat(a.Placements), slices.Concat(b.Placements) // nil where there are none
+	return reflect.DeepEqual(x, y)
 }
 
 // Infeasible says why a set of plans has none that can be compared with: the error
@@ -198,7 +209,10 @@ func (v *Versus) text(out io.Writer, step float64) {
 	if v.Breaks != nil {
 		fmt.Fprintf(out, "  does not fit: %s\n", v.Breaks.Text)
 	}
-	if v.Time == nil {
+	if v.Same {
+		fmt.Fprintf(out, "  it is this plan\n")
+	}
+	if v.Time == nil || v.Same {
 		return
 	}
 	how := "slower"

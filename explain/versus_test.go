@@ -45,6 +45,8 @@ func TestAgainst(t *testing.T) {
 		require.Equal(t, other.peak(), n, name)
 		require.Equal(t, n-m, v.DeltaBytes)
 
+		require.Equal(t, name == "combined", v.Same)
+
 		v, err = r.Against(name, other.prog.Plan, other.peak()-1)
 		require.NoError(t, err)
 		require.Equal(t, other.peak(), v.Breaks.Needs, name)
