@@ -297,12 +297,17 @@ func (d *decoder) set(key string, node ast.Node) error {
 			return d.mapping(key, node)
 		}
 	}
+	i := slices.IndexFunc(d.fields(), func(f field) bool { return f.key == key })
+	dtype, isRate := strings.CutPrefix(key, "device.flops.")
+	if isRate = isRate && slices.Contains(dtypes(), dtype); !isRate && i < 0 {
+		return refuse("unknown key; did you mean %s?", config.Nearest(key, append(d.keys(), "levels")))
+	}
 	value, ok := strictyaml.ScalarOf(node)
 	if !ok {
 		return refuse("wants one value, got %s", strictyaml.Describe(node))
 	}
 	wants := func(what string) error { return refuse("wants %s, got %s", what, strictyaml.Describe(node)) }
-	if dtype, isRate := strings.CutPrefix(key, "device.flops."); isRate && slices.Contains(dtypes(), dtype) {
+	if isRate {
 		rate, ok := value.Float()
 		if value.Text == "auto" && dtype == "f32" {
 			rate, ok = corePeak(), true
@@ -312,10 +317,6 @@ func (d *decoder) set(key string, node ast.Node) error {
 		}
 		d.c.Device.FLOPS[dtype] = rate
 		return nil
-	}
-	i := slices.IndexFunc(d.fields(), func(f field) bool { return f.key == key })
-	if i < 0 {
-		return refuse("unknown key; did you mean %s?", config.Nearest(key, append(d.keys(), "levels")))
 	}
 	switch target := d.fields()[i].target.(type) {
 	case *string:
