@@ -21,7 +21,7 @@ func randomCluster(r *rand.Rand) *cost.Cluster {
 		return cost.Link{Bandwidth: scale(bw), Efficiency: 0.5 + r.Float64()/2, Latency: scale(1e-5)}
 	}
 	host := link(5e8)
-	return &cost.Cluster{
+	c := &cost.Cluster{
 		Name: "random", Host: &host, DevicesPerNode: 1 + r.IntN(8), IntraNode: link(1e9), InterNode: link(1e8),
 		Device: cost.Device{
 			Name: "d", Cores: 1, Memory: 1 << 30, FLOPS: map[string]float64{"f32": scale(1e11)},
@@ -29,6 +29,20 @@ func randomCluster(r *rand.Rand) *cost.Cluster {
 			Efficiency: cost.Efficiency{Matmul: 0.8, MatmulHalf: scale(1e5), Attention: 0.4, Vector: 0.1, Memory: 0.8},
 		},
 	}
+	switch r.IntN(4) {
+	case 0:
+		c.NICsPerNode = 1 + r.IntN(3)
+	case 1:
+		c.NodesPerRack, c.Oversubscription = 1+r.IntN(3), 1+3*r.Float64()
+	case 2:
+		level := func(name string, devices int, bw float64) cost.Level {
+			l := link(bw)
+			return cost.Level{Name: name, Devices: devices, Bandwidth: l.Bandwidth, Efficiency: l.Efficiency, Latency: l.Latency, NICs: r.IntN(3)}
+		}
+		pair := 1 + r.IntN(2)
+		c.Levels = []cost.Level{level("pair", pair, 1e9), level("node", (1+r.IntN(3))*pair*2, 3e8), level("cluster", 0, 1e8)}
+	}
+	return c
 }
 
 // randomCut cuts blocks into stages with random recomputation.

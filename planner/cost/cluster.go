@@ -22,6 +22,16 @@ type Cluster struct {
 	DevicesPerNode int  `json:"devices_per_node"`
 	IntraNode      Link `json:"intra_node"`
 	InterNode      Link `json:"inter_node"`
+	// NICsPerNode are the network cards that the devices of a node share, 0 for one
+	// each. InterNode states what a device gets of them when all send.
+	NICsPerNode int `json:"nics_per_node,omitempty"`
+	// Oversubscription is how many times more the nodes of a rack can send than its
+	// uplinks carry, 0 or 1 where racks do not matter.
+	Oversubscription float64 `json:"oversubscription,omitempty"`
+	NodesPerRack     int     `json:"nodes_per_rack,omitempty"`
+	// Levels, where there are some, are the whole network, innermost first; what is
+	// said above of nodes then repeats two of them.
+	Levels []Level `json:"levels,omitempty"`
 	// Host is what one device reaches the memory of its host over, in either
 	// direction; nil where that is not known, and nothing can be offloaded.
 	Host *Link `json:"host,omitempty"`
@@ -87,14 +97,6 @@ func (c *Cluster) PeakFLOPS(dtype string, ranks int) float64 {
 	return peak
 }
 
-// node returns the node of a world rank.
-func (c *Cluster) node(rank int) int {
-	if c.Device.Shared {
-		return 0
-	}
-	return rank / c.DevicesPerNode
-}
-
 // Validate checks every figure; errors name key and value.
 func (c *Cluster) Validate() error {
 	type figure struct {
@@ -116,21 +118,8 @@ func (c *Cluster) Validate() error {
 		{"device.efficiency.vector", e.Vector, 1e-4, 1, ""},
 		{"device.efficiency.memory", e.Memory, 1e-4, 1, ""},
 	}
-	links := map[string]Link{"intra_node": c.IntraNode}
-	order := []string{"intra_node"}
 	if !d.Shared {
 		figures = append(figures, figure{"devices_per_node", float64(c.DevicesPerNode), 1, 1 << 16, ""})
-		links["inter_node"], order = c.InterNode, append(order, "inter_node")
-	}
-	if c.Host != nil {
-		links["host"], order = *c.Host, append(order, "host")
-	}
-	for _, name := range order {
-		l := links[name]
-		figures = append(figures,
-			figure{name + ".bandwidth", l.Bandwidth, 1e3, 1e18, " bytes/s"},
-			figure{name + ".efficiency", l.Efficiency, 1e-4, 1, ""},
-			figure{name + ".latency", l.Latency, 0, 1, " s"})
 	}
 	for dtype, f := range d.FLOPS {
 		if !(f > 0) || math.IsInf(f, 0) {
@@ -144,6 +133,33 @@ func (c *Cluster) Validate() error {
 	}
 	if c.Name == "" {
 		return &FieldError{"name", "is missing"}
+	}
+	if err := c.validateNetwork(); err != nil {
+		return err
+	}
+	if err := c.IntraNode.validate("intra_node"); err != nil {
+		return err
+	}
+	if c.Host != nil {
+		if err := c.Host.validate("host"); err != nil {
+			return err
+		}
+	}
+	if d.Shared {
+		return nil
+	}
+	return c.InterNode.validate("inter_node")
+}
+
+// validate checks the figures of a link called name.
+func (l Link) validate(name string) error {
+	switch {
+	case !(l.Bandwidth >= 1e3 && l.Bandwidth <= 1e18):
+		return &FieldError{name + ".bandwidth", fmt.Sprintf("is %v bytes/s, must be between 1000 and 1e+18", l.Bandwidth)}
+	case !(l.Efficiency >= 1e-4 && l.Efficiency <= 1):
+		return &FieldError{name + ".efficiency", fmt.Sprintf("is %v, must be between 0.0001 and 1", l.Efficiency)}
+	case !(l.Latency >= 0 && l.Latency <= 1):
+		return &FieldError{name + ".latency", fmt.Sprintf("is %v s, must be between 0 and 1", l.Latency)}
 	}
 	return nil
 }

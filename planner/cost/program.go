@@ -27,12 +27,12 @@ type Program struct {
 	plan   *partition.Plan
 	groups [][]Group // by position in the pipeline and mesh axis: the slowest of the axis
 	sigs   map[*ir.Node]*ir.Signature
-	cross  map[[2]int]bool // between two stages
+	routes map[[2]int]Route // between two stages
 }
 
 // NewProgram prepares to price programs made by a plan.
 func NewProgram(c *Cluster, p *partition.Plan, mesh ir.Mesh) *Program {
-	m := &Program{Model: NewModel(c, p.RuntimeNGPUs), plan: p, sigs: map[*ir.Node]*ir.Signature{}, cross: map[[2]int]bool{}}
+	m := &Program{Model: NewModel(c, p.RuntimeNGPUs), plan: p, sigs: map[*ir.Node]*ir.Signature{}, routes: map[[2]int]Route{}}
 	for s := range p.PP() {
 		var groups []Group
 		for axis := range mesh.Axes {
@@ -47,7 +47,7 @@ func NewProgram(c *Cluster, p *partition.Plan, mesh ir.Mesh) *Program {
 // do the same work, and a group that waits for a slower one later is no faster;
 // where a plan does not fit the nodes this is an upper bound.
 func (m *Program) group(mesh ir.Mesh, stage, axis int) Group {
-	worst := Group{Size: 1, Nodes: 1, PerNode: 1}
+	worst := Group{Size: 1}
 	if mesh.Axes[axis].Time {
 		return worst
 	}
@@ -56,33 +56,26 @@ func (m *Program) group(mesh ir.Mesh, stage, axis int) Group {
 		if c[axis] != 0 {
 			continue
 		}
-		ranks := map[int]int{} // by node
-		most := 0
+		var ranks []int
 		for _, e := range mesh.Group(c, axis) {
-			node := m.cluster.node(m.plan.WorldRank(stage, e))
-			ranks[node]++
-			most = max(most, ranks[node])
+			ranks = append(ranks, m.plan.WorldRank(stage, e))
 		}
-		g := Group{Size: mesh.Axes[axis].Size, Nodes: len(ranks), PerNode: most}
-		if g.Nodes > worst.Nodes || worst.Size == 1 || g.Nodes == worst.Nodes && g.PerNode > worst.PerNode {
+		if g := spread(m.rungs, ranks); worst.Size == 1 || g.wider(worst) {
 			worst = g
 		}
 	}
 	return worst
 }
 
-// crossing reports whether any transfer between two stages leaves its node.
-func (m *Program) crossing(from, to int) bool {
+// route returns how transfers between two stages go.
+func (m *Program) route(from, to int) Route {
 	key := [2]int{from, to}
-	crossing, known := m.cross[key]
+	way, known := m.routes[key]
 	if !known {
-		devices := m.plan.DataParallel() * m.plan.ContextParallel() * m.plan.TP
-		for d := 0; d < devices && !crossing; d++ {
-			crossing = m.cluster.node(m.plan.WorldRank(from, d)) != m.cluster.node(m.plan.WorldRank(to, d))
-		}
-		m.cross[key] = crossing
+		way = route(m.rungs, m.plan, from, to)
+		m.routes[key] = way
 	}
-	return crossing
+	return way
 }
 
 // Instr returns the time of an instruction at a position of a mesh, and what
@@ -100,7 +93,7 @@ func (m *Program) Instr(in *codegen.Instr, mesh ir.Mesh, at ir.Coord) (Picosecon
 	case ir.OpAccumulate:
 		return m.kernel(vector, 0, 3*localBytes(n.Results[0], mesh, at)), kind
 	case ir.OpSend:
-		return m.Transfer(localBytes(n.Results[0], mesh, at), m.crossing(n.Stage, n.Attr.(ir.P2PAttr).Stage)), Communication
+		return m.Transfer(localBytes(n.Results[0], mesh, at), m.route(n.Stage, n.Attr.(ir.P2PAttr).Stage)), Communication
 	case ir.OpFetch, ir.OpStash:
 		return m.HostCopy(localBytes(n.Results[0], mesh, at)), Communication
 	case ir.OpRecv:
