@@ -70,7 +70,7 @@ func (s *skeleton) shared(d degrees, c *cost.Cluster) *skeleton {
 		return nil
 	}
 	b := *s
-	b.plan, b.parts, b.known = plan, d.cp, map[int][]stageTimes{}
+	b.plan, b.parts, b.known = plan, d.cp, map[int][]*stageTimes{}
 	plan.CP, plan.MicroBatch = d.cp, s.batch
 	mesh := plan.Mesh(s.batch)
 	b.links = cost.NewProgram(c, &plan, mesh)
@@ -84,7 +84,7 @@ func (s *skeleton) shared(d degrees, c *cost.Cluster) *skeleton {
 func (s *skeleton) core(in *coreInstr) (time, ahead cost.Picoseconds) {
 	n := in.Node
 	if s.parts <= 1 {
-		time, _ = s.price.Instr(&in.Instr, in.mesh, in.at)
+		time, _ = s.price.As(in.stage).Instr(&in.Instr, in.mesh, in.at)
 		return time, 0
 	}
 	time = s.price.Share(&in.Instr, in.mesh, in.at, s.parts)

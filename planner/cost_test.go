@@ -89,7 +89,7 @@ func TestCostIsSimulation(t *testing.T) {
 		if k%4 == 0 {
 			model = llama(model)
 		}
-		d := degrees{dp: 1 + r.IntN(4), cp: 1, tp: 1 + r.IntN(3), pp: 1 + r.IntN(min(4, blocks))}
+		d := degrees{dp: 1 + r.IntN(6), cp: 1, tp: 1 + r.IntN(5), pp: 1 + r.IntN(min(6, blocks))}
 		if r.IntN(3) == 0 {
 			d.cp += 1 + r.IntN(3)
 		}
@@ -149,6 +149,7 @@ func TestCostIsSimulation(t *testing.T) {
 		line, err := sim.Run(prog, s.cluster, sim.Options{})
 		require.NoError(t, err)
 		got := p.time(cut)
+
 		require.Equal(t, line.Step, got, "seed %d case %d: %+v %+v batch %d units %d b %d %s %+v", seed, k, d, sh, batch, units, b, schedule, cut)
 
 		o := outline{d, sharding{overlap: sh.overlap}, chunks}

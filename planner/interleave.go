@@ -172,7 +172,7 @@ func leanestInterleaved(p *pipeline, recompute Recompute) (*partition.Plan, int6
 // of the same degrees without interleaving, whose blocks do the same work: position i
 // starts when micro-batch 0 has come through the stages before it, does all its
 // work, and then the last micro-batch goes back and position 0 updates.
-func (s *searcher) interleavedFloor(skel *skeleton, chunks int, times func(microBatch int) []stageTimes) cost.Picoseconds {
+func (s *searcher) interleavedFloor(skel *skeleton, chunks int, times func(microBatch int) []*stageTimes) cost.Picoseconds {
 	pp := skel.plan.PP()
 	cut := evenCut(s.graphs.blocks, pp*chunks, func(int) extent { return kept })
 	floor := never
@@ -187,7 +187,7 @@ func (s *searcher) interleavedFloor(skel *skeleton, chunks int, times func(micro
 		block := func(of func(*stageTimes) line) cost.Picoseconds {
 			least := never
 			for i := range stages {
-				l := of(&stages[i])
+				l := of(stages[i])
 				least = min(least, l.block[kept])
 			}
 			return least

@@ -3,10 +3,7 @@ package planner
 import (
 	"cmp"
 	"fmt"
-	goruntime "runtime"
 	"slices"
-	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/autopar/autopar/codegen"
@@ -50,9 +47,8 @@ type Stats struct {
 
 // searcher is one run of [Search].
 type searcher struct {
-	opts   Options
-	graphs *shrunken
-	batch  int
+	opts Options
+	*blueprints
 	contexts
 	cluster *cost.Cluster
 	limit   int64
@@ -132,8 +128,9 @@ func (s *searcher) search() ([]*candidate, []*point, bool, error) {
 }
 
 func newSearcher(g *ir.Graph, batch int, c *cost.Cluster, opts Options) *searcher {
+	graphs := newShrunken(g)
 	s := &searcher{
-		opts: opts, graphs: newShrunken(g), batch: batch, contexts: contexts{tokens: sequenceTokens(g)}, cluster: c,
+		opts: opts, blueprints: newBlueprints(graphs, batch), contexts: contexts{tokens: sequenceTokens(g)}, cluster: c,
 		arenas: map[arena]int64{},
 	}
 	s.limit = c.MemoryPerRank(opts.RuntimeNGPUs)
@@ -346,78 +343,21 @@ func (s *searcher) add(points []*point, chosen func(pending) bool) []*point {
 	return points
 }
 
-// skeletons builds the skeleton of each of the outlines, nil where no parameter
+// skeletons finds the skeleton of each of the outlines, nil where no parameter
 // can be split so, with the last reason why.
 func (s *searcher) skeletons(all []outline) ([]*skeleton, error) {
-	// What they share is made first; then they are independent.
-	plans := make([]partition.Plan, len(all))
-	errs := make([]error, len(all))
-	type innerKey struct {
-		dp, cp, tp int
-		sharding
-	}
-	inner := map[innerKey]int{} // the first of the outlines that need the same inner skeleton
-	var keys []innerKey
-	for i, d := range all {
-		s.graphs.keep(d.stages())
-		if plans[i], errs[i] = s.template(d); errs[i] != nil {
-			continue
-		}
-		key := innerKey{plans[i].DataParallel(), d.cp, d.tp, d.sharding}
-		if _, ok := inner[key]; !ok {
-			inner[key] = i
-			keys = append(keys, key)
-		}
-	}
-	found := make([]*skeleton, len(keys))
-	failed := make([]error, len(keys))
-	parallel(len(keys), func(k int) {
-		one := plans[inner[keys[k]]]
-		one.PlanNGPUs, one.RuntimeNGPUs = one.PlanNGPUs/one.PP(), one.RuntimeNGPUs/one.PP()
-		one.Stages, one.Interleave = make([]partition.Stage, 1), 0
-		found[k], failed[k] = newSkeleton(s.graphs, one, s.batch, s.cluster, nil)
-	})
 	skels := make([]*skeleton, len(all))
-	parallel(len(all), func(i int) {
-		if errs[i] != nil {
-			return
-		}
-		k := slices.Index(keys, innerKey{plans[i].DataParallel(), all[i].cp, all[i].tp, all[i].sharding})
-		if failed[k] != nil {
-			errs[i] = failed[k]
-			return
-		}
-		of := found[k]
-		if all[i].pp == 1 {
-			if inner[keys[k]] == i {
-				skels[i] = of // made for it
-				return
-			}
-			of = nil
-		}
-		skels[i], errs[i] = newSkeleton(s.graphs, plans[i], s.batch, s.cluster, of)
-	})
 	var refused error
-	for i, err := range errs {
+	for i, d := range all {
+		plan, err := s.template(d)
+		if err == nil {
+			skels[i], err = newSkeleton(s.blueprints, plan, s.cluster)
+		}
 		if err != nil {
-			skels[i], refused = nil, err
+			refused = err
 		}
 	}
 	return skels, refused
-}
-
-// parallel calls f for 0 to n-1 on all cores.
-func parallel(n int, f func(i int)) {
-	var next atomic.Int64
-	var wg sync.WaitGroup
-	for range min(n, goruntime.GOMAXPROCS(0)) {
-		wg.Go(func() {
-			for i := int(next.Add(1)) - 1; i < n; i = int(next.Add(1)) - 1 {
-				f(i)
-			}
-		})
-	}
-	wg.Wait()
 }
 
 // template returns the plan of which stages, micro-batch size and schedule are
@@ -586,6 +526,7 @@ func hostBytes(prog *codegen.Program) []int64 {
 // [Search] would say of it. eval is as in [Options]; nil for none. It does not ask
 // whether the plan fits.
 func Predict(g *ir.Graph, batch int, c *cost.Cluster, p *partition.Plan, eval *ir.Graph) (Prediction, error) {
-	s := &searcher{opts: Options{Eval: eval}, graphs: &shrunken{graph: g}, batch: batch, cluster: c}
+	graphs := &shrunken{graph: g}
+	s := &searcher{opts: Options{Eval: eval}, blueprints: newBlueprints(graphs, batch), cluster: c}
 	return s.predict(&candidate{plan: p})
 }
