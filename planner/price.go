@@ -18,14 +18,6 @@ type priced struct {
 	time, ahead cost.Picoseconds
 }
 
-// coreInstr is a product or an attention of a stage, at a position of the mesh.
-type coreInstr struct {
-	codegen.Instr
-	stage int
-	mesh  ir.Mesh
-	at    ir.Coord
-}
-
 // prices lists what a stage does in a phase over a micro-batch of a size.
 func (s *skeleton) prices(of extent, stage int, phase ir.Phase, size int, mesh ir.Mesh, at ir.Coord) []priced {
 	instrs := s.stage(of, stage, phase)
@@ -230,40 +222,6 @@ func (t *stageTimes) pass(phase ir.Phase) *[2]body {
 // passes lists what a stage does for a micro-batch, under any schedule.
 func passes() []ir.Phase {
 	return []ir.Phase{ir.Forward, ir.Backward, input, ir.WeightGrad}
-}
-
-// cores is times of nothing but the products and attention of the passes.
-func (s *skeleton) cores(microBatch int) []*stageTimes {
-	return s.each(microBatch, func(t *stageTimes, i, size int, mesh ir.Mesh, at ir.Coord) {
-		for _, phase := range []ir.Phase{ir.Forward, ir.Backward} {
-			var core []priced
-			instrs := s.stage(kept, i, phase)
-			for k := range instrs {
-				if in := instrs[k]; in.Node.Op == ir.OpMatMul || isAttention(in.Node.Op) {
-					in.Accum = make([]codegen.Accum, len(in.Accum)) // gradients may be summed elsewhere
-					time, ahead := s.core(&coreInstr{in, i, mesh, at})
-					core = append(core, priced{&instrs[k], time, ahead})
-				}
-			}
-			for _, pass := range passes() {
-				if phaseOf(pass) != phase {
-					continue
-				}
-				var p part
-				for _, in := range s.pass(core, pass) {
-					if s.of.ofBlock[in.Node] {
-						p.block[kept] += in.time
-						p.early[selective] -= in.ahead
-						p.early[full] -= in.ahead
-					} else {
-						p.fixed += in.time
-					}
-				}
-				p.block[selective], p.block[full] = p.block[kept], p.block[kept]
-				t.pass(pass)[size] = body{p}
-			}
-		}
-	})
 }
 
 // each calls f at a whole micro-batch and at the last one for every stage that has

@@ -42,8 +42,8 @@ func (s *searcher) relieve(points []*point, limit cost.Picoseconds, best map[deg
 		sequence bool
 	}
 	slowed := map[family]bool{}
-	return s.add(points, func(p pending) bool {
-		if !p.relief || p.floor > limit {
+	return s.add(points, limit, func(p *pending) bool {
+		if !p.relief {
 			return false
 		}
 		gain := limit

@@ -24,11 +24,6 @@ type skeleton struct {
 	like   []int                 // by stage: the stage of the blueprint that stands for it
 	known  map[int][]*stageTimes // by size of micro-batch
 	copies map[partition.Offload][]copies
-
-	// A bound of context parallelism with so many parts: see shared.
-	parts     int
-	links     *cost.Program
-	linksAxis int
 }
 
 // newSkeleton finds what stands for a plan.

@@ -207,19 +207,6 @@ func (m *Program) AddN(in *codegen.Instr, mesh ir.Mesh, at ir.Coord, operands in
 	return m.compute(in, mesh, at, operands)
 }
 
-// Share returns the time of a compute instruction that does one part in a number
-// of its work and traffic.
-func (m *Program) Share(in *codegen.Instr, mesh ir.Mesh, at ir.Coord, parts int) Picoseconds {
-	flops, bytes := m.work(in, mesh, at)
-	return m.kernelIn(in.Node.Args[0].Type.DType, classOf(in.Node.Op), flops/float64(parts), bytes/int64(parts))
-}
-
-// Over returns the time of a collective over a mesh axis of a stage: see
-// [Model.Collective].
-func (m *Program) Over(op ir.Op, bytes int64, stage, axis int) Picoseconds {
-	return m.Collective(op, bytes, m.groupOf(stage, axis))
-}
-
 // compute prices a kernel at its local shapes. operands differs from the node's
 // for an add_n only.
 func (m *Program) compute(in *codegen.Instr, mesh ir.Mesh, at ir.Coord, operands int) Picoseconds {
