@@ -99,13 +99,13 @@ func (c *profileCmd) print(con *console, r *profile.Result) {
 
 // checkedPlan is a plan of the check with its times, in seconds.
 type checkedPlan struct {
-	name             string
-	predicted        float64
-	quartile, median float64 // of the measured steps
-	least            float64
+	name          string
+	predicted     float64
+	quiet         float64 // the mean of the quietest tenth of the steps, as the profile has it
+	least, median float64
 }
 
-func (p checkedPlan) error() float64 { return p.predicted/p.quartile - 1 }
+func (p checkedPlan) error() float64 { return p.predicted/p.quiet - 1 }
 
 // check predicts and times twelve plans, which take turns, so that what else the
 // machine does troubles all alike.
@@ -163,7 +163,11 @@ func (c *profileCmd) check(ctx context.Context, con *console, cluster *cost.Clus
 	}
 	for i, p := range programs {
 		slices.Sort(p.times)
-		rows[i].least, rows[i].quartile, rows[i].median = p.times[0].Seconds(), p.times[len(p.times)/4].Seconds(), p.times[len(p.times)/2].Seconds()
+		quiet := p.times[:max(1, len(p.times)/10)]
+		for _, d := range quiet {
+			rows[i].quiet += d.Seconds() / float64(len(quiet))
+		}
+		rows[i].least, rows[i].median = p.times[0].Seconds(), p.times[len(p.times)/2].Seconds()
 	}
 	return rows, nil
 }
@@ -203,13 +207,13 @@ func timeRound(ctx context.Context, cfg *config.Config, p *timed, steps int) err
 
 func (c *profileCmd) printCheck(con *console, cluster *cost.Cluster, rows []checkedPlan) {
 	con.printf("\n%s, %d steps of each plan in turn\n\n", cluster.Source, c.Steps)
-	con.printf("| plan | predicted | measured, lower quartile | error | least | median |\n|---|---|---|---|---|---|\n")
+	con.printf("| plan | predicted | measured, quietest tenth | error | least | median |\n|---|---|---|---|---|---|\n")
 	ms := func(s float64) string { return fmt.Sprintf("%.2f ms", 1e3*s) }
 	var predicted, took []float64
 	sum, worst := 0.0, 0.0
 	for _, r := range rows {
-		con.printf("| %s | %s | %s | %+.1f %% | %s | %s |\n", r.name, ms(r.predicted), ms(r.quartile), 100*r.error(), ms(r.least), ms(r.median))
-		predicted, took = append(predicted, r.predicted), append(took, r.quartile)
+		con.printf("| %s | %s | %s | %+.1f %% | %s | %s |\n", r.name, ms(r.predicted), ms(r.quiet), 100*r.error(), ms(r.least), ms(r.median))
+		predicted, took = append(predicted, r.predicted), append(took, r.quiet)
 		sum += math.Abs(r.error())
 		worst = max(worst, math.Abs(r.error()))
 	}

@@ -4,7 +4,7 @@
 // Training steps of small models are run, every instruction is timed, and the
 // constants of the cost model are fitted to the times with the operations and bytes
 // that the model itself counts for each, so that the times of a step add up. Times
-// are those of the quietest quarter of the steps, or the least of many for a kernel
+// are those of the quietest tenth of the steps, or the least of many for a kernel
 // by itself, since other work on the machine can only add to them.
 package profile
 

@@ -146,10 +146,10 @@ func (s *timedStep) spent(spans [][]runtime.Span) []time.Duration {
 	return all
 }
 
-// average takes the times from the quarter of the steps that took least.
+// average takes the times from the tenth of the steps that took least.
 func (s *timedStep) average(steps []timedRun) {
 	slices.SortFunc(steps, func(a, b timedRun) int { return int(a.took - b.took) })
-	quiet := steps[:max(1, len(steps)/4)]
+	quiet := steps[:max(1, len(steps)/10)]
 	for _, run := range quiet {
 		s.seconds += run.took.Seconds() / float64(len(quiet))
 		for i, d := range run.spent {
