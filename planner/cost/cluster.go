@@ -52,8 +52,17 @@ type Device struct {
 	// for later tf32.
 	FLOPS           map[string]float64 `json:"flops"`
 	MemoryBandwidth float64            `json:"memory_bandwidth"` // bytes/s
+	Cache           *Cache             `json:"cache,omitempty"`  // nil where it does not show
 	LaunchOverhead  float64            `json:"launch_overhead"`  // seconds per kernel
 	Efficiency      Efficiency         `json:"efficiency"`
+}
+
+// Cache is the memory near the processors. What a kernel of a training step reads,
+// the one before it has most often written: where that fits, its traffic goes
+// there.
+type Cache struct {
+	Memory    int64   `json:"memory"`    // bytes of all cores
+	Bandwidth float64 `json:"bandwidth"` // bytes/s that vector kernels reach on all cores
 }
 
 // Efficiency is the share of a peak that kernels reach, in (0,1].
@@ -65,7 +74,10 @@ type Efficiency struct {
 	MatmulHalf float64 `json:"matmul_half_flops"`
 	Attention  float64 `json:"attention"` // of the peak rate, for fused attention
 	Vector     float64 `json:"vector"`    // of the peak rate, for everything else
-	Memory     float64 `json:"memory"`    // of the memory bandwidth
+	// Threads, on a shared machine, is the share of its rate that a rank keeps when
+	// it computes with several threads, for dividing and meeting; 0 is all of it.
+	Threads float64 `json:"threads,omitempty"`
+	Memory  float64 `json:"memory"` // of the memory bandwidth
 }
 
 // Link is what one device sends over, in one direction.
@@ -116,10 +128,16 @@ func (c *Cluster) Validate() error {
 		{"device.efficiency.matmul_half_flops", e.MatmulHalf, 0, 1e15, " FLOPs"},
 		{"device.efficiency.attention", e.Attention, 1e-4, 1, ""},
 		{"device.efficiency.vector", e.Vector, 1e-4, 1, ""},
+		{"device.efficiency.threads", e.Threads, 0, 1, ""},
 		{"device.efficiency.memory", e.Memory, 1e-4, 1, ""},
 	}
 	if !d.Shared {
 		figures = append(figures, figure{"devices_per_node", float64(c.DevicesPerNode), 1, 1 << 16, ""})
+	}
+	if d.Cache != nil {
+		figures = append(figures,
+			figure{"device.cache.memory", float64(d.Cache.Memory), 1 << 10, 1 << 40, " bytes"},
+			figure{"device.cache.bandwidth", d.Cache.Bandwidth, 1e3, 1e18, " bytes/s"})
 	}
 	for dtype, f := range d.FLOPS {
 		if !(f > 0) || math.IsInf(f, 0) {
@@ -130,6 +148,9 @@ func (c *Cluster) Validate() error {
 		if !(f.value >= f.least && f.value <= f.most) {
 			return &FieldError{f.key, fmt.Sprintf("is %v%s, must be between %v and %v", f.value, f.unit, f.least, f.most)}
 		}
+	}
+	if slow := d.MemoryBandwidth * e.Memory; d.Cache != nil && d.Cache.Bandwidth < slow {
+		return &FieldError{"device.cache.bandwidth", fmt.Sprintf("is %v bytes/s, less than the %v of the memory", d.Cache.Bandwidth, slow)}
 	}
 	if c.Name == "" {
 		return &FieldError{"name", "is missing"}

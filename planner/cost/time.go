@@ -52,6 +52,7 @@ type Model struct {
 	fastest    float64 // FLOP/s, in the fastest element type
 	halfPeak   map[ir.DType]float64
 	memory     float64   // bytes/s reached
+	cache      Cache     // of the rank
 	rungs      []rung    // of the network, innermost first
 	together   []float64 // by level, bytes/s a device reaches when all ranks send
 	host       Link      // without bandwidth where there is none
@@ -77,7 +78,20 @@ func NewModel(c *Cluster, ranks int) *Model {
 	for dtype := range c.Device.FLOPS {
 		m.fastest = max(m.fastest, c.PeakFLOPS(dtype, ranks))
 	}
+	if c.Device.Cache != nil {
+		m.cache = *c.Device.Cache
+	}
+	if t := c.Device.Efficiency.Threads; c.Device.Shared && t > 0 && ranks < c.Device.Cores {
+		m.peak *= t
+		m.fastest *= t
+		m.cache.Bandwidth *= t
+		for d := range m.halfPeak {
+			m.halfPeak[d] *= t
+		}
+	}
 	if c.Device.Shared {
+		m.cache.Memory /= int64(ranks)
+		m.cache.Bandwidth /= float64(ranks)
 		m.host.Bandwidth /= float64(ranks)
 		m.memory /= float64(ranks)
 	}
@@ -131,7 +145,15 @@ func (m *Model) kernelIn(d ir.DType, class kernelClass, flops float64, bytes int
 	default:
 		arithmetic = flops / float64(m.peak*m.efficiency.Vector)
 	}
-	return picoseconds(max(arithmetic, float64(bytes)/m.memory) + m.launch)
+	return picoseconds(max(arithmetic, m.traffic(bytes)) + m.launch)
+}
+
+// traffic is the time in which a kernel reads and writes bytes.
+func (m *Model) traffic(bytes int64) float64 {
+	if m.cache.Bandwidth > 0 && bytes <= m.cache.Memory {
+		return float64(bytes) / m.cache.Bandwidth
+	}
+	return float64(bytes) / m.memory
 }
 
 // HostCopy is the time to copy bytes between a device and the memory of its host.

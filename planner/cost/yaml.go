@@ -109,7 +109,8 @@ func loadBuiltin(name string) (*Cluster, error) {
 type Error = strictyaml.Error
 
 // Parse reads a cluster from YAML; name stands for the file in errors. Every key
-// is required except source, device.shared, device.cores, host, what refines the
+// is required except source, device.shared, device.cores, device.cache,
+// device.efficiency.threads, host, what refines the
 // network (nics_per_node, oversubscription, nodes_per_rack), and on a shared machine
 // devices_per_node and inter_node. levels stand in place of devices_per_node,
 // intra_node and inter_node.
@@ -120,6 +121,9 @@ func Parse(name string, data []byte) (*Cluster, error) {
 	}
 	if d.writes("host") {
 		d.c.Host = &d.host
+	}
+	if d.writes("device.cache") {
+		d.c.Device.Cache = &d.cache
 	}
 	if d.writes("levels") {
 		for _, key := range []string{"devices_per_node", "intra_node", "inter_node"} {
@@ -148,10 +152,11 @@ func Parse(name string, data []byte) (*Cluster, error) {
 }
 
 type decoder struct {
-	file string
-	c    *Cluster
-	host Link
-	at   map[string]strictyaml.Origin // where each key was written
+	file  string
+	c     *Cluster
+	host  Link
+	cache Cache
+	at    map[string]strictyaml.Origin // where each key was written
 }
 
 // field is where the value of a key goes: *string, *float64, *bool, *int (a count
@@ -168,10 +173,12 @@ func (d *decoder) fields() []field {
 		{"device.name", &c.Device.Name}, {"device.shared", &c.Device.Shared}, {"device.cores", &c.Device.Cores},
 		{"device.memory", &c.Device.Memory}, {"device.flops.f32", nil},
 		{"device.memory_bandwidth", &c.Device.MemoryBandwidth}, {"device.launch_overhead", &c.Device.LaunchOverhead},
+		{"device.cache.memory", &d.cache.Memory}, {"device.cache.bandwidth", &d.cache.Bandwidth},
 		{"device.efficiency.matmul", &c.Device.Efficiency.Matmul},
 		{"device.efficiency.matmul_half_flops", &c.Device.Efficiency.MatmulHalf},
 		{"device.efficiency.attention", &c.Device.Efficiency.Attention},
 		{"device.efficiency.vector", &c.Device.Efficiency.Vector},
+		{"device.efficiency.threads", &c.Device.Efficiency.Threads},
 		{"device.efficiency.memory", &c.Device.Efficiency.Memory},
 		{"devices_per_node", &c.DevicesPerNode},
 		{"intra_node.bandwidth", &c.IntraNode.Bandwidth}, {"intra_node.efficiency", &c.IntraNode.Efficiency},
@@ -205,11 +212,14 @@ func (d *decoder) keys() []string {
 
 func (d *decoder) optional(key string) bool {
 	switch key {
-	case "source", "device.shared", "device.cores", "nics_per_node", "oversubscription", "nodes_per_rack":
+	case "source", "device.shared", "device.cores", "device.efficiency.threads", "nics_per_node", "oversubscription", "nodes_per_rack":
 		return true
 	}
 	if strings.HasPrefix(key, "host.") {
 		return !d.writes("host")
+	}
+	if strings.HasPrefix(key, "device.cache.") {
+		return !d.writes("device.cache")
 	}
 	if strings.HasPrefix(key, "levels[") {
 		return strings.HasSuffix(key, ".devices") || strings.HasSuffix(key, ".nics")
