@@ -89,7 +89,8 @@ func (s *skeleton) core(in *coreInstr) (time, ahead cost.Picoseconds) {
 	}
 	time = s.price.Share(&in.Instr, in.mesh, in.at, s.parts)
 	over := func(op ir.Op, qkv *ir.Value) cost.Picoseconds {
-		kv := in.mesh.Local(qkv.Type.Shape, qkv.Spec, in.at).Elems() * qkv.Type.DType.Size() / 3 * 2
+		roles := int64(qkv.Type.Shape[2]) // all but the last two are queries
+		kv := in.mesh.Local(qkv.Type.Shape, qkv.Spec, in.at).Elems() * qkv.Type.DType.Size() / roles * 2
 		return s.links.Over(op, kv, in.stage, s.linksAxis)
 	}
 	switch n.Op {
