@@ -85,7 +85,7 @@ func TestSkipsWithAReason(t *testing.T) {
 		strings.Replace(gptRow, "bf16", "fp8", 1)+
 		strings.Replace(strings.Replace(llamaRow, "r2", "r3", 1), "full", "unstated", 1)+
 		strings.Replace(strings.Replace(gptRow, "r1", "r4", 1), "A100-80GB-SXM", "A100-80GB-SMX", 1)+
-		strings.Replace(strings.Replace(gptRow, "r1", "r5", 1), "12,12", "12,4", 1))
+		strings.Replace(strings.Replace(gptRow, "r1", "r5", 1), "12,12", "12,5", 1))
 	outcomes, skipped := Evaluate(rows, nil)
 	require.Empty(t, outcomes)
 	var reasons []string
@@ -94,8 +94,18 @@ func TestSkipsWithAReason(t *testing.T) {
 	}
 	require.Equal(t, []string{
 		"r1: fp8 is not modelled", "r3: recompute is not stated", "r4: unknown gpu A100-80GB-SMX; did you mean A100-80GB-SXM?",
-		"r5: gpt: n_kv_head: 4 is not supported yet by this version",
+		"r5: gpt: n_kv_head: 5 does not divide n_head 12; 4 would do",
 	}, reasons)
+}
+
+// TestGroupedHeads: fewer heads of keys and values are less work and memory.
+func TestGroupedHeads(t *testing.T) {
+	rows := read(t, header+gptRow+strings.Replace(strings.Replace(gptRow, "r1", "r2", 1), "12,12", "12,4", 1))
+	outcomes, skipped := Evaluate(rows, nil)
+	require.Empty(t, skipped)
+	require.Len(t, outcomes, 2)
+	require.Less(t, outcomes[1].PredictedSeconds, outcomes[0].PredictedSeconds)
+	require.Less(t, outcomes[1].PredictedBytes, outcomes[0].PredictedBytes)
 }
 
 func TestSummaries(t *testing.T) {

@@ -40,7 +40,7 @@ CONFIGS = {
     "nobias": dict(seed=1338, L=2, H=3, C=24, T=33, V=65, bias=False, gelu="erf", ignored=0),
     "bias": dict(seed=1369, L=2, H=4, C=32, T=17, V=65, bias=True, gelu="tanh", ignored=5),
     "llama": dict(seed=1484, L=2, H=3, C=30, F=37, T=19, V=65, bias=False, gelu="silu", ignored=3, llama=True),
-    "grouped": dict(seed=SEED, L=2, H=6, KV=3, C=24, F=29, T=19, V=65, bias=False, gelu="silu", ignored=3, llama=True),
+    "grouped": dict(seed=1551, L=2, H=6, KV=3, C=24, F=29, T=19, V=65, bias=False, gelu="silu", ignored=3, llama=True),
 }
 
 
