@@ -6,7 +6,6 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/autopar/autopar/ir"
 	"github.com/autopar/autopar/models/gpt"
 	"github.com/autopar/autopar/partition"
 )
@@ -43,13 +42,6 @@ func groupedLayout(c gpt.Config, tp int) []partition.Placement {
 	return p
 }
 
-func groupedStep(t *testing.T, c gpt.Config) *ir.Graph {
-	opt := gpt.Optimizer{Beta1: .9, Beta2: .99, Eps: 1e-8, WeightDecay: .1, GradClip: 1}
-	g, err := gpt.TrainStep(c, opt, parityBatch, c.BlockSize)
-	require.NoError(t, err)
-	return g
-}
-
 // TestParityOfGroupedHeads is TestParity for models whose heads share keys and
 // values: a sample of the plans, larger with -parity-all, and those that cut the
 // heads of keys and values, unevenly too, by name.
@@ -61,7 +53,7 @@ func TestParityOfGroupedHeads(t *testing.T) {
 	for _, c := range groupedModels() {
 		train := func(p *partition.Plan) trajectory {
 			p.Placements = groupedLayout(c, p.TP)
-			prog, exec := compile(t, groupedStep(t, c), p, parityBatch)
+			prog, exec := compile(t, stepOf(t, c), p, parityBatch)
 			require.NoError(t, exec.InitParams(prog, 1337))
 			return stepsOf(t, prog, exec, parityBatch, *paritySteps)
 		}
@@ -93,6 +85,6 @@ func TestGroupedHeadsWhole(t *testing.T) {
 	c := groupedModels()[0]
 	p := parityPlan(1, 4, 1, parityBatch, partition.GPipe, false)
 	p.Placements = []partition.Placement{{Match: `h\.[0-9]+\.attn\.c_attn\.weight`, Spec: "[_,tp,_,_]"}}
-	_, err := partition.Apply(groupedStep(t, c), p, parityBatch)
+	_, err := partition.Apply(stepOf(t, c), p, parityBatch)
 	require.ErrorContains(t, err, "placements: h.0.attn.c_attn.weight: dimension 1 of size 3 cannot be split over 4 ranks")
 }
