@@ -44,16 +44,25 @@ func (s AttentionShape) check(function string, drop DropoutArgs) {
 	}
 }
 
+// checkOperands panics on a wrong length of packed queries, keys and values at so many rows of each sequence, of the log-sums
+// of their attention, or of what is shaped like its result.
+func (s AttentionShape) checkOperands(function string, rows int, qkv, lse []float32, results ...[]float32) {
+	n := s.B * rows * s.H
+	checkLen(function, "qkv", qkv, s.parts()*n*s.D)
+	checkLen(function, "lse", lse, s.group()*n)
+	for _, o := range results {
+		checkLen(function, "result", o, s.group()*n*s.D)
+	}
+}
+
 // Attention computes causal multi-head attention, o = dropout(softmax(q k^T / sqrt(D))) v, for q, k and v packed as
 // qkv[B,T,G+2,H,D]. It sets o[B,T,G,H,D] and lse[B,G,H,T], the logarithm of each row's sum of exponentials, which
 // AttentionGrad needs. It works through tiles of scores with running maxima and sums, skipping those above the diagonal (Dao et al.,
 // "FlashAttention", 2022), and never holds more than one tile per thread.
 func Attention(p *Pool, o, lse, qkv []float32, shape AttentionShape, drop DropoutArgs) {
 	shape.check("Attention", drop)
-	n, group, parts := shape.B*shape.T*shape.H, shape.group(), shape.parts()
-	checkLen("Attention", "o", o, group*n*shape.D)
-	checkLen("Attention", "lse", lse, group*n)
-	checkLen("Attention", "qkv", qkv, parts*n*shape.D)
+	shape.checkOperands("Attention", shape.T, qkv, lse, o)
+	group, parts := shape.group(), shape.parts()
 	p = p.orInline()
 	t := &p.task.attention
 	*t = attentionTask{
@@ -227,12 +236,9 @@ func (t *attentionTask) tile(w *worker, u, g, at, i, n int, keys, values, scores
 // are Attention's; shape and drop must be the same. Probabilities are recomputed tile by tile from lse.
 func AttentionGrad(p *Pool, dqkv, do, qkv, o, lse []float32, shape AttentionShape, drop DropoutArgs) {
 	shape.check("AttentionGrad", drop)
-	n, group, parts := shape.B*shape.T*shape.H, shape.group(), shape.parts()
-	checkLen("AttentionGrad", "dqkv", dqkv, parts*n*shape.D)
-	checkLen("AttentionGrad", "do", do, group*n*shape.D)
-	checkLen("AttentionGrad", "qkv", qkv, parts*n*shape.D)
-	checkLen("AttentionGrad", "o", o, group*n*shape.D)
-	checkLen("AttentionGrad", "lse", lse, group*n)
+	shape.checkOperands("AttentionGrad", shape.T, qkv, lse, o, do)
+	checkLen("AttentionGrad", "dqkv", dqkv, len(qkv))
+	group, parts := shape.group(), shape.parts()
 	p = p.orInline()
 	t := &p.task.attnGrad
 	*t = attentionGradTask{
