@@ -94,6 +94,8 @@ type Graph struct {
 
 	nextID int
 	names  map[string]bool
+	arena  Arena
+	sigs   resolver
 }
 
 // NewGraph returns an empty graph.
@@ -111,7 +113,7 @@ func (g *Graph) Leaf(op Op, name string, t Type, attr Attr) (*Value, error) {
 			return nil, fmt.Errorf("ir: %s %q: dimension %d is %d, want at least 1", op, name, i, s)
 		}
 	}
-	n := &Node{Op: op, Attr: attr, Name: name}
+	n := g.arena.Node(Node{Op: op, Attr: attr, Name: name}, 0, 1)
 	g.insert(n, []Type{t})
 	return n.Results[0], nil
 }
@@ -119,20 +121,13 @@ func (g *Graph) Leaf(op Op, name string, t Type, attr Attr) (*Value, error) {
 // Add appends a node, inferring the types of its results. A name already taken
 // gets an occurrence suffix (_1, _2, ...).
 func (g *Graph) Add(op Op, attr Attr, name string, phase Phase, args ...*Value) (*Node, error) {
-	types := make([]Type, len(args))
-	for i, a := range args {
-		types[i] = a.Type
-	}
-	sig, err := Resolve(op, attr, types)
+	like, err := g.sigs.resolve(op, attr, args)
 	if err != nil {
 		return nil, fmt.Errorf("%w (at %s)", err, name)
 	}
-	n := &Node{Op: op, Attr: attr, Name: name, Phase: phase, Args: slices.Clone(args), sig: sig}
-	results := sig.ResultTypes()
-	if op.Class() == Comm {
-		results = types
-	}
-	g.insert(n, results)
+	n := g.arena.Node(Node{Op: op, Attr: attr, Name: name, Phase: phase, sig: like.sig}, len(args), len(like.results))
+	copy(n.Args, args)
+	g.insert(n, like.results)
 	return n, nil
 }
 
@@ -149,7 +144,7 @@ func (g *Graph) insert(n *Node, results []Type) {
 	}
 	g.names[n.Name] = true
 	for i, t := range results {
-		n.Results = append(n.Results, &Value{ID: g.nextID, Type: t, Def: n, Index: i})
+		n.Results[i] = g.arena.Value(Value{ID: g.nextID, Type: t, Def: n, Index: i})
 		g.nextID++
 	}
 	g.Nodes = append(g.Nodes, n)
@@ -209,36 +204,48 @@ func SignatureOf(n *Node) *Signature {
 	return s
 }
 
-// Clone copies a graph. The returned map leads from old values to new ones.
-func (g *Graph) Clone() (*Graph, map[*Value]*Value) {
+// IDs returns the number that the IDs of all values are below.
+func (g *Graph) IDs() int { return g.nextID }
+
+// Clone copies a graph. The returned function leads from old values to new ones.
+func (g *Graph) Clone() (*Graph, func(*Value) *Value) {
 	c := &Graph{Name: g.Name, Mesh: Mesh{slices.Clone(g.Mesh.Axes)}, nextID: g.nextID}
-	at := make(map[*Value]*Value, g.nextID)
+	args, results := 0, 0
 	for _, n := range g.Nodes {
-		c.Nodes = append(c.Nodes, n.cloneWith(at))
+		args, results = args+len(n.Args), results+len(n.Results)
+	}
+	nodes, values, lists := make([]Node, len(g.Nodes)), make([]Value, results), make([]*Value, args+results)
+	list := func(n int) []*Value {
+		piece := lists[:n:n]
+		lists = lists[n:]
+		return piece
+	}
+	copied := make([]*Value, g.nextID) // by ID
+	at := func(v *Value) *Value { return copied[v.ID] }
+	c.Nodes = make([]*Node, len(g.Nodes))
+	for i, n := range g.Nodes {
+		m := &nodes[i]
+		*m = *n
+		m.Args, m.Results = list(len(n.Args)), list(len(n.Results))
+		for k, a := range n.Args {
+			m.Args[k] = at(a)
+		}
+		for k, r := range n.Results {
+			v := &values[0]
+			values = values[1:]
+			*v = *r
+			v.Def = m
+			m.Results[k], copied[r.ID] = v, v
+		}
+		c.Nodes[i] = m
 	}
 	for _, o := range g.Outputs {
-		c.Outputs = append(c.Outputs, Output{o.Name, at[o.Value]})
+		c.Outputs = append(c.Outputs, Output{o.Name, at(o.Value)})
 	}
 	for _, u := range g.Updates {
-		c.Updates = append(c.Updates, StateUpdate{at[u.Param], at[u.New]})
+		c.Updates = append(c.Updates, StateUpdate{at(u.Param), at(u.New)})
 	}
 	return c, at
-}
-
-func (n *Node) cloneWith(at map[*Value]*Value) *Node {
-	m := *n
-	m.Args = make([]*Value, len(n.Args))
-	for i, a := range n.Args {
-		m.Args[i] = at[a]
-	}
-	m.Results = make([]*Value, len(n.Results))
-	for i, r := range n.Results {
-		v := *r
-		v.Def = &m
-		m.Results[i] = &v
-		at[r] = &v
-	}
-	return &m
 }
 
 // Renumber gives values consecutive IDs in graph order, after a rewrite.
@@ -254,21 +261,21 @@ func (g *Graph) Renumber() {
 
 // Prune drops nodes that no output, update or send needs. Leaves stay.
 func (g *Graph) Prune() {
-	live := map[*Value]bool{}
+	live := make([]bool, g.nextID) // by ID
 	for _, o := range g.Outputs {
-		live[o.Value] = true
+		live[o.Value.ID] = true
 	}
 	for _, u := range g.Updates {
-		live[u.New], live[u.Param] = true, true
+		live[u.New.ID], live[u.Param.ID] = true, true
 	}
 	kept := make([]*Node, 0, len(g.Nodes))
 	for i := len(g.Nodes) - 1; i >= 0; i-- {
 		n := g.Nodes[i]
-		if n.Op.Class() != Leaf && n.Op != OpSend && !slices.ContainsFunc(n.Results, func(v *Value) bool { return live[v] }) {
+		if n.Op.Class() != Leaf && n.Op != OpSend && !slices.ContainsFunc(n.Results, func(v *Value) bool { return live[v.ID] }) {
 			continue
 		}
 		for _, a := range n.Args {
-			live[a] = true
+			live[a.ID] = true
 		}
 		kept = append(kept, n)
 	}
