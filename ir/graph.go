@@ -3,7 +3,6 @@ package ir
 import (
 	"fmt"
 	"slices"
-	"strings"
 )
 
 // Value is one result of one node.
@@ -48,6 +47,10 @@ type Node struct {
 	sig *Signature // of a node made by Add, and of its copies
 }
 
+// ID returns a number of the node that no other node of its graph has: the ID of
+// its first result. Every node has one.
+func (n *Node) ID() int { return n.Results[0].ID }
+
 // Copy returns a node with the same op, attributes and names, and no operands or
 // results: those of the same types may be filled in.
 func (n *Node) Copy() *Node {
@@ -62,15 +65,20 @@ func (n *Node) Block() string { return BlockOf(n.Name) }
 
 // BlockOf returns the block part of a structural name. See [Node.Block].
 func BlockOf(name string) string {
-	for start := 0; start < len(name); {
-		end := start
-		for end < len(name) && name[end] != '.' && name[end] != '/' {
-			end++
+	digits := true // only, in the path element so far
+	for i, start := 0, 0; i < len(name); i++ {
+		switch c := name[i]; {
+		case c == '.' || c == '/':
+			if digits && i > start {
+				return name[:i]
+			}
+			start, digits = i+1, true
+		case c < '0' || c > '9':
+			digits = false
 		}
-		if end > start && strings.Trim(name[start:end], "0123456789") == "" {
-			return name[:end]
+		if i == len(name)-1 && digits && i >= start {
+			return name
 		}
-		start = end + 1
 	}
 	return ""
 }

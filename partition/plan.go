@@ -181,7 +181,11 @@ func (p *Plan) Mesh(batch int) ir.Mesh {
 // so all run as many as the one with the most sequences, the last ones perhaps
 // empty.
 func (p *Plan) MicroBatches(batch int, at ir.Coord) int {
-	mesh := p.Mesh(batch)
+	return p.MicroBatchesOn(p.Mesh(batch), batch, at)
+}
+
+// MicroBatchesOn is [Plan.MicroBatches] on the plan's mesh for the batch.
+func (p *Plan) MicroBatchesOn(mesh ir.Mesh, batch int, at ir.Coord) int {
 	if p.ZeRO >= 2 {
 		return mesh.Size(AxisMB)
 	}

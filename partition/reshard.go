@@ -8,8 +8,8 @@ import (
 
 // reshard returns v with another spec, appending the collectives that make it
 // so, one mesh axis at a time. Any spec reaches any other. The consumer is on the
-// given stage, in the given phase and block.
-func (pr *propagator) reshard(v *ir.Value, to ir.ShardSpec, stage int, phase ir.Phase, block string) (*ir.Value, error) {
+// given stage and in the given phase; user is its node, if it is one.
+func (pr *propagator) reshard(v *ir.Value, to ir.ShardSpec, stage int, phase ir.Phase, user *ir.Node) (*ir.Value, error) {
 	if v.Spec == to {
 		return v, nil
 	}
@@ -24,8 +24,8 @@ func (pr *propagator) reshard(v *ir.Value, to ir.ShardSpec, stage int, phase ir.
 	for _, s := range steps {
 		if s.Op == ir.OpAllGather {
 			key.phase = phase
-			if v.Def.Op == ir.OpParam {
-				key.block = block
+			if v.Def.Op == ir.OpParam && user != nil {
+				key.block = user.Block()
 			}
 		}
 	}
@@ -45,16 +45,16 @@ func (pr *propagator) reshard(v *ir.Value, to ir.ShardSpec, stage int, phase ir.
 
 // comm appends one communication node.
 func (pr *propagator) comm(op ir.Op, v *ir.Value, to ir.ShardSpec, stage int, phase ir.Phase, attr ir.CommAttr) *ir.Node {
-	name := fmt.Sprintf("%s@%s_%s", v.Name(), op, attr.Axis)
+	name := v.Name() + "@" + op.String() + "_" + attr.Axis
 	again := pr.names[name]
 	pr.names[name]++
 	if again > 0 {
 		name = fmt.Sprintf("%s_%d", name, again)
 	}
-	n := &ir.Node{
-		Op: op, Attr: attr, Args: []*ir.Value{v}, Phase: phase, Stage: stage, Name: name, Pos: v.Def.Pos,
-	}
-	n.Results = []*ir.Value{{Type: v.Type, Def: n, Spec: to}}
+	n := pr.arena.Node(ir.Node{Op: op, Attr: attr, Phase: phase, Stage: stage, Name: name, Pos: v.Def.Pos}, 1, 1)
+	n.Args[0] = v
+	n.Results[0] = pr.arena.Value(ir.Value{ID: len(pr.facts), Type: v.Type, Def: n, Spec: to})
+	pr.facts = append(pr.facts, fact{})
 	pr.dst.Nodes = append(pr.dst.Nodes, n)
 	return n
 }
