@@ -108,7 +108,7 @@ type Graph struct {
 
 // NewGraph returns an empty graph.
 func NewGraph(name string) *Graph {
-	return &Graph{Name: name, names: map[string]bool{}}
+	return &Graph{Name: name}
 }
 
 // Leaf appends a parameter, input or constant of the given type.
@@ -137,6 +137,28 @@ func (g *Graph) Add(op Op, attr Attr, name string, phase Phase, args ...*Value) 
 	copy(n.Args, args)
 	g.insert(n, like.results)
 	return n, nil
+}
+
+// AddLike appends a copy of a node with other operands: of the same types, or for an
+// add_n another number of them. Its name must not be taken.
+func (g *Graph) AddLike(n *Node, args ...*Value) *Node {
+	m := g.arena.Node(*n, len(args), len(n.Results))
+	copy(m.Args, args)
+	if len(args) != len(n.Args) {
+		like, err := g.sigs.resolve(n.Op, n.Attr, args)
+		if err != nil {
+			panic("BUG: " + n.Name + " with other operands: " + err.Error())
+		}
+		m.sig = like.sig
+	}
+	for i, r := range n.Results {
+		v := g.arena.Value(*r)
+		v.ID, v.Def = g.nextID, m
+		g.nextID++
+		m.Results[i] = v
+	}
+	g.Nodes = append(g.Nodes, m)
+	return m
 }
 
 func (g *Graph) insert(n *Node, results []Type) {
