@@ -180,7 +180,11 @@ func (s *Signature) FLOPs(args, results [][]int) float64 {
 	if points == 0 {
 		return 0
 	}
-	seen := make([]bool, len(s.Dims))
+	var few [16]bool
+	seen := few[:]
+	if len(s.Dims) > len(few) {
+		seen = make([]bool, len(s.Dims))
+	}
 	mul := func(sides [][]int, shapes [][]int) {
 		for i, dims := range sides {
 			for j, d := range dims {
