@@ -87,6 +87,7 @@ func (b *stageBuilder) build() error {
 	if plan.Chunks() > 1 {
 		b.inOrder()
 	}
+	b.Buffers = make([]Buffer, 0, len(b.nodes)*3/4)
 	microBatches := b.prog.Mesh.Size(partition.AxisMB)
 	b.Chunks = Room(plan, b.Index, microBatches, b.training)
 	b.persistent()
@@ -300,6 +301,9 @@ func (b *stageBuilder) bodies() {
 	var lengths [ir.NumPhases]int
 	operands := 0
 	for _, n := range b.nodes {
+		if b.folded[n.ID()] || n.Op.Class() == ir.Leaf && n.Op != ir.OpInput {
+			continue
+		}
 		lengths[b.bodyOf(n)]++
 		operands += len(n.Args) + len(n.Results)
 	}

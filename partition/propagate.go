@@ -18,7 +18,7 @@ type propagator struct {
 	placer *placer
 	arena  ir.Arena
 	facts  []fact // by ID, those of new values after those of the source graph
-	moved  map[movedKey]*ir.Value
+	steps  []Step
 	names  map[string]int // of communication nodes
 	mb     int            // the axis of micro-batches
 }
@@ -29,16 +29,22 @@ type fact struct {
 	want    ir.ShardSpec // placement of the parameter a gradient is for
 	escapes bool         // read by the update phase, or an output
 	sum     *ir.Value    // over micro-batches, if it escapes
+	moved   *moved       // where it has been resharded
 }
 
 // of returns what is known of a value.
 func (pr *propagator) of(v *ir.Value) *fact { return &pr.facts[v.ID] }
 
-// movedKey memoizes a resharded value. A value reduced in the forward pass is
-// there for the backward pass too. One gathered is not: it is gathered again
-// where a block needs it, and freed after.
+// moved is a value resharded for a use; uses of the same key share it. A value
+// reduced in the forward pass is there for the backward pass too. One gathered is
+// not: it is gathered again where a block needs it, and freed after.
+type moved struct {
+	key  movedKey
+	to   *ir.Value
+	next *moved
+}
+
 type movedKey struct {
-	value *ir.Value
 	spec  ir.ShardSpec
 	stage int
 	phase ir.Phase // of a gathered value
@@ -52,8 +58,8 @@ func propagate(g *ir.Graph, p *Plan, mesh ir.Mesh) (*ir.Graph, error) {
 		return nil, err
 	}
 	pr := &propagator{
-		plan: p, mesh: mesh, src: g, dst: &ir.Graph{Name: g.Name, Mesh: mesh, Nodes: make([]*ir.Node, 0, len(g.Nodes)*5/4)}, placer: placer,
-		facts: make([]fact, g.IDs(), g.IDs()*5/4), moved: map[movedKey]*ir.Value{}, names: map[string]int{}, mb: mesh.Axis(AxisMB),
+		plan: p, mesh: mesh, src: g, dst: &ir.Graph{Name: g.Name, Mesh: mesh, Nodes: make([]*ir.Node, 0, len(g.Nodes)*3/2)}, placer: placer,
+		facts: make([]fact, g.IDs(), g.IDs()*3/2), names: map[string]int{}, mb: mesh.Axis(AxisMB),
 	}
 	if err := pr.leaves(); err != nil {
 		return nil, err

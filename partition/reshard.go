@@ -13,14 +13,15 @@ func (pr *propagator) reshard(v *ir.Value, to ir.ShardSpec, stage int, phase ir.
 	if v.Spec == to {
 		return v, nil
 	}
-	steps, err := Path(pr.mesh, v.Spec, to)
+	steps, err := appendPath(pr.steps[:0], pr.mesh, v.Spec, to)
 	if err != nil {
 		return nil, err
 	}
+	pr.steps = steps
 	if phase == ir.Update { // shared by all stages of a position
 		stage, _ = pr.plan.Position(stage)
 	}
-	key := movedKey{value: v, spec: to, stage: stage}
+	key := movedKey{spec: to, stage: stage}
 	for _, s := range steps {
 		if s.Op == ir.OpAllGather {
 			key.phase = phase
@@ -29,8 +30,10 @@ func (pr *propagator) reshard(v *ir.Value, to ir.ShardSpec, stage int, phase ir.
 			}
 		}
 	}
-	if m, ok := pr.moved[key]; ok {
-		return m, nil
+	for m := pr.of(v).moved; m != nil; m = m.next {
+		if m.key == key {
+			return m.to, nil
+		}
 	}
 	m := v
 	for _, s := range steps {
@@ -39,7 +42,7 @@ func (pr *propagator) reshard(v *ir.Value, to ir.ShardSpec, stage int, phase ir.
 	if err := checkSplit(pr.mesh, to, v.Type.Shape); err != nil {
 		return nil, err
 	}
-	pr.moved[key] = m
+	pr.of(v).moved = &moved{key, m, pr.of(v).moved}
 	return m, nil
 }
 
@@ -70,7 +73,11 @@ type Step struct {
 // axes shard one dimension the inner ones are gathered before an outer one
 // changes and cut again after: their slices nest.
 func Path(mesh ir.Mesh, from, to ir.ShardSpec) ([]Step, error) {
-	var steps []Step
+	return appendPath(nil, mesh, from, to)
+}
+
+// appendPath appends a path to steps.
+func appendPath(steps []Step, mesh ir.Mesh, from, to ir.ShardSpec) ([]Step, error) {
 	cur := from
 	add := func(axis int, op ir.Op, next ir.Placement, attr ir.CommAttr) {
 		attr.Axis = mesh.Axes[axis].Name

@@ -193,7 +193,7 @@ func (c *cutter) assign(p *Plan) {
 				s = outside // the forward node waits for the whole batch: the loss
 			}
 		}
-		if n.Phase == ir.Forward {
+		if n.Phase == ir.Forward && len(p.Stages) > 1 { // otherwise it is 0 like all
 			forward[n.Name] = s
 		}
 		c.owner[n.ID()] = s
@@ -245,6 +245,9 @@ func (c *cutter) emit(n *ir.Node, s int) *ir.Node {
 // name returns the name of a node's copy on stage s: the plain name on its home
 // stage, with a suffix elsewhere.
 func (c *cutter) name(n *ir.Node, s int) string {
+	if c.plan.PP() == 1 {
+		return n.Name
+	}
 	home := c.owner[n.ID()]
 	switch holders := c.holders[n.ID()]; {
 	case len(holders) > 0:
