@@ -72,6 +72,7 @@ type shrunken struct {
 	// all, count as one that is the whole of the model.
 	blocks int
 	scale  int // blocks of the graph in each of them
+	row    *blockRow
 	kept   map[int]*ir.Graph
 }
 
@@ -80,12 +81,15 @@ func newShrunken(g *ir.Graph) *shrunken {
 	if s.blocks == 1 {
 		return s
 	}
-	one, alike := Shrink(g, 1)
+	row, alike := newBlockRow(g)
+	if alike {
+		s.kept[1], alike = row.keep(1)
+	}
 	if !alike {
 		s.blocks, s.scale = 1, s.blocks
 		return s
 	}
-	s.kept[1] = one
+	s.row = row
 	return s
 }
 
@@ -96,7 +100,7 @@ func (s *shrunken) keep(n int) *ir.Graph {
 	}
 	g, ok := s.kept[n]
 	if !ok {
-		if g, ok = Shrink(s.graph, n); !ok {
+		if g, ok = s.row.keep(n); !ok {
 			panic("BUG: blocks that were alike are not")
 		}
 		s.kept[n] = g
