@@ -23,6 +23,34 @@ func Compile(g *ir.Graph, p *partition.Plan, batch int, share *Program) (*Progra
 // its steps (evaluation between training steps): parameters lie where share has
 // them, and everything else reuses the rest of the arena.
 func Generate(g *ir.Graph, p *partition.Plan, batch int, share *Program) (*Program, error) {
+	prog, err := stages(g, p, batch, share)
+	if err != nil {
+		return nil, err
+	}
+	training := prog.Training()
+	for r := range p.RuntimeNGPUs {
+		stage, device := p.StageDevice(r)
+		c := prog.Mesh.Coord(device)
+		sched := Schedule{Rank: r, Stage: stage, Device: device, Coord: c}
+		sched.MicroBatches = p.MicroBatches(batch, c)
+		sched.Tasks = Order(p, stage, sched.MicroBatches, training)
+		prog.Schedules = append(prog.Schedules, sched)
+	}
+	return prog, nil
+}
+
+// Lay compiles a plan as [Compile] does, but for the schedules of the ranks: what
+// each stage runs and where everything lies in its arena.
+func Lay(g *ir.Graph, p *partition.Plan, batch int, share *Program) (*Program, error) {
+	parts, err := partition.Apply(g, p, batch)
+	if err != nil {
+		return nil, err
+	}
+	return stages(parts, p, batch, share)
+}
+
+// stages generates the code of every position of the pipeline.
+func stages(g *ir.Graph, p *partition.Plan, batch int, share *Program) (*Program, error) {
 	prog := &Program{Graph: g, Plan: p, Batch: batch, Mesh: g.Mesh}
 	training := prog.Training()
 	for s := range p.PP() {
@@ -34,14 +62,6 @@ func Generate(g *ir.Graph, p *partition.Plan, batch int, share *Program) (*Progr
 			return nil, fmt.Errorf("codegen: stage %d: %w", s, err)
 		}
 		prog.Stages = append(prog.Stages, st.Stage)
-	}
-	for r := range p.RuntimeNGPUs {
-		stage, device := p.StageDevice(r)
-		c := prog.Mesh.Coord(device)
-		sched := Schedule{Rank: r, Stage: stage, Device: device, Coord: c}
-		sched.MicroBatches = p.MicroBatches(batch, c)
-		sched.Tasks = Order(p, stage, sched.MicroBatches, training)
-		prog.Schedules = append(prog.Schedules, sched)
 	}
 	return prog, nil
 }
