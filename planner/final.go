@@ -1,6 +1,7 @@
 package planner
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 
@@ -19,18 +20,17 @@ import (
 
 // footprint is the memory of the ranks of a position, in bytes.
 type footprint struct {
-	persist, temp, host int64
-	share               int64           // of persist, what it keeps for one inner position
-	chunks              []codegen.Chunk // with the rooms of the pipeline that it was read off
-	eval                int64           // the arena of the evaluation; 0 without one
+	codegen.Regions       // with the rooms of the pipeline that it was read off
+	share           int64 // of Persist, what it keeps for one inner position
+	eval            int64 // the arena of the evaluation; 0 without one
 }
 
 // arena returns the bytes of the arena with the given rooms of its chunks, in a
 // pipeline of so many positions more than it was read off.
 func (f *footprint) arena(rooms []codegen.Chunk, more int) int64 {
-	bytes := f.persist + int64(more)*f.share + f.temp
+	bytes := f.Persist + int64(more)*f.share + f.Temp
 	for i, room := range rooms {
-		bytes += int64(room.Slots)*f.chunks[i].Slot + int64(room.Inboxes)*f.chunks[i].Inbox
+		bytes += int64(room.Slots)*f.Chunks[i].Slot + int64(room.Inboxes)*f.Chunks[i].Inbox
 	}
 	return max(bytes, f.eval)
 }
@@ -44,18 +44,18 @@ type footprintKey struct {
 	offload           partition.Offload
 	schedule          partition.Schedule // not of 1F1B and GPipe, which differ in their rooms
 
-	positions, position int    // of at most few
+	positions, position int    // of at most fewPositions
 	stages              string // blocks and recomputation by chunk
 }
 
-// few is the most positions of a pipeline that stands for longer ones: the first, an
+// fewPositions is the most positions of a pipeline that stands for longer ones: the first, an
 // inner one, the last inner one, which in the update sends all it has to send before
 // its parameters are due, and the last.
-const few = 4
+const fewPositions = 4
 
-// standIn returns which of at most [few] positions stands for one of pp.
+// standIn returns which of at most [fewPositions] stands for one of pp.
 func standIn(position, pp int) (at, positions int) {
-	positions = min(pp, few)
+	positions = min(pp, fewPositions)
 	if after := pp - 1 - position; after < 2 {
 		return positions - 1 - after, positions
 	}
@@ -102,38 +102,57 @@ func (s *searcher) footprints(p *partition.Plan) ([]footprint, error) {
 }
 
 // lay finds the footprints of a position of a plan, and with it of others that are
-// not known.
+// not known: from a few blocks where those show how more of them would lie.
 func (s *searcher) lay(p *partition.Plan, position int) error {
-	small, of := *p, make([]int, p.PP())
-	for at := range of {
-		of[at] = at
-	}
 	if s.evals == nil && s.opts.Eval != nil {
 		s.evals = newShrunken(s.opts.Eval)
 	}
-	if s.graphs.scale == 1 && (s.evals == nil || s.evals.scale == 1) {
-		small, of = s.fewer(p, position)
+	if s.graphs.scale > 1 || s.evals != nil && s.evals.scale > 1 {
+		return s.layFew(p, few{plan: *p, of: positions(p)})
 	}
-	blocks := small.Stages[len(small.Stages)-1].Last
-	prog, err := codegen.Lay(s.graphs.with(blocks), &small, s.batch, nil)
+	most := 6 // an inner block, neighbours like it, and those on which these depend
+	if p.Overlap {
+		most = 8 // communication is a block ahead, or two behind
+	}
+	err := s.layFew(p, s.fewer(p, position, most))
+	if errors.Is(err, errUnlike) {
+		err = s.layFew(p, s.fewer(p, position, s.graphs.blocks))
+	}
+	return err
+}
+
+// errUnlike says that blocks do not show how more of them would lie.
+var errUnlike = errors.New("planner: neighbouring blocks lie differently")
+
+// layFew compiles a pipeline of few positions that stands for p.
+func (s *searcher) layFew(p *partition.Plan, f few) error {
+	blocks := f.plan.Stages[len(f.plan.Stages)-1].Last
+	prog, err := codegen.Lay(s.graphs.with(blocks), &f.plan, s.batch, nil)
 	if err != nil {
 		return err
 	}
-	var eval *codegen.Program
-	if s.evals != nil {
-		if eval, err = codegen.Lay(s.evals.with(blocks), &small, s.batch, prog); err != nil {
+	regions, ok := prog.Repeated(f.repeats, nil)
+	var evals []codegen.Regions
+	if s.evals != nil && ok {
+		eval, err := codegen.Lay(s.evals.with(blocks), &f.plan, s.batch, prog)
+		if err != nil {
 			return fmt.Errorf("planner: evaluation: %w", err)
 		}
+		evals, ok = eval.Repeated(f.repeats, prog)
+	}
+	if !ok {
+		return errUnlike
 	}
 	share := exchanged(prog)
-	for i, st := range prog.Stages {
-		f := footprint{persist: st.Persist, share: share, temp: st.Temp, host: st.Host, chunks: st.Chunks}
-		if eval != nil {
-			f.eval = eval.Stages[i].Arena()
+	for i, at := range f.of {
+		if at < 0 {
+			continue
 		}
-		if of[i] >= 0 {
-			s.known[footprintKeyOf(p, of[i])] = f
+		known := footprint{Regions: regions[i], share: share}
+		if evals != nil {
+			known.eval = evals[i].Arena()
 		}
+		s.known[footprintKeyOf(p, at)] = known
 	}
 	return nil
 }
@@ -153,7 +172,7 @@ func exchanged(prog *codegen.Program) int64 {
 	return bytes
 }
 
-// with returns the graph with so many blocks of the graph.
+// with returns the graph with so many of its blocks.
 func (s *shrunken) with(blocks int) *ir.Graph {
 	if blocks == s.blocks*s.scale {
 		return s.graph
@@ -161,36 +180,59 @@ func (s *shrunken) with(blocks int) *ir.Graph {
 	return s.keep(blocks)
 }
 
-// fewer returns a plan of a few positions, and by position that of p which it
-// stands for, or -1: the given one, and of others that are not known one of each
-// kind. Stages that stand for none have one block.
-func (s *searcher) fewer(p *partition.Plan, position int) (small partition.Plan, of []int) {
-	kind, positions := standIn(position, p.PP())
-	of = slices.Repeat([]int{-1}, positions)
-	of[kind] = position
+// few is a pipeline of few positions and blocks that stands for another one.
+type few struct {
+	plan    partition.Plan
+	of      []int            // by position, which of the other it stands for; -1 for none
+	repeats []codegen.Repeat // the blocks that it lacks
+}
+
+// positions lists the positions of a plan.
+func positions(p *partition.Plan) []int {
+	all := make([]int, p.PP())
+	for i := range all {
+		all[i] = i
+	}
+	return all
+}
+
+// fewer returns what stands for a position of a plan, and for others that are not
+// known, one of each kind. Of blocks in a row that recompute as much there are at most
+// so many. Stages that stand for none have one block.
+func (s *searcher) fewer(p *partition.Plan, position, most int) few {
+	kind, n := standIn(position, p.PP())
+	f := few{plan: *p, of: slices.Repeat([]int{-1}, n)}
+	f.of[kind] = position
 	for at := range p.PP() {
 		kind, _ := standIn(at, p.PP())
-		if _, known := s.known[footprintKeyOf(p, at)]; of[kind] < 0 && !known {
-			of[kind] = at
+		if _, known := s.known[footprintKeyOf(p, at)]; f.of[kind] < 0 && !known {
+			f.of[kind] = at
 		}
 	}
-	small = *p
-	small.PlanNGPUs = p.PlanNGPUs / p.PP() * positions
-	small.RuntimeNGPUs = small.PlanNGPUs * p.Units()
-	small.Stages = nil
+	f.plan.PlanNGPUs = p.PlanNGPUs / p.PP() * n
+	f.plan.RuntimeNGPUs = f.plan.PlanNGPUs * p.Units()
+	f.plan.Stages = nil
 	blocks := 0
 	for chunk := range p.Chunks() {
-		for _, at := range of {
-			n, r := 1, recomputation{}
+		for _, at := range f.of {
+			counts := [extents]int{kept: 1}
 			if at >= 0 {
 				st := p.Stages[at+chunk*p.PP()]
-				n, r = st.Last-st.First, recomputationOf(st)
+				counts = recomputationOf(st).counts(st.Last - st.First)
 			}
-			small.Stages = append(small.Stages, r.stage(blocks, n))
-			blocks += n
+			first := blocks
+			for _, e := range []extent{full, selective, kept} { // as they stand in a stage
+				if more := counts[e] - most; more > 0 {
+					inner := blocks + (most-1)/2
+					f.repeats = append(f.repeats, codegen.Repeat{Block: inner, More: more})
+					counts[e] = most
+				}
+				blocks += counts[e]
+			}
+			f.plan.Stages = append(f.plan.Stages, recomputation{counts[full], counts[selective]}.stage(first, blocks-first))
 		}
 	}
-	return small, of
+	return f
 }
 
 // peaks returns the arena of each position of a plan, the larger of the step's and of
@@ -202,8 +244,8 @@ func (s *searcher) peaks(p *partition.Plan) (peaks, host []int64, err error) {
 	}
 	mesh := p.Mesh(s.batch)
 	for at := range all {
-		peaks = append(peaks, all[at].arena(codegen.Room(p, at, mesh.Size(partition.AxisMB), true), max(0, p.PP()-few)))
-		host = append(host, all[at].host)
+		peaks = append(peaks, all[at].arena(codegen.Room(p, at, mesh.Size(partition.AxisMB), true), max(0, p.PP()-fewPositions)))
+		host = append(host, all[at].Host)
 	}
 	if slices.Max(host) == 0 {
 		host = nil
