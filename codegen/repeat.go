@@ -27,51 +27,39 @@ func (r *Regions) Arena() int64 {
 	return bytes
 }
 
-// Repeated returns the regions that the stages of a program would have with more
-// blocks, without compiling it: the lives of the buffers of a block are repeated, and
-// packed as [Generate] packs them. share is the program that shares its arenas, nil
-// for none. It returns false when the neighbours of a block do not show that it can be
-// repeated: when the lives of their buffers are not those of its own.
-func (p *Program) Repeated(repeats []Repeat, share *Program) ([]Regions, bool) {
-	ordinal := map[string]int{}
-	for i, b := range partition.Blocks(p.Graph) {
-		ordinal[b] = i
-	}
-	all := make([]Regions, len(p.Stages))
-	for i, st := range p.Stages {
-		var shared *Stage
-		if share != nil {
-			shared = share.Stages[i]
-		}
-		t := tape{stage: st, ordinal: ordinal}
-		t.read()
-		all[i] = Regions{Persist: st.Persist, Durable: st.Durable, Host: st.Host, Temp: st.Temp, Chunks: slices.Clone(st.Chunks)}
-		longer := false
-		// From the last on, the numbers of the others stay what they are.
-		for _, r := range slices.SortedFunc(slices.Values(repeats), func(a, b Repeat) int { return b.Block - a.Block }) {
-			if r.More == 0 || !t.has(r.Block) {
-				continue
-			}
-			longer = true
-			if !t.repeat(r.Block, r.More) {
-				return nil, false
-			}
-			more := t.kept(r.Block, shared)
-			all[i].Persist += int64(r.More) * more.Persist
-			all[i].Durable += int64(r.More) * more.Durable
-			all[i].Host += int64(r.More) * more.Host
-		}
-		if longer {
-			t.pack(&all[i])
+// Regions returns the memory that a stage of a program would take with more blocks
+// and on another mesh with the same axes, without compiling it: the lives of the buffers
+// of a block are repeated, and packed as [Generate] packs them. share is the program that
+// shares its arenas, nil for none. It returns false when the neighbours of a block do
+// not show that it can be repeated: when the lives of their buffers are not those of its
+// own.
+func (p *Program) Regions(stage int, repeats []Repeat, mesh ir.Mesh, share *Program) (Regions, bool) {
+	t := newTape(p, stage, mesh)
+	// From the last on, the numbers of the others stay what they are.
+	repeats = slices.SortedFunc(slices.Values(repeats), func(a, b Repeat) int { return b.Block - a.Block })
+	for _, r := range repeats {
+		if r.More > 0 && t.has(r.Block) && !t.repeat(r.Block, r.More) {
+			return Regions{}, false
 		}
 	}
-	return all, true
+	regions := Regions{Chunks: slices.Clone(t.stage.Chunks)}
+	var shared *Stage
+	if share != nil {
+		shared = share.Stages[stage]
+		var first Regions
+		newTape(share, stage, mesh).keep(repeats, nil, &first)
+		regions.Persist, regions.Durable, regions.Host = first.Durable, first.Durable, first.Host
+	}
+	t.keep(repeats, shared, &regions)
+	t.pack(&regions)
+	return regions, true
 }
 
 // tape is the bodies of a stage as runs of instructions of one block each, and the
 // lives of its buffers in them.
 type tape struct {
 	stage   *Stage
+	mesh    ir.Mesh
 	ordinal map[string]int // of blocks
 	bodies  [ir.NumPhases][]run
 	lives   []life
@@ -101,8 +89,12 @@ func (t *tape) block(n *ir.Node) int {
 	return -1
 }
 
-// read cuts the bodies into runs and marks the lives.
-func (t *tape) read() {
+// newTape cuts the bodies of a stage into runs and marks the lives.
+func newTape(p *Program, stage int, mesh ir.Mesh) *tape {
+	t := &tape{stage: p.Stages[stage], mesh: mesh, ordinal: map[string]int{}}
+	for i, b := range partition.Blocks(p.Graph) {
+		t.ordinal[b] = i
+	}
 	var marks [ir.NumPhases][]mark
 	for phase := range t.stage.Bodies {
 		instrs := t.stage.Bodies[phase].Instrs
@@ -128,6 +120,13 @@ func (t *tape) read() {
 			t.lives = append(t.lives, life{id, flat[b.From], flat[b.To]})
 		}
 	}
+	return t
+}
+
+// size returns the bytes of a buffer on the mesh.
+func (t *tape) size(b *Buffer) int64 {
+	v := b.Value
+	return t.mesh.Local(v.Type.Shape, v.Spec, ir.Coord{}).Elems() * v.Type.DType.Size()
 }
 
 // blocks returns the block for which each instruction of a body is there: that of the
@@ -357,39 +356,34 @@ func (t *tape) repeat(block, more int) bool {
 	return true
 }
 
-// kept returns what a block keeps across micro-batches or steps.
-func (t *tape) kept(block int, shared *Stage) Regions {
-	var sum Regions
+// keep adds what is kept across micro-batches or steps, as [stageBuilder.allocate] lays
+// it out.
+func (t *tape) keep(repeats []Repeat, shared *Stage, r *Regions) {
 	used := t.stage.used()
 	for id := range t.stage.Buffers {
 		b := &t.stage.Buffers[id]
 		n := b.Value.Def
-		if t.block(n) != block || !used[id] && n.Op.Class() != ir.Leaf && b.Region != Host {
+		if b.Region != Host && b.Region != Persist || b.Region == Persist && !used[id] && n.Op.Class() != ir.Leaf {
 			continue // merged into another buffer
 		}
-		size := alignUp(b.Size)
-		durable := rankOf(n) <= rankConst
 		if shared != nil && n.Op == ir.OpParam {
 			if _, ok := shared.Params[partition.BaseName(n.Name)]; ok {
-				if b.Region == Persist {
-					sum.Persist += size // the program that shares it has it
-				} else {
-					sum.Host += size
-				}
 				continue
 			}
 		}
-		switch b.Region {
-		case Host:
-			sum.Host += size
-		case Persist:
-			sum.Persist += size
-			if durable {
-				sum.Durable += size
-			}
+		size := alignUp(t.size(b))
+		if at := slices.IndexFunc(repeats, func(r Repeat) bool { return r.Block == t.block(n) }); at >= 0 {
+			size *= int64(1 + repeats[at].More)
+		}
+		if b.Region == Host {
+			r.Host += size
+			continue
+		}
+		r.Persist += size
+		if rankOf(n) <= rankConst {
+			r.Durable += size
 		}
 	}
-	return sum
 }
 
 // pack lays out what is not kept.
@@ -420,7 +414,7 @@ func (t *tape) pack(r *Regions) {
 	var temp [ir.NumPhases][]int
 	for i, l := range t.lives {
 		b := t.stage.Buffers[l.buffer]
-		b.From, b.To = position(l.from), position(l.to)
+		b.Size, b.From, b.To = t.size(&b), position(l.from), position(l.to)
 		buffers[i] = b
 		switch b.Region {
 		case Slot:

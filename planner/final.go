@@ -1,7 +1,6 @@
 package planner
 
 import (
-	"errors"
 	"fmt"
 	"slices"
 
@@ -18,27 +17,46 @@ import (
 // micro-batches are in flight the real plan says. Where the time of the step goes
 // follows from the bodies of the pipeline whose simulation gave the time.
 
-// footprint is the memory of the ranks of a position, in bytes.
+// finals is what a search knows of the plans that it has found.
+type finals struct {
+	evals        *shrunken // of the evaluation, when there is one
+	compiled     map[stageKey]compiledStage
+	footprintsOf map[footprintKey]footprint
+}
+
+// footprint is the memory of the ranks of a position.
 type footprint struct {
-	codegen.Regions       // with the rooms of the pipeline that it was read off
-	share           int64 // of Persist, what it keeps for one inner position
-	eval            int64 // the arena of the evaluation; 0 without one
+	step, eval codegen.Regions // eval has no chunks without an evaluation
+	share      int64           // of step.Persist, what it keeps for one inner position
 }
 
-// arena returns the bytes of the arena with the given rooms of its chunks, in a
-// pipeline of so many positions more than it was read off.
-func (f *footprint) arena(rooms []codegen.Chunk, more int) int64 {
-	bytes := f.Persist + int64(more)*f.share + f.Temp
-	for i, room := range rooms {
-		bytes += int64(room.Slots)*f.Chunks[i].Slot + int64(room.Inboxes)*f.Chunks[i].Inbox
+// arena returns the bytes of the arena of a position of a plan with m micro-batches,
+// of which it stands for one of the stages.
+func (f *footprint) arena(p *partition.Plan, position, m int) int64 {
+	step, eval := f.step, f.eval
+	step.Persist += int64(max(0, p.PP()-fewPositions)) * f.share
+	step.Chunks = withRooms(step.Chunks, codegen.Room(p, position, m, true))
+	if eval.Chunks == nil {
+		return step.Arena()
 	}
-	return max(bytes, f.eval)
+	eval.Chunks = withRooms(eval.Chunks, codegen.Room(p, position, m, false))
+	return max(step.Arena(), eval.Arena())
 }
 
-// footprintKey is what the footprint of a position depends on, of the plans of one
-// search, whose placements follow from tp.
-type footprintKey struct {
-	units, dp, cp, tp, microBatch, zero, group int
+// withRooms gives chunks the rooms of others.
+func withRooms(chunks, rooms []codegen.Chunk) []codegen.Chunk {
+	chunks = slices.Clone(chunks)
+	for i := range chunks {
+		chunks[i].Slots, chunks[i].Inboxes = rooms[i].Slots, rooms[i].Inboxes
+	}
+	return chunks
+}
+
+// stageKey is what the program of a position depends on, of the plans of one search,
+// whose placements follow from tp. It does not depend on the size of micro-batches; its
+// footprint does.
+type stageKey struct {
+	units, dp, cp, tp, zero, group int
 
 	sequence, overlap bool
 	offload           partition.Offload
@@ -62,10 +80,16 @@ func standIn(position, pp int) (at, positions int) {
 	return min(position, 1), positions
 }
 
-// footprintKeyOf returns the key of a position of a plan.
-func footprintKeyOf(p *partition.Plan, position int) footprintKey {
-	key := footprintKey{
-		units: p.Units(), dp: p.DP, cp: p.ContextParallel(), tp: p.TP, microBatch: p.MicroBatch, zero: p.ZeRO, group: p.ZeROGroup,
+// footprintKey is what the footprint of a position depends on.
+type footprintKey struct {
+	stageKey
+	microBatch int
+}
+
+// stageKeyOf returns the key of a position of a plan.
+func stageKeyOf(p *partition.Plan, position int) stageKey {
+	key := stageKey{
+		units: p.Units(), dp: p.DP, cp: p.ContextParallel(), tp: p.TP, zero: p.ZeRO, group: p.ZeROGroup,
 		sequence: p.SequenceParallel, overlap: p.Overlap, offload: p.Offload, schedule: p.Schedule,
 	}
 	if p.Schedule == partition.GPipe {
@@ -86,73 +110,87 @@ func chunksOf(p *partition.Plan, position int) []partition.Stage {
 	return chunks
 }
 
+// compiledStage is a stage that stands for others with more blocks.
+type compiledStage struct {
+	step, eval *codegen.Program // eval is nil without an evaluation
+	stage      int
+	repeats    []codegen.Repeat // the blocks that it lacks
+}
+
+// footprint returns the memory of the stage on a mesh; false when its blocks do not show
+// how more of them would lie.
+func (c *compiledStage) footprint(mesh ir.Mesh) (f footprint, ok bool) {
+	f.share = exchanged(c.step)
+	if f.step, ok = c.step.Regions(c.stage, c.repeats, mesh, nil); !ok || c.eval == nil {
+		return f, ok
+	}
+	f.eval, ok = c.eval.Regions(c.stage, c.repeats, mesh, c.step)
+	return f, ok
+}
+
 // footprints returns the memory of every position of a plan.
 func (s *searcher) footprints(p *partition.Plan) ([]footprint, error) {
 	all := make([]footprint, p.PP())
 	for at := range all {
-		key := footprintKeyOf(p, at)
-		if _, known := s.known[key]; !known {
-			if err := s.lay(p, at); err != nil {
-				return nil, err
-			}
+		key := footprintKey{stageKeyOf(p, at), p.MicroBatch}
+		if f, known := s.footprintsOf[key]; known {
+			all[at] = f
+			continue
 		}
-		all[at] = s.known[key]
+		var ok bool
+		for most := s.fewBlocks(p); !ok; most = s.graphs.blocks {
+			c, known := s.compiled[key.stageKey]
+			if !known || most == s.graphs.blocks {
+				if err := s.compile(p, at, most); err != nil {
+					return nil, err
+				}
+				c = s.compiled[key.stageKey]
+			}
+			all[at], ok = c.footprint(p.Mesh(s.batch))
+		}
+		s.footprintsOf[key] = all[at]
 	}
 	return all, nil
 }
 
-// lay finds the footprints of a position of a plan, and with it of others that are
-// not known: from a few blocks where those show how more of them would lie.
-func (s *searcher) lay(p *partition.Plan, position int) error {
+// fewBlocks returns how many blocks in a row that recompute as much show how more of
+// them would lie.
+func (s *searcher) fewBlocks(p *partition.Plan) int {
+	if p.Overlap {
+		return min(8, s.graphs.blocks) // communication is a block ahead, or two behind
+	}
+	return min(6, s.graphs.blocks) // an inner block, neighbours like it, and those on which these depend
+}
+
+// compile compiles what stands for a position of a plan, and with it others that are not
+// known.
+func (s *searcher) compile(p *partition.Plan, position, most int) error {
 	if s.evals == nil && s.opts.Eval != nil {
 		s.evals = newShrunken(s.opts.Eval)
 	}
-	if s.graphs.scale > 1 || s.evals != nil && s.evals.scale > 1 {
-		return s.layFew(p, few{plan: *p, of: positions(p)})
+	f := few{plan: *p, of: make([]int, p.PP())}
+	for at := range f.of {
+		f.of[at] = at
 	}
-	most := 6 // an inner block, neighbours like it, and those on which these depend
-	if p.Overlap {
-		most = 8 // communication is a block ahead, or two behind
+	if s.graphs.scale == 1 && (s.evals == nil || s.evals.scale == 1) {
+		f = s.fewer(p, position, most)
 	}
-	err := s.layFew(p, s.fewer(p, position, most))
-	if errors.Is(err, errUnlike) {
-		err = s.layFew(p, s.fewer(p, position, s.graphs.blocks))
-	}
-	return err
-}
-
-// errUnlike says that blocks do not show how more of them would lie.
-var errUnlike = errors.New("planner: neighbouring blocks lie differently")
-
-// layFew compiles a pipeline of few positions that stands for p.
-func (s *searcher) layFew(p *partition.Plan, f few) error {
 	blocks := f.plan.Stages[len(f.plan.Stages)-1].Last
-	prog, err := codegen.Lay(s.graphs.with(blocks), &f.plan, s.batch, nil)
-	if err != nil {
+	c := compiledStage{repeats: f.repeats}
+	var err error
+	if c.step, err = codegen.Lay(s.graphs.with(blocks), &f.plan, s.batch, nil); err != nil {
 		return err
 	}
-	regions, ok := prog.Repeated(f.repeats, nil)
-	var evals []codegen.Regions
-	if s.evals != nil && ok {
-		eval, err := codegen.Lay(s.evals.with(blocks), &f.plan, s.batch, prog)
-		if err != nil {
+	if s.evals != nil {
+		if c.eval, err = codegen.Lay(s.evals.with(blocks), &f.plan, s.batch, c.step); err != nil {
 			return fmt.Errorf("planner: evaluation: %w", err)
 		}
-		evals, ok = eval.Repeated(f.repeats, prog)
 	}
-	if !ok {
-		return errUnlike
-	}
-	share := exchanged(prog)
 	for i, at := range f.of {
-		if at < 0 {
-			continue
+		if at >= 0 {
+			c.stage = i
+			s.compiled[stageKeyOf(p, at)] = c
 		}
-		known := footprint{Regions: regions[i], share: share}
-		if evals != nil {
-			known.eval = evals[i].Arena()
-		}
-		s.known[footprintKeyOf(p, at)] = known
 	}
 	return nil
 }
@@ -187,15 +225,6 @@ type few struct {
 	repeats []codegen.Repeat // the blocks that it lacks
 }
 
-// positions lists the positions of a plan.
-func positions(p *partition.Plan) []int {
-	all := make([]int, p.PP())
-	for i := range all {
-		all[i] = i
-	}
-	return all
-}
-
 // fewer returns what stands for a position of a plan, and for others that are not
 // known, one of each kind. Of blocks in a row that recompute as much there are at most
 // so many. Stages that stand for none have one block.
@@ -205,7 +234,7 @@ func (s *searcher) fewer(p *partition.Plan, position, most int) few {
 	f.of[kind] = position
 	for at := range p.PP() {
 		kind, _ := standIn(at, p.PP())
-		if _, known := s.known[footprintKeyOf(p, at)]; f.of[kind] < 0 && !known {
+		if _, known := s.compiled[stageKeyOf(p, at)]; f.of[kind] < 0 && !known {
 			f.of[kind] = at
 		}
 	}
@@ -244,8 +273,8 @@ func (s *searcher) peaks(p *partition.Plan) (peaks, host []int64, err error) {
 	}
 	mesh := p.Mesh(s.batch)
 	for at := range all {
-		peaks = append(peaks, all[at].arena(codegen.Room(p, at, mesh.Size(partition.AxisMB), true), max(0, p.PP()-fewPositions)))
-		host = append(host, all[at].Host)
+		peaks = append(peaks, all[at].arena(p, at, mesh.Size(partition.AxisMB)))
+		host = append(host, all[at].step.Host)
 	}
 	if slices.Max(host) == 0 {
 		host = nil

@@ -57,8 +57,7 @@ type searcher struct {
 	cluster *cost.Cluster
 	limit   int64
 	layouts *layouts
-	known   map[footprintKey]footprint
-	evals   *shrunken // of the evaluation, when there is one
+	finals
 	stats   Stats
 	pending []pending
 }
@@ -129,7 +128,7 @@ func (s *searcher) search() ([]*candidate, []*point, bool, error) {
 func newSearcher(g *ir.Graph, batch int, c *cost.Cluster, opts Options) *searcher {
 	s := &searcher{
 		opts: opts, graphs: newShrunken(g), batch: batch, contexts: contexts{tokens: sequenceTokens(g)}, cluster: c,
-		known: map[footprintKey]footprint{},
+		finals: finals{compiled: map[stageKey]compiledStage{}, footprintsOf: map[footprintKey]footprint{}},
 	}
 	s.limit = c.MemoryPerRank(opts.RuntimeNGPUs)
 	if opts.MemoryLimit > 0 {
