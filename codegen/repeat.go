@@ -27,39 +27,51 @@ func (r *Regions) Arena() int64 {
 	return bytes
 }
 
-// Regions returns the memory that a stage of a program would take with more blocks
-// and on another mesh with the same axes, without compiling it: the lives of the buffers
-// of a block are repeated, and packed as [Generate] packs them. share is the program that
-// shares its arenas, nil for none. It returns false when the neighbours of a block do
-// not show that it can be repeated: when the lives of their buffers are not those of its
-// own.
-func (p *Program) Regions(stage int, repeats []Repeat, mesh ir.Mesh, share *Program) (Regions, bool) {
-	t := newTape(p, stage, mesh)
+// Longer is a stage with more blocks than have been compiled: the lives of its buffers
+// in its bodies.
+type Longer struct {
+	tape    *tape
+	shared  *tape // of the program that shares its arenas, nil for none
+	repeats []Repeat
+}
+
+// Longer repeats blocks of a stage of a program. share is the program that shares its
+// arenas, nil for none. It returns false when the neighbours of a block do not show that
+// it can be repeated: when the lives of their buffers are not those of its own.
+func (p *Program) Longer(stage int, repeats []Repeat, share *Program) (*Longer, bool) {
+	l := &Longer{tape: newTape(p, stage), repeats: repeats}
+	if share != nil {
+		l.shared = newTape(share, stage)
+	}
 	// From the last on, the numbers of the others stay what they are.
-	repeats = slices.SortedFunc(slices.Values(repeats), func(a, b Repeat) int { return b.Block - a.Block })
-	for _, r := range repeats {
-		if r.More > 0 && t.has(r.Block) && !t.repeat(r.Block, r.More) {
-			return Regions{}, false
+	for _, r := range slices.SortedFunc(slices.Values(repeats), func(a, b Repeat) int { return b.Block - a.Block }) {
+		if r.More > 0 && l.tape.has(r.Block) && !l.tape.repeat(r.Block, r.More) {
+			return nil, false
 		}
 	}
-	regions := Regions{Chunks: slices.Clone(t.stage.Chunks)}
-	var shared *Stage
-	if share != nil {
-		shared = share.Stages[stage]
+	return l, true
+}
+
+// Regions returns the memory of the stage on a mesh that has the axes of the program's:
+// what [Generate] would say of it.
+func (l *Longer) Regions(mesh ir.Mesh) Regions {
+	r := Regions{Chunks: slices.Clone(l.tape.stage.Chunks)}
+	if l.shared != nil {
 		var first Regions
-		newTape(share, stage, mesh).keep(repeats, nil, &first)
-		regions.Persist, regions.Durable, regions.Host = first.Durable, first.Durable, first.Host
+		l.shared.keep(mesh, l.repeats, nil, &first)
+		r.Persist, r.Durable, r.Host = first.Durable, first.Durable, first.Host
+		l.tape.keep(mesh, l.repeats, l.shared.stage, &r)
+	} else {
+		l.tape.keep(mesh, l.repeats, nil, &r)
 	}
-	t.keep(repeats, shared, &regions)
-	t.pack(&regions)
-	return regions, true
+	l.tape.pack(mesh, &r)
+	return r
 }
 
 // tape is the bodies of a stage as runs of instructions of one block each, and the
 // lives of its buffers in them.
 type tape struct {
 	stage   *Stage
-	mesh    ir.Mesh
 	ordinal map[string]int // of blocks
 	bodies  [ir.NumPhases][]run
 	lives   []life
@@ -90,8 +102,8 @@ func (t *tape) block(n *ir.Node) int {
 }
 
 // newTape cuts the bodies of a stage into runs and marks the lives.
-func newTape(p *Program, stage int, mesh ir.Mesh) *tape {
-	t := &tape{stage: p.Stages[stage], mesh: mesh, ordinal: map[string]int{}}
+func newTape(p *Program, stage int) *tape {
+	t := &tape{stage: p.Stages[stage], ordinal: map[string]int{}}
 	for i, b := range partition.Blocks(p.Graph) {
 		t.ordinal[b] = i
 	}
@@ -123,10 +135,10 @@ func newTape(p *Program, stage int, mesh ir.Mesh) *tape {
 	return t
 }
 
-// size returns the bytes of a buffer on the mesh.
-func (t *tape) size(b *Buffer) int64 {
+// sizeOn returns the bytes of a buffer on a mesh.
+func (b *Buffer) sizeOn(mesh ir.Mesh) int64 {
 	v := b.Value
-	return t.mesh.Local(v.Type.Shape, v.Spec, ir.Coord{}).Elems() * v.Type.DType.Size()
+	return mesh.Local(v.Type.Shape, v.Spec, ir.Coord{}).Elems() * v.Type.DType.Size()
 }
 
 // blocks returns the block for which each instruction of a body is there: that of the
@@ -358,7 +370,7 @@ func (t *tape) repeat(block, more int) bool {
 
 // keep adds what is kept across micro-batches or steps, as [stageBuilder.allocate] lays
 // it out.
-func (t *tape) keep(repeats []Repeat, shared *Stage, r *Regions) {
+func (t *tape) keep(mesh ir.Mesh, repeats []Repeat, shared *Stage, r *Regions) {
 	used := t.stage.used()
 	for id := range t.stage.Buffers {
 		b := &t.stage.Buffers[id]
@@ -371,7 +383,7 @@ func (t *tape) keep(repeats []Repeat, shared *Stage, r *Regions) {
 				continue
 			}
 		}
-		size := alignUp(t.size(b))
+		size := alignUp(b.sizeOn(mesh))
 		if at := slices.IndexFunc(repeats, func(r Repeat) bool { return r.Block == t.block(n) }); at >= 0 {
 			size *= int64(1 + repeats[at].More)
 		}
@@ -387,7 +399,7 @@ func (t *tape) keep(repeats []Repeat, shared *Stage, r *Regions) {
 }
 
 // pack lays out what is not kept.
-func (t *tape) pack(r *Regions) {
+func (t *tape) pack(mesh ir.Mesh, r *Regions) {
 	var starts [ir.NumPhases][]int
 	at := 0
 	var before [ir.NumPhases]int
@@ -414,7 +426,7 @@ func (t *tape) pack(r *Regions) {
 	var temp [ir.NumPhases][]int
 	for i, l := range t.lives {
 		b := t.stage.Buffers[l.buffer]
-		b.Size, b.From, b.To = t.size(&b), position(l.from), position(l.to)
+		b.Size, b.From, b.To = b.sizeOn(mesh), position(l.from), position(l.to)
 		buffers[i] = b
 		switch b.Region {
 		case Slot:

@@ -110,22 +110,19 @@ func chunksOf(p *partition.Plan, position int) []partition.Stage {
 	return chunks
 }
 
-// compiledStage is a stage that stands for others with more blocks.
+// compiledStage is a stage for a step, and for the evaluation unless that is nil.
 type compiledStage struct {
-	step, eval *codegen.Program // eval is nil without an evaluation
-	stage      int
-	repeats    []codegen.Repeat // the blocks that it lacks
+	step, eval *codegen.Longer
+	share      int64 // see footprint
 }
 
-// footprint returns the memory of the stage on a mesh; false when its blocks do not show
-// how more of them would lie.
-func (c *compiledStage) footprint(mesh ir.Mesh) (f footprint, ok bool) {
-	f.share = exchanged(c.step)
-	if f.step, ok = c.step.Regions(c.stage, c.repeats, mesh, nil); !ok || c.eval == nil {
-		return f, ok
+// footprint returns the memory of the stage on a mesh.
+func (c *compiledStage) footprint(mesh ir.Mesh) footprint {
+	f := footprint{step: c.step.Regions(mesh), share: c.share}
+	if c.eval != nil {
+		f.eval = c.eval.Regions(mesh)
 	}
-	f.eval, ok = c.eval.Regions(c.stage, c.repeats, mesh, c.step)
-	return f, ok
+	return f
 }
 
 // footprints returns the memory of every position of a plan.
@@ -137,62 +134,71 @@ func (s *searcher) footprints(p *partition.Plan) ([]footprint, error) {
 			all[at] = f
 			continue
 		}
-		var ok bool
-		for most := s.fewBlocks(p); !ok; most = s.graphs.blocks {
-			c, known := s.compiled[key.stageKey]
-			if !known || most == s.graphs.blocks {
-				if err := s.compile(p, at, most); err != nil {
-					return nil, err
-				}
-				c = s.compiled[key.stageKey]
+		if _, known := s.compiled[key.stageKey]; !known {
+			if err := s.compile(p, at); err != nil {
+				return nil, err
 			}
-			all[at], ok = c.footprint(p.Mesh(s.batch))
 		}
+		c := s.compiled[key.stageKey]
+		all[at] = c.footprint(p.Mesh(s.batch))
 		s.footprintsOf[key] = all[at]
 	}
 	return all, nil
 }
 
-// fewBlocks returns how many blocks in a row that recompute as much show how more of
-// them would lie.
-func (s *searcher) fewBlocks(p *partition.Plan) int {
-	if p.Overlap {
-		return min(8, s.graphs.blocks) // communication is a block ahead, or two behind
-	}
-	return min(6, s.graphs.blocks) // an inner block, neighbours like it, and those on which these depend
-}
-
 // compile compiles what stands for a position of a plan, and with it others that are not
-// known.
-func (s *searcher) compile(p *partition.Plan, position, most int) error {
+// known: with few blocks where those show how more of them would lie.
+func (s *searcher) compile(p *partition.Plan, position int) error {
 	if s.evals == nil && s.opts.Eval != nil {
 		s.evals = newShrunken(s.opts.Eval)
 	}
-	f := few{plan: *p, of: make([]int, p.PP())}
-	for at := range f.of {
-		f.of[at] = at
-	}
-	if s.graphs.scale == 1 && (s.evals == nil || s.evals.scale == 1) {
-		f = s.fewer(p, position, most)
-	}
-	blocks := f.plan.Stages[len(f.plan.Stages)-1].Last
-	c := compiledStage{repeats: f.repeats}
-	var err error
-	if c.step, err = codegen.Lay(s.graphs.with(blocks), &f.plan, s.batch, nil); err != nil {
+	if s.graphs.scale > 1 || s.evals != nil && s.evals.scale > 1 {
+		whole := few{plan: *p, of: make([]int, p.PP())}
+		for at := range whole.of {
+			whole.of[at] = at
+		}
+		_, err := s.compileFew(p, whole)
 		return err
 	}
+	alike, err := s.compileFew(p, s.fewer(p, position, rowOf(p)))
+	if err == nil && !alike {
+		_, err = s.compileFew(p, s.fewer(p, position, row{blocks: s.graphs.blocks}))
+	}
+	return err
+}
+
+// compileFew compiles what stands for p; alike is false when its blocks do not show how
+// more of them would lie.
+func (s *searcher) compileFew(p *partition.Plan, f few) (alike bool, err error) {
+	blocks := f.plan.Stages[len(f.plan.Stages)-1].Last
+	step, err := codegen.Lay(s.graphs.with(blocks), &f.plan, s.batch, nil)
+	if err != nil {
+		return false, err
+	}
+	var eval *codegen.Program
 	if s.evals != nil {
-		if c.eval, err = codegen.Lay(s.evals.with(blocks), &f.plan, s.batch, c.step); err != nil {
-			return fmt.Errorf("planner: evaluation: %w", err)
+		if eval, err = codegen.Lay(s.evals.with(blocks), &f.plan, s.batch, step); err != nil {
+			return false, fmt.Errorf("planner: evaluation: %w", err)
 		}
 	}
+	alike = true
 	for i, at := range f.of {
-		if at >= 0 {
-			c.stage = i
+		if at < 0 {
+			continue
+		}
+		c := compiledStage{share: exchanged(step)}
+		ok := [2]bool{1: true}
+		c.step, ok[0] = step.Longer(i, f.repeats, nil)
+		if eval != nil {
+			c.eval, ok[1] = eval.Longer(i, f.repeats, step)
+		}
+		if ok[0] && ok[1] {
 			s.compiled[stageKeyOf(p, at)] = c
+		} else {
+			alike = false
 		}
 	}
-	return nil
+	return alike, nil
 }
 
 // exchanged returns the bytes that a position keeps of what an inner one sends to all
@@ -225,10 +231,22 @@ type few struct {
 	repeats []codegen.Repeat // the blocks that it lacks
 }
 
+// row is blocks that recompute as much, of which one is repeated to stand for more. Its
+// neighbours must be like it, and those on which their memory depends.
+type row struct{ blocks, repeated int }
+
+// rowOf returns the row that shows how many blocks lie under a plan.
+func rowOf(p *partition.Plan) row {
+	if p.Overlap {
+		return row{8, 4} // communication is a block ahead, or two behind
+	}
+	return row{6, 2}
+}
+
 // fewer returns what stands for a position of a plan, and for others that are not
-// known, one of each kind. Of blocks in a row that recompute as much there are at most
-// so many. Stages that stand for none have one block.
-func (s *searcher) fewer(p *partition.Plan, position, most int) few {
+// known, one of each kind, with at most a row of blocks that recompute as much. Stages
+// that stand for none have one block.
+func (s *searcher) fewer(p *partition.Plan, position int, most row) few {
 	kind, n := standIn(position, p.PP())
 	f := few{plan: *p, of: slices.Repeat([]int{-1}, n)}
 	f.of[kind] = position
@@ -251,10 +269,9 @@ func (s *searcher) fewer(p *partition.Plan, position, most int) few {
 			}
 			first := blocks
 			for _, e := range []extent{full, selective, kept} { // as they stand in a stage
-				if more := counts[e] - most; more > 0 {
-					inner := blocks + (most-1)/2
-					f.repeats = append(f.repeats, codegen.Repeat{Block: inner, More: more})
-					counts[e] = most
+				if more := counts[e] - most.blocks; more > 0 {
+					f.repeats = append(f.repeats, codegen.Repeat{Block: blocks + most.repeated, More: more})
+					counts[e] = most.blocks
 				}
 				blocks += counts[e]
 			}

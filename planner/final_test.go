@@ -148,3 +148,73 @@ func TestFinishIsTheProgram(t *testing.T) {
 		require.Positive(t, n)
 	}
 }
+
+// Few blocks show how many lie, whatever the plan: a stage of twelve need not be
+// compiled, and takes what it takes when it is.
+func TestFewBlocksShowMany(t *testing.T) {
+	const seed = 41
+	r := rand.New(rand.NewPCG(seed, 0))
+	cases := 120
+	if testing.Short() {
+		cases = 20
+	}
+	overlapped, split := 0, 0
+	for k := range cases {
+		batch := 1 + r.IntN(13)
+		o, units, ok := randomOutline(r, 3, batch)
+		if !ok {
+			continue
+		}
+		cut := make([]partition.Stage, o.stages())
+		blocks := 0
+		for i := range cut {
+			n := 1 + r.IntN(12)
+			again := recomputation{full: []int{0, n, r.IntN(n + 1)}[r.IntN(3)]}
+			if r.IntN(2) == 0 {
+				again.selective = n - again.full
+			}
+			cut[i] = again.stage(blocks, n)
+			blocks += n
+		}
+		model := tiny(blocks)
+		model.Bias, model.Dropout = r.IntN(2) == 0, []float64{0, 0.2}[r.IntN(2)]
+		model.Float = []ir.DType{ir.F32, ir.BF16, ir.F16}[k%3]
+		if k%4 == 0 {
+			model = llama(model)
+		}
+		eval, err := gpt.EvalStep(model, batch, model.BlockSize)
+		require.NoError(t, err)
+		s := newSearcher(step(t, model, batch), batch, randomCluster(r), Options{RuntimeNGPUs: o.plan * units, Eval: eval})
+		plan, err := s.template(o)
+		require.NoError(t, err)
+		plan.Stages = cut
+		plan.MicroBatch = 1 + r.IntN((batch+plan.DataParallel()-1)/plan.DataParallel())
+		plan.Schedule = []partition.Schedule{partition.OneFOneB, partition.ZeroBubble}[r.IntN(2)]
+		switch {
+		case o.chunks > 1:
+			plan.Schedule = partition.Interleaved
+		case o.overlap:
+			plan.Schedule = partition.OneFOneB
+			overlapped++
+		case plan.Schedule == partition.ZeroBubble:
+			split++
+		}
+		s.evals = newShrunken(eval)
+		for at := range plan.PP() {
+			if _, known := s.compiled[stageKeyOf(&plan, at)]; known {
+				continue
+			}
+			alike, err := s.compileFew(&plan, s.fewer(&plan, at, rowOf(&plan)))
+			require.NoError(t, err)
+			require.True(t, alike, "seed %d case %d position %d: %+v units %d %s %+v", seed, k, at, o, units, plan.Schedule, cut)
+		}
+		got, _, err := s.peaks(&plan)
+		require.NoError(t, err)
+		_, want, err := s.allocate(&plan)
+		require.NoError(t, err)
+		require.Equal(t, want, got, "seed %d case %d: %+v units %d %s %+v", seed, k, o, units, plan.Schedule, cut)
+	}
+	require.Positive(t, overlapped)
+	require.Positive(t, split)
+	t.Logf("%d overlapped, %d zero-bubble", overlapped, split)
+}
