@@ -84,7 +84,7 @@ func (b *blueprint) compile(e extent) error {
 	for i := range b.plan.Stages {
 		plan.Stages = append(plan.Stages, b.graphs.scaled(again.stage(i, 1)))
 	}
-	prog, err := codegen.Compile(b.graph(), &plan, b.batch, nil)
+	prog, err := codegen.Lay(b.graph(), &plan, b.batch, nil)
 	if err != nil {
 		return err
 	}

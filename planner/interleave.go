@@ -119,12 +119,12 @@ func (c *cutter) solveInterleaved(ceiling cost.Picoseconds) *candidate {
 			}
 		}
 		c.search.stats.PlansConsidered++
-		x := &candidate{plan: p.plan(cut), cut: cut, time: p.time(cut)}
+		x := &candidate{pipe: p, plan: p.plan(cut), cut: cut, time: p.time(cut)}
 		if c.least = x.time; x.time > ceiling {
 			return nil
 		}
 		var err error
-		if x.prog, x.peaks, err = c.search.allocate(x.plan); err != nil {
+		if x.peaks, _, err = c.search.peaks(x.plan); err != nil {
 			panic("BUG: a priced plan does not compile: " + err.Error())
 		}
 		fits := true

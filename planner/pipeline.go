@@ -73,9 +73,21 @@ func (p *pipeline) size(k int) int {
 }
 
 // time simulates a step of the pipeline with a cut: the cost of the plan.
-func (p *pipeline) time(cut []partition.Stage) cost.Picoseconds {
+func (p *pipeline) time(cut []partition.Stage) cost.Picoseconds { return latest(p.system(cut)) }
+
+// latest runs a system and returns when the last of its processes ends.
+func latest(system *sim.System) cost.Picoseconds {
+	ends, err := system.Run()
+	if err != nil {
+		panic("BUG: " + err.Error())
+	}
+	return slices.Max(ends)
+}
+
+// system returns what the positions of the pipeline do in a step with a cut.
+func (p *pipeline) system(cut []partition.Stage) *sim.System {
 	positions := p.template.PP()
-	system := sim.System{Processes: make([]sim.Process, positions)}
+	system := &sim.System{Processes: make([]sim.Process, positions)}
 	type channel struct {
 		phase          ir.Phase
 		from, to, wire int // stages, in the update positions
@@ -148,15 +160,7 @@ func (p *pipeline) time(cut []partition.Stage) cost.Picoseconds {
 		}
 		system.Processes[at] = sim.Process{Tasks: tasks}
 	}
-	ends, err := system.Run()
-	if err != nil {
-		panic("BUG: " + err.Error())
-	}
-	var latest cost.Picoseconds
-	for _, e := range ends {
-		latest = max(latest, e)
-	}
-	return latest
+	return system
 }
 
 // body returns what stage i does in a pass over a micro-batch.

@@ -53,17 +53,11 @@ type searcher struct {
 	cluster *cost.Cluster
 	limit   int64
 	layouts *layouts
-	arenas  map[arena]int64
+	finals
 	stats   Stats
 	pending []*pending
 	trunks  map[trunkKey]*trunk
 	refused error // why the last of the outlines that cannot be compiled was not
-}
-
-// arena identifies the memory of a stage that has been allocated for real.
-type arena struct {
-	pipe *pipeline
-	of   tried
 }
 
 // Search returns the fastest plan for a training step traced for a global batch,
@@ -103,7 +97,7 @@ func Search(g *ir.Graph, batch int, c *cost.Cluster, opts Options) (*Result, err
 	s.stats.Optimal = optimal
 	res := &Result{}
 	for i, x := range found {
-		p, err := s.predict(x)
+		p, err := s.finish(x)
 		if err != nil {
 			return nil, err
 		}
@@ -135,7 +129,8 @@ func newSearcher(g *ir.Graph, batch int, c *cost.Cluster, opts Options) *searche
 	graphs := newShrunken(g)
 	s := &searcher{
 		opts: opts, blueprints: newBlueprints(graphs, batch), contexts: contexts{tokens: sequenceTokens(g)}, cluster: c,
-		arenas: map[arena]int64{}, trunks: map[trunkKey]*trunk{},
+		trunks: map[trunkKey]*trunk{},
+		finals: finals{compiled: map[stageKey]compiledStage{}, footprintsOf: map[footprintKey]footprint{}},
 	}
 	s.limit = c.MemoryPerRank(opts.RuntimeNGPUs)
 	if opts.MemoryLimit > 0 {
@@ -427,21 +422,6 @@ func (s *searcher) allocate(p *partition.Plan) (*codegen.Program, []int64, error
 	return prog, peaks, nil
 }
 
-// predict simulates the program of a plan.
-func (s *searcher) predict(x *candidate) (Prediction, error) {
-	if x.prog == nil {
-		var err error
-		if x.prog, x.peaks, err = s.allocate(x.plan); err != nil {
-			return Prediction{}, err
-		}
-	}
-	line, err := sim.Run(x.prog, s.cluster, sim.Options{})
-	if err != nil {
-		return Prediction{}, err
-	}
-	return Prediction{Step: line.Step, Breakdown: line.Breakdown(), PeakBytes: x.peaks, HostBytes: hostBytes(x.prog)}, nil
-}
-
 // hostBytes lists what each stage keeps in host memory, nil where none does.
 func hostBytes(prog *codegen.Program) []int64 {
 	var all []int64
@@ -460,7 +440,14 @@ func hostBytes(prog *codegen.Program) []int64 {
 // [Search] would say of it. eval is as in [Options]; nil for none. It does not ask
 // whether the plan fits.
 func Predict(g *ir.Graph, batch int, c *cost.Cluster, p *partition.Plan, eval *ir.Graph) (Prediction, error) {
-	graphs := &shrunken{graph: g}
-	s := &searcher{opts: Options{Eval: eval}, blueprints: newBlueprints(graphs, batch), cluster: c}
-	return s.predict(&candidate{plan: p})
+	s := &searcher{opts: Options{Eval: eval}, blueprints: newBlueprints(&shrunken{graph: g}, batch)}
+	prog, peaks, err := s.allocate(p)
+	if err != nil {
+		return Prediction{}, err
+	}
+	line, err := sim.Run(prog, c, sim.Options{})
+	if err != nil {
+		return Prediction{}, err
+	}
+	return Prediction{Step: line.Step, Breakdown: line.Breakdown(), PeakBytes: peaks, HostBytes: hostBytes(prog)}, nil
 }
