@@ -78,10 +78,8 @@ func (m *Program) route(from, to int) Route {
 	return way
 }
 
-// Instr returns the time of an instruction at a position of a mesh, and what
-// kind of time it is. The mesh is the program's, or one that differs from it in
-// the micro-batch axis.
-func (m *Program) Instr(in *codegen.Instr, mesh ir.Mesh, at ir.Coord) (Picoseconds, Kind) {
+// instr is [Program.Instr] where all ranks are busy.
+func (m *Program) instr(in *codegen.Instr, mesh ir.Mesh, at ir.Coord) (Picoseconds, Kind) {
 	n := in.Node
 	kind := Compute
 	if n.Phase == ir.Update {
@@ -116,7 +114,8 @@ func (m *Program) Bucket(instrs []codegen.Instr, mesh ir.Mesh, at ir.Coord) Pico
 		bytes += collectiveBytes(instrs[i].Node, mesh, at)
 	}
 	position, _ := m.plan.Position(n.Stage)
-	return m.Collective(n.Op, bytes, m.groups[position][mesh.Axis(n.Attr.(ir.CommAttr).Axis)])
+	t := m.Collective(n.Op, bytes, m.groups[position][mesh.Axis(n.Attr.(ir.CommAttr).Axis)])
+	return m.crowded(t, n.Phase, mesh)
 }
 
 // collectiveBytes is the size of the tensor of a collective. See [Model.Collective].
@@ -133,14 +132,15 @@ func (m *Program) AddN(in *codegen.Instr, mesh ir.Mesh, at ir.Coord, operands in
 	if in.Node.Op != ir.OpAddN {
 		panic(fmt.Sprintf("BUG: %s is %s, not add_n", in.Node.Name, in.Node.Op))
 	}
-	return m.compute(in, mesh, at, operands)
+	return m.crowded(m.compute(in, mesh, at, operands), in.Node.Phase, mesh)
 }
 
 // Share returns the time of a compute instruction that does one part in a number
 // of its work and traffic.
 func (m *Program) Share(in *codegen.Instr, mesh ir.Mesh, at ir.Coord, parts int) Picoseconds {
 	flops, bytes := m.work(in, mesh, at)
-	return m.kernelIn(in.Node.Args[0].Type.DType, classOf(in.Node.Op), flops/float64(parts), bytes/int64(parts))
+	t := m.kernelIn(in.Node.Args[0].Type.DType, classOf(in.Node.Op), flops/float64(parts), bytes/int64(parts))
+	return m.crowded(t, in.Node.Phase, mesh)
 }
 
 // Over returns the time of a collective over a mesh axis of a stage: see
