@@ -103,7 +103,8 @@ const (
 	filmRanks   = 16      // ranks that are shown at most
 	filmSpans   = 40_000  // instructions that are shown at most
 	filmWork    = 2 << 20 // instructions that are simulated for it at most
-	filmBins    = 12      // parts of a body
+	filmPoints  = 300     // moments of a rank whose memory is shown, about
+	filmBins    = 12      // parts of a body, at least
 	filmWait    = 200     // waits of less than a step in so many are not shown
 	filmLargest = 6       // tensors named at a moment
 )
@@ -170,7 +171,7 @@ func (r *Report) film() (*film, error) {
 		notes = append(notes, what+", for there are "+Grouped(int64(len(line.Spans))))
 	}
 	f.Note = strings.Join(notes, "; ")
-	e := &editor{report: r, film: f, names: map[string]int{}, profiles: map[profileKey]*profile{}}
+	e := &editor{report: r, film: f, names: map[string]int{}, profiles: map[profileKey]*profile{}, bins: max(filmBins, filmPoints/len(r.prog.Schedules[ranks[0]].Tasks))}
 	for from := 0; from < len(line.Spans); {
 		to := from
 		for to < len(line.Spans) && line.Spans[to].Rank == line.Spans[from].Rank {
@@ -220,6 +221,7 @@ type editor struct {
 	film     *film
 	names    map[string]int
 	profiles map[profileKey]*profile
+	bins     int // parts of a body
 }
 
 func (e *editor) name(name string) int {

@@ -45,7 +45,7 @@ func (e *editor) profile(stage int, t codegen.Task) *profile {
 	for phase := range t.Phase {
 		before += len(code.Bodies[phase].Instrs)
 	}
-	p := &profile{instrs: max(1, len(instrs)), bins: make([]profileBin, max(1, min(filmBins, len(instrs))))}
+	p := &profile{instrs: max(1, len(instrs)), bins: make([]profileBin, max(1, min(e.bins, len(instrs))))}
 	e.profiles[key] = p
 	slot, temp := make([]int64, len(instrs)+2), make([]int64, len(instrs)+2)
 	ids := occupied(code)

@@ -24,6 +24,7 @@ type explainCmd struct {
 	Quick         bool    `help:"Leave out of a page what needs to search again."`
 	Top           int     `default:"3" placeholder:"K" help:"Plans that lost to show."`
 	Out           string  `short:"o" placeholder:"FILE" help:"File to write instead of the standard output."`
+	recostArgs
 }
 
 // Example is shown by --help.
@@ -33,7 +34,8 @@ autopar explain plan.json
 autopar explain plan.json --versus fsdp
 autopar explain plan.json --sensitivities --pareto --price 2.5
 autopar explain plan.json --format html -o plan.html
-autopar explain plan.json --why h.0.attn.c_attn.weight`
+autopar explain plan.json --why h.0.attn.c_attn.weight
+autopar explain plan.json --cluster a100-80g --set batch.global=64`
 }
 
 // Run explains.
@@ -47,6 +49,9 @@ func (c *explainCmd) Run(con *console) error {
 		return usagef("explain: --top is %d, must be at least 0", c.Top)
 	case !(c.Price >= 0) || math.IsInf(c.Price, 0):
 		return usagef("explain: --price is %v, must not be negative", c.Price)
+	}
+	if c.given() {
+		return c.recost(con)
 	}
 	doc, err := c.loadPlan()
 	if err != nil {

@@ -70,8 +70,17 @@ func (c *Cluster) Constants() []Constant {
 			Constant{Key: key + ".efficiency", Resource: r, Uncertainty: linkUncertainty, share: true, at: func(c *Cluster) *float64 { return &of(c).Efficiency }},
 			Constant{Key: key + ".latency", Resource: r, Uncertainty: latencyUncertainty, at: func(c *Cluster) *float64 { return &of(c).Latency }})
 	}
-	link("intra_node", IntraLink, func(c *Cluster) *Link { return &c.IntraNode })
-	if !c.Device.Shared {
+	switch {
+	case len(c.Levels) > 0: // of which the two links are copies
+		for i := range c.Levels {
+			all = append(all,
+				Constant{Key: levelKey(i) + ".efficiency", Resource: c.levelResource(i), Uncertainty: linkUncertainty, share: true, at: func(c *Cluster) *float64 { return &c.Levels[i].Efficiency }},
+				Constant{Key: levelKey(i) + ".latency", Resource: c.levelResource(i), Uncertainty: latencyUncertainty, at: func(c *Cluster) *float64 { return &c.Levels[i].Latency }})
+		}
+	case c.Device.Shared:
+		link("intra_node", IntraLink, func(c *Cluster) *Link { return &c.IntraNode })
+	default:
+		link("intra_node", IntraLink, func(c *Cluster) *Link { return &c.IntraNode })
 		link("inter_node", InterLink, func(c *Cluster) *Link { return &c.InterNode })
 	}
 	if c.Host != nil {
@@ -85,6 +94,14 @@ func (c *Cluster) Constants() []Constant {
 	return all
 }
 
+// levelResource is the resource that a level of the network is.
+func (c *Cluster) levelResource(level int) Resource {
+	if n := c.Levels[level].Devices; n > 0 && n <= c.DevicesPerNode {
+		return IntraLink
+	}
+	return InterLink
+}
+
 // Scale multiplies the figure in a cluster by a positive factor. The share of a
 // peak stays at most 1.
 func (k Constant) Scale(c *Cluster, by float64) {
@@ -93,15 +110,23 @@ func (k Constant) Scale(c *Cluster, by float64) {
 	if k.share {
 		*at = min(*at, 1)
 	}
+	if len(c.Levels) > 0 {
+		c.deriveNode()
+	}
 }
 
 // Clone returns a cluster that shares nothing with c.
 func (c *Cluster) Clone() *Cluster {
 	d := *c
 	d.Device.FLOPS, d.Uncertainty = maps.Clone(c.Device.FLOPS), maps.Clone(c.Uncertainty)
+	d.Levels = slices.Clone(c.Levels)
 	if c.Host != nil {
 		host := *c.Host
 		d.Host = &host
+	}
+	if c.Device.Cache != nil {
+		cache := *c.Device.Cache
+		d.Device.Cache = &cache
 	}
 	return &d
 }
@@ -110,6 +135,11 @@ func (c *Cluster) Clone() *Cluster {
 // rates times by, and what takes time divided by it.
 func (c *Cluster) Faster(r Resource, by float64) *Cluster {
 	d := c.Clone()
+	for i := range d.Levels {
+		if l := &d.Levels[i]; c.levelResource(i) == r {
+			l.Bandwidth, l.Latency = l.Bandwidth*by, l.Latency/by
+		}
+	}
 	link := func(l *Link) { l.Bandwidth, l.Latency = l.Bandwidth*by, l.Latency/by }
 	switch r {
 	case Arithmetic:
@@ -118,6 +148,9 @@ func (c *Cluster) Faster(r Resource, by float64) *Cluster {
 		}
 	case HBM:
 		d.Device.MemoryBandwidth *= by
+		if d.Device.Cache != nil {
+			d.Device.Cache.Bandwidth *= by
+		}
 	case Launch:
 		d.Device.LaunchOverhead /= by
 	case IntraLink:
@@ -174,7 +207,7 @@ func (d *decoder) uncertainty(node ast.Node) error {
 		if !ok {
 			return e.At.Refuse("uncertainty."+e.Name, "wants a number, got %s", strictyaml.Describe(e.Value))
 		}
-		if msg := all.refuseUncertainty(e.Name); msg != "" {
+		if msg := all.refuseUncertainty(e.Name); msg != "" && !strings.HasPrefix(e.Name, "levels[") {
 			return e.At.Refuse("uncertainty."+e.Name, "%s", msg)
 		}
 	}
