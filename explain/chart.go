@@ -122,7 +122,7 @@ type spot struct {
 	label string // beside it
 	tip   string
 	best  bool // on the front: nothing is better in both
-	ours  bool // the setting of the plan reported
+	ours  bool // the plan reported
 }
 
 // frontDrawing plots points, those on the front joined. Both axes start at 0.
@@ -156,24 +156,26 @@ func frontDrawing(id, xName, yName string, xTicks func(float64) []float64, xText
 		}
 	}
 	d.add(`<path d="%s" class="front"/>`, path)
-	for _, s := range spots {
+	for _, s := range slices.Backward(spots) { // the plan reported on top
 		class := "spot"
-		if !s.best {
+		switch {
+		case s.ours:
+			class += " ours"
+		case !s.best:
 			class += " beaten"
 		}
-		if s.ours {
-			class += " ours"
-		}
 		d.add(`<circle cx="%.1f" cy="%.1f" r="6" class="%s" tabindex="0"><title>%s</title></circle>`, x(s.x), y(s.y), class, html.EscapeString(s.tip))
-		if s.label != "" {
+		if s.label != "" && !s.ours {
 			d.text(x(s.x), y(s.y)-11, "tiny", "middle", s.label)
 		}
 	}
 	return d.svg(id, yName+" against "+xName)
 }
 
-// frontSpots turns options into points, x growing; ours is the change that is none.
-func (r *Report) frontSpots(options []Option, x func(Option) float64, label func(Option) string, ours string) []spot {
+// frontSpots turns options, x growing, into points, and the plan reported into
+// another, which may lie on one of them.
+func (r *Report) frontSpots(options []Option, x func(Option) float64, label func(Option) string) []spot {
+	options = append([]Option{r.Fronts.Planned}, options...)
 	var spots []spot
 	for i, o := range options {
 		if o.plan == nil {
@@ -189,7 +191,7 @@ func (r *Report) frontSpots(options []Option, x func(Option) float64, label func
 		if r.HourPrice > 0 {
 			tip += fmt.Sprintf(", USD %.2f", o.Cost)
 		}
-		spots = append(spots, spot{x(o), o.StepSeconds, label(o), tip, best, o.Change == ours})
+		spots = append(spots, spot{x(o), o.StepSeconds, label(o), tip, best && i > 0, i == 0})
 	}
 	return spots
 }

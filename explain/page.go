@@ -126,8 +126,8 @@ func (r *Report) tiles() []tile {
 
 // frontDrawings plots time against memory and against devices.
 func (r *Report) frontDrawings() []template.HTML {
-	memory := r.frontSpots(r.Fronts.Memory, func(o Option) float64 { return float64(o.PeakBytes) }, func(Option) string { return "" }, allMemory)
-	devices := r.frontSpots(r.Fronts.Devices, func(o Option) float64 { return float64(o.Ranks) }, func(o Option) string { return fmt.Sprintf("%.3g h", o.GPUHours) }, count(r.RuntimeNGPUs, "device"))
+	memory := r.frontSpots(r.Fronts.Memory, func(o Option) float64 { return float64(o.PeakBytes) }, func(Option) string { return "" })
+	devices := r.frontSpots(r.Fronts.Devices, func(o Option) float64 { return float64(o.Ranks) }, func(o Option) string { return fmt.Sprintf("%.3g h", o.GPUHours) })
 	var all []template.HTML
 	if len(memory) > 0 {
 		all = append(all, frontDrawing("front-memory", "peak memory of a rank", "time of a step", byteTicks, byteText, tickSeconds, memory))

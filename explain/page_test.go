@@ -35,7 +35,7 @@ func answered(t *testing.T) *Report {
 	}
 	none := Option{Change: "at most 1.00 KiB", Reason: "nothing fits: <script>alert(1)</script>"}
 	r.Sensitivities = &Sensitivities{Planned: option("as planned", r), Now: option("searched again", r), Changes: []Option{option("2x HBM bandwidth", other)}}
-	r.Fronts = &Fronts{Memory: []Option{option(allMemory, r), option("at most 2.00 MiB", other), none}, Devices: []Option{option("3 devices", other), option("8 devices", r)}}
+	r.Fronts = &Fronts{Planned: option("as planned", r), Memory: []Option{option(allMemory, r), option("at most 2.00 MiB", other), none}, Devices: []Option{option("3 devices", other), option("8 devices", r)}}
 	r.Price(2)
 	return r
 }

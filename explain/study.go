@@ -58,6 +58,8 @@ type Sensitivities struct {
 
 // Fronts are the plans that are not worse than another in both of two respects.
 type Fronts struct {
+	// Planned is the plan reported, on the fronts or not.
+	Planned Option `json:"planned"`
 	// Memory has the fastest plan under descending limits of memory, each a tenth or
 	// more below the peak of the one before, until nothing fits.
 	Memory []Option `json:"memory"`
@@ -271,7 +273,7 @@ const allMemory = "all there is"
 // Fronts adds to the report time against memory, by at most eight searches, and
 // against devices, by at most five.
 func (s *Study) Fronts() error {
-	out := &Fronts{}
+	out := &Fronts{Planned: s.planned()}
 	x := s.now(allMemory)
 	for range memoryPoints {
 		o, err := s.ask(x)
@@ -320,6 +322,7 @@ func (r *Report) Price(perHour float64) {
 		set(s.Changes)
 	}
 	if f := r.Fronts; f != nil {
+		f.Planned.Cost = f.Planned.GPUHours * perHour
 		set(f.Memory)
 		set(f.Devices)
 	}
@@ -366,12 +369,7 @@ func (r *Report) sensitivityText(out io.Writer) {
 }
 
 func (r *Report) frontText(out io.Writer) {
-	r.optionTable(out, "time against memory, the fastest plan under each limit", r.Fronts.Memory[0], r.Fronts.Memory...)
-	base := r.Fronts.Devices[0]
-	for _, o := range r.Fronts.Devices {
-		if o.Ranks == r.RuntimeNGPUs {
-			base = o
-		}
-	}
-	r.optionTable(out, "time against devices", base, r.Fronts.Devices...)
+	f := r.Fronts
+	r.optionTable(out, "time against memory, the fastest plan under each limit", f.Planned, append([]Option{f.Planned}, f.Memory...)...)
+	r.optionTable(out, "time against devices", f.Planned, append([]Option{f.Planned}, f.Devices...)...)
 }

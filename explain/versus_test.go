@@ -174,7 +174,7 @@ func TestAnswersText(t *testing.T) {
 	more.Change, more.StepSeconds, more.TokensPerSecond, more.Plan = "2x HBM bandwidth", 8, 1250, "Q"
 	less.Change, less.plan, less.Reason = "at most 1.00 GiB", nil, "nothing fits: stage 0 needs 1.00 MiB more at least"
 	r.Sensitivities = &Sensitivities{Planned: planned, Now: planned, Changes: []Option{more}}
-	r.Fronts = &Fronts{Memory: []Option{planned, less}, Devices: []Option{planned}}
+	r.Fronts = &Fronts{Planned: planned, Memory: []Option{planned, less}, Devices: []Option{planned}}
 	r.Price(2)
 	var text bytes.Buffer
 	require.NoError(t, r.Summary(&text))
