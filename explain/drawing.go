@@ -51,6 +51,7 @@ const (
 	meshUnits = 4   // units drawn
 	meshRows  = 8   // data-parallel ranks below each other
 	meshCols  = 128 // cells across
+	meshWidth = 1160.0
 )
 
 // meshDrawing shows every rank: units below each other, in them the stages side by
@@ -62,11 +63,11 @@ func (r *Report) meshDrawing() template.HTML {
 	units, rows, stages := min(p.Units(), meshUnits), min(p.DP, meshRows), p.PP()
 	shown := min(stages, max(1, meshCols/inner))
 	folds := min((p.DP+rows-1)/rows, max(1, meshCols/(inner*shown)))
+	const gap, pad, top = 14, 12, 40
 	cell := 34.0
 	if across := shown * inner * folds; across > 24 {
-		cell = max(9, 820/float64(across))
+		cell = max(7, min(34, (meshWidth-gap*float64(shown))/float64(across)))
 	}
-	const gap, pad, top = 14, 12, 40
 	block := float64(inner) * cell // a row
 	stage := block*float64(folds) + gap
 	width := max(float64(shown)*stage+2*pad, 480)
@@ -99,6 +100,9 @@ func (r *Report) meshDrawing() template.HTML {
 						n := nodeOf(r.Prediction.cluster, rank)
 						tip += fmt.Sprintf(", node %d", n)
 						node = fmt.Sprintf(" node%d", n%2)
+					}
+					if cell < 14 {
+						node += " dot"
 					}
 					d.box(cx+1.5, cy+1.5, cell-3, cell-3, fmt.Sprintf("cell stage%d%s", s%8, node), tip)
 					if cell >= 20 {
