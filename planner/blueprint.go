@@ -30,6 +30,7 @@ type blueprint struct {
 	wires                    map[*ir.Node]int // which of the transfers between its two stages a send is, in its phase
 	chunkOf                  map[string]int   // by block
 	cuts                     []valueCut
+	held                     [extents][fewPositions][]held // by position; nil until it is measured
 }
 
 // valueCut is a dimension of some value, or the smallest of those that lie on the

@@ -105,7 +105,8 @@ func TestFinishIsTheProgram(t *testing.T) {
 				schedule = partition.Interleaved
 				seen.interleaved++
 			}
-			p := newPipeline(skel, skel.times(b), skel.memoryOf(b), b, schedule)
+			p := newPipeline(skel, skel.memoryOf(b), b, schedule)
+			p.stages = skel.times(b)
 			x := &candidate{pipe: p, plan: p.plan(cut), cut: cut, time: p.time(cut)}
 			got, err := s.finish(x)
 			require.NoError(t, err)

@@ -33,6 +33,26 @@ func (s *searcher) relieves(o outline) bool {
 	return grouped || o.offload != partition.OffloadNone && s.opts.Offload == ""
 }
 
+// sparing lists the outlines that spare memory beside one that is looked at.
+func (s *searcher) sparing(o outline) []*pending {
+	var all []*pending
+	groups := []int{o.group}
+	replicas := o.dp * (s.opts.RuntimeNGPUs / o.plan)
+	if o.group == 0 && o.offload == partition.OffloadNone {
+		groups = zeroGroups(s.opts, o.degrees, o.zero, replicas, o.chunks, s.cluster)
+	}
+	for _, group := range groups {
+		for _, offload := range offloads(s.opts, s.cluster) {
+			x := o
+			x.group, x.offload = group, offload
+			if x != o && x.among(s.opts) && s.relieves(x) && o.offload == partition.OffloadNone && (x.group == o.group || x.offload == o.offload) {
+				all = append(all, &pending{outline: x, relief: true, left: slices.Clone(s.sizedOf(x))})
+			}
+		}
+	}
+	return all
+}
+
 // relieve looks at the pending outlines that spare memory and may have plans of
 // at most the given time: where the limit on memory slows down plans of the same
 // degrees that are known already, and leaves time to gain on the best of them.
