@@ -473,16 +473,7 @@ func alignUp(n int64) int64 { return (n + align - 1) / align * align }
 // whose lives overlap theirs, the largest placed first (Pisarchyk and Lee 2020,
 // greedy by size).
 func (b *stageBuilder) allocate() {
-	used := make([]bool, len(b.Buffers))
-	for _, body := range b.Bodies {
-		for i := range body.Instrs {
-			for _, ids := range [2][]int{body.Instrs[i].Args, body.Instrs[i].Results} {
-				for _, id := range ids {
-					used[id] = true
-				}
-			}
-		}
-	}
+	used := b.used()
 	var persist, host []int
 	slot, inbox := make([][]int, len(b.Chunks)), make([][]int, len(b.Chunks))
 	var temp [ir.NumPhases][]int
@@ -536,6 +527,22 @@ func (b *stageBuilder) allocate() {
 	}
 }
 
+// used says which buffers an instruction has to do with.
+func (s *Stage) used() []bool {
+	used := make([]bool, len(s.Buffers))
+	for _, body := range s.Bodies {
+		for i := range body.Instrs {
+			for _, id := range body.Instrs[i].Args {
+				used[id] = true
+			}
+			for _, id := range body.Instrs[i].Results {
+				used[id] = true
+			}
+		}
+	}
+	return used
+}
+
 // share places a parameter where the program that the arenas are shared with has
 // it, if it has it.
 func (b *stageBuilder) share(buf *Buffer) bool {
@@ -560,8 +567,9 @@ const (
 	rankStep // step inputs, accumulators, outputs
 )
 
-func (b *stageBuilder) rank(id int) int {
-	n := b.Buffers[id].Value.Def
+func (b *stageBuilder) rank(id int) int { return rankOf(b.Buffers[id].Value.Def) }
+
+func rankOf(n *ir.Node) int {
 	attr, _ := n.Attr.(ir.ParamAttr)
 	switch {
 	case n.Op == ir.OpParam && !attr.State:

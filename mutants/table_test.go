@@ -6,7 +6,7 @@ import "slices"
 
 // mutants lists all planted bugs, by where they are planted.
 func mutants() []mutant {
-	return slices.Concat(inTheModel(), inLlama(), inThePartition(), inTheRuntime(), inTheKernels(), inTheLoop(), inThePrecision(), inTheReproducible(), inTheStreams(), inContext(), inTheMemory(), inTheCompiler())
+	return slices.Concat(inTheModel(), inLlama(), inGroupedHeads(), inThePartition(), inTheRuntime(), inTheKernels(), inTheLoop(), inThePrecision(), inTheReproducible(), inTheStreams(), inContext(), inTheMemory(), inTheCluster(), inTheCompiler())
 }
 
 // inTheModel has the bugs of the graph that all ranks share: trace, autodiff,
@@ -16,8 +16,8 @@ func inTheModel() []mutant {
 	return []mutant{{
 		bug: "non-causal mask", how: "in the definition of attention",
 		file: "ir/interp/attention.go",
-		old:  "lse[row] = logSumExp(scores[:i+1])\n\t\t\t\tfor j := range i + 1 {",
-		new:  "lse[row] = logSumExp(scores[:i+1])\n\t\t\t\tfor j := range length {",
+		old:  "lse[row] = logSumExp(scores[:i+1])\n\t\t\t\t\tfor j := range i + 1 {",
+		new:  "lse[row] = logSumExp(scores[:i+1])\n\t\t\t\t\tfor j := range length {",
 		pkg:  "./ir/interp", run: "^TestAttentionIsCausal$",
 	}, {
 		bug: "tied table's gradient missing one use", how: "autodiff keeps the last",
@@ -404,7 +404,7 @@ func inTheKernels() []mutant {
 	}, {
 		bug: "two backward outputs swapped", how: "gradients of queries and keys",
 		file: "runtime/cpu/kernel/attention.go",
-		old:  "dq: packed{dqkv, shape.T, 3, 0}, dk: packed{dqkv, shape.T, 3, 1}", new: "dq: packed{dqkv, shape.T, 3, 1}, dk: packed{dqkv, shape.T, 3, 0}",
+		old:  "dq: packed{dqkv, shape.T, parts, 0}, dk: packed{dqkv, shape.T, parts, group}", new: "dq: packed{dqkv, shape.T, parts, group}, dk: packed{dqkv, shape.T, parts, 0}",
 		pkg: kernel, run: "^TestAttention$",
 	}, {
 		bug: "two backward outputs swapped", how: "gradients of keys and values",

@@ -155,26 +155,28 @@ func (pr *propagator) leaves() error {
 }
 
 // overReplicas shards a value that data-parallel ranks would all hold over those
-// of a ZeRO group, in the dimension that they share most evenly (the first of
-// those) and that is not sharded yet: slices of slices would have to be gathered
-// to move. What has no such dimension, a bias split over tp, stays where it is.
+// of a ZeRO group.
 func (pr *propagator) overReplicas(spec ir.ShardSpec, shape []int) ir.ShardSpec {
 	dp := pr.mesh.Axis(AxisDP)
-	n := pr.mesh.Axes[dp].Size
-	if n == 1 {
-		return spec
+	if d := ReplicaDim(pr.mesh.Axes[dp].Size, spec, shape); d >= 0 {
+		spec[dp] = ir.ShardOn(d)
 	}
+	return spec
+}
+
+// ReplicaDim returns the dimension in which ZeRO shards a value over n ranks: the
+// one that they share most evenly (the first of those) and that is not sharded yet,
+// as slices of slices would have to be gathered to move. It is -1 for what has no
+// such dimension, a bias split over tp, and stays whole.
+func ReplicaDim(n int, spec ir.ShardSpec, shape []int) int {
 	best, least := -1, math.Inf(1)
 	for d, size := range shape {
-		part := float64(pr.mesh.Axes[dp].Cut(size, 0).Len) / float64(size)
-		if size >= n && len(spec.ShardAxes(d)) == 0 && part < least {
+		part := float64(ir.Axis{Size: n}.Cut(size, 0).Len) / float64(size)
+		if n > 1 && size >= n && len(spec.ShardAxes(d)) == 0 && part < least {
 			best, least = d, part
 		}
 	}
-	if best >= 0 {
-		spec[dp] = ir.ShardOn(best)
-	}
-	return spec
+	return best
 }
 
 // alongBatch cuts dimension 0 as the batch is cut.

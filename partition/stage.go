@@ -339,9 +339,11 @@ func (c *cutter) send(v, src *ir.Value, from, to int, phase ir.Phase) {
 }
 
 // addN sums first what each position owns, there, and then the positions' terms in
-// order, so that every position gets the same bits and one value crosses each
-// boundary. n is the add_n, or a cast of it: then each position casts its term,
-// and what crosses is of the type of the result.
+// order, so that every position gets the same bits. Two positions exchange their
+// terms. Of more each adds its own to what the one before hands on, and the sum comes
+// back the same way, so that all positions but the ends do the same. n is the add_n,
+// or a cast of it: then each position casts its term, and what crosses is of the type
+// of the result.
 func (c *cutter) addN(n, sum *ir.Node, s int) {
 	byStage := map[int][]*ir.Value{}
 	var stages []int
@@ -361,15 +363,38 @@ func (c *cutter) addN(n, sum *ir.Node, s int) {
 		c.emit(n, s)
 		return
 	}
-	m := &ir.Node{Op: ir.OpAddN, Phase: n.Phase, Stage: s, Pos: n.Pos, Name: c.name(n, s), Results: make([]*ir.Value, 1)}
+	var terms []*ir.Value
 	for _, t := range stages {
 		v := c.term(sum, byStage[t], t)
 		if n != sum {
 			v = c.termOf(n, []*ir.Value{v}, t)
 		}
+		terms = append(terms, v)
+	}
+	if positions := c.plan.PP(); positions > 2 && len(terms) == positions {
+		c.chain(n, terms, s)
+		return
+	}
+	m := &ir.Node{Op: ir.OpAddN, Phase: n.Phase, Stage: s, Pos: n.Pos, Name: c.name(n, s), Results: make([]*ir.Value, 1)}
+	for _, v := range terms {
 		m.Args = append(m.Args, c.at(v, s, n.Phase))
 	}
 	c.place(n, m, s)
+}
+
+// chain gives position s the sum of one term of each position, handed on from the
+// first to the last and back.
+func (c *cutter) chain(n *ir.Node, terms []*ir.Value, s int) {
+	total := terms[0]
+	for t, v := range terms[1:] {
+		total = c.partial(n, []*ir.Value{total, v}, fmt.Sprintf("%s@sum%d", n.Name, t+1), placed{total, t + 1}, t+1)
+	}
+	for t := len(terms) - 2; t >= s; t-- {
+		if c.copyOf(total, t) == nil {
+			c.send(total, c.copyOf(total, t+1), t+1, t, n.Phase)
+		}
+	}
+	c.copyIs(n.Results[0], s, c.copyOf(total, s))
 }
 
 // term returns the source value that stands for the sum of position t's operands of
@@ -383,11 +408,16 @@ func (c *cutter) term(n *ir.Node, args []*ir.Value, t int) *ir.Value {
 
 // termOf is what n makes of the operands that are on stage t.
 func (c *cutter) termOf(n *ir.Node, args []*ir.Value, t int) *ir.Value {
-	key := placed{n.Results[0], t}
+	return c.partial(n, args, fmt.Sprintf("%s@stage%d", n.Name, t), placed{n.Results[0], t}, t)
+}
+
+// partial is what an op like n makes of other operands on stage t, a part of what n
+// makes, once for each key.
+func (c *cutter) partial(n *ir.Node, args []*ir.Value, name string, key placed, t int) *ir.Value {
 	if v, ok := c.terms[key]; ok {
 		return v
 	}
-	node := &ir.Node{Op: n.Op, Attr: n.Attr, Args: args, Phase: n.Phase, Pos: n.Pos, Name: fmt.Sprintf("%s@stage%d", n.Name, t)}
+	node := &ir.Node{Op: n.Op, Attr: n.Attr, Args: args, Phase: n.Phase, Pos: n.Pos, Name: name}
 	v := &ir.Value{ID: len(c.made), Type: n.Results[0].Type, Def: node}
 	node.Results = []*ir.Value{v}
 	c.owner, c.holders = append(c.owner, t), append(c.holders, nil)
