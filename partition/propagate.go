@@ -59,7 +59,7 @@ func propagate(g *ir.Graph, p *Plan, mesh ir.Mesh) (*ir.Graph, error) {
 	}
 	pr := &propagator{
 		plan: p, mesh: mesh, src: g, dst: &ir.Graph{Name: g.Name, Mesh: mesh, Nodes: make([]*ir.Node, 0, len(g.Nodes)*3/2)}, placer: placer,
-		facts: make([]fact, g.IDs(), g.IDs()*3/2), names: map[string]int{}, mb: mesh.Axis(AxisMB),
+		facts: make([]fact, g.IDs(), g.IDs()*3/2), names: make(map[string]int, len(g.Nodes)/4), mb: mesh.Axis(AxisMB),
 	}
 	if err := pr.leaves(); err != nil {
 		return nil, err
@@ -305,6 +305,9 @@ func (pr *propagator) choose(n *ir.Node, args []*ir.Value) (argSpecs, resSpecs [
 		return nil, nil, err
 	}
 	for axis, a := range pr.mesh.Axes {
+		if a.Size == 1 && !a.Time && whole(args, axis) {
+			continue // as in the zero spec: there is nothing to place
+		}
 		best := math.Inf(1)
 		for rule := ir.PassPartial; rule < len(sig.Dims); rule++ {
 			if a.Size == 1 && !a.Time && rule != ir.ReplicateAll {
@@ -343,6 +346,16 @@ func (pr *propagator) choose(n *ir.Node, args []*ir.Value) (argSpecs, resSpecs [
 		}
 	}
 	return argSpecs, resSpecs, nil
+}
+
+// whole reports whether an axis places nothing of any value.
+func whole(values []*ir.Value, axis int) bool {
+	for _, v := range values {
+		if v.Spec[axis] != (ir.Placement{}) {
+			return false
+		}
+	}
+	return true
 }
 
 // Costs are bytes moved per rank, in units where ties are broken by small
