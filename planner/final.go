@@ -238,7 +238,7 @@ type row struct{ blocks, repeated int }
 // rowOf returns the row that shows how many blocks lie under a plan.
 func rowOf(p *partition.Plan) row {
 	if p.Overlap {
-		return row{8, 4} // communication is a block ahead, or two behind
+		return row{9, 4} // communication is a block ahead, or two behind
 	}
 	return row{6, 2}
 }
