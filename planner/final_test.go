@@ -47,7 +47,7 @@ func randomOutline(r *rand.Rand, blocks, batch int) (o outline, units int, ok bo
 func TestFinishIsTheProgram(t *testing.T) {
 	const seed = 31
 	r := rand.New(rand.NewPCG(seed, 0))
-	cases := 150
+	cases := 70
 	if testing.Short() {
 		cases = 40
 	}
@@ -154,7 +154,7 @@ func TestFinishIsTheProgram(t *testing.T) {
 func TestFewBlocksShowMany(t *testing.T) {
 	const seed = 41
 	r := rand.New(rand.NewPCG(seed, 0))
-	cases := 120
+	cases := 80
 	if testing.Short() {
 		cases = 20
 	}

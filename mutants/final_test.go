@@ -1,0 +1,34 @@
+//go:build mutants
+
+package mutants
+
+// inTheFinals has the bugs of what is said of plans that were found, without compiling
+// them.
+func inTheFinals() []mutant {
+	return []mutant{{
+		bug: "a longer pipeline keeps no more of the gradient norm", how: "than one of four positions",
+		file: "planner/final.go",
+		old:  "step.Persist += int64(max(0, p.PP()-fewPositions)) * f.share\n", new: "",
+		pkg: "./planner", run: "^TestFinishIsTheProgram$",
+	}, {
+		bug:  "the last inner position is like the others",
+		file: "planner/final.go",
+		old:  "after < 2 {", new: "after < 1 {",
+		pkg: "./planner", run: "^TestFinishIsTheProgram$",
+	}, {
+		bug: "what the stream hides is counted as communication", how: "in the breakdown",
+		file: "planner/final.go",
+		old:  "if x.Async && skel.price.Overlaps() {", new: "if x.Async && phase == ir.Update && skel.price.Overlaps() {",
+		pkg: "./planner", run: "^TestFinishIsTheProgram$",
+	}, {
+		bug: "lives that go from block to block are not repeated", how: "those of the copies end where they began",
+		file: "codegen/repeat.go",
+		old:  "next.to, ok[1] = place(l.to, by+c)", new: "next.to, ok[1] = place(l.to, by)",
+		pkg: "./planner", run: "^TestFewBlocksShowMany$",
+	}, {
+		bug: "what blocks keep does not grow with them", how: "but for weights",
+		file: "codegen/repeat.go",
+		old:  "r.Block == t.block(n) });", new: "r.Block == t.block(n) && n.Op == ir.OpParam });",
+		pkg: "./planner", run: "^TestFewBlocksShowMany$",
+	}}
+}
