@@ -16,9 +16,9 @@ func inTheFinals() []mutant {
 		old:  "after < 2 {", new: "after < 1 {",
 		pkg: "./planner", run: "^TestFinishIsTheProgram$",
 	}, {
-		bug: "what the stream hides is counted as communication", how: "in the breakdown",
+		bug: "the breakdown is of the rank that waits most", how: "of a plan that is not compiled",
 		file: "planner/final.go",
-		old:  "if x.Async && skel.price.Overlaps() {", new: "if x.Async && phase == ir.Update && skel.price.Overlaps() {",
+		old:  "if busy[i] > busy[at] {", new: "if busy[i] < busy[at] {",
 		pkg: "./planner", run: "^TestFinishIsTheProgram$",
 	}, {
 		bug: "lives that go from block to block are not repeated", how: "those of the copies end where they began",

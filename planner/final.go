@@ -327,17 +327,15 @@ func (p *pipeline) breakdown(cut []partition.Stage) cost.Breakdown {
 	communication := busy[at] - w.spent[cost.Compute] - w.spent[cost.Optimizer]
 	return cost.Breakdown{
 		Compute: w.spent[cost.Compute], Optimizer: w.spent[cost.Optimizer], Communication: communication,
-		Bubble:     step - busy[at],
-		Overlapped: w.beside - (communication - w.spent[cost.Communication]),
+		Bubble: step - busy[at], Overlapped: w.spent[cost.Communication] - communication,
 	}
 }
 
-// spending adds up what a position does by kind.
+// spending adds up what a position does by kind, in order or on its communication stream.
 type spending struct {
-	pipe   *pipeline
-	cut    []partition.Stage
-	spent  [3]cost.Picoseconds // in order
-	beside cost.Picoseconds    // on the communication stream
+	pipe  *pipeline
+	cut   []partition.Stage
+	spent [3]cost.Picoseconds
 }
 
 // position adds the step of a position: its passes over all micro-batches, and the
@@ -375,12 +373,7 @@ func (w *spending) pass(stage int, phase ir.Phase, size, times int, mesh ir.Mesh
 		counts = recomputation{}.counts(n)
 	}
 	add := func(x priced, kind cost.Kind, count int) {
-		time := cost.Picoseconds(times*count) * x.time
-		if x.Async && skel.price.Overlaps() {
-			w.beside += time
-		} else {
-			w.spent[kind] += time
-		}
+		w.spent[kind] += cost.Picoseconds(times*count) * x.time
 	}
 	for e, count := range counts {
 		if count == 0 && extent(e) != kept {
