@@ -27,14 +27,21 @@ func Generate(g *ir.Graph, p *partition.Plan, batch int, share *Program) (*Progr
 	if err != nil {
 		return nil, err
 	}
+	// Ranks of a stage that run as many micro-batches run the same tasks.
+	type alike struct{ stage, microBatches int }
+	orders := map[alike][]Task{}
 	training := prog.Training()
-	for r := range p.RuntimeNGPUs {
+	prog.Schedules = make([]Schedule, p.RuntimeNGPUs)
+	for r := range prog.Schedules {
 		stage, device := p.StageDevice(r)
 		c := prog.Mesh.Coord(device)
-		sched := Schedule{Rank: r, Stage: stage, Device: device, Coord: c}
-		sched.MicroBatches = p.MicroBatches(batch, c)
-		sched.Tasks = Order(p, stage, sched.MicroBatches, training)
-		prog.Schedules = append(prog.Schedules, sched)
+		like := alike{stage, p.MicroBatchesOn(prog.Mesh, batch, c)}
+		tasks, ok := orders[like]
+		if !ok {
+			tasks = Order(p, stage, like.microBatches, training)
+			orders[like] = tasks
+		}
+		prog.Schedules[r] = Schedule{Rank: r, Stage: stage, Device: device, Coord: c, MicroBatches: like.microBatches, Tasks: tasks}
 	}
 	return prog, nil
 }
@@ -53,8 +60,9 @@ func Lay(g *ir.Graph, p *partition.Plan, batch int, share *Program) (*Program, e
 func stages(g *ir.Graph, p *partition.Plan, batch int, share *Program) (*Program, error) {
 	prog := &Program{Graph: g, Plan: p, Batch: batch, Mesh: g.Mesh}
 	training := prog.Training()
+	tables, nodes := newTables(prog)
 	for s := range p.PP() {
-		st := &stageBuilder{prog: prog, training: training, Stage: &Stage{Index: s}}
+		st := &stageBuilder{prog: prog, training: training, tables: tables, nodes: nodes[s], Stage: &Stage{Index: s}}
 		if share != nil {
 			st.shared = share.Stages[s]
 		}

@@ -6,16 +6,6 @@ package mutants
 // them.
 func inTheFinals() []mutant {
 	return []mutant{{
-		bug: "a longer pipeline keeps no more of the gradient norm", how: "than one of four positions",
-		file: "planner/final.go",
-		old:  "step.Persist += int64(max(0, p.PP()-fewPositions)) * f.share\n", new: "",
-		pkg: "./planner", run: "^TestFinishIsTheProgram$",
-	}, {
-		bug:  "the last inner position is like the others",
-		file: "planner/final.go",
-		old:  "after < 2 {", new: "after < 1 {",
-		pkg: "./planner", run: "^TestFinishIsTheProgram$",
-	}, {
 		bug: "the breakdown is of the rank that waits most", how: "of a plan that is not compiled",
 		file: "planner/final.go",
 		old:  "if busy[i] > busy[at] {", new: "if busy[i] < busy[at] {",

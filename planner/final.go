@@ -27,14 +27,12 @@ type finals struct {
 // footprint is the memory of the ranks of a position.
 type footprint struct {
 	step, eval codegen.Regions // eval has no chunks without an evaluation
-	share      int64           // of step.Persist, what it keeps for one inner position
 }
 
 // arena returns the bytes of the arena of a position of a plan with m micro-batches,
 // of which it stands for one of the stages.
 func (f *footprint) arena(p *partition.Plan, position, m int) int64 {
 	step, eval := f.step, f.eval
-	step.Persist += int64(max(0, p.PP()-fewPositions)) * f.share
 	step.Chunks = withRooms(step.Chunks, codegen.Room(p, position, m, true))
 	if eval.Chunks == nil {
 		return step.Arena()
@@ -66,16 +64,11 @@ type stageKey struct {
 	stages              string // blocks and recomputation by chunk
 }
 
-// fewPositions is the most positions of a pipeline that stands for longer ones: the first, an
-// inner one, the last inner one, which in the update sends all it has to send before
-// its parameters are due, and the last.
-const fewPositions = 4
-
 // standIn returns which of at most [fewPositions] stands for one of pp.
 func standIn(position, pp int) (at, positions int) {
 	positions = min(pp, fewPositions)
-	if after := pp - 1 - position; after < 2 {
-		return positions - 1 - after, positions
+	if position == pp-1 {
+		return positions - 1, positions
 	}
 	return min(position, 1), positions
 }
@@ -113,12 +106,11 @@ func chunksOf(p *partition.Plan, position int) []partition.Stage {
 // compiledStage is a stage for a step, and for the evaluation unless that is nil.
 type compiledStage struct {
 	step, eval *codegen.Longer
-	share      int64 // see footprint
 }
 
 // footprint returns the memory of the stage on a mesh.
 func (c *compiledStage) footprint(mesh ir.Mesh) footprint {
-	f := footprint{step: c.step.Regions(mesh), share: c.share}
+	f := footprint{step: c.step.Regions(mesh)}
 	if c.eval != nil {
 		f.eval = c.eval.Regions(mesh)
 	}
@@ -186,7 +178,7 @@ func (s *searcher) compileFew(p *partition.Plan, f few) (alike bool, err error) 
 		if at < 0 {
 			continue
 		}
-		c := compiledStage{share: exchanged(step)}
+		var c compiledStage
 		ok := [2]bool{1: true}
 		c.step, ok[0] = step.Longer(i, f.repeats, nil)
 		if eval != nil {
@@ -199,21 +191,6 @@ func (s *searcher) compileFew(p *partition.Plan, f few) (alike bool, err error) 
 		}
 	}
 	return alike, nil
-}
-
-// exchanged returns the bytes that a position keeps of what an inner one sends to all
-// others in the update: its share of the gradient norm.
-func exchanged(prog *codegen.Program) int64 {
-	var bytes int64
-	for i := range prog.Stages[0].Buffers {
-		b := &prog.Stages[0].Buffers[i]
-		if n := b.Value.Def; n.Op == ir.OpRecv && n.Phase == ir.Update && b.Region == codegen.Persist {
-			if from, _ := prog.Plan.Position(n.Args[0].Def.Stage); from == 1 {
-				bytes += align(b.Size)
-			}
-		}
-	}
-	return bytes
 }
 
 // with returns the graph with so many of its blocks.
@@ -379,17 +356,21 @@ func (w *spending) pass(stage int, phase ir.Phase, size, times int, mesh ir.Mesh
 		if count == 0 && extent(e) != kept {
 			continue
 		}
-		for _, x := range skel.prices(extent(e), stage, phase, size, mesh, at, false) {
+		for _, x := range skel.prices(extent(e), stage, phase, size, mesh, at) {
 			kind := kindOf(x.Node)
 			switch inner := blockOperands(x.Node); {
 			case x.Node.Op == ir.OpSend || x.Node.Op == ir.OpRecv:
 				if extent(e) == kept {
 					add(x, kind, 1)
 				}
-			case skel.ofBlock[x.Node] && phase == ir.Update && skel.plan.Chunks() > 1:
-				c := w.cut[skel.stageOf[x.Node.Block()]]
-				add(x, kind, c.Last-c.First)
-			case skel.ofBlock[x.Node]:
+			case skel.of.ofBlock[x.Node] && phase == ir.Update && skel.plan.Chunks() > 1:
+				for chunk := range skel.plan.Chunks() {
+					if skel.of.chunk(&skel.plan, position == positions-1, chunk) == skel.of.chunkOf[x.Node.Block()] {
+						c := w.cut[position+chunk*positions]
+						add(x, kind, c.Last-c.First)
+					}
+				}
+			case skel.of.ofBlock[x.Node]:
 				add(x, kind, count)
 			case extent(e) != kept:
 			case x.Node.Op == ir.OpAddN && inner > 0:
@@ -397,7 +378,7 @@ func (w *spending) pass(stage int, phase ir.Phase, size, times int, mesh ir.Mesh
 				if phase == ir.Update {
 					all = blocks
 				}
-				x.time = skel.price.AddN(x.Instr, mesh, at, len(x.Node.Args)-inner+all*(inner/skel.plan.Chunks()))
+				x.time = skel.price.As(stage).AddN(x.Instr, mesh, at, len(x.Node.Args)-inner+all*(inner/skel.of.plan.Chunks()))
 				add(x, kind, 1)
 			default:
 				add(x, kind, 1)

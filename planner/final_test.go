@@ -87,11 +87,10 @@ func TestFinishIsTheProgram(t *testing.T) {
 			seen.evaluated++
 		}
 		s := newSearcher(g, batch, c, opts)
-		skels, err := s.skeletons([]outline{o})
+		skel, err := s.skeleton(o)
 		if err != nil {
 			continue // nothing to split so far
 		}
-		skel := skels[0]
 		cut := randomCut(r, blocks, o.pp*o.chunks)
 		for again := range 3 {
 			if again == 2 { // some of these stages have been compiled by then
