@@ -130,7 +130,7 @@ func newSearcher(g *ir.Graph, batch int, c *cost.Cluster, opts Options) *searche
 	s := &searcher{
 		opts: opts, blueprints: newBlueprints(graphs, batch), contexts: contexts{tokens: sequenceTokens(g)}, cluster: c,
 		trunks: map[trunkKey]*trunk{},
-		finals: finals{compiled: map[stageKey]compiledStage{}, footprintsOf: map[footprintKey]footprint{}},
+		finals: newFinals(),
 	}
 	s.limit = c.MemoryPerRank(opts.RuntimeNGPUs)
 	if opts.MemoryLimit > 0 {
