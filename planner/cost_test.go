@@ -29,7 +29,11 @@ func randomCluster(r *rand.Rand) *cost.Cluster {
 			Efficiency: cost.Efficiency{Matmul: 0.8, MatmulHalf: scale(1e5), Attention: 0.4, Vector: 0.1, Memory: 0.8},
 		},
 	}
-	switch r.IntN(4) {
+	switch r.IntN(6) {
+	case 5:
+		c.Device.Shared, c.Device.Cores = true, 1+r.IntN(4)
+		c.Device.Efficiency.Threads = []float64{0, 0.7}[r.IntN(2)]
+		c.Device.Cache = &cost.Cache{Memory: int64(scale(1e5)), Bandwidth: 1e12}
 	case 0:
 		c.NICsPerNode = 1 + r.IntN(3)
 	case 1:
@@ -123,7 +127,7 @@ func TestCostIsSimulation(t *testing.T) {
 		}
 		c.Device.Shared = k%4 == 0 // streams do not overlap there
 		chunks := 1
-		if d.pp > 1 && blocks/d.pp > 1 && r.IntN(2) == 0 {
+		if d.pp > 1 && blocks/d.pp > 1 && r.IntN(4) > 0 {
 			chunks = 2 + r.IntN(blocks/d.pp-1)
 		} else if d.cp == 1 && !sh.offload.Moves() {
 			sh.overlap = r.IntN(3) > 0

@@ -149,7 +149,16 @@ func (s *searcher) floor(o outline, size int, schedule partition.Schedule) cost.
 	replicas := o.dp * (s.opts.RuntimeNGPUs / o.plan)
 	local := (s.batch + replicas - 1) / replicas
 	m := (local + size - 1) / size
-	first, last := t.at(size), t.at(local-(m-1)*size)
+	least := s.least(o, t.at(size), t.at(local-(m-1)*size), m, schedule)
+	if busy := t.price.Busy(o.pp, m); busy < 1 {
+		least = cost.Picoseconds(float64(least) * busy)
+	}
+	return least
+}
+
+// least is the floor of m micro-batches, all but the last of one size, where all ranks
+// are busy.
+func (s *searcher) least(o outline, first, last *trunkTimes, m int, schedule partition.Schedule) cost.Picoseconds {
 	blocks := s.graphs.blocks
 	// all is every micro-batch through a part of the model, way one there and back.
 	all := func(part, n int) cost.Picoseconds {

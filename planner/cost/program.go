@@ -148,13 +148,11 @@ func (m *Program) route(from, to int) Route {
 
 // Send returns the time of a transfer from one stage to another.
 func (m *Program) Send(n *ir.Node, mesh ir.Mesh, at ir.Coord, from, to int) Picoseconds {
-	return m.Transfer(localBytes(n.Results[0], mesh, at), m.route(from, to))
+	return m.crowded(m.Transfer(localBytes(n.Results[0], mesh, at), m.route(from, to)), n.Phase, mesh)
 }
 
-// Instr returns the time of an instruction at a position of a mesh, and what
-// kind of time it is. The mesh is the program's, or one that differs from it in
-// the micro-batch axis.
-func (m *Program) Instr(in *codegen.Instr, mesh ir.Mesh, at ir.Coord) (Picoseconds, Kind) {
+// instr is [Program.Instr] where all ranks are busy.
+func (m *Program) instr(in *codegen.Instr, mesh ir.Mesh, at ir.Coord) (Picoseconds, Kind) {
 	n := in.Node
 	kind := Compute
 	if n.Phase == ir.Update {
@@ -166,7 +164,7 @@ func (m *Program) Instr(in *codegen.Instr, mesh ir.Mesh, at ir.Coord) (Picosecon
 	case ir.OpAccumulate:
 		return m.kernel(vector, 0, 3*localBytes(n.Results[0], mesh, at)), kind
 	case ir.OpSend:
-		return m.Send(n, mesh, at, n.Stage, n.Attr.(ir.P2PAttr).Stage), Communication
+		return m.Transfer(localBytes(n.Results[0], mesh, at), m.route(n.Stage, n.Attr.(ir.P2PAttr).Stage)), Communication
 	case ir.OpFetch, ir.OpStash:
 		return m.HostCopy(localBytes(n.Results[0], mesh, at)), Communication
 	case ir.OpRecv:
@@ -187,7 +185,7 @@ func (m *Program) Bucket(instrs []codegen.Instr, mesh ir.Mesh, at ir.Coord) Pico
 	for i := range instrs {
 		bytes += collectiveBytes(instrs[i].Node, mesh, at)
 	}
-	return m.Collective(n.Op, bytes, m.group(n, mesh.Axis(n.Attr.(ir.CommAttr).Axis)))
+	return m.crowded(m.Collective(n.Op, bytes, m.group(n, mesh.Axis(n.Attr.(ir.CommAttr).Axis))), n.Phase, mesh)
 }
 
 // collectiveBytes is the size of the tensor of a collective. See [Model.Collective].
@@ -204,7 +202,7 @@ func (m *Program) AddN(in *codegen.Instr, mesh ir.Mesh, at ir.Coord, operands in
 	if in.Node.Op != ir.OpAddN {
 		panic(fmt.Sprintf("BUG: %s is %s, not add_n", in.Node.Name, in.Node.Op))
 	}
-	return m.compute(in, mesh, at, operands)
+	return m.crowded(m.compute(in, mesh, at, operands), in.Node.Phase, mesh)
 }
 
 // compute prices a kernel at its local shapes. operands differs from the node's

@@ -57,6 +57,7 @@ type Model struct {
 	together   []float64 // by level, bytes/s a device reaches when all ranks send
 	host       Link      // without bandwidth where there is none
 	launch     float64
+	crowd      float64 // ranks a core of a shared machine; 0 of another
 	efficiency Efficiency
 }
 
@@ -77,6 +78,9 @@ func NewModel(c *Cluster, ranks int) *Model {
 	}
 	for dtype := range c.Device.FLOPS {
 		m.fastest = max(m.fastest, c.PeakFLOPS(dtype, ranks))
+	}
+	if c.Device.Shared {
+		m.crowd = float64(ranks) / float64(c.Device.Cores)
 	}
 	if c.Device.Cache != nil {
 		m.cache = *c.Device.Cache
