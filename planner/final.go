@@ -11,11 +11,17 @@ import (
 )
 
 // What is said of a plan that was found is exact, and yet nobody compiles it whole.
+//
 // The arena of a position of the pipeline depends on its own stages only, and on
-// whether others come before and after: it is read off a pipeline of a few positions,
-// in which the stages that nobody asks for have one block each. How many
-// micro-batches are in flight the real plan says. Where the time of the step goes
-// follows from the bodies of the pipeline whose simulation gave the time.
+// whether others come before and after. It is read off a pipeline of a few positions
+// and ranks that stands for all plans of its structure (see blueprint), in which of many
+// blocks in a row that recompute as much there are a few, and stages that nobody asks
+// for have one. What more blocks add is seen from those: see [codegen.Longer]. Sizes
+// follow from the mesh of the real plan, as does the number of micro-batches in flight.
+// TestFinishIsTheProgram holds that to whole programs.
+//
+// Where the time of the step goes follows from the bodies of the pipeline whose
+// simulation gave the time.
 
 // finals is what a search knows of the plans that it has found.
 type finals struct {
@@ -311,8 +317,9 @@ func (s *searcher) finish(x *candidate) (Prediction, error) {
 }
 
 // breakdown tells how the rank that waits least spends the step, of those that stand
-// for the positions of the pipeline. What it does not wait it is busy, or its communication stream is while nothing else
-// is: that is communication too.
+// for the positions of the pipeline. What it does not wait it is busy, or its
+// communication stream is while nothing else is: that is communication too, and all
+// other communication is hidden.
 func (p *pipeline) breakdown(cut []partition.Stage) cost.Breakdown {
 	system := p.system(cut)
 	busy := make([]cost.Picoseconds, len(system.Processes))
