@@ -133,7 +133,7 @@ func newSearcher(g *ir.Graph, batch int, c *cost.Cluster, opts Options) *searche
 	s := &searcher{
 		opts: opts, blueprints: newBlueprints(graphs, batch), contexts: contexts{tokens: sequenceTokens(g)}, cluster: c,
 		works: map[workKey]*work{}, rates: cost.NewModel(c, max(1, opts.RuntimeNGPUs)), families: map[family][]sized{}, orders: map[order]string{},
-		finals: finals{compiled: map[stageKey]compiledStage{}, footprintsOf: map[footprintKey]footprint{}},
+		finals: newFinals(),
 	}
 	s.limit = c.MemoryPerRank(opts.RuntimeNGPUs)
 	if opts.MemoryLimit > 0 {
