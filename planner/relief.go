@@ -62,26 +62,27 @@ func (s *searcher) relieve(points []*point, limit cost.Picoseconds, best map[deg
 		sequence bool
 	}
 	slowed := map[family]bool{}
-	return s.add(points, limit, func(p *pending) bool {
-		if !p.relief {
-			return false
-		}
+	of := map[degrees][]*point{}
+	for _, p := range points {
+		of[p.degrees] = append(of[p.degrees], p)
+	}
+	return s.add(points, limit, true, func(p *pending) bool {
 		gain := limit
 		if mine := best[p.degrees]; mine != nil {
 			gain = min(gain, mine.time-1)
 		}
 		if p.offload != partition.OffloadNone && s.opts.Offload == "" {
-			return slices.ContainsFunc(points, func(base *point) bool {
+			return slices.ContainsFunc(of[p.degrees], func(base *point) bool {
 				t := &base.pipe.template
 				same := sharding{t.ZeRO, t.ZeROGroup, t.SequenceParallel, t.Overlap, p.offload}
-				return base.degrees == p.degrees && t.Offload == partition.OffloadNone && same == p.sharding && base.chunks() == max(p.chunks, 1) && base.slowed(gain, p.offload)
+				return t.Offload == partition.OffloadNone && same == p.sharding && base.chunks() == max(p.chunks, 1) && base.slowed(gain, p.offload)
 			})
 		}
 		f := family{p.degrees, p.sequence}
 		yes, known := slowed[f]
 		if !known {
-			yes = slices.ContainsFunc(points, func(base *point) bool {
-				return base.degrees == f.degrees && base.chunks() == 1 && base.pipe.template.SequenceParallel == f.sequence && base.slowed(gain, partition.OffloadNone)
+			yes = slices.ContainsFunc(of[p.degrees], func(base *point) bool {
+				return base.chunks() == 1 && base.pipe.template.SequenceParallel == f.sequence && base.slowed(gain, partition.OffloadNone)
 			})
 			slowed[f] = yes
 		}
@@ -148,6 +149,9 @@ func (s *skeleton) copiesOf(what partition.Offload) []copies {
 // and without that offload do not fit.
 func (c *cutter) slowed(time cost.Picoseconds, what partition.Offload) bool {
 	opts := c.search.opts
+	if c.pipe.stages == nil {
+		c.pipe.stages = c.pipe.skel.times(c.pipe.template.MicroBatch)
+	}
 	if c.chunks() > 1 {
 		if c.least != never && slices.Max(c.choice) == 0 {
 			return false
@@ -173,6 +177,9 @@ func (c *cutter) slowed(time cost.Picoseconds, what partition.Offload) bool {
 	}
 	if free.best() > time {
 		return false
+	}
+	if c.bounds == nil {
+		return true // it does not fit at all
 	}
 	for i := range free.time {
 		for n, t := range free.time[i] {

@@ -316,16 +316,16 @@ func (p *pending) floor() cost.Picoseconds {
 
 // build looks at the pending outlines that may have plans of at most the given time.
 func (s *searcher) build(points []*point, limit cost.Picoseconds) []*point {
-	return s.add(points, limit, func(p *pending) bool { return !p.relief })
+	return s.add(points, limit, false, func(*pending) bool { return true })
 }
 
-// add looks at those of the chosen outlines, which it is asked for only if they may
-// have plans of at most the given time.
-func (s *searcher) add(points []*point, limit cost.Picoseconds, chosen func(*pending) bool) []*point {
+// add looks at pending outlines that may have plans of at most the given time, of
+// those that only spare memory or of the others, if they are chosen.
+func (s *searcher) add(points []*point, limit cost.Picoseconds, relief bool, chosen func(*pending) bool) []*point {
 	known := len(points)
 	var sparing []*pending
 	s.pending = slices.DeleteFunc(s.pending, func(p *pending) bool {
-		if p.floor() > limit || !chosen(p) {
+		if p.relief != relief || p.floor() > limit {
 			return false
 		}
 		if p.skel == nil {
@@ -336,21 +336,24 @@ func (s *searcher) add(points []*point, limit cost.Picoseconds, chosen func(*pen
 			}
 			sparing = append(sparing, s.sparing(p.outline)...)
 		}
-		left := p.left[:0]
-		for _, x := range p.left {
-			if x.floor <= limit && !x.refined {
+		for i := range p.left {
+			if x := &p.left[i]; x.floor <= limit && !x.refined {
 				x.floor, x.refined = max(x.floor, s.refined(p, x.size, x.schedules[0])), true
 			}
+		}
+		if p.floor() > limit || !chosen(p) {
+			return false
+		}
+		p.left = slices.DeleteFunc(p.left, func(x sized) bool {
 			if x.floor > limit {
-				left = append(left, x)
-				continue
+				return false
 			}
 			for _, schedule := range x.schedules {
 				s.stats.PlansConsidered++
 				points = append(points, &point{degrees: p.degrees, cutter: newCutter(s, p.skel, x.size, schedule)})
 			}
-		}
-		p.left = left
+			return true
+		})
 		return len(p.left) == 0
 	})
 	s.pending = append(s.pending, sparing...)
