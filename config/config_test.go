@@ -3,6 +3,7 @@ package config
 import (
 	"os"
 	"path/filepath"
+	"reflect"
 	"strings"
 	"testing"
 
@@ -227,20 +228,13 @@ func TestBytes(t *testing.T) {
 }
 
 func TestEveryKeyIsDocumentedAndReadable(t *testing.T) {
-	reference := Reference()
-	lines := strings.Split(strings.TrimSpace(reference), "\n")
-	require.Len(t, lines, len(allKeys())+2)
-	for i, k := range allKeys() {
+	for _, k := range allKeys() {
 		require.NotEmpty(t, k.name, "field %v has no yaml tag", k.index)
-		require.NotEmpty(t, k.help, "%s has no help", k)
-		require.NotContains(t, k.help, "|", "a bar would break the table")
-		require.Contains(t, lines[i+2], "| "+k.String()+" ")
+		require.NotEmpty(t, reflect.TypeFor[Config]().FieldByIndex(k.index).Tag.Get("help"), "%s has no help", k)
 		if k.words != nil && k.name != "preset" {
 			require.Contains(t, k.words, *k.target(Default()).(*string), "%s: default is not legal", k)
 		}
 	}
-	require.Contains(t, reference, "learning_rate")
-	require.Contains(t, reference, "0.0006")
 	require.NoError(t, func() error { c := Default(); c.Data.Dir = "d"; return c.Validate() }())
 }
 

@@ -90,8 +90,7 @@ func TestReadRefuses(t *testing.T) {
 func TestSkipsWithAReason(t *testing.T) {
 	rows := read(t, header+
 		strings.Replace(gptRow, "bf16", "fp8", 1)+
-		strings.Replace(strings.Replace(llamaRow, "r2", "r3", 1), "full", "unstated", 1)+
-		strings.Replace(strings.Replace(gptRow, "r1", "r5", 1), "12,12", "12,4", 1))
+		strings.Replace(strings.Replace(llamaRow, "r2", "r3", 1), "full", "unstated", 1))
 	outcomes, skipped := Evaluate(rows, nil)
 	require.Empty(t, outcomes)
 	var reasons []string
@@ -100,8 +99,17 @@ func TestSkipsWithAReason(t *testing.T) {
 	}
 	require.Equal(t, []string{
 		"r1: fp8 is not modelled", "r3: recompute is not stated",
-		"r5: gpt: n_kv_head: 4 is not supported yet by this version",
 	}, reasons)
+}
+
+// TestGroupedHeads: fewer heads of keys and values are less work and memory.
+func TestGroupedHeads(t *testing.T) {
+	rows := read(t, header+gptRow+strings.Replace(strings.Replace(gptRow, "r1", "r2", 1), "12,12", "12,4", 1))
+	outcomes, skipped := Evaluate(rows, nil)
+	require.Empty(t, skipped)
+	require.Len(t, outcomes, 2)
+	require.Less(t, outcomes[1].PredictedSeconds, outcomes[0].PredictedSeconds)
+	require.Less(t, outcomes[1].PredictedBytes, outcomes[0].PredictedBytes)
 }
 
 func TestSummaries(t *testing.T) {

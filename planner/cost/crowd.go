@@ -23,10 +23,21 @@ func (m *Program) Instr(in *codegen.Instr, mesh ir.Mesh, at ir.Coord) (Picosecon
 // bubble costs nothing as long as the cores have work. Updates come after, on all
 // ranks at once.
 func (m *Program) crowded(t Picoseconds, phase ir.Phase, mesh ir.Mesh) Picoseconds {
-	if m.crowd <= 1 || m.plan.PP() == 1 || phase == ir.Update {
+	if phase == ir.Update {
 		return t
 	}
-	micro := float64(mesh.Size(partition.AxisMB))
-	busy := micro / (micro + float64(m.plan.PP()-1))
-	return Picoseconds(math.Ceil(float64(t) * max(busy, 1/m.crowd)))
+	busy := m.Busy(m.plan.PP(), mesh.Size(partition.AxisMB))
+	if busy == 1 {
+		return t
+	}
+	return Picoseconds(math.Ceil(float64(t) * busy))
+}
+
+// Busy is the share of its time with all ranks busy that the work of a rank takes in a
+// pipeline of some stages and micro-batches.
+func (m *Model) Busy(stages, microBatches int) float64 {
+	if m.crowd <= 1 || stages == 1 {
+		return 1
+	}
+	return max(float64(microBatches)/float64(microBatches+stages-1), 1/m.crowd)
 }

@@ -2,6 +2,7 @@ package cost
 
 import (
 	"fmt"
+	"math"
 	"slices"
 
 	"github.com/autopar/autopar/codegen"
@@ -25,40 +26,105 @@ const (
 type Program struct {
 	*Model
 	plan   *partition.Plan
-	groups [][]Group // by position in the pipeline and mesh axis: the slowest of the axis
+	mesh   ir.Mesh
+	stage  int // as which all instructions are priced, -1 for each as its own
+	groups map[groupKey]Group
+	routes map[routeKey]Route
 	sigs   map[*ir.Node]*ir.Signature
-	routes map[[2]int]Route // between two stages
 }
+
+// groupKey is a mesh axis at positions of the pipeline that lie alike in the units
+// of the network.
+type groupKey struct{ offset, axis int }
+
+// routeKey is two stages, the first with its offset.
+type routeKey struct{ offset, hop int }
 
 // NewProgram prepares to price programs made by a plan.
 func NewProgram(c *Cluster, p *partition.Plan, mesh ir.Mesh) *Program {
-	m := &Program{Model: NewModel(c, p.RuntimeNGPUs), plan: p, sigs: map[*ir.Node]*ir.Signature{}, routes: map[[2]int]Route{}}
-	for s := range p.PP() {
-		var groups []Group
-		for axis := range mesh.Axes {
-			groups = append(groups, m.group(mesh, s, axis))
-		}
-		m.groups = append(m.groups, groups)
+	return &Program{
+		Model: NewModel(c, p.RuntimeNGPUs), plan: p, mesh: mesh, stage: -1,
+		groups: map[groupKey]Group{}, routes: map[routeKey]Route{}, sigs: map[*ir.Node]*ir.Signature{},
 	}
-	return m
 }
 
-// group returns the most spread of the groups over an axis. All ranks of a stage
-// do the same work, and a group that waits for a slower one later is no faster;
-// where a plan does not fit the nodes this is an upper bound.
-func (m *Program) group(mesh ir.Mesh, stage, axis int) Group {
+// As returns the same prices, of all instructions as if they belonged to a stage.
+func (m *Program) As(stage int) *Program {
+	as := *m
+	as.stage = stage
+	return &as
+}
+
+// Offset says where the ranks of a position of the pipeline lie in the units of the
+// network: positions of the same offset communicate alike.
+func (m *Program) Offset(position int) int {
+	return m.offset(m.plan.WorldRank(position, 0))
+}
+
+func (m *Program) offset(rank int) int {
+	period := 1
+	for _, r := range m.rungs {
+		if r.devices < math.MaxInt {
+			period = r.devices // a multiple of those inside
+		}
+	}
+	return rank % period
+}
+
+// group returns the most spread of the groups over an axis at the position that an
+// instruction is priced at. All ranks of a stage do the same work, and a group that
+// waits for a slower one later is no faster; where a plan does not fit the nodes this
+// is an upper bound.
+func (m *Program) group(n *ir.Node, axis int) Group {
+	stage := m.stage
+	if stage < 0 {
+		stage = n.Stage
+	}
+	return m.groupOf(stage, axis)
+}
+
+func (m *Program) groupOf(stage, axis int) Group {
+	position, _ := m.plan.Position(stage)
+	key := groupKey{m.Offset(position), axis}
+	g, known := m.groups[key]
+	if !known {
+		g = m.widest(position, axis)
+		m.groups[key] = g
+	}
+	return g
+}
+
+// widest finds the most spread group. Groups that begin at the same place of a unit
+// are alike.
+func (m *Program) widest(position, axis int) Group {
 	worst := Group{Size: 1}
-	if mesh.Axes[axis].Time {
+	if m.mesh.Axes[axis].Time {
 		return worst
 	}
-	for d := range mesh.Devices() {
-		c := mesh.Coord(d)
-		if c[axis] != 0 {
+	type start struct{ rank, shard int }
+	seen := map[start]bool{}
+	stride := 1
+	for a := axis + 1; a < len(m.mesh.Axes); a++ {
+		if !m.mesh.Axes[a].Time {
+			stride *= m.mesh.Axes[a].Size
+		}
+	}
+	size, inner := m.mesh.Axes[axis].Size, m.plan.ContextParallel()*m.plan.TP
+	ranks := make([]int, size)
+	for d := range m.mesh.Devices() {
+		if d/stride%size != 0 {
 			continue
 		}
-		var ranks []int
-		for _, e := range mesh.Group(c, axis) {
-			ranks = append(ranks, m.plan.WorldRank(stage, e))
+		at := start{m.offset(m.plan.WorldRank(position, d)), 0}
+		if stride >= inner { // data-parallel ranks may lie in several units of the plan
+			at.shard = d / inner % m.plan.DP
+		}
+		if seen[at] {
+			continue
+		}
+		seen[at] = true
+		for i := range ranks {
+			ranks[i] = m.plan.WorldRank(position, d+i*stride)
 		}
 		if g := spread(m.rungs, ranks); worst.Size == 1 || g.wider(worst) {
 			worst = g
@@ -69,13 +135,20 @@ func (m *Program) group(mesh ir.Mesh, stage, axis int) Group {
 
 // route returns how transfers between two stages go.
 func (m *Program) route(from, to int) Route {
-	key := [2]int{from, to}
+	at, _ := m.plan.Position(from)
+	end, _ := m.plan.Position(to)
+	key := routeKey{m.Offset(at), end - at}
 	way, known := m.routes[key]
 	if !known {
 		way = route(m.rungs, m.plan, from, to)
 		m.routes[key] = way
 	}
 	return way
+}
+
+// Send returns the time of a transfer from one stage to another.
+func (m *Program) Send(n *ir.Node, mesh ir.Mesh, at ir.Coord, from, to int) Picoseconds {
+	return m.crowded(m.Transfer(localBytes(n.Results[0], mesh, at), m.route(from, to)), n.Phase, mesh)
 }
 
 // instr is [Program.Instr] where all ranks are busy.
@@ -99,8 +172,7 @@ func (m *Program) instr(in *codegen.Instr, mesh ir.Mesh, at ir.Coord) (Picosecon
 	}
 	if n.Op.Class() == ir.Comm {
 		axis := mesh.Axis(n.Attr.(ir.CommAttr).Axis)
-		position, _ := m.plan.Position(n.Stage)
-		return m.Collective(n.Op, collectiveBytes(n, mesh, at), m.groups[position][axis]), Communication
+		return m.Collective(n.Op, collectiveBytes(n, mesh, at), m.group(n, axis)), Communication
 	}
 	return m.compute(in, mesh, at, len(n.Args)), kind
 }
@@ -113,9 +185,7 @@ func (m *Program) Bucket(instrs []codegen.Instr, mesh ir.Mesh, at ir.Coord) Pico
 	for i := range instrs {
 		bytes += collectiveBytes(instrs[i].Node, mesh, at)
 	}
-	position, _ := m.plan.Position(n.Stage)
-	t := m.Collective(n.Op, bytes, m.groups[position][mesh.Axis(n.Attr.(ir.CommAttr).Axis)])
-	return m.crowded(t, n.Phase, mesh)
+	return m.crowded(m.Collective(n.Op, bytes, m.group(n, mesh.Axis(n.Attr.(ir.CommAttr).Axis))), n.Phase, mesh)
 }
 
 // collectiveBytes is the size of the tensor of a collective. See [Model.Collective].
@@ -133,21 +203,6 @@ func (m *Program) AddN(in *codegen.Instr, mesh ir.Mesh, at ir.Coord, operands in
 		panic(fmt.Sprintf("BUG: %s is %s, not add_n", in.Node.Name, in.Node.Op))
 	}
 	return m.crowded(m.compute(in, mesh, at, operands), in.Node.Phase, mesh)
-}
-
-// Share returns the time of a compute instruction that does one part in a number
-// of its work and traffic.
-func (m *Program) Share(in *codegen.Instr, mesh ir.Mesh, at ir.Coord, parts int) Picoseconds {
-	flops, bytes := m.work(in, mesh, at)
-	t := m.kernelIn(in.Node.Args[0].Type.DType, classOf(in.Node.Op), flops/float64(parts), bytes/int64(parts))
-	return m.crowded(t, in.Node.Phase, mesh)
-}
-
-// Over returns the time of a collective over a mesh axis of a stage: see
-// [Model.Collective].
-func (m *Program) Over(op ir.Op, bytes int64, stage, axis int) Picoseconds {
-	position, _ := m.plan.Position(stage)
-	return m.Collective(op, bytes, m.groups[position][axis])
 }
 
 // compute prices a kernel at its local shapes. operands differs from the node's
@@ -300,6 +355,3 @@ func outerParts(mesh ir.Mesh, v *ir.Value, axis int) []int {
 	}
 	return []int{large, small}
 }
-
-// SameGroups reports whether collectives take the same time in two stages.
-func (m *Program) SameGroups(a, b int) bool { return slices.Equal(m.groups[a], m.groups[b]) }

@@ -28,8 +28,7 @@ func (m *Program) WorkOf(in *codegen.Instr, mesh ir.Mesh, at ir.Coord) Work {
 	}
 	if n.Op.Class() == ir.Comm {
 		axis := mesh.Axis(n.Attr.(ir.CommAttr).Axis)
-		position, _ := m.plan.Position(n.Stage)
-		return Work{Class: "collective", Bytes: collectiveBytes(n, mesh, at), Group: m.groups[position][axis]}
+		return Work{Class: "collective", Bytes: collectiveBytes(n, mesh, at), Group: m.group(n, axis)}
 	}
 	flops, bytes := m.work(in, mesh, at)
 	class := [...]string{vector: "vector", product: "product", attention: "attention"}[classOf(n.Op)]
