@@ -29,11 +29,7 @@ func randomCluster(r *rand.Rand) *cost.Cluster {
 			Efficiency: cost.Efficiency{Matmul: 0.8, MatmulHalf: scale(1e5), Attention: 0.4, Vector: 0.1, Memory: 0.8},
 		},
 	}
-	switch r.IntN(6) {
-	case 5:
-		c.Device.Shared, c.Device.Cores = true, 1+r.IntN(4)
-		c.Device.Efficiency.Threads = []float64{0, 0.7}[r.IntN(2)]
-		c.Device.Cache = &cost.Cache{Memory: int64(scale(1e5)), Bandwidth: 1e12}
+	switch r.IntN(4) {
 	case 0:
 		c.NICsPerNode = 1 + r.IntN(3)
 	case 1:
@@ -46,6 +42,16 @@ func randomCluster(r *rand.Rand) *cost.Cluster {
 		pair := 1 + r.IntN(2)
 		c.Levels = []cost.Level{level("pair", pair, 1e9), level("node", (1+r.IntN(3))*pair*2, 3e8), level("cluster", 0, 1e8)}
 	}
+	return c
+}
+
+// sharing makes a cluster one machine that all ranks share. The search leaves
+// overlap off there.
+func sharing(r *rand.Rand, c *cost.Cluster) *cost.Cluster {
+	c.NICsPerNode, c.NodesPerRack, c.Oversubscription, c.Levels = 0, 0, 0, nil
+	c.Device.Shared, c.Device.Cores = true, 1+r.IntN(4)
+	c.Device.Efficiency.Threads = []float64{0, 0.7}[r.IntN(2)]
+	c.Device.Cache = &cost.Cache{Memory: 1 << (10 + r.IntN(10)), Bandwidth: 1e12}
 	return c
 }
 
@@ -118,6 +124,9 @@ func TestCostIsSimulation(t *testing.T) {
 		sh.offload = []partition.Offload{partition.OffloadNone, partition.OffloadOptimizer, partition.OffloadParams}[r.IntN(3)]
 		model.Float = []ir.DType{ir.F32, ir.BF16, ir.F16}[k%3]
 		c := randomCluster(r)
+		if k%5 == 4 {
+			c = sharing(r, c)
+		}
 		c.Device.FLOPS["bf16"] = 4 * c.Device.FLOPS["f32"]
 		g := step(t, model, batch)
 		if k%6 == 3 {
