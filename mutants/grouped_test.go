@@ -26,6 +26,16 @@ func inGroupedHeads() []mutant {
 		old:  `sig: "qkv[b !t !roles h !d] seed`, new: `sig: "qkv[b !t roles h !d] seed`,
 		pkg: "./ir/interp", run: "^TestEveryRuleIsTrue$",
 	}, {
+		bug: "gradient of queries that other ranks do", how: "left as it was",
+		file: "runtime/cpu/kernel/attention.go",
+		old:  "\t\tt.clearOthers(u)\n", new: "",
+		pkg: kernel, run: "^TestAttentionOfSomeQueries$",
+	}, {
+		bug: "attention repeated on every rank", how: "backward",
+		file: "partition/propagate.go",
+		old:  "n.Op == ir.OpAttentionGrad && i == 2", new: "n.Op == ir.OpAttentionGrad && i == -1",
+		pkg: ".", run: "^TestMoreRanksThanGroups$",
+	}, {
 		bug: "heads of other groups share keys", how: "consecutive queries instead of those of one group",
 		file: "ir/interp/attention.go",
 		old:  "scores[j] = qkv.dot(b, h, i, g, j, group+key)", new: "scores[j] = qkv.dot(b, (h+g)%heads, i, g, j, group+key)",
