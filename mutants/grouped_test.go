@@ -18,7 +18,7 @@ func inGroupedHeads() []mutant {
 	}, {
 		bug: "same dropout mask for all queries of a group", how: "backward and forward alike",
 		file: "runtime/cpu/kernel/attention.go",
-		old:  "uint64(s.group())+uint64(g))", new: "uint64(s.group()))",
+		old:  "uint64(s.packed())+uint64(s.First+g))", new: "uint64(s.packed()))",
 		pkg: kernel, run: "^TestAttention$",
 	}, {
 		bug: "queries of a group cut from their keys", how: "by a rule of the signature",
