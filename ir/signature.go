@@ -23,6 +23,14 @@ type Signature struct {
 	Args    [][]int // indexes into Dims
 	Results [][]int
 	Types   []DType // of the results
+
+	rules []rule // from PassPartial on
+}
+
+// rule is what [Signature.Rule] returns.
+type rule struct {
+	args, results []Placement
+	ok            bool
 }
 
 // ReplicateAll and PassPartial are the rules of [Signature.Rule] that split no
@@ -73,6 +81,10 @@ func Resolve(op Op, attr Attr, args []Type) (*Signature, error) {
 		b.sig.Types = append(b.sig.Types, resultDType(op, attr, r.elem.or(elem), len(b.sig.Results)))
 		b.sig.Results = append(b.sig.Results, dims)
 	}
+	b.sig.rules = make([]rule, 0, len(b.sig.Dims)-PassPartial)
+	for dim := PassPartial; dim < len(b.sig.Dims); dim++ {
+		b.sig.rules = append(b.sig.rules, b.sig.rule(dim))
+	}
 	return b.sig, nil
 }
 
@@ -117,17 +129,22 @@ func (s *Signature) ResultTypes() []Type {
 
 // Rule returns the placements that one mesh axis puts on every operand and
 // result when it splits dimension dim, or for ReplicateAll or PassPartial. ok is
-// false when the op does not allow it.
+// false when the op does not allow it. What it returns is shared: read only.
 func (s *Signature) Rule(dim int) (args, results []Placement, ok bool) {
-	args = make([]Placement, len(s.Args))
-	results = make([]Placement, len(s.Results))
+	r := &s.rules[dim-PassPartial]
+	return r.args, r.results, r.ok
+}
+
+func (s *Signature) rule(dim int) rule {
+	args := make([]Placement, len(s.Args))
+	results := make([]Placement, len(s.Results))
 	switch {
 	case dim == ReplicateAll:
-		return args, results, true
+		return rule{args, results, true}
 	case dim == PassPartial:
 		linear := opTable[s.Op].linear
 		if linear == 0 {
-			return nil, nil, false
+			return rule{}
 		}
 		for i := range args {
 			if linear&(1<<min(i, 31)) != 0 {
@@ -137,9 +154,9 @@ func (s *Signature) Rule(dim int) (args, results []Placement, ok bool) {
 		for i := range results {
 			results[i] = PartialOf(Sum)
 		}
-		return args, results, true
+		return rule{args, results, true}
 	case s.Dims[dim].Frozen:
-		return nil, nil, false
+		return rule{}
 	}
 	inArgs := false
 	for i, dims := range s.Args {
@@ -154,7 +171,7 @@ func (s *Signature) Rule(dim int) (args, results []Placement, ok bool) {
 			results[i] = PartialOf(opTable[s.Op].reduce)
 		}
 	}
-	return args, results, true
+	return rule{args, results, true}
 }
 
 // FLOPs counts floating-point operations when every operand and result has the
@@ -166,7 +183,11 @@ func (s *Signature) FLOPs(args, results [][]int) float64 {
 	if points == 0 {
 		return 0
 	}
-	seen := make([]bool, len(s.Dims))
+	var few [16]bool
+	seen := few[:]
+	if len(s.Dims) > len(few) {
+		seen = make([]bool, len(s.Dims))
+	}
 	mul := func(sides [][]int, shapes [][]int) {
 		for i, dims := range sides {
 			for j, d := range dims {
@@ -204,7 +225,13 @@ func isMarker(name string) bool { return name == rolesDim || markerSize(name) > 
 
 // markerSize is the size of a marker that is the same for all graphs, else 0.
 func markerSize(name string) int {
-	return map[string]int{"one": 1, "two": 2}[name]
+	switch name {
+	case "one":
+		return 1
+	case "two":
+		return 2
+	}
+	return 0
 }
 
 // operand is one parsed operand or result of a signature line.

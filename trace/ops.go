@@ -113,6 +113,7 @@ func (t *Tracer) CrossEntropy(logits, targets Tensor) Tensor {
 // GlobalNorm returns the 2-norm of all gradients together, a scalar. grads[i] is
 // the gradient of weights[i], whose name its part of the sum bears.
 func (t *Tracer) GlobalNorm(weights, grads []Tensor) Tensor {
+	defer t.rec.hold()()
 	squares := make([]Tensor, len(grads))
 	for i, g := range grads {
 		squares[i] = t.recordAs(weights[i].Name(), ir.OpSumSquares, nil, g)[0]
