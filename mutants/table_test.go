@@ -404,7 +404,7 @@ func inTheKernels() []mutant {
 	}, {
 		bug: "two backward outputs swapped", how: "gradients of queries and keys",
 		file: "runtime/cpu/kernel/attention.go",
-		old:  "dq: packed{dqkv, shape.T, parts, 0}, dk: packed{dqkv, shape.T, parts, group}", new: "dq: packed{dqkv, shape.T, parts, group}, dk: packed{dqkv, shape.T, parts, 0}",
+		old:  "dq: packed{dqkv, shape.T, parts, shape.First}, dk: packed{dqkv, shape.T, parts, parts - 2}", new: "dq: packed{dqkv, shape.T, parts, parts - 2}, dk: packed{dqkv, shape.T, parts, shape.First}",
 		pkg: kernel, run: "^TestAttention$",
 	}, {
 		bug: "two backward outputs swapped", how: "gradients of keys and values",

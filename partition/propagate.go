@@ -409,7 +409,7 @@ func (pr *propagator) cost(n *ir.Node, sig *ir.Signature, args []*ir.Value, axis
 			c += tiePartial
 		}
 		along := ra[i].Kind == ir.Shard && pr.alongSequence(n, axis, rr)
-		if v.Def.Op == ir.OpParam || ra[i].Kind == ir.Shard && !home && !along {
+		if v.Def.Op == ir.OpParam || ra[i].Kind == ir.Shard && !home && !along || repeatsAttention(n, i, from) {
 			c += lastResort
 		}
 		if !along || from.Kind != ir.Replicate {
@@ -432,6 +432,13 @@ func (pr *propagator) cost(n *ir.Node, sig *ir.Signature, args []*ir.Value, axis
 		cost += moveBytes(rr[i], to, float64(r.Type.Bytes()), size)
 	}
 	return cost
+}
+
+// repeatsAttention reports whether operand i of a gradient of attention lies as the
+// ranks divided attention: by queries that share heads, where there are more ranks
+// than such heads. It is not gathered, for every rank to do all of them.
+func repeatsAttention(n *ir.Node, i int, from ir.Placement) bool {
+	return n.Op == ir.OpAttentionGrad && i == 2 && from.Kind == ir.Shard
 }
 
 // reducesFirst reports whether a cast has its operand reduced before: that of a
