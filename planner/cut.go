@@ -83,13 +83,15 @@ func (c *cutter) descend(stage, left int, before cost.Picoseconds) {
 		if c.bounds.time[stage][n-1] > c.ceiling {
 			continue // the ceiling has come down, or n blocks do not fit though more may
 		}
-		r := c.bounds.again[stage][n-1]
-		if before+c.bounds.passes[stage].at(n, r)+c.bounds.end > c.ceiling {
-			continue
+		for _, r := range c.bounds.again[stage][n-1] {
+			c.budget--
+			if r.time > c.ceiling || before+c.bounds.passes[stage].at(n, r.recomputation)+c.bounds.end > c.ceiling {
+				continue
+			}
+			first := c.pipe.skel.blocks - left
+			c.cut[stage] = r.stage(first, n)
+			c.descend(stage+1, left-n, before+c.bounds.through[stage].at(n, r.recomputation))
 		}
-		first := c.pipe.skel.blocks - left
-		c.cut[stage] = r.stage(first, n)
-		c.descend(stage+1, left-n, before+c.bounds.through[stage].at(n, r))
 	}
 }
 
@@ -156,9 +158,13 @@ func (c *cutter) allocate(x *candidate) int {
 	return -1
 }
 
-func newCutter(s *searcher, p *pipeline) *cutter {
-	c := &cutter{search: s, pipe: p, learned: map[tried]bool{}, cut: make([]partition.Stage, len(p.stages)), choice: make([]int, p.template.PP())}
-	c.bound()
+func newCutter(s *searcher, skel *skeleton, size int, schedule partition.Schedule) *cutter {
+	p := newPipeline(skel, skel.memoryOf(size), size, schedule)
+	c := &cutter{search: s, pipe: p, learned: map[tried]bool{}, cut: make([]partition.Stage, len(skel.plan.Stages)), choice: make([]int, p.template.PP()), least: never}
+	if p.mayFit(s.limit) {
+		p.stages = skel.times(size)
+		c.bound()
+	}
 	return c
 }
 

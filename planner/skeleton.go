@@ -23,6 +23,7 @@ type skeleton struct {
 	price  *cost.Program
 	like   []int                 // by stage: the stage of the blueprint that stands for it
 	known  map[int][]*stageTimes // by size of micro-batch
+	memory map[int][]stageMemory // the same
 	copies map[partition.Offload][]copies
 }
 
@@ -56,7 +57,7 @@ func newSkeleton(all *blueprints, p partition.Plan, c *cost.Cluster) (*skeleton,
 // reprice takes prices from a cluster.
 func (s *skeleton) reprice(c *cost.Cluster) {
 	s.price = cost.NewProgram(c, &s.plan, s.mesh(s.batch))
-	s.known, s.copies = map[int][]*stageTimes{}, map[partition.Offload][]copies{}
+	s.memory, s.known, s.copies = map[int][]stageMemory{}, map[int][]*stageTimes{}, map[partition.Offload][]copies{}
 }
 
 // stage returns the code that stands for a stage, in a phase.

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"strings"
 
 	"github.com/autopar/autopar/codegen"
 	"github.com/autopar/autopar/ir"
@@ -30,7 +31,6 @@ type Program struct {
 	stage  int // as which all instructions are priced, -1 for each as its own
 	groups map[groupKey]Group
 	routes map[routeKey]Route
-	sigs   map[*ir.Node]*ir.Signature
 }
 
 // groupKey is a mesh axis at positions of the pipeline that lie alike in the units
@@ -44,7 +44,7 @@ type routeKey struct{ offset, hop int }
 func NewProgram(c *Cluster, p *partition.Plan, mesh ir.Mesh) *Program {
 	return &Program{
 		Model: NewModel(c, p.RuntimeNGPUs), plan: p, mesh: mesh, stage: -1,
-		groups: map[groupKey]Group{}, routes: map[routeKey]Route{}, sigs: map[*ir.Node]*ir.Signature{},
+		groups: map[groupKey]Group{}, routes: map[routeKey]Route{},
 	}
 }
 
@@ -82,6 +82,37 @@ func (m *Program) group(n *ir.Node, axis int) Group {
 	}
 	return m.groupOf(stage, axis)
 }
+
+// Ways tells by which groups and routes everything goes that programs of the plan
+// communicate: plans with the same ways take the same time for it.
+func (m *Program) Ways() string {
+	var b strings.Builder
+	positions := m.plan.PP()
+	var offsets []int // met so far
+	seen := map[routeKey]bool{}
+	for at := range positions {
+		offset := m.Offset(at)
+		k := slices.Index(offsets, offset)
+		if k < 0 {
+			k = len(offsets)
+			offsets = append(offsets, offset)
+			for axis := range m.mesh.Axes {
+				fmt.Fprint(&b, m.groupOf(at, axis))
+			}
+		}
+		fmt.Fprint(&b, "|", k)
+		for _, to := range [...]int{at + 1, at - 1, 0, positions - 1} {
+			if key := (routeKey{offset, to - at}); to >= 0 && to < positions && to != at && !seen[key] {
+				seen[key] = true
+				fmt.Fprint(&b, to-at, m.route(at, to))
+			}
+		}
+	}
+	return b.String()
+}
+
+// Group returns the group over an axis at the stage that instructions are priced as.
+func (m *Program) Group(axis int) Group { return m.groupOf(m.stage, axis) }
 
 func (m *Program) groupOf(stage, axis int) Group {
 	position, _ := m.plan.Position(stage)
@@ -222,31 +253,27 @@ func (m *Program) compute(in *codegen.Instr, mesh ir.Mesh, at ir.Coord, operands
 // shapes.
 func (m *Program) work(in *codegen.Instr, mesh ir.Mesh, at ir.Coord) (flops float64, bytes int64) {
 	n := in.Node
-	sig, ok := m.sigs[n]
-	if !ok {
-		sig = ir.SignatureOf(n)
-		m.sigs[n] = sig
-	}
-	args, results := make([][]int, len(n.Args)), make([][]int, len(n.Results))
-	for i, a := range n.Args {
-		s := mesh.Local(a.Type.Shape, a.Spec, at)
-		args[i] = s.Local
-		bytes += s.Elems() * a.Type.DType.Size()
+	var room [48]int
+	var shapes [12][]int
+	dims, local := room[:0], shapes[:0]
+	for _, vs := range [2][]*ir.Value{n.Args, n.Results} {
+		for _, v := range vs {
+			from := len(dims)
+			dims = mesh.LocalShape(dims, v.Type.Shape, v.Spec, at)
+			local = append(local, dims[from:])
+			bytes += ir.Elems(dims[from:]) * v.Type.DType.Size()
+		}
 	}
 	for i, r := range n.Results {
-		s := mesh.Local(r.Type.Shape, r.Spec, at)
-		results[i] = s.Local
-		size := s.Elems() * r.Type.DType.Size()
-		bytes += size
-		if in.Accum[i] != codegen.Overwrite {
-			bytes += size // read before it is added to
+		if in.Accum[i] != codegen.Overwrite { // read before it is added to
+			bytes += ir.Elems(local[len(n.Args)+i]) * r.Type.DType.Size()
 		}
 	}
 	// A lookup reads the rows it picks, not the table.
 	if n.Op == ir.OpEmbedding {
 		bytes = 2 * localBytes(n.Results[0], mesh, at)
 	}
-	return sig.FLOPs(args, results), bytes
+	return ir.SignatureOf(n).FLOPs(local[:len(n.Args)], local[len(n.Args):]), bytes
 }
 
 // terms is the time to add the terms of a fixed-point sum, one a sequence: each is
@@ -269,7 +296,7 @@ func (m *Program) terms(n *ir.Node, mesh ir.Mesh, at ir.Coord) Picoseconds {
 }
 
 func localBytes(v *ir.Value, mesh ir.Mesh, at ir.Coord) int64 {
-	return mesh.Local(v.Type.Shape, v.Spec, at).Elems() * v.Type.DType.Size()
+	return mesh.LocalElems(v.Type.Shape, v.Spec, at) * v.Type.DType.Size()
 }
 
 // Canonical returns, for every position of the device axes of a mesh, the first

@@ -1,6 +1,7 @@
 package cost
 
 import (
+	"fmt"
 	"math/rand/v2"
 	"strings"
 	"testing"
@@ -100,11 +101,10 @@ func TestLevels(t *testing.T) {
 	require.NoError(t, err)
 	head, _, found := strings.Cut(string(source), "devices_per_node:")
 	require.True(t, found)
-	two, err := Parse("x.yaml", []byte(head+`
-levels:
-  - {name: node, devices: 8, bandwidth: 450e9, efficiency: 0.9, latency: 5e-6}
-  - {name: cluster, bandwidth: 50e9, efficiency: 0.35, latency: 15e-6}
-`))
+	level := func(name string, devices int, l Link) string {
+		return fmt.Sprintf("  - {name: %s, devices: %d, bandwidth: %v, efficiency: %v, latency: %v}\n", name, devices, l.Bandwidth, l.Efficiency, l.Latency)
+	}
+	two, err := Parse("x.yaml", []byte(head+"\nlevels:\n"+level("node", 8, nodes.IntraNode)+level("cluster", 0, nodes.InterNode)))
 	require.NoError(t, err)
 	require.Equal(t, nodes.IntraNode, two.IntraNode)
 	require.Equal(t, nodes.InterNode, two.InterNode)
