@@ -45,7 +45,7 @@ func TestPredictionIsThePlanners(t *testing.T) {
 		require.NoError(t, err)
 		e, err := planner.NewEstimator(g, r.GlobalBatch, base, plan)
 		require.NoError(t, err)
-		whole, err := planner.Predict(g, r.GlobalBatch, r.machine(base), e.Plan(), nil)
+		whole, err := planner.Predict(g, r.GlobalBatch, r.equipped(base), e.Plan(), nil)
 		require.NoError(t, err)
 		require.Equal(t, whole.Step.Seconds(), o.PredictedSeconds, "row %s", r.ID)
 		most := int64(0)

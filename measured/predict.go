@@ -23,7 +23,7 @@ import (
 func (r *Row) Model() gpt.Config {
 	c := gpt.Config{
 		NLayer: r.Layers, NHead: r.Heads, NKVHead: r.KVHeads, NEmbd: r.Hidden, FFNHidden: r.FFN, BlockSize: r.SeqLen, VocabSize: r.Vocab,
-		Bias: true, Activation: gpt.GELUTanh, Norm: gpt.LayerNorm, Position: gpt.Learned, TieEmbeddings: r.Tied, Float: trace.BF16,
+		Bias: !strings.HasPrefix(r.ModelName, "mpt-"), Activation: gpt.GELUTanh, Norm: gpt.LayerNorm, Position: gpt.Learned, TieEmbeddings: r.Tied, Float: trace.BF16,
 	}
 	if r.Gated {
 		c.Bias, c.Activation, c.Norm, c.Position = false, gpt.SwiGLU, gpt.RMSNorm, gpt.RoPE
@@ -54,8 +54,6 @@ func (r *Row) Plan() (*partition.Plan, error) {
 	// not priced.
 	p.Overlap = r.DP > 1 && r.CP == 1 && r.VirtualStages == 1 && overlaps(r.Framework)
 	switch {
-	case r.DType == "fp8":
-		return nil, fmt.Errorf("fp8 is not modelled")
 	case r.MicroBatch == 0:
 		return nil, fmt.Errorf("micro_batch is not stated")
 	case r.Recompute == "unstated":
@@ -72,7 +70,7 @@ func (r *Row) Plan() (*partition.Plan, error) {
 		case "full":
 			st.Recompute = st.Last - st.First
 		case "selective":
-			st.Selective = st.Last - st.First
+			st.Recompute, st.Selective = r.selective(st.Last - st.First)
 		}
 		p.Stages = append(p.Stages, st)
 		first = st.Last
@@ -111,29 +109,25 @@ func (r *Row) Cluster() (*cost.Cluster, error) {
 	if err != nil {
 		return nil, err
 	}
+	return r.onto(c), nil
+}
+
+// equipped returns a cluster with the row's software.
+func (r *Row) equipped(base *cost.Cluster) *cost.Cluster {
+	c := *base
+	c.Software = r.software()
+	return &c
+}
+
+// onto returns a cluster with the row's nodes and network.
+func (r *Row) onto(base *cost.Cluster) *cost.Cluster {
+	c := *base
 	c.DevicesPerNode = r.GPUsPerNode
 	if r.Network > 0 {
 		c.InterNode.Bandwidth = r.Network
 	}
-	return c, nil
-}
-
-// The rate of attention kernels of the time beside that of FlashAttention-2, which
-// is what a cluster file states. Fitted with the clusters' efficiencies on the rows
-// of train.csv: see bench/validate.md.
-const (
-	flashAttention1 = 0.78 // FlashAttention-1 and its kind; plausible 0.4 to 1
-	plainAttention  = 0.2  // scores written to memory; plausible 0.05 to 0.4
-)
-
-// machine returns the row's cluster as its software used it.
-func (r *Row) machine(base *cost.Cluster) *cost.Cluster {
-	c := *base
-	switch {
-	case !r.FlashAttention:
-		c.Device.Efficiency.Attention *= plainAttention
-	case !r.FlashAttention2:
-		c.Device.Efficiency.Attention *= flashAttention1
+	if strings.Contains(r.GPU, "HBM2e-500W") {
+		c.Device.MemoryBandwidth = 2400e9
 	}
 	return &c
 }
@@ -172,7 +166,7 @@ func Compile(r Row) (*Case, error) {
 
 // Predict prices the case on the cluster of its row, or one with other figures.
 func (c *Case) Predict(cluster *cost.Cluster) Outcome {
-	p := c.estimator.Price(c.machine(cluster))
+	p := c.estimator.Price(c.equipped(cluster))
 	o := Outcome{Row: c.Row, PredictedSeconds: p.Step.Seconds()}
 	for _, b := range p.PeakBytes {
 		o.PredictedBytes = max(o.PredictedBytes, b)

@@ -73,3 +73,12 @@ func (e *Estimator) Price(c *cost.Cluster) Prediction {
 	}
 	return out
 }
+
+// For returns an estimator of a plan that differs only in the size of micro-batches
+// and in what is recomputed, without compiling anything. Both share what they
+// compiled: they must not price at the same time.
+func (e *Estimator) For(plan *partition.Plan) *Estimator {
+	other := *e
+	other.plan.MicroBatch, other.plan.Stages = plan.MicroBatch, plan.Stages
+	return &other
+}

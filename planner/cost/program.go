@@ -96,11 +96,11 @@ func (m *Program) Instr(in *codegen.Instr, mesh ir.Mesh, at ir.Coord) (Picosecon
 	}
 	switch n.Op {
 	case ir.OpInput, ir.OpSlice, ir.OpFold, ir.OpUnfold, ir.OpToPartial:
-		return m.kernel(vector, 0, 2*localBytes(n.Results[0], mesh, at)), kind // read and written
+		return m.kernel(&work{bytes: 2 * localBytes(n.Results[0], mesh, at)}), kind // read and written
 	case ir.OpAccumulate:
-		return m.kernel(vector, 0, 3*localBytes(n.Results[0], mesh, at)), kind
+		return m.kernel(&work{bytes: 3 * localBytes(n.Results[0], mesh, at)}), kind
 	case ir.OpSend:
-		return m.Transfer(localBytes(n.Results[0], mesh, at), m.crossing(n.Stage, n.Attr.(ir.P2PAttr).Stage)), Communication
+		return m.send(n, mesh, at), Communication
 	case ir.OpFetch, ir.OpStash:
 		return m.HostCopy(localBytes(n.Results[0], mesh, at)), Communication
 	case ir.OpRecv:
@@ -109,9 +109,27 @@ func (m *Program) Instr(in *codegen.Instr, mesh ir.Mesh, at ir.Coord) (Picosecon
 	if n.Op.Class() == ir.Comm {
 		axis := mesh.Axis(n.Attr.(ir.CommAttr).Axis)
 		position, _ := m.plan.Position(n.Stage)
-		return m.Collective(n.Op, collectiveBytes(n, mesh, at), m.groups[position][axis]), Communication
+		bytes := collectiveBytes(n, mesh, at)
+		if bytes < m.software.KeepBelow && n.Phase != ir.Update && mesh.Axes[axis].Name == partition.AxisDP {
+			return 0, Communication
+		}
+		return m.Collective(n.Op, bytes, m.groups[position][axis]), Communication
 	}
 	return m.compute(in, mesh, at, len(n.Args)), kind
+}
+
+// send is the time of a transfer to another stage, and with [Software.Scatter] of
+// gathering there what the ranks of a tensor-parallel group sent in parts.
+func (m *Program) send(n *ir.Node, mesh ir.Mesh, at ir.Coord) Picoseconds {
+	to := n.Attr.(ir.P2PAttr).Stage
+	bytes, crossing := localBytes(n.Results[0], mesh, at), m.crossing(n.Stage, to)
+	tp := mesh.Axis(partition.AxisTP)
+	if !crossing || !m.software.Scatter || tp < 0 || n.Results[0].Spec[tp].Kind == ir.Shard {
+		return m.Transfer(bytes, crossing)
+	}
+	position, _ := m.plan.Position(to)
+	g := m.groups[position][tp]
+	return m.Transfer(ceil(bytes, int64(g.Size)), true) + m.Collective(ir.OpAllGather, bytes, g)
 }
 
 // Bucket returns the time of collectives of one kind that are made together: that
@@ -146,8 +164,9 @@ func (m *Program) AddN(in *codegen.Instr, mesh ir.Mesh, at ir.Coord, operands in
 // Share returns the time of a compute instruction that does one part in a number
 // of its work and traffic.
 func (m *Program) Share(in *codegen.Instr, mesh ir.Mesh, at ir.Coord, parts int) Picoseconds {
-	flops, bytes := m.work(in, mesh, at)
-	return m.kernelIn(in.Node.Args[0].Type.DType, classOf(in.Node.Op), flops/float64(parts), bytes/int64(parts))
+	w := m.work(in, mesh, at)
+	w.parts = float64(parts)
+	return m.kernel(&w)
 }
 
 // Over returns the time of a collective over a mesh axis of a stage: see
@@ -161,44 +180,79 @@ func (m *Program) Over(op ir.Op, bytes int64, stage, axis int) Picoseconds {
 // for an add_n only.
 func (m *Program) compute(in *codegen.Instr, mesh ir.Mesh, at ir.Coord, operands int) Picoseconds {
 	n := in.Node
-	flops, bytes := m.work(in, mesh, at)
+	w := m.work(in, mesh, at)
 	if n.Op == ir.OpAddN && operands != len(n.Args) {
 		one := localBytes(n.Results[0], mesh, at)
-		bytes += int64(operands-len(n.Args)) * one
-		flops = flops / float64(len(n.Args)) * float64(operands)
+		w.bytes += int64(operands-len(n.Args)) * one
+		w.flops = w.flops / float64(len(n.Args)) * float64(operands)
 	}
-	return m.kernelIn(n.Args[0].Type.DType, classOf(n.Op), flops, bytes) + m.terms(n, mesh, at)
+	return m.kernel(&w) + m.terms(n, mesh, at)
 }
 
-// work returns the operations and the memory traffic of a kernel at its local
-// shapes.
-func (m *Program) work(in *codegen.Instr, mesh ir.Mesh, at ir.Coord) (flops float64, bytes int64) {
+// work returns what a kernel does at its local shapes.
+func (m *Program) work(in *codegen.Instr, mesh ir.Mesh, at ir.Coord) work {
 	n := in.Node
 	sig, ok := m.sigs[n]
 	if !ok {
 		sig = ir.SignatureOf(n)
 		m.sigs[n] = sig
 	}
+	w := work{class: classOf(n.Op), dtype: n.Args[0].Type.DType, host: n.Phase != ir.Update}
 	args, results := make([][]int, len(n.Args)), make([][]int, len(n.Results))
+	var last, first int64 // elements of the last operand and the first result
 	for i, a := range n.Args {
 		s := mesh.Local(a.Type.Shape, a.Spec, at)
-		args[i] = s.Local
-		bytes += s.Elems() * a.Type.DType.Size()
+		args[i], last = s.Local, s.Elems()
+		w.bytes += last * a.Type.DType.Size()
 	}
 	for i, r := range n.Results {
 		s := mesh.Local(r.Type.Shape, r.Spec, at)
 		results[i] = s.Local
 		size := s.Elems() * r.Type.DType.Size()
-		bytes += size
+		w.bytes += size
+		if i == 0 {
+			first = s.Elems()
+		}
 		if in.Accum[i] != codegen.Overwrite {
-			bytes += size // read before it is added to
+			w.bytes += size // read before it is added to
 		}
 	}
-	// A lookup reads the rows it picks, not the table.
-	if n.Op == ir.OpEmbedding {
-		bytes = 2 * localBytes(n.Results[0], mesh, at)
+	w.flops = sig.FLOPs(args, results)
+	switch n.Op {
+	case ir.OpEmbedding: // it reads the rows it picks, not the table
+		w.bytes = 2 * localBytes(n.Results[0], mesh, at)
+	case ir.OpMatMul:
+		if terms := w.flops / 2 / float64(first); first > 0 && terms > 0 {
+			w.cols = int64(float64(last) / terms)
+			w.rows = first / max(w.cols, 1)
+		}
+		w.fp8 = m.fp8Peak > 0 && n.Block() != ""
+	case ir.OpAttention, ir.OpAttentionKV:
+		w.scores, w.keys = scoresOf(args, results[1])
+	case ir.OpAttentionGrad:
+		w.scores, w.keys = scoresOf(args, args[3])
+		w.backward = true
+	case ir.OpAttentionKVGrad:
+		w.scores, w.keys = scoresOf(args, args[4])
+		w.backward = true
+	default:
+		w.bytes = m.software.traffic(n, w.bytes)
+		w.free = w.bytes == 0 && w.flops > 0
 	}
-	return sig.FLOPs(args, results), bytes
+	return w
+}
+
+// scoresOf returns how many scores attention has without a mask, and of how many
+// keys, from the shape [B,NH,T] of its log-sum-exp and, in context parallelism, that
+// of keys and values [B,S,2,NH,D].
+func scoresOf(args [][]int, lse []int) (scores, keys float64) {
+	keys = float64(lse[2])
+	for _, a := range args {
+		if len(a) == 5 && a[2] == 2 {
+			keys = float64(a[1])
+		}
+	}
+	return float64(lse[0]) * float64(lse[1]) * float64(lse[2]) * keys, keys
 }
 
 // terms is the time to add the terms of a fixed-point sum, one a sequence: each is

@@ -54,9 +54,13 @@ type Model struct {
 	memory     float64 // bytes/s reached
 	intra      Link    // with the bandwidth reached
 	inter      Link
-	host       Link // without bandwidth where there is none
-	launch     float64
+	host       Link    // without bandwidth where there is none
+	launch     float64 // s
+	collective float64 // s, to start one
+	units      float64 // that tiles of products are dealt to; 0 where they do not count
+	fp8Peak    float64 // FLOP/s, of products of 8-bit operands
 	efficiency Efficiency
+	software   Software
 }
 
 // NewModel returns the prices that each of ranks ranks pays.
@@ -66,9 +70,13 @@ func NewModel(c *Cluster, ranks int) *Model {
 		memory: c.Device.MemoryBandwidth * c.Device.Efficiency.Memory,
 		intra:  c.IntraNode, inter: c.InterNode,
 		halfPeak: map[ir.DType]float64{},
+		units:    float64(c.Device.Units), collective: c.Device.LaunchOverhead, software: c.Software,
 	}
 	for _, d := range []ir.DType{ir.BF16, ir.F16} {
 		m.halfPeak[d] = c.PeakFLOPS(d.String(), ranks)
+	}
+	if _, ok := c.Device.FLOPS["f8"]; ok && c.Software.FP8 {
+		m.fp8Peak = c.PeakFLOPS("f8", ranks)
 	}
 	m.intra.Bandwidth *= c.IntraNode.Efficiency
 	m.inter.Bandwidth *= c.InterNode.Efficiency
@@ -108,81 +116,4 @@ func classOf(op ir.Op) kernelClass {
 		return attention
 	}
 	return vector
-}
-
-// kernel is the roofline max(arithmetic, traffic) + launch. Conversions keep the
-// compiler from fusing multiply and add, which would differ between machines.
-func (m *Model) kernel(class kernelClass, flops float64, bytes int64) Picoseconds {
-	return m.kernelIn(ir.F32, class, flops, bytes)
-}
-
-// kernelIn is kernel for operands of an element type. Products and attention run
-// at its peak rate; everything else computes in f32 whatever the operands.
-func (m *Model) kernelIn(d ir.DType, class kernelClass, flops float64, bytes int64) Picoseconds {
-	peak := m.peak
-	if half, ok := m.halfPeak[d]; ok {
-		peak = half
-	}
-	var arithmetic float64
-	switch class {
-	case product:
-		// F / (peak·e·F/(F+half)): a straight line. What a small product loses is a
-		// time, so half is less where the rate is.
-		arithmetic = (flops + float64(m.efficiency.MatmulHalf*(peak/m.fastest))) / float64(peak*m.efficiency.Matmul)
-	case attention:
-		arithmetic = flops / float64(peak*m.efficiency.Attention)
-	default:
-		arithmetic = flops / float64(m.peak*m.efficiency.Vector)
-	}
-	return picoseconds(max(arithmetic, float64(bytes)/m.memory) + m.launch)
-}
-
-// Group is a set of ranks that communicate: Size of them on Nodes nodes, at most
-// PerNode on one.
-type Group struct{ Size, Nodes, PerNode int }
-
-// Collective is the time of a collective over a group. bytes is the size of the
-// whole tensor (before a scatter, after a gather), for all_to_all of one rank's
-// part. Rings inside a node; over several nodes two levels, in which each device
-// of a node carries its share over its own network card (PLANNING.md 2.5).
-func (m *Model) Collective(op ir.Op, bytes int64, g Group) Picoseconds {
-	if g.Size <= 1 {
-		return 0
-	}
-	size, n := float64(bytes), float64(g.Size)
-	if op == ir.OpAllToAll {
-		inside, outside := float64(g.PerNode-1), float64(g.Size-g.PerNode)
-		t := float64(inside*m.intra.Latency) + inside/n*size/m.intra.Bandwidth
-		if g.Nodes > 1 {
-			t += float64(outside*m.inter.Latency) + outside/n*size/m.inter.Bandwidth
-		}
-		return picoseconds(t + m.launch)
-	}
-	per, q := float64(g.PerNode), float64(g.Nodes)
-	t := float64((per-1)*m.intra.Latency) + (per-1)/per*size/m.intra.Bandwidth
-	if g.Nodes > 1 {
-		t += float64((q-1)*m.inter.Latency) + (q-1)/q*(size/per)/m.inter.Bandwidth
-	}
-	if op == ir.OpAllReduce { // reduce-scatter, then all-gather
-		t *= 2
-	}
-	return picoseconds(t + m.launch)
-}
-
-// HostCopy is the time to copy bytes between a device and the memory of its host.
-func (m *Model) HostCopy(bytes int64) Picoseconds {
-	if m.host.Bandwidth == 0 {
-		return longest
-	}
-	return picoseconds(m.host.Latency + float64(bytes)/m.host.Bandwidth)
-}
-
-// Transfer is the time to send bytes to a rank of another stage; crossing says
-// that it is on another node.
-func (m *Model) Transfer(bytes int64, crossing bool) Picoseconds {
-	l := m.intra
-	if crossing {
-		l = m.inter
-	}
-	return picoseconds(l.Latency + float64(bytes)/l.Bandwidth)
 }

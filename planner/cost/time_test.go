@@ -25,11 +25,11 @@ const us = Picoseconds(1e6)
 
 func TestKernel(t *testing.T) {
 	m := NewModel(round(), 1)
-	require.Equal(t, 4*us, m.kernel(product, 1e6, 0), "half of 0.5 TFLOP/s at 1 MFLOP")
-	require.Equal(t, 2002*us, m.kernel(product, 1e9, 0))
-	require.Equal(t, 4*us, m.kernel(attention, 1e6, 0))
-	require.Equal(t, 10*us, m.kernel(vector, 1e6, 1e3))
-	require.Equal(t, 100*us, m.kernel(vector, 1e6, 1e6), "bound by memory")
+	require.Equal(t, 4*us, m.kernel(&work{class: product, dtype: ir.F32, flops: 1e6, bytes: 0}), "half of 0.5 TFLOP/s at 1 MFLOP")
+	require.Equal(t, 2002*us, m.kernel(&work{class: product, dtype: ir.F32, flops: 1e9, bytes: 0}))
+	require.Equal(t, 4*us, m.kernel(&work{class: attention, dtype: ir.F32, flops: 1e6, bytes: 0}))
+	require.Equal(t, 10*us, m.kernel(&work{class: vector, dtype: ir.F32, flops: 1e6, bytes: 1e3}))
+	require.Equal(t, 100*us, m.kernel(&work{class: vector, dtype: ir.F32, flops: 1e6, bytes: 1e6}), "bound by memory")
 }
 
 // TestKernelInHalfPrecision: products run at the rate that the cluster states for
@@ -38,10 +38,10 @@ func TestKernelInHalfPrecision(t *testing.T) {
 	c := round()
 	c.Device.FLOPS["bf16"] = 4e12
 	m := NewModel(c, 1)
-	require.Equal(t, 1*us, m.kernelIn(ir.BF16, product, 1e6, 0))
-	require.Equal(t, 1*us, m.kernelIn(ir.BF16, attention, 1e6, 0))
-	require.Equal(t, 10*us, m.kernelIn(ir.BF16, vector, 1e6, 1e3))
-	require.Equal(t, 5*us/2, m.kernelIn(ir.F16, product, 1e6, 0), "not stated: at the rate of f32, with a quarter of the half size")
+	require.Equal(t, 1*us, m.kernel(&work{class: product, dtype: ir.BF16, flops: 1e6, bytes: 0}))
+	require.Equal(t, 1*us, m.kernel(&work{class: attention, dtype: ir.BF16, flops: 1e6, bytes: 0}))
+	require.Equal(t, 10*us, m.kernel(&work{class: vector, dtype: ir.BF16, flops: 1e6, bytes: 1e3}))
+	require.Equal(t, 5*us/2, m.kernel(&work{class: product, dtype: ir.F16, flops: 1e6, bytes: 0}), "not stated: at the rate of f32, with a quarter of the half size")
 }
 
 func TestCollective(t *testing.T) {
@@ -51,8 +51,13 @@ func TestCollective(t *testing.T) {
 	require.Equal(t, (3+750)*us, m.Collective(ir.OpAllGather, 1e6, node))
 	require.Equal(t, (3+750)*us, m.Collective(ir.OpReduceScatter, 1e6, node))
 	require.Equal(t, (3+750)*us, m.Collective(ir.OpAllToAll, 1e6, node))
-	// Two levels: inside as above, then 2·1 messages and 2·1/2 of a quarter at 100 MB/s.
-	require.Equal(t, (6+1500+20+2500)*us, m.Collective(ir.OpAllReduce, 1e6, Group{Size: 8, Nodes: 2, PerNode: 4}))
+	// Four rings over two nodes: twice 6 hops inside and 1 outside, and twice 1/2 of 1 MB
+	// at 400 MB/s, which is slower than 7/8 of it at 1 GB/s.
+	two := Group{Size: 8, Nodes: 2, PerNode: 4}
+	require.Equal(t, 2*(6+10+1250)*us, m.Collective(ir.OpAllReduce, 1e6, two))
+	require.Equal(t, (6+10+1250)*us, m.Collective(ir.OpAllGather, 1e6, two))
+	// A tree over 64 nodes: 2·(3 + 6·10) us, where rings would take 2·(192 + 63·10).
+	require.InDelta(t, float64(2*(3+60+10)*us), float64(m.Collective(ir.OpAllReduce, 4000, Group{Size: 256, Nodes: 64, PerNode: 4})), 2)
 	require.Zero(t, m.Collective(ir.OpAllReduce, 1e6, Group{Size: 1, Nodes: 1, PerNode: 1}))
 	require.Equal(t, 1001*us, m.Transfer(1e6, false))
 	require.Equal(t, 10010*us, m.Transfer(1e6, true))
@@ -68,7 +73,7 @@ func TestMonotone(t *testing.T) {
 		m := NewModel(c, 1+r.IntN(9))
 		f, b := r.Float64()*1e9, r.Int64N(1e8)
 		for class := vector; class <= attention; class++ {
-			require.LessOrEqual(t, m.kernel(class, f, b), m.kernel(class, f*(1+r.Float64()), b+r.Int64N(1e6)), "seed %d", seed)
+			require.LessOrEqual(t, m.kernel(&work{class: class, dtype: ir.F32, flops: f, bytes: b}), m.kernel(&work{class: class, dtype: ir.F32, flops: f * (1 + r.Float64()), bytes: b + r.Int64N(1e6)}), "seed %d", seed)
 		}
 		g := Group{Size: 8, Nodes: 2, PerNode: 4}
 		require.LessOrEqual(t, m.Collective(ir.OpAllReduce, b, g), m.Collective(ir.OpAllReduce, b+r.Int64N(1e6), g), "seed %d", seed)

@@ -69,8 +69,9 @@ func Load(nameOrFile string) (*Cluster, error) {
 type Error = strictyaml.Error
 
 // Parse reads a cluster from YAML; name stands for the file in errors. Every key
-// is required except source, device.shared, device.cores, host, and on a shared
-// machine devices_per_node and inter_node.
+// is required except source, software, device.shared, device.cores, device.units,
+// device.efficiency.tile_fill and matmul_f8, host, and on a shared machine
+// devices_per_node and inter_node.
 func Parse(name string, data []byte) (*Cluster, error) {
 	d := decoder{file: name, c: &Cluster{Device: Device{Cores: 1, FLOPS: map[string]float64{}}}, lines: map[string]int{}}
 	if err := d.parse(data); err != nil {
@@ -78,6 +79,15 @@ func Parse(name string, data []byte) (*Cluster, error) {
 	}
 	if d.writes("host") {
 		d.c.Host = &d.host
+	}
+	if d.software == "" && !d.c.Device.Shared {
+		d.software = Current
+	}
+	if d.software != "" {
+		var err error
+		if d.c.Software, err = LoadSoftware(d.software); err != nil {
+			return nil, &Error{File: name, Line: d.lines["software"], Key: "software", Msg: strings.TrimPrefix(err.Error(), "cost: ")}
+		}
 	}
 	for _, key := range d.keys() {
 		if _, written := d.lines[key]; !written && !d.optional(key) {
@@ -95,10 +105,11 @@ func Parse(name string, data []byte) (*Cluster, error) {
 }
 
 type decoder struct {
-	file  string
-	c     *Cluster
-	host  Link
-	lines map[string]int // where each key was written
+	file     string
+	c        *Cluster
+	host     Link
+	software string
+	lines    map[string]int // where each key was written
 }
 
 // field is where the value of a key goes: *string, *float64, *bool, *int (a count
@@ -111,12 +122,15 @@ type field struct {
 func (d *decoder) fields() []field {
 	c := d.c
 	return []field{
-		{"name", &c.Name}, {"source", &c.Source},
+		{"name", &c.Name}, {"source", &c.Source}, {"software", &d.software},
 		{"device.name", &c.Device.Name}, {"device.shared", &c.Device.Shared}, {"device.cores", &c.Device.Cores},
 		{"device.memory", &c.Device.Memory}, {"device.flops.f32", nil},
 		{"device.memory_bandwidth", &c.Device.MemoryBandwidth}, {"device.launch_overhead", &c.Device.LaunchOverhead},
 		{"device.efficiency.matmul", &c.Device.Efficiency.Matmul},
 		{"device.efficiency.matmul_half_flops", &c.Device.Efficiency.MatmulHalf},
+		{"device.units", &c.Device.Units},
+		{"device.efficiency.tile_fill", &c.Device.Efficiency.TileFill},
+		{"device.efficiency.matmul_f8", &c.Device.Efficiency.MatmulF8},
 		{"device.efficiency.attention", &c.Device.Efficiency.Attention},
 		{"device.efficiency.vector", &c.Device.Efficiency.Vector},
 		{"device.efficiency.memory", &c.Device.Efficiency.Memory},
@@ -145,7 +159,7 @@ func (d *decoder) keys() []string {
 
 func (d *decoder) optional(key string) bool {
 	switch key {
-	case "source", "device.shared", "device.cores":
+	case "source", "software", "device.shared", "device.cores", "device.units", "device.efficiency.tile_fill", "device.efficiency.matmul_f8":
 		return true
 	}
 	if strings.HasPrefix(key, "host.") {

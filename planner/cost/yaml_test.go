@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/autopar/autopar/ir"
 )
 
 func TestBuiltins(t *testing.T) {
@@ -30,7 +32,7 @@ func TestSharedMachineIsDivided(t *testing.T) {
 	require.Equal(t, c.PeakFLOPS("f32", 1)/4, c.PeakFLOPS("f32", 4))
 	require.Equal(t, c.Device.Memory/4, c.MemoryPerRank(4))
 	one, four := NewModel(c, 1), NewModel(c, 4)
-	require.Greater(t, four.kernel(product, 1e9, 0), 3*one.kernel(product, 1e9, 0))
+	require.Greater(t, four.kernel(&work{class: product, dtype: ir.F32, flops: 1e9}), 3*one.kernel(&work{class: product, dtype: ir.F32, flops: 1e9}))
 }
 
 func TestStrictYAML(t *testing.T) {

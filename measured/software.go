@@ -1,0 +1,77 @@
+package measured
+
+import (
+	"strings"
+
+	"github.com/autopar/autopar/planner/cost"
+)
+
+// generation names the software of a row, by its framework and whether it was
+// compiled; never by its source.
+func (r *Row) generation() string {
+	has := func(words ...string) bool {
+		for _, w := range words {
+			if strings.Contains(r.Framework, w) {
+				return true
+			}
+		}
+		return false
+	}
+	switch {
+	case has("DeepSpeed"):
+		return "deepspeed-2021"
+	case r.Framework == "Megatron-LM":
+		return "megatron-2021"
+	case has("Alpa", "XLA"):
+		return "xla"
+	case has("llm.c", "flash-attn", "Megatron-Core", "Megatron-Bridge"):
+		return "fused"
+	case r.Compiled:
+		return "torch-compile"
+	}
+	return "torch"
+}
+
+// software describes what ran: its generation, with the attention and the kernels
+// that the row names.
+func (r *Row) software() cost.Software { return r.softwareOf(cost.Generations()) }
+
+func (r *Row) softwareOf(table []cost.Software) cost.Software {
+	var s cost.Software
+	for _, g := range table {
+		if g.Name == r.generation() {
+			s = g
+		}
+	}
+	switch {
+	case r.FlashAttention:
+		s.Scores = false
+	case !s.Scores:
+		s.Scores, s.ScoreBytes = true, 13
+	}
+	s.Flash = 1
+	if r.FlashAttention && !r.FlashAttention2 && flash1(r) {
+		s.Flash = table[0].Flash
+	}
+	if r.FusedNorm {
+		s.RMSNorm = 1
+	}
+	s.FP8 = r.DType == "fp8"
+	return s
+}
+
+// flash1 reports whether a row that says no more than that attention is fused has
+// FlashAttention-1: what ran on A100 before FlashAttention-2 was out.
+func flash1(r *Row) bool {
+	return strings.HasPrefix(r.GPU, "A100") && !strings.Contains(r.Framework, "torchtitan") && !strings.Contains(r.Framework, "llm.c")
+}
+
+// selective returns how many of n blocks are recomputed in full, and of how many
+// the attention is. Where every second product or block is computed again, half of
+// the blocks stand for that.
+func (r *Row) selective(n int) (full, attention int) {
+	if strings.Contains(r.RecomputeNote, "every second") || strings.Contains(r.RecomputeNote, "op-level") {
+		return n / 2, 0
+	}
+	return 0, n
+}

@@ -1,0 +1,68 @@
+package cost
+
+import (
+	"math"
+
+	"github.com/autopar/autopar/ir"
+)
+
+// Group is a set of ranks that communicate: Size of them on Nodes nodes, at most
+// PerNode on one.
+type Group struct{ Size, Nodes, PerNode int }
+
+// Collective is the time of a collective over a group. bytes is the size of the
+// whole tensor (before a scatter, after a gather), for all_to_all of one rank's
+// part.
+//
+// An all-gather and a reduce-scatter are one ring over all ranks, of which most
+// hops are inside nodes; over several nodes as many rings run as a node has ranks,
+// each over its own network card, and the slower of the two kinds of links sets
+// the rate. An all-reduce is the better of two such passes and of a tree over
+// nodes (PLANNING.md 2.5: NCCL has no tree but for all-reduce).
+func (m *Model) Collective(op ir.Op, bytes int64, g Group) Picoseconds {
+	if g.Size <= 1 {
+		return 0
+	}
+	size, n, per, q := float64(bytes), float64(g.Size), float64(g.PerNode), float64(g.Nodes)
+	if op == ir.OpAllToAll {
+		inside, outside := per-1, n-per
+		t := float64(inside*m.intra.Latency) + inside/n*size/m.intra.Bandwidth
+		if g.Nodes > 1 {
+			t += float64(outside*m.inter.Latency) + outside/n*size/m.inter.Bandwidth
+		}
+		return picoseconds(t + m.collective)
+	}
+	latency, transfer := float64((n-1)*m.intra.Latency), (n-1)/n*size/m.intra.Bandwidth
+	tree := math.Inf(1)
+	if g.Nodes > 1 {
+		latency = float64((n-q)*m.intra.Latency) + float64((q-1)*m.inter.Latency)
+		if g.PerNode == 1 {
+			transfer = 0
+		}
+		transfer = max(transfer, (q-1)/q*size/(per*m.inter.Bandwidth))
+		tree = 2*(float64((per-1)*m.intra.Latency)+float64(math.Ceil(math.Log2(q))*m.inter.Latency)) + 2*max(size/m.intra.Bandwidth, size/(per*m.inter.Bandwidth))
+	}
+	t := latency + transfer
+	if op == ir.OpAllReduce { // reduce-scatter, then all-gather
+		t = min(2*t, tree)
+	}
+	return picoseconds(t + m.collective)
+}
+
+// HostCopy is the time to copy bytes between a device and the memory of its host.
+func (m *Model) HostCopy(bytes int64) Picoseconds {
+	if m.host.Bandwidth == 0 {
+		return longest
+	}
+	return picoseconds(m.host.Latency + float64(bytes)/m.host.Bandwidth)
+}
+
+// Transfer is the time to send bytes to a rank of another stage; crossing says
+// that it is on another node.
+func (m *Model) Transfer(bytes int64, crossing bool) Picoseconds {
+	l := m.intra
+	if crossing {
+		l = m.inter
+	}
+	return picoseconds(l.Latency + float64(bytes)/l.Bandwidth)
+}

@@ -1,0 +1,172 @@
+package cost
+
+import (
+	"math"
+
+	"github.com/autopar/autopar/ir"
+)
+
+// work is what one kernel does at its local shapes.
+type work struct {
+	class kernelClass
+	dtype ir.DType
+	flops float64
+	bytes int64 // of memory traffic
+
+	rows, cols int64 // of the result of a product
+
+	// Of attention: how many scores there are without a mask, and by how many keys.
+	scores, keys float64
+	backward     bool
+
+	fp8 bool // a product of operands cast to 8 bits
+	// parts, if not 0, has the kernel do one part in a number of it: see [Program.Share].
+	parts float64
+	free  bool // done by the kernel before
+	host  bool // launched by itself
+}
+
+// kernel is the roofline max(arithmetic, traffic) + launch, but no less than the
+// host needs. Conversions keep the compiler from fusing multiply and add, which
+// would differ between machines.
+func (m *Model) kernel(w *work) Picoseconds {
+	if w.free {
+		return 0
+	}
+	parts := max(w.parts, 1)
+	traffic := float64(w.bytes) / parts / m.memory
+	var arithmetic float64
+	switch w.class {
+	case product:
+		arithmetic = m.product(w, parts)
+		if w.fp8 {
+			arithmetic += float64(m.software.CastBytes*float64(w.bytes)/2) / parts / m.memory
+		}
+	case attention:
+		if m.software.Scores {
+			return m.launched(w, m.plainAttention(w, parts))
+		}
+		arithmetic = m.flashAttention(w) / parts
+	default:
+		arithmetic = w.flops / parts / float64(m.peak*m.efficiency.Vector)
+	}
+	return m.launched(w, max(arithmetic, traffic))
+}
+
+func (m *Model) launched(w *work, t float64) Picoseconds {
+	if w.host {
+		t = max(t, m.software.Host) + m.software.Sync
+	}
+	return picoseconds(t + m.launch)
+}
+
+// rate is the peak rate of products of an element type.
+func (m *Model) rate(d ir.DType) float64 {
+	if half, ok := m.halfPeak[d]; ok {
+		return half
+	}
+	return m.peak
+}
+
+// tile is a block of the result that one unit of a device computes, and the share
+// that it reaches of the rate of the largest: a smaller one reads more per operation.
+type tile struct {
+	rows, cols int64
+	share      float64
+}
+
+// tiles are those that libraries of products choose from.
+func tiles() [5]tile {
+	return [...]tile{{128, 256, 1}, {256, 128, 1}, {128, 128, 0.94}, {128, 64, 0.8}, {64, 64, 0.65}}
+}
+
+// product is the time of rows x cols results of sums of K terms. Where a device has
+// units, tiles are computed in waves of as many, each taking K steps and TileFill
+// to fill and drain; of tiles, and of splits of K, the best is taken, as libraries
+// do. A split writes and reads its partial sums. More rows, columns or terms never
+// take less time, and a part of a product no less than its part of the time.
+func (m *Model) product(w *work, parts float64) float64 {
+	peak := m.rate(w.dtype)
+	eff := m.efficiency.Matmul
+	if w.fp8 {
+		peak, eff = m.fp8Peak, m.efficiency.MatmulF8
+	}
+	// F / (peak·e·F/(F+half)): a straight line. What a small product loses is a time,
+	// so half is less where the rate is.
+	flat := (w.flops/parts + float64(m.efficiency.MatmulHalf*(peak/m.fastest))) / float64(peak*eff)
+	if m.units == 0 || w.rows <= 0 || w.cols <= 0 {
+		return flat
+	}
+	terms := w.flops / 2 / float64(w.rows) / float64(w.cols)
+	best := math.Inf(1)
+	perUnit := float64(peak*eff) / m.units
+	for _, t := range tiles() {
+		count := float64(ceil(w.rows, t.rows) * ceil(w.cols, t.cols))
+		for split := 1.0; split <= 32; split *= 2 {
+			waves := math.Ceil(count * split / m.units)
+			seconds := waves * 2 * float64(t.rows*t.cols) * (terms/split + m.efficiency.TileFill) / float64(perUnit*t.share)
+			if split > 1 {
+				seconds += 8 * split * float64(w.rows*w.cols) / m.memory
+			}
+			best = min(best, seconds)
+			if count*split > 2*m.units {
+				break
+			}
+		}
+	}
+	return best/parts*(1-1e-12) + (flat - w.flops/parts/float64(peak*eff))
+}
+
+func ceil(a, b int64) int64 { return (a + b - 1) / b }
+
+// Fused attention reaches less of its rate on short sequences, where blocks on the
+// diagonal are half empty, and with narrow heads, whose products are short. Both
+// after figures 4 to 6 of Dao 2023 (FlashAttention-2).
+const (
+	halfKeys = 350 // keys at which half the rate is lost
+	halfHead = 24  // dimensions of a head at which half the rate is lost
+)
+
+// flashAttention is the time of a kernel that keeps the scores.
+func (m *Model) flashAttention(w *work) float64 {
+	rate := float64(m.rate(w.dtype) * m.efficiency.Attention)
+	if m.software.Flash > 0 {
+		rate *= m.software.Flash
+	}
+	t := w.flops / rate
+	if m.units == 0 || w.keys == 0 {
+		return t
+	}
+	factor := 2.0
+	if w.backward {
+		factor = 5
+	}
+	head := w.flops / factor / w.scores
+	return t * (1 + halfKeys/w.keys) * (1 + halfHead/head) / (1 + halfHead/128.0)
+}
+
+// plainAttention is the time of products of all scores, also of those that the mask
+// discards, with passes over them in between.
+func (m *Model) plainAttention(w *work, parts float64) float64 {
+	// Two products forward and four backward, over all keys; counted are two and
+	// five over half of them.
+	flops, passes := 2*w.flops, m.software.ScoreBytes
+	head := w.flops / 2 / w.scores
+	if w.backward {
+		flops, passes = 2*w.flops/5*4, 1.5*m.software.ScoreBytes
+		head = w.flops / 5 / w.scores
+	}
+	rate := float64(m.rate(w.dtype) * m.efficiency.Matmul)
+	t := flops / rate
+	if m.units > 0 {
+		t *= 1 + m.efficiency.TileFill/head
+	}
+	if math.Mod(head, 8) != 0 {
+		t *= misaligned
+	}
+	return (t + passes*w.scores/m.memory) / parts * (1 - 1e-12)
+}
+
+// misaligned is how much longer batched products take whose rows are no multiple
+// of 16 bytes: they cannot be loaded at once.
+const misaligned = 6
