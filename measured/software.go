@@ -20,11 +20,15 @@ func (r *Row) generation() string {
 	switch {
 	case has("DeepSpeed"):
 		return "deepspeed-2021"
-	case r.Framework == "Megatron-LM":
+	case r.Framework == "Megatron-LM" && strings.HasPrefix(r.Ref, "arXiv:21"):
 		return "megatron-2021"
+	case r.Framework == "Megatron-LM":
+		return "megatron-2022"
 	case has("Alpa", "XLA"):
 		return "xla"
-	case has("llm.c", "flash-attn", "Megatron-Core", "Megatron-Bridge"):
+	case has("flash-attn"):
+		return "fused-amp"
+	case has("llm.c", "Megatron-Core", "Megatron-Bridge"):
 		return "fused"
 	case r.Compiled:
 		return "torch-compile"
@@ -44,12 +48,12 @@ func (r *Row) softwareOf(table []cost.Software) cost.Software {
 		}
 	}
 	switch {
-	case r.FlashAttention:
+	case r.FlashAttention, strings.Contains(r.Note, "Transformer Engine layers"):
 		s.Scores = false
 	case !s.Scores:
 		s.Scores, s.ScoreBytes = true, 13
 	}
-	s.Flash = 1
+	s.Flash = 0
 	if r.FlashAttention && !r.FlashAttention2 && flash1(r) {
 		s.Flash = table[0].Flash
 	}
@@ -61,9 +65,14 @@ func (r *Row) softwareOf(table []cost.Software) cost.Software {
 }
 
 // flash1 reports whether a row that says no more than that attention is fused has
-// FlashAttention-1: what ran on A100 before FlashAttention-2 was out.
+// FlashAttention-1: software that calls that library. Others bring their own later
+// kernels: PyTorch 2.2, cuDNN.
 func flash1(r *Row) bool {
-	return strings.HasPrefix(r.GPU, "A100") && !strings.Contains(r.Framework, "torchtitan") && !strings.Contains(r.Framework, "llm.c")
+	switch r.generation() {
+	case "torch", "fused-amp":
+		return !strings.Contains(r.Framework, "torchtitan")
+	}
+	return false
 }
 
 // selective returns how many of n blocks are recomputed in full, and of how many

@@ -75,7 +75,11 @@ func newSkeleton(graphs *shrunken, p partition.Plan, batch int, c *cost.Cluster,
 
 // reprice takes prices from a cluster.
 func (s *skeleton) reprice(c *cost.Cluster) {
-	s.price = cost.NewProgram(c, &s.plan, s.progs[kept].Mesh)
+	if s.price != nil && s.price.Nodes(c) {
+		s.price = s.price.On(c)
+	} else {
+		s.price = cost.NewProgram(c, &s.plan, s.progs[kept].Mesh)
+	}
 	s.known, s.copies, s.alias = map[int][]stageTimes{}, map[partition.Offload][]copies{}, nil
 	for i := range s.plan.Stages {
 		s.alias = append(s.alias, i)

@@ -1,8 +1,6 @@
 package cost
 
 import (
-	"math"
-
 	"github.com/autopar/autopar/ir"
 )
 
@@ -14,11 +12,9 @@ type Group struct{ Size, Nodes, PerNode int }
 // whole tensor (before a scatter, after a gather), for all_to_all of one rank's
 // part.
 //
-// An all-gather and a reduce-scatter are one ring over all ranks, of which most
-// hops are inside nodes; over several nodes as many rings run as a node has ranks,
-// each over its own network card, and the slower of the two kinds of links sets
-// the rate. An all-reduce is the better of two such passes and of a tree over
-// nodes (PLANNING.md 2.5: NCCL has no tree but for all-reduce).
+// Inside a node it is a ring. Over several nodes as many rings run as a node has
+// ranks, each over its own network card; the slower of the two kinds of links sets
+// the rate, and latencies add up as in rings of rings (PLANNING.md 2.5).
 func (m *Model) Collective(op ir.Op, bytes int64, g Group) Picoseconds {
 	if g.Size <= 1 {
 		return 0
@@ -32,19 +28,16 @@ func (m *Model) Collective(op ir.Op, bytes int64, g Group) Picoseconds {
 		}
 		return picoseconds(t + m.collective)
 	}
-	latency, transfer := float64((n-1)*m.intra.Latency), (n-1)/n*size/m.intra.Bandwidth
-	tree := math.Inf(1)
+	latency, transfer := float64((per-1)*m.intra.Latency), (per-1)/per*size/m.intra.Bandwidth
 	if g.Nodes > 1 {
-		latency = float64((n-q)*m.intra.Latency) + float64((q-1)*m.inter.Latency)
-		if g.PerNode == 1 {
-			transfer = 0
-		}
+		latency += float64((q - 1) * m.inter.Latency)
 		transfer = max(transfer, (q-1)/q*size/(per*m.inter.Bandwidth))
-		tree = 2*(float64((per-1)*m.intra.Latency)+float64(math.Ceil(math.Log2(q))*m.inter.Latency)) + 2*max(size/m.intra.Bandwidth, size/(per*m.inter.Bandwidth))
 	}
 	t := latency + transfer
 	if op == ir.OpAllReduce { // reduce-scatter, then all-gather
-		t = min(2*t, tree)
+		t *= 2
+	} else {
+		t += float64(n * m.software.Gather)
 	}
 	return picoseconds(t + m.collective)
 }

@@ -27,7 +27,16 @@ type Program struct {
 	plan   *partition.Plan
 	groups [][]Group // by position in the pipeline and mesh axis: the slowest of the axis
 	sigs   map[*ir.Node]*ir.Signature
-	cross  map[[2]int]bool // between two stages
+	cross  map[[2]int]bool  // between two stages
+	works  map[workKey]work // of a program that is priced again: see [Program.On]
+}
+
+// workKey is all that the work of a kernel depends on in a program.
+type workKey struct {
+	node  *ir.Node
+	batch ir.Axis // of the mesh, that of micro-batches
+	at    ir.Coord
+	more  bool // it adds to its results
 }
 
 // NewProgram prepares to price programs made by a plan.
@@ -41,6 +50,24 @@ func NewProgram(c *Cluster, p *partition.Plan, mesh ir.Mesh) *Program {
 		m.groups = append(m.groups, groups)
 	}
 	return m
+}
+
+// On returns the same program's prices on a cluster with other figures.
+func (m *Program) On(c *Cluster) *Program {
+	if !m.Nodes(c) {
+		panic("BUG: nodes of another size have other groups")
+	}
+	if m.works == nil {
+		m.works = map[workKey]work{}
+	}
+	other := *m
+	other.Model = NewModel(c, m.plan.RuntimeNGPUs)
+	return &other
+}
+
+// Nodes reports whether a cluster's nodes are those of the program's.
+func (m *Program) Nodes(c *Cluster) bool {
+	return c.DevicesPerNode == m.cluster.DevicesPerNode && c.Device.Shared == m.cluster.Device.Shared
 }
 
 // group returns the most spread of the groups over an axis. All ranks of a stage
@@ -109,13 +136,31 @@ func (m *Program) Instr(in *codegen.Instr, mesh ir.Mesh, at ir.Coord) (Picosecon
 	if n.Op.Class() == ir.Comm {
 		axis := mesh.Axis(n.Attr.(ir.CommAttr).Axis)
 		position, _ := m.plan.Position(n.Stage)
-		bytes := collectiveBytes(n, mesh, at)
-		if bytes < m.software.KeepBelow && n.Phase != ir.Update && mesh.Axes[axis].Name == partition.AxisDP {
-			return 0, Communication
+		t := m.Collective(n.Op, collectiveBytes(n, mesh, at), m.groups[position][axis])
+		if m.software.AsyncTP && n.Phase == ir.Backward && mesh.Axes[axis].Name == partition.AxisTP {
+			t = m.beside(n, t, mesh, at)
 		}
-		return m.Collective(n.Op, bytes, m.groups[position][axis]), Communication
+		return t, Communication
 	}
 	return m.compute(in, mesh, at, len(n.Args)), kind
+}
+
+// beside is what is left of the time of a collective over tensor-parallel ranks in
+// the backward pass when it runs beside a product that does not need its result
+// (Korthikanti et al. 2022, section 4.2.2, as in Megatron-LM): the sum of the
+// gradient of an input beside the product for that of the weight, which is as long
+// as its own; a gather of what the forward pass made beside the product before.
+func (m *Program) beside(n *ir.Node, t Picoseconds, mesh ir.Mesh, at ir.Coord) Picoseconds {
+	def := n.Args[0].Def
+	hidden := Picoseconds(0)
+	switch {
+	case n.Op == ir.OpAllReduce && def.Op != ir.OpMatMul:
+	case n.Op == ir.OpAllGather && def.Phase == ir.Forward:
+		hidden = t
+	case n.Op != ir.OpAllGather && def.Op == ir.OpMatMul && def.Attr.(ir.MatMulAttr).Form == ir.MatMulNN:
+		hidden = m.compute(&codegen.Instr{Node: def, Accum: make([]codegen.Accum, len(def.Results))}, mesh, at, len(def.Args))
+	}
+	return max(t-hidden, picoseconds(m.collective))
 }
 
 // send is the time of a transfer to another stage, and with [Software.Scatter] of
@@ -124,6 +169,9 @@ func (m *Program) send(n *ir.Node, mesh ir.Mesh, at ir.Coord) Picoseconds {
 	to := n.Attr.(ir.P2PAttr).Stage
 	bytes, crossing := localBytes(n.Results[0], mesh, at), m.crossing(n.Stage, to)
 	tp := mesh.Axis(partition.AxisTP)
+	if m.software.AsyncSend && m.plan.Chunks() > 1 {
+		return m.Transfer(0, crossing)
+	}
 	if !crossing || !m.software.Scatter || tp < 0 || n.Results[0].Spec[tp].Kind == ir.Shard {
 		return m.Transfer(bytes, crossing)
 	}
@@ -189,15 +237,34 @@ func (m *Program) compute(in *codegen.Instr, mesh ir.Mesh, at ir.Coord, operands
 	return m.kernel(&w) + m.terms(n, mesh, at)
 }
 
-// work returns what a kernel does at its local shapes.
+// work returns what a kernel does at its local shapes, if it is one per op.
 func (m *Program) work(in *codegen.Instr, mesh ir.Mesh, at ir.Coord) work {
+	if m.works == nil {
+		return m.workOf(in, mesh, at)
+	}
+	key := workKey{node: in.Node, at: at}
+	if mb := mesh.Axis(partition.AxisMB); mb >= 0 {
+		key.batch = mesh.Axes[mb]
+	}
+	for _, a := range in.Accum {
+		key.more = key.more || a != codegen.Overwrite
+	}
+	w, known := m.works[key]
+	if !known {
+		w = m.workOf(in, mesh, at)
+		m.works[key] = w
+	}
+	return w
+}
+
+func (m *Program) workOf(in *codegen.Instr, mesh ir.Mesh, at ir.Coord) work {
 	n := in.Node
 	sig, ok := m.sigs[n]
 	if !ok {
 		sig = ir.SignatureOf(n)
 		m.sigs[n] = sig
 	}
-	w := work{class: classOf(n.Op), dtype: n.Args[0].Type.DType, host: n.Phase != ir.Update}
+	w := work{node: n, class: classOf(n.Op), dtype: n.Args[0].Type.DType, host: n.Phase != ir.Update}
 	args, results := make([][]int, len(n.Args)), make([][]int, len(n.Results))
 	var last, first int64 // elements of the last operand and the first result
 	for i, a := range n.Args {
@@ -226,7 +293,7 @@ func (m *Program) work(in *codegen.Instr, mesh ir.Mesh, at ir.Coord) work {
 			w.cols = int64(float64(last) / terms)
 			w.rows = first / max(w.cols, 1)
 		}
-		w.fp8 = m.fp8Peak > 0 && n.Block() != ""
+		w.block = n.Block() != ""
 	case ir.OpAttention, ir.OpAttentionKV:
 		w.scores, w.keys = scoresOf(args, results[1])
 	case ir.OpAttentionGrad:
@@ -235,9 +302,6 @@ func (m *Program) work(in *codegen.Instr, mesh ir.Mesh, at ir.Coord) work {
 	case ir.OpAttentionKVGrad:
 		w.scores, w.keys = scoresOf(args, args[4])
 		w.backward = true
-	default:
-		w.bytes = m.software.traffic(n, w.bytes)
-		w.free = w.bytes == 0 && w.flops > 0
 	}
 	return w
 }

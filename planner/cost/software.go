@@ -22,7 +22,7 @@ type Software struct {
 	// as much.
 	ScoreBytes float64 `json:"score_bytes,omitempty"`
 	// Flash multiplies the rate of fused attention, which clusters state for
-	// FlashAttention-2; 0 is 1.
+	// FlashAttention-2; 0 is that.
 	Flash float64 `json:"flash,omitempty"`
 
 	// Bias is whether the bias of a linear layer is added by its product.
@@ -41,12 +41,23 @@ type Software struct {
 	// Sync is added to every kernel: a host that waits for it.
 	Sync float64 `json:"sync,omitempty"`
 
+	// Cast is the same for the gradients of weights, rounded and summed in f32.
+	Cast float64 `json:"cast,omitempty"`
+	// Gather is added to a gather or a reduce-scatter of data-parallel ranks for each
+	// of them, in seconds: copies from and to a list of tensors.
+	Gather float64 `json:"gather,omitempty"`
+	// Network multiplies the rate of the network between nodes; 0 is 1.
+	Network float64 `json:"network,omitempty"`
+	// AsyncTP runs collectives of tensor parallelism beside products in the backward
+	// pass: see [Program.beside].
+	AsyncTP bool `json:"async_tp,omitempty"`
+
+	// AsyncSend has interleaved stages send while they compute another chunk.
+	AsyncSend bool `json:"async_send,omitempty"`
+
 	// Scatter sends what all ranks of a tensor-parallel group have in equal parts,
 	// and gathers it after (Narayanan et al. 2021, section 4.1).
 	Scatter bool `json:"scatter,omitempty"`
-	// KeepBelow is the size in bytes below which ZeRO leaves parameters whole.
-	KeepBelow int64 `json:"keep_below,omitempty"`
-
 	// FP8 has the products of blocks computed in 8 bits, of operands that are cast.
 	FP8 bool `json:"fp8,omitempty"`
 	// CastBytes is what is read and written per element of an operand for that.
@@ -63,8 +74,9 @@ func Generations() []Software {
 		// and GELU, bias and dropout and addition in one kernel each. Cross-entropy is 60
 		// bytes a logit in f32 passes, beside 10.
 		{Name: "megatron-2021", Scores: true, ScoreBytes: 13, FusedBias: true, Loss: 6, Scatter: true, Host: 6e-6},
+		{Name: "megatron-2022", Scores: true, ScoreBytes: 13, FusedBias: true, Loss: 6, Scatter: true, Host: 6e-6, AsyncTP: true},
 		// DeepSpeed of 2021: Megatron's kernels under its own ZeRO and pipeline.
-		{Name: "deepspeed-2021", Scores: true, ScoreBytes: 13, FusedBias: true, Loss: 6, Scatter: true, Host: 6e-6, KeepBelow: 200_000},
+		{Name: "deepspeed-2021", Scores: true, ScoreBytes: 13, FusedBias: true, Loss: 6, Scatter: true, Host: 6e-6, Gather: 8e-6, Network: 0.5},
 		// PyTorch with its own kernels, one per line of the program. RMSNorm written out is
 		// 34 bytes an element forward and 88 backward beside 4 and 6; silu and product 10
 		// and 18 beside 6 and 10; rotation 40 beside 12; cross-entropy 36 bytes a logit.
@@ -73,7 +85,10 @@ func Generations() []Software {
 		{Name: "torch-compile", FusedBias: true, RMSNorm: 1, Activation: 1, Rotation: 1, Loss: 1.5, Optimizer: 1, Elementwise: 0.7, Host: 5e-6},
 		{Name: "xla", FusedBias: true, Scores: true, ScoreBytes: 8, RMSNorm: 1, Activation: 1, Rotation: 1, Loss: 1.5, Optimizer: 1, Elementwise: 0.7, Host: 1e-6},
 		// Kernels by hand for training, since 2022: flash-attn's, Transformer Engine, llm.c.
-		{Name: "fused", FusedBias: true, RMSNorm: 1, Activation: 0.8, Rotation: 1, Loss: 0.6, Optimizer: 1, Elementwise: 0.8, Host: 3e-6, Scatter: true},
+		{Name: "fused", FusedBias: true, RMSNorm: 1, Activation: 0.8, Rotation: 1, Loss: 0.6, Optimizer: 1, Elementwise: 0.8, Host: 3e-6, Scatter: true, AsyncTP: true, AsyncSend: true},
+		// The same with PyTorch's automatic mixed precision: f32 weights are cast for every
+		// micro-batch, their gradients cast back and added.
+		{Name: "fused-amp", FusedBias: true, RMSNorm: 1, Activation: 0.8, Rotation: 1, Loss: 0.6, Optimizer: 1, Elementwise: 0.8, Cast: 2.4, Host: 3e-6},
 	}
 }
 
@@ -96,8 +111,10 @@ func (s *Software) traffic(n *ir.Node, bytes int64) int64 {
 	switch n.Op {
 	case ir.OpMatMul, ir.OpAttention, ir.OpAttentionGrad, ir.OpAttentionKV, ir.OpAttentionKVGrad, ir.OpAttentionDecode:
 		return bytes
-	case ir.OpLayerNorm, ir.OpLayerNormGrad, ir.OpEmbedding, ir.OpEmbeddingGrad, ir.OpCast:
+	case ir.OpLayerNorm, ir.OpLayerNormGrad, ir.OpEmbedding, ir.OpEmbeddingGrad:
 		return bytes
+	case ir.OpCast:
+		multiple = s.Cast
 	case ir.OpRMSNorm, ir.OpRMSNormGrad:
 		multiple = s.RMSNorm
 	case ir.OpGELU, ir.OpGELUGrad, ir.OpSwiGLU, ir.OpSwiGLUGrad:

@@ -80,6 +80,9 @@ func NewModel(c *Cluster, ranks int) *Model {
 	}
 	m.intra.Bandwidth *= c.IntraNode.Efficiency
 	m.inter.Bandwidth *= c.InterNode.Efficiency
+	if s := c.Software.Network; s > 0 {
+		m.inter.Bandwidth *= s
+	}
 	if c.Host != nil {
 		m.host = *c.Host
 		m.host.Bandwidth *= c.Host.Efficiency

@@ -51,13 +51,11 @@ func TestCollective(t *testing.T) {
 	require.Equal(t, (3+750)*us, m.Collective(ir.OpAllGather, 1e6, node))
 	require.Equal(t, (3+750)*us, m.Collective(ir.OpReduceScatter, 1e6, node))
 	require.Equal(t, (3+750)*us, m.Collective(ir.OpAllToAll, 1e6, node))
-	// Four rings over two nodes: twice 6 hops inside and 1 outside, and twice 1/2 of 1 MB
-	// at 400 MB/s, which is slower than 7/8 of it at 1 GB/s.
+	// Four rings over two nodes: 3 hops inside and 1 outside, and 1/2 of 1 MB at
+	// 400 MB/s, which is slower than 3/4 of it at 1 GB/s; an all_reduce does it twice.
 	two := Group{Size: 8, Nodes: 2, PerNode: 4}
-	require.Equal(t, 2*(6+10+1250)*us, m.Collective(ir.OpAllReduce, 1e6, two))
-	require.Equal(t, (6+10+1250)*us, m.Collective(ir.OpAllGather, 1e6, two))
-	// A tree over 64 nodes: 2·(3 + 6·10) us, where rings would take 2·(192 + 63·10).
-	require.InDelta(t, float64(2*(3+60+10)*us), float64(m.Collective(ir.OpAllReduce, 4000, Group{Size: 256, Nodes: 64, PerNode: 4})), 2)
+	require.Equal(t, 2*(3+10+1250)*us, m.Collective(ir.OpAllReduce, 1e6, two))
+	require.Equal(t, (3+10+1250)*us, m.Collective(ir.OpAllGather, 1e6, two))
 	require.Zero(t, m.Collective(ir.OpAllReduce, 1e6, Group{Size: 1, Nodes: 1, PerNode: 1}))
 	require.Equal(t, 1001*us, m.Transfer(1e6, false))
 	require.Equal(t, 10010*us, m.Transfer(1e6, true))
