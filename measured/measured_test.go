@@ -82,7 +82,7 @@ func TestReadRefuses(t *testing.T) {
 // TestSkipsWithAReason: what cannot be modelled is listed.
 func TestSkipsWithAReason(t *testing.T) {
 	rows := read(t, header+
-		strings.Replace(gptRow, "bf16", "fp8", 1)+
+		strings.Replace(gptRow, ",2,16,none", ",,16,none", 1)+
 		strings.Replace(strings.Replace(llamaRow, "r2", "r3", 1), "full", "unstated", 1)+
 		strings.Replace(strings.Replace(gptRow, "r1", "r4", 1), "A100-80GB-SXM", "A100-80GB-SMX", 1)+
 		strings.Replace(strings.Replace(gptRow, "r1", "r5", 1), "12,12", "12,4", 1))
@@ -93,7 +93,7 @@ func TestSkipsWithAReason(t *testing.T) {
 		reasons = append(reasons, s.ID+": "+s.Reason)
 	}
 	require.Equal(t, []string{
-		"r1: fp8 is not modelled", "r3: recompute is not stated", "r4: unknown gpu A100-80GB-SMX; did you mean A100-80GB-SXM?",
+		"r1: micro_batch is not stated", "r3: recompute is not stated", "r4: unknown gpu A100-80GB-SMX; did you mean A100-80GB-SXM?",
 		"r5: gpt: n_kv_head: 4 is not supported yet by this version",
 	}, reasons)
 }

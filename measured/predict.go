@@ -3,17 +3,13 @@ package measured
 import (
 	"fmt"
 	"maps"
-	goruntime "runtime"
 	"slices"
 	"strings"
-	"sync"
-	"sync/atomic"
 
 	"github.com/autopar/autopar/config"
 	"github.com/autopar/autopar/ir"
 	"github.com/autopar/autopar/models/gpt"
 	"github.com/autopar/autopar/partition"
-	"github.com/autopar/autopar/planner"
 	"github.com/autopar/autopar/planner/cost"
 	"github.com/autopar/autopar/trace"
 )
@@ -140,86 +136,6 @@ func (r *Row) graph() (*ir.Graph, error) {
 	return gpt.TrainStep(r.Model(), gpt.Optimizer{Beta1: .9, Beta2: .95, Eps: 1e-8, WeightDecay: .1, GradClip: 1}, r.GlobalBatch, r.SeqLen)
 }
 
-// Case is a row compiled, to be priced.
-type Case struct {
-	Row
-	estimator *planner.Estimator
-}
-
-// Compile traces the row's model and compiles its plan.
-func Compile(r Row) (*Case, error) {
-	plan, err := r.Plan()
-	if err != nil {
-		return nil, err
-	}
-	cluster, err := r.Cluster()
-	if err != nil {
-		return nil, err
-	}
-	g, err := r.graph()
-	if err != nil {
-		return nil, err
-	}
-	e, err := planner.NewEstimator(g, r.GlobalBatch, cluster, plan)
-	if err != nil {
-		return nil, err
-	}
-	return &Case{r, e}, nil
-}
-
-// Predict prices the case on the cluster of its row, or one with other figures.
-func (c *Case) Predict(cluster *cost.Cluster) Outcome {
-	p := c.estimator.Price(c.equipped(cluster))
-	o := Outcome{Row: c.Row, PredictedSeconds: p.Step.Seconds()}
-	for _, b := range p.PeakBytes {
-		o.PredictedBytes = max(o.PredictedBytes, b)
-	}
-	o.PredictedFits = o.PredictedBytes+reserve <= cluster.Device.Memory
-	return o
-}
-
 // reserve is what a framework holds on a device beside the tensors of a step:
 // CUDA's context, NCCL's buffers, workspaces and the gaps of the allocator.
 const reserve = 6 << 30
-
-// Evaluate predicts rows on the built-in clusters, and lists those that cannot be
-// modelled. progress is told how many are done; it may be nil.
-func Evaluate(rows []Row, progress func(done int)) ([]Outcome, []Skipped) {
-	outcomes, errs := make([]*Outcome, len(rows)), make([]error, len(rows))
-	var next, done atomic.Int64
-	var group sync.WaitGroup
-	for range goruntime.GOMAXPROCS(0) {
-		group.Go(func() {
-			for i := int(next.Add(1)) - 1; i < len(rows); i = int(next.Add(1)) - 1 {
-				outcomes[i], errs[i] = evaluate(rows[i])
-				if n := int(done.Add(1)); progress != nil {
-					progress(n)
-				}
-			}
-		})
-	}
-	group.Wait()
-	var out []Outcome
-	var skipped []Skipped
-	for i, o := range outcomes {
-		if errs[i] != nil {
-			skipped = append(skipped, Skipped{rows[i], errs[i].Error()})
-		} else {
-			out = append(out, *o)
-		}
-	}
-	return out, skipped
-}
-
-func evaluate(r Row) (*Outcome, error) {
-	cluster, err := r.Cluster()
-	if err != nil {
-		return nil, err
-	}
-	c, err := Compile(r)
-	if err != nil {
-		return nil, err
-	}
-	o := c.Predict(cluster)
-	return &o, nil
-}

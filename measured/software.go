@@ -37,7 +37,8 @@ func (r *Row) generation() string {
 }
 
 // software describes what ran: its generation, with the attention and the kernels
-// that the row names.
+// that the row names. A generation that calls the library FlashAttention has its
+// first version where the row does not say which; torchtitan has PyTorch's, later one.
 func (r *Row) software() cost.Software { return r.softwareOf(cost.Generations()) }
 
 func (r *Row) softwareOf(table []cost.Software) cost.Software {
@@ -53,26 +54,14 @@ func (r *Row) softwareOf(table []cost.Software) cost.Software {
 	case !s.Scores:
 		s.Scores, s.ScoreBytes = true, 13
 	}
-	s.Flash = 0
-	if r.FlashAttention && !r.FlashAttention2 && flash1(r) {
-		s.Flash = table[0].Flash
+	if r.FlashAttention2 || strings.Contains(r.Framework, "torchtitan") {
+		s.Flash = 0
 	}
 	if r.FusedNorm {
 		s.RMSNorm = 1
 	}
 	s.FP8 = r.DType == "fp8"
 	return s
-}
-
-// flash1 reports whether a row that says no more than that attention is fused has
-// FlashAttention-1: software that calls that library. Others bring their own later
-// kernels: PyTorch 2.2, cuDNN.
-func flash1(r *Row) bool {
-	switch r.generation() {
-	case "torch", "fused-amp":
-		return !strings.Contains(r.Framework, "torchtitan")
-	}
-	return false
 }
 
 // selective returns how many of n blocks are recomputed in full, and of how many

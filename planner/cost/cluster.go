@@ -72,6 +72,17 @@ type Link struct {
 	Bandwidth  float64 `json:"bandwidth"`  // bytes/s
 	Efficiency float64 `json:"efficiency"` // share of the bandwidth that large messages reach
 	Latency    float64 `json:"latency"`    // seconds per message
+	// Mesh, if not 0, is how many devices are joined pair by pair, without a switch: a
+	// pair has one part in Mesh-1 of the bandwidth.
+	Mesh int `json:"mesh,omitempty"`
+}
+
+// among returns the link as a group of so many devices has it.
+func (l Link) among(devices float64) Link {
+	if peers := float64(l.Mesh - 1); peers > 0 && devices-1 < peers {
+		l.Bandwidth *= (devices - 1) / peers
+	}
+	return l
 }
 
 // MemoryPerRank is what each of the given number of ranks may use.
@@ -142,7 +153,8 @@ func (c *Cluster) Validate() error {
 		figures = append(figures,
 			figure{name + ".bandwidth", l.Bandwidth, 1e3, 1e18, " bytes/s"},
 			figure{name + ".efficiency", l.Efficiency, 1e-4, 1, ""},
-			figure{name + ".latency", l.Latency, 0, 1, " s"})
+			figure{name + ".latency", l.Latency, 0, 1, " s"},
+			figure{name + ".mesh", float64(l.Mesh), 0, 1 << 16, ""})
 	}
 	for dtype, f := range d.FLOPS {
 		if !(f > 0) || math.IsInf(f, 0) {

@@ -28,7 +28,10 @@ func (m *Model) Collective(op ir.Op, bytes int64, g Group) Picoseconds {
 		}
 		return picoseconds(t + m.collective)
 	}
-	latency, transfer := float64((per-1)*m.intra.Latency), (per-1)/per*size/m.intra.Bandwidth
+	latency, transfer := float64((per-1)*m.intra.Latency), 0.0
+	if per > 1 {
+		transfer = (per - 1) / per * size / m.intra.among(per).Bandwidth
+	}
 	if g.Nodes > 1 {
 		latency += float64((q - 1) * m.inter.Latency)
 		transfer = max(transfer, (q-1)/q*size/(per*m.inter.Bandwidth))
@@ -53,7 +56,7 @@ func (m *Model) HostCopy(bytes int64) Picoseconds {
 // Transfer is the time to send bytes to a rank of another stage; crossing says
 // that it is on another node.
 func (m *Model) Transfer(bytes int64, crossing bool) Picoseconds {
-	l := m.intra
+	l := m.intra.among(2)
 	if crossing {
 		l = m.inter
 	}

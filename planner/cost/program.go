@@ -137,7 +137,7 @@ func (m *Program) Instr(in *codegen.Instr, mesh ir.Mesh, at ir.Coord) (Picosecon
 		axis := mesh.Axis(n.Attr.(ir.CommAttr).Axis)
 		position, _ := m.plan.Position(n.Stage)
 		t := m.Collective(n.Op, collectiveBytes(n, mesh, at), m.groups[position][axis])
-		if m.software.AsyncTP && n.Phase == ir.Backward && mesh.Axes[axis].Name == partition.AxisTP {
+		if m.software.AsyncTP && mesh.Axes[axis].Name == partition.AxisTP {
 			t = m.beside(n, t, mesh, at)
 		}
 		return t, Communication
@@ -149,19 +149,31 @@ func (m *Program) Instr(in *codegen.Instr, mesh ir.Mesh, at ir.Coord) (Picosecon
 // the backward pass when it runs beside a product that does not need its result
 // (Korthikanti et al. 2022, section 4.2.2, as in Megatron-LM): the sum of the
 // gradient of an input beside the product for that of the weight, which is as long
-// as its own; a gather of what the forward pass made beside the product before.
+// as its own; a gather of what the forward pass made beside the product before. In
+// chunks also what a product needs or makes runs beside it, but for the first.
 func (m *Program) beside(n *ir.Node, t Picoseconds, mesh ir.Mesh, at ir.Coord) Picoseconds {
 	def := n.Args[0].Def
+	isProduct := def.Op == ir.OpMatMul
+	product := func() Picoseconds {
+		return m.compute(&codegen.Instr{Node: def, Accum: make([]codegen.Accum, len(def.Results))}, mesh, at, len(def.Args))
+	}
 	hidden := Picoseconds(0)
 	switch {
-	case n.Op == ir.OpAllReduce && def.Op != ir.OpMatMul:
-	case n.Op == ir.OpAllGather && def.Phase == ir.Forward:
+	case n.Phase == ir.Backward && n.Op == ir.OpAllGather && def.Phase == ir.Forward:
 		hidden = t
-	case n.Op != ir.OpAllGather && def.Op == ir.OpMatMul && def.Attr.(ir.MatMulAttr).Form == ir.MatMulNN:
-		hidden = m.compute(&codegen.Instr{Node: def, Accum: make([]codegen.Accum, len(def.Results))}, mesh, at, len(def.Args))
+	case n.Phase == ir.Backward && n.Op != ir.OpAllGather && isProduct && def.Attr.(ir.MatMulAttr).Form == ir.MatMulNN:
+		hidden = product()
+	case m.software.ChunkedTP && n.Op == ir.OpReduceScatter && isProduct:
+		hidden = min(t, product()) * (tpChunks - 1) / tpChunks
+	case m.software.ChunkedTP && n.Op == ir.OpAllGather && n.Block() != "":
+		hidden = t * (tpChunks - 1) / tpChunks
 	}
 	return max(t-hidden, picoseconds(m.collective))
 }
+
+// tpChunks is in how many parts a product and its collective are pipelined
+// (Transformer Engine's communication overlap).
+const tpChunks = 4
 
 // send is the time of a transfer to another stage, and with [Software.Scatter] of
 // gathering there what the ranks of a tensor-parallel group sent in parts.
@@ -234,7 +246,42 @@ func (m *Program) compute(in *codegen.Instr, mesh ir.Mesh, at ir.Coord, operands
 		w.bytes += int64(operands-len(n.Args)) * one
 		w.flops = w.flops / float64(len(n.Args)) * float64(operands)
 	}
-	return m.kernel(&w) + m.terms(n, mesh, at)
+	t := m.kernel(&w) + m.terms(n, mesh, at)
+	if m.software.WholeBlock {
+		t += m.unread(n, mesh, at)
+	}
+	return t
+}
+
+// unread is the time of what recomputation does in vain after an activation: the
+// last product of the block and its sum over tensor-parallel ranks, which no
+// gradient needs. The product has as many operations as that for the gradient of
+// its input, which the gradient of the activation reads.
+func (m *Program) unread(n *ir.Node, mesh ir.Mesh, at ir.Coord) Picoseconds {
+	var dy, x *ir.Value
+	switch n.Op {
+	case ir.OpGELUGrad:
+		dy, x = n.Args[0], n.Args[1]
+	case ir.OpSwiGLUGrad:
+		dy, x = n.Args[1], n.Args[0]
+	default:
+		return 0
+	}
+	product := dy.Def
+	if x.Def.Phase != ir.Backward || product.Op != ir.OpMatMul {
+		return 0
+	}
+	t := m.compute(&codegen.Instr{Node: product, Accum: make([]codegen.Accum, 1)}, mesh, at, len(product.Args))
+	tp := mesh.Axis(partition.AxisTP)
+	if tp < 0 || mesh.Axes[tp].Size == 1 {
+		return t
+	}
+	position, _ := m.plan.Position(n.Stage)
+	op := ir.OpAllReduce
+	if m.plan.SequenceParallel {
+		op = ir.OpReduceScatter
+	}
+	return t + m.Collective(op, localBytes(product.Args[0], mesh, at), m.groups[position][tp])
 }
 
 // work returns what a kernel does at its local shapes, if it is one per op.

@@ -43,14 +43,18 @@ type Software struct {
 
 	// Cast is the same for the gradients of weights, rounded and summed in f32.
 	Cast float64 `json:"cast,omitempty"`
+	// WholeBlock recomputes blocks to their end, as autograd does that runs them again:
+	// see [Program.unread].
+	WholeBlock bool `json:"whole_block,omitempty"`
 	// Gather is added to a gather or a reduce-scatter of data-parallel ranks for each
 	// of them, in seconds: copies from and to a list of tensors.
 	Gather float64 `json:"gather,omitempty"`
 	// Network multiplies the rate of the network between nodes; 0 is 1.
 	Network float64 `json:"network,omitempty"`
 	// AsyncTP runs collectives of tensor parallelism beside products in the backward
-	// pass: see [Program.beside].
-	AsyncTP bool `json:"async_tp,omitempty"`
+	// pass, and ChunkedTP in both passes, in chunks: see [Program.beside].
+	AsyncTP   bool `json:"async_tp,omitempty"`
+	ChunkedTP bool `json:"chunked_tp,omitempty"`
 
 	// AsyncSend has interleaved stages send while they compute another chunk.
 	AsyncSend bool `json:"async_send,omitempty"`
@@ -71,24 +75,28 @@ const Current = "torch-compile"
 func Generations() []Software {
 	return []Software{
 		// PyTorch programs of kernels by hand, 2020 to 2022: scaled masked softmax, bias
-		// and GELU, bias and dropout and addition in one kernel each. Cross-entropy is 60
-		// bytes a logit in f32 passes, beside 10.
-		{Name: "megatron-2021", Scores: true, ScoreBytes: 13, FusedBias: true, Loss: 6, Scatter: true, Host: 6e-6},
-		{Name: "megatron-2022", Scores: true, ScoreBytes: 13, FusedBias: true, Loss: 6, Scatter: true, Host: 6e-6, AsyncTP: true},
+		// and GELU, bias and dropout and addition in one kernel each. Scores are 13 bytes:
+		// two written by the product, softmax 4, dropout 5, two read by the next product.
+		// Cross-entropy is 60 bytes a logit in f32 passes, beside 10; gradients are summed in
+		// 16 bits, 6 bytes beside 10.
+		{Name: "megatron-2021", WholeBlock: true, Scores: true, ScoreBytes: 13, FusedBias: true, Loss: 6, Cast: 0.6, Scatter: true, Host: 6e-6},
+		// With sequence parallelism's release: the products of weights add to their sums.
+		{Name: "megatron-2022", WholeBlock: true, Scores: true, ScoreBytes: 13, FusedBias: true, Loss: 6, Cast: 0.4, Scatter: true, Host: 6e-6, AsyncTP: true},
 		// DeepSpeed of 2021: Megatron's kernels under its own ZeRO and pipeline.
-		{Name: "deepspeed-2021", Scores: true, ScoreBytes: 13, FusedBias: true, Loss: 6, Scatter: true, Host: 6e-6, Gather: 8e-6, Network: 0.5},
+		{Name: "deepspeed-2021", WholeBlock: true, Scores: true, ScoreBytes: 13, FusedBias: true, Loss: 6, Cast: 0.6, Scatter: true, Host: 6e-6, Gather: 2.5e-6, Network: 0.32},
 		// PyTorch with its own kernels, one per line of the program. RMSNorm written out is
 		// 34 bytes an element forward and 88 backward beside 4 and 6; silu and product 10
 		// and 18 beside 6 and 10; rotation 40 beside 12; cross-entropy 36 bytes a logit.
-		{Name: "torch", FusedBias: true, RMSNorm: 12, Activation: 1.7, Rotation: 3.3, Loss: 3.6, Optimizer: 3, Elementwise: 1, Host: 10e-6},
-		// torch.compile and XLA: elementwise chains are one kernel.
+		{Name: "torch", WholeBlock: true, Flash: 0.472, FusedBias: true, RMSNorm: 19.9, Activation: 1.7, Rotation: 3.3, Loss: 3.6, Optimizer: 3, Elementwise: 1.8, Host: 19e-6},
+		// torch.compile and XLA: elementwise chains are one kernel. XLA's gathers are
+		// combined by little, and wait for every hop of a ring of all ranks.
 		{Name: "torch-compile", FusedBias: true, RMSNorm: 1, Activation: 1, Rotation: 1, Loss: 1.5, Optimizer: 1, Elementwise: 0.7, Host: 5e-6},
-		{Name: "xla", FusedBias: true, Scores: true, ScoreBytes: 8, RMSNorm: 1, Activation: 1, Rotation: 1, Loss: 1.5, Optimizer: 1, Elementwise: 0.7, Host: 1e-6},
+		{Name: "xla", FusedBias: true, Scores: true, ScoreBytes: 8, RMSNorm: 1, Activation: 1, Rotation: 1, Loss: 1.5, Optimizer: 1, Elementwise: 0.7, Host: 1e-6, Gather: 3.4e-6},
 		// Kernels by hand for training, since 2022: flash-attn's, Transformer Engine, llm.c.
-		{Name: "fused", FusedBias: true, RMSNorm: 1, Activation: 0.8, Rotation: 1, Loss: 0.6, Optimizer: 1, Elementwise: 0.8, Host: 3e-6, Scatter: true, AsyncTP: true, AsyncSend: true},
+		{Name: "fused", FusedBias: true, RMSNorm: 1, Activation: 0.8, Rotation: 1, Loss: 0.6, Optimizer: 1, Elementwise: 0.8, Cast: 0.3, Host: 3e-6, Scatter: true, AsyncTP: true, ChunkedTP: true, AsyncSend: true, CastBytes: 4},
 		// The same with PyTorch's automatic mixed precision: f32 weights are cast for every
-		// micro-batch, their gradients cast back and added.
-		{Name: "fused-amp", FusedBias: true, RMSNorm: 1, Activation: 0.8, Rotation: 1, Loss: 0.6, Optimizer: 1, Elementwise: 0.8, Cast: 2.4, Host: 3e-6},
+		// micro-batch, their gradients cast back and added, 24 bytes beside 10.
+		{Name: "fused-amp", WholeBlock: true, Flash: 0.472, FusedBias: true, RMSNorm: 1, Activation: 0.8, Rotation: 1, Loss: 0.6, Optimizer: 1, Elementwise: 0.8, Cast: 2.4, Host: 3e-6},
 	}
 }
 

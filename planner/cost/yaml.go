@@ -70,7 +70,7 @@ type Error = strictyaml.Error
 
 // Parse reads a cluster from YAML; name stands for the file in errors. Every key
 // is required except source, software, device.shared, device.cores, device.units,
-// device.efficiency.tile_fill and matmul_f8, host, and on a shared machine
+// device.efficiency.tile_fill and matmul_f8, intra_node.mesh, host, and on a shared machine
 // devices_per_node and inter_node.
 func Parse(name string, data []byte) (*Cluster, error) {
 	d := decoder{file: name, c: &Cluster{Device: Device{Cores: 1, FLOPS: map[string]float64{}}}, lines: map[string]int{}}
@@ -136,7 +136,7 @@ func (d *decoder) fields() []field {
 		{"device.efficiency.memory", &c.Device.Efficiency.Memory},
 		{"devices_per_node", &c.DevicesPerNode},
 		{"intra_node.bandwidth", &c.IntraNode.Bandwidth}, {"intra_node.efficiency", &c.IntraNode.Efficiency},
-		{"intra_node.latency", &c.IntraNode.Latency},
+		{"intra_node.latency", &c.IntraNode.Latency}, {"intra_node.mesh", &c.IntraNode.Mesh},
 		{"inter_node.bandwidth", &c.InterNode.Bandwidth}, {"inter_node.efficiency", &c.InterNode.Efficiency},
 		{"inter_node.latency", &c.InterNode.Latency},
 		{"host.bandwidth", &d.host.Bandwidth}, {"host.efficiency", &d.host.Efficiency}, {"host.latency", &d.host.Latency},
@@ -159,7 +159,7 @@ func (d *decoder) keys() []string {
 
 func (d *decoder) optional(key string) bool {
 	switch key {
-	case "source", "software", "device.shared", "device.cores", "device.units", "device.efficiency.tile_fill", "device.efficiency.matmul_f8":
+	case "source", "software", "device.shared", "device.cores", "device.units", "device.efficiency.tile_fill", "device.efficiency.matmul_f8", "intra_node.mesh":
 		return true
 	}
 	if strings.HasPrefix(key, "host.") {
