@@ -114,6 +114,7 @@ func Parameters() []Parameter {
 		{"elementwise of torch", "times one kernel's traffic", 0.8, 2, 1.1, "counted kernels", software(func(s *cost.Software) *float64 { return &s.Elementwise }, "torch")},
 		{"host of torch", "s an op", 4e-6, 30e-6, 10e-6, "two to three launches of 4 us", software(func(s *cost.Software) *float64 { return &s.Host }, "torch")},
 		{"gather of DeepSpeed", "s a rank", 2e-6, 30e-6, 8e-6, "a hop of a ring and a copy", software(func(s *cost.Software) *float64 { return &s.Gather }, "deepspeed-2021")},
+		{"wait of Megatron-DeepSpeed", "s a kernel", 2e-6, 100e-6, 15e-6, "launches that the host waits for", software(func(s *cost.Software) *float64 { return &s.Sync }, "megatron-deepspeed")},
 		{"network of DeepSpeed", "of others'", 0.2, 1, 0.6, "unknown", software(func(s *cost.Software) *float64 { return &s.Network }, "deepspeed-2021")},
 	}
 }

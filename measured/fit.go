@@ -103,8 +103,10 @@ func (p *problem) loss(step, gradient []float64) float64 {
 		if p.weight[i] == 0 {
 			continue
 		}
-		for a := range step {
-			e += p.jacobian[a][i] * step[a]
+		for a, d := range step {
+			if d != 0 { // the problem may have been differentiated nowhere
+				e += p.jacobian[a][i] * d
+			}
 		}
 		size := math.Hypot(e, softness)
 		sum += p.weight[i] * (size - softness)

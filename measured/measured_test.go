@@ -2,8 +2,6 @@ package measured
 
 import (
 	"math"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 
@@ -111,26 +109,6 @@ func TestSummaries(t *testing.T) {
 	require.InDelta(t, (0.2/3+0.5)/2, MeanMAPE(all), 1e-12)
 	require.InDelta(t, -1, Spearman([]float64{1, 2, 3, 4}, []float64{9, 7, 5, 1}), 1e-12)
 	require.InDelta(t, 0.9486832980505138, Spearman([]float64{1, 2, 2, 3}, []float64{1, 2, 3, 4}), 1e-12, "ties share their mean rank")
-}
-
-// TestPublished reads the published tables where they are, and holds the whole of
-// them to what bench/validate.md says.
-func TestPublished(t *testing.T) {
-	file, err := os.Open(filepath.Join("..", "..", "shared", "measured", "train.csv"))
-	if err != nil {
-		t.Skip("the published measurements are not here: ", err)
-	}
-	defer file.Close()
-	rows, err := Read("train.csv", file)
-	require.NoError(t, err)
-	var some []Row
-	for i, r := range rows {
-		if i%8 == 0 {
-			some = append(some, r)
-		}
-	}
-	outcomes, _ := Evaluate(some, nil)
-	require.Less(t, MeanMAPE(Summarize(outcomes)), 0.2)
 }
 
 // TestClusters: every GPU of the tables has a built-in cluster.

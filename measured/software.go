@@ -18,8 +18,10 @@ func (r *Row) generation() string {
 		return false
 	}
 	switch {
-	case has("DeepSpeed"):
+	case has("DeepSpeed ZeRO"):
 		return "deepspeed-2021"
+	case has("Megatron-DeepSpeed"):
+		return "megatron-deepspeed"
 	case r.Framework == "Megatron-LM" && strings.HasPrefix(r.Ref, "arXiv:21"):
 		return "megatron-2021"
 	case r.Framework == "Megatron-LM":
@@ -56,6 +58,9 @@ func (r *Row) softwareOf(table []cost.Software) cost.Software {
 	}
 	if r.FlashAttention2 || strings.Contains(r.Framework, "torchtitan") {
 		s.Flash = 0
+	}
+	if strings.Contains(r.Framework, "FSDP") || strings.Contains(r.Framework, "torchtitan") {
+		s.WholeBlock = false // their checkpoints end where the last saved tensor is made
 	}
 	if r.FusedNorm {
 		s.RMSNorm = 1

@@ -82,8 +82,9 @@ func Generations() []Software {
 		{Name: "megatron-2021", WholeBlock: true, Scores: true, ScoreBytes: 13, FusedBias: true, Loss: 6, Cast: 0.6, Scatter: true, Host: 6e-6},
 		// With sequence parallelism's release: the products of weights add to their sums.
 		{Name: "megatron-2022", WholeBlock: true, Scores: true, ScoreBytes: 13, FusedBias: true, Loss: 6, Cast: 0.4, Scatter: true, Host: 6e-6, AsyncTP: true},
-		// DeepSpeed of 2021: Megatron's kernels under its own ZeRO and pipeline.
-		{Name: "deepspeed-2021", WholeBlock: true, Scores: true, ScoreBytes: 13, FusedBias: true, Loss: 6, Cast: 0.6, Scatter: true, Host: 6e-6, Gather: 2.5e-6, Network: 0.32},
+		// DeepSpeed of 2021: Megatron's kernels under its own ZeRO, or under its pipeline.
+		{Name: "deepspeed-2021", WholeBlock: true, Scores: true, ScoreBytes: 13, FusedBias: true, Loss: 6, Cast: 0.6, Host: 6e-6, Gather: 2.5e-6, Network: 0.32},
+		{Name: "megatron-deepspeed", WholeBlock: true, Scores: true, ScoreBytes: 13, FusedBias: true, Loss: 6, Cast: 0.6, Scatter: true, Host: 6e-6, Sync: 20e-6},
 		// PyTorch with its own kernels, one per line of the program. RMSNorm written out is
 		// 34 bytes an element forward and 88 backward beside 4 and 6; silu and product 10
 		// and 18 beside 6 and 10; rotation 40 beside 12; cross-entropy 36 bytes a logit.
