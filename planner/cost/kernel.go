@@ -114,9 +114,6 @@ func (m *Model) product(w *work, parts float64) float64 {
 				seconds += 8 * split * float64(w.rows*w.cols) / m.memory
 			}
 			best = min(best, seconds)
-			if count*split > 2*m.units {
-				break
-			}
 		}
 	}
 	return best/parts*(1-1e-12) + (flat - w.flops/parts/float64(peak*eff))
