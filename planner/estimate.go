@@ -14,9 +14,8 @@ import (
 // thousands of devices is priced in a fraction of a second, and again on another
 // cluster in much less.
 type Estimator struct {
-	plan  partition.Plan
-	inner *skeleton // one stage
-	skel  *skeleton
+	plan partition.Plan
+	skel *skeleton
 }
 
 // NewEstimator compiles what stands for a plan. Of a plan without placements tensor
@@ -37,17 +36,8 @@ func NewEstimator(g *ir.Graph, batch int, c *cost.Cluster, plan *partition.Plan)
 			return nil, err
 		}
 	}
-	one := *p
-	one.PlanNGPUs, one.RuntimeNGPUs = p.PlanNGPUs/p.PP(), p.RuntimeNGPUs/p.PP()
-	one.Stages, one.Interleave, one.Schedule = make([]partition.Stage, 1), 0, partition.OneFOneB
-	if e.inner, err = newSkeleton(s.graphs, one, batch, c, nil); err != nil {
+	if e.skel, err = newSkeleton(s.blueprints, *p, c); err != nil {
 		return nil, err
-	}
-	e.skel = e.inner
-	if len(p.Stages) > 1 {
-		if e.skel, err = newSkeleton(s.graphs, *p, batch, c, e.inner); err != nil {
-			return nil, err
-		}
 	}
 	return e, nil
 }
@@ -59,9 +49,7 @@ func (e *Estimator) Plan() *partition.Plan { return &e.plan }
 // the memory, short of the gaps that packing leaves.
 func (e *Estimator) Price(c *cost.Cluster) Prediction {
 	p := &e.plan
-	for _, s := range []*skeleton{e.inner, e.skel} {
-		s.reprice(c)
-	}
+	e.skel.reprice(c)
 	pipe := newPipeline(e.skel, e.skel.times(p.MicroBatch), e.skel.memoryOf(p.MicroBatch), p.MicroBatch, p.Schedule)
 	out := Prediction{Step: pipe.time(p.Stages)}
 	for at := range p.PP() {
@@ -79,7 +67,7 @@ func (e *Estimator) Price(c *cost.Cluster) Prediction {
 // and in what is recomputed, without compiling anything. Both share what they
 // compiled: they must not price at the same time.
 func (e *Estimator) For(plan *partition.Plan) (*Estimator, error) {
-	if err := plan.Validate(e.inner.blocks, e.inner.batch); err != nil {
+	if err := plan.Validate(e.skel.blocks, e.skel.batch); err != nil {
 		return nil, err
 	}
 	same := *plan

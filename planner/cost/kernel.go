@@ -21,8 +21,6 @@ type work struct {
 	backward     bool
 
 	block bool // a product of a block
-	// parts, if not 0, has the kernel do one part in a number of it: see [Program.Share].
-	parts float64
 	host  bool // launched by itself
 }
 
@@ -30,27 +28,27 @@ type work struct {
 // host needs. Conversions keep the compiler from fusing multiply and add, which
 // would differ between machines.
 func (m *Model) kernel(w *work) Picoseconds {
-	bytes, parts := w.bytes, max(w.parts, 1)
+	bytes := w.bytes
 	if w.node != nil && w.class == vector {
 		if bytes = m.software.traffic(w.node, w.bytes); bytes == 0 {
 			return 0
 		}
 	}
-	traffic := float64(bytes) / parts / m.memory
+	traffic := m.traffic(bytes)
 	var arithmetic float64
 	switch w.class {
 	case product:
-		arithmetic = m.product(w, parts)
+		arithmetic = m.product(w)
 		if m.fp8(w) {
-			arithmetic += float64(m.software.CastBytes*float64(w.bytes)/2) / parts / m.memory
+			arithmetic += float64(m.software.CastBytes*float64(w.bytes)/2) / m.memory
 		}
 	case attention:
 		if m.software.Scores {
-			return m.launched(w, m.plainAttention(w, parts))
+			return m.launched(w, m.plainAttention(w))
 		}
-		arithmetic = m.flashAttention(w) / parts
+		arithmetic = m.flashAttention(w)
 	default:
-		arithmetic = w.flops / parts / float64(m.peak*m.efficiency.Vector)
+		arithmetic = w.flops / float64(m.peak*m.efficiency.Vector)
 	}
 	return m.launched(w, max(arithmetic, traffic))
 }
@@ -89,8 +87,8 @@ func tiles() [5]tile {
 // units, tiles are computed in waves of as many, each taking K steps and TileFill
 // to fill and drain; of tiles, and of splits of K, the best is taken, as libraries
 // do. A split writes and reads its partial sums. More rows, columns or terms never
-// take less time, and a part of a product no less than its part of the time.
-func (m *Model) product(w *work, parts float64) float64 {
+// take less time, and a part of a product no less than its part.
+func (m *Model) product(w *work) float64 {
 	peak := m.rate(w.dtype)
 	eff := m.efficiency.Matmul
 	if m.fp8(w) {
@@ -98,7 +96,7 @@ func (m *Model) product(w *work, parts float64) float64 {
 	}
 	// F / (peak·e·F/(F+half)): a straight line. What a small product loses is a time,
 	// so half is less where the rate is.
-	flat := (w.flops/parts + float64(m.efficiency.MatmulHalf*(peak/m.fastest))) / float64(peak*eff)
+	flat := (w.flops + float64(m.efficiency.MatmulHalf*(peak/m.fastest))) / float64(peak*eff)
 	if m.units == 0 || w.rows <= 0 || w.cols <= 0 {
 		return flat
 	}
@@ -116,7 +114,7 @@ func (m *Model) product(w *work, parts float64) float64 {
 			best = min(best, seconds)
 		}
 	}
-	return best/parts*(1-1e-12) + (flat - w.flops/parts/float64(peak*eff))
+	return best + (flat - w.flops/float64(peak*eff))
 }
 
 func ceil(a, b int64) int64 { return (a + b - 1) / b }
@@ -154,7 +152,7 @@ func (w *work) head() float64 {
 
 // plainAttention is the time of products of all scores, also of those that the mask
 // discards, with passes over them in between.
-func (m *Model) plainAttention(w *work, parts float64) float64 {
+func (m *Model) plainAttention(w *work) float64 {
 	// Two products forward and four backward, over all keys; counted are two and
 	// five over half of them.
 	flops, passes := 2*w.flops, m.software.ScoreBytes
@@ -165,7 +163,7 @@ func (m *Model) plainAttention(w *work, parts float64) float64 {
 	if w.scores > 0 && math.Mod(w.head(), 8) != 0 {
 		t *= misaligned
 	}
-	return (t + passes*w.scores/m.memory) / parts * (1 - 1e-12)
+	return t + passes*w.scores/m.memory
 }
 
 // misaligned is how much longer batched products take whose rows are no multiple

@@ -57,10 +57,9 @@ func TestProductBounds(t *testing.T) {
 		rows, cols, terms := parts*(1+r.Int64N(3000)), 1+r.Int64N(3000), parts*(1+r.Int64N(3000))
 		whole := m.kernel(productOf(rows, cols, terms))
 		require.LessOrEqual(t, whole, m.kernel(productOf(rows+r.Int64N(99), cols+r.Int64N(99), terms+r.Int64N(99))), "seed %d", seed)
-		share := productOf(rows, cols, terms)
-		share.parts = float64(parts)
-		require.LessOrEqual(t, m.kernel(share), m.kernel(productOf(rows/parts, cols, terms)), "seed %d: rows", seed)
-		require.LessOrEqual(t, m.kernel(share), m.kernel(productOf(rows, cols, terms/parts)), "seed %d: terms", seed)
+		for _, part := range []*work{productOf(rows/parts, cols, terms), productOf(rows, cols, terms/parts)} {
+			require.LessOrEqual(t, whole, Picoseconds(parts)*m.kernel(part), "seed %d", seed)
+		}
 	}
 }
 
@@ -115,16 +114,6 @@ func TestTraffic(t *testing.T) {
 	require.Zero(t, s.traffic(bias, 100))
 	require.Equal(t, int64(200), s.traffic(residual, 100))
 	require.Equal(t, int64(100), (&Software{}).traffic(bias, 100))
-}
-
-// TestMesh: without a switch a pair has its own links only.
-func TestMesh(t *testing.T) {
-	c := round()
-	c.IntraNode.Mesh = 4
-	m := NewModel(c, 4)
-	require.Equal(t, (2+3000)*us, m.Collective(ir.OpAllReduce, 1e6, Group{Size: 2, Nodes: 1, PerNode: 2}), "a third of 1 GB/s")
-	require.Equal(t, (6+1500)*us, m.Collective(ir.OpAllReduce, 1e6, Group{Size: 4, Nodes: 1, PerNode: 4}))
-	require.Equal(t, 3001*us, m.Transfer(1e6, false))
 }
 
 // TestBesideProducts: the sum of an input's gradient is hidden as long as the product

@@ -2,6 +2,7 @@ package cost
 
 import (
 	"fmt"
+	"math"
 	"slices"
 
 	"github.com/autopar/autopar/codegen"
@@ -25,9 +26,11 @@ const (
 type Program struct {
 	*Model
 	plan   *partition.Plan
-	groups [][]Group // by position in the pipeline and mesh axis: the slowest of the axis
+	mesh   ir.Mesh
+	stage  int // as which all instructions are priced, -1 for each as its own
+	groups map[groupKey]Group
+	routes map[routeKey]Route
 	sigs   map[*ir.Node]*ir.Signature
-	cross  map[[2]int]bool  // between two stages
 	works  map[workKey]work // of a program that is priced again: see [Program.On]
 }
 
@@ -39,83 +42,156 @@ type workKey struct {
 	more  bool // it adds to its results
 }
 
+// groupKey is a mesh axis at positions of the pipeline that lie alike in the units
+// of the network.
+type groupKey struct{ offset, axis int }
+
+// routeKey is two stages, the first with its offset.
+type routeKey struct{ offset, hop int }
+
 // NewProgram prepares to price programs made by a plan.
 func NewProgram(c *Cluster, p *partition.Plan, mesh ir.Mesh) *Program {
-	m := &Program{Model: NewModel(c, p.RuntimeNGPUs), plan: p, sigs: map[*ir.Node]*ir.Signature{}, cross: map[[2]int]bool{}}
-	for s := range p.PP() {
-		var groups []Group
-		for axis := range mesh.Axes {
-			groups = append(groups, m.group(mesh, s, axis))
-		}
-		m.groups = append(m.groups, groups)
+	return &Program{
+		Model: NewModel(c, p.RuntimeNGPUs), plan: p, mesh: mesh, stage: -1,
+		groups: map[groupKey]Group{}, routes: map[routeKey]Route{}, sigs: map[*ir.Node]*ir.Signature{},
 	}
-	return m
 }
 
-// On returns the same program's prices on a cluster with other figures.
+// On returns the same program's prices on a cluster with other figures, but for its
+// nodes.
 func (m *Program) On(c *Cluster) *Program {
-	if !m.Nodes(c) {
-		panic("BUG: nodes of another size have other groups")
-	}
 	if m.works == nil {
 		m.works = map[workKey]work{}
 	}
 	other := *m
 	other.Model = NewModel(c, m.plan.RuntimeNGPUs)
+	other.groups, other.routes = map[groupKey]Group{}, map[routeKey]Route{}
+	if slices.EqualFunc(m.rungs, other.rungs, func(a, b rung) bool { return a.devices == b.devices && a.ports == b.ports }) {
+		other.groups = m.groups
+	}
 	return &other
 }
 
-// Nodes reports whether a cluster's nodes are those of the program's.
-func (m *Program) Nodes(c *Cluster) bool {
-	return c.DevicesPerNode == m.cluster.DevicesPerNode && c.Device.Shared == m.cluster.Device.Shared
+// As returns the same prices, of all instructions as if they belonged to a stage.
+func (m *Program) As(stage int) *Program {
+	as := *m
+	as.stage = stage
+	return &as
 }
 
-// group returns the most spread of the groups over an axis. All ranks of a stage
-// do the same work, and a group that waits for a slower one later is no faster;
-// where a plan does not fit the nodes this is an upper bound.
-func (m *Program) group(mesh ir.Mesh, stage, axis int) Group {
-	worst := Group{Size: 1, Nodes: 1, PerNode: 1}
-	if mesh.Axes[axis].Time {
+// Offset says where the ranks of a position of the pipeline lie in the units of the
+// network: positions of the same offset communicate alike.
+func (m *Program) Offset(position int) int {
+	return m.offset(m.plan.WorldRank(position, 0))
+}
+
+func (m *Program) offset(rank int) int {
+	period := 1
+	for _, r := range m.rungs {
+		if r.devices < math.MaxInt {
+			period = r.devices // a multiple of those inside
+		}
+	}
+	return rank % period
+}
+
+// group returns the most spread of the groups over an axis at the position that an
+// instruction is priced at. All ranks of a stage do the same work, and a group that
+// waits for a slower one later is no faster; where a plan does not fit the nodes this
+// is an upper bound.
+func (m *Program) group(n *ir.Node, axis int) Group {
+	stage := m.stage
+	if stage < 0 {
+		stage = n.Stage
+	}
+	return m.groupOf(stage, axis)
+}
+
+func (m *Program) groupOf(stage, axis int) Group {
+	position, _ := m.plan.Position(stage)
+	key := groupKey{m.Offset(position), axis}
+	g, known := m.groups[key]
+	if !known {
+		g = m.widest(position, axis)
+		m.groups[key] = g
+	}
+	return g
+}
+
+// widest finds the most spread group. Groups that begin at the same place of a unit
+// are alike.
+func (m *Program) widest(position, axis int) Group {
+	worst := Group{Size: 1}
+	if m.mesh.Axes[axis].Time {
 		return worst
 	}
-	for d := range mesh.Devices() {
-		c := mesh.Coord(d)
-		if c[axis] != 0 {
+	type start struct{ rank, shard int }
+	seen := map[start]bool{}
+	stride := 1
+	for a := axis + 1; a < len(m.mesh.Axes); a++ {
+		if !m.mesh.Axes[a].Time {
+			stride *= m.mesh.Axes[a].Size
+		}
+	}
+	size, inner := m.mesh.Axes[axis].Size, m.plan.ContextParallel()*m.plan.TP
+	ranks := make([]int, size)
+	for d := range m.mesh.Devices() {
+		if d/stride%size != 0 {
 			continue
 		}
-		ranks := map[int]int{} // by node
-		most := 0
-		for _, e := range mesh.Group(c, axis) {
-			node := m.cluster.node(m.plan.WorldRank(stage, e))
-			ranks[node]++
-			most = max(most, ranks[node])
+		at := start{m.offset(m.plan.WorldRank(position, d)), 0}
+		if stride >= inner { // data-parallel ranks may lie in several units of the plan
+			at.shard = d / inner % m.plan.DP
 		}
-		g := Group{Size: mesh.Axes[axis].Size, Nodes: len(ranks), PerNode: most}
-		if g.Nodes > worst.Nodes || worst.Size == 1 || g.Nodes == worst.Nodes && g.PerNode > worst.PerNode {
+		if seen[at] {
+			continue
+		}
+		seen[at] = true
+		for i := range ranks {
+			ranks[i] = m.plan.WorldRank(position, d+i*stride)
+		}
+		if g := spread(m.rungs, ranks); worst.Size == 1 || g.wider(worst) {
 			worst = g
 		}
 	}
 	return worst
 }
 
-// crossing reports whether any transfer between two stages leaves its node.
-func (m *Program) crossing(from, to int) bool {
-	key := [2]int{from, to}
-	crossing, known := m.cross[key]
+// route returns how transfers between two stages go.
+func (m *Program) route(from, to int) Route {
+	at, _ := m.plan.Position(from)
+	end, _ := m.plan.Position(to)
+	key := routeKey{m.Offset(at), end - at}
+	way, known := m.routes[key]
 	if !known {
-		devices := m.plan.DataParallel() * m.plan.ContextParallel() * m.plan.TP
-		for d := 0; d < devices && !crossing; d++ {
-			crossing = m.cluster.node(m.plan.WorldRank(from, d)) != m.cluster.node(m.plan.WorldRank(to, d))
-		}
-		m.cross[key] = crossing
+		way = route(m.rungs, m.plan, from, to)
+		m.routes[key] = way
 	}
-	return crossing
+	return way
 }
 
-// Instr returns the time of an instruction at a position of a mesh, and what
-// kind of time it is. The mesh is the program's, or one that differs from it in
-// the micro-batch axis.
-func (m *Program) Instr(in *codegen.Instr, mesh ir.Mesh, at ir.Coord) (Picoseconds, Kind) {
+// Send returns the time of a transfer from one stage to another.
+func (m *Program) Send(n *ir.Node, mesh ir.Mesh, at ir.Coord, from, to int) Picoseconds {
+	return m.crowded(m.send(n, mesh, at, from, to), n.Phase, mesh)
+}
+
+// send is [Program.Send] where all ranks are busy. With [Software.Scatter] the
+// receivers gather what the ranks of a tensor-parallel group sent in parts.
+func (m *Program) send(n *ir.Node, mesh ir.Mesh, at ir.Coord, from, to int) Picoseconds {
+	bytes, way := localBytes(n.Results[0], mesh, at), m.route(from, to)
+	if m.software.AsyncSend && m.plan.Chunks() > 1 {
+		return m.Transfer(0, way)
+	}
+	tp := mesh.Axis(partition.AxisTP)
+	if way.Level == 0 || !m.software.Scatter || tp < 0 || n.Results[0].Spec[tp].Kind == ir.Shard {
+		return m.Transfer(bytes, way)
+	}
+	g := m.groupOf(to, tp)
+	return m.Transfer(ceil(bytes, int64(g.Size)), way) + m.Collective(ir.OpAllGather, bytes, g)
+}
+
+// instr is [Program.Instr] where all ranks are busy.
+func (m *Program) instr(in *codegen.Instr, mesh ir.Mesh, at ir.Coord) (Picoseconds, Kind) {
 	n := in.Node
 	kind := Compute
 	if n.Phase == ir.Update {
@@ -127,7 +203,7 @@ func (m *Program) Instr(in *codegen.Instr, mesh ir.Mesh, at ir.Coord) (Picosecon
 	case ir.OpAccumulate:
 		return m.kernel(&work{bytes: 3 * localBytes(n.Results[0], mesh, at)}), kind
 	case ir.OpSend:
-		return m.send(n, mesh, at), Communication
+		return m.send(n, mesh, at, n.Stage, n.Attr.(ir.P2PAttr).Stage), Communication
 	case ir.OpFetch, ir.OpStash:
 		return m.HostCopy(localBytes(n.Results[0], mesh, at)), Communication
 	case ir.OpRecv:
@@ -135,61 +211,13 @@ func (m *Program) Instr(in *codegen.Instr, mesh ir.Mesh, at ir.Coord) (Picosecon
 	}
 	if n.Op.Class() == ir.Comm {
 		axis := mesh.Axis(n.Attr.(ir.CommAttr).Axis)
-		position, _ := m.plan.Position(n.Stage)
-		t := m.Collective(n.Op, collectiveBytes(n, mesh, at), m.groups[position][axis])
+		t := m.Collective(n.Op, collectiveBytes(n, mesh, at), m.group(n, axis))
 		if m.software.AsyncTP && mesh.Axes[axis].Name == partition.AxisTP {
 			t = m.beside(n, t, mesh, at)
 		}
 		return t, Communication
 	}
 	return m.compute(in, mesh, at, len(n.Args)), kind
-}
-
-// beside is what is left of the time of a collective over tensor-parallel ranks in
-// the backward pass when it runs beside a product that does not need its result
-// (Korthikanti et al. 2022, section 4.2.2, as in Megatron-LM): the sum of the
-// gradient of an input beside the product for that of the weight, which is as long
-// as its own; a gather of what the forward pass made beside the product before. In
-// chunks also what a product needs or makes runs beside it, but for the first.
-func (m *Program) beside(n *ir.Node, t Picoseconds, mesh ir.Mesh, at ir.Coord) Picoseconds {
-	def := n.Args[0].Def
-	isProduct := def.Op == ir.OpMatMul
-	product := func() Picoseconds {
-		return m.compute(&codegen.Instr{Node: def, Accum: make([]codegen.Accum, len(def.Results))}, mesh, at, len(def.Args))
-	}
-	hidden := Picoseconds(0)
-	switch {
-	case n.Phase == ir.Backward && n.Op == ir.OpAllGather && def.Phase == ir.Forward:
-		hidden = t
-	case n.Phase == ir.Backward && n.Op != ir.OpAllGather && isProduct && def.Attr.(ir.MatMulAttr).Form == ir.MatMulNN:
-		hidden = product()
-	case m.software.ChunkedTP && n.Op == ir.OpReduceScatter && isProduct:
-		hidden = min(t, product()) * (tpChunks - 1) / tpChunks
-	case m.software.ChunkedTP && n.Op == ir.OpAllGather && n.Block() != "":
-		hidden = t * (tpChunks - 1) / tpChunks
-	}
-	return max(t-hidden, picoseconds(m.collective))
-}
-
-// tpChunks is in how many parts a product and its collective are pipelined
-// (Transformer Engine's communication overlap).
-const tpChunks = 4
-
-// send is the time of a transfer to another stage, and with [Software.Scatter] of
-// gathering there what the ranks of a tensor-parallel group sent in parts.
-func (m *Program) send(n *ir.Node, mesh ir.Mesh, at ir.Coord) Picoseconds {
-	to := n.Attr.(ir.P2PAttr).Stage
-	bytes, crossing := localBytes(n.Results[0], mesh, at), m.crossing(n.Stage, to)
-	tp := mesh.Axis(partition.AxisTP)
-	if m.software.AsyncSend && m.plan.Chunks() > 1 {
-		return m.Transfer(0, crossing)
-	}
-	if !crossing || !m.software.Scatter || tp < 0 || n.Results[0].Spec[tp].Kind == ir.Shard {
-		return m.Transfer(bytes, crossing)
-	}
-	position, _ := m.plan.Position(to)
-	g := m.groups[position][tp]
-	return m.Transfer(ceil(bytes, int64(g.Size)), true) + m.Collective(ir.OpAllGather, bytes, g)
 }
 
 // Bucket returns the time of collectives of one kind that are made together: that
@@ -200,8 +228,7 @@ func (m *Program) Bucket(instrs []codegen.Instr, mesh ir.Mesh, at ir.Coord) Pico
 	for i := range instrs {
 		bytes += collectiveBytes(instrs[i].Node, mesh, at)
 	}
-	position, _ := m.plan.Position(n.Stage)
-	return m.Collective(n.Op, bytes, m.groups[position][mesh.Axis(n.Attr.(ir.CommAttr).Axis)])
+	return m.crowded(m.Collective(n.Op, bytes, m.group(n, mesh.Axis(n.Attr.(ir.CommAttr).Axis))), n.Phase, mesh)
 }
 
 // collectiveBytes is the size of the tensor of a collective. See [Model.Collective].
@@ -218,22 +245,7 @@ func (m *Program) AddN(in *codegen.Instr, mesh ir.Mesh, at ir.Coord, operands in
 	if in.Node.Op != ir.OpAddN {
 		panic(fmt.Sprintf("BUG: %s is %s, not add_n", in.Node.Name, in.Node.Op))
 	}
-	return m.compute(in, mesh, at, operands)
-}
-
-// Share returns the time of a compute instruction that does one part in a number
-// of its work and traffic.
-func (m *Program) Share(in *codegen.Instr, mesh ir.Mesh, at ir.Coord, parts int) Picoseconds {
-	w := m.work(in, mesh, at)
-	w.parts = float64(parts)
-	return m.kernel(&w)
-}
-
-// Over returns the time of a collective over a mesh axis of a stage: see
-// [Model.Collective].
-func (m *Program) Over(op ir.Op, bytes int64, stage, axis int) Picoseconds {
-	position, _ := m.plan.Position(stage)
-	return m.Collective(op, bytes, m.groups[position][axis])
+	return m.crowded(m.compute(in, mesh, at, operands), in.Node.Phase, mesh)
 }
 
 // compute prices a kernel at its local shapes. operands differs from the node's
@@ -276,13 +288,42 @@ func (m *Program) unread(n *ir.Node, mesh ir.Mesh, at ir.Coord) Picoseconds {
 	if tp < 0 || mesh.Axes[tp].Size == 1 {
 		return t
 	}
-	position, _ := m.plan.Position(n.Stage)
 	op := ir.OpAllReduce
 	if m.plan.SequenceParallel {
 		op = ir.OpReduceScatter
 	}
-	return t + m.Collective(op, localBytes(product.Args[0], mesh, at), m.groups[position][tp])
+	return t + m.Collective(op, localBytes(product.Args[0], mesh, at), m.group(n, tp))
 }
+
+// beside is what is left of the time of a collective over tensor-parallel ranks in
+// the backward pass when it runs beside a product that does not need its result
+// (Korthikanti et al. 2022, section 4.2.2, as in Megatron-LM): the sum of the
+// gradient of an input beside the product for that of the weight, which is as long
+// as its own; a gather of what the forward pass made beside the product before. In
+// chunks also what a product needs or makes runs beside it, but for the first.
+func (m *Program) beside(n *ir.Node, t Picoseconds, mesh ir.Mesh, at ir.Coord) Picoseconds {
+	def := n.Args[0].Def
+	isProduct := def.Op == ir.OpMatMul
+	product := func() Picoseconds {
+		return m.compute(&codegen.Instr{Node: def, Accum: make([]codegen.Accum, len(def.Results))}, mesh, at, len(def.Args))
+	}
+	hidden := Picoseconds(0)
+	switch {
+	case n.Phase == ir.Backward && n.Op == ir.OpAllGather && def.Phase == ir.Forward:
+		hidden = t
+	case n.Phase == ir.Backward && n.Op != ir.OpAllGather && isProduct && def.Attr.(ir.MatMulAttr).Form == ir.MatMulNN:
+		hidden = product()
+	case m.software.ChunkedTP && n.Op == ir.OpReduceScatter && isProduct:
+		hidden = min(t, product()) * (tpChunks - 1) / tpChunks
+	case m.software.ChunkedTP && n.Op == ir.OpAllGather && n.Block() != "":
+		hidden = t * (tpChunks - 1) / tpChunks
+	}
+	return max(t-hidden, picoseconds(m.launch))
+}
+
+// tpChunks is in how many parts a product and its collective are pipelined
+// (Transformer Engine's communication overlap).
+const tpChunks = 4
 
 // work returns what a kernel does at its local shapes, if it is one per op.
 func (m *Program) work(in *codegen.Instr, mesh ir.Mesh, at ir.Coord) work {
@@ -341,29 +382,26 @@ func (m *Program) workOf(in *codegen.Instr, mesh ir.Mesh, at ir.Coord) work {
 			w.rows = first / max(w.cols, 1)
 		}
 		w.block = n.Block() != ""
-	case ir.OpAttention, ir.OpAttentionKV:
-		w.scores, w.keys = scoresOf(args, results[1])
+	case ir.OpAttention:
+		w.scoresOf(results[1], results[1][len(results[1])-1])
 	case ir.OpAttentionGrad:
-		w.scores, w.keys = scoresOf(args, args[3])
-		w.backward = true
+		w.scoresOf(args[3], args[3][len(args[3])-1])
+	case ir.OpAttentionKV:
+		w.scoresOf(results[1], args[1][1])
 	case ir.OpAttentionKVGrad:
-		w.scores, w.keys = scoresOf(args, args[4])
-		w.backward = true
+		w.scoresOf(args[4], args[2][1])
 	}
+	w.backward = n.Op == ir.OpAttentionGrad || n.Op == ir.OpAttentionKVGrad
 	return w
 }
 
-// scoresOf returns how many scores attention has without a mask, and of how many
-// keys, from the shape [B,NH,T] of its log-sum-exp and, in context parallelism, that
-// of keys and values [B,S,2,NH,D].
-func scoresOf(args [][]int, lse []int) (scores, keys float64) {
-	keys = float64(lse[2])
-	for _, a := range args {
-		if len(a) == 5 && a[2] == 2 {
-			keys = float64(a[1])
-		}
+// scoresOf notes how many scores attention has without a mask, from the shape
+// [B,G...,NH,T] of its log-sum-exp and the number of keys.
+func (w *work) scoresOf(lse []int, keys int) {
+	w.keys, w.scores = float64(keys), float64(keys)
+	for _, n := range lse {
+		w.scores *= float64(n)
 	}
-	return float64(lse[0]) * float64(lse[1]) * float64(lse[2]) * keys, keys
 }
 
 // terms is the time to add the terms of a fixed-point sum, one a sequence: each is
@@ -472,6 +510,3 @@ func outerParts(mesh ir.Mesh, v *ir.Value, axis int) []int {
 	}
 	return []int{large, small}
 }
-
-// SameGroups reports whether collectives take the same time in two stages.
-func (m *Program) SameGroups(a, b int) bool { return slices.Equal(m.groups[a], m.groups[b]) }

@@ -51,14 +51,15 @@ type Model struct {
 	peak       float64 // FLOP/s, in f32
 	fastest    float64 // FLOP/s, in the fastest element type
 	halfPeak   map[ir.DType]float64
-	memory     float64 // bytes/s reached
-	intra      Link    // with the bandwidth reached
-	inter      Link
-	host       Link    // without bandwidth where there is none
-	launch     float64 // s
-	collective float64 // s, to start one
+	memory     float64   // bytes/s reached
+	cache      Cache     // of the rank
+	rungs      []rung    // of the network, innermost first
+	together   []float64 // by level, bytes/s a device reaches when all ranks send
+	host       Link      // without bandwidth where there is none
+	launch     float64
 	units      float64 // that tiles of products are dealt to; 0 where they do not count
-	fp8Peak    float64 // FLOP/s, of products of 8-bit operands
+	fp8Peak    float64 // FLOP/s, of products of 8-bit operands; 0 where there are none
+	crowd      float64 // ranks a core of a shared machine; 0 of another
 	efficiency Efficiency
 	software   Software
 }
@@ -67,10 +68,9 @@ type Model struct {
 func NewModel(c *Cluster, ranks int) *Model {
 	m := &Model{
 		cluster: c, peak: c.PeakFLOPS("f32", ranks), launch: c.Device.LaunchOverhead, efficiency: c.Device.Efficiency,
-		memory: c.Device.MemoryBandwidth * c.Device.Efficiency.Memory,
-		intra:  c.IntraNode, inter: c.InterNode,
+		memory:   c.Device.MemoryBandwidth * c.Device.Efficiency.Memory,
 		halfPeak: map[ir.DType]float64{},
-		units:    float64(c.Device.Units), collective: c.Device.LaunchOverhead, software: c.Software,
+		units:    float64(c.Device.Units), software: c.Software,
 	}
 	for _, d := range []ir.DType{ir.BF16, ir.F16} {
 		m.halfPeak[d] = c.PeakFLOPS(d.String(), ranks)
@@ -78,11 +78,7 @@ func NewModel(c *Cluster, ranks int) *Model {
 	if _, ok := c.Device.FLOPS["f8"]; ok && c.Software.FP8 {
 		m.fp8Peak = c.PeakFLOPS("f8", ranks)
 	}
-	m.intra.Bandwidth *= c.IntraNode.Efficiency
-	m.inter.Bandwidth *= c.InterNode.Efficiency
-	if s := c.Software.Network; s > 0 {
-		m.inter.Bandwidth *= s
-	}
+	m.network(c, ranks)
 	if c.Host != nil {
 		m.host = *c.Host
 		m.host.Bandwidth *= c.Host.Efficiency
@@ -91,9 +87,24 @@ func NewModel(c *Cluster, ranks int) *Model {
 		m.fastest = max(m.fastest, c.PeakFLOPS(dtype, ranks))
 	}
 	if c.Device.Shared {
+		m.crowd = float64(ranks) / float64(c.Device.Cores)
+	}
+	if c.Device.Cache != nil {
+		m.cache = *c.Device.Cache
+	}
+	if t := c.Device.Efficiency.Threads; c.Device.Shared && t > 0 && ranks < c.Device.Cores {
+		m.peak *= t
+		m.fastest *= t
+		m.cache.Bandwidth *= t
+		for d := range m.halfPeak {
+			m.halfPeak[d] *= t
+		}
+	}
+	if c.Device.Shared {
+		m.cache.Memory /= int64(ranks)
+		m.cache.Bandwidth /= float64(ranks)
 		m.host.Bandwidth /= float64(ranks)
 		m.memory /= float64(ranks)
-		m.intra.Bandwidth /= float64(ranks)
 	}
 	return m
 }
@@ -119,4 +130,20 @@ func classOf(op ir.Op) kernelClass {
 		return attention
 	}
 	return vector
+}
+
+// traffic is the time in which a kernel reads and writes bytes.
+func (m *Model) traffic(bytes int64) float64 {
+	if m.cache.Bandwidth > 0 && bytes <= m.cache.Memory {
+		return float64(bytes) / m.cache.Bandwidth
+	}
+	return float64(bytes) / m.memory
+}
+
+// HostCopy is the time to copy bytes between a device and the memory of its host.
+func (m *Model) HostCopy(bytes int64) Picoseconds {
+	if m.host.Bandwidth == 0 {
+		return longest
+	}
+	return picoseconds(m.host.Latency + float64(bytes)/m.host.Bandwidth)
 }
