@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"math"
 	"slices"
-	"strings"
 
 	"github.com/autopar/autopar/planner/cost"
 )
@@ -61,16 +60,12 @@ func (p *Parameter) set(k *Constants, v float64) {
 // sigma is the spread of the prior, in logarithms: a quarter of the range.
 func (p *Parameter) sigma() float64 { return math.Log(p.Most/p.Least) / 4 }
 
-// devices picks a figure of the clusters whose names begin so.
-func devices(figure func(*cost.Cluster) *float64, prefixes ...string) func(*Constants) []*float64 {
+// devices picks a figure of clusters.
+func devices(figure func(*cost.Cluster) *float64, names ...string) func(*Constants) []*float64 {
 	return func(k *Constants) []*float64 {
 		var all []*float64
-		for _, name := range cost.Names() {
-			for _, prefix := range prefixes {
-				if strings.HasPrefix(name, prefix) {
-					all = append(all, figure(k.Clusters[name]))
-				}
-			}
+		for _, name := range names {
+			all = append(all, figure(k.Clusters[name]))
 		}
 		return all
 	}
@@ -95,20 +90,24 @@ func software(figure func(*cost.Software) *float64, names ...string) func(*Const
 // Parameters are the constants that the rows decide. V100, A10G and B200 have too
 // few rows, or none, and share what is not their datasheet's with the A100 and H100.
 func Parameters() []Parameter {
-	ampere, hopper := []string{"a100", "a10g", "v100"}, []string{"h100", "h200", "b200"}
-	gpus := append(slices.Clone(ampere), hopper...)
+	ampere, hopper, slow := []string{"a100-80g", "a100-40g", "a10g", "v100", "v100-32g"}, []string{"h100", "h200", "b200"}, []string{"h100-96g"}
+	gpus := slices.Concat(ampere, hopper, slow)
+	switched := slices.DeleteFunc(slices.Clone(gpus), func(name string) bool { return name == "v100" }) // it has levels
 	matmul := func(c *cost.Cluster) *float64 { return &c.Device.Efficiency.Matmul }
 	attention := func(c *cost.Cluster) *float64 { return &c.Device.Efficiency.Attention }
 	return []Parameter{
 		{"products, A100", "of the peak", 0.7, 0.92, 0.82, "cuBLAS on large squares, 250 to 265 TFLOP/s", devices(matmul, ampere...)},
 		{"products, H100", "of the peak", 0.55, 0.85, 0.7, "cuBLAS on large squares at 700 W, 650 to 750 TFLOP/s", devices(matmul, hopper...)},
+		{"products, H100 at 500 W", "of the peak", 0.4, 0.75, 0.57, "the H100's by the power", devices(matmul, slow...)},
 		{"8-bit products, H100", "of the peak", 0.4, 0.85, 0.65, "Transformer Engine, 1.2 to 1.4 PFLOP/s", devices(func(c *cost.Cluster) *float64 { return &c.Device.Efficiency.MatmulF8 }, hopper...)},
+		{"8-bit products, H100 at 500 W", "of the peak", 0.3, 0.75, 0.5, "the H100's by the power", devices(func(c *cost.Cluster) *float64 { return &c.Device.Efficiency.MatmulF8 }, slow...)},
 		{"tile fill", "terms", 30, 300, 150, "latency of a load and of writing a tile", devices(func(c *cost.Cluster) *float64 { return &c.Device.Efficiency.TileFill }, gpus...)},
 		{"attention, A100", "of the peak", 0.5, 0.75, 0.62, "figure 5 of Dao 2023", devices(attention, ampere...)},
 		{"attention, H100", "of the peak", 0.3, 0.6, 0.38, "figure 7 of Dao 2023", devices(attention, hopper...)},
+		{"attention, H100 at 500 W", "of the peak", 0.2, 0.5, 0.3, "the H100's by the power", devices(attention, slow...)},
 		{"memory", "of the bandwidth", 0.7, 0.92, 0.85, "STREAM on GPUs", devices(func(c *cost.Cluster) *float64 { return &c.Device.Efficiency.Memory }, gpus...)},
-		{"links in a node", "of the bandwidth", 0.65, 0.88, 0.78, "all_reduce of 1 GB over 8 A100s, 230 GB/s", devices(func(c *cost.Cluster) *float64 { return &c.IntraNode.Efficiency }, gpus...)},
-		{"network", "of the bandwidth", 0.4, 0.92, 0.7, "all_reduce over many nodes", devices(func(c *cost.Cluster) *float64 { return &c.InterNode.Efficiency }, gpus...)},
+		{"links in a node", "of the bandwidth", 0.65, 0.88, 0.78, "all_reduce of 1 GB over 8 A100s, 230 GB/s", devices(func(c *cost.Cluster) *float64 { return &c.IntraNode.Efficiency }, switched...)},
+		{"network", "of the bandwidth", 0.4, 0.92, 0.7, "all_reduce over many nodes", devices(func(c *cost.Cluster) *float64 { return &c.InterNode.Efficiency }, switched...)},
 		{"FlashAttention-1", "of FlashAttention-2", 0.4, 0.8, 0.55, "figure 5 of Dao 2023", software(func(s *cost.Software) *float64 { return &s.Flash }, "torch", "fused-amp")},
 		{"RMSNorm of torch", "times one kernel's traffic", 6, 20, 12, "counted kernels", software(func(s *cost.Software) *float64 { return &s.RMSNorm }, "torch")},
 		{"elementwise of torch", "times one kernel's traffic", 0.8, 2, 1.1, "counted kernels", software(func(s *cost.Software) *float64 { return &s.Elementwise }, "torch")},

@@ -125,9 +125,6 @@ func (r *Row) onto(base *cost.Cluster) *cost.Cluster {
 	if r.Network > 0 {
 		c.InterNode.Bandwidth = r.Network
 	}
-	if strings.Contains(r.GPU, "HBM2e-500W") {
-		c.Device.MemoryBandwidth = 2400e9
-	}
 	return &c
 }
 
