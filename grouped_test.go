@@ -6,6 +6,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/autopar/autopar/ir"
 	"github.com/autopar/autopar/models/gpt"
 	"github.com/autopar/autopar/partition"
 )
@@ -20,7 +21,7 @@ func groupedModels() []gpt.Config {
 }
 
 // groupedLayout splits attention by heads of keys and values, each with the queries
-// that share it, if there are enough.
+// that share it, if there are enough, else by the queries of all groups.
 func groupedLayout(c gpt.Config, tp int) []partition.Placement {
 	all := layout(tp)
 	if c.Activation == gpt.SwiGLU {
@@ -38,6 +39,9 @@ func groupedLayout(c gpt.Config, tp int) []partition.Placement {
 			x.Spec = "[_,_,tp,_]"
 		}
 		p = append(p, x)
+	}
+	if c.KVHeads() < tp && tp <= c.QueryGroup() {
+		p = append(p, partition.Placement{Match: `h\.[0-9]+\.attn\.c_proj\.weight`, Spec: "[_,tp,_,_]"})
 	}
 	return p
 }
@@ -60,9 +64,9 @@ func TestParityOfGroupedHeads(t *testing.T) {
 		one := train(parityPlan(1, 1, 1, parityBatch, partition.GPipe, false))
 		require.Less(t, one.loss[len(one.loss)-1], one.loss[0]-0.01, "it learns")
 		plans := sampleOf(t, allParityPlans(), n)
-		for _, d := range [][4]int{{1, 1, 2, 1}, {1, 1, 3, 1}, {1, 3, 1, 1}, {1, 2, 2, 1}, {1, 2, 3, 1}, {1, 1, 2, 2}} {
+		for _, d := range [][4]int{{1, 1, 2, 1}, {1, 1, 3, 1}, {1, 3, 1, 1}, {1, 2, 2, 1}, {1, 2, 3, 1}, {1, 1, 2, 2}, {1, 1, 5, 1}, {2, 1, 4, 1}} {
 			p := contextPlan(d[0], d[1], d[2], d[3])
-			p.SequenceParallel = p.TP == 3
+			p.SequenceParallel = p.TP == 3 || p.TP == 4
 			plans = append(plans, parityCase{p, "none"})
 		}
 		for _, x := range plans {
@@ -78,13 +82,31 @@ func TestParityOfGroupedHeads(t *testing.T) {
 	}
 }
 
-// TestGroupedHeadsWhole: more ranks than heads of keys and values cannot have some
-// each. A plan that says so is refused with the numbers; without, attention is not
-// divided (TestParityOfGroupedHeads).
-func TestGroupedHeadsWhole(t *testing.T) {
+// TestMoreRanksThanGroups: ranks divide the queries of groups where there are more of
+// them than heads of keys and values, forward and backward. A plan that cuts these
+// heads into more parts than there are is refused with the numbers.
+func TestMoreRanksThanGroups(t *testing.T) {
+	multiQuery, p := groupedModels()[1], parityPlan(1, 4, 1, parityBatch, partition.GPipe, false)
+	p.Placements = groupedLayout(multiQuery, 4)
+	stages, err := partition.Apply(stepOf(t, multiQuery), p, parityBatch)
+	require.NoError(t, err)
+	seen := 0
+	for _, n := range stages.Nodes {
+		tp := n.Results[0].Spec.Format(stages.Mesh, len(n.Results[0].Type.Shape))
+		switch n.Op {
+		case ir.OpAttention:
+			require.Equal(t, "[mb,_,tp,_,_]", tp)
+			seen++
+		case ir.OpAttentionGrad:
+			require.Equal(t, "[mb,_,_,_,_]+{tp}", tp)
+			seen++
+		}
+	}
+	require.Equal(t, 2*multiQuery.NLayer, seen)
+
 	c := groupedModels()[0]
-	p := parityPlan(1, 4, 1, parityBatch, partition.GPipe, false)
+	p = parityPlan(1, 4, 1, parityBatch, partition.GPipe, false)
 	p.Placements = []partition.Placement{{Match: `h\.[0-9]+\.attn\.c_attn\.weight`, Spec: "[_,tp,_,_]"}}
-	_, err := partition.Apply(stepOf(t, c), p, parityBatch)
+	_, err = partition.Apply(stepOf(t, c), p, parityBatch)
 	require.ErrorContains(t, err, "placements: h.0.attn.c_attn.weight: dimension 1 of size 3 cannot be split over 4 ranks")
 }

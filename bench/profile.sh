@@ -11,9 +11,9 @@ load=$(cut -d' ' -f1-3 /proc/loadavg)
 cat <<END
 # Predicted and measured steps on the CPU
 
-Made by \`make profile-check\` (\`bench/profile.sh bin/autopar $steps\`) on $(date -u +%Y-%m-%d), $(uname -m), $(nproc) processors, $(go version 2>/dev/null | cut -d' ' -f3); load averages before $load, after $(cut -d' ' -f1-3 /proc/loadavg). The plans are of nanoGPT's
-model for a CPU (4 layers, 4 heads, C 128, T 64, batch 12, float32), none of which the profile was fitted on as such: it times
-three other models by one rank, and by one rank a core.
+Made by \`make profile-check\` (\`bench/profile.sh bin/autopar $steps\`) on $(date -u +%Y-%m-%d), $(uname -m), $(nproc) processors, $(go version 2>/dev/null | cut -d' ' -f3). The plans are of
+nanoGPT's model for a CPU (4 layers, 4 heads, C 128, T 64, batch 12, float32). The profile times other models, by one rank and by
+one rank a core; the smallest has blocks like these. Load averages before $load, after $(cut -d' ' -f1-3 /proc/loadavg).
 END
 sed -n '/^$/,$p' "$dir/table"
 printf '\nThe cluster file:\n\n```yaml\n'

@@ -134,12 +134,13 @@ type code struct {
 	stage *Stage
 	holds map[int]*ir.Value // what each buffer holds now
 	same  map[*ir.Value]*ir.Value
+	terms map[*ir.Value]bool // what kernels add into an accumulator themselves
 }
 
 // checkCode runs the forward, backward and update bodies once, over names of
 // values instead of numbers.
 func checkCode(p *Program, s *Stage) error {
-	c := &code{p, s, map[int]*ir.Value{}, map[*ir.Value]*ir.Value{}}
+	c := &code{p, s, map[int]*ir.Value{}, map[*ir.Value]*ir.Value{}, map[*ir.Value]bool{}}
 	runs := map[*ir.Node]int{}
 	writers := map[int][]Instr{} // accumulating instructions by buffer, in order
 	for _, body := range s.Bodies {
@@ -167,6 +168,7 @@ func checkCode(p *Program, s *Stage) error {
 			want = 0
 			for _, a := range n.Args {
 				c.same[n.Results[0]] = c.canon(a)
+				c.terms[c.canon(a)] = c.terms[c.canon(a)] || n.Op == ir.OpAccumulate
 			}
 		}
 		if runs[n] != want {
@@ -285,10 +287,7 @@ func (c *code) inItsSpace(n *ir.Node, v *ir.Value, id int) error {
 func (c *code) accum(in Instr, i int, writers []Instr) error {
 	n, r := in.Node, in.Results[i]
 	v := n.Results[i]
-	summed := n.Op == ir.OpAccumulate
-	for acc, x := range c.same {
-		summed = summed || x == v && acc.Def.Op == ir.OpAccumulate
-	}
+	summed := n.Op == ir.OpAccumulate || c.terms[v]
 	first := len(writers) > 0 && writers[0].Node == n
 	want := Overwrite
 	switch {

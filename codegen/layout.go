@@ -53,20 +53,29 @@ func newTables(prog *Program) (*tables, [][]*ir.Node) {
 	for i := range t.of {
 		t.of[i] = unplaced
 	}
-	if plan.Overlap {
-		t.spots, t.readers = make([]spot, n), make([][]*ir.Node, n)
-	}
 	nodes := make([][]*ir.Node, plan.PP())
+	reads := 0
 	for _, n := range g.Nodes {
 		position, _ := plan.Position(n.Stage)
 		nodes[position] = append(nodes[position], n)
 		for _, a := range n.Args {
 			t.uses[a.ID]++
-			if t.readers != nil {
-				t.readers[a.ID] = append(t.readers[a.ID], n)
-			}
+			reads++
 			if a.Def.Phase < n.Phase && n.Phase < ir.Update && a.Def.Op.Class() != ir.Leaf {
 				t.saved[a.ID] = true
+			}
+		}
+	}
+	if plan.Overlap {
+		t.spots, t.readers = make([]spot, n), make([][]*ir.Node, n)
+		room := make([]*ir.Node, reads)
+		for _, n := range g.Nodes {
+			for _, a := range n.Args {
+				list := &t.readers[a.ID]
+				if *list == nil {
+					*list, room = room[:0:t.uses[a.ID]], room[t.uses[a.ID]:]
+				}
+				*list = append(*list, n)
 			}
 		}
 	}
@@ -82,7 +91,13 @@ func newTables(prog *Program) (*tables, [][]*ir.Node) {
 }
 
 func (b *stageBuilder) build() error {
-	b.Params, b.Inputs, b.Outputs = map[string]int{}, map[string]int{}, map[string]int{}
+	params := 0
+	for _, n := range b.nodes {
+		if n.Op == ir.OpParam {
+			params++
+		}
+	}
+	b.Params, b.Inputs, b.Outputs = make(map[string]int, params), map[string]int{}, map[string]int{}
 	plan := b.prog.Plan
 	if plan.Chunks() > 1 {
 		b.inOrder()
@@ -567,30 +582,37 @@ func rankOf(n *ir.Node) int {
 	return rankStep
 }
 
-// pack assigns offsets to buffers with lifetimes and returns the space they take.
+// pack assigns offsets to buffers with lifetimes, given in ascending order, and
+// returns the space they take.
 func pack(buffers []Buffer, ids []int) int64 {
 	order := slices.Clone(ids)
-	slices.SortStableFunc(order, func(x, y int) int { return cmp.Compare(buffers[y].Size, buffers[x].Size) })
-	var placed []int // by offset
+	slices.SortFunc(order, func(x, y int) int {
+		return cmp.Or(cmp.Compare(buffers[y].Size, buffers[x].Size), cmp.Compare(x, y))
+	})
+	type space struct {
+		at, end  int64
+		from, to int
+	}
+	var placed []space // by offset
 	var total int64
 	for _, id := range order {
 		buf := &buffers[id]
 		size := alignUp(buf.Size)
 		var at int64
-		for _, o := range placed {
-			other := &buffers[o]
-			if other.To < buf.From || buf.To < other.From {
+		for i := range placed {
+			other := &placed[i]
+			if other.to < buf.From || buf.To < other.from {
 				continue
 			}
-			if other.Offset >= at+size {
+			if other.at >= at+size {
 				break
 			}
-			at = max(at, other.Offset+alignUp(other.Size))
+			at = max(at, other.end)
 		}
 		buf.Offset = at
 		total = max(total, at+size)
-		i, _ := slices.BinarySearchFunc(placed, at, func(o int, off int64) int { return cmp.Compare(buffers[o].Offset, off) })
-		placed = slices.Insert(placed, i, id)
+		i, _ := slices.BinarySearchFunc(placed, at, func(o space, off int64) int { return cmp.Compare(o.at, off) })
+		placed = slices.Insert(placed, i, space{at, at + size, buf.From, buf.To})
 	}
 	return total
 }

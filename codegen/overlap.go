@@ -124,11 +124,13 @@ func (b *stageBuilder) stream(phase ir.Phase, nodes, update []*ir.Node, hoisted 
 	place := func(n *ir.Node, last bool) {
 		b.spots[n.ID()] = spot{async: true, last: last, body: phase}
 	}
-	readBy := map[*ir.Value]int{} // the first segment that reads a value
+	readBy := map[*ir.Value]int{} // the first segment that reads a gathered value
 	for i := len(segments) - 1; i >= 0; i-- {
 		for _, n := range segments[i].nodes {
 			for _, a := range n.Args {
-				readBy[a] = i
+				if a.Def.Op == ir.OpAllGather {
+					readBy[a] = i
+				}
 			}
 		}
 	}

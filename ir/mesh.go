@@ -315,6 +315,19 @@ func (m Mesh) Local(shape []int, s ShardSpec, c Coord) Slab {
 	return slab
 }
 
+// LocalShape appends the sizes of [Mesh.Local] to dims.
+func (m Mesh) LocalShape(dims, shape []int, s ShardSpec, c Coord) []int {
+	from := len(dims)
+	dims = append(dims, shape...)
+	for a, p := range s {
+		if p.Kind == Shard {
+			d := &dims[from+int(p.Dim)]
+			*d = m.Axes[a].Cut(*d, c[a]).Len
+		}
+	}
+	return dims
+}
+
 // LocalElems returns the number of elements of [Mesh.Local].
 func (m Mesh) LocalElems(shape []int, s ShardSpec, c Coord) int64 {
 	n := Elems(shape)

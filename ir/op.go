@@ -167,9 +167,10 @@ var opTable = [numOps]opInfo{
 	// Both products of causal attention have half their points above the
 	// diagonal: 4*t/2 operations for each of the b*t*g*h*d points forward, and
 	// five products instead of two backward. A token that is decoded sees all of
-	// its t keys. See Signature.FLOPs.
-	OpAttention:       {name: "attention", sig: "qkv[b !t !roles h !d] seed:i32[] step:i32[] -> o[b !t !g* h !d] lse:f32[b !g* h !t]", class: Compute, flops: 2},
-	OpAttentionGrad:   {name: "attention_grad", sig: "do[b !t !g* h !d] qkv[b !t !roles h !d] o[b !t !g* h !d] lse:f32[b !g* h !t] seed:i32[] step:i32[] -> dqkv[b !t !roles h !d]", class: Compute, flops: 5, noGrad: true},
+	// its t keys. See Signature.FLOPs. The queries g of a head split where all of qkv
+	// is: each part computes those that it is to give.
+	OpAttention:       {name: "attention", sig: "qkv[b !t !roles h !d] seed:i32[] step:i32[] -> o[b !t g* h !d] lse:f32[b g* h !t]", class: Compute, flops: 2},
+	OpAttentionGrad:   {name: "attention_grad", sig: "do[b !t g* h !d] qkv[b !t !roles h !d] o[b !t g* h !d] lse:f32[b g* h !t] seed:i32[] step:i32[] -> dqkv[b !t !roles h !d]", class: Compute, flops: 5, noGrad: true},
 	OpAttentionDecode: {name: "attention_decode", sig: "qkv[b !one !roles h !d] cache[b !t !two h !d] pos:i32[] -> o[b !one !g* h !d] next[b !t !two h !d]", class: Compute, flops: 4, noGrad: true},
 
 	// Attention by context parallelism: positions t are split, keys and values

@@ -18,13 +18,23 @@ func inGroupedHeads() []mutant {
 	}, {
 		bug: "same dropout mask for all queries of a group", how: "backward and forward alike",
 		file: "runtime/cpu/kernel/attention.go",
-		old:  "uint64(s.group())+uint64(g))", new: "uint64(s.group()))",
+		old:  "uint64(s.packed())+uint64(s.First+g))", new: "uint64(s.packed()))",
 		pkg: kernel, run: "^TestAttention$",
 	}, {
 		bug: "queries of a group cut from their keys", how: "by a rule of the signature",
 		file: "ir/op.go",
 		old:  `sig: "qkv[b !t !roles h !d] seed`, new: `sig: "qkv[b !t roles h !d] seed`,
 		pkg: "./ir/interp", run: "^TestEveryRuleIsTrue$",
+	}, {
+		bug: "gradient of queries that other ranks do", how: "left as it was",
+		file: "runtime/cpu/kernel/attention.go",
+		old:  "\t\tt.clearOthers(u)\n", new: "",
+		pkg: kernel, run: "^TestAttentionOfSomeQueries$",
+	}, {
+		bug: "attention repeated on every rank", how: "backward",
+		file: "partition/propagate.go",
+		old:  "n.Op == ir.OpAttentionGrad && i == 2", new: "n.Op == ir.OpAttentionGrad && i == -1",
+		pkg: ".", run: "^TestMoreRanksThanGroups$",
 	}, {
 		bug: "heads of other groups share keys", how: "consecutive queries instead of those of one group",
 		file: "ir/interp/attention.go",

@@ -6,7 +6,7 @@ import "slices"
 
 // mutants lists all planted bugs, by where they are planted.
 func mutants() []mutant {
-	return slices.Concat(inTheModel(), inLlama(), inGroupedHeads(), inThePartition(), inTheRuntime(), inTheKernels(), inTheLoop(), inThePrecision(), inTheReproducible(), inTheStreams(), inContext(), inTheMemory(), inTheCluster())
+	return slices.Concat(inTheModel(), inLlama(), inGroupedHeads(), inThePartition(), inTheRuntime(), inTheKernels(), inTheLoop(), inThePrecision(), inTheReproducible(), inTheStreams(), inContext(), inTheMemory(), inTheCluster(), inTheCompiler(), inTheFinals())
 }
 
 // inTheModel has the bugs of the graph that all ranks share: trace, autodiff,
@@ -404,7 +404,7 @@ func inTheKernels() []mutant {
 	}, {
 		bug: "two backward outputs swapped", how: "gradients of queries and keys",
 		file: "runtime/cpu/kernel/attention.go",
-		old:  "dq: packed{dqkv, shape.T, parts, 0}, dk: packed{dqkv, shape.T, parts, group}", new: "dq: packed{dqkv, shape.T, parts, group}, dk: packed{dqkv, shape.T, parts, 0}",
+		old:  "dq: packed{dqkv, shape.T, parts, shape.First}, dk: packed{dqkv, shape.T, parts, parts - 2}", new: "dq: packed{dqkv, shape.T, parts, parts - 2}, dk: packed{dqkv, shape.T, parts, shape.First}",
 		pkg: kernel, run: "^TestAttention$",
 	}, {
 		bug: "two backward outputs swapped", how: "gradients of keys and values",

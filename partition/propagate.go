@@ -59,7 +59,7 @@ func propagate(g *ir.Graph, p *Plan, mesh ir.Mesh) (*ir.Graph, error) {
 	}
 	pr := &propagator{
 		plan: p, mesh: mesh, src: g, dst: &ir.Graph{Name: g.Name, Mesh: mesh, Nodes: make([]*ir.Node, 0, len(g.Nodes)*3/2)}, placer: placer,
-		facts: make([]fact, g.IDs(), g.IDs()*3/2), names: map[string]int{}, mb: mesh.Axis(AxisMB),
+		facts: make([]fact, g.IDs(), g.IDs()*3/2), names: make(map[string]int, len(g.Nodes)/4), mb: mesh.Axis(AxisMB),
 	}
 	if err := pr.leaves(); err != nil {
 		return nil, err
@@ -305,6 +305,9 @@ func (pr *propagator) choose(n *ir.Node, args []*ir.Value) (argSpecs, resSpecs [
 		return nil, nil, err
 	}
 	for axis, a := range pr.mesh.Axes {
+		if a.Size == 1 && !a.Time && whole(args, axis) {
+			continue // as in the zero spec: there is nothing to place
+		}
 		best := math.Inf(1)
 		for rule := ir.PassPartial; rule < len(sig.Dims); rule++ {
 			if a.Size == 1 && !a.Time && rule != ir.ReplicateAll {
@@ -343,6 +346,16 @@ func (pr *propagator) choose(n *ir.Node, args []*ir.Value) (argSpecs, resSpecs [
 		}
 	}
 	return argSpecs, resSpecs, nil
+}
+
+// whole reports whether an axis places nothing of any value.
+func whole(values []*ir.Value, axis int) bool {
+	for _, v := range values {
+		if v.Spec[axis] != (ir.Placement{}) {
+			return false
+		}
+	}
+	return true
 }
 
 // Costs are bytes moved per rank, in units where ties are broken by small
@@ -396,7 +409,7 @@ func (pr *propagator) cost(n *ir.Node, sig *ir.Signature, args []*ir.Value, axis
 			c += tiePartial
 		}
 		along := ra[i].Kind == ir.Shard && pr.alongSequence(n, axis, rr)
-		if v.Def.Op == ir.OpParam || ra[i].Kind == ir.Shard && !home && !along {
+		if v.Def.Op == ir.OpParam || ra[i].Kind == ir.Shard && !home && !along || repeatsAttention(n, i, from) {
 			c += lastResort
 		}
 		if !along || from.Kind != ir.Replicate {
@@ -419,6 +432,13 @@ func (pr *propagator) cost(n *ir.Node, sig *ir.Signature, args []*ir.Value, axis
 		cost += moveBytes(rr[i], to, float64(r.Type.Bytes()), size)
 	}
 	return cost
+}
+
+// repeatsAttention reports whether operand i of a gradient of attention lies as the
+// ranks divided attention: by queries that share heads, where there are more ranks
+// than such heads. It is not gathered, for every rank to do all of them.
+func repeatsAttention(n *ir.Node, i int, from ir.Placement) bool {
+	return n.Op == ir.OpAttentionGrad && i == 2 && from.Kind == ir.Shard
 }
 
 // reducesFirst reports whether a cast has its operand reduced before: that of a

@@ -30,6 +30,7 @@ type blueprint struct {
 	wires                    map[*ir.Node]int // which of the transfers between its two stages a send is, in its phase
 	chunkOf                  map[string]int   // by block
 	cuts                     []valueCut
+	held                     [extents][fewPositions][]held // by position; nil until it is measured
 }
 
 // valueCut is a dimension of some value, or the smallest of those that lie on the
@@ -248,6 +249,7 @@ func (b *blueprint) hop(p *partition.Plan, n *ir.Node) int {
 type blueprints struct {
 	graphs *shrunken
 	batch  int
+	tokens int // of a sequence
 	known  map[structure]*blueprint
 	failed map[structure]error
 }
@@ -261,7 +263,7 @@ type structure struct {
 }
 
 func newBlueprints(graphs *shrunken, batch int) *blueprints {
-	return &blueprints{graphs, batch, map[structure]*blueprint{}, map[structure]error{}}
+	return &blueprints{graphs, batch, sequenceTokens(graphs.graph), map[structure]*blueprint{}, map[structure]error{}}
 }
 
 // find returns the blueprint for a plan, of which stages, cut, micro-batch size and
@@ -295,7 +297,8 @@ func (b *blueprints) find(p *partition.Plan) (*blueprint, error) {
 		}
 	}
 	found, err := b.compile(key, p.Placements)
-	if err == nil && found.standsFor(p.Mesh(b.batch)) {
+	enough := p.ContextParallel() == 1 || b.tokens >= 2*p.ContextParallel() // each rank has an early and a late part
+	if err == nil && enough && found.standsFor(p.Mesh(b.batch)) {
 		return found, nil
 	}
 	// Something is cut in another way there.

@@ -156,9 +156,13 @@ func (c *cutter) allocate(x *candidate) int {
 	return -1
 }
 
-func newCutter(s *searcher, p *pipeline) *cutter {
-	c := &cutter{search: s, pipe: p, learned: map[tried]bool{}, cut: make([]partition.Stage, len(p.stages)), choice: make([]int, p.template.PP())}
-	c.bound()
+func newCutter(s *searcher, skel *skeleton, size int, schedule partition.Schedule) *cutter {
+	p := newPipeline(skel, skel.memoryOf(size), size, schedule)
+	c := &cutter{search: s, pipe: p, learned: map[tried]bool{}, cut: make([]partition.Stage, len(skel.plan.Stages)), choice: make([]int, p.template.PP()), least: never}
+	if p.mayFit(s.limit) {
+		p.stages = skel.times(size)
+		c.bound()
+	}
 	return c
 }
 

@@ -50,7 +50,8 @@ func (e *Estimator) Plan() *partition.Plan { return &e.plan }
 func (e *Estimator) Price(c *cost.Cluster) Prediction {
 	p := &e.plan
 	e.skel.reprice(c)
-	pipe := newPipeline(e.skel, e.skel.times(p.MicroBatch), e.skel.memoryOf(p.MicroBatch), p.MicroBatch, p.Schedule)
+	pipe := newPipeline(e.skel, e.skel.memoryOf(p.MicroBatch), p.MicroBatch, p.Schedule)
+	pipe.stages = e.skel.times(p.MicroBatch)
 	out := Prediction{Step: pipe.time(p.Stages)}
 	for at := range p.PP() {
 		if p.Chunks() > 1 {

@@ -11,17 +11,27 @@ import (
 )
 
 // What is said of a plan that was found is exact, and yet nobody compiles it whole.
+//
 // The arena of a position of the pipeline depends on its own stages only, and on
-// whether others come before and after: it is read off a pipeline of a few positions,
-// in which the stages that nobody asks for have one block each. How many
-// micro-batches are in flight the real plan says. Where the time of the step goes
-// follows from the bodies of the pipeline whose simulation gave the time.
+// whether others come before and after. It is read off a pipeline of a few positions
+// and ranks that stands for all plans of its structure (see blueprint), in which of many
+// blocks in a row that recompute as much there are a few, and stages that nobody asks
+// for have one. What more blocks add is seen from those: see [codegen.Longer]. Sizes
+// follow from the mesh of the real plan, as does the number of micro-batches in flight.
+// TestFinishIsTheProgram holds that to whole programs.
+//
+// Where the time of the step goes follows from the bodies of the pipeline whose
+// simulation gave the time.
 
 // finals is what a search knows of the plans that it has found.
 type finals struct {
-	evals        *shrunken // of the evaluation, when there is one
-	compiled     map[stageKey]compiledStage
-	footprintsOf map[footprintKey]footprint
+	evals      *shrunken // of the evaluation, when there is one
+	compiled   map[stageKey]*compiledStage
+	footprints map[footprintKey]footprint
+}
+
+func newFinals() finals {
+	return finals{compiled: map[stageKey]*compiledStage{}, footprints: map[footprintKey]footprint{}}
 }
 
 // footprint is the memory of the ranks of a position.
@@ -50,18 +60,13 @@ func withRooms(chunks, rooms []codegen.Chunk) []codegen.Chunk {
 	return chunks
 }
 
-// stageKey is what the program of a position depends on, of the plans of one search,
-// whose placements follow from tp. It does not depend on the size of micro-batches; its
-// footprint does.
+// stageKey is what the program of a position depends on.
 type stageKey struct {
-	units, dp, cp, tp, zero, group int
-
-	sequence, overlap bool
-	offload           partition.Offload
-	schedule          partition.Schedule // not of 1F1B and GPipe, which differ in their rooms
-
-	positions, position int    // of at most fewPositions
-	stages              string // blocks and recomputation by chunk
+	of                  *blueprint
+	split               bool // the backward pass, as in a zero-bubble schedule
+	positions, position int  // of at most fewPositions
+	stages              string
+	whole               bool // no stage is shorter than what it stands for
 }
 
 // standIn returns which of at most [fewPositions] stands for one of pp.
@@ -76,21 +81,7 @@ func standIn(position, pp int) (at, positions int) {
 // footprintKey is what the footprint of a position depends on.
 type footprintKey struct {
 	stageKey
-	microBatch int
-}
-
-// stageKeyOf returns the key of a position of a plan.
-func stageKeyOf(p *partition.Plan, position int) stageKey {
-	key := stageKey{
-		units: p.Units(), dp: p.DP, cp: p.ContextParallel(), tp: p.TP, zero: p.ZeRO, group: p.ZeROGroup,
-		sequence: p.SequenceParallel, overlap: p.Overlap, offload: p.Offload, schedule: p.Schedule,
-	}
-	if p.Schedule == partition.GPipe {
-		key.schedule = partition.OneFOneB
-	}
-	key.position, key.positions = standIn(position, p.PP())
-	key.stages = fmt.Sprint(chunksOf(p, position))
-	return key
+	dp, cp, tp, copies, microBatch int
 }
 
 // chunksOf lists the stages of a position as if each were the first.
@@ -103,94 +94,115 @@ func chunksOf(p *partition.Plan, position int) []partition.Stage {
 	return chunks
 }
 
-// compiledStage is a stage for a step, and for the evaluation unless that is nil.
+// compiledStage is a stage of a program for a step, and of one for the evaluation
+// unless that is nil, with few blocks in a row that recompute as much.
 type compiledStage struct {
-	step, eval *codegen.Longer
+	step, eval *codegen.Program
+	stage      int
+	rows       [][extents]int // where they begin, by chunk
+	unlike     bool           // its blocks do not show how more of them would lie
 }
 
-// footprint returns the memory of the stage on a mesh.
-func (c *compiledStage) footprint(mesh ir.Mesh) footprint {
-	f := footprint{step: c.step.Regions(mesh)}
-	if c.eval != nil {
-		f.eval = c.eval.Regions(mesh)
+// footprint returns the memory of the stage as it is under a plan at a position; false
+// when its blocks do not show it.
+func (c *compiledStage) footprint(p *partition.Plan, position int, most row, mesh ir.Mesh) (f footprint, ok bool) {
+	if c.unlike {
+		return f, false
 	}
-	return f
-}
-
-// footprints returns the memory of every position of a plan.
-func (s *searcher) footprints(p *partition.Plan) ([]footprint, error) {
-	all := make([]footprint, p.PP())
-	for at := range all {
-		key := footprintKey{stageKeyOf(p, at), p.MicroBatch}
-		if f, known := s.footprintsOf[key]; known {
-			all[at] = f
-			continue
-		}
-		if _, known := s.compiled[key.stageKey]; !known {
-			if err := s.compile(p, at); err != nil {
-				return nil, err
+	var repeats []codegen.Repeat
+	for chunk, st := range chunksOf(p, position) {
+		for e, count := range recomputationOf(st).counts(st.Last) {
+			if more := count - most.blocks; more > 0 {
+				repeats = append(repeats, codegen.Repeat{Block: c.rows[chunk][e] + most.repeated, More: more})
 			}
 		}
-		c := s.compiled[key.stageKey]
-		all[at] = c.footprint(p.Mesh(s.batch))
-		s.footprintsOf[key] = all[at]
+	}
+	step, ok := c.step.Longer(c.stage, repeats, nil)
+	if !ok {
+		c.unlike = true
+		return f, false
+	}
+	f.step = step.Regions(mesh)
+	if c.eval != nil {
+		eval, ok := c.eval.Longer(c.stage, repeats, c.step)
+		if !ok {
+			c.unlike = true
+			return f, false
+		}
+		f.eval = eval.Regions(mesh)
+	}
+	return f, true
+}
+
+// footprintsOf returns the memory of every position of a plan.
+func (s *searcher) footprintsOf(p *partition.Plan) ([]footprint, error) {
+	of, err := s.find(p)
+	if err != nil {
+		return nil, err
+	}
+	mesh := p.Mesh(s.batch)
+	all := make([]footprint, p.PP())
+	whole := row{blocks: s.graphs.blocks * s.graphs.scale}
+	rows := []row{rowOf(p), whole}
+	if s.graphs.scale > 1 {
+		rows = rows[1:]
+	}
+	for at := range all {
+		key := footprintKey{stageKeyOf(of, p, at, whole), p.DataParallel(), p.ContextParallel(), p.TP, p.Copies(), p.MicroBatch}
+		f, known := s.footprints[key]
+		for _, most := range rows {
+			if known {
+				break
+			}
+			c, err := s.compile(of, p, at, most)
+			if err != nil {
+				return nil, err
+			}
+			f, known = c.footprint(p, at, most, mesh)
+		}
+		all[at], s.footprints[key] = f, f
 	}
 	return all, nil
 }
 
-// compile compiles what stands for a position of a plan, and with it others that are not
-// known: with few blocks where those show how more of them would lie.
-func (s *searcher) compile(p *partition.Plan, position int) error {
-	if s.evals == nil && s.opts.Eval != nil {
-		s.evals = newShrunken(s.opts.Eval)
+// stageKeyOf returns the key of a position of a plan, of which at most so many blocks
+// in a row are compiled.
+func stageKeyOf(of *blueprint, p *partition.Plan, position int, most row) stageKey {
+	key := stageKey{of: of, split: p.Schedule == partition.ZeroBubble, whole: most.repeated == 0}
+	key.position, key.positions = standIn(position, p.PP())
+	var short [][extents]int
+	for _, st := range chunksOf(p, position) {
+		short = append(short, most.short(st))
 	}
-	if s.graphs.scale > 1 || s.evals != nil && s.evals.scale > 1 {
-		whole := few{plan: *p, of: make([]int, p.PP())}
-		for at := range whole.of {
-			whole.of[at] = at
-		}
-		_, err := s.compileFew(p, whole)
-		return err
-	}
-	alike, err := s.compileFew(p, s.fewer(p, position, rowOf(p)))
-	if err == nil && !alike {
-		_, err = s.compileFew(p, s.fewer(p, position, row{blocks: s.graphs.blocks}))
-	}
-	return err
+	key.stages = fmt.Sprint(short)
+	return key
 }
 
-// compileFew compiles what stands for p; alike is false when its blocks do not show how
-// more of them would lie.
-func (s *searcher) compileFew(p *partition.Plan, f few) (alike bool, err error) {
+// compile returns the compiled stage that stands for a position of a plan, and finds with
+// it others that are not known.
+func (s *searcher) compile(of *blueprint, p *partition.Plan, position int, most row) (*compiledStage, error) {
+	key := stageKeyOf(of, p, position, most)
+	if c, known := s.compiled[key]; known {
+		return c, nil
+	}
+	f := s.fewer(of, p, position, most)
 	blocks := f.plan.Stages[len(f.plan.Stages)-1].Last
 	step, err := codegen.Lay(s.graphs.with(blocks), &f.plan, s.batch, nil)
 	if err != nil {
-		return false, err
+		return nil, err
 	}
 	var eval *codegen.Program
 	if s.evals != nil {
 		if eval, err = codegen.Lay(s.evals.with(blocks), &f.plan, s.batch, step); err != nil {
-			return false, fmt.Errorf("planner: evaluation: %w", err)
+			return nil, fmt.Errorf("planner: evaluation: %w", err)
 		}
 	}
-	alike = true
 	for i, at := range f.of {
-		if at < 0 {
-			continue
-		}
-		var c compiledStage
-		ok := [2]bool{1: true}
-		c.step, ok[0] = step.Longer(i, f.repeats, nil)
-		if eval != nil {
-			c.eval, ok[1] = eval.Longer(i, f.repeats, step)
-		}
-		if ok[0] && ok[1] {
-			s.compiled[stageKeyOf(p, at)] = c
-		} else {
-			alike = false
+		if at >= 0 {
+			s.compiled[stageKeyOf(of, p, at, most)] = &compiledStage{step: step, eval: eval, stage: i, rows: f.rows[i]}
 		}
 	}
-	return alike, nil
+	return s.compiled[key], nil
 }
 
 // with returns the graph with so many of its blocks.
@@ -203,9 +215,9 @@ func (s *shrunken) with(blocks int) *ir.Graph {
 
 // few is a pipeline of few positions and blocks that stands for another one.
 type few struct {
-	plan    partition.Plan
-	of      []int            // by position, which of the other it stands for; -1 for none
-	repeats []codegen.Repeat // the blocks that it lacks
+	plan partition.Plan
+	of   []int            // by position, which of the other it stands for; -1 for none
+	rows [][][extents]int // by position and chunk, the first block that recomputes so much
 }
 
 // row is blocks that recompute as much, of which one is repeated to stand for more. Its
@@ -215,43 +227,52 @@ type row struct{ blocks, repeated int }
 // rowOf returns the row that shows how many blocks lie under a plan.
 func rowOf(p *partition.Plan) row {
 	if p.Overlap {
-		return row{8, 4} // communication is a block ahead, or two behind
+		return row{9, 4} // communication is a block ahead, or two behind
 	}
 	return row{6, 2}
+}
+
+// short returns how many blocks of a stage are compiled, by how much they recompute.
+func (r row) short(st partition.Stage) [extents]int {
+	counts := recomputationOf(st).counts(st.Last - st.First)
+	for e := range counts {
+		counts[e] = min(counts[e], r.blocks)
+	}
+	return counts
 }
 
 // fewer returns what stands for a position of a plan, and for others that are not
 // known, one of each kind, with at most a row of blocks that recompute as much. Stages
 // that stand for none have one block.
-func (s *searcher) fewer(p *partition.Plan, position int, most row) few {
+func (s *searcher) fewer(of *blueprint, p *partition.Plan, position int, most row) few {
 	kind, n := standIn(position, p.PP())
-	f := few{plan: *p, of: slices.Repeat([]int{-1}, n)}
+	f := few{plan: *p, of: slices.Repeat([]int{-1}, n), rows: make([][][extents]int, n)}
 	f.of[kind] = position
 	for at := range p.PP() {
 		kind, _ := standIn(at, p.PP())
-		if _, known := s.compiled[stageKeyOf(p, at)]; f.of[kind] < 0 && !known {
+		if _, known := s.compiled[stageKeyOf(of, p, at, most)]; f.of[kind] < 0 && !known {
 			f.of[kind] = at
 		}
 	}
-	f.plan.PlanNGPUs = p.PlanNGPUs / p.PP() * n
-	f.plan.RuntimeNGPUs = f.plan.PlanNGPUs * p.Units()
+	like := &of.plan
+	f.plan.DP, f.plan.CP, f.plan.TP, f.plan.ZeROGroup, f.plan.MicroBatch = like.DP, like.CP, like.TP, like.ZeROGroup, like.MicroBatch
+	f.plan.PlanNGPUs = like.PlanNGPUs / like.PP() * n
+	f.plan.RuntimeNGPUs = f.plan.PlanNGPUs
 	f.plan.Stages = nil
 	blocks := 0
 	for chunk := range p.Chunks() {
-		for _, at := range f.of {
+		for i, at := range f.of {
 			counts := [extents]int{kept: 1}
 			if at >= 0 {
-				st := p.Stages[at+chunk*p.PP()]
-				counts = recomputationOf(st).counts(st.Last - st.First)
+				counts = most.short(p.Stages[at+chunk*p.PP()])
 			}
 			first := blocks
+			var rows [extents]int
 			for _, e := range []extent{full, selective, kept} { // as they stand in a stage
-				if more := counts[e] - most.blocks; more > 0 {
-					f.repeats = append(f.repeats, codegen.Repeat{Block: blocks + most.repeated, More: more})
-					counts[e] = most.blocks
-				}
+				rows[e] = blocks
 				blocks += counts[e]
 			}
+			f.rows[i] = append(f.rows[i], rows)
 			f.plan.Stages = append(f.plan.Stages, recomputation{counts[full], counts[selective]}.stage(first, blocks-first))
 		}
 	}
@@ -261,7 +282,17 @@ func (s *searcher) fewer(p *partition.Plan, position int, most row) few {
 // peaks returns the arena of each position of a plan, the larger of the step's and of
 // the evaluation's, and what each keeps in host memory, nil where none does.
 func (s *searcher) peaks(p *partition.Plan) (peaks, host []int64, err error) {
-	all, err := s.footprints(p)
+	if s.evals == nil && s.opts.Eval != nil {
+		s.evals = newShrunken(s.opts.Eval)
+	}
+	if s.evals != nil && s.evals.scale != s.graphs.scale { // its blocks are not alike, those of the step are
+		prog, peaks, err := s.allocate(p)
+		if err != nil {
+			return nil, nil, err
+		}
+		return peaks, hostBytes(prog), nil
+	}
+	all, err := s.footprintsOf(p)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -286,8 +317,9 @@ func (s *searcher) finish(x *candidate) (Prediction, error) {
 }
 
 // breakdown tells how the rank that waits least spends the step, of those that stand
-// for the positions of the pipeline. What it does not wait it is busy, or its communication stream is while nothing else
-// is: that is communication too.
+// for the positions of the pipeline. What it does not wait it is busy, or its
+// communication stream is while nothing else is: that is communication too, and all
+// other communication is hidden.
 func (p *pipeline) breakdown(cut []partition.Stage) cost.Breakdown {
 	system := p.system(cut)
 	busy := make([]cost.Picoseconds, len(system.Processes))
@@ -304,17 +336,15 @@ func (p *pipeline) breakdown(cut []partition.Stage) cost.Breakdown {
 	communication := busy[at] - w.spent[cost.Compute] - w.spent[cost.Optimizer]
 	return cost.Breakdown{
 		Compute: w.spent[cost.Compute], Optimizer: w.spent[cost.Optimizer], Communication: communication,
-		Bubble:     step - busy[at],
-		Overlapped: w.beside - (communication - w.spent[cost.Communication]),
+		Bubble: step - busy[at], Overlapped: w.spent[cost.Communication] - communication,
 	}
 }
 
-// spending adds up what a position does by kind.
+// spending adds up what a position does by kind, in order or on its communication stream.
 type spending struct {
-	pipe   *pipeline
-	cut    []partition.Stage
-	spent  [3]cost.Picoseconds // in order
-	beside cost.Picoseconds    // on the communication stream
+	pipe  *pipeline
+	cut   []partition.Stage
+	spent [3]cost.Picoseconds
 }
 
 // position adds the step of a position: its passes over all micro-batches, and the
@@ -352,12 +382,7 @@ func (w *spending) pass(stage int, phase ir.Phase, size, times int, mesh ir.Mesh
 		counts = recomputation{}.counts(n)
 	}
 	add := func(x priced, kind cost.Kind, count int) {
-		time := cost.Picoseconds(times*count) * x.time
-		if x.Async && skel.price.Overlaps() {
-			w.beside += time
-		} else {
-			w.spent[kind] += time
-		}
+		w.spent[kind] += cost.Picoseconds(times*count) * x.time
 	}
 	for e, count := range counts {
 		if count == 0 && extent(e) != kept {

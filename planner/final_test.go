@@ -47,7 +47,7 @@ func randomOutline(r *rand.Rand, blocks, batch int) (o outline, units int, ok bo
 func TestFinishIsTheProgram(t *testing.T) {
 	const seed = 31
 	r := rand.New(rand.NewPCG(seed, 0))
-	cases := 150
+	cases := 70
 	if testing.Short() {
 		cases = 40
 	}
@@ -105,7 +105,8 @@ func TestFinishIsTheProgram(t *testing.T) {
 				schedule = partition.Interleaved
 				seen.interleaved++
 			}
-			p := newPipeline(skel, skel.times(b), skel.memoryOf(b), b, schedule)
+			p := newPipeline(skel, skel.memoryOf(b), b, schedule)
+			p.stages = skel.times(b)
 			x := &candidate{pipe: p, plan: p.plan(cut), cut: cut, time: p.time(cut)}
 			got, err := s.finish(x)
 			require.NoError(t, err)
@@ -130,7 +131,7 @@ func TestFinishIsTheProgram(t *testing.T) {
 			}
 			eval, err := codegen.Compile(opts.Eval, x.plan, batch, prog)
 			require.NoError(t, err)
-			all, err := s.footprints(x.plan)
+			all, err := s.footprintsOf(x.plan)
 			require.NoError(t, err)
 			for at, st := range eval.Stages {
 				regions := all[at].eval
@@ -153,7 +154,7 @@ func TestFinishIsTheProgram(t *testing.T) {
 func TestFewBlocksShowMany(t *testing.T) {
 	const seed = 41
 	r := rand.New(rand.NewPCG(seed, 0))
-	cases := 120
+	cases := 80
 	if testing.Short() {
 		cases = 20
 	}
@@ -198,20 +199,14 @@ func TestFewBlocksShowMany(t *testing.T) {
 		case plan.Schedule == partition.ZeroBubble:
 			split++
 		}
-		s.evals = newShrunken(eval)
-		for at := range plan.PP() {
-			if _, known := s.compiled[stageKeyOf(&plan, at)]; known {
-				continue
-			}
-			alike, err := s.compileFew(&plan, s.fewer(&plan, at, rowOf(&plan)))
-			require.NoError(t, err)
-			require.True(t, alike, "seed %d case %d position %d: %+v units %d %s %+v", seed, k, at, o, units, plan.Schedule, cut)
-		}
 		got, _, err := s.peaks(&plan)
 		require.NoError(t, err)
 		_, want, err := s.allocate(&plan)
 		require.NoError(t, err)
 		require.Equal(t, want, got, "seed %d case %d: %+v units %d %s %+v", seed, k, o, units, plan.Schedule, cut)
+		for key, c := range s.compiled {
+			require.False(t, c.unlike || key.whole, "seed %d case %d: %+v units %d %s %+v", seed, k, o, units, plan.Schedule, cut)
+		}
 	}
 	require.Positive(t, overlapped)
 	require.Positive(t, split)

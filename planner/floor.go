@@ -1,29 +1,35 @@
 package planner
 
 import (
+	"slices"
+
 	"github.com/autopar/autopar/codegen"
 	"github.com/autopar/autopar/ir"
 	"github.com/autopar/autopar/partition"
 	"github.com/autopar/autopar/planner/cost"
 )
 
-// A floor is a bound that costs next to nothing: from what every plan with the same
-// tensor and context parallelism does for a micro-batch, whatever else it shards and
-// however it is cut, so that most of the space is never priced.
+// Floors are bounds that cost next to nothing, so that most of the space is never
+// priced. A first one holds whatever is sharded beside tensor and context parallelism
+// and however the model is cut; a second one, of an outline, has all that its stages
+// do. Both come from programs of one stage.
 
-// trunk is that work: everything that is made anew with each micro-batch, and the
-// products of the gradients of weights; not what gathers, reduces or adds up
-// parameters and their gradients.
-type trunk struct {
-	instrs []trunkInstr
+// work is what a program of one stage does. Most of it takes the same time with any
+// number of data-parallel ranks: micro-batches are of the size they are, so that its
+// time is known for all outlines once it is for one.
+type work struct {
+	of     *blueprint
+	instrs []workInstr
+	shared []workInstr // on whose time the number of data-parallel ranks has a bearing
 	price  *cost.Program
-	plan   partition.Plan // of one data-parallel rank
-	known  map[int]*trunkTimes
+	mesh   ir.Mesh // of one data-parallel rank
+	known  map[int]*workTimes
 }
 
-type trunkInstr struct {
-	codegen.Instr
-	part  int // of the model
+type workInstr struct {
+	*codegen.Instr
+	run   []codegen.Instr // of a bucket
+	part  int             // of the model
 	pass  ir.Phase
 	ahead bool
 }
@@ -36,129 +42,258 @@ const (
 	modelParts
 )
 
-// trunkTimes is the time of the parts for a micro-batch of a size, one block.
-type trunkTimes [modelParts]struct {
-	all   cost.Picoseconds // forward and backward
-	input cost.Picoseconds // without gradients of weights
-	// ahead is what recomputation may do before the gradient is there.
-	ahead cost.Picoseconds
+// workTimes is the time of the parts for a micro-batch of a size, one block.
+type workTimes [modelParts]struct {
+	all    cost.Picoseconds // forward and backward
+	input  cost.Picoseconds // without gradients of weights
+	ahead  cost.Picoseconds // what recomputation may do before the gradient is there
+	update cost.Picoseconds // once a step
 }
 
-type trunkKey struct {
-	tp, cp   int
-	sequence bool
+// plus adds times.
+func (t *workTimes) plus(u *workTimes) *workTimes {
+	sum := *t
+	for i := range sum {
+		sum[i].all += u[i].all
+		sum[i].input += u[i].input
+		sum[i].ahead += u[i].ahead
+		sum[i].update += u[i].update
+	}
+	return &sum
 }
 
-// trunk returns that of outlines, nil where they have no programs.
-func (s *searcher) trunk(o outline) *trunk {
-	key := trunkKey{o.tp, o.cp, o.sequence}
-	t, known := s.trunks[key]
-	if !known {
-		t = s.newTrunk(o)
-		s.trunks[key] = t
+// add adds an instruction's.
+func (t *workTimes) add(in *workInstr, time cost.Picoseconds) {
+	part := &t[in.part]
+	if in.pass == ir.Update {
+		part.update += time
+		return
 	}
-	return t
+	part.all += time
+	if in.pass != ir.WeightGrad {
+		part.input += time
+	}
+	if in.ahead {
+		part.ahead += time
+	}
 }
 
-func (s *searcher) newTrunk(o outline) *trunk {
-	ranks := o.cp * o.tp
-	plan, err := s.template(outline{degrees: degrees{ranks, 1, o.cp, o.tp, 1}, sharding: sharding{sequence: o.sequence}})
-	if err != nil {
-		return nil
+type workKey struct {
+	of     *blueprint
+	cp, tp int
+	trunk  bool
+}
+
+// work returns what a blueprint of one stage does with the degrees of an outline: all
+// of it that is done in order, or only the trunk: what is made anew with each
+// micro-batch, and the products of the gradients of weights; not what gathers, reduces
+// or adds up parameters and their gradients.
+func (s *searcher) work(of *blueprint, o outline, trunk bool) *work {
+	key := workKey{of, o.cp, o.tp, trunk}
+	if w := s.works[key]; w != nil {
+		return w
 	}
-	plan.RuntimeNGPUs, plan.MicroBatch, plan.Schedule = ranks, s.batch, partition.OneFOneB
-	of, err := s.find(&plan)
-	if err != nil {
-		return nil
+	job := of.plan
+	job.DP, job.ZeROGroup, job.TP = 1, 0, o.tp
+	if job.CP > 0 {
+		job.CP = o.cp
 	}
-	job := plan
-	job.RuntimeNGPUs = s.opts.RuntimeNGPUs // they share the machine, or the network
-	t := &trunk{price: cost.NewProgram(s.cluster, &job, plan.Mesh(s.batch)).As(0), plan: plan, known: map[int]*trunkTimes{}}
-	mb := plan.Mesh(s.batch).Axis(partition.AxisMB)
-	for _, phase := range []ir.Phase{ir.Forward, ir.Backward} {
-		part := beforeBlocks
-		if phase == ir.Backward {
-			part = afterBlocks
+	job.PlanNGPUs, job.RuntimeNGPUs = o.cp*o.tp, s.opts.RuntimeNGPUs // they share the machine, or the network
+	w := &work{of: of, known: map[int]*workTimes{}}
+	w.mesh.Axes = slices.Clone(of.progs[kept].Mesh.Axes)
+	for i := range w.mesh.Axes {
+		switch a := &w.mesh.Axes[i]; a.Name {
+		case partition.AxisRep, partition.AxisDP:
+			a.Size = 1
+		case partition.AxisCP:
+			a.Size = o.cp
+		case partition.AxisTP:
+			a.Size = o.tp
 		}
-		for _, in := range of.progs[kept].Stages[0].Bodies[phase].Instrs {
-			n := in.Node
-			x := trunkInstr{Instr: in, part: part, pass: phase}
-			if of.ofBlock[n] {
-				x.part, part = inBlock, afterBlocks
-				if phase == ir.Backward {
-					part = beforeBlocks
-				}
+	}
+	w.price = cost.NewProgram(s.cluster, &job, w.mesh).As(0)
+	s.works[key] = w
+	for _, phase := range []ir.Phase{ir.Forward, ir.Backward, ir.Update} {
+		if trunk && phase == ir.Update {
+			break
+		}
+		w.collect(of.progs[kept].Stages[0].Bodies[phase].Instrs, phase, trunk)
+	}
+	return w
+}
+
+// collect takes the instructions of a body.
+func (w *work) collect(instrs []codegen.Instr, phase ir.Phase, trunk bool) {
+	part, after := beforeBlocks, afterBlocks
+	if phase == ir.Backward {
+		part, after = afterBlocks, beforeBlocks
+	}
+	for i := range instrs {
+		in := &instrs[i]
+		n := in.Node
+		if in.Async || in.Fused || in.Last {
+			continue // not in order, or not with every micro-batch
+		}
+		x := workInstr{Instr: in, part: part, pass: phase, ahead: phase == ir.Backward && n.Op == ir.OpAllGather}
+		switch {
+		case w.of.ofBlock[n]:
+			x.part, part = inBlock, after
+		case phase == ir.Update:
+			x.part = beforeBlocks
+		}
+		if w.of.ofWeight[n] {
+			x.pass = ir.WeightGrad
+		}
+		follows, shared := w.shares(n)
+		switch {
+		case n.Op == ir.OpAddN && phase == ir.Update: // may have other operands in another stage
+		case trunk && !follows:
+		case shared && !trunk:
+			w.shared = append(w.shared, x)
+		default:
+			if trunk {
+				alone := *in
+				alone.Accum = make([]codegen.Accum, len(in.Accum)) // gradients may be added up elsewhere
+				x.Instr = &alone
 			}
-			if of.ofWeight[n] {
-				x.pass = ir.WeightGrad
-			}
-			follows := n.Op == ir.OpMatMul || isAttention(n.Op)
-			for _, r := range n.Results {
-				follows = follows || r.Spec[mb].Kind == ir.Shard
-			}
-			if follows {
-				x.Accum = make([]codegen.Accum, len(in.Accum)) // gradients may be added up elsewhere
-				x.ahead = phase == ir.Backward && n.Op == ir.OpAllGather
-				t.instrs = append(t.instrs, x)
+			w.instrs = append(w.instrs, x)
+		}
+	}
+}
+
+// shares reports whether what a node makes follows the batch, or is a product, and
+// whether its time depends on the number of data-parallel ranks.
+func (w *work) shares(n *ir.Node) (follows, shared bool) {
+	mb := w.mesh.Axis(partition.AxisMB)
+	follows = n.Op == ir.OpMatMul || isAttention(n.Op)
+	over := func(v *ir.Value) {
+		for a, axis := range w.mesh.Axes {
+			if (axis.Name == partition.AxisDP || axis.Name == partition.AxisRep) && v.Spec[a].Kind == ir.Shard && v.Spec[mb].Kind != ir.Shard {
+				shared = true
 			}
 		}
 	}
-	return t
+	for _, a := range n.Args {
+		over(a)
+	}
+	for _, r := range n.Results {
+		over(r)
+		follows = follows || r.Spec[mb].Kind == ir.Shard
+	}
+	if attr, ok := n.Attr.(ir.CommAttr); ok && (attr.Axis == partition.AxisDP || attr.Axis == partition.AxisRep) {
+		shared = true
+	}
+	return follows, shared
 }
 
-// at returns the times for a micro-batch of a size.
-func (t *trunk) at(size int) *trunkTimes {
-	if known := t.known[size]; known != nil {
+// at returns the times for a micro-batch of a size, of what does not depend on the
+// number of data-parallel ranks.
+func (w *work) at(size, batch int) *workTimes {
+	if known := w.known[size]; known != nil {
 		return known
 	}
-	p := t.plan
-	p.MicroBatch = size
-	batch := t.plan.MicroBatch
-	mesh := p.Mesh(batch)
-	x := &trunkTimes{}
-	for i := range t.instrs {
-		in := &t.instrs[i]
-		time, _ := t.price.Instr(&in.Instr, mesh, ir.Coord{})
-		part := &x[in.part]
-		part.all += time
-		if in.pass != ir.WeightGrad {
-			part.input += time
-		}
-		if in.ahead {
-			part.ahead += time
-		}
+	mesh := w.mesh
+	mesh.Axes = slices.Clone(mesh.Axes)
+	mb := &mesh.Axes[mesh.Axis(partition.AxisMB)]
+	mb.Chunk, mb.Size = size, (batch+size-1)/size
+	t := &workTimes{}
+	for i := range w.instrs {
+		time, _ := w.price.Instr(w.instrs[i].Instr, mesh, ir.Coord{})
+		t.add(&w.instrs[i], time)
 	}
-	t.known[size] = x
-	return x
+	w.known[size] = t
+	return t
 }
 
-// floor bounds the plans of an outline with micro-batches of a size from below, of a
-// schedule.
-//
-// Position i of a pipeline starts when micro-batch 0 has come through the positions
-// before, does all its work, and then its last backward pass goes on to position 0:
-// the time is at least that of one micro-batch through the positions before and of
-// all micro-batches through position i (PLANNING.md 2.7). How many blocks lie before
-// is open; all lie on that way for the last position, and some position has its even
-// share.
-func (s *searcher) floor(o outline, size int, schedule partition.Schedule) cost.Picoseconds {
-	t := s.trunk(o)
-	if t == nil {
-		return 0
-	}
-	replicas := o.dp * (s.opts.RuntimeNGPUs / o.plan)
-	local := (s.batch + replicas - 1) / replicas
-	m := (local + size - 1) / size
-	least := s.least(o, t.at(size), t.at(local-(m-1)*size), m, schedule)
-	if busy := t.price.Busy(o.pp, m); busy < 1 {
-		least = cost.Picoseconds(float64(least) * busy)
+// sharedTimes returns the rest, of a plan: the least of all positions.
+func (w *work) sharedTimes(p *partition.Plan, price *cost.Program, batch int) *workTimes {
+	mesh := p.Mesh(batch)
+	least := &workTimes{}
+	seen := map[int]bool{}
+	for at := range p.PP() {
+		offset := price.Offset(at)
+		if seen[offset] {
+			continue
+		}
+		as, t := price.As(at), &workTimes{}
+		for i := range w.shared {
+			time, _ := as.Instr(w.shared[i].Instr, mesh, ir.Coord{})
+			t.add(&w.shared[i], time)
+		}
+		for i := range t {
+			if len(seen) == 0 || t[i].all < least[i].all {
+				least[i] = t[i]
+			}
+		}
+		seen[offset] = true
 	}
 	return least
 }
 
-// least is the floor of m micro-batches, all but the last of one size, where all ranks
-// are busy.
-func (s *searcher) least(o outline, first, last *trunkTimes, m int, schedule partition.Schedule) cost.Picoseconds {
+// split is how micro-batches of a size divide the sequences of a data-parallel rank:
+// into m, of which the last has a size of its own.
+func (s *searcher) split(o outline, size int) (m, last int) {
+	replicas := o.dp * (s.opts.RuntimeNGPUs / o.plan)
+	local := (s.batch + replicas - 1) / replicas
+	m = (local + size - 1) / size
+	return m, local - (m-1)*size
+}
+
+// trunk returns the work that outlines with the same tensor and context parallelism
+// all do, nil where they have no programs.
+func (s *searcher) trunk(o outline) *work {
+	plan, err := s.template(outline{degrees: degrees{o.cp * o.tp, 1, o.cp, o.tp, 1}, sharding: sharding{sequence: o.sequence}})
+	if err != nil {
+		return nil
+	}
+	plan.RuntimeNGPUs, plan.MicroBatch, plan.Schedule = plan.PlanNGPUs, s.batch, partition.OneFOneB
+	of, err := s.find(&plan)
+	if err != nil {
+		return nil
+	}
+	return s.work(of, o, true)
+}
+
+// floor bounds the plans of an outline with micro-batches of a size from below, of a
+// schedule, by the trunk.
+func (s *searcher) floor(o outline, trunk *work, size int, schedule partition.Schedule) cost.Picoseconds {
+	if trunk == nil {
+		return 0
+	}
+	m, last := s.split(o, size)
+	return s.busy(o, m, s.least(o, trunk.at(size, s.batch), trunk.at(last, s.batch), m, schedule))
+}
+
+// refined bounds the same plans by all that the stages do in order, once there is a
+// skeleton.
+func (s *searcher) refined(p *pending, size int, schedule partition.Schedule) cost.Picoseconds {
+	skel := p.skel
+	w := s.work(skel.inner, p.outline, false)
+	if p.shared == nil {
+		p.shared = w.sharedTimes(&skel.plan, skel.price, s.batch)
+	}
+	m, last := s.split(p.outline, size)
+	first, rest := w.at(size, s.batch).plus(p.shared), w.at(last, s.batch).plus(p.shared)
+	return s.busy(p.outline, m, s.least(p.outline, first, rest, m, schedule))
+}
+
+// busy is a bound where ranks that wait leave their cores to others.
+func (s *searcher) busy(o outline, m int, t cost.Picoseconds) cost.Picoseconds {
+	if share := s.rates.Busy(o.pp, m); share < 1 {
+		return cost.Picoseconds(float64(t) * share)
+	}
+	return t
+}
+
+// least bounds the time of m micro-batches, all but the last of one size.
+//
+// Position i of a pipeline starts when micro-batch 0 has come through the positions
+// before, does all its work, and then its last backward pass goes on to position 0,
+// which updates: the time is at least that of one micro-batch through the positions
+// before and of all micro-batches through position i (PLANNING.md 2.7). How many
+// blocks lie before is open; all lie on that way for the last position, and some
+// position has its even share.
+func (s *searcher) least(o outline, first, last *workTimes, m int, schedule partition.Schedule) cost.Picoseconds {
 	blocks := s.graphs.blocks
 	// all is every micro-batch through a part of the model, way one there and back.
 	all := func(part, n int) cost.Picoseconds {
@@ -170,10 +305,11 @@ func (s *searcher) least(o outline, first, last *trunkTimes, m int, schedule par
 		}
 		return cost.Picoseconds(n) * last[part].all
 	}
+	update := func(n int) cost.Picoseconds { return cost.Picoseconds(n) * last[inBlock].update }
 	if o.pp == 1 {
-		return all(beforeBlocks, 1) + all(inBlock, blocks) + all(afterBlocks, 1)
+		return all(beforeBlocks, 1) + all(inBlock, blocks) + all(afterBlocks, 1) + update(blocks) + last[beforeBlocks].update
 	}
-	ahead := max(first[inBlock].ahead, last[inBlock].ahead)
+	ahead := max(first[inBlock].ahead, last[inBlock].ahead) + max(first[afterBlocks].ahead, last[afterBlocks].ahead)
 	if o.chunks > 1 {
 		bound, before := cost.Picoseconds(0), 0
 		cut := evenCut(blocks, o.stages(), func(int) extent { return kept })
@@ -182,7 +318,7 @@ func (s *searcher) least(o outline, first, last *trunkTimes, m int, schedule par
 			for i := at; i < len(cut); i += o.pp {
 				mine += cut[i].Last - cut[i].First
 			}
-			time := all(inBlock, mine) + way(inBlock, before) - cost.Picoseconds(at)*ahead
+			time := all(inBlock, mine) + way(inBlock, before) - cost.Picoseconds(at+1)*ahead + update(mine)
 			switch at {
 			case 0:
 				time += all(beforeBlocks, 1)
@@ -195,8 +331,9 @@ func (s *searcher) least(o outline, first, last *trunkTimes, m int, schedule par
 		return bound
 	}
 	share := (blocks + o.pp - 1) / o.pp
-	bound := max(all(inBlock, share), all(beforeBlocks, 1)+all(inBlock, 1))
-	bound = max(bound, way(beforeBlocks, 1)+way(inBlock, blocks-1)+all(inBlock, 1)+all(afterBlocks, 1)-cost.Picoseconds(o.pp-1)*ahead)
+	bound := max(all(inBlock, share)+update(share), all(beforeBlocks, 1)+all(inBlock, 1)+update(1))
+	late := cost.Picoseconds(o.pp)*ahead - update(1)
+	bound = max(bound, way(beforeBlocks, 1)+way(inBlock, blocks-1)+all(inBlock, 1)+all(afterBlocks, 1)-late)
 	// With blocks that can be divided, positions that all end at once have ever fewer
 	// of them: after each, 1-way/all of what was left of the time is.
 	if every := all(inBlock, 1); every > 0 {
@@ -204,7 +341,7 @@ func (s *searcher) least(o outline, first, last *trunkTimes, m int, schedule par
 		for range o.pp {
 			left *= 1 - ratio
 		}
-		bound = max(bound, cost.Picoseconds(float64(way(inBlock, blocks))/(1-left)*(1-1e-9))-cost.Picoseconds(o.pp-1)*ahead)
+		bound = max(bound, cost.Picoseconds(float64(way(inBlock, blocks))/(1-left)*(1-1e-9))-late)
 	}
 	return bound
 }

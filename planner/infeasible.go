@@ -87,7 +87,7 @@ func leanest(p *pipeline, recompute Recompute) (*partition.Plan, int64) {
 	if p.template.Chunks() > 1 {
 		return leanestInterleaved(p, recompute)
 	}
-	stages, blocks := len(p.stages), p.skel.blocks
+	stages, blocks := len(p.template.Stages), p.skel.blocks
 	need := func(stage, n int) (bytes int64, least recomputation) {
 		for i, r := range recompute.choices(n) {
 			if b := p.memory[stage].atLeast(n, r, p.room[stage]); i == 0 || b < bytes {

@@ -37,17 +37,20 @@ func (m *stageMemory) atLeast(n int, r recomputation, c codegen.Chunk) int64 {
 // further block keeps is read off a program of one stage, where the result of
 // the block has a reader that keeps it.
 func (s *skeleton) memoryOf(microBatch int) []stageMemory {
+	if known := s.memory[microBatch]; known != nil {
+		return known
+	}
 	mesh := s.mesh(microBatch)
 	var more [extents]int64
 	for e := range extents {
-		more[e] = measure(s.inner.prog(e).Stages[0], mesh).slot.block
+		more[e] = s.inner.measure(e, 0, mesh).slot.block
 	}
 	chunks := int64(s.of.plan.Chunks())
 	var few []stageMemory // by position of the blueprint
 	for i := range s.of.plan.PP() {
 		m := stageMemory{moreSlot: more}
 		for e := range extents {
-			got := measure(s.of.prog(e).Stages[i], mesh)
+			got := s.of.measure(e, i, mesh)
 			m.persist, m.morePersist = got.persist.fixed+got.persist.block, got.persist.block/chunks
 			m.persist += (int64(s.plan.Chunks()) - chunks) * m.morePersist
 			m.slot[e], m.temp[e], m.calm[e] = got.slot.fixed+got.slot.block, got.temp, got.calm
@@ -60,6 +63,7 @@ func (s *skeleton) memoryOf(microBatch int) []stageMemory {
 		position, _ := s.of.plan.Position(s.like[i])
 		all[i] = few[position]
 	}
+	s.memory[microBatch] = all
 	return all
 }
 
@@ -77,7 +81,14 @@ type memoryShare struct{ fixed, block int64 }
 // align is codegen's: buffers lie on lines of 64 bytes.
 func align(n int64) int64 { return (n + 63) / 64 * 64 }
 
-func measure(st *codegen.Stage, mesh ir.Mesh) measured {
+// held is a buffer of a stage that takes memory of the device.
+type held struct {
+	*codegen.Buffer
+	block bool
+}
+
+// heldBy lists the buffers of a stage that take memory of the device.
+func heldBy(st *codegen.Stage) []held {
 	used := make([]bool, len(st.Buffers))
 	for _, body := range st.Bodies {
 		for _, in := range body.Instrs {
@@ -89,38 +100,48 @@ func measure(st *codegen.Stage, mesh ir.Mesh) measured {
 			}
 		}
 	}
+	forward := len(st.Bodies[ir.Forward].Instrs)
+	var all []held
+	for id := range st.Buffers {
+		b := &st.Buffers[id]
+		switch {
+		case !used[id] && b.Value.Def.Op.Class() != ir.Leaf:
+		case b.Region == codegen.Host:
+		case b.Region == codegen.Slot && (b.From >= forward || b.To < forward): // not there between forward and backward
+		case b.Region == codegen.Temp && b.From < 0:
+		default:
+			all = append(all, held{b, b.Value.Def.Block() != "" && b.Value.Def.Op != ir.OpRecv})
+		}
+	}
+	return all
+}
+
+// measure measures a position of the blueprint on a mesh.
+func (b *blueprint) measure(e extent, position int, mesh ir.Mesh) measured {
+	st := b.prog(e).Stages[position]
+	if b.held[e][position] == nil {
+		b.held[e][position] = heldBy(st)
+	}
 	var m measured
 	var live [ir.NumPhases][]int64 // changes of live bytes by body and position
 	for phase, body := range st.Bodies {
 		live[phase] = make([]int64, len(body.Instrs)+1)
 	}
-	forward := len(st.Bodies[ir.Forward].Instrs)
-	for id := range st.Buffers {
-		b := &st.Buffers[id]
-		if !used[id] && b.Value.Def.Op.Class() != ir.Leaf {
-			continue
-		}
-		size := align(mesh.Local(b.Value.Type.Shape, b.Value.Spec, ir.Coord{}).Elems() * b.Value.Type.DType.Size())
+	for _, b := range b.held[e][position] {
+		size := align(mesh.LocalElems(b.Value.Type.Shape, b.Value.Spec, ir.Coord{}) * b.Value.Type.DType.Size())
 		share := &m.persist
 		switch b.Region {
-		case codegen.Host:
-			continue // takes nothing of the device
 		case codegen.Slot:
-			if b.From >= forward || b.To < forward {
-				continue // not there between forward and backward
-			}
 			share = &m.slot
 		case codegen.Inbox:
 			m.inbox += size
 			continue
 		case codegen.Temp:
-			if b.From >= 0 {
-				live[b.Body][b.From] += size
-				live[b.Body][b.To+1] -= size
-			}
+			live[b.Body][b.From] += size
+			live[b.Body][b.To+1] -= size
 			continue
 		}
-		if b.Value.Def.Block() != "" && b.Value.Def.Op != ir.OpRecv {
+		if b.block {
 			share.block += size
 		} else {
 			share.fixed += size

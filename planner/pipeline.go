@@ -2,6 +2,7 @@ package planner
 
 import (
 	"slices"
+	"sort"
 
 	"github.com/autopar/autopar/codegen"
 	"github.com/autopar/autopar/ir"
@@ -20,17 +21,17 @@ type pipeline struct {
 	skel         *skeleton
 	template     partition.Plan // but for the cut
 	microBatches int
-	stages       []*stageTimes
+	stages       []*stageTimes // nil until they are priced
 	memory       []stageMemory
 	room         []codegen.Chunk // by stage: the micro-batches that it keeps
 	early        []int           // by position: forward passes before the first backward pass
 }
 
-func newPipeline(s *skeleton, stages []*stageTimes, memory []stageMemory, microBatch int, schedule partition.Schedule) *pipeline {
+func newPipeline(s *skeleton, memory []stageMemory, microBatch int, schedule partition.Schedule) *pipeline {
 	p := &pipeline{
-		skel: s, stages: stages, memory: memory,
+		skel: s, memory: memory,
 		microBatches: s.mesh(microBatch).Size(partition.AxisMB),
-		room:         make([]codegen.Chunk, len(stages)),
+		room:         make([]codegen.Chunk, len(s.plan.Stages)),
 	}
 	p.template = s.plan
 	p.template.MicroBatch, p.template.Schedule = microBatch, schedule
@@ -52,6 +53,22 @@ func newPipeline(s *skeleton, stages []*stageTimes, memory []stageMemory, microB
 		}
 	}
 	return p
+}
+
+// mayFit reports whether stages that recompute whatever spares the most could hold all
+// blocks between them.
+func (p *pipeline) mayFit(limit int64) bool {
+	if p.template.Chunks() > 1 {
+		return true // not bounded: they share the memory of a rank
+	}
+	left := p.skel.blocks
+	for i := range p.memory {
+		left -= sort.Search(left, func(n int) bool { return p.memory[i].least(n+1, p.room[i]) > limit })
+		if left == 0 {
+			return i == len(p.memory)-1 || p.memory[len(p.memory)-1].least(1, p.room[len(p.memory)-1]) <= limit
+		}
+	}
+	return false
 }
 
 // plan returns the plan with a cut.

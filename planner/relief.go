@@ -33,6 +33,26 @@ func (s *searcher) relieves(o outline) bool {
 	return grouped || o.offload != partition.OffloadNone && s.opts.Offload == ""
 }
 
+// sparing lists the outlines that spare memory beside one that is looked at.
+func (s *searcher) sparing(o outline) []*pending {
+	var all []*pending
+	groups := []int{o.group}
+	replicas := o.dp * (s.opts.RuntimeNGPUs / o.plan)
+	if o.group == 0 && o.offload == partition.OffloadNone {
+		groups = zeroGroups(s.opts, o.degrees, o.zero, replicas, o.chunks, s.cluster)
+	}
+	for _, group := range groups {
+		for _, offload := range offloads(s.opts, s.cluster) {
+			x := o
+			x.group, x.offload = group, offload
+			if x != o && x.among(s.opts) && s.relieves(x) && o.offload == partition.OffloadNone && (x.group == o.group || x.offload == o.offload) {
+				all = append(all, &pending{outline: x, relief: true, left: slices.Clone(s.sizedOf(x))})
+			}
+		}
+	}
+	return all
+}
+
 // relieve looks at the pending outlines that spare memory and may have plans of
 // at most the given time: where the limit on memory slows down plans of the same
 // degrees that are known already, and leaves time to gain on the best of them.
@@ -42,26 +62,27 @@ func (s *searcher) relieve(points []*point, limit cost.Picoseconds, best map[deg
 		sequence bool
 	}
 	slowed := map[family]bool{}
-	return s.add(points, limit, func(p *pending) bool {
-		if !p.relief {
-			return false
-		}
+	of := map[degrees][]*point{}
+	for _, p := range points {
+		of[p.degrees] = append(of[p.degrees], p)
+	}
+	return s.add(points, limit, true, func(p *pending) bool {
 		gain := limit
 		if mine := best[p.degrees]; mine != nil {
 			gain = min(gain, mine.time-1)
 		}
 		if p.offload != partition.OffloadNone && s.opts.Offload == "" {
-			return slices.ContainsFunc(points, func(base *point) bool {
+			return slices.ContainsFunc(of[p.degrees], func(base *point) bool {
 				t := &base.pipe.template
 				same := sharding{t.ZeRO, t.ZeROGroup, t.SequenceParallel, t.Overlap, p.offload}
-				return base.degrees == p.degrees && t.Offload == partition.OffloadNone && same == p.sharding && base.chunks() == max(p.chunks, 1) && base.slowed(gain, p.offload)
+				return t.Offload == partition.OffloadNone && same == p.sharding && base.chunks() == max(p.chunks, 1) && base.slowed(gain, p.offload)
 			})
 		}
 		f := family{p.degrees, p.sequence}
 		yes, known := slowed[f]
 		if !known {
-			yes = slices.ContainsFunc(points, func(base *point) bool {
-				return base.degrees == f.degrees && base.chunks() == 1 && base.pipe.template.SequenceParallel == f.sequence && base.slowed(gain, partition.OffloadNone)
+			yes = slices.ContainsFunc(of[p.degrees], func(base *point) bool {
+				return base.chunks() == 1 && base.pipe.template.SequenceParallel == f.sequence && base.slowed(gain, partition.OffloadNone)
 			})
 			slowed[f] = yes
 		}
@@ -128,6 +149,9 @@ func (s *skeleton) copiesOf(what partition.Offload) []copies {
 // and without that offload do not fit.
 func (c *cutter) slowed(time cost.Picoseconds, what partition.Offload) bool {
 	opts := c.search.opts
+	if c.pipe.stages == nil {
+		c.pipe.stages = c.pipe.skel.times(c.pipe.template.MicroBatch)
+	}
 	if c.chunks() > 1 {
 		if c.least != never && slices.Max(c.choice) == 0 {
 			return false
@@ -153,6 +177,9 @@ func (c *cutter) slowed(time cost.Picoseconds, what partition.Offload) bool {
 	}
 	if free.best() > time {
 		return false
+	}
+	if c.bounds == nil {
+		return true // it does not fit at all
 	}
 	for i := range free.time {
 		for n, t := range free.time[i] {

@@ -24,7 +24,8 @@ func TestGroupsWhereMemoryIsShort(t *testing.T) {
 		model.Bias, model.Dropout = false, 0
 		g, batch := step(t, model, 8), 8
 		c := randomCluster(r)
-		c.DevicesPerNode, c.Device.Shared = 2, false
+		c.DevicesPerNode, c.Levels, c.Device.Shared = 2, nil, false
+		c.NICsPerNode, c.Oversubscription, c.NodesPerRack = 0, 0, 0
 		c.InterNode = cost.Link{Bandwidth: c.IntraNode.Bandwidth / 50, Efficiency: 1, Latency: 1e-4}
 		plenty := Options{RuntimeNGPUs: 4, PlanNGPUs: 4, TP: 1, PP: 1, DP: 4, TopK: 2, Overlap: overlap}
 		free, err := Search(g, batch, c, plenty)

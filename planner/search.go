@@ -54,10 +54,13 @@ type searcher struct {
 	limit   int64
 	layouts *layouts
 	finals
-	stats   Stats
-	pending []*pending
-	trunks  map[trunkKey]*trunk
-	refused error // why the last of the outlines that cannot be compiled was not
+	stats    Stats
+	pending  []*pending
+	works    map[workKey]*work
+	rates    *cost.Model
+	families map[family][]sized
+	orders   map[order]string
+	refused  error // why the last of the outlines that cannot be compiled was not
 }
 
 // Search returns the fastest plan for a training step traced for a global batch,
@@ -129,8 +132,8 @@ func newSearcher(g *ir.Graph, batch int, c *cost.Cluster, opts Options) *searche
 	graphs := newShrunken(g)
 	s := &searcher{
 		opts: opts, blueprints: newBlueprints(graphs, batch), contexts: contexts{tokens: sequenceTokens(g)}, cluster: c,
-		trunks: map[trunkKey]*trunk{},
-		finals: finals{compiled: map[stageKey]compiledStage{}, footprintsOf: map[footprintKey]footprint{}},
+		works: map[workKey]*work{}, rates: cost.NewModel(c, max(1, opts.RuntimeNGPUs)), families: map[family][]sized{}, orders: map[order]string{},
+		finals: newFinals(),
 	}
 	s.limit = c.MemoryPerRank(opts.RuntimeNGPUs)
 	if opts.MemoryLimit > 0 {
@@ -182,16 +185,84 @@ func (s *searcher) outlines() error {
 		return optionErrorf("plan-ngpus", "no dp x tp x pp of %s devices in %d suits %d blocks and a global batch of %d",
 			degree(s.opts.PlanNGPUs), s.opts.RuntimeNGPUs, s.graphs.blocks, s.batch)
 	}
+	all = s.distinct(all)
 	for _, o := range all {
-		p := &pending{outline: o, relief: s.relieves(o)}
-		for _, b := range s.sizes(o) {
-			for _, schedules := range alike(o.schedules(s.opts)) {
-				p.left = append(p.left, sized{b, schedules, s.floor(o, b, schedules[0])})
-			}
+		if !s.relieves(o) {
+			s.pending = append(s.pending, &pending{outline: o, left: slices.Clone(s.sizedOf(o))})
 		}
-		s.pending = append(s.pending, p)
 	}
 	return nil
+}
+
+// distinct leaves out outlines that differ from others, with smaller units, only in the
+// numbers of ranks: if every group and every transfer goes the same way through the
+// network, every plan takes the same time and memory.
+func (s *searcher) distinct(all []outline) []outline {
+	type cut struct {
+		outline
+		replicas int
+	}
+	seen := map[cut][]string{}
+	return slices.DeleteFunc(all, func(o outline) bool {
+		key := cut{o, o.dp * (s.opts.RuntimeNGPUs / o.plan)}
+		key.plan, key.dp = 0, 0
+		ways := s.ways(o)
+		if slices.Contains(seen[key], ways) {
+			return true
+		}
+		seen[key] = append(seen[key], ways)
+		return false
+	})
+}
+
+// ways tells how everything that an outline communicates goes through the network.
+func (s *searcher) ways(o outline) string {
+	key := order{o.degrees, o.group}
+	ways, known := s.orders[key]
+	if !known {
+		p := partition.Plan{
+			PlanNGPUs: o.plan, RuntimeNGPUs: s.opts.RuntimeNGPUs, DP: o.dp, CP: o.cp, TP: o.tp, ZeROGroup: o.group,
+			MicroBatch: s.batch, Stages: make([]partition.Stage, o.pp),
+		}
+		ways = cost.NewProgram(s.cluster, &p, p.Mesh(s.batch)).Ways()
+		if p.ZeROGroup == 0 { // and those that only spare memory beside it: see sparing
+			for _, p.ZeROGroup = range zeroGroups(s.opts, o.degrees, 3, p.DataParallel(), 1, s.cluster) {
+				if p.ZeROGroup > 0 {
+					ways += cost.NewProgram(s.cluster, &p, p.Mesh(s.batch)).Ways()
+				}
+			}
+		}
+		s.orders[key] = ways
+	}
+	return ways
+}
+
+// order is what the ways of an outline follow from.
+type order struct {
+	degrees
+	group int
+}
+
+// sizedOf lists what micro-batches an outline may have, with their floors.
+func (s *searcher) sizedOf(o outline) []sized {
+	key := family{o.dp * (s.opts.RuntimeNGPUs / o.plan), o.cp, o.tp, o.pp, o.chunks, o.sequence, o.overlap}
+	all, known := s.families[key]
+	if !known {
+		trunk := s.trunk(o)
+		for _, b := range s.sizes(o) {
+			for _, schedules := range alike(o.schedules(s.opts)) {
+				all = append(all, sized{b, schedules, s.floor(o, trunk, b, schedules[0]), false})
+			}
+		}
+		s.families[key] = all
+	}
+	return all
+}
+
+// family is what the floors of an outline follow from.
+type family struct {
+	replicas, cp, tp, pp, chunks int
+	sequence, overlap            bool
 }
 
 // alike groups schedules that have the same floor.
@@ -221,6 +292,7 @@ type pending struct {
 	outline
 	relief bool // it only spares memory: see relieve
 	skel   *skeleton
+	shared *workTimes // see work
 	left   []sized
 }
 
@@ -230,6 +302,7 @@ type sized struct {
 	size      int
 	schedules []partition.Schedule
 	floor     cost.Picoseconds
+	refined   bool // the floor is that of all that the outline does
 }
 
 // floor is that of the sizes which are left.
@@ -243,15 +316,16 @@ func (p *pending) floor() cost.Picoseconds {
 
 // build looks at the pending outlines that may have plans of at most the given time.
 func (s *searcher) build(points []*point, limit cost.Picoseconds) []*point {
-	return s.add(points, limit, func(p *pending) bool { return !p.relief })
+	return s.add(points, limit, false, func(*pending) bool { return true })
 }
 
-// add looks at those of the chosen outlines, which it is asked for only if they may
-// have plans of at most the given time.
-func (s *searcher) add(points []*point, limit cost.Picoseconds, chosen func(*pending) bool) []*point {
+// add looks at pending outlines that may have plans of at most the given time, of
+// those that only spare memory or of the others, if they are chosen.
+func (s *searcher) add(points []*point, limit cost.Picoseconds, relief bool, chosen func(*pending) bool) []*point {
 	known := len(points)
+	var sparing []*pending
 	s.pending = slices.DeleteFunc(s.pending, func(p *pending) bool {
-		if p.floor() > limit || !chosen(p) {
+		if p.relief != relief || p.floor() > limit {
 			return false
 		}
 		if p.skel == nil {
@@ -260,21 +334,29 @@ func (s *searcher) add(points []*point, limit cost.Picoseconds, chosen func(*pen
 				s.refused = err
 				return true
 			}
+			sparing = append(sparing, s.sparing(p.outline)...)
+		}
+		for i := range p.left {
+			if x := &p.left[i]; x.floor <= limit && !x.refined {
+				x.floor, x.refined = max(x.floor, s.refined(p, x.size, x.schedules[0])), true
+			}
+		}
+		if p.floor() > limit || !chosen(p) {
+			return false
 		}
 		p.left = slices.DeleteFunc(p.left, func(x sized) bool {
 			if x.floor > limit {
 				return false
 			}
-			times, memory := p.skel.times(x.size), p.skel.memoryOf(x.size)
 			for _, schedule := range x.schedules {
 				s.stats.PlansConsidered++
-				pipe := newPipeline(p.skel, times, memory, x.size, schedule)
-				points = append(points, &point{degrees: p.degrees, cutter: newCutter(s, pipe)})
+				points = append(points, &point{degrees: p.degrees, cutter: newCutter(s, p.skel, x.size, schedule)})
 			}
 			return true
 		})
 		return len(p.left) == 0
 	})
+	s.pending = append(s.pending, sparing...)
 	if len(points) > known {
 		slices.SortStableFunc(points, func(a, b *point) int { return cmp.Compare(a.least, b.least) })
 	}

@@ -75,7 +75,7 @@ func TestOptions(t *testing.T) {
 		{Options{PlanNGPUs: 2, Pins: []partition.Placement{{Match: `wte\.weight`, Spec: "[tp]"}}}, "wte.weight has 2 dimensions, its spec [tp] has 1"},
 	} {
 		_, err := Search(g, 7, h100, tt.opts)
-		require.ErrorContains(t, err, tt.want)
+		require.ErrorContains(t, err, tt.want, "%+v", tt.opts)
 	}
 
 	for _, tt := range []struct {

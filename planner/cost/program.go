@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"strings"
 
 	"github.com/autopar/autopar/codegen"
 	"github.com/autopar/autopar/ir"
@@ -30,7 +31,6 @@ type Program struct {
 	stage  int // as which all instructions are priced, -1 for each as its own
 	groups map[groupKey]Group
 	routes map[routeKey]Route
-	sigs   map[*ir.Node]*ir.Signature
 	works  map[workKey]work // of a program that is priced again: see [Program.On]
 }
 
@@ -53,7 +53,7 @@ type routeKey struct{ offset, hop int }
 func NewProgram(c *Cluster, p *partition.Plan, mesh ir.Mesh) *Program {
 	return &Program{
 		Model: NewModel(c, p.RuntimeNGPUs), plan: p, mesh: mesh, stage: -1,
-		groups: map[groupKey]Group{}, routes: map[routeKey]Route{}, sigs: map[*ir.Node]*ir.Signature{},
+		groups: map[groupKey]Group{}, routes: map[routeKey]Route{},
 	}
 }
 
@@ -105,6 +105,34 @@ func (m *Program) group(n *ir.Node, axis int) Group {
 		stage = n.Stage
 	}
 	return m.groupOf(stage, axis)
+}
+
+// Ways tells by which groups and routes everything goes that programs of the plan
+// communicate: plans with the same ways take the same time for it.
+func (m *Program) Ways() string {
+	var b strings.Builder
+	positions := m.plan.PP()
+	var offsets []int // met so far
+	seen := map[routeKey]bool{}
+	for at := range positions {
+		offset := m.Offset(at)
+		k := slices.Index(offsets, offset)
+		if k < 0 {
+			k = len(offsets)
+			offsets = append(offsets, offset)
+			for axis := range m.mesh.Axes {
+				fmt.Fprint(&b, m.groupOf(at, axis))
+			}
+		}
+		fmt.Fprint(&b, "|", k)
+		for _, to := range [...]int{at + 1, at - 1, 0, positions - 1} {
+			if key := (routeKey{offset, to - at}); to >= 0 && to < positions && to != at && !seen[key] {
+				seen[key] = true
+				fmt.Fprint(&b, to-at, m.route(at, to))
+			}
+		}
+	}
+	return b.String()
 }
 
 func (m *Program) groupOf(stage, axis int) Group {
@@ -347,39 +375,33 @@ func (m *Program) work(in *codegen.Instr, mesh ir.Mesh, at ir.Coord) work {
 
 func (m *Program) workOf(in *codegen.Instr, mesh ir.Mesh, at ir.Coord) work {
 	n := in.Node
-	sig, ok := m.sigs[n]
-	if !ok {
-		sig = ir.SignatureOf(n)
-		m.sigs[n] = sig
-	}
 	w := work{node: n, class: classOf(n.Op), dtype: n.Args[0].Type.DType, host: n.Phase != ir.Update}
-	args, results := make([][]int, len(n.Args)), make([][]int, len(n.Results))
-	var last, first int64 // elements of the last operand and the first result
-	for i, a := range n.Args {
-		s := mesh.Local(a.Type.Shape, a.Spec, at)
-		args[i], last = s.Local, s.Elems()
-		w.bytes += last * a.Type.DType.Size()
+	var room [48]int
+	var shapes [12][]int
+	dims, local := room[:0], shapes[:0]
+	for _, vs := range [2][]*ir.Value{n.Args, n.Results} {
+		for _, v := range vs {
+			from := len(dims)
+			dims = mesh.LocalShape(dims, v.Type.Shape, v.Spec, at)
+			local = append(local, dims[from:])
+			w.bytes += ir.Elems(dims[from:]) * v.Type.DType.Size()
+		}
 	}
+	args, results := local[:len(n.Args)], local[len(n.Args):]
 	for i, r := range n.Results {
-		s := mesh.Local(r.Type.Shape, r.Spec, at)
-		results[i] = s.Local
-		size := s.Elems() * r.Type.DType.Size()
-		w.bytes += size
-		if i == 0 {
-			first = s.Elems()
-		}
-		if in.Accum[i] != codegen.Overwrite {
-			w.bytes += size // read before it is added to
+		if in.Accum[i] != codegen.Overwrite { // read before it is added to
+			w.bytes += ir.Elems(results[i]) * r.Type.DType.Size()
 		}
 	}
-	w.flops = sig.FLOPs(args, results)
+	w.flops = ir.SignatureOf(n).FLOPs(args, results)
 	switch n.Op {
 	case ir.OpEmbedding: // it reads the rows it picks, not the table
 		w.bytes = 2 * localBytes(n.Results[0], mesh, at)
 	case ir.OpMatMul:
-		if terms := w.flops / 2 / float64(first); first > 0 && terms > 0 {
-			w.cols = int64(float64(last) / terms)
-			w.rows = first / max(w.cols, 1)
+		made := ir.Elems(results[0])
+		if terms := w.flops / 2 / float64(made); made > 0 && terms > 0 {
+			w.cols = int64(float64(ir.Elems(args[1])) / terms)
+			w.rows = made / max(w.cols, 1)
 		}
 		w.block = n.Block() != ""
 	case ir.OpAttention:
@@ -424,7 +446,7 @@ func (m *Program) terms(n *ir.Node, mesh ir.Mesh, at ir.Coord) Picoseconds {
 }
 
 func localBytes(v *ir.Value, mesh ir.Mesh, at ir.Coord) int64 {
-	return mesh.Local(v.Type.Shape, v.Spec, at).Elems() * v.Type.DType.Size()
+	return mesh.LocalElems(v.Type.Shape, v.Spec, at) * v.Type.DType.Size()
 }
 
 // Canonical returns, for every position of the device axes of a mesh, the first

@@ -101,10 +101,10 @@ func TestLevels(t *testing.T) {
 	require.NoError(t, err)
 	head, _, found := strings.Cut(string(source), "devices_per_node:")
 	require.True(t, found)
-	level := func(name string, l Link) string {
-		return fmt.Sprintf("  - {name: %s, bandwidth: %v, efficiency: %v, latency: %v}\n", name, l.Bandwidth, l.Efficiency, l.Latency)
+	level := func(name string, devices int, l Link) string {
+		return fmt.Sprintf("  - {name: %s, devices: %d, bandwidth: %v, efficiency: %v, latency: %v}\n", name, devices, l.Bandwidth, l.Efficiency, l.Latency)
 	}
-	two, err := Parse("x.yaml", []byte(head+"\nlevels:\n"+level("node, devices: 8", nodes.IntraNode)+level("cluster", nodes.InterNode)))
+	two, err := Parse("x.yaml", []byte(head+"\nlevels:\n"+level("node", 8, nodes.IntraNode)+level("cluster", 0, nodes.InterNode)))
 	require.NoError(t, err)
 	require.Equal(t, nodes.IntraNode, two.IntraNode)
 	require.Equal(t, nodes.InterNode, two.InterNode)
@@ -132,11 +132,11 @@ levels:
 		{"name: pair,", "name: node,", "levels[1].name: is node, as another level's"},
 		{"name: pair,", "", "x.yaml:16:5: levels[0].name: is missing"},
 		{"nics: 1", "nics: -1", "levels[2].nics: is -1"},
-		{"nics: 1", "nic: 1", "x.yaml:17:72: levels[2].nic: unknown key; did you mean levels[2].nics?"},
-		{"bandwidth: 16e9", "bandwidth: 0", "x.yaml:16:30: levels[1].bandwidth: is 0 bytes/s, must be between"},
-		{pairs[strings.Index(pairs, "levels:"):], "levels: 3\n", "x.yaml:14:1: levels: wants a list of levels, got the integer 3"},
-		{"levels:", "nics_per_node: 2\nlevels:", "x.yaml:15:1: levels: state ports and bandwidths themselves"},
-		{"levels:", "level:", "x.yaml:14:1: level: unknown key; did you mean levels?"},
+		{"nics: 1", "nic: 1", "x.yaml:18:72: levels[2].nic: unknown key; did you mean levels[2].nics?"},
+		{"bandwidth: 16e9", "bandwidth: 0", "x.yaml:17:30: levels[1].bandwidth: is 0 bytes/s, must be between"},
+		{pairs[strings.Index(pairs, "levels:"):], "levels: 3\n", "x.yaml:15:1: levels: wants a list of levels, got the integer 3"},
+		{"levels:", "nics_per_node: 2\nlevels:", "x.yaml:16:1: levels: state ports and bandwidths themselves"},
+		{"levels:", "level:", "x.yaml:15:1: level: unknown key; did you mean levels?"},
 	} {
 		text := strings.Replace(pairs, tt.old, tt.new, 1)
 		require.NotEqual(t, pairs, text, tt.old)

@@ -183,14 +183,24 @@ func (d *Device) headShape(k *runtime.Kernel, qkv, keys runtime.Tensor) (kernel.
 	return attentionShape(qkv, keys), drop
 }
 
+// only has attention do the queries of every group that its result [B,T,G,NH,D], or a
+// value like it, holds.
+func only(shape *kernel.AttentionShape, o runtime.Tensor) {
+	if s := o.Slab; len(s.Local) == 5 {
+		shape.First, shape.Count = s.Offset[2], s.Local[2]
+	}
+}
+
 func attention(d *Device, k *runtime.Kernel) error {
 	shape, drop := d.headShape(k, k.Args[0], k.Args[0])
+	only(&shape, k.Results[0])
 	kernel.Attention(d.pool, d.result(k, 0), d.result(k, 1), d.arg(k, 0), shape, drop)
 	return nil
 }
 
 func attentionGrad(d *Device, k *runtime.Kernel) error {
 	shape, drop := d.headShape(k, k.Args[1], k.Args[1])
+	only(&shape, k.Args[0])
 	kernel.AttentionGrad(d.pool, d.result(k, 0), d.arg(k, 0), d.arg(k, 1), d.arg(k, 2), d.arg(k, 3), shape, drop)
 	return nil
 }

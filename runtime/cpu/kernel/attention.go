@@ -16,14 +16,23 @@ const (
 // AttentionShape is the size of a causal self-attention: B sequences of T positions, H heads of keys and values of D
 // elements, and to each the heads of G queries (grouped-query attention: Ainslie et al., "GQA", 2023). G of 0 is 1, as many
 // heads of queries as of keys and values. Packed tensors hold for each position the H heads of the first query of every
-// group, of the second, and so on, of the keys and of the values: [B,T,G+2,H,D].
-type AttentionShape struct{ B, T, H, D, G int }
+// group, of the second, and so on, of the keys and of the values: [B,T,G+2,H,D]. Of G packed queries Attention and
+// AttentionGrad may do some: Count of them, from First on; Count of 0 is all.
+type AttentionShape struct{ B, T, H, D, G, First, Count int }
 
-// group is the number of queries that share a head of keys and values.
-func (s AttentionShape) group() int { return max(s.G, 1) }
+// packed is the number of queries that share a head of keys and values.
+func (s AttentionShape) packed() int { return max(s.G, 1) }
+
+// group is how many of them are to be done.
+func (s AttentionShape) group() int {
+	if s.Count > 0 {
+		return s.Count
+	}
+	return s.packed()
+}
 
 // parts is the number of parts of packed queries, keys and values.
-func (s AttentionShape) parts() int { return s.group() + 2 }
+func (s AttentionShape) parts() int { return s.packed() + 2 }
 
 // DropoutArgs describes the dropout of attention probabilities. The mask of position i of query g of head h, and key j, is
 // that of element (((b*G + g)*GlobalHeads + h)*T + i)*T + j, with b and h counted in the global batch and heads: BatchOffset
@@ -35,7 +44,7 @@ type DropoutArgs struct {
 }
 
 func (s AttentionShape) check(function string, drop DropoutArgs) {
-	if s.B < 0 || s.T < 0 || s.H < 0 || s.D <= 0 || s.G < 0 {
+	if s.B < 0 || s.T < 0 || s.H < 0 || s.D <= 0 || s.G < 0 || min(s.First, s.Count) < 0 || s.First+s.group() > s.packed() {
 		panic(fmt.Sprintf("BUG: kernel.%s: shape %+v", function, s))
 	}
 	if drop.P != 0 && (drop.BatchOffset < 0 || drop.HeadOffset < 0 || drop.HeadOffset+s.H > drop.GlobalHeads) {
@@ -67,7 +76,7 @@ func Attention(p *Pool, o, lse, qkv []float32, shape AttentionShape, drop Dropou
 	t := &p.task.attention
 	*t = attentionTask{
 		heads: heads{AttentionShape: shape, drop: drop, mask: newMask(drop.P, drop.Key)}, o: packed{o, shape.T, group, 0}, lse: lse,
-		q: packed{qkv, shape.T, parts, 0}, k: packed{qkv, shape.T, parts, group}, v: packed{qkv, shape.T, parts, group + 1},
+		q: packed{qkv, shape.T, parts, shape.First}, k: packed{qkv, shape.T, parts, parts - 2}, v: packed{qkv, shape.T, parts, parts - 1},
 	}
 	t.inOrder()
 	p.run(t, shape.B*shape.H, 1)
@@ -137,7 +146,7 @@ func (s *heads) room() int {
 // factors returns the dropout multipliers of n keys from j on, for position i of query g of head u.
 func (s *heads) factors(w *worker, buf []float32, u, g, i, j, n int) []float32 {
 	b, h := u/s.H+s.drop.BatchOffset, u%s.H+s.drop.HeadOffset
-	row := (uint64(b)*uint64(s.group())+uint64(g))*uint64(s.drop.GlobalHeads) + uint64(h)
+	row := (uint64(b)*uint64(s.packed())+uint64(s.First+g))*uint64(s.drop.GlobalHeads) + uint64(h)
 	start := (row*uint64(s.T)+uint64(i))*uint64(s.T) + uint64(j)
 	return s.mask.factors(w.isa, buf, start, n)
 }
@@ -232,7 +241,8 @@ func (t *attentionTask) tile(w *worker, u, g, at, i, n int, keys, values, scores
 	}
 }
 
-// AttentionGrad sets dqkv[B,T,G+2,H,D] to the gradient of qkv from that of Attention's result, do[B,T,G,H,D]. qkv, o and lse
+// AttentionGrad sets dqkv[B,T,G+2,H,D] to the gradient of qkv from that of Attention's result, do[B,T,G,H,D]: what the
+// queries that are done contribute to it. qkv, o and lse
 // are Attention's; shape and drop must be the same. Probabilities are recomputed tile by tile from lse.
 func AttentionGrad(p *Pool, dqkv, do, qkv, o, lse []float32, shape AttentionShape, drop DropoutArgs) {
 	shape.check("AttentionGrad", drop)
@@ -244,8 +254,8 @@ func AttentionGrad(p *Pool, dqkv, do, qkv, o, lse []float32, shape AttentionShap
 	*t = attentionGradTask{
 		heads: heads{AttentionShape: shape, drop: drop, mask: newMask(drop.P, drop.Key)}, lse: lse,
 		dout: packed{do, shape.T, group, 0}, o: packed{o, shape.T, group, 0},
-		q: packed{qkv, shape.T, parts, 0}, k: packed{qkv, shape.T, parts, group}, v: packed{qkv, shape.T, parts, group + 1},
-		dq: packed{dqkv, shape.T, parts, 0}, dk: packed{dqkv, shape.T, parts, group}, dv: packed{dqkv, shape.T, parts, group + 1},
+		q: packed{qkv, shape.T, parts, shape.First}, k: packed{qkv, shape.T, parts, parts - 2}, v: packed{qkv, shape.T, parts, parts - 1},
+		dq: packed{dqkv, shape.T, parts, shape.First}, dk: packed{dqkv, shape.T, parts, parts - 2}, dv: packed{dqkv, shape.T, parts, parts - 1},
 	}
 	t.inOrder()
 	p.run(t, shape.B*shape.H, 1)
@@ -290,6 +300,7 @@ func (t *attentionGradTask) do(w *worker, lo, hi int) {
 		w.packRight(s.keys, k, t.T, t.D)
 		w.packRight(s.valuesT, t.ordered(s.rows, t.head(t.v, u)).transposed(), t.D, t.T)
 		s.dk, s.dv = t.head(t.dk, u), t.head(t.dv, u)
+		t.clearOthers(u)
 		if t.keys != nil {
 			clear(dk)
 			clear(dv)
@@ -305,6 +316,19 @@ func (t *attentionGradTask) do(w *worker, lo, hi int) {
 		if t.keys != nil {
 			t.putBack(t.head(t.dk, u), dk)
 			t.putBack(t.head(t.dv, u), dv)
+		}
+	}
+}
+
+// clearOthers sets the gradient of the queries of head u that are not to be done.
+func (t *attentionGradTask) clearOthers(u int) {
+	for g := range t.packed() {
+		if t.group() == t.packed() || g >= t.First && g < t.First+t.group() {
+			continue
+		}
+		dq := t.head(t.dq.query(g-t.First), u)
+		for i := range t.rows {
+			clear(dq.data[i*dq.rs:][:t.D])
 		}
 	}
 }

@@ -87,6 +87,37 @@ func TestAttention(t *testing.T) {
 	}
 }
 
+// Some of the queries of a group: they attend as they do among all, and what each
+// part leaves of the gradient adds up to the whole.
+func TestAttentionOfSomeQueries(t *testing.T) {
+	rnd := random(t, 63)
+	s := AttentionShape{B: 2, T: 53, H: 3, D: 7, G: 4}
+	drop := DropoutArgs{P: 0.2, Key: MaskKey{Seed: 9, Op: 8, Step: 7}, BatchOffset: 3, HeadOffset: 2, GlobalHeads: 6}
+	part := s.H * s.D
+	qkv, dout := rnd.floats(s.B*s.T*6*part), rnd.floats(s.B*s.T*4*part)
+	o, _, dqkv := attentionReference(qkv, dout, s, drop)
+	check(t, "some queries", 3e-5, [][]float64{o, dqkv}, func(p *Pool) [][]float32 {
+		o, dqkv := make([]float32, len(dout)), make([]float32, len(qkv))
+		for first, count := range map[int]int{0: 1, 1: 3} {
+			some := s
+			some.First, some.Count = first, count
+			size := count * part
+			one, do, lse := make([]float32, s.B*s.T*size), make([]float32, s.B*s.T*size), make([]float32, s.B*count*s.H*s.T)
+			for row := range s.B * s.T {
+				copy(do[row*size:][:size], dout[row*4*part+first*part:])
+			}
+			Attention(p, one, lse, qkv, some, drop)
+			for row := range s.B * s.T {
+				copy(o[row*4*part+first*part:][:size], one[row*size:])
+			}
+			term := rnd.floats(len(qkv)) // nothing of which may be left
+			AttentionGrad(p, term, do, qkv, one, lse, some, drop)
+			AddInto(p, dqkv, term)
+		}
+		return [][]float32{o, dqkv}
+	})
+}
+
 // Decoding token by token gives what Attention gives at once.
 func TestAttentionDecode(t *testing.T) {
 	rnd := random(t, 62)
