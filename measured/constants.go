@@ -91,10 +91,13 @@ func software(figure func(*cost.Software) *float64, names ...string) func(*Const
 // few rows, or none, and share what is not their datasheet's with the A100 and H100.
 func Parameters() []Parameter {
 	ampere, hopper, slow := []string{"a100-80g", "a100-40g", "a10g", "v100", "v100-32g"}, []string{"h100", "h200", "b200"}, []string{"h100-96g"}
-	gpus := slices.Concat(ampere, hopper, slow)
-	switched := slices.DeleteFunc(slices.Clone(gpus), func(name string) bool { return name == "v100" }) // it has levels
+	hoppers := slices.Concat(hopper, slow)
+	gpus := slices.Concat(ampere, hoppers)
+	switched := slices.DeleteFunc(slices.Clone(ampere), func(name string) bool { return name == "v100" }) // it has levels
 	matmul := func(c *cost.Cluster) *float64 { return &c.Device.Efficiency.Matmul }
 	attention := func(c *cost.Cluster) *float64 { return &c.Device.Efficiency.Attention }
+	links := func(c *cost.Cluster) *float64 { return &c.IntraNode.Efficiency }
+	network := func(c *cost.Cluster) *float64 { return &c.InterNode.Efficiency }
 	return []Parameter{
 		{"products, A100", "of the peak", 0.7, 0.92, 0.82, "cuBLAS on large squares, 250 to 265 TFLOP/s", devices(matmul, ampere...)},
 		{"products, H100", "of the peak", 0.55, 0.85, 0.7, "cuBLAS on large squares at 700 W, 650 to 750 TFLOP/s", devices(matmul, hopper...)},
@@ -106,8 +109,10 @@ func Parameters() []Parameter {
 		{"attention, H100", "of the peak", 0.3, 0.6, 0.38, "figure 7 of Dao 2023", devices(attention, hopper...)},
 		{"attention, H100 at 500 W", "of the peak", 0.2, 0.5, 0.3, "the H100's by the power", devices(attention, slow...)},
 		{"memory", "of the bandwidth", 0.7, 0.92, 0.85, "STREAM on GPUs", devices(func(c *cost.Cluster) *float64 { return &c.Device.Efficiency.Memory }, gpus...)},
-		{"links in a node", "of the bandwidth", 0.65, 0.88, 0.78, "all_reduce of 1 GB over 8 A100s, 230 GB/s", devices(func(c *cost.Cluster) *float64 { return &c.IntraNode.Efficiency }, switched...)},
-		{"network", "of the bandwidth", 0.4, 0.92, 0.7, "all_reduce over many nodes", devices(func(c *cost.Cluster) *float64 { return &c.InterNode.Efficiency }, switched...)},
+		{"links in a node, A100", "of the bandwidth", 0.65, 0.88, 0.78, "all_reduce of 1 GB over 8 A100s, 230 GB/s", devices(links, switched...)},
+		{"links in a node, H100", "of the bandwidth", 0.65, 0.9, 0.78, "as the A100's", devices(links, hoppers...)},
+		{"network, A100", "of the bandwidth", 0.35, 0.92, 0.7, "all_reduce over many nodes", devices(network, switched...)},
+		{"network, H100", "of the bandwidth", 0.35, 0.92, 0.7, "as the A100's", devices(network, hoppers...)},
 		{"FlashAttention-1", "of FlashAttention-2", 0.4, 0.8, 0.55, "figure 5 of Dao 2023", software(func(s *cost.Software) *float64 { return &s.Flash }, "torch", "fused-amp")},
 		{"RMSNorm of torch", "times one kernel's traffic", 6, 20, 12, "counted kernels", software(func(s *cost.Software) *float64 { return &s.RMSNorm }, "torch")},
 		{"elementwise of torch", "times one kernel's traffic", 0.8, 2, 1.1, "counted kernels", software(func(s *cost.Software) *float64 { return &s.Elementwise }, "torch")},
