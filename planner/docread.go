@@ -270,7 +270,7 @@ func conformStruct(v any, t reflect.Type, path string) error {
 			continue
 		}
 		known[key] = t.Field(i).Type
-		if option != "omitempty" {
+		if option != "omitempty" && option != "omitzero" {
 			required = append(required, key)
 		}
 	}
