@@ -35,7 +35,7 @@ func (r *Row) Model() gpt.Config {
 }
 
 // Plan returns exactly the plan of the row, but for placements: see
-// [planner.Estimate]. Blocks are cut evenly.
+// [planner.Estimate].
 func (r *Row) Plan() (*partition.Plan, error) {
 	p := &partition.Plan{
 		PlanNGPUs: r.GPUs, RuntimeNGPUs: r.GPUs, DP: r.DP, CP: r.CP, TP: r.TP, MicroBatch: r.MicroBatch,
@@ -66,8 +66,8 @@ func (r *Row) Plan() (*partition.Plan, error) {
 		return nil, fmt.Errorf("%d stages for %d layers", stages, r.Layers)
 	}
 	first := 0
-	for i := range stages {
-		st := partition.Stage{First: first, Last: first + (r.Layers+stages-1-i)/stages}
+	for _, n := range r.cut(stages) {
+		st := partition.Stage{First: first, Last: first + n}
 		switch r.Recompute {
 		case "full":
 			st.Recompute = st.Last - st.First
@@ -146,7 +146,9 @@ func (r *Row) graph() (*ir.Graph, error) {
 // Case is a row compiled, to be priced.
 type Case struct {
 	Row
-	estimator *planner.Estimator
+	estimator  *planner.Estimator
+	footprints []planner.Footprint // by position of the pipeline
+	device     int64               // bytes of a GPU
 }
 
 // Compile traces the row's model and compiles its plan.
@@ -163,27 +165,21 @@ func Compile(r Row) (*Case, error) {
 	if err != nil {
 		return nil, err
 	}
-	e, err := planner.NewEstimator(g, r.GlobalBatch, cluster, plan)
+	e, err := planner.NewEstimator(g, r.GlobalBatch, cluster, plan, r.pins()...)
 	if err != nil {
 		return nil, err
 	}
-	return &Case{r, e}, nil
+	return &Case{r, e, e.Footprints(), cluster.Device.Memory}, nil
 }
 
 // Predict prices the case on the cluster of its row, or one with other figures.
 func (c *Case) Predict(cluster *cost.Cluster) Outcome {
 	p := c.estimator.Price(c.machine(cluster))
 	o := Outcome{Row: c.Row, PredictedSeconds: p.Step.Seconds()}
-	for _, b := range p.PeakBytes {
-		o.PredictedBytes = max(o.PredictedBytes, b)
-	}
-	o.PredictedFits = o.PredictedBytes+reserve <= cluster.Device.Memory
+	m := DefaultMemory()
+	c.judge(&o, &m, cluster.Device.Memory)
 	return o
 }
-
-// reserve is what a framework holds on a device beside the tensors of a step:
-// CUDA's context, NCCL's buffers, workspaces and the gaps of the allocator.
-const reserve = 6 << 30
 
 // Evaluate predicts rows on the built-in clusters, and lists those that cannot be
 // modelled. progress is told how many are done; it may be nil.

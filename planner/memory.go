@@ -72,17 +72,7 @@ type memoryShare struct{ fixed, block int64 }
 func align(n int64) int64 { return (n + 63) / 64 * 64 }
 
 func measure(st *codegen.Stage, mesh ir.Mesh) measured {
-	used := make([]bool, len(st.Buffers))
-	for _, body := range st.Bodies {
-		for _, in := range body.Instrs {
-			for _, id := range in.Args {
-				used[id] = true
-			}
-			for _, id := range in.Results {
-				used[id] = true
-			}
-		}
-	}
+	used := usedBuffers(st)
 	var m measured
 	var live [ir.NumPhases][]int64 // changes of live bytes by body and position
 	for phase, body := range st.Bodies {
@@ -131,4 +121,21 @@ func measure(st *codegen.Stage, mesh ir.Mesh) measured {
 		}
 	}
 	return m
+}
+
+// usedBuffers tells, by buffer, whether any instruction names it. What none does was
+// merged into another.
+func usedBuffers(st *codegen.Stage) []bool {
+	used := make([]bool, len(st.Buffers))
+	for _, body := range st.Bodies {
+		for _, in := range body.Instrs {
+			for _, id := range in.Args {
+				used[id] = true
+			}
+			for _, id := range in.Results {
+				used[id] = true
+			}
+		}
+	}
+	return used
 }

@@ -69,7 +69,7 @@ func Load(nameOrFile string) (*Cluster, error) {
 type Error = strictyaml.Error
 
 // Parse reads a cluster from YAML; name stands for the file in errors. Every key
-// is required except source, device.shared, device.cores, host, and on a shared
+// is required except source, device.shared, device.cores, device.reserve, host, and on a shared
 // machine devices_per_node and inter_node.
 func Parse(name string, data []byte) (*Cluster, error) {
 	d := decoder{file: name, c: &Cluster{Device: Device{Cores: 1, FLOPS: map[string]float64{}}}, lines: map[string]int{}}
@@ -113,7 +113,7 @@ func (d *decoder) fields() []field {
 	return []field{
 		{"name", &c.Name}, {"source", &c.Source},
 		{"device.name", &c.Device.Name}, {"device.shared", &c.Device.Shared}, {"device.cores", &c.Device.Cores},
-		{"device.memory", &c.Device.Memory}, {"device.flops.f32", nil},
+		{"device.memory", &c.Device.Memory}, {"device.reserve", &c.Device.Reserve}, {"device.flops.f32", nil},
 		{"device.memory_bandwidth", &c.Device.MemoryBandwidth}, {"device.launch_overhead", &c.Device.LaunchOverhead},
 		{"device.efficiency.matmul", &c.Device.Efficiency.Matmul},
 		{"device.efficiency.matmul_half_flops", &c.Device.Efficiency.MatmulHalf},
@@ -145,7 +145,7 @@ func (d *decoder) keys() []string {
 
 func (d *decoder) optional(key string) bool {
 	switch key {
-	case "source", "device.shared", "device.cores":
+	case "source", "device.shared", "device.cores", "device.reserve":
 		return true
 	}
 	if strings.HasPrefix(key, "host.") {

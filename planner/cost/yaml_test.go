@@ -38,7 +38,7 @@ func TestStrictYAML(t *testing.T) {
 	require.NoError(t, err)
 	for _, tt := range []struct{ old, new, want string }{
 		{"memory_bandwidth: 3350e9", "memory_bandwith: 3350e9", "x.yaml:10: device.memory_bandwith: unknown key; did you mean device.memory_bandwidth?"},
-		{"intra_node: {bandwidth: 450e9", "intra_node: {bandwidth: 0", "x.yaml:14: intra_node.bandwidth: is 0 bytes/s, must be between"},
+		{"intra_node: {bandwidth: 450e9", "intra_node: {bandwidth: 0", "x.yaml:15: intra_node.bandwidth: is 0 bytes/s, must be between"},
 		{"intra_node: {bandwidth: 450e9", "intra_node: {bandwidth: -1", "intra_node.bandwidth: is -1 bytes/s"},
 		{"devices_per_node: 8", "devices_per_node: '8'", "x.yaml:13: devices_per_node: wants an integer"},
 		{"devices_per_node: 8", "devices_per_node: 0", "x.yaml:13: devices_per_node: is 0"},
