@@ -65,8 +65,8 @@ func DefaultMemory() Memory {
 	return m
 }
 
-// software is what the rows' frameworks do with memory.
-type software struct {
+// habits is what the rows' frameworks do with memory.
+type habits struct {
 	gradient    float64 // bytes of an element of gradients where the row does not state their type
 	fusedNorm   bool    // RMSNorm of one kernel
 	fusedMLP    bool    // SwiGLU of one kernel
@@ -86,10 +86,10 @@ const (
 	eager                      // one kernel per operation
 )
 
-// software tells what the row ran. Rows without a framework state their kernels;
+// habits tells what the row ran. Rows without a framework state their kernels;
 // theirs is PyTorch, eager but for those.
-func (r *Row) software() software {
-	s := software{gradient: 2, wholeLogits: true, buckets: r.ZeRO < 3, scores: eager}
+func (r *Row) habits() habits {
+	s := habits{gradient: 2, wholeLogits: true, buckets: r.ZeRO < 3, scores: eager}
 	switch {
 	case strings.Contains(r.Framework, "Megatron"), strings.Contains(r.Framework, "DeepSpeed"):
 		s.scores, s.fusedNorm, s.fusedMLP, s.wholeLogits = fusedSoftmax, true, true, false
@@ -132,7 +132,7 @@ func (u Use) Total() int64 { return u.States + u.Saved + u.Working + u.Gaps + u.
 // the row's software and kernels keep besides.
 func (m *Memory) Use(r *Row, f *planner.Footprint) Use {
 	const gib = 1 << 30
-	s := r.software()
+	s := r.habits()
 	states := float64(f.Weights+f.State+f.Other) + s.gradient*float64(f.Elements)
 	var kept, live, again, head float64
 	for _, made := range f.Forward {
@@ -181,7 +181,7 @@ func (m *Memory) Use(r *Row, f *planner.Footprint) Use {
 
 // besides returns the bytes that the software keeps of one instruction's work
 // besides what codegen does, until its backward pass and while that runs.
-func (m *Memory) besides(s *software, r *Row, made *planner.Made) (kept, live float64) {
+func (m *Memory) besides(s *habits, r *Row, made *planner.Made) (kept, live float64) {
 	result, grown := float64(made.Result), float64(made.Result-made.Source)
 	switch made.Op {
 	case ir.OpRMSNorm:
@@ -211,7 +211,7 @@ func (m *Memory) besides(s *software, r *Row, made *planner.Made) (kept, live fl
 }
 
 // head returns the working set of the loss, with so many logits on a rank.
-func (m *Memory) head(s *software, r *Row, logits float64) float64 {
+func (m *Memory) head(s *habits, r *Row, logits float64) float64 {
 	if !s.wholeLogits {
 		return m.Logits * logits
 	}
