@@ -4,10 +4,10 @@ GO       ?= go
 BIN      := bin/autopar
 FUZZTIME ?= 5s
 
-.PHONY: help build demo test check fmt vet race golden fuzz bench parity curves mutants peers
+.PHONY: help build demo test check fmt vet race golden fuzz bench parity curves mutants peers fit-memory
 
 help:
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1	\2/p' $(MAKEFILE_LIST)
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1	\2/p' $(MAKEFILE_LIST)
 
 build: ## build bin/autopar
 	$(GO) build -o $(BIN) ./cmd/autopar
@@ -54,3 +54,6 @@ mutants: ## plant known bugs one at a time; each must turn a test red
 
 peers: build ## time a training step beside PyTorch, installed for the occasion
 	bench/cpu.sh $(BIN)
+
+fit-memory: ## refit what training software keeps in memory, on the published tables, with halves held out
+	$(GO) test -count=1 -timeout 30m -v -run TestFitPublishedMemory ./measured -args -fit-memory

@@ -42,14 +42,21 @@ func FitMemory(m Memory, cases []*Case) Memory {
 // loss adds up, over outcomes, a smooth step of how far on the wrong side of the
 // device's memory a prediction lies, so that rows at odds with all others weigh no
 // more than others that are wrong; and over published peaks the square of the
-// relative error.
+// relative error. What no row tells stays in the middle of its plausible range.
 func (m *Memory) loss(cases []*Case) float64 {
 	const (
 		smooth = 1.5 * (1 << 30) // bytes: the width of the step
 		wrong  = 0.15            // for being wrong at all
 		peak   = 20              // a peak wrong by 22 % weighs as much as an outcome
+		prior  = 1               // a figure at an end of its range a quarter as much
 	)
 	sum := 0.0
+	for _, c := range m.Constants() {
+		if c.Most > c.Least {
+			off := (*c.Value - (c.Least+c.Most)/2) / (c.Most - c.Least)
+			sum += prior * off * off
+		}
+	}
 	for _, c := range cases {
 		if c.Confidence == "low" {
 			continue

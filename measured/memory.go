@@ -1,6 +1,7 @@
 package measured
 
 import (
+	"slices"
 	"strings"
 
 	"github.com/autopar/autopar/ir"
@@ -17,7 +18,7 @@ type Memory struct {
 	FlashAttention1                      float64
 	EagerScores, EagerLive               float64
 	FusedScores, FusedLive               float64
-	Logits, LogitsWhole                  float64
+	Logits, LogitsFused, LogitsWhole     float64
 	LogitsBefore, LogitsSplit            float64
 	Buffered, Bucket, Flat               float64
 }
@@ -35,20 +36,21 @@ type Constant struct {
 // Constants lists the figures of m.
 func (m *Memory) Constants() []Constant {
 	return []Constant{
-		{"context", "GiB", "CUDA's context and the workspaces of its libraries: PLANNING.md 2.4 has 0.6 to 1.5", &m.Context, 0.4, 0.4, 1.5},
-		{"communicator", "GiB a group", "NCCL's channels for each of the tensor, data and pipeline groups", &m.Communicator, 0.47, 0.02, 0.5},
-		{"fragmentation", "of activations", "gaps between blocks of the caching allocator, and blocks rounded up to 2 MiB", &m.Fragmentation, 0.227, 0.02, 0.3},
+		{"context", "GiB", "CUDA's context and the workspaces of its libraries: PLANNING.md 2.4 has 0.6 to 1.5", &m.Context, 0.8, 0.4, 1.5},
+		{"communicator", "GiB a group", "NCCL's channels for each of the tensor, data and pipeline groups", &m.Communicator, 0.35, 0.02, 0.5},
+		{"fragmentation", "of activations", "gaps between blocks of the caching allocator, and blocks rounded up to 2 MiB", &m.Fragmentation, 0.223, 0.02, 0.3},
 		{"norm", "bytes an element", "RMSNorm of several kernels keeps its operand in float32 (4) and the quotient (2)", &m.Norm, 5.6, 4, 7},
 		{"swiglu", "bytes an element", "SwiGLU of two kernels keeps silu(gate) in bfloat16", &m.SwiGLU, 2, 2, 2},
 		{"gathered", "bytes an element", "sequence parallelism keeps what it gathered; autopar gathers again", &m.Gathered, 2, 2, 2},
-		{"flash attention 1", "bytes an element of the result", "copies of its operands without padding", &m.FlashAttention1, 2, 0, 6},
-		{"eager scores", "bytes a score", "softmax in float32, the mask, the rounded result: kept", &m.EagerScores, 4.4, 4, 8},
-		{"eager scores live", "bytes a score", "scores and gradients of them in the backward pass", &m.EagerLive, 8, 4, 16},
-		{"fused scores", "bytes a score", "operand and result of Megatron's masked softmax: kept", &m.FusedScores, 4.4, 2, 6},
-		{"fused scores live", "bytes a score", "scores and gradients of them in the backward pass", &m.FusedLive, 3.6, 2, 12},
-		{"logits", "bytes a logit", "cross entropy in float32: a copy (4), log-softmax (4), their gradients (8), rounded (2)", &m.Logits, 8, 4, 20},
-		{"whole logits", "bytes a logit", "the same where every tensor rank computes the loss of the whole vocabulary", &m.LogitsWhole, 16.6, 14, 24},
-		{"logits before", "bytes a logit", "those of the micro-batch before in the last stage's buffer", &m.LogitsBefore, 3.25, 0, 6},
+		{"flash attention 1", "bytes an element of the result", "copies of its operands without padding", &m.FlashAttention1, 2.7, 0, 6},
+		{"eager scores", "bytes a score", "softmax in float32, the mask, the rounded result: kept", &m.EagerScores, 5.4, 4, 8},
+		{"eager scores live", "bytes a score", "scores and gradients of them in the backward pass", &m.EagerLive, 7.4, 4, 16},
+		{"fused scores", "bytes a score", "operand and result of Megatron's masked softmax: kept", &m.FusedScores, 4, 2, 6},
+		{"fused scores live", "bytes a score", "scores and gradients of them in the backward pass", &m.FusedLive, 4.8, 2, 12},
+		{"logits", "bytes a logit", "cross entropy of several kernels: a copy in float32 (4), log-softmax (4), gradient (4)", &m.Logits, 12, 10, 14},
+		{"fused logits", "bytes a logit", "Megatron's cross entropy: float32 logits, overwritten by exponents and gradients (4), a copy (4)", &m.LogitsFused, 7, 4, 10},
+		{"whole logits", "bytes a logit", "the same where every tensor rank has the loss of the whole vocabulary, and figures of it besides", &m.LogitsWhole, 16.2, 14, 24},
+		{"logits before", "bytes a logit", "those of the micro-batch before in the last stage's buffer", &m.LogitsBefore, 2.9, 0, 6},
 		{"gathered logits", "bytes a logit", "the pieces of the tensor ranks beside the whole, and their gradients", &m.LogitsSplit, 8, 0, 8},
 		{"stage buffers", "bytes an element", "a stage's results of the micro-batches in flight, which DeepSpeed keeps beside its inputs", &m.Buffered, 2, 2, 2},
 		{"flat buffers", "GiB", "DeepSpeed's buckets of gradients and parameters (2 of 5e8 elements each) and copies of its flat partitions", &m.Flat, 6, 1.8, 6},
@@ -70,7 +72,9 @@ type habits struct {
 	gradient    float64 // bytes of an element of gradients where the row does not state their type
 	fusedNorm   bool    // RMSNorm of one kernel
 	fusedMLP    bool    // SwiGLU of one kernel
+	fusedLoss   bool    // cross entropy of one kernel, over the vocabulary's parts
 	wholeLogits bool    // every tensor rank has the logits of the whole vocabulary
+	gaps        bool    // activations of many sizes come and go; FSDP's and XLA's are planned
 	buffers     bool    // keeps the results of the stage for the micro-batches in flight
 	buckets     bool    // reduces gradients in separate buckets, in float32
 	scores      scores
@@ -89,14 +93,18 @@ const (
 // habits tells what the row ran. Rows without a framework state their kernels;
 // theirs is PyTorch, eager but for those.
 func (r *Row) habits() habits {
-	s := habits{gradient: 2, wholeLogits: true, buckets: r.ZeRO < 3, scores: eager}
+	has := func(words ...string) bool {
+		return slices.ContainsFunc(words, func(w string) bool { return strings.Contains(r.Framework, w) })
+	}
+	s := habits{gradient: 2, scores: eager}
 	switch {
-	case strings.Contains(r.Framework, "Megatron"), strings.Contains(r.Framework, "DeepSpeed"):
-		s.scores, s.fusedNorm, s.fusedMLP, s.wholeLogits = fusedSoftmax, true, true, false
-		s.buffers = strings.Contains(r.Framework, "DeepSpeed")
-		s.buckets = s.buffers
-	case r.Framework != "" && !strings.Contains(r.Framework, "AA-Scaling"):
-		s.gradient, s.wholeLogits = 4, false
+	case r.Framework == "", has("AA-Scaling"):
+		s.wholeLogits, s.gaps, s.buckets = true, true, true
+	case has("Megatron", "DeepSpeed", "NeMo"):
+		s.scores, s.fusedNorm, s.fusedMLP, s.fusedLoss, s.gaps = fusedSoftmax, true, true, true, true
+		s.buffers, s.buckets = has("DeepSpeed"), has("DeepSpeed")
+	default:
+		s.gradient = 4 // with the parameters in float32
 	}
 	switch {
 	case r.Kernels == "fused":
@@ -106,10 +114,10 @@ func (r *Row) habits() habits {
 	case r.FlashAttention:
 		s.scores = flashPacked
 	}
-	if r.Compiled || strings.Contains(r.Kernels, "RMS kernel") {
-		s.fusedNorm = true
-	}
-	s.fusedMLP = s.fusedMLP || r.Compiled
+	// Between the products that selective recomputation keeps, everything is made again.
+	again := r.Compiled || r.Recompute == "selective"
+	s.fusedNorm = s.fusedNorm || r.FusedNorm || again
+	s.fusedMLP = s.fusedMLP || again
 	if r.GradDType == "fp32" {
 		s.gradient = 4
 	}
@@ -134,6 +142,9 @@ func (m *Memory) Use(r *Row, f *planner.Footprint) Use {
 	const gib = 1 << 30
 	s := r.habits()
 	states := float64(f.Weights+f.State+f.Other) + s.gradient*float64(f.Elements)
+	if over := r.DP * r.CP; r.ZeRO == 3 && r.CP > 1 && (r.ZeROGroup == 0 || r.ZeROGroup == over) {
+		states /= float64(r.CP) // where autopar shards over data-parallel ranks alone
+	}
 	var kept, live, again, head float64
 	for _, made := range f.Forward {
 		stays, while := m.besides(&s, r, &made)
@@ -150,9 +161,12 @@ func (m *Memory) Use(r *Row, f *planner.Footprint) Use {
 		kept += m.Buffered * float64(f.InFlight) * float64(r.MicroBatch*r.SeqLen*r.Hidden)
 	}
 	saved, block := float64(f.Saved)+kept, float64(f.Temp)+live+again
-	gaps := m.Fragmentation * block
-	if r.Recompute != "full" {
-		gaps += m.Fragmentation * saved // of many sizes; what full recomputation keeps is of one
+	gaps := 0.0
+	if s.gaps {
+		gaps = m.Fragmentation * block
+	}
+	if s.gaps && r.Recompute != "full" {
+		gaps += m.Fragmentation * saved // what full recomputation keeps is of one size
 	}
 	working := max(block, head)
 	if s.buckets && r.DP > 1 {
@@ -212,7 +226,10 @@ func (m *Memory) besides(s *habits, r *Row, made *planner.Made) (kept, live floa
 
 // head returns the working set of the loss, with so many logits on a rank.
 func (m *Memory) head(s *habits, r *Row, logits float64) float64 {
-	if !s.wholeLogits {
+	switch {
+	case s.fusedLoss:
+		return m.LogitsFused * logits
+	case !s.wholeLogits:
 		return m.Logits * logits
 	}
 	per := m.LogitsWhole

@@ -1,6 +1,7 @@
 package measured
 
 import (
+	"flag"
 	"math"
 	"os"
 	"path/filepath"
@@ -58,8 +59,8 @@ func TestScores(t *testing.T) {
 	m := Memory{EagerScores: 1}
 	for _, c := range []struct {
 		recompute   string
-		kept, again bool
-	}{{"none", true, false}, {"full", false, true}} {
+		kept, again int64 // blocks
+	}{{"none", 6, 0}, {"full", 0, 1}} {
 		line := strings.Replace(strings.Replace(gptRow, "none", c.recompute, 1), "bf16,2", "bf16,0", 1)
 		k := compiled(t, line)
 		k.Framework = ""
@@ -67,8 +68,8 @@ func TestScores(t *testing.T) {
 		var without Memory
 		a, b := m.Use(&k.Row, f), without.Use(&k.Row, f)
 		scores := int64(k.MicroBatch * k.Heads / k.TP * k.SeqLen * k.SeqLen)
-		require.Equal(t, c.kept, a.Saved-b.Saved == scores*int64(k.Layers), c.recompute)
-		require.Equal(t, c.again, a.Working-b.Working == scores, c.recompute)
+		require.Equal(t, c.kept*scores, a.Saved-b.Saved, c.recompute)
+		require.Equal(t, c.again*scores, a.Working-b.Working, c.recompute)
 	}
 }
 
@@ -198,4 +199,58 @@ func TestPublishedMemory(t *testing.T) {
 	outcomes, skipped := Evaluate(some, nil)
 	require.Empty(t, skipped)
 	require.Greater(t, Judge(outcomes, nil).Accuracy(), 0.965)
+}
+
+var fitMemory = flag.Bool("fit-memory", false, "refit the figures of memory on the published tables and print them, with halves held out")
+
+// TestFitPublishedMemory refits, where asked to: make fit-memory.
+func TestFitPublishedMemory(t *testing.T) {
+	if !*fitMemory {
+		t.Skip("not asked for")
+	}
+	var cases []*Case
+	for _, name := range []string{"memory_fit_train.csv", "train.csv"} {
+		file, err := os.Open(filepath.Join("..", "..", "shared", "measured", name))
+		require.NoError(t, err)
+		defer file.Close()
+		rows, err := Read(name, file)
+		require.NoError(t, err)
+		for _, r := range rows {
+			if r.Fits == nil && r.PeakGiB == 0 {
+				continue
+			}
+			c, err := Compile(r)
+			if err != nil {
+				t.Log(r.ID, err)
+				continue
+			}
+			cases = append(cases, c)
+		}
+	}
+	outcome := func(o *Outcome) bool { return o.Fits != nil }
+	report := func(by, group string, c Confusion) {
+		t.Logf("%-34s %-19s rows %3d  right %5.1f %%  false fits %d  false out of memory %d", by, group, c.Rows(), 100*c.Accuracy(), c.FalseFits, c.FalseOut)
+	}
+	start := middleMemory()
+	fitted, now := FitMemory(start, cases), DefaultMemory()
+	for i, c := range fitted.Constants() {
+		d := now.Constants()[i]
+		t.Logf("%-18s %8.4g now %8.4g  of %g to %g %s: %s", c.Name, *c.Value, *d.Value, c.Least, c.Most, c.Unit, c.Origin)
+	}
+	report("middle of ranges", "all", Judge(start.judge(cases), outcome))
+	report("fitted", "all", Judge(fitted.judge(cases), outcome))
+	report("as built in", "all", Judge(now.judge(cases), outcome))
+	for source, s := range SummarizeMemory(now.judge(cases)) {
+		t.Logf("peaks of %s: %d rows, mean error %.1f %%, bias %+.1f %%", source, s.Rows, 100*s.MAPE, 100*s.Bias)
+	}
+	for _, h := range CrossFitMemory(cases) {
+		if h.Confusion.Rows() > 0 {
+			report("not fitted on: "+h.By, h.Group, h.Confusion)
+		}
+	}
+	for _, o := range now.judge(cases) {
+		if o.Fits != nil && *o.Fits != o.PredictedFits {
+			t.Logf("wrong: %s %s, %s, %s, tp %d pp %d dp %d micro-batch %d: fits %v, predicted %.1f GiB", o.ID, o.ModelName, o.Kernels, o.Recompute, o.TP, o.PP, o.DP, o.MicroBatch, *o.Fits, float64(o.PredictedBytes)/(1<<30))
+		}
+	}
 }

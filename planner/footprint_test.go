@@ -60,3 +60,22 @@ func TestFootprint(t *testing.T) {
 		})
 	}
 }
+
+// TestReserveIsKeptFree: a plan may not take what a device keeps free.
+func TestReserveIsKeptFree(t *testing.T) {
+	g := step(t, tiny(4), 8)
+	c := *cluster(t, "a100-80g")
+	c.Device.Reserve = 0
+	opts := Options{PlanNGPUs: 1, Recompute: RecomputeNone, MicroBatch: 8, Offload: "none"}
+	res, err := Search(g, 8, &c, opts)
+	require.NoError(t, err)
+	peak := res.Prediction.PeakBytes[0]
+	c.Device.Memory = peak + 1000
+	_, err = Search(g, 8, &c, opts)
+	require.NoError(t, err)
+	c.Device.Reserve = 1001
+	_, err = Search(g, 8, &c, opts)
+	var no *InfeasibleError
+	require.ErrorAs(t, err, &no)
+	require.Equal(t, peak-1, no.Limit)
+}
