@@ -14,7 +14,7 @@ import (
 // origins and plausible ranges.
 type Memory struct {
 	Context, Communicator, Fragmentation float64
-	Norm, SwiGLU, Gathered               float64
+	Norm, SwiGLU, Gathered, Rounded      float64
 	FlashAttention1                      float64
 	EagerScores, EagerLive               float64
 	FusedScores, FusedLive               float64
@@ -41,6 +41,7 @@ func (m *Memory) Constants() []Constant {
 		{"fragmentation", "of activations", "gaps between blocks of the caching allocator, and blocks rounded up to 2 MiB", &m.Fragmentation, 0.223, 0.02, 0.3},
 		{"norm", "bytes an element", "RMSNorm of several kernels keeps its operand in float32 (4) and the quotient (2)", &m.Norm, 5.6, 4, 7},
 		{"swiglu", "bytes an element", "SwiGLU of two kernels keeps silu(gate) in bfloat16", &m.SwiGLU, 2, 2, 2},
+		{"rounded", "bytes an element", "bfloat16: what is not kept where it is made again", &m.Rounded, 2, 2, 2},
 		{"gathered", "bytes an element", "sequence parallelism keeps what it gathered; autopar gathers again", &m.Gathered, 2, 2, 2},
 		{"flash attention 1", "bytes an element of the result", "copies of its operands without padding", &m.FlashAttention1, 2.7, 0, 6},
 		{"eager scores", "bytes a score", "softmax in float32, the mask, the rounded result: kept", &m.EagerScores, 5.4, 4, 8},
@@ -72,6 +73,7 @@ type habits struct {
 	gradient    float64 // bytes of an element of gradients where the row does not state their type
 	fusedNorm   bool    // RMSNorm of one kernel
 	fusedMLP    bool    // SwiGLU of one kernel
+	remakesGELU bool    // computes GELU again for the gradient of the product after it
 	fusedLoss   bool    // cross entropy of one kernel, over the vocabulary's parts
 	wholeLogits bool    // every tensor rank has the logits of the whole vocabulary
 	gaps        bool    // activations of many sizes come and go; FSDP's and XLA's are planned
@@ -105,6 +107,8 @@ func (r *Row) habits() habits {
 		s.buffers, s.buckets = has("DeepSpeed"), has("DeepSpeed")
 	default:
 		s.gradient = 4 // with the parameters in float32
+		s.fusedLoss = has("llm-foundry", "flash-attn", "llm.c")
+		s.remakesGELU = has("flash-attn", "llm.c")
 	}
 	switch {
 	case r.Kernels == "fused":
@@ -201,6 +205,10 @@ func (m *Memory) besides(s *habits, r *Row, made *planner.Made) (kept, live floa
 	case ir.OpRMSNorm:
 		if !s.fusedNorm {
 			kept = m.Norm * result
+		}
+	case ir.OpGELU:
+		if s.remakesGELU {
+			kept = -m.Rounded * result
 		}
 	case ir.OpSwiGLU:
 		if !s.fusedMLP {

@@ -93,10 +93,10 @@ func TestKernelsAndSoftware(t *testing.T) {
 	flash1 := use(func(c *Case) { c.Kernels, c.FlashAttention = "flash_attentionv1.0.8", true })
 	flash2 := use(func(c *Case) { c.Kernels, c.FlashAttention, c.FlashAttention2 = "flash_attention2", true, true })
 	norm := use(func(c *Case) {
-		c.Kernels, c.FlashAttention, c.FlashAttention2 = "flash_attention2 + RMS kernel", true, true
+		c.FusedNorm, c.FlashAttention, c.FlashAttention2 = true, true, true
 	})
 	wide := use(func(c *Case) {
-		c.Kernels, c.FlashAttention, c.FlashAttention2, c.GradDType = "flash_attention2 + RMS kernel", true, true, "fp32"
+		c.FusedNorm, c.FlashAttention, c.FlashAttention2, c.GradDType = true, true, true, "fp32"
 	})
 	require.Greater(t, eagerly, fused)
 	require.Greater(t, fused, flash1)
@@ -158,6 +158,7 @@ func TestJudge(t *testing.T) {
 // and stay in their ranges.
 func TestFitMemory(t *testing.T) {
 	truth := DefaultMemory()
+	truth.EagerScores = 4.1
 	var cases []*Case
 	for layers := 1; layers <= 60; layers++ {
 		c := &Case{Row: Row{Layers: layers, Line: layers, Heads: 8, Hidden: 1024, SeqLen: 2048, TP: 1, PP: 1, DP: 8, CP: 1, MicroBatch: 1, Vocab: 1000, Kernels: "torch", ZeRO: 1}}
@@ -174,8 +175,8 @@ func TestFitMemory(t *testing.T) {
 	}
 	before := middleMemory()
 	start := Judge(before.judge(cases), nil).Accuracy()
-	require.Less(t, start, 0.93)
-	require.Greater(t, Judge(fitted.judge(cases), nil).Accuracy(), max(start, 0.93))
+	require.Less(t, start, 0.94)
+	require.GreaterOrEqual(t, Judge(fitted.judge(cases), nil).Accuracy(), 0.95)
 	for _, h := range CrossFitMemory(cases) {
 		require.Contains(t, []string{"model", "row"}, h.By, "the others have one group here")
 	}
