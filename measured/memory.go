@@ -87,7 +87,7 @@ type scores int
 
 const (
 	flash        scores = iota // never written
-	flashPacked                // FlashAttention 1
+	flashPacked                // FlashAttention 1, called with copies, as eager AA-Scaling does
 	fusedSoftmax               // Megatron's
 	eager                      // one kernel per operation
 )
@@ -109,14 +109,17 @@ func (r *Row) habits() habits {
 		s.gradient = 4 // with the parameters in float32
 		s.fusedLoss = has("llm-foundry", "flash-attn", "llm.c")
 		s.remakesGELU = has("flash-attn", "llm.c")
+		s.fusedNorm = has("torchtitan") // in Triton, where it is not compiled
 	}
 	switch {
 	case r.Kernels == "fused":
 		s.scores = fusedSoftmax
-	case r.FlashAttention2, r.Compiled && r.FlashAttention:
+	case r.FlashAttention2:
 		s.scores = flash
-	case r.FlashAttention:
+	case r.FlashAttention && s.wholeLogits:
 		s.scores = flashPacked
+	case r.FlashAttention:
+		s.scores = flash
 	}
 	// Between the products that selective recomputation keeps, everything is made again.
 	again := r.Compiled || r.Recompute == "selective"
