@@ -4,7 +4,7 @@ GO       ?= go
 BIN      := bin/autopar
 FUZZTIME ?= 5s
 
-.PHONY: help build demo test check fmt vet race golden fuzz bench parity curves mutants peers fit-memory
+.PHONY: help build demo test check fmt vet race golden fuzz bench parity curves mutants peers profile-check fit-memory
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1	\2/p' $(MAKEFILE_LIST)
@@ -54,6 +54,9 @@ mutants: ## plant known bugs one at a time; each must turn a test red
 
 peers: build ## time a training step beside PyTorch, installed for the occasion
 	bench/cpu.sh $(BIN)
+
+profile-check: build ## measure this machine, then hold predictions against measured steps of twelve plans
+	bench/profile.sh $(BIN) > bench/profile.md
 
 fit-memory: ## refit what training software keeps in memory, on the published tables, with halves held out
 	$(GO) test -count=1 -timeout 30m -v -run TestFitPublishedMemory ./measured -args -fit-memory

@@ -42,6 +42,7 @@ func rooms() []string {
 		"runtime/cpu/kernel/asm",
 		"runtime/cpu/kernel",
 		"runtime/cpu",
+		"runtime/cpu/profile",
 		"runtime/backendtest",
 		"numeric",
 		"data",

@@ -40,35 +40,38 @@ func llamaLayout(tp int) []partition.Placement {
 	return p
 }
 
-func llamaStep(t *testing.T) *ir.Graph {
+// stepOf traces a training step of a model on the batch of the parity tests.
+func stepOf(t *testing.T, c gpt.Config) *ir.Graph {
 	opt := gpt.Optimizer{Beta1: .9, Beta2: .99, Eps: 1e-8, WeightDecay: .1, GradClip: 1}
-	g, err := gpt.TrainStep(llamaModel(), opt, parityBatch, llamaModel().BlockSize)
+	g, err := gpt.TrainStep(c, opt, parityBatch, c.BlockSize)
 	require.NoError(t, err)
 	return g
 }
 
 // TestReproducibleLlama: with sums in fixed point a Llama's losses, norms, weights
-// and moments have the same bits under three plans.
+// and moments have the same bits under three plans, with grouped heads too.
 func TestReproducibleLlama(t *testing.T) {
-	g, err := exact.Sums(llamaStep(t))
-	require.NoError(t, err)
-	require.NoError(t, g.Verify())
-	run := func(p *partition.Plan) (trajectory, map[string][]float32) {
-		p.Placements = llamaLayout(p.TP)
-		c, _ := g.Clone()
-		prog, exec := compile(t, c, p, parityBatch)
-		require.NoError(t, exec.InitParams(prog, 1337))
-		seen := stepsOf(t, prog, exec, parityBatch, 5)
-		return seen, gather(t, prog, exec)
-	}
-	want, weights := run(parityPlan(1, 1, 1, parityBatch, partition.GPipe, false))
-	for _, p := range []*partition.Plan{
-		parityPlan(3, 1, 2, 2, partition.OneFOneB, true), parityPlan(2, 1, 1, 1, partition.GPipe, false),
-	} {
-		p.ZeRO = p.DP - 1
-		seen, got := run(p)
-		require.Equal(t, want, seen)
-		require.Equal(t, weights, got)
+	for _, c := range []gpt.Config{llamaModel(), groupedModels()[0]} {
+		g, err := exact.Sums(stepOf(t, c))
+		require.NoError(t, err)
+		require.NoError(t, g.Verify())
+		run := func(p *partition.Plan) (trajectory, map[string][]float32) {
+			p.Placements = groupedLayout(c, p.TP)
+			copied, _ := g.Clone()
+			prog, exec := compile(t, copied, p, parityBatch)
+			require.NoError(t, exec.InitParams(prog, 1337))
+			seen := stepsOf(t, prog, exec, parityBatch, 5)
+			return seen, gather(t, prog, exec)
+		}
+		want, weights := run(parityPlan(1, 1, 1, parityBatch, partition.GPipe, false))
+		for _, p := range []*partition.Plan{
+			parityPlan(3, 1, 2, 2, partition.OneFOneB, true), parityPlan(2, 1, 1, 1, partition.GPipe, false),
+		} {
+			p.ZeRO = p.DP - 1
+			seen, got := run(p)
+			require.Equal(t, want, seen)
+			require.Equal(t, weights, got)
+		}
 	}
 }
 
@@ -77,8 +80,7 @@ func TestReproducibleLlama(t *testing.T) {
 func TestParityOfLlama(t *testing.T) {
 	train := func(p *partition.Plan) trajectory {
 		p.Placements = llamaLayout(p.TP)
-		g := llamaStep(t)
-		prog, exec := compile(t, g, p, parityBatch)
+		prog, exec := compile(t, stepOf(t, llamaModel()), p, parityBatch)
 		require.NoError(t, exec.InitParams(prog, 1337))
 		return stepsOf(t, prog, exec, parityBatch, *paritySteps)
 	}

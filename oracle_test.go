@@ -46,6 +46,9 @@ func openReference(t *testing.T, name string) reference {
 		c.FFNHidden, c.Activation = number("ffn_hidden"), meta["activation"]
 		c.Norm, c.Position, c.TieEmbeddings = meta["norm"], meta["position"], meta["tie_embeddings"] == "true"
 	}
+	if meta["n_kv_head"] != "" {
+		c.NKVHead = number("n_kv_head")
+	}
 	return reference{t, f, c}
 }
 
@@ -105,10 +108,7 @@ func referencePlans(c gpt.Config) []*partition.Plan {
 	for _, d := range [][3]int{{1, 1, 1}, {3, 1, 1}, {1, 2, 1}, {1, 1, 2}, {2, 3, 2}} {
 		p := &partition.Plan{
 			PlanNGPUs: d[0] * d[1] * d[2], RuntimeNGPUs: d[0] * d[1] * d[2], DP: d[0], TP: d[1],
-			MicroBatch: 2, Schedule: partition.OneFOneB, Placements: layout(d[1]),
-		}
-		if c.Activation == gpt.SwiGLU {
-			p.Placements = llamaLayout(d[1])
+			MicroBatch: 2, Schedule: partition.OneFOneB, Placements: groupedLayout(c, d[1]),
 		}
 		for s := range d[2] {
 			p.Stages = append(p.Stages, partition.Stage{First: s * c.NLayer / d[2], Last: (s + 1) * c.NLayer / d[2], Recompute: s})
@@ -122,7 +122,7 @@ func referencePlans(c gpt.Config) []*partition.Plan {
 // loss within 1e-6, each gradient within 1e-5 of its norm, then 50 steps of AdamW
 // with losses within 1e-5 and, on one rank, weights within 1e-5 (rows 2 and 12).
 func TestAgainstPyTorch(t *testing.T) {
-	for _, name := range []string{"nobias", "bias", "llama"} {
+	for _, name := range []string{"nobias", "bias", "llama", "grouped"} {
 		for _, p := range referencePlans(openReference(t, name).config) {
 			t.Run(name+" dp "+strconv.Itoa(p.DP)+" tp "+strconv.Itoa(p.TP)+" pp "+strconv.Itoa(p.PP()), func(t *testing.T) {
 				r := openReference(t, name)

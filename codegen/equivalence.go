@@ -314,8 +314,9 @@ func (e *equivalence) send(c *class, t Task, n *ir.Node, x *content) error {
 		return e.fail(c, t, n, n.Args[0], "is sent to rank %d of %d", to, len(e.classOf))
 	}
 	stage := e.prog.Schedules[to].Stage
-	c.events = append(c.events, event{n.Name, n.Op, n.Attr, t, x, stage})
-	e.mail[letter{n.Name, c, stage, microBatchOf(t)}] = x
+	sent := *x // the buffer may be written again before this is read
+	c.events = append(c.events, event{n.Name, n.Op, n.Attr, t, &sent, stage})
+	e.mail[letter{n.Name, c, stage, microBatchOf(t)}] = &sent
 	return nil
 }
 

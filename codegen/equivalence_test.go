@@ -142,9 +142,10 @@ var plantings = []struct {
 		"gradients synced on the wrong micro-step",
 		func(v *victim) { // the update comes before the last backward pass, everywhere
 			for r := range v.prog.Schedules {
-				tasks := v.prog.Schedules[r].Tasks
+				tasks := slices.Clone(v.prog.Schedules[r].Tasks)
 				n := len(tasks)
 				tasks[n-1], tasks[n-2] = tasks[n-2], tasks[n-1]
+				v.prog.Schedules[r].Tasks = tasks
 			}
 		},
 		4, "lm_head/matmul@dw@send0", "is read before lm_head/matmul@dw of micro-batch 1", "lm_head/matmul@dw@accumulate_mb",

@@ -23,10 +23,46 @@ func Compile(g *ir.Graph, p *partition.Plan, batch int, share *Program) (*Progra
 // its steps (evaluation between training steps): parameters lie where share has
 // them, and everything else reuses the rest of the arena.
 func Generate(g *ir.Graph, p *partition.Plan, batch int, share *Program) (*Program, error) {
+	prog, err := stages(g, p, batch, share)
+	if err != nil {
+		return nil, err
+	}
+	// Ranks of a stage that run as many micro-batches run the same tasks.
+	type alike struct{ stage, microBatches int }
+	orders := map[alike][]Task{}
+	training := prog.Training()
+	prog.Schedules = make([]Schedule, p.RuntimeNGPUs)
+	for r := range prog.Schedules {
+		stage, device := p.StageDevice(r)
+		c := prog.Mesh.Coord(device)
+		like := alike{stage, p.MicroBatchesOn(prog.Mesh, batch, c)}
+		tasks, ok := orders[like]
+		if !ok {
+			tasks = Order(p, stage, like.microBatches, training)
+			orders[like] = tasks
+		}
+		prog.Schedules[r] = Schedule{Rank: r, Stage: stage, Device: device, Coord: c, MicroBatches: like.microBatches, Tasks: tasks}
+	}
+	return prog, nil
+}
+
+// Lay compiles a plan as [Compile] does, but for the schedules of the ranks: what
+// each stage runs and where everything lies in its arena.
+func Lay(g *ir.Graph, p *partition.Plan, batch int, share *Program) (*Program, error) {
+	parts, err := partition.Apply(g, p, batch)
+	if err != nil {
+		return nil, err
+	}
+	return stages(parts, p, batch, share)
+}
+
+// stages generates the code of every position of the pipeline.
+func stages(g *ir.Graph, p *partition.Plan, batch int, share *Program) (*Program, error) {
 	prog := &Program{Graph: g, Plan: p, Batch: batch, Mesh: g.Mesh}
 	training := prog.Training()
+	tables, nodes := newTables(prog)
 	for s := range p.PP() {
-		st := &stageBuilder{prog: prog, training: training, Stage: &Stage{Index: s}}
+		st := &stageBuilder{prog: prog, training: training, tables: tables, nodes: nodes[s], Stage: &Stage{Index: s}}
 		if share != nil {
 			st.shared = share.Stages[s]
 		}
@@ -34,14 +70,6 @@ func Generate(g *ir.Graph, p *partition.Plan, batch int, share *Program) (*Progr
 			return nil, fmt.Errorf("codegen: stage %d: %w", s, err)
 		}
 		prog.Stages = append(prog.Stages, st.Stage)
-	}
-	for r := range p.RuntimeNGPUs {
-		stage, device := p.StageDevice(r)
-		c := prog.Mesh.Coord(device)
-		sched := Schedule{Rank: r, Stage: stage, Device: device, Coord: c}
-		sched.MicroBatches = p.MicroBatches(batch, c)
-		sched.Tasks = Order(p, stage, sched.MicroBatches, training)
-		prog.Schedules = append(prog.Schedules, sched)
 	}
 	return prog, nil
 }

@@ -12,67 +12,100 @@ import (
 // stageBuilder lays out one stage.
 type stageBuilder struct {
 	*Stage
+	*tables
 	prog     *Program
 	training bool
 	shared   *Stage
-
-	nodes  []*ir.Node
-	of     map[*ir.Value]int  // value -> buffer
-	uses   map[*ir.Value]int  // operands that read the value, updates and outputs included
-	keep   map[*ir.Value]bool // read after the step
-	next   map[*ir.Value]bool // what a parameter becomes
-	saved  map[*ir.Value]bool // made for a micro-batch in one phase, read in a later one
-	folded map[*ir.Node]bool  // accumulations done by the kernel that makes the operand
-	modes  map[*ir.Value]Accum
-
-	// Of overlap.
-	spots   map[*ir.Node]spot
-	readers map[*ir.Value][]*ir.Node
+	nodes    []*ir.Node
+	numbers  []int // room for the operands and results of instructions
 }
 
-func (b *stageBuilder) build() error {
-	b.of, b.uses = map[*ir.Value]int{}, map[*ir.Value]int{}
-	b.keep, b.saved, b.next = map[*ir.Value]bool{}, map[*ir.Value]bool{}, map[*ir.Value]bool{}
-	b.folded, b.modes = map[*ir.Node]bool{}, map[*ir.Value]Accum{}
-	b.readers = map[*ir.Value][]*ir.Node{}
-	b.Params, b.Inputs, b.Outputs = map[string]int{}, map[string]int{}, map[string]int{}
-	plan := b.prog.Plan
-	for _, n := range b.prog.Graph.Nodes {
-		if position, _ := plan.Position(n.Stage); position != b.Index {
-			continue
-		}
-		b.nodes = append(b.nodes, n)
+// tables is what is known of the nodes and values of a graph, by ID. A node and what
+// it makes belong to one stage, so all stages share them.
+type tables struct {
+	of      []int      // value -> buffer, or unplaced
+	uses    []int      // operands that read the value, updates and outputs included
+	keep    []bool     // values read after the step
+	next    []bool     // what a parameter becomes
+	saved   []bool     // made for a micro-batch in one phase, read in a later one
+	lastUse []*ir.Node // the last of the stage's nodes to read a value
+	at      []int      // node -> place among the stage's nodes
+	folded  []bool     // nodes: accumulations done by the kernel that makes the operand
+	modes   []Accum    // of values
+
+	// Of overlap, nil without.
+	spots   []spot       // of nodes
+	readers [][]*ir.Node // of values
+}
+
+const unplaced = -1
+
+// newTables reads a partitioned graph and sorts its nodes by position in the
+// pipeline.
+func newTables(prog *Program) (*tables, [][]*ir.Node) {
+	g, plan := prog.Graph, prog.Plan
+	n := g.IDs()
+	flags := make([]bool, 4*n)
+	t := &tables{
+		of: make([]int, n), uses: make([]int, n), keep: flags[:n], next: flags[n : 2*n], saved: flags[2*n : 3*n], folded: flags[3*n:],
+		lastUse: make([]*ir.Node, n), at: make([]int, n), modes: make([]Accum, n),
+	}
+	for i := range t.of {
+		t.of[i] = unplaced
+	}
+	if plan.Overlap {
+		t.spots, t.readers = make([]spot, n), make([][]*ir.Node, n)
+	}
+	nodes := make([][]*ir.Node, plan.PP())
+	for _, n := range g.Nodes {
+		position, _ := plan.Position(n.Stage)
+		nodes[position] = append(nodes[position], n)
 		for _, a := range n.Args {
-			b.uses[a]++
-			b.readers[a] = append(b.readers[a], n)
+			t.uses[a.ID]++
+			if t.readers != nil {
+				t.readers[a.ID] = append(t.readers[a.ID], n)
+			}
 			if a.Def.Phase < n.Phase && n.Phase < ir.Update && a.Def.Op.Class() != ir.Leaf {
-				b.saved[a] = true
+				t.saved[a.ID] = true
 			}
 		}
 	}
+	for _, o := range g.Outputs {
+		t.keep[o.Value.ID] = true
+		t.uses[o.Value.ID]++
+	}
+	for _, u := range g.Updates {
+		t.uses[u.New.ID]++
+		t.next[u.New.ID] = true
+	}
+	return t, nodes
+}
+
+func (b *stageBuilder) build() error {
+	b.Params, b.Inputs, b.Outputs = map[string]int{}, map[string]int{}, map[string]int{}
+	plan := b.prog.Plan
 	if plan.Chunks() > 1 {
 		b.inOrder()
 	}
-	for _, o := range b.prog.Graph.Outputs {
-		b.keep[o.Value] = true
-		b.uses[o.Value]++
-	}
-	for _, u := range b.prog.Graph.Updates {
-		b.uses[u.New]++
-		b.next[u.New] = true
-	}
+	b.Buffers = make([]Buffer, 0, len(b.nodes)*3/4)
 	microBatches := b.prog.Mesh.Size(partition.AxisMB)
 	b.Chunks = Room(plan, b.Index, microBatches, b.training)
 	b.persistent()
 	b.accumulators()
 	b.overlap()
+	for i, n := range b.nodes {
+		b.at[n.ID()] = i
+		for _, a := range n.Args {
+			b.lastUse[a.ID] = n
+		}
+	}
 	b.updates()
 	b.bodies()
 	b.liveness()
 	b.allocate()
 	for _, o := range b.prog.Graph.Outputs {
 		if position, _ := plan.Position(o.Value.Def.Stage); position == b.Index {
-			b.Outputs[o.Name] = b.of[o.Value]
+			b.Outputs[o.Name] = b.of[o.Value.ID]
 		}
 	}
 	return nil
@@ -97,11 +130,15 @@ func (b *stageBuilder) inOrder() {
 // buffer makes a buffer for v. Its size is that at the first position of every
 // axis, which holds the largest slice.
 func (b *stageBuilder) buffer(v *ir.Value, r Region, body ir.Phase) int {
-	slab := b.prog.Slab(v, ir.Coord{})
-	b.Buffers = append(b.Buffers, Buffer{Region: r, Size: slab.Elems() * v.Type.DType.Size(), Body: body, Chunk: b.chunk(v.Def), Value: v, From: -1, To: -1})
+	b.Buffers = append(b.Buffers, Buffer{Region: r, Size: b.elems(v) * v.Type.DType.Size(), Body: body, Chunk: b.chunk(v.Def), Value: v, From: -1, To: -1})
 	id := len(b.Buffers) - 1
-	b.of[v] = id
+	b.of[v.ID] = id
 	return id
+}
+
+// elems returns how many elements of a value the first position of every axis has.
+func (b *stageBuilder) elems(v *ir.Value) int64 {
+	return b.prog.Mesh.LocalElems(v.Type.Shape, v.Spec, ir.Coord{})
 }
 
 func (b *stageBuilder) chunk(n *ir.Node) int {
@@ -118,17 +155,17 @@ func (b *stageBuilder) overTime(v *ir.Value) bool {
 func (b *stageBuilder) persistent() {
 	for _, n := range b.nodes {
 		v := n.Results[0]
-		name := partition.BaseName(n.Name)
 		switch n.Op {
 		case ir.OpParam:
 			region := Persist
 			if v.OnHost() {
 				region = Host
 			}
-			b.Params[name] = b.buffer(v, region, n.Phase)
+			b.Params[partition.BaseName(n.Name)] = b.buffer(v, region, n.Phase)
 		case ir.OpConst:
 			b.Consts = append(b.Consts, b.buffer(v, Persist, n.Phase))
 		case ir.OpInput:
+			name := partition.BaseName(n.Name)
 			if b.overTime(v) {
 				b.Inputs[name] = b.buffer(v, Slot, n.Phase)
 			} else {
@@ -150,7 +187,7 @@ func (b *stageBuilder) persistent() {
 				b.buffer(v, Slot, n.Phase)
 			}
 		default:
-			if b.keep[v] && !b.next[v] {
+			if b.keep[v.ID] && !b.next[v.ID] {
 				b.buffer(v, Persist, n.Phase)
 			}
 		}
@@ -161,27 +198,27 @@ func (b *stageBuilder) persistent() {
 // result, and merges the accumulators of one gradient that has several terms.
 func (b *stageBuilder) accumulators() {
 	for _, n := range b.nodes {
-		if n.Op != ir.OpAddN || n.Phase != ir.Update || b.keep[n.Results[0]] {
+		if n.Op != ir.OpAddN || n.Phase != ir.Update || b.keep[n.ID()] {
 			continue
 		}
 		mergeable := len(n.Args) > 1
 		for _, a := range n.Args {
 			mergeable = mergeable && a.Def.Op == ir.OpAccumulate && a.Def.Phase < ir.Update &&
-				b.uses[a] == 1 && a.Spec == n.Results[0].Spec
+				b.uses[a.ID] == 1 && a.Spec == n.Results[0].Spec
 		}
 		if !mergeable {
 			continue
 		}
-		first := b.of[n.Args[0]]
+		first := b.of[n.Args[0].ID]
 		for i, a := range n.Args {
-			b.of[a] = first
-			b.modes[a] = Always
+			b.of[a.ID] = first
+			b.modes[a.ID] = Always
 			if i == 0 {
-				b.modes[a] = AfterFirst
+				b.modes[a.ID] = AfterFirst
 			}
 		}
-		b.of[n.Results[0]] = first
-		b.folded[n] = true
+		b.of[n.ID()] = first
+		b.folded[n.ID()] = true
 	}
 	b.orderMerged()
 	for _, n := range b.nodes {
@@ -189,14 +226,14 @@ func (b *stageBuilder) accumulators() {
 			continue
 		}
 		x, acc := n.Args[0], n.Results[0]
-		if b.modes[acc] == Overwrite {
-			b.modes[acc] = AfterFirst
+		if b.modes[acc.ID] == Overwrite {
+			b.modes[acc.ID] = AfterFirst
 		}
-		if b.uses[x] == 1 && x.Def.Phase == n.Phase && x.Def.Stage == n.Stage && x.Def.Op.Accumulates(x.Index) && x.Def.Op.Class() == ir.Compute {
-			if _, placed := b.of[x]; !placed {
-				b.of[x] = b.of[acc]
-				b.modes[x] = b.modes[acc]
-				b.folded[n] = true
+		if b.uses[x.ID] == 1 && x.Def.Phase == n.Phase && x.Def.Stage == n.Stage && x.Def.Op.Accumulates(x.Index) && x.Def.Op.Class() == ir.Compute {
+			if b.of[x.ID] == unplaced {
+				b.of[x.ID] = b.of[acc.ID]
+				b.modes[x.ID] = b.modes[acc.ID]
+				b.folded[n.ID()] = true
 			}
 		}
 	}
@@ -210,7 +247,7 @@ func (b *stageBuilder) orderMerged() {
 		if n.Op != ir.OpAccumulate {
 			continue
 		}
-		v := n.Results[0]
+		v := n.ID()
 		if b.modes[v] == Overwrite {
 			continue
 		}
@@ -229,12 +266,12 @@ func (b *stageBuilder) updates() {
 		if u.Param.Def.Stage != b.Index || u.New == u.Param {
 			continue
 		}
-		if _, placed := b.of[u.New]; placed {
+		if b.of[u.New.ID] != unplaced {
 			continue
 		}
 		if b.inPlaceUpdate(u) {
-			b.of[u.New] = b.of[u.Param]
-		} else if b.keep[u.New] {
+			b.of[u.New.ID] = b.of[u.Param.ID]
+		} else if b.keep[u.New.ID] {
 			b.buffer(u.New, Persist, ir.Update)
 		}
 	}
@@ -244,59 +281,63 @@ func (b *stageBuilder) updates() {
 // nothing reads the old one afterwards, and the op that makes the new one either
 // does not read it or renews that operand.
 func (b *stageBuilder) inPlaceUpdate(u ir.StateUpdate) bool {
-	made := false
-	for _, n := range b.nodes {
-		reads := slices.Contains(n.Args, u.Param)
-		switch {
-		case made && reads:
-			return false
-		case n != u.New.Def:
-			continue
-		case reads:
-			if i := n.Op.Renews(u.New.Index); i < 0 || n.Args[i] != u.Param {
-				return false
-			}
-		}
-		made = true
+	n := u.New.Def
+	if position, _ := b.prog.Plan.Position(n.Stage); position != b.Index {
+		return false
 	}
-	return made
+	if last := b.lastUse[u.Param.ID]; last != nil && b.at[last.ID()] > b.at[n.ID()] {
+		return false
+	}
+	if slices.Contains(n.Args, u.Param) {
+		if i := n.Op.Renews(u.New.Index); i < 0 || n.Args[i] != u.Param {
+			return false
+		}
+	}
+	return true
 }
 
 // bodies places the remaining values and writes the instructions.
 func (b *stageBuilder) bodies() {
-	lastUse := map[*ir.Value]*ir.Node{}
+	var lengths [ir.NumPhases]int
+	operands := 0
 	for _, n := range b.nodes {
-		for _, a := range n.Args {
-			lastUse[a] = n
+		if b.folded[n.ID()] || n.Op.Class() == ir.Leaf && n.Op != ir.OpInput {
+			continue
 		}
+		lengths[b.bodyOf(n)]++
+		operands += len(n.Args) + len(n.Results)
 	}
+	for phase, n := range lengths {
+		b.Bodies[phase].Instrs = make([]Instr, 0, n)
+	}
+	b.numbers = make([]int, operands)
 	for _, n := range b.nodes {
 		if n.Op == ir.OpInput && b.overTime(n.Results[0]) {
 			b.emit(n)
 			continue
 		}
-		if n.Op.Class() == ir.Leaf || b.folded[n] {
+		if n.Op.Class() == ir.Leaf || b.folded[n.ID()] {
 			continue
 		}
 		for i, r := range n.Results {
-			if _, placed := b.of[r]; placed {
+			if b.of[r.ID] != unplaced {
 				continue
 			}
 			if n.Op == ir.OpSend {
-				b.of[r] = b.of[n.Args[0]]
+				b.of[r.ID] = b.of[n.Args[0].ID]
 				continue
 			}
 			region := Temp
 			switch {
 			case r.OnHost():
 				region = Host
-			case b.saved[r]:
+			case b.saved[r.ID]:
 				region = Slot
 			case b.bodyOf(n) != n.Phase:
 				region = Persist // made in a pass, read in the update
 			}
-			if b.canOverwrite(n, i, region, lastUse) {
-				b.of[r] = b.of[n.Args[i]]
+			if b.canOverwrite(n, i, region) {
+				b.of[r.ID] = b.of[n.Args[i].ID]
 				continue
 			}
 			b.buffer(r, region, n.Phase)
@@ -311,21 +352,23 @@ func (b *stageBuilder) bodies() {
 // canOverwrite reports whether result i of n may take the buffer of operand i, the
 // first or any of AdamW's: nothing reads the operand again, its slice has as many
 // elements of at least the size, and its buffer lives as long as the result must.
-func (b *stageBuilder) canOverwrite(n *ir.Node, i int, region Region, lastUse map[*ir.Value]*ir.Node) bool {
+func (b *stageBuilder) canOverwrite(n *ir.Node, i int, region Region) bool {
 	updates := n.Op == ir.OpAdamW
 	if !updates && (i > 0 || !n.Op.InPlace() && n.Op != ir.OpAllReduce && n.Op != ir.OpToPartial) {
 		return false
 	}
 	x, r := n.Args[i], n.Results[i]
-	if lastUse[x] != n || b.keep[x] || b.next[x] || x.Def.Op.Class() == ir.Leaf {
+	if b.lastUse[x.ID] != n || b.keep[x.ID] || b.next[x.ID] || x.Def.Op.Class() == ir.Leaf {
 		return false
 	}
-	for _, r := range b.readers[x] {
-		if r != n && b.spots[r].async {
-			return false // it may still be reading
+	if b.readers != nil {
+		for _, r := range b.readers[x.ID] {
+			if r != n && b.spots[r.ID()].async {
+				return false // it may still be reading
+			}
 		}
 	}
-	id := b.of[x]
+	id := b.of[x.ID]
 	switch buf := b.Buffers[id]; buf.Region {
 	case Persist:
 		if n.Phase != ir.Update {
@@ -340,29 +383,40 @@ func (b *stageBuilder) canOverwrite(n *ir.Node, i int, region Region, lastUse ma
 		return false
 	}
 	for k, a := range n.Args {
-		if k != i && b.of[a] == id {
+		if k != i && b.of[a.ID] == id {
 			return false
 		}
 	}
 	// A narrower result takes the first part of its operand's place.
-	return x.Type.DType.Size() >= r.Type.DType.Size() && slices.Equal(x.Type.Shape, r.Type.Shape) && b.prog.Slab(x, ir.Coord{}).Elems() == b.prog.Slab(r, ir.Coord{}).Elems()
+	return x.Type.DType.Size() >= r.Type.DType.Size() && slices.Equal(x.Type.Shape, r.Type.Shape) && b.elems(x) == b.elems(r)
 }
 
 func (b *stageBuilder) emit(n *ir.Node) {
-	s := b.spots[n]
+	s := b.spot(n)
 	in := Instr{Node: n, Chunk: b.chunk(n), Async: s.async, Fused: s.fused, Last: s.last, Segment: s.segment}
-	for _, a := range n.Args {
-		if n.Op == ir.OpRecv {
-			break // its operand is the sender's
+	if n.Op != ir.OpRecv { // its operand is the sender's
+		in.Args = b.list(len(n.Args))
+		for i, a := range n.Args {
+			in.Args[i] = b.of[a.ID]
 		}
-		in.Args = append(in.Args, b.of[a])
 	}
+	in.Results, in.Accum = b.list(len(n.Results))[:0], make([]Accum, 0, len(n.Results))
 	for _, r := range n.Results {
-		in.Results = append(in.Results, b.of[r])
-		in.Accum = append(in.Accum, b.modes[r])
+		in.Results = append(in.Results, b.of[r.ID])
+		in.Accum = append(in.Accum, b.modes[r.ID])
 	}
 	body := &b.Bodies[b.bodyOf(n)]
 	body.Instrs = append(body.Instrs, in)
+}
+
+// list returns room for n numbers, nil for none.
+func (b *stageBuilder) list(n int) []int {
+	if n == 0 {
+		return nil
+	}
+	room := b.numbers[:n:n]
+	b.numbers = b.numbers[n:]
+	return room
 }
 
 // liveness sets From and To of all but persistent buffers.
@@ -370,18 +424,21 @@ func (b *stageBuilder) liveness() {
 	before := 0 // instructions in earlier bodies
 	for k := range b.Bodies {
 		body := &b.Bodies[k]
-		for i, in := range body.Instrs {
-			joined := body.joined(i)
-			for _, id := range slices.Concat(in.Args, in.Results) {
-				buf := &b.Buffers[id]
-				from, to := i, joined
-				if buf.Region == Slot || buf.Region == Inbox {
-					from, to = from+before, to+before
+		joined := body.joined()
+		for i := range body.Instrs {
+			in := &body.Instrs[i]
+			for _, ids := range [2][]int{in.Args, in.Results} {
+				for _, id := range ids {
+					buf := &b.Buffers[id]
+					from, to := i, joined[i]
+					if buf.Region == Slot || buf.Region == Inbox {
+						from, to = from+before, to+before
+					}
+					if buf.From < 0 {
+						buf.From = from
+					}
+					buf.To = max(buf.To, to)
 				}
-				if buf.From < 0 {
-					buf.From = from
-				}
-				buf.To = max(buf.To, to)
 			}
 			if in.Node.Op == ir.OpRecv || in.Node.Op == ir.OpInput {
 				b.Buffers[in.Results[0]].From = 0
@@ -401,14 +458,7 @@ func alignUp(n int64) int64 { return (n + align - 1) / align * align }
 // whose lives overlap theirs, the largest placed first (Pisarchyk and Lee 2020,
 // greedy by size).
 func (b *stageBuilder) allocate() {
-	used := map[int]bool{}
-	for _, body := range b.Bodies {
-		for _, in := range body.Instrs {
-			for _, id := range slices.Concat(in.Args, in.Results) {
-				used[id] = true
-			}
-		}
-	}
+	used := b.used()
 	var persist, host []int
 	slot, inbox := make([][]int, len(b.Chunks)), make([][]int, len(b.Chunks))
 	var temp [ir.NumPhases][]int
@@ -462,6 +512,22 @@ func (b *stageBuilder) allocate() {
 	}
 }
 
+// used says which buffers an instruction has to do with.
+func (s *Stage) used() []bool {
+	used := make([]bool, len(s.Buffers))
+	for _, body := range s.Bodies {
+		for i := range body.Instrs {
+			for _, id := range body.Instrs[i].Args {
+				used[id] = true
+			}
+			for _, id := range body.Instrs[i].Results {
+				used[id] = true
+			}
+		}
+	}
+	return used
+}
+
 // share places a parameter where the program that the arenas are shared with has
 // it, if it has it.
 func (b *stageBuilder) share(buf *Buffer) bool {
@@ -486,8 +552,9 @@ const (
 	rankStep // step inputs, accumulators, outputs
 )
 
-func (b *stageBuilder) rank(id int) int {
-	n := b.Buffers[id].Value.Def
+func (b *stageBuilder) rank(id int) int { return rankOf(b.Buffers[id].Value.Def) }
+
+func rankOf(n *ir.Node) int {
 	attr, _ := n.Attr.(ir.ParamAttr)
 	switch {
 	case n.Op == ir.OpParam && !attr.State:

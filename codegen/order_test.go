@@ -235,7 +235,7 @@ func TestPipelineMutants(t *testing.T) {
 		}, "rank 0 (stage 0): wgt mb=2: does not follow its bwd pass"},
 		"W dropped": {1, func(p *codegen.Program) {
 			s := &p.Schedules[1]
-			s.Tasks = slices.DeleteFunc(s.Tasks, func(t codegen.Task) bool { return t.Phase == ir.WeightGrad && t.MicroBatch == batch-1 })
+			s.Tasks = slices.DeleteFunc(slices.Clone(s.Tasks), func(t codegen.Task) bool { return t.Phase == ir.WeightGrad && t.MicroBatch == batch-1 })
 		}, "rank 1 (stage 1): upd: follows 6 wgt passes of 7 micro-batches"},
 		"slot reused before W": {1, func(p *codegen.Program) { p.Stages[1].Chunks[0].Slots-- }, "rank 1 (stage 1): fwd mb=1: takes slot 0 of 1, which micro-batch 0 still needs"},
 		"weight's gradient in the wrong body": {1, func(p *codegen.Program) {
@@ -246,7 +246,7 @@ func TestPipelineMutants(t *testing.T) {
 		}, "belongs to the wgt body, stands in the bwd body"},
 		"chunk skipped": {2, func(p *codegen.Program) {
 			s := &p.Schedules[0]
-			s.Tasks = slices.DeleteFunc(s.Tasks, func(t codegen.Task) bool { return t.Chunk == 1 && t.MicroBatch == 3 && t.Phase == ir.Backward })
+			s.Tasks = slices.DeleteFunc(slices.Clone(s.Tasks), func(t codegen.Task) bool { return t.Chunk == 1 && t.MicroBatch == 3 && t.Phase == ir.Backward })
 		}, "fwd chunk=1 mb=5: takes slot 1 of 2, which micro-batch 3 still needs"},
 		"wrong chunk": {2, func(p *codegen.Program) { first(p.Stages[0], ir.OpMatMul, ir.Forward, 1).Chunk = 0 }, "belongs to chunk 1, stands in chunk 0"},
 		"activation of another chunk": {2, func(p *codegen.Program) {
@@ -254,6 +254,7 @@ func TestPipelineMutants(t *testing.T) {
 			p.Stages[0].Buffers[in.Results[0]].Chunk = 0
 		}, "h.1/add_1@recv2: buffer b"},
 		"chunks run in the wrong order": {2, func(p *codegen.Program) {
+			p.Schedules[0].Tasks = slices.Clone(p.Schedules[0].Tasks)
 			slices.SortStableFunc(p.Schedules[0].Tasks, func(a, b codegen.Task) int {
 				if a.Phase != ir.Forward || b.Phase != ir.Forward {
 					return int(a.Phase) - int(b.Phase)

@@ -34,10 +34,18 @@ type spot struct {
 
 // bodyOf returns the body that the instruction of a node belongs to.
 func (b *stageBuilder) bodyOf(n *ir.Node) ir.Phase {
-	if s, ok := b.spots[n]; ok && s.async {
+	if s := b.spot(n); s.async {
 		return s.body
 	}
 	return n.Phase
+}
+
+// spot returns where a node stands, the zero spot without overlap.
+func (b *stageBuilder) spot(n *ir.Node) spot {
+	if b.spots == nil {
+		return spot{}
+	}
+	return b.spots[n.ID()]
 }
 
 // segment is a stretch of a body.
@@ -54,7 +62,6 @@ func (b *stageBuilder) overlap() {
 	if !b.prog.Plan.Overlap {
 		return
 	}
-	b.spots = map[*ir.Node]spot{}
 	var leaves []*ir.Node
 	bodies := make([][]*ir.Node, len(b.Bodies))
 	for _, n := range b.nodes {
@@ -67,7 +74,7 @@ func (b *stageBuilder) overlap() {
 	hoisted := b.hoist(bodies[ir.Update])
 	b.nodes = leaves
 	for phase, nodes := range bodies {
-		b.nodes = append(b.nodes, b.stream(ir.Phase(phase), nodes, hoisted)...)
+		b.nodes = append(b.nodes, b.stream(ir.Phase(phase), nodes, bodies[ir.Update], hoisted)...)
 	}
 }
 
@@ -93,7 +100,7 @@ func (b *stageBuilder) hoist(update []*ir.Node) map[*ir.Node]ir.Phase {
 		}
 		switch {
 		case len(n.Args) == 0 || phase == ir.Update:
-		case b.folded[n]:
+		case b.folded[n.ID()]:
 			complete[n.Results[0]] = phase
 		case n.Op == ir.OpAllReduce || n.Op == ir.OpReduceScatter:
 			complete[n.Results[0]] = phase
@@ -107,15 +114,15 @@ func (b *stageBuilder) hoist(update []*ir.Node) map[*ir.Node]ir.Phase {
 // micro-batch makes.
 func (b *stageBuilder) delayed(n *ir.Node) bool {
 	d := n.Args[0].Def
-	return !b.folded[n] && d.Phase == n.Phase && (d.Op == ir.OpAllReduce || d.Op == ir.OpReduceScatter)
+	return !b.folded[n.ID()] && d.Phase == n.Phase && (d.Op == ir.OpAllReduce || d.Op == ir.OpReduceScatter)
 }
 
 // stream returns the nodes of a body in the order in which they are given to the
-// streams, hoisted ones included.
-func (b *stageBuilder) stream(phase ir.Phase, nodes []*ir.Node, hoisted map[*ir.Node]ir.Phase) []*ir.Node {
+// streams, those hoisted from the update included.
+func (b *stageBuilder) stream(phase ir.Phase, nodes, update []*ir.Node, hoisted map[*ir.Node]ir.Phase) []*ir.Node {
 	segments, of := cutSegments(b.remaining(phase, nodes, hoisted))
 	place := func(n *ir.Node, last bool) {
-		b.spots[n] = spot{async: true, last: last, body: phase}
+		b.spots[n.ID()] = spot{async: true, last: last, body: phase}
 	}
 	readBy := map[*ir.Value]int{} // the first segment that reads a value
 	for i := len(segments) - 1; i >= 0; i-- {
@@ -146,7 +153,7 @@ func (b *stageBuilder) stream(phase ir.Phase, nodes []*ir.Node, hoisted map[*ir.
 			segments[at].sums = append(segments[at].sums, n)
 		}
 	}
-	for _, n := range b.prog.Graph.Nodes {
+	for _, n := range update {
 		if body, ok := hoisted[n]; ok && body == phase {
 			at := b.completed(n.Args[0], of)
 			of[n] = at
@@ -159,7 +166,7 @@ func (b *stageBuilder) stream(phase ir.Phase, nodes []*ir.Node, hoisted map[*ir.
 
 // completed returns the segment after which a value is complete.
 func (b *stageBuilder) completed(v *ir.Value, of map[*ir.Node]int) int {
-	if !b.folded[v.Def] {
+	if !b.folded[v.Def.ID()] {
 		return of[v.Def]
 	}
 	at := 0
@@ -188,18 +195,18 @@ func (b *stageBuilder) reducedEach(n *ir.Node) bool {
 	if n.Phase == ir.Update || n.Phase == ir.Forward || n.Op != ir.OpAllReduce && n.Op != ir.OpReduceScatter {
 		return false
 	}
-	readers := b.readers[n.Results[0]]
+	readers := b.readers[n.ID()]
 	for _, r := range readers {
 		if r.Op != ir.OpAccumulate && !b.reducedEach(r) {
 			return false
 		}
 	}
-	return len(readers) > 0 && !b.keep[n.Results[0]]
+	return len(readers) > 0 && !b.keep[n.ID()]
 }
 
 // regathered reports whether a node makes an updated weight whole again.
 func (b *stageBuilder) regathered(n *ir.Node) bool {
-	return n.Op == ir.OpAllGather && b.next[n.Results[0]] && len(b.readers[n.Results[0]]) == 0
+	return n.Op == ir.OpAllGather && b.next[n.ID()] && len(b.readers[n.ID()]) == 0
 }
 
 // cutSegments cuts the nodes of a body where the block changes, or in the update,
@@ -268,9 +275,7 @@ func (b *stageBuilder) interleave(segments []segment) []*ir.Node {
 	for k, s := range segments {
 		for _, list := range [][]*ir.Node{s.nodes, s.gathers, s.reduces, s.sums} {
 			for _, n := range list {
-				spot := b.spots[n]
-				spot.segment = k
-				b.spots[n] = spot
+				b.spots[n.ID()].segment = k
 			}
 		}
 	}
@@ -284,9 +289,8 @@ func (b *stageBuilder) hold(nodes, async []*ir.Node) {
 		return
 	}
 	for _, n := range async {
-		if s := b.spots[nodes[0]]; !b.spots[n].last {
-			s.await = n
-			b.spots[nodes[0]] = s
+		if !b.spots[n.ID()].last {
+			b.spots[nodes[0].ID()].await = n
 		}
 	}
 }
@@ -313,9 +317,7 @@ func (b *stageBuilder) bucket(async []*ir.Node) []*ir.Node {
 			if taken[n] || !b.together(first, n) || depth(n, async) != depth(first, async) {
 				continue
 			}
-			s := b.spots[n]
-			s.fused = true
-			b.spots[n] = s
+			b.spots[n.ID()].fused = true
 			taken[n] = true
 			nodes = append(nodes, n)
 		}
@@ -325,7 +327,7 @@ func (b *stageBuilder) bucket(async []*ir.Node) []*ir.Node {
 
 // together reports whether two nodes can be made in one collective.
 func (b *stageBuilder) together(x, y *ir.Node) bool {
-	return x.Op == y.Op && x.Attr.(ir.CommAttr).Axis == y.Attr.(ir.CommAttr).Axis && b.spots[x].last == b.spots[y].last
+	return x.Op == y.Op && x.Attr.(ir.CommAttr).Axis == y.Attr.(ir.CommAttr).Axis && b.spots[x.ID()].last == b.spots[y.ID()].last
 }
 
 // awaits says of every instruction for how many of the body's asynchronous ones
@@ -333,6 +335,9 @@ func (b *stageBuilder) together(x, y *ir.Node) bool {
 // that gather for it. An instruction that follows one which waits for as many
 // need not wait again.
 func (b *stageBuilder) awaits(body *Body) {
+	if b.spots == nil {
+		return
+	}
 	number := map[*ir.Node]int{} // of asynchronous instructions, with the rest of the bucket
 	instrs := body.Instrs
 	issued := 0
@@ -358,7 +363,7 @@ func (b *stageBuilder) awaits(body *Body) {
 				need = max(need, number[a.Def])
 			}
 		}
-		if n := b.spots[in.Node].await; n != nil {
+		if n := b.spots[in.Node.ID()].await; n != nil {
 			need = max(need, number[n])
 		}
 		if need > done {
@@ -367,23 +372,25 @@ func (b *stageBuilder) awaits(body *Body) {
 	}
 }
 
-// joined returns the last position of a body at which an instruction may still be
-// running: its own, or of an asynchronous one that before the first which waits
-// for it, else the end.
-func (body *Body) joined(i int) int {
-	if !body.Instrs[i].Async {
-		return i
-	}
-	number := 0
-	for k := range i + 1 {
-		if body.Instrs[k].Async {
-			number++
+// joined returns for each instruction of a body the last position at which it may
+// still be running: its own, or of an asynchronous one that before the first which
+// waits for it, else the end.
+func (body *Body) joined() []int {
+	last := make([]int, len(body.Instrs))
+	var running []int // asynchronous ones that nothing has waited for, in order
+	done := 0
+	for i := range body.Instrs {
+		for ; done < body.Instrs[i].Await && len(running) > 0; done++ {
+			last[running[0]] = i - 1
+			running = running[1:]
+		}
+		last[i] = i
+		if body.Instrs[i].Async {
+			running = append(running, i)
 		}
 	}
-	for k := i + 1; k < len(body.Instrs); k++ {
-		if body.Instrs[k].Await >= number {
-			return k - 1
-		}
+	for _, i := range running {
+		last[i] = len(body.Instrs) - 1
 	}
-	return len(body.Instrs) - 1
+	return last
 }

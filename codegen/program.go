@@ -237,7 +237,7 @@ type Schedule struct {
 	Device       int // in the stage's mesh
 	Coord        ir.Coord
 	MicroBatches int
-	Tasks        []Task
+	Tasks        []Task // shared with ranks of the stage that run as many micro-batches: read only
 }
 
 // Runs reports whether a rank runs an instruction in a task.

@@ -3,6 +3,7 @@ package config
 import (
 	"os"
 	"path/filepath"
+	"reflect"
 	"strings"
 	"testing"
 
@@ -59,15 +60,15 @@ func TestParse(t *testing.T) {
 
 func TestParseRefusals(t *testing.T) {
 	for _, tc := range []struct{ name, yaml, want string }{
-		{"unknown key", "model:\n  n_layr: 3", "gpt.yaml:2: model.n_layr: unknown key; did you mean model.n_layer?"},
-		{"key of another section", "model: {learning_rate: 1}", "gpt.yaml:1: model.learning_rate: unknown key; did you mean optimizer.learning_rate?"},
+		{"unknown key", "model:\n  n_layr: 3", "gpt.yaml:2:3: model.n_layr: unknown key; did you mean model.n_layer?"},
+		{"key of another section", "model: {learning_rate: 1}", "gpt.yaml:1:9: model.learning_rate: unknown key; did you mean optimizer.learning_rate?"},
 		{"equally near in two sections", "parallel: {din: []}", "did you mean parallel.pin?"},
 		{"equally near, other section", "data: {pir: []}", "did you mean data.dir?"},
-		{"unknown section", "# c\nmodle: {n_layer: 3}", "gpt.yaml:2: modle: unknown section; did you mean model?"},
-		{"key without section", "n_layer: 3", "gpt.yaml:1: n_layer: unknown section; did you mean model.n_layer?"},
-		{"text for int", "model: {n_layer: six}", `gpt.yaml:1: model.n_layer: wants integer, got the text "six"`},
+		{"unknown section", "# c\nmodle: {n_layer: 3}", "gpt.yaml:2:1: modle: unknown section; did you mean model?"},
+		{"key without section", "n_layer: 3", "gpt.yaml:1:1: n_layer: unknown section; did you mean model.n_layer?"},
+		{"text for int", "model: {n_layer: six}", `gpt.yaml:1:9: model.n_layer: wants integer, got the text "six"`},
 		{"quoted int", "model: {n_layer: '6'}", "model.n_layer: wants integer, got the quoted text '6'"},
-		{"float for int", "train:\n  max_iters: 5.0", "gpt.yaml:2: train.max_iters: wants integer, got the float 5.0"},
+		{"float for int", "train:\n  max_iters: 5.0", "gpt.yaml:2:3: train.max_iters: wants integer, got the float 5.0"},
 		{"exponent for int", "train: {max_iters: 1e3}", "train.max_iters: wants integer, got the float 1e3"},
 		{"int too large", "train: {seed: 99999999999999999999}", "train.seed: wants integer, got the integer 99999999999999999999"},
 		{"underscored int", "train: {max_iters: 1_000}", `train.max_iters: wants integer, got the text "1_000"`},
@@ -80,14 +81,14 @@ func TestParseRefusals(t *testing.T) {
 		{"bool for text", "train: {out_dir: true}", "train.out_dir: wants text, got the boolean true; quote it"},
 		{"int for text", "train: {out_dir: 65}", "train.out_dir: wants text, got the integer 65; quote it"},
 		{"null", "model: {n_layer: null}", "model.n_layer: wants integer, got null"},
-		{"nothing", "model:\n  n_layer:\n", "gpt.yaml:2: model.n_layer: wants integer, got null"},
+		{"nothing", "model:\n  n_layer:\n", "gpt.yaml:2:3: model.n_layer: wants integer, got null"},
 		{"null text", "train: {out_dir: ~}", "train.out_dir: wants text, got null"},
-		{"null section", "model:\n", "gpt.yaml:1: model: wants keys and values, got null"},
+		{"null section", "model:\n", "gpt.yaml:1:8: model: wants keys and values, got null"},
 		{"list for section", "model: [1]", "model: wants keys and values, got a list"},
 		{"list for int", "model: {n_layer: [1]}", "model.n_layer: wants integer, got a list"},
 		{"mapping for int", "model: {n_layer: {a: 1}}", "model.n_layer: wants integer, got a mapping"},
-		{"duplicate key", "model:\n  n_layer: 3\n  n_layer: 3", "gpt.yaml:3: model.n_layer: duplicate key, first given on line 2"},
-		{"duplicate section", "batch: {global: 3}\nbatch: {micro: 1}", "gpt.yaml:2: batch: duplicate key, first given on line 1"},
+		{"duplicate key", "model:\n  n_layer: 3\n  n_layer: 3", "gpt.yaml:3:3: model.n_layer: duplicate key, first given on line 2"},
+		{"duplicate section", "batch: {global: 3}\nbatch: {micro: 1}", "gpt.yaml:2:1: batch: duplicate key, first given on line 1"},
 		{"unknown word", "model: {activation: glu}", `model.activation: is "glu", must be one of gelu, gelu_tanh, swiglu; did you mean gelu?`},
 		{"unknown preset", "model: {preset: gpt2-xxl}", "did you mean gpt2-xl?"},
 		{"unknown dtype", "train: {dtype: int8}", `train.dtype: is "int8"`},
@@ -97,17 +98,17 @@ func TestParseRefusals(t *testing.T) {
 		{"negative size", "parallel: {memory_limit: -1}", "parallel.memory_limit: wants a size"},
 		{"huge size", "parallel: {memory_limit: 99999999TiB}", "99999999TiB is more than 9223372036854775807 bytes"},
 		{"pin is no list", "parallel: {pin: {match: a}}", "parallel.pin: wants list of {match, placement}, got a mapping"},
-		{"pin item", "parallel:\n  pin:\n    - 3", "gpt.yaml:3: parallel.pin[0]: wants keys and values, got the integer 3"},
+		{"pin item", "parallel:\n  pin:\n    - 3", "gpt.yaml:3:7: parallel.pin[0]: wants keys and values, got the integer 3"},
 		{"pin key", "parallel: {pin: [{mach: a}]}", "parallel.pin[0].mach: unknown key; did you mean parallel.pin[0].match?"},
 		{"pin placement", "parallel: {pin: [{match: a, placement: tp}]}", `parallel.pin[0].placement: wants a list such as [dp, _, tp], got the text "tp"`},
 		{"pin word", "parallel: {pin: [{match: a, placement: [~]}]}", "parallel.pin[0].placement: wants an axis name or _, got null"},
 		{"merge", "model: {<<: {n_layer: 3}}", "model: wants plain keys, got a YAML anchor"},
 		{"alias", "model: {n_layer: &x 3, n_head: *x}", "model.n_layer: wants integer, got a YAML anchor"},
 		{"tag", "model: {n_layer: !!int 3}", "model.n_layer: wants integer, got a YAML tag"},
-		{"second document", "model: {n_layer: 3}\n---\nmodel: {n_layer: 4}", "gpt.yaml:3: has a second document; wants one"},
+		{"second document", "model: {n_layer: 3}\n---\nmodel: {n_layer: 4}", "gpt.yaml:3:6: has a second document; wants one"},
 		{"empty", "# nothing\n", "gpt.yaml: is empty; wants sections model, data, batch, optimizer, train, parallel"},
-		{"scalar", "hello", `gpt.yaml:1: wants keys and values, got the text "hello"`},
-		{"not yaml", "model:\n  n_layer: [1\n", "gpt.yaml:2: is not YAML"},
+		{"scalar", "hello", `gpt.yaml:1:1: wants keys and values, got the text "hello"`},
+		{"not yaml", "model:\n  n_layer: [1\n", "gpt.yaml:2:12: is not YAML"},
 		{"not text", "model: \xff", "gpt.yaml: is not UTF-8 text"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -227,20 +228,13 @@ func TestBytes(t *testing.T) {
 }
 
 func TestEveryKeyIsDocumentedAndReadable(t *testing.T) {
-	reference := Reference()
-	lines := strings.Split(strings.TrimSpace(reference), "\n")
-	require.Len(t, lines, len(allKeys())+2)
-	for i, k := range allKeys() {
+	for _, k := range allKeys() {
 		require.NotEmpty(t, k.name, "field %v has no yaml tag", k.index)
-		require.NotEmpty(t, k.help, "%s has no help", k)
-		require.NotContains(t, k.help, "|", "a bar would break the table")
-		require.Contains(t, lines[i+2], "| "+k.String()+" ")
+		require.NotEmpty(t, reflect.TypeFor[Config]().FieldByIndex(k.index).Tag.Get("help"), "%s has no help", k)
 		if k.words != nil && k.name != "preset" {
 			require.Contains(t, k.words, *k.target(Default()).(*string), "%s: default is not legal", k)
 		}
 	}
-	require.Contains(t, reference, "learning_rate")
-	require.Contains(t, reference, "0.0006")
 	require.NoError(t, func() error { c := Default(); c.Data.Dir = "d"; return c.Validate() }())
 }
 

@@ -5,5 +5,5 @@ import "github.com/autopar/autopar/config/strictyaml"
 // SetFlag is the File of errors in an override.
 const SetFlag = "--set"
 
-// Error is an input that cannot be used. It prints as "gpt.yaml:3: model.n_layer: wants an integer, got ...".
+// Error is an input that cannot be used. It prints as "gpt.yaml:3:5: model.n_layer: wants an integer, got ...".
 type Error = strictyaml.Error

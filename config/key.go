@@ -1,7 +1,6 @@
 package config
 
 import (
-	"fmt"
 	"reflect"
 	"strings"
 
@@ -11,7 +10,6 @@ import (
 // key is one leaf of the file, as the struct tags of Config describe it.
 type key struct {
 	section, name string
-	help          string
 	words         []string // the legal words of a text key; nil for any
 	index         []int    // path of struct fields from Config
 }
@@ -24,7 +22,7 @@ func (k key) target(c *Config) any {
 	return reflect.ValueOf(c).Elem().FieldByIndex(k.index).Addr().Interface()
 }
 
-// kind is the type as documentation and errors name it.
+// kind is the type as errors name it.
 func (k key) kind() string {
 	switch k.target(new(Config)).(type) {
 	case *int:
@@ -66,7 +64,7 @@ func allKeys() []key {
 				continue // set by other keys
 			}
 			k := key{
-				section: section.Tag.Get("yaml"), name: field.Tag.Get("yaml"), help: field.Tag.Get("help"), index: []int{i, j},
+				section: section.Tag.Get("yaml"), name: field.Tag.Get("yaml"), index: []int{i, j},
 			}
 			if words := field.Tag.Get("enum"); words != "" {
 				k.words = strings.Split(words, ",")
@@ -146,30 +144,4 @@ func editDistance(a, b string) int {
 		}
 	}
 	return row[len(b)]
-}
-
-// Reference is a Markdown table of every key: type, default, meaning. It also reads well as plain text.
-func Reference() string {
-	rows := [][4]string{{"key", "type", "default", "meaning"}}
-	defaults := Default()
-	for _, k := range allKeys() {
-		rows = append(rows, [4]string{k.String(), k.kind(), formatValue(k.target(defaults)), k.help})
-	}
-	var width [4]int
-	for _, row := range rows {
-		for i, cell := range row {
-			width[i] = max(width[i], len(cell))
-		}
-	}
-	var out strings.Builder
-	line := func(row [4]string) {
-		fmt.Fprintf(&out, "| %-*s | %-*s | %-*s | %-*s |\n",
-			width[0], row[0], width[1], row[1], width[2], row[2], width[3], row[3])
-	}
-	line(rows[0])
-	line([4]string{strings.Repeat("-", width[0]), strings.Repeat("-", width[1]), strings.Repeat("-", width[2]), strings.Repeat("-", width[3])})
-	for _, row := range rows[1:] {
-		line(row)
-	}
-	return out.String()
 }

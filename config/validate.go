@@ -18,10 +18,6 @@ func (c *Config) Validate() error {
 		}
 		return c.refuse("model."+bad.Key, "%s", bad.Msg)
 	}
-	const ids = 1 << 16 // that a data file of uint16 can hold
-	if v := c.Model.VocabSize; v > ids {
-		return c.refuse("model.vocab_size", "is %d, must be at most %d because data files hold uint16", v, ids)
-	}
 	if err := c.validateWords(); err != nil {
 		return err
 	}

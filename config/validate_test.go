@@ -8,17 +8,16 @@ import (
 
 func TestValidate(t *testing.T) {
 	for _, tc := range []struct{ yaml, want string }{
-		{"model:\n  n_embd: 130\n  n_head: 4", "gpt.yaml:2: model.n_embd: 130 does not divide by n_head 4"},
-		{"model: {n_layer: -1}", "gpt.yaml:1: model.n_layer: is -1, must be at least 1"},
-		{"model: {dropout: 1}", "gpt.yaml:1: model.dropout: is 1, must be in [0, 1)"},
-		{"model: {vocab_size: 65537}", "model.vocab_size: is 65537, must be at most 65536 because data files hold uint16"},
-		{"model: {n_kv_head: 4}", "model.n_kv_head: 4 is not supported yet by this version"},
+		{"model:\n  n_embd: 130\n  n_head: 4", "gpt.yaml:2:3: model.n_embd: 130 does not divide by n_head 4"},
+		{"model: {n_layer: -1}", "gpt.yaml:1:9: model.n_layer: is -1, must be at least 1"},
+		{"model: {dropout: 1}", "gpt.yaml:1:9: model.dropout: is 1, must be in [0, 1)"},
+		{"model: {n_kv_head: 5}", "model.n_kv_head: 5 does not divide n_head 12; 4 would do"},
 		{"model: {position: rope, n_embd: 84}", "model.n_embd: 84 over n_head 12 makes heads 7 wide; position rope rotates pairs and needs an even width"},
 		{"model: {rope_theta: -1}", "model.rope_theta: is -1, must be positive, or 0 for 10000"},
-		{"train: {master_weights: false}", "gpt.yaml:1: train.master_weights: is false, which needs dtype bfloat16; dtype is float32"},
+		{"train: {master_weights: false}", "gpt.yaml:1:9: train.master_weights: is false, which needs dtype bfloat16; dtype is float32"},
 		{"train: {dtype: fp16, master_weights: false}", "train.master_weights: is false, which needs dtype bfloat16; dtype is float16"},
-		{"train: {reproducible: true, dtype: bf16}", "gpt.yaml:1: train.reproducible: holds for train.dtype float32 only, not bfloat16"},
-		{"train: {reproducible: true}\nmodel: {block_size: 3}", "gpt.yaml:1: train.reproducible: needs model.block_size of at least 4, not 3: shorter sequences take other kernels alone than together"},
+		{"train: {reproducible: true, dtype: bf16}", "gpt.yaml:1:9: train.reproducible: holds for train.dtype float32 only, not bfloat16"},
+		{"train: {reproducible: true}\nmodel: {block_size: 3}", "gpt.yaml:1:9: train.reproducible: needs model.block_size of at least 4, not 3: shorter sequences take other kernels alone than together"},
 		{"data: {dataset: ''}", "data.dataset: is empty"},
 		{"train: {out_dir: ''}", "train.out_dir: is empty"},
 		{"batch: {global: 0}", "batch.global: is 0, must be at least 1"},
@@ -52,7 +51,7 @@ func TestValidate(t *testing.T) {
 	for _, yaml := range []string{
 		"optimizer: {learning_rate: 1e-5, decay_lr: false}", "optimizer: {learning_rate: 1e-5, schedule: constant}",
 		"parallel: {plan_ngpus: auto, runtime_ngpus: 6}", "parallel: {plan_ngpus: 3}", "batch: {global: 7, micro: 7}",
-		"model: {n_kv_head: 12}", "optimizer: {grad_clip: 0, warmup_iters: 0}",
+		"model: {n_kv_head: 12}", "model: {n_kv_head: 1}", "model: {preset: llama-3.1-405b}", "optimizer: {grad_clip: 0, warmup_iters: 0}",
 	} {
 		c, err := Parse("gpt.yaml", []byte(yaml), nil)
 		require.NoError(t, err, yaml)

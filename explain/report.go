@@ -149,7 +149,7 @@ func modelName(cfg *config.Config) string {
 		return cfg.Model.Preset
 	}
 	m := cfg.Model
-	return fmt.Sprintf("GPT with %d layers, %d heads, C %d, T %d, V %d", m.NLayer, m.NHead, m.NEmbd, m.BlockSize, m.VocabSize)
+	return fmt.Sprintf("GPT with %d layers, %s, C %d, T %d, V %d", m.NLayer, m.HeadsText(), m.NEmbd, m.BlockSize, m.VocabSize)
 }
 
 // JSON writes the report as indented JSON. See the package documentation.

@@ -3,7 +3,6 @@ package ir
 import (
 	"fmt"
 	"slices"
-	"strings"
 )
 
 // Value is one result of one node.
@@ -48,6 +47,10 @@ type Node struct {
 	sig *Signature // of a node made by Add, and of its copies
 }
 
+// ID returns a number of the node that no other node of its graph has: the ID of
+// its first result. Every node has one.
+func (n *Node) ID() int { return n.Results[0].ID }
+
 // Copy returns a node with the same op, attributes and names, and no operands or
 // results: those of the same types may be filled in.
 func (n *Node) Copy() *Node {
@@ -62,15 +65,20 @@ func (n *Node) Block() string { return BlockOf(n.Name) }
 
 // BlockOf returns the block part of a structural name. See [Node.Block].
 func BlockOf(name string) string {
-	for start := 0; start < len(name); {
-		end := start
-		for end < len(name) && name[end] != '.' && name[end] != '/' {
-			end++
+	digits := true // only, in the path element so far
+	for i, start := 0, 0; i < len(name); i++ {
+		switch c := name[i]; {
+		case c == '.' || c == '/':
+			if digits && i > start {
+				return name[:i]
+			}
+			start, digits = i+1, true
+		case c < '0' || c > '9':
+			digits = false
 		}
-		if end > start && strings.Trim(name[start:end], "0123456789") == "" {
-			return name[:end]
+		if i == len(name)-1 && digits && i >= start {
+			return name
 		}
-		start = end + 1
 	}
 	return ""
 }
@@ -94,11 +102,13 @@ type Graph struct {
 
 	nextID int
 	names  map[string]bool
+	arena  Arena
+	sigs   resolver
 }
 
 // NewGraph returns an empty graph.
 func NewGraph(name string) *Graph {
-	return &Graph{Name: name, names: map[string]bool{}}
+	return &Graph{Name: name}
 }
 
 // Leaf appends a parameter, input or constant of the given type.
@@ -111,7 +121,7 @@ func (g *Graph) Leaf(op Op, name string, t Type, attr Attr) (*Value, error) {
 			return nil, fmt.Errorf("ir: %s %q: dimension %d is %d, want at least 1", op, name, i, s)
 		}
 	}
-	n := &Node{Op: op, Attr: attr, Name: name}
+	n := g.arena.Node(Node{Op: op, Attr: attr, Name: name}, 0, 1)
 	g.insert(n, []Type{t})
 	return n.Results[0], nil
 }
@@ -119,21 +129,36 @@ func (g *Graph) Leaf(op Op, name string, t Type, attr Attr) (*Value, error) {
 // Add appends a node, inferring the types of its results. A name already taken
 // gets an occurrence suffix (_1, _2, ...).
 func (g *Graph) Add(op Op, attr Attr, name string, phase Phase, args ...*Value) (*Node, error) {
-	types := make([]Type, len(args))
-	for i, a := range args {
-		types[i] = a.Type
-	}
-	sig, err := Resolve(op, attr, types)
+	like, err := g.sigs.resolve(op, attr, args)
 	if err != nil {
 		return nil, fmt.Errorf("%w (at %s)", err, name)
 	}
-	n := &Node{Op: op, Attr: attr, Name: name, Phase: phase, Args: slices.Clone(args), sig: sig}
-	results := sig.ResultTypes()
-	if op.Class() == Comm {
-		results = types
-	}
-	g.insert(n, results)
+	n := g.arena.Node(Node{Op: op, Attr: attr, Name: name, Phase: phase, sig: like.sig}, len(args), len(like.results))
+	copy(n.Args, args)
+	g.insert(n, like.results)
 	return n, nil
+}
+
+// AddLike appends a copy of a node with other operands: of the same types, or for an
+// add_n another number of them. Its name must not be taken.
+func (g *Graph) AddLike(n *Node, args ...*Value) *Node {
+	m := g.arena.Node(*n, len(args), len(n.Results))
+	copy(m.Args, args)
+	if len(args) != len(n.Args) {
+		like, err := g.sigs.resolve(n.Op, n.Attr, args)
+		if err != nil {
+			panic("BUG: " + n.Name + " with other operands: " + err.Error())
+		}
+		m.sig = like.sig
+	}
+	for i, r := range n.Results {
+		v := g.arena.Value(*r)
+		v.ID, v.Def = g.nextID, m
+		g.nextID++
+		m.Results[i] = v
+	}
+	g.Nodes = append(g.Nodes, m)
+	return m
 }
 
 func (g *Graph) insert(n *Node, results []Type) {
@@ -149,7 +174,7 @@ func (g *Graph) insert(n *Node, results []Type) {
 	}
 	g.names[n.Name] = true
 	for i, t := range results {
-		n.Results = append(n.Results, &Value{ID: g.nextID, Type: t, Def: n, Index: i})
+		n.Results[i] = g.arena.Value(Value{ID: g.nextID, Type: t, Def: n, Index: i})
 		g.nextID++
 	}
 	g.Nodes = append(g.Nodes, n)
@@ -209,36 +234,48 @@ func SignatureOf(n *Node) *Signature {
 	return s
 }
 
-// Clone copies a graph. The returned map leads from old values to new ones.
-func (g *Graph) Clone() (*Graph, map[*Value]*Value) {
+// IDs returns the number that the IDs of all values are below.
+func (g *Graph) IDs() int { return g.nextID }
+
+// Clone copies a graph. The returned function leads from old values to new ones.
+func (g *Graph) Clone() (*Graph, func(*Value) *Value) {
 	c := &Graph{Name: g.Name, Mesh: Mesh{slices.Clone(g.Mesh.Axes)}, nextID: g.nextID}
-	at := make(map[*Value]*Value, g.nextID)
+	args, results := 0, 0
 	for _, n := range g.Nodes {
-		c.Nodes = append(c.Nodes, n.cloneWith(at))
+		args, results = args+len(n.Args), results+len(n.Results)
+	}
+	nodes, values, lists := make([]Node, len(g.Nodes)), make([]Value, results), make([]*Value, args+results)
+	list := func(n int) []*Value {
+		piece := lists[:n:n]
+		lists = lists[n:]
+		return piece
+	}
+	copied := make([]*Value, g.nextID) // by ID
+	at := func(v *Value) *Value { return copied[v.ID] }
+	c.Nodes = make([]*Node, len(g.Nodes))
+	for i, n := range g.Nodes {
+		m := &nodes[i]
+		*m = *n
+		m.Args, m.Results = list(len(n.Args)), list(len(n.Results))
+		for k, a := range n.Args {
+			m.Args[k] = at(a)
+		}
+		for k, r := range n.Results {
+			v := &values[0]
+			values = values[1:]
+			*v = *r
+			v.Def = m
+			m.Results[k], copied[r.ID] = v, v
+		}
+		c.Nodes[i] = m
 	}
 	for _, o := range g.Outputs {
-		c.Outputs = append(c.Outputs, Output{o.Name, at[o.Value]})
+		c.Outputs = append(c.Outputs, Output{o.Name, at(o.Value)})
 	}
 	for _, u := range g.Updates {
-		c.Updates = append(c.Updates, StateUpdate{at[u.Param], at[u.New]})
+		c.Updates = append(c.Updates, StateUpdate{at(u.Param), at(u.New)})
 	}
 	return c, at
-}
-
-func (n *Node) cloneWith(at map[*Value]*Value) *Node {
-	m := *n
-	m.Args = make([]*Value, len(n.Args))
-	for i, a := range n.Args {
-		m.Args[i] = at[a]
-	}
-	m.Results = make([]*Value, len(n.Results))
-	for i, r := range n.Results {
-		v := *r
-		v.Def = &m
-		m.Results[i] = &v
-		at[r] = &v
-	}
-	return &m
 }
 
 // Renumber gives values consecutive IDs in graph order, after a rewrite.
@@ -254,21 +291,21 @@ func (g *Graph) Renumber() {
 
 // Prune drops nodes that no output, update or send needs. Leaves stay.
 func (g *Graph) Prune() {
-	live := map[*Value]bool{}
+	live := make([]bool, g.nextID) // by ID
 	for _, o := range g.Outputs {
-		live[o.Value] = true
+		live[o.Value.ID] = true
 	}
 	for _, u := range g.Updates {
-		live[u.New], live[u.Param] = true, true
+		live[u.New.ID], live[u.Param.ID] = true, true
 	}
 	kept := make([]*Node, 0, len(g.Nodes))
 	for i := len(g.Nodes) - 1; i >= 0; i-- {
 		n := g.Nodes[i]
-		if n.Op.Class() != Leaf && n.Op != OpSend && !slices.ContainsFunc(n.Results, func(v *Value) bool { return live[v] }) {
+		if n.Op.Class() != Leaf && n.Op != OpSend && !slices.ContainsFunc(n.Results, func(v *Value) bool { return live[v.ID] }) {
 			continue
 		}
 		for _, a := range n.Args {
-			live[a] = true
+			live[a.ID] = true
 		}
 		kept = append(kept, n)
 	}

@@ -315,6 +315,28 @@ func (m Mesh) Local(shape []int, s ShardSpec, c Coord) Slab {
 	return slab
 }
 
+// LocalElems returns the number of elements of [Mesh.Local].
+func (m Mesh) LocalElems(shape []int, s ShardSpec, c Coord) int64 {
+	n := Elems(shape)
+	for a, p := range s {
+		if p.Kind != Shard {
+			continue
+		}
+		// What the axes before leave of the dimension, and what this one does.
+		before := shape[p.Dim]
+		for outer := range a {
+			if s[outer].Kind == Shard && s[outer].Dim == p.Dim {
+				before = m.Axes[outer].Cut(before, c[outer]).Len
+			}
+		}
+		if before == 0 {
+			return 0
+		}
+		n = n / int64(before) * int64(m.Axes[a].Cut(before, c[a]).Len)
+	}
+	return n
+}
+
 func b2i(b bool) int {
 	if b {
 		return 1

@@ -106,7 +106,8 @@ type opInfo struct {
 	// sum in f32 and round once. See fixed.go for results that are summed in fixed
 	// point. A result that lacks a dimension which some operand has is Partial when that
 	// dimension is split. A result dimension that no operand has takes its size
-	// from the attributes.
+	// from the attributes. Dimensions roles and g* are those of attention: see
+	// [binder.group].
 	sig string
 	// reduce makes results that lose a split dimension whole again.
 	reduce Reduction
@@ -120,7 +121,7 @@ type opInfo struct {
 	// overwriting.
 	accumulates uint32
 	// flops counts floating-point operations per point of the iteration space:
-	// the product of all distinct dimensions.
+	// the product of all distinct dimensions. Those of RoPE are per element turned.
 	flops float64
 	// noGrad says gradients never flow through: leaves, gradient ops, optimizer.
 	noGrad bool
@@ -160,23 +161,24 @@ var opTable = [numOps]opInfo{
 	OpGELUGrad:      {name: "gelu_grad", sig: "dy[d*] x[d*] -> dx[d*]", class: Compute, inPlace: true, flops: 20, noGrad: true},
 	OpSwiGLU:        {name: "swiglu", sig: "x[r* !two f] -> y[r* f]", class: Compute, flops: 12},
 	OpSwiGLUGrad:    {name: "swiglu_grad", sig: "x[r* !two f] dy[r* f] -> dx[r* !two f]", class: Compute, inPlace: true, flops: 18, noGrad: true},
-	OpRoPE:          {name: "rope", sig: "qkv[b t !three h !d] positions:i32[t] -> y[b t !three h !d]", class: Compute, linear: 1, inPlace: true, flops: 6},
+	OpRoPE:          {name: "rope", sig: "qkv[b t !roles h !d] positions:i32[t] -> y[b t !roles h !d]", class: Compute, linear: 1, inPlace: true, flops: 3},
 	OpDropout:       {name: "dropout", sig: "x[d*] seed:i32[] step:i32[] -> y[d*]", class: Compute, inPlace: true, flops: 2},
 
 	// Both products of causal attention have half their points above the
-	// diagonal: 4*t/2 operations for each of the b*t*h*d points forward, and five
-	// products instead of two backward. See Signature.FLOPs.
-	OpAttention:       {name: "attention", sig: "qkv[b !t !three h !d] seed:i32[] step:i32[] -> o[b !t h !d] lse:f32[b h !t]", class: Compute, flops: 2},
-	OpAttentionGrad:   {name: "attention_grad", sig: "do[b !t h !d] qkv[b !t !three h !d] o[b !t h !d] lse:f32[b h !t] seed:i32[] step:i32[] -> dqkv[b !t !three h !d]", class: Compute, flops: 5, noGrad: true},
-	OpAttentionDecode: {name: "attention_decode", sig: "qkv[b !one !three h !d] cache[b !t !two h !d] pos:i32[] -> o[b !one h !d] next[b !t !two h !d]", class: Compute, flops: 2, noGrad: true},
+	// diagonal: 4*t/2 operations for each of the b*t*g*h*d points forward, and
+	// five products instead of two backward. A token that is decoded sees all of
+	// its t keys. See Signature.FLOPs.
+	OpAttention:       {name: "attention", sig: "qkv[b !t !roles h !d] seed:i32[] step:i32[] -> o[b !t !g* h !d] lse:f32[b !g* h !t]", class: Compute, flops: 2},
+	OpAttentionGrad:   {name: "attention_grad", sig: "do[b !t !g* h !d] qkv[b !t !roles h !d] o[b !t !g* h !d] lse:f32[b !g* h !t] seed:i32[] step:i32[] -> dqkv[b !t !roles h !d]", class: Compute, flops: 5, noGrad: true},
+	OpAttentionDecode: {name: "attention_decode", sig: "qkv[b !one !roles h !d] cache[b !t !two h !d] pos:i32[] -> o[b !one !g* h !d] next[b !t !two h !d]", class: Compute, flops: 4, noGrad: true},
 
 	// Attention by context parallelism: positions t are split, keys and values
 	// of all positions s are there. The fold of t and s balances the causal mask,
 	// so each of t sees half of s on average, as above.
-	OpKeysValues:      {name: "keys_values", sig: "qkv[b t !three h d] -> kv[b t !two h d]", class: Compute, noGrad: true},
-	OpAttentionKV:     {name: "attention_kv", sig: "qkv[b t !three h !d] kv[b !s !two h !d] seed:i32[] step:i32[] -> o[b t h !d] lse:f32[b h t]", class: Compute, flops: 2, noGrad: true},
-	OpAttentionKVGrad: {name: "attention_kv_grad", sig: "do[b t h !d] qkv[b t !three h !d] kv[b !s !two h !d] o[b t h !d] lse:f32[b h t] seed:i32[] step:i32[] -> dq[b t h !d] dkv[b !s !two h !d]", class: Compute, flops: 5, noGrad: true},
-	OpJoinQKV:         {name: "join_qkv", sig: "dq[b t h d] dkv[b t !two h d] -> dqkv[b t !three h d]", class: Compute, noGrad: true},
+	OpKeysValues:      {name: "keys_values", sig: "qkv[b t !roles h d] -> kv[b t !two h d]", class: Compute, noGrad: true},
+	OpAttentionKV:     {name: "attention_kv", sig: "qkv[b t !roles h !d] kv[b !s !two h !d] seed:i32[] step:i32[] -> o[b t !g* h !d] lse:f32[b !g* h t]", class: Compute, flops: 2, noGrad: true},
+	OpAttentionKVGrad: {name: "attention_kv_grad", sig: "do[b t !g* h !d] qkv[b t !roles h !d] kv[b !s !two h !d] o[b t !g* h !d] lse:f32[b !g* h t] seed:i32[] step:i32[] -> dq[b t !g* h !d] dkv[b !s !two h !d]", class: Compute, flops: 5, noGrad: true},
+	OpJoinQKV:         {name: "join_qkv", sig: "dq[b t !g* h d] dkv[b t !two h d] -> dqkv[b t !roles h d]", class: Compute, noGrad: true},
 
 	OpRowMax:           {name: "row_max", sig: "x[r* v] -> max:f32[r*]", class: Compute, reduce: Max, flops: 1},
 	OpRowSumExp:        {name: "row_sum_exp", sig: "x[r* v] max:f32[r*] -> sum:f32[r*]", class: Compute, flops: 8},

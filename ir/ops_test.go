@@ -62,7 +62,14 @@ func TestResolveErrors(t *testing.T) {
 		{ir.OpMatMul, ir.MatMulAttr{K: 1}, []ir.Type{f32(2, 3), f32(4, 5)}, "ir: matmul: dimension 1 of operand b is 5, but k0 is 3 elsewhere"},
 		{ir.OpEmbedding, nil, []ir.Type{f32(65, 24), f32(7)}, "ir: embedding: operand ids is f32, want i32"},
 		{ir.OpEmbedding, nil, []ir.Type{f32(65), i32(7)}, "ir: embedding: operand table has shape [65], want 2 dimensions"},
-		{ir.OpAttention, ir.DropoutAttr{}, []ir.Type{f32(2, 5, 4, 3, 2), i32(), i32()}, "ir: attention: dimension 2 of qkv is 4, want 3"},
+		{ir.OpAttention, ir.DropoutAttr{}, []ir.Type{f32(2, 5, 2, 3, 2), i32(), i32()}, "ir: attention: dimension 2 of qkv is 2, want 3 or more: queries, a key and a value"},
+		{ir.OpAttentionGrad, ir.DropoutAttr{}, []ir.Type{f32(2, 5, 4, 3, 2), f32(2, 5, 4, 3, 2), f32(2, 5, 2, 3, 2), f32(2, 2, 3, 5), i32(), i32()},
+			"ir: attention_grad: dimension 2 of operand do is 4, want 2"},
+		{ir.OpAttentionGrad, ir.DropoutAttr{}, []ir.Type{f32(2, 5, 3, 2), f32(2, 5, 4, 3, 2), f32(2, 5, 2, 3, 2), f32(2, 2, 3, 5), i32(), i32()},
+			"ir: attention_grad: operand do has shape [2 5 3 2], want 5 dimensions"},
+		{ir.OpJoinQKV, nil, []ir.Type{f32(2, 5, 1, 3, 2), f32(2, 5, 2, 3, 2)},
+			"ir: join_qkv: dimension 2 of dq is 1, want 2 or more queries of a group, or no such dimension"},
+		{ir.OpJoinQKV, nil, []ir.Type{f32(5, 3, 2), f32(2, 5, 2, 3, 2)}, "ir: join_qkv: operand dq f32[5,3,2] has 3 dimensions, want at least 4"},
 		{ir.OpNLL, nil, []ir.Type{f32(7), f32(7), f32(6), i32(7)}, "ir: nll: dimension 0 of operand pick is 6, but r0 is 7 elsewhere"},
 	}
 	for _, tt := range tests {

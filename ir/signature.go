@@ -23,6 +23,14 @@ type Signature struct {
 	Args    [][]int // indexes into Dims
 	Results [][]int
 	Types   []DType // of the results
+
+	rules []rule // from PassPartial on
+}
+
+// rule is what [Signature.Rule] returns.
+type rule struct {
+	args, results []Placement
+	ok            bool
 }
 
 // ReplicateAll and PassPartial are the rules of [Signature.Rule] that split no
@@ -43,6 +51,9 @@ func Resolve(op Op, attr Attr, args []Type) (*Signature, error) {
 	b.fromAttr(attr)
 	operands, err := tmpl.operands(op, len(args))
 	if err != nil {
+		return nil, err
+	}
+	if err := b.group(operands, args); err != nil {
 		return nil, err
 	}
 	if err := b.resolveGroups(operands, args); err != nil {
@@ -69,6 +80,10 @@ func Resolve(op Op, attr Attr, args []Type) (*Signature, error) {
 		}
 		b.sig.Types = append(b.sig.Types, resultDType(op, attr, r.elem.or(elem), len(b.sig.Results)))
 		b.sig.Results = append(b.sig.Results, dims)
+	}
+	b.sig.rules = make([]rule, 0, len(b.sig.Dims)-PassPartial)
+	for dim := PassPartial; dim < len(b.sig.Dims); dim++ {
+		b.sig.rules = append(b.sig.rules, b.sig.rule(dim))
 	}
 	return b.sig, nil
 }
@@ -114,17 +129,22 @@ func (s *Signature) ResultTypes() []Type {
 
 // Rule returns the placements that one mesh axis puts on every operand and
 // result when it splits dimension dim, or for ReplicateAll or PassPartial. ok is
-// false when the op does not allow it.
+// false when the op does not allow it. What it returns is shared: read only.
 func (s *Signature) Rule(dim int) (args, results []Placement, ok bool) {
-	args = make([]Placement, len(s.Args))
-	results = make([]Placement, len(s.Results))
+	r := &s.rules[dim-PassPartial]
+	return r.args, r.results, r.ok
+}
+
+func (s *Signature) rule(dim int) rule {
+	args := make([]Placement, len(s.Args))
+	results := make([]Placement, len(s.Results))
 	switch {
 	case dim == ReplicateAll:
-		return args, results, true
+		return rule{args, results, true}
 	case dim == PassPartial:
 		linear := opTable[s.Op].linear
 		if linear == 0 {
-			return nil, nil, false
+			return rule{}
 		}
 		for i := range args {
 			if linear&(1<<min(i, 31)) != 0 {
@@ -134,9 +154,9 @@ func (s *Signature) Rule(dim int) (args, results []Placement, ok bool) {
 		for i := range results {
 			results[i] = PartialOf(Sum)
 		}
-		return args, results, true
+		return rule{args, results, true}
 	case s.Dims[dim].Frozen:
-		return nil, nil, false
+		return rule{}
 	}
 	inArgs := false
 	for i, dims := range s.Args {
@@ -151,7 +171,7 @@ func (s *Signature) Rule(dim int) (args, results []Placement, ok bool) {
 			results[i] = PartialOf(opTable[s.Op].reduce)
 		}
 	}
-	return args, results, true
+	return rule{args, results, true}
 }
 
 // FLOPs counts floating-point operations when every operand and result has the
@@ -163,7 +183,11 @@ func (s *Signature) FLOPs(args, results [][]int) float64 {
 	if points == 0 {
 		return 0
 	}
-	seen := make([]bool, len(s.Dims))
+	var few [16]bool
+	seen := few[:]
+	if len(s.Dims) > len(few) {
+		seen = make([]bool, len(s.Dims))
+	}
 	mul := func(sides [][]int, shapes [][]int) {
 		for i, dims := range sides {
 			for j, d := range dims {
@@ -180,18 +204,34 @@ func (s *Signature) FLOPs(args, results [][]int) float64 {
 	}
 	mul(s.Args, args)
 	mul(s.Results, results)
-	if s.Op == OpAddN {
+	switch s.Op {
+	case OpAddN:
 		points *= float64(len(s.Args))
+	case OpRoPE: // all roles but that of values
+		points *= float64(args[0][2] - 1)
 	}
 	return points
 }
 
-// isMarker reports dimensions of constant small size that enumerate roles (q, k
-// and v of packed attention input), not points of the iteration space.
-func isMarker(name string) bool { return markerSize(name) > 0 }
+// The dimensions of attention that group queries: see [binder.group].
+const (
+	rolesDim   = "roles"
+	queryGroup = "g"
+)
 
+// isMarker reports dimensions of small size that enumerate roles (k and v of a
+// cache), not points of the iteration space.
+func isMarker(name string) bool { return name == rolesDim || markerSize(name) > 0 }
+
+// markerSize is the size of a marker that is the same for all graphs, else 0.
 func markerSize(name string) int {
-	return map[string]int{"one": 1, "two": 2, "three": 3}[name]
+	switch name {
+	case "one":
+		return 1
+	case "two":
+		return 2
+	}
+	return 0
 }
 
 // operand is one parsed operand or result of a signature line.
@@ -308,7 +348,7 @@ func (t sigTemplate) operands(op Op, n int) ([]operand, error) {
 type binder struct {
 	sig    *Signature
 	groups map[string]int // dimensions in each group
-	sizes  map[string]int // sizes fixed by attributes
+	sizes  map[string]int // sizes fixed by attributes, or by group
 }
 
 func (b *binder) fromAttr(attr Attr) {
@@ -320,6 +360,38 @@ func (b *binder) fromAttr(attr Attr) {
 	case EmbeddingGradAttr:
 		b.sizes = map[string]int{"v": a.Rows}
 	}
+}
+
+// group relates the two dimensions in which attention packs what belongs to a head
+// of keys and values: roles counts its queries, one key and one value, in this
+// order, and g* the queries alone, where there is more than one (grouped-query
+// attention: Ainslie et al. 2023). With one query per head, multi-head attention,
+// roles is 3 and g* no dimension. Either size follows from the other.
+func (b *binder) group(ops []operand, args []Type) error {
+	queries := 0
+	for i, o := range ops {
+		roles := slices.IndexFunc(o.dims, func(d dimRef) bool { return d.name == rolesDim })
+		shared := slices.IndexFunc(o.dims, func(d dimRef) bool { return d.group && d.name == queryGroup })
+		shape := args[i].Shape
+		switch {
+		case roles >= 0 && roles < len(shape):
+			if queries = shape[roles] - 2; queries < 1 {
+				return fmt.Errorf("ir: %s: dimension %d of %s is %d, want 3 or more: queries, a key and a value", b.sig.Op, roles, o.name, shape[roles])
+			}
+		case shared >= 0 && queries == 0 && len(shape) == len(o.dims)-1:
+			queries = 1
+		case shared >= 0 && queries == 0 && len(shape) == len(o.dims):
+			if queries = shape[shared]; queries < 2 {
+				return fmt.Errorf("ir: %s: dimension %d of %s is %d, want 2 or more queries of a group, or no such dimension", b.sig.Op, shared, o.name, queries)
+			}
+		}
+	}
+	if queries == 0 {
+		return nil
+	}
+	b.sizes = map[string]int{rolesDim: queries + 2, queryGroup + "0": queries}
+	b.groups[queryGroup] = min(queries-1, 1)
+	return nil
 }
 
 func hasOptionalResult(attr Attr) bool {
@@ -386,6 +458,8 @@ func (b *binder) expand(o operand, shape []int, bind bool) ([]int, error) {
 		at := slices.IndexFunc(b.sig.Dims, func(d Dim) bool { return d.Name == n.name })
 		size, fixed := b.sizes[n.name]
 		switch {
+		case bind && fixed && size != shape[i]:
+			return nil, fmt.Errorf("ir: %s: dimension %d of operand %s is %d, want %d", b.sig.Op, i, o.name, shape[i], size)
 		case bind:
 			size, fixed = shape[i], true
 		case at >= 0:

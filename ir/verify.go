@@ -57,6 +57,7 @@ type verifier struct {
 	defined map[*Value]bool
 	ids     map[int]*Node
 	names   map[string]bool
+	sigs    resolver
 }
 
 func newVerifier(g *Graph) verifier {
@@ -117,7 +118,7 @@ func (v *verifier) label(n *Node) error {
 
 // results checks the results against inference and enters them as defined.
 func (v *verifier) results(n *Node) error {
-	types, err := inferred(n)
+	types, err := v.inferred(n)
 	if err != nil {
 		return err
 	}
@@ -151,7 +152,7 @@ func (v *verifier) results(n *Node) error {
 
 // inferred returns the types that the results of n must have. Those of leaves
 // are free, but a constant is a scalar.
-func inferred(n *Node) ([]Type, error) {
+func (v *verifier) inferred(n *Node) ([]Type, error) {
 	if n.Op.Class() == Leaf {
 		if len(n.Args) != 0 {
 			return nil, fmt.Errorf("a leaf has %d operands", len(n.Args))
@@ -164,24 +165,17 @@ func inferred(n *Node) ([]Type, error) {
 		}
 		return []Type{n.Results[0].Type}, nil
 	}
-	types := make([]Type, len(n.Args))
-	for i, a := range n.Args {
-		types[i] = a.Type
-	}
-	sig, err := Resolve(n.Op, n.Attr, types)
+	like, err := v.sigs.resolve(n.Op, n.Attr, n.Args)
 	if err != nil {
 		return nil, err
-	}
-	if n.Op.Class() == Comm {
-		return types, nil
 	}
 	if ln, ok := n.Attr.(LayerNormAttr); ok && n.Op == OpLayerNorm && ln.Bias != (len(n.Args) == 3) {
 		return nil, fmt.Errorf("attribute bias is %v, but there are %d operands", ln.Bias, len(n.Args))
 	}
-	if d := types[0].Shape; n.Op == OpRoPE && d[4]%2 != 0 {
-		return nil, fmt.Errorf("heads are %d wide; rotating pairs needs an even width", d[4])
+	if n.Op == OpRoPE && n.Args[0].Type.Shape[4]%2 != 0 {
+		return nil, fmt.Errorf("heads are %d wide; rotating pairs needs an even width", n.Args[0].Type.Shape[4])
 	}
-	return sig.ResultTypes(), nil
+	return like.results, nil
 }
 
 const (

@@ -71,6 +71,13 @@ func TestReadRefuses(t *testing.T) {
 		{"flag", header + strings.Replace(gptRow, "3072,0", "3072,2", 1), `t.csv:2: ffn_gated: is "2", want 0 or 1`},
 		{"word", header + strings.Replace(gptRow, "none", "nine", 1), `t.csv:2: recompute: is "nine", want one of none, selective, full, unstated; did you mean none?`},
 		{"contradiction", header + strings.Replace(gptRow, "SXM,4", "SXM,8", 1), "t.csv:2: n_gpus: is 8, but tp 2 x pp 1 x cp 1 x dp 2 is 4"},
+		{"micro-batches larger than the batch", header + strings.Replace(gptRow, ",1,2,16,", ",1,9,16,", 1), "t.csv:2: micro_batch: is 9, but with dp 2 that is 18 sequences at a time, and global_batch is 16"},
+		{"heads", header + strings.Replace(gptRow, "768,12,12", "768,11,11", 1), "t.csv:2: n_heads: is 11, which does not divide hidden_size 768"},
+		{"groups", header + strings.Replace(gptRow, "768,12,12", "768,12,5", 1), "t.csv:2: n_kv_heads: is 5, which does not divide n_heads 12"},
+		{"virtual stages", header + strings.Replace(gptRow, ",2,1,1,1,2,", ",2,1,2,1,2,", 1), "t.csv:2: vpp: is 2, but pp is 1"},
+		{"unknown GPU", header + strings.Replace(gptRow, "A100-80GB-SXM", "A100-80GB-SMX", 1), `t.csv:2: gpu: is "A100-80GB-SMX", which is unknown; did you mean A100-80GB-SXM?`},
+		{"no GPUs", header + strings.Replace(gptRow, "SXM,4", "SXM,0", 1), `t.csv:2: n_gpus: is "0", want a count of at least 1`},
+		{"nodes", header + strings.Replace(gptRow, "SXM,4,8", "SXM,4,3", 1), "t.csv:2: gpus_per_node: is 3, which does not divide n_gpus 4"},
 		{"row twice", header + gptRow + gptRow, "t.csv:3: row_id: r1 is on line 2 already"},
 		{"ragged", header + "r1,s\n", "t.csv:2: wrong number of fields"},
 	} {
@@ -83,9 +90,7 @@ func TestReadRefuses(t *testing.T) {
 func TestSkipsWithAReason(t *testing.T) {
 	rows := read(t, header+
 		strings.Replace(gptRow, "bf16", "fp8", 1)+
-		strings.Replace(strings.Replace(llamaRow, "r2", "r3", 1), "full", "unstated", 1)+
-		strings.Replace(strings.Replace(gptRow, "r1", "r4", 1), "A100-80GB-SXM", "A100-80GB-SMX", 1)+
-		strings.Replace(strings.Replace(gptRow, "r1", "r5", 1), "12,12", "12,4", 1))
+		strings.Replace(strings.Replace(llamaRow, "r2", "r3", 1), "full", "unstated", 1))
 	outcomes, skipped := Evaluate(rows, nil)
 	require.Empty(t, outcomes)
 	var reasons []string
@@ -93,9 +98,18 @@ func TestSkipsWithAReason(t *testing.T) {
 		reasons = append(reasons, s.ID+": "+s.Reason)
 	}
 	require.Equal(t, []string{
-		"r1: fp8 is not modelled", "r3: recompute is not stated", "r4: unknown gpu A100-80GB-SMX; did you mean A100-80GB-SXM?",
-		"r5: gpt: n_kv_head: 4 is not supported yet by this version",
+		"r1: fp8 is not modelled", "r3: recompute is not stated",
 	}, reasons)
+}
+
+// TestGroupedHeads: fewer heads of keys and values are less work and memory.
+func TestGroupedHeads(t *testing.T) {
+	rows := read(t, header+gptRow+strings.Replace(strings.Replace(gptRow, "r1", "r2", 1), "12,12", "12,4", 1))
+	outcomes, skipped := Evaluate(rows, nil)
+	require.Empty(t, skipped)
+	require.Len(t, outcomes, 2)
+	require.Less(t, outcomes[1].PredictedSeconds, outcomes[0].PredictedSeconds)
+	require.Less(t, outcomes[1].PredictedBytes, outcomes[0].PredictedBytes)
 }
 
 func TestSummaries(t *testing.T) {

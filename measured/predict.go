@@ -96,8 +96,8 @@ func overlaps(framework string) bool {
 // clusters maps the names of hardware.csv to built-in clusters.
 func clusters() map[string]string {
 	return map[string]string{
-		"V100-16GB-SXM2": "v100", "A10G-24GB": "a10g", "A100-40GB-SXM": "a100-40g", "A100-80GB-SXM": "a100-80g",
-		"H100-80GB-SXM": "h100", "H100-96GB-HBM2e-500W": "h100", "H200-141GB-SXM": "h200", "B200-180GB-SXM": "b200",
+		"V100-16GB-SXM2": "v100", "V100-32GB-SXM3": "v100-32g", "A10G-24GB": "a10g", "A100-40GB-SXM": "a100-40g", "A100-80GB-SXM": "a100-80g",
+		"H100-80GB-SXM": "h100", "H100-96GB-HBM2e-500W": "h100-96g", "H200-141GB-SXM": "h200", "B200-180GB-SXM": "b200",
 	}
 }
 

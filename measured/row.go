@@ -193,9 +193,7 @@ func (p *parser) row() Row {
 	if p.err == nil && r.Fits == nil && r.StepSeconds <= 0 {
 		p.refuse("step_time_s", "is missing")
 	}
-	if product := r.TP * r.PP * r.CP * r.DP; p.err == nil && product != r.GPUs {
-		p.refuse("n_gpus", fmt.Sprintf("is %d, but tp %d x pp %d x cp %d x dp %d is %d", r.GPUs, r.TP, r.PP, r.CP, r.DP, product))
-	}
+	p.consistent(&r)
 	return r
 }
 

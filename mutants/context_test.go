@@ -16,7 +16,7 @@ func inContext() []mutant {
 	}, {
 		bug: "non-causal mask", how: "rows of a folded sequence taken for positions",
 		file: "runtime/cpu/kernel/attention.go",
-		old:  "t.tile(w, u, run.Row+i, run.Pos+i, min(tileQueries, run.Len-i), keys", new: "t.tile(w, u, run.Row+i, run.Row+i, min(tileQueries, run.Len-i), keys",
+		old:  "t.tile(w, u, g, run.Row+i, run.Pos+i, min(tileQueries, run.Len-i), keys", new: "t.tile(w, u, g, run.Row+i, run.Row+i, min(tileQueries, run.Len-i), keys",
 		pkg: "./runtime/cpu", run: conformance,
 	}, {
 		bug: "key gradients of another head left in", how: "sums by position not cleared",

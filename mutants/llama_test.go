@@ -15,7 +15,7 @@ func inLlama() []mutant {
 	}, {
 		bug:  "values rotated too",
 		file: "ir/interp/llama.go",
-		old:  "[]int{query, key}", new: "[]int{query, key, value}",
+		old:  "range x.group() + 1 {", new: "range x.group() + 2 {",
 		pkg: "./models/gpt", run: "^TestOracleLogits$",
 	}, {
 		bug:  "gradient of rope not turned back",
@@ -35,7 +35,7 @@ func inLlama() []mutant {
 	}, {
 		bug:  "positions not cut with the sequence",
 		file: "ir/op.go",
-		old:  `"qkv[b t !three h !d] positions:i32[t]`, new: `"qkv[b t !three h !d] positions:i32[s]`,
+		old:  `"qkv[b t !roles h !d] positions:i32[t]`, new: `"qkv[b t !roles h !d] positions:i32[s]`,
 		pkg: "./ir/interp", run: "^TestEveryRuleIsTrue$",
 	}, {
 		bug: "a mean's gradient where none was taken", how: "RMSNorm as LayerNorm",

@@ -6,7 +6,7 @@ import "slices"
 
 // mutants lists all planted bugs, by where they are planted.
 func mutants() []mutant {
-	return slices.Concat(inTheModel(), inLlama(), inThePartition(), inTheRuntime(), inTheKernels(), inTheLoop(), inThePrecision(), inTheReproducible(), inTheStreams(), inContext(), inTheMemory(), inTheFootprint())
+	return slices.Concat(inTheModel(), inLlama(), inGroupedHeads(), inThePartition(), inTheRuntime(), inTheKernels(), inTheLoop(), inThePrecision(), inTheReproducible(), inTheStreams(), inContext(), inTheMemory(), inTheCluster(), inTheFootprint())
 }
 
 // inTheModel has the bugs of the graph that all ranks share: trace, autodiff,
@@ -16,13 +16,13 @@ func inTheModel() []mutant {
 	return []mutant{{
 		bug: "non-causal mask", how: "in the definition of attention",
 		file: "ir/interp/attention.go",
-		old:  "lse[row] = logSumExp(scores[:i+1])\n\t\t\t\tfor j := range i + 1 {",
-		new:  "lse[row] = logSumExp(scores[:i+1])\n\t\t\t\tfor j := range length {",
+		old:  "lse[row] = logSumExp(scores[:i+1])\n\t\t\t\t\tfor j := range i + 1 {",
+		new:  "lse[row] = logSumExp(scores[:i+1])\n\t\t\t\t\tfor j := range length {",
 		pkg:  "./ir/interp", run: "^TestAttentionIsCausal$",
 	}, {
 		bug: "tied table's gradient missing one use", how: "autodiff keeps the last",
 		file: "ir/autodiff/grad.go",
-		old:  "b.grads[v] = append(sofar, d)", new: "b.grads[v] = []*ir.Value{d}",
+		old:  "b.grads[v.ID] = append(sofar, d)", new: "b.grads[v.ID] = []*ir.Value{d}",
 		pkg: "./models/gpt", run: oracle,
 	}, {
 		bug: "two backward outputs swapped", how: "weight and bias of layer norm",
@@ -119,7 +119,7 @@ func inThePartition() []mutant {
 		old:  "byStage[t] = append(byStage[t], a)",
 		new: `byStage[t] = append(byStage[t], a)
 		if name, _, _ := strings.Cut(a.Def.Name, "/"); a.Def.Op == ir.OpSumSquares {
-			for _, again := range c.holders[c.src.Find(name)][1:] {
+			for _, again := range c.holders[c.params[name].ID()][1:] {
 				byStage[again] = append(byStage[again], a)
 				if !slices.Contains(stages, again) {
 					stages = append(stages, again)
@@ -234,7 +234,7 @@ func inThePartition() []mutant {
 	}, {
 		bug: "backward pass split wrongly", how: "a gradient that another stage waits for is put off",
 		file: "partition/weightgrad.go",
-		old:  "found[n] = reach[n] != many && !passed[n] && with", new: "found[n] = reach[n] != many && with || n.Op == ir.OpSend",
+		old:  "if reach[n.ID()] != many && !passed[n.ID()] && with {", new: "if reach[n.ID()] != many && with || n.Op == ir.OpSend {",
 		pkg: "./codegen", run: "^TestPipelinesAreSound$",
 	}, {
 		bug: "optimizer holding stale weights", how: "the new weight has a place of its own",
@@ -404,7 +404,7 @@ func inTheKernels() []mutant {
 	}, {
 		bug: "two backward outputs swapped", how: "gradients of queries and keys",
 		file: "runtime/cpu/kernel/attention.go",
-		old:  "dq: packed{dqkv, shape.T, 3, 0}, dk: packed{dqkv, shape.T, 3, 1}", new: "dq: packed{dqkv, shape.T, 3, 1}, dk: packed{dqkv, shape.T, 3, 0}",
+		old:  "dq: packed{dqkv, shape.T, parts, 0}, dk: packed{dqkv, shape.T, parts, group}", new: "dq: packed{dqkv, shape.T, parts, group}, dk: packed{dqkv, shape.T, parts, 0}",
 		pkg: kernel, run: "^TestAttention$",
 	}, {
 		bug: "two backward outputs swapped", how: "gradients of keys and values",

@@ -38,13 +38,17 @@ func Shrink(cfg *config.Config, plan *partition.Plan) (*config.Config, *partitio
 	c.Model.NLayer = p.Stages[len(p.Stages)-1].Last
 	m, dp, inner := &c.Model, p.DataParallel(), max(p.TP, p.ContextParallel())
 
-	if m.NKVHead == 0 || m.NKVHead == m.NHead {
-		width := m.HeadDim()
-		m.NHead = min(m.NHead, p.TP+1)
-		m.NEmbd = m.NHead * min(width, max(8, dp/m.NHead+1))
-		m.NKVHead = min(m.NKVHead, m.NHead)
-	} else { // groups of heads stay what they are
-		m.NEmbd = m.NHead * min(m.HeadDim(), 8)
+	width, group := m.HeadDim(), m.QueryGroup()
+	kvHeads := min(m.KVHeads(), p.TP+1)
+	if kvHeads < p.TP { // the plan may split something else
+		group = min(group, p.TP)
+	} else {
+		group = min(group, 2)
+	}
+	m.NHead = kvHeads * group
+	m.NEmbd = m.NHead * min(width, max(8, dp/m.NHead+1))
+	if m.NKVHead > 0 {
+		m.NKVHead = kvHeads
 	}
 	if m.FFNHidden > 0 {
 		m.FFNHidden = min(m.FFNHidden, 2*m.NEmbd+1)

@@ -15,7 +15,6 @@ func Apply(g *ir.Graph, p *Plan, batch int) (*ir.Graph, error) {
 	if err := p.Validate(len(blocks), batch); err != nil {
 		return nil, err
 	}
-	work, _ := g.Clone()
 	again := map[string]extent{}
 	for _, s := range p.Stages {
 		for i, b := range blocks[s.First : s.First+s.Recompute+s.Selective] {
@@ -24,6 +23,10 @@ func Apply(g *ir.Graph, p *Plan, batch int) (*ir.Graph, error) {
 				again[b] = attentionOnly
 			}
 		}
+	}
+	work := g
+	if len(again) > 0 || p.ContextParallel() > 1 {
+		work, _ = g.Clone() // to be rewritten
 	}
 	recompute(work, again)
 	if err := context(work, p); err != nil {

@@ -52,24 +52,27 @@ func context(g *ir.Graph, p *Plan) error {
 // a sequence, and how many there are: those that signatures identify, from node
 // to node, with the positions of attention.
 func sequenceDims(g *ir.Graph) (map[*ir.Value]int, int, error) {
-	type place struct {
-		value *ir.Value
-		dim   int
-	}
-	parent := map[place]place{}
-	find := func(p place) place {
-		for {
-			up, ok := parent[p]
-			if !ok {
-				return p
+	// Every dimension of every value is a place, those of value v from base[v.ID] on,
+	// and places that are the same dimension have one root.
+	base := make([]int, g.IDs())
+	var parent []int
+	for _, n := range g.Nodes {
+		for _, v := range n.Results {
+			base[v.ID] = len(parent)
+			for range v.Type.Shape {
+				parent = append(parent, len(parent))
 			}
-			if top, ok := parent[up]; ok {
-				parent[p] = top // halve the path
-			}
-			p = up
 		}
 	}
-	var attended []place
+	find := func(p int) int {
+		for parent[p] != p {
+			parent[p] = parent[parent[p]] // halve the path
+			p = parent[p]
+		}
+		return p
+	}
+	var attended []int
+	var first []int // by dimension of a signature
 	length := 0
 	for _, n := range g.Nodes {
 		if n.Op.Class() != ir.Compute {
@@ -79,18 +82,20 @@ func sequenceDims(g *ir.Graph) (map[*ir.Value]int, int, error) {
 		case ir.OpAttentionDecode:
 			return nil, 0, planErrorf("cp", "%s makes one token at a time, so there is no sequence to share; use cp 1", n.Name)
 		case ir.OpAttention:
-			attended = append(attended, place{n.Args[0], 1})
+			attended = append(attended, base[n.Args[0].ID]+1)
 			length = n.Args[0].Type.Shape[1]
 		}
 		sig := ir.SignatureOf(n)
-		first := make([]*place, len(sig.Dims))
+		first = first[:0]
+		for range sig.Dims {
+			first = append(first, -1)
+		}
 		unite := func(v *ir.Value, dims []int) {
 			for i, d := range dims {
-				here := place{v, i}
-				if first[d] == nil {
-					first[d] = &here
-				} else if a, b := find(*first[d]), find(here); a != b {
-					parent[b] = a
+				if first[d] < 0 {
+					first[d] = base[v.ID] + i
+				} else {
+					parent[find(base[v.ID]+i)] = find(first[d])
 				}
 			}
 		}
@@ -104,7 +109,7 @@ func sequenceDims(g *ir.Graph) (map[*ir.Value]int, int, error) {
 	if len(attended) == 0 {
 		return nil, 0, planErrorf("cp", "the graph %s has no attention over a sequence; use cp 1", g.Name)
 	}
-	roots := map[place]bool{}
+	roots := map[int]bool{}
 	for _, p := range attended {
 		roots[find(p)] = true
 	}
@@ -112,7 +117,7 @@ func sequenceDims(g *ir.Graph) (map[*ir.Value]int, int, error) {
 	for _, n := range g.Nodes {
 		for _, v := range n.Results {
 			for d := range v.Type.Shape {
-				if !roots[find(place{v, d})] {
+				if !roots[find(base[v.ID]+d)] {
 					continue
 				}
 				if _, twice := dims[v]; twice || n.Op == ir.OpParam {

@@ -9,7 +9,7 @@ package partition
 
 import (
 	"fmt"
-	"regexp"
+	"strconv"
 
 	"github.com/autopar/autopar/ir"
 )
@@ -181,7 +181,11 @@ func (p *Plan) Mesh(batch int) ir.Mesh {
 // so all run as many as the one with the most sequences, the last ones perhaps
 // empty.
 func (p *Plan) MicroBatches(batch int, at ir.Coord) int {
-	mesh := p.Mesh(batch)
+	return p.MicroBatchesOn(p.Mesh(batch), batch, at)
+}
+
+// MicroBatchesOn is [Plan.MicroBatches] on the plan's mesh for the batch.
+func (p *Plan) MicroBatchesOn(mesh ir.Mesh, batch int, at ir.Coord) int {
 	if p.ZeRO >= 2 {
 		return mesh.Size(AxisMB)
 	}
@@ -260,7 +264,7 @@ func (p *Plan) Validate(blocks, batch int) error {
 	}
 	next := 0
 	for i, s := range p.Stages {
-		key := fmt.Sprintf("stages[%d]", i)
+		key := "stages[" + strconv.Itoa(i) + "]"
 		if s.First != next || s.Last < s.First {
 			return planErrorf(key, "holds blocks [%d,%d), want it to start at block %d", s.First, s.Last, next)
 		}
@@ -295,15 +299,20 @@ func (p *Plan) Validate(blocks, batch int) error {
 	if next != blocks {
 		return planErrorf("stages", "cover %d blocks, the model has %d", next, blocks)
 	}
+	if len(p.Placements) == 0 {
+		return nil
+	}
+	mesh := p.Mesh(batch)
+	tp := mesh.Axis(AxisTP)
 	for i, pl := range p.Placements {
-		if _, err := regexp.Compile(pl.Match); err != nil {
+		if _, err := newPattern(pl.Match); err != nil {
 			return planErrorf(fmt.Sprintf("placements[%d].match", i), "%v", err)
 		}
-		spec, _, err := ir.ParseSpec(p.Mesh(batch), pl.Spec)
+		spec, _, err := ir.ParseSpec(mesh, pl.Spec)
 		if err != nil {
 			return planErrorf(fmt.Sprintf("placements[%d].spec", i), "%v", err)
 		}
-		if tp := p.Mesh(batch).Axis(AxisTP); !onlyAxis(spec, tp) {
+		if !onlyAxis(spec, tp) {
 			return planErrorf(fmt.Sprintf("placements[%d].spec", i), "%s names an axis that follows the batch; only tp can be placed", pl.Spec)
 		}
 	}
@@ -392,16 +401,16 @@ func onlyAxis(spec ir.ShardSpec, axis int) bool {
 
 // placer looks up the placements of a plan by name.
 type placer struct {
-	res   []*regexp.Regexp
-	specs []ir.ShardSpec
-	ranks []int
-	texts []string
+	matches []pattern
+	specs   []ir.ShardSpec
+	ranks   []int
+	texts   []string
 }
 
 func newPlacer(p *Plan, mesh ir.Mesh) (*placer, error) {
 	pl := &placer{}
 	for i, x := range p.Placements {
-		re, err := regexp.Compile("^(?:" + x.Match + ")$")
+		match, err := newPattern(x.Match)
 		if err != nil {
 			return nil, planErrorf(fmt.Sprintf("placements[%d].match", i), "%v", err)
 		}
@@ -414,7 +423,7 @@ func newPlacer(p *Plan, mesh ir.Mesh) (*placer, error) {
 				spec[a] = ir.Placement{}
 			}
 		}
-		pl.res, pl.specs = append(pl.res, re), append(pl.specs, spec)
+		pl.matches, pl.specs = append(pl.matches, match), append(pl.specs, spec)
 		pl.ranks, pl.texts = append(pl.ranks, rank), append(pl.texts, x.Spec)
 	}
 	return pl, nil
@@ -422,8 +431,8 @@ func newPlacer(p *Plan, mesh ir.Mesh) (*placer, error) {
 
 // find returns the placement of a named value of the given shape.
 func (p *placer) find(mesh ir.Mesh, name string, shape []int) (ir.ShardSpec, bool, error) {
-	for i, re := range p.res {
-		if !re.MatchString(name) {
+	for i := range p.matches {
+		if !p.matches[i].matches(name) {
 			continue
 		}
 		if p.ranks[i] != len(shape) {
@@ -441,8 +450,8 @@ func (p *placer) find(mesh ir.Mesh, name string, shape []int) (ir.ShardSpec, boo
 func checkSplit(mesh ir.Mesh, spec ir.ShardSpec, shape []int) error {
 	for d, size := range shape {
 		parts := 1
-		for _, a := range spec.ShardAxes(d) {
-			if !mesh.Axes[a].Time {
+		for a, p := range spec {
+			if p.Kind == ir.Shard && int(p.Dim) == d && !mesh.Axes[a].Time {
 				parts *= mesh.Axes[a].Size
 			}
 		}

@@ -3,7 +3,6 @@ package partition
 import (
 	"fmt"
 	"math"
-	"slices"
 
 	"github.com/autopar/autopar/ir"
 )
@@ -17,17 +16,35 @@ type propagator struct {
 	src    *ir.Graph
 	dst    *ir.Graph
 	placer *placer
-	want   map[*ir.Value]ir.ShardSpec // placement of the parameter a gradient is for
-	moved  map[movedKey]*ir.Value
-	sums   map[*ir.Value]*ir.Value // over micro-batches, of what the update phase reads
-	names  map[string]int          // of communication nodes
+	arena  ir.Arena
+	facts  []fact // by ID, those of new values after those of the source graph
+	steps  []Step
+	names  map[string]int // of communication nodes
+	mb     int            // the axis of micro-batches
 }
 
-// movedKey memoizes a resharded value. A value reduced in the forward pass is
-// there for the backward pass too. One gathered is not: it is gathered again
-// where a block needs it, and freed after.
+// fact is what is known of a value.
+type fact struct {
+	isGrad  bool
+	want    ir.ShardSpec // placement of the parameter a gradient is for
+	escapes bool         // read by the update phase, or an output
+	sum     *ir.Value    // over micro-batches, if it escapes
+	moved   *moved       // where it has been resharded
+}
+
+// of returns what is known of a value.
+func (pr *propagator) of(v *ir.Value) *fact { return &pr.facts[v.ID] }
+
+// moved is a value resharded for a use; uses of the same key share it. A value
+// reduced in the forward pass is there for the backward pass too. One gathered is
+// not: it is gathered again where a block needs it, and freed after.
+type moved struct {
+	key  movedKey
+	to   *ir.Value
+	next *moved
+}
+
 type movedKey struct {
-	value *ir.Value
 	spec  ir.ShardSpec
 	stage int
 	phase ir.Phase // of a gathered value
@@ -41,9 +58,8 @@ func propagate(g *ir.Graph, p *Plan, mesh ir.Mesh) (*ir.Graph, error) {
 		return nil, err
 	}
 	pr := &propagator{
-		plan: p, mesh: mesh, src: g, dst: &ir.Graph{Name: g.Name, Mesh: mesh}, placer: placer,
-		want: map[*ir.Value]ir.ShardSpec{}, moved: map[movedKey]*ir.Value{},
-		sums: map[*ir.Value]*ir.Value{}, names: map[string]int{},
+		plan: p, mesh: mesh, src: g, dst: &ir.Graph{Name: g.Name, Mesh: mesh, Nodes: make([]*ir.Node, 0, len(g.Nodes)*3/2)}, placer: placer,
+		facts: make([]fact, g.IDs(), g.IDs()*3/2), names: map[string]int{}, mb: mesh.Axis(AxisMB),
 	}
 	if err := pr.leaves(); err != nil {
 		return nil, err
@@ -63,7 +79,7 @@ func propagate(g *ir.Graph, p *Plan, mesh ir.Mesh) (*ir.Graph, error) {
 		pr.dst.Outputs = append(pr.dst.Outputs, ir.Output{Name: o.Name, Value: v})
 	}
 	for _, u := range g.Updates {
-		v, err := pr.reshard(u.New, u.Param.Spec, u.Param.Def.Stage, ir.Update, "")
+		v, err := pr.reshard(u.New, u.Param.Spec, u.Param.Def.Stage, ir.Update, nil)
 		if err != nil {
 			return nil, fmt.Errorf("partition: update of %s: %w", u.Param.Name(), err)
 		}
@@ -76,31 +92,31 @@ func propagate(g *ir.Graph, p *Plan, mesh ir.Mesh) (*ir.Graph, error) {
 // output makes a value whole on every rank. One that follows the batch can be
 // read after the step only if there is a single micro-batch.
 func (pr *propagator) output(v *ir.Value) (*ir.Value, error) {
-	if sum := pr.sums[v]; sum != nil {
+	if sum := pr.of(v).sum; sum != nil {
 		v = sum
 	}
 	var whole ir.ShardSpec
 	phase := ir.Update
-	if mb := pr.mesh.Axis(AxisMB); v.Spec[mb].Kind == ir.Shard {
+	if mb := pr.mb; v.Spec[mb].Kind == ir.Shard {
 		if m := pr.mesh.Axes[mb].Size; m > 1 {
 			return nil, planErrorf("micro_batch", "%s is made anew by each of %d micro-batches, so it cannot be an output", v.Name(), m)
 		}
 		whole[mb], phase = v.Spec[mb], v.Def.Phase
 	}
-	return pr.reshard(v, whole, v.Def.Stage, phase, "")
+	return pr.reshard(v, whole, v.Def.Stage, phase, nil)
 }
 
 // leaves places parameters, their optimizer state, caches, and inputs.
 func (pr *propagator) leaves() error {
-	state := map[*ir.Value]*ir.Value{} // optimizer state -> its parameter
-	cache := map[*ir.Value]bool{}      // keys and values of the batch's sequences
+	state := make([]*ir.Value, pr.src.IDs()) // optimizer state -> its parameter
+	cache := map[*ir.Value]bool{}            // keys and values of the batch's sequences
 	weights := weightsOf(pr.src)
 	for _, n := range pr.src.Nodes {
 		switch n.Op {
 		case ir.OpAdamW:
 			for _, a := range n.Args[:3] {
-				if a != weights[n] {
-					state[a] = weights[n]
+				if w := weights[n.ID()]; a != w {
+					state[a.ID] = w
 				}
 			}
 		case ir.OpAttentionDecode:
@@ -116,7 +132,7 @@ func (pr *propagator) leaves() error {
 		}
 		v := n.Results[0]
 		name, stage := n.Name, 3 // from which ZeRO stage on it is sharded
-		if p, ok := state[v]; ok {
+		if p := state[v.ID]; p != nil {
 			name, stage = p.Def.Name, 1
 		}
 		switch {
@@ -139,26 +155,28 @@ func (pr *propagator) leaves() error {
 }
 
 // overReplicas shards a value that data-parallel ranks would all hold over those
-// of a ZeRO group, in the dimension that they share most evenly (the first of
-// those) and that is not sharded yet: slices of slices would have to be gathered
-// to move. What has no such dimension, a bias split over tp, stays where it is.
+// of a ZeRO group.
 func (pr *propagator) overReplicas(spec ir.ShardSpec, shape []int) ir.ShardSpec {
 	dp := pr.mesh.Axis(AxisDP)
-	n := pr.mesh.Axes[dp].Size
-	if n == 1 {
-		return spec
+	if d := ReplicaDim(pr.mesh.Axes[dp].Size, spec, shape); d >= 0 {
+		spec[dp] = ir.ShardOn(d)
 	}
+	return spec
+}
+
+// ReplicaDim returns the dimension in which ZeRO shards a value over n ranks: the
+// one that they share most evenly (the first of those) and that is not sharded yet,
+// as slices of slices would have to be gathered to move. It is -1 for what has no
+// such dimension, a bias split over tp, and stays whole.
+func ReplicaDim(n int, spec ir.ShardSpec, shape []int) int {
 	best, least := -1, math.Inf(1)
 	for d, size := range shape {
-		part := float64(pr.mesh.Axes[dp].Cut(size, 0).Len) / float64(size)
-		if size >= n && len(spec.ShardAxes(d)) == 0 && part < least {
+		part := float64(ir.Axis{Size: n}.Cut(size, 0).Len) / float64(size)
+		if n > 1 && size >= n && len(spec.ShardAxes(d)) == 0 && part < least {
 			best, least = d, part
 		}
 	}
-	if best >= 0 {
-		spec[dp] = ir.ShardOn(best)
-	}
-	return spec
+	return best
 }
 
 // alongBatch cuts dimension 0 as the batch is cut.
@@ -176,12 +194,12 @@ func (pr *propagator) escaping() {
 	for _, n := range pr.src.Nodes {
 		if n.Phase == ir.Update {
 			for _, a := range n.Args {
-				pr.sums[a] = nil
+				pr.of(a).escapes = true
 			}
 		}
 	}
 	for _, o := range pr.src.Outputs {
-		pr.sums[o.Value] = nil
+		pr.of(o.Value).escapes = true
 	}
 }
 
@@ -192,11 +210,13 @@ func (pr *propagator) gradients() {
 		n := pr.src.Nodes[i]
 		switch n.Op {
 		case ir.OpAdamW:
-			pr.want[n.Args[3]] = n.Args[1].Spec
+			grad := pr.of(n.Args[3])
+			grad.isGrad, grad.want = true, n.Args[1].Spec
 		case ir.OpAddN, ir.OpCast, ir.OpFromFixed, ir.OpSend, ir.OpRecv:
-			if spec, ok := pr.want[n.Results[0]]; ok {
+			if r := pr.of(n.Results[0]); r.isGrad {
 				for _, a := range n.Args {
-					pr.want[a] = spec
+					term := pr.of(a)
+					term.isGrad, term.want = true, r.want
 				}
 			}
 		}
@@ -209,10 +229,10 @@ func (pr *propagator) node(n *ir.Node) error {
 		pr.dst.Nodes = append(pr.dst.Nodes, n)
 		return nil
 	}
-	args := slices.Clone(n.Args)
+	args := n.Args
 	if n.Phase == ir.Update {
 		for i, a := range args {
-			if sum := pr.sums[a]; sum != nil {
+			if sum := pr.of(a).sum; sum != nil {
 				args[i] = sum
 			}
 		}
@@ -230,7 +250,7 @@ func (pr *propagator) node(n *ir.Node) error {
 		}
 	}
 	for i, a := range args {
-		v, err := pr.reshard(a, argSpecs[i], n.Stage, n.Phase, n.Block())
+		v, err := pr.reshard(a, argSpecs[i], n.Stage, n.Phase, n)
 		if err != nil {
 			return fmt.Errorf("operand %d (%s): %w", i, a.Name(), err)
 		}
@@ -247,7 +267,7 @@ func (pr *propagator) node(n *ir.Node) error {
 		return nil
 	}
 	for _, r := range n.Results {
-		if _, escapes := pr.sums[r]; escapes {
+		if pr.of(r).escapes {
 			if err := pr.accumulate(r); err != nil {
 				return err
 			}
@@ -278,8 +298,8 @@ func (pr *propagator) isTime(axis int) bool {
 // one do not change which rules of another are legal.
 func (pr *propagator) choose(n *ir.Node, args []*ir.Value) (argSpecs, resSpecs []ir.ShardSpec, err error) {
 	sig := ir.SignatureOf(n)
-	argSpecs = make([]ir.ShardSpec, len(n.Args))
-	resSpecs = make([]ir.ShardSpec, len(n.Results))
+	specs := make([]ir.ShardSpec, len(n.Args)+len(n.Results))
+	argSpecs, resSpecs = specs[:len(n.Args)], specs[len(n.Args):]
 	pin, pinned, err := pr.placer.find(pr.mesh, BaseName(n.Name), n.Results[0].Type.Shape)
 	if err != nil {
 		return nil, nil, err
@@ -344,9 +364,9 @@ const (
 // nor do context-parallel ranks, so a sequence is gathered only for operands that
 // their op needs whole: the keys and values of attention.
 func (pr *propagator) cost(n *ir.Node, sig *ir.Signature, args []*ir.Value, axis, rule int, ra, rr []ir.Placement) float64 {
-	size := pr.mesh.Axes[axis].Size
-	context := pr.mesh.Axes[axis].Name == AxisCP
-	follows := pr.isTime(axis) || (context || FollowsBatch(pr.mesh.Axes[axis])) && n.Phase != ir.Update
+	a := &pr.mesh.Axes[axis]
+	size, context := a.Size, a.Name == AxisCP
+	follows := a.Time || (context || FollowsBatch(*a)) && n.Phase != ir.Update
 	cost := 0.0
 	if rule == ir.ReplicateAll {
 		cost += tieWhole
@@ -363,11 +383,11 @@ func (pr *propagator) cost(n *ir.Node, sig *ir.Signature, args []*ir.Value, axis
 		if context && from.Kind == ir.Shard { // nothing but sequences lies so
 			stays = !sig.Dims[sig.Args[i][from.Dim]].Frozen
 		}
-		if pr.isTime(axis) || follows && stays {
+		if a.Time || follows && stays {
 			return math.Inf(1)
 		}
-		want, isGrad := pr.want[v]
-		home := isGrad && want[axis] == ra[i]
+		known := pr.of(v)
+		home := known.isGrad && known.want[axis] == ra[i]
 		if home && (n.Op == ir.OpSumSquares || n.Op == ir.OpFixedSquares) {
 			continue // the optimizer needs it there anyway
 		}
@@ -386,13 +406,13 @@ func (pr *propagator) cost(n *ir.Node, sig *ir.Signature, args []*ir.Value, axis
 		}
 		cost += c
 	}
-	if pr.isTime(axis) {
+	if a.Time {
 		return cost
 	}
 	for i, r := range n.Results {
 		to := ir.Placement{}
-		if want, ok := pr.want[r]; ok {
-			to = want[axis]
+		if known := pr.of(r); known.isGrad {
+			to = known.want[axis]
 		} else if rr[i].Kind == ir.Shard {
 			continue
 		}
@@ -405,14 +425,13 @@ func (pr *propagator) cost(n *ir.Node, sig *ir.Signature, args []*ir.Value, axis
 // gradient from ZeRO stage 2 on, which would be reduced with every micro-batch
 // after it too, in more bytes. Any other cast is made where its operand lies.
 func (pr *propagator) reducesFirst(n *ir.Node, axis int) bool {
-	_, isGrad := pr.want[n.Results[0]]
-	return isGrad && pr.plan.ZeRO >= 2 && n.Phase == ir.Backward && pr.mesh.Axes[axis].Name == AxisDP
+	return pr.of(n.Results[0]).isGrad && pr.plan.ZeRO >= 2 && n.Phase == ir.Backward && pr.mesh.Axes[axis].Name == AxisDP
 }
 
 // ofBatch reports whether a value is cut as the batch is. A parameter is not, nor
 // what is made of nothing but parameters: rows of a position table that ZeRO shards.
 func (pr *propagator) ofBatch(v *ir.Value) bool {
-	return v.Def.Op != ir.OpParam && v.Spec[pr.mesh.Axis(AxisMB)].Kind == ir.Shard
+	return v.Def.Op != ir.OpParam && v.Spec[pr.mb].Kind == ir.Shard
 }
 
 // alongSequence reports whether a rule gives each rank of the tensor-parallel axis
@@ -446,26 +465,24 @@ func moveBytes(from, to ir.Placement, bytes float64, n int) float64 {
 // reduced to the rank's shard first, with every micro-batch, so that the whole
 // gradient never accumulates.
 func (pr *propagator) accumulate(r *ir.Value) error {
-	mb, dp := pr.mesh.Axis(AxisMB), pr.mesh.Axis(AxisDP)
+	mb, dp := pr.mb, pr.mesh.Axis(AxisDP)
 	if r.Spec[mb].Kind != ir.Partial {
 		return nil
 	}
 	v := r
-	want, isGrad := pr.want[r]
+	isGrad, want := pr.of(r).isGrad, pr.of(r).want
 	if isGrad && pr.plan.ZeRO >= 2 && want[dp].Kind == ir.Shard && r.Spec[dp].Kind == ir.Partial {
 		to := r.Spec
 		to[dp] = want[dp]
 		var err error
-		if v, err = pr.reshard(r, to, r.Def.Stage, r.Def.Phase, ""); err != nil {
+		if v, err = pr.reshard(r, to, r.Def.Stage, r.Def.Phase, nil); err != nil {
 			return err
 		}
 	}
 	to := v.Spec
 	to[mb] = ir.Placement{}
 	sum := pr.comm(ir.OpAccumulate, v, to, r.Def.Stage, r.Def.Phase, ir.CommAttr{Axis: AxisMB}).Results[0]
-	if isGrad {
-		pr.want[sum] = want
-	}
-	pr.sums[r] = sum
+	pr.of(sum).isGrad, pr.of(sum).want = isGrad, want
+	pr.of(r).sum = sum
 	return nil
 }

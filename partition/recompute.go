@@ -35,25 +35,30 @@ func recompute(g *ir.Graph, blocks map[string]extent) {
 	if len(blocks) == 0 {
 		return
 	}
-	again := map[*ir.Value]*ir.Value{} // forward value -> its recomputation
-	var out []*ir.Node
+	byBlock := map[string][]*ir.Node{}
+	blockOf := make([]string, g.IDs()) // of nodes of those blocks
+	for _, n := range g.Nodes {
+		if block := n.Block(); blocks[block] != nothing {
+			blockOf[n.ID()] = block
+			byBlock[block] = append(byBlock[block], n)
+		}
+	}
+	r := &recomputer{blockOf: blockOf, again: make([]*ir.Value, g.IDs()), need: make([]bool, g.IDs())}
+	out := make([]*ir.Node, 0, len(g.Nodes)*3/2)
 	expanded := map[string]bool{}
 	for _, n := range g.Nodes {
-		block := ""
-		if n.Phase == ir.Backward {
-			block = n.Block()
-		}
-		if blocks[block] == nothing {
+		block := blockOf[n.ID()]
+		if n.Phase != ir.Backward || block == "" {
 			out = append(out, n)
 			continue
 		}
 		if !expanded[block] {
 			expanded[block] = true
-			out = append(out, cloneForward(g, block, blocks[block], again)...)
+			out = append(out, r.cloneForward(byBlock[block], block, blocks[block])...)
 		}
 		for i, a := range n.Args {
-			if r, ok := again[a]; ok {
-				n.Args[i] = r
+			if again := r.again[a.ID]; again != nil {
+				n.Args[i] = again
 			}
 		}
 		out = append(out, n)
@@ -62,42 +67,48 @@ func recompute(g *ir.Graph, blocks map[string]extent) {
 	g.Renumber()
 }
 
+// recomputer makes copies of nodes that run again. Its tables are by ID.
+type recomputer struct {
+	arena   ir.Arena
+	blockOf []string    // of nodes
+	again   []*ir.Value // recomputations of forward values
+	need    []bool      // nodes that the backward pass needs again
+}
+
 // cloneForward returns copies of the forward nodes of a block that its backward
 // nodes need, in forward order, and records them in again.
-func cloneForward(g *ir.Graph, block string, much extent, again map[*ir.Value]*ir.Value) []*ir.Node {
+func (r *recomputer) cloneForward(nodes []*ir.Node, block string, much extent) []*ir.Node {
 	mine := func(v *ir.Value) bool {
 		d := v.Def
-		return d.Phase == ir.Forward && d.Op.Class() == ir.Compute && d.Block() == block && (much == full || d.Op == ir.OpAttention)
+		return d.Phase == ir.Forward && d.Op.Class() == ir.Compute && r.blockOf[d.ID()] == block && (much == full || d.Op == ir.OpAttention)
 	}
-	need := map[*ir.Node]bool{}
-	for i := len(g.Nodes) - 1; i >= 0; i-- {
-		n := g.Nodes[i]
-		if n.Block() != block || (n.Phase != ir.Backward && !need[n]) {
+	for i := len(nodes) - 1; i >= 0; i-- {
+		n := nodes[i]
+		if n.Phase != ir.Backward && !r.need[n.ID()] {
 			continue
 		}
 		for _, a := range n.Args {
 			if mine(a) {
-				need[a.Def] = true
+				r.need[a.Def.ID()] = true
 			}
 		}
 	}
 	var clones []*ir.Node
-	for _, n := range g.Nodes {
-		if !need[n] {
+	for _, n := range nodes {
+		if !r.need[n.ID()] {
 			continue
 		}
-		c := n.Copy()
+		c := r.arena.Node(*n, len(n.Args), len(n.Results))
 		c.Name, c.Phase = n.Name+"@re", ir.Backward
-		for _, a := range n.Args {
-			if r, ok := again[a]; ok {
-				a = r
+		for i, a := range n.Args {
+			if again := r.again[a.ID]; again != nil {
+				a = again
 			}
-			c.Args = append(c.Args, a)
+			c.Args[i] = a
 		}
-		for i, r := range n.Results {
-			v := &ir.Value{Type: r.Type, Def: c, Index: i}
-			c.Results = append(c.Results, v)
-			again[r] = v
+		for i, old := range n.Results {
+			c.Results[i] = r.arena.Value(ir.Value{Type: old.Type, Def: c, Index: i})
+			r.again[old.ID] = c.Results[i]
 		}
 		clones = append(clones, c)
 	}

@@ -8,29 +8,32 @@ import (
 
 // reshard returns v with another spec, appending the collectives that make it
 // so, one mesh axis at a time. Any spec reaches any other. The consumer is on the
-// given stage, in the given phase and block.
-func (pr *propagator) reshard(v *ir.Value, to ir.ShardSpec, stage int, phase ir.Phase, block string) (*ir.Value, error) {
+// given stage and in the given phase; user is its node, if it is one.
+func (pr *propagator) reshard(v *ir.Value, to ir.ShardSpec, stage int, phase ir.Phase, user *ir.Node) (*ir.Value, error) {
 	if v.Spec == to {
 		return v, nil
 	}
-	steps, err := Path(pr.mesh, v.Spec, to)
+	steps, err := appendPath(pr.steps[:0], pr.mesh, v.Spec, to)
 	if err != nil {
 		return nil, err
 	}
+	pr.steps = steps
 	if phase == ir.Update { // shared by all stages of a position
 		stage, _ = pr.plan.Position(stage)
 	}
-	key := movedKey{value: v, spec: to, stage: stage}
+	key := movedKey{spec: to, stage: stage}
 	for _, s := range steps {
 		if s.Op == ir.OpAllGather {
 			key.phase = phase
-			if v.Def.Op == ir.OpParam {
-				key.block = block
+			if v.Def.Op == ir.OpParam && user != nil {
+				key.block = user.Block()
 			}
 		}
 	}
-	if m, ok := pr.moved[key]; ok {
-		return m, nil
+	for m := pr.of(v).moved; m != nil; m = m.next {
+		if m.key == key {
+			return m.to, nil
+		}
 	}
 	m := v
 	for _, s := range steps {
@@ -39,22 +42,22 @@ func (pr *propagator) reshard(v *ir.Value, to ir.ShardSpec, stage int, phase ir.
 	if err := checkSplit(pr.mesh, to, v.Type.Shape); err != nil {
 		return nil, err
 	}
-	pr.moved[key] = m
+	pr.of(v).moved = &moved{key, m, pr.of(v).moved}
 	return m, nil
 }
 
 // comm appends one communication node.
 func (pr *propagator) comm(op ir.Op, v *ir.Value, to ir.ShardSpec, stage int, phase ir.Phase, attr ir.CommAttr) *ir.Node {
-	name := fmt.Sprintf("%s@%s_%s", v.Name(), op, attr.Axis)
+	name := v.Name() + "@" + op.String() + "_" + attr.Axis
 	again := pr.names[name]
 	pr.names[name]++
 	if again > 0 {
 		name = fmt.Sprintf("%s_%d", name, again)
 	}
-	n := &ir.Node{
-		Op: op, Attr: attr, Args: []*ir.Value{v}, Phase: phase, Stage: stage, Name: name, Pos: v.Def.Pos,
-	}
-	n.Results = []*ir.Value{{Type: v.Type, Def: n, Spec: to}}
+	n := pr.arena.Node(ir.Node{Op: op, Attr: attr, Phase: phase, Stage: stage, Name: name, Pos: v.Def.Pos}, 1, 1)
+	n.Args[0] = v
+	n.Results[0] = pr.arena.Value(ir.Value{ID: len(pr.facts), Type: v.Type, Def: n, Spec: to})
+	pr.facts = append(pr.facts, fact{})
 	pr.dst.Nodes = append(pr.dst.Nodes, n)
 	return n
 }
@@ -70,7 +73,11 @@ type Step struct {
 // axes shard one dimension the inner ones are gathered before an outer one
 // changes and cut again after: their slices nest.
 func Path(mesh ir.Mesh, from, to ir.ShardSpec) ([]Step, error) {
-	var steps []Step
+	return appendPath(nil, mesh, from, to)
+}
+
+// appendPath appends a path to steps.
+func appendPath(steps []Step, mesh ir.Mesh, from, to ir.ShardSpec) ([]Step, error) {
 	cur := from
 	add := func(axis int, op ir.Op, next ir.Placement, attr ir.CommAttr) {
 		attr.Axis = mesh.Axes[axis].Name

@@ -28,26 +28,62 @@ func BaseName(name string) string {
 type cutter struct {
 	src, dst *ir.Graph
 	plan     *Plan
-	owner    map[*ir.Node]int       // stage of a node that runs on exactly one
-	holders  map[*ir.Node][]int     // positions that use a parameter in forward or backward
-	weights  map[*ir.Node]*ir.Value // of each adamw
-	made     map[placed]*ir.Value
-	terms    map[placed]*ir.Value // what an add_n, or the cast of one, is on one position
-	err      error
+	arena    ir.Arena
+	// By the ID of a node or value of the source graph, and of terms after those.
+	owner   []int       // stage of a node that runs on exactly one, else nowhere
+	holders [][]int     // positions that use a parameter in forward or backward
+	weights []*ir.Value // of each adamw
+	made    []copied
+	terms   map[placed]*ir.Value // what an add_n, or the cast of one, is on one position
+	params  map[string]*ir.Node  // parameters by name
+	err     error
+}
+
+// nowhere is the owner of a node that is duplicated where it is needed.
+const nowhere = -1
+
+// copied is the copies of a value: on the first stage that has one, where nearly
+// always is the only one, and on others.
+type copied struct {
+	stage int
+	on    *ir.Value
+	more  map[int]*ir.Value
+}
+
+// copyOf returns the copy of a value on a stage, nil if there is none.
+func (c *cutter) copyOf(v *ir.Value, s int) *ir.Value {
+	m := &c.made[v.ID]
+	if m.on != nil && m.stage == s {
+		return m.on
+	}
+	return m.more[s]
+}
+
+// copyIs enters the copy of a value on a stage.
+func (c *cutter) copyIs(v *ir.Value, s int, on *ir.Value) {
+	m := &c.made[v.ID]
+	switch {
+	case m.on == nil || m.stage == s:
+		m.stage, m.on = s, on
+	case m.more == nil:
+		m.more = map[int]*ir.Value{s: on}
+	default:
+		m.more[s] = on
+	}
 }
 
 // weightsOf returns the weight that each adamw updates: its first operand, or that
-// of which this is the master copy.
-func weightsOf(g *ir.Graph) map[*ir.Node]*ir.Value {
-	of := map[*ir.Node]*ir.Value{}
+// of which this is the master copy. By the ID of the node; nil for others.
+func weightsOf(g *ir.Graph) []*ir.Value {
+	of := make([]*ir.Value, g.IDs())
 	for _, n := range g.Nodes {
 		if n.Op == ir.OpAdamW {
-			of[n] = n.Args[0]
+			of[n.ID()] = n.Args[0]
 		}
 	}
 	for _, u := range g.Updates {
 		if cast := u.New.Def; cast.Op == ir.OpCast && cast.Args[0].Def.Op == ir.OpAdamW {
-			of[cast.Args[0].Def] = u.Param
+			of[cast.Args[0].Def.ID()] = u.Param
 		}
 	}
 	return of
@@ -63,28 +99,29 @@ type placed struct {
 func cut(g *ir.Graph, p *Plan) (*ir.Graph, error) {
 	c := &cutter{
 		src: g, dst: ir.NewGraph(g.Name), plan: p,
-		owner: map[*ir.Node]int{}, holders: map[*ir.Node][]int{}, made: map[placed]*ir.Value{},
-		terms: map[placed]*ir.Value{}, weights: weightsOf(g),
+		owner: make([]int, g.IDs()), holders: make([][]int, g.IDs()), made: make([]copied, g.IDs()),
+		terms: map[placed]*ir.Value{}, weights: weightsOf(g), params: map[string]*ir.Node{},
 	}
+	c.dst.Nodes = make([]*ir.Node, 0, len(g.Nodes)*9/8)
 	c.assign(p)
 	for _, n := range g.Nodes {
-		switch s, owned := c.owner[n]; {
+		switch s := c.owner[n.ID()]; {
 		case n.Op == ir.OpAdamW:
 			// Every stage that holds a tied parameter makes the same update.
-			for _, s := range c.holders[c.weights[n].Def] {
+			for _, s := range c.holders[c.weights[n.ID()].Def.ID()] {
 				c.emit(n, s)
 			}
-		case owned:
+		case s != nowhere:
 			c.emit(n, s)
 		}
 	}
 	for _, o := range g.Outputs {
-		s := c.owner[o.Value.Def] // stage 0 for what every stage can make
+		s := max(c.owner[o.Value.Def.ID()], 0) // stage 0 for what every stage can make
 		c.dst.Outputs = append(c.dst.Outputs, ir.Output{Name: o.Name, Value: c.at(o.Value, s, ir.Update)})
 	}
 	for _, u := range g.Updates {
 		for s := range p.PP() {
-			if param, ok := c.made[placed{u.Param, s}]; ok {
+			if param := c.copyOf(u.Param, s); param != nil {
 				c.dst.Updates = append(c.dst.Updates, ir.StateUpdate{Param: param, New: c.at(u.New, s, ir.Update)})
 			}
 		}
@@ -121,12 +158,14 @@ func (c *cutter) assign(p *Plan) {
 			stageOfBlock[b] = s
 		}
 	}
-	forward := map[string]int{}     // forward node name -> stage
-	params := map[string]*ir.Node{} // parameter name -> leaf
-	outside := 0                    // stage of forward nodes outside blocks
+	for i := range c.owner {
+		c.owner[i] = nowhere
+	}
+	forward := map[string]int{} // forward node name -> stage
+	outside := 0                // stage of forward nodes outside blocks
 	for _, n := range c.src.Nodes {
 		if n.Op == ir.OpParam {
-			params[n.Name] = n
+			c.params[n.Name] = n
 		}
 		if n.Op.Class() == ir.Leaf || n.Op == ir.OpFold {
 			continue // duplicated where it is needed
@@ -134,9 +173,9 @@ func (c *cutter) assign(p *Plan) {
 		if n.Phase == ir.Update {
 			if n.Op == ir.OpSumSquares || n.Op == ir.OpFixedSquares {
 				name, _, _ := strings.Cut(n.Name, "/")
-				c.owner[n] = c.holders[params[name]][0]
+				c.owner[n.ID()] = c.holders[c.params[name].ID()][0]
 			} else if s, ok := c.follows(n); ok {
-				c.owner[n] = s
+				c.owner[n.ID()] = s
 			}
 			continue
 		}
@@ -154,15 +193,18 @@ func (c *cutter) assign(p *Plan) {
 				s = outside // the forward node waits for the whole batch: the loss
 			}
 		}
-		if n.Phase == ir.Forward {
+		if n.Phase == ir.Forward && len(p.Stages) > 1 { // otherwise it is 0 like all
 			forward[n.Name] = s
 		}
-		c.owner[n] = s
+		c.owner[n.ID()] = s
 		for _, a := range n.Args {
-			d := a.Def
-			if at := c.site(d, s); d.Op == ir.OpParam && !slices.Contains(c.holders[d], at) {
-				c.holders[d] = append(c.holders[d], at)
-				slices.Sort(c.holders[d])
+			if a.Def.Op != ir.OpParam {
+				continue
+			}
+			holders := &c.holders[a.ID]
+			if at := c.site(a.Def, s); !slices.Contains(*holders, at) {
+				*holders = append(*holders, at)
+				slices.Sort(*holders)
 			}
 		}
 	}
@@ -178,7 +220,8 @@ func (c *cutter) follows(n *ir.Node) (stage int, ok bool) {
 		if a.Def.Op.Class() == ir.Leaf {
 			continue
 		}
-		s, owned := c.owner[a.Def]
+		s := c.owner[a.Def.ID()]
+		owned := s != nowhere
 		s, _ = c.plan.Position(s)
 		if !owned || ok && s != stage {
 			return 0, false
@@ -190,10 +233,10 @@ func (c *cutter) follows(n *ir.Node) (stage int, ok bool) {
 
 // emit appends the copy of a node that runs on a stage.
 func (c *cutter) emit(n *ir.Node, s int) *ir.Node {
-	m := n.Copy()
+	m := c.arena.Node(*n, len(n.Args), len(n.Results))
 	m.Stage, m.Name = s, c.name(n, s)
-	for _, a := range n.Args {
-		m.Args = append(m.Args, c.at(a, s, n.Phase))
+	for i, a := range n.Args {
+		m.Args[i] = c.at(a, s, n.Phase)
 	}
 	c.place(n, m, s)
 	return m
@@ -202,22 +245,25 @@ func (c *cutter) emit(n *ir.Node, s int) *ir.Node {
 // name returns the name of a node's copy on stage s: the plain name on its home
 // stage, with a suffix elsewhere.
 func (c *cutter) name(n *ir.Node, s int) string {
-	home, owned := c.owner[n]
-	switch holders := c.holders[n]; {
+	if c.plan.PP() == 1 {
+		return n.Name
+	}
+	home := c.owner[n.ID()]
+	switch holders := c.holders[n.ID()]; {
 	case len(holders) > 0:
 		home = holders[0]
 	case n.Op == ir.OpAdamW:
-		home = c.holders[c.weights[n].Def][0]
-	case n.Op == ir.OpCast && c.weights[n.Args[0].Def] != nil:
-		home = c.holders[c.weights[n.Args[0].Def].Def][0]
+		home = c.holders[c.weights[n.ID()].ID][0]
+	case n.Op == ir.OpCast && c.weights[n.Args[0].Def.ID()] != nil:
+		home = c.holders[c.weights[n.Args[0].Def.ID()].ID][0]
 	case n.Op == ir.OpParam: // optimizer state: named after its parameter
 		home = s
 		if i := strings.LastIndex(n.Name, "."); i >= 0 {
-			if w := c.src.Find(n.Name[:i]); w != nil {
-				home = c.holders[w][0]
+			if w := c.params[n.Name[:i]]; w != nil {
+				home = c.holders[w.ID()][0]
 			}
 		}
-	case !owned:
+	case home == nowhere:
 		home = 0
 	}
 	if s == home {
@@ -228,9 +274,8 @@ func (c *cutter) name(n *ir.Node, s int) string {
 
 func (c *cutter) place(n, m *ir.Node, s int) {
 	for i, r := range n.Results {
-		v := &ir.Value{Type: r.Type, Def: m, Index: i}
-		m.Results = append(m.Results, v)
-		c.made[placed{r, s}] = v
+		m.Results[i] = c.arena.Value(ir.Value{Type: r.Type, Def: m, Index: i})
+		c.copyIs(r, s, m.Results[i])
 	}
 	c.dst.Nodes = append(c.dst.Nodes, m)
 }
@@ -238,19 +283,20 @@ func (c *cutter) place(n, m *ir.Node, s int) {
 // at returns the copy of v that stage s can read in the given phase.
 func (c *cutter) at(v *ir.Value, s int, phase ir.Phase) *ir.Value {
 	n := v.Def
-	owner, owned := c.owner[n]
+	owner := c.owner[n.ID()]
+	owned := owner != nowhere
 	if !owned {
 		s = c.site(n, s)
 	}
-	if m, ok := c.made[placed{v, s}]; ok {
+	if m := c.copyOf(v, s); m != nil {
 		return m
 	}
 	switch {
 	case n.Op.Class() == ir.Leaf:
 		c.emit(n, s)
 	case owned:
-		m, ok := c.made[placed{v, owner}]
-		if !ok {
+		m := c.copyOf(v, owner)
+		if m == nil {
 			panic(fmt.Sprintf("BUG: stage %d needs %s before stage %d makes it", s, v.Name(), owner))
 		}
 		from, _ := c.plan.Position(owner)
@@ -271,7 +317,7 @@ func (c *cutter) at(v *ir.Value, s int, phase ir.Phase) *ir.Value {
 	default:
 		c.emit(n, s)
 	}
-	return c.made[placed{v, s}]
+	return c.copyOf(v, s)
 }
 
 // send moves v from the stage or position that has it, as src.
@@ -289,19 +335,21 @@ func (c *cutter) send(v, src *ir.Value, from, to int, phase ir.Phase) {
 	got := &ir.Value{Type: v.Type, Def: recv}
 	recv.Results = []*ir.Value{got}
 	c.dst.Nodes = append(c.dst.Nodes, send, recv)
-	c.made[placed{v, to}] = got
+	c.copyIs(v, to, got)
 }
 
 // addN sums first what each position owns, there, and then the positions' terms in
-// order, so that every position gets the same bits and one value crosses each
-// boundary. n is the add_n, or a cast of it: then each position casts its term,
-// and what crosses is of the type of the result.
+// order, so that every position gets the same bits. Two positions exchange their
+// terms. Of more each adds its own to what the one before hands on, and the sum comes
+// back the same way, so that all positions but the ends do the same. n is the add_n,
+// or a cast of it: then each position casts its term, and what crosses is of the type
+// of the result.
 func (c *cutter) addN(n, sum *ir.Node, s int) {
 	byStage := map[int][]*ir.Value{}
 	var stages []int
 	for _, a := range sum.Args {
-		t, owned := c.owner[a.Def]
-		if !owned {
+		t := c.owner[a.Def.ID()]
+		if t == nowhere {
 			t = s
 		}
 		t, _ = c.plan.Position(t)
@@ -315,15 +363,38 @@ func (c *cutter) addN(n, sum *ir.Node, s int) {
 		c.emit(n, s)
 		return
 	}
-	m := &ir.Node{Op: ir.OpAddN, Phase: n.Phase, Stage: s, Pos: n.Pos, Name: c.name(n, s)}
+	var terms []*ir.Value
 	for _, t := range stages {
 		v := c.term(sum, byStage[t], t)
 		if n != sum {
 			v = c.termOf(n, []*ir.Value{v}, t)
 		}
+		terms = append(terms, v)
+	}
+	if positions := c.plan.PP(); positions > 2 && len(terms) == positions {
+		c.chain(n, terms, s)
+		return
+	}
+	m := &ir.Node{Op: ir.OpAddN, Phase: n.Phase, Stage: s, Pos: n.Pos, Name: c.name(n, s), Results: make([]*ir.Value, 1)}
+	for _, v := range terms {
 		m.Args = append(m.Args, c.at(v, s, n.Phase))
 	}
 	c.place(n, m, s)
+}
+
+// chain gives position s the sum of one term of each position, handed on from the
+// first to the last and back.
+func (c *cutter) chain(n *ir.Node, terms []*ir.Value, s int) {
+	total := terms[0]
+	for t, v := range terms[1:] {
+		total = c.partial(n, []*ir.Value{total, v}, fmt.Sprintf("%s@sum%d", n.Name, t+1), placed{total, t + 1}, t+1)
+	}
+	for t := len(terms) - 2; t >= s; t-- {
+		if c.copyOf(total, t) == nil {
+			c.send(total, c.copyOf(total, t+1), t+1, t, n.Phase)
+		}
+	}
+	c.copyIs(n.Results[0], s, c.copyOf(total, s))
 }
 
 // term returns the source value that stands for the sum of position t's operands of
@@ -337,14 +408,20 @@ func (c *cutter) term(n *ir.Node, args []*ir.Value, t int) *ir.Value {
 
 // termOf is what n makes of the operands that are on stage t.
 func (c *cutter) termOf(n *ir.Node, args []*ir.Value, t int) *ir.Value {
-	key := placed{n.Results[0], t}
+	return c.partial(n, args, fmt.Sprintf("%s@stage%d", n.Name, t), placed{n.Results[0], t}, t)
+}
+
+// partial is what an op like n makes of other operands on stage t, a part of what n
+// makes, once for each key.
+func (c *cutter) partial(n *ir.Node, args []*ir.Value, name string, key placed, t int) *ir.Value {
 	if v, ok := c.terms[key]; ok {
 		return v
 	}
-	node := &ir.Node{Op: n.Op, Attr: n.Attr, Args: args, Phase: n.Phase, Pos: n.Pos, Name: fmt.Sprintf("%s@stage%d", n.Name, t)}
-	v := &ir.Value{Type: n.Results[0].Type, Def: node}
+	node := &ir.Node{Op: n.Op, Attr: n.Attr, Args: args, Phase: n.Phase, Pos: n.Pos, Name: name}
+	v := &ir.Value{ID: len(c.made), Type: n.Results[0].Type, Def: node}
 	node.Results = []*ir.Value{v}
-	c.owner[node] = t
+	c.owner, c.holders = append(c.owner, t), append(c.holders, nil)
+	c.weights, c.made = append(c.weights, nil), append(c.made, copied{})
 	c.terms[key] = v
 	c.emit(node, t)
 	return v

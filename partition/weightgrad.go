@@ -40,51 +40,54 @@ func splitBackward(g *ir.Graph) {
 // for.
 func WeightGrads(g *ir.Graph) map[*ir.Node]bool {
 	const many = -1
-	reach := map[*ir.Node]int{}        // 0: nothing; k: the gradient that node k-1 sums; many
-	passed := map[*ir.Node]bool{}      // reaches another stage
-	escapes := map[*ir.Value]bool{}    // read in the update phase
-	users := map[*ir.Node][]*ir.Node{} // in the backward phase
+	// By the ID of a node of the backward phase or of a value.
+	reach := make([]int, g.IDs())    // 0: nothing; k: the gradient that node k-1 sums; many
+	passed := make([]bool, g.IDs())  // reaches another stage
+	escapes := make([]bool, g.IDs()) // read in the update phase
 	for _, n := range g.Nodes {
-		for _, a := range n.Args {
-			switch {
-			case n.Phase == ir.Update:
-				escapes[a] = true
-			case n.Phase == ir.Backward:
-				users[a.Def] = append(users[a.Def], n)
+		if n.Phase == ir.Update {
+			for _, a := range n.Args {
+				escapes[a.ID] = true
 			}
 		}
 	}
 	for _, o := range g.Outputs {
-		escapes[o.Value] = true
+		escapes[o.Value.ID] = true
 	}
+	join := func(id, other int) {
+		switch {
+		case reach[id] == 0:
+			reach[id] = other
+		case other != 0 && other != reach[id]:
+			reach[id] = many
+		}
+	}
+	// Every node hands on what it reaches to those that make its operands.
 	for i := len(g.Nodes) - 1; i >= 0; i-- {
 		n := g.Nodes[i]
 		if n.Phase != ir.Backward {
 			continue
 		}
-		join := func(other int) {
-			switch {
-			case reach[n] == 0:
-				reach[n] = other
-			case other != 0 && other != reach[n]:
-				reach[n] = many
-			}
+		id := n.ID()
+		passed[id] = passed[id] || n.Op == ir.OpSend || n.Op == ir.OpRecv
+		if n.Op == ir.OpAccumulate || slices.ContainsFunc(n.Results, func(r *ir.Value) bool { return escapes[r.ID] }) {
+			join(id, i+1)
 		}
-		passed[n] = n.Op == ir.OpSend || n.Op == ir.OpRecv
-		if n.Op == ir.OpAccumulate || slices.ContainsFunc(n.Results, func(r *ir.Value) bool { return escapes[r] }) {
-			join(i + 1)
-		}
-		for _, u := range users[n] {
-			join(reach[u])
-			passed[n] = passed[n] || passed[u]
+		for _, a := range n.Args {
+			of := a.Def.ID()
+			join(of, reach[id])
+			passed[of] = passed[of] || passed[id]
 		}
 	}
 	found := map[*ir.Node]bool{}
 	for _, n := range g.Nodes {
-		if n.Phase == ir.Backward {
-			// A sum goes with the kernel that makes its terms, which may do the adding.
-			with := n.Op != ir.OpAccumulate || found[n.Args[0].Def]
-			found[n] = reach[n] != many && !passed[n] && with
+		if n.Phase != ir.Backward {
+			continue
+		}
+		// A sum goes with the kernel that makes its terms, which may do the adding.
+		with := n.Op != ir.OpAccumulate || found[n.Args[0].Def]
+		if reach[n.ID()] != many && !passed[n.ID()] && with {
+			found[n] = true
 		}
 	}
 	return found

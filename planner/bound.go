@@ -44,7 +44,7 @@ func newBounds(p *pipeline, limit int64, opts Options, learned map[tried]bool) *
 	block := [2]cost.Picoseconds{never, never}
 	works := make([]stageWork, stages)
 	for i := range p.stages {
-		s := &p.stages[i]
+		s := p.stages[i]
 		works[i] = newStageWork(p, i, m)
 		f := s.forward[first].through()
 		forward.fixed += f.fixed

@@ -92,12 +92,12 @@ func (b *brute) run() {
 
 // sizes goes through the sizes of micro-batches and the schedules.
 func (b *brute) sizes(s *searcher, o outline, local int) {
-	skels, err := s.skeletons([]outline{o})
+	skel, err := s.skeleton(o)
 	if err != nil {
 		return
 	}
 	for size := 1; size <= local; size++ {
-		plan := skels[0].plan
+		plan := skel.plan
 		plan.MicroBatch = size
 		if o.chunks > 1 {
 			b.interleaved(plan)

@@ -4,18 +4,17 @@ import (
 	"cmp"
 	"slices"
 
-	"github.com/autopar/autopar/codegen"
 	"github.com/autopar/autopar/partition"
 	"github.com/autopar/autopar/planner/cost"
 )
 
 // candidate is a complete plan with its cost.
 type candidate struct {
+	pipe  *pipeline
 	plan  *partition.Plan
 	cut   []partition.Stage // of the plan, in blocks to distribute
 	time  cost.Picoseconds
-	peaks []int64          // bytes by stage
-	prog  *codegen.Program // the plan compiled, when it was needed
+	peaks []int64 // bytes by position
 }
 
 func (c *candidate) peak() int64 {
@@ -106,7 +105,7 @@ func (c *cutter) leaf() {
 		c.ties = c.ties[:0]
 	}
 	c.ceiling = time
-	c.ties = append(c.ties, &candidate{plan: c.pipe.plan(c.cut), cut: slices.Clone(c.cut), time: time})
+	c.ties = append(c.ties, &candidate{pipe: c.pipe, plan: c.pipe.plan(c.cut), cut: slices.Clone(c.cut), time: time})
 	if len(c.ties) == maxTies {
 		c.ceiling-- // only faster ones from here on
 	}
@@ -145,22 +144,9 @@ func (c *cutter) leastPeak(cut []partition.Stage) int64 {
 // allocate finds what each stage really takes; it returns a stage that exceeds
 // the limit, or -1.
 func (c *cutter) allocate(x *candidate) int {
-	cut := x.cut
-	x.peaks = make([]int64, len(cut))
-	known := true
-	for i, s := range cut {
-		peak, ok := c.search.arenas[arena{c.pipe, triedOf(i, s)}]
-		x.peaks[i] = peak
-		known = known && ok
-	}
-	if !known {
-		var err error
-		if x.prog, x.peaks, err = c.search.allocate(x.plan); err != nil {
-			panic("BUG: a priced plan does not compile: " + err.Error())
-		}
-		for i, s := range cut {
-			c.search.arenas[arena{c.pipe, triedOf(i, s)}] = x.peaks[i]
-		}
+	var err error
+	if x.peaks, _, err = c.search.peaks(x.plan); err != nil {
+		panic("BUG: a priced plan does not compile: " + err.Error())
 	}
 	for i, peak := range x.peaks {
 		if peak > c.bounds.limit {

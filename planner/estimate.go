@@ -14,9 +14,8 @@ import (
 // thousands of devices is priced in a fraction of a second, and again on another
 // cluster in much less.
 type Estimator struct {
-	plan  partition.Plan
-	inner *skeleton // one stage
-	skel  *skeleton
+	plan partition.Plan
+	skel *skeleton
 }
 
 // NewEstimator compiles what stands for a plan. Of a plan without placements tensor
@@ -39,17 +38,8 @@ func NewEstimator(g *ir.Graph, batch int, c *cost.Cluster, plan *partition.Plan,
 		}
 		p.Placements = slices.Concat(pins, found)
 	}
-	one := *p
-	one.PlanNGPUs, one.RuntimeNGPUs = p.PlanNGPUs/p.PP(), p.RuntimeNGPUs/p.PP()
-	one.Stages, one.Interleave, one.Schedule = make([]partition.Stage, 1), 0, partition.OneFOneB
-	if e.inner, err = newSkeleton(s.graphs, one, batch, c, nil); err != nil {
+	if e.skel, err = newSkeleton(s.blueprints, *p, c); err != nil {
 		return nil, err
-	}
-	e.skel = e.inner
-	if len(p.Stages) > 1 {
-		if e.skel, err = newSkeleton(s.graphs, *p, batch, c, e.inner); err != nil {
-			return nil, err
-		}
 	}
 	return e, nil
 }
@@ -61,9 +51,7 @@ func (e *Estimator) Plan() *partition.Plan { return &e.plan }
 // the memory, short of the gaps that packing leaves.
 func (e *Estimator) Price(c *cost.Cluster) Prediction {
 	p := &e.plan
-	for _, s := range []*skeleton{e.inner, e.skel} {
-		s.reprice(c)
-	}
+	e.skel.reprice(c)
 	pipe := newPipeline(e.skel, e.skel.times(p.MicroBatch), e.skel.memoryOf(p.MicroBatch), p.MicroBatch, p.Schedule)
 	out := Prediction{Step: pipe.time(p.Stages)}
 	for at := range p.PP() {

@@ -46,9 +46,14 @@ type Made struct {
 // footprint splits the peak of a position, as [Estimator.Price] has it.
 func (p *pipeline) footprint(stages []partition.Stage, at int, peak int64) Footprint {
 	s := p.skel
-	prog, mesh := s.progs[kept], s.mesh(p.template.MicroBatch)
+	position, _ := s.of.plan.Position(s.like[at])
+	st, mesh := s.of.prog(kept).Stages[position], s.mesh(p.template.MicroBatch)
+	mine := p.chunks(at)
+	blocks := 0
+	for _, i := range mine {
+		blocks += stages[i].Last - stages[i].First
+	}
 	f := Footprint{InFlight: p.room[at].Slots}
-	st := prog.Stages[at]
 	used := usedBuffers(st)
 	for id := range st.Buffers {
 		b := &st.Buffers[id]
@@ -59,8 +64,10 @@ func (p *pipeline) footprint(stages []partition.Stage, at int, peak int64) Footp
 		elems := mesh.Local(b.Value.Type.Shape, b.Value.Spec, ir.Coord{}).Elems()
 		times := int64(1)
 		if n.Block() != "" && n.Op != ir.OpRecv {
-			stands := stages[s.stageOf[n.Block()]]
-			times = int64(stands.Last - stands.First)
+			if s.of.chunkOf[n.Block()] > 0 {
+				continue // the first chunk's stands for it
+			}
+			times = int64(blocks)
 		}
 		size := times * align(elems*b.Value.Type.DType.Size())
 		attr, _ := n.Attr.(ir.ParamAttr)
@@ -76,7 +83,7 @@ func (p *pipeline) footprint(stages []partition.Stage, at int, peak int64) Footp
 			f.Other += size
 		}
 	}
-	for _, i := range p.chunks(at) {
+	for _, i := range mine {
 		for e, count := range recomputationOf(stages[i]).counts(stages[i].Last - stages[i].First) {
 			if count > 0 {
 				f.Temp = max(f.Temp, p.memory[at].temp[e])
@@ -91,18 +98,22 @@ func (p *pipeline) footprint(stages []partition.Stage, at int, peak int64) Footp
 		}
 		r, x := n.Results[0], n.Args[0]
 		m := Made{
-			Op: n.Op, InBlock: s.ofBlock[n],
+			Op: n.Op, InBlock: s.of.ofBlock[n],
 			Result: mesh.Local(r.Type.Shape, r.Spec, ir.Coord{}).Elems(), Source: mesh.Local(x.Type.Shape, x.Spec, ir.Coord{}).Elems(),
 		}
 		if in.Chunk > 0 && m.InBlock {
 			continue // the first chunk's stands for it
 		}
 		if !m.InBlock {
-			m.Kept = p.room[at+in.Chunk*p.template.PP()].Slots
+			chunk := mine[0]
+			if in.Chunk > 0 {
+				chunk = mine[len(mine)-1]
+			}
+			m.Kept = p.room[chunk].Slots
 			f.Forward = append(f.Forward, m)
 			continue
 		}
-		for _, i := range p.chunks(at) {
+		for _, i := range mine {
 			counts := recomputationOf(stages[i]).counts(stages[i].Last - stages[i].First)
 			again := counts[full]
 			if n.Op == ir.OpAttention {

@@ -119,12 +119,12 @@ func (c *cutter) solveInterleaved(ceiling cost.Picoseconds) *candidate {
 			}
 		}
 		c.search.stats.PlansConsidered++
-		x := &candidate{plan: p.plan(cut), cut: cut, time: p.time(cut)}
+		x := &candidate{pipe: p, plan: p.plan(cut), cut: cut, time: p.time(cut)}
 		if c.least = x.time; x.time > ceiling {
 			return nil
 		}
 		var err error
-		if x.prog, x.peaks, err = c.search.allocate(x.plan); err != nil {
+		if x.peaks, _, err = c.search.peaks(x.plan); err != nil {
 			panic("BUG: a priced plan does not compile: " + err.Error())
 		}
 		fits := true
@@ -166,66 +166,4 @@ func leanestInterleaved(p *pipeline, recompute Recompute) (*partition.Plan, int6
 		peak = max(peak, least)
 	}
 	return p.plan(p.interleavedCut(recompute, choice)), peak
-}
-
-// interleavedFloor bounds all interleaved plans with so many chunks from the times
-// of the same degrees without interleaving, whose blocks do the same work: position i
-// starts when micro-batch 0 has come through the stages before it, does all its
-// work, and then the last micro-batch goes back and position 0 updates.
-func (s *searcher) interleavedFloor(skel *skeleton, chunks int, times func(microBatch int) []stageTimes) cost.Picoseconds {
-	pp := skel.plan.PP()
-	cut := evenCut(s.graphs.blocks, pp*chunks, func(int) extent { return kept })
-	floor := never
-	for _, b := range s.sizes(skel) {
-		stages := times(b)
-		m := cost.Picoseconds(skel.mesh(b).Size(partition.AxisMB))
-		first := whole
-		if m == 1 {
-			first = rest
-		}
-		// Links of one stage may be slower than another's: the fastest block counts.
-		block := func(of func(*stageTimes) line) cost.Picoseconds {
-			least := never
-			for i := range stages {
-				l := of(&stages[i])
-				least = min(least, l.block[kept])
-			}
-			return least
-		}
-		micro := func(size int) cost.Picoseconds {
-			return block(func(t *stageTimes) line { return t.forward[size].busy() }) + block(func(t *stageTimes) line { return t.backward[size].busy() })
-		}
-		way := block(func(t *stageTimes) line { return t.forward[first].through() }) + block(func(t *stageTimes) line { return t.backward[rest].through() })
-		ahead := cost.Picoseconds(0) // on the way back, of the last block of a stage
-		for i := range stages {
-			l := stages[i].backward[rest].through()
-			ahead = max(ahead, l.gathersAhead())
-		}
-		update := block(func(t *stageTimes) line { return t.update.busy() })
-		all := (m-1)*micro(whole) + micro(rest)
-		var bound cost.Picoseconds
-		before := 0 // blocks
-		for at := range pp {
-			blocks := 0
-			for i := at; i < len(cut); i += pp {
-				blocks += cut[i].Last - cut[i].First
-			}
-			// The first and the last stage have what is outside the blocks.
-			ends := cost.Picoseconds(0)
-			if at == 0 || at == pp-1 {
-				for _, bodies := range [][2]body{stages[at].forward, stages[at].backward} {
-					ends += (m-1)*fixedOf(bodies[whole]) + fixedOf(bodies[rest])
-				}
-			}
-			bound = max(bound, ends+cost.Picoseconds(before)*way-cost.Picoseconds(at)*ahead+cost.Picoseconds(blocks)*all+cost.Picoseconds(min(blocks, s.graphs.blocks/pp))*update)
-			before += cut[at].Last - cut[at].First
-		}
-		floor = min(floor, bound)
-	}
-	return floor
-}
-
-func fixedOf(b body) cost.Picoseconds {
-	l := b.busy()
-	return l.fixed
 }

@@ -33,6 +33,10 @@ type layouts struct {
 	cluster *cost.Cluster
 	pins    []partition.Placement
 	known   map[int][]partition.Placement
+
+	// Prices, which do not depend on placements, at degrees dp and tp.
+	price  *cost.Program
+	priced [2]int
 }
 
 // group is weights that interact, one candidate dimension for each.
@@ -67,6 +71,7 @@ func (l *layouts) find(tp int) ([]partition.Placement, error) {
 		}
 		all = append(all, best...)
 	}
+	l.price = nil // it keeps every program that it has priced
 	l.known[tp] = all
 	return all, nil
 }
@@ -162,7 +167,7 @@ func (l *layouts) solve(g group, dp, tp int) ([]partition.Placement, error) {
 		if len(c.placements) == 0 || c.bytes < bestBytes {
 			break
 		}
-		time, err := l.price(c.placements, dp, tp)
+		time, err := l.time(c.placements, dp, tp)
 		if err != nil {
 			continue // the split is not legal
 		}
@@ -250,8 +255,8 @@ func (l *layouts) plan(placements []partition.Placement, dp, tp int) *partition.
 	}
 }
 
-// price is the time of a step with one block.
-func (l *layouts) price(placements []partition.Placement, dp, tp int) (cost.Picoseconds, error) {
+// time is the time of a step with one block.
+func (l *layouts) time(placements []partition.Placement, dp, tp int) (cost.Picoseconds, error) {
 	times, err := l.phases(placements, dp, tp)
 	var sum cost.Picoseconds
 	for _, t := range times {
@@ -263,15 +268,17 @@ func (l *layouts) price(placements []partition.Placement, dp, tp int) (cost.Pico
 // phases is the time of each phase of a step with one block.
 func (l *layouts) phases(placements []partition.Placement, dp, tp int) (total [ir.NumPhases]cost.Picoseconds, err error) {
 	plan := l.plan(placements, dp, tp)
-	prog, err := codegen.Compile(l.graph, plan, l.batch, nil)
+	prog, err := codegen.Lay(l.graph, plan, l.batch, nil)
 	if err != nil {
 		return total, err
 	}
-	price := cost.NewProgram(l.cluster, plan, prog.Mesh)
+	if l.price == nil || l.priced != [2]int{dp, tp} {
+		l.price, l.priced = cost.NewProgram(l.cluster, plan, prog.Mesh), [2]int{dp, tp}
+	}
 	for phase, body := range prog.Stages[0].Bodies {
 		var t cost.Picoseconds
 		for i := range body.Instrs {
-			time, _ := price.Instr(&body.Instrs[i], prog.Mesh, ir.Coord{})
+			time, _ := l.price.Instr(&body.Instrs[i], prog.Mesh, ir.Coord{})
 			t += time
 		}
 		if ir.Phase(phase) != ir.Update {

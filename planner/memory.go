@@ -39,20 +39,26 @@ func (m *stageMemory) atLeast(n int, r recomputation, c codegen.Chunk) int64 {
 func (s *skeleton) memoryOf(microBatch int) []stageMemory {
 	mesh := s.mesh(microBatch)
 	var more [extents]int64
-	for e, prog := range s.inner.progs {
-		more[e] = measure(prog.Stages[0], mesh).slot.block
+	for e := range extents {
+		more[e] = measure(s.inner.prog(e).Stages[0], mesh).slot.block
 	}
-	chunks := int64(s.plan.Chunks())
-	all := make([]stageMemory, s.plan.PP())
-	for i := range all {
+	chunks := int64(s.of.plan.Chunks())
+	var few []stageMemory // by position of the blueprint
+	for i := range s.of.plan.PP() {
 		m := stageMemory{moreSlot: more}
-		for k, prog := range s.progs {
-			got := measure(prog.Stages[i], mesh)
+		for e := range extents {
+			got := measure(s.of.prog(e).Stages[i], mesh)
 			m.persist, m.morePersist = got.persist.fixed+got.persist.block, got.persist.block/chunks
-			m.slot[k], m.temp[k], m.calm[k] = got.slot.fixed+got.slot.block, got.temp, got.calm
+			m.persist += (int64(s.plan.Chunks()) - chunks) * m.morePersist
+			m.slot[e], m.temp[e], m.calm[e] = got.slot.fixed+got.slot.block, got.temp, got.calm
 			m.inbox = got.inbox
 		}
-		all[i] = m
+		few = append(few, m)
+	}
+	all := make([]stageMemory, s.plan.PP())
+	for i := range all {
+		position, _ := s.of.plan.Position(s.like[i])
+		all[i] = few[position]
 	}
 	return all
 }

@@ -20,13 +20,13 @@ type pipeline struct {
 	skel         *skeleton
 	template     partition.Plan // but for the cut
 	microBatches int
-	stages       []stageTimes
+	stages       []*stageTimes
 	memory       []stageMemory
 	room         []codegen.Chunk // by stage: the micro-batches that it keeps
 	early        []int           // by position: forward passes before the first backward pass
 }
 
-func newPipeline(s *skeleton, stages []stageTimes, memory []stageMemory, microBatch int, schedule partition.Schedule) *pipeline {
+func newPipeline(s *skeleton, stages []*stageTimes, memory []stageMemory, microBatch int, schedule partition.Schedule) *pipeline {
 	p := &pipeline{
 		skel: s, stages: stages, memory: memory,
 		microBatches: s.mesh(microBatch).Size(partition.AxisMB),
@@ -73,10 +73,26 @@ func (p *pipeline) size(k int) int {
 }
 
 // time simulates a step of the pipeline with a cut: the cost of the plan.
-func (p *pipeline) time(cut []partition.Stage) cost.Picoseconds {
+func (p *pipeline) time(cut []partition.Stage) cost.Picoseconds { return latest(p.system(cut)) }
+
+// latest runs a system and returns when the last of its processes ends.
+func latest(system *sim.System) cost.Picoseconds {
+	ends, err := system.Run()
+	if err != nil {
+		panic("BUG: " + err.Error())
+	}
+	return slices.Max(ends)
+}
+
+// system returns what the positions of the pipeline do in a step with a cut.
+func (p *pipeline) system(cut []partition.Stage) *sim.System {
 	positions := p.template.PP()
-	system := sim.System{Processes: make([]sim.Process, positions)}
-	channels := map[*ir.Node]int{}
+	system := &sim.System{Processes: make([]sim.Process, positions)}
+	type channel struct {
+		phase          ir.Phase
+		from, to, wire int // stages, in the update positions
+	}
+	channels := map[channel]int{}
 	last := codegen.Releases(&p.template, true)
 	// ops prices a body of stage i with n blocks.
 	ops := func(i int, b body, phase ir.Phase, n int, r recomputation) []sim.Op {
@@ -88,14 +104,15 @@ func (p *pipeline) time(cut []partition.Stage) cost.Picoseconds {
 			if part.kind == sim.Work {
 				continue
 			}
-			id, ok := channels[part.wire]
+			from, to := i, i+part.hop
+			if part.kind == sim.Recv {
+				from, to = to, from
+			}
+			key := channel{phase, from, to, part.wire}
+			id, ok := channels[key]
 			if !ok {
 				id = len(system.Channels)
-				channels[part.wire] = id
-				from, to := i, part.peer
-				if part.kind == sim.Recv {
-					from, to = part.peer, i
-				}
+				channels[key] = id
 				ch := sim.Channel{From: from % positions, To: to % positions, Chunk: to / positions}
 				switch phase {
 				case ir.Forward:
@@ -128,8 +145,9 @@ func (p *pipeline) time(cut []partition.Stage) cost.Picoseconds {
 			if t.Phase == ir.Update {
 				update := ops(at, p.stages[at].update, ir.Update, blocks, recomputation{})
 				for k, part := range p.stages[at].update {
-					for chunk, time := range part.chunks {
+					for chunk := range p.template.Chunks() {
 						c := cut[at+chunk*positions]
+						time := part.chunks[p.skel.of.chunk(&p.template, at == positions-1, chunk)]
 						update[k].Time += cost.Picoseconds(c.Last-c.First) * time
 					}
 				}
@@ -142,20 +160,12 @@ func (p *pipeline) time(cut []partition.Stage) cost.Picoseconds {
 		}
 		system.Processes[at] = sim.Process{Tasks: tasks}
 	}
-	ends, err := system.Run()
-	if err != nil {
-		panic("BUG: " + err.Error())
-	}
-	var latest cost.Picoseconds
-	for _, e := range ends {
-		latest = max(latest, e)
-	}
-	return latest
+	return system
 }
 
 // body returns what stage i does in a pass over a micro-batch.
 func (p *pipeline) body(i int, phase ir.Phase, size int) body {
-	s := &p.stages[i]
+	s := p.stages[i]
 	switch split := p.template.Schedule == partition.ZeroBubble; {
 	case phase == ir.Backward && split:
 		return s.input[size]

@@ -18,19 +18,10 @@ type priced struct {
 	time, ahead cost.Picoseconds
 }
 
-// coreInstr is a product or an attention of a stage, at a position of the mesh.
-type coreInstr struct {
-	codegen.Instr
-	stage int
-	mesh  ir.Mesh
-	at    ir.Coord
-}
-
-// prices lists what a stage does in a phase over a micro-batch of a size, or only
-// its transfers.
-func (s *skeleton) prices(of extent, stage int, phase ir.Phase, size int, mesh ir.Mesh, at ir.Coord, transfers bool) []priced {
-	position, chunk := s.plan.Position(stage)
-	instrs := s.progs[of].Stages[position].Run(codegen.Task{Phase: phase, Chunk: chunk})
+// prices lists what a stage does in a phase over a micro-batch of a size.
+func (s *skeleton) prices(of extent, stage int, phase ir.Phase, size int, mesh ir.Mesh, at ir.Coord) []priced {
+	instrs := s.stage(of, stage, phase)
+	price := s.price.As(stage)
 	all := make([]priced, 0, len(instrs))
 	for i := range instrs {
 		in := &instrs[i]
@@ -38,16 +29,17 @@ func (s *skeleton) prices(of extent, stage int, phase ir.Phase, size int, mesh i
 			continue
 		}
 		x := priced{Instr: in}
-		switch op := in.Node.Op; {
-		case transfers && op != ir.OpSend && op != ir.OpRecv:
+		switch {
+		case in.Node.Op == ir.OpSend:
+			x.time = s.price.Send(in.Node, mesh, at, stage, stage+s.of.hop(&s.plan, in.Node))
 		case in.Async:
 			end := i + 1
 			for end < len(instrs) && instrs[end].Fused {
 				end++
 			}
-			x.time = s.price.Bucket(instrs[i:end], mesh, at)
+			x.time = price.Bucket(instrs[i:end], mesh, at)
 		default:
-			x.time, _ = s.price.Instr(in, mesh, at)
+			x.time, _ = price.Instr(in, mesh, at)
 		}
 		all = append(all, x)
 	}
@@ -62,7 +54,7 @@ func (s *skeleton) pass(all []priced, phase ir.Phase) []priced {
 	}
 	var some []priced
 	for _, in := range all {
-		if s.ofWeight[in.Node] == (phase == ir.WeightGrad) {
+		if s.of.ofWeight[in.Node] == (phase == ir.WeightGrad) {
 			some = append(some, in)
 		}
 	}
@@ -84,16 +76,16 @@ const input = ir.NumPhases
 // part is the time of a stretch of a body between two transfers, or of one.
 type part struct {
 	kind   sim.OpKind
-	peer   int // the other stage of a transfer
-	wire   *ir.Node
+	hop    int  // how many stages further the other end of a transfer is
+	wire   int  // which of the transfers in that direction it is
 	line        // of what runs in order
 	beside line // of what the communication stream does
 	sums   []sum
 	flow   *flow // of the body in a plan with overlap, of which this is work number nth
 	nth    int
 	// chunks has, of an update that several chunks share, the time of one block of
-	// each: they may stand on different sides of a transfer.
-	chunks []cost.Picoseconds
+	// each that the blueprint has: they may stand on different sides of a transfer.
+	chunks [fewChunks]cost.Picoseconds
 }
 
 // sum is an add_n with operands from every block of the stage.
@@ -232,54 +224,29 @@ func passes() []ir.Phase {
 	return []ir.Phase{ir.Forward, ir.Backward, input, ir.WeightGrad}
 }
 
-// cores is times of nothing but the products and attention of the passes.
-func (s *skeleton) cores(microBatch int) []stageTimes {
-	all := make([]stageTimes, len(s.plan.Stages))
-	s.each(microBatch, func(i, size int, mesh ir.Mesh, at ir.Coord) {
-		for _, phase := range []ir.Phase{ir.Forward, ir.Backward} {
-			position, chunk := s.plan.Position(i)
-			var core []priced
-			instrs := s.progs[kept].Stages[position].Run(codegen.Task{Phase: phase, Chunk: chunk})
-			for k := range instrs {
-				switch in := instrs[k]; in.Node.Op {
-				case ir.OpMatMul, ir.OpAttention, ir.OpAttentionGrad, ir.OpAttentionKV, ir.OpAttentionKVGrad:
-					in.Accum = make([]codegen.Accum, len(in.Accum)) // gradients may be summed elsewhere
-					time, ahead := s.core(&coreInstr{in, i, mesh, at})
-					core = append(core, priced{&instrs[k], time, ahead})
-				}
-			}
-			for _, pass := range passes() {
-				if phaseOf(pass) != phase {
-					continue
-				}
-				var p part
-				for _, in := range s.pass(core, pass) {
-					if s.ofBlock[in.Node] {
-						p.block[kept] += in.time
-						p.early[selective] -= in.ahead
-						p.early[full] -= in.ahead
-					} else {
-						p.fixed += in.time
-					}
-				}
-				p.block[selective], p.block[full] = p.block[kept], p.block[kept]
-				all[i].pass(pass)[size] = body{p}
-			}
-		}
-	})
-	return all
-}
-
-// each calls f for every stage at a whole micro-batch and at the last one.
-func (s *skeleton) each(microBatch int, f func(stage, size int, mesh ir.Mesh, at ir.Coord)) {
+// each calls f at a whole micro-batch and at the last one for every stage that has
+// times of its own, and returns them by stage: those are alike of stages that one of
+// the blueprint stands for, if they also lie alike in the units of the network.
+func (s *skeleton) each(microBatch int, f func(t *stageTimes, stage, size int, mesh ir.Mesh, at ir.Coord)) []*stageTimes {
 	mesh := s.mesh(microBatch)
 	var first, last ir.Coord
 	mb := mesh.Axis(partition.AxisMB)
 	last[mb] = mesh.Axes[mb].Size - 1
-	for i := range s.plan.Stages {
-		f(i, whole, mesh, first)
-		f(i, rest, mesh, last)
+	type alike struct{ stage, offset int }
+	known := map[alike]*stageTimes{}
+	all := make([]*stageTimes, len(s.plan.Stages))
+	for i := range all {
+		position, _ := s.plan.Position(i)
+		key := alike{s.like[i], s.price.Offset(position)}
+		if known[key] == nil {
+			t := &stageTimes{}
+			f(t, i, whole, mesh, first)
+			f(t, i, rest, mesh, last)
+			known[key] = t
+		}
+		all[i] = known[key]
 	}
+	return all
 }
 
 // The two sizes of micro-batches.
@@ -289,37 +256,28 @@ const (
 )
 
 // times prices every stage for a size of micro-batch.
-func (s *skeleton) times(microBatch int) []stageTimes {
-	if all, known := s.known[microBatch]; known {
+func (s *skeleton) times(microBatch int) []*stageTimes {
+	all, known := s.known[microBatch]
+	if known {
 		return all
 	}
-	all := make([]stageTimes, len(s.plan.Stages))
-	s.each(microBatch, func(i, size int, mesh ir.Mesh, at ir.Coord) {
-		var like *stageTimes
-		if a := s.alias[i]; a < i {
-			like = &all[a]
-		}
+	all = s.each(microBatch, func(t *stageTimes, i, size int, mesh ir.Mesh, at ir.Coord) {
 		for _, phase := range []ir.Phase{ir.Forward, ir.Backward} {
-			prices := [extents][]priced{kept: s.prices(kept, i, phase, size, mesh, at, like != nil)}
-			if phase == ir.Backward && like == nil {
+			prices := [extents][]priced{kept: s.prices(kept, i, phase, size, mesh, at)}
+			if phase == ir.Backward {
 				for e := selective; e < extents; e++ {
-					prices[e] = s.prices(e, i, phase, size, mesh, at, false)
+					prices[e] = s.prices(e, i, phase, size, mesh, at)
 				}
 			}
 			for _, pass := range passes() {
-				if phaseOf(pass) != phase || pass != phase && s.plan.Overlap {
-					continue
+				if phaseOf(pass) == phase && (pass == phase || !s.plan.Overlap) {
+					t.pass(pass)[size] = s.body(i, pass, prices, mesh, at)
 				}
-				var from body
-				if like != nil {
-					from = like.pass(pass)[size]
-				}
-				all[i].pass(pass)[size] = s.body(i, pass, prices, mesh, at, from)
 			}
 		}
 		if i < s.plan.PP() && size == whole {
-			update := [extents][]priced{kept: s.prices(kept, i, ir.Update, size, mesh, at, false)}
-			all[i].update = s.body(i, ir.Update, update, mesh, at, nil)
+			update := [extents][]priced{kept: s.prices(kept, i, ir.Update, size, mesh, at)}
+			t.update = s.body(i, ir.Update, update, mesh, at)
 		}
 	})
 	s.known[microBatch] = all
@@ -334,14 +292,13 @@ func (s *skeleton) mesh(microBatch int) ir.Mesh {
 }
 
 // body puts a pass of a stage, or its update, together from the prices of its
-// phase. When like is not nil it is the same pass of a stage that differs in
-// transfers only.
-func (s *skeleton) body(stage int, pass ir.Phase, prices [extents][]priced, mesh ir.Mesh, at ir.Coord, like body) body {
+// phase.
+func (s *skeleton) body(stage int, pass ir.Phase, prices [extents][]priced, mesh ir.Mesh, at ir.Coord) body {
 	var f *flow
 	if s.plan.Overlap {
 		f = &flow{beside: s.price.Overlaps(), backward: pass == ir.Backward, known: map[flowKey][]span{}}
 	}
-	parts := s.split(s.pass(prices[kept], pass), mesh, at, like, kept, f)
+	parts := s.split(stage, s.pass(prices[kept], pass), mesh, at, kept, f)
 	if phaseOf(pass) != ir.Backward {
 		for i := range parts {
 			for e := range extents {
@@ -351,11 +308,8 @@ func (s *skeleton) body(stage int, pass ir.Phase, prices [extents][]priced, mesh
 		}
 		return parts
 	}
-	if like != nil {
-		return parts
-	}
 	for e := selective; e < extents; e++ {
-		recomputed := s.split(s.pass(prices[e], pass), mesh, at, nil, e, f)
+		recomputed := s.split(stage, s.pass(prices[e], pass), mesh, at, e, f)
 		if len(recomputed) != len(parts) {
 			panic(fmt.Sprintf("BUG: stage %d: recomputation changes its transfers", stage))
 		}
@@ -375,24 +329,17 @@ func (s *skeleton) body(stage int, pass ir.Phase, prices [extents][]priced, mesh
 	return parts
 }
 
-// split sums prices between transfers. With like it takes all but the transfers
-// from there. f, in a plan with overlap, learns them as those of blocks recomputed
-// to the given extent.
-func (s *skeleton) split(instrs []priced, mesh ir.Mesh, at ir.Coord, like body, again extent, f *flow) body {
+// split sums prices between transfers. f, in a plan with overlap, learns them as
+// those of blocks recomputed to the given extent.
+func (s *skeleton) split(stage int, instrs []priced, mesh ir.Mesh, at ir.Coord, again extent, f *flow) body {
+	price := s.price.As(stage)
 	parts := body{{flow: f}} // work, before whatever comes
-	if like != nil {
-		parts[0] = like[0]
-	}
 	next := func(kind sim.OpKind) *part {
 		k := len(parts) - 1
 		if kind == sim.Work && parts[k].kind == sim.Work {
 			return &parts[k]
 		}
-		p := part{flow: f, nth: parts[k].nth}
-		if k+1 < len(like) && kind == sim.Work {
-			p = like[k+1]
-		}
-		p.kind = kind
+		p := part{kind: kind, flow: f, nth: parts[k].nth}
 		if kind != sim.Work {
 			p.nth++
 		}
@@ -412,38 +359,31 @@ func (s *skeleton) split(instrs []priced, mesh ir.Mesh, at ir.Coord, like body, 
 			next(sim.Work) // between two transfers too
 		}
 		p := next(kind)
-		if kind == sim.Work && like != nil {
-			continue
-		}
-		x := item{kind: kind, time: time, each: s.ofBlock[n]}
+		x := item{kind: kind, time: time, each: s.of.ofBlock[n]}
 		switch {
 		case kind == sim.Send:
-			p.fixed, p.wire, p.peer = time, n, n.Attr.(ir.P2PAttr).Stage
+			p.fixed, p.wire, p.hop = time, s.of.wires[n], s.of.hop(&s.plan, n)
 		case kind == sim.Recv:
-			p.fixed, p.wire, p.peer = time, n.Args[0].Def, n.Attr.(ir.P2PAttr).Stage
-		case in.Async && s.ofBlock[n]:
+			p.fixed, p.wire, p.hop = time, s.of.wires[n.Args[0].Def], s.of.hop(&s.plan, n)
+		case in.Async && s.of.ofBlock[n]:
 			p.beside.block[kept] += time
 		case in.Async:
 			p.beside.fixed += time
-		case s.ofBlock[n] && s.plan.Chunks() > 1 && n.Phase == ir.Update:
-			if p.chunks == nil {
-				p.chunks = make([]cost.Picoseconds, s.plan.Chunks())
-			}
-			_, chunk := s.plan.Position(s.stageOf[n.Block()])
-			p.chunks[chunk] += time
-		case s.ofBlock[n]:
+		case s.of.ofBlock[n] && s.plan.Chunks() > 1 && n.Phase == ir.Update:
+			p.chunks[s.of.chunkOf[n.Block()]] += time
+		case s.of.ofBlock[n]:
 			p.block[kept] += time
 		case n.Op == ir.OpAddN && blockOperands(n) > 0:
 			inner := blockOperands(n)
-			p.sums = append(p.sums, sum{len(n.Args) - inner, inner / s.plan.Chunks(), func(operands int) cost.Picoseconds {
-				return s.price.AddN(in.Instr, mesh, at, operands)
+			p.sums = append(p.sums, sum{len(n.Args) - inner, inner / s.of.plan.Chunks(), func(operands int) cost.Picoseconds {
+				return price.AddN(in.Instr, mesh, at, operands)
 			}})
 			x.sum = &p.sums[len(p.sums)-1]
 		default:
 			p.fixed += time
 		}
-		if f != nil && like == nil {
-			f.follow(again, in.Instr, n.Op.Class() == ir.Compute && n.Block() != "", s.async, x)
+		if f != nil {
+			f.follow(again, in.Instr, n.Op.Class() == ir.Compute && n.Block() != "", s.of.async, x)
 		}
 	}
 	if f != nil {

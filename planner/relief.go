@@ -42,8 +42,8 @@ func (s *searcher) relieve(points []*point, limit cost.Picoseconds, best map[deg
 		sequence bool
 	}
 	slowed := map[family]bool{}
-	return s.add(points, func(p pending) bool {
-		if !p.relief || p.floor > limit {
+	return s.add(points, limit, func(p *pending) bool {
+		if !p.relief {
 			return false
 		}
 		gain := limit
@@ -80,9 +80,10 @@ func (s *skeleton) copiesOf(what partition.Offload) []copies {
 	if all, known := s.copies[what]; known {
 		return all
 	}
-	all := make([]copies, len(s.plan.Stages))
-	mesh := s.progs[kept].Mesh
-	g := partition.Offloaded(s.progs[kept].Graph, what)
+	few := make([]copies, len(s.of.plan.Stages))
+	prog := s.of.prog(kept)
+	mesh := s.mesh(s.batch)
+	g := partition.Offloaded(prog.Graph, what)
 	apart := partition.WeightGrads(g)
 	for _, n := range g.Nodes {
 		if !codegen.HostCopy(n.Op) {
@@ -98,16 +99,12 @@ func (s *skeleton) copiesOf(what partition.Offload) []copies {
 			passes = append(passes, input)
 		}
 		for _, pass := range passes {
-			p := &all[n.Stage][pass]
+			p := &few[n.Stage][pass]
 			switch block := n.Block(); {
 			case block == "":
 				p.fixed += time
 			case n.Phase == ir.Update && s.plan.Chunks() > 1:
-				if p.chunks == nil {
-					p.chunks = make([]cost.Picoseconds, s.plan.Chunks())
-				}
-				_, chunk := s.plan.Position(s.stageOf[block])
-				p.chunks[chunk] += time
+				p.chunks[s.of.chunkOf[block]] += time
 			default:
 				for e := range extents {
 					p.block[e] += time
@@ -117,6 +114,10 @@ func (s *skeleton) copiesOf(what partition.Offload) []copies {
 				}
 			}
 		}
+	}
+	var all []copies
+	for _, like := range s.like {
+		all = append(all, few[like])
 	}
 	s.copies[what] = all
 	return all
@@ -168,9 +169,11 @@ func (c *cutter) slowed(time cost.Picoseconds, what partition.Offload) bool {
 // stage waits for it longer than it does.
 func (p *pipeline) offloaded(what partition.Offload) *pipeline {
 	q := *p
-	q.stages = slices.Clone(p.stages)
+	q.stages = nil
 	for i, all := range p.skel.copiesOf(what) {
-		t := &q.stages[i]
+		t := new(stageTimes)
+		*t = *p.stages[i]
+		q.stages = append(q.stages, t)
 		for _, pass := range passes() {
 			for size := range 2 {
 				b := &t.pass(pass)[size]

@@ -50,7 +50,7 @@ func TestGroupsWhereMemoryIsShort(t *testing.T) {
 			continue
 		}
 		require.NoError(t, err)
-		scalar := cost.NewModel(c, 4).Collective(ir.OpAllReduce, 4, cost.Group{Size: 4, Nodes: 2, PerNode: 2})
+		scalar := cost.NewModel(c, 4).Collective(ir.OpAllReduce, 4, cost.Group{Size: 4, Fan: cost.Fan{2, 2}})
 		require.LessOrEqual(t, got.Prediction.Step, fastest+scalar, "seed %d case %d: the sum of the norm's parts is within the group", seed, k)
 		require.True(t, got.Stats.Optimal)
 		if got.Plan.ZeROGroup > 0 {

@@ -3,10 +3,7 @@ package planner
 import (
 	"cmp"
 	"fmt"
-	goruntime "runtime"
 	"slices"
-	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/autopar/autopar/codegen"
@@ -50,22 +47,17 @@ type Stats struct {
 
 // searcher is one run of [Search].
 type searcher struct {
-	opts   Options
-	graphs *shrunken
-	batch  int
+	opts Options
+	*blueprints
 	contexts
 	cluster *cost.Cluster
 	limit   int64
 	layouts *layouts
-	arenas  map[arena]int64
+	finals
 	stats   Stats
-	pending []pending
-}
-
-// arena identifies the memory of a stage that has been allocated for real.
-type arena struct {
-	pipe *pipeline
-	of   tried
+	pending []*pending
+	trunks  map[trunkKey]*trunk
+	refused error // why the last of the outlines that cannot be compiled was not
 }
 
 // Search returns the fastest plan for a training step traced for a global batch,
@@ -105,7 +97,7 @@ func Search(g *ir.Graph, batch int, c *cost.Cluster, opts Options) (*Result, err
 	s.stats.Optimal = optimal
 	res := &Result{}
 	for i, x := range found {
-		p, err := s.predict(x)
+		p, err := s.finish(x)
 		if err != nil {
 			return nil, err
 		}
@@ -123,18 +115,22 @@ func Search(g *ir.Graph, batch int, c *cost.Cluster, opts Options) (*Result, err
 // search lists the space and returns what [searcher.run] finds in it.
 func (s *searcher) search() ([]*candidate, []*point, bool, error) {
 	s.pending = nil
-	pipes, err := s.pipelines()
-	if err != nil {
+	if err := s.outlines(); err != nil {
 		return nil, nil, false, err
 	}
-	found, pipes, optimal := s.run(pipes)
-	return found, pipes, optimal, nil
+	found, points, optimal := s.run()
+	if len(points) == 0 {
+		return nil, nil, false, s.refused
+	}
+	return found, points, optimal, nil
 }
 
 func newSearcher(g *ir.Graph, batch int, c *cost.Cluster, opts Options) *searcher {
+	graphs := newShrunken(g)
 	s := &searcher{
-		opts: opts, graphs: newShrunken(g), batch: batch, contexts: contexts{tokens: sequenceTokens(g)}, cluster: c,
-		arenas: map[arena]int64{},
+		opts: opts, blueprints: newBlueprints(graphs, batch), contexts: contexts{tokens: sequenceTokens(g)}, cluster: c,
+		trunks: map[trunkKey]*trunk{},
+		finals: finals{compiled: map[stageKey]compiledStage{}, footprintsOf: map[footprintKey]footprint{}},
 	}
 	s.limit = c.MemoryPerRank(opts.RuntimeNGPUs)
 	if opts.MemoryLimit > 0 {
@@ -153,271 +149,145 @@ type point struct {
 	rest   cost.Picoseconds // the ceiling under which it is left alone, having given up below
 }
 
-// pipelines lists the space by degrees, micro-batch size and schedule, the most
-// promising first.
-func (s *searcher) pipelines() ([]*point, error) {
+// outlines lists the space by degrees, sharding and micro-batch size.
+func (s *searcher) outlines() error {
 	all := outlines(s.opts, allDegrees(s.opts, s.graphs.blocks, s.batch, s.contexts, s.cluster), s.graphs.blocks, s.cluster)
 	if g := s.opts.ZeROGroup; len(all) == 0 && g > 0 {
-		return nil, s.noGroup(g)
+		return s.noGroup(g)
 	}
 	if len(all) == 0 && s.opts.ZeRO != nil && *s.opts.ZeRO > 0 {
-		return nil, optionErrorf("zero", "stage %d needs at least 2 data-parallel ranks; no dp x tp x pp of %s devices in %d has them with %d blocks and a global batch of %d",
+		return optionErrorf("zero", "stage %d needs at least 2 data-parallel ranks; no dp x tp x pp of %s devices in %d has them with %d blocks and a global batch of %d",
 			*s.opts.ZeRO, degree(s.opts.PlanNGPUs), s.opts.RuntimeNGPUs, s.graphs.blocks, s.batch)
 	}
 	if len(all) == 0 && s.opts.Overlap == "on" {
-		return nil, optionErrorf("overlap", "needs at least 2 data-parallel ranks; no dp x tp x pp of %s devices in %d has them with %d blocks and a global batch of %d",
+		return optionErrorf("overlap", "needs at least 2 data-parallel ranks; no dp x tp x pp of %s devices in %d has them with %d blocks and a global batch of %d",
 			degree(s.opts.PlanNGPUs), s.opts.RuntimeNGPUs, s.graphs.blocks, s.batch)
 	}
 	if len(all) == 0 && s.opts.SequenceParallel == "on" {
-		return nil, optionErrorf("sequence-parallel", "needs tp of at least 2; no dp x tp x pp of %s devices in %d has it with %d blocks and a global batch of %d",
+		return optionErrorf("sequence-parallel", "needs tp of at least 2; no dp x tp x pp of %s devices in %d has it with %d blocks and a global batch of %d",
 			degree(s.opts.PlanNGPUs), s.opts.RuntimeNGPUs, s.graphs.blocks, s.batch)
 	}
 	if len(all) == 0 && (s.opts.Schedule == partition.Interleaved || s.opts.Interleave > 1) {
-		return nil, optionErrorf("interleave", "%s chunks per rank need a pipeline of 2 ranks or more with a block for each chunk; no dp x tp x pp of %s devices in %d has that with %d blocks and a global batch of %d",
+		return optionErrorf("interleave", "%s chunks per rank need a pipeline of 2 ranks or more with a block for each chunk; no dp x tp x pp of %s devices in %d has that with %d blocks and a global batch of %d",
 			degree(s.opts.Interleave), degree(s.opts.PlanNGPUs), s.opts.RuntimeNGPUs, s.graphs.blocks, s.batch)
 	}
 	if units := s.opts.RuntimeNGPUs / max(s.opts.PlanNGPUs, 1); len(all) == 0 && s.opts.DP*units > s.batch {
-		return nil, optionErrorf("dp", "%d in %d units are more data-parallel ranks than the global batch has sequences, %d; use dp %d or less",
+		return optionErrorf("dp", "%d in %d units are more data-parallel ranks than the global batch has sequences, %d; use dp %d or less",
 			s.opts.DP, units, s.batch, max(1, s.batch/units))
 	}
 	if len(all) == 0 && s.opts.PP > s.graphs.blocks {
-		return nil, optionErrorf("pp", "%d stages need a block each, the model has %d; use pp %d or less", s.opts.PP, s.graphs.blocks, s.graphs.blocks)
+		return optionErrorf("pp", "%d stages need a block each, the model has %d; use pp %d or less", s.opts.PP, s.graphs.blocks, s.graphs.blocks)
 	}
 	if len(all) == 0 {
-		return nil, optionErrorf("plan-ngpus", "no dp x tp x pp of %s devices in %d suits %d blocks and a global batch of %d",
+		return optionErrorf("plan-ngpus", "no dp x tp x pp of %s devices in %d suits %d blocks and a global batch of %d",
 			degree(s.opts.PlanNGPUs), s.opts.RuntimeNGPUs, s.graphs.blocks, s.batch)
 	}
-	// Of the outlines of the same degrees the first is built, and bounds the others;
-	// so do those without context parallelism those with it.
-	var firsts []outline
-	alone := map[[2]int]bool{} // tp and pp without context parallelism
 	for _, o := range all {
-		if o.cp == 1 {
-			alone[[2]int{o.tp, o.pp}] = true
+		p := &pending{outline: o, relief: s.relieves(o)}
+		for _, b := range s.sizes(o) {
+			for _, schedules := range alike(o.schedules(s.opts)) {
+				p.left = append(p.left, sized{b, schedules, s.floor(o, b, schedules[0])})
+			}
 		}
+		s.pending = append(s.pending, p)
 	}
-	for i, o := range all {
-		bounded := o.cp > 1 && alone[[2]int{o.tp, o.pp}]
-		if (i == 0 || o.degrees != all[i-1].degrees) && !bounded {
-			firsts = append(firsts, o)
-		} else {
-			s.pending = append(s.pending, pending{outline: o, relief: s.relieves(o)})
-		}
-	}
-	skels, refused := s.skeletons(firsts)
-	points := s.points(firsts, skels)
-	if len(points) == 0 {
-		return nil, refused
-	}
-	first := map[degrees]*skeleton{}
-	for i, skel := range skels {
-		first[firsts[i].degrees] = skel
-	}
-	s.contextFirsts(firsts, skels, first)
-	type key struct {
-		degrees
-		overlap bool
-		chunks  int
-	}
-	floors := map[key]cost.Picoseconds{}
-	for i := range s.pending {
-		o := &s.pending[i]
-		of := key{o.degrees, o.overlap, o.chunks}
-		if _, known := floors[of]; !known {
-			floors[of] = s.floor(first[o.degrees], o.outline)
-		}
-		o.floor = max(o.floor, floors[of])
-	}
-	return points, nil
+	return nil
 }
 
-// sizes lists the sizes of micro-batches that a skeleton may have.
-func (s *searcher) sizes(skel *skeleton) []int {
-	local := (s.batch + skel.plan.DataParallel() - 1) / skel.plan.DataParallel()
+// alike groups schedules that have the same floor.
+func alike(all []partition.Schedule) [][]partition.Schedule {
+	var groups [][]partition.Schedule
+	for _, schedule := range all {
+		if schedule == partition.ZeroBubble || len(groups) == 0 {
+			groups = append(groups, nil)
+		}
+		groups[len(groups)-1] = append(groups[len(groups)-1], schedule)
+	}
+	return groups
+}
+
+// sizes lists the sizes of micro-batches that an outline may have.
+func (s *searcher) sizes(o outline) []int {
+	replicas := o.dp * (s.opts.RuntimeNGPUs / o.plan)
+	local := (s.batch + replicas - 1) / replicas
 	if s.opts.MicroBatch > 0 {
 		return []int{min(s.opts.MicroBatch, local)}
 	}
 	return microBatches(local)
 }
 
-// points lists the pipelines of skeletons, the most promising first. Pending outlines
-// that differ in interleaving only learn from them, and from what overlaps, whose
-// kernels and transfers are the same.
-func (s *searcher) points(outlines []outline, skels []*skeleton) []*point {
-	var points []*point
-	for i, o := range outlines {
-		skel := skels[i]
-		if skel == nil {
-			continue
-		}
-		for k := range s.pending {
-			x := &s.pending[k]
-			like := o.sharding
-			like.overlap = x.overlap
-			if o.chunks <= 1 && x.chunks > 1 && o.degrees == x.degrees && like == x.sharding {
-				x.floor = max(x.floor, s.interleavedFloor(skel, x.chunks, skel.times))
-			}
-		}
-		for _, b := range s.sizes(skel) {
-			times, memory := skel.times(b), skel.memoryOf(b)
-			for _, schedule := range o.schedules(s.opts) {
-				p := newPipeline(skel, times, memory, b, schedule)
-				s.stats.PlansConsidered++
-				points = append(points, &point{degrees: o.degrees, cutter: newCutter(s, p)})
-			}
-		}
-	}
-	slices.SortStableFunc(points, func(a, b *point) int { return cmp.Compare(a.least, b.least) })
-	return points
-}
-
-// pending is an outline that has not been looked at: no plan of it takes less
-// than floor.
+// pending is an outline of which some sizes of micro-batches have not been looked at.
 type pending struct {
 	outline
-	floor  cost.Picoseconds
 	relief bool // it only spares memory: see relieve
+	skel   *skeleton
+	left   []sized
 }
 
-// floor bounds all plans of an outline by a skeleton of the same degrees, however
-// they are sharded beside: products and attention are the same for all. It is 0 when
-// nothing is known.
-func (s *searcher) floor(skel *skeleton, o outline) cost.Picoseconds {
-	switch {
-	case skel == nil || skel.plan.Chunks() > 1:
-		return 0
-	case len(s.opts.Pins) > 0:
-		return 0 // a pin may keep a product from being split over tp, but not over the sequence
-	case o.chunks > 1:
-		return s.interleavedFloor(skel, o.chunks, skel.cores)
-	}
-	floor := never
-	for _, b := range s.sizes(skel) {
-		times := skel.cores(b)
-		for _, schedule := range o.schedules(s.opts) {
-			p := newPipeline(skel, times, make([]stageMemory, skel.plan.PP()), b, schedule)
-			floor = min(floor, newBounds(p, s.limit, Options{Policy: s.opts.Policy, Recompute: RecomputeNone}, nil).best())
-		}
-	}
-	return floor
+// sized is a size of micro-batches, with schedules that no plan of it takes less
+// time than floor under.
+type sized struct {
+	size      int
+	schedules []partition.Schedule
+	floor     cost.Picoseconds
 }
 
-// contextFirsts adds to the first skeletons of degrees what bounds the pending
-// degrees with context parallelism, where there is one: see [skeleton.shared].
-func (s *searcher) contextFirsts(firsts []outline, skels []*skeleton, first map[degrees]*skeleton) {
-	bases := map[[2]int]*skeleton{} // by tp and pp
-	for i, skel := range skels {
-		if skel != nil && firsts[i].cp == 1 {
-			bases[[2]int{firsts[i].tp, firsts[i].pp}] = skel
-		}
+// floor is that of the sizes which are left.
+func (p *pending) floor() cost.Picoseconds {
+	least := never
+	for _, x := range p.left {
+		least = min(least, x.floor)
 	}
-	for _, p := range s.pending {
-		if _, known := first[p.degrees]; known || p.cp == 1 {
-			continue
-		}
-		first[p.degrees] = nil
-		if base := bases[[2]int{p.tp, p.pp}]; base != nil {
-			first[p.degrees] = base.shared(p.degrees, s.cluster)
-		}
-	}
+	return least
 }
 
 // build looks at the pending outlines that may have plans of at most the given time.
 func (s *searcher) build(points []*point, limit cost.Picoseconds) []*point {
-	return s.add(points, func(p pending) bool { return !p.relief && p.floor <= limit })
+	return s.add(points, limit, func(p *pending) bool { return !p.relief })
 }
 
-// add looks at the pending outlines that are chosen.
-func (s *searcher) add(points []*point, chosen func(pending) bool) []*point {
-	var now []outline
-	s.pending = slices.DeleteFunc(s.pending, func(p pending) bool {
-		yes := chosen(p)
-		if yes {
-			now = append(now, p.outline)
+// add looks at those of the chosen outlines, which it is asked for only if they may
+// have plans of at most the given time.
+func (s *searcher) add(points []*point, limit cost.Picoseconds, chosen func(*pending) bool) []*point {
+	known := len(points)
+	s.pending = slices.DeleteFunc(s.pending, func(p *pending) bool {
+		if p.floor() > limit || !chosen(p) {
+			return false
 		}
-		return yes
+		if p.skel == nil {
+			var err error
+			if p.skel, err = s.skeleton(p.outline); err != nil {
+				s.refused = err
+				return true
+			}
+		}
+		p.left = slices.DeleteFunc(p.left, func(x sized) bool {
+			if x.floor > limit {
+				return false
+			}
+			times, memory := p.skel.times(x.size), p.skel.memoryOf(x.size)
+			for _, schedule := range x.schedules {
+				s.stats.PlansConsidered++
+				pipe := newPipeline(p.skel, times, memory, x.size, schedule)
+				points = append(points, &point{degrees: p.degrees, cutter: newCutter(s, pipe)})
+			}
+			return true
+		})
+		return len(p.left) == 0
 	})
-	if len(now) == 0 {
-		return points
+	if len(points) > known {
+		slices.SortStableFunc(points, func(a, b *point) int { return cmp.Compare(a.least, b.least) })
 	}
-	skels, _ := s.skeletons(now)
-	points = append(points, s.points(now, skels)...)
-	slices.SortStableFunc(points, func(a, b *point) int { return cmp.Compare(a.least, b.least) })
 	return points
 }
 
-// skeletons builds the skeleton of each of the outlines, nil where no parameter
-// can be split so, with the last reason why.
-func (s *searcher) skeletons(all []outline) ([]*skeleton, error) {
-	// What they share is made first; then they are independent.
-	plans := make([]partition.Plan, len(all))
-	errs := make([]error, len(all))
-	type innerKey struct {
-		dp, cp, tp int
-		sharding
+// skeleton returns that of an outline. It fails when no parameter can be split so.
+func (s *searcher) skeleton(o outline) (*skeleton, error) {
+	plan, err := s.template(o)
+	if err != nil {
+		return nil, err
 	}
-	inner := map[innerKey]int{} // the first of the outlines that need the same inner skeleton
-	var keys []innerKey
-	for i, d := range all {
-		s.graphs.keep(d.stages())
-		if plans[i], errs[i] = s.template(d); errs[i] != nil {
-			continue
-		}
-		key := innerKey{plans[i].DataParallel(), d.cp, d.tp, d.sharding}
-		if _, ok := inner[key]; !ok {
-			inner[key] = i
-			keys = append(keys, key)
-		}
-	}
-	found := make([]*skeleton, len(keys))
-	failed := make([]error, len(keys))
-	parallel(len(keys), func(k int) {
-		one := plans[inner[keys[k]]]
-		one.PlanNGPUs, one.RuntimeNGPUs = one.PlanNGPUs/one.PP(), one.RuntimeNGPUs/one.PP()
-		one.Stages, one.Interleave = make([]partition.Stage, 1), 0
-		found[k], failed[k] = newSkeleton(s.graphs, one, s.batch, s.cluster, nil)
-	})
-	skels := make([]*skeleton, len(all))
-	parallel(len(all), func(i int) {
-		if errs[i] != nil {
-			return
-		}
-		k := slices.Index(keys, innerKey{plans[i].DataParallel(), all[i].cp, all[i].tp, all[i].sharding})
-		if failed[k] != nil {
-			errs[i] = failed[k]
-			return
-		}
-		of := found[k]
-		if all[i].pp == 1 {
-			if inner[keys[k]] == i {
-				skels[i] = of // made for it
-				return
-			}
-			of = nil
-		}
-		skels[i], errs[i] = newSkeleton(s.graphs, plans[i], s.batch, s.cluster, of)
-	})
-	var refused error
-	for i, err := range errs {
-		if err != nil {
-			skels[i], refused = nil, err
-		}
-	}
-	return skels, refused
-}
-
-// parallel calls f for 0 to n-1 on all cores.
-func parallel(n int, f func(i int)) {
-	var next atomic.Int64
-	var wg sync.WaitGroup
-	for range min(n, goruntime.GOMAXPROCS(0)) {
-		wg.Go(func() {
-			for i := int(next.Add(1)) - 1; i < n; i = int(next.Add(1)) - 1 {
-				f(i)
-			}
-		})
-	}
-	wg.Wait()
+	return newSkeleton(s.blueprints, plan, s.cluster)
 }
 
 // template returns the plan of which stages, micro-batch size and schedule are
@@ -452,7 +322,8 @@ func (s *searcher) template(d outline) (partition.Plan, error) {
 // it. Below a low ceiling most points have no cut worth a look, so that nothing
 // much is spent on those whose bound promises more than they hold; and what is
 // found under a ceiling is the best there is.
-func (s *searcher) run(points []*point) ([]*candidate, []*point, bool) {
+func (s *searcher) run() ([]*candidate, []*point, bool) {
+	var points []*point
 	best := map[degrees]*candidate{}
 	worst := func() cost.Picoseconds { // of those we want
 		if kept := ranked(best); len(kept) > s.opts.TopK {
@@ -465,11 +336,9 @@ func (s *searcher) run(points []*point) ([]*candidate, []*point, bool) {
 			best[p.degrees] = x
 		}
 	}
-	least := points[0].least
+	least := never
 	for _, p := range s.pending {
-		if p.floor > 0 { // otherwise it is built at once
-			least = min(least, p.floor)
-		}
+		least = min(least, p.floor())
 	}
 	for ceiling := least + least/64; ; ceiling += ceiling/64 + 1 {
 		last := ceiling > 4*least
@@ -553,21 +422,6 @@ func (s *searcher) allocate(p *partition.Plan) (*codegen.Program, []int64, error
 	return prog, peaks, nil
 }
 
-// predict simulates the program of a plan.
-func (s *searcher) predict(x *candidate) (Prediction, error) {
-	if x.prog == nil {
-		var err error
-		if x.prog, x.peaks, err = s.allocate(x.plan); err != nil {
-			return Prediction{}, err
-		}
-	}
-	line, err := sim.Run(x.prog, s.cluster, sim.Options{})
-	if err != nil {
-		return Prediction{}, err
-	}
-	return Prediction{Step: line.Step, Breakdown: line.Breakdown(), PeakBytes: x.peaks, HostBytes: hostBytes(x.prog)}, nil
-}
-
 // hostBytes lists what each stage keeps in host memory, nil where none does.
 func hostBytes(prog *codegen.Program) []int64 {
 	var all []int64
@@ -586,6 +440,14 @@ func hostBytes(prog *codegen.Program) []int64 {
 // [Search] would say of it. eval is as in [Options]; nil for none. It does not ask
 // whether the plan fits.
 func Predict(g *ir.Graph, batch int, c *cost.Cluster, p *partition.Plan, eval *ir.Graph) (Prediction, error) {
-	s := &searcher{opts: Options{Eval: eval}, graphs: &shrunken{graph: g}, batch: batch, cluster: c}
-	return s.predict(&candidate{plan: p})
+	s := &searcher{opts: Options{Eval: eval}, blueprints: newBlueprints(&shrunken{graph: g}, batch)}
+	prog, peaks, err := s.allocate(p)
+	if err != nil {
+		return Prediction{}, err
+	}
+	line, err := sim.Run(prog, c, sim.Options{})
+	if err != nil {
+		return Prediction{}, err
+	}
+	return Prediction{Step: line.Step, Breakdown: line.Breakdown(), PeakBytes: peaks, HostBytes: hostBytes(prog)}, nil
 }

@@ -1,8 +1,6 @@
 package planner
 
 import (
-	"reflect"
-	"slices"
 	"strings"
 
 	"github.com/autopar/autopar/ir"
@@ -25,60 +23,52 @@ import (
 // block by that of the last one kept. An add_n over all blocks (the gradient norm)
 // loses the operands of those removed.
 func Shrink(g *ir.Graph, keep int) (*ir.Graph, bool) {
-	names := partition.Blocks(g)
-	if keep < 1 || len(names) <= keep {
+	row, ok := newBlockRow(g)
+	if !ok || keep < 1 || len(row.blocks) <= keep {
 		return nil, false
 	}
-	work, _ := g.Clone()
-	row := newBlockRow(work, names)
-	if !row.alike() {
-		return nil, false
-	}
-	row.truncate(work, keep)
-	for _, n := range work.Nodes {
-		for _, a := range n.Args {
-			if p, ok := row.at[a.Def]; ok && p.block >= keep {
-				return nil, false // reads further than its neighbours
-			}
-		}
-	}
-	sortTopologically(work)
-	work.Renumber()
-	return work, true
+	return row.keep(keep)
 }
 
-// blockRow is the nodes of each repeated block in graph order.
+// blockRow is the nodes of each repeated block in graph order. All blocks are alike.
 type blockRow struct {
+	graph  *ir.Graph
 	names  []string
 	blocks [][]*ir.Node
-	at     map[*ir.Node]place
+	at     []place // by node
 }
 
-// place is where a node stands: block and index in it.
+// place is where a node stands: block and index in it. A node outside has block
+// outside.
 type place struct{ block, index int }
 
-func newBlockRow(g *ir.Graph, names []string) *blockRow {
-	r := &blockRow{names: names, blocks: make([][]*ir.Node, len(names)), at: map[*ir.Node]place{}}
+const outside = -1
+
+// newBlockRow sorts nodes by block; ok is false when blocks differ, or there are not
+// even two.
+func newBlockRow(g *ir.Graph) (row *blockRow, ok bool) {
+	names := partition.Blocks(g)
+	r := &blockRow{graph: g, names: names, blocks: make([][]*ir.Node, len(names)), at: make([]place, g.IDs())}
 	number := map[string]int{}
 	for i, n := range names {
 		number[n] = i
 	}
 	for _, n := range g.Nodes {
-		if b, ok := number[n.Block()]; ok {
-			r.at[n] = place{b, len(r.blocks[b])}
-			r.blocks[b] = append(r.blocks[b], n)
+		b, inside := number[n.Block()]
+		if !inside {
+			r.at[n.ID()].block = outside
+			continue
 		}
+		r.at[n.ID()] = place{b, len(r.blocks[b])}
+		r.blocks[b] = append(r.blocks[b], n)
 	}
-	return r
+	return r, len(names) > 1 && r.alike()
 }
 
 func (r *blockRow) alike() bool {
 	// Of two blocks, the second is compared with the first; of more, all with an
 	// inner one, whose neighbours are both blocks.
-	like := min(1, len(r.blocks)-2)
-	if like < 0 {
-		like = 0
-	}
+	like := max(0, min(1, len(r.blocks)-2))
 	for b := range r.blocks {
 		if len(r.blocks[b]) != len(r.blocks[like]) {
 			return false
@@ -101,7 +91,7 @@ func (r *blockRow) sameNode(a, b, i int) bool {
 	if strings.TrimPrefix(x.Name, r.names[a]) != strings.TrimPrefix(y.Name, r.names[b]) {
 		return false
 	}
-	if !reflect.DeepEqual(r.anonymous(x.Attr, a), r.anonymous(y.Attr, b)) {
+	if !r.sameAttr(a, b, x.Attr, y.Attr) {
 		return false
 	}
 	for j := range x.Results {
@@ -121,8 +111,8 @@ func (r *blockRow) sameArg(a, b int, x, y *ir.Value) bool {
 	if x.Index != y.Index || !x.Type.Equal(y.Type) {
 		return false
 	}
-	p, inX := r.at[x.Def]
-	q, inY := r.at[y.Def]
+	p, q := r.at[x.Def.ID()], r.at[y.Def.ID()]
+	inX, inY := p.block != outside, q.block != outside
 	switch {
 	case inX && inY:
 		return p.index == q.index && p.block-a == q.block-b
@@ -136,82 +126,88 @@ func (r *blockRow) sameArg(a, b int, x, y *ir.Value) bool {
 	return x == y
 }
 
-// anonymous removes the block's name from attributes.
-func (r *blockRow) anonymous(attr ir.Attr, block int) ir.Attr {
-	switch a := attr.(type) {
+// sameAttr compares attributes but for the name of the block in them.
+func (r *blockRow) sameAttr(a, b int, x, y ir.Attr) bool {
+	switch x := x.(type) {
 	case ir.DropoutAttr:
-		a.Key = strings.TrimPrefix(a.Key, r.names[block])
-		return a
+		y, ok := y.(ir.DropoutAttr)
+		x.Key, y.Key = strings.TrimPrefix(x.Key, r.names[a]), strings.TrimPrefix(y.Key, r.names[b])
+		return ok && x == y
 	case ir.ParamAttr:
-		a.Master = strings.TrimPrefix(a.Master, r.names[block])
-		return a
+		y, ok := y.(ir.ParamAttr)
+		x.Master, y.Master = strings.TrimPrefix(x.Master, r.names[a]), strings.TrimPrefix(y.Master, r.names[b])
+		return ok && x == y
 	}
-	return attr
+	return x == y
 }
 
-// truncate keeps the first keep blocks of the graph.
-func (r *blockRow) truncate(g *ir.Graph, keep int) {
-	last := len(r.blocks) - 1
-	removed := func(v *ir.Value) bool {
-		p, ok := r.at[v.Def]
-		return ok && p.block >= keep
+// keep returns a graph with the first n blocks; ok is false when a block reads from
+// further than its neighbours.
+func (r *blockRow) keep(n int) (small *ir.Graph, ok bool) {
+	s := &shortener{blockRow: r, n: n, dst: ir.NewGraph(r.graph.Name), made: make([]*ir.Value, r.graph.IDs()), begun: make([]bool, r.graph.IDs())}
+	s.dst.Mesh = r.graph.Mesh
+	for _, n := range r.graph.Nodes {
+		if !s.removed(n) && !s.add(n) {
+			return nil, false
+		}
 	}
-	// stand returns what a node outside the removed blocks reads for v.
-	stand := func(v *ir.Value) *ir.Value {
-		p := r.at[v.Def]
-		return r.blocks[keep-1][p.index].Results[v.Index]
+	for _, o := range r.graph.Outputs {
+		s.dst.Outputs = append(s.dst.Outputs, ir.Output{Name: o.Name, Value: s.made[s.stand(o.Value).ID]})
 	}
-	var nodes []*ir.Node
-	for _, n := range g.Nodes {
-		p, inside := r.at[n]
+	for _, u := range r.graph.Updates {
+		if !s.removed(u.Param.Def) {
+			s.dst.Updates = append(s.dst.Updates, ir.StateUpdate{Param: s.made[u.Param.ID], New: s.made[u.New.ID]})
+		}
+	}
+	return s.dst, true
+}
+
+// shortener builds the graph with the first n blocks of a row.
+type shortener struct {
+	*blockRow
+	n     int
+	dst   *ir.Graph
+	made  []*ir.Value // copies, by the ID of the original
+	begun []bool      // by node
+}
+
+func (s *shortener) removed(n *ir.Node) bool { return s.at[n.ID()].block >= s.n }
+
+// stand returns what a node outside the removed blocks reads for v.
+func (s *shortener) stand(v *ir.Value) *ir.Value {
+	if !s.removed(v.Def) {
+		return v
+	}
+	return s.blocks[s.n-1][s.at[v.Def.ID()].index].Results[v.Index]
+}
+
+// add copies a node, behind the nodes that it reads from now: the order of the rest
+// stays.
+func (s *shortener) add(n *ir.Node) bool {
+	if s.begun[n.ID()] {
+		return s.made[n.ID()] != nil // otherwise it would read from itself
+	}
+	s.begun[n.ID()] = true
+	args := make([]*ir.Value, 0, len(n.Args))
+	for j, a := range n.Args {
+		p := s.at[n.ID()]
 		switch {
-		case inside && p.block >= keep:
-			continue
+		case !s.removed(a.Def):
 		case n.Op == ir.OpAddN:
-			n.Args = slices.DeleteFunc(n.Args, removed)
-		case inside:
-			for j, a := range n.Args {
-				if removed(a) {
-					// What follows the last block follows the last one kept.
-					n.Args[j] = r.blocks[last][p.index].Args[j]
-				}
-			}
+			continue
+		case p.block != outside:
+			// What follows the last block follows the last one kept.
+			a = s.blocks[len(s.blocks)-1][p.index].Args[j]
 		default:
-			for j, a := range n.Args {
-				if removed(a) {
-					n.Args[j] = stand(a)
-				}
-			}
+			a = s.stand(a)
 		}
-		nodes = append(nodes, n)
-	}
-	g.Nodes = nodes
-	for i, o := range g.Outputs {
-		if removed(o.Value) {
-			g.Outputs[i].Value = stand(o.Value)
+		if s.removed(a.Def) || !s.add(a.Def) {
+			return false
 		}
+		args = append(args, s.made[a.ID])
 	}
-	g.Updates = slices.DeleteFunc(g.Updates, func(u ir.StateUpdate) bool { return removed(u.Param) })
-}
-
-// sortTopologically moves nodes behind their arguments where a rewiring made an
-// argument come later than its reader, and leaves the order otherwise.
-func sortTopologically(g *ir.Graph) {
-	done := make(map[*ir.Node]bool, len(g.Nodes))
-	nodes := make([]*ir.Node, 0, len(g.Nodes))
-	var visit func(n *ir.Node)
-	visit = func(n *ir.Node) {
-		if done[n] {
-			return
-		}
-		done[n] = true
-		for _, a := range n.Args {
-			visit(a.Def)
-		}
-		nodes = append(nodes, n)
+	for i, r := range s.dst.AddLike(n, args...).Results {
+		s.made[n.Results[i].ID] = r
 	}
-	for _, n := range g.Nodes {
-		visit(n)
-	}
-	g.Nodes = nodes
+	return true
 }

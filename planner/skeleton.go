@@ -1,120 +1,68 @@
 package planner
 
 import (
-	"maps"
-
 	"github.com/autopar/autopar/codegen"
 	"github.com/autopar/autopar/ir"
 	"github.com/autopar/autopar/partition"
 	"github.com/autopar/autopar/planner/cost"
 )
 
-// skeleton is a real program of a pipeline in which every stage has one block,
-// and from which the time and memory of any number of blocks per stage follow:
-// what does not belong to the block is there once, what belongs to it as many
-// times as there are blocks. The blocks are repeats of each other, so this is no
-// approximation; TestCostIsSimulation holds it to the simulation of whole
-// programs.
-//
-// It is independent of the size of micro-batches and of the schedule.
+// skeleton prices plans of which only the size of micro-batches, the schedule and
+// the cut are open. The time and memory of any number of blocks per stage follow from
+// a blueprint, which has one: what does not belong to the block is there once, what
+// belongs to it as many times as there are blocks. The blocks are repeats of each
+// other, so this is no approximation; TestCostIsSimulation holds it to the simulation
+// of whole programs.
 type skeleton struct {
 	graphs *shrunken
-	plan   partition.Plan // with one block per stage
+	plan   partition.Plan // with stages, as many as there will be, of one block
 	batch  int
 	blocks int
+	of     *blueprint
+	inner  *blueprint // of one stage, for the memory of further blocks
 	price  *cost.Program
-	progs  [extents]*codegen.Program // by how much of every block is recomputed
-	inner  *skeleton                 // of one stage, for the memory of further blocks; itself if it has one
-	// ofBlock is the instructions that there are as often as blocks, ofWeight those
-	// that a zero-bubble schedule runs apart.
-	ofBlock, ofWeight map[*ir.Node]bool
-	async             map[*ir.Node]bool    // what the communication stream does
-	stageOf           map[string]int       // by block
-	known             map[int][]stageTimes // by size of micro-batch
-	copies            map[partition.Offload][]copies
-	alias             []int // a stage that has the same times apart from transfers
-
-	// A bound of context parallelism with so many parts: see shared.
-	parts     int
-	links     *cost.Program
-	linksAxis int
+	like   []int                 // by stage: the stage of the blueprint that stands for it
+	known  map[int][]*stageTimes // by size of micro-batch
+	copies map[partition.Offload][]copies
 }
 
-// newSkeleton partitions the shrunk graph for a plan of which only stages,
-// micro-batch size and schedule are still to be chosen.
-// inner is the skeleton with one stage and the same degrees, nil for that itself.
-func newSkeleton(graphs *shrunken, p partition.Plan, batch int, c *cost.Cluster, inner *skeleton) (*skeleton, error) {
-	s := &skeleton{graphs: graphs, plan: p, batch: batch, blocks: graphs.blocks, inner: inner, stageOf: map[string]int{}, known: map[int][]stageTimes{}, copies: map[partition.Offload][]copies{}}
-	if inner == nil {
-		s.inner = s
-	}
-	stages := len(p.Stages)
-	g := graphs.keep(stages)
-	s.plan.MicroBatch, s.plan.Schedule = batch, partition.OneFOneB // one: the shortest schedules
+// newSkeleton finds what stands for a plan.
+func newSkeleton(all *blueprints, p partition.Plan, c *cost.Cluster) (*skeleton, error) {
+	p.MicroBatch, p.Schedule = all.batch, partition.OneFOneB // until they are chosen
 	if p.Interleave > 1 {
-		s.plan.Schedule = partition.Interleaved
+		p.Schedule = partition.Interleaved
 	}
-	for i, block := range partition.Blocks(g) {
-		s.stageOf[block] = i / graphs.scale
+	of, err := all.find(&p)
+	if err != nil {
+		return nil, err
 	}
-	for e, r := range [extents]recomputation{kept: {}, selective: {selective: 1}, full: {full: 1}} {
-		plan := s.plan
-		plan.Stages = nil
-		for i := range stages {
-			plan.Stages = append(plan.Stages, graphs.scaled(r.stage(i, 1)))
-		}
-		var err error
-		if s.progs[e], err = codegen.Compile(g, &plan, batch, nil); err != nil {
+	inner := of
+	if len(p.Stages) > 1 {
+		one := p
+		one.PlanNGPUs, one.RuntimeNGPUs = p.PlanNGPUs/p.PP(), p.RuntimeNGPUs/p.PP()
+		one.Stages, one.Interleave, one.Schedule = make([]partition.Stage, 1), 0, partition.OneFOneB
+		if inner, err = all.find(&one); err != nil {
 			return nil, err
 		}
 	}
-	s.attribute()
+	s := &skeleton{graphs: all.graphs, plan: p, batch: all.batch, blocks: all.graphs.blocks, of: of, inner: inner}
+	for i := range p.Stages {
+		s.like = append(s.like, of.like(&p, i))
+	}
 	s.reprice(c)
 	return s, nil
 }
 
 // reprice takes prices from a cluster.
 func (s *skeleton) reprice(c *cost.Cluster) {
-	s.price = cost.NewProgram(c, &s.plan, s.progs[kept].Mesh)
-	s.known, s.copies, s.alias = map[int][]stageTimes{}, map[partition.Offload][]copies{}, nil
-	for i := range s.plan.Stages {
-		s.alias = append(s.alias, i)
-		if at, _ := s.plan.Position(i); i > 1 && i < len(s.plan.Stages)-1 && s.price.SameGroups(1, at) {
-			s.alias[i] = 1
-		}
-	}
+	s.price = cost.NewProgram(c, &s.plan, s.mesh(s.batch))
+	s.known, s.copies = map[int][]*stageTimes{}, map[partition.Offload][]copies{}
 }
 
-// attribute finds the instructions of blocks. They are called after their block;
-// but what is gathered in the passes belongs to who reads it: the gradient that a
-// stage receives is gathered by its last block, as those from block to block
-// are, and the gradient that the first block hands to the embedding once.
-func (s *skeleton) attribute() {
-	s.ofBlock, s.ofWeight, s.async = map[*ir.Node]bool{}, map[*ir.Node]bool{}, map[*ir.Node]bool{}
-	for _, prog := range s.progs {
-		for _, st := range prog.Stages {
-			for _, body := range st.Bodies {
-				for _, in := range body.Instrs {
-					s.async[in.Node] = in.Async
-				}
-			}
-		}
-		maps.Copy(s.ofWeight, partition.WeightGrads(prog.Graph))
-		read := map[*ir.Value]bool{} // by a block
-		for i := len(prog.Graph.Nodes) - 1; i >= 0; i-- {
-			n := prog.Graph.Nodes[i]
-			of := n.Block() != "" && n.Op != ir.OpRecv
-			if n.Op == ir.OpAllGather && n.Phase != ir.Update {
-				of = read[n.Results[0]]
-			}
-			s.ofBlock[n] = of
-			if of {
-				for _, a := range n.Args {
-					read[a] = true
-				}
-			}
-		}
-	}
+// stage returns the code that stands for a stage, in a phase.
+func (s *skeleton) stage(of extent, stage int, phase ir.Phase) []codegen.Instr {
+	position, chunk := s.of.plan.Position(s.like[stage])
+	return s.of.prog(of).Stages[position].Run(codegen.Task{Phase: phase, Chunk: chunk})
 }
 
 // shrunken keeps the graphs with few blocks.
@@ -124,6 +72,7 @@ type shrunken struct {
 	// all, count as one that is the whole of the model.
 	blocks int
 	scale  int // blocks of the graph in each of them
+	row    *blockRow
 	kept   map[int]*ir.Graph
 }
 
@@ -132,12 +81,15 @@ func newShrunken(g *ir.Graph) *shrunken {
 	if s.blocks == 1 {
 		return s
 	}
-	one, alike := Shrink(g, 1)
+	row, alike := newBlockRow(g)
+	if alike {
+		s.kept[1], alike = row.keep(1)
+	}
 	if !alike {
 		s.blocks, s.scale = 1, s.blocks
 		return s
 	}
-	s.kept[1] = one
+	s.row = row
 	return s
 }
 
@@ -148,7 +100,7 @@ func (s *shrunken) keep(n int) *ir.Graph {
 	}
 	g, ok := s.kept[n]
 	if !ok {
-		if g, ok = Shrink(s.graph, n); !ok {
+		if g, ok = s.row.keep(n); !ok {
 			panic("BUG: blocks that were alike are not")
 		}
 		s.kept[n] = g

@@ -59,7 +59,7 @@ func (t *Tracer) GELU(x Tensor, tanh bool) Tensor {
 // result is [..., f].
 func (t *Tracer) SwiGLU(x Tensor) Tensor { return t.record(ir.OpSwiGLU, nil, x)[0] }
 
-// RoPE rotates the queries and keys of qkv[b, t, 3, h, d] by angles that grow
+// RoPE rotates the queries and keys of qkv[b, t, g+2, h, d] by angles that grow
 // with positions[t]; theta is the base of the angles. Values pass.
 func (t *Tracer) RoPE(qkv, positions Tensor, theta float64) Tensor {
 	return t.record(ir.OpRoPE, ir.RoPEAttr{Theta: theta}, qkv, positions)[0]
@@ -75,8 +75,9 @@ func (t *Tracer) Dropout(x Tensor, p float64, random Stream) Tensor {
 }
 
 // Attention is causal multi-head attention of packed queries, keys and values
-// qkv[b, t, 3, h, d], with dropout p on the probabilities; the result is
-// [b, t, h, d]. random is unused, but must be there, when p = 0.
+// qkv[b, t, g+2, h, d], g queries to each of h heads of keys and values, with dropout
+// p on the probabilities; the result is [b, t, g, h, d], or [b, t, h, d] for g of 1.
+// random is unused, but must be there, when p = 0.
 func (t *Tracer) Attention(qkv Tensor, p float64, random Stream) Tensor {
 	return t.keyed(ir.OpAttention, p, qkv, random)
 }
@@ -91,9 +92,9 @@ func (t *Tracer) keyed(op ir.Op, p float64, x Tensor, random Stream) Tensor {
 	return y
 }
 
-// AttentionDecode attends from the one token of qkv[b, 1, 3, h, d], which is at
+// AttentionDecode attends from the one token of qkv[b, 1, g+2, h, d], which is at
 // position pos (an i32 scalar), to all before it, whose keys and values are in
-// cache[b, t, 2, h, d]. The result is [b, 1, h, d]; the cache gains the token.
+// cache[b, t, 2, h, d]. The result is that of Attention; the cache gains the token.
 func (t *Tracer) AttentionDecode(qkv, cache, pos Tensor) Tensor {
 	r := t.record(ir.OpAttentionDecode, nil, qkv, cache, pos)
 	t.Update(cache, r[1])
@@ -112,6 +113,7 @@ func (t *Tracer) CrossEntropy(logits, targets Tensor) Tensor {
 // GlobalNorm returns the 2-norm of all gradients together, a scalar. grads[i] is
 // the gradient of weights[i], whose name its part of the sum bears.
 func (t *Tracer) GlobalNorm(weights, grads []Tensor) Tensor {
+	defer t.rec.hold()()
 	squares := make([]Tensor, len(grads))
 	for i, g := range grads {
 		squares[i] = t.recordAs(weights[i].Name(), ir.OpSumSquares, nil, g)[0]

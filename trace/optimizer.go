@@ -54,6 +54,7 @@ func (t *Tracer) AdamW(weight, grad, clip, lr, step Tensor, o Optimizer) {
 	if t.rec.err != nil || !t.owns(weight) {
 		return
 	}
+	defer t.rec.hold()()
 	declared, ok := weight.v.Def.Attr.(ir.ParamAttr)
 	if !ok {
 		t.Failf("adamw: %s is not a parameter", describe(weight))

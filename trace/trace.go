@@ -34,6 +34,8 @@ type Tracer struct {
 type recording struct {
 	graph *ir.Graph
 	err   error
+	lines map[uintptr]string // by program counter: see caller
+	pos   string             // of the call at hand, while one records many nodes: see hold
 }
 
 // Tensor is the user's handle of one value. The zero Tensor stands for a missing
@@ -50,7 +52,7 @@ type Stream struct{ Seed, Step Tensor }
 
 // New returns a tracer at the root path, in phase Forward, of an empty graph.
 func New(name string) *Tracer {
-	return &Tracer{rec: &recording{graph: ir.NewGraph(name)}}
+	return &Tracer{rec: &recording{graph: ir.NewGraph(name), lines: map[uintptr]string{}}}
 }
 
 // Scope returns the tracer for a module inside this one: Scope("h", 3) of the
@@ -102,7 +104,7 @@ func (t *Tracer) Finish() (*ir.Graph, error) {
 // unless there is one already.
 func (t *Tracer) Failf(format string, args ...any) {
 	if t.rec.err == nil {
-		t.rec.err = fmt.Errorf("trace: %s: %w", caller(), fmt.Errorf(format, args...))
+		t.rec.err = fmt.Errorf("trace: %s: %w", t.rec.caller(), fmt.Errorf(format, args...))
 	}
 }
 
@@ -136,7 +138,7 @@ func (t *Tracer) leaf(op ir.Op, name string, typ ir.Type, attr ir.Attr) Tensor {
 		t.Failf("%s: the name %q is taken", op, full)
 		return Tensor{}
 	}
-	v.Def.Pos, v.Def.Phase = caller(), t.phase
+	v.Def.Pos, v.Def.Phase = t.rec.caller(), t.phase
 	return t.tensor(v)
 }
 
@@ -210,11 +212,8 @@ func (t *Tracer) record(op ir.Op, attr ir.Attr, args ...Tensor) []Tensor {
 
 // recordAs is record at another path.
 func (t *Tracer) recordAs(module string, op ir.Op, attr ir.Attr, args ...Tensor) []Tensor {
-	// Four results is the most that an op has; a failed call returns missing
-	// tensors, which nothing looks into.
-	failed := make([]Tensor, 4)
 	if t.rec.err != nil || !t.owns(args...) {
-		return failed
+		return failed()
 	}
 	values := make([]*ir.Value, len(args))
 	for i, a := range args {
@@ -227,15 +226,19 @@ func (t *Tracer) recordAs(module string, op ir.Op, attr ir.Attr, args ...Tensor)
 	n, err := t.rec.graph.Add(op, attr, name, t.phase, values...)
 	if err != nil {
 		t.Failf("%w", err)
-		return failed
+		return failed()
 	}
-	n.Pos = caller()
+	n.Pos = t.rec.caller()
 	out := make([]Tensor, len(n.Results))
 	for i, v := range n.Results {
 		out[i] = t.tensor(v)
 	}
 	return out
 }
+
+// failed returns the results of a call that failed: missing tensors, which nothing
+// looks into. Four is the most that an op has.
+func failed() []Tensor { return make([]Tensor, 4) }
 
 // owns fails unless every tensor is there and of this graph.
 func (t *Tracer) owns(xs ...Tensor) bool {
@@ -276,18 +279,42 @@ func (x Tensor) Name() string {
 }
 
 // caller returns file:line, the file by its base name, of the innermost frame
-// outside this package (its tests count as outside).
-func caller() string {
+// outside this package (its tests count as outside). It is near, and few lines call
+// many times: the top of the stack is looked at first, and lines are kept.
+func (r *recording) caller() string {
+	if r.pos != "" {
+		return r.pos
+	}
 	var pcs [16]uintptr
-	frames := goruntime.CallersFrames(pcs[:goruntime.Callers(2, pcs[:])])
-	for {
-		f, more := frames.Next()
-		pkg, _, _ := strings.Cut(path.Base(f.Function), ".")
-		if pkg != "trace" || strings.HasSuffix(f.File, "_test.go") {
-			return fmt.Sprintf("%s:%d", filepath.Base(f.File), f.Line)
-		}
-		if !more {
-			return "unknown:0"
+	for _, depth := range []int{5, len(pcs)} {
+		n := goruntime.Callers(2, pcs[:depth])
+		for i := range n {
+			line, known := r.lines[pcs[i]]
+			if !known {
+				line = lineOf(pcs[i : i+1])
+				r.lines[pcs[i]] = line
+			}
+			if line != "" {
+				return line
+			}
 		}
 	}
+	return "unknown:0"
+}
+
+// hold gives everything recorded until release is called the position of the
+// caller of now.
+func (r *recording) hold() (release func()) {
+	r.pos = r.caller()
+	return func() { r.pos = "" }
+}
+
+// lineOf returns the position of the one frame given, "" inside this package.
+func lineOf(pc []uintptr) string {
+	f, _ := goruntime.CallersFrames(pc).Next()
+	pkg, _, _ := strings.Cut(path.Base(f.Function), ".")
+	if pkg == "trace" && !strings.HasSuffix(f.File, "_test.go") {
+		return ""
+	}
+	return fmt.Sprintf("%s:%d", filepath.Base(f.File), f.Line)
 }

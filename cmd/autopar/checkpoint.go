@@ -24,6 +24,21 @@ type fromDir struct {
 	Dir string `arg:"" help:"Directory of a run, for its newest checkpoint, or of one checkpoint."`
 }
 
+// convert opens the checkpoint, and prints where it was written to as something else.
+func (c *fromDir) convert(con *console, write func(*checkpoint.Checkpoint) (path string, err error)) error {
+	ck, err := checkpoint.Open(c.Dir)
+	if err != nil {
+		return err
+	}
+	defer ck.Close()
+	path, err := write(ck)
+	if err != nil {
+		return err
+	}
+	con.printf("%s\n", path)
+	return nil
+}
+
 // checkpointInspectCmd tells what a checkpoint holds.
 type checkpointInspectCmd struct {
 	fromDir
@@ -80,21 +95,13 @@ func (checkpointMergeCmd) Example() string { return "autopar checkpoint merge ou
 
 // Run merges the shards.
 func (c *checkpointMergeCmd) Run(con *console) error {
-	ck, err := checkpoint.Open(c.Dir)
-	if err != nil {
-		return err
-	}
-	defer ck.Close()
-	s, err := ck.Snapshot(nil)
-	if err != nil {
-		return err
-	}
-	dir, err := checkpoint.Save(c.Out, s, checkpoint.Retention{Last: 1})
-	if err != nil {
-		return err
-	}
-	con.printf("%s\n", dir)
-	return nil
+	return c.convert(con, func(ck *checkpoint.Checkpoint) (string, error) {
+		s, err := ck.Snapshot(nil)
+		if err != nil {
+			return "", err
+		}
+		return checkpoint.Save(c.Out, s, checkpoint.Retention{Last: 1})
+	})
 }
 
 // checkpointReshardCmd writes a checkpoint as the ranks of a plan would have.
@@ -115,17 +122,9 @@ func (c *checkpointReshardCmd) Run(con *console) error {
 	if err != nil {
 		return err
 	}
-	ck, err := checkpoint.Open(c.Dir)
-	if err != nil {
-		return err
-	}
-	defer ck.Close()
-	dir, err := train.Reshard(ck, doc.Config, doc.Plan, c.Out)
-	if err != nil {
-		return err
-	}
-	con.printf("%s\n", dir)
-	return nil
+	return c.convert(con, func(ck *checkpoint.Checkpoint) (string, error) {
+		return train.Reshard(ck, doc.Config, doc.Plan, c.Out)
+	})
 }
 
 // checkpointImportCmd makes a checkpoint of the weights of other programs.
@@ -191,18 +190,11 @@ func (checkpointExportCmd) Example() string {
 
 // Run exports the weights.
 func (c *checkpointExportCmd) Run(con *console) error {
-	ck, err := checkpoint.Open(c.Dir)
-	if err != nil {
-		return err
-	}
-	defer ck.Close()
-	cfg, err := config.Parse(ck.Dir, []byte(ck.Config), nil)
-	if err != nil {
-		return err
-	}
-	if err := checkpoint.ExportWeights(c.Out, ck, cfg.Model, checkpoint.Layout(c.Layout)); err != nil {
-		return err
-	}
-	con.printf("%s\n", c.Out)
-	return nil
+	return c.convert(con, func(ck *checkpoint.Checkpoint) (string, error) {
+		cfg, err := config.Parse(ck.Dir, []byte(ck.Config), nil)
+		if err != nil {
+			return "", err
+		}
+		return c.Out, checkpoint.ExportWeights(c.Out, ck, cfg.Model, checkpoint.Layout(c.Layout))
+	})
 }

@@ -21,6 +21,7 @@ type grammar struct {
 	Run        runCmd        `cmd:"" help:"Train by a plan."`
 	Explain    explainCmd    `cmd:"" help:"Show what a plan does and why."`
 	Verify     verifyCmd     `cmd:"" help:"Check every rank's program of a plan without running it."`
+	Profile    profileCmd    `cmd:"" help:"Measure this machine and write a cluster file."`
 	Cluster    clusterCmd    `cmd:"" help:"List the built-in clusters, or print one to copy and edit."`
 	Size       sizeCmd       `cmd:"" help:"Count parameters, FLOPs and bytes of a model."`
 	Data       dataCmd       `cmd:"" help:"Prepare training data."`
@@ -29,9 +30,8 @@ type grammar struct {
 	Bench      benchCmd      `cmd:"" help:"Time training steps."`
 	Validate   validateCmd   `cmd:"" help:"Compare predictions with published measurements."`
 
-	Profile laterCmd `cmd:"" hidden:"" help:"Measure this machine."`
-	Launch  laterCmd `cmd:"" hidden:"" help:"Run on several processes or machines."`
-	Export  laterCmd `cmd:"" hidden:"" help:"Write a plan for another system."`
+	Launch laterCmd `cmd:"" hidden:"" help:"Run on several processes or machines."`
+	Export laterCmd `cmd:"" hidden:"" help:"Write a plan for another system."`
 }
 
 // Globals are the flags of every command.

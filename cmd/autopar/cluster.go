@@ -42,7 +42,7 @@ func (c *clusterCmd) Run(con *console) error {
 
 func (c *clusterCmd) list(con *console) error {
 	var clusters []*cost.Cluster
-	rows := [][]string{{"NAME", "DEVICE", "PER NODE", "MEMORY", "F32", "IN NODE", "BETWEEN NODES"}}
+	rows := [][]string{{"NAME", "DEVICE", "PER NODE", "MEMORY", "ITS BANDWIDTH", "F32", "16-BIT", "IN NODE", "BETWEEN NODES"}}
 	for _, name := range cost.Names() {
 		k, err := cost.Load(name)
 		if err != nil {
@@ -53,8 +53,12 @@ func (c *clusterCmd) list(con *console) error {
 		if k.Device.Shared {
 			perNode, between = "shared", "-"
 		}
-		rows = append(rows, []string{k.Name, k.Device.Name, perNode, bytesText(k.Device.Memory),
-			fmt.Sprintf("%.4g TFLOP/s", k.PeakFLOPS("f32", 1)/1e12), linkText(k.IntraNode), between})
+		half := "-"
+		if rate := max(k.Device.FLOPS["bf16"], k.Device.FLOPS["f16"]); rate > 0 {
+			half = fmt.Sprintf("%.4g TFLOP/s", rate/1e12)
+		}
+		rows = append(rows, []string{k.Name, k.Device.Name, perNode, bytesText(k.Device.Memory), fmt.Sprintf("%.4g GB/s", k.Device.MemoryBandwidth/1e9),
+			fmt.Sprintf("%.4g TFLOP/s", k.PeakFLOPS("f32", 1)/1e12), half, linkText(k.IntraNode), between})
 	}
 	if c.json() {
 		return con.json(clusters)

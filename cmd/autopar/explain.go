@@ -18,6 +18,7 @@ type explainCmd struct {
 	Versus string `placeholder:"dp|fsdp|megatron|FILE" help:"Show this plan among those that lost: the best one of a policy, or another plan file."`
 	Top    int    `default:"3" placeholder:"K" help:"Plans that lost to show."`
 	Out    string `short:"o" placeholder:"FILE" help:"File to write instead of the standard output."`
+	recostArgs
 }
 
 // Example is shown by --help.
@@ -25,7 +26,8 @@ func (explainCmd) Example() string {
 	return `
 autopar explain plan.json
 autopar explain plan.json --why h.0.attn.c_attn.weight
-autopar explain plan.json --format trace -o timeline.json`
+autopar explain plan.json --format trace -o timeline.json
+autopar explain plan.json --cluster a100-80g --set batch.global=64`
 }
 
 // Run explains.
@@ -39,6 +41,9 @@ func (c *explainCmd) Run(con *console) error {
 		return usagef("explain: --rank and --why are text; --format %s is not for them", c.Format)
 	case c.Top < 0:
 		return usagef("explain: --top is %d, must be at least 0", c.Top)
+	}
+	if c.given() {
+		return c.recost(con)
 	}
 	doc, err := c.loadPlan()
 	if err != nil {

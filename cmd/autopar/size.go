@@ -87,7 +87,7 @@ func (c *sizeCmd) Run(con *console) error {
 	if name == "" {
 		name = c.Config
 	}
-	con.heading("%s: %d layers, %d heads, C %d, T %d, V %d", name, m.NLayer, m.NHead, m.NEmbd, m.BlockSize, m.VocabSize)
+	con.heading("%s: %d layers, %s, C %d, T %d, V %d", name, m.NLayer, m.HeadsText(), m.NEmbd, m.BlockSize, m.VocabSize)
 	share := func(part int64) string {
 		return fmt.Sprintf("%.1f %%", 100*float64(part)/float64(s.FLOPs.ForwardPerSequence))
 	}

@@ -38,6 +38,7 @@ type verified struct {
 type numericRun struct {
 	Blocks    int `json:"n_layer"`
 	Heads     int `json:"n_head"`
+	KVHeads   int `json:"n_kv_head,omitempty"` // where heads are grouped
 	Width     int `json:"n_embd"`
 	BlockSize int `json:"block_size"`
 	VocabSize int `json:"vocab_size"`
@@ -109,12 +110,20 @@ func runNumeric(ctx context.Context, doc *planner.Document) (*numericRun, error)
 	}
 	report, err := numeric.Run(ctx, cfg, plan, numeric.Options{})
 	m := cfg.Model
-	return &numericRun{m.NLayer, m.NHead, m.NEmbd, m.BlockSize, m.VocabSize, cfg.Batch.Global, report}, err
+	run := &numericRun{m.NLayer, m.NHead, 0, m.NEmbd, m.BlockSize, m.VocabSize, cfg.Batch.Global, report}
+	if m.QueryGroup() > 1 {
+		run.KVHeads = m.NKVHead
+	}
+	return run, err
 }
 
 func (r *numericRun) print(con *console) {
 	con.heading("%d steps on %d ranks against float64", r.Steps, r.Ranks)
-	con.printf("  n_layer %d, n_head %d, n_embd %d, block_size %d, vocab_size %d, batch %d\n", r.Blocks, r.Heads, r.Width, r.BlockSize, r.VocabSize, r.Batch)
+	heads := fmt.Sprintf("n_head %d", r.Heads)
+	if r.KVHeads > 0 {
+		heads += fmt.Sprintf(", n_kv_head %d", r.KVHeads)
+	}
+	con.printf("  n_layer %d, %s, n_embd %d, block_size %d, vocab_size %d, batch %d\n", r.Blocks, heads, r.Width, r.BlockSize, r.VocabSize, r.Batch)
 	rows := [][]string{{"TENSORS", "COMPARED", "LARGEST ERROR", "OF"}}
 	for _, k := range r.Classes {
 		rows = append(rows, []string{k.Name, explain.Grouped(int64(k.Tensors)), fmt.Sprintf("%.1e", k.Error), k.Worst})

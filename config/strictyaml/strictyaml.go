@@ -19,18 +19,21 @@ import (
 	"github.com/goccy/go-yaml/token"
 )
 
-// Error is an input that cannot be used. It prints as "gpt.yaml:3: model.n_layer: wants an integer, got ...".
+// Error is an input that cannot be used. It prints as "gpt.yaml:3:5: model.n_layer: wants an integer, got ...".
 type Error struct {
-	File string // as given by the caller
-	Line int    // 1-based; 0 when no line applies
-	Key  string // section.key, or empty
-	Msg  string
-	Err  error // cause, if any
+	File   string // as given by the caller
+	Line   int    // 1-based; 0 when no line applies
+	Column int    // 1-based; 0 when it is not known
+	Key    string // section.key, or empty
+	Msg    string
+	Err    error // cause, if any
 }
 
 func (e *Error) Error() string {
 	var parts []string
 	switch {
+	case e.File != "" && e.Line > 0 && e.Column > 0:
+		parts = append(parts, fmt.Sprintf("%s:%d:%d", e.File, e.Line, e.Column))
 	case e.File != "" && e.Line > 0:
 		parts = append(parts, fmt.Sprintf("%s:%d", e.File, e.Line))
 	case e.File != "":
@@ -51,13 +54,13 @@ func (e *Error) Unwrap() error { return e.Err }
 
 // Origin is where something was written. The zero origin is a default.
 type Origin struct {
-	File string
-	Line int
+	File         string
+	Line, Column int // 1-based; 0 is not known
 }
 
 // Refuse makes the error of a key at the origin.
 func (o Origin) Refuse(key, format string, args ...any) *Error {
-	return &Error{File: o.File, Line: o.Line, Key: key, Msg: fmt.Sprintf(format, args...)}
+	return &Error{File: o.File, Line: o.Line, Column: o.Column, Key: key, Msg: fmt.Sprintf(format, args...)}
 }
 
 // Parse returns the root of the only document, nil if it is empty.
@@ -73,7 +76,7 @@ func Parse(file string, data []byte) (root ast.Node, err error) {
 		if errors.As(err, &syntax) {
 			bad.Msg, bad.Err = "is not YAML: "+syntax.Message, nil
 			if syntax.Token != nil && syntax.Token.Position != nil {
-				bad.Line = syntax.Token.Position.Line
+				bad.Line, bad.Column = syntax.Token.Position.Line, syntax.Token.Position.Column
 			}
 		}
 		return nil, bad
@@ -83,7 +86,7 @@ func Parse(file string, data []byte) (root ast.Node, err error) {
 			continue
 		}
 		if root != nil {
-			return nil, &Error{File: file, Line: lineOf(doc.Body), Msg: "has a second document; wants one"}
+			return nil, OriginOf(file, doc.Body).Refuse("", "has a second document; wants one")
 		}
 		root = doc.Body
 	}
@@ -106,12 +109,12 @@ func Entries(node ast.Node, file, name string) ([]Entry, error) {
 	case *ast.MappingValueNode:
 		pairs = []*ast.MappingValueNode{n}
 	default:
-		return nil, Origin{file, lineOf(node)}.Refuse(name, "wants keys and values, got %s", Describe(node))
+		return nil, OriginOf(file, node).Refuse(name, "wants keys and values, got %s", Describe(node))
 	}
 	firstLine := map[string]int{}
 	entries := make([]Entry, 0, len(pairs))
 	for _, pair := range pairs {
-		at := Origin{file, lineOf(pair.Key)}
+		at := OriginOf(file, pair.Key)
 		text, ok := ScalarOf(pair.Key)
 		if !ok {
 			return nil, at.Refuse(name, "wants plain keys, got %s", Describe(pair.Key))
@@ -210,10 +213,11 @@ func Describe(node ast.Node) string {
 	return "the text " + strconv.Quote(s.Text)
 }
 
-// lineOf is the 1-based line of a node.
-func lineOf(node ast.Node) int {
+// OriginOf is where a node stands.
+func OriginOf(file string, node ast.Node) Origin {
 	if node == nil || node.GetToken() == nil || node.GetToken().Position == nil {
-		return 0
+		return Origin{File: file}
 	}
-	return node.GetToken().Position.Line
+	at := node.GetToken().Position
+	return Origin{file, at.Line, at.Column}
 }

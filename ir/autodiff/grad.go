@@ -36,7 +36,7 @@ func Grad(g *ir.Graph, loss *ir.Value, wrt []*ir.Value, wide ir.DType) (map[*ir.
 	b := &backward{
 		graph: g,
 		needs: dependents(g, wrt),
-		grads: map[*ir.Value][]*ir.Value{},
+		grads: make([][]*ir.Value, g.IDs()),
 		wide:  wide,
 	}
 	forward := g.Nodes[:len(g.Nodes):len(g.Nodes)]
@@ -58,19 +58,19 @@ func at(pos string) string {
 	return " (" + pos + ")"
 }
 
-// dependents returns wrt and every value computed from one of them.
-func dependents(g *ir.Graph, wrt []*ir.Value) map[*ir.Value]bool {
-	needs := map[*ir.Value]bool{}
+// dependents returns wrt and every value computed from one of them, by ID.
+func dependents(g *ir.Graph, wrt []*ir.Value) []bool {
+	needs := make([]bool, g.IDs())
 	for _, v := range wrt {
-		needs[v] = true
+		needs[v.ID] = true
 	}
 	for _, n := range g.Nodes {
 		for _, a := range n.Args {
-			if !needs[a] {
+			if !needs[a.ID] {
 				continue
 			}
 			for _, r := range n.Results {
-				needs[r] = true
+				needs[r.ID] = true
 			}
 			break
 		}
@@ -81,10 +81,11 @@ func dependents(g *ir.Graph, wrt []*ir.Value) map[*ir.Value]bool {
 // backward is the state of one reverse sweep.
 type backward struct {
 	graph *ir.Graph
-	needs map[*ir.Value]bool
+	// needs and grads are by ID, of the values of the forward pass.
+	needs []bool
 	// grads holds the contributions to each value's gradient in the order in
 	// which they arose: any number for a parameter, one running sum for others.
-	grads map[*ir.Value][]*ir.Value
+	grads [][]*ir.Value
 	wide  ir.DType
 	// fwd and dy are the forward node at hand and the gradient of its result 0.
 	fwd *ir.Node
@@ -97,7 +98,7 @@ func (b *backward) seed(loss *ir.Value) error {
 		return fmt.Errorf("autodiff: %w", err)
 	}
 	one.Def.Phase, one.Def.Pos = ir.Backward, loss.Def.Pos
-	b.grads[loss] = []*ir.Value{one}
+	b.grads[loss.ID] = []*ir.Value{one}
 	return nil
 }
 
@@ -109,7 +110,7 @@ func (b *backward) node(n *ir.Node) error {
 	}
 	reached := false
 	for i, r := range n.Results {
-		if len(b.grads[r]) == 0 || !b.needs[r] {
+		if len(b.grads[r.ID]) == 0 || !b.needs[r.ID] {
 			continue
 		}
 		if i > 0 {
@@ -119,7 +120,7 @@ func (b *backward) node(n *ir.Node) error {
 	}
 	inner := false
 	for _, a := range n.Args {
-		inner = inner || b.needs[a]
+		inner = inner || b.needs[a.ID]
 	}
 	if !reached || !inner {
 		return nil
@@ -128,12 +129,12 @@ func (b *backward) node(n *ir.Node) error {
 	if !ok {
 		return fmt.Errorf("no gradient flows through %s", n.Op)
 	}
-	b.fwd, b.dy = n, b.grads[n.Results[0]][0]
+	b.fwd, b.dy = n, b.grads[n.Results[0].ID][0]
 	return rule(b)
 }
 
 // want reports whether operand i of the node at hand needs a gradient.
-func (b *backward) want(i int) bool { return i < len(b.fwd.Args) && b.needs[b.fwd.Args[i]] }
+func (b *backward) want(i int) bool { return i < len(b.fwd.Args) && b.needs[b.fwd.Args[i].ID] }
 
 // add appends a gradient node named <forward>@<suffix>.
 func (b *backward) add(op ir.Op, attr ir.Attr, suffix string, args ...*ir.Value) (*ir.Node, error) {
@@ -147,13 +148,13 @@ func (b *backward) add(op ir.Op, attr ir.Attr, suffix string, args ...*ir.Value)
 
 // give adds d to the gradient of v.
 func (b *backward) give(v, d *ir.Value) error {
-	if !b.needs[v] {
+	if !b.needs[v.ID] {
 		return nil
 	}
 	if !v.Type.Equal(d.Type) {
 		panic(fmt.Sprintf("BUG: gradient of %s %s has type %s", v.Name(), v.Type, d.Type))
 	}
-	sofar := b.grads[v]
+	sofar := b.grads[v.ID]
 	if v.Def.Op == ir.OpParam && v.Type.DType.Half() && v.Type.DType != b.wide {
 		n, err := b.graph.Add(ir.OpCast, ir.CastAttr{To: b.wide}, d.Name()+"@wide", ir.Backward, d)
 		if err != nil {
@@ -162,7 +163,7 @@ func (b *backward) give(v, d *ir.Value) error {
 		n.Pos, d = b.fwd.Pos, n.Results[0]
 	}
 	if len(sofar) == 0 || v.Def.Op == ir.OpParam {
-		b.grads[v] = append(sofar, d)
+		b.grads[v.ID] = append(sofar, d)
 		return nil
 	}
 	// The sum bears the name of the use that completed it, not of v, so that it
@@ -171,7 +172,7 @@ func (b *backward) give(v, d *ir.Value) error {
 	if err != nil {
 		return err
 	}
-	b.grads[v] = []*ir.Value{n.Results[0]}
+	b.grads[v.ID] = []*ir.Value{n.Results[0]}
 	return nil
 }
 
@@ -191,7 +192,7 @@ func (b *backward) emit(i int, op ir.Op, attr ir.Attr, suffix string, args ...*i
 func (b *backward) collect(wrt []*ir.Value) (map[*ir.Value]*ir.Value, error) {
 	out := make(map[*ir.Value]*ir.Value, len(wrt))
 	for _, v := range wrt {
-		terms := b.grads[v]
+		terms := b.grads[v.ID]
 		switch {
 		case out[v] != nil: // listed twice
 		case len(terms) == 0:

@@ -122,8 +122,9 @@ var cases = []struct {
 	{"dropout", func(b *builder) *ir.Value {
 		return b.op(ir.OpDropout, ir.DropoutAttr{P: 0.3, Key: "site"}, b.param("x", 5, 7), b.ints("seed"), b.ints("step"))
 	}},
-	{"attention", attention(0)},
-	{"attention dropout", attention(0.3)},
+	{"attention", attention(0, 3)},
+	{"attention dropout", attention(0.3, 3)},
+	{"attention of grouped heads", attention(0.3, 5)},
 	{"cross entropy", func(b *builder) *ir.Value {
 		x, targets := b.param("x", 3, 7, 5), b.ints("signed targets", 3, 7)
 		rowMax := b.op(ir.OpRowMax, nil, x)
@@ -137,9 +138,10 @@ func matmul(form ir.MatMulForm, k int, x, w []int) func(b *builder) *ir.Value {
 	}
 }
 
-func attention(p float64) func(b *builder) *ir.Value {
+// attention has roles - 2 queries to a head of keys and values.
+func attention(p float64, roles int) func(b *builder) *ir.Value {
 	return func(b *builder) *ir.Value {
-		return b.op(ir.OpAttention, ir.DropoutAttr{P: p, Key: "site"}, b.param("qkv", 2, 5, 3, 3, 4), b.ints("seed"), b.ints("step"))
+		return b.op(ir.OpAttention, ir.DropoutAttr{P: p, Key: "site"}, b.param("qkv", 2, 5, roles, 3, 4), b.ints("seed"), b.ints("step"))
 	}
 }
 

@@ -27,6 +27,7 @@ package exact
 
 import (
 	"fmt"
+	"reflect"
 	"strings"
 
 	"github.com/autopar/autopar/ir"
@@ -141,27 +142,18 @@ func (s *summer) node(n *ir.Node) error {
 	return err
 }
 
-// fixedPoint returns the op that computes the same sum in fixed point.
+// fixedPoint returns the op that computes the same sum in fixed point: the same, with
+// field Frac of its attributes set.
 func fixedPoint(op ir.Op, attr ir.Attr, frac int) (ir.Op, ir.Attr) {
-	switch a := attr.(type) {
-	case ir.MatMulAttr:
-		a.Frac = frac
-		return op, a
-	case ir.SumToAttr:
-		a.Frac = frac
-		return op, a
-	case ir.EmbeddingGradAttr:
-		a.Frac = frac
-		return op, a
-	case ir.LayerNormAttr:
-		a.Frac = frac
-		return op, a
-	case ir.RMSNormAttr:
-		a.Frac = frac
-		return op, a
-	case nil:
-		if op == ir.OpSum {
-			return ir.OpSumTo, ir.SumToAttr{Frac: frac}
+	if op == ir.OpSum {
+		return ir.OpSumTo, ir.SumToAttr{Frac: frac}
+	}
+	if attr != nil {
+		changed := reflect.New(reflect.TypeOf(attr)).Elem()
+		changed.Set(reflect.ValueOf(attr))
+		if f := changed.FieldByName("Frac"); f.IsValid() {
+			f.SetInt(int64(frac))
+			return op, changed.Interface().(ir.Attr)
 		}
 	}
 	panic(fmt.Sprintf("BUG: exact: %s adds up, but not in fixed point", op))

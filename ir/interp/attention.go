@@ -7,17 +7,21 @@ import (
 	"github.com/autopar/autopar/ir"
 )
 
-// The parts of a packed attention input or key-value cache.
+// The parts of a key-value cache.
 const (
-	query = iota
-	key
+	key = iota
 	value
 )
 
-// packed reads tensors of shape [B, T, parts, NH, D].
+// packed reads tensors of shape [B, T, parts, NH, D]. Those of attention have as
+// many parts of queries as share a head of keys and values, then one of keys and one
+// of values.
 type packed struct {
 	Tensor
 }
+
+// group is the number of queries to a head of packed queries, keys and values.
+func (p packed) group() int { return p.Shape[2] - 2 }
 
 // at returns the index of one element of a part.
 func (p packed) at(b, t, part, h, d int) int {
@@ -35,30 +39,33 @@ func (p packed) dot(b, h, ti, parti, tj, partj int) float64 {
 }
 
 // attention is causal scaled dot-product attention (Vaswani et al., 2017), each
-// head h of each sequence b apart:
+// head h of each sequence b apart, and of each the queries g (Ainslie et al., "GQA",
+// 2023):
 //
 //	s_ij = q_i·k_j/√D for j <= i,  lse_i = log Σ_j exp(s_ij)
 //	o_i  = Σ_j m_ij exp(s_ij - lse_i) v_j
 //
-// with the dropout mask m at index ((b NH + h) T + i) T + j.
+// with the dropout mask m at index (((b G + g) NH + h) T + i) T + j.
 func attention(n *ir.Node, in, out []Tensor) error {
 	qkv := packed{in[0]}
-	batch, length, heads, width := in[0].Shape[0], in[0].Shape[1], in[0].Shape[3], in[0].Shape[4]
+	batch, length, group, heads, width := in[0].Shape[0], in[0].Shape[1], qkv.group(), in[0].Shape[3], in[0].Shape[4]
 	m := newMask(n.Attr.(ir.DropoutAttr), in[1], in[2])
 	o, lse := out[0].F, out[1].F
 	scores := make([]float64, length)
 	for b := range batch {
-		for h := range heads {
-			for i := range length {
-				for j := range i + 1 {
-					scores[j] = qkv.dot(b, h, i, query, j, key) / math.Sqrt(float64(width))
-				}
-				row := (b*heads+h)*length + i
-				lse[row] = logSumExp(scores[:i+1])
-				for j := range i + 1 {
-					p := math.Exp(scores[j]-lse[row]) * m.at(row*length+j)
-					for d := range width {
-						o[((b*length+i)*heads+h)*width+d] += p * qkv.F[qkv.at(b, j, value, h, d)]
+		for g := range group {
+			for h := range heads {
+				for i := range length {
+					for j := range i + 1 {
+						scores[j] = qkv.dot(b, h, i, g, j, group+key) / math.Sqrt(float64(width))
+					}
+					row := ((b*group+g)*heads+h)*length + i
+					lse[row] = logSumExp(scores[:i+1])
+					for j := range i + 1 {
+						p := math.Exp(scores[j]-lse[row]) * m.at(row*length+j)
+						for d := range width {
+							o[(((b*length+i)*group+g)*heads+h)*width+d] += p * qkv.F[qkv.at(b, j, group+value, h, d)]
+						}
 					}
 				}
 			}
@@ -68,39 +75,42 @@ func attention(n *ir.Node, in, out []Tensor) error {
 }
 
 // attentionGrad recomputes the probabilities from lse, as FlashAttention does
-// (Dao et al., 2022, algorithm 4): with p_ij = exp(s_ij - lse_i),
+// (Dao et al., 2022, algorithm 4): with p_ij = exp(s_ij - lse_i), for each query,
+// those of keys and values summed over the queries of their head,
 //
 //	dv_j  = Σ_i m_ij p_ij do_i
 //	ds_ij = p_ij (m_ij do_i·v_j - do_i·o_i)
 //	dq_i  = Σ_j ds_ij k_j/√D,  dk_j = Σ_i ds_ij q_i/√D
 func attentionGrad(n *ir.Node, in, out []Tensor) error {
 	do, qkv, o, lse := in[0].F, packed{in[1]}, in[2].F, in[3].F
-	batch, length, heads, width := qkv.Shape[0], qkv.Shape[1], qkv.Shape[3], qkv.Shape[4]
+	batch, length, group, heads, width := qkv.Shape[0], qkv.Shape[1], qkv.group(), qkv.Shape[3], qkv.Shape[4]
 	m := newMask(n.Attr.(ir.DropoutAttr), in[4], in[5])
 	scale := 1 / math.Sqrt(float64(width))
 	dqkv := out[0].F
 	for b := range batch {
-		for h := range heads {
-			for i := range length {
-				row := (b*heads+h)*length + i
-				at := ((b*length+i)*heads + h) * width // of do_i and o_i
-				doDotO := 0.0
-				for d := range width {
-					doDotO += do[at+d] * o[at+d]
-				}
-				for j := range i + 1 {
-					p := math.Exp(qkv.dot(b, h, i, query, j, key)*scale - lse[row])
-					mij := m.at(row*length + j)
-					doDotV := 0.0
+		for g := range group {
+			for h := range heads {
+				for i := range length {
+					row := ((b*group+g)*heads+h)*length + i
+					at := (((b*length+i)*group+g)*heads + h) * width // of do_i and o_i
+					doDotO := 0.0
 					for d := range width {
-						doDotV += do[at+d] * qkv.F[qkv.at(b, j, value, h, d)]
+						doDotO += do[at+d] * o[at+d]
 					}
-					ds := p * (mij*doDotV - doDotO)
-					for d := range width {
-						q, k, v := qkv.at(b, i, query, h, d), qkv.at(b, j, key, h, d), qkv.at(b, j, value, h, d)
-						dqkv[q] += ds * qkv.F[k] * scale
-						dqkv[k] += ds * qkv.F[q] * scale
-						dqkv[v] += mij * p * do[at+d]
+					for j := range i + 1 {
+						p := math.Exp(qkv.dot(b, h, i, g, j, group+key)*scale - lse[row])
+						mij := m.at(row*length + j)
+						doDotV := 0.0
+						for d := range width {
+							doDotV += do[at+d] * qkv.F[qkv.at(b, j, group+value, h, d)]
+						}
+						ds := p * (mij*doDotV - doDotO)
+						for d := range width {
+							q, k, v := qkv.at(b, i, g, h, d), qkv.at(b, j, group+key, h, d), qkv.at(b, j, group+value, h, d)
+							dqkv[q] += ds * qkv.F[k] * scale
+							dqkv[k] += ds * qkv.F[q] * scale
+							dqkv[v] += mij * p * do[at+d]
+						}
 					}
 				}
 			}
@@ -114,7 +124,7 @@ func attentionGrad(n *ir.Node, in, out []Tensor) error {
 // positions 0 to pos of it.
 func attentionDecode(_ *ir.Node, in, out []Tensor) error {
 	qkv, cache, pos := packed{in[0]}, packed{in[1]}, int(in[2].I[0])
-	batch, length, heads, width := cache.Shape[0], cache.Shape[1], cache.Shape[3], cache.Shape[4]
+	batch, length, group, heads, width := cache.Shape[0], cache.Shape[1], qkv.group(), cache.Shape[3], cache.Shape[4]
 	if pos < 0 || pos >= length {
 		return fmt.Errorf("pos %d is out of range [0, %d)", pos, length)
 	}
@@ -124,19 +134,21 @@ func attentionDecode(_ *ir.Node, in, out []Tensor) error {
 	for b := range batch {
 		for h := range heads {
 			for d := range width {
-				next.F[next.at(b, pos, key-1, h, d)] = qkv.F[qkv.at(b, 0, key, h, d)]
-				next.F[next.at(b, pos, value-1, h, d)] = qkv.F[qkv.at(b, 0, value, h, d)]
+				next.F[next.at(b, pos, key, h, d)] = qkv.F[qkv.at(b, 0, group+key, h, d)]
+				next.F[next.at(b, pos, value, h, d)] = qkv.F[qkv.at(b, 0, group+value, h, d)]
 			}
-			for j := range scores {
-				scores[j] = 0
-				for d := range width {
-					scores[j] += qkv.F[qkv.at(b, 0, query, h, d)] * next.F[next.at(b, j, key-1, h, d)] / math.Sqrt(float64(width))
+			for g := range group {
+				for j := range scores {
+					scores[j] = 0
+					for d := range width {
+						scores[j] += qkv.F[qkv.at(b, 0, g, h, d)] * next.F[next.at(b, j, key, h, d)] / math.Sqrt(float64(width))
+					}
 				}
-			}
-			lse := logSumExp(scores)
-			for j, s := range scores {
-				for d := range width {
-					o[(b*heads+h)*width+d] += math.Exp(s-lse) * next.F[next.at(b, j, value-1, h, d)]
+				lse := logSumExp(scores)
+				for j, s := range scores {
+					for d := range width {
+						o[((b*group+g)*heads+h)*width+d] += math.Exp(s-lse) * next.F[next.at(b, j, value, h, d)]
+					}
 				}
 			}
 		}

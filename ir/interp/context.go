@@ -2,6 +2,7 @@ package interp
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/autopar/autopar/ir"
 )
@@ -56,38 +57,41 @@ func fold(n *ir.Node, in, out []Tensor) error {
 	return nil
 }
 
-// parts of packed tensors are copied by position, head and part.
-func copyPart(to Tensor, toPart int, from Tensor, fromPart int) {
+// copyParts copies n parts of a packed tensor to another, by position and head.
+func copyParts(to Tensor, toPart int, from Tensor, fromPart, n int) {
 	dst, src := packed{to}, packed{from}
 	for b := range to.Shape[0] {
 		for t := range to.Shape[1] {
-			for h := range to.Shape[3] {
-				for d := range to.Shape[4] {
-					to.F[dst.at(b, t, toPart, h, d)] = from.F[src.at(b, t, fromPart, h, d)]
+			for part := range n {
+				for h := range to.Shape[3] {
+					for d := range to.Shape[4] {
+						to.F[dst.at(b, t, toPart+part, h, d)] = from.F[src.at(b, t, fromPart+part, h, d)]
+					}
 				}
 			}
 		}
 	}
 }
 
-// asPacked sees [B,T,NH,D] as [B,T,1,NH,D].
+// asPacked sees the queries [B,T,NH,D] of heads that share nothing as [B,T,1,NH,D].
 func asPacked(x Tensor) Tensor {
-	s := x.Shape
-	return Tensor{Shape: []int{s[0], s[1], 1, s[2], s[3]}, F: x.F}
+	if len(x.Shape) == 4 {
+		x.Shape = slices.Insert(slices.Clone(x.Shape), 2, 1)
+	}
+	return x
 }
 
 // keysValues: kv = (k, v) of (q, k, v).
 func keysValues(_ *ir.Node, in, out []Tensor) error {
-	copyPart(out[0], key-1, in[0], key)
-	copyPart(out[0], value-1, in[0], value)
+	copyParts(out[0], 0, in[0], packed{in[0]}.group(), 2)
 	return nil
 }
 
 // joinQKV: (q, k, v) of q and (k, v).
 func joinQKV(_ *ir.Node, in, out []Tensor) error {
-	copyPart(out[0], query, asPacked(in[0]), 0)
-	copyPart(out[0], key, in[1], key-1)
-	copyPart(out[0], value, in[1], value-1)
+	group := packed{out[0]}.group()
+	copyParts(out[0], 0, asPacked(in[0]), 0, group)
+	copyParts(out[0], group, in[1], 0, 2)
 	return nil
 }
 
@@ -97,10 +101,9 @@ func unfoldedQKV(n *ir.Node, qkv, kv Tensor) (Tensor, error) {
 	if qkv.Shape[1] != kv.Shape[1] {
 		return Tensor{}, fmt.Errorf("%d positions attend to %d: the definition has all of a sequence", qkv.Shape[1], kv.Shape[1])
 	}
-	all := Zeros(qkv.Type())
-	copyPart(all, query, qkv, query)
-	copyPart(all, key, kv, key-1)
-	copyPart(all, value, kv, value-1)
+	all, group := Zeros(qkv.Type()), packed{qkv}.group()
+	copyParts(all, 0, qkv, 0, group)
+	copyParts(all, group, kv, 0, 2)
 	return unfolded(all, 1, n.Attr.(ir.DropoutAttr).Fold), nil
 }
 
@@ -115,7 +118,7 @@ func attentionKV(n *ir.Node, in, out []Tensor) error {
 		return err
 	}
 	parts := n.Attr.(ir.DropoutAttr).Fold
-	out[0], out[1] = folded(o, 1, parts), folded(lse, 2, parts)
+	out[0], out[1] = folded(o, 1, parts), folded(lse, len(lse.Shape)-1, parts)
 	return nil
 }
 
@@ -127,14 +130,14 @@ func attentionKVGrad(n *ir.Node, in, out []Tensor) error {
 		return err
 	}
 	parts := n.Attr.(ir.DropoutAttr).Fold
-	do, o, lse := unfolded(in[0], 1, parts), unfolded(in[3], 1, parts), unfolded(in[4], 2, parts)
+	do, o, lse := unfolded(in[0], 1, parts), unfolded(in[3], 1, parts), unfolded(in[4], len(in[4].Shape)-1, parts)
 	dqkv := Zeros(qkv.Type())
 	if err := attentionGrad(n, []Tensor{do, qkv, o, lse, in[5], in[6]}, []Tensor{dqkv}); err != nil {
 		return err
 	}
 	dqkv = folded(dqkv, 1, parts)
-	copyPart(asPacked(out[0]), 0, dqkv, query)
-	copyPart(out[1], key-1, dqkv, key)
-	copyPart(out[1], value-1, dqkv, value)
+	group := packed{dqkv}.group()
+	copyParts(asPacked(out[0]), 0, dqkv, 0, group)
+	copyParts(out[1], 0, dqkv, group, 2)
 	return nil
 }

@@ -197,6 +197,49 @@ func TestDecodeIsAttention(t *testing.T) {
 	}
 }
 
+// TestGroupedAttention: heads that share keys and values attend as heads of their own
+// with copies of them would, and the gradient of what is shared is the sum of those
+// of the copies. The dropout mask of query g of head h is that of head g NH + h.
+func TestGroupedAttention(t *testing.T) {
+	rng := irtest.Rand(t, 6)
+	const batch, length, group, heads, width = 2, 5, 3, 2, 4
+	qkv := interp.Zeros(ir.Type{Shape: []int{batch, length, group + 2, heads, width}})
+	for i := range qkv.F {
+		qkv.F[i] = rng.NormFloat64()
+	}
+	const part = heads * width
+	copies := interp.Zeros(ir.Type{Shape: []int{batch, length, 3, group * heads, width}})
+	for row := range batch * length {
+		from, to := qkv.F[row*(group+2)*part:], copies.F[row*3*group*part:]
+		copy(to, from[:group*part])
+		for g := range group {
+			copy(to[(group+g)*part:], from[group*part:][:part])
+			copy(to[(2*group+g)*part:], from[(group+1)*part:][:part])
+		}
+	}
+	attr, seed, step := ir.DropoutAttr{P: 0.3, Key: "site"}, interp.IntScalar(1), interp.IntScalar(2)
+	got, want := eval(t, ir.OpAttention, attr, qkv, seed, step), eval(t, ir.OpAttention, attr, copies, seed, step)
+	require.Equal(t, []int{batch, length, group, heads, width}, got[0].Shape)
+	require.Equal(t, want[0].F, got[0].F)
+	require.Equal(t, want[1].F, got[1].F)
+
+	do := interp.Zeros(got[0].Type())
+	for i := range do.F {
+		do.F[i] = rng.NormFloat64()
+	}
+	whole := interp.Tensor{Shape: want[0].Shape, F: do.F}
+	dqkv := eval(t, ir.OpAttentionGrad, attr, do, qkv, got[0], got[1], seed, step)[0].F
+	each := eval(t, ir.OpAttentionGrad, attr, whole, copies, want[0], want[1], seed, step)[0].F
+	for row := range batch * length {
+		from, sum := each[row*3*group*part:], make([]float64, (group+2)*part)
+		copy(sum, from[:group*part])
+		for i := range 2 * group * part { // keys, then values
+			sum[group*part+i/(group*part)*part+i%part] += from[group*part+i]
+		}
+		require.InDeltaSlice(t, sum, dqkv[row*(group+2)*part:][:(group+2)*part], 1e-12)
+	}
+}
+
 func TestInitParam(t *testing.T) {
 	typ := ir.Type{Shape: []int{65, 24}}
 	w := interp.InitParam("wte.weight", ir.ParamAttr{Init: ir.InitNormal, Std: 0.02}, typ, 1337)

@@ -79,7 +79,7 @@ func swiGLUGrad(_ *ir.Node, in, out []Tensor) error {
 }
 
 // rope is rotary position embedding (Su et al., "RoFormer", 2021) of queries and
-// keys [B, T, 3, NH, D], in the convention of HuggingFace's Llama: element i of
+// keys [B, T, G+2, NH, D], in the convention of HuggingFace's Llama: element i of
 // the first half of a head and element i of its second half are a pair, turned at
 // position p by p θ^(-2i/D), or back if inverse. Values stay.
 func rope(n *ir.Node, in, out []Tensor) error {
@@ -89,7 +89,7 @@ func rope(n *ir.Node, in, out []Tensor) error {
 	copy(y, x.F)
 	for b := range batch {
 		for t := range length {
-			for _, part := range []int{query, key} {
+			for part := range x.group() + 1 { // queries and keys
 				for h := range heads {
 					for i := range width / 2 {
 						angle := float64(in[1].I[t]) * math.Pow(attr.Theta, -2*float64(i)/float64(width))

@@ -105,9 +105,12 @@ func swiGLUMotif(b *graphBuilder) {
 	b.op(ir.OpSwiGLUGrad, nil, x, b.like(y))
 }
 
+// roles is the size of a dimension of queries, a key and a value: grouped or not.
+func (b *graphBuilder) roles() int { return 3 + b.rng.IntN(3) }
+
 func ropeMotif(b *graphBuilder) {
 	length := b.size()
-	qkv := b.fresh(b.size(), length, 3, b.size(), 2*b.size())
+	qkv := b.fresh(b.size(), length, b.roles(), b.size(), 2*b.size())
 	b.op(ir.OpRoPE, ir.RoPEAttr{Theta: 100, Inverse: b.rng.IntN(2) == 0}, qkv, b.ids(0, 100, length))
 }
 
@@ -123,7 +126,7 @@ func dropoutMotif(b *graphBuilder) {
 }
 
 func attentionMotif(b *graphBuilder) {
-	qkv := b.fresh(b.size(), b.size(), 3, b.size(), b.size())
+	qkv := b.fresh(b.size(), b.size(), b.roles(), b.size(), b.size())
 	attr := b.dropoutAttr("attn")
 	out := b.op(ir.OpAttention, attr, qkv, b.seed, b.step)
 	b.op(ir.OpAttentionGrad, attr, b.like(out[0]), qkv, out[0], out[1], b.seed, b.step)
@@ -131,7 +134,7 @@ func attentionMotif(b *graphBuilder) {
 
 // contextMotif is attention as context parallelism has it.
 func contextMotif(b *graphBuilder) {
-	qkv := b.fresh(b.size(), b.size(), 3, b.size(), b.size())
+	qkv := b.fresh(b.size(), b.size(), b.roles(), b.size(), b.size())
 	attr := b.dropoutAttr("context")
 	attr.Fold = b.rng.IntN(4)
 	kv := b.op(ir.OpKeysValues, nil, qkv)[0]
@@ -143,7 +146,7 @@ func contextMotif(b *graphBuilder) {
 func decodeMotif(b *graphBuilder) {
 	batch, length, heads, width := b.size(), b.size(), b.size(), b.size()
 	pos := b.scalarInput("pos", int32(b.rng.IntN(length)))
-	b.op(ir.OpAttentionDecode, nil, b.fresh(batch, 1, 3, heads, width), b.fresh(batch, length, 2, heads, width), pos)
+	b.op(ir.OpAttentionDecode, nil, b.fresh(batch, 1, b.roles(), heads, width), b.fresh(batch, length, 2, heads, width), pos)
 }
 
 func crossEntropyMotif(b *graphBuilder) {

@@ -17,10 +17,10 @@ type Config struct {
 	NHead         int     `yaml:"n_head" help:"attention heads (NH)"`
 	NEmbd         int     `yaml:"n_embd" help:"width of the residual stream (C), divides by n_head"`
 	BlockSize     int     `yaml:"block_size" help:"context length in tokens (T)"`
-	VocabSize     int     `yaml:"vocab_size" help:"symbols (V), at most 65536 because data files hold uint16"`
+	VocabSize     int     `yaml:"vocab_size" help:"symbols (V); of more than 65536 data files, which hold uint16, can name only the first"`
 	Dropout       float64 `yaml:"dropout" help:"probability of dropping, at all four sites"`
 	Bias          bool    `yaml:"bias" help:"biases in every linear and LayerNorm (RMSNorm has none)"`
-	NKVHead       int     `yaml:"n_kv_head" help:"key and value heads; 0 is n_head"`
+	NKVHead       int     `yaml:"n_kv_head" help:"key and value heads, a divisor of n_head whose heads share them in groups; 0 is n_head, 1 is multi-query"`
 	FFNHidden     int     `yaml:"ffn_hidden" help:"width inside the MLP; 0 is 4 n_embd"`
 	Activation    string  `yaml:"activation" enum:"gelu,gelu_tanh,swiglu" help:"MLP nonlinearity; gelu is exact (erf), gelu_tanh is what OpenAI's weights use"`
 	Norm          string  `yaml:"norm" enum:"layernorm,rmsnorm" help:"normalization"`
@@ -91,8 +91,10 @@ func PresetNames() []string {
 //   - gpt3 family: Brown et al. 2020 table 2.1, context 2048. Two rows of that table contradict their own
 //     n_embd = n_head x d_head and are read by d_head: 1.3b has 16 heads of 128 (printed 24), 13b is 5120 wide (printed
 //     5140). Every layer is dense here; theirs alternate dense and banded attention.
-//   - llama-2 family: Touvron et al. 2023 and the released configurations, without 34b and 70b, which group heads. The
-//     initialization is nanoGPT's.
+//   - llama-2 family: Touvron et al. 2023 and the released configurations; 70b groups heads. The initialization is
+//     nanoGPT's.
+//   - llama-3 family: Grattafiori et al. 2024 table 3 (8b and 70b are those of Llama 3, at 8,192 tokens). The angles of
+//     Llama 3.1's long contexts are rescaled; here they are plain.
 func presets() []Config {
 	char := func(name string, layers, heads, width, block int, dropout float64) Config {
 		c := DefaultConfig()
@@ -106,11 +108,21 @@ func presets() []Config {
 		c.VocabSize = 50257
 		return c
 	}
-	llama2 := func(name string, layers, heads, width, ffn int) Config {
+	llama := func(name string, layers, heads, kvHeads, width, ffn int) Config {
 		return Config{
-			Preset: name, NLayer: layers, NHead: heads, NEmbd: width, FFNHidden: ffn, BlockSize: 4096, VocabSize: 32000,
+			Preset: name, NLayer: layers, NHead: heads, NKVHead: kvHeads, NEmbd: width, FFNHidden: ffn,
 			Activation: SwiGLU, Norm: RMSNorm, Position: RoPE,
 		}
+	}
+	llama2 := func(name string, layers, heads, kvHeads, width, ffn int) Config {
+		c := llama(name, layers, heads, kvHeads, width, ffn)
+		c.BlockSize, c.VocabSize = 4096, 32000
+		return c
+	}
+	llama3 := func(name string, layers, heads, width, ffn int) Config {
+		c := llama(name, layers, heads, 8, width, ffn)
+		c.BlockSize, c.VocabSize, c.RopeTheta = 8192, 128256, 500000
+		return c
 	}
 	return []Config{
 		char("quick", 4, 4, 128, 64, 0),
@@ -127,8 +139,12 @@ func presets() []Config {
 		openai("gpt3-6.7b", 32, 32, 4096, 2048),
 		openai("gpt3-13b", 40, 40, 5120, 2048),
 		openai("gpt3-175b", 96, 96, 12288, 2048),
-		llama2("llama-2-7b", 32, 32, 4096, 11008),
-		llama2("llama-2-13b", 40, 40, 5120, 13824),
+		llama2("llama-2-7b", 32, 32, 0, 4096, 11008),
+		llama2("llama-2-13b", 40, 40, 0, 5120, 13824),
+		llama2("llama-2-70b", 80, 64, 8, 8192, 28672),
+		llama3("llama-3-8b", 32, 32, 4096, 14336),
+		llama3("llama-3-70b", 80, 64, 8192, 28672),
+		llama3("llama-3.1-405b", 126, 128, 16384, 53248),
 	}
 }
 
@@ -138,6 +154,17 @@ func (c Config) KVHeads() int {
 		return c.NHead
 	}
 	return c.NKVHead
+}
+
+// QueryGroup is the number of heads of queries that share a head of keys and values (G).
+func (c Config) QueryGroup() int { return c.NHead / c.KVHeads() }
+
+// HeadsText says how many heads there are, and of keys and values if those are fewer.
+func (c Config) HeadsText() string {
+	if c.QueryGroup() == 1 {
+		return fmt.Sprintf("%d heads", c.NHead)
+	}
+	return fmt.Sprintf("%d heads (%d of keys and values)", c.NHead, c.KVHeads())
 }
 
 // FFN is the width inside the MLP, after the default.
@@ -159,15 +186,8 @@ func (c Config) Theta() float64 {
 // HeadDim is the width of one attention head, C/NH.
 func (c Config) HeadDim() int { return c.NEmbd / c.NHead }
 
-// Validate reports the first value that makes no model, or a model this version cannot train yet, as a *ConfigError.
+// Validate reports the first value that makes no model, as a *ConfigError.
 func (c Config) Validate() error {
-	if err := c.validateShape(); err != nil {
-		return err
-	}
-	return c.validateSupported()
-}
-
-func (c Config) validateShape() error {
 	refuse := func(key, format string, args ...any) error {
 		return &ConfigError{key, fmt.Sprintf(format, args...)}
 	}
@@ -187,7 +207,11 @@ func (c Config) validateShape() error {
 		return refuse("n_embd", "%d does not divide by n_head %d", c.NEmbd, c.NHead)
 	}
 	if c.NHead%c.KVHeads() != 0 {
-		return refuse("n_kv_head", "%d does not divide n_head %d", c.NKVHead, c.NHead)
+		below := min(c.NKVHead, c.NHead)
+		for c.NHead%below != 0 {
+			below--
+		}
+		return refuse("n_kv_head", "%d does not divide n_head %d; %d would do", c.NKVHead, c.NHead, below)
 	}
 	if c.Position == RoPE && c.HeadDim()%2 != 0 {
 		return refuse("n_embd", "%d over n_head %d makes heads %d wide; position rope rotates pairs and needs an even width", c.NEmbd, c.NHead, c.HeadDim())
@@ -218,22 +242,6 @@ func (c Config) validateShape() error {
 	if flops := 6 * T * (L*(4*C*C+3*C*F+2*T*C) + 2*C*float64(c.VocabSize)); c.FFN() < 0 || flops > math.MaxInt64/2 {
 		return refuse("n_embd", "%d wide, %d layers, %d tokens is %.1e FLOPs per sequence, beyond what can be counted",
 			c.NEmbd, c.NLayer, c.BlockSize, flops)
-	}
-	return nil
-}
-
-// validateSupported is the one list of legal architectures that this version cannot build yet.
-func (c Config) validateSupported() error {
-	for _, missing := range []struct {
-		key   string
-		value any
-		when  bool
-	}{
-		{"n_kv_head", c.NKVHead, c.KVHeads() != c.NHead},
-	} {
-		if missing.when {
-			return &ConfigError{missing.key, fmt.Sprintf("%v is not supported yet by this version", missing.value)}
-		}
 	}
 	return nil
 }

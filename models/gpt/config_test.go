@@ -43,7 +43,7 @@ func TestValidateNamesKeyAndNumbers(t *testing.T) {
 		{"no context", func(c *Config) { c.BlockSize = 0 }, "block_size", "is 0"},
 		{"no symbols", func(c *Config) { c.VocabSize = 0 }, "vocab_size", "is 0"},
 		{"heads do not divide", func(c *Config) { c.NEmbd, c.NHead = 130, 4 }, "n_embd", "130 does not divide by n_head 4"},
-		{"kv heads do not divide", func(c *Config) { c.NKVHead = 5 }, "n_kv_head", "5 does not divide n_head 12"},
+		{"kv heads do not divide", func(c *Config) { c.NKVHead = 5 }, "n_kv_head", "5 does not divide n_head 12; 4 would do"},
 		{"negative kv heads", func(c *Config) { c.NKVHead = -1 }, "n_kv_head", "is -1"},
 		{"negative ffn", func(c *Config) { c.FFNHidden = -1 }, "ffn_hidden", "is -1"},
 		{"more symbols than there are", func(c *Config) { c.VocabSize = 1<<24 + 1 }, "vocab_size", "16777217"},
@@ -54,7 +54,7 @@ func TestValidateNamesKeyAndNumbers(t *testing.T) {
 		{"ffn overflows", func(c *Config) { c.NEmbd = 12 << 58 }, "n_embd", "beyond what can be counted"},
 		{"rope of odd heads", func(c *Config) { c.NEmbd, c.Position = 12*7, RoPE }, "n_embd", "84 over n_head 12 makes heads 7 wide; position rope rotates pairs and needs an even width"},
 		{"negative theta", func(c *Config) { c.RopeTheta = -1 }, "rope_theta", "is -1, must be positive, or 0 for 10000"},
-		{"gqa", func(c *Config) { c.NKVHead = 4 }, "n_kv_head", "4 is not supported yet by this version"},
+		{"more kv heads than heads", func(c *Config) { c.NKVHead = 24 }, "n_kv_head", "24 does not divide n_head 12; 12 would do"},
 	}
 	for _, tc := range cases {
 		t.Run(tc.name, func(t *testing.T) {

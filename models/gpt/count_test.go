@@ -70,6 +70,11 @@ func TestCountsOfOtherArchitectures(t *testing.T) {
 	mistral := llama
 	mistral.NKVHead, mistral.FFNHidden = 8, 14336
 	require.Equal(t, int64(7_241_732_096), mistral.NumParams())
+	for name, params := range map[string]int64{
+		"llama-2-70b": 68_976_648_192, "llama-3-8b": 8_030_261_248, "llama-3-70b": 70_553_706_496, "llama-3.1-405b": 405_853_388_800,
+	} {
+		require.Equal(t, params, preset(t, name).NumParams(), name)
+	}
 }
 
 func TestFLOPs(t *testing.T) {

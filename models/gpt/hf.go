@@ -57,7 +57,7 @@ func (c Config) HFName(param string) (name string, transpose bool, shape []int) 
 	case "h.ln_1", "h.ln_2", "ln_f":
 		isMatrix, shape = false, []int{C}
 	case "h.attn.c_attn":
-		transpose, shape = true, []int{3 * C, C}
+		transpose, shape = true, []int{C + 2*int(c.kvWidth()), C}
 	case "h.attn.c_proj":
 		transpose, shape = true, []int{C, C}
 	case "h.mlp.c_fc":

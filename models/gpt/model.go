@@ -17,12 +17,14 @@ const (
 
 // model is one traced use of a Config, written like nanoGPT's model.py, with
 // Llama's choices [Touvron et al. 2023] beside GPT-2's. In the shapes B, T, C, V,
-// NH are nanoGPT's letters, D = C/NH and F is the MLP's width.
+// NH are nanoGPT's letters, D = C/NH and F is the MLP's width. NH heads are G queries
+// to each of KV heads of keys and values.
 type model struct {
 	Config
 	random trace.Stream // of dropout
-	// attention maps packed queries, keys and values [B,T,3,NH,D] to [B,T,NH,D]:
-	// over the whole sequence, or from one token to a cache of those before it.
+	// attention maps packed queries, keys and values [B,T,G+2,KV,D] to [B,T,G,KV,D],
+	// with G of 1 to [B,T,NH,D]: over the whole sequence, or from one token to a cache
+	// of those before it.
 	attention func(t *trace.Tracer, qkv trace.Tensor) trace.Tensor
 }
 
@@ -50,11 +52,17 @@ func (m *model) block(t *trace.Tracer, x, positions trace.Tensor) trace.Tensor {
 	return t.Add(x, m.mlp(t.Scope("mlp"), m.norm(t.Scope("ln_2"), x)))
 }
 
-// attn keeps heads a dimension of their own, so that they can be split: its
-// weights have the memory of nanoGPT's [3C,C] and [C,C].
+// attn keeps heads of keys and values a dimension of their own, so that they can be
+// split, each with the queries that share it: its weights have the memory of nanoGPT's
+// [3C,C] and [C,C]. Of grouped queries those that come g-th in their groups lie
+// together, query g of group h being head h G + g of HuggingFace's Llama.
 func (m *model) attn(t *trace.Tracer, x, positions trace.Tensor) trace.Tensor {
-	heads := []int{m.NHead, m.HeadDim()}
-	qkv := m.linear(t.Scope("c_attn"), x, initStd, []int{3, m.NHead, m.HeadDim()}, []int{m.NEmbd})
+	heads := []int{m.KVHeads(), m.HeadDim()}
+	packed := append([]int{m.QueryGroup() + 2}, heads...)
+	if m.QueryGroup() > 1 {
+		heads = append([]int{m.QueryGroup()}, heads...)
+	}
+	qkv := m.linear(t.Scope("c_attn"), x, initStd, packed, []int{m.NEmbd})
 	if m.Position == RoPE {
 		qkv = t.RoPE(qkv, positions, m.Theta())
 	}

@@ -24,7 +24,7 @@ type oracle struct {
 }
 
 func forEachOracle(t *testing.T, check func(t *testing.T, o oracle)) {
-	for _, name := range []string{"nobias", "bias", "llama"} {
+	for _, name := range []string{"nobias", "bias", "llama", "grouped"} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			check(t, loadOracle(t, name))
@@ -49,6 +49,9 @@ func loadOracle(t *testing.T, name string) oracle {
 	if meta["activation"] != "" {
 		c.FFNHidden, c.Activation = number("ffn_hidden"), meta["activation"]
 		c.Norm, c.Position, c.TieEmbeddings = meta["norm"], meta["position"], meta["tie_embeddings"] == "true"
+	}
+	if meta["n_kv_head"] != "" {
+		c.NKVHead = number("n_kv_head")
 	}
 	return oracle{c, tensors}
 }

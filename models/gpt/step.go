@@ -140,7 +140,7 @@ func Logits(cfg Config, batch, seqLen int) (*trace.Graph, error) {
 }
 
 // Decode traces the forward pass of one token per sequence, with the keys and
-// values of up to maxLen tokens in h.N.attn.cache [B,maxLen,2,NH,D]. Inputs:
+// values of up to maxLen tokens in h.N.attn.cache [B,maxLen,2,KV,D]. Inputs:
 // ids i32[B,1], and the token's position twice: positions i32[1] and pos i32.
 // Output: logits [B,1,V]. Updates: the caches. Feeding a sequence's tokens at
 // positions 0, 1, 2, ... gives the rows of Logits.
@@ -155,7 +155,7 @@ func Decode(cfg Config, batch, maxLen int) (*trace.Graph, error) {
 	cfg.Dropout = 0
 	m := &model{Config: cfg}
 	m.attention = func(t *trace.Tracer, qkv trace.Tensor) trace.Tensor {
-		shape := []int{batch, maxLen, 2, cfg.NHead, cfg.HeadDim()}
+		shape := []int{batch, maxLen, 2, cfg.KVHeads(), cfg.HeadDim()}
 		return t.AttentionDecode(qkv, t.Param("cache", shape, trace.ParamAttr{State: true}), pos)
 	}
 	t.Output("logits", m.logits(t, ids, positions))

@@ -31,6 +31,6 @@ func TestBucket(t *testing.T) {
 		apart += time
 	}
 	together := m.Bucket(bucket, mesh, ir.Coord{})
-	require.Equal(t, m.Collective(ir.OpAllReduce, 4*(1000+70_000+65), Group{Size: 8, Nodes: 1, PerNode: 8}), together)
+	require.Equal(t, m.Collective(ir.OpAllReduce, 4*(1000+70_000+65), Group{8, Fan{8, 1}}), together)
 	require.Less(t, together, apart)
 }

@@ -22,6 +22,16 @@ type Cluster struct {
 	DevicesPerNode int  `json:"devices_per_node"`
 	IntraNode      Link `json:"intra_node"`
 	InterNode      Link `json:"inter_node"`
+	// NICsPerNode are the network cards that the devices of a node share, 0 for one
+	// each. InterNode states what a device gets of them when all send.
+	NICsPerNode int `json:"nics_per_node,omitempty"`
+	// Oversubscription is how many times more the nodes of a rack can send than its
+	// uplinks carry, 0 or 1 where racks do not matter.
+	Oversubscription float64 `json:"oversubscription,omitempty"`
+	NodesPerRack     int     `json:"nodes_per_rack,omitempty"`
+	// Levels, where there are some, are the whole network, innermost first; what is
+	// said above of nodes then repeats two of them.
+	Levels []Level `json:"levels,omitempty"`
 	// Host is what one device reaches the memory of its host over, in either
 	// direction; nil where that is not known, and nothing can be offloaded.
 	Host *Link `json:"host,omitempty"`
@@ -46,8 +56,17 @@ type Device struct {
 	// for later tf32.
 	FLOPS           map[string]float64 `json:"flops"`
 	MemoryBandwidth float64            `json:"memory_bandwidth"` // bytes/s
+	Cache           *Cache             `json:"cache,omitempty"`  // nil where it does not show
 	LaunchOverhead  float64            `json:"launch_overhead"`  // seconds per kernel
 	Efficiency      Efficiency         `json:"efficiency"`
+}
+
+// Cache is the memory near the processors. What a kernel of a training step reads,
+// the one before it has most often written: where that fits, its traffic goes
+// there.
+type Cache struct {
+	Memory    int64   `json:"memory"`    // bytes of all cores
+	Bandwidth float64 `json:"bandwidth"` // bytes/s that vector kernels reach on all cores
 }
 
 // Efficiency is the share of a peak that kernels reach, in (0,1].
@@ -59,7 +78,10 @@ type Efficiency struct {
 	MatmulHalf float64 `json:"matmul_half_flops"`
 	Attention  float64 `json:"attention"` // of the peak rate, for fused attention
 	Vector     float64 `json:"vector"`    // of the peak rate, for everything else
-	Memory     float64 `json:"memory"`    // of the memory bandwidth
+	// Threads, on a shared machine, is the share of its rate that a rank keeps when
+	// it computes with several threads, for dividing and meeting; 0 is all of it.
+	Threads float64 `json:"threads,omitempty"`
+	Memory  float64 `json:"memory"` // of the memory bandwidth
 }
 
 // Link is what one device sends over, in one direction.
@@ -92,14 +114,6 @@ func (c *Cluster) PeakFLOPS(dtype string, ranks int) float64 {
 	return peak
 }
 
-// node returns the node of a world rank.
-func (c *Cluster) node(rank int) int {
-	if c.Device.Shared {
-		return 0
-	}
-	return rank / c.DevicesPerNode
-}
-
 // Validate checks every figure; errors name key and value.
 func (c *Cluster) Validate() error {
 	type figure struct {
@@ -120,23 +134,16 @@ func (c *Cluster) Validate() error {
 		{"device.efficiency.matmul_half_flops", e.MatmulHalf, 0, 1e15, " FLOPs"},
 		{"device.efficiency.attention", e.Attention, 1e-4, 1, ""},
 		{"device.efficiency.vector", e.Vector, 1e-4, 1, ""},
+		{"device.efficiency.threads", e.Threads, 0, 1, ""},
 		{"device.efficiency.memory", e.Memory, 1e-4, 1, ""},
 	}
-	links := map[string]Link{"intra_node": c.IntraNode}
-	order := []string{"intra_node"}
 	if !d.Shared {
 		figures = append(figures, figure{"devices_per_node", float64(c.DevicesPerNode), 1, 1 << 16, ""})
-		links["inter_node"], order = c.InterNode, append(order, "inter_node")
 	}
-	if c.Host != nil {
-		links["host"], order = *c.Host, append(order, "host")
-	}
-	for _, name := range order {
-		l := links[name]
+	if d.Cache != nil {
 		figures = append(figures,
-			figure{name + ".bandwidth", l.Bandwidth, 1e3, 1e18, " bytes/s"},
-			figure{name + ".efficiency", l.Efficiency, 1e-4, 1, ""},
-			figure{name + ".latency", l.Latency, 0, 1, " s"})
+			figure{"device.cache.memory", float64(d.Cache.Memory), 1 << 10, 1 << 40, " bytes"},
+			figure{"device.cache.bandwidth", d.Cache.Bandwidth, 1e3, 1e18, " bytes/s"})
 	}
 	for dtype, f := range d.FLOPS {
 		if !(f > 0) || math.IsInf(f, 0) {
@@ -148,8 +155,38 @@ func (c *Cluster) Validate() error {
 			return &FieldError{f.key, fmt.Sprintf("is %v%s, must be between %v and %v", f.value, f.unit, f.least, f.most)}
 		}
 	}
+	if slow := d.MemoryBandwidth * e.Memory; d.Cache != nil && d.Cache.Bandwidth < slow {
+		return &FieldError{"device.cache.bandwidth", fmt.Sprintf("is %v bytes/s, less than the %v of the memory", d.Cache.Bandwidth, slow)}
+	}
 	if c.Name == "" {
 		return &FieldError{"name", "is missing"}
+	}
+	if err := c.validateNetwork(); err != nil {
+		return err
+	}
+	if err := c.IntraNode.validate("intra_node"); err != nil {
+		return err
+	}
+	if c.Host != nil {
+		if err := c.Host.validate("host"); err != nil {
+			return err
+		}
+	}
+	if d.Shared {
+		return nil
+	}
+	return c.InterNode.validate("inter_node")
+}
+
+// validate checks the figures of a link called name.
+func (l Link) validate(name string) error {
+	switch {
+	case !(l.Bandwidth >= 1e3 && l.Bandwidth <= 1e18):
+		return &FieldError{name + ".bandwidth", fmt.Sprintf("is %v bytes/s, must be between 1000 and 1e+18", l.Bandwidth)}
+	case !(l.Efficiency >= 1e-4 && l.Efficiency <= 1):
+		return &FieldError{name + ".efficiency", fmt.Sprintf("is %v, must be between 0.0001 and 1", l.Efficiency)}
+	case !(l.Latency >= 0 && l.Latency <= 1):
+		return &FieldError{name + ".latency", fmt.Sprintf("is %v s, must be between 0 and 1", l.Latency)}
 	}
 	return nil
 }

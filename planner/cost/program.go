@@ -2,6 +2,7 @@ package cost
 
 import (
 	"fmt"
+	"math"
 	"slices"
 
 	"github.com/autopar/autopar/codegen"
@@ -25,70 +26,133 @@ const (
 type Program struct {
 	*Model
 	plan   *partition.Plan
-	groups [][]Group // by position in the pipeline and mesh axis: the slowest of the axis
+	mesh   ir.Mesh
+	stage  int // as which all instructions are priced, -1 for each as its own
+	groups map[groupKey]Group
+	routes map[routeKey]Route
 	sigs   map[*ir.Node]*ir.Signature
-	cross  map[[2]int]bool // between two stages
 }
+
+// groupKey is a mesh axis at positions of the pipeline that lie alike in the units
+// of the network.
+type groupKey struct{ offset, axis int }
+
+// routeKey is two stages, the first with its offset.
+type routeKey struct{ offset, hop int }
 
 // NewProgram prepares to price programs made by a plan.
 func NewProgram(c *Cluster, p *partition.Plan, mesh ir.Mesh) *Program {
-	m := &Program{Model: NewModel(c, p.RuntimeNGPUs), plan: p, sigs: map[*ir.Node]*ir.Signature{}, cross: map[[2]int]bool{}}
-	for s := range p.PP() {
-		var groups []Group
-		for axis := range mesh.Axes {
-			groups = append(groups, m.group(mesh, s, axis))
-		}
-		m.groups = append(m.groups, groups)
+	return &Program{
+		Model: NewModel(c, p.RuntimeNGPUs), plan: p, mesh: mesh, stage: -1,
+		groups: map[groupKey]Group{}, routes: map[routeKey]Route{}, sigs: map[*ir.Node]*ir.Signature{},
 	}
-	return m
 }
 
-// group returns the most spread of the groups over an axis. All ranks of a stage
-// do the same work, and a group that waits for a slower one later is no faster;
-// where a plan does not fit the nodes this is an upper bound.
-func (m *Program) group(mesh ir.Mesh, stage, axis int) Group {
-	worst := Group{Size: 1, Nodes: 1, PerNode: 1}
-	if mesh.Axes[axis].Time {
+// As returns the same prices, of all instructions as if they belonged to a stage.
+func (m *Program) As(stage int) *Program {
+	as := *m
+	as.stage = stage
+	return &as
+}
+
+// Offset says where the ranks of a position of the pipeline lie in the units of the
+// network: positions of the same offset communicate alike.
+func (m *Program) Offset(position int) int {
+	return m.offset(m.plan.WorldRank(position, 0))
+}
+
+func (m *Program) offset(rank int) int {
+	period := 1
+	for _, r := range m.rungs {
+		if r.devices < math.MaxInt {
+			period = r.devices // a multiple of those inside
+		}
+	}
+	return rank % period
+}
+
+// group returns the most spread of the groups over an axis at the position that an
+// instruction is priced at. All ranks of a stage do the same work, and a group that
+// waits for a slower one later is no faster; where a plan does not fit the nodes this
+// is an upper bound.
+func (m *Program) group(n *ir.Node, axis int) Group {
+	stage := m.stage
+	if stage < 0 {
+		stage = n.Stage
+	}
+	return m.groupOf(stage, axis)
+}
+
+func (m *Program) groupOf(stage, axis int) Group {
+	position, _ := m.plan.Position(stage)
+	key := groupKey{m.Offset(position), axis}
+	g, known := m.groups[key]
+	if !known {
+		g = m.widest(position, axis)
+		m.groups[key] = g
+	}
+	return g
+}
+
+// widest finds the most spread group. Groups that begin at the same place of a unit
+// are alike.
+func (m *Program) widest(position, axis int) Group {
+	worst := Group{Size: 1}
+	if m.mesh.Axes[axis].Time {
 		return worst
 	}
-	for d := range mesh.Devices() {
-		c := mesh.Coord(d)
-		if c[axis] != 0 {
+	type start struct{ rank, shard int }
+	seen := map[start]bool{}
+	stride := 1
+	for a := axis + 1; a < len(m.mesh.Axes); a++ {
+		if !m.mesh.Axes[a].Time {
+			stride *= m.mesh.Axes[a].Size
+		}
+	}
+	size, inner := m.mesh.Axes[axis].Size, m.plan.ContextParallel()*m.plan.TP
+	ranks := make([]int, size)
+	for d := range m.mesh.Devices() {
+		if d/stride%size != 0 {
 			continue
 		}
-		ranks := map[int]int{} // by node
-		most := 0
-		for _, e := range mesh.Group(c, axis) {
-			node := m.cluster.node(m.plan.WorldRank(stage, e))
-			ranks[node]++
-			most = max(most, ranks[node])
+		at := start{m.offset(m.plan.WorldRank(position, d)), 0}
+		if stride >= inner { // data-parallel ranks may lie in several units of the plan
+			at.shard = d / inner % m.plan.DP
 		}
-		g := Group{Size: mesh.Axes[axis].Size, Nodes: len(ranks), PerNode: most}
-		if g.Nodes > worst.Nodes || worst.Size == 1 || g.Nodes == worst.Nodes && g.PerNode > worst.PerNode {
+		if seen[at] {
+			continue
+		}
+		seen[at] = true
+		for i := range ranks {
+			ranks[i] = m.plan.WorldRank(position, d+i*stride)
+		}
+		if g := spread(m.rungs, ranks); worst.Size == 1 || g.wider(worst) {
 			worst = g
 		}
 	}
 	return worst
 }
 
-// crossing reports whether any transfer between two stages leaves its node.
-func (m *Program) crossing(from, to int) bool {
-	key := [2]int{from, to}
-	crossing, known := m.cross[key]
+// route returns how transfers between two stages go.
+func (m *Program) route(from, to int) Route {
+	at, _ := m.plan.Position(from)
+	end, _ := m.plan.Position(to)
+	key := routeKey{m.Offset(at), end - at}
+	way, known := m.routes[key]
 	if !known {
-		devices := m.plan.DataParallel() * m.plan.ContextParallel() * m.plan.TP
-		for d := 0; d < devices && !crossing; d++ {
-			crossing = m.cluster.node(m.plan.WorldRank(from, d)) != m.cluster.node(m.plan.WorldRank(to, d))
-		}
-		m.cross[key] = crossing
+		way = route(m.rungs, m.plan, from, to)
+		m.routes[key] = way
 	}
-	return crossing
+	return way
 }
 
-// Instr returns the time of an instruction at a position of a mesh, and what
-// kind of time it is. The mesh is the program's, or one that differs from it in
-// the micro-batch axis.
-func (m *Program) Instr(in *codegen.Instr, mesh ir.Mesh, at ir.Coord) (Picoseconds, Kind) {
+// Send returns the time of a transfer from one stage to another.
+func (m *Program) Send(n *ir.Node, mesh ir.Mesh, at ir.Coord, from, to int) Picoseconds {
+	return m.crowded(m.Transfer(localBytes(n.Results[0], mesh, at), m.route(from, to)), n.Phase, mesh)
+}
+
+// instr is [Program.Instr] where all ranks are busy.
+func (m *Program) instr(in *codegen.Instr, mesh ir.Mesh, at ir.Coord) (Picoseconds, Kind) {
 	n := in.Node
 	kind := Compute
 	if n.Phase == ir.Update {
@@ -100,7 +164,7 @@ func (m *Program) Instr(in *codegen.Instr, mesh ir.Mesh, at ir.Coord) (Picosecon
 	case ir.OpAccumulate:
 		return m.kernel(vector, 0, 3*localBytes(n.Results[0], mesh, at)), kind
 	case ir.OpSend:
-		return m.Transfer(localBytes(n.Results[0], mesh, at), m.crossing(n.Stage, n.Attr.(ir.P2PAttr).Stage)), Communication
+		return m.Transfer(localBytes(n.Results[0], mesh, at), m.route(n.Stage, n.Attr.(ir.P2PAttr).Stage)), Communication
 	case ir.OpFetch, ir.OpStash:
 		return m.HostCopy(localBytes(n.Results[0], mesh, at)), Communication
 	case ir.OpRecv:
@@ -108,8 +172,7 @@ func (m *Program) Instr(in *codegen.Instr, mesh ir.Mesh, at ir.Coord) (Picosecon
 	}
 	if n.Op.Class() == ir.Comm {
 		axis := mesh.Axis(n.Attr.(ir.CommAttr).Axis)
-		position, _ := m.plan.Position(n.Stage)
-		return m.Collective(n.Op, collectiveBytes(n, mesh, at), m.groups[position][axis]), Communication
+		return m.Collective(n.Op, collectiveBytes(n, mesh, at), m.group(n, axis)), Communication
 	}
 	return m.compute(in, mesh, at, len(n.Args)), kind
 }
@@ -122,8 +185,7 @@ func (m *Program) Bucket(instrs []codegen.Instr, mesh ir.Mesh, at ir.Coord) Pico
 	for i := range instrs {
 		bytes += collectiveBytes(instrs[i].Node, mesh, at)
 	}
-	position, _ := m.plan.Position(n.Stage)
-	return m.Collective(n.Op, bytes, m.groups[position][mesh.Axis(n.Attr.(ir.CommAttr).Axis)])
+	return m.crowded(m.Collective(n.Op, bytes, m.group(n, mesh.Axis(n.Attr.(ir.CommAttr).Axis))), n.Phase, mesh)
 }
 
 // collectiveBytes is the size of the tensor of a collective. See [Model.Collective].
@@ -140,21 +202,7 @@ func (m *Program) AddN(in *codegen.Instr, mesh ir.Mesh, at ir.Coord, operands in
 	if in.Node.Op != ir.OpAddN {
 		panic(fmt.Sprintf("BUG: %s is %s, not add_n", in.Node.Name, in.Node.Op))
 	}
-	return m.compute(in, mesh, at, operands)
-}
-
-// Share returns the time of a compute instruction that does one part in a number
-// of its work and traffic.
-func (m *Program) Share(in *codegen.Instr, mesh ir.Mesh, at ir.Coord, parts int) Picoseconds {
-	flops, bytes := m.work(in, mesh, at)
-	return m.kernelIn(in.Node.Args[0].Type.DType, classOf(in.Node.Op), flops/float64(parts), bytes/int64(parts))
-}
-
-// Over returns the time of a collective over a mesh axis of a stage: see
-// [Model.Collective].
-func (m *Program) Over(op ir.Op, bytes int64, stage, axis int) Picoseconds {
-	position, _ := m.plan.Position(stage)
-	return m.Collective(op, bytes, m.groups[position][axis])
+	return m.crowded(m.compute(in, mesh, at, operands), in.Node.Phase, mesh)
 }
 
 // compute prices a kernel at its local shapes. operands differs from the node's
@@ -307,6 +355,3 @@ func outerParts(mesh ir.Mesh, v *ir.Value, axis int) []int {
 	}
 	return []int{large, small}
 }
-
-// SameGroups reports whether collectives take the same time in two stages.
-func (m *Program) SameGroups(a, b int) bool { return slices.Equal(m.groups[a], m.groups[b]) }

@@ -51,11 +51,13 @@ type Model struct {
 	peak       float64 // FLOP/s, in f32
 	fastest    float64 // FLOP/s, in the fastest element type
 	halfPeak   map[ir.DType]float64
-	memory     float64 // bytes/s reached
-	intra      Link    // with the bandwidth reached
-	inter      Link
-	host       Link // without bandwidth where there is none
+	memory     float64   // bytes/s reached
+	cache      Cache     // of the rank
+	rungs      []rung    // of the network, innermost first
+	together   []float64 // by level, bytes/s a device reaches when all ranks send
+	host       Link      // without bandwidth where there is none
 	launch     float64
+	crowd      float64 // ranks a core of a shared machine; 0 of another
 	efficiency Efficiency
 }
 
@@ -63,15 +65,13 @@ type Model struct {
 func NewModel(c *Cluster, ranks int) *Model {
 	m := &Model{
 		cluster: c, peak: c.PeakFLOPS("f32", ranks), launch: c.Device.LaunchOverhead, efficiency: c.Device.Efficiency,
-		memory: c.Device.MemoryBandwidth * c.Device.Efficiency.Memory,
-		intra:  c.IntraNode, inter: c.InterNode,
+		memory:   c.Device.MemoryBandwidth * c.Device.Efficiency.Memory,
 		halfPeak: map[ir.DType]float64{},
 	}
 	for _, d := range []ir.DType{ir.BF16, ir.F16} {
 		m.halfPeak[d] = c.PeakFLOPS(d.String(), ranks)
 	}
-	m.intra.Bandwidth *= c.IntraNode.Efficiency
-	m.inter.Bandwidth *= c.InterNode.Efficiency
+	m.network(c, ranks)
 	if c.Host != nil {
 		m.host = *c.Host
 		m.host.Bandwidth *= c.Host.Efficiency
@@ -80,9 +80,24 @@ func NewModel(c *Cluster, ranks int) *Model {
 		m.fastest = max(m.fastest, c.PeakFLOPS(dtype, ranks))
 	}
 	if c.Device.Shared {
+		m.crowd = float64(ranks) / float64(c.Device.Cores)
+	}
+	if c.Device.Cache != nil {
+		m.cache = *c.Device.Cache
+	}
+	if t := c.Device.Efficiency.Threads; c.Device.Shared && t > 0 && ranks < c.Device.Cores {
+		m.peak *= t
+		m.fastest *= t
+		m.cache.Bandwidth *= t
+		for d := range m.halfPeak {
+			m.halfPeak[d] *= t
+		}
+	}
+	if c.Device.Shared {
+		m.cache.Memory /= int64(ranks)
+		m.cache.Bandwidth /= float64(ranks)
 		m.host.Bandwidth /= float64(ranks)
 		m.memory /= float64(ranks)
-		m.intra.Bandwidth /= float64(ranks)
 	}
 	return m
 }
@@ -134,39 +149,15 @@ func (m *Model) kernelIn(d ir.DType, class kernelClass, flops float64, bytes int
 	default:
 		arithmetic = flops / float64(m.peak*m.efficiency.Vector)
 	}
-	return picoseconds(max(arithmetic, float64(bytes)/m.memory) + m.launch)
+	return picoseconds(max(arithmetic, m.traffic(bytes)) + m.launch)
 }
 
-// Group is a set of ranks that communicate: Size of them on Nodes nodes, at most
-// PerNode on one.
-type Group struct{ Size, Nodes, PerNode int }
-
-// Collective is the time of a collective over a group. bytes is the size of the
-// whole tensor (before a scatter, after a gather), for all_to_all of one rank's
-// part. Rings inside a node; over several nodes two levels, in which each device
-// of a node carries its share over its own network card (PLANNING.md 2.5).
-func (m *Model) Collective(op ir.Op, bytes int64, g Group) Picoseconds {
-	if g.Size <= 1 {
-		return 0
+// traffic is the time in which a kernel reads and writes bytes.
+func (m *Model) traffic(bytes int64) float64 {
+	if m.cache.Bandwidth > 0 && bytes <= m.cache.Memory {
+		return float64(bytes) / m.cache.Bandwidth
 	}
-	size, n := float64(bytes), float64(g.Size)
-	if op == ir.OpAllToAll {
-		inside, outside := float64(g.PerNode-1), float64(g.Size-g.PerNode)
-		t := float64(inside*m.intra.Latency) + inside/n*size/m.intra.Bandwidth
-		if g.Nodes > 1 {
-			t += float64(outside*m.inter.Latency) + outside/n*size/m.inter.Bandwidth
-		}
-		return picoseconds(t + m.launch)
-	}
-	per, q := float64(g.PerNode), float64(g.Nodes)
-	t := float64((per-1)*m.intra.Latency) + (per-1)/per*size/m.intra.Bandwidth
-	if g.Nodes > 1 {
-		t += float64((q-1)*m.inter.Latency) + (q-1)/q*(size/per)/m.inter.Bandwidth
-	}
-	if op == ir.OpAllReduce { // reduce-scatter, then all-gather
-		t *= 2
-	}
-	return picoseconds(t + m.launch)
+	return float64(bytes) / m.memory
 }
 
 // HostCopy is the time to copy bytes between a device and the memory of its host.
@@ -175,14 +166,4 @@ func (m *Model) HostCopy(bytes int64) Picoseconds {
 		return longest
 	}
 	return picoseconds(m.host.Latency + float64(bytes)/m.host.Bandwidth)
-}
-
-// Transfer is the time to send bytes to a rank of another stage; crossing says
-// that it is on another node.
-func (m *Model) Transfer(bytes int64, crossing bool) Picoseconds {
-	l := m.intra
-	if crossing {
-		l = m.inter
-	}
-	return picoseconds(l.Latency + float64(bytes)/l.Bandwidth)
 }

@@ -46,16 +46,16 @@ func TestKernelInHalfPrecision(t *testing.T) {
 
 func TestCollective(t *testing.T) {
 	m := NewModel(round(), 16)
-	node := Group{Size: 4, Nodes: 1, PerNode: 4}
+	node := Group{4, Fan{4, 1}}
 	require.Equal(t, (6+1500)*us, m.Collective(ir.OpAllReduce, 1e6, node), "2·3 messages, 2·3/4 of 1 MB at 1 GB/s")
 	require.Equal(t, (3+750)*us, m.Collective(ir.OpAllGather, 1e6, node))
 	require.Equal(t, (3+750)*us, m.Collective(ir.OpReduceScatter, 1e6, node))
 	require.Equal(t, (3+750)*us, m.Collective(ir.OpAllToAll, 1e6, node))
 	// Two levels: inside as above, then 2·1 messages and 2·1/2 of a quarter at 100 MB/s.
-	require.Equal(t, (6+1500+20+2500)*us, m.Collective(ir.OpAllReduce, 1e6, Group{Size: 8, Nodes: 2, PerNode: 4}))
-	require.Zero(t, m.Collective(ir.OpAllReduce, 1e6, Group{Size: 1, Nodes: 1, PerNode: 1}))
-	require.Equal(t, 1001*us, m.Transfer(1e6, false))
-	require.Equal(t, 10010*us, m.Transfer(1e6, true))
+	require.Equal(t, (6+1500+20+2500)*us, m.Collective(ir.OpAllReduce, 1e6, Group{8, Fan{4, 2}}))
+	require.Zero(t, m.Collective(ir.OpAllReduce, 1e6, Group{1, Fan{1, 1}}))
+	require.Equal(t, 1001*us, m.Transfer(1e6, Route{0, 1}))
+	require.Equal(t, 10010*us, m.Transfer(1e6, Route{1, 4}))
 }
 
 // More work never takes less time: the planner's bounds rest on it.
@@ -70,7 +70,7 @@ func TestMonotone(t *testing.T) {
 		for class := vector; class <= attention; class++ {
 			require.LessOrEqual(t, m.kernel(class, f, b), m.kernel(class, f*(1+r.Float64()), b+r.Int64N(1e6)), "seed %d", seed)
 		}
-		g := Group{Size: 8, Nodes: 2, PerNode: 4}
+		g := Group{8, Fan{4, 2}}
 		require.LessOrEqual(t, m.Collective(ir.OpAllReduce, b, g), m.Collective(ir.OpAllReduce, b+r.Int64N(1e6), g), "seed %d", seed)
 	}
 }

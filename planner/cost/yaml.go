@@ -4,6 +4,7 @@ import (
 	"embed"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	goruntime "runtime"
 	"slices"
@@ -30,15 +31,47 @@ func Names() []string {
 	for _, e := range entries {
 		names = append(names, strings.TrimSuffix(e.Name(), ".yaml"))
 	}
+	slices.Sort(names)
 	return names
+}
+
+// aliases are other names that people give the built-in clusters.
+func aliases() map[string]string {
+	return map[string]string{
+		"v100-16g": "v100", "dgx-2": "v100-32g", "a10g-24g": "a10g", "a100": "a100-80g", "dgx-a100": "a100-80g",
+		"h100-80g": "h100", "dgx-h100": "h100", "h200-141g": "h200", "hgx-h200": "h200", "b200-180g": "b200", "dgx-b200": "b200",
+	}
+}
+
+// builtin returns the name of the built-in cluster that a name stands for: its own,
+// an alias, or that of its device, in any case of letters.
+func builtin(name string) (string, bool) {
+	lower := strings.ToLower(name)
+	if to, ok := aliases()[lower]; ok {
+		lower = to
+	}
+	if slices.Contains(Names(), lower) {
+		return lower, true
+	}
+	for _, n := range Names() {
+		if c, err := Load(n); err == nil && strings.EqualFold(c.Device.Name, name) {
+			return n, true
+		}
+	}
+	return "", false
 }
 
 // Source returns the YAML of a built-in cluster, to print, copy and edit.
 func Source(name string) ([]byte, error) {
-	data, err := builtins.ReadFile("clusters/" + name + ".yaml")
-	if err != nil || strings.ContainsAny(name, `/\`) {
+	found, ok := builtin(name)
+	if !ok {
+		names := append(Names(), slices.Sorted(maps.Keys(aliases()))...)
 		return nil, &Error{Msg: fmt.Sprintf("no built-in cluster %q; did you mean %s? There are %s",
-			name, config.Nearest(name, Names()), strings.Join(Names(), ", "))}
+			name, config.Nearest(strings.ToLower(name), names), strings.Join(Names(), ", "))}
+	}
+	data, err := builtins.ReadFile("clusters/" + found + ".yaml")
+	if err != nil {
+		panic("BUG: " + err.Error())
 	}
 	return data, nil
 }
@@ -48,15 +81,14 @@ func Source(name string) ([]byte, error) {
 // suggests the nearest name.
 func Load(nameOrFile string) (*Cluster, error) {
 	if slices.Contains(Names(), nameOrFile) {
-		data, err := Source(nameOrFile)
-		if err != nil {
-			return nil, err
-		}
-		return Parse(nameOrFile+".yaml", data)
+		return loadBuiltin(nameOrFile)
 	}
 	data, err := os.ReadFile(nameOrFile)
 	switch {
 	case errors.Is(err, os.ErrNotExist) && !strings.ContainsAny(nameOrFile, `./\`):
+		if name, ok := builtin(nameOrFile); ok {
+			return loadBuiltin(name)
+		}
 		_, err := Source(nameOrFile)
 		return nil, err
 	case err != nil:
@@ -65,23 +97,48 @@ func Load(nameOrFile string) (*Cluster, error) {
 	return Parse(nameOrFile, data)
 }
 
-// Error is a cluster that cannot be used. It prints as "a.yaml:3: device.memory: is ...".
+func loadBuiltin(name string) (*Cluster, error) {
+	data, err := Source(name)
+	if err != nil {
+		return nil, err
+	}
+	return Parse(name+".yaml", data)
+}
+
+// Error is a cluster that cannot be used. It prints as "a.yaml:3:3: device.memory: is ...".
 type Error = strictyaml.Error
 
 // Parse reads a cluster from YAML; name stands for the file in errors. Every key
-// is required except source, device.shared, device.cores, device.reserve, host, and on a shared
-// machine devices_per_node and inter_node.
+// is required except source, device.shared, device.cores, device.reserve, device.cache,
+// device.efficiency.threads, host, what refines the
+// network (nics_per_node, oversubscription, nodes_per_rack), and on a shared machine
+// devices_per_node and inter_node. levels stand in place of devices_per_node,
+// intra_node and inter_node.
 func Parse(name string, data []byte) (*Cluster, error) {
-	d := decoder{file: name, c: &Cluster{Device: Device{Cores: 1, FLOPS: map[string]float64{}}}, lines: map[string]int{}}
+	d := decoder{file: name, c: &Cluster{Device: Device{Cores: 1, FLOPS: map[string]float64{}}}, at: map[string]strictyaml.Origin{}}
 	if err := d.parse(data); err != nil {
 		return nil, err
 	}
 	if d.writes("host") {
 		d.c.Host = &d.host
 	}
+	if d.writes("device.cache") {
+		d.c.Device.Cache = &d.cache
+	}
+	if d.writes("levels") {
+		for _, key := range []string{"devices_per_node", "intra_node", "inter_node"} {
+			if d.writes(key) {
+				return nil, d.at[key].Refuse(key, "has no meaning beside levels, which are the whole network")
+			}
+		}
+		if len(d.c.Levels) == 0 {
+			return nil, d.at["levels"].Refuse("levels", "wants a list of levels")
+		}
+		d.c.deriveNode()
+	}
 	for _, key := range d.keys() {
-		if _, written := d.lines[key]; !written && !d.optional(key) {
-			return nil, &Error{File: name, Key: key, Msg: "is missing"}
+		if _, written := d.at[key]; !written && !d.optional(key) {
+			return nil, d.origin(key).Refuse(key, "is missing")
 		}
 	}
 	if err := d.c.Validate(); err != nil {
@@ -89,7 +146,7 @@ func Parse(name string, data []byte) (*Cluster, error) {
 		if !errors.As(err, &bad) {
 			return nil, &Error{File: name, Msg: err.Error()}
 		}
-		return nil, &Error{File: name, Line: d.lines[bad.Key], Key: bad.Key, Msg: bad.Msg}
+		return nil, d.origin(bad.Key).Refuse(bad.Key, "%s", bad.Msg)
 	}
 	return d.c, nil
 }
@@ -98,7 +155,8 @@ type decoder struct {
 	file  string
 	c     *Cluster
 	host  Link
-	lines map[string]int // where each key was written
+	cache Cache
+	at    map[string]strictyaml.Origin // where each key was written
 }
 
 // field is where the value of a key goes: *string, *float64, *bool, *int (a count
@@ -110,28 +168,37 @@ type field struct {
 
 func (d *decoder) fields() []field {
 	c := d.c
-	return []field{
+	fields := []field{
 		{"name", &c.Name}, {"source", &c.Source},
 		{"device.name", &c.Device.Name}, {"device.shared", &c.Device.Shared}, {"device.cores", &c.Device.Cores},
 		{"device.memory", &c.Device.Memory}, {"device.reserve", &c.Device.Reserve}, {"device.flops.f32", nil},
 		{"device.memory_bandwidth", &c.Device.MemoryBandwidth}, {"device.launch_overhead", &c.Device.LaunchOverhead},
+		{"device.cache.memory", &d.cache.Memory}, {"device.cache.bandwidth", &d.cache.Bandwidth},
 		{"device.efficiency.matmul", &c.Device.Efficiency.Matmul},
 		{"device.efficiency.matmul_half_flops", &c.Device.Efficiency.MatmulHalf},
 		{"device.efficiency.attention", &c.Device.Efficiency.Attention},
 		{"device.efficiency.vector", &c.Device.Efficiency.Vector},
+		{"device.efficiency.threads", &c.Device.Efficiency.Threads},
 		{"device.efficiency.memory", &c.Device.Efficiency.Memory},
 		{"devices_per_node", &c.DevicesPerNode},
 		{"intra_node.bandwidth", &c.IntraNode.Bandwidth}, {"intra_node.efficiency", &c.IntraNode.Efficiency},
 		{"intra_node.latency", &c.IntraNode.Latency},
 		{"inter_node.bandwidth", &c.InterNode.Bandwidth}, {"inter_node.efficiency", &c.InterNode.Efficiency},
 		{"inter_node.latency", &c.InterNode.Latency},
+		{"nics_per_node", &c.NICsPerNode}, {"oversubscription", &c.Oversubscription}, {"nodes_per_rack", &c.NodesPerRack},
 		{"host.bandwidth", &d.host.Bandwidth}, {"host.efficiency", &d.host.Efficiency}, {"host.latency", &d.host.Latency},
 	}
+	for i := range c.Levels {
+		l, key := &c.Levels[i], levelKey(i)
+		fields = append(fields, field{key + ".name", &l.Name}, field{key + ".devices", &l.Devices}, field{key + ".nics", &l.NICs},
+			field{key + ".bandwidth", &l.Bandwidth}, field{key + ".efficiency", &l.Efficiency}, field{key + ".latency", &l.Latency})
+	}
+	return fields
 }
 
 // writes reports whether the file has a key.
 func (d *decoder) writes(key string) bool {
-	_, written := d.lines[key]
+	_, written := d.at[key]
 	return written
 }
 
@@ -145,14 +212,57 @@ func (d *decoder) keys() []string {
 
 func (d *decoder) optional(key string) bool {
 	switch key {
-	case "source", "device.shared", "device.cores", "device.reserve":
+	case "source", "device.shared", "device.cores", "device.reserve", "device.efficiency.threads", "nics_per_node", "oversubscription", "nodes_per_rack":
 		return true
 	}
 	if strings.HasPrefix(key, "host.") {
 		return !d.writes("host")
 	}
-	return d.c.Device.Shared && (key == "devices_per_node" || strings.HasPrefix(key, "inter_node."))
+	if strings.HasPrefix(key, "device.cache.") {
+		return !d.writes("device.cache")
+	}
+	if strings.HasPrefix(key, "levels[") {
+		return strings.HasSuffix(key, ".devices") || strings.HasSuffix(key, ".nics")
+	}
+	isNetwork := key == "devices_per_node" || strings.HasPrefix(key, "inter_node.")
+	if d.writes("levels") {
+		return isNetwork || strings.HasPrefix(key, "intra_node.")
+	}
+	return d.c.Device.Shared && isNetwork
 }
+
+// origin is where a key stands, or the section that lacks it.
+func (d *decoder) origin(key string) strictyaml.Origin {
+	for {
+		if at, ok := d.at[key]; ok {
+			return at
+		}
+		dot := strings.LastIndexByte(key, '.')
+		if dot < 0 {
+			return strictyaml.Origin{File: d.file}
+		}
+		key = key[:dot]
+	}
+}
+
+// levels reads the list of levels, each of which is a mapping.
+func (d *decoder) levels(node ast.Node) error {
+	list, ok := node.(*ast.SequenceNode)
+	if !ok {
+		return d.at["levels"].Refuse("levels", "wants a list of levels, got %s", strictyaml.Describe(node))
+	}
+	d.c.Levels = make([]Level, len(list.Values))
+	for i, item := range list.Values {
+		path := levelKey(i)
+		d.at[path] = strictyaml.OriginOf(d.file, item)
+		if err := d.mapping(path, item); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func levelKey(i int) string { return fmt.Sprintf("levels[%d]", i) }
 
 // dtypes are the element types whose peak rate a cluster may give.
 func dtypes() []string { return []string{"f32", "tf32", "f16", "bf16", "f8"} }
@@ -176,7 +286,7 @@ func (d *decoder) mapping(path string, node ast.Node) error {
 	}
 	for _, e := range entries {
 		key := strings.TrimPrefix(path+"."+e.Name, ".")
-		d.lines[key] = e.At.Line
+		d.at[key] = e.At
 		if err := d.set(key, e.Value); err != nil {
 			return err
 		}
@@ -187,19 +297,27 @@ func (d *decoder) mapping(path string, node ast.Node) error {
 // set gives one key its value, or goes on into a section.
 func (d *decoder) set(key string, node ast.Node) error {
 	refuse := func(format string, args ...any) error {
-		return &Error{File: d.file, Line: d.lines[key], Key: key, Msg: fmt.Sprintf(format, args...)}
+		return d.at[key].Refuse(key, format, args...)
+	}
+	if key == "levels" {
+		return d.levels(node)
 	}
 	for _, f := range d.fields() {
 		if strings.HasPrefix(f.key, key+".") {
 			return d.mapping(key, node)
 		}
 	}
+	i := slices.IndexFunc(d.fields(), func(f field) bool { return f.key == key })
+	dtype, isRate := strings.CutPrefix(key, "device.flops.")
+	if isRate = isRate && slices.Contains(dtypes(), dtype); !isRate && i < 0 {
+		return refuse("unknown key; did you mean %s?", config.Nearest(key, append(d.keys(), "levels")))
+	}
 	value, ok := strictyaml.ScalarOf(node)
 	if !ok {
 		return refuse("wants one value, got %s", strictyaml.Describe(node))
 	}
 	wants := func(what string) error { return refuse("wants %s, got %s", what, strictyaml.Describe(node)) }
-	if dtype, isRate := strings.CutPrefix(key, "device.flops."); isRate && slices.Contains(dtypes(), dtype) {
+	if isRate {
 		rate, ok := value.Float()
 		if value.Text == "auto" && dtype == "f32" {
 			rate, ok = corePeak(), true
@@ -209,10 +327,6 @@ func (d *decoder) set(key string, node ast.Node) error {
 		}
 		d.c.Device.FLOPS[dtype] = rate
 		return nil
-	}
-	i := slices.IndexFunc(d.fields(), func(f field) bool { return f.key == key })
-	if i < 0 {
-		return refuse("unknown key; did you mean %s?", config.Nearest(key, d.keys()))
 	}
 	switch target := d.fields()[i].target.(type) {
 	case *string:

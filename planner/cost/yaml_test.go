@@ -10,7 +10,7 @@ import (
 )
 
 func TestBuiltins(t *testing.T) {
-	require.Equal(t, []string{"a100-40g", "a100-80g", "a10g", "b200", "cpu", "h100", "h200", "v100"}, Names())
+	require.Equal(t, []string{"a100-40g", "a100-80g", "a10g", "b200", "cpu", "h100", "h100-96g", "h200", "v100", "v100-32g"}, Names())
 	for _, name := range Names() {
 		c, err := Load(name)
 		require.NoError(t, err, name)
@@ -37,16 +37,23 @@ func TestStrictYAML(t *testing.T) {
 	source, err := Source("h100")
 	require.NoError(t, err)
 	for _, tt := range []struct{ old, new, want string }{
-		{"memory_bandwidth: 3350e9", "memory_bandwith: 3350e9", "x.yaml:10: device.memory_bandwith: unknown key; did you mean device.memory_bandwidth?"},
-		{"intra_node: {bandwidth: 450e9", "intra_node: {bandwidth: 0", "x.yaml:15: intra_node.bandwidth: is 0 bytes/s, must be between"},
+		{"memory_bandwidth: 3350e9", "memory_bandwith: 3350e9", "x.yaml:10:3: device.memory_bandwith: unknown key; did you mean device.memory_bandwidth?"},
+		{"intra_node: {bandwidth: 450e9", "intra_node: {bandwidth: 0", "x.yaml:15:14: intra_node.bandwidth: is 0 bytes/s, must be between"},
 		{"intra_node: {bandwidth: 450e9", "intra_node: {bandwidth: -1", "intra_node.bandwidth: is -1 bytes/s"},
-		{"devices_per_node: 8", "devices_per_node: '8'", "x.yaml:14: devices_per_node: wants an integer"},
-		{"devices_per_node: 8", "devices_per_node: 0", "x.yaml:14: devices_per_node: is 0"},
+		{"devices_per_node: 8", "devices_per_node: '8'", "x.yaml:14:1: devices_per_node: wants an integer"},
+		{"devices_per_node: 8", "devices_per_node: 0", "x.yaml:14:1: devices_per_node: is 0"},
 		{"devices_per_node: 8", "", "devices_per_node: is missing"},
-		{"devices_per_node: 8", "devices_per_node: 8\ndevices_per_node: 9", "x.yaml:15: devices_per_node: duplicate key, first given on line 14"},
+		{"devices_per_node: 8", "devices_per_node: 8\ndevices_per_node: 9", "x.yaml:15:1: devices_per_node: duplicate key, first given on line 14"},
 		{"devices_per_node: 8", "devices_per_node: [8]", "wants one value"},
 		{"f32: 67e12", "f33: 67e12", "device.flops.f33: unknown key; did you mean device.flops.f32?"},
 		{"f32: 67e12", "f32: .inf", "device.flops.f32"},
+		{"79.1GiB", "-79.1GiB", `x.yaml:8:3: device.memory: wants a size such as 16GiB, 512MiB or bytes, got "-79.1GiB"`},
+		{"79.1GiB", "0", "x.yaml:8:3: device.memory: is 0 bytes, must be between"},
+		{"devices_per_node: 8", "devices_per_node: 8\nnics_per_node: -1", "x.yaml:15:1: nics_per_node: is -1, must be between"},
+		{"devices_per_node: 8", "devices_per_node: 8\noversubscription: 0.5", "x.yaml:15:1: oversubscription: is 0.5, must be between 1 and 1000"},
+		{"devices_per_node: 8", "devices_per_node: 8\noversubscription: 2", "nodes_per_rack: is missing; oversubscription is of what leaves a rack"},
+		{"devices_per_node: 8", "devices_per_node: 8\nnodes_per_rack: 2", "x.yaml:15:1: nodes_per_rack: is 2, which means nothing without oversubscription"},
+		{"devices_per_node: 8", "devices_per_node: 8\nlevels: [{name: all, bandwidth: 1e9, efficiency: 1, latency: 0}]", "x.yaml:14:1: devices_per_node: has no meaning beside levels"},
 		{"79.1GiB", "79.1GB s", "wants a size such as 16GiB"},
 		{"name: h100", "name: [h100", "is not YAML"},
 	} {
@@ -55,6 +62,13 @@ func TestStrictYAML(t *testing.T) {
 		_, err := Parse("x.yaml", []byte(text))
 		require.ErrorContains(t, err, tt.want)
 	}
+	for _, name := range []string{"H100", "h100-80g", "dgx-h100", "H100-80GB-SXM", "h100-80gb-sxm"} {
+		c, err := Load(name)
+		require.NoError(t, err)
+		require.Equal(t, "h100", c.Name)
+	}
+	_, err = Load("a100-80gb")
+	require.ErrorContains(t, err, "did you mean a100-80g?")
 	_, err = Load("h10")
 	require.ErrorContains(t, err, `no built-in cluster "h10"; did you mean h100?`)
 	path := filepath.Join(t.TempDir(), "mine.yaml")

@@ -25,6 +25,7 @@ type Timeline struct {
 
 // Rank is what one rank spends.
 type Rank struct {
+	First     bool // of its position: the one with the most to do
 	End       cost.Picoseconds
 	Breakdown cost.Breakdown // of the whole step: what is not busy is bubble
 	PeakBytes int64          // the arena
@@ -78,7 +79,7 @@ func Run(prog *codegen.Program, c *cost.Cluster, opts Options) (*Timeline, error
 		line.Step = max(line.Step, ends[r])
 	}
 	for r, end := range ends {
-		rank := Rank{End: end, PeakBytes: prog.Stages[prog.Schedules[r].Stage].Arena()}
+		rank := Rank{First: prog.Schedules[r].Device == 0, End: end, PeakBytes: prog.Stages[prog.Schedules[r].Stage].Arena()}
 		for _, body := range b.used[r] {
 			rank.Breakdown.Compute += body.spent[cost.Compute]
 			rank.Breakdown.Communication += body.spent[cost.Communication]
@@ -307,12 +308,13 @@ func (b *builder) channel(s *codegen.Schedule, send *ir.Node) int {
 	return id
 }
 
-// Breakdown returns how the busiest rank spends the step: the one that waits
-// least. Its parts sum to Step.
+// Breakdown returns how the busiest rank spends the step: of the first ranks of the
+// positions, which have the most to do, the one that waits least. Its parts sum to
+// Step.
 func (t *Timeline) Breakdown() cost.Breakdown {
 	busiest := t.Ranks[0].Breakdown
 	for _, r := range t.Ranks {
-		if r.Breakdown.Bubble < busiest.Bubble {
+		if r.First && r.Breakdown.Bubble < busiest.Bubble {
 			busiest = r.Breakdown
 		}
 	}

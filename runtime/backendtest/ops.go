@@ -34,11 +34,13 @@ func i32(shape ...int) ir.Type { return ir.Type{DType: ir.I32, Shape: shape} }
 func samples() []sample {
 	const (
 		B, T, NH, D = 3, 33, 5, 7
+		G           = 3 // grouped queries
 		C, V        = 35, 65
 	)
 	scalar, number := f32(), i32()
 	q64 := func(shape ...int) ir.Type { return ir.Type{DType: ir.Q64, Shape: shape} }
 	qkv, kv, heads, lse := f32(B, T, 3, NH, D), f32(B, T, 2, NH, D), f32(B, T, NH, D), f32(B, NH, T)
+	groupQKV, group, groupLSE := f32(B, T, G+2, NH, D), f32(B, T, G, NH, D), f32(B, G, NH, T)
 	rows, logits, targets := f32(B, T), f32(B, T, V), i32(B, T)
 	var s []sample
 	add := func(op ir.Op, attr ir.Attr, args ...ir.Type) *sample {
@@ -106,6 +108,7 @@ func samples() []sample {
 		attr := ir.RoPEAttr{Theta: 10000, Inverse: inverse}
 		add(ir.OpRoPE, attr, f32(B, T, 3, NH, 2*D), i32(T)).high = 5000
 		add(ir.OpRoPE, attr, f32(B, 1, 3, NH, 2*D), i32(1)).high = 5000
+		add(ir.OpRoPE, attr, f32(B, T, G+2, NH, 2*D), i32(T)).high = 5000
 	}
 	for _, tanh := range []bool{false, true} {
 		add(ir.OpGELU, ir.GELUAttr{Tanh: tanh}, f32(B, T, C))
@@ -116,18 +119,26 @@ func samples() []sample {
 		add(ir.OpDropout, attr, f32(B, T, C), number, number)
 		add(ir.OpAttention, attr, qkv, number, number)
 		add(ir.OpAttentionGrad, attr, heads, qkv, heads, lse, number, number).positive = 1 << 3
+		add(ir.OpAttention, attr, groupQKV, number, number)
+		add(ir.OpAttentionGrad, attr, group, groupQKV, group, groupLSE, number, number).positive = 1 << 3
 		for _, parts := range []int{0, 2, 3, 5} {
 			attr.Fold, attr.Dim = parts, 1
 			add(ir.OpDropout, attr, f32(B, T, C), number, number)
 			attr.Dim = 0
 			add(ir.OpAttentionKV, attr, qkv, kv, number, number)
 			add(ir.OpAttentionKVGrad, attr, heads, qkv, kv, heads, lse, number, number).positive = 1 << 4
+			add(ir.OpAttentionKV, attr, groupQKV, kv, number, number)
+			add(ir.OpAttentionKVGrad, attr, group, groupQKV, kv, group, groupLSE, number, number).positive = 1 << 4
 		}
 	}
 	add(ir.OpKeysValues, nil, qkv)
 	add(ir.OpJoinQKV, nil, heads, kv)
-	decode := add(ir.OpAttentionDecode, nil, f32(B, 1, 3, NH, D), f32(B, T, 2, NH, D), number)
-	decode.low, decode.high = 17, 18
+	add(ir.OpKeysValues, nil, groupQKV)
+	add(ir.OpJoinQKV, nil, group, kv)
+	for _, roles := range []int{3, G + 2} {
+		decode := add(ir.OpAttentionDecode, nil, f32(B, 1, roles, NH, D), kv, number)
+		decode.low, decode.high = 17, 18
+	}
 
 	add(ir.OpRowMax, nil, logits)
 	add(ir.OpRowSumExp, nil, logits, rows)

@@ -69,31 +69,33 @@ func (d *Device) foldedDropout(k *runtime.Kernel, y, x []float32) {
 
 // keysValues copies what follows the queries of each position.
 func keysValues(d *Device, k *runtime.Kernel) error {
-	qkv, kv, n, rows := d.arg(k, 0), d.result(k, 0), headElems(k.Results[0]), positions(k.Results[0])
+	qkv, kv := d.arg(k, 0), d.result(k, 0)
+	all, some, rows := rowElems(k.Args[0]), rowElems(k.Results[0]), positions(k.Results[0])
 	if rows > 0 {
-		kernel.CopyRows(d.pool, rows, 2*n, kv, 2*n, qkv[n:], 3*n)
+		kernel.CopyRows(d.pool, rows, some, kv, some, qkv[all-some:], all)
 	}
 	return nil
 }
 
 func joinQKV(d *Device, k *runtime.Kernel) error {
-	dqkv, n, rows := d.result(k, 0), headElems(k.Results[0]), positions(k.Results[0])
+	dqkv, rows := d.result(k, 0), positions(k.Results[0])
+	all, queries, some := rowElems(k.Results[0]), rowElems(k.Args[0]), rowElems(k.Args[1])
 	if rows > 0 {
-		kernel.CopyRows(d.pool, rows, n, dqkv, 3*n, d.arg(k, 0), n)
-		kernel.CopyRows(d.pool, rows, 2*n, dqkv[n:], 3*n, d.arg(k, 1), 2*n)
+		kernel.CopyRows(d.pool, rows, queries, dqkv, all, d.arg(k, 0), queries)
+		kernel.CopyRows(d.pool, rows, some, dqkv[queries:], all, d.arg(k, 1), some)
 	}
 	return nil
 }
 
-// positions and headElems return the positions of a packed part [B,T,parts,NH,D],
-// and the elements of one part of one of them.
+// positions and rowElems return the positions of a part [B,T,...], and the elements
+// of one of them.
 func positions(t runtime.Tensor) int { return int(ir.Elems(t.Slab.Local[:2])) }
-func headElems(t runtime.Tensor) int { return int(ir.Elems(t.Slab.Local[3:])) }
+func rowElems(t runtime.Tensor) int  { return int(ir.Elems(t.Slab.Local[2:])) }
 
 // context returns the shape of attention of queries qkv to keys and values kv,
 // where both lie, and the part of the mask.
 func (d *Device) context(k *runtime.Kernel, qkv, kv runtime.Tensor) (kernel.AttentionShape, kernel.Context, kernel.DropoutArgs) {
-	shape, drop := d.headShape(k, kv)
+	shape, drop := d.headShape(k, qkv, kv)
 	parts, rows := k.Node.Attr.(ir.DropoutAttr).Fold, qkv.Slab
 	where := kernel.Context{Queries: foldRuns(rows, 1, parts), Keys: foldRuns(kv.Slab, 1, parts)}
 	for i := range where.Queries {

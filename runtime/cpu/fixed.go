@@ -106,42 +106,39 @@ func sumToFixed(d *Device, k *runtime.Kernel) error {
 
 // layerNormGradFixed is layerNormGrad, one sequence at a time.
 func layerNormGradFixed(d *Device, k *runtime.Kernel) error {
-	shape := k.Args[0].Slab.Local
-	batch, rows := sequences(k, len(shape)-1)
-	n := shape[len(shape)-1]
-	dx, dw, db := d.result(k, 0), d.fixedSum(k, 1), fixedSum{}
-	if len(k.Results) > 2 {
-		db = d.fixedSum(k, 2)
-	}
-	dy, x, w, mean, rstd := d.arg(k, 0), d.arg(k, 1), d.arg(k, 2), d.arg(k, 3), d.arg(k, 4)
-	for i := range batch {
-		at, end := i*rows, (i+1)*rows
-		kernel.LayerNormGrad(d.pool, rows, n, dx[at*n:end*n], dw.term, db.term, dy[at*n:end*n], x[at*n:end*n], w, mean[at:end], rstd[at:end], false)
-		if err := d.add(dw, dw.term); err != nil {
-			return err
-		}
-		if db.term == nil {
-			continue
-		}
-		if err := d.add(db, db.term); err != nil {
-			return err
-		}
-	}
-	return nil
+	x, w, mean, rstd := d.arg(k, 1), d.arg(k, 2), d.arg(k, 3), d.arg(k, 4)
+	return d.normGradFixed(k, func(dx, dy []float32, dw [2][]float32, n, at, end int) {
+		kernel.LayerNormGrad(d.pool, end-at, n, dx, dw[0], dw[1], dy, x[at*n:end*n], w, mean[at:end], rstd[at:end], false)
+	})
 }
 
 // rmsNormGradFixed is rmsNormGrad, one sequence at a time.
 func rmsNormGradFixed(d *Device, k *runtime.Kernel) error {
+	x, w, rstd := d.arg(k, 1), d.arg(k, 2), d.arg(k, 3)
+	return d.normGradFixed(k, func(dx, dy []float32, dw [2][]float32, n, at, end int) {
+		kernel.RMSNormGrad(d.pool, end-at, n, dx, dw[0], dy, x[at*n:end*n], w, rstd[at:end], false)
+	})
+}
+
+// normGradFixed runs the gradient of a norm over n elements on the rows at to end of
+// one sequence after another, and adds up what it leaves for weight and bias in dw.
+func (d *Device) normGradFixed(k *runtime.Kernel, grad func(dx, dy []float32, dw [2][]float32, n, at, end int)) error {
 	shape := k.Args[0].Slab.Local
 	batch, rows := sequences(k, len(shape)-1)
-	n := shape[len(shape)-1]
-	dx, dw := d.result(k, 0), d.fixedSum(k, 1)
-	dy, x, w, rstd := d.arg(k, 0), d.arg(k, 1), d.arg(k, 2), d.arg(k, 3)
+	n, dx, dy := shape[len(shape)-1], d.result(k, 0), d.arg(k, 0)
+	sums := make([]fixedSum, 0, 2)
+	var dw [2][]float32
+	for i := 1; i < len(k.Results); i++ {
+		sums = append(sums, d.fixedSum(k, i))
+		dw[i-1] = sums[i-1].term
+	}
 	for i := range batch {
 		at, end := i*rows, (i+1)*rows
-		kernel.RMSNormGrad(d.pool, rows, n, dx[at*n:end*n], dw.term, dy[at*n:end*n], x[at*n:end*n], w, rstd[at:end], false)
-		if err := d.add(dw, dw.term); err != nil {
-			return err
+		grad(dx[at*n:end*n], dy[at*n:end*n], dw, n, at, end)
+		for _, s := range sums {
+			if err := d.add(s, s.term); err != nil {
+				return err
+			}
 		}
 	}
 	return nil

@@ -136,8 +136,7 @@ func swiGLUGrad(d *Device, k *runtime.Kernel) error {
 }
 
 func rope(d *Device, k *runtime.Kernel) error {
-	attr, s := k.Node.Attr.(ir.RoPEAttr), k.Args[0].Slab.Local
-	shape := kernel.AttentionShape{B: s[0], T: s[1], H: s[3], D: s[4]}
+	attr, shape := k.Node.Attr.(ir.RoPEAttr), attentionShape(k.Args[0], k.Args[0])
 	kernel.RoPE(d.pool, d.result(k, 0), d.arg(k, 0), d.ints(k.Args[1]), shape, attr.Theta, attr.Inverse)
 	return nil
 }
@@ -167,25 +166,31 @@ func dropout(d *Device, k *runtime.Kernel) error {
 	return nil
 }
 
-// headShape returns the shape of attention and where its part of the mask lies,
-// for packed operands [B,T,3 or 2,NH,D].
-func (d *Device) headShape(k *runtime.Kernel, qkv runtime.Tensor) (kernel.AttentionShape, kernel.DropoutArgs) {
-	s := qkv.Slab
+// attentionShape is the shape of attention of packed queries, keys and values
+// [B,...,G+2,NH,D] to keys that lie in a tensor [B,T,...,NH,D], which may be the same.
+func attentionShape(qkv, keys runtime.Tensor) kernel.AttentionShape {
+	s := keys.Slab.Local
+	return kernel.AttentionShape{B: s[0], T: s[1], H: s[3], D: s[4], G: qkv.Slab.Local[2] - 2}
+}
+
+// headShape is attentionShape, and where its part of the mask lies.
+func (d *Device) headShape(k *runtime.Kernel, qkv, keys runtime.Tensor) (kernel.AttentionShape, kernel.DropoutArgs) {
+	s := keys.Slab
 	drop := kernel.DropoutArgs{P: k.Node.Attr.(ir.DropoutAttr).P}
 	if drop.P > 0 {
 		drop.Key, drop.BatchOffset, drop.HeadOffset, drop.GlobalHeads = d.maskKey(k), s.Offset[0], s.Offset[3], s.Global[3]
 	}
-	return kernel.AttentionShape{B: s.Local[0], T: s.Local[1], H: s.Local[3], D: s.Local[4]}, drop
+	return attentionShape(qkv, keys), drop
 }
 
 func attention(d *Device, k *runtime.Kernel) error {
-	shape, drop := d.headShape(k, k.Args[0])
+	shape, drop := d.headShape(k, k.Args[0], k.Args[0])
 	kernel.Attention(d.pool, d.result(k, 0), d.result(k, 1), d.arg(k, 0), shape, drop)
 	return nil
 }
 
 func attentionGrad(d *Device, k *runtime.Kernel) error {
-	shape, drop := d.headShape(k, k.Args[1])
+	shape, drop := d.headShape(k, k.Args[1], k.Args[1])
 	kernel.AttentionGrad(d.pool, d.result(k, 0), d.arg(k, 0), d.arg(k, 1), d.arg(k, 2), d.arg(k, 3), shape, drop)
 	return nil
 }
@@ -193,15 +198,13 @@ func attentionGrad(d *Device, k *runtime.Kernel) error {
 // attentionDecode updates the cache [B,T,2,NH,D] in place, moving it first where
 // the new one has a place of its own.
 func attentionDecode(d *Device, k *runtime.Kernel) error {
-	s := k.Args[1].Slab.Local
-	pos := int(d.ints(k.Args[2])[0])
-	if pos < 0 || pos >= s[1] {
-		return fmt.Errorf("pos %d is out of range [0, %d)", pos, s[1])
+	shape, pos := attentionShape(k.Args[0], k.Args[1]), int(d.ints(k.Args[2])[0])
+	if pos < 0 || pos >= shape.T {
+		return fmt.Errorf("pos %d is out of range [0, %d)", pos, shape.T)
 	}
 	if k.Results[1].Offset != k.Args[1].Offset {
 		kernel.Copy(d.pool, d.result(k, 1), d.arg(k, 1))
 	}
-	shape := kernel.AttentionShape{B: s[0], T: s[1], H: s[3], D: s[4]}
 	kernel.AttentionDecode(d.pool, d.result(k, 0), d.arg(k, 0), d.result(k, 1), shape, pos)
 	return nil
 }

@@ -9,8 +9,9 @@ Needs PyTorch on the CPU and nothing else. README.md says what each file holds.
 
 The model below is nanoGPT's, in the plainest form: no fused attention, no module
 tricks, one tensor per name in a dict. `llama` is HuggingFace's LlamaModel with the
-three projections of attention, and gate and up, stacked in one matrix each. Shapes use nanoGPT's letters: B batch, T
-positions, V vocabulary, C channels, H heads.
+three projections of attention, and gate and up, stacked in one matrix each; `grouped` is that with heads that share keys
+and values, attended by PyTorch's own scaled_dot_product_attention(enable_gqa=True). Shapes use nanoGPT's letters: B batch,
+T positions, V vocabulary, C channels, H heads; KV heads of keys and values, G = H/KV.
 """
 
 import array
@@ -39,6 +40,7 @@ CONFIGS = {
     "nobias": dict(seed=1338, L=2, H=3, C=24, T=33, V=65, bias=False, gelu="erf", ignored=0),
     "bias": dict(seed=1369, L=2, H=4, C=32, T=17, V=65, bias=True, gelu="tanh", ignored=5),
     "llama": dict(seed=1484, L=2, H=3, C=30, F=37, T=19, V=65, bias=False, gelu="silu", ignored=3, llama=True),
+    "grouped": dict(seed=1551, L=2, H=6, KV=3, C=24, F=29, T=19, V=65, bias=False, gelu="silu", ignored=3, llama=True),
 }
 
 
@@ -66,7 +68,7 @@ def shapes(c):
     for i in range(c["L"]):
         h = f"transformer.h.{i}."
         norm(h + "ln_1")
-        linear(h + "attn.c_attn", 3 * C, C)
+        linear(h + "attn.c_attn", C + 2 * C // c["H"] * c.get("KV", c["H"]), C)
         linear(h + "attn.c_proj", C, C)
         norm(h + "ln_2")
         linear(h + "mlp.c_fc", 2 * inner if llama else inner, C)
@@ -125,8 +127,16 @@ def forward(c, p, ids):
         y = x @ p[name + ".weight"].T
         return y + p[name + ".bias"] if c["bias"] else y
 
+    KV = c.get("KV", H)
+
     def heads(x):
-        return x.view(B, T, H, D).transpose(1, 2)
+        return x.view(B, T, -1, D).transpose(1, 2)
+
+    def grouped(q, k, v):
+        """PyTorch's attention of q [B, H, T, D], whose head g*KV + h here is head h*(H/KV) + g there."""
+        q = q.view(B, H // KV, KV, T, D).transpose(1, 2).reshape(B, H, T, D)
+        o = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        return o.view(B, KV, H // KV, T, D).transpose(1, 2).reshape(B, H, T, D)
 
     future = torch.ones(T, T, dtype=torch.bool).triu(1)
     x = p["transformer.wte.weight"][ids]
@@ -134,13 +144,16 @@ def forward(c, p, ids):
         x = x + p["transformer.wpe.weight"][:T]
     for i in range(c["L"]):
         h = f"transformer.h.{i}."
-        q, k, v = linear(h + "attn.c_attn", norm(h + "ln_1", x)).split(C, dim=2)
+        q, k, v = linear(h + "attn.c_attn", norm(h + "ln_1", x)).split([C, KV * D, KV * D], dim=2)
         q, k = heads(q), heads(k)
         if llama:
             q, k = rotated(q), rotated(k)
-        score = q @ k.transpose(2, 3) / math.sqrt(D)
-        score = score.masked_fill(future, float("-inf"))
-        mixed = torch.softmax(score, dim=3) @ heads(v)
+        if KV < H:
+            mixed = grouped(q, k, heads(v))
+        else:
+            score = q @ k.transpose(2, 3) / math.sqrt(D)
+            score = score.masked_fill(future, float("-inf"))
+            mixed = torch.softmax(score, dim=3) @ heads(v)
         x = x + linear(h + "attn.c_proj", mixed.transpose(1, 2).reshape(B, T, C))
         hidden = linear(h + "mlp.c_fc", norm(h + "ln_2", x))
         if llama:
@@ -248,6 +261,8 @@ def model_file(name, c):
     meta = dict(n_layer=c["L"], n_head=c["H"], n_embd=c["C"], block_size=c["T"], vocab_size=c["V"])
     if c.get("llama"):
         meta.update(ffn_hidden=c["F"], activation="swiglu", norm="rmsnorm", position="rope", tie_embeddings="false")
+    if "KV" in c:
+        meta.update(n_kv_head=c["KV"])
     meta.update(bias=str(c["bias"]).lower(), gelu=c["gelu"], seed=c["seed"], torch=torch.__version__)
     write(name + ".safetensors", out, meta)
 

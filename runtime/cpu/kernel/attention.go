@@ -13,12 +13,21 @@ const (
 	tileKeys    = 256
 )
 
-// AttentionShape is the size of a causal self-attention: B sequences of T positions, H heads of D elements.
-type AttentionShape struct{ B, T, H, D int }
+// AttentionShape is the size of a causal self-attention: B sequences of T positions, H heads of keys and values of D
+// elements, and to each the heads of G queries (grouped-query attention: Ainslie et al., "GQA", 2023). G of 0 is 1, as many
+// heads of queries as of keys and values. Packed tensors hold for each position the H heads of the first query of every
+// group, of the second, and so on, of the keys and of the values: [B,T,G+2,H,D].
+type AttentionShape struct{ B, T, H, D, G int }
 
-// DropoutArgs describes the dropout of attention probabilities. The mask of query i and key j is that of element
-// ((b*GlobalHeads + h)*T + i)*T + j, with b and h counted in the global batch and heads: BatchOffset and HeadOffset are those
-// of this part's first. The zero value means no dropout.
+// group is the number of queries that share a head of keys and values.
+func (s AttentionShape) group() int { return max(s.G, 1) }
+
+// parts is the number of parts of packed queries, keys and values.
+func (s AttentionShape) parts() int { return s.group() + 2 }
+
+// DropoutArgs describes the dropout of attention probabilities. The mask of position i of query g of head h, and key j, is
+// that of element (((b*G + g)*GlobalHeads + h)*T + i)*T + j, with b and h counted in the global batch and heads: BatchOffset
+// and HeadOffset are those of this part's first. The zero value means no dropout.
 type DropoutArgs struct {
 	P                                    float64
 	Key                                  MaskKey
@@ -26,7 +35,7 @@ type DropoutArgs struct {
 }
 
 func (s AttentionShape) check(function string, drop DropoutArgs) {
-	if s.B < 0 || s.T < 0 || s.H < 0 || s.D <= 0 {
+	if s.B < 0 || s.T < 0 || s.H < 0 || s.D <= 0 || s.G < 0 {
 		panic(fmt.Sprintf("BUG: kernel.%s: shape %+v", function, s))
 	}
 	if drop.P != 0 && (drop.BatchOffset < 0 || drop.HeadOffset < 0 || drop.HeadOffset+s.H > drop.GlobalHeads) {
@@ -35,27 +44,37 @@ func (s AttentionShape) check(function string, drop DropoutArgs) {
 	}
 }
 
+// checkOperands panics on a wrong length of packed queries, keys and values at so many rows of each sequence, of the log-sums
+// of their attention, or of what is shaped like its result.
+func (s AttentionShape) checkOperands(function string, rows int, qkv, lse []float32, results ...[]float32) {
+	n := s.B * rows * s.H
+	checkLen(function, "qkv", qkv, s.parts()*n*s.D)
+	checkLen(function, "lse", lse, s.group()*n)
+	for _, o := range results {
+		checkLen(function, "result", o, s.group()*n*s.D)
+	}
+}
+
 // Attention computes causal multi-head attention, o = dropout(softmax(q k^T / sqrt(D))) v, for q, k and v packed as
-// qkv[B,T,3,H,D]. It sets o[B,T,H,D] and lse[B,H,T], the logarithm of each row's sum of exponentials, which AttentionGrad
-// needs. It works through tiles of scores with running maxima and sums, skipping those above the diagonal (Dao et al.,
+// qkv[B,T,G+2,H,D]. It sets o[B,T,G,H,D] and lse[B,G,H,T], the logarithm of each row's sum of exponentials, which
+// AttentionGrad needs. It works through tiles of scores with running maxima and sums, skipping those above the diagonal (Dao et al.,
 // "FlashAttention", 2022), and never holds more than one tile per thread.
 func Attention(p *Pool, o, lse, qkv []float32, shape AttentionShape, drop DropoutArgs) {
 	shape.check("Attention", drop)
-	n := shape.B * shape.T * shape.H
-	checkLen("Attention", "o", o, n*shape.D)
-	checkLen("Attention", "lse", lse, n)
-	checkLen("Attention", "qkv", qkv, 3*n*shape.D)
+	shape.checkOperands("Attention", shape.T, qkv, lse, o)
+	group, parts := shape.group(), shape.parts()
 	p = p.orInline()
 	t := &p.task.attention
 	*t = attentionTask{
-		heads: heads{AttentionShape: shape, drop: drop, mask: newMask(drop.P, drop.Key)}, o: packed{o, shape.T, 1, 0}, lse: lse,
-		q: packed{qkv, shape.T, 3, 0}, k: packed{qkv, shape.T, 3, 1}, v: packed{qkv, shape.T, 3, 2},
+		heads: heads{AttentionShape: shape, drop: drop, mask: newMask(drop.P, drop.Key)}, o: packed{o, shape.T, group, 0}, lse: lse,
+		q: packed{qkv, shape.T, parts, 0}, k: packed{qkv, shape.T, parts, group}, v: packed{qkv, shape.T, parts, group + 1},
 	}
 	t.inOrder()
 	p.run(t, shape.B*shape.H, 1)
 }
 
-// heads is what forward and backward pass share; a unit of work is one head of one sequence. T positions are attended to.
+// heads is what forward and backward pass share; a unit of work is one head of keys and values of one sequence, with all
+// its queries. T positions are attended to.
 type heads struct {
 	AttentionShape
 	drop    DropoutArgs
@@ -78,6 +97,15 @@ type packed struct {
 	data              []float32
 	rows, parts, part int
 }
+
+// query returns the part of query g, of a tensor in which x is the part of the first.
+func (x packed) query(g int) packed {
+	x.part += g
+	return x
+}
+
+// queryHead numbers the heads [B,G,H] of queries.
+func (s *heads) queryHead(u, g int) int { return (u/s.H*s.group()+g)*s.H + u%s.H }
 
 // head returns the view of row 0 on of head u of a packed tensor.
 func (s *heads) head(x packed, u int) matrix {
@@ -106,10 +134,11 @@ func (s *heads) room() int {
 	return s.T * s.D
 }
 
-// factors returns the dropout multipliers of n keys from j on, for query i of head u.
-func (s *heads) factors(w *worker, buf []float32, u, i, j, n int) []float32 {
+// factors returns the dropout multipliers of n keys from j on, for position i of query g of head u.
+func (s *heads) factors(w *worker, buf []float32, u, g, i, j, n int) []float32 {
 	b, h := u/s.H+s.drop.BatchOffset, u%s.H+s.drop.HeadOffset
-	start := ((uint64(b)*uint64(s.drop.GlobalHeads)+uint64(h))*uint64(s.T)+uint64(i))*uint64(s.T) + uint64(j)
+	row := (uint64(b)*uint64(s.group())+uint64(g))*uint64(s.drop.GlobalHeads) + uint64(h)
+	start := (row*uint64(s.T)+uint64(i))*uint64(s.T) + uint64(j)
 	return s.mask.factors(w.isa, buf, start, n)
 }
 
@@ -147,19 +176,22 @@ func (t *attentionTask) do(w *worker, lo, hi int) {
 	for u := lo; u < hi; u++ {
 		w.packRight(keys, t.ordered(rows, t.head(t.k, u)).transposed(), t.D, t.T)
 		w.packRight(values, t.ordered(rows, t.head(t.v, u)), t.T, t.D)
-		for _, run := range t.queries {
-			for i := 0; i < run.Len; i += tileQueries {
-				t.tile(w, u, run.Row+i, run.Pos+i, min(tileQueries, run.Len-i), keys, values, scores, ld, top, total, buf)
+		for g := range t.group() {
+			for _, run := range t.queries {
+				for i := 0; i < run.Len; i += tileQueries {
+					t.tile(w, u, g, run.Row+i, run.Pos+i, min(tileQueries, run.Len-i), keys, values, scores, ld, top, total, buf)
+				}
 			}
 		}
 	}
 }
 
-// tile computes the output of n queries of head u, from the one in row at, position i, on.
-func (t *attentionTask) tile(w *worker, u, at, i, n int, keys, values, scores []float32, ld int, top, total, buf []float32) {
+// tile computes the output of n positions of query g of head u, from the one in row at, position i, on.
+func (t *attentionTask) tile(w *worker, u, g, at, i, n int, keys, values, scores []float32, ld int, top, total, buf []float32) {
 	width := w.isa.cols
 	scale := float32(1 / math.Sqrt(float64(t.D)))
-	q, o := t.head(t.q, u).at(at, 0), t.head(t.o, u).at(at, 0)
+	q, o := t.head(t.q.query(g), u).at(at, 0), t.head(t.o.query(g), u).at(at, 0)
+	lse := t.lse[t.queryHead(u, g)*t.rows+at:]
 	for j := 0; j < i+n; j += ld {
 		m := min(ld, i+n-j) // keys of this tile
 		w.products(n, m, t.D, q, w.isa.rows*q.rs, keys[j*t.D:], width*t.D, scores, ld, false)
@@ -188,7 +220,7 @@ func (t *attentionTask) tile(w *worker, u, at, i, n int, keys, values, scores []
 			}
 			top[r], total[r] = peak, sum
 			if t.drop.P != 0 {
-				w.isa.mul(row, row, t.factors(w, buf, u, i+r, j, seen))
+				w.isa.mul(row, row, t.factors(w, buf, u, g, i+r, j, seen))
 			}
 		}
 		w.products(n, t.D, m, matrix{scores, ld, 1}, w.isa.rows*ld, values[j*width:], width*t.T, o.data, o.rs, j > 0)
@@ -196,27 +228,24 @@ func (t *attentionTask) tile(w *worker, u, at, i, n int, keys, values, scores []
 	for r := range n {
 		out := o.data[r*o.rs : r*o.rs+t.D]
 		w.isa.scale(out, out, 1/total[r])
-		t.lse[u*t.rows+at+r] = float32(float64(top[r]) + math.Log(float64(total[r])))
+		lse[r] = float32(float64(top[r]) + math.Log(float64(total[r])))
 	}
 }
 
-// AttentionGrad sets dqkv[B,T,3,H,D] to the gradient of qkv from that of Attention's result, do[B,T,H,D]. qkv, o and lse
+// AttentionGrad sets dqkv[B,T,G+2,H,D] to the gradient of qkv from that of Attention's result, do[B,T,G,H,D]. qkv, o and lse
 // are Attention's; shape and drop must be the same. Probabilities are recomputed tile by tile from lse.
 func AttentionGrad(p *Pool, dqkv, do, qkv, o, lse []float32, shape AttentionShape, drop DropoutArgs) {
 	shape.check("AttentionGrad", drop)
-	n := shape.B * shape.T * shape.H
-	checkLen("AttentionGrad", "dqkv", dqkv, 3*n*shape.D)
-	checkLen("AttentionGrad", "do", do, n*shape.D)
-	checkLen("AttentionGrad", "qkv", qkv, 3*n*shape.D)
-	checkLen("AttentionGrad", "o", o, n*shape.D)
-	checkLen("AttentionGrad", "lse", lse, n)
+	shape.checkOperands("AttentionGrad", shape.T, qkv, lse, o, do)
+	checkLen("AttentionGrad", "dqkv", dqkv, len(qkv))
+	group, parts := shape.group(), shape.parts()
 	p = p.orInline()
 	t := &p.task.attnGrad
 	*t = attentionGradTask{
 		heads: heads{AttentionShape: shape, drop: drop, mask: newMask(drop.P, drop.Key)}, lse: lse,
-		dout: packed{do, shape.T, 1, 0}, o: packed{o, shape.T, 1, 0},
-		q: packed{qkv, shape.T, 3, 0}, k: packed{qkv, shape.T, 3, 1}, v: packed{qkv, shape.T, 3, 2},
-		dq: packed{dqkv, shape.T, 3, 0}, dk: packed{dqkv, shape.T, 3, 1}, dv: packed{dqkv, shape.T, 3, 2},
+		dout: packed{do, shape.T, group, 0}, o: packed{o, shape.T, group, 0},
+		q: packed{qkv, shape.T, parts, 0}, k: packed{qkv, shape.T, parts, group}, v: packed{qkv, shape.T, parts, group + 1},
+		dq: packed{dqkv, shape.T, parts, 0}, dk: packed{dqkv, shape.T, parts, group}, dv: packed{dqkv, shape.T, parts, group + 1},
 	}
 	t.inOrder()
 	p.run(t, shape.B*shape.H, 1)
@@ -266,9 +295,11 @@ func (t *attentionGradTask) do(w *worker, lo, hi int) {
 			clear(dv)
 			s.dk, s.dv = matrix{dk, t.D, 1}, matrix{dv, t.D, 1}
 		}
-		for _, run := range t.queries {
-			for i := 0; i < run.Len; i += tileQueries {
-				t.tile(w, u, run.Row+i, run.Pos+i, min(tileQueries, run.Len-i), &s)
+		for g := range t.group() {
+			for _, run := range t.queries {
+				for i := 0; i < run.Len; i += tileQueries {
+					t.tile(w, u, g, run.Row+i, run.Pos+i, min(tileQueries, run.Len-i), &s)
+				}
 			}
 		}
 		if t.keys != nil {
@@ -278,16 +309,17 @@ func (t *attentionGradTask) do(w *worker, lo, hi int) {
 	}
 }
 
-// tile adds the contribution of n queries of head u, from the one in row at, position i, on, to the gradients of the keys
-// and values up to them, and sets the queries' own.
-func (t *attentionGradTask) tile(w *worker, u, at, i, n int, s *attentionGradScratch) {
+// tile adds the contribution of n positions of query g of head u, from the one in row at, position i, on, to the gradients
+// of the keys and values up to them, and sets the queries' own.
+func (t *attentionGradTask) tile(w *worker, u, g, at, i, n int, s *attentionGradScratch) {
 	width, ld := w.isa.cols, s.ld
 	scale := float32(1 / math.Sqrt(float64(t.D)))
-	q, dq := t.head(t.q, u).at(at, 0), t.head(t.dq, u).at(at, 0)
-	o, dout := t.head(t.o, u).at(at, 0), t.head(t.dout, u).at(at, 0)
+	q, dq := t.head(t.q.query(g), u).at(at, 0), t.head(t.dq.query(g), u).at(at, 0)
+	o, dout := t.head(t.o.query(g), u).at(at, 0), t.head(t.dout.query(g), u).at(at, 0)
+	lse := t.lse[t.queryHead(u, g)*t.rows+at:]
 	fresh := i
-	if t.keys != nil {
-		fresh = t.T // all were cleared
+	if t.keys != nil || g > 0 {
+		fresh = t.T // all were cleared, or set by the first query
 	}
 	w.packRight(s.queries, q, n, t.D)
 	w.packRight(s.dout, dout, n, t.D)
@@ -300,26 +332,26 @@ func (t *attentionGradTask) tile(w *worker, u, at, i, n int, s *attentionGradScr
 		w.products(n, m, t.D, q, w.isa.rows*q.rs, s.keysT[j*t.D:], width*t.D, s.probs, ld, false)
 		w.products(n, m, t.D, dout, w.isa.rows*dout.rs, s.valuesT[j*t.D:], width*t.D, s.grads, ld, false)
 		for r := range n {
-			p, g := s.probs[r*ld:r*ld+m], s.grads[r*ld:r*ld+m]
+			p, dp := s.probs[r*ld:r*ld+m], s.grads[r*ld:r*ld+m]
 			seen := max(0, min(m, i+r-j+1))
 			clear(p[seen:])
-			clear(g[seen:])
+			clear(dp[seen:])
 			if seen == 0 {
 				continue
 			}
-			p, g = p[:seen], g[:seen]
-			w.isa.expSum(p, p, scale, t.lse[u*t.rows+at+r])
+			p, dp = p[:seen], dp[:seen]
+			w.isa.expSum(p, p, scale, lse[r])
 			if t.drop.P == 0 {
-				w.isa.softmaxGrad(g, p, g, s.delta[r], scale)
+				w.isa.softmaxGrad(dp, p, dp, s.delta[r], scale)
 				continue
 			}
-			f := t.factors(w, s.mask, u, i+r, j, seen)
-			w.isa.mul(g, g, f)
-			w.isa.softmaxGrad(g, p, g, s.delta[r], scale)
+			f := t.factors(w, s.mask, u, g, i+r, j, seen)
+			w.isa.mul(dp, dp, f)
+			w.isa.softmaxGrad(dp, p, dp, s.delta[r], scale)
 			w.isa.mul(p, p, f)
 		}
-		// A key's first contribution comes from the tile of queries that holds its own position, which is where the
-		// tiles of queries so far end.
+		// A key's first contribution comes from the tile of the first query that holds its own position, which is where
+		// the tiles so far end.
 		w.products(n, t.D, m, matrix{s.grads, ld, 1}, w.isa.rows*ld, s.keys[j*width:], width*t.T, dq.data, dq.rs, j > 0)
 		w.addTransposed(s.grads, ld, n, j, m, fresh, t.D, s.queries, s.dk)
 		w.addTransposed(s.probs, ld, n, j, m, fresh, t.D, s.dout, s.dv)

@@ -93,7 +93,7 @@ func BenchmarkElementwise(b *testing.B) {
 
 func BenchmarkAttention(b *testing.B) {
 	rnd := random(b, 3)
-	for _, s := range []AttentionShape{{12, 64, 4, 32}, {2, 256, 6, 64}} {
+	for _, s := range []AttentionShape{{B: 12, T: 64, H: 4, D: 32}, {B: 2, T: 256, H: 6, D: 64}, {B: 2, T: 256, H: 2, D: 64, G: 3}} {
 		n := s.B * s.T * s.H
 		qkv, o, lse, dqkv := rnd.floats(3*n*s.D), make([]float32, n*s.D), make([]float32, n), make([]float32, 3*n*s.D)
 		for _, rate := range []float64{0, 0.2} {

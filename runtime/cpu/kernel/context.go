@@ -43,51 +43,43 @@ func (s *heads) putBack(to matrix, by []float32) {
 	}
 }
 
-// AttentionKV is Attention of the queries of qkv[B,Q,3,H,D] to the keys and values of kv[B,T,2,H,D], with the rows of both
-// placed by where. It sets o[B,Q,H,D] and lse[B,H,Q]. Tiles above the diagonal are skipped: the work is what the causal
+// AttentionKV is Attention of the queries of qkv[B,Q,G+2,H,D] to the keys and values of kv[B,T,2,H,D], with the rows of both
+// placed by where. It sets o[B,Q,G,H,D] and lse[B,G,H,Q]. Tiles above the diagonal are skipped: the work is what the causal
 // mask leaves of the queries here.
 func AttentionKV(p *Pool, o, lse, qkv, kv []float32, shape AttentionShape, where Context, drop DropoutArgs) {
 	const name = "AttentionKV"
 	shape.check(name, drop)
 	where.check(name, shape)
-	rows := where.rows()
-	n := shape.B * rows * shape.H
-	checkLen(name, "o", o, n*shape.D)
-	checkLen(name, "lse", lse, n)
-	checkLen(name, "qkv", qkv, 3*n*shape.D)
+	rows, group, parts := where.rows(), shape.group(), shape.parts()
+	shape.checkOperands(name, rows, qkv, lse, o)
 	checkLen(name, "kv", kv, 2*shape.B*shape.T*shape.H*shape.D)
 	p = p.orInline()
 	t := &p.task.attention
 	*t = attentionTask{
-		heads: heads{AttentionShape: shape, drop: drop, mask: newMask(drop.P, drop.Key)}, o: packed{o, rows, 1, 0}, lse: lse,
-		q: packed{qkv, rows, 3, 0}, k: packed{kv, shape.T, 2, 0}, v: packed{kv, shape.T, 2, 1},
+		heads: heads{AttentionShape: shape, drop: drop, mask: newMask(drop.P, drop.Key)}, o: packed{o, rows, group, 0}, lse: lse,
+		q: packed{qkv, rows, parts, 0}, k: packed{kv, shape.T, 2, 0}, v: packed{kv, shape.T, 2, 1},
 	}
 	t.place(where)
 	p.run(t, shape.B*shape.H, 1)
 }
 
-// AttentionKVGrad sets dq[B,Q,H,D] to the gradient of AttentionKV's queries, and dkv[B,T,2,H,D] to what they contribute to
+// AttentionKVGrad sets dq[B,Q,G,H,D] to the gradient of AttentionKV's queries, and dkv[B,T,2,H,D] to what they contribute to
 // that of all keys and values. The other operands are as in AttentionGrad.
 func AttentionKVGrad(p *Pool, dq, dkv, do, qkv, kv, o, lse []float32, shape AttentionShape, where Context, drop DropoutArgs) {
 	const name = "AttentionKVGrad"
 	shape.check(name, drop)
 	where.check(name, shape)
-	rows := where.rows()
-	n := shape.B * rows * shape.H
-	checkLen(name, "dq", dq, n*shape.D)
-	checkLen(name, "do", do, n*shape.D)
-	checkLen(name, "o", o, n*shape.D)
-	checkLen(name, "lse", lse, n)
-	checkLen(name, "qkv", qkv, 3*n*shape.D)
+	rows, group, parts := where.rows(), shape.group(), shape.parts()
+	shape.checkOperands(name, rows, qkv, lse, o, do, dq)
 	checkLen(name, "kv", kv, 2*shape.B*shape.T*shape.H*shape.D)
 	checkLen(name, "dkv", dkv, len(kv))
 	p = p.orInline()
 	t := &p.task.attnGrad
 	*t = attentionGradTask{
 		heads: heads{AttentionShape: shape, drop: drop, mask: newMask(drop.P, drop.Key)}, lse: lse,
-		dout: packed{do, rows, 1, 0}, o: packed{o, rows, 1, 0},
-		q: packed{qkv, rows, 3, 0}, k: packed{kv, shape.T, 2, 0}, v: packed{kv, shape.T, 2, 1},
-		dq: packed{dq, rows, 1, 0}, dk: packed{dkv, shape.T, 2, 0}, dv: packed{dkv, shape.T, 2, 1},
+		dout: packed{do, rows, group, 0}, o: packed{o, rows, group, 0},
+		q: packed{qkv, rows, parts, 0}, k: packed{kv, shape.T, 2, 0}, v: packed{kv, shape.T, 2, 1},
+		dq: packed{dq, rows, group, 0}, dk: packed{dkv, shape.T, 2, 0}, dv: packed{dkv, shape.T, 2, 1},
 	}
 	t.place(where)
 	p.run(t, shape.B*shape.H, 1)

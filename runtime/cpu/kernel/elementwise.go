@@ -45,25 +45,16 @@ func copyVector(dst, src []float32) { copy(dst, src) }
 func Scale(p *Pool, dst, x []float32, s float32) {
 	checkLen("Scale", "x", x, len(dst))
 	p = p.orInline()
-	p.task.scale = scaleTask{f: p.isa.scale, dst: dst, x: x, s: s}
-	p.run(&p.task.scale, len(dst), grainLight)
-}
-
-// Axpy sets dst += s*x.
-func Axpy(p *Pool, dst, x []float32, s float32) {
-	checkLen("Axpy", "x", x, len(dst))
-	p = p.orInline()
-	p.task.scale = scaleTask{f: p.isa.axpy, dst: dst, x: x, s: s}
+	p.task.scale = scaleTask{dst: dst, x: x, s: s}
 	p.run(&p.task.scale, len(dst), grainLight)
 }
 
 type scaleTask struct {
-	f      func(dst, x []float32, s float32)
 	dst, x []float32
 	s      float32
 }
 
-func (t *scaleTask) do(_ *worker, lo, hi int) { t.f(t.dst[lo:hi], t.x[lo:hi], t.s) }
+func (t *scaleTask) do(w *worker, lo, hi int) { w.isa.scale(t.dst[lo:hi], t.x[lo:hi], t.s) }
 
 // unaryTask applies dst = f(x) element by element.
 type unaryTask struct {

@@ -38,8 +38,6 @@ func TestElementwise(t *testing.T) {
 		check(t, "Copy "+name, 0, [][]float64{wide(b)}, in(func(p *Pool, dst []float32) { Copy(p, dst, b) }))
 		check(t, "Scale "+name, tol, mapReference(n, func(i int) float64 { return 1.7 * float64(b[i]) }),
 			in(func(p *Pool, dst []float32) { Scale(p, dst, b, 1.7) }))
-		check(t, "Axpy "+name, tol, mapReference(n, func(i int) float64 { return float64(a[i]) - 1.7*float64(b[i]) }),
-			in(func(p *Pool, dst []float32) { Axpy(p, dst, b, -1.7) }))
 	}
 }
 

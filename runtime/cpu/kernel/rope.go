@@ -5,13 +5,14 @@ import (
 	"math"
 )
 
-// RoPE sets y[B, T, 3, H, D] to qkv with queries and keys rotated by rotary position embedding (Su et al., "RoFormer",
+// RoPE sets y[B, T, G+2, H, D] to qkv with queries and keys rotated by rotary position embedding (Su et al., "RoFormer",
 // 2021), in the convention of HuggingFace's Llama: elements i and i + D/2 of a head are a pair, turned at position p by
 // p * theta^(-2i/D), with inverse the other way. The angles are computed in float64; a pair (a, b) comes out within 1.5 units
 // in the last place of |a|+|b|. positions holds T; D is even. y may be qkv.
 func RoPE(p *Pool, y, qkv []float32, positions []int32, shape AttentionShape, theta float64, inverse bool) {
 	shape.check("RoPE", DropoutArgs{})
-	n := 3 * shape.B * shape.T * shape.H * shape.D
+	row := shape.parts() * shape.H * shape.D // of one position
+	n := shape.B * shape.T * row
 	checkLen("RoPE", "y", y, n)
 	checkLen("RoPE", "qkv", qkv, n)
 	if len(positions) != shape.T || shape.D%2 != 0 {
@@ -26,7 +27,7 @@ func RoPE(p *Pool, y, qkv []float32, positions []int32, shape AttentionShape, th
 		}
 	}
 	p.task.rope = ropeTask{AttentionShape: shape, y: y, qkv: qkv, positions: positions, frequencies: p.sums}
-	p.run(&p.task.rope, shape.T, rowGrain(3*shape.B*shape.H*shape.D, grainLight))
+	p.run(&p.task.rope, shape.T, rowGrain(shape.B*row, grainLight))
 }
 
 type ropeTask struct {
@@ -38,7 +39,8 @@ type ropeTask struct {
 
 // do computes the sines and cosines of a position once, for all sequences and heads.
 func (t *ropeTask) do(w *worker, lo, hi int) {
-	half, width := t.D/2, t.H*t.D
+	half, row := t.D/2, t.parts()*t.H*t.D
+	turned := row - t.H*t.D // all but the values
 	table := w.scratch(t.D)
 	cos, sin := table[:half], table[half:]
 	for at := lo; at < hi; at++ {
@@ -47,12 +49,12 @@ func (t *ropeTask) do(w *worker, lo, hi int) {
 			cos[i], sin[i] = float32(c), float32(s)
 		}
 		for b := range t.B {
-			start := (b*t.T + at) * 3 * width
-			for head := start; head < start+2*width; head += t.D {
+			start := (b*t.T + at) * row
+			for head := start; head < start+turned; head += t.D {
 				y, x := t.y[head:head+t.D], t.qkv[head:head+t.D]
 				w.isa.rotate(y[:half], y[half:], x[:half], x[half:], cos, sin)
 			}
-			copy(t.y[start+2*width:start+3*width], t.qkv[start+2*width:])
+			copy(t.y[start+turned:start+row], t.qkv[start+turned:])
 		}
 	}
 }

@@ -1,0 +1,21 @@
+#!/bin/sh
+# Measures this machine and holds what the planner predicts from it against measured steps of twelve plans:
+#   bench/profile.sh bin/autopar [STEPS] > bench/profile.md
+set -eu
+autopar=$1
+steps=${2:-40}
+dir=$(mktemp -d)
+trap 'rm -rf "$dir"' EXIT
+load=$(cut -d' ' -f1-3 /proc/loadavg)
+"$autopar" -q profile -o "$dir/cluster.yaml" --check --steps "$steps" > "$dir/table"
+cat <<END
+# Predicted and measured steps on the CPU
+
+Made by \`make profile-check\` (\`bench/profile.sh bin/autopar $steps\`) on $(date -u +%Y-%m-%d), $(uname -m), $(nproc) processors, $(go version 2>/dev/null | cut -d' ' -f3); load averages before $load, after $(cut -d' ' -f1-3 /proc/loadavg). The plans are of nanoGPT's
+model for a CPU (4 layers, 4 heads, C 128, T 64, batch 12, float32), none of which the profile was fitted on as such: it times
+three other models by one rank, and by one rank a core.
+END
+sed -n '/^$/,$p' "$dir/table"
+printf '\nThe cluster file:\n\n```yaml\n'
+cat "$dir/cluster.yaml"
+printf '```\n'

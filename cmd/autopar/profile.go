@@ -1,0 +1,221 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"math"
+	"os"
+	"slices"
+	"time"
+
+	"github.com/autopar/autopar/config"
+	"github.com/autopar/autopar/explain"
+	"github.com/autopar/autopar/measured"
+	"github.com/autopar/autopar/planner"
+	"github.com/autopar/autopar/planner/cost"
+	"github.com/autopar/autopar/runtime"
+	"github.com/autopar/autopar/runtime/cpu"
+	"github.com/autopar/autopar/runtime/cpu/profile"
+)
+
+// profileCmd measures this machine.
+type profileCmd struct {
+	Device string `enum:"cpu,cuda" default:"cpu" help:"cpu, or cuda (not in this version)."`
+	Out    string `short:"o" default:"cluster.yaml" placeholder:"FILE" help:"Cluster file to write; - prints it."`
+	Budget int    `default:"12" placeholder:"SECONDS" help:"About how long to measure."`
+	Check  bool   `help:"Then hold predictions against measured steps of twelve plans of nanoGPT's CPU model, and print the table in Markdown."`
+	Steps  int    `default:"40" help:"Steps of each plan that --check times."`
+}
+
+// Example is shown by --help.
+func (profileCmd) Example() string {
+	return `
+autopar profile -o cluster.yaml
+autopar plan gpt.yaml --cluster cluster.yaml`
+}
+
+// Run measures and writes.
+func (c *profileCmd) Run(ctx context.Context, con *console) error {
+	switch {
+	case c.Device == "cuda":
+		return usagef("profile: --device cuda is not in this build; --device cpu measures the processor")
+	case c.Budget < 1 || c.Budget > 600:
+		return usagef("profile: --budget is %d, must be 1 to 600 seconds", c.Budget)
+	case c.Steps < rounds:
+		return usagef("profile: --steps is %d, must be at least %d", c.Steps, rounds)
+	}
+	con.note("measuring %d s; leave the machine alone", c.Budget)
+	result, err := profile.Measure(ctx, time.Duration(c.Budget)*time.Second)
+	if err != nil {
+		return err
+	}
+	var text bytes.Buffer
+	if err := result.WriteYAML(&text); err != nil {
+		return err
+	}
+	cluster, err := cost.Parse(c.Out, text.Bytes()) // what planning will read
+	if err != nil {
+		return fmt.Errorf("BUG: profile wrote a file that cannot be read: %w", err)
+	}
+	if c.Out == "-" {
+		con.printf("%s", text.Bytes())
+	} else {
+		if err := os.WriteFile(c.Out, text.Bytes(), 0o666); err != nil {
+			return err
+		}
+		con.note("wrote %s", c.Out)
+		c.print(con, result)
+	}
+	if !c.Check {
+		return nil
+	}
+	rows, err := c.check(ctx, con, cluster)
+	if err != nil {
+		return err
+	}
+	c.printCheck(con, cluster, rows)
+	return nil
+}
+
+func (c *profileCmd) print(con *console, r *profile.Result) {
+	d, e := r.Cluster.Device, r.Cluster.Device.Efficiency
+	con.heading("%s%s", r.Machine, map[bool]string{true: fmt.Sprintf(", load %.2f before", r.Load)}[r.Load >= 0])
+	spread := map[string]string{}
+	for _, f := range r.Figures {
+		spread[f.Key] = fmt.Sprintf("spread %.0f %%", 100*f.Spread)
+	}
+	con.table([][]string{
+		{"products, one core", fmt.Sprintf("%.4g GFLOP/s", d.FLOPS["f32"]/1e9), spread["device.flops.f32"]},
+		{"products in training", fmt.Sprintf("%.0f %% of it, half at %s FLOPs", 100*e.Matmul, explain.Grouped(int64(e.MatmulHalf))), spread["device.efficiency.matmul"]},
+		{"attention", fmt.Sprintf("%.0f %%", 100*e.Attention), spread["device.efficiency.attention"]},
+		{"other kernels", fmt.Sprintf("%.1f %%", 100*e.Vector), spread["device.efficiency.vector"]},
+		{"memory", fmt.Sprintf("%.4g GB/s", d.MemoryBandwidth/1e9), spread["device.memory_bandwidth"]},
+		{"caches", fmt.Sprintf("%.4g GB/s up to %s", d.Cache.Bandwidth/1e9, bytesText(d.Cache.Memory)), spread["device.cache"]},
+		{"an instruction", secondsText(d.LaunchOverhead), spread["device.launch_overhead"]},
+		{"a message", fmt.Sprintf("%s, %.4g GB/s", secondsText(r.Cluster.IntraNode.Latency), r.Cluster.IntraNode.Bandwidth/1e9), spread["intra_node"]},
+	})
+}
+
+// checkedPlan is a plan of the check with its times, in seconds.
+type checkedPlan struct {
+	name          string
+	predicted     float64
+	quiet         float64 // the mean of the quietest tenth of the steps, as the profile has it
+	least, median float64
+}
+
+func (p checkedPlan) error() float64 { return p.predicted/p.quiet - 1 }
+
+// check predicts and times twelve plans, which take turns, so that what else the
+// machine does troubles all alike.
+func (c *profileCmd) check(ctx context.Context, con *console, cluster *cost.Cluster) ([]checkedPlan, error) {
+	zero := func(stage int) *int { return &stage }
+	cases := []struct {
+		name  string
+		ranks int
+		with  planner.Options
+	}{
+		{"1 rank", 1, planner.Options{MicroBatch: 12}},
+		{"1 rank, 3 micro-batches", 1, planner.Options{MicroBatch: 4}},
+		{"1 rank, recomputing all", 1, planner.Options{MicroBatch: 12, Recompute: "full"}},
+		{"2 ranks, dp", 2, planner.Options{DP: 2, MicroBatch: 6, ZeRO: zero(0)}},
+		{"2 ranks, dp, ZeRO 3", 2, planner.Options{DP: 2, MicroBatch: 6, ZeRO: zero(3)}},
+		{"2 ranks, tp", 2, planner.Options{TP: 2, MicroBatch: 12}},
+		{"2 ranks, pp", 2, planner.Options{PP: 2, MicroBatch: 3, Schedule: "1f1b"}},
+		{"4 ranks, dp, ZeRO 1", 4, planner.Options{DP: 4, MicroBatch: 3, ZeRO: zero(1)}},
+		{"4 ranks, dp x tp", 4, planner.Options{DP: 2, TP: 2, MicroBatch: 6, ZeRO: zero(1)}},
+		{"4 ranks, tp x pp", 4, planner.Options{TP: 2, PP: 2, MicroBatch: 3, Schedule: "1f1b"}},
+		{"4 ranks, pp", 4, planner.Options{PP: 4, MicroBatch: 2, Schedule: "1f1b"}},
+		{"4 ranks, dp x pp, recomputing all", 4, planner.Options{DP: 2, PP: 2, MicroBatch: 2, Schedule: "1f1b", ZeRO: zero(0), Recompute: "full"}},
+	}
+	cfg, err := config.Parse("check", []byte("model: {preset: quick}\nbatch: {global: 12}\n"), nil)
+	if err != nil {
+		return nil, err
+	}
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	var rows []checkedPlan
+	var programs []*timed
+	for _, k := range cases {
+		o := k.with
+		o.PlanNGPUs, o.RuntimeNGPUs, o.Overlap = k.ranks, k.ranks, "off"
+		o.DP, o.TP, o.PP, o.CP = max(o.DP, 1), max(o.TP, 1), max(o.PP, 1), 1
+		doc, err := search(cfg, cluster, o)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", k.name, err)
+		}
+		compiled, err := compile(cfg, doc.Plan)
+		if err != nil {
+			return nil, err
+		}
+		rows = append(rows, checkedPlan{name: k.name, predicted: doc.Predicted.StepSeconds})
+		programs = append(programs, &timed{prog: compiled.training})
+	}
+	for round := range rounds {
+		for _, p := range programs {
+			if err := timeRound(ctx, cfg, p, c.Steps/rounds); err != nil {
+				return nil, err
+			}
+		}
+		con.note("round %d of %d", round+1, rounds)
+	}
+	for i, p := range programs {
+		slices.Sort(p.times)
+		quiet := p.times[:max(1, len(p.times)/10)]
+		for _, d := range quiet {
+			rows[i].quiet += d.Seconds() / float64(len(quiet))
+		}
+		rows[i].least, rows[i].median = p.times[0].Seconds(), p.times[len(p.times)/2].Seconds()
+	}
+	return rows, nil
+}
+
+// rounds is how many turns a plan has in the check.
+const rounds = 4
+
+// timeRound times some steps of a program after some that find its memory in no
+// cache. Nothing watches the instructions, which would take time too.
+func timeRound(ctx context.Context, cfg *config.Config, p *timed, steps int) error {
+	backend, err := cpu.New(cpu.Options{})
+	if err != nil {
+		return err
+	}
+	exec, err := runtime.New(p.prog, backend, runtime.Options{})
+	if err != nil {
+		return err
+	}
+	defer exec.Close()
+	if err := exec.InitParams(p.prog, uint64(cfg.Train.Seed)); err != nil {
+		return err
+	}
+	feeds := randomBatch(cfg, p.prog)
+	const warm = 5
+	for step := range warm + steps {
+		feeds["step"] = runtime.Ints(int32(step))
+		start := time.Now()
+		if _, err := exec.Step(ctx, p.prog, feeds); err != nil {
+			return err
+		}
+		if step >= warm {
+			p.times = append(p.times, time.Since(start))
+		}
+	}
+	return nil
+}
+
+func (c *profileCmd) printCheck(con *console, cluster *cost.Cluster, rows []checkedPlan) {
+	con.printf("\n%s, %d steps of each plan in turn\n\n", cluster.Source, c.Steps)
+	con.printf("| plan | predicted | measured, quietest tenth | error | least | median |\n|---|---|---|---|---|---|\n")
+	ms := func(s float64) string { return fmt.Sprintf("%.2f ms", 1e3*s) }
+	var predicted, took []float64
+	sum, worst := 0.0, 0.0
+	for _, r := range rows {
+		con.printf("| %s | %s | %s | %+.1f %% | %s | %s |\n", r.name, ms(r.predicted), ms(r.quiet), 100*r.error(), ms(r.least), ms(r.median))
+		predicted, took = append(predicted, r.predicted), append(took, r.quiet)
+		sum += math.Abs(r.error())
+		worst = max(worst, math.Abs(r.error()))
+	}
+	con.printf("\nmean error %.1f %%, largest %.1f %%, rank correlation %.3f\n", 100*sum/float64(len(rows)), 100*worst, measured.Spearman(predicted, took))
+}

@@ -1,0 +1,64 @@
+package main
+
+import (
+	"bytes"
+	"os"
+
+	"github.com/autopar/autopar/config"
+	"github.com/autopar/autopar/explain"
+	"github.com/autopar/autopar/planner"
+	"github.com/autopar/autopar/planner/cost"
+)
+
+// recostArgs are the flags of explain that price the plan anew.
+type recostArgs struct {
+	Cluster string   `placeholder:"NAME|FILE" help:"Price the plan on this cluster, beside the one it was made for."`
+	Set     []string `sep:"none" placeholder:"SECTION.KEY=VALUE" help:"Price the plan with this setting changed, such as batch.global or model.block_size. May be repeated."`
+}
+
+func (c *recostArgs) given() bool { return c.Cluster != "" || len(c.Set) > 0 }
+
+// recost prices the plan as the flags say and prints it beside what it was made for.
+func (c *explainCmd) recost(con *console) error {
+	if c.Format != "text" && c.Format != "json" {
+		return usagef("explain: --cluster and --set are printed as text or json, not %s", c.Format)
+	}
+	if c.Rank != nil || c.Why != "" || c.Versus != "" {
+		return usagef("explain: --cluster and --set cannot be combined with --rank, --why and --versus")
+	}
+	doc, err := c.loadPlan()
+	if err != nil {
+		return err
+	}
+	cluster := doc.Cluster
+	if c.Cluster != "" {
+		if cluster, err = cost.Load(c.Cluster); err != nil {
+			return err
+		}
+	}
+	cfg, err := config.Parse("plan", doc.Config.Marshal(), c.Set)
+	if err != nil {
+		return err
+	}
+	r, err := explain.NewRecost(doc, cluster, cfg)
+	if err != nil {
+		if is[*planner.DocumentError](err) {
+			return c.blame(err)
+		}
+		return err
+	}
+	var text bytes.Buffer
+	if c.Format == "json" {
+		err = r.JSON(&text)
+	} else {
+		err = r.Text(&text)
+	}
+	if err != nil {
+		return err
+	}
+	if c.Out == "" {
+		_, err = con.stdout.Write(text.Bytes())
+		return err
+	}
+	return os.WriteFile(c.Out, text.Bytes(), 0o666)
+}

@@ -1,0 +1,447 @@
+package codegen
+
+import (
+	"cmp"
+	"slices"
+
+	"github.com/autopar/autopar/ir"
+	"github.com/autopar/autopar/partition"
+)
+
+// Repeat says that a block of a program, by its number in the graph, stands for so
+// many more in a row that are like it.
+type Repeat struct{ Block, More int }
+
+// Regions is the memory of a stage, in bytes: see [Stage].
+type Regions struct {
+	Persist, Durable, Host, Temp int64
+	Chunks                       []Chunk
+}
+
+// Arena returns the bytes a rank of the stage allocates.
+func (r *Regions) Arena() int64 {
+	bytes := r.Persist + r.Temp
+	for i := range r.Chunks {
+		bytes += r.Chunks[i].bytes()
+	}
+	return bytes
+}
+
+// Longer is a stage with more blocks than have been compiled: the lives of its buffers
+// in its bodies.
+type Longer struct {
+	tape    *tape
+	shared  *tape // of the program that shares its arenas, nil for none
+	repeats []Repeat
+}
+
+// Longer repeats blocks of a stage of a program. share is the program that shares its
+// arenas, nil for none. It returns false when the neighbours of a block do not show that
+// it can be repeated: when the lives of their buffers are not those of its own.
+func (p *Program) Longer(stage int, repeats []Repeat, share *Program) (*Longer, bool) {
+	l := &Longer{tape: newTape(p, stage), repeats: repeats}
+	if share != nil {
+		l.shared = newTape(share, stage)
+	}
+	// From the last on, the numbers of the others stay what they are.
+	for _, r := range slices.SortedFunc(slices.Values(repeats), func(a, b Repeat) int { return b.Block - a.Block }) {
+		if r.More > 0 && l.tape.has(r.Block) && !l.tape.repeat(r.Block, r.More) {
+			return nil, false
+		}
+	}
+	return l, true
+}
+
+// Regions returns the memory of the stage on a mesh that has the axes of the program's:
+// what [Generate] would say of it.
+func (l *Longer) Regions(mesh ir.Mesh) Regions {
+	r := Regions{Chunks: slices.Clone(l.tape.stage.Chunks)}
+	if l.shared != nil {
+		var first Regions
+		l.shared.keep(mesh, l.repeats, nil, &first)
+		r.Persist, r.Durable, r.Host = first.Durable, first.Durable, first.Host
+		l.tape.keep(mesh, l.repeats, l.shared.stage, &r)
+	} else {
+		l.tape.keep(mesh, l.repeats, nil, &r)
+	}
+	l.tape.pack(mesh, &r)
+	return r
+}
+
+// tape is the bodies of a stage as runs of instructions of one block each, and the
+// lives of its buffers in them.
+type tape struct {
+	stage   *Stage
+	ordinal map[string]int // of blocks
+	bodies  [ir.NumPhases][]run
+	lives   []life
+}
+
+// run is so many instructions, one after another, of a block; of none where block is
+// negative.
+type run struct{ block, n int }
+
+// mark is an instruction of a run of a body.
+type mark struct {
+	body ir.Phase
+	run  int
+	at   int
+}
+
+// life is a buffer that is packed: from the first to the last of its instructions.
+type life struct {
+	buffer   int
+	from, to mark
+}
+
+func (t *tape) block(n *ir.Node) int {
+	if i, ok := t.ordinal[n.Block()]; ok {
+		return i
+	}
+	return -1
+}
+
+// newTape cuts the bodies of a stage into runs and marks the lives.
+func newTape(p *Program, stage int) *tape {
+	t := &tape{stage: p.Stages[stage], ordinal: map[string]int{}}
+	for i, b := range partition.Blocks(p.Graph) {
+		t.ordinal[b] = i
+	}
+	var marks [ir.NumPhases][]mark
+	for phase := range t.stage.Bodies {
+		instrs := t.stage.Bodies[phase].Instrs
+		last := -2
+		for _, block := range t.blocks(instrs) {
+			if block != last {
+				t.bodies[phase] = append(t.bodies[phase], run{block: block})
+				last = block
+			}
+			k := len(t.bodies[phase]) - 1
+			r := &t.bodies[phase][k]
+			marks[phase] = append(marks[phase], mark{ir.Phase(phase), k, r.n})
+			r.n++
+		}
+	}
+	flat := slices.Concat(marks[:]...)
+	for id := range t.stage.Buffers {
+		switch b := &t.stage.Buffers[id]; {
+		case b.From < 0:
+		case b.Region == Temp:
+			t.lives = append(t.lives, life{id, marks[b.Body][b.From], marks[b.Body][b.To]})
+		case b.Region.InFlight():
+			t.lives = append(t.lives, life{id, flat[b.From], flat[b.To]})
+		}
+	}
+	return t
+}
+
+// sizeOn returns the bytes of a buffer on a mesh.
+func (b *Buffer) sizeOn(mesh ir.Mesh) int64 {
+	v := b.Value
+	return mesh.Local(v.Type.Shape, v.Spec, ir.Coord{}).Elems() * v.Type.DType.Size()
+}
+
+// blocks returns the block for which each instruction of a body is there: that of the
+// kernel before it, its own in the update, or in a body with a stream that of the segment during which it
+// is handed over.
+func (t *tape) blocks(instrs []Instr) []int {
+	of := map[int]int{} // by segment
+	streams := false
+	async := map[*ir.Node]bool{}
+	for i := range instrs {
+		in := &instrs[i]
+		streams = streams || in.Segment > 0
+		async[in.Node] = in.Async
+		if _, known := of[in.Segment]; !known && in.Node.Op.Class() == ir.Compute {
+			of[in.Segment] = t.block(in.Node)
+		}
+	}
+	all := make([]int, len(instrs))
+	block := -1
+	for i := range instrs {
+		switch in := &instrs[i]; {
+		case streams:
+			n, at := in.Node, in.Segment
+			switch {
+			case in.Async && n.Op == ir.OpAllGather && n.Phase != ir.Update:
+				at = max(at-1, 0)
+			case in.Async:
+				at++
+			case n.Op == ir.OpAccumulate && async[n.Args[0].Def]:
+				at += 2
+			}
+			var known bool
+			if block, known = of[at]; !known {
+				block = -1
+			}
+		case in.Node.Op.Class() == ir.Compute || in.Node.Phase == ir.Update:
+			block = t.block(in.Node)
+		}
+		all[i] = block
+	}
+	return all
+}
+
+func (t *tape) has(block int) bool {
+	for _, body := range t.bodies {
+		if slices.ContainsFunc(body, func(r run) bool { return r.block == block }) {
+			return true
+		}
+	}
+	return false
+}
+
+// beside returns the run of the same section as run k of a body that belongs to
+// another block: sections go through blocks in order, or against it.
+func (t *tape) beside(body ir.Phase, k, block int) (int, bool) {
+	runs := t.bodies[body]
+	for _, dir := range []int{1, -1} {
+		for j := k; j >= 0 && j < len(runs) && runs[j].block == runs[k].block+dir*(j-k); j++ {
+			if runs[j].block == block {
+				return j, true
+			}
+		}
+		for j := k; j >= 0 && j < len(runs) && runs[j].block == runs[k].block+dir*(j-k); j-- {
+			if runs[j].block == block {
+				return j, true
+			}
+		}
+	}
+	return 0, false
+}
+
+// relative is the life of a buffer seen from the block where it begins.
+type relative struct {
+	size     int64
+	region   Region
+	from, to mark // the runs are those of the block in the sections of the marks
+	blocks   int  // from the first to the last
+}
+
+// relativeTo describes a life that begins in a block as if it were that of another;
+// false where it ends outside of blocks that have neighbours.
+func (t *tape) relativeTo(l life, block, as int) (relative, bool) {
+	b := &t.stage.Buffers[l.buffer]
+	r := relative{size: b.Size, region: b.Region, from: l.from, to: l.to}
+	var ok bool
+	if r.from.run, ok = t.beside(l.from.body, l.from.run, as); !ok {
+		return r, false
+	}
+	end := t.bodies[l.to.body][l.to.run].block
+	if end < 0 {
+		return r, true
+	}
+	r.blocks = end - block
+	r.to.run, ok = t.beside(l.to.body, l.to.run, as)
+	return r, ok
+}
+
+// repeat makes a block stand for more like it, if its neighbours are like it.
+func (t *tape) repeat(block, more int) bool {
+	// The runs, and where each has gone: of the block, its first copy.
+	var bodies [ir.NumPhases][]run
+	var moved [ir.NumPhases][]int
+	for phase, runs := range t.bodies {
+		for k, r := range runs {
+			moved[phase] = append(moved[phase], len(bodies[phase]))
+			switch {
+			case r.block > block:
+				r.block += more
+				bodies[phase] = append(bodies[phase], r)
+			case r.block < block:
+				bodies[phase] = append(bodies[phase], r)
+			default:
+				if k == 0 || k == len(runs)-1 || runs[k-1].n != r.n || runs[k+1].n != r.n {
+					return false
+				}
+				switch [2]int{runs[k-1].block - block, runs[k+1].block - block} {
+				case [2]int{-1, 1}:
+					for c := range more + 1 {
+						bodies[phase] = append(bodies[phase], run{block + c, r.n})
+					}
+				case [2]int{1, -1}:
+					for c := range more + 1 {
+						bodies[phase] = append(bodies[phase], run{block + more - c, r.n})
+					}
+					moved[phase][k] += more
+				default:
+					return false
+				}
+			}
+		}
+	}
+	// place returns where an instruction has gone that belongs to a block after it has
+	// been moved by so many.
+	place := func(m mark, by int) (mark, bool) {
+		now := t.bodies[m.body][m.run].block
+		switch {
+		case now < 0 || now < block && by == 0:
+			m.run = moved[m.body][m.run]
+			return m, true
+		case now > block && by == more:
+			m.run = moved[m.body][m.run]
+			return m, true
+		}
+		to := now + by
+		from := to
+		switch {
+		case to >= block && to <= block+more:
+			from = block
+		case to > block+more:
+			from = to - more
+		}
+		k, ok := t.beside(m.body, m.run, from)
+		if !ok {
+			return m, false
+		}
+		m.run = moved[m.body][k]
+		if from == block {
+			if up := t.bodies[m.body][k-1].block < block; up {
+				m.run += to - block
+			} else {
+				m.run -= to - block
+			}
+		}
+		return m, true
+	}
+	twins := map[relative]bool{}
+	for _, l := range t.lives {
+		if t.bodies[l.from.body][l.from.run].block == block {
+			r, ok := t.relativeTo(l, block, block)
+			if !ok {
+				return false
+			}
+			twins[r] = true
+		}
+	}
+	for _, near := range []int{-1, 1} { // each has what the block has
+		found := map[relative]bool{}
+		for _, l := range t.lives {
+			if t.bodies[l.from.body][l.from.run].block == block+near {
+				if r, ok := t.relativeTo(l, block+near, block); ok {
+					found[r] = true
+				}
+			}
+		}
+		for r := range twins {
+			if !found[r] {
+				return false
+			}
+		}
+	}
+	var lives []life
+	for _, l := range t.lives {
+		first, last := t.bodies[l.from.body][l.from.run].block, t.bodies[l.to.body][l.to.run].block
+		copies, by := 0, 0
+		switch {
+		case first > block:
+			by = more
+		case first == block:
+			copies = more
+		}
+		for c := range copies + 1 {
+			next := l
+			var ok [2]bool
+			next.from, ok[0] = place(l.from, by+c)
+			switch r, alike := t.relativeTo(l, first, block); {
+			case last < 0:
+				next.to, ok[1] = place(l.to, 0)
+			case first != block && (first < block && last > block || first > block && last < block) && !(first >= 0 && alike && twins[r]):
+				// Handed on from block to block it lives through all of them.
+				by := 0
+				if last > block {
+					by = more
+				}
+				next.to, ok[1] = place(l.to, by)
+			case first < 0 && last > block:
+				next.to, ok[1] = place(l.to, more)
+			default:
+				next.to, ok[1] = place(l.to, by+c)
+			}
+			if !ok[0] || !ok[1] {
+				return false
+			}
+			lives = append(lives, next)
+		}
+	}
+	t.bodies, t.lives = bodies, lives
+	return true
+}
+
+// keep adds what is kept across micro-batches or steps, as [stageBuilder.allocate] lays
+// it out.
+func (t *tape) keep(mesh ir.Mesh, repeats []Repeat, shared *Stage, r *Regions) {
+	used := t.stage.used()
+	for id := range t.stage.Buffers {
+		b := &t.stage.Buffers[id]
+		n := b.Value.Def
+		if b.Region != Host && b.Region != Persist || b.Region == Persist && !used[id] && n.Op.Class() != ir.Leaf {
+			continue // merged into another buffer
+		}
+		if shared != nil && n.Op == ir.OpParam {
+			if _, ok := shared.Params[partition.BaseName(n.Name)]; ok {
+				continue
+			}
+		}
+		size := alignUp(b.sizeOn(mesh))
+		if at := slices.IndexFunc(repeats, func(r Repeat) bool { return r.Block == t.block(n) }); at >= 0 {
+			size *= int64(1 + repeats[at].More)
+		}
+		if b.Region == Host {
+			r.Host += size
+			continue
+		}
+		r.Persist += size
+		if rankOf(n) <= rankConst {
+			r.Durable += size
+		}
+	}
+}
+
+// pack lays out what is not kept.
+func (t *tape) pack(mesh ir.Mesh, r *Regions) {
+	var starts [ir.NumPhases][]int
+	at := 0
+	var before [ir.NumPhases]int
+	for phase, runs := range t.bodies {
+		before[phase] = at
+		for _, x := range runs {
+			starts[phase] = append(starts[phase], at)
+			at += x.n
+		}
+	}
+	position := func(m mark) int { return starts[m.body][m.run] + m.at }
+	slices.SortStableFunc(t.lives, func(a, b life) int {
+		early := func(l life) int {
+			switch t.stage.Buffers[l.buffer].Value.Def.Op {
+			case ir.OpRecv, ir.OpInput:
+				return 0
+			}
+			return 1
+		}
+		return cmp.Or(cmp.Compare(early(a), early(b)), cmp.Compare(position(a.from), position(b.from)))
+	})
+	buffers := make([]Buffer, len(t.lives))
+	slot, inbox := make([][]int, len(r.Chunks)), make([][]int, len(r.Chunks))
+	var temp [ir.NumPhases][]int
+	for i, l := range t.lives {
+		b := t.stage.Buffers[l.buffer]
+		b.Size, b.From, b.To = b.sizeOn(mesh), position(l.from), position(l.to)
+		buffers[i] = b
+		switch b.Region {
+		case Slot:
+			slot[b.Chunk] = append(slot[b.Chunk], i)
+		case Inbox:
+			inbox[b.Chunk] = append(inbox[b.Chunk], i)
+		case Temp:
+			temp[b.Body] = append(temp[b.Body], i)
+		}
+	}
+	for c := range r.Chunks {
+		r.Chunks[c].Slot, r.Chunks[c].Inbox = pack(buffers, slot[c]), pack(buffers, inbox[c])
+	}
+	r.Temp = 0
+	for _, ids := range temp {
+		r.Temp = max(r.Temp, pack(buffers, ids))
+	}
+}

@@ -1,0 +1,154 @@
+package explain
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"slices"
+
+	"github.com/autopar/autopar/config"
+	"github.com/autopar/autopar/partition"
+	"github.com/autopar/autopar/planner"
+	"github.com/autopar/autopar/planner/cost"
+)
+
+// Recost is a plan priced anew, for another cluster or another batch or sequence
+// than it was made for, beside what it was made for.
+type Recost struct {
+	Plan string `json:"plan"` // its degrees, in words
+	Was  Priced `json:"was"`
+	Now  Priced `json:"now"`
+}
+
+// Priced is what a plan costs somewhere.
+type Priced struct {
+	Cluster   string            `json:"cluster"`
+	Batch     int               `json:"batch"`    // sequences per step
+	Sequence  int               `json:"sequence"` // tokens
+	Predicted planner.Predicted `json:"predicted"`
+	Memory    int64             `json:"memory"` // bytes that a rank may use
+	Fits      bool              `json:"fits"`
+}
+
+// NewRecost prices the plan of a document on a cluster for a configuration, which
+// may be the document's own. The error, a *planner.DocumentError that names the key
+// of the plan, is why the plan does not apply there.
+func NewRecost(doc *planner.Document, c *cost.Cluster, cfg *config.Config) (*Recost, error) {
+	was, err := price(doc.Plan, doc.Cluster, doc.Config)
+	if err != nil {
+		return nil, err
+	}
+	now, err := price(doc.Plan, c, cfg)
+	if err != nil {
+		return nil, err
+	}
+	return &Recost{Plan: planText(doc.Plan), Was: *was, Now: *now}, nil
+}
+
+// price tells what a plan costs for a configuration on a cluster.
+func price(p *partition.Plan, c *cost.Cluster, cfg *config.Config) (*Priced, error) {
+	refuse := func(key string, format string, args ...any) error {
+		return &planner.DocumentError{Key: key, Msg: fmt.Sprintf(format, args...) + "; the plan does not apply: plan again"}
+	}
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	if err := p.Validate(cfg.Model.NLayer, cfg.Batch.Global); err != nil {
+		if bad, ok := err.(*partition.PlanError); ok {
+			return nil, refuse("plan."+bad.Key, "%s", bad.Msg)
+		}
+		return nil, refuse("plan", "%v", err)
+	}
+	if p.Offload.Moves() && c.Host == nil {
+		return nil, refuse("plan.offload", "is %s, but cluster %s states no link to host memory", p.Offload, c.Name)
+	}
+	training, err := cfg.TrainStep()
+	if err != nil {
+		return nil, err
+	}
+	evaluation, err := cfg.EvalStep()
+	if err != nil {
+		return nil, err
+	}
+	if _, err := partition.Apply(training, p, cfg.Batch.Global); err != nil {
+		return nil, refuse("plan.placements", "%v", err)
+	}
+	x, err := planner.Predict(training, cfg.Batch.Global, c, p, evaluation)
+	if err != nil {
+		return nil, fmt.Errorf("explain: %w", err)
+	}
+	priced := &Priced{
+		Cluster: c.Name, Batch: cfg.Batch.Global, Sequence: cfg.Model.BlockSize,
+		Predicted: planner.NewPredicted(cfg, c, p, x), Memory: c.MemoryPerRank(p.RuntimeNGPUs),
+	}
+	if limit := int64(cfg.Parallel.MemoryLimit); limit > 0 {
+		priced.Memory = min(priced.Memory, limit)
+	}
+	priced.Fits = slices.Max(x.PeakBytes) <= priced.Memory
+	return priced, nil
+}
+
+// JSON writes the comparison as indented JSON.
+func (r *Recost) JSON(w io.Writer) error {
+	enc := json.NewEncoder(w)
+	enc.SetEscapeHTML(false)
+	enc.SetIndent("", "  ")
+	return enc.Encode(r)
+}
+
+// Text writes both predictions side by side.
+func (r *Recost) Text(w io.Writer) error {
+	was, now := r.Was.Predicted, r.Now.Predicted
+	share := func(a, b float64) string {
+		if a == 0 {
+			return ""
+		}
+		return fmt.Sprintf("%+.1f %%", 100*(b/a-1))
+	}
+	rows := [][]string{{"", "made for", "now", "change"}}
+	words := func(name, a, b string) {
+		change := ""
+		if a != b {
+			change = "*"
+		}
+		rows = append(rows, []string{name, a, b, change})
+	}
+	time := func(name string, a, b float64) {
+		rows = append(rows, []string{name, seconds(a), seconds(b), share(a, b)})
+	}
+	size := func(name string, a, b int64) {
+		rows = append(rows, []string{name, Grouped(a), Grouped(b), share(float64(a), float64(b))})
+	}
+	words("cluster", r.Was.Cluster, r.Now.Cluster)
+	words("sequences per step", Grouped(int64(r.Was.Batch)), Grouped(int64(r.Now.Batch)))
+	words("tokens per sequence", Grouped(int64(r.Was.Sequence)), Grouped(int64(r.Now.Sequence)))
+	time("step", was.StepSeconds, now.StepSeconds)
+	time("  compute", was.Breakdown.Compute, now.Breakdown.Compute)
+	time("  exposed communication", was.Breakdown.Communication, now.Breakdown.Communication)
+	time("  optimizer", was.Breakdown.Optimizer, now.Breakdown.Optimizer)
+	time("  bubble", was.Breakdown.Bubble, now.Breakdown.Bubble)
+	if was.Breakdown.Overlapped+now.Breakdown.Overlapped > 0 {
+		time("  beside it, communication", was.Breakdown.Overlapped, now.Breakdown.Overlapped)
+	}
+	size("tokens/s", int64(was.TokensPerSecond), int64(now.TokensPerSecond))
+	rows = append(rows, []string{"MFU", fmt.Sprintf("%.2f %%", 100*was.MFU), fmt.Sprintf("%.2f %%", 100*now.MFU), share(was.MFU, now.MFU)})
+	for stage := range was.PeakBytes {
+		size(fmt.Sprintf("peak bytes of stage %d", stage), was.PeakBytes[stage], now.PeakBytes[stage])
+	}
+	size("bytes a rank may use", r.Was.Memory, r.Now.Memory)
+	table(w, r.Plan, rows, 1, 2, 3)
+	_, err := fmt.Fprintln(w, r.verdict())
+	return err
+}
+
+// verdict says whether the plan fits now.
+func (r *Recost) verdict() string {
+	peaks := r.Now.Predicted.PeakBytes
+	stage := slices.Index(peaks, slices.Max(peaks))
+	most := peaks[stage]
+	if r.Now.Fits {
+		return fmt.Sprintf("it fits: stage %d, which needs the most, leaves %s bytes of a rank's %s", stage, Grouped(r.Now.Memory-most), Grouped(r.Now.Memory))
+	}
+	return fmt.Sprintf("it does not fit: stage %d needs %s bytes, %s more than the %s that a rank has; plan again with --cluster %s",
+		stage, Grouped(most), Grouped(most-r.Now.Memory), Grouped(r.Now.Memory), r.Now.Cluster)
+}

@@ -1,0 +1,116 @@
+package explain
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/autopar/autopar/config"
+	"github.com/autopar/autopar/planner"
+	"github.com/autopar/autopar/planner/cost"
+)
+
+// planned searches a plan of a small model for four devices of a cluster.
+func planned(t *testing.T, cluster string, o planner.Options) *planner.Document {
+	cfg, err := config.Parse("gpt.yaml", []byte("model: {n_layer: 4, n_head: 3, n_embd: 48, block_size: 33, vocab_size: 65}\nbatch: {global: 14}\n"), nil)
+	require.NoError(t, err)
+	g, err := cfg.TrainStep()
+	require.NoError(t, err)
+	c, err := cost.Load(cluster)
+	require.NoError(t, err)
+	o.PlanNGPUs, o.RuntimeNGPUs = 4, 4
+	if o.Eval, err = cfg.EvalStep(); err != nil {
+		t.Fatal(err)
+	}
+	found, err := planner.Search(g, cfg.Batch.Global, c, o)
+	require.NoError(t, err)
+	return planner.NewDocument(cfg, g, c, found)
+}
+
+// changed is the configuration of a document with some settings changed.
+func changed(t *testing.T, doc *planner.Document, set ...string) *config.Config {
+	cfg, err := config.Parse("plan", doc.Config.Marshal(), set)
+	require.NoError(t, err)
+	return cfg
+}
+
+// TestRecostIsThePlannersPrice: where nothing changes the prediction is that of
+// the search, and elsewhere that of a search for this very plan there.
+func TestRecostIsThePlannersPrice(t *testing.T) {
+	doc := planned(t, "h100", planner.Options{DP: 2, PP: 2, TP: 1, MicroBatch: 2})
+	same, err := NewRecost(doc, doc.Cluster, doc.Config)
+	require.NoError(t, err)
+	require.Equal(t, doc.Predicted, same.Was.Predicted)
+	require.Equal(t, same.Was, same.Now)
+	require.True(t, same.Now.Fits)
+
+	other, err := cost.Load("v100")
+	require.NoError(t, err)
+	cfg := changed(t, doc, "batch.global=28", "model.block_size=66")
+	r, err := NewRecost(doc, other, cfg)
+	require.NoError(t, err)
+	require.Equal(t, doc.Predicted, r.Was.Predicted)
+	g, err := cfg.TrainStep()
+	require.NoError(t, err)
+	eval, err := cfg.EvalStep()
+	require.NoError(t, err)
+	want, err := planner.Predict(g, 28, other, doc.Plan, eval)
+	require.NoError(t, err)
+	require.Equal(t, want.Step.Seconds(), r.Now.Predicted.StepSeconds)
+	require.Equal(t, want.PeakBytes, r.Now.Predicted.PeakBytes)
+	require.Greater(t, slices.Max(r.Now.Predicted.PeakBytes), slices.Max(r.Was.Predicted.PeakBytes), "longer sequences")
+	require.Equal(t, "v100", r.Now.Cluster)
+	require.Equal(t, [2]int{28, 66}, [2]int{r.Now.Batch, r.Now.Sequence})
+
+	var text, data bytes.Buffer
+	require.NoError(t, r.Text(&text))
+	for _, want := range []string{"h100", "v100", "sequences per step", "14", "28", "it fits: stage"} {
+		require.Contains(t, text.String(), want)
+	}
+	require.NoError(t, r.JSON(&data))
+	var back Recost
+	require.NoError(t, json.Unmarshal(data.Bytes(), &back))
+	require.Equal(t, *r, back)
+}
+
+func TestRecostSaysWhatDoesNotFit(t *testing.T) {
+	doc := planned(t, "h100", planner.Options{DP: 4, PP: 1, TP: 1, MicroBatch: 1})
+	small := *doc.Cluster
+	small.Device.Memory = slices.Max(doc.Predicted.PeakBytes) - 1
+	r, err := NewRecost(doc, &small, doc.Config)
+	require.NoError(t, err)
+	require.False(t, r.Now.Fits)
+	var text bytes.Buffer
+	require.NoError(t, r.Text(&text))
+	require.Contains(t, text.String(), "it does not fit: stage 0 needs")
+	require.Contains(t, text.String(), " bytes, 1 more than the ")
+	small.Device.Memory++
+	r, err = NewRecost(doc, &small, doc.Config)
+	require.NoError(t, err)
+	require.True(t, r.Now.Fits, "to the byte")
+}
+
+// TestRecostRefuses: where a plan does not apply any more, the error says why.
+func TestRecostRefuses(t *testing.T) {
+	doc := planned(t, "h100", planner.Options{DP: 2, PP: 2, TP: 1, MicroBatch: 7})
+	for _, tt := range []struct{ set, key, want string }{
+		{"batch.global=1", "plan.", "plan again"},
+		{"model.n_layer=5", "plan.stages", "plan again"},
+	} {
+		_, err := NewRecost(doc, doc.Cluster, changed(t, doc, tt.set))
+		var bad *planner.DocumentError
+		require.True(t, errors.As(err, &bad), "%s: %v", tt.set, err)
+		require.True(t, strings.HasPrefix(bad.Key, tt.key), "%s: %s", tt.set, bad.Key)
+		require.Contains(t, bad.Msg, tt.want)
+	}
+	offloading := planned(t, "h100", planner.Options{DP: 4, PP: 1, TP: 1, Offload: "optimizer"})
+	bare := *offloading.Cluster
+	bare.Host = nil
+	_, err := NewRecost(offloading, &bare, offloading.Config)
+	require.ErrorContains(t, err, "plan.offload: is optimizer, but cluster h100 states no link to host memory")
+}

@@ -1,0 +1,67 @@
+package ir
+
+import "encoding/binary"
+
+// resolver resolves the signatures of the nodes of a graph, like ones once: the
+// blocks of a model are alike, so nearly every node has the op, the attributes and
+// the operand types of one before it. The zero resolver is ready for use.
+type resolver struct {
+	known map[resolverKey]*resolution
+	types []byte
+}
+
+// resolverKey is what a signature depends on.
+type resolverKey struct {
+	op    Op
+	attr  Attr // nil for attributes that say nothing of dimensions and types
+	types string
+}
+
+// resolution is a signature, and the types of the results that it infers. Both are
+// shared: read only.
+type resolution struct {
+	sig     *Signature
+	results []Type
+}
+
+// resolve is [Resolve] for the given operands.
+func (r *resolver) resolve(op Op, attr Attr, args []*Value) (*resolution, error) {
+	r.types = r.types[:0]
+	for _, a := range args {
+		r.types = append(r.types, byte(a.Type.DType))
+		r.types = binary.AppendUvarint(r.types, uint64(len(a.Type.Shape)))
+		for _, s := range a.Type.Shape {
+			r.types = binary.AppendVarint(r.types, int64(s))
+		}
+	}
+	shape := shapeAttr(attr)
+	if known, ok := r.known[resolverKey{op, shape, string(r.types)}]; ok {
+		return known, nil
+	}
+	types := make([]Type, len(args))
+	for i, a := range args {
+		types[i] = a.Type
+	}
+	sig, err := Resolve(op, attr, types)
+	if err != nil {
+		return nil, err
+	}
+	found := &resolution{sig: sig, results: types}
+	if op.Class() != Comm {
+		found.results = sig.ResultTypes()
+	}
+	if r.known == nil {
+		r.known = map[resolverKey]*resolution{}
+	}
+	r.known[resolverKey{op, shape, string(r.types)}] = found
+	return found, nil
+}
+
+// shapeAttr returns an attribute on which [Resolve] depends, nil for others.
+func shapeAttr(attr Attr) Attr {
+	switch attr.(type) {
+	case MatMulAttr, SumToAttr, EmbeddingGradAttr, LayerNormAttr, RMSNormAttr, CastAttr:
+		return attr
+	}
+	return nil
+}

@@ -1,0 +1,51 @@
+package measured
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+
+	"github.com/autopar/autopar/config"
+)
+
+// consistent refuses a row whose cells contradict each other, and a GPU of which
+// nothing is known. The column named is the one that is most likely wrong.
+func (p *parser) consistent(r *Row) {
+	if p.err != nil {
+		return
+	}
+	refuse := func(column, format string, args ...any) { p.refuse(column, fmt.Sprintf(format, args...)) }
+	if _, known := clusters()[r.GPU]; !known {
+		refuse("gpu", "is %q, which is unknown; did you mean %s?", r.GPU, config.Nearest(r.GPU, slices.Sorted(maps.Keys(clusters()))))
+	}
+	if product := r.TP * r.PP * r.CP * r.DP; product != r.GPUs {
+		refuse("n_gpus", "is %d, but tp %d x pp %d x cp %d x dp %d is %d", r.GPUs, r.TP, r.PP, r.CP, r.DP, product)
+	}
+	if step := r.MicroBatch * r.DP; step > r.GlobalBatch {
+		refuse("micro_batch", "is %d, but with dp %d that is %d sequences at a time, and global_batch is %d", r.MicroBatch, r.DP, step, r.GlobalBatch)
+	}
+	if r.Hidden%r.Heads != 0 {
+		refuse("n_heads", "is %d, which does not divide hidden_size %d", r.Heads, r.Hidden)
+	}
+	if r.KVHeads > r.Heads || r.Heads%r.KVHeads != 0 {
+		refuse("n_kv_heads", "is %d, which does not divide n_heads %d", r.KVHeads, r.Heads)
+	}
+	if r.ZeRO > 3 {
+		refuse("zero_stage", "is %d, must be 0 to 3", r.ZeRO)
+	}
+	if r.ZeROGroup > r.GPUs {
+		refuse("zero_shard_degree", "is %d, but n_gpus is %d", r.ZeROGroup, r.GPUs)
+	}
+	if r.VirtualStages > 1 && r.PP == 1 {
+		refuse("vpp", "is %d, but pp is 1: only the ranks of a pipeline have several stages", r.VirtualStages)
+	}
+	if r.Schedule == "none" && r.PP > 1 {
+		refuse("schedule", "is none, but pp is %d", r.PP)
+	}
+	if r.GPUs > r.GPUsPerNode && r.GPUs%r.GPUsPerNode != 0 {
+		refuse("gpus_per_node", "is %d, which does not divide n_gpus %d", r.GPUsPerNode, r.GPUs)
+	}
+	if ep := p.atLeast("ep", 0); ep > 1 {
+		refuse("ep", "is %d; experts are not modelled", ep)
+	}
+}

@@ -1,0 +1,39 @@
+//go:build mutants
+
+package mutants
+
+// inTheCluster has the bugs of the network's hierarchy, of the checks of cluster
+// files and tables, and of pricing a plan anew.
+func inTheCluster() []mutant {
+	return []mutant{{
+		bug: "the share of an outer level is not divided by the devices inside", how: "of three levels",
+		file: "planner/cost/topology.go",
+		old:  "reached *= f\n", new: "reached = f\n",
+		pkg: "./planner/cost", run: "^TestThreeLevels$",
+	}, {
+		bug: "a transfer has all ports of its node to itself", how: "however many send",
+		file: "planner/cost/topology.go",
+		old:  "sharing := max(r.ports, float64(senders))", new: "sharing := r.ports",
+		pkg: "./planner/cost", run: "^TestPortsAreShared$",
+	}, {
+		bug: "what leaves a rack has the bandwidth of its nodes", how: "oversubscription is forgotten",
+		file: "planner/cost/topology.go",
+		old:  "network.bandwidth /= c.Oversubscription\n", new: "",
+		pkg: "./planner/cost", run: "^TestThreeLevels$",
+	}, {
+		bug:  "a plan priced anew fits in a byte less than it needs",
+		file: "explain/recost.go",
+		old:  "priced.Fits = slices.Max(x.PeakBytes) <= priced.Memory", new: "priced.Fits = slices.Max(x.PeakBytes) <= priced.Memory+1",
+		pkg: "./explain", run: "^TestRecostSaysWhatDoesNotFit$",
+	}, {
+		bug: "micro-batches larger than the batch pass", how: "in a table of measurements",
+		file: "measured/consistent.go",
+		old:  "step > r.GlobalBatch {", new: "step > r.DP*r.GlobalBatch {",
+		pkg: "./measured", run: "^TestReadRefuses$",
+	}, {
+		bug: "a constant fitted to the time of an instruction with its overhead in it", how: "the straight line has no offset",
+		file: "runtime/cpu/profile/fit.go",
+		old:  "return 1 / (a * factor), b / a, off", new: "return 1 / (a * factor), 0, off",
+		pkg: "./runtime/cpu/profile", run: "^TestFitsFindWhatMadeTheTimes$",
+	}}
+}

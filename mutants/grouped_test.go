@@ -1,0 +1,34 @@
+//go:build mutants
+
+package mutants
+
+// inGroupedHeads has the bugs of heads that share keys and values.
+func inGroupedHeads() []mutant {
+	const kernel = "./runtime/cpu/kernel"
+	return []mutant{{
+		bug: "queries of a group mixed up", how: "all read the first",
+		file: "runtime/cpu/kernel/attention.go",
+		old:  "x.part += g", new: "x.part += 0 * g",
+		pkg: kernel, run: "^TestAttention$",
+	}, {
+		bug: "gradient of shared keys", how: "of the last query of a group alone",
+		file: "runtime/cpu/kernel/attention.go",
+		old:  "if t.keys != nil || g > 0 {", new: "if t.keys != nil {",
+		pkg: kernel, run: "^TestAttention$",
+	}, {
+		bug: "same dropout mask for all queries of a group", how: "backward and forward alike",
+		file: "runtime/cpu/kernel/attention.go",
+		old:  "uint64(s.group())+uint64(g))", new: "uint64(s.group()))",
+		pkg: kernel, run: "^TestAttention$",
+	}, {
+		bug: "queries of a group cut from their keys", how: "by a rule of the signature",
+		file: "ir/op.go",
+		old:  `sig: "qkv[b !t !roles h !d] seed`, new: `sig: "qkv[b !t roles h !d] seed`,
+		pkg: "./ir/interp", run: "^TestEveryRuleIsTrue$",
+	}, {
+		bug: "heads of other groups share keys", how: "consecutive queries instead of those of one group",
+		file: "ir/interp/attention.go",
+		old:  "scores[j] = qkv.dot(b, h, i, g, j, group+key)", new: "scores[j] = qkv.dot(b, (h+g)%heads, i, g, j, group+key)",
+		pkg: "./models/gpt", run: "^TestOracleLogits$",
+	}}
+}

@@ -1,0 +1,358 @@
+package planner
+
+import (
+	"fmt"
+	"maps"
+	"strings"
+
+	"github.com/autopar/autopar/codegen"
+	"github.com/autopar/autopar/ir"
+	"github.com/autopar/autopar/partition"
+)
+
+// blueprint is the program of a small plan, with one block per stage, that stands
+// for the programs of all larger plans of the same structure. What a program does
+// depends on which axes there are and on where parameters lie, not on how many ranks
+// an axis has; all positions of a pipeline between its ends do the same, and so do
+// all chunks of a rank but the first and the last. So three positions and two chunks
+// stand for any number, two ranks of an axis for any number that the values can be
+// cut into, and a size follows from a value's spec and the mesh of the real plan.
+// TestCostIsSimulation holds that to whole programs.
+type blueprint struct {
+	graphs *shrunken
+	plan   partition.Plan // as it is compiled
+	batch  int
+	progs  [extents]*codegen.Program // by how much of every block is recomputed; nil until asked for
+
+	// ofBlock is the instructions that there are as often as blocks, ofWeight those
+	// that a zero-bubble schedule runs apart, async what the communication stream does.
+	ofBlock, ofWeight, async map[*ir.Node]bool
+	wires                    map[*ir.Node]int // which of the transfers between its two stages a send is, in its phase
+	chunkOf                  map[string]int   // by block
+	cuts                     []valueCut
+}
+
+// valueCut is a dimension of some value, or the smallest of those that lie on the
+// same axes.
+type valueCut struct {
+	size int
+	axes [ir.MaxAxes]bool
+}
+
+// few is how many positions of a pipeline, and chunks of a rank, tell all there is to know.
+const (
+	fewPositions = 3
+	fewChunks    = 2
+)
+
+// newBlueprint compiles the plan. Of its stages only the number counts.
+func newBlueprint(graphs *shrunken, p partition.Plan, batch int) (*blueprint, error) {
+	b := &blueprint{
+		graphs: graphs, plan: p, batch: batch, chunkOf: map[string]int{}, wires: map[*ir.Node]int{},
+		ofBlock: map[*ir.Node]bool{}, ofWeight: map[*ir.Node]bool{}, async: map[*ir.Node]bool{},
+	}
+	b.plan.MicroBatch, b.plan.Schedule = batch, partition.OneFOneB // one: the shortest schedules
+	if p.Interleave > 1 {
+		b.plan.Schedule = partition.Interleaved
+	}
+	for i, block := range partition.Blocks(b.graph()) {
+		_, b.chunkOf[block] = b.plan.Position(i / graphs.scale)
+	}
+	if err := b.compile(kept); err != nil {
+		return nil, err
+	}
+	b.noteCuts()
+	return b, nil
+}
+
+func (b *blueprint) graph() *ir.Graph { return b.graphs.keep(len(b.plan.Stages)) }
+
+// prog returns the program with every block recomputed to an extent.
+func (b *blueprint) prog(e extent) *codegen.Program {
+	if b.progs[e] == nil {
+		if err := b.compile(e); err != nil {
+			panic(fmt.Sprintf("BUG: a plan that compiles does not with recomputation: %v", err))
+		}
+	}
+	return b.progs[e]
+}
+
+func (b *blueprint) compile(e extent) error {
+	again := [extents]recomputation{kept: {}, selective: {selective: 1}, full: {full: 1}}[e]
+	plan := b.plan
+	plan.Stages = nil
+	for i := range b.plan.Stages {
+		plan.Stages = append(plan.Stages, b.graphs.scaled(again.stage(i, 1)))
+	}
+	prog, err := codegen.Lay(b.graph(), &plan, b.batch, nil)
+	if err != nil {
+		return err
+	}
+	b.progs[e] = prog
+	b.attribute(prog)
+	return nil
+}
+
+// attribute finds the instructions of blocks. They are called after their block;
+// but what is gathered in the passes belongs to who reads it: the gradient that a
+// stage receives is gathered by its last block, as those from block to block
+// are, and the gradient that the first block hands to the embedding once.
+func (b *blueprint) attribute(prog *codegen.Program) {
+	for _, st := range prog.Stages {
+		for _, body := range st.Bodies {
+			for _, in := range body.Instrs {
+				b.async[in.Node] = in.Async
+			}
+		}
+	}
+	maps.Copy(b.ofWeight, partition.WeightGrads(prog.Graph))
+	read := map[*ir.Value]bool{} // by a block
+	for i := len(prog.Graph.Nodes) - 1; i >= 0; i-- {
+		n := prog.Graph.Nodes[i]
+		of := n.Block() != "" && n.Op != ir.OpRecv
+		if n.Op == ir.OpAllGather && n.Phase != ir.Update {
+			of = read[n.Results[0]]
+		}
+		b.ofBlock[n] = of
+		if of {
+			for _, a := range n.Args {
+				read[a] = true
+			}
+		}
+	}
+	type between struct {
+		phase    ir.Phase
+		from, to int
+	}
+	count := map[between]int{}
+	for _, n := range prog.Graph.Nodes {
+		if n.Op == ir.OpSend {
+			key := between{n.Phase, n.Stage, n.Attr.(ir.P2PAttr).Stage}
+			b.wires[n] = count[key]
+			count[key]++
+		}
+	}
+}
+
+// noteCuts notes the dimensions that are cut, for the smallest of which there must
+// be as many elements as ranks.
+func (b *blueprint) noteCuts() {
+	least := map[[ir.MaxAxes]bool]int{}
+	mesh := b.progs[kept].Mesh
+	note := func(size int, s ir.ShardSpec, dim int) {
+		var axes [ir.MaxAxes]bool
+		some := false
+		for _, a := range s.ShardAxes(dim) {
+			if !mesh.Axes[a].Time {
+				axes[a], some = true, true
+			}
+		}
+		if known, ok := least[axes]; some && (!ok || size < known) {
+			least[axes] = size
+		}
+	}
+	for _, n := range b.progs[kept].Graph.Nodes {
+		for _, r := range n.Results {
+			for d, size := range r.Type.Shape {
+				note(size, r.Spec, d)
+			}
+		}
+		if n.Op.Class() != ir.Compute {
+			continue
+		}
+		sig := ir.SignatureOf(n)
+		for i, a := range n.Args {
+			for d := range a.Type.Shape { // an op may cut in larger units, as heads
+				note(sig.Dims[sig.Args[i][d]].Size, a.Spec, d)
+			}
+		}
+		if tp := mesh.Axis(partition.AxisTP); mesh.Axes[tp].Size > 1 && isAttention(n.Op) {
+			var only ir.ShardSpec
+			only[tp] = ir.ShardOn(0)
+			for _, d := range sig.Dims { // with fewer heads than ranks it is cut in another way
+				if !d.Frozen {
+					note(d.Size, only, 0)
+				}
+			}
+		}
+	}
+	for axes, size := range least {
+		b.cuts = append(b.cuts, valueCut{size, axes})
+	}
+}
+
+func isAttention(op ir.Op) bool {
+	switch op {
+	case ir.OpAttention, ir.OpAttentionGrad, ir.OpAttentionKV, ir.OpAttentionKVGrad:
+		return true
+	}
+	return false
+}
+
+// standsFor reports whether every value can be cut over the axes of a mesh as it is
+// in the blueprint.
+func (b *blueprint) standsFor(mesh ir.Mesh) bool {
+	for _, c := range b.cuts {
+		parts := 1
+		for a, cut := range c.axes {
+			if cut {
+				parts *= mesh.Axes[a].Size
+			}
+		}
+		if parts > c.size {
+			return false
+		}
+	}
+	return true
+}
+
+// like returns the stage of the blueprint that stands for a stage of a plan.
+func (b *blueprint) like(p *partition.Plan, stage int) int {
+	position, chunk := p.Position(stage)
+	last := position == p.PP()-1
+	switch {
+	case position > 0 && !last:
+		return 1
+	case last:
+		position = b.plan.PP() - 1
+	}
+	return position + b.chunk(p, last, chunk)*b.plan.PP()
+}
+
+// chunk returns the chunk of the blueprint that stands for one of a plan's, at the
+// last or at an earlier position.
+func (b *blueprint) chunk(p *partition.Plan, last bool, chunk int) int {
+	switch {
+	case last && chunk == p.Chunks()-1 || !last && chunk > 0:
+		return b.plan.Chunks() - 1
+	}
+	return 0
+}
+
+// hop returns how many stages further the other end of a transfer is in a plan;
+// in the update phase they are positions.
+func (b *blueprint) hop(p *partition.Plan, n *ir.Node) int {
+	hop := n.Attr.(ir.P2PAttr).Stage - n.Stage
+	switch hop {
+	case 1, -1:
+		return hop
+	case 2, -2:
+		if n.Phase == ir.Update && b.plan.PP() == fewPositions {
+			return hop / 2 * (p.PP() - 1) // from end to end
+		}
+	}
+	panic(fmt.Sprintf("BUG: %s goes from stage %d to %d of %d", n.Name, n.Stage, n.Attr.(ir.P2PAttr).Stage, len(b.plan.Stages)))
+}
+
+// blueprints keeps those of a graph.
+type blueprints struct {
+	graphs *shrunken
+	batch  int
+	known  map[structure]*blueprint
+	failed map[structure]error
+}
+
+// structure is what programs have in common that differ in numbers only.
+type structure struct {
+	dp, cp, tp, stages, chunks int // as compiled
+	sharding
+	placements string
+	shards     string // the dimension of each parameter that ZeRO cuts
+}
+
+func newBlueprints(graphs *shrunken, batch int) *blueprints {
+	return &blueprints{graphs, batch, map[structure]*blueprint{}, map[structure]error{}}
+}
+
+// find returns the blueprint for a plan, of which stages, cut, micro-batch size and
+// schedule may still be open, but for the number of stages.
+func (b *blueprints) find(p *partition.Plan) (*blueprint, error) {
+	two := func(n int) int { return min(n, 2) }
+	key := structure{
+		dp: two(p.DataParallel()), cp: two(p.ContextParallel()), tp: two(p.TP), chunks: min(p.Chunks(), fewChunks),
+		sharding:   sharding{zero: p.ZeRO, sequence: p.SequenceParallel, overlap: p.Overlap, offload: p.Offload},
+		placements: placementText(p.Placements),
+	}
+	key.stages = min(p.PP(), fewPositions) * key.chunks
+	group := key.dp
+	if p.Copies() > 1 {
+		key.dp, key.group = 4, 2
+	}
+	if p.ZeRO > 0 {
+		shards, err := b.shards(p, p.ShardGroup())
+		if err != nil {
+			return nil, err
+		}
+		like, err := b.shards(p, group)
+		if err != nil {
+			return nil, err
+		}
+		if key.shards = shards; shards != like { // two ranks would share other dimensions
+			key.dp = p.DataParallel()
+			if p.Copies() > 1 {
+				key.dp, key.group = 2*p.ShardGroup(), p.ShardGroup()
+			}
+		}
+	}
+	found, err := b.compile(key, p.Placements)
+	if err == nil && found.standsFor(p.Mesh(b.batch)) {
+		return found, nil
+	}
+	// Something is cut in another way there.
+	key.dp, key.cp, key.tp, key.group = p.DataParallel(), p.ContextParallel(), p.TP, p.ZeROGroup
+	return b.compile(key, p.Placements)
+}
+
+// compile returns the blueprint of a structure.
+func (b *blueprints) compile(key structure, placements []partition.Placement) (*blueprint, error) {
+	if err := b.failed[key]; err != nil {
+		return nil, err
+	}
+	if found := b.known[key]; found != nil {
+		return found, nil
+	}
+	ranks := key.dp * key.cp * key.tp * key.stages / key.chunks
+	p := partition.Plan{
+		PlanNGPUs: ranks, RuntimeNGPUs: ranks, DP: key.dp, TP: key.tp, ZeRO: key.zero, ZeROGroup: key.group, Offload: key.offload,
+		SequenceParallel: key.sequence, Overlap: key.overlap, Stages: make([]partition.Stage, key.stages), Placements: placements,
+	}
+	if key.cp > 1 {
+		p.CP = key.cp
+	}
+	if key.chunks > 1 {
+		p.Interleave = key.chunks
+	}
+	found, err := newBlueprint(b.graphs, p, b.batch)
+	if err != nil {
+		b.failed[key] = err
+		return nil, err
+	}
+	b.known[key] = found
+	return found, nil
+}
+
+// shards says in which dimension ZeRO cuts each parameter, and its optimizer state,
+// over n ranks.
+func (b *blueprints) shards(p *partition.Plan, n int) (string, error) {
+	whole := structure{dp: 1, cp: 1, tp: min(p.TP, 2), stages: 1, chunks: 1, placements: placementText(p.Placements)}
+	base, err := b.compile(whole, p.Placements)
+	if err != nil {
+		return "", err
+	}
+	var dims []byte
+	for _, node := range base.progs[kept].Graph.Nodes {
+		if node.Op == ir.OpParam {
+			v := node.Results[0]
+			dims = append(dims, byte('0'+partition.ReplicaDim(n, v.Spec, v.Type.Shape)))
+		}
+	}
+	return string(dims), nil
+}
+
+func placementText(all []partition.Placement) string {
+	var text strings.Builder
+	for _, p := range all {
+		text.WriteString(p.Match + " " + p.Spec + "\n")
+	}
+	return text.String()
+}

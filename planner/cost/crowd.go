@@ -1,0 +1,43 @@
+package cost
+
+import (
+	"math"
+
+	"github.com/autopar/autopar/codegen"
+	"github.com/autopar/autopar/ir"
+	"github.com/autopar/autopar/partition"
+)
+
+// Instr returns the time of an instruction at a position of a mesh, and what
+// kind of time it is. The mesh is the program's, or one that differs from it in
+// the micro-batch axis.
+func (m *Program) Instr(in *codegen.Instr, mesh ir.Mesh, at ir.Coord) (Picoseconds, Kind) {
+	t, kind := m.instr(in, mesh, at)
+	return m.crowded(t, in.Node.Phase, mesh), kind
+}
+
+// crowded is the time of work whose price is that of ranks which are all busy. On a
+// shared machine with more ranks than cores, the ranks of a pipeline that wait leave
+// their part of the cores to the others: of m micro-batches by p stages a rank is
+// busy for m of m+p-1 in both passes, and nobody has more than a core. So the
+// bubble costs nothing as long as the cores have work. Updates come after, on all
+// ranks at once.
+func (m *Program) crowded(t Picoseconds, phase ir.Phase, mesh ir.Mesh) Picoseconds {
+	if phase == ir.Update {
+		return t
+	}
+	busy := m.Busy(m.plan.PP(), mesh.Size(partition.AxisMB))
+	if busy == 1 {
+		return t
+	}
+	return Picoseconds(math.Ceil(float64(t) * busy))
+}
+
+// Busy is the share of its time with all ranks busy that the work of a rank takes in a
+// pipeline of some stages and micro-batches.
+func (m *Model) Busy(stages, microBatches int) float64 {
+	if m.crowd <= 1 || stages == 1 {
+		return 1
+	}
+	return max(float64(microBatches)/float64(microBatches+stages-1), 1/m.crowd)
+}

@@ -1,0 +1,309 @@
+package cost
+
+import (
+	"fmt"
+	"math"
+	"slices"
+
+	"github.com/autopar/autopar/ir"
+	"github.com/autopar/autopar/partition"
+)
+
+// Level is one step of a network's hierarchy, which joins units of the level
+// inside it to a larger one: devices to pairs, pairs to nodes, nodes to racks, racks
+// to the cluster.
+type Level struct {
+	Name string `json:"name"`
+	// Devices is how many one unit has, a multiple of those of the level inside; 0 in
+	// the outermost, which has them all.
+	Devices int `json:"devices,omitempty"`
+	// Bandwidth is what one device sends to other units inside, bytes/s in one
+	// direction, when all devices do.
+	Bandwidth  float64 `json:"bandwidth"`
+	Efficiency float64 `json:"efficiency"` // share of the bandwidth that large messages reach
+	Latency    float64 `json:"latency"`    // seconds per message
+	// NICs are the ports that a unit inside has on this level; its devices share
+	// them, and one that sends alone has one. 0 is a port per device.
+	NICs int `json:"nics,omitempty"`
+}
+
+// maxLevels bounds the levels, so that a [Group] is a value.
+const maxLevels = 5
+
+// nodeLevel is the name of the level whose units are nodes.
+const nodeLevel = "node"
+
+// hierarchy returns the levels of a cluster with their ports, innermost first:
+// those it states, or nodes, racks where what leaves them has less bandwidth, and
+// the cluster.
+func (c *Cluster) hierarchy() []rung {
+	link := func(l Link) rung {
+		return rung{bandwidth: l.Bandwidth * l.Efficiency, latency: l.Latency, ports: math.Inf(1)}
+	}
+	var rungs []rung
+	add := func(r rung, devices int) {
+		if r.inside = 1; len(rungs) > 0 {
+			r.inside = rungs[len(rungs)-1].devices
+		}
+		if r.devices = devices; devices == 0 {
+			r.devices = math.MaxInt
+		}
+		rungs = append(rungs, r)
+	}
+	if c.Device.Shared {
+		add(link(c.IntraNode), 0)
+		return rungs
+	}
+	for _, l := range c.Levels {
+		r := link(Link{l.Bandwidth, l.Efficiency, l.Latency})
+		if l.NICs > 0 {
+			r.ports = float64(l.NICs)
+		}
+		add(r, l.Devices)
+	}
+	if len(c.Levels) > 0 {
+		return rungs
+	}
+	add(link(c.IntraNode), c.DevicesPerNode)
+	network := link(c.InterNode)
+	if c.NICsPerNode > 0 {
+		network.ports = float64(c.NICsPerNode)
+	}
+	if c.Oversubscription > 1 {
+		rack := c.DevicesPerNode * c.NodesPerRack
+		add(network, rack)
+		// The uplinks of a rack carry what a part of its ports can send, each at its rate.
+		network.ports = min(network.ports, float64(c.DevicesPerNode)) * float64(c.NodesPerRack) / c.Oversubscription
+		network.bandwidth /= c.Oversubscription
+	}
+	add(network, 0)
+	return rungs
+}
+
+// rung is a level as it is priced.
+type rung struct {
+	inside, devices int     // of a unit inside, and of a unit
+	bandwidth       float64 // bytes/s reached by a device when all send
+	latency         float64 // seconds
+	ports           float64 // of a unit inside
+}
+
+// rate is what each of a number of devices of a unit inside reaches that send at
+// the same time: they share the unit's ports, of which none uses more than one.
+func (r rung) rate(senders int) float64 {
+	inside := float64(r.inside)
+	sharing := max(r.ports, float64(senders))
+	if sharing >= inside {
+		return r.bandwidth
+	}
+	return r.bandwidth * inside / sharing
+}
+
+// Group is a set of ranks that communicate. Fan tells how they are spread over the
+// levels of the cluster: the most of them on one unit of the innermost level, and
+// from level to level the most units inside that one unit has of the group. So a
+// group of 16 on two nodes of 8 is {16, {8, 2}}.
+type Group struct {
+	Size int
+	Fan  Fan
+}
+
+// Fan is how a [Group] spreads, by level.
+type Fan [maxLevels]int
+
+// spread returns the group of some ranks, which it sorts.
+func spread(rungs []rung, ranks []int) Group {
+	slices.Sort(ranks)
+	g := Group{Size: len(ranks)}
+	for l, r := range rungs {
+		unit, part, parts := -1, -1, 0
+		for _, rank := range ranks {
+			if u := rank / r.devices; u != unit {
+				unit, part, parts = u, -1, 0
+			}
+			if p := rank / r.inside; p != part {
+				part = p
+				parts++
+			}
+			g.Fan[l] = max(g.Fan[l], parts)
+		}
+	}
+	return g
+}
+
+// wider reports whether a group is more spread than another: from the outermost
+// level inwards, over more units.
+func (g Group) wider(than Group) bool {
+	for l := maxLevels - 1; l >= 0; l-- {
+		if g.Fan[l] != than.Fan[l] {
+			return g.Fan[l] > than.Fan[l]
+		}
+	}
+	return false
+}
+
+// Route is how far a transfer goes.
+type Route struct {
+	Level   int // the innermost in which sender and receiver are one unit
+	Senders int // devices of a unit inside that send over it at the same time
+}
+
+// route returns the slowest of the routes from the devices of one stage to those
+// of another, which send at the same time.
+func route(rungs []rung, p *partition.Plan, from, to int) Route {
+	devices := p.DataParallel() * p.ContextParallel() * p.TP
+	type origin struct{ level, unit int }
+	senders := map[origin]int{}
+	var most [maxLevels]int
+	for d := range devices {
+		a, b := p.WorldRank(from, d), p.WorldRank(to, d)
+		level := slices.IndexFunc(rungs, func(r rung) bool { return a/r.devices == b/r.devices })
+		at := origin{level, a / rungs[level].inside}
+		senders[at]++
+		most[level] = max(most[level], senders[at])
+	}
+	slowest, found := Route{}, false
+	for l, n := range most {
+		if n > 0 && (!found || rungs[l].rate(n) <= rungs[slowest.Level].rate(slowest.Senders)) {
+			slowest, found = Route{l, n}, true
+		}
+	}
+	return slowest
+}
+
+// Collective is the time of a collective over a group. bytes is the size of the
+// whole tensor (before a scatter, after a gather), for all_to_all of one rank's
+// part. It goes level by level, rings inside and between units: a device carries
+// the share of its unit that the levels inside leave it, through its own port or
+// its part of those of the unit, as all of the job send at the same time
+// (PLANNING.md 2.5; Thakur et al. 2005).
+func (m *Model) Collective(op ir.Op, bytes int64, g Group) Picoseconds {
+	if g.Size <= 1 {
+		return 0
+	}
+	size, n := float64(bytes), float64(g.Size)
+	outermost := 0
+	for l, f := range g.Fan {
+		if f > 1 {
+			outermost = l
+		}
+	}
+	t, reached := 0.0, 1.0
+	for l, r := range m.rungs[:outermost+1] {
+		f, rate := float64(g.Fan[l]), m.together[l]
+		if op == ir.OpAllToAll {
+			peers := reached * (f - 1)
+			if l == outermost {
+				peers = n - reached
+			}
+			t += float64(peers*r.latency) + peers/n*size/rate
+		} else {
+			t += float64((f-1)*r.latency) + (f-1)/f*(size/reached)/rate
+		}
+		reached *= f
+	}
+	if op == ir.OpAllReduce { // reduce-scatter, then all-gather
+		t *= 2
+	}
+	return picoseconds(t + m.launch)
+}
+
+// Transfer is the time to send bytes to a rank of another stage.
+func (m *Model) Transfer(bytes int64, way Route) Picoseconds {
+	r := m.rungs[way.Level]
+	return picoseconds(r.latency + float64(bytes)/r.rate(way.Senders))
+}
+
+// network takes the levels of the cluster for a job of so many ranks.
+func (m *Model) network(c *Cluster, ranks int) {
+	m.rungs = c.hierarchy()
+	for l := range m.rungs {
+		if c.Device.Shared {
+			m.rungs[l].bandwidth /= float64(ranks)
+		}
+		m.together = append(m.together, m.rungs[l].rate(min(ranks, m.rungs[l].inside)))
+	}
+}
+
+// validateNetwork checks the levels, or what stands for them.
+func (c *Cluster) validateNetwork() error {
+	bad := func(key, format string, args ...any) error { return &FieldError{key, fmt.Sprintf(format, args...)} }
+	if c.Device.Shared {
+		switch {
+		case len(c.Levels) > 0:
+			return bad("levels", "have no meaning on a shared machine, which is one node")
+		case c.NICsPerNode != 0:
+			return bad("nics_per_node", "has no meaning on a shared machine, which is one node")
+		case c.Oversubscription != 0 || c.NodesPerRack != 0:
+			return bad("oversubscription", "has no meaning on a shared machine, which is one node")
+		}
+		return nil
+	}
+	switch o := c.Oversubscription; {
+	case c.NICsPerNode < 0 || c.NICsPerNode > 1<<10:
+		return bad("nics_per_node", "is %d, must be between 1 and %d", c.NICsPerNode, 1<<10)
+	case o != 0 && !(o >= 1 && o <= 1e3):
+		return bad("oversubscription", "is %v, must be between 1 and 1000", o)
+	case c.NodesPerRack < 0 || c.NodesPerRack > 1<<16:
+		return bad("nodes_per_rack", "is %d, must be between 1 and %d", c.NodesPerRack, 1<<16)
+	case o != 0 && c.NodesPerRack == 0:
+		return bad("nodes_per_rack", "is missing; oversubscription is of what leaves a rack")
+	case o == 0 && c.NodesPerRack != 0:
+		return bad("nodes_per_rack", "is %d, which means nothing without oversubscription", c.NodesPerRack)
+	}
+	if len(c.Levels) == 0 {
+		return nil
+	}
+	if c.NICsPerNode != 0 || c.Oversubscription != 0 {
+		return bad("levels", "state ports and bandwidths themselves: nics_per_node and oversubscription have no meaning beside them")
+	}
+	if len(c.Levels) > maxLevels {
+		return bad("levels", "are %d, at most %d are read", len(c.Levels), maxLevels)
+	}
+	names := map[string]bool{}
+	inside := 1
+	for i, l := range c.Levels {
+		key := func(name string) string { return levelKey(i) + "." + name }
+		last := i == len(c.Levels)-1
+		switch {
+		case l.Name == "":
+			return bad(key("name"), "is missing")
+		case names[l.Name]:
+			return bad(key("name"), "is %s, as another level's", l.Name)
+		case last && l.Devices != 0:
+			return bad(key("devices"), "is %d; the outermost level, %s, has all devices: leave it out", l.Devices, l.Name)
+		case !last && (l.Devices <= inside && !(i == 0 && l.Devices == 1) || l.Devices%inside != 0 || l.Devices > 1<<20):
+			return bad(key("devices"), "is %d, must be a larger multiple of the %d of the level inside", l.Devices, inside)
+		case l.NICs < 0 || l.NICs > 1<<20:
+			return bad(key("nics"), "is %d, must be between 1 and %d", l.NICs, 1<<20)
+		}
+		names[l.Name] = true
+		inside = l.Devices
+		if err := (Link{l.Bandwidth, l.Efficiency, l.Latency}).validate(levelKey(i)); err != nil {
+			return err
+		}
+	}
+	derived := *c
+	derived.deriveNode()
+	if derived.DevicesPerNode != c.DevicesPerNode || derived.IntraNode != c.IntraNode || derived.InterNode != c.InterNode {
+		return bad("devices_per_node", "and intra_node and inter_node are not those of the levels")
+	}
+	return nil
+}
+
+// deriveNode sets what stands for the levels where nodes are all that matters:
+// the level called node, or else the last but one, and the level around it.
+func (c *Cluster) deriveNode() {
+	at := slices.IndexFunc(c.Levels, func(l Level) bool { return l.Name == nodeLevel })
+	if at < 0 {
+		at = max(0, len(c.Levels)-2)
+	}
+	link := func(i int) Link {
+		l := c.Levels[min(i, len(c.Levels)-1)]
+		return Link{l.Bandwidth, l.Efficiency, l.Latency}
+	}
+	c.DevicesPerNode, c.IntraNode, c.InterNode = c.Levels[at].Devices, link(at), link(at+1)
+	if c.DevicesPerNode == 0 {
+		c.DevicesPerNode = 1 << 16
+	}
+}

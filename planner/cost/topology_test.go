@@ -1,0 +1,175 @@
+package cost
+
+import (
+	"math/rand/v2"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/autopar/autopar/ir"
+	"github.com/autopar/autopar/partition"
+)
+
+// TestSpread: a group is counted level by level, and the sizes agree with those of
+// counting sets.
+func TestSpread(t *testing.T) {
+	c := round()
+	c.NodesPerRack, c.Oversubscription = 2, 4
+	rungs := c.hierarchy()
+	require.Len(t, rungs, 3)
+	require.Equal(t, Group{16, Fan{4, 2, 2}}, spread(rungs, []int{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}))
+	require.Equal(t, Group{3, Fan{1, 2, 2}}, spread(rungs, []int{8, 0, 4}))
+	require.Equal(t, Group{3, Fan{2, 1, 2}}, spread(rungs, []int{0, 9, 8}), "one node of each rack")
+	const seed = 5
+	r := rand.New(rand.NewPCG(seed, 0))
+	for range 300 {
+		ranks := r.Perm(40)[:1+r.IntN(20)]
+		g := spread(rungs, ranks)
+		for l, rung := range rungs {
+			parts := map[int]map[int]bool{}
+			most := 0
+			for _, rank := range ranks {
+				unit := rank / rung.devices
+				if parts[unit] == nil {
+					parts[unit] = map[int]bool{}
+				}
+				parts[unit][rank/rung.inside] = true
+				most = max(most, len(parts[unit]))
+			}
+			require.Equal(t, most, g.Fan[l], "seed %d ranks %v level %d", seed, ranks, l)
+		}
+	}
+}
+
+// TestThreeLevels works out a collective by hand: racks of two nodes of four, whose
+// uplinks carry a quarter of what the nodes send.
+func TestThreeLevels(t *testing.T) {
+	c := round()
+	c.NodesPerRack, c.Oversubscription = 2, 4
+	m := NewModel(c, 16)
+	// In nodes 3/4 of 1 MB at 1 GB/s; between the nodes of a rack 1/2 of a quarter at
+	// 100 MB/s; between racks 1/2 of an eighth at 25 MB/s.
+	require.Equal(t, (3+750+10+1250+10+2500)*us, m.Collective(ir.OpAllGather, 1e6, Group{16, Fan{4, 2, 2}}))
+	require.Equal(t, 2*(10+5000+10+10000)*us, m.Collective(ir.OpAllReduce, 1e6, Group{4, Fan{1, 2, 2}}), "one device a node, beside the others")
+	// An all_to_all of 1 MB sends a sixteenth of it to each rank.
+	require.Equal(t, (3+40+2500+80+20000)*us+375*us/2, m.Collective(ir.OpAllToAll, 1e6, Group{16, Fan{4, 2, 2}}))
+}
+
+// TestPortsAreShared: a device that sends alone has a port to itself, and all of a
+// node share what there are.
+func TestPortsAreShared(t *testing.T) {
+	c := round() // 100 MB/s a device, so 400 MB/s a node
+	c.NICsPerNode = 2
+	m := NewModel(c, 8)
+	require.Equal(t, 5010*us, m.Transfer(1e6, Route{1, 1}), "one port of 200 MB/s")
+	require.Equal(t, 5010*us, m.Transfer(1e6, Route{1, 2}))
+	require.Equal(t, 10010*us, m.Transfer(1e6, Route{1, 4}))
+	require.Equal(t, 2*(10+5000)*us, m.Collective(ir.OpAllReduce, 1e6, Group{2, Fan{1, 2}}), "all of the job send")
+	require.Equal(t, 2*(10+2500)*us, NewModel(c, 2).Collective(ir.OpAllReduce, 1e6, Group{2, Fan{1, 2}}), "a job of two ranks a node")
+	// Of a rack of 8 devices two may send at the rate of their ports, more share it.
+	c.NICsPerNode, c.NodesPerRack, c.Oversubscription = 0, 2, 4
+	m = NewModel(c, 16)
+	require.Equal(t, 10010*us, m.Transfer(1e6, Route{2, 2}))
+	require.InDelta(t, float64(40010*us), float64(m.Transfer(1e6, Route{2, 8})), 1, "a quarter of 100 MB/s")
+}
+
+// TestRoute: stages side by side in a node send inside it, those apart over the
+// ports that they share.
+func TestRoute(t *testing.T) {
+	c := round()
+	rungs := c.hierarchy()
+	plan := func(dp, tp, pp int) *partition.Plan {
+		return &partition.Plan{PlanNGPUs: dp * tp * pp, RuntimeNGPUs: dp * tp * pp, DP: dp, TP: tp, MicroBatch: 1, Stages: make([]partition.Stage, pp)}
+	}
+	p := plan(1, 1, 4)
+	require.Equal(t, Route{0, 1}, route(rungs, p, 0, 1))
+	p = plan(1, 2, 4)
+	require.Equal(t, Route{0, 1}, route(rungs, p, 0, 1))
+	require.Equal(t, Route{1, 2}, route(rungs, p, 1, 2), "two ranks leave the node together")
+	require.Equal(t, Route{1, 2}, route(rungs, p, 2, 1))
+	p = plan(1, 4, 2)
+	require.Equal(t, Route{1, 4}, route(rungs, p, 0, 1))
+}
+
+// TestLevels: levels say what nodes do, and more.
+func TestLevels(t *testing.T) {
+	source, err := Source("h100")
+	require.NoError(t, err)
+	nodes, err := Load("h100")
+	require.NoError(t, err)
+	head, _, found := strings.Cut(string(source), "devices_per_node:")
+	require.True(t, found)
+	two, err := Parse("x.yaml", []byte(head+`
+levels:
+  - {name: node, devices: 8, bandwidth: 450e9, efficiency: 0.9, latency: 5e-6}
+  - {name: cluster, bandwidth: 50e9, efficiency: 0.35, latency: 15e-6}
+`))
+	require.NoError(t, err)
+	require.Equal(t, nodes.IntraNode, two.IntraNode)
+	require.Equal(t, nodes.InterNode, two.InterNode)
+	require.Equal(t, nodes.DevicesPerNode, two.DevicesPerNode)
+	require.Equal(t, nodes.hierarchy(), two.hierarchy())
+
+	// Pairs on NVLink, PCIe between the pairs of a node, one network card a node.
+	pairs := head + `
+levels:
+  - {name: pair, devices: 2, bandwidth: 300e9, efficiency: 0.8, latency: 5e-6}
+  - {name: node, devices: 8, bandwidth: 16e9, efficiency: 0.8, latency: 5e-6}
+  - {name: cluster, bandwidth: 1.5e9, efficiency: 0.8, latency: 15e-6, nics: 1}
+`
+	c, err := Parse("x.yaml", []byte(pairs))
+	require.NoError(t, err)
+	require.Equal(t, 8, c.DevicesPerNode)
+	require.Equal(t, 16e9, c.IntraNode.Bandwidth)
+	m := NewModel(c, 16)
+	require.Less(t, 10*m.Collective(ir.OpAllReduce, 1e9, Group{2, Fan{2, 1, 1}}), m.Collective(ir.OpAllReduce, 1e9, Group{2, Fan{1, 2, 1}}))
+
+	for _, tt := range []struct{ old, new, want string }{
+		{"devices: 8", "devices: 7", "x.yaml:17:18: levels[1].devices: is 7, must be a larger multiple of the 2 of the level inside"},
+		{"devices: 8", "devices: 2", "x.yaml:17:18: levels[1].devices: is 2"},
+		{"name: cluster,", "name: cluster, devices: 64,", "levels[2].devices: is 64; the outermost level, cluster, has all devices"},
+		{"name: pair,", "name: node,", "levels[1].name: is node, as another level's"},
+		{"name: pair,", "", "x.yaml:16:5: levels[0].name: is missing"},
+		{"nics: 1", "nics: -1", "levels[2].nics: is -1"},
+		{"nics: 1", "nic: 1", "x.yaml:18:72: levels[2].nic: unknown key; did you mean levels[2].nics?"},
+		{"bandwidth: 16e9", "bandwidth: 0", "x.yaml:17:30: levels[1].bandwidth: is 0 bytes/s, must be between"},
+		{pairs[strings.Index(pairs, "levels:"):], "levels: 3\n", "x.yaml:15:1: levels: wants a list of levels, got the integer 3"},
+		{"levels:", "nics_per_node: 2\nlevels:", "x.yaml:16:1: levels: state ports and bandwidths themselves"},
+		{"levels:", "level:", "x.yaml:15:1: level: unknown key; did you mean levels?"},
+	} {
+		text := strings.Replace(pairs, tt.old, tt.new, 1)
+		require.NotEqual(t, pairs, text, tt.old)
+		_, err := Parse("x.yaml", []byte(text))
+		require.ErrorContains(t, err, tt.want)
+	}
+	c.InterNode.Bandwidth++
+	require.ErrorContains(t, c.Validate(), "devices_per_node: and intra_node and inter_node are not those of the levels")
+}
+
+// TestSlowerLinksCostMore: on random hierarchies no collective and no transfer
+// gets faster by another sender, fewer ports, or a wider group.
+func TestSlowerLinksCostMore(t *testing.T) {
+	const seed = 21
+	r := rand.New(rand.NewPCG(seed, 0))
+	for range 500 {
+		c := round()
+		c.NICsPerNode = 1 + r.IntN(4)
+		if r.IntN(2) == 0 {
+			c.NodesPerRack, c.Oversubscription = 1+r.IntN(3), 1+4*r.Float64()
+		}
+		m := NewModel(c, 24)
+		bytes := r.Int64N(1e7)
+		for l, rung := range m.rungs {
+			for s := 1; s < rung.inside; s++ {
+				require.LessOrEqual(t, m.Transfer(bytes, Route{l, s}), m.Transfer(bytes, Route{l, s + 1}), "seed %d", seed)
+			}
+		}
+		fewer := *c
+		fewer.NICsPerNode = 1
+		g := spread(m.rungs, r.Perm(24)[:2+r.IntN(10)])
+		for _, op := range []ir.Op{ir.OpAllReduce, ir.OpAllGather, ir.OpAllToAll} {
+			require.LessOrEqual(t, m.Collective(op, bytes, g), NewModel(&fewer, 24).Collective(op, bytes, g)+1, "seed %d", seed)
+		}
+	}
+}

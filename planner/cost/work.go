@@ -1,0 +1,36 @@
+package cost
+
+import (
+	"github.com/autopar/autopar/codegen"
+	"github.com/autopar/autopar/ir"
+)
+
+// Work is what an instruction has to do, as it is priced: what a measurement of its
+// time is fitted to.
+type Work struct {
+	Class string // product, attention or vector; collective, or empty for what is not fitted
+	FLOPs float64
+	Bytes int64 // of memory traffic, or of a collective's tensor
+	Group Group // of a collective
+}
+
+// WorkOf returns the work of an instruction at a position of a mesh: see
+// [Program.Instr].
+func (m *Program) WorkOf(in *codegen.Instr, mesh ir.Mesh, at ir.Coord) Work {
+	n := in.Node
+	switch n.Op {
+	case ir.OpInput, ir.OpSlice, ir.OpFold, ir.OpUnfold, ir.OpToPartial:
+		return Work{Class: "vector", Bytes: 2 * localBytes(n.Results[0], mesh, at)}
+	case ir.OpAccumulate:
+		return Work{Class: "vector", Bytes: 3 * localBytes(n.Results[0], mesh, at)}
+	case ir.OpSend, ir.OpRecv, ir.OpFetch, ir.OpStash:
+		return Work{}
+	}
+	if n.Op.Class() == ir.Comm {
+		axis := mesh.Axis(n.Attr.(ir.CommAttr).Axis)
+		return Work{Class: "collective", Bytes: collectiveBytes(n, mesh, at), Group: m.group(n, axis)}
+	}
+	flops, bytes := m.work(in, mesh, at)
+	class := [...]string{vector: "vector", product: "product", attention: "attention"}[classOf(n.Op)]
+	return Work{Class: class, FLOPs: flops, Bytes: bytes}
+}

@@ -1,0 +1,406 @@
+package planner
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/autopar/autopar/codegen"
+	"github.com/autopar/autopar/ir"
+	"github.com/autopar/autopar/partition"
+	"github.com/autopar/autopar/planner/cost"
+)
+
+// What is said of a plan that was found is exact, and yet nobody compiles it whole.
+// The arena of a position of the pipeline depends on its own stages only, and on
+// whether others come before and after: it is read off a pipeline of a few positions,
+// in which the stages that nobody asks for have one block each. How many
+// micro-batches are in flight the real plan says. Where the time of the step goes
+// follows from the bodies of the pipeline whose simulation gave the time.
+
+// finals is what a search knows of the plans that it has found.
+type finals struct {
+	evals        *shrunken // of the evaluation, when there is one
+	compiled     map[stageKey]compiledStage
+	footprintsOf map[footprintKey]footprint
+}
+
+// footprint is the memory of the ranks of a position.
+type footprint struct {
+	step, eval codegen.Regions // eval has no chunks without an evaluation
+}
+
+// arena returns the bytes of the arena of a position of a plan with m micro-batches,
+// of which it stands for one of the stages.
+func (f *footprint) arena(p *partition.Plan, position, m int) int64 {
+	step, eval := f.step, f.eval
+	step.Chunks = withRooms(step.Chunks, codegen.Room(p, position, m, true))
+	if eval.Chunks == nil {
+		return step.Arena()
+	}
+	eval.Chunks = withRooms(eval.Chunks, codegen.Room(p, position, m, false))
+	return max(step.Arena(), eval.Arena())
+}
+
+// withRooms gives chunks the rooms of others.
+func withRooms(chunks, rooms []codegen.Chunk) []codegen.Chunk {
+	chunks = slices.Clone(chunks)
+	for i := range chunks {
+		chunks[i].Slots, chunks[i].Inboxes = rooms[i].Slots, rooms[i].Inboxes
+	}
+	return chunks
+}
+
+// stageKey is what the program of a position depends on, of the plans of one search,
+// whose placements follow from tp. It does not depend on the size of micro-batches; its
+// footprint does.
+type stageKey struct {
+	units, dp, cp, tp, zero, group int
+
+	sequence, overlap bool
+	offload           partition.Offload
+	schedule          partition.Schedule // not of 1F1B and GPipe, which differ in their rooms
+
+	positions, position int    // of at most fewPositions
+	stages              string // blocks and recomputation by chunk
+}
+
+// standIn returns which of at most [fewPositions] stands for one of pp.
+func standIn(position, pp int) (at, positions int) {
+	positions = min(pp, fewPositions)
+	if position == pp-1 {
+		return positions - 1, positions
+	}
+	return min(position, 1), positions
+}
+
+// footprintKey is what the footprint of a position depends on.
+type footprintKey struct {
+	stageKey
+	microBatch int
+}
+
+// stageKeyOf returns the key of a position of a plan.
+func stageKeyOf(p *partition.Plan, position int) stageKey {
+	key := stageKey{
+		units: p.Units(), dp: p.DP, cp: p.ContextParallel(), tp: p.TP, zero: p.ZeRO, group: p.ZeROGroup,
+		sequence: p.SequenceParallel, overlap: p.Overlap, offload: p.Offload, schedule: p.Schedule,
+	}
+	if p.Schedule == partition.GPipe {
+		key.schedule = partition.OneFOneB
+	}
+	key.position, key.positions = standIn(position, p.PP())
+	key.stages = fmt.Sprint(chunksOf(p, position))
+	return key
+}
+
+// chunksOf lists the stages of a position as if each were the first.
+func chunksOf(p *partition.Plan, position int) []partition.Stage {
+	var chunks []partition.Stage
+	for i := position; i < len(p.Stages); i += p.PP() {
+		st := p.Stages[i]
+		chunks = append(chunks, recomputationOf(st).stage(0, st.Last-st.First))
+	}
+	return chunks
+}
+
+// compiledStage is a stage for a step, and for the evaluation unless that is nil.
+type compiledStage struct {
+	step, eval *codegen.Longer
+}
+
+// footprint returns the memory of the stage on a mesh.
+func (c *compiledStage) footprint(mesh ir.Mesh) footprint {
+	f := footprint{step: c.step.Regions(mesh)}
+	if c.eval != nil {
+		f.eval = c.eval.Regions(mesh)
+	}
+	return f
+}
+
+// footprints returns the memory of every position of a plan.
+func (s *searcher) footprints(p *partition.Plan) ([]footprint, error) {
+	all := make([]footprint, p.PP())
+	for at := range all {
+		key := footprintKey{stageKeyOf(p, at), p.MicroBatch}
+		if f, known := s.footprintsOf[key]; known {
+			all[at] = f
+			continue
+		}
+		if _, known := s.compiled[key.stageKey]; !known {
+			if err := s.compile(p, at); err != nil {
+				return nil, err
+			}
+		}
+		c := s.compiled[key.stageKey]
+		all[at] = c.footprint(p.Mesh(s.batch))
+		s.footprintsOf[key] = all[at]
+	}
+	return all, nil
+}
+
+// compile compiles what stands for a position of a plan, and with it others that are not
+// known: with few blocks where those show how more of them would lie.
+func (s *searcher) compile(p *partition.Plan, position int) error {
+	if s.evals == nil && s.opts.Eval != nil {
+		s.evals = newShrunken(s.opts.Eval)
+	}
+	if s.graphs.scale > 1 || s.evals != nil && s.evals.scale > 1 {
+		whole := few{plan: *p, of: make([]int, p.PP())}
+		for at := range whole.of {
+			whole.of[at] = at
+		}
+		_, err := s.compileFew(p, whole)
+		return err
+	}
+	alike, err := s.compileFew(p, s.fewer(p, position, rowOf(p)))
+	if err == nil && !alike {
+		_, err = s.compileFew(p, s.fewer(p, position, row{blocks: s.graphs.blocks}))
+	}
+	return err
+}
+
+// compileFew compiles what stands for p; alike is false when its blocks do not show how
+// more of them would lie.
+func (s *searcher) compileFew(p *partition.Plan, f few) (alike bool, err error) {
+	blocks := f.plan.Stages[len(f.plan.Stages)-1].Last
+	step, err := codegen.Lay(s.graphs.with(blocks), &f.plan, s.batch, nil)
+	if err != nil {
+		return false, err
+	}
+	var eval *codegen.Program
+	if s.evals != nil {
+		if eval, err = codegen.Lay(s.evals.with(blocks), &f.plan, s.batch, step); err != nil {
+			return false, fmt.Errorf("planner: evaluation: %w", err)
+		}
+	}
+	alike = true
+	for i, at := range f.of {
+		if at < 0 {
+			continue
+		}
+		var c compiledStage
+		ok := [2]bool{1: true}
+		c.step, ok[0] = step.Longer(i, f.repeats, nil)
+		if eval != nil {
+			c.eval, ok[1] = eval.Longer(i, f.repeats, step)
+		}
+		if ok[0] && ok[1] {
+			s.compiled[stageKeyOf(p, at)] = c
+		} else {
+			alike = false
+		}
+	}
+	return alike, nil
+}
+
+// with returns the graph with so many of its blocks.
+func (s *shrunken) with(blocks int) *ir.Graph {
+	if blocks == s.blocks*s.scale {
+		return s.graph
+	}
+	return s.keep(blocks)
+}
+
+// few is a pipeline of few positions and blocks that stands for another one.
+type few struct {
+	plan    partition.Plan
+	of      []int            // by position, which of the other it stands for; -1 for none
+	repeats []codegen.Repeat // the blocks that it lacks
+}
+
+// row is blocks that recompute as much, of which one is repeated to stand for more. Its
+// neighbours must be like it, and those on which their memory depends.
+type row struct{ blocks, repeated int }
+
+// rowOf returns the row that shows how many blocks lie under a plan.
+func rowOf(p *partition.Plan) row {
+	if p.Overlap {
+		return row{8, 4} // communication is a block ahead, or two behind
+	}
+	return row{6, 2}
+}
+
+// fewer returns what stands for a position of a plan, and for others that are not
+// known, one of each kind, with at most a row of blocks that recompute as much. Stages
+// that stand for none have one block.
+func (s *searcher) fewer(p *partition.Plan, position int, most row) few {
+	kind, n := standIn(position, p.PP())
+	f := few{plan: *p, of: slices.Repeat([]int{-1}, n)}
+	f.of[kind] = position
+	for at := range p.PP() {
+		kind, _ := standIn(at, p.PP())
+		if _, known := s.compiled[stageKeyOf(p, at)]; f.of[kind] < 0 && !known {
+			f.of[kind] = at
+		}
+	}
+	f.plan.PlanNGPUs = p.PlanNGPUs / p.PP() * n
+	f.plan.RuntimeNGPUs = f.plan.PlanNGPUs * p.Units()
+	f.plan.Stages = nil
+	blocks := 0
+	for chunk := range p.Chunks() {
+		for _, at := range f.of {
+			counts := [extents]int{kept: 1}
+			if at >= 0 {
+				st := p.Stages[at+chunk*p.PP()]
+				counts = recomputationOf(st).counts(st.Last - st.First)
+			}
+			first := blocks
+			for _, e := range []extent{full, selective, kept} { // as they stand in a stage
+				if more := counts[e] - most.blocks; more > 0 {
+					f.repeats = append(f.repeats, codegen.Repeat{Block: blocks + most.repeated, More: more})
+					counts[e] = most.blocks
+				}
+				blocks += counts[e]
+			}
+			f.plan.Stages = append(f.plan.Stages, recomputation{counts[full], counts[selective]}.stage(first, blocks-first))
+		}
+	}
+	return f
+}
+
+// peaks returns the arena of each position of a plan, the larger of the step's and of
+// the evaluation's, and what each keeps in host memory, nil where none does.
+func (s *searcher) peaks(p *partition.Plan) (peaks, host []int64, err error) {
+	all, err := s.footprints(p)
+	if err != nil {
+		return nil, nil, err
+	}
+	mesh := p.Mesh(s.batch)
+	for at := range all {
+		peaks = append(peaks, all[at].arena(p, at, mesh.Size(partition.AxisMB)))
+		host = append(host, all[at].step.Host)
+	}
+	if slices.Max(host) == 0 {
+		host = nil
+	}
+	return peaks, host, nil
+}
+
+// finish tells everything of a plan that was found: what [Predict] would say of it.
+func (s *searcher) finish(x *candidate) (Prediction, error) {
+	peaks, host, err := s.peaks(x.plan)
+	if err != nil {
+		return Prediction{}, err
+	}
+	return Prediction{Step: x.time, Breakdown: x.pipe.breakdown(x.cut), PeakBytes: peaks, HostBytes: host}, nil
+}
+
+// breakdown tells how the rank that waits least spends the step, of those that stand
+// for the positions of the pipeline. What it does not wait it is busy, or its communication stream is while nothing else
+// is: that is communication too.
+func (p *pipeline) breakdown(cut []partition.Stage) cost.Breakdown {
+	system := p.system(cut)
+	busy := make([]cost.Picoseconds, len(system.Processes))
+	system.Trace = func(process, _, _ int, start, end cost.Picoseconds) { busy[process] += end - start }
+	step := latest(system)
+	at := 0
+	for i := range busy {
+		if busy[i] > busy[at] {
+			at = i
+		}
+	}
+	w := spending{pipe: p, cut: cut}
+	w.position(at)
+	communication := busy[at] - w.spent[cost.Compute] - w.spent[cost.Optimizer]
+	return cost.Breakdown{
+		Compute: w.spent[cost.Compute], Optimizer: w.spent[cost.Optimizer], Communication: communication,
+		Bubble:     step - busy[at],
+		Overlapped: w.beside - (communication - w.spent[cost.Communication]),
+	}
+}
+
+// spending adds up what a position does by kind.
+type spending struct {
+	pipe   *pipeline
+	cut    []partition.Stage
+	spent  [3]cost.Picoseconds // in order
+	beside cost.Picoseconds    // on the communication stream
+}
+
+// position adds the step of a position: its passes over all micro-batches, and the
+// update.
+func (w *spending) position(at int) {
+	p := w.pipe
+	mesh := p.skel.mesh(p.template.MicroBatch)
+	var first, last ir.Coord
+	mb := mesh.Axis(partition.AxisMB)
+	last[mb] = mesh.Axes[mb].Size - 1
+	for _, phase := range []ir.Phase{ir.Forward, ir.Backward} {
+		for i := at; i < len(w.cut); i += p.template.PP() {
+			w.pass(i, phase, whole, p.microBatches-1, mesh, first)
+			w.pass(i, phase, rest, 1, mesh, last)
+		}
+	}
+	w.pass(at, ir.Update, whole, 1, mesh, first)
+}
+
+// pass adds so many passes of a stage over micro-batches of a size.
+func (w *spending) pass(stage int, phase ir.Phase, size, times int, mesh ir.Mesh, at ir.Coord) {
+	if times == 0 {
+		return
+	}
+	skel := w.pipe.skel
+	positions := w.pipe.template.PP()
+	position, _ := skel.plan.Position(stage)
+	blocks := 0 // of all chunks, for what they share in the update
+	for i := position; i < len(w.cut); i += positions {
+		blocks += w.cut[i].Last - w.cut[i].First
+	}
+	n := w.cut[stage].Last - w.cut[stage].First
+	counts := recomputationOf(w.cut[stage]).counts(n)
+	if phase != ir.Backward {
+		counts = recomputation{}.counts(n)
+	}
+	add := func(x priced, kind cost.Kind, count int) {
+		time := cost.Picoseconds(times*count) * x.time
+		if x.Async && skel.price.Overlaps() {
+			w.beside += time
+		} else {
+			w.spent[kind] += time
+		}
+	}
+	for e, count := range counts {
+		if count == 0 && extent(e) != kept {
+			continue
+		}
+		for _, x := range skel.prices(extent(e), stage, phase, size, mesh, at) {
+			kind := kindOf(x.Node)
+			switch inner := blockOperands(x.Node); {
+			case x.Node.Op == ir.OpSend || x.Node.Op == ir.OpRecv:
+				if extent(e) == kept {
+					add(x, kind, 1)
+				}
+			case skel.of.ofBlock[x.Node] && phase == ir.Update && skel.plan.Chunks() > 1:
+				for chunk := range skel.plan.Chunks() {
+					if skel.of.chunk(&skel.plan, position == positions-1, chunk) == skel.of.chunkOf[x.Node.Block()] {
+						c := w.cut[position+chunk*positions]
+						add(x, kind, c.Last-c.First)
+					}
+				}
+			case skel.of.ofBlock[x.Node]:
+				add(x, kind, count)
+			case extent(e) != kept:
+			case x.Node.Op == ir.OpAddN && inner > 0:
+				all := n
+				if phase == ir.Update {
+					all = blocks
+				}
+				x.time = skel.price.As(stage).AddN(x.Instr, mesh, at, len(x.Node.Args)-inner+all*(inner/skel.of.plan.Chunks()))
+				add(x, kind, 1)
+			default:
+				add(x, kind, 1)
+			}
+		}
+	}
+}
+
+// kindOf returns what kind of time an instruction takes.
+func kindOf(n *ir.Node) cost.Kind {
+	switch {
+	case codegen.Collective(n.Op) || n.Op == ir.OpSend || n.Op == ir.OpRecv || codegen.HostCopy(n.Op):
+		return cost.Communication
+	case n.Phase == ir.Update:
+		return cost.Optimizer
+	}
+	return cost.Compute
+}

@@ -1,0 +1,141 @@
+package profile
+
+import (
+	"math"
+	"slices"
+)
+
+// sample is one measured piece of work.
+type sample struct {
+	share   float64 // of the machine that did it: 1 over the ranks that ran beside each other
+	flops   float64
+	bytes   float64
+	seconds float64
+	weight  float64 // 1 over the time of its step: every step counts the same
+}
+
+// ideal is how long the sample's operations take at a peak rate of the machine.
+func (s sample) ideal(peak float64) float64 { return s.flops / (peak * s.share) }
+
+// balance returns the factor by which the times of a model are to be multiplied so
+// that they add up to those of the samples, and how far they then are from them:
+// the sum of the deviations as a share of all.
+func balance(samples []sample, model func(sample) float64) (factor, off float64) {
+	all, modelled := 0.0, 0.0
+	for _, s := range samples {
+		all, modelled = all+s.weight*s.seconds, modelled+s.weight*model(s)
+	}
+	factor = all / modelled
+	for _, s := range samples {
+		off += s.weight * math.Abs(factor*model(s)-s.seconds)
+	}
+	return factor, off / all
+}
+
+// fitLine returns the a and b with which a·x + b comes nearest to y, all
+// deviations taken relative to y, and neither is negative.
+func fitLine(x, y []float64) (a, b float64) {
+	// Weighted least squares with weights 1/y²: the normal equations of a·x/y + b/y = 1.
+	var xx, x1, one, sx, s1 float64
+	for i := range x {
+		u, v := x[i]/y[i], 1/y[i]
+		xx, x1, one = xx+u*u, x1+u*v, one+v*v
+		sx, s1 = sx+u, s1+v
+	}
+	det := xx*one - x1*x1
+	if det > 0 {
+		a, b = (sx*one-s1*x1)/det, (xx*s1-x1*sx)/det
+	}
+	switch {
+	case det <= 0 || b < 0:
+		return sx / xx, 0
+	case a < 0:
+		return 0, s1 / one
+	}
+	return a, b
+}
+
+// fitProducts returns the share of a peak rate (FLOP/s of the machine) that large
+// products reach and at how many operations they reach half of it, and how far the
+// samples are from that.
+func fitProducts(samples []sample, peak float64) (efficiency, half, off float64) {
+	x, y := make([]float64, len(samples)), make([]float64, len(samples))
+	for i, s := range samples {
+		x[i], y[i] = s.flops, s.seconds*peak*s.share
+	}
+	a, b := fitLine(x, y)
+	factor, off := balance(samples, func(s sample) float64 { return (a*s.flops + b) / (peak * s.share) })
+	return 1 / (a * factor), b / a, off
+}
+
+// fitAttention returns the share of the peak rate that attention reaches.
+func fitAttention(samples []sample, peak float64) (efficiency, off float64) {
+	factor, off := balance(samples, func(s sample) float64 { return s.ideal(peak) })
+	return 1 / factor, off
+}
+
+// near is what vector kernels are measured against: caches and memory.
+type near struct {
+	cached            float64 // bytes near the processors of the whole machine
+	cache, memoryRate float64 // bytes/s of the machine
+}
+
+// time of a kernel that computes at a rate (FLOP/s of the machine).
+func (n near) time(s sample, rate float64) float64 {
+	moved := n.memoryRate
+	if s.bytes <= n.cached*s.share {
+		moved = n.cache
+	}
+	return max(s.ideal(rate), s.bytes/(moved*s.share))
+}
+
+// fitVector returns the share of the peak rate at which kernels between products
+// compute, given what memory and caches give them: the largest with which the times
+// add up to those measured.
+func fitVector(samples []sample, peak float64, n near) (share, off float64) {
+	for exponent := 0.0; exponent >= -3; exponent -= 0.005 {
+		share = math.Pow(10, exponent)
+		factor, deviation := balance(samples, func(s sample) float64 { return n.time(s, peak*share) })
+		if off = deviation; factor <= 1 {
+			break
+		}
+	}
+	return share, off
+}
+
+// exchange is one measured collective: messages that follow each other, and the
+// bytes that each rank moves.
+type exchange struct {
+	messages, bytes float64
+	seconds         float64
+}
+
+// fitLink returns the latency of a message and the bandwidth of a rank, and how far
+// the exchanges are from them.
+func fitLink(all []exchange) (latency, bandwidth, off float64) {
+	// seconds = messages·latency + bytes/bandwidth, per message.
+	var x, y []float64
+	for _, e := range all {
+		x, y = append(x, e.bytes/e.messages), append(y, e.seconds/e.messages)
+	}
+	a, b := fitLine(x, y)
+	total := 0.0
+	for _, e := range all {
+		total += e.seconds
+		off += math.Abs(a*e.bytes + b*e.messages - e.seconds)
+	}
+	return b, 1 / a, off / total // a bandwidth of +Inf is cut to the largest there is
+}
+
+// knee returns the largest size at which a bandwidth that falls with size is still
+// nearer, by ratio, to the highest than to that of the largest size.
+func knee(sizes, rates []float64) float64 {
+	middle := math.Sqrt(slices.Max(rates) * rates[len(rates)-1])
+	at := sizes[0]
+	for i, r := range rates {
+		if r >= middle {
+			at = sizes[i]
+		}
+	}
+	return at
+}

@@ -1,0 +1,100 @@
+package profile
+
+import (
+	"context"
+	"math/rand/v2"
+	"slices"
+	"time"
+
+	"github.com/autopar/autopar/runtime/cpu/kernel"
+)
+
+// timing is how long something took, over a number of repetitions.
+type timing struct {
+	least, median time.Duration
+	n             int
+}
+
+func timingOf(all []time.Duration) timing {
+	sorted := slices.Sorted(slices.Values(all))
+	return timing{sorted[0], sorted[len(sorted)/2], len(sorted)}
+}
+
+// spread is by how much the median exceeds the least, which is what the figures are
+// made from: other work on the machine can only add.
+func (t timing) spread() float64 { return t.median.Seconds()/t.least.Seconds() - 1 }
+
+// repeat times f for about as long as it may, at least five times.
+func repeat(ctx context.Context, budget time.Duration, f func()) timing {
+	f() // scratch memory, caches
+	var all []time.Duration
+	for start := time.Now(); len(all) < 5 || time.Since(start) < budget && len(all) < 1000; {
+		if ctx.Err() != nil && len(all) > 0 {
+			break
+		}
+		begin := time.Now()
+		f()
+		all = append(all, time.Since(begin))
+	}
+	return timingOf(all)
+}
+
+// Product is one point of the matmul curve: C[M,N] of sums over K.
+type Product struct {
+	M, N, K int
+	Threads int
+	GFLOPS  float64
+	Spread  float64 // see [Figure]
+}
+
+// shapes are those of linear layers of small models, from 0.1 MFLOP to 2 GFLOP.
+func shapes() [][3]int {
+	return [][3]int{{64, 64, 16}, {64, 128, 64}, {192, 128, 128}, {768, 128, 128}, {768, 512, 128}, {1024, 1024, 256}, {1024, 1024, 1024}}
+}
+
+// products measures the matmul curve with a number of threads, in the three forms
+// that training needs, and returns the curve of the first.
+func products(ctx context.Context, threads int, budget time.Duration) []Product {
+	pool := kernel.NewPool(threads)
+	defer pool.Close()
+	var curve []Product
+	for _, s := range shapes() {
+		m, n, k := s[0], s[1], s[2]
+		a, b, c := random(m*k), random(n*k), make([]float32, m*n)
+		t := repeat(ctx, budget/time.Duration(len(shapes())), func() { kernel.MatMulNT(pool, m, n, k, a, b, c, false) })
+		curve = append(curve, Product{m, n, k, threads, 2 * float64(m) * float64(n) * float64(k) / t.least.Seconds() / 1e9, t.spread()})
+	}
+	return curve
+}
+
+func random(n int) []float32 {
+	r := rand.New(rand.NewPCG(uint64(n), 1))
+	x := make([]float32, n)
+	for i := range x {
+		x[i] = r.Float32() - 0.5
+	}
+	return x
+}
+
+// Stream is the rate at which an addition of two tensors moves their bytes and
+// those of the sum, when those are so many.
+type Stream struct {
+	Bytes  int
+	GBs    float64
+	Spread float64
+}
+
+// streams measures the rate with all threads at growing sizes.
+func streams(ctx context.Context, threads int, budget time.Duration) []Stream {
+	pool := kernel.NewPool(threads)
+	defer pool.Close()
+	const largest = 96 << 20 // bytes of the three tensors together
+	a, b, c := random(largest/12), random(largest/12), make([]float32, largest/12)
+	var all []Stream
+	for bytes := 192 << 10; bytes <= largest; bytes *= 2 {
+		n := bytes / 12
+		t := repeat(ctx, budget/10, func() { kernel.Add(pool, c[:n], a[:n], b[:n]) })
+		all = append(all, Stream{bytes, float64(bytes) / t.least.Seconds() / 1e9, t.spread()})
+	}
+	return all
+}

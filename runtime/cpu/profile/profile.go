@@ -1,0 +1,209 @@
+// Package profile measures what the machine at hand does for the CPU backend, and
+// makes a [cost.Cluster] of it.
+//
+// Training steps of small models are run, every instruction is timed, and the
+// constants of the cost model are fitted to the times with the operations and bytes
+// that the model itself counts for each, so that the times of a step add up. Times
+// are those of the quietest tenth of the steps, or the least of many for a kernel
+// by itself, since other work on the machine can only add to them.
+package profile
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"os"
+	goruntime "runtime"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/autopar/autopar/planner/cost"
+)
+
+// Result is what was measured.
+type Result struct {
+	Cluster  *cost.Cluster
+	Figures  []Figure
+	Products []Product
+	Streams  []Stream
+
+	When    time.Time
+	Took    time.Duration
+	Machine string  // processor and cores
+	Load    float64 // of the last minute when it began; negative where that cannot be told
+}
+
+// Figure is one constant with how well it is known.
+type Figure struct {
+	Key string // of the cluster file
+	// Spread is, of a rate measured by itself, how far the median lies beyond the
+	// least time; of a constant fitted to instructions, how far they are from it on
+	// average; of the overhead, how far the median step lies beyond the quiet ones.
+	Spread  float64
+	Samples int
+}
+
+// Measure measures this machine in about the given time. It needs the machine for
+// itself to tell what it can do.
+func Measure(ctx context.Context, budget time.Duration) (*Result, error) {
+	cores := goruntime.GOMAXPROCS(0)
+	r := &Result{When: time.Now().UTC().Truncate(time.Second), Machine: machine(cores), Load: load()}
+	begin := time.Now()
+	r.Products = products(ctx, 1, budget/10)
+	if cores > 1 {
+		r.Products = append(r.Products, products(ctx, cores, budget/10)...)
+	}
+	r.Streams = streams(ctx, cores, budget/10)
+	var steps []*timedStep
+	all := workloads(cores)
+	for _, w := range all {
+		if err := ctx.Err(); err != nil {
+			return nil, err
+		}
+		s, err := w.time(ctx, budget*6/10/time.Duration(len(all)))
+		if err != nil {
+			return nil, err
+		}
+		steps = append(steps, s)
+	}
+	r.fit(steps, cores)
+	r.Took = time.Since(begin)
+	return r, r.Cluster.Validate()
+}
+
+// fit makes the constants.
+func (r *Result) fit(steps []*timedStep, cores int) {
+	core := 0.0 // FLOP/s, the most that one reached
+	for _, p := range r.Products {
+		core = max(core, p.GFLOPS*1e9/float64(p.Threads))
+	}
+	peak := core * float64(cores)
+	sizes, rates := make([]float64, len(r.Streams)), make([]float64, len(r.Streams))
+	for i, s := range r.Streams {
+		sizes[i], rates[i] = float64(s.Bytes), s.GBs*1e9
+	}
+	memory, cached := rates[len(rates)-1], knee(sizes, rates)
+	cache := max(slices.Max(rates), memory)
+	gap := math.Inf(1) // between instructions, where one rank runs
+	for _, s := range steps {
+		if s.ranks == 1 {
+			gap = min(gap, s.gap())
+		}
+	}
+	start := overhead(steps) // of an instruction that does nothing
+	launch := gap + start
+
+	around := near{cached, cache, memory}
+	off := map[string]float64{}
+	threads := threading(steps)
+	e := cost.Efficiency{Memory: 1, Threads: clamp(threads)}
+	e.Matmul, e.MatmulHalf, off[productClass] = fitProducts(samples(steps, productClass, start, threads), peak)
+	e.Attention, off[attentionClass] = fitAttention(samples(steps, attentionClass, start, threads), peak)
+	e.Vector, off[vectorClass] = fitVector(samples(steps, vectorClass, start, threads), peak, around)
+	e.Matmul, e.MatmulHalf, e.Attention, e.Vector = clamp(e.Matmul), round(e.MatmulHalf), clamp(e.Attention), clamp(e.Vector)
+	link := cost.Link{Bandwidth: memory, Efficiency: 1, Latency: start}
+	if all := exchanges(steps, start); len(all) > 0 {
+		var bandwidth float64
+		link.Latency, bandwidth, off[collectiveClass] = fitLink(all)
+		link.Bandwidth = min(bandwidth, 1e15) * float64(cores) // of the machine, which the ranks share
+	}
+	r.Cluster = &cost.Cluster{
+		Name: "cpu-profiled", IntraNode: link, Host: &cost.Link{Bandwidth: round(memory / 2), Efficiency: 1, Latency: round(start)},
+		Device: cost.Device{
+			Name: r.Machine, Shared: true, Cores: cores, Memory: installed(), FLOPS: map[string]float64{"f32": round(core)},
+			MemoryBandwidth: round(memory), LaunchOverhead: round(launch), Efficiency: e,
+			Cache: &cost.Cache{Memory: int64(cached), Bandwidth: round(cache)},
+		},
+	}
+	r.Cluster.IntraNode.Latency, r.Cluster.IntraNode.Bandwidth = round(link.Latency), round(link.Bandwidth)
+	r.Cluster.Source = fmt.Sprintf("autopar profile, %s, %s%s", r.When.Format("2006-01-02 15:04 MST"), r.Machine, r.loadText())
+
+	figure := func(key string, spread float64, n int) { r.Figures = append(r.Figures, Figure{key, spread, n}) }
+	last := r.Streams[len(r.Streams)-1]
+	figure("device.flops.f32", slices.MaxFunc(r.Products, func(a, b Product) int {
+		return int(a.GFLOPS/float64(a.Threads) - b.GFLOPS/float64(b.Threads))
+	}).Spread, len(r.Products))
+	figure("device.memory_bandwidth", last.Spread, len(r.Streams))
+	figure("device.cache", r.Streams[0].Spread, len(r.Streams))
+	for key, class := range map[string]string{
+		"device.efficiency.matmul": productClass, "device.efficiency.attention": attentionClass,
+		"device.efficiency.vector": vectorClass, "intra_node": collectiveClass,
+	} {
+		figure(key, off[class], count(steps, class))
+	}
+	figure("device.launch_overhead", steps[0].spread, len(steps))
+	slices.SortFunc(r.Figures, func(a, b Figure) int { return strings.Compare(a.Key, b.Key) })
+}
+
+// overhead is the time of an instruction that has next to nothing to do: the median
+// of those.
+func overhead(steps []*timedStep) float64 {
+	var all []float64
+	for _, s := range steps {
+		for _, in := range s.instrs {
+			if in.work.Class == vectorClass && in.work.FLOPs < 100 && in.work.Bytes < 1000 {
+				all = append(all, in.seconds)
+			}
+		}
+	}
+	if len(all) == 0 {
+		return 0
+	}
+	slices.Sort(all)
+	return all[len(all)/2]
+}
+
+func clamp(share float64) float64 { return round(min(max(share, 1e-3), 1)) }
+
+// round keeps three figures: more say nothing.
+func round(x float64) float64 {
+	if x == 0 || math.IsInf(x, 0) {
+		return x
+	}
+	unit := math.Pow(10, 2-math.Floor(math.Log10(math.Abs(x))))
+	return math.Round(x*unit) / unit
+}
+
+func (r *Result) loadText() string {
+	if r.Load < 0 {
+		return ""
+	}
+	return fmt.Sprintf(", load %.2f before", r.Load)
+}
+
+// machine names the processor.
+func machine(cores int) string {
+	name := goruntime.GOARCH
+	if data, err := os.ReadFile("/proc/cpuinfo"); err == nil {
+		for line := range strings.Lines(string(data)) {
+			if key, value, ok := strings.Cut(line, ":"); ok && strings.TrimSpace(key) == "model name" {
+				name = strings.Join(strings.Fields(value), " ")
+				break
+			}
+		}
+	}
+	return fmt.Sprintf("%d x %s", cores, name)
+}
+
+// load is the load average of the last minute.
+func load() float64 {
+	var one float64
+	data, err := os.ReadFile("/proc/loadavg")
+	if err != nil {
+		return -1
+	}
+	if _, err := fmt.Sscan(string(data), &one); err != nil {
+		return -1
+	}
+	return one
+}
+
+// installed is the memory of the machine, as the built-in cluster cpu has it.
+func installed() int64 {
+	c, err := cost.Load("cpu")
+	if err != nil {
+		panic("BUG: " + err.Error())
+	}
+	return c.Device.Memory
+}
