@@ -49,7 +49,7 @@ func (m *Memory) Constants() []Constant {
 		{"fused scores", "bytes a score", "operand and result of Megatron's masked softmax: kept", &m.FusedScores, 4, 2, 6},
 		{"fused scores live", "bytes a score", "scores and gradients of them in the backward pass", &m.FusedLive, 4.8, 2, 12},
 		{"logits", "bytes a logit", "cross entropy of several kernels: a copy in float32 (4), log-softmax (4), gradient (4)", &m.Logits, 12, 10, 14},
-		{"fused logits", "bytes a logit", "Megatron's cross entropy: float32 logits, overwritten by exponents and gradients (4), a copy (4)", &m.LogitsFused, 7, 4, 10},
+		{"fused logits", "bytes a logit", "Megatron's cross entropy: float32 logits, overwritten by exponents and gradients (4), a copy (4)", &m.LogitsFused, 6, 4, 10},
 		{"whole logits", "bytes a logit", "the same where every tensor rank has the loss of the whole vocabulary, and figures of it besides", &m.LogitsWhole, 16.2, 14, 24},
 		{"logits before", "bytes a logit", "those of the micro-batch before in the last stage's buffer", &m.LogitsBefore, 2.9, 0, 6},
 		{"gathered logits", "bytes a logit", "the pieces of the tensor ranks beside the whole, and their gradients", &m.LogitsSplit, 8, 0, 8},
