@@ -7,7 +7,7 @@ func inTheFootprint() []mutant {
 	return []mutant{{
 		bug:  "the bytes of one block stand for those of all",
 		file: "planner/footprint.go",
-		old:  "times = int64(stands.Last - stands.First)", new: "_ = stands",
+		old:  "times = int64(blocks)", new: "_ = blocks",
 		pkg: "./planner", run: "^TestFootprint$",
 	}, {
 		bug:  "recomputed activations counted as kept",
