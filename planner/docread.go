@@ -267,7 +267,7 @@ func conformStruct(v any, t reflect.Type, path string) error {
 	for i := range t.NumField() {
 		key, option, _ := strings.Cut(t.Field(i).Tag.Get("json"), ",")
 		known[key] = t.Field(i).Type
-		if option != "omitempty" {
+		if option != "omitempty" && option != "omitzero" {
 			required = append(required, key)
 		}
 	}

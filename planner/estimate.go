@@ -2,6 +2,7 @@ package planner
 
 import (
 	"fmt"
+	"reflect"
 	"slices"
 
 	"github.com/autopar/autopar/ir"
@@ -79,4 +80,21 @@ func (e *Estimator) peak(pipe *pipeline, at int) int64 {
 	}
 	st := e.plan.Stages[at]
 	return pipe.memory[at].atLeast(st.Last-st.First, recomputationOf(st), pipe.room[at])
+}
+
+// For returns an estimator of a plan that differs only in the size of micro-batches
+// and in what is recomputed, without compiling anything. Both share what they
+// compiled: they must not price at the same time.
+func (e *Estimator) For(plan *partition.Plan) (*Estimator, error) {
+	if err := plan.Validate(e.skel.blocks, e.skel.batch); err != nil {
+		return nil, err
+	}
+	same := *plan
+	same.MicroBatch, same.Placements, same.Stages = e.plan.MicroBatch, e.plan.Placements, e.plan.Stages
+	if len(plan.Stages) != len(e.plan.Stages) || !reflect.DeepEqual(same, e.plan) {
+		return nil, fmt.Errorf("planner: the plan differs in more than micro-batch and recomputation")
+	}
+	other := *e
+	other.plan.MicroBatch, other.plan.Stages = plan.MicroBatch, plan.Stages
+	return &other, nil
 }

@@ -2,7 +2,6 @@ package main
 
 import (
 	"fmt"
-	"math"
 	"os"
 	"slices"
 
@@ -106,13 +105,7 @@ func validate(outcomes []measured.Outcome, skipped []measured.Skipped) validatio
 	if all := measured.Summarize(timed); len(all) > 0 {
 		mean := measured.MeanMAPE(all)
 		v.MeanMAPE = &mean
-		for name, s := range all {
-			source := validatedSource{Rows: s.Rows, MAPE: s.MAPE, Bias: s.Bias}
-			if !math.IsNaN(s.Spearman) {
-				source.Spearman = &s.Spearman
-			}
-			v.Sources[name] = source
-		}
+		v.Sources = sourcesOf(timed)
 	}
 	for _, s := range skipped {
 		v.Skipped = append(v.Skipped, skippedRow{s.ID, s.Source, s.Reason})

@@ -35,6 +35,8 @@ type Cluster struct {
 	// Host is what one device reaches the memory of its host over, in either
 	// direction; nil where that is not known, and nothing can be offloaded.
 	Host *Link `json:"host,omitempty"`
+	// Software is what runs on the devices; the zero value is this project's own.
+	Software Software `json:"software,omitzero"`
 }
 
 // Device is one accelerator, or with Shared one machine.
@@ -58,7 +60,10 @@ type Device struct {
 	MemoryBandwidth float64            `json:"memory_bandwidth"` // bytes/s
 	Cache           *Cache             `json:"cache,omitempty"`  // nil where it does not show
 	LaunchOverhead  float64            `json:"launch_overhead"`  // seconds per kernel
-	Efficiency      Efficiency         `json:"efficiency"`
+	// Units is how many parts of the device compute tiles of a product side by side,
+	// such as streaming multiprocessors; 0 where it does not show.
+	Units      int        `json:"units,omitempty"`
+	Efficiency Efficiency `json:"efficiency"`
 }
 
 // Cache is the memory near the processors. What a kernel of a training step reads,
@@ -76,8 +81,12 @@ type Efficiency struct {
 	// the fastest of the element types, and less for others as their rate is.
 	Matmul     float64 `json:"matmul"`
 	MatmulHalf float64 `json:"matmul_half_flops"`
-	Attention  float64 `json:"attention"` // of the peak rate, for fused attention
-	Vector     float64 `json:"vector"`    // of the peak rate, for everything else
+	// TileFill is how many terms of its sums a unit could add in the time in which it
+	// starts and ends a tile.
+	TileFill  float64 `json:"tile_fill,omitempty"`
+	MatmulF8  float64 `json:"matmul_f8,omitempty"` // as Matmul, of 8-bit operands
+	Attention float64 `json:"attention"`           // of the peak rate, for fused attention
+	Vector    float64 `json:"vector"`              // of the peak rate, for everything else
 	// Threads, on a shared machine, is the share of its rate that a rank keeps when
 	// it computes with several threads, for dividing and meeting; 0 is all of it.
 	Threads float64 `json:"threads,omitempty"`
@@ -132,6 +141,9 @@ func (c *Cluster) Validate() error {
 		{"device.launch_overhead", d.LaunchOverhead, 0, 1, " s"},
 		{"device.efficiency.matmul", e.Matmul, 1e-4, 1, ""},
 		{"device.efficiency.matmul_half_flops", e.MatmulHalf, 0, 1e15, " FLOPs"},
+		{"device.units", float64(d.Units), 0, 1 << 16, ""},
+		{"device.efficiency.tile_fill", e.TileFill, 0, 1e6, " terms"},
+		{"device.efficiency.matmul_f8", e.MatmulF8, 0, 1, ""},
 		{"device.efficiency.attention", e.Attention, 1e-4, 1, ""},
 		{"device.efficiency.vector", e.Vector, 1e-4, 1, ""},
 		{"device.efficiency.threads", e.Threads, 0, 1, ""},
