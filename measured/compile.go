@@ -14,7 +14,18 @@ import (
 // Case is a row compiled, to be priced.
 type Case struct {
 	Row
-	estimator *planner.Estimator
+	estimator  *planner.Estimator
+	footprints []planner.Footprint // by position of the pipeline
+	device     int64               // bytes of a GPU
+}
+
+// newCase is a row with what stands for its plan, on its cluster.
+func newCase(r Row, e *planner.Estimator) (*Case, error) {
+	cluster, err := r.Cluster()
+	if err != nil {
+		return nil, err
+	}
+	return &Case{r, e, e.Footprints(), cluster.Device.Memory}, nil
 }
 
 // Compile traces the row's model and compiles its plan.
@@ -27,10 +38,8 @@ func Compile(r Row) (*Case, error) {
 func (c *Case) Predict(cluster *cost.Cluster) Outcome {
 	p := c.estimator.Price(c.equipped(cluster))
 	o := Outcome{Row: c.Row, PredictedSeconds: p.Step.Seconds()}
-	for _, b := range p.PeakBytes {
-		o.PredictedBytes = max(o.PredictedBytes, b)
-	}
-	o.PredictedFits = o.PredictedBytes+reserve <= cluster.Device.Memory
+	m := DefaultMemory()
+	c.judge(&o, &m, cluster.Device.Memory)
 	return o
 }
 
@@ -41,7 +50,7 @@ func (r *Row) alike() string {
 	same.Line, same.ID, same.Source, same.Ref, same.ModelName, same.Confidence, same.Note = 0, "", "", "", "", "", ""
 	same.MicroBatch, same.Recompute, same.RecomputeNote = 0, "", ""
 	same.StepSeconds, same.PeakGiB, same.PeakKind, same.Fits = 0, 0, "", nil
-	same.FlashAttention, same.FlashAttention2, same.Compiled, same.FusedNorm = false, false, false, false
+	same.FlashAttention, same.FlashAttention2, same.Compiled, same.FusedNorm, same.Kernels = false, false, false, false, ""
 	return fmt.Sprintf("%+v %t", same, r.Model().Bias)
 }
 
@@ -71,7 +80,7 @@ func compile(rows []Row) ([]*Case, []error) {
 		if err == nil && first != nil {
 			var e *planner.Estimator
 			if e, err = first.For(plan); err == nil {
-				cases[i] = &Case{r, e}
+				cases[i], err = newCase(r, e)
 			}
 		} else if err == nil {
 			cases[i], err = compileAlone(r)
@@ -97,11 +106,11 @@ func compileAlone(r Row) (*Case, error) {
 	if err != nil {
 		return nil, err
 	}
-	e, err := planner.NewEstimator(g, r.GlobalBatch, cluster, plan)
+	e, err := planner.NewEstimator(g, r.GlobalBatch, cluster, plan, r.pins()...)
 	if err != nil {
 		return nil, err
 	}
-	return &Case{r, e}, nil
+	return newCase(r, e)
 }
 
 // parallel calls f for every number below n, on all processors.

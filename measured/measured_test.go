@@ -41,7 +41,7 @@ func TestPredictionIsThePlanners(t *testing.T) {
 		require.NoError(t, err)
 		g, err := r.graph()
 		require.NoError(t, err)
-		e, err := planner.NewEstimator(g, r.GlobalBatch, base, plan)
+		e, err := planner.NewEstimator(g, r.GlobalBatch, base, plan, r.pins()...)
 		require.NoError(t, err)
 		whole, err := planner.Predict(g, r.GlobalBatch, r.equipped(base), e.Plan(), nil)
 		require.NoError(t, err)
@@ -50,8 +50,8 @@ func TestPredictionIsThePlanners(t *testing.T) {
 		for _, b := range whole.PeakBytes {
 			most = max(most, b)
 		}
-		require.LessOrEqual(t, o.PredictedBytes, most)
-		require.Greater(t, o.PredictedBytes, most*8/10, "a bound worth having")
+		require.LessOrEqual(t, o.ArenaBytes, most)
+		require.Greater(t, o.ArenaBytes, most*8/10, "a bound worth having")
 	}
 	require.True(t, outcomes[0].PredictedFits)
 }

@@ -31,7 +31,7 @@ func (r *Row) Model() gpt.Config {
 }
 
 // Plan returns exactly the plan of the row, but for placements: see
-// [planner.Estimate]. Blocks are cut evenly.
+// [planner.Estimate].
 func (r *Row) Plan() (*partition.Plan, error) {
 	p := &partition.Plan{
 		PlanNGPUs: r.GPUs, RuntimeNGPUs: r.GPUs, DP: r.DP, CP: r.CP, TP: r.TP, MicroBatch: r.MicroBatch,
@@ -63,8 +63,8 @@ func (r *Row) Plan() (*partition.Plan, error) {
 		return nil, fmt.Errorf("%d stages for %d layers", stages, r.Layers)
 	}
 	first := 0
-	for i := range stages {
-		st := partition.Stage{First: first, Last: first + (r.Layers+stages-1-i)/stages}
+	for _, n := range r.cut(stages) {
+		st := partition.Stage{First: first, Last: first + n}
 		switch r.Recompute {
 		case "full":
 			st.Recompute = st.Last - st.First
@@ -132,7 +132,3 @@ func (r *Row) onto(base *cost.Cluster) *cost.Cluster {
 func (r *Row) graph() (*ir.Graph, error) {
 	return gpt.TrainStep(r.Model(), gpt.Optimizer{Beta1: .9, Beta2: .95, Eps: 1e-8, WeightDecay: .1, GradClip: 1}, r.GlobalBatch, r.SeqLen)
 }
-
-// reserve is what a framework holds on a device beside the tensors of a step:
-// CUDA's context, NCCL's buffers, workspaces and the gaps of the allocator.
-const reserve = 6 << 30

@@ -53,6 +53,10 @@ type Device struct {
 	// Cores multiplies FLOPS, which is per core. 1 for accelerators.
 	Cores  int   `json:"cores"`
 	Memory int64 `json:"memory"` // usable bytes
+	// Reserve is bytes of Memory that plans leave free on every device: what its
+	// runtime holds beside the arena, such as a CUDA context, buffers of communicators
+	// and workspaces of libraries. 0 where the arena is all there is, as on a CPU.
+	Reserve int64 `json:"reserve,omitempty"`
 	// FLOPS is the peak rate of dense products by element type: f32, f16, bf16, and
 	// for later tf32.
 	FLOPS           map[string]float64 `json:"flops"`
@@ -99,12 +103,13 @@ type Link struct {
 	Latency    float64 `json:"latency"`    // seconds per message
 }
 
-// MemoryPerRank is what each of the given number of ranks may use.
+// MemoryPerRank is what the arena of each of the given number of ranks may take.
 func (c *Cluster) MemoryPerRank(ranks int) int64 {
+	free := c.Device.Memory - c.Device.Reserve
 	if c.Device.Shared {
-		return c.Device.Memory / int64(ranks)
+		return free / int64(ranks)
 	}
-	return c.Device.Memory
+	return free
 }
 
 // PeakFLOPS is the peak rate of one of the given number of ranks. Products of a
@@ -136,6 +141,7 @@ func (c *Cluster) Validate() error {
 	figures := []figure{
 		{"device.cores", float64(d.Cores), 1, 1 << 16, ""},
 		{"device.memory", float64(d.Memory), 1 << 20, 1 << 50, " bytes"},
+		{"device.reserve", float64(d.Reserve), 0, float64(d.Memory) / 2, " bytes"},
 		{"device.flops.f32", d.FLOPS["f32"], 1e6, 1e21, " FLOP/s"},
 		{"device.memory_bandwidth", d.MemoryBandwidth, 1e3, 1e18, " bytes/s"},
 		{"device.launch_overhead", d.LaunchOverhead, 0, 1, " s"},

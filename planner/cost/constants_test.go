@@ -44,7 +44,7 @@ func TestFaster(t *testing.T) {
 		a, b := NewModel(c, 32), NewModel(fast, 32)
 		for _, class := range []kernelClass{vector, product, attention} {
 			for _, size := range []int64{1000, 1e6, 1e9} {
-				require.InDelta(t, float64(a.kernel(class, 100*float64(size), size)), 2*float64(b.kernel(class, 100*float64(size), size)), 4)
+				require.InDelta(t, float64(a.kernel(&work{class: class, flops: 100 * float64(size), bytes: size})), 2*float64(b.kernel(&work{class: class, flops: 100 * float64(size), bytes: size})), 4)
 			}
 		}
 		p := &partition.Plan{PlanNGPUs: 32, RuntimeNGPUs: 32, DP: 16, TP: 2, MicroBatch: 1, Schedule: partition.GPipe, Stages: []partition.Stage{{Last: 1}}}

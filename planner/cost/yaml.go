@@ -109,7 +109,7 @@ func loadBuiltin(name string) (*Cluster, error) {
 type Error = strictyaml.Error
 
 // Parse reads a cluster from YAML; name stands for the file in errors. Every key
-// is required except source, software, device.shared, device.cores, device.cache,
+// is required except source, software, device.shared, device.cores, device.reserve, device.cache,
 // device.units, device.efficiency.tile_fill, device.efficiency.matmul_f8,
 // device.efficiency.threads, host, what refines the
 // network (nics_per_node, oversubscription, nodes_per_rack), and on a shared machine
@@ -182,7 +182,7 @@ func (d *decoder) fields() []field {
 	fields := []field{
 		{"name", &c.Name}, {"source", &c.Source}, {"software", &d.software},
 		{"device.name", &c.Device.Name}, {"device.shared", &c.Device.Shared}, {"device.cores", &c.Device.Cores},
-		{"device.memory", &c.Device.Memory}, {"device.flops.f32", nil},
+		{"device.memory", &c.Device.Memory}, {"device.reserve", &c.Device.Reserve}, {"device.flops.f32", nil},
 		{"device.memory_bandwidth", &c.Device.MemoryBandwidth}, {"device.launch_overhead", &c.Device.LaunchOverhead},
 		{"device.cache.memory", &d.cache.Memory}, {"device.cache.bandwidth", &d.cache.Bandwidth},
 		{"device.efficiency.matmul", &c.Device.Efficiency.Matmul},
@@ -226,7 +226,7 @@ func (d *decoder) keys() []string {
 
 func (d *decoder) optional(key string) bool {
 	switch key {
-	case "source", "software", "device.shared", "device.cores", "device.units", "device.efficiency.tile_fill", "device.efficiency.matmul_f8",
+	case "source", "software", "device.shared", "device.cores", "device.reserve", "device.units", "device.efficiency.tile_fill", "device.efficiency.matmul_f8",
 		"device.efficiency.threads", "nics_per_node", "oversubscription", "nodes_per_rack":
 		return true
 	}
