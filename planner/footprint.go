@@ -130,7 +130,7 @@ func (p *pipeline) footprint(stages []partition.Stage, at int, peak int64) Footp
 // chunks lists the stages of a position.
 func (p *pipeline) chunks(at int) []int {
 	var all []int
-	for i := at; i < len(p.stages); i += p.template.PP() {
+	for i := at; i < len(p.template.Stages); i += p.template.PP() {
 		all = append(all, i)
 	}
 	return all

@@ -61,6 +61,9 @@ func (c *Cluster) Constants() []Constant {
 		{Key: "device.launch_overhead", Resource: Launch, Uncertainty: launchUncertainty, at: func(c *Cluster) *float64 { return &c.Device.LaunchOverhead }},
 		{Key: "device.efficiency.matmul", Resource: Arithmetic, Uncertainty: efficiencyUncertainty, share: true, at: func(c *Cluster) *float64 { return &c.Device.Efficiency.Matmul }},
 		{Key: "device.efficiency.matmul_half_flops", Resource: Arithmetic, Uncertainty: halfUncertainty, at: func(c *Cluster) *float64 { return &c.Device.Efficiency.MatmulHalf }},
+		{Key: "device.efficiency.matmul_f8", Resource: Arithmetic, Uncertainty: efficiencyUncertainty, share: true, at: func(c *Cluster) *float64 { return &c.Device.Efficiency.MatmulF8 }},
+		{Key: "device.efficiency.tile_fill", Resource: Arithmetic, Uncertainty: halfUncertainty, at: func(c *Cluster) *float64 { return &c.Device.Efficiency.TileFill }},
+		{Key: "device.efficiency.threads", Resource: Arithmetic, Uncertainty: efficiencyUncertainty, share: true, at: func(c *Cluster) *float64 { return &c.Device.Efficiency.Threads }},
 		{Key: "device.efficiency.attention", Resource: Arithmetic, Uncertainty: efficiencyUncertainty, share: true, at: func(c *Cluster) *float64 { return &c.Device.Efficiency.Attention }},
 		{Key: "device.efficiency.vector", Resource: Arithmetic, Uncertainty: efficiencyUncertainty, share: true, at: func(c *Cluster) *float64 { return &c.Device.Efficiency.Vector }},
 		{Key: "device.efficiency.memory", Resource: HBM, Uncertainty: memoryUncertainty, share: true, at: func(c *Cluster) *float64 { return &c.Device.Efficiency.Memory }},
@@ -86,6 +89,7 @@ func (c *Cluster) Constants() []Constant {
 	if c.Host != nil {
 		link("host", HostLink, func(c *Cluster) *Link { return c.Host })
 	}
+	all = slices.DeleteFunc(all, func(k Constant) bool { return *k.at(c) == 0 }) // not of this cluster
 	for i := range all {
 		if u, stated := c.Uncertainty[all[i].Key]; stated {
 			all[i].Uncertainty = u
