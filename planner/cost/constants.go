@@ -57,6 +57,11 @@ const (
 // uncertainty is the cluster's own where it states one, else the default of its
 // kind.
 func (c *Cluster) Constants() []Constant {
+	return slices.DeleteFunc(c.constants(), func(k Constant) bool { return *k.at(c) == 0 })
+}
+
+// constants lists them whether or not the cluster states them.
+func (c *Cluster) constants() []Constant {
 	all := []Constant{
 		{Key: "device.launch_overhead", Resource: Launch, Uncertainty: launchUncertainty, at: func(c *Cluster) *float64 { return &c.Device.LaunchOverhead }},
 		{Key: "device.efficiency.matmul", Resource: Arithmetic, Uncertainty: efficiencyUncertainty, share: true, at: func(c *Cluster) *float64 { return &c.Device.Efficiency.Matmul }},
@@ -89,7 +94,6 @@ func (c *Cluster) Constants() []Constant {
 	if c.Host != nil {
 		link("host", HostLink, func(c *Cluster) *Link { return c.Host })
 	}
-	all = slices.DeleteFunc(all, func(k Constant) bool { return *k.at(c) == 0 }) // not of this cluster
 	for i := range all {
 		if u, stated := c.Uncertainty[all[i].Key]; stated {
 			all[i].Uncertainty = u
@@ -182,7 +186,7 @@ func (c *Cluster) validateUncertainty() error {
 // refuseUncertainty says what is wrong with a stated uncertainty, if anything is.
 func (c *Cluster) refuseUncertainty(key string) string {
 	var known []string
-	for _, k := range c.Constants() {
+	for _, k := range c.constants() {
 		known = append(known, k.Key)
 	}
 	switch u := c.Uncertainty[key]; {
