@@ -43,6 +43,9 @@ type Stats struct {
 	PlansConsidered int // plans costed in full, and groups of plans ruled out together by their bound
 	// Optimal says that no plan of the space is faster under the cost model.
 	Optimal bool
+	// Gap is by how much of its time a plan of the space could at most be faster, where
+	// the search gave up on proving that none is; 0 where it did not.
+	Gap float64
 }
 
 // searcher is one run of [Search].
@@ -452,7 +455,7 @@ func (s *searcher) run() ([]*candidate, []*point, bool) {
 		}
 	}
 	// Where the search gave up, look again below the winner only.
-	optimal, steps := true, thorough
+	optimal, steps, bound := true, thorough, never
 	for _, p := range points {
 		kept := ranked(best)
 		if len(kept) == 0 || !p.unsure || p.least >= kept[0].time {
@@ -461,7 +464,12 @@ func (s *searcher) run() ([]*candidate, []*point, bool) {
 		x, certain := p.solve(kept[0].time-1, steps)
 		steps = max(p.budget, 0)
 		take(p, x)
-		optimal = optimal && certain
+		if !certain {
+			optimal, bound = false, min(bound, p.least)
+		}
+	}
+	if kept := ranked(best); !optimal {
+		s.stats.Gap = 1 - float64(bound)/float64(kept[0].time)
 	}
 	kept := ranked(best)
 	return kept[:min(len(kept), s.opts.TopK+1)], points, optimal
