@@ -113,7 +113,9 @@ func TestGoldenPlans(t *testing.T) {
 // text is the golden file.
 func (x goldenCase) text(model gpt.Config, found *Result) string {
 	var b strings.Builder
-	line := func(name, format string, args ...any) { fmt.Fprintf(&b, "%-15s"+format+"\n", append([]any{name}, args...)...) }
+	line := func(name, format string, args ...any) {
+		fmt.Fprintf(&b, "%-15s"+format+"\n", append([]any{name}, args...)...)
+	}
 	network := x.cluster
 	if x.crowded {
 		network += ", 4 nodes a rack, oversubscribed 4 times"

@@ -2,7 +2,6 @@ package cost
 
 import (
 	"fmt"
-	"math"
 	"slices"
 	"strings"
 
@@ -62,13 +61,7 @@ func (m *Program) Offset(position int) int {
 }
 
 func (m *Program) offset(rank int) int {
-	period := 1
-	for _, r := range m.rungs {
-		if r.devices < math.MaxInt {
-			period = r.devices // a multiple of those inside
-		}
-	}
-	return rank % period
+	return rank % period(m.rungs)
 }
 
 // group returns the most spread of the groups over an axis at the position that an
@@ -129,6 +122,9 @@ func (m *Program) widest(position, axis int) Group {
 	if m.mesh.Axes[axis].Time {
 		return worst
 	}
+	if m.mesh.Axes[axis].Size == 1 {
+		return spread(m.rungs, []int{0}) // wherever that rank lies
+	}
 	type start struct{ rank, shard int }
 	seen := map[start]bool{}
 	stride := 1
@@ -138,24 +134,32 @@ func (m *Program) widest(position, axis int) Group {
 		}
 	}
 	size, inner := m.mesh.Axes[axis].Size, m.plan.ContextParallel()*m.plan.TP
+	// Groups inside one data-parallel rank begin again at the same places: see route.
+	units, ofUnit := 1, m.mesh.Devices()
+	if stride < inner {
+		whole := period(m.rungs)
+		units = min(m.plan.Units(), multiple(m.plan.PlanNGPUs, whole)/m.plan.PlanNGPUs)
+		ofUnit = min(m.plan.DP*inner, multiple(inner, whole))
+	}
 	ranks := make([]int, size)
-	for d := range m.mesh.Devices() {
-		if d/stride%size != 0 {
-			continue
-		}
-		at := start{m.offset(m.plan.WorldRank(position, d)), 0}
-		if stride >= inner { // data-parallel ranks may lie in several units of the plan
-			at.shard = d / inner % m.plan.DP
-		}
-		if seen[at] {
-			continue
-		}
-		seen[at] = true
-		for i := range ranks {
-			ranks[i] = m.plan.WorldRank(position, d+i*stride)
-		}
-		if g := spread(m.rungs, ranks); worst.Size == 1 || g.wider(worst) {
-			worst = g
+	for unit := range units {
+		for from := 0; from < ofUnit; from += stride * size {
+			for d := unit*m.plan.DP*inner + from; d < unit*m.plan.DP*inner+from+stride; d++ {
+				at := start{m.offset(m.plan.WorldRank(position, d)), 0}
+				if stride >= inner { // data-parallel ranks may lie in several units of the plan
+					at.shard = d / inner % m.plan.DP
+				}
+				if seen[at] {
+					continue
+				}
+				seen[at] = true
+				for i := range ranks {
+					ranks[i] = m.plan.WorldRank(position, d+i*stride)
+				}
+				if g := spread(m.rungs, ranks); worst.Size == 1 || g.wider(worst) {
+					worst = g
+				}
+			}
 		}
 	}
 	return worst
