@@ -22,7 +22,7 @@ const (
 
 // Program prices the instructions of a program. Its figures do not depend on the
 // size of micro-batches, so one Program serves a plan at every size: see
-// [Program.Instr].
+// [Program.Instr]. It is for one goroutine at a time.
 type Program struct {
 	*Model
 	plan   *partition.Plan
@@ -30,6 +30,13 @@ type Program struct {
 	stage  int // as which all instructions are priced, -1 for each as its own
 	groups map[groupKey]Group
 	routes map[routeKey]Route
+	room   *room
+}
+
+// room is where local shapes are written down while a kernel is priced.
+type room struct {
+	dims   [48]int
+	shapes [12][]int
 }
 
 // groupKey is a mesh axis at positions of the pipeline that lie alike in the units
@@ -43,7 +50,7 @@ type routeKey struct{ offset, hop int }
 func NewProgram(c *Cluster, p *partition.Plan, mesh ir.Mesh) *Program {
 	return &Program{
 		Model: NewModel(c, p.RuntimeNGPUs), plan: p, mesh: mesh, stage: -1,
-		groups: map[groupKey]Group{}, routes: map[routeKey]Route{},
+		groups: map[groupKey]Group{}, routes: map[routeKey]Route{}, room: &room{},
 	}
 }
 
@@ -254,9 +261,7 @@ func (m *Program) compute(in *codegen.Instr, mesh ir.Mesh, at ir.Coord, operands
 // shapes.
 func (m *Program) work(in *codegen.Instr, mesh ir.Mesh, at ir.Coord) (flops float64, bytes int64) {
 	n := in.Node
-	var room [48]int
-	var shapes [12][]int
-	dims, local := room[:0], shapes[:0]
+	dims, local := m.room.dims[:0], m.room.shapes[:0]
 	for _, vs := range [2][]*ir.Value{n.Args, n.Results} {
 		for _, v := range vs {
 			from := len(dims)
