@@ -17,14 +17,15 @@ import (
 // (PLANNING.md 2.7).
 type bounds struct {
 	pipe    *pipeline
-	limit   int64             // bytes
-	again   [][]recomputation // [stage][n-1]: the cheapest that may fit
-	time    [][]cost.Picoseconds
+	limit   int64                // bytes
+	again   [][][]option         // [stage][n-1]: the recomputations that may fit
+	time    [][]cost.Picoseconds // [stage][n-1]: with the best of them
 	atLeast [][]cost.Picoseconds // of n blocks or more
 	through []line               // forward and backward of micro-batch 0, for prefixes
 	busy    []line               // all micro-batches and the update, what is done in order
 	work    []line               // with what communication streams do
 	passes  []line               // all micro-batches, but for gradients of weights that are apart
+	ahead   []cost.Picoseconds   // by stage: see gathersAhead
 	end     cost.Picoseconds     // the update of stage 0, after its last backward; others update meanwhile
 }
 
@@ -61,6 +62,12 @@ func newBounds(p *pipeline, limit int64, opts Options, learned map[tried]bool) *
 			f.early[e] += x.early[e]
 		}
 		f.fixed += x.fixed
+		ahead := cost.Picoseconds(0)
+		for size := range 2 {
+			l := p.body(i, ir.Backward, size).through()
+			ahead = max(ahead, l.gathersAhead())
+		}
+		b.ahead = append(b.ahead, ahead)
 		b.through = append(b.through, f)
 		b.busy = append(b.busy, works[i].all)
 		b.work = append(b.work, works[i].both)
@@ -81,23 +88,24 @@ func newBounds(p *pipeline, limit int64, opts Options, learned map[tried]bool) *
 				start += through
 			}
 		}
-		b.again = append(b.again, make([]recomputation, 0, blocks-stages+1))
+		b.again = append(b.again, make([][]option, 0, blocks-stages+1))
 		b.time = append(b.time, make([]cost.Picoseconds, 0, blocks-stages+1))
 		for n := 1; n <= blocks-stages+1; n++ {
-			r, fits := b.cheapest(i, n, opts, learned)
-			t := never
-			if fits {
-				// So many blocks at least are not before stage i.
-				from := n + stages - 1 - i
-				if i == 0 {
-					from = blocks
-				}
-				t = flow + cost.Picoseconds(from)*(block[first]-block[rest]) + works[i].left(p, i, n, r)
-				t = max(t, b.busy[i].at(n, r), start+cost.Picoseconds(from)*block[first]+works[i].left(p, i, n, r)+
-					works[i].weights.at(n, r)+works[i].update.at(n, r))
+			// So many blocks at least are not before stage i.
+			from := n + stages - 1 - i
+			if i == 0 {
+				from = blocks
 			}
-			b.again[i] = append(b.again[i], r)
-			b.time[i] = append(b.time[i], t)
+			var all []option
+			least := never
+			for _, r := range b.options(i, n, opts, learned) {
+				left := works[i].left(p, i, n, r)
+				t := flow + cost.Picoseconds(from)*(block[first]-block[rest]) + left
+				t = max(t, b.busy[i].at(n, r), start+cost.Picoseconds(from)*block[first]+left+works[i].weights.at(n, r)+works[i].update.at(n, r))
+				all, least = append(all, option{r, t}), min(least, t)
+			}
+			b.again[i] = append(b.again[i], all)
+			b.time[i] = append(b.time[i], least)
 		}
 	}
 	for _, time := range b.time {

@@ -83,13 +83,15 @@ func (c *cutter) descend(stage, left int, before cost.Picoseconds) {
 		if c.bounds.time[stage][n-1] > c.ceiling {
 			continue // the ceiling has come down, or n blocks do not fit though more may
 		}
-		r := c.bounds.again[stage][n-1]
-		if before+c.bounds.passes[stage].at(n, r)+c.bounds.end > c.ceiling {
-			continue
+		for _, r := range c.bounds.again[stage][n-1] {
+			c.budget--
+			if r.time > c.ceiling || before+c.bounds.passes[stage].at(n, r.recomputation)+c.bounds.end > c.ceiling {
+				continue
+			}
+			first := c.pipe.skel.blocks - left
+			c.cut[stage] = r.stage(first, n)
+			c.descend(stage+1, left-n, before+c.bounds.through[stage].at(n, r.recomputation))
 		}
-		first := c.pipe.skel.blocks - left
-		c.cut[stage] = r.stage(first, n)
-		c.descend(stage+1, left-n, before+c.bounds.through[stage].at(n, r))
 	}
 }
 

@@ -1,10 +1,14 @@
 package planner
 
 import (
+	"cmp"
+	"slices"
 	"sort"
 
 	"github.com/autopar/autopar/codegen"
+	"github.com/autopar/autopar/ir"
 	"github.com/autopar/autopar/partition"
+	"github.com/autopar/autopar/planner/cost"
 )
 
 // extent is how much of a block is computed again in the backward pass.
@@ -84,39 +88,107 @@ func triedOf(stage int, s partition.Stage) tried {
 	return tried{stage, s.Last - s.First, recomputationOf(s)}
 }
 
-// cheapest returns the recomputation of least time with which n blocks may fit a
-// stage, that of fewer full ones if several are, and false if none fits. Time is
-// all that the stage does in a step.
-func (b *bounds) cheapest(stage, n int, opts Options, learned map[tried]bool) (recomputation, bool) {
+// option is a recomputation of a stage that may be part of the fastest plan, with a
+// lower bound of the time of plans that have it.
+type option struct {
+	recomputation
+	time cost.Picoseconds
+}
+
+// options lists the recomputations with which n blocks may fit a stage, but for those
+// that take at least as long as another in every stretch between two transfers, so
+// that no plan is faster with them: a step ends no earlier when part of it takes
+// longer. Blocks that are recomputed besides only make stretches longer, but for the
+// last, which the backward pass meets first: it is computed again while the gradient
+// is waited for. So of each extent of the last block the least that fits competes.
+func (b *bounds) options(stage, n int, opts Options, learned map[tried]bool) []recomputation {
 	if opts.Policy == Megatron && n*len(b.pipe.stages) != b.pipe.skel.blocks {
-		return recomputation{}, false // its stages are equal
+		return nil // its stages are equal
 	}
 	m, room := &b.pipe.memory[stage], b.pipe.room[stage]
 	fits := func(r recomputation) bool {
 		return m.atLeast(n, r, room) <= b.limit && !learned[tried{stage, n, r}]
 	}
-	if choices := opts.Recompute.choices(n); fits(choices[0]) || len(choices) == 1 {
-		return choices[0], fits(choices[0])
+	if choices := opts.Recompute.choices(n); len(choices) == 1 {
+		if fits(choices[0]) {
+			return choices
+		}
+		return nil
+	}
+	if fits(recomputation{}) && b.ahead[stage] == 0 {
+		return []recomputation{{}}
 	}
 	if m.least(n, room) > b.limit {
-		return recomputation{}, false
+		return nil
 	}
-	var best recomputation
-	bestTime := never
-	for f := 0; f <= n; f++ {
-		if b.work[stage].at(n, recomputation{full: f}) >= bestTime {
-			break
-		}
-		for s := m.fewestSelective(n, f, room, b.limit); s <= n-f; s++ {
+	var all []recomputation
+	for f := 0; f < n; f++ {
+		for s := m.fewestSelective(n, f, room, b.limit); s < n-f; s++ {
 			if r := (recomputation{f, s}); fits(r) {
-				if t := b.work[stage].at(n, r); t < bestTime {
-					best, bestTime = r, t
-				}
+				all = append(all, r)
 				break
 			}
 		}
+		if len(all) > 0 && all[len(all)-1] == (recomputation{f, 0}) {
+			break // more in full would only be more
+		}
 	}
-	return best, bestTime < never
+	for f := 0; f < n; f++ {
+		if r := (recomputation{f, n - f}); fits(r) {
+			all = append(all, r)
+			break
+		}
+	}
+	if r := (recomputation{full: n}); fits(r) {
+		all = append(all, r)
+	}
+	return b.undominated(stage, n, all)
+}
+
+// undominated leaves out what takes at least as long as another everywhere; of equals
+// all but the one of the least work, and of those the one with the fewest full ones.
+// With overlap, where comparing them takes longer than bounding them, it sorts them.
+func (b *bounds) undominated(stage, n int, all []recomputation) []recomputation {
+	slices.SortFunc(all, func(x, y recomputation) int {
+		return cmp.Or(cmp.Compare(b.work[stage].at(n, x), b.work[stage].at(n, y)), cmp.Compare(x.full, y.full), cmp.Compare(x.selective, y.selective))
+	})
+	if len(all) < 2 || b.pipe.template.Overlap {
+		return all
+	}
+	var kept []recomputation
+	var times [][]cost.Picoseconds
+	for _, r := range all {
+		mine := b.pipe.stretches(stage, n, r)
+		dominated := slices.ContainsFunc(times, func(other []cost.Picoseconds) bool {
+			for i := range other {
+				if other[i] > mine[i] {
+					return false
+				}
+			}
+			return true
+		})
+		if !dominated {
+			kept, times = append(kept, r), append(times, mine)
+		}
+	}
+	return kept
+}
+
+// stretches lists the time of everything that a stage does between two transfers, and
+// how long after others it ends at least.
+func (p *pipeline) stretches(stage, n int, r recomputation) []cost.Picoseconds {
+	var all []cost.Picoseconds
+	for _, phase := range []ir.Phase{ir.Backward, ir.WeightGrad} {
+		for size := range 2 {
+			body := p.body(stage, phase, size)
+			for i := range body {
+				x := body[i].spans(n, r)
+				all = append(all, x.time)
+				all = append(all, x.since...)
+			}
+		}
+	}
+	return all
 }
 
 // fewestSelective returns the fewest selectively recomputed of n blocks with

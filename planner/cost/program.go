@@ -111,6 +111,9 @@ func (m *Program) Ways() string {
 	return b.String()
 }
 
+// Group returns the group over an axis at the stage that instructions are priced as.
+func (m *Program) Group(axis int) Group { return m.groupOf(m.stage, axis) }
+
 func (m *Program) groupOf(stage, axis int) Group {
 	position, _ := m.plan.Position(stage)
 	key := groupKey{m.Offset(position), axis}
