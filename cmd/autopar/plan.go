@@ -24,6 +24,7 @@ type planCmd struct {
 	MemoryLimit  string `placeholder:"SIZE" help:"Memory of one device that may be used, such as 16GiB. The default is the YAML's, or all it has."`
 	Out          string `short:"o" default:"plan.json" placeholder:"FILE" help:"File to write; - writes none."`
 	Top          int    `default:"3" placeholder:"K" help:"Alternatives to show."`
+	Certificate  string `placeholder:"FILE" help:"Also write a proof that no other plan is faster, which autopar verify --certificate checks."`
 	DumpDir      string `placeholder:"DIR" help:"Also write what each stage of the compiler makes: graph.txt and graph.json, partitioned.txt, program-rankN.txt."`
 	fixed
 	format
@@ -122,7 +123,7 @@ func (c *planCmd) Run(con *console) error {
 	if err != nil {
 		return err
 	}
-	doc, err := search(cfg, cluster, options)
+	doc, certificate, err := c.search(cfg, cluster, options)
 	if err != nil {
 		return err
 	}
@@ -150,12 +151,38 @@ func (c *planCmd) Run(con *console) error {
 		}
 		con.note("wrote %s", c.Out)
 	}
+	if certificate != nil {
+		if err := os.WriteFile(c.Certificate, certificate.Marshal(), 0o666); err != nil {
+			return err
+		}
+		con.note("wrote %s: %s", c.Certificate, plural(len(certificate.Regions), "region"))
+	}
 	if c.json() {
 		con.printf("%s", text)
 		return nil
 	}
 	printPlan(con, doc)
 	return nil
+}
+
+// search finds the plan, and the proof of it if that is asked for.
+func (c *planCmd) search(cfg *config.Config, cluster *cost.Cluster, o planner.Options) (*planner.Document, *planner.Certificate, error) {
+	if c.Certificate == "" {
+		doc, err := search(cfg, cluster, o)
+		return doc, nil, err
+	}
+	training, evaluation, err := traceSteps(cfg)
+	if err != nil {
+		return nil, nil, err
+	}
+	o.Eval = evaluation
+	found, certificate, err := planner.SearchCertified(training, cfg.Batch.Global, cluster, o)
+	if err != nil {
+		return nil, nil, err
+	}
+	doc := planner.NewDocument(cfg, training, cluster, found)
+	certificate.ConfigHash = doc.ConfigHash
+	return doc, certificate, nil
 }
 
 // search finds the plan of a configuration on a cluster.
