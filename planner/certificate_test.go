@@ -136,7 +136,7 @@ func TestTamperedCertificates(t *testing.T) {
 		return func(r *Region) bool { return slices.Contains(reasons, r.reason) }
 	}
 	var pool []*proven
-	for len(pool) < 10 {
+	for len(pool) < 30 {
 		if p := randomProven(t, r, Options{Offload: []string{"", "none"}[len(pool)%2]}); p != nil {
 			pool = append(pool, p)
 		}
