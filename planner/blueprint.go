@@ -46,8 +46,9 @@ const (
 	fewChunks    = 2
 )
 
-// newBlueprint compiles the plan. Of its stages only the number counts.
-func newBlueprint(graphs *shrunken, p partition.Plan, batch int) (*blueprint, error) {
+// newBlueprint is the blueprint that a plan makes, of whose stages only the number
+// counts. It is compiled when it is asked for.
+func newBlueprint(graphs *shrunken, p partition.Plan, batch int) *blueprint {
 	b := &blueprint{
 		graphs: graphs, plan: p, batch: batch, chunkOf: map[string]int{}, wires: map[*ir.Node]int{},
 		ofBlock: map[*ir.Node]bool{}, ofWeight: map[*ir.Node]bool{}, async: map[*ir.Node]bool{},
@@ -59,11 +60,7 @@ func newBlueprint(graphs *shrunken, p partition.Plan, batch int) (*blueprint, er
 	for i, block := range partition.Blocks(b.graph()) {
 		_, b.chunkOf[block] = b.plan.Position(i / graphs.scale)
 	}
-	if err := b.compile(kept); err != nil {
-		return nil, err
-	}
-	b.noteCuts()
-	return b, nil
+	return b
 }
 
 func (b *blueprint) graph() *ir.Graph { return b.graphs.keep(len(b.plan.Stages)) }
@@ -91,6 +88,9 @@ func (b *blueprint) compile(e extent) error {
 	}
 	b.progs[e] = prog
 	b.attribute(prog)
+	if e == kept {
+		b.noteCuts()
+	}
 	return nil
 }
 
@@ -296,14 +296,26 @@ func (b *blueprints) find(p *partition.Plan) (*blueprint, error) {
 			}
 		}
 	}
-	found, err := b.compile(key, p.Placements)
 	enough := p.ContextParallel() == 1 || b.tokens >= 2*p.ContextParallel() // each rank has an early and a late part
-	if err == nil && enough && found.standsFor(p.Mesh(b.batch)) {
-		return found, nil
+	one, err := b.compile(key.single(), p.Placements)
+	if err != nil || !enough || !one.standsFor(p.Mesh(b.batch)) {
+		// Something is cut in another way there.
+		key.dp, key.cp, key.tp, key.group = p.DataParallel(), p.ContextParallel(), p.TP, p.ZeROGroup
+		one, err = b.compile(key.single(), p.Placements)
 	}
-	// Something is cut in another way there.
-	key.dp, key.cp, key.tp, key.group = p.DataParallel(), p.ContextParallel(), p.TP, p.ZeROGroup
-	return b.compile(key, p.Placements)
+	switch {
+	case err != nil || key.stages == 1:
+		return one, err
+	case key.chunks > 1: // stages that read further than their neighbours cannot share ranks
+		return b.compile(key, p.Placements)
+	}
+	return b.lazy(key, p.Placements), nil // what one stage can be, several can
+}
+
+// single is the same structure in one stage.
+func (s structure) single() structure {
+	s.stages, s.chunks = 1, 1
+	return s
 }
 
 // compile returns the blueprint of a structure.
@@ -311,8 +323,20 @@ func (b *blueprints) compile(key structure, placements []partition.Placement) (*
 	if err := b.failed[key]; err != nil {
 		return nil, err
 	}
+	found := b.lazy(key, placements)
+	if found.progs[kept] == nil {
+		if err := found.compile(kept); err != nil {
+			b.failed[key] = err
+			return nil, err
+		}
+	}
+	return found, nil
+}
+
+// lazy returns the blueprint of a structure, compiled or not.
+func (b *blueprints) lazy(key structure, placements []partition.Placement) *blueprint {
 	if found := b.known[key]; found != nil {
-		return found, nil
+		return found
 	}
 	ranks := key.dp * key.cp * key.tp * key.stages / key.chunks
 	p := partition.Plan{
@@ -325,13 +349,8 @@ func (b *blueprints) compile(key structure, placements []partition.Placement) (*
 	if key.chunks > 1 {
 		p.Interleave = key.chunks
 	}
-	found, err := newBlueprint(b.graphs, p, b.batch)
-	if err != nil {
-		b.failed[key] = err
-		return nil, err
-	}
-	b.known[key] = found
-	return found, nil
+	b.known[key] = newBlueprint(b.graphs, p, b.batch)
+	return b.known[key]
 }
 
 // shards says in which dimension ZeRO cuts each parameter, and its optimizer state,

@@ -72,6 +72,9 @@ type SearchInfo struct {
 	PlansConsidered int                   `json:"plans_considered"`
 	Optimal         bool                  `json:"optimal"`
 	Alternatives    []DocumentAlternative `json:"alternatives"`
+	// Robust is how the plan and others fare where the cluster is not as stated; nil
+	// where nobody asked.
+	Robust *Robustness `json:"robust,omitempty"`
 }
 
 // DocumentAlternative is a plan that lost.

@@ -20,9 +20,9 @@ import (
 type work struct {
 	of     *blueprint
 	instrs []workInstr
-	shared []workInstr // on whose time the number of data-parallel ranks has a bearing
-	price  *cost.Program
-	mesh   ir.Mesh // of one data-parallel rank
+	shared []workInstr     // on whose time the number of data-parallel ranks has a bearing
+	prices []*cost.Program // by how its groups may lie in the units of the network
+	mesh   ir.Mesh         // of one data-parallel rank
 	known  map[int]*workTimes
 }
 
@@ -111,7 +111,7 @@ func (s *searcher) work(of *blueprint, o outline, trunk bool) *work {
 			a.Size = o.tp
 		}
 	}
-	w.price = cost.NewProgram(s.cluster, &job, w.mesh).As(0)
+	w.lie(s.cluster, job)
 	s.works[key] = w
 	for _, phase := range []ir.Phase{ir.Forward, ir.Backward, ir.Update} {
 		if trunk && phase == ir.Update {
@@ -120,6 +120,31 @@ func (s *searcher) work(of *blueprint, o outline, trunk bool) *work {
 		w.collect(of.progs[kept].Stages[0].Bodies[phase].Instrs, phase, trunk)
 	}
 	return w
+}
+
+// lie prices the groups of tensor and context parallelism as they may lie in the units
+// of the network, wherever in a plan they are: which of them a plan has is open.
+func (w *work) lie(c *cost.Cluster, job partition.Plan) {
+	ranks := job.PlanNGPUs
+	job.PlanNGPUs = job.RuntimeNGPUs / ranks * ranks
+	job.Stages = make([]partition.Stage, job.RuntimeNGPUs/ranks)
+	price := cost.NewProgram(c, &job, w.mesh)
+	var ways [][2]cost.Group
+	for at := range job.Stages {
+		if at > 0 && price.Offset(at) == price.Offset(0) {
+			break
+		}
+		var way [2]cost.Group
+		for i, name := range []string{partition.AxisTP, partition.AxisCP} {
+			if axis := w.mesh.Axis(name); axis >= 0 {
+				way[i] = price.As(at).Group(axis)
+			}
+		}
+		if !slices.Contains(ways, way) {
+			ways = append(ways, way)
+			w.prices = append(w.prices, price.As(at))
+		}
+	}
 }
 
 // collect takes the instructions of a body.
@@ -198,8 +223,15 @@ func (w *work) at(size, batch int) *workTimes {
 	mb.Chunk, mb.Size = size, (batch+size-1)/size
 	t := &workTimes{}
 	for i := range w.instrs {
-		time, _ := w.price.Instr(w.instrs[i].Instr, mesh, ir.Coord{})
-		t.add(&w.instrs[i], time)
+		in := &w.instrs[i]
+		time, _ := w.prices[0].Instr(in.Instr, mesh, ir.Coord{})
+		if in.Node.Op.Class() == ir.Comm {
+			for _, price := range w.prices[1:] {
+				other, _ := price.Instr(in.Instr, mesh, ir.Coord{})
+				time = min(time, other)
+			}
+		}
+		t.add(in, time)
 	}
 	w.known[size] = t
 	return t

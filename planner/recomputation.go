@@ -147,13 +147,14 @@ func (b *bounds) options(stage, n int, opts Options, learned map[tried]bool) []r
 
 // undominated leaves out what takes at least as long as another everywhere; of equals
 // all but the one of the least work, and of those the one with the fewest full ones.
+// With overlap, where comparing them takes longer than bounding them, it sorts them.
 func (b *bounds) undominated(stage, n int, all []recomputation) []recomputation {
-	if len(all) < 2 {
-		return all
-	}
 	slices.SortFunc(all, func(x, y recomputation) int {
 		return cmp.Or(cmp.Compare(b.work[stage].at(n, x), b.work[stage].at(n, y)), cmp.Compare(x.full, y.full), cmp.Compare(x.selective, y.selective))
 	})
+	if len(all) < 2 || b.pipe.template.Overlap {
+		return all
+	}
 	var kept []recomputation
 	var times [][]cost.Picoseconds
 	for _, r := range all {
