@@ -27,6 +27,7 @@ type planCmd struct {
 	Robust       bool   `help:"Return the plan of least worst-case regret, of those shown and the best of every policy, when the cluster's figures are uncertain."`
 	Samples      int    `default:"64" placeholder:"N" help:"Perturbed clusters to draw with --robust."`
 	Seed         int64  `default:"1" placeholder:"N" help:"Seed of those clusters."`
+	Certificate  string `placeholder:"FILE" help:"Also write a proof that no other plan is faster, which autopar verify --certificate checks."`
 	DumpDir      string `placeholder:"DIR" help:"Also write what each stage of the compiler makes: graph.txt and graph.json, partitioned.txt, program-rankN.txt."`
 	fixed
 	format
@@ -126,7 +127,17 @@ func (c *planCmd) Run(con *console) error {
 	if err != nil {
 		return err
 	}
+	var certificate *planner.Certificate
 	find := search
+	if c.Certificate != "" {
+		if c.Robust {
+			return usagef("plan: --certificate proves that no plan is faster, but --robust may return another than the fastest; want one of them")
+		}
+		find = func(cfg *config.Config, cluster *cost.Cluster, o planner.Options) (doc *planner.Document, err error) {
+			doc, certificate, err = searchCertified(cfg, cluster, o)
+			return doc, err
+		}
+	}
 	if c.Robust {
 		if c.Samples < 1 {
 			return usagef("plan: --samples is %d, must be at least 1", c.Samples)
@@ -166,12 +177,34 @@ func (c *planCmd) Run(con *console) error {
 		}
 		con.note("wrote %s", c.Out)
 	}
+	if certificate != nil {
+		if err := os.WriteFile(c.Certificate, certificate.Marshal(), 0o666); err != nil {
+			return err
+		}
+		con.note("wrote %s: %s", c.Certificate, plural(len(certificate.Regions), "region"))
+	}
 	if c.json() {
 		con.printf("%s", text)
 		return nil
 	}
 	printPlan(con, doc)
 	return nil
+}
+
+// searchCertified is search with the proof of what it finds.
+func searchCertified(cfg *config.Config, cluster *cost.Cluster, o planner.Options) (*planner.Document, *planner.Certificate, error) {
+	training, evaluation, err := traceSteps(cfg)
+	if err != nil {
+		return nil, nil, err
+	}
+	o.Eval = evaluation
+	found, certificate, err := planner.SearchCertified(training, cfg.Batch.Global, cluster, o)
+	if err != nil {
+		return nil, nil, err
+	}
+	doc := planner.NewDocument(cfg, training, cluster, found)
+	certificate.ConfigHash = doc.ConfigHash
+	return doc, certificate, nil
 }
 
 // search finds the plan of a configuration on a cluster.
