@@ -323,16 +323,18 @@ func (p *pending) floor() cost.Picoseconds {
 
 // build looks at the pending outlines that may have plans of at most the given time.
 func (s *searcher) build(points []*point, limit cost.Picoseconds) []*point {
-	return s.add(points, limit, false, func(*pending) bool { return true })
+	all := func(*pending) bool { return true }
+	return s.add(points, limit, false, all, all)
 }
 
 // add looks at pending outlines that may have plans of at most the given time, of
-// those that only spare memory or of the others, if they are chosen.
-func (s *searcher) add(points []*point, limit cost.Picoseconds, relief bool, chosen func(*pending) bool) []*point {
+// those that only spare memory or of the others, if they are chosen: once at first
+// sight, and again when more than the first floor is known of them.
+func (s *searcher) add(points []*point, limit cost.Picoseconds, relief bool, sighted, chosen func(*pending) bool) []*point {
 	known := len(points)
 	var sparing []*pending
 	s.pending = slices.DeleteFunc(s.pending, func(p *pending) bool {
-		if p.relief != relief || p.floor() > limit {
+		if p.relief != relief || p.floor() > limit || !sighted(p) {
 			return false
 		}
 		if p.skel == nil {
