@@ -100,7 +100,9 @@ func newBounds(p *pipeline, limit int64, opts Options, learned map[tried]bool) *
 			least := never
 			for _, r := range b.options(i, n, opts, learned) {
 				left := works[i].left(p, i, n, r)
-				t := flow + cost.Picoseconds(from)*(block[first]-block[rest]) + left
+				// Gradients of weights that a zero-bubble schedule has before its last backward pass.
+				apart := cost.Picoseconds(max(0, p.microBatches-1-i)) * works[i].weight[whole].at(n, r)
+				t := flow + cost.Picoseconds(from)*(block[first]-block[rest]) + left + apart
 				t = max(t, b.busy[i].at(n, r), start+cost.Picoseconds(from)*block[first]+left+works[i].weights.at(n, r)+works[i].update.at(n, r))
 				all, least = append(all, option{r, t}), min(least, t)
 			}

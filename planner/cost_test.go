@@ -124,6 +124,13 @@ func TestCostIsSimulation(t *testing.T) {
 		sh.offload = []partition.Offload{partition.OffloadNone, partition.OffloadOptimizer, partition.OffloadParams}[r.IntN(3)]
 		model.Float = []ir.DType{ir.F32, ir.BF16, ir.F16}[k%3]
 		c := randomCluster(r)
+		if k%3 == 0 { // where work is all that counts bounds are closest
+			c.Device.LaunchOverhead, c.Device.Efficiency.MatmulHalf = c.Device.LaunchOverhead/1e4, 0
+			for _, l := range []*cost.Link{&c.IntraNode, &c.InterNode} {
+				l.Latency, l.Bandwidth = l.Latency/1e4, l.Bandwidth*100
+			}
+			c.Levels = nil
+		}
 		if k%5 == 4 {
 			c = sharing(r, c)
 		}
@@ -180,6 +187,14 @@ func TestCostIsSimulation(t *testing.T) {
 				floored = min(floored, p.time(p.interleavedCut("", choice)))
 			}
 		}
+		if chunks == 1 { // nor do the cuts that are closest to even take less
+			even := evenCut(blocks, d.pp, func(int) extent { return kept })
+			floored = min(floored, p.time(even))
+			for i := range even {
+				even[i].Selective = r.IntN(2) * (even[i].Last - even[i].First)
+			}
+			floored = min(floored, p.time(even))
+		}
 		floor := s.floor(o, s.trunk(o), b, schedule)
 		tight := s.refined(&pending{outline: o, skel: skel}, b, schedule)
 		require.LessOrEqual(t, tight, floored, "seed %d case %d: floor of all that %+v %+v does, %d chunks, %s", seed, k, d, sh, chunks, schedule)
@@ -204,13 +219,13 @@ func TestCostIsSimulation(t *testing.T) {
 			}
 			if on != nil {
 				even := p.interleavedCut(RecomputeNone, make([]int, d.pp))
-				require.LessOrEqual(t, on.time(even), p.time(even), "seed %d case %d: the plan without copies, and the copies: %+v %+v", seed, k, d, sh)
+				require.LessOrEqual(t, on.time(even), p.time(even), "seed %d case %d: the plan without copies, and the copies: %+v %+v %s batch %d b %d blocks %d again %v", seed, k, d, sh, schedule, batch, b, blocks, cut)
 			}
 			continue
 		}
 		if on != nil {
 			require.LessOrEqual(t, newBounds(on, 1<<62, Options{Recompute: RecomputeNone}, nil).best(), got,
-				"seed %d case %d: the plan without copies, and the copies: %+v %+v", seed, k, d, sh)
+				"seed %d case %d: the plan without copies, and the copies: %+v %+v %s batch %d b %d blocks %d again %v", seed, k, d, sh, schedule, batch, b, blocks, cut)
 		}
 		bounds := newBounds(p, 1<<60, Options{}, nil)
 		for i, c := range cut {

@@ -44,10 +44,11 @@ const (
 
 // workTimes is the time of the parts for a micro-batch of a size, one block.
 type workTimes [modelParts]struct {
-	all    cost.Picoseconds // forward and backward
-	input  cost.Picoseconds // without gradients of weights
-	ahead  cost.Picoseconds // what recomputation may do before the gradient is there
-	update cost.Picoseconds // once a step
+	all     cost.Picoseconds // forward and backward
+	forward cost.Picoseconds
+	way     cost.Picoseconds // of all, what the position before waits for
+	ahead   cost.Picoseconds // what recomputation may do before the gradient is there
+	update  cost.Picoseconds // once a step
 }
 
 // plus adds times.
@@ -55,7 +56,8 @@ func (t *workTimes) plus(u *workTimes) *workTimes {
 	sum := *t
 	for i := range sum {
 		sum[i].all += u[i].all
-		sum[i].input += u[i].input
+		sum[i].forward += u[i].forward
+		sum[i].way += u[i].way
 		sum[i].ahead += u[i].ahead
 		sum[i].update += u[i].update
 	}
@@ -70,8 +72,11 @@ func (t *workTimes) add(in *workInstr, time cost.Picoseconds) {
 		return
 	}
 	part.all += time
-	if in.pass != ir.WeightGrad {
-		part.input += time
+	if in.pass == ir.Forward {
+		part.forward += time
+	}
+	if in.Node.Op != ir.OpAccumulate { // with overlap gradients are added up after the send
+		part.way += time
 	}
 	if in.ahead {
 		part.ahead += time
@@ -332,10 +337,10 @@ func (s *searcher) least(o outline, first, last *workTimes, m int, schedule part
 		return cost.Picoseconds(n) * (cost.Picoseconds(m-1)*first[part].all + last[part].all)
 	}
 	way := func(part, n int) cost.Picoseconds {
-		if schedule == partition.ZeroBubble {
-			return cost.Picoseconds(n) * last[part].input
+		if schedule == partition.ZeroBubble { // on its way back gradients of weights are left to do
+			return cost.Picoseconds(n) * last[part].forward
 		}
-		return cost.Picoseconds(n) * last[part].all
+		return cost.Picoseconds(n) * last[part].way
 	}
 	update := func(n int) cost.Picoseconds { return cost.Picoseconds(n) * last[inBlock].update }
 	if o.pp == 1 {

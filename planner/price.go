@@ -224,14 +224,21 @@ func passes() []ir.Phase {
 	return []ir.Phase{ir.Forward, ir.Backward, input, ir.WeightGrad}
 }
 
+// uneven reports whether the last of m micro-batches is smaller than the others.
+func (s *skeleton) uneven(m, microBatch int) bool {
+	replicas := s.plan.DataParallel()
+	return (s.batch+replicas-1)/replicas != m*microBatch
+}
+
 // each calls f at a whole micro-batch and at the last one for every stage that has
 // times of its own, and returns them by stage: those are alike of stages that one of
 // the blueprint stands for, if they also lie alike in the units of the network.
 func (s *skeleton) each(microBatch int, f func(t *stageTimes, stage, size int, mesh ir.Mesh, at ir.Coord)) []*stageTimes {
 	mesh := s.mesh(microBatch)
 	var first, last ir.Coord
-	mb := mesh.Axis(partition.AxisMB)
-	last[mb] = mesh.Axes[mb].Size - 1
+	if mb := mesh.Axis(partition.AxisMB); s.uneven(mesh.Axes[mb].Size, microBatch) {
+		last[mb] = mesh.Axes[mb].Size - 1
+	}
 	type alike struct{ stage, offset int }
 	known := map[alike]*stageTimes{}
 	all := make([]*stageTimes, len(s.plan.Stages))

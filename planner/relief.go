@@ -198,7 +198,9 @@ func (c *cutter) slowed(time cost.Picoseconds, what partition.Offload) bool {
 
 // offloaded returns the pipeline with what copies take at least when the same plans
 // are offloaded. Here a pass copies at its end, behind its transfers, so that no other
-// stage waits for it longer than it does.
+// stage waits for it longer than it does. What an update copies may be copied while it
+// waits for the gradient's norm: that is counted where work is added up (newBounds), and
+// not where interleaved schedules are simulated.
 func (p *pipeline) offloaded(what partition.Offload) *pipeline {
 	q := *p
 	q.stages = nil
@@ -212,7 +214,9 @@ func (p *pipeline) offloaded(what partition.Offload) *pipeline {
 				*b = append(slices.Clip(*b), all[pass])
 			}
 		}
-		t.update = append(slices.Clip(t.update), all[ir.Update])
+		if p.template.Chunks() == 1 {
+			t.update = append(slices.Clip(t.update), all[ir.Update])
+		}
 	}
 	return &q
 }

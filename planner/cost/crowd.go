@@ -10,9 +10,14 @@ import (
 
 // Instr returns the time of an instruction at a position of a mesh, and what
 // kind of time it is. The mesh is the program's, or one that differs from it in
-// the micro-batch axis.
+// the micro-batch axis. A part that is smaller than the first rank's of the first
+// micro-batch takes no longer than that one, whatever tiles it is made of.
 func (m *Program) Instr(in *codegen.Instr, mesh ir.Mesh, at ir.Coord) (Picoseconds, Kind) {
 	t, kind := m.instr(in, mesh, at)
+	if at != (ir.Coord{}) {
+		first, _ := m.instr(in, mesh, ir.Coord{})
+		t = min(t, first)
+	}
 	return m.crowded(t, in.Node.Phase, mesh), kind
 }
 
