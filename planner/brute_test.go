@@ -64,7 +64,7 @@ func (b *brute) run() {
 									continue
 								}
 								for _, overlap := range []bool{false, true} {
-									if overlap && (all == 1 || cp > 1 || chunks > 1) {
+									if overlap && (all == 1 || cp > 1 || chunks > 1 || b.batch%all != 0) {
 										continue
 									}
 									groups := zeroGroups(b.opts, d, zero, all, chunks, b.cluster)

@@ -145,7 +145,7 @@ func TestCostIsSimulation(t *testing.T) {
 		chunks := 1
 		if d.pp > 1 && blocks/d.pp > 1 && r.IntN(4) > 0 {
 			chunks = 2 + r.IntN(blocks/d.pp-1)
-		} else if d.cp == 1 && !sh.offload.Moves() {
+		} else if d.cp == 1 && !sh.offload.Moves() && batch%(d.dp*units) == 0 {
 			sh.overlap = r.IntN(3) > 0
 		}
 		s := newSearcher(g, batch, c, Options{RuntimeNGPUs: d.plan * units})

@@ -48,8 +48,12 @@ func (o outline) among(opts Options) bool {
 
 // overlaps reports whether with the degrees there is anything to overlap of which
 // the search knows the time: what context parallelism gathers between the kernels
-// is not in [flow] yet.
-func (d degrees) overlaps(o Options) bool { return d.cp == 1 && d.dp*(o.RuntimeNGPUs/d.plan) > 1 }
+// is not in [flow] yet, nor is how ranks with fewer sequences hold up the streams of
+// others.
+func (d degrees) overlaps(o Options) bool {
+	replicas := d.dp * (o.RuntimeNGPUs / d.plan)
+	return d.cp == 1 && replicas > 1 && o.batch%replicas == 0
+}
 
 // outlines lists the ways to shard beside each of the degrees, and to interleave
 // that many blocks; those of the same degrees follow each other, without
