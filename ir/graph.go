@@ -234,6 +234,10 @@ func SignatureOf(n *Node) *Signature {
 	return s
 }
 
+// Sign notes the signature of a node that was put together by hand, which
+// [SignatureOf] otherwise finds anew each time that it is asked.
+func (n *Node) Sign() { n.sig = SignatureOf(n) }
+
 // IDs returns the number that the IDs of all values are below.
 func (g *Graph) IDs() int { return g.nextID }
 

@@ -379,6 +379,7 @@ func (c *cutter) addN(n, sum *ir.Node, s int) {
 	for _, v := range terms {
 		m.Args = append(m.Args, c.at(v, s, n.Phase))
 	}
+	m.Sign()
 	c.place(n, m, s)
 }
 
@@ -418,6 +419,7 @@ func (c *cutter) partial(n *ir.Node, args []*ir.Value, name string, key placed, 
 		return v
 	}
 	node := &ir.Node{Op: n.Op, Attr: n.Attr, Args: args, Phase: n.Phase, Pos: n.Pos, Name: name}
+	node.Sign()
 	v := &ir.Value{ID: len(c.made), Type: n.Results[0].Type, Def: node}
 	node.Results = []*ir.Value{v}
 	c.owner, c.holders = append(c.owner, t), append(c.holders, nil)

@@ -88,8 +88,8 @@ func newBounds(p *pipeline, limit int64, opts Options, learned map[tried]bool) *
 				start += through
 			}
 		}
-		b.again = append(b.again, make([][]option, 0, blocks))
-		b.time = append(b.time, make([]cost.Picoseconds, 0, blocks))
+		b.again = append(b.again, make([][]option, 0, blocks-stages+1))
+		b.time = append(b.time, make([]cost.Picoseconds, 0, blocks-stages+1))
 		for n := 1; n <= blocks-stages+1; n++ {
 			// So many blocks at least are not before stage i.
 			from := n + stages - 1 - i
@@ -206,25 +206,39 @@ func (b *bounds) most(stage int, time cost.Picoseconds) int {
 // best is a lower bound over all cuts: the least time in which the stages can
 // hold all blocks between them. never means that the model does not fit.
 func (b *bounds) best() cost.Picoseconds {
-	var times []cost.Picoseconds
-	for _, t := range b.time {
-		times = append(times, t...)
-	}
-	slices.Sort(times)
 	enough := func(t cost.Picoseconds) bool {
-		sum := 0
-		for i := range b.time {
+		left := b.pipe.skel.blocks
+		for i := range b.atLeast {
 			n := b.most(i, t)
 			if n == 0 {
 				return false
 			}
-			sum += n
+			left -= n
 		}
-		return sum >= b.pipe.skel.blocks
+		return left <= 0
 	}
-	at := sort.Search(len(times), func(k int) bool { return times[k] < never && enough(times[k]) || times[k] == never })
-	if at == len(times) {
+	low := cost.Picoseconds(0) // no stage takes less with one block
+	for _, least := range b.atLeast {
+		low = max(low, least[0])
+	}
+	if low == never || !enough(never-1) {
 		return never
 	}
-	return times[at]
+	if enough(low) {
+		return low
+	}
+	// What is added to a time that is not enough doubles until it is.
+	step := low/64 + 1
+	for ; !enough(min(low+step, never-1)); step *= 2 {
+		low += step
+	}
+	high := min(low+step, never-1)
+	for high-low > 1 { // high is enough, low is not
+		if half := low + (high-low)/2; enough(half) {
+			high = half
+		} else {
+			low = half
+		}
+	}
+	return high
 }

@@ -52,14 +52,18 @@ func (l *layouts) find(tp int) ([]partition.Placement, error) {
 	if tp == 1 {
 		return nil, nil
 	}
-	if tp > 2 {
-		base, err := l.find(2)
-		if err != nil || len(base) > 0 && l.fits(base, tp) {
-			return base, err
-		}
-	}
 	if found, ok := l.known[tp]; ok {
 		return found, nil
+	}
+	if tp > 2 {
+		base, err := l.find(2)
+		if err == nil && len(base) > 0 && l.fits(base, tp) {
+			l.known[tp] = base
+			return base, nil
+		}
+		if err != nil {
+			return nil, err
+		}
 	}
 	// One stage, and as much data parallelism as there may be beside.
 	dp := max(1, min(l.ranks/tp, l.batch))

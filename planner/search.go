@@ -43,6 +43,9 @@ type Stats struct {
 	PlansConsidered int // plans costed in full, and groups of plans ruled out together by their bound
 	// Optimal says that no plan of the space is faster under the cost model.
 	Optimal bool
+	// Gap is by how much of its time a plan of the space could at most be faster, where
+	// the search gave up on proving that none is; 0 where it did not.
+	Gap float64
 }
 
 // searcher is one run of [Search].
@@ -320,16 +323,18 @@ func (p *pending) floor() cost.Picoseconds {
 
 // build looks at the pending outlines that may have plans of at most the given time.
 func (s *searcher) build(points []*point, limit cost.Picoseconds) []*point {
-	return s.add(points, limit, false, func(*pending) bool { return true })
+	all := func(*pending) bool { return true }
+	return s.add(points, limit, false, all, all)
 }
 
 // add looks at pending outlines that may have plans of at most the given time, of
-// those that only spare memory or of the others, if they are chosen.
-func (s *searcher) add(points []*point, limit cost.Picoseconds, relief bool, chosen func(*pending) bool) []*point {
+// those that only spare memory or of the others, if they are chosen: once at first
+// sight, and again when more than the first floor is known of them.
+func (s *searcher) add(points []*point, limit cost.Picoseconds, relief bool, sighted, chosen func(*pending) bool) []*point {
 	known := len(points)
 	var sparing []*pending
 	s.pending = slices.DeleteFunc(s.pending, func(p *pending) bool {
-		if p.relief != relief || p.floor() > limit {
+		if p.relief != relief || p.floor() > limit || !sighted(p) {
 			return false
 		}
 		if p.skel == nil {
@@ -456,7 +461,7 @@ func (s *searcher) run() ([]*candidate, []*point, bool) {
 		}
 	}
 	// Where the search gave up, look again below the winner only.
-	optimal, steps := true, thorough
+	optimal, steps, bound := true, thorough, never
 	for _, p := range points {
 		kept := ranked(best)
 		if len(kept) == 0 || !p.unsure || p.least >= kept[0].time {
@@ -465,7 +470,12 @@ func (s *searcher) run() ([]*candidate, []*point, bool) {
 		x, certain := p.solve(kept[0].time-1, steps)
 		steps = max(p.budget, 0)
 		take(p, x)
-		optimal = optimal && certain
+		if !certain {
+			optimal, bound = false, min(bound, p.least)
+		}
+	}
+	if kept := ranked(best); !optimal {
+		s.stats.Gap = 1 - float64(bound)/float64(kept[0].time)
 	}
 	kept := ranked(best)
 	return kept[:min(len(kept), s.opts.TopK+1)], points, optimal

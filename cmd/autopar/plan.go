@@ -155,7 +155,7 @@ func (c *planCmd) Run(con *console) error {
 	case r != nil && r.Least != 0:
 		proof = "the plan is the one of least worst-case regret, not the fastest"
 	case !doc.Search.Optimal:
-		proof = "the search gave up on proving that none is faster"
+		proof = fmt.Sprintf("no other plan of these choices is more than %.2g %% faster", 100*doc.Search.Gap)
 	}
 	con.note("considered %s plans in %s; %s", explain.Grouped(int64(doc.Search.PlansConsidered)), secondsText(doc.Search.Seconds), proof)
 	if c.DumpDir != "" {

@@ -2,7 +2,6 @@ package cost
 
 import (
 	"fmt"
-	"math"
 	"slices"
 	"strings"
 
@@ -23,7 +22,7 @@ const (
 
 // Program prices the instructions of a program. Its figures do not depend on the
 // size of micro-batches, so one Program serves a plan at every size: see
-// [Program.Instr].
+// [Program.Instr]. It is for one goroutine at a time.
 type Program struct {
 	*Model
 	plan   *partition.Plan
@@ -32,6 +31,7 @@ type Program struct {
 	groups map[groupKey]Group
 	routes map[routeKey]Route
 	works  map[workKey]work // of a program that is priced again: see [Program.On]
+	room   *room
 }
 
 // workKey is all that the work of a kernel depends on in a program.
@@ -40,6 +40,12 @@ type workKey struct {
 	batch ir.Axis // of the mesh, that of micro-batches
 	at    ir.Coord
 	more  bool // it adds to its results
+}
+
+// room is where local shapes are written down while a kernel is priced.
+type room struct {
+	dims   [48]int
+	shapes [12][]int
 }
 
 // groupKey is a mesh axis at positions of the pipeline that lie alike in the units
@@ -53,7 +59,7 @@ type routeKey struct{ offset, hop int }
 func NewProgram(c *Cluster, p *partition.Plan, mesh ir.Mesh) *Program {
 	return &Program{
 		Model: NewModel(c, p.RuntimeNGPUs), plan: p, mesh: mesh, stage: -1,
-		groups: map[groupKey]Group{}, routes: map[routeKey]Route{},
+		groups: map[groupKey]Group{}, routes: map[routeKey]Route{}, room: &room{},
 	}
 }
 
@@ -86,13 +92,7 @@ func (m *Program) Offset(position int) int {
 }
 
 func (m *Program) offset(rank int) int {
-	period := 1
-	for _, r := range m.rungs {
-		if r.devices < math.MaxInt {
-			period = r.devices // a multiple of those inside
-		}
-	}
-	return rank % period
+	return rank % period(m.rungs)
 }
 
 // group returns the most spread of the groups over an axis at the position that an
@@ -156,6 +156,9 @@ func (m *Program) widest(position, axis int) Group {
 	if m.mesh.Axes[axis].Time {
 		return worst
 	}
+	if m.mesh.Axes[axis].Size == 1 {
+		return spread(m.rungs, []int{0}) // wherever that rank lies
+	}
 	type start struct{ rank, shard int }
 	seen := map[start]bool{}
 	stride := 1
@@ -165,24 +168,32 @@ func (m *Program) widest(position, axis int) Group {
 		}
 	}
 	size, inner := m.mesh.Axes[axis].Size, m.plan.ContextParallel()*m.plan.TP
+	// Groups inside one data-parallel rank begin again at the same places: see route.
+	units, ofUnit := 1, m.mesh.Devices()
+	if stride < inner {
+		whole := period(m.rungs)
+		units = min(m.plan.Units(), multiple(m.plan.PlanNGPUs, whole)/m.plan.PlanNGPUs)
+		ofUnit = min(m.plan.DP*inner, multiple(inner, whole))
+	}
 	ranks := make([]int, size)
-	for d := range m.mesh.Devices() {
-		if d/stride%size != 0 {
-			continue
-		}
-		at := start{m.offset(m.plan.WorldRank(position, d)), 0}
-		if stride >= inner { // data-parallel ranks may lie in several units of the plan
-			at.shard = d / inner % m.plan.DP
-		}
-		if seen[at] {
-			continue
-		}
-		seen[at] = true
-		for i := range ranks {
-			ranks[i] = m.plan.WorldRank(position, d+i*stride)
-		}
-		if g := spread(m.rungs, ranks); worst.Size == 1 || g.wider(worst) {
-			worst = g
+	for unit := range units {
+		for from := 0; from < ofUnit; from += stride * size {
+			for d := unit*m.plan.DP*inner + from; d < unit*m.plan.DP*inner+from+stride; d++ {
+				at := start{m.offset(m.plan.WorldRank(position, d)), 0}
+				if stride >= inner { // data-parallel ranks may lie in several units of the plan
+					at.shard = d / inner % m.plan.DP
+				}
+				if seen[at] {
+					continue
+				}
+				seen[at] = true
+				for i := range ranks {
+					ranks[i] = m.plan.WorldRank(position, d+i*stride)
+				}
+				if g := spread(m.rungs, ranks); worst.Size == 1 || g.wider(worst) {
+					worst = g
+				}
+			}
 		}
 	}
 	return worst
@@ -379,9 +390,7 @@ func (m *Program) work(in *codegen.Instr, mesh ir.Mesh, at ir.Coord) work {
 func (m *Program) workOf(in *codegen.Instr, mesh ir.Mesh, at ir.Coord) work {
 	n := in.Node
 	w := work{node: n, class: classOf(n.Op), dtype: n.Args[0].Type.DType, host: n.Phase != ir.Update}
-	var room [48]int
-	var shapes [12][]int
-	dims, local := room[:0], shapes[:0]
+	dims, local := m.room.dims[:0], m.room.shapes[:0]
 	for _, vs := range [2][]*ir.Value{n.Args, n.Results} {
 		for _, v := range vs {
 			from := len(dims)

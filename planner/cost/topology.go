@@ -150,17 +150,33 @@ type Route struct {
 
 // route returns the slowest of the routes from the devices of one stage to those
 // of another, which send at the same time.
+//
+// The devices of a stage are a run in every unit of the plan, and those that they send
+// to lie as far away as the first. Both lie in the network as they do one period of it
+// further: so few units of the plan, and of a long run two periods, show all there is.
 func route(rungs []rung, p *partition.Plan, from, to int) Route {
-	devices := p.DataParallel() * p.ContextParallel() * p.TP
-	type origin struct{ level, unit int }
-	senders := map[origin]int{}
+	run := p.DP * p.ContextParallel() * p.TP
+	first, further := p.WorldRank(from, 0), p.WorldRank(to, 0)-p.WorldRank(from, 0)
+	whole := period(rungs)
+	units := min(p.Units(), multiple(p.PlanNGPUs, whole)/p.PlanNGPUs)
+	if p.PlanNGPUs%whole == 0 {
+		run = min(run, 2*whole)
+	}
 	var most [maxLevels]int
-	for d := range devices {
-		a, b := p.WorldRank(from, d), p.WorldRank(to, d)
-		level := slices.IndexFunc(rungs, func(r rung) bool { return a/r.devices == b/r.devices })
-		at := origin{level, a / rungs[level].inside}
-		senders[at]++
-		most[level] = max(most[level], senders[at])
+	var unit, senders [maxLevels]int // by level, the unit inside that is counted, and its senders
+	for u := range units {
+		for d := range run {
+			a := first + u*p.PlanNGPUs + d
+			level := 0
+			for rungs[level].devices < math.MaxInt && a/rungs[level].devices != (a+further)/rungs[level].devices {
+				level++
+			}
+			if at := a / rungs[level].inside; senders[level] == 0 || at != unit[level] {
+				unit[level], senders[level] = at, 0
+			}
+			senders[level]++
+			most[level] = max(most[level], senders[level])
+		}
 	}
 	slowest, found := Route{}, false
 	for l, n := range most {
@@ -169,6 +185,27 @@ func route(rungs []rung, p *partition.Plan, from, to int) Route {
 		}
 	}
 	return slowest
+}
+
+// period is after how many devices the network looks the same again: the largest unit
+// that there are several of.
+func period(rungs []rung) int {
+	period := 1
+	for _, r := range rungs {
+		if r.devices < math.MaxInt {
+			period = r.devices // a multiple of those inside
+		}
+	}
+	return period
+}
+
+// multiple is the least common one.
+func multiple(a, b int) int {
+	x, y := a, b
+	for y != 0 {
+		x, y = y, x%y
+	}
+	return a / x * b
 }
 
 // Collective is the time of a collective over a group. bytes is the size of the

@@ -1,0 +1,97 @@
+package cost
+
+import (
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/autopar/autopar/partition"
+)
+
+// allSenders is [route] by looking at every device.
+func allSenders(rungs []rung, p *partition.Plan, from, to int) Route {
+	type origin struct{ level, unit int }
+	senders := map[origin]int{}
+	var most [maxLevels]int
+	for d := range p.DataParallel() * p.ContextParallel() * p.TP {
+		a, b := p.WorldRank(from, d), p.WorldRank(to, d)
+		level := slices.IndexFunc(rungs, func(r rung) bool { return a/r.devices == b/r.devices })
+		at := origin{level, a / rungs[level].inside}
+		senders[at]++
+		most[level] = max(most[level], senders[at])
+	}
+	slowest, found := Route{}, false
+	for l, n := range most {
+		if n > 0 && (!found || rungs[l].rate(n) <= rungs[slowest.Level].rate(slowest.Senders)) {
+			slowest, found = Route{l, n}, true
+		}
+	}
+	return slowest
+}
+
+// allGroups is [Program.widest] by looking at every group.
+func allGroups(m *Program, position, axis int) Group {
+	worst, stride := Group{Size: 1}, 1
+	for _, a := range m.mesh.Axes[axis+1:] {
+		if !a.Time {
+			stride *= a.Size
+		}
+	}
+	size := m.mesh.Axes[axis].Size
+	for d := range m.mesh.Devices() {
+		if d/stride%size != 0 {
+			continue
+		}
+		var ranks []int
+		for i := range size {
+			ranks = append(ranks, m.plan.WorldRank(position, d+i*stride))
+		}
+		if g := spread(m.rungs, ranks); worst.Size == 1 || g.wider(worst) {
+			worst = g
+		}
+	}
+	return worst
+}
+
+// TestWaysOfAll: the few groups and senders that are looked at show what all do, on
+// networks into which plans fit and do not.
+func TestWaysOfAll(t *testing.T) {
+	const seed = 8
+	r := rand.New(rand.NewPCG(seed, 0))
+	some := []int{1, 1, 2, 2, 3, 4, 5, 6, 8}
+	one := func() int { return some[r.IntN(len(some))] }
+	for range 3000 {
+		c := round()
+		c.DevicesPerNode = []int{1, 2, 3, 4, 8}[r.IntN(5)]
+		if r.IntN(2) == 0 {
+			c.NodesPerRack, c.Oversubscription = 2+r.IntN(3), 4
+		}
+		if r.IntN(3) == 0 {
+			c.NICsPerNode = 1 + r.IntN(2)
+		}
+		p := &partition.Plan{DP: one(), CP: one(), TP: one(), MicroBatch: 1, Stages: make([]partition.Stage, one())}
+		if r.IntN(4) == 0 {
+			p.DP *= 8 // runs longer than the network's period
+		}
+		p.PlanNGPUs = p.DP * p.CP * p.TP * p.PP()
+		p.RuntimeNGPUs = p.PlanNGPUs * one()
+		if g := one(); g > 1 && p.DataParallel()%g == 0 {
+			p.ZeROGroup = g
+		}
+		m := NewProgram(c, p, p.Mesh(p.DataParallel()))
+		for from := range p.PP() {
+			for axis := range m.mesh.Axes {
+				if !m.mesh.Axes[axis].Time {
+					require.Equal(t, allGroups(m, from, axis), m.widest(from, axis), "seed %d: %+v at position %d over axis %d of %+v", seed, p, from, axis, c)
+				}
+			}
+			for to := range p.PP() {
+				if to != from {
+					require.Equal(t, allSenders(m.rungs, p, from, to), route(m.rungs, p, from, to), "seed %d: %+v from %d to %d of %+v", seed, p, from, to, c)
+				}
+			}
+		}
+	}
+}

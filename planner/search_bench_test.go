@@ -1,0 +1,115 @@
+package planner
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/autopar/autopar/ir"
+	"github.com/autopar/autopar/models/gpt"
+)
+
+// The benchmarks of this file are whole searches, on one core: `make bench-planner` runs
+// them and writes bench/planner.md. The time of a search does not include tracing, which
+// BenchmarkTraceModel measures.
+
+// trillion is Megatron's 1T model (Narayanan et al. 2021, table 1).
+func trillion() gpt.Config {
+	c, err := gpt.Preset("gpt3-175b")
+	if err != nil {
+		panic("BUG: " + err.Error())
+	}
+	c.Preset, c.NLayer, c.NHead, c.NEmbd = "1t", 128, 160, 25600
+	return c
+}
+
+// benchCase is a search of a model on H100s.
+type benchCase struct {
+	name           string
+	model          gpt.Config
+	devices, batch int
+}
+
+func preset(t testing.TB, name string) gpt.Config {
+	c, err := gpt.Preset(name)
+	require.NoError(t, err)
+	return c
+}
+
+// layered is GPT-3 175B with another number of layers.
+func layered(t testing.TB, layers int) gpt.Config {
+	c := preset(t, "gpt3-175b")
+	c.NLayer = layers
+	return c
+}
+
+func (x benchCase) trace(b testing.TB) *ir.Graph {
+	x.model.Float = ir.BF16
+	return step(b, x.model, x.batch)
+}
+
+func (x benchCase) run(b *testing.B) {
+	b.Run(x.name, func(b *testing.B) {
+		b.ReportAllocs()
+		g, h100 := x.trace(b), cluster(b, "h100")
+		var stats Stats
+		for b.Loop() {
+			found, err := Search(g, x.batch, h100, Options{RuntimeNGPUs: x.devices})
+			require.NoError(b, err)
+			stats = found.Stats
+		}
+		b.ReportMetric(float64(stats.PlansConsidered), "plans")
+		if !stats.Optimal {
+			b.Log("not proven optimal")
+		}
+	})
+}
+
+// BenchmarkSearch finds plans of models and clusters as they are trained.
+func BenchmarkSearch(b *testing.B) {
+	for _, x := range []benchCase{
+		{"gpt2-xl/64", preset(b, "gpt2-xl"), 64, 512},
+		{"llama-3-70b/512", preset(b, "llama-3-70b"), 512, 1024},
+		{"gpt3-175b/1024", preset(b, "gpt3-175b"), 1024, 1536},
+		{"1t/16384", trillion(), 16384, 3072},
+	} {
+		x.run(b)
+	}
+}
+
+// BenchmarkSearchLayers has ever more layers on 1,024 devices.
+func BenchmarkSearchLayers(b *testing.B) {
+	for _, layers := range []int{12, 24, 48, 96, 128} {
+		benchCase{fmt.Sprint(layers), layered(b, layers), 1024, 1536}.run(b)
+	}
+}
+
+// BenchmarkSearchDevices plans GPT-3 13B, which fits, on ever more devices.
+func BenchmarkSearchDevices(b *testing.B) {
+	for devices := 8; devices <= 16384; devices *= 2 {
+		benchCase{fmt.Sprint(devices), preset(b, "gpt3-13b"), devices, 16384}.run(b)
+	}
+}
+
+// BenchmarkSearchBatch has ever larger global batches, and so more micro-batches, for
+// GPT-3 175B on 1,024 devices.
+func BenchmarkSearchBatch(b *testing.B) {
+	for batch := 256; batch <= 16384; batch *= 4 {
+		benchCase{fmt.Sprint(batch), preset(b, "gpt3-175b"), 1024, batch}.run(b)
+	}
+}
+
+// BenchmarkTraceModel traces the training step, which precedes a search.
+func BenchmarkTraceModel(b *testing.B) {
+	for _, x := range []benchCase{
+		{"gpt2-xl", preset(b, "gpt2-xl"), 0, 512}, {"gpt3-175b", preset(b, "gpt3-175b"), 0, 1536}, {"1t", trillion(), 0, 3072},
+	} {
+		b.Run(x.name, func(b *testing.B) {
+			b.ReportAllocs()
+			for b.Loop() {
+				x.trace(b)
+			}
+		})
+	}
+}
