@@ -86,15 +86,16 @@ const (
 	spares   reason = "spares"   // only spares memory: no faster than plans without, which fit
 )
 
-// SearchCertified is [Search] with a proof of the result. It fails when the search gave
-// up on being certain.
+// SearchCertified is [Search] with a proof of the result, for which it takes more steps.
+// It fails when the search gave up on being certain even so.
 func SearchCertified(g *ir.Graph, batch int, c *cost.Cluster, opts Options) (*Result, *Certificate, error) {
-	res, s, err := newSearch(g, batch, c, opts)
+	res, s, err := newSearch(g, batch, c, opts, 50*thorough)
 	if err != nil {
 		return nil, nil, err
 	}
 	if !res.Stats.Optimal {
-		return res, nil, fmt.Errorf("planner: no certificate: the search gave up on proving that no plan is faster than %s", res.Plan.Degrees())
+		return res, nil, fmt.Errorf("planner: no certificate: after %d steps the search gave up on proving that no plan is faster than %s; one could be by %.2g %%",
+			50*thorough, res.Plan.Degrees(), 100*res.Stats.Gap)
 	}
 	opts.Eval = nil
 	cert := &Certificate{
@@ -130,20 +131,7 @@ func (s *searcher) regions(winner cost.Picoseconds) []Region {
 	for _, p := range s.pending {
 		floors[p.outline], met[p.outline] = p.left, true
 	}
-	twins := map[outline]int{} // units of outlines that are not looked at
-	firsts := map[outline]map[string]int{}
-	for _, o := range all {
-		key, ways := o, s.ways(o)
-		key.plan, key.dp = 0, o.dp*(s.opts.RuntimeNGPUs/o.plan)
-		if firsts[key] == nil {
-			firsts[key] = map[string]int{}
-		}
-		if unit, known := firsts[key][ways]; !known {
-			firsts[key][ways] = o.plan
-		} else if !met[o] {
-			twins[o] = unit
-		}
-	}
+	twins := s.twins(all, met)
 	var regions []Region
 	for _, o := range all {
 		whole := Region{outline: o, sizes: s.sizes(o), schedules: o.schedules(s.opts)}
@@ -161,28 +149,59 @@ func (s *searcher) regions(winner cost.Picoseconds) []Region {
 		if !known {
 			left = s.sizedOf(o)
 		}
-		var cells []Region
+		parts := len(regions)
 		for _, size := range whole.sizes {
+			at := len(regions)
 			for _, schedule := range whole.schedules {
-				r := Region{outline: o, sizes: []int{size}, schedules: []partition.Schedule{schedule}}
+				x := Region{outline: o, sizes: []int{size}, schedules: []partition.Schedule{schedule}}
 				if p := points[cell{o, size, schedule}]; p != nil {
-					p.say(&r, winner)
+					p.say(&x, winner)
 				} else {
-					at := slices.IndexFunc(left, func(x sized) bool { return x.size == size && slices.Contains(x.schedules, schedule) })
-					r.reason, r.bound = byTrunk, left[at].floor
-					if left[at].refined {
-						r.reason = byStages
-					}
-					if r.bound < winner {
-						r.reason, r.bound = spares, 0
-					}
+					x.leave(left, winner)
 				}
-				cells = append(cells, r)
+				regions = merge(regions, at, x, func(r *Region) { r.schedules = append(r.schedules, schedule) })
+			}
+			found := slices.Clone(regions[at:])
+			regions = regions[:at]
+			for i := range found {
+				regions = merge(regions, parts, found[i], func(r *Region) { r.sizes = append(r.sizes, size) }, found[i].schedules...)
 			}
 		}
-		regions = append(regions, merged(cells)...)
 	}
 	return regions
+}
+
+// twins lists outlines that are not looked at as all that they communicate goes the same
+// ways as with a smaller unit, with that unit.
+func (s *searcher) twins(all []outline, met map[outline]bool) map[outline]int {
+	twins := map[outline]int{}
+	firsts := map[outline]map[string]int{}
+	for _, o := range all {
+		key, ways := o, s.ways(o)
+		key.plan, key.dp = 0, o.dp*(s.opts.RuntimeNGPUs/o.plan)
+		if firsts[key] == nil {
+			firsts[key] = map[string]int{}
+		}
+		if unit, known := firsts[key][ways]; !known {
+			firsts[key][ways] = o.plan
+		} else if !met[o] {
+			twins[o] = unit
+		}
+	}
+	return twins
+}
+
+// leave says why a cell was not looked at, by the floors of its outline.
+func (r *Region) leave(floors []sized, winner cost.Picoseconds) {
+	at := slices.IndexFunc(floors, func(x sized) bool { return x.size == r.sizes[0] && slices.Contains(x.schedules, r.schedules[0]) })
+	switch x := &floors[at]; {
+	case x.floor < winner:
+		r.reason = spares
+	case x.refined:
+		r.reason, r.bound = byStages, x.floor
+	default:
+		r.reason, r.bound = byTrunk, x.floor
+	}
 }
 
 // say says why a point holds no plan that takes less than the winner.
@@ -219,30 +238,17 @@ func (p *pipeline) holds(limit int64) int {
 	return min(sum, p.skel.blocks)
 }
 
-// merged makes one region of cells that have a reason in common: their schedules
-// where the sizes are the same, their sizes where the schedules are. The weakest of
-// their bounds is that of the region.
-func merged(cells []Region) []Region {
-	join := func(cells []Region, key func(r *Region) string, into func(r, s *Region)) []Region {
-		var out []Region
-		at := map[string]int{}
-		for i := range cells {
-			r := cells[i]
-			k := string(r.reason) + " " + key(&r)
-			first, known := at[k]
-			if !known {
-				at[k] = len(out)
-				out = append(out, r)
-				continue
-			}
-			f := &out[first]
-			into(f, &r)
-			f.bound, f.holds = min(f.bound, r.bound), max(f.holds, r.holds)
+// merge adds a region to those from the given one on, or to one of them with the same
+// reason, and the same schedules if they are given. The weaker bound is that of both.
+func merge(regions []Region, from int, x Region, into func(*Region), schedules ...partition.Schedule) []Region {
+	for i := from; i < len(regions); i++ {
+		if r := &regions[i]; r.reason == x.reason && (schedules == nil || slices.Equal(r.schedules, schedules)) {
+			into(r)
+			r.bound, r.holds = min(r.bound, x.bound), max(r.holds, x.holds)
+			return regions
 		}
-		return out
 	}
-	cells = join(cells, func(r *Region) string { return fmt.Sprint(r.sizes) }, func(r, s *Region) { r.schedules = append(r.schedules, s.schedules...) })
-	return join(cells, func(r *Region) string { return fmt.Sprint(r.schedules) }, func(r, s *Region) { r.sizes = append(r.sizes, s.sizes...) })
+	return append(regions, x)
 }
 
 // certificateSchema is the first line of a certificate.
@@ -259,15 +265,29 @@ func (c *Certificate) Marshal() []byte {
 	}
 	for i := range c.Regions {
 		r := &c.Regions[i]
-		fmt.Fprintf(&b, "%s unit=%d dp=%d cp=%d tp=%d pp=%d chunks=%d zero=%d group=%d sp=%s overlap=%s offload=%s sizes=%s schedules=%s",
-			r.reason, r.plan, r.dp, r.cp, r.tp, r.pp, r.chunks, r.zero, r.group, onOff(r.sequence), onOff(r.overlap), r.offload, rangesText(r.sizes), schedulesText(r.schedules))
+		b.WriteString(string(r.reason))
+		word := func(key, value string) { b.WriteString(" " + key + "=" + value) }
+		number := func(key string, n int) { word(key, strconv.Itoa(n)) }
+		number("unit", r.plan)
+		number("dp", r.dp)
+		number("cp", r.cp)
+		number("tp", r.tp)
+		number("pp", r.pp)
+		number("chunks", r.chunks)
+		number("zero", r.zero)
+		number("group", r.group)
+		word("sp", onOff(r.sequence))
+		word("overlap", onOff(r.overlap))
+		word("offload", r.offload.String())
+		word("sizes", rangesText(r.sizes))
+		word("schedules", schedulesText(r.schedules))
 		switch r.reason {
 		case byTrunk, byStages, byCuts:
-			fmt.Fprintf(&b, " bound=%d", int64(r.bound))
+			number("bound", int(r.bound))
 		case byMemory:
-			fmt.Fprintf(&b, " holds=%d", r.holds)
+			number("holds", r.holds)
 		case byTwin:
-			fmt.Fprintf(&b, " of=%d", r.unit)
+			number("of", r.unit)
 		}
 		b.WriteByte('\n')
 	}

@@ -116,6 +116,15 @@ func TestCertificateOptions(t *testing.T) {
 	}
 }
 
+// ways tells how what a region communicates goes through the network.
+func (r *Region) ways(p *proven) string {
+	plan := partition.Plan{
+		PlanNGPUs: r.plan, RuntimeNGPUs: p.cert.Plan.RuntimeNGPUs, DP: r.dp, CP: r.cp, TP: r.tp, ZeRO: r.zero, ZeROGroup: r.group,
+		MicroBatch: p.batch, Stages: make([]partition.Stage, r.pp),
+	}
+	return cost.NewProgram(p.cluster, &plan, plan.Mesh(p.batch)).Ways()
+}
+
 // TestTamperedCertificates: whatever is changed is found, with the line.
 func TestTamperedCertificates(t *testing.T) {
 	const seed = 23
@@ -185,10 +194,25 @@ func TestTamperedCertificates(t *testing.T) {
 			}
 			return x != nil
 		}},
-		{"not alike", "", func(_ *proven, c *Certificate) bool {
-			x := found(c, func(r *Region) bool { return r.reason != byTwin && r.reason != bySearch && r.plan > 1 })
+		{"not alike", "not everything goes the same ways", func(p *proven, c *Certificate) bool {
+			for i := range c.Regions {
+				x := &c.Regions[i]
+				y := found(c, func(y *Region) bool {
+					like := y.outline
+					like.plan, like.dp = x.plan, y.dp*x.plan/y.plan
+					return x.reason != byTwin && y.reason != byTwin && y.plan < x.plan && y.dp*x.plan%y.plan == 0 && like == x.outline && x.ways(p) != y.ways(p)
+				})
+				if y != nil {
+					x.reason, x.unit = byTwin, y.plan
+					return true
+				}
+			}
+			return false
+		}},
+		{"alike to nothing", "there is no unit of", func(_ *proven, c *Certificate) bool {
+			x := found(c, func(r *Region) bool { return r.reason != byTwin && r.plan > 1 && r.dp < r.plan })
 			if x != nil {
-				x.reason, x.unit = byTwin, 1
+				x.reason, x.unit = byTwin, x.plan
 			}
 			return x != nil
 		}},

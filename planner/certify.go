@@ -246,7 +246,7 @@ func (a *auditor) cell(r *Region, size int, schedule partition.Schedule) error {
 			return refute(r.line, "%s cannot be compiled: %v", r.outline.text(), err)
 		}
 		if r.reason == byStages {
-			bound = max(a.floor(r.outline, a.trunkOf(r.outline), size, schedule), a.refined(a.outlines[r.outline], size, schedule))
+			bound = a.stages(r.outline, size, schedule)
 			break
 		}
 		pipe := newPipeline(skel, skel.memoryOf(size), size, schedule)
@@ -269,6 +269,12 @@ func (a *auditor) cell(r *Region, size int, schedule partition.Schedule) error {
 		return refute(r.line, "the bound is %d ps with micro-batches of %d under %s, the certificate says %d", int64(bound), size, schedule, int64(r.bound))
 	}
 	return nil
+}
+
+// stages bounds the plans of an outline by the trunk, and by all that its stages do in
+// order.
+func (a *auditor) stages(o outline, size int, schedule partition.Schedule) cost.Picoseconds {
+	return max(a.floor(o, a.trunkOf(o), size, schedule), a.refined(a.outlines[o], size, schedule))
 }
 
 // alike checks that all that an outline communicates goes through the network as with
@@ -326,8 +332,8 @@ func (a *auditor) skeletonOf(o outline) (*skeleton, error) {
 // and simulated whole, too.
 const smallPrograms = 64
 
-// sample prices random plans from all over the space. Those that fit take no less than
-// the winner.
+// sample prices random plans from all over the space. None takes less than the stages
+// at least do, and those that fit take no less than the winner.
 func (a *auditor) sample(count int, seed uint64) error {
 	r := rand.New(rand.NewPCG(seed, 0))
 	total := 0
@@ -353,6 +359,9 @@ func (a *auditor) sample(count int, seed uint64) error {
 			if err != nil || p.Step != time {
 				return refute(x.line, "random plan %d of seed %d takes %d ps, %d in its whole program (%v): %s", k, seed, int64(time), int64(p.Step), err, mustJSON(plan))
 			}
+		}
+		if least := a.stages(x.outline, size, schedule); time < least {
+			return refute(x.line, "random plan %d of seed %d takes %d ps, less than the bound of %d ps: %s", k, seed, int64(time), int64(least), mustJSON(plan))
 		}
 		a.audit.Samples++
 		ratio := float64(time) / float64(a.cert.Step)

@@ -66,6 +66,7 @@ type searcher struct {
 	refused  error             // why the last of the outlines that cannot be compiled was not
 	refusals map[outline]error // of all of them
 	looked   []*point          // what the search looked at
+	steps    int               // of the proof that nothing beats the winner
 }
 
 // Search returns the fastest plan for a training step traced for a global batch,
@@ -79,18 +80,20 @@ type searcher struct {
 // by peak memory, then by comparePlans. It fails with an *InfeasibleError when no
 // plan fits, an *OptionError.
 func Search(g *ir.Graph, batch int, c *cost.Cluster, opts Options) (*Result, error) {
-	res, _, err := newSearch(g, batch, c, opts)
+	res, _, err := newSearch(g, batch, c, opts, thorough)
 	return res, err
 }
 
-// newSearch is [Search] that also returns what the search knows at its end.
-func newSearch(g *ir.Graph, batch int, c *cost.Cluster, opts Options) (*Result, *searcher, error) {
+// newSearch is [Search] with so many steps for the proof that nothing beats the winner;
+// it also returns what the search knows at its end.
+func newSearch(g *ir.Graph, batch int, c *cost.Cluster, opts Options, steps int) (*Result, *searcher, error) {
 	start := time.Now()
 	opts, err := opts.on(c, batch)
 	if err != nil {
 		return nil, nil, err
 	}
 	s := newSearcher(g, batch, c, opts)
+	s.steps = steps
 	found, pipes, optimal, err := s.search()
 	if err == nil && len(found) == 0 && opts.CP == 0 {
 		s.everywhere = true
@@ -462,7 +465,7 @@ func (s *searcher) run() ([]*candidate, []*point, bool) {
 		}
 	}
 	// Where the search gave up, look again below the winner only.
-	optimal, steps, bound := true, thorough, never
+	optimal, steps, bound := true, s.steps, never
 	for _, p := range points {
 		kept := ranked(best)
 		if len(kept) == 0 || !p.unsure || p.least >= kept[0].time {

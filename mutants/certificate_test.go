@@ -1,0 +1,36 @@
+//go:build mutants
+
+package mutants
+
+// inTheCertificate has the bugs of a search that proves too much, and of a checker that
+// believes it.
+func inTheCertificate() []mutant {
+	const tampered = "^TestTamperedCertificates$"
+	return []mutant{{
+		bug:  "floor too high: more blocks than the fullest stage has",
+		file: "planner/floor.go",
+		old:  "share := (blocks + o.pp - 1) / o.pp", new: "share := (blocks+o.pp-1)/o.pp + 1",
+		pkg: "./planner", run: "^TestCertificates$",
+	}, {
+		bug: "part of the space dropped", how: "gpipe is never searched",
+		file: "planner/space.go",
+		old:  "return []partition.Schedule{partition.OneFOneB, partition.GPipe, partition.ZeroBubble}",
+		new:  "return []partition.Schedule{partition.OneFOneB, partition.ZeroBubble}",
+		pkg:  "./planner", run: "^TestCertificateOptions$",
+	}, {
+		bug:  "bounds of a certificate believed",
+		file: "planner/certify.go",
+		old:  "\tif bound < r.bound {", new: "\tif bound < 0 {",
+		pkg: "./planner", run: tampered,
+	}, {
+		bug:  "gaps between the regions of a certificate not seen",
+		file: "planner/declared.go",
+		old:  "at >= 0 && gap == nil {", new: "at > len(g.taken) && gap == nil {",
+		pkg: "./planner", run: tampered,
+	}, {
+		bug:  "pipelines alike by their number of ranks alone",
+		file: "planner/certify.go",
+		old:  "if ways[0] != ways[1] {", new: "if ways[0] == \"\" {",
+		pkg: "./planner", run: tampered,
+	}}
+}
