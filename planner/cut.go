@@ -56,7 +56,7 @@ type cutter struct {
 // take the same time only the first maxTies are compared by memory.
 const (
 	quick    = 20_000  // steps of one search of a pipeline's cuts
-	thorough = 400_000 // steps of the proof that nothing beats the winner
+	thorough = 1_000_000 // steps of the proof that nothing beats the winner
 	maxTies  = 32
 )
 

@@ -110,7 +110,7 @@ func (d *declared) hasSharding(x outline) bool {
 		return false
 	case x.sequence && (x.tp == 1 || o.SequenceParallel == "off"), !x.sequence && o.SequenceParallel == "on":
 		return false
-	case x.overlap && (o.Overlap == "off" || x.cp > 1 || replicas == 1 || x.offload.Moves()), !x.overlap && o.Overlap == "on":
+	case x.overlap && (o.Overlap == "off" || x.cp > 1 || replicas == 1 || d.batch%replicas != 0 || x.offload.Moves()), !x.overlap && o.Overlap == "on":
 		return false
 	case o.Offload == "" && d.cluster.Host == nil:
 		return !x.offload.Moves()
