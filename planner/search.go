@@ -325,7 +325,7 @@ func (s *searcher) add(points []*point, limit cost.Picoseconds, relief bool, cho
 	known := len(points)
 	var sparing []*pending
 	s.pending = slices.DeleteFunc(s.pending, func(p *pending) bool {
-		if p.relief != relief || p.floor() > limit {
+		if p.relief != relief || p.floor() > limit || p.skel == nil && !chosen(p) {
 			return false
 		}
 		if p.skel == nil {
@@ -420,7 +420,9 @@ func (s *searcher) run() ([]*candidate, []*point, bool) {
 	}
 	least := never
 	for _, p := range s.pending {
-		least = min(least, p.floor())
+		if floor := p.floor(); floor > 0 { // where it is 0 there are no programs
+			least = min(least, floor)
+		}
 	}
 	for ceiling := least + least/64; ; ceiling += ceiling/64 + 1 {
 		last := ceiling > 4*least
