@@ -4,7 +4,7 @@ GO       ?= go
 BIN      := bin/autopar
 FUZZTIME ?= 5s
 
-.PHONY: help build demo test check fmt vet race golden fuzz bench parity curves mutants peers profile-check
+.PHONY: help build demo test check fmt vet race golden fuzz bench parity curves mutants peers profile-check validate-plots fit-memory
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1	\2/p' $(MAKEFILE_LIST)
@@ -57,3 +57,11 @@ peers: build ## time a training step beside PyTorch, installed for the occasion
 
 profile-check: build ## measure this machine, then hold predictions against measured steps of twelve plans
 	bench/profile.sh $(BIN) > bench/profile.md
+
+TABLE ?= ../shared/measured/train.csv
+
+validate-plots: build ## fit the time model to a table of published runs, and plot predicted against measured
+	$(BIN) fit $(TABLE) -o bench
+
+fit-memory: ## refit what training software keeps in memory, on the published tables, with halves held out
+	$(GO) test -count=1 -timeout 30m -v -run TestFitPublishedMemory ./measured -args -fit-memory

@@ -3,49 +3,105 @@ package explain
 import (
 	"fmt"
 	"io"
+	"slices"
 
+	"github.com/autopar/autopar/codegen"
 	"github.com/autopar/autopar/ir"
 	"github.com/autopar/autopar/partition"
+	"github.com/autopar/autopar/planner/cost"
 )
 
-// alternatives lists, for every device axis, what each rule of a node would move
-// on one rank in one run: to bring the operands from where they lie to where the
-// rule needs them, and the results from where it leaves them to where they are
-// read. Weights are taken to lie where the rule wants them: that is the choice.
-// Over dp and rep there is none before the update: there the batch is cut.
-func (r *Report) alternatives(out io.Writer, n *ir.Node) {
+// Choice is a rule by which a node could be split over a mesh axis.
+type Choice struct {
+	Axis   string `json:"axis"`
+	Rule   string `json:"rule"`
+	Chosen bool   `json:"chosen"`
+	Not    string `json:"not,omitempty"` // why it is not possible
+	// Bytes is what the first rank would move in one run: to bring the operands from
+	// where they lie to where the rule needs them, and the results from where it leaves
+	// them to where they are read.
+	Bytes int64 `json:"bytes"`
+	// Seconds is what that and the kernel would take in one run, StepSeconds in all
+	// runs of a step; 0 without a prediction.
+	Seconds     float64 `json:"seconds,omitempty"`
+	StepSeconds float64 `json:"step_seconds,omitempty"`
+	// Weight is the placement that the rule needs the weight in, if there is one, and
+	// WeightBytes what it would take on a rank.
+	Weight      string `json:"weight,omitempty"`
+	WeightBytes int64  `json:"weight_bytes,omitempty"`
+}
+
+// choices lists, for every device axis, the rules of a node. Weights are taken to
+// lie where the rule wants them: that is the choice. Over dp and rep there is none
+// before the update: there the batch is cut.
+func (r *Report) choices(n *ir.Node) []Choice {
 	mesh := r.prog.Mesh
 	sig := ir.SignatureOf(n)
+	var all []Choice
 	for axis, a := range mesh.Axes {
 		if a.Time || a.Size == 1 || partition.FollowsBatch(a) && n.Phase != ir.Update {
 			continue
 		}
 		chosen, known := ruleOn(n, sig, axis)
-		fmt.Fprintf(out, "  over %-7s %s could move, in bytes per run (* is what it does):\n", a.Name, n.Name)
 		for dim := ir.PassPartial; dim < len(sig.Dims); dim++ {
 			args, results, legal := sig.Rule(dim)
 			if dim == ir.PassPartial && !legal {
 				continue
 			}
-			name := ruleName(sig, dim)
-			mark := " "
-			if known && dim == chosen {
-				mark = "*"
-			}
+			c := Choice{Axis: a.Name, Rule: ruleName(sig, dim), Chosen: known && dim == chosen}
 			switch {
 			case !legal:
-				fmt.Fprintf(out, "    %s %-22s not: the kernel needs %s whole\n", mark, name, sig.Dims[dim].Name)
+				c.Not = fmt.Sprintf("the kernel needs %s whole", sig.Dims[dim].Name)
 			case dim >= 0 && sig.Dims[dim].Size < a.Size:
-				fmt.Fprintf(out, "    %s %-22s not: %d cannot be cut over %d\n", mark, name, sig.Dims[dim].Size, a.Size)
+				c.Not = fmt.Sprintf("%d cannot be cut over %d", sig.Dims[dim].Size, a.Size)
 			default:
-				bytes, err := r.moved(n, axis, args, results)
+				bytes, time, err := r.moved(n, axis, args, results)
 				if err != nil {
-					fmt.Fprintf(out, "    %s %-22s not: %v\n", mark, name, err)
-					continue
+					c.Not = err.Error()
+					break
 				}
-				fmt.Fprintf(out, "    %s %-22s %12s%s\n", mark, name, Grouped(bytes), r.weightBytes(n, axis, args))
+				c.Bytes = bytes
+				if r.price != nil {
+					_, runs := r.microBatches(r.firstRank(n.Stage), n)
+					time += r.kernelTime(n, axis, args, results)
+					c.Seconds, c.StepSeconds = time.Seconds(), float64(runs)*time.Seconds()
+				}
+				c.Weight, c.WeightBytes = r.weightIn(n, axis, args)
 			}
+			all = append(all, c)
 		}
+	}
+	return all
+}
+
+// alternatives prints the choices of a node.
+func (r *Report) alternatives(out io.Writer, n *ir.Node) {
+	axis := ""
+	for _, c := range r.choices(n) {
+		if c.Axis != axis {
+			axis = c.Axis
+			what := "move, in bytes per run"
+			if r.price != nil {
+				what += ", and with its kernel take, per run and per step"
+			}
+			fmt.Fprintf(out, "  over %-7s %s could %s (* is what it does):\n", axis, n.Name, what)
+		}
+		mark := " "
+		if c.Chosen {
+			mark = "*"
+		}
+		if c.Not != "" {
+			fmt.Fprintf(out, "    %s %-22s not: %s\n", mark, c.Rule, c.Not)
+			continue
+		}
+		fmt.Fprintf(out, "    %s %-22s %12s", mark, c.Rule, Grouped(c.Bytes))
+		if r.price != nil {
+			fmt.Fprintf(out, "  %10s  %10s", seconds(c.Seconds), seconds(c.StepSeconds))
+		}
+		if c.Weight != "" {
+			fmt.Fprintf(out, "  with %s of %s bytes", c.Weight, Grouped(c.WeightBytes))
+		}
+		fmt.Fprintln(out)
 	}
 }
 
@@ -59,9 +115,14 @@ func ruleName(sig *ir.Signature, dim int) string {
 	return fmt.Sprintf("split %s of %d", sig.Dims[dim].Name, sig.Dims[dim].Size)
 }
 
-// moved is the bytes that a rule of a node moves over an axis on the first rank.
-func (r *Report) moved(n *ir.Node, axis int, args, results []ir.Placement) (int64, error) {
-	var sum int64
+// moved is what a rule of a node moves over an axis on the first rank in one run,
+// and how long that takes.
+func (r *Report) moved(n *ir.Node, axis int, args, results []ir.Placement) (bytes int64, time cost.Picoseconds, err error) {
+	add := func(v *ir.Value, from, to ir.ShardSpec) error {
+		b, t, err := r.reshard(v, from, to, n)
+		bytes, time = bytes+b, time+t
+		return err
+	}
 	for i, a := range n.Args {
 		v := origin(a)
 		if v.Def.Op == ir.OpParam {
@@ -71,24 +132,20 @@ func (r *Report) moved(n *ir.Node, axis int, args, results []ir.Placement) (int6
 		to[axis] = args[i]
 		from := to
 		from[axis] = v.Spec[axis]
-		bytes, err := r.reshardBytes(v, from, to, n)
-		if err != nil {
-			return 0, err
+		if err := add(v, from, to); err != nil {
+			return 0, 0, err
 		}
-		sum += bytes
 	}
 	for i, v := range n.Results {
 		from := v.Spec
 		from[axis] = results[i]
 		to := from
 		to[axis] = r.readAs(v, axis)
-		bytes, err := r.reshardBytes(v, from, to, n)
-		if err != nil {
-			return 0, err
+		if err := add(v, from, to); err != nil {
+			return 0, 0, err
 		}
-		sum += bytes
 	}
-	return sum, nil
+	return bytes, time, nil
 }
 
 // readAs returns the placement on an axis with which a result is read in the end.
@@ -101,34 +158,64 @@ func (r *Report) readAs(v *ir.Value, axis int) ir.Placement {
 	return v.Spec[axis]
 }
 
-// reshardBytes counts the collectives that lead from one spec to another as the
-// runtime counts them.
-func (r *Report) reshardBytes(v *ir.Value, from, to ir.ShardSpec, at *ir.Node) (int64, error) {
+// reshard follows the steps that lead from one spec to another: the bytes of their
+// collectives as the runtime counts them, and with a prediction their time.
+func (r *Report) reshard(v *ir.Value, from, to ir.ShardSpec, at *ir.Node) (bytes int64, time cost.Picoseconds, err error) {
 	steps, err := partition.Path(r.prog.Mesh, from, to)
 	if err != nil {
-		return 0, err
+		return 0, 0, err
 	}
 	s := r.firstRank(at.Stage)
 	task, _ := r.microBatches(s, at)
-	var sum int64
 	for _, step := range steps {
-		n := &ir.Node{Op: step.Op, Attr: step.Attr, Args: []*ir.Value{{Type: v.Type, Spec: from}}}
+		n := &ir.Node{Op: step.Op, Attr: step.Attr, Stage: at.Stage, Phase: at.Phase, Args: []*ir.Value{{Type: v.Type, Spec: from}}}
 		n.Results = []*ir.Value{{Type: v.Type, Def: n, Spec: step.Spec}}
-		sum += r.prog.CommBytes(s, n, task)
+		bytes += r.prog.CommBytes(s, n, task)
+		if r.price != nil {
+			t, _ := r.price.Instr(&codegen.Instr{Node: n, Accum: make([]codegen.Accum, 1)}, r.prog.Mesh, r.prog.At(s, task))
+			time += t
+		}
 		from = step.Spec
 	}
-	return sum, nil
+	return bytes, time, nil
 }
 
-// weightBytes says what the weights among the operands would take on a rank.
-func (r *Report) weightBytes(n *ir.Node, axis int, args []ir.Placement) string {
-	for i, a := range n.Args {
-		if v := origin(a); v.Def.Op == ir.OpParam {
-			spec := v.Spec
-			spec[axis] = args[i]
-			slab := r.prog.Mesh.Local(v.Type.Shape, spec, ir.Coord{})
-			return fmt.Sprintf("  with %s of %s bytes", spec.Format(r.prog.Mesh, len(v.Type.Shape)), Grouped(slab.Elems()*v.Type.DType.Size()))
+// kernelTime is how long the kernel of a node takes on the first rank when a rule
+// splits it over an axis.
+func (r *Report) kernelTime(n *ir.Node, axis int, args, results []ir.Placement) cost.Picoseconds {
+	s := r.firstRank(n.Stage)
+	task, _ := r.microBatches(s, n)
+	in := codegen.Instr{Accum: make([]codegen.Accum, len(n.Results))}
+	instrs := r.prog.Stages[s.Stage].Bodies[n.Phase].Instrs
+	if i := slices.IndexFunc(instrs, func(in codegen.Instr) bool { return in.Node == n }); i >= 0 {
+		in = instrs[i]
+	}
+	split := *n
+	split.Args, split.Results = slices.Clone(n.Args), slices.Clone(n.Results)
+	place := func(values []*ir.Value, placed []ir.Placement) {
+		for i, v := range values {
+			w := *v
+			w.Spec[axis] = placed[i]
+			values[i] = &w
 		}
 	}
-	return ""
+	place(split.Args, args)
+	place(split.Results, results)
+	in.Node = &split
+	time, _ := r.price.Instr(&in, r.prog.Mesh, r.prog.At(s, task))
+	return time
+}
+
+// weightIn returns the placement in which a rule needs the first weight among the
+// operands, and its bytes on a rank.
+func (r *Report) weightIn(n *ir.Node, axis int, args []ir.Placement) (spec string, bytes int64) {
+	for i, a := range n.Args {
+		if v := origin(a); v.Def.Op == ir.OpParam {
+			placed := v.Spec
+			placed[axis] = args[i]
+			slab := r.prog.Mesh.Local(v.Type.Shape, placed, ir.Coord{})
+			return placed.Format(r.prog.Mesh, len(v.Type.Shape)), slab.Elems() * v.Type.DType.Size()
+		}
+	}
+	return "", 0
 }

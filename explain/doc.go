@@ -7,6 +7,13 @@
 // collectives are those that the runtime counts. Everything printed is a function
 // of the plan alone, to the byte.
 //
+// A [Study] answers what the plan would be if something were different, by searching
+// again: policies, faster links, more memory, other batches, more devices. What it
+// finds is part of the report.
+//
+// [Report.HTML] writes a page that needs nothing else: everything is drawn as SVG
+// here, and the script in page/ only zooms it and answers to the pointer.
+//
 // Repeated blocks are shown once. The tensors or collectives of one kind that lie
 // alike in several blocks share a row, named h.*.mlp.c_fc.weight when all blocks
 // of the stage do, h.{0-2}.… when some do.

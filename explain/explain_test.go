@@ -416,6 +416,57 @@ func TestReasons(t *testing.T) {
 	require.Contains(t, why["weight h.*.ln_1.weight"], "replicated over tp: h.*.ln_1/layer_norm needs c whole")
 }
 
+// TestWhyJSON: what it costs to have been placed so is in the answer, and the
+// chosen rule's figures are those of the program.
+func TestWhyJSON(t *testing.T) {
+	r := report(t, shapes()["combined"])
+	var out bytes.Buffer
+	require.NoError(t, r.WhyJSON(&out, "h.*.mlp.c_fc.weight"))
+	var answers []Answer
+	decoder := json.NewDecoder(&out)
+	decoder.DisallowUnknownFields()
+	require.NoError(t, decoder.Decode(&answers))
+	require.Len(t, answers, 2, "one a stage")
+	require.Equal(t, []string{"h.1.mlp.c_fc.weight"}, answers[0].Also)
+	require.Equal(t, "[tp,_]", answers[0].Results[0].Spec)
+	require.Equal(t, int64(4608), answers[0].Results[0].Bytes)
+	chosen := 0
+	for _, c := range answers[0].Choices {
+		if c.Chosen {
+			chosen++
+			require.Equal(t, "split n0 of 96", c.Rule)
+		}
+		require.True(t, c.Not != "" || c.StepSeconds >= c.Seconds && c.Seconds > 0, c.Rule)
+	}
+	require.Equal(t, 1, chosen)
+
+	out.Reset()
+	require.NoError(t, r.WhyJSON(&out, "h.0.attn.c_proj/matmul"))
+	require.NoError(t, json.Unmarshal(out.Bytes(), &answers))
+	for _, c := range answers[0].Choices {
+		if c.Rule != "split k0 of 3" {
+			continue
+		}
+		// The kernel and its all_reduce, as the timeline has them.
+		spans, err := r.Spans(0)
+		require.NoError(t, err)
+		want := 0.0
+		for _, s := range spans {
+			if s.Phase == ir.Forward && (s.Name == "h.0.attn.c_proj/matmul" || s.Name == "h.0.attn.c_proj/matmul@all_reduce_tp") {
+				want += (s.End - s.Start).Seconds()
+			}
+		}
+		require.InDelta(t, want, c.StepSeconds, 1e-8)
+		require.Equal(t, int64(6336), c.Bytes)
+	}
+	for _, name := range []string{"ids", "loss/.*", "h.1/add_1@(send|recv)1", "wte.weight@grad"} {
+		out.Reset()
+		require.NoError(t, r.WhyJSON(&out, name))
+		require.True(t, json.Valid(out.Bytes()))
+	}
+	require.ErrorContains(t, r.WhyJSON(&out, "h.9"), "no tensor or op")
+}
+
 func TestWhyRefuses(t *testing.T) {
 	r := report(t, shapes()["single"])
 	require.ErrorContains(t, r.Why(&bytes.Buffer{}, "h.9"), `no tensor or op is named "h.9"`)

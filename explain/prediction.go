@@ -23,8 +23,15 @@ type Prediction struct {
 	Optimizer     float64 `json:"optimizer_seconds"`
 	Bubble        float64 `json:"bubble_seconds"`
 	// Overlapped is communication beside the rest, no part of the step's time.
-	Overlapped float64    `json:"overlapped_seconds,omitempty"`
-	Ranks      []RankTime `json:"ranks"`
+	Overlapped float64 `json:"overlapped_seconds,omitempty"`
+	// Terms divide the busiest rank's step by what is done, Binds by what it takes to
+	// be faster; each adds up to the step.
+	Terms []Share `json:"terms"`
+	Binds []Share `json:"binds"`
+	// Imbalance is how much more the busiest rank computes than the mean rank, a part
+	// of the first two terms.
+	Imbalance float64    `json:"imbalance_seconds"`
+	Ranks     []RankTime `json:"ranks"`
 
 	cluster *cost.Cluster
 }
@@ -42,7 +49,7 @@ type RankTime struct {
 // Predict simulates a step of the program on a cluster and adds the result to
 // the report.
 func (r *Report) Predict(c *cost.Cluster) error {
-	line, err := sim.Run(r.prog, c, sim.Options{})
+	line, err := sim.Run(r.prog, c, sim.Options{Account: newLedger(c, r.prog).account, Accounts: accounts})
 	if err != nil {
 		return fmt.Errorf("explain: %w", err)
 	}
@@ -60,16 +67,23 @@ func (r *Report) Predict(c *cost.Cluster) error {
 	busiest := p.Ranks[p.Busiest]
 	p.Compute, p.Communication, p.Optimizer, p.Bubble = busiest.Compute, busiest.Communication, busiest.Optimizer, busiest.Bubble
 	p.Overlapped = busiest.Overlapped
-	r.Prediction = p
+	p.divide(line.Ranks[p.Busiest].Accounts)
+	all := make([][]float64, len(line.Ranks))
+	for rank := range all {
+		all[rank] = line.Ranks[rank].Accounts
+	}
+	p.Imbalance = imbalance(all[p.Busiest], all)
+	r.Prediction, r.price = p, cost.NewProgram(c, r.prog.Plan, r.prog.Mesh)
 	return nil
 }
 
-// Spans simulates the step again for its timeline. It needs a prediction.
-func (r *Report) Spans() ([]runtime.Span, error) {
+// Spans simulates the step again for its timeline: of some ranks, or of all when
+// none is named. It needs a prediction.
+func (r *Report) Spans(ranks ...int) ([]runtime.Span, error) {
 	if r.Prediction == nil {
 		return nil, fmt.Errorf("explain: there is no timeline: nothing was predicted or measured")
 	}
-	line, err := sim.Run(r.prog, r.Prediction.cluster, sim.Options{Spans: true})
+	line, err := sim.Run(r.prog, r.Prediction.cluster, sim.Options{Spans: true, Only: ranks})
 	if err != nil {
 		return nil, fmt.Errorf("explain: %w", err)
 	}
@@ -108,4 +122,5 @@ func (p *Prediction) text(out io.Writer) {
 		rows = append(rows, []string{"beside it, communication", seconds(p.Overlapped), share(p.Overlapped)})
 	}
 	table(out, fmt.Sprintf("of which rank %d, the busiest, spends", p.Busiest), rows, 1, 2)
+	p.bindsText(out)
 }

@@ -178,6 +178,25 @@ func (w *reasons) weight(v *ir.Value) string {
 	return strings.Join(parts, "; ")
 }
 
+// leaf gives the reason for the placement of a parameter, optimizer state, input or
+// constant.
+func (w *reasons) leaf(v *ir.Value) string {
+	attr, isParam := v.Def.Attr.(ir.ParamAttr)
+	switch {
+	case isParam && attr.State && w.owner[v] != nil:
+		reason := "lies as " + w.owner[v].Name() + " does"
+		if v.OnHost() {
+			reason += "; " + hostState
+		}
+		return reason
+	case isParam:
+		return w.weight(v)
+	case !slices.Contains(v.Spec[:], ir.ShardOn(0)):
+		return "the same everywhere"
+	}
+	return "follows the batch"
+}
+
 // placedBy names the placement that holds for a value, or returns "". Those that
 // the user pinned come first in a plan, as they were written.
 func (w *reasons) placedBy(v *ir.Value) string {

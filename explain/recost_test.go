@@ -81,7 +81,7 @@ func TestRecostIsThePlannersPrice(t *testing.T) {
 func TestRecostSaysWhatDoesNotFit(t *testing.T) {
 	doc := planned(t, "h100", planner.Options{DP: 4, PP: 1, TP: 1, MicroBatch: 1})
 	small := *doc.Cluster
-	small.Device.Memory = slices.Max(doc.Predicted.PeakBytes) - 1
+	small.Device.Memory, small.Device.Reserve = slices.Max(doc.Predicted.PeakBytes)-1, 0
 	r, err := NewRecost(doc, &small, doc.Config)
 	require.NoError(t, err)
 	require.False(t, r.Now.Fits)

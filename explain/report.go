@@ -10,6 +10,7 @@ import (
 	"github.com/autopar/autopar/config"
 	"github.com/autopar/autopar/ir"
 	"github.com/autopar/autopar/partition"
+	"github.com/autopar/autopar/planner/cost"
 )
 
 // Schema is the version of the JSON form.
@@ -40,10 +41,17 @@ type Report struct {
 	Prediction *Prediction `json:"prediction,omitempty"`
 	// Rejected are the plans that lost, best first.
 	Rejected []Rejected `json:"rejected,omitempty"`
+	// Versus, Sensitivities and Fronts are missing where nobody asked: see [Study].
+	Versus        []*Versus      `json:"versus,omitempty"`
+	Sensitivities *Sensitivities `json:"sensitivities,omitempty"`
+	Fronts        *Fronts        `json:"fronts,omitempty"`
+	HourPrice     float64        `json:"price_per_gpu_hour,omitempty"`
 
 	cfg  *config.Config
 	prog *codegen.Program
 	why  *reasons
+	// price is that of the prediction; nil without one.
+	price *cost.Program
 }
 
 // Stage is one position of the pipeline, the same on all of its ranks.

@@ -10,16 +10,37 @@ import (
 	"text/tabwriter"
 )
 
-// Text writes the whole report for people.
-func (r *Report) Text(w io.Writer) error {
+// Summary writes the part of the report that is about the whole plan: what it
+// costs, and what others would.
+func (r *Report) Summary(w io.Writer) error {
 	out := bufio.NewWriter(w)
+	r.summary(out)
+	return out.Flush()
+}
+
+func (r *Report) summary(out io.Writer) {
 	r.header(out)
 	if r.Prediction != nil {
 		r.Prediction.text(out)
 	}
+	for _, v := range r.Versus {
+		v.text(out, r.Prediction.StepSeconds)
+	}
 	if len(r.Rejected) > 0 {
 		r.rejectedText(out)
 	}
+	if r.Sensitivities != nil {
+		r.sensitivityText(out)
+	}
+	if r.Fronts != nil {
+		r.frontText(out)
+	}
+}
+
+// Text writes the whole report for people.
+func (r *Report) Text(w io.Writer) error {
+	out := bufio.NewWriter(w)
+	r.summary(out)
 	for _, st := range r.Stages {
 		r.stageText(out, st)
 	}

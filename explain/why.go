@@ -29,21 +29,7 @@ func (r *Report) Why(w io.Writer, name string) error {
 		return err
 	}
 	out := bufio.NewWriter(w)
-	type group struct {
-		node *ir.Node
-		also []string
-	}
-	var groups []*group
-	at := map[string]*group{}
-	for _, n := range nodes {
-		key := fmt.Sprintf("%s %d %s", class(n.Name), n.Stage, r.placementText(n))
-		if g, ok := at[key]; ok {
-			g.also = append(g.also, n.Name)
-			continue
-		}
-		at[key] = &group{node: n}
-		groups = append(groups, at[key])
-	}
+	groups := r.alike(nodes)
 	for i, g := range groups {
 		if i == whyShown {
 			fmt.Fprintf(out, "\n… and %d more; a narrower expression shows them\n", len(groups)-whyShown)
@@ -55,6 +41,28 @@ func (r *Report) Why(w io.Writer, name string) error {
 		r.whyNode(out, g.node, g.also)
 	}
 	return out.Flush()
+}
+
+// likeNodes are nodes of which the first stands for all.
+type likeNodes struct {
+	node *ir.Node
+	also []string
+}
+
+// alike groups nodes that are explained alike.
+func (r *Report) alike(nodes []*ir.Node) []*likeNodes {
+	var groups []*likeNodes
+	at := map[string]*likeNodes{}
+	for _, n := range nodes {
+		key := fmt.Sprintf("%s %d %s", class(n.Name), n.Stage, r.placementText(n))
+		if g, ok := at[key]; ok {
+			g.also = append(g.also, n.Name)
+			continue
+		}
+		at[key] = &likeNodes{node: n}
+		groups = append(groups, at[key])
+	}
+	return groups
 }
 
 // find returns the nodes that a question means.
@@ -137,20 +145,8 @@ func shorten(names []string) string {
 }
 
 func (r *Report) whyLeaf(out io.Writer, v *ir.Value) {
-	reason := "follows the batch"
 	attr, isParam := v.Def.Attr.(ir.ParamAttr)
-	switch {
-	case isParam && attr.State && r.why.owner[v] != nil:
-		reason = "lies as " + r.why.owner[v].Name() + " does"
-		if v.OnHost() {
-			reason += "; " + hostState
-		}
-	case isParam:
-		reason = r.why.weight(v)
-	case !slices.Contains(v.Spec[:], ir.ShardOn(0)):
-		reason = "the same everywhere"
-	}
-	fmt.Fprintf(out, "  placement    %s %s\n  reason       %s\n", v.Type, r.spec(v), reason)
+	fmt.Fprintf(out, "  placement    %s %s\n  reason       %s\n", v.Type, r.spec(v), r.why.leaf(v))
 	for _, n := range r.why.readers[v] {
 		fmt.Fprintf(out, "  read by      %s (%s, %s)\n", n.Name, n.Op, n.Phase)
 	}

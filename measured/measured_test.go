@@ -2,8 +2,6 @@ package measured
 
 import (
 	"math"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 
@@ -43,17 +41,17 @@ func TestPredictionIsThePlanners(t *testing.T) {
 		require.NoError(t, err)
 		g, err := r.graph()
 		require.NoError(t, err)
-		e, err := planner.NewEstimator(g, r.GlobalBatch, base, plan)
+		e, err := planner.NewEstimator(g, r.GlobalBatch, base, plan, r.pins()...)
 		require.NoError(t, err)
-		whole, err := planner.Predict(g, r.GlobalBatch, r.machine(base), e.Plan(), nil)
+		whole, err := planner.Predict(g, r.GlobalBatch, r.equipped(base), e.Plan(), nil)
 		require.NoError(t, err)
 		require.Equal(t, whole.Step.Seconds(), o.PredictedSeconds, "row %s", r.ID)
 		most := int64(0)
 		for _, b := range whole.PeakBytes {
 			most = max(most, b)
 		}
-		require.LessOrEqual(t, o.PredictedBytes, most)
-		require.Greater(t, o.PredictedBytes, most*8/10, "a bound worth having")
+		require.LessOrEqual(t, o.ArenaBytes, most)
+		require.Greater(t, o.ArenaBytes, most*8/10, "a bound worth having")
 	}
 	require.True(t, outcomes[0].PredictedFits)
 }
@@ -89,7 +87,7 @@ func TestReadRefuses(t *testing.T) {
 // TestSkipsWithAReason: what cannot be modelled is listed.
 func TestSkipsWithAReason(t *testing.T) {
 	rows := read(t, header+
-		strings.Replace(gptRow, "bf16", "fp8", 1)+
+		strings.Replace(gptRow, ",2,16,none", ",,16,none", 1)+
 		strings.Replace(strings.Replace(llamaRow, "r2", "r3", 1), "full", "unstated", 1))
 	outcomes, skipped := Evaluate(rows, nil)
 	require.Empty(t, outcomes)
@@ -98,7 +96,7 @@ func TestSkipsWithAReason(t *testing.T) {
 		reasons = append(reasons, s.ID+": "+s.Reason)
 	}
 	require.Equal(t, []string{
-		"r1: fp8 is not modelled", "r3: recompute is not stated",
+		"r1: micro_batch is not stated", "r3: recompute is not stated",
 	}, reasons)
 }
 
@@ -125,26 +123,6 @@ func TestSummaries(t *testing.T) {
 	require.InDelta(t, (0.2/3+0.5)/2, MeanMAPE(all), 1e-12)
 	require.InDelta(t, -1, Spearman([]float64{1, 2, 3, 4}, []float64{9, 7, 5, 1}), 1e-12)
 	require.InDelta(t, 0.9486832980505138, Spearman([]float64{1, 2, 2, 3}, []float64{1, 2, 3, 4}), 1e-12, "ties share their mean rank")
-}
-
-// TestPublished reads the published tables where they are, and holds the whole of
-// them to what bench/validate.md says.
-func TestPublished(t *testing.T) {
-	file, err := os.Open(filepath.Join("..", "..", "shared", "measured", "train.csv"))
-	if err != nil {
-		t.Skip("the published measurements are not here: ", err)
-	}
-	defer file.Close()
-	rows, err := Read("train.csv", file)
-	require.NoError(t, err)
-	var some []Row
-	for i, r := range rows {
-		if i%8 == 0 {
-			some = append(some, r)
-		}
-	}
-	outcomes, _ := Evaluate(some, nil)
-	require.Less(t, MeanMAPE(Summarize(outcomes)), 0.2)
 }
 
 // TestClusters: every GPU of the tables has a built-in cluster.

@@ -10,7 +10,10 @@ import (
 type Outcome struct {
 	Row
 	PredictedSeconds float64
-	PredictedBytes   int64 // of the fullest rank
+	PredictedBytes   int64 // of the fullest rank, with what its software keeps besides the arena
+	ArenaBytes       int64 // of the largest arena
+	PredictedPeak    int64 // what the published peak shows of it; 0 where none is published
+	Use              Use   // of the fullest rank
 	PredictedFits    bool
 }
 

@@ -38,6 +38,9 @@ type Row struct {
 	FlashAttention                bool
 	FlashAttention2               bool // or later
 	Compiled                      bool // torch.compile
+	FusedNorm                     bool // a kernel for RMSNorm is named
+	RecomputeNote, Note           string
+	Kernels                       string // what attention_kernel says; "" where the table lacks it
 
 	StepSeconds float64 // 0 where only the outcome is known
 	PeakGiB     float64 // 0 where not published
@@ -180,7 +183,8 @@ func (p *parser) row() Row {
 		GradDType:       p.text("grad_reduce_dtype"),
 		FlashAttention:  p.atLeast("flash_attention", 0) > 0 || strings.Contains(p.text("attention_kernel"), "flash"),
 		FlashAttention2: p.atLeast("flash_attention", 0) > 1 || strings.Contains(p.text("attention_kernel"), "flash_attention2"), Compiled: p.flag("torch_compile"),
-		StepSeconds: p.number("step_time_s"), PeakGiB: p.number("peak_mem_gib"), PeakKind: p.text("peak_mem_kind"), Confidence: p.text("confidence"),
+		FusedNorm: strings.Contains(p.text("attention_kernel")+p.text("note"), "RMS kernel"), RecomputeNote: p.text("recompute_note"), Note: p.text("note"),
+		StepSeconds: p.number("step_time_s"), PeakGiB: p.number("peak_mem_gib"), PeakKind: p.text("peak_mem_kind"), Kernels: p.text("attention_kernel"), Confidence: p.text("confidence"),
 	}
 	if p.text("fits") != "" {
 		fits := p.flag("fits")

@@ -211,6 +211,7 @@ func TestSearchIsExact(t *testing.T) {
 	cases, infeasible, recomputing, contexts, plans := 40, 0, 0, 0, 0
 	schedules := map[partition.Schedule]int{}
 	same := 0
+	reasons := map[string]int{} // points of the space that certificates leave out
 	if testing.Short() {
 		cases = 12
 	}
@@ -264,7 +265,7 @@ func TestSearchIsExact(t *testing.T) {
 			b.run()
 		}
 		plans += b.plans
-		res, err := Search(b.g, batch, b.cluster, b.opts)
+		res, cert, err := SearchCertified(b.g, batch, b.cluster, b.opts)
 		if b.best == nil {
 			infeasible++
 			if b.plans == 0 {
@@ -285,6 +286,11 @@ func TestSearchIsExact(t *testing.T) {
 			same++
 		}
 		require.True(t, res.Stats.Optimal)
+		audit, err := Certify(b.g, batch, b.cluster, nil, cert, 10, uint64(k))
+		require.NoError(t, err, "seed %d case %d", seed, k)
+		for _, x := range audit.Reasons {
+			reasons[x.Reason] += x.Points
+		}
 		if res.Plan.CP > 1 {
 			contexts++
 		}
@@ -296,7 +302,7 @@ func TestSearchIsExact(t *testing.T) {
 			}
 		}
 	}
-	t.Logf("winners: %v", schedules)
+	t.Logf("winners: %v; certificates: %v", schedules, reasons)
 	t.Logf("%d cases, %d infeasible, %d recompute, %d context parallel, %d plans simulated; the same plan in %d", cases, infeasible, recomputing, contexts, plans, same)
 	require.Positive(t, recomputing)
 	require.Positive(t, contexts)

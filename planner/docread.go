@@ -266,8 +266,11 @@ func conformStruct(v any, t reflect.Type, path string) error {
 	var required []string
 	for i := range t.NumField() {
 		key, option, _ := strings.Cut(t.Field(i).Tag.Get("json"), ",")
+		if key == "-" {
+			continue
+		}
 		known[key] = t.Field(i).Type
-		if option != "omitempty" {
+		if option != "omitempty" && option != "omitzero" {
 			required = append(required, key)
 		}
 	}

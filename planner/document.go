@@ -71,7 +71,11 @@ type SearchInfo struct {
 	Seconds         float64               `json:"seconds"`
 	PlansConsidered int                   `json:"plans_considered"`
 	Optimal         bool                  `json:"optimal"`
+	Gap             float64               `json:"gap,omitempty"` // by which share of the time a plan could at most be faster
 	Alternatives    []DocumentAlternative `json:"alternatives"`
+	// Robust is how the plan and others fare where the cluster is not as stated; nil
+	// where nobody asked.
+	Robust *Robustness `json:"robust,omitempty"`
 }
 
 // DocumentAlternative is a plan that lost.
@@ -86,7 +90,7 @@ func NewDocument(cfg *config.Config, g *ir.Graph, c *cost.Cluster, r *Result) *D
 		Config: cfg, ConfigHash: hash(cfg.Marshal()), GraphHash: GraphHash(g), Cluster: c, Plan: r.Plan,
 		Predicted: NewPredicted(cfg, c, r.Plan, r.Prediction),
 		Search: SearchInfo{
-			Seconds: r.Stats.Seconds, PlansConsidered: r.Stats.PlansConsidered, Optimal: r.Stats.Optimal,
+			Seconds: r.Stats.Seconds, PlansConsidered: r.Stats.PlansConsidered, Optimal: r.Stats.Optimal, Gap: r.Stats.Gap,
 			Alternatives: []DocumentAlternative{},
 		},
 	}

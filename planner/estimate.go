@@ -2,6 +2,8 @@ package planner
 
 import (
 	"fmt"
+	"reflect"
+	"slices"
 
 	"github.com/autopar/autopar/ir"
 	"github.com/autopar/autopar/partition"
@@ -18,12 +20,12 @@ type Estimator struct {
 }
 
 // NewEstimator compiles what stands for a plan. Of a plan without placements tensor
-// parallelism splits what it would in a search for the cluster.
-func NewEstimator(g *ir.Graph, batch int, c *cost.Cluster, plan *partition.Plan) (*Estimator, error) {
+// parallelism splits what it would in a search for the cluster with the same pins.
+func NewEstimator(g *ir.Graph, batch int, c *cost.Cluster, plan *partition.Plan, pins ...partition.Placement) (*Estimator, error) {
 	if err := plan.Validate(len(partition.Blocks(g)), batch); err != nil {
 		return nil, err
 	}
-	s := newSearcher(g, batch, c, Options{RuntimeNGPUs: plan.RuntimeNGPUs})
+	s := newSearcher(g, batch, c, Options{RuntimeNGPUs: plan.RuntimeNGPUs, Pins: pins})
 	if s.graphs.scale != 1 {
 		return nil, fmt.Errorf("planner: the blocks of %s are not alike", g.Name)
 	}
@@ -31,9 +33,11 @@ func NewEstimator(g *ir.Graph, batch int, c *cost.Cluster, plan *partition.Plan)
 	p := &e.plan
 	var err error
 	if p.TP > 1 && len(p.Placements) == 0 {
-		if p.Placements, err = s.layouts.find(p.TP); err != nil {
+		found, err := s.layouts.find(p.TP)
+		if err != nil {
 			return nil, err
 		}
+		p.Placements = slices.Concat(pins, found)
 	}
 	if e.skel, err = newSkeleton(s.blueprints, *p, c); err != nil {
 		return nil, err
@@ -53,12 +57,45 @@ func (e *Estimator) Price(c *cost.Cluster) Prediction {
 	pipe.stages = e.skel.times(p.MicroBatch)
 	out := Prediction{Step: pipe.time(p.Stages)}
 	for at := range p.PP() {
-		if p.Chunks() > 1 {
-			out.PeakBytes = append(out.PeakBytes, pipe.interleavedPeak(p.Stages, at))
-			continue
-		}
-		st := p.Stages[at]
-		out.PeakBytes = append(out.PeakBytes, pipe.memory[at].atLeast(st.Last-st.First, recomputationOf(st), pipe.room[at]))
+		out.PeakBytes = append(out.PeakBytes, e.peak(pipe, at))
 	}
 	return out
+}
+
+// Footprints returns what the bytes of [Estimator.Price] are for, by position of
+// the pipeline. They do not depend on the cluster.
+func (e *Estimator) Footprints() []Footprint {
+	p := &e.plan
+	pipe := newPipeline(e.skel, e.skel.memoryOf(p.MicroBatch), p.MicroBatch, p.Schedule)
+	var all []Footprint
+	for at := range p.PP() {
+		all = append(all, pipe.footprint(p.Stages, at, e.peak(pipe, at)))
+	}
+	return all
+}
+
+// peak bounds the arena of a position of the plan from below.
+func (e *Estimator) peak(pipe *pipeline, at int) int64 {
+	if e.plan.Chunks() > 1 {
+		return pipe.interleavedPeak(e.plan.Stages, at)
+	}
+	st := e.plan.Stages[at]
+	return pipe.memory[at].atLeast(st.Last-st.First, recomputationOf(st), pipe.room[at])
+}
+
+// For returns an estimator of a plan that differs only in the size of micro-batches
+// and in what is recomputed, without compiling anything. Both share what they
+// compiled: they must not price at the same time.
+func (e *Estimator) For(plan *partition.Plan) (*Estimator, error) {
+	if err := plan.Validate(e.skel.blocks, e.skel.batch); err != nil {
+		return nil, err
+	}
+	same := *plan
+	same.MicroBatch, same.Placements, same.Stages = e.plan.MicroBatch, e.plan.Placements, e.plan.Stages
+	if len(plan.Stages) != len(e.plan.Stages) || !reflect.DeepEqual(same, e.plan) {
+		return nil, fmt.Errorf("planner: the plan differs in more than micro-batch and recomputation")
+	}
+	other := *e
+	other.plan.MicroBatch, other.plan.Stages = plan.MicroBatch, plan.Stages
+	return &other, nil
 }

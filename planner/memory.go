@@ -128,17 +128,7 @@ func (b *blueprint) sizesOn(mesh ir.Mesh, sizes []int64) []int64 {
 
 // heldBy lists the buffers of a stage that take memory of the device.
 func (b *blueprint) heldBy(st *codegen.Stage) []held {
-	used := make([]bool, len(st.Buffers))
-	for _, body := range st.Bodies {
-		for _, in := range body.Instrs {
-			for _, id := range in.Args {
-				used[id] = true
-			}
-			for _, id := range in.Results {
-				used[id] = true
-			}
-		}
-	}
+	used := usedBuffers(st)
 	forward := len(st.Bodies[ir.Forward].Instrs)
 	var all []held
 	for id := range st.Buffers {
@@ -199,4 +189,21 @@ func (b *blueprint) measure(e extent, position int, mesh ir.Mesh, sizes *[]int64
 		}
 	}
 	return m
+}
+
+// usedBuffers tells, by buffer, whether any instruction names it. What none does was
+// merged into another.
+func usedBuffers(st *codegen.Stage) []bool {
+	used := make([]bool, len(st.Buffers))
+	for _, body := range st.Bodies {
+		for _, in := range body.Instrs {
+			for _, id := range in.Args {
+				used[id] = true
+			}
+			for _, id := range in.Results {
+				used[id] = true
+			}
+		}
+	}
+	return used
 }

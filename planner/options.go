@@ -6,6 +6,7 @@ import (
 
 	"github.com/autopar/autopar/ir"
 	"github.com/autopar/autopar/partition"
+	"github.com/autopar/autopar/planner/cost"
 )
 
 // Options fix parts of the search; what is zero is searched.
@@ -85,6 +86,22 @@ func (e *OptionError) Error() string { return "planner: " + e.Option + ": " + e.
 
 func optionErrorf(option, format string, args ...any) error {
 	return &OptionError{option, fmt.Sprintf(format, args...)}
+}
+
+// on returns the options as they are for a batch on a cluster: checked, and with
+// what follows from them filled in.
+func (o Options) on(c *cost.Cluster, batch int) (Options, error) {
+	o, err := o.validate(batch)
+	if err != nil {
+		return o, err
+	}
+	if o.Overlap == "" && c.Device.Shared {
+		o.Overlap = "off" // there communication takes the time of kernels
+	}
+	if (o.Offload == "optimizer" || o.Offload == "params") && c.Host == nil {
+		return o, optionErrorf("offload", "is %s, but cluster %s says nothing of the link to host memory (its key host)", o.Offload, c.Name)
+	}
+	return o, nil
 }
 
 // validate checks the options by themselves and returns them with what follows

@@ -66,7 +66,9 @@ func (s *searcher) relieve(points []*point, limit cost.Picoseconds, best map[deg
 	for _, p := range points {
 		of[p.degrees] = append(of[p.degrees], p)
 	}
-	return s.add(points, limit, true, func(p *pending) bool {
+	// base reports whether a plan without what p spares is slowed down by the limit,
+	// even with what p copies for an offload.
+	base := func(p *pending, what partition.Offload) bool {
 		gain := limit
 		if mine := best[p.degrees]; mine != nil {
 			gain = min(gain, mine.time-1)
@@ -75,7 +77,7 @@ func (s *searcher) relieve(points []*point, limit cost.Picoseconds, best map[deg
 			return slices.ContainsFunc(of[p.degrees], func(base *point) bool {
 				t := &base.pipe.template
 				same := sharding{t.ZeRO, t.ZeROGroup, t.SequenceParallel, t.Overlap, p.offload}
-				return t.Offload == partition.OffloadNone && same == p.sharding && base.chunks() == max(p.chunks, 1) && base.slowed(gain, p.offload)
+				return t.Offload == partition.OffloadNone && same == p.sharding && base.chunks() == max(p.chunks, 1) && base.slowed(gain, what)
 			})
 		}
 		f := family{p.degrees, p.sequence}
@@ -87,7 +89,10 @@ func (s *searcher) relieve(points []*point, limit cost.Picoseconds, best map[deg
 			slowed[f] = yes
 		}
 		return yes
-	})
+	}
+	return s.add(points, limit, true,
+		func(p *pending) bool { return base(p, partition.OffloadNone) },
+		func(p *pending) bool { return base(p, p.offload) })
 }
 
 // copies is what a stage copies between device and host, as times of stretches of

@@ -43,6 +43,9 @@ type Stats struct {
 	PlansConsidered int // plans costed in full, and groups of plans ruled out together by their bound
 	// Optimal says that no plan of the space is faster under the cost model.
 	Optimal bool
+	// Gap is by how much of its time a plan of the space could at most be faster, where
+	// the search gave up on proving that none is; 0 where it did not.
+	Gap float64
 }
 
 // searcher is one run of [Search].
@@ -60,7 +63,9 @@ type searcher struct {
 	rates    *cost.Model
 	families map[family][]sized
 	orders   map[order]string
-	refused  error // why the last of the outlines that cannot be compiled was not
+	refused  error             // why the last of the outlines that cannot be compiled was not
+	refusals map[outline]error // of all of them
+	looked   []*point          // what the search looked at
 }
 
 // Search returns the fastest plan for a training step traced for a global batch,
@@ -74,16 +79,16 @@ type searcher struct {
 // by peak memory, then by comparePlans. It fails with an *InfeasibleError when no
 // plan fits, an *OptionError.
 func Search(g *ir.Graph, batch int, c *cost.Cluster, opts Options) (*Result, error) {
+	res, _, err := newSearch(g, batch, c, opts)
+	return res, err
+}
+
+// newSearch is [Search] that also returns what the search knows at its end.
+func newSearch(g *ir.Graph, batch int, c *cost.Cluster, opts Options) (*Result, *searcher, error) {
 	start := time.Now()
-	opts, err := opts.validate(batch)
+	opts, err := opts.on(c, batch)
 	if err != nil {
-		return nil, err
-	}
-	if opts.Overlap == "" && c.Device.Shared {
-		opts.Overlap = "off" // there communication takes the time of kernels
-	}
-	if (opts.Offload == "optimizer" || opts.Offload == "params") && c.Host == nil {
-		return nil, optionErrorf("offload", "is %s, but cluster %s says nothing of the link to host memory (its key host)", opts.Offload, c.Name)
+		return nil, nil, err
 	}
 	s := newSearcher(g, batch, c, opts)
 	found, pipes, optimal, err := s.search()
@@ -92,17 +97,17 @@ func Search(g *ir.Graph, batch int, c *cost.Cluster, opts Options) (*Result, err
 		found, pipes, optimal, err = s.search()
 	}
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	if len(found) == 0 {
-		return nil, s.infeasible(pipes)
+		return nil, nil, s.infeasible(pipes)
 	}
 	s.stats.Optimal = optimal
 	res := &Result{}
 	for i, x := range found {
 		p, err := s.finish(x)
 		if err != nil {
-			return nil, err
+			return nil, nil, err
 		}
 		if i == 0 {
 			res.Plan, res.Prediction = x.plan, p
@@ -112,7 +117,7 @@ func Search(g *ir.Graph, batch int, c *cost.Cluster, opts Options) (*Result, err
 	}
 	s.stats.Seconds = time.Since(start).Seconds()
 	res.Stats = s.stats
-	return res, nil
+	return res, s, nil
 }
 
 // search lists the space and returns what [searcher.run] finds in it.
@@ -122,6 +127,7 @@ func (s *searcher) search() ([]*candidate, []*point, bool, error) {
 		return nil, nil, false, err
 	}
 	found, points, optimal := s.run()
+	s.looked = points
 	if len(points) == 0 {
 		return nil, nil, false, s.refused
 	}
@@ -133,7 +139,8 @@ func newSearcher(g *ir.Graph, batch int, c *cost.Cluster, opts Options) *searche
 	s := &searcher{
 		opts: opts, blueprints: newBlueprints(graphs, batch), contexts: contexts{tokens: sequenceTokens(g)}, cluster: c,
 		works: map[workKey]*work{}, rates: cost.NewModel(c, max(1, opts.RuntimeNGPUs)), families: map[family][]sized{}, orders: map[order]string{},
-		finals: newFinals(),
+		refusals: map[outline]error{},
+		finals:   newFinals(),
 	}
 	s.limit = c.MemoryPerRank(opts.RuntimeNGPUs)
 	if opts.MemoryLimit > 0 {
@@ -316,22 +323,24 @@ func (p *pending) floor() cost.Picoseconds {
 
 // build looks at the pending outlines that may have plans of at most the given time.
 func (s *searcher) build(points []*point, limit cost.Picoseconds) []*point {
-	return s.add(points, limit, false, func(*pending) bool { return true })
+	all := func(*pending) bool { return true }
+	return s.add(points, limit, false, all, all)
 }
 
 // add looks at pending outlines that may have plans of at most the given time, of
-// those that only spare memory or of the others, if they are chosen.
-func (s *searcher) add(points []*point, limit cost.Picoseconds, relief bool, chosen func(*pending) bool) []*point {
+// those that only spare memory or of the others, if they are chosen: once at first
+// sight, and again when more than the first floor is known of them.
+func (s *searcher) add(points []*point, limit cost.Picoseconds, relief bool, sighted, chosen func(*pending) bool) []*point {
 	known := len(points)
 	var sparing []*pending
 	s.pending = slices.DeleteFunc(s.pending, func(p *pending) bool {
-		if p.relief != relief || p.floor() > limit || p.skel == nil && !chosen(p) {
+		if p.relief != relief || p.floor() > limit || !sighted(p) {
 			return false
 		}
 		if p.skel == nil {
 			var err error
 			if p.skel, err = s.skeleton(p.outline); err != nil {
-				s.refused = err
+				s.refused, s.refusals[p.outline] = err, err
 				return true
 			}
 			sparing = append(sparing, s.sparing(p.outline)...)
@@ -454,7 +463,7 @@ func (s *searcher) run() ([]*candidate, []*point, bool) {
 		}
 	}
 	// Where the search gave up, look again below the winner only.
-	optimal, steps := true, thorough
+	optimal, steps, bound := true, thorough, never
 	for _, p := range points {
 		kept := ranked(best)
 		if len(kept) == 0 || !p.unsure || p.least >= kept[0].time {
@@ -463,7 +472,12 @@ func (s *searcher) run() ([]*candidate, []*point, bool) {
 		x, certain := p.solve(kept[0].time-1, steps)
 		steps = max(p.budget, 0)
 		take(p, x)
-		optimal = optimal && certain
+		if !certain {
+			optimal, bound = false, min(bound, p.least)
+		}
+	}
+	if kept := ranked(best); !optimal {
+		s.stats.Gap = 1 - float64(bound)/float64(kept[0].time)
 	}
 	kept := ranked(best)
 	return kept[:min(len(kept), s.opts.TopK+1)], points, optimal

@@ -56,7 +56,11 @@ func newSkeleton(all *blueprints, p partition.Plan, c *cost.Cluster) (*skeleton,
 
 // reprice takes prices from a cluster.
 func (s *skeleton) reprice(c *cost.Cluster) {
-	s.price = cost.NewProgram(c, &s.plan, s.mesh(s.batch))
+	if s.price == nil {
+		s.price = cost.NewProgram(c, &s.plan, s.mesh(s.batch))
+	} else {
+		s.price = s.price.On(c)
+	}
 	s.memory, s.known, s.copies = map[int][]stageMemory{}, map[int][]*stageTimes{}, map[partition.Offload][]copies{}
 }
 

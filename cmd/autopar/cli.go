@@ -30,6 +30,8 @@ type grammar struct {
 	Bench      benchCmd      `cmd:"" help:"Time training steps."`
 	Validate   validateCmd   `cmd:"" help:"Compare predictions with published measurements."`
 
+	Fit fitCmd `cmd:"" help:"Fit the constants of predictions to published measurements."`
+
 	Launch laterCmd `cmd:"" hidden:"" help:"Run on several processes or machines."`
 	Export laterCmd `cmd:"" hidden:"" help:"Write a plan for another system."`
 }

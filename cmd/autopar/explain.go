@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"io"
+	"math"
 	"os"
 
 	"github.com/autopar/autopar/explain"
@@ -12,12 +13,17 @@ import (
 // explainCmd shows what a plan does and why.
 type explainCmd struct {
 	planArg
-	Format string `enum:"text,json,dot,trace,html,svg" default:"text" help:"text, json, dot (Graphviz) or trace (a timeline for ui.perfetto.dev). html and svg are not in this version."`
-	Rank   *int   `placeholder:"R" help:"Print the program of one rank."`
-	Why    string `placeholder:"NAME" help:"Explain one tensor or op: a name, or a regular expression."`
-	Versus string `placeholder:"dp|fsdp|megatron|FILE" help:"Show this plan among those that lost: the best one of a policy, or another plan file."`
-	Top    int    `default:"3" placeholder:"K" help:"Plans that lost to show."`
-	Out    string `short:"o" placeholder:"FILE" help:"File to write instead of the standard output."`
+	Format        string  `enum:"text,json,html,svg,png,dot,trace" default:"text" help:"text, json, html (one page that needs no network), svg or png (see --view), dot (Graphviz) or trace (a timeline for ui.perfetto.dev)."`
+	View          string  `enum:"timeline,memory,pareto" default:"timeline" help:"What to draw as svg or png: timeline, memory or pareto."`
+	Rank          *int    `placeholder:"R" help:"Print the program of one rank."`
+	Why           string  `placeholder:"NAME" help:"Explain one tensor or op: a name, or a regular expression."`
+	Versus        string  `placeholder:"dp|fsdp|megatron|all|FILE" help:"Hold this plan against the best one of a policy, of all three, or another plan file, term by term."`
+	Sensitivities bool    `help:"Search again: what more memory, faster links and HBM, another batch and more devices would buy."`
+	Pareto        bool    `help:"Search again: time against memory, and against devices."`
+	Price         float64 `placeholder:"USD" help:"What a device costs an hour, to print costs in money."`
+	Quick         bool    `help:"Leave out of a page what needs to search again."`
+	Top           int     `default:"3" placeholder:"K" help:"Plans that lost to show."`
+	Out           string  `short:"o" placeholder:"FILE" help:"File to write instead of the standard output."`
 	recostArgs
 }
 
@@ -25,22 +31,24 @@ type explainCmd struct {
 func (explainCmd) Example() string {
 	return `
 autopar explain plan.json
+autopar explain plan.json --versus fsdp
+autopar explain plan.json --sensitivities --pareto --price 2.5
+autopar explain plan.json --format html -o plan.html
 autopar explain plan.json --why h.0.attn.c_attn.weight
-autopar explain plan.json --format trace -o timeline.json
 autopar explain plan.json --cluster a100-80g --set batch.global=64`
 }
 
 // Run explains.
 func (c *explainCmd) Run(con *console) error {
 	switch {
-	case c.Format == "html" || c.Format == "svg":
-		return usagef("explain: --format %s is not in this version", c.Format)
 	case c.Rank != nil && c.Why != "":
 		return usagef("explain: --rank and --why cannot be combined")
-	case (c.Rank != nil || c.Why != "") && c.Format != "text":
-		return usagef("explain: --rank and --why are text; --format %s is not for them", c.Format)
+	case c.Rank != nil && c.Format != "text" || c.Why != "" && c.Format != "text" && c.Format != "json":
+		return usagef("explain: --rank is text, --why text or json; --format %s is not for them", c.Format)
 	case c.Top < 0:
 		return usagef("explain: --top is %d, must be at least 0", c.Top)
+	case !(c.Price >= 0) || math.IsInf(c.Price, 0):
+		return usagef("explain: --price is %v, must not be negative", c.Price)
 	}
 	if c.given() {
 		return c.recost(con)
@@ -61,7 +69,7 @@ func (c *explainCmd) Run(con *console) error {
 		return err
 	}
 	var text bytes.Buffer
-	if err := c.write(&text, report, doc); err != nil {
+	if err := c.write(con, &text, report, doc); err != nil {
 		return err
 	}
 	if c.Out == "" {
@@ -71,59 +79,102 @@ func (c *explainCmd) Run(con *console) error {
 	return os.WriteFile(c.Out, text.Bytes(), 0o666)
 }
 
-func (c *explainCmd) write(w io.Writer, report *explain.Report, doc *planner.Document) error {
+func (c *explainCmd) write(con *console, w io.Writer, report *explain.Report, doc *planner.Document) error {
 	switch {
 	case c.Rank != nil:
 		return report.Rank(w, *c.Rank)
-	case c.Why != "":
-		if err := report.Why(w, c.Why); err != nil {
-			return usagef("--why: %v", err)
-		}
-		return nil
 	case c.Format == "dot":
 		return report.Dot(w)
 	}
 	if err := report.Predict(doc.Cluster); err != nil {
 		return err
 	}
-	if c.Format == "trace" {
+	switch {
+	case c.Why != "":
+		why := report.Why
+		if c.Format == "json" {
+			why = report.WhyJSON
+		}
+		if err := why(w, c.Why); err != nil {
+			return usagef("--why: %v", err)
+		}
+		return nil
+	case c.Format == "trace":
 		return report.Trace(w, nil)
 	}
-	lost, err := c.lost(doc)
-	if err != nil {
+	if err := c.study(con, report, doc); err != nil {
 		return err
 	}
-	if err := report.Compare(lost); err != nil {
-		return err
-	}
-	if c.Format == "json" {
+	switch c.Format {
+	case "json":
 		return report.JSON(w)
+	case "html":
+		return report.HTML(w)
+	case "svg", "png":
+		return report.Picture(w, explain.View(c.View), c.Format)
+	case "text":
+		if c.Versus != "" || c.Sensitivities || c.Pareto {
+			return report.Summary(w)
+		}
 	}
 	return report.Text(w)
 }
 
-// lost returns the plans to compare with: those that lost in the search, and
-// the one of --versus.
-func (c *explainCmd) lost(doc *planner.Document) ([]planner.DocumentAlternative, error) {
-	var lost []planner.DocumentAlternative
-	if c.Versus != "" {
-		other, err := c.versus(doc)
-		if err != nil {
-			return nil, err
-		}
-		lost = append(lost, planner.DocumentAlternative{Plan: other.Plan, Predicted: other.Predicted})
+// study adds to the report what others than this plan would cost.
+func (c *explainCmd) study(con *console, report *explain.Report, doc *planner.Document) error {
+	if err := report.Compare(doc.Search.Alternatives[:min(c.Top, len(doc.Search.Alternatives))]); err != nil {
+		return err
 	}
-	return append(lost, doc.Search.Alternatives[:min(c.Top, len(doc.Search.Alternatives))]...), nil
+	study := explain.NewStudy(doc, report)
+	page := c.Format == "html" && !c.Quick
+	switch {
+	case c.Versus == "all":
+		if err := study.Policies(); err != nil {
+			return err
+		}
+	case c.Versus != "":
+		v, err := c.against(report, study, doc)
+		if err != nil {
+			return err
+		}
+		report.Versus = append(report.Versus, v)
+	case page:
+		if err := study.Policies(); err != nil {
+			return err
+		}
+	}
+	if c.Sensitivities || page {
+		if err := study.Sensitivities(); err != nil {
+			return err
+		}
+	}
+	if picture := c.Format == "svg" || c.Format == "png"; c.Pareto || page || picture && c.View == "pareto" {
+		if err := study.Fronts(); err != nil {
+			return err
+		}
+	}
+	if c.Price > 0 {
+		report.Price(c.Price)
+	}
+	if study.Searches > 0 {
+		con.note("searched %s in %s", plural(study.Searches, "time"), secondsText(study.Seconds))
+	}
+	return nil
 }
 
-// versus finds the plan of --versus: that of a file, or the best of a policy for
-// the same model, devices and cluster.
-func (c *explainCmd) versus(doc *planner.Document) (*planner.Document, error) {
+// against holds the plan against that of --versus: that of a file, or the best of a
+// policy for the same model, devices and cluster.
+func (c *explainCmd) against(report *explain.Report, study *explain.Study, doc *planner.Document) (*explain.Versus, error) {
 	policy := planner.Policy(c.Versus)
-	if policy != planner.DP && policy != planner.Megatron && policy != planner.FSDP {
-		return planArg{Plan: c.Versus}.loadPlan()
+	if policy == planner.DP || policy == planner.Megatron || policy == planner.FSDP {
+		return study.Policy(policy)
 	}
-	return search(doc.Config, doc.Cluster, planner.Options{
-		PlanNGPUs: doc.Plan.PlanNGPUs, RuntimeNGPUs: doc.Plan.RuntimeNGPUs, MemoryLimit: int64(doc.Config.Parallel.MemoryLimit), Policy: policy,
-	})
+	other, err := planArg{Plan: c.Versus}.loadPlan()
+	if err != nil {
+		return nil, err
+	}
+	if other.GraphHash != doc.GraphHash {
+		return nil, usagef("explain: --versus: %s is a plan for another model or batch than %s", c.Versus, c.Plan)
+	}
+	return report.Against(c.Versus, other.Plan, study.Limit())
 }

@@ -24,6 +24,10 @@ type planCmd struct {
 	MemoryLimit  string `placeholder:"SIZE" help:"Memory of one device that may be used, such as 16GiB. The default is the YAML's, or all it has."`
 	Out          string `short:"o" default:"plan.json" placeholder:"FILE" help:"File to write; - writes none."`
 	Top          int    `default:"3" placeholder:"K" help:"Alternatives to show."`
+	Robust       bool   `help:"Return the plan of least worst-case regret, of those shown and the best of every policy, when the cluster's figures are uncertain."`
+	Samples      int    `default:"64" placeholder:"N" help:"Perturbed clusters to draw with --robust."`
+	Seed         int64  `default:"1" placeholder:"N" help:"Seed of those clusters."`
+	Certificate  string `placeholder:"FILE" help:"Also write a proof that no other plan is faster, which autopar verify --certificate checks."`
 	DumpDir      string `placeholder:"DIR" help:"Also write what each stage of the compiler makes: graph.txt and graph.json, partitioned.txt, program-rankN.txt."`
 	fixed
 	format
@@ -92,7 +96,8 @@ func (planCmd) Example() string {
 	return `
 autopar plan examples/quick.yaml
 autopar plan examples/gpt2-xl.yaml --cluster a100-40g --plan-ngpus 64 --runtime-ngpus 64 -o xl.json
-autopar plan gpt.yaml --tp 2 --pp 2 --dp 1 --schedule 1f1b`
+autopar plan gpt.yaml --tp 2 --pp 2 --dp 1 --schedule 1f1b
+autopar plan gpt.yaml --cluster a100-80g --robust`
 }
 
 // unit is the value of --plan-ngpus, or where that is left out the product of the
@@ -122,13 +127,35 @@ func (c *planCmd) Run(con *console) error {
 	if err != nil {
 		return err
 	}
-	doc, err := search(cfg, cluster, options)
+	var certificate *planner.Certificate
+	find := search
+	if c.Certificate != "" {
+		if c.Robust {
+			return usagef("plan: --certificate proves that no plan is faster, but --robust may return another than the fastest; want one of them")
+		}
+		find = func(cfg *config.Config, cluster *cost.Cluster, o planner.Options) (doc *planner.Document, err error) {
+			doc, certificate, err = searchCertified(cfg, cluster, o)
+			return doc, err
+		}
+	}
+	if c.Robust {
+		if c.Samples < 1 {
+			return usagef("plan: --samples is %d, must be at least 1", c.Samples)
+		}
+		find = func(cfg *config.Config, cluster *cost.Cluster, o planner.Options) (*planner.Document, error) {
+			return robust(cfg, cluster, o, c.Samples, c.Seed)
+		}
+	}
+	doc, err := find(cfg, cluster, options)
 	if err != nil {
 		return err
 	}
 	proof := "no other plan of these choices is faster under the cost model"
-	if !doc.Search.Optimal {
-		proof = "the search gave up on proving that none is faster"
+	switch r := doc.Search.Robust; {
+	case r != nil && r.Least != 0:
+		proof = "the plan is the one of least worst-case regret, not the fastest"
+	case !doc.Search.Optimal:
+		proof = fmt.Sprintf("no other plan of these choices is more than %.2g %% faster", 100*doc.Search.Gap)
 	}
 	con.note("considered %s plans in %s; %s", explain.Grouped(int64(doc.Search.PlansConsidered)), secondsText(doc.Search.Seconds), proof)
 	if c.DumpDir != "" {
@@ -150,12 +177,34 @@ func (c *planCmd) Run(con *console) error {
 		}
 		con.note("wrote %s", c.Out)
 	}
+	if certificate != nil {
+		if err := os.WriteFile(c.Certificate, certificate.Marshal(), 0o666); err != nil {
+			return err
+		}
+		con.note("wrote %s: %s", c.Certificate, plural(len(certificate.Regions), "region"))
+	}
 	if c.json() {
 		con.printf("%s", text)
 		return nil
 	}
 	printPlan(con, doc)
 	return nil
+}
+
+// searchCertified is search with the proof of what it finds.
+func searchCertified(cfg *config.Config, cluster *cost.Cluster, o planner.Options) (*planner.Document, *planner.Certificate, error) {
+	training, evaluation, err := traceSteps(cfg)
+	if err != nil {
+		return nil, nil, err
+	}
+	o.Eval = evaluation
+	found, certificate, err := planner.SearchCertified(training, cfg.Batch.Global, cluster, o)
+	if err != nil {
+		return nil, nil, err
+	}
+	doc := planner.NewDocument(cfg, training, cluster, found)
+	certificate.ConfigHash = doc.ConfigHash
+	return doc, certificate, nil
 }
 
 // search finds the plan of a configuration on a cluster.
@@ -229,6 +278,9 @@ func printPlan(con *console, doc *planner.Document) {
 		rows = append(rows, []string{"beside it, communication", secondsText(beside), fmt.Sprintf("%.1f %%", 100*beside/predicted.StepSeconds)})
 	}
 	con.table(rows)
+	if doc.Search.Robust != nil {
+		printRobust(con, doc)
+	}
 	if len(doc.Search.Alternatives) == 0 {
 		return
 	}

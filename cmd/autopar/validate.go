@@ -2,7 +2,6 @@ package main
 
 import (
 	"fmt"
-	"math"
 	"os"
 	"slices"
 
@@ -27,9 +26,11 @@ autopar validate measured/memory_fit_train.csv --format json`
 type validation struct {
 	MeanMAPE    *float64                   `json:"mean_mape,omitempty"`
 	FitAccuracy *float64                   `json:"fit_accuracy,omitempty"`
+	Regret      *measured.Regrets          `json:"regret,omitempty"`
 	Sources     map[string]validatedSource `json:"sources"`
 	Rows        []validatedRow             `json:"rows"`
 	Skipped     []skippedRow               `json:"skipped"`
+	Memory      validatedMemory            `json:"memory"`
 }
 
 type validatedSource struct {
@@ -47,6 +48,7 @@ type validatedRow struct {
 	Error            *float64 `json:"error"`
 	PredictedBytes   int64    `json:"predicted_peak_bytes"`
 	Fits             bool     `json:"fits"` // predicted
+	rowMemory
 }
 
 type skippedRow struct {
@@ -70,20 +72,22 @@ func (c *validateCmd) Run(con *console) error {
 	outcomes, skipped := measured.Evaluate(rows, bar.set)
 	bar.clear()
 	result := validate(outcomes, skipped)
+	result.Regret = regretOf(outcomes)
 	if c.json() {
 		return con.json(result)
 	}
 	c.print(con, result)
+	printRegret(con, result.Regret)
 	return nil
 }
 
 // validate sums up what was predicted.
 func validate(outcomes []measured.Outcome, skipped []measured.Skipped) validation {
-	v := validation{Sources: map[string]validatedSource{}, Rows: []validatedRow{}, Skipped: []skippedRow{}}
+	v := validation{Sources: map[string]validatedSource{}, Rows: []validatedRow{}, Skipped: []skippedRow{}, Memory: validateMemory(outcomes)}
 	var timed []measured.Outcome
 	judged, right := 0, 0
 	for _, o := range outcomes {
-		row := validatedRow{RowID: o.ID, SourceID: o.Source, PredictedSeconds: o.PredictedSeconds, PredictedBytes: o.PredictedBytes, Fits: o.PredictedFits}
+		row := validatedRow{RowID: o.ID, SourceID: o.Source, PredictedSeconds: o.PredictedSeconds, PredictedBytes: o.PredictedBytes, Fits: o.PredictedFits, rowMemory: memoryOfRow(&o)}
 		if o.StepSeconds > 0 {
 			off := o.Error()
 			row.MeasuredSeconds, row.Error = &o.StepSeconds, &off
@@ -104,13 +108,7 @@ func validate(outcomes []measured.Outcome, skipped []measured.Skipped) validatio
 	if all := measured.Summarize(timed); len(all) > 0 {
 		mean := measured.MeanMAPE(all)
 		v.MeanMAPE = &mean
-		for name, s := range all {
-			source := validatedSource{Rows: s.Rows, MAPE: s.MAPE, Bias: s.Bias}
-			if !math.IsNaN(s.Spearman) {
-				source.Spearman = &s.Spearman
-			}
-			v.Sources[name] = source
-		}
+		v.Sources = sourcesOf(timed)
 	}
 	for _, s := range skipped {
 		v.Skipped = append(v.Skipped, skippedRow{s.ID, s.Source, s.Reason})
@@ -121,13 +119,17 @@ func validate(outcomes []measured.Outcome, skipped []measured.Skipped) validatio
 func (c *validateCmd) print(con *console, v validation) {
 	percent := func(f float64) string { return fmt.Sprintf("%.1f %%", 100*f) }
 	if c.Rows {
-		table := [][]string{{"ROW", "SOURCE", "PREDICTED", "MEASURED", "ERROR", "PEAK MEMORY", "FITS"}}
+		table := [][]string{{"ROW", "SOURCE", "PREDICTED", "MEASURED", "ERROR", "PEAK MEMORY", "MEASURED", "FITS"}}
 		for _, r := range v.Rows {
 			took, off := "-", "-"
 			if r.MeasuredSeconds != nil {
 				took, off = secondsText(*r.MeasuredSeconds), fmt.Sprintf("%+.1f %%", 100**r.Error)
 			}
-			table = append(table, []string{r.RowID, r.SourceID, secondsText(r.PredictedSeconds), took, off, bytesText(r.PredictedBytes), fmt.Sprint(r.Fits)})
+			peak := "-"
+			if r.MeasuredBytes != nil {
+				peak = bytesText(*r.MeasuredBytes)
+			}
+			table = append(table, []string{r.RowID, r.SourceID, secondsText(r.PredictedSeconds), took, off, bytesText(r.PredictedBytes), peak, fmt.Sprint(r.Fits)})
 		}
 		con.table(table)
 	}
@@ -150,9 +152,7 @@ func (c *validateCmd) print(con *console, v validation) {
 		con.table(table)
 		con.printf("mean over %s: %s\n", plural(len(v.Sources), "source"), percent(*v.MeanMAPE))
 	}
-	if v.FitAccuracy != nil {
-		con.printf("fits in memory or not: %s right\n", percent(*v.FitAccuracy))
-	}
+	v.Memory.print(con)
 	if len(v.Skipped) == 0 {
 		return
 	}

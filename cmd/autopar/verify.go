@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"reflect"
 
 	"github.com/autopar/autopar/codegen"
 	"github.com/autopar/autopar/explain"
@@ -16,7 +17,9 @@ import (
 type verifyCmd struct {
 	planArg
 	Numeric     bool   `help:"Also run the training program, at reduced sizes, against the float64 interpreter."`
-	Certificate string `placeholder:"FILE" help:"Also re-check the optimality proof of plan --certificate. Not in this version."`
+	Certificate string `placeholder:"FILE" help:"Also check the proof that plan --certificate wrote: that no other plan is faster."`
+	Samples     int    `default:"200" placeholder:"N" help:"Random plans that are priced to check the proof."`
+	Seed        uint64 `default:"1" placeholder:"N" help:"Seed of the random plans."`
 	format
 }
 
@@ -24,7 +27,8 @@ type verifyCmd struct {
 func (verifyCmd) Example() string {
 	return `
 autopar verify plan.json
-autopar verify plan.json --numeric`
+autopar verify plan.json --numeric
+autopar verify plan.json --certificate plan.proof`
 }
 
 // verified is the result of autopar verify.
@@ -32,6 +36,8 @@ type verified struct {
 	Plan     string           `json:"plan"`
 	Programs []checkedProgram `json:"programs"`
 	Numeric  *numericRun      `json:"numeric,omitempty"`
+	// Certificate is what was checked of the proof.
+	Certificate *planner.Audit `json:"certificate,omitempty"`
 }
 
 // numericRun is the comparison with the interpreter, and the sizes it ran at.
@@ -59,8 +65,8 @@ type checkedProgram struct {
 
 // Run proves both programs, and runs the training program if asked to.
 func (c *verifyCmd) Run(ctx context.Context, con *console) error {
-	if c.Certificate != "" {
-		return usagef("verify: --certificate is not in this version")
+	if c.Samples < 0 {
+		return usagef("verify: --samples is %d, must not be negative", c.Samples)
 	}
 	doc, err := c.loadPlan()
 	if err != nil {
@@ -81,6 +87,11 @@ func (c *verifyCmd) Run(ctx context.Context, con *console) error {
 			return err
 		}
 	}
+	if c.Certificate != "" && err == nil {
+		if result.Certificate, err = c.checkCertificate(doc, programs); err != nil {
+			return err
+		}
+	}
 	if c.json() {
 		return errors.Join(con.json(result), err)
 	}
@@ -98,7 +109,62 @@ func (c *verifyCmd) Run(ctx context.Context, con *console) error {
 	if result.Numeric != nil {
 		result.Numeric.print(con)
 	}
+	if result.Certificate != nil {
+		printAudit(con, c.Certificate, result.Certificate)
+	}
 	return err
+}
+
+// checkCertificate checks the proof that a plan is the best of its space.
+func (c *verifyCmd) checkCertificate(doc *planner.Document, of *compiled) (*planner.Audit, error) {
+	cert, err := planner.ReadCertificate(c.Certificate)
+	if err != nil {
+		return nil, err
+	}
+	if cert.ConfigHash != doc.ConfigHash {
+		return nil, &planner.RefutedError{File: c.Certificate, Line: 3, Msg: fmt.Sprintf("the certificate is for a config with hash %.12s, %s has %.12s", cert.ConfigHash, c.Plan, doc.ConfigHash)}
+	}
+	if !reflect.DeepEqual(cert.Plan, doc.Plan) {
+		return nil, &planner.RefutedError{File: c.Certificate, Line: 8, Msg: fmt.Sprintf("the certificate is for %s, %s has %s", planWords(cert.Plan), c.Plan, planWords(doc.Plan))}
+	}
+	audit, err := planner.Certify(of.graph, doc.Config.Batch.Global, doc.Cluster, of.evalGraph, cert, c.Samples, c.Seed)
+	var refuted *planner.RefutedError
+	if errors.As(err, &refuted) {
+		refuted.File = c.Certificate
+	}
+	return audit, err
+}
+
+// printAudit prints what was checked of a proof.
+func printAudit(con *console, file string, audit *planner.Audit) {
+	con.heading("%s: no plan of the space is faster", file)
+	rows := [][]string{{"LEFT OUT BECAUSE", "", "REGIONS", "PIPELINES", "PLANS", "CHECKED IN"}}
+	regions, points, plans := 0, 0, 0.0
+	row := func(reason, means string, regions, points int, plans, seconds float64) {
+		rows = append(rows, []string{reason, means, explain.Grouped(int64(regions)), explain.Grouped(int64(points)), countText(plans), secondsText(seconds)})
+	}
+	for _, x := range audit.Reasons {
+		row(x.Reason, x.Means, x.Regions, x.Points, x.Plans, x.Seconds)
+		regions, points, plans = regions+x.Regions, points+x.Points, plans+x.Plans
+	}
+	row("all", "", regions, points, plans, audit.Seconds)
+	con.table(rows)
+	con.printf("every pipeline of the space, listed anew, is in one region, and every bound was computed anew; cut by cut %s were priced.\n", plural(audit.Cuts, "plan"))
+	if audit.Samples > 0 {
+		con.printf("of %s none that fits is faster", plural(audit.Samples, "random plan"))
+		if audit.Closest > 0 {
+			con.printf("; the closest takes %.4g times as long", audit.Closest)
+		}
+		con.printf(".\n")
+	}
+}
+
+// countText prints a number that may be very large.
+func countText(n float64) string {
+	if n < 1e9 {
+		return explain.Grouped(int64(n))
+	}
+	return fmt.Sprintf("%.1e", n)
 }
 
 // runNumeric compares the programs at reduced sizes with the interpreter. The

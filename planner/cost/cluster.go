@@ -16,7 +16,10 @@ import (
 type Cluster struct {
 	Name   string `json:"name"`
 	Source string `json:"source"` // where the figures come from
-	Device Device `json:"device"`
+	// Uncertainty is the relative standard deviation of figures by key, where it is
+	// not the default of their kind: see [Cluster.Constants].
+	Uncertainty map[string]float64 `json:"uncertainty,omitempty"`
+	Device      Device             `json:"device"`
 	// DevicesPerNode is how many devices reach each other over IntraNode. It is
 	// meaningless on a shared machine, which is one node.
 	DevicesPerNode int  `json:"devices_per_node"`
@@ -35,6 +38,8 @@ type Cluster struct {
 	// Host is what one device reaches the memory of its host over, in either
 	// direction; nil where that is not known, and nothing can be offloaded.
 	Host *Link `json:"host,omitempty"`
+	// Software is what runs on the devices; the zero value is this project's own.
+	Software Software `json:"software,omitzero"`
 }
 
 // Device is one accelerator, or with Shared one machine.
@@ -48,13 +53,20 @@ type Device struct {
 	// Cores multiplies FLOPS, which is per core. 1 for accelerators.
 	Cores  int   `json:"cores"`
 	Memory int64 `json:"memory"` // usable bytes
+	// Reserve is bytes of Memory that plans leave free on every device: what its
+	// runtime holds beside the arena, such as a CUDA context, buffers of communicators
+	// and workspaces of libraries. 0 where the arena is all there is, as on a CPU.
+	Reserve int64 `json:"reserve,omitempty"`
 	// FLOPS is the peak rate of dense products by element type: f32, f16, bf16, and
 	// for later tf32.
 	FLOPS           map[string]float64 `json:"flops"`
 	MemoryBandwidth float64            `json:"memory_bandwidth"` // bytes/s
 	Cache           *Cache             `json:"cache,omitempty"`  // nil where it does not show
 	LaunchOverhead  float64            `json:"launch_overhead"`  // seconds per kernel
-	Efficiency      Efficiency         `json:"efficiency"`
+	// Units is how many parts of the device compute tiles of a product side by side,
+	// such as streaming multiprocessors; 0 where it does not show.
+	Units      int        `json:"units,omitempty"`
+	Efficiency Efficiency `json:"efficiency"`
 }
 
 // Cache is the memory near the processors. What a kernel of a training step reads,
@@ -72,8 +84,12 @@ type Efficiency struct {
 	// the fastest of the element types, and less for others as their rate is.
 	Matmul     float64 `json:"matmul"`
 	MatmulHalf float64 `json:"matmul_half_flops"`
-	Attention  float64 `json:"attention"` // of the peak rate, for fused attention
-	Vector     float64 `json:"vector"`    // of the peak rate, for everything else
+	// TileFill is how many terms of its sums a unit could add in the time in which it
+	// starts and ends a tile.
+	TileFill  float64 `json:"tile_fill,omitempty"`
+	MatmulF8  float64 `json:"matmul_f8,omitempty"` // as Matmul, of 8-bit operands
+	Attention float64 `json:"attention"`           // of the peak rate, for fused attention
+	Vector    float64 `json:"vector"`              // of the peak rate, for everything else
 	// Threads, on a shared machine, is the share of its rate that a rank keeps when
 	// it computes with several threads, for dividing and meeting; 0 is all of it.
 	Threads float64 `json:"threads,omitempty"`
@@ -87,12 +103,13 @@ type Link struct {
 	Latency    float64 `json:"latency"`    // seconds per message
 }
 
-// MemoryPerRank is what each of the given number of ranks may use.
+// MemoryPerRank is what the arena of each of the given number of ranks may take.
 func (c *Cluster) MemoryPerRank(ranks int) int64 {
+	free := c.Device.Memory - c.Device.Reserve
 	if c.Device.Shared {
-		return c.Device.Memory / int64(ranks)
+		return free / int64(ranks)
 	}
-	return c.Device.Memory
+	return free
 }
 
 // PeakFLOPS is the peak rate of one of the given number of ranks. Products of a
@@ -111,6 +128,9 @@ func (c *Cluster) PeakFLOPS(dtype string, ranks int) float64 {
 
 // Validate checks every figure; errors name key and value.
 func (c *Cluster) Validate() error {
+	if err := c.validateUncertainty(); err != nil {
+		return err
+	}
 	type figure struct {
 		key         string
 		value       float64
@@ -121,11 +141,15 @@ func (c *Cluster) Validate() error {
 	figures := []figure{
 		{"device.cores", float64(d.Cores), 1, 1 << 16, ""},
 		{"device.memory", float64(d.Memory), 1 << 20, 1 << 50, " bytes"},
+		{"device.reserve", float64(d.Reserve), 0, float64(d.Memory) / 2, " bytes"},
 		{"device.flops.f32", d.FLOPS["f32"], 1e6, 1e21, " FLOP/s"},
 		{"device.memory_bandwidth", d.MemoryBandwidth, 1e3, 1e18, " bytes/s"},
 		{"device.launch_overhead", d.LaunchOverhead, 0, 1, " s"},
 		{"device.efficiency.matmul", e.Matmul, 1e-4, 1, ""},
 		{"device.efficiency.matmul_half_flops", e.MatmulHalf, 0, 1e15, " FLOPs"},
+		{"device.units", float64(d.Units), 0, 1 << 16, ""},
+		{"device.efficiency.tile_fill", e.TileFill, 0, 1e6, " terms"},
+		{"device.efficiency.matmul_f8", e.MatmulF8, 0, 1, ""},
 		{"device.efficiency.attention", e.Attention, 1e-4, 1, ""},
 		{"device.efficiency.vector", e.Vector, 1e-4, 1, ""},
 		{"device.efficiency.threads", e.Threads, 0, 1, ""},

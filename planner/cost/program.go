@@ -30,7 +30,16 @@ type Program struct {
 	stage  int // as which all instructions are priced, -1 for each as its own
 	groups map[groupKey]Group
 	routes map[routeKey]Route
+	works  map[workKey]work // of a program that is priced again: see [Program.On]
 	room   *room
+}
+
+// workKey is all that the work of a kernel depends on in a program.
+type workKey struct {
+	node  *ir.Node
+	batch ir.Axis // of the mesh, that of micro-batches
+	at    ir.Coord
+	more  bool // it adds to its results
 }
 
 // room is where local shapes are written down while a kernel is priced.
@@ -52,6 +61,21 @@ func NewProgram(c *Cluster, p *partition.Plan, mesh ir.Mesh) *Program {
 		Model: NewModel(c, p.RuntimeNGPUs), plan: p, mesh: mesh, stage: -1,
 		groups: map[groupKey]Group{}, routes: map[routeKey]Route{}, room: &room{},
 	}
+}
+
+// On returns the same program's prices on a cluster with other figures, but for its
+// nodes.
+func (m *Program) On(c *Cluster) *Program {
+	if m.works == nil {
+		m.works = map[workKey]work{}
+	}
+	other := *m
+	other.Model = NewModel(c, m.plan.RuntimeNGPUs)
+	other.groups, other.routes = map[groupKey]Group{}, map[routeKey]Route{}
+	if slices.EqualFunc(m.rungs, other.rungs, func(a, b rung) bool { return a.devices == b.devices && a.ports == b.ports }) {
+		other.groups = m.groups
+	}
+	return &other
 }
 
 // As returns the same prices, of all instructions as if they belonged to a stage.
@@ -190,7 +214,22 @@ func (m *Program) route(from, to int) Route {
 
 // Send returns the time of a transfer from one stage to another.
 func (m *Program) Send(n *ir.Node, mesh ir.Mesh, at ir.Coord, from, to int) Picoseconds {
-	return m.crowded(m.Transfer(localBytes(n.Results[0], mesh, at), m.route(from, to)), n.Phase, mesh)
+	return m.crowded(m.send(n, mesh, at, from, to), n.Phase, mesh)
+}
+
+// send is [Program.Send] where all ranks are busy. With [Software.Scatter] the
+// receivers gather what the ranks of a tensor-parallel group sent in parts.
+func (m *Program) send(n *ir.Node, mesh ir.Mesh, at ir.Coord, from, to int) Picoseconds {
+	bytes, way := localBytes(n.Results[0], mesh, at), m.route(from, to)
+	if m.software.AsyncSend && m.plan.Chunks() > 1 {
+		return m.Transfer(0, way)
+	}
+	tp := mesh.Axis(partition.AxisTP)
+	if way.Level == 0 || !m.software.Scatter || tp < 0 || n.Results[0].Spec[tp].Kind == ir.Shard {
+		return m.Transfer(bytes, way)
+	}
+	g := m.groupOf(to, tp)
+	return m.Transfer(ceil(bytes, int64(g.Size)), way) + m.Collective(ir.OpAllGather, bytes, g)
 }
 
 // instr is [Program.Instr] where all ranks are busy.
@@ -202,11 +241,11 @@ func (m *Program) instr(in *codegen.Instr, mesh ir.Mesh, at ir.Coord) (Picosecon
 	}
 	switch n.Op {
 	case ir.OpInput, ir.OpSlice, ir.OpFold, ir.OpUnfold, ir.OpToPartial:
-		return m.kernel(vector, 0, 2*localBytes(n.Results[0], mesh, at)), kind // read and written
+		return m.kernel(&work{bytes: 2 * localBytes(n.Results[0], mesh, at)}), kind // read and written
 	case ir.OpAccumulate:
-		return m.kernel(vector, 0, 3*localBytes(n.Results[0], mesh, at)), kind
+		return m.kernel(&work{bytes: 3 * localBytes(n.Results[0], mesh, at)}), kind
 	case ir.OpSend:
-		return m.Transfer(localBytes(n.Results[0], mesh, at), m.route(n.Stage, n.Attr.(ir.P2PAttr).Stage)), Communication
+		return m.send(n, mesh, at, n.Stage, n.Attr.(ir.P2PAttr).Stage), Communication
 	case ir.OpFetch, ir.OpStash:
 		return m.HostCopy(localBytes(n.Results[0], mesh, at)), Communication
 	case ir.OpRecv:
@@ -214,7 +253,11 @@ func (m *Program) instr(in *codegen.Instr, mesh ir.Mesh, at ir.Coord) (Picosecon
 	}
 	if n.Op.Class() == ir.Comm {
 		axis := mesh.Axis(n.Attr.(ir.CommAttr).Axis)
-		return m.Collective(n.Op, collectiveBytes(n, mesh, at), m.group(n, axis)), Communication
+		t := m.Collective(n.Op, collectiveBytes(n, mesh, at), m.group(n, axis))
+		if m.software.AsyncTP && mesh.Axes[axis].Name == partition.AxisTP {
+			t = m.beside(n, t, mesh, at)
+		}
+		return t, Communication
 	}
 	return m.compute(in, mesh, at, len(n.Args)), kind
 }
@@ -251,38 +294,148 @@ func (m *Program) AddN(in *codegen.Instr, mesh ir.Mesh, at ir.Coord, operands in
 // for an add_n only.
 func (m *Program) compute(in *codegen.Instr, mesh ir.Mesh, at ir.Coord, operands int) Picoseconds {
 	n := in.Node
-	flops, bytes := m.work(in, mesh, at)
+	w := m.work(in, mesh, at)
 	if n.Op == ir.OpAddN && operands != len(n.Args) {
 		one := localBytes(n.Results[0], mesh, at)
-		bytes += int64(operands-len(n.Args)) * one
-		flops = flops / float64(len(n.Args)) * float64(operands)
+		w.bytes += int64(operands-len(n.Args)) * one
+		w.flops = w.flops / float64(len(n.Args)) * float64(operands)
 	}
-	return m.kernelIn(n.Args[0].Type.DType, classOf(n.Op), flops, bytes) + m.terms(n, mesh, at)
+	t := m.kernel(&w) + m.terms(n, mesh, at)
+	if m.software.WholeBlock {
+		t += m.unread(n, mesh, at)
+	}
+	return t
 }
 
-// work returns the operations and the memory traffic of a kernel at its local
-// shapes.
-func (m *Program) work(in *codegen.Instr, mesh ir.Mesh, at ir.Coord) (flops float64, bytes int64) {
+// unread is the time of what recomputation does in vain after an activation: the
+// last product of the block and its sum over tensor-parallel ranks, which no
+// gradient needs. The product has as many operations as that for the gradient of
+// its input, which the gradient of the activation reads.
+func (m *Program) unread(n *ir.Node, mesh ir.Mesh, at ir.Coord) Picoseconds {
+	var dy, x *ir.Value
+	switch n.Op {
+	case ir.OpGELUGrad:
+		dy, x = n.Args[0], n.Args[1]
+	case ir.OpSwiGLUGrad:
+		dy, x = n.Args[1], n.Args[0]
+	default:
+		return 0
+	}
+	product := dy.Def
+	if x.Def.Phase != ir.Backward || product.Op != ir.OpMatMul {
+		return 0
+	}
+	t := m.compute(&codegen.Instr{Node: product, Accum: make([]codegen.Accum, 1)}, mesh, at, len(product.Args))
+	tp := mesh.Axis(partition.AxisTP)
+	if tp < 0 || mesh.Axes[tp].Size == 1 {
+		return t
+	}
+	op := ir.OpAllReduce
+	if m.plan.SequenceParallel {
+		op = ir.OpReduceScatter
+	}
+	return t + m.Collective(op, localBytes(product.Args[0], mesh, at), m.group(n, tp))
+}
+
+// beside is what is left of the time of a collective over tensor-parallel ranks in
+// the backward pass when it runs beside a product that does not need its result
+// (Korthikanti et al. 2022, section 4.2.2, as in Megatron-LM): the sum of the
+// gradient of an input beside the product for that of the weight, which is as long
+// as its own; a gather of what the forward pass made beside the product before. In
+// chunks also what a product needs or makes runs beside it, but for the first.
+func (m *Program) beside(n *ir.Node, t Picoseconds, mesh ir.Mesh, at ir.Coord) Picoseconds {
+	def := n.Args[0].Def
+	isProduct := def.Op == ir.OpMatMul
+	product := func() Picoseconds {
+		return m.compute(&codegen.Instr{Node: def, Accum: make([]codegen.Accum, len(def.Results))}, mesh, at, len(def.Args))
+	}
+	hidden := Picoseconds(0)
+	switch {
+	case n.Phase == ir.Backward && n.Op == ir.OpAllGather && def.Phase == ir.Forward:
+		hidden = t
+	case n.Phase == ir.Backward && n.Op != ir.OpAllGather && isProduct && def.Attr.(ir.MatMulAttr).Form == ir.MatMulNN:
+		hidden = product()
+	case m.software.ChunkedTP && n.Op == ir.OpReduceScatter && isProduct:
+		hidden = min(t, product()) * (tpChunks - 1) / tpChunks
+	case m.software.ChunkedTP && n.Op == ir.OpAllGather && n.Block() != "":
+		hidden = t * (tpChunks - 1) / tpChunks
+	}
+	return max(t-hidden, picoseconds(m.launch))
+}
+
+// tpChunks is in how many parts a product and its collective are pipelined
+// (Transformer Engine's communication overlap).
+const tpChunks = 4
+
+// work returns what a kernel does at its local shapes, if it is one per op.
+func (m *Program) work(in *codegen.Instr, mesh ir.Mesh, at ir.Coord) work {
+	if m.works == nil {
+		return m.workOf(in, mesh, at)
+	}
+	key := workKey{node: in.Node, at: at}
+	if mb := mesh.Axis(partition.AxisMB); mb >= 0 {
+		key.batch = mesh.Axes[mb]
+	}
+	for _, a := range in.Accum {
+		key.more = key.more || a != codegen.Overwrite
+	}
+	w, known := m.works[key]
+	if !known {
+		w = m.workOf(in, mesh, at)
+		m.works[key] = w
+	}
+	return w
+}
+
+func (m *Program) workOf(in *codegen.Instr, mesh ir.Mesh, at ir.Coord) work {
 	n := in.Node
+	w := work{node: n, class: classOf(n.Op), dtype: n.Args[0].Type.DType, host: n.Phase != ir.Update}
 	dims, local := m.room.dims[:0], m.room.shapes[:0]
 	for _, vs := range [2][]*ir.Value{n.Args, n.Results} {
 		for _, v := range vs {
 			from := len(dims)
 			dims = mesh.LocalShape(dims, v.Type.Shape, v.Spec, at)
 			local = append(local, dims[from:])
-			bytes += ir.Elems(dims[from:]) * v.Type.DType.Size()
+			w.bytes += ir.Elems(dims[from:]) * v.Type.DType.Size()
 		}
 	}
+	args, results := local[:len(n.Args)], local[len(n.Args):]
 	for i, r := range n.Results {
 		if in.Accum[i] != codegen.Overwrite { // read before it is added to
-			bytes += ir.Elems(local[len(n.Args)+i]) * r.Type.DType.Size()
+			w.bytes += ir.Elems(results[i]) * r.Type.DType.Size()
 		}
 	}
-	// A lookup reads the rows it picks, not the table.
-	if n.Op == ir.OpEmbedding {
-		bytes = 2 * localBytes(n.Results[0], mesh, at)
+	w.flops = ir.SignatureOf(n).FLOPs(args, results)
+	switch n.Op {
+	case ir.OpEmbedding: // it reads the rows it picks, not the table
+		w.bytes = 2 * localBytes(n.Results[0], mesh, at)
+	case ir.OpMatMul:
+		made := ir.Elems(results[0])
+		if terms := w.flops / 2 / float64(made); made > 0 && terms > 0 {
+			w.cols = int64(float64(ir.Elems(args[1])) / terms)
+			w.rows = made / max(w.cols, 1)
+		}
+		w.block = n.Block() != ""
+	case ir.OpAttention:
+		w.scoresOf(results[1], results[1][len(results[1])-1])
+	case ir.OpAttentionGrad:
+		w.scoresOf(args[3], args[3][len(args[3])-1])
+	case ir.OpAttentionKV:
+		w.scoresOf(results[1], args[1][1])
+	case ir.OpAttentionKVGrad:
+		w.scoresOf(args[4], args[2][1])
 	}
-	return ir.SignatureOf(n).FLOPs(local[:len(n.Args)], local[len(n.Args):]), bytes
+	w.backward = n.Op == ir.OpAttentionGrad || n.Op == ir.OpAttentionKVGrad
+	return w
+}
+
+// scoresOf notes how many scores attention has without a mask, from the shape
+// [B,G...,NH,T] of its log-sum-exp and the number of keys.
+func (w *work) scoresOf(lse []int, keys int) {
+	w.keys, w.scores = float64(keys), float64(keys)
+	for _, n := range lse {
+		w.scores *= float64(n)
+	}
 }
 
 // terms is the time to add the terms of a fixed-point sum, one a sequence: each is

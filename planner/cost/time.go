@@ -57,8 +57,11 @@ type Model struct {
 	together   []float64 // by level, bytes/s a device reaches when all ranks send
 	host       Link      // without bandwidth where there is none
 	launch     float64
+	units      float64 // that tiles of products are dealt to; 0 where they do not count
+	fp8Peak    float64 // FLOP/s, of products of 8-bit operands; 0 where there are none
 	crowd      float64 // ranks a core of a shared machine; 0 of another
 	efficiency Efficiency
+	software   Software
 }
 
 // NewModel returns the prices that each of ranks ranks pays.
@@ -67,9 +70,13 @@ func NewModel(c *Cluster, ranks int) *Model {
 		cluster: c, peak: c.PeakFLOPS("f32", ranks), launch: c.Device.LaunchOverhead, efficiency: c.Device.Efficiency,
 		memory:   c.Device.MemoryBandwidth * c.Device.Efficiency.Memory,
 		halfPeak: map[ir.DType]float64{},
+		units:    float64(c.Device.Units), software: c.Software,
 	}
 	for _, d := range []ir.DType{ir.BF16, ir.F16} {
 		m.halfPeak[d] = c.PeakFLOPS(d.String(), ranks)
+	}
+	if _, ok := c.Device.FLOPS["f8"]; ok && c.Software.FP8 {
+		m.fp8Peak = c.PeakFLOPS("f8", ranks)
 	}
 	m.network(c, ranks)
 	if c.Host != nil {
@@ -123,33 +130,6 @@ func classOf(op ir.Op) kernelClass {
 		return attention
 	}
 	return vector
-}
-
-// kernel is the roofline max(arithmetic, traffic) + launch. Conversions keep the
-// compiler from fusing multiply and add, which would differ between machines.
-func (m *Model) kernel(class kernelClass, flops float64, bytes int64) Picoseconds {
-	return m.kernelIn(ir.F32, class, flops, bytes)
-}
-
-// kernelIn is kernel for operands of an element type. Products and attention run
-// at its peak rate; everything else computes in f32 whatever the operands.
-func (m *Model) kernelIn(d ir.DType, class kernelClass, flops float64, bytes int64) Picoseconds {
-	peak := m.peak
-	if half, ok := m.halfPeak[d]; ok {
-		peak = half
-	}
-	var arithmetic float64
-	switch class {
-	case product:
-		// F / (peak·e·F/(F+half)): a straight line. What a small product loses is a
-		// time, so half is less where the rate is.
-		arithmetic = (flops + float64(m.efficiency.MatmulHalf*(peak/m.fastest))) / float64(peak*m.efficiency.Matmul)
-	case attention:
-		arithmetic = flops / float64(peak*m.efficiency.Attention)
-	default:
-		arithmetic = flops / float64(m.peak*m.efficiency.Vector)
-	}
-	return picoseconds(max(arithmetic, m.traffic(bytes)) + m.launch)
 }
 
 // traffic is the time in which a kernel reads and writes bytes.

@@ -25,11 +25,11 @@ const us = Picoseconds(1e6)
 
 func TestKernel(t *testing.T) {
 	m := NewModel(round(), 1)
-	require.Equal(t, 4*us, m.kernel(product, 1e6, 0), "half of 0.5 TFLOP/s at 1 MFLOP")
-	require.Equal(t, 2002*us, m.kernel(product, 1e9, 0))
-	require.Equal(t, 4*us, m.kernel(attention, 1e6, 0))
-	require.Equal(t, 10*us, m.kernel(vector, 1e6, 1e3))
-	require.Equal(t, 100*us, m.kernel(vector, 1e6, 1e6), "bound by memory")
+	require.Equal(t, 4*us, m.kernel(&work{class: product, dtype: ir.F32, flops: 1e6, bytes: 0}), "half of 0.5 TFLOP/s at 1 MFLOP")
+	require.Equal(t, 2002*us, m.kernel(&work{class: product, dtype: ir.F32, flops: 1e9, bytes: 0}))
+	require.Equal(t, 4*us, m.kernel(&work{class: attention, dtype: ir.F32, flops: 1e6, bytes: 0}))
+	require.Equal(t, 10*us, m.kernel(&work{class: vector, dtype: ir.F32, flops: 1e6, bytes: 1e3}))
+	require.Equal(t, 100*us, m.kernel(&work{class: vector, dtype: ir.F32, flops: 1e6, bytes: 1e6}), "bound by memory")
 }
 
 // TestKernelInHalfPrecision: products run at the rate that the cluster states for
@@ -38,10 +38,10 @@ func TestKernelInHalfPrecision(t *testing.T) {
 	c := round()
 	c.Device.FLOPS["bf16"] = 4e12
 	m := NewModel(c, 1)
-	require.Equal(t, 1*us, m.kernelIn(ir.BF16, product, 1e6, 0))
-	require.Equal(t, 1*us, m.kernelIn(ir.BF16, attention, 1e6, 0))
-	require.Equal(t, 10*us, m.kernelIn(ir.BF16, vector, 1e6, 1e3))
-	require.Equal(t, 5*us/2, m.kernelIn(ir.F16, product, 1e6, 0), "not stated: at the rate of f32, with a quarter of the half size")
+	require.Equal(t, 1*us, m.kernel(&work{class: product, dtype: ir.BF16, flops: 1e6, bytes: 0}))
+	require.Equal(t, 1*us, m.kernel(&work{class: attention, dtype: ir.BF16, flops: 1e6, bytes: 0}))
+	require.Equal(t, 10*us, m.kernel(&work{class: vector, dtype: ir.BF16, flops: 1e6, bytes: 1e3}))
+	require.Equal(t, 5*us/2, m.kernel(&work{class: product, dtype: ir.F16, flops: 1e6, bytes: 0}), "not stated: at the rate of f32, with a quarter of the half size")
 }
 
 func TestCollective(t *testing.T) {
@@ -68,7 +68,7 @@ func TestMonotone(t *testing.T) {
 		m := NewModel(c, 1+r.IntN(9))
 		f, b := r.Float64()*1e9, r.Int64N(1e8)
 		for class := vector; class <= attention; class++ {
-			require.LessOrEqual(t, m.kernel(class, f, b), m.kernel(class, f*(1+r.Float64()), b+r.Int64N(1e6)), "seed %d", seed)
+			require.LessOrEqual(t, m.kernel(&work{class: class, dtype: ir.F32, flops: f, bytes: b}), m.kernel(&work{class: class, dtype: ir.F32, flops: f * (1 + r.Float64()), bytes: b + r.Int64N(1e6)}), "seed %d", seed)
 		}
 		g := Group{8, Fan{4, 2}}
 		require.LessOrEqual(t, m.Collective(ir.OpAllReduce, b, g), m.Collective(ir.OpAllReduce, b+r.Int64N(1e6), g), "seed %d", seed)

@@ -241,6 +241,8 @@ func (m *Model) Collective(op ir.Op, bytes int64, g Group) Picoseconds {
 	}
 	if op == ir.OpAllReduce { // reduce-scatter, then all-gather
 		t *= 2
+	} else {
+		t += float64(n * m.software.Gather)
 	}
 	return picoseconds(t + m.launch)
 }
@@ -255,6 +257,9 @@ func (m *Model) Transfer(bytes int64, way Route) Picoseconds {
 func (m *Model) network(c *Cluster, ranks int) {
 	m.rungs = c.hierarchy()
 	for l := range m.rungs {
+		if s := c.Software.Network; s > 0 && l > 0 {
+			m.rungs[l].bandwidth *= s
+		}
 		if c.Device.Shared {
 			m.rungs[l].bandwidth /= float64(ranks)
 		}

@@ -126,17 +126,17 @@ levels:
 	require.Less(t, 10*m.Collective(ir.OpAllReduce, 1e9, Group{2, Fan{2, 1, 1}}), m.Collective(ir.OpAllReduce, 1e9, Group{2, Fan{1, 2, 1}}))
 
 	for _, tt := range []struct{ old, new, want string }{
-		{"devices: 8", "devices: 7", "x.yaml:16:18: levels[1].devices: is 7, must be a larger multiple of the 2 of the level inside"},
-		{"devices: 8", "devices: 2", "x.yaml:16:18: levels[1].devices: is 2"},
+		{"devices: 8", "devices: 7", "x.yaml:18:18: levels[1].devices: is 7, must be a larger multiple of the 2 of the level inside"},
+		{"devices: 8", "devices: 2", "x.yaml:18:18: levels[1].devices: is 2"},
 		{"name: cluster,", "name: cluster, devices: 64,", "levels[2].devices: is 64; the outermost level, cluster, has all devices"},
 		{"name: pair,", "name: node,", "levels[1].name: is node, as another level's"},
-		{"name: pair,", "", "x.yaml:15:5: levels[0].name: is missing"},
+		{"name: pair,", "", "x.yaml:17:5: levels[0].name: is missing"},
 		{"nics: 1", "nics: -1", "levels[2].nics: is -1"},
-		{"nics: 1", "nic: 1", "x.yaml:17:72: levels[2].nic: unknown key; did you mean levels[2].nics?"},
-		{"bandwidth: 16e9", "bandwidth: 0", "x.yaml:16:30: levels[1].bandwidth: is 0 bytes/s, must be between"},
-		{pairs[strings.Index(pairs, "levels:"):], "levels: 3\n", "x.yaml:14:1: levels: wants a list of levels, got the integer 3"},
-		{"levels:", "nics_per_node: 2\nlevels:", "x.yaml:15:1: levels: state ports and bandwidths themselves"},
-		{"levels:", "level:", "x.yaml:14:1: level: unknown key; did you mean levels?"},
+		{"nics: 1", "nic: 1", "x.yaml:19:72: levels[2].nic: unknown key; did you mean levels[2].nics?"},
+		{"bandwidth: 16e9", "bandwidth: 0", "x.yaml:18:30: levels[1].bandwidth: is 0 bytes/s, must be between"},
+		{pairs[strings.Index(pairs, "levels:"):], "levels: 3\n", "x.yaml:16:1: levels: wants a list of levels, got the integer 3"},
+		{"levels:", "nics_per_node: 2\nlevels:", "x.yaml:17:1: levels: state ports and bandwidths themselves"},
+		{"levels:", "level:", "x.yaml:16:1: level: unknown key; did you mean levels?"},
 	} {
 		text := strings.Replace(pairs, tt.old, tt.new, 1)
 		require.NotEqual(t, pairs, text, tt.old)

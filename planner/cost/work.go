@@ -30,7 +30,7 @@ func (m *Program) WorkOf(in *codegen.Instr, mesh ir.Mesh, at ir.Coord) Work {
 		axis := mesh.Axis(n.Attr.(ir.CommAttr).Axis)
 		return Work{Class: "collective", Bytes: collectiveBytes(n, mesh, at), Group: m.group(n, axis)}
 	}
-	flops, bytes := m.work(in, mesh, at)
+	w := m.work(in, mesh, at)
 	class := [...]string{vector: "vector", product: "product", attention: "attention"}[classOf(n.Op)]
-	return Work{Class: class, FLOPs: flops, Bytes: bytes}
+	return Work{Class: class, FLOPs: w.flops, Bytes: w.bytes}
 }

@@ -109,7 +109,8 @@ func loadBuiltin(name string) (*Cluster, error) {
 type Error = strictyaml.Error
 
 // Parse reads a cluster from YAML; name stands for the file in errors. Every key
-// is required except source, device.shared, device.cores, device.cache,
+// is required except source, software, device.shared, device.cores, device.reserve, device.cache,
+// device.units, device.efficiency.tile_fill, device.efficiency.matmul_f8,
 // device.efficiency.threads, host, what refines the
 // network (nics_per_node, oversubscription, nodes_per_rack), and on a shared machine
 // devices_per_node and inter_node. levels stand in place of devices_per_node,
@@ -121,6 +122,15 @@ func Parse(name string, data []byte) (*Cluster, error) {
 	}
 	if d.writes("host") {
 		d.c.Host = &d.host
+	}
+	if d.software == "" && !d.c.Device.Shared {
+		d.software = Current
+	}
+	if d.software != "" {
+		var err error
+		if d.c.Software, err = LoadSoftware(d.software); err != nil {
+			return nil, d.origin("software").Refuse("software", "%s", strings.TrimPrefix(err.Error(), "cost: "))
+		}
 	}
 	if d.writes("device.cache") {
 		d.c.Device.Cache = &d.cache
@@ -152,11 +162,12 @@ func Parse(name string, data []byte) (*Cluster, error) {
 }
 
 type decoder struct {
-	file  string
-	c     *Cluster
-	host  Link
-	cache Cache
-	at    map[string]strictyaml.Origin // where each key was written
+	file     string
+	c        *Cluster
+	host     Link
+	cache    Cache
+	software string
+	at       map[string]strictyaml.Origin // where each key was written
 }
 
 // field is where the value of a key goes: *string, *float64, *bool, *int (a count
@@ -169,13 +180,16 @@ type field struct {
 func (d *decoder) fields() []field {
 	c := d.c
 	fields := []field{
-		{"name", &c.Name}, {"source", &c.Source},
+		{"name", &c.Name}, {"source", &c.Source}, {"software", &d.software},
 		{"device.name", &c.Device.Name}, {"device.shared", &c.Device.Shared}, {"device.cores", &c.Device.Cores},
-		{"device.memory", &c.Device.Memory}, {"device.flops.f32", nil},
+		{"device.memory", &c.Device.Memory}, {"device.reserve", &c.Device.Reserve}, {"device.flops.f32", nil},
 		{"device.memory_bandwidth", &c.Device.MemoryBandwidth}, {"device.launch_overhead", &c.Device.LaunchOverhead},
 		{"device.cache.memory", &d.cache.Memory}, {"device.cache.bandwidth", &d.cache.Bandwidth},
 		{"device.efficiency.matmul", &c.Device.Efficiency.Matmul},
 		{"device.efficiency.matmul_half_flops", &c.Device.Efficiency.MatmulHalf},
+		{"device.units", &c.Device.Units},
+		{"device.efficiency.tile_fill", &c.Device.Efficiency.TileFill},
+		{"device.efficiency.matmul_f8", &c.Device.Efficiency.MatmulF8},
 		{"device.efficiency.attention", &c.Device.Efficiency.Attention},
 		{"device.efficiency.vector", &c.Device.Efficiency.Vector},
 		{"device.efficiency.threads", &c.Device.Efficiency.Threads},
@@ -212,7 +226,8 @@ func (d *decoder) keys() []string {
 
 func (d *decoder) optional(key string) bool {
 	switch key {
-	case "source", "device.shared", "device.cores", "device.efficiency.threads", "nics_per_node", "oversubscription", "nodes_per_rack":
+	case "source", "software", "device.shared", "device.cores", "device.reserve", "device.units", "device.efficiency.tile_fill", "device.efficiency.matmul_f8",
+		"device.efficiency.threads", "nics_per_node", "oversubscription", "nodes_per_rack":
 		return true
 	}
 	if strings.HasPrefix(key, "host.") {
@@ -296,6 +311,9 @@ func (d *decoder) mapping(path string, node ast.Node) error {
 
 // set gives one key its value, or goes on into a section.
 func (d *decoder) set(key string, node ast.Node) error {
+	if key == "uncertainty" {
+		return d.uncertainty(node)
+	}
 	refuse := func(format string, args ...any) error {
 		return d.at[key].Refuse(key, format, args...)
 	}

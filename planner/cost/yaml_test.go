@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/autopar/autopar/ir"
 )
 
 func TestBuiltins(t *testing.T) {
@@ -30,7 +32,7 @@ func TestSharedMachineIsDivided(t *testing.T) {
 	require.Equal(t, c.PeakFLOPS("f32", 1)/4, c.PeakFLOPS("f32", 4))
 	require.Equal(t, c.Device.Memory/4, c.MemoryPerRank(4))
 	one, four := NewModel(c, 1), NewModel(c, 4)
-	require.Greater(t, four.kernel(product, 1e9, 0), 3*one.kernel(product, 1e9, 0))
+	require.Greater(t, four.kernel(&work{class: product, dtype: ir.F32, flops: 1e9}), 3*one.kernel(&work{class: product, dtype: ir.F32, flops: 1e9}))
 }
 
 func TestStrictYAML(t *testing.T) {
@@ -38,22 +40,22 @@ func TestStrictYAML(t *testing.T) {
 	require.NoError(t, err)
 	for _, tt := range []struct{ old, new, want string }{
 		{"memory_bandwidth: 3350e9", "memory_bandwith: 3350e9", "x.yaml:10:3: device.memory_bandwith: unknown key; did you mean device.memory_bandwidth?"},
-		{"intra_node: {bandwidth: 450e9", "intra_node: {bandwidth: 0", "x.yaml:14:14: intra_node.bandwidth: is 0 bytes/s, must be between"},
+		{"intra_node: {bandwidth: 450e9", "intra_node: {bandwidth: 0", "x.yaml:16:14: intra_node.bandwidth: is 0 bytes/s, must be between"},
 		{"intra_node: {bandwidth: 450e9", "intra_node: {bandwidth: -1", "intra_node.bandwidth: is -1 bytes/s"},
-		{"devices_per_node: 8", "devices_per_node: '8'", "x.yaml:13:1: devices_per_node: wants an integer"},
-		{"devices_per_node: 8", "devices_per_node: 0", "x.yaml:13:1: devices_per_node: is 0"},
+		{"devices_per_node: 8", "devices_per_node: '8'", "x.yaml:15:1: devices_per_node: wants an integer"},
+		{"devices_per_node: 8", "devices_per_node: 0", "x.yaml:15:1: devices_per_node: is 0"},
 		{"devices_per_node: 8", "", "devices_per_node: is missing"},
-		{"devices_per_node: 8", "devices_per_node: 8\ndevices_per_node: 9", "x.yaml:14:1: devices_per_node: duplicate key, first given on line 13"},
+		{"devices_per_node: 8", "devices_per_node: 8\ndevices_per_node: 9", "x.yaml:16:1: devices_per_node: duplicate key, first given on line 15"},
 		{"devices_per_node: 8", "devices_per_node: [8]", "wants one value"},
 		{"f32: 67e12", "f33: 67e12", "device.flops.f33: unknown key; did you mean device.flops.f32?"},
 		{"f32: 67e12", "f32: .inf", "device.flops.f32"},
 		{"79.1GiB", "-79.1GiB", `x.yaml:8:3: device.memory: wants a size such as 16GiB, 512MiB or bytes, got "-79.1GiB"`},
 		{"79.1GiB", "0", "x.yaml:8:3: device.memory: is 0 bytes, must be between"},
-		{"devices_per_node: 8", "devices_per_node: 8\nnics_per_node: -1", "x.yaml:14:1: nics_per_node: is -1, must be between"},
-		{"devices_per_node: 8", "devices_per_node: 8\noversubscription: 0.5", "x.yaml:14:1: oversubscription: is 0.5, must be between 1 and 1000"},
+		{"devices_per_node: 8", "devices_per_node: 8\nnics_per_node: -1", "x.yaml:16:1: nics_per_node: is -1, must be between"},
+		{"devices_per_node: 8", "devices_per_node: 8\noversubscription: 0.5", "x.yaml:16:1: oversubscription: is 0.5, must be between 1 and 1000"},
 		{"devices_per_node: 8", "devices_per_node: 8\noversubscription: 2", "nodes_per_rack: is missing; oversubscription is of what leaves a rack"},
-		{"devices_per_node: 8", "devices_per_node: 8\nnodes_per_rack: 2", "x.yaml:14:1: nodes_per_rack: is 2, which means nothing without oversubscription"},
-		{"devices_per_node: 8", "devices_per_node: 8\nlevels: [{name: all, bandwidth: 1e9, efficiency: 1, latency: 0}]", "x.yaml:13:1: devices_per_node: has no meaning beside levels"},
+		{"devices_per_node: 8", "devices_per_node: 8\nnodes_per_rack: 2", "x.yaml:16:1: nodes_per_rack: is 2, which means nothing without oversubscription"},
+		{"devices_per_node: 8", "devices_per_node: 8\nlevels: [{name: all, bandwidth: 1e9, efficiency: 1, latency: 0}]", "x.yaml:15:1: devices_per_node: has no meaning beside levels"},
 		{"79.1GiB", "79.1GB s", "wants a size such as 16GiB"},
 		{"name: h100", "name: [h100", "is not YAML"},
 	} {

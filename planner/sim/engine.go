@@ -79,6 +79,9 @@ type System struct {
 	// Exposed, when set, is added up by process: for how long the process waited
 	// for its stream while that was communicating.
 	Exposed []cost.Picoseconds
+	// Waited, when set with Exposed, is told of each part of that: how long the
+	// process waited for an op of its stream.
+	Waited func(process, task, op int, time cost.Picoseconds)
 }
 
 // Run returns when each process ends. It fails when processes wait for each
@@ -230,7 +233,11 @@ func (r *runner) await(p int, st *state, n int) bool {
 	if r.Exposed != nil {
 		for i := range st.given[:st.done] {
 			g := &st.given[i]
-			r.Exposed[p] += max(0, min(g.end, until)-max(g.start, st.now))
+			waited := max(0, min(g.end, until)-max(g.start, st.now))
+			r.Exposed[p] += waited
+			if r.Waited != nil && waited > 0 {
+				r.Waited(p, st.task, g.op, waited)
+			}
 		}
 	}
 	st.now = max(st.now, until)

@@ -12,9 +12,20 @@ import (
 
 // Options of [Run].
 type Options struct {
-	// Spans records when every instruction ran.
+	// Spans records when every instruction ran, on the ranks of Only, or on all
+	// where that is nil.
 	Spans bool
+	Only  []int
+	// Account, when not nil, divides what instructions take over a number of
+	// accounts, which Rank.Accounts adds up.
+	Account  Account
+	Accounts int
 }
+
+// Account adds the time of an instruction, or of the collectives of a bucket, at a
+// position of the mesh to the accounts that it belongs to. What it adds must sum
+// to the time.
+type Account func(instrs []codegen.Instr, at ir.Coord, time cost.Picoseconds, accounts []float64)
 
 // Timeline is how a step of a program goes.
 type Timeline struct {
@@ -29,6 +40,9 @@ type Rank struct {
 	End       cost.Picoseconds
 	Breakdown cost.Breakdown // of the whole step: what is not busy is bubble
 	PeakBytes int64          // the arena
+	// Accounts is, in picoseconds, what was asked for with [Options.Account]. With
+	// the bubble they sum to the step.
+	Accounts []float64
 }
 
 // Span is one instruction of one task on one rank, or a bucket of collectives.
@@ -45,7 +59,7 @@ type Span struct {
 func Run(prog *codegen.Program, c *cost.Cluster, opts Options) (*Timeline, error) {
 	b := builder{
 		prog: prog, price: cost.NewProgram(c, prog.Plan, prog.Mesh), canonical: cost.Canonical(prog),
-		bodies: map[bodyKey]*body{},
+		bodies: map[bodyKey]*body{}, account: opts.Account, accounts: opts.Accounts,
 		groups: map[groupKey]int{}, channels: map[channelKey]int{},
 	}
 	if err := b.build(); err != nil {
@@ -54,6 +68,9 @@ func Run(prog *codegen.Program, c *cost.Cluster, opts Options) (*Timeline, error
 	line := &Timeline{Ranks: make([]Rank, len(prog.Schedules))}
 	if opts.Spans {
 		b.system.Trace = func(p, task, op int, start, end cost.Picoseconds) {
+			if opts.Only != nil && !slices.Contains(opts.Only, p) {
+				return
+			}
 			body := b.used[p][task]
 			o := &body.ops[op]
 			if o.silent {
@@ -71,6 +88,20 @@ func Run(prog *codegen.Program, c *cost.Cluster, opts Options) (*Timeline, error
 		}
 	}
 	b.system.Exposed = make([]cost.Picoseconds, len(prog.Schedules))
+	exposed := make([][]float64, len(prog.Schedules))
+	if opts.Account != nil {
+		for p := range exposed {
+			exposed[p] = make([]float64, opts.Accounts)
+		}
+		b.system.Waited = func(p, task, op int, time cost.Picoseconds) {
+			o := &b.used[p][task].ops[op]
+			for i, a := range o.accounts {
+				if a > 0 {
+					exposed[p][i] += a / float64(o.work) * float64(time)
+				}
+			}
+		}
+	}
 	ends, err := b.system.Run()
 	if err != nil {
 		return nil, err
@@ -85,7 +116,11 @@ func Run(prog *codegen.Program, c *cost.Cluster, opts Options) (*Timeline, error
 			rank.Breakdown.Communication += body.spent[cost.Communication]
 			rank.Breakdown.Optimizer += body.spent[cost.Optimizer]
 			rank.Breakdown.Overlapped += body.beside
+			for i, a := range body.accounts {
+				exposed[r][i] += a
+			}
 		}
+		rank.Accounts = exposed[r]
 		rank.Breakdown.Communication += b.system.Exposed[r]
 		rank.Breakdown.Overlapped -= b.system.Exposed[r]
 		rank.Breakdown.Bubble = line.Step - rank.Breakdown.Total()
@@ -107,6 +142,8 @@ type builder struct {
 	channels  map[channelKey]int
 	used      [][]*body // by rank and task
 	system    System
+	account   Account
+	accounts  int
 }
 
 // bodyKey identifies bodies in which everything takes the same time. Who meets
@@ -123,6 +160,8 @@ type body struct {
 	ops    []stretch
 	spent  [3]cost.Picoseconds
 	beside cost.Picoseconds // on the communication stream
+	// accounts are those of spent; those of what the stream does are its ops'.
+	accounts []float64
 }
 
 // stretch is the instructions of one op.
@@ -135,6 +174,8 @@ type stretch struct {
 	stream bool
 	silent bool // only a meeting: its work is an op of its own
 	await  int  // asynchronous ops of the task
+
+	accounts []float64 // of an op of the stream
 }
 
 type groupKey struct {
@@ -183,7 +224,7 @@ func (b *builder) body(s *codegen.Schedule, t codegen.Task) (*body, error) {
 	if x, ok := b.bodies[key]; ok {
 		return x, nil
 	}
-	x := &body{}
+	x := &body{accounts: make([]float64, b.accounts)}
 	given := []int{0} // ops given to the stream, with so many asynchronous instructions of the body
 	for i := 0; i < len(instrs); i++ {
 		in := &instrs[i]
@@ -214,6 +255,9 @@ func (b *builder) body(s *codegen.Schedule, t codegen.Task) (*body, error) {
 		if time < 0 {
 			return nil, fmt.Errorf("sim: %s takes %d ps", in.Node.Name, time)
 		}
+		if b.account != nil && !(stream && !apart) {
+			b.account(instrs[first:first+bucket+1], at, time, x.accounts)
+		}
 		op, await := opKind(b.prog.Mesh, in.Node), given[in.Await]
 		last := len(x.ops) - 1
 		if apart {
@@ -232,6 +276,10 @@ func (b *builder) body(s *codegen.Schedule, t codegen.Task) (*body, error) {
 		o.work += time
 		if stream {
 			x.beside += time
+			if b.account != nil {
+				o.accounts = make([]float64, b.accounts)
+				b.account(instrs[first:first+bucket+1], at, time, o.accounts)
+			}
 		} else {
 			x.spent[kind] += time
 		}

@@ -1,0 +1,166 @@
+package main
+
+import (
+	"fmt"
+	"math"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"github.com/autopar/autopar/measured"
+)
+
+// fitCmd refits the constants of the time model.
+type fitCmd struct {
+	Table string `arg:"" name:"measured.csv" help:"Published runs with their step time."`
+	Out   string `short:"o" placeholder:"DIR" help:"Write fit.json, and residuals.svg: predicted against measured."`
+	format
+}
+
+// Example is shown by --help.
+func (fitCmd) Example() string {
+	return `
+autopar fit measured/train.csv
+autopar fit measured/train.csv -o fit`
+}
+
+// fitted is the result as JSON. Errors are fractions.
+type fitted struct {
+	Constants []fittedConstant           `json:"constants"`
+	MeanMAPE  float64                    `json:"mean_mape"`
+	LeftOut   float64                    `json:"left_out_mean_mape"`
+	Sources   map[string]validatedSource `json:"sources"`
+	Held      map[string]validatedSource `json:"sources_left_out"`
+	Low       map[string]validatedSource `json:"sources_of_low_confidence"`
+	Skipped   []skippedRow               `json:"skipped"`
+}
+
+type fittedConstant struct {
+	Name   string  `json:"name"`
+	Unit   string  `json:"unit"`
+	Value  float64 `json:"value"`
+	Spread float64 `json:"spread"` // relative, by the jackknife over sources
+	Least  float64 `json:"least"`
+	Most   float64 `json:"most"`
+	Prior  float64 `json:"prior"`
+	Basis  string  `json:"basis"`
+}
+
+// Run fits, and shows what to write down.
+func (c *fitCmd) Run(con *console) error {
+	file, err := os.Open(c.Table)
+	if err != nil {
+		return &measured.Error{File: c.Table, Msg: "cannot be read: " + err.Error()}
+	}
+	defer file.Close()
+	rows, err := measured.Read(c.Table, file)
+	if err != nil {
+		return err
+	}
+	var shown bar
+	doing := ""
+	fit, skipped, err := measured.Refit(rows, measured.NewConstants(), func(what string, done, of int) {
+		if what != doing {
+			shown.clear()
+			shown, doing = con.bar(of, what), what
+		}
+		shown.set(done)
+	})
+	shown.clear()
+	if err != nil {
+		return &measured.Error{File: c.Table, Msg: err.Error()}
+	}
+	result := fitOf(fit, skipped)
+	if c.Out != "" {
+		if err := c.write(fit, result); err != nil {
+			return err
+		}
+	}
+	if c.json() {
+		return con.json(result)
+	}
+	result.print(con)
+	return nil
+}
+
+func fitOf(f *measured.Fit, skipped []measured.Skipped) fitted {
+	low := func(o measured.Outcome) bool { return o.Confidence == "low" }
+	sure := slices.DeleteFunc(slices.Clone(f.Rows), low)
+	unsure := slices.DeleteFunc(slices.Clone(f.Rows), func(o measured.Outcome) bool { return !low(o) })
+	r := fitted{Sources: sourcesOf(sure), Held: sourcesOf(f.LeftOut), Low: sourcesOf(unsure), Skipped: []skippedRow{}}
+	r.MeanMAPE, r.LeftOut = measured.MeanMAPE(measured.Summarize(sure)), measured.MeanMAPE(measured.Summarize(f.LeftOut))
+	for _, p := range f.Parameters {
+		r.Constants = append(r.Constants, fittedConstant{p.Name, p.Unit, p.Value, p.Spread, p.Least, p.Most, p.Prior, p.Basis})
+	}
+	for _, s := range skipped {
+		r.Skipped = append(r.Skipped, skippedRow{s.ID, s.Source, s.Reason})
+	}
+	return r
+}
+
+// sourcesOf sums outcomes up for JSON.
+func sourcesOf(outcomes []measured.Outcome) map[string]validatedSource {
+	all := map[string]validatedSource{}
+	for name, s := range measured.Summarize(outcomes) {
+		source := validatedSource{Rows: s.Rows, MAPE: s.MAPE, Bias: s.Bias}
+		if !math.IsNaN(s.Spearman) {
+			source.Spearman = &s.Spearman
+		}
+		all[name] = source
+	}
+	return all
+}
+
+func (c *fitCmd) write(f *measured.Fit, r fitted) error {
+	if err := os.MkdirAll(c.Out, 0o755); err != nil {
+		return err
+	}
+	data, err := os.Create(filepath.Join(c.Out, "fit.json"))
+	if err != nil {
+		return err
+	}
+	defer data.Close()
+	if err := newConsole(data, os.Stderr).json(r); err != nil {
+		return err
+	}
+	image, err := os.Create(filepath.Join(c.Out, "residuals.svg"))
+	if err != nil {
+		return err
+	}
+	defer image.Close()
+	return measured.Plot(image, f.Rows, "svg")
+}
+
+func (r fitted) print(con *console) {
+	number := func(v float64) string { return fmt.Sprintf("%.3g", v) }
+	percent := func(v float64) string { return fmt.Sprintf("%.1f %%", 100*v) }
+	con.heading("constants")
+	table := [][]string{{"CONSTANT", "VALUE", "SPREAD", "UNIT", "RANGE", "PRIOR", "BASIS OF THE PRIOR"}}
+	for _, c := range r.Constants {
+		table = append(table, []string{c.Name, number(c.Value), percent(c.Spread), c.Unit, number(c.Least) + " to " + number(c.Most), number(c.Prior), c.Basis})
+	}
+	con.table(table)
+	con.heading("step time, by source")
+	table = [][]string{{"SOURCE", "ROWS", "ERROR", "BIAS", "RANK CORRELATION", "LEFT OUT: ERROR", "BIAS"}}
+	var names []string
+	for name := range r.Sources {
+		names = append(names, name)
+	}
+	slices.Sort(names)
+	for _, name := range names {
+		s, held := r.Sources[name], r.Held[name]
+		rank := "-"
+		if s.Spearman != nil {
+			rank = fmt.Sprintf("%.3f", *s.Spearman)
+		}
+		table = append(table, []string{name, fmt.Sprint(s.Rows), percent(s.MAPE), fmt.Sprintf("%+.1f %%", 100*s.Bias), rank, percent(held.MAPE), fmt.Sprintf("%+.1f %%", 100*held.Bias)})
+	}
+	con.table(table)
+	con.printf("mean over %s: %s; each predicted without its own rows: %s\n", plural(len(names), "source"), percent(r.MeanMAPE), percent(r.LeftOut))
+	for name, s := range r.Low {
+		con.printf("of low confidence and not fitted: %s of %s, %s\n", plural(s.Rows, "row"), name, percent(s.MAPE))
+	}
+	if len(r.Skipped) > 0 {
+		con.printf("%s not modelled: see autopar validate\n", plural(len(r.Skipped), "row"))
+	}
+}

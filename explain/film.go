@@ -1,0 +1,329 @@
+package explain
+
+import (
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/autopar/autopar/codegen"
+	"github.com/autopar/autopar/ir"
+	"github.com/autopar/autopar/planner/cost"
+	"github.com/autopar/autopar/planner/sim"
+)
+
+// film is a step over time on some ranks: what runs when, and what is in memory
+// meanwhile. Times are in nanoseconds from the start of the step.
+type film struct {
+	Step  int64      `json:"step"`
+	Names []string   `json:"names"` // of instructions
+	Ranks []filmRank `json:"ranks"`
+	// Moments are what is live while a part of a body runs.
+	Moments []moment `json:"moments"`
+	// Note says what is left out, if anything is.
+	Note string `json:"note,omitempty"`
+}
+
+// filmRank is one rank in a film.
+type filmRank struct {
+	Rank  int        `json:"rank"`
+	Label string     `json:"label"`
+	Tasks []filmTask `json:"tasks"`
+	Spans []filmSpan `json:"spans"`
+	// Arena is what the rank allocates, Persist the part that is always full.
+	Arena   int64   `json:"arena"`
+	Persist int64   `json:"persist"`
+	Parts   []Part  `json:"parts"`
+	Points  []point `json:"points"`
+}
+
+// filmTask is one pass of a rank, or a part of one that waits in between.
+type filmTask struct {
+	Start, End int64
+	Kind       int // a film kind
+	Name       string
+	MicroBatch int
+}
+
+// MarshalJSON prints [start, end, kind, name, micro-batch].
+func (t filmTask) MarshalJSON() ([]byte, error) {
+	return json.Marshal([]any{t.Start, t.End, t.Kind, t.Name, t.MicroBatch})
+}
+
+// filmSpan is one instruction; Lane is 1 on the communication stream.
+type filmSpan struct {
+	Start, End       int64
+	Name, Kind, Lane int
+}
+
+// MarshalJSON prints [start, end, name, kind, lane].
+func (s filmSpan) MarshalJSON() ([]byte, error) {
+	return json.Marshal([]int64{s.Start, s.End, int64(s.Name), int64(s.Kind), int64(s.Lane)})
+}
+
+// point is the memory of a rank from a time on: what micro-batches in flight keep,
+// and what the body that runs uses for itself, in bytes that are live.
+type point struct {
+	Time        int64
+	Saved, Temp int64
+	InFlight    int
+	Moment      int // index into the moments of the film
+}
+
+// MarshalJSON prints [time, saved, temporary, in flight, moment].
+func (p point) MarshalJSON() ([]byte, error) {
+	return json.Marshal([]int64{p.Time, p.Saved, p.Temp, int64(p.InFlight), int64(p.Moment)})
+}
+
+// moment is a part of a body, and the largest tensors that are live when the most
+// is.
+type moment struct {
+	At   string `json:"at"`
+	Live []Live `json:"live"`
+}
+
+// Film kinds: the colours of a timeline.
+const (
+	filmForward = iota
+	filmBackward
+	filmWeightGrad
+	filmUpdate
+	filmCollective
+	filmTransfer
+	filmHost
+	filmRecompute
+)
+
+func filmKinds() []string {
+	return []string{"forward", "backward", "weight gradients", "optimizer", "collective", "transfer", "host copy", "recomputation"}
+}
+
+// The bounds of a film.
+const (
+	filmRanks   = 16      // ranks that are shown at most
+	filmSpans   = 40_000  // instructions that are shown at most
+	filmWork    = 2 << 20 // instructions that are simulated for it at most
+	filmPoints  = 300     // moments of a rank whose memory is shown, about
+	filmBins    = 12      // parts of a body, at least
+	filmWait    = 200     // waits of less than a step in so many are not shown
+	filmLargest = 6       // tensors named at a moment
+)
+
+// cast chooses the ranks to show: all if they are few, else one of each position of
+// the pipeline, and the busiest.
+func (r *Report) cast() []int {
+	var ranks []int
+	if len(r.prog.Schedules) <= filmRanks {
+		for rank := range r.prog.Schedules {
+			ranks = append(ranks, rank)
+		}
+	} else {
+		for _, st := range r.Stages {
+			ranks = append(ranks, st.Ranks[0])
+		}
+		if !slices.Contains(ranks, r.Prediction.Busiest) {
+			ranks = append(ranks, r.Prediction.Busiest)
+		}
+	}
+	// The busiest comes first where not all fit, and then every so many.
+	work := func(rank int) (n int) {
+		s := &r.prog.Schedules[rank]
+		for _, t := range s.Tasks {
+			n += len(r.prog.Stages[s.Stage].Run(t))
+		}
+		return n
+	}
+	fit := min(filmRanks, max(1, filmWork/max(1, work(ranks[0]))))
+	if len(ranks) <= fit {
+		return ranks
+	}
+	chosen := []int{r.Prediction.Busiest}
+	for i := 0; len(chosen) < fit && i < fit; i++ {
+		if rank := ranks[i*len(ranks)/fit]; !slices.Contains(chosen, rank) {
+			chosen = append(chosen, rank)
+		}
+	}
+	slices.Sort(chosen)
+	return chosen
+}
+
+// film simulates the step again. It needs a prediction.
+func (r *Report) film() (*film, error) {
+	if r.Prediction == nil {
+		return nil, fmt.Errorf("explain: there is nothing to show over time: nothing was predicted")
+	}
+	ranks := r.cast()
+	line, err := sim.Run(r.prog, r.Prediction.cluster, sim.Options{Spans: true, Only: ranks})
+	if err != nil {
+		return nil, fmt.Errorf("explain: %w", err)
+	}
+	f := &film{Step: nanos(line.Step)}
+	var notes []string
+	if n := len(r.prog.Schedules); len(ranks) < n {
+		notes = append(notes, fmt.Sprintf("%d of %d ranks are shown: the busiest, and those of stages beside it", len(ranks), n))
+	}
+	detailed := r.detailed(line.Spans)
+	if len(detailed) < len(ranks) {
+		what := "not the instructions of passes"
+		if len(detailed) > 0 {
+			what = "instructions of passes only on " + rankText(detailed)
+		}
+		notes = append(notes, what+", for there are "+Grouped(int64(len(line.Spans))))
+	}
+	f.Note = strings.Join(notes, "; ")
+	e := &editor{report: r, film: f, names: map[string]int{}, profiles: map[profileKey]*profile{}, bins: max(filmBins, filmPoints/len(r.prog.Schedules[ranks[0]].Tasks))}
+	for from := 0; from < len(line.Spans); {
+		to := from
+		for to < len(line.Spans) && line.Spans[to].Rank == line.Spans[from].Rank {
+			to++
+		}
+		f.Ranks = append(f.Ranks, e.rank(line.Spans[from:to], slices.Contains(detailed, line.Spans[from].Rank)))
+		from = to
+	}
+	return f, nil
+}
+
+// detailed chooses the ranks of which every instruction is shown: the busiest, and as
+// many others as there is room for.
+func (r *Report) detailed(spans []sim.Span) []int {
+	counts := map[int]int{}
+	var ranks []int
+	for _, x := range spans {
+		if counts[x.Rank] == 0 {
+			ranks = append(ranks, x.Rank)
+		}
+		counts[x.Rank]++
+	}
+	first := r.Prediction.Busiest
+	slices.SortStableFunc(ranks, func(a, b int) int {
+		switch first {
+		case a:
+			return -1
+		case b:
+			return 1
+		}
+		return 0
+	})
+	room := filmSpans
+	ranks = slices.DeleteFunc(ranks, func(rank int) bool {
+		room -= counts[rank]
+		return room < 0
+	})
+	slices.Sort(ranks)
+	return ranks
+}
+
+func nanos(p cost.Picoseconds) int64 { return int64(p / 1000) }
+
+// editor makes a film of spans.
+type editor struct {
+	report   *Report
+	film     *film
+	names    map[string]int
+	profiles map[profileKey]*profile
+	bins     int // parts of a body
+}
+
+func (e *editor) name(name string) int {
+	i, known := e.names[name]
+	if !known {
+		i = len(e.film.Names)
+		e.names[name] = i
+		e.film.Names = append(e.film.Names, name)
+	}
+	return i
+}
+
+func kindOf(n *ir.Node, phase ir.Phase) int {
+	switch {
+	case n.Op == ir.OpSend || n.Op == ir.OpRecv:
+		return filmTransfer
+	case codegen.HostCopy(n.Op):
+		return filmHost
+	case codegen.Collective(n.Op):
+		return filmCollective
+	case recomputed(n):
+		return filmRecompute
+	}
+	return phaseKind(phase)
+}
+
+func phaseKind(phase ir.Phase) int {
+	switch phase {
+	case ir.Forward:
+		return filmForward
+	case ir.WeightGrad:
+		return filmWeightGrad
+	case ir.Update:
+		return filmUpdate
+	}
+	return filmBackward
+}
+
+// rank shows the spans of one rank, which are in the order of time.
+func (e *editor) rank(spans []sim.Span, detailed bool) filmRank {
+	r := e.report
+	s := &r.prog.Schedules[spans[0].Rank]
+	code := r.prog.Stages[s.Stage]
+	out := filmRank{
+		Rank: s.Rank, Label: fmt.Sprintf("rank %d · stage %d", s.Rank, s.Stage), Arena: code.Arena(), Persist: code.Persist,
+		Parts: r.Stages[s.Stage].Memory.Parts, Spans: []filmSpan{},
+	}
+	byTask := map[int][]sim.Span{}
+	var order []int
+	for _, x := range spans {
+		if byTask[x.Task] == nil {
+			order = append(order, x.Task)
+		}
+		byTask[x.Task] = append(byTask[x.Task], x)
+	}
+	live := map[[2]int]int64{} // what each micro-batch in flight keeps, by chunk
+	release := codegen.Releases(r.prog.Plan, r.prog.Training())
+	for _, task := range order {
+		t, own := s.Tasks[task], byTask[task]
+		instrs := code.Run(t)
+		shown := filmTask{Start: nanos(own[0].Start), End: nanos(own[0].Start), Kind: phaseKind(t.Phase), Name: t.String(), MicroBatch: t.MicroBatch}
+		for _, x := range own {
+			if nanos(x.Start)-shown.End > e.film.Step/filmWait {
+				out.Tasks = append(out.Tasks, shown)
+				shown.Start = nanos(x.Start)
+			}
+			shown.End = max(shown.End, nanos(x.End))
+			if n := instrs[x.Instr].Node; detailed && x.End > x.Start {
+				lane := 0
+				if x.Stream {
+					lane = 1
+				}
+				out.Spans = append(out.Spans, filmSpan{nanos(x.Start), nanos(x.End), e.name(n.Name), kindOf(n, t.Phase), lane})
+			}
+		}
+		out.Tasks = append(out.Tasks, shown)
+
+		p := e.profile(s.Stage, t)
+		mine := [2]int{t.Chunk, t.MicroBatch}
+		others := int64(0)
+		for key, bytes := range live {
+			if key != mine {
+				others += bytes
+			}
+		}
+		inFlight := len(live)
+		if _, there := live[mine]; !there && t.Phase != ir.Update {
+			inFlight++
+		}
+		bin := -1
+		for _, x := range own {
+			if b := p.bin(x.Instr); b > bin && !x.Stream {
+				bin = b
+				out.Points = append(out.Points, point{nanos(x.Start), others + p.bins[b].slot, p.bins[b].temp, inFlight, p.bins[b].moment})
+			}
+		}
+		switch {
+		case t.Phase == release:
+			delete(live, mine)
+		case t.Phase != ir.Update:
+			live[mine] = p.after
+		}
+	}
+	return out
+}

@@ -1,0 +1,107 @@
+package explain
+
+import (
+	"cmp"
+	"slices"
+
+	"github.com/autopar/autopar/codegen"
+	"github.com/autopar/autopar/ir"
+)
+
+// profile is the memory that a task uses, by part of its body.
+type profile struct {
+	instrs int
+	bins   []profileBin
+	after  int64 // what the micro-batch keeps when the task is done
+}
+
+type profileBin struct {
+	slot, temp int64
+	moment     int
+}
+
+type profileKey struct {
+	stage, chunk int
+	phase        ir.Phase
+}
+
+func (p *profile) bin(instr int) int { return instr * len(p.bins) / p.instrs }
+
+// profile finds what is live during a task: of each part of its body the
+// instruction at which the most is.
+func (e *editor) profile(stage int, t codegen.Task) *profile {
+	key := profileKey{stage, t.Chunk, t.Phase}
+	if p := e.profiles[key]; p != nil {
+		return p
+	}
+	code := e.report.prog.Stages[stage]
+	instrs := code.Run(t)
+	body := code.Bodies[t.Phase].Instrs
+	from := 0 // of the task in its body
+	for from < len(body) && len(instrs) > 0 && &body[from] != &instrs[0] {
+		from++
+	}
+	before := 0 // instructions of the bodies before
+	for phase := range t.Phase {
+		before += len(code.Bodies[phase].Instrs)
+	}
+	p := &profile{instrs: max(1, len(instrs)), bins: make([]profileBin, max(1, min(e.bins, len(instrs))))}
+	e.profiles[key] = p
+	slot, temp := make([]int64, len(instrs)+2), make([]int64, len(instrs)+2)
+	ids := occupied(code)
+	count := func(sums []int64, b *codegen.Buffer, first int) {
+		lo, hi := max(0, b.From-first), min(len(instrs), b.To-first)
+		if lo <= hi {
+			sums[lo] += b.Size
+			sums[hi+1] -= b.Size
+		}
+	}
+	for _, id := range ids {
+		switch b := &code.Buffers[id]; {
+		case b.Region == codegen.Temp && b.Body == t.Phase && b.Chunk == t.Chunk:
+			count(temp, b, from)
+		case b.Region.InFlight() && b.Chunk == t.Chunk && t.Phase != ir.Update:
+			count(slot, b, before+from)
+		}
+	}
+	for i := 1; i < len(slot); i++ {
+		slot[i] += slot[i-1]
+		temp[i] += temp[i-1]
+	}
+	p.after = slot[len(instrs)]
+	most := make([]int, len(p.bins))
+	for i := range most {
+		most[i] = -1
+	}
+	for i := range instrs {
+		b := p.bin(i)
+		if k := most[b]; k < 0 || slot[i]+temp[i] > slot[k]+temp[k] {
+			most[b] = i
+		}
+	}
+	for b, i := range most {
+		if i < 0 {
+			continue
+		}
+		p.bins[b] = profileBin{slot[i], temp[i], len(e.film.Moments)}
+		m := moment{At: instrs[i].Node.Name, Live: []Live{}}
+		for _, id := range ids {
+			x := &code.Buffers[id]
+			at := from + i
+			switch {
+			case x.Region == codegen.Temp && x.Body == t.Phase && x.Chunk == t.Chunk:
+			case x.Region.InFlight() && x.Chunk == t.Chunk && t.Phase != ir.Update:
+				at += before
+			default:
+				continue
+			}
+			if x.From <= at && at <= x.To {
+				m.Live = append(m.Live, Live{x.Value.Name(), x.Size})
+			}
+		}
+		slices.SortStableFunc(m.Live, func(a, b Live) int { return cmp.Compare(b.Bytes, a.Bytes) })
+		m.Live = m.Live[:min(len(m.Live), filmLargest)]
+		e.film.Moments = append(e.film.Moments, m)
+	}
+	return p
+}

@@ -1,0 +1,375 @@
+package explain
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"time"
+
+	"github.com/autopar/autopar/ir"
+	"github.com/autopar/autopar/partition"
+	"github.com/autopar/autopar/planner"
+	"github.com/autopar/autopar/planner/cost"
+)
+
+// Study answers what a plan would be if something were different, by searching
+// again. No question is searched twice.
+type Study struct {
+	report *Report
+	doc    *planner.Document
+	limit  int64
+	graphs map[int][2]*ir.Graph // by batch: training and evaluation
+	asked  map[string]*Option
+	// Searches and Seconds are what it took.
+	Searches int
+	Seconds  float64
+}
+
+// Option is the fastest plan of a setting, or why there is none.
+type Option struct {
+	Change string `json:"change"` // what is different
+	Plan   string `json:"plan,omitempty"`
+	Reason string `json:"reason,omitempty"` // why there is no plan
+	Ranks  int    `json:"ranks"`
+	// LimitBytes is the memory of a rank that the plan was to fit in.
+	LimitBytes      int64   `json:"limit_bytes"`
+	StepSeconds     float64 `json:"step_seconds,omitempty"`
+	TokensPerSecond float64 `json:"tokens_per_second,omitempty"`
+	PeakBytes       int64   `json:"peak_bytes,omitempty"` // of the fullest rank
+	// GPUHours are those that 1e9 tokens take on all ranks together, Cost what they
+	// cost at the price of a GPU-hour, where one was given.
+	GPUHours float64 `json:"gpu_hours_per_1e9_tokens,omitempty"`
+	Cost     float64 `json:"cost_per_1e9_tokens,omitempty"`
+
+	plan  *partition.Plan
+	cause error
+}
+
+// Sensitivities are what changes of a setting would buy.
+type Sensitivities struct {
+	// Planned is the plan reported; Now what a search finds for the same setting that
+	// is bound by the configuration alone, and by no flags.
+	Planned Option   `json:"planned"`
+	Now     Option   `json:"now"`
+	Changes []Option `json:"changes"`
+}
+
+// Fronts are the plans that are not worse than another in both of two respects.
+type Fronts struct {
+	// Planned is the plan reported, on the fronts or not.
+	Planned Option `json:"planned"`
+	// Memory has the fastest plan under descending limits of memory, each a tenth or
+	// more below the peak of the one before, until nothing fits.
+	Memory []Option `json:"memory"`
+	// Devices has the fastest plan for numbers of devices.
+	Devices []Option `json:"devices"`
+}
+
+// NewStudy starts to ask about the plan of a document, which the report is of.
+func NewStudy(doc *planner.Document, r *Report) *Study {
+	s := &Study{report: r, doc: doc, limit: int64(doc.Config.Parallel.MemoryLimit), graphs: map[int][2]*ir.Graph{}, asked: map[string]*Option{}}
+	if s.limit == 0 {
+		s.limit = doc.Cluster.MemoryPerRank(doc.Plan.RuntimeNGPUs)
+	}
+	return s
+}
+
+// Limit is the memory that a rank may use, in bytes.
+func (s *Study) Limit() int64 { return s.limit }
+
+// setting is what a search is for.
+type setting struct {
+	change  string
+	cluster *cost.Cluster
+	ranks   int
+	batch   int
+	limit   int64
+	policy  planner.Policy
+}
+
+func (s *Study) now(change string) setting {
+	return setting{change, s.doc.Cluster, s.doc.Plan.RuntimeNGPUs, s.doc.Config.Batch.Global, s.limit, planner.AutoDist}
+}
+
+// unit is the size of a unit for a number of ranks: all of them, unless the plan
+// has several units of a size that divides them.
+func (s *Study) unit(ranks int) int {
+	if p := s.doc.Plan; p.Units() > 1 && ranks%p.PlanNGPUs == 0 {
+		return p.PlanNGPUs
+	}
+	return ranks
+}
+
+// ask finds the fastest plan of a setting.
+func (s *Study) ask(x setting) (*Option, error) {
+	figures, err := json.Marshal(x.cluster)
+	if err != nil {
+		return nil, fmt.Errorf("explain: %w", err)
+	}
+	key := fmt.Sprint(x.ranks, x.batch, x.limit, x.policy, string(figures))
+	if known := s.asked[key]; known != nil {
+		again := *known
+		again.Change = x.change
+		return &again, nil
+	}
+	graphs, traced := s.graphs[x.batch]
+	if !traced {
+		cfg := *s.doc.Config
+		cfg.Batch.Global = x.batch
+		if graphs[0], err = cfg.TrainStep(); err != nil {
+			return nil, err
+		}
+		if graphs[1], err = cfg.EvalStep(); err != nil {
+			return nil, err
+		}
+		s.graphs[x.batch] = graphs
+	}
+	start := time.Now()
+	found, err := planner.Search(graphs[0], x.batch, x.cluster, planner.Options{
+		PlanNGPUs: s.unit(x.ranks), RuntimeNGPUs: x.ranks, MemoryLimit: x.limit, Policy: x.policy, Eval: graphs[1],
+		MicroBatch: int(s.doc.Config.Batch.Micro), Pins: s.pins(),
+	})
+	s.Searches++
+	s.Seconds += time.Since(start).Seconds()
+	o := &Option{Change: x.change, Ranks: x.ranks, LimitBytes: x.limit}
+	var none *planner.InfeasibleError
+	var option *planner.OptionError
+	switch {
+	case errors.As(err, &none):
+		o.Reason, o.cause = fmt.Sprintf("nothing fits: stage %d needs %s more at least", none.Stage, size(none.Needs-none.Limit)), err
+	case errors.As(err, &option):
+		o.Reason, o.cause = err.Error()[len("planner: "):], err
+	case err != nil:
+		return nil, err
+	default:
+		o.plan = found.Plan
+		o.fill(s.tokens(x.batch), found.Plan, found.Prediction.Step.Seconds(), found.Prediction.PeakBytes)
+	}
+	s.asked[key] = o
+	return o, nil
+}
+
+// pins are the placements that the configuration asks for.
+func (s *Study) pins() []partition.Placement {
+	var pins []partition.Placement
+	for _, pin := range s.doc.Config.Parallel.Pins {
+		pins = append(pins, partition.Placement{Match: pin.Match, Spec: "[" + strings.Join(pin.Placement, ",") + "]"})
+	}
+	return pins
+}
+
+// tokens is how many a step takes at a batch size.
+func (s *Study) tokens(batch int) float64 {
+	return float64(batch) * float64(s.doc.Config.Model.BlockSize)
+}
+
+// fill says what a plan does.
+func (o *Option) fill(tokens float64, p *partition.Plan, step float64, peaks []int64) {
+	o.Plan, o.Ranks, o.StepSeconds, o.TokensPerSecond = planText(p), p.RuntimeNGPUs, step, tokens/step
+	for _, b := range peaks {
+		o.PeakBytes = max(o.PeakBytes, b)
+	}
+	o.GPUHours = float64(o.Ranks) * step / 3600 * 1e9 / tokens
+}
+
+// Policy compares the plan with the best of a policy: one search.
+func (s *Study) Policy(policy planner.Policy) (*Versus, error) {
+	x := s.now(string(policy))
+	x.policy = policy
+	o, err := s.ask(x)
+	if err != nil {
+		return nil, err
+	}
+	if o.plan == nil {
+		return s.report.Infeasible(string(policy), o.cause)
+	}
+	return s.report.Against(string(policy), o.plan, s.limit)
+}
+
+// Policies compares the plan with the best of every policy: three searches.
+func (s *Study) Policies() error {
+	for _, policy := range []planner.Policy{planner.DP, planner.FSDP, planner.Megatron} {
+		v, err := s.Policy(policy)
+		if err != nil {
+			return err
+		}
+		s.report.Versus = append(s.report.Versus, v)
+	}
+	return nil
+}
+
+// planned is the plan reported as an option.
+func (s *Study) planned() Option {
+	o := Option{Change: "as planned", LimitBytes: s.limit, plan: s.doc.Plan}
+	var peaks []int64
+	for _, st := range s.report.Stages {
+		peaks = append(peaks, st.Memory.Arena)
+	}
+	o.fill(s.tokens(s.doc.Config.Batch.Global), s.doc.Plan, s.report.Prediction.StepSeconds, peaks)
+	return o
+}
+
+// Sensitivities adds to the report what one GiB more, links and HBM of twice the
+// speed, half and twice the batch, and twice the devices would buy: at most eight
+// searches.
+func (s *Study) Sensitivities() error {
+	out := &Sensitivities{Planned: s.planned()}
+	now, err := s.ask(s.now("searched again"))
+	if err != nil {
+		return err
+	}
+	out.Now = *now
+	var settings []setting
+	change := func(name string, f func(*setting)) {
+		x := s.now(name)
+		f(&x)
+		settings = append(settings, x)
+	}
+	change("+1 GiB per device", func(x *setting) { x.limit += 1 << 30 })
+	faster := func(name string, r cost.Resource) {
+		change(name, func(x *setting) { x.cluster = x.cluster.Faster(r, 2) })
+	}
+	if c := s.doc.Cluster; !c.Device.Shared && s.doc.Plan.RuntimeNGPUs > c.DevicesPerNode {
+		faster("2x network between nodes", cost.InterLink)
+	}
+	faster("2x network in a node", cost.IntraLink)
+	faster("2x HBM bandwidth", cost.HBM)
+	if batch := s.doc.Config.Batch.Global; batch > 1 {
+		change("half the batch", func(x *setting) { x.batch = batch / 2 })
+	}
+	change("twice the batch", func(x *setting) { x.batch *= 2 })
+	change("twice the devices", func(x *setting) { s.double(x) })
+	for _, x := range settings {
+		o, err := s.ask(x)
+		if err != nil {
+			return err
+		}
+		out.Changes = append(out.Changes, *o)
+	}
+	s.report.Sensitivities = out
+	return nil
+}
+
+// double asks for twice the devices. Where all share one machine its memory is what
+// it was.
+func (s *Study) double(x *setting) {
+	x.ranks *= 2
+	if s.doc.Cluster.Device.Shared {
+		x.limit /= 2
+	}
+}
+
+// The sizes of fronts.
+const (
+	memoryPoints = 8   // at most so many limits
+	memoryStep   = 0.9 // the next limit is so much of the peak, or less
+)
+
+// allMemory is the change of the first point of the front of memory.
+const allMemory = "all there is"
+
+// Fronts adds to the report time against memory, by at most eight searches, and
+// against devices, by at most five.
+func (s *Study) Fronts() error {
+	out := &Fronts{Planned: s.planned()}
+	x := s.now(allMemory)
+	for range memoryPoints {
+		o, err := s.ask(x)
+		if err != nil {
+			return err
+		}
+		out.Memory = append(out.Memory, *o)
+		if o.plan == nil {
+			break
+		}
+		x.limit = int64(memoryStep * float64(o.PeakBytes))
+		x.change = "at most " + size(x.limit)
+	}
+	ranks := s.doc.Plan.RuntimeNGPUs
+	for _, x := range []struct{ by, over int }{{1, 4}, {1, 2}, {1, 1}, {2, 1}, {4, 1}} {
+		n := ranks * x.by / x.over
+		if n*x.over != ranks*x.by {
+			continue
+		}
+		q := s.now(count(n, "device"))
+		q.ranks = n
+		if s.doc.Cluster.Device.Shared {
+			q.limit = q.limit * int64(ranks) / int64(n)
+		}
+		o, err := s.ask(q)
+		if err != nil {
+			return err
+		}
+		o.Change = q.change
+		out.Devices = append(out.Devices, *o)
+	}
+	s.report.Fronts = out
+	return nil
+}
+
+// Price puts a price on every option of the report: money for an hour of a device.
+func (r *Report) Price(perHour float64) {
+	r.HourPrice = perHour
+	set := func(options []Option) {
+		for i := range options {
+			options[i].Cost = options[i].GPUHours * perHour
+		}
+	}
+	if s := r.Sensitivities; s != nil {
+		s.Planned.Cost, s.Now.Cost = s.Planned.GPUHours*perHour, s.Now.GPUHours*perHour
+		set(s.Changes)
+	}
+	if f := r.Fronts; f != nil {
+		f.Planned.Cost = f.Planned.GPUHours * perHour
+		set(f.Memory)
+		set(f.Devices)
+	}
+}
+
+// optionRow prints an option beside the plan reported.
+func (r *Report) optionRow(o Option, base Option) []string {
+	if o.plan == nil {
+		return []string{o.Change, "-", "-", "-", "-", "-", r.costText(o), o.Reason}
+	}
+	return []string{
+		o.Change, seconds(o.StepSeconds), Grouped(int64(o.TokensPerSecond)), percent(o.TokensPerSecond/base.TokensPerSecond - 1),
+		size(o.PeakBytes), fmt.Sprintf("%.4g", o.GPUHours), r.costText(o), o.Plan,
+	}
+}
+
+// costText prints money, or nothing where there is no price.
+func (r *Report) costText(o Option) string {
+	switch {
+	case r.HourPrice == 0:
+		return ""
+	case o.plan == nil:
+		return "-"
+	}
+	return fmt.Sprintf("%.2f", o.Cost)
+}
+
+// optionTable prints options under a title.
+func (r *Report) optionTable(out io.Writer, title string, base Option, options ...Option) {
+	money := ""
+	if r.HourPrice > 0 {
+		money = fmt.Sprintf(", USD at %.4g an hour", r.HourPrice)
+	}
+	var rows [][]string
+	for _, o := range options {
+		rows = append(rows, r.optionRow(o, base))
+	}
+	table(out, fmt.Sprintf("%s: step, tokens/s, gain, peak of a rank, GPU-hours for 1e9 tokens%s, plan", title, money), rows, 1, 2, 3, 4, 5, 6)
+}
+
+func (r *Report) sensitivityText(out io.Writer) {
+	s := r.Sensitivities
+	r.optionTable(out, "what a change would buy", s.Planned, append([]Option{s.Planned, s.Now}, s.Changes...)...)
+}
+
+func (r *Report) frontText(out io.Writer) {
+	f := r.Fronts
+	r.optionTable(out, "time against memory, the fastest plan under each limit", f.Planned, append([]Option{f.Planned}, f.Memory...)...)
+	r.optionTable(out, "time against devices", f.Planned, append([]Option{f.Planned}, f.Devices...)...)
+}

@@ -1,0 +1,269 @@
+package explain
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"reflect"
+	"slices"
+	"strings"
+
+	"github.com/autopar/autopar/codegen"
+	"github.com/autopar/autopar/partition"
+	"github.com/autopar/autopar/planner"
+)
+
+// Versus is why the plan reported was preferred to another: where each second and
+// each byte of the difference comes from, or the limit that the other breaks.
+type Versus struct {
+	Name string `json:"name"` // a policy, or a file
+	Plan string `json:"plan"` // its degrees, in words
+	// Same says that it is the plan reported.
+	Same bool `json:"same,omitempty"`
+	// Reason says why there is no plan to compare with; the rest is then empty, but
+	// for Breaks where it does not fit.
+	Reason string  `json:"reason,omitempty"`
+	Breaks *Breaks `json:"breaks,omitempty"`
+
+	StepSeconds  float64 `json:"step_seconds,omitempty"`
+	DeltaSeconds float64 `json:"delta_seconds"` // more than the plan reported takes
+	PeakBytes    int64   `json:"peak_bytes,omitempty"`
+	DeltaBytes   int64   `json:"delta_bytes"`
+	// Time compares the terms of the busiest ranks' steps. They add up to the steps.
+	Time []TermDifference `json:"time,omitempty"`
+	// Imbalances are parts of the kernels' terms: see [Prediction.Imbalance].
+	Imbalance TermDifference `json:"imbalance"`
+	// Memory compares the parts of the fullest stages' arenas. They add up to the
+	// peaks of the step, which an evaluation may exceed.
+	Memory []PartDifference `json:"memory,omitempty"`
+}
+
+// TermDifference is a part of two steps, in seconds.
+type TermDifference struct {
+	Name   string  `json:"name"`
+	Ours   float64 `json:"ours_seconds"`
+	Theirs float64 `json:"theirs_seconds"`
+}
+
+// PartDifference is a part of two arenas, in bytes.
+type PartDifference struct {
+	Name   string `json:"name"`
+	Ours   int64  `json:"ours_bytes"`
+	Theirs int64  `json:"theirs_bytes"`
+}
+
+// Breaks is the memory limit that a plan breaks.
+type Breaks struct {
+	Stage int   `json:"stage"`
+	Needs int64 `json:"needs_bytes"`
+	Limit int64 `json:"limit_bytes"`
+	// Text tells it with the numbers: "stage 0 over by 1.3 GiB: ...".
+	Text string `json:"text"`
+}
+
+// Against compares the plan reported with another for the same model, batch and
+// cluster, within a limit of bytes for each rank. It needs a prediction. Where the
+// other does not fit it says so first, and compares all the same.
+func (r *Report) Against(name string, plan *partition.Plan, limit int64) (*Versus, error) {
+	other, err := r.sibling(plan)
+	if err != nil {
+		return nil, err
+	}
+	v := &Versus{Name: name, Plan: planText(plan), Same: samePlan(plan, r.prog.Plan)}
+	p, q := r.Prediction, other.Prediction
+	v.StepSeconds, v.DeltaSeconds = q.StepSeconds, q.StepSeconds-p.StepSeconds
+	v.PeakBytes, v.DeltaBytes = other.peak(), other.peak()-r.peak()
+	for i, t := range p.Terms {
+		v.Time = append(v.Time, TermDifference{t.Name, t.Seconds, q.Terms[i].Seconds})
+	}
+	v.Imbalance = TermDifference{"computed beyond the mean rank", p.Imbalance, q.Imbalance}
+	ours, theirs := r.fullest().Memory.parts(), other.fullest().Memory.parts()
+	for i := range ours {
+		if ours[i].Bytes > 0 || theirs[i].Bytes > 0 {
+			v.Memory = append(v.Memory, PartDifference{ours[i].Kind, ours[i].Bytes, theirs[i].Bytes})
+		}
+	}
+	if st := other.fullest(); st.Memory.Arena > limit {
+		v.Breaks = &Breaks{st.Index, st.Memory.Arena, limit, st.overText(st.Memory.Arena, limit)}
+	}
+	return v, nil
+}
+
+// samePlan reports whether two plans say the same.
+func samePlan(a, b *partition.Plan) bool {
+	x, y := *a, *b
+	x.Placements, y.Placements = slices.Concat(a.Placements), slices.Concat(b.Placements) // nil where there are none
+	return reflect.DeepEqual(x, y)
+}
+
+// Infeasible says why a set of plans has none that can be compared with: the error
+// of the search for it. Any other error is returned.
+func (r *Report) Infeasible(name string, err error) (*Versus, error) {
+	v := &Versus{Name: name, Reason: strings.TrimPrefix(err.Error(), "planner: ")}
+	var none *planner.InfeasibleError
+	var option *planner.OptionError
+	switch {
+	case errors.As(err, &option):
+		return v, nil
+	case !errors.As(err, &none):
+		return nil, err
+	}
+	v.Plan = planText(none.Closest)
+	other, err := r.sibling(none.Closest)
+	if err != nil {
+		return nil, err
+	}
+	st := other.Stages[none.Stage]
+	v.Reason = "none fits in memory"
+	v.Breaks = &Breaks{none.Stage, none.Needs, none.Limit, st.overText(none.Needs, none.Limit)}
+	return v, nil
+}
+
+// sibling reports another plan for the same model, with a prediction on the same
+// cluster.
+func (r *Report) sibling(plan *partition.Plan) (*Report, error) {
+	if r.Prediction == nil {
+		return nil, fmt.Errorf("explain: a plan to compare with one that has no prediction")
+	}
+	g, err := r.cfg.TrainStep()
+	if err != nil {
+		return nil, err
+	}
+	prog, err := codegen.Compile(g, plan, r.prog.Batch, nil)
+	if err != nil {
+		return nil, err
+	}
+	other, err := Of(prog, r.cfg)
+	if err != nil {
+		return nil, err
+	}
+	return other, other.Predict(r.Prediction.cluster)
+}
+
+// fullest returns the stage with the largest arena.
+func (r *Report) fullest() *Stage {
+	most := r.Stages[0]
+	for _, st := range r.Stages {
+		if st.Memory.Arena > most.Memory.Arena {
+			most = st
+		}
+	}
+	return most
+}
+
+// The parts of an arena beside the kinds of tensors.
+const (
+	partInFlight  = "activations in flight"
+	partInbox     = "room to receive"
+	partTemporary = "temporary"
+)
+
+// parts lists what makes an arena, always the same parts.
+func (m *Memory) parts() []Part {
+	var parts []Part
+	for _, kind := range append(kinds(), KindPadding) {
+		p := Part{Kind: kind}
+		for _, x := range m.Parts {
+			if x.Kind == kind {
+				p.Bytes = x.Bytes
+			}
+		}
+		parts = append(parts, p)
+	}
+	var slots, inboxes int64
+	for _, c := range m.Chunks {
+		slots, inboxes = slots+int64(c.Slots)*c.Slot, inboxes+int64(c.Inboxes)*c.Inbox
+	}
+	return append(parts, Part{partInFlight, slots}, Part{partInbox, inboxes}, Part{partTemporary, m.Temp})
+}
+
+// overText says by how much a stage is over a limit, and what it is made of: the
+// largest parts, activations as micro-batches in flight times the bytes of each.
+func (st *Stage) overText(needs, limit int64) string {
+	var parts []string
+	listed := int64(0)
+	for _, p := range st.Memory.parts() {
+		listed += p.Bytes
+		if p.Bytes*50 < needs {
+			continue // less than 2 % explains nothing
+		}
+		if p.Kind != partInFlight {
+			parts = append(parts, p.Kind+" "+size(p.Bytes))
+			continue
+		}
+		for _, c := range st.Memory.Chunks {
+			parts = append(parts, fmt.Sprintf("%d in flight x %s", c.Slots, size(c.Slot)))
+		}
+	}
+	if more := needs - listed; more > 0 {
+		parts = append(parts, "the evaluation "+size(more)+" beyond a step")
+	}
+	return fmt.Sprintf("stage %d over by %s: %s of %s: %s", st.Index, size(needs-limit), size(needs), size(limit), strings.Join(parts, " + "))
+}
+
+func (v *Versus) text(out io.Writer, step float64) {
+	fmt.Fprintf(out, "against %s: %s\n", v.Name, v.Plan)
+	if v.Reason != "" {
+		fmt.Fprintf(out, "  not possible: %s\n", v.Reason)
+	}
+	if v.Breaks != nil {
+		fmt.Fprintf(out, "  does not fit: %s\n", v.Breaks.Text)
+	}
+	if v.Same {
+		fmt.Fprintf(out, "  it is this plan\n")
+	}
+	if v.Time == nil || v.Same {
+		return
+	}
+	how := "slower"
+	if v.DeltaSeconds < 0 {
+		how = "faster"
+	}
+	fmt.Fprintf(out, "  %s per step, %s %s (%s); %s on the fullest rank (%s)\n",
+		seconds(v.StepSeconds), seconds(max(v.DeltaSeconds, -v.DeltaSeconds)), how, percent(v.DeltaSeconds/step), size(v.PeakBytes), signedSize(v.DeltaBytes))
+	var rows [][]string
+	add := func(t TermDifference) {
+		rows = append(rows, []string{t.Name, seconds(t.Ours), seconds(t.Theirs), signed(t.Theirs - t.Ours)})
+	}
+	var ours, theirs float64
+	for _, t := range v.Time {
+		ours, theirs = ours+t.Ours, theirs+t.Theirs
+		if t.Ours > 0 || t.Theirs > 0 {
+			add(t)
+		}
+	}
+	add(TermDifference{"step", ours, theirs})
+	if v.Imbalance.Ours > 0 || v.Imbalance.Theirs > 0 {
+		v.Imbalance.Name = "of which " + v.Imbalance.Name
+		add(v.Imbalance)
+	}
+	table(out, "time of the busiest rank: this plan, the other, difference", rows, 1, 2, 3)
+	rows = nil
+	for _, m := range v.Memory {
+		rows = append(rows, []string{m.Name, Grouped(m.Ours), Grouped(m.Theirs), signedBytes(m.Theirs - m.Ours)})
+	}
+	rows = append(rows, []string{"arena", Grouped(v.PeakBytes - v.DeltaBytes), Grouped(v.PeakBytes), signedBytes(v.DeltaBytes)})
+	table(out, "bytes of the fullest rank: this plan, the other, difference", rows, 1, 2, 3)
+}
+
+// size prints an amount of memory with three or more significant digits.
+func size(n int64) string {
+	value, unit := float64(n), "B"
+	for _, u := range []string{"KiB", "MiB", "GiB", "TiB"} {
+		if max(value, -value) < 1024 {
+			break
+		}
+		value, unit = value/1024, u
+	}
+	if unit == "B" {
+		return fmt.Sprintf("%d B", n)
+	}
+	return fmt.Sprintf("%.2f %s", value, unit)
+}
+
+func signedSize(n int64) string {
+	if n < 0 {
+		return size(n)
+	}
+	return "+" + size(n)
+}

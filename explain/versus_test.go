@@ -1,0 +1,182 @@
+package explain
+
+import (
+	"bytes"
+	"errors"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/autopar/autopar/planner"
+	"github.com/autopar/autopar/planner/cost"
+)
+
+// TestAgainst: every second and byte of the difference is in a term.
+func TestAgainst(t *testing.T) {
+	ours := shapes()["combined"]
+	r, err := Of(program(t, ours), testConfig())
+	require.NoError(t, err)
+	c, err := cost.Load("h100")
+	require.NoError(t, err)
+	_, err = r.Against("x", r.prog.Plan, 1)
+	require.ErrorContains(t, err, "no prediction")
+	require.NoError(t, r.Predict(c))
+	for name, s := range shapes() {
+		if s.stages[len(s.stages)-1].Last != layers || s.offload != "" {
+			continue // another model
+		}
+		other := report(t, s)
+		v, err := r.Against(name, other.prog.Plan, 1<<40)
+		require.NoError(t, err)
+		require.Nil(t, v.Breaks)
+		require.Equal(t, other.Prediction.StepSeconds, v.StepSeconds)
+		var a, b float64
+		for _, x := range v.Time {
+			a, b = a+x.Ours, b+x.Theirs
+		}
+		require.InEpsilon(t, r.Prediction.StepSeconds, a, 1e-9, name)
+		require.InEpsilon(t, other.Prediction.StepSeconds, b, 1e-9, name)
+		require.InDelta(t, b-a, v.DeltaSeconds, 1e-12, name)
+		var m, n int64
+		for _, x := range v.Memory {
+			m, n = m+x.Ours, n+x.Theirs
+		}
+		require.Equal(t, r.peak(), m, name)
+		require.Equal(t, other.peak(), n, name)
+		require.Equal(t, n-m, v.DeltaBytes)
+
+		require.Equal(t, name == "combined", v.Same)
+
+		v, err = r.Against(name, other.prog.Plan, other.peak()-1)
+		require.NoError(t, err)
+		require.Equal(t, other.peak(), v.Breaks.Needs, name)
+		require.Contains(t, v.Breaks.Text, "over by 1 B: ", name)
+		require.Contains(t, v.Breaks.Text, " in flight x ", name)
+	}
+}
+
+// TestInfeasible: the limit that a policy breaks is told with what the closest plan
+// needs.
+func TestInfeasible(t *testing.T) {
+	cfg := testConfig()
+	g, err := cfg.TrainStep()
+	require.NoError(t, err)
+	c, err := cost.Load("h100")
+	require.NoError(t, err)
+	_, err = planner.Search(g, batch, c, planner.Options{PlanNGPUs: 4, MemoryLimit: 100 << 10, Policy: planner.FSDP})
+	var none *planner.InfeasibleError
+	require.ErrorAs(t, err, &none)
+	r := report(t, shapes()["combined"])
+	v, err := r.Infeasible("fsdp", err)
+	require.NoError(t, err)
+	require.Equal(t, none.Needs, v.Breaks.Needs)
+	require.Equal(t, none.Limit, v.Breaks.Limit)
+	require.Contains(t, v.Breaks.Text, "stage 0 over by "+size(none.Needs-none.Limit))
+	require.Contains(t, v.Breaks.Text, "optimizer ")
+	require.Nil(t, v.Time)
+
+	v, err = r.Infeasible("dp", &planner.OptionError{Option: "dp", Msg: "8 ranks for 7 sequences"})
+	require.NoError(t, err)
+	require.Equal(t, "dp: 8 ranks for 7 sequences", v.Reason)
+	broken := errors.New("the disk is full")
+	_, err = r.Infeasible("dp", broken)
+	require.Equal(t, broken, err)
+}
+
+// study plans the test model on a cluster.
+func study(t *testing.T) (*Study, *Report) {
+	t.Helper()
+	cfg := testConfig()
+	g, err := cfg.TrainStep()
+	require.NoError(t, err)
+	c, err := cost.Load("h100")
+	require.NoError(t, err)
+	c.DevicesPerNode = 1
+	found, err := planner.Search(g, batch, c, planner.Options{PlanNGPUs: 2})
+	require.NoError(t, err)
+	doc := planner.NewDocument(cfg, g, c, found)
+	r, err := New(doc)
+	require.NoError(t, err)
+	return NewStudy(doc, r), r
+}
+
+// TestStudy: more of anything is never slower, the front of memory falls in memory
+// and rises in time, within the searches that are promised, and nothing is searched
+// twice.
+func TestStudy(t *testing.T) {
+	s, r := study(t)
+	require.NoError(t, s.Sensitivities())
+	require.LessOrEqual(t, s.Searches, 8)
+	x := r.Sensitivities
+	require.Equal(t, r.Prediction.StepSeconds, x.Planned.StepSeconds)
+	require.InEpsilon(t, x.Planned.StepSeconds, x.Now.StepSeconds, 1e-9)
+	names := map[string]Option{}
+	for _, o := range x.Changes {
+		names[o.Change] = o
+		require.NotEmpty(t, o.Plan, o.Change)
+	}
+	for _, name := range []string{"+1 GiB per device", "2x network between nodes", "2x network in a node", "2x HBM bandwidth"} {
+		require.Contains(t, names, name)
+		require.LessOrEqual(t, names[name].StepSeconds, x.Now.StepSeconds*(1+1e-9), name)
+	}
+	require.Less(t, names["2x network between nodes"].StepSeconds+names["2x HBM bandwidth"].StepSeconds, 2*x.Now.StepSeconds)
+	require.Equal(t, 4, names["twice the devices"].Ranks)
+	require.InEpsilon(t, names["half the batch"].TokensPerSecond*names["half the batch"].StepSeconds, 3*33, 1e-9)
+	require.InEpsilon(t, 2/3600.0/x.Now.TokensPerSecond*1e9, x.Now.GPUHours, 1e-9)
+
+	before := s.Searches
+	require.NoError(t, s.Sensitivities())
+	require.NoError(t, s.Fronts())
+	front := r.Fronts
+	require.LessOrEqual(t, s.Searches-before, memoryPoints+4-3, "this many devices, twice as many, and all the memory there is, were asked about")
+	for i, o := range front.Memory {
+		if o.plan == nil {
+			require.Equal(t, len(front.Memory)-1, i)
+			require.Contains(t, o.Reason, "nothing fits")
+			break
+		}
+		require.LessOrEqual(t, o.PeakBytes, o.LimitBytes)
+		if i > 0 {
+			last := front.Memory[i-1]
+			require.GreaterOrEqual(t, o.StepSeconds, last.StepSeconds)
+			require.LessOrEqual(t, o.LimitBytes, int64(memoryStep*float64(last.PeakBytes)))
+		}
+	}
+	require.Greater(t, len(front.Memory), 2)
+	require.Len(t, front.Devices, 4, "half a device is none")
+	r.Price(3)
+	require.InEpsilon(t, 3*front.Devices[1].GPUHours, front.Devices[1].Cost, 1e-12)
+	var text bytes.Buffer
+	require.NoError(t, r.Summary(&text))
+	require.Contains(t, text.String(), "USD at 3 an hour")
+	require.NoError(t, s.Policies())
+	require.Len(t, r.Versus, 3)
+}
+
+// TestAnswersText holds the form of the answers, of made-up figures.
+func TestAnswersText(t *testing.T) {
+	r, err := Of(program(t, shapes()["combined"]), testConfig())
+	require.NoError(t, err)
+	r.Prediction = &Prediction{Cluster: "made up", StepSeconds: 10, TokensPerSecond: 1000, Compute: 6, Communication: 2, Optimizer: 1, Bubble: 1}
+	ledger := make([]float64, accounts)
+	ledger[termBlocks], ledger[termHead], ledger[termRecompute], ledger[termTensor], ledger[termOptimizer] = 4e12, 1e12, 1e12, 2e12, 1e12
+	ledger[bindsResource], ledger[bindsResource+1], ledger[bindsResource+3], ledger[bindsMemory] = 4e12, 2e12, 2e12, 1e12
+	r.Prediction.divide(ledger)
+	r.Versus = []*Versus{{
+		Name: "fsdp", Plan: "dp 8 x tp 1 x pp 1", StepSeconds: 12, DeltaSeconds: 2, PeakBytes: 3 << 30, DeltaBytes: -1 << 30,
+		Breaks:    &Breaks{Text: "stage 0 over by 1.30 GiB: 3.00 GiB of 1.70 GiB: optimizer 1.00 GiB + 5 in flight x 400.00 MiB"},
+		Time:      []TermDifference{{"kernels of the blocks", 4, 5}, {"reducing gradients", 0, 1}, {"recomputation", 0, 0}, {"bubble", 6, 6}},
+		Imbalance: TermDifference{"computed beyond the mean rank", 0.5, 0},
+		Memory:    []PartDifference{{"weight", 1 << 30, 2 << 30}, {partInFlight, 3 << 30, 1 << 30}},
+	}, {Name: "dp", Plan: "dp 8 x tp 1 x pp 1", Reason: "none fits in memory", Breaks: &Breaks{Text: "stage 0 over by 1 B: 2 B of 1 B: weight 2 B"}}}
+	planned := Option{Change: "as planned", Plan: "P", StepSeconds: 10, TokensPerSecond: 1000, PeakBytes: 4 << 30, GPUHours: 7, plan: r.prog.Plan}
+	more, less := planned, planned
+	more.Change, more.StepSeconds, more.TokensPerSecond, more.Plan = "2x HBM bandwidth", 8, 1250, "Q"
+	less.Change, less.plan, less.Reason = "at most 1.00 GiB", nil, "nothing fits: stage 0 needs 1.00 MiB more at least"
+	r.Sensitivities = &Sensitivities{Planned: planned, Now: planned, Changes: []Option{more}}
+	r.Fronts = &Fronts{Planned: planned, Memory: []Option{planned, less}, Devices: []Option{planned}}
+	r.Price(2)
+	var text bytes.Buffer
+	require.NoError(t, r.Summary(&text))
+	golden(t, "answers.txt", text.Bytes())
+}

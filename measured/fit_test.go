@@ -1,0 +1,165 @@
+package measured
+
+import (
+	"bytes"
+	"fmt"
+	"math"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// TestConstantsArePlausible: what is built in lies in the ranges of the fit, alike in
+// all the places that a parameter stands for, and the table counts no traffic below
+// half of one kernel's.
+func TestConstantsArePlausible(t *testing.T) {
+	k := NewConstants()
+	for _, p := range Parameters() {
+		require.Less(t, p.Least, p.Prior, p.Name)
+		require.Less(t, p.Prior, p.Most, p.Name)
+		for _, at := range p.at(k) {
+			require.GreaterOrEqual(t, *at, p.Least, p.Name)
+			require.LessOrEqual(t, *at, p.Most, p.Name)
+			require.Equal(t, p.value(k), *at, p.Name)
+		}
+	}
+	for _, s := range k.Software {
+		for what, multiple := range map[string]float64{
+			"RMSNorm": s.RMSNorm, "activation": s.Activation, "rotation": s.Rotation, "loss": s.Loss, "optimizer": s.Optimizer,
+			"elementwise": s.Elementwise, "cast": s.Cast,
+		} {
+			require.True(t, multiple == 0 || multiple >= 0.25 && multiple <= 20, "%s of %s is %v", what, s.Name, multiple)
+		}
+		require.True(t, !s.Scores || s.ScoreBytes >= 6 && s.ScoreBytes <= 40, s.Name)
+		require.LessOrEqual(t, max(s.Host, s.Sync), 1e-4, s.Name)
+	}
+}
+
+// synthetic is a table of runs that took as long as constants predict.
+func synthetic(t *testing.T, k *Constants) []Row {
+	text := header
+	n := 0
+	for source, framework := range []string{"torchtitan", "Megatron-LM", "llm.c"} {
+		for _, gpu := range []string{"A100-80GB-SXM", "H100-80GB-SXM"} {
+			for _, hidden := range []int{512, 2048} {
+				for _, tp := range []int{1, 4} {
+					n++
+					text += fmt.Sprintf("r%d,s%d,4,%d,8,8,%d,%d,32000,1024,%s,16,8,%d,1,1,1,%d,0,0,2,128,none,bf16,%d,1,%s\n",
+						n, source, hidden, 4*hidden, source%2, gpu, tp, 16/tp, 1+source%2, framework)
+				}
+			}
+		}
+	}
+	rows := read(t, text)
+	for i, r := range rows {
+		c, err := Compile(r)
+		require.NoError(t, err)
+		rows[i].StepSeconds = c.seconds(k)
+	}
+	return rows
+}
+
+// TestFitRecovers: constants that rows were made of are found again, from others.
+func TestFitRecovers(t *testing.T) {
+	planted := NewConstants()
+	want := map[string]float64{"products, A100": 0.75, "products, H100": 0.6, "memory": 0.75}
+	for _, p := range Parameters() {
+		if v, ok := want[p.Name]; ok {
+			p.set(planted, v)
+		}
+	}
+	fit, skipped, err := Refit(synthetic(t, planted), NewConstants(), func(string, int, int) {})
+	require.NoError(t, err)
+	require.Empty(t, skipped)
+	require.Less(t, MeanMAPE(Summarize(fit.Rows)), 0.004)
+	require.Less(t, MeanMAPE(Summarize(fit.LeftOut)), 0.08)
+	for _, p := range fit.Parameters {
+		if v, ok := want[p.Name]; ok {
+			require.InEpsilon(t, v, p.Value, 0.04, p.Name)
+		}
+		require.False(t, math.IsNaN(p.Spread), p.Name)
+	}
+	for i := range fit.Loss[1:] {
+		require.Less(t, fit.Loss[i+1], fit.Loss[i])
+	}
+	var svg bytes.Buffer
+	require.NoError(t, Plot(&svg, fit.Rows, "svg"))
+	require.Contains(t, svg.String(), "s0 (8)")
+}
+
+// TestFitNeedsSources: constants cannot be told from one source.
+func TestFitNeedsSources(t *testing.T) {
+	_, _, err := Refit(read(t, header+gptRow+llamaRow), NewConstants(), func(string, int, int) {})
+	require.ErrorContains(t, err, "a fit needs rows of two sources")
+}
+
+// TestFamilies: rows that differ in micro-batch and recomputation alone share what
+// is compiled, and are priced as by themselves.
+func TestFamilies(t *testing.T) {
+	rows := read(t, header+gptRow+
+		"r3,s,6,768,12,12,3072,0,50304,1024,A100-80GB-SXM,4,8,2,1,1,1,2,1,1,4,16,full,bf16,2,0.7,torchtitan\n"+llamaRow)
+	require.Equal(t, [][]int{{0, 1}, {2}}, families(rows))
+	outcomes, _ := Evaluate(rows, nil)
+	for i := range rows {
+		alone, _ := Evaluate(rows[i:i+1], nil)
+		require.Equal(t, alone[0], outcomes[i])
+	}
+}
+
+// TestSoftwareByRule: the software of a row follows from what it says, not from
+// where it is from.
+func TestSoftwareByRule(t *testing.T) {
+	for _, c := range []struct {
+		row  Row
+		want string
+	}{
+		{Row{Framework: "Megatron-LM", Ref: "arXiv:2104.04473 Table 1"}, "megatron-2021"},
+		{Row{Framework: "Megatron-LM", Ref: "arXiv:2205.05198 Table 5"}, "megatron-2022"},
+		{Row{Framework: "DeepSpeed ZeRO-3"}, "deepspeed-2021"},
+		{Row{Framework: "Megatron-DeepSpeed"}, "megatron-deepspeed"},
+		{Row{Framework: "llm-foundry/Composer FSDP"}, "torch"},
+		{Row{Framework: "torchtitan", Compiled: true}, "torch-compile"},
+		{Row{Framework: "torchtitan"}, "torch"},
+		{Row{Framework: "NeMo/Megatron-Core"}, "fused"},
+		{Row{Framework: "flash-attn training (Lightning)"}, "fused-amp"},
+		{Row{Framework: "Pax/XLA"}, "xla"},
+	} {
+		require.Equal(t, c.want, c.row.generation(), c.row.Framework)
+		c.row.Source = "another"
+		require.Equal(t, c.want, c.row.software().Name)
+	}
+	eager := Row{Framework: "AA-Scaling", FlashAttention: true}
+	kernel := eager
+	kernel.FusedNorm, kernel.FlashAttention2 = true, true
+	require.Greater(t, eager.software().RMSNorm, 5.0)
+	require.Equal(t, 1.0, kernel.software().RMSNorm)
+	require.Positive(t, eager.software().Flash, "FlashAttention-1 where nothing is said")
+	require.Zero(t, kernel.software().Flash)
+	require.True(t, (&Row{Framework: "AA-Scaling"}).software().Scores)
+}
+
+// TestPublished holds the published tables, where they are, to what
+// bench/validate.md says.
+func TestPublished(t *testing.T) {
+	file, err := os.Open(filepath.Join("..", "..", "shared", "measured", "train.csv"))
+	if err != nil {
+		t.Skip("the published measurements are not here: ", err)
+	}
+	defer file.Close()
+	rows, err := Read("train.csv", file)
+	require.NoError(t, err)
+	var some []Row
+	for i, r := range rows {
+		if n := map[string]int{"alephalpha_layouts": 12, "mosaicml_mpt": 9, "bloom_tuning": 6}[r.Source]; n == 0 || i%n == 0 {
+			some = append(some, r)
+		}
+	}
+	outcomes, _ := Evaluate(some, nil)
+	all := Summarize(outcomes)
+	require.Less(t, MeanMAPE(all), 0.07)
+	for source, s := range all {
+		require.Less(t, s.MAPE, 0.2, source)
+	}
+}

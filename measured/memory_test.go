@@ -1,0 +1,257 @@
+package measured
+
+import (
+	"flag"
+	"math"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/autopar/autopar/ir"
+	"github.com/autopar/autopar/planner"
+)
+
+// TestMemoryConstants: every figure is named, explained and plausible.
+func TestMemoryConstants(t *testing.T) {
+	m := DefaultMemory()
+	names := map[string]bool{}
+	for _, c := range m.Constants() {
+		require.False(t, names[c.Name], c.Name)
+		names[c.Name] = true
+		require.NotEmpty(t, c.Unit, c.Name)
+		require.NotEmpty(t, c.Origin, c.Name)
+		require.Equal(t, c.Default, *c.Value, c.Name)
+		require.GreaterOrEqual(t, c.Default, c.Least, c.Name)
+		require.LessOrEqual(t, c.Default, c.Most, c.Name)
+	}
+}
+
+func compiled(t *testing.T, line string) *Case {
+	rows := read(t, header+line)
+	c, err := Compile(rows[0])
+	require.NoError(t, err)
+	return c
+}
+
+// TestUseStartsFromTheArena: with every figure zero, and gradients in the type in
+// which codegen has them, what is predicted is the arena to the byte.
+func TestUseStartsFromTheArena(t *testing.T) {
+	for _, line := range []string{gptRow, llamaRow, strings.Replace(gptRow, "none", "full", 1)} {
+		c := compiled(t, line)
+		c.GradDType = "fp32"
+		var none Memory
+		for i := range c.footprints {
+			u := none.Use(&c.Row, &c.footprints[i])
+			require.Zero(t, u.Gaps+u.Reserve)
+			rounding := int64(64 * 1000) // gradients are on lines of 64 bytes
+			require.InDelta(t, c.footprints[i].Arena(), u.Total(), float64(rounding), "stage %d", i)
+		}
+	}
+}
+
+// TestScores: kernels that write attention's scores keep s/(h/a) times as many as
+// results (Korthikanti et al. 2022, section 4.1: a·b·s² of them, divided by tp), and
+// nothing of blocks that are recomputed but for the one at work.
+func TestScores(t *testing.T) {
+	m := Memory{EagerScores: 1}
+	for _, c := range []struct {
+		recompute   string
+		kept, again int64 // blocks
+	}{{"none", 6, 0}, {"full", 0, 1}} {
+		line := strings.Replace(strings.Replace(gptRow, "none", c.recompute, 1), "bf16,2", "bf16,0", 1)
+		k := compiled(t, line)
+		k.Framework = ""
+		f := &k.footprints[0]
+		var without Memory
+		a, b := m.Use(&k.Row, f), without.Use(&k.Row, f)
+		scores := int64(k.MicroBatch * k.Heads / k.TP * k.SeqLen * k.SeqLen)
+		require.Equal(t, c.kept*scores, a.Saved-b.Saved, c.recompute)
+		require.Equal(t, c.again*scores, a.Working-b.Working, c.recompute)
+	}
+}
+
+// TestKernelsAndSoftware: kernels that keep less are predicted to take less, and the
+// type of gradients counts.
+func TestKernelsAndSoftware(t *testing.T) {
+	m := DefaultMemory()
+	use := func(change func(*Case)) int64 {
+		c := compiled(t, llamaRow)
+		c.FlashAttention, c.FlashAttention2, c.Framework, c.Recompute = false, false, "", "none"
+		for i := range c.footprints {
+			for k := range c.footprints[i].Forward {
+				c.footprints[i].Forward[k].Kept = 4
+			}
+		}
+		change(c)
+		return fullest(c.uses(&m)).Total()
+	}
+	eagerly := use(func(c *Case) { c.Kernels = "torch" })
+	fused := use(func(c *Case) { c.Kernels = "fused" })
+	flash1 := use(func(c *Case) { c.Kernels, c.FlashAttention = "flash_attentionv1.0.8", true })
+	flash2 := use(func(c *Case) { c.Kernels, c.FlashAttention, c.FlashAttention2 = "flash_attention2", true, true })
+	norm := use(func(c *Case) {
+		c.FusedNorm, c.FlashAttention, c.FlashAttention2 = true, true, true
+	})
+	wide := use(func(c *Case) {
+		c.FusedNorm, c.FlashAttention, c.FlashAttention2, c.GradDType = true, true, true, "fp32"
+	})
+	require.Greater(t, eagerly, fused)
+	require.Greater(t, fused, flash1)
+	require.Greater(t, flash1, flash2)
+	require.Greater(t, flash2, norm)
+	require.Greater(t, wide, norm)
+}
+
+// TestPublishedPeaks: what of the prediction a published figure shows.
+func TestPublishedPeaks(t *testing.T) {
+	uses := []Use{{States: 10, Saved: 5, Working: 3, Gaps: 2, Reserve: 1}, {States: 20, Saved: 5, Working: 3, Gaps: 2, Reserve: 1}}
+	for kind, want := range map[string]int64{
+		"nvidia_smi_gb_first_stage": 21, "nvidia_smi": 31, "torch_max_reserved_max_over_ranks": 30, "torch_peak": 28, "xla_peak_gb": 28,
+	} {
+		require.Equal(t, want, peakAs(kind, uses), kind)
+	}
+}
+
+// TestCut: software cuts what it calls layers.
+func TestCut(t *testing.T) {
+	for _, c := range []struct {
+		framework, kernels string
+		layers, stages     int
+		want               []int
+	}{
+		{"Megatron-LM", "", 40, 4, []int{10, 10, 10, 10}},
+		{"Megatron-LM", "", 8, 3, []int{3, 3, 2}},
+		{"Megatron-DeepSpeed", "", 70, 12, []int{5, 6, 6, 6, 6, 6, 6, 6, 6, 6, 6, 5}},
+		{"AA-Scaling", "", 40, 2, []int{21, 19}},
+		{"", "torch", 80, 8, []int{10, 11, 11, 10, 10, 10, 10, 8}},
+		{"", "", 80, 8, []int{10, 10, 10, 10, 10, 10, 10, 10}},
+		{"", "torch", 4, 4, []int{1, 1, 1, 1}},
+	} {
+		r := Row{Framework: c.framework, Kernels: c.kernels, Layers: c.layers}
+		require.Equal(t, c.want, r.cut(c.stages), "%+v", c)
+	}
+}
+
+func TestJudge(t *testing.T) {
+	yes, no := true, false
+	outcomes := []Outcome{
+		{Row: Row{Fits: &yes}, PredictedFits: true}, {Row: Row{Fits: &yes}}, {Row: Row{Fits: &no}, PredictedFits: true},
+		{Row: Row{Fits: &no}}, {Row: Row{StepSeconds: 1}, PredictedFits: true}, {Row: Row{}},
+	}
+	c := Judge(outcomes, nil)
+	require.Equal(t, Confusion{Fits: 2, OutOfMemory: 1, FalseFits: 1, FalseOut: 1}, c)
+	require.InDelta(t, 0.6, c.Accuracy(), 1e-12)
+	require.Equal(t, 2, Judge(outcomes, func(o *Outcome) bool { return o.PredictedFits && o.Fits != nil }).Rows())
+	all := SummarizeMemory([]Outcome{
+		{Row: Row{Source: "a", PeakGiB: 10}, PredictedPeak: 11 << 30}, {Row: Row{Source: "a", PeakGiB: 10}, PredictedPeak: 8 << 30}, {},
+	})
+	require.Len(t, all, 1)
+	require.InDelta(t, 0.15, all["a"].MAPE, 1e-12)
+	require.InDelta(t, -0.05, all["a"].Bias, 1e-12)
+	require.True(t, math.IsNaN((&Outcome{}).MemoryError()))
+}
+
+// TestFitMemory: figures are found that tell nearly the outcomes that others made,
+// and stay in their ranges.
+func TestFitMemory(t *testing.T) {
+	truth := DefaultMemory()
+	truth.EagerScores = 4.1
+	var cases []*Case
+	for layers := 1; layers <= 60; layers++ {
+		c := &Case{Row: Row{Layers: layers, Line: layers, Heads: 8, Hidden: 1024, SeqLen: 2048, TP: 1, PP: 1, DP: 8, CP: 1, MicroBatch: 1, Vocab: 1000, Kernels: "torch", ZeRO: 1}}
+		c.footprints = []planner.Footprint{{Saved: 1 << 30, Forward: []planner.Made{{Op: ir.OpAttention, Result: 2048 * 1024, Kept: layers, InBlock: true}}}}
+		c.device = 5 << 30
+		fits := fullest(c.uses(&truth)).Total() <= c.device
+		c.Fits = &fits
+		cases = append(cases, c)
+	}
+	fitted := FitMemory(middleMemory(), cases)
+	for _, c := range fitted.Constants() {
+		require.GreaterOrEqual(t, *c.Value, c.Least, c.Name)
+		require.LessOrEqual(t, *c.Value, c.Most, c.Name)
+	}
+	before := middleMemory()
+	start := Judge(before.judge(cases), nil).Accuracy()
+	require.Less(t, start, 0.94)
+	require.GreaterOrEqual(t, Judge(fitted.judge(cases), nil).Accuracy(), 0.95)
+	for _, h := range CrossFitMemory(cases) {
+		require.Contains(t, []string{"model", "row"}, h.By, "the others have one group here")
+	}
+}
+
+// TestPublishedMemory holds the table of outcomes to what bench/validate.md says.
+func TestPublishedMemory(t *testing.T) {
+	file, err := os.Open(filepath.Join("..", "..", "shared", "measured", "memory_fit_train.csv"))
+	if err != nil {
+		t.Skip("the published measurements are not here: ", err)
+	}
+	defer file.Close()
+	rows, err := Read("memory_fit_train.csv", file)
+	require.NoError(t, err)
+	var some []Row
+	for i, r := range rows {
+		if i%6 == 0 {
+			some = append(some, r)
+		}
+	}
+	outcomes, skipped := Evaluate(some, nil)
+	require.Empty(t, skipped)
+	require.Greater(t, Judge(outcomes, nil).Accuracy(), 0.965)
+}
+
+var fitMemory = flag.Bool("fit-memory", false, "refit the figures of memory on the published tables and print them, with halves held out")
+
+// TestFitPublishedMemory refits, where asked to: make fit-memory.
+func TestFitPublishedMemory(t *testing.T) {
+	if !*fitMemory {
+		t.Skip("not asked for")
+	}
+	var cases []*Case
+	for _, name := range []string{"memory_fit_train.csv", "train.csv"} {
+		file, err := os.Open(filepath.Join("..", "..", "shared", "measured", name))
+		require.NoError(t, err)
+		defer file.Close()
+		rows, err := Read(name, file)
+		require.NoError(t, err)
+		for _, r := range rows {
+			if r.Fits == nil && r.PeakGiB == 0 {
+				continue
+			}
+			c, err := Compile(r)
+			if err != nil {
+				t.Log(r.ID, err)
+				continue
+			}
+			cases = append(cases, c)
+		}
+	}
+	outcome := func(o *Outcome) bool { return o.Fits != nil }
+	report := func(by, group string, c Confusion) {
+		t.Logf("%-34s %-19s rows %3d  right %5.1f %%  false fits %d  false out of memory %d", by, group, c.Rows(), 100*c.Accuracy(), c.FalseFits, c.FalseOut)
+	}
+	start := middleMemory()
+	fitted, now := FitMemory(start, cases), DefaultMemory()
+	for i, c := range fitted.Constants() {
+		d := now.Constants()[i]
+		t.Logf("%-18s %8.4g now %8.4g  of %g to %g %s: %s", c.Name, *c.Value, *d.Value, c.Least, c.Most, c.Unit, c.Origin)
+	}
+	report("middle of ranges", "all", Judge(start.judge(cases), outcome))
+	report("fitted", "all", Judge(fitted.judge(cases), outcome))
+	report("as built in", "all", Judge(now.judge(cases), outcome))
+	for source, s := range SummarizeMemory(now.judge(cases)) {
+		t.Logf("peaks of %s: %d rows, mean error %.1f %%, bias %+.1f %%", source, s.Rows, 100*s.MAPE, 100*s.Bias)
+	}
+	for _, h := range CrossFitMemory(cases) {
+		if h.Confusion.Rows() > 0 {
+			report("not fitted on: "+h.By, h.Group, h.Confusion)
+		}
+	}
+	for _, o := range now.judge(cases) {
+		if o.Fits != nil && *o.Fits != o.PredictedFits {
+			t.Logf("wrong: %s %s, %s, %s, tp %d pp %d dp %d micro-batch %d: fits %v, predicted %.1f GiB", o.ID, o.ModelName, o.Kernels, o.Recompute, o.TP, o.PP, o.DP, o.MicroBatch, *o.Fits, float64(o.PredictedBytes)/(1<<30))
+		}
+	}
+}

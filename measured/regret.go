@@ -1,0 +1,86 @@
+package measured
+
+import (
+	"cmp"
+	"slices"
+)
+
+// Regrets is what choosing plans by their predictions would have cost.
+type Regrets struct {
+	Mean  float64 `json:"mean"` // over choices
+	Worst float64 `json:"worst"`
+	Right int     `json:"right"` // choices that are the fastest
+	Plans int     `json:"plans"` // measured, in all choices
+	// Choices are in the order of the table.
+	Choices []Choice `json:"choices"`
+}
+
+// Choice is the measured plans of one model, batch and machine under one software,
+// of which the one with the least predicted time is chosen.
+type Choice struct {
+	SourceID string  `json:"source_id"`
+	Plans    int     `json:"plans"`
+	Chosen   string  `json:"chosen_row_id"`
+	Fastest  string  `json:"fastest_row_id"`
+	Regret   float64 `json:"regret"` // how much longer the chosen takes than the fastest, as a fraction
+}
+
+// setting is what a plan is chosen for. What the software does, its kernels among
+// it, is no choice of a plan.
+type setting struct {
+	source, framework, model, gpu, dtype, gradDType        string
+	layers, hidden, heads, kvHeads, ffn, vocab, seq, batch int
+	gpus, perNode                                          int
+	gated, tied, flash, flash2, norm, compiled             bool
+	network                                                float64
+}
+
+func (r *Row) setting() setting {
+	return setting{
+		source: r.Source, framework: r.Framework, model: r.ModelName, gpu: r.GPU, dtype: r.DType, gradDType: r.GradDType,
+		layers: r.Layers, hidden: r.Hidden, heads: r.Heads, kvHeads: r.KVHeads, ffn: r.FFN, vocab: r.Vocab, seq: r.SeqLen, batch: r.GlobalBatch,
+		gpus: r.GPUs, perNode: r.GPUsPerNode, gated: r.Gated, tied: r.Tied,
+		flash: r.FlashAttention, flash2: r.FlashAttention2, norm: r.FusedNorm, compiled: r.Compiled, network: r.Network,
+	}
+}
+
+// Regret chooses among the measured plans of every setting that has two or more. Of
+// plans that are predicted alike the slowest counts as chosen. Outcomes without a
+// measured time are left out.
+func Regret(outcomes []Outcome) Regrets {
+	groups := map[setting][]Outcome{}
+	var order []setting
+	for _, o := range outcomes {
+		if o.StepSeconds <= 0 {
+			continue
+		}
+		s := o.setting()
+		if groups[s] == nil {
+			order = append(order, s)
+		}
+		groups[s] = append(groups[s], o)
+	}
+	var r Regrets
+	for _, s := range order {
+		plans := groups[s]
+		if len(plans) < 2 {
+			continue
+		}
+		chosen := slices.MinFunc(plans, func(a, b Outcome) int {
+			return cmp.Or(cmp.Compare(a.PredictedSeconds, b.PredictedSeconds), cmp.Compare(b.StepSeconds, a.StepSeconds))
+		})
+		fastest := slices.MinFunc(plans, func(a, b Outcome) int { return cmp.Compare(a.StepSeconds, b.StepSeconds) })
+		c := Choice{s.source, len(plans), chosen.ID, fastest.ID, chosen.StepSeconds/fastest.StepSeconds - 1}
+		r.Choices = append(r.Choices, c)
+		r.Plans += len(plans)
+		r.Worst = max(r.Worst, c.Regret)
+		if c.Regret == 0 {
+			r.Right++
+		}
+		r.Mean += c.Regret
+	}
+	if n := len(r.Choices); n > 0 {
+		r.Mean /= float64(n)
+	}
+	return r
+}

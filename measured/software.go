@@ -1,0 +1,80 @@
+package measured
+
+import (
+	"strings"
+
+	"github.com/autopar/autopar/planner/cost"
+)
+
+// generation names the software of a row, by its framework and whether it was
+// compiled; never by its source.
+func (r *Row) generation() string {
+	has := func(words ...string) bool {
+		for _, w := range words {
+			if strings.Contains(r.Framework, w) {
+				return true
+			}
+		}
+		return false
+	}
+	switch {
+	case has("DeepSpeed ZeRO"):
+		return "deepspeed-2021"
+	case has("Megatron-DeepSpeed"):
+		return "megatron-deepspeed"
+	case r.Framework == "Megatron-LM" && strings.HasPrefix(r.Ref, "arXiv:21"):
+		return "megatron-2021"
+	case r.Framework == "Megatron-LM":
+		return "megatron-2022"
+	case has("Alpa", "XLA"):
+		return "xla"
+	case has("flash-attn"):
+		return "fused-amp"
+	case has("llm.c", "Megatron-Core", "Megatron-Bridge"):
+		return "fused"
+	case r.Compiled:
+		return "torch-compile"
+	}
+	return "torch"
+}
+
+// software describes what ran: its generation, with the attention and the kernels
+// that the row names. A generation that calls the library FlashAttention has its
+// first version where the row does not say which; torchtitan has PyTorch's, later one.
+func (r *Row) software() cost.Software { return r.softwareOf(cost.Generations()) }
+
+func (r *Row) softwareOf(table []cost.Software) cost.Software {
+	var s cost.Software
+	for _, g := range table {
+		if g.Name == r.generation() {
+			s = g
+		}
+	}
+	switch {
+	case r.FlashAttention, strings.Contains(r.Note, "Transformer Engine layers"):
+		s.Scores = false
+	case !s.Scores:
+		s.Scores, s.ScoreBytes = true, 13
+	}
+	if r.FlashAttention2 || strings.Contains(r.Framework, "torchtitan") {
+		s.Flash = 0
+	}
+	if strings.Contains(r.Framework, "FSDP") || strings.Contains(r.Framework, "torchtitan") {
+		s.WholeBlock = false // their checkpoints end where the last saved tensor is made
+	}
+	if r.FusedNorm {
+		s.RMSNorm = 1
+	}
+	s.FP8 = r.DType == "fp8"
+	return s
+}
+
+// selective returns how many of n blocks are recomputed in full, and of how many
+// the attention is. Where every second product or block is computed again, half of
+// the blocks stand for that.
+func (r *Row) selective(n int) (full, attention int) {
+	if strings.Contains(r.RecomputeNote, "every second") || strings.Contains(r.RecomputeNote, "op-level") {
+		return n / 2, 0
+	}
+	return 0, n
+}

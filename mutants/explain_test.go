@@ -1,0 +1,43 @@
+//go:build mutants
+
+package mutants
+
+// inTheAnswers has the bugs of what explain and the robust choice say.
+func inTheAnswers() []mutant {
+	return []mutant{{
+		bug: "communication beside kernels counts as exposed", how: "in the accounts of the simulator",
+		file: "planner/sim/program.go",
+		old:  "if b.account != nil && !(stream && !apart) {", new: "if b.account != nil {",
+		pkg: "./explain", run: "^TestTermsAddUp$",
+	}, {
+		bug: "slower memory is taken for faster", how: "where the share of a resource is read off the price",
+		file: "planner/cost/constants.go",
+		old:  "d.Device.MemoryBandwidth *= by", new: "d.Device.MemoryBandwidth /= by",
+		pkg: "./explain", run: "^TestWhatBinds$",
+	}, {
+		bug: "recomputed kernels are work like any other", how: "no memory capacity binds",
+		file: "explain/terms.go",
+		old:  "if term == termRecompute || term == termHost {", new: "if term == termHost {",
+		pkg: "./explain", run: "^TestWhatBinds$",
+	}, {
+		bug: "regret is against the best of the stated cluster", how: "in every sample",
+		file: "planner/robust.go",
+		old:  "best = min(best, t[s])", new: "best = min(best, t[0])",
+		pkg: "./planner", run: "^TestRobust$",
+	}, {
+		bug:  "the measured time decides which plan the prediction would choose",
+		file: "measured/regret.go",
+		old:  "cmp.Compare(a.PredictedSeconds, b.PredictedSeconds), cmp.Compare(b.StepSeconds, a.StepSeconds))", new: "cmp.Compare(a.StepSeconds, b.StepSeconds), 0)",
+		pkg: "./measured", run: "^TestRegret$",
+	}, {
+		bug: "activations stay in flight after the last pass", how: "in the memory shown over time",
+		file: "explain/film.go",
+		old:  "case t.Phase == release:", new: "case t.Phase == release && t.MicroBatch < 0:",
+		pkg: "./explain", run: "^TestFilm$",
+	}, {
+		bug: "the next limit of the memory front is the one before", how: "so that the front is one point",
+		file: "explain/study.go",
+		old:  "x.limit = int64(memoryStep * float64(o.PeakBytes))", new: "x.limit = int64(float64(o.PeakBytes) / memoryStep)",
+		pkg: "./explain", run: "^TestStudy$",
+	}}
+}

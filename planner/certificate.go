@@ -1,0 +1,475 @@
+package planner
+
+import (
+	"bufio"
+	"bytes"
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/autopar/autopar/ir"
+	"github.com/autopar/autopar/partition"
+	"github.com/autopar/autopar/planner/cost"
+)
+
+// Certificate is a proof, to be checked by [Certify] without trust in the search, of
+// the claim
+//
+//	for every plan p of S:  C(winner) <= C(p), or p does not fit.
+//
+// S, the declared space, follows from a graph, a global batch, a cluster and options. It
+// is enumerated by [declared] and consists of
+//
+//   - units of devices, cut into dp x cp x tp x pp, with 1, 2 or 4 chunks per rank;
+//   - sequence parallelism, ZeRO stage and group, overlap and offload on and off;
+//   - micro-batch sizes: all up to 16 sequences, and the divisors and powers of two of
+//     more;
+//   - schedules 1f1b, gpipe, zero-bubble and interleaved;
+//   - all cuts of the blocks into contiguous stages, and of every stage all numbers of
+//     blocks recomputed in full and, after them, selectively.
+//
+// Not in S are: context parallelism where it hardly pays, see [Options]; uneven cuts of
+// interleaved schedules, and choices of recomputation there other than the least of
+// none, attention and all with which a rank fits; ZeRO groups that are neither all ranks
+// nor the largest inside a node; under schedules of one position all but 1f1b; and
+// placements of parameters other than those that tensor parallelism of a degree has.
+//
+// C is the time of planner/sim in whole picoseconds, and a plan fits when codegen lays
+// out no arena larger than the limit in bytes. Of plans of equal time the search takes
+// the one with the least peak memory, then the first by comparePlans; the claim is about
+// time alone.
+//
+// Regions tile S: every outline, size of micro-batches and schedule is in exactly one.
+type Certificate struct {
+	GraphHash, ConfigHash, ClusterHash string
+	Options                            Options // as given, without Eval
+	Limit                              int64   // bytes per rank
+	Everywhere                         bool    // context parallelism of all degrees, as nothing fits without
+
+	Plan  *partition.Plan
+	Step  cost.Picoseconds
+	Peaks []int64 // bytes by position
+
+	Regions []Region
+}
+
+// Region is a part of the space, with the reason why no plan of it is faster than the
+// winner.
+type Region struct {
+	outline
+	sizes     []int
+	schedules []partition.Schedule
+	reason    reason
+	bound     cost.Picoseconds // of byTrunk, byStages, byCuts: no plan takes less
+	holds     int              // of byMemory: blocks that all stages can hold at most
+	unit      int              // of byTwin: devices of the unit
+	line      int              // of the file
+}
+
+// reason is why a region holds no better plan.
+type reason string
+
+// The reasons.
+const (
+	byTrunk  reason = "trunk"    // the bound: what every outline with its tp and cp does
+	byStages reason = "stages"   // the bound: all that the stages of the outline do in order
+	byCuts   reason = "cuts"     // the bound: the flow through stages of any number of blocks
+	byMemory reason = "memory"   // the stages cannot hold all blocks, whatever they recompute
+	byTwin   reason = "alike"    // everything goes through the network as with a smaller unit
+	refused  reason = "refused"  // there is no program
+	bySearch reason = "searched" // cut by cut
+	spares   reason = "spares"   // only spares memory: no faster than plans without, which fit
+)
+
+// SearchCertified is [Search] with a proof of the result. It fails when the search gave
+// up on being certain.
+func SearchCertified(g *ir.Graph, batch int, c *cost.Cluster, opts Options) (*Result, *Certificate, error) {
+	res, s, err := newSearch(g, batch, c, opts)
+	if err != nil {
+		return nil, nil, err
+	}
+	if !res.Stats.Optimal {
+		return res, nil, fmt.Errorf("planner: no certificate: the search gave up on proving that no plan is faster than %s", res.Plan.Degrees())
+	}
+	opts.Eval = nil
+	cert := &Certificate{
+		GraphHash: GraphHash(g), ClusterHash: clusterHash(c), Options: opts, Limit: s.limit, Everywhere: s.everywhere,
+		Plan: res.Plan, Step: res.Prediction.Step, Peaks: res.Prediction.PeakBytes,
+	}
+	cert.Regions = s.regions(cert.Step)
+	for i := range cert.Regions {
+		cert.Regions[i].line = len(cert.header()) + 2 + i
+	}
+	return res, cert, nil
+}
+
+func clusterHash(c *cost.Cluster) string { return hash([]byte(mustJSON(c))) }
+
+// cell is the smallest part of a region.
+type cell struct {
+	outline
+	size     int
+	schedule partition.Schedule
+}
+
+// regions says of all the space why the search left it, or that it looked.
+func (s *searcher) regions(winner cost.Picoseconds) []Region {
+	all := outlines(s.opts, allDegrees(s.opts, s.graphs.blocks, s.batch, s.contexts, s.cluster), s.graphs.blocks, s.cluster)
+	points, met := map[cell]*point{}, map[outline]bool{}
+	for _, p := range s.looked {
+		t := &p.pipe.template
+		o := outline{p.degrees, sharding{t.ZeRO, t.ZeROGroup, t.SequenceParallel, t.Overlap, t.Offload}, t.Chunks()}
+		points[cell{o, t.MicroBatch, t.Schedule}], met[o] = p, true
+	}
+	floors := map[outline][]sized{}
+	for _, p := range s.pending {
+		floors[p.outline], met[p.outline] = p.left, true
+	}
+	twins := map[outline]int{} // units of outlines that are not looked at
+	firsts := map[outline]map[string]int{}
+	for _, o := range all {
+		key, ways := o, s.ways(o)
+		key.plan, key.dp = 0, o.dp*(s.opts.RuntimeNGPUs/o.plan)
+		if firsts[key] == nil {
+			firsts[key] = map[string]int{}
+		}
+		if unit, known := firsts[key][ways]; !known {
+			firsts[key][ways] = o.plan
+		} else if !met[o] {
+			twins[o] = unit
+		}
+	}
+	var regions []Region
+	for _, o := range all {
+		whole := Region{outline: o, sizes: s.sizes(o), schedules: o.schedules(s.opts)}
+		if s.refusals[o] != nil {
+			whole.reason = refused
+			regions = append(regions, whole)
+			continue
+		}
+		if unit, found := twins[o]; found {
+			whole.reason, whole.unit = byTwin, unit
+			regions = append(regions, whole)
+			continue
+		}
+		left, known := floors[o]
+		if !known {
+			left = s.sizedOf(o)
+		}
+		var cells []Region
+		for _, size := range whole.sizes {
+			for _, schedule := range whole.schedules {
+				r := Region{outline: o, sizes: []int{size}, schedules: []partition.Schedule{schedule}}
+				if p := points[cell{o, size, schedule}]; p != nil {
+					p.say(&r, winner)
+				} else {
+					at := slices.IndexFunc(left, func(x sized) bool { return x.size == size && slices.Contains(x.schedules, schedule) })
+					r.reason, r.bound = byTrunk, left[at].floor
+					if left[at].refined {
+						r.reason = byStages
+					}
+					if r.bound < winner {
+						r.reason, r.bound = spares, 0
+					}
+				}
+				cells = append(cells, r)
+			}
+		}
+		regions = append(regions, merged(cells)...)
+	}
+	return regions
+}
+
+// say says why a point holds no plan that takes less than the winner.
+func (p *point) say(r *Region, winner cost.Picoseconds) {
+	first := len(p.learned) == 0 && slices.Max(p.choice) == 0 // the bound is still the first one
+	switch holds := p.pipe.holds(p.search.limit); {
+	case holds < p.pipe.skel.blocks:
+		r.reason, r.holds = byMemory, holds
+	case first && p.least >= winner && p.least < never:
+		r.reason, r.bound = byCuts, p.least
+	default:
+		r.reason = bySearch
+	}
+}
+
+// holds returns how many blocks the stages can hold at most between them, recomputing
+// whatever spares the most. It is all of them under interleaved schedules, whose chunks
+// share memory.
+func (p *pipeline) holds(limit int64) int {
+	sum := 0
+	for i := range p.memory {
+		n := 0
+		for n < p.skel.blocks && p.memory[i].least(n+1, p.room[i]) <= limit {
+			n++
+		}
+		if n == 0 && p.template.Chunks() == 1 {
+			return 0
+		}
+		sum += n
+	}
+	if p.template.Chunks() > 1 {
+		return p.skel.blocks
+	}
+	return min(sum, p.skel.blocks)
+}
+
+// merged makes one region of cells that have a reason in common: their schedules
+// where the sizes are the same, their sizes where the schedules are. The weakest of
+// their bounds is that of the region.
+func merged(cells []Region) []Region {
+	join := func(cells []Region, key func(r *Region) string, into func(r, s *Region)) []Region {
+		var out []Region
+		at := map[string]int{}
+		for i := range cells {
+			r := cells[i]
+			k := string(r.reason) + " " + key(&r)
+			first, known := at[k]
+			if !known {
+				at[k] = len(out)
+				out = append(out, r)
+				continue
+			}
+			f := &out[first]
+			into(f, &r)
+			f.bound, f.holds = min(f.bound, r.bound), max(f.holds, r.holds)
+		}
+		return out
+	}
+	cells = join(cells, func(r *Region) string { return fmt.Sprint(r.sizes) }, func(r, s *Region) { r.schedules = append(r.schedules, s.schedules...) })
+	return join(cells, func(r *Region) string { return fmt.Sprint(r.schedules) }, func(r, s *Region) { r.sizes = append(r.sizes, s.sizes...) })
+}
+
+// certificateSchema is the first line of a certificate.
+const certificateSchema = "autopar certificate 1"
+
+// Marshal prints the certificate: a header, a region a line, and how many there were.
+//
+//	trunk unit=8 dp=4 cp=1 tp=2 pp=1 chunks=1 zero=1 group=0 sp=off overlap=on offload=none sizes=1-4,8 schedules=1f1b bound=7293000000
+func (c *Certificate) Marshal() []byte {
+	var b bytes.Buffer
+	fmt.Fprintln(&b, certificateSchema)
+	for _, h := range c.header() {
+		fmt.Fprintf(&b, "%s %s\n", h.key, h.text())
+	}
+	for i := range c.Regions {
+		r := &c.Regions[i]
+		fmt.Fprintf(&b, "%s unit=%d dp=%d cp=%d tp=%d pp=%d chunks=%d zero=%d group=%d sp=%s overlap=%s offload=%s sizes=%s schedules=%s",
+			r.reason, r.plan, r.dp, r.cp, r.tp, r.pp, r.chunks, r.zero, r.group, onOff(r.sequence), onOff(r.overlap), r.offload, rangesText(r.sizes), schedulesText(r.schedules))
+		switch r.reason {
+		case byTrunk, byStages, byCuts:
+			fmt.Fprintf(&b, " bound=%d", int64(r.bound))
+		case byMemory:
+			fmt.Fprintf(&b, " holds=%d", r.holds)
+		case byTwin:
+			fmt.Fprintf(&b, " of=%d", r.unit)
+		}
+		b.WriteByte('\n')
+	}
+	fmt.Fprintf(&b, "end %d\n", len(c.Regions))
+	return b.Bytes()
+}
+
+// headerLine is a line of the header: a key and a value in JSON.
+type headerLine struct {
+	key   string
+	value any
+}
+
+func (h headerLine) text() string { return mustJSON(h.value) }
+
+// header lists the lines of the header, with the values to read into.
+func (c *Certificate) header() []headerLine {
+	return []headerLine{
+		{"graph", &c.GraphHash}, {"config", &c.ConfigHash}, {"cluster", &c.ClusterHash}, {"options", &c.Options}, {"limit", &c.Limit},
+		{"everywhere", &c.Everywhere}, {"plan", &c.Plan}, {"step", (*int64)(&c.Step)}, {"peaks", &c.Peaks},
+	}
+}
+
+func schedulesText(all []partition.Schedule) string {
+	var words []string
+	for _, s := range all {
+		words = append(words, string(s))
+	}
+	return strings.Join(words, ",")
+}
+
+// rangesText writes increasing numbers, several in a row as first-last.
+func rangesText(all []int) string {
+	var words []string
+	for i := 0; i < len(all); {
+		j := i
+		for j+1 < len(all) && all[j+1] == all[j]+1 {
+			j++
+		}
+		word := strconv.Itoa(all[i])
+		if j > i {
+			word += "-" + strconv.Itoa(all[j])
+		}
+		words = append(words, word)
+		i = j + 1
+	}
+	return strings.Join(words, ",")
+}
+
+// CertificateError is a certificate that cannot be read.
+type CertificateError struct {
+	File string
+	Line int // from 1
+	Msg  string
+}
+
+func (e *CertificateError) Error() string { return fmt.Sprintf("%s:%d: %s", e.File, e.Line, e.Msg) }
+
+// ReadCertificate reads a file that [Certificate.Marshal] wrote. It fails with a
+// *CertificateError when it did not.
+func ReadCertificate(file string) (*Certificate, error) {
+	data, err := os.ReadFile(file)
+	if err != nil {
+		return nil, &CertificateError{file, 0, err.Error()}
+	}
+	c, line, err := parseCertificate(data)
+	if err != nil {
+		return nil, &CertificateError{file, line, err.Error()}
+	}
+	return c, nil
+}
+
+// parseCertificate returns the line of an error, too.
+func parseCertificate(data []byte) (c *Certificate, line int, err error) {
+	c = &Certificate{}
+	header := c.header()
+	lines := bufio.NewScanner(bytes.NewReader(data))
+	lines.Buffer(nil, 1<<26)
+	for lines.Scan() {
+		line++
+		text := lines.Text()
+		key, value, _ := strings.Cut(text, " ")
+		switch {
+		case line == 1:
+			if text != certificateSchema {
+				return nil, line, fmt.Errorf("is %.40q, want %q: not a certificate, or one of another version", text, certificateSchema)
+			}
+		case line-2 < len(header):
+			h := header[line-2]
+			if key != h.key {
+				return nil, line, fmt.Errorf("is %q, want key %s", key, h.key)
+			}
+			d := json.NewDecoder(strings.NewReader(value))
+			d.DisallowUnknownFields()
+			if err := d.Decode(h.value); err != nil || d.More() {
+				return nil, line, fmt.Errorf("%s: not a value: %.60s: %v", key, value, err)
+			}
+		case key == "end":
+			if n, err := strconv.Atoi(value); err != nil || n != len(c.Regions) {
+				return nil, line, fmt.Errorf("end %s, but there are %d regions before it", value, len(c.Regions))
+			}
+			if lines.Scan() {
+				return nil, line + 1, fmt.Errorf("there is more after the end")
+			}
+			if c.Plan == nil || len(c.Plan.Stages) == 0 {
+				return nil, len(header), fmt.Errorf("plan: there is none")
+			}
+			return c, line, nil
+		default:
+			r, err := parseRegion(key, value)
+			if err != nil {
+				return nil, line, err
+			}
+			r.line = line
+			c.Regions = append(c.Regions, r)
+		}
+	}
+	return nil, line, cmp.Or(lines.Err(), fmt.Errorf("ends without a line end: the file was cut off"))
+}
+
+// parseRegion reads the line of a region.
+func parseRegion(word, text string) (Region, error) {
+	r := Region{reason: reason(word)}
+	last := map[reason]string{byTrunk: "bound", byStages: "bound", byCuts: "bound", byMemory: "holds", byTwin: "of"}[r.reason]
+	if last == "" && r.reason != refused && r.reason != bySearch && r.reason != spares {
+		return r, fmt.Errorf("%q is no reason, must be one of trunk stages cuts memory alike refused searched spares", word)
+	}
+	number := func(at *int) func(string) error {
+		return func(text string) (err error) {
+			if *at, err = strconv.Atoi(text); err == nil && *at < 0 {
+				err = fmt.Errorf("is negative")
+			}
+			return err
+		}
+	}
+	toggle := func(at *bool) func(string) error {
+		return func(text string) error {
+			if *at = text == "on"; text != "on" && text != "off" {
+				return fmt.Errorf("must be on or off")
+			}
+			return nil
+		}
+	}
+	bound := (*int64)(&r.bound)
+	read := map[string]func(string) error{
+		"unit": number(&r.plan), "dp": number(&r.dp), "cp": number(&r.cp), "tp": number(&r.tp), "pp": number(&r.pp), "chunks": number(&r.chunks),
+		"zero": number(&r.zero), "group": number(&r.group), "sp": toggle(&r.sequence), "overlap": toggle(&r.overlap),
+		"offload": func(text string) error {
+			if r.offload = partition.Offload(text); text == "none" {
+				r.offload = partition.OffloadNone
+			}
+			return nil
+		},
+		"sizes": func(text string) (err error) { r.sizes, err = parseRanges(text); return err },
+		"schedules": func(text string) error {
+			for _, s := range strings.Split(text, ",") {
+				r.schedules = append(r.schedules, partition.Schedule(s))
+			}
+			return nil
+		},
+	}
+	switch last {
+	case "bound":
+		read[last] = func(text string) (err error) { *bound, err = strconv.ParseInt(text, 10, 64); return err }
+	case "holds":
+		read[last] = number(&r.holds)
+	case "of":
+		read[last] = number(&r.unit)
+	}
+	for _, pair := range strings.Fields(text) {
+		key, value, _ := strings.Cut(pair, "=")
+		set := read[key]
+		if set == nil {
+			return r, fmt.Errorf("%s: there is no such key here, or twice", key)
+		}
+		delete(read, key)
+		if err := set(value); err != nil {
+			return r, fmt.Errorf("%s: %q: %v", key, value, err)
+		}
+	}
+	if missing := slices.Sorted(maps.Keys(read)); len(missing) > 0 {
+		return r, fmt.Errorf("%s: key %s is missing", word, missing[0])
+	}
+	return r, nil
+}
+
+// parseRanges reads what rangesText writes.
+func parseRanges(text string) ([]int, error) {
+	var all []int
+	for _, word := range strings.Split(text, ",") {
+		from, to, isRange := strings.Cut(word, "-")
+		first, err := strconv.Atoi(from)
+		last := first
+		if err == nil && isRange {
+			last, err = strconv.Atoi(to)
+		}
+		if err != nil || first < 1 || last < first || last > 1<<20 {
+			return nil, fmt.Errorf("want increasing numbers from 1 to %d, such as 1-4,8", 1<<20)
+		}
+		for n := first; n <= last; n++ {
+			all = append(all, n)
+		}
+	}
+	return all, nil
+}

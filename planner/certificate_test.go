@@ -1,0 +1,308 @@
+package planner
+
+import (
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/autopar/autopar/ir"
+	"github.com/autopar/autopar/partition"
+	"github.com/autopar/autopar/planner/cost"
+)
+
+// proven is a search with its certificate.
+type proven struct {
+	g       *ir.Graph
+	batch   int
+	cluster *cost.Cluster
+	res     *Result
+	cert    *Certificate
+}
+
+func (p proven) check(c *Certificate, samples int) (*Audit, error) {
+	return Certify(p.g, p.batch, p.cluster, nil, c, samples, 1)
+}
+
+// copy returns the certificate as it is read from a file.
+func (p proven) copy(t *testing.T) *Certificate {
+	c, line, err := parseCertificate(p.cert.Marshal())
+	require.NoError(t, err, "line %d", line)
+	return c
+}
+
+// randomProven searches a small space with odd sizes; nil where no plan fits.
+func randomProven(t *testing.T, r *rand.Rand, opts Options) *proven {
+	model := tiny(2 + r.IntN(3))
+	model.Bias, model.Dropout, model.BlockSize = false, 0.2, []int{33, 24}[r.IntN(2)]
+	p := &proven{batch: 2 + r.IntN(6), cluster: randomCluster(r)}
+	p.g = step(t, model, p.batch)
+	if opts.RuntimeNGPUs == 0 {
+		opts.RuntimeNGPUs = []int{2, 4, 6, 8}[r.IntN(4)]
+	}
+	if opts.MemoryLimit == 0 {
+		opts.MemoryLimit = []int64{1 << 40, 200e3 + r.Int64N(600e3)}[r.IntN(2)]
+	}
+	opts.TopK = r.IntN(3)
+	var err error
+	if p.res, p.cert, err = SearchCertified(p.g, p.batch, p.cluster, opts); err != nil {
+		require.ErrorAs(t, err, new(*InfeasibleError))
+		return nil
+	}
+	return p
+}
+
+// TestCertificates: what the search proves is accepted, in memory and read from its
+// text, and says what the search says without a proof.
+func TestCertificates(t *testing.T) {
+	const seed = 21
+	r := rand.New(rand.NewPCG(seed, 0))
+	cases := 24
+	if testing.Short() {
+		cases = 6
+	}
+	reasons, samples, cuts := map[string]int{}, 0, 0
+	for k := range cases {
+		p := randomProven(t, r, Options{Offload: []string{"", "none"}[k%2]})
+		if p == nil {
+			continue
+		}
+		back := p.copy(t)
+		require.Equal(t, p.cert, back, "seed %d case %d", seed, k)
+		require.Equal(t, string(p.cert.Marshal()), string(back.Marshal()))
+		audit, err := p.check(back, 100)
+		require.NoError(t, err, "seed %d case %d", seed, k)
+		samples, cuts = samples+audit.Samples, cuts+audit.Cuts
+		require.False(t, 0 < audit.Closest && audit.Closest < 1, "seed %d case %d: a random plan is faster", seed, k)
+		for _, x := range audit.Reasons {
+			reasons[x.Reason] += x.Points
+		}
+		opts := p.cert.Options
+		plain, err := Search(p.g, p.batch, p.cluster, opts)
+		require.NoError(t, err)
+		require.Equal(t, plain.Plan, p.res.Plan)
+	}
+	t.Logf("%v, %d random plans, %d while searching cuts", reasons, samples, cuts)
+	for _, reason := range []reason{byTrunk, byStages, byCuts, byMemory, byTwin, spares, bySearch} {
+		require.Positive(t, reasons[string(reason)], reason)
+	}
+}
+
+// TestCertificateOptions: the space of the checker, which lists it by itself, is that of
+// the search under whatever options.
+func TestCertificateOptions(t *testing.T) {
+	const seed = 22
+	for k, opts := range []Options{
+		{}, {PlanNGPUs: 4}, {CP: 2}, {TP: 2}, {PP: 2}, {DP: 2}, {MicroBatch: 2}, {Schedule: partition.GPipe}, {Schedule: partition.ZeroBubble},
+		{Schedule: partition.Interleaved}, {Interleave: 2}, {Interleave: 1}, {Recompute: RecomputeFull}, {Recompute: RecomputeSelective}, {Recompute: RecomputeNone},
+		{Policy: DP}, {Policy: FSDP}, {Policy: Megatron}, {Policy: Megatron, Interleave: 2}, {ZeRO: stage(0)}, {ZeRO: stage(2)}, {ZeROGroup: 2}, {ZeRO: stage(3), ZeROGroup: 4},
+		{SequenceParallel: "on"}, {SequenceParallel: "off"}, {Overlap: "on"}, {Overlap: "off"}, {Offload: "optimizer"}, {Offload: "params"},
+		{Pins: []partition.Placement{{Match: `wte\.weight`, Spec: "[_,_]"}}},
+	} {
+		r := rand.New(rand.NewPCG(seed, uint64(k)))
+		model := tiny(4)
+		model.BlockSize = 24
+		p := proven{g: step(t, model, 8), batch: 8, cluster: randomCluster(r)}
+		opts.RuntimeNGPUs = 4
+		var err error
+		_, p.cert, err = SearchCertified(p.g, p.batch, p.cluster, opts)
+		require.NoError(t, err, "%+v", opts)
+		_, err = p.check(p.cert, 20)
+		require.NoError(t, err, "seed %d case %d: %+v", seed, k, opts)
+	}
+}
+
+// TestTamperedCertificates: whatever is changed is found, with the line.
+func TestTamperedCertificates(t *testing.T) {
+	const seed = 23
+	r := rand.New(rand.NewPCG(seed, 0))
+	found := func(c *Certificate, ok func(r *Region) bool) *Region {
+		var all []*Region
+		for i := range c.Regions {
+			if ok(&c.Regions[i]) {
+				all = append(all, &c.Regions[i])
+			}
+		}
+		if len(all) == 0 {
+			return nil
+		}
+		return all[r.IntN(len(all))]
+	}
+	of := func(reasons ...reason) func(r *Region) bool {
+		return func(r *Region) bool { return slices.Contains(reasons, r.reason) }
+	}
+	var pool []*proven
+	for len(pool) < 30 {
+		if p := randomProven(t, r, Options{Offload: []string{"", "none"}[len(pool)%2]}); p != nil {
+			pool = append(pool, p)
+		}
+	}
+	raised := func(by reason) func(p *proven, c *Certificate) bool {
+		return func(_ *proven, c *Certificate) bool {
+			x := found(c, of(by))
+			if x != nil {
+				x.bound++
+			}
+			return x != nil
+		}
+	}
+	for _, tamper := range []struct {
+		name, want string
+		do         func(p *proven, c *Certificate) bool // false where it cannot be done
+	}{
+		{"trunk bound raised", "the certificate says", raised(byTrunk)},
+		{"stages bound raised", "the certificate says", raised(byStages)},
+		{"cuts bound raised", "the certificate says", raised(byCuts)},
+		{"bound below the winner", "of the winner", func(_ *proven, c *Certificate) bool {
+			x := found(c, of(byTrunk, byStages, byCuts))
+			if x != nil {
+				x.bound = c.Step - 1
+			}
+			return x != nil
+		}},
+		{"bound of a region that was searched", "", func(_ *proven, c *Certificate) bool {
+			x := found(c, of(bySearch))
+			if x != nil {
+				x.reason, x.bound = byStages, c.Step+1
+			}
+			return x != nil
+		}},
+		{"more fits", "blocks of", func(_ *proven, c *Certificate) bool {
+			x := found(c, func(r *Region) bool { return r.reason == byMemory && r.holds > 0 })
+			if x != nil {
+				x.holds--
+			}
+			return x != nil
+		}},
+		{"everything fits", "blocks of", func(_ *proven, c *Certificate) bool {
+			x := found(c, of(byStages, byTrunk))
+			if x != nil {
+				x.reason, x.holds = byMemory, 0
+			}
+			return x != nil
+		}},
+		{"not alike", "", func(_ *proven, c *Certificate) bool {
+			x := found(c, func(r *Region) bool { return r.reason != byTwin && r.reason != bySearch && r.plan > 1 })
+			if x != nil {
+				x.reason, x.unit = byTwin, 1
+			}
+			return x != nil
+		}},
+		{"refused that compiles", "can be compiled", func(_ *proven, c *Certificate) bool {
+			x := found(c, of(byTrunk, byStages, byCuts))
+			if x != nil {
+				x.reason = refused
+			}
+			return x != nil
+		}},
+		{"region dropped", "no region has", func(_ *proven, c *Certificate) bool {
+			at := found(c, func(r *Region) bool { return r.reason != bySearch })
+			if at == nil {
+				return false
+			}
+			line := at.line
+			c.Regions = slices.DeleteFunc(c.Regions, func(r Region) bool { return r.line == line })
+			return true
+		}},
+		{"region twice", "already", func(_ *proven, c *Certificate) bool {
+			c.Regions = append(c.Regions, *found(c, func(*Region) bool { return true }))
+			return true
+		}},
+		{"size dropped", "no region has micro-batches of", func(p *proven, c *Certificate) bool {
+			x := found(c, func(r *Region) bool { return len(r.sizes) > 1 && !slices.Contains(r.sizes, c.Plan.MicroBatch) })
+			if x != nil {
+				x.sizes = x.sizes[1:]
+			}
+			return x != nil
+		}},
+		{"size added", "the space has no micro-batches of", func(p *proven, c *Certificate) bool {
+			x := found(c, func(*Region) bool { return true })
+			x.sizes = append(x.sizes, p.batch+1)
+			return true
+		}},
+		{"outline added", "the space has no unit", func(p *proven, c *Certificate) bool {
+			x := *found(c, func(*Region) bool { return true })
+			x.dp *= 7
+			c.Regions = append(c.Regions, x)
+			return true
+		}},
+		{"winner faster", "the winner takes", func(_ *proven, c *Certificate) bool { c.Step--; return true }},
+		{"winner slower", "the winner takes", func(_ *proven, c *Certificate) bool { c.Step++; return true }},
+		{"winner leaner", "the winner needs", func(_ *proven, c *Certificate) bool { c.Peaks[0]--; return true }},
+		{"another winner", "", func(p *proven, c *Certificate) bool {
+			if len(p.res.Alternatives) == 0 || p.res.Alternatives[0].Prediction.Step == c.Step {
+				return false
+			}
+			a := p.res.Alternatives[0]
+			c.Plan, c.Step, c.Peaks = a.Plan, a.Prediction.Step, a.Prediction.PeakBytes
+			return true
+		}},
+		{"graph", "the certificate is for a graph", func(_ *proven, c *Certificate) bool { c.GraphHash = strings.Repeat("0", 64); return true }},
+		{"cluster", "the certificate is for a cluster", func(_ *proven, c *Certificate) bool { c.ClusterHash = strings.Repeat("0", 64); return true }},
+		{"limit", "the limit is", func(_ *proven, c *Certificate) bool { c.Limit--; return true }},
+		{"fewer options", "the space has no unit", func(_ *proven, c *Certificate) bool { c.Options.PlanNGPUs, c.Options.DP = 1, 1; return true }},
+		{"more options", "no region has", func(_ *proven, c *Certificate) bool {
+			if c.Options.Offload == "" {
+				return false
+			}
+			c.Options.Offload = ""
+			return true
+		}},
+	} {
+		done := 0
+		for _, p := range pool {
+			c := p.copy(t)
+			if done == 3 || !tamper.do(p, c) {
+				continue
+			}
+			done++
+			_, err := p.check(c, 0)
+			var refuted *RefutedError
+			require.ErrorAs(t, err, &refuted, "seed %d: %s", seed, tamper.name)
+			require.ErrorContains(t, err, tamper.want, "%s", tamper.name)
+			if done == 1 {
+				t.Logf("%s: %v", tamper.name, err)
+			}
+		}
+		require.Positive(t, done, tamper.name)
+	}
+}
+
+// TestMalformedCertificates: errors name the line.
+func TestMalformedCertificates(t *testing.T) {
+	r := rand.New(rand.NewPCG(24, 0))
+	p := randomProven(t, r, Options{MemoryLimit: 1 << 40})
+	text := string(p.cert.Marshal())
+	lines := strings.SplitAfter(text, "\n")
+	region := lines[11]
+	for _, tt := range []struct{ text, want string }{
+		{"", ":0: ends without"},
+		{"autopar certificate 2\n", `:1: is "autopar certificate 2", want "autopar certificate 1"`},
+		{lines[0] + lines[2], `:2: is "config", want key graph`},
+		{lines[0] + "graph 7\n", ":2: graph: not a value: 7"},
+		{strings.Replace(text, `"TP":`, `"TPP":`, 1), ":5: options: not a value"},
+		{strings.Replace(text, region, "unproven"+region[strings.Index(region, " "):], 1), `:12: "unproven" is no reason, must be one of trunk stages`},
+		{strings.Replace(text, region, strings.Replace(region, " tp=", " tpp=", 1), 1), ":12: tpp: there is no such key here"},
+		{strings.Replace(text, region, strings.Replace(region, " tp=", " dp=", 1), 1), ":12: dp: there is no such key here, or twice"},
+		{strings.Replace(text, region, strings.Replace(region, " dp=", " dp=-", 1), 1), ":12: dp: \"-1\": is negative"},
+		{strings.Replace(text, region, strings.Replace(region, " sizes=", " sizes=9-3,", 1), 1), ":12: sizes: "},
+		{strings.Replace(text, region, strings.Replace(region, " sp=off", " sp=no", 1), 1), ":12: sp: \"no\": must be on or off"},
+		{strings.Replace(text, region, strings.Replace(region, " sp=off", "", 1), 1), "key sp is missing"},
+		{strings.Replace(text, region, "", 1), "regions before it"},
+		{strings.Join(lines[:len(lines)-2], ""), "the file was cut off"},
+		{text + "more\n", "there is more after the end"},
+		{text[:len(text)/2], "certificate:"},
+	} {
+		file := filepath.Join(t.TempDir(), "certificate")
+		require.NoError(t, os.WriteFile(file, []byte(tt.text), 0o600))
+		_, err := ReadCertificate(file)
+		require.ErrorAs(t, err, new(*CertificateError), tt.want)
+		require.ErrorContains(t, err, tt.want)
+	}
+	_, err := ReadCertificate(filepath.Join(t.TempDir(), "none"))
+	require.ErrorAs(t, err, new(*CertificateError))
+}

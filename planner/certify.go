@@ -1,0 +1,375 @@
+package planner
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"reflect"
+	"slices"
+	"time"
+
+	"github.com/autopar/autopar/ir"
+	"github.com/autopar/autopar/partition"
+	"github.com/autopar/autopar/planner/cost"
+)
+
+// RefutedError is a certificate that does not prove its claim.
+type RefutedError struct {
+	File string
+	Line int // of the certificate, from 1; 0 for what is missing
+	Msg  string
+}
+
+func (e *RefutedError) Error() string {
+	file := e.File
+	if file == "" {
+		file = "certificate"
+	}
+	if e.Line == 0 {
+		return fmt.Sprintf("%s: refuted: %s", file, e.Msg)
+	}
+	return fmt.Sprintf("%s:%d: refuted: %s", file, e.Line, e.Msg)
+}
+
+func refute(line int, format string, args ...any) error {
+	return &RefutedError{Line: line, Msg: fmt.Sprintf(format, args...)}
+}
+
+// Audit is what [Certify] checked.
+type Audit struct {
+	Reasons []AuditedReason `json:"reasons"`
+	Cuts    int             `json:"plans_priced"`        // while cuts were searched
+	Samples int             `json:"random_plans"`        // priced
+	Closest float64         `json:"closest_random_plan"` // time of the fastest of them that fits, over that of the winner; 0 for none
+	Seconds float64         `json:"seconds"`
+}
+
+// AuditedReason counts what is left out for one reason.
+type AuditedReason struct {
+	Reason  string  `json:"reason"`
+	Means   string  `json:"means"`
+	Regions int     `json:"regions"`
+	Points  int     `json:"pipelines"` // outlines with a micro-batch size and a schedule
+	Plans   float64 `json:"plans"`     // with all cuts and recomputations
+	Seconds float64 `json:"seconds"`   // that checking took
+}
+
+// meanings says what the reasons are, in the order of the report.
+func meanings() [][2]string {
+	return [][2]string{
+		{string(byTrunk), "what all plans with the same tp and cp do takes as long"},
+		{string(byStages), "what the stages do in order takes as long"},
+		{string(byCuts), "the flow through the stages takes as long, however they are cut"},
+		{string(byMemory), "the stages cannot hold all blocks"},
+		{string(byTwin), "a smaller unit does the same"},
+		{string(refused), "there is no program"},
+		{string(spares), "memory that is not short is spared; searched cut by cut"},
+		{string(bySearch), "searched cut by cut"},
+	}
+}
+
+// auditor checks a certificate.
+type auditor struct {
+	*searcher // for prices; none of its search is used
+	declared  declared
+	cert      *Certificate
+	outlines  map[outline]*pending
+	failed    map[outline]error
+	audit     *Audit
+	known     map[outline]int // the line of a region that covers an outline and is not alike to another
+	trunks    map[[3]int]*work
+}
+
+// Certify checks a certificate against the graph and the cluster that it is said to be
+// for, and the evaluation graph that shares the memory, if any. It lists the space by
+// itself and checks that the regions tile it, computes the bound of every region anew,
+// searches by a branch and bound of its own what was searched, prices the winner from
+// its whole program, and prices so many random plans, of a seed, from all over the space.
+// Of the search it uses the prices of plans and the bounds, which are functions of a
+// plan or a region alone. It fails with a *RefutedError.
+func Certify(g *ir.Graph, batch int, c *cost.Cluster, eval *ir.Graph, cert *Certificate, samples int, seed uint64) (*Audit, error) {
+	start := time.Now()
+	opts, err := cert.Options.on(c, batch)
+	if err != nil {
+		return nil, refute(5, "options: %v", err)
+	}
+	for _, x := range []struct {
+		line       int
+		what       string
+		says, want string
+	}{{2, "graph", cert.GraphHash, GraphHash(g)}, {4, "cluster", cert.ClusterHash, clusterHash(c)}} {
+		if x.says != x.want {
+			return nil, refute(x.line, "the certificate is for a %s with hash %.12s, this one has %.12s", x.what, x.says, x.want)
+		}
+	}
+	opts.Eval = eval
+	s := newSearcher(g, batch, c, opts)
+	s.everywhere = cert.Everywhere
+	if s.limit != cert.Limit {
+		return nil, refute(6, "the limit is %d bytes, but options and cluster give %d", cert.Limit, s.limit)
+	}
+	a := &auditor{
+		searcher: s, cert: cert, audit: &Audit{}, outlines: map[outline]*pending{}, failed: map[outline]error{}, known: map[outline]int{}, trunks: map[[3]int]*work{},
+		declared: declared{opts: opts, cluster: c, blocks: s.graphs.blocks, batch: batch, tokens: s.contexts.tokens, everywhere: cert.Everywhere},
+	}
+	if err := a.winner(g, eval); err != nil {
+		return nil, err
+	}
+	if err := a.declared.tile(cert.Regions); err != nil {
+		return nil, err
+	}
+	if err := a.regions(); err != nil {
+		return nil, err
+	}
+	if err := a.sample(samples, seed); err != nil {
+		return nil, err
+	}
+	a.audit.Seconds = time.Since(start).Seconds()
+	return a.audit, nil
+}
+
+// winner prices the winner from its program, and finds it in the space.
+func (a *auditor) winner(g, eval *ir.Graph) error {
+	cert := a.cert
+	p, err := Predict(g, a.batch, a.cluster, cert.Plan, eval)
+	if err != nil {
+		return refute(8, "the winner does not compile: %v", err)
+	}
+	if p.Step != cert.Step {
+		return refute(9, "the winner takes %d ps, the certificate says %d", int64(p.Step), int64(cert.Step))
+	}
+	if !slices.Equal(p.PeakBytes, cert.Peaks) {
+		return refute(10, "the winner needs %d bytes, the certificate says %d", p.PeakBytes, cert.Peaks)
+	}
+	if most := slices.Max(p.PeakBytes); most > cert.Limit {
+		return refute(10, "the winner needs %d bytes, the limit is %d", most, cert.Limit)
+	}
+	t := cert.Plan
+	o := outline{
+		degrees{t.PlanNGPUs, t.DP, t.ContextParallel(), t.TP, t.PP()},
+		sharding{t.ZeRO, t.ZeROGroup, t.SequenceParallel, t.Overlap, t.Offload}, t.Chunks(),
+	}
+	for i := range cert.Regions {
+		r := &cert.Regions[i]
+		if r.outline == o && slices.Contains(r.sizes, t.MicroBatch) && slices.Contains(r.schedules, t.Schedule) {
+			return a.isTemplate(o)
+		}
+	}
+	return refute(8, "the winner is in no region")
+}
+
+// isTemplate checks that the winner splits parameters as the space does.
+func (a *auditor) isTemplate(o outline) error {
+	template, err := a.template(o)
+	if err != nil {
+		return refute(8, "the winner: %v", err)
+	}
+	if !reflect.DeepEqual(slices.Clip(template.Placements), slices.Clip(a.cert.Plan.Placements)) && len(template.Placements)+len(a.cert.Plan.Placements) > 0 {
+		return refute(8, "the winner places parameters as %v, the space as %v", a.cert.Plan.Placements, template.Placements)
+	}
+	return nil
+}
+
+// regions checks the reasons of all regions.
+func (a *auditor) regions() error {
+	rows := map[string]*AuditedReason{}
+	ways := map[int]float64{} // plans by stages
+	for _, m := range meanings() {
+		rows[m[0]] = &AuditedReason{Reason: m[0], Means: m[1]}
+	}
+	for i := range a.cert.Regions {
+		if r := &a.cert.Regions[i]; r.reason != byTwin {
+			a.known[r.outline] = r.line
+		}
+	}
+	for i := range a.cert.Regions {
+		r := &a.cert.Regions[i]
+		start := time.Now()
+		if err := a.region(r); err != nil {
+			return err
+		}
+		row := rows[string(r.reason)]
+		row.Regions++
+		points := len(r.sizes) * len(r.schedules)
+		row.Points += points
+		stages := r.pp
+		if r.chunks > 1 {
+			stages = 0
+		}
+		if _, known := ways[stages]; !known {
+			ways[stages] = a.declared.plans(r.outline)
+		}
+		row.Plans += float64(points) * ways[stages]
+		row.Seconds += time.Since(start).Seconds()
+	}
+	for _, m := range meanings() {
+		if row := rows[m[0]]; row.Regions > 0 {
+			a.audit.Reasons = append(a.audit.Reasons, *row)
+		}
+	}
+	return nil
+}
+
+// region checks why a region holds no plan that takes less than the winner.
+func (a *auditor) region(r *Region) error {
+	switch r.reason {
+	case byTwin:
+		return a.alike(r)
+	case refused:
+		if _, err := a.skeletonOf(r.outline); err == nil {
+			return refute(r.line, "%s can be compiled", r.outline.text())
+		}
+		return nil
+	case byTrunk, byStages, byCuts:
+		if r.bound < a.cert.Step {
+			return refute(r.line, "the bound %d ps is less than the %d ps of the winner", int64(r.bound), int64(a.cert.Step))
+		}
+	}
+	for _, size := range r.sizes {
+		for _, schedule := range r.schedules {
+			if err := a.cell(r, size, schedule); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// cell checks one micro-batch size and schedule of a region.
+func (a *auditor) cell(r *Region, size int, schedule partition.Schedule) error {
+	var bound cost.Picoseconds
+	switch r.reason {
+	case byTrunk:
+		bound = a.floor(r.outline, a.trunkOf(r.outline), size, schedule)
+	case byStages, byCuts, byMemory:
+		skel, err := a.skeletonOf(r.outline)
+		if err != nil {
+			return refute(r.line, "%s cannot be compiled: %v", r.outline.text(), err)
+		}
+		if r.reason == byStages {
+			bound = max(a.floor(r.outline, a.trunkOf(r.outline), size, schedule), a.refined(a.outlines[r.outline], size, schedule))
+			break
+		}
+		pipe := newPipeline(skel, skel.memoryOf(size), size, schedule)
+		if r.reason == byMemory {
+			if holds := pipe.holds(a.limit); holds > r.holds || r.holds >= a.graphs.blocks {
+				return refute(r.line, "the stages can hold %d blocks of %d, with micro-batches of %d under %s; the certificate says %d", holds, a.graphs.blocks, size, schedule, r.holds)
+			}
+			return nil
+		}
+		pipe.stages = skel.times(size)
+		if r.chunks > 1 {
+			bound = pipe.time(pipe.interleavedCut(a.opts.Recompute, make([]int, r.pp)))
+		} else {
+			bound = newBounds(pipe, a.limit, a.opts, nil).best()
+		}
+	default:
+		return a.search(r, size, schedule)
+	}
+	if bound < r.bound {
+		return refute(r.line, "the bound is %d ps with micro-batches of %d under %s, the certificate says %d", int64(bound), size, schedule, int64(r.bound))
+	}
+	return nil
+}
+
+// alike checks that all that an outline communicates goes through the network as with
+// another of a smaller unit, and as many data-parallel ranks, which is covered itself.
+func (a *auditor) alike(r *Region) error {
+	twin := r.outline
+	replicas := a.declared.replicas(r.degrees)
+	twin.plan = r.unit
+	if r.unit < 1 || r.unit >= r.plan || a.opts.RuntimeNGPUs%r.unit != 0 || replicas*r.unit%a.opts.RuntimeNGPUs != 0 {
+		return refute(r.line, "there is no unit of %d with as many data-parallel ranks as %s", r.unit, r.outline.text())
+	}
+	twin.dp = replicas * r.unit / a.opts.RuntimeNGPUs
+	if a.known[twin] == 0 {
+		return refute(r.line, "no region but alike ones has %s", twin.text())
+	}
+	var ways [2]string
+	for i, o := range []outline{r.outline, twin} {
+		p := partition.Plan{
+			PlanNGPUs: o.plan, RuntimeNGPUs: a.opts.RuntimeNGPUs, DP: o.dp, CP: o.cp, TP: o.tp, ZeRO: o.zero, ZeROGroup: o.group,
+			MicroBatch: a.batch, Stages: make([]partition.Stage, o.pp),
+		}
+		ways[i] = cost.NewProgram(a.cluster, &p, p.Mesh(a.batch)).Ways()
+	}
+	if ways[0] != ways[1] {
+		return refute(r.line, "with a unit of %d not everything goes the same ways through the network as with %d", r.unit, r.plan)
+	}
+	return nil
+}
+
+func (a *auditor) trunkOf(o outline) *work {
+	key := [3]int{o.cp, o.tp, 0}
+	if o.sequence {
+		key[2] = 1
+	}
+	w, known := a.trunks[key]
+	if !known {
+		w = a.trunk(o)
+		a.trunks[key] = w
+	}
+	return w
+}
+
+// skeletonOf returns the prices of an outline, nil where it cannot be compiled.
+func (a *auditor) skeletonOf(o outline) (*skeleton, error) {
+	p := a.outlines[o]
+	if p == nil {
+		p = &pending{outline: o}
+		a.outlines[o] = p
+		p.skel, a.failed[o] = a.skeleton(o)
+	}
+	return p.skel, a.failed[o]
+}
+
+// smallPrograms is how many ranks times blocks a random plan may have to be compiled
+// and simulated whole, too.
+const smallPrograms = 64
+
+// sample prices random plans from all over the space. Those that fit take no less than
+// the winner.
+func (a *auditor) sample(count int, seed uint64) error {
+	r := rand.New(rand.NewPCG(seed, 0))
+	total := 0
+	var until []int
+	for _, x := range a.cert.Regions {
+		total += len(x.sizes) * len(x.schedules)
+		until = append(until, total)
+	}
+	for k := range count {
+		at, _ := slices.BinarySearch(until, 1+r.IntN(total))
+		x := &a.cert.Regions[at]
+		skel, err := a.skeletonOf(x.outline)
+		if err != nil {
+			continue
+		}
+		size, schedule := x.sizes[r.IntN(len(x.sizes))], x.schedules[r.IntN(len(x.schedules))]
+		pipe := newPipeline(skel, skel.memoryOf(size), size, schedule)
+		pipe.stages = skel.times(size)
+		cut := a.randomCut(r, x)
+		plan, time := pipe.plan(cut), pipe.time(cut)
+		if whole := a.opts.RuntimeNGPUs*a.graphs.blocks <= smallPrograms; whole {
+			p, err := Predict(a.graphs.graph, a.batch, a.cluster, plan, a.opts.Eval)
+			if err != nil || p.Step != time {
+				return refute(x.line, "random plan %d of seed %d takes %d ps, %d in its whole program (%v): %s", k, seed, int64(time), int64(p.Step), err, mustJSON(plan))
+			}
+		}
+		a.audit.Samples++
+		ratio := float64(time) / float64(a.cert.Step)
+		if time >= a.cert.Step && a.audit.Closest > 0 && ratio >= a.audit.Closest {
+			continue
+		}
+		peaks, _, err := a.peaks(plan)
+		if err != nil {
+			return refute(x.line, "random plan %d of seed %d does not compile: %v: %s", k, seed, err, mustJSON(plan))
+		}
+		if slices.Max(peaks) > a.limit {
+			continue
+		}
+		if time < a.cert.Step {
+			return refute(x.line, "random plan %d of seed %d fits and takes %d ps, less than the %d ps of the winner: %s", k, seed, int64(time), int64(a.cert.Step), mustJSON(plan))
+		}
+		a.audit.Closest = ratio
+	}
+	return nil
+}

@@ -1,0 +1,225 @@
+package planner
+
+import (
+	"math/rand/v2"
+	"slices"
+
+	"github.com/autopar/autopar/partition"
+	"github.com/autopar/autopar/planner/cost"
+)
+
+// Work limits of an audit.
+const (
+	exhaustive = 2_000      // stages and micro-batches simulated, up to which all cuts are
+	patience   = 20_000_000 // steps of a branch and bound
+)
+
+// search checks that no plan of an outline, with micro-batches of a size and a schedule,
+// fits and takes less time than the winner.
+func (a *auditor) search(r *Region, size int, schedule partition.Schedule) error {
+	skel, err := a.skeletonOf(r.outline)
+	if err != nil {
+		if r.reason == spares {
+			return nil // it is not there either
+		}
+		return refute(r.line, "%s cannot be compiled: %v", r.outline.text(), err)
+	}
+	pipe := newPipeline(skel, skel.memoryOf(size), size, schedule)
+	if pipe.holds(a.limit) < a.graphs.blocks {
+		return nil
+	}
+	pipe.stages = skel.times(size)
+	v := &cutAudit{auditor: a, pipe: pipe, learned: map[tried]bool{}, cut: make([]partition.Stage, len(skel.plan.Stages))}
+	var faster *candidate
+	switch {
+	case r.chunks > 1:
+		faster = v.interleaved()
+	case a.declared.plans(r.outline)*float64(r.pp*pipe.microBatches) <= exhaustive:
+		faster = v.all(0, 0)
+	default:
+		faster = v.below()
+	}
+	if faster != nil {
+		return refute(r.line, "a plan takes %d ps and fits, less than the %d ps of the winner: %s", int64(faster.time), int64(a.cert.Step), mustJSON(faster.plan))
+	}
+	if v.steps > patience {
+		return refute(r.line, "is not proven in %d steps, with micro-batches of %d under %s", patience, size, schedule)
+	}
+	return nil
+}
+
+// cutAudit looks for a plan of a pipeline that is faster than the winner.
+type cutAudit struct {
+	*auditor
+	pipe    *pipeline
+	bounds  *bounds
+	room    []int // by stage: what the stages from there on can hold at most in less time than the winner's
+	learned map[tried]bool
+	missed  bool // something was learned
+	steps   int
+	cut     []partition.Stage
+}
+
+// price returns the plan with a cut if it takes less time than the winner and fits.
+func (v *cutAudit) price(cut []partition.Stage) *candidate {
+	v.audit.Cuts++
+	time := v.pipe.time(cut)
+	if time >= v.cert.Step {
+		return nil
+	}
+	plan := v.pipe.plan(cut)
+	peaks, _, err := v.peaks(plan)
+	if err != nil {
+		panic("BUG: a priced plan does not compile: " + err.Error())
+	}
+	fits := true
+	for i, peak := range peaks {
+		if peak > v.limit {
+			fits = false
+			if v.pipe.template.Chunks() == 1 {
+				v.learned[triedOf(i, cut[i])], v.missed = true, true
+			}
+		}
+	}
+	if !fits {
+		return nil
+	}
+	return &candidate{plan: plan, time: time, peaks: peaks}
+}
+
+// all goes through every cut and recomputation.
+func (v *cutAudit) all(stage, first int) *candidate {
+	blocks, left := v.graphs.blocks, len(v.cut)-stage
+	if left == 0 {
+		return v.price(v.cut)
+	}
+	from, to := 1, blocks-first-left+1
+	if left == 1 {
+		from = to
+	}
+	for n := from; n <= to; n++ {
+		if v.opts.Policy == Megatron && n*len(v.cut) != blocks {
+			continue
+		}
+		for _, r := range v.declared.recomputations(n) {
+			v.cut[stage] = r.stage(first, n)
+			if faster := v.all(stage+1, first+n); faster != nil {
+				return faster
+			}
+		}
+	}
+	return nil
+}
+
+// below branches over the blocks and the recomputation of one stage after the other,
+// and leaves out what the bounds say takes as long as the winner. Where a plan does not
+// fit whose memory was bounded too low, it looks again, knowing that.
+func (v *cutAudit) below() *candidate {
+	for {
+		v.bounds, v.missed = newBounds(v.pipe, v.limit, v.opts, v.learned), false
+		v.room = make([]int, len(v.cut)+1)
+		for i := len(v.cut) - 1; i >= 0; i-- {
+			most := 0
+			for n, t := range v.bounds.time[i] {
+				if t < v.cert.Step {
+					most = n + 1
+				}
+			}
+			v.room[i] = v.room[i+1] + most
+		}
+		if faster := v.branch(0, 0, 0); faster != nil || !v.missed || v.steps > patience {
+			return faster
+		}
+	}
+}
+
+// branch cuts the blocks from first on; before is what micro-batch 0 takes through the
+// stages before.
+func (v *cutAudit) branch(stage, first int, before cost.Picoseconds) *candidate {
+	left := v.graphs.blocks - first
+	if stage == len(v.cut) {
+		if left > 0 {
+			return nil
+		}
+		return v.price(v.cut)
+	}
+	for n := 1; n <= min(left, len(v.bounds.time[stage])) && v.steps <= patience; n++ {
+		v.steps++
+		if left-n > v.room[stage+1] {
+			continue
+		}
+		for _, r := range v.bounds.again[stage][n-1] {
+			passed := before + v.bounds.passes[stage].at(n, r.recomputation) + v.bounds.end
+			if r.time >= v.cert.Step || passed >= v.cert.Step {
+				continue
+			}
+			v.cut[stage] = r.stage(first, n)
+			if faster := v.branch(stage+1, first+n, before+v.bounds.through[stage].at(n, r.recomputation)); faster != nil {
+				return faster
+			}
+		}
+	}
+	return nil
+}
+
+// interleaved tries the even cut, in which every rank recomputes the least with which it
+// fits.
+func (v *cutAudit) interleaved() *candidate {
+	extents := v.opts.Recompute.extents()
+	choice := make([]int, v.pipe.template.PP())
+	for {
+		cut := v.pipe.interleavedCut(v.opts.Recompute, choice)
+		v.audit.Cuts++
+		x := &candidate{plan: v.pipe.plan(cut), time: v.pipe.time(cut)}
+		if x.time >= v.cert.Step {
+			return nil // more recomputation takes no less
+		}
+		peaks, _, err := v.peaks(x.plan)
+		if err != nil {
+			panic("BUG: a priced plan does not compile: " + err.Error())
+		}
+		fits := true
+		for at, peak := range peaks {
+			if peak > v.limit {
+				if fits = false; choice[at]+1 == len(extents) {
+					return nil
+				}
+				choice[at]++
+			}
+		}
+		if fits {
+			return x
+		}
+	}
+}
+
+// randomCut draws a cut and recomputation of a region. Interleaved ones are even, and
+// recompute the least.
+func (a *auditor) randomCut(r *rand.Rand, x *Region) []partition.Stage {
+	blocks := a.graphs.blocks
+	if x.chunks > 1 {
+		least := a.opts.Recompute.extents()[0]
+		return evenCut(blocks, x.stages(), func(int) extent { return least })
+	}
+	ends := r.Perm(blocks - 1)[:x.pp-1] // of all stages but the last, in blocks after the first
+	slices.Sort(ends)
+	if a.opts.Policy == Megatron {
+		for i := range ends {
+			ends[i] = (i+1)*blocks/x.pp - 1
+		}
+	}
+	ends = append(ends, blocks-1)
+	var cut []partition.Stage
+	first := 0
+	for _, end := range ends {
+		n := end + 1 - first
+		again := a.declared.recomputations(n)
+		of := again[r.IntN(len(again))]
+		if r.IntN(2) == 0 {
+			of = again[0] // nothing, where that is to choose
+		}
+		cut = append(cut, of.stage(first, n))
+		first += n
+	}
+	return cut
+}

@@ -1,0 +1,223 @@
+package cost
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/goccy/go-yaml/ast"
+
+	"github.com/autopar/autopar/config"
+	"github.com/autopar/autopar/config/strictyaml"
+)
+
+// Resource is what a figure of a cluster is the speed of.
+type Resource uint8
+
+// The resources.
+const (
+	Arithmetic Resource = iota // the rate of products, attention and other kernels
+	HBM                        // device memory
+	Launch                     // the start of a kernel
+	IntraLink                  // between the devices of a node
+	InterLink                  // between nodes
+	HostLink                   // between a device and the memory of its host
+	NumResources
+)
+
+func (r Resource) String() string {
+	return [...]string{"compute", "HBM", "launch overhead", "link in node", "link between nodes", "host link"}[r]
+}
+
+// Constant is a figure of a cluster that predictions depend on.
+type Constant struct {
+	Key      string // as in its YAML: device.efficiency.matmul
+	Resource Resource
+	// Uncertainty is the relative standard deviation with which it is known.
+	Uncertainty float64
+
+	share bool // an efficiency: at most 1
+	at    func(*Cluster) *float64
+}
+
+// Relative uncertainties of figures of which nothing else is stated. A fit on the
+// published runs leaves about as much (bench/validate.md).
+const (
+	efficiencyUncertainty = 0.05 // of the share of a peak that kernels reach
+	memoryUncertainty     = 0.05 // of the share of the memory bandwidth
+	linkUncertainty       = 0.10 // of the share of a link's bandwidth
+	latencyUncertainty    = 0.20 // of a link's latency
+	launchUncertainty     = 0.20 // of the time to start a kernel
+	halfUncertainty       = 0.20 // of the size at which products reach half their rate
+)
+
+// Constants lists the uncertain figures of a cluster, in the order of its YAML.
+// Peaks are not among them: their uncertainty is that of the efficiency. The
+// uncertainty is the cluster's own where it states one, else the default of its
+// kind.
+func (c *Cluster) Constants() []Constant {
+	return slices.DeleteFunc(c.constants(), func(k Constant) bool { return *k.at(c) == 0 })
+}
+
+// constants lists them whether or not the cluster states them.
+func (c *Cluster) constants() []Constant {
+	all := []Constant{
+		{Key: "device.launch_overhead", Resource: Launch, Uncertainty: launchUncertainty, at: func(c *Cluster) *float64 { return &c.Device.LaunchOverhead }},
+		{Key: "device.efficiency.matmul", Resource: Arithmetic, Uncertainty: efficiencyUncertainty, share: true, at: func(c *Cluster) *float64 { return &c.Device.Efficiency.Matmul }},
+		{Key: "device.efficiency.matmul_half_flops", Resource: Arithmetic, Uncertainty: halfUncertainty, at: func(c *Cluster) *float64 { return &c.Device.Efficiency.MatmulHalf }},
+		{Key: "device.efficiency.matmul_f8", Resource: Arithmetic, Uncertainty: efficiencyUncertainty, share: true, at: func(c *Cluster) *float64 { return &c.Device.Efficiency.MatmulF8 }},
+		{Key: "device.efficiency.tile_fill", Resource: Arithmetic, Uncertainty: halfUncertainty, at: func(c *Cluster) *float64 { return &c.Device.Efficiency.TileFill }},
+		{Key: "device.efficiency.threads", Resource: Arithmetic, Uncertainty: efficiencyUncertainty, share: true, at: func(c *Cluster) *float64 { return &c.Device.Efficiency.Threads }},
+		{Key: "device.efficiency.attention", Resource: Arithmetic, Uncertainty: efficiencyUncertainty, share: true, at: func(c *Cluster) *float64 { return &c.Device.Efficiency.Attention }},
+		{Key: "device.efficiency.vector", Resource: Arithmetic, Uncertainty: efficiencyUncertainty, share: true, at: func(c *Cluster) *float64 { return &c.Device.Efficiency.Vector }},
+		{Key: "device.efficiency.memory", Resource: HBM, Uncertainty: memoryUncertainty, share: true, at: func(c *Cluster) *float64 { return &c.Device.Efficiency.Memory }},
+	}
+	link := func(key string, r Resource, of func(*Cluster) *Link) {
+		all = append(all,
+			Constant{Key: key + ".efficiency", Resource: r, Uncertainty: linkUncertainty, share: true, at: func(c *Cluster) *float64 { return &of(c).Efficiency }},
+			Constant{Key: key + ".latency", Resource: r, Uncertainty: latencyUncertainty, at: func(c *Cluster) *float64 { return &of(c).Latency }})
+	}
+	switch {
+	case len(c.Levels) > 0: // of which the two links are copies
+		for i := range c.Levels {
+			all = append(all,
+				Constant{Key: levelKey(i) + ".efficiency", Resource: c.levelResource(i), Uncertainty: linkUncertainty, share: true, at: func(c *Cluster) *float64 { return &c.Levels[i].Efficiency }},
+				Constant{Key: levelKey(i) + ".latency", Resource: c.levelResource(i), Uncertainty: latencyUncertainty, at: func(c *Cluster) *float64 { return &c.Levels[i].Latency }})
+		}
+	case c.Device.Shared:
+		link("intra_node", IntraLink, func(c *Cluster) *Link { return &c.IntraNode })
+	default:
+		link("intra_node", IntraLink, func(c *Cluster) *Link { return &c.IntraNode })
+		link("inter_node", InterLink, func(c *Cluster) *Link { return &c.InterNode })
+	}
+	if c.Host != nil {
+		link("host", HostLink, func(c *Cluster) *Link { return c.Host })
+	}
+	for i := range all {
+		if u, stated := c.Uncertainty[all[i].Key]; stated {
+			all[i].Uncertainty = u
+		}
+	}
+	return all
+}
+
+// levelResource is the resource that a level of the network is.
+func (c *Cluster) levelResource(level int) Resource {
+	if n := c.Levels[level].Devices; n > 0 && n <= c.DevicesPerNode {
+		return IntraLink
+	}
+	return InterLink
+}
+
+// Scale multiplies the figure in a cluster by a positive factor. The share of a
+// peak stays at most 1.
+func (k Constant) Scale(c *Cluster, by float64) {
+	at := k.at(c)
+	*at *= by
+	if k.share {
+		*at = min(*at, 1)
+	}
+	if len(c.Levels) > 0 {
+		c.deriveNode()
+	}
+}
+
+// Clone returns a cluster that shares nothing with c.
+func (c *Cluster) Clone() *Cluster {
+	d := *c
+	d.Device.FLOPS, d.Uncertainty = maps.Clone(c.Device.FLOPS), maps.Clone(c.Uncertainty)
+	d.Levels = slices.Clone(c.Levels)
+	if c.Host != nil {
+		host := *c.Host
+		d.Host = &host
+	}
+	if c.Device.Cache != nil {
+		cache := *c.Device.Cache
+		d.Device.Cache = &cache
+	}
+	return &d
+}
+
+// Faster returns a cluster with one resource that is so many times as fast:
+// rates times by, and what takes time divided by it.
+func (c *Cluster) Faster(r Resource, by float64) *Cluster {
+	d := c.Clone()
+	for i := range d.Levels {
+		if l := &d.Levels[i]; c.levelResource(i) == r {
+			l.Bandwidth, l.Latency = l.Bandwidth*by, l.Latency/by
+		}
+	}
+	link := func(l *Link) { l.Bandwidth, l.Latency = l.Bandwidth*by, l.Latency/by }
+	switch r {
+	case Arithmetic:
+		for dtype := range d.Device.FLOPS {
+			d.Device.FLOPS[dtype] *= by
+		}
+	case HBM:
+		d.Device.MemoryBandwidth *= by
+		if d.Device.Cache != nil {
+			d.Device.Cache.Bandwidth *= by
+		}
+	case Launch:
+		d.Device.LaunchOverhead /= by
+	case IntraLink:
+		link(&d.IntraNode)
+	case InterLink:
+		link(&d.InterNode)
+	case HostLink:
+		if d.Host != nil {
+			link(d.Host)
+		}
+	}
+	return d
+}
+
+// validateUncertainty checks the stated uncertainties.
+func (c *Cluster) validateUncertainty() error {
+	for _, key := range slices.Sorted(maps.Keys(c.Uncertainty)) {
+		if msg := c.refuseUncertainty(key); msg != "" {
+			return &FieldError{"uncertainty." + key, msg}
+		}
+	}
+	return nil
+}
+
+// refuseUncertainty says what is wrong with a stated uncertainty, if anything is.
+func (c *Cluster) refuseUncertainty(key string) string {
+	var known []string
+	for _, k := range c.constants() {
+		known = append(known, k.Key)
+	}
+	switch u := c.Uncertainty[key]; {
+	case !slices.Contains(known, key):
+		return fmt.Sprintf("is not a figure that can be uncertain; did you mean %s? There are %s", config.Nearest(key, known), strings.Join(known, ", "))
+	case !(u >= 0 && u <= 1):
+		return fmt.Sprintf("is %v, must be between 0 and 1: a relative standard deviation", u)
+	}
+	return ""
+}
+
+// uncertainty reads the section of that name, which may be left out. Its keys are
+// those of other figures: uncertainty: {device.efficiency.matmul: 0.03}.
+func (d *decoder) uncertainty(node ast.Node) error {
+	entries, err := strictyaml.Entries(node, d.file, "uncertainty")
+	if err != nil {
+		return err
+	}
+	d.c.Uncertainty = map[string]float64{}
+	all := &Cluster{Host: &Link{}, Uncertainty: d.c.Uncertainty} // whatever the file says further down
+	for _, e := range entries {
+		value, ok := strictyaml.ScalarOf(e.Value)
+		if ok {
+			d.c.Uncertainty[e.Name], ok = value.Float()
+		}
+		if !ok {
+			return e.At.Refuse("uncertainty."+e.Name, "wants a number, got %s", strictyaml.Describe(e.Value))
+		}
+		if msg := all.refuseUncertainty(e.Name); msg != "" && !strings.HasPrefix(e.Name, "levels[") {
+			return e.At.Refuse("uncertainty."+e.Name, "%s", msg)
+		}
+	}
+	return nil
+}

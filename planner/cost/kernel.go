@@ -1,0 +1,171 @@
+package cost
+
+import (
+	"math"
+
+	"github.com/autopar/autopar/ir"
+)
+
+// work is what one kernel does at its local shapes.
+type work struct {
+	node  *ir.Node // nil for a copy
+	class kernelClass
+	dtype ir.DType
+	flops float64
+	bytes int64 // of memory traffic
+
+	rows, cols int64 // of the result of a product
+
+	// Of attention: how many scores there are without a mask, and by how many keys.
+	scores, keys float64
+	backward     bool
+
+	block bool // a product of a block
+	host  bool // launched by itself
+}
+
+// kernel is the roofline max(arithmetic, traffic) + launch, but no less than the
+// host needs. Conversions keep the compiler from fusing multiply and add, which
+// would differ between machines.
+func (m *Model) kernel(w *work) Picoseconds {
+	bytes := w.bytes
+	if w.node != nil && w.class == vector {
+		if bytes = m.software.traffic(w.node, w.bytes); bytes == 0 {
+			return 0
+		}
+	}
+	traffic := m.traffic(bytes)
+	var arithmetic float64
+	switch w.class {
+	case product:
+		arithmetic = m.product(w)
+		if m.fp8(w) {
+			arithmetic += float64(m.software.CastBytes*float64(w.bytes)/2) / m.memory
+		}
+	case attention:
+		if m.software.Scores {
+			return m.launched(w, m.plainAttention(w))
+		}
+		arithmetic = m.flashAttention(w)
+	default:
+		arithmetic = w.flops / float64(m.peak*m.efficiency.Vector)
+	}
+	return m.launched(w, max(arithmetic, traffic))
+}
+
+func (m *Model) launched(w *work, t float64) Picoseconds {
+	if w.host {
+		t = max(t, m.software.Host) + m.software.Sync
+	}
+	return picoseconds(t + m.launch)
+}
+
+// fp8 reports whether a product is one of operands cast to 8 bits.
+func (m *Model) fp8(w *work) bool { return m.fp8Peak > 0 && w.block }
+
+// rate is the peak rate of products of an element type.
+func (m *Model) rate(d ir.DType) float64 {
+	if half, ok := m.halfPeak[d]; ok {
+		return half
+	}
+	return m.peak
+}
+
+// tile is a block of the result that one unit of a device computes, and the share
+// that it reaches of the rate of the largest: a smaller one reads more per operation.
+type tile struct {
+	rows, cols int64
+	share      float64
+}
+
+// tiles are those that libraries of products choose from.
+func tiles() [5]tile {
+	return [...]tile{{128, 256, 1}, {256, 128, 1}, {128, 128, 0.88}, {128, 64, 0.72}, {64, 64, 0.5}}
+}
+
+// product is the time of rows x cols results of sums of K terms. Where a device has
+// units, tiles are computed in waves of as many, each taking K steps and TileFill
+// to fill and drain; of tiles, and of splits of K, the best is taken, as libraries
+// do. A split writes and reads its partial sums. More rows, columns or terms never
+// take less time, and a part of a product no less than its part.
+func (m *Model) product(w *work) float64 {
+	peak := m.rate(w.dtype)
+	eff := m.efficiency.Matmul
+	if m.fp8(w) {
+		peak, eff = m.fp8Peak, m.efficiency.MatmulF8
+	}
+	// F / (peak·e·F/(F+half)): a straight line. What a small product loses is a time,
+	// so half is less where the rate is.
+	flat := (w.flops + float64(m.efficiency.MatmulHalf*(peak/m.fastest))) / float64(peak*eff)
+	if m.units == 0 || w.rows <= 0 || w.cols <= 0 {
+		return flat
+	}
+	terms := w.flops / 2 / float64(w.rows) / float64(w.cols)
+	best := math.Inf(1)
+	perUnit := float64(peak*eff) / m.units
+	for _, t := range tiles() {
+		count := float64(ceil(w.rows, t.rows) * ceil(w.cols, t.cols))
+		for split := 1.0; split <= 32; split *= 2 {
+			waves := math.Ceil(count * split / m.units)
+			seconds := waves * 2 * float64(t.rows*t.cols) * (terms/split + m.efficiency.TileFill) / float64(perUnit*t.share)
+			if split > 1 {
+				seconds += 8 * split * float64(w.rows*w.cols) / m.memory
+			}
+			best = min(best, seconds)
+		}
+	}
+	return best + (flat - w.flops/float64(peak*eff))
+}
+
+func ceil(a, b int64) int64 { return (a + b - 1) / b }
+
+// Fused attention reaches less of its rate on short sequences, where blocks on the
+// diagonal are half empty, and with narrow heads, whose products are short: forward
+// and backward 88 TFLOP/s at 512 keys, 140 at 2,048 and 171 at 16,384 with heads of
+// 64, and up to 189 with heads of 128 (figure 5 of Dao 2023, FlashAttention-2).
+const (
+	halfKeys = 450 // keys at which half the rate is lost
+	halfHead = 16  // dimensions of a head at which half the rate is lost
+)
+
+// flashAttention is the time of a kernel that keeps the scores.
+func (m *Model) flashAttention(w *work) float64 {
+	t := w.flops / float64(m.rate(w.dtype)*m.efficiency.Attention)
+	if m.units == 0 || w.scores == 0 {
+		return t
+	}
+	t *= 1 + halfKeys/w.keys
+	if s := m.software.Flash; s > 0 { // FlashAttention-1 does not mind the head
+		return t / s
+	}
+	return t * (1 + halfHead/w.head()) / (1 + halfHead/128.0)
+}
+
+// head is the dimension of the heads of attention: its operations are counted as 2
+// forward and 5 backward a score and dimension.
+func (w *work) head() float64 {
+	if w.backward {
+		return w.flops / 5 / w.scores
+	}
+	return w.flops / 2 / w.scores
+}
+
+// plainAttention is the time of products of all scores, also of those that the mask
+// discards, with passes over them in between.
+func (m *Model) plainAttention(w *work) float64 {
+	// Two products forward and four backward, over all keys; counted are two and
+	// five over half of them.
+	flops, passes := 2*w.flops, m.software.ScoreBytes
+	if w.backward {
+		flops, passes = 2*w.flops/5*4, 1.5*m.software.ScoreBytes
+	}
+	t := flops / float64(m.rate(w.dtype)*m.efficiency.Matmul)
+	if w.scores > 0 && math.Mod(w.head(), 8) != 0 {
+		t *= misaligned
+	}
+	return t + passes*w.scores/m.memory
+}
+
+// misaligned is how much longer batched products take whose rows are no multiple
+// of 16 bytes: they cannot be loaded at once.
+const misaligned = 6

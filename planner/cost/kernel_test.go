@@ -1,0 +1,159 @@
+package cost
+
+import (
+	"math/rand/v2"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/autopar/autopar/codegen"
+	"github.com/autopar/autopar/ir"
+	"github.com/autopar/autopar/partition"
+)
+
+// tiled is the round cluster with four units of 125 GFLOP/s of the 500 reached.
+func tiled() *Cluster {
+	c := round()
+	c.Device.Units, c.Device.Efficiency.MatmulHalf, c.Device.Efficiency.TileFill = 4, 0, 0
+	return c
+}
+
+func productOf(rows, cols, terms int64) *work {
+	return &work{class: product, dtype: ir.F32, rows: rows, cols: cols, flops: 2 * float64(rows*cols*terms)}
+}
+
+// about is equal but for rounding.
+func about(t *testing.T, seconds float64, got Picoseconds, why string) {
+	require.InEpsilon(t, seconds, got.Seconds(), 1e-6, why)
+}
+
+func TestProductInWaves(t *testing.T) {
+	m := NewModel(tiled(), 1)
+	one := 2 * 128 * 128 * 1000 / (125e9 * 0.88)
+	about(t, one, m.kernel(productOf(256, 256, 1000)), "four tiles of 128 x 128 in one wave; two larger ones would leave half idle")
+	about(t, 2*128*256*1000/125e9, m.kernel(productOf(512, 256, 1000)), "four tiles of 128 x 256")
+	about(t, m.kernel(productOf(640, 256, 1000)).Seconds(), m.kernel(productOf(513, 256, 1000)), "a row more is a row of tiles more")
+	require.Less(t, m.kernel(productOf(512, 256, 1000)), m.kernel(productOf(513, 256, 1000)))
+	// One tile, of 64,000 terms: split in four, whose partial sums of 4 bytes are written
+	// and read.
+	about(t, 2*128*128*16000/(125e9*0.88)+8*4*128*128/1e10, m.kernel(productOf(128, 128, 64000)), "split")
+	c := tiled()
+	c.Device.Efficiency.TileFill = 500
+	about(t, one*1.5, NewModel(c, 1).kernel(productOf(256, 256, 1000)), "filled and drained in the time of 500 terms")
+	c.Device.Units = 0
+	about(t, 2*256*256*1000/500e9, NewModel(c, 1).kernel(productOf(256, 256, 1000)), "no units, no waves")
+}
+
+// TestProductBounds: more of anything takes no less time, and a part of a product no
+// less than its part: the planner's bounds rest on both.
+func TestProductBounds(t *testing.T) {
+	const seed = 11
+	r := rand.New(rand.NewPCG(seed, 0))
+	for range 3000 {
+		c := tiled()
+		c.Device.Units, c.Device.Efficiency.TileFill = 1+r.IntN(140), r.Float64()*300
+		m := NewModel(c, 1)
+		parts := 1 + r.Int64N(8)
+		rows, cols, terms := parts*(1+r.Int64N(3000)), 1+r.Int64N(3000), parts*(1+r.Int64N(3000))
+		whole := m.kernel(productOf(rows, cols, terms))
+		require.LessOrEqual(t, whole, m.kernel(productOf(rows+r.Int64N(99), cols+r.Int64N(99), terms+r.Int64N(99))), "seed %d", seed)
+		for _, part := range []*work{productOf(rows/parts, cols, terms), productOf(rows, cols, terms/parts)} {
+			require.LessOrEqual(t, whole, Picoseconds(parts)*m.kernel(part), "seed %d", seed)
+		}
+	}
+}
+
+func TestEightBitProducts(t *testing.T) {
+	c := tiled()
+	c.Device.FLOPS["f8"], c.Device.Efficiency.MatmulF8 = 4e12, 0.25
+	c.Software = Software{FP8: true, CastBytes: 4}
+	w := productOf(512, 256, 1000)
+	w.bytes = 1e6
+	about(t, 2*128*256*1000/125e9, NewModel(c, 1).kernel(w), "not of a block")
+	w.block = true
+	about(t, 2*128*256*1000/250e9+4*0.5e6/1e10, NewModel(c, 1).kernel(w), "twice the rate, and half a million operands cast")
+}
+
+func TestAttention(t *testing.T) {
+	c := tiled()
+	w := &work{class: attention, dtype: ir.F32, scores: 4 * 8 * 512 * 512, keys: 512, flops: 2 * 4 * 8 * 512 * 512 * 128}
+	flash := w.flops / 250e9 * (1 + 450.0/512)
+	about(t, flash, NewModel(c, 1).kernel(w), "fused, heads of 128")
+	c.Software.Flash = 0.5
+	about(t, 2*flash, NewModel(c, 1).kernel(w), "FlashAttention-1")
+	c.Software = Software{Scores: true, ScoreBytes: 10}
+	plain := 2*w.flops/500e9 + 10*w.scores/1e10
+	about(t, plain, NewModel(c, 1).kernel(w), "all scores, in two products, and 10 bytes each")
+	w.backward, w.flops = true, w.flops/2*5
+	about(t, 2*(plain-10*w.scores/1e10)+15*w.scores/1e10, NewModel(c, 1).kernel(w), "four products")
+	w.flops = w.flops / 128 * 108
+	about(t, misaligned*8*w.scores*108/500e9+15*w.scores/1e10, NewModel(c, 1).kernel(w), "heads of 108 are no multiple of 16 bytes")
+}
+
+// TestHost: a kernel takes no less than its launch by the host, but for the update's.
+func TestHost(t *testing.T) {
+	c := tiled()
+	c.Software = Software{Host: 1e-3, Sync: 1e-4}
+	c.Device.LaunchOverhead = 1e-5
+	about(t, 1.11e-3, NewModel(c, 1).kernel(&work{bytes: 1, host: true}), "")
+	about(t, 1.0e-5+1e-6, NewModel(c, 1).kernel(&work{bytes: 1e4}), "")
+}
+
+func TestTraffic(t *testing.T) {
+	value := func(shape ...int) *ir.Value { return &ir.Value{Type: ir.Type{DType: ir.BF16, Shape: shape}} }
+	s := Software{RMSNorm: 12, Loss: 3, Elementwise: 2, Activation: 1.5, Rotation: 4, Optimizer: 5, Cast: 0.5, FusedBias: true}
+	for op, want := range map[ir.Op]int64{
+		ir.OpRMSNorm: 1200, ir.OpRMSNormGrad: 1200, ir.OpLayerNorm: 100, ir.OpRowMax: 300, ir.OpCrossEntropyGrad: 300, ir.OpDropout: 200,
+		ir.OpGELU: 150, ir.OpSwiGLUGrad: 150, ir.OpRoPE: 400, ir.OpAdamW: 500, ir.OpCast: 50, ir.OpEmbedding: 100,
+	} {
+		require.Equal(t, want, s.traffic(&ir.Node{Op: op, Args: []*ir.Value{value(4, 4)}}, 100), op)
+		require.Equal(t, int64(100), (&Software{}).traffic(&ir.Node{Op: op, Args: []*ir.Value{value(4, 4)}}, 100), "our own: %s", op)
+	}
+	bias := &ir.Node{Op: ir.OpAdd, Args: []*ir.Value{value(4, 4), value(4)}}
+	residual := &ir.Node{Op: ir.OpAdd, Args: []*ir.Value{value(4, 4), value(4, 4)}}
+	require.Zero(t, s.traffic(bias, 100))
+	require.Equal(t, int64(200), s.traffic(residual, 100))
+	require.Equal(t, int64(100), (&Software{}).traffic(bias, 100))
+}
+
+// TestBesideProducts: the sum of an input's gradient is hidden as long as the product
+// for that of the weight takes; in the forward pass only in chunks.
+func TestBesideProducts(t *testing.T) {
+	c := round()
+	p := &partition.Plan{PlanNGPUs: 4, RuntimeNGPUs: 4, DP: 1, TP: 4, MicroBatch: 1, Schedule: partition.GPipe, Stages: []partition.Stage{{Last: 1}}}
+	mesh := p.Mesh(4)
+	price := func(s Software, phase ir.Phase, op ir.Op) Picoseconds {
+		c.Software = s
+		typ := ir.Type{DType: ir.F32, Shape: []int{1000, 1000}}
+		value := func() *ir.Value { return &ir.Value{Type: typ} }
+		dx := &ir.Node{Name: "h.0.mlp/matmul", Op: ir.OpMatMul, Attr: ir.MatMulAttr{Form: ir.MatMulNN, K: 1}, Phase: phase, Args: []*ir.Value{value(), value()}, Results: []*ir.Value{value()}}
+		dx.Results[0].Def = dx
+		n := &ir.Node{Name: "h.0.mlp/matmul@sum", Op: op, Attr: ir.CommAttr{Axis: partition.AxisTP}, Phase: phase, Args: dx.Results, Results: []*ir.Value{value()}}
+		time, kind := NewProgram(c, p, mesh).Instr(&codegen.Instr{Node: n}, mesh, ir.Coord{})
+		require.Equal(t, Communication, kind)
+		return time
+	}
+	all := (6 + 6000) * us     // 4 MB at 1 GB/s, 2·3/4 times
+	product := (4000 + 2) * us // 2 GFLOP at half of 1 TFLOP/s
+	async := Software{AsyncTP: true}
+	require.Equal(t, all, price(Software{}, ir.Backward, ir.OpAllReduce))
+	require.InDelta(t, float64(all-product), float64(price(async, ir.Backward, ir.OpAllReduce)), 2)
+	require.Equal(t, all, price(async, ir.Forward, ir.OpAllReduce))
+	async.ChunkedTP = true
+	require.InDelta(t, float64(all/8), float64(price(async, ir.Forward, ir.OpReduceScatter)), 2)
+	require.InDelta(t, float64(all/8), float64(price(async, ir.Forward, ir.OpAllGather)), 2)
+}
+
+func TestSoftwareByName(t *testing.T) {
+	s, err := LoadSoftware(Current)
+	require.NoError(t, err)
+	require.Equal(t, Current, s.Name)
+	_, err = LoadSoftware("torch-compiled")
+	require.ErrorContains(t, err, `unknown software "torch-compiled"; did you mean torch-compile?`)
+	h, err := Load("h100")
+	require.NoError(t, err)
+	require.Equal(t, s, h.Software)
+	cpu, err := Load("cpu")
+	require.NoError(t, err)
+	require.Zero(t, cpu.Software, "this project's own kernels")
+}

@@ -1,0 +1,285 @@
+package planner
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/autopar/autopar/partition"
+	"github.com/autopar/autopar/planner/cost"
+)
+
+// declared is the space of a [Certificate] as plain nested loops: the definition, apart
+// from how the search lists it.
+type declared struct {
+	opts       Options // as [Options.on] returns them
+	cluster    *cost.Cluster
+	blocks     int // to distribute
+	batch      int // sequences
+	tokens     int // of a sequence, 0 without attention
+	everywhere bool
+}
+
+// each calls visit for every outline of the space.
+func (d *declared) each(visit func(outline)) {
+	o := d.opts
+	for _, unit := range divisors(o.RuntimeNGPUs) {
+		if o.PlanNGPUs > 0 && unit != o.PlanNGPUs {
+			continue
+		}
+		for _, dp := range divisors(unit) {
+			for _, cp := range divisors(unit / dp) {
+				for _, tp := range divisors(unit / dp / cp) {
+					if cut := (degrees{unit, dp, cp, tp, unit / dp / cp / tp}); d.hasDegrees(cut) {
+						d.eachOf(cut, visit)
+					}
+				}
+			}
+		}
+	}
+}
+
+func (d *declared) replicas(cut degrees) int { return cut.dp * d.opts.RuntimeNGPUs / cut.plan }
+
+// hasDegrees reports whether the degrees are in the space.
+func (d *declared) hasDegrees(cut degrees) bool {
+	o := d.opts
+	for _, x := range [][2]int{{o.DP, cut.dp}, {o.TP, cut.tp}, {o.PP, cut.pp}, {o.CP, cut.cp}} {
+		if x[0] > 0 && x[0] != x[1] {
+			return false
+		}
+	}
+	if cut.cp > 1 && o.CP == 0 {
+		pays := d.everywhere || d.tokens > 8192 || cut.cp*cut.pp*d.replicas(cut) > d.batch
+		if o.Policy != AutoDist || d.tokens == 0 || d.tokens%(2*cut.cp) != 0 || !pays {
+			return false
+		}
+	}
+	if o.Policy == Megatron {
+		within := d.cluster.Device.Shared || d.cluster.DevicesPerNode%cut.tp == 0
+		if !within || d.blocks%cut.pp != 0 {
+			return false
+		}
+	}
+	return cut.pp <= max(d.blocks, 1) && d.replicas(cut) <= d.batch
+}
+
+// eachOf visits the outlines of the same degrees.
+func (d *declared) eachOf(cut degrees, visit func(outline)) {
+	for chunks := 1; chunks <= max(4, d.opts.Interleave); chunks++ {
+		for zero := range 4 {
+			for _, group := range d.groups(cut, zero, chunks) {
+				for _, offload := range []partition.Offload{partition.OffloadNone, partition.OffloadOptimizer, partition.OffloadParams} {
+					for _, sequence := range []bool{false, true} {
+						for _, overlap := range []bool{false, true} {
+							x := outline{cut, sharding{zero, group, sequence, overlap, offload}, chunks}
+							if d.hasChunks(x) && d.hasSharding(x) && len(d.schedules(x)) > 0 {
+								visit(x)
+							}
+						}
+					}
+				}
+			}
+		}
+	}
+}
+
+// hasChunks reports whether the chunks per rank are in the space.
+func (d *declared) hasChunks(x outline) bool {
+	o := d.opts
+	if x.chunks == 1 {
+		return o.Interleave <= 1 && o.Schedule != partition.Interleaved
+	}
+	switch {
+	case o.Interleave > 0 && x.chunks != o.Interleave, o.Interleave == 0 && x.chunks != 2 && x.chunks != 4:
+		return false
+	case o.Schedule != "" && o.Schedule != partition.Interleaved:
+		return false
+	case o.Policy == Megatron && d.blocks%(x.pp*x.chunks) != 0:
+		return false
+	}
+	return x.pp > 1 && x.pp*x.chunks <= d.blocks
+}
+
+// hasSharding reports whether what is sharded beside the model is in the space.
+func (d *declared) hasSharding(x outline) bool {
+	o, replicas := d.opts, d.replicas(x.degrees)
+	switch {
+	case o.ZeRO != nil && x.zero != *o.ZeRO, x.zero > 0 && replicas == 1:
+		return false
+	case o.ZeROGroup > 0 && (x.zero == 0 || replicas%o.ZeROGroup != 0):
+		return false
+	case x.sequence && (x.tp == 1 || o.SequenceParallel == "off"), !x.sequence && o.SequenceParallel == "on":
+		return false
+	case x.overlap && (o.Overlap == "off" || x.cp > 1 || replicas == 1 || x.offload.Moves()), !x.overlap && o.Overlap == "on":
+		return false
+	case o.Offload == "" && d.cluster.Host == nil:
+		return !x.offload.Moves()
+	}
+	return o.Offload == "" || x.offload.String() == o.Offload
+}
+
+// groups lists the sizes of ZeRO groups; 0 is all replicas.
+func (d *declared) groups(cut degrees, zero, chunks int) []int {
+	replicas := d.replicas(cut)
+	if g := d.opts.ZeROGroup; g > 0 && zero > 0 {
+		if g == replicas {
+			g = 0
+		}
+		return []int{g}
+	}
+	if zero < 2 || chunks > 1 {
+		return []int{0}
+	}
+	largest := 0 // inside a node
+	for _, g := range divisors(replicas) {
+		inside := d.cluster.Device.Shared || g*cut.cp*cut.tp <= d.cluster.DevicesPerNode
+		if g > 1 && g < replicas && inside {
+			largest = g
+		}
+	}
+	if largest == 0 {
+		return []int{0}
+	}
+	return []int{0, largest}
+}
+
+// schedules lists those of an outline.
+func (d *declared) schedules(x outline) []partition.Schedule {
+	var all []partition.Schedule
+	for _, s := range []partition.Schedule{partition.OneFOneB, partition.GPipe, partition.ZeroBubble, partition.Interleaved} {
+		switch {
+		case (s == partition.Interleaved) != (x.chunks > 1):
+		case x.overlap && s != partition.OneFOneB && s != partition.GPipe:
+		case x.chunks > 1, d.opts.Schedule == s:
+			all = append(all, s)
+		case d.opts.Schedule == "" && (x.pp > 1 || s == partition.OneFOneB):
+			all = append(all, s)
+		}
+	}
+	return all
+}
+
+// sizes lists the sizes of micro-batches of an outline.
+func (d *declared) sizes(x outline) []int {
+	replicas := d.replicas(x.degrees)
+	local := (d.batch + replicas - 1) / replicas
+	if n := d.opts.MicroBatch; n > 0 {
+		return []int{min(n, local)}
+	}
+	var all []int
+	for n := 1; n <= local; n++ {
+		power := n&(n-1) == 0
+		if local <= 16 || power || local%n == 0 {
+			all = append(all, n)
+		}
+	}
+	return all
+}
+
+// recomputations lists what a stage of n blocks may compute again.
+func (d *declared) recomputations(n int) []recomputation {
+	switch d.opts.Recompute {
+	case RecomputeNone:
+		return []recomputation{{}}
+	case RecomputeSelective:
+		return []recomputation{{selective: n}}
+	case RecomputeFull:
+		return []recomputation{{full: n}}
+	}
+	var all []recomputation
+	for f := 0; f <= n; f++ {
+		for s := 0; s <= n-f; s++ {
+			all = append(all, recomputation{f, s})
+		}
+	}
+	return all
+}
+
+// plans returns how many plans an outline has for a size and a schedule: cuts with
+// recomputation. Of large spaces it is near that number.
+func (d *declared) plans(x outline) float64 {
+	if x.chunks > 1 || d.opts.Policy == Megatron {
+		return 1
+	}
+	// By blocks, the ways to cut them into the stages so far.
+	ways := make([]float64, d.blocks+1)
+	ways[0] = 1
+	for range x.pp {
+		next := make([]float64, d.blocks+1)
+		for before, w := range ways {
+			for n := 1; w > 0 && before+n <= d.blocks; n++ {
+				choices := 1.0
+				if d.opts.Recompute == RecomputeSearched {
+					choices = float64((n + 1) * (n + 2) / 2)
+				}
+				next[before+n] += w * choices
+			}
+		}
+		ways = next
+	}
+	return ways[d.blocks]
+}
+
+// tile checks that every cell of the space lies in exactly one region, and nothing else
+// does.
+func (d *declared) tile(regions []Region) error {
+	type grid struct {
+		sizes     []int
+		schedules []partition.Schedule
+		taken     []int // the line of the region, by size and schedule
+	}
+	space := map[outline]*grid{}
+	d.each(func(x outline) {
+		g := &grid{sizes: d.sizes(x), schedules: d.schedules(x)}
+		g.taken = make([]int, len(g.sizes)*len(g.schedules))
+		space[x] = g
+	})
+	for i := range regions {
+		r := &regions[i]
+		g := space[r.outline]
+		if g == nil {
+			return refute(r.line, "the space has no %s", r.outline.text())
+		}
+		for _, size := range r.sizes {
+			for _, schedule := range r.schedules {
+				a, b := slices.Index(g.sizes, size), slices.Index(g.schedules, schedule)
+				if a < 0 || b < 0 {
+					return refute(r.line, "the space has no micro-batches of %d under %s with %s", size, schedule, r.outline.text())
+				}
+				at := &g.taken[a*len(g.schedules)+b]
+				if *at > 0 {
+					return refute(r.line, "micro-batches of %d under %s with %s are in the region of line %d already", size, schedule, r.outline.text(), *at)
+				}
+				*at = r.line
+			}
+		}
+	}
+	var gap error
+	d.each(func(x outline) {
+		g := space[x]
+		if at := slices.Index(g.taken, 0); at >= 0 && gap == nil {
+			gap = refute(0, "no region has micro-batches of %d under %s with %s", g.sizes[at/len(g.schedules)], g.schedules[at%len(g.schedules)], x.text())
+		}
+	})
+	return gap
+}
+
+// text names an outline.
+func (o outline) text() string {
+	text := fmt.Sprintf("unit %d, dp %d, cp %d, tp %d, pp %d, chunks %d, zero %d", o.plan, o.dp, o.cp, o.tp, o.pp, o.chunks, o.zero)
+	if o.group > 0 {
+		text += fmt.Sprintf(" in groups of %d", o.group)
+	}
+	return text + fmt.Sprintf(", sequence parallelism %s, overlap %s, offload %s", onOff(o.sequence), onOff(o.overlap), o.offload)
+}
+
+// divisors lists those of n, increasing.
+func divisors(n int) []int {
+	var all []int
+	for d := 1; d <= n; d++ {
+		if n%d == 0 {
+			all = append(all, d)
+		}
+	}
+	return all
+}
