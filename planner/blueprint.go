@@ -276,6 +276,25 @@ type blueprints struct {
 	tokens int // of a sequence
 	known  map[structure]*blueprint
 	failed map[structure]error
+	rooms  map[roomKey][]codegen.Chunk
+}
+
+// roomKey is what the room of a position follows from.
+type roomKey struct {
+	schedule                           partition.Schedule
+	position, pp, chunks, microBatches int
+}
+
+// room is [codegen.Room] of a step: for an interleaved schedule it goes through all that
+// a position does.
+func (b *blueprints) room(p *partition.Plan, position, m int) []codegen.Chunk {
+	key := roomKey{p.Schedule, position, p.PP(), p.Chunks(), m}
+	room, known := b.rooms[key]
+	if !known {
+		room = codegen.Room(p, position, m, true)
+		b.rooms[key] = room
+	}
+	return room
 }
 
 // structure is what programs have in common that differ in numbers only.
@@ -287,7 +306,7 @@ type structure struct {
 }
 
 func newBlueprints(graphs *shrunken, batch int) *blueprints {
-	return &blueprints{graphs, batch, sequenceTokens(graphs.graph), map[structure]*blueprint{}, map[structure]error{}}
+	return &blueprints{graphs, batch, sequenceTokens(graphs.graph), map[structure]*blueprint{}, map[structure]error{}, map[roomKey][]codegen.Chunk{}}
 }
 
 // find returns the blueprint for a plan, of which stages, cut, micro-batch size and

@@ -153,6 +153,9 @@ func (s *skeleton) copiesOf(what partition.Offload) []copies {
 // pipeline, with what they copy for an offload, that take at most the given time,
 // and without that offload do not fit.
 func (c *cutter) slowed(time cost.Picoseconds, what partition.Offload) bool {
+	if c.pipe.stages == nil {
+		return true // it does not fit at all
+	}
 	if c.chunks() > 1 {
 		if c.least != never && slices.Max(c.choice) == 0 {
 			return false
