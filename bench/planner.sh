@@ -44,10 +44,11 @@ cat << 'END'
 
 The goals are 100 ms for GPT-3 175B on 1,024 devices and a second for 1T on 16,384, in 200 MB, and 128 layers in 1.2 times the
 time of 12: none of them is met yet. `go test ./planner -run '^$' -bench BenchmarkSearch/1t -benchtime 1x -cpuprofile cpu` shows
-where the time goes. About a third compiles blueprints, the programs of a block of each structure (several hundred: stages of
-ZeRO x groups x sequence parallelism x overlap x offload x ends of the pipeline), which is also most of the memory; a quarter
-measures and prices them at each size of micro-batch; the rest bounds and simulates cuts. Where memory is tight (128 layers on
-1,024 devices, small batches) bounds of time without recomputation are far below the plans that fit, so more is priced. Where a
-rank runs many hundred micro-batches simulation takes most of the time. The gap is by how much a plan could at most be faster
+where the time goes, for 1T and for GPT-3 175B: a third and a fifth compile blueprints, the programs of a block of each structure
+(several hundred: stages of ZeRO x groups x sequence parallelism x overlap x offload x ends of the pipeline); 14 % and 15 %
+measure what they keep at each size of micro-batch, as much bounds cuts by time, a quarter and 14 % simulate them; the garbage
+collector takes 15 to 20 %. Where memory is tight (128 layers on 1,024 devices, small batches) bounds of time without
+recomputation are far below the plans that fit, so more is priced. Where a rank runs many hundred micro-batches (global batch
+16,384) simulation takes the longest. The gap is by how much a plan could at most be faster
 where the search gave up on proving that none is.
 END
