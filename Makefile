@@ -4,7 +4,7 @@ GO       ?= go
 BIN      := bin/autopar
 FUZZTIME ?= 5s
 
-.PHONY: help build demo test check fmt vet race golden fuzz bench parity curves mutants peers profile-check validate-plots fit-memory
+.PHONY: help build demo test check fmt vet race golden fuzz bench bench-planner parity curves mutants peers profile-check validate-plots fit-memory
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1	\2/p' $(MAKEFILE_LIST)
@@ -42,6 +42,9 @@ fuzz: ## run every fuzz target for FUZZTIME
 
 bench: ## run every benchmark once, for its time and allocations
 	$(GO) test -run '^$$' -bench . -benchmem ./...
+
+bench-planner: ## time whole searches over models, layers, devices and batches
+	bench/planner.sh > bench/planner.md
 
 parity: ## train under every plan of the parity table and print it
 	$(GO) test -count=1 -timeout 20m -v -run TestParity . -args -parity-all

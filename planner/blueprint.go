@@ -3,6 +3,7 @@ package planner
 import (
 	"fmt"
 	"maps"
+	"slices"
 	"strings"
 
 	"github.com/autopar/autopar/codegen"
@@ -31,6 +32,9 @@ type blueprint struct {
 	chunkOf                  map[string]int   // by block
 	cuts                     []valueCut
 	held                     [extents][fewPositions][]held // by position; nil until it is measured
+	batches                  []int                         // sizes of the dimensions that are cut into micro-batches
+	kinds                    map[heldKind]int
+	kindValues               []*ir.Value // one of each kind
 }
 
 // valueCut is a dimension of some value, or the smallest of those that lie on the
@@ -50,7 +54,7 @@ const (
 // counts. It is compiled when it is asked for.
 func newBlueprint(graphs *shrunken, p partition.Plan, batch int) *blueprint {
 	b := &blueprint{
-		graphs: graphs, plan: p, batch: batch, chunkOf: map[string]int{}, wires: map[*ir.Node]int{},
+		graphs: graphs, plan: p, batch: batch, chunkOf: map[string]int{}, wires: map[*ir.Node]int{}, kinds: map[heldKind]int{},
 		ofBlock: map[*ir.Node]bool{}, ofWeight: map[*ir.Node]bool{}, async: map[*ir.Node]bool{},
 	}
 	b.plan.MicroBatch, b.plan.Schedule = batch, partition.OneFOneB // one: the shortest schedules
@@ -152,10 +156,14 @@ func (b *blueprint) noteCuts() {
 			least[axes] = size
 		}
 	}
+	mb := mesh.Axis(partition.AxisMB)
 	for _, n := range b.progs[kept].Graph.Nodes {
 		for _, r := range n.Results {
 			for d, size := range r.Type.Shape {
 				note(size, r.Spec, d)
+				if r.Spec[mb] == ir.ShardOn(d) && !slices.Contains(b.batches, size) {
+					b.batches = append(b.batches, size)
+				}
 			}
 		}
 		if n.Op.Class() != ir.Compute {
@@ -188,6 +196,22 @@ func isAttention(op ir.Op) bool {
 		return true
 	}
 	return false
+}
+
+// even reports whether the last micro-batch of the first rank is as large as the others.
+func (b *blueprint) even(mesh ir.Mesh) bool {
+	mb := mesh.Axes[mesh.Axis(partition.AxisMB)]
+	for _, size := range b.batches {
+		for _, a := range mesh.Axes {
+			if partition.FollowsBatch(a) && !a.Time {
+				size = a.Cut(size, 0).Len
+			}
+		}
+		if mb.Cut(size, 0).Len != mb.Cut(size, mb.Size-1).Len {
+			return false
+		}
+	}
+	return true
 }
 
 // standsFor reports whether every value can be cut over the axes of a mesh as it is
@@ -252,6 +276,25 @@ type blueprints struct {
 	tokens int // of a sequence
 	known  map[structure]*blueprint
 	failed map[structure]error
+	rooms  map[roomKey][]codegen.Chunk
+}
+
+// roomKey is what the room of a position follows from.
+type roomKey struct {
+	schedule                           partition.Schedule
+	position, pp, chunks, microBatches int
+}
+
+// room is [codegen.Room] of a step: for an interleaved schedule it goes through all that
+// a position does.
+func (b *blueprints) room(p *partition.Plan, position, m int) []codegen.Chunk {
+	key := roomKey{p.Schedule, position, p.PP(), p.Chunks(), m}
+	room, known := b.rooms[key]
+	if !known {
+		room = codegen.Room(p, position, m, true)
+		b.rooms[key] = room
+	}
+	return room
 }
 
 // structure is what programs have in common that differ in numbers only.
@@ -263,7 +306,7 @@ type structure struct {
 }
 
 func newBlueprints(graphs *shrunken, batch int) *blueprints {
-	return &blueprints{graphs, batch, sequenceTokens(graphs.graph), map[structure]*blueprint{}, map[structure]error{}}
+	return &blueprints{graphs, batch, sequenceTokens(graphs.graph), map[structure]*blueprint{}, map[structure]error{}, map[roomKey][]codegen.Chunk{}}
 }
 
 // find returns the blueprint for a plan, of which stages, cut, micro-batch size and

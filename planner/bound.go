@@ -44,8 +44,16 @@ func newBounds(p *pipeline, limit int64, opts Options, learned map[tried]bool) *
 	back := [2][]line{make([]line, stages), make([]line, stages)}
 	block := [2]cost.Picoseconds{never, never}
 	works := make([]stageWork, stages)
+	same := map[*stageTimes]int{} // the first of the stages that take the same times
 	for i := range p.stages {
 		s := p.stages[i]
+		if k, known := same[s]; known {
+			works[i], back[first][i], back[rest][i] = works[k], back[first][k], back[rest][k]
+			forward.fixed += s.forward[first].through().fixed
+			b.like(k)
+			continue
+		}
+		same[s] = i
 		works[i] = newStageWork(p, i, m)
 		f := s.forward[first].through()
 		forward.fixed += f.fixed
@@ -74,6 +82,12 @@ func newBounds(p *pipeline, limit int64, opts Options, learned map[tried]bool) *
 		b.passes = append(b.passes, works[i].passes)
 	}
 	b.end = works[0].update.at(1, recomputation{}) + works[0].weight[rest].at(1, recomputation{})
+	var through [2][]cost.Picoseconds
+	for size := range through {
+		for _, l := range back[size] {
+			through[size] = append(through[size], l.fixed-l.gathersAhead())
+		}
+	}
 	for i := range stages {
 		start := forward.at(blocks, recomputation{}) // to the first backward pass of stage i, but for blocks
 		flow := start + cost.Picoseconds(blocks)*block[rest] + b.end
@@ -82,10 +96,9 @@ func newBounds(p *pipeline, limit int64, opts Options, learned map[tried]bool) *
 			if j < i {
 				size = rest
 			}
-			through := back[size][j].fixed - back[size][j].gathersAhead()
-			flow += through
+			flow += through[size][j]
 			if j >= i {
-				start += through
+				start += through[size][j]
 			}
 		}
 		b.again = append(b.again, make([][]option, 0, blocks-stages+1))
@@ -118,6 +131,15 @@ func newBounds(p *pipeline, limit int64, opts Options, learned map[tried]bool) *
 		b.atLeast = append(b.atLeast, least)
 	}
 	return b
+}
+
+// like adds a stage that takes the same times as an earlier one.
+func (b *bounds) like(stage int) {
+	b.ahead = append(b.ahead, b.ahead[stage])
+	b.through = append(b.through, b.through[stage])
+	b.busy = append(b.busy, b.busy[stage])
+	b.work = append(b.work, b.work[stage])
+	b.passes = append(b.passes, b.passes[stage])
 }
 
 // gathersAhead is by how much less the last block of a stage may take backward

@@ -41,7 +41,7 @@ type cutter struct {
 	search  *searcher
 	pipe    *pipeline
 	bounds  *bounds
-	free    *bounds          // with memory without limit; nil until they are asked for
+	free    map[partition.Offload]*freed
 	least   cost.Picoseconds // a lower bound of the time of all cuts
 	learned map[tried]bool
 	choice  []int // by position: how much an interleaved schedule recomputes

@@ -42,10 +42,10 @@ func goldenCases() []goldenCase {
 		{model: "llama-2-13b", float: ir.BF16, cluster: "a100-80g", devices: 64, batch: 512, why: "eight nodes"},
 		{model: "llama-3-8b", float: ir.BF16, cluster: "h100", devices: 8, batch: 64, why: "one node, a large vocabulary"},
 		{model: "llama-3-8b", tokens: 131072, float: ir.BF16, cluster: "h100", devices: 64, batch: 16, why: "long sequences: context parallelism"},
-		{model: "llama-2-70b", float: ir.BF16, cluster: "a100-80g", crowded: true, devices: 256, batch: 1024, why: "an oversubscribed network", tooLarge: true},
-		{model: "llama-3-70b", float: ir.BF16, cluster: "h100", devices: 512, batch: 1024, why: "grouped heads over more than a node", tooLarge: true},
+		{model: "llama-2-70b", float: ir.BF16, cluster: "a100-80g", crowded: true, devices: 128, batch: 512, why: "an oversubscribed network", tooLarge: true},
+		{model: "llama-3-70b", float: ir.BF16, cluster: "h100", devices: 256, batch: 512, why: "grouped heads over more than a node", tooLarge: true},
 		{model: "gpt3-175b", float: ir.BF16, cluster: "h100", devices: 1024, batch: 1536, why: "the model of Megatron's and most planners' tables", tooLarge: true},
-		{model: "llama-3.1-405b", float: ir.BF16, cluster: "h100", devices: 4096, batch: 2048, why: "a model and a machine of today", tooLarge: true},
+		{model: "llama-3.1-405b", float: ir.BF16, cluster: "h100", devices: 4096, batch: 1024, why: "a model and a machine of today", tooLarge: true},
 	}
 }
 

@@ -1,6 +1,8 @@
 package planner
 
 import (
+	"slices"
+
 	"github.com/autopar/autopar/partition"
 	"github.com/autopar/autopar/planner/cost"
 )
@@ -74,7 +76,7 @@ func (r Recompute) extents() []extent {
 // interleavedCut is the even cut with a choice of recomputation for each position.
 func (p *pipeline) interleavedCut(recompute Recompute, choice []int) []partition.Stage {
 	all := recompute.extents()
-	return evenCut(p.skel.blocks, len(p.stages), func(stage int) extent {
+	return evenCut(p.skel.blocks, len(p.template.Stages), func(stage int) extent {
 		at, _ := p.template.Position(stage)
 		return all[choice[at]]
 	})
@@ -92,6 +94,22 @@ func (p *pipeline) interleavedPeak(cut []partition.Stage, at int) int64 {
 		temp = m.temp[e]
 	}
 	return bytes + int64(inboxes)*m.inbox + temp
+}
+
+// mayFitInterleaved reports whether every position may fit with all of its blocks
+// recomputed to one extent or another.
+func (p *pipeline) mayFitInterleaved(limit int64) bool {
+	var cuts [extents][]partition.Stage
+	for e := range cuts {
+		cuts[e] = evenCut(p.skel.blocks, len(p.template.Stages), func(int) extent { return extent(e) })
+	}
+	for at := range p.template.PP() {
+		fits := func(cut []partition.Stage) bool { return p.interleavedPeak(cut, at) <= limit }
+		if !slices.ContainsFunc(cuts[:], fits) {
+			return false
+		}
+	}
+	return true
 }
 
 // solveInterleaved returns the plan in which every position does the least work

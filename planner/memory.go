@@ -1,6 +1,8 @@
 package planner
 
 import (
+	"encoding/binary"
+
 	"github.com/autopar/autopar/codegen"
 	"github.com/autopar/autopar/ir"
 )
@@ -42,15 +44,19 @@ func (s *skeleton) memoryOf(microBatch int) []stageMemory {
 	}
 	mesh := s.mesh(microBatch)
 	var more [extents]int64
+	var sizes []int64
 	for e := range extents {
-		more[e] = s.inner.measure(e, 0, mesh).slot.block
+		more[e] = s.inner.measure(e, 0, mesh, &sizes).slot.block
+	}
+	if s.inner != s.of {
+		sizes = nil
 	}
 	chunks := int64(s.of.plan.Chunks())
 	var few []stageMemory // by position of the blueprint
 	for i := range s.of.plan.PP() {
 		m := stageMemory{moreSlot: more}
 		for e := range extents {
-			got := s.of.measure(e, i, mesh)
+			got := s.of.measure(e, i, mesh, &sizes)
 			m.persist, m.morePersist = got.persist.fixed+got.persist.block, got.persist.block/chunks
 			m.persist += (int64(s.plan.Chunks()) - chunks) * m.morePersist
 			m.slot[e], m.temp[e], m.calm[e] = got.slot.fixed+got.slot.block, got.temp, got.calm
@@ -85,40 +91,75 @@ func align(n int64) int64 { return (n + 63) / 64 * 64 }
 type held struct {
 	*codegen.Buffer
 	block bool
+	kind  int // of those that are as large: see sizesOn
+}
+
+// heldKind is what the size of a buffer follows from.
+type heldKind struct {
+	shape string
+	dtype ir.DType
+	spec  ir.ShardSpec
+}
+
+// kindOf returns the kind of a value, and keeps one value of each.
+func (b *blueprint) kindOf(v *ir.Value) int {
+	var shape [32]byte
+	key := heldKind{"", v.Type.DType, v.Spec}
+	text := shape[:0]
+	for _, d := range v.Type.Shape {
+		text = binary.AppendUvarint(text, uint64(d))
+	}
+	key.shape = string(text)
+	kind, known := b.kinds[key]
+	if !known {
+		kind = len(b.kindValues)
+		b.kinds[key], b.kindValues = kind, append(b.kindValues, v)
+	}
+	return kind
+}
+
+// sizesOn returns the bytes of each kind of buffer on a mesh.
+func (b *blueprint) sizesOn(mesh ir.Mesh, sizes []int64) []int64 {
+	for _, v := range b.kindValues[len(sizes):] {
+		sizes = append(sizes, align(mesh.LocalElems(v.Type.Shape, v.Spec, ir.Coord{})*v.Type.DType.Size()))
+	}
+	return sizes
 }
 
 // heldBy lists the buffers of a stage that take memory of the device.
-func heldBy(st *codegen.Stage) []held {
+func (b *blueprint) heldBy(st *codegen.Stage) []held {
 	used := usedBuffers(st)
 	forward := len(st.Bodies[ir.Forward].Instrs)
 	var all []held
 	for id := range st.Buffers {
-		b := &st.Buffers[id]
+		x := &st.Buffers[id]
 		switch {
-		case !used[id] && b.Value.Def.Op.Class() != ir.Leaf:
-		case b.Region == codegen.Host:
-		case b.Region == codegen.Slot && (b.From >= forward || b.To < forward): // not there between forward and backward
-		case b.Region == codegen.Temp && b.From < 0:
+		case !used[id] && x.Value.Def.Op.Class() != ir.Leaf:
+		case x.Region == codegen.Host:
+		case x.Region == codegen.Slot && (x.From >= forward || x.To < forward): // not there between forward and backward
+		case x.Region == codegen.Temp && x.From < 0:
 		default:
-			all = append(all, held{b, b.Value.Def.Block() != "" && b.Value.Def.Op != ir.OpRecv})
+			all = append(all, held{x, x.Value.Def.Block() != "" && x.Value.Def.Op != ir.OpRecv, b.kindOf(x.Value)})
 		}
 	}
 	return all
 }
 
-// measure measures a position of the blueprint on a mesh.
-func (b *blueprint) measure(e extent, position int, mesh ir.Mesh) measured {
+// measure measures a position of the blueprint on a mesh, on which sizes are known so far.
+func (b *blueprint) measure(e extent, position int, mesh ir.Mesh, sizes *[]int64) measured {
 	st := b.prog(e).Stages[position]
 	if b.held[e][position] == nil {
-		b.held[e][position] = heldBy(st)
+		b.held[e][position] = b.heldBy(st)
 	}
+	*sizes = b.sizesOn(mesh, *sizes)
 	var m measured
 	var live [ir.NumPhases][]int64 // changes of live bytes by body and position
 	for phase, body := range st.Bodies {
 		live[phase] = make([]int64, len(body.Instrs)+1)
 	}
-	for _, b := range b.held[e][position] {
-		size := align(mesh.LocalElems(b.Value.Type.Shape, b.Value.Spec, ir.Coord{}) * b.Value.Type.DType.Size())
+	for i := range b.held[e][position] {
+		b := &b.held[e][position][i]
+		size := (*sizes)[b.kind]
 		share := &m.persist
 		switch b.Region {
 		case codegen.Slot:

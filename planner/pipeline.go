@@ -48,7 +48,7 @@ func newPipeline(s *skeleton, memory []stageMemory, microBatch int, schedule par
 			early = p.microBatches
 		}
 		p.early = append(p.early, early)
-		for c, room := range codegen.Room(&p.template, i, p.microBatches, true) {
+		for c, room := range s.all.room(&p.template, i, p.microBatches) {
 			p.room[i+c*p.template.PP()] = room
 		}
 	}
@@ -59,7 +59,7 @@ func newPipeline(s *skeleton, memory []stageMemory, microBatch int, schedule par
 // blocks between them.
 func (p *pipeline) mayFit(limit int64) bool {
 	if p.template.Chunks() > 1 {
-		return true // not bounded: they share the memory of a rank
+		return p.mayFitInterleaved(limit)
 	}
 	left := p.skel.blocks
 	for i := range p.memory {

@@ -2,6 +2,7 @@ package planner
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/autopar/autopar/codegen"
 	"github.com/autopar/autopar/ir"
@@ -268,8 +269,17 @@ func (s *skeleton) times(microBatch int) []*stageTimes {
 	if known {
 		return all
 	}
+	even := s.of.even(s.mesh(microBatch))
 	all = s.each(microBatch, func(t *stageTimes, i, size int, mesh ir.Mesh, at ir.Coord) {
 		for _, phase := range []ir.Phase{ir.Forward, ir.Backward} {
+			if size == rest && even && !s.ofLast(i, phase) {
+				for _, pass := range passes() {
+					if phaseOf(pass) == phase {
+						t.pass(pass)[rest] = t.pass(pass)[whole]
+					}
+				}
+				continue
+			}
 			prices := [extents][]priced{kept: s.prices(kept, i, phase, size, mesh, at)}
 			if phase == ir.Backward {
 				for e := selective; e < extents; e++ {
@@ -289,6 +299,11 @@ func (s *skeleton) times(microBatch int) []*stageTimes {
 	})
 	s.known[microBatch] = all
 	return all
+}
+
+// ofLast reports whether a stage does something in the last micro-batch only.
+func (s *skeleton) ofLast(stage int, phase ir.Phase) bool {
+	return slices.ContainsFunc(s.stage(kept, stage, phase), func(in codegen.Instr) bool { return in.Last })
 }
 
 // mesh is that of the program at another size of micro-batch.

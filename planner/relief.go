@@ -153,47 +153,67 @@ func (s *skeleton) copiesOf(what partition.Offload) []copies {
 // pipeline, with what they copy for an offload, that take at most the given time,
 // and without that offload do not fit.
 func (c *cutter) slowed(time cost.Picoseconds, what partition.Offload) bool {
-	opts := c.search.opts
 	if c.pipe.stages == nil {
-		c.pipe.stages = c.pipe.skel.times(c.pipe.template.MicroBatch)
+		return true // it does not fit at all
 	}
 	if c.chunks() > 1 {
 		if c.least != never && slices.Max(c.choice) == 0 {
 			return false
 		}
-		like := c.pipe
-		if what.Moves() {
-			like = c.pipe.offloaded(what)
-		}
-		return like.time(like.interleavedCut(opts.Recompute, make([]int, len(c.choice)))) <= time
+		return c.freed(what).least <= time
 	}
-	if opts.Recompute == RecomputeSearched {
-		opts.Recompute = RecomputeNone // the least work
-	}
-	if c.free == nil {
-		c.free = newBounds(c.pipe, 1<<62, opts, nil)
-	}
-	if c.free.best() > time {
-		return false
-	}
-	free := c.free
-	if what.Moves() {
-		free = newBounds(c.pipe.offloaded(what), 1<<62, opts, nil)
-	}
-	if free.best() > time {
+	if c.freed(partition.OffloadNone).least > time || c.freed(what).least > time {
 		return false
 	}
 	if c.bounds == nil {
 		return true // it does not fit at all
 	}
-	for i := range free.time {
-		for n, t := range free.time[i] {
-			if t <= time && c.bounds.time[i][n] > c.free.time[i][n] {
+	free := c.freed(partition.OffloadNone).time
+	for i, times := range c.freed(what).time {
+		for n, t := range times {
+			if t <= time && c.bounds.time[i][n] > free[i][n] {
 				return true
 			}
 		}
 	}
 	return false
+}
+
+// freed is what bounds a pipeline with memory without limit.
+type freed struct {
+	least cost.Picoseconds
+	time  [][]cost.Picoseconds // that of [bounds]; nil with interleaving
+}
+
+// freed bounds the plans of the pipeline with memory without limit, with what they copy
+// for an offload.
+func (c *cutter) freed(what partition.Offload) *freed {
+	if known := c.free[what]; known != nil {
+		return known
+	}
+	opts := c.search.opts
+	if c.pipe.stages == nil {
+		c.pipe.stages = c.pipe.skel.times(c.pipe.template.MicroBatch)
+	}
+	like := c.pipe
+	if what.Moves() {
+		like = c.pipe.offloaded(what)
+	}
+	f := &freed{}
+	if c.chunks() > 1 {
+		f.least = like.time(like.interleavedCut(opts.Recompute, make([]int, len(c.choice))))
+	} else {
+		if opts.Recompute == RecomputeSearched {
+			opts.Recompute = RecomputeNone // the least work
+		}
+		b := newBounds(like, 1<<62, opts, nil)
+		f.least, f.time = b.best(), b.time
+	}
+	if c.free == nil {
+		c.free = map[partition.Offload]*freed{}
+	}
+	c.free[what] = f
+	return f
 }
 
 // offloaded returns the pipeline with what copies take at least when the same plans
@@ -204,9 +224,20 @@ func (c *cutter) slowed(time cost.Picoseconds, what partition.Offload) bool {
 func (p *pipeline) offloaded(what partition.Offload) *pipeline {
 	q := *p
 	q.stages = nil
+	type alike struct {
+		times *stageTimes
+		like  int
+	}
+	known := map[alike]*stageTimes{}
 	for i, all := range p.skel.copiesOf(what) {
+		key := alike{p.stages[i], p.skel.like[i]}
+		if t := known[key]; t != nil {
+			q.stages = append(q.stages, t)
+			continue
+		}
 		t := new(stageTimes)
 		*t = *p.stages[i]
+		known[key] = t
 		q.stages = append(q.stages, t)
 		for _, pass := range passes() {
 			for size := range 2 {

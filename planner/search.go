@@ -433,7 +433,9 @@ func (s *searcher) run() ([]*candidate, []*point, bool) {
 	}
 	least := never
 	for _, p := range s.pending {
-		least = min(least, p.floor())
+		if floor := p.floor(); floor > 0 { // where it is 0 there are no programs
+			least = min(least, floor)
+		}
 	}
 	for ceiling := least + least/64; ; ceiling += ceiling/64 + 1 {
 		last := ceiling > 4*least

@@ -1,7 +1,10 @@
 package planner
 
 import (
+	"errors"
 	"fmt"
+	"os"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -29,6 +32,20 @@ type benchCase struct {
 	name           string
 	model          gpt.Config
 	devices, batch int
+}
+
+// peakMB is the most memory that the process has had so far, tracing included; 0 where
+// the system does not tell.
+func peakMB(b *testing.B) float64 {
+	status, err := os.ReadFile("/proc/self/status")
+	if err != nil {
+		return 0
+	}
+	_, rest, _ := strings.Cut(string(status), "VmHWM:")
+	var kilobytes float64
+	_, err = fmt.Sscan(rest, &kilobytes)
+	require.NoError(b, err)
+	return kilobytes * 1024 / 1e6
 }
 
 func preset(t testing.TB, name string) gpt.Config {
@@ -60,9 +77,8 @@ func (x benchCase) run(b *testing.B) {
 			stats = found.Stats
 		}
 		b.ReportMetric(float64(stats.PlansConsidered), "plans")
-		if !stats.Optimal {
-			b.Log("not proven optimal")
-		}
+		b.ReportMetric(100*stats.Gap, "%gap")
+		b.ReportMetric(peakMB(b), "peak-MB")
 	})
 }
 
@@ -97,6 +113,24 @@ func BenchmarkSearchDevices(b *testing.B) {
 func BenchmarkSearchBatch(b *testing.B) {
 	for batch := 256; batch <= 16384; batch *= 4 {
 		benchCase{fmt.Sprint(batch), preset(b, "gpt3-175b"), 1024, batch}.run(b)
+	}
+}
+
+// BenchmarkSearchInfeasible says that models fit nowhere.
+func BenchmarkSearchInfeasible(b *testing.B) {
+	for _, x := range []benchCase{
+		{"gpt3-175b/8", preset(b, "gpt3-175b"), 8, 1536}, {"llama-3.1-405b/16", preset(b, "llama-3.1-405b"), 16, 1024},
+	} {
+		b.Run(x.name, func(b *testing.B) {
+			b.ReportAllocs()
+			g, h100 := x.trace(b), cluster(b, "h100")
+			for b.Loop() {
+				_, err := Search(g, x.batch, h100, Options{RuntimeNGPUs: x.devices})
+				var none *InfeasibleError
+				require.True(b, errors.As(err, &none), "%v", err)
+			}
+			b.ReportMetric(peakMB(b), "peak-MB")
+		})
 	}
 }
 

@@ -15,6 +15,7 @@ import (
 // of whole programs.
 type skeleton struct {
 	graphs *shrunken
+	all    *blueprints
 	plan   partition.Plan // with stages, as many as there will be, of one block
 	batch  int
 	blocks int
@@ -46,7 +47,7 @@ func newSkeleton(all *blueprints, p partition.Plan, c *cost.Cluster) (*skeleton,
 			return nil, err
 		}
 	}
-	s := &skeleton{graphs: all.graphs, plan: p, batch: all.batch, blocks: all.graphs.blocks, of: of, inner: inner}
+	s := &skeleton{graphs: all.graphs, all: all, plan: p, batch: all.batch, blocks: all.graphs.blocks, of: of, inner: inner}
 	for i := range p.Stages {
 		s.like = append(s.like, of.like(&p, i))
 	}
