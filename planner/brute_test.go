@@ -64,7 +64,7 @@ func (b *brute) run() {
 									continue
 								}
 								for _, overlap := range []bool{false, true} {
-									if overlap && (all == 1 || cp > 1 || chunks > 1 || b.batch%all != 0) {
+									if overlap && (all == 1 || cp > 1 || chunks > 1) {
 										continue
 									}
 									groups := zeroGroups(b.opts, d, zero, all, chunks, b.cluster)
@@ -97,6 +97,9 @@ func (b *brute) sizes(s *searcher, o outline, local int) {
 	for size := 1; size <= local; size++ {
 		plan := skel.plan
 		plan.MicroBatch = size
+		if !o.inStep(size, plan.DataParallel(), b.batch) {
+			continue
+		}
 		if o.chunks > 1 {
 			b.interleaved(plan)
 			continue

@@ -145,7 +145,7 @@ func TestCostIsSimulation(t *testing.T) {
 		chunks := 1
 		if d.pp > 1 && blocks/d.pp > 1 && r.IntN(4) > 0 {
 			chunks = 2 + r.IntN(blocks/d.pp-1)
-		} else if d.cp == 1 && !sh.offload.Moves() && batch%(d.dp*units) == 0 {
+		} else if d.cp == 1 && !sh.offload.Moves() {
 			sh.overlap = r.IntN(3) > 0
 		}
 		s := newSearcher(g, batch, c, Options{RuntimeNGPUs: d.plan * units})
@@ -155,6 +155,9 @@ func TestCostIsSimulation(t *testing.T) {
 			continue // nothing to split so far
 		}
 		b := 1 + r.IntN((batch+skel.plan.DataParallel()-1)/skel.plan.DataParallel())
+		for !o.inStep(b, skel.plan.DataParallel(), batch) {
+			b++
+		}
 		schedule := []partition.Schedule{partition.GPipe, partition.OneFOneB, partition.ZeroBubble}[r.IntN(3)]
 		if sh.overlap && schedule == partition.ZeroBubble {
 			schedule = partition.OneFOneB

@@ -55,7 +55,7 @@ type cutter struct {
 // Work limits. A search that gives up is not claimed to be optimal. Of cuts that
 // take the same time only the first maxTies are compared by memory.
 const (
-	quick    = 20_000  // steps of one search of a pipeline's cuts
+	quick    = 20_000    // steps of one search of a pipeline's cuts
 	thorough = 1_000_000 // steps of the proof that nothing beats the winner
 	maxTies  = 32
 )

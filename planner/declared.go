@@ -110,7 +110,7 @@ func (d *declared) hasSharding(x outline) bool {
 		return false
 	case x.sequence && (x.tp == 1 || o.SequenceParallel == "off"), !x.sequence && o.SequenceParallel == "on":
 		return false
-	case x.overlap && (o.Overlap == "off" || x.cp > 1 || replicas == 1 || d.batch%replicas != 0 || x.offload.Moves()), !x.overlap && o.Overlap == "on":
+	case x.overlap && (o.Overlap == "off" || x.cp > 1 || replicas == 1 || x.offload.Moves()), !x.overlap && o.Overlap == "on":
 		return false
 	case o.Offload == "" && d.cluster.Host == nil:
 		return !x.offload.Moves()
@@ -163,13 +163,12 @@ func (d *declared) schedules(x outline) []partition.Schedule {
 func (d *declared) sizes(x outline) []int {
 	replicas := d.replicas(x.degrees)
 	local := (d.batch + replicas - 1) / replicas
-	if n := d.opts.MicroBatch; n > 0 {
-		return []int{min(n, local)}
-	}
+	fewest := d.batch / replicas
 	var all []int
 	for n := 1; n <= local; n++ {
 		power := n&(n-1) == 0
-		if local <= 16 || power || local%n == 0 {
+		asked := d.opts.MicroBatch == 0 && (local <= 16 || power || local%n == 0) || n == min(d.opts.MicroBatch, local)
+		if asked && (!x.overlap || x.zero >= 2 || (local+n-1)/n == (fewest+n-1)/n) {
 			all = append(all, n)
 		}
 	}

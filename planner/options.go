@@ -36,8 +36,8 @@ type Options struct {
 	// SequenceParallel is "on" or "off"; empty searches it.
 	SequenceParallel string
 	// Overlap is "on" or "off"; empty searches it where ranks do not share a device,
-	// and is off where they do. Only data-parallel ranks have it, if all have as many
-	// sequences, under schedules gpipe and 1f1b, without context parallelism and offload.
+	// and is off where they do. Only data-parallel ranks have it, if all run as many
+	// micro-batches, under schedules gpipe and 1f1b, without context parallelism and offload.
 	Overlap string
 	// Pins come before all placements of the search, so they hold.
 	Pins []partition.Placement
@@ -53,8 +53,6 @@ type Options struct {
 	// Interleave is the number of chunks per rank; 0 searches it. More than 1 is
 	// the interleaved schedule.
 	Interleave int
-
-	batch int // sequences of a step
 }
 
 // Recompute says which blocks compute their activations again in the backward

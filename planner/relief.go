@@ -99,9 +99,9 @@ func (s *searcher) relieve(points []*point, limit cost.Picoseconds, best map[deg
 // work.
 type copies [ir.NumPhases + 1]part // by phase; input is the backward pass without weight
 
-// copiesOf prices what the stages of a skeleton without offload copy with it. In the
-// backward pass a block that is recomputed is fetched before its gradient comes, so
-// one block may be ahead of the rest: its copies are left out.
+// copiesOf prices what the stages of a skeleton without offload copy with it. What one
+// block needs may be fetched while the stage waits for what the block works on, and so
+// ahead of the rest of the pass: the copies of one block are left out.
 func (s *skeleton) copiesOf(what partition.Offload) []copies {
 	if all, known := s.copies[what]; known {
 		return all
@@ -135,7 +135,7 @@ func (s *skeleton) copiesOf(what partition.Offload) []copies {
 				for e := range extents {
 					p.block[e] += time
 				}
-				if n.Phase == ir.Backward {
+				if n.Phase != ir.Update {
 					p.fixed -= time
 				}
 			}

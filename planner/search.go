@@ -138,7 +138,6 @@ func (s *searcher) search() ([]*candidate, []*point, bool, error) {
 }
 
 func newSearcher(g *ir.Graph, batch int, c *cost.Cluster, opts Options) *searcher {
-	opts.batch = batch
 	graphs := newShrunken(g)
 	s := &searcher{
 		opts: opts, blueprints: newBlueprints(graphs, batch), contexts: contexts{tokens: sequenceTokens(g)}, cluster: c,
@@ -256,7 +255,7 @@ type order struct {
 
 // sizedOf lists what micro-batches an outline may have, with their floors.
 func (s *searcher) sizedOf(o outline) []sized {
-	key := family{o.dp * (s.opts.RuntimeNGPUs / o.plan), o.cp, o.tp, o.pp, o.chunks, o.sequence, o.overlap}
+	key := family{o.dp * (s.opts.RuntimeNGPUs / o.plan), o.cp, o.tp, o.pp, o.chunks, o.sequence, o.overlap, o.zero >= 2}
 	all, known := s.families[key]
 	if !known {
 		trunk := s.trunk(o)
@@ -273,7 +272,7 @@ func (s *searcher) sizedOf(o outline) []sized {
 // family is what the floors of an outline follow from.
 type family struct {
 	replicas, cp, tp, pp, chunks int
-	sequence, overlap            bool
+	sequence, overlap, often     bool // often: data-parallel ranks communicate in every micro-batch
 }
 
 // alike groups schedules that have the same floor.
@@ -292,10 +291,11 @@ func alike(all []partition.Schedule) [][]partition.Schedule {
 func (s *searcher) sizes(o outline) []int {
 	replicas := o.dp * (s.opts.RuntimeNGPUs / o.plan)
 	local := (s.batch + replicas - 1) / replicas
+	sizes := microBatches(local)
 	if s.opts.MicroBatch > 0 {
-		return []int{min(s.opts.MicroBatch, local)}
+		sizes = []int{min(s.opts.MicroBatch, local)}
 	}
-	return microBatches(local)
+	return slices.DeleteFunc(sizes, func(b int) bool { return !o.inStep(b, replicas, s.batch) })
 }
 
 // pending is an outline of which some sizes of micro-batches have not been looked at.

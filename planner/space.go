@@ -48,11 +48,16 @@ func (o outline) among(opts Options) bool {
 
 // overlaps reports whether with the degrees there is anything to overlap of which
 // the search knows the time: what context parallelism gathers between the kernels
-// is not in [flow] yet, nor is how ranks with fewer sequences hold up the streams of
-// others.
-func (d degrees) overlaps(o Options) bool {
-	replicas := d.dp * (o.RuntimeNGPUs / d.plan)
-	return d.cp == 1 && replicas > 1 && o.batch%replicas == 0
+// is not in [flow] yet.
+func (d degrees) overlaps(o Options) bool { return d.cp == 1 && d.dp*(o.RuntimeNGPUs/d.plan) > 1 }
+
+// inStep reports whether the data-parallel ranks of an outline run as many
+// micro-batches of a size each, which from ZeRO stage 2 on they do anyway. With overlap
+// those that run fewer hold up the streams of others, which the times of first ranks do
+// not show.
+func (o outline) inStep(size, replicas, batch int) bool {
+	most, least := (batch+replicas-1)/replicas, batch/replicas
+	return !o.overlap || o.zero >= 2 || (most+size-1)/size == (least+size-1)/size
 }
 
 // outlines lists the ways to shard beside each of the degrees, and to interleave
