@@ -23,10 +23,7 @@ func (m *Program) Instr(in *codegen.Instr, mesh ir.Mesh, at ir.Coord) (Picosecon
 
 // crowded is the time of work whose price is that of ranks which are all busy. On a
 // shared machine with more ranks than cores, the ranks of a pipeline that wait leave
-// their part of the cores to the others: of m micro-batches by p stages a rank is
-// busy for m of m+p-1 in both passes, and nobody has more than a core. So the
-// bubble costs nothing as long as the cores have work. Updates come after, on all
-// ranks at once.
+// their part of the cores to the others. Updates come after, on all ranks at once.
 func (m *Program) crowded(t Picoseconds, phase ir.Phase, mesh ir.Mesh) Picoseconds {
 	if phase == ir.Update {
 		return t
@@ -39,10 +36,15 @@ func (m *Program) crowded(t Picoseconds, phase ir.Phase, mesh ir.Mesh) Picosecon
 }
 
 // Busy is the share of its time with all ranks busy that the work of a rank takes in a
-// pipeline of some stages and micro-batches.
+// pipeline of p stages and m micro-batches. What a rank may take from others is what
+// they leave in any case, under the schedule that leaves the least: with forward
+// passes, gradients of inputs and gradients of weights of one length a zero-bubble
+// schedule works 3m of 3m+p-1 (Qi et al. ICLR'24, section 3), so no plan is predicted
+// to take less than the work of all ranks does on all cores. Nobody has more than one.
 func (m *Model) Busy(stages, microBatches int) float64 {
 	if m.crowd <= 1 || stages == 1 {
 		return 1
 	}
-	return max(float64(microBatches)/float64(microBatches+stages-1), 1/m.crowd)
+	work := 3 * float64(microBatches)
+	return max(work/(work+float64(stages-1)), 1/m.crowd)
 }
