@@ -7,7 +7,7 @@ func inTheStreams() []mutant {
 	return []mutant{{
 		bug: "buffer freed while it is communicated", how: "lives end where asynchronous instructions start",
 		file: "codegen/overlap.go",
-		old:  "if !body.Instrs[i].Async {\n\t\treturn i", new: "if i >= 0 {\n\t\treturn i",
+		old:  "if body.Instrs[i].Async {\n\t\t\trunning", new: "if i < 0 {\n\t\t\trunning",
 		pkg: "./codegen", run: "^TestVerifyAcceptsOverlap$",
 	}, {
 		bug: "gradient reduced before the last backward", how: "in every micro-batch",
