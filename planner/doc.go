@@ -1,17 +1,21 @@
 // Package planner finds the fastest plan that fits.
 //
-// The space is dp x tp x pp x size of micro-batches x schedule x stage cuts x
-// recomputation; the cost of a plan is the simulation of its program by
-// planner/sim, to the picosecond, and its memory the arena that codegen lays out,
-// to the byte. The result is the minimum: see [Search] for what that means and
-// TestSearchIsExact for how it is held to it.
+// The space is units x dp x cp x tp x pp x size of micro-batches x schedule x ZeRO x
+// sequence parallelism x overlap x offload x stage cuts x recomputation (space.go; as
+// plain loops in declared.go); the cost of a plan is the simulation of its program by
+// planner/sim, to the picosecond, and its memory the arena that codegen lays out, to
+// the byte. The result is the minimum: see [Search] for what that means and
+// TestSearchIsExact for how it is held to it. [SearchCertified] writes down why, and
+// [Certify] checks that.
 //
-// It is fast because repeated blocks are solved once ([Shrink]). A program with
-// one block per stage (skeleton.go, price.go) gives time and memory of every cut of a
-// pipeline; lower bounds from it (bound.go, memory.go) rule out most degrees,
-// micro-batch sizes and cuts; those left are costed exactly (pipeline.go) and
-// searched best first (search.go, cut.go). How parameters are split is found from
-// the op signatures (layout.go). Only the few plans that win are compiled whole.
+// It is fast because little is compiled and less is priced. Repeated blocks are solved
+// once ([Shrink]); a program with one block per stage, of three positions and two ranks
+// of an axis, stands for all larger ones (blueprint.go). Floors from one stage of it
+// rule out most of the space (floor.go); what is left gets time and memory of every cut
+// (skeleton.go, price.go, memory.go) and bounds from them (bound.go), and is searched
+// best first (search.go, cut.go) with exact costs (pipeline.go, flow.go). How
+// parameters are split is found from the op signatures (layout.go). What is said of the
+// winners is read off few positions and blocks (final.go).
 //
 // [Document] is plan.json, the result with all that is needed to run it.
 package planner
