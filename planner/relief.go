@@ -1,6 +1,7 @@
 package planner
 
 import (
+	"math"
 	"slices"
 
 	"github.com/autopar/autopar/codegen"
@@ -99,9 +100,9 @@ func (s *searcher) relieve(points []*point, limit cost.Picoseconds, best map[deg
 // work.
 type copies [ir.NumPhases + 1]part // by phase; input is the backward pass without weight
 
-// copiesOf prices what the stages of a skeleton without offload copy with it. What one
-// block needs may be fetched while the stage waits for what the block works on, and so
-// ahead of the rest of the pass: the copies of one block are left out.
+// copiesOf prices what the stages of a skeleton without offload copy with it. In the
+// backward pass a block that is recomputed is fetched before its gradient comes, so
+// one block may be ahead of the rest: its copies are left out.
 func (s *skeleton) copiesOf(what partition.Offload) []copies {
 	if all, known := s.copies[what]; known {
 		return all
@@ -135,7 +136,7 @@ func (s *skeleton) copiesOf(what partition.Offload) []copies {
 				for e := range extents {
 					p.block[e] += time
 				}
-				if n.Phase != ir.Update {
+				if n.Phase == ir.Backward {
 					p.fixed -= time
 				}
 			}
@@ -218,9 +219,8 @@ func (c *cutter) freed(what partition.Offload) *freed {
 
 // offloaded returns the pipeline with what copies take at least when the same plans
 // are offloaded. Here a pass copies at its end, behind its transfers, so that no other
-// stage waits for it longer than it does. What an update copies may be copied while it
-// waits for the gradient's norm: that is counted where work is added up (newBounds), and
-// not where interleaved schedules are simulated.
+// stage waits for it longer than it does. Like all that passes do, on a crowded machine
+// it takes the share of its time that is left by ranks which wait.
 func (p *pipeline) offloaded(what partition.Offload) *pipeline {
 	q := *p
 	q.stages = nil
@@ -229,6 +229,7 @@ func (p *pipeline) offloaded(what partition.Offload) *pipeline {
 		like  int
 	}
 	known := map[alike]*stageTimes{}
+	busy := p.skel.price.Busy(p.template.PP(), p.microBatches)
 	for i, all := range p.skel.copiesOf(what) {
 		key := alike{p.stages[i], p.skel.like[i]}
 		if t := known[key]; t != nil {
@@ -242,14 +243,25 @@ func (p *pipeline) offloaded(what partition.Offload) *pipeline {
 		for _, pass := range passes() {
 			for size := range 2 {
 				b := &t.pass(pass)[size]
-				*b = append(slices.Clip(*b), all[pass])
+				*b = append(slices.Clip(*b), all[pass].scaled(busy))
 			}
 		}
-		if p.template.Chunks() == 1 {
-			t.update = append(slices.Clip(t.update), all[ir.Update])
-		}
+		t.update = append(slices.Clip(t.update), all[ir.Update])
 	}
 	return &q
+}
+
+// scaled returns the times multiplied by a share, rounded down.
+func (p part) scaled(share float64) part {
+	if share == 1 {
+		return p
+	}
+	scale := func(t cost.Picoseconds) cost.Picoseconds { return cost.Picoseconds(math.Floor(float64(t) * share)) }
+	p.fixed = scale(p.fixed)
+	for e := range extents {
+		p.block[e] = scale(p.block[e])
+	}
+	return p
 }
 
 func (c *cutter) chunks() int { return c.pipe.template.Chunks() }
