@@ -2,7 +2,6 @@ package measured
 
 import (
 	"math"
-	"slices"
 	"sort"
 )
 
@@ -113,14 +112,4 @@ func pearson(x, y []float64) float64 {
 		yy += (y[i] - my) * (y[i] - my)
 	}
 	return xy / math.Sqrt(xx*yy)
-}
-
-// Sources lists the sources of summaries in order.
-func Sources(all map[string]Summary) []string {
-	var names []string
-	for name := range all {
-		names = append(names, name)
-	}
-	slices.Sort(names)
-	return names
 }

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"os"
 	"strconv"
 	"strings"
 
@@ -84,6 +85,16 @@ func known() []string {
 		"zero_shard_degree", "recompute_note", "grad_reduce_dtype", "flash_attention", "torch_compile", "attention_kernel",
 		"step_time_s", "step_time_origin", "tokens_per_s_per_gpu", "tflops_per_gpu", "tflops_convention", "mfu_pct", "hfu_pct",
 		"peak_tflops_for_mfu", "peak_mem_gib", "peak_mem_kind", "confidence", "note", "fits")
+}
+
+// Load reads a table from a file: see [Read].
+func Load(path string) ([]Row, error) {
+	file, err := os.Open(path)
+	if err != nil {
+		return nil, &Error{File: path, Msg: "cannot be read: " + err.Error()}
+	}
+	defer file.Close()
+	return Read(path, file)
 }
 
 // Read reads a table; file stands for it in errors. Every row must state its model,

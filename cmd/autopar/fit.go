@@ -48,12 +48,7 @@ type fittedConstant struct {
 
 // Run fits, and shows what to write down.
 func (c *fitCmd) Run(con *console) error {
-	file, err := os.Open(c.Table)
-	if err != nil {
-		return &measured.Error{File: c.Table, Msg: "cannot be read: " + err.Error()}
-	}
-	defer file.Close()
-	rows, err := measured.Read(c.Table, file)
+	rows, err := measured.Load(c.Table)
 	if err != nil {
 		return err
 	}

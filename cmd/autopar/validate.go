@@ -2,7 +2,6 @@ package main
 
 import (
 	"fmt"
-	"os"
 	"slices"
 
 	"github.com/autopar/autopar/measured"
@@ -59,12 +58,7 @@ type skippedRow struct {
 
 // Run predicts every row.
 func (c *validateCmd) Run(con *console) error {
-	file, err := os.Open(c.Table)
-	if err != nil {
-		return &measured.Error{File: c.Table, Msg: "cannot be read: " + err.Error()}
-	}
-	defer file.Close()
-	rows, err := measured.Read(c.Table, file)
+	rows, err := measured.Load(c.Table)
 	if err != nil {
 		return err
 	}
