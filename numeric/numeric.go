@@ -97,7 +97,7 @@ func Run(ctx context.Context, cfg *config.Config, plan *partition.Plan, opts Opt
 		return nil, err
 	}
 	if opts.Backend == nil {
-		if opts.Backend, err = cpu.New(cpu.Options{ThreadsPerRank: 1}); err != nil {
+		if opts.Backend, err = cpu.New(cpu.Options{}); err != nil {
 			return nil, err
 		}
 	}

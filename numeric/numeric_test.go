@@ -127,7 +127,7 @@ func TestRunCatchesKernels(t *testing.T) {
 		}, "grad_norm of step 0"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			backend, err := cpu.New(cpu.Options{ThreadsPerRank: 1})
+			backend, err := cpu.New(cpu.Options{})
 			require.NoError(t, err)
 			cfg, plan, err := numeric.Shrink(large(), cut(2, 2, 2, 1, 0))
 			require.NoError(t, err)

@@ -1,6 +1,7 @@
 // Package cpu is the backend that runs ranks as goroutines of this process.
-// Every rank owns an arena of memory, another for what is offloaded, and a pool of
-// threads; collectives and transfers read and write the arenas of other ranks directly, so nothing is
+// Every rank owns an arena of memory and another for what is offloaded. The ranks
+// share the processors: each holds one while it has work, and those that no rank
+// holds help the others ([kernel.Cores]). Collectives and transfers read and write the arenas of other ranks directly, so nothing is
 // copied in between. The arithmetic is in package kernel.
 package cpu
 
@@ -8,6 +9,7 @@ import (
 	"fmt"
 	goruntime "runtime"
 	"sync"
+	"sync/atomic"
 
 	"github.com/autopar/autopar/runtime"
 	"github.com/autopar/autopar/runtime/cpu/kernel"
@@ -15,17 +17,17 @@ import (
 
 // Options of the backend. The zero value is ready for use.
 type Options struct {
-	// ThreadsPerRank is how many threads each rank computes with; 0 shares the
-	// processors out evenly, at least one a rank.
-	ThreadsPerRank int
+	// Threads is how many threads the ranks compute with in all; 0 is one for each
+	// processor.
+	Threads int
 	// HostDir, when not empty, is a directory in which each rank keeps its host
 	// arena in a file that is mapped into memory, for as long as the device is open.
 	HostDir string
 }
 
 func (o Options) validate() error {
-	if o.ThreadsPerRank < 0 {
-		return fmt.Errorf("cpu: threads per rank is %d, want at least 0", o.ThreadsPerRank)
+	if o.Threads < 0 {
+		return fmt.Errorf("cpu: %d threads, want at least 0", o.Threads)
 	}
 	return nil
 }
@@ -35,7 +37,8 @@ type Backend struct {
 	opts    Options
 	world   runtime.World
 	devices []*Device
-	threads int
+	cores   *kernel.Cores
+	open    atomic.Int32 // devices
 	stopped chan struct{}
 	abort   sync.Once
 
@@ -63,22 +66,21 @@ func (b *Backend) Open(world runtime.World) ([]runtime.Device, error) {
 		return nil, fmt.Errorf("cpu: the backend is open already, with %d ranks", b.world.Ranks)
 	}
 	b.world = world
-	b.threads = b.opts.ThreadsPerRank
-	if b.threads == 0 {
-		b.threads = max(1, goruntime.GOMAXPROCS(0)/world.Ranks)
+	threads := b.opts.Threads
+	if threads == 0 {
+		threads = goruntime.GOMAXPROCS(0)
 	}
+	b.cores = kernel.NewCores(threads)
+	b.open.Store(int32(world.Ranks))
 	devices := make([]runtime.Device, world.Ranks)
 	for i := range devices {
-		d := &Device{backend: b, rank: i, pool: kernel.NewPool(b.threads), parker: newParker()}
+		d := &Device{backend: b, rank: i, pool: b.cores.NewPool(i), timer: stopped()}
 		d.comm = newStream(d)
 		b.devices = append(b.devices, d)
 		devices[i] = d
 	}
 	return devices, nil
 }
-
-// Threads returns how many threads each rank computes with.
-func (b *Backend) Threads() int { return b.threads }
 
 // Abort wakes every rank that waits.
 func (b *Backend) Abort() { b.abort.Do(func() { close(b.stopped) }) }

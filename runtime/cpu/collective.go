@@ -72,6 +72,7 @@ func (d *Device) Collective(c *runtime.Collective) error {
 		d.comm.give(work{collective: c})
 		return nil
 	}
+	defer d.pool.Offer()
 	return d.collective(c)
 }
 
@@ -92,6 +93,9 @@ func (d *Device) collective(c *runtime.Collective) error {
 			return fmt.Errorf("cpu: rank %d has entered %s %s instead", c.Members[i].Rank, n.Op, n.Name)
 		}
 	}
+	if err := d.enter(); err != nil {
+		return err
+	}
 	if err := d.exchange(c); err != nil {
 		return err
 	}
@@ -102,6 +106,9 @@ func (d *Device) collective(c *runtime.Collective) error {
 	}
 	if c.Node.Op == ir.OpAllReduce {
 		if err := d.barrier(g); err != nil {
+			return err
+		}
+		if err := d.enter(); err != nil {
 			return err
 		}
 		d.collect(c)

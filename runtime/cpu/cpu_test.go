@@ -17,7 +17,7 @@ func TestConformance(t *testing.T) {
 				t.Skip("-short: the other has more to go wrong")
 			}
 			backendtest.Run(t, func(t *testing.T) runtime.Backend {
-				b, err := cpu.New(cpu.Options{ThreadsPerRank: threads, HostDir: map[int]string{1: t.TempDir()}[threads]})
+				b, err := cpu.New(cpu.Options{Threads: threads, HostDir: map[int]string{1: t.TempDir()}[threads]})
 				require.NoError(t, err)
 				return b
 			})

@@ -3,6 +3,7 @@ package cpu
 import (
 	"fmt"
 	"math"
+	"time"
 	"unsafe"
 
 	"github.com/autopar/autopar/ir"
@@ -16,7 +17,7 @@ type Device struct {
 	backend *Backend
 	rank    int
 	pool    *kernel.Pool
-	parker  *parker
+	timer   *time.Timer
 	arenas  [2][]float32 // by space
 	events  counter      // recorded on the compute stream
 	comm    *stream
@@ -122,6 +123,10 @@ func (d *Device) ints(t runtime.Tensor) []int32 {
 
 // Send copies the tensor to the peer's arena.
 func (d *Device) Send(t *runtime.Transfer) error {
+	if err := d.enter(); err != nil {
+		return err
+	}
+	defer d.pool.Offer()
 	src := d.words(t.Local)
 	peer := d.backend.devices[t.Peer].arenas[runtime.OnDevice]
 	copy(peer[t.Remote/4:][:len(src)], src)
@@ -132,6 +137,7 @@ func (d *Device) Send(t *runtime.Transfer) error {
 
 // Recv waits for the message that the peer writes to this arena.
 func (d *Device) Recv(t *runtime.Transfer) error {
+	defer d.pool.Offer()
 	wire, received := d.wire(t)
 	if err := d.wait(wire, *received+1, func() []int { return []int{t.Peer} }); err != nil {
 		return err
@@ -154,11 +160,14 @@ func (d *Device) wire(t *runtime.Transfer) (sent *counter, received *int64) {
 	return d.wires[t.Wire], &d.received[t.Wire]
 }
 
-// Close ends the rank's threads and drops its host arena. After a failure the
+// Close drops its host arena. After a failure the
 // streams of other ranks may still read the device's, which goes with the backend.
 func (d *Device) Close() error {
 	d.comm.close()
 	d.pool.Close()
+	if d.backend.open.Add(-1) == 0 {
+		d.backend.cores.Close()
+	}
 	d.arenas[runtime.OnHost] = nil
 	return d.file.close()
 }

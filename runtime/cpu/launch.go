@@ -73,6 +73,10 @@ func (d *Device) Launch(k *runtime.Kernel) error {
 	if err := d.Check(k); err != nil {
 		return err
 	}
+	if err := d.enter(); err != nil {
+		return err
+	}
+	defer d.pool.Offer()
 	if run := launches[k.Node.Op]; !isHalf(k) {
 		return run(d, k)
 	} else {

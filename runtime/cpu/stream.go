@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/autopar/autopar/runtime"
-	"github.com/autopar/autopar/runtime/cpu/kernel"
 )
 
 // stream is the communication stream of a rank: a goroutine, started when it is
@@ -37,7 +36,7 @@ type work struct {
 }
 
 func newStream(d *Device) *stream {
-	s := &stream{lane: &Device{backend: d.backend, rank: d.rank, parker: newParker()}}
+	s := &stream{lane: &Device{backend: d.backend, rank: d.rank, pool: d.backend.cores.NewPool(d.rank), timer: stopped()}}
 	s.given = sync.NewCond(&s.mu)
 	return s
 }
@@ -48,7 +47,6 @@ func (s *stream) give(w work) {
 	defer s.mu.Unlock()
 	if !s.started {
 		s.started = true
-		s.lane.pool = kernel.NewPool(1)
 		go s.serve()
 	}
 	if s.head == len(s.queue) {
@@ -66,6 +64,7 @@ func (s *stream) take() (work, bool) {
 		if s.closed {
 			return work{}, false
 		}
+		s.lane.pool.Leave()
 		s.given.Wait()
 	}
 	s.head++
@@ -73,6 +72,7 @@ func (s *stream) take() (work, bool) {
 }
 
 func (s *stream) serve() {
+	defer s.lane.pool.Leave()
 	for {
 		w, more := s.take()
 		if !more {
@@ -154,6 +154,7 @@ func (d *Device) Wait(s runtime.Stream, e runtime.Event) error {
 	if e.Stream == runtime.Communication {
 		c = &of.comm.events
 	}
+	defer d.pool.Offer()
 	switch {
 	case s == runtime.Communication:
 		if c.n.Load() < e.N {
@@ -167,5 +168,9 @@ func (d *Device) Wait(s runtime.Stream, e runtime.Event) error {
 		}
 		return d.comm.failure()
 	}
-	return d.wait(c, e.N, func() []int { return []int{e.Rank} })
+	err := d.wait(c, e.N, func() []int { return []int{e.Rank} })
+	if s == runtime.Host { // nothing more to do for now
+		d.pool.Leave()
+	}
+	return err
 }

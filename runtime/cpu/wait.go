@@ -1,67 +1,81 @@
 package cpu
 
 import (
-	goruntime "runtime"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/autopar/autopar/runtime"
+	"github.com/autopar/autopar/runtime/cpu/kernel"
 )
-
-// spinTime is how long a rank looks before it parks. Waking a parked goroutine
-// costs tens of microseconds; ranks that are in step meet sooner.
-const spinTime = 50 * time.Microsecond
 
 // counter counts what has happened and wakes those who wait for it. The zero
 // value is ready for use.
 type counter struct {
-	n       atomic.Int64
-	waiting atomic.Int32 // whether parked holds any
-	mu      sync.Mutex
-	parked  []*parker
+	n      atomic.Int64
+	least  atomic.Int64 // what the first of those parked waits for; 0 for none
+	mu     sync.Mutex
+	parked []parked
 }
 
-// add counts one more and wakes everybody who waits.
+// parked is a rank that waits for a count.
+type parked struct {
+	pool *kernel.Pool
+	want int64
+}
+
+// add counts one more and wakes those who wait for it.
 func (c *counter) add() {
-	c.n.Add(1)
-	if c.waiting.Load() == 0 {
+	n := c.n.Add(1)
+	if least := c.least.Load(); least == 0 || n < least {
 		return
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for _, p := range c.parked {
-		p.unpark()
-	}
-	c.parked = c.parked[:0]
-	c.waiting.Store(0)
+	c.parked = slices.DeleteFunc(c.parked, func(p parked) bool {
+		if p.want > n {
+			return false
+		}
+		p.pool.Wake()
+		return true
+	})
+	c.note()
 }
 
-// park notes that p waits, to be woken by the next add.
-func (c *counter) park(p *parker) {
+// note keeps what the first of those parked waits for.
+func (c *counter) note() {
+	least := int64(0)
+	for _, p := range c.parked {
+		if least == 0 || p.want < least {
+			least = p.want
+		}
+	}
+	c.least.Store(least)
+}
+
+// park has a pool that awaits the n-th be woken, unless that has happened.
+func (c *counter) park(pool *kernel.Pool, n int64) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.parked = append(c.parked, p)
-	c.waiting.Store(1)
-}
-
-// parker is where one goroutine sleeps. It may be woken without cause.
-type parker struct {
-	wake  chan struct{}
-	timer *time.Timer
-}
-
-func newParker() *parker {
-	p := &parker{wake: make(chan struct{}, 1), timer: time.NewTimer(time.Hour)}
-	p.timer.Stop()
-	return p
-}
-
-func (p *parker) unpark() {
-	select {
-	case p.wake <- struct{}{}:
-	default: // it is waking up already
+	c.parked = append(c.parked, parked{pool, n})
+	if c.note(); c.n.Load() < n {
+		return true
 	}
+	c.remove(pool)
+	return false
+}
+
+// unpark ends the wait of a pool, which will not be woken any more.
+func (c *counter) unpark(pool *kernel.Pool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.remove(pool)
+}
+
+func (c *counter) remove(pool *kernel.Pool) {
+	c.parked = slices.DeleteFunc(c.parked, func(p parked) bool { return p.pool == pool })
+	c.note()
 }
 
 // wait returns when c has reached n. late makes the error of a wait that takes
@@ -70,36 +84,57 @@ func (d *Device) wait(c *counter, n int64, late func() []int) error {
 	return d.waitFor(c, n, d.backend.world.Timeout, late)
 }
 
-// waitFor waits no longer than the given time.
+// waitFor waits no longer than the given time. The rank looks for a moment before
+// it parks, as waking a parked goroutine costs tens of microseconds and ranks that
+// are in step meet sooner; parked, it holds no core.
 func (d *Device) waitFor(c *counter, n int64, timeout time.Duration, late func() []int) error {
-	if c.n.Load() >= n {
+	if c.n.Load() >= n || d.pool.Lend(&c.n, n) {
 		return nil
 	}
-	start := time.Now()
-	for time.Since(start) < spinTime {
-		for range 64 {
-			if c.n.Load() >= n {
-				return nil
-			}
-		}
-		goruntime.Gosched() // there may be more ranks than processors
+	d.pool.Leave()
+	if !c.park(d.pool, n) || d.pool.Await(d.backend.stopped, timeout, d.timer) {
+		return nil
 	}
-	d.parker.timer.Reset(timeout - time.Since(start))
-	defer d.parker.timer.Stop()
-	for {
-		c.park(d.parker)
-		if c.n.Load() >= n {
-			return nil
-		}
-		select {
-		case <-d.parker.wake:
-			if c.n.Load() >= n {
-				return nil
-			}
-		case <-d.backend.stopped:
-			return runtime.ErrAborted
-		case <-d.parker.timer.C:
-			return &runtime.WaitError{Ranks: late(), After: timeout}
-		}
+	c.unpark(d.pool)
+	d.pool.Withdraw()
+	switch {
+	case d.aborted():
+		return runtime.ErrAborted
+	case c.n.Load() >= n:
+		late = d.backend.cores.Holders
 	}
+	return &runtime.WaitError{Ranks: late(), After: timeout}
+}
+
+// enter has the rank hold a core: every call that computes or copies starts so.
+func (d *Device) enter() error {
+	if d.pool.Enter() {
+		return nil
+	}
+	timeout := d.backend.world.Timeout
+	if d.pool.Await(d.backend.stopped, timeout, d.timer) {
+		return nil
+	}
+	d.pool.Withdraw()
+	if d.aborted() {
+		return runtime.ErrAborted
+	}
+	return &runtime.WaitError{Ranks: d.backend.cores.Holders(), After: timeout}
+}
+
+// aborted reports whether the run has failed.
+func (d *Device) aborted() bool {
+	select {
+	case <-d.backend.stopped:
+		return true
+	default:
+		return false
+	}
+}
+
+// stopped returns a timer that does not run.
+func stopped() *time.Timer {
+	t := time.NewTimer(time.Hour)
+	t.Stop()
+	return t
 }

@@ -91,7 +91,7 @@ func nextBlockK(k int) int {
 func (p *Pool) blocks(m, n int) (mc, nc int) {
 	rows, width := p.isa.rows, p.isa.cols
 	mc, nc = blockM/rows*rows, n
-	threads := len(p.workers)
+	threads := p.Threads()
 	if threads == 1 {
 		return mc, nc
 	}

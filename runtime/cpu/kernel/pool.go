@@ -3,25 +3,27 @@ package kernel
 import (
 	"fmt"
 	goruntime "runtime"
-	"sync"
+	"slices"
 	"sync/atomic"
 	"time"
 )
 
-// spinTime is how long an idle worker looks for work before it parks. Waking a parked goroutine costs tens of microseconds,
-// as much as a small matrix product; operations of one training step follow each other closer than this.
-const spinTime = 40 * time.Microsecond
-
-// Pool is the set of threads that one rank computes with: the calling goroutine and threads-1 worker goroutines, which spin
-// briefly between operations and then park. It also owns the scratch memory of the operations, so that none allocates once
-// its sizes have been seen.
+// Pool is what one rank computes with: the core that its goroutine holds, and the chunks of its operation that others take
+// (see [Cores]). It also owns the partial sums of the operations, so that none allocates once its sizes have been seen.
 //
 // A Pool runs one operation at a time and must not be shared by goroutines. A nil *Pool computes in the caller and
 // allocates its scratch anew on each call.
 type Pool struct {
-	isa     isa
-	workers []*worker // workers[0] is the calling goroutine
-	task    tasks
+	cores *Cores
+	isa   isa
+	id    int
+	own   bool // the cores are the pool's alone
+	task  tasks
+
+	core    *worker      // held
+	offered bool         // to whoever wants it
+	since   time.Time    // when it got it
+	granted chan *worker // the core of one that waits
 
 	maxGrain int // when positive, the largest chunk of units: tests cut small work with it
 
@@ -34,15 +36,13 @@ type Pool struct {
 	units, grain, chunks int
 
 	// Which chunks nobody has taken yet: 16 bits of the first one's number, 16 of how many there are from it on; above them
-	// the number of the job. The caller takes the first, the workers the last, so that a core tends to get the same part of
+	// the number of the job. The caller takes the first, others the last, so that a core tends to get the same part of
 	// a tensor in one operation after another and finds it in its cache.
 	state atomic.Uint64
 	done  atomic.Int64 // chunks finished
 	// panicked is the first panic of the current job.
 	panicked atomic.Pointer[any]
 	caller   parker
-	closed   atomic.Bool
-	exited   sync.WaitGroup
 }
 
 // maxChunks is the largest number of chunks of a job, and the mask of 16 bits.
@@ -84,75 +84,38 @@ type tasks struct {
 	fixedSquares fixedSquaresTask
 }
 
-// worker is one thread of a pool and its scratch memory.
-type worker struct {
-	isa *isa
-	buf []float32
-
-	packed       []float32 // right-hand matrix of the product in flight
-	packedSerial uint64    // number of the column block: see productTask
-
-	parker parker
-	ready  func() bool
-}
-
-// scratch returns n float32 of the worker's memory with undefined contents. A task calls it once a chunk: a second call
-// returns the same memory.
-func (w *worker) scratch(n int) []float32 {
-	w.buf = grow(w.buf, n)
-	return w.buf
-}
-
-// grow returns a slice of n elements with undefined contents, s itself where it is large enough.
-func grow[E any](s []E, n int) []E {
-	if cap(s) < n {
-		return make([]E, n)
-	}
-	return s[:n]
-}
-
-// NewPool starts a pool of the given number of threads, at least 1, counting the caller. Close ends it.
+// NewPool returns a pool that holds one of a number of cores of its own, at least 1. Close ends them.
 func NewPool(threads int) *Pool { return newPool(threads, bestISA()) }
 
 func newPool(threads int, set isa) *Pool {
-	if threads < 1 {
-		panic(fmt.Sprintf("BUG: kernel.NewPool: %d threads", threads))
-	}
-	p := &Pool{isa: set}
-	p.task.product.serial = 1 // 0 is what a new worker has packed
-	p.caller.wake = make(chan struct{}, 1)
-	for i := range threads {
-		w := &worker{isa: &p.isa}
-		p.workers = append(p.workers, w)
-		if i == 0 {
-			continue
-		}
-		w.parker.wake = make(chan struct{}, 1)
-		w.ready = func() bool { return uint32(p.state.Load())>>16 != 0 || p.closed.Load() }
-		p.exited.Add(1)
-		go p.serve(w)
-	}
+	p := newCores(threads, set).NewPool(0)
+	p.own = true
+	p.Enter()
 	return p
 }
 
-// Threads returns the number of threads, counting the caller; 1 for a nil pool.
+// Threads returns how many threads at most compute an operation, counting the caller; 1 for a nil pool.
 func (p *Pool) Threads() int {
 	if p == nil {
 		return 1
 	}
-	return len(p.workers)
+	return len(p.cores.all)
 }
 
-// Close ends the worker goroutines and waits for them. The pool must be idle, and is of no use afterwards.
+// Close ends the pool, which must be in no operation and is of no use afterwards, and its cores if they are its own.
 func (p *Pool) Close() {
 	if p == nil {
 		return
 	}
-	p.closed.Store(true)
-	for _, w := range p.workers[1:] {
-		w.parker.unpark()
+	p.Leave()
+	c := p.cores
+	c.mu.Lock()
+	pools := slices.DeleteFunc(slices.Clone(*c.pools.Load()), func(other *Pool) bool { return other == p })
+	c.pools.Store(&pools)
+	c.mu.Unlock()
+	if p.own {
+		c.Close()
 	}
-	p.exited.Wait()
 }
 
 // orInline returns p, or for nil a pool that computes in the caller.
@@ -173,8 +136,11 @@ func (p *Pool) run(t task, units, grain int) {
 	if units <= 0 {
 		return
 	}
-	if len(p.workers) == 1 || units <= grain {
-		t.do(p.workers[0], 0, units)
+	if p.core == nil {
+		panic("BUG: kernel: the pool holds no core")
+	}
+	if len(p.cores.all) == 1 || units <= grain {
+		t.do(p.core, 0, units)
 		return
 	}
 	grain = max(grain, (units+maxChunks-1)/maxChunks)
@@ -182,10 +148,9 @@ func (p *Pool) run(t task, units, grain int) {
 	p.done.Store(0)
 	next := p.state.Load()>>32 + 1
 	p.state.Store(next<<32 | uint64(p.chunks)<<16)
-	for _, w := range p.workers[1:] {
-		w.parker.unpark()
+	p.cores.summon(p.chunks - 1)
+	for p.chunk(p.core, true) {
 	}
-	p.drain(p.workers[0])
 	for !p.finished() {
 		p.caller.wait(p.finished)
 	}
@@ -196,28 +161,20 @@ func (p *Pool) run(t task, units, grain int) {
 
 func (p *Pool) finished() bool { return p.done.Load() == int64(p.chunks) }
 
-func (p *Pool) serve(w *worker) {
-	defer p.exited.Done()
-	for {
-		w.parker.wait(w.ready)
-		if p.closed.Load() {
-			return
-		}
-		p.drain(w)
-	}
-}
+// left returns how many chunks of the current job nobody has taken.
+func (p *Pool) left() int { return int(p.state.Load() >> 16 & maxChunks) }
 
-// drain takes chunks of the current job until none is left. Holding a chunk keeps the job from ending, hence its fields
-// from changing; a worker that wakes late finds no chunk and touches nothing.
-func (p *Pool) drain(w *worker) {
+// chunk takes a chunk of the current job, the first or the last, and computes it with a worker, unless none is left. Holding a
+// chunk keeps the job from ending, hence its fields from changing; one that comes late finds no chunk and touches nothing.
+func (p *Pool) chunk(w *worker, fromFront bool) bool {
 	for {
 		s := p.state.Load()
 		first, left := int(s&maxChunks), int(s>>16&maxChunks)
 		if left == 0 {
-			return
+			return false
 		}
 		rest, chunk := s-1<<16, first+left-1
-		if w == p.workers[0] {
+		if fromFront {
 			rest, chunk = rest+1, first
 		}
 		if !p.state.CompareAndSwap(s, rest) {
@@ -228,6 +185,7 @@ func (p *Pool) drain(w *worker) {
 		if p.done.Add(1) == int64(chunks) {
 			p.caller.unpark()
 		}
+		return true
 	}
 }
 

@@ -65,7 +65,7 @@ func TestPoolsTogether(t *testing.T) {
 }
 
 func TestPoolLimits(t *testing.T) {
-	require.PanicsWithValue(t, "BUG: kernel.NewPool: 0 threads", func() { NewPool(0) })
+	require.PanicsWithValue(t, "BUG: kernel.NewCores: 0 cores", func() { NewPool(0) })
 	require.PanicsWithValue(t, "BUG: kernel.Add: b has 3 elements, want 4", func() {
 		Add(nil, make([]float32, 4), make([]float32, 4), make([]float32, 3))
 	})

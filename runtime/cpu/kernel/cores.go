@@ -1,0 +1,372 @@
+package kernel
+
+import (
+	"fmt"
+	goruntime "runtime"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// spinTime is how long an idle thread looks for work before it parks. Waking a parked goroutine costs tens of microseconds,
+// as much as a small matrix product; operations of one training step follow each other closer than this.
+const spinTime = 40 * time.Microsecond
+
+// quantum is how long a pool keeps its core while others wait for one, at least.
+const quantum = 10 * time.Millisecond
+
+// Cores are the processors that the pools of a process share. Whoever computes holds a core: the goroutine of a pool, for as
+// long as it has something to do, or else a helper, which takes chunks of the operation that any pool is in. A pool that waits
+// for another takes chunks, too, and gives its core away when a pool with work has none. So never more goroutines compute than
+// there are cores, and none of these is idle while there is a chunk to take.
+//
+// The scratch memory of operations belongs to the core, so that it does not grow with the number of pools.
+type Cores struct {
+	isa   isa
+	all   []*worker
+	pools atomic.Pointer[[]*Pool] // all; a new list each time one opens or closes
+
+	free   atomic.Int32 // cores that nobody holds
+	wanted atomic.Int32 // pools that wait for a core
+
+	mu     sync.Mutex
+	idle   []*worker      // cores that nobody holds, that used last at the end
+	queue  []*Pool        // pools that wait for a core, in the order they came
+	asleep []chan *worker // of helpers, which wait for a core
+	serial uint64         // of the pool opened last
+	closed bool
+	exited sync.WaitGroup
+}
+
+// worker is a core: what one thread computes with.
+type worker struct {
+	isa *isa
+	buf []float32
+
+	packed       []float32 // right-hand matrix of the product in flight
+	packedSerial uint64    // number of the column block: see productTask
+
+	holder *Pool                // nil for a helper or nobody; of Cores.mu
+	offer  atomic.Pointer[Pool] // the holder, while it computes nothing
+}
+
+// scratch returns n float32 of the worker's memory with undefined contents. A task calls it once a chunk: a second call
+// returns the same memory.
+func (w *worker) scratch(n int) []float32 {
+	w.buf = grow(w.buf, n)
+	return w.buf
+}
+
+// grow returns a slice of n elements with undefined contents, s itself where it is large enough.
+func grow[E any](s []E, n int) []E {
+	if cap(s) < n {
+		return make([]E, n)
+	}
+	return s[:n]
+}
+
+// NewCores returns a number of cores, at least 1. Close ends their helpers.
+func NewCores(n int) *Cores { return newCores(n, bestISA()) }
+
+func newCores(n int, set isa) *Cores {
+	if n < 1 {
+		panic(fmt.Sprintf("BUG: kernel.NewCores: %d cores", n))
+	}
+	c := &Cores{isa: set}
+	for range n {
+		c.all = append(c.all, &worker{isa: &c.isa})
+	}
+	c.idle = slices.Clone(c.all)
+	c.free.Store(int32(n))
+	c.pools.Store(new([]*Pool))
+	for range n - 1 { // the pool whose operation it is holds a core
+		given := make(chan *worker, 1)
+		c.asleep = append(c.asleep, given)
+		c.exited.Go(func() { c.help(given) })
+	}
+	return c
+}
+
+// Close ends the helpers and waits for them. No pool may be in an operation.
+func (c *Cores) Close() {
+	c.mu.Lock()
+	c.closed = true
+	for _, given := range c.asleep {
+		close(given)
+	}
+	c.mu.Unlock()
+	c.exited.Wait()
+}
+
+// NewPool opens a pool that holds no core yet. id is for [Cores.Holders].
+func (c *Cores) NewPool(id int) *Pool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	p := &Pool{cores: c, isa: c.isa, id: id, granted: make(chan *worker, 1)}
+	p.caller.wake = make(chan struct{}, 1)
+	c.serial++
+	p.task.product.serial = c.serial << 40 // products of different pools differ; 0 is what a new worker has packed
+	pools := append(slices.Clone(*c.pools.Load()), p)
+	c.pools.Store(&pools)
+	return p
+}
+
+// Holders returns the ids of the pools that hold a core.
+func (c *Cores) Holders() []int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	var ids []int
+	for _, w := range c.all {
+		if w.holder != nil && !slices.Contains(ids, w.holder.id) {
+			ids = append(ids, w.holder.id)
+		}
+	}
+	return ids
+}
+
+// Enter has the pool hold a core, and reports whether it does: without one free it has to [Pool.Await] its turn. A pool that
+// has held one for long gives it up to those that wait.
+func (p *Pool) Enter() bool {
+	c := p.cores
+	if p.retake(); p.core != nil {
+		if c.wanted.Load() == 0 || time.Since(p.since) < quantum {
+			return true
+		}
+		p.Leave()
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	w := c.take()
+	if w == nil {
+		c.enqueue(p)
+		return false
+	}
+	p.hold(w)
+	return true
+}
+
+// Wake is called by another pool for one that is in Await or about to be: what it waits for is there, so it wants a core.
+func (p *Pool) Wake() {
+	c := p.cores
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if w := c.take(); w != nil {
+		w.holder = p
+		p.granted <- w
+	} else {
+		c.enqueue(p)
+	}
+}
+
+// take returns a core that nobody holds, or that its holder offers, or nil. The caller holds c.mu.
+func (c *Cores) take() *worker {
+	if n := len(c.idle); n > 0 {
+		w := c.idle[n-1]
+		c.idle = c.idle[:n-1]
+		c.free.Add(-1)
+		return w
+	}
+	for _, w := range c.all {
+		if of := w.offer.Load(); of != nil && w.offer.CompareAndSwap(of, nil) {
+			return w
+		}
+	}
+	return nil
+}
+
+func (c *Cores) enqueue(p *Pool) {
+	c.queue = append(c.queue, p)
+	c.wanted.Add(1)
+}
+
+func (p *Pool) hold(w *worker) { p.core, w.holder, p.since = w, p, time.Now() }
+
+// Offer says that the pool's goroutine computes nothing at the moment. The pool keeps its core, and likely has it still when it
+// enters again, but another may take it.
+func (p *Pool) Offer() {
+	if p.core != nil && !p.offered {
+		p.offered = true
+		p.core.offer.Store(p)
+	}
+}
+
+// retake ends an offer: the pool holds no core if another has taken it.
+func (p *Pool) retake() {
+	if p.offered {
+		p.offered = false
+		if !p.core.offer.CompareAndSwap(p, nil) {
+			p.core = nil
+		}
+	}
+}
+
+// Await returns true when the pool holds a core, for which it has been queued by Enter or is by Wake, or false when stop is
+// closed before or the time is over: then the caller sees to it that Wake is not called any more, and calls Withdraw. It uses
+// the timer.
+func (p *Pool) Await(stop <-chan struct{}, timeout time.Duration, timer *time.Timer) bool {
+	deadline := time.Now().Add(timeout)
+	defer timer.Stop()
+	for {
+		timer.Reset(min(quantum, time.Until(deadline)))
+		select {
+		case w := <-p.granted:
+			p.core, p.since = w, time.Now()
+			return true
+		case <-stop:
+			return false
+		case now := <-timer.C:
+			if !now.Before(deadline) {
+				return false
+			}
+			p.again()
+		}
+	}
+}
+
+// again looks for a core for a pool that is queued: one whose holder has offered it since may not come back soon.
+func (p *Pool) again() {
+	c := p.cores
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	at := slices.Index(c.queue, p)
+	if at < 0 {
+		return
+	}
+	if w := c.take(); w != nil {
+		c.dequeue(at)
+		w.holder = p
+		p.granted <- w
+	}
+}
+
+// Withdraw ends a wait that Await has given up.
+func (p *Pool) Withdraw() {
+	c := p.cores
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if at := slices.Index(c.queue, p); at >= 0 {
+		c.dequeue(at)
+	}
+	select {
+	case w := <-p.granted:
+		c.put(w)
+	default:
+	}
+}
+
+func (c *Cores) dequeue(at int) {
+	c.queue = slices.Delete(c.queue, at, at+1)
+	c.wanted.Add(-1)
+}
+
+// Leave gives up the pool's core, if it holds one.
+func (p *Pool) Leave() {
+	if p.retake(); p.core == nil {
+		return
+	}
+	p.cores.mu.Lock()
+	defer p.cores.mu.Unlock()
+	p.cores.put(p.core)
+	p.core = nil
+}
+
+// Lend waits until n has reached want, or for a moment at most, and reports whether it has. Meanwhile the pool's core computes
+// for others. When a pool with work waits for a core, or this one holds none, Lend returns at once.
+func (p *Pool) Lend(n *atomic.Int64, want int64) bool {
+	if p.retake(); p.core == nil {
+		return n.Load() >= want
+	}
+	return p.cores.serve(p.core, n, want)
+}
+
+// serve computes chunks of any pool's operation until n, unless it is nil, has reached want, which it reports, a pool wants the
+// core, or there has been no chunk for a moment.
+func (c *Cores) serve(w *worker, n *atomic.Int64, want int64) bool {
+	var since time.Time
+	for {
+		for range 64 {
+			if n != nil && n.Load() >= want {
+				return true
+			}
+			if p := c.open(); p != nil && c.wanted.Load() == 0 && p.chunk(w, false) {
+				since = time.Time{}
+			}
+		}
+		if c.wanted.Load() > 0 {
+			return false
+		}
+		if since.IsZero() {
+			since = time.Now()
+		} else if time.Since(since) > spinTime {
+			return false
+		}
+		goruntime.Gosched()
+	}
+}
+
+// put gives a core to whom it does most good: a pool that waits for one, or a helper. The caller holds c.mu.
+func (c *Cores) put(w *worker) {
+	w.holder = nil
+	if len(c.queue) > 0 {
+		p := c.queue[0]
+		c.dequeue(0)
+		w.holder = p
+		p.granted <- w
+		return
+	}
+	c.idle = append(c.idle, w)
+	c.free.Add(1)
+	// A pool that publishes an operation looks for free cores after it, as this looks for an operation after the core is free.
+	if c.open() != nil {
+		c.rouse()
+	}
+}
+
+// rouse gives a core that nobody holds to a helper, if there are both, and reports whether it did. The caller holds c.mu.
+func (c *Cores) rouse() bool {
+	cores, helpers := len(c.idle), len(c.asleep)
+	if cores == 0 || helpers == 0 || c.closed {
+		return false
+	}
+	c.asleep[helpers-1] <- c.idle[cores-1]
+	c.idle, c.asleep = c.idle[:cores-1], c.asleep[:helpers-1]
+	c.free.Add(-1)
+	return true
+}
+
+// summon gives helpers the cores that nobody holds, up to n.
+func (c *Cores) summon(n int) {
+	if c.free.Load() == 0 {
+		return
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for ; n > 0 && c.rouse(); n-- {
+	}
+}
+
+// open returns a pool in an operation of which nobody has taken some chunk, or nil.
+func (c *Cores) open() *Pool {
+	for _, p := range *c.pools.Load() {
+		if p.left() > 0 {
+			return p
+		}
+	}
+	return nil
+}
+
+// help computes whenever it is given a core.
+func (c *Cores) help(given chan *worker) {
+	for w := range given {
+		c.serve(w, nil, 0)
+		c.mu.Lock()
+		if c.closed {
+			c.mu.Unlock()
+			return
+		}
+		c.asleep = append(c.asleep, given)
+		c.put(w)
+		c.mu.Unlock()
+	}
+}
