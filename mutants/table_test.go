@@ -272,7 +272,7 @@ func inTheRuntime() []mutant {
 	}, {
 		bug: "wrong p2p destination", how: "one element further",
 		file: "runtime/cpu/device.go",
-		old:  "copy(peer[t.Remote/4:][:len(src)], src)", new: "copy(peer[t.Remote/4+1:][:len(src)], src)",
+		old:  "peer[t.Remote/4:][:len(src)], src)", new: "peer[t.Remote/4+1:][:len(src)], src)",
 		pkg: "./runtime", run: shapes,
 	}, {
 		bug: "wrong p2p source", how: "the bytes are the neighbour's",
@@ -288,12 +288,12 @@ func inTheRuntime() []mutant {
 	}, {
 		bug: "dropped all_reduce with the data flow kept", how: "the ranks meet and add nothing",
 		file: "runtime/cpu/collective.go",
-		old:  "return reduce(d, c, out[mine.Off:mine.Off+mine.Len], mine.Off)", new: "_ = mine\n\treturn nil",
+		old:  "return reduce[E](d, c, mine.Off, mine.Off, mine.Len)", new: "_ = mine\n\treturn nil",
 		pkg: "./runtime", run: shapes,
 	}, {
 		bug: "loss scale different", how: "gradients are averaged over replicas, not added",
 		file: "runtime/cpu/collective.go",
-		old:  "kernel.Copy(d.pool, asWords(dst[:n]), asWords(acc))", new: "kernel.Scale(d.pool, asWords(dst[:n]), asWords(acc), 1/float32(len(c.Members)))",
+		old:  "d.ins, d.outs = ins, outs", new: "d.ins, d.outs = ins, outs\n\tfor _, x := range outs {\n\t\tkernel.Scale(d.pool, x, x, 1/float32(len(c.Members)))\n\t}",
 		pkg: "./runtime", run: shapes,
 	}, {
 		bug: "loss scale different", how: "on one rank",

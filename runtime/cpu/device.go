@@ -3,6 +3,7 @@ package cpu
 import (
 	"fmt"
 	"math"
+	"sync/atomic"
 	"time"
 	"unsafe"
 
@@ -26,14 +27,19 @@ type Device struct {
 	wires    []*counter   // by Transfer.Wire
 	received []int64      // by Transfer.Wire: messages taken
 	block    []int64      // of a reduction in progress
-	terms    [][]float32  // see fixedSum
+	ins      [][]float32  // of a reduction
+	outs     [][]float32
+	current  *runtime.Collective // that this rank makes for all, in units, so many for each member
+	split    int
+	unit     func(int)
+	terms    [][]float32 // see fixedSum
 
 	wide    runtime.Kernel // the float32 form of a launch on values of two bytes
 	scratch []float32      // of its operands and results
 
 	file hostFile // of the host arena, if it has one
 
-	moved int64 // bytes taken from other ranks, for tests
+	moved atomic.Int64 // bytes taken from other ranks, for tests
 }
 
 // align is the alignment of an arena in bytes: a cache line, and the width of
@@ -129,7 +135,7 @@ func (d *Device) Send(t *runtime.Transfer) error {
 	defer d.pool.Offer()
 	src := d.words(t.Local)
 	peer := d.backend.devices[t.Peer].arenas[runtime.OnDevice]
-	copy(peer[t.Remote/4:][:len(src)], src)
+	kernel.Copy(d.pool, peer[t.Remote/4:][:len(src)], src)
 	wire, _ := d.wire(t)
 	wire.add()
 	return nil
@@ -143,7 +149,7 @@ func (d *Device) Recv(t *runtime.Transfer) error {
 		return err
 	}
 	*received++
-	d.moved += t.Local.Bytes()
+	d.moved.Add(t.Local.Bytes())
 	return nil
 }
 

@@ -61,6 +61,28 @@ func (d *Device) add(s fixedSum, term []float32) error {
 
 var errFixedSum = errors.New("a sum exceeds what fixed point (train.reproducible) holds")
 
+// reduceFixed sets dst to the sum of as many elements from the given index of the
+// members' operands.
+func (d *Device) reduceFixed(c *runtime.Collective, dst []int64, from int) error {
+	if d.block == nil {
+		d.block = make([]int64, blockElems)
+	}
+	for len(dst) > 0 {
+		acc := d.block[:min(len(dst), blockElems)]
+		for i, m := range c.Members {
+			in := d.backend.devices[m.Rank].fixed(m.In)[from:][:len(acc)]
+			if i == 0 {
+				copy(acc, in)
+			} else if !kernel.AddFixed(d.pool, acc, in) {
+				return errFixedSum
+			}
+		}
+		copy(dst, acc)
+		dst, from = dst[len(acc):], from+len(acc)
+	}
+	return nil
+}
+
 // sequences returns how many sequences the part of the first operand has, and
 // the rows of each in the further leading dimensions up to dimension end.
 func sequences(k *runtime.Kernel, end int) (n, rows int) {

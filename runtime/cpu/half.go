@@ -132,7 +132,11 @@ func (d *Device) reduceHalf(c *runtime.Collective, dst []uint16, from int) {
 				continue
 			}
 			kernel.Widen(d.pool, format, term, in)
-			combine(d, c.Attr.Reduce, acc, term)
+			if c.Attr.Reduce == ir.Max {
+				kernel.MaxInto(d.pool, acc, term)
+			} else {
+				kernel.AddInto(d.pool, acc, term)
+			}
 		}
 		kernel.Narrow(d.pool, format, dst[:n], acc)
 		dst, from = dst[n:], from+n

@@ -69,7 +69,7 @@ func testMoved(t *testing.T, d ir.DType) {
 				}
 			}
 		}
-		require.Equal(t, received, b.devices[r].moved, "rank %d", r)
+		require.Equal(t, received, b.devices[r].moved.Load(), "rank %d", r)
 		require.NotZero(t, received)
 	}
 }

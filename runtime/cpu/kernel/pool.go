@@ -59,6 +59,8 @@ type tasks struct {
 	dots         dotsTask
 	unary        unaryTask
 	binary       binaryTask
+	combine      combineTask
+	each         eachTask
 	scale        scaleTask
 	addBias      addBiasTask
 	colSum       colSumTask
@@ -156,6 +158,20 @@ func (p *Pool) run(t task, units, grain int) {
 	}
 	if r := p.panicked.Swap(nil); r != nil {
 		panic(*r)
+	}
+}
+
+// Each calls f with 0 to n-1, in any order and several at once.
+func (p *Pool) Each(n int, f func(i int)) {
+	p.task.each = eachTask{f}
+	p.run(&p.task.each, n, 1)
+}
+
+type eachTask struct{ f func(i int) }
+
+func (t *eachTask) do(_ *worker, lo, hi int) {
+	for i := lo; i < hi; i++ {
+		t.f(i)
 	}
 }
 

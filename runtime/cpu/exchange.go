@@ -1,0 +1,231 @@
+package cpu
+
+import (
+	"fmt"
+	"unsafe"
+
+	"github.com/autopar/autopar/codegen"
+	"github.com/autopar/autopar/ir"
+	"github.com/autopar/autopar/runtime"
+	"github.com/autopar/autopar/runtime/cpu/kernel"
+)
+
+// exchange moves what all members of a collective end with. Memory is read once and
+// written once.
+func (d *Device) exchange(c *runtime.Collective) error {
+	switch t, op := c.Members[0].In.DType, c.Node.Op; {
+	case op == ir.OpAllReduce:
+		return d.reduceToAll(c)
+	case op == ir.OpReduceScatter && (t == ir.Q64 || t.Half()):
+		for i := range c.Members {
+			if err := d.reducePart(c, i); err != nil {
+				return err
+			}
+		}
+	default:
+		d.inUnits(c)
+	}
+	return nil
+}
+
+// element is the type of the numbers in a tensor that communicates. Integers go as
+// words, and floating-point numbers of two bytes by their bits.
+type element interface{ float32 | int64 | uint16 }
+
+// elems returns the elements of a tensor of a rank.
+func elems[E element](b *Backend, rank int, t runtime.Tensor) []E {
+	x := b.devices[rank].words(t)
+	return unsafe.Slice((*E)(unsafe.Pointer(unsafe.SliceData(x))), t.Slab.Elems())
+}
+
+// took counts elements that a member takes from others.
+func (d *Device) took(m runtime.Member, elems int) {
+	d.backend.devices[m.Rank].moved.Add(int64(elems) * m.In.DType.Size())
+}
+
+// reduceToAll makes an all_reduce.
+func (d *Device) reduceToAll(c *runtime.Collective) error {
+	b, first, k := d.backend, c.Members[0], len(c.Members)
+	n := int(first.Out.Slab.Elems())
+	for i, m := range c.Members { // as if each made a share whole for all
+		share := codegen.ReduceShare(n, k, i).Len
+		d.took(m, n-share+(k-1)*share)
+	}
+	switch t := first.In.DType; {
+	case t == ir.Q64:
+		if err := d.reduceFixed(c, elems[int64](b, first.Rank, first.Out), 0); err != nil {
+			return err
+		}
+	case t.Half():
+		d.reduceHalf(c, elems[uint16](b, first.Rank, first.Out), 0)
+	default:
+		ins, outs := d.ins[:0], d.outs[:0]
+		for _, m := range c.Members {
+			ins, outs = append(ins, elems[float32](b, m.Rank, m.In)), append(outs, elems[float32](b, m.Rank, m.Out))
+		}
+		kernel.Combine(d.pool, c.Attr.Reduce == ir.Max, outs, ins)
+		d.ins, d.outs = ins, outs
+		return nil
+	}
+	for _, m := range c.Members[1:] {
+		kernel.Copy(d.pool, b.devices[m.Rank].words(m.Out), b.devices[first.Rank].words(first.Out))
+	}
+	return nil
+}
+
+// reducePart makes a member's result of a reduce_scatter of numbers that are not
+// added as they are.
+func (d *Device) reducePart(c *runtime.Collective, position int) (err error) {
+	me := c.Members[position]
+	eachRun(me.In.Slab, me.Out.Slab, func(from, to, n int) {
+		d.took(me, n*(len(c.Members)-1))
+		if me.In.DType != ir.Q64 {
+			d.reduceHalf(c, elems[uint16](d.backend, me.Rank, me.Out)[to:to+n], from)
+		} else if err == nil {
+			err = d.reduceFixed(c, elems[int64](d.backend, me.Rank, me.Out)[to:to+n], from)
+		}
+	})
+	return err
+}
+
+// unitElems is how many elements of a collective are worth a unit of work.
+const unitElems = 4096
+
+// inUnits makes a collective by runs of elements that lie together, in units: so many
+// for each member, each of which takes a share of all runs.
+func (d *Device) inUnits(c *runtime.Collective) {
+	k, n := len(c.Members), 0
+	for _, m := range c.Members {
+		n += int(m.Out.Slab.Elems())
+	}
+	d.current, d.split = c, min((2*d.pool.Threads()+k-1)/k, n/k/unitElems+1)
+	if d.unit == nil {
+		d.unit = d.doUnit
+	}
+	for units := k * d.split; len(d.ins) < units*k; {
+		d.ins = append(d.ins, nil)
+	}
+	if n > unitElems {
+		d.pool.Each(k*d.split, d.unit)
+		return
+	}
+	for i := range k {
+		d.unit(i)
+	}
+}
+
+func (d *Device) doUnit(unit int) {
+	c, position, part := d.current, unit/d.split, unit%d.split
+	switch {
+	case c.Node.Op == ir.OpReduceScatter:
+		d.reduceUnit(c, position, part, d.ins[unit*len(c.Members):][:len(c.Members)])
+	case c.Members[0].In.DType.Half():
+		gatherUnit[uint16](d, c, position, part)
+	case c.Members[0].In.DType == ir.Q64:
+		gatherUnit[int64](d, c, position, part)
+	default:
+		gatherUnit[float32](d, c, position, part)
+	}
+}
+
+// within returns which of n elements, which are run number i, are of a part of so
+// many: a share of a long run, or all or none of a short one.
+func within(part, parts, i, n int) (lo, hi int) {
+	switch {
+	case n >= parts*unitElems/4:
+		return n * part / parts, n * (part + 1) / parts
+	case i%parts == part:
+		return 0, n
+	}
+	return 0, 0
+}
+
+// gatherUnit fills a part of a member's result from what the members hold of it.
+func gatherUnit[E element](d *Device, c *runtime.Collective, position, part int) {
+	me, k, run := c.Members[position], len(c.Members), 0
+	out := elems[E](d.backend, me.Rank, me.Out)
+	for i := range k {
+		m := c.Members[(position+i)%k] // units that run at once read different ones
+		in := elems[E](d.backend, m.Rank, m.In)
+		eachRun(m.In.Slab, me.Out.Slab, func(from, to, n int) {
+			lo, hi := within(part, d.split, run, n)
+			run++
+			copy(out[to+lo:to+hi], in[from+lo:from+hi])
+			if i > 0 {
+				d.took(me, hi-lo)
+			}
+		})
+	}
+}
+
+// reduceUnit makes a part of a member's result of a reduce_scatter of words. ins has
+// room for the members' operands.
+func (d *Device) reduceUnit(c *runtime.Collective, position, part int, ins [][]float32) {
+	me, run := c.Members[position], 0
+	out := elems[float32](d.backend, me.Rank, me.Out)
+	eachRun(me.In.Slab, me.Out.Slab, func(from, to, n int) {
+		lo, hi := within(part, d.split, run, n)
+		if run++; lo == hi {
+			return
+		}
+		for i, m := range c.Members {
+			ins[i] = elems[float32](d.backend, m.Rank, m.In)[from+lo : from+hi]
+		}
+		kernel.CombineAlone(d.pool, c.Attr.Reduce == ir.Max, out[to+lo:to+hi], ins)
+		d.took(me, (hi-lo)*(len(ins)-1))
+	})
+}
+
+// blockElems is how many elements are reduced at a time where they are converted, to
+// stay in cache.
+const blockElems = 1 << 15
+
+// maxRank bounds the dimensions of a value.
+const maxRank = 8
+
+// eachRun calls do for every run of elements that lie together in both parts of
+// a value, with their local indexes and number.
+func eachRun(a, b ir.Slab, do func(inA, inB, n int)) {
+	rank := len(a.Global)
+	if rank == 0 {
+		do(0, 0, 1)
+		return
+	}
+	if rank > maxRank {
+		panic(fmt.Sprintf("BUG: cpu: value of %d dimensions, want at most %d", rank, maxRank))
+	}
+	var size, strideA, strideB, index [maxRank]int
+	atA, atB, sa, sb := 0, 0, 1, 1
+	for i := rank - 1; i >= 0; i-- {
+		lo := max(a.Offset[i], b.Offset[i])
+		size[i] = min(a.Offset[i]+a.Local[i], b.Offset[i]+b.Local[i]) - lo
+		if size[i] <= 0 {
+			return
+		}
+		strideA[i], strideB[i] = sa, sb
+		atA += (lo - a.Offset[i]) * sa
+		atB += (lo - b.Offset[i]) * sb
+		sa *= a.Local[i]
+		sb *= b.Local[i]
+	}
+	// Dimensions that both parts hold whole join the run of the one before.
+	inner, run := rank-1, size[rank-1]
+	for ; inner > 0 && size[inner] == a.Local[inner] && size[inner] == b.Local[inner]; inner-- {
+		run *= size[inner-1]
+	}
+	for {
+		do(atA, atB, run)
+		d := inner - 1
+		for ; d >= 0; d-- {
+			atA, atB = atA+strideA[d], atB+strideB[d]
+			if index[d]++; index[d] < size[d] {
+				break
+			}
+			atA, atB = atA-size[d]*strideA[d], atB-size[d]*strideB[d]
+			index[d] = 0
+		}
+		if d < 0 {
+			return
+		}
+	}
+}
