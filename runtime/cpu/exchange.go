@@ -89,23 +89,26 @@ func (d *Device) reducePart(c *runtime.Collective, position int) (err error) {
 }
 
 // unitElems is how many elements of a collective are worth a unit of work.
-const unitElems = 4096
+const unitElems = 16384
 
 // inUnits makes a collective by runs of elements that lie together, in units: so many
 // for each member, each of which takes a share of all runs.
 func (d *Device) inUnits(c *runtime.Collective) {
-	k, n := len(c.Members), 0
-	for _, m := range c.Members {
-		n += int(m.Out.Slab.Elems())
-	}
-	d.current, d.split = c, min((2*d.pool.Threads()+k-1)/k, n/k/unitElems+1)
-	if d.unit == nil {
-		d.unit = d.doUnit
+	k, first := len(c.Members), c.Members[0]
+	n, longest := int(first.Out.Slab.Elems()), 0
+	d.current, d.split = c, 1
+	if n*k > unitElems {
+		eachRun(first.In.Slab, first.Out.Slab, func(_, _, n int) { longest = max(longest, n) })
+		// Every unit looks at every run, which takes the time of moving some hundred elements.
+		d.split = max(min(n/unitElems, longest/512), (2*d.pool.Threads()+k-1)/k)
 	}
 	for units := k * d.split; len(d.ins) < units*k; {
 		d.ins = append(d.ins, nil)
 	}
-	if n > unitElems {
+	if d.unit == nil {
+		d.unit = d.doUnit
+	}
+	if d.split > 1 {
 		d.pool.Each(k*d.split, d.unit)
 		return
 	}
@@ -132,7 +135,7 @@ func (d *Device) doUnit(unit int) {
 // many: a share of a long run, or all or none of a short one.
 func within(part, parts, i, n int) (lo, hi int) {
 	switch {
-	case n >= parts*unitElems/4:
+	case n >= 512*parts:
 		return n * part / parts, n * (part + 1) / parts
 	case i%parts == part:
 		return 0, n
@@ -150,7 +153,10 @@ func gatherUnit[E element](d *Device, c *runtime.Collective, position, part int)
 		eachRun(m.In.Slab, me.Out.Slab, func(from, to, n int) {
 			lo, hi := within(part, d.split, run, n)
 			run++
-			copy(out[to+lo:to+hi], in[from+lo:from+hi])
+			for at := lo; at < hi; at += blockElems { // long copies bypass the caches
+				end := min(at+blockElems, hi)
+				copy(out[to+at:to+end], in[from+at:from+end])
+			}
 			if i > 0 {
 				d.took(me, hi-lo)
 			}
