@@ -287,13 +287,13 @@ func inTheRuntime() []mutant {
 		pkg: "./runtime", run: shapes,
 	}, {
 		bug: "dropped all_reduce with the data flow kept", how: "the ranks meet and add nothing",
-		file: "runtime/cpu/collective.go",
-		old:  "return reduce[E](d, c, mine.Off, mine.Off, mine.Len)", new: "_ = mine\n\treturn nil",
+		file: "runtime/cpu/exchange.go",
+		old:  "kernel.Combine(d.pool, c.Attr.Reduce == ir.Max, outs, ins)", new: "for i := range ins {\n\t\t\tcopy(outs[i], ins[i])\n\t\t}",
 		pkg: "./runtime", run: shapes,
 	}, {
 		bug: "loss scale different", how: "gradients are averaged over replicas, not added",
-		file: "runtime/cpu/collective.go",
-		old:  "d.ins, d.outs = ins, outs", new: "d.ins, d.outs = ins, outs\n\tfor _, x := range outs {\n\t\tkernel.Scale(d.pool, x, x, 1/float32(len(c.Members)))\n\t}",
+		file: "runtime/cpu/exchange.go",
+		old:  "d.ins, d.outs = ins, outs", new: "d.ins, d.outs = ins, outs\n\t\tfor _, x := range outs {\n\t\t\tkernel.Scale(d.pool, x, x, 1/float32(len(c.Members)))\n\t\t}",
 		pkg: "./runtime", run: shapes,
 	}, {
 		bug: "loss scale different", how: "on one rank",

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	goruntime "runtime"
 	"sync"
 	"testing"
 	"time"
@@ -406,14 +407,25 @@ func TestSteadyState(t *testing.T) {
 			for range 10 {
 				step()
 			}
-			// Go itself allocates now and then when many goroutines park.
-			allowed := 0.0
-			if len(prog.Schedules) > 1 {
-				allowed = 1
-			}
-			require.LessOrEqual(t, testing.AllocsPerRun(10, step), allowed, "%s", s)
+			require.Zero(t, allocations(step), "%s", s)
 		}
 	}
+}
+
+// allocations returns how many allocations ten calls make, all goroutines together: the least of several times, as Go
+// itself allocates now and then when goroutines park, and a core's scratch grows when it first gets a piece of some work.
+func allocations(f func()) uint64 {
+	least := uint64(math.MaxUint64)
+	var before, after goruntime.MemStats
+	for try := 0; try < 20 && least > 0; try++ {
+		goruntime.ReadMemStats(&before)
+		for range 10 {
+			f()
+		}
+		goruntime.ReadMemStats(&after)
+		least = min(least, after.Mallocs-before.Mallocs)
+	}
+	return least
 }
 
 // TestFeeds checks what is said about wrong inputs, after which steps go on.
