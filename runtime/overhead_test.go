@@ -72,8 +72,7 @@ func instructions(prog *codegen.Program) int {
 	return n
 }
 
-// BenchmarkPauses collects garbage during steps, which by themselves make none, and reports how long that stops the ranks. It
-// fails over a millisecond, so it wants a machine to itself.
+// BenchmarkPauses collects garbage during steps, which by themselves make none, and reports how long that stops the ranks.
 func BenchmarkPauses(b *testing.B) {
 	prog := compile(b, trainGraph(b), shape{dp: 2, tp: 1, pp: 1, micro: 2, schedule: partition.GPipe}, nil)
 	e := start(b, prog, runtime.Options{})
@@ -97,11 +96,8 @@ func BenchmarkPauses(b *testing.B) {
 	}
 	after := pauses()
 	require.Greater(b, after.count(), before.count(), "there were pauses")
-	worst, most := after.quantile(before, 1), after.quantile(before, 0.99)
-	b.ReportMetric(1e6*worst, "us-longest")
-	b.ReportMetric(1e6*most, "us-99%")
-	if most > 1e-3 {
-		b.Errorf("one in a hundred pauses is longer than %g s, want at most a millisecond", most)
+	for name, q := range map[string]float64{"us-longest": 1, "us-99%": 0.99, "us-median": 0.5} {
+		b.ReportMetric(1e6*after.quantile(before, q), name)
 	}
 }
 
