@@ -3,7 +3,6 @@ package runtime
 import (
 	"encoding/binary"
 	"fmt"
-	"slices"
 
 	"github.com/autopar/autopar/codegen"
 	"github.com/autopar/autopar/ir"
@@ -82,18 +81,23 @@ func (e *Executor) InitParams(prog *codegen.Program, seed uint64) error {
 		return err
 	}
 	return e.runAll(job{do: func(r *rank) error {
-		var buf []float32
+		buf := make([]float32, initBlock)
 		for _, s := range e.Shards(prog, r.id) {
-			var bytes []byte
-			buf, bytes = s.initial(buf, seed)
-			if err := r.device.Upload(s.space, s.offset, bytes); err != nil {
-				return fmt.Errorf("initial value of %s: %w", s.Name, err)
+			for at := 0; at < int(s.Slab.Elems()); at += initBlock {
+				x := buf[:min(initBlock, int(s.Slab.Elems())-at)]
+				s.fill(x, at, seed)
+				if err := r.device.Upload(s.space, s.offset+int64(at)*s.Type.DType.Size(), encode(s.Type.DType, x)); err != nil {
+					return fmt.Errorf("initial value of %s: %w", s.Name, err)
+				}
+				r.place.Add(1) // progress
 			}
-			r.place.Add(1) // progress
 		}
 		return nil
 	}})
 }
+
+// initBlock is how many elements get their initial values at a time.
+const initBlock = 1 << 16
 
 // encode returns the bytes of x as elements of a floating-point type, in place.
 func encode(d ir.DType, x []float32) []byte {
@@ -113,20 +117,13 @@ func encode(d ir.DType, x []float32) []byte {
 
 // Initial returns the initial value of the part, in the byte order of the machine.
 func (s Shard) Initial(seed uint64) []byte {
-	_, bytes := s.initial(nil, seed)
-	return bytes
+	x := make([]float32, s.Slab.Elems())
+	s.fill(x, 0, seed)
+	return encode(s.Type.DType, x)
 }
 
-// initial makes the initial value in a buffer, which it returns for the next.
-func (s Shard) initial(buf []float32, seed uint64) ([]float32, []byte) {
-	n := int(s.Slab.Elems())
-	buf = slices.Grow(buf[:0], n)
-	s.fill(buf[:n], seed)
-	return buf, encode(s.Type.DType, buf[:n])
-}
-
-// fill writes the initial value of a shard to dst.
-func (s Shard) fill(dst []float32, seed uint64) {
+// fill writes the initial values of a shard's elements from index at on to dst.
+func (s Shard) fill(dst []float32, at int, seed uint64) {
 	switch s.Attr.Init {
 	case ir.InitZeros:
 		clear(dst)
@@ -148,8 +145,10 @@ func (s Shard) fill(dst []float32, seed uint64) {
 		if d := len(s.Slab.Local); d > 0 {
 			run = s.Slab.Local[d-1]
 		}
-		for i := 0; i < len(dst); i += run {
-			key.FillNormal(dst[i:i+run], globalIndex(s.Slab, i), 0, s.Attr.Std)
+		for i := 0; i < len(dst); {
+			n := min(run-(at+i)%run, len(dst)-i)
+			key.FillNormal(dst[i:i+n], globalIndex(s.Slab, at+i), 0, s.Attr.Std)
+			i += n
 		}
 	default:
 		panic(fmt.Sprintf("BUG: runtime: %s: unknown initial distribution %d", s.Name, s.Attr.Init))

@@ -1,6 +1,7 @@
 package cpu
 
 import (
+	"errors"
 	"fmt"
 	"math"
 	"sync/atomic"
@@ -20,6 +21,7 @@ type Device struct {
 	pool    *kernel.Pool
 	timer   *time.Timer
 	arenas  [2][]float32 // by space
+	memory  [2]arena     // in which they lie
 	events  counter      // recorded on the compute stream
 	comm    *stream
 
@@ -56,22 +58,22 @@ func (d *Device) Alloc(space runtime.Space, bytes int64) error {
 		return nil
 	}
 	if space == runtime.OnHost && d.backend.opts.HostDir != "" {
-		arena, err := d.mapped(n)
+		words, err := d.mapped(n)
 		if err != nil {
 			return err
 		}
-		d.arenas[space] = arena
+		d.setArena(space, words)
 		return nil
 	}
-	words := make([]float32, n+align/4)
-	skip := 0
-	if off := int(uintptr(unsafe.Pointer(unsafe.SliceData(words))) % align); off != 0 {
-		skip = (align - off) / 4
+	if err := d.memory[space].grow(4 * n); err != nil {
+		return fmt.Errorf("cpu: arena of %d bytes: %w", 4*n, err)
 	}
-	arena := words[skip : skip+n : skip+n]
-	copy(arena, d.arenas[space])
-	d.arenas[space], d.comm.lane.arenas[space] = arena, arena
+	d.setArena(space, unsafe.Slice((*float32)(unsafe.Pointer(unsafe.SliceData(d.memory[space].memory))), n))
 	return nil
+}
+
+func (d *Device) setArena(space runtime.Space, words []float32) {
+	d.arenas[space], d.comm.lane.arenas[space] = words, words
 }
 
 // Upload copies src into an arena.
@@ -166,14 +168,23 @@ func (d *Device) wire(t *runtime.Transfer) (sent *counter, received *int64) {
 	return d.wires[t.Wire], &d.received[t.Wire]
 }
 
-// Close drops its host arena. After a failure the
-// streams of other ranks may still read the device's, which goes with the backend.
+// Close ends what the device runs; the last to close frees the arenas, as ranks read
+// those of others. After a failure a stream may still do so, and they stay.
 func (d *Device) Close() error {
 	d.comm.close()
 	d.pool.Close()
-	if d.backend.open.Add(-1) == 0 {
-		d.backend.cores.Close()
+	err := d.file.close()
+	b := d.backend
+	if b.open.Add(-1) > 0 {
+		return err
 	}
-	d.arenas[runtime.OnHost] = nil
-	return d.file.close()
+	b.cores.Close()
+	for _, other := range b.devices {
+		for space := range other.memory {
+			if !d.aborted() {
+				err = errors.Join(err, other.memory[space].free())
+			}
+		}
+	}
+	return err
 }
