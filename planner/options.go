@@ -17,7 +17,8 @@ type Options struct {
 	PlanNGPUs int
 	// RuntimeNGPUs is the number of ranks; 0 is one unit.
 	RuntimeNGPUs int
-	// MemoryLimit is bytes per rank; 0 is what the cluster's devices have.
+	// MemoryLimit is bytes per rank; 0 is what the cluster's devices have. Of several
+	// kinds of devices those with less than that still have less.
 	MemoryLimit int64
 
 	// Degrees inside the unit. CP is searched where it may pay: for sequences of more
@@ -97,6 +98,9 @@ func (o Options) on(c *cost.Cluster, batch int) (Options, error) {
 	}
 	if o.Overlap == "" && c.Device.Shared {
 		o.Overlap = "off" // there communication takes the time of kernels
+	}
+	if n := c.Devices(); n > 0 && o.RuntimeNGPUs > n {
+		return o, optionErrorf("runtime-ngpus", "is %d, but cluster %s has %d devices", o.RuntimeNGPUs, c.Name, n)
 	}
 	if (o.Offload == "optimizer" || o.Offload == "params") && c.Host == nil {
 		return o, optionErrorf("offload", "is %s, but cluster %s says nothing of the link to host memory (its key host)", o.Offload, c.Name)

@@ -33,6 +33,22 @@ type Pool struct {
 	Devices int      `json:"devices"` // that it has, the last node perhaps in part
 }
 
+// Join makes a cluster of pools of which the clusters run the same software. Without a
+// link between them devices of two pools meet over the slowest of the links between the
+// nodes of any.
+func Join(name string, between *Link, pools ...Pool) *Cluster {
+	first := pools[0].Cluster
+	c := &Cluster{Name: name, Pools: pools, Between: first.InterNode, Software: first.Software}
+	for _, p := range pools[1:] {
+		c.Between = c.Between.slower(p.Cluster.InterNode)
+	}
+	if between != nil {
+		c.Between = *between
+	}
+	c.derivePools()
+	return c
+}
+
 // maxPools bounds the pools, of which the search tries every order.
 const maxPools = 4
 

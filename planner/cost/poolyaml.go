@@ -20,7 +20,7 @@ func loadPools(text string) (*Cluster, error) {
 	refuse := func(format string, args ...any) error {
 		return &Error{Msg: fmt.Sprintf("cluster %q: ", text) + fmt.Sprintf(format, args...)}
 	}
-	c := &Cluster{Name: text, Source: "pools of the clusters named"}
+	var pools []Pool
 	for _, part := range strings.Split(text, "+") {
 		at := strings.LastIndexByte(part, ':')
 		if at < 0 {
@@ -34,24 +34,13 @@ func loadPools(text string) (*Cluster, error) {
 		if err != nil {
 			return nil, err
 		}
-		c.Pools = append(c.Pools, Pool{k, devices})
+		pools = append(pools, Pool{k, devices})
 	}
-	c.Software = c.Pools[0].Cluster.Software
-	c.Between = c.slowestLink()
-	c.derivePools()
+	c := Join(text, nil, pools...)
 	if err := c.Validate(); err != nil {
 		return nil, refuse("%s", strings.TrimPrefix(err.Error(), "cluster: "))
 	}
 	return c, nil
-}
-
-// slowestLink has the worst figures of the links between the nodes of any pool.
-func (c *Cluster) slowestLink() Link {
-	l := c.Pools[0].Cluster.InterNode
-	for _, p := range c.Pools[1:] {
-		l = l.slower(p.Cluster.InterNode)
-	}
-	return l
 }
 
 // pools reads the list of pools, each of which is a mapping of cluster and devices.
@@ -106,18 +95,18 @@ func (d *decoder) join() error {
 		}
 		d.c.Pools[i].Cluster = k
 	}
-	if d.software == "" {
-		d.c.Software = d.c.Pools[0].Cluster.Software
-	}
 	for _, p := range d.c.Pools {
 		if d.software != "" && !p.Cluster.Device.Shared {
 			p.Cluster.Software = d.c.Software
 		}
 	}
-	if !d.writes("between") {
-		d.c.Between = d.c.slowestLink()
+	var between *Link
+	if d.writes("between") {
+		between = &d.c.Between
 	}
-	d.c.derivePools()
+	source := d.c.Source
+	d.c = Join(d.c.Name, between, d.c.Pools...)
+	d.c.Source = source
 	return nil
 }
 
