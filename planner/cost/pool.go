@@ -499,3 +499,47 @@ func (m *Program) classes() []int {
 	}
 	return m.on.classes
 }
+
+// Node numbers the nodes that the ranks of a plan lie on, from that of rank 0; a shared
+// machine is one.
+func (c *Cluster) Node(p *partition.Plan, rank int) int {
+	if c.Device.Shared {
+		return 0
+	}
+	if len(c.Pools) == 0 {
+		return rank / c.DevicesPerNode
+	}
+	nodes := 0
+	for i := range c.Pools {
+		pool := c.Pools[i]
+		if len(p.PoolOrder) > 0 {
+			pool = c.Pools[p.PoolOrder[i]]
+		}
+		perNode := pool.Cluster.DevicesPerNode
+		if rank < pool.Devices {
+			return nodes + rank/perNode
+		}
+		rank -= pool.Devices
+		nodes += (pool.Devices + perNode - 1) / perNode
+	}
+	return nodes + rank // beyond the pools; no plan that they hold has it
+}
+
+// Larger returns a cluster of which every device of the pools has so many more bytes.
+func (c *Cluster) Larger(bytes int64) *Cluster {
+	d := c.Clone()
+	for _, p := range d.Pools {
+		p.Cluster.Device.Memory += bytes
+	}
+	d.derive()
+	return d
+}
+
+// Times returns a cluster with so many times the devices of each pool.
+func (c *Cluster) Times(n int) *Cluster {
+	d := c.Clone()
+	for i := range d.Pools {
+		d.Pools[i].Devices *= n
+	}
+	return d
+}
