@@ -365,6 +365,9 @@ func planWords(p *partition.Plan) string {
 	if p.Offload.Moves() {
 		words += ", offload " + p.Offload.String()
 	}
+	if len(p.PoolOrder) > 0 {
+		words += fmt.Sprintf(", pools in order %d", p.PoolOrder)
+	}
 	full, selective := 0, 0
 	for _, s := range p.Stages {
 		full, selective = full+s.Recompute, selective+s.Selective
