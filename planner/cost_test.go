@@ -109,8 +109,10 @@ func TestCostIsSimulation(t *testing.T) {
 			break
 		}
 	}
-	t.Run("several kinds of devices", func(t *testing.T) { testCostIsSimulation(t, 7, 2) })
 }
+
+// The same on clusters of several kinds of devices.
+func TestCostOnPoolsIsSimulation(t *testing.T) { testCostIsSimulation(t, 12, 2) }
 
 // testCostIsSimulation takes clusters with at least so many kinds of devices.
 func testCostIsSimulation(t *testing.T, seed uint64, kinds int) {

@@ -88,59 +88,108 @@ func TestSearchOnPoolsIsExact(t *testing.T) {
 	require.Less(t, infeasible, cases/2)
 }
 
-// A step on two kinds, by hand. Of 4 blocks one rank is three times as fast as the other
-// and both have room for all: three blocks and the head against one and the embedding.
-func TestStagesFollowSpeed(t *testing.T) {
-	model := tiny(4)
-	g := step(t, model, 8)
-	kind := func(name string, flops float64) *cost.Cluster {
+// twoPools is a device of each of two kinds, which are equal but for their speed and memory
+// and take no time to communicate.
+func twoPools(flops, memory [2]float64) *cost.Cluster {
+	var pools []cost.Pool
+	for i, name := range []string{"first", "second"} {
 		link := cost.Link{Bandwidth: 1e15, Efficiency: 1}
-		return &cost.Cluster{
+		pools = append(pools, cost.Pool{Devices: 1, Cluster: &cost.Cluster{
 			Name: name, DevicesPerNode: 1, IntraNode: link, InterNode: link,
 			Device: cost.Device{
-				Name: name, Cores: 1, Memory: 1 << 40, FLOPS: map[string]float64{"f32": flops}, MemoryBandwidth: 1e18,
+				Name: name, Cores: 1, Memory: int64(memory[i]), FLOPS: map[string]float64{"f32": flops[i]}, MemoryBandwidth: 1e18,
 				Efficiency: cost.Efficiency{Matmul: 1, Attention: 1, Vector: 1, Memory: 1},
 			},
-		}
+		}})
 	}
-	c := cost.Join("two", nil, cost.Pool{Cluster: kind("slow", 1e9), Devices: 1}, cost.Pool{Cluster: kind("fast", 3e9), Devices: 1})
-	blocksOf := func(p *partition.Plan, pool int) int {
-		for at := range p.PP() {
-			if c.KindsAt(p, at) == 1<<pool {
-				return p.Stages[at].Last - p.Stages[at].First
-			}
-		}
-		return 0
-	}
-	found, err := Search(g, 8, c, Options{RuntimeNGPUs: 2, PP: 2, Recompute: RecomputeNone, Schedule: partition.OneFOneB})
-	require.NoError(t, err)
-	require.Equal(t, 1, blocksOf(found.Plan, 0), "%+v", found.Plan)
-	require.Equal(t, 3, blocksOf(found.Plan, 1))
+	return cost.Join("two", nil, pools...)
+}
 
-	// The same stages on the fast kind alone take a third of the time on the slow one.
+// blocksOn counts the blocks of a plan of two stages on a pool.
+func blocksOn(c *cost.Cluster, p *partition.Plan, pool int) int {
+	for at := range p.PP() {
+		if c.KindsAt(p, at) == 1<<pool {
+			return p.Stages[at].Last - p.Stages[at].First
+		}
+	}
+	return 0
+}
+
+// Two stages by hand: of 4 blocks a device that is three times as fast takes 3, if it has
+// room for them.
+func TestStagesFollowSpeed(t *testing.T) {
+	const plenty = 1 << 40
+	g := step(t, tiny(4), 8)
+	opts := Options{RuntimeNGPUs: 2, PP: 2, MicroBatch: 1, Recompute: RecomputeNone, Schedule: partition.OneFOneB}
+	c := twoPools([2]float64{1e9, 3e9}, [2]float64{plenty, plenty})
+	found, err := Search(g, 8, c, opts)
+	require.NoError(t, err)
+	require.Equal(t, 1, blocksOn(c, found.Plan, 0), "%+v", found.Plan)
+	require.Equal(t, 3, blocksOn(c, found.Plan, 1))
+
+	// The same stage takes a third of the time on the fast kind.
 	s := newSearcher(g, 8, c, Options{RuntimeNGPUs: 2})
-	skel, err := s.skeleton(outline{degrees{2, 1, 1, 1, 2, 0}, sharding{}, 1})
-	require.NoError(t, err)
-	turned, err := s.skeleton(outline{degrees{2, 1, 1, 1, 2, 1}, sharding{}, 1})
-	require.NoError(t, err)
-	for at := range 2 {
-		slow, fast := skel.times(1)[at].forward[whole].busy(), turned.times(1)[at].forward[whole].busy()
-		if at == 1 {
-			slow, fast = fast, slow
+	var forward [2][2]float64 // by order of the pools and position
+	for order := range forward {
+		skel, err := s.skeleton(outline{degrees{2, 1, 1, 1, 2, order}, sharding{}, 1})
+		require.NoError(t, err)
+		for at, times := range skel.times(1) {
+			l := times.forward[whole].busy()
+			forward[order][at] = float64(l.at(2, recomputation{}))
 		}
-		require.InEpsilon(t, 3, float64(slow.at(2, recomputation{}))/float64(fast.at(2, recomputation{})), 1e-3, "position %d", at)
 	}
+	require.InEpsilon(t, 3, forward[0][0]/forward[1][0], 1e-6)
+	require.InEpsilon(t, 3, forward[1][1]/forward[0][1], 1e-6)
 
-	// Where the fast kind has room for one block only, the slow one takes three.
-	one, err := Search(g, 8, c, Options{RuntimeNGPUs: 2, PP: 2, Recompute: RecomputeNone, Schedule: partition.OneFOneB, MemoryLimit: 1 << 40})
-	require.NoError(t, err)
-	require.Equal(t, found.Plan, one.Plan)
-	c.Pools[1].Cluster.Device.Memory = found.Prediction.PeakBytes[1] * 6 / 10
-	tight, err := Search(g, 8, c, Options{RuntimeNGPUs: 2, PP: 2, MicroBatch: found.Plan.MicroBatch, Recompute: RecomputeNone, Schedule: partition.OneFOneB})
-	require.NoError(t, err)
-	require.Less(t, blocksOf(tight.Plan, 1), 3)
-	require.Greater(t, tight.Prediction.Step, found.Prediction.Step)
-	for at, peak := range tight.Prediction.PeakBytes {
-		require.LessOrEqual(t, peak, c.MemoryAt(tight.Plan, at))
+	// With room for one block on the fast kind, whatever it is the first or the last of,
+	// the slow one takes three, though that is slower.
+	tight := twoPools([2]float64{1e9, 3e9}, [2]float64{plenty, 0})
+	for _, cut := range [][2]int{{1, 3}, {3, 1}} {
+		p := *found.Plan
+		p.Stages = []partition.Stage{{First: 0, Last: cut[0]}, {First: cut[0], Last: 4}}
+		x, err := Predict(g, 8, c, &p, nil)
+		require.NoError(t, err)
+		at := 0 // the position of one block
+		if cut[1] == 1 {
+			at = 1
+		}
+		tight.Pools[1].Cluster.Device.Memory = max(tight.Pools[1].Cluster.Device.Memory, x.PeakBytes[at])
 	}
+	slower, cert, err := SearchCertified(g, 8, tight, opts)
+	require.NoError(t, err)
+	require.Equal(t, 3, blocksOn(tight, slower.Plan, 0), "%+v", slower.Plan)
+	require.Equal(t, 1, blocksOn(tight, slower.Plan, 1))
+	require.Greater(t, slower.Prediction.Step, found.Prediction.Step)
+	_, err = Certify(g, 8, tight, nil, cert, 20, 1)
+	require.NoError(t, err)
+	forged := *cert
+	forged.Step, forged.Plan, forged.Peaks = found.Prediction.Step, found.Plan, found.Prediction.PeakBytes
+	_, err = Certify(g, 8, tight, nil, &forged, 20, 1)
+	require.ErrorContains(t, err, "bytes, the limit is", "a plan that fits the other kind only")
+}
+
+// The first stage of 1f1b keeps more micro-batches in flight, so the pool with more
+// memory comes first, whichever it is in the cluster.
+func TestRoomyPoolComesFirst(t *testing.T) {
+	g := step(t, tiny(4), 8)
+	opts := Options{RuntimeNGPUs: 2, PP: 2, MicroBatch: 1, Recompute: RecomputeNone, Schedule: partition.OneFOneB}
+	const plenty = 1 << 40
+	free, err := Search(g, 8, twoPools([2]float64{1e9, 1e9}, [2]float64{plenty, plenty}), opts)
+	require.NoError(t, err)
+	require.Nil(t, free.Plan.PoolOrder)
+	most, least := free.Prediction.PeakBytes[0], free.Prediction.PeakBytes[1]
+	require.Greater(t, most, least)
+	for first, memory := range [][2]float64{{float64(most), float64(least)}, {float64(least), float64(most)}} {
+		c := twoPools([2]float64{1e9, 1e9}, memory)
+		found, cert, err := SearchCertified(g, 8, c, opts)
+		require.NoError(t, err)
+		require.Equal(t, cost.Kinds(1<<first), c.KindsAt(found.Plan, 0))
+		require.Equal(t, free.Prediction.Step, found.Prediction.Step)
+		_, err = Certify(g, 8, c, nil, cert, 20, 1)
+		require.NoError(t, err)
+	}
+	_, err = Search(g, 8, twoPools([2]float64{1e9, 1e9}, [2]float64{float64(least), float64(least) / 2}), opts)
+	var none *InfeasibleError
+	require.ErrorAs(t, err, &none)
+	require.Contains(t, []int64{least, least / 2}, none.Limit, "that of the stage it names")
 }

@@ -242,7 +242,7 @@ func (m *Model) Collective(op ir.Op, bytes int64, g Group) Picoseconds {
 		if op == ir.OpAllToAll {
 			peers := reached * (f - 1)
 			if l == outermost {
-				peers = n - reached
+				peers = max(n-reached, f-1) // of uneven units the largest may have all but a few
 			}
 			t += float64(peers*r.latency) + peers/n*size/rate
 		} else {
