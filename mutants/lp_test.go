@@ -24,7 +24,7 @@ func inThePrograms() []mutant {
 	}, {
 		bug: "the limit of memory is twice what it is", how: "in the program",
 		file: "planner/lp/write.go",
-		old:  "decimal(p.options.Limit, 6)", new: "decimal(2*p.options.Limit, 6)",
+		old:  "decimal(p.limits[at], 6)", new: "decimal(2*p.limits[at], 6)",
 		pkg: "./planner/lp", run: run,
 	}}
 }

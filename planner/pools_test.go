@@ -141,6 +141,12 @@ func TestStagesFollowSpeed(t *testing.T) {
 	require.InEpsilon(t, 3, forward[0][0]/forward[1][0], 1e-6)
 	require.InEpsilon(t, 3, forward[1][1]/forward[0][1], 1e-6)
 
+	// Floors know both speeds: no plan takes less, nor this one much more.
+	o := outline{degrees{2, 1, 1, 1, 2, 0}, sharding{}, 1}
+	floor := s.floor(o, s.trunk(o), 1, partition.OneFOneB)
+	require.LessOrEqual(t, floor, found.Prediction.Step)
+	require.Greater(t, float64(floor), 0.8*float64(found.Prediction.Step))
+
 	// With room for one block on the fast kind, whatever it is the first or the last of,
 	// the slow one takes three, though that is slower.
 	tight := twoPools([2]float64{1e9, 3e9}, [2]float64{plenty, 0})
