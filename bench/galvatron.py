@@ -2,7 +2,6 @@
 
 usage: galvatron.py search SOURCE NODES GPUS GB BATCH OUT     searches, writes the plan to OUT, prints seconds and cost
        galvatron.py judge SOURCE NODES GPUS GB BATCH PLAN...  prints milliseconds and MB by stage of plans
-       galvatron.py fits SOURCE NODES GPUS                    prints what it fits to the profile files, as JSON
 
 SOURCE is a checkout of Galvatron. The model is the one that its profile files cover, Llama-2 7B with sequences of
 2,048 tokens. A plan is JSON: global_bsz, chunks, pp_division, and for every layer and for the embedding with the head
@@ -98,15 +97,15 @@ def judge(e, plan):
 
 
 def search(e, out):
-    start = time.perf_counter()
+    start, cpu = time.perf_counter(), time.process_time()
     found = {}
     original = e.save_results
     e.save_results = lambda optimal, batch, chunks: found.update(optimal=optimal, batch=batch, chunks=chunks) or original(optimal, batch, chunks)
     with contextlib.redirect_stdout(io.StringIO()):
         e.parallelism_optimization()
-    seconds = time.perf_counter() - start
+    took = {"seconds": round(time.perf_counter() - start, 1), "cpu_seconds": round(time.process_time() - cpu, 1)}
     if not found:
-        print(json.dumps({"seconds": seconds, "found": False}))
+        print(json.dumps(took | {"found": False}))
         return
     o = found["optimal"]
     vtp, vsp = o["embedding_lmhead_tp_sp_size"], o["embedding_lmhead_sp"]
@@ -119,20 +118,12 @@ def search(e, out):
             "buffer_tp": max([max(x["tp"], x["sp"]) for x in layers] + [vtp])}
     with open(out, "w") as f:
         json.dump(plan, f)
-    print(json.dumps({"seconds": seconds, "found": True, "milliseconds": 1000 * float(o["time_cost"]), "megabytes": [int(x) for x in o["memory_cost"]]}))
-
-
-def fits(e):
-    h, m = e.profile_hardware_args_list[0], e.profile_model_args_list[0]
-    print(json.dumps({"layer": list(m.forward_computation_time), "other": list(m.other_time_profiled),
-                      "allgather": {k: list(v["popt"]) for k, v in h.allgather_message_size_to_latency_dict_dict.items()}}))
+    print(json.dumps(took | {"found": True, "milliseconds": 1000 * float(o["time_cost"]), "megabytes": [int(x) for x in o["memory_cost"]]}))
 
 
 if __name__ == "__main__":
     nodes, gpus = int(sys.argv[3]), int(sys.argv[4])
-    if sys.argv[1] == "fits":
-        fits(engine(nodes, gpus, 36, 16))
-    elif sys.argv[1] == "search":
+    if sys.argv[1] == "search":
         search(engine(nodes, gpus, int(sys.argv[5]), int(sys.argv[6])), sys.argv[7])
     else:
         e = engine(nodes, gpus, int(sys.argv[5]), int(sys.argv[6]))

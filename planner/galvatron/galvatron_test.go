@@ -10,6 +10,11 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/autopar/autopar/ir"
+	"github.com/autopar/autopar/models/gpt"
+	"github.com/autopar/autopar/partition"
+	"github.com/autopar/autopar/planner/cost"
 )
 
 // small are the files of testdata: in Galvatron's format, with figures of no machine.
@@ -55,14 +60,26 @@ func TestSearchIsExact(t *testing.T) {
 	const seed = 2
 	r := rand.New(rand.NewPCG(seed, 0))
 	plans, none, stages := 0, 0, map[int]int{}
-	for k := range 60 {
+	for k := range 100 {
 		m := smallModel(t, 1+r.IntN(3), []int{2, 4}[r.IntN(2)], 1500+r.IntN(6000))
 		m.Layer.Slope *= 0.1 + 2*r.Float64()
 		m.Other.Slope *= 0.1 + 2*r.Float64()
-		for ring := range m.Reduce {
-			m.Reduce[ring] *= 10 * r.Float64()
+		slow := 10 * r.Float64()
+		if k%2 == 0 { // links for which a pipeline pays
+			slow *= 30
+			for n := range m.PointToPoint {
+				m.PointToPoint[n] /= 100
+			}
+			for _, tables := range []map[int]Table{m.Gather, m.Exchange} {
+				for n, t := range tables {
+					tables[n] = Table{Fitted: Line{slow * t.Fitted.Slope, t.Fitted.Constant}}
+				}
+			}
 		}
-		batch := []int{2, 4, 6}[r.IntN(3)]
+		for ring := range m.Reduce {
+			m.Reduce[ring] *= slow
+		}
+		batch := []int{2, 4, 6, 8}[r.IntN(4)]
 		b := &brute{Model: m, batch: batch, best: math.Inf(1)}
 		for chunks := 1; chunks <= batch; chunks++ {
 			for pp := 1; pp <= min(chunks, m.Layers, m.Devices) && batch%chunks == 0; pp *= 2 {
@@ -118,6 +135,65 @@ func (b *brute) layers(chunks, pp int, layers []Strategy) {
 			b.best, b.plan = c.Seconds, p
 		}
 	}
+}
+
+// TestCluster: on the cluster of a profile a layer takes what was measured, and so does an
+// all-gather.
+func TestCluster(t *testing.T) {
+	m := smallModel(t, 4, 8, 16*1024)
+	model := gpt.DefaultConfig()
+	model.NLayer, model.NHead, model.NEmbd, model.BlockSize, model.VocabSize, model.Dropout, model.Float = 4, 8, 1024, 512, 1000, 0, ir.BF16
+	g, err := gpt.TrainStep(model, gpt.Optimizer{Beta1: .9, Beta2: .95, Eps: 1e-8}, 16, 512)
+	require.NoError(t, err)
+	base, err := cost.Load("a100-80g")
+	require.NoError(t, err)
+	before := *base
+	c, err := m.Cluster(base, g, 16)
+	require.NoError(t, err)
+	require.Equal(t, before, *base)
+	f, err := newForward(g, 16)
+	require.NoError(t, err)
+	require.InEpsilon(t, m.Layer.at(8)/1000, f.layer(c), 1e-6)
+	took := cost.NewModel(c, 8).Collective(ir.OpAllGather, 64<<20, cost.Group{Size: 8, Fan: cost.Fan{8}})
+	require.InEpsilon(t, m.Gather[8].Fitted.at(64)/1000, took.Seconds(), 1e-2)
+
+	_, err = m.Cluster(base, g, 4)
+	require.ErrorContains(t, err, "the batch is 4, want at least 8")
+	m.Layer = Line{1e6, 0}
+	_, err = m.Cluster(base, g, 16)
+	require.ErrorContains(t, err, "is the profile of this model?")
+}
+
+// TestPlansInBothTerms: what both have words for survives the way there and back.
+func TestPlansInBothTerms(t *testing.T) {
+	p := &partition.Plan{
+		PlanNGPUs: 8, RuntimeNGPUs: 8, DP: 2, TP: 2, MicroBatch: 3, ZeRO: 3, Schedule: partition.OneFOneB, SequenceParallel: true, Overlap: true,
+		Stages: []partition.Stage{{First: 0, Last: 3, Recompute: 2}, {First: 3, Last: 5}},
+	}
+	theirs, err := Of(p, 24)
+	require.NoError(t, err)
+	require.Equal(t, 4, theirs.Chunks)
+	require.Equal(t, []int{3, 2}, theirs.Division)
+	back, err := theirs.Partition()
+	require.NoError(t, err)
+	require.Equal(t, p, back)
+
+	p.ZeRO, p.Stages[0] = 1, partition.Stage{Last: 3, Recompute: 1, Selective: 1}
+	theirs, err = Of(p, 24)
+	require.NoError(t, err)
+	require.Equal(t, DDP, theirs.Embedding.Type)
+	require.True(t, theirs.Layers[1].Checkpoint)
+	require.False(t, theirs.Layers[2].Checkpoint)
+	_, err = Of(p, 25)
+	require.ErrorContains(t, err, "25 is not cut evenly")
+	p.CP = 2
+	_, err = Of(p, 24)
+	require.ErrorContains(t, err, "context parallelism")
+	theirs.Layers[4].TP, theirs.Layers[4].DP = 1, 4
+	_, err = theirs.Partition()
+	require.ErrorContains(t, err, "autopar cuts all alike")
+	_, err = smallModel(t, 4, 8, 1024).Cost(theirs)
+	require.ErrorContains(t, err, "the plan has stages of [3 2] and strategies of 5 layers, the model 4")
 }
 
 func TestBadProfiles(t *testing.T) {

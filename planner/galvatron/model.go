@@ -53,8 +53,8 @@ type Model struct {
 	Memory                 int // MB of a device
 }
 
-// limit is what the search fills: a fifth of more than 20 GB is kept free.
-func (m *Model) limit() int {
+// Limit is the MB that the search fills: a fifth of more than 20 GB is kept free.
+func (m *Model) Limit() int {
 	if m.Memory/1024 > 20 {
 		return m.Memory - int(float64(m.Memory)*0.2)
 	}
@@ -268,7 +268,7 @@ func (m *Model) Cost(p *Plan) (Cost, error) {
 			c.MB[stage] += m.layerMemory(s, p.Batch, p.Chunks, stage)
 		}
 		first += n
-		c.Fits = c.Fits && c.MB[stage] <= m.limit()
+		c.Fits = c.Fits && c.MB[stage] <= m.Limit()
 	}
 	c.Seconds = pipeline(plain, sync, p.Chunks)
 	return c, nil

@@ -123,7 +123,7 @@ func Read(f Files, tokens int) (*Profile, error) {
 func decode(file string, into any) error {
 	r, err := os.Open(file)
 	if err != nil {
-		return err
+		return &FileError{File: file, Msg: err.Error()}
 	}
 	defer r.Close()
 	d := json.NewDecoder(r)

@@ -25,7 +25,7 @@ func (m *Model) Search(batch int) (*Plan, int, error) {
 		}
 	}
 	if s.plan == nil {
-		return nil, len(outlines), fmt.Errorf("galvatron: no plan for a batch of %d fits %d MB on %d devices", batch, m.limit(), m.Devices)
+		return nil, len(outlines), fmt.Errorf("galvatron: no plan for a batch of %d fits %d MB on %d devices", batch, m.Limit(), m.Devices)
 	}
 	return s.plan, len(outlines), nil
 }
@@ -134,7 +134,7 @@ func (s *searcher) outline(o outline, most int) {
 	kinds := make([][]priced, o.stages) // by stage
 	limits := s.endsMemory(o.embedding, s.batch, o.chunks)
 	for at := o.stages - 1; at >= 0; at-- {
-		limits[at] = s.limit() - limits[at]
+		limits[at] = s.Limit() - limits[at]
 		if o.tensor {
 			limits[at] -= s.buffer(s.batch, o.chunks, o.stages, o.sharing)
 		}
