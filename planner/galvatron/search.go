@@ -15,7 +15,9 @@ import (
 // first or the last stage for the slowest, so that other cuts could hide layers in the
 // middle. A stage mixes any strategies. It takes no less than its layers do at their fastest
 // mix that fits in fractions, which has two strategies; that rules most out (branch and
-// bound), the more so as mixes of two strategies are tried first.
+// bound), the more so as mixes of two strategies are tried first. Not looked for are
+// stages that take longer than they could so that later ones hide their reductions, which
+// the cost model might reward.
 func (m *Model) Search(batch int) (*Plan, int, error) {
 	s := &searcher{Model: m, batch: batch, best: math.Inf(1)}
 	outlines := s.outlines()
