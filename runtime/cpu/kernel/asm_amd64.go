@@ -8,11 +8,23 @@ func productAVX2(m int, n int, k int, a []float32, rsa int, csa int, b []float32
 // productAVX512 is isa.product for tiles of 12 by 32.
 func productAVX512(m int, n int, k int, a []float32, rsa int, csa int, b []float32, c []float32, ldc int, acc bool)
 
+// multiplyAddAVX2 is isa.multiplyAdd.
+func multiplyAddAVX2(rounds int)
+
+// multiplyAddAVX512 is isa.multiplyAdd.
+func multiplyAddAVX512(rounds int)
+
 // packRowsAVX2 is isa.packRows for width up to 32; it may overwrite seven elements beyond the last row.
 func packRowsAVX2(dst []float32, src []float32, ld int, k int, n int, width int)
 
 // packColsAVX2 sets dst[q*width+j] = src[j*ld+q] for q < k and j < 8: eight columns of isa.packCols.
 func packColsAVX2(dst []float32, src []float32, ld int, k int, width int)
+
+// tileProducts is isa.tileProducts.
+func tileProducts(panels int, steps int, a []float32, b []float32, c []float32, ldc int, acc bool, next []float32, lines int, ldNext int, rate int)
+
+// splitTiles is isa.splitTiles.
+func splitTiles(dst []float32, src []float32, ld int, pair int, step int, steps int)
 
 // addAVX2 is isa.add.
 func addAVX2(dst []float32, a []float32, b []float32)

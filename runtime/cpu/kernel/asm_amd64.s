@@ -4798,12 +4798,84 @@ add208:
 	VZEROUPPER
 	RET
 
+// func multiplyAddAVX2(rounds int)
+// Requires: AVX, FMA3
+TEXT ·multiplyAddAVX2(SB), NOSPLIT, $0-8
+	MOVQ   rounds+0(FP), AX
+	VXORPS Y0, Y0, Y0
+	VXORPS Y1, Y1, Y1
+	VXORPS Y2, Y2, Y2
+	VXORPS Y3, Y3, Y3
+	VXORPS Y4, Y4, Y4
+	VXORPS Y5, Y5, Y5
+	VXORPS Y6, Y6, Y6
+	VXORPS Y7, Y7, Y7
+	VXORPS Y8, Y8, Y8
+	VXORPS Y9, Y9, Y9
+	VXORPS Y10, Y10, Y10
+	VXORPS Y11, Y11, Y11
+	VXORPS Y12, Y12, Y12
+
+loop209:
+	VFMADD231PS Y0, Y0, Y1
+	VFMADD231PS Y0, Y0, Y2
+	VFMADD231PS Y0, Y0, Y3
+	VFMADD231PS Y0, Y0, Y4
+	VFMADD231PS Y0, Y0, Y5
+	VFMADD231PS Y0, Y0, Y6
+	VFMADD231PS Y0, Y0, Y7
+	VFMADD231PS Y0, Y0, Y8
+	VFMADD231PS Y0, Y0, Y9
+	VFMADD231PS Y0, Y0, Y10
+	VFMADD231PS Y0, Y0, Y11
+	VFMADD231PS Y0, Y0, Y12
+	SUBQ        $0x01, AX
+	JGT         loop209
+	VZEROUPPER
+	RET
+
+// func multiplyAddAVX512(rounds int)
+// Requires: AVX, AVX512F
+TEXT ·multiplyAddAVX512(SB), NOSPLIT, $0-8
+	MOVQ   rounds+0(FP), AX
+	VPXORD Z0, Z0, Z0
+	VPXORD Z1, Z1, Z1
+	VPXORD Z2, Z2, Z2
+	VPXORD Z3, Z3, Z3
+	VPXORD Z4, Z4, Z4
+	VPXORD Z5, Z5, Z5
+	VPXORD Z6, Z6, Z6
+	VPXORD Z7, Z7, Z7
+	VPXORD Z8, Z8, Z8
+	VPXORD Z9, Z9, Z9
+	VPXORD Z10, Z10, Z10
+	VPXORD Z11, Z11, Z11
+	VPXORD Z12, Z12, Z12
+
+loop210:
+	VFMADD231PS Z0, Z0, Z1
+	VFMADD231PS Z0, Z0, Z2
+	VFMADD231PS Z0, Z0, Z3
+	VFMADD231PS Z0, Z0, Z4
+	VFMADD231PS Z0, Z0, Z5
+	VFMADD231PS Z0, Z0, Z6
+	VFMADD231PS Z0, Z0, Z7
+	VFMADD231PS Z0, Z0, Z8
+	VFMADD231PS Z0, Z0, Z9
+	VFMADD231PS Z0, Z0, Z10
+	VFMADD231PS Z0, Z0, Z11
+	VFMADD231PS Z0, Z0, Z12
+	SUBQ        $0x01, AX
+	JGT         loop210
+	VZEROUPPER
+	RET
+
 // func packRowsAVX2(dst []float32, src []float32, ld int, k int, n int, width int)
 // Requires: AVX, CMOV
 TEXT ·packRowsAVX2(SB), NOSPLIT, $0-80
 	MOVQ    width+72(FP), AX
 	CMPQ    AX, $0x08
-	JGT     wider209
+	JGT     wider211
 	MOVQ    dst_base+0(FP), AX
 	MOVQ    src_base+24(FP), CX
 	MOVQ    ld+48(FP), DX
@@ -4823,23 +4895,23 @@ TEXT ·packRowsAVX2(SB), NOSPLIT, $0-80
 	NEGQ    DI
 	VMOVUPS 32(R8)(DI*4), Y0
 
-row210:
+row212:
 	TESTQ      BX, BX
-	JZ         done211
+	JZ         done213
 	VMASKMOVPS (CX), Y0, Y1
 	VMOVUPS    Y1, (AX)
 	ADDQ       DX, CX
 	ADDQ       SI, AX
 	DECQ       BX
-	JMP        row210
+	JMP        row212
 
-done211:
+done213:
 	VZEROUPPER
 	RET
 
-wider209:
+wider211:
 	CMPQ    AX, $0x10
-	JGT     wider212
+	JGT     wider214
 	MOVQ    dst_base+0(FP), AX
 	MOVQ    src_base+24(FP), CX
 	MOVQ    ld+48(FP), DX
@@ -4870,9 +4942,9 @@ wider209:
 	NEGQ    DI
 	VMOVUPS 32(R8)(DI*4), Y1
 
-row213:
+row215:
 	TESTQ      BX, BX
-	JZ         done214
+	JZ         done216
 	VMASKMOVPS (CX), Y0, Y2
 	VMOVUPS    Y2, (AX)
 	VMASKMOVPS 32(CX), Y1, Y2
@@ -4880,15 +4952,15 @@ row213:
 	ADDQ       DX, CX
 	ADDQ       SI, AX
 	DECQ       BX
-	JMP        row213
+	JMP        row215
 
-done214:
+done216:
 	VZEROUPPER
 	RET
 
-wider212:
+wider214:
 	CMPQ    AX, $0x18
-	JGT     wider215
+	JGT     wider217
 	MOVQ    dst_base+0(FP), AX
 	MOVQ    src_base+24(FP), CX
 	MOVQ    ld+48(FP), DX
@@ -4930,9 +5002,9 @@ wider212:
 	NEGQ    DI
 	VMOVUPS 32(R8)(DI*4), Y2
 
-row216:
+row218:
 	TESTQ      BX, BX
-	JZ         done217
+	JZ         done219
 	VMASKMOVPS (CX), Y0, Y3
 	VMOVUPS    Y3, (AX)
 	VMASKMOVPS 32(CX), Y1, Y3
@@ -4942,13 +5014,13 @@ row216:
 	ADDQ       DX, CX
 	ADDQ       SI, AX
 	DECQ       BX
-	JMP        row216
+	JMP        row218
 
-done217:
+done219:
 	VZEROUPPER
 	RET
 
-wider215:
+wider217:
 	MOVQ    dst_base+0(FP), AX
 	MOVQ    src_base+24(FP), CX
 	MOVQ    ld+48(FP), DX
@@ -5001,9 +5073,9 @@ wider215:
 	NEGQ    DI
 	VMOVUPS 32(R8)(DI*4), Y3
 
-row219:
+row221:
 	TESTQ      BX, BX
-	JZ         done220
+	JZ         done222
 	VMASKMOVPS (CX), Y0, Y4
 	VMOVUPS    Y4, (AX)
 	VMASKMOVPS 32(CX), Y1, Y4
@@ -5015,9 +5087,9 @@ row219:
 	ADDQ       DX, CX
 	ADDQ       SI, AX
 	DECQ       BX
-	JMP        row219
+	JMP        row221
 
-done220:
+done222:
 	VZEROUPPER
 	RET
 
@@ -5032,9 +5104,9 @@ TEXT ·packColsAVX2(SB), NOSPLIT, $0-72
 	SHLQ $0x02, DX
 	SHLQ $0x02, SI
 
-many221:
+many223:
 	CMPQ       BX, $0x08
-	JLT        tail222
+	JLT        tail224
 	MOVQ       CX, DI
 	VMOVUPS    (DI), Y0
 	ADDQ       DX, DI
@@ -5094,11 +5166,11 @@ many221:
 	ADDQ       SI, AX
 	ADDQ       $0x20, CX
 	SUBQ       $0x08, BX
-	JMP        many221
+	JMP        many223
 
-tail222:
+tail224:
 	TESTQ      BX, BX
-	JZ         done223
+	JZ         done225
 	MOVQ       BX, DI
 	LEAQ       masks<>+0(SB), R8
 	NEGQ       DI
@@ -5146,37 +5218,565 @@ tail222:
 	VMOVUPS    Y5, (AX)
 	ADDQ       SI, AX
 	DECQ       BX
-	JZ         done223
+	JZ         done225
 	VMOVUPS    Y7, (AX)
 	ADDQ       SI, AX
 	DECQ       BX
-	JZ         done223
+	JZ         done225
 	VMOVUPS    Y4, (AX)
 	ADDQ       SI, AX
 	DECQ       BX
-	JZ         done223
+	JZ         done225
 	VMOVUPS    Y8, (AX)
 	ADDQ       SI, AX
 	DECQ       BX
-	JZ         done223
+	JZ         done225
 	VMOVUPS    Y3, (AX)
 	ADDQ       SI, AX
 	DECQ       BX
-	JZ         done223
+	JZ         done225
 	VMOVUPS    Y2, (AX)
 	ADDQ       SI, AX
 	DECQ       BX
-	JZ         done223
+	JZ         done225
 	VMOVUPS    Y6, (AX)
 	ADDQ       SI, AX
 	DECQ       BX
-	JZ         done223
+	JZ         done225
 	VMOVUPS    Y0, (AX)
 	ADDQ       SI, AX
 	DECQ       BX
-	JZ         done223
+	JZ         done225
 
-done223:
+done225:
+	VZEROUPPER
+	RET
+
+// func tileProducts(panels int, steps int, a []float32, b []float32, c []float32, ldc int, acc bool, next []float32, lines int, ldNext int, rate int)
+// Requires: AVX, MMX+
+TEXT ·tileProducts(SB), NOSPLIT, $0-152
+	LEAQ tileShapes<>+0(SB), AX
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x78
+	BYTE $0x49
+	BYTE $0x00
+	MOVQ panels+0(FP), R8
+	MOVQ a_base+16(FP), R9
+	MOVQ b_base+40(FP), BX
+	MOVQ c_base+64(FP), DX
+	MOVQ ldc+88(FP), SI
+	SHLQ $0x02, SI
+	MOVQ SI, DI
+	SHLQ $0x04, DI
+	ADDQ DX, DI
+	MOVQ $0x00000040, CX
+	MOVQ next_base+104(FP), R12
+	MOVQ lines+128(FP), R13
+
+panel226:
+	MOVB  acc+96(FP), AL
+	TESTB AL, AL
+	JNZ   sum227
+	BYTE  $0xc4
+	BYTE  $0xe2
+	BYTE  $0x7b
+	BYTE  $0x49
+	BYTE  $0xc0
+	BYTE  $0xc4
+	BYTE  $0xe2
+	BYTE  $0x7b
+	BYTE  $0x49
+	BYTE  $0xc8
+	BYTE  $0xc4
+	BYTE  $0xe2
+	BYTE  $0x7b
+	BYTE  $0x49
+	BYTE  $0xd0
+	BYTE  $0xc4
+	BYTE  $0xe2
+	BYTE  $0x7b
+	BYTE  $0x49
+	BYTE  $0xd8
+	JMP   start228
+
+sum227:
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0x84
+	BYTE $0x32
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0x8c
+	BYTE $0x32
+	BYTE $0x40
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0x94
+	BYTE $0x37
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0x9c
+	BYTE $0x37
+	BYTE $0x40
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+start228:
+	LEAQ 128(DX), R15
+	CMPQ R8, $0x01
+	JNE  last229
+	MOVQ panels+0(FP), AX
+	SHLQ $0x07, AX
+	SUBQ AX, R15
+	MOVQ SI, AX
+	SHLQ $0x05, AX
+	ADDQ AX, R15
+
+last229:
+	MOVQ steps+8(FP), R10
+	MOVQ R9, AX
+
+step230:
+	BYTE $0x41
+	BYTE $0x0f
+	BYTE $0x0d
+	BYTE $0x0f
+	BYTE $0x41
+	BYTE $0x0f
+	BYTE $0x0d
+	BYTE $0x4f
+	BYTE $0x40
+	ADDQ SI, R15
+	BYTE $0x41
+	BYTE $0x0f
+	BYTE $0x0d
+	BYTE $0x0f
+	BYTE $0x41
+	BYTE $0x0f
+	BYTE $0x0d
+	BYTE $0x4f
+	BYTE $0x40
+	ADDQ SI, R15
+	BYTE $0x41
+	BYTE $0x0f
+	BYTE $0x0d
+	BYTE $0x0f
+	BYTE $0x41
+	BYTE $0x0f
+	BYTE $0x0d
+	BYTE $0x4f
+	BYTE $0x40
+	ADDQ SI, R15
+	MOVQ rate+144(FP), R11
+
+line231:
+	DECQ       R11
+	JLT        done233
+	PREFETCHT1 (R12)
+	ADDQ       CX, R12
+	DECQ       R13
+	JNZ        same232
+	MOVQ       lines+128(FP), R13
+	SHLQ       $0x06, R13
+	SUBQ       R13, R12
+	MOVQ       ldNext+136(FP), R13
+	LEAQ       (R12)(R13*4), R12
+	MOVQ       lines+128(FP), R13
+
+same232:
+	JMP line231
+
+done233:
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xb4
+	BYTE $0x0b
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xbc
+	BYTE $0x0b
+	BYTE $0x00
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xa4
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x10
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x4a
+	BYTE $0x5c
+	BYTE $0xc4
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x42
+	BYTE $0x5c
+	BYTE $0xcc
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xac
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x14
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x4a
+	BYTE $0x5c
+	BYTE $0xd5
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x42
+	BYTE $0x5c
+	BYTE $0xdd
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xa4
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x4a
+	BYTE $0x5c
+	BYTE $0xc4
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x42
+	BYTE $0x5c
+	BYTE $0xcc
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xac
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x4a
+	BYTE $0x5c
+	BYTE $0xd5
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x42
+	BYTE $0x5c
+	BYTE $0xdd
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xb4
+	BYTE $0x0b
+	BYTE $0x00
+	BYTE $0x10
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x4a
+	BYTE $0x5c
+	BYTE $0xc4
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x4a
+	BYTE $0x5c
+	BYTE $0xd5
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xbc
+	BYTE $0x0b
+	BYTE $0x00
+	BYTE $0x14
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x42
+	BYTE $0x5c
+	BYTE $0xcc
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x42
+	BYTE $0x5c
+	BYTE $0xdd
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xb4
+	BYTE $0x0b
+	BYTE $0x00
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x4a
+	BYTE $0x5c
+	BYTE $0xc4
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x4a
+	BYTE $0x5c
+	BYTE $0xd5
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xbc
+	BYTE $0x0b
+	BYTE $0x00
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x42
+	BYTE $0x5c
+	BYTE $0xcc
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x42
+	BYTE $0x5c
+	BYTE $0xdd
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xa4
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x4a
+	BYTE $0x5c
+	BYTE $0xc4
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x42
+	BYTE $0x5c
+	BYTE $0xcc
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xac
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x4a
+	BYTE $0x5c
+	BYTE $0xd5
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x42
+	BYTE $0x5c
+	BYTE $0xdd
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xb4
+	BYTE $0x0b
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x4a
+	BYTE $0x5c
+	BYTE $0xc4
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x4a
+	BYTE $0x5c
+	BYTE $0xd5
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xbc
+	BYTE $0x0b
+	BYTE $0x00
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x42
+	BYTE $0x5c
+	BYTE $0xcc
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x42
+	BYTE $0x5c
+	BYTE $0xdd
+	ADDQ $0x00001800, AX
+	ADDQ $0x00001800, BX
+	DECQ R10
+	JNZ  step230
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7a
+	BYTE $0x4b
+	BYTE $0x84
+	BYTE $0x32
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7a
+	BYTE $0x4b
+	BYTE $0x8c
+	BYTE $0x32
+	BYTE $0x40
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7a
+	BYTE $0x4b
+	BYTE $0x94
+	BYTE $0x37
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7a
+	BYTE $0x4b
+	BYTE $0x9c
+	BYTE $0x37
+	BYTE $0x40
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	ADDQ $0x00000080, DX
+	ADDQ $0x00000080, DI
+	DECQ R8
+	JNZ  panel226
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x78
+	BYTE $0x49
+	BYTE $0xc0
+	VZEROUPPER
+	RET
+
+// func splitTiles(dst []float32, src []float32, ld int, pair int, step int, steps int)
+// Requires: AVX, AVX512F
+TEXT ·splitTiles(SB), NOSPLIT, $0-80
+	MOVQ         dst_base+0(FP), AX
+	MOVQ         src_base+24(FP), CX
+	MOVQ         ld+48(FP), DX
+	MOVQ         pair+56(FP), BX
+	MOVQ         step+64(FP), SI
+	MOVQ         steps+72(FP), DI
+	SHLQ         $0x02, DX
+	SHLQ         $0x02, BX
+	SHLQ         $0x02, SI
+	MOVL         $0x00008000, R8
+	VPBROADCASTD R8, Z0
+	MOVL         $0xffff0000, R8
+	VPBROADCASTD R8, Z1
+
+step234:
+	MOVQ CX, R8
+	MOVQ $0x00000010, R9
+
+row235:
+	VMOVUPS (R8), Z2
+	VMOVUPS (R8)(BX*1), Z3
+	VPADDD  Z0, Z2, Z4
+	VPANDD  Z1, Z4, Z4
+	VSUBPS  Z4, Z2, Z2
+	VPADDD  Z0, Z3, Z5
+	VPANDD  Z1, Z5, Z5
+	VSUBPS  Z5, Z3, Z3
+	VPSRLD  $0x10, Z4, Z4
+	VPORD   Z4, Z5, Z5
+	VMOVUPS Z5, (AX)
+	VPADDD  Z0, Z2, Z4
+	VPANDD  Z1, Z4, Z4
+	VSUBPS  Z4, Z2, Z2
+	VPADDD  Z0, Z3, Z5
+	VPANDD  Z1, Z5, Z5
+	VSUBPS  Z5, Z3, Z3
+	VPSRLD  $0x10, Z4, Z4
+	VPORD   Z4, Z5, Z5
+	VMOVUPS Z5, 2048(AX)
+	VPSRLD  $0x10, Z2, Z2
+	VPORD   Z2, Z3, Z3
+	VMOVUPS Z3, 4096(AX)
+	ADDQ    DX, R8
+	ADDQ    $0x40, AX
+	DECQ    R9
+	JNZ     row235
+	ADDQ    SI, CX
+	ADDQ    $0x00001400, AX
+	DECQ    DI
+	JNZ     step234
 	VZEROUPPER
 	RET
 
@@ -5189,9 +5789,9 @@ TEXT ·addAVX2(SB), NOSPLIT, $0-72
 	MOVQ dst_len+8(FP), BX
 	XORQ SI, SI
 
-many224:
+many236:
 	CMPQ    BX, $0x20
-	JLT     one225
+	JLT     one237
 	VMOVUPS (CX)(SI*1), Y0
 	VMOVUPS (DX)(SI*1), Y1
 	VADDPS  Y1, Y0, Y0
@@ -5210,22 +5810,22 @@ many224:
 	VMOVUPS Y0, 96(AX)(SI*1)
 	ADDQ    $0x00000080, SI
 	SUBQ    $0x20, BX
-	JMP     many224
+	JMP     many236
 
-one225:
+one237:
 	CMPQ    BX, $0x08
-	JLT     tail226
+	JLT     tail238
 	VMOVUPS (CX)(SI*1), Y0
 	VMOVUPS (DX)(SI*1), Y1
 	VADDPS  Y1, Y0, Y0
 	VMOVUPS Y0, (AX)(SI*1)
 	ADDQ    $0x20, SI
 	SUBQ    $0x08, BX
-	JMP     one225
+	JMP     one237
 
-tail226:
+tail238:
 	TESTQ      BX, BX
-	JZ         done227
+	JZ         done239
 	LEAQ       masks<>+0(SB), DI
 	NEGQ       BX
 	VMOVUPS    32(DI)(BX*4), Y0
@@ -5234,7 +5834,7 @@ tail226:
 	VADDPS     Y2, Y1, Y1
 	VMASKMOVPS Y1, Y0, (AX)(SI*1)
 
-done227:
+done239:
 	VZEROUPPER
 	RET
 
@@ -5247,9 +5847,9 @@ TEXT ·mulAVX2(SB), NOSPLIT, $0-72
 	MOVQ dst_len+8(FP), BX
 	XORQ SI, SI
 
-many228:
+many240:
 	CMPQ    BX, $0x20
-	JLT     one229
+	JLT     one241
 	VMOVUPS (CX)(SI*1), Y0
 	VMOVUPS (DX)(SI*1), Y1
 	VMULPS  Y1, Y0, Y0
@@ -5268,22 +5868,22 @@ many228:
 	VMOVUPS Y0, 96(AX)(SI*1)
 	ADDQ    $0x00000080, SI
 	SUBQ    $0x20, BX
-	JMP     many228
+	JMP     many240
 
-one229:
+one241:
 	CMPQ    BX, $0x08
-	JLT     tail230
+	JLT     tail242
 	VMOVUPS (CX)(SI*1), Y0
 	VMOVUPS (DX)(SI*1), Y1
 	VMULPS  Y1, Y0, Y0
 	VMOVUPS Y0, (AX)(SI*1)
 	ADDQ    $0x20, SI
 	SUBQ    $0x08, BX
-	JMP     one229
+	JMP     one241
 
-tail230:
+tail242:
 	TESTQ      BX, BX
-	JZ         done231
+	JZ         done243
 	LEAQ       masks<>+0(SB), DI
 	NEGQ       BX
 	VMOVUPS    32(DI)(BX*4), Y0
@@ -5292,7 +5892,7 @@ tail230:
 	VMULPS     Y2, Y1, Y1
 	VMASKMOVPS Y1, Y0, (AX)(SI*1)
 
-done231:
+done243:
 	VZEROUPPER
 	RET
 
@@ -5305,9 +5905,9 @@ TEXT ·maxAVX2(SB), NOSPLIT, $0-72
 	MOVQ dst_len+8(FP), BX
 	XORQ SI, SI
 
-many232:
+many244:
 	CMPQ    BX, $0x20
-	JLT     one233
+	JLT     one245
 	VMOVUPS (CX)(SI*1), Y0
 	VMOVUPS (DX)(SI*1), Y1
 	VMAXPS  Y1, Y0, Y0
@@ -5326,22 +5926,22 @@ many232:
 	VMOVUPS Y0, 96(AX)(SI*1)
 	ADDQ    $0x00000080, SI
 	SUBQ    $0x20, BX
-	JMP     many232
+	JMP     many244
 
-one233:
+one245:
 	CMPQ    BX, $0x08
-	JLT     tail234
+	JLT     tail246
 	VMOVUPS (CX)(SI*1), Y0
 	VMOVUPS (DX)(SI*1), Y1
 	VMAXPS  Y1, Y0, Y0
 	VMOVUPS Y0, (AX)(SI*1)
 	ADDQ    $0x20, SI
 	SUBQ    $0x08, BX
-	JMP     one233
+	JMP     one245
 
-tail234:
+tail246:
 	TESTQ      BX, BX
-	JZ         done235
+	JZ         done247
 	LEAQ       masks<>+0(SB), DI
 	NEGQ       BX
 	VMOVUPS    32(DI)(BX*4), Y0
@@ -5350,7 +5950,7 @@ tail234:
 	VMAXPS     Y2, Y1, Y1
 	VMASKMOVPS Y1, Y0, (AX)(SI*1)
 
-done235:
+done247:
 	VZEROUPPER
 	RET
 
@@ -5363,9 +5963,9 @@ TEXT ·scaleAVX2(SB), NOSPLIT, $0-52
 	MOVQ         dst_len+8(FP), DX
 	XORQ         BX, BX
 
-many236:
+many248:
 	CMPQ    DX, $0x20
-	JLT     one237
+	JLT     one249
 	VMOVUPS (CX)(BX*1), Y1
 	VMULPS  Y0, Y1, Y1
 	VMOVUPS Y1, (AX)(BX*1)
@@ -5380,21 +5980,21 @@ many236:
 	VMOVUPS Y1, 96(AX)(BX*1)
 	ADDQ    $0x00000080, BX
 	SUBQ    $0x20, DX
-	JMP     many236
+	JMP     many248
 
-one237:
+one249:
 	CMPQ    DX, $0x08
-	JLT     tail238
+	JLT     tail250
 	VMOVUPS (CX)(BX*1), Y1
 	VMULPS  Y0, Y1, Y1
 	VMOVUPS Y1, (AX)(BX*1)
 	ADDQ    $0x20, BX
 	SUBQ    $0x08, DX
-	JMP     one237
+	JMP     one249
 
-tail238:
+tail250:
 	TESTQ      DX, DX
-	JZ         done239
+	JZ         done251
 	LEAQ       masks<>+0(SB), SI
 	NEGQ       DX
 	VMOVUPS    32(SI)(DX*4), Y1
@@ -5402,7 +6002,7 @@ tail238:
 	VMULPS     Y0, Y2, Y2
 	VMASKMOVPS Y2, Y1, (AX)(BX*1)
 
-done239:
+done251:
 	VZEROUPPER
 	RET
 
@@ -5415,9 +6015,9 @@ TEXT ·axpyAVX2(SB), NOSPLIT, $0-52
 	MOVQ         dst_len+8(FP), DX
 	XORQ         BX, BX
 
-many240:
+many252:
 	CMPQ        DX, $0x20
-	JLT         one241
+	JLT         one253
 	VMOVUPS     (AX)(BX*1), Y1
 	VMOVUPS     (CX)(BX*1), Y2
 	VFMADD231PS Y0, Y2, Y1
@@ -5436,22 +6036,22 @@ many240:
 	VMOVUPS     Y1, 96(AX)(BX*1)
 	ADDQ        $0x00000080, BX
 	SUBQ        $0x20, DX
-	JMP         many240
+	JMP         many252
 
-one241:
+one253:
 	CMPQ        DX, $0x08
-	JLT         tail242
+	JLT         tail254
 	VMOVUPS     (AX)(BX*1), Y1
 	VMOVUPS     (CX)(BX*1), Y2
 	VFMADD231PS Y0, Y2, Y1
 	VMOVUPS     Y1, (AX)(BX*1)
 	ADDQ        $0x20, BX
 	SUBQ        $0x08, DX
-	JMP         one241
+	JMP         one253
 
-tail242:
+tail254:
 	TESTQ       DX, DX
-	JZ          done243
+	JZ          done255
 	LEAQ        masks<>+0(SB), SI
 	NEGQ        DX
 	VMOVUPS     32(SI)(DX*4), Y1
@@ -5460,7 +6060,7 @@ tail242:
 	VFMADD231PS Y0, Y3, Y2
 	VMASKMOVPS  Y2, Y1, (AX)(BX*1)
 
-done243:
+done255:
 	VZEROUPPER
 	RET
 
@@ -5476,9 +6076,9 @@ TEXT ·dotAVX2(SB), NOSPLIT, $0-52
 	MOVQ   a_len+8(FP), DX
 	XORQ   BX, BX
 
-many244:
+many256:
 	CMPQ        DX, $0x20
-	JLT         one245
+	JLT         one257
 	VMOVUPS     (AX)(BX*1), Y4
 	VMOVUPS     (CX)(BX*1), Y5
 	VFMADD231PS Y4, Y5, Y0
@@ -5493,21 +6093,21 @@ many244:
 	VFMADD231PS Y4, Y5, Y3
 	ADDQ        $0x00000080, BX
 	SUBQ        $0x20, DX
-	JMP         many244
+	JMP         many256
 
-one245:
+one257:
 	CMPQ        DX, $0x08
-	JLT         tail246
+	JLT         tail258
 	VMOVUPS     (AX)(BX*1), Y4
 	VMOVUPS     (CX)(BX*1), Y5
 	VFMADD231PS Y4, Y5, Y0
 	ADDQ        $0x20, BX
 	SUBQ        $0x08, DX
-	JMP         one245
+	JMP         one257
 
-tail246:
+tail258:
 	TESTQ       DX, DX
-	JZ          done247
+	JZ          done259
 	LEAQ        masks<>+0(SB), SI
 	NEGQ        DX
 	VMOVUPS     32(SI)(DX*4), Y4
@@ -5515,7 +6115,7 @@ tail246:
 	VMASKMOVPS  (CX)(BX*1), Y4, Y4
 	VFMADD231PS Y5, Y4, Y0
 
-done247:
+done259:
 	VADDPS       Y2, Y0, Y0
 	VADDPS       Y3, Y1, Y1
 	VADDPS       Y1, Y0, Y0
@@ -5540,9 +6140,9 @@ TEXT ·sumAVX2(SB), NOSPLIT, $0-28
 	MOVQ   x_len+8(FP), CX
 	XORQ   DX, DX
 
-many248:
+many260:
 	CMPQ    CX, $0x20
-	JLT     one249
+	JLT     one261
 	VMOVUPS (AX)(DX*1), Y4
 	VADDPS  Y4, Y0, Y0
 	VMOVUPS 32(AX)(DX*1), Y4
@@ -5553,27 +6153,27 @@ many248:
 	VADDPS  Y4, Y3, Y3
 	ADDQ    $0x00000080, DX
 	SUBQ    $0x20, CX
-	JMP     many248
+	JMP     many260
 
-one249:
+one261:
 	CMPQ    CX, $0x08
-	JLT     tail250
+	JLT     tail262
 	VMOVUPS (AX)(DX*1), Y4
 	VADDPS  Y4, Y0, Y0
 	ADDQ    $0x20, DX
 	SUBQ    $0x08, CX
-	JMP     one249
+	JMP     one261
 
-tail250:
+tail262:
 	TESTQ      CX, CX
-	JZ         done251
+	JZ         done263
 	LEAQ       masks<>+0(SB), BX
 	NEGQ       CX
 	VMOVUPS    32(BX)(CX*4), Y4
 	VMASKMOVPS (AX)(DX*1), Y4, Y4
 	VADDPS     Y4, Y0, Y0
 
-done251:
+done263:
 	VADDPS       Y2, Y0, Y0
 	VADDPS       Y3, Y1, Y1
 	VADDPS       Y1, Y0, Y0
@@ -5599,9 +6199,9 @@ TEXT ·sumSquaresAboutAVX2(SB), NOSPLIT, $0-36
 	MOVQ         x_len+8(FP), CX
 	XORQ         DX, DX
 
-many252:
+many264:
 	CMPQ        CX, $0x20
-	JLT         one253
+	JLT         one265
 	VMOVUPS     (AX)(DX*1), Y5
 	VSUBPS      Y0, Y5, Y5
 	VFMADD231PS Y5, Y5, Y1
@@ -5616,21 +6216,21 @@ many252:
 	VFMADD231PS Y5, Y5, Y4
 	ADDQ        $0x00000080, DX
 	SUBQ        $0x20, CX
-	JMP         many252
+	JMP         many264
 
-one253:
+one265:
 	CMPQ        CX, $0x08
-	JLT         tail254
+	JLT         tail266
 	VMOVUPS     (AX)(DX*1), Y5
 	VSUBPS      Y0, Y5, Y5
 	VFMADD231PS Y5, Y5, Y1
 	ADDQ        $0x20, DX
 	SUBQ        $0x08, CX
-	JMP         one253
+	JMP         one265
 
-tail254:
+tail266:
 	TESTQ       CX, CX
-	JZ          done255
+	JZ          done267
 	LEAQ        masks<>+0(SB), BX
 	NEGQ        CX
 	VMOVUPS     32(BX)(CX*4), Y5
@@ -5639,7 +6239,7 @@ tail254:
 	VANDPS      Y5, Y6, Y6
 	VFMADD231PS Y6, Y6, Y1
 
-done255:
+done267:
 	VADDPS       Y3, Y1, Y1
 	VADDPS       Y4, Y2, Y2
 	VADDPS       Y2, Y1, Y1
@@ -5665,9 +6265,9 @@ TEXT ·maxOfAVX2(SB), NOSPLIT, $0-28
 	MOVQ    x_len+8(FP), CX
 	XORQ    DX, DX
 
-many256:
+many268:
 	CMPQ    CX, $0x20
-	JLT     one257
+	JLT     one269
 	VMOVUPS (AX)(DX*1), Y5
 	VMAXPS  Y5, Y1, Y1
 	VMOVUPS 32(AX)(DX*1), Y5
@@ -5678,20 +6278,20 @@ many256:
 	VMAXPS  Y5, Y4, Y4
 	ADDQ    $0x00000080, DX
 	SUBQ    $0x20, CX
-	JMP     many256
+	JMP     many268
 
-one257:
+one269:
 	CMPQ    CX, $0x08
-	JLT     tail258
+	JLT     tail270
 	VMOVUPS (AX)(DX*1), Y5
 	VMAXPS  Y5, Y1, Y1
 	ADDQ    $0x20, DX
 	SUBQ    $0x08, CX
-	JMP     one257
+	JMP     one269
 
-tail258:
+tail270:
 	TESTQ      CX, CX
-	JZ         done259
+	JZ         done271
 	LEAQ       masks<>+0(SB), BX
 	NEGQ       CX
 	VMOVUPS    32(BX)(CX*4), Y5
@@ -5699,7 +6299,7 @@ tail258:
 	VBLENDVPS  Y5, Y6, Y0, Y6
 	VMAXPS     Y6, Y1, Y1
 
-done259:
+done271:
 	VMAXPS       Y3, Y1, Y1
 	VMAXPS       Y4, Y2, Y2
 	VMAXPS       Y2, Y1, Y1
@@ -5728,9 +6328,9 @@ TEXT ·sum64AVX2(SB), NOSPLIT, $0-32
 	MOVQ   x_len+8(FP), CX
 	XORQ   DX, DX
 
-many260:
+many272:
 	CMPQ         CX, $0x20
-	JLT          one261
+	JLT          one273
 	VMOVUPS      (AX)(DX*1), Y8
 	VEXTRACTF128 $0x01, Y8, X9
 	VCVTPS2PD    X8, Y8
@@ -5757,11 +6357,11 @@ many260:
 	VADDPD       Y9, Y7, Y7
 	ADDQ         $0x00000080, DX
 	SUBQ         $0x20, CX
-	JMP          many260
+	JMP          many272
 
-one261:
+one273:
 	CMPQ         CX, $0x08
-	JLT          tail262
+	JLT          tail274
 	VMOVUPS      (AX)(DX*1), Y8
 	VEXTRACTF128 $0x01, Y8, X9
 	VCVTPS2PD    X8, Y8
@@ -5770,11 +6370,11 @@ one261:
 	VADDPD       Y9, Y1, Y1
 	ADDQ         $0x20, DX
 	SUBQ         $0x08, CX
-	JMP          one261
+	JMP          one273
 
-tail262:
+tail274:
 	TESTQ        CX, CX
-	JZ           done263
+	JZ           done275
 	LEAQ         masks<>+0(SB), BX
 	NEGQ         CX
 	VMOVUPS      32(BX)(CX*4), Y8
@@ -5785,7 +6385,7 @@ tail262:
 	VADDPD       Y8, Y0, Y0
 	VADDPD       Y9, Y1, Y1
 
-done263:
+done275:
 	VADDPD       Y4, Y0, Y0
 	VADDPD       Y5, Y1, Y1
 	VADDPD       Y6, Y2, Y2
@@ -5816,9 +6416,9 @@ TEXT ·sumSquaresAVX2(SB), NOSPLIT, $0-32
 	MOVQ   x_len+8(FP), CX
 	XORQ   DX, DX
 
-many264:
+many276:
 	CMPQ         CX, $0x20
-	JLT          one265
+	JLT          one277
 	VMOVUPS      (AX)(DX*1), Y8
 	VEXTRACTF128 $0x01, Y8, X9
 	VCVTPS2PD    X8, Y8
@@ -5845,11 +6445,11 @@ many264:
 	VFMADD231PD  Y9, Y9, Y7
 	ADDQ         $0x00000080, DX
 	SUBQ         $0x20, CX
-	JMP          many264
+	JMP          many276
 
-one265:
+one277:
 	CMPQ         CX, $0x08
-	JLT          tail266
+	JLT          tail278
 	VMOVUPS      (AX)(DX*1), Y8
 	VEXTRACTF128 $0x01, Y8, X9
 	VCVTPS2PD    X8, Y8
@@ -5858,11 +6458,11 @@ one265:
 	VFMADD231PD  Y9, Y9, Y1
 	ADDQ         $0x20, DX
 	SUBQ         $0x08, CX
-	JMP          one265
+	JMP          one277
 
-tail266:
+tail278:
 	TESTQ        CX, CX
-	JZ           done267
+	JZ           done279
 	LEAQ         masks<>+0(SB), BX
 	NEGQ         CX
 	VMOVUPS      32(BX)(CX*4), Y8
@@ -5873,7 +6473,7 @@ tail266:
 	VFMADD231PD  Y8, Y8, Y0
 	VFMADD231PD  Y9, Y9, Y1
 
-done267:
+done279:
 	VADDPD       Y4, Y0, Y0
 	VADDPD       Y5, Y1, Y1
 	VADDPD       Y6, Y2, Y2
@@ -5898,9 +6498,9 @@ TEXT ·colSumAVX2(SB), NOSPLIT, $0-64
 	MOVQ dst_len+8(FP), BX
 	SHLQ $0x02, CX
 
-many268:
+many280:
 	CMPQ   BX, $0x20
-	JLT    one269
+	JLT    one281
 	VXORPS Y0, Y0, Y0
 	VXORPS Y1, Y1, Y1
 	VXORPS Y2, Y2, Y2
@@ -5908,18 +6508,18 @@ many268:
 	MOVQ   rows+48(FP), DI
 	MOVQ   DX, SI
 
-row272:
+row284:
 	TESTQ  DI, DI
-	JZ     done273
+	JZ     done285
 	VADDPS (SI), Y0, Y0
 	VADDPS 32(SI), Y1, Y1
 	VADDPS 64(SI), Y2, Y2
 	VADDPS 96(SI), Y3, Y3
 	ADDQ   CX, SI
 	DECQ   DI
-	JMP    row272
+	JMP    row284
 
-done273:
+done285:
 	VADDPS  (AX), Y0, Y0
 	VMOVUPS Y0, (AX)
 	VADDPS  32(AX), Y1, Y1
@@ -5931,34 +6531,34 @@ done273:
 	ADDQ    $0x00000080, AX
 	ADDQ    $0x00000080, DX
 	SUBQ    $0x20, BX
-	JMP     many268
+	JMP     many280
 
-one269:
+one281:
 	CMPQ   BX, $0x08
-	JLT    tail270
+	JLT    tail282
 	VXORPS Y0, Y0, Y0
 	MOVQ   rows+48(FP), DI
 	MOVQ   DX, SI
 
-row274:
+row286:
 	TESTQ  DI, DI
-	JZ     done275
+	JZ     done287
 	VADDPS (SI), Y0, Y0
 	ADDQ   CX, SI
 	DECQ   DI
-	JMP    row274
+	JMP    row286
 
-done275:
+done287:
 	VADDPS  (AX), Y0, Y0
 	VMOVUPS Y0, (AX)
 	ADDQ    $0x00000020, AX
 	ADDQ    $0x00000020, DX
 	SUBQ    $0x08, BX
-	JMP     one269
+	JMP     one281
 
-tail270:
+tail282:
 	TESTQ   BX, BX
-	JZ      done271
+	JZ      done283
 	LEAQ    masks<>+0(SB), SI
 	NEGQ    BX
 	VMOVUPS 32(SI)(BX*4), Y0
@@ -5966,23 +6566,23 @@ tail270:
 	MOVQ    rows+48(FP), SI
 	MOVQ    DX, BX
 
-row276:
+row288:
 	TESTQ      SI, SI
-	JZ         done277
+	JZ         done289
 	VMASKMOVPS (BX), Y0, Y2
 	VADDPS     Y2, Y1, Y1
 	ADDQ       CX, BX
 	DECQ       SI
-	JMP        row276
+	JMP        row288
 
-done277:
+done289:
 	VMASKMOVPS (AX), Y0, Y2
 	VADDPS     Y2, Y1, Y1
 	VMASKMOVPS Y1, Y0, (AX)
 	ADDQ       $0x00000020, AX
 	ADDQ       $0x00000020, DX
 
-done271:
+done283:
 	VZEROUPPER
 	RET
 
@@ -5998,9 +6598,9 @@ TEXT ·normalizeAVX2(SB), NOSPLIT, $0-104
 	MOVQ         y_len+8(FP), SI
 	XORQ         DI, DI
 
-many278:
+many290:
 	CMPQ        SI, $0x10
-	JLT         one279
+	JLT         one291
 	VMOVUPS     (CX)(DI*1), Y2
 	VSUBPS      Y0, Y2, Y2
 	VMULPS      Y1, Y2, Y2
@@ -6017,11 +6617,11 @@ many278:
 	VMOVUPS     Y3, 32(AX)(DI*1)
 	ADDQ        $0x00000040, DI
 	SUBQ        $0x10, SI
-	JMP         many278
+	JMP         many290
 
-one279:
+one291:
 	CMPQ        SI, $0x08
-	JLT         tail280
+	JLT         tail292
 	VMOVUPS     (CX)(DI*1), Y2
 	VSUBPS      Y0, Y2, Y2
 	VMULPS      Y1, Y2, Y2
@@ -6031,11 +6631,11 @@ one279:
 	VMOVUPS     Y3, (AX)(DI*1)
 	ADDQ        $0x20, DI
 	SUBQ        $0x08, SI
-	JMP         one279
+	JMP         one291
 
-tail280:
+tail292:
 	TESTQ       SI, SI
-	JZ          done281
+	JZ          done293
 	LEAQ        masks<>+0(SB), R8
 	NEGQ        SI
 	VMOVUPS     32(R8)(SI*4), Y2
@@ -6047,7 +6647,7 @@ tail280:
 	VFMADD231PS Y1, Y3, Y0
 	VMASKMOVPS  Y0, Y2, (AX)(DI*1)
 
-done281:
+done293:
 	VZEROUPPER
 	RET
 
@@ -6066,9 +6666,9 @@ TEXT ·normGradSumsAVX2(SB), NOSPLIT, $0-88
 	MOVQ         dy_len+8(FP), BX
 	XORQ         SI, SI
 
-many282:
+many294:
 	CMPQ        BX, $0x10
-	JLT         one283
+	JLT         one295
 	VMOVUPS     (CX)(SI*1), Y6
 	VSUBPS      Y0, Y6, Y6
 	VMULPS      Y1, Y6, Y6
@@ -6087,11 +6687,11 @@ many282:
 	VFMADD231PS Y7, Y6, Y5
 	ADDQ        $0x00000040, SI
 	SUBQ        $0x10, BX
-	JMP         many282
+	JMP         many294
 
-one283:
+one295:
 	CMPQ        BX, $0x08
-	JLT         tail284
+	JLT         tail296
 	VMOVUPS     (CX)(SI*1), Y6
 	VSUBPS      Y0, Y6, Y6
 	VMULPS      Y1, Y6, Y6
@@ -6102,11 +6702,11 @@ one283:
 	VFMADD231PS Y7, Y6, Y4
 	ADDQ        $0x20, SI
 	SUBQ        $0x08, BX
-	JMP         one283
+	JMP         one295
 
-tail284:
+tail296:
 	TESTQ       BX, BX
-	JZ          done285
+	JZ          done297
 	LEAQ        masks<>+0(SB), DI
 	NEGQ        BX
 	VMOVUPS     32(DI)(BX*4), Y6
@@ -6119,7 +6719,7 @@ tail284:
 	VADDPS      Y0, Y2, Y2
 	VFMADD231PS Y0, Y7, Y4
 
-done285:
+done297:
 	VADDPS       Y3, Y2, Y2
 	VEXTRACTF128 $0x01, Y2, X0
 	VADDPS       X0, X2, X2
@@ -6153,9 +6753,9 @@ TEXT ·normGradRowAVX2(SB), NOSPLIT, $0-112
 	MOVQ         dx_len+8(FP), SI
 	XORQ         DI, DI
 
-many286:
+many298:
 	CMPQ         SI, $0x10
-	JLT          one287
+	JLT          one299
 	VMOVUPS      (DX)(DI*1), Y4
 	VSUBPS       Y0, Y4, Y4
 	VMULPS       Y1, Y4, Y4
@@ -6176,11 +6776,11 @@ many286:
 	VMOVUPS      Y5, 32(AX)(DI*1)
 	ADDQ         $0x00000040, DI
 	SUBQ         $0x10, SI
-	JMP          many286
+	JMP          many298
 
-one287:
+one299:
 	CMPQ         SI, $0x08
-	JLT          tail288
+	JLT          tail300
 	VMOVUPS      (DX)(DI*1), Y4
 	VSUBPS       Y0, Y4, Y4
 	VMULPS       Y1, Y4, Y4
@@ -6192,11 +6792,11 @@ one287:
 	VMOVUPS      Y5, (AX)(DI*1)
 	ADDQ         $0x20, DI
 	SUBQ         $0x08, SI
-	JMP          one287
+	JMP          one299
 
-tail288:
+tail300:
 	TESTQ        SI, SI
-	JZ           done289
+	JZ           done301
 	LEAQ         masks<>+0(SB), R8
 	NEGQ         SI
 	VMOVUPS      32(R8)(SI*4), Y4
@@ -6210,7 +6810,7 @@ tail288:
 	VMULPS       Y1, Y0, Y0
 	VMASKMOVPS   Y0, Y4, (AX)(DI*1)
 
-done289:
+done301:
 	VZEROUPPER
 	RET
 
@@ -6226,9 +6826,9 @@ TEXT ·normGradParamsAVX2(SB), NOSPLIT, $0-104
 	MOVQ         dw_len+8(FP), SI
 	XORQ         DI, DI
 
-many290:
+many302:
 	CMPQ        SI, $0x10
-	JLT         one291
+	JLT         one303
 	VMOVUPS     (BX)(DI*1), Y2
 	VSUBPS      Y0, Y2, Y2
 	VMULPS      Y1, Y2, Y2
@@ -6251,11 +6851,11 @@ many290:
 	VMOVUPS     Y3, 32(CX)(DI*1)
 	ADDQ        $0x00000040, DI
 	SUBQ        $0x10, SI
-	JMP         many290
+	JMP         many302
 
-one291:
+one303:
 	CMPQ        SI, $0x08
-	JLT         tail292
+	JLT         tail304
 	VMOVUPS     (BX)(DI*1), Y2
 	VSUBPS      Y0, Y2, Y2
 	VMULPS      Y1, Y2, Y2
@@ -6268,11 +6868,11 @@ one291:
 	VMOVUPS     Y3, (CX)(DI*1)
 	ADDQ        $0x20, DI
 	SUBQ        $0x08, SI
-	JMP         one291
+	JMP         one303
 
-tail292:
+tail304:
 	TESTQ       SI, SI
-	JZ          done293
+	JZ          done305
 	LEAQ        masks<>+0(SB), R8
 	NEGQ        SI
 	VMOVUPS     32(R8)(SI*4), Y2
@@ -6287,7 +6887,7 @@ tail292:
 	VADDPS      Y1, Y0, Y0
 	VMASKMOVPS  Y0, Y2, (CX)(DI*1)
 
-done293:
+done305:
 	VZEROUPPER
 	RET
 
@@ -6302,9 +6902,9 @@ TEXT ·softmaxGradAVX2(SB), NOSPLIT, $0-80
 	MOVQ         ds_len+8(FP), BX
 	XORQ         SI, SI
 
-many294:
+many306:
 	CMPQ    BX, $0x10
-	JLT     one295
+	JLT     one307
 	VMOVUPS (CX)(SI*1), Y2
 	VMOVUPS (DX)(SI*1), Y3
 	VMULPS  Y1, Y2, Y2
@@ -6319,11 +6919,11 @@ many294:
 	VMOVUPS Y3, 32(AX)(SI*1)
 	ADDQ    $0x00000040, SI
 	SUBQ    $0x10, BX
-	JMP     many294
+	JMP     many306
 
-one295:
+one307:
 	CMPQ    BX, $0x08
-	JLT     tail296
+	JLT     tail308
 	VMOVUPS (CX)(SI*1), Y2
 	VMOVUPS (DX)(SI*1), Y3
 	VMULPS  Y1, Y2, Y2
@@ -6332,11 +6932,11 @@ one295:
 	VMOVUPS Y3, (AX)(SI*1)
 	ADDQ    $0x20, SI
 	SUBQ    $0x08, BX
-	JMP     one295
+	JMP     one307
 
-tail296:
+tail308:
 	TESTQ      BX, BX
-	JZ         done297
+	JZ         done309
 	LEAQ       masks<>+0(SB), DI
 	NEGQ       BX
 	VMOVUPS    32(DI)(BX*4), Y2
@@ -6347,7 +6947,7 @@ tail296:
 	VMULPS     Y3, Y4, Y4
 	VMASKMOVPS Y4, Y2, (AX)(SI*1)
 
-done297:
+done309:
 	VZEROUPPER
 	RET
 
@@ -6363,9 +6963,9 @@ TEXT ·expSumAVX2(SB), NOSPLIT, $0-60
 	MOVQ         dst_len+8(FP), DX
 	XORQ         BX, BX
 
-many298:
+many310:
 	CMPQ         DX, $0x10
-	JLT          one299
+	JLT          one311
 	VMOVUPS      (CX)(BX*1), Y4
 	VFMSUB213PS  Y1, Y0, Y4
 	VMOVUPS      wordc2ae999a<>+0(SB), Y5
@@ -6418,11 +7018,11 @@ many298:
 	VADDPS       Y6, Y3, Y3
 	ADDQ         $0x00000040, BX
 	SUBQ         $0x10, DX
-	JMP          many298
+	JMP          many310
 
-one299:
+one311:
 	CMPQ         DX, $0x08
-	JLT          tail300
+	JLT          tail312
 	VMOVUPS      (CX)(BX*1), Y4
 	VFMSUB213PS  Y1, Y0, Y4
 	VMOVUPS      wordc2ae999a<>+0(SB), Y5
@@ -6450,11 +7050,11 @@ one299:
 	VADDPS       Y6, Y2, Y2
 	ADDQ         $0x20, BX
 	SUBQ         $0x08, DX
-	JMP          one299
+	JMP          one311
 
-tail300:
+tail312:
 	TESTQ        DX, DX
-	JZ           done301
+	JZ           done313
 	LEAQ         masks<>+0(SB), SI
 	NEGQ         DX
 	VMOVUPS      32(SI)(DX*4), Y4
@@ -6485,7 +7085,7 @@ tail300:
 	VANDPS       Y4, Y1, Y1
 	VADDPS       Y1, Y2, Y2
 
-done301:
+done313:
 	VADDPS       Y3, Y2, Y2
 	VEXTRACTF128 $0x01, Y2, X0
 	VADDPS       X0, X2, X2
@@ -6507,9 +7107,9 @@ TEXT ·expMulAVX2(SB), NOSPLIT, $0-56
 	MOVQ         dst_len+8(FP), DX
 	XORQ         BX, BX
 
-many302:
+many314:
 	CMPQ         DX, $0x10
-	JLT          one303
+	JLT          one315
 	VMOVUPS      (CX)(BX*1), Y2
 	VSUBPS       Y0, Y2, Y2
 	VMOVUPS      wordc2ae999a<>+0(SB), Y3
@@ -6562,11 +7162,11 @@ many302:
 	VMOVUPS      Y4, 32(AX)(BX*1)
 	ADDQ         $0x00000040, BX
 	SUBQ         $0x10, DX
-	JMP          many302
+	JMP          many314
 
-one303:
+one315:
 	CMPQ         DX, $0x08
-	JLT          tail304
+	JLT          tail316
 	VMOVUPS      (CX)(BX*1), Y2
 	VSUBPS       Y0, Y2, Y2
 	VMOVUPS      wordc2ae999a<>+0(SB), Y3
@@ -6594,11 +7194,11 @@ one303:
 	VMOVUPS      Y4, (AX)(BX*1)
 	ADDQ         $0x20, BX
 	SUBQ         $0x08, DX
-	JMP          one303
+	JMP          one315
 
-tail304:
+tail316:
 	TESTQ        DX, DX
-	JZ           done305
+	JZ           done317
 	LEAQ         masks<>+0(SB), SI
 	NEGQ         DX
 	VMOVUPS      32(SI)(DX*4), Y2
@@ -6628,7 +7228,7 @@ tail304:
 	VMULPS       Y1, Y4, Y4
 	VMASKMOVPS   Y4, Y2, (AX)(BX*1)
 
-done305:
+done317:
 	VZEROUPPER
 	RET
 
@@ -6640,9 +7240,9 @@ TEXT ·geluAVX2(SB), NOSPLIT, $0-48
 	MOVQ y_len+8(FP), DX
 	XORQ BX, BX
 
-one307:
+one319:
 	CMPQ         DX, $0x08
-	JLT          tail308
+	JLT          tail320
 	VMOVUPS      (CX)(BX*1), Y0
 	VMULPS       wordbf000000<>+0(SB), Y0, Y1
 	VMULPS       Y0, Y1, Y1
@@ -6689,11 +7289,11 @@ one307:
 	VMOVUPS      Y4, (AX)(BX*1)
 	ADDQ         $0x20, BX
 	SUBQ         $0x08, DX
-	JMP          one307
+	JMP          one319
 
-tail308:
+tail320:
 	TESTQ        DX, DX
-	JZ           done309
+	JZ           done321
 	LEAQ         masks<>+0(SB), SI
 	NEGQ         DX
 	VMOVUPS      32(SI)(DX*4), Y0
@@ -6742,7 +7342,7 @@ tail308:
 	VMULPS       Y1, Y5, Y5
 	VMASKMOVPS   Y5, Y0, (AX)(BX*1)
 
-done309:
+done321:
 	VZEROUPPER
 	RET
 
@@ -6755,9 +7355,9 @@ TEXT ·geluGradAVX2(SB), NOSPLIT, $0-72
 	MOVQ dx_len+8(FP), BX
 	XORQ SI, SI
 
-one311:
+one323:
 	CMPQ         BX, $0x08
-	JLT          tail312
+	JLT          tail324
 	VMOVUPS      (DX)(SI*1), Y0
 	VMULPS       wordbf000000<>+0(SB), Y0, Y1
 	VMULPS       Y0, Y1, Y1
@@ -6807,11 +7407,11 @@ one311:
 	VMOVUPS      Y4, (AX)(SI*1)
 	ADDQ         $0x20, SI
 	SUBQ         $0x08, BX
-	JMP          one311
+	JMP          one323
 
-tail312:
+tail324:
 	TESTQ        BX, BX
-	JZ           done313
+	JZ           done325
 	LEAQ         masks<>+0(SB), DI
 	NEGQ         BX
 	VMOVUPS      32(DI)(BX*4), Y0
@@ -6863,7 +7463,7 @@ tail312:
 	VMULPS       Y1, Y5, Y5
 	VMASKMOVPS   Y5, Y0, (AX)(SI*1)
 
-done313:
+done325:
 	VZEROUPPER
 	RET
 
@@ -6875,9 +7475,9 @@ TEXT ·geluTanhAVX2(SB), NOSPLIT, $0-48
 	MOVQ y_len+8(FP), DX
 	XORQ BX, BX
 
-one315:
+one327:
 	CMPQ         DX, $0x08
-	JLT          tail316
+	JLT          tail328
 	VMOVUPS      (CX)(BX*1), Y0
 	VMULPS       Y0, Y0, Y1
 	VMOVUPS      wordbd922279<>+0(SB), Y2
@@ -6911,11 +7511,11 @@ one315:
 	VMOVUPS      Y2, (AX)(BX*1)
 	ADDQ         $0x20, BX
 	SUBQ         $0x08, DX
-	JMP          one315
+	JMP          one327
 
-tail316:
+tail328:
 	TESTQ        DX, DX
-	JZ           done317
+	JZ           done329
 	LEAQ         masks<>+0(SB), SI
 	NEGQ         DX
 	VMOVUPS      32(SI)(DX*4), Y0
@@ -6951,7 +7551,7 @@ tail316:
 	VMULPS       Y1, Y3, Y3
 	VMASKMOVPS   Y3, Y0, (AX)(BX*1)
 
-done317:
+done329:
 	VZEROUPPER
 	RET
 
@@ -6964,9 +7564,9 @@ TEXT ·geluTanhGradAVX2(SB), NOSPLIT, $0-72
 	MOVQ dx_len+8(FP), BX
 	XORQ SI, SI
 
-one319:
+one331:
 	CMPQ         BX, $0x08
-	JLT          tail320
+	JLT          tail332
 	VMOVUPS      (DX)(SI*1), Y0
 	VMULPS       Y0, Y0, Y1
 	VMOVUPS      wordbd922279<>+0(SB), Y2
@@ -7009,11 +7609,11 @@ one319:
 	VMOVUPS      Y3, (AX)(SI*1)
 	ADDQ         $0x20, SI
 	SUBQ         $0x08, BX
-	JMP          one319
+	JMP          one331
 
-tail320:
+tail332:
 	TESTQ        BX, BX
-	JZ           done321
+	JZ           done333
 	LEAQ         masks<>+0(SB), DI
 	NEGQ         BX
 	VMOVUPS      32(DI)(BX*4), Y0
@@ -7058,7 +7658,7 @@ tail320:
 	VMULPS       Y1, Y4, Y4
 	VMASKMOVPS   Y4, Y0, (AX)(SI*1)
 
-done321:
+done333:
 	VZEROUPPER
 	RET
 
@@ -7071,9 +7671,9 @@ TEXT ·swigluAVX2(SB), NOSPLIT, $0-72
 	MOVQ y_len+8(FP), BX
 	XORQ SI, SI
 
-one323:
+one335:
 	CMPQ         BX, $0x08
-	JLT          tail324
+	JLT          tail336
 	VMOVUPS      (CX)(SI*1), Y0
 	VXORPS       word80000000<>+0(SB), Y0, Y1
 	VMOVUPS      wordc2ae999a<>+0(SB), Y2
@@ -7104,11 +7704,11 @@ one323:
 	VMOVUPS      Y0, (AX)(SI*1)
 	ADDQ         $0x20, SI
 	SUBQ         $0x08, BX
-	JMP          one323
+	JMP          one335
 
-tail324:
+tail336:
 	TESTQ        BX, BX
-	JZ           done325
+	JZ           done337
 	LEAQ         masks<>+0(SB), DI
 	NEGQ         BX
 	VMOVUPS      32(DI)(BX*4), Y0
@@ -7141,7 +7741,7 @@ tail324:
 	VMULPS       Y2, Y1, Y1
 	VMASKMOVPS   Y1, Y0, (AX)(SI*1)
 
-done325:
+done337:
 	VZEROUPPER
 	RET
 
@@ -7156,9 +7756,9 @@ TEXT ·swigluGradAVX2(SB), NOSPLIT, $0-120
 	MOVQ dy_len+56(FP), DI
 	XORQ R8, R8
 
-one327:
+one339:
 	CMPQ         DI, $0x08
-	JLT          tail328
+	JLT          tail340
 	VMOVUPS      (BX)(R8*1), Y0
 	VXORPS       word80000000<>+0(SB), Y0, Y1
 	VMOVUPS      word42a00000<>+0(SB), Y2
@@ -7199,11 +7799,11 @@ one327:
 	VMOVUPS      Y0, (CX)(R8*1)
 	ADDQ         $0x20, R8
 	SUBQ         $0x08, DI
-	JMP          one327
+	JMP          one339
 
-tail328:
+tail340:
 	TESTQ        DI, DI
-	JZ           done329
+	JZ           done341
 	LEAQ         masks<>+0(SB), R9
 	NEGQ         DI
 	VMOVUPS      32(R9)(DI*4), Y0
@@ -7246,7 +7846,7 @@ tail328:
 	VMASKMOVPS   Y5, Y0, (AX)(R8*1)
 	VMASKMOVPS   Y1, Y0, (CX)(R8*1)
 
-done329:
+done341:
 	VZEROUPPER
 	RET
 
@@ -7262,9 +7862,9 @@ TEXT ·rotateAVX2(SB), NOSPLIT, $0-144
 	MOVQ lo_len+8(FP), R8
 	XORQ R9, R9
 
-many330:
+many342:
 	CMPQ         R8, $0x10
-	JLT          one331
+	JLT          one343
 	VMOVUPS      (DX)(R9*1), Y0
 	VMOVUPS      (BX)(R9*1), Y1
 	VMOVUPS      (SI)(R9*1), Y2
@@ -7287,11 +7887,11 @@ many330:
 	VMOVUPS      Y1, 32(CX)(R9*1)
 	ADDQ         $0x00000040, R9
 	SUBQ         $0x10, R8
-	JMP          many330
+	JMP          many342
 
-one331:
+one343:
 	CMPQ         R8, $0x08
-	JLT          tail332
+	JLT          tail344
 	VMOVUPS      (DX)(R9*1), Y0
 	VMOVUPS      (BX)(R9*1), Y1
 	VMOVUPS      (SI)(R9*1), Y2
@@ -7304,11 +7904,11 @@ one331:
 	VMOVUPS      Y1, (CX)(R9*1)
 	ADDQ         $0x20, R9
 	SUBQ         $0x08, R8
-	JMP          one331
+	JMP          one343
 
-tail332:
+tail344:
 	TESTQ        R8, R8
-	JZ           done333
+	JZ           done345
 	LEAQ         masks<>+0(SB), R10
 	NEGQ         R8
 	VMOVUPS      32(R10)(R8*4), Y0
@@ -7323,7 +7923,7 @@ tail332:
 	VMASKMOVPS   Y5, Y0, (AX)(R9*1)
 	VMASKMOVPS   Y2, Y0, (CX)(R9*1)
 
-done333:
+done345:
 	VZEROUPPER
 	RET
 
@@ -7347,9 +7947,9 @@ TEXT ·adamwAVX2(SB), NOSPLIT, $0-104
 	MOVQ         w_len+8(FP), SI
 	XORQ         DI, DI
 
-one335:
+one347:
 	CMPQ        SI, $0x08
-	JLT         tail336
+	JLT         tail348
 	VMOVUPS     (BX)(DI*1), Y9
 	VMULPS      Y0, Y9, Y9
 	VMOVUPS     (CX)(DI*1), Y10
@@ -7370,11 +7970,11 @@ one335:
 	VMOVUPS     Y9, (AX)(DI*1)
 	ADDQ        $0x20, DI
 	SUBQ        $0x08, SI
-	JMP         one335
+	JMP         one347
 
-tail336:
+tail348:
 	TESTQ       SI, SI
-	JZ          done337
+	JZ          done349
 	LEAQ        masks<>+0(SB), R8
 	NEGQ        SI
 	VMOVUPS     32(R8)(SI*4), Y9
@@ -7397,7 +7997,7 @@ tail336:
 	VFMSUB213PS Y0, Y5, Y1
 	VMASKMOVPS  Y1, Y9, (AX)(DI*1)
 
-done337:
+done349:
 	VZEROUPPER
 	RET
 
@@ -7458,9 +8058,9 @@ TEXT ·dropoutFactorsAVX2(SB), NOSPLIT, $640-56
 	VPBROADCASTQ block+24(FP), Y2
 	VPADDQ       quads<>+0(SB), Y2, Y2
 
-loop338:
+loop350:
 	CMPQ         CX, $0x20
-	JLT          done339
+	JLT          done351
 	VMOVDQA      Y2, Y3
 	VPSRLQ       $0x20, Y2, Y4
 	VBROADCASTSS op+40(FP), Y5
@@ -7665,9 +8265,9 @@ loop338:
 	VMOVDQU      Y4, 96(AX)
 	ADDQ         $0x00000080, AX
 	SUBQ         $0x20, CX
-	JMP          loop338
+	JMP          loop350
 
-done339:
+done351:
 	VZEROUPPER
 	RET
 
@@ -7679,17 +8279,17 @@ TEXT ·widenBF16AVX2(SB), NOSPLIT, $0-48
 	MOVQ half_len+32(FP), DX
 	XORQ BX, BX
 
-eights340:
+eights352:
 	CMPQ      DX, $0x08
-	JLT       done341
+	JLT       done353
 	VPMOVZXWD (CX)(BX*2), Y0
 	VPSLLD    $0x10, Y0, Y0
 	VMOVUPS   Y0, (AX)(BX*4)
 	ADDQ      $0x08, BX
 	SUBQ      $0x08, DX
-	JMP       eights340
+	JMP       eights352
 
-done341:
+done353:
 	VZEROUPPER
 	RET
 
@@ -7704,9 +8304,9 @@ TEXT ·narrowBF16AVX2(SB), NOSPLIT, $0-48
 	MOVQ    half_len+32(FP), DX
 	XORQ    BX, BX
 
-eights342:
+eights354:
 	CMPQ         DX, $0x08
-	JLT          done343
+	JLT          done355
 	VMOVUPS      (AX)(BX*4), Y3
 	VCMPPS       $0x03, Y3, Y3, Y6
 	VPSRLD       $0x10, Y3, Y4
@@ -7721,9 +8321,9 @@ eights342:
 	VMOVDQU      X4, (CX)(BX*2)
 	ADDQ         $0x08, BX
 	SUBQ         $0x08, DX
-	JMP          eights342
+	JMP          eights354
 
-done343:
+done355:
 	VZEROUPPER
 	RET
 
@@ -7735,16 +8335,16 @@ TEXT ·widenF16C(SB), NOSPLIT, $0-48
 	MOVQ half_len+32(FP), DX
 	XORQ BX, BX
 
-eights344:
+eights356:
 	CMPQ      DX, $0x08
-	JLT       done345
+	JLT       done357
 	VCVTPH2PS (CX)(BX*2), Y0
 	VMOVUPS   Y0, (AX)(BX*4)
 	ADDQ      $0x08, BX
 	SUBQ      $0x08, DX
-	JMP       eights344
+	JMP       eights356
 
-done345:
+done357:
 	VZEROUPPER
 	RET
 
@@ -7756,16 +8356,16 @@ TEXT ·narrowF16C(SB), NOSPLIT, $0-48
 	MOVQ half_len+32(FP), DX
 	XORQ BX, BX
 
-eights346:
+eights358:
 	CMPQ      DX, $0x08
-	JLT       done347
+	JLT       done359
 	VMOVUPS   (AX)(BX*4), Y0
 	VCVTPS2PH $0x00, Y0, (CX)(BX*2)
 	ADDQ      $0x08, BX
 	SUBQ      $0x08, DX
-	JMP       eights346
+	JMP       eights358
 
-done347:
+done359:
 	VZEROUPPER
 	RET
 
@@ -7794,9 +8394,9 @@ TEXT ·addAsFixedAVX2(SB), NOSPLIT, $0-57
 	MOVQ         dst_len+8(FP), DX
 	XORQ         BX, BX
 
-one349:
+one361:
 	CMPQ         DX, $0x08
-	JLT          tail350
+	JLT          tail362
 	VMOVUPS      (CX)(BX*1), Y7
 	VEXTRACTF128 $0x01, Y7, X8
 	VCVTPS2PD    X7, Y7
@@ -7841,11 +8441,11 @@ one349:
 	VPOR         Y8, Y6, Y6
 	ADDQ         $0x20, BX
 	SUBQ         $0x08, DX
-	JMP          one349
+	JMP          one361
 
-tail350:
+tail362:
 	TESTQ        DX, DX
-	JZ           done351
+	JZ           done363
 	LEAQ         masks<>+0(SB), SI
 	NEGQ         DX
 	VMOVUPS      32(SI)(DX*4), Y7
@@ -7895,7 +8495,7 @@ tail350:
 	VPAND        Y0, Y9, Y9
 	VPOR         Y9, Y6, Y6
 
-done351:
+done363:
 	VMOVMSKPD Y6, AX
 	TESTL     AX, AX
 	SETEQ     AL
@@ -7920,9 +8520,9 @@ TEXT ·fixedSquaresAVX2(SB), NOSPLIT, $0-49
 	MOVQ         x_len+8(FP), CX
 	XORQ         DX, DX
 
-one353:
+one365:
 	CMPQ         CX, $0x08
-	JLT          tail354
+	JLT          tail366
 	VMOVUPS      (AX)(DX*1), Y6
 	VEXTRACTF128 $0x01, Y6, X7
 	VCVTPS2PD    X6, Y6
@@ -7953,11 +8553,11 @@ one353:
 	VPADDQ       Y7, Y4, Y4
 	ADDQ         $0x20, DX
 	SUBQ         $0x08, CX
-	JMP          one353
+	JMP          one365
 
-tail354:
+tail366:
 	TESTQ        CX, CX
-	JZ           done355
+	JZ           done367
 	LEAQ         masks<>+0(SB), BX
 	NEGQ         CX
 	VMOVUPS      32(BX)(CX*4), Y6
@@ -7990,7 +8590,7 @@ tail354:
 	VPSUBQ       Y1, Y7, Y7
 	VPADDQ       Y7, Y4, Y4
 
-done355:
+done367:
 	VMOVMSKPD    Y5, AX
 	TESTL        AX, AX
 	SETEQ        AL
@@ -8417,6 +9017,24 @@ DATA masks<>+52(SB)/4, $0x00000000
 DATA masks<>+56(SB)/4, $0x00000000
 DATA masks<>+60(SB)/4, $0x00000000
 GLOBL masks<>(SB), RODATA|NOPTR, $64
+
+DATA tileShapes<>+0(SB)/4, $0x00000001
+DATA tileShapes<>+4(SB)/4, $0x00000000
+DATA tileShapes<>+8(SB)/4, $0x00000000
+DATA tileShapes<>+12(SB)/4, $0x00000000
+DATA tileShapes<>+16(SB)/4, $0x00400040
+DATA tileShapes<>+20(SB)/4, $0x00400040
+DATA tileShapes<>+24(SB)/4, $0x00400040
+DATA tileShapes<>+28(SB)/4, $0x00400040
+DATA tileShapes<>+32(SB)/4, $0x00000000
+DATA tileShapes<>+36(SB)/4, $0x00000000
+DATA tileShapes<>+40(SB)/4, $0x00000000
+DATA tileShapes<>+44(SB)/4, $0x00000000
+DATA tileShapes<>+48(SB)/4, $0x10101010
+DATA tileShapes<>+52(SB)/4, $0x10101010
+DATA tileShapes<>+56(SB)/4, $0x00000000
+DATA tileShapes<>+60(SB)/4, $0x00000000
+GLOBL tileShapes<>(SB), RODATA|NOPTR, $64
 
 DATA quads<>+0(SB)/4, $0x00000000
 DATA quads<>+4(SB)/4, $0x00000000

@@ -9,6 +9,9 @@ func instructionSets() []isa {
 		sets = append(sets, avx2())
 		if cpu.X86.HasAVX512F && cpu.X86.HasBMI2 {
 			sets = append(sets, avx512())
+			if cpu.X86.HasAMXTile && cpu.X86.HasAMXBF16 && tilesAllowed() {
+				sets = append(sets, amx())
+			}
 		}
 	}
 	return sets
@@ -20,6 +23,8 @@ func avx2() isa {
 		name: "avx2",
 		rows: 6, cols: 16,
 		product:         productAVX2,
+		multiplyAdd:     multiplyAddAVX2,
+		multiplyAddFLOP: 2 * 12 * 8,
 		packRows:        packRowsAVX2,
 		packCols:        packCols,
 		dot:             dotAVX2,
@@ -86,6 +91,7 @@ func avx512() isa {
 	set.name = "avx512"
 	set.rows, set.cols = 12, 32
 	set.product = productAVX512
+	set.multiplyAdd, set.multiplyAddFLOP = multiplyAddAVX512, 2*12*16
 	return set
 }
 
@@ -106,4 +112,12 @@ func packCols(dst, src []float32, ld, k, n, width int) {
 			}
 		}
 	}
+}
+
+// amx is avx512 with matrix products in the tile registers.
+func amx() isa {
+	set := avx512()
+	set.name = "amx"
+	set.tileProducts, set.splitTiles = tileProducts, splitTiles
+	return set
 }

@@ -110,6 +110,7 @@ func (g *generator) tables() {
 		masks[i] = math.MaxUint32
 	}
 	data("masks", masks)
+	data("tileShapes", g.tileShapes())
 	data("quads", []uint32{0, 0, 1, 0, 2, 0, 3, 0}) // 64-bit 0, 1, 2, 3
 	data("four", []uint32{4, 0, 4, 0, 4, 0, 4, 0})
 }

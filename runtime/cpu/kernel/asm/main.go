@@ -39,7 +39,10 @@ func generate() (map[string][]byte, error) {
 	g := &generator{Context: build.NewContext(), constants: map[uint32]string{}}
 	g.product(avx2Tile)
 	g.product(avx512Tile)
+	g.peak(avx2Tile)
+	g.peak(avx512Tile)
 	g.packs()
+	g.tiles()
 	g.vectors()
 	g.reductions()
 	g.normalization()
