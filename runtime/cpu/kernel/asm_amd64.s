@@ -6064,528 +6064,6 @@ done255:
 	VZEROUPPER
 	RET
 
-// func dotAVX2(a []float32, b []float32) float32
-// Requires: AVX, FMA3, SSE
-TEXT ·dotAVX2(SB), NOSPLIT, $0-52
-	MOVQ   a_base+0(FP), AX
-	MOVQ   b_base+24(FP), CX
-	VXORPS Y0, Y0, Y0
-	VXORPS Y1, Y1, Y1
-	VXORPS Y2, Y2, Y2
-	VXORPS Y3, Y3, Y3
-	MOVQ   a_len+8(FP), DX
-	XORQ   BX, BX
-
-many256:
-	CMPQ        DX, $0x20
-	JLT         one257
-	VMOVUPS     (AX)(BX*1), Y4
-	VMOVUPS     (CX)(BX*1), Y5
-	VFMADD231PS Y4, Y5, Y0
-	VMOVUPS     32(AX)(BX*1), Y4
-	VMOVUPS     32(CX)(BX*1), Y5
-	VFMADD231PS Y4, Y5, Y1
-	VMOVUPS     64(AX)(BX*1), Y4
-	VMOVUPS     64(CX)(BX*1), Y5
-	VFMADD231PS Y4, Y5, Y2
-	VMOVUPS     96(AX)(BX*1), Y4
-	VMOVUPS     96(CX)(BX*1), Y5
-	VFMADD231PS Y4, Y5, Y3
-	ADDQ        $0x00000080, BX
-	SUBQ        $0x20, DX
-	JMP         many256
-
-one257:
-	CMPQ        DX, $0x08
-	JLT         tail258
-	VMOVUPS     (AX)(BX*1), Y4
-	VMOVUPS     (CX)(BX*1), Y5
-	VFMADD231PS Y4, Y5, Y0
-	ADDQ        $0x20, BX
-	SUBQ        $0x08, DX
-	JMP         one257
-
-tail258:
-	TESTQ       DX, DX
-	JZ          done259
-	LEAQ        masks<>+0(SB), SI
-	NEGQ        DX
-	VMOVUPS     32(SI)(DX*4), Y4
-	VMASKMOVPS  (AX)(BX*1), Y4, Y5
-	VMASKMOVPS  (CX)(BX*1), Y4, Y4
-	VFMADD231PS Y5, Y4, Y0
-
-done259:
-	VADDPS       Y2, Y0, Y0
-	VADDPS       Y3, Y1, Y1
-	VADDPS       Y1, Y0, Y0
-	VEXTRACTF128 $0x01, Y0, X1
-	VADDPS       X1, X0, X0
-	VMOVHLPS     X0, X0, X1
-	VADDPS       X1, X0, X0
-	VMOVSHDUP    X0, X1
-	VADDPS       X1, X0, X0
-	MOVSS        X0, ret+48(FP)
-	VZEROUPPER
-	RET
-
-// func sumAVX2(x []float32) float32
-// Requires: AVX, SSE
-TEXT ·sumAVX2(SB), NOSPLIT, $0-28
-	MOVQ   x_base+0(FP), AX
-	VXORPS Y0, Y0, Y0
-	VXORPS Y1, Y1, Y1
-	VXORPS Y2, Y2, Y2
-	VXORPS Y3, Y3, Y3
-	MOVQ   x_len+8(FP), CX
-	XORQ   DX, DX
-
-many260:
-	CMPQ    CX, $0x20
-	JLT     one261
-	VMOVUPS (AX)(DX*1), Y4
-	VADDPS  Y4, Y0, Y0
-	VMOVUPS 32(AX)(DX*1), Y4
-	VADDPS  Y4, Y1, Y1
-	VMOVUPS 64(AX)(DX*1), Y4
-	VADDPS  Y4, Y2, Y2
-	VMOVUPS 96(AX)(DX*1), Y4
-	VADDPS  Y4, Y3, Y3
-	ADDQ    $0x00000080, DX
-	SUBQ    $0x20, CX
-	JMP     many260
-
-one261:
-	CMPQ    CX, $0x08
-	JLT     tail262
-	VMOVUPS (AX)(DX*1), Y4
-	VADDPS  Y4, Y0, Y0
-	ADDQ    $0x20, DX
-	SUBQ    $0x08, CX
-	JMP     one261
-
-tail262:
-	TESTQ      CX, CX
-	JZ         done263
-	LEAQ       masks<>+0(SB), BX
-	NEGQ       CX
-	VMOVUPS    32(BX)(CX*4), Y4
-	VMASKMOVPS (AX)(DX*1), Y4, Y4
-	VADDPS     Y4, Y0, Y0
-
-done263:
-	VADDPS       Y2, Y0, Y0
-	VADDPS       Y3, Y1, Y1
-	VADDPS       Y1, Y0, Y0
-	VEXTRACTF128 $0x01, Y0, X1
-	VADDPS       X1, X0, X0
-	VMOVHLPS     X0, X0, X1
-	VADDPS       X1, X0, X0
-	VMOVSHDUP    X0, X1
-	VADDPS       X1, X0, X0
-	MOVSS        X0, ret+24(FP)
-	VZEROUPPER
-	RET
-
-// func sumSquaresAboutAVX2(x []float32, mean float32) float32
-// Requires: AVX, FMA3, SSE
-TEXT ·sumSquaresAboutAVX2(SB), NOSPLIT, $0-36
-	MOVQ         x_base+0(FP), AX
-	VBROADCASTSS mean+24(FP), Y0
-	VXORPS       Y1, Y1, Y1
-	VXORPS       Y2, Y2, Y2
-	VXORPS       Y3, Y3, Y3
-	VXORPS       Y4, Y4, Y4
-	MOVQ         x_len+8(FP), CX
-	XORQ         DX, DX
-
-many264:
-	CMPQ        CX, $0x20
-	JLT         one265
-	VMOVUPS     (AX)(DX*1), Y5
-	VSUBPS      Y0, Y5, Y5
-	VFMADD231PS Y5, Y5, Y1
-	VMOVUPS     32(AX)(DX*1), Y5
-	VSUBPS      Y0, Y5, Y5
-	VFMADD231PS Y5, Y5, Y2
-	VMOVUPS     64(AX)(DX*1), Y5
-	VSUBPS      Y0, Y5, Y5
-	VFMADD231PS Y5, Y5, Y3
-	VMOVUPS     96(AX)(DX*1), Y5
-	VSUBPS      Y0, Y5, Y5
-	VFMADD231PS Y5, Y5, Y4
-	ADDQ        $0x00000080, DX
-	SUBQ        $0x20, CX
-	JMP         many264
-
-one265:
-	CMPQ        CX, $0x08
-	JLT         tail266
-	VMOVUPS     (AX)(DX*1), Y5
-	VSUBPS      Y0, Y5, Y5
-	VFMADD231PS Y5, Y5, Y1
-	ADDQ        $0x20, DX
-	SUBQ        $0x08, CX
-	JMP         one265
-
-tail266:
-	TESTQ       CX, CX
-	JZ          done267
-	LEAQ        masks<>+0(SB), BX
-	NEGQ        CX
-	VMOVUPS     32(BX)(CX*4), Y5
-	VMASKMOVPS  (AX)(DX*1), Y5, Y6
-	VSUBPS      Y0, Y6, Y6
-	VANDPS      Y5, Y6, Y6
-	VFMADD231PS Y6, Y6, Y1
-
-done267:
-	VADDPS       Y3, Y1, Y1
-	VADDPS       Y4, Y2, Y2
-	VADDPS       Y2, Y1, Y1
-	VEXTRACTF128 $0x01, Y1, X0
-	VADDPS       X0, X1, X1
-	VMOVHLPS     X1, X1, X0
-	VADDPS       X0, X1, X1
-	VMOVSHDUP    X1, X0
-	VADDPS       X0, X1, X1
-	MOVSS        X1, ret+32(FP)
-	VZEROUPPER
-	RET
-
-// func maxOfAVX2(x []float32) float32
-// Requires: AVX, SSE
-TEXT ·maxOfAVX2(SB), NOSPLIT, $0-28
-	MOVQ    x_base+0(FP), AX
-	VMOVUPS wordff800000<>+0(SB), Y0
-	VMOVAPS Y0, Y1
-	VMOVAPS Y0, Y2
-	VMOVAPS Y0, Y3
-	VMOVAPS Y0, Y4
-	MOVQ    x_len+8(FP), CX
-	XORQ    DX, DX
-
-many268:
-	CMPQ    CX, $0x20
-	JLT     one269
-	VMOVUPS (AX)(DX*1), Y5
-	VMAXPS  Y5, Y1, Y1
-	VMOVUPS 32(AX)(DX*1), Y5
-	VMAXPS  Y5, Y2, Y2
-	VMOVUPS 64(AX)(DX*1), Y5
-	VMAXPS  Y5, Y3, Y3
-	VMOVUPS 96(AX)(DX*1), Y5
-	VMAXPS  Y5, Y4, Y4
-	ADDQ    $0x00000080, DX
-	SUBQ    $0x20, CX
-	JMP     many268
-
-one269:
-	CMPQ    CX, $0x08
-	JLT     tail270
-	VMOVUPS (AX)(DX*1), Y5
-	VMAXPS  Y5, Y1, Y1
-	ADDQ    $0x20, DX
-	SUBQ    $0x08, CX
-	JMP     one269
-
-tail270:
-	TESTQ      CX, CX
-	JZ         done271
-	LEAQ       masks<>+0(SB), BX
-	NEGQ       CX
-	VMOVUPS    32(BX)(CX*4), Y5
-	VMASKMOVPS (AX)(DX*1), Y5, Y6
-	VBLENDVPS  Y5, Y6, Y0, Y6
-	VMAXPS     Y6, Y1, Y1
-
-done271:
-	VMAXPS       Y3, Y1, Y1
-	VMAXPS       Y4, Y2, Y2
-	VMAXPS       Y2, Y1, Y1
-	VEXTRACTF128 $0x01, Y1, X0
-	VMAXPS       X0, X1, X1
-	VMOVHLPS     X1, X1, X0
-	VMAXPS       X0, X1, X1
-	VMOVSHDUP    X1, X0
-	VMAXPS       X0, X1, X1
-	MOVSS        X1, ret+24(FP)
-	VZEROUPPER
-	RET
-
-// func sum64AVX2(x []float32) float64
-// Requires: AVX, SSE2
-TEXT ·sum64AVX2(SB), NOSPLIT, $0-32
-	MOVQ   x_base+0(FP), AX
-	VXORPS Y0, Y0, Y0
-	VXORPS Y1, Y1, Y1
-	VXORPS Y2, Y2, Y2
-	VXORPS Y3, Y3, Y3
-	VXORPS Y4, Y4, Y4
-	VXORPS Y5, Y5, Y5
-	VXORPS Y6, Y6, Y6
-	VXORPS Y7, Y7, Y7
-	MOVQ   x_len+8(FP), CX
-	XORQ   DX, DX
-
-many272:
-	CMPQ         CX, $0x20
-	JLT          one273
-	VMOVUPS      (AX)(DX*1), Y8
-	VEXTRACTF128 $0x01, Y8, X9
-	VCVTPS2PD    X8, Y8
-	VCVTPS2PD    X9, Y9
-	VADDPD       Y8, Y0, Y0
-	VADDPD       Y9, Y1, Y1
-	VMOVUPS      32(AX)(DX*1), Y8
-	VEXTRACTF128 $0x01, Y8, X9
-	VCVTPS2PD    X8, Y8
-	VCVTPS2PD    X9, Y9
-	VADDPD       Y8, Y2, Y2
-	VADDPD       Y9, Y3, Y3
-	VMOVUPS      64(AX)(DX*1), Y8
-	VEXTRACTF128 $0x01, Y8, X9
-	VCVTPS2PD    X8, Y8
-	VCVTPS2PD    X9, Y9
-	VADDPD       Y8, Y4, Y4
-	VADDPD       Y9, Y5, Y5
-	VMOVUPS      96(AX)(DX*1), Y8
-	VEXTRACTF128 $0x01, Y8, X9
-	VCVTPS2PD    X8, Y8
-	VCVTPS2PD    X9, Y9
-	VADDPD       Y8, Y6, Y6
-	VADDPD       Y9, Y7, Y7
-	ADDQ         $0x00000080, DX
-	SUBQ         $0x20, CX
-	JMP          many272
-
-one273:
-	CMPQ         CX, $0x08
-	JLT          tail274
-	VMOVUPS      (AX)(DX*1), Y8
-	VEXTRACTF128 $0x01, Y8, X9
-	VCVTPS2PD    X8, Y8
-	VCVTPS2PD    X9, Y9
-	VADDPD       Y8, Y0, Y0
-	VADDPD       Y9, Y1, Y1
-	ADDQ         $0x20, DX
-	SUBQ         $0x08, CX
-	JMP          one273
-
-tail274:
-	TESTQ        CX, CX
-	JZ           done275
-	LEAQ         masks<>+0(SB), BX
-	NEGQ         CX
-	VMOVUPS      32(BX)(CX*4), Y8
-	VMASKMOVPS   (AX)(DX*1), Y8, Y8
-	VEXTRACTF128 $0x01, Y8, X9
-	VCVTPS2PD    X8, Y8
-	VCVTPS2PD    X9, Y9
-	VADDPD       Y8, Y0, Y0
-	VADDPD       Y9, Y1, Y1
-
-done275:
-	VADDPD       Y4, Y0, Y0
-	VADDPD       Y5, Y1, Y1
-	VADDPD       Y6, Y2, Y2
-	VADDPD       Y7, Y3, Y3
-	VADDPD       Y2, Y0, Y0
-	VADDPD       Y3, Y1, Y1
-	VADDPD       Y1, Y0, Y0
-	VEXTRACTF128 $0x01, Y0, X1
-	VADDPD       X1, X0, X0
-	VUNPCKHPD    X0, X0, X1
-	VADDPD       X1, X0, X0
-	MOVSD        X0, ret+24(FP)
-	VZEROUPPER
-	RET
-
-// func sumSquaresAVX2(x []float32) float64
-// Requires: AVX, FMA3, SSE2
-TEXT ·sumSquaresAVX2(SB), NOSPLIT, $0-32
-	MOVQ   x_base+0(FP), AX
-	VXORPS Y0, Y0, Y0
-	VXORPS Y1, Y1, Y1
-	VXORPS Y2, Y2, Y2
-	VXORPS Y3, Y3, Y3
-	VXORPS Y4, Y4, Y4
-	VXORPS Y5, Y5, Y5
-	VXORPS Y6, Y6, Y6
-	VXORPS Y7, Y7, Y7
-	MOVQ   x_len+8(FP), CX
-	XORQ   DX, DX
-
-many276:
-	CMPQ         CX, $0x20
-	JLT          one277
-	VMOVUPS      (AX)(DX*1), Y8
-	VEXTRACTF128 $0x01, Y8, X9
-	VCVTPS2PD    X8, Y8
-	VCVTPS2PD    X9, Y9
-	VFMADD231PD  Y8, Y8, Y0
-	VFMADD231PD  Y9, Y9, Y1
-	VMOVUPS      32(AX)(DX*1), Y8
-	VEXTRACTF128 $0x01, Y8, X9
-	VCVTPS2PD    X8, Y8
-	VCVTPS2PD    X9, Y9
-	VFMADD231PD  Y8, Y8, Y2
-	VFMADD231PD  Y9, Y9, Y3
-	VMOVUPS      64(AX)(DX*1), Y8
-	VEXTRACTF128 $0x01, Y8, X9
-	VCVTPS2PD    X8, Y8
-	VCVTPS2PD    X9, Y9
-	VFMADD231PD  Y8, Y8, Y4
-	VFMADD231PD  Y9, Y9, Y5
-	VMOVUPS      96(AX)(DX*1), Y8
-	VEXTRACTF128 $0x01, Y8, X9
-	VCVTPS2PD    X8, Y8
-	VCVTPS2PD    X9, Y9
-	VFMADD231PD  Y8, Y8, Y6
-	VFMADD231PD  Y9, Y9, Y7
-	ADDQ         $0x00000080, DX
-	SUBQ         $0x20, CX
-	JMP          many276
-
-one277:
-	CMPQ         CX, $0x08
-	JLT          tail278
-	VMOVUPS      (AX)(DX*1), Y8
-	VEXTRACTF128 $0x01, Y8, X9
-	VCVTPS2PD    X8, Y8
-	VCVTPS2PD    X9, Y9
-	VFMADD231PD  Y8, Y8, Y0
-	VFMADD231PD  Y9, Y9, Y1
-	ADDQ         $0x20, DX
-	SUBQ         $0x08, CX
-	JMP          one277
-
-tail278:
-	TESTQ        CX, CX
-	JZ           done279
-	LEAQ         masks<>+0(SB), BX
-	NEGQ         CX
-	VMOVUPS      32(BX)(CX*4), Y8
-	VMASKMOVPS   (AX)(DX*1), Y8, Y8
-	VEXTRACTF128 $0x01, Y8, X9
-	VCVTPS2PD    X8, Y8
-	VCVTPS2PD    X9, Y9
-	VFMADD231PD  Y8, Y8, Y0
-	VFMADD231PD  Y9, Y9, Y1
-
-done279:
-	VADDPD       Y4, Y0, Y0
-	VADDPD       Y5, Y1, Y1
-	VADDPD       Y6, Y2, Y2
-	VADDPD       Y7, Y3, Y3
-	VADDPD       Y2, Y0, Y0
-	VADDPD       Y3, Y1, Y1
-	VADDPD       Y1, Y0, Y0
-	VEXTRACTF128 $0x01, Y0, X1
-	VADDPD       X1, X0, X0
-	VUNPCKHPD    X0, X0, X1
-	VADDPD       X1, X0, X0
-	MOVSD        X0, ret+24(FP)
-	VZEROUPPER
-	RET
-
-// func colSumAVX2(dst []float32, x []float32, rows int, ld int)
-// Requires: AVX
-TEXT ·colSumAVX2(SB), NOSPLIT, $0-64
-	MOVQ dst_base+0(FP), AX
-	MOVQ ld+56(FP), CX
-	MOVQ x_base+24(FP), DX
-	MOVQ dst_len+8(FP), BX
-	SHLQ $0x02, CX
-
-many280:
-	CMPQ   BX, $0x20
-	JLT    one281
-	VXORPS Y0, Y0, Y0
-	VXORPS Y1, Y1, Y1
-	VXORPS Y2, Y2, Y2
-	VXORPS Y3, Y3, Y3
-	MOVQ   rows+48(FP), DI
-	MOVQ   DX, SI
-
-row284:
-	TESTQ  DI, DI
-	JZ     done285
-	VADDPS (SI), Y0, Y0
-	VADDPS 32(SI), Y1, Y1
-	VADDPS 64(SI), Y2, Y2
-	VADDPS 96(SI), Y3, Y3
-	ADDQ   CX, SI
-	DECQ   DI
-	JMP    row284
-
-done285:
-	VADDPS  (AX), Y0, Y0
-	VMOVUPS Y0, (AX)
-	VADDPS  32(AX), Y1, Y1
-	VMOVUPS Y1, 32(AX)
-	VADDPS  64(AX), Y2, Y2
-	VMOVUPS Y2, 64(AX)
-	VADDPS  96(AX), Y3, Y3
-	VMOVUPS Y3, 96(AX)
-	ADDQ    $0x00000080, AX
-	ADDQ    $0x00000080, DX
-	SUBQ    $0x20, BX
-	JMP     many280
-
-one281:
-	CMPQ   BX, $0x08
-	JLT    tail282
-	VXORPS Y0, Y0, Y0
-	MOVQ   rows+48(FP), DI
-	MOVQ   DX, SI
-
-row286:
-	TESTQ  DI, DI
-	JZ     done287
-	VADDPS (SI), Y0, Y0
-	ADDQ   CX, SI
-	DECQ   DI
-	JMP    row286
-
-done287:
-	VADDPS  (AX), Y0, Y0
-	VMOVUPS Y0, (AX)
-	ADDQ    $0x00000020, AX
-	ADDQ    $0x00000020, DX
-	SUBQ    $0x08, BX
-	JMP     one281
-
-tail282:
-	TESTQ   BX, BX
-	JZ      done283
-	LEAQ    masks<>+0(SB), SI
-	NEGQ    BX
-	VMOVUPS 32(SI)(BX*4), Y0
-	VXORPS  Y1, Y1, Y1
-	MOVQ    rows+48(FP), SI
-	MOVQ    DX, BX
-
-row288:
-	TESTQ      SI, SI
-	JZ         done289
-	VMASKMOVPS (BX), Y0, Y2
-	VADDPS     Y2, Y1, Y1
-	ADDQ       CX, BX
-	DECQ       SI
-	JMP        row288
-
-done289:
-	VMASKMOVPS (AX), Y0, Y2
-	VADDPS     Y2, Y1, Y1
-	VMASKMOVPS Y1, Y0, (AX)
-	ADDQ       $0x00000020, AX
-	ADDQ       $0x00000020, DX
-
-done283:
-	VZEROUPPER
-	RET
-
 // func normalizeAVX2(y []float32, x []float32, w []float32, b []float32, mean float32, rstd float32)
 // Requires: AVX, FMA3
 TEXT ·normalizeAVX2(SB), NOSPLIT, $0-104
@@ -6598,9 +6076,9 @@ TEXT ·normalizeAVX2(SB), NOSPLIT, $0-104
 	MOVQ         y_len+8(FP), SI
 	XORQ         DI, DI
 
-many290:
+many256:
 	CMPQ        SI, $0x10
-	JLT         one291
+	JLT         one257
 	VMOVUPS     (CX)(DI*1), Y2
 	VSUBPS      Y0, Y2, Y2
 	VMULPS      Y1, Y2, Y2
@@ -6617,11 +6095,11 @@ many290:
 	VMOVUPS     Y3, 32(AX)(DI*1)
 	ADDQ        $0x00000040, DI
 	SUBQ        $0x10, SI
-	JMP         many290
+	JMP         many256
 
-one291:
+one257:
 	CMPQ        SI, $0x08
-	JLT         tail292
+	JLT         tail258
 	VMOVUPS     (CX)(DI*1), Y2
 	VSUBPS      Y0, Y2, Y2
 	VMULPS      Y1, Y2, Y2
@@ -6631,11 +6109,11 @@ one291:
 	VMOVUPS     Y3, (AX)(DI*1)
 	ADDQ        $0x20, DI
 	SUBQ        $0x08, SI
-	JMP         one291
+	JMP         one257
 
-tail292:
+tail258:
 	TESTQ       SI, SI
-	JZ          done293
+	JZ          done259
 	LEAQ        masks<>+0(SB), R8
 	NEGQ        SI
 	VMOVUPS     32(R8)(SI*4), Y2
@@ -6647,7 +6125,7 @@ tail292:
 	VFMADD231PS Y1, Y3, Y0
 	VMASKMOVPS  Y0, Y2, (AX)(DI*1)
 
-done293:
+done259:
 	VZEROUPPER
 	RET
 
@@ -6666,9 +6144,9 @@ TEXT ·normGradSumsAVX2(SB), NOSPLIT, $0-88
 	MOVQ         dy_len+8(FP), BX
 	XORQ         SI, SI
 
-many294:
+many260:
 	CMPQ        BX, $0x10
-	JLT         one295
+	JLT         one261
 	VMOVUPS     (CX)(SI*1), Y6
 	VSUBPS      Y0, Y6, Y6
 	VMULPS      Y1, Y6, Y6
@@ -6687,11 +6165,11 @@ many294:
 	VFMADD231PS Y7, Y6, Y5
 	ADDQ        $0x00000040, SI
 	SUBQ        $0x10, BX
-	JMP         many294
+	JMP         many260
 
-one295:
+one261:
 	CMPQ        BX, $0x08
-	JLT         tail296
+	JLT         tail262
 	VMOVUPS     (CX)(SI*1), Y6
 	VSUBPS      Y0, Y6, Y6
 	VMULPS      Y1, Y6, Y6
@@ -6702,11 +6180,11 @@ one295:
 	VFMADD231PS Y7, Y6, Y4
 	ADDQ        $0x20, SI
 	SUBQ        $0x08, BX
-	JMP         one295
+	JMP         one261
 
-tail296:
+tail262:
 	TESTQ       BX, BX
-	JZ          done297
+	JZ          done263
 	LEAQ        masks<>+0(SB), DI
 	NEGQ        BX
 	VMOVUPS     32(DI)(BX*4), Y6
@@ -6719,7 +6197,7 @@ tail296:
 	VADDPS      Y0, Y2, Y2
 	VFMADD231PS Y0, Y7, Y4
 
-done297:
+done263:
 	VADDPS       Y3, Y2, Y2
 	VEXTRACTF128 $0x01, Y2, X0
 	VADDPS       X0, X2, X2
@@ -6753,9 +6231,9 @@ TEXT ·normGradRowAVX2(SB), NOSPLIT, $0-112
 	MOVQ         dx_len+8(FP), SI
 	XORQ         DI, DI
 
-many298:
+many264:
 	CMPQ         SI, $0x10
-	JLT          one299
+	JLT          one265
 	VMOVUPS      (DX)(DI*1), Y4
 	VSUBPS       Y0, Y4, Y4
 	VMULPS       Y1, Y4, Y4
@@ -6776,11 +6254,11 @@ many298:
 	VMOVUPS      Y5, 32(AX)(DI*1)
 	ADDQ         $0x00000040, DI
 	SUBQ         $0x10, SI
-	JMP          many298
+	JMP          many264
 
-one299:
+one265:
 	CMPQ         SI, $0x08
-	JLT          tail300
+	JLT          tail266
 	VMOVUPS      (DX)(DI*1), Y4
 	VSUBPS       Y0, Y4, Y4
 	VMULPS       Y1, Y4, Y4
@@ -6792,11 +6270,11 @@ one299:
 	VMOVUPS      Y5, (AX)(DI*1)
 	ADDQ         $0x20, DI
 	SUBQ         $0x08, SI
-	JMP          one299
+	JMP          one265
 
-tail300:
+tail266:
 	TESTQ        SI, SI
-	JZ           done301
+	JZ           done267
 	LEAQ         masks<>+0(SB), R8
 	NEGQ         SI
 	VMOVUPS      32(R8)(SI*4), Y4
@@ -6810,7 +6288,7 @@ tail300:
 	VMULPS       Y1, Y0, Y0
 	VMASKMOVPS   Y0, Y4, (AX)(DI*1)
 
-done301:
+done267:
 	VZEROUPPER
 	RET
 
@@ -6826,9 +6304,9 @@ TEXT ·normGradParamsAVX2(SB), NOSPLIT, $0-104
 	MOVQ         dw_len+8(FP), SI
 	XORQ         DI, DI
 
-many302:
+many268:
 	CMPQ        SI, $0x10
-	JLT         one303
+	JLT         one269
 	VMOVUPS     (BX)(DI*1), Y2
 	VSUBPS      Y0, Y2, Y2
 	VMULPS      Y1, Y2, Y2
@@ -6851,11 +6329,11 @@ many302:
 	VMOVUPS     Y3, 32(CX)(DI*1)
 	ADDQ        $0x00000040, DI
 	SUBQ        $0x10, SI
-	JMP         many302
+	JMP         many268
 
-one303:
+one269:
 	CMPQ        SI, $0x08
-	JLT         tail304
+	JLT         tail270
 	VMOVUPS     (BX)(DI*1), Y2
 	VSUBPS      Y0, Y2, Y2
 	VMULPS      Y1, Y2, Y2
@@ -6868,11 +6346,11 @@ one303:
 	VMOVUPS     Y3, (CX)(DI*1)
 	ADDQ        $0x20, DI
 	SUBQ        $0x08, SI
-	JMP         one303
+	JMP         one269
 
-tail304:
+tail270:
 	TESTQ       SI, SI
-	JZ          done305
+	JZ          done271
 	LEAQ        masks<>+0(SB), R8
 	NEGQ        SI
 	VMOVUPS     32(R8)(SI*4), Y2
@@ -6887,7 +6365,7 @@ tail304:
 	VADDPS      Y1, Y0, Y0
 	VMASKMOVPS  Y0, Y2, (CX)(DI*1)
 
-done305:
+done271:
 	VZEROUPPER
 	RET
 
@@ -6902,9 +6380,9 @@ TEXT ·softmaxGradAVX2(SB), NOSPLIT, $0-80
 	MOVQ         ds_len+8(FP), BX
 	XORQ         SI, SI
 
-many306:
+many272:
 	CMPQ    BX, $0x10
-	JLT     one307
+	JLT     one273
 	VMOVUPS (CX)(SI*1), Y2
 	VMOVUPS (DX)(SI*1), Y3
 	VMULPS  Y1, Y2, Y2
@@ -6919,11 +6397,11 @@ many306:
 	VMOVUPS Y3, 32(AX)(SI*1)
 	ADDQ    $0x00000040, SI
 	SUBQ    $0x10, BX
-	JMP     many306
+	JMP     many272
 
-one307:
+one273:
 	CMPQ    BX, $0x08
-	JLT     tail308
+	JLT     tail274
 	VMOVUPS (CX)(SI*1), Y2
 	VMOVUPS (DX)(SI*1), Y3
 	VMULPS  Y1, Y2, Y2
@@ -6932,11 +6410,11 @@ one307:
 	VMOVUPS Y3, (AX)(SI*1)
 	ADDQ    $0x20, SI
 	SUBQ    $0x08, BX
-	JMP     one307
+	JMP     one273
 
-tail308:
+tail274:
 	TESTQ      BX, BX
-	JZ         done309
+	JZ         done275
 	LEAQ       masks<>+0(SB), DI
 	NEGQ       BX
 	VMOVUPS    32(DI)(BX*4), Y2
@@ -6947,7 +6425,7 @@ tail308:
 	VMULPS     Y3, Y4, Y4
 	VMASKMOVPS Y4, Y2, (AX)(SI*1)
 
-done309:
+done275:
 	VZEROUPPER
 	RET
 
@@ -6963,9 +6441,9 @@ TEXT ·expSumAVX2(SB), NOSPLIT, $0-60
 	MOVQ         dst_len+8(FP), DX
 	XORQ         BX, BX
 
-many310:
+many276:
 	CMPQ         DX, $0x10
-	JLT          one311
+	JLT          one277
 	VMOVUPS      (CX)(BX*1), Y4
 	VFMSUB213PS  Y1, Y0, Y4
 	VMOVUPS      wordc2ae999a<>+0(SB), Y5
@@ -7018,11 +6496,11 @@ many310:
 	VADDPS       Y6, Y3, Y3
 	ADDQ         $0x00000040, BX
 	SUBQ         $0x10, DX
-	JMP          many310
+	JMP          many276
 
-one311:
+one277:
 	CMPQ         DX, $0x08
-	JLT          tail312
+	JLT          tail278
 	VMOVUPS      (CX)(BX*1), Y4
 	VFMSUB213PS  Y1, Y0, Y4
 	VMOVUPS      wordc2ae999a<>+0(SB), Y5
@@ -7050,11 +6528,11 @@ one311:
 	VADDPS       Y6, Y2, Y2
 	ADDQ         $0x20, BX
 	SUBQ         $0x08, DX
-	JMP          one311
+	JMP          one277
 
-tail312:
+tail278:
 	TESTQ        DX, DX
-	JZ           done313
+	JZ           done279
 	LEAQ         masks<>+0(SB), SI
 	NEGQ         DX
 	VMOVUPS      32(SI)(DX*4), Y4
@@ -7085,7 +6563,7 @@ tail312:
 	VANDPS       Y4, Y1, Y1
 	VADDPS       Y1, Y2, Y2
 
-done313:
+done279:
 	VADDPS       Y3, Y2, Y2
 	VEXTRACTF128 $0x01, Y2, X0
 	VADDPS       X0, X2, X2
@@ -7107,9 +6585,9 @@ TEXT ·expMulAVX2(SB), NOSPLIT, $0-56
 	MOVQ         dst_len+8(FP), DX
 	XORQ         BX, BX
 
-many314:
+many280:
 	CMPQ         DX, $0x10
-	JLT          one315
+	JLT          one281
 	VMOVUPS      (CX)(BX*1), Y2
 	VSUBPS       Y0, Y2, Y2
 	VMOVUPS      wordc2ae999a<>+0(SB), Y3
@@ -7162,11 +6640,11 @@ many314:
 	VMOVUPS      Y4, 32(AX)(BX*1)
 	ADDQ         $0x00000040, BX
 	SUBQ         $0x10, DX
-	JMP          many314
+	JMP          many280
 
-one315:
+one281:
 	CMPQ         DX, $0x08
-	JLT          tail316
+	JLT          tail282
 	VMOVUPS      (CX)(BX*1), Y2
 	VSUBPS       Y0, Y2, Y2
 	VMOVUPS      wordc2ae999a<>+0(SB), Y3
@@ -7194,11 +6672,11 @@ one315:
 	VMOVUPS      Y4, (AX)(BX*1)
 	ADDQ         $0x20, BX
 	SUBQ         $0x08, DX
-	JMP          one315
+	JMP          one281
 
-tail316:
+tail282:
 	TESTQ        DX, DX
-	JZ           done317
+	JZ           done283
 	LEAQ         masks<>+0(SB), SI
 	NEGQ         DX
 	VMOVUPS      32(SI)(DX*4), Y2
@@ -7228,7 +6706,7 @@ tail316:
 	VMULPS       Y1, Y4, Y4
 	VMASKMOVPS   Y4, Y2, (AX)(BX*1)
 
-done317:
+done283:
 	VZEROUPPER
 	RET
 
@@ -7240,9 +6718,9 @@ TEXT ·geluAVX2(SB), NOSPLIT, $0-48
 	MOVQ y_len+8(FP), DX
 	XORQ BX, BX
 
-one319:
+one285:
 	CMPQ         DX, $0x08
-	JLT          tail320
+	JLT          tail286
 	VMOVUPS      (CX)(BX*1), Y0
 	VMULPS       wordbf000000<>+0(SB), Y0, Y1
 	VMULPS       Y0, Y1, Y1
@@ -7289,11 +6767,11 @@ one319:
 	VMOVUPS      Y4, (AX)(BX*1)
 	ADDQ         $0x20, BX
 	SUBQ         $0x08, DX
-	JMP          one319
+	JMP          one285
 
-tail320:
+tail286:
 	TESTQ        DX, DX
-	JZ           done321
+	JZ           done287
 	LEAQ         masks<>+0(SB), SI
 	NEGQ         DX
 	VMOVUPS      32(SI)(DX*4), Y0
@@ -7342,7 +6820,7 @@ tail320:
 	VMULPS       Y1, Y5, Y5
 	VMASKMOVPS   Y5, Y0, (AX)(BX*1)
 
-done321:
+done287:
 	VZEROUPPER
 	RET
 
@@ -7355,9 +6833,9 @@ TEXT ·geluGradAVX2(SB), NOSPLIT, $0-72
 	MOVQ dx_len+8(FP), BX
 	XORQ SI, SI
 
-one323:
+one289:
 	CMPQ         BX, $0x08
-	JLT          tail324
+	JLT          tail290
 	VMOVUPS      (DX)(SI*1), Y0
 	VMULPS       wordbf000000<>+0(SB), Y0, Y1
 	VMULPS       Y0, Y1, Y1
@@ -7407,11 +6885,11 @@ one323:
 	VMOVUPS      Y4, (AX)(SI*1)
 	ADDQ         $0x20, SI
 	SUBQ         $0x08, BX
-	JMP          one323
+	JMP          one289
 
-tail324:
+tail290:
 	TESTQ        BX, BX
-	JZ           done325
+	JZ           done291
 	LEAQ         masks<>+0(SB), DI
 	NEGQ         BX
 	VMOVUPS      32(DI)(BX*4), Y0
@@ -7463,7 +6941,7 @@ tail324:
 	VMULPS       Y1, Y5, Y5
 	VMASKMOVPS   Y5, Y0, (AX)(SI*1)
 
-done325:
+done291:
 	VZEROUPPER
 	RET
 
@@ -7475,9 +6953,9 @@ TEXT ·geluTanhAVX2(SB), NOSPLIT, $0-48
 	MOVQ y_len+8(FP), DX
 	XORQ BX, BX
 
-one327:
+one293:
 	CMPQ         DX, $0x08
-	JLT          tail328
+	JLT          tail294
 	VMOVUPS      (CX)(BX*1), Y0
 	VMULPS       Y0, Y0, Y1
 	VMOVUPS      wordbd922279<>+0(SB), Y2
@@ -7511,11 +6989,11 @@ one327:
 	VMOVUPS      Y2, (AX)(BX*1)
 	ADDQ         $0x20, BX
 	SUBQ         $0x08, DX
-	JMP          one327
+	JMP          one293
 
-tail328:
+tail294:
 	TESTQ        DX, DX
-	JZ           done329
+	JZ           done295
 	LEAQ         masks<>+0(SB), SI
 	NEGQ         DX
 	VMOVUPS      32(SI)(DX*4), Y0
@@ -7551,7 +7029,7 @@ tail328:
 	VMULPS       Y1, Y3, Y3
 	VMASKMOVPS   Y3, Y0, (AX)(BX*1)
 
-done329:
+done295:
 	VZEROUPPER
 	RET
 
@@ -7564,9 +7042,9 @@ TEXT ·geluTanhGradAVX2(SB), NOSPLIT, $0-72
 	MOVQ dx_len+8(FP), BX
 	XORQ SI, SI
 
-one331:
+one297:
 	CMPQ         BX, $0x08
-	JLT          tail332
+	JLT          tail298
 	VMOVUPS      (DX)(SI*1), Y0
 	VMULPS       Y0, Y0, Y1
 	VMOVUPS      wordbd922279<>+0(SB), Y2
@@ -7609,11 +7087,11 @@ one331:
 	VMOVUPS      Y3, (AX)(SI*1)
 	ADDQ         $0x20, SI
 	SUBQ         $0x08, BX
-	JMP          one331
+	JMP          one297
 
-tail332:
+tail298:
 	TESTQ        BX, BX
-	JZ           done333
+	JZ           done299
 	LEAQ         masks<>+0(SB), DI
 	NEGQ         BX
 	VMOVUPS      32(DI)(BX*4), Y0
@@ -7658,7 +7136,7 @@ tail332:
 	VMULPS       Y1, Y4, Y4
 	VMASKMOVPS   Y4, Y0, (AX)(SI*1)
 
-done333:
+done299:
 	VZEROUPPER
 	RET
 
@@ -7671,9 +7149,9 @@ TEXT ·swigluAVX2(SB), NOSPLIT, $0-72
 	MOVQ y_len+8(FP), BX
 	XORQ SI, SI
 
-one335:
+one301:
 	CMPQ         BX, $0x08
-	JLT          tail336
+	JLT          tail302
 	VMOVUPS      (CX)(SI*1), Y0
 	VXORPS       word80000000<>+0(SB), Y0, Y1
 	VMOVUPS      wordc2ae999a<>+0(SB), Y2
@@ -7704,11 +7182,11 @@ one335:
 	VMOVUPS      Y0, (AX)(SI*1)
 	ADDQ         $0x20, SI
 	SUBQ         $0x08, BX
-	JMP          one335
+	JMP          one301
 
-tail336:
+tail302:
 	TESTQ        BX, BX
-	JZ           done337
+	JZ           done303
 	LEAQ         masks<>+0(SB), DI
 	NEGQ         BX
 	VMOVUPS      32(DI)(BX*4), Y0
@@ -7741,7 +7219,7 @@ tail336:
 	VMULPS       Y2, Y1, Y1
 	VMASKMOVPS   Y1, Y0, (AX)(SI*1)
 
-done337:
+done303:
 	VZEROUPPER
 	RET
 
@@ -7756,9 +7234,9 @@ TEXT ·swigluGradAVX2(SB), NOSPLIT, $0-120
 	MOVQ dy_len+56(FP), DI
 	XORQ R8, R8
 
-one339:
+one305:
 	CMPQ         DI, $0x08
-	JLT          tail340
+	JLT          tail306
 	VMOVUPS      (BX)(R8*1), Y0
 	VXORPS       word80000000<>+0(SB), Y0, Y1
 	VMOVUPS      word42a00000<>+0(SB), Y2
@@ -7799,11 +7277,11 @@ one339:
 	VMOVUPS      Y0, (CX)(R8*1)
 	ADDQ         $0x20, R8
 	SUBQ         $0x08, DI
-	JMP          one339
+	JMP          one305
 
-tail340:
+tail306:
 	TESTQ        DI, DI
-	JZ           done341
+	JZ           done307
 	LEAQ         masks<>+0(SB), R9
 	NEGQ         DI
 	VMOVUPS      32(R9)(DI*4), Y0
@@ -7846,7 +7324,7 @@ tail340:
 	VMASKMOVPS   Y5, Y0, (AX)(R8*1)
 	VMASKMOVPS   Y1, Y0, (CX)(R8*1)
 
-done341:
+done307:
 	VZEROUPPER
 	RET
 
@@ -7862,9 +7340,9 @@ TEXT ·rotateAVX2(SB), NOSPLIT, $0-144
 	MOVQ lo_len+8(FP), R8
 	XORQ R9, R9
 
-many342:
+many308:
 	CMPQ         R8, $0x10
-	JLT          one343
+	JLT          one309
 	VMOVUPS      (DX)(R9*1), Y0
 	VMOVUPS      (BX)(R9*1), Y1
 	VMOVUPS      (SI)(R9*1), Y2
@@ -7887,11 +7365,11 @@ many342:
 	VMOVUPS      Y1, 32(CX)(R9*1)
 	ADDQ         $0x00000040, R9
 	SUBQ         $0x10, R8
-	JMP          many342
+	JMP          many308
 
-one343:
+one309:
 	CMPQ         R8, $0x08
-	JLT          tail344
+	JLT          tail310
 	VMOVUPS      (DX)(R9*1), Y0
 	VMOVUPS      (BX)(R9*1), Y1
 	VMOVUPS      (SI)(R9*1), Y2
@@ -7904,11 +7382,11 @@ one343:
 	VMOVUPS      Y1, (CX)(R9*1)
 	ADDQ         $0x20, R9
 	SUBQ         $0x08, R8
-	JMP          one343
+	JMP          one309
 
-tail344:
+tail310:
 	TESTQ        R8, R8
-	JZ           done345
+	JZ           done311
 	LEAQ         masks<>+0(SB), R10
 	NEGQ         R8
 	VMOVUPS      32(R10)(R8*4), Y0
@@ -7923,7 +7401,7 @@ tail344:
 	VMASKMOVPS   Y5, Y0, (AX)(R9*1)
 	VMASKMOVPS   Y2, Y0, (CX)(R9*1)
 
-done345:
+done311:
 	VZEROUPPER
 	RET
 
@@ -7947,9 +7425,9 @@ TEXT ·adamwAVX2(SB), NOSPLIT, $0-104
 	MOVQ         w_len+8(FP), SI
 	XORQ         DI, DI
 
-one347:
+one313:
 	CMPQ        SI, $0x08
-	JLT         tail348
+	JLT         tail314
 	VMOVUPS     (BX)(DI*1), Y9
 	VMULPS      Y0, Y9, Y9
 	VMOVUPS     (CX)(DI*1), Y10
@@ -7970,11 +7448,11 @@ one347:
 	VMOVUPS     Y9, (AX)(DI*1)
 	ADDQ        $0x20, DI
 	SUBQ        $0x08, SI
-	JMP         one347
+	JMP         one313
 
-tail348:
+tail314:
 	TESTQ       SI, SI
-	JZ          done349
+	JZ          done315
 	LEAQ        masks<>+0(SB), R8
 	NEGQ        SI
 	VMOVUPS     32(R8)(SI*4), Y9
@@ -7997,7 +7475,2258 @@ tail348:
 	VFMSUB213PS Y0, Y5, Y1
 	VMASKMOVPS  Y1, Y9, (AX)(DI*1)
 
-done349:
+done315:
+	VZEROUPPER
+	RET
+
+// func addAVX512(dst []float32, a []float32, b []float32)
+// Requires: AVX, AVX512F, BMI2
+TEXT ·addAVX512(SB), NOSPLIT, $0-72
+	MOVQ dst_base+0(FP), AX
+	MOVQ a_base+24(FP), CX
+	MOVQ b_base+48(FP), DX
+	MOVQ dst_len+8(FP), BX
+	XORQ SI, SI
+
+many316:
+	CMPQ    BX, $0x40
+	JLT     one317
+	VMOVUPS (CX)(SI*1), Z0
+	VMOVUPS (DX)(SI*1), Z1
+	VADDPS  Z1, Z0, Z0
+	VMOVUPS Z0, (AX)(SI*1)
+	VMOVUPS 64(CX)(SI*1), Z0
+	VMOVUPS 64(DX)(SI*1), Z1
+	VADDPS  Z1, Z0, Z0
+	VMOVUPS Z0, 64(AX)(SI*1)
+	VMOVUPS 128(CX)(SI*1), Z0
+	VMOVUPS 128(DX)(SI*1), Z1
+	VADDPS  Z1, Z0, Z0
+	VMOVUPS Z0, 128(AX)(SI*1)
+	VMOVUPS 192(CX)(SI*1), Z0
+	VMOVUPS 192(DX)(SI*1), Z1
+	VADDPS  Z1, Z0, Z0
+	VMOVUPS Z0, 192(AX)(SI*1)
+	ADDQ    $0x00000100, SI
+	SUBQ    $0x40, BX
+	JMP     many316
+
+one317:
+	CMPQ    BX, $0x10
+	JLT     tail318
+	VMOVUPS (CX)(SI*1), Z0
+	VMOVUPS (DX)(SI*1), Z1
+	VADDPS  Z1, Z0, Z0
+	VMOVUPS Z0, (AX)(SI*1)
+	ADDQ    $0x40, SI
+	SUBQ    $0x10, BX
+	JMP     one317
+
+tail318:
+	TESTQ     BX, BX
+	JZ        done319
+	MOVQ      $0x00000001, DI
+	SHLXQ     BX, DI, DI
+	DECQ      DI
+	KMOVW     DI, K1
+	VMOVUPS.Z (CX)(SI*1), K1, Z0
+	VMOVUPS.Z (DX)(SI*1), K1, Z1
+	VADDPS    Z1, Z0, Z0
+	VMOVUPS   Z0, K1, (AX)(SI*1)
+
+done319:
+	VZEROUPPER
+	RET
+
+// func mulAVX512(dst []float32, a []float32, b []float32)
+// Requires: AVX, AVX512F, BMI2
+TEXT ·mulAVX512(SB), NOSPLIT, $0-72
+	MOVQ dst_base+0(FP), AX
+	MOVQ a_base+24(FP), CX
+	MOVQ b_base+48(FP), DX
+	MOVQ dst_len+8(FP), BX
+	XORQ SI, SI
+
+many320:
+	CMPQ    BX, $0x40
+	JLT     one321
+	VMOVUPS (CX)(SI*1), Z0
+	VMOVUPS (DX)(SI*1), Z1
+	VMULPS  Z1, Z0, Z0
+	VMOVUPS Z0, (AX)(SI*1)
+	VMOVUPS 64(CX)(SI*1), Z0
+	VMOVUPS 64(DX)(SI*1), Z1
+	VMULPS  Z1, Z0, Z0
+	VMOVUPS Z0, 64(AX)(SI*1)
+	VMOVUPS 128(CX)(SI*1), Z0
+	VMOVUPS 128(DX)(SI*1), Z1
+	VMULPS  Z1, Z0, Z0
+	VMOVUPS Z0, 128(AX)(SI*1)
+	VMOVUPS 192(CX)(SI*1), Z0
+	VMOVUPS 192(DX)(SI*1), Z1
+	VMULPS  Z1, Z0, Z0
+	VMOVUPS Z0, 192(AX)(SI*1)
+	ADDQ    $0x00000100, SI
+	SUBQ    $0x40, BX
+	JMP     many320
+
+one321:
+	CMPQ    BX, $0x10
+	JLT     tail322
+	VMOVUPS (CX)(SI*1), Z0
+	VMOVUPS (DX)(SI*1), Z1
+	VMULPS  Z1, Z0, Z0
+	VMOVUPS Z0, (AX)(SI*1)
+	ADDQ    $0x40, SI
+	SUBQ    $0x10, BX
+	JMP     one321
+
+tail322:
+	TESTQ     BX, BX
+	JZ        done323
+	MOVQ      $0x00000001, DI
+	SHLXQ     BX, DI, DI
+	DECQ      DI
+	KMOVW     DI, K1
+	VMOVUPS.Z (CX)(SI*1), K1, Z0
+	VMOVUPS.Z (DX)(SI*1), K1, Z1
+	VMULPS    Z1, Z0, Z0
+	VMOVUPS   Z0, K1, (AX)(SI*1)
+
+done323:
+	VZEROUPPER
+	RET
+
+// func maxAVX512(dst []float32, a []float32, b []float32)
+// Requires: AVX, AVX512F, BMI2
+TEXT ·maxAVX512(SB), NOSPLIT, $0-72
+	MOVQ dst_base+0(FP), AX
+	MOVQ a_base+24(FP), CX
+	MOVQ b_base+48(FP), DX
+	MOVQ dst_len+8(FP), BX
+	XORQ SI, SI
+
+many324:
+	CMPQ    BX, $0x40
+	JLT     one325
+	VMOVUPS (CX)(SI*1), Z0
+	VMOVUPS (DX)(SI*1), Z1
+	VMAXPS  Z1, Z0, Z0
+	VMOVUPS Z0, (AX)(SI*1)
+	VMOVUPS 64(CX)(SI*1), Z0
+	VMOVUPS 64(DX)(SI*1), Z1
+	VMAXPS  Z1, Z0, Z0
+	VMOVUPS Z0, 64(AX)(SI*1)
+	VMOVUPS 128(CX)(SI*1), Z0
+	VMOVUPS 128(DX)(SI*1), Z1
+	VMAXPS  Z1, Z0, Z0
+	VMOVUPS Z0, 128(AX)(SI*1)
+	VMOVUPS 192(CX)(SI*1), Z0
+	VMOVUPS 192(DX)(SI*1), Z1
+	VMAXPS  Z1, Z0, Z0
+	VMOVUPS Z0, 192(AX)(SI*1)
+	ADDQ    $0x00000100, SI
+	SUBQ    $0x40, BX
+	JMP     many324
+
+one325:
+	CMPQ    BX, $0x10
+	JLT     tail326
+	VMOVUPS (CX)(SI*1), Z0
+	VMOVUPS (DX)(SI*1), Z1
+	VMAXPS  Z1, Z0, Z0
+	VMOVUPS Z0, (AX)(SI*1)
+	ADDQ    $0x40, SI
+	SUBQ    $0x10, BX
+	JMP     one325
+
+tail326:
+	TESTQ     BX, BX
+	JZ        done327
+	MOVQ      $0x00000001, DI
+	SHLXQ     BX, DI, DI
+	DECQ      DI
+	KMOVW     DI, K1
+	VMOVUPS.Z (CX)(SI*1), K1, Z0
+	VMOVUPS.Z (DX)(SI*1), K1, Z1
+	VMAXPS    Z1, Z0, Z0
+	VMOVUPS   Z0, K1, (AX)(SI*1)
+
+done327:
+	VZEROUPPER
+	RET
+
+// func scaleAVX512(dst []float32, x []float32, s float32)
+// Requires: AVX, AVX512F, BMI2
+TEXT ·scaleAVX512(SB), NOSPLIT, $0-52
+	MOVQ         dst_base+0(FP), AX
+	MOVQ         x_base+24(FP), CX
+	VBROADCASTSS s+48(FP), Z0
+	MOVQ         dst_len+8(FP), DX
+	XORQ         BX, BX
+
+many328:
+	CMPQ    DX, $0x40
+	JLT     one329
+	VMOVUPS (CX)(BX*1), Z1
+	VMULPS  Z0, Z1, Z1
+	VMOVUPS Z1, (AX)(BX*1)
+	VMOVUPS 64(CX)(BX*1), Z1
+	VMULPS  Z0, Z1, Z1
+	VMOVUPS Z1, 64(AX)(BX*1)
+	VMOVUPS 128(CX)(BX*1), Z1
+	VMULPS  Z0, Z1, Z1
+	VMOVUPS Z1, 128(AX)(BX*1)
+	VMOVUPS 192(CX)(BX*1), Z1
+	VMULPS  Z0, Z1, Z1
+	VMOVUPS Z1, 192(AX)(BX*1)
+	ADDQ    $0x00000100, BX
+	SUBQ    $0x40, DX
+	JMP     many328
+
+one329:
+	CMPQ    DX, $0x10
+	JLT     tail330
+	VMOVUPS (CX)(BX*1), Z1
+	VMULPS  Z0, Z1, Z1
+	VMOVUPS Z1, (AX)(BX*1)
+	ADDQ    $0x40, BX
+	SUBQ    $0x10, DX
+	JMP     one329
+
+tail330:
+	TESTQ     DX, DX
+	JZ        done331
+	MOVQ      $0x00000001, SI
+	SHLXQ     DX, SI, SI
+	DECQ      SI
+	KMOVW     SI, K1
+	VMOVUPS.Z (CX)(BX*1), K1, Z1
+	VMULPS    Z0, Z1, Z1
+	VMOVUPS   Z1, K1, (AX)(BX*1)
+
+done331:
+	VZEROUPPER
+	RET
+
+// func axpyAVX512(dst []float32, x []float32, s float32)
+// Requires: AVX, AVX512F, BMI2
+TEXT ·axpyAVX512(SB), NOSPLIT, $0-52
+	MOVQ         dst_base+0(FP), AX
+	MOVQ         x_base+24(FP), CX
+	VBROADCASTSS s+48(FP), Z0
+	MOVQ         dst_len+8(FP), DX
+	XORQ         BX, BX
+
+many332:
+	CMPQ        DX, $0x40
+	JLT         one333
+	VMOVUPS     (AX)(BX*1), Z1
+	VMOVUPS     (CX)(BX*1), Z2
+	VFMADD231PS Z0, Z2, Z1
+	VMOVUPS     Z1, (AX)(BX*1)
+	VMOVUPS     64(AX)(BX*1), Z1
+	VMOVUPS     64(CX)(BX*1), Z2
+	VFMADD231PS Z0, Z2, Z1
+	VMOVUPS     Z1, 64(AX)(BX*1)
+	VMOVUPS     128(AX)(BX*1), Z1
+	VMOVUPS     128(CX)(BX*1), Z2
+	VFMADD231PS Z0, Z2, Z1
+	VMOVUPS     Z1, 128(AX)(BX*1)
+	VMOVUPS     192(AX)(BX*1), Z1
+	VMOVUPS     192(CX)(BX*1), Z2
+	VFMADD231PS Z0, Z2, Z1
+	VMOVUPS     Z1, 192(AX)(BX*1)
+	ADDQ        $0x00000100, BX
+	SUBQ        $0x40, DX
+	JMP         many332
+
+one333:
+	CMPQ        DX, $0x10
+	JLT         tail334
+	VMOVUPS     (AX)(BX*1), Z1
+	VMOVUPS     (CX)(BX*1), Z2
+	VFMADD231PS Z0, Z2, Z1
+	VMOVUPS     Z1, (AX)(BX*1)
+	ADDQ        $0x40, BX
+	SUBQ        $0x10, DX
+	JMP         one333
+
+tail334:
+	TESTQ       DX, DX
+	JZ          done335
+	MOVQ        $0x00000001, SI
+	SHLXQ       DX, SI, SI
+	DECQ        SI
+	KMOVW       SI, K1
+	VMOVUPS.Z   (AX)(BX*1), K1, Z1
+	VMOVUPS.Z   (CX)(BX*1), K1, Z2
+	VFMADD231PS Z0, Z2, Z1
+	VMOVUPS     Z1, K1, (AX)(BX*1)
+
+done335:
+	VZEROUPPER
+	RET
+
+// func normalizeAVX512(y []float32, x []float32, w []float32, b []float32, mean float32, rstd float32)
+// Requires: AVX, AVX512F, BMI2
+TEXT ·normalizeAVX512(SB), NOSPLIT, $0-104
+	MOVQ         y_base+0(FP), AX
+	MOVQ         x_base+24(FP), CX
+	MOVQ         w_base+48(FP), DX
+	MOVQ         b_base+72(FP), BX
+	VBROADCASTSS mean+96(FP), Z0
+	VBROADCASTSS rstd+100(FP), Z1
+	MOVQ         y_len+8(FP), SI
+	XORQ         DI, DI
+
+many336:
+	CMPQ        SI, $0x20
+	JLT         one337
+	VMOVUPS     (CX)(DI*1), Z2
+	VSUBPS      Z0, Z2, Z2
+	VMULPS      Z1, Z2, Z2
+	VMOVUPS     (BX)(DI*1), Z3
+	VMOVUPS     (DX)(DI*1), Z4
+	VFMADD231PS Z4, Z2, Z3
+	VMOVUPS     Z3, (AX)(DI*1)
+	VMOVUPS     64(CX)(DI*1), Z2
+	VSUBPS      Z0, Z2, Z2
+	VMULPS      Z1, Z2, Z2
+	VMOVUPS     64(BX)(DI*1), Z3
+	VMOVUPS     64(DX)(DI*1), Z4
+	VFMADD231PS Z4, Z2, Z3
+	VMOVUPS     Z3, 64(AX)(DI*1)
+	ADDQ        $0x00000080, DI
+	SUBQ        $0x20, SI
+	JMP         many336
+
+one337:
+	CMPQ        SI, $0x10
+	JLT         tail338
+	VMOVUPS     (CX)(DI*1), Z2
+	VSUBPS      Z0, Z2, Z2
+	VMULPS      Z1, Z2, Z2
+	VMOVUPS     (BX)(DI*1), Z3
+	VMOVUPS     (DX)(DI*1), Z4
+	VFMADD231PS Z4, Z2, Z3
+	VMOVUPS     Z3, (AX)(DI*1)
+	ADDQ        $0x40, DI
+	SUBQ        $0x10, SI
+	JMP         one337
+
+tail338:
+	TESTQ       SI, SI
+	JZ          done339
+	MOVQ        $0x00000001, R8
+	SHLXQ       SI, R8, R8
+	DECQ        R8
+	KMOVW       R8, K1
+	VMOVUPS.Z   (CX)(DI*1), K1, Z2
+	VSUBPS      Z0, Z2, Z2
+	VMULPS      Z1, Z2, Z2
+	VMOVUPS.Z   (BX)(DI*1), K1, Z0
+	VMOVUPS.Z   (DX)(DI*1), K1, Z1
+	VFMADD231PS Z1, Z2, Z0
+	VMOVUPS     Z0, K1, (AX)(DI*1)
+
+done339:
+	VZEROUPPER
+	RET
+
+// func normGradSumsAVX512(dy []float32, x []float32, w []float32, mean float32, rstd float32) (sumG float32, sumGX float32)
+// Requires: AVX, AVX512F, BMI2, SSE
+TEXT ·normGradSumsAVX512(SB), NOSPLIT, $0-88
+	MOVQ         dy_base+0(FP), AX
+	MOVQ         x_base+24(FP), CX
+	MOVQ         w_base+48(FP), DX
+	VBROADCASTSS mean+72(FP), Z0
+	VBROADCASTSS rstd+76(FP), Z1
+	VPXORD       Z2, Z2, Z2
+	VPXORD       Z3, Z3, Z3
+	VPXORD       Z4, Z4, Z4
+	VPXORD       Z5, Z5, Z5
+	MOVQ         dy_len+8(FP), BX
+	XORQ         SI, SI
+
+many340:
+	CMPQ        BX, $0x20
+	JLT         one341
+	VMOVUPS     (CX)(SI*1), Z6
+	VSUBPS      Z0, Z6, Z6
+	VMULPS      Z1, Z6, Z6
+	VMOVUPS     (AX)(SI*1), Z7
+	VMOVUPS     (DX)(SI*1), Z8
+	VMULPS      Z8, Z7, Z7
+	VADDPS      Z7, Z2, Z2
+	VFMADD231PS Z7, Z6, Z4
+	VMOVUPS     64(CX)(SI*1), Z6
+	VSUBPS      Z0, Z6, Z6
+	VMULPS      Z1, Z6, Z6
+	VMOVUPS     64(AX)(SI*1), Z7
+	VMOVUPS     64(DX)(SI*1), Z8
+	VMULPS      Z8, Z7, Z7
+	VADDPS      Z7, Z3, Z3
+	VFMADD231PS Z7, Z6, Z5
+	ADDQ        $0x00000080, SI
+	SUBQ        $0x20, BX
+	JMP         many340
+
+one341:
+	CMPQ        BX, $0x10
+	JLT         tail342
+	VMOVUPS     (CX)(SI*1), Z6
+	VSUBPS      Z0, Z6, Z6
+	VMULPS      Z1, Z6, Z6
+	VMOVUPS     (AX)(SI*1), Z7
+	VMOVUPS     (DX)(SI*1), Z8
+	VMULPS      Z8, Z7, Z7
+	VADDPS      Z7, Z2, Z2
+	VFMADD231PS Z7, Z6, Z4
+	ADDQ        $0x40, SI
+	SUBQ        $0x10, BX
+	JMP         one341
+
+tail342:
+	TESTQ       BX, BX
+	JZ          done343
+	MOVQ        $0x00000001, DI
+	SHLXQ       BX, DI, DI
+	DECQ        DI
+	KMOVW       DI, K1
+	VMOVUPS.Z   (CX)(SI*1), K1, Z6
+	VSUBPS      Z0, Z6, Z6
+	VMULPS      Z1, Z6, Z6
+	VMOVUPS.Z   (AX)(SI*1), K1, Z0
+	VMOVUPS.Z   (DX)(SI*1), K1, Z1
+	VMULPS      Z1, Z0, Z0
+	VADDPS      Z0, Z2, Z2
+	VFMADD231PS Z0, Z6, Z4
+
+done343:
+	VADDPS        Z3, Z2, Z2
+	VEXTRACTF64X4 $0x01, Z2, Y0
+	VADDPS        Y0, Y2, Y2
+	VEXTRACTF128  $0x01, Y2, X0
+	VADDPS        X0, X2, X2
+	VMOVHLPS      X2, X2, X0
+	VADDPS        X0, X2, X2
+	VMOVSHDUP     X2, X0
+	VADDPS        X0, X2, X2
+	MOVSS         X2, sumG+80(FP)
+	VADDPS        Z5, Z4, Z4
+	VEXTRACTF64X4 $0x01, Z4, Y0
+	VADDPS        Y0, Y4, Y4
+	VEXTRACTF128  $0x01, Y4, X0
+	VADDPS        X0, X4, X4
+	VMOVHLPS      X4, X4, X0
+	VADDPS        X0, X4, X4
+	VMOVSHDUP     X4, X0
+	VADDPS        X0, X4, X4
+	MOVSS         X4, sumGX+84(FP)
+	VZEROUPPER
+	RET
+
+// func normGradRowAVX512(dx []float32, dy []float32, x []float32, w []float32, mean float32, rstd float32, meanG float32, meanGX float32)
+// Requires: AVX, AVX512F, BMI2
+TEXT ·normGradRowAVX512(SB), NOSPLIT, $0-112
+	MOVQ         dx_base+0(FP), AX
+	MOVQ         dy_base+24(FP), CX
+	MOVQ         x_base+48(FP), DX
+	MOVQ         w_base+72(FP), BX
+	VBROADCASTSS mean+96(FP), Z0
+	VBROADCASTSS rstd+100(FP), Z1
+	VBROADCASTSS meanG+104(FP), Z2
+	VBROADCASTSS meanGX+108(FP), Z3
+	MOVQ         dx_len+8(FP), SI
+	XORQ         DI, DI
+
+many344:
+	CMPQ         SI, $0x20
+	JLT          one345
+	VMOVUPS      (DX)(DI*1), Z4
+	VSUBPS       Z0, Z4, Z4
+	VMULPS       Z1, Z4, Z4
+	VMOVUPS      (CX)(DI*1), Z5
+	VMOVUPS      (BX)(DI*1), Z6
+	VFMSUB132PS  Z6, Z2, Z5
+	VFNMADD231PS Z3, Z4, Z5
+	VMULPS       Z1, Z5, Z5
+	VMOVUPS      Z5, (AX)(DI*1)
+	VMOVUPS      64(DX)(DI*1), Z4
+	VSUBPS       Z0, Z4, Z4
+	VMULPS       Z1, Z4, Z4
+	VMOVUPS      64(CX)(DI*1), Z5
+	VMOVUPS      64(BX)(DI*1), Z6
+	VFMSUB132PS  Z6, Z2, Z5
+	VFNMADD231PS Z3, Z4, Z5
+	VMULPS       Z1, Z5, Z5
+	VMOVUPS      Z5, 64(AX)(DI*1)
+	ADDQ         $0x00000080, DI
+	SUBQ         $0x20, SI
+	JMP          many344
+
+one345:
+	CMPQ         SI, $0x10
+	JLT          tail346
+	VMOVUPS      (DX)(DI*1), Z4
+	VSUBPS       Z0, Z4, Z4
+	VMULPS       Z1, Z4, Z4
+	VMOVUPS      (CX)(DI*1), Z5
+	VMOVUPS      (BX)(DI*1), Z6
+	VFMSUB132PS  Z6, Z2, Z5
+	VFNMADD231PS Z3, Z4, Z5
+	VMULPS       Z1, Z5, Z5
+	VMOVUPS      Z5, (AX)(DI*1)
+	ADDQ         $0x40, DI
+	SUBQ         $0x10, SI
+	JMP          one345
+
+tail346:
+	TESTQ        SI, SI
+	JZ           done347
+	MOVQ         $0x00000001, R8
+	SHLXQ        SI, R8, R8
+	DECQ         R8
+	KMOVW        R8, K1
+	VMOVUPS.Z    (DX)(DI*1), K1, Z4
+	VSUBPS       Z0, Z4, Z4
+	VMULPS       Z1, Z4, Z4
+	VMOVUPS.Z    (CX)(DI*1), K1, Z0
+	VMOVUPS.Z    (BX)(DI*1), K1, Z5
+	VFMSUB132PS  Z5, Z2, Z0
+	VFNMADD231PS Z3, Z4, Z0
+	VMULPS       Z1, Z0, Z0
+	VMOVUPS      Z0, K1, (AX)(DI*1)
+
+done347:
+	VZEROUPPER
+	RET
+
+// func normGradParamsAVX512(dw []float32, db []float32, dy []float32, x []float32, mean float32, rstd float32)
+// Requires: AVX, AVX512F, BMI2
+TEXT ·normGradParamsAVX512(SB), NOSPLIT, $0-104
+	MOVQ         dw_base+0(FP), AX
+	MOVQ         db_base+24(FP), CX
+	MOVQ         dy_base+48(FP), DX
+	MOVQ         x_base+72(FP), BX
+	VBROADCASTSS mean+96(FP), Z0
+	VBROADCASTSS rstd+100(FP), Z1
+	MOVQ         dw_len+8(FP), SI
+	XORQ         DI, DI
+
+many348:
+	CMPQ        SI, $0x20
+	JLT         one349
+	VMOVUPS     (BX)(DI*1), Z2
+	VSUBPS      Z0, Z2, Z2
+	VMULPS      Z1, Z2, Z2
+	VMOVUPS     (DX)(DI*1), Z3
+	VMOVUPS     (AX)(DI*1), Z4
+	VFMADD231PS Z3, Z2, Z4
+	VMOVUPS     Z4, (AX)(DI*1)
+	VMOVUPS     (CX)(DI*1), Z2
+	VADDPS      Z2, Z3, Z3
+	VMOVUPS     Z3, (CX)(DI*1)
+	VMOVUPS     64(BX)(DI*1), Z2
+	VSUBPS      Z0, Z2, Z2
+	VMULPS      Z1, Z2, Z2
+	VMOVUPS     64(DX)(DI*1), Z3
+	VMOVUPS     64(AX)(DI*1), Z4
+	VFMADD231PS Z3, Z2, Z4
+	VMOVUPS     Z4, 64(AX)(DI*1)
+	VMOVUPS     64(CX)(DI*1), Z2
+	VADDPS      Z2, Z3, Z3
+	VMOVUPS     Z3, 64(CX)(DI*1)
+	ADDQ        $0x00000080, DI
+	SUBQ        $0x20, SI
+	JMP         many348
+
+one349:
+	CMPQ        SI, $0x10
+	JLT         tail350
+	VMOVUPS     (BX)(DI*1), Z2
+	VSUBPS      Z0, Z2, Z2
+	VMULPS      Z1, Z2, Z2
+	VMOVUPS     (DX)(DI*1), Z3
+	VMOVUPS     (AX)(DI*1), Z4
+	VFMADD231PS Z3, Z2, Z4
+	VMOVUPS     Z4, (AX)(DI*1)
+	VMOVUPS     (CX)(DI*1), Z2
+	VADDPS      Z2, Z3, Z3
+	VMOVUPS     Z3, (CX)(DI*1)
+	ADDQ        $0x40, DI
+	SUBQ        $0x10, SI
+	JMP         one349
+
+tail350:
+	TESTQ       SI, SI
+	JZ          done351
+	MOVQ        $0x00000001, R8
+	SHLXQ       SI, R8, R8
+	DECQ        R8
+	KMOVW       R8, K1
+	VMOVUPS.Z   (BX)(DI*1), K1, Z2
+	VSUBPS      Z0, Z2, Z2
+	VMULPS      Z1, Z2, Z2
+	VMOVUPS.Z   (DX)(DI*1), K1, Z0
+	VMOVUPS.Z   (AX)(DI*1), K1, Z1
+	VFMADD231PS Z0, Z2, Z1
+	VMOVUPS     Z1, K1, (AX)(DI*1)
+	VMOVUPS.Z   (CX)(DI*1), K1, Z1
+	VADDPS      Z1, Z0, Z0
+	VMOVUPS     Z0, K1, (CX)(DI*1)
+
+done351:
+	VZEROUPPER
+	RET
+
+// func softmaxGradAVX512(ds []float32, p []float32, dp []float32, delta float32, scale float32)
+// Requires: AVX, AVX512F, BMI2
+TEXT ·softmaxGradAVX512(SB), NOSPLIT, $0-80
+	MOVQ         ds_base+0(FP), AX
+	MOVQ         p_base+24(FP), CX
+	MOVQ         dp_base+48(FP), DX
+	VBROADCASTSS delta+72(FP), Z0
+	VBROADCASTSS scale+76(FP), Z1
+	MOVQ         ds_len+8(FP), BX
+	XORQ         SI, SI
+
+many352:
+	CMPQ    BX, $0x20
+	JLT     one353
+	VMOVUPS (CX)(SI*1), Z2
+	VMOVUPS (DX)(SI*1), Z3
+	VMULPS  Z1, Z2, Z2
+	VSUBPS  Z0, Z3, Z3
+	VMULPS  Z2, Z3, Z3
+	VMOVUPS Z3, (AX)(SI*1)
+	VMOVUPS 64(CX)(SI*1), Z2
+	VMOVUPS 64(DX)(SI*1), Z3
+	VMULPS  Z1, Z2, Z2
+	VSUBPS  Z0, Z3, Z3
+	VMULPS  Z2, Z3, Z3
+	VMOVUPS Z3, 64(AX)(SI*1)
+	ADDQ    $0x00000080, SI
+	SUBQ    $0x20, BX
+	JMP     many352
+
+one353:
+	CMPQ    BX, $0x10
+	JLT     tail354
+	VMOVUPS (CX)(SI*1), Z2
+	VMOVUPS (DX)(SI*1), Z3
+	VMULPS  Z1, Z2, Z2
+	VSUBPS  Z0, Z3, Z3
+	VMULPS  Z2, Z3, Z3
+	VMOVUPS Z3, (AX)(SI*1)
+	ADDQ    $0x40, SI
+	SUBQ    $0x10, BX
+	JMP     one353
+
+tail354:
+	TESTQ     BX, BX
+	JZ        done355
+	MOVQ      $0x00000001, DI
+	SHLXQ     BX, DI, DI
+	DECQ      DI
+	KMOVW     DI, K1
+	VMOVUPS.Z (CX)(SI*1), K1, Z2
+	VMOVUPS.Z (DX)(SI*1), K1, Z3
+	VMULPS    Z1, Z2, Z2
+	VSUBPS    Z0, Z3, Z3
+	VMULPS    Z2, Z3, Z3
+	VMOVUPS   Z3, K1, (AX)(SI*1)
+
+done355:
+	VZEROUPPER
+	RET
+
+// func expSumAVX512(dst []float32, x []float32, scale float32, shift float32) float32
+// Requires: AVX, AVX512F, BMI2, SSE
+TEXT ·expSumAVX512(SB), NOSPLIT, $0-60
+	MOVQ         dst_base+0(FP), AX
+	MOVQ         x_base+24(FP), CX
+	VBROADCASTSS scale+48(FP), Z0
+	VBROADCASTSS shift+52(FP), Z1
+	VPXORD       Z2, Z2, Z2
+	VPXORD       Z3, Z3, Z3
+	MOVQ         dst_len+8(FP), DX
+	XORQ         BX, BX
+
+many356:
+	CMPQ         DX, $0x20
+	JLT          one357
+	VMOVUPS      (CX)(BX*1), Z4
+	VFMSUB213PS  Z1, Z0, Z4
+	VMOVUPS      wordc2ae999a<>+0(SB), Z5
+	VMAXPS       Z4, Z5, Z4
+	VMOVUPS      word42b20000<>+0(SB), Z5
+	VMINPS       Z4, Z5, Z4
+	VMULPS       word3fb8aa3b<>+0(SB), Z4, Z5
+	VRNDSCALEPS  $0x08, Z5, Z5
+	VFNMADD231PS word3f318000<>+0(SB), Z5, Z4
+	VFNMADD231PS wordb95e8083<>+0(SB), Z5, Z4
+	VMOVUPS      word39506967<>+0(SB), Z6
+	VFMADD213PS  word3ab743ce<>+0(SB), Z4, Z6
+	VFMADD213PS  word3c088908<>+0(SB), Z4, Z6
+	VFMADD213PS  word3d2aa9c1<>+0(SB), Z4, Z6
+	VFMADD213PS  word3e2aaaaa<>+0(SB), Z4, Z6
+	VFMADD213PS  word3f000000<>+0(SB), Z4, Z6
+	VFMADD213PS  word3f800000<>+0(SB), Z4, Z6
+	VFMADD213PS  word3f800000<>+0(SB), Z4, Z6
+	VCVTPS2DQ    Z5, Z5
+	VPADDD       word0000007e<>+0(SB), Z5, Z5
+	VPSLLD       $0x17, Z5, Z5
+	VMULPS       Z5, Z6, Z6
+	VADDPS       Z6, Z6, Z6
+	VMOVUPS      Z6, (AX)(BX*1)
+	VADDPS       Z6, Z2, Z2
+	VMOVUPS      64(CX)(BX*1), Z4
+	VFMSUB213PS  Z1, Z0, Z4
+	VMOVUPS      wordc2ae999a<>+0(SB), Z5
+	VMAXPS       Z4, Z5, Z4
+	VMOVUPS      word42b20000<>+0(SB), Z5
+	VMINPS       Z4, Z5, Z4
+	VMULPS       word3fb8aa3b<>+0(SB), Z4, Z5
+	VRNDSCALEPS  $0x08, Z5, Z5
+	VFNMADD231PS word3f318000<>+0(SB), Z5, Z4
+	VFNMADD231PS wordb95e8083<>+0(SB), Z5, Z4
+	VMOVUPS      word39506967<>+0(SB), Z6
+	VFMADD213PS  word3ab743ce<>+0(SB), Z4, Z6
+	VFMADD213PS  word3c088908<>+0(SB), Z4, Z6
+	VFMADD213PS  word3d2aa9c1<>+0(SB), Z4, Z6
+	VFMADD213PS  word3e2aaaaa<>+0(SB), Z4, Z6
+	VFMADD213PS  word3f000000<>+0(SB), Z4, Z6
+	VFMADD213PS  word3f800000<>+0(SB), Z4, Z6
+	VFMADD213PS  word3f800000<>+0(SB), Z4, Z6
+	VCVTPS2DQ    Z5, Z5
+	VPADDD       word0000007e<>+0(SB), Z5, Z5
+	VPSLLD       $0x17, Z5, Z5
+	VMULPS       Z5, Z6, Z6
+	VADDPS       Z6, Z6, Z6
+	VMOVUPS      Z6, 64(AX)(BX*1)
+	VADDPS       Z6, Z3, Z3
+	ADDQ         $0x00000080, BX
+	SUBQ         $0x20, DX
+	JMP          many356
+
+one357:
+	CMPQ         DX, $0x10
+	JLT          tail358
+	VMOVUPS      (CX)(BX*1), Z4
+	VFMSUB213PS  Z1, Z0, Z4
+	VMOVUPS      wordc2ae999a<>+0(SB), Z5
+	VMAXPS       Z4, Z5, Z4
+	VMOVUPS      word42b20000<>+0(SB), Z5
+	VMINPS       Z4, Z5, Z4
+	VMULPS       word3fb8aa3b<>+0(SB), Z4, Z5
+	VRNDSCALEPS  $0x08, Z5, Z5
+	VFNMADD231PS word3f318000<>+0(SB), Z5, Z4
+	VFNMADD231PS wordb95e8083<>+0(SB), Z5, Z4
+	VMOVUPS      word39506967<>+0(SB), Z6
+	VFMADD213PS  word3ab743ce<>+0(SB), Z4, Z6
+	VFMADD213PS  word3c088908<>+0(SB), Z4, Z6
+	VFMADD213PS  word3d2aa9c1<>+0(SB), Z4, Z6
+	VFMADD213PS  word3e2aaaaa<>+0(SB), Z4, Z6
+	VFMADD213PS  word3f000000<>+0(SB), Z4, Z6
+	VFMADD213PS  word3f800000<>+0(SB), Z4, Z6
+	VFMADD213PS  word3f800000<>+0(SB), Z4, Z6
+	VCVTPS2DQ    Z5, Z5
+	VPADDD       word0000007e<>+0(SB), Z5, Z5
+	VPSLLD       $0x17, Z5, Z5
+	VMULPS       Z5, Z6, Z6
+	VADDPS       Z6, Z6, Z6
+	VMOVUPS      Z6, (AX)(BX*1)
+	VADDPS       Z6, Z2, Z2
+	ADDQ         $0x40, BX
+	SUBQ         $0x10, DX
+	JMP          one357
+
+tail358:
+	TESTQ        DX, DX
+	JZ           done359
+	MOVQ         $0x00000001, SI
+	SHLXQ        DX, SI, SI
+	DECQ         SI
+	KMOVW        SI, K1
+	VMOVUPS.Z    (CX)(BX*1), K1, Z4
+	VFMSUB213PS  Z1, Z0, Z4
+	VMOVUPS      wordc2ae999a<>+0(SB), Z0
+	VMAXPS       Z4, Z0, Z4
+	VMOVUPS      word42b20000<>+0(SB), Z0
+	VMINPS       Z4, Z0, Z4
+	VMULPS       word3fb8aa3b<>+0(SB), Z4, Z0
+	VRNDSCALEPS  $0x08, Z0, Z0
+	VFNMADD231PS word3f318000<>+0(SB), Z0, Z4
+	VFNMADD231PS wordb95e8083<>+0(SB), Z0, Z4
+	VMOVUPS      word39506967<>+0(SB), Z1
+	VFMADD213PS  word3ab743ce<>+0(SB), Z4, Z1
+	VFMADD213PS  word3c088908<>+0(SB), Z4, Z1
+	VFMADD213PS  word3d2aa9c1<>+0(SB), Z4, Z1
+	VFMADD213PS  word3e2aaaaa<>+0(SB), Z4, Z1
+	VFMADD213PS  word3f000000<>+0(SB), Z4, Z1
+	VFMADD213PS  word3f800000<>+0(SB), Z4, Z1
+	VFMADD213PS  word3f800000<>+0(SB), Z4, Z1
+	VCVTPS2DQ    Z0, Z0
+	VPADDD       word0000007e<>+0(SB), Z0, Z0
+	VPSLLD       $0x17, Z0, Z0
+	VMULPS       Z0, Z1, Z1
+	VADDPS       Z1, Z1, Z1
+	VMOVUPS      Z1, K1, (AX)(BX*1)
+	VMOVAPS.Z    Z1, K1, Z1
+	VADDPS       Z1, Z2, Z2
+
+done359:
+	VADDPS        Z3, Z2, Z2
+	VEXTRACTF64X4 $0x01, Z2, Y0
+	VADDPS        Y0, Y2, Y2
+	VEXTRACTF128  $0x01, Y2, X0
+	VADDPS        X0, X2, X2
+	VMOVHLPS      X2, X2, X0
+	VADDPS        X0, X2, X2
+	VMOVSHDUP     X2, X0
+	VADDPS        X0, X2, X2
+	MOVSS         X2, ret+56(FP)
+	VZEROUPPER
+	RET
+
+// func expMulAVX512(dst []float32, x []float32, shift float32, mul float32)
+// Requires: AVX, AVX512F, BMI2
+TEXT ·expMulAVX512(SB), NOSPLIT, $0-56
+	MOVQ         dst_base+0(FP), AX
+	MOVQ         x_base+24(FP), CX
+	VBROADCASTSS shift+48(FP), Z0
+	VBROADCASTSS mul+52(FP), Z1
+	MOVQ         dst_len+8(FP), DX
+	XORQ         BX, BX
+
+many360:
+	CMPQ         DX, $0x20
+	JLT          one361
+	VMOVUPS      (CX)(BX*1), Z2
+	VSUBPS       Z0, Z2, Z2
+	VMOVUPS      wordc2ae999a<>+0(SB), Z3
+	VMAXPS       Z2, Z3, Z2
+	VMOVUPS      word42b20000<>+0(SB), Z3
+	VMINPS       Z2, Z3, Z2
+	VMULPS       word3fb8aa3b<>+0(SB), Z2, Z3
+	VRNDSCALEPS  $0x08, Z3, Z3
+	VFNMADD231PS word3f318000<>+0(SB), Z3, Z2
+	VFNMADD231PS wordb95e8083<>+0(SB), Z3, Z2
+	VMOVUPS      word39506967<>+0(SB), Z4
+	VFMADD213PS  word3ab743ce<>+0(SB), Z2, Z4
+	VFMADD213PS  word3c088908<>+0(SB), Z2, Z4
+	VFMADD213PS  word3d2aa9c1<>+0(SB), Z2, Z4
+	VFMADD213PS  word3e2aaaaa<>+0(SB), Z2, Z4
+	VFMADD213PS  word3f000000<>+0(SB), Z2, Z4
+	VFMADD213PS  word3f800000<>+0(SB), Z2, Z4
+	VFMADD213PS  word3f800000<>+0(SB), Z2, Z4
+	VCVTPS2DQ    Z3, Z3
+	VPADDD       word0000007e<>+0(SB), Z3, Z3
+	VPSLLD       $0x17, Z3, Z3
+	VMULPS       Z3, Z4, Z4
+	VADDPS       Z4, Z4, Z4
+	VMULPS       Z1, Z4, Z4
+	VMOVUPS      Z4, (AX)(BX*1)
+	VMOVUPS      64(CX)(BX*1), Z2
+	VSUBPS       Z0, Z2, Z2
+	VMOVUPS      wordc2ae999a<>+0(SB), Z3
+	VMAXPS       Z2, Z3, Z2
+	VMOVUPS      word42b20000<>+0(SB), Z3
+	VMINPS       Z2, Z3, Z2
+	VMULPS       word3fb8aa3b<>+0(SB), Z2, Z3
+	VRNDSCALEPS  $0x08, Z3, Z3
+	VFNMADD231PS word3f318000<>+0(SB), Z3, Z2
+	VFNMADD231PS wordb95e8083<>+0(SB), Z3, Z2
+	VMOVUPS      word39506967<>+0(SB), Z4
+	VFMADD213PS  word3ab743ce<>+0(SB), Z2, Z4
+	VFMADD213PS  word3c088908<>+0(SB), Z2, Z4
+	VFMADD213PS  word3d2aa9c1<>+0(SB), Z2, Z4
+	VFMADD213PS  word3e2aaaaa<>+0(SB), Z2, Z4
+	VFMADD213PS  word3f000000<>+0(SB), Z2, Z4
+	VFMADD213PS  word3f800000<>+0(SB), Z2, Z4
+	VFMADD213PS  word3f800000<>+0(SB), Z2, Z4
+	VCVTPS2DQ    Z3, Z3
+	VPADDD       word0000007e<>+0(SB), Z3, Z3
+	VPSLLD       $0x17, Z3, Z3
+	VMULPS       Z3, Z4, Z4
+	VADDPS       Z4, Z4, Z4
+	VMULPS       Z1, Z4, Z4
+	VMOVUPS      Z4, 64(AX)(BX*1)
+	ADDQ         $0x00000080, BX
+	SUBQ         $0x20, DX
+	JMP          many360
+
+one361:
+	CMPQ         DX, $0x10
+	JLT          tail362
+	VMOVUPS      (CX)(BX*1), Z2
+	VSUBPS       Z0, Z2, Z2
+	VMOVUPS      wordc2ae999a<>+0(SB), Z3
+	VMAXPS       Z2, Z3, Z2
+	VMOVUPS      word42b20000<>+0(SB), Z3
+	VMINPS       Z2, Z3, Z2
+	VMULPS       word3fb8aa3b<>+0(SB), Z2, Z3
+	VRNDSCALEPS  $0x08, Z3, Z3
+	VFNMADD231PS word3f318000<>+0(SB), Z3, Z2
+	VFNMADD231PS wordb95e8083<>+0(SB), Z3, Z2
+	VMOVUPS      word39506967<>+0(SB), Z4
+	VFMADD213PS  word3ab743ce<>+0(SB), Z2, Z4
+	VFMADD213PS  word3c088908<>+0(SB), Z2, Z4
+	VFMADD213PS  word3d2aa9c1<>+0(SB), Z2, Z4
+	VFMADD213PS  word3e2aaaaa<>+0(SB), Z2, Z4
+	VFMADD213PS  word3f000000<>+0(SB), Z2, Z4
+	VFMADD213PS  word3f800000<>+0(SB), Z2, Z4
+	VFMADD213PS  word3f800000<>+0(SB), Z2, Z4
+	VCVTPS2DQ    Z3, Z3
+	VPADDD       word0000007e<>+0(SB), Z3, Z3
+	VPSLLD       $0x17, Z3, Z3
+	VMULPS       Z3, Z4, Z4
+	VADDPS       Z4, Z4, Z4
+	VMULPS       Z1, Z4, Z4
+	VMOVUPS      Z4, (AX)(BX*1)
+	ADDQ         $0x40, BX
+	SUBQ         $0x10, DX
+	JMP          one361
+
+tail362:
+	TESTQ        DX, DX
+	JZ           done363
+	MOVQ         $0x00000001, SI
+	SHLXQ        DX, SI, SI
+	DECQ         SI
+	KMOVW        SI, K1
+	VMOVUPS.Z    (CX)(BX*1), K1, Z2
+	VSUBPS       Z0, Z2, Z2
+	VMOVUPS      wordc2ae999a<>+0(SB), Z0
+	VMAXPS       Z2, Z0, Z2
+	VMOVUPS      word42b20000<>+0(SB), Z0
+	VMINPS       Z2, Z0, Z2
+	VMULPS       word3fb8aa3b<>+0(SB), Z2, Z0
+	VRNDSCALEPS  $0x08, Z0, Z0
+	VFNMADD231PS word3f318000<>+0(SB), Z0, Z2
+	VFNMADD231PS wordb95e8083<>+0(SB), Z0, Z2
+	VMOVUPS      word39506967<>+0(SB), Z3
+	VFMADD213PS  word3ab743ce<>+0(SB), Z2, Z3
+	VFMADD213PS  word3c088908<>+0(SB), Z2, Z3
+	VFMADD213PS  word3d2aa9c1<>+0(SB), Z2, Z3
+	VFMADD213PS  word3e2aaaaa<>+0(SB), Z2, Z3
+	VFMADD213PS  word3f000000<>+0(SB), Z2, Z3
+	VFMADD213PS  word3f800000<>+0(SB), Z2, Z3
+	VFMADD213PS  word3f800000<>+0(SB), Z2, Z3
+	VCVTPS2DQ    Z0, Z0
+	VPADDD       word0000007e<>+0(SB), Z0, Z0
+	VPSLLD       $0x17, Z0, Z0
+	VMULPS       Z0, Z3, Z3
+	VADDPS       Z3, Z3, Z3
+	VMULPS       Z1, Z3, Z3
+	VMOVUPS      Z3, K1, (AX)(BX*1)
+
+done363:
+	VZEROUPPER
+	RET
+
+// func geluAVX512(y []float32, x []float32)
+// Requires: AVX, AVX512F, BMI2
+TEXT ·geluAVX512(SB), NOSPLIT, $0-48
+	MOVQ y_base+0(FP), AX
+	MOVQ x_base+24(FP), CX
+	MOVQ y_len+8(FP), DX
+	XORQ BX, BX
+
+one365:
+	CMPQ         DX, $0x10
+	JLT          tail366
+	VMOVUPS      (CX)(BX*1), Z0
+	VMULPS       wordbf000000<>+0(SB), Z0, Z1
+	VMULPS       Z0, Z1, Z1
+	VMOVUPS      wordc2ae999a<>+0(SB), Z2
+	VMAXPS       Z1, Z2, Z1
+	VMOVUPS      word42b20000<>+0(SB), Z2
+	VMINPS       Z1, Z2, Z1
+	VMULPS       word3fb8aa3b<>+0(SB), Z1, Z2
+	VRNDSCALEPS  $0x08, Z2, Z2
+	VFNMADD231PS word3f318000<>+0(SB), Z2, Z1
+	VFNMADD231PS wordb95e8083<>+0(SB), Z2, Z1
+	VMOVUPS      word39506967<>+0(SB), Z3
+	VFMADD213PS  word3ab743ce<>+0(SB), Z1, Z3
+	VFMADD213PS  word3c088908<>+0(SB), Z1, Z3
+	VFMADD213PS  word3d2aa9c1<>+0(SB), Z1, Z3
+	VFMADD213PS  word3e2aaaaa<>+0(SB), Z1, Z3
+	VFMADD213PS  word3f000000<>+0(SB), Z1, Z3
+	VFMADD213PS  word3f800000<>+0(SB), Z1, Z3
+	VFMADD213PS  word3f800000<>+0(SB), Z1, Z3
+	VCVTPS2DQ    Z2, Z2
+	VPADDD       word0000007e<>+0(SB), Z2, Z2
+	VPSLLD       $0x17, Z2, Z2
+	VMULPS       Z2, Z3, Z3
+	VADDPS       Z3, Z3, Z3
+	VMOVUPS      word3f800000<>+0(SB), Z2
+	VPANDD       word7fffffff<>+0(SB), Z0, Z1
+	VMOVUPS      word3e6d3388<>+0(SB), Z4
+	VFMADD213PS  Z2, Z4, Z1
+	VDIVPS       Z1, Z2, Z1
+	VMOVUPS      wordba822250<>+0(SB), Z4
+	VFMADD213PS  wordbd87f19d<>+0(SB), Z1, Z4
+	VFMADD213PS  word3e76afbf<>+0(SB), Z1, Z4
+	VFMADD213PS  wordbe4856ff<>+0(SB), Z1, Z4
+	VFMADD213PS  word3e639481<>+0(SB), Z1, Z4
+	VFMADD213PS  word3c6b7660<>+0(SB), Z1, Z4
+	VFMADD213PS  word3dd20619<>+0(SB), Z1, Z4
+	VFMADD213PS  word3db92e06<>+0(SB), Z1, Z4
+	VFMADD213PS  word3dbd7cb7<>+0(SB), Z1, Z4
+	VMULPS       Z1, Z4, Z4
+	VMULPS       Z3, Z4, Z4
+	VSUBPS       Z4, Z2, Z1
+	VPTESTMD     word80000000<>+0(SB), Z0, K1
+	VMOVAPS      Z4, K1, Z1
+	VMULPS       Z0, Z1, Z1
+	VMOVUPS      Z1, (AX)(BX*1)
+	ADDQ         $0x40, BX
+	SUBQ         $0x10, DX
+	JMP          one365
+
+tail366:
+	TESTQ        DX, DX
+	JZ           done367
+	MOVQ         $0x00000001, SI
+	SHLXQ        DX, SI, SI
+	DECQ         SI
+	KMOVW        SI, K1
+	VMOVUPS.Z    (CX)(BX*1), K1, Z0
+	VMULPS       wordbf000000<>+0(SB), Z0, Z1
+	VMULPS       Z0, Z1, Z1
+	VMOVUPS      wordc2ae999a<>+0(SB), Z2
+	VMAXPS       Z1, Z2, Z1
+	VMOVUPS      word42b20000<>+0(SB), Z2
+	VMINPS       Z1, Z2, Z1
+	VMULPS       word3fb8aa3b<>+0(SB), Z1, Z2
+	VRNDSCALEPS  $0x08, Z2, Z2
+	VFNMADD231PS word3f318000<>+0(SB), Z2, Z1
+	VFNMADD231PS wordb95e8083<>+0(SB), Z2, Z1
+	VMOVUPS      word39506967<>+0(SB), Z3
+	VFMADD213PS  word3ab743ce<>+0(SB), Z1, Z3
+	VFMADD213PS  word3c088908<>+0(SB), Z1, Z3
+	VFMADD213PS  word3d2aa9c1<>+0(SB), Z1, Z3
+	VFMADD213PS  word3e2aaaaa<>+0(SB), Z1, Z3
+	VFMADD213PS  word3f000000<>+0(SB), Z1, Z3
+	VFMADD213PS  word3f800000<>+0(SB), Z1, Z3
+	VFMADD213PS  word3f800000<>+0(SB), Z1, Z3
+	VCVTPS2DQ    Z2, Z2
+	VPADDD       word0000007e<>+0(SB), Z2, Z2
+	VPSLLD       $0x17, Z2, Z2
+	VMULPS       Z2, Z3, Z3
+	VADDPS       Z3, Z3, Z3
+	VMOVUPS      word3f800000<>+0(SB), Z2
+	VPANDD       word7fffffff<>+0(SB), Z0, Z1
+	VMOVUPS      word3e6d3388<>+0(SB), Z4
+	VFMADD213PS  Z2, Z4, Z1
+	VDIVPS       Z1, Z2, Z1
+	VMOVUPS      wordba822250<>+0(SB), Z4
+	VFMADD213PS  wordbd87f19d<>+0(SB), Z1, Z4
+	VFMADD213PS  word3e76afbf<>+0(SB), Z1, Z4
+	VFMADD213PS  wordbe4856ff<>+0(SB), Z1, Z4
+	VFMADD213PS  word3e639481<>+0(SB), Z1, Z4
+	VFMADD213PS  word3c6b7660<>+0(SB), Z1, Z4
+	VFMADD213PS  word3dd20619<>+0(SB), Z1, Z4
+	VFMADD213PS  word3db92e06<>+0(SB), Z1, Z4
+	VFMADD213PS  word3dbd7cb7<>+0(SB), Z1, Z4
+	VMULPS       Z1, Z4, Z4
+	VMULPS       Z3, Z4, Z4
+	VSUBPS       Z4, Z2, Z1
+	VPTESTMD     word80000000<>+0(SB), Z0, K2
+	VMOVAPS      Z4, K2, Z1
+	VMULPS       Z0, Z1, Z1
+	VMOVUPS      Z1, K1, (AX)(BX*1)
+
+done367:
+	VZEROUPPER
+	RET
+
+// func geluGradAVX512(dx []float32, dy []float32, x []float32)
+// Requires: AVX, AVX512F, BMI2
+TEXT ·geluGradAVX512(SB), NOSPLIT, $0-72
+	MOVQ dx_base+0(FP), AX
+	MOVQ dy_base+24(FP), CX
+	MOVQ x_base+48(FP), DX
+	MOVQ dx_len+8(FP), BX
+	XORQ SI, SI
+
+one369:
+	CMPQ         BX, $0x10
+	JLT          tail370
+	VMOVUPS      (DX)(SI*1), Z0
+	VMULPS       wordbf000000<>+0(SB), Z0, Z1
+	VMULPS       Z0, Z1, Z1
+	VMOVUPS      wordc2ae999a<>+0(SB), Z2
+	VMAXPS       Z1, Z2, Z1
+	VMOVUPS      word42b20000<>+0(SB), Z2
+	VMINPS       Z1, Z2, Z1
+	VMULPS       word3fb8aa3b<>+0(SB), Z1, Z2
+	VRNDSCALEPS  $0x08, Z2, Z2
+	VFNMADD231PS word3f318000<>+0(SB), Z2, Z1
+	VFNMADD231PS wordb95e8083<>+0(SB), Z2, Z1
+	VMOVUPS      word39506967<>+0(SB), Z3
+	VFMADD213PS  word3ab743ce<>+0(SB), Z1, Z3
+	VFMADD213PS  word3c088908<>+0(SB), Z1, Z3
+	VFMADD213PS  word3d2aa9c1<>+0(SB), Z1, Z3
+	VFMADD213PS  word3e2aaaaa<>+0(SB), Z1, Z3
+	VFMADD213PS  word3f000000<>+0(SB), Z1, Z3
+	VFMADD213PS  word3f800000<>+0(SB), Z1, Z3
+	VFMADD213PS  word3f800000<>+0(SB), Z1, Z3
+	VCVTPS2DQ    Z2, Z2
+	VPADDD       word0000007e<>+0(SB), Z2, Z2
+	VPSLLD       $0x17, Z2, Z2
+	VMULPS       Z2, Z3, Z3
+	VADDPS       Z3, Z3, Z3
+	VMOVUPS      word3f800000<>+0(SB), Z2
+	VPANDD       word7fffffff<>+0(SB), Z0, Z1
+	VMOVUPS      word3e6d3388<>+0(SB), Z4
+	VFMADD213PS  Z2, Z4, Z1
+	VDIVPS       Z1, Z2, Z1
+	VMOVUPS      wordba822250<>+0(SB), Z4
+	VFMADD213PS  wordbd87f19d<>+0(SB), Z1, Z4
+	VFMADD213PS  word3e76afbf<>+0(SB), Z1, Z4
+	VFMADD213PS  wordbe4856ff<>+0(SB), Z1, Z4
+	VFMADD213PS  word3e639481<>+0(SB), Z1, Z4
+	VFMADD213PS  word3c6b7660<>+0(SB), Z1, Z4
+	VFMADD213PS  word3dd20619<>+0(SB), Z1, Z4
+	VFMADD213PS  word3db92e06<>+0(SB), Z1, Z4
+	VFMADD213PS  word3dbd7cb7<>+0(SB), Z1, Z4
+	VMULPS       Z1, Z4, Z4
+	VMULPS       Z3, Z4, Z4
+	VSUBPS       Z4, Z2, Z1
+	VPTESTMD     word80000000<>+0(SB), Z0, K1
+	VMOVAPS      Z4, K1, Z1
+	VMULPS       word3ecc422a<>+0(SB), Z0, Z0
+	VFMADD231PS  Z3, Z0, Z1
+	VMOVUPS      (CX)(SI*1), Z0
+	VMULPS       Z0, Z1, Z1
+	VMOVUPS      Z1, (AX)(SI*1)
+	ADDQ         $0x40, SI
+	SUBQ         $0x10, BX
+	JMP          one369
+
+tail370:
+	TESTQ        BX, BX
+	JZ           done371
+	MOVQ         $0x00000001, DI
+	SHLXQ        BX, DI, DI
+	DECQ         DI
+	KMOVW        DI, K1
+	VMOVUPS.Z    (DX)(SI*1), K1, Z0
+	VMULPS       wordbf000000<>+0(SB), Z0, Z1
+	VMULPS       Z0, Z1, Z1
+	VMOVUPS      wordc2ae999a<>+0(SB), Z2
+	VMAXPS       Z1, Z2, Z1
+	VMOVUPS      word42b20000<>+0(SB), Z2
+	VMINPS       Z1, Z2, Z1
+	VMULPS       word3fb8aa3b<>+0(SB), Z1, Z2
+	VRNDSCALEPS  $0x08, Z2, Z2
+	VFNMADD231PS word3f318000<>+0(SB), Z2, Z1
+	VFNMADD231PS wordb95e8083<>+0(SB), Z2, Z1
+	VMOVUPS      word39506967<>+0(SB), Z3
+	VFMADD213PS  word3ab743ce<>+0(SB), Z1, Z3
+	VFMADD213PS  word3c088908<>+0(SB), Z1, Z3
+	VFMADD213PS  word3d2aa9c1<>+0(SB), Z1, Z3
+	VFMADD213PS  word3e2aaaaa<>+0(SB), Z1, Z3
+	VFMADD213PS  word3f000000<>+0(SB), Z1, Z3
+	VFMADD213PS  word3f800000<>+0(SB), Z1, Z3
+	VFMADD213PS  word3f800000<>+0(SB), Z1, Z3
+	VCVTPS2DQ    Z2, Z2
+	VPADDD       word0000007e<>+0(SB), Z2, Z2
+	VPSLLD       $0x17, Z2, Z2
+	VMULPS       Z2, Z3, Z3
+	VADDPS       Z3, Z3, Z3
+	VMOVUPS      word3f800000<>+0(SB), Z2
+	VPANDD       word7fffffff<>+0(SB), Z0, Z1
+	VMOVUPS      word3e6d3388<>+0(SB), Z4
+	VFMADD213PS  Z2, Z4, Z1
+	VDIVPS       Z1, Z2, Z1
+	VMOVUPS      wordba822250<>+0(SB), Z4
+	VFMADD213PS  wordbd87f19d<>+0(SB), Z1, Z4
+	VFMADD213PS  word3e76afbf<>+0(SB), Z1, Z4
+	VFMADD213PS  wordbe4856ff<>+0(SB), Z1, Z4
+	VFMADD213PS  word3e639481<>+0(SB), Z1, Z4
+	VFMADD213PS  word3c6b7660<>+0(SB), Z1, Z4
+	VFMADD213PS  word3dd20619<>+0(SB), Z1, Z4
+	VFMADD213PS  word3db92e06<>+0(SB), Z1, Z4
+	VFMADD213PS  word3dbd7cb7<>+0(SB), Z1, Z4
+	VMULPS       Z1, Z4, Z4
+	VMULPS       Z3, Z4, Z4
+	VSUBPS       Z4, Z2, Z1
+	VPTESTMD     word80000000<>+0(SB), Z0, K2
+	VMOVAPS      Z4, K2, Z1
+	VMULPS       word3ecc422a<>+0(SB), Z0, Z0
+	VFMADD231PS  Z3, Z0, Z1
+	VMOVUPS.Z    (CX)(SI*1), K1, Z0
+	VMULPS       Z0, Z1, Z1
+	VMOVUPS      Z1, K1, (AX)(SI*1)
+
+done371:
+	VZEROUPPER
+	RET
+
+// func geluTanhAVX512(y []float32, x []float32)
+// Requires: AVX, AVX512F, BMI2
+TEXT ·geluTanhAVX512(SB), NOSPLIT, $0-48
+	MOVQ y_base+0(FP), AX
+	MOVQ x_base+24(FP), CX
+	MOVQ y_len+8(FP), DX
+	XORQ BX, BX
+
+one373:
+	CMPQ         DX, $0x10
+	JLT          tail374
+	VMOVUPS      (CX)(BX*1), Z0
+	VMULPS       Z0, Z0, Z1
+	VMOVUPS      wordbd922279<>+0(SB), Z2
+	VFMADD213PS  wordbfcc422a<>+0(SB), Z1, Z2
+	VMULPS       Z0, Z2, Z2
+	VMOVUPS      wordc2ae999a<>+0(SB), Z1
+	VMAXPS       Z2, Z1, Z2
+	VMOVUPS      word42b20000<>+0(SB), Z1
+	VMINPS       Z2, Z1, Z2
+	VMULPS       word3fb8aa3b<>+0(SB), Z2, Z1
+	VRNDSCALEPS  $0x08, Z1, Z1
+	VFNMADD231PS word3f318000<>+0(SB), Z1, Z2
+	VFNMADD231PS wordb95e8083<>+0(SB), Z1, Z2
+	VMOVUPS      word39506967<>+0(SB), Z3
+	VFMADD213PS  word3ab743ce<>+0(SB), Z2, Z3
+	VFMADD213PS  word3c088908<>+0(SB), Z2, Z3
+	VFMADD213PS  word3d2aa9c1<>+0(SB), Z2, Z3
+	VFMADD213PS  word3e2aaaaa<>+0(SB), Z2, Z3
+	VFMADD213PS  word3f000000<>+0(SB), Z2, Z3
+	VFMADD213PS  word3f800000<>+0(SB), Z2, Z3
+	VFMADD213PS  word3f800000<>+0(SB), Z2, Z3
+	VCVTPS2DQ    Z1, Z1
+	VPADDD       word0000007e<>+0(SB), Z1, Z1
+	VPSLLD       $0x17, Z1, Z1
+	VMULPS       Z1, Z3, Z3
+	VADDPS       Z3, Z3, Z3
+	VMOVUPS      word3f800000<>+0(SB), Z1
+	VADDPS       Z1, Z3, Z2
+	VDIVPS       Z2, Z1, Z2
+	VMULPS       Z0, Z2, Z2
+	VMOVUPS      Z2, (AX)(BX*1)
+	ADDQ         $0x40, BX
+	SUBQ         $0x10, DX
+	JMP          one373
+
+tail374:
+	TESTQ        DX, DX
+	JZ           done375
+	MOVQ         $0x00000001, SI
+	SHLXQ        DX, SI, SI
+	DECQ         SI
+	KMOVW        SI, K1
+	VMOVUPS.Z    (CX)(BX*1), K1, Z0
+	VMULPS       Z0, Z0, Z1
+	VMOVUPS      wordbd922279<>+0(SB), Z2
+	VFMADD213PS  wordbfcc422a<>+0(SB), Z1, Z2
+	VMULPS       Z0, Z2, Z2
+	VMOVUPS      wordc2ae999a<>+0(SB), Z1
+	VMAXPS       Z2, Z1, Z2
+	VMOVUPS      word42b20000<>+0(SB), Z1
+	VMINPS       Z2, Z1, Z2
+	VMULPS       word3fb8aa3b<>+0(SB), Z2, Z1
+	VRNDSCALEPS  $0x08, Z1, Z1
+	VFNMADD231PS word3f318000<>+0(SB), Z1, Z2
+	VFNMADD231PS wordb95e8083<>+0(SB), Z1, Z2
+	VMOVUPS      word39506967<>+0(SB), Z3
+	VFMADD213PS  word3ab743ce<>+0(SB), Z2, Z3
+	VFMADD213PS  word3c088908<>+0(SB), Z2, Z3
+	VFMADD213PS  word3d2aa9c1<>+0(SB), Z2, Z3
+	VFMADD213PS  word3e2aaaaa<>+0(SB), Z2, Z3
+	VFMADD213PS  word3f000000<>+0(SB), Z2, Z3
+	VFMADD213PS  word3f800000<>+0(SB), Z2, Z3
+	VFMADD213PS  word3f800000<>+0(SB), Z2, Z3
+	VCVTPS2DQ    Z1, Z1
+	VPADDD       word0000007e<>+0(SB), Z1, Z1
+	VPSLLD       $0x17, Z1, Z1
+	VMULPS       Z1, Z3, Z3
+	VADDPS       Z3, Z3, Z3
+	VMOVUPS      word3f800000<>+0(SB), Z1
+	VADDPS       Z1, Z3, Z2
+	VDIVPS       Z2, Z1, Z2
+	VMULPS       Z0, Z2, Z2
+	VMOVUPS      Z2, K1, (AX)(BX*1)
+
+done375:
+	VZEROUPPER
+	RET
+
+// func geluTanhGradAVX512(dx []float32, dy []float32, x []float32)
+// Requires: AVX, AVX512F, BMI2
+TEXT ·geluTanhGradAVX512(SB), NOSPLIT, $0-72
+	MOVQ dx_base+0(FP), AX
+	MOVQ dy_base+24(FP), CX
+	MOVQ x_base+48(FP), DX
+	MOVQ dx_len+8(FP), BX
+	XORQ SI, SI
+
+one377:
+	CMPQ         BX, $0x10
+	JLT          tail378
+	VMOVUPS      (DX)(SI*1), Z0
+	VMULPS       Z0, Z0, Z1
+	VMOVUPS      wordbd922279<>+0(SB), Z2
+	VFMADD213PS  wordbfcc422a<>+0(SB), Z1, Z2
+	VMULPS       Z0, Z2, Z2
+	VMOVUPS      word42a00000<>+0(SB), Z3
+	VMINPS       Z2, Z3, Z2
+	VMOVUPS      wordc2ae999a<>+0(SB), Z3
+	VMAXPS       Z2, Z3, Z2
+	VMOVUPS      word42b20000<>+0(SB), Z3
+	VMINPS       Z2, Z3, Z2
+	VMULPS       word3fb8aa3b<>+0(SB), Z2, Z3
+	VRNDSCALEPS  $0x08, Z3, Z3
+	VFNMADD231PS word3f318000<>+0(SB), Z3, Z2
+	VFNMADD231PS wordb95e8083<>+0(SB), Z3, Z2
+	VMOVUPS      word39506967<>+0(SB), Z4
+	VFMADD213PS  word3ab743ce<>+0(SB), Z2, Z4
+	VFMADD213PS  word3c088908<>+0(SB), Z2, Z4
+	VFMADD213PS  word3d2aa9c1<>+0(SB), Z2, Z4
+	VFMADD213PS  word3e2aaaaa<>+0(SB), Z2, Z4
+	VFMADD213PS  word3f000000<>+0(SB), Z2, Z4
+	VFMADD213PS  word3f800000<>+0(SB), Z2, Z4
+	VFMADD213PS  word3f800000<>+0(SB), Z2, Z4
+	VCVTPS2DQ    Z3, Z3
+	VPADDD       word0000007e<>+0(SB), Z3, Z3
+	VPSLLD       $0x17, Z3, Z3
+	VMULPS       Z3, Z4, Z4
+	VADDPS       Z4, Z4, Z4
+	VMOVUPS      word3f800000<>+0(SB), Z3
+	VADDPS       Z3, Z4, Z2
+	VDIVPS       Z2, Z3, Z2
+	VMOVUPS      wordbe5b33b6<>+0(SB), Z3
+	VFMADD213PS  wordbfcc422a<>+0(SB), Z1, Z3
+	VMULPS       Z0, Z3, Z3
+	VMULPS       Z2, Z4, Z4
+	VMULPS       Z2, Z4, Z4
+	VFNMADD213PS Z2, Z4, Z3
+	VMOVUPS      (CX)(SI*1), Z0
+	VMULPS       Z0, Z3, Z3
+	VMOVUPS      Z3, (AX)(SI*1)
+	ADDQ         $0x40, SI
+	SUBQ         $0x10, BX
+	JMP          one377
+
+tail378:
+	TESTQ        BX, BX
+	JZ           done379
+	MOVQ         $0x00000001, DI
+	SHLXQ        BX, DI, DI
+	DECQ         DI
+	KMOVW        DI, K1
+	VMOVUPS.Z    (DX)(SI*1), K1, Z0
+	VMULPS       Z0, Z0, Z1
+	VMOVUPS      wordbd922279<>+0(SB), Z2
+	VFMADD213PS  wordbfcc422a<>+0(SB), Z1, Z2
+	VMULPS       Z0, Z2, Z2
+	VMOVUPS      word42a00000<>+0(SB), Z3
+	VMINPS       Z2, Z3, Z2
+	VMOVUPS      wordc2ae999a<>+0(SB), Z3
+	VMAXPS       Z2, Z3, Z2
+	VMOVUPS      word42b20000<>+0(SB), Z3
+	VMINPS       Z2, Z3, Z2
+	VMULPS       word3fb8aa3b<>+0(SB), Z2, Z3
+	VRNDSCALEPS  $0x08, Z3, Z3
+	VFNMADD231PS word3f318000<>+0(SB), Z3, Z2
+	VFNMADD231PS wordb95e8083<>+0(SB), Z3, Z2
+	VMOVUPS      word39506967<>+0(SB), Z4
+	VFMADD213PS  word3ab743ce<>+0(SB), Z2, Z4
+	VFMADD213PS  word3c088908<>+0(SB), Z2, Z4
+	VFMADD213PS  word3d2aa9c1<>+0(SB), Z2, Z4
+	VFMADD213PS  word3e2aaaaa<>+0(SB), Z2, Z4
+	VFMADD213PS  word3f000000<>+0(SB), Z2, Z4
+	VFMADD213PS  word3f800000<>+0(SB), Z2, Z4
+	VFMADD213PS  word3f800000<>+0(SB), Z2, Z4
+	VCVTPS2DQ    Z3, Z3
+	VPADDD       word0000007e<>+0(SB), Z3, Z3
+	VPSLLD       $0x17, Z3, Z3
+	VMULPS       Z3, Z4, Z4
+	VADDPS       Z4, Z4, Z4
+	VMOVUPS      word3f800000<>+0(SB), Z3
+	VADDPS       Z3, Z4, Z2
+	VDIVPS       Z2, Z3, Z2
+	VMOVUPS      wordbe5b33b6<>+0(SB), Z3
+	VFMADD213PS  wordbfcc422a<>+0(SB), Z1, Z3
+	VMULPS       Z0, Z3, Z3
+	VMULPS       Z2, Z4, Z4
+	VMULPS       Z2, Z4, Z4
+	VFNMADD213PS Z2, Z4, Z3
+	VMOVUPS.Z    (CX)(SI*1), K1, Z0
+	VMULPS       Z0, Z3, Z3
+	VMOVUPS      Z3, K1, (AX)(SI*1)
+
+done379:
+	VZEROUPPER
+	RET
+
+// func swigluAVX512(y []float32, gate []float32, up []float32)
+// Requires: AVX, AVX512F, BMI2
+TEXT ·swigluAVX512(SB), NOSPLIT, $0-72
+	MOVQ y_base+0(FP), AX
+	MOVQ gate_base+24(FP), CX
+	MOVQ up_base+48(FP), DX
+	MOVQ y_len+8(FP), BX
+	XORQ SI, SI
+
+one381:
+	CMPQ         BX, $0x10
+	JLT          tail382
+	VMOVUPS      (CX)(SI*1), Z0
+	VPXORD       word80000000<>+0(SB), Z0, Z1
+	VMOVUPS      wordc2ae999a<>+0(SB), Z2
+	VMAXPS       Z1, Z2, Z1
+	VMOVUPS      word42b20000<>+0(SB), Z2
+	VMINPS       Z1, Z2, Z1
+	VMULPS       word3fb8aa3b<>+0(SB), Z1, Z2
+	VRNDSCALEPS  $0x08, Z2, Z2
+	VFNMADD231PS word3f318000<>+0(SB), Z2, Z1
+	VFNMADD231PS wordb95e8083<>+0(SB), Z2, Z1
+	VMOVUPS      word39506967<>+0(SB), Z3
+	VFMADD213PS  word3ab743ce<>+0(SB), Z1, Z3
+	VFMADD213PS  word3c088908<>+0(SB), Z1, Z3
+	VFMADD213PS  word3d2aa9c1<>+0(SB), Z1, Z3
+	VFMADD213PS  word3e2aaaaa<>+0(SB), Z1, Z3
+	VFMADD213PS  word3f000000<>+0(SB), Z1, Z3
+	VFMADD213PS  word3f800000<>+0(SB), Z1, Z3
+	VFMADD213PS  word3f800000<>+0(SB), Z1, Z3
+	VCVTPS2DQ    Z2, Z2
+	VPADDD       word0000007e<>+0(SB), Z2, Z2
+	VPSLLD       $0x17, Z2, Z2
+	VMULPS       Z2, Z3, Z3
+	VADDPS       Z3, Z3, Z3
+	VADDPS       word3f800000<>+0(SB), Z3, Z1
+	VDIVPS       Z1, Z0, Z0
+	VMOVUPS      (DX)(SI*1), Z1
+	VMULPS       Z1, Z0, Z0
+	VMOVUPS      Z0, (AX)(SI*1)
+	ADDQ         $0x40, SI
+	SUBQ         $0x10, BX
+	JMP          one381
+
+tail382:
+	TESTQ        BX, BX
+	JZ           done383
+	MOVQ         $0x00000001, DI
+	SHLXQ        BX, DI, DI
+	DECQ         DI
+	KMOVW        DI, K1
+	VMOVUPS.Z    (CX)(SI*1), K1, Z0
+	VPXORD       word80000000<>+0(SB), Z0, Z1
+	VMOVUPS      wordc2ae999a<>+0(SB), Z2
+	VMAXPS       Z1, Z2, Z1
+	VMOVUPS      word42b20000<>+0(SB), Z2
+	VMINPS       Z1, Z2, Z1
+	VMULPS       word3fb8aa3b<>+0(SB), Z1, Z2
+	VRNDSCALEPS  $0x08, Z2, Z2
+	VFNMADD231PS word3f318000<>+0(SB), Z2, Z1
+	VFNMADD231PS wordb95e8083<>+0(SB), Z2, Z1
+	VMOVUPS      word39506967<>+0(SB), Z3
+	VFMADD213PS  word3ab743ce<>+0(SB), Z1, Z3
+	VFMADD213PS  word3c088908<>+0(SB), Z1, Z3
+	VFMADD213PS  word3d2aa9c1<>+0(SB), Z1, Z3
+	VFMADD213PS  word3e2aaaaa<>+0(SB), Z1, Z3
+	VFMADD213PS  word3f000000<>+0(SB), Z1, Z3
+	VFMADD213PS  word3f800000<>+0(SB), Z1, Z3
+	VFMADD213PS  word3f800000<>+0(SB), Z1, Z3
+	VCVTPS2DQ    Z2, Z2
+	VPADDD       word0000007e<>+0(SB), Z2, Z2
+	VPSLLD       $0x17, Z2, Z2
+	VMULPS       Z2, Z3, Z3
+	VADDPS       Z3, Z3, Z3
+	VADDPS       word3f800000<>+0(SB), Z3, Z1
+	VDIVPS       Z1, Z0, Z0
+	VMOVUPS.Z    (DX)(SI*1), K1, Z1
+	VMULPS       Z1, Z0, Z0
+	VMOVUPS      Z0, K1, (AX)(SI*1)
+
+done383:
+	VZEROUPPER
+	RET
+
+// func swigluGradAVX512(dgate []float32, dup []float32, dy []float32, gate []float32, up []float32)
+// Requires: AVX, AVX512F, BMI2
+TEXT ·swigluGradAVX512(SB), NOSPLIT, $0-120
+	MOVQ dgate_base+0(FP), AX
+	MOVQ dup_base+24(FP), CX
+	MOVQ dy_base+48(FP), DX
+	MOVQ gate_base+72(FP), BX
+	MOVQ up_base+96(FP), SI
+	MOVQ dy_len+56(FP), DI
+	XORQ R8, R8
+
+one385:
+	CMPQ         DI, $0x10
+	JLT          tail386
+	VMOVUPS      (BX)(R8*1), Z0
+	VPXORD       word80000000<>+0(SB), Z0, Z1
+	VMOVUPS      word42a00000<>+0(SB), Z2
+	VMINPS       Z1, Z2, Z1
+	VMOVUPS      wordc2ae999a<>+0(SB), Z2
+	VMAXPS       Z1, Z2, Z1
+	VMOVUPS      word42b20000<>+0(SB), Z2
+	VMINPS       Z1, Z2, Z1
+	VMULPS       word3fb8aa3b<>+0(SB), Z1, Z2
+	VRNDSCALEPS  $0x08, Z2, Z2
+	VFNMADD231PS word3f318000<>+0(SB), Z2, Z1
+	VFNMADD231PS wordb95e8083<>+0(SB), Z2, Z1
+	VMOVUPS      word39506967<>+0(SB), Z3
+	VFMADD213PS  word3ab743ce<>+0(SB), Z1, Z3
+	VFMADD213PS  word3c088908<>+0(SB), Z1, Z3
+	VFMADD213PS  word3d2aa9c1<>+0(SB), Z1, Z3
+	VFMADD213PS  word3e2aaaaa<>+0(SB), Z1, Z3
+	VFMADD213PS  word3f000000<>+0(SB), Z1, Z3
+	VFMADD213PS  word3f800000<>+0(SB), Z1, Z3
+	VFMADD213PS  word3f800000<>+0(SB), Z1, Z3
+	VCVTPS2DQ    Z2, Z2
+	VPADDD       word0000007e<>+0(SB), Z2, Z2
+	VPSLLD       $0x17, Z2, Z2
+	VMULPS       Z2, Z3, Z3
+	VADDPS       Z3, Z3, Z3
+	VADDPS       word3f800000<>+0(SB), Z3, Z1
+	VMOVUPS      word3f800000<>+0(SB), Z2
+	VDIVPS       Z1, Z2, Z2
+	VMULPS       Z2, Z3, Z3
+	VMULPS       Z2, Z0, Z0
+	VMOVUPS      (DX)(R8*1), Z1
+	VMOVUPS      (SI)(R8*1), Z4
+	VFMADD231PS  Z3, Z0, Z2
+	VMULPS       Z1, Z4, Z4
+	VMULPS       Z2, Z4, Z4
+	VMULPS       Z1, Z0, Z0
+	VMOVUPS      Z4, (AX)(R8*1)
+	VMOVUPS      Z0, (CX)(R8*1)
+	ADDQ         $0x40, R8
+	SUBQ         $0x10, DI
+	JMP          one385
+
+tail386:
+	TESTQ        DI, DI
+	JZ           done387
+	MOVQ         $0x00000001, R9
+	SHLXQ        DI, R9, R9
+	DECQ         R9
+	KMOVW        R9, K1
+	VMOVUPS.Z    (BX)(R8*1), K1, Z0
+	VPXORD       word80000000<>+0(SB), Z0, Z1
+	VMOVUPS      word42a00000<>+0(SB), Z2
+	VMINPS       Z1, Z2, Z1
+	VMOVUPS      wordc2ae999a<>+0(SB), Z2
+	VMAXPS       Z1, Z2, Z1
+	VMOVUPS      word42b20000<>+0(SB), Z2
+	VMINPS       Z1, Z2, Z1
+	VMULPS       word3fb8aa3b<>+0(SB), Z1, Z2
+	VRNDSCALEPS  $0x08, Z2, Z2
+	VFNMADD231PS word3f318000<>+0(SB), Z2, Z1
+	VFNMADD231PS wordb95e8083<>+0(SB), Z2, Z1
+	VMOVUPS      word39506967<>+0(SB), Z3
+	VFMADD213PS  word3ab743ce<>+0(SB), Z1, Z3
+	VFMADD213PS  word3c088908<>+0(SB), Z1, Z3
+	VFMADD213PS  word3d2aa9c1<>+0(SB), Z1, Z3
+	VFMADD213PS  word3e2aaaaa<>+0(SB), Z1, Z3
+	VFMADD213PS  word3f000000<>+0(SB), Z1, Z3
+	VFMADD213PS  word3f800000<>+0(SB), Z1, Z3
+	VFMADD213PS  word3f800000<>+0(SB), Z1, Z3
+	VCVTPS2DQ    Z2, Z2
+	VPADDD       word0000007e<>+0(SB), Z2, Z2
+	VPSLLD       $0x17, Z2, Z2
+	VMULPS       Z2, Z3, Z3
+	VADDPS       Z3, Z3, Z3
+	VADDPS       word3f800000<>+0(SB), Z3, Z1
+	VMOVUPS      word3f800000<>+0(SB), Z2
+	VDIVPS       Z1, Z2, Z2
+	VMULPS       Z2, Z3, Z3
+	VMULPS       Z2, Z0, Z0
+	VMOVUPS.Z    (DX)(R8*1), K1, Z1
+	VMOVUPS.Z    (SI)(R8*1), K1, Z4
+	VFMADD231PS  Z3, Z0, Z2
+	VMULPS       Z1, Z4, Z4
+	VMULPS       Z2, Z4, Z4
+	VMULPS       Z1, Z0, Z0
+	VMOVUPS      Z4, K1, (AX)(R8*1)
+	VMOVUPS      Z0, K1, (CX)(R8*1)
+
+done387:
+	VZEROUPPER
+	RET
+
+// func rotateAVX512(lo []float32, hi []float32, a []float32, b []float32, cosines []float32, sines []float32)
+// Requires: AVX, AVX512F, BMI2
+TEXT ·rotateAVX512(SB), NOSPLIT, $0-144
+	MOVQ lo_base+0(FP), AX
+	MOVQ hi_base+24(FP), CX
+	MOVQ a_base+48(FP), DX
+	MOVQ b_base+72(FP), BX
+	MOVQ cosines_base+96(FP), SI
+	MOVQ sines_base+120(FP), DI
+	MOVQ lo_len+8(FP), R8
+	XORQ R9, R9
+
+many388:
+	CMPQ         R8, $0x20
+	JLT          one389
+	VMOVUPS      (DX)(R9*1), Z0
+	VMOVUPS      (BX)(R9*1), Z1
+	VMOVUPS      (SI)(R9*1), Z2
+	VMOVUPS      (DI)(R9*1), Z3
+	VMULPS       Z2, Z0, Z4
+	VFNMADD231PS Z3, Z1, Z4
+	VMULPS       Z2, Z1, Z1
+	VFMADD231PS  Z3, Z0, Z1
+	VMOVUPS      Z4, (AX)(R9*1)
+	VMOVUPS      Z1, (CX)(R9*1)
+	VMOVUPS      64(DX)(R9*1), Z0
+	VMOVUPS      64(BX)(R9*1), Z1
+	VMOVUPS      64(SI)(R9*1), Z2
+	VMOVUPS      64(DI)(R9*1), Z3
+	VMULPS       Z2, Z0, Z4
+	VFNMADD231PS Z3, Z1, Z4
+	VMULPS       Z2, Z1, Z1
+	VFMADD231PS  Z3, Z0, Z1
+	VMOVUPS      Z4, 64(AX)(R9*1)
+	VMOVUPS      Z1, 64(CX)(R9*1)
+	ADDQ         $0x00000080, R9
+	SUBQ         $0x20, R8
+	JMP          many388
+
+one389:
+	CMPQ         R8, $0x10
+	JLT          tail390
+	VMOVUPS      (DX)(R9*1), Z0
+	VMOVUPS      (BX)(R9*1), Z1
+	VMOVUPS      (SI)(R9*1), Z2
+	VMOVUPS      (DI)(R9*1), Z3
+	VMULPS       Z2, Z0, Z4
+	VFNMADD231PS Z3, Z1, Z4
+	VMULPS       Z2, Z1, Z1
+	VFMADD231PS  Z3, Z0, Z1
+	VMOVUPS      Z4, (AX)(R9*1)
+	VMOVUPS      Z1, (CX)(R9*1)
+	ADDQ         $0x40, R9
+	SUBQ         $0x10, R8
+	JMP          one389
+
+tail390:
+	TESTQ        R8, R8
+	JZ           done391
+	MOVQ         $0x00000001, R10
+	SHLXQ        R8, R10, R10
+	DECQ         R10
+	KMOVW        R10, K1
+	VMOVUPS.Z    (DX)(R9*1), K1, Z0
+	VMOVUPS.Z    (BX)(R9*1), K1, Z1
+	VMOVUPS.Z    (SI)(R9*1), K1, Z2
+	VMOVUPS.Z    (DI)(R9*1), K1, Z3
+	VMULPS       Z2, Z0, Z4
+	VFNMADD231PS Z3, Z1, Z4
+	VMULPS       Z2, Z1, Z1
+	VFMADD231PS  Z3, Z0, Z1
+	VMOVUPS      Z4, K1, (AX)(R9*1)
+	VMOVUPS      Z1, K1, (CX)(R9*1)
+
+done391:
+	VZEROUPPER
+	RET
+
+// func adamwAVX512(w []float32, m []float32, v []float32, grad []float32, c *[9]float32)
+// Requires: AVX, AVX512F, BMI2
+TEXT ·adamwAVX512(SB), NOSPLIT, $0-104
+	MOVQ         w_base+0(FP), AX
+	MOVQ         m_base+24(FP), CX
+	MOVQ         v_base+48(FP), DX
+	MOVQ         grad_base+72(FP), BX
+	MOVQ         c+96(FP), SI
+	VBROADCASTSS (SI), Z0
+	VBROADCASTSS 4(SI), Z1
+	VBROADCASTSS 8(SI), Z2
+	VBROADCASTSS 12(SI), Z3
+	VBROADCASTSS 16(SI), Z4
+	VBROADCASTSS 20(SI), Z5
+	VBROADCASTSS 24(SI), Z6
+	VBROADCASTSS 28(SI), Z7
+	VBROADCASTSS 32(SI), Z8
+	MOVQ         w_len+8(FP), SI
+	XORQ         DI, DI
+
+one393:
+	CMPQ        SI, $0x10
+	JLT         tail394
+	VMOVUPS     (BX)(DI*1), Z9
+	VMULPS      Z0, Z9, Z9
+	VMOVUPS     (CX)(DI*1), Z10
+	VMULPS      Z1, Z10, Z10
+	VFMADD231PS Z2, Z9, Z10
+	VMOVUPS     Z10, (CX)(DI*1)
+	VMOVUPS     (DX)(DI*1), Z11
+	VMULPS      Z9, Z9, Z9
+	VMULPS      Z3, Z11, Z11
+	VFMADD231PS Z4, Z9, Z11
+	VMOVUPS     Z11, (DX)(DI*1)
+	VSQRTPS     Z11, Z11
+	VFMADD213PS Z8, Z7, Z11
+	VMULPS      Z6, Z10, Z10
+	VDIVPS      Z11, Z10, Z10
+	VMOVUPS     (AX)(DI*1), Z9
+	VFMSUB213PS Z10, Z5, Z9
+	VMOVUPS     Z9, (AX)(DI*1)
+	ADDQ        $0x40, DI
+	SUBQ        $0x10, SI
+	JMP         one393
+
+tail394:
+	TESTQ       SI, SI
+	JZ          done395
+	MOVQ        $0x00000001, R8
+	SHLXQ       SI, R8, R8
+	DECQ        R8
+	KMOVW       R8, K1
+	VMOVUPS.Z   (BX)(DI*1), K1, Z9
+	VMULPS      Z0, Z9, Z9
+	VMOVUPS.Z   (CX)(DI*1), K1, Z0
+	VMULPS      Z1, Z0, Z0
+	VFMADD231PS Z2, Z9, Z0
+	VMOVUPS     Z0, K1, (CX)(DI*1)
+	VMOVUPS.Z   (DX)(DI*1), K1, Z1
+	VMULPS      Z9, Z9, Z9
+	VMULPS      Z3, Z1, Z1
+	VFMADD231PS Z4, Z9, Z1
+	VMOVUPS     Z1, K1, (DX)(DI*1)
+	VSQRTPS     Z1, Z1
+	VFMADD213PS Z8, Z7, Z1
+	VMULPS      Z6, Z0, Z0
+	VDIVPS      Z1, Z0, Z0
+	VMOVUPS.Z   (AX)(DI*1), K1, Z1
+	VFMSUB213PS Z0, Z5, Z1
+	VMOVUPS     Z1, K1, (AX)(DI*1)
+
+done395:
+	VZEROUPPER
+	RET
+
+// func dotAVX2(a []float32, b []float32) float32
+// Requires: AVX, FMA3, SSE
+TEXT ·dotAVX2(SB), NOSPLIT, $0-52
+	MOVQ   a_base+0(FP), AX
+	MOVQ   b_base+24(FP), CX
+	VXORPS Y0, Y0, Y0
+	VXORPS Y1, Y1, Y1
+	VXORPS Y2, Y2, Y2
+	VXORPS Y3, Y3, Y3
+	MOVQ   a_len+8(FP), DX
+	XORQ   BX, BX
+
+many396:
+	CMPQ        DX, $0x20
+	JLT         one397
+	VMOVUPS     (AX)(BX*1), Y4
+	VMOVUPS     (CX)(BX*1), Y5
+	VFMADD231PS Y4, Y5, Y0
+	VMOVUPS     32(AX)(BX*1), Y4
+	VMOVUPS     32(CX)(BX*1), Y5
+	VFMADD231PS Y4, Y5, Y1
+	VMOVUPS     64(AX)(BX*1), Y4
+	VMOVUPS     64(CX)(BX*1), Y5
+	VFMADD231PS Y4, Y5, Y2
+	VMOVUPS     96(AX)(BX*1), Y4
+	VMOVUPS     96(CX)(BX*1), Y5
+	VFMADD231PS Y4, Y5, Y3
+	ADDQ        $0x00000080, BX
+	SUBQ        $0x20, DX
+	JMP         many396
+
+one397:
+	CMPQ        DX, $0x08
+	JLT         tail398
+	VMOVUPS     (AX)(BX*1), Y4
+	VMOVUPS     (CX)(BX*1), Y5
+	VFMADD231PS Y4, Y5, Y0
+	ADDQ        $0x20, BX
+	SUBQ        $0x08, DX
+	JMP         one397
+
+tail398:
+	TESTQ       DX, DX
+	JZ          done399
+	LEAQ        masks<>+0(SB), SI
+	NEGQ        DX
+	VMOVUPS     32(SI)(DX*4), Y4
+	VMASKMOVPS  (AX)(BX*1), Y4, Y5
+	VMASKMOVPS  (CX)(BX*1), Y4, Y4
+	VFMADD231PS Y5, Y4, Y0
+
+done399:
+	VADDPS       Y2, Y0, Y0
+	VADDPS       Y3, Y1, Y1
+	VADDPS       Y1, Y0, Y0
+	VEXTRACTF128 $0x01, Y0, X1
+	VADDPS       X1, X0, X0
+	VMOVHLPS     X0, X0, X1
+	VADDPS       X1, X0, X0
+	VMOVSHDUP    X0, X1
+	VADDPS       X1, X0, X0
+	MOVSS        X0, ret+48(FP)
+	VZEROUPPER
+	RET
+
+// func sumAVX2(x []float32) float32
+// Requires: AVX, SSE
+TEXT ·sumAVX2(SB), NOSPLIT, $0-28
+	MOVQ   x_base+0(FP), AX
+	VXORPS Y0, Y0, Y0
+	VXORPS Y1, Y1, Y1
+	VXORPS Y2, Y2, Y2
+	VXORPS Y3, Y3, Y3
+	MOVQ   x_len+8(FP), CX
+	XORQ   DX, DX
+
+many400:
+	CMPQ    CX, $0x20
+	JLT     one401
+	VMOVUPS (AX)(DX*1), Y4
+	VADDPS  Y4, Y0, Y0
+	VMOVUPS 32(AX)(DX*1), Y4
+	VADDPS  Y4, Y1, Y1
+	VMOVUPS 64(AX)(DX*1), Y4
+	VADDPS  Y4, Y2, Y2
+	VMOVUPS 96(AX)(DX*1), Y4
+	VADDPS  Y4, Y3, Y3
+	ADDQ    $0x00000080, DX
+	SUBQ    $0x20, CX
+	JMP     many400
+
+one401:
+	CMPQ    CX, $0x08
+	JLT     tail402
+	VMOVUPS (AX)(DX*1), Y4
+	VADDPS  Y4, Y0, Y0
+	ADDQ    $0x20, DX
+	SUBQ    $0x08, CX
+	JMP     one401
+
+tail402:
+	TESTQ      CX, CX
+	JZ         done403
+	LEAQ       masks<>+0(SB), BX
+	NEGQ       CX
+	VMOVUPS    32(BX)(CX*4), Y4
+	VMASKMOVPS (AX)(DX*1), Y4, Y4
+	VADDPS     Y4, Y0, Y0
+
+done403:
+	VADDPS       Y2, Y0, Y0
+	VADDPS       Y3, Y1, Y1
+	VADDPS       Y1, Y0, Y0
+	VEXTRACTF128 $0x01, Y0, X1
+	VADDPS       X1, X0, X0
+	VMOVHLPS     X0, X0, X1
+	VADDPS       X1, X0, X0
+	VMOVSHDUP    X0, X1
+	VADDPS       X1, X0, X0
+	MOVSS        X0, ret+24(FP)
+	VZEROUPPER
+	RET
+
+// func sumSquaresAboutAVX2(x []float32, mean float32) float32
+// Requires: AVX, FMA3, SSE
+TEXT ·sumSquaresAboutAVX2(SB), NOSPLIT, $0-36
+	MOVQ         x_base+0(FP), AX
+	VBROADCASTSS mean+24(FP), Y0
+	VXORPS       Y1, Y1, Y1
+	VXORPS       Y2, Y2, Y2
+	VXORPS       Y3, Y3, Y3
+	VXORPS       Y4, Y4, Y4
+	MOVQ         x_len+8(FP), CX
+	XORQ         DX, DX
+
+many404:
+	CMPQ        CX, $0x20
+	JLT         one405
+	VMOVUPS     (AX)(DX*1), Y5
+	VSUBPS      Y0, Y5, Y5
+	VFMADD231PS Y5, Y5, Y1
+	VMOVUPS     32(AX)(DX*1), Y5
+	VSUBPS      Y0, Y5, Y5
+	VFMADD231PS Y5, Y5, Y2
+	VMOVUPS     64(AX)(DX*1), Y5
+	VSUBPS      Y0, Y5, Y5
+	VFMADD231PS Y5, Y5, Y3
+	VMOVUPS     96(AX)(DX*1), Y5
+	VSUBPS      Y0, Y5, Y5
+	VFMADD231PS Y5, Y5, Y4
+	ADDQ        $0x00000080, DX
+	SUBQ        $0x20, CX
+	JMP         many404
+
+one405:
+	CMPQ        CX, $0x08
+	JLT         tail406
+	VMOVUPS     (AX)(DX*1), Y5
+	VSUBPS      Y0, Y5, Y5
+	VFMADD231PS Y5, Y5, Y1
+	ADDQ        $0x20, DX
+	SUBQ        $0x08, CX
+	JMP         one405
+
+tail406:
+	TESTQ       CX, CX
+	JZ          done407
+	LEAQ        masks<>+0(SB), BX
+	NEGQ        CX
+	VMOVUPS     32(BX)(CX*4), Y5
+	VMASKMOVPS  (AX)(DX*1), Y5, Y6
+	VSUBPS      Y0, Y6, Y6
+	VANDPS      Y5, Y6, Y6
+	VFMADD231PS Y6, Y6, Y1
+
+done407:
+	VADDPS       Y3, Y1, Y1
+	VADDPS       Y4, Y2, Y2
+	VADDPS       Y2, Y1, Y1
+	VEXTRACTF128 $0x01, Y1, X0
+	VADDPS       X0, X1, X1
+	VMOVHLPS     X1, X1, X0
+	VADDPS       X0, X1, X1
+	VMOVSHDUP    X1, X0
+	VADDPS       X0, X1, X1
+	MOVSS        X1, ret+32(FP)
+	VZEROUPPER
+	RET
+
+// func maxOfAVX2(x []float32) float32
+// Requires: AVX, SSE
+TEXT ·maxOfAVX2(SB), NOSPLIT, $0-28
+	MOVQ    x_base+0(FP), AX
+	VMOVUPS wordff800000<>+0(SB), Y0
+	VMOVAPS Y0, Y1
+	VMOVAPS Y0, Y2
+	VMOVAPS Y0, Y3
+	VMOVAPS Y0, Y4
+	MOVQ    x_len+8(FP), CX
+	XORQ    DX, DX
+
+many408:
+	CMPQ    CX, $0x20
+	JLT     one409
+	VMOVUPS (AX)(DX*1), Y5
+	VMAXPS  Y5, Y1, Y1
+	VMOVUPS 32(AX)(DX*1), Y5
+	VMAXPS  Y5, Y2, Y2
+	VMOVUPS 64(AX)(DX*1), Y5
+	VMAXPS  Y5, Y3, Y3
+	VMOVUPS 96(AX)(DX*1), Y5
+	VMAXPS  Y5, Y4, Y4
+	ADDQ    $0x00000080, DX
+	SUBQ    $0x20, CX
+	JMP     many408
+
+one409:
+	CMPQ    CX, $0x08
+	JLT     tail410
+	VMOVUPS (AX)(DX*1), Y5
+	VMAXPS  Y5, Y1, Y1
+	ADDQ    $0x20, DX
+	SUBQ    $0x08, CX
+	JMP     one409
+
+tail410:
+	TESTQ      CX, CX
+	JZ         done411
+	LEAQ       masks<>+0(SB), BX
+	NEGQ       CX
+	VMOVUPS    32(BX)(CX*4), Y5
+	VMASKMOVPS (AX)(DX*1), Y5, Y6
+	VBLENDVPS  Y5, Y6, Y0, Y6
+	VMAXPS     Y6, Y1, Y1
+
+done411:
+	VMAXPS       Y3, Y1, Y1
+	VMAXPS       Y4, Y2, Y2
+	VMAXPS       Y2, Y1, Y1
+	VEXTRACTF128 $0x01, Y1, X0
+	VMAXPS       X0, X1, X1
+	VMOVHLPS     X1, X1, X0
+	VMAXPS       X0, X1, X1
+	VMOVSHDUP    X1, X0
+	VMAXPS       X0, X1, X1
+	MOVSS        X1, ret+24(FP)
+	VZEROUPPER
+	RET
+
+// func sum64AVX2(x []float32) float64
+// Requires: AVX, SSE2
+TEXT ·sum64AVX2(SB), NOSPLIT, $0-32
+	MOVQ   x_base+0(FP), AX
+	VXORPS Y0, Y0, Y0
+	VXORPS Y1, Y1, Y1
+	VXORPS Y2, Y2, Y2
+	VXORPS Y3, Y3, Y3
+	VXORPS Y4, Y4, Y4
+	VXORPS Y5, Y5, Y5
+	VXORPS Y6, Y6, Y6
+	VXORPS Y7, Y7, Y7
+	MOVQ   x_len+8(FP), CX
+	XORQ   DX, DX
+
+many412:
+	CMPQ         CX, $0x20
+	JLT          one413
+	VMOVUPS      (AX)(DX*1), Y8
+	VEXTRACTF128 $0x01, Y8, X9
+	VCVTPS2PD    X8, Y8
+	VCVTPS2PD    X9, Y9
+	VADDPD       Y8, Y0, Y0
+	VADDPD       Y9, Y1, Y1
+	VMOVUPS      32(AX)(DX*1), Y8
+	VEXTRACTF128 $0x01, Y8, X9
+	VCVTPS2PD    X8, Y8
+	VCVTPS2PD    X9, Y9
+	VADDPD       Y8, Y2, Y2
+	VADDPD       Y9, Y3, Y3
+	VMOVUPS      64(AX)(DX*1), Y8
+	VEXTRACTF128 $0x01, Y8, X9
+	VCVTPS2PD    X8, Y8
+	VCVTPS2PD    X9, Y9
+	VADDPD       Y8, Y4, Y4
+	VADDPD       Y9, Y5, Y5
+	VMOVUPS      96(AX)(DX*1), Y8
+	VEXTRACTF128 $0x01, Y8, X9
+	VCVTPS2PD    X8, Y8
+	VCVTPS2PD    X9, Y9
+	VADDPD       Y8, Y6, Y6
+	VADDPD       Y9, Y7, Y7
+	ADDQ         $0x00000080, DX
+	SUBQ         $0x20, CX
+	JMP          many412
+
+one413:
+	CMPQ         CX, $0x08
+	JLT          tail414
+	VMOVUPS      (AX)(DX*1), Y8
+	VEXTRACTF128 $0x01, Y8, X9
+	VCVTPS2PD    X8, Y8
+	VCVTPS2PD    X9, Y9
+	VADDPD       Y8, Y0, Y0
+	VADDPD       Y9, Y1, Y1
+	ADDQ         $0x20, DX
+	SUBQ         $0x08, CX
+	JMP          one413
+
+tail414:
+	TESTQ        CX, CX
+	JZ           done415
+	LEAQ         masks<>+0(SB), BX
+	NEGQ         CX
+	VMOVUPS      32(BX)(CX*4), Y8
+	VMASKMOVPS   (AX)(DX*1), Y8, Y8
+	VEXTRACTF128 $0x01, Y8, X9
+	VCVTPS2PD    X8, Y8
+	VCVTPS2PD    X9, Y9
+	VADDPD       Y8, Y0, Y0
+	VADDPD       Y9, Y1, Y1
+
+done415:
+	VADDPD       Y4, Y0, Y0
+	VADDPD       Y5, Y1, Y1
+	VADDPD       Y6, Y2, Y2
+	VADDPD       Y7, Y3, Y3
+	VADDPD       Y2, Y0, Y0
+	VADDPD       Y3, Y1, Y1
+	VADDPD       Y1, Y0, Y0
+	VEXTRACTF128 $0x01, Y0, X1
+	VADDPD       X1, X0, X0
+	VUNPCKHPD    X0, X0, X1
+	VADDPD       X1, X0, X0
+	MOVSD        X0, ret+24(FP)
+	VZEROUPPER
+	RET
+
+// func sumSquaresAVX2(x []float32) float64
+// Requires: AVX, FMA3, SSE2
+TEXT ·sumSquaresAVX2(SB), NOSPLIT, $0-32
+	MOVQ   x_base+0(FP), AX
+	VXORPS Y0, Y0, Y0
+	VXORPS Y1, Y1, Y1
+	VXORPS Y2, Y2, Y2
+	VXORPS Y3, Y3, Y3
+	VXORPS Y4, Y4, Y4
+	VXORPS Y5, Y5, Y5
+	VXORPS Y6, Y6, Y6
+	VXORPS Y7, Y7, Y7
+	MOVQ   x_len+8(FP), CX
+	XORQ   DX, DX
+
+many416:
+	CMPQ         CX, $0x20
+	JLT          one417
+	VMOVUPS      (AX)(DX*1), Y8
+	VEXTRACTF128 $0x01, Y8, X9
+	VCVTPS2PD    X8, Y8
+	VCVTPS2PD    X9, Y9
+	VFMADD231PD  Y8, Y8, Y0
+	VFMADD231PD  Y9, Y9, Y1
+	VMOVUPS      32(AX)(DX*1), Y8
+	VEXTRACTF128 $0x01, Y8, X9
+	VCVTPS2PD    X8, Y8
+	VCVTPS2PD    X9, Y9
+	VFMADD231PD  Y8, Y8, Y2
+	VFMADD231PD  Y9, Y9, Y3
+	VMOVUPS      64(AX)(DX*1), Y8
+	VEXTRACTF128 $0x01, Y8, X9
+	VCVTPS2PD    X8, Y8
+	VCVTPS2PD    X9, Y9
+	VFMADD231PD  Y8, Y8, Y4
+	VFMADD231PD  Y9, Y9, Y5
+	VMOVUPS      96(AX)(DX*1), Y8
+	VEXTRACTF128 $0x01, Y8, X9
+	VCVTPS2PD    X8, Y8
+	VCVTPS2PD    X9, Y9
+	VFMADD231PD  Y8, Y8, Y6
+	VFMADD231PD  Y9, Y9, Y7
+	ADDQ         $0x00000080, DX
+	SUBQ         $0x20, CX
+	JMP          many416
+
+one417:
+	CMPQ         CX, $0x08
+	JLT          tail418
+	VMOVUPS      (AX)(DX*1), Y8
+	VEXTRACTF128 $0x01, Y8, X9
+	VCVTPS2PD    X8, Y8
+	VCVTPS2PD    X9, Y9
+	VFMADD231PD  Y8, Y8, Y0
+	VFMADD231PD  Y9, Y9, Y1
+	ADDQ         $0x20, DX
+	SUBQ         $0x08, CX
+	JMP          one417
+
+tail418:
+	TESTQ        CX, CX
+	JZ           done419
+	LEAQ         masks<>+0(SB), BX
+	NEGQ         CX
+	VMOVUPS      32(BX)(CX*4), Y8
+	VMASKMOVPS   (AX)(DX*1), Y8, Y8
+	VEXTRACTF128 $0x01, Y8, X9
+	VCVTPS2PD    X8, Y8
+	VCVTPS2PD    X9, Y9
+	VFMADD231PD  Y8, Y8, Y0
+	VFMADD231PD  Y9, Y9, Y1
+
+done419:
+	VADDPD       Y4, Y0, Y0
+	VADDPD       Y5, Y1, Y1
+	VADDPD       Y6, Y2, Y2
+	VADDPD       Y7, Y3, Y3
+	VADDPD       Y2, Y0, Y0
+	VADDPD       Y3, Y1, Y1
+	VADDPD       Y1, Y0, Y0
+	VEXTRACTF128 $0x01, Y0, X1
+	VADDPD       X1, X0, X0
+	VUNPCKHPD    X0, X0, X1
+	VADDPD       X1, X0, X0
+	MOVSD        X0, ret+24(FP)
+	VZEROUPPER
+	RET
+
+// func colSumAVX2(dst []float32, x []float32, rows int, ld int)
+// Requires: AVX
+TEXT ·colSumAVX2(SB), NOSPLIT, $0-64
+	MOVQ dst_base+0(FP), AX
+	MOVQ ld+56(FP), CX
+	MOVQ x_base+24(FP), DX
+	MOVQ dst_len+8(FP), BX
+	SHLQ $0x02, CX
+
+many420:
+	CMPQ   BX, $0x20
+	JLT    one421
+	VXORPS Y0, Y0, Y0
+	VXORPS Y1, Y1, Y1
+	VXORPS Y2, Y2, Y2
+	VXORPS Y3, Y3, Y3
+	MOVQ   rows+48(FP), DI
+	MOVQ   DX, SI
+
+row424:
+	TESTQ  DI, DI
+	JZ     done425
+	VADDPS (SI), Y0, Y0
+	VADDPS 32(SI), Y1, Y1
+	VADDPS 64(SI), Y2, Y2
+	VADDPS 96(SI), Y3, Y3
+	ADDQ   CX, SI
+	DECQ   DI
+	JMP    row424
+
+done425:
+	VADDPS  (AX), Y0, Y0
+	VMOVUPS Y0, (AX)
+	VADDPS  32(AX), Y1, Y1
+	VMOVUPS Y1, 32(AX)
+	VADDPS  64(AX), Y2, Y2
+	VMOVUPS Y2, 64(AX)
+	VADDPS  96(AX), Y3, Y3
+	VMOVUPS Y3, 96(AX)
+	ADDQ    $0x00000080, AX
+	ADDQ    $0x00000080, DX
+	SUBQ    $0x20, BX
+	JMP     many420
+
+one421:
+	CMPQ   BX, $0x08
+	JLT    tail422
+	VXORPS Y0, Y0, Y0
+	MOVQ   rows+48(FP), DI
+	MOVQ   DX, SI
+
+row426:
+	TESTQ  DI, DI
+	JZ     done427
+	VADDPS (SI), Y0, Y0
+	ADDQ   CX, SI
+	DECQ   DI
+	JMP    row426
+
+done427:
+	VADDPS  (AX), Y0, Y0
+	VMOVUPS Y0, (AX)
+	ADDQ    $0x00000020, AX
+	ADDQ    $0x00000020, DX
+	SUBQ    $0x08, BX
+	JMP     one421
+
+tail422:
+	TESTQ   BX, BX
+	JZ      done423
+	LEAQ    masks<>+0(SB), SI
+	NEGQ    BX
+	VMOVUPS 32(SI)(BX*4), Y0
+	VXORPS  Y1, Y1, Y1
+	MOVQ    rows+48(FP), SI
+	MOVQ    DX, BX
+
+row428:
+	TESTQ      SI, SI
+	JZ         done429
+	VMASKMOVPS (BX), Y0, Y2
+	VADDPS     Y2, Y1, Y1
+	ADDQ       CX, BX
+	DECQ       SI
+	JMP        row428
+
+done429:
+	VMASKMOVPS (AX), Y0, Y2
+	VADDPS     Y2, Y1, Y1
+	VMASKMOVPS Y1, Y0, (AX)
+	ADDQ       $0x00000020, AX
+	ADDQ       $0x00000020, DX
+
+done423:
 	VZEROUPPER
 	RET
 
@@ -8058,9 +9787,9 @@ TEXT ·dropoutFactorsAVX2(SB), NOSPLIT, $640-56
 	VPBROADCASTQ block+24(FP), Y2
 	VPADDQ       quads<>+0(SB), Y2, Y2
 
-loop350:
+loop430:
 	CMPQ         CX, $0x20
-	JLT          done351
+	JLT          done431
 	VMOVDQA      Y2, Y3
 	VPSRLQ       $0x20, Y2, Y4
 	VBROADCASTSS op+40(FP), Y5
@@ -8265,9 +9994,9 @@ loop350:
 	VMOVDQU      Y4, 96(AX)
 	ADDQ         $0x00000080, AX
 	SUBQ         $0x20, CX
-	JMP          loop350
+	JMP          loop430
 
-done351:
+done431:
 	VZEROUPPER
 	RET
 
@@ -8279,17 +10008,17 @@ TEXT ·widenBF16AVX2(SB), NOSPLIT, $0-48
 	MOVQ half_len+32(FP), DX
 	XORQ BX, BX
 
-eights352:
+eights432:
 	CMPQ      DX, $0x08
-	JLT       done353
+	JLT       done433
 	VPMOVZXWD (CX)(BX*2), Y0
 	VPSLLD    $0x10, Y0, Y0
 	VMOVUPS   Y0, (AX)(BX*4)
 	ADDQ      $0x08, BX
 	SUBQ      $0x08, DX
-	JMP       eights352
+	JMP       eights432
 
-done353:
+done433:
 	VZEROUPPER
 	RET
 
@@ -8304,9 +10033,9 @@ TEXT ·narrowBF16AVX2(SB), NOSPLIT, $0-48
 	MOVQ    half_len+32(FP), DX
 	XORQ    BX, BX
 
-eights354:
+eights434:
 	CMPQ         DX, $0x08
-	JLT          done355
+	JLT          done435
 	VMOVUPS      (AX)(BX*4), Y3
 	VCMPPS       $0x03, Y3, Y3, Y6
 	VPSRLD       $0x10, Y3, Y4
@@ -8321,9 +10050,9 @@ eights354:
 	VMOVDQU      X4, (CX)(BX*2)
 	ADDQ         $0x08, BX
 	SUBQ         $0x08, DX
-	JMP          eights354
+	JMP          eights434
 
-done355:
+done435:
 	VZEROUPPER
 	RET
 
@@ -8335,16 +10064,16 @@ TEXT ·widenF16C(SB), NOSPLIT, $0-48
 	MOVQ half_len+32(FP), DX
 	XORQ BX, BX
 
-eights356:
+eights436:
 	CMPQ      DX, $0x08
-	JLT       done357
+	JLT       done437
 	VCVTPH2PS (CX)(BX*2), Y0
 	VMOVUPS   Y0, (AX)(BX*4)
 	ADDQ      $0x08, BX
 	SUBQ      $0x08, DX
-	JMP       eights356
+	JMP       eights436
 
-done357:
+done437:
 	VZEROUPPER
 	RET
 
@@ -8356,16 +10085,16 @@ TEXT ·narrowF16C(SB), NOSPLIT, $0-48
 	MOVQ half_len+32(FP), DX
 	XORQ BX, BX
 
-eights358:
+eights438:
 	CMPQ      DX, $0x08
-	JLT       done359
+	JLT       done439
 	VMOVUPS   (AX)(BX*4), Y0
 	VCVTPS2PH $0x00, Y0, (CX)(BX*2)
 	ADDQ      $0x08, BX
 	SUBQ      $0x08, DX
-	JMP       eights358
+	JMP       eights438
 
-done359:
+done439:
 	VZEROUPPER
 	RET
 
@@ -8394,9 +10123,9 @@ TEXT ·addAsFixedAVX2(SB), NOSPLIT, $0-57
 	MOVQ         dst_len+8(FP), DX
 	XORQ         BX, BX
 
-one361:
+one441:
 	CMPQ         DX, $0x08
-	JLT          tail362
+	JLT          tail442
 	VMOVUPS      (CX)(BX*1), Y7
 	VEXTRACTF128 $0x01, Y7, X8
 	VCVTPS2PD    X7, Y7
@@ -8441,11 +10170,11 @@ one361:
 	VPOR         Y8, Y6, Y6
 	ADDQ         $0x20, BX
 	SUBQ         $0x08, DX
-	JMP          one361
+	JMP          one441
 
-tail362:
+tail442:
 	TESTQ        DX, DX
-	JZ           done363
+	JZ           done443
 	LEAQ         masks<>+0(SB), SI
 	NEGQ         DX
 	VMOVUPS      32(SI)(DX*4), Y7
@@ -8495,7 +10224,7 @@ tail362:
 	VPAND        Y0, Y9, Y9
 	VPOR         Y9, Y6, Y6
 
-done363:
+done443:
 	VMOVMSKPD Y6, AX
 	TESTL     AX, AX
 	SETEQ     AL
@@ -8520,9 +10249,9 @@ TEXT ·fixedSquaresAVX2(SB), NOSPLIT, $0-49
 	MOVQ         x_len+8(FP), CX
 	XORQ         DX, DX
 
-one365:
+one445:
 	CMPQ         CX, $0x08
-	JLT          tail366
+	JLT          tail446
 	VMOVUPS      (AX)(DX*1), Y6
 	VEXTRACTF128 $0x01, Y6, X7
 	VCVTPS2PD    X6, Y6
@@ -8553,11 +10282,11 @@ one365:
 	VPADDQ       Y7, Y4, Y4
 	ADDQ         $0x20, DX
 	SUBQ         $0x08, CX
-	JMP          one365
+	JMP          one445
 
-tail366:
+tail446:
 	TESTQ        CX, CX
-	JZ           done367
+	JZ           done447
 	LEAQ         masks<>+0(SB), BX
 	NEGQ         CX
 	VMOVUPS      32(BX)(CX*4), Y6
@@ -8590,7 +10319,7 @@ tail366:
 	VPSUBQ       Y1, Y7, Y7
 	VPADDQ       Y7, Y4, Y4
 
-done367:
+done447:
 	VMOVMSKPD    Y5, AX
 	TESTL        AX, AX
 	SETEQ        AL
@@ -8610,16 +10339,6 @@ done367:
 	VZEROUPPER
 	RET
 
-DATA wordff800000<>+0(SB)/4, $0xff800000
-DATA wordff800000<>+4(SB)/4, $0xff800000
-DATA wordff800000<>+8(SB)/4, $0xff800000
-DATA wordff800000<>+12(SB)/4, $0xff800000
-DATA wordff800000<>+16(SB)/4, $0xff800000
-DATA wordff800000<>+20(SB)/4, $0xff800000
-DATA wordff800000<>+24(SB)/4, $0xff800000
-DATA wordff800000<>+28(SB)/4, $0xff800000
-GLOBL wordff800000<>(SB), RODATA|NOPTR, $32
-
 DATA wordc2ae999a<>+0(SB)/4, $0xc2ae999a
 DATA wordc2ae999a<>+4(SB)/4, $0xc2ae999a
 DATA wordc2ae999a<>+8(SB)/4, $0xc2ae999a
@@ -8628,7 +10347,15 @@ DATA wordc2ae999a<>+16(SB)/4, $0xc2ae999a
 DATA wordc2ae999a<>+20(SB)/4, $0xc2ae999a
 DATA wordc2ae999a<>+24(SB)/4, $0xc2ae999a
 DATA wordc2ae999a<>+28(SB)/4, $0xc2ae999a
-GLOBL wordc2ae999a<>(SB), RODATA|NOPTR, $32
+DATA wordc2ae999a<>+32(SB)/4, $0xc2ae999a
+DATA wordc2ae999a<>+36(SB)/4, $0xc2ae999a
+DATA wordc2ae999a<>+40(SB)/4, $0xc2ae999a
+DATA wordc2ae999a<>+44(SB)/4, $0xc2ae999a
+DATA wordc2ae999a<>+48(SB)/4, $0xc2ae999a
+DATA wordc2ae999a<>+52(SB)/4, $0xc2ae999a
+DATA wordc2ae999a<>+56(SB)/4, $0xc2ae999a
+DATA wordc2ae999a<>+60(SB)/4, $0xc2ae999a
+GLOBL wordc2ae999a<>(SB), RODATA|NOPTR, $64
 
 DATA word42b20000<>+0(SB)/4, $0x42b20000
 DATA word42b20000<>+4(SB)/4, $0x42b20000
@@ -8638,7 +10365,15 @@ DATA word42b20000<>+16(SB)/4, $0x42b20000
 DATA word42b20000<>+20(SB)/4, $0x42b20000
 DATA word42b20000<>+24(SB)/4, $0x42b20000
 DATA word42b20000<>+28(SB)/4, $0x42b20000
-GLOBL word42b20000<>(SB), RODATA|NOPTR, $32
+DATA word42b20000<>+32(SB)/4, $0x42b20000
+DATA word42b20000<>+36(SB)/4, $0x42b20000
+DATA word42b20000<>+40(SB)/4, $0x42b20000
+DATA word42b20000<>+44(SB)/4, $0x42b20000
+DATA word42b20000<>+48(SB)/4, $0x42b20000
+DATA word42b20000<>+52(SB)/4, $0x42b20000
+DATA word42b20000<>+56(SB)/4, $0x42b20000
+DATA word42b20000<>+60(SB)/4, $0x42b20000
+GLOBL word42b20000<>(SB), RODATA|NOPTR, $64
 
 DATA word3fb8aa3b<>+0(SB)/4, $0x3fb8aa3b
 DATA word3fb8aa3b<>+4(SB)/4, $0x3fb8aa3b
@@ -8648,7 +10383,15 @@ DATA word3fb8aa3b<>+16(SB)/4, $0x3fb8aa3b
 DATA word3fb8aa3b<>+20(SB)/4, $0x3fb8aa3b
 DATA word3fb8aa3b<>+24(SB)/4, $0x3fb8aa3b
 DATA word3fb8aa3b<>+28(SB)/4, $0x3fb8aa3b
-GLOBL word3fb8aa3b<>(SB), RODATA|NOPTR, $32
+DATA word3fb8aa3b<>+32(SB)/4, $0x3fb8aa3b
+DATA word3fb8aa3b<>+36(SB)/4, $0x3fb8aa3b
+DATA word3fb8aa3b<>+40(SB)/4, $0x3fb8aa3b
+DATA word3fb8aa3b<>+44(SB)/4, $0x3fb8aa3b
+DATA word3fb8aa3b<>+48(SB)/4, $0x3fb8aa3b
+DATA word3fb8aa3b<>+52(SB)/4, $0x3fb8aa3b
+DATA word3fb8aa3b<>+56(SB)/4, $0x3fb8aa3b
+DATA word3fb8aa3b<>+60(SB)/4, $0x3fb8aa3b
+GLOBL word3fb8aa3b<>(SB), RODATA|NOPTR, $64
 
 DATA word3f318000<>+0(SB)/4, $0x3f318000
 DATA word3f318000<>+4(SB)/4, $0x3f318000
@@ -8658,7 +10401,15 @@ DATA word3f318000<>+16(SB)/4, $0x3f318000
 DATA word3f318000<>+20(SB)/4, $0x3f318000
 DATA word3f318000<>+24(SB)/4, $0x3f318000
 DATA word3f318000<>+28(SB)/4, $0x3f318000
-GLOBL word3f318000<>(SB), RODATA|NOPTR, $32
+DATA word3f318000<>+32(SB)/4, $0x3f318000
+DATA word3f318000<>+36(SB)/4, $0x3f318000
+DATA word3f318000<>+40(SB)/4, $0x3f318000
+DATA word3f318000<>+44(SB)/4, $0x3f318000
+DATA word3f318000<>+48(SB)/4, $0x3f318000
+DATA word3f318000<>+52(SB)/4, $0x3f318000
+DATA word3f318000<>+56(SB)/4, $0x3f318000
+DATA word3f318000<>+60(SB)/4, $0x3f318000
+GLOBL word3f318000<>(SB), RODATA|NOPTR, $64
 
 DATA wordb95e8083<>+0(SB)/4, $0xb95e8083
 DATA wordb95e8083<>+4(SB)/4, $0xb95e8083
@@ -8668,7 +10419,15 @@ DATA wordb95e8083<>+16(SB)/4, $0xb95e8083
 DATA wordb95e8083<>+20(SB)/4, $0xb95e8083
 DATA wordb95e8083<>+24(SB)/4, $0xb95e8083
 DATA wordb95e8083<>+28(SB)/4, $0xb95e8083
-GLOBL wordb95e8083<>(SB), RODATA|NOPTR, $32
+DATA wordb95e8083<>+32(SB)/4, $0xb95e8083
+DATA wordb95e8083<>+36(SB)/4, $0xb95e8083
+DATA wordb95e8083<>+40(SB)/4, $0xb95e8083
+DATA wordb95e8083<>+44(SB)/4, $0xb95e8083
+DATA wordb95e8083<>+48(SB)/4, $0xb95e8083
+DATA wordb95e8083<>+52(SB)/4, $0xb95e8083
+DATA wordb95e8083<>+56(SB)/4, $0xb95e8083
+DATA wordb95e8083<>+60(SB)/4, $0xb95e8083
+GLOBL wordb95e8083<>(SB), RODATA|NOPTR, $64
 
 DATA word39506967<>+0(SB)/4, $0x39506967
 DATA word39506967<>+4(SB)/4, $0x39506967
@@ -8678,7 +10437,15 @@ DATA word39506967<>+16(SB)/4, $0x39506967
 DATA word39506967<>+20(SB)/4, $0x39506967
 DATA word39506967<>+24(SB)/4, $0x39506967
 DATA word39506967<>+28(SB)/4, $0x39506967
-GLOBL word39506967<>(SB), RODATA|NOPTR, $32
+DATA word39506967<>+32(SB)/4, $0x39506967
+DATA word39506967<>+36(SB)/4, $0x39506967
+DATA word39506967<>+40(SB)/4, $0x39506967
+DATA word39506967<>+44(SB)/4, $0x39506967
+DATA word39506967<>+48(SB)/4, $0x39506967
+DATA word39506967<>+52(SB)/4, $0x39506967
+DATA word39506967<>+56(SB)/4, $0x39506967
+DATA word39506967<>+60(SB)/4, $0x39506967
+GLOBL word39506967<>(SB), RODATA|NOPTR, $64
 
 DATA word3ab743ce<>+0(SB)/4, $0x3ab743ce
 DATA word3ab743ce<>+4(SB)/4, $0x3ab743ce
@@ -8688,7 +10455,15 @@ DATA word3ab743ce<>+16(SB)/4, $0x3ab743ce
 DATA word3ab743ce<>+20(SB)/4, $0x3ab743ce
 DATA word3ab743ce<>+24(SB)/4, $0x3ab743ce
 DATA word3ab743ce<>+28(SB)/4, $0x3ab743ce
-GLOBL word3ab743ce<>(SB), RODATA|NOPTR, $32
+DATA word3ab743ce<>+32(SB)/4, $0x3ab743ce
+DATA word3ab743ce<>+36(SB)/4, $0x3ab743ce
+DATA word3ab743ce<>+40(SB)/4, $0x3ab743ce
+DATA word3ab743ce<>+44(SB)/4, $0x3ab743ce
+DATA word3ab743ce<>+48(SB)/4, $0x3ab743ce
+DATA word3ab743ce<>+52(SB)/4, $0x3ab743ce
+DATA word3ab743ce<>+56(SB)/4, $0x3ab743ce
+DATA word3ab743ce<>+60(SB)/4, $0x3ab743ce
+GLOBL word3ab743ce<>(SB), RODATA|NOPTR, $64
 
 DATA word3c088908<>+0(SB)/4, $0x3c088908
 DATA word3c088908<>+4(SB)/4, $0x3c088908
@@ -8698,7 +10473,15 @@ DATA word3c088908<>+16(SB)/4, $0x3c088908
 DATA word3c088908<>+20(SB)/4, $0x3c088908
 DATA word3c088908<>+24(SB)/4, $0x3c088908
 DATA word3c088908<>+28(SB)/4, $0x3c088908
-GLOBL word3c088908<>(SB), RODATA|NOPTR, $32
+DATA word3c088908<>+32(SB)/4, $0x3c088908
+DATA word3c088908<>+36(SB)/4, $0x3c088908
+DATA word3c088908<>+40(SB)/4, $0x3c088908
+DATA word3c088908<>+44(SB)/4, $0x3c088908
+DATA word3c088908<>+48(SB)/4, $0x3c088908
+DATA word3c088908<>+52(SB)/4, $0x3c088908
+DATA word3c088908<>+56(SB)/4, $0x3c088908
+DATA word3c088908<>+60(SB)/4, $0x3c088908
+GLOBL word3c088908<>(SB), RODATA|NOPTR, $64
 
 DATA word3d2aa9c1<>+0(SB)/4, $0x3d2aa9c1
 DATA word3d2aa9c1<>+4(SB)/4, $0x3d2aa9c1
@@ -8708,7 +10491,15 @@ DATA word3d2aa9c1<>+16(SB)/4, $0x3d2aa9c1
 DATA word3d2aa9c1<>+20(SB)/4, $0x3d2aa9c1
 DATA word3d2aa9c1<>+24(SB)/4, $0x3d2aa9c1
 DATA word3d2aa9c1<>+28(SB)/4, $0x3d2aa9c1
-GLOBL word3d2aa9c1<>(SB), RODATA|NOPTR, $32
+DATA word3d2aa9c1<>+32(SB)/4, $0x3d2aa9c1
+DATA word3d2aa9c1<>+36(SB)/4, $0x3d2aa9c1
+DATA word3d2aa9c1<>+40(SB)/4, $0x3d2aa9c1
+DATA word3d2aa9c1<>+44(SB)/4, $0x3d2aa9c1
+DATA word3d2aa9c1<>+48(SB)/4, $0x3d2aa9c1
+DATA word3d2aa9c1<>+52(SB)/4, $0x3d2aa9c1
+DATA word3d2aa9c1<>+56(SB)/4, $0x3d2aa9c1
+DATA word3d2aa9c1<>+60(SB)/4, $0x3d2aa9c1
+GLOBL word3d2aa9c1<>(SB), RODATA|NOPTR, $64
 
 DATA word3e2aaaaa<>+0(SB)/4, $0x3e2aaaaa
 DATA word3e2aaaaa<>+4(SB)/4, $0x3e2aaaaa
@@ -8718,7 +10509,15 @@ DATA word3e2aaaaa<>+16(SB)/4, $0x3e2aaaaa
 DATA word3e2aaaaa<>+20(SB)/4, $0x3e2aaaaa
 DATA word3e2aaaaa<>+24(SB)/4, $0x3e2aaaaa
 DATA word3e2aaaaa<>+28(SB)/4, $0x3e2aaaaa
-GLOBL word3e2aaaaa<>(SB), RODATA|NOPTR, $32
+DATA word3e2aaaaa<>+32(SB)/4, $0x3e2aaaaa
+DATA word3e2aaaaa<>+36(SB)/4, $0x3e2aaaaa
+DATA word3e2aaaaa<>+40(SB)/4, $0x3e2aaaaa
+DATA word3e2aaaaa<>+44(SB)/4, $0x3e2aaaaa
+DATA word3e2aaaaa<>+48(SB)/4, $0x3e2aaaaa
+DATA word3e2aaaaa<>+52(SB)/4, $0x3e2aaaaa
+DATA word3e2aaaaa<>+56(SB)/4, $0x3e2aaaaa
+DATA word3e2aaaaa<>+60(SB)/4, $0x3e2aaaaa
+GLOBL word3e2aaaaa<>(SB), RODATA|NOPTR, $64
 
 DATA word3f000000<>+0(SB)/4, $0x3f000000
 DATA word3f000000<>+4(SB)/4, $0x3f000000
@@ -8728,7 +10527,15 @@ DATA word3f000000<>+16(SB)/4, $0x3f000000
 DATA word3f000000<>+20(SB)/4, $0x3f000000
 DATA word3f000000<>+24(SB)/4, $0x3f000000
 DATA word3f000000<>+28(SB)/4, $0x3f000000
-GLOBL word3f000000<>(SB), RODATA|NOPTR, $32
+DATA word3f000000<>+32(SB)/4, $0x3f000000
+DATA word3f000000<>+36(SB)/4, $0x3f000000
+DATA word3f000000<>+40(SB)/4, $0x3f000000
+DATA word3f000000<>+44(SB)/4, $0x3f000000
+DATA word3f000000<>+48(SB)/4, $0x3f000000
+DATA word3f000000<>+52(SB)/4, $0x3f000000
+DATA word3f000000<>+56(SB)/4, $0x3f000000
+DATA word3f000000<>+60(SB)/4, $0x3f000000
+GLOBL word3f000000<>(SB), RODATA|NOPTR, $64
 
 DATA word3f800000<>+0(SB)/4, $0x3f800000
 DATA word3f800000<>+4(SB)/4, $0x3f800000
@@ -8738,7 +10545,15 @@ DATA word3f800000<>+16(SB)/4, $0x3f800000
 DATA word3f800000<>+20(SB)/4, $0x3f800000
 DATA word3f800000<>+24(SB)/4, $0x3f800000
 DATA word3f800000<>+28(SB)/4, $0x3f800000
-GLOBL word3f800000<>(SB), RODATA|NOPTR, $32
+DATA word3f800000<>+32(SB)/4, $0x3f800000
+DATA word3f800000<>+36(SB)/4, $0x3f800000
+DATA word3f800000<>+40(SB)/4, $0x3f800000
+DATA word3f800000<>+44(SB)/4, $0x3f800000
+DATA word3f800000<>+48(SB)/4, $0x3f800000
+DATA word3f800000<>+52(SB)/4, $0x3f800000
+DATA word3f800000<>+56(SB)/4, $0x3f800000
+DATA word3f800000<>+60(SB)/4, $0x3f800000
+GLOBL word3f800000<>(SB), RODATA|NOPTR, $64
 
 DATA word0000007e<>+0(SB)/4, $0x0000007e
 DATA word0000007e<>+4(SB)/4, $0x0000007e
@@ -8748,7 +10563,15 @@ DATA word0000007e<>+16(SB)/4, $0x0000007e
 DATA word0000007e<>+20(SB)/4, $0x0000007e
 DATA word0000007e<>+24(SB)/4, $0x0000007e
 DATA word0000007e<>+28(SB)/4, $0x0000007e
-GLOBL word0000007e<>(SB), RODATA|NOPTR, $32
+DATA word0000007e<>+32(SB)/4, $0x0000007e
+DATA word0000007e<>+36(SB)/4, $0x0000007e
+DATA word0000007e<>+40(SB)/4, $0x0000007e
+DATA word0000007e<>+44(SB)/4, $0x0000007e
+DATA word0000007e<>+48(SB)/4, $0x0000007e
+DATA word0000007e<>+52(SB)/4, $0x0000007e
+DATA word0000007e<>+56(SB)/4, $0x0000007e
+DATA word0000007e<>+60(SB)/4, $0x0000007e
+GLOBL word0000007e<>(SB), RODATA|NOPTR, $64
 
 DATA wordbf000000<>+0(SB)/4, $0xbf000000
 DATA wordbf000000<>+4(SB)/4, $0xbf000000
@@ -8758,7 +10581,15 @@ DATA wordbf000000<>+16(SB)/4, $0xbf000000
 DATA wordbf000000<>+20(SB)/4, $0xbf000000
 DATA wordbf000000<>+24(SB)/4, $0xbf000000
 DATA wordbf000000<>+28(SB)/4, $0xbf000000
-GLOBL wordbf000000<>(SB), RODATA|NOPTR, $32
+DATA wordbf000000<>+32(SB)/4, $0xbf000000
+DATA wordbf000000<>+36(SB)/4, $0xbf000000
+DATA wordbf000000<>+40(SB)/4, $0xbf000000
+DATA wordbf000000<>+44(SB)/4, $0xbf000000
+DATA wordbf000000<>+48(SB)/4, $0xbf000000
+DATA wordbf000000<>+52(SB)/4, $0xbf000000
+DATA wordbf000000<>+56(SB)/4, $0xbf000000
+DATA wordbf000000<>+60(SB)/4, $0xbf000000
+GLOBL wordbf000000<>(SB), RODATA|NOPTR, $64
 
 DATA word7fffffff<>+0(SB)/4, $0x7fffffff
 DATA word7fffffff<>+4(SB)/4, $0x7fffffff
@@ -8768,7 +10599,15 @@ DATA word7fffffff<>+16(SB)/4, $0x7fffffff
 DATA word7fffffff<>+20(SB)/4, $0x7fffffff
 DATA word7fffffff<>+24(SB)/4, $0x7fffffff
 DATA word7fffffff<>+28(SB)/4, $0x7fffffff
-GLOBL word7fffffff<>(SB), RODATA|NOPTR, $32
+DATA word7fffffff<>+32(SB)/4, $0x7fffffff
+DATA word7fffffff<>+36(SB)/4, $0x7fffffff
+DATA word7fffffff<>+40(SB)/4, $0x7fffffff
+DATA word7fffffff<>+44(SB)/4, $0x7fffffff
+DATA word7fffffff<>+48(SB)/4, $0x7fffffff
+DATA word7fffffff<>+52(SB)/4, $0x7fffffff
+DATA word7fffffff<>+56(SB)/4, $0x7fffffff
+DATA word7fffffff<>+60(SB)/4, $0x7fffffff
+GLOBL word7fffffff<>(SB), RODATA|NOPTR, $64
 
 DATA word3e6d3388<>+0(SB)/4, $0x3e6d3388
 DATA word3e6d3388<>+4(SB)/4, $0x3e6d3388
@@ -8778,7 +10617,15 @@ DATA word3e6d3388<>+16(SB)/4, $0x3e6d3388
 DATA word3e6d3388<>+20(SB)/4, $0x3e6d3388
 DATA word3e6d3388<>+24(SB)/4, $0x3e6d3388
 DATA word3e6d3388<>+28(SB)/4, $0x3e6d3388
-GLOBL word3e6d3388<>(SB), RODATA|NOPTR, $32
+DATA word3e6d3388<>+32(SB)/4, $0x3e6d3388
+DATA word3e6d3388<>+36(SB)/4, $0x3e6d3388
+DATA word3e6d3388<>+40(SB)/4, $0x3e6d3388
+DATA word3e6d3388<>+44(SB)/4, $0x3e6d3388
+DATA word3e6d3388<>+48(SB)/4, $0x3e6d3388
+DATA word3e6d3388<>+52(SB)/4, $0x3e6d3388
+DATA word3e6d3388<>+56(SB)/4, $0x3e6d3388
+DATA word3e6d3388<>+60(SB)/4, $0x3e6d3388
+GLOBL word3e6d3388<>(SB), RODATA|NOPTR, $64
 
 DATA wordba822250<>+0(SB)/4, $0xba822250
 DATA wordba822250<>+4(SB)/4, $0xba822250
@@ -8788,7 +10635,15 @@ DATA wordba822250<>+16(SB)/4, $0xba822250
 DATA wordba822250<>+20(SB)/4, $0xba822250
 DATA wordba822250<>+24(SB)/4, $0xba822250
 DATA wordba822250<>+28(SB)/4, $0xba822250
-GLOBL wordba822250<>(SB), RODATA|NOPTR, $32
+DATA wordba822250<>+32(SB)/4, $0xba822250
+DATA wordba822250<>+36(SB)/4, $0xba822250
+DATA wordba822250<>+40(SB)/4, $0xba822250
+DATA wordba822250<>+44(SB)/4, $0xba822250
+DATA wordba822250<>+48(SB)/4, $0xba822250
+DATA wordba822250<>+52(SB)/4, $0xba822250
+DATA wordba822250<>+56(SB)/4, $0xba822250
+DATA wordba822250<>+60(SB)/4, $0xba822250
+GLOBL wordba822250<>(SB), RODATA|NOPTR, $64
 
 DATA wordbd87f19d<>+0(SB)/4, $0xbd87f19d
 DATA wordbd87f19d<>+4(SB)/4, $0xbd87f19d
@@ -8798,7 +10653,15 @@ DATA wordbd87f19d<>+16(SB)/4, $0xbd87f19d
 DATA wordbd87f19d<>+20(SB)/4, $0xbd87f19d
 DATA wordbd87f19d<>+24(SB)/4, $0xbd87f19d
 DATA wordbd87f19d<>+28(SB)/4, $0xbd87f19d
-GLOBL wordbd87f19d<>(SB), RODATA|NOPTR, $32
+DATA wordbd87f19d<>+32(SB)/4, $0xbd87f19d
+DATA wordbd87f19d<>+36(SB)/4, $0xbd87f19d
+DATA wordbd87f19d<>+40(SB)/4, $0xbd87f19d
+DATA wordbd87f19d<>+44(SB)/4, $0xbd87f19d
+DATA wordbd87f19d<>+48(SB)/4, $0xbd87f19d
+DATA wordbd87f19d<>+52(SB)/4, $0xbd87f19d
+DATA wordbd87f19d<>+56(SB)/4, $0xbd87f19d
+DATA wordbd87f19d<>+60(SB)/4, $0xbd87f19d
+GLOBL wordbd87f19d<>(SB), RODATA|NOPTR, $64
 
 DATA word3e76afbf<>+0(SB)/4, $0x3e76afbf
 DATA word3e76afbf<>+4(SB)/4, $0x3e76afbf
@@ -8808,7 +10671,15 @@ DATA word3e76afbf<>+16(SB)/4, $0x3e76afbf
 DATA word3e76afbf<>+20(SB)/4, $0x3e76afbf
 DATA word3e76afbf<>+24(SB)/4, $0x3e76afbf
 DATA word3e76afbf<>+28(SB)/4, $0x3e76afbf
-GLOBL word3e76afbf<>(SB), RODATA|NOPTR, $32
+DATA word3e76afbf<>+32(SB)/4, $0x3e76afbf
+DATA word3e76afbf<>+36(SB)/4, $0x3e76afbf
+DATA word3e76afbf<>+40(SB)/4, $0x3e76afbf
+DATA word3e76afbf<>+44(SB)/4, $0x3e76afbf
+DATA word3e76afbf<>+48(SB)/4, $0x3e76afbf
+DATA word3e76afbf<>+52(SB)/4, $0x3e76afbf
+DATA word3e76afbf<>+56(SB)/4, $0x3e76afbf
+DATA word3e76afbf<>+60(SB)/4, $0x3e76afbf
+GLOBL word3e76afbf<>(SB), RODATA|NOPTR, $64
 
 DATA wordbe4856ff<>+0(SB)/4, $0xbe4856ff
 DATA wordbe4856ff<>+4(SB)/4, $0xbe4856ff
@@ -8818,7 +10689,15 @@ DATA wordbe4856ff<>+16(SB)/4, $0xbe4856ff
 DATA wordbe4856ff<>+20(SB)/4, $0xbe4856ff
 DATA wordbe4856ff<>+24(SB)/4, $0xbe4856ff
 DATA wordbe4856ff<>+28(SB)/4, $0xbe4856ff
-GLOBL wordbe4856ff<>(SB), RODATA|NOPTR, $32
+DATA wordbe4856ff<>+32(SB)/4, $0xbe4856ff
+DATA wordbe4856ff<>+36(SB)/4, $0xbe4856ff
+DATA wordbe4856ff<>+40(SB)/4, $0xbe4856ff
+DATA wordbe4856ff<>+44(SB)/4, $0xbe4856ff
+DATA wordbe4856ff<>+48(SB)/4, $0xbe4856ff
+DATA wordbe4856ff<>+52(SB)/4, $0xbe4856ff
+DATA wordbe4856ff<>+56(SB)/4, $0xbe4856ff
+DATA wordbe4856ff<>+60(SB)/4, $0xbe4856ff
+GLOBL wordbe4856ff<>(SB), RODATA|NOPTR, $64
 
 DATA word3e639481<>+0(SB)/4, $0x3e639481
 DATA word3e639481<>+4(SB)/4, $0x3e639481
@@ -8828,7 +10707,15 @@ DATA word3e639481<>+16(SB)/4, $0x3e639481
 DATA word3e639481<>+20(SB)/4, $0x3e639481
 DATA word3e639481<>+24(SB)/4, $0x3e639481
 DATA word3e639481<>+28(SB)/4, $0x3e639481
-GLOBL word3e639481<>(SB), RODATA|NOPTR, $32
+DATA word3e639481<>+32(SB)/4, $0x3e639481
+DATA word3e639481<>+36(SB)/4, $0x3e639481
+DATA word3e639481<>+40(SB)/4, $0x3e639481
+DATA word3e639481<>+44(SB)/4, $0x3e639481
+DATA word3e639481<>+48(SB)/4, $0x3e639481
+DATA word3e639481<>+52(SB)/4, $0x3e639481
+DATA word3e639481<>+56(SB)/4, $0x3e639481
+DATA word3e639481<>+60(SB)/4, $0x3e639481
+GLOBL word3e639481<>(SB), RODATA|NOPTR, $64
 
 DATA word3c6b7660<>+0(SB)/4, $0x3c6b7660
 DATA word3c6b7660<>+4(SB)/4, $0x3c6b7660
@@ -8838,7 +10725,15 @@ DATA word3c6b7660<>+16(SB)/4, $0x3c6b7660
 DATA word3c6b7660<>+20(SB)/4, $0x3c6b7660
 DATA word3c6b7660<>+24(SB)/4, $0x3c6b7660
 DATA word3c6b7660<>+28(SB)/4, $0x3c6b7660
-GLOBL word3c6b7660<>(SB), RODATA|NOPTR, $32
+DATA word3c6b7660<>+32(SB)/4, $0x3c6b7660
+DATA word3c6b7660<>+36(SB)/4, $0x3c6b7660
+DATA word3c6b7660<>+40(SB)/4, $0x3c6b7660
+DATA word3c6b7660<>+44(SB)/4, $0x3c6b7660
+DATA word3c6b7660<>+48(SB)/4, $0x3c6b7660
+DATA word3c6b7660<>+52(SB)/4, $0x3c6b7660
+DATA word3c6b7660<>+56(SB)/4, $0x3c6b7660
+DATA word3c6b7660<>+60(SB)/4, $0x3c6b7660
+GLOBL word3c6b7660<>(SB), RODATA|NOPTR, $64
 
 DATA word3dd20619<>+0(SB)/4, $0x3dd20619
 DATA word3dd20619<>+4(SB)/4, $0x3dd20619
@@ -8848,7 +10743,15 @@ DATA word3dd20619<>+16(SB)/4, $0x3dd20619
 DATA word3dd20619<>+20(SB)/4, $0x3dd20619
 DATA word3dd20619<>+24(SB)/4, $0x3dd20619
 DATA word3dd20619<>+28(SB)/4, $0x3dd20619
-GLOBL word3dd20619<>(SB), RODATA|NOPTR, $32
+DATA word3dd20619<>+32(SB)/4, $0x3dd20619
+DATA word3dd20619<>+36(SB)/4, $0x3dd20619
+DATA word3dd20619<>+40(SB)/4, $0x3dd20619
+DATA word3dd20619<>+44(SB)/4, $0x3dd20619
+DATA word3dd20619<>+48(SB)/4, $0x3dd20619
+DATA word3dd20619<>+52(SB)/4, $0x3dd20619
+DATA word3dd20619<>+56(SB)/4, $0x3dd20619
+DATA word3dd20619<>+60(SB)/4, $0x3dd20619
+GLOBL word3dd20619<>(SB), RODATA|NOPTR, $64
 
 DATA word3db92e06<>+0(SB)/4, $0x3db92e06
 DATA word3db92e06<>+4(SB)/4, $0x3db92e06
@@ -8858,7 +10761,15 @@ DATA word3db92e06<>+16(SB)/4, $0x3db92e06
 DATA word3db92e06<>+20(SB)/4, $0x3db92e06
 DATA word3db92e06<>+24(SB)/4, $0x3db92e06
 DATA word3db92e06<>+28(SB)/4, $0x3db92e06
-GLOBL word3db92e06<>(SB), RODATA|NOPTR, $32
+DATA word3db92e06<>+32(SB)/4, $0x3db92e06
+DATA word3db92e06<>+36(SB)/4, $0x3db92e06
+DATA word3db92e06<>+40(SB)/4, $0x3db92e06
+DATA word3db92e06<>+44(SB)/4, $0x3db92e06
+DATA word3db92e06<>+48(SB)/4, $0x3db92e06
+DATA word3db92e06<>+52(SB)/4, $0x3db92e06
+DATA word3db92e06<>+56(SB)/4, $0x3db92e06
+DATA word3db92e06<>+60(SB)/4, $0x3db92e06
+GLOBL word3db92e06<>(SB), RODATA|NOPTR, $64
 
 DATA word3dbd7cb7<>+0(SB)/4, $0x3dbd7cb7
 DATA word3dbd7cb7<>+4(SB)/4, $0x3dbd7cb7
@@ -8868,7 +10779,15 @@ DATA word3dbd7cb7<>+16(SB)/4, $0x3dbd7cb7
 DATA word3dbd7cb7<>+20(SB)/4, $0x3dbd7cb7
 DATA word3dbd7cb7<>+24(SB)/4, $0x3dbd7cb7
 DATA word3dbd7cb7<>+28(SB)/4, $0x3dbd7cb7
-GLOBL word3dbd7cb7<>(SB), RODATA|NOPTR, $32
+DATA word3dbd7cb7<>+32(SB)/4, $0x3dbd7cb7
+DATA word3dbd7cb7<>+36(SB)/4, $0x3dbd7cb7
+DATA word3dbd7cb7<>+40(SB)/4, $0x3dbd7cb7
+DATA word3dbd7cb7<>+44(SB)/4, $0x3dbd7cb7
+DATA word3dbd7cb7<>+48(SB)/4, $0x3dbd7cb7
+DATA word3dbd7cb7<>+52(SB)/4, $0x3dbd7cb7
+DATA word3dbd7cb7<>+56(SB)/4, $0x3dbd7cb7
+DATA word3dbd7cb7<>+60(SB)/4, $0x3dbd7cb7
+GLOBL word3dbd7cb7<>(SB), RODATA|NOPTR, $64
 
 DATA word3ecc422a<>+0(SB)/4, $0x3ecc422a
 DATA word3ecc422a<>+4(SB)/4, $0x3ecc422a
@@ -8878,7 +10797,15 @@ DATA word3ecc422a<>+16(SB)/4, $0x3ecc422a
 DATA word3ecc422a<>+20(SB)/4, $0x3ecc422a
 DATA word3ecc422a<>+24(SB)/4, $0x3ecc422a
 DATA word3ecc422a<>+28(SB)/4, $0x3ecc422a
-GLOBL word3ecc422a<>(SB), RODATA|NOPTR, $32
+DATA word3ecc422a<>+32(SB)/4, $0x3ecc422a
+DATA word3ecc422a<>+36(SB)/4, $0x3ecc422a
+DATA word3ecc422a<>+40(SB)/4, $0x3ecc422a
+DATA word3ecc422a<>+44(SB)/4, $0x3ecc422a
+DATA word3ecc422a<>+48(SB)/4, $0x3ecc422a
+DATA word3ecc422a<>+52(SB)/4, $0x3ecc422a
+DATA word3ecc422a<>+56(SB)/4, $0x3ecc422a
+DATA word3ecc422a<>+60(SB)/4, $0x3ecc422a
+GLOBL word3ecc422a<>(SB), RODATA|NOPTR, $64
 
 DATA wordbd922279<>+0(SB)/4, $0xbd922279
 DATA wordbd922279<>+4(SB)/4, $0xbd922279
@@ -8888,7 +10815,15 @@ DATA wordbd922279<>+16(SB)/4, $0xbd922279
 DATA wordbd922279<>+20(SB)/4, $0xbd922279
 DATA wordbd922279<>+24(SB)/4, $0xbd922279
 DATA wordbd922279<>+28(SB)/4, $0xbd922279
-GLOBL wordbd922279<>(SB), RODATA|NOPTR, $32
+DATA wordbd922279<>+32(SB)/4, $0xbd922279
+DATA wordbd922279<>+36(SB)/4, $0xbd922279
+DATA wordbd922279<>+40(SB)/4, $0xbd922279
+DATA wordbd922279<>+44(SB)/4, $0xbd922279
+DATA wordbd922279<>+48(SB)/4, $0xbd922279
+DATA wordbd922279<>+52(SB)/4, $0xbd922279
+DATA wordbd922279<>+56(SB)/4, $0xbd922279
+DATA wordbd922279<>+60(SB)/4, $0xbd922279
+GLOBL wordbd922279<>(SB), RODATA|NOPTR, $64
 
 DATA wordbfcc422a<>+0(SB)/4, $0xbfcc422a
 DATA wordbfcc422a<>+4(SB)/4, $0xbfcc422a
@@ -8898,7 +10833,15 @@ DATA wordbfcc422a<>+16(SB)/4, $0xbfcc422a
 DATA wordbfcc422a<>+20(SB)/4, $0xbfcc422a
 DATA wordbfcc422a<>+24(SB)/4, $0xbfcc422a
 DATA wordbfcc422a<>+28(SB)/4, $0xbfcc422a
-GLOBL wordbfcc422a<>(SB), RODATA|NOPTR, $32
+DATA wordbfcc422a<>+32(SB)/4, $0xbfcc422a
+DATA wordbfcc422a<>+36(SB)/4, $0xbfcc422a
+DATA wordbfcc422a<>+40(SB)/4, $0xbfcc422a
+DATA wordbfcc422a<>+44(SB)/4, $0xbfcc422a
+DATA wordbfcc422a<>+48(SB)/4, $0xbfcc422a
+DATA wordbfcc422a<>+52(SB)/4, $0xbfcc422a
+DATA wordbfcc422a<>+56(SB)/4, $0xbfcc422a
+DATA wordbfcc422a<>+60(SB)/4, $0xbfcc422a
+GLOBL wordbfcc422a<>(SB), RODATA|NOPTR, $64
 
 DATA word42a00000<>+0(SB)/4, $0x42a00000
 DATA word42a00000<>+4(SB)/4, $0x42a00000
@@ -8908,7 +10851,15 @@ DATA word42a00000<>+16(SB)/4, $0x42a00000
 DATA word42a00000<>+20(SB)/4, $0x42a00000
 DATA word42a00000<>+24(SB)/4, $0x42a00000
 DATA word42a00000<>+28(SB)/4, $0x42a00000
-GLOBL word42a00000<>(SB), RODATA|NOPTR, $32
+DATA word42a00000<>+32(SB)/4, $0x42a00000
+DATA word42a00000<>+36(SB)/4, $0x42a00000
+DATA word42a00000<>+40(SB)/4, $0x42a00000
+DATA word42a00000<>+44(SB)/4, $0x42a00000
+DATA word42a00000<>+48(SB)/4, $0x42a00000
+DATA word42a00000<>+52(SB)/4, $0x42a00000
+DATA word42a00000<>+56(SB)/4, $0x42a00000
+DATA word42a00000<>+60(SB)/4, $0x42a00000
+GLOBL word42a00000<>(SB), RODATA|NOPTR, $64
 
 DATA wordbe5b33b6<>+0(SB)/4, $0xbe5b33b6
 DATA wordbe5b33b6<>+4(SB)/4, $0xbe5b33b6
@@ -8918,7 +10869,15 @@ DATA wordbe5b33b6<>+16(SB)/4, $0xbe5b33b6
 DATA wordbe5b33b6<>+20(SB)/4, $0xbe5b33b6
 DATA wordbe5b33b6<>+24(SB)/4, $0xbe5b33b6
 DATA wordbe5b33b6<>+28(SB)/4, $0xbe5b33b6
-GLOBL wordbe5b33b6<>(SB), RODATA|NOPTR, $32
+DATA wordbe5b33b6<>+32(SB)/4, $0xbe5b33b6
+DATA wordbe5b33b6<>+36(SB)/4, $0xbe5b33b6
+DATA wordbe5b33b6<>+40(SB)/4, $0xbe5b33b6
+DATA wordbe5b33b6<>+44(SB)/4, $0xbe5b33b6
+DATA wordbe5b33b6<>+48(SB)/4, $0xbe5b33b6
+DATA wordbe5b33b6<>+52(SB)/4, $0xbe5b33b6
+DATA wordbe5b33b6<>+56(SB)/4, $0xbe5b33b6
+DATA wordbe5b33b6<>+60(SB)/4, $0xbe5b33b6
+GLOBL wordbe5b33b6<>(SB), RODATA|NOPTR, $64
 
 DATA word80000000<>+0(SB)/4, $0x80000000
 DATA word80000000<>+4(SB)/4, $0x80000000
@@ -8928,7 +10887,33 @@ DATA word80000000<>+16(SB)/4, $0x80000000
 DATA word80000000<>+20(SB)/4, $0x80000000
 DATA word80000000<>+24(SB)/4, $0x80000000
 DATA word80000000<>+28(SB)/4, $0x80000000
-GLOBL word80000000<>(SB), RODATA|NOPTR, $32
+DATA word80000000<>+32(SB)/4, $0x80000000
+DATA word80000000<>+36(SB)/4, $0x80000000
+DATA word80000000<>+40(SB)/4, $0x80000000
+DATA word80000000<>+44(SB)/4, $0x80000000
+DATA word80000000<>+48(SB)/4, $0x80000000
+DATA word80000000<>+52(SB)/4, $0x80000000
+DATA word80000000<>+56(SB)/4, $0x80000000
+DATA word80000000<>+60(SB)/4, $0x80000000
+GLOBL word80000000<>(SB), RODATA|NOPTR, $64
+
+DATA wordff800000<>+0(SB)/4, $0xff800000
+DATA wordff800000<>+4(SB)/4, $0xff800000
+DATA wordff800000<>+8(SB)/4, $0xff800000
+DATA wordff800000<>+12(SB)/4, $0xff800000
+DATA wordff800000<>+16(SB)/4, $0xff800000
+DATA wordff800000<>+20(SB)/4, $0xff800000
+DATA wordff800000<>+24(SB)/4, $0xff800000
+DATA wordff800000<>+28(SB)/4, $0xff800000
+DATA wordff800000<>+32(SB)/4, $0xff800000
+DATA wordff800000<>+36(SB)/4, $0xff800000
+DATA wordff800000<>+40(SB)/4, $0xff800000
+DATA wordff800000<>+44(SB)/4, $0xff800000
+DATA wordff800000<>+48(SB)/4, $0xff800000
+DATA wordff800000<>+52(SB)/4, $0xff800000
+DATA wordff800000<>+56(SB)/4, $0xff800000
+DATA wordff800000<>+60(SB)/4, $0xff800000
+GLOBL wordff800000<>(SB), RODATA|NOPTR, $64
 
 DATA word9e3779b9<>+0(SB)/4, $0x9e3779b9
 DATA word9e3779b9<>+4(SB)/4, $0x9e3779b9
@@ -8938,7 +10923,15 @@ DATA word9e3779b9<>+16(SB)/4, $0x9e3779b9
 DATA word9e3779b9<>+20(SB)/4, $0x9e3779b9
 DATA word9e3779b9<>+24(SB)/4, $0x9e3779b9
 DATA word9e3779b9<>+28(SB)/4, $0x9e3779b9
-GLOBL word9e3779b9<>(SB), RODATA|NOPTR, $32
+DATA word9e3779b9<>+32(SB)/4, $0x9e3779b9
+DATA word9e3779b9<>+36(SB)/4, $0x9e3779b9
+DATA word9e3779b9<>+40(SB)/4, $0x9e3779b9
+DATA word9e3779b9<>+44(SB)/4, $0x9e3779b9
+DATA word9e3779b9<>+48(SB)/4, $0x9e3779b9
+DATA word9e3779b9<>+52(SB)/4, $0x9e3779b9
+DATA word9e3779b9<>+56(SB)/4, $0x9e3779b9
+DATA word9e3779b9<>+60(SB)/4, $0x9e3779b9
+GLOBL word9e3779b9<>(SB), RODATA|NOPTR, $64
 
 DATA wordbb67ae85<>+0(SB)/4, $0xbb67ae85
 DATA wordbb67ae85<>+4(SB)/4, $0xbb67ae85
@@ -8948,7 +10941,15 @@ DATA wordbb67ae85<>+16(SB)/4, $0xbb67ae85
 DATA wordbb67ae85<>+20(SB)/4, $0xbb67ae85
 DATA wordbb67ae85<>+24(SB)/4, $0xbb67ae85
 DATA wordbb67ae85<>+28(SB)/4, $0xbb67ae85
-GLOBL wordbb67ae85<>(SB), RODATA|NOPTR, $32
+DATA wordbb67ae85<>+32(SB)/4, $0xbb67ae85
+DATA wordbb67ae85<>+36(SB)/4, $0xbb67ae85
+DATA wordbb67ae85<>+40(SB)/4, $0xbb67ae85
+DATA wordbb67ae85<>+44(SB)/4, $0xbb67ae85
+DATA wordbb67ae85<>+48(SB)/4, $0xbb67ae85
+DATA wordbb67ae85<>+52(SB)/4, $0xbb67ae85
+DATA wordbb67ae85<>+56(SB)/4, $0xbb67ae85
+DATA wordbb67ae85<>+60(SB)/4, $0xbb67ae85
+GLOBL wordbb67ae85<>(SB), RODATA|NOPTR, $64
 
 DATA wordd2511f53<>+0(SB)/4, $0xd2511f53
 DATA wordd2511f53<>+4(SB)/4, $0xd2511f53
@@ -8958,7 +10959,15 @@ DATA wordd2511f53<>+16(SB)/4, $0xd2511f53
 DATA wordd2511f53<>+20(SB)/4, $0xd2511f53
 DATA wordd2511f53<>+24(SB)/4, $0xd2511f53
 DATA wordd2511f53<>+28(SB)/4, $0xd2511f53
-GLOBL wordd2511f53<>(SB), RODATA|NOPTR, $32
+DATA wordd2511f53<>+32(SB)/4, $0xd2511f53
+DATA wordd2511f53<>+36(SB)/4, $0xd2511f53
+DATA wordd2511f53<>+40(SB)/4, $0xd2511f53
+DATA wordd2511f53<>+44(SB)/4, $0xd2511f53
+DATA wordd2511f53<>+48(SB)/4, $0xd2511f53
+DATA wordd2511f53<>+52(SB)/4, $0xd2511f53
+DATA wordd2511f53<>+56(SB)/4, $0xd2511f53
+DATA wordd2511f53<>+60(SB)/4, $0xd2511f53
+GLOBL wordd2511f53<>(SB), RODATA|NOPTR, $64
 
 DATA wordcd9e8d57<>+0(SB)/4, $0xcd9e8d57
 DATA wordcd9e8d57<>+4(SB)/4, $0xcd9e8d57
@@ -8968,7 +10977,15 @@ DATA wordcd9e8d57<>+16(SB)/4, $0xcd9e8d57
 DATA wordcd9e8d57<>+20(SB)/4, $0xcd9e8d57
 DATA wordcd9e8d57<>+24(SB)/4, $0xcd9e8d57
 DATA wordcd9e8d57<>+28(SB)/4, $0xcd9e8d57
-GLOBL wordcd9e8d57<>(SB), RODATA|NOPTR, $32
+DATA wordcd9e8d57<>+32(SB)/4, $0xcd9e8d57
+DATA wordcd9e8d57<>+36(SB)/4, $0xcd9e8d57
+DATA wordcd9e8d57<>+40(SB)/4, $0xcd9e8d57
+DATA wordcd9e8d57<>+44(SB)/4, $0xcd9e8d57
+DATA wordcd9e8d57<>+48(SB)/4, $0xcd9e8d57
+DATA wordcd9e8d57<>+52(SB)/4, $0xcd9e8d57
+DATA wordcd9e8d57<>+56(SB)/4, $0xcd9e8d57
+DATA wordcd9e8d57<>+60(SB)/4, $0xcd9e8d57
+GLOBL wordcd9e8d57<>(SB), RODATA|NOPTR, $64
 
 DATA word00007fff<>+0(SB)/4, $0x00007fff
 DATA word00007fff<>+4(SB)/4, $0x00007fff
@@ -8978,7 +10995,15 @@ DATA word00007fff<>+16(SB)/4, $0x00007fff
 DATA word00007fff<>+20(SB)/4, $0x00007fff
 DATA word00007fff<>+24(SB)/4, $0x00007fff
 DATA word00007fff<>+28(SB)/4, $0x00007fff
-GLOBL word00007fff<>(SB), RODATA|NOPTR, $32
+DATA word00007fff<>+32(SB)/4, $0x00007fff
+DATA word00007fff<>+36(SB)/4, $0x00007fff
+DATA word00007fff<>+40(SB)/4, $0x00007fff
+DATA word00007fff<>+44(SB)/4, $0x00007fff
+DATA word00007fff<>+48(SB)/4, $0x00007fff
+DATA word00007fff<>+52(SB)/4, $0x00007fff
+DATA word00007fff<>+56(SB)/4, $0x00007fff
+DATA word00007fff<>+60(SB)/4, $0x00007fff
+GLOBL word00007fff<>(SB), RODATA|NOPTR, $64
 
 DATA word00000001<>+0(SB)/4, $0x00000001
 DATA word00000001<>+4(SB)/4, $0x00000001
@@ -8988,7 +11013,15 @@ DATA word00000001<>+16(SB)/4, $0x00000001
 DATA word00000001<>+20(SB)/4, $0x00000001
 DATA word00000001<>+24(SB)/4, $0x00000001
 DATA word00000001<>+28(SB)/4, $0x00000001
-GLOBL word00000001<>(SB), RODATA|NOPTR, $32
+DATA word00000001<>+32(SB)/4, $0x00000001
+DATA word00000001<>+36(SB)/4, $0x00000001
+DATA word00000001<>+40(SB)/4, $0x00000001
+DATA word00000001<>+44(SB)/4, $0x00000001
+DATA word00000001<>+48(SB)/4, $0x00000001
+DATA word00000001<>+52(SB)/4, $0x00000001
+DATA word00000001<>+56(SB)/4, $0x00000001
+DATA word00000001<>+60(SB)/4, $0x00000001
+GLOBL word00000001<>(SB), RODATA|NOPTR, $64
 
 DATA word00000040<>+0(SB)/4, $0x00000040
 DATA word00000040<>+4(SB)/4, $0x00000040
@@ -8998,7 +11031,15 @@ DATA word00000040<>+16(SB)/4, $0x00000040
 DATA word00000040<>+20(SB)/4, $0x00000040
 DATA word00000040<>+24(SB)/4, $0x00000040
 DATA word00000040<>+28(SB)/4, $0x00000040
-GLOBL word00000040<>(SB), RODATA|NOPTR, $32
+DATA word00000040<>+32(SB)/4, $0x00000040
+DATA word00000040<>+36(SB)/4, $0x00000040
+DATA word00000040<>+40(SB)/4, $0x00000040
+DATA word00000040<>+44(SB)/4, $0x00000040
+DATA word00000040<>+48(SB)/4, $0x00000040
+DATA word00000040<>+52(SB)/4, $0x00000040
+DATA word00000040<>+56(SB)/4, $0x00000040
+DATA word00000040<>+60(SB)/4, $0x00000040
+GLOBL word00000040<>(SB), RODATA|NOPTR, $64
 
 DATA masks<>+0(SB)/4, $0xffffffff
 DATA masks<>+4(SB)/4, $0xffffffff
