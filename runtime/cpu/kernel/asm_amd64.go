@@ -41,6 +41,27 @@ func scaleAVX2(dst []float32, x []float32, s float32)
 // axpyAVX2 is isa.axpy.
 func axpyAVX2(dst []float32, x []float32, s float32)
 
+// geluAVX2 is isa.gelu.
+func geluAVX2(y []float32, x []float32)
+
+// geluGradAVX2 is isa.geluGrad.
+func geluGradAVX2(dx []float32, dy []float32, x []float32)
+
+// geluTanhAVX2 is isa.geluTanh.
+func geluTanhAVX2(y []float32, x []float32)
+
+// geluTanhGradAVX2 is isa.geluTanhGrad.
+func geluTanhGradAVX2(dx []float32, dy []float32, x []float32)
+
+// swigluAVX2 is isa.swiglu.
+func swigluAVX2(y []float32, gate []float32, up []float32)
+
+// swigluGradAVX2 is isa.swigluGrad.
+func swigluGradAVX2(dgate []float32, dup []float32, dy []float32, gate []float32, up []float32)
+
+// adamwAVX2 is isa.adamw.
+func adamwAVX2(w []float32, m []float32, v []float32, grad []float32, c *[9]float32)
+
 // normalizeAVX2 is isa.normalize.
 func normalizeAVX2(y []float32, x []float32, w []float32, b []float32, mean float32, rstd float32)
 
@@ -62,29 +83,8 @@ func expSumAVX2(dst []float32, x []float32, scale float32, shift float32) float3
 // expMulAVX2 is isa.expMul.
 func expMulAVX2(dst []float32, x []float32, shift float32, mul float32)
 
-// geluAVX2 is isa.gelu.
-func geluAVX2(y []float32, x []float32)
-
-// geluGradAVX2 is isa.geluGrad.
-func geluGradAVX2(dx []float32, dy []float32, x []float32)
-
-// geluTanhAVX2 is isa.geluTanh.
-func geluTanhAVX2(y []float32, x []float32)
-
-// geluTanhGradAVX2 is isa.geluTanhGrad.
-func geluTanhGradAVX2(dx []float32, dy []float32, x []float32)
-
-// swigluAVX2 is isa.swiglu.
-func swigluAVX2(y []float32, gate []float32, up []float32)
-
-// swigluGradAVX2 is isa.swigluGrad.
-func swigluGradAVX2(dgate []float32, dup []float32, dy []float32, gate []float32, up []float32)
-
 // rotateAVX2 is isa.rotate.
 func rotateAVX2(lo []float32, hi []float32, a []float32, b []float32, cosines []float32, sines []float32)
-
-// adamwAVX2 is isa.adamw.
-func adamwAVX2(w []float32, m []float32, v []float32, grad []float32, c *[9]float32)
 
 // addAVX512 is isa.add.
 func addAVX512(dst []float32, a []float32, b []float32)
@@ -100,6 +100,27 @@ func scaleAVX512(dst []float32, x []float32, s float32)
 
 // axpyAVX512 is isa.axpy.
 func axpyAVX512(dst []float32, x []float32, s float32)
+
+// geluAVX512 is isa.gelu.
+func geluAVX512(y []float32, x []float32)
+
+// geluGradAVX512 is isa.geluGrad.
+func geluGradAVX512(dx []float32, dy []float32, x []float32)
+
+// geluTanhAVX512 is isa.geluTanh.
+func geluTanhAVX512(y []float32, x []float32)
+
+// geluTanhGradAVX512 is isa.geluTanhGrad.
+func geluTanhGradAVX512(dx []float32, dy []float32, x []float32)
+
+// swigluAVX512 is isa.swiglu.
+func swigluAVX512(y []float32, gate []float32, up []float32)
+
+// swigluGradAVX512 is isa.swigluGrad.
+func swigluGradAVX512(dgate []float32, dup []float32, dy []float32, gate []float32, up []float32)
+
+// adamwAVX512 is isa.adamw.
+func adamwAVX512(w []float32, m []float32, v []float32, grad []float32, c *[9]float32)
 
 // normalizeAVX512 is isa.normalize.
 func normalizeAVX512(y []float32, x []float32, w []float32, b []float32, mean float32, rstd float32)
@@ -122,29 +143,8 @@ func expSumAVX512(dst []float32, x []float32, scale float32, shift float32) floa
 // expMulAVX512 is isa.expMul.
 func expMulAVX512(dst []float32, x []float32, shift float32, mul float32)
 
-// geluAVX512 is isa.gelu.
-func geluAVX512(y []float32, x []float32)
-
-// geluGradAVX512 is isa.geluGrad.
-func geluGradAVX512(dx []float32, dy []float32, x []float32)
-
-// geluTanhAVX512 is isa.geluTanh.
-func geluTanhAVX512(y []float32, x []float32)
-
-// geluTanhGradAVX512 is isa.geluTanhGrad.
-func geluTanhGradAVX512(dx []float32, dy []float32, x []float32)
-
-// swigluAVX512 is isa.swiglu.
-func swigluAVX512(y []float32, gate []float32, up []float32)
-
-// swigluGradAVX512 is isa.swigluGrad.
-func swigluGradAVX512(dgate []float32, dup []float32, dy []float32, gate []float32, up []float32)
-
 // rotateAVX512 is isa.rotate.
 func rotateAVX512(lo []float32, hi []float32, a []float32, b []float32, cosines []float32, sines []float32)
-
-// adamwAVX512 is isa.adamw.
-func adamwAVX512(w []float32, m []float32, v []float32, grad []float32, c *[9]float32)
 
 // dotAVX2 is isa.dot.
 func dotAVX2(a []float32, b []float32) float32

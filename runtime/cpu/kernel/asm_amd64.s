@@ -5781,7 +5781,7 @@ row235:
 	RET
 
 // func addAVX2(dst []float32, a []float32, b []float32)
-// Requires: AVX
+// Requires: AVX, MMX+
 TEXT ·addAVX2(SB), NOSPLIT, $0-72
 	MOVQ dst_base+0(FP), AX
 	MOVQ a_base+24(FP), CX
@@ -5790,38 +5790,53 @@ TEXT ·addAVX2(SB), NOSPLIT, $0-72
 	XORQ SI, SI
 
 many236:
-	CMPQ    BX, $0x20
-	JLT     one237
-	VMOVUPS (CX)(SI*1), Y0
-	VMOVUPS (DX)(SI*1), Y1
-	VADDPS  Y1, Y0, Y0
-	VMOVUPS Y0, (AX)(SI*1)
-	VMOVUPS 32(CX)(SI*1), Y0
-	VMOVUPS 32(DX)(SI*1), Y1
-	VADDPS  Y1, Y0, Y0
-	VMOVUPS Y0, 32(AX)(SI*1)
-	VMOVUPS 64(CX)(SI*1), Y0
-	VMOVUPS 64(DX)(SI*1), Y1
-	VADDPS  Y1, Y0, Y0
-	VMOVUPS Y0, 64(AX)(SI*1)
-	VMOVUPS 96(CX)(SI*1), Y0
-	VMOVUPS 96(DX)(SI*1), Y1
-	VADDPS  Y1, Y0, Y0
-	VMOVUPS Y0, 96(AX)(SI*1)
-	ADDQ    $0x00000080, SI
-	SUBQ    $0x20, BX
-	JMP     many236
+	CMPQ       BX, $0x20
+	JLT        one237
+	PREFETCHT0 2048(CX)(SI*1)
+	VMOVUPS    (CX)(SI*1), Y0
+	PREFETCHT0 2048(DX)(SI*1)
+	VMOVUPS    (DX)(SI*1), Y1
+	VADDPS     Y1, Y0, Y0
+	PREFETCHT0 2048(AX)(SI*1)
+	VMOVUPS    Y0, (AX)(SI*1)
+	PREFETCHT0 2080(CX)(SI*1)
+	VMOVUPS    32(CX)(SI*1), Y0
+	PREFETCHT0 2080(DX)(SI*1)
+	VMOVUPS    32(DX)(SI*1), Y1
+	VADDPS     Y1, Y0, Y0
+	PREFETCHT0 2080(AX)(SI*1)
+	VMOVUPS    Y0, 32(AX)(SI*1)
+	PREFETCHT0 2112(CX)(SI*1)
+	VMOVUPS    64(CX)(SI*1), Y0
+	PREFETCHT0 2112(DX)(SI*1)
+	VMOVUPS    64(DX)(SI*1), Y1
+	VADDPS     Y1, Y0, Y0
+	PREFETCHT0 2112(AX)(SI*1)
+	VMOVUPS    Y0, 64(AX)(SI*1)
+	PREFETCHT0 2144(CX)(SI*1)
+	VMOVUPS    96(CX)(SI*1), Y0
+	PREFETCHT0 2144(DX)(SI*1)
+	VMOVUPS    96(DX)(SI*1), Y1
+	VADDPS     Y1, Y0, Y0
+	PREFETCHT0 2144(AX)(SI*1)
+	VMOVUPS    Y0, 96(AX)(SI*1)
+	ADDQ       $0x00000080, SI
+	SUBQ       $0x20, BX
+	JMP        many236
 
 one237:
-	CMPQ    BX, $0x08
-	JLT     tail238
-	VMOVUPS (CX)(SI*1), Y0
-	VMOVUPS (DX)(SI*1), Y1
-	VADDPS  Y1, Y0, Y0
-	VMOVUPS Y0, (AX)(SI*1)
-	ADDQ    $0x20, SI
-	SUBQ    $0x08, BX
-	JMP     one237
+	CMPQ       BX, $0x08
+	JLT        tail238
+	PREFETCHT0 2048(CX)(SI*1)
+	VMOVUPS    (CX)(SI*1), Y0
+	PREFETCHT0 2048(DX)(SI*1)
+	VMOVUPS    (DX)(SI*1), Y1
+	VADDPS     Y1, Y0, Y0
+	PREFETCHT0 2048(AX)(SI*1)
+	VMOVUPS    Y0, (AX)(SI*1)
+	ADDQ       $0x20, SI
+	SUBQ       $0x08, BX
+	JMP        one237
 
 tail238:
 	TESTQ      BX, BX
@@ -5839,7 +5854,7 @@ done239:
 	RET
 
 // func mulAVX2(dst []float32, a []float32, b []float32)
-// Requires: AVX
+// Requires: AVX, MMX+
 TEXT ·mulAVX2(SB), NOSPLIT, $0-72
 	MOVQ dst_base+0(FP), AX
 	MOVQ a_base+24(FP), CX
@@ -5848,38 +5863,53 @@ TEXT ·mulAVX2(SB), NOSPLIT, $0-72
 	XORQ SI, SI
 
 many240:
-	CMPQ    BX, $0x20
-	JLT     one241
-	VMOVUPS (CX)(SI*1), Y0
-	VMOVUPS (DX)(SI*1), Y1
-	VMULPS  Y1, Y0, Y0
-	VMOVUPS Y0, (AX)(SI*1)
-	VMOVUPS 32(CX)(SI*1), Y0
-	VMOVUPS 32(DX)(SI*1), Y1
-	VMULPS  Y1, Y0, Y0
-	VMOVUPS Y0, 32(AX)(SI*1)
-	VMOVUPS 64(CX)(SI*1), Y0
-	VMOVUPS 64(DX)(SI*1), Y1
-	VMULPS  Y1, Y0, Y0
-	VMOVUPS Y0, 64(AX)(SI*1)
-	VMOVUPS 96(CX)(SI*1), Y0
-	VMOVUPS 96(DX)(SI*1), Y1
-	VMULPS  Y1, Y0, Y0
-	VMOVUPS Y0, 96(AX)(SI*1)
-	ADDQ    $0x00000080, SI
-	SUBQ    $0x20, BX
-	JMP     many240
+	CMPQ       BX, $0x20
+	JLT        one241
+	PREFETCHT0 2048(CX)(SI*1)
+	VMOVUPS    (CX)(SI*1), Y0
+	PREFETCHT0 2048(DX)(SI*1)
+	VMOVUPS    (DX)(SI*1), Y1
+	VMULPS     Y1, Y0, Y0
+	PREFETCHT0 2048(AX)(SI*1)
+	VMOVUPS    Y0, (AX)(SI*1)
+	PREFETCHT0 2080(CX)(SI*1)
+	VMOVUPS    32(CX)(SI*1), Y0
+	PREFETCHT0 2080(DX)(SI*1)
+	VMOVUPS    32(DX)(SI*1), Y1
+	VMULPS     Y1, Y0, Y0
+	PREFETCHT0 2080(AX)(SI*1)
+	VMOVUPS    Y0, 32(AX)(SI*1)
+	PREFETCHT0 2112(CX)(SI*1)
+	VMOVUPS    64(CX)(SI*1), Y0
+	PREFETCHT0 2112(DX)(SI*1)
+	VMOVUPS    64(DX)(SI*1), Y1
+	VMULPS     Y1, Y0, Y0
+	PREFETCHT0 2112(AX)(SI*1)
+	VMOVUPS    Y0, 64(AX)(SI*1)
+	PREFETCHT0 2144(CX)(SI*1)
+	VMOVUPS    96(CX)(SI*1), Y0
+	PREFETCHT0 2144(DX)(SI*1)
+	VMOVUPS    96(DX)(SI*1), Y1
+	VMULPS     Y1, Y0, Y0
+	PREFETCHT0 2144(AX)(SI*1)
+	VMOVUPS    Y0, 96(AX)(SI*1)
+	ADDQ       $0x00000080, SI
+	SUBQ       $0x20, BX
+	JMP        many240
 
 one241:
-	CMPQ    BX, $0x08
-	JLT     tail242
-	VMOVUPS (CX)(SI*1), Y0
-	VMOVUPS (DX)(SI*1), Y1
-	VMULPS  Y1, Y0, Y0
-	VMOVUPS Y0, (AX)(SI*1)
-	ADDQ    $0x20, SI
-	SUBQ    $0x08, BX
-	JMP     one241
+	CMPQ       BX, $0x08
+	JLT        tail242
+	PREFETCHT0 2048(CX)(SI*1)
+	VMOVUPS    (CX)(SI*1), Y0
+	PREFETCHT0 2048(DX)(SI*1)
+	VMOVUPS    (DX)(SI*1), Y1
+	VMULPS     Y1, Y0, Y0
+	PREFETCHT0 2048(AX)(SI*1)
+	VMOVUPS    Y0, (AX)(SI*1)
+	ADDQ       $0x20, SI
+	SUBQ       $0x08, BX
+	JMP        one241
 
 tail242:
 	TESTQ      BX, BX
@@ -5897,7 +5927,7 @@ done243:
 	RET
 
 // func maxAVX2(dst []float32, a []float32, b []float32)
-// Requires: AVX
+// Requires: AVX, MMX+
 TEXT ·maxAVX2(SB), NOSPLIT, $0-72
 	MOVQ dst_base+0(FP), AX
 	MOVQ a_base+24(FP), CX
@@ -5906,38 +5936,53 @@ TEXT ·maxAVX2(SB), NOSPLIT, $0-72
 	XORQ SI, SI
 
 many244:
-	CMPQ    BX, $0x20
-	JLT     one245
-	VMOVUPS (CX)(SI*1), Y0
-	VMOVUPS (DX)(SI*1), Y1
-	VMAXPS  Y1, Y0, Y0
-	VMOVUPS Y0, (AX)(SI*1)
-	VMOVUPS 32(CX)(SI*1), Y0
-	VMOVUPS 32(DX)(SI*1), Y1
-	VMAXPS  Y1, Y0, Y0
-	VMOVUPS Y0, 32(AX)(SI*1)
-	VMOVUPS 64(CX)(SI*1), Y0
-	VMOVUPS 64(DX)(SI*1), Y1
-	VMAXPS  Y1, Y0, Y0
-	VMOVUPS Y0, 64(AX)(SI*1)
-	VMOVUPS 96(CX)(SI*1), Y0
-	VMOVUPS 96(DX)(SI*1), Y1
-	VMAXPS  Y1, Y0, Y0
-	VMOVUPS Y0, 96(AX)(SI*1)
-	ADDQ    $0x00000080, SI
-	SUBQ    $0x20, BX
-	JMP     many244
+	CMPQ       BX, $0x20
+	JLT        one245
+	PREFETCHT0 2048(CX)(SI*1)
+	VMOVUPS    (CX)(SI*1), Y0
+	PREFETCHT0 2048(DX)(SI*1)
+	VMOVUPS    (DX)(SI*1), Y1
+	VMAXPS     Y1, Y0, Y0
+	PREFETCHT0 2048(AX)(SI*1)
+	VMOVUPS    Y0, (AX)(SI*1)
+	PREFETCHT0 2080(CX)(SI*1)
+	VMOVUPS    32(CX)(SI*1), Y0
+	PREFETCHT0 2080(DX)(SI*1)
+	VMOVUPS    32(DX)(SI*1), Y1
+	VMAXPS     Y1, Y0, Y0
+	PREFETCHT0 2080(AX)(SI*1)
+	VMOVUPS    Y0, 32(AX)(SI*1)
+	PREFETCHT0 2112(CX)(SI*1)
+	VMOVUPS    64(CX)(SI*1), Y0
+	PREFETCHT0 2112(DX)(SI*1)
+	VMOVUPS    64(DX)(SI*1), Y1
+	VMAXPS     Y1, Y0, Y0
+	PREFETCHT0 2112(AX)(SI*1)
+	VMOVUPS    Y0, 64(AX)(SI*1)
+	PREFETCHT0 2144(CX)(SI*1)
+	VMOVUPS    96(CX)(SI*1), Y0
+	PREFETCHT0 2144(DX)(SI*1)
+	VMOVUPS    96(DX)(SI*1), Y1
+	VMAXPS     Y1, Y0, Y0
+	PREFETCHT0 2144(AX)(SI*1)
+	VMOVUPS    Y0, 96(AX)(SI*1)
+	ADDQ       $0x00000080, SI
+	SUBQ       $0x20, BX
+	JMP        many244
 
 one245:
-	CMPQ    BX, $0x08
-	JLT     tail246
-	VMOVUPS (CX)(SI*1), Y0
-	VMOVUPS (DX)(SI*1), Y1
-	VMAXPS  Y1, Y0, Y0
-	VMOVUPS Y0, (AX)(SI*1)
-	ADDQ    $0x20, SI
-	SUBQ    $0x08, BX
-	JMP     one245
+	CMPQ       BX, $0x08
+	JLT        tail246
+	PREFETCHT0 2048(CX)(SI*1)
+	VMOVUPS    (CX)(SI*1), Y0
+	PREFETCHT0 2048(DX)(SI*1)
+	VMOVUPS    (DX)(SI*1), Y1
+	VMAXPS     Y1, Y0, Y0
+	PREFETCHT0 2048(AX)(SI*1)
+	VMOVUPS    Y0, (AX)(SI*1)
+	ADDQ       $0x20, SI
+	SUBQ       $0x08, BX
+	JMP        one245
 
 tail246:
 	TESTQ      BX, BX
@@ -5955,7 +6000,7 @@ done247:
 	RET
 
 // func scaleAVX2(dst []float32, x []float32, s float32)
-// Requires: AVX
+// Requires: AVX, MMX+
 TEXT ·scaleAVX2(SB), NOSPLIT, $0-52
 	MOVQ         dst_base+0(FP), AX
 	MOVQ         x_base+24(FP), CX
@@ -5964,33 +6009,43 @@ TEXT ·scaleAVX2(SB), NOSPLIT, $0-52
 	XORQ         BX, BX
 
 many248:
-	CMPQ    DX, $0x20
-	JLT     one249
-	VMOVUPS (CX)(BX*1), Y1
-	VMULPS  Y0, Y1, Y1
-	VMOVUPS Y1, (AX)(BX*1)
-	VMOVUPS 32(CX)(BX*1), Y1
-	VMULPS  Y0, Y1, Y1
-	VMOVUPS Y1, 32(AX)(BX*1)
-	VMOVUPS 64(CX)(BX*1), Y1
-	VMULPS  Y0, Y1, Y1
-	VMOVUPS Y1, 64(AX)(BX*1)
-	VMOVUPS 96(CX)(BX*1), Y1
-	VMULPS  Y0, Y1, Y1
-	VMOVUPS Y1, 96(AX)(BX*1)
-	ADDQ    $0x00000080, BX
-	SUBQ    $0x20, DX
-	JMP     many248
+	CMPQ       DX, $0x20
+	JLT        one249
+	PREFETCHT0 2048(CX)(BX*1)
+	VMOVUPS    (CX)(BX*1), Y1
+	VMULPS     Y0, Y1, Y1
+	PREFETCHT0 2048(AX)(BX*1)
+	VMOVUPS    Y1, (AX)(BX*1)
+	PREFETCHT0 2080(CX)(BX*1)
+	VMOVUPS    32(CX)(BX*1), Y1
+	VMULPS     Y0, Y1, Y1
+	PREFETCHT0 2080(AX)(BX*1)
+	VMOVUPS    Y1, 32(AX)(BX*1)
+	PREFETCHT0 2112(CX)(BX*1)
+	VMOVUPS    64(CX)(BX*1), Y1
+	VMULPS     Y0, Y1, Y1
+	PREFETCHT0 2112(AX)(BX*1)
+	VMOVUPS    Y1, 64(AX)(BX*1)
+	PREFETCHT0 2144(CX)(BX*1)
+	VMOVUPS    96(CX)(BX*1), Y1
+	VMULPS     Y0, Y1, Y1
+	PREFETCHT0 2144(AX)(BX*1)
+	VMOVUPS    Y1, 96(AX)(BX*1)
+	ADDQ       $0x00000080, BX
+	SUBQ       $0x20, DX
+	JMP        many248
 
 one249:
-	CMPQ    DX, $0x08
-	JLT     tail250
-	VMOVUPS (CX)(BX*1), Y1
-	VMULPS  Y0, Y1, Y1
-	VMOVUPS Y1, (AX)(BX*1)
-	ADDQ    $0x20, BX
-	SUBQ    $0x08, DX
-	JMP     one249
+	CMPQ       DX, $0x08
+	JLT        tail250
+	PREFETCHT0 2048(CX)(BX*1)
+	VMOVUPS    (CX)(BX*1), Y1
+	VMULPS     Y0, Y1, Y1
+	PREFETCHT0 2048(AX)(BX*1)
+	VMOVUPS    Y1, (AX)(BX*1)
+	ADDQ       $0x20, BX
+	SUBQ       $0x08, DX
+	JMP        one249
 
 tail250:
 	TESTQ      DX, DX
@@ -6007,7 +6062,7 @@ done251:
 	RET
 
 // func axpyAVX2(dst []float32, x []float32, s float32)
-// Requires: AVX, FMA3
+// Requires: AVX, FMA3, MMX+
 TEXT ·axpyAVX2(SB), NOSPLIT, $0-52
 	MOVQ         dst_base+0(FP), AX
 	MOVQ         x_base+24(FP), CX
@@ -6018,19 +6073,27 @@ TEXT ·axpyAVX2(SB), NOSPLIT, $0-52
 many252:
 	CMPQ        DX, $0x20
 	JLT         one253
+	PREFETCHT0  2048(AX)(BX*1)
 	VMOVUPS     (AX)(BX*1), Y1
+	PREFETCHT0  2048(CX)(BX*1)
 	VMOVUPS     (CX)(BX*1), Y2
 	VFMADD231PS Y0, Y2, Y1
 	VMOVUPS     Y1, (AX)(BX*1)
+	PREFETCHT0  2080(AX)(BX*1)
 	VMOVUPS     32(AX)(BX*1), Y1
+	PREFETCHT0  2080(CX)(BX*1)
 	VMOVUPS     32(CX)(BX*1), Y2
 	VFMADD231PS Y0, Y2, Y1
 	VMOVUPS     Y1, 32(AX)(BX*1)
+	PREFETCHT0  2112(AX)(BX*1)
 	VMOVUPS     64(AX)(BX*1), Y1
+	PREFETCHT0  2112(CX)(BX*1)
 	VMOVUPS     64(CX)(BX*1), Y2
 	VFMADD231PS Y0, Y2, Y1
 	VMOVUPS     Y1, 64(AX)(BX*1)
+	PREFETCHT0  2144(AX)(BX*1)
 	VMOVUPS     96(AX)(BX*1), Y1
+	PREFETCHT0  2144(CX)(BX*1)
 	VMOVUPS     96(CX)(BX*1), Y2
 	VFMADD231PS Y0, Y2, Y1
 	VMOVUPS     Y1, 96(AX)(BX*1)
@@ -6041,7 +6104,9 @@ many252:
 one253:
 	CMPQ        DX, $0x08
 	JLT         tail254
+	PREFETCHT0  2048(AX)(BX*1)
 	VMOVUPS     (AX)(BX*1), Y1
+	PREFETCHT0  2048(CX)(BX*1)
 	VMOVUPS     (CX)(BX*1), Y2
 	VFMADD231PS Y0, Y2, Y1
 	VMOVUPS     Y1, (AX)(BX*1)
@@ -6064,6 +6129,720 @@ done255:
 	VZEROUPPER
 	RET
 
+// func geluAVX2(y []float32, x []float32)
+// Requires: AVX, AVX2, FMA3, MMX+
+TEXT ·geluAVX2(SB), NOSPLIT, $0-48
+	MOVQ y_base+0(FP), AX
+	MOVQ x_base+24(FP), CX
+	MOVQ y_len+8(FP), DX
+	XORQ BX, BX
+
+one257:
+	CMPQ         DX, $0x08
+	JLT          tail258
+	PREFETCHT0   2048(CX)(BX*1)
+	VMOVUPS      (CX)(BX*1), Y0
+	VMULPS       wordbf000000<>+0(SB), Y0, Y1
+	VMULPS       Y0, Y1, Y1
+	VMOVUPS      wordc2ae999a<>+0(SB), Y2
+	VMAXPS       Y1, Y2, Y1
+	VMOVUPS      word42b20000<>+0(SB), Y2
+	VMINPS       Y1, Y2, Y1
+	VMULPS       word3fb8aa3b<>+0(SB), Y1, Y2
+	VROUNDPS     $0x08, Y2, Y2
+	VFNMADD231PS word3f318000<>+0(SB), Y2, Y1
+	VFNMADD231PS wordb95e8083<>+0(SB), Y2, Y1
+	VMOVUPS      word39506967<>+0(SB), Y3
+	VFMADD213PS  word3ab743ce<>+0(SB), Y1, Y3
+	VFMADD213PS  word3c088908<>+0(SB), Y1, Y3
+	VFMADD213PS  word3d2aa9c1<>+0(SB), Y1, Y3
+	VFMADD213PS  word3e2aaaaa<>+0(SB), Y1, Y3
+	VFMADD213PS  word3f000000<>+0(SB), Y1, Y3
+	VFMADD213PS  word3f800000<>+0(SB), Y1, Y3
+	VFMADD213PS  word3f800000<>+0(SB), Y1, Y3
+	VCVTPS2DQ    Y2, Y2
+	VPADDD       word0000007e<>+0(SB), Y2, Y2
+	VPSLLD       $0x17, Y2, Y2
+	VMULPS       Y2, Y3, Y3
+	VADDPS       Y3, Y3, Y3
+	VMOVUPS      word3f800000<>+0(SB), Y2
+	VANDPS       word7fffffff<>+0(SB), Y0, Y1
+	VMOVUPS      word3e6d3388<>+0(SB), Y4
+	VFMADD213PS  Y2, Y4, Y1
+	VDIVPS       Y1, Y2, Y1
+	VMOVUPS      wordba822250<>+0(SB), Y4
+	VFMADD213PS  wordbd87f19d<>+0(SB), Y1, Y4
+	VFMADD213PS  word3e76afbf<>+0(SB), Y1, Y4
+	VFMADD213PS  wordbe4856ff<>+0(SB), Y1, Y4
+	VFMADD213PS  word3e639481<>+0(SB), Y1, Y4
+	VFMADD213PS  word3c6b7660<>+0(SB), Y1, Y4
+	VFMADD213PS  word3dd20619<>+0(SB), Y1, Y4
+	VFMADD213PS  word3db92e06<>+0(SB), Y1, Y4
+	VFMADD213PS  word3dbd7cb7<>+0(SB), Y1, Y4
+	VMULPS       Y1, Y4, Y4
+	VMULPS       Y3, Y4, Y4
+	VSUBPS       Y4, Y2, Y1
+	VBLENDVPS    Y0, Y4, Y1, Y4
+	VMULPS       Y0, Y4, Y4
+	PREFETCHT0   2048(AX)(BX*1)
+	VMOVUPS      Y4, (AX)(BX*1)
+	ADDQ         $0x20, BX
+	SUBQ         $0x08, DX
+	JMP          one257
+
+tail258:
+	TESTQ        DX, DX
+	JZ           done259
+	LEAQ         masks<>+0(SB), SI
+	NEGQ         DX
+	VMOVUPS      32(SI)(DX*4), Y0
+	VMASKMOVPS   (CX)(BX*1), Y0, Y1
+	VMULPS       wordbf000000<>+0(SB), Y1, Y2
+	VMULPS       Y1, Y2, Y2
+	VMOVUPS      wordc2ae999a<>+0(SB), Y3
+	VMAXPS       Y2, Y3, Y2
+	VMOVUPS      word42b20000<>+0(SB), Y3
+	VMINPS       Y2, Y3, Y2
+	VMULPS       word3fb8aa3b<>+0(SB), Y2, Y3
+	VROUNDPS     $0x08, Y3, Y3
+	VFNMADD231PS word3f318000<>+0(SB), Y3, Y2
+	VFNMADD231PS wordb95e8083<>+0(SB), Y3, Y2
+	VMOVUPS      word39506967<>+0(SB), Y4
+	VFMADD213PS  word3ab743ce<>+0(SB), Y2, Y4
+	VFMADD213PS  word3c088908<>+0(SB), Y2, Y4
+	VFMADD213PS  word3d2aa9c1<>+0(SB), Y2, Y4
+	VFMADD213PS  word3e2aaaaa<>+0(SB), Y2, Y4
+	VFMADD213PS  word3f000000<>+0(SB), Y2, Y4
+	VFMADD213PS  word3f800000<>+0(SB), Y2, Y4
+	VFMADD213PS  word3f800000<>+0(SB), Y2, Y4
+	VCVTPS2DQ    Y3, Y3
+	VPADDD       word0000007e<>+0(SB), Y3, Y3
+	VPSLLD       $0x17, Y3, Y3
+	VMULPS       Y3, Y4, Y4
+	VADDPS       Y4, Y4, Y4
+	VMOVUPS      word3f800000<>+0(SB), Y3
+	VANDPS       word7fffffff<>+0(SB), Y1, Y2
+	VMOVUPS      word3e6d3388<>+0(SB), Y5
+	VFMADD213PS  Y3, Y5, Y2
+	VDIVPS       Y2, Y3, Y2
+	VMOVUPS      wordba822250<>+0(SB), Y5
+	VFMADD213PS  wordbd87f19d<>+0(SB), Y2, Y5
+	VFMADD213PS  word3e76afbf<>+0(SB), Y2, Y5
+	VFMADD213PS  wordbe4856ff<>+0(SB), Y2, Y5
+	VFMADD213PS  word3e639481<>+0(SB), Y2, Y5
+	VFMADD213PS  word3c6b7660<>+0(SB), Y2, Y5
+	VFMADD213PS  word3dd20619<>+0(SB), Y2, Y5
+	VFMADD213PS  word3db92e06<>+0(SB), Y2, Y5
+	VFMADD213PS  word3dbd7cb7<>+0(SB), Y2, Y5
+	VMULPS       Y2, Y5, Y5
+	VMULPS       Y4, Y5, Y5
+	VSUBPS       Y5, Y3, Y2
+	VBLENDVPS    Y1, Y5, Y2, Y5
+	VMULPS       Y1, Y5, Y5
+	VMASKMOVPS   Y5, Y0, (AX)(BX*1)
+
+done259:
+	VZEROUPPER
+	RET
+
+// func geluGradAVX2(dx []float32, dy []float32, x []float32)
+// Requires: AVX, AVX2, FMA3, MMX+
+TEXT ·geluGradAVX2(SB), NOSPLIT, $0-72
+	MOVQ dx_base+0(FP), AX
+	MOVQ dy_base+24(FP), CX
+	MOVQ x_base+48(FP), DX
+	MOVQ dx_len+8(FP), BX
+	XORQ SI, SI
+
+one261:
+	CMPQ         BX, $0x08
+	JLT          tail262
+	PREFETCHT0   2048(DX)(SI*1)
+	VMOVUPS      (DX)(SI*1), Y0
+	VMULPS       wordbf000000<>+0(SB), Y0, Y1
+	VMULPS       Y0, Y1, Y1
+	VMOVUPS      wordc2ae999a<>+0(SB), Y2
+	VMAXPS       Y1, Y2, Y1
+	VMOVUPS      word42b20000<>+0(SB), Y2
+	VMINPS       Y1, Y2, Y1
+	VMULPS       word3fb8aa3b<>+0(SB), Y1, Y2
+	VROUNDPS     $0x08, Y2, Y2
+	VFNMADD231PS word3f318000<>+0(SB), Y2, Y1
+	VFNMADD231PS wordb95e8083<>+0(SB), Y2, Y1
+	VMOVUPS      word39506967<>+0(SB), Y3
+	VFMADD213PS  word3ab743ce<>+0(SB), Y1, Y3
+	VFMADD213PS  word3c088908<>+0(SB), Y1, Y3
+	VFMADD213PS  word3d2aa9c1<>+0(SB), Y1, Y3
+	VFMADD213PS  word3e2aaaaa<>+0(SB), Y1, Y3
+	VFMADD213PS  word3f000000<>+0(SB), Y1, Y3
+	VFMADD213PS  word3f800000<>+0(SB), Y1, Y3
+	VFMADD213PS  word3f800000<>+0(SB), Y1, Y3
+	VCVTPS2DQ    Y2, Y2
+	VPADDD       word0000007e<>+0(SB), Y2, Y2
+	VPSLLD       $0x17, Y2, Y2
+	VMULPS       Y2, Y3, Y3
+	VADDPS       Y3, Y3, Y3
+	VMOVUPS      word3f800000<>+0(SB), Y2
+	VANDPS       word7fffffff<>+0(SB), Y0, Y1
+	VMOVUPS      word3e6d3388<>+0(SB), Y4
+	VFMADD213PS  Y2, Y4, Y1
+	VDIVPS       Y1, Y2, Y1
+	VMOVUPS      wordba822250<>+0(SB), Y4
+	VFMADD213PS  wordbd87f19d<>+0(SB), Y1, Y4
+	VFMADD213PS  word3e76afbf<>+0(SB), Y1, Y4
+	VFMADD213PS  wordbe4856ff<>+0(SB), Y1, Y4
+	VFMADD213PS  word3e639481<>+0(SB), Y1, Y4
+	VFMADD213PS  word3c6b7660<>+0(SB), Y1, Y4
+	VFMADD213PS  word3dd20619<>+0(SB), Y1, Y4
+	VFMADD213PS  word3db92e06<>+0(SB), Y1, Y4
+	VFMADD213PS  word3dbd7cb7<>+0(SB), Y1, Y4
+	VMULPS       Y1, Y4, Y4
+	VMULPS       Y3, Y4, Y4
+	VSUBPS       Y4, Y2, Y1
+	VBLENDVPS    Y0, Y4, Y1, Y4
+	VMULPS       word3ecc422a<>+0(SB), Y0, Y0
+	VFMADD231PS  Y3, Y0, Y4
+	PREFETCHT0   2048(CX)(SI*1)
+	VMOVUPS      (CX)(SI*1), Y0
+	VMULPS       Y0, Y4, Y4
+	PREFETCHT0   2048(AX)(SI*1)
+	VMOVUPS      Y4, (AX)(SI*1)
+	ADDQ         $0x20, SI
+	SUBQ         $0x08, BX
+	JMP          one261
+
+tail262:
+	TESTQ        BX, BX
+	JZ           done263
+	LEAQ         masks<>+0(SB), DI
+	NEGQ         BX
+	VMOVUPS      32(DI)(BX*4), Y0
+	VMASKMOVPS   (DX)(SI*1), Y0, Y1
+	VMULPS       wordbf000000<>+0(SB), Y1, Y2
+	VMULPS       Y1, Y2, Y2
+	VMOVUPS      wordc2ae999a<>+0(SB), Y3
+	VMAXPS       Y2, Y3, Y2
+	VMOVUPS      word42b20000<>+0(SB), Y3
+	VMINPS       Y2, Y3, Y2
+	VMULPS       word3fb8aa3b<>+0(SB), Y2, Y3
+	VROUNDPS     $0x08, Y3, Y3
+	VFNMADD231PS word3f318000<>+0(SB), Y3, Y2
+	VFNMADD231PS wordb95e8083<>+0(SB), Y3, Y2
+	VMOVUPS      word39506967<>+0(SB), Y4
+	VFMADD213PS  word3ab743ce<>+0(SB), Y2, Y4
+	VFMADD213PS  word3c088908<>+0(SB), Y2, Y4
+	VFMADD213PS  word3d2aa9c1<>+0(SB), Y2, Y4
+	VFMADD213PS  word3e2aaaaa<>+0(SB), Y2, Y4
+	VFMADD213PS  word3f000000<>+0(SB), Y2, Y4
+	VFMADD213PS  word3f800000<>+0(SB), Y2, Y4
+	VFMADD213PS  word3f800000<>+0(SB), Y2, Y4
+	VCVTPS2DQ    Y3, Y3
+	VPADDD       word0000007e<>+0(SB), Y3, Y3
+	VPSLLD       $0x17, Y3, Y3
+	VMULPS       Y3, Y4, Y4
+	VADDPS       Y4, Y4, Y4
+	VMOVUPS      word3f800000<>+0(SB), Y3
+	VANDPS       word7fffffff<>+0(SB), Y1, Y2
+	VMOVUPS      word3e6d3388<>+0(SB), Y5
+	VFMADD213PS  Y3, Y5, Y2
+	VDIVPS       Y2, Y3, Y2
+	VMOVUPS      wordba822250<>+0(SB), Y5
+	VFMADD213PS  wordbd87f19d<>+0(SB), Y2, Y5
+	VFMADD213PS  word3e76afbf<>+0(SB), Y2, Y5
+	VFMADD213PS  wordbe4856ff<>+0(SB), Y2, Y5
+	VFMADD213PS  word3e639481<>+0(SB), Y2, Y5
+	VFMADD213PS  word3c6b7660<>+0(SB), Y2, Y5
+	VFMADD213PS  word3dd20619<>+0(SB), Y2, Y5
+	VFMADD213PS  word3db92e06<>+0(SB), Y2, Y5
+	VFMADD213PS  word3dbd7cb7<>+0(SB), Y2, Y5
+	VMULPS       Y2, Y5, Y5
+	VMULPS       Y4, Y5, Y5
+	VSUBPS       Y5, Y3, Y2
+	VBLENDVPS    Y1, Y5, Y2, Y5
+	VMULPS       word3ecc422a<>+0(SB), Y1, Y1
+	VFMADD231PS  Y4, Y1, Y5
+	VMASKMOVPS   (CX)(SI*1), Y0, Y1
+	VMULPS       Y1, Y5, Y5
+	VMASKMOVPS   Y5, Y0, (AX)(SI*1)
+
+done263:
+	VZEROUPPER
+	RET
+
+// func geluTanhAVX2(y []float32, x []float32)
+// Requires: AVX, AVX2, FMA3, MMX+
+TEXT ·geluTanhAVX2(SB), NOSPLIT, $0-48
+	MOVQ y_base+0(FP), AX
+	MOVQ x_base+24(FP), CX
+	MOVQ y_len+8(FP), DX
+	XORQ BX, BX
+
+one265:
+	CMPQ         DX, $0x08
+	JLT          tail266
+	PREFETCHT0   2048(CX)(BX*1)
+	VMOVUPS      (CX)(BX*1), Y0
+	VMULPS       Y0, Y0, Y1
+	VMOVUPS      wordbd922279<>+0(SB), Y2
+	VFMADD213PS  wordbfcc422a<>+0(SB), Y1, Y2
+	VMULPS       Y0, Y2, Y2
+	VMOVUPS      wordc2ae999a<>+0(SB), Y1
+	VMAXPS       Y2, Y1, Y2
+	VMOVUPS      word42b20000<>+0(SB), Y1
+	VMINPS       Y2, Y1, Y2
+	VMULPS       word3fb8aa3b<>+0(SB), Y2, Y1
+	VROUNDPS     $0x08, Y1, Y1
+	VFNMADD231PS word3f318000<>+0(SB), Y1, Y2
+	VFNMADD231PS wordb95e8083<>+0(SB), Y1, Y2
+	VMOVUPS      word39506967<>+0(SB), Y3
+	VFMADD213PS  word3ab743ce<>+0(SB), Y2, Y3
+	VFMADD213PS  word3c088908<>+0(SB), Y2, Y3
+	VFMADD213PS  word3d2aa9c1<>+0(SB), Y2, Y3
+	VFMADD213PS  word3e2aaaaa<>+0(SB), Y2, Y3
+	VFMADD213PS  word3f000000<>+0(SB), Y2, Y3
+	VFMADD213PS  word3f800000<>+0(SB), Y2, Y3
+	VFMADD213PS  word3f800000<>+0(SB), Y2, Y3
+	VCVTPS2DQ    Y1, Y1
+	VPADDD       word0000007e<>+0(SB), Y1, Y1
+	VPSLLD       $0x17, Y1, Y1
+	VMULPS       Y1, Y3, Y3
+	VADDPS       Y3, Y3, Y3
+	VMOVUPS      word3f800000<>+0(SB), Y1
+	VADDPS       Y1, Y3, Y2
+	VDIVPS       Y2, Y1, Y2
+	VMULPS       Y0, Y2, Y2
+	PREFETCHT0   2048(AX)(BX*1)
+	VMOVUPS      Y2, (AX)(BX*1)
+	ADDQ         $0x20, BX
+	SUBQ         $0x08, DX
+	JMP          one265
+
+tail266:
+	TESTQ        DX, DX
+	JZ           done267
+	LEAQ         masks<>+0(SB), SI
+	NEGQ         DX
+	VMOVUPS      32(SI)(DX*4), Y0
+	VMASKMOVPS   (CX)(BX*1), Y0, Y1
+	VMULPS       Y1, Y1, Y2
+	VMOVUPS      wordbd922279<>+0(SB), Y3
+	VFMADD213PS  wordbfcc422a<>+0(SB), Y2, Y3
+	VMULPS       Y1, Y3, Y3
+	VMOVUPS      wordc2ae999a<>+0(SB), Y2
+	VMAXPS       Y3, Y2, Y3
+	VMOVUPS      word42b20000<>+0(SB), Y2
+	VMINPS       Y3, Y2, Y3
+	VMULPS       word3fb8aa3b<>+0(SB), Y3, Y2
+	VROUNDPS     $0x08, Y2, Y2
+	VFNMADD231PS word3f318000<>+0(SB), Y2, Y3
+	VFNMADD231PS wordb95e8083<>+0(SB), Y2, Y3
+	VMOVUPS      word39506967<>+0(SB), Y4
+	VFMADD213PS  word3ab743ce<>+0(SB), Y3, Y4
+	VFMADD213PS  word3c088908<>+0(SB), Y3, Y4
+	VFMADD213PS  word3d2aa9c1<>+0(SB), Y3, Y4
+	VFMADD213PS  word3e2aaaaa<>+0(SB), Y3, Y4
+	VFMADD213PS  word3f000000<>+0(SB), Y3, Y4
+	VFMADD213PS  word3f800000<>+0(SB), Y3, Y4
+	VFMADD213PS  word3f800000<>+0(SB), Y3, Y4
+	VCVTPS2DQ    Y2, Y2
+	VPADDD       word0000007e<>+0(SB), Y2, Y2
+	VPSLLD       $0x17, Y2, Y2
+	VMULPS       Y2, Y4, Y4
+	VADDPS       Y4, Y4, Y4
+	VMOVUPS      word3f800000<>+0(SB), Y2
+	VADDPS       Y2, Y4, Y3
+	VDIVPS       Y3, Y2, Y3
+	VMULPS       Y1, Y3, Y3
+	VMASKMOVPS   Y3, Y0, (AX)(BX*1)
+
+done267:
+	VZEROUPPER
+	RET
+
+// func geluTanhGradAVX2(dx []float32, dy []float32, x []float32)
+// Requires: AVX, AVX2, FMA3, MMX+
+TEXT ·geluTanhGradAVX2(SB), NOSPLIT, $0-72
+	MOVQ dx_base+0(FP), AX
+	MOVQ dy_base+24(FP), CX
+	MOVQ x_base+48(FP), DX
+	MOVQ dx_len+8(FP), BX
+	XORQ SI, SI
+
+one269:
+	CMPQ         BX, $0x08
+	JLT          tail270
+	PREFETCHT0   2048(DX)(SI*1)
+	VMOVUPS      (DX)(SI*1), Y0
+	VMULPS       Y0, Y0, Y1
+	VMOVUPS      wordbd922279<>+0(SB), Y2
+	VFMADD213PS  wordbfcc422a<>+0(SB), Y1, Y2
+	VMULPS       Y0, Y2, Y2
+	VMOVUPS      word42a00000<>+0(SB), Y3
+	VMINPS       Y2, Y3, Y2
+	VMOVUPS      wordc2ae999a<>+0(SB), Y3
+	VMAXPS       Y2, Y3, Y2
+	VMOVUPS      word42b20000<>+0(SB), Y3
+	VMINPS       Y2, Y3, Y2
+	VMULPS       word3fb8aa3b<>+0(SB), Y2, Y3
+	VROUNDPS     $0x08, Y3, Y3
+	VFNMADD231PS word3f318000<>+0(SB), Y3, Y2
+	VFNMADD231PS wordb95e8083<>+0(SB), Y3, Y2
+	VMOVUPS      word39506967<>+0(SB), Y4
+	VFMADD213PS  word3ab743ce<>+0(SB), Y2, Y4
+	VFMADD213PS  word3c088908<>+0(SB), Y2, Y4
+	VFMADD213PS  word3d2aa9c1<>+0(SB), Y2, Y4
+	VFMADD213PS  word3e2aaaaa<>+0(SB), Y2, Y4
+	VFMADD213PS  word3f000000<>+0(SB), Y2, Y4
+	VFMADD213PS  word3f800000<>+0(SB), Y2, Y4
+	VFMADD213PS  word3f800000<>+0(SB), Y2, Y4
+	VCVTPS2DQ    Y3, Y3
+	VPADDD       word0000007e<>+0(SB), Y3, Y3
+	VPSLLD       $0x17, Y3, Y3
+	VMULPS       Y3, Y4, Y4
+	VADDPS       Y4, Y4, Y4
+	VMOVUPS      word3f800000<>+0(SB), Y3
+	VADDPS       Y3, Y4, Y2
+	VDIVPS       Y2, Y3, Y2
+	VMOVUPS      wordbe5b33b6<>+0(SB), Y3
+	VFMADD213PS  wordbfcc422a<>+0(SB), Y1, Y3
+	VMULPS       Y0, Y3, Y3
+	VMULPS       Y2, Y4, Y4
+	VMULPS       Y2, Y4, Y4
+	VFNMADD213PS Y2, Y4, Y3
+	PREFETCHT0   2048(CX)(SI*1)
+	VMOVUPS      (CX)(SI*1), Y0
+	VMULPS       Y0, Y3, Y3
+	PREFETCHT0   2048(AX)(SI*1)
+	VMOVUPS      Y3, (AX)(SI*1)
+	ADDQ         $0x20, SI
+	SUBQ         $0x08, BX
+	JMP          one269
+
+tail270:
+	TESTQ        BX, BX
+	JZ           done271
+	LEAQ         masks<>+0(SB), DI
+	NEGQ         BX
+	VMOVUPS      32(DI)(BX*4), Y0
+	VMASKMOVPS   (DX)(SI*1), Y0, Y1
+	VMULPS       Y1, Y1, Y2
+	VMOVUPS      wordbd922279<>+0(SB), Y3
+	VFMADD213PS  wordbfcc422a<>+0(SB), Y2, Y3
+	VMULPS       Y1, Y3, Y3
+	VMOVUPS      word42a00000<>+0(SB), Y4
+	VMINPS       Y3, Y4, Y3
+	VMOVUPS      wordc2ae999a<>+0(SB), Y4
+	VMAXPS       Y3, Y4, Y3
+	VMOVUPS      word42b20000<>+0(SB), Y4
+	VMINPS       Y3, Y4, Y3
+	VMULPS       word3fb8aa3b<>+0(SB), Y3, Y4
+	VROUNDPS     $0x08, Y4, Y4
+	VFNMADD231PS word3f318000<>+0(SB), Y4, Y3
+	VFNMADD231PS wordb95e8083<>+0(SB), Y4, Y3
+	VMOVUPS      word39506967<>+0(SB), Y5
+	VFMADD213PS  word3ab743ce<>+0(SB), Y3, Y5
+	VFMADD213PS  word3c088908<>+0(SB), Y3, Y5
+	VFMADD213PS  word3d2aa9c1<>+0(SB), Y3, Y5
+	VFMADD213PS  word3e2aaaaa<>+0(SB), Y3, Y5
+	VFMADD213PS  word3f000000<>+0(SB), Y3, Y5
+	VFMADD213PS  word3f800000<>+0(SB), Y3, Y5
+	VFMADD213PS  word3f800000<>+0(SB), Y3, Y5
+	VCVTPS2DQ    Y4, Y4
+	VPADDD       word0000007e<>+0(SB), Y4, Y4
+	VPSLLD       $0x17, Y4, Y4
+	VMULPS       Y4, Y5, Y5
+	VADDPS       Y5, Y5, Y5
+	VMOVUPS      word3f800000<>+0(SB), Y4
+	VADDPS       Y4, Y5, Y3
+	VDIVPS       Y3, Y4, Y3
+	VMOVUPS      wordbe5b33b6<>+0(SB), Y4
+	VFMADD213PS  wordbfcc422a<>+0(SB), Y2, Y4
+	VMULPS       Y1, Y4, Y4
+	VMULPS       Y3, Y5, Y5
+	VMULPS       Y3, Y5, Y5
+	VFNMADD213PS Y3, Y5, Y4
+	VMASKMOVPS   (CX)(SI*1), Y0, Y1
+	VMULPS       Y1, Y4, Y4
+	VMASKMOVPS   Y4, Y0, (AX)(SI*1)
+
+done271:
+	VZEROUPPER
+	RET
+
+// func swigluAVX2(y []float32, gate []float32, up []float32)
+// Requires: AVX, AVX2, FMA3, MMX+
+TEXT ·swigluAVX2(SB), NOSPLIT, $0-72
+	MOVQ y_base+0(FP), AX
+	MOVQ gate_base+24(FP), CX
+	MOVQ up_base+48(FP), DX
+	MOVQ y_len+8(FP), BX
+	XORQ SI, SI
+
+one273:
+	CMPQ         BX, $0x08
+	JLT          tail274
+	PREFETCHT0   2048(CX)(SI*1)
+	VMOVUPS      (CX)(SI*1), Y0
+	VXORPS       word80000000<>+0(SB), Y0, Y1
+	VMOVUPS      wordc2ae999a<>+0(SB), Y2
+	VMAXPS       Y1, Y2, Y1
+	VMOVUPS      word42b20000<>+0(SB), Y2
+	VMINPS       Y1, Y2, Y1
+	VMULPS       word3fb8aa3b<>+0(SB), Y1, Y2
+	VROUNDPS     $0x08, Y2, Y2
+	VFNMADD231PS word3f318000<>+0(SB), Y2, Y1
+	VFNMADD231PS wordb95e8083<>+0(SB), Y2, Y1
+	VMOVUPS      word39506967<>+0(SB), Y3
+	VFMADD213PS  word3ab743ce<>+0(SB), Y1, Y3
+	VFMADD213PS  word3c088908<>+0(SB), Y1, Y3
+	VFMADD213PS  word3d2aa9c1<>+0(SB), Y1, Y3
+	VFMADD213PS  word3e2aaaaa<>+0(SB), Y1, Y3
+	VFMADD213PS  word3f000000<>+0(SB), Y1, Y3
+	VFMADD213PS  word3f800000<>+0(SB), Y1, Y3
+	VFMADD213PS  word3f800000<>+0(SB), Y1, Y3
+	VCVTPS2DQ    Y2, Y2
+	VPADDD       word0000007e<>+0(SB), Y2, Y2
+	VPSLLD       $0x17, Y2, Y2
+	VMULPS       Y2, Y3, Y3
+	VADDPS       Y3, Y3, Y3
+	VADDPS       word3f800000<>+0(SB), Y3, Y1
+	VDIVPS       Y1, Y0, Y0
+	PREFETCHT0   2048(DX)(SI*1)
+	VMOVUPS      (DX)(SI*1), Y1
+	VMULPS       Y1, Y0, Y0
+	PREFETCHT0   2048(AX)(SI*1)
+	VMOVUPS      Y0, (AX)(SI*1)
+	ADDQ         $0x20, SI
+	SUBQ         $0x08, BX
+	JMP          one273
+
+tail274:
+	TESTQ        BX, BX
+	JZ           done275
+	LEAQ         masks<>+0(SB), DI
+	NEGQ         BX
+	VMOVUPS      32(DI)(BX*4), Y0
+	VMASKMOVPS   (CX)(SI*1), Y0, Y1
+	VXORPS       word80000000<>+0(SB), Y1, Y2
+	VMOVUPS      wordc2ae999a<>+0(SB), Y3
+	VMAXPS       Y2, Y3, Y2
+	VMOVUPS      word42b20000<>+0(SB), Y3
+	VMINPS       Y2, Y3, Y2
+	VMULPS       word3fb8aa3b<>+0(SB), Y2, Y3
+	VROUNDPS     $0x08, Y3, Y3
+	VFNMADD231PS word3f318000<>+0(SB), Y3, Y2
+	VFNMADD231PS wordb95e8083<>+0(SB), Y3, Y2
+	VMOVUPS      word39506967<>+0(SB), Y4
+	VFMADD213PS  word3ab743ce<>+0(SB), Y2, Y4
+	VFMADD213PS  word3c088908<>+0(SB), Y2, Y4
+	VFMADD213PS  word3d2aa9c1<>+0(SB), Y2, Y4
+	VFMADD213PS  word3e2aaaaa<>+0(SB), Y2, Y4
+	VFMADD213PS  word3f000000<>+0(SB), Y2, Y4
+	VFMADD213PS  word3f800000<>+0(SB), Y2, Y4
+	VFMADD213PS  word3f800000<>+0(SB), Y2, Y4
+	VCVTPS2DQ    Y3, Y3
+	VPADDD       word0000007e<>+0(SB), Y3, Y3
+	VPSLLD       $0x17, Y3, Y3
+	VMULPS       Y3, Y4, Y4
+	VADDPS       Y4, Y4, Y4
+	VADDPS       word3f800000<>+0(SB), Y4, Y2
+	VDIVPS       Y2, Y1, Y1
+	VMASKMOVPS   (DX)(SI*1), Y0, Y2
+	VMULPS       Y2, Y1, Y1
+	VMASKMOVPS   Y1, Y0, (AX)(SI*1)
+
+done275:
+	VZEROUPPER
+	RET
+
+// func swigluGradAVX2(dgate []float32, dup []float32, dy []float32, gate []float32, up []float32)
+// Requires: AVX, AVX2, FMA3, MMX+
+TEXT ·swigluGradAVX2(SB), NOSPLIT, $0-120
+	MOVQ dgate_base+0(FP), AX
+	MOVQ dup_base+24(FP), CX
+	MOVQ dy_base+48(FP), DX
+	MOVQ gate_base+72(FP), BX
+	MOVQ up_base+96(FP), SI
+	MOVQ dy_len+56(FP), DI
+	XORQ R8, R8
+
+one277:
+	CMPQ         DI, $0x08
+	JLT          tail278
+	PREFETCHT0   2048(BX)(R8*1)
+	VMOVUPS      (BX)(R8*1), Y0
+	VXORPS       word80000000<>+0(SB), Y0, Y1
+	VMOVUPS      word42a00000<>+0(SB), Y2
+	VMINPS       Y1, Y2, Y1
+	VMOVUPS      wordc2ae999a<>+0(SB), Y2
+	VMAXPS       Y1, Y2, Y1
+	VMOVUPS      word42b20000<>+0(SB), Y2
+	VMINPS       Y1, Y2, Y1
+	VMULPS       word3fb8aa3b<>+0(SB), Y1, Y2
+	VROUNDPS     $0x08, Y2, Y2
+	VFNMADD231PS word3f318000<>+0(SB), Y2, Y1
+	VFNMADD231PS wordb95e8083<>+0(SB), Y2, Y1
+	VMOVUPS      word39506967<>+0(SB), Y3
+	VFMADD213PS  word3ab743ce<>+0(SB), Y1, Y3
+	VFMADD213PS  word3c088908<>+0(SB), Y1, Y3
+	VFMADD213PS  word3d2aa9c1<>+0(SB), Y1, Y3
+	VFMADD213PS  word3e2aaaaa<>+0(SB), Y1, Y3
+	VFMADD213PS  word3f000000<>+0(SB), Y1, Y3
+	VFMADD213PS  word3f800000<>+0(SB), Y1, Y3
+	VFMADD213PS  word3f800000<>+0(SB), Y1, Y3
+	VCVTPS2DQ    Y2, Y2
+	VPADDD       word0000007e<>+0(SB), Y2, Y2
+	VPSLLD       $0x17, Y2, Y2
+	VMULPS       Y2, Y3, Y3
+	VADDPS       Y3, Y3, Y3
+	VADDPS       word3f800000<>+0(SB), Y3, Y1
+	VMOVUPS      word3f800000<>+0(SB), Y2
+	VDIVPS       Y1, Y2, Y2
+	VMULPS       Y2, Y3, Y3
+	VMULPS       Y2, Y0, Y0
+	PREFETCHT0   2048(DX)(R8*1)
+	VMOVUPS      (DX)(R8*1), Y1
+	PREFETCHT0   2048(SI)(R8*1)
+	VMOVUPS      (SI)(R8*1), Y4
+	VFMADD231PS  Y3, Y0, Y2
+	VMULPS       Y1, Y4, Y4
+	VMULPS       Y2, Y4, Y4
+	VMULPS       Y1, Y0, Y0
+	PREFETCHT0   2048(AX)(R8*1)
+	VMOVUPS      Y4, (AX)(R8*1)
+	PREFETCHT0   2048(CX)(R8*1)
+	VMOVUPS      Y0, (CX)(R8*1)
+	ADDQ         $0x20, R8
+	SUBQ         $0x08, DI
+	JMP          one277
+
+tail278:
+	TESTQ        DI, DI
+	JZ           done279
+	LEAQ         masks<>+0(SB), R9
+	NEGQ         DI
+	VMOVUPS      32(R9)(DI*4), Y0
+	VMASKMOVPS   (BX)(R8*1), Y0, Y1
+	VXORPS       word80000000<>+0(SB), Y1, Y2
+	VMOVUPS      word42a00000<>+0(SB), Y3
+	VMINPS       Y2, Y3, Y2
+	VMOVUPS      wordc2ae999a<>+0(SB), Y3
+	VMAXPS       Y2, Y3, Y2
+	VMOVUPS      word42b20000<>+0(SB), Y3
+	VMINPS       Y2, Y3, Y2
+	VMULPS       word3fb8aa3b<>+0(SB), Y2, Y3
+	VROUNDPS     $0x08, Y3, Y3
+	VFNMADD231PS word3f318000<>+0(SB), Y3, Y2
+	VFNMADD231PS wordb95e8083<>+0(SB), Y3, Y2
+	VMOVUPS      word39506967<>+0(SB), Y4
+	VFMADD213PS  word3ab743ce<>+0(SB), Y2, Y4
+	VFMADD213PS  word3c088908<>+0(SB), Y2, Y4
+	VFMADD213PS  word3d2aa9c1<>+0(SB), Y2, Y4
+	VFMADD213PS  word3e2aaaaa<>+0(SB), Y2, Y4
+	VFMADD213PS  word3f000000<>+0(SB), Y2, Y4
+	VFMADD213PS  word3f800000<>+0(SB), Y2, Y4
+	VFMADD213PS  word3f800000<>+0(SB), Y2, Y4
+	VCVTPS2DQ    Y3, Y3
+	VPADDD       word0000007e<>+0(SB), Y3, Y3
+	VPSLLD       $0x17, Y3, Y3
+	VMULPS       Y3, Y4, Y4
+	VADDPS       Y4, Y4, Y4
+	VADDPS       word3f800000<>+0(SB), Y4, Y2
+	VMOVUPS      word3f800000<>+0(SB), Y3
+	VDIVPS       Y2, Y3, Y3
+	VMULPS       Y3, Y4, Y4
+	VMULPS       Y3, Y1, Y1
+	VMASKMOVPS   (DX)(R8*1), Y0, Y2
+	VMASKMOVPS   (SI)(R8*1), Y0, Y5
+	VFMADD231PS  Y4, Y1, Y3
+	VMULPS       Y2, Y5, Y5
+	VMULPS       Y3, Y5, Y5
+	VMULPS       Y2, Y1, Y1
+	VMASKMOVPS   Y5, Y0, (AX)(R8*1)
+	VMASKMOVPS   Y1, Y0, (CX)(R8*1)
+
+done279:
+	VZEROUPPER
+	RET
+
+// func adamwAVX2(w []float32, m []float32, v []float32, grad []float32, c *[9]float32)
+// Requires: AVX, FMA3, MMX+
+TEXT ·adamwAVX2(SB), NOSPLIT, $0-104
+	MOVQ         w_base+0(FP), AX
+	MOVQ         m_base+24(FP), CX
+	MOVQ         v_base+48(FP), DX
+	MOVQ         grad_base+72(FP), BX
+	MOVQ         c+96(FP), SI
+	VBROADCASTSS (SI), Y0
+	VBROADCASTSS 4(SI), Y1
+	VBROADCASTSS 8(SI), Y2
+	VBROADCASTSS 12(SI), Y3
+	VBROADCASTSS 16(SI), Y4
+	VBROADCASTSS 20(SI), Y5
+	VBROADCASTSS 24(SI), Y6
+	VBROADCASTSS 28(SI), Y7
+	VBROADCASTSS 32(SI), Y8
+	MOVQ         w_len+8(FP), SI
+	XORQ         DI, DI
+
+one281:
+	CMPQ        SI, $0x08
+	JLT         tail282
+	PREFETCHT0  2048(BX)(DI*1)
+	VMOVUPS     (BX)(DI*1), Y9
+	VMULPS      Y0, Y9, Y9
+	PREFETCHT0  2048(CX)(DI*1)
+	VMOVUPS     (CX)(DI*1), Y10
+	VMULPS      Y1, Y10, Y10
+	VFMADD231PS Y2, Y9, Y10
+	VMOVUPS     Y10, (CX)(DI*1)
+	PREFETCHT0  2048(DX)(DI*1)
+	VMOVUPS     (DX)(DI*1), Y11
+	VMULPS      Y9, Y9, Y9
+	VMULPS      Y3, Y11, Y11
+	VFMADD231PS Y4, Y9, Y11
+	VMOVUPS     Y11, (DX)(DI*1)
+	VSQRTPS     Y11, Y11
+	VFMADD213PS Y8, Y7, Y11
+	VMULPS      Y6, Y10, Y10
+	VDIVPS      Y11, Y10, Y10
+	PREFETCHT0  2048(AX)(DI*1)
+	VMOVUPS     (AX)(DI*1), Y9
+	VFMSUB213PS Y10, Y5, Y9
+	VMOVUPS     Y9, (AX)(DI*1)
+	ADDQ        $0x20, DI
+	SUBQ        $0x08, SI
+	JMP         one281
+
+tail282:
+	TESTQ       SI, SI
+	JZ          done283
+	LEAQ        masks<>+0(SB), R8
+	NEGQ        SI
+	VMOVUPS     32(R8)(SI*4), Y9
+	VMASKMOVPS  (BX)(DI*1), Y9, Y10
+	VMULPS      Y0, Y10, Y10
+	VMASKMOVPS  (CX)(DI*1), Y9, Y0
+	VMULPS      Y1, Y0, Y0
+	VFMADD231PS Y2, Y10, Y0
+	VMASKMOVPS  Y0, Y9, (CX)(DI*1)
+	VMASKMOVPS  (DX)(DI*1), Y9, Y1
+	VMULPS      Y10, Y10, Y10
+	VMULPS      Y3, Y1, Y1
+	VFMADD231PS Y4, Y10, Y1
+	VMASKMOVPS  Y1, Y9, (DX)(DI*1)
+	VSQRTPS     Y1, Y1
+	VFMADD213PS Y8, Y7, Y1
+	VMULPS      Y6, Y0, Y0
+	VDIVPS      Y1, Y0, Y0
+	VMASKMOVPS  (AX)(DI*1), Y9, Y1
+	VFMSUB213PS Y0, Y5, Y1
+	VMASKMOVPS  Y1, Y9, (AX)(DI*1)
+
+done283:
+	VZEROUPPER
+	RET
+
 // func normalizeAVX2(y []float32, x []float32, w []float32, b []float32, mean float32, rstd float32)
 // Requires: AVX, FMA3
 TEXT ·normalizeAVX2(SB), NOSPLIT, $0-104
@@ -6076,9 +6855,9 @@ TEXT ·normalizeAVX2(SB), NOSPLIT, $0-104
 	MOVQ         y_len+8(FP), SI
 	XORQ         DI, DI
 
-many256:
+many284:
 	CMPQ        SI, $0x10
-	JLT         one257
+	JLT         one285
 	VMOVUPS     (CX)(DI*1), Y2
 	VSUBPS      Y0, Y2, Y2
 	VMULPS      Y1, Y2, Y2
@@ -6095,11 +6874,11 @@ many256:
 	VMOVUPS     Y3, 32(AX)(DI*1)
 	ADDQ        $0x00000040, DI
 	SUBQ        $0x10, SI
-	JMP         many256
+	JMP         many284
 
-one257:
+one285:
 	CMPQ        SI, $0x08
-	JLT         tail258
+	JLT         tail286
 	VMOVUPS     (CX)(DI*1), Y2
 	VSUBPS      Y0, Y2, Y2
 	VMULPS      Y1, Y2, Y2
@@ -6109,11 +6888,11 @@ one257:
 	VMOVUPS     Y3, (AX)(DI*1)
 	ADDQ        $0x20, DI
 	SUBQ        $0x08, SI
-	JMP         one257
+	JMP         one285
 
-tail258:
+tail286:
 	TESTQ       SI, SI
-	JZ          done259
+	JZ          done287
 	LEAQ        masks<>+0(SB), R8
 	NEGQ        SI
 	VMOVUPS     32(R8)(SI*4), Y2
@@ -6125,7 +6904,7 @@ tail258:
 	VFMADD231PS Y1, Y3, Y0
 	VMASKMOVPS  Y0, Y2, (AX)(DI*1)
 
-done259:
+done287:
 	VZEROUPPER
 	RET
 
@@ -6144,9 +6923,9 @@ TEXT ·normGradSumsAVX2(SB), NOSPLIT, $0-88
 	MOVQ         dy_len+8(FP), BX
 	XORQ         SI, SI
 
-many260:
+many288:
 	CMPQ        BX, $0x10
-	JLT         one261
+	JLT         one289
 	VMOVUPS     (CX)(SI*1), Y6
 	VSUBPS      Y0, Y6, Y6
 	VMULPS      Y1, Y6, Y6
@@ -6165,11 +6944,11 @@ many260:
 	VFMADD231PS Y7, Y6, Y5
 	ADDQ        $0x00000040, SI
 	SUBQ        $0x10, BX
-	JMP         many260
+	JMP         many288
 
-one261:
+one289:
 	CMPQ        BX, $0x08
-	JLT         tail262
+	JLT         tail290
 	VMOVUPS     (CX)(SI*1), Y6
 	VSUBPS      Y0, Y6, Y6
 	VMULPS      Y1, Y6, Y6
@@ -6180,11 +6959,11 @@ one261:
 	VFMADD231PS Y7, Y6, Y4
 	ADDQ        $0x20, SI
 	SUBQ        $0x08, BX
-	JMP         one261
+	JMP         one289
 
-tail262:
+tail290:
 	TESTQ       BX, BX
-	JZ          done263
+	JZ          done291
 	LEAQ        masks<>+0(SB), DI
 	NEGQ        BX
 	VMOVUPS     32(DI)(BX*4), Y6
@@ -6197,7 +6976,7 @@ tail262:
 	VADDPS      Y0, Y2, Y2
 	VFMADD231PS Y0, Y7, Y4
 
-done263:
+done291:
 	VADDPS       Y3, Y2, Y2
 	VEXTRACTF128 $0x01, Y2, X0
 	VADDPS       X0, X2, X2
@@ -6231,9 +7010,9 @@ TEXT ·normGradRowAVX2(SB), NOSPLIT, $0-112
 	MOVQ         dx_len+8(FP), SI
 	XORQ         DI, DI
 
-many264:
+many292:
 	CMPQ         SI, $0x10
-	JLT          one265
+	JLT          one293
 	VMOVUPS      (DX)(DI*1), Y4
 	VSUBPS       Y0, Y4, Y4
 	VMULPS       Y1, Y4, Y4
@@ -6254,11 +7033,11 @@ many264:
 	VMOVUPS      Y5, 32(AX)(DI*1)
 	ADDQ         $0x00000040, DI
 	SUBQ         $0x10, SI
-	JMP          many264
+	JMP          many292
 
-one265:
+one293:
 	CMPQ         SI, $0x08
-	JLT          tail266
+	JLT          tail294
 	VMOVUPS      (DX)(DI*1), Y4
 	VSUBPS       Y0, Y4, Y4
 	VMULPS       Y1, Y4, Y4
@@ -6270,11 +7049,11 @@ one265:
 	VMOVUPS      Y5, (AX)(DI*1)
 	ADDQ         $0x20, DI
 	SUBQ         $0x08, SI
-	JMP          one265
+	JMP          one293
 
-tail266:
+tail294:
 	TESTQ        SI, SI
-	JZ           done267
+	JZ           done295
 	LEAQ         masks<>+0(SB), R8
 	NEGQ         SI
 	VMOVUPS      32(R8)(SI*4), Y4
@@ -6288,7 +7067,7 @@ tail266:
 	VMULPS       Y1, Y0, Y0
 	VMASKMOVPS   Y0, Y4, (AX)(DI*1)
 
-done267:
+done295:
 	VZEROUPPER
 	RET
 
@@ -6304,9 +7083,9 @@ TEXT ·normGradParamsAVX2(SB), NOSPLIT, $0-104
 	MOVQ         dw_len+8(FP), SI
 	XORQ         DI, DI
 
-many268:
+many296:
 	CMPQ        SI, $0x10
-	JLT         one269
+	JLT         one297
 	VMOVUPS     (BX)(DI*1), Y2
 	VSUBPS      Y0, Y2, Y2
 	VMULPS      Y1, Y2, Y2
@@ -6329,11 +7108,11 @@ many268:
 	VMOVUPS     Y3, 32(CX)(DI*1)
 	ADDQ        $0x00000040, DI
 	SUBQ        $0x10, SI
-	JMP         many268
+	JMP         many296
 
-one269:
+one297:
 	CMPQ        SI, $0x08
-	JLT         tail270
+	JLT         tail298
 	VMOVUPS     (BX)(DI*1), Y2
 	VSUBPS      Y0, Y2, Y2
 	VMULPS      Y1, Y2, Y2
@@ -6346,11 +7125,11 @@ one269:
 	VMOVUPS     Y3, (CX)(DI*1)
 	ADDQ        $0x20, DI
 	SUBQ        $0x08, SI
-	JMP         one269
+	JMP         one297
 
-tail270:
+tail298:
 	TESTQ       SI, SI
-	JZ          done271
+	JZ          done299
 	LEAQ        masks<>+0(SB), R8
 	NEGQ        SI
 	VMOVUPS     32(R8)(SI*4), Y2
@@ -6365,7 +7144,7 @@ tail270:
 	VADDPS      Y1, Y0, Y0
 	VMASKMOVPS  Y0, Y2, (CX)(DI*1)
 
-done271:
+done299:
 	VZEROUPPER
 	RET
 
@@ -6380,9 +7159,9 @@ TEXT ·softmaxGradAVX2(SB), NOSPLIT, $0-80
 	MOVQ         ds_len+8(FP), BX
 	XORQ         SI, SI
 
-many272:
+many300:
 	CMPQ    BX, $0x10
-	JLT     one273
+	JLT     one301
 	VMOVUPS (CX)(SI*1), Y2
 	VMOVUPS (DX)(SI*1), Y3
 	VMULPS  Y1, Y2, Y2
@@ -6397,11 +7176,11 @@ many272:
 	VMOVUPS Y3, 32(AX)(SI*1)
 	ADDQ    $0x00000040, SI
 	SUBQ    $0x10, BX
-	JMP     many272
+	JMP     many300
 
-one273:
+one301:
 	CMPQ    BX, $0x08
-	JLT     tail274
+	JLT     tail302
 	VMOVUPS (CX)(SI*1), Y2
 	VMOVUPS (DX)(SI*1), Y3
 	VMULPS  Y1, Y2, Y2
@@ -6410,11 +7189,11 @@ one273:
 	VMOVUPS Y3, (AX)(SI*1)
 	ADDQ    $0x20, SI
 	SUBQ    $0x08, BX
-	JMP     one273
+	JMP     one301
 
-tail274:
+tail302:
 	TESTQ      BX, BX
-	JZ         done275
+	JZ         done303
 	LEAQ       masks<>+0(SB), DI
 	NEGQ       BX
 	VMOVUPS    32(DI)(BX*4), Y2
@@ -6425,7 +7204,7 @@ tail274:
 	VMULPS     Y3, Y4, Y4
 	VMASKMOVPS Y4, Y2, (AX)(SI*1)
 
-done275:
+done303:
 	VZEROUPPER
 	RET
 
@@ -6441,9 +7220,9 @@ TEXT ·expSumAVX2(SB), NOSPLIT, $0-60
 	MOVQ         dst_len+8(FP), DX
 	XORQ         BX, BX
 
-many276:
+many304:
 	CMPQ         DX, $0x10
-	JLT          one277
+	JLT          one305
 	VMOVUPS      (CX)(BX*1), Y4
 	VFMSUB213PS  Y1, Y0, Y4
 	VMOVUPS      wordc2ae999a<>+0(SB), Y5
@@ -6496,11 +7275,11 @@ many276:
 	VADDPS       Y6, Y3, Y3
 	ADDQ         $0x00000040, BX
 	SUBQ         $0x10, DX
-	JMP          many276
+	JMP          many304
 
-one277:
+one305:
 	CMPQ         DX, $0x08
-	JLT          tail278
+	JLT          tail306
 	VMOVUPS      (CX)(BX*1), Y4
 	VFMSUB213PS  Y1, Y0, Y4
 	VMOVUPS      wordc2ae999a<>+0(SB), Y5
@@ -6528,11 +7307,11 @@ one277:
 	VADDPS       Y6, Y2, Y2
 	ADDQ         $0x20, BX
 	SUBQ         $0x08, DX
-	JMP          one277
+	JMP          one305
 
-tail278:
+tail306:
 	TESTQ        DX, DX
-	JZ           done279
+	JZ           done307
 	LEAQ         masks<>+0(SB), SI
 	NEGQ         DX
 	VMOVUPS      32(SI)(DX*4), Y4
@@ -6563,7 +7342,7 @@ tail278:
 	VANDPS       Y4, Y1, Y1
 	VADDPS       Y1, Y2, Y2
 
-done279:
+done307:
 	VADDPS       Y3, Y2, Y2
 	VEXTRACTF128 $0x01, Y2, X0
 	VADDPS       X0, X2, X2
@@ -6585,9 +7364,9 @@ TEXT ·expMulAVX2(SB), NOSPLIT, $0-56
 	MOVQ         dst_len+8(FP), DX
 	XORQ         BX, BX
 
-many280:
+many308:
 	CMPQ         DX, $0x10
-	JLT          one281
+	JLT          one309
 	VMOVUPS      (CX)(BX*1), Y2
 	VSUBPS       Y0, Y2, Y2
 	VMOVUPS      wordc2ae999a<>+0(SB), Y3
@@ -6640,11 +7419,11 @@ many280:
 	VMOVUPS      Y4, 32(AX)(BX*1)
 	ADDQ         $0x00000040, BX
 	SUBQ         $0x10, DX
-	JMP          many280
+	JMP          many308
 
-one281:
+one309:
 	CMPQ         DX, $0x08
-	JLT          tail282
+	JLT          tail310
 	VMOVUPS      (CX)(BX*1), Y2
 	VSUBPS       Y0, Y2, Y2
 	VMOVUPS      wordc2ae999a<>+0(SB), Y3
@@ -6672,11 +7451,11 @@ one281:
 	VMOVUPS      Y4, (AX)(BX*1)
 	ADDQ         $0x20, BX
 	SUBQ         $0x08, DX
-	JMP          one281
+	JMP          one309
 
-tail282:
+tail310:
 	TESTQ        DX, DX
-	JZ           done283
+	JZ           done311
 	LEAQ         masks<>+0(SB), SI
 	NEGQ         DX
 	VMOVUPS      32(SI)(DX*4), Y2
@@ -6706,625 +7485,7 @@ tail282:
 	VMULPS       Y1, Y4, Y4
 	VMASKMOVPS   Y4, Y2, (AX)(BX*1)
 
-done283:
-	VZEROUPPER
-	RET
-
-// func geluAVX2(y []float32, x []float32)
-// Requires: AVX, AVX2, FMA3
-TEXT ·geluAVX2(SB), NOSPLIT, $0-48
-	MOVQ y_base+0(FP), AX
-	MOVQ x_base+24(FP), CX
-	MOVQ y_len+8(FP), DX
-	XORQ BX, BX
-
-one285:
-	CMPQ         DX, $0x08
-	JLT          tail286
-	VMOVUPS      (CX)(BX*1), Y0
-	VMULPS       wordbf000000<>+0(SB), Y0, Y1
-	VMULPS       Y0, Y1, Y1
-	VMOVUPS      wordc2ae999a<>+0(SB), Y2
-	VMAXPS       Y1, Y2, Y1
-	VMOVUPS      word42b20000<>+0(SB), Y2
-	VMINPS       Y1, Y2, Y1
-	VMULPS       word3fb8aa3b<>+0(SB), Y1, Y2
-	VROUNDPS     $0x08, Y2, Y2
-	VFNMADD231PS word3f318000<>+0(SB), Y2, Y1
-	VFNMADD231PS wordb95e8083<>+0(SB), Y2, Y1
-	VMOVUPS      word39506967<>+0(SB), Y3
-	VFMADD213PS  word3ab743ce<>+0(SB), Y1, Y3
-	VFMADD213PS  word3c088908<>+0(SB), Y1, Y3
-	VFMADD213PS  word3d2aa9c1<>+0(SB), Y1, Y3
-	VFMADD213PS  word3e2aaaaa<>+0(SB), Y1, Y3
-	VFMADD213PS  word3f000000<>+0(SB), Y1, Y3
-	VFMADD213PS  word3f800000<>+0(SB), Y1, Y3
-	VFMADD213PS  word3f800000<>+0(SB), Y1, Y3
-	VCVTPS2DQ    Y2, Y2
-	VPADDD       word0000007e<>+0(SB), Y2, Y2
-	VPSLLD       $0x17, Y2, Y2
-	VMULPS       Y2, Y3, Y3
-	VADDPS       Y3, Y3, Y3
-	VMOVUPS      word3f800000<>+0(SB), Y2
-	VANDPS       word7fffffff<>+0(SB), Y0, Y1
-	VMOVUPS      word3e6d3388<>+0(SB), Y4
-	VFMADD213PS  Y2, Y4, Y1
-	VDIVPS       Y1, Y2, Y1
-	VMOVUPS      wordba822250<>+0(SB), Y4
-	VFMADD213PS  wordbd87f19d<>+0(SB), Y1, Y4
-	VFMADD213PS  word3e76afbf<>+0(SB), Y1, Y4
-	VFMADD213PS  wordbe4856ff<>+0(SB), Y1, Y4
-	VFMADD213PS  word3e639481<>+0(SB), Y1, Y4
-	VFMADD213PS  word3c6b7660<>+0(SB), Y1, Y4
-	VFMADD213PS  word3dd20619<>+0(SB), Y1, Y4
-	VFMADD213PS  word3db92e06<>+0(SB), Y1, Y4
-	VFMADD213PS  word3dbd7cb7<>+0(SB), Y1, Y4
-	VMULPS       Y1, Y4, Y4
-	VMULPS       Y3, Y4, Y4
-	VSUBPS       Y4, Y2, Y1
-	VBLENDVPS    Y0, Y4, Y1, Y4
-	VMULPS       Y0, Y4, Y4
-	VMOVUPS      Y4, (AX)(BX*1)
-	ADDQ         $0x20, BX
-	SUBQ         $0x08, DX
-	JMP          one285
-
-tail286:
-	TESTQ        DX, DX
-	JZ           done287
-	LEAQ         masks<>+0(SB), SI
-	NEGQ         DX
-	VMOVUPS      32(SI)(DX*4), Y0
-	VMASKMOVPS   (CX)(BX*1), Y0, Y1
-	VMULPS       wordbf000000<>+0(SB), Y1, Y2
-	VMULPS       Y1, Y2, Y2
-	VMOVUPS      wordc2ae999a<>+0(SB), Y3
-	VMAXPS       Y2, Y3, Y2
-	VMOVUPS      word42b20000<>+0(SB), Y3
-	VMINPS       Y2, Y3, Y2
-	VMULPS       word3fb8aa3b<>+0(SB), Y2, Y3
-	VROUNDPS     $0x08, Y3, Y3
-	VFNMADD231PS word3f318000<>+0(SB), Y3, Y2
-	VFNMADD231PS wordb95e8083<>+0(SB), Y3, Y2
-	VMOVUPS      word39506967<>+0(SB), Y4
-	VFMADD213PS  word3ab743ce<>+0(SB), Y2, Y4
-	VFMADD213PS  word3c088908<>+0(SB), Y2, Y4
-	VFMADD213PS  word3d2aa9c1<>+0(SB), Y2, Y4
-	VFMADD213PS  word3e2aaaaa<>+0(SB), Y2, Y4
-	VFMADD213PS  word3f000000<>+0(SB), Y2, Y4
-	VFMADD213PS  word3f800000<>+0(SB), Y2, Y4
-	VFMADD213PS  word3f800000<>+0(SB), Y2, Y4
-	VCVTPS2DQ    Y3, Y3
-	VPADDD       word0000007e<>+0(SB), Y3, Y3
-	VPSLLD       $0x17, Y3, Y3
-	VMULPS       Y3, Y4, Y4
-	VADDPS       Y4, Y4, Y4
-	VMOVUPS      word3f800000<>+0(SB), Y3
-	VANDPS       word7fffffff<>+0(SB), Y1, Y2
-	VMOVUPS      word3e6d3388<>+0(SB), Y5
-	VFMADD213PS  Y3, Y5, Y2
-	VDIVPS       Y2, Y3, Y2
-	VMOVUPS      wordba822250<>+0(SB), Y5
-	VFMADD213PS  wordbd87f19d<>+0(SB), Y2, Y5
-	VFMADD213PS  word3e76afbf<>+0(SB), Y2, Y5
-	VFMADD213PS  wordbe4856ff<>+0(SB), Y2, Y5
-	VFMADD213PS  word3e639481<>+0(SB), Y2, Y5
-	VFMADD213PS  word3c6b7660<>+0(SB), Y2, Y5
-	VFMADD213PS  word3dd20619<>+0(SB), Y2, Y5
-	VFMADD213PS  word3db92e06<>+0(SB), Y2, Y5
-	VFMADD213PS  word3dbd7cb7<>+0(SB), Y2, Y5
-	VMULPS       Y2, Y5, Y5
-	VMULPS       Y4, Y5, Y5
-	VSUBPS       Y5, Y3, Y2
-	VBLENDVPS    Y1, Y5, Y2, Y5
-	VMULPS       Y1, Y5, Y5
-	VMASKMOVPS   Y5, Y0, (AX)(BX*1)
-
-done287:
-	VZEROUPPER
-	RET
-
-// func geluGradAVX2(dx []float32, dy []float32, x []float32)
-// Requires: AVX, AVX2, FMA3
-TEXT ·geluGradAVX2(SB), NOSPLIT, $0-72
-	MOVQ dx_base+0(FP), AX
-	MOVQ dy_base+24(FP), CX
-	MOVQ x_base+48(FP), DX
-	MOVQ dx_len+8(FP), BX
-	XORQ SI, SI
-
-one289:
-	CMPQ         BX, $0x08
-	JLT          tail290
-	VMOVUPS      (DX)(SI*1), Y0
-	VMULPS       wordbf000000<>+0(SB), Y0, Y1
-	VMULPS       Y0, Y1, Y1
-	VMOVUPS      wordc2ae999a<>+0(SB), Y2
-	VMAXPS       Y1, Y2, Y1
-	VMOVUPS      word42b20000<>+0(SB), Y2
-	VMINPS       Y1, Y2, Y1
-	VMULPS       word3fb8aa3b<>+0(SB), Y1, Y2
-	VROUNDPS     $0x08, Y2, Y2
-	VFNMADD231PS word3f318000<>+0(SB), Y2, Y1
-	VFNMADD231PS wordb95e8083<>+0(SB), Y2, Y1
-	VMOVUPS      word39506967<>+0(SB), Y3
-	VFMADD213PS  word3ab743ce<>+0(SB), Y1, Y3
-	VFMADD213PS  word3c088908<>+0(SB), Y1, Y3
-	VFMADD213PS  word3d2aa9c1<>+0(SB), Y1, Y3
-	VFMADD213PS  word3e2aaaaa<>+0(SB), Y1, Y3
-	VFMADD213PS  word3f000000<>+0(SB), Y1, Y3
-	VFMADD213PS  word3f800000<>+0(SB), Y1, Y3
-	VFMADD213PS  word3f800000<>+0(SB), Y1, Y3
-	VCVTPS2DQ    Y2, Y2
-	VPADDD       word0000007e<>+0(SB), Y2, Y2
-	VPSLLD       $0x17, Y2, Y2
-	VMULPS       Y2, Y3, Y3
-	VADDPS       Y3, Y3, Y3
-	VMOVUPS      word3f800000<>+0(SB), Y2
-	VANDPS       word7fffffff<>+0(SB), Y0, Y1
-	VMOVUPS      word3e6d3388<>+0(SB), Y4
-	VFMADD213PS  Y2, Y4, Y1
-	VDIVPS       Y1, Y2, Y1
-	VMOVUPS      wordba822250<>+0(SB), Y4
-	VFMADD213PS  wordbd87f19d<>+0(SB), Y1, Y4
-	VFMADD213PS  word3e76afbf<>+0(SB), Y1, Y4
-	VFMADD213PS  wordbe4856ff<>+0(SB), Y1, Y4
-	VFMADD213PS  word3e639481<>+0(SB), Y1, Y4
-	VFMADD213PS  word3c6b7660<>+0(SB), Y1, Y4
-	VFMADD213PS  word3dd20619<>+0(SB), Y1, Y4
-	VFMADD213PS  word3db92e06<>+0(SB), Y1, Y4
-	VFMADD213PS  word3dbd7cb7<>+0(SB), Y1, Y4
-	VMULPS       Y1, Y4, Y4
-	VMULPS       Y3, Y4, Y4
-	VSUBPS       Y4, Y2, Y1
-	VBLENDVPS    Y0, Y4, Y1, Y4
-	VMULPS       word3ecc422a<>+0(SB), Y0, Y0
-	VFMADD231PS  Y3, Y0, Y4
-	VMOVUPS      (CX)(SI*1), Y0
-	VMULPS       Y0, Y4, Y4
-	VMOVUPS      Y4, (AX)(SI*1)
-	ADDQ         $0x20, SI
-	SUBQ         $0x08, BX
-	JMP          one289
-
-tail290:
-	TESTQ        BX, BX
-	JZ           done291
-	LEAQ         masks<>+0(SB), DI
-	NEGQ         BX
-	VMOVUPS      32(DI)(BX*4), Y0
-	VMASKMOVPS   (DX)(SI*1), Y0, Y1
-	VMULPS       wordbf000000<>+0(SB), Y1, Y2
-	VMULPS       Y1, Y2, Y2
-	VMOVUPS      wordc2ae999a<>+0(SB), Y3
-	VMAXPS       Y2, Y3, Y2
-	VMOVUPS      word42b20000<>+0(SB), Y3
-	VMINPS       Y2, Y3, Y2
-	VMULPS       word3fb8aa3b<>+0(SB), Y2, Y3
-	VROUNDPS     $0x08, Y3, Y3
-	VFNMADD231PS word3f318000<>+0(SB), Y3, Y2
-	VFNMADD231PS wordb95e8083<>+0(SB), Y3, Y2
-	VMOVUPS      word39506967<>+0(SB), Y4
-	VFMADD213PS  word3ab743ce<>+0(SB), Y2, Y4
-	VFMADD213PS  word3c088908<>+0(SB), Y2, Y4
-	VFMADD213PS  word3d2aa9c1<>+0(SB), Y2, Y4
-	VFMADD213PS  word3e2aaaaa<>+0(SB), Y2, Y4
-	VFMADD213PS  word3f000000<>+0(SB), Y2, Y4
-	VFMADD213PS  word3f800000<>+0(SB), Y2, Y4
-	VFMADD213PS  word3f800000<>+0(SB), Y2, Y4
-	VCVTPS2DQ    Y3, Y3
-	VPADDD       word0000007e<>+0(SB), Y3, Y3
-	VPSLLD       $0x17, Y3, Y3
-	VMULPS       Y3, Y4, Y4
-	VADDPS       Y4, Y4, Y4
-	VMOVUPS      word3f800000<>+0(SB), Y3
-	VANDPS       word7fffffff<>+0(SB), Y1, Y2
-	VMOVUPS      word3e6d3388<>+0(SB), Y5
-	VFMADD213PS  Y3, Y5, Y2
-	VDIVPS       Y2, Y3, Y2
-	VMOVUPS      wordba822250<>+0(SB), Y5
-	VFMADD213PS  wordbd87f19d<>+0(SB), Y2, Y5
-	VFMADD213PS  word3e76afbf<>+0(SB), Y2, Y5
-	VFMADD213PS  wordbe4856ff<>+0(SB), Y2, Y5
-	VFMADD213PS  word3e639481<>+0(SB), Y2, Y5
-	VFMADD213PS  word3c6b7660<>+0(SB), Y2, Y5
-	VFMADD213PS  word3dd20619<>+0(SB), Y2, Y5
-	VFMADD213PS  word3db92e06<>+0(SB), Y2, Y5
-	VFMADD213PS  word3dbd7cb7<>+0(SB), Y2, Y5
-	VMULPS       Y2, Y5, Y5
-	VMULPS       Y4, Y5, Y5
-	VSUBPS       Y5, Y3, Y2
-	VBLENDVPS    Y1, Y5, Y2, Y5
-	VMULPS       word3ecc422a<>+0(SB), Y1, Y1
-	VFMADD231PS  Y4, Y1, Y5
-	VMASKMOVPS   (CX)(SI*1), Y0, Y1
-	VMULPS       Y1, Y5, Y5
-	VMASKMOVPS   Y5, Y0, (AX)(SI*1)
-
-done291:
-	VZEROUPPER
-	RET
-
-// func geluTanhAVX2(y []float32, x []float32)
-// Requires: AVX, AVX2, FMA3
-TEXT ·geluTanhAVX2(SB), NOSPLIT, $0-48
-	MOVQ y_base+0(FP), AX
-	MOVQ x_base+24(FP), CX
-	MOVQ y_len+8(FP), DX
-	XORQ BX, BX
-
-one293:
-	CMPQ         DX, $0x08
-	JLT          tail294
-	VMOVUPS      (CX)(BX*1), Y0
-	VMULPS       Y0, Y0, Y1
-	VMOVUPS      wordbd922279<>+0(SB), Y2
-	VFMADD213PS  wordbfcc422a<>+0(SB), Y1, Y2
-	VMULPS       Y0, Y2, Y2
-	VMOVUPS      wordc2ae999a<>+0(SB), Y1
-	VMAXPS       Y2, Y1, Y2
-	VMOVUPS      word42b20000<>+0(SB), Y1
-	VMINPS       Y2, Y1, Y2
-	VMULPS       word3fb8aa3b<>+0(SB), Y2, Y1
-	VROUNDPS     $0x08, Y1, Y1
-	VFNMADD231PS word3f318000<>+0(SB), Y1, Y2
-	VFNMADD231PS wordb95e8083<>+0(SB), Y1, Y2
-	VMOVUPS      word39506967<>+0(SB), Y3
-	VFMADD213PS  word3ab743ce<>+0(SB), Y2, Y3
-	VFMADD213PS  word3c088908<>+0(SB), Y2, Y3
-	VFMADD213PS  word3d2aa9c1<>+0(SB), Y2, Y3
-	VFMADD213PS  word3e2aaaaa<>+0(SB), Y2, Y3
-	VFMADD213PS  word3f000000<>+0(SB), Y2, Y3
-	VFMADD213PS  word3f800000<>+0(SB), Y2, Y3
-	VFMADD213PS  word3f800000<>+0(SB), Y2, Y3
-	VCVTPS2DQ    Y1, Y1
-	VPADDD       word0000007e<>+0(SB), Y1, Y1
-	VPSLLD       $0x17, Y1, Y1
-	VMULPS       Y1, Y3, Y3
-	VADDPS       Y3, Y3, Y3
-	VMOVUPS      word3f800000<>+0(SB), Y1
-	VADDPS       Y1, Y3, Y2
-	VDIVPS       Y2, Y1, Y2
-	VMULPS       Y0, Y2, Y2
-	VMOVUPS      Y2, (AX)(BX*1)
-	ADDQ         $0x20, BX
-	SUBQ         $0x08, DX
-	JMP          one293
-
-tail294:
-	TESTQ        DX, DX
-	JZ           done295
-	LEAQ         masks<>+0(SB), SI
-	NEGQ         DX
-	VMOVUPS      32(SI)(DX*4), Y0
-	VMASKMOVPS   (CX)(BX*1), Y0, Y1
-	VMULPS       Y1, Y1, Y2
-	VMOVUPS      wordbd922279<>+0(SB), Y3
-	VFMADD213PS  wordbfcc422a<>+0(SB), Y2, Y3
-	VMULPS       Y1, Y3, Y3
-	VMOVUPS      wordc2ae999a<>+0(SB), Y2
-	VMAXPS       Y3, Y2, Y3
-	VMOVUPS      word42b20000<>+0(SB), Y2
-	VMINPS       Y3, Y2, Y3
-	VMULPS       word3fb8aa3b<>+0(SB), Y3, Y2
-	VROUNDPS     $0x08, Y2, Y2
-	VFNMADD231PS word3f318000<>+0(SB), Y2, Y3
-	VFNMADD231PS wordb95e8083<>+0(SB), Y2, Y3
-	VMOVUPS      word39506967<>+0(SB), Y4
-	VFMADD213PS  word3ab743ce<>+0(SB), Y3, Y4
-	VFMADD213PS  word3c088908<>+0(SB), Y3, Y4
-	VFMADD213PS  word3d2aa9c1<>+0(SB), Y3, Y4
-	VFMADD213PS  word3e2aaaaa<>+0(SB), Y3, Y4
-	VFMADD213PS  word3f000000<>+0(SB), Y3, Y4
-	VFMADD213PS  word3f800000<>+0(SB), Y3, Y4
-	VFMADD213PS  word3f800000<>+0(SB), Y3, Y4
-	VCVTPS2DQ    Y2, Y2
-	VPADDD       word0000007e<>+0(SB), Y2, Y2
-	VPSLLD       $0x17, Y2, Y2
-	VMULPS       Y2, Y4, Y4
-	VADDPS       Y4, Y4, Y4
-	VMOVUPS      word3f800000<>+0(SB), Y2
-	VADDPS       Y2, Y4, Y3
-	VDIVPS       Y3, Y2, Y3
-	VMULPS       Y1, Y3, Y3
-	VMASKMOVPS   Y3, Y0, (AX)(BX*1)
-
-done295:
-	VZEROUPPER
-	RET
-
-// func geluTanhGradAVX2(dx []float32, dy []float32, x []float32)
-// Requires: AVX, AVX2, FMA3
-TEXT ·geluTanhGradAVX2(SB), NOSPLIT, $0-72
-	MOVQ dx_base+0(FP), AX
-	MOVQ dy_base+24(FP), CX
-	MOVQ x_base+48(FP), DX
-	MOVQ dx_len+8(FP), BX
-	XORQ SI, SI
-
-one297:
-	CMPQ         BX, $0x08
-	JLT          tail298
-	VMOVUPS      (DX)(SI*1), Y0
-	VMULPS       Y0, Y0, Y1
-	VMOVUPS      wordbd922279<>+0(SB), Y2
-	VFMADD213PS  wordbfcc422a<>+0(SB), Y1, Y2
-	VMULPS       Y0, Y2, Y2
-	VMOVUPS      word42a00000<>+0(SB), Y3
-	VMINPS       Y2, Y3, Y2
-	VMOVUPS      wordc2ae999a<>+0(SB), Y3
-	VMAXPS       Y2, Y3, Y2
-	VMOVUPS      word42b20000<>+0(SB), Y3
-	VMINPS       Y2, Y3, Y2
-	VMULPS       word3fb8aa3b<>+0(SB), Y2, Y3
-	VROUNDPS     $0x08, Y3, Y3
-	VFNMADD231PS word3f318000<>+0(SB), Y3, Y2
-	VFNMADD231PS wordb95e8083<>+0(SB), Y3, Y2
-	VMOVUPS      word39506967<>+0(SB), Y4
-	VFMADD213PS  word3ab743ce<>+0(SB), Y2, Y4
-	VFMADD213PS  word3c088908<>+0(SB), Y2, Y4
-	VFMADD213PS  word3d2aa9c1<>+0(SB), Y2, Y4
-	VFMADD213PS  word3e2aaaaa<>+0(SB), Y2, Y4
-	VFMADD213PS  word3f000000<>+0(SB), Y2, Y4
-	VFMADD213PS  word3f800000<>+0(SB), Y2, Y4
-	VFMADD213PS  word3f800000<>+0(SB), Y2, Y4
-	VCVTPS2DQ    Y3, Y3
-	VPADDD       word0000007e<>+0(SB), Y3, Y3
-	VPSLLD       $0x17, Y3, Y3
-	VMULPS       Y3, Y4, Y4
-	VADDPS       Y4, Y4, Y4
-	VMOVUPS      word3f800000<>+0(SB), Y3
-	VADDPS       Y3, Y4, Y2
-	VDIVPS       Y2, Y3, Y2
-	VMOVUPS      wordbe5b33b6<>+0(SB), Y3
-	VFMADD213PS  wordbfcc422a<>+0(SB), Y1, Y3
-	VMULPS       Y0, Y3, Y3
-	VMULPS       Y2, Y4, Y4
-	VMULPS       Y2, Y4, Y4
-	VFNMADD213PS Y2, Y4, Y3
-	VMOVUPS      (CX)(SI*1), Y0
-	VMULPS       Y0, Y3, Y3
-	VMOVUPS      Y3, (AX)(SI*1)
-	ADDQ         $0x20, SI
-	SUBQ         $0x08, BX
-	JMP          one297
-
-tail298:
-	TESTQ        BX, BX
-	JZ           done299
-	LEAQ         masks<>+0(SB), DI
-	NEGQ         BX
-	VMOVUPS      32(DI)(BX*4), Y0
-	VMASKMOVPS   (DX)(SI*1), Y0, Y1
-	VMULPS       Y1, Y1, Y2
-	VMOVUPS      wordbd922279<>+0(SB), Y3
-	VFMADD213PS  wordbfcc422a<>+0(SB), Y2, Y3
-	VMULPS       Y1, Y3, Y3
-	VMOVUPS      word42a00000<>+0(SB), Y4
-	VMINPS       Y3, Y4, Y3
-	VMOVUPS      wordc2ae999a<>+0(SB), Y4
-	VMAXPS       Y3, Y4, Y3
-	VMOVUPS      word42b20000<>+0(SB), Y4
-	VMINPS       Y3, Y4, Y3
-	VMULPS       word3fb8aa3b<>+0(SB), Y3, Y4
-	VROUNDPS     $0x08, Y4, Y4
-	VFNMADD231PS word3f318000<>+0(SB), Y4, Y3
-	VFNMADD231PS wordb95e8083<>+0(SB), Y4, Y3
-	VMOVUPS      word39506967<>+0(SB), Y5
-	VFMADD213PS  word3ab743ce<>+0(SB), Y3, Y5
-	VFMADD213PS  word3c088908<>+0(SB), Y3, Y5
-	VFMADD213PS  word3d2aa9c1<>+0(SB), Y3, Y5
-	VFMADD213PS  word3e2aaaaa<>+0(SB), Y3, Y5
-	VFMADD213PS  word3f000000<>+0(SB), Y3, Y5
-	VFMADD213PS  word3f800000<>+0(SB), Y3, Y5
-	VFMADD213PS  word3f800000<>+0(SB), Y3, Y5
-	VCVTPS2DQ    Y4, Y4
-	VPADDD       word0000007e<>+0(SB), Y4, Y4
-	VPSLLD       $0x17, Y4, Y4
-	VMULPS       Y4, Y5, Y5
-	VADDPS       Y5, Y5, Y5
-	VMOVUPS      word3f800000<>+0(SB), Y4
-	VADDPS       Y4, Y5, Y3
-	VDIVPS       Y3, Y4, Y3
-	VMOVUPS      wordbe5b33b6<>+0(SB), Y4
-	VFMADD213PS  wordbfcc422a<>+0(SB), Y2, Y4
-	VMULPS       Y1, Y4, Y4
-	VMULPS       Y3, Y5, Y5
-	VMULPS       Y3, Y5, Y5
-	VFNMADD213PS Y3, Y5, Y4
-	VMASKMOVPS   (CX)(SI*1), Y0, Y1
-	VMULPS       Y1, Y4, Y4
-	VMASKMOVPS   Y4, Y0, (AX)(SI*1)
-
-done299:
-	VZEROUPPER
-	RET
-
-// func swigluAVX2(y []float32, gate []float32, up []float32)
-// Requires: AVX, AVX2, FMA3
-TEXT ·swigluAVX2(SB), NOSPLIT, $0-72
-	MOVQ y_base+0(FP), AX
-	MOVQ gate_base+24(FP), CX
-	MOVQ up_base+48(FP), DX
-	MOVQ y_len+8(FP), BX
-	XORQ SI, SI
-
-one301:
-	CMPQ         BX, $0x08
-	JLT          tail302
-	VMOVUPS      (CX)(SI*1), Y0
-	VXORPS       word80000000<>+0(SB), Y0, Y1
-	VMOVUPS      wordc2ae999a<>+0(SB), Y2
-	VMAXPS       Y1, Y2, Y1
-	VMOVUPS      word42b20000<>+0(SB), Y2
-	VMINPS       Y1, Y2, Y1
-	VMULPS       word3fb8aa3b<>+0(SB), Y1, Y2
-	VROUNDPS     $0x08, Y2, Y2
-	VFNMADD231PS word3f318000<>+0(SB), Y2, Y1
-	VFNMADD231PS wordb95e8083<>+0(SB), Y2, Y1
-	VMOVUPS      word39506967<>+0(SB), Y3
-	VFMADD213PS  word3ab743ce<>+0(SB), Y1, Y3
-	VFMADD213PS  word3c088908<>+0(SB), Y1, Y3
-	VFMADD213PS  word3d2aa9c1<>+0(SB), Y1, Y3
-	VFMADD213PS  word3e2aaaaa<>+0(SB), Y1, Y3
-	VFMADD213PS  word3f000000<>+0(SB), Y1, Y3
-	VFMADD213PS  word3f800000<>+0(SB), Y1, Y3
-	VFMADD213PS  word3f800000<>+0(SB), Y1, Y3
-	VCVTPS2DQ    Y2, Y2
-	VPADDD       word0000007e<>+0(SB), Y2, Y2
-	VPSLLD       $0x17, Y2, Y2
-	VMULPS       Y2, Y3, Y3
-	VADDPS       Y3, Y3, Y3
-	VADDPS       word3f800000<>+0(SB), Y3, Y1
-	VDIVPS       Y1, Y0, Y0
-	VMOVUPS      (DX)(SI*1), Y1
-	VMULPS       Y1, Y0, Y0
-	VMOVUPS      Y0, (AX)(SI*1)
-	ADDQ         $0x20, SI
-	SUBQ         $0x08, BX
-	JMP          one301
-
-tail302:
-	TESTQ        BX, BX
-	JZ           done303
-	LEAQ         masks<>+0(SB), DI
-	NEGQ         BX
-	VMOVUPS      32(DI)(BX*4), Y0
-	VMASKMOVPS   (CX)(SI*1), Y0, Y1
-	VXORPS       word80000000<>+0(SB), Y1, Y2
-	VMOVUPS      wordc2ae999a<>+0(SB), Y3
-	VMAXPS       Y2, Y3, Y2
-	VMOVUPS      word42b20000<>+0(SB), Y3
-	VMINPS       Y2, Y3, Y2
-	VMULPS       word3fb8aa3b<>+0(SB), Y2, Y3
-	VROUNDPS     $0x08, Y3, Y3
-	VFNMADD231PS word3f318000<>+0(SB), Y3, Y2
-	VFNMADD231PS wordb95e8083<>+0(SB), Y3, Y2
-	VMOVUPS      word39506967<>+0(SB), Y4
-	VFMADD213PS  word3ab743ce<>+0(SB), Y2, Y4
-	VFMADD213PS  word3c088908<>+0(SB), Y2, Y4
-	VFMADD213PS  word3d2aa9c1<>+0(SB), Y2, Y4
-	VFMADD213PS  word3e2aaaaa<>+0(SB), Y2, Y4
-	VFMADD213PS  word3f000000<>+0(SB), Y2, Y4
-	VFMADD213PS  word3f800000<>+0(SB), Y2, Y4
-	VFMADD213PS  word3f800000<>+0(SB), Y2, Y4
-	VCVTPS2DQ    Y3, Y3
-	VPADDD       word0000007e<>+0(SB), Y3, Y3
-	VPSLLD       $0x17, Y3, Y3
-	VMULPS       Y3, Y4, Y4
-	VADDPS       Y4, Y4, Y4
-	VADDPS       word3f800000<>+0(SB), Y4, Y2
-	VDIVPS       Y2, Y1, Y1
-	VMASKMOVPS   (DX)(SI*1), Y0, Y2
-	VMULPS       Y2, Y1, Y1
-	VMASKMOVPS   Y1, Y0, (AX)(SI*1)
-
-done303:
-	VZEROUPPER
-	RET
-
-// func swigluGradAVX2(dgate []float32, dup []float32, dy []float32, gate []float32, up []float32)
-// Requires: AVX, AVX2, FMA3
-TEXT ·swigluGradAVX2(SB), NOSPLIT, $0-120
-	MOVQ dgate_base+0(FP), AX
-	MOVQ dup_base+24(FP), CX
-	MOVQ dy_base+48(FP), DX
-	MOVQ gate_base+72(FP), BX
-	MOVQ up_base+96(FP), SI
-	MOVQ dy_len+56(FP), DI
-	XORQ R8, R8
-
-one305:
-	CMPQ         DI, $0x08
-	JLT          tail306
-	VMOVUPS      (BX)(R8*1), Y0
-	VXORPS       word80000000<>+0(SB), Y0, Y1
-	VMOVUPS      word42a00000<>+0(SB), Y2
-	VMINPS       Y1, Y2, Y1
-	VMOVUPS      wordc2ae999a<>+0(SB), Y2
-	VMAXPS       Y1, Y2, Y1
-	VMOVUPS      word42b20000<>+0(SB), Y2
-	VMINPS       Y1, Y2, Y1
-	VMULPS       word3fb8aa3b<>+0(SB), Y1, Y2
-	VROUNDPS     $0x08, Y2, Y2
-	VFNMADD231PS word3f318000<>+0(SB), Y2, Y1
-	VFNMADD231PS wordb95e8083<>+0(SB), Y2, Y1
-	VMOVUPS      word39506967<>+0(SB), Y3
-	VFMADD213PS  word3ab743ce<>+0(SB), Y1, Y3
-	VFMADD213PS  word3c088908<>+0(SB), Y1, Y3
-	VFMADD213PS  word3d2aa9c1<>+0(SB), Y1, Y3
-	VFMADD213PS  word3e2aaaaa<>+0(SB), Y1, Y3
-	VFMADD213PS  word3f000000<>+0(SB), Y1, Y3
-	VFMADD213PS  word3f800000<>+0(SB), Y1, Y3
-	VFMADD213PS  word3f800000<>+0(SB), Y1, Y3
-	VCVTPS2DQ    Y2, Y2
-	VPADDD       word0000007e<>+0(SB), Y2, Y2
-	VPSLLD       $0x17, Y2, Y2
-	VMULPS       Y2, Y3, Y3
-	VADDPS       Y3, Y3, Y3
-	VADDPS       word3f800000<>+0(SB), Y3, Y1
-	VMOVUPS      word3f800000<>+0(SB), Y2
-	VDIVPS       Y1, Y2, Y2
-	VMULPS       Y2, Y3, Y3
-	VMULPS       Y2, Y0, Y0
-	VMOVUPS      (DX)(R8*1), Y1
-	VMOVUPS      (SI)(R8*1), Y4
-	VFMADD231PS  Y3, Y0, Y2
-	VMULPS       Y1, Y4, Y4
-	VMULPS       Y2, Y4, Y4
-	VMULPS       Y1, Y0, Y0
-	VMOVUPS      Y4, (AX)(R8*1)
-	VMOVUPS      Y0, (CX)(R8*1)
-	ADDQ         $0x20, R8
-	SUBQ         $0x08, DI
-	JMP          one305
-
-tail306:
-	TESTQ        DI, DI
-	JZ           done307
-	LEAQ         masks<>+0(SB), R9
-	NEGQ         DI
-	VMOVUPS      32(R9)(DI*4), Y0
-	VMASKMOVPS   (BX)(R8*1), Y0, Y1
-	VXORPS       word80000000<>+0(SB), Y1, Y2
-	VMOVUPS      word42a00000<>+0(SB), Y3
-	VMINPS       Y2, Y3, Y2
-	VMOVUPS      wordc2ae999a<>+0(SB), Y3
-	VMAXPS       Y2, Y3, Y2
-	VMOVUPS      word42b20000<>+0(SB), Y3
-	VMINPS       Y2, Y3, Y2
-	VMULPS       word3fb8aa3b<>+0(SB), Y2, Y3
-	VROUNDPS     $0x08, Y3, Y3
-	VFNMADD231PS word3f318000<>+0(SB), Y3, Y2
-	VFNMADD231PS wordb95e8083<>+0(SB), Y3, Y2
-	VMOVUPS      word39506967<>+0(SB), Y4
-	VFMADD213PS  word3ab743ce<>+0(SB), Y2, Y4
-	VFMADD213PS  word3c088908<>+0(SB), Y2, Y4
-	VFMADD213PS  word3d2aa9c1<>+0(SB), Y2, Y4
-	VFMADD213PS  word3e2aaaaa<>+0(SB), Y2, Y4
-	VFMADD213PS  word3f000000<>+0(SB), Y2, Y4
-	VFMADD213PS  word3f800000<>+0(SB), Y2, Y4
-	VFMADD213PS  word3f800000<>+0(SB), Y2, Y4
-	VCVTPS2DQ    Y3, Y3
-	VPADDD       word0000007e<>+0(SB), Y3, Y3
-	VPSLLD       $0x17, Y3, Y3
-	VMULPS       Y3, Y4, Y4
-	VADDPS       Y4, Y4, Y4
-	VADDPS       word3f800000<>+0(SB), Y4, Y2
-	VMOVUPS      word3f800000<>+0(SB), Y3
-	VDIVPS       Y2, Y3, Y3
-	VMULPS       Y3, Y4, Y4
-	VMULPS       Y3, Y1, Y1
-	VMASKMOVPS   (DX)(R8*1), Y0, Y2
-	VMASKMOVPS   (SI)(R8*1), Y0, Y5
-	VFMADD231PS  Y4, Y1, Y3
-	VMULPS       Y2, Y5, Y5
-	VMULPS       Y3, Y5, Y5
-	VMULPS       Y2, Y1, Y1
-	VMASKMOVPS   Y5, Y0, (AX)(R8*1)
-	VMASKMOVPS   Y1, Y0, (CX)(R8*1)
-
-done307:
+done311:
 	VZEROUPPER
 	RET
 
@@ -7340,9 +7501,9 @@ TEXT ·rotateAVX2(SB), NOSPLIT, $0-144
 	MOVQ lo_len+8(FP), R8
 	XORQ R9, R9
 
-many308:
+many312:
 	CMPQ         R8, $0x10
-	JLT          one309
+	JLT          one313
 	VMOVUPS      (DX)(R9*1), Y0
 	VMOVUPS      (BX)(R9*1), Y1
 	VMOVUPS      (SI)(R9*1), Y2
@@ -7365,11 +7526,11 @@ many308:
 	VMOVUPS      Y1, 32(CX)(R9*1)
 	ADDQ         $0x00000040, R9
 	SUBQ         $0x10, R8
-	JMP          many308
+	JMP          many312
 
-one309:
+one313:
 	CMPQ         R8, $0x08
-	JLT          tail310
+	JLT          tail314
 	VMOVUPS      (DX)(R9*1), Y0
 	VMOVUPS      (BX)(R9*1), Y1
 	VMOVUPS      (SI)(R9*1), Y2
@@ -7382,11 +7543,11 @@ one309:
 	VMOVUPS      Y1, (CX)(R9*1)
 	ADDQ         $0x20, R9
 	SUBQ         $0x08, R8
-	JMP          one309
+	JMP          one313
 
-tail310:
+tail314:
 	TESTQ        R8, R8
-	JZ           done311
+	JZ           done315
 	LEAQ         masks<>+0(SB), R10
 	NEGQ         R8
 	VMOVUPS      32(R10)(R8*4), Y0
@@ -7401,86 +7562,12 @@ tail310:
 	VMASKMOVPS   Y5, Y0, (AX)(R9*1)
 	VMASKMOVPS   Y2, Y0, (CX)(R9*1)
 
-done311:
-	VZEROUPPER
-	RET
-
-// func adamwAVX2(w []float32, m []float32, v []float32, grad []float32, c *[9]float32)
-// Requires: AVX, FMA3
-TEXT ·adamwAVX2(SB), NOSPLIT, $0-104
-	MOVQ         w_base+0(FP), AX
-	MOVQ         m_base+24(FP), CX
-	MOVQ         v_base+48(FP), DX
-	MOVQ         grad_base+72(FP), BX
-	MOVQ         c+96(FP), SI
-	VBROADCASTSS (SI), Y0
-	VBROADCASTSS 4(SI), Y1
-	VBROADCASTSS 8(SI), Y2
-	VBROADCASTSS 12(SI), Y3
-	VBROADCASTSS 16(SI), Y4
-	VBROADCASTSS 20(SI), Y5
-	VBROADCASTSS 24(SI), Y6
-	VBROADCASTSS 28(SI), Y7
-	VBROADCASTSS 32(SI), Y8
-	MOVQ         w_len+8(FP), SI
-	XORQ         DI, DI
-
-one313:
-	CMPQ        SI, $0x08
-	JLT         tail314
-	VMOVUPS     (BX)(DI*1), Y9
-	VMULPS      Y0, Y9, Y9
-	VMOVUPS     (CX)(DI*1), Y10
-	VMULPS      Y1, Y10, Y10
-	VFMADD231PS Y2, Y9, Y10
-	VMOVUPS     Y10, (CX)(DI*1)
-	VMOVUPS     (DX)(DI*1), Y11
-	VMULPS      Y9, Y9, Y9
-	VMULPS      Y3, Y11, Y11
-	VFMADD231PS Y4, Y9, Y11
-	VMOVUPS     Y11, (DX)(DI*1)
-	VSQRTPS     Y11, Y11
-	VFMADD213PS Y8, Y7, Y11
-	VMULPS      Y6, Y10, Y10
-	VDIVPS      Y11, Y10, Y10
-	VMOVUPS     (AX)(DI*1), Y9
-	VFMSUB213PS Y10, Y5, Y9
-	VMOVUPS     Y9, (AX)(DI*1)
-	ADDQ        $0x20, DI
-	SUBQ        $0x08, SI
-	JMP         one313
-
-tail314:
-	TESTQ       SI, SI
-	JZ          done315
-	LEAQ        masks<>+0(SB), R8
-	NEGQ        SI
-	VMOVUPS     32(R8)(SI*4), Y9
-	VMASKMOVPS  (BX)(DI*1), Y9, Y10
-	VMULPS      Y0, Y10, Y10
-	VMASKMOVPS  (CX)(DI*1), Y9, Y0
-	VMULPS      Y1, Y0, Y0
-	VFMADD231PS Y2, Y10, Y0
-	VMASKMOVPS  Y0, Y9, (CX)(DI*1)
-	VMASKMOVPS  (DX)(DI*1), Y9, Y1
-	VMULPS      Y10, Y10, Y10
-	VMULPS      Y3, Y1, Y1
-	VFMADD231PS Y4, Y10, Y1
-	VMASKMOVPS  Y1, Y9, (DX)(DI*1)
-	VSQRTPS     Y1, Y1
-	VFMADD213PS Y8, Y7, Y1
-	VMULPS      Y6, Y0, Y0
-	VDIVPS      Y1, Y0, Y0
-	VMASKMOVPS  (AX)(DI*1), Y9, Y1
-	VFMSUB213PS Y0, Y5, Y1
-	VMASKMOVPS  Y1, Y9, (AX)(DI*1)
-
 done315:
 	VZEROUPPER
 	RET
 
 // func addAVX512(dst []float32, a []float32, b []float32)
-// Requires: AVX, AVX512F, BMI2
+// Requires: AVX, AVX512F, BMI2, MMX+
 TEXT ·addAVX512(SB), NOSPLIT, $0-72
 	MOVQ dst_base+0(FP), AX
 	MOVQ a_base+24(FP), CX
@@ -7489,38 +7576,53 @@ TEXT ·addAVX512(SB), NOSPLIT, $0-72
 	XORQ SI, SI
 
 many316:
-	CMPQ    BX, $0x40
-	JLT     one317
-	VMOVUPS (CX)(SI*1), Z0
-	VMOVUPS (DX)(SI*1), Z1
-	VADDPS  Z1, Z0, Z0
-	VMOVUPS Z0, (AX)(SI*1)
-	VMOVUPS 64(CX)(SI*1), Z0
-	VMOVUPS 64(DX)(SI*1), Z1
-	VADDPS  Z1, Z0, Z0
-	VMOVUPS Z0, 64(AX)(SI*1)
-	VMOVUPS 128(CX)(SI*1), Z0
-	VMOVUPS 128(DX)(SI*1), Z1
-	VADDPS  Z1, Z0, Z0
-	VMOVUPS Z0, 128(AX)(SI*1)
-	VMOVUPS 192(CX)(SI*1), Z0
-	VMOVUPS 192(DX)(SI*1), Z1
-	VADDPS  Z1, Z0, Z0
-	VMOVUPS Z0, 192(AX)(SI*1)
-	ADDQ    $0x00000100, SI
-	SUBQ    $0x40, BX
-	JMP     many316
+	CMPQ       BX, $0x40
+	JLT        one317
+	PREFETCHT0 2048(CX)(SI*1)
+	VMOVUPS    (CX)(SI*1), Z0
+	PREFETCHT0 2048(DX)(SI*1)
+	VMOVUPS    (DX)(SI*1), Z1
+	VADDPS     Z1, Z0, Z0
+	PREFETCHT0 2048(AX)(SI*1)
+	VMOVUPS    Z0, (AX)(SI*1)
+	PREFETCHT0 2112(CX)(SI*1)
+	VMOVUPS    64(CX)(SI*1), Z0
+	PREFETCHT0 2112(DX)(SI*1)
+	VMOVUPS    64(DX)(SI*1), Z1
+	VADDPS     Z1, Z0, Z0
+	PREFETCHT0 2112(AX)(SI*1)
+	VMOVUPS    Z0, 64(AX)(SI*1)
+	PREFETCHT0 2176(CX)(SI*1)
+	VMOVUPS    128(CX)(SI*1), Z0
+	PREFETCHT0 2176(DX)(SI*1)
+	VMOVUPS    128(DX)(SI*1), Z1
+	VADDPS     Z1, Z0, Z0
+	PREFETCHT0 2176(AX)(SI*1)
+	VMOVUPS    Z0, 128(AX)(SI*1)
+	PREFETCHT0 2240(CX)(SI*1)
+	VMOVUPS    192(CX)(SI*1), Z0
+	PREFETCHT0 2240(DX)(SI*1)
+	VMOVUPS    192(DX)(SI*1), Z1
+	VADDPS     Z1, Z0, Z0
+	PREFETCHT0 2240(AX)(SI*1)
+	VMOVUPS    Z0, 192(AX)(SI*1)
+	ADDQ       $0x00000100, SI
+	SUBQ       $0x40, BX
+	JMP        many316
 
 one317:
-	CMPQ    BX, $0x10
-	JLT     tail318
-	VMOVUPS (CX)(SI*1), Z0
-	VMOVUPS (DX)(SI*1), Z1
-	VADDPS  Z1, Z0, Z0
-	VMOVUPS Z0, (AX)(SI*1)
-	ADDQ    $0x40, SI
-	SUBQ    $0x10, BX
-	JMP     one317
+	CMPQ       BX, $0x10
+	JLT        tail318
+	PREFETCHT0 2048(CX)(SI*1)
+	VMOVUPS    (CX)(SI*1), Z0
+	PREFETCHT0 2048(DX)(SI*1)
+	VMOVUPS    (DX)(SI*1), Z1
+	VADDPS     Z1, Z0, Z0
+	PREFETCHT0 2048(AX)(SI*1)
+	VMOVUPS    Z0, (AX)(SI*1)
+	ADDQ       $0x40, SI
+	SUBQ       $0x10, BX
+	JMP        one317
 
 tail318:
 	TESTQ     BX, BX
@@ -7539,7 +7641,7 @@ done319:
 	RET
 
 // func mulAVX512(dst []float32, a []float32, b []float32)
-// Requires: AVX, AVX512F, BMI2
+// Requires: AVX, AVX512F, BMI2, MMX+
 TEXT ·mulAVX512(SB), NOSPLIT, $0-72
 	MOVQ dst_base+0(FP), AX
 	MOVQ a_base+24(FP), CX
@@ -7548,38 +7650,53 @@ TEXT ·mulAVX512(SB), NOSPLIT, $0-72
 	XORQ SI, SI
 
 many320:
-	CMPQ    BX, $0x40
-	JLT     one321
-	VMOVUPS (CX)(SI*1), Z0
-	VMOVUPS (DX)(SI*1), Z1
-	VMULPS  Z1, Z0, Z0
-	VMOVUPS Z0, (AX)(SI*1)
-	VMOVUPS 64(CX)(SI*1), Z0
-	VMOVUPS 64(DX)(SI*1), Z1
-	VMULPS  Z1, Z0, Z0
-	VMOVUPS Z0, 64(AX)(SI*1)
-	VMOVUPS 128(CX)(SI*1), Z0
-	VMOVUPS 128(DX)(SI*1), Z1
-	VMULPS  Z1, Z0, Z0
-	VMOVUPS Z0, 128(AX)(SI*1)
-	VMOVUPS 192(CX)(SI*1), Z0
-	VMOVUPS 192(DX)(SI*1), Z1
-	VMULPS  Z1, Z0, Z0
-	VMOVUPS Z0, 192(AX)(SI*1)
-	ADDQ    $0x00000100, SI
-	SUBQ    $0x40, BX
-	JMP     many320
+	CMPQ       BX, $0x40
+	JLT        one321
+	PREFETCHT0 2048(CX)(SI*1)
+	VMOVUPS    (CX)(SI*1), Z0
+	PREFETCHT0 2048(DX)(SI*1)
+	VMOVUPS    (DX)(SI*1), Z1
+	VMULPS     Z1, Z0, Z0
+	PREFETCHT0 2048(AX)(SI*1)
+	VMOVUPS    Z0, (AX)(SI*1)
+	PREFETCHT0 2112(CX)(SI*1)
+	VMOVUPS    64(CX)(SI*1), Z0
+	PREFETCHT0 2112(DX)(SI*1)
+	VMOVUPS    64(DX)(SI*1), Z1
+	VMULPS     Z1, Z0, Z0
+	PREFETCHT0 2112(AX)(SI*1)
+	VMOVUPS    Z0, 64(AX)(SI*1)
+	PREFETCHT0 2176(CX)(SI*1)
+	VMOVUPS    128(CX)(SI*1), Z0
+	PREFETCHT0 2176(DX)(SI*1)
+	VMOVUPS    128(DX)(SI*1), Z1
+	VMULPS     Z1, Z0, Z0
+	PREFETCHT0 2176(AX)(SI*1)
+	VMOVUPS    Z0, 128(AX)(SI*1)
+	PREFETCHT0 2240(CX)(SI*1)
+	VMOVUPS    192(CX)(SI*1), Z0
+	PREFETCHT0 2240(DX)(SI*1)
+	VMOVUPS    192(DX)(SI*1), Z1
+	VMULPS     Z1, Z0, Z0
+	PREFETCHT0 2240(AX)(SI*1)
+	VMOVUPS    Z0, 192(AX)(SI*1)
+	ADDQ       $0x00000100, SI
+	SUBQ       $0x40, BX
+	JMP        many320
 
 one321:
-	CMPQ    BX, $0x10
-	JLT     tail322
-	VMOVUPS (CX)(SI*1), Z0
-	VMOVUPS (DX)(SI*1), Z1
-	VMULPS  Z1, Z0, Z0
-	VMOVUPS Z0, (AX)(SI*1)
-	ADDQ    $0x40, SI
-	SUBQ    $0x10, BX
-	JMP     one321
+	CMPQ       BX, $0x10
+	JLT        tail322
+	PREFETCHT0 2048(CX)(SI*1)
+	VMOVUPS    (CX)(SI*1), Z0
+	PREFETCHT0 2048(DX)(SI*1)
+	VMOVUPS    (DX)(SI*1), Z1
+	VMULPS     Z1, Z0, Z0
+	PREFETCHT0 2048(AX)(SI*1)
+	VMOVUPS    Z0, (AX)(SI*1)
+	ADDQ       $0x40, SI
+	SUBQ       $0x10, BX
+	JMP        one321
 
 tail322:
 	TESTQ     BX, BX
@@ -7598,7 +7715,7 @@ done323:
 	RET
 
 // func maxAVX512(dst []float32, a []float32, b []float32)
-// Requires: AVX, AVX512F, BMI2
+// Requires: AVX, AVX512F, BMI2, MMX+
 TEXT ·maxAVX512(SB), NOSPLIT, $0-72
 	MOVQ dst_base+0(FP), AX
 	MOVQ a_base+24(FP), CX
@@ -7607,38 +7724,53 @@ TEXT ·maxAVX512(SB), NOSPLIT, $0-72
 	XORQ SI, SI
 
 many324:
-	CMPQ    BX, $0x40
-	JLT     one325
-	VMOVUPS (CX)(SI*1), Z0
-	VMOVUPS (DX)(SI*1), Z1
-	VMAXPS  Z1, Z0, Z0
-	VMOVUPS Z0, (AX)(SI*1)
-	VMOVUPS 64(CX)(SI*1), Z0
-	VMOVUPS 64(DX)(SI*1), Z1
-	VMAXPS  Z1, Z0, Z0
-	VMOVUPS Z0, 64(AX)(SI*1)
-	VMOVUPS 128(CX)(SI*1), Z0
-	VMOVUPS 128(DX)(SI*1), Z1
-	VMAXPS  Z1, Z0, Z0
-	VMOVUPS Z0, 128(AX)(SI*1)
-	VMOVUPS 192(CX)(SI*1), Z0
-	VMOVUPS 192(DX)(SI*1), Z1
-	VMAXPS  Z1, Z0, Z0
-	VMOVUPS Z0, 192(AX)(SI*1)
-	ADDQ    $0x00000100, SI
-	SUBQ    $0x40, BX
-	JMP     many324
+	CMPQ       BX, $0x40
+	JLT        one325
+	PREFETCHT0 2048(CX)(SI*1)
+	VMOVUPS    (CX)(SI*1), Z0
+	PREFETCHT0 2048(DX)(SI*1)
+	VMOVUPS    (DX)(SI*1), Z1
+	VMAXPS     Z1, Z0, Z0
+	PREFETCHT0 2048(AX)(SI*1)
+	VMOVUPS    Z0, (AX)(SI*1)
+	PREFETCHT0 2112(CX)(SI*1)
+	VMOVUPS    64(CX)(SI*1), Z0
+	PREFETCHT0 2112(DX)(SI*1)
+	VMOVUPS    64(DX)(SI*1), Z1
+	VMAXPS     Z1, Z0, Z0
+	PREFETCHT0 2112(AX)(SI*1)
+	VMOVUPS    Z0, 64(AX)(SI*1)
+	PREFETCHT0 2176(CX)(SI*1)
+	VMOVUPS    128(CX)(SI*1), Z0
+	PREFETCHT0 2176(DX)(SI*1)
+	VMOVUPS    128(DX)(SI*1), Z1
+	VMAXPS     Z1, Z0, Z0
+	PREFETCHT0 2176(AX)(SI*1)
+	VMOVUPS    Z0, 128(AX)(SI*1)
+	PREFETCHT0 2240(CX)(SI*1)
+	VMOVUPS    192(CX)(SI*1), Z0
+	PREFETCHT0 2240(DX)(SI*1)
+	VMOVUPS    192(DX)(SI*1), Z1
+	VMAXPS     Z1, Z0, Z0
+	PREFETCHT0 2240(AX)(SI*1)
+	VMOVUPS    Z0, 192(AX)(SI*1)
+	ADDQ       $0x00000100, SI
+	SUBQ       $0x40, BX
+	JMP        many324
 
 one325:
-	CMPQ    BX, $0x10
-	JLT     tail326
-	VMOVUPS (CX)(SI*1), Z0
-	VMOVUPS (DX)(SI*1), Z1
-	VMAXPS  Z1, Z0, Z0
-	VMOVUPS Z0, (AX)(SI*1)
-	ADDQ    $0x40, SI
-	SUBQ    $0x10, BX
-	JMP     one325
+	CMPQ       BX, $0x10
+	JLT        tail326
+	PREFETCHT0 2048(CX)(SI*1)
+	VMOVUPS    (CX)(SI*1), Z0
+	PREFETCHT0 2048(DX)(SI*1)
+	VMOVUPS    (DX)(SI*1), Z1
+	VMAXPS     Z1, Z0, Z0
+	PREFETCHT0 2048(AX)(SI*1)
+	VMOVUPS    Z0, (AX)(SI*1)
+	ADDQ       $0x40, SI
+	SUBQ       $0x10, BX
+	JMP        one325
 
 tail326:
 	TESTQ     BX, BX
@@ -7657,7 +7789,7 @@ done327:
 	RET
 
 // func scaleAVX512(dst []float32, x []float32, s float32)
-// Requires: AVX, AVX512F, BMI2
+// Requires: AVX, AVX512F, BMI2, MMX+
 TEXT ·scaleAVX512(SB), NOSPLIT, $0-52
 	MOVQ         dst_base+0(FP), AX
 	MOVQ         x_base+24(FP), CX
@@ -7666,33 +7798,43 @@ TEXT ·scaleAVX512(SB), NOSPLIT, $0-52
 	XORQ         BX, BX
 
 many328:
-	CMPQ    DX, $0x40
-	JLT     one329
-	VMOVUPS (CX)(BX*1), Z1
-	VMULPS  Z0, Z1, Z1
-	VMOVUPS Z1, (AX)(BX*1)
-	VMOVUPS 64(CX)(BX*1), Z1
-	VMULPS  Z0, Z1, Z1
-	VMOVUPS Z1, 64(AX)(BX*1)
-	VMOVUPS 128(CX)(BX*1), Z1
-	VMULPS  Z0, Z1, Z1
-	VMOVUPS Z1, 128(AX)(BX*1)
-	VMOVUPS 192(CX)(BX*1), Z1
-	VMULPS  Z0, Z1, Z1
-	VMOVUPS Z1, 192(AX)(BX*1)
-	ADDQ    $0x00000100, BX
-	SUBQ    $0x40, DX
-	JMP     many328
+	CMPQ       DX, $0x40
+	JLT        one329
+	PREFETCHT0 2048(CX)(BX*1)
+	VMOVUPS    (CX)(BX*1), Z1
+	VMULPS     Z0, Z1, Z1
+	PREFETCHT0 2048(AX)(BX*1)
+	VMOVUPS    Z1, (AX)(BX*1)
+	PREFETCHT0 2112(CX)(BX*1)
+	VMOVUPS    64(CX)(BX*1), Z1
+	VMULPS     Z0, Z1, Z1
+	PREFETCHT0 2112(AX)(BX*1)
+	VMOVUPS    Z1, 64(AX)(BX*1)
+	PREFETCHT0 2176(CX)(BX*1)
+	VMOVUPS    128(CX)(BX*1), Z1
+	VMULPS     Z0, Z1, Z1
+	PREFETCHT0 2176(AX)(BX*1)
+	VMOVUPS    Z1, 128(AX)(BX*1)
+	PREFETCHT0 2240(CX)(BX*1)
+	VMOVUPS    192(CX)(BX*1), Z1
+	VMULPS     Z0, Z1, Z1
+	PREFETCHT0 2240(AX)(BX*1)
+	VMOVUPS    Z1, 192(AX)(BX*1)
+	ADDQ       $0x00000100, BX
+	SUBQ       $0x40, DX
+	JMP        many328
 
 one329:
-	CMPQ    DX, $0x10
-	JLT     tail330
-	VMOVUPS (CX)(BX*1), Z1
-	VMULPS  Z0, Z1, Z1
-	VMOVUPS Z1, (AX)(BX*1)
-	ADDQ    $0x40, BX
-	SUBQ    $0x10, DX
-	JMP     one329
+	CMPQ       DX, $0x10
+	JLT        tail330
+	PREFETCHT0 2048(CX)(BX*1)
+	VMOVUPS    (CX)(BX*1), Z1
+	VMULPS     Z0, Z1, Z1
+	PREFETCHT0 2048(AX)(BX*1)
+	VMOVUPS    Z1, (AX)(BX*1)
+	ADDQ       $0x40, BX
+	SUBQ       $0x10, DX
+	JMP        one329
 
 tail330:
 	TESTQ     DX, DX
@@ -7710,7 +7852,7 @@ done331:
 	RET
 
 // func axpyAVX512(dst []float32, x []float32, s float32)
-// Requires: AVX, AVX512F, BMI2
+// Requires: AVX, AVX512F, BMI2, MMX+
 TEXT ·axpyAVX512(SB), NOSPLIT, $0-52
 	MOVQ         dst_base+0(FP), AX
 	MOVQ         x_base+24(FP), CX
@@ -7721,19 +7863,27 @@ TEXT ·axpyAVX512(SB), NOSPLIT, $0-52
 many332:
 	CMPQ        DX, $0x40
 	JLT         one333
+	PREFETCHT0  2048(AX)(BX*1)
 	VMOVUPS     (AX)(BX*1), Z1
+	PREFETCHT0  2048(CX)(BX*1)
 	VMOVUPS     (CX)(BX*1), Z2
 	VFMADD231PS Z0, Z2, Z1
 	VMOVUPS     Z1, (AX)(BX*1)
+	PREFETCHT0  2112(AX)(BX*1)
 	VMOVUPS     64(AX)(BX*1), Z1
+	PREFETCHT0  2112(CX)(BX*1)
 	VMOVUPS     64(CX)(BX*1), Z2
 	VFMADD231PS Z0, Z2, Z1
 	VMOVUPS     Z1, 64(AX)(BX*1)
+	PREFETCHT0  2176(AX)(BX*1)
 	VMOVUPS     128(AX)(BX*1), Z1
+	PREFETCHT0  2176(CX)(BX*1)
 	VMOVUPS     128(CX)(BX*1), Z2
 	VFMADD231PS Z0, Z2, Z1
 	VMOVUPS     Z1, 128(AX)(BX*1)
+	PREFETCHT0  2240(AX)(BX*1)
 	VMOVUPS     192(AX)(BX*1), Z1
+	PREFETCHT0  2240(CX)(BX*1)
 	VMOVUPS     192(CX)(BX*1), Z2
 	VFMADD231PS Z0, Z2, Z1
 	VMOVUPS     Z1, 192(AX)(BX*1)
@@ -7744,7 +7894,9 @@ many332:
 one333:
 	CMPQ        DX, $0x10
 	JLT         tail334
+	PREFETCHT0  2048(AX)(BX*1)
 	VMOVUPS     (AX)(BX*1), Z1
+	PREFETCHT0  2048(CX)(BX*1)
 	VMOVUPS     (CX)(BX*1), Z2
 	VFMADD231PS Z0, Z2, Z1
 	VMOVUPS     Z1, (AX)(BX*1)
@@ -7768,676 +7920,18 @@ done335:
 	VZEROUPPER
 	RET
 
-// func normalizeAVX512(y []float32, x []float32, w []float32, b []float32, mean float32, rstd float32)
-// Requires: AVX, AVX512F, BMI2
-TEXT ·normalizeAVX512(SB), NOSPLIT, $0-104
-	MOVQ         y_base+0(FP), AX
-	MOVQ         x_base+24(FP), CX
-	MOVQ         w_base+48(FP), DX
-	MOVQ         b_base+72(FP), BX
-	VBROADCASTSS mean+96(FP), Z0
-	VBROADCASTSS rstd+100(FP), Z1
-	MOVQ         y_len+8(FP), SI
-	XORQ         DI, DI
-
-many336:
-	CMPQ        SI, $0x20
-	JLT         one337
-	VMOVUPS     (CX)(DI*1), Z2
-	VSUBPS      Z0, Z2, Z2
-	VMULPS      Z1, Z2, Z2
-	VMOVUPS     (BX)(DI*1), Z3
-	VMOVUPS     (DX)(DI*1), Z4
-	VFMADD231PS Z4, Z2, Z3
-	VMOVUPS     Z3, (AX)(DI*1)
-	VMOVUPS     64(CX)(DI*1), Z2
-	VSUBPS      Z0, Z2, Z2
-	VMULPS      Z1, Z2, Z2
-	VMOVUPS     64(BX)(DI*1), Z3
-	VMOVUPS     64(DX)(DI*1), Z4
-	VFMADD231PS Z4, Z2, Z3
-	VMOVUPS     Z3, 64(AX)(DI*1)
-	ADDQ        $0x00000080, DI
-	SUBQ        $0x20, SI
-	JMP         many336
-
-one337:
-	CMPQ        SI, $0x10
-	JLT         tail338
-	VMOVUPS     (CX)(DI*1), Z2
-	VSUBPS      Z0, Z2, Z2
-	VMULPS      Z1, Z2, Z2
-	VMOVUPS     (BX)(DI*1), Z3
-	VMOVUPS     (DX)(DI*1), Z4
-	VFMADD231PS Z4, Z2, Z3
-	VMOVUPS     Z3, (AX)(DI*1)
-	ADDQ        $0x40, DI
-	SUBQ        $0x10, SI
-	JMP         one337
-
-tail338:
-	TESTQ       SI, SI
-	JZ          done339
-	MOVQ        $0x00000001, R8
-	SHLXQ       SI, R8, R8
-	DECQ        R8
-	KMOVW       R8, K1
-	VMOVUPS.Z   (CX)(DI*1), K1, Z2
-	VSUBPS      Z0, Z2, Z2
-	VMULPS      Z1, Z2, Z2
-	VMOVUPS.Z   (BX)(DI*1), K1, Z0
-	VMOVUPS.Z   (DX)(DI*1), K1, Z1
-	VFMADD231PS Z1, Z2, Z0
-	VMOVUPS     Z0, K1, (AX)(DI*1)
-
-done339:
-	VZEROUPPER
-	RET
-
-// func normGradSumsAVX512(dy []float32, x []float32, w []float32, mean float32, rstd float32) (sumG float32, sumGX float32)
-// Requires: AVX, AVX512F, BMI2, SSE
-TEXT ·normGradSumsAVX512(SB), NOSPLIT, $0-88
-	MOVQ         dy_base+0(FP), AX
-	MOVQ         x_base+24(FP), CX
-	MOVQ         w_base+48(FP), DX
-	VBROADCASTSS mean+72(FP), Z0
-	VBROADCASTSS rstd+76(FP), Z1
-	VPXORD       Z2, Z2, Z2
-	VPXORD       Z3, Z3, Z3
-	VPXORD       Z4, Z4, Z4
-	VPXORD       Z5, Z5, Z5
-	MOVQ         dy_len+8(FP), BX
-	XORQ         SI, SI
-
-many340:
-	CMPQ        BX, $0x20
-	JLT         one341
-	VMOVUPS     (CX)(SI*1), Z6
-	VSUBPS      Z0, Z6, Z6
-	VMULPS      Z1, Z6, Z6
-	VMOVUPS     (AX)(SI*1), Z7
-	VMOVUPS     (DX)(SI*1), Z8
-	VMULPS      Z8, Z7, Z7
-	VADDPS      Z7, Z2, Z2
-	VFMADD231PS Z7, Z6, Z4
-	VMOVUPS     64(CX)(SI*1), Z6
-	VSUBPS      Z0, Z6, Z6
-	VMULPS      Z1, Z6, Z6
-	VMOVUPS     64(AX)(SI*1), Z7
-	VMOVUPS     64(DX)(SI*1), Z8
-	VMULPS      Z8, Z7, Z7
-	VADDPS      Z7, Z3, Z3
-	VFMADD231PS Z7, Z6, Z5
-	ADDQ        $0x00000080, SI
-	SUBQ        $0x20, BX
-	JMP         many340
-
-one341:
-	CMPQ        BX, $0x10
-	JLT         tail342
-	VMOVUPS     (CX)(SI*1), Z6
-	VSUBPS      Z0, Z6, Z6
-	VMULPS      Z1, Z6, Z6
-	VMOVUPS     (AX)(SI*1), Z7
-	VMOVUPS     (DX)(SI*1), Z8
-	VMULPS      Z8, Z7, Z7
-	VADDPS      Z7, Z2, Z2
-	VFMADD231PS Z7, Z6, Z4
-	ADDQ        $0x40, SI
-	SUBQ        $0x10, BX
-	JMP         one341
-
-tail342:
-	TESTQ       BX, BX
-	JZ          done343
-	MOVQ        $0x00000001, DI
-	SHLXQ       BX, DI, DI
-	DECQ        DI
-	KMOVW       DI, K1
-	VMOVUPS.Z   (CX)(SI*1), K1, Z6
-	VSUBPS      Z0, Z6, Z6
-	VMULPS      Z1, Z6, Z6
-	VMOVUPS.Z   (AX)(SI*1), K1, Z0
-	VMOVUPS.Z   (DX)(SI*1), K1, Z1
-	VMULPS      Z1, Z0, Z0
-	VADDPS      Z0, Z2, Z2
-	VFMADD231PS Z0, Z6, Z4
-
-done343:
-	VADDPS        Z3, Z2, Z2
-	VEXTRACTF64X4 $0x01, Z2, Y0
-	VADDPS        Y0, Y2, Y2
-	VEXTRACTF128  $0x01, Y2, X0
-	VADDPS        X0, X2, X2
-	VMOVHLPS      X2, X2, X0
-	VADDPS        X0, X2, X2
-	VMOVSHDUP     X2, X0
-	VADDPS        X0, X2, X2
-	MOVSS         X2, sumG+80(FP)
-	VADDPS        Z5, Z4, Z4
-	VEXTRACTF64X4 $0x01, Z4, Y0
-	VADDPS        Y0, Y4, Y4
-	VEXTRACTF128  $0x01, Y4, X0
-	VADDPS        X0, X4, X4
-	VMOVHLPS      X4, X4, X0
-	VADDPS        X0, X4, X4
-	VMOVSHDUP     X4, X0
-	VADDPS        X0, X4, X4
-	MOVSS         X4, sumGX+84(FP)
-	VZEROUPPER
-	RET
-
-// func normGradRowAVX512(dx []float32, dy []float32, x []float32, w []float32, mean float32, rstd float32, meanG float32, meanGX float32)
-// Requires: AVX, AVX512F, BMI2
-TEXT ·normGradRowAVX512(SB), NOSPLIT, $0-112
-	MOVQ         dx_base+0(FP), AX
-	MOVQ         dy_base+24(FP), CX
-	MOVQ         x_base+48(FP), DX
-	MOVQ         w_base+72(FP), BX
-	VBROADCASTSS mean+96(FP), Z0
-	VBROADCASTSS rstd+100(FP), Z1
-	VBROADCASTSS meanG+104(FP), Z2
-	VBROADCASTSS meanGX+108(FP), Z3
-	MOVQ         dx_len+8(FP), SI
-	XORQ         DI, DI
-
-many344:
-	CMPQ         SI, $0x20
-	JLT          one345
-	VMOVUPS      (DX)(DI*1), Z4
-	VSUBPS       Z0, Z4, Z4
-	VMULPS       Z1, Z4, Z4
-	VMOVUPS      (CX)(DI*1), Z5
-	VMOVUPS      (BX)(DI*1), Z6
-	VFMSUB132PS  Z6, Z2, Z5
-	VFNMADD231PS Z3, Z4, Z5
-	VMULPS       Z1, Z5, Z5
-	VMOVUPS      Z5, (AX)(DI*1)
-	VMOVUPS      64(DX)(DI*1), Z4
-	VSUBPS       Z0, Z4, Z4
-	VMULPS       Z1, Z4, Z4
-	VMOVUPS      64(CX)(DI*1), Z5
-	VMOVUPS      64(BX)(DI*1), Z6
-	VFMSUB132PS  Z6, Z2, Z5
-	VFNMADD231PS Z3, Z4, Z5
-	VMULPS       Z1, Z5, Z5
-	VMOVUPS      Z5, 64(AX)(DI*1)
-	ADDQ         $0x00000080, DI
-	SUBQ         $0x20, SI
-	JMP          many344
-
-one345:
-	CMPQ         SI, $0x10
-	JLT          tail346
-	VMOVUPS      (DX)(DI*1), Z4
-	VSUBPS       Z0, Z4, Z4
-	VMULPS       Z1, Z4, Z4
-	VMOVUPS      (CX)(DI*1), Z5
-	VMOVUPS      (BX)(DI*1), Z6
-	VFMSUB132PS  Z6, Z2, Z5
-	VFNMADD231PS Z3, Z4, Z5
-	VMULPS       Z1, Z5, Z5
-	VMOVUPS      Z5, (AX)(DI*1)
-	ADDQ         $0x40, DI
-	SUBQ         $0x10, SI
-	JMP          one345
-
-tail346:
-	TESTQ        SI, SI
-	JZ           done347
-	MOVQ         $0x00000001, R8
-	SHLXQ        SI, R8, R8
-	DECQ         R8
-	KMOVW        R8, K1
-	VMOVUPS.Z    (DX)(DI*1), K1, Z4
-	VSUBPS       Z0, Z4, Z4
-	VMULPS       Z1, Z4, Z4
-	VMOVUPS.Z    (CX)(DI*1), K1, Z0
-	VMOVUPS.Z    (BX)(DI*1), K1, Z5
-	VFMSUB132PS  Z5, Z2, Z0
-	VFNMADD231PS Z3, Z4, Z0
-	VMULPS       Z1, Z0, Z0
-	VMOVUPS      Z0, K1, (AX)(DI*1)
-
-done347:
-	VZEROUPPER
-	RET
-
-// func normGradParamsAVX512(dw []float32, db []float32, dy []float32, x []float32, mean float32, rstd float32)
-// Requires: AVX, AVX512F, BMI2
-TEXT ·normGradParamsAVX512(SB), NOSPLIT, $0-104
-	MOVQ         dw_base+0(FP), AX
-	MOVQ         db_base+24(FP), CX
-	MOVQ         dy_base+48(FP), DX
-	MOVQ         x_base+72(FP), BX
-	VBROADCASTSS mean+96(FP), Z0
-	VBROADCASTSS rstd+100(FP), Z1
-	MOVQ         dw_len+8(FP), SI
-	XORQ         DI, DI
-
-many348:
-	CMPQ        SI, $0x20
-	JLT         one349
-	VMOVUPS     (BX)(DI*1), Z2
-	VSUBPS      Z0, Z2, Z2
-	VMULPS      Z1, Z2, Z2
-	VMOVUPS     (DX)(DI*1), Z3
-	VMOVUPS     (AX)(DI*1), Z4
-	VFMADD231PS Z3, Z2, Z4
-	VMOVUPS     Z4, (AX)(DI*1)
-	VMOVUPS     (CX)(DI*1), Z2
-	VADDPS      Z2, Z3, Z3
-	VMOVUPS     Z3, (CX)(DI*1)
-	VMOVUPS     64(BX)(DI*1), Z2
-	VSUBPS      Z0, Z2, Z2
-	VMULPS      Z1, Z2, Z2
-	VMOVUPS     64(DX)(DI*1), Z3
-	VMOVUPS     64(AX)(DI*1), Z4
-	VFMADD231PS Z3, Z2, Z4
-	VMOVUPS     Z4, 64(AX)(DI*1)
-	VMOVUPS     64(CX)(DI*1), Z2
-	VADDPS      Z2, Z3, Z3
-	VMOVUPS     Z3, 64(CX)(DI*1)
-	ADDQ        $0x00000080, DI
-	SUBQ        $0x20, SI
-	JMP         many348
-
-one349:
-	CMPQ        SI, $0x10
-	JLT         tail350
-	VMOVUPS     (BX)(DI*1), Z2
-	VSUBPS      Z0, Z2, Z2
-	VMULPS      Z1, Z2, Z2
-	VMOVUPS     (DX)(DI*1), Z3
-	VMOVUPS     (AX)(DI*1), Z4
-	VFMADD231PS Z3, Z2, Z4
-	VMOVUPS     Z4, (AX)(DI*1)
-	VMOVUPS     (CX)(DI*1), Z2
-	VADDPS      Z2, Z3, Z3
-	VMOVUPS     Z3, (CX)(DI*1)
-	ADDQ        $0x40, DI
-	SUBQ        $0x10, SI
-	JMP         one349
-
-tail350:
-	TESTQ       SI, SI
-	JZ          done351
-	MOVQ        $0x00000001, R8
-	SHLXQ       SI, R8, R8
-	DECQ        R8
-	KMOVW       R8, K1
-	VMOVUPS.Z   (BX)(DI*1), K1, Z2
-	VSUBPS      Z0, Z2, Z2
-	VMULPS      Z1, Z2, Z2
-	VMOVUPS.Z   (DX)(DI*1), K1, Z0
-	VMOVUPS.Z   (AX)(DI*1), K1, Z1
-	VFMADD231PS Z0, Z2, Z1
-	VMOVUPS     Z1, K1, (AX)(DI*1)
-	VMOVUPS.Z   (CX)(DI*1), K1, Z1
-	VADDPS      Z1, Z0, Z0
-	VMOVUPS     Z0, K1, (CX)(DI*1)
-
-done351:
-	VZEROUPPER
-	RET
-
-// func softmaxGradAVX512(ds []float32, p []float32, dp []float32, delta float32, scale float32)
-// Requires: AVX, AVX512F, BMI2
-TEXT ·softmaxGradAVX512(SB), NOSPLIT, $0-80
-	MOVQ         ds_base+0(FP), AX
-	MOVQ         p_base+24(FP), CX
-	MOVQ         dp_base+48(FP), DX
-	VBROADCASTSS delta+72(FP), Z0
-	VBROADCASTSS scale+76(FP), Z1
-	MOVQ         ds_len+8(FP), BX
-	XORQ         SI, SI
-
-many352:
-	CMPQ    BX, $0x20
-	JLT     one353
-	VMOVUPS (CX)(SI*1), Z2
-	VMOVUPS (DX)(SI*1), Z3
-	VMULPS  Z1, Z2, Z2
-	VSUBPS  Z0, Z3, Z3
-	VMULPS  Z2, Z3, Z3
-	VMOVUPS Z3, (AX)(SI*1)
-	VMOVUPS 64(CX)(SI*1), Z2
-	VMOVUPS 64(DX)(SI*1), Z3
-	VMULPS  Z1, Z2, Z2
-	VSUBPS  Z0, Z3, Z3
-	VMULPS  Z2, Z3, Z3
-	VMOVUPS Z3, 64(AX)(SI*1)
-	ADDQ    $0x00000080, SI
-	SUBQ    $0x20, BX
-	JMP     many352
-
-one353:
-	CMPQ    BX, $0x10
-	JLT     tail354
-	VMOVUPS (CX)(SI*1), Z2
-	VMOVUPS (DX)(SI*1), Z3
-	VMULPS  Z1, Z2, Z2
-	VSUBPS  Z0, Z3, Z3
-	VMULPS  Z2, Z3, Z3
-	VMOVUPS Z3, (AX)(SI*1)
-	ADDQ    $0x40, SI
-	SUBQ    $0x10, BX
-	JMP     one353
-
-tail354:
-	TESTQ     BX, BX
-	JZ        done355
-	MOVQ      $0x00000001, DI
-	SHLXQ     BX, DI, DI
-	DECQ      DI
-	KMOVW     DI, K1
-	VMOVUPS.Z (CX)(SI*1), K1, Z2
-	VMOVUPS.Z (DX)(SI*1), K1, Z3
-	VMULPS    Z1, Z2, Z2
-	VSUBPS    Z0, Z3, Z3
-	VMULPS    Z2, Z3, Z3
-	VMOVUPS   Z3, K1, (AX)(SI*1)
-
-done355:
-	VZEROUPPER
-	RET
-
-// func expSumAVX512(dst []float32, x []float32, scale float32, shift float32) float32
-// Requires: AVX, AVX512F, BMI2, SSE
-TEXT ·expSumAVX512(SB), NOSPLIT, $0-60
-	MOVQ         dst_base+0(FP), AX
-	MOVQ         x_base+24(FP), CX
-	VBROADCASTSS scale+48(FP), Z0
-	VBROADCASTSS shift+52(FP), Z1
-	VPXORD       Z2, Z2, Z2
-	VPXORD       Z3, Z3, Z3
-	MOVQ         dst_len+8(FP), DX
-	XORQ         BX, BX
-
-many356:
-	CMPQ         DX, $0x20
-	JLT          one357
-	VMOVUPS      (CX)(BX*1), Z4
-	VFMSUB213PS  Z1, Z0, Z4
-	VMOVUPS      wordc2ae999a<>+0(SB), Z5
-	VMAXPS       Z4, Z5, Z4
-	VMOVUPS      word42b20000<>+0(SB), Z5
-	VMINPS       Z4, Z5, Z4
-	VMULPS       word3fb8aa3b<>+0(SB), Z4, Z5
-	VRNDSCALEPS  $0x08, Z5, Z5
-	VFNMADD231PS word3f318000<>+0(SB), Z5, Z4
-	VFNMADD231PS wordb95e8083<>+0(SB), Z5, Z4
-	VMOVUPS      word39506967<>+0(SB), Z6
-	VFMADD213PS  word3ab743ce<>+0(SB), Z4, Z6
-	VFMADD213PS  word3c088908<>+0(SB), Z4, Z6
-	VFMADD213PS  word3d2aa9c1<>+0(SB), Z4, Z6
-	VFMADD213PS  word3e2aaaaa<>+0(SB), Z4, Z6
-	VFMADD213PS  word3f000000<>+0(SB), Z4, Z6
-	VFMADD213PS  word3f800000<>+0(SB), Z4, Z6
-	VFMADD213PS  word3f800000<>+0(SB), Z4, Z6
-	VCVTPS2DQ    Z5, Z5
-	VPADDD       word0000007e<>+0(SB), Z5, Z5
-	VPSLLD       $0x17, Z5, Z5
-	VMULPS       Z5, Z6, Z6
-	VADDPS       Z6, Z6, Z6
-	VMOVUPS      Z6, (AX)(BX*1)
-	VADDPS       Z6, Z2, Z2
-	VMOVUPS      64(CX)(BX*1), Z4
-	VFMSUB213PS  Z1, Z0, Z4
-	VMOVUPS      wordc2ae999a<>+0(SB), Z5
-	VMAXPS       Z4, Z5, Z4
-	VMOVUPS      word42b20000<>+0(SB), Z5
-	VMINPS       Z4, Z5, Z4
-	VMULPS       word3fb8aa3b<>+0(SB), Z4, Z5
-	VRNDSCALEPS  $0x08, Z5, Z5
-	VFNMADD231PS word3f318000<>+0(SB), Z5, Z4
-	VFNMADD231PS wordb95e8083<>+0(SB), Z5, Z4
-	VMOVUPS      word39506967<>+0(SB), Z6
-	VFMADD213PS  word3ab743ce<>+0(SB), Z4, Z6
-	VFMADD213PS  word3c088908<>+0(SB), Z4, Z6
-	VFMADD213PS  word3d2aa9c1<>+0(SB), Z4, Z6
-	VFMADD213PS  word3e2aaaaa<>+0(SB), Z4, Z6
-	VFMADD213PS  word3f000000<>+0(SB), Z4, Z6
-	VFMADD213PS  word3f800000<>+0(SB), Z4, Z6
-	VFMADD213PS  word3f800000<>+0(SB), Z4, Z6
-	VCVTPS2DQ    Z5, Z5
-	VPADDD       word0000007e<>+0(SB), Z5, Z5
-	VPSLLD       $0x17, Z5, Z5
-	VMULPS       Z5, Z6, Z6
-	VADDPS       Z6, Z6, Z6
-	VMOVUPS      Z6, 64(AX)(BX*1)
-	VADDPS       Z6, Z3, Z3
-	ADDQ         $0x00000080, BX
-	SUBQ         $0x20, DX
-	JMP          many356
-
-one357:
-	CMPQ         DX, $0x10
-	JLT          tail358
-	VMOVUPS      (CX)(BX*1), Z4
-	VFMSUB213PS  Z1, Z0, Z4
-	VMOVUPS      wordc2ae999a<>+0(SB), Z5
-	VMAXPS       Z4, Z5, Z4
-	VMOVUPS      word42b20000<>+0(SB), Z5
-	VMINPS       Z4, Z5, Z4
-	VMULPS       word3fb8aa3b<>+0(SB), Z4, Z5
-	VRNDSCALEPS  $0x08, Z5, Z5
-	VFNMADD231PS word3f318000<>+0(SB), Z5, Z4
-	VFNMADD231PS wordb95e8083<>+0(SB), Z5, Z4
-	VMOVUPS      word39506967<>+0(SB), Z6
-	VFMADD213PS  word3ab743ce<>+0(SB), Z4, Z6
-	VFMADD213PS  word3c088908<>+0(SB), Z4, Z6
-	VFMADD213PS  word3d2aa9c1<>+0(SB), Z4, Z6
-	VFMADD213PS  word3e2aaaaa<>+0(SB), Z4, Z6
-	VFMADD213PS  word3f000000<>+0(SB), Z4, Z6
-	VFMADD213PS  word3f800000<>+0(SB), Z4, Z6
-	VFMADD213PS  word3f800000<>+0(SB), Z4, Z6
-	VCVTPS2DQ    Z5, Z5
-	VPADDD       word0000007e<>+0(SB), Z5, Z5
-	VPSLLD       $0x17, Z5, Z5
-	VMULPS       Z5, Z6, Z6
-	VADDPS       Z6, Z6, Z6
-	VMOVUPS      Z6, (AX)(BX*1)
-	VADDPS       Z6, Z2, Z2
-	ADDQ         $0x40, BX
-	SUBQ         $0x10, DX
-	JMP          one357
-
-tail358:
-	TESTQ        DX, DX
-	JZ           done359
-	MOVQ         $0x00000001, SI
-	SHLXQ        DX, SI, SI
-	DECQ         SI
-	KMOVW        SI, K1
-	VMOVUPS.Z    (CX)(BX*1), K1, Z4
-	VFMSUB213PS  Z1, Z0, Z4
-	VMOVUPS      wordc2ae999a<>+0(SB), Z0
-	VMAXPS       Z4, Z0, Z4
-	VMOVUPS      word42b20000<>+0(SB), Z0
-	VMINPS       Z4, Z0, Z4
-	VMULPS       word3fb8aa3b<>+0(SB), Z4, Z0
-	VRNDSCALEPS  $0x08, Z0, Z0
-	VFNMADD231PS word3f318000<>+0(SB), Z0, Z4
-	VFNMADD231PS wordb95e8083<>+0(SB), Z0, Z4
-	VMOVUPS      word39506967<>+0(SB), Z1
-	VFMADD213PS  word3ab743ce<>+0(SB), Z4, Z1
-	VFMADD213PS  word3c088908<>+0(SB), Z4, Z1
-	VFMADD213PS  word3d2aa9c1<>+0(SB), Z4, Z1
-	VFMADD213PS  word3e2aaaaa<>+0(SB), Z4, Z1
-	VFMADD213PS  word3f000000<>+0(SB), Z4, Z1
-	VFMADD213PS  word3f800000<>+0(SB), Z4, Z1
-	VFMADD213PS  word3f800000<>+0(SB), Z4, Z1
-	VCVTPS2DQ    Z0, Z0
-	VPADDD       word0000007e<>+0(SB), Z0, Z0
-	VPSLLD       $0x17, Z0, Z0
-	VMULPS       Z0, Z1, Z1
-	VADDPS       Z1, Z1, Z1
-	VMOVUPS      Z1, K1, (AX)(BX*1)
-	VMOVAPS.Z    Z1, K1, Z1
-	VADDPS       Z1, Z2, Z2
-
-done359:
-	VADDPS        Z3, Z2, Z2
-	VEXTRACTF64X4 $0x01, Z2, Y0
-	VADDPS        Y0, Y2, Y2
-	VEXTRACTF128  $0x01, Y2, X0
-	VADDPS        X0, X2, X2
-	VMOVHLPS      X2, X2, X0
-	VADDPS        X0, X2, X2
-	VMOVSHDUP     X2, X0
-	VADDPS        X0, X2, X2
-	MOVSS         X2, ret+56(FP)
-	VZEROUPPER
-	RET
-
-// func expMulAVX512(dst []float32, x []float32, shift float32, mul float32)
-// Requires: AVX, AVX512F, BMI2
-TEXT ·expMulAVX512(SB), NOSPLIT, $0-56
-	MOVQ         dst_base+0(FP), AX
-	MOVQ         x_base+24(FP), CX
-	VBROADCASTSS shift+48(FP), Z0
-	VBROADCASTSS mul+52(FP), Z1
-	MOVQ         dst_len+8(FP), DX
-	XORQ         BX, BX
-
-many360:
-	CMPQ         DX, $0x20
-	JLT          one361
-	VMOVUPS      (CX)(BX*1), Z2
-	VSUBPS       Z0, Z2, Z2
-	VMOVUPS      wordc2ae999a<>+0(SB), Z3
-	VMAXPS       Z2, Z3, Z2
-	VMOVUPS      word42b20000<>+0(SB), Z3
-	VMINPS       Z2, Z3, Z2
-	VMULPS       word3fb8aa3b<>+0(SB), Z2, Z3
-	VRNDSCALEPS  $0x08, Z3, Z3
-	VFNMADD231PS word3f318000<>+0(SB), Z3, Z2
-	VFNMADD231PS wordb95e8083<>+0(SB), Z3, Z2
-	VMOVUPS      word39506967<>+0(SB), Z4
-	VFMADD213PS  word3ab743ce<>+0(SB), Z2, Z4
-	VFMADD213PS  word3c088908<>+0(SB), Z2, Z4
-	VFMADD213PS  word3d2aa9c1<>+0(SB), Z2, Z4
-	VFMADD213PS  word3e2aaaaa<>+0(SB), Z2, Z4
-	VFMADD213PS  word3f000000<>+0(SB), Z2, Z4
-	VFMADD213PS  word3f800000<>+0(SB), Z2, Z4
-	VFMADD213PS  word3f800000<>+0(SB), Z2, Z4
-	VCVTPS2DQ    Z3, Z3
-	VPADDD       word0000007e<>+0(SB), Z3, Z3
-	VPSLLD       $0x17, Z3, Z3
-	VMULPS       Z3, Z4, Z4
-	VADDPS       Z4, Z4, Z4
-	VMULPS       Z1, Z4, Z4
-	VMOVUPS      Z4, (AX)(BX*1)
-	VMOVUPS      64(CX)(BX*1), Z2
-	VSUBPS       Z0, Z2, Z2
-	VMOVUPS      wordc2ae999a<>+0(SB), Z3
-	VMAXPS       Z2, Z3, Z2
-	VMOVUPS      word42b20000<>+0(SB), Z3
-	VMINPS       Z2, Z3, Z2
-	VMULPS       word3fb8aa3b<>+0(SB), Z2, Z3
-	VRNDSCALEPS  $0x08, Z3, Z3
-	VFNMADD231PS word3f318000<>+0(SB), Z3, Z2
-	VFNMADD231PS wordb95e8083<>+0(SB), Z3, Z2
-	VMOVUPS      word39506967<>+0(SB), Z4
-	VFMADD213PS  word3ab743ce<>+0(SB), Z2, Z4
-	VFMADD213PS  word3c088908<>+0(SB), Z2, Z4
-	VFMADD213PS  word3d2aa9c1<>+0(SB), Z2, Z4
-	VFMADD213PS  word3e2aaaaa<>+0(SB), Z2, Z4
-	VFMADD213PS  word3f000000<>+0(SB), Z2, Z4
-	VFMADD213PS  word3f800000<>+0(SB), Z2, Z4
-	VFMADD213PS  word3f800000<>+0(SB), Z2, Z4
-	VCVTPS2DQ    Z3, Z3
-	VPADDD       word0000007e<>+0(SB), Z3, Z3
-	VPSLLD       $0x17, Z3, Z3
-	VMULPS       Z3, Z4, Z4
-	VADDPS       Z4, Z4, Z4
-	VMULPS       Z1, Z4, Z4
-	VMOVUPS      Z4, 64(AX)(BX*1)
-	ADDQ         $0x00000080, BX
-	SUBQ         $0x20, DX
-	JMP          many360
-
-one361:
-	CMPQ         DX, $0x10
-	JLT          tail362
-	VMOVUPS      (CX)(BX*1), Z2
-	VSUBPS       Z0, Z2, Z2
-	VMOVUPS      wordc2ae999a<>+0(SB), Z3
-	VMAXPS       Z2, Z3, Z2
-	VMOVUPS      word42b20000<>+0(SB), Z3
-	VMINPS       Z2, Z3, Z2
-	VMULPS       word3fb8aa3b<>+0(SB), Z2, Z3
-	VRNDSCALEPS  $0x08, Z3, Z3
-	VFNMADD231PS word3f318000<>+0(SB), Z3, Z2
-	VFNMADD231PS wordb95e8083<>+0(SB), Z3, Z2
-	VMOVUPS      word39506967<>+0(SB), Z4
-	VFMADD213PS  word3ab743ce<>+0(SB), Z2, Z4
-	VFMADD213PS  word3c088908<>+0(SB), Z2, Z4
-	VFMADD213PS  word3d2aa9c1<>+0(SB), Z2, Z4
-	VFMADD213PS  word3e2aaaaa<>+0(SB), Z2, Z4
-	VFMADD213PS  word3f000000<>+0(SB), Z2, Z4
-	VFMADD213PS  word3f800000<>+0(SB), Z2, Z4
-	VFMADD213PS  word3f800000<>+0(SB), Z2, Z4
-	VCVTPS2DQ    Z3, Z3
-	VPADDD       word0000007e<>+0(SB), Z3, Z3
-	VPSLLD       $0x17, Z3, Z3
-	VMULPS       Z3, Z4, Z4
-	VADDPS       Z4, Z4, Z4
-	VMULPS       Z1, Z4, Z4
-	VMOVUPS      Z4, (AX)(BX*1)
-	ADDQ         $0x40, BX
-	SUBQ         $0x10, DX
-	JMP          one361
-
-tail362:
-	TESTQ        DX, DX
-	JZ           done363
-	MOVQ         $0x00000001, SI
-	SHLXQ        DX, SI, SI
-	DECQ         SI
-	KMOVW        SI, K1
-	VMOVUPS.Z    (CX)(BX*1), K1, Z2
-	VSUBPS       Z0, Z2, Z2
-	VMOVUPS      wordc2ae999a<>+0(SB), Z0
-	VMAXPS       Z2, Z0, Z2
-	VMOVUPS      word42b20000<>+0(SB), Z0
-	VMINPS       Z2, Z0, Z2
-	VMULPS       word3fb8aa3b<>+0(SB), Z2, Z0
-	VRNDSCALEPS  $0x08, Z0, Z0
-	VFNMADD231PS word3f318000<>+0(SB), Z0, Z2
-	VFNMADD231PS wordb95e8083<>+0(SB), Z0, Z2
-	VMOVUPS      word39506967<>+0(SB), Z3
-	VFMADD213PS  word3ab743ce<>+0(SB), Z2, Z3
-	VFMADD213PS  word3c088908<>+0(SB), Z2, Z3
-	VFMADD213PS  word3d2aa9c1<>+0(SB), Z2, Z3
-	VFMADD213PS  word3e2aaaaa<>+0(SB), Z2, Z3
-	VFMADD213PS  word3f000000<>+0(SB), Z2, Z3
-	VFMADD213PS  word3f800000<>+0(SB), Z2, Z3
-	VFMADD213PS  word3f800000<>+0(SB), Z2, Z3
-	VCVTPS2DQ    Z0, Z0
-	VPADDD       word0000007e<>+0(SB), Z0, Z0
-	VPSLLD       $0x17, Z0, Z0
-	VMULPS       Z0, Z3, Z3
-	VADDPS       Z3, Z3, Z3
-	VMULPS       Z1, Z3, Z3
-	VMOVUPS      Z3, K1, (AX)(BX*1)
-
-done363:
-	VZEROUPPER
-	RET
-
 // func geluAVX512(y []float32, x []float32)
-// Requires: AVX, AVX512F, BMI2
+// Requires: AVX, AVX512F, BMI2, MMX+
 TEXT ·geluAVX512(SB), NOSPLIT, $0-48
 	MOVQ y_base+0(FP), AX
 	MOVQ x_base+24(FP), CX
 	MOVQ y_len+8(FP), DX
 	XORQ BX, BX
 
-one365:
+one337:
 	CMPQ         DX, $0x10
-	JLT          tail366
+	JLT          tail338
+	PREFETCHT0   2048(CX)(BX*1)
 	VMOVUPS      (CX)(BX*1), Z0
 	VMULPS       wordbf000000<>+0(SB), Z0, Z1
 	VMULPS       Z0, Z1, Z1
@@ -8482,14 +7976,15 @@ one365:
 	VPTESTMD     word80000000<>+0(SB), Z0, K1
 	VMOVAPS      Z4, K1, Z1
 	VMULPS       Z0, Z1, Z1
+	PREFETCHT0   2048(AX)(BX*1)
 	VMOVUPS      Z1, (AX)(BX*1)
 	ADDQ         $0x40, BX
 	SUBQ         $0x10, DX
-	JMP          one365
+	JMP          one337
 
-tail366:
+tail338:
 	TESTQ        DX, DX
-	JZ           done367
+	JZ           done339
 	MOVQ         $0x00000001, SI
 	SHLXQ        DX, SI, SI
 	DECQ         SI
@@ -8540,12 +8035,12 @@ tail366:
 	VMULPS       Z0, Z1, Z1
 	VMOVUPS      Z1, K1, (AX)(BX*1)
 
-done367:
+done339:
 	VZEROUPPER
 	RET
 
 // func geluGradAVX512(dx []float32, dy []float32, x []float32)
-// Requires: AVX, AVX512F, BMI2
+// Requires: AVX, AVX512F, BMI2, MMX+
 TEXT ·geluGradAVX512(SB), NOSPLIT, $0-72
 	MOVQ dx_base+0(FP), AX
 	MOVQ dy_base+24(FP), CX
@@ -8553,9 +8048,10 @@ TEXT ·geluGradAVX512(SB), NOSPLIT, $0-72
 	MOVQ dx_len+8(FP), BX
 	XORQ SI, SI
 
-one369:
+one341:
 	CMPQ         BX, $0x10
-	JLT          tail370
+	JLT          tail342
+	PREFETCHT0   2048(DX)(SI*1)
 	VMOVUPS      (DX)(SI*1), Z0
 	VMULPS       wordbf000000<>+0(SB), Z0, Z1
 	VMULPS       Z0, Z1, Z1
@@ -8601,16 +8097,18 @@ one369:
 	VMOVAPS      Z4, K1, Z1
 	VMULPS       word3ecc422a<>+0(SB), Z0, Z0
 	VFMADD231PS  Z3, Z0, Z1
+	PREFETCHT0   2048(CX)(SI*1)
 	VMOVUPS      (CX)(SI*1), Z0
 	VMULPS       Z0, Z1, Z1
+	PREFETCHT0   2048(AX)(SI*1)
 	VMOVUPS      Z1, (AX)(SI*1)
 	ADDQ         $0x40, SI
 	SUBQ         $0x10, BX
-	JMP          one369
+	JMP          one341
 
-tail370:
+tail342:
 	TESTQ        BX, BX
-	JZ           done371
+	JZ           done343
 	MOVQ         $0x00000001, DI
 	SHLXQ        BX, DI, DI
 	DECQ         DI
@@ -8664,21 +8162,22 @@ tail370:
 	VMULPS       Z0, Z1, Z1
 	VMOVUPS      Z1, K1, (AX)(SI*1)
 
-done371:
+done343:
 	VZEROUPPER
 	RET
 
 // func geluTanhAVX512(y []float32, x []float32)
-// Requires: AVX, AVX512F, BMI2
+// Requires: AVX, AVX512F, BMI2, MMX+
 TEXT ·geluTanhAVX512(SB), NOSPLIT, $0-48
 	MOVQ y_base+0(FP), AX
 	MOVQ x_base+24(FP), CX
 	MOVQ y_len+8(FP), DX
 	XORQ BX, BX
 
-one373:
+one345:
 	CMPQ         DX, $0x10
-	JLT          tail374
+	JLT          tail346
+	PREFETCHT0   2048(CX)(BX*1)
 	VMOVUPS      (CX)(BX*1), Z0
 	VMULPS       Z0, Z0, Z1
 	VMOVUPS      wordbd922279<>+0(SB), Z2
@@ -8709,14 +8208,15 @@ one373:
 	VADDPS       Z1, Z3, Z2
 	VDIVPS       Z2, Z1, Z2
 	VMULPS       Z0, Z2, Z2
+	PREFETCHT0   2048(AX)(BX*1)
 	VMOVUPS      Z2, (AX)(BX*1)
 	ADDQ         $0x40, BX
 	SUBQ         $0x10, DX
-	JMP          one373
+	JMP          one345
 
-tail374:
+tail346:
 	TESTQ        DX, DX
-	JZ           done375
+	JZ           done347
 	MOVQ         $0x00000001, SI
 	SHLXQ        DX, SI, SI
 	DECQ         SI
@@ -8753,12 +8253,12 @@ tail374:
 	VMULPS       Z0, Z2, Z2
 	VMOVUPS      Z2, K1, (AX)(BX*1)
 
-done375:
+done347:
 	VZEROUPPER
 	RET
 
 // func geluTanhGradAVX512(dx []float32, dy []float32, x []float32)
-// Requires: AVX, AVX512F, BMI2
+// Requires: AVX, AVX512F, BMI2, MMX+
 TEXT ·geluTanhGradAVX512(SB), NOSPLIT, $0-72
 	MOVQ dx_base+0(FP), AX
 	MOVQ dy_base+24(FP), CX
@@ -8766,9 +8266,10 @@ TEXT ·geluTanhGradAVX512(SB), NOSPLIT, $0-72
 	MOVQ dx_len+8(FP), BX
 	XORQ SI, SI
 
-one377:
+one349:
 	CMPQ         BX, $0x10
-	JLT          tail378
+	JLT          tail350
+	PREFETCHT0   2048(DX)(SI*1)
 	VMOVUPS      (DX)(SI*1), Z0
 	VMULPS       Z0, Z0, Z1
 	VMOVUPS      wordbd922279<>+0(SB), Z2
@@ -8806,16 +8307,18 @@ one377:
 	VMULPS       Z2, Z4, Z4
 	VMULPS       Z2, Z4, Z4
 	VFNMADD213PS Z2, Z4, Z3
+	PREFETCHT0   2048(CX)(SI*1)
 	VMOVUPS      (CX)(SI*1), Z0
 	VMULPS       Z0, Z3, Z3
+	PREFETCHT0   2048(AX)(SI*1)
 	VMOVUPS      Z3, (AX)(SI*1)
 	ADDQ         $0x40, SI
 	SUBQ         $0x10, BX
-	JMP          one377
+	JMP          one349
 
-tail378:
+tail350:
 	TESTQ        BX, BX
-	JZ           done379
+	JZ           done351
 	MOVQ         $0x00000001, DI
 	SHLXQ        BX, DI, DI
 	DECQ         DI
@@ -8861,12 +8364,12 @@ tail378:
 	VMULPS       Z0, Z3, Z3
 	VMOVUPS      Z3, K1, (AX)(SI*1)
 
-done379:
+done351:
 	VZEROUPPER
 	RET
 
 // func swigluAVX512(y []float32, gate []float32, up []float32)
-// Requires: AVX, AVX512F, BMI2
+// Requires: AVX, AVX512F, BMI2, MMX+
 TEXT ·swigluAVX512(SB), NOSPLIT, $0-72
 	MOVQ y_base+0(FP), AX
 	MOVQ gate_base+24(FP), CX
@@ -8874,9 +8377,10 @@ TEXT ·swigluAVX512(SB), NOSPLIT, $0-72
 	MOVQ y_len+8(FP), BX
 	XORQ SI, SI
 
-one381:
+one353:
 	CMPQ         BX, $0x10
-	JLT          tail382
+	JLT          tail354
+	PREFETCHT0   2048(CX)(SI*1)
 	VMOVUPS      (CX)(SI*1), Z0
 	VPXORD       word80000000<>+0(SB), Z0, Z1
 	VMOVUPS      wordc2ae999a<>+0(SB), Z2
@@ -8902,16 +8406,18 @@ one381:
 	VADDPS       Z3, Z3, Z3
 	VADDPS       word3f800000<>+0(SB), Z3, Z1
 	VDIVPS       Z1, Z0, Z0
+	PREFETCHT0   2048(DX)(SI*1)
 	VMOVUPS      (DX)(SI*1), Z1
 	VMULPS       Z1, Z0, Z0
+	PREFETCHT0   2048(AX)(SI*1)
 	VMOVUPS      Z0, (AX)(SI*1)
 	ADDQ         $0x40, SI
 	SUBQ         $0x10, BX
-	JMP          one381
+	JMP          one353
 
-tail382:
+tail354:
 	TESTQ        BX, BX
-	JZ           done383
+	JZ           done355
 	MOVQ         $0x00000001, DI
 	SHLXQ        BX, DI, DI
 	DECQ         DI
@@ -8945,12 +8451,12 @@ tail382:
 	VMULPS       Z1, Z0, Z0
 	VMOVUPS      Z0, K1, (AX)(SI*1)
 
-done383:
+done355:
 	VZEROUPPER
 	RET
 
 // func swigluGradAVX512(dgate []float32, dup []float32, dy []float32, gate []float32, up []float32)
-// Requires: AVX, AVX512F, BMI2
+// Requires: AVX, AVX512F, BMI2, MMX+
 TEXT ·swigluGradAVX512(SB), NOSPLIT, $0-120
 	MOVQ dgate_base+0(FP), AX
 	MOVQ dup_base+24(FP), CX
@@ -8960,9 +8466,10 @@ TEXT ·swigluGradAVX512(SB), NOSPLIT, $0-120
 	MOVQ dy_len+56(FP), DI
 	XORQ R8, R8
 
-one385:
+one357:
 	CMPQ         DI, $0x10
-	JLT          tail386
+	JLT          tail358
+	PREFETCHT0   2048(BX)(R8*1)
 	VMOVUPS      (BX)(R8*1), Z0
 	VPXORD       word80000000<>+0(SB), Z0, Z1
 	VMOVUPS      word42a00000<>+0(SB), Z2
@@ -8993,21 +8500,25 @@ one385:
 	VDIVPS       Z1, Z2, Z2
 	VMULPS       Z2, Z3, Z3
 	VMULPS       Z2, Z0, Z0
+	PREFETCHT0   2048(DX)(R8*1)
 	VMOVUPS      (DX)(R8*1), Z1
+	PREFETCHT0   2048(SI)(R8*1)
 	VMOVUPS      (SI)(R8*1), Z4
 	VFMADD231PS  Z3, Z0, Z2
 	VMULPS       Z1, Z4, Z4
 	VMULPS       Z2, Z4, Z4
 	VMULPS       Z1, Z0, Z0
+	PREFETCHT0   2048(AX)(R8*1)
 	VMOVUPS      Z4, (AX)(R8*1)
+	PREFETCHT0   2048(CX)(R8*1)
 	VMOVUPS      Z0, (CX)(R8*1)
 	ADDQ         $0x40, R8
 	SUBQ         $0x10, DI
-	JMP          one385
+	JMP          one357
 
-tail386:
+tail358:
 	TESTQ        DI, DI
-	JZ           done387
+	JZ           done359
 	MOVQ         $0x00000001, R9
 	SHLXQ        DI, R9, R9
 	DECQ         R9
@@ -9051,90 +8562,12 @@ tail386:
 	VMOVUPS      Z4, K1, (AX)(R8*1)
 	VMOVUPS      Z0, K1, (CX)(R8*1)
 
-done387:
-	VZEROUPPER
-	RET
-
-// func rotateAVX512(lo []float32, hi []float32, a []float32, b []float32, cosines []float32, sines []float32)
-// Requires: AVX, AVX512F, BMI2
-TEXT ·rotateAVX512(SB), NOSPLIT, $0-144
-	MOVQ lo_base+0(FP), AX
-	MOVQ hi_base+24(FP), CX
-	MOVQ a_base+48(FP), DX
-	MOVQ b_base+72(FP), BX
-	MOVQ cosines_base+96(FP), SI
-	MOVQ sines_base+120(FP), DI
-	MOVQ lo_len+8(FP), R8
-	XORQ R9, R9
-
-many388:
-	CMPQ         R8, $0x20
-	JLT          one389
-	VMOVUPS      (DX)(R9*1), Z0
-	VMOVUPS      (BX)(R9*1), Z1
-	VMOVUPS      (SI)(R9*1), Z2
-	VMOVUPS      (DI)(R9*1), Z3
-	VMULPS       Z2, Z0, Z4
-	VFNMADD231PS Z3, Z1, Z4
-	VMULPS       Z2, Z1, Z1
-	VFMADD231PS  Z3, Z0, Z1
-	VMOVUPS      Z4, (AX)(R9*1)
-	VMOVUPS      Z1, (CX)(R9*1)
-	VMOVUPS      64(DX)(R9*1), Z0
-	VMOVUPS      64(BX)(R9*1), Z1
-	VMOVUPS      64(SI)(R9*1), Z2
-	VMOVUPS      64(DI)(R9*1), Z3
-	VMULPS       Z2, Z0, Z4
-	VFNMADD231PS Z3, Z1, Z4
-	VMULPS       Z2, Z1, Z1
-	VFMADD231PS  Z3, Z0, Z1
-	VMOVUPS      Z4, 64(AX)(R9*1)
-	VMOVUPS      Z1, 64(CX)(R9*1)
-	ADDQ         $0x00000080, R9
-	SUBQ         $0x20, R8
-	JMP          many388
-
-one389:
-	CMPQ         R8, $0x10
-	JLT          tail390
-	VMOVUPS      (DX)(R9*1), Z0
-	VMOVUPS      (BX)(R9*1), Z1
-	VMOVUPS      (SI)(R9*1), Z2
-	VMOVUPS      (DI)(R9*1), Z3
-	VMULPS       Z2, Z0, Z4
-	VFNMADD231PS Z3, Z1, Z4
-	VMULPS       Z2, Z1, Z1
-	VFMADD231PS  Z3, Z0, Z1
-	VMOVUPS      Z4, (AX)(R9*1)
-	VMOVUPS      Z1, (CX)(R9*1)
-	ADDQ         $0x40, R9
-	SUBQ         $0x10, R8
-	JMP          one389
-
-tail390:
-	TESTQ        R8, R8
-	JZ           done391
-	MOVQ         $0x00000001, R10
-	SHLXQ        R8, R10, R10
-	DECQ         R10
-	KMOVW        R10, K1
-	VMOVUPS.Z    (DX)(R9*1), K1, Z0
-	VMOVUPS.Z    (BX)(R9*1), K1, Z1
-	VMOVUPS.Z    (SI)(R9*1), K1, Z2
-	VMOVUPS.Z    (DI)(R9*1), K1, Z3
-	VMULPS       Z2, Z0, Z4
-	VFNMADD231PS Z3, Z1, Z4
-	VMULPS       Z2, Z1, Z1
-	VFMADD231PS  Z3, Z0, Z1
-	VMOVUPS      Z4, K1, (AX)(R9*1)
-	VMOVUPS      Z1, K1, (CX)(R9*1)
-
-done391:
+done359:
 	VZEROUPPER
 	RET
 
 // func adamwAVX512(w []float32, m []float32, v []float32, grad []float32, c *[9]float32)
-// Requires: AVX, AVX512F, BMI2
+// Requires: AVX, AVX512F, BMI2, MMX+
 TEXT ·adamwAVX512(SB), NOSPLIT, $0-104
 	MOVQ         w_base+0(FP), AX
 	MOVQ         m_base+24(FP), CX
@@ -9153,15 +8586,18 @@ TEXT ·adamwAVX512(SB), NOSPLIT, $0-104
 	MOVQ         w_len+8(FP), SI
 	XORQ         DI, DI
 
-one393:
+one361:
 	CMPQ        SI, $0x10
-	JLT         tail394
+	JLT         tail362
+	PREFETCHT0  2048(BX)(DI*1)
 	VMOVUPS     (BX)(DI*1), Z9
 	VMULPS      Z0, Z9, Z9
+	PREFETCHT0  2048(CX)(DI*1)
 	VMOVUPS     (CX)(DI*1), Z10
 	VMULPS      Z1, Z10, Z10
 	VFMADD231PS Z2, Z9, Z10
 	VMOVUPS     Z10, (CX)(DI*1)
+	PREFETCHT0  2048(DX)(DI*1)
 	VMOVUPS     (DX)(DI*1), Z11
 	VMULPS      Z9, Z9, Z9
 	VMULPS      Z3, Z11, Z11
@@ -9171,16 +8607,17 @@ one393:
 	VFMADD213PS Z8, Z7, Z11
 	VMULPS      Z6, Z10, Z10
 	VDIVPS      Z11, Z10, Z10
+	PREFETCHT0  2048(AX)(DI*1)
 	VMOVUPS     (AX)(DI*1), Z9
 	VFMSUB213PS Z10, Z5, Z9
 	VMOVUPS     Z9, (AX)(DI*1)
 	ADDQ        $0x40, DI
 	SUBQ        $0x10, SI
-	JMP         one393
+	JMP         one361
 
-tail394:
+tail362:
 	TESTQ       SI, SI
-	JZ          done395
+	JZ          done363
 	MOVQ        $0x00000001, R8
 	SHLXQ       SI, R8, R8
 	DECQ        R8
@@ -9203,6 +8640,743 @@ tail394:
 	VMOVUPS.Z   (AX)(DI*1), K1, Z1
 	VFMSUB213PS Z0, Z5, Z1
 	VMOVUPS     Z1, K1, (AX)(DI*1)
+
+done363:
+	VZEROUPPER
+	RET
+
+// func normalizeAVX512(y []float32, x []float32, w []float32, b []float32, mean float32, rstd float32)
+// Requires: AVX, AVX512F, BMI2
+TEXT ·normalizeAVX512(SB), NOSPLIT, $0-104
+	MOVQ         y_base+0(FP), AX
+	MOVQ         x_base+24(FP), CX
+	MOVQ         w_base+48(FP), DX
+	MOVQ         b_base+72(FP), BX
+	VBROADCASTSS mean+96(FP), Z0
+	VBROADCASTSS rstd+100(FP), Z1
+	MOVQ         y_len+8(FP), SI
+	XORQ         DI, DI
+
+many364:
+	CMPQ        SI, $0x20
+	JLT         one365
+	VMOVUPS     (CX)(DI*1), Z2
+	VSUBPS      Z0, Z2, Z2
+	VMULPS      Z1, Z2, Z2
+	VMOVUPS     (BX)(DI*1), Z3
+	VMOVUPS     (DX)(DI*1), Z4
+	VFMADD231PS Z4, Z2, Z3
+	VMOVUPS     Z3, (AX)(DI*1)
+	VMOVUPS     64(CX)(DI*1), Z2
+	VSUBPS      Z0, Z2, Z2
+	VMULPS      Z1, Z2, Z2
+	VMOVUPS     64(BX)(DI*1), Z3
+	VMOVUPS     64(DX)(DI*1), Z4
+	VFMADD231PS Z4, Z2, Z3
+	VMOVUPS     Z3, 64(AX)(DI*1)
+	ADDQ        $0x00000080, DI
+	SUBQ        $0x20, SI
+	JMP         many364
+
+one365:
+	CMPQ        SI, $0x10
+	JLT         tail366
+	VMOVUPS     (CX)(DI*1), Z2
+	VSUBPS      Z0, Z2, Z2
+	VMULPS      Z1, Z2, Z2
+	VMOVUPS     (BX)(DI*1), Z3
+	VMOVUPS     (DX)(DI*1), Z4
+	VFMADD231PS Z4, Z2, Z3
+	VMOVUPS     Z3, (AX)(DI*1)
+	ADDQ        $0x40, DI
+	SUBQ        $0x10, SI
+	JMP         one365
+
+tail366:
+	TESTQ       SI, SI
+	JZ          done367
+	MOVQ        $0x00000001, R8
+	SHLXQ       SI, R8, R8
+	DECQ        R8
+	KMOVW       R8, K1
+	VMOVUPS.Z   (CX)(DI*1), K1, Z2
+	VSUBPS      Z0, Z2, Z2
+	VMULPS      Z1, Z2, Z2
+	VMOVUPS.Z   (BX)(DI*1), K1, Z0
+	VMOVUPS.Z   (DX)(DI*1), K1, Z1
+	VFMADD231PS Z1, Z2, Z0
+	VMOVUPS     Z0, K1, (AX)(DI*1)
+
+done367:
+	VZEROUPPER
+	RET
+
+// func normGradSumsAVX512(dy []float32, x []float32, w []float32, mean float32, rstd float32) (sumG float32, sumGX float32)
+// Requires: AVX, AVX512F, BMI2, SSE
+TEXT ·normGradSumsAVX512(SB), NOSPLIT, $0-88
+	MOVQ         dy_base+0(FP), AX
+	MOVQ         x_base+24(FP), CX
+	MOVQ         w_base+48(FP), DX
+	VBROADCASTSS mean+72(FP), Z0
+	VBROADCASTSS rstd+76(FP), Z1
+	VPXORD       Z2, Z2, Z2
+	VPXORD       Z3, Z3, Z3
+	VPXORD       Z4, Z4, Z4
+	VPXORD       Z5, Z5, Z5
+	MOVQ         dy_len+8(FP), BX
+	XORQ         SI, SI
+
+many368:
+	CMPQ        BX, $0x20
+	JLT         one369
+	VMOVUPS     (CX)(SI*1), Z6
+	VSUBPS      Z0, Z6, Z6
+	VMULPS      Z1, Z6, Z6
+	VMOVUPS     (AX)(SI*1), Z7
+	VMOVUPS     (DX)(SI*1), Z8
+	VMULPS      Z8, Z7, Z7
+	VADDPS      Z7, Z2, Z2
+	VFMADD231PS Z7, Z6, Z4
+	VMOVUPS     64(CX)(SI*1), Z6
+	VSUBPS      Z0, Z6, Z6
+	VMULPS      Z1, Z6, Z6
+	VMOVUPS     64(AX)(SI*1), Z7
+	VMOVUPS     64(DX)(SI*1), Z8
+	VMULPS      Z8, Z7, Z7
+	VADDPS      Z7, Z3, Z3
+	VFMADD231PS Z7, Z6, Z5
+	ADDQ        $0x00000080, SI
+	SUBQ        $0x20, BX
+	JMP         many368
+
+one369:
+	CMPQ        BX, $0x10
+	JLT         tail370
+	VMOVUPS     (CX)(SI*1), Z6
+	VSUBPS      Z0, Z6, Z6
+	VMULPS      Z1, Z6, Z6
+	VMOVUPS     (AX)(SI*1), Z7
+	VMOVUPS     (DX)(SI*1), Z8
+	VMULPS      Z8, Z7, Z7
+	VADDPS      Z7, Z2, Z2
+	VFMADD231PS Z7, Z6, Z4
+	ADDQ        $0x40, SI
+	SUBQ        $0x10, BX
+	JMP         one369
+
+tail370:
+	TESTQ       BX, BX
+	JZ          done371
+	MOVQ        $0x00000001, DI
+	SHLXQ       BX, DI, DI
+	DECQ        DI
+	KMOVW       DI, K1
+	VMOVUPS.Z   (CX)(SI*1), K1, Z6
+	VSUBPS      Z0, Z6, Z6
+	VMULPS      Z1, Z6, Z6
+	VMOVUPS.Z   (AX)(SI*1), K1, Z0
+	VMOVUPS.Z   (DX)(SI*1), K1, Z1
+	VMULPS      Z1, Z0, Z0
+	VADDPS      Z0, Z2, Z2
+	VFMADD231PS Z0, Z6, Z4
+
+done371:
+	VADDPS        Z3, Z2, Z2
+	VEXTRACTF64X4 $0x01, Z2, Y0
+	VADDPS        Y0, Y2, Y2
+	VEXTRACTF128  $0x01, Y2, X0
+	VADDPS        X0, X2, X2
+	VMOVHLPS      X2, X2, X0
+	VADDPS        X0, X2, X2
+	VMOVSHDUP     X2, X0
+	VADDPS        X0, X2, X2
+	MOVSS         X2, sumG+80(FP)
+	VADDPS        Z5, Z4, Z4
+	VEXTRACTF64X4 $0x01, Z4, Y0
+	VADDPS        Y0, Y4, Y4
+	VEXTRACTF128  $0x01, Y4, X0
+	VADDPS        X0, X4, X4
+	VMOVHLPS      X4, X4, X0
+	VADDPS        X0, X4, X4
+	VMOVSHDUP     X4, X0
+	VADDPS        X0, X4, X4
+	MOVSS         X4, sumGX+84(FP)
+	VZEROUPPER
+	RET
+
+// func normGradRowAVX512(dx []float32, dy []float32, x []float32, w []float32, mean float32, rstd float32, meanG float32, meanGX float32)
+// Requires: AVX, AVX512F, BMI2
+TEXT ·normGradRowAVX512(SB), NOSPLIT, $0-112
+	MOVQ         dx_base+0(FP), AX
+	MOVQ         dy_base+24(FP), CX
+	MOVQ         x_base+48(FP), DX
+	MOVQ         w_base+72(FP), BX
+	VBROADCASTSS mean+96(FP), Z0
+	VBROADCASTSS rstd+100(FP), Z1
+	VBROADCASTSS meanG+104(FP), Z2
+	VBROADCASTSS meanGX+108(FP), Z3
+	MOVQ         dx_len+8(FP), SI
+	XORQ         DI, DI
+
+many372:
+	CMPQ         SI, $0x20
+	JLT          one373
+	VMOVUPS      (DX)(DI*1), Z4
+	VSUBPS       Z0, Z4, Z4
+	VMULPS       Z1, Z4, Z4
+	VMOVUPS      (CX)(DI*1), Z5
+	VMOVUPS      (BX)(DI*1), Z6
+	VFMSUB132PS  Z6, Z2, Z5
+	VFNMADD231PS Z3, Z4, Z5
+	VMULPS       Z1, Z5, Z5
+	VMOVUPS      Z5, (AX)(DI*1)
+	VMOVUPS      64(DX)(DI*1), Z4
+	VSUBPS       Z0, Z4, Z4
+	VMULPS       Z1, Z4, Z4
+	VMOVUPS      64(CX)(DI*1), Z5
+	VMOVUPS      64(BX)(DI*1), Z6
+	VFMSUB132PS  Z6, Z2, Z5
+	VFNMADD231PS Z3, Z4, Z5
+	VMULPS       Z1, Z5, Z5
+	VMOVUPS      Z5, 64(AX)(DI*1)
+	ADDQ         $0x00000080, DI
+	SUBQ         $0x20, SI
+	JMP          many372
+
+one373:
+	CMPQ         SI, $0x10
+	JLT          tail374
+	VMOVUPS      (DX)(DI*1), Z4
+	VSUBPS       Z0, Z4, Z4
+	VMULPS       Z1, Z4, Z4
+	VMOVUPS      (CX)(DI*1), Z5
+	VMOVUPS      (BX)(DI*1), Z6
+	VFMSUB132PS  Z6, Z2, Z5
+	VFNMADD231PS Z3, Z4, Z5
+	VMULPS       Z1, Z5, Z5
+	VMOVUPS      Z5, (AX)(DI*1)
+	ADDQ         $0x40, DI
+	SUBQ         $0x10, SI
+	JMP          one373
+
+tail374:
+	TESTQ        SI, SI
+	JZ           done375
+	MOVQ         $0x00000001, R8
+	SHLXQ        SI, R8, R8
+	DECQ         R8
+	KMOVW        R8, K1
+	VMOVUPS.Z    (DX)(DI*1), K1, Z4
+	VSUBPS       Z0, Z4, Z4
+	VMULPS       Z1, Z4, Z4
+	VMOVUPS.Z    (CX)(DI*1), K1, Z0
+	VMOVUPS.Z    (BX)(DI*1), K1, Z5
+	VFMSUB132PS  Z5, Z2, Z0
+	VFNMADD231PS Z3, Z4, Z0
+	VMULPS       Z1, Z0, Z0
+	VMOVUPS      Z0, K1, (AX)(DI*1)
+
+done375:
+	VZEROUPPER
+	RET
+
+// func normGradParamsAVX512(dw []float32, db []float32, dy []float32, x []float32, mean float32, rstd float32)
+// Requires: AVX, AVX512F, BMI2
+TEXT ·normGradParamsAVX512(SB), NOSPLIT, $0-104
+	MOVQ         dw_base+0(FP), AX
+	MOVQ         db_base+24(FP), CX
+	MOVQ         dy_base+48(FP), DX
+	MOVQ         x_base+72(FP), BX
+	VBROADCASTSS mean+96(FP), Z0
+	VBROADCASTSS rstd+100(FP), Z1
+	MOVQ         dw_len+8(FP), SI
+	XORQ         DI, DI
+
+many376:
+	CMPQ        SI, $0x20
+	JLT         one377
+	VMOVUPS     (BX)(DI*1), Z2
+	VSUBPS      Z0, Z2, Z2
+	VMULPS      Z1, Z2, Z2
+	VMOVUPS     (DX)(DI*1), Z3
+	VMOVUPS     (AX)(DI*1), Z4
+	VFMADD231PS Z3, Z2, Z4
+	VMOVUPS     Z4, (AX)(DI*1)
+	VMOVUPS     (CX)(DI*1), Z2
+	VADDPS      Z2, Z3, Z3
+	VMOVUPS     Z3, (CX)(DI*1)
+	VMOVUPS     64(BX)(DI*1), Z2
+	VSUBPS      Z0, Z2, Z2
+	VMULPS      Z1, Z2, Z2
+	VMOVUPS     64(DX)(DI*1), Z3
+	VMOVUPS     64(AX)(DI*1), Z4
+	VFMADD231PS Z3, Z2, Z4
+	VMOVUPS     Z4, 64(AX)(DI*1)
+	VMOVUPS     64(CX)(DI*1), Z2
+	VADDPS      Z2, Z3, Z3
+	VMOVUPS     Z3, 64(CX)(DI*1)
+	ADDQ        $0x00000080, DI
+	SUBQ        $0x20, SI
+	JMP         many376
+
+one377:
+	CMPQ        SI, $0x10
+	JLT         tail378
+	VMOVUPS     (BX)(DI*1), Z2
+	VSUBPS      Z0, Z2, Z2
+	VMULPS      Z1, Z2, Z2
+	VMOVUPS     (DX)(DI*1), Z3
+	VMOVUPS     (AX)(DI*1), Z4
+	VFMADD231PS Z3, Z2, Z4
+	VMOVUPS     Z4, (AX)(DI*1)
+	VMOVUPS     (CX)(DI*1), Z2
+	VADDPS      Z2, Z3, Z3
+	VMOVUPS     Z3, (CX)(DI*1)
+	ADDQ        $0x40, DI
+	SUBQ        $0x10, SI
+	JMP         one377
+
+tail378:
+	TESTQ       SI, SI
+	JZ          done379
+	MOVQ        $0x00000001, R8
+	SHLXQ       SI, R8, R8
+	DECQ        R8
+	KMOVW       R8, K1
+	VMOVUPS.Z   (BX)(DI*1), K1, Z2
+	VSUBPS      Z0, Z2, Z2
+	VMULPS      Z1, Z2, Z2
+	VMOVUPS.Z   (DX)(DI*1), K1, Z0
+	VMOVUPS.Z   (AX)(DI*1), K1, Z1
+	VFMADD231PS Z0, Z2, Z1
+	VMOVUPS     Z1, K1, (AX)(DI*1)
+	VMOVUPS.Z   (CX)(DI*1), K1, Z1
+	VADDPS      Z1, Z0, Z0
+	VMOVUPS     Z0, K1, (CX)(DI*1)
+
+done379:
+	VZEROUPPER
+	RET
+
+// func softmaxGradAVX512(ds []float32, p []float32, dp []float32, delta float32, scale float32)
+// Requires: AVX, AVX512F, BMI2
+TEXT ·softmaxGradAVX512(SB), NOSPLIT, $0-80
+	MOVQ         ds_base+0(FP), AX
+	MOVQ         p_base+24(FP), CX
+	MOVQ         dp_base+48(FP), DX
+	VBROADCASTSS delta+72(FP), Z0
+	VBROADCASTSS scale+76(FP), Z1
+	MOVQ         ds_len+8(FP), BX
+	XORQ         SI, SI
+
+many380:
+	CMPQ    BX, $0x20
+	JLT     one381
+	VMOVUPS (CX)(SI*1), Z2
+	VMOVUPS (DX)(SI*1), Z3
+	VMULPS  Z1, Z2, Z2
+	VSUBPS  Z0, Z3, Z3
+	VMULPS  Z2, Z3, Z3
+	VMOVUPS Z3, (AX)(SI*1)
+	VMOVUPS 64(CX)(SI*1), Z2
+	VMOVUPS 64(DX)(SI*1), Z3
+	VMULPS  Z1, Z2, Z2
+	VSUBPS  Z0, Z3, Z3
+	VMULPS  Z2, Z3, Z3
+	VMOVUPS Z3, 64(AX)(SI*1)
+	ADDQ    $0x00000080, SI
+	SUBQ    $0x20, BX
+	JMP     many380
+
+one381:
+	CMPQ    BX, $0x10
+	JLT     tail382
+	VMOVUPS (CX)(SI*1), Z2
+	VMOVUPS (DX)(SI*1), Z3
+	VMULPS  Z1, Z2, Z2
+	VSUBPS  Z0, Z3, Z3
+	VMULPS  Z2, Z3, Z3
+	VMOVUPS Z3, (AX)(SI*1)
+	ADDQ    $0x40, SI
+	SUBQ    $0x10, BX
+	JMP     one381
+
+tail382:
+	TESTQ     BX, BX
+	JZ        done383
+	MOVQ      $0x00000001, DI
+	SHLXQ     BX, DI, DI
+	DECQ      DI
+	KMOVW     DI, K1
+	VMOVUPS.Z (CX)(SI*1), K1, Z2
+	VMOVUPS.Z (DX)(SI*1), K1, Z3
+	VMULPS    Z1, Z2, Z2
+	VSUBPS    Z0, Z3, Z3
+	VMULPS    Z2, Z3, Z3
+	VMOVUPS   Z3, K1, (AX)(SI*1)
+
+done383:
+	VZEROUPPER
+	RET
+
+// func expSumAVX512(dst []float32, x []float32, scale float32, shift float32) float32
+// Requires: AVX, AVX512F, BMI2, SSE
+TEXT ·expSumAVX512(SB), NOSPLIT, $0-60
+	MOVQ         dst_base+0(FP), AX
+	MOVQ         x_base+24(FP), CX
+	VBROADCASTSS scale+48(FP), Z0
+	VBROADCASTSS shift+52(FP), Z1
+	VPXORD       Z2, Z2, Z2
+	VPXORD       Z3, Z3, Z3
+	MOVQ         dst_len+8(FP), DX
+	XORQ         BX, BX
+
+many384:
+	CMPQ         DX, $0x20
+	JLT          one385
+	VMOVUPS      (CX)(BX*1), Z4
+	VFMSUB213PS  Z1, Z0, Z4
+	VMOVUPS      wordc2ae999a<>+0(SB), Z5
+	VMAXPS       Z4, Z5, Z4
+	VMOVUPS      word42b20000<>+0(SB), Z5
+	VMINPS       Z4, Z5, Z4
+	VMULPS       word3fb8aa3b<>+0(SB), Z4, Z5
+	VRNDSCALEPS  $0x08, Z5, Z5
+	VFNMADD231PS word3f318000<>+0(SB), Z5, Z4
+	VFNMADD231PS wordb95e8083<>+0(SB), Z5, Z4
+	VMOVUPS      word39506967<>+0(SB), Z6
+	VFMADD213PS  word3ab743ce<>+0(SB), Z4, Z6
+	VFMADD213PS  word3c088908<>+0(SB), Z4, Z6
+	VFMADD213PS  word3d2aa9c1<>+0(SB), Z4, Z6
+	VFMADD213PS  word3e2aaaaa<>+0(SB), Z4, Z6
+	VFMADD213PS  word3f000000<>+0(SB), Z4, Z6
+	VFMADD213PS  word3f800000<>+0(SB), Z4, Z6
+	VFMADD213PS  word3f800000<>+0(SB), Z4, Z6
+	VCVTPS2DQ    Z5, Z5
+	VPADDD       word0000007e<>+0(SB), Z5, Z5
+	VPSLLD       $0x17, Z5, Z5
+	VMULPS       Z5, Z6, Z6
+	VADDPS       Z6, Z6, Z6
+	VMOVUPS      Z6, (AX)(BX*1)
+	VADDPS       Z6, Z2, Z2
+	VMOVUPS      64(CX)(BX*1), Z4
+	VFMSUB213PS  Z1, Z0, Z4
+	VMOVUPS      wordc2ae999a<>+0(SB), Z5
+	VMAXPS       Z4, Z5, Z4
+	VMOVUPS      word42b20000<>+0(SB), Z5
+	VMINPS       Z4, Z5, Z4
+	VMULPS       word3fb8aa3b<>+0(SB), Z4, Z5
+	VRNDSCALEPS  $0x08, Z5, Z5
+	VFNMADD231PS word3f318000<>+0(SB), Z5, Z4
+	VFNMADD231PS wordb95e8083<>+0(SB), Z5, Z4
+	VMOVUPS      word39506967<>+0(SB), Z6
+	VFMADD213PS  word3ab743ce<>+0(SB), Z4, Z6
+	VFMADD213PS  word3c088908<>+0(SB), Z4, Z6
+	VFMADD213PS  word3d2aa9c1<>+0(SB), Z4, Z6
+	VFMADD213PS  word3e2aaaaa<>+0(SB), Z4, Z6
+	VFMADD213PS  word3f000000<>+0(SB), Z4, Z6
+	VFMADD213PS  word3f800000<>+0(SB), Z4, Z6
+	VFMADD213PS  word3f800000<>+0(SB), Z4, Z6
+	VCVTPS2DQ    Z5, Z5
+	VPADDD       word0000007e<>+0(SB), Z5, Z5
+	VPSLLD       $0x17, Z5, Z5
+	VMULPS       Z5, Z6, Z6
+	VADDPS       Z6, Z6, Z6
+	VMOVUPS      Z6, 64(AX)(BX*1)
+	VADDPS       Z6, Z3, Z3
+	ADDQ         $0x00000080, BX
+	SUBQ         $0x20, DX
+	JMP          many384
+
+one385:
+	CMPQ         DX, $0x10
+	JLT          tail386
+	VMOVUPS      (CX)(BX*1), Z4
+	VFMSUB213PS  Z1, Z0, Z4
+	VMOVUPS      wordc2ae999a<>+0(SB), Z5
+	VMAXPS       Z4, Z5, Z4
+	VMOVUPS      word42b20000<>+0(SB), Z5
+	VMINPS       Z4, Z5, Z4
+	VMULPS       word3fb8aa3b<>+0(SB), Z4, Z5
+	VRNDSCALEPS  $0x08, Z5, Z5
+	VFNMADD231PS word3f318000<>+0(SB), Z5, Z4
+	VFNMADD231PS wordb95e8083<>+0(SB), Z5, Z4
+	VMOVUPS      word39506967<>+0(SB), Z6
+	VFMADD213PS  word3ab743ce<>+0(SB), Z4, Z6
+	VFMADD213PS  word3c088908<>+0(SB), Z4, Z6
+	VFMADD213PS  word3d2aa9c1<>+0(SB), Z4, Z6
+	VFMADD213PS  word3e2aaaaa<>+0(SB), Z4, Z6
+	VFMADD213PS  word3f000000<>+0(SB), Z4, Z6
+	VFMADD213PS  word3f800000<>+0(SB), Z4, Z6
+	VFMADD213PS  word3f800000<>+0(SB), Z4, Z6
+	VCVTPS2DQ    Z5, Z5
+	VPADDD       word0000007e<>+0(SB), Z5, Z5
+	VPSLLD       $0x17, Z5, Z5
+	VMULPS       Z5, Z6, Z6
+	VADDPS       Z6, Z6, Z6
+	VMOVUPS      Z6, (AX)(BX*1)
+	VADDPS       Z6, Z2, Z2
+	ADDQ         $0x40, BX
+	SUBQ         $0x10, DX
+	JMP          one385
+
+tail386:
+	TESTQ        DX, DX
+	JZ           done387
+	MOVQ         $0x00000001, SI
+	SHLXQ        DX, SI, SI
+	DECQ         SI
+	KMOVW        SI, K1
+	VMOVUPS.Z    (CX)(BX*1), K1, Z4
+	VFMSUB213PS  Z1, Z0, Z4
+	VMOVUPS      wordc2ae999a<>+0(SB), Z0
+	VMAXPS       Z4, Z0, Z4
+	VMOVUPS      word42b20000<>+0(SB), Z0
+	VMINPS       Z4, Z0, Z4
+	VMULPS       word3fb8aa3b<>+0(SB), Z4, Z0
+	VRNDSCALEPS  $0x08, Z0, Z0
+	VFNMADD231PS word3f318000<>+0(SB), Z0, Z4
+	VFNMADD231PS wordb95e8083<>+0(SB), Z0, Z4
+	VMOVUPS      word39506967<>+0(SB), Z1
+	VFMADD213PS  word3ab743ce<>+0(SB), Z4, Z1
+	VFMADD213PS  word3c088908<>+0(SB), Z4, Z1
+	VFMADD213PS  word3d2aa9c1<>+0(SB), Z4, Z1
+	VFMADD213PS  word3e2aaaaa<>+0(SB), Z4, Z1
+	VFMADD213PS  word3f000000<>+0(SB), Z4, Z1
+	VFMADD213PS  word3f800000<>+0(SB), Z4, Z1
+	VFMADD213PS  word3f800000<>+0(SB), Z4, Z1
+	VCVTPS2DQ    Z0, Z0
+	VPADDD       word0000007e<>+0(SB), Z0, Z0
+	VPSLLD       $0x17, Z0, Z0
+	VMULPS       Z0, Z1, Z1
+	VADDPS       Z1, Z1, Z1
+	VMOVUPS      Z1, K1, (AX)(BX*1)
+	VMOVAPS.Z    Z1, K1, Z1
+	VADDPS       Z1, Z2, Z2
+
+done387:
+	VADDPS        Z3, Z2, Z2
+	VEXTRACTF64X4 $0x01, Z2, Y0
+	VADDPS        Y0, Y2, Y2
+	VEXTRACTF128  $0x01, Y2, X0
+	VADDPS        X0, X2, X2
+	VMOVHLPS      X2, X2, X0
+	VADDPS        X0, X2, X2
+	VMOVSHDUP     X2, X0
+	VADDPS        X0, X2, X2
+	MOVSS         X2, ret+56(FP)
+	VZEROUPPER
+	RET
+
+// func expMulAVX512(dst []float32, x []float32, shift float32, mul float32)
+// Requires: AVX, AVX512F, BMI2
+TEXT ·expMulAVX512(SB), NOSPLIT, $0-56
+	MOVQ         dst_base+0(FP), AX
+	MOVQ         x_base+24(FP), CX
+	VBROADCASTSS shift+48(FP), Z0
+	VBROADCASTSS mul+52(FP), Z1
+	MOVQ         dst_len+8(FP), DX
+	XORQ         BX, BX
+
+many388:
+	CMPQ         DX, $0x20
+	JLT          one389
+	VMOVUPS      (CX)(BX*1), Z2
+	VSUBPS       Z0, Z2, Z2
+	VMOVUPS      wordc2ae999a<>+0(SB), Z3
+	VMAXPS       Z2, Z3, Z2
+	VMOVUPS      word42b20000<>+0(SB), Z3
+	VMINPS       Z2, Z3, Z2
+	VMULPS       word3fb8aa3b<>+0(SB), Z2, Z3
+	VRNDSCALEPS  $0x08, Z3, Z3
+	VFNMADD231PS word3f318000<>+0(SB), Z3, Z2
+	VFNMADD231PS wordb95e8083<>+0(SB), Z3, Z2
+	VMOVUPS      word39506967<>+0(SB), Z4
+	VFMADD213PS  word3ab743ce<>+0(SB), Z2, Z4
+	VFMADD213PS  word3c088908<>+0(SB), Z2, Z4
+	VFMADD213PS  word3d2aa9c1<>+0(SB), Z2, Z4
+	VFMADD213PS  word3e2aaaaa<>+0(SB), Z2, Z4
+	VFMADD213PS  word3f000000<>+0(SB), Z2, Z4
+	VFMADD213PS  word3f800000<>+0(SB), Z2, Z4
+	VFMADD213PS  word3f800000<>+0(SB), Z2, Z4
+	VCVTPS2DQ    Z3, Z3
+	VPADDD       word0000007e<>+0(SB), Z3, Z3
+	VPSLLD       $0x17, Z3, Z3
+	VMULPS       Z3, Z4, Z4
+	VADDPS       Z4, Z4, Z4
+	VMULPS       Z1, Z4, Z4
+	VMOVUPS      Z4, (AX)(BX*1)
+	VMOVUPS      64(CX)(BX*1), Z2
+	VSUBPS       Z0, Z2, Z2
+	VMOVUPS      wordc2ae999a<>+0(SB), Z3
+	VMAXPS       Z2, Z3, Z2
+	VMOVUPS      word42b20000<>+0(SB), Z3
+	VMINPS       Z2, Z3, Z2
+	VMULPS       word3fb8aa3b<>+0(SB), Z2, Z3
+	VRNDSCALEPS  $0x08, Z3, Z3
+	VFNMADD231PS word3f318000<>+0(SB), Z3, Z2
+	VFNMADD231PS wordb95e8083<>+0(SB), Z3, Z2
+	VMOVUPS      word39506967<>+0(SB), Z4
+	VFMADD213PS  word3ab743ce<>+0(SB), Z2, Z4
+	VFMADD213PS  word3c088908<>+0(SB), Z2, Z4
+	VFMADD213PS  word3d2aa9c1<>+0(SB), Z2, Z4
+	VFMADD213PS  word3e2aaaaa<>+0(SB), Z2, Z4
+	VFMADD213PS  word3f000000<>+0(SB), Z2, Z4
+	VFMADD213PS  word3f800000<>+0(SB), Z2, Z4
+	VFMADD213PS  word3f800000<>+0(SB), Z2, Z4
+	VCVTPS2DQ    Z3, Z3
+	VPADDD       word0000007e<>+0(SB), Z3, Z3
+	VPSLLD       $0x17, Z3, Z3
+	VMULPS       Z3, Z4, Z4
+	VADDPS       Z4, Z4, Z4
+	VMULPS       Z1, Z4, Z4
+	VMOVUPS      Z4, 64(AX)(BX*1)
+	ADDQ         $0x00000080, BX
+	SUBQ         $0x20, DX
+	JMP          many388
+
+one389:
+	CMPQ         DX, $0x10
+	JLT          tail390
+	VMOVUPS      (CX)(BX*1), Z2
+	VSUBPS       Z0, Z2, Z2
+	VMOVUPS      wordc2ae999a<>+0(SB), Z3
+	VMAXPS       Z2, Z3, Z2
+	VMOVUPS      word42b20000<>+0(SB), Z3
+	VMINPS       Z2, Z3, Z2
+	VMULPS       word3fb8aa3b<>+0(SB), Z2, Z3
+	VRNDSCALEPS  $0x08, Z3, Z3
+	VFNMADD231PS word3f318000<>+0(SB), Z3, Z2
+	VFNMADD231PS wordb95e8083<>+0(SB), Z3, Z2
+	VMOVUPS      word39506967<>+0(SB), Z4
+	VFMADD213PS  word3ab743ce<>+0(SB), Z2, Z4
+	VFMADD213PS  word3c088908<>+0(SB), Z2, Z4
+	VFMADD213PS  word3d2aa9c1<>+0(SB), Z2, Z4
+	VFMADD213PS  word3e2aaaaa<>+0(SB), Z2, Z4
+	VFMADD213PS  word3f000000<>+0(SB), Z2, Z4
+	VFMADD213PS  word3f800000<>+0(SB), Z2, Z4
+	VFMADD213PS  word3f800000<>+0(SB), Z2, Z4
+	VCVTPS2DQ    Z3, Z3
+	VPADDD       word0000007e<>+0(SB), Z3, Z3
+	VPSLLD       $0x17, Z3, Z3
+	VMULPS       Z3, Z4, Z4
+	VADDPS       Z4, Z4, Z4
+	VMULPS       Z1, Z4, Z4
+	VMOVUPS      Z4, (AX)(BX*1)
+	ADDQ         $0x40, BX
+	SUBQ         $0x10, DX
+	JMP          one389
+
+tail390:
+	TESTQ        DX, DX
+	JZ           done391
+	MOVQ         $0x00000001, SI
+	SHLXQ        DX, SI, SI
+	DECQ         SI
+	KMOVW        SI, K1
+	VMOVUPS.Z    (CX)(BX*1), K1, Z2
+	VSUBPS       Z0, Z2, Z2
+	VMOVUPS      wordc2ae999a<>+0(SB), Z0
+	VMAXPS       Z2, Z0, Z2
+	VMOVUPS      word42b20000<>+0(SB), Z0
+	VMINPS       Z2, Z0, Z2
+	VMULPS       word3fb8aa3b<>+0(SB), Z2, Z0
+	VRNDSCALEPS  $0x08, Z0, Z0
+	VFNMADD231PS word3f318000<>+0(SB), Z0, Z2
+	VFNMADD231PS wordb95e8083<>+0(SB), Z0, Z2
+	VMOVUPS      word39506967<>+0(SB), Z3
+	VFMADD213PS  word3ab743ce<>+0(SB), Z2, Z3
+	VFMADD213PS  word3c088908<>+0(SB), Z2, Z3
+	VFMADD213PS  word3d2aa9c1<>+0(SB), Z2, Z3
+	VFMADD213PS  word3e2aaaaa<>+0(SB), Z2, Z3
+	VFMADD213PS  word3f000000<>+0(SB), Z2, Z3
+	VFMADD213PS  word3f800000<>+0(SB), Z2, Z3
+	VFMADD213PS  word3f800000<>+0(SB), Z2, Z3
+	VCVTPS2DQ    Z0, Z0
+	VPADDD       word0000007e<>+0(SB), Z0, Z0
+	VPSLLD       $0x17, Z0, Z0
+	VMULPS       Z0, Z3, Z3
+	VADDPS       Z3, Z3, Z3
+	VMULPS       Z1, Z3, Z3
+	VMOVUPS      Z3, K1, (AX)(BX*1)
+
+done391:
+	VZEROUPPER
+	RET
+
+// func rotateAVX512(lo []float32, hi []float32, a []float32, b []float32, cosines []float32, sines []float32)
+// Requires: AVX, AVX512F, BMI2
+TEXT ·rotateAVX512(SB), NOSPLIT, $0-144
+	MOVQ lo_base+0(FP), AX
+	MOVQ hi_base+24(FP), CX
+	MOVQ a_base+48(FP), DX
+	MOVQ b_base+72(FP), BX
+	MOVQ cosines_base+96(FP), SI
+	MOVQ sines_base+120(FP), DI
+	MOVQ lo_len+8(FP), R8
+	XORQ R9, R9
+
+many392:
+	CMPQ         R8, $0x20
+	JLT          one393
+	VMOVUPS      (DX)(R9*1), Z0
+	VMOVUPS      (BX)(R9*1), Z1
+	VMOVUPS      (SI)(R9*1), Z2
+	VMOVUPS      (DI)(R9*1), Z3
+	VMULPS       Z2, Z0, Z4
+	VFNMADD231PS Z3, Z1, Z4
+	VMULPS       Z2, Z1, Z1
+	VFMADD231PS  Z3, Z0, Z1
+	VMOVUPS      Z4, (AX)(R9*1)
+	VMOVUPS      Z1, (CX)(R9*1)
+	VMOVUPS      64(DX)(R9*1), Z0
+	VMOVUPS      64(BX)(R9*1), Z1
+	VMOVUPS      64(SI)(R9*1), Z2
+	VMOVUPS      64(DI)(R9*1), Z3
+	VMULPS       Z2, Z0, Z4
+	VFNMADD231PS Z3, Z1, Z4
+	VMULPS       Z2, Z1, Z1
+	VFMADD231PS  Z3, Z0, Z1
+	VMOVUPS      Z4, 64(AX)(R9*1)
+	VMOVUPS      Z1, 64(CX)(R9*1)
+	ADDQ         $0x00000080, R9
+	SUBQ         $0x20, R8
+	JMP          many392
+
+one393:
+	CMPQ         R8, $0x10
+	JLT          tail394
+	VMOVUPS      (DX)(R9*1), Z0
+	VMOVUPS      (BX)(R9*1), Z1
+	VMOVUPS      (SI)(R9*1), Z2
+	VMOVUPS      (DI)(R9*1), Z3
+	VMULPS       Z2, Z0, Z4
+	VFNMADD231PS Z3, Z1, Z4
+	VMULPS       Z2, Z1, Z1
+	VFMADD231PS  Z3, Z0, Z1
+	VMOVUPS      Z4, (AX)(R9*1)
+	VMOVUPS      Z1, (CX)(R9*1)
+	ADDQ         $0x40, R9
+	SUBQ         $0x10, R8
+	JMP          one393
+
+tail394:
+	TESTQ        R8, R8
+	JZ           done395
+	MOVQ         $0x00000001, R10
+	SHLXQ        R8, R10, R10
+	DECQ         R10
+	KMOVW        R10, K1
+	VMOVUPS.Z    (DX)(R9*1), K1, Z0
+	VMOVUPS.Z    (BX)(R9*1), K1, Z1
+	VMOVUPS.Z    (SI)(R9*1), K1, Z2
+	VMOVUPS.Z    (DI)(R9*1), K1, Z3
+	VMULPS       Z2, Z0, Z4
+	VFNMADD231PS Z3, Z1, Z4
+	VMULPS       Z2, Z1, Z1
+	VFMADD231PS  Z3, Z0, Z1
+	VMOVUPS      Z4, K1, (AX)(R9*1)
+	VMOVUPS      Z1, K1, (CX)(R9*1)
 
 done395:
 	VZEROUPPER
@@ -10339,6 +10513,24 @@ done447:
 	VZEROUPPER
 	RET
 
+DATA wordbf000000<>+0(SB)/4, $0xbf000000
+DATA wordbf000000<>+4(SB)/4, $0xbf000000
+DATA wordbf000000<>+8(SB)/4, $0xbf000000
+DATA wordbf000000<>+12(SB)/4, $0xbf000000
+DATA wordbf000000<>+16(SB)/4, $0xbf000000
+DATA wordbf000000<>+20(SB)/4, $0xbf000000
+DATA wordbf000000<>+24(SB)/4, $0xbf000000
+DATA wordbf000000<>+28(SB)/4, $0xbf000000
+DATA wordbf000000<>+32(SB)/4, $0xbf000000
+DATA wordbf000000<>+36(SB)/4, $0xbf000000
+DATA wordbf000000<>+40(SB)/4, $0xbf000000
+DATA wordbf000000<>+44(SB)/4, $0xbf000000
+DATA wordbf000000<>+48(SB)/4, $0xbf000000
+DATA wordbf000000<>+52(SB)/4, $0xbf000000
+DATA wordbf000000<>+56(SB)/4, $0xbf000000
+DATA wordbf000000<>+60(SB)/4, $0xbf000000
+GLOBL wordbf000000<>(SB), RODATA|NOPTR, $64
+
 DATA wordc2ae999a<>+0(SB)/4, $0xc2ae999a
 DATA wordc2ae999a<>+4(SB)/4, $0xc2ae999a
 DATA wordc2ae999a<>+8(SB)/4, $0xc2ae999a
@@ -10572,24 +10764,6 @@ DATA word0000007e<>+52(SB)/4, $0x0000007e
 DATA word0000007e<>+56(SB)/4, $0x0000007e
 DATA word0000007e<>+60(SB)/4, $0x0000007e
 GLOBL word0000007e<>(SB), RODATA|NOPTR, $64
-
-DATA wordbf000000<>+0(SB)/4, $0xbf000000
-DATA wordbf000000<>+4(SB)/4, $0xbf000000
-DATA wordbf000000<>+8(SB)/4, $0xbf000000
-DATA wordbf000000<>+12(SB)/4, $0xbf000000
-DATA wordbf000000<>+16(SB)/4, $0xbf000000
-DATA wordbf000000<>+20(SB)/4, $0xbf000000
-DATA wordbf000000<>+24(SB)/4, $0xbf000000
-DATA wordbf000000<>+28(SB)/4, $0xbf000000
-DATA wordbf000000<>+32(SB)/4, $0xbf000000
-DATA wordbf000000<>+36(SB)/4, $0xbf000000
-DATA wordbf000000<>+40(SB)/4, $0xbf000000
-DATA wordbf000000<>+44(SB)/4, $0xbf000000
-DATA wordbf000000<>+48(SB)/4, $0xbf000000
-DATA wordbf000000<>+52(SB)/4, $0xbf000000
-DATA wordbf000000<>+56(SB)/4, $0xbf000000
-DATA wordbf000000<>+60(SB)/4, $0xbf000000
-GLOBL wordbf000000<>(SB), RODATA|NOPTR, $64
 
 DATA word7fffffff<>+0(SB)/4, $0x7fffffff
 DATA word7fffffff<>+4(SB)/4, $0x7fffffff

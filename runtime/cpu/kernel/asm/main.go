@@ -43,7 +43,7 @@ func generate() (map[string][]byte, error) {
 	g.peak(avx512Tile)
 	g.packs()
 	g.tiles()
-	g.both(g.vectors, g.normalization, g.exponentials, g.gelus, g.swiglus, g.rotation, g.adamw)
+	g.both(g.fetching(g.vectors, g.gelus, g.swiglus, g.adamw), g.normalization, g.exponentials, g.rotation)
 	g.reductions()
 	g.dropout()
 	g.halves()
