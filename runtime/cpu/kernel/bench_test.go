@@ -114,14 +114,15 @@ func BenchmarkElementwise(b *testing.B) {
 
 func BenchmarkAttention(b *testing.B) {
 	rnd := random(b, 3)
-	for _, s := range []AttentionShape{{B: 12, T: 64, H: 4, D: 32}, {B: 2, T: 256, H: 6, D: 64}, {B: 2, T: 256, H: 2, D: 64, G: 3}} {
+	for _, s := range []AttentionShape{{B: 12, T: 64, H: 4, D: 32}, {B: 2, T: 256, H: 6, D: 64}, {B: 2, T: 256, H: 2, D: 64, G: 3}, {B: 1, T: 1024, H: 12, D: 64}} {
 		n := s.B * s.T * s.H
-		qkv, o, lse, dqkv := rnd.floats(3*n*s.D), make([]float32, n*s.D), make([]float32, n), make([]float32, 3*n*s.D)
+		queries, packed := s.group()*n, s.parts()*n*s.D
+		qkv, o, lse, dqkv := rnd.floats(packed), make([]float32, queries*s.D), make([]float32, queries), make([]float32, packed)
 		for _, rate := range []float64{0, 0.2} {
 			drop := DropoutArgs{P: rate, GlobalHeads: s.H}
 			// Of the causal half: two products forward, five backward.
-			flops := 2 * float64(n) * float64(s.T+1) / 2 * float64(s.D)
-			b.Run(fmt.Sprintf("T%d/p%v/fwd", s.T, rate), func(b *testing.B) {
+			flops := 2 * float64(queries) * float64(s.T+1) / 2 * float64(s.D)
+			b.Run(fmt.Sprintf("T%d/G%d/p%v/fwd", s.T, s.group(), rate), func(b *testing.B) {
 				eachSet(b, func(b *testing.B, p *Pool) {
 					for b.Loop() {
 						Attention(p, o, lse, qkv, s, drop)
@@ -129,7 +130,7 @@ func BenchmarkAttention(b *testing.B) {
 					b.ReportMetric(2*flops*float64(b.N)/b.Elapsed().Seconds()/1e9, "GFLOP/s")
 				})
 			})
-			b.Run(fmt.Sprintf("T%d/p%v/grad", s.T, rate), func(b *testing.B) {
+			b.Run(fmt.Sprintf("T%d/G%d/p%v/grad", s.T, s.group(), rate), func(b *testing.B) {
 				eachSet(b, func(b *testing.B, p *Pool) {
 					for b.Loop() {
 						AttentionGrad(p, dqkv, o, qkv, o, lse, s, drop)
