@@ -2,6 +2,7 @@ package kernel
 
 import (
 	"fmt"
+	goruntime "runtime"
 	"testing"
 	"time"
 )
@@ -39,6 +40,17 @@ func peakOf(p *Pool) float64 {
 		most = max(most, MultiplyAdd(p, 64)/time.Since(start).Seconds()/1e9)
 	}
 	return most
+}
+
+// The rate that shares refer to, on all cores.
+func BenchmarkPeak(b *testing.B) {
+	p := NewPool(goruntime.GOMAXPROCS(0))
+	defer p.Close()
+	var flop float64
+	for b.Loop() {
+		flop += MultiplyAdd(p, 256)
+	}
+	b.ReportMetric(flop/b.Elapsed().Seconds()/1e9, "GFLOP/s")
 }
 
 // Every product of a training step, with its share of the peak measured right before.

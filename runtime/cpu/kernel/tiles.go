@@ -31,19 +31,22 @@ type tileTask struct{ productTask }
 func (p *Pool) tileMatMul(m, n, k int, a, b matrix, c []float32, acc bool) {
 	t := &p.task.tiles
 	serials := &p.task.product.serial
-	for q := 0; q < k; {
-		kc := nextBlockK(k-q, tileBlockK, tileDepth)
-		panels := max(1, tileRight/(4*tileSteps(kc)*tileFloat))
-		across := (n + panels*tileLines - 1) / (panels * tileLines)
-		*t = tileTask{productTask{serial: *serials, a: a.at(0, q), b: b.at(q, 0), c: c, ldc: n, m: m, n: n, k: kc, acc: acc || q > 0}}
-		t.mc, t.nc = tileLines, ((n+across-1)/across+tileLines-1)&^(tileLines-1)
-		if len(p.workers) == 1 {
-			t.mc = m
+	for j := 0; j < n; j += blockN {
+		nc := min(blockN, n-j)
+		for q := 0; q < k; {
+			kc := nextBlockK(k-q, tileBlockK, tileDepth)
+			panels := max(1, tileRight/(4*tileSteps(kc)*tileFloat))
+			across := (nc + panels*tileLines - 1) / (panels * tileLines)
+			*t = tileTask{productTask{serial: *serials, a: a.at(0, q), b: b.at(q, j), c: c[j:], ldc: n, m: m, n: nc, k: kc, acc: acc || q > 0}}
+			t.mc, t.nc = tileLines, ((nc+across-1)/across+tileLines-1)&^(tileLines-1)
+			if len(p.workers) == 1 {
+				t.mc = m
+			}
+			t.down = (m + t.mc - 1) / t.mc
+			p.run(t, t.down*across, 1)
+			*serials += uint64(across)
+			q += kc
 		}
-		t.down = (m + t.mc - 1) / t.mc
-		p.run(t, t.down*across, 1)
-		*serials += uint64(across)
-		q += kc
 	}
 }
 
@@ -62,17 +65,19 @@ func (t *tileTask) do(w *worker, lo, hi int) {
 	}
 }
 
-// packRight packs n columns from j on.
+// packRight packs n columns from j on, in the order in which they lie in memory.
 func (t *tileTask) packRight(w *worker, j, n int) {
-	panels := (n + tileLines - 1) / tileLines
+	panels, slices := (n+tileLines-1)/tileLines, (t.k+tileSlice-1)/tileSlice
 	w.packed = grow(w.packed, panels*tileSteps(t.k)*tileFloat)
-	to := w.packed
-	for q := 0; q < t.k; q += tileSlice {
-		depth := min(tileSlice, t.k-q)
-		for at := 0; at < n; at += tileLines {
-			w.packTiles(to, t.b.at(q, j+at).transposed(), min(tileLines, n-at), depth, false)
-			to = to[tileSteps(depth)*tileFloat:]
+	for u := range panels * slices {
+		panel, slice := u%panels, u/panels
+		if t.b.rs == 1 {
+			panel, slice = u/slices, u%slices
 		}
+		at, q := panel*tileLines, slice*tileSlice
+		depth := min(tileSlice, t.k-q)
+		steps := panels*tileSteps(q) + panel*tileSteps(depth) // before this panel
+		w.packTiles(w.packed[steps*tileFloat:], t.b.at(q, j+at).transposed(), min(tileLines, n-at), depth, false)
 	}
 }
 

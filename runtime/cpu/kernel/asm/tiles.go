@@ -121,10 +121,13 @@ func (g *generator) tileProducts() {
 	g.end()
 }
 
+// fetchedRows is how many rows of sums are fetched in a step: all in the four steps of a slice.
+const fetchedRows = 8
+
 // tileFetches emits the prefetches of one step: of some rows of sums at R15, and of lines of the next left-hand rows at R12,
 // of which R13 are left in the row.
 func (g *generator) tileFetches() {
-	for range 3 {
+	for range fetchedRows {
 		g.code(0x41, 0x0f, 0x0d, 0x0f)       // PREFETCHW (R15)
 		g.code(0x41, 0x0f, 0x0d, 0x4f, 0x40) // PREFETCHW 64(R15)
 		g.ADDQ(reg.RSI, reg.R15)
