@@ -37,6 +37,8 @@ func rooms() []string {
 		"planner/cost",
 		"planner/sim",
 		"planner",
+		"planner/lp",
+		"planner/galvatron",
 		"measured",
 		"runtime",
 		"runtime/cpu/kernel/asm",
@@ -52,6 +54,7 @@ func rooms() []string {
 		"explain",
 		"cmd/autopar",
 		"bench/curves",
+		"bench/galvatron",
 	}
 }
 
