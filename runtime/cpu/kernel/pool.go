@@ -56,6 +56,7 @@ type task interface {
 // tasks holds the operands of the operation in flight, one field an operation, so that starting one allocates nothing.
 type tasks struct {
 	product      productTask
+	tiles        tileTask
 	dots         dotsTask
 	unary        unaryTask
 	binary       binaryTask
@@ -84,6 +85,7 @@ type tasks struct {
 	asFixed      asFixedTask
 	addFixed     addFixedTask
 	fixedSquares fixedSquaresTask
+	peak         peakTask
 }
 
 // NewPool returns a pool that holds one of a number of cores of its own, at least 1. Close ends them.
@@ -197,6 +199,7 @@ func (p *Pool) chunk(w *worker, fromFront bool) bool {
 			continue
 		}
 		chunks := p.chunks
+		w.last = !fromFront
 		p.compute(w, chunk)
 		if p.done.Add(1) == int64(chunks) {
 			p.caller.unpark()
