@@ -2,14 +2,15 @@ package kernel
 
 // Products in the tile registers of AMX, which multiply matrices of bf16 and add up in float32, sixteen times as fast as the
 // vector units multiply float32. A float32 is exactly the sum of three bf16, of its high, middle and low eight significant
-// bits; of the nine products of two such sums the three smallest, less than 2^-24 of the whole together, are left out:
+// bits; of the nine products of two such sums the three smallest, at most 2^-23 of the whole together, are left out:
 //
 //	a b = ah bh + ah bm + am bh + ah bl + am bm + al bh
 //
 // The result is as exact as that of multiply-adds in float32, since a product of two bf16 is exact in float32 and the
-// additions are fewer; see Henry, Tang and Heinecke, "Leveraging the bfloat16 Artificial Intelligence Datatype For
-// Higher-Precision Computations" (2019). Two things differ. What is below 2^-126 counts as zero, a part of a number too: of
-// numbers below 2^-110 the lowest bits are lost. And an infinity may give NaN where it would have given infinity.
+// additions are fewer: its mean error is about half of a chain's. See Henry, Tang and Heinecke, "Leveraging the bfloat16
+// Artificial Intelligence Datatype For Higher-Precision Computations" (2019). Two things differ. What is below 2^-126 counts
+// as zero, a part of a number too: of numbers below 2^-110 the lowest bits are lost. And an infinity may give NaN where it
+// would have given infinity.
 const (
 	tileSide  = 16      // rows of a tile, and 32-bit words of a row
 	tileLines = 32      // rows and columns of a block: two by two tiles of sums
