@@ -34,18 +34,59 @@ func (r *Report) Trace(w io.Writer, spans []runtime.Span) error {
 	if err != nil {
 		return err
 	}
+	return writeTrace(w, line.events())
+}
+
+// TraceBeside writes the spans of a run and the predicted ones as two processes, measured and predicted, with the tracks of
+// every rank in each. Both are checked first.
+func (r *Report) TraceBeside(w io.Writer, measured []runtime.Span) error {
+	predicted, err := r.Spans()
+	if err != nil {
+		return err
+	}
+	var all []event
+	for process, of := range []struct {
+		name  string
+		spans []runtime.Span
+	}{{"measured", measured}, {"predicted", predicted}} {
+		line, err := newTimeline(r.prog, of.spans)
+		if err != nil {
+			return fmt.Errorf("%s: %w", of.name, err)
+		}
+		all = append(all, event{Name: "process_name", Kind: "M", Process: process, Args: map[string]any{"name": of.name}})
+		for _, e := range line.events() {
+			rank := e.Process
+			e.Process, e.Thread = process, rank*(streamThread+1)+e.Thread
+			if e.ID > 0 {
+				e.ID = 2*e.ID + process
+			}
+			switch e.Kind {
+			case "M":
+				if e.Name == "process_name" {
+					continue
+				}
+				e.Args = map[string]any{"name": fmt.Sprintf("rank %d %s", rank, e.Args["name"])}
+			case "C":
+				e.Name = fmt.Sprintf("rank %d %s", rank, e.Name)
+			}
+			all = append(all, e)
+		}
+	}
+	return writeTrace(w, all)
+}
+
+// writeTrace writes events as a file.
+func writeTrace(w io.Writer, events []event) error {
 	out := bufio.NewWriter(w)
 	fmt.Fprint(out, `{"displayTimeUnit":"ms","traceEvents":[`)
-	first := true
-	for _, e := range line.events() {
+	for i, e := range events {
 		text, err := json.Marshal(e)
 		if err != nil {
 			return fmt.Errorf("explain: %w", err)
 		}
-		if !first {
+		if i > 0 {
 			out.WriteByte(',')
 		}
-		first = false
 		out.WriteByte('\n')
 		out.Write(text)
 	}

@@ -113,6 +113,11 @@ func TestMeasuredRun(t *testing.T) {
 		var out bytes.Buffer
 		require.NoError(t, r.Trace(&out, spans), name)
 		checkTrace(t, out.Bytes())
+		out.Reset()
+		require.NoError(t, r.TraceBeside(&out, spans), name)
+		checkTrace(t, out.Bytes())
+		require.Contains(t, out.String(), `"name":"measured"`)
+		require.Contains(t, out.String(), `"name":"predicted"`)
 	}
 }
 

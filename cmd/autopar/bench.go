@@ -2,9 +2,12 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
+	"io"
 	"maps"
 	"math/rand/v2"
+	"os"
 	"slices"
 	"sort"
 	"sync"
@@ -15,23 +18,30 @@ import (
 	"github.com/autopar/autopar/explain"
 	"github.com/autopar/autopar/ir"
 	"github.com/autopar/autopar/partition"
+	"github.com/autopar/autopar/planner"
 	"github.com/autopar/autopar/planner/cost"
 	"github.com/autopar/autopar/runtime"
 	"github.com/autopar/autopar/runtime/cpu"
+	"github.com/autopar/autopar/runtime/cpu/profile"
 )
 
 // benchCmd times training steps.
 type benchCmd struct {
-	Config string   `arg:"" optional:"" name:"gpt.yaml" help:"Model and batch to time; without it nanoGPT's model for a CPU, on four ranks."`
+	Config string   `arg:"" optional:"" name:"gpt.yaml" help:"Model and batch to time, or a plan.json; without it nanoGPT's model for a CPU, on four ranks."`
 	Set    []string `sep:"none" placeholder:"SECTION.KEY=VALUE" help:"Override one value of the YAML. May be repeated."`
 	BurnIn int      `default:"10" help:"Steps before the clock starts."`
 	Steps  int      `default:"20" help:"Steps to time."`
 	Top    int      `default:"12" help:"Ops to list; 0 lists all."`
+	Trace  string   `name:"profile" placeholder:"FILE" help:"Also write the timeline of one step beside the predicted one, for Perfetto."`
 	format
 }
 
 // Example is shown by --help.
-func (benchCmd) Example() string { return "autopar bench examples/quick.yaml --steps 50" }
+func (benchCmd) Example() string {
+	return `
+autopar bench examples/quick.yaml --steps 50
+autopar bench plan.json --profile trace.json`
+}
 
 // defaultBench is what autopar bench times without a YAML.
 const defaultBench = `
@@ -50,7 +60,10 @@ type benchResult struct {
 	MinMS       float64  `json:"min_ms"`
 	TokensPerS  float64  `json:"tokens_per_s"`
 	MFU         float64  `json:"mfu"`
-	PeakFLOPS   float64  `json:"peak_flops"` // of all ranks, which MFU refers to
+	PeakFLOPS   float64  `json:"peak_flops"` // of all cores, measured in this run: MFU refers to it
+	Bandwidth   float64  `json:"bandwidth"`  // of memory, bytes a second, measured in this run
+	ArenaBytes  int64    `json:"arena_bytes"`
+	PeakRSS     int64    `json:"peak_rss_bytes,omitempty"` // of the process
 	PredictedMS float64  `json:"predicted_ms"`
 	Ops         []opTime `json:"ops"`          // all that take time, longest first; they add up to the step
 	ShareOfTop  float64  `json:"share_of_top"` // of the step that the first --top of them take
@@ -68,27 +81,16 @@ type benchWithout struct {
 	Memory    [2]int64 `json:"arena_bytes"`
 }
 
-// opTime is the time of one op, averaged over ranks. That of collectives and
-// receives includes waiting for the other ranks. The op idle is the time in which
-// a rank runs no instruction: where there are more ranks than processors, it is
-// mostly waiting for one at the start of a step.
-type opTime struct {
-	Op    string  `json:"op"`
-	Calls float64 `json:"calls_per_step"` // of one rank
-	MS    float64 `json:"ms_per_step"`
-	Share float64 `json:"share"` // of the step
-}
-
 // Run plans, runs and times.
 func (c *benchCmd) Run(ctx context.Context, con *console) error {
 	if c.Steps < 1 || c.BurnIn < 0 || c.Top < 0 {
 		return usagef("bench: --steps %d, --burn-in %d, --top %d: want at least 1, 0 and 0", c.Steps, c.BurnIn, c.Top)
 	}
-	cfg, err := c.load()
+	doc, err := c.plan()
 	if err != nil {
 		return err
 	}
-	result, err := c.measure(ctx, con, cfg)
+	result, err := c.measure(ctx, con, doc)
 	if err != nil {
 		return err
 	}
@@ -97,6 +99,39 @@ func (c *benchCmd) Run(ctx context.Context, con *console) error {
 	}
 	result.print(con)
 	return nil
+}
+
+// plan is the plan to time: the best for the configuration on this machine, or the one
+// given.
+func (c *benchCmd) plan() (*planner.Document, error) {
+	if isPlan(c.Config) {
+		if len(c.Set) > 0 {
+			return nil, usagef("bench: --set changes a YAML; %s is a plan for one", c.Config)
+		}
+		return planArg{Plan: c.Config}.loadPlan()
+	}
+	cfg, err := c.load()
+	if err != nil {
+		return nil, err
+	}
+	cluster, err := cost.Load("cpu")
+	if err != nil {
+		return nil, err
+	}
+	options, err := (&planCmd{}).options(cfg)
+	if err != nil {
+		return nil, err
+	}
+	return search(cfg, cluster, options)
+}
+
+// isPlan reports whether a file is a plan: a configuration may be JSON, too.
+func isPlan(name string) bool {
+	var plan struct {
+		Plan json.RawMessage `json:"plan"`
+	}
+	data, err := os.ReadFile(name)
+	return err == nil && json.Unmarshal(data, &plan) == nil && plan.Plan != nil
 }
 
 func (c *benchCmd) load() (*config.Config, error) {
@@ -117,12 +152,16 @@ type stopwatch struct {
 	on    bool
 	spent map[ir.Op]time.Duration
 	calls map[ir.Op]int
+	spans []runtime.Span // of the step in progress, if they are kept
+	keep  bool
 }
 
 func (s *stopwatch) note(span runtime.Span) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.on {
+	if s.keep {
+		s.spans = append(s.spans, span)
+	} else if s.on {
 		s.spent[span.Op] += span.End - span.Start
 		s.calls[span.Op]++
 	}
@@ -132,6 +171,13 @@ func (s *stopwatch) start() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.on, s.spent, s.calls = true, map[ir.Op]time.Duration{}, map[ir.Op]int{}
+}
+
+// record keeps the spans of the next step, which counts in nothing else.
+func (s *stopwatch) record() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.keep = true
 }
 
 // timed is a program whose steps are timed.
@@ -179,7 +225,14 @@ func (c *benchCmd) timeSteps(ctx context.Context, con *console, cfg *config.Conf
 		}
 		bar.set(step + 1)
 	}
-	return nil
+	if c.Trace == "" {
+		return nil
+	}
+	p := programs[0]
+	p.watch.record()
+	p.feeds["step"] = runtime.Ints(int32(c.BurnIn + c.Steps))
+	_, err := p.exec.Step(ctx, p.prog, p.feeds)
+	return err
 }
 
 // randomBatch feeds a training step with tokens that mean nothing: the time of a
@@ -208,8 +261,8 @@ func randomBatch(cfg *config.Config, prog *codegen.Program) runtime.Feeds {
 	return feeds
 }
 
-// summarize turns times into the result. cluster gives the peak rate.
-func (c *benchCmd) summarize(cfg *config.Config, ranks int, cluster *cost.Cluster, times []time.Duration, watch *stopwatch) *benchResult {
+// summarize turns times into the result. work is that of each op in a step.
+func (c *benchCmd) summarize(cfg *config.Config, ranks int, peaks profile.Peaks, work map[string]cost.Work, times []time.Duration, watch *stopwatch) *benchResult {
 	ms := func(d time.Duration) float64 { return d.Seconds() * 1e3 }
 	var total time.Duration
 	for _, d := range times {
@@ -222,14 +275,14 @@ func (c *benchCmd) summarize(cfg *config.Config, ranks int, cluster *cost.Cluste
 		Ranks: ranks, BurnIn: c.BurnIn, Steps: c.Steps,
 		MeanMS: ms(mean), MedianMS: ms(times[len(times)/2]), MinMS: ms(times[0]),
 		TokensPerS: tokens / mean.Seconds(),
-		PeakFLOPS:  cluster.PeakFLOPS(cfg.DType().String(), ranks) * float64(ranks),
+		PeakFLOPS:  peaks.FLOPS, Bandwidth: peaks.Bandwidth,
 	}
 	r.MFU = float64(cfg.Model.FLOPsPerToken()) * r.TokensPerS / r.PeakFLOPS
 	add := func(op string, calls int, spent time.Duration) { // of all ranks in all steps
 		turns := float64(len(times) * ranks)
-		r.Ops = append(r.Ops, opTime{
-			Op: op, Calls: float64(calls) / turns, MS: ms(spent) / turns, Share: spent.Seconds() / float64(ranks) / total.Seconds(),
-		})
+		o := opTime{Op: op, Calls: float64(calls) / turns, MS: ms(spent) / turns, Share: spent.Seconds() / float64(ranks) / total.Seconds()}
+		o.rate(work[op], peaks)
+		r.Ops = append(r.Ops, o)
 	}
 	idle := total * time.Duration(ranks)
 	for op, spent := range watch.spent {
@@ -251,12 +304,17 @@ func (c *benchCmd) summarize(cfg *config.Config, ranks int, cluster *cost.Cluste
 }
 
 func (r *benchResult) print(con *console) {
-	con.heading("%d ranks, %d steps after %d", r.Ranks, r.Steps, r.BurnIn)
-	con.table([][]string{
+	con.heading("%s, %d steps after %d", plural(r.Ranks, "rank"), r.Steps, r.BurnIn)
+	rows := [][]string{
 		{"ms/step", fmt.Sprintf("%.2f", r.MeanMS), fmt.Sprintf("median %.2f, least %.2f, predicted %.2f", r.MedianMS, r.MinMS, r.PredictedMS)},
 		{"tokens/s", explain.Grouped(int64(r.TokensPerS))},
-		{"MFU", fmt.Sprintf("%.2f %%", 100*r.MFU), fmt.Sprintf("of %.4g GFLOP/s", r.PeakFLOPS/1e9)},
-	})
+		{"MFU", fmt.Sprintf("%.2f %%", 100*r.MFU), fmt.Sprintf("of %.4g GFLOP/s in multiply-adds, measured; memory %.3g GB/s", r.PeakFLOPS/1e9, r.Bandwidth/1e9)},
+	}
+	if r.PeakRSS > 0 {
+		over := float64(r.PeakRSS)/float64(r.ArenaBytes) - 1
+		rows = append(rows, []string{"memory", bytesText(r.PeakRSS), fmt.Sprintf("at most, %.1f %% more than the arenas' %s", 100*over, bytesText(r.ArenaBytes))})
+	}
+	con.table(rows)
 	if w := r.Without; w != nil {
 		ratio := func(x [2]int64) string {
 			if x[0] == 0 {
@@ -271,28 +329,17 @@ func (r *benchResult) print(con *console) {
 			{"memory", ratio(w.Memory), fmt.Sprintf("%s bytes, without %s", explain.Grouped(w.Memory[0]), explain.Grouped(w.Memory[1]))},
 		})
 	}
-	rows := [][]string{{"OP", "MS/STEP", "SHARE", "CALLS"}}
+	rows = [][]string{{"OP", "MS/STEP", "SHARE", "CALLS", "GFLOP/S", "GB/S", "ROOFLINE"}}
 	for _, op := range r.Ops[:r.listed] {
-		rows = append(rows, []string{op.Op, fmt.Sprintf("%.3f", op.MS), fmt.Sprintf("%.1f %%", 100*op.Share), fmt.Sprintf("%.4g", op.Calls)})
+		rows = append(rows, op.cells())
 	}
 	rows = append(rows, []string{"together", fmt.Sprintf("%.3f", r.MeanMS*r.ShareOfTop), fmt.Sprintf("%.1f %%", 100*r.ShareOfTop)})
 	con.table(rows)
 }
 
-// measure plans the configuration for this machine and times its steps.
-func (c *benchCmd) measure(ctx context.Context, con *console, cfg *config.Config) (*benchResult, error) {
-	cluster, err := cost.Load("cpu")
-	if err != nil {
-		return nil, err
-	}
-	options, err := (&planCmd{}).options(cfg)
-	if err != nil {
-		return nil, err
-	}
-	found, err := search(cfg, cluster, options)
-	if err != nil {
-		return nil, err
-	}
+// measure times the steps of a plan.
+func (c *benchCmd) measure(ctx context.Context, con *console, found *planner.Document) (*benchResult, error) {
+	cfg := found.Config
 	con.note("plan: %s", planWords(found.Plan))
 	programs, err := compile(cfg, found.Plan)
 	if err != nil {
@@ -314,8 +361,26 @@ func (c *benchCmd) measure(ctx context.Context, con *console, cfg *config.Config
 	if err := c.timeSteps(ctx, con, cfg, all...); err != nil {
 		return nil, err
 	}
-	r := c.summarize(cfg, found.Plan.RuntimeNGPUs, cluster, all[0].times, &all[0].watch)
+	resident := peakMemory() // before the peaks are measured, which takes some
+	peaks := profile.MeasurePeaks(ctx, peakBudget)
+	prog := programs.training
+	r := c.summarize(cfg, found.Plan.RuntimeNGPUs, peaks, workOf(prog, found.Cluster), all[0].times, &all[0].watch)
 	r.PredictedMS = found.Predicted.StepSeconds * 1e3
+	r.PeakRSS = resident
+	_, r.ArenaBytes = footprint(prog)
+	if c.Trace != "" {
+		report, err := explain.Of(prog, cfg)
+		if err != nil {
+			return nil, err
+		}
+		if err := report.Predict(found.Cluster); err != nil {
+			return nil, err
+		}
+		if err := writeFile(c.Trace, func(w io.Writer) error { return report.TraceBeside(w, all[0].watch.spans) }); err != nil {
+			return nil, err
+		}
+		con.note("wrote %s", c.Trace)
+	}
 	if len(all) > 1 {
 		r.Without = r.compare(all[0].prog, all[1])
 	}

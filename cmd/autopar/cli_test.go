@@ -20,6 +20,7 @@ import (
 	"github.com/autopar/autopar/partition"
 	"github.com/autopar/autopar/planner"
 	"github.com/autopar/autopar/planner/cost"
+	"github.com/autopar/autopar/runtime/cpu/profile"
 	"github.com/autopar/autopar/train"
 )
 
@@ -96,21 +97,20 @@ func TestColourIsForTerminals(t *testing.T) {
 func TestBenchAddsUpToTheStep(t *testing.T) {
 	cfg, err := (&benchCmd{}).load()
 	require.NoError(t, err)
-	cluster, err := cost.Load("h100")
-	require.NoError(t, err)
 	watch := &stopwatch{
 		spent: map[ir.Op]time.Duration{ir.OpMatMul: 12 * time.Millisecond, ir.OpAllReduce: 6 * time.Millisecond},
 		calls: map[ir.Op]int{ir.OpMatMul: 40, ir.OpAllReduce: 4},
 	}
 	times := []time.Duration{7 * time.Millisecond, 5 * time.Millisecond} // of two ranks: 24 ms, of which 18 in ops
-	r := (&benchCmd{Steps: 2, Top: 2}).summarize(cfg, 2, cluster, times, watch)
+	work := map[string]cost.Work{"matmul": {Class: "product", FLOPs: 6e9, Bytes: 3e6}, "all_reduce": {Class: "collective", Bytes: 3e6}}
+	r := (&benchCmd{Steps: 2, Top: 2}).summarize(cfg, 2, profile.Peaks{FLOPS: 4e12, Bandwidth: 1e10}, work, times, watch)
 	require.Equal(t, []opTime{
-		{Op: "matmul", Calls: 10, MS: 3, Share: 0.5},
-		{Op: "all_reduce", Calls: 1, MS: 1.5, Share: 0.25},
+		{Op: "matmul", Calls: 10, MS: 3, Share: 0.5, GFLOPS: 2000, GBs: 1, Roofline: 0.5},
+		{Op: "all_reduce", Calls: 1, MS: 1.5, Share: 0.25, GBs: 2},
 		{Op: "idle", MS: 1.5, Share: 0.25},
 	}, r.Ops)
 	require.Equal(t, 0.75, r.ShareOfTop)
 	require.Equal(t, 6.0, r.MeanMS)
 	require.InDelta(t, 12*64/6e-3, r.TokensPerS, 1e-6)
-	require.InDelta(t, r.TokensPerS*float64(cfg.Model.FLOPsPerToken())/(2*67e12), r.MFU, 1e-12)
+	require.InDelta(t, r.TokensPerS*float64(cfg.Model.FLOPsPerToken())/4e12, r.MFU, 1e-12)
 }

@@ -1,0 +1,116 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/autopar/autopar/codegen"
+	"github.com/autopar/autopar/planner/cost"
+	"github.com/autopar/autopar/runtime/cpu/profile"
+)
+
+// opTime is the time of one op, averaged over ranks. That of collectives and
+// receives includes waiting for the other ranks; where there are more ranks than
+// processors, that of any op waiting for one. The op idle is the time in which a
+// rank runs no instruction.
+type opTime struct {
+	Op    string  `json:"op"`
+	Calls float64 `json:"calls_per_step"` // of one rank
+	MS    float64 `json:"ms_per_step"`
+	Share float64 `json:"share"` // of the step
+	// Rates of all ranks together, of the work that the cost model counts: operations, and bytes of memory or, of a
+	// collective, of its tensors.
+	GFLOPS float64 `json:"gflops,omitempty"`
+	GBs    float64 `json:"gb_per_s,omitempty"`
+	// Roofline is the share of the step's processors that this work takes at the measured peaks, over that which it took
+	// (Williams, Waterman and Patterson, "Roofline", 2009). Data that stays in a cache, and products on matrix units, can
+	// exceed 1.
+	Roofline float64 `json:"roofline,omitempty"`
+}
+
+// rate sets the rates of an op from its work in a step of all ranks.
+func (o *opTime) rate(w cost.Work, peaks profile.Peaks) {
+	seconds := o.MS / 1e3
+	if seconds == 0 {
+		return
+	}
+	o.GFLOPS, o.GBs = w.FLOPs/seconds/1e9, float64(w.Bytes)/seconds/1e9
+	if w.Class != "collective" { // whose bytes are not those of memory
+		o.Roofline = max(w.FLOPs/peaks.FLOPS, float64(w.Bytes)/peaks.Bandwidth) / seconds
+	}
+}
+
+// cells are the op's row of the table.
+func (o *opTime) cells() []string {
+	some := func(x, unit float64, format string) string {
+		if x == 0 {
+			return ""
+		}
+		return fmt.Sprintf(format, x*unit)
+	}
+	return []string{
+		o.Op, fmt.Sprintf("%.3f", o.MS), fmt.Sprintf("%.1f %%", 100*o.Share), fmt.Sprintf("%.4g", o.Calls),
+		some(o.GFLOPS, 1, "%.4g"), some(o.GBs, 1, "%.3g"), some(o.Roofline, 100, "%.0f %%"),
+	}
+}
+
+// workOf adds up what each op of a step does, on all ranks.
+func workOf(prog *codegen.Program, cluster *cost.Cluster) map[string]cost.Work {
+	price := cost.NewProgram(cluster, prog.Plan, prog.Mesh)
+	all := map[string]cost.Work{}
+	for r := range prog.Schedules {
+		s := &prog.Schedules[r]
+		for _, task := range s.Tasks {
+			for _, in := range prog.Stages[s.Stage].Run(task) {
+				if !s.Runs(&in, task) {
+					continue
+				}
+				w := price.WorkOf(&in, prog.Mesh, s.Coord)
+				sum := all[in.Node.Op.String()]
+				sum.Class, sum.FLOPs, sum.Bytes = w.Class, sum.FLOPs+w.FLOPs, sum.Bytes+w.Bytes
+				all[in.Node.Op.String()] = sum
+			}
+		}
+	}
+	return all
+}
+
+// peakMemory returns the most memory that the process has had, in bytes, or 0 where
+// that cannot be told.
+func peakMemory() int64 {
+	data, err := os.ReadFile("/proc/self/status")
+	if err != nil {
+		return 0
+	}
+	for line := range strings.Lines(string(data)) {
+		if rest, ok := strings.CutPrefix(line, "VmHWM:"); ok {
+			kib, err := strconv.ParseInt(strings.TrimSpace(strings.TrimSuffix(strings.TrimSpace(rest), "kB")), 10, 64)
+			if err != nil {
+				return 0
+			}
+			return kib << 10
+		}
+	}
+	return 0
+}
+
+// peakBudget is how long the machine's peaks are measured, before and after the steps.
+const peakBudget = 400 * time.Millisecond
+
+// writeFile writes what a function writes to a file.
+func writeFile(name string, write func(io.Writer) error) (err error) {
+	f, err := os.Create(name)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if closed := f.Close(); err == nil {
+			err = closed
+		}
+	}()
+	return write(f)
+}
