@@ -415,7 +415,9 @@ func (m *Program) workOf(in *codegen.Instr, mesh ir.Mesh, at ir.Coord) work {
 			w.cols = int64(float64(ir.Elems(args[1])) / terms)
 			w.rows = made / max(w.cols, 1)
 		}
-		w.block = n.Block() != ""
+		if w.block = n.Block() != ""; w.block {
+			w.cast = castElements(n, args, mesh)
+		}
 	case ir.OpAttention:
 		w.scoresOf(results[1], results[1][len(results[1])-1])
 	case ir.OpAttentionGrad:
@@ -427,6 +429,20 @@ func (m *Program) workOf(in *codegen.Instr, mesh ir.Mesh, at ir.Coord) work {
 	}
 	w.backward = n.Op == ir.OpAttentionGrad || n.Op == ir.OpAttentionKVGrad
 	return w
+}
+
+// castElements is how many elements of the operands of a product are cast where it is
+// one of 8 bits. What is the same in all micro-batches, a weight, is cast once a step.
+func castElements(n *ir.Node, args [][]int, mesh ir.Mesh) float64 {
+	mb, elements := mesh.Axis(partition.AxisMB), 0.0
+	for i, v := range n.Args {
+		uses := 1.0
+		if mb >= 0 && v.Spec[mb].Kind != ir.Shard {
+			uses = float64(mesh.Axes[mb].Size)
+		}
+		elements += float64(ir.Elems(args[i])) / uses
+	}
+	return elements
 }
 
 // scoresOf notes how many scores attention has without a mask, from the shape

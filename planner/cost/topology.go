@@ -225,26 +225,33 @@ func (m *Model) Collective(op ir.Op, bytes int64, g Group) Picoseconds {
 			outermost = l
 		}
 	}
-	t, reached := 0.0, 1.0
+	t, ring, tree, reached := 0.0, 0.0, 0.0, 1.0
 	for l, r := range m.rungs[:outermost+1] {
 		f, rate := float64(g.Fan[l]), m.together[l]
+		// All ranks that are not the last of their unit send inside it.
+		hops := n/reached - max(1, n/(reached*f))
 		if op == ir.OpAllToAll {
 			peers := reached * (f - 1)
 			if l == outermost {
 				peers = n - reached
 			}
-			t += float64(peers*r.latency) + peers/n*size/rate
+			t += peers / n * size / rate
+			hops = peers
 		} else {
-			t += float64((f-1)*r.latency) + (f-1)/f*(size/reached)/rate
+			t += (f - 1) / f * (size / reached) / rate
 		}
+		ring += float64(hops * r.latency)
+		deep := f - 1 // a chain
+		if l > 0 {
+			deep = math.Ceil(math.Log2(f))
+		}
+		tree += float64(deep * r.latency)
 		reached *= f
 	}
-	if op == ir.OpAllReduce { // reduce-scatter, then all-gather
-		t *= 2
-	} else {
-		t += float64(n * m.software.Gather)
+	if op == ir.OpAllReduce { // reduce-scatter, then all-gather; or up a tree and down
+		return picoseconds(2*(t+min(ring, tree)) + m.launch)
 	}
-	return picoseconds(t + m.launch)
+	return picoseconds(t + ring + m.launch)
 }
 
 // Transfer is the time to send bytes to a rank of another stage.
