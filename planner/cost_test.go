@@ -176,7 +176,7 @@ func testCostIsSimulation(t *testing.T, seed uint64) {
 			interleaved++
 		}
 		p := newPipeline(skel, skel.memoryOf(b), b, schedule)
-		p.stages = skel.times(b)
+		p.stages = skel.times(b, schedule)
 		cut := randomCut(r, blocks, d.pp*chunks)
 		plan := p.plan(cut)
 
@@ -222,7 +222,7 @@ func testCostIsSimulation(t *testing.T, seed uint64) {
 			bare, err := s.skeleton(outline{d, base, chunks})
 			require.NoError(t, err)
 			on = newPipeline(bare, bare.memoryOf(b), b, schedule)
-			on.stages = bare.times(b)
+			on.stages = bare.times(b, schedule)
 			on = on.offloaded(sh.offload)
 		}
 		if chunks > 1 {

@@ -298,7 +298,7 @@ func (s *searcher) floor(o outline, trunk *work, size int, schedule partition.Sc
 		return 0
 	}
 	m, last := s.split(o, size)
-	return s.busy(o, m, s.least(o, trunk.at(size, s.batch), trunk.at(last, s.batch), m, schedule))
+	return s.busy(o, m, schedule, s.least(o, trunk.at(size, s.batch), trunk.at(last, s.batch), m, schedule))
 }
 
 // refined bounds the same plans by all that the stages do in order, once there is a
@@ -311,12 +311,12 @@ func (s *searcher) refined(p *pending, size int, schedule partition.Schedule) co
 	}
 	m, last := s.split(p.outline, size)
 	first, rest := w.at(size, s.batch).plus(p.shared), w.at(last, s.batch).plus(p.shared)
-	return s.busy(p.outline, m, s.least(p.outline, first, rest, m, schedule))
+	return s.busy(p.outline, m, schedule, s.least(p.outline, first, rest, m, schedule))
 }
 
 // busy is a bound where ranks that wait leave their cores to others.
-func (s *searcher) busy(o outline, m int, t cost.Picoseconds) cost.Picoseconds {
-	if share := s.rates.Busy(o.pp, m); share < 1 {
+func (s *searcher) busy(o outline, m int, schedule partition.Schedule, t cost.Picoseconds) cost.Picoseconds {
+	if share := s.rates.Busy(schedule, o.pp, o.chunks, m); share < 1 {
 		return cost.Picoseconds(float64(t) * share)
 	}
 	return t

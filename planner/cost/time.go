@@ -3,6 +3,7 @@ package cost
 import (
 	"fmt"
 	"math"
+	"sync"
 
 	"github.com/autopar/autopar/ir"
 )
@@ -57,9 +58,10 @@ type Model struct {
 	together   []float64 // by level, bytes/s a device reaches when all ranks send
 	host       Link      // without bandwidth where there is none
 	launch     float64
-	units      float64 // that tiles of products are dealt to; 0 where they do not count
-	fp8Peak    float64 // FLOP/s, of products of 8-bit operands; 0 where there are none
-	crowd      float64 // ranks a core of a shared machine; 0 of another
+	units      float64   // that tiles of products are dealt to; 0 where they do not count
+	fp8Peak    float64   // FLOP/s, of products of 8-bit operands; 0 where there are none
+	crowd      float64   // ranks a core of a shared machine; 0 of another
+	shares     *sync.Map // of [Model.Busy], by crowd
 	efficiency Efficiency
 	software   Software
 }
@@ -69,8 +71,8 @@ func NewModel(c *Cluster, ranks int) *Model {
 	m := &Model{
 		cluster: c, peak: c.PeakFLOPS("f32", ranks), launch: c.Device.LaunchOverhead, efficiency: c.Device.Efficiency,
 		memory:   c.Device.MemoryBandwidth * c.Device.Efficiency.Memory,
-		halfPeak: map[ir.DType]float64{},
-		units:    float64(c.Device.Units), software: c.Software,
+		halfPeak: map[ir.DType]float64{}, shares: new(sync.Map),
+		units: float64(c.Device.Units), software: c.Software,
 	}
 	for _, d := range []ir.DType{ir.BF16, ir.F16} {
 		m.halfPeak[d] = c.PeakFLOPS(d.String(), ranks)
