@@ -22,7 +22,7 @@ type skeleton struct {
 	of     *blueprint
 	inner  *blueprint // of one stage, for the memory of further blocks
 	price  *cost.Program
-	like   []int                 // by stage: the stage of the blueprint that stands for it
+	like   []int // by stage: the stage of the blueprint that stands for it
 	known  map[timesKey][]*stageTimes
 	memory map[int][]stageMemory // the same
 	copies map[partition.Offload][]copies

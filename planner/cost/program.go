@@ -253,7 +253,8 @@ func (m *Program) instr(in *codegen.Instr, mesh ir.Mesh, at ir.Coord) (Picosecon
 	}
 	if n.Op.Class() == ir.Comm {
 		axis := mesh.Axis(n.Attr.(ir.CommAttr).Axis)
-		t := m.Collective(n.Op, collectiveBytes(n, mesh, at), m.group(n, axis))
+		bytes := collectiveBytes(n, mesh, at)
+		t := m.collective(n.Op, bytes, m.group(n, axis), m.buffered(bytes, mesh.Axes[axis].Name))
 		if m.software.AsyncTP && mesh.Axes[axis].Name == partition.AxisTP {
 			t = m.beside(n, t, mesh, at)
 		}
@@ -270,7 +271,17 @@ func (m *Program) Bucket(instrs []codegen.Instr, mesh ir.Mesh, at ir.Coord) Pico
 	for i := range instrs {
 		bytes += collectiveBytes(instrs[i].Node, mesh, at)
 	}
-	return m.crowded(m.Collective(n.Op, bytes, m.group(n, mesh.Axis(n.Attr.(ir.CommAttr).Axis))), n.Phase, mesh)
+	axis := n.Attr.(ir.CommAttr).Axis
+	return m.crowded(m.collective(n.Op, bytes, m.group(n, mesh.Axis(axis)), m.buffered(bytes, axis)), n.Phase, mesh)
+}
+
+// buffered is the share of the hops of a collective over data-parallel ranks that a
+// tensor has which goes in one buffer with others.
+func (m *Program) buffered(bytes int64, axis string) float64 {
+	if m.software.Buffer == 0 || axis == partition.AxisTP || axis == partition.AxisCP {
+		return 1
+	}
+	return min(1, float64(bytes)/m.software.Buffer)
 }
 
 // collectiveBytes is the size of the tensor of a collective. See [Model.Collective].

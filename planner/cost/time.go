@@ -80,6 +80,10 @@ func NewModel(c *Cluster, ranks int) *Model {
 	if _, ok := c.Device.FLOPS["f8"]; ok && c.Software.FP8 {
 		m.fp8Peak = c.PeakFLOPS("f8", ranks)
 	}
+	if c.Device.Shared {
+		m.crowd = float64(ranks) / float64(c.Device.Cores)
+		m.launch *= max(1, m.crowd) // a core starts one after the other
+	}
 	m.network(c, ranks)
 	if c.Host != nil {
 		m.host = *c.Host
@@ -87,9 +91,6 @@ func NewModel(c *Cluster, ranks int) *Model {
 	}
 	for dtype := range c.Device.FLOPS {
 		m.fastest = max(m.fastest, c.PeakFLOPS(dtype, ranks))
-	}
-	if c.Device.Shared {
-		m.crowd = float64(ranks) / float64(c.Device.Cores)
 	}
 	if c.Device.Cache != nil {
 		m.cache = *c.Device.Cache
@@ -100,6 +101,15 @@ func NewModel(c *Cluster, ranks int) *Model {
 		m.cache.Bandwidth *= t
 		for d := range m.halfPeak {
 			m.halfPeak[d] *= t
+		}
+	}
+	if k := c.Device.Efficiency.Crowd; m.crowd > 1 && k > 0 {
+		m.peak *= k
+		m.fastest *= k
+		m.memory *= k
+		m.cache.Bandwidth *= k
+		for d := range m.halfPeak {
+			m.halfPeak[d] *= k
 		}
 	}
 	if c.Device.Shared {

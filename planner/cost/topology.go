@@ -214,7 +214,16 @@ func multiple(a, b int) int {
 // the share of its unit that the levels inside leave it, through its own port or
 // its part of those of the unit, as all of the job send at the same time
 // (PLANNING.md 2.5; Thakur et al. 2005).
+//
+// Hops take their latency: around the ring that joins all ranks, or of an all_reduce
+// up a tree of nodes and down again (PLANNING.md 2.5), whichever is shorter.
 func (m *Model) Collective(op ir.Op, bytes int64, g Group) Picoseconds {
+	return m.collective(op, bytes, g, 1)
+}
+
+// collective is [Model.Collective] of a tensor that has a share of the hops: those of
+// a buffer that is sent with it.
+func (m *Model) collective(op ir.Op, bytes int64, g Group, share float64) Picoseconds {
 	if g.Size <= 1 {
 		return 0
 	}
@@ -249,9 +258,9 @@ func (m *Model) Collective(op ir.Op, bytes int64, g Group) Picoseconds {
 		reached *= f
 	}
 	if op == ir.OpAllReduce { // reduce-scatter, then all-gather; or up a tree and down
-		return picoseconds(2*(t+min(ring, tree)) + m.launch)
+		return picoseconds(2*t + share*(2*min(ring, tree)+m.launch))
 	}
-	return picoseconds(t + ring + m.launch)
+	return picoseconds(t + share*(ring+m.launch))
 }
 
 // Transfer is the time to send bytes to a rank of another stage.
@@ -269,6 +278,7 @@ func (m *Model) network(c *Cluster, ranks int) {
 		}
 		if c.Device.Shared {
 			m.rungs[l].bandwidth /= float64(ranks)
+			m.rungs[l].latency *= max(1, m.crowd)
 		}
 		m.together = append(m.together, m.rungs[l].rate(min(ranks, m.rungs[l].inside)))
 	}
