@@ -1,21 +1,13 @@
 package measured
 
-import (
-	"slices"
-)
-
-// Chosen is a row that does not state all of its plan, as the plan that was chosen for
-// it.
-type Chosen struct{ Outcome }
-
 // Choose predicts rows that do not state their micro-batch, their recomputation or how
 // they interleave stages, each as the fastest of the plans that agree with it and fit in
 // memory: who publishes a step time has tuned it. What is said of these rows hangs on
 // that choice, so they belong to no source's error. Those that remain are returned too.
-func Choose(skipped []Skipped) ([]Chosen, []Skipped) {
-	chosen := make([]*Chosen, len(skipped))
+func Choose(skipped []Skipped) ([]Outcome, []Skipped) {
+	chosen := make([]*Outcome, len(skipped))
 	parallel(len(skipped), func(i int) { chosen[i] = skipped[i].choose() })
-	var all []Chosen
+	var all []Outcome
 	var left []Skipped
 	for i, c := range chosen {
 		if c == nil {
@@ -28,11 +20,11 @@ func Choose(skipped []Skipped) ([]Chosen, []Skipped) {
 }
 
 // choose returns the row as the fastest plan, nil if none fits.
-func (r *Row) choose() *Chosen {
+func (r *Row) choose() *Outcome {
 	if r.StepSeconds == 0 {
 		return nil
 	}
-	var best *Chosen
+	var best *Outcome
 	rows := r.completions()
 	for _, of := range families(rows) {
 		var family []Row
@@ -49,7 +41,7 @@ func (r *Row) choose() *Chosen {
 				panic("BUG: compiled on " + err.Error())
 			}
 			if o := c.Predict(cluster); o.PredictedFits && (best == nil || o.PredictedSeconds < best.PredictedSeconds) {
-				best = &Chosen{o}
+				best = &o
 			}
 		}
 	}
@@ -88,5 +80,5 @@ func (r *Row) completions() []Row {
 			}
 		}
 	}
-	return slices.Clip(all)
+	return all
 }
