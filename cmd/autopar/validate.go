@@ -190,7 +190,7 @@ func (v *validation) printChosen(con *console) {
 	if len(v.Chosen) == 0 {
 		return
 	}
-	con.heading("%s that leave some of the plan open, with the fastest choice that fits", plural(len(v.Chosen), "row"))
+	con.heading("%s with some of the plan left open, as the fastest choice that fits", plural(len(v.Chosen), "row"))
 	table := [][]string{{"ROW", "SOURCE", "MICRO-BATCH", "RECOMPUTE", "CHUNKS", "PREDICTED", "MEASURED", "ERROR"}}
 	for _, c := range v.Chosen {
 		table = append(table, []string{
