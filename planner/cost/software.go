@@ -73,9 +73,8 @@ const Current = "torch-compile"
 
 // Generations is the table of software. Buffers are the defaults of each: one for all
 // gradients in Megatron-LM, 40 million elements of 2 bytes in Megatron-Core, 5e8 in
-// DeepSpeed (5e7 of parameters that ZeRO-3 gathers ahead), 25 MB in PyTorch's DDP. FSDP
-// gathers blocks, which are the buckets of the program; XLA combines little in its loop
-// over layers.
+// DeepSpeed (5e7 of parameters that ZeRO-3 gathers ahead). FSDP gathers blocks, which are
+// the buckets of the program; XLA combines little in its loop over layers.
 func Generations() []Software {
 	return []Software{
 		// PyTorch programs of kernels by hand, 2020 to 2022: scaled masked softmax, bias
@@ -95,19 +94,19 @@ func Generations() []Software {
 		// 34 bytes an element forward and 88 backward beside 4 and 6; silu and product 10
 		// and 18 beside 6 and 10; rotation 40 beside 12; cross-entropy 36 bytes a logit. The
 		// second is the same under pipelines and a ZeRO of DeepSpeed's kind.
-		{Name: "torch", Buffer: 25e6, CastBytes: 5, WholeBlock: true, Flash: 0.481, FusedBias: true, RMSNorm: 14.1, Activation: 1.7, Rotation: 3.3, Loss: 3.6, Optimizer: 3, Elementwise: 1.11, Host: 10e-6},
+		{Name: "torch", CastBytes: 5, WholeBlock: true, Flash: 0.481, FusedBias: true, RMSNorm: 14.1, Activation: 1.7, Rotation: 3.3, Loss: 3.6, Optimizer: 3, Elementwise: 1.11, Host: 10e-6},
 		{Name: "deepspeed-torch", Buffer: 1e9, CastBytes: 5, WholeBlock: true, Flash: 0.481, FusedBias: true, RMSNorm: 14.1, Activation: 1.7, Rotation: 3.3, Loss: 3.6, Optimizer: 3, Elementwise: 1.11, Host: 10e-6, Network: 0.277},
 		// torch.compile and XLA: elementwise chains are one kernel. Operands of 8-bit products are
 		// read for their largest element, then read and written. Transformer Engine reads an
 		// operand once, by the largest element of steps before, and writes it twice, for the
 		// two products that have it: 4 bytes, half for each.
-		{Name: "torch-compile", Buffer: 25e6, CastBytes: 5, FusedBias: true, RMSNorm: 1, Activation: 1, Rotation: 1, Loss: 1.5, Optimizer: 1, Elementwise: 0.7, Host: 5e-6},
+		{Name: "torch-compile", CastBytes: 5, FusedBias: true, RMSNorm: 1, Activation: 1, Rotation: 1, Loss: 1.5, Optimizer: 1, Elementwise: 0.7, Host: 5e-6},
 		{Name: "xla", CastBytes: 2, FusedBias: true, Scores: true, ScoreBytes: 8, RMSNorm: 1, Activation: 1, Rotation: 1, Loss: 1.5, Optimizer: 1, Elementwise: 0.7, Host: 1e-6},
 		// Kernels by hand for training, since 2022: flash-attn's, Transformer Engine, llm.c.
 		{Name: "fused", Buffer: 80e6, FusedBias: true, RMSNorm: 1, Activation: 0.8, Rotation: 1, Loss: 0.6, Optimizer: 1, Elementwise: 0.8, Cast: 0.3, Host: 3e-6, Scatter: true, AsyncTP: true, ChunkedTP: true, AsyncSend: true, CastBytes: 2},
 		// The same with PyTorch's automatic mixed precision: f32 weights are cast for every
 		// micro-batch, their gradients cast back and added, 24 bytes beside 10.
-		{Name: "fused-amp", Buffer: 25e6, WholeBlock: true, Flash: 0.481, FusedBias: true, RMSNorm: 1, Activation: 0.8, Rotation: 1, Loss: 0.6, Optimizer: 1, Elementwise: 0.8, Cast: 2.4, Host: 3e-6},
+		{Name: "fused-amp", WholeBlock: true, Flash: 0.481, FusedBias: true, RMSNorm: 1, Activation: 0.8, Rotation: 1, Loss: 0.6, Optimizer: 1, Elementwise: 0.8, Cast: 2.4, Host: 3e-6},
 	}
 }
 
