@@ -25,7 +25,7 @@ func inThePrograms() []mutant {
 	}, {
 		bug: "the limit of memory is twice what it is", how: "in the program",
 		file: "planner/lp/write.go",
-		old:  "decimal(p.options.Limit, 6)", new: "decimal(2*p.options.Limit, 6)",
+		old:  "decimal(p.limits[at], 6)", new: "decimal(2*p.limits[at], 6)",
 		pkg: "./planner/lp", run: run,
 	}, {
 		bug: "every layer pays for the transfer between stages", how: "in Galvatron's terms",

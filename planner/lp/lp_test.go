@@ -200,7 +200,7 @@ func (s solver) check(t *testing.T, found *planner.Result, p *lp.Program) {
 	require.NoError(t, err)
 	require.Equal(t, found.Prediction.Step, got, "the planner's %+v, the solver's %+v", found.Plan.Stages, p.Plan(picked).Stages)
 	for at, k := range picked {
-		require.LessOrEqual(t, p.Choices[at][k].Bytes, p.Limit(), "position %d", at)
+		require.LessOrEqual(t, p.Choices[at][k].Bytes, p.Limit(at), "position %d", at)
 	}
 	t.Logf("in %v", time.Since(start))
 }
