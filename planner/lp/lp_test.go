@@ -30,6 +30,7 @@ type job struct {
 	model   gpt.Config
 	batch   int
 	cluster string
+	other   string // where set, all stages but one have devices of this
 	opts    planner.Options
 	// What is interesting about the winner, which a change of prices may take from it.
 	uneven, recomputes bool
@@ -73,6 +74,9 @@ func jobs(t testing.TB) []job {
 		name: "context parallelism, optimizer state in host memory", model: even, batch: 5, cluster: "a100-80g",
 		opts: planner.Options{DP: 1, CP: 2, TP: 1, PP: 3, MicroBatch: 2, Schedule: partition.OneFOneB, Offload: "optimizer"},
 	}, {
+		name: "two kinds of devices", model: wide, batch: 12, cluster: "a10g", other: "h100", uneven: true,
+		opts: planner.Options{DP: 1, TP: 1, PP: 3, MicroBatch: 4, Schedule: partition.OneFOneB},
+	}, {
 		name: "GPT-2 on four devices with little memory", model: gpt2, batch: 32, cluster: "a100-40g", uneven: true, recomputes: true,
 		opts: planner.Options{DP: 1, TP: 1, PP: 4, MicroBatch: 2, Schedule: partition.OneFOneB, MemoryLimit: 1_200_000_000, Offload: "none"},
 	}}
@@ -89,6 +93,11 @@ func (j job) state(t testing.TB) (*ir.Graph, *cost.Cluster, *planner.Result, *lp
 	g := j.graph(t)
 	c, err := cost.Load(j.cluster)
 	require.NoError(t, err)
+	if j.other != "" {
+		other, err := cost.Load(j.other)
+		require.NoError(t, err)
+		c = cost.Join("two kinds", nil, cost.Pool{Cluster: c, Devices: 1}, cost.Pool{Cluster: other, Devices: j.opts.PP - 1})
+	}
 	found, err := planner.Search(g, j.batch, c, j.opts)
 	require.NoError(t, err)
 	limit := j.opts.MemoryLimit
