@@ -37,9 +37,8 @@ type Program struct {
 	options Options
 	blocks  int
 	limits  []int64 // by position
-	// Choices lists what each position may hold, Limits the bytes that it has.
+	// Choices lists what each position may hold.
 	Choices [][]Choice
-	Limits  []int64
 
 	durations []duration
 	events    []string     // names
