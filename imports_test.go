@@ -44,6 +44,11 @@ func rooms() []string {
 		"runtime/cpu",
 		"runtime/cpu/profile",
 		"runtime/backendtest",
+		"cuda/kernel",
+		"cuda/driver",
+		"cuda/driver/fake",
+		"cuda",
+		"cuda/cudatest",
 		"numeric",
 		"data",
 		"checkpoint/safetensors",
@@ -56,7 +61,7 @@ func rooms() []string {
 }
 
 // forTests lists the packages that only tests, and each other, may import.
-func forTests() []string { return []string{"ir/irtest", "runtime/backendtest"} }
+func forTests() []string { return []string{"ir/irtest", "runtime/backendtest", "cuda/driver/fake", "cuda/cudatest"} }
 
 // source is what one file says about its package.
 type source struct {

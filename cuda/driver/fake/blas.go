@@ -1,0 +1,91 @@
+package fake
+
+import (
+	"encoding/binary"
+	"math"
+	"sync"
+
+	"github.com/autopar/autopar/cuda/driver"
+	"github.com/autopar/autopar/ir"
+	"github.com/autopar/autopar/ir/half"
+)
+
+// BLAS returns products by three loops, with columns that lie together.
+func (d *Driver) BLAS() driver.BLAS { return &blas{driver: d, known: map[driver.GEMM]bool{}} }
+
+type blas struct {
+	driver *Driver
+	mu     sync.Mutex
+	known  map[driver.GEMM]bool
+}
+
+func (b *blas) Close() error { return nil }
+
+func (b *blas) Workspace() int64 { return 256 }
+
+func (b *blas) Known(g driver.GEMM) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.known[g]
+}
+
+func (b *blas) MatMul(g driver.GEMM, x, y, z, workspace driver.Ptr, s driver.Stream) error {
+	b.mu.Lock()
+	b.known[g] = true
+	b.mu.Unlock()
+	columns := func(trans bool, rows, cols int64) int64 {
+		if trans {
+			return rows
+		}
+		return cols
+	}
+	extent := func(ld, cols int64, d ir.DType) int64 { return ld * cols * d.Size() }
+	rx := Range{x, extent(g.LDA, columns(g.TransA, g.M, g.K), g.TypeA)}
+	ry := Range{y, extent(g.LDB, columns(g.TransB, g.K, g.N), g.TypeB)}
+	rz := Range{z, extent(g.LDC, g.N, g.TC)}
+	return b.driver.give(s, "cublasLtMatmul", []Range{rx, ry}, []Range{rz, {workspace, b.Workspace()}}, nil, func() error {
+		at := func(m []byte, d ir.DType, ld int64, trans bool, row, col int64) float64 {
+			if trans {
+				row, col = col, row
+			}
+			return load(d, m, col*ld+row)
+		}
+		a, b, c := b.driver.Memory(rx), b.driver.Memory(ry), b.driver.Memory(rz)
+		for col := range g.N {
+			for row := range g.M {
+				var sum float64
+				for k := range g.K {
+					sum += at(a, g.TypeA, g.LDA, g.TransA, row, k) * at(b, g.TypeB, g.LDB, g.TransB, k, col)
+				}
+				if g.Accumulate {
+					sum += load(g.TC, c, col*g.LDC+row)
+				}
+				store(g.TC, c, col*g.LDC+row, float32(sum))
+			}
+		}
+		return nil
+	})
+}
+
+// load returns element i of memory.
+func load(d ir.DType, m []byte, i int64) float64 {
+	switch d {
+	case ir.BF16:
+		return float64(half.FromBF16(binary.NativeEndian.Uint16(m[2*i:])))
+	case ir.F16:
+		return float64(half.FromF16(binary.NativeEndian.Uint16(m[2*i:])))
+	}
+	return float64(math.Float32frombits(binary.NativeEndian.Uint32(m[4*i:])))
+}
+
+// store rounds x to element i.
+func store(d ir.DType, m []byte, i int64, x float32) {
+	switch d {
+	case ir.BF16:
+		binary.NativeEndian.PutUint16(m[2*i:], half.BF16(x))
+	case ir.F16:
+		binary.NativeEndian.PutUint16(m[2*i:], half.F16(x))
+	default:
+		binary.NativeEndian.PutUint32(m[4*i:], math.Float32bits(x))
+	}
+}

@@ -1,0 +1,52 @@
+package autopar_test
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/autopar/autopar/cuda"
+	"github.com/autopar/autopar/cuda/cudatest"
+	"github.com/autopar/autopar/cuda/driver/fake"
+	"github.com/autopar/autopar/models/gpt"
+	"github.com/autopar/autopar/partition"
+)
+
+// TestLoopbackParity trains under plans of TestParity on the CUDA backend, all ranks on
+// one fake GPU whose streams run in a random order, and compares each step with one rank
+// on the CPU. The fake also refuses every access to memory that no event orders.
+func TestLoopbackParity(t *testing.T) {
+	const steps = 4
+	one := trainBatch(t, parityPlan(1, 1, 1, parityBatch, partition.GPipe, false), parityBatch, steps)
+	plans := allParityPlans()
+	if !*parityAll {
+		plans = sampleOf(t, plans, 12)
+	}
+	var worstLoss, worstNorm float64
+	for i, c := range plans {
+		got, _ := trainOnFake(t, c.plan, fake.Options{Seed: uint64(i)}, cuda.Options{Loopback: true}, steps)
+		dLoss, dNorm := differences(one, got)
+		if row := fmt.Sprintf("%+v: %.1e %.1e", *c.plan, dLoss, dNorm); !(dLoss <= 1e-5) || !(dNorm <= 1e-6) {
+			t.Error(row)
+		}
+		worstLoss, worstNorm = max(worstLoss, dLoss), max(worstNorm, dNorm)
+	}
+	t.Logf("%d plans: max abs Δloss %.1e, max rel Δ‖grad‖ %.1e", len(plans), worstLoss, worstNorm)
+}
+
+// trainOnFake is trainBatch on the CUDA backend over a fake driver.
+func trainOnFake(t *testing.T, p *partition.Plan, fakes fake.Options, opts cuda.Options, steps int) (trajectory, *fake.Driver) {
+	driver := fake.New(fakes)
+	system, err := cudatest.NewSystem(driver)
+	require.NoError(t, err)
+	opt := gpt.Optimizer{Beta1: .9, Beta2: .99, Eps: 1e-8, WeightDecay: .1, GradClip: 1}
+	g, err := gpt.TrainStep(parityModel, opt, parityBatch, parityModel.BlockSize)
+	require.NoError(t, err)
+	prog, exec := compileOn(t, cuda.New(system, opts), g, p, parityBatch)
+	require.NoError(t, exec.InitParams(prog, 1337))
+	got := stepsOf(t, prog, exec, parityBatch, steps)
+	require.NoError(t, exec.Close())
+	require.Empty(t, driver.Leaks())
+	return got, driver
+}
