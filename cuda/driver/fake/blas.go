@@ -44,27 +44,39 @@ func (b *blas) MatMul(g driver.GEMM, x, y, z, workspace driver.Ptr, s driver.Str
 	ry := Range{y, extent(g.LDB, columns(g.TransB, g.K, g.N), g.TypeB)}
 	rz := Range{z, extent(g.LDC, g.N, g.TC)}
 	return b.driver.give(s, "cublasLtMatmul", []Range{rx, ry}, []Range{rz, {workspace, b.Workspace()}}, nil, func() error {
-		at := func(m []byte, d ir.DType, ld int64, trans bool, row, col int64) float64 {
-			if trans {
-				row, col = col, row
-			}
-			return load(d, m, col*ld+row)
-		}
-		a, b, c := b.driver.Memory(rx), b.driver.Memory(ry), b.driver.Memory(rz)
+		x := unpack(b.driver.Memory(rx), g.TypeA, g.LDA, g.M, g.K, g.TransA)
+		y := unpack(b.driver.Memory(ry), g.TypeB, g.LDB, g.N, g.K, !g.TransB)
+		z := b.driver.Memory(rz)
 		for col := range g.N {
 			for row := range g.M {
 				var sum float64
-				for k := range g.K {
-					sum += at(a, g.TypeA, g.LDA, g.TransA, row, k) * at(b, g.TypeB, g.LDB, g.TransB, k, col)
+				of := y[col*g.K : (col+1)*g.K]
+				for k, v := range x[row*g.K : (row+1)*g.K] {
+					sum += v * of[k]
 				}
 				if g.Accumulate {
-					sum += load(g.TC, c, col*g.LDC+row)
+					sum += load(g.TC, z, col*g.LDC+row)
 				}
-				store(g.TC, c, col*g.LDC+row, float32(sum))
+				store(g.TC, z, col*g.LDC+row, float32(sum))
 			}
 		}
 		return nil
 	})
+}
+
+// unpack returns op(a) row by row: a has rows x cols if it is not transposed.
+func unpack(m []byte, d ir.DType, ld, rows, cols int64, trans bool) []float64 {
+	x := make([]float64, 0, rows*cols)
+	for row := range rows {
+		for col := range cols {
+			if trans {
+				x = append(x, load(d, m, row*ld+col))
+			} else {
+				x = append(x, load(d, m, col*ld+row))
+			}
+		}
+	}
+	return x
 }
 
 // load returns element i of memory.
