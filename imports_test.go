@@ -44,6 +44,7 @@ func rooms() []string {
 		"runtime/cpu",
 		"runtime/cpu/profile",
 		"runtime/backendtest",
+		"cuda/kernel",
 		"numeric",
 		"data",
 		"checkpoint/safetensors",
