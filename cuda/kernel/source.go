@@ -47,7 +47,10 @@ func Programs() []string {
 	return names
 }
 
-// Source returns the text of a program, prelude and all.
+// Options are those of NVRTC that the programs need.
+func Options() []string { return []string{"--std=c++17", "-default-device"} }
+
+// Source returns the text of a program, prelude and all. It is compiled with [Options].
 func Source(program string) string { return text("primitives.cu") + Portable(program) }
 
 // Portable is Source without the file primitives.cu, which a compiler for another machine

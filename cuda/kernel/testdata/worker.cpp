@@ -107,8 +107,8 @@ void run_block() {
 	machine.block_group = Group();
 	for (auto& w : machine.warps) w = Group();
 	for (int i = 0; i < machine.threads; i++) {
-		void** top = (void**)(stacks + (size_t)(i + 1) * stack_bytes) - 2;
-		*top = nullptr; // the stack is aligned as after a call
+		void** top = (void**)(stacks + (size_t)(i + 1) * stack_bytes) - 1;
+		*top = nullptr; // as after a call, so the stack is aligned
 		*--top = (void*)fiber_main;
 		fibers[i].stack = top - 6;
 		fibers[i].group = nullptr;
