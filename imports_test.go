@@ -61,7 +61,9 @@ func rooms() []string {
 }
 
 // forTests lists the packages that only tests, and each other, may import.
-func forTests() []string { return []string{"ir/irtest", "runtime/backendtest", "cuda/driver/fake", "cuda/cudatest"} }
+func forTests() []string {
+	return []string{"ir/irtest", "runtime/backendtest", "cuda/driver/fake", "cuda/cudatest"}
+}
 
 // source is what one file says about its package.
 type source struct {

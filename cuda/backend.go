@@ -23,7 +23,7 @@ type System struct {
 	// Engine makes what runs kernels on a GPU, whose context is current.
 	Engine func(gpu int) (Engine, error)
 	// BLAS makes what runs matrix products on a GPU, whose context is current.
-	BLAS func() (driver.BLAS, error)
+	BLAS func(gpu int) (driver.BLAS, error)
 	// Collectives loads NCCL, when it is needed first.
 	Collectives func() (driver.Collectives, error)
 	// Versions are those of the libraries, for people.
@@ -204,7 +204,7 @@ func (b *Backend) gpu(ordinal int) (*gpu, error) {
 	if g.engine, err = b.system.Engine(ordinal); err != nil {
 		return nil, fmt.Errorf("cuda: GPU %d (%s): %w", ordinal, name, err)
 	}
-	if g.blas, err = b.system.BLAS(); err != nil {
+	if g.blas, err = b.system.BLAS(ordinal); err != nil {
 		return nil, fmt.Errorf("cuda: GPU %d (%s): %w", ordinal, name, err)
 	}
 	return g, nil

@@ -29,7 +29,7 @@ func NewSystem(d *fake.Driver) (*cuda.System, error) {
 	return &cuda.System{
 		Driver:      d,
 		Engine:      func(int) (cuda.Engine, error) { return e, nil },
-		BLAS:        func() (driver.BLAS, error) { return d.BLAS(), nil },
+		BLAS:        func(int) (driver.BLAS, error) { return d.BLAS(), nil },
 		Collectives: func() (driver.Collectives, error) { return d.Collectives(), nil },
 		Versions:    []string{"fake driver"},
 	}, nil
