@@ -57,6 +57,7 @@ type Backend struct {
 	open   int // devices
 	groups map[int]*group
 	wires  map[int]*wire
+	nccl   driver.Collectives
 	comms  []driver.Comm
 }
 

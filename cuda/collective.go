@@ -114,7 +114,7 @@ func (d *Device) Collective(c *runtime.Collective) error {
 	err := l.run(task{do: func() error {
 		start := time.Now()
 		if err := l.collective(c); err != nil {
-			if l.beside {
+			if c.Stream == runtime.Communication {
 				err = &runtime.StreamError{Node: c.Node, Err: err}
 			}
 			return err

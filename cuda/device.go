@@ -507,10 +507,8 @@ func (l *lane) blame(e runtime.Event, err error) error {
 	if e.Stream != runtime.Communication || e.Rank != l.device.rank {
 		return err
 	}
-	for _, c := range l.given {
-		if c.event > l.happened {
-			return &runtime.StreamError{Node: c.node, Err: err}
-		}
+	if c := l.waiting(); c != nil {
+		return &runtime.StreamError{Node: c.Node, Err: err}
 	}
 	return err
 }

@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/autopar/autopar/cuda/driver"
-	"github.com/autopar/autopar/ir"
 	"github.com/autopar/autopar/runtime"
 )
 
@@ -49,8 +48,8 @@ type task struct {
 
 // collectiveAt is a collective that is done when an event has happened.
 type collectiveAt struct {
-	node  *ir.Node
-	event int64
+	collective *runtime.Collective
+	event      int64
 }
 
 // tally counts what has happened on the host and wakes those who wait for it. The zero

@@ -43,7 +43,7 @@ func (b *blas) MatMul(g driver.GEMM, x, y, z, workspace driver.Ptr, s driver.Str
 	rx := Range{x, extent(g.LDA, columns(g.TransA, g.M, g.K), g.TypeA)}
 	ry := Range{y, extent(g.LDB, columns(g.TransB, g.K, g.N), g.TypeB)}
 	rz := Range{z, extent(g.LDC, g.N, g.TC)}
-	return b.driver.give(s, "cublasLtMatmul", []Range{rx, ry}, []Range{rz, {workspace, b.Workspace()}}, nil, func() error {
+	return b.driver.give(s, "cublasLtMatmul", []Range{rx, ry}, []Range{rz, {workspace, b.Workspace()}}, func() error {
 		x := unpack(b.driver.Memory(rx), g.TypeA, g.LDA, g.M, g.K, g.TransA)
 		y := unpack(b.driver.Memory(ry), g.TypeB, g.LDB, g.N, g.K, !g.TransB)
 		z := b.driver.Memory(rz)

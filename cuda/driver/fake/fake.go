@@ -5,7 +5,7 @@
 // [RaceError] that names both instructions, in whatever order they ran.
 //
 // Device functions cannot run here: [Driver.Run] puts a Go function on a stream in their
-// place. Products and collectives are there: see [Driver.BLAS] and [NewCollectives].
+// place. Products and collectives are there: see [Driver.BLAS] and [Driver.Collectives].
 package fake
 
 import (
@@ -50,8 +50,11 @@ type Driver struct {
 	graphs   map[driver.Graph]*graph
 	execs    map[driver.Exec]*graph
 	host     clock // what the host has waited for
-	ran      int   // pieces of work
-	launched int   // graphs
+	worlds   map[driver.ID]*commWorld
+	joined   *sync.Cond       // a rank has joined one
+	pending  map[int]*pending // groups of calls, by thread
+	ran      int              // pieces of work
+	launched int              // graphs
 }
 
 var (
@@ -73,12 +76,15 @@ func New(opts Options) *Driver {
 	if opts.CUDA == 0 {
 		opts.CUDA = 13000
 	}
-	return &Driver{
+	d := &Driver{
 		opts: opts, rng: rand.New(rand.NewPCG(opts.Seed, 0)), current: map[int]driver.Context{},
 		retained: make([]int, opts.Devices), used: make([]int64, opts.Devices), next: 1 << 52,
 		streams: map[driver.Stream]*stream{}, events: map[driver.Event]*event{},
 		graphs: map[driver.Graph]*graph{}, execs: map[driver.Exec]*graph{},
+		worlds: map[driver.ID]*commWorld{}, pending: map[int]*pending{},
 	}
+	d.joined = sync.NewCond(&d.mu)
+	return d
 }
 
 // failed is a refusal, as the real driver words it.

@@ -21,6 +21,7 @@ type node struct {
 	what          string
 	reads, writes []Range
 	do            func() error
+	meet          func(s *stream, e *entry) // makes an entry wait for those of other ranks
 	event         *event
 }
 
@@ -159,7 +160,7 @@ func (d *Driver) LaunchGraph(x driver.Exec, s driver.Stream) error {
 		case wait:
 			d.wait(p, n.event)
 		default:
-			if _, err := d.issue(p, "graph: "+n.what, n.reads, n.writes, nil, n.do); err != nil {
+			if err := d.issue(p, n); err != nil {
 				return err
 			}
 		}

@@ -24,7 +24,7 @@ func (d *Driver) copy(call string, to, from Range, s driver.Stream) error {
 	if to.Bytes == 0 {
 		return invalid(call, "no bytes")
 	}
-	return d.give(s, call, []Range{from}, []Range{to}, nil, func() error {
+	return d.give(s, call, []Range{from}, []Range{to}, func() error {
 		copy(d.Memory(to), d.Memory(from))
 		return nil
 	})
@@ -33,7 +33,7 @@ func (d *Driver) copy(call string, to, from Range, s driver.Stream) error {
 // Set8 fills memory.
 func (d *Driver) Set8(dst driver.Ptr, value byte, bytes int64, s driver.Stream) error {
 	r := Range{dst, bytes}
-	return d.give(s, "cuMemsetD8Async", nil, []Range{r}, nil, func() error {
+	return d.give(s, "cuMemsetD8Async", nil, []Range{r}, func() error {
 		m := d.Memory(r)
 		for i := range m {
 			m[i] = value

@@ -267,7 +267,7 @@ func (d *Driver) Label(s driver.Stream, what string) {
 // Run puts a Go function on a stream in place of a device function. It reads and writes
 // these ranges only, with [Driver.Memory].
 func (d *Driver) Run(s driver.Stream, what string, reads, writes []Range, do func() error) error {
-	return d.give(s, what, reads, writes, nil, do)
+	return d.give(s, what, reads, writes, do)
 }
 
 // Memory returns the memory at an address, for use within [Driver.Run]'s functions.
@@ -281,9 +281,15 @@ func (d *Driver) Memory(r Range) []byte {
 }
 
 // give adds work to a stream, or to the graph that it notes its work in.
-func (d *Driver) give(s driver.Stream, what string, reads, writes []Range, ready func() bool, do func() error) error {
+func (d *Driver) give(s driver.Stream, what string, reads, writes []Range, do func() error) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	return d.add(s, node{what: what, reads: reads, writes: writes, do: do})
+}
+
+// add adds work to a stream, or to the graph that it notes its work in.
+func (d *Driver) add(s driver.Stream, n node) error {
+	what := n.what
 	if _, err := d.device(what); err != nil {
 		return err
 	}
@@ -292,36 +298,36 @@ func (d *Driver) give(s driver.Stream, what string, reads, writes []Range, ready
 		return err
 	}
 	if st.label != "" {
-		what = st.label + " (" + what + ")"
+		n.what = st.label + " (" + what + ")"
 	}
 	if g := st.capture; g != nil {
-		if ready != nil {
-			return failed(what, 900, "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED: the fake's collectives are not captured")
-		}
 		g.clocks[st.index].tick(st.index)
-		g.nodes = append(g.nodes, node{stream: st.index, what: what, reads: slices.Clone(reads), writes: slices.Clone(writes), do: do})
+		n.stream, n.reads, n.writes = st.index, slices.Clone(n.reads), slices.Clone(n.writes)
+		g.nodes = append(g.nodes, n)
 		return nil
 	}
-	_, err = d.issue(st, what, reads, writes, ready, do)
-	return err
+	return d.issue(st, n)
 }
 
 // issue adds work to a queue.
-func (d *Driver) issue(st *stream, what string, reads, writes []Range, ready func() bool, do func() error) (*entry, error) {
+func (d *Driver) issue(st *stream, n node) error {
 	st.clock.join(d.host)
 	st.clock.tick(st.id)
-	for i, list := range [][]Range{reads, writes} {
+	for i, list := range [][]Range{n.reads, n.writes} {
 		for _, r := range list {
-			if err := d.touch(st, what, r, i == 1); err != nil {
-				return nil, err
+			if err := d.touch(st, n.what, r, i == 1); err != nil {
+				return err
 			}
 		}
 	}
-	e := &entry{what: what, run: do, ready: ready}
+	e := &entry{what: n.what, run: n.do}
 	st.queue = append(st.queue, e)
+	if n.meet != nil {
+		n.meet(st, e)
+	}
 	for d.rng.IntN(4) == 0 && d.runOne() { // the device does not always lag behind
 	}
-	return e, nil
+	return nil
 }
 
 // runnable reports whether the first of a stream's queue can be done.
