@@ -185,13 +185,8 @@ func (b *Backend) gpu(ordinal int) (*gpu, error) {
 	if err != nil {
 		return nil, fmt.Errorf("cuda: GPU %d: %w", ordinal, err)
 	}
-	capability, err := Capability(drv, ordinal)
-	if err != nil {
-		return nil, fmt.Errorf("cuda: GPU %d: %w", ordinal, err)
-	}
-	if capability < MinCapability {
-		return nil, &DeviceError{fmt.Sprintf("GPU %d (%s) has compute capability %d.%d, want at least %d.%d",
-			ordinal, name, capability/10, capability%10, MinCapability/10, MinCapability%10)}
+	if err := Usable(drv, ordinal); err != nil {
+		return nil, err
 	}
 	context, err := drv.RetainPrimary(ordinal)
 	if err != nil {
@@ -219,6 +214,23 @@ func Capability(d driver.Driver, gpu int) (int, error) {
 	}
 	minor, err := d.Attribute(gpu, driver.CapabilityMinor)
 	return 10*major + minor, err
+}
+
+// Usable returns a [DeviceError] when a GPU is too old.
+func Usable(d driver.Driver, gpu int) error {
+	capability, err := Capability(d, gpu)
+	if err != nil {
+		return fmt.Errorf("cuda: GPU %d: %w", gpu, err)
+	}
+	if capability >= MinCapability {
+		return nil
+	}
+	name, err := d.DeviceName(gpu)
+	if err != nil {
+		return fmt.Errorf("cuda: GPU %d: %w", gpu, err)
+	}
+	return &DeviceError{fmt.Sprintf("GPU %d (%s) has compute capability %d.%d, want at least %d.%d",
+		gpu, name, capability/10, capability%10, MinCapability/10, MinCapability%10)}
 }
 
 // Abort ends every wait, and the collectives in progress.

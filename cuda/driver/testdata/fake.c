@@ -50,7 +50,14 @@ int cuDeviceGetCount(int *n) { *n = 2; return 0; }
 int cuDeviceGet(int *dev, int i) { *dev = i + 40; return 0; }
 int cuDeviceGetName(char *name, int len, int dev) { snprintf(name, len, "Fake %d", dev); return 0; }
 int cuDeviceTotalMem_v2(size_t *bytes, int dev) { *bytes = 5ull << 33; return 0; }
-int cuDeviceGetAttribute(int *v, int attr, int dev) { *v = attr * 1000 + dev; return 0; }
+int cuDeviceGetAttribute(int *v, int attr, int dev) {
+	*v = attr * 1000 + dev;
+#ifdef CAPABILITY
+	if (attr == 75) *v = CAPABILITY / 10;
+	if (attr == 76) *v = CAPABILITY % 10;
+#endif
+	return 0;
+}
 int cuDevicePrimaryCtxRetain(H *c, int dev) { NOTE("cuDevicePrimaryCtxRetain", dev); *c = (H)0x1111222233334444; return 0; }
 int cuDevicePrimaryCtxRelease_v2(int dev) { NOTE("cuDevicePrimaryCtxRelease_v2", dev); return 0; }
 int cuCtxSetCurrent(H c) { NOTE("cuCtxSetCurrent", W(c)); return 0; }
