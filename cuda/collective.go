@@ -110,6 +110,10 @@ func (d *Device) Collective(c *runtime.Collective) error {
 		return err
 	}
 	defer d.leave()
+	return d.do(call{kind: callCollective, collective: c, stream: c.Stream}, nil)
+}
+
+func (d *Device) collective(c *runtime.Collective) error {
 	l := d.lane(c.Stream)
 	err := l.run(task{do: func() error {
 		start := time.Now()

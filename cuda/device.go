@@ -35,7 +35,9 @@ type Device struct {
 	// prepared are the kernels of loaded programs, made ready when they are launched
 	// first; nil until then. Programs do not change.
 	prepared map[*runtime.Kernel]launch
-	labels   driver.Labeler // nil unless the driver wants to know
+	checked  []*runtime.Kernel // since the arena was asked for
+	steps    *replay           // nil where steps are never graphs
+	labels   driver.Labeler    // nil unless the driver wants to know
 }
 
 var (
@@ -74,7 +76,26 @@ func newDevice(b *Backend, g *gpu, rank int) (*Device, error) {
 	if d.landed, err = d.drv.CreateEvent(false); err != nil {
 		return nil, err
 	}
+	if !b.opts.Loopback && !b.opts.Synchronous && !b.opts.Eager {
+		d.steps = &replay{Device: d}
+	}
 	return d, d.upload.open(d)
+}
+
+// do does a call, unless it is one of a step that is replayed.
+func (d *Device) do(c call, data []byte) error {
+	if d.steps != nil {
+		return d.steps.do(c, data)
+	}
+	return (&replay{Device: d}).perform(c, data)
+}
+
+// flush has everything done that was told before something that no graph has.
+func (d *Device) flush() error {
+	if d.steps == nil {
+		return nil
+	}
+	return d.steps.flush()
 }
 
 // meetsOnHost reports whether ranks of collectives wait for each other on the host.
@@ -111,14 +132,47 @@ func (d *Device) Alloc(space runtime.Space, bytes int64) error {
 	if bytes < 0 {
 		return fmt.Errorf("cuda: arena of %d bytes", bytes)
 	}
+	if err := d.flush(); err != nil {
+		return err
+	}
 	if space == runtime.OnHost {
 		return d.growHost(bytes)
 	}
-	if bytes <= d.arenaBytes {
-		return nil
+	if bytes > d.arenaBytes {
+		if err := d.unprepare(); err != nil { // addresses change
+			return err
+		}
+		if err := d.grow(bytes); err != nil {
+			return err
+		}
 	}
-	d.unprepare() // addresses change
-	return d.grow(bytes)
+	return d.load()
+}
+
+// load gets ready for kernels that have been checked, while all ranks are idle: in a step
+// a rank that stops to take memory or to time products may wait for one that waits for it.
+func (d *Device) load() error {
+	var scratch int64
+	for _, k := range d.checked {
+		if !copies(k) && !isGEMM(k) {
+			scratch = max(scratch, d.gpu.engine.Scratch(k))
+		}
+	}
+	if err := d.reserve(scratch); err != nil {
+		return err
+	}
+	for _, k := range d.checked {
+		if !isGEMM(k) {
+			continue
+		}
+		if g, empty := gemmOf(k); !empty {
+			if err := d.gpu.blas.Tune(g, d.at(k.Args[1]), d.at(k.Args[0]), d.at(k.Results[0]), d.workspace, d.compute.stream); err != nil {
+				return err
+			}
+		}
+	}
+	d.checked = nil
+	return nil
 }
 
 // grow moves the arena to a larger place: directly where there is room for both, else by
@@ -171,7 +225,9 @@ func (d *Device) growHost(bytes int64) error {
 	if bytes <= int64(len(d.host)) {
 		return nil
 	}
-	d.unprepare()
+	if err := d.unprepare(); err != nil {
+		return err
+	}
 	memory, err := d.drv.AllocHost(bytes)
 	if err != nil {
 		return fmt.Errorf("%d bytes of pinned host memory: %w", bytes, err)
@@ -209,22 +265,22 @@ func (d *Device) Upload(space runtime.Space, offset int64, src []byte) error {
 		return err
 	}
 	defer d.leave()
-	d.label(d.compute, "upload", "")
 	if space == runtime.OnHost {
+		if err := d.flush(); err != nil {
+			return err
+		}
 		if err := d.drain(); err != nil {
 			return err
 		}
 		copy(d.host[offset:], src)
 		return nil
 	}
-	if err := d.uploadTo(d.arena+driver.Ptr(offset), src); err != nil {
-		return err
-	}
-	return d.settle()
+	return d.do(call{kind: callUpload, n: offset, bytes: len(src)}, src)
 }
 
 // uploadTo copies src to device memory by way of pinned memory.
 func (d *Device) uploadTo(dst driver.Ptr, src []byte) error {
+	d.label(d.compute, "upload", "")
 	for len(src) > 0 {
 		piece, err := d.upload.take(d, len(src))
 		if err != nil {
@@ -236,7 +292,7 @@ func (d *Device) uploadTo(dst driver.Ptr, src []byte) error {
 		}
 		dst, src = dst+driver.Ptr(n), src[n:]
 	}
-	return nil
+	return d.settle()
 }
 
 // Download copies from an arena to dst, and waits for it.
@@ -248,6 +304,9 @@ func (d *Device) Download(dst []byte, space runtime.Space, offset int64) error {
 		return err
 	}
 	defer d.leave()
+	if err := d.flush(); err != nil {
+		return err
+	}
 	d.label(d.compute, "download", "")
 	if space == runtime.OnHost {
 		if err := d.drain(); err != nil {
@@ -334,14 +393,19 @@ func (d *Device) Check(k *runtime.Kernel) error {
 		}
 	}
 	d.prepared[k] = nil
+	d.checked = append(d.checked, k)
 	return nil
 }
 
 // unprepare forgets what depends on addresses.
-func (d *Device) unprepare() {
+func (d *Device) unprepare() error {
 	for k := range d.prepared {
 		d.prepared[k] = nil
 	}
+	if d.steps == nil {
+		return nil
+	}
+	return d.steps.forgetAll()
 }
 
 // Launch runs a kernel.
@@ -350,6 +414,10 @@ func (d *Device) Launch(k *runtime.Kernel) error {
 		return err
 	}
 	defer d.leave()
+	return d.do(call{kind: callLaunch, kernel: k}, nil)
+}
+
+func (d *Device) launch(k *runtime.Kernel) error {
 	run, loaded := d.prepared[k]
 	if run == nil {
 		var err error
@@ -386,7 +454,9 @@ func (d *Device) reserve(bytes int64) error {
 	if bytes <= d.scratchBytes {
 		return nil
 	}
-	d.unprepare()
+	if err := d.unprepare(); err != nil {
+		return err
+	}
 	if d.scratch != 0 {
 		if err := d.drain(); err != nil {
 			return err
@@ -441,6 +511,10 @@ func (d *Device) Record(s runtime.Stream) error {
 		return err
 	}
 	defer d.leave()
+	return d.do(call{kind: callRecord, stream: s}, nil)
+}
+
+func (d *Device) record(s runtime.Stream) error {
 	l := d.lane(s)
 	return l.run(task{record: true, do: l.record})
 }
@@ -459,11 +533,26 @@ func (d *Device) Wait(s runtime.Stream, e runtime.Event) error {
 	}
 	defer d.leave()
 	of := d.backend.devices[e.Rank].lane(e.Stream)
-	if s == runtime.Communication {
-		return d.comm.run(task{do: func() error { return d.hold(d.comm, of, e) }})
+	if s != runtime.Host && of.device == d {
+		return d.do(call{kind: callWait, stream: s, of: e.Stream, n: e.N}, nil)
 	}
-	if s == runtime.Compute {
-		return d.hold(d.compute, of, e)
+	if s != runtime.Host {
+		if err := d.flush(); err != nil {
+			return err
+		}
+		return d.waitFor(s, of, e)
+	}
+	var calls []call
+	if d.steps != nil {
+		if of == d.compute && len(d.steps.now) > 0 {
+			done, told, err := d.steps.end(e.N)
+			if done || err != nil {
+				return err
+			}
+			calls = told
+		} else if err := d.flush(); err != nil {
+			return err
+		}
 	}
 	if err := d.recorded(of, e); err != nil {
 		return err
@@ -471,7 +560,23 @@ func (d *Device) Wait(s runtime.Stream, e runtime.Event) error {
 	if err := d.poll(func() (bool, error) { return of.done(e.N) }); err != nil {
 		return d.comm.blame(e, err)
 	}
-	return nil
+	if calls == nil {
+		return nil
+	}
+	return d.steps.learn(calls)
+}
+
+// waitFor holds a stream back until an event of a rank has happened.
+func (d *Device) waitFor(s runtime.Stream, of *lane, e runtime.Event) error {
+	if s == runtime.Communication {
+		return d.comm.run(task{do: func() error { return d.hold(d.comm, of, e) }})
+	}
+	return d.hold(d.compute, of, e)
+}
+
+// waitOwn holds a stream back until an event of a stream of the same rank has happened.
+func (d *Device) waitOwn(s, of runtime.Stream, n int64) error {
+	return d.waitFor(s, d.lane(of), runtime.Event{Rank: d.rank, Stream: of, N: n})
 }
 
 // hold holds a lane back until an event of a lane has happened. The driver knows only
@@ -530,6 +635,9 @@ func (d *Device) release() error {
 	// What failed has been told: all that matters is that nothing runs any more.
 	for _, l := range []*lane{d.compute, d.comm} {
 		_ = d.drv.SyncStream(l.stream)
+	}
+	if d.steps != nil {
+		errs = append(errs, d.steps.forgetAll())
 	}
 	for _, l := range []*lane{d.compute, d.comm} {
 		errs = append(errs, l.release()...)

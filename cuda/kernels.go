@@ -74,10 +74,18 @@ func (e *kernels) share(f driver.Function, l kernel.Launch) error {
 	return nil
 }
 
-// Check looks for launches.
+// Check loads what a kernel launches.
 func (e *kernels) Check(k *runtime.Kernel) error {
-	_, err := kernel.Launches(k, func(runtime.Tensor) uint64 { return 0 }, 0)
-	return err
+	launches, err := kernel.Launches(k, func(runtime.Tensor) uint64 { return 0 }, 0)
+	if err != nil {
+		return err
+	}
+	for _, l := range launches {
+		if _, err := e.function(l); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // Scratch is that of package kernel.

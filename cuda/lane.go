@@ -60,10 +60,18 @@ type tally struct {
 	changed chan struct{}
 }
 
-func (t *tally) add() {
+func (t *tally) add() { t.addN(1) }
+
+func (t *tally) count() int64 {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.n++
+	return t.n
+}
+
+func (t *tally) addN(n int64) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.n += n
 	if t.changed != nil {
 		close(t.changed)
 		t.changed = nil
@@ -263,6 +271,23 @@ func (l *lane) done(n int64) (bool, error) {
 	l.marks = append(l.marks[:0], l.marks[k:]...)
 	l.happened = n
 	return true, nil
+}
+
+// count returns how many events have been recorded.
+func (l *lane) count() int64 {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.happened + int64(len(l.marks))
+}
+
+// skip counts events that have happened as parts of a graph.
+func (l *lane) skip(n int64) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.spare = append(l.spare, l.marks...) // they came before
+	l.marks = l.marks[:0]
+	l.happened = l.recorded.count() + n
+	l.recorded.addN(n)
 }
 
 // release frees the lane's events and stream.

@@ -72,12 +72,16 @@ func (b *Backend) collectives() (driver.Collectives, error) {
 // byNCCL makes a collective of ranks on GPUs of their own, and those made together with it.
 // NCCL adds numbers of two bytes up in their own type, rounding each sum of two.
 func (l *lane) byNCCL(c *runtime.Collective) error {
-	comm, err := l.join(c)
-	if err != nil {
+	if _, err := l.join(c); err != nil {
 		return err
 	}
 	l.note(c)
-	lib := l.device.backend.nccl
+	return l.groupByNCCL(c)
+}
+
+// groupByNCCL makes the calls of collectives whose communicator is there.
+func (l *lane) groupByNCCL(c *runtime.Collective) error {
+	comm, lib := l.comms[c.Group], l.device.backend.nccl
 	if err := lib.GroupStart(); err != nil {
 		return err
 	}
@@ -211,6 +215,15 @@ func (d *Device) hangs(waited time.Duration) error {
 	}
 	if waited < d.backend.world.Timeout {
 		return nil
+	}
+	if d.steps != nil && d.steps.runs != nil && d.steps.runs.collectives {
+		late := &runtime.WaitError{After: waited}
+		for rank := range d.backend.devices {
+			if rank != d.rank {
+				late.Ranks = append(late.Ranks, rank)
+			}
+		}
+		return late
 	}
 	for _, l := range []*lane{d.compute, d.comm} {
 		if l.beside {

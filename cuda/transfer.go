@@ -29,6 +29,9 @@ func (b *Backend) wire(n int) *wire {
 // Send copies the tensor to the peer's arena, and says so by an event. Between GPUs the
 // driver copies directly where it can.
 func (d *Device) Send(t *runtime.Transfer) error {
+	if err := d.flush(); err != nil {
+		return err
+	}
 	if err := d.enter(); err != nil {
 		return err
 	}
@@ -69,6 +72,9 @@ func (w *wire) say(d *Device) error {
 
 // Recv holds later work back until the peer's message is there.
 func (d *Device) Recv(t *runtime.Transfer) error {
+	if err := d.flush(); err != nil {
+		return err
+	}
 	if err := d.enter(); err != nil {
 		return err
 	}

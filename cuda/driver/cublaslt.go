@@ -144,26 +144,35 @@ func (l *Lt) Open(d Driver, gpu string) (BLAS, error) {
 // Workspace is 32 MiB, as NVIDIA recommends for Hopper.
 func (*lt) Workspace() int64 { return 32 << 20 }
 
-func (b *lt) Known(g GEMM) bool {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.plans[g] != nil
+func (b *lt) Tune(g GEMM, x, y, z, workspace Ptr, s Stream) error {
+	_, err := b.known(g, x, y, z, workspace, s)
+	return err
 }
 
 func (b *lt) MatMul(g GEMM, x, y, z, workspace Ptr, s Stream) error {
+	p, err := b.known(g, x, y, z, workspace, s)
+	if err != nil {
+		return err
+	}
+	return b.run(p, g.Accumulate, x, y, z, z, workspace, s)
+}
+
+// known returns a kind of product, made ready the first time.
+func (b *lt) known(g GEMM, x, y, z, workspace Ptr, s Stream) (*ltPlan, error) {
 	b.mu.Lock()
 	p := b.plans[g]
 	b.mu.Unlock()
-	if p == nil {
-		var err error
-		if p, err = b.plan(g, x, y, z, workspace, s); err != nil {
-			return fmt.Errorf("%s: %w", g, err)
-		}
-		b.mu.Lock()
-		b.plans[g] = p
-		b.mu.Unlock()
+	if p != nil {
+		return p, nil
 	}
-	return b.run(p, g.Accumulate, x, y, z, z, workspace, s)
+	p, err := b.plan(g, x, y, z, workspace, s)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", g, err)
+	}
+	b.mu.Lock()
+	b.plans[g] = p
+	b.mu.Unlock()
+	return p, nil
 }
 
 // run computes d = a·b, or that added to c.

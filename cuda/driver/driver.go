@@ -159,11 +159,12 @@ type GEMM struct {
 type BLAS interface {
 	// Workspace is how many bytes of memory of its own each stream needs.
 	Workspace() int64
-	// MatMul runs a product on a stream, with the stream's workspace. The first product of a kind is slow: candidates are
-	// timed, on the same operands, and the best is kept; so it is not to be captured.
+	// Tune times candidates for a kind of product on these operands, whose result is left
+	// alone, and keeps the best. It waits for the stream.
+	Tune(g GEMM, a, b, c Ptr, workspace Ptr, s Stream) error
+	// MatMul runs a product on a stream, with the stream's workspace. One of a kind that has
+	// not been tuned is tuned first, so it is not to be captured.
 	MatMul(g GEMM, a, b, c Ptr, workspace Ptr, s Stream) error
-	// Known reports whether a kind of product has been run before.
-	Known(g GEMM) bool
 	Close() error
 }
 
