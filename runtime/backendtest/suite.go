@@ -25,6 +25,7 @@ type Open func(t *testing.T) runtime.Backend
 func Run(t *testing.T, open Open) {
 	t.Run("memory", func(t *testing.T) { testMemory(t, open) })
 	t.Run("ops", func(t *testing.T) { testOps(t, open, func(ir.Op, ir.Attr) bool { return false }) })
+	t.Run("wide heads", func(t *testing.T) { testWideHeads(t, open) })
 	t.Run("accumulate", func(t *testing.T) { testAccumulate(t, open) })
 	t.Run("host copies", func(t *testing.T) { testHostCopies(t, open) })
 	t.Run("fixed point", func(t *testing.T) { testFixedPoint(t, open) })
@@ -40,6 +41,7 @@ func Run(t *testing.T, open Open) {
 // launches, but for ops that are left out.
 func RunOps(t *testing.T, open Open, leaveOut func(op ir.Op, attr ir.Attr) bool) {
 	t.Run("ops", func(t *testing.T) { testOps(t, open, leaveOut) })
+	t.Run("wide heads", func(t *testing.T) { testWideHeads(t, open) })
 	t.Run("accumulate", func(t *testing.T) { testAccumulate(t, open) })
 	t.Run("host copies", func(t *testing.T) { testHostCopies(t, open) })
 }
