@@ -30,6 +30,7 @@ func programs() []program {
 		{name: "attention_mma_grad.cu", types: half, parts: tiles},
 		{name: "elementwise.cu", types: all},
 		{name: "embedding.cu", types: all},
+		{name: "fixed.cu", types: all},
 		{name: "loss.cu", types: all},
 		{name: "move.cu", types: one},
 		{name: "norm.cu", types: all},
