@@ -18,6 +18,10 @@ var ops = [...]func(l *list) error{
 	ir.OpClipScale:  clipScale,
 	ir.OpCast:       cast,
 
+	ir.OpFromFixed:    fromFixed,
+	ir.OpFixedSquares: fixedSquares,
+	ir.OpFixedRoot:    fixedRoot,
+
 	ir.OpEmbedding:       embedding,
 	ir.OpEmbeddingGrad:   embeddingGrad,
 	ir.OpLayerNorm:       layerNorm,
@@ -75,6 +79,9 @@ func add(l *list) error {
 }
 
 func addN(l *list) error {
+	if l.Results[0].DType == ir.Q64 {
+		return addNFixed(l)
+	}
 	d, err := l.elem(l.Results[0])
 	if err != nil {
 		return err
@@ -146,6 +153,9 @@ func cast(l *list) error {
 }
 
 func accumulate(l *list) error {
+	if l.Results[0].DType == ir.Q64 {
+		return l.addFixed(l.arg(0), l.Accum[0])
+	}
 	d, err := l.elem(l.Results[0])
 	if err != nil {
 		return err
@@ -169,10 +179,17 @@ var block128 = [3]uint32{128, 1, 1}
 
 // columns adds up parts [parts, apart] of cols elements to a result.
 func (l *list) columns(i int, part address, parts, cols, apart int64) {
-	l.run("sum.cu", "columns_last", l.Results[i].DType, blocks(cols, 32), block256, 0, l.result(i), part, parts, cols, apart, l.accum(i))
+	l.columnsTo(l.Results[i].DType, l.result(i), part, parts, cols, apart, l.accum(i))
+}
+
+func (l *list) columnsTo(d ir.DType, y, part address, parts, cols, apart int64, accum int32) {
+	l.run("sum.cu", "columns_last", d, blocks(cols, 32), block256, 0, y, part, parts, cols, apart, accum)
 }
 
 func sumTo(l *list) error {
+	if ir.Frac(l.Node.Attr) > 0 {
+		return sumToFixed(l)
+	}
 	d, err := l.elem(l.Results[0])
 	if err != nil {
 		return err
@@ -339,6 +356,9 @@ func embedding(l *list) error {
 
 func embeddingGrad(l *list) error {
 	table := l.Results[0]
+	if table.DType == ir.Q64 {
+		return embeddingGradFixed(l)
+	}
 	d, err := l.elem(table)
 	if err != nil {
 		return err
@@ -373,7 +393,7 @@ func (l *list) norm(mean, rstd, bias address, eps float64) error {
 
 // normGrad is the gradient of both norms: that of RMS norm lacks mean and bias.
 func normGrad(l *list) error {
-	d, err := l.elem(l.Results[1])
+	d, err := l.elem(l.Args[0])
 	if err != nil {
 		return err
 	}
@@ -384,13 +404,26 @@ func normGrad(l *list) error {
 	}
 	m, n := rows(l.Args[0])
 	l.run("norm.cu", "norm_grad", d, warpRows(m), block256, 0, l.result(0), l.arg(0), l.arg(1), l.arg(2), mean, rstd, m, n)
-	chunk, parts, grid := columnParts(d, m, n)
-	part := l.temp(4 * 2 * parts * n)
-	l.run("norm.cu", "norm_params", d, grid, block128, 0, part, l.arg(0), l.arg(1), mean, rstd, m, n, chunk)
+	if ir.Frac(l.Node.Attr) > 0 {
+		return l.normParamsFixed(d, mean, rstd)
+	}
+	part, parts := l.normParams(d, 0, m, n, mean, rstd)
 	for i := 1; i < len(l.Results); i++ {
 		l.columns(i, part+address(4*int64(i-1)*n), parts, n, 2*n)
 	}
 	return nil
+}
+
+// normParams leaves sums of the gradients of weight and bias, of m rows from row first on, as parts [parts,2,n].
+func (l *list) normParams(d ir.DType, first, m, n int64, mean, rstd address) (part address, parts int64) {
+	chunk, parts, grid := columnParts(d, m, n)
+	part = l.temp(4 * 2 * parts * n)
+	at := address(first * n * d.Size())
+	if mean != 0 {
+		mean += address(4 * first)
+	}
+	l.run("norm.cu", "norm_params", d, grid, block128, 0, part, l.arg(0)+at, l.arg(1)+at, mean, rstd+address(4*first), m, n, chunk)
+	return part, parts
 }
 
 func rope(l *list) error {

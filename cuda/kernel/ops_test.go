@@ -1,6 +1,8 @@
 package kernel_test
 
 import (
+	"bytes"
+	"errors"
 	"fmt"
 	"testing"
 
@@ -67,14 +69,36 @@ func (d *device) at(t runtime.Tensor) uint64 {
 	return d.base + uint64(t.Space)*spaceBytes + uint64(t.Offset)
 }
 
+// Launch runs a kernel twice from the same memory, the second time with blocks and threads in reverse: a result must
+// have the same bits.
 func (d *device) Launch(k *runtime.Kernel) error {
+	before, after := make([]byte, d.sizes[0]), make([]byte, d.sizes[0])
+	again := make([]byte, d.sizes[0])
+	if err := d.read(0, before); err != nil {
+		return err
+	}
+	if err := d.once(k); err != nil {
+		return err
+	}
+	if err := errors.Join(d.read(0, after), d.write(0, before)); err != nil {
+		return err
+	}
+	d.reverse = true
+	defer func() { d.reverse = false }()
+	if err := errors.Join(d.once(k), d.read(0, again)); err != nil {
+		return err
+	}
+	if !bytes.Equal(after, again) {
+		return fmt.Errorf("%s: the results depend on the order of blocks or threads", k.Node.Op)
+	}
+	return nil
+}
+
+func (d *device) once(k *runtime.Kernel) error {
 	// Scratch memory holds NaN, and is followed by what nobody may write.
 	const guard = 64
 	scratch, n := int64(2*spaceBytes), kernel.Scratch(k)
-	poison := make([]byte, n+guard)
-	for i := range poison {
-		poison[i] = 0xff
-	}
+	poison := bytes.Repeat([]byte{0xff}, int(n+guard))
 	if err := d.write(scratch, poison); err != nil {
 		return err
 	}
@@ -87,14 +111,12 @@ func (d *device) Launch(k *runtime.Kernel) error {
 			return err
 		}
 	}
-	after := make([]byte, guard)
+	after := poison[n:]
 	if err := d.read(scratch+n, after); err != nil {
 		return err
 	}
-	for _, b := range after {
-		if b != 0xff {
-			return fmt.Errorf("%s wrote past its %d bytes of scratch memory", k.Node.Op, n)
-		}
+	if bytes.Count(after, []byte{0xff}) != guard {
+		return fmt.Errorf("%s wrote past its %d bytes of scratch memory", k.Node.Op, n)
 	}
 	return nil
 }
@@ -113,9 +135,17 @@ func leftToOthers(op ir.Op) bool {
 // TestOps compares every op with package interp, in every type, cut in every way, in place and accumulating: see backendtest
 // for tolerances.
 func TestOps(t *testing.T) {
+	t.Parallel()
 	path := buildWorker(t)
 	backendtest.RunOps(t, func(t *testing.T) runtime.Backend { return backend{t, path} },
 		func(op ir.Op, attr ir.Attr) bool { return leftToOthers(op) })
+}
+
+// TestTensorCores does so for attention on tensor cores.
+func TestTensorCores(t *testing.T) {
+	t.Parallel()
+	path := buildWorker(t)
+	backendtest.RunWideHeads(t, func(t *testing.T) runtime.Backend { return backend{t, path} })
 }
 
 // TestEveryOpHasAKernel fails on an op that the CPU has and this package lacks.

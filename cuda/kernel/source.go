@@ -15,20 +15,22 @@ var files embed.FS
 type program struct {
 	name  string
 	types []ir.DType // for which it is compiled, as T
-	heads bool       // needs heads.cu
+	parts []string   // further files that it needs
 }
 
 // programs lists the files that are not parts of others.
 func programs() []program {
 	all, half, one := []ir.DType{ir.F32, ir.BF16, ir.F16}, []ir.DType{ir.BF16, ir.F16}, []ir.DType{ir.F32}
+	heads, tiles := []string{"heads.cu"}, []string{"heads.cu", "tiles.cu"}
 	return []program{
 		{name: "adamw.cu", types: all},
-		{name: "attention.cu", types: all, heads: true},
-		{name: "attention_grad.cu", types: all, heads: true},
-		{name: "attention_mma.cu", types: half, heads: true},
-		{name: "attention_mma_grad.cu", types: half, heads: true},
+		{name: "attention.cu", types: all, parts: heads},
+		{name: "attention_grad.cu", types: all, parts: heads},
+		{name: "attention_mma.cu", types: half, parts: tiles},
+		{name: "attention_mma_grad.cu", types: half, parts: tiles},
 		{name: "elementwise.cu", types: all},
 		{name: "embedding.cu", types: all},
+		{name: "fixed.cu", types: all},
 		{name: "loss.cu", types: all},
 		{name: "move.cu", types: one},
 		{name: "norm.cu", types: all},
@@ -68,8 +70,8 @@ func Portable(program string) string {
 func (p program) portable() string {
 	var b strings.Builder
 	b.WriteString(text("prelude.cu"))
-	if p.heads {
-		b.WriteString(text("heads.cu"))
+	for _, part := range p.parts {
+		b.WriteString(text(part))
 	}
 	for _, d := range p.types {
 		element := d.String()

@@ -31,7 +31,8 @@ func Run(t *testing.T, open Open) {
 // in it together.
 func RunFloat(t *testing.T, open Open) {
 	t.Run("memory", func(t *testing.T) { testMemory(t, open) })
-	t.Run("ops", func(t *testing.T) { testOps(t, open, func(ir.Op, ir.Attr) bool { return false }) })
+	t.Run("ops", func(t *testing.T) { testOps(t, open, leaveOutNone) })
+	t.Run("wide heads", func(t *testing.T) { RunWideHeads(t, open) })
 	t.Run("accumulate", func(t *testing.T) { testAccumulate(t, open) })
 	t.Run("host copies", func(t *testing.T) { testHostCopies(t, open) })
 	t.Run("collectives", func(t *testing.T) { testCollectives(t, open) })
@@ -42,10 +43,13 @@ func RunFloat(t *testing.T, open Open) {
 	t.Run("abort", func(t *testing.T) { testAbort(t, open) })
 }
 
+func leaveOutNone(ir.Op, ir.Attr) bool { return false }
+
 // RunOps checks what one device computes, where others are not needed: the parts of Run about memory and
 // launches, but for ops that are left out.
 func RunOps(t *testing.T, open Open, leaveOut func(op ir.Op, attr ir.Attr) bool) {
 	t.Run("ops", func(t *testing.T) { testOps(t, open, leaveOut) })
+	t.Run("grouping", func(t *testing.T) { testGrouping(t, open, leaveOut) })
 	t.Run("accumulate", func(t *testing.T) { testAccumulate(t, open) })
 	t.Run("host copies", func(t *testing.T) { testHostCopies(t, open) })
 }
