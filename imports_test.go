@@ -47,6 +47,7 @@ func rooms() []string {
 		"runtime/backendtest",
 		"cuda/kernel",
 		"cuda/driver",
+		"cuda/driver/drivertest",
 		"cuda/driver/fake",
 		"cuda",
 		"cuda/cudatest",
@@ -63,7 +64,7 @@ func rooms() []string {
 
 // forTests lists the packages that only tests, and each other, may import.
 func forTests() []string {
-	return []string{"ir/irtest", "runtime/backendtest", "cuda/driver/fake", "cuda/cudatest"}
+	return []string{"ir/irtest", "runtime/backendtest", "cuda/driver/drivertest", "cuda/driver/fake", "cuda/cudatest"}
 }
 
 // source is what one file says about its package.

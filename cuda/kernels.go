@@ -127,7 +127,7 @@ func (e *kernels) Reduce(s driver.Stream, by ir.Reduction, d ir.DType, out drive
 		reduce = kernel.ReduceMax
 	}
 	if !d.Float() {
-		return fmt.Errorf("cuda: no kernel for sums of %s over ranks", d)
+		return fmt.Errorf("cuda: no kernel for sums of %s over ranks; train.reproducible needs --device cpu, or one rank", d)
 	}
 	if len(in) > kernel.MaxInputs {
 		return fmt.Errorf("cuda: a collective of %d ranks on one GPU, want at most %d", len(in), kernel.MaxInputs)

@@ -99,7 +99,7 @@ func (l *lane) exchangeByNCCL(comm driver.Comm, c *runtime.Collective) error {
 	me := c.Members[c.Position]
 	d := me.In.DType
 	if d == ir.Q64 {
-		return errors.New("cuda: NCCL does not say when a sum in fixed point (train.reproducible) overflows; one rank, and --loopback, do")
+		return errors.New("cuda: NCCL does not tell when a sum of q64 over ranks overflows; train.reproducible needs --device cpu, or one rank")
 	}
 	switch c.Node.Op {
 	case ir.OpAllReduce:

@@ -9,6 +9,7 @@ type graph struct {
 	members []*stream // while it is captured; the first began
 	clocks  []clock   // of its streams, counting by their index
 	nodes   []node
+	spoilt  bool      // by a call that a capture does not take
 	private []*stream // on which it runs
 	start   *event
 	ends    []*event
@@ -87,6 +88,9 @@ func (d *Driver) EndCapture(s driver.Stream) (driver.Graph, error) {
 		if ev.capture == g {
 			ev.capture = nil
 		}
+	}
+	if g.spoilt {
+		return 0, failed("cuStreamEndCapture", 901, "CUDA_ERROR_STREAM_CAPTURE_INVALIDATED")
 	}
 	if !whole {
 		return 0, failed("cuStreamEndCapture", 904, "CUDA_ERROR_STREAM_CAPTURE_UNJOINED")

@@ -245,6 +245,7 @@ func (d *Driver) SyncStream(s driver.Stream) error {
 		return err
 	}
 	if st.capture != nil {
+		st.capture.spoilt = true
 		return failed("cuStreamSynchronize", 900, "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED")
 	}
 	if err := d.until("cuStreamSynchronize", func() bool { return len(st.queue) == 0 }); err != nil {
