@@ -4,7 +4,7 @@ GO       ?= go
 BIN      := bin/autopar
 FUZZTIME ?= 5s
 
-.PHONY: help build demo test check fmt vet race golden fuzz bench bench-planner parity curves mutants peers profile-check gpu test-cuda validate-plots fit-memory
+.PHONY: help build demo test check fmt vet race golden fuzz bench bench-planner parity curves mutants peers profile-check gpu gorgonia test-cuda validate-plots fit-memory
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1	\2/p' $(MAKEFILE_LIST)
@@ -75,6 +75,11 @@ gpu: ## put all that is run on a machine with a GPU, which needs no Go, into one
 	cp bench/gpu/run.sh bench/gpu/gpt2.py bench/gpu/gpt2.yaml examples/shakespeare_char.yaml $(GPU_BUNDLE)
 	-$(GPU_BUNDLE)/autopar data prepare shakespeare_char -o $(GPU_BUNDLE)/data/shakespeare_char
 	git rev-parse HEAD > $(GPU_BUNDLE)/commit
+
+CUDA_HOME ?= /usr/local/cuda
+
+gorgonia: ## build bin/autopar with the CUDA driver called through gorgonia.org/cu: needs cgo and the CUDA toolkit, and a GPU to start
+	CGO_CFLAGS="-I$(CURDIR)/cuda/driver/gorgonia/include -I$(CUDA_HOME)/include" CGO_LDFLAGS="-L$(CUDA_HOME)/lib64/stubs" $(GO) build -tags gorgonia -o $(BIN) ./cmd/autopar
 
 test-cuda: ## tests of the CUDA backend; what would be skipped for want of a GPU, a library or gcc fails
 	AUTOPAR_TEST_CUDA=1 $(GO) test -count=1 -timeout 30m ./cuda/...

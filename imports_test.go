@@ -48,6 +48,7 @@ func rooms() []string {
 		"cuda/kernel",
 		"cuda/driver",
 		"cuda/driver/drivertest",
+		"cuda/driver/gorgonia",
 		"cuda/driver/fake",
 		"cuda",
 		"cuda/cudatest",

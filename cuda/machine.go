@@ -22,7 +22,7 @@ type MachineOptions struct {
 // [driver.MissingError] when something is not there or too old. NCCL is loaded when it is
 // needed first.
 func Machine(opts MachineOptions) (*System, error) {
-	drv, err := driver.Open()
+	drv, err := openDriver()
 	if err != nil {
 		return nil, err
 	}
