@@ -16,9 +16,8 @@ import (
 // GPU and each on its own, and checks that nothing is left open.
 func TestConformance(t *testing.T) {
 	for name, opts := range map[string]cuda.Options{
-		"loopback":    {Loopback: true},
-		"NCCL":        {},
-		"synchronous": {Loopback: true, Synchronous: true},
+		"loopback": {Loopback: true},
+		"NCCL":     {},
 	} {
 		t.Run(name, func(t *testing.T) {
 			seed := uint64(0)

@@ -16,7 +16,9 @@ STEPS=${STEPS:-20}
 PYTHON=${PYTHON:-python3}
 AUTOPAR_TEST_CACHE=${AUTOPAR_TEST_CACHE:-$OUT/cache}
 XDG_CACHE_HOME=${XDG_CACHE_HOME:-$OUT/cache}
-export AUTOPAR_TEST_CACHE XDG_CACHE_HOME
+# The CUDA libraries that come with PyTorch are found beside it.
+PYTHONPATH=$("$PYTHON" -c 'import sysconfig; print(sysconfig.get_path("purelib"))' 2>/dev/null)${PYTHONPATH:+:$PYTHONPATH}
+export AUTOPAR_TEST_CACHE XDG_CACHE_HOME PYTHONPATH
 table=$OUT/gpu.md
 failed=0
 

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"os"
 	"strings"
 
 	"github.com/autopar/autopar/cuda"
@@ -26,6 +27,13 @@ func (a deviceArgs) validate(command string) error {
 // openCUDA opens this machine's GPUs and libraries for so many ranks, and says which they
 // are.
 func (a deviceArgs) openCUDA(con *console, ranks int) (*cuda.System, error) {
+	place, err := driver.PlaceFrom(os.Getenv)
+	if err != nil {
+		return nil, usagef("%v", err)
+	}
+	if place.World > 1 {
+		return nil, usagef("WORLD_SIZE is %d, but all %d ranks of the plan run in one process, on the GPUs of one machine: start it once, without torchrun or its like", place.World, ranks)
+	}
 	system, err := cuda.Machine(cuda.MachineOptions{})
 	if err != nil {
 		return nil, err
