@@ -104,7 +104,7 @@ func readFile(t *testing.T, path string) string {
 // functionsOf lists the namespaces and names of the device functions of a program, by the text that defines them.
 func functionsOf(program string) (functions []string) {
 	space := regexp.MustCompile(`(?m)^#define TYPE (\w+)$`)
-	text := regexp.MustCompile(`(?m)^#define KERNEL.*$`).ReplaceAllString(kernel.Portable(program), "")
+	text := regexp.MustCompile(`(?m)^#define \w*KERNEL.*$`).ReplaceAllString(kernel.Portable(program), "")
 	for i, of := range space.FindAllStringSubmatchIndex(text, -1) {
 		body := text[of[1]:]
 		if next := space.FindAllStringIndex(text, -1); i+1 < len(next) {
