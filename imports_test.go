@@ -37,6 +37,8 @@ func rooms() []string {
 		"planner/cost",
 		"planner/sim",
 		"planner",
+		"planner/lp",
+		"planner/galvatron",
 		"measured",
 		"runtime",
 		"runtime/cpu/kernel/asm",
@@ -53,6 +55,7 @@ func rooms() []string {
 		"explain",
 		"cmd/autopar",
 		"bench/curves",
+		"bench/galvatron",
 	}
 }
 

@@ -369,7 +369,7 @@ func TestNew(t *testing.T) {
 	doc, err := planner.ParseDocument("plan.json", written)
 	require.NoError(t, err)
 
-	r, err := New(doc)
+	r, err := read(doc)
 	require.NoError(t, err)
 	require.InDelta(t, doc.Predicted.StepSeconds, r.Prediction.StepSeconds, 1e-9)
 	require.Len(t, r.Rejected, 3)
@@ -384,8 +384,31 @@ func TestNew(t *testing.T) {
 	require.Contains(t, text.String(), "plans that lost")
 
 	doc.GraphHash = "0"
-	_, err = New(doc)
+	_, err = read(doc)
 	require.ErrorContains(t, err, "graph_hash")
+}
+
+// read returns the full report of a plan.json, as `autopar explain` puts it together.
+func read(doc *planner.Document) (*Report, error) {
+	g, err := doc.Config.TrainStep()
+	if err != nil {
+		return nil, err
+	}
+	if err := doc.Check(g); err != nil {
+		return nil, err
+	}
+	prog, err := codegen.Compile(g, doc.Plan, doc.Config.Batch.Global, nil)
+	if err != nil {
+		return nil, err
+	}
+	r, err := Of(prog, doc.Config)
+	if err != nil {
+		return nil, err
+	}
+	if err := r.Predict(doc.Cluster); err != nil {
+		return nil, err
+	}
+	return r, r.Compare(doc.Search.Alternatives)
 }
 
 func TestJSON(t *testing.T) {

@@ -95,7 +95,7 @@ func study(t *testing.T) (*Study, *Report) {
 	found, err := planner.Search(g, batch, c, planner.Options{PlanNGPUs: 2})
 	require.NoError(t, err)
 	doc := planner.NewDocument(cfg, g, c, found)
-	r, err := New(doc)
+	r, err := read(doc)
 	require.NoError(t, err)
 	return NewStudy(doc, r), r
 }

@@ -6,7 +6,6 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"fmt"
-	"os"
 	"strconv"
 	"strings"
 
@@ -105,7 +104,7 @@ func NewDocument(cfg *config.Config, g *ir.Graph, c *cost.Cluster, r *Result) *D
 func NewPredicted(cfg *config.Config, c *cost.Cluster, p *partition.Plan, x Prediction) Predicted {
 	tokens := float64(cfg.Batch.Global) * float64(cfg.Model.BlockSize)
 	perSecond := tokens / x.Step.Seconds()
-	peak := c.PeakFLOPS(cfg.DType().String(), p.RuntimeNGPUs) * float64(p.RuntimeNGPUs)
+	peak := c.JobFLOPS(cfg.DType().String(), p)
 	return Predicted{
 		StepSeconds: x.Step.Seconds(), TokensPerSecond: perSecond,
 		MFU: perSecond * float64(cfg.Model.FLOPsPerToken()) / peak,
@@ -143,15 +142,6 @@ func (d *Document) Marshal() ([]byte, error) {
 		return nil, fmt.Errorf("planner: plan.json: %w", err)
 	}
 	return b.Bytes(), nil
-}
-
-// Write writes the document to a file.
-func (d *Document) Write(path string) error {
-	data, err := d.Marshal()
-	if err != nil {
-		return err
-	}
-	return os.WriteFile(path, data, 0o644)
 }
 
 // configJSON turns the text of a configuration into JSON. Every line of it is a
@@ -220,25 +210,6 @@ func (d *Document) Check(g *ir.Graph) error {
 	}
 	if got := GraphHash(g); got != d.GraphHash {
 		return &DocumentError{Key: "graph_hash", Msg: fmt.Sprintf("is %.12s, but the model makes a graph with %.12s: the plan was made by another version of the model; plan again", d.GraphHash, got)}
-	}
-	return nil
-}
-
-// CheckConfig reports, as a *DocumentError, the first setting in which a
-// configuration differs from the one that the plan was made for.
-func (d *Document) CheckConfig(c *config.Config) error {
-	made, has := strings.Split(string(d.Config.Marshal()), "\n"), strings.Split(string(c.Marshal()), "\n")
-	section := ""
-	for i := range min(len(made), len(has)) {
-		name, was, _ := strings.Cut(made[i], ":")
-		_, is, _ := strings.Cut(has[i], ":")
-		if !strings.HasPrefix(made[i], " ") {
-			section = name
-		}
-		if made[i] != has[i] {
-			return &DocumentError{Key: "config." + section + "." + strings.TrimSpace(name),
-				Msg: fmt.Sprintf("plan was made for %s %s, the config has %s", strings.TrimSpace(name), strings.TrimSpace(was), strings.TrimSpace(is))}
-		}
 	}
 	return nil
 }

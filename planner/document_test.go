@@ -1,6 +1,7 @@
 package planner
 
 import (
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -28,21 +29,17 @@ func searched(t testing.TB) (*Document, *ir.Graph) {
 func TestDocumentRoundTrip(t *testing.T) {
 	d, g := searched(t)
 	path := filepath.Join(t.TempDir(), "plan.json")
-	require.NoError(t, d.Write(path))
+	first, err := d.Marshal()
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(path, first, 0o644))
 	back, err := ReadDocument(path)
 	require.NoError(t, err)
 	require.True(t, d.Config.Equal(back.Config))
 	require.NoError(t, back.Check(g))
-	first, err := d.Marshal()
-	require.NoError(t, err)
 	second, err := back.Marshal()
 	require.NoError(t, err)
 	require.Equal(t, string(first), string(second))
 
-	other := *d.Config
-	other.Model.NLayer = 4
-	require.ErrorContains(t, d.CheckConfig(&other), "config.model.n_layer: plan was made for n_layer 3, the config has 4")
-	require.NoError(t, d.CheckConfig(back.Config))
 	require.ErrorContains(t, back.Check(step(t, tiny(2), 7)), "graph_hash: is ")
 	back.Config.Model.NLayer = 4
 	require.ErrorContains(t, back.Check(g), "config_hash: is ")

@@ -62,6 +62,7 @@ type Model struct {
 	crowd      float64 // ranks a core of a shared machine; 0 of another
 	efficiency Efficiency
 	software   Software
+	kinds      []*Model // where the ranks have several kinds of devices; nil with one
 }
 
 // NewModel returns the prices that each of ranks ranks pays.

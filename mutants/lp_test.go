@@ -1,0 +1,41 @@
+//go:build mutants
+
+package mutants
+
+// inThePrograms has the bugs that the mixed integer programs show: of the search, for which
+// cbc or glpsol must be installed, and of the programs themselves; and bugs in Galvatron's
+// terms.
+func inThePrograms() []mutant {
+	const run = "^TestPrograms$"
+	return []mutant{{
+		bug: "cuts with a slow first stage are left out", how: "the way of micro-batch 0 counts twice",
+		file: "planner/cut.go",
+		old:  "c.descend(stage+1, left-n, before+c.bounds", new: "c.descend(stage+1, left-n, 2*before+c.bounds",
+		pkg: "./planner/lp", run: run,
+	}, {
+		bug: "a send waits for one micro-batch to leave", how: "whatever room the receiver has",
+		file: "planner/lp/events.go",
+		old:  "before := microBatch - t.room", new: "before := microBatch - 1",
+		pkg: "./planner/lp", run: run,
+	}, {
+		bug: "nobody waits for the communication stream at the end of a pass", how: "in the program",
+		file: "planner/lp/body.go",
+		old:  "since: latest(now, stream)", new: "since: now",
+		pkg: "./planner/lp", run: run,
+	}, {
+		bug: "the limit of memory is twice what it is", how: "in the program",
+		file: "planner/lp/write.go",
+		old:  "decimal(p.limits[at], 6)", new: "decimal(2*p.limits[at], 6)",
+		pkg: "./planner/lp", run: run,
+	}, {
+		bug: "every layer pays for the transfer between stages", how: "in Galvatron's terms",
+		file: "planner/galvatron/model.go",
+		old:  "* m.PointToPoint[s.PP] / float64(m.Layers)", new: "* m.PointToPoint[s.PP]",
+		pkg: "./planner/galvatron", run: "^TestCostIsGalvatrons$",
+	}, {
+		bug: "a mix that takes more memory dominates", how: "in the search of Galvatron's space",
+		file: "planner/galvatron/search.go",
+		old:  " && x.memory <= y.memory", new: "",
+		pkg: "./planner/galvatron", run: "^TestSearchIsExact$",
+	}}
+}
