@@ -60,11 +60,8 @@ template <int per> DEVICE void attention(T* o, float* lse, const T* q, const T* 
 		load_rows(keys, v, s.row_kv, s.width, place);
 		sync_block();
 #pragma unroll
-		for (int n = 0; n < per; n++) {
-			if (c + 8 * n >= s.width) break;
-			out[n] *= shrink;
-			for (int j = 0; j < 32; j++) out[n] += probs[r * 33 + j] * keys[j * ld + c + 8 * n];
-		}
+		for (int n = 0; n < per; n++) out[n] *= shrink;
+		add_product(out, probs + r * 33, keys + c, s.width - c, ld);
 	}
 	if (i < 0) return;
 	o += ((i64)(b * s.rows + row) * s.groups * s.heads + head) * s.width;
@@ -75,7 +72,7 @@ template <int per> DEVICE void attention(T* o, float* lse, const T* q, const T* 
 	if (c == 0) lse[((i64)b * s.groups * s.heads + head) * s.rows + row] = top + logf(total);
 }
 #define ATTENTION(most) \
-	KERNEL(attention_##most, 256)(T* o, float* lse, const T* q, const T* k, const T* v, HEADS_PARAMS) { \
+	LARGE_KERNEL(attention_##most, 256)(T* o, float* lse, const T* q, const T* k, const T* v, HEADS_PARAMS) { \
 		attention<most / 8>(o, lse, q, k, v, HEADS); \
 	}
 ATTENTION(64)

@@ -57,11 +57,7 @@ DEVICE void attention_dq(T* dq, i64 row_dq, const T* dout, const T* q, const T* 
 			grads[r * 33 + j] = j0 + j <= i ? expf(score * s.scale - log_sum) * (f * d - d_i) * s.scale : 0;
 		}
 		sync_block();
-#pragma unroll
-		for (int n = 0; n < per; n++) {
-			if (c + 8 * n >= s.width) break;
-			for (int j = 0; j < 32; j++) out[n] += grads[r * 33 + j] * keys[j * ld + c + 8 * n];
-		}
+		add_product(out, grads + r * 33, keys + c, s.width - c, ld);
 	}
 	if (i < 0) return;
 #pragma unroll
@@ -118,14 +114,8 @@ DEVICE void attention_dkv(T* dk, T* dv, i64 row_dkv, const T* dout, const T* q, 
 				grads[r * 33 + i] = p * (f * d - deltas[i]) * s.scale;
 			}
 			sync_block();
-#pragma unroll
-			for (int n = 0; n < per; n++) {
-				if (c + 8 * n >= s.width) break;
-				for (int i = 0; i < 32; i++) {
-					out_k[n] += grads[r * 33 + i] * queries[i * ld + c + 8 * n];
-					out_v[n] += probs[r * 33 + i] * douts[i * ld + c + 8 * n];
-				}
-			}
+			add_product(out_k, grads + r * 33, queries + c, s.width - c, ld);
+			add_product(out_v, probs + r * 33, douts + c, s.width - c, ld);
 		}
 	}
 	if (j >= s.keys) return;
@@ -139,11 +129,11 @@ DEVICE void attention_dkv(T* dk, T* dv, i64 row_dkv, const T* dout, const T* q, 
 	}
 }
 #define ATTENTION_GRAD(most) \
-	KERNEL(attention_dq_##most, 256)(T* dq, i64 row_dq, const T* dout, const T* q, const T* k, const T* v, const float* lse, const float* delta, \
+	LARGE_KERNEL(attention_dq_##most, 256)(T* dq, i64 row_dq, const T* dout, const T* q, const T* k, const T* v, const float* lse, const float* delta, \
 		HEADS_PARAMS) { \
 		attention_dq<most / 8>(dq, row_dq, dout, q, k, v, lse, delta, HEADS); \
 	} \
-	KERNEL(attention_dkv_##most, 256)(T* dk, T* dv, i64 row_dkv, const T* dout, const T* q, const T* k, const T* v, const float* lse, \
+	LARGE_KERNEL(attention_dkv_##most, 256)(T* dk, T* dv, i64 row_dkv, const T* dout, const T* q, const T* k, const T* v, const float* lse, \
 		const float* delta, HEADS_PARAMS) { \
 		attention_dkv<most / 8>(dk, dv, row_dkv, dout, q, k, v, lse, delta, HEADS); \
 	}

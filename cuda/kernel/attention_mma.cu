@@ -121,9 +121,9 @@ template <int width, int per> DEVICE void attention_mma(T* o, float* lse, const 
 			[&](int r) { return first + r < s.rows ? first + r : -1; });
 	}
 }
-KERNEL(attention_mma_64, 128)(T* o, float* lse, const T* q, const T* k, const T* v, HEADS_PARAMS) {
+LARGE_KERNEL(attention_mma_64, 128)(T* o, float* lse, const T* q, const T* k, const T* v, HEADS_PARAMS) {
 	attention_mma<64, 2>(o, lse, q, k, v, HEADS);
 }
-KERNEL(attention_mma_128, 128)(T* o, float* lse, const T* q, const T* k, const T* v, HEADS_PARAMS) {
+LARGE_KERNEL(attention_mma_128, 128)(T* o, float* lse, const T* q, const T* k, const T* v, HEADS_PARAMS) {
 	attention_mma<128, 1>(o, lse, q, k, v, HEADS);
 }

@@ -192,11 +192,11 @@ DEVICE void attention_mma_dkv(T* dk, T* dv, i64 row_dkv, const T* dout, const T*
 	write_rows<width>(dv, row_dkv, values, mine, out_v, 1, 1, place);
 }
 #define GRAD(width, step) \
-	KERNEL(attention_mma_dq_##width, 128)(T* dq, i64 row_dq, const T* dout, const T* q, const T* k, const T* v, const float* lse, \
+	LARGE_KERNEL(attention_mma_dq_##width, 128)(T* dq, i64 row_dq, const T* dout, const T* q, const T* k, const T* v, const float* lse, \
 		const float* delta, HEADS_PARAMS) { \
 		attention_mma_dq<width, step>(dq, row_dq, dout, q, k, v, lse, delta, HEADS); \
 	} \
-	KERNEL(attention_mma_dkv_##width, 128)(T* dk, T* dv, i64 row_dkv, const T* dout, const T* q, const T* k, const T* v, const float* lse, \
+	LARGE_KERNEL(attention_mma_dkv_##width, 128)(T* dk, T* dv, i64 row_dkv, const T* dout, const T* q, const T* k, const T* v, const float* lse, \
 		const float* delta, HEADS_PARAMS) { \
 		attention_mma_dkv<width, step>(dk, dv, row_dkv, dout, q, k, v, lse, delta, HEADS); \
 	}

@@ -78,3 +78,14 @@ template <class H, class At> DEVICE void load_rows(float* to, const H* from, i64
 		to[r * (width + 1) + d] = source < 0 ? 0 : wide(from[source * row + d]);
 	}
 }
+
+// add_product adds to every 8th element of a row the product of 32 factors and 32 rows, ld apart, of which n elements are left.
+template <int per> DEVICE void add_product(float (&out)[per], const float* factors, const float* rows, int n, int ld) {
+#pragma unroll 2
+	for (int j = 0; j < 32; j++) {
+#pragma unroll
+		for (int m = 0; m < per; m++) {
+			if (8 * m < n) out[m] += factors[j] * rows[j * ld + 8 * m];
+		}
+	}
+}

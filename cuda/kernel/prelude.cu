@@ -7,6 +7,8 @@
 #define JOIN(a, b) JOIN_(a, b)
 // KERNEL names a function that the host launches, for this element type, on blocks of at most so many threads.
 #define KERNEL(name, most) extern "C" __global__ void __launch_bounds__(most) JOIN(name, TYPE)
+// LARGE_KERNEL is KERNEL, of which one block may take all registers of a multiprocessor.
+#define LARGE_KERNEL(name, most) extern "C" __global__ void __launch_bounds__(most, 1) JOIN(name, TYPE)
 #define WARP 32
 
 DEVICE int lane() { return thread() % WARP; }

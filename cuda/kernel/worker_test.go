@@ -5,16 +5,20 @@ import (
 	"crypto/sha256"
 	"encoding/binary"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
 	goruntime "runtime"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -42,56 +46,72 @@ func buildWorker(t *testing.T) string {
 	shim := readFile(t, "testdata/shim.h")
 	flags := []string{"-std=c++17", "-O1", "-mf16c", "-fno-strict-aliasing", "-ffp-contract=off", "-fno-math-errno", "-Wno-unknown-pragmas",
 		"-fsanitize=alignment,shift,bounds", "-fsanitize-undefined-trap-on-error"}
-	hash := sha256.New()
-	fmt.Fprintln(hash, compiler, flags, shim)
-	for _, p := range append(kernel.Programs(), "worker.cu") {
-		fmt.Fprintln(hash, p, units[strings.TrimSuffix(p, ".cu")])
-	}
 	cache, err := os.UserCacheDir()
 	if err != nil {
 		cache = os.TempDir()
 	}
 	cache = filepath.Join(cache, "autopar", "kernels")
 	require.NoError(t, os.MkdirAll(cache, 0o755))
-	worker := filepath.Join(cache, hex.EncodeToString(hash.Sum(nil))[:16])
-	if _, err := os.Stat(worker); err == nil {
-		return worker
-	}
+	forget(t, cache)
 
 	dir := t.TempDir()
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "shim.h"), []byte(shim), 0o644))
+	// compiled has the compiler make what is named after all that it depends on, once.
+	compiled := func(name string, depends []string, args ...string) string {
+		hash := sha256.Sum256([]byte(strings.Join(append(append([]string{compiler}, args...), depends...), "\x00")))
+		made := filepath.Join(cache, name+"-"+hex.EncodeToString(hash[:8]))
+		if _, err := os.Stat(made); err == nil {
+			return made
+		}
+		fresh := filepath.Join(dir, name+".made")
+		cmd := exec.Command(compiler, append([]string{"-o", fresh}, args...)...)
+		cmd.Dir = dir
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Errorf("g++ %s: %v\n%s", name, err, out)
+			return made
+		}
+		bytes, err := os.ReadFile(fresh)
+		if err == nil {
+			temporary := fmt.Sprintf("%s.%d", made, os.Getpid())
+			err = errors.Join(os.WriteFile(temporary, bytes, 0o755), os.Rename(temporary, made))
+		}
+		if err != nil {
+			t.Error(err)
+		}
+		return made
+	}
 	slots := make(chan struct{}, 2)
 	var group sync.WaitGroup
-	var objects []string
-	for name, text := range units {
-		source, object := filepath.Join(dir, name+".cpp"), filepath.Join(dir, name+".o")
-		require.NoError(t, os.WriteFile(source, []byte(text), 0o644))
-		objects = append(objects, object)
+	names := slices.Sorted(maps.Keys(units))
+	objects := make([]string, len(names))
+	for i, name := range names {
+		require.NoError(t, os.WriteFile(filepath.Join(dir, name+".cpp"), []byte(units[name]), 0o644))
 		group.Go(func() {
 			slots <- struct{}{}
 			defer func() { <-slots }()
-			if out, err := exec.Command(compiler, append(flags, "-c", "-o", object, source)...).CombinedOutput(); err != nil {
-				t.Errorf("g++ %s: %v\n%s", name, err, out)
-			}
+			objects[i] = compiled(name, []string{shim, units[name]}, append(flags, "-c", name+".cpp")...)
 		})
 	}
 	group.Wait()
 	if t.Failed() {
 		t.FailNow()
 	}
-	linked := filepath.Join(dir, "worker")
-	out, err := exec.Command(compiler, append([]string{"-o", linked}, objects...)...).CombinedOutput()
-	require.NoError(t, err, "%s", out)
-	old, err := filepath.Glob(filepath.Join(cache, "????????????????"))
-	require.NoError(t, err)
-	for _, path := range old { // of earlier texts
-		require.NoError(t, os.RemoveAll(path))
+	worker := compiled("run", nil, objects...)
+	if t.Failed() {
+		t.FailNow()
 	}
-	bytes, err := os.ReadFile(linked)
-	require.NoError(t, err)
-	require.NoError(t, os.WriteFile(worker+".new", bytes, 0o755))
-	require.NoError(t, os.Rename(worker+".new", worker))
 	return worker
+}
+
+// forget removes what nobody has made or used for a week.
+func forget(t *testing.T, cache string) {
+	entries, err := os.ReadDir(cache)
+	require.NoError(t, err)
+	for _, e := range entries {
+		if info, err := e.Info(); err == nil && time.Since(info.ModTime()) > 7*24*time.Hour {
+			_ = os.Remove(filepath.Join(cache, e.Name()))
+		}
+	}
 }
 
 func readFile(t *testing.T, path string) string {
@@ -104,7 +124,7 @@ func readFile(t *testing.T, path string) string {
 // functionsOf lists the namespaces and names of the device functions of a program, by the text that defines them.
 func functionsOf(program string) (functions []string) {
 	space := regexp.MustCompile(`(?m)^#define TYPE (\w+)$`)
-	text := regexp.MustCompile(`(?m)^#define KERNEL.*$`).ReplaceAllString(kernel.Portable(program), "")
+	text := regexp.MustCompile(`(?m)^#define \w*KERNEL.*$`).ReplaceAllString(kernel.Portable(program), "")
 	for i, of := range space.FindAllStringSubmatchIndex(text, -1) {
 		body := text[of[1]:]
 		if next := space.FindAllStringIndex(text, -1); i+1 < len(next) {

@@ -147,19 +147,18 @@ inline void load_matrices(u32 (&r)[4], const void* row) { load_matrices(r, row, 
 inline void load_transposed(u32 (&r)[4], const void* row) { load_matrices(r, row, true); }
 
 // mma: element (row, column) of a is in lane row%8*4 + column%8/2, word row/8 + column/8*2, half column%2; of b (row, column) in
-// lane column*4 + row%8/2, word row/8; of c in lane row%8*4 + column/2, word row/8*2 + column%2.
+// lane column*4 + row%8/2, word row/8; of c in lane row%8*4 + column/2, word row/8*2 + column%2. Lanes exchange words as pairs
+// of floats.
 template <class H> void mma(H, float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
-	u64 words[6] = {a[0], a[1], a[2], a[3], b0, b1};
-	auto all = exchange(words, 6);
+	const u32 packed[6] = {a[0], a[1], a[2], a[3], b0, b1};
+	u64 words[6];
+	for (int i = 0; i < 6; i++) words[i] = as_bits(wide(H{(u16)packed[i]})) | (u64)as_bits(wide(H{(u16)(packed[i] >> 16)})) << 32;
+	auto all = (const float (*)[12])exchange(words, 6);
 	int lane = machine.thread % 32;
 	for (int n = 0; n < 4; n++) {
 		int row = lane / 4 + n / 2 * 8, column = lane % 4 * 2 + n % 2;
 		float sum = c[n];
-		for (int k = 0; k < 16; k++) {
-			u16 x = (u16)(all[row % 8 * 4 + k % 8 / 2][row / 8 + k / 8 * 2] >> k % 2 * 16);
-			u16 y = (u16)(all[column * 4 + k % 8 / 2][4 + k / 8] >> k % 2 * 16);
-			sum += wide(H{x}) * wide(H{y});
-		}
+		for (int k = 0; k < 16; k++) sum += all[row % 8 * 4 + k % 8 / 2][(row / 8 + k / 8 * 2) * 2 + k % 2] * all[column * 4 + k % 8 / 2][(4 + k / 8) * 2 + k % 2];
 		c[n] = sum;
 	}
 }
