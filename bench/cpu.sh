@@ -6,7 +6,7 @@
 # usage: bench/cpu.sh AUTOPAR
 # PEERS lists peers as name=kind:python, kind being eager, compile or jax. Without it the newest torch and jax of PyPI are
 # installed into a virtual environment that is thrown away, and Debian's python3-torch joins where it is installed. MODELS
-# lists some of the models of bench/models.py; without it all are timed, in about a quarter of an hour.
+# lists some of the models of bench/models.py; without it all are timed, in about a quarter of an hour. ROUNDS is how often.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 autopar=$(realpath "$1")

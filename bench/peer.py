@@ -55,6 +55,9 @@ class GPT(nn.Module):
         self.wte, self.wpe = nn.Embedding(v, c), nn.Embedding(t, c)
         self.blocks = nn.ModuleList(Block(heads, c, t) for _ in range(layers))
         self.ln_f = LayerNorm(c)
+        for p in self.parameters():
+            if p.dim() >= 2:  # as nanoGPT: PyTorch's own makes logits so large that probabilities are denormal, which is slow
+                nn.init.normal_(p, std=0.02)
 
     def forward(self, ids, targets):
         x = self.wte(ids) + self.wpe(torch.arange(ids.size(1)))

@@ -15,6 +15,7 @@ import (
 
 	"github.com/autopar/autopar/codegen"
 	"github.com/autopar/autopar/config"
+	"github.com/autopar/autopar/cuda"
 	"github.com/autopar/autopar/explain"
 	"github.com/autopar/autopar/ir"
 	"github.com/autopar/autopar/partition"
@@ -33,6 +34,7 @@ type benchCmd struct {
 	Steps  int      `default:"20" help:"Steps to time."`
 	Top    int      `default:"12" help:"Ops to list; 0 lists all."`
 	Trace  string   `name:"profile" placeholder:"FILE" help:"Also write the timeline of one step beside the predicted one, for Perfetto."`
+	deviceArgs
 	format
 }
 
@@ -60,8 +62,8 @@ type benchResult struct {
 	MinMS       float64  `json:"min_ms"`
 	TokensPerS  float64  `json:"tokens_per_s"`
 	MFU         float64  `json:"mfu"`
-	PeakFLOPS   float64  `json:"peak_flops"` // of all cores, measured in this run: MFU refers to it
-	Bandwidth   float64  `json:"bandwidth"`  // of memory, bytes a second, measured in this run
+	PeakFLOPS   float64  `json:"peak_flops"` // of all cores, in multiply-adds, measured in this run, or of all GPUs: MFU refers to it
+	Bandwidth   float64  `json:"bandwidth"`  // of memory, bytes a second, measured too
 	ArenaBytes  int64    `json:"arena_bytes"`
 	PeakRSS     int64    `json:"peak_rss_bytes,omitempty"` // of the process
 	PredictedMS float64  `json:"predicted_ms"`
@@ -86,11 +88,14 @@ func (c *benchCmd) Run(ctx context.Context, con *console) error {
 	if c.Steps < 1 || c.BurnIn < 0 || c.Top < 0 {
 		return usagef("bench: --steps %d, --burn-in %d, --top %d: want at least 1, 0 and 0", c.Steps, c.BurnIn, c.Top)
 	}
-	doc, err := c.plan()
+	if err := c.validate("bench"); err != nil {
+		return err
+	}
+	doc, system, err := c.plan(con)
 	if err != nil {
 		return err
 	}
-	result, err := c.measure(ctx, con, doc)
+	result, err := c.measure(ctx, con, doc, system)
 	if err != nil {
 		return err
 	}
@@ -102,27 +107,42 @@ func (c *benchCmd) Run(ctx context.Context, con *console) error {
 }
 
 // plan is the plan to time: the best for the configuration on this machine, or the one
-// given.
-func (c *benchCmd) plan() (*planner.Document, error) {
+// given. With --device cuda it opens the GPU, which is planned for.
+func (c *benchCmd) plan(con *console) (doc *planner.Document, system *cuda.System, err error) {
 	if isPlan(c.Config) {
 		if len(c.Set) > 0 {
-			return nil, usagef("bench: --set changes a YAML; %s is a plan for one", c.Config)
+			return nil, nil, usagef("bench: --set changes a YAML; %s is a plan for one", c.Config)
 		}
-		return planArg{Plan: c.Config}.loadPlan()
+		if doc, err = (planArg{Plan: c.Config}).loadPlan(); err == nil && c.cuda() {
+			system, err = c.openCUDA(con, doc.Plan.RuntimeNGPUs)
+		}
+		return doc, system, err
 	}
 	cfg, err := c.load()
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	cluster, err := cost.Load("cpu")
 	if err != nil {
-		return nil, err
+		return nil, nil, err
+	}
+	if c.cuda() {
+		if system, err = c.openCUDA(con, max(1, int(cfg.Parallel.RuntimeNGPUs))); err != nil {
+			return nil, nil, err
+		}
+		if cluster, err = clusterOfGPU(system.Driver); err != nil {
+			return nil, nil, err
+		}
+		if cluster == nil {
+			return nil, nil, usagef("bench: there is no built-in cluster of this GPU to plan for; autopar cluster lists those there are")
+		}
 	}
 	options, err := (&planCmd{}).options(cfg)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	return search(cfg, cluster, options)
+	doc, err = search(cfg, cluster, options)
+	return doc, system, err
 }
 
 // isPlan reports whether a file is a plan: a configuration may be JSON, too.
@@ -189,16 +209,48 @@ type timed struct {
 	feeds runtime.Feeds
 }
 
+// opener makes a backend for a program, and what hears of its instructions, if anything.
+type opener func(p *timed) (runtime.Backend, func(runtime.Span), error)
+
+func openCPU(p *timed) (runtime.Backend, func(runtime.Span), error) {
+	backend, err := cpu.New(cpu.Options{})
+	return backend, p.watch.note, err
+}
+
+// timeOnGPU times whole steps, in which nothing waits, and then where the time goes with
+// every instruction waited for, which adds up to more.
+func (c *benchCmd) timeOnGPU(ctx context.Context, con *console, cfg *config.Config, system *cuda.System, programs ...*timed) error {
+	err := c.timeSteps(ctx, con, cfg, func(*timed) (runtime.Backend, func(runtime.Span), error) {
+		return cuda.New(system, c.options()), nil, nil
+	}, programs...)
+	if err != nil {
+		return err
+	}
+	times := make([][]time.Duration, len(programs))
+	for i, p := range programs {
+		times[i], p.times = p.times, nil
+	}
+	err = c.timeSteps(ctx, con, cfg, func(p *timed) (runtime.Backend, func(runtime.Span), error) {
+		opts := c.options()
+		opts.Synchronous = true
+		return cuda.New(system, opts), p.watch.note, nil
+	}, programs...)
+	for i, p := range programs {
+		p.times = times[i]
+	}
+	return err
+}
+
 // timeSteps runs training programs on random tokens and notes how long each step
 // after the burn-in took, and where the time went. Several take turns, so that
 // what else the machine does troubles all alike.
-func (c *benchCmd) timeSteps(ctx context.Context, con *console, cfg *config.Config, programs ...*timed) error {
+func (c *benchCmd) timeSteps(ctx context.Context, con *console, cfg *config.Config, open opener, programs ...*timed) error {
 	for _, p := range programs {
-		backend, err := cpu.New(cpu.Options{})
+		backend, trace, err := open(p)
 		if err != nil {
 			return err
 		}
-		if p.exec, err = runtime.New(p.prog, backend, runtime.Options{Trace: p.watch.note}); err != nil {
+		if p.exec, err = runtime.New(p.prog, backend, runtime.Options{Trace: trace}); err != nil {
 			return err
 		}
 		defer p.exec.Close()
@@ -308,7 +360,7 @@ func (r *benchResult) print(con *console) {
 	rows := [][]string{
 		{"ms/step", fmt.Sprintf("%.2f", r.MeanMS), fmt.Sprintf("median %.2f, least %.2f, predicted %.2f", r.MedianMS, r.MinMS, r.PredictedMS)},
 		{"tokens/s", explain.Grouped(int64(r.TokensPerS))},
-		{"MFU", fmt.Sprintf("%.2f %%", 100*r.MFU), fmt.Sprintf("of %.4g GFLOP/s in multiply-adds, measured; memory %.3g GB/s", r.PeakFLOPS/1e9, r.Bandwidth/1e9)},
+		{"MFU", fmt.Sprintf("%.2f %%", 100*r.MFU), fmt.Sprintf("of %.4g GFLOP/s; memory %.3g GB/s", r.PeakFLOPS/1e9, r.Bandwidth/1e9)},
 	}
 	if r.PeakRSS > 0 {
 		over := float64(r.PeakRSS)/float64(r.ArenaBytes) - 1
@@ -338,7 +390,7 @@ func (r *benchResult) print(con *console) {
 }
 
 // measure times the steps of a plan.
-func (c *benchCmd) measure(ctx context.Context, con *console, found *planner.Document) (*benchResult, error) {
+func (c *benchCmd) measure(ctx context.Context, con *console, found *planner.Document, system *cuda.System) (*benchResult, error) {
 	cfg := found.Config
 	con.note("plan: %s", planWords(found.Plan))
 	programs, err := compile(cfg, found.Plan)
@@ -358,12 +410,20 @@ func (c *benchCmd) measure(ctx context.Context, con *console, found *planner.Doc
 		}
 		all = append(all, &timed{prog: others.training})
 	}
-	if err := c.timeSteps(ctx, con, cfg, all...); err != nil {
+	if system != nil {
+		err = c.timeOnGPU(ctx, con, cfg, system, all...)
+	} else {
+		err = c.timeSteps(ctx, con, cfg, openCPU, all...)
+	}
+	if err != nil {
 		return nil, err
 	}
-	resident := peakMemory() // before the peaks are measured, which takes some
-	peaks := profile.MeasurePeaks(ctx, peakBudget)
 	prog := programs.training
+	peaks, resident := peaksOf(found), int64(0)
+	if system == nil {
+		resident = peakMemory() // before the peaks are measured, which takes some
+		peaks = profile.MeasurePeaks(ctx, peakBudget)
+	}
 	r := c.summarize(cfg, found.Plan.RuntimeNGPUs, peaks, workOf(prog, found.Cluster), all[0].times, &all[0].watch)
 	r.PredictedMS = found.Predicted.StepSeconds * 1e3
 	r.PeakRSS = resident

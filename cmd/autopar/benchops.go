@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/autopar/autopar/codegen"
+	"github.com/autopar/autopar/planner"
 	"github.com/autopar/autopar/planner/cost"
 	"github.com/autopar/autopar/runtime/cpu/profile"
 )
@@ -100,6 +101,12 @@ func peakMemory() int64 {
 
 // peakBudget is how long the machine's peaks are measured, before and after the steps.
 const peakBudget = 400 * time.Millisecond
+
+// peaksOf are those that a plan was made for.
+func peaksOf(doc *planner.Document) profile.Peaks {
+	c := doc.Cluster
+	return profile.Peaks{FLOPS: c.JobFLOPS(doc.Config.DType().String(), doc.Plan), Bandwidth: c.Device.MemoryBandwidth * float64(doc.Plan.RuntimeNGPUs)}
+}
 
 // writeFile writes what a function writes to a file.
 func writeFile(name string, write func(io.Writer) error) (err error) {

@@ -1,7 +1,6 @@
 package cpu
 
 import (
-	"fmt"
 	"unsafe"
 
 	"github.com/autopar/autopar/codegen"
@@ -77,7 +76,7 @@ func (d *Device) reduceToAll(c *runtime.Collective) error {
 // added as they are.
 func (d *Device) reducePart(c *runtime.Collective, position int) (err error) {
 	me := c.Members[position]
-	eachRun(me.In.Slab, me.Out.Slab, func(from, to, n int) {
+	runtime.EachRun(me.In.Slab, me.Out.Slab, func(from, to, n int) {
 		d.took(me, n*(len(c.Members)-1))
 		if me.In.DType != ir.Q64 {
 			d.reduceHalf(c, elems[uint16](d.backend, me.Rank, me.Out)[to:to+n], from)
@@ -98,7 +97,7 @@ func (d *Device) inUnits(c *runtime.Collective) {
 	n, longest := int(first.Out.Slab.Elems()), 0
 	d.current, d.split = c, 1
 	if n*k > unitElems {
-		eachRun(first.In.Slab, first.Out.Slab, func(_, _, n int) { longest = max(longest, n) })
+		runtime.EachRun(first.In.Slab, first.Out.Slab, func(_, _, n int) { longest = max(longest, n) })
 		// Every unit looks at every run, which takes the time of moving some hundred elements.
 		d.split = max(min(n/unitElems, longest/512), (2*d.pool.Threads()+k-1)/k)
 	}
@@ -150,7 +149,7 @@ func gatherUnit[E element](d *Device, c *runtime.Collective, position, part int)
 	for i := range k {
 		m := c.Members[(position+i)%k] // units that run at once read different ones
 		in := elems[E](d.backend, m.Rank, m.In)
-		eachRun(m.In.Slab, me.Out.Slab, func(from, to, n int) {
+		runtime.EachRun(m.In.Slab, me.Out.Slab, func(from, to, n int) {
 			lo, hi := within(part, d.split, run, n)
 			run++
 			for at := lo; at < hi; at += blockElems { // long copies bypass the caches
@@ -169,7 +168,7 @@ func gatherUnit[E element](d *Device, c *runtime.Collective, position, part int)
 func (d *Device) reduceUnit(c *runtime.Collective, position, part int, ins [][]float32) {
 	me, run := c.Members[position], 0
 	out := elems[float32](d.backend, me.Rank, me.Out)
-	eachRun(me.In.Slab, me.Out.Slab, func(from, to, n int) {
+	runtime.EachRun(me.In.Slab, me.Out.Slab, func(from, to, n int) {
 		lo, hi := within(part, d.split, run, n)
 		if run++; lo == hi {
 			return
@@ -185,53 +184,3 @@ func (d *Device) reduceUnit(c *runtime.Collective, position, part int, ins [][]f
 // blockElems is how many elements are reduced at a time where they are converted, to
 // stay in cache.
 const blockElems = 1 << 15
-
-// maxRank bounds the dimensions of a value.
-const maxRank = 8
-
-// eachRun calls do for every run of elements that lie together in both parts of
-// a value, with their local indexes and number.
-func eachRun(a, b ir.Slab, do func(inA, inB, n int)) {
-	rank := len(a.Global)
-	if rank == 0 {
-		do(0, 0, 1)
-		return
-	}
-	if rank > maxRank {
-		panic(fmt.Sprintf("BUG: cpu: value of %d dimensions, want at most %d", rank, maxRank))
-	}
-	var size, strideA, strideB, index [maxRank]int
-	atA, atB, sa, sb := 0, 0, 1, 1
-	for i := rank - 1; i >= 0; i-- {
-		lo := max(a.Offset[i], b.Offset[i])
-		size[i] = min(a.Offset[i]+a.Local[i], b.Offset[i]+b.Local[i]) - lo
-		if size[i] <= 0 {
-			return
-		}
-		strideA[i], strideB[i] = sa, sb
-		atA += (lo - a.Offset[i]) * sa
-		atB += (lo - b.Offset[i]) * sb
-		sa *= a.Local[i]
-		sb *= b.Local[i]
-	}
-	// Dimensions that both parts hold whole join the run of the one before.
-	inner, run := rank-1, size[rank-1]
-	for ; inner > 0 && size[inner] == a.Local[inner] && size[inner] == b.Local[inner]; inner-- {
-		run *= size[inner-1]
-	}
-	for {
-		do(atA, atB, run)
-		d := inner - 1
-		for ; d >= 0; d-- {
-			atA, atB = atA+strideA[d], atB+strideB[d]
-			if index[d]++; index[d] < size[d] {
-				break
-			}
-			atA, atB = atA-size[d]*strideA[d], atB-size[d]*strideB[d]
-			index[d] = 0
-		}
-		if d < 0 {
-			return
-		}
-	}
-}

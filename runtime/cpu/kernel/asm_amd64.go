@@ -41,6 +41,12 @@ func scaleAVX2(dst []float32, x []float32, s float32)
 // axpyAVX2 is isa.axpy.
 func axpyAVX2(dst []float32, x []float32, s float32)
 
+// expSumAVX2 is isa.expSum.
+func expSumAVX2(dst []float32, x []float32, scale float32, shift float32) float32
+
+// expMulAVX2 is isa.expMul.
+func expMulAVX2(dst []float32, x []float32, shift float32, mul float32)
+
 // geluAVX2 is isa.gelu.
 func geluAVX2(y []float32, x []float32)
 
@@ -77,12 +83,6 @@ func normGradParamsAVX2(dw []float32, db []float32, dy []float32, x []float32, m
 // softmaxGradAVX2 is isa.softmaxGrad.
 func softmaxGradAVX2(ds []float32, p []float32, dp []float32, delta float32, scale float32)
 
-// expSumAVX2 is isa.expSum.
-func expSumAVX2(dst []float32, x []float32, scale float32, shift float32) float32
-
-// expMulAVX2 is isa.expMul.
-func expMulAVX2(dst []float32, x []float32, shift float32, mul float32)
-
 // rotateAVX2 is isa.rotate.
 func rotateAVX2(lo []float32, hi []float32, a []float32, b []float32, cosines []float32, sines []float32)
 
@@ -100,6 +100,12 @@ func scaleAVX512(dst []float32, x []float32, s float32)
 
 // axpyAVX512 is isa.axpy.
 func axpyAVX512(dst []float32, x []float32, s float32)
+
+// expSumAVX512 is isa.expSum.
+func expSumAVX512(dst []float32, x []float32, scale float32, shift float32) float32
+
+// expMulAVX512 is isa.expMul.
+func expMulAVX512(dst []float32, x []float32, shift float32, mul float32)
 
 // geluAVX512 is isa.gelu.
 func geluAVX512(y []float32, x []float32)
@@ -136,12 +142,6 @@ func normGradParamsAVX512(dw []float32, db []float32, dy []float32, x []float32,
 
 // softmaxGradAVX512 is isa.softmaxGrad.
 func softmaxGradAVX512(ds []float32, p []float32, dp []float32, delta float32, scale float32)
-
-// expSumAVX512 is isa.expSum.
-func expSumAVX512(dst []float32, x []float32, scale float32, shift float32) float32
-
-// expMulAVX512 is isa.expMul.
-func expMulAVX512(dst []float32, x []float32, shift float32, mul float32)
 
 // rotateAVX512 is isa.rotate.
 func rotateAVX512(lo []float32, hi []float32, a []float32, b []float32, cosines []float32, sines []float32)

@@ -6179,6 +6179,299 @@ done255:
 	VZEROUPPER
 	RET
 
+// func expSumAVX2(dst []float32, x []float32, scale float32, shift float32) float32
+// Requires: AVX, AVX2, FMA3, MMX+, SSE
+TEXT ·expSumAVX2(SB), NOSPLIT, $0-60
+	MOVQ         dst_base+0(FP), AX
+	MOVQ         x_base+24(FP), CX
+	VBROADCASTSS scale+48(FP), Y0
+	VBROADCASTSS shift+52(FP), Y1
+	VXORPS       Y2, Y2, Y2
+	VXORPS       Y3, Y3, Y3
+	MOVQ         dst_len+8(FP), DX
+	XORQ         BX, BX
+
+many256:
+	CMPQ         DX, $0x10
+	JLT          one257
+	PREFETCHT0   2048(CX)(BX*1)
+	VMOVUPS      (CX)(BX*1), Y4
+	VFMSUB213PS  Y1, Y0, Y4
+	VMOVUPS      wordc2ae999a<>+0(SB), Y5
+	VMAXPS       Y4, Y5, Y4
+	VMOVUPS      word42b20000<>+0(SB), Y5
+	VMINPS       Y4, Y5, Y4
+	VMULPS       word3fb8aa3b<>+0(SB), Y4, Y5
+	VROUNDPS     $0x08, Y5, Y5
+	VFNMADD231PS word3f318000<>+0(SB), Y5, Y4
+	VFNMADD231PS wordb95e8083<>+0(SB), Y5, Y4
+	VMOVUPS      word39506967<>+0(SB), Y6
+	VFMADD213PS  word3ab743ce<>+0(SB), Y4, Y6
+	VFMADD213PS  word3c088908<>+0(SB), Y4, Y6
+	VFMADD213PS  word3d2aa9c1<>+0(SB), Y4, Y6
+	VFMADD213PS  word3e2aaaaa<>+0(SB), Y4, Y6
+	VFMADD213PS  word3f000000<>+0(SB), Y4, Y6
+	VFMADD213PS  word3f800000<>+0(SB), Y4, Y6
+	VFMADD213PS  word3f800000<>+0(SB), Y4, Y6
+	VCVTPS2DQ    Y5, Y5
+	VPADDD       word0000007e<>+0(SB), Y5, Y5
+	VPSLLD       $0x17, Y5, Y5
+	VMULPS       Y5, Y6, Y6
+	VADDPS       Y6, Y6, Y6
+	PREFETCHT0   2048(AX)(BX*1)
+	VMOVUPS      Y6, (AX)(BX*1)
+	VADDPS       Y6, Y2, Y2
+	PREFETCHT0   2080(CX)(BX*1)
+	VMOVUPS      32(CX)(BX*1), Y4
+	VFMSUB213PS  Y1, Y0, Y4
+	VMOVUPS      wordc2ae999a<>+0(SB), Y5
+	VMAXPS       Y4, Y5, Y4
+	VMOVUPS      word42b20000<>+0(SB), Y5
+	VMINPS       Y4, Y5, Y4
+	VMULPS       word3fb8aa3b<>+0(SB), Y4, Y5
+	VROUNDPS     $0x08, Y5, Y5
+	VFNMADD231PS word3f318000<>+0(SB), Y5, Y4
+	VFNMADD231PS wordb95e8083<>+0(SB), Y5, Y4
+	VMOVUPS      word39506967<>+0(SB), Y6
+	VFMADD213PS  word3ab743ce<>+0(SB), Y4, Y6
+	VFMADD213PS  word3c088908<>+0(SB), Y4, Y6
+	VFMADD213PS  word3d2aa9c1<>+0(SB), Y4, Y6
+	VFMADD213PS  word3e2aaaaa<>+0(SB), Y4, Y6
+	VFMADD213PS  word3f000000<>+0(SB), Y4, Y6
+	VFMADD213PS  word3f800000<>+0(SB), Y4, Y6
+	VFMADD213PS  word3f800000<>+0(SB), Y4, Y6
+	VCVTPS2DQ    Y5, Y5
+	VPADDD       word0000007e<>+0(SB), Y5, Y5
+	VPSLLD       $0x17, Y5, Y5
+	VMULPS       Y5, Y6, Y6
+	VADDPS       Y6, Y6, Y6
+	PREFETCHT0   2080(AX)(BX*1)
+	VMOVUPS      Y6, 32(AX)(BX*1)
+	VADDPS       Y6, Y3, Y3
+	ADDQ         $0x00000040, BX
+	SUBQ         $0x10, DX
+	JMP          many256
+
+one257:
+	CMPQ         DX, $0x08
+	JLT          tail258
+	PREFETCHT0   2048(CX)(BX*1)
+	VMOVUPS      (CX)(BX*1), Y4
+	VFMSUB213PS  Y1, Y0, Y4
+	VMOVUPS      wordc2ae999a<>+0(SB), Y5
+	VMAXPS       Y4, Y5, Y4
+	VMOVUPS      word42b20000<>+0(SB), Y5
+	VMINPS       Y4, Y5, Y4
+	VMULPS       word3fb8aa3b<>+0(SB), Y4, Y5
+	VROUNDPS     $0x08, Y5, Y5
+	VFNMADD231PS word3f318000<>+0(SB), Y5, Y4
+	VFNMADD231PS wordb95e8083<>+0(SB), Y5, Y4
+	VMOVUPS      word39506967<>+0(SB), Y6
+	VFMADD213PS  word3ab743ce<>+0(SB), Y4, Y6
+	VFMADD213PS  word3c088908<>+0(SB), Y4, Y6
+	VFMADD213PS  word3d2aa9c1<>+0(SB), Y4, Y6
+	VFMADD213PS  word3e2aaaaa<>+0(SB), Y4, Y6
+	VFMADD213PS  word3f000000<>+0(SB), Y4, Y6
+	VFMADD213PS  word3f800000<>+0(SB), Y4, Y6
+	VFMADD213PS  word3f800000<>+0(SB), Y4, Y6
+	VCVTPS2DQ    Y5, Y5
+	VPADDD       word0000007e<>+0(SB), Y5, Y5
+	VPSLLD       $0x17, Y5, Y5
+	VMULPS       Y5, Y6, Y6
+	VADDPS       Y6, Y6, Y6
+	PREFETCHT0   2048(AX)(BX*1)
+	VMOVUPS      Y6, (AX)(BX*1)
+	VADDPS       Y6, Y2, Y2
+	ADDQ         $0x20, BX
+	SUBQ         $0x08, DX
+	JMP          one257
+
+tail258:
+	TESTQ        DX, DX
+	JZ           done259
+	LEAQ         masks<>+0(SB), SI
+	NEGQ         DX
+	VMOVUPS      32(SI)(DX*4), Y4
+	VMASKMOVPS   (CX)(BX*1), Y4, Y5
+	VFMSUB213PS  Y1, Y0, Y5
+	VMOVUPS      wordc2ae999a<>+0(SB), Y0
+	VMAXPS       Y5, Y0, Y5
+	VMOVUPS      word42b20000<>+0(SB), Y0
+	VMINPS       Y5, Y0, Y5
+	VMULPS       word3fb8aa3b<>+0(SB), Y5, Y0
+	VROUNDPS     $0x08, Y0, Y0
+	VFNMADD231PS word3f318000<>+0(SB), Y0, Y5
+	VFNMADD231PS wordb95e8083<>+0(SB), Y0, Y5
+	VMOVUPS      word39506967<>+0(SB), Y1
+	VFMADD213PS  word3ab743ce<>+0(SB), Y5, Y1
+	VFMADD213PS  word3c088908<>+0(SB), Y5, Y1
+	VFMADD213PS  word3d2aa9c1<>+0(SB), Y5, Y1
+	VFMADD213PS  word3e2aaaaa<>+0(SB), Y5, Y1
+	VFMADD213PS  word3f000000<>+0(SB), Y5, Y1
+	VFMADD213PS  word3f800000<>+0(SB), Y5, Y1
+	VFMADD213PS  word3f800000<>+0(SB), Y5, Y1
+	VCVTPS2DQ    Y0, Y0
+	VPADDD       word0000007e<>+0(SB), Y0, Y0
+	VPSLLD       $0x17, Y0, Y0
+	VMULPS       Y0, Y1, Y1
+	VADDPS       Y1, Y1, Y1
+	VMASKMOVPS   Y1, Y4, (AX)(BX*1)
+	VANDPS       Y4, Y1, Y1
+	VADDPS       Y1, Y2, Y2
+
+done259:
+	VADDPS       Y3, Y2, Y2
+	VEXTRACTF128 $0x01, Y2, X0
+	VADDPS       X0, X2, X2
+	VMOVHLPS     X2, X2, X0
+	VADDPS       X0, X2, X2
+	VMOVSHDUP    X2, X0
+	VADDPS       X0, X2, X2
+	MOVSS        X2, ret+56(FP)
+	VZEROUPPER
+	RET
+
+// func expMulAVX2(dst []float32, x []float32, shift float32, mul float32)
+// Requires: AVX, AVX2, FMA3, MMX+
+TEXT ·expMulAVX2(SB), NOSPLIT, $0-56
+	MOVQ         dst_base+0(FP), AX
+	MOVQ         x_base+24(FP), CX
+	VBROADCASTSS shift+48(FP), Y0
+	VBROADCASTSS mul+52(FP), Y1
+	MOVQ         dst_len+8(FP), DX
+	XORQ         BX, BX
+
+many260:
+	CMPQ         DX, $0x10
+	JLT          one261
+	PREFETCHT0   2048(CX)(BX*1)
+	VMOVUPS      (CX)(BX*1), Y2
+	VSUBPS       Y0, Y2, Y2
+	VMOVUPS      wordc2ae999a<>+0(SB), Y3
+	VMAXPS       Y2, Y3, Y2
+	VMOVUPS      word42b20000<>+0(SB), Y3
+	VMINPS       Y2, Y3, Y2
+	VMULPS       word3fb8aa3b<>+0(SB), Y2, Y3
+	VROUNDPS     $0x08, Y3, Y3
+	VFNMADD231PS word3f318000<>+0(SB), Y3, Y2
+	VFNMADD231PS wordb95e8083<>+0(SB), Y3, Y2
+	VMOVUPS      word39506967<>+0(SB), Y4
+	VFMADD213PS  word3ab743ce<>+0(SB), Y2, Y4
+	VFMADD213PS  word3c088908<>+0(SB), Y2, Y4
+	VFMADD213PS  word3d2aa9c1<>+0(SB), Y2, Y4
+	VFMADD213PS  word3e2aaaaa<>+0(SB), Y2, Y4
+	VFMADD213PS  word3f000000<>+0(SB), Y2, Y4
+	VFMADD213PS  word3f800000<>+0(SB), Y2, Y4
+	VFMADD213PS  word3f800000<>+0(SB), Y2, Y4
+	VCVTPS2DQ    Y3, Y3
+	VPADDD       word0000007e<>+0(SB), Y3, Y3
+	VPSLLD       $0x17, Y3, Y3
+	VMULPS       Y3, Y4, Y4
+	VADDPS       Y4, Y4, Y4
+	VMULPS       Y1, Y4, Y4
+	PREFETCHT0   2048(AX)(BX*1)
+	VMOVUPS      Y4, (AX)(BX*1)
+	PREFETCHT0   2080(CX)(BX*1)
+	VMOVUPS      32(CX)(BX*1), Y2
+	VSUBPS       Y0, Y2, Y2
+	VMOVUPS      wordc2ae999a<>+0(SB), Y3
+	VMAXPS       Y2, Y3, Y2
+	VMOVUPS      word42b20000<>+0(SB), Y3
+	VMINPS       Y2, Y3, Y2
+	VMULPS       word3fb8aa3b<>+0(SB), Y2, Y3
+	VROUNDPS     $0x08, Y3, Y3
+	VFNMADD231PS word3f318000<>+0(SB), Y3, Y2
+	VFNMADD231PS wordb95e8083<>+0(SB), Y3, Y2
+	VMOVUPS      word39506967<>+0(SB), Y4
+	VFMADD213PS  word3ab743ce<>+0(SB), Y2, Y4
+	VFMADD213PS  word3c088908<>+0(SB), Y2, Y4
+	VFMADD213PS  word3d2aa9c1<>+0(SB), Y2, Y4
+	VFMADD213PS  word3e2aaaaa<>+0(SB), Y2, Y4
+	VFMADD213PS  word3f000000<>+0(SB), Y2, Y4
+	VFMADD213PS  word3f800000<>+0(SB), Y2, Y4
+	VFMADD213PS  word3f800000<>+0(SB), Y2, Y4
+	VCVTPS2DQ    Y3, Y3
+	VPADDD       word0000007e<>+0(SB), Y3, Y3
+	VPSLLD       $0x17, Y3, Y3
+	VMULPS       Y3, Y4, Y4
+	VADDPS       Y4, Y4, Y4
+	VMULPS       Y1, Y4, Y4
+	PREFETCHT0   2080(AX)(BX*1)
+	VMOVUPS      Y4, 32(AX)(BX*1)
+	ADDQ         $0x00000040, BX
+	SUBQ         $0x10, DX
+	JMP          many260
+
+one261:
+	CMPQ         DX, $0x08
+	JLT          tail262
+	PREFETCHT0   2048(CX)(BX*1)
+	VMOVUPS      (CX)(BX*1), Y2
+	VSUBPS       Y0, Y2, Y2
+	VMOVUPS      wordc2ae999a<>+0(SB), Y3
+	VMAXPS       Y2, Y3, Y2
+	VMOVUPS      word42b20000<>+0(SB), Y3
+	VMINPS       Y2, Y3, Y2
+	VMULPS       word3fb8aa3b<>+0(SB), Y2, Y3
+	VROUNDPS     $0x08, Y3, Y3
+	VFNMADD231PS word3f318000<>+0(SB), Y3, Y2
+	VFNMADD231PS wordb95e8083<>+0(SB), Y3, Y2
+	VMOVUPS      word39506967<>+0(SB), Y4
+	VFMADD213PS  word3ab743ce<>+0(SB), Y2, Y4
+	VFMADD213PS  word3c088908<>+0(SB), Y2, Y4
+	VFMADD213PS  word3d2aa9c1<>+0(SB), Y2, Y4
+	VFMADD213PS  word3e2aaaaa<>+0(SB), Y2, Y4
+	VFMADD213PS  word3f000000<>+0(SB), Y2, Y4
+	VFMADD213PS  word3f800000<>+0(SB), Y2, Y4
+	VFMADD213PS  word3f800000<>+0(SB), Y2, Y4
+	VCVTPS2DQ    Y3, Y3
+	VPADDD       word0000007e<>+0(SB), Y3, Y3
+	VPSLLD       $0x17, Y3, Y3
+	VMULPS       Y3, Y4, Y4
+	VADDPS       Y4, Y4, Y4
+	VMULPS       Y1, Y4, Y4
+	PREFETCHT0   2048(AX)(BX*1)
+	VMOVUPS      Y4, (AX)(BX*1)
+	ADDQ         $0x20, BX
+	SUBQ         $0x08, DX
+	JMP          one261
+
+tail262:
+	TESTQ        DX, DX
+	JZ           done263
+	LEAQ         masks<>+0(SB), SI
+	NEGQ         DX
+	VMOVUPS      32(SI)(DX*4), Y2
+	VMASKMOVPS   (CX)(BX*1), Y2, Y3
+	VSUBPS       Y0, Y3, Y3
+	VMOVUPS      wordc2ae999a<>+0(SB), Y0
+	VMAXPS       Y3, Y0, Y3
+	VMOVUPS      word42b20000<>+0(SB), Y0
+	VMINPS       Y3, Y0, Y3
+	VMULPS       word3fb8aa3b<>+0(SB), Y3, Y0
+	VROUNDPS     $0x08, Y0, Y0
+	VFNMADD231PS word3f318000<>+0(SB), Y0, Y3
+	VFNMADD231PS wordb95e8083<>+0(SB), Y0, Y3
+	VMOVUPS      word39506967<>+0(SB), Y4
+	VFMADD213PS  word3ab743ce<>+0(SB), Y3, Y4
+	VFMADD213PS  word3c088908<>+0(SB), Y3, Y4
+	VFMADD213PS  word3d2aa9c1<>+0(SB), Y3, Y4
+	VFMADD213PS  word3e2aaaaa<>+0(SB), Y3, Y4
+	VFMADD213PS  word3f000000<>+0(SB), Y3, Y4
+	VFMADD213PS  word3f800000<>+0(SB), Y3, Y4
+	VFMADD213PS  word3f800000<>+0(SB), Y3, Y4
+	VCVTPS2DQ    Y0, Y0
+	VPADDD       word0000007e<>+0(SB), Y0, Y0
+	VPSLLD       $0x17, Y0, Y0
+	VMULPS       Y0, Y4, Y4
+	VADDPS       Y4, Y4, Y4
+	VMULPS       Y1, Y4, Y4
+	VMASKMOVPS   Y4, Y2, (AX)(BX*1)
+
+done263:
+	VZEROUPPER
+	RET
+
 // func geluAVX2(y []float32, x []float32)
 // Requires: AVX, AVX2, FMA3, MMX+
 TEXT ·geluAVX2(SB), NOSPLIT, $0-48
@@ -6187,9 +6480,9 @@ TEXT ·geluAVX2(SB), NOSPLIT, $0-48
 	MOVQ y_len+8(FP), DX
 	XORQ BX, BX
 
-one257:
+one265:
 	CMPQ         DX, $0x08
-	JLT          tail258
+	JLT          tail266
 	PREFETCHT0   2048(CX)(BX*1)
 	VMOVUPS      (CX)(BX*1), Y0
 	VMULPS       wordbf000000<>+0(SB), Y0, Y1
@@ -6238,11 +6531,11 @@ one257:
 	VMOVUPS      Y4, (AX)(BX*1)
 	ADDQ         $0x20, BX
 	SUBQ         $0x08, DX
-	JMP          one257
+	JMP          one265
 
-tail258:
+tail266:
 	TESTQ        DX, DX
-	JZ           done259
+	JZ           done267
 	LEAQ         masks<>+0(SB), SI
 	NEGQ         DX
 	VMOVUPS      32(SI)(DX*4), Y0
@@ -6291,7 +6584,7 @@ tail258:
 	VMULPS       Y1, Y5, Y5
 	VMASKMOVPS   Y5, Y0, (AX)(BX*1)
 
-done259:
+done267:
 	VZEROUPPER
 	RET
 
@@ -6304,9 +6597,9 @@ TEXT ·geluGradAVX2(SB), NOSPLIT, $0-72
 	MOVQ dx_len+8(FP), BX
 	XORQ SI, SI
 
-one261:
+one269:
 	CMPQ         BX, $0x08
-	JLT          tail262
+	JLT          tail270
 	PREFETCHT0   2048(DX)(SI*1)
 	VMOVUPS      (DX)(SI*1), Y0
 	VMULPS       wordbf000000<>+0(SB), Y0, Y1
@@ -6359,11 +6652,11 @@ one261:
 	VMOVUPS      Y4, (AX)(SI*1)
 	ADDQ         $0x20, SI
 	SUBQ         $0x08, BX
-	JMP          one261
+	JMP          one269
 
-tail262:
+tail270:
 	TESTQ        BX, BX
-	JZ           done263
+	JZ           done271
 	LEAQ         masks<>+0(SB), DI
 	NEGQ         BX
 	VMOVUPS      32(DI)(BX*4), Y0
@@ -6415,7 +6708,7 @@ tail262:
 	VMULPS       Y1, Y5, Y5
 	VMASKMOVPS   Y5, Y0, (AX)(SI*1)
 
-done263:
+done271:
 	VZEROUPPER
 	RET
 
@@ -6427,9 +6720,9 @@ TEXT ·geluTanhAVX2(SB), NOSPLIT, $0-48
 	MOVQ y_len+8(FP), DX
 	XORQ BX, BX
 
-one265:
+one273:
 	CMPQ         DX, $0x08
-	JLT          tail266
+	JLT          tail274
 	PREFETCHT0   2048(CX)(BX*1)
 	VMOVUPS      (CX)(BX*1), Y0
 	VMULPS       Y0, Y0, Y1
@@ -6465,11 +6758,11 @@ one265:
 	VMOVUPS      Y2, (AX)(BX*1)
 	ADDQ         $0x20, BX
 	SUBQ         $0x08, DX
-	JMP          one265
+	JMP          one273
 
-tail266:
+tail274:
 	TESTQ        DX, DX
-	JZ           done267
+	JZ           done275
 	LEAQ         masks<>+0(SB), SI
 	NEGQ         DX
 	VMOVUPS      32(SI)(DX*4), Y0
@@ -6505,7 +6798,7 @@ tail266:
 	VMULPS       Y1, Y3, Y3
 	VMASKMOVPS   Y3, Y0, (AX)(BX*1)
 
-done267:
+done275:
 	VZEROUPPER
 	RET
 
@@ -6518,9 +6811,9 @@ TEXT ·geluTanhGradAVX2(SB), NOSPLIT, $0-72
 	MOVQ dx_len+8(FP), BX
 	XORQ SI, SI
 
-one269:
+one277:
 	CMPQ         BX, $0x08
-	JLT          tail270
+	JLT          tail278
 	PREFETCHT0   2048(DX)(SI*1)
 	VMOVUPS      (DX)(SI*1), Y0
 	VMULPS       Y0, Y0, Y1
@@ -6566,11 +6859,11 @@ one269:
 	VMOVUPS      Y3, (AX)(SI*1)
 	ADDQ         $0x20, SI
 	SUBQ         $0x08, BX
-	JMP          one269
+	JMP          one277
 
-tail270:
+tail278:
 	TESTQ        BX, BX
-	JZ           done271
+	JZ           done279
 	LEAQ         masks<>+0(SB), DI
 	NEGQ         BX
 	VMOVUPS      32(DI)(BX*4), Y0
@@ -6615,7 +6908,7 @@ tail270:
 	VMULPS       Y1, Y4, Y4
 	VMASKMOVPS   Y4, Y0, (AX)(SI*1)
 
-done271:
+done279:
 	VZEROUPPER
 	RET
 
@@ -6628,9 +6921,9 @@ TEXT ·swigluAVX2(SB), NOSPLIT, $0-72
 	MOVQ y_len+8(FP), BX
 	XORQ SI, SI
 
-one273:
+one281:
 	CMPQ         BX, $0x08
-	JLT          tail274
+	JLT          tail282
 	PREFETCHT0   2048(CX)(SI*1)
 	VMOVUPS      (CX)(SI*1), Y0
 	VXORPS       word80000000<>+0(SB), Y0, Y1
@@ -6664,11 +6957,11 @@ one273:
 	VMOVUPS      Y0, (AX)(SI*1)
 	ADDQ         $0x20, SI
 	SUBQ         $0x08, BX
-	JMP          one273
+	JMP          one281
 
-tail274:
+tail282:
 	TESTQ        BX, BX
-	JZ           done275
+	JZ           done283
 	LEAQ         masks<>+0(SB), DI
 	NEGQ         BX
 	VMOVUPS      32(DI)(BX*4), Y0
@@ -6701,7 +6994,7 @@ tail274:
 	VMULPS       Y2, Y1, Y1
 	VMASKMOVPS   Y1, Y0, (AX)(SI*1)
 
-done275:
+done283:
 	VZEROUPPER
 	RET
 
@@ -6716,9 +7009,9 @@ TEXT ·swigluGradAVX2(SB), NOSPLIT, $0-120
 	MOVQ dy_len+56(FP), DI
 	XORQ R8, R8
 
-one277:
+one285:
 	CMPQ         DI, $0x08
-	JLT          tail278
+	JLT          tail286
 	PREFETCHT0   2048(BX)(R8*1)
 	VMOVUPS      (BX)(R8*1), Y0
 	VXORPS       word80000000<>+0(SB), Y0, Y1
@@ -6764,11 +7057,11 @@ one277:
 	VMOVUPS      Y0, (CX)(R8*1)
 	ADDQ         $0x20, R8
 	SUBQ         $0x08, DI
-	JMP          one277
+	JMP          one285
 
-tail278:
+tail286:
 	TESTQ        DI, DI
-	JZ           done279
+	JZ           done287
 	LEAQ         masks<>+0(SB), R9
 	NEGQ         DI
 	VMOVUPS      32(R9)(DI*4), Y0
@@ -6811,7 +7104,7 @@ tail278:
 	VMASKMOVPS   Y5, Y0, (AX)(R8*1)
 	VMASKMOVPS   Y1, Y0, (CX)(R8*1)
 
-done279:
+done287:
 	VZEROUPPER
 	RET
 
@@ -6835,9 +7128,9 @@ TEXT ·adamwAVX2(SB), NOSPLIT, $0-104
 	MOVQ         w_len+8(FP), SI
 	XORQ         DI, DI
 
-one281:
+one289:
 	CMPQ        SI, $0x08
-	JLT         tail282
+	JLT         tail290
 	PREFETCHT0  2048(BX)(DI*1)
 	VMOVUPS     (BX)(DI*1), Y9
 	VMULPS      Y0, Y9, Y9
@@ -6862,11 +7155,11 @@ one281:
 	VMOVUPS     Y9, (AX)(DI*1)
 	ADDQ        $0x20, DI
 	SUBQ        $0x08, SI
-	JMP         one281
+	JMP         one289
 
-tail282:
+tail290:
 	TESTQ       SI, SI
-	JZ          done283
+	JZ          done291
 	LEAQ        masks<>+0(SB), R8
 	NEGQ        SI
 	VMOVUPS     32(R8)(SI*4), Y9
@@ -6889,7 +7182,7 @@ tail282:
 	VFMSUB213PS Y0, Y5, Y1
 	VMASKMOVPS  Y1, Y9, (AX)(DI*1)
 
-done283:
+done291:
 	VZEROUPPER
 	RET
 
@@ -6905,9 +7198,9 @@ TEXT ·normalizeAVX2(SB), NOSPLIT, $0-104
 	MOVQ         y_len+8(FP), SI
 	XORQ         DI, DI
 
-many284:
+many292:
 	CMPQ        SI, $0x10
-	JLT         one285
+	JLT         one293
 	VMOVUPS     (CX)(DI*1), Y2
 	VSUBPS      Y0, Y2, Y2
 	VMULPS      Y1, Y2, Y2
@@ -6924,11 +7217,11 @@ many284:
 	VMOVUPS     Y3, 32(AX)(DI*1)
 	ADDQ        $0x00000040, DI
 	SUBQ        $0x10, SI
-	JMP         many284
+	JMP         many292
 
-one285:
+one293:
 	CMPQ        SI, $0x08
-	JLT         tail286
+	JLT         tail294
 	VMOVUPS     (CX)(DI*1), Y2
 	VSUBPS      Y0, Y2, Y2
 	VMULPS      Y1, Y2, Y2
@@ -6938,11 +7231,11 @@ one285:
 	VMOVUPS     Y3, (AX)(DI*1)
 	ADDQ        $0x20, DI
 	SUBQ        $0x08, SI
-	JMP         one285
+	JMP         one293
 
-tail286:
+tail294:
 	TESTQ       SI, SI
-	JZ          done287
+	JZ          done295
 	LEAQ        masks<>+0(SB), R8
 	NEGQ        SI
 	VMOVUPS     32(R8)(SI*4), Y2
@@ -6954,7 +7247,7 @@ tail286:
 	VFMADD231PS Y1, Y3, Y0
 	VMASKMOVPS  Y0, Y2, (AX)(DI*1)
 
-done287:
+done295:
 	VZEROUPPER
 	RET
 
@@ -6973,9 +7266,9 @@ TEXT ·normGradSumsAVX2(SB), NOSPLIT, $0-88
 	MOVQ         dy_len+8(FP), BX
 	XORQ         SI, SI
 
-many288:
+many296:
 	CMPQ        BX, $0x10
-	JLT         one289
+	JLT         one297
 	VMOVUPS     (CX)(SI*1), Y6
 	VSUBPS      Y0, Y6, Y6
 	VMULPS      Y1, Y6, Y6
@@ -6994,11 +7287,11 @@ many288:
 	VFMADD231PS Y7, Y6, Y5
 	ADDQ        $0x00000040, SI
 	SUBQ        $0x10, BX
-	JMP         many288
+	JMP         many296
 
-one289:
+one297:
 	CMPQ        BX, $0x08
-	JLT         tail290
+	JLT         tail298
 	VMOVUPS     (CX)(SI*1), Y6
 	VSUBPS      Y0, Y6, Y6
 	VMULPS      Y1, Y6, Y6
@@ -7009,11 +7302,11 @@ one289:
 	VFMADD231PS Y7, Y6, Y4
 	ADDQ        $0x20, SI
 	SUBQ        $0x08, BX
-	JMP         one289
+	JMP         one297
 
-tail290:
+tail298:
 	TESTQ       BX, BX
-	JZ          done291
+	JZ          done299
 	LEAQ        masks<>+0(SB), DI
 	NEGQ        BX
 	VMOVUPS     32(DI)(BX*4), Y6
@@ -7026,7 +7319,7 @@ tail290:
 	VADDPS      Y0, Y2, Y2
 	VFMADD231PS Y0, Y7, Y4
 
-done291:
+done299:
 	VADDPS       Y3, Y2, Y2
 	VEXTRACTF128 $0x01, Y2, X0
 	VADDPS       X0, X2, X2
@@ -7060,9 +7353,9 @@ TEXT ·normGradRowAVX2(SB), NOSPLIT, $0-112
 	MOVQ         dx_len+8(FP), SI
 	XORQ         DI, DI
 
-many292:
+many300:
 	CMPQ         SI, $0x10
-	JLT          one293
+	JLT          one301
 	VMOVUPS      (DX)(DI*1), Y4
 	VSUBPS       Y0, Y4, Y4
 	VMULPS       Y1, Y4, Y4
@@ -7083,11 +7376,11 @@ many292:
 	VMOVUPS      Y5, 32(AX)(DI*1)
 	ADDQ         $0x00000040, DI
 	SUBQ         $0x10, SI
-	JMP          many292
+	JMP          many300
 
-one293:
+one301:
 	CMPQ         SI, $0x08
-	JLT          tail294
+	JLT          tail302
 	VMOVUPS      (DX)(DI*1), Y4
 	VSUBPS       Y0, Y4, Y4
 	VMULPS       Y1, Y4, Y4
@@ -7099,11 +7392,11 @@ one293:
 	VMOVUPS      Y5, (AX)(DI*1)
 	ADDQ         $0x20, DI
 	SUBQ         $0x08, SI
-	JMP          one293
+	JMP          one301
 
-tail294:
+tail302:
 	TESTQ        SI, SI
-	JZ           done295
+	JZ           done303
 	LEAQ         masks<>+0(SB), R8
 	NEGQ         SI
 	VMOVUPS      32(R8)(SI*4), Y4
@@ -7117,7 +7410,7 @@ tail294:
 	VMULPS       Y1, Y0, Y0
 	VMASKMOVPS   Y0, Y4, (AX)(DI*1)
 
-done295:
+done303:
 	VZEROUPPER
 	RET
 
@@ -7133,9 +7426,9 @@ TEXT ·normGradParamsAVX2(SB), NOSPLIT, $0-104
 	MOVQ         dw_len+8(FP), SI
 	XORQ         DI, DI
 
-many296:
+many304:
 	CMPQ        SI, $0x10
-	JLT         one297
+	JLT         one305
 	VMOVUPS     (BX)(DI*1), Y2
 	VSUBPS      Y0, Y2, Y2
 	VMULPS      Y1, Y2, Y2
@@ -7158,11 +7451,11 @@ many296:
 	VMOVUPS     Y3, 32(CX)(DI*1)
 	ADDQ        $0x00000040, DI
 	SUBQ        $0x10, SI
-	JMP         many296
+	JMP         many304
 
-one297:
+one305:
 	CMPQ        SI, $0x08
-	JLT         tail298
+	JLT         tail306
 	VMOVUPS     (BX)(DI*1), Y2
 	VSUBPS      Y0, Y2, Y2
 	VMULPS      Y1, Y2, Y2
@@ -7175,11 +7468,11 @@ one297:
 	VMOVUPS     Y3, (CX)(DI*1)
 	ADDQ        $0x20, DI
 	SUBQ        $0x08, SI
-	JMP         one297
+	JMP         one305
 
-tail298:
+tail306:
 	TESTQ       SI, SI
-	JZ          done299
+	JZ          done307
 	LEAQ        masks<>+0(SB), R8
 	NEGQ        SI
 	VMOVUPS     32(R8)(SI*4), Y2
@@ -7194,7 +7487,7 @@ tail298:
 	VADDPS      Y1, Y0, Y0
 	VMASKMOVPS  Y0, Y2, (CX)(DI*1)
 
-done299:
+done307:
 	VZEROUPPER
 	RET
 
@@ -7209,9 +7502,9 @@ TEXT ·softmaxGradAVX2(SB), NOSPLIT, $0-80
 	MOVQ         ds_len+8(FP), BX
 	XORQ         SI, SI
 
-many300:
+many308:
 	CMPQ    BX, $0x10
-	JLT     one301
+	JLT     one309
 	VMOVUPS (CX)(SI*1), Y2
 	VMOVUPS (DX)(SI*1), Y3
 	VMULPS  Y1, Y2, Y2
@@ -7226,11 +7519,11 @@ many300:
 	VMOVUPS Y3, 32(AX)(SI*1)
 	ADDQ    $0x00000040, SI
 	SUBQ    $0x10, BX
-	JMP     many300
+	JMP     many308
 
-one301:
+one309:
 	CMPQ    BX, $0x08
-	JLT     tail302
+	JLT     tail310
 	VMOVUPS (CX)(SI*1), Y2
 	VMOVUPS (DX)(SI*1), Y3
 	VMULPS  Y1, Y2, Y2
@@ -7239,11 +7532,11 @@ one301:
 	VMOVUPS Y3, (AX)(SI*1)
 	ADDQ    $0x20, SI
 	SUBQ    $0x08, BX
-	JMP     one301
+	JMP     one309
 
-tail302:
+tail310:
 	TESTQ      BX, BX
-	JZ         done303
+	JZ         done311
 	LEAQ       masks<>+0(SB), DI
 	NEGQ       BX
 	VMOVUPS    32(DI)(BX*4), Y2
@@ -7253,287 +7546,6 @@ tail302:
 	VSUBPS     Y0, Y4, Y4
 	VMULPS     Y3, Y4, Y4
 	VMASKMOVPS Y4, Y2, (AX)(SI*1)
-
-done303:
-	VZEROUPPER
-	RET
-
-// func expSumAVX2(dst []float32, x []float32, scale float32, shift float32) float32
-// Requires: AVX, AVX2, FMA3, SSE
-TEXT ·expSumAVX2(SB), NOSPLIT, $0-60
-	MOVQ         dst_base+0(FP), AX
-	MOVQ         x_base+24(FP), CX
-	VBROADCASTSS scale+48(FP), Y0
-	VBROADCASTSS shift+52(FP), Y1
-	VXORPS       Y2, Y2, Y2
-	VXORPS       Y3, Y3, Y3
-	MOVQ         dst_len+8(FP), DX
-	XORQ         BX, BX
-
-many304:
-	CMPQ         DX, $0x10
-	JLT          one305
-	VMOVUPS      (CX)(BX*1), Y4
-	VFMSUB213PS  Y1, Y0, Y4
-	VMOVUPS      wordc2ae999a<>+0(SB), Y5
-	VMAXPS       Y4, Y5, Y4
-	VMOVUPS      word42b20000<>+0(SB), Y5
-	VMINPS       Y4, Y5, Y4
-	VMULPS       word3fb8aa3b<>+0(SB), Y4, Y5
-	VROUNDPS     $0x08, Y5, Y5
-	VFNMADD231PS word3f318000<>+0(SB), Y5, Y4
-	VFNMADD231PS wordb95e8083<>+0(SB), Y5, Y4
-	VMOVUPS      word39506967<>+0(SB), Y6
-	VFMADD213PS  word3ab743ce<>+0(SB), Y4, Y6
-	VFMADD213PS  word3c088908<>+0(SB), Y4, Y6
-	VFMADD213PS  word3d2aa9c1<>+0(SB), Y4, Y6
-	VFMADD213PS  word3e2aaaaa<>+0(SB), Y4, Y6
-	VFMADD213PS  word3f000000<>+0(SB), Y4, Y6
-	VFMADD213PS  word3f800000<>+0(SB), Y4, Y6
-	VFMADD213PS  word3f800000<>+0(SB), Y4, Y6
-	VCVTPS2DQ    Y5, Y5
-	VPADDD       word0000007e<>+0(SB), Y5, Y5
-	VPSLLD       $0x17, Y5, Y5
-	VMULPS       Y5, Y6, Y6
-	VADDPS       Y6, Y6, Y6
-	VMOVUPS      Y6, (AX)(BX*1)
-	VADDPS       Y6, Y2, Y2
-	VMOVUPS      32(CX)(BX*1), Y4
-	VFMSUB213PS  Y1, Y0, Y4
-	VMOVUPS      wordc2ae999a<>+0(SB), Y5
-	VMAXPS       Y4, Y5, Y4
-	VMOVUPS      word42b20000<>+0(SB), Y5
-	VMINPS       Y4, Y5, Y4
-	VMULPS       word3fb8aa3b<>+0(SB), Y4, Y5
-	VROUNDPS     $0x08, Y5, Y5
-	VFNMADD231PS word3f318000<>+0(SB), Y5, Y4
-	VFNMADD231PS wordb95e8083<>+0(SB), Y5, Y4
-	VMOVUPS      word39506967<>+0(SB), Y6
-	VFMADD213PS  word3ab743ce<>+0(SB), Y4, Y6
-	VFMADD213PS  word3c088908<>+0(SB), Y4, Y6
-	VFMADD213PS  word3d2aa9c1<>+0(SB), Y4, Y6
-	VFMADD213PS  word3e2aaaaa<>+0(SB), Y4, Y6
-	VFMADD213PS  word3f000000<>+0(SB), Y4, Y6
-	VFMADD213PS  word3f800000<>+0(SB), Y4, Y6
-	VFMADD213PS  word3f800000<>+0(SB), Y4, Y6
-	VCVTPS2DQ    Y5, Y5
-	VPADDD       word0000007e<>+0(SB), Y5, Y5
-	VPSLLD       $0x17, Y5, Y5
-	VMULPS       Y5, Y6, Y6
-	VADDPS       Y6, Y6, Y6
-	VMOVUPS      Y6, 32(AX)(BX*1)
-	VADDPS       Y6, Y3, Y3
-	ADDQ         $0x00000040, BX
-	SUBQ         $0x10, DX
-	JMP          many304
-
-one305:
-	CMPQ         DX, $0x08
-	JLT          tail306
-	VMOVUPS      (CX)(BX*1), Y4
-	VFMSUB213PS  Y1, Y0, Y4
-	VMOVUPS      wordc2ae999a<>+0(SB), Y5
-	VMAXPS       Y4, Y5, Y4
-	VMOVUPS      word42b20000<>+0(SB), Y5
-	VMINPS       Y4, Y5, Y4
-	VMULPS       word3fb8aa3b<>+0(SB), Y4, Y5
-	VROUNDPS     $0x08, Y5, Y5
-	VFNMADD231PS word3f318000<>+0(SB), Y5, Y4
-	VFNMADD231PS wordb95e8083<>+0(SB), Y5, Y4
-	VMOVUPS      word39506967<>+0(SB), Y6
-	VFMADD213PS  word3ab743ce<>+0(SB), Y4, Y6
-	VFMADD213PS  word3c088908<>+0(SB), Y4, Y6
-	VFMADD213PS  word3d2aa9c1<>+0(SB), Y4, Y6
-	VFMADD213PS  word3e2aaaaa<>+0(SB), Y4, Y6
-	VFMADD213PS  word3f000000<>+0(SB), Y4, Y6
-	VFMADD213PS  word3f800000<>+0(SB), Y4, Y6
-	VFMADD213PS  word3f800000<>+0(SB), Y4, Y6
-	VCVTPS2DQ    Y5, Y5
-	VPADDD       word0000007e<>+0(SB), Y5, Y5
-	VPSLLD       $0x17, Y5, Y5
-	VMULPS       Y5, Y6, Y6
-	VADDPS       Y6, Y6, Y6
-	VMOVUPS      Y6, (AX)(BX*1)
-	VADDPS       Y6, Y2, Y2
-	ADDQ         $0x20, BX
-	SUBQ         $0x08, DX
-	JMP          one305
-
-tail306:
-	TESTQ        DX, DX
-	JZ           done307
-	LEAQ         masks<>+0(SB), SI
-	NEGQ         DX
-	VMOVUPS      32(SI)(DX*4), Y4
-	VMASKMOVPS   (CX)(BX*1), Y4, Y5
-	VFMSUB213PS  Y1, Y0, Y5
-	VMOVUPS      wordc2ae999a<>+0(SB), Y0
-	VMAXPS       Y5, Y0, Y5
-	VMOVUPS      word42b20000<>+0(SB), Y0
-	VMINPS       Y5, Y0, Y5
-	VMULPS       word3fb8aa3b<>+0(SB), Y5, Y0
-	VROUNDPS     $0x08, Y0, Y0
-	VFNMADD231PS word3f318000<>+0(SB), Y0, Y5
-	VFNMADD231PS wordb95e8083<>+0(SB), Y0, Y5
-	VMOVUPS      word39506967<>+0(SB), Y1
-	VFMADD213PS  word3ab743ce<>+0(SB), Y5, Y1
-	VFMADD213PS  word3c088908<>+0(SB), Y5, Y1
-	VFMADD213PS  word3d2aa9c1<>+0(SB), Y5, Y1
-	VFMADD213PS  word3e2aaaaa<>+0(SB), Y5, Y1
-	VFMADD213PS  word3f000000<>+0(SB), Y5, Y1
-	VFMADD213PS  word3f800000<>+0(SB), Y5, Y1
-	VFMADD213PS  word3f800000<>+0(SB), Y5, Y1
-	VCVTPS2DQ    Y0, Y0
-	VPADDD       word0000007e<>+0(SB), Y0, Y0
-	VPSLLD       $0x17, Y0, Y0
-	VMULPS       Y0, Y1, Y1
-	VADDPS       Y1, Y1, Y1
-	VMASKMOVPS   Y1, Y4, (AX)(BX*1)
-	VANDPS       Y4, Y1, Y1
-	VADDPS       Y1, Y2, Y2
-
-done307:
-	VADDPS       Y3, Y2, Y2
-	VEXTRACTF128 $0x01, Y2, X0
-	VADDPS       X0, X2, X2
-	VMOVHLPS     X2, X2, X0
-	VADDPS       X0, X2, X2
-	VMOVSHDUP    X2, X0
-	VADDPS       X0, X2, X2
-	MOVSS        X2, ret+56(FP)
-	VZEROUPPER
-	RET
-
-// func expMulAVX2(dst []float32, x []float32, shift float32, mul float32)
-// Requires: AVX, AVX2, FMA3
-TEXT ·expMulAVX2(SB), NOSPLIT, $0-56
-	MOVQ         dst_base+0(FP), AX
-	MOVQ         x_base+24(FP), CX
-	VBROADCASTSS shift+48(FP), Y0
-	VBROADCASTSS mul+52(FP), Y1
-	MOVQ         dst_len+8(FP), DX
-	XORQ         BX, BX
-
-many308:
-	CMPQ         DX, $0x10
-	JLT          one309
-	VMOVUPS      (CX)(BX*1), Y2
-	VSUBPS       Y0, Y2, Y2
-	VMOVUPS      wordc2ae999a<>+0(SB), Y3
-	VMAXPS       Y2, Y3, Y2
-	VMOVUPS      word42b20000<>+0(SB), Y3
-	VMINPS       Y2, Y3, Y2
-	VMULPS       word3fb8aa3b<>+0(SB), Y2, Y3
-	VROUNDPS     $0x08, Y3, Y3
-	VFNMADD231PS word3f318000<>+0(SB), Y3, Y2
-	VFNMADD231PS wordb95e8083<>+0(SB), Y3, Y2
-	VMOVUPS      word39506967<>+0(SB), Y4
-	VFMADD213PS  word3ab743ce<>+0(SB), Y2, Y4
-	VFMADD213PS  word3c088908<>+0(SB), Y2, Y4
-	VFMADD213PS  word3d2aa9c1<>+0(SB), Y2, Y4
-	VFMADD213PS  word3e2aaaaa<>+0(SB), Y2, Y4
-	VFMADD213PS  word3f000000<>+0(SB), Y2, Y4
-	VFMADD213PS  word3f800000<>+0(SB), Y2, Y4
-	VFMADD213PS  word3f800000<>+0(SB), Y2, Y4
-	VCVTPS2DQ    Y3, Y3
-	VPADDD       word0000007e<>+0(SB), Y3, Y3
-	VPSLLD       $0x17, Y3, Y3
-	VMULPS       Y3, Y4, Y4
-	VADDPS       Y4, Y4, Y4
-	VMULPS       Y1, Y4, Y4
-	VMOVUPS      Y4, (AX)(BX*1)
-	VMOVUPS      32(CX)(BX*1), Y2
-	VSUBPS       Y0, Y2, Y2
-	VMOVUPS      wordc2ae999a<>+0(SB), Y3
-	VMAXPS       Y2, Y3, Y2
-	VMOVUPS      word42b20000<>+0(SB), Y3
-	VMINPS       Y2, Y3, Y2
-	VMULPS       word3fb8aa3b<>+0(SB), Y2, Y3
-	VROUNDPS     $0x08, Y3, Y3
-	VFNMADD231PS word3f318000<>+0(SB), Y3, Y2
-	VFNMADD231PS wordb95e8083<>+0(SB), Y3, Y2
-	VMOVUPS      word39506967<>+0(SB), Y4
-	VFMADD213PS  word3ab743ce<>+0(SB), Y2, Y4
-	VFMADD213PS  word3c088908<>+0(SB), Y2, Y4
-	VFMADD213PS  word3d2aa9c1<>+0(SB), Y2, Y4
-	VFMADD213PS  word3e2aaaaa<>+0(SB), Y2, Y4
-	VFMADD213PS  word3f000000<>+0(SB), Y2, Y4
-	VFMADD213PS  word3f800000<>+0(SB), Y2, Y4
-	VFMADD213PS  word3f800000<>+0(SB), Y2, Y4
-	VCVTPS2DQ    Y3, Y3
-	VPADDD       word0000007e<>+0(SB), Y3, Y3
-	VPSLLD       $0x17, Y3, Y3
-	VMULPS       Y3, Y4, Y4
-	VADDPS       Y4, Y4, Y4
-	VMULPS       Y1, Y4, Y4
-	VMOVUPS      Y4, 32(AX)(BX*1)
-	ADDQ         $0x00000040, BX
-	SUBQ         $0x10, DX
-	JMP          many308
-
-one309:
-	CMPQ         DX, $0x08
-	JLT          tail310
-	VMOVUPS      (CX)(BX*1), Y2
-	VSUBPS       Y0, Y2, Y2
-	VMOVUPS      wordc2ae999a<>+0(SB), Y3
-	VMAXPS       Y2, Y3, Y2
-	VMOVUPS      word42b20000<>+0(SB), Y3
-	VMINPS       Y2, Y3, Y2
-	VMULPS       word3fb8aa3b<>+0(SB), Y2, Y3
-	VROUNDPS     $0x08, Y3, Y3
-	VFNMADD231PS word3f318000<>+0(SB), Y3, Y2
-	VFNMADD231PS wordb95e8083<>+0(SB), Y3, Y2
-	VMOVUPS      word39506967<>+0(SB), Y4
-	VFMADD213PS  word3ab743ce<>+0(SB), Y2, Y4
-	VFMADD213PS  word3c088908<>+0(SB), Y2, Y4
-	VFMADD213PS  word3d2aa9c1<>+0(SB), Y2, Y4
-	VFMADD213PS  word3e2aaaaa<>+0(SB), Y2, Y4
-	VFMADD213PS  word3f000000<>+0(SB), Y2, Y4
-	VFMADD213PS  word3f800000<>+0(SB), Y2, Y4
-	VFMADD213PS  word3f800000<>+0(SB), Y2, Y4
-	VCVTPS2DQ    Y3, Y3
-	VPADDD       word0000007e<>+0(SB), Y3, Y3
-	VPSLLD       $0x17, Y3, Y3
-	VMULPS       Y3, Y4, Y4
-	VADDPS       Y4, Y4, Y4
-	VMULPS       Y1, Y4, Y4
-	VMOVUPS      Y4, (AX)(BX*1)
-	ADDQ         $0x20, BX
-	SUBQ         $0x08, DX
-	JMP          one309
-
-tail310:
-	TESTQ        DX, DX
-	JZ           done311
-	LEAQ         masks<>+0(SB), SI
-	NEGQ         DX
-	VMOVUPS      32(SI)(DX*4), Y2
-	VMASKMOVPS   (CX)(BX*1), Y2, Y3
-	VSUBPS       Y0, Y3, Y3
-	VMOVUPS      wordc2ae999a<>+0(SB), Y0
-	VMAXPS       Y3, Y0, Y3
-	VMOVUPS      word42b20000<>+0(SB), Y0
-	VMINPS       Y3, Y0, Y3
-	VMULPS       word3fb8aa3b<>+0(SB), Y3, Y0
-	VROUNDPS     $0x08, Y0, Y0
-	VFNMADD231PS word3f318000<>+0(SB), Y0, Y3
-	VFNMADD231PS wordb95e8083<>+0(SB), Y0, Y3
-	VMOVUPS      word39506967<>+0(SB), Y4
-	VFMADD213PS  word3ab743ce<>+0(SB), Y3, Y4
-	VFMADD213PS  word3c088908<>+0(SB), Y3, Y4
-	VFMADD213PS  word3d2aa9c1<>+0(SB), Y3, Y4
-	VFMADD213PS  word3e2aaaaa<>+0(SB), Y3, Y4
-	VFMADD213PS  word3f000000<>+0(SB), Y3, Y4
-	VFMADD213PS  word3f800000<>+0(SB), Y3, Y4
-	VFMADD213PS  word3f800000<>+0(SB), Y3, Y4
-	VCVTPS2DQ    Y0, Y0
-	VPADDD       word0000007e<>+0(SB), Y0, Y0
-	VPSLLD       $0x17, Y0, Y0
-	VMULPS       Y0, Y4, Y4
-	VADDPS       Y4, Y4, Y4
-	VMULPS       Y1, Y4, Y4
-	VMASKMOVPS   Y4, Y2, (AX)(BX*1)
 
 done311:
 	VZEROUPPER
@@ -7970,6 +7982,303 @@ done335:
 	VZEROUPPER
 	RET
 
+// func expSumAVX512(dst []float32, x []float32, scale float32, shift float32) float32
+// Requires: AVX, AVX512F, BMI2, MMX+, SSE
+TEXT ·expSumAVX512(SB), NOSPLIT, $0-60
+	MOVQ         dst_base+0(FP), AX
+	MOVQ         x_base+24(FP), CX
+	VBROADCASTSS scale+48(FP), Z0
+	VBROADCASTSS shift+52(FP), Z1
+	VPXORD       Z2, Z2, Z2
+	VPXORD       Z3, Z3, Z3
+	MOVQ         dst_len+8(FP), DX
+	XORQ         BX, BX
+
+many336:
+	CMPQ         DX, $0x20
+	JLT          one337
+	PREFETCHT0   2048(CX)(BX*1)
+	VMOVUPS      (CX)(BX*1), Z4
+	VFMSUB213PS  Z1, Z0, Z4
+	VMOVUPS      wordc2ae999a<>+0(SB), Z5
+	VMAXPS       Z4, Z5, Z4
+	VMOVUPS      word42b20000<>+0(SB), Z5
+	VMINPS       Z4, Z5, Z4
+	VMULPS       word3fb8aa3b<>+0(SB), Z4, Z5
+	VRNDSCALEPS  $0x08, Z5, Z5
+	VFNMADD231PS word3f318000<>+0(SB), Z5, Z4
+	VFNMADD231PS wordb95e8083<>+0(SB), Z5, Z4
+	VMOVUPS      word39506967<>+0(SB), Z6
+	VFMADD213PS  word3ab743ce<>+0(SB), Z4, Z6
+	VFMADD213PS  word3c088908<>+0(SB), Z4, Z6
+	VFMADD213PS  word3d2aa9c1<>+0(SB), Z4, Z6
+	VFMADD213PS  word3e2aaaaa<>+0(SB), Z4, Z6
+	VFMADD213PS  word3f000000<>+0(SB), Z4, Z6
+	VFMADD213PS  word3f800000<>+0(SB), Z4, Z6
+	VFMADD213PS  word3f800000<>+0(SB), Z4, Z6
+	VCVTPS2DQ    Z5, Z5
+	VPADDD       word0000007e<>+0(SB), Z5, Z5
+	VPSLLD       $0x17, Z5, Z5
+	VMULPS       Z5, Z6, Z6
+	VADDPS       Z6, Z6, Z6
+	PREFETCHT0   2048(AX)(BX*1)
+	VMOVUPS      Z6, (AX)(BX*1)
+	VADDPS       Z6, Z2, Z2
+	PREFETCHT0   2112(CX)(BX*1)
+	VMOVUPS      64(CX)(BX*1), Z4
+	VFMSUB213PS  Z1, Z0, Z4
+	VMOVUPS      wordc2ae999a<>+0(SB), Z5
+	VMAXPS       Z4, Z5, Z4
+	VMOVUPS      word42b20000<>+0(SB), Z5
+	VMINPS       Z4, Z5, Z4
+	VMULPS       word3fb8aa3b<>+0(SB), Z4, Z5
+	VRNDSCALEPS  $0x08, Z5, Z5
+	VFNMADD231PS word3f318000<>+0(SB), Z5, Z4
+	VFNMADD231PS wordb95e8083<>+0(SB), Z5, Z4
+	VMOVUPS      word39506967<>+0(SB), Z6
+	VFMADD213PS  word3ab743ce<>+0(SB), Z4, Z6
+	VFMADD213PS  word3c088908<>+0(SB), Z4, Z6
+	VFMADD213PS  word3d2aa9c1<>+0(SB), Z4, Z6
+	VFMADD213PS  word3e2aaaaa<>+0(SB), Z4, Z6
+	VFMADD213PS  word3f000000<>+0(SB), Z4, Z6
+	VFMADD213PS  word3f800000<>+0(SB), Z4, Z6
+	VFMADD213PS  word3f800000<>+0(SB), Z4, Z6
+	VCVTPS2DQ    Z5, Z5
+	VPADDD       word0000007e<>+0(SB), Z5, Z5
+	VPSLLD       $0x17, Z5, Z5
+	VMULPS       Z5, Z6, Z6
+	VADDPS       Z6, Z6, Z6
+	PREFETCHT0   2112(AX)(BX*1)
+	VMOVUPS      Z6, 64(AX)(BX*1)
+	VADDPS       Z6, Z3, Z3
+	ADDQ         $0x00000080, BX
+	SUBQ         $0x20, DX
+	JMP          many336
+
+one337:
+	CMPQ         DX, $0x10
+	JLT          tail338
+	PREFETCHT0   2048(CX)(BX*1)
+	VMOVUPS      (CX)(BX*1), Z4
+	VFMSUB213PS  Z1, Z0, Z4
+	VMOVUPS      wordc2ae999a<>+0(SB), Z5
+	VMAXPS       Z4, Z5, Z4
+	VMOVUPS      word42b20000<>+0(SB), Z5
+	VMINPS       Z4, Z5, Z4
+	VMULPS       word3fb8aa3b<>+0(SB), Z4, Z5
+	VRNDSCALEPS  $0x08, Z5, Z5
+	VFNMADD231PS word3f318000<>+0(SB), Z5, Z4
+	VFNMADD231PS wordb95e8083<>+0(SB), Z5, Z4
+	VMOVUPS      word39506967<>+0(SB), Z6
+	VFMADD213PS  word3ab743ce<>+0(SB), Z4, Z6
+	VFMADD213PS  word3c088908<>+0(SB), Z4, Z6
+	VFMADD213PS  word3d2aa9c1<>+0(SB), Z4, Z6
+	VFMADD213PS  word3e2aaaaa<>+0(SB), Z4, Z6
+	VFMADD213PS  word3f000000<>+0(SB), Z4, Z6
+	VFMADD213PS  word3f800000<>+0(SB), Z4, Z6
+	VFMADD213PS  word3f800000<>+0(SB), Z4, Z6
+	VCVTPS2DQ    Z5, Z5
+	VPADDD       word0000007e<>+0(SB), Z5, Z5
+	VPSLLD       $0x17, Z5, Z5
+	VMULPS       Z5, Z6, Z6
+	VADDPS       Z6, Z6, Z6
+	PREFETCHT0   2048(AX)(BX*1)
+	VMOVUPS      Z6, (AX)(BX*1)
+	VADDPS       Z6, Z2, Z2
+	ADDQ         $0x40, BX
+	SUBQ         $0x10, DX
+	JMP          one337
+
+tail338:
+	TESTQ        DX, DX
+	JZ           done339
+	MOVQ         $0x00000001, SI
+	SHLXQ        DX, SI, SI
+	DECQ         SI
+	KMOVW        SI, K1
+	VMOVUPS.Z    (CX)(BX*1), K1, Z4
+	VFMSUB213PS  Z1, Z0, Z4
+	VMOVUPS      wordc2ae999a<>+0(SB), Z0
+	VMAXPS       Z4, Z0, Z4
+	VMOVUPS      word42b20000<>+0(SB), Z0
+	VMINPS       Z4, Z0, Z4
+	VMULPS       word3fb8aa3b<>+0(SB), Z4, Z0
+	VRNDSCALEPS  $0x08, Z0, Z0
+	VFNMADD231PS word3f318000<>+0(SB), Z0, Z4
+	VFNMADD231PS wordb95e8083<>+0(SB), Z0, Z4
+	VMOVUPS      word39506967<>+0(SB), Z1
+	VFMADD213PS  word3ab743ce<>+0(SB), Z4, Z1
+	VFMADD213PS  word3c088908<>+0(SB), Z4, Z1
+	VFMADD213PS  word3d2aa9c1<>+0(SB), Z4, Z1
+	VFMADD213PS  word3e2aaaaa<>+0(SB), Z4, Z1
+	VFMADD213PS  word3f000000<>+0(SB), Z4, Z1
+	VFMADD213PS  word3f800000<>+0(SB), Z4, Z1
+	VFMADD213PS  word3f800000<>+0(SB), Z4, Z1
+	VCVTPS2DQ    Z0, Z0
+	VPADDD       word0000007e<>+0(SB), Z0, Z0
+	VPSLLD       $0x17, Z0, Z0
+	VMULPS       Z0, Z1, Z1
+	VADDPS       Z1, Z1, Z1
+	VMOVUPS      Z1, K1, (AX)(BX*1)
+	VMOVAPS.Z    Z1, K1, Z1
+	VADDPS       Z1, Z2, Z2
+
+done339:
+	VADDPS        Z3, Z2, Z2
+	VEXTRACTF64X4 $0x01, Z2, Y0
+	VADDPS        Y0, Y2, Y2
+	VEXTRACTF128  $0x01, Y2, X0
+	VADDPS        X0, X2, X2
+	VMOVHLPS      X2, X2, X0
+	VADDPS        X0, X2, X2
+	VMOVSHDUP     X2, X0
+	VADDPS        X0, X2, X2
+	MOVSS         X2, ret+56(FP)
+	VZEROUPPER
+	RET
+
+// func expMulAVX512(dst []float32, x []float32, shift float32, mul float32)
+// Requires: AVX, AVX512F, BMI2, MMX+
+TEXT ·expMulAVX512(SB), NOSPLIT, $0-56
+	MOVQ         dst_base+0(FP), AX
+	MOVQ         x_base+24(FP), CX
+	VBROADCASTSS shift+48(FP), Z0
+	VBROADCASTSS mul+52(FP), Z1
+	MOVQ         dst_len+8(FP), DX
+	XORQ         BX, BX
+
+many340:
+	CMPQ         DX, $0x20
+	JLT          one341
+	PREFETCHT0   2048(CX)(BX*1)
+	VMOVUPS      (CX)(BX*1), Z2
+	VSUBPS       Z0, Z2, Z2
+	VMOVUPS      wordc2ae999a<>+0(SB), Z3
+	VMAXPS       Z2, Z3, Z2
+	VMOVUPS      word42b20000<>+0(SB), Z3
+	VMINPS       Z2, Z3, Z2
+	VMULPS       word3fb8aa3b<>+0(SB), Z2, Z3
+	VRNDSCALEPS  $0x08, Z3, Z3
+	VFNMADD231PS word3f318000<>+0(SB), Z3, Z2
+	VFNMADD231PS wordb95e8083<>+0(SB), Z3, Z2
+	VMOVUPS      word39506967<>+0(SB), Z4
+	VFMADD213PS  word3ab743ce<>+0(SB), Z2, Z4
+	VFMADD213PS  word3c088908<>+0(SB), Z2, Z4
+	VFMADD213PS  word3d2aa9c1<>+0(SB), Z2, Z4
+	VFMADD213PS  word3e2aaaaa<>+0(SB), Z2, Z4
+	VFMADD213PS  word3f000000<>+0(SB), Z2, Z4
+	VFMADD213PS  word3f800000<>+0(SB), Z2, Z4
+	VFMADD213PS  word3f800000<>+0(SB), Z2, Z4
+	VCVTPS2DQ    Z3, Z3
+	VPADDD       word0000007e<>+0(SB), Z3, Z3
+	VPSLLD       $0x17, Z3, Z3
+	VMULPS       Z3, Z4, Z4
+	VADDPS       Z4, Z4, Z4
+	VMULPS       Z1, Z4, Z4
+	PREFETCHT0   2048(AX)(BX*1)
+	VMOVUPS      Z4, (AX)(BX*1)
+	PREFETCHT0   2112(CX)(BX*1)
+	VMOVUPS      64(CX)(BX*1), Z2
+	VSUBPS       Z0, Z2, Z2
+	VMOVUPS      wordc2ae999a<>+0(SB), Z3
+	VMAXPS       Z2, Z3, Z2
+	VMOVUPS      word42b20000<>+0(SB), Z3
+	VMINPS       Z2, Z3, Z2
+	VMULPS       word3fb8aa3b<>+0(SB), Z2, Z3
+	VRNDSCALEPS  $0x08, Z3, Z3
+	VFNMADD231PS word3f318000<>+0(SB), Z3, Z2
+	VFNMADD231PS wordb95e8083<>+0(SB), Z3, Z2
+	VMOVUPS      word39506967<>+0(SB), Z4
+	VFMADD213PS  word3ab743ce<>+0(SB), Z2, Z4
+	VFMADD213PS  word3c088908<>+0(SB), Z2, Z4
+	VFMADD213PS  word3d2aa9c1<>+0(SB), Z2, Z4
+	VFMADD213PS  word3e2aaaaa<>+0(SB), Z2, Z4
+	VFMADD213PS  word3f000000<>+0(SB), Z2, Z4
+	VFMADD213PS  word3f800000<>+0(SB), Z2, Z4
+	VFMADD213PS  word3f800000<>+0(SB), Z2, Z4
+	VCVTPS2DQ    Z3, Z3
+	VPADDD       word0000007e<>+0(SB), Z3, Z3
+	VPSLLD       $0x17, Z3, Z3
+	VMULPS       Z3, Z4, Z4
+	VADDPS       Z4, Z4, Z4
+	VMULPS       Z1, Z4, Z4
+	PREFETCHT0   2112(AX)(BX*1)
+	VMOVUPS      Z4, 64(AX)(BX*1)
+	ADDQ         $0x00000080, BX
+	SUBQ         $0x20, DX
+	JMP          many340
+
+one341:
+	CMPQ         DX, $0x10
+	JLT          tail342
+	PREFETCHT0   2048(CX)(BX*1)
+	VMOVUPS      (CX)(BX*1), Z2
+	VSUBPS       Z0, Z2, Z2
+	VMOVUPS      wordc2ae999a<>+0(SB), Z3
+	VMAXPS       Z2, Z3, Z2
+	VMOVUPS      word42b20000<>+0(SB), Z3
+	VMINPS       Z2, Z3, Z2
+	VMULPS       word3fb8aa3b<>+0(SB), Z2, Z3
+	VRNDSCALEPS  $0x08, Z3, Z3
+	VFNMADD231PS word3f318000<>+0(SB), Z3, Z2
+	VFNMADD231PS wordb95e8083<>+0(SB), Z3, Z2
+	VMOVUPS      word39506967<>+0(SB), Z4
+	VFMADD213PS  word3ab743ce<>+0(SB), Z2, Z4
+	VFMADD213PS  word3c088908<>+0(SB), Z2, Z4
+	VFMADD213PS  word3d2aa9c1<>+0(SB), Z2, Z4
+	VFMADD213PS  word3e2aaaaa<>+0(SB), Z2, Z4
+	VFMADD213PS  word3f000000<>+0(SB), Z2, Z4
+	VFMADD213PS  word3f800000<>+0(SB), Z2, Z4
+	VFMADD213PS  word3f800000<>+0(SB), Z2, Z4
+	VCVTPS2DQ    Z3, Z3
+	VPADDD       word0000007e<>+0(SB), Z3, Z3
+	VPSLLD       $0x17, Z3, Z3
+	VMULPS       Z3, Z4, Z4
+	VADDPS       Z4, Z4, Z4
+	VMULPS       Z1, Z4, Z4
+	PREFETCHT0   2048(AX)(BX*1)
+	VMOVUPS      Z4, (AX)(BX*1)
+	ADDQ         $0x40, BX
+	SUBQ         $0x10, DX
+	JMP          one341
+
+tail342:
+	TESTQ        DX, DX
+	JZ           done343
+	MOVQ         $0x00000001, SI
+	SHLXQ        DX, SI, SI
+	DECQ         SI
+	KMOVW        SI, K1
+	VMOVUPS.Z    (CX)(BX*1), K1, Z2
+	VSUBPS       Z0, Z2, Z2
+	VMOVUPS      wordc2ae999a<>+0(SB), Z0
+	VMAXPS       Z2, Z0, Z2
+	VMOVUPS      word42b20000<>+0(SB), Z0
+	VMINPS       Z2, Z0, Z2
+	VMULPS       word3fb8aa3b<>+0(SB), Z2, Z0
+	VRNDSCALEPS  $0x08, Z0, Z0
+	VFNMADD231PS word3f318000<>+0(SB), Z0, Z2
+	VFNMADD231PS wordb95e8083<>+0(SB), Z0, Z2
+	VMOVUPS      word39506967<>+0(SB), Z3
+	VFMADD213PS  word3ab743ce<>+0(SB), Z2, Z3
+	VFMADD213PS  word3c088908<>+0(SB), Z2, Z3
+	VFMADD213PS  word3d2aa9c1<>+0(SB), Z2, Z3
+	VFMADD213PS  word3e2aaaaa<>+0(SB), Z2, Z3
+	VFMADD213PS  word3f000000<>+0(SB), Z2, Z3
+	VFMADD213PS  word3f800000<>+0(SB), Z2, Z3
+	VFMADD213PS  word3f800000<>+0(SB), Z2, Z3
+	VCVTPS2DQ    Z0, Z0
+	VPADDD       word0000007e<>+0(SB), Z0, Z0
+	VPSLLD       $0x17, Z0, Z0
+	VMULPS       Z0, Z3, Z3
+	VADDPS       Z3, Z3, Z3
+	VMULPS       Z1, Z3, Z3
+	VMOVUPS      Z3, K1, (AX)(BX*1)
+
+done343:
+	VZEROUPPER
+	RET
+
 // func geluAVX512(y []float32, x []float32)
 // Requires: AVX, AVX512F, BMI2, MMX+
 TEXT ·geluAVX512(SB), NOSPLIT, $0-48
@@ -7978,9 +8287,9 @@ TEXT ·geluAVX512(SB), NOSPLIT, $0-48
 	MOVQ y_len+8(FP), DX
 	XORQ BX, BX
 
-one337:
+one345:
 	CMPQ         DX, $0x10
-	JLT          tail338
+	JLT          tail346
 	PREFETCHT0   2048(CX)(BX*1)
 	VMOVUPS      (CX)(BX*1), Z0
 	VMULPS       wordbf000000<>+0(SB), Z0, Z1
@@ -8030,11 +8339,11 @@ one337:
 	VMOVUPS      Z1, (AX)(BX*1)
 	ADDQ         $0x40, BX
 	SUBQ         $0x10, DX
-	JMP          one337
+	JMP          one345
 
-tail338:
+tail346:
 	TESTQ        DX, DX
-	JZ           done339
+	JZ           done347
 	MOVQ         $0x00000001, SI
 	SHLXQ        DX, SI, SI
 	DECQ         SI
@@ -8085,7 +8394,7 @@ tail338:
 	VMULPS       Z0, Z1, Z1
 	VMOVUPS      Z1, K1, (AX)(BX*1)
 
-done339:
+done347:
 	VZEROUPPER
 	RET
 
@@ -8098,9 +8407,9 @@ TEXT ·geluGradAVX512(SB), NOSPLIT, $0-72
 	MOVQ dx_len+8(FP), BX
 	XORQ SI, SI
 
-one341:
+one349:
 	CMPQ         BX, $0x10
-	JLT          tail342
+	JLT          tail350
 	PREFETCHT0   2048(DX)(SI*1)
 	VMOVUPS      (DX)(SI*1), Z0
 	VMULPS       wordbf000000<>+0(SB), Z0, Z1
@@ -8154,11 +8463,11 @@ one341:
 	VMOVUPS      Z1, (AX)(SI*1)
 	ADDQ         $0x40, SI
 	SUBQ         $0x10, BX
-	JMP          one341
+	JMP          one349
 
-tail342:
+tail350:
 	TESTQ        BX, BX
-	JZ           done343
+	JZ           done351
 	MOVQ         $0x00000001, DI
 	SHLXQ        BX, DI, DI
 	DECQ         DI
@@ -8212,7 +8521,7 @@ tail342:
 	VMULPS       Z0, Z1, Z1
 	VMOVUPS      Z1, K1, (AX)(SI*1)
 
-done343:
+done351:
 	VZEROUPPER
 	RET
 
@@ -8224,9 +8533,9 @@ TEXT ·geluTanhAVX512(SB), NOSPLIT, $0-48
 	MOVQ y_len+8(FP), DX
 	XORQ BX, BX
 
-one345:
+one353:
 	CMPQ         DX, $0x10
-	JLT          tail346
+	JLT          tail354
 	PREFETCHT0   2048(CX)(BX*1)
 	VMOVUPS      (CX)(BX*1), Z0
 	VMULPS       Z0, Z0, Z1
@@ -8262,11 +8571,11 @@ one345:
 	VMOVUPS      Z2, (AX)(BX*1)
 	ADDQ         $0x40, BX
 	SUBQ         $0x10, DX
-	JMP          one345
+	JMP          one353
 
-tail346:
+tail354:
 	TESTQ        DX, DX
-	JZ           done347
+	JZ           done355
 	MOVQ         $0x00000001, SI
 	SHLXQ        DX, SI, SI
 	DECQ         SI
@@ -8303,7 +8612,7 @@ tail346:
 	VMULPS       Z0, Z2, Z2
 	VMOVUPS      Z2, K1, (AX)(BX*1)
 
-done347:
+done355:
 	VZEROUPPER
 	RET
 
@@ -8316,9 +8625,9 @@ TEXT ·geluTanhGradAVX512(SB), NOSPLIT, $0-72
 	MOVQ dx_len+8(FP), BX
 	XORQ SI, SI
 
-one349:
+one357:
 	CMPQ         BX, $0x10
-	JLT          tail350
+	JLT          tail358
 	PREFETCHT0   2048(DX)(SI*1)
 	VMOVUPS      (DX)(SI*1), Z0
 	VMULPS       Z0, Z0, Z1
@@ -8364,11 +8673,11 @@ one349:
 	VMOVUPS      Z3, (AX)(SI*1)
 	ADDQ         $0x40, SI
 	SUBQ         $0x10, BX
-	JMP          one349
+	JMP          one357
 
-tail350:
+tail358:
 	TESTQ        BX, BX
-	JZ           done351
+	JZ           done359
 	MOVQ         $0x00000001, DI
 	SHLXQ        BX, DI, DI
 	DECQ         DI
@@ -8414,7 +8723,7 @@ tail350:
 	VMULPS       Z0, Z3, Z3
 	VMOVUPS      Z3, K1, (AX)(SI*1)
 
-done351:
+done359:
 	VZEROUPPER
 	RET
 
@@ -8427,9 +8736,9 @@ TEXT ·swigluAVX512(SB), NOSPLIT, $0-72
 	MOVQ y_len+8(FP), BX
 	XORQ SI, SI
 
-one353:
+one361:
 	CMPQ         BX, $0x10
-	JLT          tail354
+	JLT          tail362
 	PREFETCHT0   2048(CX)(SI*1)
 	VMOVUPS      (CX)(SI*1), Z0
 	VPXORD       word80000000<>+0(SB), Z0, Z1
@@ -8463,11 +8772,11 @@ one353:
 	VMOVUPS      Z0, (AX)(SI*1)
 	ADDQ         $0x40, SI
 	SUBQ         $0x10, BX
-	JMP          one353
+	JMP          one361
 
-tail354:
+tail362:
 	TESTQ        BX, BX
-	JZ           done355
+	JZ           done363
 	MOVQ         $0x00000001, DI
 	SHLXQ        BX, DI, DI
 	DECQ         DI
@@ -8501,7 +8810,7 @@ tail354:
 	VMULPS       Z1, Z0, Z0
 	VMOVUPS      Z0, K1, (AX)(SI*1)
 
-done355:
+done363:
 	VZEROUPPER
 	RET
 
@@ -8516,9 +8825,9 @@ TEXT ·swigluGradAVX512(SB), NOSPLIT, $0-120
 	MOVQ dy_len+56(FP), DI
 	XORQ R8, R8
 
-one357:
+one365:
 	CMPQ         DI, $0x10
-	JLT          tail358
+	JLT          tail366
 	PREFETCHT0   2048(BX)(R8*1)
 	VMOVUPS      (BX)(R8*1), Z0
 	VPXORD       word80000000<>+0(SB), Z0, Z1
@@ -8564,11 +8873,11 @@ one357:
 	VMOVUPS      Z0, (CX)(R8*1)
 	ADDQ         $0x40, R8
 	SUBQ         $0x10, DI
-	JMP          one357
+	JMP          one365
 
-tail358:
+tail366:
 	TESTQ        DI, DI
-	JZ           done359
+	JZ           done367
 	MOVQ         $0x00000001, R9
 	SHLXQ        DI, R9, R9
 	DECQ         R9
@@ -8612,7 +8921,7 @@ tail358:
 	VMOVUPS      Z4, K1, (AX)(R8*1)
 	VMOVUPS      Z0, K1, (CX)(R8*1)
 
-done359:
+done367:
 	VZEROUPPER
 	RET
 
@@ -8636,9 +8945,9 @@ TEXT ·adamwAVX512(SB), NOSPLIT, $0-104
 	MOVQ         w_len+8(FP), SI
 	XORQ         DI, DI
 
-one361:
+one369:
 	CMPQ        SI, $0x10
-	JLT         tail362
+	JLT         tail370
 	PREFETCHT0  2048(BX)(DI*1)
 	VMOVUPS     (BX)(DI*1), Z9
 	VMULPS      Z0, Z9, Z9
@@ -8663,11 +8972,11 @@ one361:
 	VMOVUPS     Z9, (AX)(DI*1)
 	ADDQ        $0x40, DI
 	SUBQ        $0x10, SI
-	JMP         one361
+	JMP         one369
 
-tail362:
+tail370:
 	TESTQ       SI, SI
-	JZ          done363
+	JZ          done371
 	MOVQ        $0x00000001, R8
 	SHLXQ       SI, R8, R8
 	DECQ        R8
@@ -8691,7 +9000,7 @@ tail362:
 	VFMSUB213PS Z0, Z5, Z1
 	VMOVUPS     Z1, K1, (AX)(DI*1)
 
-done363:
+done371:
 	VZEROUPPER
 	RET
 
@@ -8707,9 +9016,9 @@ TEXT ·normalizeAVX512(SB), NOSPLIT, $0-104
 	MOVQ         y_len+8(FP), SI
 	XORQ         DI, DI
 
-many364:
+many372:
 	CMPQ        SI, $0x20
-	JLT         one365
+	JLT         one373
 	VMOVUPS     (CX)(DI*1), Z2
 	VSUBPS      Z0, Z2, Z2
 	VMULPS      Z1, Z2, Z2
@@ -8726,11 +9035,11 @@ many364:
 	VMOVUPS     Z3, 64(AX)(DI*1)
 	ADDQ        $0x00000080, DI
 	SUBQ        $0x20, SI
-	JMP         many364
+	JMP         many372
 
-one365:
+one373:
 	CMPQ        SI, $0x10
-	JLT         tail366
+	JLT         tail374
 	VMOVUPS     (CX)(DI*1), Z2
 	VSUBPS      Z0, Z2, Z2
 	VMULPS      Z1, Z2, Z2
@@ -8740,11 +9049,11 @@ one365:
 	VMOVUPS     Z3, (AX)(DI*1)
 	ADDQ        $0x40, DI
 	SUBQ        $0x10, SI
-	JMP         one365
+	JMP         one373
 
-tail366:
+tail374:
 	TESTQ       SI, SI
-	JZ          done367
+	JZ          done375
 	MOVQ        $0x00000001, R8
 	SHLXQ       SI, R8, R8
 	DECQ        R8
@@ -8757,7 +9066,7 @@ tail366:
 	VFMADD231PS Z1, Z2, Z0
 	VMOVUPS     Z0, K1, (AX)(DI*1)
 
-done367:
+done375:
 	VZEROUPPER
 	RET
 
@@ -8776,9 +9085,9 @@ TEXT ·normGradSumsAVX512(SB), NOSPLIT, $0-88
 	MOVQ         dy_len+8(FP), BX
 	XORQ         SI, SI
 
-many368:
+many376:
 	CMPQ        BX, $0x20
-	JLT         one369
+	JLT         one377
 	VMOVUPS     (CX)(SI*1), Z6
 	VSUBPS      Z0, Z6, Z6
 	VMULPS      Z1, Z6, Z6
@@ -8797,11 +9106,11 @@ many368:
 	VFMADD231PS Z7, Z6, Z5
 	ADDQ        $0x00000080, SI
 	SUBQ        $0x20, BX
-	JMP         many368
+	JMP         many376
 
-one369:
+one377:
 	CMPQ        BX, $0x10
-	JLT         tail370
+	JLT         tail378
 	VMOVUPS     (CX)(SI*1), Z6
 	VSUBPS      Z0, Z6, Z6
 	VMULPS      Z1, Z6, Z6
@@ -8812,11 +9121,11 @@ one369:
 	VFMADD231PS Z7, Z6, Z4
 	ADDQ        $0x40, SI
 	SUBQ        $0x10, BX
-	JMP         one369
+	JMP         one377
 
-tail370:
+tail378:
 	TESTQ       BX, BX
-	JZ          done371
+	JZ          done379
 	MOVQ        $0x00000001, DI
 	SHLXQ       BX, DI, DI
 	DECQ        DI
@@ -8830,7 +9139,7 @@ tail370:
 	VADDPS      Z0, Z2, Z2
 	VFMADD231PS Z0, Z6, Z4
 
-done371:
+done379:
 	VADDPS        Z3, Z2, Z2
 	VEXTRACTF64X4 $0x01, Z2, Y0
 	VADDPS        Y0, Y2, Y2
@@ -8868,9 +9177,9 @@ TEXT ·normGradRowAVX512(SB), NOSPLIT, $0-112
 	MOVQ         dx_len+8(FP), SI
 	XORQ         DI, DI
 
-many372:
+many380:
 	CMPQ         SI, $0x20
-	JLT          one373
+	JLT          one381
 	VMOVUPS      (DX)(DI*1), Z4
 	VSUBPS       Z0, Z4, Z4
 	VMULPS       Z1, Z4, Z4
@@ -8891,11 +9200,11 @@ many372:
 	VMOVUPS      Z5, 64(AX)(DI*1)
 	ADDQ         $0x00000080, DI
 	SUBQ         $0x20, SI
-	JMP          many372
+	JMP          many380
 
-one373:
+one381:
 	CMPQ         SI, $0x10
-	JLT          tail374
+	JLT          tail382
 	VMOVUPS      (DX)(DI*1), Z4
 	VSUBPS       Z0, Z4, Z4
 	VMULPS       Z1, Z4, Z4
@@ -8907,11 +9216,11 @@ one373:
 	VMOVUPS      Z5, (AX)(DI*1)
 	ADDQ         $0x40, DI
 	SUBQ         $0x10, SI
-	JMP          one373
+	JMP          one381
 
-tail374:
+tail382:
 	TESTQ        SI, SI
-	JZ           done375
+	JZ           done383
 	MOVQ         $0x00000001, R8
 	SHLXQ        SI, R8, R8
 	DECQ         R8
@@ -8926,7 +9235,7 @@ tail374:
 	VMULPS       Z1, Z0, Z0
 	VMOVUPS      Z0, K1, (AX)(DI*1)
 
-done375:
+done383:
 	VZEROUPPER
 	RET
 
@@ -8942,9 +9251,9 @@ TEXT ·normGradParamsAVX512(SB), NOSPLIT, $0-104
 	MOVQ         dw_len+8(FP), SI
 	XORQ         DI, DI
 
-many376:
+many384:
 	CMPQ        SI, $0x20
-	JLT         one377
+	JLT         one385
 	VMOVUPS     (BX)(DI*1), Z2
 	VSUBPS      Z0, Z2, Z2
 	VMULPS      Z1, Z2, Z2
@@ -8967,11 +9276,11 @@ many376:
 	VMOVUPS     Z3, 64(CX)(DI*1)
 	ADDQ        $0x00000080, DI
 	SUBQ        $0x20, SI
-	JMP         many376
+	JMP         many384
 
-one377:
+one385:
 	CMPQ        SI, $0x10
-	JLT         tail378
+	JLT         tail386
 	VMOVUPS     (BX)(DI*1), Z2
 	VSUBPS      Z0, Z2, Z2
 	VMULPS      Z1, Z2, Z2
@@ -8984,11 +9293,11 @@ one377:
 	VMOVUPS     Z3, (CX)(DI*1)
 	ADDQ        $0x40, DI
 	SUBQ        $0x10, SI
-	JMP         one377
+	JMP         one385
 
-tail378:
+tail386:
 	TESTQ       SI, SI
-	JZ          done379
+	JZ          done387
 	MOVQ        $0x00000001, R8
 	SHLXQ       SI, R8, R8
 	DECQ        R8
@@ -9004,7 +9313,7 @@ tail378:
 	VADDPS      Z1, Z0, Z0
 	VMOVUPS     Z0, K1, (CX)(DI*1)
 
-done379:
+done387:
 	VZEROUPPER
 	RET
 
@@ -9019,9 +9328,9 @@ TEXT ·softmaxGradAVX512(SB), NOSPLIT, $0-80
 	MOVQ         ds_len+8(FP), BX
 	XORQ         SI, SI
 
-many380:
+many388:
 	CMPQ    BX, $0x20
-	JLT     one381
+	JLT     one389
 	VMOVUPS (CX)(SI*1), Z2
 	VMOVUPS (DX)(SI*1), Z3
 	VMULPS  Z1, Z2, Z2
@@ -9036,11 +9345,11 @@ many380:
 	VMOVUPS Z3, 64(AX)(SI*1)
 	ADDQ    $0x00000080, SI
 	SUBQ    $0x20, BX
-	JMP     many380
+	JMP     many388
 
-one381:
+one389:
 	CMPQ    BX, $0x10
-	JLT     tail382
+	JLT     tail390
 	VMOVUPS (CX)(SI*1), Z2
 	VMOVUPS (DX)(SI*1), Z3
 	VMULPS  Z1, Z2, Z2
@@ -9049,11 +9358,11 @@ one381:
 	VMOVUPS Z3, (AX)(SI*1)
 	ADDQ    $0x40, SI
 	SUBQ    $0x10, BX
-	JMP     one381
+	JMP     one389
 
-tail382:
+tail390:
 	TESTQ     BX, BX
-	JZ        done383
+	JZ        done391
 	MOVQ      $0x00000001, DI
 	SHLXQ     BX, DI, DI
 	DECQ      DI
@@ -9064,291 +9373,6 @@ tail382:
 	VSUBPS    Z0, Z3, Z3
 	VMULPS    Z2, Z3, Z3
 	VMOVUPS   Z3, K1, (AX)(SI*1)
-
-done383:
-	VZEROUPPER
-	RET
-
-// func expSumAVX512(dst []float32, x []float32, scale float32, shift float32) float32
-// Requires: AVX, AVX512F, BMI2, SSE
-TEXT ·expSumAVX512(SB), NOSPLIT, $0-60
-	MOVQ         dst_base+0(FP), AX
-	MOVQ         x_base+24(FP), CX
-	VBROADCASTSS scale+48(FP), Z0
-	VBROADCASTSS shift+52(FP), Z1
-	VPXORD       Z2, Z2, Z2
-	VPXORD       Z3, Z3, Z3
-	MOVQ         dst_len+8(FP), DX
-	XORQ         BX, BX
-
-many384:
-	CMPQ         DX, $0x20
-	JLT          one385
-	VMOVUPS      (CX)(BX*1), Z4
-	VFMSUB213PS  Z1, Z0, Z4
-	VMOVUPS      wordc2ae999a<>+0(SB), Z5
-	VMAXPS       Z4, Z5, Z4
-	VMOVUPS      word42b20000<>+0(SB), Z5
-	VMINPS       Z4, Z5, Z4
-	VMULPS       word3fb8aa3b<>+0(SB), Z4, Z5
-	VRNDSCALEPS  $0x08, Z5, Z5
-	VFNMADD231PS word3f318000<>+0(SB), Z5, Z4
-	VFNMADD231PS wordb95e8083<>+0(SB), Z5, Z4
-	VMOVUPS      word39506967<>+0(SB), Z6
-	VFMADD213PS  word3ab743ce<>+0(SB), Z4, Z6
-	VFMADD213PS  word3c088908<>+0(SB), Z4, Z6
-	VFMADD213PS  word3d2aa9c1<>+0(SB), Z4, Z6
-	VFMADD213PS  word3e2aaaaa<>+0(SB), Z4, Z6
-	VFMADD213PS  word3f000000<>+0(SB), Z4, Z6
-	VFMADD213PS  word3f800000<>+0(SB), Z4, Z6
-	VFMADD213PS  word3f800000<>+0(SB), Z4, Z6
-	VCVTPS2DQ    Z5, Z5
-	VPADDD       word0000007e<>+0(SB), Z5, Z5
-	VPSLLD       $0x17, Z5, Z5
-	VMULPS       Z5, Z6, Z6
-	VADDPS       Z6, Z6, Z6
-	VMOVUPS      Z6, (AX)(BX*1)
-	VADDPS       Z6, Z2, Z2
-	VMOVUPS      64(CX)(BX*1), Z4
-	VFMSUB213PS  Z1, Z0, Z4
-	VMOVUPS      wordc2ae999a<>+0(SB), Z5
-	VMAXPS       Z4, Z5, Z4
-	VMOVUPS      word42b20000<>+0(SB), Z5
-	VMINPS       Z4, Z5, Z4
-	VMULPS       word3fb8aa3b<>+0(SB), Z4, Z5
-	VRNDSCALEPS  $0x08, Z5, Z5
-	VFNMADD231PS word3f318000<>+0(SB), Z5, Z4
-	VFNMADD231PS wordb95e8083<>+0(SB), Z5, Z4
-	VMOVUPS      word39506967<>+0(SB), Z6
-	VFMADD213PS  word3ab743ce<>+0(SB), Z4, Z6
-	VFMADD213PS  word3c088908<>+0(SB), Z4, Z6
-	VFMADD213PS  word3d2aa9c1<>+0(SB), Z4, Z6
-	VFMADD213PS  word3e2aaaaa<>+0(SB), Z4, Z6
-	VFMADD213PS  word3f000000<>+0(SB), Z4, Z6
-	VFMADD213PS  word3f800000<>+0(SB), Z4, Z6
-	VFMADD213PS  word3f800000<>+0(SB), Z4, Z6
-	VCVTPS2DQ    Z5, Z5
-	VPADDD       word0000007e<>+0(SB), Z5, Z5
-	VPSLLD       $0x17, Z5, Z5
-	VMULPS       Z5, Z6, Z6
-	VADDPS       Z6, Z6, Z6
-	VMOVUPS      Z6, 64(AX)(BX*1)
-	VADDPS       Z6, Z3, Z3
-	ADDQ         $0x00000080, BX
-	SUBQ         $0x20, DX
-	JMP          many384
-
-one385:
-	CMPQ         DX, $0x10
-	JLT          tail386
-	VMOVUPS      (CX)(BX*1), Z4
-	VFMSUB213PS  Z1, Z0, Z4
-	VMOVUPS      wordc2ae999a<>+0(SB), Z5
-	VMAXPS       Z4, Z5, Z4
-	VMOVUPS      word42b20000<>+0(SB), Z5
-	VMINPS       Z4, Z5, Z4
-	VMULPS       word3fb8aa3b<>+0(SB), Z4, Z5
-	VRNDSCALEPS  $0x08, Z5, Z5
-	VFNMADD231PS word3f318000<>+0(SB), Z5, Z4
-	VFNMADD231PS wordb95e8083<>+0(SB), Z5, Z4
-	VMOVUPS      word39506967<>+0(SB), Z6
-	VFMADD213PS  word3ab743ce<>+0(SB), Z4, Z6
-	VFMADD213PS  word3c088908<>+0(SB), Z4, Z6
-	VFMADD213PS  word3d2aa9c1<>+0(SB), Z4, Z6
-	VFMADD213PS  word3e2aaaaa<>+0(SB), Z4, Z6
-	VFMADD213PS  word3f000000<>+0(SB), Z4, Z6
-	VFMADD213PS  word3f800000<>+0(SB), Z4, Z6
-	VFMADD213PS  word3f800000<>+0(SB), Z4, Z6
-	VCVTPS2DQ    Z5, Z5
-	VPADDD       word0000007e<>+0(SB), Z5, Z5
-	VPSLLD       $0x17, Z5, Z5
-	VMULPS       Z5, Z6, Z6
-	VADDPS       Z6, Z6, Z6
-	VMOVUPS      Z6, (AX)(BX*1)
-	VADDPS       Z6, Z2, Z2
-	ADDQ         $0x40, BX
-	SUBQ         $0x10, DX
-	JMP          one385
-
-tail386:
-	TESTQ        DX, DX
-	JZ           done387
-	MOVQ         $0x00000001, SI
-	SHLXQ        DX, SI, SI
-	DECQ         SI
-	KMOVW        SI, K1
-	VMOVUPS.Z    (CX)(BX*1), K1, Z4
-	VFMSUB213PS  Z1, Z0, Z4
-	VMOVUPS      wordc2ae999a<>+0(SB), Z0
-	VMAXPS       Z4, Z0, Z4
-	VMOVUPS      word42b20000<>+0(SB), Z0
-	VMINPS       Z4, Z0, Z4
-	VMULPS       word3fb8aa3b<>+0(SB), Z4, Z0
-	VRNDSCALEPS  $0x08, Z0, Z0
-	VFNMADD231PS word3f318000<>+0(SB), Z0, Z4
-	VFNMADD231PS wordb95e8083<>+0(SB), Z0, Z4
-	VMOVUPS      word39506967<>+0(SB), Z1
-	VFMADD213PS  word3ab743ce<>+0(SB), Z4, Z1
-	VFMADD213PS  word3c088908<>+0(SB), Z4, Z1
-	VFMADD213PS  word3d2aa9c1<>+0(SB), Z4, Z1
-	VFMADD213PS  word3e2aaaaa<>+0(SB), Z4, Z1
-	VFMADD213PS  word3f000000<>+0(SB), Z4, Z1
-	VFMADD213PS  word3f800000<>+0(SB), Z4, Z1
-	VFMADD213PS  word3f800000<>+0(SB), Z4, Z1
-	VCVTPS2DQ    Z0, Z0
-	VPADDD       word0000007e<>+0(SB), Z0, Z0
-	VPSLLD       $0x17, Z0, Z0
-	VMULPS       Z0, Z1, Z1
-	VADDPS       Z1, Z1, Z1
-	VMOVUPS      Z1, K1, (AX)(BX*1)
-	VMOVAPS.Z    Z1, K1, Z1
-	VADDPS       Z1, Z2, Z2
-
-done387:
-	VADDPS        Z3, Z2, Z2
-	VEXTRACTF64X4 $0x01, Z2, Y0
-	VADDPS        Y0, Y2, Y2
-	VEXTRACTF128  $0x01, Y2, X0
-	VADDPS        X0, X2, X2
-	VMOVHLPS      X2, X2, X0
-	VADDPS        X0, X2, X2
-	VMOVSHDUP     X2, X0
-	VADDPS        X0, X2, X2
-	MOVSS         X2, ret+56(FP)
-	VZEROUPPER
-	RET
-
-// func expMulAVX512(dst []float32, x []float32, shift float32, mul float32)
-// Requires: AVX, AVX512F, BMI2
-TEXT ·expMulAVX512(SB), NOSPLIT, $0-56
-	MOVQ         dst_base+0(FP), AX
-	MOVQ         x_base+24(FP), CX
-	VBROADCASTSS shift+48(FP), Z0
-	VBROADCASTSS mul+52(FP), Z1
-	MOVQ         dst_len+8(FP), DX
-	XORQ         BX, BX
-
-many388:
-	CMPQ         DX, $0x20
-	JLT          one389
-	VMOVUPS      (CX)(BX*1), Z2
-	VSUBPS       Z0, Z2, Z2
-	VMOVUPS      wordc2ae999a<>+0(SB), Z3
-	VMAXPS       Z2, Z3, Z2
-	VMOVUPS      word42b20000<>+0(SB), Z3
-	VMINPS       Z2, Z3, Z2
-	VMULPS       word3fb8aa3b<>+0(SB), Z2, Z3
-	VRNDSCALEPS  $0x08, Z3, Z3
-	VFNMADD231PS word3f318000<>+0(SB), Z3, Z2
-	VFNMADD231PS wordb95e8083<>+0(SB), Z3, Z2
-	VMOVUPS      word39506967<>+0(SB), Z4
-	VFMADD213PS  word3ab743ce<>+0(SB), Z2, Z4
-	VFMADD213PS  word3c088908<>+0(SB), Z2, Z4
-	VFMADD213PS  word3d2aa9c1<>+0(SB), Z2, Z4
-	VFMADD213PS  word3e2aaaaa<>+0(SB), Z2, Z4
-	VFMADD213PS  word3f000000<>+0(SB), Z2, Z4
-	VFMADD213PS  word3f800000<>+0(SB), Z2, Z4
-	VFMADD213PS  word3f800000<>+0(SB), Z2, Z4
-	VCVTPS2DQ    Z3, Z3
-	VPADDD       word0000007e<>+0(SB), Z3, Z3
-	VPSLLD       $0x17, Z3, Z3
-	VMULPS       Z3, Z4, Z4
-	VADDPS       Z4, Z4, Z4
-	VMULPS       Z1, Z4, Z4
-	VMOVUPS      Z4, (AX)(BX*1)
-	VMOVUPS      64(CX)(BX*1), Z2
-	VSUBPS       Z0, Z2, Z2
-	VMOVUPS      wordc2ae999a<>+0(SB), Z3
-	VMAXPS       Z2, Z3, Z2
-	VMOVUPS      word42b20000<>+0(SB), Z3
-	VMINPS       Z2, Z3, Z2
-	VMULPS       word3fb8aa3b<>+0(SB), Z2, Z3
-	VRNDSCALEPS  $0x08, Z3, Z3
-	VFNMADD231PS word3f318000<>+0(SB), Z3, Z2
-	VFNMADD231PS wordb95e8083<>+0(SB), Z3, Z2
-	VMOVUPS      word39506967<>+0(SB), Z4
-	VFMADD213PS  word3ab743ce<>+0(SB), Z2, Z4
-	VFMADD213PS  word3c088908<>+0(SB), Z2, Z4
-	VFMADD213PS  word3d2aa9c1<>+0(SB), Z2, Z4
-	VFMADD213PS  word3e2aaaaa<>+0(SB), Z2, Z4
-	VFMADD213PS  word3f000000<>+0(SB), Z2, Z4
-	VFMADD213PS  word3f800000<>+0(SB), Z2, Z4
-	VFMADD213PS  word3f800000<>+0(SB), Z2, Z4
-	VCVTPS2DQ    Z3, Z3
-	VPADDD       word0000007e<>+0(SB), Z3, Z3
-	VPSLLD       $0x17, Z3, Z3
-	VMULPS       Z3, Z4, Z4
-	VADDPS       Z4, Z4, Z4
-	VMULPS       Z1, Z4, Z4
-	VMOVUPS      Z4, 64(AX)(BX*1)
-	ADDQ         $0x00000080, BX
-	SUBQ         $0x20, DX
-	JMP          many388
-
-one389:
-	CMPQ         DX, $0x10
-	JLT          tail390
-	VMOVUPS      (CX)(BX*1), Z2
-	VSUBPS       Z0, Z2, Z2
-	VMOVUPS      wordc2ae999a<>+0(SB), Z3
-	VMAXPS       Z2, Z3, Z2
-	VMOVUPS      word42b20000<>+0(SB), Z3
-	VMINPS       Z2, Z3, Z2
-	VMULPS       word3fb8aa3b<>+0(SB), Z2, Z3
-	VRNDSCALEPS  $0x08, Z3, Z3
-	VFNMADD231PS word3f318000<>+0(SB), Z3, Z2
-	VFNMADD231PS wordb95e8083<>+0(SB), Z3, Z2
-	VMOVUPS      word39506967<>+0(SB), Z4
-	VFMADD213PS  word3ab743ce<>+0(SB), Z2, Z4
-	VFMADD213PS  word3c088908<>+0(SB), Z2, Z4
-	VFMADD213PS  word3d2aa9c1<>+0(SB), Z2, Z4
-	VFMADD213PS  word3e2aaaaa<>+0(SB), Z2, Z4
-	VFMADD213PS  word3f000000<>+0(SB), Z2, Z4
-	VFMADD213PS  word3f800000<>+0(SB), Z2, Z4
-	VFMADD213PS  word3f800000<>+0(SB), Z2, Z4
-	VCVTPS2DQ    Z3, Z3
-	VPADDD       word0000007e<>+0(SB), Z3, Z3
-	VPSLLD       $0x17, Z3, Z3
-	VMULPS       Z3, Z4, Z4
-	VADDPS       Z4, Z4, Z4
-	VMULPS       Z1, Z4, Z4
-	VMOVUPS      Z4, (AX)(BX*1)
-	ADDQ         $0x40, BX
-	SUBQ         $0x10, DX
-	JMP          one389
-
-tail390:
-	TESTQ        DX, DX
-	JZ           done391
-	MOVQ         $0x00000001, SI
-	SHLXQ        DX, SI, SI
-	DECQ         SI
-	KMOVW        SI, K1
-	VMOVUPS.Z    (CX)(BX*1), K1, Z2
-	VSUBPS       Z0, Z2, Z2
-	VMOVUPS      wordc2ae999a<>+0(SB), Z0
-	VMAXPS       Z2, Z0, Z2
-	VMOVUPS      word42b20000<>+0(SB), Z0
-	VMINPS       Z2, Z0, Z2
-	VMULPS       word3fb8aa3b<>+0(SB), Z2, Z0
-	VRNDSCALEPS  $0x08, Z0, Z0
-	VFNMADD231PS word3f318000<>+0(SB), Z0, Z2
-	VFNMADD231PS wordb95e8083<>+0(SB), Z0, Z2
-	VMOVUPS      word39506967<>+0(SB), Z3
-	VFMADD213PS  word3ab743ce<>+0(SB), Z2, Z3
-	VFMADD213PS  word3c088908<>+0(SB), Z2, Z3
-	VFMADD213PS  word3d2aa9c1<>+0(SB), Z2, Z3
-	VFMADD213PS  word3e2aaaaa<>+0(SB), Z2, Z3
-	VFMADD213PS  word3f000000<>+0(SB), Z2, Z3
-	VFMADD213PS  word3f800000<>+0(SB), Z2, Z3
-	VFMADD213PS  word3f800000<>+0(SB), Z2, Z3
-	VCVTPS2DQ    Z0, Z0
-	VPADDD       word0000007e<>+0(SB), Z0, Z0
-	VPSLLD       $0x17, Z0, Z0
-	VMULPS       Z0, Z3, Z3
-	VADDPS       Z3, Z3, Z3
-	VMULPS       Z1, Z3, Z3
-	VMOVUPS      Z3, K1, (AX)(BX*1)
 
 done391:
 	VZEROUPPER
@@ -9433,7 +9457,7 @@ done395:
 	RET
 
 // func dotAVX2(a []float32, b []float32) float32
-// Requires: AVX, FMA3, SSE
+// Requires: AVX, FMA3, MMX+, SSE
 TEXT ·dotAVX2(SB), NOSPLIT, $0-52
 	MOVQ   a_base+0(FP), AX
 	MOVQ   b_base+24(FP), CX
@@ -9447,16 +9471,24 @@ TEXT ·dotAVX2(SB), NOSPLIT, $0-52
 many396:
 	CMPQ        DX, $0x20
 	JLT         one397
+	PREFETCHT0  2048(AX)(BX*1)
 	VMOVUPS     (AX)(BX*1), Y4
+	PREFETCHT0  2048(CX)(BX*1)
 	VMOVUPS     (CX)(BX*1), Y5
 	VFMADD231PS Y4, Y5, Y0
+	PREFETCHT0  2080(AX)(BX*1)
 	VMOVUPS     32(AX)(BX*1), Y4
+	PREFETCHT0  2080(CX)(BX*1)
 	VMOVUPS     32(CX)(BX*1), Y5
 	VFMADD231PS Y4, Y5, Y1
+	PREFETCHT0  2112(AX)(BX*1)
 	VMOVUPS     64(AX)(BX*1), Y4
+	PREFETCHT0  2112(CX)(BX*1)
 	VMOVUPS     64(CX)(BX*1), Y5
 	VFMADD231PS Y4, Y5, Y2
+	PREFETCHT0  2144(AX)(BX*1)
 	VMOVUPS     96(AX)(BX*1), Y4
+	PREFETCHT0  2144(CX)(BX*1)
 	VMOVUPS     96(CX)(BX*1), Y5
 	VFMADD231PS Y4, Y5, Y3
 	ADDQ        $0x00000080, BX
@@ -9466,7 +9498,9 @@ many396:
 one397:
 	CMPQ        DX, $0x08
 	JLT         tail398
+	PREFETCHT0  2048(AX)(BX*1)
 	VMOVUPS     (AX)(BX*1), Y4
+	PREFETCHT0  2048(CX)(BX*1)
 	VMOVUPS     (CX)(BX*1), Y5
 	VFMADD231PS Y4, Y5, Y0
 	ADDQ        $0x20, BX
@@ -9498,7 +9532,7 @@ done399:
 	RET
 
 // func sumAVX2(x []float32) float32
-// Requires: AVX, SSE
+// Requires: AVX, MMX+, SSE
 TEXT ·sumAVX2(SB), NOSPLIT, $0-28
 	MOVQ   x_base+0(FP), AX
 	VXORPS Y0, Y0, Y0
@@ -9509,28 +9543,33 @@ TEXT ·sumAVX2(SB), NOSPLIT, $0-28
 	XORQ   DX, DX
 
 many400:
-	CMPQ    CX, $0x20
-	JLT     one401
-	VMOVUPS (AX)(DX*1), Y4
-	VADDPS  Y4, Y0, Y0
-	VMOVUPS 32(AX)(DX*1), Y4
-	VADDPS  Y4, Y1, Y1
-	VMOVUPS 64(AX)(DX*1), Y4
-	VADDPS  Y4, Y2, Y2
-	VMOVUPS 96(AX)(DX*1), Y4
-	VADDPS  Y4, Y3, Y3
-	ADDQ    $0x00000080, DX
-	SUBQ    $0x20, CX
-	JMP     many400
+	CMPQ       CX, $0x20
+	JLT        one401
+	PREFETCHT0 2048(AX)(DX*1)
+	VMOVUPS    (AX)(DX*1), Y4
+	VADDPS     Y4, Y0, Y0
+	PREFETCHT0 2080(AX)(DX*1)
+	VMOVUPS    32(AX)(DX*1), Y4
+	VADDPS     Y4, Y1, Y1
+	PREFETCHT0 2112(AX)(DX*1)
+	VMOVUPS    64(AX)(DX*1), Y4
+	VADDPS     Y4, Y2, Y2
+	PREFETCHT0 2144(AX)(DX*1)
+	VMOVUPS    96(AX)(DX*1), Y4
+	VADDPS     Y4, Y3, Y3
+	ADDQ       $0x00000080, DX
+	SUBQ       $0x20, CX
+	JMP        many400
 
 one401:
-	CMPQ    CX, $0x08
-	JLT     tail402
-	VMOVUPS (AX)(DX*1), Y4
-	VADDPS  Y4, Y0, Y0
-	ADDQ    $0x20, DX
-	SUBQ    $0x08, CX
-	JMP     one401
+	CMPQ       CX, $0x08
+	JLT        tail402
+	PREFETCHT0 2048(AX)(DX*1)
+	VMOVUPS    (AX)(DX*1), Y4
+	VADDPS     Y4, Y0, Y0
+	ADDQ       $0x20, DX
+	SUBQ       $0x08, CX
+	JMP        one401
 
 tail402:
 	TESTQ      CX, CX
@@ -9556,7 +9595,7 @@ done403:
 	RET
 
 // func sumSquaresAboutAVX2(x []float32, mean float32) float32
-// Requires: AVX, FMA3, SSE
+// Requires: AVX, FMA3, MMX+, SSE
 TEXT ·sumSquaresAboutAVX2(SB), NOSPLIT, $0-36
 	MOVQ         x_base+0(FP), AX
 	VBROADCASTSS mean+24(FP), Y0
@@ -9570,15 +9609,19 @@ TEXT ·sumSquaresAboutAVX2(SB), NOSPLIT, $0-36
 many404:
 	CMPQ        CX, $0x20
 	JLT         one405
+	PREFETCHT0  2048(AX)(DX*1)
 	VMOVUPS     (AX)(DX*1), Y5
 	VSUBPS      Y0, Y5, Y5
 	VFMADD231PS Y5, Y5, Y1
+	PREFETCHT0  2080(AX)(DX*1)
 	VMOVUPS     32(AX)(DX*1), Y5
 	VSUBPS      Y0, Y5, Y5
 	VFMADD231PS Y5, Y5, Y2
+	PREFETCHT0  2112(AX)(DX*1)
 	VMOVUPS     64(AX)(DX*1), Y5
 	VSUBPS      Y0, Y5, Y5
 	VFMADD231PS Y5, Y5, Y3
+	PREFETCHT0  2144(AX)(DX*1)
 	VMOVUPS     96(AX)(DX*1), Y5
 	VSUBPS      Y0, Y5, Y5
 	VFMADD231PS Y5, Y5, Y4
@@ -9589,6 +9632,7 @@ many404:
 one405:
 	CMPQ        CX, $0x08
 	JLT         tail406
+	PREFETCHT0  2048(AX)(DX*1)
 	VMOVUPS     (AX)(DX*1), Y5
 	VSUBPS      Y0, Y5, Y5
 	VFMADD231PS Y5, Y5, Y1
@@ -9622,7 +9666,7 @@ done407:
 	RET
 
 // func maxOfAVX2(x []float32) float32
-// Requires: AVX, SSE
+// Requires: AVX, MMX+, SSE
 TEXT ·maxOfAVX2(SB), NOSPLIT, $0-28
 	MOVQ    x_base+0(FP), AX
 	VMOVUPS wordff800000<>+0(SB), Y0
@@ -9634,28 +9678,33 @@ TEXT ·maxOfAVX2(SB), NOSPLIT, $0-28
 	XORQ    DX, DX
 
 many408:
-	CMPQ    CX, $0x20
-	JLT     one409
-	VMOVUPS (AX)(DX*1), Y5
-	VMAXPS  Y5, Y1, Y1
-	VMOVUPS 32(AX)(DX*1), Y5
-	VMAXPS  Y5, Y2, Y2
-	VMOVUPS 64(AX)(DX*1), Y5
-	VMAXPS  Y5, Y3, Y3
-	VMOVUPS 96(AX)(DX*1), Y5
-	VMAXPS  Y5, Y4, Y4
-	ADDQ    $0x00000080, DX
-	SUBQ    $0x20, CX
-	JMP     many408
+	CMPQ       CX, $0x20
+	JLT        one409
+	PREFETCHT0 2048(AX)(DX*1)
+	VMOVUPS    (AX)(DX*1), Y5
+	VMAXPS     Y5, Y1, Y1
+	PREFETCHT0 2080(AX)(DX*1)
+	VMOVUPS    32(AX)(DX*1), Y5
+	VMAXPS     Y5, Y2, Y2
+	PREFETCHT0 2112(AX)(DX*1)
+	VMOVUPS    64(AX)(DX*1), Y5
+	VMAXPS     Y5, Y3, Y3
+	PREFETCHT0 2144(AX)(DX*1)
+	VMOVUPS    96(AX)(DX*1), Y5
+	VMAXPS     Y5, Y4, Y4
+	ADDQ       $0x00000080, DX
+	SUBQ       $0x20, CX
+	JMP        many408
 
 one409:
-	CMPQ    CX, $0x08
-	JLT     tail410
-	VMOVUPS (AX)(DX*1), Y5
-	VMAXPS  Y5, Y1, Y1
-	ADDQ    $0x20, DX
-	SUBQ    $0x08, CX
-	JMP     one409
+	CMPQ       CX, $0x08
+	JLT        tail410
+	PREFETCHT0 2048(AX)(DX*1)
+	VMOVUPS    (AX)(DX*1), Y5
+	VMAXPS     Y5, Y1, Y1
+	ADDQ       $0x20, DX
+	SUBQ       $0x08, CX
+	JMP        one409
 
 tail410:
 	TESTQ      CX, CX
@@ -9682,7 +9731,7 @@ done411:
 	RET
 
 // func sum64AVX2(x []float32) float64
-// Requires: AVX, SSE2
+// Requires: AVX, MMX+, SSE2
 TEXT ·sum64AVX2(SB), NOSPLIT, $0-32
 	MOVQ   x_base+0(FP), AX
 	VXORPS Y0, Y0, Y0
@@ -9699,24 +9748,28 @@ TEXT ·sum64AVX2(SB), NOSPLIT, $0-32
 many412:
 	CMPQ         CX, $0x20
 	JLT          one413
+	PREFETCHT0   2048(AX)(DX*1)
 	VMOVUPS      (AX)(DX*1), Y8
 	VEXTRACTF128 $0x01, Y8, X9
 	VCVTPS2PD    X8, Y8
 	VCVTPS2PD    X9, Y9
 	VADDPD       Y8, Y0, Y0
 	VADDPD       Y9, Y1, Y1
+	PREFETCHT0   2080(AX)(DX*1)
 	VMOVUPS      32(AX)(DX*1), Y8
 	VEXTRACTF128 $0x01, Y8, X9
 	VCVTPS2PD    X8, Y8
 	VCVTPS2PD    X9, Y9
 	VADDPD       Y8, Y2, Y2
 	VADDPD       Y9, Y3, Y3
+	PREFETCHT0   2112(AX)(DX*1)
 	VMOVUPS      64(AX)(DX*1), Y8
 	VEXTRACTF128 $0x01, Y8, X9
 	VCVTPS2PD    X8, Y8
 	VCVTPS2PD    X9, Y9
 	VADDPD       Y8, Y4, Y4
 	VADDPD       Y9, Y5, Y5
+	PREFETCHT0   2144(AX)(DX*1)
 	VMOVUPS      96(AX)(DX*1), Y8
 	VEXTRACTF128 $0x01, Y8, X9
 	VCVTPS2PD    X8, Y8
@@ -9730,6 +9783,7 @@ many412:
 one413:
 	CMPQ         CX, $0x08
 	JLT          tail414
+	PREFETCHT0   2048(AX)(DX*1)
 	VMOVUPS      (AX)(DX*1), Y8
 	VEXTRACTF128 $0x01, Y8, X9
 	VCVTPS2PD    X8, Y8
@@ -9770,7 +9824,7 @@ done415:
 	RET
 
 // func sumSquaresAVX2(x []float32) float64
-// Requires: AVX, FMA3, SSE2
+// Requires: AVX, FMA3, MMX+, SSE2
 TEXT ·sumSquaresAVX2(SB), NOSPLIT, $0-32
 	MOVQ   x_base+0(FP), AX
 	VXORPS Y0, Y0, Y0
@@ -9787,24 +9841,28 @@ TEXT ·sumSquaresAVX2(SB), NOSPLIT, $0-32
 many416:
 	CMPQ         CX, $0x20
 	JLT          one417
+	PREFETCHT0   2048(AX)(DX*1)
 	VMOVUPS      (AX)(DX*1), Y8
 	VEXTRACTF128 $0x01, Y8, X9
 	VCVTPS2PD    X8, Y8
 	VCVTPS2PD    X9, Y9
 	VFMADD231PD  Y8, Y8, Y0
 	VFMADD231PD  Y9, Y9, Y1
+	PREFETCHT0   2080(AX)(DX*1)
 	VMOVUPS      32(AX)(DX*1), Y8
 	VEXTRACTF128 $0x01, Y8, X9
 	VCVTPS2PD    X8, Y8
 	VCVTPS2PD    X9, Y9
 	VFMADD231PD  Y8, Y8, Y2
 	VFMADD231PD  Y9, Y9, Y3
+	PREFETCHT0   2112(AX)(DX*1)
 	VMOVUPS      64(AX)(DX*1), Y8
 	VEXTRACTF128 $0x01, Y8, X9
 	VCVTPS2PD    X8, Y8
 	VCVTPS2PD    X9, Y9
 	VFMADD231PD  Y8, Y8, Y4
 	VFMADD231PD  Y9, Y9, Y5
+	PREFETCHT0   2144(AX)(DX*1)
 	VMOVUPS      96(AX)(DX*1), Y8
 	VEXTRACTF128 $0x01, Y8, X9
 	VCVTPS2PD    X8, Y8
@@ -9818,6 +9876,7 @@ many416:
 one417:
 	CMPQ         CX, $0x08
 	JLT          tail418
+	PREFETCHT0   2048(AX)(DX*1)
 	VMOVUPS      (AX)(DX*1), Y8
 	VEXTRACTF128 $0x01, Y8, X9
 	VCVTPS2PD    X8, Y8
@@ -10563,24 +10622,6 @@ done447:
 	VZEROUPPER
 	RET
 
-DATA wordbf000000<>+0(SB)/4, $0xbf000000
-DATA wordbf000000<>+4(SB)/4, $0xbf000000
-DATA wordbf000000<>+8(SB)/4, $0xbf000000
-DATA wordbf000000<>+12(SB)/4, $0xbf000000
-DATA wordbf000000<>+16(SB)/4, $0xbf000000
-DATA wordbf000000<>+20(SB)/4, $0xbf000000
-DATA wordbf000000<>+24(SB)/4, $0xbf000000
-DATA wordbf000000<>+28(SB)/4, $0xbf000000
-DATA wordbf000000<>+32(SB)/4, $0xbf000000
-DATA wordbf000000<>+36(SB)/4, $0xbf000000
-DATA wordbf000000<>+40(SB)/4, $0xbf000000
-DATA wordbf000000<>+44(SB)/4, $0xbf000000
-DATA wordbf000000<>+48(SB)/4, $0xbf000000
-DATA wordbf000000<>+52(SB)/4, $0xbf000000
-DATA wordbf000000<>+56(SB)/4, $0xbf000000
-DATA wordbf000000<>+60(SB)/4, $0xbf000000
-GLOBL wordbf000000<>(SB), RODATA|NOPTR, $64
-
 DATA wordc2ae999a<>+0(SB)/4, $0xc2ae999a
 DATA wordc2ae999a<>+4(SB)/4, $0xc2ae999a
 DATA wordc2ae999a<>+8(SB)/4, $0xc2ae999a
@@ -10814,6 +10855,24 @@ DATA word0000007e<>+52(SB)/4, $0x0000007e
 DATA word0000007e<>+56(SB)/4, $0x0000007e
 DATA word0000007e<>+60(SB)/4, $0x0000007e
 GLOBL word0000007e<>(SB), RODATA|NOPTR, $64
+
+DATA wordbf000000<>+0(SB)/4, $0xbf000000
+DATA wordbf000000<>+4(SB)/4, $0xbf000000
+DATA wordbf000000<>+8(SB)/4, $0xbf000000
+DATA wordbf000000<>+12(SB)/4, $0xbf000000
+DATA wordbf000000<>+16(SB)/4, $0xbf000000
+DATA wordbf000000<>+20(SB)/4, $0xbf000000
+DATA wordbf000000<>+24(SB)/4, $0xbf000000
+DATA wordbf000000<>+28(SB)/4, $0xbf000000
+DATA wordbf000000<>+32(SB)/4, $0xbf000000
+DATA wordbf000000<>+36(SB)/4, $0xbf000000
+DATA wordbf000000<>+40(SB)/4, $0xbf000000
+DATA wordbf000000<>+44(SB)/4, $0xbf000000
+DATA wordbf000000<>+48(SB)/4, $0xbf000000
+DATA wordbf000000<>+52(SB)/4, $0xbf000000
+DATA wordbf000000<>+56(SB)/4, $0xbf000000
+DATA wordbf000000<>+60(SB)/4, $0xbf000000
+GLOBL wordbf000000<>(SB), RODATA|NOPTR, $64
 
 DATA word7fffffff<>+0(SB)/4, $0x7fffffff
 DATA word7fffffff<>+4(SB)/4, $0x7fffffff

@@ -7,7 +7,7 @@ package kernel
 const (
 	blockM = 144
 	blockN = 2048
-	blockK = 256
+	blockK = 384
 
 	// dotRows is the largest number of rows for which x times a transposed matrix is computed as dot products: packing
 	// the matrix would cost more than the product.
