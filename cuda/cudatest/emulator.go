@@ -44,7 +44,7 @@ type emulator struct {
 }
 
 func newEmulator(d *fake.Driver) (*emulator, error) {
-	b, err := cpu.New(cpu.Options{})
+	b, err := cpu.New(cpu.Options{Threads: 1})
 	if err != nil {
 		return nil, err
 	}
