@@ -53,7 +53,7 @@ func (w *work) on(kinds cost.Kinds) []*cost.Program {
 	var prices []*cost.Program
 	for i, price := range w.prices {
 		if w.kinds[i].Within(kinds) {
-			prices = append(prices, price.Under(kinds))
+			prices = append(prices, price.OnKinds(kinds))
 		}
 	}
 	return prices
