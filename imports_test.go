@@ -38,6 +38,7 @@ func rooms() []string {
 		"planner/sim",
 		"planner",
 		"planner/lp",
+		"planner/galvatron",
 		"measured",
 		"runtime",
 		"runtime/cpu/kernel/asm",
@@ -53,6 +54,7 @@ func rooms() []string {
 		"explain",
 		"cmd/autopar",
 		"bench/curves",
+		"bench/galvatron",
 	}
 }
 

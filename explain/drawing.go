@@ -11,7 +11,6 @@ import (
 	"github.com/autopar/autopar/codegen"
 	"github.com/autopar/autopar/ir"
 	"github.com/autopar/autopar/partition"
-	"github.com/autopar/autopar/planner/cost"
 )
 
 // drawing is an inline SVG of which the style sheet of the page gives the colours.
@@ -75,7 +74,7 @@ func (r *Report) meshDrawing() template.HTML {
 	d := &drawing{width: width, height: float64(units)*(unit+pad) + 24}
 	nodes := 1
 	if r.Prediction != nil {
-		nodes += nodeOf(r.Prediction.cluster, p.RuntimeNGPUs-1)
+		nodes += r.Prediction.cluster.Node(p, p.RuntimeNGPUs-1)
 	}
 	for u := range units {
 		y := float64(u) * (unit + pad)
@@ -97,8 +96,11 @@ func (r *Report) meshDrawing() template.HTML {
 					}
 					node := ""
 					if nodes > 1 {
-						n := nodeOf(r.Prediction.cluster, rank)
+						n := r.Prediction.cluster.Node(p, rank)
 						tip += fmt.Sprintf(", node %d", n)
+						if kind := r.Prediction.cluster.KindText(p, s); kind != "" {
+							tip += ", " + kind
+						}
 						node = fmt.Sprintf(" node%d", n%2)
 					}
 					if cell < 14 {
@@ -344,14 +346,6 @@ func ticks(most float64) []float64 {
 		all = append(all, float64(i)*step)
 	}
 	return all
-}
-
-// nodeOf is the node of a cluster that a rank is on.
-func nodeOf(c *cost.Cluster, rank int) int {
-	if c.Device.Shared {
-		return 0
-	}
-	return rank / c.DevicesPerNode
 }
 
 // coordinates names a rank's place in its stage: dp 1, tp 0.

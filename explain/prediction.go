@@ -32,6 +32,8 @@ type Prediction struct {
 	// of the first two terms.
 	Imbalance float64    `json:"imbalance_seconds"`
 	Ranks     []RankTime `json:"ranks"`
+	// Devices says which stage lies on what, where the cluster has several kinds.
+	Devices []StageDevices `json:"devices,omitempty"`
 
 	cluster *cost.Cluster
 }
@@ -49,6 +51,9 @@ type RankTime struct {
 // Predict simulates a step of the program on a cluster and adds the result to
 // the report.
 func (r *Report) Predict(c *cost.Cluster) error {
+	if err := c.Holds(r.prog.Plan); err != nil {
+		return fmt.Errorf("explain: %w", err)
+	}
 	line, err := sim.Run(r.prog, c, sim.Options{Account: newLedger(c, r.prog).account, Accounts: accounts})
 	if err != nil {
 		return fmt.Errorf("explain: %w", err)
@@ -74,6 +79,7 @@ func (r *Report) Predict(c *cost.Cluster) error {
 	}
 	p.Imbalance = imbalance(all[p.Busiest], all)
 	r.Prediction, r.price = p, cost.NewProgram(c, r.prog.Plan, r.prog.Mesh)
+	p.Devices = r.stageDevices(c)
 	return nil
 }
 
@@ -123,4 +129,5 @@ func (p *Prediction) text(out io.Writer) {
 	}
 	table(out, fmt.Sprintf("of which rank %d, the busiest, spends", p.Busiest), rows, 1, 2)
 	p.bindsText(out)
+	p.devicesText(out)
 }

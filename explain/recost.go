@@ -4,7 +4,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"slices"
 
 	"github.com/autopar/autopar/config"
 	"github.com/autopar/autopar/partition"
@@ -27,7 +26,10 @@ type Priced struct {
 	Sequence  int               `json:"sequence"` // tokens
 	Predicted planner.Predicted `json:"predicted"`
 	Memory    int64             `json:"memory"` // bytes that a rank may use
-	Fits      bool              `json:"fits"`
+	// Memories are those of each stage, where there are several kinds of devices; Memory
+	// is then the most.
+	Memories []int64 `json:"memories,omitempty"`
+	Fits     bool    `json:"fits"`
 }
 
 // NewRecost prices the plan of a document on a cluster for a configuration, which
@@ -59,6 +61,10 @@ func price(p *partition.Plan, c *cost.Cluster, cfg *config.Config) (*Priced, err
 		}
 		return nil, refuse("plan", "%v", err)
 	}
+	if err := c.Holds(p); err != nil {
+		bad := err.(*partition.PlanError)
+		return nil, refuse("plan."+bad.Key, "%s", bad.Msg)
+	}
 	if p.Offload.Moves() && c.Host == nil {
 		return nil, refuse("plan.offload", "is %s, but cluster %s states no link to host memory", p.Offload, c.Name)
 	}
@@ -84,8 +90,32 @@ func price(p *partition.Plan, c *cost.Cluster, cfg *config.Config) (*Priced, err
 	if limit := int64(cfg.Parallel.MemoryLimit); limit > 0 {
 		priced.Memory = min(priced.Memory, limit)
 	}
-	priced.Fits = slices.Max(x.PeakBytes) <= priced.Memory
+	if len(c.Pools) > 0 {
+		for stage := range p.PP() {
+			priced.Memories = append(priced.Memories, limitAt(c, p, stage, priced.Memory))
+		}
+	}
+	_, left := priced.tightest()
+	priced.Fits = left >= 0
 	return priced, nil
+}
+
+// memory is what a rank of a stage may use.
+func (p *Priced) memory(stage int) int64 {
+	if p.Memories == nil {
+		return p.Memory
+	}
+	return p.Memories[stage]
+}
+
+// tightest returns the stage with the least memory left, and how much that is.
+func (p *Priced) tightest() (stage int, left int64) {
+	for i, peak := range p.Predicted.PeakBytes {
+		if l := p.memory(i) - peak; i == 0 || l < left {
+			stage, left = i, l
+		}
+	}
+	return stage, left
 }
 
 // JSON writes the comparison as indented JSON.
@@ -135,7 +165,13 @@ func (r *Recost) Text(w io.Writer) error {
 	for stage := range was.PeakBytes {
 		size(fmt.Sprintf("peak bytes of stage %d", stage), was.PeakBytes[stage], now.PeakBytes[stage])
 	}
-	size("bytes a rank may use", r.Was.Memory, r.Now.Memory)
+	if r.Was.Memories == nil && r.Now.Memories == nil {
+		size("bytes a rank may use", r.Was.Memory, r.Now.Memory)
+	} else {
+		for stage := range was.PeakBytes {
+			size(fmt.Sprintf("bytes a rank of stage %d may use", stage), r.Was.memory(stage), r.Now.memory(stage))
+		}
+	}
 	table(w, r.Plan, rows, 1, 2, 3)
 	_, err := fmt.Fprintln(w, r.verdict())
 	return err
@@ -143,12 +179,14 @@ func (r *Recost) Text(w io.Writer) error {
 
 // verdict says whether the plan fits now.
 func (r *Recost) verdict() string {
-	peaks := r.Now.Predicted.PeakBytes
-	stage := slices.Index(peaks, slices.Max(peaks))
-	most := peaks[stage]
-	if r.Now.Fits {
-		return fmt.Sprintf("it fits: stage %d, which needs the most, leaves %s bytes of a rank's %s", stage, Grouped(r.Now.Memory-most), Grouped(r.Now.Memory))
+	stage, left := r.Now.tightest()
+	memory := r.Now.memory(stage)
+	switch {
+	case r.Now.Fits && r.Now.Memories == nil:
+		return fmt.Sprintf("it fits: stage %d, which needs the most, leaves %s bytes of a rank's %s", stage, Grouped(left), Grouped(memory))
+	case r.Now.Fits:
+		return fmt.Sprintf("it fits: stage %d, which leaves the least, leaves %s bytes of a rank's %s", stage, Grouped(left), Grouped(memory))
 	}
 	return fmt.Sprintf("it does not fit: stage %d needs %s bytes, %s more than the %s that a rank has; plan again with --cluster %s",
-		stage, Grouped(most), Grouped(most-r.Now.Memory), Grouped(r.Now.Memory), r.Now.Cluster)
+		stage, Grouped(memory-left), Grouped(-left), Grouped(memory), r.Now.Cluster)
 }

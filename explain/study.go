@@ -227,7 +227,7 @@ func (s *Study) Sensitivities() error {
 		f(&x)
 		settings = append(settings, x)
 	}
-	change("+1 GiB per device", func(x *setting) { x.limit += 1 << 30 })
+	change("+1 GiB per device", func(x *setting) { x.limit, x.cluster = x.limit+1<<30, x.cluster.Larger(1<<30) })
 	faster := func(name string, r cost.Resource) {
 		change(name, func(x *setting) { x.cluster = x.cluster.Faster(r, 2) })
 	}
@@ -256,6 +256,7 @@ func (s *Study) Sensitivities() error {
 // it was.
 func (s *Study) double(x *setting) {
 	x.ranks *= 2
+	x.cluster = x.cluster.Times(2)
 	if s.doc.Cluster.Device.Shared {
 		x.limit /= 2
 	}
@@ -295,6 +296,9 @@ func (s *Study) Fronts() error {
 		}
 		q := s.now(count(n, "device"))
 		q.ranks = n
+		if x.by > 1 {
+			q.cluster = q.cluster.Times(x.by)
+		}
 		if s.doc.Cluster.Device.Shared {
 			q.limit = q.limit * int64(ranks) / int64(n)
 		}

@@ -83,8 +83,8 @@ func (r *Report) Against(name string, plan *partition.Plan, limit int64) (*Versu
 			v.Memory = append(v.Memory, PartDifference{ours[i].Kind, ours[i].Bytes, theirs[i].Bytes})
 		}
 	}
-	if st := other.fullest(); st.Memory.Arena > limit {
-		v.Breaks = &Breaks{st.Index, st.Memory.Arena, limit, st.overText(st.Memory.Arena, limit)}
+	if st, most := other.tightest(limit); st.Memory.Arena > most {
+		v.Breaks = &Breaks{st.Index, st.Memory.Arena, most, st.overText(st.Memory.Arena, most)}
 	}
 	return v, nil
 }

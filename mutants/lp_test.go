@@ -3,7 +3,8 @@
 package mutants
 
 // inThePrograms has the bugs that the mixed integer programs show: of the search, for which
-// cbc or glpsol must be installed, and of the programs themselves.
+// cbc or glpsol must be installed, and of the programs themselves; and bugs in Galvatron's
+// terms.
 func inThePrograms() []mutant {
 	const run = "^TestPrograms$"
 	return []mutant{{
@@ -24,7 +25,17 @@ func inThePrograms() []mutant {
 	}, {
 		bug: "the limit of memory is twice what it is", how: "in the program",
 		file: "planner/lp/write.go",
-		old:  "decimal(p.options.Limit, 6)", new: "decimal(2*p.options.Limit, 6)",
+		old:  "decimal(p.limits[at], 6)", new: "decimal(2*p.limits[at], 6)",
 		pkg: "./planner/lp", run: run,
+	}, {
+		bug: "every layer pays for the transfer between stages", how: "in Galvatron's terms",
+		file: "planner/galvatron/model.go",
+		old:  "* m.PointToPoint[s.PP] / float64(m.Layers)", new: "* m.PointToPoint[s.PP]",
+		pkg: "./planner/galvatron", run: "^TestCostIsGalvatrons$",
+	}, {
+		bug: "a mix that takes more memory dominates", how: "in the search of Galvatron's space",
+		file: "planner/galvatron/search.go",
+		old:  " && x.memory <= y.memory", new: "",
+		pkg: "./planner/galvatron", run: "^TestSearchIsExact$",
 	}}
 }

@@ -9,6 +9,7 @@ package partition
 
 import (
 	"fmt"
+	"slices"
 	"strconv"
 
 	"github.com/autopar/autopar/ir"
@@ -69,7 +70,12 @@ type Plan struct {
 	SequenceParallel bool `json:"sequence_parallel"`
 	// Overlap lets gradients be reduced, and sharded parameters be gathered, on a
 	// stream of communication beside the computation, under schedules gpipe and 1f1b.
-	Overlap    bool        `json:"overlap,omitempty"`
+	Overlap bool `json:"overlap,omitempty"`
+	// PoolOrder is the order in which world ranks are numbered along the pools of a
+	// cluster that has several kinds of devices, by their places in the cluster: with
+	// [1,0] rank 0 is the first device of the second pool. Empty is as they stand there.
+	// Programs do not depend on it.
+	PoolOrder  []int       `json:"pool_order,omitempty"`
 	Stages     []Stage     `json:"stages"`
 	Placements []Placement `json:"placements"`
 }
@@ -292,6 +298,11 @@ func (p *Plan) Validate(blocks, batch int) error {
 	}
 	if err := p.validateGroup(); err != nil {
 		return err
+	}
+	for i := range p.PoolOrder {
+		if !slices.Contains(p.PoolOrder, i) {
+			return planErrorf("pool_order", "is %v, want each number from 0 to %d once", p.PoolOrder, len(p.PoolOrder)-1)
+		}
 	}
 	if p.SequenceParallel && p.TP == 1 {
 		return planErrorf("sequence_parallel", "needs tp of at least 2")

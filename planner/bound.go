@@ -101,6 +101,8 @@ func newBounds(p *pipeline, limit int64, opts Options, learned map[tried]bool) *
 				start += through[size][j]
 			}
 		}
+		// By how much longer micro-batch 0 takes through a block here than on the fastest stage.
+		slower := p.stages[i].forward[first].through().block[kept] - forward.block[kept] + back[first][i].block[kept] - block[first]
 		b.again = append(b.again, make([][]option, 0, blocks-stages+1))
 		b.time = append(b.time, make([]cost.Picoseconds, 0, blocks-stages+1))
 		for n := 1; n <= blocks-stages+1; n++ {
@@ -115,8 +117,9 @@ func newBounds(p *pipeline, limit int64, opts Options, learned map[tried]bool) *
 				left := works[i].left(p, i, n, r)
 				// Gradients of weights that a zero-bubble schedule has before its last backward pass.
 				apart := cost.Picoseconds(max(0, p.microBatches-1-i)) * works[i].weight[whole].at(n, r)
-				t := flow + cost.Picoseconds(from)*(block[first]-block[rest]) + left + apart
-				t = max(t, b.busy[i].at(n, r), start+cost.Picoseconds(from)*block[first]+left+works[i].weights.at(n, r)+works[i].update.at(n, r))
+				way := cost.Picoseconds(n)*slower + left
+				t := flow + cost.Picoseconds(from)*(block[first]-block[rest]) + way + apart
+				t = max(t, b.busy[i].at(n, r), start+cost.Picoseconds(from)*block[first]+way+works[i].weights.at(n, r)+works[i].update.at(n, r))
 				all, least = append(all, option{r, t}), min(least, t)
 			}
 			b.again[i] = append(b.again[i], all)

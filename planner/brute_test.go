@@ -3,7 +3,6 @@ package planner
 import (
 	"errors"
 	"math/rand/v2"
-	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -50,7 +49,7 @@ func (b *brute) run() {
 					if b.opts.CP == 0 && cp > 1 && all*cp*pp <= b.batch && !b.everywhere {
 						continue
 					}
-					if dp*cp*tp*pp != unit || all > b.batch || b.opts.TP > 0 && tp != b.opts.TP {
+					if dp*cp*tp*pp != unit || all > b.batch || b.opts.TP > 0 && tp != b.opts.TP || b.opts.PP > 0 && pp != b.opts.PP {
 						continue
 					}
 					for zero := range 4 {
@@ -58,23 +57,25 @@ func (b *brute) run() {
 							if zero > 0 && all == 1 || sequence && tp == 1 || b.opts.ZeRO != nil && zero != *b.opts.ZeRO {
 								continue
 							}
-							d := degrees{unit, dp, cp, tp, pp}
-							for _, chunks := range []int{1, 2, 4} {
-								if pp*chunks > b.blocks || chunks > 1 && pp == 1 {
-									continue
-								}
-								for _, overlap := range []bool{false, true} {
-									if overlap && (all == 1 || cp > 1 || chunks > 1) {
+							d := degrees{unit, dp, cp, tp, pp, 0}
+							for d.order = range b.cluster.Orders() {
+								for _, chunks := range []int{1, 2, 4} {
+									if pp*chunks > b.blocks || chunks > 1 && pp == 1 {
 										continue
 									}
-									groups := zeroGroups(b.opts, d, zero, all, chunks, b.cluster)
-									if b.opts.ZeRO == nil && b.limit == 1<<40 && !overlap {
-										groups = groups[:1] // the others only spare memory
-									}
-									for _, group := range groups {
-										for _, offload := range offloads(b.opts, b.cluster) {
-											if !overlap || !offload.Moves() {
-												b.sizes(s, outline{d, sharding{zero, group, sequence, overlap, offload}, chunks}, (b.batch+all-1)/all)
+									for _, overlap := range []bool{false, true} {
+										if overlap && (all == 1 || cp > 1 || chunks > 1) {
+											continue
+										}
+										groups := zeroGroups(b.opts, d, zero, all, chunks, b.cluster)
+										if b.opts.ZeRO == nil && b.limit == 1<<40 && len(b.cluster.Pools) == 0 && !overlap {
+											groups = groups[:1] // the others only spare memory
+										}
+										for _, group := range groups {
+											for _, offload := range offloads(b.opts, b.cluster) {
+												if !overlap || !offload.Moves() {
+													b.sizes(s, outline{d, sharding{zero, group, sequence, overlap, offload}, chunks}, (b.batch+all-1)/all)
+												}
 											}
 										}
 									}
@@ -142,7 +143,7 @@ func (b *brute) interleaved(plan partition.Plan) {
 		require.NoError(b.t, err)
 		// The first position that does not fit recomputes more; positions do not
 		// depend on each other.
-		if prog.Stages[at].Arena() > b.limit {
+		if prog.Stages[at].Arena() > b.limitAt(&p, at) {
 			if of[at]++; of[at] == extents {
 				return
 			}
@@ -162,6 +163,14 @@ func (b *brute) interleaved(plan partition.Plan) {
 			b.best = x
 		}
 	}
+}
+
+// limitAt is what a rank at a position may take.
+func (b *brute) limitAt(p *partition.Plan, at int) int64 {
+	if len(b.cluster.Pools) == 0 {
+		return b.limit
+	}
+	return min(b.limit, b.cluster.MemoryAt(p, at))
 }
 
 // cuts goes through the ways to place the blocks from first on.
@@ -198,14 +207,51 @@ func (b *brute) recomputations(plan partition.Plan, cut []partition.Stage) {
 		require.NoError(b.t, err)
 		b.plans++
 		x := &candidate{plan: &p, time: line.Step}
-		for _, st := range prog.Stages {
+		fits := true
+		for i, st := range prog.Stages {
 			x.peaks = append(x.peaks, st.Arena())
+			fits = fits && st.Arena() <= b.limitAt(&p, i)
 		}
-		if x.peak() <= b.limit && (b.best == nil || x.less(b.best)) {
+		if fits && (b.best == nil || x.less(b.best)) {
 			b.best = x
 		}
 	}
 	try(nil)
+}
+
+// compare holds the search to all plans, and its certificate to the audit. It returns nil
+// where no plan fits, or none is legal.
+func (b *brute) compare(seed, k int) (*Result, *Audit) {
+	t := b.t
+	b.run()
+	if b.best == nil && b.plans > 0 {
+		b.everywhere = true
+		b.run()
+	}
+	res, cert, err := SearchCertified(b.g, b.batch, b.cluster, b.opts)
+	switch {
+	case b.plans == 0:
+		require.ErrorAs(t, err, new(*OptionError), "seed %d case %d: no plan is legal", seed, k)
+		return nil, nil
+	case b.best == nil:
+		require.ErrorAs(t, err, new(*InfeasibleError), "seed %d case %d", seed, k)
+		return nil, nil
+	}
+	require.NoError(t, err, "seed %d case %d", seed, k)
+	require.Equal(t, b.best.time, res.Prediction.Step, "seed %d case %d: want %+v, got %+v", seed, k, b.best.plan, res.Plan)
+	for i, peak := range res.Prediction.PeakBytes {
+		require.LessOrEqual(t, peak, b.limitAt(res.Plan, i), "seed %d case %d", seed, k)
+	}
+	// Of plans that take the same time the search leaves out those that recompute in
+	// vain; the others are ordered.
+	if recomputed(b.best.plan) == recomputed(res.Plan) {
+		require.Equal(t, b.best.plan, res.Plan, "seed %d case %d", seed, k)
+		require.Equal(t, b.best.peaks, res.Prediction.PeakBytes, "seed %d case %d", seed, k)
+	}
+	require.True(t, res.Stats.Optimal)
+	audit, err := Certify(b.g, b.batch, b.cluster, nil, cert, 10, uint64(k))
+	require.NoError(t, err, "seed %d case %d", seed, k)
+	return res, audit
 }
 
 func TestSearchIsExact(t *testing.T) {
@@ -262,35 +308,15 @@ func TestSearchIsExact(t *testing.T) {
 		// From more than enough to too little.
 		b.limit = []int64{1 << 40, 200e3 + r.Int64N(600e3)}[min(1, r.IntN(4))]
 		b.opts.MemoryLimit = b.limit
-		b.run()
-		if b.best == nil && b.plans > 0 {
-			b.everywhere = true
-			b.run()
-		}
+		res, audit := b.compare(seed, k)
 		plans += b.plans
-		res, cert, err := SearchCertified(b.g, batch, b.cluster, b.opts)
-		if b.best == nil {
+		if res == nil {
 			infeasible++
-			if b.plans == 0 {
-				require.ErrorAs(t, err, new(*OptionError), "seed %d case %d: no plan is legal", seed, k)
-			} else {
-				require.ErrorAs(t, err, new(*InfeasibleError), "seed %d case %d", seed, k)
-			}
 			continue
 		}
-		require.NoError(t, err, "seed %d case %d", seed, k)
-		require.Equal(t, b.best.time, res.Prediction.Step, "seed %d case %d: want %+v, got %+v", seed, k, b.best.plan, res.Plan)
-		require.LessOrEqual(t, slices.Max(res.Prediction.PeakBytes), b.limit, "seed %d case %d", seed, k)
-		// Of plans that take the same time the search leaves out those that recompute in
-		// vain; the others are ordered.
 		if recomputed(b.best.plan) == recomputed(res.Plan) {
-			require.Equal(t, b.best.plan, res.Plan, "seed %d case %d", seed, k)
-			require.Equal(t, b.best.peaks, res.Prediction.PeakBytes, "seed %d case %d", seed, k)
 			same++
 		}
-		require.True(t, res.Stats.Optimal)
-		audit, err := Certify(b.g, batch, b.cluster, nil, cert, 10, uint64(k))
-		require.NoError(t, err, "seed %d case %d", seed, k)
 		for _, x := range audit.Reasons {
 			reasons[x.Reason] += x.Points
 		}

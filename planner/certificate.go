@@ -25,7 +25,8 @@ import (
 // S, the declared space, follows from a graph, a global batch, a cluster and options. It
 // is enumerated by [declared] and consists of
 //
-//   - units of devices, cut into dp x cp x tp x pp, with 1, 2 or 4 chunks per rank;
+//   - units of devices, cut into dp x cp x tp x pp, with 1, 2 or 4 chunks per rank, their
+//     ranks along the pools of the cluster in every order;
 //   - sequence parallelism, ZeRO stage and group, overlap and offload on and off;
 //   - micro-batch sizes: all up to 16 sequences, and the divisors and powers of two of
 //     more;
@@ -273,6 +274,9 @@ func (c *Certificate) Marshal() []byte {
 		number("cp", r.cp)
 		number("tp", r.tp)
 		number("pp", r.pp)
+		if r.order > 0 {
+			number("order", r.order)
+		}
 		number("chunks", r.chunks)
 		number("zero", r.zero)
 		number("group", r.group)
@@ -456,6 +460,9 @@ func parseRegion(word, text string) (Region, error) {
 		read[last] = number(&r.holds)
 	case "of":
 		read[last] = number(&r.unit)
+	}
+	if strings.Contains(text, " order=") { // which clusters of one kind do without
+		read["order"] = number(&r.order)
 	}
 	for _, pair := range strings.Fields(text) {
 		key, value, _ := strings.Cut(pair, "=")

@@ -76,7 +76,7 @@ type auditor struct {
 	failed    map[outline]error
 	audit     *Audit
 	known     map[outline]int // the line of a region that covers an outline and is not alike to another
-	trunks    map[[3]int]*work
+	trunks    map[[4]int]*work
 }
 
 // Certify checks a certificate against the graph and the cluster that it is said to be
@@ -108,7 +108,7 @@ func Certify(g *ir.Graph, batch int, c *cost.Cluster, eval *ir.Graph, cert *Cert
 		return nil, refute(6, "the limit is %d bytes, but options and cluster give %d", cert.Limit, s.limit)
 	}
 	a := &auditor{
-		searcher: s, cert: cert, audit: &Audit{}, outlines: map[outline]*pending{}, failed: map[outline]error{}, known: map[outline]int{}, trunks: map[[3]int]*work{},
+		searcher: s, cert: cert, audit: &Audit{}, outlines: map[outline]*pending{}, failed: map[outline]error{}, known: map[outline]int{}, trunks: map[[4]int]*work{},
 		declared: declared{opts: opts, cluster: c, blocks: s.graphs.blocks, batch: batch, tokens: s.contexts.tokens, everywhere: cert.Everywhere},
 	}
 	if err := a.winner(g, eval); err != nil {
@@ -140,12 +140,12 @@ func (a *auditor) winner(g, eval *ir.Graph) error {
 	if !slices.Equal(p.PeakBytes, cert.Peaks) {
 		return refute(10, "the winner needs %d bytes, the certificate says %d", p.PeakBytes, cert.Peaks)
 	}
-	if most := slices.Max(p.PeakBytes); most > cert.Limit {
-		return refute(10, "the winner needs %d bytes, the limit is %d", most, cert.Limit)
-	}
 	t := cert.Plan
+	if at := a.over(t, p.PeakBytes); at >= 0 {
+		return refute(10, "the winner needs %d bytes, the limit is %d", p.PeakBytes[at], a.limitAt(t, at))
+	}
 	o := outline{
-		degrees{t.PlanNGPUs, t.DP, t.ContextParallel(), t.TP, t.PP()},
+		degrees{t.PlanNGPUs, t.DP, t.ContextParallel(), t.TP, t.PP(), a.cluster.Order(t)},
 		sharding{t.ZeRO, t.ZeROGroup, t.SequenceParallel, t.Overlap, t.Offload}, t.Chunks(),
 	}
 	for i := range cert.Regions {
@@ -294,7 +294,7 @@ func (a *auditor) alike(r *Region) error {
 	for i, o := range []outline{r.outline, twin} {
 		p := partition.Plan{
 			PlanNGPUs: o.plan, RuntimeNGPUs: a.opts.RuntimeNGPUs, DP: o.dp, CP: o.cp, TP: o.tp, ZeRO: o.zero, ZeROGroup: o.group,
-			MicroBatch: a.batch, Stages: make([]partition.Stage, o.pp),
+			MicroBatch: a.batch, Stages: make([]partition.Stage, o.pp), PoolOrder: a.cluster.Orders()[o.order],
 		}
 		ways[i] = cost.NewProgram(a.cluster, &p, p.Mesh(a.batch)).Ways()
 	}
@@ -305,9 +305,9 @@ func (a *auditor) alike(r *Region) error {
 }
 
 func (a *auditor) trunkOf(o outline) *work {
-	key := [3]int{o.cp, o.tp, 0}
+	key := [4]int{o.cp, o.tp, o.order, 0}
 	if o.sequence {
-		key[2] = 1
+		key[3] = 1
 	}
 	w, known := a.trunks[key]
 	if !known {
@@ -372,7 +372,7 @@ func (a *auditor) sample(count int, seed uint64) error {
 		if err != nil {
 			return refute(x.line, "random plan %d of seed %d does not compile: %v: %s", k, seed, err, mustJSON(plan))
 		}
-		if slices.Max(peaks) > a.limit {
+		if a.over(plan, peaks) >= 0 {
 			continue
 		}
 		if time < a.cert.Step {

@@ -77,7 +77,7 @@ func (v *cutAudit) price(cut []partition.Stage) *candidate {
 	}
 	fits := true
 	for i, peak := range peaks {
-		if peak > v.limit {
+		if peak > v.limitAt(plan, i) {
 			fits = false
 			if v.pipe.template.Chunks() == 1 {
 				v.learned[triedOf(i, cut[i])], v.missed = true, true
@@ -183,7 +183,7 @@ func (v *cutAudit) interleaved() *candidate {
 		}
 		fits := true
 		for at, peak := range peaks {
-			if peak > v.limit {
+			if peak > v.limitAt(x.plan, at) {
 				if fits = false; choice[at]+1 == len(extents) {
 					return nil
 				}

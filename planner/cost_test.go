@@ -46,6 +46,27 @@ func randomCluster(r *rand.Rand) *cost.Cluster {
 	return c
 }
 
+// randomPools is a cluster of two or three kinds of devices, with as many in all as given
+// or some more.
+func randomPools(r *rand.Rand, devices int) *cost.Cluster {
+	var pools []cost.Pool
+	for left := devices + r.IntN(2); left > 0 || len(pools) < 2; {
+		n := 1 + r.IntN(max(left, 1))
+		if len(pools) == 2 {
+			n = left
+		}
+		k := randomCluster(r)
+		k.Device.FLOPS["bf16"] = (1 + 4*r.Float64()) * k.Device.FLOPS["f32"]
+		pools = append(pools, cost.Pool{Cluster: k, Devices: n})
+		left -= n
+	}
+	var between *cost.Link
+	if r.IntN(2) == 0 {
+		between = &cost.Link{Bandwidth: 1e8 * (0.1 + r.Float64()), Efficiency: 0.7, Latency: 1e-4 * r.Float64()}
+	}
+	return cost.Join("pools", between, pools...)
+}
+
 // sharing makes a cluster one machine that all ranks share. The search leaves
 // overlap off there.
 func sharing(r *rand.Rand, c *cost.Cluster) *cost.Cluster {
@@ -83,14 +104,18 @@ func randomCut(r *rand.Rand, blocks, stages int) []partition.Stage {
 // the memory bound never exceeds the arena.
 func TestCostIsSimulation(t *testing.T) {
 	for _, seed := range []uint64{12, 32, 44} { // each meets something that the others do not
-		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) { testCostIsSimulation(t, seed) })
+		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) { testCostIsSimulation(t, seed, 1) })
 		if testing.Short() {
 			break
 		}
 	}
 }
 
-func testCostIsSimulation(t *testing.T, seed uint64) {
+// The same on clusters of several kinds of devices.
+func TestCostOnPoolsIsSimulation(t *testing.T) { testCostIsSimulation(t, 12, 2) }
+
+// testCostIsSimulation takes clusters with at least so many kinds of devices.
+func testCostIsSimulation(t *testing.T, seed uint64, kinds int) {
 	r := rand.New(rand.NewPCG(seed, 0))
 	cases := 150
 	if testing.Short() {
@@ -144,13 +169,16 @@ func testCostIsSimulation(t *testing.T, seed uint64) {
 			c = sharing(r, c)
 		}
 		c.Device.FLOPS["bf16"] = 4 * c.Device.FLOPS["f32"]
+		if c.Device.Shared = k%4 == 0; kinds > 1 { // streams do not overlap there
+			c = randomPools(r, d.plan*units)
+			d.order = r.IntN(len(c.Orders()))
+		}
 		g := step(t, model, batch)
 		if k%6 == 3 {
 			var err error
 			g, err = exact.Sums(g)
 			require.NoError(t, err)
 		}
-		c.Device.Shared = k%4 == 0 // streams do not overlap there
 		chunks := 1
 		if d.pp > 1 && blocks/d.pp > 1 && r.IntN(4) > 0 {
 			chunks = 2 + r.IntN(blocks/d.pp-1)

@@ -138,7 +138,11 @@ func (c *cutter) pick() (best *candidate, fits bool) {
 func (c *cutter) leastPeak(cut []partition.Stage) int64 {
 	var peak int64
 	for i, s := range cut {
-		peak = max(peak, c.pipe.memory[i].atLeast(s.Last-s.First, recomputationOf(s), c.pipe.room[i]))
+		least := c.pipe.memory[i].atLeast(s.Last-s.First, recomputationOf(s), c.pipe.room[i])
+		if lacks := c.pipe.skel.lacks; lacks != nil {
+			least -= lacks[i]
+		}
+		peak = max(peak, least)
 	}
 	return peak
 }
@@ -150,12 +154,7 @@ func (c *cutter) allocate(x *candidate) int {
 	if x.peaks, _, err = c.search.peaks(x.plan); err != nil {
 		panic("BUG: a priced plan does not compile: " + err.Error())
 	}
-	for i, peak := range x.peaks {
-		if peak > c.bounds.limit {
-			return i
-		}
-	}
-	return -1
+	return c.search.over(x.plan, x.peaks)
 }
 
 func newCutter(s *searcher, skel *skeleton, size int, schedule partition.Schedule) *cutter {

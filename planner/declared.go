@@ -29,8 +29,10 @@ func (d *declared) each(visit func(outline)) {
 		for _, dp := range divisors(unit) {
 			for _, cp := range divisors(unit / dp) {
 				for _, tp := range divisors(unit / dp / cp) {
-					if cut := (degrees{unit, dp, cp, tp, unit / dp / cp / tp}); d.hasDegrees(cut) {
-						d.eachOf(cut, visit)
+					for order := range d.cluster.Orders() {
+						if cut := (degrees{unit, dp, cp, tp, unit / dp / cp / tp, order}); d.hasDegrees(cut) {
+							d.eachOf(cut, visit)
+						}
 					}
 				}
 			}

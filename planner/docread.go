@@ -13,6 +13,7 @@ import (
 
 	"github.com/autopar/autopar/config"
 	"github.com/autopar/autopar/partition"
+	"github.com/autopar/autopar/planner/cost"
 )
 
 // ReadDocument reads a plan.json. See [ParseDocument].
@@ -82,12 +83,18 @@ func (d *Document) validate() error {
 	if err := checkPlan("plan", d.Plan, d.Config); err != nil {
 		return err
 	}
+	if err := checkHeld("plan", d.Plan, d.Cluster); err != nil {
+		return err
+	}
 	if err := d.Predicted.validate("predicted", d.Plan); err != nil {
 		return err
 	}
 	for i, a := range d.Search.Alternatives {
 		key := fmt.Sprintf("search.alternatives[%d]", i)
 		if err := checkPlan(key+".plan", a.Plan, d.Config); err != nil {
+			return err
+		}
+		if err := checkHeld(key+".plan", a.Plan, d.Cluster); err != nil {
 			return err
 		}
 		if err := a.Predicted.validate(key+".predicted", a.Plan); err != nil {
@@ -101,7 +108,17 @@ func (d *Document) validate() error {
 }
 
 func checkPlan(key string, p *partition.Plan, c *config.Config) error {
-	err := p.Validate(c.Model.NLayer, c.Batch.Global)
+	return planErrorAt(key, p.Validate(c.Model.NLayer, c.Batch.Global))
+}
+
+// checkHeld checks that the pools of the cluster have a place for a plan.
+func checkHeld(key string, p *partition.Plan, c *cost.Cluster) error {
+	return planErrorAt(key, c.Holds(p))
+}
+
+// planErrorAt returns an error of a plan as one of the document, in which the plan stands
+// at a key.
+func planErrorAt(key string, err error) error {
 	var bad *partition.PlanError
 	if errors.As(err, &bad) {
 		return &DocumentError{Key: key + "." + bad.Key, Msg: bad.Msg}

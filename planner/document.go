@@ -104,7 +104,7 @@ func NewDocument(cfg *config.Config, g *ir.Graph, c *cost.Cluster, r *Result) *D
 func NewPredicted(cfg *config.Config, c *cost.Cluster, p *partition.Plan, x Prediction) Predicted {
 	tokens := float64(cfg.Batch.Global) * float64(cfg.Model.BlockSize)
 	perSecond := tokens / x.Step.Seconds()
-	peak := c.PeakFLOPS(cfg.DType().String(), p.RuntimeNGPUs) * float64(p.RuntimeNGPUs)
+	peak := c.JobFLOPS(cfg.DType().String(), p)
 	return Predicted{
 		StepSeconds: x.Step.Seconds(), TokensPerSecond: perSecond,
 		MFU: perSecond * float64(cfg.Model.FLOPsPerToken()) / peak,

@@ -25,6 +25,9 @@ func NewEstimator(g *ir.Graph, batch int, c *cost.Cluster, plan *partition.Plan,
 	if err := plan.Validate(len(partition.Blocks(g)), batch); err != nil {
 		return nil, err
 	}
+	if err := c.Holds(plan); err != nil {
+		return nil, err
+	}
 	s := newSearcher(g, batch, c, Options{RuntimeNGPUs: plan.RuntimeNGPUs, Pins: pins})
 	if s.graphs.scale != 1 {
 		return nil, fmt.Errorf("planner: the blocks of %s are not alike", g.Name)

@@ -22,8 +22,9 @@ type work struct {
 	instrs []workInstr
 	shared []workInstr     // on whose time the number of data-parallel ranks has a bearing
 	prices []*cost.Program // by how its groups may lie in the units of the network
+	kinds  []cost.Kinds    // and on which pools
 	mesh   ir.Mesh         // of one data-parallel rank
-	known  map[int]*workTimes
+	known  map[sizeOn]*workTimes
 }
 
 type workInstr struct {
@@ -84,9 +85,15 @@ func (t *workTimes) add(in *workInstr, time cost.Picoseconds) {
 }
 
 type workKey struct {
-	of     *blueprint
-	cp, tp int
-	trunk  bool
+	of            *blueprint
+	cp, tp, order int
+	trunk         bool
+}
+
+// sizeOn is a size of micro-batches on some kinds of devices.
+type sizeOn struct {
+	size  int
+	kinds cost.Kinds
 }
 
 // work returns what a blueprint of one stage does with the degrees of an outline: all
@@ -94,7 +101,7 @@ type workKey struct {
 // micro-batch, and the products of the gradients of weights; not what gathers, reduces
 // or adds up parameters and their gradients.
 func (s *searcher) work(of *blueprint, o outline, trunk bool) *work {
-	key := workKey{of, o.cp, o.tp, trunk}
+	key := workKey{of, o.cp, o.tp, o.order, trunk}
 	if w := s.works[key]; w != nil {
 		return w
 	}
@@ -104,7 +111,8 @@ func (s *searcher) work(of *blueprint, o outline, trunk bool) *work {
 		job.CP = o.cp
 	}
 	job.PlanNGPUs, job.RuntimeNGPUs = o.cp*o.tp, s.opts.RuntimeNGPUs // they share the machine, or the network
-	w := &work{of: of, known: map[int]*workTimes{}}
+	job.PoolOrder = s.cluster.Orders()[o.order]
+	w := &work{of: of, known: map[sizeOn]*workTimes{}}
 	w.mesh.Axes = slices.Clone(of.progs[kept].Mesh.Axes)
 	for i := range w.mesh.Axes {
 		switch a := &w.mesh.Axes[i]; a.Name {
@@ -134,20 +142,24 @@ func (w *work) lie(c *cost.Cluster, job partition.Plan) {
 	job.PlanNGPUs = job.RuntimeNGPUs / ranks * ranks
 	job.Stages = make([]partition.Stage, job.RuntimeNGPUs/ranks)
 	price := cost.NewProgram(c, &job, w.mesh)
-	var ways [][2]cost.Group
+	type way struct {
+		kinds  cost.Kinds
+		groups [2]cost.Group
+	}
+	var ways []way
 	for at := range job.Stages {
-		if at > 0 && price.Offset(at) == price.Offset(0) {
+		if at > 0 && len(c.Pools) == 0 && price.Offset(at) == price.Offset(0) {
 			break
 		}
-		var way [2]cost.Group
+		x := way{kinds: price.Kinds(at)}
 		for i, name := range []string{partition.AxisTP, partition.AxisCP} {
 			if axis := w.mesh.Axis(name); axis >= 0 {
-				way[i] = price.As(at).Group(axis)
+				x.groups[i] = price.As(at).Group(axis)
 			}
 		}
-		if !slices.Contains(ways, way) {
-			ways = append(ways, way)
-			w.prices = append(w.prices, price.As(at))
+		if !slices.Contains(ways, x) {
+			ways = append(ways, x)
+			w.prices, w.kinds = append(w.prices, price.As(at)), append(w.kinds, x.kinds)
 		}
 	}
 }
@@ -216,12 +228,13 @@ func (w *work) shares(n *ir.Node) (follows, shared bool) {
 	return follows, shared
 }
 
-// at returns the times for a micro-batch of a size, of what does not depend on the
-// number of data-parallel ranks.
-func (w *work) at(size, batch int) *workTimes {
-	if known := w.known[size]; known != nil {
+// at returns the times for a micro-batch of a size on some kinds of devices, of what does
+// not depend on the number of data-parallel ranks.
+func (w *work) at(size, batch int, kinds cost.Kinds) *workTimes {
+	if known := w.known[sizeOn{size, kinds}]; known != nil {
 		return known
 	}
+	prices := w.on(kinds)
 	mesh := w.mesh
 	mesh.Axes = slices.Clone(mesh.Axes)
 	mb := &mesh.Axes[mesh.Axis(partition.AxisMB)]
@@ -229,23 +242,23 @@ func (w *work) at(size, batch int) *workTimes {
 	t := &workTimes{}
 	for i := range w.instrs {
 		in := &w.instrs[i]
-		time, _ := w.prices[0].Instr(in.Instr, mesh, ir.Coord{})
+		time, _ := prices[0].Instr(in.Instr, mesh, ir.Coord{})
 		if in.Node.Op.Class() == ir.Comm {
-			for _, price := range w.prices[1:] {
+			for _, price := range prices[1:] {
 				other, _ := price.Instr(in.Instr, mesh, ir.Coord{})
 				time = min(time, other)
 			}
 		}
 		t.add(in, time)
 	}
-	w.known[size] = t
+	w.known[sizeOn{size, kinds}] = t
 	return t
 }
 
-// sharedTimes returns the rest, of a plan: the least of all positions.
-func (w *work) sharedTimes(p *partition.Plan, price *cost.Program, batch int) *workTimes {
+// sharedTimes returns the rest, of a plan: the least of all positions on the same kinds.
+func (w *work) sharedTimes(p *partition.Plan, price *cost.Program, batch int) map[cost.Kinds]*workTimes {
 	mesh := p.Mesh(batch)
-	least := &workTimes{}
+	all := map[cost.Kinds]*workTimes{}
 	seen := map[int]bool{}
 	for at := range p.PP() {
 		offset := price.Offset(at)
@@ -257,14 +270,19 @@ func (w *work) sharedTimes(p *partition.Plan, price *cost.Program, batch int) *w
 			time, _ := as.Instr(w.shared[i].Instr, mesh, ir.Coord{})
 			t.add(&w.shared[i], time)
 		}
+		seen[offset] = true
+		least := all[price.Kinds(at)]
+		if least == nil {
+			all[price.Kinds(at)] = t
+			continue
+		}
 		for i := range t {
-			if len(seen) == 0 || t[i].all < least[i].all {
+			if t[i].all < least[i].all {
 				least[i] = t[i]
 			}
 		}
-		seen[offset] = true
 	}
-	return least
+	return all
 }
 
 // split is how micro-batches of a size divide the sequences of a data-parallel rank:
@@ -279,7 +297,7 @@ func (s *searcher) split(o outline, size int) (m, last int) {
 // trunk returns the work that outlines with the same tensor and context parallelism
 // all do, nil where they have no programs.
 func (s *searcher) trunk(o outline) *work {
-	plan, err := s.template(outline{degrees: degrees{o.cp * o.tp, 1, o.cp, o.tp, 1}, sharding: sharding{sequence: o.sequence}})
+	plan, err := s.template(outline{degrees: degrees{plan: o.cp * o.tp, dp: 1, cp: o.cp, tp: o.tp, pp: 1}, sharding: sharding{sequence: o.sequence}})
 	if err != nil {
 		return nil
 	}
@@ -298,7 +316,9 @@ func (s *searcher) floor(o outline, trunk *work, size int, schedule partition.Sc
 		return 0
 	}
 	m, last := s.split(o, size)
-	return s.busy(o, m, schedule, s.least(o, trunk.at(size, s.batch), trunk.at(last, s.batch), m, schedule))
+	return s.busy(o, m, schedule, s.leastOn(o, m, schedule, func(kinds cost.Kinds) (*workTimes, *workTimes) {
+		return trunk.at(size, s.batch, kinds), trunk.at(last, s.batch, kinds)
+	}))
 }
 
 // refined bounds the same plans by all that the stages do in order, once there is a
@@ -310,8 +330,10 @@ func (s *searcher) refined(p *pending, size int, schedule partition.Schedule) co
 		p.shared = w.sharedTimes(&skel.plan, skel.price, s.batch)
 	}
 	m, last := s.split(p.outline, size)
-	first, rest := w.at(size, s.batch).plus(p.shared), w.at(last, s.batch).plus(p.shared)
-	return s.busy(p.outline, m, schedule, s.least(p.outline, first, rest, m, schedule))
+	return s.busy(p.outline, m, schedule, s.leastOn(p.outline, m, schedule, func(kinds cost.Kinds) (*workTimes, *workTimes) {
+		shared := p.shared[kinds]
+		return w.at(size, s.batch, kinds).plus(shared), w.at(last, s.batch, kinds).plus(shared)
+	}))
 }
 
 // busy is a bound where ranks that wait leave their cores to others.

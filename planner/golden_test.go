@@ -24,7 +24,7 @@ type goldenCase struct {
 	model    string // a preset of the gpt package
 	tokens   int    // of a sequence; 0 is the model's
 	float    ir.DType
-	cluster  string // a cluster file that comes with the cost package
+	cluster  string // a cluster file that comes with the cost package, or pools of such
 	crowded  bool   // racks of four nodes, of which a quarter can send to other racks at a time
 	devices  int
 	batch    int
@@ -40,6 +40,7 @@ func goldenCases() []goldenCase {
 		{model: "gpt3-13b", float: ir.F16, cluster: "v100-32g", devices: 8, batch: 32, why: "does not fit without help: recomputation, offload"},
 		{model: "llama-2-7b", float: ir.BF16, cluster: "a100-80g", devices: 32, batch: 128, why: "four nodes"},
 		{model: "llama-2-13b", float: ir.BF16, cluster: "a100-80g", devices: 64, batch: 512, why: "eight nodes"},
+		{model: "llama-2-7b", float: ir.BF16, cluster: "a100-40g:8+h100:8", devices: 16, batch: 64, why: "two kinds of devices: stages as fast as theirs, pools in either order"},
 		{model: "llama-3-8b", float: ir.BF16, cluster: "h100", devices: 8, batch: 64, why: "one node, a large vocabulary"},
 		{model: "llama-3-8b", tokens: 131072, float: ir.BF16, cluster: "h100", devices: 64, batch: 16, why: "long sequences: context parallelism"},
 		{model: "llama-2-70b", float: ir.BF16, cluster: "a100-80g", crowded: true, devices: 128, batch: 512, why: "an oversubscribed network", tooLarge: true},
@@ -51,7 +52,7 @@ func goldenCases() []goldenCase {
 
 // name is that of the golden file.
 func (x goldenCase) name() string {
-	name := fmt.Sprintf("%s-%d-%s", x.model, x.devices, x.cluster)
+	name := fmt.Sprintf("%s-%d-%s", x.model, x.devices, strings.ReplaceAll(x.cluster, ":", "x"))
 	if x.crowded {
 		name += "-oversubscribed"
 	}
@@ -62,7 +63,7 @@ func (x goldenCase) name() string {
 }
 
 // search finds the plan.
-func (x goldenCase) search(t *testing.T) (gpt.Config, *Result) {
+func (x goldenCase) search(t *testing.T) (gpt.Config, *cost.Cluster, *Result) {
 	model, err := gpt.Preset(x.model)
 	require.NoError(t, err)
 	model.Float = x.float
@@ -75,7 +76,7 @@ func (x goldenCase) search(t *testing.T) (gpt.Config, *Result) {
 	}
 	found, err := Search(step(t, model, x.batch), x.batch, c, Options{RuntimeNGPUs: x.devices})
 	require.NoError(t, err)
-	return model, found
+	return model, c, found
 }
 
 // The plans of a dozen jobs and what they cost, as text: whoever changes the cost of
@@ -89,8 +90,8 @@ func TestGoldenPlans(t *testing.T) {
 			if x.tooLarge && testing.Short() && !*update {
 				t.Skip("a large job")
 			}
-			model, found := x.search(t)
-			got := x.text(model, found)
+			model, c, found := x.search(t)
+			got := x.text(model, c, found)
 			file := filepath.Join("testdata", "golden", x.name()+".txt")
 			if *update {
 				require.NoError(t, os.WriteFile(file, []byte(got), 0o666))
@@ -111,7 +112,7 @@ func TestGoldenPlans(t *testing.T) {
 }
 
 // text is the golden file.
-func (x goldenCase) text(model gpt.Config, found *Result) string {
+func (x goldenCase) text(model gpt.Config, c *cost.Cluster, found *Result) string {
 	var b strings.Builder
 	line := func(name, format string, args ...any) {
 		fmt.Fprintf(&b, "%-15s"+format+"\n", append([]any{name}, args...)...)
@@ -141,11 +142,15 @@ func (x goldenCase) text(model gpt.Config, found *Result) string {
 	share("  optimizer", predicted.Breakdown.Optimizer)
 	share("  bubble", predicted.Breakdown.Bubble)
 	share("hidden", predicted.Breakdown.Overlapped)
-	b.WriteString("\npositions: blocks, recomputed, bytes of a rank, of the host\n")
+	title := "positions: blocks, recomputed, bytes of a rank, of the host"
+	if len(c.Pools) > 0 {
+		title += ", pool, what a rank may take"
+	}
+	b.WriteString("\n" + title + "\n")
 	for from := 0; from < p.PP(); { // those that follow each other and are alike in one line
-		text := positionText(found, from)
+		text := positionText(c, found, from)
 		to := from + 1
-		for to < p.PP() && positionText(found, to) == text {
+		for to < p.PP() && positionText(c, found, to) == text {
 			to++
 		}
 		name := fmt.Sprint(from)
@@ -163,7 +168,7 @@ func (x goldenCase) text(model gpt.Config, found *Result) string {
 }
 
 // positionText is the blocks of a position, chunk by chunk, and its memory.
-func positionText(found *Result, at int) string {
+func positionText(c *cost.Cluster, found *Result, at int) string {
 	p := found.Plan
 	var blocks, again []string
 	for i := at; i < len(p.Stages); i += p.PP() {
@@ -175,5 +180,9 @@ func positionText(found *Result, at int) string {
 	if found.Prediction.HostBytes != nil {
 		host = found.Prediction.HostBytes[at]
 	}
-	return fmt.Sprintf("%s; %s; %d; %d", strings.Join(blocks, "+"), strings.Join(again, " + "), found.Prediction.PeakBytes[at], host)
+	text := fmt.Sprintf("%s; %s; %d; %d", strings.Join(blocks, "+"), strings.Join(again, " + "), found.Prediction.PeakBytes[at], host)
+	if len(c.Pools) > 0 {
+		text += fmt.Sprintf("; %s; %d", c.KindText(p, at), c.MemoryAt(p, at))
+	}
+	return text
 }

@@ -61,7 +61,7 @@ func recomputed(p *partition.Plan) string {
 // infeasible finds the plan whose fullest stage needs the least.
 func (s *searcher) infeasible(pipes []*point) error {
 	var closest *partition.Plan
-	var least int64
+	var least int64 // what it needs, and lacks to the limit
 	for _, b := range pipes {
 		if plan, peak := leanest(b.pipe, s.opts.Recompute); closest == nil || peak < least {
 			closest, least = plan, peak
@@ -71,10 +71,10 @@ func (s *searcher) infeasible(pipes []*point) error {
 	if err != nil {
 		return err
 	}
-	e := &InfeasibleError{Closest: closest, Limit: s.limit}
+	e := &InfeasibleError{Closest: closest}
 	for i, peak := range peaks {
-		if peak > e.Needs {
-			e.Stage, e.Needs = i, peak
+		if limit := s.limitAt(closest, i); e.Limit == 0 || peak-limit > e.Needs-e.Limit {
+			e.Stage, e.Needs, e.Limit = i, peak, limit
 		}
 	}
 	e.Largest, e.LargestBytes = largestPart(prog.Stages[e.Stage])

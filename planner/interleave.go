@@ -147,7 +147,7 @@ func (c *cutter) solveInterleaved(ceiling cost.Picoseconds) *candidate {
 		}
 		fits := true
 		for at, peak := range x.peaks {
-			if peak > c.search.limit {
+			if peak > c.search.limitAt(x.plan, at) {
 				fits = false
 				if !more(at) {
 					return nil

@@ -13,7 +13,7 @@ import (
 // allocated for real.
 type stageMemory struct {
 	// With one block, by how much of it is recomputed.
-	persist     int64 // weights, gradients, optimizer state
+	persist     int64 // weights, gradients, optimizer state; and what the devices lack to the limit
 	slot        [extents]int64
 	temp        [extents]int64
 	calm        [extents]int64 // temp, but for the backward pass
@@ -68,6 +68,9 @@ func (s *skeleton) memoryOf(microBatch int) []stageMemory {
 	for i := range all {
 		position, _ := s.of.plan.Position(s.like[i])
 		all[i] = few[position]
+		if s.lacks != nil {
+			all[i].persist += s.lacks[i]
+		}
 	}
 	s.memory[microBatch] = all
 	return all

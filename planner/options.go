@@ -15,9 +15,11 @@ type Options struct {
 	// tp and pp are fixed, with cp 1 if that is not, and otherwise searches the
 	// divisors of RuntimeNGPUs.
 	PlanNGPUs int
-	// RuntimeNGPUs is the number of ranks; 0 is one unit.
+	// RuntimeNGPUs is the number of ranks; 0 is one unit, or all devices of a cluster of
+	// pools where the unit is searched.
 	RuntimeNGPUs int
-	// MemoryLimit is bytes per rank; 0 is what the cluster's devices have.
+	// MemoryLimit is bytes per rank; 0 is what the cluster's devices have. Of several
+	// kinds of devices those with less than that still have less.
 	MemoryLimit int64
 
 	// Degrees inside the unit. CP is searched where it may pay: for sequences of more
@@ -91,12 +93,18 @@ func optionErrorf(option, format string, args ...any) error {
 // on returns the options as they are for a batch on a cluster: checked, and with
 // what follows from them filled in.
 func (o Options) on(c *cost.Cluster, batch int) (Options, error) {
+	if n := c.Devices(); n > 0 && o.PlanNGPUs == 0 && o.RuntimeNGPUs == 0 {
+		o.RuntimeNGPUs = n
+	}
 	o, err := o.validate(batch)
 	if err != nil {
 		return o, err
 	}
 	if o.Overlap == "" && c.Device.Shared {
 		o.Overlap = "off" // there communication takes the time of kernels
+	}
+	if n := c.Devices(); n > 0 && o.RuntimeNGPUs > n {
+		return o, optionErrorf("runtime-ngpus", "is %d, but cluster %s has %d devices", o.RuntimeNGPUs, c.Name, n)
 	}
 	if (o.Offload == "optimizer" || o.Offload == "params") && c.Host == nil {
 		return o, optionErrorf("offload", "is %s, but cluster %s says nothing of the link to host memory (its key host)", o.Offload, c.Name)

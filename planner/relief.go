@@ -107,17 +107,31 @@ func (s *skeleton) copiesOf(what partition.Offload) []copies {
 	if all, known := s.copies[what]; known {
 		return all
 	}
+	few := map[cost.Kinds][]copies{}
+	g := partition.Offloaded(s.of.prog(kept).Graph, what)
+	var all []copies
+	for stage, like := range s.like {
+		kinds := s.price.Kinds(stage)
+		if few[kinds] == nil {
+			few[kinds] = s.copiesOn(g, s.price.Under(kinds))
+		}
+		all = append(all, few[kinds][like])
+	}
+	s.copies[what] = all
+	return all
+}
+
+// copiesOn prices what the stages of the blueprint copy, by stage.
+func (s *skeleton) copiesOn(g *ir.Graph, price *cost.Program) []copies {
 	few := make([]copies, len(s.of.plan.Stages))
-	prog := s.of.prog(kept)
 	mesh := s.mesh(s.batch)
-	g := partition.Offloaded(prog.Graph, what)
 	apart := partition.WeightGrads(g)
 	for _, n := range g.Nodes {
 		if !codegen.HostCopy(n.Op) {
 			continue
 		}
 		v := n.Results[0]
-		time := s.price.HostCopy(mesh.Local(v.Type.Shape, v.Spec, ir.Coord{}).Elems() * v.Type.DType.Size())
+		time := price.HostCopy(mesh.Local(v.Type.Shape, v.Spec, ir.Coord{}).Elems() * v.Type.DType.Size())
 		passes := []ir.Phase{n.Phase}
 		switch {
 		case n.Phase == ir.Backward && apart[n]:
@@ -142,12 +156,7 @@ func (s *skeleton) copiesOf(what partition.Offload) []copies {
 			}
 		}
 	}
-	var all []copies
-	for _, like := range s.like {
-		all = append(all, few[like])
-	}
-	s.copies[what] = all
-	return all
+	return few
 }
 
 // slowed reports whether with memory without limit there could be plans of the

@@ -146,7 +146,7 @@ func newSearcher(g *ir.Graph, batch int, c *cost.Cluster, opts Options) *searche
 		finals:   newFinals(),
 	}
 	s.limit = c.MemoryPerRank(opts.RuntimeNGPUs)
-	if opts.MemoryLimit > 0 {
+	if opts.MemoryLimit > 0 && (len(c.Pools) == 0 || opts.MemoryLimit < s.limit) {
 		s.limit = opts.MemoryLimit
 	}
 	s.layouts = &layouts{graph: s.graphs.keep(1), batch: batch, ranks: opts.RuntimeNGPUs, cluster: c, pins: opts.Pins, known: map[int][]partition.Placement{}}
@@ -232,7 +232,7 @@ func (s *searcher) ways(o outline) string {
 	if !known {
 		p := partition.Plan{
 			PlanNGPUs: o.plan, RuntimeNGPUs: s.opts.RuntimeNGPUs, DP: o.dp, CP: o.cp, TP: o.tp, ZeROGroup: o.group,
-			MicroBatch: s.batch, Stages: make([]partition.Stage, o.pp),
+			MicroBatch: s.batch, Stages: make([]partition.Stage, o.pp), PoolOrder: s.cluster.Orders()[o.order],
 		}
 		ways = cost.NewProgram(s.cluster, &p, p.Mesh(s.batch)).Ways()
 		if p.ZeROGroup == 0 { // and those that only spare memory beside it: see sparing
@@ -255,7 +255,10 @@ type order struct {
 
 // sizedOf lists what micro-batches an outline may have, with their floors.
 func (s *searcher) sizedOf(o outline) []sized {
-	key := family{o.dp * (s.opts.RuntimeNGPUs / o.plan), o.cp, o.tp, o.pp, o.chunks, o.sequence, o.overlap, o.zero >= 2}
+	key := family{o.dp * (s.opts.RuntimeNGPUs / o.plan), o.cp, o.tp, o.pp, o.chunks, o.sequence, o.overlap, o.zero >= 2, 0, o.order}
+	if len(s.cluster.Pools) > 0 { // where units end says what kinds of devices positions lie on
+		key.unit = o.plan
+	}
 	all, known := s.families[key]
 	if !known {
 		trunk := s.trunk(o)
@@ -273,6 +276,7 @@ func (s *searcher) sizedOf(o outline) []sized {
 type family struct {
 	replicas, cp, tp, pp, chunks int
 	sequence, overlap, often     bool // often: data-parallel ranks communicate in every micro-batch
+	unit, order                  int
 }
 
 // alike groups schedules that have the same floor.
@@ -303,7 +307,7 @@ type pending struct {
 	outline
 	relief bool // it only spares memory: see relieve
 	skel   *skeleton
-	shared *workTimes // see work
+	shared map[cost.Kinds]*workTimes // see work
 	left   []sized
 }
 
@@ -382,7 +386,11 @@ func (s *searcher) skeleton(o outline) (*skeleton, error) {
 	if err != nil {
 		return nil, err
 	}
-	return newSkeleton(s.blueprints, plan, s.cluster)
+	skel, err := newSkeleton(s.blueprints, plan, s.cluster)
+	if err == nil {
+		skel.lacks = s.lacks(&plan)
+	}
+	return skel, err
 }
 
 // template returns the plan of which stages, micro-batch size and schedule are
@@ -399,7 +407,7 @@ func (s *searcher) template(d outline) (partition.Plan, error) {
 	plan := partition.Plan{
 		PlanNGPUs: d.plan, RuntimeNGPUs: s.opts.RuntimeNGPUs, DP: d.dp, TP: d.tp,
 		ZeRO: d.zero, ZeROGroup: d.group, Offload: d.offload, SequenceParallel: d.sequence, Overlap: d.overlap,
-		Stages: make([]partition.Stage, d.stages()), Placements: placements,
+		Stages: make([]partition.Stage, d.stages()), Placements: placements, PoolOrder: s.cluster.Orders()[d.order],
 	}
 	if d.cp > 1 {
 		plan.CP = d.cp

@@ -26,6 +26,7 @@ type skeleton struct {
 	known  map[timesKey][]*stageTimes
 	memory map[int][]stageMemory // the same
 	copies map[partition.Offload][]copies
+	lacks  []int64 // by position: see [searcher.lacks]
 }
 
 // newSkeleton finds what stands for a plan.

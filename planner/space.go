@@ -9,7 +9,8 @@ import (
 )
 
 // degrees are the sizes of a plan: a unit of plan devices cut into dp x cp x tp x pp.
-type degrees struct{ plan, dp, cp, tp, pp int }
+// order is that of the pools of the cluster: see [cost.Cluster.Orders].
+type degrees struct{ plan, dp, cp, tp, pp, order int }
 
 // sharding is what is cut beside the model: what data-parallel ranks would all
 // hold, and the residual stream of tensor-parallel ones.
@@ -148,7 +149,10 @@ func allDegrees(o Options, blocks, batch int, x contexts, c *cost.Cluster) []deg
 		}
 		for _, cp := range x.degrees(o, plan) {
 			for _, d := range degreesOf(o, blocks, batch, c, plan, cp) {
-				if x.worthwhile(o, d, batch) {
+				if !x.worthwhile(o, d, batch) {
+					continue
+				}
+				for d.order = range c.Orders() {
 					all = append(all, d)
 				}
 			}
@@ -180,7 +184,7 @@ func degreesOf(o Options, blocks, batch int, c *cost.Cluster, plan, cp int) []de
 			if o.ZeRO != nil && *o.ZeRO > 0 && dp*(o.RuntimeNGPUs/plan) == 1 || o.SequenceParallel == "on" && tp == 1 {
 				continue
 			}
-			d := degrees{plan, dp, cp, tp, pp}
+			d := degrees{plan: plan, dp: dp, cp: cp, tp: tp, pp: pp}
 			if o.Overlap == "on" && !d.overlaps(o) {
 				continue
 			}
@@ -224,8 +228,8 @@ func schedules(o Options, pp, chunks int) []partition.Schedule {
 }
 
 // comparePlans orders plans that cost the same: smaller units, less context
-// parallelism, less tensor parallelism, fewer stages, less sharding, no overlap,
-// larger micro-batches, 1f1b, then gpipe, fewer chunks, then the cut. It is 0
+// parallelism, less tensor parallelism, fewer stages, less sharding, no overlap, pools as
+// they stand in the cluster, larger micro-batches, 1f1b, then gpipe, fewer chunks, then the cut. It is 0
 // for equal plans of one search only: placements follow from the degrees.
 func comparePlans(a, b *partition.Plan) int {
 	return cmp.Or(
@@ -238,6 +242,7 @@ func comparePlans(a, b *partition.Plan) int {
 		cmp.Compare(a.Offload, b.Offload),
 		compareBools(a.SequenceParallel, b.SequenceParallel),
 		compareBools(a.Overlap, b.Overlap),
+		slices.Compare(a.PoolOrder, b.PoolOrder),
 		cmp.Compare(b.MicroBatch, a.MicroBatch),
 		cmp.Compare(a.Schedule, b.Schedule),
 		cmp.Compare(a.Chunks(), b.Chunks()),

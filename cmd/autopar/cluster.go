@@ -8,7 +8,10 @@ import (
 
 // clusterCmd shows the built-in clusters.
 type clusterCmd struct {
-	Name string `arg:"" optional:"" help:"Print this one as YAML."`
+	Name      string `arg:"" optional:"" help:"Print this one as YAML."`
+	Galvatron string `placeholder:"DIR" help:"Take layer times and links from the profile files in a checkout of Galvatron, the rest from the cluster named."`
+	ProfileOf string `default:"llama2-7b" placeholder:"NAME" help:"The model in the names of those files."`
+	Model     string `placeholder:"gpt.yaml" help:"Configuration of that model, with the sequences that it was measured with."`
 	format
 }
 
@@ -17,11 +20,15 @@ func (clusterCmd) Example() string {
 	return `
 autopar cluster
 autopar cluster h100 > mine.yaml
-autopar plan gpt.yaml --cluster mine.yaml`
+autopar plan gpt.yaml --cluster mine.yaml
+autopar cluster a100-80g --galvatron Hetu-Galvatron --model llama.yaml > measured.yaml`
 }
 
 // Run lists the clusters or prints one.
 func (c *clusterCmd) Run(con *console) error {
+	if c.Galvatron != "" {
+		return c.measured(con)
+	}
 	if c.Name == "" {
 		return c.list(con)
 	}

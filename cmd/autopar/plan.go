@@ -20,7 +20,7 @@ type planCmd struct {
 	yamlArgs
 	PlanNGPUs    string `name:"plan-ngpus" placeholder:"N|auto" help:"Devices of one unit, which the model is cut over; auto searches it. The default is the YAML's, or the product of --dp, --tp and --pp."`
 	RuntimeNGPUs string `name:"runtime-ngpus" placeholder:"M" help:"Devices in all, a multiple of the unit. The default is the YAML's, or one unit."`
-	Cluster      string `default:"cpu" placeholder:"NAME|FILE" help:"A built-in cluster (see autopar cluster) or a YAML file; cpu is this machine."`
+	Cluster      string `default:"cpu" placeholder:"NAME|FILE" help:"A built-in cluster (see autopar cluster), a YAML file, or several with their numbers of devices, such as a100-40g:32+h100:16; cpu is this machine."`
 	MemoryLimit  string `placeholder:"SIZE" help:"Memory of one device that may be used, such as 16GiB. The default is the YAML's, or all it has."`
 	Out          string `short:"o" default:"plan.json" placeholder:"FILE" help:"File to write; - writes none."`
 	Top          int    `default:"3" placeholder:"K" help:"Alternatives to show."`
@@ -98,7 +98,8 @@ func (planCmd) Example() string {
 autopar plan examples/quick.yaml
 autopar plan examples/gpt2-xl.yaml --cluster a100-40g --plan-ngpus 64 --runtime-ngpus 64 -o xl.json
 autopar plan gpt.yaml --tp 2 --pp 2 --dp 1 --schedule 1f1b
-autopar plan gpt.yaml --cluster a100-80g --robust`
+autopar plan gpt.yaml --cluster a100-80g --robust
+autopar plan gpt.yaml --cluster a100-40g:8+h100:8 --plan-ngpus auto`
 }
 
 // unit is the value of --plan-ngpus, or where that is left out the product of the
@@ -255,6 +256,10 @@ func printPlan(con *console, doc *planner.Document) {
 	}
 	con.table(about)
 	rows := [][]string{{"STAGE", "BLOCKS", "RECOMPUTED", "PEAK MEMORY OF A RANK"}}
+	pools := len(doc.Cluster.Pools) > 0
+	if pools {
+		rows[0] = append(rows[0], "OF", "DEVICES")
+	}
 	for i := range p.PP() {
 		var blocks []string
 		full, selective := 0, 0
@@ -266,7 +271,11 @@ func printPlan(con *console, doc *planner.Document) {
 		if i < len(predicted.HostBytes) {
 			peak += fmt.Sprintf(" and %s (%s bytes) of the host", bytesText(predicted.HostBytes[i]), explain.Grouped(predicted.HostBytes[i]))
 		}
-		rows = append(rows, []string{fmt.Sprint(i), strings.Join(blocks, ", "), recomputedText(full, selective), peak})
+		row := []string{fmt.Sprint(i), strings.Join(blocks, ", "), recomputedText(full, selective), peak}
+		if pools {
+			row = append(row, bytesText(doc.Cluster.MemoryAt(p, i)), doc.Cluster.KindText(p, i))
+		}
+		rows = append(rows, row)
 	}
 	con.table(rows)
 	if con.verbose {
@@ -355,6 +364,9 @@ func planWords(p *partition.Plan) string {
 	}
 	if p.Offload.Moves() {
 		words += ", offload " + p.Offload.String()
+	}
+	if len(p.PoolOrder) > 0 {
+		words += fmt.Sprintf(", pools in order %d", p.PoolOrder)
 	}
 	full, selective := 0, 0
 	for _, s := range p.Stages {

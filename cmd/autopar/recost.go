@@ -12,7 +12,7 @@ import (
 
 // recostArgs are the flags of explain that price the plan anew.
 type recostArgs struct {
-	Cluster string   `placeholder:"NAME|FILE" help:"Price the plan on this cluster, beside the one it was made for."`
+	Cluster string   `placeholder:"NAME|FILE" help:"Price the plan on this cluster, named as for autopar plan, beside the one it was made for."`
 	Set     []string `sep:"none" placeholder:"SECTION.KEY=VALUE" help:"Price the plan with this setting changed, such as batch.global or model.block_size. May be repeated."`
 }
 

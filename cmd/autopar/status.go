@@ -15,6 +15,7 @@ import (
 	"github.com/autopar/autopar/partition"
 	"github.com/autopar/autopar/planner"
 	"github.com/autopar/autopar/planner/cost"
+	"github.com/autopar/autopar/planner/galvatron"
 	"github.com/autopar/autopar/train"
 )
 
@@ -44,7 +45,7 @@ func status(err error) int {
 		return statusInfeasible
 	}
 	if is[*kong.ParseError](err) || is[*usageError](err) || is[*config.Error](err) || is[*gpt.ConfigError](err) ||
-		is[*data.InputError](err) || is[*cost.Error](err) || is[*measured.Error](err) || is[*cost.FieldError](err) || is[*checkpoint.Error](err) || is[*train.InputError](err) || is[*planner.OptionError](err) || is[*planner.DocumentError](err) || is[*planner.CertificateError](err) || is[*partition.PlanError](err) {
+		is[*data.InputError](err) || is[*cost.Error](err) || is[*measured.Error](err) || is[*cost.FieldError](err) || is[*checkpoint.Error](err) || is[*train.InputError](err) || is[*planner.OptionError](err) || is[*planner.DocumentError](err) || is[*planner.CertificateError](err) || is[*partition.PlanError](err) || is[*galvatron.FileError](err) {
 		return statusInput
 	}
 	return statusFailed

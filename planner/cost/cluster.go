@@ -12,7 +12,7 @@ import (
 	"math"
 )
 
-// Cluster is a set of equal devices in equal nodes.
+// Cluster is a set of equal devices in equal nodes, or pools of such.
 type Cluster struct {
 	Name   string `json:"name"`
 	Source string `json:"source"` // where the figures come from
@@ -35,6 +35,11 @@ type Cluster struct {
 	// Levels, where there are some, are the whole network, innermost first; what is
 	// said above of nodes then repeats two of them.
 	Levels []Level `json:"levels,omitempty"`
+	// Pools, where there are some, are all the devices, of several kinds; what is said
+	// above of a device, its node and its links is then the least of theirs.
+	Pools []Pool `json:"pools,omitempty"`
+	// Between is what one device sends over to another pool, when all do.
+	Between Link `json:"between,omitzero"`
 	// Host is what one device reaches the memory of its host over, in either
 	// direction; nil where that is not known, and nothing can be offloaded.
 	Host *Link `json:"host,omitempty"`
@@ -107,8 +112,16 @@ type Link struct {
 	Latency    float64 `json:"latency"`    // seconds per message
 }
 
-// MemoryPerRank is what the arena of each of the given number of ranks may take.
+// MemoryPerRank is what the arena of each of the given number of ranks may take; with
+// several kinds of devices that of the roomiest, see [Cluster.MemoryAt].
 func (c *Cluster) MemoryPerRank(ranks int) int64 {
+	if len(c.Pools) > 0 {
+		most := int64(0)
+		for _, p := range c.Pools {
+			most = max(most, p.Cluster.MemoryPerRank(ranks))
+		}
+		return most
+	}
 	free := c.Device.Memory - c.Device.Reserve
 	if c.Device.Shared {
 		return free / int64(ranks)
@@ -183,6 +196,9 @@ func (c *Cluster) Validate() error {
 	}
 	if c.Name == "" {
 		return &FieldError{"name", "is missing"}
+	}
+	if len(c.Pools) > 0 {
+		return c.validatePools()
 	}
 	if err := c.validateNetwork(); err != nil {
 		return err

@@ -62,6 +62,9 @@ func (c *Cluster) Constants() []Constant {
 
 // constants lists them whether or not the cluster states them.
 func (c *Cluster) constants() []Constant {
+	if len(c.Pools) > 0 {
+		return c.poolConstants()
+	}
 	all := []Constant{
 		{Key: "device.launch_overhead", Resource: Launch, Uncertainty: launchUncertainty, at: func(c *Cluster) *float64 { return &c.Device.LaunchOverhead }},
 		{Key: "device.efficiency.matmul", Resource: Arithmetic, Uncertainty: efficiencyUncertainty, share: true, at: func(c *Cluster) *float64 { return &c.Device.Efficiency.Matmul }},
@@ -119,8 +122,19 @@ func (k Constant) Scale(c *Cluster, by float64) {
 	if k.share {
 		*at = min(*at, 1)
 	}
+	c.derive()
+}
+
+// derive sets what stands for the levels of the network, or for the pools.
+func (c *Cluster) derive() {
 	if len(c.Levels) > 0 {
 		c.deriveNode()
+	}
+	for _, p := range c.Pools {
+		p.Cluster.derive()
+	}
+	if len(c.Pools) > 0 {
+		c.derivePools()
 	}
 }
 
@@ -128,7 +142,10 @@ func (k Constant) Scale(c *Cluster, by float64) {
 func (c *Cluster) Clone() *Cluster {
 	d := *c
 	d.Device.FLOPS, d.Uncertainty = maps.Clone(c.Device.FLOPS), maps.Clone(c.Uncertainty)
-	d.Levels = slices.Clone(c.Levels)
+	d.Levels, d.Pools = slices.Clone(c.Levels), slices.Clone(c.Pools)
+	for i := range d.Pools {
+		d.Pools[i].Cluster = d.Pools[i].Cluster.Clone()
+	}
 	if c.Host != nil {
 		host := *c.Host
 		d.Host = &host
@@ -144,6 +161,16 @@ func (c *Cluster) Clone() *Cluster {
 // rates times by, and what takes time divided by it.
 func (c *Cluster) Faster(r Resource, by float64) *Cluster {
 	d := c.Clone()
+	if len(c.Pools) > 0 {
+		for i := range d.Pools {
+			d.Pools[i].Cluster = d.Pools[i].Cluster.Faster(r, by)
+		}
+		if r == InterLink {
+			d.Between.Bandwidth, d.Between.Latency = d.Between.Bandwidth*by, d.Between.Latency/by
+		}
+		d.derive()
+		return d
+	}
 	for i := range d.Levels {
 		if l := &d.Levels[i]; c.levelResource(i) == r {
 			l.Bandwidth, l.Latency = l.Bandwidth*by, l.Latency/by

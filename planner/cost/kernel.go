@@ -27,8 +27,15 @@ type work struct {
 
 // kernel is the roofline max(arithmetic, traffic) + launch, but no less than the
 // host needs. Conversions keep the compiler from fusing multiply and add, which
-// would differ between machines.
+// would differ between machines. On several kinds of devices all wait for the slowest.
 func (m *Model) kernel(w *work) Picoseconds {
+	if m.kinds != nil {
+		var slowest Picoseconds
+		for _, k := range m.kinds {
+			slowest = max(slowest, k.kernel(w))
+		}
+		return slowest
+	}
 	bytes := w.bytes
 	if w.node != nil && w.class == vector {
 		if bytes = m.software.traffic(w.node, w.bytes); bytes == 0 {

@@ -27,7 +27,8 @@ type Program struct {
 	*Model
 	plan   *partition.Plan
 	mesh   ir.Mesh
-	stage  int // as which all instructions are priced, -1 for each as its own
+	stage  int  // as which all instructions are priced, -1 for each as its own
+	on     *lie // nil with one kind of device
 	groups map[groupKey]Group
 	routes map[routeKey]Route
 	works  map[workKey]work // of a program that is priced again: see [Program.On]
@@ -48,19 +49,22 @@ type room struct {
 	shapes [12][]int
 }
 
-// groupKey is a mesh axis at positions of the pipeline that lie alike in the units
-// of the network.
-type groupKey struct{ offset, axis int }
+// groupKey is a mesh axis at a place of positions: see [Program.place].
+type groupKey struct{ place, axis int }
 
-// routeKey is two stages, the first with its offset.
-type routeKey struct{ offset, hop int }
+// routeKey is two stages, the first with its place.
+type routeKey struct{ place, hop int }
 
 // NewProgram prepares to price programs made by a plan.
 func NewProgram(c *Cluster, p *partition.Plan, mesh ir.Mesh) *Program {
-	return &Program{
-		Model: NewModel(c, p.RuntimeNGPUs), plan: p, mesh: mesh, stage: -1,
+	m := &Program{
+		Model: NewModel(c, p.RuntimeNGPUs), plan: p, mesh: mesh, stage: -1, on: newLie(c, p),
 		groups: map[groupKey]Group{}, routes: map[routeKey]Route{}, room: &room{},
 	}
+	if m.on != nil {
+		m.Model = m.on.model(1<<len(c.Pools) - 1)
+	}
+	return m
 }
 
 // On returns the same program's prices on a cluster with other figures, but for its
@@ -68,6 +72,11 @@ func NewProgram(c *Cluster, p *partition.Plan, mesh ir.Mesh) *Program {
 func (m *Program) On(c *Cluster) *Program {
 	if m.works == nil {
 		m.works = map[workKey]work{}
+	}
+	if m.on != nil || len(c.Pools) > 0 {
+		other := NewProgram(c, m.plan, m.mesh)
+		other.works, other.room = m.works, m.room
+		return other
 	}
 	other := *m
 	other.Model = NewModel(c, m.plan.RuntimeNGPUs)
@@ -82,17 +91,42 @@ func (m *Program) On(c *Cluster) *Program {
 func (m *Program) As(stage int) *Program {
 	as := *m
 	as.stage = stage
+	if m.on != nil {
+		as.Model = m.on.model(m.Kinds(stage))
+	}
 	return &as
 }
 
+// each returns the prices of instructions of a stage, where each has those of its own.
+func (m *Program) each(stage int) *Program {
+	if m.on == nil || m.stage >= 0 {
+		return m
+	}
+	return m.As(stage)
+}
+
 // Offset says where the ranks of a position of the pipeline lie in the units of the
-// network: positions of the same offset communicate alike.
+// network, and on which kinds of devices: positions of the same offset take the same
+// time for what they compute, and for what they communicate but from end to end of the
+// pipeline.
 func (m *Program) Offset(position int) int {
+	if m.on != nil {
+		return m.classes()[position]
+	}
 	return m.offset(m.plan.WorldRank(position, 0))
 }
 
 func (m *Program) offset(rank int) int {
-	return rank % period(m.rungs)
+	return rank % m.on.period(m.rungs)
+}
+
+// place says of a position what its groups and routes follow from: where it lies in the
+// units of the network, or between the pools.
+func (m *Program) place(position int) int {
+	if m.on != nil {
+		return position
+	}
+	return m.Offset(position)
 }
 
 // group returns the most spread of the groups over an axis at the position that an
@@ -120,13 +154,16 @@ func (m *Program) Ways() string {
 		if k < 0 {
 			k = len(offsets)
 			offsets = append(offsets, offset)
+			if m.on != nil {
+				fmt.Fprint(&b, m.Kinds(at), "of")
+			}
 			for axis := range m.mesh.Axes {
 				fmt.Fprint(&b, m.groupOf(at, axis))
 			}
 		}
 		fmt.Fprint(&b, "|", k)
 		for _, to := range [...]int{at + 1, at - 1, 0, positions - 1} {
-			if key := (routeKey{offset, to - at}); to >= 0 && to < positions && to != at && !seen[key] {
+			if key := (routeKey{m.place(at), to - at}); to >= 0 && to < positions && to != at && !seen[key] {
 				seen[key] = true
 				fmt.Fprint(&b, to-at, m.route(at, to))
 			}
@@ -140,7 +177,7 @@ func (m *Program) Group(axis int) Group { return m.groupOf(m.stage, axis) }
 
 func (m *Program) groupOf(stage, axis int) Group {
 	position, _ := m.plan.Position(stage)
-	key := groupKey{m.Offset(position), axis}
+	key := groupKey{m.place(position), axis}
 	g, known := m.groups[key]
 	if !known {
 		g = m.widest(position, axis)
@@ -171,7 +208,7 @@ func (m *Program) widest(position, axis int) Group {
 	// Groups inside one data-parallel rank begin again at the same places: see route.
 	units, ofUnit := 1, m.mesh.Devices()
 	if stride < inner {
-		whole := period(m.rungs)
+		whole := m.on.period(m.rungs)
 		units = min(m.plan.Units(), multiple(m.plan.PlanNGPUs, whole)/m.plan.PlanNGPUs)
 		ofUnit = min(m.plan.DP*inner, multiple(inner, whole))
 	}
@@ -188,7 +225,7 @@ func (m *Program) widest(position, axis int) Group {
 				}
 				seen[at] = true
 				for i := range ranks {
-					ranks[i] = m.plan.WorldRank(position, d+i*stride)
+					ranks[i] = m.on.address(m.plan.WorldRank(position, d+i*stride))
 				}
 				if g := spread(m.rungs, ranks); worst.Size == 1 || g.wider(worst) {
 					worst = g
@@ -203,10 +240,10 @@ func (m *Program) widest(position, axis int) Group {
 func (m *Program) route(from, to int) Route {
 	at, _ := m.plan.Position(from)
 	end, _ := m.plan.Position(to)
-	key := routeKey{m.Offset(at), end - at}
+	key := routeKey{m.place(at), end - at}
 	way, known := m.routes[key]
 	if !known {
-		way = route(m.rungs, m.plan, from, to)
+		way = route(m.As(from).rungs, m.on, m.plan, from, to)
 		m.routes[key] = way
 	}
 	return way
@@ -221,6 +258,7 @@ func (m *Program) Send(n *ir.Node, mesh ir.Mesh, at ir.Coord, from, to int) Pico
 // receivers gather what the ranks of a tensor-parallel group sent in parts.
 func (m *Program) send(n *ir.Node, mesh ir.Mesh, at ir.Coord, from, to int) Picoseconds {
 	bytes, way := localBytes(n.Results[0], mesh, at), m.route(from, to)
+	m = m.each(from)
 	if m.software.AsyncSend && m.plan.Chunks() > 1 {
 		return m.Transfer(0, way)
 	}
@@ -229,12 +267,13 @@ func (m *Program) send(n *ir.Node, mesh ir.Mesh, at ir.Coord, from, to int) Pico
 		return m.Transfer(bytes, way)
 	}
 	g := m.groupOf(to, tp)
-	return m.Transfer(ceil(bytes, int64(g.Size)), way) + m.Collective(ir.OpAllGather, bytes, g)
+	return m.Transfer(ceil(bytes, int64(g.Size)), way) + m.As(to).Collective(ir.OpAllGather, bytes, g)
 }
 
 // instr is [Program.Instr] where all ranks are busy.
 func (m *Program) instr(in *codegen.Instr, mesh ir.Mesh, at ir.Coord) (Picoseconds, Kind) {
 	n := in.Node
+	m = m.each(n.Stage)
 	kind := Compute
 	if n.Phase == ir.Update {
 		kind = Optimizer
@@ -267,6 +306,7 @@ func (m *Program) instr(in *codegen.Instr, mesh ir.Mesh, at ir.Coord) (Picosecon
 // of one of as many bytes.
 func (m *Program) Bucket(instrs []codegen.Instr, mesh ir.Mesh, at ir.Coord) Picoseconds {
 	n := instrs[0].Node
+	m = m.each(n.Stage)
 	var bytes int64
 	for i := range instrs {
 		bytes += collectiveBytes(instrs[i].Node, mesh, at)
@@ -298,7 +338,7 @@ func (m *Program) AddN(in *codegen.Instr, mesh ir.Mesh, at ir.Coord, operands in
 	if in.Node.Op != ir.OpAddN {
 		panic(fmt.Sprintf("BUG: %s is %s, not add_n", in.Node.Name, in.Node.Op))
 	}
-	return m.crowded(m.compute(in, mesh, at, operands), in.Node.Phase, mesh)
+	return m.crowded(m.each(in.Node.Stage).compute(in, mesh, at, operands), in.Node.Phase, mesh)
 }
 
 // compute prices a kernel at its local shapes. operands differs from the node's

@@ -64,6 +64,7 @@ type Model struct {
 	shares     *sync.Map // of [Model.Busy], by crowd
 	efficiency Efficiency
 	software   Software
+	kinds      []*Model // where the ranks have several kinds of devices; nil with one
 }
 
 // NewModel returns the prices that each of ranks ranks pays.

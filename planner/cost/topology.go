@@ -86,11 +86,21 @@ type rung struct {
 	bandwidth       float64 // bytes/s reached by a device when all send
 	latency         float64 // seconds
 	ports           float64 // of a unit inside
+	// kinds, of the network of several pools, are the rungs there that messages go over:
+	// they reach what the slowest does, and inside and devices are addresses. See [lie].
+	kinds []rung
 }
 
 // rate is what each of a number of devices of a unit inside reaches that send at
 // the same time: they share the unit's ports, of which none uses more than one.
 func (r rung) rate(senders int) float64 {
+	if r.kinds != nil {
+		slowest := math.Inf(1)
+		for _, k := range r.kinds {
+			slowest = min(slowest, k.rate(senders))
+		}
+		return slowest
+	}
 	inside := float64(r.inside)
 	sharing := max(r.ports, float64(senders))
 	if sharing >= inside {
@@ -154,10 +164,10 @@ type Route struct {
 // The devices of a stage are a run in every unit of the plan, and those that they send
 // to lie as far away as the first. Both lie in the network as they do one period of it
 // further: so few units of the plan, and of a long run two periods, show all there is.
-func route(rungs []rung, p *partition.Plan, from, to int) Route {
+func route(rungs []rung, on *lie, p *partition.Plan, from, to int) Route {
 	run := p.DP * p.ContextParallel() * p.TP
 	first, further := p.WorldRank(from, 0), p.WorldRank(to, 0)-p.WorldRank(from, 0)
-	whole := period(rungs)
+	whole := on.period(rungs)
 	units := min(p.Units(), multiple(p.PlanNGPUs, whole)/p.PlanNGPUs)
 	if p.PlanNGPUs%whole == 0 {
 		run = min(run, 2*whole)
@@ -166,9 +176,10 @@ func route(rungs []rung, p *partition.Plan, from, to int) Route {
 	var unit, senders [maxLevels]int // by level, the unit inside that is counted, and its senders
 	for u := range units {
 		for d := range run {
-			a := first + u*p.PlanNGPUs + d
+			rank := first + u*p.PlanNGPUs + d
+			a, b := on.address(rank), on.address(rank+further)
 			level := 0
-			for rungs[level].devices < math.MaxInt && a/rungs[level].devices != (a+further)/rungs[level].devices {
+			for rungs[level].devices < math.MaxInt && a/rungs[level].devices != b/rungs[level].devices {
 				level++
 			}
 			if at := a / rungs[level].inside; senders[level] == 0 || at != unit[level] {
@@ -238,11 +249,11 @@ func (m *Model) collective(op ir.Op, bytes int64, g Group, share float64) Picose
 	for l, r := range m.rungs[:outermost+1] {
 		f, rate := float64(g.Fan[l]), m.together[l]
 		// All ranks that are not the last of their unit send inside it.
-		hops := n/reached - max(1, n/(reached*f))
+		hops := max(f-1, math.Ceil(n/reached)-math.Ceil(n/(reached*f)))
 		if op == ir.OpAllToAll {
 			peers := reached * (f - 1)
 			if l == outermost {
-				peers = n - reached
+				peers = max(n-reached, f-1) // of uneven units the largest may have all but a few
 			}
 			t += peers / n * size / rate
 			hops = peers

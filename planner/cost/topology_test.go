@@ -107,13 +107,13 @@ func TestRoute(t *testing.T) {
 		return &partition.Plan{PlanNGPUs: dp * tp * pp, RuntimeNGPUs: dp * tp * pp, DP: dp, TP: tp, MicroBatch: 1, Stages: make([]partition.Stage, pp)}
 	}
 	p := plan(1, 1, 4)
-	require.Equal(t, Route{0, 1}, route(rungs, p, 0, 1))
+	require.Equal(t, Route{0, 1}, route(rungs, nil, p, 0, 1))
 	p = plan(1, 2, 4)
-	require.Equal(t, Route{0, 1}, route(rungs, p, 0, 1))
-	require.Equal(t, Route{1, 2}, route(rungs, p, 1, 2), "two ranks leave the node together")
-	require.Equal(t, Route{1, 2}, route(rungs, p, 2, 1))
+	require.Equal(t, Route{0, 1}, route(rungs, nil, p, 0, 1))
+	require.Equal(t, Route{1, 2}, route(rungs, nil, p, 1, 2), "two ranks leave the node together")
+	require.Equal(t, Route{1, 2}, route(rungs, nil, p, 2, 1))
 	p = plan(1, 4, 2)
-	require.Equal(t, Route{1, 4}, route(rungs, p, 0, 1))
+	require.Equal(t, Route{1, 4}, route(rungs, nil, p, 0, 1))
 }
 
 // TestLevels: levels say what nodes do, and more.

@@ -89,7 +89,7 @@ func TestWaysOfAll(t *testing.T) {
 			}
 			for to := range p.PP() {
 				if to != from {
-					require.Equal(t, allSenders(m.rungs, p, from, to), route(m.rungs, p, from, to), "seed %d: %+v from %d to %d of %+v", seed, p, from, to, c)
+					require.Equal(t, allSenders(m.rungs, p, from, to), route(m.rungs, nil, p, from, to), "seed %d: %+v from %d to %d of %+v", seed, p, from, to, c)
 				}
 			}
 		}

@@ -76,15 +76,22 @@ func Source(name string) ([]byte, error) {
 	return data, nil
 }
 
-// Load returns a built-in cluster by name, or one described by a YAML file. A
-// word that is neither the name of a cluster nor a path is an error that
-// suggests the nearest name.
+// Load returns a built-in cluster by name, one described by a YAML file, or pools of
+// such with their devices: a100-40g:32+h100:16. A word that is neither the name of a
+// cluster nor a path is an error that suggests the nearest name.
 func Load(nameOrFile string) (*Cluster, error) {
+	return load(nameOrFile, false)
+}
+
+// load is [Load], of a cluster that is to be a pool of another or not.
+func load(nameOrFile string, isPool bool) (*Cluster, error) {
 	if slices.Contains(Names(), nameOrFile) {
 		return loadBuiltin(nameOrFile)
 	}
 	data, err := os.ReadFile(nameOrFile)
 	switch {
+	case errors.Is(err, os.ErrNotExist) && strings.Contains(nameOrFile, ":") && !isPool:
+		return loadPools(nameOrFile)
 	case errors.Is(err, os.ErrNotExist) && !strings.ContainsAny(nameOrFile, `./\`):
 		if name, ok := builtin(nameOrFile); ok {
 			return loadBuiltin(name)
@@ -94,7 +101,7 @@ func Load(nameOrFile string) (*Cluster, error) {
 	case err != nil:
 		return nil, &Error{File: nameOrFile, Msg: "cannot be read", Err: err}
 	}
-	return Parse(nameOrFile, data)
+	return parse(nameOrFile, data, isPool)
 }
 
 func loadBuiltin(name string) (*Cluster, error) {
@@ -114,16 +121,22 @@ type Error = strictyaml.Error
 // device.efficiency.threads, device.efficiency.crowd, host, what refines the
 // network (nics_per_node, oversubscription, nodes_per_rack), and on a shared machine
 // devices_per_node and inter_node. levels stand in place of devices_per_node,
-// intra_node and inter_node.
+// intra_node and inter_node. A file of pools has name and pools, and may have source,
+// software and between: see [Pool].
 func Parse(name string, data []byte) (*Cluster, error) {
-	d := decoder{file: name, c: &Cluster{Device: Device{Cores: 1, FLOPS: map[string]float64{}}}, at: map[string]strictyaml.Origin{}}
+	return parse(name, data, false)
+}
+
+// parse is [Parse], of a cluster that is to be a pool of another or not.
+func parse(name string, data []byte, isPool bool) (*Cluster, error) {
+	d := decoder{file: name, isPool: isPool, c: &Cluster{Device: Device{Cores: 1, FLOPS: map[string]float64{}}}, at: map[string]strictyaml.Origin{}}
 	if err := d.parse(data); err != nil {
 		return nil, err
 	}
 	if d.writes("host") {
 		d.c.Host = &d.host
 	}
-	if d.software == "" && !d.c.Device.Shared {
+	if d.software == "" && !d.c.Device.Shared && !d.writes("pools") {
 		d.software = Current
 	}
 	if d.software != "" {
@@ -134,6 +147,14 @@ func Parse(name string, data []byte) (*Cluster, error) {
 	}
 	if d.writes("device.cache") {
 		d.c.Device.Cache = &d.cache
+	}
+	switch {
+	case d.writes("pools"):
+		if err := d.join(); err != nil {
+			return nil, err
+		}
+	case d.writes("between"):
+		return nil, d.at["between"].Refuse("between", "means nothing without pools")
 	}
 	if d.writes("levels") {
 		for _, key := range []string{"devices_per_node", "intra_node", "inter_node"} {
@@ -162,12 +183,14 @@ func Parse(name string, data []byte) (*Cluster, error) {
 }
 
 type decoder struct {
-	file     string
-	c        *Cluster
-	host     Link
-	cache    Cache
-	software string
-	at       map[string]strictyaml.Origin // where each key was written
+	file      string
+	isPool    bool // of another cluster
+	c         *Cluster
+	host      Link
+	cache     Cache
+	software  string
+	poolNames []string                     // of the clusters of the pools
+	at        map[string]strictyaml.Origin // where each key was written
 }
 
 // field is where the value of a key goes: *string, *float64, *bool, *int (a count
@@ -202,6 +225,10 @@ func (d *decoder) fields() []field {
 		{"inter_node.latency", &c.InterNode.Latency},
 		{"nics_per_node", &c.NICsPerNode}, {"oversubscription", &c.Oversubscription}, {"nodes_per_rack", &c.NodesPerRack},
 		{"host.bandwidth", &d.host.Bandwidth}, {"host.efficiency", &d.host.Efficiency}, {"host.latency", &d.host.Latency},
+		{"between.bandwidth", &c.Between.Bandwidth}, {"between.efficiency", &c.Between.Efficiency}, {"between.latency", &c.Between.Latency},
+	}
+	for i := range c.Pools {
+		fields = append(fields, field{poolKey(i) + ".cluster", &d.poolNames[i]}, field{poolKey(i) + ".devices", &c.Pools[i].Devices})
 	}
 	for i := range c.Levels {
 		l, key := &c.Levels[i], levelKey(i)
@@ -226,6 +253,9 @@ func (d *decoder) keys() []string {
 }
 
 func (d *decoder) optional(key string) bool {
+	if d.writes("pools") {
+		return key != "name" && !strings.HasPrefix(key, "pools[") && (!strings.HasPrefix(key, "between.") || !d.writes("between"))
+	}
 	switch key {
 	case "source", "software", "device.shared", "device.cores", "device.reserve", "device.units", "device.efficiency.tile_fill", "device.efficiency.matmul_f8",
 		"device.efficiency.threads", "device.efficiency.crowd", "nics_per_node", "oversubscription", "nodes_per_rack":
@@ -233,6 +263,9 @@ func (d *decoder) optional(key string) bool {
 	}
 	if strings.HasPrefix(key, "host.") {
 		return !d.writes("host")
+	}
+	if strings.HasPrefix(key, "between.") {
+		return true
 	}
 	if strings.HasPrefix(key, "device.cache.") {
 		return !d.writes("device.cache")
@@ -318,8 +351,11 @@ func (d *decoder) set(key string, node ast.Node) error {
 	refuse := func(format string, args ...any) error {
 		return d.at[key].Refuse(key, format, args...)
 	}
-	if key == "levels" {
+	switch key {
+	case "levels":
 		return d.levels(node)
+	case "pools":
+		return d.pools(node)
 	}
 	for _, f := range d.fields() {
 		if strings.HasPrefix(f.key, key+".") {
@@ -329,7 +365,7 @@ func (d *decoder) set(key string, node ast.Node) error {
 	i := slices.IndexFunc(d.fields(), func(f field) bool { return f.key == key })
 	dtype, isRate := strings.CutPrefix(key, "device.flops.")
 	if isRate = isRate && slices.Contains(dtypes(), dtype); !isRate && i < 0 {
-		return refuse("unknown key; did you mean %s?", config.Nearest(key, append(d.keys(), "levels")))
+		return refuse("unknown key; did you mean %s?", config.Nearest(key, append(d.keys(), "levels", "pools")))
 	}
 	value, ok := strictyaml.ScalarOf(node)
 	if !ok {

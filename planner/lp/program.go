@@ -17,7 +17,7 @@ const most = 50_000
 
 // Options of [New].
 type Options struct {
-	Limit     int64             // bytes of a rank
+	Limit     int64             // bytes of a rank; of several kinds of devices those with less have less
 	Recompute planner.Recompute // what of it to choose from, as in a search
 	// Eval is a graph that runs between steps in the same memory, nil for none.
 	Eval *ir.Graph
@@ -36,6 +36,7 @@ type Program struct {
 	plan    partition.Plan // but for the cut
 	options Options
 	blocks  int
+	limits  []int64 // by position
 	// Choices lists what each position may hold.
 	Choices [][]Choice
 
@@ -63,9 +64,17 @@ func New(g *ir.Graph, batch int, c *cost.Cluster, plan *partition.Plan, options 
 	if err := plan.Validate(blocks, batch); err != nil {
 		return nil, err
 	}
+	if err := c.Holds(plan); err != nil {
+		return nil, err
+	}
 	p := &Program{plan: *plan, options: options, blocks: blocks}
 	binaries := 0
-	for range plan.PP() {
+	for at := range plan.PP() {
+		limit := options.Limit
+		if len(c.Pools) > 0 {
+			limit = min(limit, c.MemoryAt(plan, at))
+		}
+		p.limits = append(p.limits, limit)
 		var all []Choice
 		for n := 1; n <= blocks-plan.PP()+1; n++ {
 			all = append(all, choices(n, options.Recompute)...)
@@ -90,8 +99,8 @@ func New(g *ir.Graph, batch int, c *cost.Cluster, plan *partition.Plan, options 
 	return p, nil
 }
 
-// Limit is the bytes of a rank.
-func (p *Program) Limit() int64 { return p.options.Limit }
+// Limit is the bytes of a rank at a position.
+func (p *Program) Limit(at int) int64 { return p.limits[at] }
 
 // choices lists the ways to recompute n blocks.
 func choices(n int, of planner.Recompute) []Choice {

@@ -93,7 +93,7 @@ func (p *Program) writeChoices(out *lines) {
 		for k, x := range all {
 			out.term(" + " + decimal(x.Bytes, 6) + " " + p.Name(at, k))
 		}
-		out.end(" <= " + decimal(p.options.Limit, 6))
+		out.end(" <= " + decimal(p.limits[at], 6))
 	}
 	out.row("blocks")
 	for at, all := range p.Choices {

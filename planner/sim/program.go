@@ -57,6 +57,9 @@ type Span struct {
 
 // Run simulates one step of a program on a cluster. It is deterministic.
 func Run(prog *codegen.Program, c *cost.Cluster, opts Options) (*Timeline, error) {
+	if err := c.Holds(prog.Plan); err != nil {
+		return nil, fmt.Errorf("sim: %w", err)
+	}
 	b := builder{
 		prog: prog, price: cost.NewProgram(c, prog.Plan, prog.Mesh), canonical: cost.Canonical(prog),
 		bodies: map[bodyKey]*body{}, account: opts.Account, accounts: opts.Accounts,

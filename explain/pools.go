@@ -1,0 +1,74 @@
+package explain
+
+import (
+	"fmt"
+	"io"
+
+	"github.com/autopar/autopar/partition"
+	"github.com/autopar/autopar/planner/cost"
+)
+
+// StageDevices is what a stage of a plan lies on, on a cluster with several kinds of
+// devices.
+type StageDevices struct {
+	Stage   int    `json:"stage"`
+	Devices string `json:"devices"` // their pool and its cluster, of all that its ranks lie on
+	Blocks  int    `json:"blocks"`
+	// Busy is the share of the step in which its first rank does not wait.
+	Busy  float64 `json:"busy"`
+	Peak  int64   `json:"peak_bytes"`  // of a rank
+	Limit int64   `json:"limit_bytes"` // what the smallest of its devices has
+}
+
+// stageDevices says what lies on which kind of device; nil where there is one.
+func (r *Report) stageDevices(c *cost.Cluster) []StageDevices {
+	if len(c.Pools) == 0 {
+		return nil
+	}
+	p := r.prog.Plan
+	var all []StageDevices
+	for i, st := range r.Stages {
+		first := r.Prediction.Ranks[p.WorldRank(i, 0)]
+		all = append(all, StageDevices{
+			Stage: i, Devices: c.KindText(p, i), Blocks: len(st.Blocks), Busy: 1 - first.Bubble/r.Prediction.StepSeconds,
+			Peak: st.Memory.Arena, Limit: c.MemoryAt(p, i),
+		})
+	}
+	return all
+}
+
+// devicesText prints which stage lies on what, how full its memory is, and how long it
+// waits: the stage that waits least sets the pace.
+func (p *Prediction) devicesText(out io.Writer) {
+	if len(p.Devices) == 0 {
+		return
+	}
+	var rows [][]string
+	for _, d := range p.Devices {
+		rows = append(rows, []string{
+			fmt.Sprint(d.Stage), count(d.Blocks, "block"), fmt.Sprintf("busy %.1f%%", 100*d.Busy), size(d.Peak) + " of " + size(d.Limit),
+			fmt.Sprintf("%.1f%%", 100*float64(d.Peak)/float64(d.Limit)), d.Devices,
+		})
+	}
+	table(out, "stages on their devices: blocks, time, peak memory of a rank and what it may take", rows, 1, 2, 3, 4)
+}
+
+// limitAt is what a rank of a stage of a plan may take, under a limit for all ranks.
+func limitAt(c *cost.Cluster, p *partition.Plan, stage int, limit int64) int64 {
+	if len(c.Pools) == 0 {
+		return limit
+	}
+	return min(limit, c.MemoryAt(p, stage))
+}
+
+// tightest returns the stage of the report that a limit for all ranks leaves the least
+// memory, with what its ranks may take.
+func (r *Report) tightest(limit int64) (*Stage, int64) {
+	at, most := r.Stages[0], int64(0)
+	for i, st := range r.Stages {
+		if l := limitAt(r.Prediction.cluster, r.prog.Plan, i, limit); i == 0 || l-st.Memory.Arena < most-at.Memory.Arena {
+			at, most = st, l
+		}
+	}
+	return at, most
+}

@@ -1,0 +1,38 @@
+//go:build mutants
+
+package mutants
+
+// inThePools has the bugs of clusters with several kinds of devices.
+func inThePools() []mutant {
+	return []mutant{{
+		bug: "a position on two kinds is as fast as one of them", how: "the first",
+		file: "planner/cost/kernel.go",
+		old:  "for _, k := range m.kinds {", new: "for _, k := range m.kinds[:1] {",
+		pkg: "./planner/cost", run: "^TestKernelsOfPools$",
+	}, {
+		bug: "a position on two kinds has the memory of the roomier one", how: "in what a plan may take",
+		file: "planner/cost/pool.go",
+		old:  "least = min(least, pool.Cluster.MemoryPerRank(p.RuntimeNGPUs))", new: "_ = pool",
+		pkg: "./planner/cost", run: "^TestPositionsLieOnPools$",
+	}, {
+		bug: "ranks lie along the pools as they stand in the cluster", how: "whatever their order in the plan",
+		file: "planner/cost/pool.go",
+		old:  "			pool = order[i]\n", new: "",
+		pkg: "./planner/cost", run: "^TestNetworkOfPools$",
+	}, {
+		bug: "the floor of a job on two kinds is that of the slower", how: "not admissible",
+		file: "planner/pools.go",
+		old:  "t[i].all, t[i].forward = min(t[i].all, u[i].all), min(t[i].forward, u[i].forward)", new: "t[i].all, t[i].forward = max(t[i].all, u[i].all), max(t[i].forward, u[i].forward)",
+		pkg: "./planner", run: "^TestStagesFollowSpeed$",
+	}, {
+		bug: "one order of the pools is searched", how: "the memory that comes first may be too little",
+		file: "planner/space.go",
+		old:  "for d.order = range c.Orders() {", new: "for d.order = range c.Orders()[:1] {",
+		pkg: "./planner", run: "^TestRoomyPoolComesFirst$",
+	}, {
+		bug: "blocks go to the fast kind beyond its memory", how: "every stage may take what the roomiest kind has",
+		file: "planner/pools.go",
+		old:  "return min(s.limit, s.cluster.MemoryAt(p, position))", new: "return s.limit",
+		pkg: "./planner", run: "^TestStagesFollowSpeed$",
+	}}
+}

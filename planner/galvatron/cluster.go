@@ -1,0 +1,92 @@
+package galvatron
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+
+	"github.com/autopar/autopar/codegen"
+	"github.com/autopar/autopar/ir"
+	"github.com/autopar/autopar/partition"
+	"github.com/autopar/autopar/planner"
+	"github.com/autopar/autopar/planner/cost"
+)
+
+// samples is how many samples a layer is timed with.
+const samples = 8
+
+// Cluster returns a cluster like base with the figures of the profile, for autopar's own
+// search: kernels run as fast as makes the forward pass of a layer take what was measured
+// with 8 samples, and the links of a node have the latency and bandwidth of the line
+// through the measured all-gathers over most ranks; of its memory a device keeps
+// free what Galvatron takes PyTorch to. The graph is that of the model that was measured,
+// for a batch of at least 8. Memory that was measured is not used: autopar lays out its
+// own.
+func (p *Profile) Cluster(base *cost.Cluster, g *ir.Graph, batch int) (*cost.Cluster, error) {
+	c := *base
+	c.Name = base.Name + "-galvatron"
+	c.Source = "profile files of Galvatron; " + base.Source
+	ranks := slices.Max(slices.Collect(maps.Keys(p.Gather)))
+	line := p.Gather[ranks].Fitted
+	c.DevicesPerNode = ranks
+	c.IntraNode = cost.Link{Bandwidth: float64(ranks-1) / float64(ranks) * (1 << 20) / (line.Slope / 1000), Efficiency: 1, Latency: max(0, line.Constant) / 1000 / float64(ranks-1)}
+	c.Device.Reserve = context << 20
+	forward, err := newForward(g, batch)
+	if err != nil {
+		return nil, err
+	}
+	want := p.Layer.at(samples) / 1000
+	base = &cost.Cluster{}
+	*base = c
+	e := base.Device.Efficiency
+	scaled := func(factor float64) float64 {
+		c.Device.Efficiency.Matmul, c.Device.Efficiency.Attention, c.Device.Efficiency.Vector = e.Matmul*factor, e.Attention*factor, e.Vector*factor
+		return forward.layer(&c)
+	}
+	low, high := 1e-3, 1/max(e.Matmul, e.Attention, e.Vector)
+	if least, most := scaled(high), scaled(low); want < least || want > most {
+		return nil, fmt.Errorf("galvatron: a layer with %d samples was measured to take %.4g s forward; on %s it takes between %.4g and %.4g: is the profile of this model?", samples, want, base.Name, least, most)
+	}
+	for range 60 {
+		if middle := (low + high) / 2; scaled(middle) > want {
+			low = middle
+		} else {
+			high = middle
+		}
+	}
+	scaled(high)
+	return &c, c.Validate()
+}
+
+// forward is programs of one rank with one layer and with two.
+type forward [2]*codegen.Program
+
+func newForward(g *ir.Graph, batch int) (f forward, err error) {
+	if batch < samples {
+		return f, fmt.Errorf("galvatron: the batch is %d, want at least %d", batch, samples)
+	}
+	for i := range f {
+		few, ok := planner.Shrink(g, i+1)
+		if !ok {
+			return f, fmt.Errorf("galvatron: %s has no row of three like blocks", g.Name)
+		}
+		plan := &partition.Plan{PlanNGPUs: 1, RuntimeNGPUs: 1, DP: 1, TP: 1, MicroBatch: samples, Schedule: partition.OneFOneB, Stages: []partition.Stage{{Last: i + 1}}}
+		if f[i], err = codegen.Lay(few, plan, batch, nil); err != nil {
+			return f, err
+		}
+	}
+	return f, nil
+}
+
+// layer returns the seconds of a layer.
+func (f forward) layer(c *cost.Cluster) float64 {
+	var times [2]cost.Picoseconds
+	for i, prog := range f {
+		price := cost.NewProgram(c, prog.Plan, prog.Mesh)
+		for k := range prog.Stages[0].Bodies[ir.Forward].Instrs {
+			t, _ := price.Instr(&prog.Stages[0].Bodies[ir.Forward].Instrs[k], prog.Mesh, ir.Coord{})
+			times[i] += t
+		}
+	}
+	return (times[1] - times[0]).Seconds()
+}

@@ -1,0 +1,201 @@
+package planner
+
+import (
+	"math/rand/v2"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/autopar/autopar/partition"
+	"github.com/autopar/autopar/planner/cost"
+)
+
+// On several kinds of devices the search finds the fastest of all plans and all orders
+// of the pools, as it does on one. One kind is fast and has little memory, the other is
+// slow and has much, so that by speed alone the blocks would lie the other way around.
+func TestSearchOnPoolsIsExact(t *testing.T) {
+	const seed = 3
+	r := rand.New(rand.NewPCG(seed, 0))
+	cases := 30
+	if testing.Short() {
+		cases = 8
+	}
+	infeasible, pipelines, turned, slowHolds, spans, plans := 0, 0, 0, 0, 0, 0
+	for k := range cases {
+		model := tiny(2 + r.IntN(3))
+		model.Bias, model.Dropout = false, 0
+		batch := 2 + r.IntN(3)
+		ranks := []int{2, 2, 3, 4}[r.IntN(4)]
+		b := &brute{
+			t: t, g: step(t, model, batch), blocks: model.NLayer, batch: batch, tokens: model.BlockSize, limit: 1 << 40,
+			opts: Options{RuntimeNGPUs: ranks, PlanNGPUs: ranks, TP: 1, Offload: []string{"none", "none", ""}[k%3]},
+		}
+		if ranks == 2 && r.IntN(2) == 0 {
+			b.opts.PlanNGPUs, b.opts.TP = 0, 0
+		}
+		if model.NLayer == 4 || r.IntN(3) > 0 {
+			b.opts.ZeRO = stage(r.IntN(3))
+		}
+		if ranks == 4 && k%2 == 0 {
+			b.opts.PP, b.opts.Offload = 2, "none"
+		}
+		c := randomPools(r, ranks)
+		for i := range c.Pools {
+			pool := c.Pools[i].Cluster
+			pool.Device.Memory = 200e3 + r.Int64N(400e3)
+			// Where what is sent is little stages may pay.
+			for _, l := range []*cost.Link{&pool.IntraNode, &pool.InterNode} {
+				l.Latency, l.Bandwidth = l.Latency/100, l.Bandwidth*100
+			}
+			pool.Levels = nil
+		}
+		slow := r.IntN(2)
+		c.Pools[slow].Cluster.Device.Memory *= 4
+		c.Pools[slow].Cluster.Device.FLOPS["f32"] /= 2
+		b.cluster = cost.Join("pools", &cost.Link{Bandwidth: 1e10, Efficiency: 1, Latency: 1e-7}, c.Pools...)
+		res, _ := b.compare(seed, k)
+		plans += b.plans
+		if res == nil {
+			infeasible++
+			continue
+		}
+		p := res.Plan
+		if p.PP() == 1 {
+			continue
+		}
+		pipelines++
+		if p.PoolOrder != nil {
+			turned++
+		}
+		blocks := map[cost.Kinds]int{}
+		for at := range p.PP() {
+			kinds := b.cluster.KindsAt(p, at)
+			for i := at; i < len(p.Stages); i += p.PP() {
+				blocks[kinds] += p.Stages[i].Last - p.Stages[i].First
+			}
+			if kinds&(kinds-1) != 0 {
+				spans++
+			}
+		}
+		if blocks[1<<slow] > blocks[1<<(1-slow)] {
+			slowHolds++
+		}
+	}
+	t.Logf("%d cases, %d infeasible, %d pipelines: %d with the pools turned around, %d with more blocks on the slow kind, %d positions on two kinds; %d plans simulated",
+		cases, infeasible, pipelines, turned, slowHolds, spans, plans)
+	require.Positive(t, turned)
+	require.Positive(t, slowHolds)
+	require.Less(t, infeasible, cases/2)
+}
+
+// twoPools is a device of each of two kinds, which are equal but for their speed and memory
+// and take no time to communicate.
+func twoPools(flops, memory [2]float64) *cost.Cluster {
+	var pools []cost.Pool
+	for i, name := range []string{"first", "second"} {
+		link := cost.Link{Bandwidth: 1e15, Efficiency: 1}
+		pools = append(pools, cost.Pool{Devices: 1, Cluster: &cost.Cluster{
+			Name: name, DevicesPerNode: 1, IntraNode: link, InterNode: link,
+			Device: cost.Device{
+				Name: name, Cores: 1, Memory: int64(memory[i]), FLOPS: map[string]float64{"f32": flops[i]}, MemoryBandwidth: 1e18,
+				Efficiency: cost.Efficiency{Matmul: 1, Attention: 1, Vector: 1, Memory: 1},
+			},
+		}})
+	}
+	return cost.Join("two", nil, pools...)
+}
+
+// blocksOn counts the blocks of a plan of two stages on a pool.
+func blocksOn(c *cost.Cluster, p *partition.Plan, pool int) int {
+	for at := range p.PP() {
+		if c.KindsAt(p, at) == 1<<pool {
+			return p.Stages[at].Last - p.Stages[at].First
+		}
+	}
+	return 0
+}
+
+// Two stages by hand: of 4 blocks a device that is three times as fast takes 3, if it has
+// room for them.
+func TestStagesFollowSpeed(t *testing.T) {
+	const plenty = 1 << 40
+	g := step(t, tiny(4), 8)
+	opts := Options{RuntimeNGPUs: 2, PP: 2, MicroBatch: 1, Recompute: RecomputeNone, Schedule: partition.OneFOneB}
+	c := twoPools([2]float64{1e9, 3e9}, [2]float64{plenty, plenty})
+	found, err := Search(g, 8, c, opts)
+	require.NoError(t, err)
+	require.Equal(t, 1, blocksOn(c, found.Plan, 0), "%+v", found.Plan)
+	require.Equal(t, 3, blocksOn(c, found.Plan, 1))
+
+	// The same stage takes a third of the time on the fast kind.
+	s := newSearcher(g, 8, c, Options{RuntimeNGPUs: 2})
+	var forward [2][2]float64 // by order of the pools and position
+	for order := range forward {
+		skel, err := s.skeleton(outline{degrees{2, 1, 1, 1, 2, order}, sharding{}, 1})
+		require.NoError(t, err)
+		for at, times := range skel.times(1) {
+			l := times.forward[whole].busy()
+			forward[order][at] = float64(l.at(2, recomputation{}))
+		}
+	}
+	require.InEpsilon(t, 3, forward[0][0]/forward[1][0], 1e-6)
+	require.InEpsilon(t, 3, forward[1][1]/forward[0][1], 1e-6)
+
+	// Floors know both speeds: no plan takes less, nor this one much more.
+	o := outline{degrees{2, 1, 1, 1, 2, 0}, sharding{}, 1}
+	floor := s.floor(o, s.trunk(o), 1, partition.OneFOneB)
+	require.LessOrEqual(t, floor, found.Prediction.Step)
+	require.Greater(t, float64(floor), 0.8*float64(found.Prediction.Step))
+
+	// With room for one block on the fast kind, whatever it is the first or the last of,
+	// the slow one takes three, though that is slower.
+	tight := twoPools([2]float64{1e9, 3e9}, [2]float64{plenty, 0})
+	for _, cut := range [][2]int{{1, 3}, {3, 1}} {
+		p := *found.Plan
+		p.Stages = []partition.Stage{{First: 0, Last: cut[0]}, {First: cut[0], Last: 4}}
+		x, err := Predict(g, 8, c, &p, nil)
+		require.NoError(t, err)
+		at := 0 // the position of one block
+		if cut[1] == 1 {
+			at = 1
+		}
+		tight.Pools[1].Cluster.Device.Memory = max(tight.Pools[1].Cluster.Device.Memory, x.PeakBytes[at])
+	}
+	slower, cert, err := SearchCertified(g, 8, tight, opts)
+	require.NoError(t, err)
+	require.Equal(t, 3, blocksOn(tight, slower.Plan, 0), "%+v", slower.Plan)
+	require.Equal(t, 1, blocksOn(tight, slower.Plan, 1))
+	require.Greater(t, slower.Prediction.Step, found.Prediction.Step)
+	_, err = Certify(g, 8, tight, nil, cert, 20, 1)
+	require.NoError(t, err)
+	forged := *cert
+	forged.Step, forged.Plan, forged.Peaks = found.Prediction.Step, found.Plan, found.Prediction.PeakBytes
+	_, err = Certify(g, 8, tight, nil, &forged, 20, 1)
+	require.ErrorContains(t, err, "bytes, the limit is", "a plan that fits the other kind only")
+}
+
+// The first stage of 1f1b keeps more micro-batches in flight, so the pool with more
+// memory comes first, whichever it is in the cluster.
+func TestRoomyPoolComesFirst(t *testing.T) {
+	g := step(t, tiny(4), 8)
+	opts := Options{RuntimeNGPUs: 2, PP: 2, MicroBatch: 1, Recompute: RecomputeNone, Schedule: partition.OneFOneB}
+	const plenty = 1 << 40
+	free, err := Search(g, 8, twoPools([2]float64{1e9, 1e9}, [2]float64{plenty, plenty}), opts)
+	require.NoError(t, err)
+	require.Nil(t, free.Plan.PoolOrder)
+	most, least := free.Prediction.PeakBytes[0], free.Prediction.PeakBytes[1]
+	require.Greater(t, most, least)
+	for first, memory := range [][2]float64{{float64(most), float64(least)}, {float64(least), float64(most)}} {
+		c := twoPools([2]float64{1e9, 1e9}, memory)
+		found, cert, err := SearchCertified(g, 8, c, opts)
+		require.NoError(t, err)
+		require.Equal(t, cost.Kinds(1<<first), c.KindsAt(found.Plan, 0))
+		require.Equal(t, free.Prediction.Step, found.Prediction.Step)
+		_, err = Certify(g, 8, c, nil, cert, 20, 1)
+		require.NoError(t, err)
+	}
+	_, err = Search(g, 8, twoPools([2]float64{1e9, 1e9}, [2]float64{float64(least), float64(least) / 2}), opts)
+	var none *InfeasibleError
+	require.ErrorAs(t, err, &none)
+	require.Contains(t, []int64{least, least / 2}, none.Limit, "that of the stage it names")
+}
