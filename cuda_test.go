@@ -37,6 +37,17 @@ func TestLoopbackParity(t *testing.T) {
 	t.Logf("%d plans: max abs Δloss %.1e, max rel Δ‖grad‖ %.1e", len(plans), worstLoss, worstNorm)
 }
 
+// TestReplay trains one rank with steps that become a graph.
+func TestReplay(t *testing.T) {
+	const steps = 6
+	plan := parityPlan(1, 1, 1, parityBatch, partition.GPipe, false)
+	got, driver := trainOnFake(t, plan, fake.Options{}, cuda.Options{}, steps)
+	dLoss, _ := differences(trainBatch(t, plan, parityBatch, steps), got)
+	require.LessOrEqual(t, dLoss, 1e-5)
+	_, graphs := driver.Ran()
+	require.Equal(t, steps-3, graphs)
+}
+
 // TestReplayedParity trains with steps that become graphs, on one rank and on ranks that
 // use NCCL, and compares each step with one rank on the CPU.
 func TestReplayedParity(t *testing.T) {

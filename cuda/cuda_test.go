@@ -12,27 +12,21 @@ import (
 	"github.com/autopar/autopar/runtime/backendtest"
 )
 
-// TestConformance runs the suite of backends on the fake driver, with all ranks on one
-// GPU and each on its own, and checks that nothing is left open.
-func TestConformance(t *testing.T) {
-	for name, opts := range map[string]cuda.Options{
-		"loopback": {Loopback: true},
-		"NCCL":     {},
-	} {
-		t.Run(name, func(t *testing.T) {
-			seed := uint64(0)
-			run := backendtest.Run
-			if !opts.Loopback {
-				run = backendtest.RunFloat
-			}
-			run(t, func(t *testing.T) runtime.Backend {
-				seed++
-				d := fake.New(fake.Options{Devices: 8, Seed: seed})
-				t.Cleanup(func() { require.Empty(t, d.Leaks()) })
-				system, err := cudatest.NewSystem(d)
-				require.NoError(t, err)
-				return cuda.New(system, opts)
-			})
-		})
+// onFake opens backends on fake drivers, and checks that nothing is left open.
+func onFake(opts cuda.Options) backendtest.Open {
+	seed := uint64(0)
+	return func(t *testing.T) runtime.Backend {
+		seed++
+		d := fake.New(fake.Options{Devices: 8, Seed: seed})
+		t.Cleanup(func() { require.Empty(t, d.Leaks()) })
+		system, err := cudatest.NewSystem(d)
+		require.NoError(t, err)
+		return cuda.New(system, opts)
 	}
 }
+
+// The suite of backends, in parts: with all ranks on one GPU, and each on its own.
+func TestAlone(t *testing.T)      { backendtest.RunAlone(t, onFake(cuda.Options{})) }
+func TestFixedPoint(t *testing.T) { backendtest.RunFixedPoint(t, onFake(cuda.Options{Loopback: true})) }
+func TestLoopback(t *testing.T)   { backendtest.RunTogether(t, onFake(cuda.Options{Loopback: true})) }
+func TestNCCL(t *testing.T)       { backendtest.RunTogether(t, onFake(cuda.Options{})) }
