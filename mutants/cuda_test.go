@@ -18,7 +18,7 @@ func inTheDevice() []mutant {
 		bug: "rows are multiplied as if they were columns", how: "the operands keep their places",
 		file: "cuda/matmul.go",
 		old:  "d.gpu.blas.MatMul(g, d.at(k.Args[1]), d.at(k.Args[0]),", new: "d.gpu.blas.MatMul(g, d.at(k.Args[0]), d.at(k.Args[1]),",
-		pkg: "./cuda", run: "^TestAlone$",
+		pkg: ".", run: "^TestReplay$",
 	}, {
 		bug: "a graph runs with the inputs of an earlier step", how: "what it uploads from is not renewed",
 		file: "cuda/replay.go",
