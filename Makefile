@@ -55,8 +55,8 @@ curves: build ## train 300 steps under five very different plans and draw their 
 mutants: ## plant known bugs one at a time; each must turn a test red
 	$(GO) test -tags mutants -count=1 -timeout 20m -v ./mutants
 
-peers: build ## time a training step beside PyTorch, installed for the occasion
-	bench/cpu.sh $(BIN)
+peers: build ## time training steps beside PyTorch and JAX, installed for the occasion, in a quarter of an hour
+	bench/cpu.sh $(BIN) > bench/cpu.md
 
 profile-check: build ## measure this machine, then hold predictions against measured steps of twelve plans
 	bench/profile.sh $(BIN) > bench/profile.md

@@ -397,6 +397,21 @@ func inTheKernels() []mutant {
 		old:  "seen := max(0, min(m, i+r-j+1))\n\t\t\tclear(p[seen:])", new: "seen := m\n\t\t\tclear(p[seen:])",
 		pkg: kernel, run: "^TestAttention$",
 	}, {
+		bug: "non-causal mask", how: "a block of scores on the diagonal is taken to be beyond it",
+		file: "runtime/cpu/kernel/attention.go",
+		old:  "first := max(0, j-offset) / rows * rows", new: "first := max(0, j+width-offset) / rows * rows",
+		pkg: kernel, run: "^TestAttention$",
+	}, {
+		bug: "product on tiles", how: "a slice of terms takes the place of those before",
+		file: "runtime/cpu/kernel/tiles.go",
+		old:  "min(tileSlice, t.k-q), t.acc || q > 0", new: "min(tileSlice, t.k-q), t.acc",
+		pkg: kernel, run: "^TestMatMul$",
+	}, {
+		bug: "product on tiles", how: "the terms beyond a row's end are those of the block before",
+		file: "runtime/cpu/kernel/tiles.go",
+		old:  "		if !whole {\n			clear(buf)\n		}", new: "",
+		pkg: kernel, run: "^TestMatMulForgets$",
+	}, {
 		bug: "non-causal mask", how: "decoding looks at positions to come",
 		file: "runtime/cpu/kernel/decode.go",
 		old:  "w.scratch(t.pos + 1)", new: "w.scratch(t.T)",

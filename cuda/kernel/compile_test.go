@@ -106,7 +106,7 @@ func assembled(t *testing.T, messages string) (all []function) {
 	return all
 }
 
-// TestClang compiles every program to PTX with a clang that has no CUDA.
+// TestClang compiles every program to PTX for sm_80 with a clang that has no CUDA: a second opinion on the language.
 func TestClang(t *testing.T) {
 	clang := ""
 	for _, name := range []string{"clang++", "clang++-19", "clang", "clang-19"} {
@@ -122,11 +122,9 @@ func TestClang(t *testing.T) {
 	for _, program := range kernel.Programs() {
 		source := filepath.Join(dir, program)
 		require.NoError(t, os.WriteFile(source, []byte(kernel.Source(program)), 0o644))
-		for _, arch := range []string{"sm_80", "sm_90a"} {
-			out, err := exec.Command(clang, "-x", "cuda", "--cuda-device-only", "-nocudainc", "-nocudalib", "--cuda-gpu-arch="+arch,
-				"-std=c++17", "-O1", "-Wall", "-Wno-unknown-cuda-version", "-Wno-pass-failed", "-S", "-o", source+".s", source).CombinedOutput()
-			require.NoError(t, err, "%s", out)
-			require.Empty(t, string(out), "%s for %s", program, arch)
-		}
+		out, err := exec.Command(clang, "-x", "cuda", "--cuda-device-only", "-nocudainc", "-nocudalib", "--cuda-gpu-arch=sm_80",
+			"-std=c++17", "-O0", "-Wall", "-Wno-unknown-cuda-version", "-S", "-o", source+".s", source).CombinedOutput()
+		require.NoError(t, err, "%s", out)
+		require.Empty(t, string(out), program)
 	}
 }

@@ -126,7 +126,7 @@ type list struct {
 func launches(k *runtime.Kernel, at Place, scratch uint64) (*list, error) {
 	l := &list{Kernel: k, at: at, scratch: scratch}
 	op := k.Node.Op
-	if !Has(op) {
+	if !has(op) {
 		return nil, l.errorf("")
 	}
 	for i, acc := range k.Accum {
@@ -206,5 +206,5 @@ func last(t runtime.Tensor) (offset, size int32) {
 	return int32(t.Slab.Offset[d]), int32(t.Slab.Global[d])
 }
 
-// Has reports whether there are launches for an op.
-func Has(op ir.Op) bool { return int(op) < len(ops) && ops[op] != nil }
+// has reports whether there are launches for an op.
+func has(op ir.Op) bool { return int(op) < len(ops) && ops[op] != nil }

@@ -1,10 +1,19 @@
 // Softmax cross-entropy in parts that split over the vocabulary. A block has a row of cols logits, which start at column first
 // of all. A target of none of them leaves no trace, a negative one is ignored, and one beyond the vocabulary makes NaN.
 
+// each_of_row is each over the block's row, in which 16 bytes that are aligned may start after some elements.
+template <class F> DEVICE void each_of_row(i64 cols, F f) {
+	const int width = 16 / sizeof(T);
+	i64 head = (width - block_x() * cols % width) % width;
+	if (head > cols) head = cols;
+	if (thread() < head) f(Int<1>(), thread());
+	each<T>(cols - head, true, thread(), threads(), [&](auto taken, i64 i) { f(taken, head + i); });
+}
+
 KERNEL(row_max, 256)(float* out, const T* x, i64 cols) {
 	x += block_x() * cols;
 	float top = -INF;
-	each<T>(cols, lines_up<T>(cols), thread(), threads(), [&](auto width, i64 i) {
+	each_of_row(cols, [&](auto width, i64 i) {
 		constexpr int w = decltype(width)::value;
 		Pack<w> z = load<w>(x + i);
 		for (int j = 0; j < w; j++) top = fmaxf(top, z[j]);
@@ -16,7 +25,7 @@ KERNEL(row_max, 256)(float* out, const T* x, i64 cols) {
 KERNEL(row_sum_exp, 256)(float* out, const T* x, const float* max, i64 cols) {
 	x += block_x() * cols;
 	float top = max[block_x()], sum = 0;
-	each<T>(cols, lines_up<T>(cols), thread(), threads(), [&](auto width, i64 i) {
+	each_of_row(cols, [&](auto width, i64 i) {
 		constexpr int w = decltype(width)::value;
 		Pack<w> z = load<w>(x + i);
 		for (int j = 0; j < w; j++) sum += expf(z[j] - top);
@@ -39,7 +48,7 @@ KERNEL(cross_entropy_grad, 256)(T* dx, const T* x, const float* max, const float
 	int target = targets[r];
 	float top = max[r], d = target >= all ? NAN_ : dnll[r], by = d / sum[r];
 	i64 at = target - first;
-	each<T>(cols, lines_up<T>(cols), thread(), threads(), [&](auto width, i64 i) {
+	each_of_row(cols, [&](auto width, i64 i) {
 		constexpr int w = decltype(width)::value;
 		Pack<w> z = load<w>(x + i);
 		for (int j = 0; j < w; j++) {

@@ -53,11 +53,10 @@ func Programs() []string {
 func Options() []string { return []string{"--std=c++17", "-default-device"} }
 
 // Source returns the text of a program, prelude and all. It is compiled with [Options].
-func Source(program string) string { return text("primitives.cu") + Portable(program) }
+func Source(program string) string { return text("primitives.cu") + portable(program) }
 
-// Portable is Source without the file primitives.cu, which a compiler for another machine
-// than a GPU replaces by its own.
-func Portable(program string) string {
+// portable is Source without the file primitives.cu, of which tests have one for the CPU.
+func portable(program string) string {
 	for _, p := range programs() {
 		if p.name == program {
 			return p.portable()
