@@ -37,6 +37,21 @@ func TestLoopbackParity(t *testing.T) {
 	t.Logf("%d plans: max abs Δloss %.1e, max rel Δ‖grad‖ %.1e", len(plans), worstLoss, worstNorm)
 }
 
+// TestReplay trains one rank with steps that become a graph.
+func TestReplay(t *testing.T) {
+	const steps = 6
+	plan := parityPlan(1, 1, 1, parityBatch, partition.GPipe, false)
+	got, driver := trainOnFake(t, plan, fake.Options{}, cuda.Options{}, steps)
+	dLoss, _ := differences(trainBatch(t, plan, parityBatch, steps), got)
+	require.LessOrEqual(t, dLoss, 1e-5)
+	_, graphs := driver.Ran()
+	require.Equal(t, steps-3, graphs)
+	eager, driver := trainOnFake(t, plan, fake.Options{}, cuda.Options{Eager: true}, steps)
+	require.Equal(t, eager, got)
+	_, graphs = driver.Ran()
+	require.Zero(t, graphs)
+}
+
 // TestReplayedParity trains with steps that become graphs, on one rank and on ranks that
 // use NCCL, and compares each step with one rank on the CPU.
 func TestReplayedParity(t *testing.T) {
@@ -112,10 +127,16 @@ func TestGPULoopbackParity(t *testing.T) {
 			zero(parityPlan(2, 2, 2, 2, partition.OneFOneB, false), 1, true),
 			zero(parityPlan(4, 2, 1, 1, partition.OneFOneB, false), 3, true),
 		} {
-			prog, exec := compileOn(t, cuda.New(system, cuda.Options{Loopback: p.RuntimeNGPUs > 1}), g, p, parityBatch)
-			require.NoError(t, exec.InitParams(prog, 1337))
-			got := stepsOf(t, prog, exec, parityBatch, steps)
-			require.NoError(t, exec.Close())
+			run := func(opts cuda.Options) trajectory {
+				prog, exec := compileOn(t, cuda.New(system, opts), g, p, parityBatch)
+				require.NoError(t, exec.InitParams(prog, 1337))
+				defer func() { require.NoError(t, exec.Close()) }()
+				return stepsOf(t, prog, exec, parityBatch, steps)
+			}
+			got := run(cuda.Options{Loopback: p.RuntimeNGPUs > 1})
+			if p.RuntimeNGPUs == 1 {
+				require.Equal(t, run(cuda.Options{Eager: true}), got, "the bits of steps that are graphs")
+			}
 			dLoss, _ := differences(one, got)
 			fmt.Printf("| %s | %d | %d | %d | %d | %d | %v | %.1e |\n", d, p.RuntimeNGPUs, p.DP, p.TP, p.PP(), p.ZeRO, p.Overlap, dLoss)
 			limit := 1e-4

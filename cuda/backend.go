@@ -146,11 +146,11 @@ func (b *Backend) Open(world runtime.World) (devices []runtime.Device, err error
 		if err != nil {
 			return nil, err
 		}
-		d, err := newDevice(b, g, rank)
-		if err != nil {
+		d := newDevice(b, g, rank)
+		b.devices = append(b.devices, d)
+		if err := d.open(); err != nil {
 			return nil, fmt.Errorf("cuda: rank %d on GPU %d (%s): %w", rank, g.ordinal, g.name, err)
 		}
-		b.devices = append(b.devices, d)
 		devices = append(devices, d)
 	}
 	b.open = len(devices)
@@ -266,7 +266,9 @@ func (b *Backend) closed() error {
 func (b *Backend) release() error {
 	var errs []error
 	for _, d := range b.devices {
-		d.comm.stop()
+		if d.comm != nil {
+			d.comm.stop()
+		}
 	}
 	b.mu.Lock()
 	comms := b.comms

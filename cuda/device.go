@@ -56,30 +56,33 @@ const (
 	nap  = 50 * time.Microsecond
 )
 
-// newDevice opens a rank on a GPU, which is current.
-func newDevice(b *Backend, g *gpu, rank int) (*Device, error) {
+func newDevice(b *Backend, g *gpu, rank int) *Device {
 	d := &Device{backend: b, drv: b.system.Driver, gpu: g, rank: rank, prepared: map[*runtime.Kernel]launch{}, received: map[int]int64{}}
 	d.labels, _ = d.drv.(driver.Labeler)
-	var err error
-	if d.compute, err = newLane(d, false); err != nil {
-		return nil, err
-	}
-	if d.comm, err = newLane(d, b.meetsOnHost()); err != nil {
-		return nil, err
-	}
-	if d.workspace, err = d.drv.Alloc(g.blas.Workspace()); err != nil {
-		return nil, err
-	}
-	if d.landing, err = d.drv.AllocHost(landingBytes); err != nil {
-		return nil, err
-	}
-	if d.landed, err = d.drv.CreateEvent(false); err != nil {
-		return nil, err
-	}
 	if !b.opts.Loopback && !b.opts.Synchronous && !b.opts.Eager {
 		d.steps = &replay{Device: d}
 	}
-	return d, d.upload.open(d)
+	return d
+}
+
+// open takes what the rank needs on its GPU, which is current.
+func (d *Device) open() (err error) {
+	if d.compute, err = newLane(d, false); err != nil {
+		return err
+	}
+	if d.comm, err = newLane(d, d.backend.meetsOnHost()); err != nil {
+		return err
+	}
+	if d.workspace, err = d.drv.Alloc(d.gpu.blas.Workspace()); err != nil {
+		return err
+	}
+	if d.landing, err = d.drv.AllocHost(landingBytes); err != nil {
+		return err
+	}
+	if d.landed, err = d.drv.CreateEvent(false); err != nil {
+		return err
+	}
+	return d.upload.open(d)
 }
 
 // do does a call, unless it is one of a step that is replayed.
@@ -634,13 +637,17 @@ func (d *Device) release() error {
 	errs := []error{d.drv.SetCurrent(d.gpu.context)}
 	// What failed has been told: all that matters is that nothing runs any more.
 	for _, l := range []*lane{d.compute, d.comm} {
-		_ = d.drv.SyncStream(l.stream)
+		if l != nil {
+			_ = d.drv.SyncStream(l.stream)
+		}
 	}
 	if d.steps != nil {
 		errs = append(errs, d.steps.forgetAll())
 	}
 	for _, l := range []*lane{d.compute, d.comm} {
-		errs = append(errs, l.release()...)
+		if l != nil {
+			errs = append(errs, l.release()...)
+		}
 	}
 	for _, p := range []driver.Ptr{d.arena, d.scratch, d.workspace} {
 		if p != 0 {
@@ -652,6 +659,8 @@ func (d *Device) release() error {
 			errs = append(errs, d.drv.FreeHost(m))
 		}
 	}
-	errs = append(errs, d.drv.DestroyEvent(d.landed))
+	if d.landed != 0 {
+		errs = append(errs, d.drv.DestroyEvent(d.landed))
+	}
 	return errors.Join(append(errs, d.upload.release(d.drv)...)...)
 }

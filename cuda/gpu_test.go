@@ -39,7 +39,9 @@ func machine(t *testing.T) *cuda.System {
 func TestGPUConformance(t *testing.T) {
 	system := machine(t)
 	t.Log(system.Versions)
-	backendtest.RunFloat(t, func(t *testing.T) runtime.Backend { return cuda.New(system, cuda.Options{Loopback: true}) })
+	open := func(t *testing.T) runtime.Backend { return cuda.New(system, cuda.Options{Loopback: true}) }
+	backendtest.RunAlone(t, open)
+	backendtest.RunTogether(t, open)
 }
 
 // TestGPUOneRankNCCL makes every collective with NCCL and one rank, for which each is a

@@ -263,13 +263,17 @@ func TestCollectiveCalls(t *testing.T) {
 	require.NoError(t, c.Recv(1, 2, ir.I32, 3, s))
 	require.NoError(t, n.GroupEnd())
 	require.NoError(t, c.Failure())
-	require.NoError(t, c.Abort())
 	require.NoError(t, c.Close())
+	require.NoError(t, c.Abort(), "it has ended")
 	require.Equal(t, []string{
 		"ncclGroupStart 0", "ncclAllReduce 1 2 300000000 9 0 cc00 5555", "ncclReduceScatter 1 2 3 7 2 cc00 5555", "ncclAllGather 1 2 3 6 cc00 5555",
 		"ncclReduce 1 2 3 4 0 4 cc00 5555", "ncclSend 1 2 7 3 cc00 5555", "ncclRecv 1 2 2 3 cc00 5555", "ncclGroupEnd 0",
-		"ncclCommGetAsyncError cc00", "ncclCommAbort cc00", "ncclCommDestroy cc00",
+		"ncclCommGetAsyncError cc00", "ncclCommDestroy cc00",
 	}, f.said())
+	require.NoError(t, c.Failure(), "it has ended")
+	require.Equal(t, []string{""}, f.said())
+	c, err = n.Join(8, id, 5)
+	require.NoError(t, err)
 	f.async.call(6)
 	require.EqualError(t, c.Failure(), "NCCL: remote process exited or there was a network error (6)")
 	f.async.call(7)
@@ -277,4 +281,8 @@ func TestCollectiveCalls(t *testing.T) {
 	f.async.call(0)
 	f.failNext("ncclAllReduce", 4)
 	require.EqualError(t, c.AllReduce(1, 2, 3, ir.F32, ir.Sum, s), "ncclAllReduce: unhandled error (4)")
+	f.said()
+	require.NoError(t, c.Abort())
+	require.NoError(t, c.Close())
+	require.Equal(t, []string{"ncclCommAbort cc00"}, f.said())
 }

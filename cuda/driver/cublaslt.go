@@ -306,10 +306,13 @@ func (b *lt) choose(g GEMM, p *ltPlan, x, y, z, workspace Ptr, s Stream) error {
 			best, p.algo = ms, r.algo
 		}
 	}
+	if err := b.driver.Free(out); err != nil {
+		return err
+	}
 	if best == 0 {
 		return fmt.Errorf("none of %d algorithms runs", len(results))
 	}
-	return b.driver.Free(out)
+	return nil
 }
 
 // ask returns the library's candidates.

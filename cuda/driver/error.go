@@ -1,6 +1,9 @@
 package driver
 
-import "fmt"
+import (
+	"fmt"
+	"strings"
+)
 
 // Error is a refusal of one of the libraries.
 type Error struct {
@@ -11,11 +14,11 @@ type Error struct {
 
 func (e *Error) Error() string { return fmt.Sprintf("%s: %s (%d)", e.Call, e.Name, e.Code) }
 
-// outOfMemory is CUDA_ERROR_OUT_OF_MEMORY.
-const outOfMemory = 2
-
 // OutOfMemory reports whether the call wanted memory that is not there.
-func (e *Error) OutOfMemory() bool { return e.Code == outOfMemory && e.Call != "" }
+func (e *Error) OutOfMemory() bool {
+	const outOfMemory = 2 // CUDA_ERROR_OUT_OF_MEMORY
+	return e.Code == outOfMemory && strings.HasPrefix(e.Call, "cuMem")
+}
 
 // MissingError says which library is not there, or is too old, and what to do.
 type MissingError struct {

@@ -2,6 +2,7 @@ package driver
 
 import (
 	"fmt"
+	"sync"
 	"unsafe"
 
 	"github.com/autopar/autopar/ir"
@@ -82,6 +83,20 @@ func (n *nccl) GroupEnd() error   { return n.check(n.groupEnd, n.groupEnd.call()
 type ncclComm struct {
 	*nccl
 	handle uintptr
+
+	mu    sync.Mutex // held while the communicator may end, or be asked whether it is well
+	ended bool
+}
+
+// end ends the communicator, once.
+func (c *ncclComm) end(by proc) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.ended {
+		return nil
+	}
+	c.ended = true
+	return c.check(by, by.call(c.handle))
 }
 
 // ncclType is the ncclDataType_t of a type. Fixed point adds up as integers.
@@ -123,6 +138,11 @@ func (c *ncclComm) Recv(p Ptr, elems int64, d ir.DType, peer int, s Stream) erro
 
 func (c *ncclComm) Failure() error {
 	const inProgress = 7
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.ended {
+		return nil
+	}
 	var state int32
 	if err := c.check(c.asyncError, c.asyncError.call(c.handle, uintptr(unsafe.Pointer(&state)))); err != nil {
 		return err
@@ -133,5 +153,6 @@ func (c *ncclComm) Failure() error {
 	return fmt.Errorf("NCCL: %s (%d)", c.errorString.callString(int(state)), state)
 }
 
-func (c *ncclComm) Abort() error { return c.check(c.abort, c.abort.call(c.handle)) }
-func (c *ncclComm) Close() error { return c.check(c.destroy, c.destroy.call(c.handle)) }
+// Abort may be called while another thread waits in an operation.
+func (c *ncclComm) Abort() error { return c.end(c.abort) }
+func (c *ncclComm) Close() error { return c.end(c.destroy) }

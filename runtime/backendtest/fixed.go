@@ -53,14 +53,6 @@ func (o *opTest) download(t *testing.T, r runtime.Tensor, added bool) []float64 
 	return out
 }
 
-// testFixedPoint checks what only fixed point promises: sums with the same bits
-// in any order and grouping, over micro-batches and ranks, and that nothing wraps.
-func testFixedPoint(t *testing.T, open Open) {
-	t.Run("grouping", func(t *testing.T) { testGrouping(t, open, leaveOutNone) })
-	t.Run("overflow", func(t *testing.T) { testOverflow(t, open) })
-	t.Run("all_reduce", func(t *testing.T) { testFixedCollectives(t, open) })
-}
-
 // fixedOps are the ops that sum over sequences, with the rest of their operands.
 func fixedOps() []sample {
 	const B, T, C, V = 7, 5, 33, 13
