@@ -23,7 +23,7 @@ func inTheCluster() []mutant {
 	}, {
 		bug: "rings of rings", how: "a gather makes as many hops in a node as one node does",
 		file: "planner/cost/topology.go",
-		old:  "hops := n/reached - max(1, n/(reached*f))", new: "hops := f - 1",
+		old:  "hops := max(f-1, math.Ceil(n/reached)-math.Ceil(n/(reached*f)))", new: "hops := f - 1",
 		pkg: "./planner/cost", run: "^TestHops$",
 	}, {
 		bug: "a tensor pays for the whole buffer it goes in", how: "every tensor waits for all hops",

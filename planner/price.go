@@ -276,7 +276,7 @@ func (s *skeleton) times(microBatch int, schedule partition.Schedule) []*stageTi
 	if s.price.Crowded(s.plan.PP()) {
 		key.schedule = schedule
 		under := *s
-		under.price = s.price.Under(schedule)
+		under.price = s.price.Scheduled(schedule)
 		s = &under
 	}
 	all, known := s.known[key]

@@ -39,8 +39,8 @@ func (m *Program) crowded(t Picoseconds, phase ir.Phase, mesh ir.Mesh) Picosecon
 // [Model.Busy].
 func (m *Model) Crowded(positions int) bool { return m.crowd > 1 && positions > 1 }
 
-// Under returns the same program's prices under another schedule.
-func (m *Program) Under(schedule partition.Schedule) *Program {
+// Scheduled returns the same program's prices under another schedule.
+func (m *Program) Scheduled(schedule partition.Schedule) *Program {
 	plan, other := *m.plan, *m
 	plan.Schedule = schedule
 	other.plan = &plan

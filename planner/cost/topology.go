@@ -249,7 +249,7 @@ func (m *Model) collective(op ir.Op, bytes int64, g Group, share float64) Picose
 	for l, r := range m.rungs[:outermost+1] {
 		f, rate := float64(g.Fan[l]), m.together[l]
 		// All ranks that are not the last of their unit send inside it.
-		hops := n/reached - max(1, n/(reached*f))
+		hops := max(f-1, math.Ceil(n/reached)-math.Ceil(n/(reached*f)))
 		if op == ir.OpAllToAll {
 			peers := reached * (f - 1)
 			if l == outermost {

@@ -5343,110 +5343,19 @@ sum227:
 	BYTE $0x00
 
 start228:
-	LEAQ 128(DX), R15
-	CMPQ R8, $0x01
-	JNE  last229
-	MOVQ panels+0(FP), AX
-	SHLQ $0x07, AX
-	SUBQ AX, R15
-	MOVQ SI, AX
-	SHLQ $0x05, AX
-	ADDQ AX, R15
-
-last229:
 	MOVQ steps+8(FP), R10
 	MOVQ R9, AX
 
-step230:
-	BYTE $0x41
-	BYTE $0x0f
-	BYTE $0x0d
-	BYTE $0x0f
-	BYTE $0x41
-	BYTE $0x0f
-	BYTE $0x0d
-	BYTE $0x4f
-	BYTE $0x40
-	ADDQ SI, R15
-	BYTE $0x41
-	BYTE $0x0f
-	BYTE $0x0d
-	BYTE $0x0f
-	BYTE $0x41
-	BYTE $0x0f
-	BYTE $0x0d
-	BYTE $0x4f
-	BYTE $0x40
-	ADDQ SI, R15
-	BYTE $0x41
-	BYTE $0x0f
-	BYTE $0x0d
-	BYTE $0x0f
-	BYTE $0x41
-	BYTE $0x0f
-	BYTE $0x0d
-	BYTE $0x4f
-	BYTE $0x40
-	ADDQ SI, R15
-	BYTE $0x41
-	BYTE $0x0f
-	BYTE $0x0d
-	BYTE $0x0f
-	BYTE $0x41
-	BYTE $0x0f
-	BYTE $0x0d
-	BYTE $0x4f
-	BYTE $0x40
-	ADDQ SI, R15
-	BYTE $0x41
-	BYTE $0x0f
-	BYTE $0x0d
-	BYTE $0x0f
-	BYTE $0x41
-	BYTE $0x0f
-	BYTE $0x0d
-	BYTE $0x4f
-	BYTE $0x40
-	ADDQ SI, R15
-	BYTE $0x41
-	BYTE $0x0f
-	BYTE $0x0d
-	BYTE $0x0f
-	BYTE $0x41
-	BYTE $0x0f
-	BYTE $0x0d
-	BYTE $0x4f
-	BYTE $0x40
-	ADDQ SI, R15
-	BYTE $0x41
-	BYTE $0x0f
-	BYTE $0x0d
-	BYTE $0x0f
-	BYTE $0x41
-	BYTE $0x0f
-	BYTE $0x0d
-	BYTE $0x4f
-	BYTE $0x40
-	ADDQ SI, R15
-	BYTE $0x41
-	BYTE $0x0f
-	BYTE $0x0d
-	BYTE $0x0f
-	BYTE $0x41
-	BYTE $0x0f
-	BYTE $0x0d
-	BYTE $0x4f
-	BYTE $0x40
-	ADDQ SI, R15
+step229:
 	MOVQ rate+144(FP), R11
 
-line231:
+line230:
 	DECQ       R11
-	JLT        done233
+	JLT        done232
 	PREFETCHT1 (R12)
 	ADDQ       CX, R12
 	DECQ       R13
-	JNZ        same232
+	JNZ        same231
 	MOVQ       lines+128(FP), R13
 	SHLQ       $0x06, R13
 	SUBQ       R13, R12
@@ -5454,10 +5363,10 @@ line231:
 	LEAQ       (R12)(R13*4), R12
 	MOVQ       lines+128(FP), R13
 
-same232:
-	JMP line231
+same231:
+	JMP line230
 
-done233:
+done232:
 	BYTE $0xc4
 	BYTE $0xe2
 	BYTE $0x7b
@@ -5721,7 +5630,7 @@ done233:
 	ADDQ $0x00001800, AX
 	ADDQ $0x00001800, BX
 	DECQ R10
-	JNZ  step230
+	JNZ  step229
 	BYTE $0xc4
 	BYTE $0xe2
 	BYTE $0x7a
@@ -5791,11 +5700,11 @@ TEXT ·splitTiles(SB), NOSPLIT, $0-80
 	MOVL         $0xffff0000, R8
 	VPBROADCASTD R8, Z1
 
-step234:
+step233:
 	MOVQ CX, R8
 	MOVQ $0x00000010, R9
 
-row235:
+row234:
 	VMOVUPS (R8), Z2
 	VMOVUPS (R8)(BX*1), Z3
 	VPADDD  Z0, Z2, Z4
@@ -5822,11 +5731,11 @@ row235:
 	ADDQ    DX, R8
 	ADDQ    $0x40, AX
 	DECQ    R9
-	JNZ     row235
+	JNZ     row234
 	ADDQ    SI, CX
 	ADDQ    $0x00001400, AX
 	DECQ    DI
-	JNZ     step234
+	JNZ     step233
 	VZEROUPPER
 	RET
 
@@ -5839,9 +5748,9 @@ TEXT ·addAVX2(SB), NOSPLIT, $0-72
 	MOVQ dst_len+8(FP), BX
 	XORQ SI, SI
 
-many236:
+many235:
 	CMPQ       BX, $0x20
-	JLT        one237
+	JLT        one236
 	PREFETCHT0 2048(CX)(SI*1)
 	VMOVUPS    (CX)(SI*1), Y0
 	PREFETCHT0 2048(DX)(SI*1)
@@ -5872,11 +5781,11 @@ many236:
 	VMOVUPS    Y0, 96(AX)(SI*1)
 	ADDQ       $0x00000080, SI
 	SUBQ       $0x20, BX
-	JMP        many236
+	JMP        many235
 
-one237:
+one236:
 	CMPQ       BX, $0x08
-	JLT        tail238
+	JLT        tail237
 	PREFETCHT0 2048(CX)(SI*1)
 	VMOVUPS    (CX)(SI*1), Y0
 	PREFETCHT0 2048(DX)(SI*1)
@@ -5886,11 +5795,11 @@ one237:
 	VMOVUPS    Y0, (AX)(SI*1)
 	ADDQ       $0x20, SI
 	SUBQ       $0x08, BX
-	JMP        one237
+	JMP        one236
 
-tail238:
+tail237:
 	TESTQ      BX, BX
-	JZ         done239
+	JZ         done238
 	LEAQ       masks<>+0(SB), DI
 	NEGQ       BX
 	VMOVUPS    32(DI)(BX*4), Y0
@@ -5899,7 +5808,7 @@ tail238:
 	VADDPS     Y2, Y1, Y1
 	VMASKMOVPS Y1, Y0, (AX)(SI*1)
 
-done239:
+done238:
 	VZEROUPPER
 	RET
 
@@ -5912,9 +5821,9 @@ TEXT ·mulAVX2(SB), NOSPLIT, $0-72
 	MOVQ dst_len+8(FP), BX
 	XORQ SI, SI
 
-many240:
+many239:
 	CMPQ       BX, $0x20
-	JLT        one241
+	JLT        one240
 	PREFETCHT0 2048(CX)(SI*1)
 	VMOVUPS    (CX)(SI*1), Y0
 	PREFETCHT0 2048(DX)(SI*1)
@@ -5945,11 +5854,11 @@ many240:
 	VMOVUPS    Y0, 96(AX)(SI*1)
 	ADDQ       $0x00000080, SI
 	SUBQ       $0x20, BX
-	JMP        many240
+	JMP        many239
 
-one241:
+one240:
 	CMPQ       BX, $0x08
-	JLT        tail242
+	JLT        tail241
 	PREFETCHT0 2048(CX)(SI*1)
 	VMOVUPS    (CX)(SI*1), Y0
 	PREFETCHT0 2048(DX)(SI*1)
@@ -5959,11 +5868,11 @@ one241:
 	VMOVUPS    Y0, (AX)(SI*1)
 	ADDQ       $0x20, SI
 	SUBQ       $0x08, BX
-	JMP        one241
+	JMP        one240
 
-tail242:
+tail241:
 	TESTQ      BX, BX
-	JZ         done243
+	JZ         done242
 	LEAQ       masks<>+0(SB), DI
 	NEGQ       BX
 	VMOVUPS    32(DI)(BX*4), Y0
@@ -5972,7 +5881,7 @@ tail242:
 	VMULPS     Y2, Y1, Y1
 	VMASKMOVPS Y1, Y0, (AX)(SI*1)
 
-done243:
+done242:
 	VZEROUPPER
 	RET
 
@@ -5985,9 +5894,9 @@ TEXT ·maxAVX2(SB), NOSPLIT, $0-72
 	MOVQ dst_len+8(FP), BX
 	XORQ SI, SI
 
-many244:
+many243:
 	CMPQ       BX, $0x20
-	JLT        one245
+	JLT        one244
 	PREFETCHT0 2048(CX)(SI*1)
 	VMOVUPS    (CX)(SI*1), Y0
 	PREFETCHT0 2048(DX)(SI*1)
@@ -6018,11 +5927,11 @@ many244:
 	VMOVUPS    Y0, 96(AX)(SI*1)
 	ADDQ       $0x00000080, SI
 	SUBQ       $0x20, BX
-	JMP        many244
+	JMP        many243
 
-one245:
+one244:
 	CMPQ       BX, $0x08
-	JLT        tail246
+	JLT        tail245
 	PREFETCHT0 2048(CX)(SI*1)
 	VMOVUPS    (CX)(SI*1), Y0
 	PREFETCHT0 2048(DX)(SI*1)
@@ -6032,11 +5941,11 @@ one245:
 	VMOVUPS    Y0, (AX)(SI*1)
 	ADDQ       $0x20, SI
 	SUBQ       $0x08, BX
-	JMP        one245
+	JMP        one244
 
-tail246:
+tail245:
 	TESTQ      BX, BX
-	JZ         done247
+	JZ         done246
 	LEAQ       masks<>+0(SB), DI
 	NEGQ       BX
 	VMOVUPS    32(DI)(BX*4), Y0
@@ -6045,7 +5954,7 @@ tail246:
 	VMAXPS     Y2, Y1, Y1
 	VMASKMOVPS Y1, Y0, (AX)(SI*1)
 
-done247:
+done246:
 	VZEROUPPER
 	RET
 
@@ -6058,9 +5967,9 @@ TEXT ·scaleAVX2(SB), NOSPLIT, $0-52
 	MOVQ         dst_len+8(FP), DX
 	XORQ         BX, BX
 
-many248:
+many247:
 	CMPQ       DX, $0x20
-	JLT        one249
+	JLT        one248
 	PREFETCHT0 2048(CX)(BX*1)
 	VMOVUPS    (CX)(BX*1), Y1
 	VMULPS     Y0, Y1, Y1
@@ -6083,11 +5992,11 @@ many248:
 	VMOVUPS    Y1, 96(AX)(BX*1)
 	ADDQ       $0x00000080, BX
 	SUBQ       $0x20, DX
-	JMP        many248
+	JMP        many247
 
-one249:
+one248:
 	CMPQ       DX, $0x08
-	JLT        tail250
+	JLT        tail249
 	PREFETCHT0 2048(CX)(BX*1)
 	VMOVUPS    (CX)(BX*1), Y1
 	VMULPS     Y0, Y1, Y1
@@ -6095,11 +6004,11 @@ one249:
 	VMOVUPS    Y1, (AX)(BX*1)
 	ADDQ       $0x20, BX
 	SUBQ       $0x08, DX
-	JMP        one249
+	JMP        one248
 
-tail250:
+tail249:
 	TESTQ      DX, DX
-	JZ         done251
+	JZ         done250
 	LEAQ       masks<>+0(SB), SI
 	NEGQ       DX
 	VMOVUPS    32(SI)(DX*4), Y1
@@ -6107,7 +6016,7 @@ tail250:
 	VMULPS     Y0, Y2, Y2
 	VMASKMOVPS Y2, Y1, (AX)(BX*1)
 
-done251:
+done250:
 	VZEROUPPER
 	RET
 
@@ -6120,9 +6029,9 @@ TEXT ·axpyAVX2(SB), NOSPLIT, $0-52
 	MOVQ         dst_len+8(FP), DX
 	XORQ         BX, BX
 
-many252:
+many251:
 	CMPQ        DX, $0x20
-	JLT         one253
+	JLT         one252
 	PREFETCHT0  2048(AX)(BX*1)
 	VMOVUPS     (AX)(BX*1), Y1
 	PREFETCHT0  2048(CX)(BX*1)
@@ -6149,11 +6058,11 @@ many252:
 	VMOVUPS     Y1, 96(AX)(BX*1)
 	ADDQ        $0x00000080, BX
 	SUBQ        $0x20, DX
-	JMP         many252
+	JMP         many251
 
-one253:
+one252:
 	CMPQ        DX, $0x08
-	JLT         tail254
+	JLT         tail253
 	PREFETCHT0  2048(AX)(BX*1)
 	VMOVUPS     (AX)(BX*1), Y1
 	PREFETCHT0  2048(CX)(BX*1)
@@ -6162,11 +6071,11 @@ one253:
 	VMOVUPS     Y1, (AX)(BX*1)
 	ADDQ        $0x20, BX
 	SUBQ        $0x08, DX
-	JMP         one253
+	JMP         one252
 
-tail254:
+tail253:
 	TESTQ       DX, DX
-	JZ          done255
+	JZ          done254
 	LEAQ        masks<>+0(SB), SI
 	NEGQ        DX
 	VMOVUPS     32(SI)(DX*4), Y1
@@ -6175,7 +6084,7 @@ tail254:
 	VFMADD231PS Y0, Y3, Y2
 	VMASKMOVPS  Y2, Y1, (AX)(BX*1)
 
-done255:
+done254:
 	VZEROUPPER
 	RET
 
@@ -6191,9 +6100,9 @@ TEXT ·expSumAVX2(SB), NOSPLIT, $0-60
 	MOVQ         dst_len+8(FP), DX
 	XORQ         BX, BX
 
-many256:
+many255:
 	CMPQ         DX, $0x10
-	JLT          one257
+	JLT          one256
 	PREFETCHT0   2048(CX)(BX*1)
 	VMOVUPS      (CX)(BX*1), Y4
 	VFMSUB213PS  Y1, Y0, Y4
@@ -6250,11 +6159,11 @@ many256:
 	VADDPS       Y6, Y3, Y3
 	ADDQ         $0x00000040, BX
 	SUBQ         $0x10, DX
-	JMP          many256
+	JMP          many255
 
-one257:
+one256:
 	CMPQ         DX, $0x08
-	JLT          tail258
+	JLT          tail257
 	PREFETCHT0   2048(CX)(BX*1)
 	VMOVUPS      (CX)(BX*1), Y4
 	VFMSUB213PS  Y1, Y0, Y4
@@ -6284,11 +6193,11 @@ one257:
 	VADDPS       Y6, Y2, Y2
 	ADDQ         $0x20, BX
 	SUBQ         $0x08, DX
-	JMP          one257
+	JMP          one256
 
-tail258:
+tail257:
 	TESTQ        DX, DX
-	JZ           done259
+	JZ           done258
 	LEAQ         masks<>+0(SB), SI
 	NEGQ         DX
 	VMOVUPS      32(SI)(DX*4), Y4
@@ -6319,7 +6228,7 @@ tail258:
 	VANDPS       Y4, Y1, Y1
 	VADDPS       Y1, Y2, Y2
 
-done259:
+done258:
 	VADDPS       Y3, Y2, Y2
 	VEXTRACTF128 $0x01, Y2, X0
 	VADDPS       X0, X2, X2
@@ -6341,9 +6250,9 @@ TEXT ·expMulAVX2(SB), NOSPLIT, $0-56
 	MOVQ         dst_len+8(FP), DX
 	XORQ         BX, BX
 
-many260:
+many259:
 	CMPQ         DX, $0x10
-	JLT          one261
+	JLT          one260
 	PREFETCHT0   2048(CX)(BX*1)
 	VMOVUPS      (CX)(BX*1), Y2
 	VSUBPS       Y0, Y2, Y2
@@ -6400,11 +6309,11 @@ many260:
 	VMOVUPS      Y4, 32(AX)(BX*1)
 	ADDQ         $0x00000040, BX
 	SUBQ         $0x10, DX
-	JMP          many260
+	JMP          many259
 
-one261:
+one260:
 	CMPQ         DX, $0x08
-	JLT          tail262
+	JLT          tail261
 	PREFETCHT0   2048(CX)(BX*1)
 	VMOVUPS      (CX)(BX*1), Y2
 	VSUBPS       Y0, Y2, Y2
@@ -6434,11 +6343,11 @@ one261:
 	VMOVUPS      Y4, (AX)(BX*1)
 	ADDQ         $0x20, BX
 	SUBQ         $0x08, DX
-	JMP          one261
+	JMP          one260
 
-tail262:
+tail261:
 	TESTQ        DX, DX
-	JZ           done263
+	JZ           done262
 	LEAQ         masks<>+0(SB), SI
 	NEGQ         DX
 	VMOVUPS      32(SI)(DX*4), Y2
@@ -6468,7 +6377,7 @@ tail262:
 	VMULPS       Y1, Y4, Y4
 	VMASKMOVPS   Y4, Y2, (AX)(BX*1)
 
-done263:
+done262:
 	VZEROUPPER
 	RET
 
@@ -6480,9 +6389,9 @@ TEXT ·geluAVX2(SB), NOSPLIT, $0-48
 	MOVQ y_len+8(FP), DX
 	XORQ BX, BX
 
-one265:
+one264:
 	CMPQ         DX, $0x08
-	JLT          tail266
+	JLT          tail265
 	PREFETCHT0   2048(CX)(BX*1)
 	VMOVUPS      (CX)(BX*1), Y0
 	VMULPS       wordbf000000<>+0(SB), Y0, Y1
@@ -6531,11 +6440,11 @@ one265:
 	VMOVUPS      Y4, (AX)(BX*1)
 	ADDQ         $0x20, BX
 	SUBQ         $0x08, DX
-	JMP          one265
+	JMP          one264
 
-tail266:
+tail265:
 	TESTQ        DX, DX
-	JZ           done267
+	JZ           done266
 	LEAQ         masks<>+0(SB), SI
 	NEGQ         DX
 	VMOVUPS      32(SI)(DX*4), Y0
@@ -6584,7 +6493,7 @@ tail266:
 	VMULPS       Y1, Y5, Y5
 	VMASKMOVPS   Y5, Y0, (AX)(BX*1)
 
-done267:
+done266:
 	VZEROUPPER
 	RET
 
@@ -6597,9 +6506,9 @@ TEXT ·geluGradAVX2(SB), NOSPLIT, $0-72
 	MOVQ dx_len+8(FP), BX
 	XORQ SI, SI
 
-one269:
+one268:
 	CMPQ         BX, $0x08
-	JLT          tail270
+	JLT          tail269
 	PREFETCHT0   2048(DX)(SI*1)
 	VMOVUPS      (DX)(SI*1), Y0
 	VMULPS       wordbf000000<>+0(SB), Y0, Y1
@@ -6652,11 +6561,11 @@ one269:
 	VMOVUPS      Y4, (AX)(SI*1)
 	ADDQ         $0x20, SI
 	SUBQ         $0x08, BX
-	JMP          one269
+	JMP          one268
 
-tail270:
+tail269:
 	TESTQ        BX, BX
-	JZ           done271
+	JZ           done270
 	LEAQ         masks<>+0(SB), DI
 	NEGQ         BX
 	VMOVUPS      32(DI)(BX*4), Y0
@@ -6708,7 +6617,7 @@ tail270:
 	VMULPS       Y1, Y5, Y5
 	VMASKMOVPS   Y5, Y0, (AX)(SI*1)
 
-done271:
+done270:
 	VZEROUPPER
 	RET
 
@@ -6720,9 +6629,9 @@ TEXT ·geluTanhAVX2(SB), NOSPLIT, $0-48
 	MOVQ y_len+8(FP), DX
 	XORQ BX, BX
 
-one273:
+one272:
 	CMPQ         DX, $0x08
-	JLT          tail274
+	JLT          tail273
 	PREFETCHT0   2048(CX)(BX*1)
 	VMOVUPS      (CX)(BX*1), Y0
 	VMULPS       Y0, Y0, Y1
@@ -6758,11 +6667,11 @@ one273:
 	VMOVUPS      Y2, (AX)(BX*1)
 	ADDQ         $0x20, BX
 	SUBQ         $0x08, DX
-	JMP          one273
+	JMP          one272
 
-tail274:
+tail273:
 	TESTQ        DX, DX
-	JZ           done275
+	JZ           done274
 	LEAQ         masks<>+0(SB), SI
 	NEGQ         DX
 	VMOVUPS      32(SI)(DX*4), Y0
@@ -6798,7 +6707,7 @@ tail274:
 	VMULPS       Y1, Y3, Y3
 	VMASKMOVPS   Y3, Y0, (AX)(BX*1)
 
-done275:
+done274:
 	VZEROUPPER
 	RET
 
@@ -6811,9 +6720,9 @@ TEXT ·geluTanhGradAVX2(SB), NOSPLIT, $0-72
 	MOVQ dx_len+8(FP), BX
 	XORQ SI, SI
 
-one277:
+one276:
 	CMPQ         BX, $0x08
-	JLT          tail278
+	JLT          tail277
 	PREFETCHT0   2048(DX)(SI*1)
 	VMOVUPS      (DX)(SI*1), Y0
 	VMULPS       Y0, Y0, Y1
@@ -6859,11 +6768,11 @@ one277:
 	VMOVUPS      Y3, (AX)(SI*1)
 	ADDQ         $0x20, SI
 	SUBQ         $0x08, BX
-	JMP          one277
+	JMP          one276
 
-tail278:
+tail277:
 	TESTQ        BX, BX
-	JZ           done279
+	JZ           done278
 	LEAQ         masks<>+0(SB), DI
 	NEGQ         BX
 	VMOVUPS      32(DI)(BX*4), Y0
@@ -6908,7 +6817,7 @@ tail278:
 	VMULPS       Y1, Y4, Y4
 	VMASKMOVPS   Y4, Y0, (AX)(SI*1)
 
-done279:
+done278:
 	VZEROUPPER
 	RET
 
@@ -6921,9 +6830,9 @@ TEXT ·swigluAVX2(SB), NOSPLIT, $0-72
 	MOVQ y_len+8(FP), BX
 	XORQ SI, SI
 
-one281:
+one280:
 	CMPQ         BX, $0x08
-	JLT          tail282
+	JLT          tail281
 	PREFETCHT0   2048(CX)(SI*1)
 	VMOVUPS      (CX)(SI*1), Y0
 	VXORPS       word80000000<>+0(SB), Y0, Y1
@@ -6957,11 +6866,11 @@ one281:
 	VMOVUPS      Y0, (AX)(SI*1)
 	ADDQ         $0x20, SI
 	SUBQ         $0x08, BX
-	JMP          one281
+	JMP          one280
 
-tail282:
+tail281:
 	TESTQ        BX, BX
-	JZ           done283
+	JZ           done282
 	LEAQ         masks<>+0(SB), DI
 	NEGQ         BX
 	VMOVUPS      32(DI)(BX*4), Y0
@@ -6994,7 +6903,7 @@ tail282:
 	VMULPS       Y2, Y1, Y1
 	VMASKMOVPS   Y1, Y0, (AX)(SI*1)
 
-done283:
+done282:
 	VZEROUPPER
 	RET
 
@@ -7009,9 +6918,9 @@ TEXT ·swigluGradAVX2(SB), NOSPLIT, $0-120
 	MOVQ dy_len+56(FP), DI
 	XORQ R8, R8
 
-one285:
+one284:
 	CMPQ         DI, $0x08
-	JLT          tail286
+	JLT          tail285
 	PREFETCHT0   2048(BX)(R8*1)
 	VMOVUPS      (BX)(R8*1), Y0
 	VXORPS       word80000000<>+0(SB), Y0, Y1
@@ -7057,11 +6966,11 @@ one285:
 	VMOVUPS      Y0, (CX)(R8*1)
 	ADDQ         $0x20, R8
 	SUBQ         $0x08, DI
-	JMP          one285
+	JMP          one284
 
-tail286:
+tail285:
 	TESTQ        DI, DI
-	JZ           done287
+	JZ           done286
 	LEAQ         masks<>+0(SB), R9
 	NEGQ         DI
 	VMOVUPS      32(R9)(DI*4), Y0
@@ -7104,7 +7013,7 @@ tail286:
 	VMASKMOVPS   Y5, Y0, (AX)(R8*1)
 	VMASKMOVPS   Y1, Y0, (CX)(R8*1)
 
-done287:
+done286:
 	VZEROUPPER
 	RET
 
@@ -7128,9 +7037,9 @@ TEXT ·adamwAVX2(SB), NOSPLIT, $0-104
 	MOVQ         w_len+8(FP), SI
 	XORQ         DI, DI
 
-one289:
+one288:
 	CMPQ        SI, $0x08
-	JLT         tail290
+	JLT         tail289
 	PREFETCHT0  2048(BX)(DI*1)
 	VMOVUPS     (BX)(DI*1), Y9
 	VMULPS      Y0, Y9, Y9
@@ -7155,11 +7064,11 @@ one289:
 	VMOVUPS     Y9, (AX)(DI*1)
 	ADDQ        $0x20, DI
 	SUBQ        $0x08, SI
-	JMP         one289
+	JMP         one288
 
-tail290:
+tail289:
 	TESTQ       SI, SI
-	JZ          done291
+	JZ          done290
 	LEAQ        masks<>+0(SB), R8
 	NEGQ        SI
 	VMOVUPS     32(R8)(SI*4), Y9
@@ -7182,7 +7091,7 @@ tail290:
 	VFMSUB213PS Y0, Y5, Y1
 	VMASKMOVPS  Y1, Y9, (AX)(DI*1)
 
-done291:
+done290:
 	VZEROUPPER
 	RET
 
@@ -7198,9 +7107,9 @@ TEXT ·normalizeAVX2(SB), NOSPLIT, $0-104
 	MOVQ         y_len+8(FP), SI
 	XORQ         DI, DI
 
-many292:
+many291:
 	CMPQ        SI, $0x10
-	JLT         one293
+	JLT         one292
 	VMOVUPS     (CX)(DI*1), Y2
 	VSUBPS      Y0, Y2, Y2
 	VMULPS      Y1, Y2, Y2
@@ -7217,11 +7126,11 @@ many292:
 	VMOVUPS     Y3, 32(AX)(DI*1)
 	ADDQ        $0x00000040, DI
 	SUBQ        $0x10, SI
-	JMP         many292
+	JMP         many291
 
-one293:
+one292:
 	CMPQ        SI, $0x08
-	JLT         tail294
+	JLT         tail293
 	VMOVUPS     (CX)(DI*1), Y2
 	VSUBPS      Y0, Y2, Y2
 	VMULPS      Y1, Y2, Y2
@@ -7231,11 +7140,11 @@ one293:
 	VMOVUPS     Y3, (AX)(DI*1)
 	ADDQ        $0x20, DI
 	SUBQ        $0x08, SI
-	JMP         one293
+	JMP         one292
 
-tail294:
+tail293:
 	TESTQ       SI, SI
-	JZ          done295
+	JZ          done294
 	LEAQ        masks<>+0(SB), R8
 	NEGQ        SI
 	VMOVUPS     32(R8)(SI*4), Y2
@@ -7247,7 +7156,7 @@ tail294:
 	VFMADD231PS Y1, Y3, Y0
 	VMASKMOVPS  Y0, Y2, (AX)(DI*1)
 
-done295:
+done294:
 	VZEROUPPER
 	RET
 
@@ -7266,9 +7175,9 @@ TEXT ·normGradSumsAVX2(SB), NOSPLIT, $0-88
 	MOVQ         dy_len+8(FP), BX
 	XORQ         SI, SI
 
-many296:
+many295:
 	CMPQ        BX, $0x10
-	JLT         one297
+	JLT         one296
 	VMOVUPS     (CX)(SI*1), Y6
 	VSUBPS      Y0, Y6, Y6
 	VMULPS      Y1, Y6, Y6
@@ -7287,11 +7196,11 @@ many296:
 	VFMADD231PS Y7, Y6, Y5
 	ADDQ        $0x00000040, SI
 	SUBQ        $0x10, BX
-	JMP         many296
+	JMP         many295
 
-one297:
+one296:
 	CMPQ        BX, $0x08
-	JLT         tail298
+	JLT         tail297
 	VMOVUPS     (CX)(SI*1), Y6
 	VSUBPS      Y0, Y6, Y6
 	VMULPS      Y1, Y6, Y6
@@ -7302,11 +7211,11 @@ one297:
 	VFMADD231PS Y7, Y6, Y4
 	ADDQ        $0x20, SI
 	SUBQ        $0x08, BX
-	JMP         one297
+	JMP         one296
 
-tail298:
+tail297:
 	TESTQ       BX, BX
-	JZ          done299
+	JZ          done298
 	LEAQ        masks<>+0(SB), DI
 	NEGQ        BX
 	VMOVUPS     32(DI)(BX*4), Y6
@@ -7319,7 +7228,7 @@ tail298:
 	VADDPS      Y0, Y2, Y2
 	VFMADD231PS Y0, Y7, Y4
 
-done299:
+done298:
 	VADDPS       Y3, Y2, Y2
 	VEXTRACTF128 $0x01, Y2, X0
 	VADDPS       X0, X2, X2
@@ -7353,9 +7262,9 @@ TEXT ·normGradRowAVX2(SB), NOSPLIT, $0-112
 	MOVQ         dx_len+8(FP), SI
 	XORQ         DI, DI
 
-many300:
+many299:
 	CMPQ         SI, $0x10
-	JLT          one301
+	JLT          one300
 	VMOVUPS      (DX)(DI*1), Y4
 	VSUBPS       Y0, Y4, Y4
 	VMULPS       Y1, Y4, Y4
@@ -7376,11 +7285,11 @@ many300:
 	VMOVUPS      Y5, 32(AX)(DI*1)
 	ADDQ         $0x00000040, DI
 	SUBQ         $0x10, SI
-	JMP          many300
+	JMP          many299
 
-one301:
+one300:
 	CMPQ         SI, $0x08
-	JLT          tail302
+	JLT          tail301
 	VMOVUPS      (DX)(DI*1), Y4
 	VSUBPS       Y0, Y4, Y4
 	VMULPS       Y1, Y4, Y4
@@ -7392,11 +7301,11 @@ one301:
 	VMOVUPS      Y5, (AX)(DI*1)
 	ADDQ         $0x20, DI
 	SUBQ         $0x08, SI
-	JMP          one301
+	JMP          one300
 
-tail302:
+tail301:
 	TESTQ        SI, SI
-	JZ           done303
+	JZ           done302
 	LEAQ         masks<>+0(SB), R8
 	NEGQ         SI
 	VMOVUPS      32(R8)(SI*4), Y4
@@ -7410,7 +7319,7 @@ tail302:
 	VMULPS       Y1, Y0, Y0
 	VMASKMOVPS   Y0, Y4, (AX)(DI*1)
 
-done303:
+done302:
 	VZEROUPPER
 	RET
 
@@ -7426,9 +7335,9 @@ TEXT ·normGradParamsAVX2(SB), NOSPLIT, $0-104
 	MOVQ         dw_len+8(FP), SI
 	XORQ         DI, DI
 
-many304:
+many303:
 	CMPQ        SI, $0x10
-	JLT         one305
+	JLT         one304
 	VMOVUPS     (BX)(DI*1), Y2
 	VSUBPS      Y0, Y2, Y2
 	VMULPS      Y1, Y2, Y2
@@ -7451,11 +7360,11 @@ many304:
 	VMOVUPS     Y3, 32(CX)(DI*1)
 	ADDQ        $0x00000040, DI
 	SUBQ        $0x10, SI
-	JMP         many304
+	JMP         many303
 
-one305:
+one304:
 	CMPQ        SI, $0x08
-	JLT         tail306
+	JLT         tail305
 	VMOVUPS     (BX)(DI*1), Y2
 	VSUBPS      Y0, Y2, Y2
 	VMULPS      Y1, Y2, Y2
@@ -7468,11 +7377,11 @@ one305:
 	VMOVUPS     Y3, (CX)(DI*1)
 	ADDQ        $0x20, DI
 	SUBQ        $0x08, SI
-	JMP         one305
+	JMP         one304
 
-tail306:
+tail305:
 	TESTQ       SI, SI
-	JZ          done307
+	JZ          done306
 	LEAQ        masks<>+0(SB), R8
 	NEGQ        SI
 	VMOVUPS     32(R8)(SI*4), Y2
@@ -7487,7 +7396,7 @@ tail306:
 	VADDPS      Y1, Y0, Y0
 	VMASKMOVPS  Y0, Y2, (CX)(DI*1)
 
-done307:
+done306:
 	VZEROUPPER
 	RET
 
@@ -7502,9 +7411,9 @@ TEXT ·softmaxGradAVX2(SB), NOSPLIT, $0-80
 	MOVQ         ds_len+8(FP), BX
 	XORQ         SI, SI
 
-many308:
+many307:
 	CMPQ    BX, $0x10
-	JLT     one309
+	JLT     one308
 	VMOVUPS (CX)(SI*1), Y2
 	VMOVUPS (DX)(SI*1), Y3
 	VMULPS  Y1, Y2, Y2
@@ -7519,11 +7428,11 @@ many308:
 	VMOVUPS Y3, 32(AX)(SI*1)
 	ADDQ    $0x00000040, SI
 	SUBQ    $0x10, BX
-	JMP     many308
+	JMP     many307
 
-one309:
+one308:
 	CMPQ    BX, $0x08
-	JLT     tail310
+	JLT     tail309
 	VMOVUPS (CX)(SI*1), Y2
 	VMOVUPS (DX)(SI*1), Y3
 	VMULPS  Y1, Y2, Y2
@@ -7532,11 +7441,11 @@ one309:
 	VMOVUPS Y3, (AX)(SI*1)
 	ADDQ    $0x20, SI
 	SUBQ    $0x08, BX
-	JMP     one309
+	JMP     one308
 
-tail310:
+tail309:
 	TESTQ      BX, BX
-	JZ         done311
+	JZ         done310
 	LEAQ       masks<>+0(SB), DI
 	NEGQ       BX
 	VMOVUPS    32(DI)(BX*4), Y2
@@ -7547,7 +7456,7 @@ tail310:
 	VMULPS     Y3, Y4, Y4
 	VMASKMOVPS Y4, Y2, (AX)(SI*1)
 
-done311:
+done310:
 	VZEROUPPER
 	RET
 
@@ -7563,9 +7472,9 @@ TEXT ·rotateAVX2(SB), NOSPLIT, $0-144
 	MOVQ lo_len+8(FP), R8
 	XORQ R9, R9
 
-many312:
+many311:
 	CMPQ         R8, $0x10
-	JLT          one313
+	JLT          one312
 	VMOVUPS      (DX)(R9*1), Y0
 	VMOVUPS      (BX)(R9*1), Y1
 	VMOVUPS      (SI)(R9*1), Y2
@@ -7588,11 +7497,11 @@ many312:
 	VMOVUPS      Y1, 32(CX)(R9*1)
 	ADDQ         $0x00000040, R9
 	SUBQ         $0x10, R8
-	JMP          many312
+	JMP          many311
 
-one313:
+one312:
 	CMPQ         R8, $0x08
-	JLT          tail314
+	JLT          tail313
 	VMOVUPS      (DX)(R9*1), Y0
 	VMOVUPS      (BX)(R9*1), Y1
 	VMOVUPS      (SI)(R9*1), Y2
@@ -7605,11 +7514,11 @@ one313:
 	VMOVUPS      Y1, (CX)(R9*1)
 	ADDQ         $0x20, R9
 	SUBQ         $0x08, R8
-	JMP          one313
+	JMP          one312
 
-tail314:
+tail313:
 	TESTQ        R8, R8
-	JZ           done315
+	JZ           done314
 	LEAQ         masks<>+0(SB), R10
 	NEGQ         R8
 	VMOVUPS      32(R10)(R8*4), Y0
@@ -7624,7 +7533,7 @@ tail314:
 	VMASKMOVPS   Y5, Y0, (AX)(R9*1)
 	VMASKMOVPS   Y2, Y0, (CX)(R9*1)
 
-done315:
+done314:
 	VZEROUPPER
 	RET
 
@@ -7637,9 +7546,9 @@ TEXT ·addAVX512(SB), NOSPLIT, $0-72
 	MOVQ dst_len+8(FP), BX
 	XORQ SI, SI
 
-many316:
+many315:
 	CMPQ       BX, $0x40
-	JLT        one317
+	JLT        one316
 	PREFETCHT0 2048(CX)(SI*1)
 	VMOVUPS    (CX)(SI*1), Z0
 	PREFETCHT0 2048(DX)(SI*1)
@@ -7670,11 +7579,11 @@ many316:
 	VMOVUPS    Z0, 192(AX)(SI*1)
 	ADDQ       $0x00000100, SI
 	SUBQ       $0x40, BX
-	JMP        many316
+	JMP        many315
 
-one317:
+one316:
 	CMPQ       BX, $0x10
-	JLT        tail318
+	JLT        tail317
 	PREFETCHT0 2048(CX)(SI*1)
 	VMOVUPS    (CX)(SI*1), Z0
 	PREFETCHT0 2048(DX)(SI*1)
@@ -7684,11 +7593,11 @@ one317:
 	VMOVUPS    Z0, (AX)(SI*1)
 	ADDQ       $0x40, SI
 	SUBQ       $0x10, BX
-	JMP        one317
+	JMP        one316
 
-tail318:
+tail317:
 	TESTQ     BX, BX
-	JZ        done319
+	JZ        done318
 	MOVQ      $0x00000001, DI
 	SHLXQ     BX, DI, DI
 	DECQ      DI
@@ -7698,7 +7607,7 @@ tail318:
 	VADDPS    Z1, Z0, Z0
 	VMOVUPS   Z0, K1, (AX)(SI*1)
 
-done319:
+done318:
 	VZEROUPPER
 	RET
 
@@ -7711,9 +7620,9 @@ TEXT ·mulAVX512(SB), NOSPLIT, $0-72
 	MOVQ dst_len+8(FP), BX
 	XORQ SI, SI
 
-many320:
+many319:
 	CMPQ       BX, $0x40
-	JLT        one321
+	JLT        one320
 	PREFETCHT0 2048(CX)(SI*1)
 	VMOVUPS    (CX)(SI*1), Z0
 	PREFETCHT0 2048(DX)(SI*1)
@@ -7744,11 +7653,11 @@ many320:
 	VMOVUPS    Z0, 192(AX)(SI*1)
 	ADDQ       $0x00000100, SI
 	SUBQ       $0x40, BX
-	JMP        many320
+	JMP        many319
 
-one321:
+one320:
 	CMPQ       BX, $0x10
-	JLT        tail322
+	JLT        tail321
 	PREFETCHT0 2048(CX)(SI*1)
 	VMOVUPS    (CX)(SI*1), Z0
 	PREFETCHT0 2048(DX)(SI*1)
@@ -7758,11 +7667,11 @@ one321:
 	VMOVUPS    Z0, (AX)(SI*1)
 	ADDQ       $0x40, SI
 	SUBQ       $0x10, BX
-	JMP        one321
+	JMP        one320
 
-tail322:
+tail321:
 	TESTQ     BX, BX
-	JZ        done323
+	JZ        done322
 	MOVQ      $0x00000001, DI
 	SHLXQ     BX, DI, DI
 	DECQ      DI
@@ -7772,7 +7681,7 @@ tail322:
 	VMULPS    Z1, Z0, Z0
 	VMOVUPS   Z0, K1, (AX)(SI*1)
 
-done323:
+done322:
 	VZEROUPPER
 	RET
 
@@ -7785,9 +7694,9 @@ TEXT ·maxAVX512(SB), NOSPLIT, $0-72
 	MOVQ dst_len+8(FP), BX
 	XORQ SI, SI
 
-many324:
+many323:
 	CMPQ       BX, $0x40
-	JLT        one325
+	JLT        one324
 	PREFETCHT0 2048(CX)(SI*1)
 	VMOVUPS    (CX)(SI*1), Z0
 	PREFETCHT0 2048(DX)(SI*1)
@@ -7818,11 +7727,11 @@ many324:
 	VMOVUPS    Z0, 192(AX)(SI*1)
 	ADDQ       $0x00000100, SI
 	SUBQ       $0x40, BX
-	JMP        many324
+	JMP        many323
 
-one325:
+one324:
 	CMPQ       BX, $0x10
-	JLT        tail326
+	JLT        tail325
 	PREFETCHT0 2048(CX)(SI*1)
 	VMOVUPS    (CX)(SI*1), Z0
 	PREFETCHT0 2048(DX)(SI*1)
@@ -7832,11 +7741,11 @@ one325:
 	VMOVUPS    Z0, (AX)(SI*1)
 	ADDQ       $0x40, SI
 	SUBQ       $0x10, BX
-	JMP        one325
+	JMP        one324
 
-tail326:
+tail325:
 	TESTQ     BX, BX
-	JZ        done327
+	JZ        done326
 	MOVQ      $0x00000001, DI
 	SHLXQ     BX, DI, DI
 	DECQ      DI
@@ -7846,7 +7755,7 @@ tail326:
 	VMAXPS    Z1, Z0, Z0
 	VMOVUPS   Z0, K1, (AX)(SI*1)
 
-done327:
+done326:
 	VZEROUPPER
 	RET
 
@@ -7859,9 +7768,9 @@ TEXT ·scaleAVX512(SB), NOSPLIT, $0-52
 	MOVQ         dst_len+8(FP), DX
 	XORQ         BX, BX
 
-many328:
+many327:
 	CMPQ       DX, $0x40
-	JLT        one329
+	JLT        one328
 	PREFETCHT0 2048(CX)(BX*1)
 	VMOVUPS    (CX)(BX*1), Z1
 	VMULPS     Z0, Z1, Z1
@@ -7884,11 +7793,11 @@ many328:
 	VMOVUPS    Z1, 192(AX)(BX*1)
 	ADDQ       $0x00000100, BX
 	SUBQ       $0x40, DX
-	JMP        many328
+	JMP        many327
 
-one329:
+one328:
 	CMPQ       DX, $0x10
-	JLT        tail330
+	JLT        tail329
 	PREFETCHT0 2048(CX)(BX*1)
 	VMOVUPS    (CX)(BX*1), Z1
 	VMULPS     Z0, Z1, Z1
@@ -7896,11 +7805,11 @@ one329:
 	VMOVUPS    Z1, (AX)(BX*1)
 	ADDQ       $0x40, BX
 	SUBQ       $0x10, DX
-	JMP        one329
+	JMP        one328
 
-tail330:
+tail329:
 	TESTQ     DX, DX
-	JZ        done331
+	JZ        done330
 	MOVQ      $0x00000001, SI
 	SHLXQ     DX, SI, SI
 	DECQ      SI
@@ -7909,7 +7818,7 @@ tail330:
 	VMULPS    Z0, Z1, Z1
 	VMOVUPS   Z1, K1, (AX)(BX*1)
 
-done331:
+done330:
 	VZEROUPPER
 	RET
 
@@ -7922,9 +7831,9 @@ TEXT ·axpyAVX512(SB), NOSPLIT, $0-52
 	MOVQ         dst_len+8(FP), DX
 	XORQ         BX, BX
 
-many332:
+many331:
 	CMPQ        DX, $0x40
-	JLT         one333
+	JLT         one332
 	PREFETCHT0  2048(AX)(BX*1)
 	VMOVUPS     (AX)(BX*1), Z1
 	PREFETCHT0  2048(CX)(BX*1)
@@ -7951,11 +7860,11 @@ many332:
 	VMOVUPS     Z1, 192(AX)(BX*1)
 	ADDQ        $0x00000100, BX
 	SUBQ        $0x40, DX
-	JMP         many332
+	JMP         many331
 
-one333:
+one332:
 	CMPQ        DX, $0x10
-	JLT         tail334
+	JLT         tail333
 	PREFETCHT0  2048(AX)(BX*1)
 	VMOVUPS     (AX)(BX*1), Z1
 	PREFETCHT0  2048(CX)(BX*1)
@@ -7964,11 +7873,11 @@ one333:
 	VMOVUPS     Z1, (AX)(BX*1)
 	ADDQ        $0x40, BX
 	SUBQ        $0x10, DX
-	JMP         one333
+	JMP         one332
 
-tail334:
+tail333:
 	TESTQ       DX, DX
-	JZ          done335
+	JZ          done334
 	MOVQ        $0x00000001, SI
 	SHLXQ       DX, SI, SI
 	DECQ        SI
@@ -7978,7 +7887,7 @@ tail334:
 	VFMADD231PS Z0, Z2, Z1
 	VMOVUPS     Z1, K1, (AX)(BX*1)
 
-done335:
+done334:
 	VZEROUPPER
 	RET
 
@@ -7994,9 +7903,9 @@ TEXT ·expSumAVX512(SB), NOSPLIT, $0-60
 	MOVQ         dst_len+8(FP), DX
 	XORQ         BX, BX
 
-many336:
+many335:
 	CMPQ         DX, $0x20
-	JLT          one337
+	JLT          one336
 	PREFETCHT0   2048(CX)(BX*1)
 	VMOVUPS      (CX)(BX*1), Z4
 	VFMSUB213PS  Z1, Z0, Z4
@@ -8053,11 +7962,11 @@ many336:
 	VADDPS       Z6, Z3, Z3
 	ADDQ         $0x00000080, BX
 	SUBQ         $0x20, DX
-	JMP          many336
+	JMP          many335
 
-one337:
+one336:
 	CMPQ         DX, $0x10
-	JLT          tail338
+	JLT          tail337
 	PREFETCHT0   2048(CX)(BX*1)
 	VMOVUPS      (CX)(BX*1), Z4
 	VFMSUB213PS  Z1, Z0, Z4
@@ -8087,11 +7996,11 @@ one337:
 	VADDPS       Z6, Z2, Z2
 	ADDQ         $0x40, BX
 	SUBQ         $0x10, DX
-	JMP          one337
+	JMP          one336
 
-tail338:
+tail337:
 	TESTQ        DX, DX
-	JZ           done339
+	JZ           done338
 	MOVQ         $0x00000001, SI
 	SHLXQ        DX, SI, SI
 	DECQ         SI
@@ -8123,7 +8032,7 @@ tail338:
 	VMOVAPS.Z    Z1, K1, Z1
 	VADDPS       Z1, Z2, Z2
 
-done339:
+done338:
 	VADDPS        Z3, Z2, Z2
 	VEXTRACTF64X4 $0x01, Z2, Y0
 	VADDPS        Y0, Y2, Y2
@@ -8147,9 +8056,9 @@ TEXT ·expMulAVX512(SB), NOSPLIT, $0-56
 	MOVQ         dst_len+8(FP), DX
 	XORQ         BX, BX
 
-many340:
+many339:
 	CMPQ         DX, $0x20
-	JLT          one341
+	JLT          one340
 	PREFETCHT0   2048(CX)(BX*1)
 	VMOVUPS      (CX)(BX*1), Z2
 	VSUBPS       Z0, Z2, Z2
@@ -8206,11 +8115,11 @@ many340:
 	VMOVUPS      Z4, 64(AX)(BX*1)
 	ADDQ         $0x00000080, BX
 	SUBQ         $0x20, DX
-	JMP          many340
+	JMP          many339
 
-one341:
+one340:
 	CMPQ         DX, $0x10
-	JLT          tail342
+	JLT          tail341
 	PREFETCHT0   2048(CX)(BX*1)
 	VMOVUPS      (CX)(BX*1), Z2
 	VSUBPS       Z0, Z2, Z2
@@ -8240,11 +8149,11 @@ one341:
 	VMOVUPS      Z4, (AX)(BX*1)
 	ADDQ         $0x40, BX
 	SUBQ         $0x10, DX
-	JMP          one341
+	JMP          one340
 
-tail342:
+tail341:
 	TESTQ        DX, DX
-	JZ           done343
+	JZ           done342
 	MOVQ         $0x00000001, SI
 	SHLXQ        DX, SI, SI
 	DECQ         SI
@@ -8275,7 +8184,7 @@ tail342:
 	VMULPS       Z1, Z3, Z3
 	VMOVUPS      Z3, K1, (AX)(BX*1)
 
-done343:
+done342:
 	VZEROUPPER
 	RET
 
@@ -8287,9 +8196,9 @@ TEXT ·geluAVX512(SB), NOSPLIT, $0-48
 	MOVQ y_len+8(FP), DX
 	XORQ BX, BX
 
-one345:
+one344:
 	CMPQ         DX, $0x10
-	JLT          tail346
+	JLT          tail345
 	PREFETCHT0   2048(CX)(BX*1)
 	VMOVUPS      (CX)(BX*1), Z0
 	VMULPS       wordbf000000<>+0(SB), Z0, Z1
@@ -8339,11 +8248,11 @@ one345:
 	VMOVUPS      Z1, (AX)(BX*1)
 	ADDQ         $0x40, BX
 	SUBQ         $0x10, DX
-	JMP          one345
+	JMP          one344
 
-tail346:
+tail345:
 	TESTQ        DX, DX
-	JZ           done347
+	JZ           done346
 	MOVQ         $0x00000001, SI
 	SHLXQ        DX, SI, SI
 	DECQ         SI
@@ -8394,7 +8303,7 @@ tail346:
 	VMULPS       Z0, Z1, Z1
 	VMOVUPS      Z1, K1, (AX)(BX*1)
 
-done347:
+done346:
 	VZEROUPPER
 	RET
 
@@ -8407,9 +8316,9 @@ TEXT ·geluGradAVX512(SB), NOSPLIT, $0-72
 	MOVQ dx_len+8(FP), BX
 	XORQ SI, SI
 
-one349:
+one348:
 	CMPQ         BX, $0x10
-	JLT          tail350
+	JLT          tail349
 	PREFETCHT0   2048(DX)(SI*1)
 	VMOVUPS      (DX)(SI*1), Z0
 	VMULPS       wordbf000000<>+0(SB), Z0, Z1
@@ -8463,11 +8372,11 @@ one349:
 	VMOVUPS      Z1, (AX)(SI*1)
 	ADDQ         $0x40, SI
 	SUBQ         $0x10, BX
-	JMP          one349
+	JMP          one348
 
-tail350:
+tail349:
 	TESTQ        BX, BX
-	JZ           done351
+	JZ           done350
 	MOVQ         $0x00000001, DI
 	SHLXQ        BX, DI, DI
 	DECQ         DI
@@ -8521,7 +8430,7 @@ tail350:
 	VMULPS       Z0, Z1, Z1
 	VMOVUPS      Z1, K1, (AX)(SI*1)
 
-done351:
+done350:
 	VZEROUPPER
 	RET
 
@@ -8533,9 +8442,9 @@ TEXT ·geluTanhAVX512(SB), NOSPLIT, $0-48
 	MOVQ y_len+8(FP), DX
 	XORQ BX, BX
 
-one353:
+one352:
 	CMPQ         DX, $0x10
-	JLT          tail354
+	JLT          tail353
 	PREFETCHT0   2048(CX)(BX*1)
 	VMOVUPS      (CX)(BX*1), Z0
 	VMULPS       Z0, Z0, Z1
@@ -8571,11 +8480,11 @@ one353:
 	VMOVUPS      Z2, (AX)(BX*1)
 	ADDQ         $0x40, BX
 	SUBQ         $0x10, DX
-	JMP          one353
+	JMP          one352
 
-tail354:
+tail353:
 	TESTQ        DX, DX
-	JZ           done355
+	JZ           done354
 	MOVQ         $0x00000001, SI
 	SHLXQ        DX, SI, SI
 	DECQ         SI
@@ -8612,7 +8521,7 @@ tail354:
 	VMULPS       Z0, Z2, Z2
 	VMOVUPS      Z2, K1, (AX)(BX*1)
 
-done355:
+done354:
 	VZEROUPPER
 	RET
 
@@ -8625,9 +8534,9 @@ TEXT ·geluTanhGradAVX512(SB), NOSPLIT, $0-72
 	MOVQ dx_len+8(FP), BX
 	XORQ SI, SI
 
-one357:
+one356:
 	CMPQ         BX, $0x10
-	JLT          tail358
+	JLT          tail357
 	PREFETCHT0   2048(DX)(SI*1)
 	VMOVUPS      (DX)(SI*1), Z0
 	VMULPS       Z0, Z0, Z1
@@ -8673,11 +8582,11 @@ one357:
 	VMOVUPS      Z3, (AX)(SI*1)
 	ADDQ         $0x40, SI
 	SUBQ         $0x10, BX
-	JMP          one357
+	JMP          one356
 
-tail358:
+tail357:
 	TESTQ        BX, BX
-	JZ           done359
+	JZ           done358
 	MOVQ         $0x00000001, DI
 	SHLXQ        BX, DI, DI
 	DECQ         DI
@@ -8723,7 +8632,7 @@ tail358:
 	VMULPS       Z0, Z3, Z3
 	VMOVUPS      Z3, K1, (AX)(SI*1)
 
-done359:
+done358:
 	VZEROUPPER
 	RET
 
@@ -8736,9 +8645,9 @@ TEXT ·swigluAVX512(SB), NOSPLIT, $0-72
 	MOVQ y_len+8(FP), BX
 	XORQ SI, SI
 
-one361:
+one360:
 	CMPQ         BX, $0x10
-	JLT          tail362
+	JLT          tail361
 	PREFETCHT0   2048(CX)(SI*1)
 	VMOVUPS      (CX)(SI*1), Z0
 	VPXORD       word80000000<>+0(SB), Z0, Z1
@@ -8772,11 +8681,11 @@ one361:
 	VMOVUPS      Z0, (AX)(SI*1)
 	ADDQ         $0x40, SI
 	SUBQ         $0x10, BX
-	JMP          one361
+	JMP          one360
 
-tail362:
+tail361:
 	TESTQ        BX, BX
-	JZ           done363
+	JZ           done362
 	MOVQ         $0x00000001, DI
 	SHLXQ        BX, DI, DI
 	DECQ         DI
@@ -8810,7 +8719,7 @@ tail362:
 	VMULPS       Z1, Z0, Z0
 	VMOVUPS      Z0, K1, (AX)(SI*1)
 
-done363:
+done362:
 	VZEROUPPER
 	RET
 
@@ -8825,9 +8734,9 @@ TEXT ·swigluGradAVX512(SB), NOSPLIT, $0-120
 	MOVQ dy_len+56(FP), DI
 	XORQ R8, R8
 
-one365:
+one364:
 	CMPQ         DI, $0x10
-	JLT          tail366
+	JLT          tail365
 	PREFETCHT0   2048(BX)(R8*1)
 	VMOVUPS      (BX)(R8*1), Z0
 	VPXORD       word80000000<>+0(SB), Z0, Z1
@@ -8873,11 +8782,11 @@ one365:
 	VMOVUPS      Z0, (CX)(R8*1)
 	ADDQ         $0x40, R8
 	SUBQ         $0x10, DI
-	JMP          one365
+	JMP          one364
 
-tail366:
+tail365:
 	TESTQ        DI, DI
-	JZ           done367
+	JZ           done366
 	MOVQ         $0x00000001, R9
 	SHLXQ        DI, R9, R9
 	DECQ         R9
@@ -8921,7 +8830,7 @@ tail366:
 	VMOVUPS      Z4, K1, (AX)(R8*1)
 	VMOVUPS      Z0, K1, (CX)(R8*1)
 
-done367:
+done366:
 	VZEROUPPER
 	RET
 
@@ -8945,9 +8854,9 @@ TEXT ·adamwAVX512(SB), NOSPLIT, $0-104
 	MOVQ         w_len+8(FP), SI
 	XORQ         DI, DI
 
-one369:
+one368:
 	CMPQ        SI, $0x10
-	JLT         tail370
+	JLT         tail369
 	PREFETCHT0  2048(BX)(DI*1)
 	VMOVUPS     (BX)(DI*1), Z9
 	VMULPS      Z0, Z9, Z9
@@ -8972,11 +8881,11 @@ one369:
 	VMOVUPS     Z9, (AX)(DI*1)
 	ADDQ        $0x40, DI
 	SUBQ        $0x10, SI
-	JMP         one369
+	JMP         one368
 
-tail370:
+tail369:
 	TESTQ       SI, SI
-	JZ          done371
+	JZ          done370
 	MOVQ        $0x00000001, R8
 	SHLXQ       SI, R8, R8
 	DECQ        R8
@@ -9000,7 +8909,7 @@ tail370:
 	VFMSUB213PS Z0, Z5, Z1
 	VMOVUPS     Z1, K1, (AX)(DI*1)
 
-done371:
+done370:
 	VZEROUPPER
 	RET
 
@@ -9016,9 +8925,9 @@ TEXT ·normalizeAVX512(SB), NOSPLIT, $0-104
 	MOVQ         y_len+8(FP), SI
 	XORQ         DI, DI
 
-many372:
+many371:
 	CMPQ        SI, $0x20
-	JLT         one373
+	JLT         one372
 	VMOVUPS     (CX)(DI*1), Z2
 	VSUBPS      Z0, Z2, Z2
 	VMULPS      Z1, Z2, Z2
@@ -9035,11 +8944,11 @@ many372:
 	VMOVUPS     Z3, 64(AX)(DI*1)
 	ADDQ        $0x00000080, DI
 	SUBQ        $0x20, SI
-	JMP         many372
+	JMP         many371
 
-one373:
+one372:
 	CMPQ        SI, $0x10
-	JLT         tail374
+	JLT         tail373
 	VMOVUPS     (CX)(DI*1), Z2
 	VSUBPS      Z0, Z2, Z2
 	VMULPS      Z1, Z2, Z2
@@ -9049,11 +8958,11 @@ one373:
 	VMOVUPS     Z3, (AX)(DI*1)
 	ADDQ        $0x40, DI
 	SUBQ        $0x10, SI
-	JMP         one373
+	JMP         one372
 
-tail374:
+tail373:
 	TESTQ       SI, SI
-	JZ          done375
+	JZ          done374
 	MOVQ        $0x00000001, R8
 	SHLXQ       SI, R8, R8
 	DECQ        R8
@@ -9066,7 +8975,7 @@ tail374:
 	VFMADD231PS Z1, Z2, Z0
 	VMOVUPS     Z0, K1, (AX)(DI*1)
 
-done375:
+done374:
 	VZEROUPPER
 	RET
 
@@ -9085,9 +8994,9 @@ TEXT ·normGradSumsAVX512(SB), NOSPLIT, $0-88
 	MOVQ         dy_len+8(FP), BX
 	XORQ         SI, SI
 
-many376:
+many375:
 	CMPQ        BX, $0x20
-	JLT         one377
+	JLT         one376
 	VMOVUPS     (CX)(SI*1), Z6
 	VSUBPS      Z0, Z6, Z6
 	VMULPS      Z1, Z6, Z6
@@ -9106,11 +9015,11 @@ many376:
 	VFMADD231PS Z7, Z6, Z5
 	ADDQ        $0x00000080, SI
 	SUBQ        $0x20, BX
-	JMP         many376
+	JMP         many375
 
-one377:
+one376:
 	CMPQ        BX, $0x10
-	JLT         tail378
+	JLT         tail377
 	VMOVUPS     (CX)(SI*1), Z6
 	VSUBPS      Z0, Z6, Z6
 	VMULPS      Z1, Z6, Z6
@@ -9121,11 +9030,11 @@ one377:
 	VFMADD231PS Z7, Z6, Z4
 	ADDQ        $0x40, SI
 	SUBQ        $0x10, BX
-	JMP         one377
+	JMP         one376
 
-tail378:
+tail377:
 	TESTQ       BX, BX
-	JZ          done379
+	JZ          done378
 	MOVQ        $0x00000001, DI
 	SHLXQ       BX, DI, DI
 	DECQ        DI
@@ -9139,7 +9048,7 @@ tail378:
 	VADDPS      Z0, Z2, Z2
 	VFMADD231PS Z0, Z6, Z4
 
-done379:
+done378:
 	VADDPS        Z3, Z2, Z2
 	VEXTRACTF64X4 $0x01, Z2, Y0
 	VADDPS        Y0, Y2, Y2
@@ -9177,9 +9086,9 @@ TEXT ·normGradRowAVX512(SB), NOSPLIT, $0-112
 	MOVQ         dx_len+8(FP), SI
 	XORQ         DI, DI
 
-many380:
+many379:
 	CMPQ         SI, $0x20
-	JLT          one381
+	JLT          one380
 	VMOVUPS      (DX)(DI*1), Z4
 	VSUBPS       Z0, Z4, Z4
 	VMULPS       Z1, Z4, Z4
@@ -9200,11 +9109,11 @@ many380:
 	VMOVUPS      Z5, 64(AX)(DI*1)
 	ADDQ         $0x00000080, DI
 	SUBQ         $0x20, SI
-	JMP          many380
+	JMP          many379
 
-one381:
+one380:
 	CMPQ         SI, $0x10
-	JLT          tail382
+	JLT          tail381
 	VMOVUPS      (DX)(DI*1), Z4
 	VSUBPS       Z0, Z4, Z4
 	VMULPS       Z1, Z4, Z4
@@ -9216,11 +9125,11 @@ one381:
 	VMOVUPS      Z5, (AX)(DI*1)
 	ADDQ         $0x40, DI
 	SUBQ         $0x10, SI
-	JMP          one381
+	JMP          one380
 
-tail382:
+tail381:
 	TESTQ        SI, SI
-	JZ           done383
+	JZ           done382
 	MOVQ         $0x00000001, R8
 	SHLXQ        SI, R8, R8
 	DECQ         R8
@@ -9235,7 +9144,7 @@ tail382:
 	VMULPS       Z1, Z0, Z0
 	VMOVUPS      Z0, K1, (AX)(DI*1)
 
-done383:
+done382:
 	VZEROUPPER
 	RET
 
@@ -9251,9 +9160,9 @@ TEXT ·normGradParamsAVX512(SB), NOSPLIT, $0-104
 	MOVQ         dw_len+8(FP), SI
 	XORQ         DI, DI
 
-many384:
+many383:
 	CMPQ        SI, $0x20
-	JLT         one385
+	JLT         one384
 	VMOVUPS     (BX)(DI*1), Z2
 	VSUBPS      Z0, Z2, Z2
 	VMULPS      Z1, Z2, Z2
@@ -9276,11 +9185,11 @@ many384:
 	VMOVUPS     Z3, 64(CX)(DI*1)
 	ADDQ        $0x00000080, DI
 	SUBQ        $0x20, SI
-	JMP         many384
+	JMP         many383
 
-one385:
+one384:
 	CMPQ        SI, $0x10
-	JLT         tail386
+	JLT         tail385
 	VMOVUPS     (BX)(DI*1), Z2
 	VSUBPS      Z0, Z2, Z2
 	VMULPS      Z1, Z2, Z2
@@ -9293,11 +9202,11 @@ one385:
 	VMOVUPS     Z3, (CX)(DI*1)
 	ADDQ        $0x40, DI
 	SUBQ        $0x10, SI
-	JMP         one385
+	JMP         one384
 
-tail386:
+tail385:
 	TESTQ       SI, SI
-	JZ          done387
+	JZ          done386
 	MOVQ        $0x00000001, R8
 	SHLXQ       SI, R8, R8
 	DECQ        R8
@@ -9313,7 +9222,7 @@ tail386:
 	VADDPS      Z1, Z0, Z0
 	VMOVUPS     Z0, K1, (CX)(DI*1)
 
-done387:
+done386:
 	VZEROUPPER
 	RET
 
@@ -9328,9 +9237,9 @@ TEXT ·softmaxGradAVX512(SB), NOSPLIT, $0-80
 	MOVQ         ds_len+8(FP), BX
 	XORQ         SI, SI
 
-many388:
+many387:
 	CMPQ    BX, $0x20
-	JLT     one389
+	JLT     one388
 	VMOVUPS (CX)(SI*1), Z2
 	VMOVUPS (DX)(SI*1), Z3
 	VMULPS  Z1, Z2, Z2
@@ -9345,11 +9254,11 @@ many388:
 	VMOVUPS Z3, 64(AX)(SI*1)
 	ADDQ    $0x00000080, SI
 	SUBQ    $0x20, BX
-	JMP     many388
+	JMP     many387
 
-one389:
+one388:
 	CMPQ    BX, $0x10
-	JLT     tail390
+	JLT     tail389
 	VMOVUPS (CX)(SI*1), Z2
 	VMOVUPS (DX)(SI*1), Z3
 	VMULPS  Z1, Z2, Z2
@@ -9358,11 +9267,11 @@ one389:
 	VMOVUPS Z3, (AX)(SI*1)
 	ADDQ    $0x40, SI
 	SUBQ    $0x10, BX
-	JMP     one389
+	JMP     one388
 
-tail390:
+tail389:
 	TESTQ     BX, BX
-	JZ        done391
+	JZ        done390
 	MOVQ      $0x00000001, DI
 	SHLXQ     BX, DI, DI
 	DECQ      DI
@@ -9374,7 +9283,7 @@ tail390:
 	VMULPS    Z2, Z3, Z3
 	VMOVUPS   Z3, K1, (AX)(SI*1)
 
-done391:
+done390:
 	VZEROUPPER
 	RET
 
@@ -9390,9 +9299,9 @@ TEXT ·rotateAVX512(SB), NOSPLIT, $0-144
 	MOVQ lo_len+8(FP), R8
 	XORQ R9, R9
 
-many392:
+many391:
 	CMPQ         R8, $0x20
-	JLT          one393
+	JLT          one392
 	VMOVUPS      (DX)(R9*1), Z0
 	VMOVUPS      (BX)(R9*1), Z1
 	VMOVUPS      (SI)(R9*1), Z2
@@ -9415,11 +9324,11 @@ many392:
 	VMOVUPS      Z1, 64(CX)(R9*1)
 	ADDQ         $0x00000080, R9
 	SUBQ         $0x20, R8
-	JMP          many392
+	JMP          many391
 
-one393:
+one392:
 	CMPQ         R8, $0x10
-	JLT          tail394
+	JLT          tail393
 	VMOVUPS      (DX)(R9*1), Z0
 	VMOVUPS      (BX)(R9*1), Z1
 	VMOVUPS      (SI)(R9*1), Z2
@@ -9432,11 +9341,11 @@ one393:
 	VMOVUPS      Z1, (CX)(R9*1)
 	ADDQ         $0x40, R9
 	SUBQ         $0x10, R8
-	JMP          one393
+	JMP          one392
 
-tail394:
+tail393:
 	TESTQ        R8, R8
-	JZ           done395
+	JZ           done394
 	MOVQ         $0x00000001, R10
 	SHLXQ        R8, R10, R10
 	DECQ         R10
@@ -9452,7 +9361,7 @@ tail394:
 	VMOVUPS      Z4, K1, (AX)(R9*1)
 	VMOVUPS      Z1, K1, (CX)(R9*1)
 
-done395:
+done394:
 	VZEROUPPER
 	RET
 
@@ -9468,9 +9377,9 @@ TEXT ·dotAVX2(SB), NOSPLIT, $0-52
 	MOVQ   a_len+8(FP), DX
 	XORQ   BX, BX
 
-many396:
+many395:
 	CMPQ        DX, $0x20
-	JLT         one397
+	JLT         one396
 	PREFETCHT0  2048(AX)(BX*1)
 	VMOVUPS     (AX)(BX*1), Y4
 	PREFETCHT0  2048(CX)(BX*1)
@@ -9493,11 +9402,11 @@ many396:
 	VFMADD231PS Y4, Y5, Y3
 	ADDQ        $0x00000080, BX
 	SUBQ        $0x20, DX
-	JMP         many396
+	JMP         many395
 
-one397:
+one396:
 	CMPQ        DX, $0x08
-	JLT         tail398
+	JLT         tail397
 	PREFETCHT0  2048(AX)(BX*1)
 	VMOVUPS     (AX)(BX*1), Y4
 	PREFETCHT0  2048(CX)(BX*1)
@@ -9505,11 +9414,11 @@ one397:
 	VFMADD231PS Y4, Y5, Y0
 	ADDQ        $0x20, BX
 	SUBQ        $0x08, DX
-	JMP         one397
+	JMP         one396
 
-tail398:
+tail397:
 	TESTQ       DX, DX
-	JZ          done399
+	JZ          done398
 	LEAQ        masks<>+0(SB), SI
 	NEGQ        DX
 	VMOVUPS     32(SI)(DX*4), Y4
@@ -9517,7 +9426,7 @@ tail398:
 	VMASKMOVPS  (CX)(BX*1), Y4, Y4
 	VFMADD231PS Y5, Y4, Y0
 
-done399:
+done398:
 	VADDPS       Y2, Y0, Y0
 	VADDPS       Y3, Y1, Y1
 	VADDPS       Y1, Y0, Y0
@@ -9542,9 +9451,9 @@ TEXT ·sumAVX2(SB), NOSPLIT, $0-28
 	MOVQ   x_len+8(FP), CX
 	XORQ   DX, DX
 
-many400:
+many399:
 	CMPQ       CX, $0x20
-	JLT        one401
+	JLT        one400
 	PREFETCHT0 2048(AX)(DX*1)
 	VMOVUPS    (AX)(DX*1), Y4
 	VADDPS     Y4, Y0, Y0
@@ -9559,28 +9468,28 @@ many400:
 	VADDPS     Y4, Y3, Y3
 	ADDQ       $0x00000080, DX
 	SUBQ       $0x20, CX
-	JMP        many400
+	JMP        many399
 
-one401:
+one400:
 	CMPQ       CX, $0x08
-	JLT        tail402
+	JLT        tail401
 	PREFETCHT0 2048(AX)(DX*1)
 	VMOVUPS    (AX)(DX*1), Y4
 	VADDPS     Y4, Y0, Y0
 	ADDQ       $0x20, DX
 	SUBQ       $0x08, CX
-	JMP        one401
+	JMP        one400
 
-tail402:
+tail401:
 	TESTQ      CX, CX
-	JZ         done403
+	JZ         done402
 	LEAQ       masks<>+0(SB), BX
 	NEGQ       CX
 	VMOVUPS    32(BX)(CX*4), Y4
 	VMASKMOVPS (AX)(DX*1), Y4, Y4
 	VADDPS     Y4, Y0, Y0
 
-done403:
+done402:
 	VADDPS       Y2, Y0, Y0
 	VADDPS       Y3, Y1, Y1
 	VADDPS       Y1, Y0, Y0
@@ -9606,9 +9515,9 @@ TEXT ·sumSquaresAboutAVX2(SB), NOSPLIT, $0-36
 	MOVQ         x_len+8(FP), CX
 	XORQ         DX, DX
 
-many404:
+many403:
 	CMPQ        CX, $0x20
-	JLT         one405
+	JLT         one404
 	PREFETCHT0  2048(AX)(DX*1)
 	VMOVUPS     (AX)(DX*1), Y5
 	VSUBPS      Y0, Y5, Y5
@@ -9627,22 +9536,22 @@ many404:
 	VFMADD231PS Y5, Y5, Y4
 	ADDQ        $0x00000080, DX
 	SUBQ        $0x20, CX
-	JMP         many404
+	JMP         many403
 
-one405:
+one404:
 	CMPQ        CX, $0x08
-	JLT         tail406
+	JLT         tail405
 	PREFETCHT0  2048(AX)(DX*1)
 	VMOVUPS     (AX)(DX*1), Y5
 	VSUBPS      Y0, Y5, Y5
 	VFMADD231PS Y5, Y5, Y1
 	ADDQ        $0x20, DX
 	SUBQ        $0x08, CX
-	JMP         one405
+	JMP         one404
 
-tail406:
+tail405:
 	TESTQ       CX, CX
-	JZ          done407
+	JZ          done406
 	LEAQ        masks<>+0(SB), BX
 	NEGQ        CX
 	VMOVUPS     32(BX)(CX*4), Y5
@@ -9651,7 +9560,7 @@ tail406:
 	VANDPS      Y5, Y6, Y6
 	VFMADD231PS Y6, Y6, Y1
 
-done407:
+done406:
 	VADDPS       Y3, Y1, Y1
 	VADDPS       Y4, Y2, Y2
 	VADDPS       Y2, Y1, Y1
@@ -9677,9 +9586,9 @@ TEXT ·maxOfAVX2(SB), NOSPLIT, $0-28
 	MOVQ    x_len+8(FP), CX
 	XORQ    DX, DX
 
-many408:
+many407:
 	CMPQ       CX, $0x20
-	JLT        one409
+	JLT        one408
 	PREFETCHT0 2048(AX)(DX*1)
 	VMOVUPS    (AX)(DX*1), Y5
 	VMAXPS     Y5, Y1, Y1
@@ -9694,21 +9603,21 @@ many408:
 	VMAXPS     Y5, Y4, Y4
 	ADDQ       $0x00000080, DX
 	SUBQ       $0x20, CX
-	JMP        many408
+	JMP        many407
 
-one409:
+one408:
 	CMPQ       CX, $0x08
-	JLT        tail410
+	JLT        tail409
 	PREFETCHT0 2048(AX)(DX*1)
 	VMOVUPS    (AX)(DX*1), Y5
 	VMAXPS     Y5, Y1, Y1
 	ADDQ       $0x20, DX
 	SUBQ       $0x08, CX
-	JMP        one409
+	JMP        one408
 
-tail410:
+tail409:
 	TESTQ      CX, CX
-	JZ         done411
+	JZ         done410
 	LEAQ       masks<>+0(SB), BX
 	NEGQ       CX
 	VMOVUPS    32(BX)(CX*4), Y5
@@ -9716,7 +9625,7 @@ tail410:
 	VBLENDVPS  Y5, Y6, Y0, Y6
 	VMAXPS     Y6, Y1, Y1
 
-done411:
+done410:
 	VMAXPS       Y3, Y1, Y1
 	VMAXPS       Y4, Y2, Y2
 	VMAXPS       Y2, Y1, Y1
@@ -9745,9 +9654,9 @@ TEXT ·sum64AVX2(SB), NOSPLIT, $0-32
 	MOVQ   x_len+8(FP), CX
 	XORQ   DX, DX
 
-many412:
+many411:
 	CMPQ         CX, $0x20
-	JLT          one413
+	JLT          one412
 	PREFETCHT0   2048(AX)(DX*1)
 	VMOVUPS      (AX)(DX*1), Y8
 	VEXTRACTF128 $0x01, Y8, X9
@@ -9778,11 +9687,11 @@ many412:
 	VADDPD       Y9, Y7, Y7
 	ADDQ         $0x00000080, DX
 	SUBQ         $0x20, CX
-	JMP          many412
+	JMP          many411
 
-one413:
+one412:
 	CMPQ         CX, $0x08
-	JLT          tail414
+	JLT          tail413
 	PREFETCHT0   2048(AX)(DX*1)
 	VMOVUPS      (AX)(DX*1), Y8
 	VEXTRACTF128 $0x01, Y8, X9
@@ -9792,11 +9701,11 @@ one413:
 	VADDPD       Y9, Y1, Y1
 	ADDQ         $0x20, DX
 	SUBQ         $0x08, CX
-	JMP          one413
+	JMP          one412
 
-tail414:
+tail413:
 	TESTQ        CX, CX
-	JZ           done415
+	JZ           done414
 	LEAQ         masks<>+0(SB), BX
 	NEGQ         CX
 	VMOVUPS      32(BX)(CX*4), Y8
@@ -9807,7 +9716,7 @@ tail414:
 	VADDPD       Y8, Y0, Y0
 	VADDPD       Y9, Y1, Y1
 
-done415:
+done414:
 	VADDPD       Y4, Y0, Y0
 	VADDPD       Y5, Y1, Y1
 	VADDPD       Y6, Y2, Y2
@@ -9838,9 +9747,9 @@ TEXT ·sumSquaresAVX2(SB), NOSPLIT, $0-32
 	MOVQ   x_len+8(FP), CX
 	XORQ   DX, DX
 
-many416:
+many415:
 	CMPQ         CX, $0x20
-	JLT          one417
+	JLT          one416
 	PREFETCHT0   2048(AX)(DX*1)
 	VMOVUPS      (AX)(DX*1), Y8
 	VEXTRACTF128 $0x01, Y8, X9
@@ -9871,11 +9780,11 @@ many416:
 	VFMADD231PD  Y9, Y9, Y7
 	ADDQ         $0x00000080, DX
 	SUBQ         $0x20, CX
-	JMP          many416
+	JMP          many415
 
-one417:
+one416:
 	CMPQ         CX, $0x08
-	JLT          tail418
+	JLT          tail417
 	PREFETCHT0   2048(AX)(DX*1)
 	VMOVUPS      (AX)(DX*1), Y8
 	VEXTRACTF128 $0x01, Y8, X9
@@ -9885,11 +9794,11 @@ one417:
 	VFMADD231PD  Y9, Y9, Y1
 	ADDQ         $0x20, DX
 	SUBQ         $0x08, CX
-	JMP          one417
+	JMP          one416
 
-tail418:
+tail417:
 	TESTQ        CX, CX
-	JZ           done419
+	JZ           done418
 	LEAQ         masks<>+0(SB), BX
 	NEGQ         CX
 	VMOVUPS      32(BX)(CX*4), Y8
@@ -9900,7 +9809,7 @@ tail418:
 	VFMADD231PD  Y8, Y8, Y0
 	VFMADD231PD  Y9, Y9, Y1
 
-done419:
+done418:
 	VADDPD       Y4, Y0, Y0
 	VADDPD       Y5, Y1, Y1
 	VADDPD       Y6, Y2, Y2
@@ -9925,9 +9834,9 @@ TEXT ·colSumAVX2(SB), NOSPLIT, $0-64
 	MOVQ dst_len+8(FP), BX
 	SHLQ $0x02, CX
 
-many420:
+many419:
 	CMPQ   BX, $0x20
-	JLT    one421
+	JLT    one420
 	VXORPS Y0, Y0, Y0
 	VXORPS Y1, Y1, Y1
 	VXORPS Y2, Y2, Y2
@@ -9935,18 +9844,18 @@ many420:
 	MOVQ   rows+48(FP), DI
 	MOVQ   DX, SI
 
-row424:
+row423:
 	TESTQ  DI, DI
-	JZ     done425
+	JZ     done424
 	VADDPS (SI), Y0, Y0
 	VADDPS 32(SI), Y1, Y1
 	VADDPS 64(SI), Y2, Y2
 	VADDPS 96(SI), Y3, Y3
 	ADDQ   CX, SI
 	DECQ   DI
-	JMP    row424
+	JMP    row423
 
-done425:
+done424:
 	VADDPS  (AX), Y0, Y0
 	VMOVUPS Y0, (AX)
 	VADDPS  32(AX), Y1, Y1
@@ -9958,34 +9867,34 @@ done425:
 	ADDQ    $0x00000080, AX
 	ADDQ    $0x00000080, DX
 	SUBQ    $0x20, BX
-	JMP     many420
+	JMP     many419
 
-one421:
+one420:
 	CMPQ   BX, $0x08
-	JLT    tail422
+	JLT    tail421
 	VXORPS Y0, Y0, Y0
 	MOVQ   rows+48(FP), DI
 	MOVQ   DX, SI
 
-row426:
+row425:
 	TESTQ  DI, DI
-	JZ     done427
+	JZ     done426
 	VADDPS (SI), Y0, Y0
 	ADDQ   CX, SI
 	DECQ   DI
-	JMP    row426
+	JMP    row425
 
-done427:
+done426:
 	VADDPS  (AX), Y0, Y0
 	VMOVUPS Y0, (AX)
 	ADDQ    $0x00000020, AX
 	ADDQ    $0x00000020, DX
 	SUBQ    $0x08, BX
-	JMP     one421
+	JMP     one420
 
-tail422:
+tail421:
 	TESTQ   BX, BX
-	JZ      done423
+	JZ      done422
 	LEAQ    masks<>+0(SB), SI
 	NEGQ    BX
 	VMOVUPS 32(SI)(BX*4), Y0
@@ -9993,23 +9902,23 @@ tail422:
 	MOVQ    rows+48(FP), SI
 	MOVQ    DX, BX
 
-row428:
+row427:
 	TESTQ      SI, SI
-	JZ         done429
+	JZ         done428
 	VMASKMOVPS (BX), Y0, Y2
 	VADDPS     Y2, Y1, Y1
 	ADDQ       CX, BX
 	DECQ       SI
-	JMP        row428
+	JMP        row427
 
-done429:
+done428:
 	VMASKMOVPS (AX), Y0, Y2
 	VADDPS     Y2, Y1, Y1
 	VMASKMOVPS Y1, Y0, (AX)
 	ADDQ       $0x00000020, AX
 	ADDQ       $0x00000020, DX
 
-done423:
+done422:
 	VZEROUPPER
 	RET
 
@@ -10070,9 +9979,9 @@ TEXT ·dropoutFactorsAVX2(SB), NOSPLIT, $640-56
 	VPBROADCASTQ block+24(FP), Y2
 	VPADDQ       quads<>+0(SB), Y2, Y2
 
-loop430:
+loop429:
 	CMPQ         CX, $0x20
-	JLT          done431
+	JLT          done430
 	VMOVDQA      Y2, Y3
 	VPSRLQ       $0x20, Y2, Y4
 	VBROADCASTSS op+40(FP), Y5
@@ -10277,9 +10186,9 @@ loop430:
 	VMOVDQU      Y4, 96(AX)
 	ADDQ         $0x00000080, AX
 	SUBQ         $0x20, CX
-	JMP          loop430
+	JMP          loop429
 
-done431:
+done430:
 	VZEROUPPER
 	RET
 
@@ -10291,17 +10200,17 @@ TEXT ·widenBF16AVX2(SB), NOSPLIT, $0-48
 	MOVQ half_len+32(FP), DX
 	XORQ BX, BX
 
-eights432:
+eights431:
 	CMPQ      DX, $0x08
-	JLT       done433
+	JLT       done432
 	VPMOVZXWD (CX)(BX*2), Y0
 	VPSLLD    $0x10, Y0, Y0
 	VMOVUPS   Y0, (AX)(BX*4)
 	ADDQ      $0x08, BX
 	SUBQ      $0x08, DX
-	JMP       eights432
+	JMP       eights431
 
-done433:
+done432:
 	VZEROUPPER
 	RET
 
@@ -10316,9 +10225,9 @@ TEXT ·narrowBF16AVX2(SB), NOSPLIT, $0-48
 	MOVQ    half_len+32(FP), DX
 	XORQ    BX, BX
 
-eights434:
+eights433:
 	CMPQ         DX, $0x08
-	JLT          done435
+	JLT          done434
 	VMOVUPS      (AX)(BX*4), Y3
 	VCMPPS       $0x03, Y3, Y3, Y6
 	VPSRLD       $0x10, Y3, Y4
@@ -10333,9 +10242,9 @@ eights434:
 	VMOVDQU      X4, (CX)(BX*2)
 	ADDQ         $0x08, BX
 	SUBQ         $0x08, DX
-	JMP          eights434
+	JMP          eights433
 
-done435:
+done434:
 	VZEROUPPER
 	RET
 
@@ -10347,16 +10256,16 @@ TEXT ·widenF16C(SB), NOSPLIT, $0-48
 	MOVQ half_len+32(FP), DX
 	XORQ BX, BX
 
-eights436:
+eights435:
 	CMPQ      DX, $0x08
-	JLT       done437
+	JLT       done436
 	VCVTPH2PS (CX)(BX*2), Y0
 	VMOVUPS   Y0, (AX)(BX*4)
 	ADDQ      $0x08, BX
 	SUBQ      $0x08, DX
-	JMP       eights436
+	JMP       eights435
 
-done437:
+done436:
 	VZEROUPPER
 	RET
 
@@ -10368,16 +10277,16 @@ TEXT ·narrowF16C(SB), NOSPLIT, $0-48
 	MOVQ half_len+32(FP), DX
 	XORQ BX, BX
 
-eights438:
+eights437:
 	CMPQ      DX, $0x08
-	JLT       done439
+	JLT       done438
 	VMOVUPS   (AX)(BX*4), Y0
 	VCVTPS2PH $0x00, Y0, (CX)(BX*2)
 	ADDQ      $0x08, BX
 	SUBQ      $0x08, DX
-	JMP       eights438
+	JMP       eights437
 
-done439:
+done438:
 	VZEROUPPER
 	RET
 
@@ -10406,9 +10315,9 @@ TEXT ·addAsFixedAVX2(SB), NOSPLIT, $0-57
 	MOVQ         dst_len+8(FP), DX
 	XORQ         BX, BX
 
-one441:
+one440:
 	CMPQ         DX, $0x08
-	JLT          tail442
+	JLT          tail441
 	VMOVUPS      (CX)(BX*1), Y7
 	VEXTRACTF128 $0x01, Y7, X8
 	VCVTPS2PD    X7, Y7
@@ -10453,11 +10362,11 @@ one441:
 	VPOR         Y8, Y6, Y6
 	ADDQ         $0x20, BX
 	SUBQ         $0x08, DX
-	JMP          one441
+	JMP          one440
 
-tail442:
+tail441:
 	TESTQ        DX, DX
-	JZ           done443
+	JZ           done442
 	LEAQ         masks<>+0(SB), SI
 	NEGQ         DX
 	VMOVUPS      32(SI)(DX*4), Y7
@@ -10507,7 +10416,7 @@ tail442:
 	VPAND        Y0, Y9, Y9
 	VPOR         Y9, Y6, Y6
 
-done443:
+done442:
 	VMOVMSKPD Y6, AX
 	TESTL     AX, AX
 	SETEQ     AL
@@ -10532,9 +10441,9 @@ TEXT ·fixedSquaresAVX2(SB), NOSPLIT, $0-49
 	MOVQ         x_len+8(FP), CX
 	XORQ         DX, DX
 
-one445:
+one444:
 	CMPQ         CX, $0x08
-	JLT          tail446
+	JLT          tail445
 	VMOVUPS      (AX)(DX*1), Y6
 	VEXTRACTF128 $0x01, Y6, X7
 	VCVTPS2PD    X6, Y6
@@ -10565,11 +10474,11 @@ one445:
 	VPADDQ       Y7, Y4, Y4
 	ADDQ         $0x20, DX
 	SUBQ         $0x08, CX
-	JMP          one445
+	JMP          one444
 
-tail446:
+tail445:
 	TESTQ        CX, CX
-	JZ           done447
+	JZ           done446
 	LEAQ         masks<>+0(SB), BX
 	NEGQ         CX
 	VMOVUPS      32(BX)(CX*4), Y6
@@ -10602,7 +10511,7 @@ tail446:
 	VPSUBQ       Y1, Y7, Y7
 	VPADDQ       Y7, Y4, Y4
 
-done447:
+done446:
 	VMOVMSKPD    Y5, AX
 	TESTL        AX, AX
 	SETEQ        AL

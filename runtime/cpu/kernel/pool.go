@@ -92,10 +92,9 @@ type worker struct {
 	last bool // takes the last chunk of a job, not the first: see Pool.state
 	buf  []float32
 
-	packed       []float32                      // right-hand matrix of the product in flight
-	packedSerial uint64                         // number of the column block: see productTask
-	lines        [tileSide * tileSlice]float32  // see packSide
-	block        [tileLines * tileLines]float32 // see edge
+	packed       []float32                     // right-hand matrix of the product in flight
+	packedSerial uint64                        // number of the column block: see productTask
+	lines        [tileSide * tileSlice]float32 // see packSide
 
 	parker parker
 	ready  func() bool

@@ -82,26 +82,32 @@ func (t *tileTask) packRight(w *worker, j, n int) {
 	}
 }
 
-// rows computes m rows, from i on, at most 32, of n columns from j on.
+// rows computes m rows, from i on, at most 32, of n columns from j on. What is not a number of whole blocks, or is to be added,
+// is summed apart first: to begin with what is there would round every partial sum to its size.
 func (t *tileTask) rows(w *worker, i, m, j, n int) {
-	left := w.scratch(tileSlice / tileDepth * tileFloat)
-	c, right := t.c[i*t.ldc+j:], w.packed
-	whole := n / tileLines
-	if m < tileLines {
-		whole = 0
+	const room = tileSlice / tileDepth * tileFloat
+	panels := (n + tileLines - 1) / tileLines
+	buf := w.scratch(room + tileLines*panels*tileLines)
+	left, sums, ld := buf[:room], buf[room:], panels*tileLines
+	apart := t.acc || m < tileLines || n < ld
+	if !apart {
+		sums, ld = t.c[i*t.ldc+j:], t.ldc
 	}
+	right := w.packed
 	for q := 0; q < t.k; q += tileSlice {
-		depth, acc := min(tileSlice, t.k-q), t.acc || q > 0
+		depth := min(tileSlice, t.k-q)
 		steps := tileSteps(depth)
 		w.packTiles(left, t.a.at(i, q), m, depth, true)
-		if whole > 0 {
-			next, lines, ld, rate := t.ahead(i+w.stride(), q, depth, whole*steps)
-			w.isa.tileProducts(whole, steps, left, right, c, t.ldc, acc, next, lines, ld, rate)
-			right = right[whole*steps*tileFloat:]
-		}
-		for at := whole * tileLines; at < n; at += tileLines {
-			w.edge(steps, left, right, c[at:], t.ldc, m, min(tileLines, n-at), acc)
-			right = right[steps*tileFloat:]
+		next, lines, ldNext, rate := t.ahead(i+w.stride(), q, depth, panels*steps)
+		w.isa.tileProducts(panels, steps, left, right, sums, ld, q > 0, next, lines, ldNext, rate)
+		right = right[panels*steps*tileFloat:]
+	}
+	for r := 0; apart && r < m; r++ {
+		to, from := t.c[(i+r)*t.ldc+j:][:n], sums[r*ld:][:n]
+		if t.acc {
+			w.isa.add(to, to, from)
+		} else {
+			copy(to, from)
 		}
 	}
 }
@@ -127,20 +133,6 @@ func (t *tileTask) ahead(i, q, depth, steps int) (next []float32, lines, ld, rat
 		segments, lines, ld = depth, tileLines/line, t.a.cs
 	}
 	return next, lines, ld, (segments*lines + steps - 1) / steps
-}
-
-// edge computes a block of fewer than 32 rows or columns.
-func (w *worker) edge(steps int, a, b, c []float32, ldc, rows, cols int, acc bool) {
-	whole := w.block[:]
-	if acc {
-		for i := range rows {
-			copy(whole[i*tileLines:][:cols], c[i*ldc:])
-		}
-	}
-	w.isa.tileProducts(1, steps, a, b, whole, tileLines, acc, nil, 0, 0, 0)
-	for i := range rows {
-		copy(c[i*ldc:][:cols], whole[i*tileLines:])
-	}
 }
 
 // packTiles packs up to 32 rows of k terms of x, as rows of a left-hand matrix or columns of a right-hand one.

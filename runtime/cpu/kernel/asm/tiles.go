@@ -80,7 +80,7 @@ func (g *generator) tileProducts() {
 	g.Load(g.Param("next").Base(), reg.R12)
 	g.Load(g.Param("lines"), reg.R13)
 
-	panel, sum, start, last, step := g.label("panel"), g.label("sum"), g.label("start"), g.label("last"), g.label("step")
+	panel, sum, start, step := g.label("panel"), g.label("sum"), g.label("start"), g.label("step")
 	g.Label(panel)
 	g.Load(g.Param("acc"), reg.AL)
 	g.TESTB(reg.AL, reg.AL)
@@ -92,17 +92,6 @@ func (g *generator) tileProducts() {
 	g.Label(sum)
 	g.tileCorners(vexF2)
 	g.Label(start)
-	// The sums of the next panel are fetched meanwhile, after the last those of the first panel of the next rows.
-	g.LEAQ(operand.Mem{Base: reg.RDX, Disp: 2 * 64}, reg.R15)
-	g.CMPQ(reg.R8, operand.Imm(1))
-	g.JNE(to(last))
-	g.Load(g.Param("panels"), reg.RAX)
-	g.SHLQ(operand.Imm(7), reg.RAX)
-	g.SUBQ(reg.RAX, reg.R15)
-	g.MOVQ(reg.RSI, reg.RAX)
-	g.SHLQ(operand.Imm(5), reg.RAX)
-	g.ADDQ(reg.RAX, reg.R15)
-	g.Label(last)
 	g.Load(g.Param("steps"), reg.R10)
 	g.MOVQ(reg.R9, reg.RAX)
 	g.Label(step)
@@ -121,17 +110,8 @@ func (g *generator) tileProducts() {
 	g.end()
 }
 
-// fetchedRows is how many rows of sums are fetched in a step: all in the four steps of a slice.
-const fetchedRows = 8
-
-// tileFetches emits the prefetches of one step: of some rows of sums at R15, and of lines of the next left-hand rows at R12,
-// of which R13 are left in the row.
+// tileFetches emits the prefetches of one step, of lines of the next left-hand rows at R12, of which R13 are left in the row.
 func (g *generator) tileFetches() {
-	for range fetchedRows {
-		g.code(0x41, 0x0f, 0x0d, 0x0f)       // PREFETCHW (R15)
-		g.code(0x41, 0x0f, 0x0d, 0x4f, 0x40) // PREFETCHW 64(R15)
-		g.ADDQ(reg.RSI, reg.R15)
-	}
 	line, same, done := g.label("line"), g.label("same"), g.label("done")
 	g.Load(g.Param("rate"), reg.R11)
 	g.Label(line)
