@@ -316,7 +316,7 @@ func (s *searcher) floor(o outline, trunk *work, size int, schedule partition.Sc
 		return 0
 	}
 	m, last := s.split(o, size)
-	return s.busy(o, m, s.leastOn(o, m, schedule, func(kinds cost.Kinds) (*workTimes, *workTimes) {
+	return s.busy(o, m, schedule, s.leastOn(o, m, schedule, func(kinds cost.Kinds) (*workTimes, *workTimes) {
 		return trunk.at(size, s.batch, kinds), trunk.at(last, s.batch, kinds)
 	}))
 }
@@ -330,15 +330,15 @@ func (s *searcher) refined(p *pending, size int, schedule partition.Schedule) co
 		p.shared = w.sharedTimes(&skel.plan, skel.price, s.batch)
 	}
 	m, last := s.split(p.outline, size)
-	return s.busy(p.outline, m, s.leastOn(p.outline, m, schedule, func(kinds cost.Kinds) (*workTimes, *workTimes) {
+	return s.busy(p.outline, m, schedule, s.leastOn(p.outline, m, schedule, func(kinds cost.Kinds) (*workTimes, *workTimes) {
 		shared := p.shared[kinds]
 		return w.at(size, s.batch, kinds).plus(shared), w.at(last, s.batch, kinds).plus(shared)
 	}))
 }
 
 // busy is a bound where ranks that wait leave their cores to others.
-func (s *searcher) busy(o outline, m int, t cost.Picoseconds) cost.Picoseconds {
-	if share := s.rates.Busy(o.pp, m); share < 1 {
+func (s *searcher) busy(o outline, m int, schedule partition.Schedule, t cost.Picoseconds) cost.Picoseconds {
+	if share := s.rates.Busy(schedule, o.pp, o.chunks, m); share < 1 {
 		return cost.Picoseconds(float64(t) * share)
 	}
 	return t

@@ -53,19 +53,14 @@ func (w *work) on(kinds cost.Kinds) []*cost.Program {
 	var prices []*cost.Program
 	for i, price := range w.prices {
 		if w.kinds[i].Within(kinds) {
-			prices = append(prices, price.Under(kinds))
+			prices = append(prices, price.OnKinds(kinds))
 		}
 	}
 	return prices
 }
 
-// leastOn is [searcher.least] of times that depend on the kinds of devices.
-//
-// On several kinds it is the bound with each time that of the fastest of them, or what
-// follows from every position doing all its work. Let a be the time of one block at a
-// position, for all micro-batches and the update, and f that of what is before the first
-// block or after the last. With n blocks at every position f + n·a <= T; so the sum of
-// (T-f)/a over the positions is at least the number of blocks.
+// leastOn is [searcher.least] of times that depend on the kinds of devices: with each time
+// that of the fastest of them, or by [rates.least] where that is more.
 func (s *searcher) leastOn(o outline, m int, schedule partition.Schedule, times func(cost.Kinds) (first, last *workTimes)) cost.Picoseconds {
 	if len(s.cluster.Pools) == 0 {
 		first, last := times(0)
@@ -76,9 +71,8 @@ func (s *searcher) leastOn(o outline, m int, schedule partition.Schedule, times 
 		Stages: make([]partition.Stage, o.pp), PoolOrder: s.cluster.Orders()[o.order],
 	}
 	var fastest [2]workTimes
-	bound, blocks, speed := cost.Picoseconds(0), float64(s.graphs.blocks), 0.0
-	cut := evenCut(s.graphs.blocks, o.stages(), func(int) extent { return kept })
-	for at := range o.pp {
+	all := make(rates, o.pp)
+	for at := range all {
 		first, last := times(s.cluster.KindsAt(&plan, at))
 		if at == 0 {
 			fastest = [2]workTimes{*first, *last}
@@ -86,32 +80,84 @@ func (s *searcher) leastOn(o outline, m int, schedule partition.Schedule, times 
 			fastest[0].fastest(first)
 			fastest[1].fastest(last)
 		}
-		all := func(part int) cost.Picoseconds { return cost.Picoseconds(m-1)*first[part].all + last[part].all }
-		ends := cost.Picoseconds(0)
+		of := func(part int) float64 { return float64(cost.Picoseconds(m-1)*first[part].all + last[part].all) }
+		r := rate{all: of(inBlock), way: float64(last[inBlock].way), update: float64(last[inBlock].update)}
+		if schedule == partition.ZeroBubble { // gradients of weights are left to do
+			r.way = float64(last[inBlock].forward)
+		}
 		if at == 0 {
-			ends += all(beforeBlocks)
+			r.ends = of(beforeBlocks)
 		}
 		if at == o.pp-1 {
-			ends += all(afterBlocks)
+			r.ends += of(afterBlocks)
 		}
-		block := all(inBlock) + last[inBlock].update
-		if block == 0 {
-			continue // the whole model counts as one block, and is before it
+		all[at] = r
+	}
+	bound := s.least(o, &fastest[0], &fastest[1], m, schedule)
+	if o.chunks > 1 { // cut evenly
+		for i, st := range evenCut(s.graphs.blocks, o.stages(), func(int) extent { return kept }) {
+			all[i%o.pp].blocks += float64(st.Last - st.First)
 		}
-		speed += 1 / float64(block)
-		blocks += float64(ends) / float64(block)
-		if o.chunks > 1 { // cut evenly
-			mine := 0
-			for i := at; i < len(cut); i += o.pp {
-				mine += cut[i].Last - cut[i].First
+		for _, r := range all {
+			bound = max(bound, cost.Picoseconds(r.blocks*(r.all+r.update)))
+		}
+		return bound
+	}
+	return max(bound, all.least(float64(s.graphs.blocks), gathersAhead(&fastest[0], &fastest[1])))
+}
+
+// gathersAhead bounds what a position may do of a pass before its gradient is there.
+func gathersAhead(first, last *workTimes) float64 {
+	return float64(max(first[inBlock].ahead, last[inBlock].ahead) + max(first[afterBlocks].ahead, last[afterBlocks].ahead))
+}
+
+// rate is what a position of a pipeline takes at least, in picoseconds.
+type rate struct {
+	all    float64 // one block, all micro-batches
+	way    float64 // one block, one micro-batch there and back: what the position before waits for
+	update float64 // one block, once
+	ends   float64 // what is before the first block and after the last, all micro-batches
+	blocks float64 // that it has, where that is known
+}
+
+// rates are those of all positions.
+type rates []rate
+
+// least bounds the time T of a pipeline of positions that have n_i blocks between them,
+// whose numbers are open. A position does all its work:
+//
+//	ends_i + n_i (all_i + update_i) <= T,
+//
+// and begins it when micro-batch 0 has come through the positions before, to which the
+// last one goes back (PLANNING.md 2.7), so that but for what is done ahead
+//
+//	ends_i + n_i all_i + sum over j < i of n_j way_j <= T.
+//
+// The sum of either over the positions, times weights for which every n_j has a factor of
+// at least 1 in it, has all blocks on its left side and T times all weights on its right.
+func (p rates) least(blocks, ahead float64) cost.Picoseconds {
+	bound := 0.0
+	for _, flows := range []bool{false, true} {
+		left, weights := blocks, 0.0
+		for i := len(p) - 1; i >= 0; i-- {
+			r, each, way := p[i], p[i].all+p[i].update, 0.0
+			if flows {
+				each, way = r.all, r.way
 			}
-			bound = max(bound, cost.Picoseconds(mine)*block)
+			if each == 0 {
+				return 0 // the whole model counts as one block, and is before it
+			}
+			weight := max(0, 1-way*weights) / each
+			left += weight * r.ends
+			weights += weight
 		}
+		t := left / weights
+		if flows {
+			t -= float64(len(p)) * ahead
+		}
+		bound = max(bound, t)
 	}
-	if speed > 0 {
-		bound = max(bound, cost.Picoseconds(blocks/speed*(1-1e-9)))
-	}
-	return max(bound, s.least(o, &fastest[0], &fastest[1], m, schedule))
+	return cost.Picoseconds(bound * (1 - 1e-9))
 }
 
 // fastest takes the smaller of each two times.

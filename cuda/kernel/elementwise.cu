@@ -48,7 +48,9 @@ KERNEL(cast_f16, 256)(T* y, const f16* x, i64 n, int add) { convert(y, x, n, add
 // reduce combines up to 16 values in order; y may be one of them.
 template <class F>
 DEVICE void combine(T* y, const T* const (&x)[16], i64 n, int count, F f) {
-	each_of_all<T>(n, true, [&](auto width, i64 i) {
+	i64 places = (i64)y; // shares and runs of a collective start anywhere
+	for (int k = 0; k < count; k++) places |= (i64)x[k];
+	each_of_all<T>(n, places % 16 == 0, [&](auto width, i64 i) {
 		constexpr int w = decltype(width)::value;
 		Pack<w> sum = load<w>(x[0] + i);
 #pragma unroll

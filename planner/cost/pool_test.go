@@ -96,10 +96,10 @@ func TestNetworkOfPools(t *testing.T) {
 		t.Helper()
 		require.InDelta(t, want, got.Seconds(), 2e-12)
 	}
-	// Position 1 gathers 60 MB at the worse latency and the worse rate of a node, then a
-	// third of it over the link between the pools.
+	// Position 1 gathers 60 MB at the worse latency of three hops in nodes and the worse
+	// rate of a node, then a third of it over the link between the pools.
 	const bytes = 60e6
-	near(2*2e-6+2./3*bytes/1e9+1e-4+1./2*(bytes/3)/5e7+2e-6, m.As(1).Collective(ir.OpAllGather, bytes, m.As(1).Group(dp)))
+	near(3*2e-6+2./3*bytes/1e9+1e-4+1./2*(bytes/3)/5e7+2e-6, m.As(1).Collective(ir.OpAllGather, bytes, m.As(1).Group(dp)))
 	// Position 0 has no device of the second pool: its racks send half as much.
 	near(3*1e-6+3./4*bytes/1e9+1e-5+1./2*(bytes/4)/5e7+1e-6, m.As(0).Collective(ir.OpAllGather, bytes, m.As(0).Group(dp)))
 	// Three devices of a node, one of another, and one of another rack: all its peers but
@@ -128,7 +128,7 @@ func TestKernelsOfPools(t *testing.T) {
 	c := twoKinds()
 	p := planOf(10, 10, 5, 1, 2)
 	m := NewProgram(c, p, p.Mesh(5))
-	slow, fast, both := m.Under(1), m.Under(2), m.Under(3)
+	slow, fast, both := m.OnKinds(1), m.OnKinds(2), m.OnKinds(3)
 	products := work{class: product, dtype: ir.F32, flops: 1e9}
 	copies := work{bytes: 1e9}
 	require.Equal(t, slow.kernel(&products), both.kernel(&products), "arithmetic")

@@ -23,12 +23,26 @@ type Open func(t *testing.T) runtime.Backend
 
 // Run checks that a backend keeps the contract of package runtime.
 func Run(t *testing.T, open Open) {
+	RunAlone(t, open)
+	RunFixedPoint(t, open)
+	RunTogether(t, open)
+}
+
+// RunAlone checks what one device does by itself.
+func RunAlone(t *testing.T, open Open) {
 	t.Run("memory", func(t *testing.T) { testMemory(t, open) })
-	t.Run("ops", func(t *testing.T) { testOps(t, open, leaveOutNone) })
+	RunOps(t, open, func(ir.Op, ir.Attr) bool { return false })
 	t.Run("wide heads", func(t *testing.T) { RunWideHeads(t, open) })
-	t.Run("accumulate", func(t *testing.T) { testAccumulate(t, open) })
-	t.Run("host copies", func(t *testing.T) { testHostCopies(t, open) })
-	t.Run("fixed point", func(t *testing.T) { testFixedPoint(t, open) })
+}
+
+// RunFixedPoint checks that fixed point does not wrap, and sums over ranks.
+func RunFixedPoint(t *testing.T, open Open) {
+	t.Run("overflow", func(t *testing.T) { testOverflow(t, open) })
+	t.Run("fixed all_reduce", func(t *testing.T) { testFixedCollectives(t, open) })
+}
+
+// RunTogether checks what devices do together, and how they wait and fail.
+func RunTogether(t *testing.T, open Open) {
 	t.Run("collectives", func(t *testing.T) { testCollectives(t, open) })
 	t.Run("transfers", func(t *testing.T) { testTransfers(t, open) })
 	t.Run("streams", func(t *testing.T) { testStreams(t, open) })
@@ -36,8 +50,6 @@ func Run(t *testing.T, open Open) {
 	t.Run("timeouts", func(t *testing.T) { testTimeouts(t, open) })
 	t.Run("abort", func(t *testing.T) { testAbort(t, open) })
 }
-
-func leaveOutNone(ir.Op, ir.Attr) bool { return false }
 
 // RunOps checks what one device computes, where others are not needed: the parts of Run about memory and
 // launches, but for ops that are left out.
