@@ -19,11 +19,11 @@ import (
 // one fake GPU whose streams run in a random order, and compares each step with one rank
 // on the CPU. The fake also refuses every access to memory that no event orders.
 func TestLoopbackParity(t *testing.T) {
-	const steps = 4
+	const steps = 3
 	one := trainBatch(t, parityPlan(1, 1, 1, parityBatch, partition.GPipe, false), parityBatch, steps)
 	plans := allParityPlans()
 	if !*parityAll {
-		plans = sampleOf(t, plans, 8)
+		plans = sampleOf(t, plans, 6)
 	}
 	var worstLoss, worstNorm float64
 	for i, c := range plans {

@@ -14,11 +14,11 @@ func inTheDeviceCode() []mutant {
 		bug: "device code: probabilities are read before they are written", how: "no barrier in the gradient of keys",
 		file: "cuda/kernel/attention_grad.cu",
 		old:  "			sync_block();\n			add_product(out_k,", new: "			add_product(out_k,",
-		pkg: pkg, run: "^TestOps$/^ops$/^attention_grad$",
+		pkg: pkg, run: "^TestOps$/^ops$/^attention_grad$/^61$",
 	}, {
 		bug: "device code: the mask is that of the part, not of the whole", how: "heads are counted from the rank's first",
-		file: "cuda/kernel/heads.cu",
-		old:  "h = first_head + head % heads;", new: "h = head % heads;",
+		file: "cuda/kernel/attention.go",
+		old:  "int32(s.Offset[3])", new: "int32(0)",
 		pkg: pkg, run: "^TestAttentionMask$",
 	}, {
 		bug: "device code: a sum is not added to what is there", how: "a bias gradient of the second micro-batch",
@@ -26,9 +26,9 @@ func inTheDeviceCode() []mutant {
 		old:  "narrow(y[c], add ? wide(y[c]) + sum : sum);", new: "narrow(y[c], sum);",
 		pkg: pkg, run: "^TestOps$/^ops$/^sum_to$",
 	}, {
-		bug: "device code: ids are noted over those of before", how: "the order of warps decides",
+		bug: "device code: ids are looked up before all are noted", how: "no barrier between",
 		file: "cuda/kernel/embedding.cu",
-		old:  "		sync_block();\n	}\n	for (int k = 0; k < 2; k++) {", new: "	}\n	for (int k = 0; k < 2; k++) {",
+		old:  "		if (hit) found[before] = row << 8 | thread();\n		sync_block();\n", new: "		if (hit) found[before] = row << 8 | thread();\n",
 		pkg: pkg, run: "^TestOps$/^ops$/^embedding_grad$",
 	}}
 }

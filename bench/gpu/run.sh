@@ -82,8 +82,8 @@ conformance() {
 }
 
 kernels() {
-	[ -x tests/kernel.test ] || { row "kernels" "skipped" "not in the bundle"; return; }
-	checked "kernels against float64" 900 kernels.txt sh -c 'cd cuda/kernel && exec ../../tests/kernel.test -test.v -test.run "GPU" -test.timeout 14m'
+	# Every op against float64 is part of the conformance suite; this is what the compiler makes of them.
+	checked "kernels compiled, registers and spills" 600 kernels.txt sh -c 'cd cuda/kernel && exec ../../tests/kernel.test -test.v -test.run "^TestNVRTC$" -test.timeout 9m'
 	if command -v compute-sanitizer >/dev/null; then
 		checked "compute-sanitizer, conformance of ops" 1200 sanitizer.txt sh -c 'cd cuda && exec compute-sanitizer --error-exitcode 9 ../tests/cuda.test -test.run "^TestGPUConformance$/^ops$/(layer_norm|attention|adamw)" -test.timeout 19m'
 	else

@@ -16,13 +16,13 @@ import (
 
 // Compilers that need no GPU, from the wheels nvidia-cuda-nvrtc and nvidia-cuda-nvcc or a toolkit:
 //
-//	AUTOPAR_NVRTC  path of libnvrtc.so
-//	AUTOPAR_PTXAS  path of ptxas, if it is not on PATH
-//	AUTOPAR_CUDA   1: a missing compiler is a failure, not a skip
+//	AUTOPAR_LIBNVRTC   path of libnvrtc.so
+//	AUTOPAR_PTXAS      path of ptxas, if it is not on PATH
+//	AUTOPAR_TEST_CUDA  if set, a missing compiler is a failure, not a skip
 
 func missing(t *testing.T, format string, args ...any) {
 	t.Helper()
-	if os.Getenv("AUTOPAR_CUDA") == "1" {
+	if os.Getenv("AUTOPAR_TEST_CUDA") != "" {
 		t.Fatalf(format, args...)
 	}
 	t.Skipf(format, args...)
@@ -31,9 +31,9 @@ func missing(t *testing.T, format string, args ...any) {
 // TestNVRTC compiles every program for sm_80 and sm_90a, prints what ptxas says of registers, and fails where a function of
 // attention or of anything else keeps registers in memory.
 func TestNVRTC(t *testing.T) {
-	library := os.Getenv("AUTOPAR_NVRTC")
+	library := os.Getenv("AUTOPAR_LIBNVRTC")
 	if library == "" {
-		missing(t, "AUTOPAR_NVRTC is not set: no libnvrtc.so to compile with")
+		missing(t, "AUTOPAR_LIBNVRTC is not set: no libnvrtc.so to compile with")
 	}
 	ptxas := os.Getenv("AUTOPAR_PTXAS")
 	if ptxas == "" {

@@ -70,8 +70,7 @@ KERNEL(embedding_grad, 256)(T* dtable, const T* dy, const int* ids, i64 n, i64 c
 				else sum[1][j] += z[j];
 			}
 		}
-		sync_block();
-	}
+	} // nobody notes ids before all threads have counted again
 	for (int k = 0; k < 2; k++) {
 		int row = low + warp() * 2 + k;
 		for (int j = 0; j < per; j++) {

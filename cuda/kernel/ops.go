@@ -84,15 +84,19 @@ func addN(l *list) error {
 		return err
 	}
 	n := l.Results[0].Slab.Elems()
-	if len(l.Args) > MaxInputs {
-		return l.errorf(" of %d operands, want at most %d", len(l.Args), MaxInputs)
+	if d.Half() && len(l.Args) > MaxInputs { // sums so far would be rounded
+		return l.errorf(" of %d operands of %s, want at most %d", len(l.Args), d, MaxInputs)
 	}
 	var in []uint64
 	for i := range l.Args {
 		in = append(in, uint64(l.arg(i)))
 	}
-	if n > 0 {
-		l.out = append(l.out, Reduce(d, uint64(l.result(0)), in, n))
+	for n > 0 && len(in) > 0 {
+		k := min(len(in), MaxInputs)
+		l.out = append(l.out, Reduce(d, uint64(l.result(0)), in[:k], n))
+		if in = in[k:]; len(in) > 0 {
+			in = append([]uint64{uint64(l.result(0))}, in...) // the sum so far
+		}
 	}
 	return nil
 }

@@ -162,7 +162,33 @@ func samples() []sample {
 		f32(C), f32(C), f32(C), f32(C), scalar, scalar, number, scalar)
 	skipped.positive, skipped.low, skipped.high, skipped.zero = 1<<2, 50, 100, 1<<4
 	add(ir.OpLossScale, ir.LossScaleAttr{Growth: 2, Backoff: 0.5, Interval: 2000}, scalar, scalar, scalar, scalar).positive = 1
-	return s
+	return append(s, longSamples()...)
+}
+
+// longSamples have rows of whole vectors, and more or longer rows than some hundred threads take at once.
+func longSamples() []sample {
+	const B, T, C, V, many = 2, 5, 264, 1103, 197
+	x, w, rows, logits, targets := f32(B, T, C), f32(C), f32(B, T), f32(B, T, V), i32(B, T)
+	return []sample{
+		{op: ir.OpAdd, args: []ir.Type{x, w}},
+		{op: ir.OpSum, args: []ir.Type{f32(B, many, 35)}},
+		{op: ir.OpSumSquares, args: []ir.Type{f32(B, many, 35)}},
+		{op: ir.OpFixedSquares, args: []ir.Type{f32(B, many, 35)}},
+		{op: ir.OpSumTo, attr: ir.SumToAttr{Keep: 1}, args: []ir.Type{f32(B, many, 5)}},
+		{op: ir.OpSumTo, attr: ir.SumToAttr{Keep: 1}, args: []ir.Type{x}},
+		{op: ir.OpLayerNorm, attr: ir.LayerNormAttr{Eps: 1e-5, Bias: true}, args: []ir.Type{x, w, w}},
+		{op: ir.OpLayerNormGrad, attr: ir.LayerNormAttr{Eps: 1e-5, Bias: true}, args: []ir.Type{x, x, w, rows, rows}, positive: 1 << 4},
+		{op: ir.OpRMSNorm, attr: ir.RMSNormAttr{Eps: 1e-5}, args: []ir.Type{x, w}},
+		{op: ir.OpRMSNormGrad, attr: ir.RMSNormAttr{Eps: 1e-5}, args: []ir.Type{x, x, w, rows}, positive: 1 << 3},
+		{op: ir.OpEmbedding, args: []ir.Type{f32(9, C), targets}, high: 9},
+		{op: ir.OpEmbeddingGrad, attr: ir.EmbeddingGradAttr{Rows: 19}, args: []ir.Type{i32(B, T), x}, high: 19},
+		{op: ir.OpEmbeddingGrad, attr: ir.EmbeddingGradAttr{Rows: 97}, args: []ir.Type{i32(B, many), f32(B, many, 3)}, high: 97},
+		{op: ir.OpSwiGLU, args: []ir.Type{f32(B, T, 2, C)}},
+		{op: ir.OpSwiGLUGrad, args: []ir.Type{f32(B, T, 2, C), x}},
+		{op: ir.OpRowMax, args: []ir.Type{logits}},
+		{op: ir.OpRowSumExp, args: []ir.Type{logits, rows}},
+		{op: ir.OpCrossEntropyGrad, args: []ir.Type{logits, rows, rows, targets, rows}, low: -1, high: V, positive: 1 << 2},
+	}
 }
 
 // testOps runs every op on the whole value and on the parts of every legal

@@ -1,0 +1,233 @@
+package cuda
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/autopar/autopar/cuda/driver"
+	"github.com/autopar/autopar/runtime"
+)
+
+// MemoryError says that an arena does not fit.
+type MemoryError struct {
+	Rank, GPU          int
+	Name               string // of the GPU
+	Needs, Free, Total int64  // bytes
+}
+
+func (e *MemoryError) Error() string {
+	return fmt.Sprintf("cuda: rank %d needs %s, %s more than is free on GPU %d (%s), which has %s free of %s",
+		e.Rank, gib(e.Needs), gib(e.Needs-e.Free), e.GPU, e.Name, gib(e.Free), gib(e.Total))
+}
+
+func gib(bytes int64) string { return fmt.Sprintf("%.4g GiB", float64(bytes)/(1<<30)) }
+
+// Alloc makes an arena at least bytes long and keeps its contents.
+func (d *Device) Alloc(space runtime.Space, bytes int64) error {
+	if err := d.enter(); err != nil {
+		return err
+	}
+	defer d.leave()
+	if bytes < 0 {
+		return fmt.Errorf("cuda: arena of %d bytes", bytes)
+	}
+	if err := d.flush(); err != nil {
+		return err
+	}
+	if space == runtime.OnHost {
+		return d.growHost(bytes)
+	}
+	if bytes > d.arenaBytes {
+		if err := d.unprepare(); err != nil { // addresses change
+			return err
+		}
+		if err := d.grow(bytes); err != nil {
+			return err
+		}
+	}
+	return d.load()
+}
+
+// load gets ready for kernels that have been checked, while all ranks are idle: in a step
+// a rank that stops to take memory or to time products may wait for one that waits for it.
+func (d *Device) load() error {
+	var scratch int64
+	for _, k := range d.checked {
+		if !copies(k) && !isGEMM(k) {
+			scratch = max(scratch, d.gpu.engine.Scratch(k))
+		}
+	}
+	if err := d.reserve(scratch); err != nil {
+		return err
+	}
+	for _, k := range d.checked {
+		if !isGEMM(k) {
+			continue
+		}
+		if g, empty := gemmOf(k); !empty {
+			if err := d.gpu.blas.Tune(g, d.at(k.Args[1]), d.at(k.Args[0]), d.at(k.Results[0]), d.workspace, d.compute.stream); err != nil {
+				return err
+			}
+		}
+	}
+	d.checked = nil
+	return nil
+}
+
+// grow moves the arena to a larger place: directly where there is room for both, else by
+// way of the host.
+func (d *Device) grow(bytes int64) error {
+	free, total, err := d.drv.MemInfo()
+	if err != nil {
+		return err
+	}
+	if bytes > free+d.arenaBytes {
+		return &MemoryError{d.rank, d.gpu.ordinal, d.gpu.name, bytes, free + d.arenaBytes, total}
+	}
+	var kept []byte
+	old, oldBytes := d.arena, d.arenaBytes
+	if old != 0 && bytes > free {
+		kept = make([]byte, oldBytes)
+		if err := d.download(kept, old); err != nil {
+			return err
+		}
+		if err := d.drv.Free(old); err != nil {
+			return err
+		}
+		old, d.arena, d.arenaBytes = 0, 0, 0
+	}
+	place, err := d.drv.Alloc(bytes)
+	var refused *driver.Error
+	if errors.As(err, &refused) && refused.OutOfMemory() { // what is free is in pieces
+		return &MemoryError{d.rank, d.gpu.ordinal, d.gpu.name, bytes, free, total}
+	}
+	if err != nil {
+		return err
+	}
+	d.arena, d.arenaBytes = place, bytes
+	if kept != nil {
+		return d.uploadTo(place, kept)
+	}
+	if old == 0 {
+		return nil
+	}
+	if err := d.drv.Copy(place, old, oldBytes, d.compute.stream); err != nil {
+		return err
+	}
+	if err := d.drv.SyncStream(d.compute.stream); err != nil {
+		return err
+	}
+	return d.drv.Free(old)
+}
+
+func (d *Device) growHost(bytes int64) error {
+	if bytes <= int64(len(d.host)) {
+		return nil
+	}
+	if err := d.unprepare(); err != nil {
+		return err
+	}
+	memory, err := d.drv.AllocHost(bytes)
+	if err != nil {
+		return fmt.Errorf("%d bytes of pinned host memory: %w", bytes, err)
+	}
+	old := d.host
+	d.host = memory
+	if old == nil {
+		return nil
+	}
+	if err := d.drain(); err != nil {
+		return err
+	}
+	copy(memory, old)
+	return d.drv.FreeHost(old)
+}
+
+// within checks that bytes lie in an arena.
+func (d *Device) within(space runtime.Space, offset int64, n int) error {
+	have := d.arenaBytes
+	if space == runtime.OnHost {
+		have = int64(len(d.host))
+	}
+	if offset < 0 || offset+int64(n) > have {
+		return fmt.Errorf("cuda: bytes [%d, %d) of an arena of %d", offset, offset+int64(n), have)
+	}
+	return nil
+}
+
+// Upload copies src into an arena, in the order of the compute stream.
+func (d *Device) Upload(space runtime.Space, offset int64, src []byte) error {
+	if err := d.within(space, offset, len(src)); err != nil {
+		return err
+	}
+	if err := d.enter(); err != nil {
+		return err
+	}
+	defer d.leave()
+	if space == runtime.OnHost {
+		if err := d.flush(); err != nil {
+			return err
+		}
+		if err := d.drain(); err != nil {
+			return err
+		}
+		copy(d.host[offset:], src)
+		return nil
+	}
+	return d.do(call{kind: callUpload, n: offset, bytes: len(src)}, src)
+}
+
+// uploadTo copies src to device memory by way of pinned memory.
+func (d *Device) uploadTo(dst driver.Ptr, src []byte) error {
+	d.label(d.compute, "upload", "")
+	for len(src) > 0 {
+		piece, err := d.upload.take(d, len(src))
+		if err != nil {
+			return err
+		}
+		n := copy(piece, src)
+		if err := d.drv.CopyToDevice(dst, piece[:n], d.compute.stream); err != nil {
+			return err
+		}
+		dst, src = dst+driver.Ptr(n), src[n:]
+	}
+	return d.settle()
+}
+
+// Download copies from an arena to dst, and waits for it.
+func (d *Device) Download(dst []byte, space runtime.Space, offset int64) error {
+	if err := d.within(space, offset, len(dst)); err != nil {
+		return err
+	}
+	if err := d.enter(); err != nil {
+		return err
+	}
+	defer d.leave()
+	if err := d.flush(); err != nil {
+		return err
+	}
+	d.label(d.compute, "download", "")
+	if space == runtime.OnHost {
+		if err := d.drain(); err != nil {
+			return err
+		}
+		copy(dst, d.host[offset:])
+		return nil
+	}
+	return d.download(dst, d.arena+driver.Ptr(offset))
+}
+
+func (d *Device) download(dst []byte, src driver.Ptr) error {
+	for len(dst) > 0 {
+		n := min(len(dst), len(d.landing))
+		if err := d.drv.CopyToHost(d.landing[:n], src, d.compute.stream); err != nil {
+			return err
+		}
+		if err := d.drain(); err != nil {
+			return err
+		}
+		copy(dst, d.landing[:n])
+		dst, src = dst[n:], src+driver.Ptr(n)
+	}
+	return nil
+}
