@@ -76,7 +76,6 @@ type auditor struct {
 	failed    map[outline]error
 	audit     *Audit
 	known     map[outline]int // the line of a region that covers an outline and is not alike to another
-	trunks    map[[3]int]*work
 }
 
 // Certify checks a certificate against the graph and the cluster that it is said to be
@@ -108,7 +107,7 @@ func Certify(g *ir.Graph, batch int, c *cost.Cluster, eval *ir.Graph, cert *Cert
 		return nil, refute(6, "the limit is %d bytes, but options and cluster give %d", cert.Limit, s.limit)
 	}
 	a := &auditor{
-		searcher: s, cert: cert, audit: &Audit{}, outlines: map[outline]*pending{}, failed: map[outline]error{}, known: map[outline]int{}, trunks: map[[3]int]*work{},
+		searcher: s, cert: cert, audit: &Audit{}, outlines: map[outline]*pending{}, failed: map[outline]error{}, known: map[outline]int{},
 		declared: declared{opts: opts, cluster: c, blocks: s.graphs.blocks, batch: batch, tokens: s.contexts.tokens, everywhere: cert.Everywhere},
 	}
 	if err := a.winner(g, eval); err != nil {
@@ -239,14 +238,14 @@ func (a *auditor) cell(r *Region, size int, schedule partition.Schedule) error {
 	var bound cost.Picoseconds
 	switch r.reason {
 	case byTrunk:
-		bound = a.floor(r.outline, a.trunkOf(r.outline), size, schedule)
+		bound = a.flowing(r.outline, size, schedule, a.again(r.outline, size))
 	case byStages, byCuts, byMemory:
 		skel, err := a.skeletonOf(r.outline)
 		if err != nil {
 			return refute(r.line, "%s cannot be compiled: %v", r.outline.text(), err)
 		}
 		if r.reason == byStages {
-			bound = a.stages(r.outline, size, schedule)
+			bound = a.stages(r.outline, size, schedule, a.again(r.outline, size))
 			break
 		}
 		pipe := newPipeline(skel, skel.memoryOf(size), size, schedule)
@@ -272,9 +271,9 @@ func (a *auditor) cell(r *Region, size int, schedule partition.Schedule) error {
 }
 
 // stages bounds the plans of an outline by the trunk, and by all that its stages do in
-// order.
-func (a *auditor) stages(o outline, size int, schedule partition.Schedule) cost.Picoseconds {
-	return max(a.floor(o, a.trunkOf(o), size, schedule), a.refined(a.outlines[o], size, schedule))
+// order, with the recomputation that memory makes necessary unless that is nil.
+func (a *auditor) stages(o outline, size int, schedule partition.Schedule, more *again) cost.Picoseconds {
+	return max(a.flowing(o, size, schedule, more), a.refined(a.outlines[o], size, schedule, more))
 }
 
 // alike checks that all that an outline communicates goes through the network as with
@@ -302,19 +301,6 @@ func (a *auditor) alike(r *Region) error {
 		return refute(r.line, "with a unit of %d not everything goes the same ways through the network as with %d", r.unit, r.plan)
 	}
 	return nil
-}
-
-func (a *auditor) trunkOf(o outline) *work {
-	key := [3]int{o.cp, o.tp, 0}
-	if o.sequence {
-		key[2] = 1
-	}
-	w, known := a.trunks[key]
-	if !known {
-		w = a.trunk(o)
-		a.trunks[key] = w
-	}
-	return w
 }
 
 // skeletonOf returns the prices of an outline, nil where it cannot be compiled.
@@ -360,7 +346,7 @@ func (a *auditor) sample(count int, seed uint64) error {
 				return refute(x.line, "random plan %d of seed %d takes %d ps, %d in its whole program (%v): %s", k, seed, int64(time), int64(p.Step), err, mustJSON(plan))
 			}
 		}
-		if least := a.stages(x.outline, size, schedule); time < least {
+		if least := a.stages(x.outline, size, schedule, nil); time < least {
 			return refute(x.line, "random plan %d of seed %d takes %d ps, less than the bound of %d ps: %s", k, seed, int64(time), int64(least), mustJSON(plan))
 		}
 		a.audit.Samples++

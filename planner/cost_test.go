@@ -96,7 +96,7 @@ func testCostIsSimulation(t *testing.T, seed uint64) {
 	if testing.Short() {
 		cases = 30
 	}
-	slack, floors, tighter, compared, interleaved := 0.0, 0.0, 0.0, 0.0, 0
+	slack, floors, tighter, compared, interleaved, raised := 0.0, 0.0, 0.0, 0.0, 0, 0
 	for k := range cases {
 		blocks, batch := 1+r.IntN(8), 1+r.IntN(13)
 		model := tiny(blocks)
@@ -208,9 +208,34 @@ func testCostIsSimulation(t *testing.T, seed uint64) {
 			floored = min(floored, p.time(even))
 		}
 		floor := s.floor(o, s.trunk(o), b, schedule)
-		tight := s.refined(&pending{outline: o, skel: skel}, b, schedule)
-		require.LessOrEqual(t, tight, floored, "seed %d case %d: floor of all that %+v %+v does, %d chunks, %s", seed, k, d, sh, chunks, schedule)
-		tighter += float64(tight) / float64(floored)
+		refined := s.refined(&pending{outline: o, skel: skel}, b, schedule, nil)
+		require.LessOrEqual(t, refined, floored, "seed %d case %d: floor of all that %+v %+v does, %d chunks, %s", seed, k, d, sh, chunks, schedule)
+		tighter += float64(refined) / float64(floored)
+		free := s.flowing(o, b, schedule, nil)
+		require.LessOrEqual(t, free, floored, "seed %d case %d: floor of the flow of %+v %+v, %d chunks, %s", seed, k, d, sh, chunks, schedule)
+		// With as little memory as the plan fits in.
+		fitting, took := prog, got
+		if chunks > 1 {
+			choice := make([]int, d.pp)
+			for at := range choice {
+				choice[at] = r.IntN(int(extents))
+			}
+			among := p.interleavedCut("", choice)
+			fitting, err = codegen.Compile(g, p.plan(among), batch, nil)
+			require.NoError(t, err)
+			took = p.time(among)
+		}
+		s.limit = 0
+		for _, st := range fitting.Stages {
+			s.limit = max(s.limit, st.Arena())
+		}
+		tight := s.flowing(o, b, schedule, s.again(o, b))
+		require.LessOrEqual(t, tight, took, "seed %d case %d: floor in %d bytes of %+v %+v, %d chunks, micro-batch %d of %d, %s %+v", seed, k, s.limit, d, sh, chunks, b, batch, schedule, fitting.Plan.Stages)
+		refined = s.refined(&pending{outline: o, skel: skel}, b, schedule, s.again(o, b))
+		require.LessOrEqual(t, refined, took, "seed %d case %d: floor in %d bytes of all that %+v %+v does, %d chunks, %s", seed, k, s.limit, d, sh, chunks, schedule)
+		if tight > free {
+			raised++
+		}
 		require.LessOrEqual(t, floor, floored, "seed %d case %d: floor of %+v %+v, %d chunks", seed, k, d, sh, chunks)
 		compared++
 		floors += float64(floor) / float64(floored)
@@ -252,5 +277,5 @@ func testCostIsSimulation(t *testing.T, seed uint64) {
 		}
 	}
 	require.Greater(t, interleaved, cases/20)
-	t.Logf("the memory bound is at most %.1f %% below the arena, the floors are %.1f %% and %.1f %% of the time on average; %d interleaved", 100*slack, 100*floors/compared, 100*tighter/compared, interleaved)
+	t.Logf("the memory bound is at most %.1f %% below the arena, the floors are %.1f %% and %.1f %% of the time on average, %d raised by memory; %d interleaved", 100*slack, 100*floors/compared, 100*tighter/compared, raised, interleaved)
 }

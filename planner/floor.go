@@ -24,6 +24,8 @@ type work struct {
 	prices []*cost.Program // by how its groups may lie in the units of the network
 	mesh   ir.Mesh         // of one data-parallel rank
 	known  map[int]*workTimes
+	// shelves is what a block keeps, of a trunk.
+	shelves map[int]*shelf
 }
 
 type workInstr struct {
@@ -47,6 +49,7 @@ type workTimes [modelParts]struct {
 	all     cost.Picoseconds // forward and backward
 	forward cost.Picoseconds
 	way     cost.Picoseconds // of all, what the position before waits for
+	weight  cost.Picoseconds // of all, gradients of weights, which a zero-bubble schedule has apart
 	ahead   cost.Picoseconds // what recomputation may do before the gradient is there
 	update  cost.Picoseconds // once a step
 }
@@ -58,6 +61,7 @@ func (t *workTimes) plus(u *workTimes) *workTimes {
 		sum[i].all += u[i].all
 		sum[i].forward += u[i].forward
 		sum[i].way += u[i].way
+		sum[i].weight += u[i].weight
 		sum[i].ahead += u[i].ahead
 		sum[i].update += u[i].update
 	}
@@ -74,6 +78,9 @@ func (t *workTimes) add(in *workInstr, time cost.Picoseconds) {
 	part.all += time
 	if in.pass == ir.Forward {
 		part.forward += time
+	}
+	if in.pass == ir.WeightGrad {
+		part.weight += time
 	}
 	if in.Node.Op != ir.OpAccumulate { // with overlap gradients are added up after the send
 		part.way += time
@@ -104,7 +111,7 @@ func (s *searcher) work(of *blueprint, o outline, trunk bool) *work {
 		job.CP = o.cp
 	}
 	job.PlanNGPUs, job.RuntimeNGPUs = o.cp*o.tp, s.opts.RuntimeNGPUs // they share the machine, or the network
-	w := &work{of: of, known: map[int]*workTimes{}}
+	w := &work{of: of, known: map[int]*workTimes{}, shelves: map[int]*shelf{}}
 	w.mesh.Axes = slices.Clone(of.progs[kept].Mesh.Axes)
 	for i := range w.mesh.Axes {
 		switch a := &w.mesh.Axes[i]; a.Name {
@@ -164,7 +171,7 @@ func (w *work) collect(instrs []codegen.Instr, phase ir.Phase, trunk bool) {
 		if in.Async || in.Fused || in.Last {
 			continue // not in order, or not with every micro-batch
 		}
-		x := workInstr{Instr: in, part: part, pass: phase, ahead: phase == ir.Backward && n.Op == ir.OpAllGather}
+		x := workInstr{Instr: in, part: part, pass: phase, ahead: phase == ir.Backward && (n.Op == ir.OpAllGather || n.Op == ir.OpFetch)}
 		switch {
 		case w.of.ofBlock[n]:
 			x.part, part = inBlock, after
@@ -222,10 +229,20 @@ func (w *work) at(size, batch int) *workTimes {
 	if known := w.known[size]; known != nil {
 		return known
 	}
+	w.known[size] = w.times(w.meshOf(size, batch))
+	return w.known[size]
+}
+
+// meshOf is the mesh with micro-batches of a size.
+func (w *work) meshOf(size, batch int) ir.Mesh {
 	mesh := w.mesh
 	mesh.Axes = slices.Clone(mesh.Axes)
 	mb := &mesh.Axes[mesh.Axis(partition.AxisMB)]
 	mb.Chunk, mb.Size = size, (batch+size-1)/size
+	return mesh
+}
+
+func (w *work) times(mesh ir.Mesh) *workTimes {
 	t := &workTimes{}
 	for i := range w.instrs {
 		in := &w.instrs[i]
@@ -238,7 +255,6 @@ func (w *work) at(size, batch int) *workTimes {
 		}
 		t.add(in, time)
 	}
-	w.known[size] = t
 	return t
 }
 
@@ -292,18 +308,30 @@ func (s *searcher) trunk(o outline) *work {
 }
 
 // floor bounds the plans of an outline with micro-batches of a size from below, of a
-// schedule, by the trunk.
+// schedule, by what the trunk does in order.
 func (s *searcher) floor(o outline, trunk *work, size int, schedule partition.Schedule) cost.Picoseconds {
 	if trunk == nil {
 		return 0
 	}
 	m, last := s.split(o, size)
-	return s.busy(o, m, s.least(o, trunk.at(size, s.batch), trunk.at(last, s.batch), m, schedule))
+	return s.busy(o, m, s.least(o, trunk.at(size, s.batch), trunk.at(last, s.batch), m, schedule, nil))
 }
 
-// refined bounds the same plans by all that the stages do in order, once there is a
-// skeleton.
-func (s *searcher) refined(p *pending, size int, schedule partition.Schedule) cost.Picoseconds {
+// flowing bounds the same plans by the way of micro-batches through the trunk, with the
+// recomputation that memory makes necessary unless that is nil.
+func (s *searcher) flowing(o outline, size int, schedule partition.Schedule, more *again) cost.Picoseconds {
+	trunk := s.trunk(o)
+	if trunk == nil {
+		return 0
+	}
+	m, last := s.split(o, size)
+	moved := s.moved(o)
+	return s.flow(o, trunk.at(size, s.batch).plus(moved), trunk.at(last, s.batch).plus(moved), m, schedule, more)
+}
+
+// refined bounds the same plans by the way through all that the stages do in order, once
+// there is a skeleton.
+func (s *searcher) refined(p *pending, size int, schedule partition.Schedule, more *again) cost.Picoseconds {
 	skel := p.skel
 	w := s.work(skel.inner, p.outline, false)
 	if p.shared == nil {
@@ -311,12 +339,22 @@ func (s *searcher) refined(p *pending, size int, schedule partition.Schedule) co
 	}
 	m, last := s.split(p.outline, size)
 	first, rest := w.at(size, s.batch).plus(p.shared), w.at(last, s.batch).plus(p.shared)
-	return s.busy(p.outline, m, s.least(p.outline, first, rest, m, schedule))
+	return s.flow(p.outline, first, rest, m, schedule, more)
+}
+
+// flow is the larger of the bounds by what positions do and by chains of events through
+// all of them.
+func (s *searcher) flow(o outline, first, last *workTimes, m int, schedule partition.Schedule, more *again) cost.Picoseconds {
+	bound := s.least(o, first, last, m, schedule, more)
+	if o.pp > 1 && o.chunks <= 1 && bound < never {
+		bound = max(bound, fill(s.positions(o, first, last, m, schedule), s.graphs.blocks, more))
+	}
+	return s.busy(o, m, bound)
 }
 
 // busy is a bound where ranks that wait leave their cores to others.
 func (s *searcher) busy(o outline, m int, t cost.Picoseconds) cost.Picoseconds {
-	if share := s.rates.Busy(o.pp, m); share < 1 {
+	if share := s.rates.Busy(o.pp, m); share < 1 && t < never {
 		return cost.Picoseconds(float64(t) * share)
 	}
 	return t
@@ -330,7 +368,7 @@ func (s *searcher) busy(o outline, m int, t cost.Picoseconds) cost.Picoseconds {
 // before and of all micro-batches through position i (PLANNING.md 2.7). How many
 // blocks lie before is open; all lie on that way for the last position, and some
 // position has its even share.
-func (s *searcher) least(o outline, first, last *workTimes, m int, schedule partition.Schedule) cost.Picoseconds {
+func (s *searcher) least(o outline, first, last *workTimes, m int, schedule partition.Schedule, more *again) cost.Picoseconds {
 	blocks := s.graphs.blocks
 	// all is every micro-batch through a part of the model, way one there and back.
 	all := func(part, n int) cost.Picoseconds {
@@ -343,19 +381,33 @@ func (s *searcher) least(o outline, first, last *workTimes, m int, schedule part
 		return cost.Picoseconds(n) * last[part].way
 	}
 	update := func(n int) cost.Picoseconds { return cost.Picoseconds(n) * last[inBlock].update }
+	passes := cost.Picoseconds(m) // in which as much is recomputed
+	if *first != *last {
+		passes--
+	}
 	if o.pp == 1 {
-		return all(beforeBlocks, 1) + all(inBlock, blocks) + all(afterBlocks, 1) + update(blocks) + last[beforeBlocks].update
+		recomputed := more.time(blocks, blocks*s.rooms(o, m, schedule)[0][0].Slots)
+		if recomputed == never {
+			return never
+		}
+		return passes*recomputed + all(beforeBlocks, 1) + all(inBlock, blocks) + all(afterBlocks, 1) + update(blocks) + last[beforeBlocks].update
 	}
 	ahead := max(first[inBlock].ahead, last[inBlock].ahead) + max(first[afterBlocks].ahead, last[afterBlocks].ahead)
 	if o.chunks > 1 {
 		bound, before := cost.Picoseconds(0), 0
 		cut := evenCut(blocks, o.stages(), func(int) extent { return kept })
-		for at := range o.pp {
-			mine := 0
+		for at, room := range s.rooms(o, m, schedule) {
+			mine, flights := 0, 0
 			for i := at; i < len(cut); i += o.pp {
-				mine += cut[i].Last - cut[i].First
+				n := cut[i].Last - cut[i].First
+				mine += n
+				flights += n * room[i/o.pp].Slots
 			}
-			time := all(inBlock, mine) + way(inBlock, before) - cost.Picoseconds(at+1)*ahead + update(mine)
+			recomputed := more.time(mine, flights)
+			if recomputed == never {
+				return never
+			}
+			time := passes*recomputed + all(inBlock, mine) + way(inBlock, before) - cost.Picoseconds(at+1)*ahead + update(mine)
 			switch at {
 			case 0:
 				time += all(beforeBlocks, 1)
