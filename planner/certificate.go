@@ -197,7 +197,7 @@ func (r *Region) leave(floors []sized, winner cost.Picoseconds) {
 	switch x := &floors[at]; {
 	case x.floor < winner:
 		r.reason = spares
-	case x.refined:
+	case x.level >= refinedFree:
 		r.reason, r.bound = byStages, x.floor
 	default:
 		r.reason, r.bound = byTrunk, x.floor

@@ -346,8 +346,8 @@ func (s *searcher) refined(p *pending, size int, schedule partition.Schedule, mo
 // all of them.
 func (s *searcher) flow(o outline, first, last *workTimes, m int, schedule partition.Schedule, more *again) cost.Picoseconds {
 	bound := s.least(o, first, last, m, schedule, more)
-	if o.pp > 1 && o.chunks <= 1 && bound < never {
-		bound = max(bound, fill(s.positions(o, first, last, m, schedule), s.graphs.blocks, more))
+	if o.pp > 1 && o.chunks <= 1 {
+		bound = fill(s.positions(o, first, last, m, schedule, more != nil), s.graphs.blocks, more, bound)
 	}
 	return s.busy(o, m, bound)
 }
@@ -385,8 +385,15 @@ func (s *searcher) least(o outline, first, last *workTimes, m int, schedule part
 	if *first != *last {
 		passes--
 	}
+	var rooms [][]codegen.Chunk
+	if more != nil && (o.pp == 1 || o.chunks > 1) {
+		rooms = s.rooms(o, m, schedule)
+	}
 	if o.pp == 1 {
-		recomputed := more.time(blocks, blocks*s.rooms(o, m, schedule)[0][0].Slots)
+		recomputed := cost.Picoseconds(0)
+		if more != nil {
+			recomputed = more.time(blocks, blocks*rooms[0][0].Slots)
+		}
 		if recomputed == never {
 			return never
 		}
@@ -396,12 +403,14 @@ func (s *searcher) least(o outline, first, last *workTimes, m int, schedule part
 	if o.chunks > 1 {
 		bound, before := cost.Picoseconds(0), 0
 		cut := evenCut(blocks, o.stages(), func(int) extent { return kept })
-		for at, room := range s.rooms(o, m, schedule) {
+		for at := range o.pp {
 			mine, flights := 0, 0
 			for i := at; i < len(cut); i += o.pp {
 				n := cut[i].Last - cut[i].First
 				mine += n
-				flights += n * room[i/o.pp].Slots
+				if more != nil {
+					flights += n * rooms[at][i/o.pp].Slots
+				}
 			}
 			recomputed := more.time(mine, flights)
 			if recomputed == never {

@@ -25,6 +25,7 @@ type shared struct {
 	value *ir.Value
 	bytes int64
 	state bool
+	read  [ir.NumPhases]bool // of a weight, by the passes that read it when nothing is recomputed
 }
 
 // persist returns the bytes that last under a way to shard, over so many ranks.
@@ -86,7 +87,13 @@ func (w *work) shelfOf(size, batch int) *shelf {
 		*sum += sizes[x.kind]
 		if n.Op == ir.OpParam {
 			bytes := mesh.LocalElems(x.Value.Type.Shape, x.Value.Spec, ir.Coord{}) * x.Value.Type.DType.Size()
-			b.shared = append(b.shared, shared{x.Value, bytes, attr.State})
+			v := shared{value: x.Value, bytes: bytes, state: attr.State}
+			for _, reader := range w.of.progs[kept].Graph.Nodes {
+				if slices.Contains(reader.Args, x.Value) {
+					v.read[reader.Phase] = true
+				}
+			}
+			b.shared = append(b.shared, v)
 		}
 	}
 	w.shelves[size] = b
@@ -133,9 +140,15 @@ func (s *searcher) moved(o outline) *workTimes {
 			each.all += reduce
 			each.weight += reduce
 		case o.zero == 3:
-			each.forward += gather
-			each.way += gather
-			each.all += gather + gather + reduce
+			if v.read[ir.Forward] {
+				each.forward += gather
+				each.way += gather
+				each.all += gather
+			}
+			if v.read[ir.Backward] {
+				each.all += gather
+			}
+			each.all += reduce
 			each.weight += reduce
 		}
 	}
@@ -263,27 +276,49 @@ type position struct {
 // what is recomputed in so many backward passes.
 type chain struct{ fixed, block, passes cost.Picoseconds }
 
-// time returns the bound with n blocks.
-func (p *position) time(n int, more *again) cost.Picoseconds {
-	t := cost.Picoseconds(0)
-	recomputed := more.time(n, n*p.flights)
-	if recomputed == never {
-		return never
+// holds returns how many blocks the position can have at most in a time, if there is as
+// much memory as it wants.
+func (p *position) holds(t cost.Picoseconds, blocks int) int {
+	n := cost.Picoseconds(blocks)
+	for i := range p.chains {
+		switch c := &p.chains[i]; {
+		case t < c.fixed+c.block:
+			return 0
+		case c.block > 0:
+			n = min(n, (t-c.fixed)/c.block)
+		}
 	}
-	for _, c := range p.chains {
-		t = max(t, c.fixed+cost.Picoseconds(n)*c.block+c.passes*recomputed)
+	return int(n)
+}
+
+// holdsWith is holds with the recomputation that memory makes necessary.
+func (p *position) holdsWith(t cost.Picoseconds, blocks int, more *again) int {
+	most := p.holds(t, blocks)
+	fits := func(n int) bool {
+		recomputed := more.time(n, n*p.flights)
+		if recomputed == never {
+			return false
+		}
+		for i := range p.chains {
+			if c := &p.chains[i]; c.fixed+cost.Picoseconds(n)*c.block+c.passes*recomputed > t {
+				return false
+			}
+		}
+		return true
 	}
-	return t
+	if most == 0 || more == nil || fits(most) {
+		return most
+	}
+	return sort.Search(most-1, func(n int) bool { return !fits(n + 1) })
 }
 
 // fill returns a time in which the positions cannot have all blocks between them, by
-// less than a thousandth of it, or never.
-func fill(positions []position, blocks int, more *again) cost.Picoseconds {
+// less than a thousandth of it, or from, if they can; never if they cannot in any.
+func fill(positions []position, blocks int, more *again, from cost.Picoseconds) cost.Picoseconds {
 	enough := func(t cost.Picoseconds) bool {
 		left := blocks
 		for i := range positions {
-			p := &positions[i]
-			n := sort.Search(blocks, func(n int) bool { return p.time(n+1, more) > t })
+			n := positions[i].holdsWith(t, blocks, more)
 			if n == 0 {
 				return false
 			}
@@ -291,14 +326,17 @@ func fill(positions []position, blocks int, more *again) cost.Picoseconds {
 		}
 		return left <= 0
 	}
-	if !enough(never - 1) {
+	switch {
+	case from == never || more != nil && !enough(never-1):
 		return never
+	case enough(from):
+		return from
 	}
-	low, high := cost.Picoseconds(0), cost.Picoseconds(1)
-	for !enough(high) {
-		low, high = high, 2*high
+	low, step := from, from/64+1
+	for ; !enough(low + step); step *= 2 {
+		low += step
 	}
-	for high-low > high/1024+1 {
+	for high := low + step; high-low > high/1024+1; {
 		if half := low + (high-low)/2; enough(half) {
 			high = half
 		} else {
@@ -315,7 +353,7 @@ func fill(positions []position, blocks int, more *again) cost.Picoseconds {
 // forward through all of them and back to one, which then does what it has left; and
 // either updates, or its last backward pass goes on to the first position. The third
 // is all that the position does.
-func (s *searcher) positions(o outline, first, last *workTimes, m int, schedule partition.Schedule) []position {
+func (s *searcher) positions(o outline, first, last *workTimes, m int, schedule partition.Schedule, memory bool) []position {
 	blocks := s.graphs.blocks
 	split := schedule == partition.ZeroBubble
 	// back is a backward pass through a part, up to what the position before waits for.
@@ -331,9 +369,15 @@ func (s *searcher) positions(o outline, first, last *workTimes, m int, schedule 
 	each := min(back(first, inBlock), back(last, inBlock))
 	m1, m2 := cost.Picoseconds(max(0, m-1)), cost.Picoseconds(max(0, m-2))
 	all := make([]position, o.pp)
-	for at, room := range s.rooms(o, m, schedule) {
+	var rooms [][]codegen.Chunk
+	if memory {
+		rooms = s.rooms(o, m, schedule)
+	}
+	for at := range all {
 		p := &all[at]
-		p.flights = room[0].Slots
+		if memory {
+			p.flights = rooms[at][0].Slots
+		}
 		early := min(m, o.pp-at)
 		if schedule == partition.GPipe {
 			early = m

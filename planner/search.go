@@ -330,9 +330,19 @@ type sized struct {
 	size        int
 	schedule    partition.Schedule
 	free, floor cost.Picoseconds
-	flows       bool // the floor is that of [searcher.flowing]
-	refined     bool // the floor is that of all that the outline does
+	level       level
 }
+
+// level says what a floor knows, besides what those before do.
+type level int
+
+const (
+	busyTrunk      level = iota // what the trunk does in order: see [searcher.floor]
+	flowFree                    // the way through all positions: see [searcher.flowing]
+	flowLimited                 // the recomputation that memory makes necessary
+	refinedFree                 // all that the outline does: see [searcher.refined]
+	refinedLimited              // with recomputation
+)
 
 // floor is that of the sizes which are left.
 func (p *pending) floor() cost.Picoseconds {
@@ -363,9 +373,7 @@ func (s *searcher) add(points []*point, limit cost.Picoseconds, relief bool, sig
 			p.sighted = true
 			sparing = append(sparing, s.sparing(p.outline)...)
 		}
-		p.raise(limit, func(x *sized) *bool { return &x.flows }, func(x *sized, more *again) cost.Picoseconds {
-			return s.flowing(p.outline, x.size, x.schedule, more)
-		}, s)
+		s.raise(p, limit, flowLimited)
 		if p.floor() > limit || !chosen(p) {
 			return false
 		}
@@ -376,9 +384,7 @@ func (s *searcher) add(points []*point, limit cost.Picoseconds, relief bool, sig
 				return true
 			}
 		}
-		p.raise(limit, func(x *sized) *bool { return &x.refined }, func(x *sized, more *again) cost.Picoseconds {
-			return s.refined(p, x.size, x.schedule, more)
-		}, s)
+		s.raise(p, limit, refinedLimited)
 		p.left = slices.DeleteFunc(p.left, func(x sized) bool {
 			if x.floor > limit {
 				return false
@@ -396,17 +402,25 @@ func (s *searcher) add(points []*point, limit cost.Picoseconds, relief bool, sig
 	return points
 }
 
-// raise raises the floors that are at most the limit to what a bound says, if that has
-// not been done yet: first without recomputation, then with what memory makes necessary.
-func (p *pending) raise(limit cost.Picoseconds, done func(*sized) *bool, bound func(*sized, *again) cost.Picoseconds, s *searcher) {
+// raise raises the floors that are at most the limit up to a level.
+func (s *searcher) raise(p *pending, limit cost.Picoseconds, to level) {
 	for i := range p.left {
-		x := &p.left[i]
-		if x.floor > limit || *done(x) {
-			continue
+		for x := &p.left[i]; x.floor <= limit && x.level < to; {
+			x.level++
+			var more *again
+			if x.level == flowLimited || x.level == refinedLimited {
+				more = s.again(p.outline, x.size)
+			}
+			var bound cost.Picoseconds
+			if x.level >= refinedFree {
+				bound = s.refined(p, x.size, x.schedule, more)
+			} else {
+				bound = s.flowing(p.outline, x.size, x.schedule, more)
+			}
+			if x.floor = max(x.floor, bound); more == nil {
+				x.free = max(x.free, bound)
+			}
 		}
-		*done(x) = true
-		x.free = max(x.free, bound(x, nil))
-		x.floor = max(x.floor, x.free, bound(x, s.again(p.outline, x.size)))
 	}
 }
 
