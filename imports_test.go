@@ -37,6 +37,7 @@ func rooms() []string {
 		"planner/cost",
 		"planner/sim",
 		"planner",
+		"planner/lp",
 		"measured",
 		"runtime",
 		"runtime/cpu/kernel/asm",

@@ -28,6 +28,7 @@ type planCmd struct {
 	Samples      int    `default:"64" placeholder:"N" help:"Perturbed clusters to draw with --robust."`
 	Seed         int64  `default:"1" placeholder:"N" help:"Seed of those clusters."`
 	Certificate  string `placeholder:"FILE" help:"Also write a proof that no other plan is faster, which autopar verify --certificate checks."`
+	LP           string `name:"lp" placeholder:"FILE" help:"Also write the choice of cuts and recomputation, all else as in the plan, as a mixed integer program in CPLEX's LP format; its comments say how CBC or GLPK solve it."`
 	DumpDir      string `placeholder:"DIR" help:"Also write what each stage of the compiler makes: graph.txt and graph.json, partitioned.txt, program-rankN.txt."`
 	fixed
 	format
@@ -138,6 +139,9 @@ func (c *planCmd) Run(con *console) error {
 			return doc, err
 		}
 	}
+	if c.LP != "" && (c.Robust || c.Policy == string(planner.Megatron)) {
+		return usagef("plan: --lp leaves any cut to a solver, which finds the fastest plan; want it without --robust and --policy megatron")
+	}
 	if c.Robust {
 		if c.Samples < 1 {
 			return usagef("plan: --samples is %d, must be at least 1", c.Samples)
@@ -182,6 +186,11 @@ func (c *planCmd) Run(con *console) error {
 			return err
 		}
 		con.note("wrote %s: %s", c.Certificate, plural(len(certificate.Regions), "region"))
+	}
+	if c.LP != "" {
+		if err := c.writeLP(con, cfg, cluster, options, doc); err != nil {
+			return err
+		}
 	}
 	if c.json() {
 		con.printf("%s", text)

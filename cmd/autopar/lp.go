@@ -1,0 +1,47 @@
+package main
+
+import (
+	"fmt"
+	"math"
+	"os"
+
+	"github.com/autopar/autopar/config"
+	"github.com/autopar/autopar/planner"
+	"github.com/autopar/autopar/planner/cost"
+	"github.com/autopar/autopar/planner/lp"
+)
+
+// writeLP writes the choice of cuts and recomputation, all else as in the plan that was
+// found, as a mixed integer program: see package lp.
+func (c *planCmd) writeLP(con *console, cfg *config.Config, cluster *cost.Cluster, o planner.Options, doc *planner.Document) error {
+	training, evaluation, err := traceSteps(cfg)
+	if err != nil {
+		return err
+	}
+	limit := o.MemoryLimit
+	if limit == 0 {
+		limit = cluster.MemoryPerRank(doc.Plan.RuntimeNGPUs)
+	}
+	program, err := lp.New(training, cfg.Batch.Global, cluster, doc.Plan, lp.Options{Limit: limit, Recompute: o.Recompute, Eval: evaluation})
+	if err != nil {
+		return usagef("plan: --lp: %v", err)
+	}
+	file, err := os.Create(c.LP)
+	if err != nil {
+		return err
+	}
+	step := cost.Picoseconds(math.Round(doc.Predicted.StepSeconds * 1e12))
+	if err := program.Write(file, c.LP, step); err != nil {
+		file.Close()
+		return fmt.Errorf("plan: --lp: %w", err)
+	}
+	if err := file.Close(); err != nil {
+		return err
+	}
+	binaries := 0
+	for _, all := range program.Choices {
+		binaries += len(all)
+	}
+	con.note("wrote %s: %s", c.LP, plural(binaries, "binary variable"))
+	return nil
+}

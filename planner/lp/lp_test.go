@@ -1,0 +1,241 @@
+package lp_test
+
+import (
+	"bytes"
+	"context"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/autopar/autopar/ir"
+	"github.com/autopar/autopar/models/gpt"
+	"github.com/autopar/autopar/partition"
+	"github.com/autopar/autopar/planner"
+	"github.com/autopar/autopar/planner/cost"
+	"github.com/autopar/autopar/planner/lp"
+)
+
+// job is a model, a cluster and what is fixed of the plan.
+type job struct {
+	name    string
+	model   gpt.Config
+	batch   int
+	cluster string
+	opts    planner.Options
+	// What is interesting about the winner, which a change of prices may take from it.
+	uneven, recomputes bool
+}
+
+func tiny(layers int) gpt.Config {
+	c := gpt.DefaultConfig()
+	c.NLayer, c.NHead, c.NEmbd, c.BlockSize, c.VocabSize, c.Dropout = layers, 3, 24, 33, 65, 0.2
+	return c
+}
+
+func zero(n int) *int { return &n }
+
+func jobs(t testing.TB) []job {
+	wide := tiny(9)
+	wide.VocabSize = 900 // the head is worth more than a block
+	llama := tiny(7)
+	llama.Activation, llama.Norm, llama.Position, llama.TieEmbeddings = gpt.SwiGLU, gpt.RMSNorm, gpt.RoPE, false
+	llama.FFNHidden = 2*llama.NEmbd + 13
+	gpt2, err := gpt.Preset("gpt2")
+	require.NoError(t, err)
+	gpt2.Float = ir.BF16
+	return []job{{
+		name: "pipeline alone", model: wide, batch: 7, cluster: "cpu", uneven: true,
+		opts: planner.Options{DP: 1, TP: 1, PP: 3, MicroBatch: 1, Schedule: partition.OneFOneB},
+	}, {
+		name: "short of memory", model: wide, batch: 8, cluster: "cpu", uneven: true, recomputes: true,
+		opts: planner.Options{DP: 1, TP: 1, PP: 3, MicroBatch: 2, Schedule: partition.GPipe, MemoryLimit: 2_100_000, Offload: "none"},
+	}, {
+		name: "tensor and sequence parallelism, the last micro-batch smaller", model: wide, batch: 7, cluster: "v100",
+		opts: planner.Options{DP: 1, TP: 3, PP: 3, MicroBatch: 2, Schedule: partition.GPipe, SequenceParallel: "on"},
+	}, {
+		name: "zero-bubble Llama", model: llama, batch: 6, cluster: "a100-40g", uneven: true,
+		opts: planner.Options{DP: 1, TP: 1, PP: 3, MicroBatch: 1, Schedule: partition.ZeroBubble},
+	}, {
+		name: "overlapped ZeRO", model: wide, batch: 14, cluster: "h100",
+		opts: planner.Options{DP: 2, TP: 1, PP: 3, MicroBatch: 2, Schedule: partition.OneFOneB, ZeRO: zero(2), Overlap: "on"},
+	}, {
+		name: "GPT-2 on four devices with little memory", model: gpt2, batch: 32, cluster: "a100-40g", uneven: true, recomputes: true,
+		opts: planner.Options{DP: 1, TP: 1, PP: 4, MicroBatch: 2, Schedule: partition.OneFOneB, MemoryLimit: 1_200_000_000, Offload: "none"},
+	}}
+}
+
+func (j job) graph(t testing.TB) *ir.Graph {
+	g, err := gpt.TrainStep(j.model, gpt.Optimizer{Beta1: .9, Beta2: .99, Eps: 1e-8, WeightDecay: .1, GradClip: 1}, j.batch, j.model.BlockSize)
+	require.NoError(t, err)
+	return g
+}
+
+// state searches a job's plan and states its program.
+func (j job) state(t testing.TB) (*ir.Graph, *cost.Cluster, *planner.Result, *lp.Program) {
+	g := j.graph(t)
+	c, err := cost.Load(j.cluster)
+	require.NoError(t, err)
+	found, err := planner.Search(g, j.batch, c, j.opts)
+	require.NoError(t, err)
+	limit := j.opts.MemoryLimit
+	if limit == 0 {
+		limit = c.MemoryPerRank(found.Plan.RuntimeNGPUs)
+	}
+	start := time.Now()
+	p, err := lp.New(g, j.batch, c, found.Plan, lp.Options{Limit: limit})
+	require.NoError(t, err)
+	binaries := 0
+	for _, all := range p.Choices {
+		binaries += len(all)
+	}
+	sizes, again := map[int]bool{}, 0
+	for _, s := range found.Plan.Stages {
+		sizes[s.Last-s.First] = true
+		again += s.Recompute + s.Selective
+	}
+	if j.uneven {
+		require.Greater(t, len(sizes), 1, "the cut is even")
+	}
+	require.Equal(t, j.recomputes, again > 0, "%+v", found.Plan.Stages)
+	t.Logf("%d binaries in %v; %+v %v ps, %d bytes", binaries, time.Since(start), found.Plan.Stages, int64(found.Prediction.Step), found.Prediction.PeakBytes)
+	return g, c, found, p
+}
+
+// TestPrograms holds the program of every job to two things. It says of every cut what the
+// simulation of the whole program says, and the bytes that codegen lays out. And the
+// optimum that a solver finds, where one is installed (Debian: coinor-cbc, glpk-utils), is
+// the time of the plan that the search finds.
+func TestPrograms(t *testing.T) {
+	for _, j := range jobs(t) {
+		t.Run(j.name, func(t *testing.T) {
+			g, c, found, p := j.state(t)
+			const seed = 11
+			r := rand.New(rand.NewPCG(seed, 0))
+			for range 8 {
+				picked := pick(r, p, j.model.NLayer)
+				plan := p.Plan(picked)
+				want, err := planner.Predict(g, j.batch, c, plan, nil)
+				require.NoError(t, err)
+				got, err := p.Time(picked)
+				require.NoError(t, err)
+				require.Equal(t, want.Step, got, "seed %d: %+v", seed, plan.Stages)
+				for at, k := range picked {
+					require.Equal(t, want.PeakBytes[at], p.Choices[at][k].Bytes, "seed %d: position %d of %+v", seed, at, plan.Stages)
+				}
+			}
+			for _, s := range solvers() {
+				t.Run(s.command, func(t *testing.T) { s.check(t, found, p) })
+			}
+		})
+	}
+}
+
+// pick draws a choice for every position that cuts the blocks.
+func pick(r *rand.Rand, p *lp.Program, blocks int) []int {
+	for {
+		picked, sum := make([]int, len(p.Choices)), 0
+		for at, all := range p.Choices {
+			picked[at] = r.IntN(len(all))
+			sum += all[picked[at]].Blocks
+		}
+		if sum == blocks {
+			return picked
+		}
+	}
+}
+
+// solver is a command that solves FILE and writes its solution to OUT.
+type solver struct {
+	command string
+	args    string
+}
+
+func solvers() []solver {
+	return []solver{
+		{"cbc", "FILE -ratioGap 0 -allowableGap 0 -sec 100 -solve -solution OUT"},
+		{"glpsol", "--lp FILE --tmlim 100 -o OUT"},
+	}
+}
+
+// check solves a program. What solvers print is rounded: which binaries they set is read,
+// and the time of that is exact.
+func (s solver) check(t *testing.T, found *planner.Result, p *lp.Program) {
+	path, err := exec.LookPath(s.command)
+	if err != nil {
+		t.Skip(err)
+	}
+	var text bytes.Buffer
+	require.NoError(t, p.Write(&text, "a.lp", found.Prediction.Step))
+	dir := t.TempDir()
+	file, out := filepath.Join(dir, "a.lp"), filepath.Join(dir, "out")
+	require.NoError(t, os.WriteFile(file, text.Bytes(), 0o666))
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	defer cancel()
+	start := time.Now()
+	args := strings.Fields(strings.NewReplacer("FILE", file, "OUT", out).Replace(s.args))
+	log, err := exec.CommandContext(ctx, path, args...).CombinedOutput()
+	require.NoError(t, err, "%s", log)
+	solution, err := os.ReadFile(out)
+	require.NoError(t, err, "%s", log)
+	require.Regexp(t, `(?m)^Optimal|INTEGER OPTIMAL`, string(solution))
+	picked := chosen(t, p, string(solution))
+	got, err := p.Time(picked)
+	require.NoError(t, err)
+	require.Equal(t, found.Prediction.Step, got, "the planner's %+v, the solver's %+v", found.Plan.Stages, p.Plan(picked).Stages)
+	for at, k := range picked {
+		require.LessOrEqual(t, p.Choices[at][k].Bytes, p.Limit(), "position %d", at)
+	}
+	t.Logf("in %v", time.Since(start))
+}
+
+// chosen reads which binaries a solution sets.
+func chosen(t *testing.T, p *lp.Program, solution string) []int {
+	set := map[string]bool{}
+	for _, m := range regexp.MustCompile(`(x_\d+_\d+_\d+_\d+)\s+(?:\*\s+)?(\S+)`).FindAllStringSubmatch(solution, -1) {
+		value, err := strconv.ParseFloat(m[2], 64)
+		require.NoError(t, err)
+		set[m[1]] = value > 0.5
+	}
+	var picked []int
+	for at, all := range p.Choices {
+		k := slices.IndexFunc(all, func(x lp.Choice) bool { return set[p.Name(at, slices.Index(all, x))] })
+		require.GreaterOrEqual(t, k, 0, "position %d has nothing: %s", at, strings.TrimSpace(solution))
+		picked = append(picked, k)
+	}
+	return picked
+}
+
+func TestWhatCannotBeStated(t *testing.T) {
+	j := jobs(t)[0]
+	g := j.graph(t)
+	c, err := cost.Load(j.cluster)
+	require.NoError(t, err)
+	plan := &partition.Plan{PlanNGPUs: 2, RuntimeNGPUs: 2, DP: 1, TP: 1, MicroBatch: 1, Schedule: partition.Interleaved, Interleave: 2}
+	for i := range 4 {
+		plan.Stages = append(plan.Stages, partition.Stage{First: []int{0, 3, 5, 7}[i], Last: []int{3, 5, 7, 9}[i]})
+	}
+	_, err = lp.New(g, j.batch, c, plan, lp.Options{})
+	require.ErrorContains(t, err, "2 chunks per rank, which are cut evenly")
+
+	deep := tiny(96)
+	j.model, j.batch = deep, 1
+	plan = &partition.Plan{PlanNGPUs: 1, RuntimeNGPUs: 1, DP: 1, TP: 1, MicroBatch: 1, Schedule: partition.OneFOneB, Stages: []partition.Stage{{Last: 96}}}
+	p, err := lp.New(j.graph(t), 1, c, plan, lp.Options{Recompute: planner.RecomputeFull})
+	require.NoError(t, err)
+	require.Len(t, p.Choices[0], 1)
+	_, err = p.Time([]int{0, 0})
+	require.ErrorContains(t, err, "want a choice for each of 1 positions, with 96 blocks")
+
+	plan.PlanNGPUs, plan.RuntimeNGPUs, plan.Stages = 2, 2, []partition.Stage{{Last: 40}, {First: 40, Last: 96}}
+	_, err = lp.New(j.graph(t), 1, c, plan, lp.Options{})
+	require.ErrorContains(t, err, "96 blocks in 2 stages with any recomputation take 304190 binary variables")
+}
