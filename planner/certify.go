@@ -239,14 +239,15 @@ func (a *auditor) cell(r *Region, size int, schedule partition.Schedule) error {
 	switch r.reason {
 	case byTrunk:
 		bound = a.flowing(r.outline, size, schedule, a.again(r.outline, size))
-	case byStages, byCuts, byMemory:
+	case byStages:
+		var err error
+		if bound, err = a.stages(r.outline, size, schedule, a.again(r.outline, size)); err != nil {
+			return refute(r.line, "%s cannot be compiled: %v", r.outline.text(), err)
+		}
+	case byCuts, byMemory:
 		skel, err := a.skeletonOf(r.outline)
 		if err != nil {
 			return refute(r.line, "%s cannot be compiled: %v", r.outline.text(), err)
-		}
-		if r.reason == byStages {
-			bound = a.stages(r.outline, size, schedule, a.again(r.outline, size))
-			break
 		}
 		pipe := newPipeline(skel, skel.memoryOf(size), size, schedule)
 		if r.reason == byMemory {
@@ -272,8 +273,17 @@ func (a *auditor) cell(r *Region, size int, schedule partition.Schedule) error {
 
 // stages bounds the plans of an outline by the trunk, and by all that its stages do in
 // order, with the recomputation that memory makes necessary unless that is nil.
-func (a *auditor) stages(o outline, size int, schedule partition.Schedule, more *again) cost.Picoseconds {
-	return max(a.flowing(o, size, schedule, more), a.refined(a.outlines[o], size, schedule, more))
+func (a *auditor) stages(o outline, size int, schedule partition.Schedule, more *again) (cost.Picoseconds, error) {
+	bound, err := a.refined(a.pendingOf(o), size, schedule, more)
+	return max(bound, a.flowing(o, size, schedule, more)), err
+}
+
+// pendingOf returns what is known of an outline.
+func (a *auditor) pendingOf(o outline) *pending {
+	if a.outlines[o] == nil {
+		a.outlines[o] = &pending{outline: o}
+	}
+	return a.outlines[o]
 }
 
 // alike checks that all that an outline communicates goes through the network as with
@@ -305,10 +315,8 @@ func (a *auditor) alike(r *Region) error {
 
 // skeletonOf returns the prices of an outline, nil where it cannot be compiled.
 func (a *auditor) skeletonOf(o outline) (*skeleton, error) {
-	p := a.outlines[o]
-	if p == nil {
-		p = &pending{outline: o}
-		a.outlines[o] = p
+	p := a.pendingOf(o)
+	if p.skel == nil && a.failed[o] == nil {
 		p.skel, a.failed[o] = a.skeleton(o)
 	}
 	return p.skel, a.failed[o]
@@ -346,7 +354,7 @@ func (a *auditor) sample(count int, seed uint64) error {
 				return refute(x.line, "random plan %d of seed %d takes %d ps, %d in its whole program (%v): %s", k, seed, int64(time), int64(p.Step), err, mustJSON(plan))
 			}
 		}
-		if least := a.stages(x.outline, size, schedule, nil); time < least {
+		if least, err := a.stages(x.outline, size, schedule, nil); err != nil || time < least {
 			return refute(x.line, "random plan %d of seed %d takes %d ps, less than the bound of %d ps: %s", k, seed, int64(time), int64(least), mustJSON(plan))
 		}
 		a.audit.Samples++

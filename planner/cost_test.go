@@ -96,7 +96,7 @@ func testCostIsSimulation(t *testing.T, seed uint64) {
 	if testing.Short() {
 		cases = 30
 	}
-	slack, floors, tighter, compared, interleaved, raised := 0.0, 0.0, 0.0, 0.0, 0, 0
+	slack, floors, tighter, compared, interleaved, raised, reached := 0.0, 0.0, 0.0, 0.0, 0, 0, 0
 	for k := range cases {
 		blocks, batch := 1+r.IntN(8), 1+r.IntN(13)
 		model := tiny(blocks)
@@ -208,7 +208,8 @@ func testCostIsSimulation(t *testing.T, seed uint64) {
 			floored = min(floored, p.time(even))
 		}
 		floor := s.floor(o, s.trunk(o), b, schedule)
-		refined := s.refined(&pending{outline: o, skel: skel}, b, schedule, nil)
+		refined, err := s.refined(&pending{outline: o}, b, schedule, nil)
+		require.NoError(t, err)
 		require.LessOrEqual(t, refined, floored, "seed %d case %d: floor of all that %+v %+v does, %d chunks, %s", seed, k, d, sh, chunks, schedule)
 		tighter += float64(refined) / float64(floored)
 		free := s.flowing(o, b, schedule, nil)
@@ -231,7 +232,8 @@ func testCostIsSimulation(t *testing.T, seed uint64) {
 		}
 		tight := s.flowing(o, b, schedule, s.again(o, b))
 		require.LessOrEqual(t, tight, took, "seed %d case %d: floor in %d bytes of %+v %+v, %d chunks, micro-batch %d of %d, %s %+v", seed, k, s.limit, d, sh, chunks, b, batch, schedule, fitting.Plan.Stages)
-		refined = s.refined(&pending{outline: o, skel: skel}, b, schedule, s.again(o, b))
+		refined, err = s.refined(&pending{outline: o}, b, schedule, s.again(o, b))
+		require.NoError(t, err)
 		require.LessOrEqual(t, refined, took, "seed %d case %d: floor in %d bytes of all that %+v %+v does, %d chunks, %s", seed, k, s.limit, d, sh, chunks, schedule)
 		if tight > free {
 			raised++
@@ -264,6 +266,14 @@ func testCostIsSimulation(t *testing.T, seed uint64) {
 			require.LessOrEqual(t, newBounds(on, 1<<62, Options{Recompute: RecomputeNone}, nil).best(), got,
 				"seed %d case %d: the plan without copies, and the copies: %+v %+v %s batch %d b %d blocks %d again %v", seed, k, d, sh, schedule, batch, b, blocks, cut)
 		}
+		// A plan that fits is one of those that the bounds are of, or no faster than one.
+		fits := newBounds(p, s.limit, Options{}, nil)
+		require.LessOrEqual(t, fits.best(), got, "seed %d case %d: bound in %d bytes: %+v %+v %+v micro-batch %d of %d %s", seed, k, s.limit, d, sh, cut, b, batch, schedule)
+		reach := fits.reach(never - 1)[0][blocks]
+		require.LessOrEqual(t, reach, got, "seed %d case %d: bound of all cuts in %d bytes: %+v %+v %+v micro-batch %d of %d %s", seed, k, s.limit, d, sh, cut, b, batch, schedule)
+		if reach > fits.best() {
+			reached++
+		}
 		bounds := newBounds(p, 1<<60, Options{}, nil)
 		for i, c := range cut {
 			n := c.Last - c.First
@@ -277,5 +287,7 @@ func testCostIsSimulation(t *testing.T, seed uint64) {
 		}
 	}
 	require.Greater(t, interleaved, cases/20)
-	t.Logf("the memory bound is at most %.1f %% below the arena, the floors are %.1f %% and %.1f %% of the time on average, %d raised by memory; %d interleaved", 100*slack, 100*floors/compared, 100*tighter/compared, raised, interleaved)
+	require.Positive(t, raised)
+	require.Positive(t, reached)
+	t.Logf("the memory bound is at most %.1f %% below the arena, the floors are %.1f %% and %.1f %% of the time on average, %d raised by memory, %d by all stages; %d interleaved", 100*slack, 100*floors/compared, 100*tighter/compared, raised, reached, interleaved)
 }

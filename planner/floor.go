@@ -329,17 +329,24 @@ func (s *searcher) flowing(o outline, size int, schedule partition.Schedule, mor
 	return s.flow(o, trunk.at(size, s.batch).plus(moved), trunk.at(last, s.batch).plus(moved), m, schedule, more)
 }
 
-// refined bounds the same plans by the way through all that the stages do in order, once
-// there is a skeleton.
-func (s *searcher) refined(p *pending, size int, schedule partition.Schedule, more *again) cost.Picoseconds {
-	skel := p.skel
-	w := s.work(skel.inner, p.outline, false)
-	if p.shared == nil {
-		p.shared = w.sharedTimes(&skel.plan, skel.price, s.batch)
+// refined bounds the same plans by the way through all that the stages do in order. It
+// fails when a stage has no program.
+func (s *searcher) refined(p *pending, size int, schedule partition.Schedule, more *again) (cost.Picoseconds, error) {
+	if p.work == nil {
+		plan, err := s.template(p.outline)
+		if err != nil {
+			return 0, err
+		}
+		inner, err := s.inner(plan)
+		if err != nil {
+			return 0, err
+		}
+		p.work = s.work(inner, p.outline, false)
+		p.shared = p.work.sharedTimes(&plan, cost.NewProgram(s.cluster, &plan, plan.Mesh(s.batch)), s.batch)
 	}
 	m, last := s.split(p.outline, size)
-	first, rest := w.at(size, s.batch).plus(p.shared), w.at(last, s.batch).plus(p.shared)
-	return s.flow(p.outline, first, rest, m, schedule, more)
+	first, rest := p.work.at(size, s.batch).plus(p.shared), p.work.at(last, s.batch).plus(p.shared)
+	return s.flow(p.outline, first, rest, m, schedule, more), nil
 }
 
 // flow is the larger of the bounds by what positions do and by chains of events through

@@ -24,7 +24,7 @@ type pipeline struct {
 	stages       []*stageTimes // nil until they are priced
 	memory       []stageMemory
 	room         []codegen.Chunk // by stage: the micro-batches that it keeps
-	early        []int           // by position: forward passes before the first backward pass
+	early        []int           // by position: see earlyForwards
 	frame        *frame          // of the simulation; nil until there is one
 }
 
@@ -52,16 +52,22 @@ func newPipeline(s *skeleton, memory []stageMemory, microBatch int, schedule par
 		}
 	}
 	for i := range p.template.PP() {
-		early := min(p.microBatches, p.template.PP()-i)
-		if schedule == partition.GPipe {
-			early = p.microBatches
-		}
-		p.early = append(p.early, early)
+		p.early = append(p.early, earlyForwards(schedule, p.microBatches, p.template.PP(), i))
 		for c, room := range s.all.room(&p.template, i, p.microBatches) {
 			p.room[i+c*p.template.PP()] = room
 		}
 	}
 	return p
+}
+
+// earlyForwards returns how many of m forward passes of a position the way of micro-batch
+// 0 through all positions hides: those before its first backward pass, or under gpipe,
+// where the last of them is on the way, one.
+func earlyForwards(schedule partition.Schedule, m, positions, at int) int {
+	if schedule == partition.GPipe {
+		return 1
+	}
+	return min(m, positions-at)
 }
 
 // mayFit reports whether stages that recompute whatever spares the most could hold all

@@ -364,7 +364,13 @@ func (s *searcher) positions(o outline, first, last *workTimes, m int, schedule 
 		return of[part].way - of[part].forward
 	}
 	ahead := max(first[inBlock].ahead, last[inBlock].ahead) + max(first[afterBlocks].ahead, last[afterBlocks].ahead)
-	start := first[beforeBlocks].forward + cost.Picoseconds(blocks)*first[inBlock].forward + first[afterBlocks].forward
+	forward := func(part int) cost.Picoseconds {
+		if schedule == partition.GPipe { // the last of them goes on
+			return min(first[part].forward, last[part].forward)
+		}
+		return first[part].forward
+	}
+	start := forward(beforeBlocks) + cost.Picoseconds(blocks)*forward(inBlock) + forward(afterBlocks)
 	start += min(back(first, afterBlocks), back(last, afterBlocks)) - cost.Picoseconds(o.pp)*ahead
 	each := min(back(first, inBlock), back(last, inBlock))
 	m1, m2 := cost.Picoseconds(max(0, m-1)), cost.Picoseconds(max(0, m-2))
@@ -378,11 +384,7 @@ func (s *searcher) positions(o outline, first, last *workTimes, m int, schedule 
 		if memory {
 			p.flights = rooms[at][0].Slots
 		}
-		early := min(m, o.pp-at)
-		if schedule == partition.GPipe {
-			early = m
-		}
-		late := cost.Picoseconds(m - early)
+		late := cost.Picoseconds(m - earlyForwards(schedule, m, o.pp, at))
 		// left is what the position has left to do with a part after its first backward pass.
 		left := func(part int) (t cost.Picoseconds) {
 			if m > 1 {

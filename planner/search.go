@@ -317,10 +317,11 @@ func (s *searcher) sizes(o outline) []int {
 // pending is an outline of which some sizes of micro-batches have not been looked at.
 type pending struct {
 	outline
-	relief  bool // it only spares memory: see relieve
-	sighted bool // those that spare memory beside it are pending too
-	skel    *skeleton
+	relief  bool       // it only spares memory: see relieve
+	sighted bool       // those that spare memory beside it are pending too
+	work    *work      // that a stage does, nil until it is known
 	shared  *workTimes // see work
+	skel    *skeleton
 	left    []sized
 }
 
@@ -373,18 +374,20 @@ func (s *searcher) add(points []*point, limit cost.Picoseconds, relief bool, sig
 			p.sighted = true
 			sparing = append(sparing, s.sparing(p.outline)...)
 		}
-		s.raise(p, limit, flowLimited)
-		if p.floor() > limit || !chosen(p) {
+		if s.raise(p, limit, flowLimited); p.floor() > limit || !chosen(p) {
 			return false
 		}
-		if p.skel == nil {
-			var err error
-			if p.skel, err = s.skeleton(p.outline); err != nil {
-				s.refused, s.refusals[p.outline] = err, err
-				return true
-			}
+		err := s.raise(p, limit, refinedLimited)
+		if err == nil && p.floor() > limit {
+			return false
 		}
-		s.raise(p, limit, refinedLimited)
+		if err == nil && p.skel == nil {
+			p.skel, err = s.skeleton(p.outline)
+		}
+		if err != nil {
+			s.refused, s.refusals[p.outline] = err, err
+			return true
+		}
 		p.left = slices.DeleteFunc(p.left, func(x sized) bool {
 			if x.floor > limit {
 				return false
@@ -402,8 +405,9 @@ func (s *searcher) add(points []*point, limit cost.Picoseconds, relief bool, sig
 	return points
 }
 
-// raise raises the floors that are at most the limit up to a level.
-func (s *searcher) raise(p *pending, limit cost.Picoseconds, to level) {
+// raise raises the floors that are at most the limit up to a level. It fails from
+// refinedFree on when there is no program.
+func (s *searcher) raise(p *pending, limit cost.Picoseconds, to level) error {
 	for i := range p.left {
 		for x := &p.left[i]; x.floor <= limit && x.level < to; {
 			x.level++
@@ -411,17 +415,21 @@ func (s *searcher) raise(p *pending, limit cost.Picoseconds, to level) {
 			if x.level == flowLimited || x.level == refinedLimited {
 				more = s.again(p.outline, x.size)
 			}
-			var bound cost.Picoseconds
+			bound, err := cost.Picoseconds(0), error(nil)
 			if x.level >= refinedFree {
-				bound = s.refined(p, x.size, x.schedule, more)
+				bound, err = s.refined(p, x.size, x.schedule, more)
 			} else {
 				bound = s.flowing(p.outline, x.size, x.schedule, more)
+			}
+			if err != nil {
+				return err
 			}
 			if x.floor = max(x.floor, bound); more == nil {
 				x.free = max(x.free, bound)
 			}
 		}
 	}
+	return nil
 }
 
 // skeleton returns that of an outline. It fails when no parameter can be split so.
@@ -455,7 +463,16 @@ func (s *searcher) template(d outline) (partition.Plan, error) {
 	if d.chunks > 1 {
 		plan.Interleave = d.chunks
 	}
-	return plan, nil
+	return s.open(plan), nil
+}
+
+// open returns a plan whose micro-batches and schedule are to be chosen.
+func (b *blueprints) open(p partition.Plan) partition.Plan {
+	p.MicroBatch, p.Schedule = b.batch, partition.OneFOneB
+	if p.Interleave > 1 {
+		p.Schedule = partition.Interleaved
+	}
+	return p
 }
 
 // run returns the best plan of each of the best degrees, all the points it looked
