@@ -93,6 +93,9 @@ func triedOf(stage int, s partition.Stage) tried {
 type option struct {
 	recomputation
 	time cost.Picoseconds
+	// late is a lower bound but for the blocks that are not before the stage: see
+	// [bounds.from].
+	late cost.Picoseconds
 }
 
 // options lists the recomputations with which n blocks may fit a stage, but for those
