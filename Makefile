@@ -4,7 +4,7 @@ GO       ?= go
 BIN      := bin/autopar
 FUZZTIME ?= 5s
 
-.PHONY: help build demo test check fmt vet race golden fuzz bench bench-planner parity curves mutants peers profile-check validate-plots fit-memory
+.PHONY: help build demo test check fmt vet race golden fuzz bench bench-planner parity curves mutants peers profile-check gpu gorgonia test-cuda validate-plots fit-memory
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1	\2/p' $(MAKEFILE_LIST)
@@ -55,11 +55,35 @@ curves: build ## train 300 steps under five very different plans and draw their 
 mutants: ## plant known bugs one at a time; each must turn a test red
 	$(GO) test -tags mutants -count=1 -timeout 20m -v ./mutants
 
-peers: build ## time a training step beside PyTorch, installed for the occasion
-	bench/cpu.sh $(BIN)
+peers: build ## time training steps beside PyTorch and JAX, installed for the occasion, in a quarter of an hour
+	bench/cpu.sh $(BIN) > bench/cpu.md
 
 profile-check: build ## measure this machine, then hold predictions against measured steps of twelve plans
 	bench/profile.sh $(BIN) > bench/profile.md
+
+GPU_BUNDLE ?= bin/gpu
+
+gpu: ## put all that is run on a machine with a GPU, which needs no Go, into one folder: then OUT=results bin/gpu/run.sh there
+	rm -rf $(GPU_BUNDLE) && mkdir -p $(GPU_BUNDLE)/tests $(GPU_BUNDLE)/cuda/driver $(GPU_BUNDLE)/cuda/kernel
+	CGO_ENABLED=0 $(GO) build -ldflags="-s -w" -o $(GPU_BUNDLE)/autopar ./cmd/autopar
+	CGO_ENABLED=0 $(GO) test -ldflags="-s -w" -c -o $(GPU_BUNDLE)/tests/autopar.test .
+	CGO_ENABLED=0 $(GO) test -ldflags="-s -w" -c -o $(GPU_BUNDLE)/tests/cuda.test ./cuda
+	CGO_ENABLED=0 $(GO) test -ldflags="-s -w" -c -o $(GPU_BUNDLE)/tests/driver.test ./cuda/driver
+	CGO_ENABLED=0 $(GO) test -ldflags="-s -w" -c -o $(GPU_BUNDLE)/tests/kernel.test ./cuda/kernel
+	cp -r cuda/driver/testdata $(GPU_BUNDLE)/cuda/driver
+	cp -r cuda/kernel/testdata cuda/kernel/*.cu $(GPU_BUNDLE)/cuda/kernel
+	cp bench/gpu/run.sh bench/gpu/gpt2.py bench/gpu/gpt2.yaml examples/shakespeare_char.yaml $(GPU_BUNDLE)
+	-$(GPU_BUNDLE)/autopar data prepare shakespeare_char -o $(GPU_BUNDLE)/data/shakespeare_char
+	git rev-parse HEAD > $(GPU_BUNDLE)/commit
+
+CUDA_HOME ?= /usr/local/cuda
+
+gorgonia: ## build bin/autopar with the CUDA driver called through gorgonia.org/cu: needs cgo and the CUDA toolkit, and a GPU to start
+	CGO_CFLAGS="-I$(CURDIR)/cuda/driver/gorgonia/include -I$(CUDA_HOME)/include" CGO_LDFLAGS="-L$(CUDA_HOME)/lib64/stubs" $(GO) build -tags gorgonia -o $(BIN) ./cmd/autopar
+
+test-cuda: ## tests of the CUDA backend; what would be skipped for want of a GPU, a library or gcc fails
+	AUTOPAR_TEST_CUDA=1 $(GO) test -count=1 -timeout 30m ./cuda/...
+	AUTOPAR_TEST_CUDA=1 $(GO) test -count=1 -timeout 30m -run 'GPU|Loopback|Replayed' .
 
 TABLE ?= ../shared/measured/train.csv
 

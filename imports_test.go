@@ -46,6 +46,13 @@ func rooms() []string {
 		"runtime/cpu",
 		"runtime/cpu/profile",
 		"runtime/backendtest",
+		"cuda/kernel",
+		"cuda/driver",
+		"cuda/driver/drivertest",
+		"cuda/driver/gorgonia",
+		"cuda/driver/fake",
+		"cuda",
+		"cuda/cudatest",
 		"numeric",
 		"data",
 		"checkpoint/safetensors",
@@ -59,7 +66,9 @@ func rooms() []string {
 }
 
 // forTests lists the packages that only tests, and each other, may import.
-func forTests() []string { return []string{"ir/irtest", "runtime/backendtest"} }
+func forTests() []string {
+	return []string{"ir/irtest", "runtime/backendtest", "cuda/driver/drivertest", "cuda/driver/fake", "cuda/cudatest"}
+}
 
 // source is what one file says about its package.
 type source struct {

@@ -17,13 +17,17 @@ import (
 
 // compile partitions and generates a graph, and opens an executor for it.
 func compile(t testing.TB, g *ir.Graph, p *partition.Plan, batch int) (*codegen.Program, *runtime.Executor) {
+	backend, err := cpu.New(cpu.Options{})
+	require.NoError(t, err)
+	return compileOn(t, backend, g, p, batch)
+}
+
+func compileOn(t testing.TB, backend runtime.Backend, g *ir.Graph, p *partition.Plan, batch int) (*codegen.Program, *runtime.Executor) {
 	q, err := partition.Apply(g, p, batch)
 	require.NoError(t, err)
 	prog, err := codegen.Generate(q, p, batch, nil)
 	require.NoError(t, err)
 	require.NoError(t, codegen.Verify(prog, g))
-	backend, err := cpu.New(cpu.Options{})
-	require.NoError(t, err)
 	exec, err := runtime.New(prog, backend, runtime.Options{})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, exec.Close()) })

@@ -1,56 +1,45 @@
 #!/usr/bin/env bash
-# Training steps on the CPU beside PyTorch, in one run: each round times autopar on one rank and then every peer, so that a busy
-# neighbour slows all of them. Prints a Markdown table of medians over the rounds and the ratio to autopar.
+# Training steps on the CPU beside PyTorch and JAX, in one run: each round times autopar on one rank and then every peer, with
+# the peak of the processor before each, so that a busy neighbour slows all of them. Prints Markdown: medians over the rounds,
+# ratios to autopar, shares of the peak, memory, and matrix products by shape and form.
 #
-# usage: bench/cpu.sh AUTOPAR [ROUNDS]
-# PEERS lists Python interpreters that have torch, as name=path. Without it the newest torch of PyPI is installed into a
-# virtual environment that is thrown away, and Debian's python3-torch joins where it is installed.
+# usage: bench/cpu.sh AUTOPAR
+# PEERS lists peers as name=kind:python, kind being eager, compile or jax. Without it the newest torch and jax of PyPI are
+# installed into a virtual environment that is thrown away, and Debian's python3-torch joins where it is installed. MODELS
+# lists some of the models of bench/models.py; without it all are timed, in about a quarter of an hour. ROUNDS is how often.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-autopar=$1
-rounds=${2:-5}
+autopar=$(realpath "$1")
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
+export PYTHONDONTWRITEBYTECODE=1 TORCHINDUCTOR_CACHE_DIR=$work/inductor
 
 if [ -z "${PEERS:-}" ]; then
 	python3 -m venv "$work/venv"
-	"$work/venv/bin/pip" install -q torch
-	PEERS="pypi=$work/venv/bin/python"
-	if /usr/bin/python3 -c 'import torch' 2>/dev/null; then PEERS="$PEERS debian=/usr/bin/python3"; fi
+	"$work/venv/bin/pip" install -q torch jax
+	python=$work/venv/bin/python
+	PEERS="torch-eager=eager:$python torch-compile=compile:$python jax=jax:$python"
+	if /usr/bin/python3 -c 'import torch' 2>/dev/null; then PEERS="$PEERS debian-torch=eager:/usr/bin/python3"; fi
 fi
+go test -c -o "$work/kernel.test" ./runtime/cpu/kernel
 
-cat > "$work/quick.yaml" <<-YAML
-	model:    {n_layer: 4, n_head: 4, n_embd: 128, block_size: 64, vocab_size: 65, dropout: 0.0, bias: false}
-	batch:    {global: 12, micro: 12}
-	parallel: {plan_ngpus: 1, runtime_ngpus: 1}
-YAML
-cat > "$work/baby.yaml" <<-YAML
-	model:    {n_layer: 6, n_head: 6, n_embd: 384, block_size: 256, vocab_size: 65, dropout: 0.0, bias: false}
-	batch:    {global: 12, micro: 12}
-	parallel: {plan_ngpus: 1, runtime_ngpus: 1}
-YAML
+cat <<-TEXT
+	# A training step on the CPU beside its peers
 
-median() { sort -n | awk '{x[NR]=$1} END {print (NR % 2) ? x[(NR+1)/2] : (x[NR/2] + x[NR/2+1]) / 2}'; }
+	Made by \`make peers\`: float32, forward, loss, backward, clip and AdamW, two threads. quick is nanoGPT's CPU model (4 layers, 4
+	heads, C 128, T 64, batch 12), baby 6 layers, 6 heads, C 384, T 256, batch 12 and 64, gpt2 the 124M of GPT-2, batch 4. The peak is
+	that of float32 multiply-adds in registers, measured before each visit; model FLOP count the causal half of attention. Where
+	the processor has AMX, products use it and can exceed that peak: runtime/cpu/kernel/tiles.go says how, and how exact results
+	are.
 
-echo "$(date -u +%F), $(grep -m1 'model name' /proc/cpuinfo | cut -d: -f2 | xargs), $(nproc) cores, $(grep -m1 -o 'avx512f\|avx2' <<<"$(grep -m1 flags /proc/cpuinfo | tr ' ' '\n' | grep -x 'avx512f\|avx2' | tail -1)"), $rounds rounds, $(go version | cut -d' ' -f3)"
-for peer in $PEERS; do echo "- ${peer%%=*}: torch $("${peer#*=}" -c 'import torch; print(torch.__version__)' 2>/dev/null), eager, 2 threads"; done
-echo
-echo "| model | who | ms/step, median | against autopar |"
-echo "|---|---|---|---|"
-for model in quick baby; do
-	steps=50
-	if [ $model = baby ]; then steps=5; fi
-	for ((i = 0; i < rounds; i++)); do
-		"$autopar" bench "$work/$model.yaml" --burn-in 3 --steps $steps --format json |
-			sed -n 's/.*"median_ms": \([0-9.]*\).*/\1/p' >> "$work/$model.autopar"
-		for peer in $PEERS; do
-			OMP_NUM_THREADS=2 "${peer#*=}" bench/peer.py $model $steps 2>/dev/null >> "$work/$model.${peer%%=*}"
-		done
-	done
-	ours=$(median < "$work/$model.autopar")
-	printf "| %s | autopar, 1 rank | %.2f | 1 |\n" "$model" "$ours"
-	for peer in $PEERS; do
-		theirs=$(median < "$work/$model.${peer%%=*}")
-		echo "| $model | torch (${peer%%=*}) | $theirs | $(awk "BEGIN {printf \"%.2f x the time\", $theirs/$ours}") |"
-	done
+	$(date -u +%F), $(grep -m1 'model name' /proc/cpuinfo | cut -d: -f2 | xargs), $(nproc) cores, $(grep -m1 flags /proc/cpuinfo | tr ' ' '\n' | grep -x 'avx2\|avx512f\|amx_bf16' | xargs), $(go version | cut -d' ' -f3)
+TEXT
+for peer in $PEERS; do
+	name=${peer%%=*} rest=${peer#*=}
+	module=torch
+	if [ "${rest%%:*}" = jax ]; then module=jax; fi
+	echo "- $name: $module $("${rest#*:}" -c "import $module; print($module.__version__)" 2>/dev/null)"
 done
+echo
+# shellcheck disable=SC2086
+python3 bench/peers.py "$autopar" "$work/kernel.test" $PEERS

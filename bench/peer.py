@@ -1,23 +1,18 @@
 """Times nanoGPT-style training steps in PyTorch, for bench/cpu.sh.
 
-usage: peer.py CONFIG STEPS [compile]
+usage: peer.py MODEL WARMUP STEPS [compile]
 
-Prints the median milliseconds of a step: forward, loss, backward, clip and AdamW in float32, after 3 steps of
-warm-up. Attention is F.scaled_dot_product_attention where this PyTorch has it, else the explicit softmax.
+Prints the milliseconds of each step after the warm-up: forward, loss, backward, clip and AdamW in float32.
+Attention is F.scaled_dot_product_attention where this PyTorch has it, else the explicit softmax.
 """
 import math
-import statistics
 import sys
 import time
 
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
-
-CONFIGS = {  # layers, heads, C, T, B
-    "quick": (4, 4, 128, 64, 12),
-    "baby": (6, 6, 384, 256, 12),
-}
+from models import MODELS
 
 
 class LayerNorm(nn.Module):
@@ -55,11 +50,14 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    def __init__(self, layers, heads, c, t, v=65):
+    def __init__(self, layers, heads, c, t, v):
         super().__init__()
         self.wte, self.wpe = nn.Embedding(v, c), nn.Embedding(t, c)
         self.blocks = nn.ModuleList(Block(heads, c, t) for _ in range(layers))
         self.ln_f = LayerNorm(c)
+        for p in self.parameters():
+            if p.dim() >= 2:  # as nanoGPT: PyTorch's own makes logits so large that probabilities are denormal, which is slow
+                nn.init.normal_(p, std=0.02)
 
     def forward(self, ids, targets):
         x = self.wte(ids) + self.wpe(torch.arange(ids.size(1)))
@@ -70,18 +68,18 @@ class GPT(nn.Module):
 
 
 def main():
-    layers, heads, c, t, b = CONFIGS[sys.argv[1]]
+    layers, heads, c, t, b, v = MODELS[sys.argv[1]]
+    warmup, steps = int(sys.argv[2]), int(sys.argv[3])
     torch.manual_seed(1337)
     torch.set_num_threads(2)
-    model = GPT(layers, heads, c, t)
-    step_model = torch.compile(model) if "compile" in sys.argv[3:] else model
+    model = GPT(layers, heads, c, t, v)
+    step_model = torch.compile(model) if "compile" in sys.argv[4:] else model
     decayed = [p for p in model.parameters() if p.dim() >= 2]
     others = [p for p in model.parameters() if p.dim() < 2]
     optimizer = torch.optim.AdamW(
         [{"params": decayed, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}], lr=1e-3, betas=(0.9, 0.99))
-    times = []
-    for i in range(3 + int(sys.argv[2])):
-        ids, targets = torch.randint(65, (b, t)), torch.randint(65, (b, t))
+    for i in range(warmup + steps):
+        ids, targets = torch.randint(v, (b, t)), torch.randint(v, (b, t))
         start = time.perf_counter()
         loss = step_model(ids, targets)
         loss.backward()
@@ -89,9 +87,8 @@ def main():
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         loss.item()
-        if i >= 3:
-            times.append(time.perf_counter() - start)
-    print(f"{statistics.median(times) * 1e3:.2f}")
+        if i >= warmup:
+            print(f"{(time.perf_counter() - start) * 1e3:.3f}")
 
 
 main()

@@ -84,10 +84,10 @@ func TestWhatBinds(t *testing.T) {
 	for resource := cost.Arithmetic; resource <= cost.IntraLink; resource++ {
 		c, err := cost.Load("h100")
 		require.NoError(t, err)
-		require.NoError(t, r.Predict(c.Faster(resource, 1e-4)))
+		require.NoError(t, r.Predict(c.Faster(resource, 1e-5)))
 		require.Greater(t, share(r.Prediction, resource.String()), 0.9, resource.String())
 		c.DevicesPerNode = 1
-		require.NoError(t, r.Predict(c.Faster(cost.InterLink, 1e-4)))
+		require.NoError(t, r.Predict(c.Faster(cost.InterLink, 1e-5)))
 		require.Greater(t, share(r.Prediction, cost.InterLink.String()), 0.9)
 	}
 	whole := shapes()["single"]

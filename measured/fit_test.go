@@ -122,6 +122,8 @@ func TestSoftwareByRule(t *testing.T) {
 		{Row{Framework: "llm-foundry/Composer FSDP"}, "torch"},
 		{Row{Framework: "torchtitan", Compiled: true}, "torch-compile"},
 		{Row{Framework: "torchtitan"}, "torch"},
+		{Row{Framework: "torchtitan", DType: "fp8"}, "torch-compile"},
+		{Row{Framework: "AA-Scaling"}, "deepspeed-torch"},
 		{Row{Framework: "NeMo/Megatron-Core"}, "fused"},
 		{Row{Framework: "flash-attn training (Lightning)"}, "fused-amp"},
 		{Row{Framework: "Pax/XLA"}, "xla"},
@@ -130,6 +132,10 @@ func TestSoftwareByRule(t *testing.T) {
 		c.row.Source = "another"
 		require.Equal(t, c.want, c.row.software().Name)
 	}
+	async := Row{Framework: "torchtitan", Compiled: true, Note: "float8 linear layers; async TP overlap"}
+	require.True(t, async.software().AsyncTP && async.software().ChunkedTP)
+	async.Note = "float8 linear layers"
+	require.False(t, async.software().AsyncTP || async.software().ChunkedTP)
 	eager := Row{Framework: "AA-Scaling", FlashAttention: true}
 	kernel := eager
 	kernel.FusedNorm, kernel.FlashAttention2 = true, true

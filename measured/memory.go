@@ -20,6 +20,7 @@ type Memory struct {
 	FusedScores, FusedLive               float64
 	Logits, LogitsFused, LogitsWhole     float64
 	LogitsBefore, LogitsSplit            float64
+	LogitsParallel, LogitsCompiled       float64
 	Buffered, Bucket, Flat               float64
 }
 
@@ -53,6 +54,8 @@ func (m *Memory) Constants() []Constant {
 		{"whole logits", "bytes a logit", "the same where every tensor rank has the loss of the whole vocabulary, and figures of it besides", &m.LogitsWhole, 16.2, 14, 24},
 		{"logits before", "bytes a logit", "those of the micro-batch before in the last stage's buffer", &m.LogitsBefore, 2.9, 0, 6},
 		{"gathered logits", "bytes a logit", "the pieces of the tensor ranks beside the whole, and their gradients", &m.LogitsSplit, 8, 0, 8},
+		{"parallel logits", "bytes a logit", "DTensor's loss over a split vocabulary: the logits (2), and in float32 the log-softmax, its exponents, the gradient before and after they are added (4 each)", &m.LogitsParallel, 18, 18, 18},
+		{"compiled logits", "bytes a logit", "a compiled loss: the logits and their gradients in bfloat16, nothing in float32", &m.LogitsCompiled, 4, 4, 4},
 		{"stage buffers", "bytes an element", "a stage's results of the micro-batches in flight, which DeepSpeed keeps beside its inputs", &m.Buffered, 2, 2, 2},
 		{"flat buffers", "GiB", "DeepSpeed's buckets of gradients and parameters (2 of 5e8 elements each) and copies of its flat partitions", &m.Flat, 6, 1.8, 6},
 		{"bucket", "elements", "gradients are reduced in buckets, copied to float32: DeepSpeed's default", &m.Bucket, 5e8, 5e8, 5e8},
@@ -76,6 +79,8 @@ type habits struct {
 	remakesGELU bool    // computes GELU again for the gradient of the product after it
 	fusedLoss   bool    // cross entropy of one kernel, over the vocabulary's parts
 	wholeLogits bool    // every tensor rank has the logits of the whole vocabulary
+	dtensor     bool    // cross entropy of DTensor's kernels where tensor ranks share the vocabulary
+	compiled    bool    // cross entropy is compiled
 	gaps        bool    // activations of many sizes come and go; FSDP's and XLA's are planned
 	buffers     bool    // keeps the results of the stage for the micro-batches in flight
 	buckets     bool    // reduces gradients in separate buckets, in float32
@@ -110,6 +115,8 @@ func (r *Row) habits() habits {
 		s.fusedLoss = has("llm-foundry", "flash-attn", "llm.c")
 		s.remakesGELU = has("flash-attn", "llm.c")
 		s.fusedNorm = has("torchtitan") // in Triton, where it is not compiled
+		s.dtensor = has("torchtitan")
+		s.compiled = has("torchtitan") && r.Compiled && strings.Contains(r.Ref, "_2025") // later than its rows of 2024
 	}
 	switch {
 	case r.Kernels == "fused":
@@ -240,6 +247,10 @@ func (m *Memory) head(s *habits, r *Row, logits float64) float64 {
 	switch {
 	case s.fusedLoss:
 		return m.LogitsFused * logits
+	case s.compiled:
+		return m.LogitsCompiled * logits
+	case s.dtensor && r.TP > 1:
+		return m.LogitsParallel * logits
 	case !s.wholeLogits:
 		return m.Logits * logits
 	}

@@ -105,6 +105,25 @@ func TestKernelsAndSoftware(t *testing.T) {
 	require.Greater(t, wide, norm)
 }
 
+// TestLoss: of each logit on a rank a loss holds what its kernels make.
+func TestLoss(t *testing.T) {
+	m := DefaultMemory()
+	for _, c := range []struct {
+		row  Row
+		want float64
+	}{
+		{Row{Framework: "Megatron-LM"}, m.LogitsFused},
+		{Row{Framework: "Lightning", TP: 8}, m.Logits},
+		{Row{Framework: "torchtitan", TP: 1, Compiled: true, Ref: "benchmarks/llama3_h100_202412_torchtitan.md"}, m.Logits},
+		{Row{Framework: "torchtitan", TP: 8, Compiled: true, Ref: "benchmarks/llama3_h100_202412_torchtitan.md"}, m.LogitsParallel},
+		{Row{Framework: "torchtitan", TP: 8, Compiled: true, Ref: "benchmarks/llama3-8b_h200_202506_x.md"}, m.LogitsCompiled},
+		{Row{Framework: "torchtitan", TP: 8, Ref: "benchmarks/llama3-8b_h200_202506_x.md"}, m.LogitsParallel},
+	} {
+		s := c.row.habits()
+		require.Equal(t, 1000*c.want, m.head(&s, &c.row, 1000), "%+v", c.row)
+	}
+}
+
 // TestPublishedPeaks: what of the prediction a published figure shows.
 func TestPublishedPeaks(t *testing.T) {
 	uses := []Use{{States: 10, Saved: 5, Working: 3, Gaps: 2, Reserve: 1}, {States: 20, Saved: 5, Working: 3, Gaps: 2, Reserve: 1}}

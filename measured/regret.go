@@ -3,6 +3,8 @@ package measured
 import (
 	"cmp"
 	"slices"
+
+	"github.com/autopar/autopar/planner/cost"
 )
 
 // Regrets is what choosing plans by their predictions would have cost.
@@ -31,7 +33,8 @@ type setting struct {
 	source, framework, model, gpu, dtype, gradDType        string
 	layers, hidden, heads, kvHeads, ffn, vocab, seq, batch int
 	gpus, perNode                                          int
-	gated, tied, flash, flash2, norm, compiled             bool
+	gated, tied                                            bool
+	software                                               cost.Software
 	network                                                float64
 }
 
@@ -39,19 +42,47 @@ func (r *Row) setting() setting {
 	return setting{
 		source: r.Source, framework: r.Framework, model: r.ModelName, gpu: r.GPU, dtype: r.DType, gradDType: r.GradDType,
 		layers: r.Layers, hidden: r.Hidden, heads: r.Heads, kvHeads: r.KVHeads, ffn: r.FFN, vocab: r.Vocab, seq: r.SeqLen, batch: r.GlobalBatch,
-		gpus: r.GPUs, perNode: r.GPUsPerNode, gated: r.Gated, tied: r.Tied,
-		flash: r.FlashAttention, flash2: r.FlashAttention2, norm: r.FusedNorm, compiled: r.Compiled, network: r.Network,
+		gpus: r.GPUs, perNode: r.GPUsPerNode, gated: r.Gated, tied: r.Tied, software: r.software(), network: r.Network,
 	}
+}
+
+// choice is a plan that may be chosen in a setting.
+type choice struct {
+	tp, pp, chunks, cp, dp, zero, group, micro int
+	sequence                                   bool
+	recompute, note                            string
+}
+
+func (r *Row) choice() choice {
+	return choice{r.TP, r.PP, r.VirtualStages, r.CP, r.DP, r.ZeRO, r.ZeROGroup, r.MicroBatch, r.SequenceParallel, r.Recompute, r.RecomputeNote}
+}
+
+// once returns the outcomes with those of one plan in one, which takes their mean time:
+// measured again, a plan differs by chance. It has the name of the first.
+func once(outcomes []Outcome) []Outcome {
+	var plans []Outcome
+	at, times := map[choice]int{}, map[choice]float64{}
+	for _, o := range outcomes {
+		c := o.choice()
+		n := times[c]
+		if times[c]++; n == 0 {
+			at[c], plans = len(plans), append(plans, o)
+			continue
+		}
+		mean := &plans[at[c]].StepSeconds
+		*mean += (o.StepSeconds - *mean) / (n + 1)
+	}
+	return plans
 }
 
 // Regret chooses among the measured plans of every setting that has two or more. Of
 // plans that are predicted alike the slowest counts as chosen. Outcomes without a
-// measured time are left out.
+// measured time, or of low confidence, are left out.
 func Regret(outcomes []Outcome) Regrets {
 	groups := map[setting][]Outcome{}
 	var order []setting
 	for _, o := range outcomes {
-		if o.StepSeconds <= 0 {
+		if o.StepSeconds <= 0 || o.Confidence == "low" {
 			continue
 		}
 		s := o.setting()
@@ -62,7 +93,7 @@ func Regret(outcomes []Outcome) Regrets {
 	}
 	var r Regrets
 	for _, s := range order {
-		plans := groups[s]
+		plans := once(groups[s])
 		if len(plans) < 2 {
 			continue
 		}

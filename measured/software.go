@@ -20,6 +20,8 @@ func (r *Row) generation() string {
 	switch {
 	case has("DeepSpeed ZeRO"):
 		return "deepspeed-2021"
+	case has("AA-Scaling"):
+		return "deepspeed-torch"
 	case has("Megatron-DeepSpeed"):
 		return "megatron-deepspeed"
 	case r.Framework == "Megatron-LM" && strings.HasPrefix(r.Ref, "arXiv:21"):
@@ -32,7 +34,7 @@ func (r *Row) generation() string {
 		return "fused-amp"
 	case has("llm.c", "Megatron-Core", "Megatron-Bridge"):
 		return "fused"
-	case r.Compiled:
+	case r.Compiled, has("torchtitan") && r.DType == "fp8":
 		return "torch-compile"
 	}
 	return "torch"
@@ -61,6 +63,9 @@ func (r *Row) softwareOf(table []cost.Software) cost.Software {
 	}
 	if strings.Contains(r.Framework, "FSDP") || strings.Contains(r.Framework, "torchtitan") {
 		s.WholeBlock = false // their checkpoints end where the last saved tensor is made
+	}
+	if strings.Contains(r.Note, "async TP") {
+		s.AsyncTP, s.ChunkedTP = true, true
 	}
 	if r.FusedNorm {
 		s.RMSNorm = 1

@@ -21,6 +21,36 @@ func inTheCluster() []mutant {
 		old:  "network.bandwidth /= c.Oversubscription\n", new: "",
 		pkg: "./planner/cost", run: "^TestThreeLevels$",
 	}, {
+		bug: "rings of rings", how: "a gather makes as many hops in a node as one node does",
+		file: "planner/cost/topology.go",
+		old:  "hops := n/reached - max(1, n/(reached*f))", new: "hops := f - 1",
+		pkg: "./planner/cost", run: "^TestHops$",
+	}, {
+		bug: "a tensor pays for the whole buffer it goes in", how: "every tensor waits for all hops",
+		file: "planner/cost/program.go",
+		old:  "return min(1, float64(bytes)/m.software.Buffer)", new: "return 1",
+		pkg: "./planner/cost", run: "^TestHops$",
+	}, {
+		bug:  "weights are cast to 8 bits for every micro-batch",
+		file: "planner/cost/program.go",
+		old:  "float64(ir.Elems(args[i])) / uses", new: "float64(ir.Elems(args[i]))",
+		pkg: "./planner/cost", run: "^TestWeightsAreCastOnce$",
+	}, {
+		bug: "one rank gets several cores", how: "on a crowded machine where the others wait",
+		file: "planner/cost/crowd.go",
+		old:  "return min(m.crowd, float64(positions)/float64(busy))", new: "return float64(positions) / float64(busy)",
+		pkg: "./planner/cost", run: "^TestCrowdedPipeline$",
+	}, {
+		bug: "schedules share their prices on a crowded machine", how: "the first that is priced decides",
+		file: "planner/price.go",
+		old:  "key.schedule = schedule", new: "key.schedule = s.plan.Schedule",
+		pkg: "./planner", run: "^TestSchedulesOfACrowd$",
+	}, {
+		bug:  "a plan measured twice is two plans",
+		file: "measured/regret.go",
+		old:  "plans := once(groups[s])", new: "plans := groups[s]",
+		pkg: "./measured", run: "^TestRegret$",
+	}, {
 		bug:  "a plan priced anew fits in a byte less than it needs",
 		file: "explain/recost.go",
 		old:  "priced.Fits = left >= 0", new: "priced.Fits = left >= -1",

@@ -6,7 +6,7 @@ import "slices"
 
 // mutants lists all planted bugs, by where they are planted.
 func mutants() []mutant {
-	return slices.Concat(inTheModel(), inLlama(), inThePartition(), inTheRuntime(), inTheKernels(), inTheLoop(), inThePrecision(), inTheReproducible(), inTheStreams(), inContext(), inTheMemory(), inTheAnswers(), inGroupedHeads(), inTheCluster(), inTheCompiler(), inTheFinals(), inTheFootprint(), inTheCertificate(), inThePrograms(), inThePools())
+	return slices.Concat(inTheModel(), inLlama(), inThePartition(), inTheRuntime(), inTheKernels(), inTheLoop(), inThePrecision(), inTheReproducible(), inTheStreams(), inContext(), inTheMemory(), inTheAnswers(), inGroupedHeads(), inTheCluster(), inTheCompiler(), inTheFinals(), inTheFootprint(), inTheCertificate(), inThePrograms(), inThePools(), inTheDeviceCode(), inTheDevice())
 }
 
 // inTheModel has the bugs of the graph that all ranks share: trace, autodiff,
@@ -396,6 +396,21 @@ func inTheKernels() []mutant {
 		file: "runtime/cpu/kernel/attention.go",
 		old:  "seen := max(0, min(m, i+r-j+1))\n\t\t\tclear(p[seen:])", new: "seen := m\n\t\t\tclear(p[seen:])",
 		pkg: kernel, run: "^TestAttention$",
+	}, {
+		bug: "non-causal mask", how: "a block of scores on the diagonal is taken to be beyond it",
+		file: "runtime/cpu/kernel/attention.go",
+		old:  "first := max(0, j-offset) / rows * rows", new: "first := max(0, j+width-offset) / rows * rows",
+		pkg: kernel, run: "^TestAttention$",
+	}, {
+		bug: "product on tiles", how: "a slice of terms takes the place of those before",
+		file: "runtime/cpu/kernel/tiles.go",
+		old:  "min(tileSlice, t.k-q), t.acc || q > 0", new: "min(tileSlice, t.k-q), t.acc",
+		pkg: kernel, run: "^TestMatMul$",
+	}, {
+		bug: "product on tiles", how: "the terms beyond a row's end are those of the block before",
+		file: "runtime/cpu/kernel/tiles.go",
+		old:  "		if !whole {\n			clear(buf)\n		}", new: "",
+		pkg: kernel, run: "^TestMatMulForgets$",
 	}, {
 		bug: "non-causal mask", how: "decoding looks at positions to come",
 		file: "runtime/cpu/kernel/decode.go",

@@ -256,7 +256,7 @@ func (a *auditor) cell(r *Region, size int, schedule partition.Schedule) error {
 			}
 			return nil
 		}
-		pipe.stages = skel.times(size)
+		pipe.stages = skel.times(size, schedule)
 		if r.chunks > 1 {
 			bound = pipe.time(pipe.interleavedCut(a.opts.Recompute, make([]int, r.pp)))
 		} else {
@@ -345,7 +345,7 @@ func (a *auditor) sample(count int, seed uint64) error {
 		}
 		size, schedule := x.sizes[r.IntN(len(x.sizes))], x.schedules[r.IntN(len(x.schedules))]
 		pipe := newPipeline(skel, skel.memoryOf(size), size, schedule)
-		pipe.stages = skel.times(size)
+		pipe.stages = skel.times(size, schedule)
 		cut := a.randomCut(r, x)
 		plan, time := pipe.plan(cut), pipe.time(cut)
 		if whole := a.opts.RuntimeNGPUs*a.graphs.blocks <= smallPrograms; whole {

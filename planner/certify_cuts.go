@@ -31,7 +31,7 @@ func (a *auditor) search(r *Region, size int, schedule partition.Schedule) error
 	if pipe.holds(a.limit) < a.graphs.blocks {
 		return nil
 	}
-	pipe.stages = skel.times(size)
+	pipe.stages = skel.times(size, schedule)
 	v := &cutAudit{auditor: a, pipe: pipe, learned: map[tried]bool{}, cut: make([]partition.Stage, len(skel.plan.Stages))}
 	var faster *candidate
 	switch {

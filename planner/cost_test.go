@@ -204,7 +204,7 @@ func testCostIsSimulation(t *testing.T, seed uint64, kinds int) {
 			interleaved++
 		}
 		p := newPipeline(skel, skel.memoryOf(b), b, schedule)
-		p.stages = skel.times(b)
+		p.stages = skel.times(b, schedule)
 		cut := randomCut(r, blocks, d.pp*chunks)
 		plan := p.plan(cut)
 
@@ -277,7 +277,7 @@ func testCostIsSimulation(t *testing.T, seed uint64, kinds int) {
 			bare, err := s.skeleton(outline{d, base, chunks})
 			require.NoError(t, err)
 			on = newPipeline(bare, bare.memoryOf(b), b, schedule)
-			on.stages = bare.times(b)
+			on.stages = bare.times(b, schedule)
 			on = on.offloaded(sh.offload)
 		}
 		if chunks > 1 {

@@ -158,7 +158,7 @@ func newCutter(s *searcher, skel *skeleton, size int, schedule partition.Schedul
 	p := newPipeline(skel, skel.memoryOf(size), size, schedule)
 	c := &cutter{search: s, pipe: p, learned: map[tried]bool{}, cut: make([]partition.Stage, len(skel.plan.Stages)), choice: make([]int, p.template.PP()), least: never}
 	if p.mayFit(s.limit) {
-		p.stages = skel.times(size)
+		p.stages = skel.times(size, schedule)
 		c.bound()
 	}
 	return c

@@ -1,8 +1,8 @@
 // Package planner finds the fastest plan that fits.
 //
 // The space is units x dp x cp x tp x pp x size of micro-batches x schedule x ZeRO x
-// sequence parallelism x overlap x offload x stage cuts x recomputation (space.go; as
-// plain loops in declared.go); the cost of a plan is the simulation of its program by
+// sequence parallelism x overlap x offload x stage cuts x recomputation x order of the
+// kinds of devices (space.go; as plain loops in declared.go); the cost of a plan is the simulation of its program by
 // planner/sim, to the picosecond, and its memory the arena that codegen lays out, to
 // the byte. The result is the minimum: see [Search] for what that means and
 // TestSearchIsExact for how it is held to it. [SearchCertified] writes down why, and

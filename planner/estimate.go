@@ -57,7 +57,7 @@ func (e *Estimator) Price(c *cost.Cluster) Prediction {
 	p := &e.plan
 	e.skel.reprice(c)
 	pipe := newPipeline(e.skel, e.skel.memoryOf(p.MicroBatch), p.MicroBatch, p.Schedule)
-	pipe.stages = e.skel.times(p.MicroBatch)
+	pipe.stages = e.skel.times(p.MicroBatch, p.Schedule)
 	out := Prediction{Step: pipe.time(p.Stages)}
 	for at := range p.PP() {
 		out.PeakBytes = append(out.PeakBytes, e.peak(pipe, at))

@@ -106,7 +106,7 @@ func TestFinishIsTheProgram(t *testing.T) {
 				seen.interleaved++
 			}
 			p := newPipeline(skel, skel.memoryOf(b), b, schedule)
-			p.stages = skel.times(b)
+			p.stages = skel.times(b, schedule)
 			x := &candidate{pipe: p, plan: p.plan(cut), cut: cut, time: p.time(cut)}
 			got, err := s.finish(x)
 			require.NoError(t, err)

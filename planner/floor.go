@@ -380,12 +380,12 @@ func (s *searcher) flow(o outline, first, last *workTimes, at positionTimes, m i
 	if o.pp > 1 && o.chunks <= 1 {
 		bound = fill(s.positions(o, at, m, schedule, more != nil), s.graphs.blocks, more, bound)
 	}
-	return s.busy(o, m, bound)
+	return s.busy(o, m, schedule, bound)
 }
 
 // busy is a bound where ranks that wait leave their cores to others.
-func (s *searcher) busy(o outline, m int, t cost.Picoseconds) cost.Picoseconds {
-	if share := s.rates.Busy(o.pp, m); share < 1 && t < never {
+func (s *searcher) busy(o outline, m int, schedule partition.Schedule, t cost.Picoseconds) cost.Picoseconds {
+	if share := s.rates.Busy(schedule, o.pp, o.chunks, m); share < 1 && t < never {
 		return cost.Picoseconds(float64(t) * share)
 	}
 	return t

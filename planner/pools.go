@@ -55,7 +55,7 @@ func (w *work) on(kinds cost.Kinds) []*cost.Program {
 	var prices []*cost.Program
 	for i, price := range w.prices {
 		if w.kinds[i].Within(kinds) {
-			prices = append(prices, price.Under(kinds))
+			prices = append(prices, price.OnKinds(kinds))
 		}
 	}
 	return prices
@@ -88,7 +88,7 @@ func (s *searcher) leastOn(o outline, m int, schedule partition.Schedule, more *
 	if len(s.cluster.Pools) == 0 {
 		first, last := times(0)
 		if !flows {
-			return s.busy(o, m, s.least(o, first, last, m, schedule, more))
+			return s.busy(o, m, schedule, s.least(o, first, last, m, schedule, more))
 		}
 		return s.flow(o, first, last, func(int) (*workTimes, *workTimes) { return first, last }, m, schedule, more)
 	}

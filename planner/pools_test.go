@@ -133,7 +133,7 @@ func TestStagesFollowSpeed(t *testing.T) {
 	for order := range forward {
 		skel, err := s.skeleton(outline{degrees{2, 1, 1, 1, 2, order}, sharding{}, 1})
 		require.NoError(t, err)
-		for at, times := range skel.times(1) {
+		for at, times := range skel.times(1, partition.OneFOneB) {
 			l := times.forward[whole].busy()
 			forward[order][at] = float64(l.at(2, recomputation{}))
 		}

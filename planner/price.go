@@ -263,9 +263,23 @@ const (
 	rest
 )
 
-// times prices every stage for a size of micro-batch.
-func (s *skeleton) times(microBatch int) []*stageTimes {
-	all, known := s.known[microBatch]
+// timesKey is what the times of a skeleton's stages depend on.
+type timesKey struct {
+	microBatch int
+	schedule   partition.Schedule // "" where it does not matter
+}
+
+// times prices every stage for a size of micro-batch. Schedules share prices but on a
+// crowded machine.
+func (s *skeleton) times(microBatch int, schedule partition.Schedule) []*stageTimes {
+	key := timesKey{microBatch: microBatch}
+	if s.price.Crowded(s.plan.PP()) {
+		key.schedule = schedule
+		under := *s
+		under.price = s.price.Under(schedule)
+		s = &under
+	}
+	all, known := s.known[key]
 	if known {
 		return all
 	}
@@ -297,7 +311,7 @@ func (s *skeleton) times(microBatch int) []*stageTimes {
 			t.update = s.body(i, ir.Update, update, mesh, at)
 		}
 	})
-	s.known[microBatch] = all
+	s.known[key] = all
 	return all
 }
 

@@ -132,7 +132,7 @@ func (s *skeleton) copiesOf(what partition.Offload) []copies {
 	for stage, like := range s.like {
 		kinds := s.price.Kinds(stage)
 		if few[kinds] == nil {
-			few[kinds] = s.copiesOn(g, s.price.Under(kinds))
+			few[kinds] = s.copiesOn(g, s.price.OnKinds(kinds))
 		}
 		all = append(all, few[kinds][like])
 	}
@@ -222,7 +222,7 @@ func (c *cutter) freed(what partition.Offload) *freed {
 	}
 	opts := c.search.opts
 	if c.pipe.stages == nil {
-		c.pipe.stages = c.pipe.skel.times(c.pipe.template.MicroBatch)
+		c.pipe.stages = c.pipe.skel.times(c.pipe.template.MicroBatch, c.pipe.template.Schedule)
 	}
 	like := c.pipe
 	if what.Moves() {
@@ -257,7 +257,7 @@ func (p *pipeline) offloaded(what partition.Offload) *pipeline {
 		like  int
 	}
 	known := map[alike]*stageTimes{}
-	busy := p.skel.price.Busy(p.template.PP(), p.microBatches)
+	busy := p.skel.price.Busy(p.template.Schedule, p.template.PP(), p.template.Chunks(), p.microBatches)
 	for i, all := range p.skel.copiesOf(what) {
 		key := alike{p.stages[i], p.skel.like[i]}
 		if t := known[key]; t != nil {

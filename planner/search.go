@@ -70,8 +70,8 @@ type searcher struct {
 }
 
 // Search returns the fastest plan for a training step traced for a global batch,
-// among those that fit: the minimum over the degrees, micro-batch sizes,
-// schedules, ZeRO stages, sequence parallelism or not, and contiguous cuts that the
+// among those that fit: the minimum over the degrees, the orders of the cluster's pools
+// of devices, micro-batch sizes, schedules, ZeRO stages, sequence parallelism or not, and contiguous cuts that the
 // options leave (for context parallelism and overlap see there), and ZeRO in groups
 // and offload where memory is short (see relieve), under the cost of planner/sim;
 // interleaved schedules with 2 and 4 chunks, cut evenly. Of every stage so many

@@ -22,8 +22,8 @@ type skeleton struct {
 	of     *blueprint
 	inner  *blueprint // of one stage, for the memory of further blocks
 	price  *cost.Program
-	like   []int                 // by stage: the stage of the blueprint that stands for it
-	known  map[int][]*stageTimes // by size of micro-batch
+	like   []int // by stage: the stage of the blueprint that stands for it
+	known  map[timesKey][]*stageTimes
 	memory map[int][]stageMemory // the same
 	copies map[partition.Offload][]copies
 	lacks  []int64 // by position: see [searcher.lacks]
@@ -63,7 +63,7 @@ func (s *skeleton) reprice(c *cost.Cluster) {
 	} else {
 		s.price = s.price.On(c)
 	}
-	s.memory, s.known, s.copies = map[int][]stageMemory{}, map[int][]*stageTimes{}, map[partition.Offload][]copies{}
+	s.memory, s.known, s.copies = map[int][]stageMemory{}, map[timesKey][]*stageTimes{}, map[partition.Offload][]copies{}
 }
 
 // stage returns the code that stands for a stage, in a phase.

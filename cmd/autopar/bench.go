@@ -12,6 +12,7 @@ import (
 
 	"github.com/autopar/autopar/codegen"
 	"github.com/autopar/autopar/config"
+	"github.com/autopar/autopar/cuda"
 	"github.com/autopar/autopar/explain"
 	"github.com/autopar/autopar/ir"
 	"github.com/autopar/autopar/partition"
@@ -27,6 +28,7 @@ type benchCmd struct {
 	BurnIn int      `default:"10" help:"Steps before the clock starts."`
 	Steps  int      `default:"20" help:"Steps to time."`
 	Top    int      `default:"12" help:"Ops to list; 0 lists all."`
+	deviceArgs
 	format
 }
 
@@ -83,6 +85,9 @@ type opTime struct {
 func (c *benchCmd) Run(ctx context.Context, con *console) error {
 	if c.Steps < 1 || c.BurnIn < 0 || c.Top < 0 {
 		return usagef("bench: --steps %d, --burn-in %d, --top %d: want at least 1, 0 and 0", c.Steps, c.BurnIn, c.Top)
+	}
+	if err := c.validate("bench"); err != nil {
+		return err
 	}
 	cfg, err := c.load()
 	if err != nil {
@@ -143,16 +148,48 @@ type timed struct {
 	feeds runtime.Feeds
 }
 
+// opener makes a backend for a program, and what hears of its instructions, if anything.
+type opener func(p *timed) (runtime.Backend, func(runtime.Span), error)
+
+func openCPU(p *timed) (runtime.Backend, func(runtime.Span), error) {
+	backend, err := cpu.New(cpu.Options{})
+	return backend, p.watch.note, err
+}
+
+// timeOnGPU times whole steps, in which nothing waits, and then where the time goes with
+// every instruction waited for, which adds up to more.
+func (c *benchCmd) timeOnGPU(ctx context.Context, con *console, cfg *config.Config, system *cuda.System, programs ...*timed) error {
+	err := c.timeSteps(ctx, con, cfg, func(*timed) (runtime.Backend, func(runtime.Span), error) {
+		return cuda.New(system, c.options()), nil, nil
+	}, programs...)
+	if err != nil {
+		return err
+	}
+	times := make([][]time.Duration, len(programs))
+	for i, p := range programs {
+		times[i], p.times = p.times, nil
+	}
+	err = c.timeSteps(ctx, con, cfg, func(p *timed) (runtime.Backend, func(runtime.Span), error) {
+		opts := c.options()
+		opts.Synchronous = true
+		return cuda.New(system, opts), p.watch.note, nil
+	}, programs...)
+	for i, p := range programs {
+		p.times = times[i]
+	}
+	return err
+}
+
 // timeSteps runs training programs on random tokens and notes how long each step
 // after the burn-in took, and where the time went. Several take turns, so that
 // what else the machine does troubles all alike.
-func (c *benchCmd) timeSteps(ctx context.Context, con *console, cfg *config.Config, programs ...*timed) error {
+func (c *benchCmd) timeSteps(ctx context.Context, con *console, cfg *config.Config, open opener, programs ...*timed) error {
 	for _, p := range programs {
-		backend, err := cpu.New(cpu.Options{})
+		backend, trace, err := open(p)
 		if err != nil {
 			return err
 		}
-		if p.exec, err = runtime.New(p.prog, backend, runtime.Options{Trace: p.watch.note}); err != nil {
+		if p.exec, err = runtime.New(p.prog, backend, runtime.Options{Trace: trace}); err != nil {
 			return err
 		}
 		defer p.exec.Close()
@@ -285,6 +322,18 @@ func (c *benchCmd) measure(ctx context.Context, con *console, cfg *config.Config
 	if err != nil {
 		return nil, err
 	}
+	var system *cuda.System
+	if c.cuda() {
+		if system, err = c.openCUDA(con, max(1, int(cfg.Parallel.RuntimeNGPUs))); err != nil {
+			return nil, err
+		}
+		if cluster, err = clusterOfGPU(system.Driver); err != nil {
+			return nil, err
+		}
+		if cluster == nil {
+			return nil, usagef("bench: there is no built-in cluster of this GPU to plan for; autopar cluster lists those there are")
+		}
+	}
 	options, err := (&planCmd{}).options(cfg)
 	if err != nil {
 		return nil, err
@@ -311,7 +360,12 @@ func (c *benchCmd) measure(ctx context.Context, con *console, cfg *config.Config
 		}
 		all = append(all, &timed{prog: others.training})
 	}
-	if err := c.timeSteps(ctx, con, cfg, all...); err != nil {
+	if system != nil {
+		err = c.timeOnGPU(ctx, con, cfg, system, all...)
+	} else {
+		err = c.timeSteps(ctx, con, cfg, openCPU, all...)
+	}
+	if err != nil {
 		return nil, err
 	}
 	r := c.summarize(cfg, found.Plan.RuntimeNGPUs, cluster, all[0].times, &all[0].watch)

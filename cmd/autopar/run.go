@@ -6,6 +6,7 @@ import (
 	"io"
 
 	"github.com/autopar/autopar/checkpoint"
+	"github.com/autopar/autopar/cuda"
 	"github.com/autopar/autopar/planner/cost"
 	"github.com/autopar/autopar/train"
 )
@@ -13,8 +14,8 @@ import (
 // runCmd trains.
 type runCmd struct {
 	planArg
+	deviceArgs
 	Steps    *int   `placeholder:"N" help:"Stop when N updates have been made, those before a resume included. The default is the configuration's max_iters+1."`
-	Device   string `enum:"cpu,cuda" default:"cpu" help:"cpu, or cuda (not in this version)."`
 	Out      string `placeholder:"DIR" help:"Directory of checkpoints and metrics.jsonl. The default is the configuration's train.out_dir."`
 	Resume   bool   `help:"Go on from the newest checkpoint in the directory."`
 	Offload  string `name:"offload-dir" placeholder:"DIR" help:"Keep what the plan offloads in files of this directory, mapped into memory, instead of in memory."`
@@ -30,8 +31,8 @@ autopar run plan.json --steps 4000 --resume`
 
 // Run trains until it is done or interrupted.
 func (c *runCmd) Run(ctx context.Context, con *console) error {
-	if c.Device == "cuda" {
-		return usagef("run: --device cuda is not in this build; the plan can be trained with --device cpu")
+	if err := c.validate("run"); err != nil {
+		return err
 	}
 	if c.Steps != nil && *c.Steps < 1 {
 		return usagef("run: --steps is %d, must be at least 1", *c.Steps)
@@ -47,7 +48,24 @@ func (c *runCmd) Run(ctx context.Context, con *console) error {
 	if c.Offload != "" && !doc.Plan.Offload.Moves() {
 		return usagef("run: --offload-dir is %s, but the plan offloads nothing; plan with --offload optimizer or params", c.Offload)
 	}
-	job, err := train.NewJob(doc.Config, doc.Plan, train.JobOptions{HostDir: c.Offload})
+	on := train.JobOptions{HostDir: c.Offload}
+	if c.cuda() {
+		if c.Offload != "" {
+			return usagef("run: --offload-dir is for --device cpu; GPUs keep what is offloaded in pinned memory")
+		}
+		system, err := c.openCUDA(con, doc.Plan.RuntimeNGPUs)
+		if err != nil {
+			return err
+		}
+		if cluster, err = clusterOfGPU(system.Driver); err != nil {
+			return err
+		}
+		if cluster == nil {
+			cluster = doc.Cluster // for want of a better peak to count MFU by
+		}
+		on.Backend = cuda.New(system, c.options())
+	}
+	job, err := train.NewJob(doc.Config, doc.Plan, on)
 	if err != nil {
 		return err
 	}

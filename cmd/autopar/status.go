@@ -9,6 +9,8 @@ import (
 
 	"github.com/autopar/autopar/checkpoint"
 	"github.com/autopar/autopar/config"
+	"github.com/autopar/autopar/cuda"
+	"github.com/autopar/autopar/cuda/driver"
 	"github.com/autopar/autopar/data"
 	"github.com/autopar/autopar/measured"
 	"github.com/autopar/autopar/models/gpt"
@@ -41,10 +43,10 @@ func status(err error) int {
 	if err == nil {
 		return statusDone
 	}
-	if is[*planner.InfeasibleError](err) {
+	if is[*planner.InfeasibleError](err) || is[*cuda.MemoryError](err) {
 		return statusInfeasible
 	}
-	if is[*kong.ParseError](err) || is[*usageError](err) || is[*config.Error](err) || is[*gpt.ConfigError](err) ||
+	if is[*kong.ParseError](err) || is[*usageError](err) || is[*cuda.DeviceError](err) || is[*driver.MissingError](err) || is[*config.Error](err) || is[*gpt.ConfigError](err) ||
 		is[*data.InputError](err) || is[*cost.Error](err) || is[*measured.Error](err) || is[*cost.FieldError](err) || is[*checkpoint.Error](err) || is[*train.InputError](err) || is[*planner.OptionError](err) || is[*planner.DocumentError](err) || is[*planner.CertificateError](err) || is[*partition.PlanError](err) || is[*galvatron.FileError](err) {
 		return statusInput
 	}

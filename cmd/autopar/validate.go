@@ -29,6 +29,7 @@ type validation struct {
 	Sources     map[string]validatedSource `json:"sources"`
 	Rows        []validatedRow             `json:"rows"`
 	Skipped     []skippedRow               `json:"skipped"`
+	Chosen      []chosenRow                `json:"chosen,omitempty"`
 	Memory      validatedMemory            `json:"memory"`
 }
 
@@ -56,6 +57,18 @@ type skippedRow struct {
 	Reason   string `json:"reason"`
 }
 
+// chosenRow is a row that does not state all of its plan: see [measured.Choose].
+type chosenRow struct {
+	RowID            string  `json:"row_id"`
+	SourceID         string  `json:"source_id"`
+	MicroBatch       int     `json:"micro_batch"`
+	Recompute        string  `json:"recompute"`
+	Chunks           int     `json:"chunks"`
+	PredictedSeconds float64 `json:"predicted_step_seconds"`
+	MeasuredSeconds  float64 `json:"measured_step_seconds"`
+	Error            float64 `json:"error"`
+}
+
 // Run predicts every row.
 func (c *validateCmd) Run(con *console) error {
 	rows, err := measured.Load(c.Table)
@@ -65,7 +78,11 @@ func (c *validateCmd) Run(con *console) error {
 	bar := con.bar(len(rows), "predicting")
 	outcomes, skipped := measured.Evaluate(rows, bar.set)
 	bar.clear()
+	chosen, skipped := measured.Choose(skipped)
 	result := validate(outcomes, skipped)
+	for _, o := range chosen {
+		result.Chosen = append(result.Chosen, chosenRow{o.ID, o.Source, o.MicroBatch, o.Recompute, o.VirtualStages, o.PredictedSeconds, o.StepSeconds, o.Error()})
+	}
 	result.Regret = regretOf(outcomes)
 	if c.json() {
 		return con.json(result)
@@ -147,6 +164,7 @@ func (c *validateCmd) print(con *console, v validation) {
 		con.printf("mean over %s: %s\n", plural(len(v.Sources), "source"), percent(*v.MeanMAPE))
 	}
 	v.Memory.print(con)
+	v.printChosen(con)
 	if len(v.Skipped) == 0 {
 		return
 	}
@@ -163,6 +181,22 @@ func (c *validateCmd) print(con *console, v validation) {
 	var table [][]string
 	for _, k := range keys {
 		table = append(table, []string{fmt.Sprint(reasons[k]), k})
+	}
+	con.table(table)
+}
+
+// printChosen prints the rows whose plan is chosen.
+func (v *validation) printChosen(con *console) {
+	if len(v.Chosen) == 0 {
+		return
+	}
+	con.heading("%s with some of the plan left open, as the fastest choice that fits", plural(len(v.Chosen), "row"))
+	table := [][]string{{"ROW", "SOURCE", "MICRO-BATCH", "RECOMPUTE", "CHUNKS", "PREDICTED", "MEASURED", "ERROR"}}
+	for _, c := range v.Chosen {
+		table = append(table, []string{
+			c.RowID, c.SourceID, fmt.Sprint(c.MicroBatch), c.Recompute, fmt.Sprint(c.Chunks),
+			secondsText(c.PredictedSeconds), secondsText(c.MeasuredSeconds), fmt.Sprintf("%+.1f %%", 100*c.Error),
+		})
 	}
 	con.table(table)
 }

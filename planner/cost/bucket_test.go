@@ -15,6 +15,7 @@ import (
 func TestBucket(t *testing.T) {
 	c, err := Load("h100")
 	require.NoError(t, err)
+	c.Software = Software{} // nothing else goes in one buffer
 	p := &partition.Plan{PlanNGPUs: 8, RuntimeNGPUs: 8, DP: 8, TP: 1, MicroBatch: 1, Schedule: partition.GPipe, Stages: []partition.Stage{{Last: 1}}}
 	mesh := p.Mesh(8)
 	m := NewProgram(c, p, mesh)

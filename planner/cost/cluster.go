@@ -98,7 +98,11 @@ type Efficiency struct {
 	// Threads, on a shared machine, is the share of its rate that a rank keeps when
 	// it computes with several threads, for dividing and meeting; 0 is all of it.
 	Threads float64 `json:"threads,omitempty"`
-	Memory  float64 `json:"memory"` // of the memory bandwidth
+	// Crowd, on a shared machine with more ranks than cores, is the share of its rate
+	// that a rank keeps beside taking turns: what the others had near the core has to
+	// come again; 0 is all of it.
+	Crowd  float64 `json:"crowd,omitempty"`
+	Memory float64 `json:"memory"` // of the memory bandwidth
 }
 
 // Link is what one device sends over, in one direction.
@@ -166,6 +170,7 @@ func (c *Cluster) Validate() error {
 		{"device.efficiency.attention", e.Attention, 1e-4, 1, ""},
 		{"device.efficiency.vector", e.Vector, 1e-4, 1, ""},
 		{"device.efficiency.threads", e.Threads, 0, 1, ""},
+		{"device.efficiency.crowd", e.Crowd, 0, 1, ""},
 		{"device.efficiency.memory", e.Memory, 1e-4, 1, ""},
 	}
 	if !d.Shared {

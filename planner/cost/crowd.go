@@ -28,23 +28,113 @@ func (m *Program) crowded(t Picoseconds, phase ir.Phase, mesh ir.Mesh) Picosecon
 	if phase == ir.Update {
 		return t
 	}
-	busy := m.Busy(m.plan.PP(), mesh.Size(partition.AxisMB))
+	busy := m.Busy(m.plan.Schedule, m.plan.PP(), m.plan.Chunks(), mesh.Size(partition.AxisMB))
 	if busy == 1 {
 		return t
 	}
 	return Picoseconds(math.Ceil(float64(t) * busy))
 }
 
+// Crowded reports whether prices of a pipeline depend on its schedule: see
+// [Model.Busy].
+func (m *Model) Crowded(positions int) bool { return m.crowd > 1 && positions > 1 }
+
+// Under returns the same program's prices under another schedule.
+func (m *Program) Under(schedule partition.Schedule) *Program {
+	plan, other := *m.plan, *m
+	plan.Schedule = schedule
+	other.plan = &plan
+	return &other
+}
+
 // Busy is the share of its time with all ranks busy that the work of a rank takes in a
-// pipeline of p stages and m micro-batches. What a rank may take from others is what
-// they leave in any case, under the schedule that leaves the least: with forward
-// passes, gradients of inputs and gradients of weights of one length a zero-bubble
-// schedule works 3m of 3m+p-1 (Qi et al. ICLR'24, section 3), so no plan is predicted
-// to take less than the work of all ranks does on all cores. Nobody has more than one.
-func (m *Model) Busy(stages, microBatches int) float64 {
-	if m.crowd <= 1 || stages == 1 {
+// pipeline of some positions, with a number of chunks each, and some micro-batches. The
+// cores are shared by the ranks that do not wait, and nobody has more than one. How many
+// wait when follows from the schedule, with the gradients of inputs and of weights as
+// long as the forward pass each (as in Qi et al. ICLR'24, section 3).
+func (m *Model) Busy(schedule partition.Schedule, positions, chunks, microBatches int) float64 {
+	if !m.Crowded(positions) {
 		return 1
 	}
-	work := 3 * float64(microBatches)
-	return max(work/(work+float64(stages-1)), 1/m.crowd)
+	key := crowd{schedule, positions, chunks, microBatches}
+	if share, known := m.shares.Load(key); known {
+		return share.(float64)
+	}
+	// With all busy a rank has 1/crowd of a core, or of k busy ones each 1/k of the cores.
+	fair := func(busy int) float64 { return min(m.crowd, float64(positions)/float64(busy)) }
+	share := key.length(fair) / key.length(func(int) float64 { return 1 })
+	m.shares.Store(key, share)
+	return share
+}
+
+// crowd is a pipeline on a crowded machine.
+type crowd struct {
+	schedule                        partition.Schedule
+	positions, chunks, microBatches int
+}
+
+// crowdPass is a task of a position of a crowd.
+type crowdPass struct {
+	phase             ir.Phase
+	stage, microBatch int
+}
+
+// length returns how long the passes of a step take, in forward passes, if a position
+// works at a speed that depends on how many are busy.
+func (c crowd) length(speed func(busy int) float64) float64 {
+	plan := &partition.Plan{Schedule: c.schedule, Interleave: c.chunks, Stages: make([]partition.Stage, c.positions*c.chunks)}
+	if c.chunks == 1 {
+		plan.Interleave = 0
+	}
+	backward := 2.0
+	if c.schedule == partition.ZeroBubble {
+		backward = 1 // of inputs alone
+	}
+	tasks := make([][]codegen.Task, c.positions) // those left, that in hand the first
+	left := make([]float64, c.positions)         // to do of the task in hand
+	for at := range tasks {
+		tasks[at] = codegen.Order(plan, at, c.microBatches, true)
+	}
+	done := map[crowdPass]bool{}
+	ready := func(at int) bool {
+		t := tasks[at][0]
+		stage := at + t.Chunk*c.positions
+		switch {
+		case t.Phase == ir.Forward && stage > 0:
+			return done[crowdPass{ir.Forward, stage - 1, t.MicroBatch}]
+		case t.Phase == ir.Backward && stage < len(plan.Stages)-1:
+			return done[crowdPass{ir.Backward, stage + 1, t.MicroBatch}]
+		}
+		return true
+	}
+	now := 0.0
+	for {
+		var busy []int
+		least := math.Inf(1)
+		for at := range tasks {
+			if tasks[at][0].Phase == ir.Update || left[at] == 0 && !ready(at) {
+				continue
+			}
+			if left[at] == 0 {
+				left[at] = 1
+				if tasks[at][0].Phase == ir.Backward {
+					left[at] = backward
+				}
+			}
+			busy = append(busy, at)
+			least = min(least, left[at])
+		}
+		if len(busy) == 0 {
+			return now
+		}
+		now += least / speed(len(busy))
+		for _, at := range busy {
+			if left[at] -= least; left[at] > 1e-9 {
+				continue
+			}
+			left[at] = 0
+			done[crowdPass{tasks[at][0].Phase, at + tasks[at][0].Chunk*c.positions, tasks[at][0].MicroBatch}] = true
+			tasks[at] = tasks[at][1:]
+		}
+	}
 }

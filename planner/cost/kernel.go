@@ -14,7 +14,8 @@ type work struct {
 	flops float64
 	bytes int64 // of memory traffic
 
-	rows, cols int64 // of the result of a product
+	rows, cols int64   // of the result of a product
+	cast       float64 // elements of its operands that 8-bit products cast
 
 	// Of attention: how many scores there are without a mask, and by how many keys.
 	scores, keys float64
@@ -47,7 +48,7 @@ func (m *Model) kernel(w *work) Picoseconds {
 	case product:
 		arithmetic = m.product(w)
 		if m.fp8(w) {
-			arithmetic += float64(m.software.CastBytes*float64(w.bytes)/2) / m.memory
+			arithmetic += float64(m.software.CastBytes*w.cast) / m.memory
 		}
 	case attention:
 		if m.software.Scores {

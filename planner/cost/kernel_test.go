@@ -68,10 +68,21 @@ func TestEightBitProducts(t *testing.T) {
 	c.Device.FLOPS["f8"], c.Device.Efficiency.MatmulF8 = 4e12, 0.25
 	c.Software = Software{FP8: true, CastBytes: 4}
 	w := productOf(512, 256, 1000)
-	w.bytes = 1e6
+	w.cast = 0.5e6
 	about(t, 2*128*256*1000/125e9, NewModel(c, 1).kernel(w), "not of a block")
 	w.block = true
 	about(t, 2*128*256*1000/250e9+4*0.5e6/1e10, NewModel(c, 1).kernel(w), "twice the rate, and half a million operands cast")
+}
+
+// TestWeightsAreCastOnce: of an 8-bit product the operand that differs between
+// micro-batches is cast for each, the other a share of its elements for each.
+func TestWeightsAreCastOnce(t *testing.T) {
+	mesh := ir.Mesh{Axes: []ir.Axis{{Name: partition.AxisMB, Size: 5, Chunk: 1, Time: true}}}
+	shard := ir.ShardSpec{}
+	shard[0] = ir.ShardOn(0)
+	n := &ir.Node{Op: ir.OpMatMul, Args: []*ir.Value{{Spec: shard}, {}}}
+	require.Equal(t, 3*7+11*13/5.0, castElements(n, [][]int{{3, 7}, {11, 13}}, mesh))
+	require.Equal(t, 3*7+11*13.0, castElements(n, [][]int{{3, 7}, {11, 13}}, ir.Mesh{}))
 }
 
 func TestAttention(t *testing.T) {

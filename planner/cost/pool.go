@@ -456,14 +456,14 @@ func (m *Program) Kinds(stage int) Kinds {
 	return m.on.kinds[position]
 }
 
-// Under returns the same prices, of groups as they are, on some pools.
-func (m *Program) Under(kinds Kinds) *Program {
+// OnKinds returns the same prices, of groups as they are, on some pools.
+func (m *Program) OnKinds(kinds Kinds) *Program {
 	if m.on == nil {
 		return m
 	}
-	under := *m
-	under.Model = m.on.model(kinds)
-	return &under
+	on := *m
+	on.Model = m.on.model(kinds)
+	return &on
 }
 
 // classes numbers the positions by what they are: those on the same kinds, with the same

@@ -128,7 +128,7 @@ func TestKernelsOfPools(t *testing.T) {
 	c := twoKinds()
 	p := planOf(10, 10, 5, 1, 2)
 	m := NewProgram(c, p, p.Mesh(5))
-	slow, fast, both := m.Under(1), m.Under(2), m.Under(3)
+	slow, fast, both := m.OnKinds(1), m.OnKinds(2), m.OnKinds(3)
 	products := work{class: product, dtype: ir.F32, flops: 1e9}
 	copies := work{bytes: 1e9}
 	require.Equal(t, slow.kernel(&products), both.kernel(&products), "arithmetic")

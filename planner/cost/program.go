@@ -292,7 +292,8 @@ func (m *Program) instr(in *codegen.Instr, mesh ir.Mesh, at ir.Coord) (Picosecon
 	}
 	if n.Op.Class() == ir.Comm {
 		axis := mesh.Axis(n.Attr.(ir.CommAttr).Axis)
-		t := m.Collective(n.Op, collectiveBytes(n, mesh, at), m.group(n, axis))
+		bytes := collectiveBytes(n, mesh, at)
+		t := m.collective(n.Op, bytes, m.group(n, axis), m.buffered(bytes, mesh.Axes[axis].Name))
 		if m.software.AsyncTP && mesh.Axes[axis].Name == partition.AxisTP {
 			t = m.beside(n, t, mesh, at)
 		}
@@ -310,7 +311,17 @@ func (m *Program) Bucket(instrs []codegen.Instr, mesh ir.Mesh, at ir.Coord) Pico
 	for i := range instrs {
 		bytes += collectiveBytes(instrs[i].Node, mesh, at)
 	}
-	return m.crowded(m.Collective(n.Op, bytes, m.group(n, mesh.Axis(n.Attr.(ir.CommAttr).Axis))), n.Phase, mesh)
+	axis := n.Attr.(ir.CommAttr).Axis
+	return m.crowded(m.collective(n.Op, bytes, m.group(n, mesh.Axis(axis)), m.buffered(bytes, axis)), n.Phase, mesh)
+}
+
+// buffered is the share of the hops of a collective over data-parallel ranks that a
+// tensor has which goes in one buffer with others.
+func (m *Program) buffered(bytes int64, axis string) float64 {
+	if m.software.Buffer == 0 || axis == partition.AxisTP || axis == partition.AxisCP {
+		return 1
+	}
+	return min(1, float64(bytes)/m.software.Buffer)
 }
 
 // collectiveBytes is the size of the tensor of a collective. See [Model.Collective].
@@ -455,7 +466,9 @@ func (m *Program) workOf(in *codegen.Instr, mesh ir.Mesh, at ir.Coord) work {
 			w.cols = int64(float64(ir.Elems(args[1])) / terms)
 			w.rows = made / max(w.cols, 1)
 		}
-		w.block = n.Block() != ""
+		if w.block = n.Block() != ""; w.block {
+			w.cast = castElements(n, args, mesh)
+		}
 	case ir.OpAttention:
 		w.scoresOf(results[1], results[1][len(results[1])-1])
 	case ir.OpAttentionGrad:
@@ -467,6 +480,20 @@ func (m *Program) workOf(in *codegen.Instr, mesh ir.Mesh, at ir.Coord) work {
 	}
 	w.backward = n.Op == ir.OpAttentionGrad || n.Op == ir.OpAttentionKVGrad
 	return w
+}
+
+// castElements is how many elements of the operands of a product are cast where it is
+// one of 8 bits. What is the same in all micro-batches, a weight, is cast once a step.
+func castElements(n *ir.Node, args [][]int, mesh ir.Mesh) float64 {
+	mb, elements := mesh.Axis(partition.AxisMB), 0.0
+	for i, v := range n.Args {
+		uses := 1.0
+		if mb >= 0 && v.Spec[mb].Kind != ir.Shard {
+			uses = float64(mesh.Axes[mb].Size)
+		}
+		elements += float64(ir.Elems(args[i])) / uses
+	}
+	return elements
 }
 
 // scoresOf notes how many scores attention has without a mask, from the shape

@@ -46,9 +46,9 @@ type Software struct {
 	// WholeBlock recomputes blocks to their end, as autograd does that runs them again:
 	// see [Program.unread].
 	WholeBlock bool `json:"whole_block,omitempty"`
-	// Gather is added to a gather or a reduce-scatter of data-parallel ranks for each
-	// of them, in seconds: copies from and to a list of tensors.
-	Gather float64 `json:"gather,omitempty"`
+	// Buffer is how many bytes of gradients or parameters go in one collective of
+	// data-parallel ranks; 0 is those of one tensor, or of one bucket of the program.
+	Buffer float64 `json:"buffer,omitempty"`
 	// Network multiplies the rate of the network between nodes; 0 is 1.
 	Network float64 `json:"network,omitempty"`
 	// AsyncTP runs collectives of tensor parallelism beside products in the backward
@@ -71,7 +71,10 @@ type Software struct {
 // Current is the software that clusters of GPUs are planned for unless told otherwise.
 const Current = "torch-compile"
 
-// Generations is the table of software.
+// Generations is the table of software. Buffers are the defaults of each: one for all
+// gradients in Megatron-LM, 40 million elements of 2 bytes in Megatron-Core, 5e8 in
+// DeepSpeed (5e7 of parameters that ZeRO-3 gathers ahead). FSDP gathers blocks, which are
+// the buckets of the program; XLA combines little in its loop over layers.
 func Generations() []Software {
 	return []Software{
 		// PyTorch programs of kernels by hand, 2020 to 2022: scaled masked softmax, bias
@@ -79,26 +82,31 @@ func Generations() []Software {
 		// two written by the product, softmax 4, dropout 5, two read by the next product.
 		// Cross-entropy is 60 bytes a logit in f32 passes, beside 10; gradients are summed in
 		// 16 bits, 6 bytes beside 10.
-		{Name: "megatron-2021", WholeBlock: true, Scores: true, ScoreBytes: 13, FusedBias: true, Loss: 6, Cast: 0.6, Scatter: true, Host: 6e-6},
+		{Name: "megatron-2021", Buffer: 1e10, WholeBlock: true, Scores: true, ScoreBytes: 13, FusedBias: true, Loss: 6, Cast: 0.6, Scatter: true, Host: 6e-6},
 		// With sequence parallelism's release: the products of weights add to their sums.
-		{Name: "megatron-2022", WholeBlock: true, Scores: true, ScoreBytes: 13, FusedBias: true, Loss: 6, Cast: 0.4, Scatter: true, Host: 6e-6, AsyncTP: true},
+		{Name: "megatron-2022", Buffer: 1e10, WholeBlock: true, Scores: true, ScoreBytes: 13, FusedBias: true, Loss: 6, Cast: 0.4, Scatter: true, Host: 6e-6, AsyncTP: true},
 		// DeepSpeed of 2021: Megatron's kernels under its own ZeRO, or under its pipeline.
-		{Name: "deepspeed-2021", WholeBlock: true, Scores: true, ScoreBytes: 13, FusedBias: true, Loss: 6, Cast: 0.6, Host: 6e-6, Gather: 6.3e-6, Network: 0.52},
-		{Name: "megatron-deepspeed", WholeBlock: true, Scores: true, ScoreBytes: 13, FusedBias: true, Loss: 6, Cast: 0.6, Scatter: true, Host: 6e-6, Sync: 100e-6},
+		// What it sends reaches less of the network than others do: each rank's part of a
+		// bucket is reduced by itself.
+		{Name: "deepspeed-2021", Buffer: 1e8, WholeBlock: true, Scores: true, ScoreBytes: 13, FusedBias: true, Loss: 6, Cast: 0.6, Host: 6e-6, Network: 0.277},
+		{Name: "megatron-deepspeed", Buffer: 1e9, WholeBlock: true, Scores: true, ScoreBytes: 13, FusedBias: true, Loss: 6, Cast: 0.6, Scatter: true, Host: 6e-6, Sync: 18.9e-6, Network: 0.277},
 		// PyTorch with its own kernels, one per line of the program. RMSNorm written out is
 		// 34 bytes an element forward and 88 backward beside 4 and 6; silu and product 10
-		// and 18 beside 6 and 10; rotation 40 beside 12; cross-entropy 36 bytes a logit.
-		{Name: "torch", CastBytes: 5, WholeBlock: true, Flash: 0.507, FusedBias: true, RMSNorm: 13.5, Activation: 1.7, Rotation: 3.3, Loss: 3.6, Optimizer: 3, Elementwise: 1.12, Host: 10.1e-6},
+		// and 18 beside 6 and 10; rotation 40 beside 12; cross-entropy 36 bytes a logit. The
+		// second is the same under pipelines and a ZeRO of DeepSpeed's kind.
+		{Name: "torch", CastBytes: 5, WholeBlock: true, Flash: 0.481, FusedBias: true, RMSNorm: 14.1, Activation: 1.7, Rotation: 3.3, Loss: 3.6, Optimizer: 3, Elementwise: 1.11, Host: 10e-6},
+		{Name: "deepspeed-torch", Buffer: 1e9, CastBytes: 5, WholeBlock: true, Flash: 0.481, FusedBias: true, RMSNorm: 14.1, Activation: 1.7, Rotation: 3.3, Loss: 3.6, Optimizer: 3, Elementwise: 1.11, Host: 10e-6, Network: 0.277},
 		// torch.compile and XLA: elementwise chains are one kernel. Operands of 8-bit products are
-		// read for their largest element, then read and written. XLA's gathers are
-		// combined by little, and wait for every hop of a ring of all ranks.
+		// read for their largest element, then read and written. Transformer Engine reads an
+		// operand once, by the largest element of steps before, and writes it twice, for the
+		// two products that have it: 4 bytes, half for each.
 		{Name: "torch-compile", CastBytes: 5, FusedBias: true, RMSNorm: 1, Activation: 1, Rotation: 1, Loss: 1.5, Optimizer: 1, Elementwise: 0.7, Host: 5e-6},
-		{Name: "xla", CastBytes: 4, FusedBias: true, Scores: true, ScoreBytes: 8, RMSNorm: 1, Activation: 1, Rotation: 1, Loss: 1.5, Optimizer: 1, Elementwise: 0.7, Host: 1e-6, Gather: 3.4e-6},
+		{Name: "xla", CastBytes: 2, FusedBias: true, Scores: true, ScoreBytes: 8, RMSNorm: 1, Activation: 1, Rotation: 1, Loss: 1.5, Optimizer: 1, Elementwise: 0.7, Host: 1e-6},
 		// Kernels by hand for training, since 2022: flash-attn's, Transformer Engine, llm.c.
-		{Name: "fused", FusedBias: true, RMSNorm: 1, Activation: 0.8, Rotation: 1, Loss: 0.6, Optimizer: 1, Elementwise: 0.8, Cast: 0.3, Host: 3e-6, Scatter: true, AsyncTP: true, ChunkedTP: true, AsyncSend: true, CastBytes: 4},
+		{Name: "fused", Buffer: 80e6, FusedBias: true, RMSNorm: 1, Activation: 0.8, Rotation: 1, Loss: 0.6, Optimizer: 1, Elementwise: 0.8, Cast: 0.3, Host: 3e-6, Scatter: true, AsyncTP: true, ChunkedTP: true, AsyncSend: true, CastBytes: 2},
 		// The same with PyTorch's automatic mixed precision: f32 weights are cast for every
 		// micro-batch, their gradients cast back and added, 24 bytes beside 10.
-		{Name: "fused-amp", WholeBlock: true, Flash: 0.507, FusedBias: true, RMSNorm: 1, Activation: 0.8, Rotation: 1, Loss: 0.6, Optimizer: 1, Elementwise: 0.8, Cast: 2.4, Host: 3e-6},
+		{Name: "fused-amp", WholeBlock: true, Flash: 0.481, FusedBias: true, RMSNorm: 1, Activation: 0.8, Rotation: 1, Loss: 0.6, Optimizer: 1, Elementwise: 0.8, Cast: 2.4, Host: 3e-6},
 	}
 }
 

@@ -3,6 +3,7 @@ package cost
 import (
 	"fmt"
 	"math"
+	"sync"
 
 	"github.com/autopar/autopar/ir"
 )
@@ -57,9 +58,10 @@ type Model struct {
 	together   []float64 // by level, bytes/s a device reaches when all ranks send
 	host       Link      // without bandwidth where there is none
 	launch     float64
-	units      float64 // that tiles of products are dealt to; 0 where they do not count
-	fp8Peak    float64 // FLOP/s, of products of 8-bit operands; 0 where there are none
-	crowd      float64 // ranks a core of a shared machine; 0 of another
+	units      float64   // that tiles of products are dealt to; 0 where they do not count
+	fp8Peak    float64   // FLOP/s, of products of 8-bit operands; 0 where there are none
+	crowd      float64   // ranks a core of a shared machine; 0 of another
+	shares     *sync.Map // of [Model.Busy], by crowd
 	efficiency Efficiency
 	software   Software
 	kinds      []*Model // where the ranks have several kinds of devices; nil with one
@@ -70,14 +72,18 @@ func NewModel(c *Cluster, ranks int) *Model {
 	m := &Model{
 		cluster: c, peak: c.PeakFLOPS("f32", ranks), launch: c.Device.LaunchOverhead, efficiency: c.Device.Efficiency,
 		memory:   c.Device.MemoryBandwidth * c.Device.Efficiency.Memory,
-		halfPeak: map[ir.DType]float64{},
-		units:    float64(c.Device.Units), software: c.Software,
+		halfPeak: map[ir.DType]float64{}, shares: new(sync.Map),
+		units: float64(c.Device.Units), software: c.Software,
 	}
 	for _, d := range []ir.DType{ir.BF16, ir.F16} {
 		m.halfPeak[d] = c.PeakFLOPS(d.String(), ranks)
 	}
 	if _, ok := c.Device.FLOPS["f8"]; ok && c.Software.FP8 {
 		m.fp8Peak = c.PeakFLOPS("f8", ranks)
+	}
+	if c.Device.Shared {
+		m.crowd = float64(ranks) / float64(c.Device.Cores)
+		m.launch *= max(1, m.crowd) // a core starts one after the other
 	}
 	m.network(c, ranks)
 	if c.Host != nil {
@@ -86,9 +92,6 @@ func NewModel(c *Cluster, ranks int) *Model {
 	}
 	for dtype := range c.Device.FLOPS {
 		m.fastest = max(m.fastest, c.PeakFLOPS(dtype, ranks))
-	}
-	if c.Device.Shared {
-		m.crowd = float64(ranks) / float64(c.Device.Cores)
 	}
 	if c.Device.Cache != nil {
 		m.cache = *c.Device.Cache
@@ -99,6 +102,15 @@ func NewModel(c *Cluster, ranks int) *Model {
 		m.cache.Bandwidth *= t
 		for d := range m.halfPeak {
 			m.halfPeak[d] *= t
+		}
+	}
+	if k := c.Device.Efficiency.Crowd; m.crowd > 1 && k > 0 {
+		m.peak *= k
+		m.fastest *= k
+		m.memory *= k
+		m.cache.Bandwidth *= k
+		for d := range m.halfPeak {
+			m.halfPeak[d] *= k
 		}
 	}
 	if c.Device.Shared {

@@ -225,7 +225,16 @@ func multiple(a, b int) int {
 // the share of its unit that the levels inside leave it, through its own port or
 // its part of those of the unit, as all of the job send at the same time
 // (PLANNING.md 2.5; Thakur et al. 2005).
+//
+// Hops take their latency: around the ring that joins all ranks, or of an all_reduce
+// up a tree of nodes and down again (PLANNING.md 2.5), whichever is shorter.
 func (m *Model) Collective(op ir.Op, bytes int64, g Group) Picoseconds {
+	return m.collective(op, bytes, g, 1)
+}
+
+// collective is [Model.Collective] of a tensor that has a share of the hops: those of
+// a buffer that is sent with it.
+func (m *Model) collective(op ir.Op, bytes int64, g Group, share float64) Picoseconds {
 	if g.Size <= 1 {
 		return 0
 	}
@@ -236,26 +245,33 @@ func (m *Model) Collective(op ir.Op, bytes int64, g Group) Picoseconds {
 			outermost = l
 		}
 	}
-	t, reached := 0.0, 1.0
+	t, ring, tree, reached := 0.0, 0.0, 0.0, 1.0
 	for l, r := range m.rungs[:outermost+1] {
 		f, rate := float64(g.Fan[l]), m.together[l]
+		// All ranks that are not the last of their unit send inside it.
+		hops := n/reached - max(1, n/(reached*f))
 		if op == ir.OpAllToAll {
 			peers := reached * (f - 1)
 			if l == outermost {
 				peers = max(n-reached, f-1) // of uneven units the largest may have all but a few
 			}
-			t += float64(peers*r.latency) + peers/n*size/rate
+			t += peers / n * size / rate
+			hops = peers
 		} else {
-			t += float64((f-1)*r.latency) + (f-1)/f*(size/reached)/rate
+			t += (f - 1) / f * (size / reached) / rate
 		}
+		ring += float64(hops * r.latency)
+		deep := f - 1 // a chain
+		if l > 0 {
+			deep = math.Ceil(math.Log2(f))
+		}
+		tree += float64(deep * r.latency)
 		reached *= f
 	}
-	if op == ir.OpAllReduce { // reduce-scatter, then all-gather
-		t *= 2
-	} else {
-		t += float64(n * m.software.Gather)
+	if op == ir.OpAllReduce { // reduce-scatter, then all-gather; or up a tree and down
+		return picoseconds(2*t + share*(2*min(ring, tree)+m.launch))
 	}
-	return picoseconds(t + m.launch)
+	return picoseconds(t + share*(ring+m.launch))
 }
 
 // Transfer is the time to send bytes to a rank of another stage.
@@ -273,6 +289,7 @@ func (m *Model) network(c *Cluster, ranks int) {
 		}
 		if c.Device.Shared {
 			m.rungs[l].bandwidth /= float64(ranks)
+			m.rungs[l].latency *= max(1, m.crowd)
 		}
 		m.together = append(m.together, m.rungs[l].rate(min(ranks, m.rungs[l].inside)))
 	}

@@ -51,10 +51,33 @@ func TestThreeLevels(t *testing.T) {
 	m := NewModel(c, 16)
 	// In nodes 3/4 of 1 MB at 1 GB/s; between the nodes of a rack 1/2 of a quarter at
 	// 100 MB/s; between racks 1/2 of an eighth at 25 MB/s.
-	require.Equal(t, (3+750+10+1250+10+2500)*us, m.Collective(ir.OpAllGather, 1e6, Group{16, Fan{4, 2, 2}}))
+	// A ring of all makes 12 hops in nodes, 2 between those of a rack, 1 between racks.
+	require.InDelta(t, float64((12+750+20+1250+10+2500)*us), float64(m.Collective(ir.OpAllGather, 1e6, Group{16, Fan{4, 2, 2}})), 1)
 	require.Equal(t, 2*(10+5000+10+10000)*us, m.Collective(ir.OpAllReduce, 1e6, Group{4, Fan{1, 2, 2}}), "one device a node, beside the others")
 	// An all_to_all of 1 MB sends a sixteenth of it to each rank.
 	require.Equal(t, (3+40+2500+80+20000)*us+375*us/2, m.Collective(ir.OpAllToAll, 1e6, Group{16, Fan{4, 2, 2}}))
+}
+
+// TestHops: a gather goes around the ring of all ranks, an all_reduce up a tree where
+// that is shorter; and of what goes in one buffer each tensor has its share of the hops.
+func TestHops(t *testing.T) {
+	m := NewModel(round(), 64) // a hop takes 1 us in a node of 4, 10 us between nodes
+	all := Group{64, Fan{4, 16}}
+	hops := func(op ir.Op) Picoseconds { return m.Collective(op, 0, all) }
+	require.InDelta(t, float64((48+150)*us), float64(hops(ir.OpAllGather)), 1)
+	require.InDelta(t, float64((48+150)*us), float64(hops(ir.OpReduceScatter)), 1)
+	require.InDelta(t, float64(2*(3+40)*us), float64(hops(ir.OpAllReduce)), 1)
+	require.InDelta(t, float64(2*3*us), float64(m.Collective(ir.OpAllReduce, 0, Group{4, Fan{4, 1}})), 1, "in a node it is a chain")
+
+	full, half := m.collective(ir.OpAllGather, 1e6, all, 1), m.collective(ir.OpAllGather, 1e6, all, 0.5)
+	require.InDelta(t, float64(hops(ir.OpAllGather))/2, float64(full-half), 2)
+	p := Program{Model: m}
+	require.Equal(t, 1.0, p.buffered(1e6, partition.AxisDP), "one tensor at a time")
+	m.software.Buffer = 4e6
+	require.Equal(t, 0.25, p.buffered(1e6, partition.AxisDP))
+	require.Equal(t, 0.25, p.buffered(1e6, partition.AxisRep))
+	require.Equal(t, 1.0, p.buffered(1e6, partition.AxisTP), "what a block needs is sent when it is needed")
+	require.Equal(t, 1.0, p.buffered(9e6, partition.AxisDP), "more than a buffer")
 }
 
 // TestPortsAreShared: a device that sends alone has a port to itself, and all of a

@@ -118,7 +118,7 @@ type Error = strictyaml.Error
 // Parse reads a cluster from YAML; name stands for the file in errors. Every key
 // is required except source, software, device.shared, device.cores, device.reserve, device.cache,
 // device.units, device.efficiency.tile_fill, device.efficiency.matmul_f8,
-// device.efficiency.threads, host, what refines the
+// device.efficiency.threads, device.efficiency.crowd, host, what refines the
 // network (nics_per_node, oversubscription, nodes_per_rack), and on a shared machine
 // devices_per_node and inter_node. levels stand in place of devices_per_node,
 // intra_node and inter_node. A file of pools has name and pools, and may have source,
@@ -216,6 +216,7 @@ func (d *decoder) fields() []field {
 		{"device.efficiency.attention", &c.Device.Efficiency.Attention},
 		{"device.efficiency.vector", &c.Device.Efficiency.Vector},
 		{"device.efficiency.threads", &c.Device.Efficiency.Threads},
+		{"device.efficiency.crowd", &c.Device.Efficiency.Crowd},
 		{"device.efficiency.memory", &c.Device.Efficiency.Memory},
 		{"devices_per_node", &c.DevicesPerNode},
 		{"intra_node.bandwidth", &c.IntraNode.Bandwidth}, {"intra_node.efficiency", &c.IntraNode.Efficiency},
@@ -257,7 +258,7 @@ func (d *decoder) optional(key string) bool {
 	}
 	switch key {
 	case "source", "software", "device.shared", "device.cores", "device.reserve", "device.units", "device.efficiency.tile_fill", "device.efficiency.matmul_f8",
-		"device.efficiency.threads", "nics_per_node", "oversubscription", "nodes_per_rack":
+		"device.efficiency.threads", "device.efficiency.crowd", "nics_per_node", "oversubscription", "nodes_per_rack":
 		return true
 	}
 	if strings.HasPrefix(key, "host.") {

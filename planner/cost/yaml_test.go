@@ -88,6 +88,7 @@ func FuzzParse(f *testing.F) {
 		f.Add(data)
 	}
 	f.Add([]byte("device: {flops: {f32: 1e400}}"))
+	f.Add([]byte("name: p\npools: [{cluster: h100, devices: 1}, {cluster: v100, devices: 2}]\nbetween: {bandwidth: 1e9, efficiency: 1, latency: 0}"))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		c, err := Parse("f.yaml", data)
 		if err == nil && c.Validate() != nil {

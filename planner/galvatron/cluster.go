@@ -23,6 +23,9 @@ const samples = 8
 // for a batch of at least 8. Memory that was measured is not used: autopar lays out its
 // own.
 func (p *Profile) Cluster(base *cost.Cluster, g *ir.Graph, batch int) (*cost.Cluster, error) {
+	if len(base.Pools) > 0 {
+		return nil, fmt.Errorf("galvatron: %s has several kinds of devices, a profile is of one", base.Name)
+	}
 	c := *base
 	c.Name = base.Name + "-galvatron"
 	c.Source = "profile files of Galvatron; " + base.Source

@@ -17,7 +17,7 @@ const most = 50_000
 
 // Options of [New].
 type Options struct {
-	Limit     int64             // bytes of a rank; of several kinds of devices those with less have less
+	Limit     int64             // bytes of a rank, on the roomiest kind of devices; of several kinds of devices those with less have less
 	Recompute planner.Recompute // what of it to choose from, as in a search
 	// Eval is a graph that runs between steps in the same memory, nil for none.
 	Eval *ir.Graph

@@ -23,17 +23,35 @@ type Open func(t *testing.T) runtime.Backend
 
 // Run checks that a backend keeps the contract of package runtime.
 func Run(t *testing.T, open Open) {
+	RunFloat(t, open)
+	t.Run("fixed point", func(t *testing.T) { testFixedPoint(t, open) })
+}
+
+// RunFloat is Run but for what fixed point promises, for backends whose ranks cannot sum
+// in it together.
+func RunFloat(t *testing.T, open Open) {
 	t.Run("memory", func(t *testing.T) { testMemory(t, open) })
-	t.Run("ops", func(t *testing.T) { testOps(t, open) })
+	t.Run("ops", func(t *testing.T) { testOps(t, open, leaveOutNone) })
+	t.Run("wide heads", func(t *testing.T) { RunWideHeads(t, open) })
 	t.Run("accumulate", func(t *testing.T) { testAccumulate(t, open) })
 	t.Run("host copies", func(t *testing.T) { testHostCopies(t, open) })
-	t.Run("fixed point", func(t *testing.T) { testFixedPoint(t, open) })
 	t.Run("collectives", func(t *testing.T) { testCollectives(t, open) })
 	t.Run("transfers", func(t *testing.T) { testTransfers(t, open) })
 	t.Run("streams", func(t *testing.T) { testStreams(t, open) })
 	t.Run("stream failures", func(t *testing.T) { testStreamFailures(t, open) })
 	t.Run("timeouts", func(t *testing.T) { testTimeouts(t, open) })
 	t.Run("abort", func(t *testing.T) { testAbort(t, open) })
+}
+
+func leaveOutNone(ir.Op, ir.Attr) bool { return false }
+
+// RunOps checks what one device computes, where others are not needed: the parts of Run about memory and
+// launches, but for ops that are left out.
+func RunOps(t *testing.T, open Open, leaveOut func(op ir.Op, attr ir.Attr) bool) {
+	t.Run("ops", func(t *testing.T) { testOps(t, open, leaveOut) })
+	t.Run("grouping", func(t *testing.T) { testGrouping(t, open, leaveOut) })
+	t.Run("accumulate", func(t *testing.T) { testAccumulate(t, open) })
+	t.Run("host copies", func(t *testing.T) { testHostCopies(t, open) })
 }
 
 // devices opens a world and closes it after the test.

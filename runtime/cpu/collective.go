@@ -201,7 +201,7 @@ func collectAs[E element](d *Device, c *runtime.Collective) {
 func reduceScatter[E element](d *Device, c *runtime.Collective) (err error) {
 	me := c.Members[c.Position]
 	out := elems[E](d, me.Out)
-	eachRun(me.In.Slab, me.Out.Slab, func(from, to, n int) {
+	runtime.EachRun(me.In.Slab, me.Out.Slab, func(from, to, n int) {
 		if err == nil {
 			err = reduce(d, c, out[to:to+n], from)
 		}
@@ -215,7 +215,7 @@ func gather[E element](d *Device, c *runtime.Collective) {
 	out := elems[E](d, me.Out)
 	for i, m := range c.Members {
 		in := elems[E](d.backend.devices[m.Rank], m.In)
-		eachRun(m.In.Slab, me.Out.Slab, func(from, to, n int) {
+		runtime.EachRun(m.In.Slab, me.Out.Slab, func(from, to, n int) {
 			copy(out[to:to+n], in[from:from+n])
 			if i != c.Position {
 				d.moved += me.Out.DType.Size() * int64(n)
@@ -271,54 +271,4 @@ func combine[E element](d *Device, by ir.Reduction, acc, in []E) bool {
 		}
 	}
 	return true
-}
-
-// maxRank bounds the dimensions of a value.
-const maxRank = 8
-
-// eachRun calls do for every run of elements that lie together in both parts of
-// a value, with their local indexes and number.
-func eachRun(a, b ir.Slab, do func(inA, inB, n int)) {
-	rank := len(a.Global)
-	if rank == 0 {
-		do(0, 0, 1)
-		return
-	}
-	if rank > maxRank {
-		panic(fmt.Sprintf("BUG: cpu: value of %d dimensions, want at most %d", rank, maxRank))
-	}
-	var size, strideA, strideB, index [maxRank]int
-	atA, atB, sa, sb := 0, 0, 1, 1
-	for i := rank - 1; i >= 0; i-- {
-		lo := max(a.Offset[i], b.Offset[i])
-		size[i] = min(a.Offset[i]+a.Local[i], b.Offset[i]+b.Local[i]) - lo
-		if size[i] <= 0 {
-			return
-		}
-		strideA[i], strideB[i] = sa, sb
-		atA += (lo - a.Offset[i]) * sa
-		atB += (lo - b.Offset[i]) * sb
-		sa *= a.Local[i]
-		sb *= b.Local[i]
-	}
-	// Dimensions that both parts hold whole join the run of the one before.
-	inner, run := rank-1, size[rank-1]
-	for ; inner > 0 && size[inner] == a.Local[inner] && size[inner] == b.Local[inner]; inner-- {
-		run *= size[inner-1]
-	}
-	for {
-		do(atA, atB, run)
-		d := inner - 1
-		for ; d >= 0; d-- {
-			atA, atB = atA+strideA[d], atB+strideB[d]
-			if index[d]++; index[d] < size[d] {
-				break
-			}
-			atA, atB = atA-size[d]*strideA[d], atB-size[d]*strideB[d]
-			index[d] = 0
-		}
-		if d < 0 {
-			return
-		}
-	}
 }

@@ -61,6 +61,7 @@ func (d *Device) Alloc(space runtime.Space, bytes int64) error {
 	if off := int(uintptr(unsafe.Pointer(unsafe.SliceData(words))) % align); off != 0 {
 		skip = (align - off) / 4
 	}
+	advise(words)
 	arena := words[skip : skip+n : skip+n]
 	copy(arena, d.arenas[space])
 	d.arenas[space], d.comm.lane.arenas[space] = arena, arena

@@ -267,7 +267,7 @@ func slice(d *Device, k *runtime.Kernel) error {
 
 // copyPart copies what two parts of a value have in common.
 func copyPart[E element](k *runtime.Kernel, y, x []E) {
-	eachRun(k.Args[0].Slab, k.Results[0].Slab, func(from, to, n int) { copy(y[to:to+n], x[from:from+n]) })
+	runtime.EachRun(k.Args[0].Slab, k.Results[0].Slab, func(from, to, n int) { copy(y[to:to+n], x[from:from+n]) })
 }
 
 // toPartial makes a whole value a sum of which the first rank holds all.

@@ -8,11 +8,23 @@ func productAVX2(m int, n int, k int, a []float32, rsa int, csa int, b []float32
 // productAVX512 is isa.product for tiles of 12 by 32.
 func productAVX512(m int, n int, k int, a []float32, rsa int, csa int, b []float32, c []float32, ldc int, acc bool)
 
+// multiplyAddAVX2 is isa.multiplyAdd.
+func multiplyAddAVX2(rounds int)
+
+// multiplyAddAVX512 is isa.multiplyAdd.
+func multiplyAddAVX512(rounds int)
+
 // packRowsAVX2 is isa.packRows for width up to 32; it may overwrite seven elements beyond the last row.
 func packRowsAVX2(dst []float32, src []float32, ld int, k int, n int, width int)
 
 // packColsAVX2 sets dst[q*width+j] = src[j*ld+q] for q < k and j < 8: eight columns of isa.packCols.
 func packColsAVX2(dst []float32, src []float32, ld int, k int, width int)
+
+// tileProducts is isa.tileProducts.
+func tileProducts(panels int, steps int, a []float32, b []float32, c []float32, ldc int, acc bool, next []float32, lines int, ldNext int, rate int)
+
+// splitTiles is isa.splitTiles.
+func splitTiles(dst []float32, src []float32, ld int, pair int, step int, steps int)
 
 // addAVX2 is isa.add.
 func addAVX2(dst []float32, a []float32, b []float32)
@@ -28,42 +40,6 @@ func scaleAVX2(dst []float32, x []float32, s float32)
 
 // axpyAVX2 is isa.axpy.
 func axpyAVX2(dst []float32, x []float32, s float32)
-
-// dotAVX2 is isa.dot.
-func dotAVX2(a []float32, b []float32) float32
-
-// sumAVX2 is isa.sum.
-func sumAVX2(x []float32) float32
-
-// sumSquaresAboutAVX2 is isa.sumSquaresAbout.
-func sumSquaresAboutAVX2(x []float32, mean float32) float32
-
-// maxOfAVX2 is isa.maxOf.
-func maxOfAVX2(x []float32) float32
-
-// sum64AVX2 is isa.sum64.
-func sum64AVX2(x []float32) float64
-
-// sumSquaresAVX2 is isa.sumSquares.
-func sumSquaresAVX2(x []float32) float64
-
-// colSumAVX2 is isa.colSum.
-func colSumAVX2(dst []float32, x []float32, rows int, ld int)
-
-// normalizeAVX2 is isa.normalize.
-func normalizeAVX2(y []float32, x []float32, w []float32, b []float32, mean float32, rstd float32)
-
-// normGradSumsAVX2 is isa.normGradSums.
-func normGradSumsAVX2(dy []float32, x []float32, w []float32, mean float32, rstd float32) (sumG float32, sumGX float32)
-
-// normGradRowAVX2 is isa.normGradRow.
-func normGradRowAVX2(dx []float32, dy []float32, x []float32, w []float32, mean float32, rstd float32, meanG float32, meanGX float32)
-
-// normGradParamsAVX2 is isa.normGradParams.
-func normGradParamsAVX2(dw []float32, db []float32, dy []float32, x []float32, mean float32, rstd float32)
-
-// softmaxGradAVX2 is isa.softmaxGrad.
-func softmaxGradAVX2(ds []float32, p []float32, dp []float32, delta float32, scale float32)
 
 // expSumAVX2 is isa.expSum.
 func expSumAVX2(dst []float32, x []float32, scale float32, shift float32) float32
@@ -89,11 +65,107 @@ func swigluAVX2(y []float32, gate []float32, up []float32)
 // swigluGradAVX2 is isa.swigluGrad.
 func swigluGradAVX2(dgate []float32, dup []float32, dy []float32, gate []float32, up []float32)
 
+// adamwAVX2 is isa.adamw.
+func adamwAVX2(w []float32, m []float32, v []float32, grad []float32, c *[9]float32)
+
+// normalizeAVX2 is isa.normalize.
+func normalizeAVX2(y []float32, x []float32, w []float32, b []float32, mean float32, rstd float32)
+
+// normGradSumsAVX2 is isa.normGradSums.
+func normGradSumsAVX2(dy []float32, x []float32, w []float32, mean float32, rstd float32) (sumG float32, sumGX float32)
+
+// normGradRowAVX2 is isa.normGradRow.
+func normGradRowAVX2(dx []float32, dy []float32, x []float32, w []float32, mean float32, rstd float32, meanG float32, meanGX float32)
+
+// normGradParamsAVX2 is isa.normGradParams.
+func normGradParamsAVX2(dw []float32, db []float32, dy []float32, x []float32, mean float32, rstd float32)
+
+// softmaxGradAVX2 is isa.softmaxGrad.
+func softmaxGradAVX2(ds []float32, p []float32, dp []float32, delta float32, scale float32)
+
 // rotateAVX2 is isa.rotate.
 func rotateAVX2(lo []float32, hi []float32, a []float32, b []float32, cosines []float32, sines []float32)
 
-// adamwAVX2 is isa.adamw.
-func adamwAVX2(w []float32, m []float32, v []float32, grad []float32, c *[9]float32)
+// addAVX512 is isa.add.
+func addAVX512(dst []float32, a []float32, b []float32)
+
+// mulAVX512 is isa.mul.
+func mulAVX512(dst []float32, a []float32, b []float32)
+
+// maxAVX512 is isa.max.
+func maxAVX512(dst []float32, a []float32, b []float32)
+
+// scaleAVX512 is isa.scale.
+func scaleAVX512(dst []float32, x []float32, s float32)
+
+// axpyAVX512 is isa.axpy.
+func axpyAVX512(dst []float32, x []float32, s float32)
+
+// expSumAVX512 is isa.expSum.
+func expSumAVX512(dst []float32, x []float32, scale float32, shift float32) float32
+
+// expMulAVX512 is isa.expMul.
+func expMulAVX512(dst []float32, x []float32, shift float32, mul float32)
+
+// geluAVX512 is isa.gelu.
+func geluAVX512(y []float32, x []float32)
+
+// geluGradAVX512 is isa.geluGrad.
+func geluGradAVX512(dx []float32, dy []float32, x []float32)
+
+// geluTanhAVX512 is isa.geluTanh.
+func geluTanhAVX512(y []float32, x []float32)
+
+// geluTanhGradAVX512 is isa.geluTanhGrad.
+func geluTanhGradAVX512(dx []float32, dy []float32, x []float32)
+
+// swigluAVX512 is isa.swiglu.
+func swigluAVX512(y []float32, gate []float32, up []float32)
+
+// swigluGradAVX512 is isa.swigluGrad.
+func swigluGradAVX512(dgate []float32, dup []float32, dy []float32, gate []float32, up []float32)
+
+// adamwAVX512 is isa.adamw.
+func adamwAVX512(w []float32, m []float32, v []float32, grad []float32, c *[9]float32)
+
+// normalizeAVX512 is isa.normalize.
+func normalizeAVX512(y []float32, x []float32, w []float32, b []float32, mean float32, rstd float32)
+
+// normGradSumsAVX512 is isa.normGradSums.
+func normGradSumsAVX512(dy []float32, x []float32, w []float32, mean float32, rstd float32) (sumG float32, sumGX float32)
+
+// normGradRowAVX512 is isa.normGradRow.
+func normGradRowAVX512(dx []float32, dy []float32, x []float32, w []float32, mean float32, rstd float32, meanG float32, meanGX float32)
+
+// normGradParamsAVX512 is isa.normGradParams.
+func normGradParamsAVX512(dw []float32, db []float32, dy []float32, x []float32, mean float32, rstd float32)
+
+// softmaxGradAVX512 is isa.softmaxGrad.
+func softmaxGradAVX512(ds []float32, p []float32, dp []float32, delta float32, scale float32)
+
+// rotateAVX512 is isa.rotate.
+func rotateAVX512(lo []float32, hi []float32, a []float32, b []float32, cosines []float32, sines []float32)
+
+// dotAVX2 is isa.dot.
+func dotAVX2(a []float32, b []float32) float32
+
+// sumAVX2 is isa.sum.
+func sumAVX2(x []float32) float32
+
+// sumSquaresAboutAVX2 is isa.sumSquaresAbout.
+func sumSquaresAboutAVX2(x []float32, mean float32) float32
+
+// maxOfAVX2 is isa.maxOf.
+func maxOfAVX2(x []float32) float32
+
+// sum64AVX2 is isa.sum64.
+func sum64AVX2(x []float32) float64
+
+// sumSquaresAVX2 is isa.sumSquares.
+func sumSquaresAVX2(x []float32) float64
+
+// colSumAVX2 is isa.colSum.
+func colSumAVX2(dst []float32, x []float32, rows int, ld int)
 
 // dropoutFactorsAVX2 is isa.dropoutFactors for lengths that are multiples of 32.
 func dropoutFactorsAVX2(dst []float32, block uint64, seed uint64, op uint32, step uint32, threshold uint32, scale float32)

@@ -4798,12 +4798,84 @@ add208:
 	VZEROUPPER
 	RET
 
+// func multiplyAddAVX2(rounds int)
+// Requires: AVX, FMA3
+TEXT ·multiplyAddAVX2(SB), NOSPLIT, $0-8
+	MOVQ   rounds+0(FP), AX
+	VXORPS Y0, Y0, Y0
+	VXORPS Y1, Y1, Y1
+	VXORPS Y2, Y2, Y2
+	VXORPS Y3, Y3, Y3
+	VXORPS Y4, Y4, Y4
+	VXORPS Y5, Y5, Y5
+	VXORPS Y6, Y6, Y6
+	VXORPS Y7, Y7, Y7
+	VXORPS Y8, Y8, Y8
+	VXORPS Y9, Y9, Y9
+	VXORPS Y10, Y10, Y10
+	VXORPS Y11, Y11, Y11
+	VXORPS Y12, Y12, Y12
+
+loop209:
+	VFMADD231PS Y0, Y0, Y1
+	VFMADD231PS Y0, Y0, Y2
+	VFMADD231PS Y0, Y0, Y3
+	VFMADD231PS Y0, Y0, Y4
+	VFMADD231PS Y0, Y0, Y5
+	VFMADD231PS Y0, Y0, Y6
+	VFMADD231PS Y0, Y0, Y7
+	VFMADD231PS Y0, Y0, Y8
+	VFMADD231PS Y0, Y0, Y9
+	VFMADD231PS Y0, Y0, Y10
+	VFMADD231PS Y0, Y0, Y11
+	VFMADD231PS Y0, Y0, Y12
+	SUBQ        $0x01, AX
+	JGT         loop209
+	VZEROUPPER
+	RET
+
+// func multiplyAddAVX512(rounds int)
+// Requires: AVX, AVX512F
+TEXT ·multiplyAddAVX512(SB), NOSPLIT, $0-8
+	MOVQ   rounds+0(FP), AX
+	VPXORD Z0, Z0, Z0
+	VPXORD Z1, Z1, Z1
+	VPXORD Z2, Z2, Z2
+	VPXORD Z3, Z3, Z3
+	VPXORD Z4, Z4, Z4
+	VPXORD Z5, Z5, Z5
+	VPXORD Z6, Z6, Z6
+	VPXORD Z7, Z7, Z7
+	VPXORD Z8, Z8, Z8
+	VPXORD Z9, Z9, Z9
+	VPXORD Z10, Z10, Z10
+	VPXORD Z11, Z11, Z11
+	VPXORD Z12, Z12, Z12
+
+loop210:
+	VFMADD231PS Z0, Z0, Z1
+	VFMADD231PS Z0, Z0, Z2
+	VFMADD231PS Z0, Z0, Z3
+	VFMADD231PS Z0, Z0, Z4
+	VFMADD231PS Z0, Z0, Z5
+	VFMADD231PS Z0, Z0, Z6
+	VFMADD231PS Z0, Z0, Z7
+	VFMADD231PS Z0, Z0, Z8
+	VFMADD231PS Z0, Z0, Z9
+	VFMADD231PS Z0, Z0, Z10
+	VFMADD231PS Z0, Z0, Z11
+	VFMADD231PS Z0, Z0, Z12
+	SUBQ        $0x01, AX
+	JGT         loop210
+	VZEROUPPER
+	RET
+
 // func packRowsAVX2(dst []float32, src []float32, ld int, k int, n int, width int)
 // Requires: AVX, CMOV
 TEXT ·packRowsAVX2(SB), NOSPLIT, $0-80
 	MOVQ    width+72(FP), AX
 	CMPQ    AX, $0x08
-	JGT     wider209
+	JGT     wider211
 	MOVQ    dst_base+0(FP), AX
 	MOVQ    src_base+24(FP), CX
 	MOVQ    ld+48(FP), DX
@@ -4823,23 +4895,23 @@ TEXT ·packRowsAVX2(SB), NOSPLIT, $0-80
 	NEGQ    DI
 	VMOVUPS 32(R8)(DI*4), Y0
 
-row210:
+row212:
 	TESTQ      BX, BX
-	JZ         done211
+	JZ         done213
 	VMASKMOVPS (CX), Y0, Y1
 	VMOVUPS    Y1, (AX)
 	ADDQ       DX, CX
 	ADDQ       SI, AX
 	DECQ       BX
-	JMP        row210
+	JMP        row212
 
-done211:
+done213:
 	VZEROUPPER
 	RET
 
-wider209:
+wider211:
 	CMPQ    AX, $0x10
-	JGT     wider212
+	JGT     wider214
 	MOVQ    dst_base+0(FP), AX
 	MOVQ    src_base+24(FP), CX
 	MOVQ    ld+48(FP), DX
@@ -4870,9 +4942,9 @@ wider209:
 	NEGQ    DI
 	VMOVUPS 32(R8)(DI*4), Y1
 
-row213:
+row215:
 	TESTQ      BX, BX
-	JZ         done214
+	JZ         done216
 	VMASKMOVPS (CX), Y0, Y2
 	VMOVUPS    Y2, (AX)
 	VMASKMOVPS 32(CX), Y1, Y2
@@ -4880,15 +4952,15 @@ row213:
 	ADDQ       DX, CX
 	ADDQ       SI, AX
 	DECQ       BX
-	JMP        row213
+	JMP        row215
 
-done214:
+done216:
 	VZEROUPPER
 	RET
 
-wider212:
+wider214:
 	CMPQ    AX, $0x18
-	JGT     wider215
+	JGT     wider217
 	MOVQ    dst_base+0(FP), AX
 	MOVQ    src_base+24(FP), CX
 	MOVQ    ld+48(FP), DX
@@ -4930,9 +5002,9 @@ wider212:
 	NEGQ    DI
 	VMOVUPS 32(R8)(DI*4), Y2
 
-row216:
+row218:
 	TESTQ      BX, BX
-	JZ         done217
+	JZ         done219
 	VMASKMOVPS (CX), Y0, Y3
 	VMOVUPS    Y3, (AX)
 	VMASKMOVPS 32(CX), Y1, Y3
@@ -4942,13 +5014,13 @@ row216:
 	ADDQ       DX, CX
 	ADDQ       SI, AX
 	DECQ       BX
-	JMP        row216
+	JMP        row218
 
-done217:
+done219:
 	VZEROUPPER
 	RET
 
-wider215:
+wider217:
 	MOVQ    dst_base+0(FP), AX
 	MOVQ    src_base+24(FP), CX
 	MOVQ    ld+48(FP), DX
@@ -5001,9 +5073,9 @@ wider215:
 	NEGQ    DI
 	VMOVUPS 32(R8)(DI*4), Y3
 
-row219:
+row221:
 	TESTQ      BX, BX
-	JZ         done220
+	JZ         done222
 	VMASKMOVPS (CX), Y0, Y4
 	VMOVUPS    Y4, (AX)
 	VMASKMOVPS 32(CX), Y1, Y4
@@ -5015,9 +5087,9 @@ row219:
 	ADDQ       DX, CX
 	ADDQ       SI, AX
 	DECQ       BX
-	JMP        row219
+	JMP        row221
 
-done220:
+done222:
 	VZEROUPPER
 	RET
 
@@ -5032,9 +5104,9 @@ TEXT ·packColsAVX2(SB), NOSPLIT, $0-72
 	SHLQ $0x02, DX
 	SHLQ $0x02, SI
 
-many221:
+many223:
 	CMPQ       BX, $0x08
-	JLT        tail222
+	JLT        tail224
 	MOVQ       CX, DI
 	VMOVUPS    (DI), Y0
 	ADDQ       DX, DI
@@ -5094,11 +5166,11 @@ many221:
 	ADDQ       SI, AX
 	ADDQ       $0x20, CX
 	SUBQ       $0x08, BX
-	JMP        many221
+	JMP        many223
 
-tail222:
+tail224:
 	TESTQ      BX, BX
-	JZ         done223
+	JZ         done225
 	MOVQ       BX, DI
 	LEAQ       masks<>+0(SB), R8
 	NEGQ       DI
@@ -5146,42 +5218,620 @@ tail222:
 	VMOVUPS    Y5, (AX)
 	ADDQ       SI, AX
 	DECQ       BX
-	JZ         done223
+	JZ         done225
 	VMOVUPS    Y7, (AX)
 	ADDQ       SI, AX
 	DECQ       BX
-	JZ         done223
+	JZ         done225
 	VMOVUPS    Y4, (AX)
 	ADDQ       SI, AX
 	DECQ       BX
-	JZ         done223
+	JZ         done225
 	VMOVUPS    Y8, (AX)
 	ADDQ       SI, AX
 	DECQ       BX
-	JZ         done223
+	JZ         done225
 	VMOVUPS    Y3, (AX)
 	ADDQ       SI, AX
 	DECQ       BX
-	JZ         done223
+	JZ         done225
 	VMOVUPS    Y2, (AX)
 	ADDQ       SI, AX
 	DECQ       BX
-	JZ         done223
+	JZ         done225
 	VMOVUPS    Y6, (AX)
 	ADDQ       SI, AX
 	DECQ       BX
-	JZ         done223
+	JZ         done225
 	VMOVUPS    Y0, (AX)
 	ADDQ       SI, AX
 	DECQ       BX
-	JZ         done223
+	JZ         done225
 
-done223:
+done225:
+	VZEROUPPER
+	RET
+
+// func tileProducts(panels int, steps int, a []float32, b []float32, c []float32, ldc int, acc bool, next []float32, lines int, ldNext int, rate int)
+// Requires: AVX, MMX+
+TEXT ·tileProducts(SB), NOSPLIT, $0-152
+	LEAQ tileShapes<>+0(SB), AX
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x78
+	BYTE $0x49
+	BYTE $0x00
+	MOVQ panels+0(FP), R8
+	MOVQ a_base+16(FP), R9
+	MOVQ b_base+40(FP), BX
+	MOVQ c_base+64(FP), DX
+	MOVQ ldc+88(FP), SI
+	SHLQ $0x02, SI
+	MOVQ SI, DI
+	SHLQ $0x04, DI
+	ADDQ DX, DI
+	MOVQ $0x00000040, CX
+	MOVQ next_base+104(FP), R12
+	MOVQ lines+128(FP), R13
+
+panel226:
+	MOVB  acc+96(FP), AL
+	TESTB AL, AL
+	JNZ   sum227
+	BYTE  $0xc4
+	BYTE  $0xe2
+	BYTE  $0x7b
+	BYTE  $0x49
+	BYTE  $0xc0
+	BYTE  $0xc4
+	BYTE  $0xe2
+	BYTE  $0x7b
+	BYTE  $0x49
+	BYTE  $0xc8
+	BYTE  $0xc4
+	BYTE  $0xe2
+	BYTE  $0x7b
+	BYTE  $0x49
+	BYTE  $0xd0
+	BYTE  $0xc4
+	BYTE  $0xe2
+	BYTE  $0x7b
+	BYTE  $0x49
+	BYTE  $0xd8
+	JMP   start228
+
+sum227:
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0x84
+	BYTE $0x32
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0x8c
+	BYTE $0x32
+	BYTE $0x40
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0x94
+	BYTE $0x37
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0x9c
+	BYTE $0x37
+	BYTE $0x40
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+
+start228:
+	LEAQ 128(DX), R15
+	CMPQ R8, $0x01
+	JNE  last229
+	MOVQ panels+0(FP), AX
+	SHLQ $0x07, AX
+	SUBQ AX, R15
+	MOVQ SI, AX
+	SHLQ $0x05, AX
+	ADDQ AX, R15
+
+last229:
+	MOVQ steps+8(FP), R10
+	MOVQ R9, AX
+
+step230:
+	BYTE $0x41
+	BYTE $0x0f
+	BYTE $0x0d
+	BYTE $0x0f
+	BYTE $0x41
+	BYTE $0x0f
+	BYTE $0x0d
+	BYTE $0x4f
+	BYTE $0x40
+	ADDQ SI, R15
+	BYTE $0x41
+	BYTE $0x0f
+	BYTE $0x0d
+	BYTE $0x0f
+	BYTE $0x41
+	BYTE $0x0f
+	BYTE $0x0d
+	BYTE $0x4f
+	BYTE $0x40
+	ADDQ SI, R15
+	BYTE $0x41
+	BYTE $0x0f
+	BYTE $0x0d
+	BYTE $0x0f
+	BYTE $0x41
+	BYTE $0x0f
+	BYTE $0x0d
+	BYTE $0x4f
+	BYTE $0x40
+	ADDQ SI, R15
+	BYTE $0x41
+	BYTE $0x0f
+	BYTE $0x0d
+	BYTE $0x0f
+	BYTE $0x41
+	BYTE $0x0f
+	BYTE $0x0d
+	BYTE $0x4f
+	BYTE $0x40
+	ADDQ SI, R15
+	BYTE $0x41
+	BYTE $0x0f
+	BYTE $0x0d
+	BYTE $0x0f
+	BYTE $0x41
+	BYTE $0x0f
+	BYTE $0x0d
+	BYTE $0x4f
+	BYTE $0x40
+	ADDQ SI, R15
+	BYTE $0x41
+	BYTE $0x0f
+	BYTE $0x0d
+	BYTE $0x0f
+	BYTE $0x41
+	BYTE $0x0f
+	BYTE $0x0d
+	BYTE $0x4f
+	BYTE $0x40
+	ADDQ SI, R15
+	BYTE $0x41
+	BYTE $0x0f
+	BYTE $0x0d
+	BYTE $0x0f
+	BYTE $0x41
+	BYTE $0x0f
+	BYTE $0x0d
+	BYTE $0x4f
+	BYTE $0x40
+	ADDQ SI, R15
+	BYTE $0x41
+	BYTE $0x0f
+	BYTE $0x0d
+	BYTE $0x0f
+	BYTE $0x41
+	BYTE $0x0f
+	BYTE $0x0d
+	BYTE $0x4f
+	BYTE $0x40
+	ADDQ SI, R15
+	MOVQ rate+144(FP), R11
+
+line231:
+	DECQ       R11
+	JLT        done233
+	PREFETCHT1 (R12)
+	ADDQ       CX, R12
+	DECQ       R13
+	JNZ        same232
+	MOVQ       lines+128(FP), R13
+	SHLQ       $0x06, R13
+	SUBQ       R13, R12
+	MOVQ       ldNext+136(FP), R13
+	LEAQ       (R12)(R13*4), R12
+	MOVQ       lines+128(FP), R13
+
+same232:
+	JMP line231
+
+done233:
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xb4
+	BYTE $0x0b
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xbc
+	BYTE $0x0b
+	BYTE $0x00
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xa4
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x10
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x4a
+	BYTE $0x5c
+	BYTE $0xc4
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x42
+	BYTE $0x5c
+	BYTE $0xcc
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xac
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x14
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x4a
+	BYTE $0x5c
+	BYTE $0xd5
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x42
+	BYTE $0x5c
+	BYTE $0xdd
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xa4
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x4a
+	BYTE $0x5c
+	BYTE $0xc4
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x42
+	BYTE $0x5c
+	BYTE $0xcc
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xac
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x4a
+	BYTE $0x5c
+	BYTE $0xd5
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x42
+	BYTE $0x5c
+	BYTE $0xdd
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xb4
+	BYTE $0x0b
+	BYTE $0x00
+	BYTE $0x10
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x4a
+	BYTE $0x5c
+	BYTE $0xc4
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x4a
+	BYTE $0x5c
+	BYTE $0xd5
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xbc
+	BYTE $0x0b
+	BYTE $0x00
+	BYTE $0x14
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x42
+	BYTE $0x5c
+	BYTE $0xcc
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x42
+	BYTE $0x5c
+	BYTE $0xdd
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xb4
+	BYTE $0x0b
+	BYTE $0x00
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x4a
+	BYTE $0x5c
+	BYTE $0xc4
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x4a
+	BYTE $0x5c
+	BYTE $0xd5
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xbc
+	BYTE $0x0b
+	BYTE $0x00
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x42
+	BYTE $0x5c
+	BYTE $0xcc
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x42
+	BYTE $0x5c
+	BYTE $0xdd
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xa4
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x4a
+	BYTE $0x5c
+	BYTE $0xc4
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x42
+	BYTE $0x5c
+	BYTE $0xcc
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xac
+	BYTE $0x08
+	BYTE $0x00
+	BYTE $0x0c
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x4a
+	BYTE $0x5c
+	BYTE $0xd5
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x42
+	BYTE $0x5c
+	BYTE $0xdd
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xb4
+	BYTE $0x0b
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x4a
+	BYTE $0x5c
+	BYTE $0xc4
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x4a
+	BYTE $0x5c
+	BYTE $0xd5
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7b
+	BYTE $0x4b
+	BYTE $0xbc
+	BYTE $0x0b
+	BYTE $0x00
+	BYTE $0x04
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x42
+	BYTE $0x5c
+	BYTE $0xcc
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x42
+	BYTE $0x5c
+	BYTE $0xdd
+	ADDQ $0x00001800, AX
+	ADDQ $0x00001800, BX
+	DECQ R10
+	JNZ  step230
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7a
+	BYTE $0x4b
+	BYTE $0x84
+	BYTE $0x32
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7a
+	BYTE $0x4b
+	BYTE $0x8c
+	BYTE $0x32
+	BYTE $0x40
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7a
+	BYTE $0x4b
+	BYTE $0x94
+	BYTE $0x37
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x7a
+	BYTE $0x4b
+	BYTE $0x9c
+	BYTE $0x37
+	BYTE $0x40
+	BYTE $0x00
+	BYTE $0x00
+	BYTE $0x00
+	ADDQ $0x00000080, DX
+	ADDQ $0x00000080, DI
+	DECQ R8
+	JNZ  panel226
+	BYTE $0xc4
+	BYTE $0xe2
+	BYTE $0x78
+	BYTE $0x49
+	BYTE $0xc0
+	VZEROUPPER
+	RET
+
+// func splitTiles(dst []float32, src []float32, ld int, pair int, step int, steps int)
+// Requires: AVX, AVX512F
+TEXT ·splitTiles(SB), NOSPLIT, $0-80
+	MOVQ         dst_base+0(FP), AX
+	MOVQ         src_base+24(FP), CX
+	MOVQ         ld+48(FP), DX
+	MOVQ         pair+56(FP), BX
+	MOVQ         step+64(FP), SI
+	MOVQ         steps+72(FP), DI
+	SHLQ         $0x02, DX
+	SHLQ         $0x02, BX
+	SHLQ         $0x02, SI
+	MOVL         $0x00008000, R8
+	VPBROADCASTD R8, Z0
+	MOVL         $0xffff0000, R8
+	VPBROADCASTD R8, Z1
+
+step234:
+	MOVQ CX, R8
+	MOVQ $0x00000010, R9
+
+row235:
+	VMOVUPS (R8), Z2
+	VMOVUPS (R8)(BX*1), Z3
+	VPADDD  Z0, Z2, Z4
+	VPANDD  Z1, Z4, Z4
+	VSUBPS  Z4, Z2, Z2
+	VPADDD  Z0, Z3, Z5
+	VPANDD  Z1, Z5, Z5
+	VSUBPS  Z5, Z3, Z3
+	VPSRLD  $0x10, Z4, Z4
+	VPORD   Z4, Z5, Z5
+	VMOVUPS Z5, (AX)
+	VPADDD  Z0, Z2, Z4
+	VPANDD  Z1, Z4, Z4
+	VSUBPS  Z4, Z2, Z2
+	VPADDD  Z0, Z3, Z5
+	VPANDD  Z1, Z5, Z5
+	VSUBPS  Z5, Z3, Z3
+	VPSRLD  $0x10, Z4, Z4
+	VPORD   Z4, Z5, Z5
+	VMOVUPS Z5, 2048(AX)
+	VPSRLD  $0x10, Z2, Z2
+	VPORD   Z2, Z3, Z3
+	VMOVUPS Z3, 4096(AX)
+	ADDQ    DX, R8
+	ADDQ    $0x40, AX
+	DECQ    R9
+	JNZ     row235
+	ADDQ    SI, CX
+	ADDQ    $0x00001400, AX
+	DECQ    DI
+	JNZ     step234
 	VZEROUPPER
 	RET
 
 // func addAVX2(dst []float32, a []float32, b []float32)
-// Requires: AVX
+// Requires: AVX, MMX+
 TEXT ·addAVX2(SB), NOSPLIT, $0-72
 	MOVQ dst_base+0(FP), AX
 	MOVQ a_base+24(FP), CX
@@ -5189,43 +5839,58 @@ TEXT ·addAVX2(SB), NOSPLIT, $0-72
 	MOVQ dst_len+8(FP), BX
 	XORQ SI, SI
 
-many224:
-	CMPQ    BX, $0x20
-	JLT     one225
-	VMOVUPS (CX)(SI*1), Y0
-	VMOVUPS (DX)(SI*1), Y1
-	VADDPS  Y1, Y0, Y0
-	VMOVUPS Y0, (AX)(SI*1)
-	VMOVUPS 32(CX)(SI*1), Y0
-	VMOVUPS 32(DX)(SI*1), Y1
-	VADDPS  Y1, Y0, Y0
-	VMOVUPS Y0, 32(AX)(SI*1)
-	VMOVUPS 64(CX)(SI*1), Y0
-	VMOVUPS 64(DX)(SI*1), Y1
-	VADDPS  Y1, Y0, Y0
-	VMOVUPS Y0, 64(AX)(SI*1)
-	VMOVUPS 96(CX)(SI*1), Y0
-	VMOVUPS 96(DX)(SI*1), Y1
-	VADDPS  Y1, Y0, Y0
-	VMOVUPS Y0, 96(AX)(SI*1)
-	ADDQ    $0x00000080, SI
-	SUBQ    $0x20, BX
-	JMP     many224
+many236:
+	CMPQ       BX, $0x20
+	JLT        one237
+	PREFETCHT0 2048(CX)(SI*1)
+	VMOVUPS    (CX)(SI*1), Y0
+	PREFETCHT0 2048(DX)(SI*1)
+	VMOVUPS    (DX)(SI*1), Y1
+	VADDPS     Y1, Y0, Y0
+	PREFETCHT0 2048(AX)(SI*1)
+	VMOVUPS    Y0, (AX)(SI*1)
+	PREFETCHT0 2080(CX)(SI*1)
+	VMOVUPS    32(CX)(SI*1), Y0
+	PREFETCHT0 2080(DX)(SI*1)
+	VMOVUPS    32(DX)(SI*1), Y1
+	VADDPS     Y1, Y0, Y0
+	PREFETCHT0 2080(AX)(SI*1)
+	VMOVUPS    Y0, 32(AX)(SI*1)
+	PREFETCHT0 2112(CX)(SI*1)
+	VMOVUPS    64(CX)(SI*1), Y0
+	PREFETCHT0 2112(DX)(SI*1)
+	VMOVUPS    64(DX)(SI*1), Y1
+	VADDPS     Y1, Y0, Y0
+	PREFETCHT0 2112(AX)(SI*1)
+	VMOVUPS    Y0, 64(AX)(SI*1)
+	PREFETCHT0 2144(CX)(SI*1)
+	VMOVUPS    96(CX)(SI*1), Y0
+	PREFETCHT0 2144(DX)(SI*1)
+	VMOVUPS    96(DX)(SI*1), Y1
+	VADDPS     Y1, Y0, Y0
+	PREFETCHT0 2144(AX)(SI*1)
+	VMOVUPS    Y0, 96(AX)(SI*1)
+	ADDQ       $0x00000080, SI
+	SUBQ       $0x20, BX
+	JMP        many236
 
-one225:
-	CMPQ    BX, $0x08
-	JLT     tail226
-	VMOVUPS (CX)(SI*1), Y0
-	VMOVUPS (DX)(SI*1), Y1
-	VADDPS  Y1, Y0, Y0
-	VMOVUPS Y0, (AX)(SI*1)
-	ADDQ    $0x20, SI
-	SUBQ    $0x08, BX
-	JMP     one225
+one237:
+	CMPQ       BX, $0x08
+	JLT        tail238
+	PREFETCHT0 2048(CX)(SI*1)
+	VMOVUPS    (CX)(SI*1), Y0
+	PREFETCHT0 2048(DX)(SI*1)
+	VMOVUPS    (DX)(SI*1), Y1
+	VADDPS     Y1, Y0, Y0
+	PREFETCHT0 2048(AX)(SI*1)
+	VMOVUPS    Y0, (AX)(SI*1)
+	ADDQ       $0x20, SI
+	SUBQ       $0x08, BX
+	JMP        one237
 
-tail226:
+tail238:
 	TESTQ      BX, BX
-	JZ         done227
+	JZ         done239
 	LEAQ       masks<>+0(SB), DI
 	NEGQ       BX
 	VMOVUPS    32(DI)(BX*4), Y0
@@ -5234,12 +5899,12 @@ tail226:
 	VADDPS     Y2, Y1, Y1
 	VMASKMOVPS Y1, Y0, (AX)(SI*1)
 
-done227:
+done239:
 	VZEROUPPER
 	RET
 
 // func mulAVX2(dst []float32, a []float32, b []float32)
-// Requires: AVX
+// Requires: AVX, MMX+
 TEXT ·mulAVX2(SB), NOSPLIT, $0-72
 	MOVQ dst_base+0(FP), AX
 	MOVQ a_base+24(FP), CX
@@ -5247,43 +5912,58 @@ TEXT ·mulAVX2(SB), NOSPLIT, $0-72
 	MOVQ dst_len+8(FP), BX
 	XORQ SI, SI
 
-many228:
-	CMPQ    BX, $0x20
-	JLT     one229
-	VMOVUPS (CX)(SI*1), Y0
-	VMOVUPS (DX)(SI*1), Y1
-	VMULPS  Y1, Y0, Y0
-	VMOVUPS Y0, (AX)(SI*1)
-	VMOVUPS 32(CX)(SI*1), Y0
-	VMOVUPS 32(DX)(SI*1), Y1
-	VMULPS  Y1, Y0, Y0
-	VMOVUPS Y0, 32(AX)(SI*1)
-	VMOVUPS 64(CX)(SI*1), Y0
-	VMOVUPS 64(DX)(SI*1), Y1
-	VMULPS  Y1, Y0, Y0
-	VMOVUPS Y0, 64(AX)(SI*1)
-	VMOVUPS 96(CX)(SI*1), Y0
-	VMOVUPS 96(DX)(SI*1), Y1
-	VMULPS  Y1, Y0, Y0
-	VMOVUPS Y0, 96(AX)(SI*1)
-	ADDQ    $0x00000080, SI
-	SUBQ    $0x20, BX
-	JMP     many228
+many240:
+	CMPQ       BX, $0x20
+	JLT        one241
+	PREFETCHT0 2048(CX)(SI*1)
+	VMOVUPS    (CX)(SI*1), Y0
+	PREFETCHT0 2048(DX)(SI*1)
+	VMOVUPS    (DX)(SI*1), Y1
+	VMULPS     Y1, Y0, Y0
+	PREFETCHT0 2048(AX)(SI*1)
+	VMOVUPS    Y0, (AX)(SI*1)
+	PREFETCHT0 2080(CX)(SI*1)
+	VMOVUPS    32(CX)(SI*1), Y0
+	PREFETCHT0 2080(DX)(SI*1)
+	VMOVUPS    32(DX)(SI*1), Y1
+	VMULPS     Y1, Y0, Y0
+	PREFETCHT0 2080(AX)(SI*1)
+	VMOVUPS    Y0, 32(AX)(SI*1)
+	PREFETCHT0 2112(CX)(SI*1)
+	VMOVUPS    64(CX)(SI*1), Y0
+	PREFETCHT0 2112(DX)(SI*1)
+	VMOVUPS    64(DX)(SI*1), Y1
+	VMULPS     Y1, Y0, Y0
+	PREFETCHT0 2112(AX)(SI*1)
+	VMOVUPS    Y0, 64(AX)(SI*1)
+	PREFETCHT0 2144(CX)(SI*1)
+	VMOVUPS    96(CX)(SI*1), Y0
+	PREFETCHT0 2144(DX)(SI*1)
+	VMOVUPS    96(DX)(SI*1), Y1
+	VMULPS     Y1, Y0, Y0
+	PREFETCHT0 2144(AX)(SI*1)
+	VMOVUPS    Y0, 96(AX)(SI*1)
+	ADDQ       $0x00000080, SI
+	SUBQ       $0x20, BX
+	JMP        many240
 
-one229:
-	CMPQ    BX, $0x08
-	JLT     tail230
-	VMOVUPS (CX)(SI*1), Y0
-	VMOVUPS (DX)(SI*1), Y1
-	VMULPS  Y1, Y0, Y0
-	VMOVUPS Y0, (AX)(SI*1)
-	ADDQ    $0x20, SI
-	SUBQ    $0x08, BX
-	JMP     one229
+one241:
+	CMPQ       BX, $0x08
+	JLT        tail242
+	PREFETCHT0 2048(CX)(SI*1)
+	VMOVUPS    (CX)(SI*1), Y0
+	PREFETCHT0 2048(DX)(SI*1)
+	VMOVUPS    (DX)(SI*1), Y1
+	VMULPS     Y1, Y0, Y0
+	PREFETCHT0 2048(AX)(SI*1)
+	VMOVUPS    Y0, (AX)(SI*1)
+	ADDQ       $0x20, SI
+	SUBQ       $0x08, BX
+	JMP        one241
 
-tail230:
+tail242:
 	TESTQ      BX, BX
-	JZ         done231
+	JZ         done243
 	LEAQ       masks<>+0(SB), DI
 	NEGQ       BX
 	VMOVUPS    32(DI)(BX*4), Y0
@@ -5292,12 +5972,12 @@ tail230:
 	VMULPS     Y2, Y1, Y1
 	VMASKMOVPS Y1, Y0, (AX)(SI*1)
 
-done231:
+done243:
 	VZEROUPPER
 	RET
 
 // func maxAVX2(dst []float32, a []float32, b []float32)
-// Requires: AVX
+// Requires: AVX, MMX+
 TEXT ·maxAVX2(SB), NOSPLIT, $0-72
 	MOVQ dst_base+0(FP), AX
 	MOVQ a_base+24(FP), CX
@@ -5305,43 +5985,58 @@ TEXT ·maxAVX2(SB), NOSPLIT, $0-72
 	MOVQ dst_len+8(FP), BX
 	XORQ SI, SI
 
-many232:
-	CMPQ    BX, $0x20
-	JLT     one233
-	VMOVUPS (CX)(SI*1), Y0
-	VMOVUPS (DX)(SI*1), Y1
-	VMAXPS  Y1, Y0, Y0
-	VMOVUPS Y0, (AX)(SI*1)
-	VMOVUPS 32(CX)(SI*1), Y0
-	VMOVUPS 32(DX)(SI*1), Y1
-	VMAXPS  Y1, Y0, Y0
-	VMOVUPS Y0, 32(AX)(SI*1)
-	VMOVUPS 64(CX)(SI*1), Y0
-	VMOVUPS 64(DX)(SI*1), Y1
-	VMAXPS  Y1, Y0, Y0
-	VMOVUPS Y0, 64(AX)(SI*1)
-	VMOVUPS 96(CX)(SI*1), Y0
-	VMOVUPS 96(DX)(SI*1), Y1
-	VMAXPS  Y1, Y0, Y0
-	VMOVUPS Y0, 96(AX)(SI*1)
-	ADDQ    $0x00000080, SI
-	SUBQ    $0x20, BX
-	JMP     many232
+many244:
+	CMPQ       BX, $0x20
+	JLT        one245
+	PREFETCHT0 2048(CX)(SI*1)
+	VMOVUPS    (CX)(SI*1), Y0
+	PREFETCHT0 2048(DX)(SI*1)
+	VMOVUPS    (DX)(SI*1), Y1
+	VMAXPS     Y1, Y0, Y0
+	PREFETCHT0 2048(AX)(SI*1)
+	VMOVUPS    Y0, (AX)(SI*1)
+	PREFETCHT0 2080(CX)(SI*1)
+	VMOVUPS    32(CX)(SI*1), Y0
+	PREFETCHT0 2080(DX)(SI*1)
+	VMOVUPS    32(DX)(SI*1), Y1
+	VMAXPS     Y1, Y0, Y0
+	PREFETCHT0 2080(AX)(SI*1)
+	VMOVUPS    Y0, 32(AX)(SI*1)
+	PREFETCHT0 2112(CX)(SI*1)
+	VMOVUPS    64(CX)(SI*1), Y0
+	PREFETCHT0 2112(DX)(SI*1)
+	VMOVUPS    64(DX)(SI*1), Y1
+	VMAXPS     Y1, Y0, Y0
+	PREFETCHT0 2112(AX)(SI*1)
+	VMOVUPS    Y0, 64(AX)(SI*1)
+	PREFETCHT0 2144(CX)(SI*1)
+	VMOVUPS    96(CX)(SI*1), Y0
+	PREFETCHT0 2144(DX)(SI*1)
+	VMOVUPS    96(DX)(SI*1), Y1
+	VMAXPS     Y1, Y0, Y0
+	PREFETCHT0 2144(AX)(SI*1)
+	VMOVUPS    Y0, 96(AX)(SI*1)
+	ADDQ       $0x00000080, SI
+	SUBQ       $0x20, BX
+	JMP        many244
 
-one233:
-	CMPQ    BX, $0x08
-	JLT     tail234
-	VMOVUPS (CX)(SI*1), Y0
-	VMOVUPS (DX)(SI*1), Y1
-	VMAXPS  Y1, Y0, Y0
-	VMOVUPS Y0, (AX)(SI*1)
-	ADDQ    $0x20, SI
-	SUBQ    $0x08, BX
-	JMP     one233
+one245:
+	CMPQ       BX, $0x08
+	JLT        tail246
+	PREFETCHT0 2048(CX)(SI*1)
+	VMOVUPS    (CX)(SI*1), Y0
+	PREFETCHT0 2048(DX)(SI*1)
+	VMOVUPS    (DX)(SI*1), Y1
+	VMAXPS     Y1, Y0, Y0
+	PREFETCHT0 2048(AX)(SI*1)
+	VMOVUPS    Y0, (AX)(SI*1)
+	ADDQ       $0x20, SI
+	SUBQ       $0x08, BX
+	JMP        one245
 
-tail234:
+tail246:
 	TESTQ      BX, BX
-	JZ         done235
+	JZ         done247
 	LEAQ       masks<>+0(SB), DI
 	NEGQ       BX
 	VMOVUPS    32(DI)(BX*4), Y0
@@ -5350,12 +6045,12 @@ tail234:
 	VMAXPS     Y2, Y1, Y1
 	VMASKMOVPS Y1, Y0, (AX)(SI*1)
 
-done235:
+done247:
 	VZEROUPPER
 	RET
 
 // func scaleAVX2(dst []float32, x []float32, s float32)
-// Requires: AVX
+// Requires: AVX, MMX+
 TEXT ·scaleAVX2(SB), NOSPLIT, $0-52
 	MOVQ         dst_base+0(FP), AX
 	MOVQ         x_base+24(FP), CX
@@ -5363,38 +6058,48 @@ TEXT ·scaleAVX2(SB), NOSPLIT, $0-52
 	MOVQ         dst_len+8(FP), DX
 	XORQ         BX, BX
 
-many236:
-	CMPQ    DX, $0x20
-	JLT     one237
-	VMOVUPS (CX)(BX*1), Y1
-	VMULPS  Y0, Y1, Y1
-	VMOVUPS Y1, (AX)(BX*1)
-	VMOVUPS 32(CX)(BX*1), Y1
-	VMULPS  Y0, Y1, Y1
-	VMOVUPS Y1, 32(AX)(BX*1)
-	VMOVUPS 64(CX)(BX*1), Y1
-	VMULPS  Y0, Y1, Y1
-	VMOVUPS Y1, 64(AX)(BX*1)
-	VMOVUPS 96(CX)(BX*1), Y1
-	VMULPS  Y0, Y1, Y1
-	VMOVUPS Y1, 96(AX)(BX*1)
-	ADDQ    $0x00000080, BX
-	SUBQ    $0x20, DX
-	JMP     many236
+many248:
+	CMPQ       DX, $0x20
+	JLT        one249
+	PREFETCHT0 2048(CX)(BX*1)
+	VMOVUPS    (CX)(BX*1), Y1
+	VMULPS     Y0, Y1, Y1
+	PREFETCHT0 2048(AX)(BX*1)
+	VMOVUPS    Y1, (AX)(BX*1)
+	PREFETCHT0 2080(CX)(BX*1)
+	VMOVUPS    32(CX)(BX*1), Y1
+	VMULPS     Y0, Y1, Y1
+	PREFETCHT0 2080(AX)(BX*1)
+	VMOVUPS    Y1, 32(AX)(BX*1)
+	PREFETCHT0 2112(CX)(BX*1)
+	VMOVUPS    64(CX)(BX*1), Y1
+	VMULPS     Y0, Y1, Y1
+	PREFETCHT0 2112(AX)(BX*1)
+	VMOVUPS    Y1, 64(AX)(BX*1)
+	PREFETCHT0 2144(CX)(BX*1)
+	VMOVUPS    96(CX)(BX*1), Y1
+	VMULPS     Y0, Y1, Y1
+	PREFETCHT0 2144(AX)(BX*1)
+	VMOVUPS    Y1, 96(AX)(BX*1)
+	ADDQ       $0x00000080, BX
+	SUBQ       $0x20, DX
+	JMP        many248
 
-one237:
-	CMPQ    DX, $0x08
-	JLT     tail238
-	VMOVUPS (CX)(BX*1), Y1
-	VMULPS  Y0, Y1, Y1
-	VMOVUPS Y1, (AX)(BX*1)
-	ADDQ    $0x20, BX
-	SUBQ    $0x08, DX
-	JMP     one237
+one249:
+	CMPQ       DX, $0x08
+	JLT        tail250
+	PREFETCHT0 2048(CX)(BX*1)
+	VMOVUPS    (CX)(BX*1), Y1
+	VMULPS     Y0, Y1, Y1
+	PREFETCHT0 2048(AX)(BX*1)
+	VMOVUPS    Y1, (AX)(BX*1)
+	ADDQ       $0x20, BX
+	SUBQ       $0x08, DX
+	JMP        one249
 
-tail238:
+tail250:
 	TESTQ      DX, DX
-	JZ         done239
+	JZ         done251
 	LEAQ       masks<>+0(SB), SI
 	NEGQ       DX
 	VMOVUPS    32(SI)(DX*4), Y1
@@ -5402,12 +6107,12 @@ tail238:
 	VMULPS     Y0, Y2, Y2
 	VMASKMOVPS Y2, Y1, (AX)(BX*1)
 
-done239:
+done251:
 	VZEROUPPER
 	RET
 
 // func axpyAVX2(dst []float32, x []float32, s float32)
-// Requires: AVX, FMA3
+// Requires: AVX, FMA3, MMX+
 TEXT ·axpyAVX2(SB), NOSPLIT, $0-52
 	MOVQ         dst_base+0(FP), AX
 	MOVQ         x_base+24(FP), CX
@@ -5415,43 +6120,53 @@ TEXT ·axpyAVX2(SB), NOSPLIT, $0-52
 	MOVQ         dst_len+8(FP), DX
 	XORQ         BX, BX
 
-many240:
+many252:
 	CMPQ        DX, $0x20
-	JLT         one241
+	JLT         one253
+	PREFETCHT0  2048(AX)(BX*1)
 	VMOVUPS     (AX)(BX*1), Y1
+	PREFETCHT0  2048(CX)(BX*1)
 	VMOVUPS     (CX)(BX*1), Y2
 	VFMADD231PS Y0, Y2, Y1
 	VMOVUPS     Y1, (AX)(BX*1)
+	PREFETCHT0  2080(AX)(BX*1)
 	VMOVUPS     32(AX)(BX*1), Y1
+	PREFETCHT0  2080(CX)(BX*1)
 	VMOVUPS     32(CX)(BX*1), Y2
 	VFMADD231PS Y0, Y2, Y1
 	VMOVUPS     Y1, 32(AX)(BX*1)
+	PREFETCHT0  2112(AX)(BX*1)
 	VMOVUPS     64(AX)(BX*1), Y1
+	PREFETCHT0  2112(CX)(BX*1)
 	VMOVUPS     64(CX)(BX*1), Y2
 	VFMADD231PS Y0, Y2, Y1
 	VMOVUPS     Y1, 64(AX)(BX*1)
+	PREFETCHT0  2144(AX)(BX*1)
 	VMOVUPS     96(AX)(BX*1), Y1
+	PREFETCHT0  2144(CX)(BX*1)
 	VMOVUPS     96(CX)(BX*1), Y2
 	VFMADD231PS Y0, Y2, Y1
 	VMOVUPS     Y1, 96(AX)(BX*1)
 	ADDQ        $0x00000080, BX
 	SUBQ        $0x20, DX
-	JMP         many240
+	JMP         many252
 
-one241:
+one253:
 	CMPQ        DX, $0x08
-	JLT         tail242
+	JLT         tail254
+	PREFETCHT0  2048(AX)(BX*1)
 	VMOVUPS     (AX)(BX*1), Y1
+	PREFETCHT0  2048(CX)(BX*1)
 	VMOVUPS     (CX)(BX*1), Y2
 	VFMADD231PS Y0, Y2, Y1
 	VMOVUPS     Y1, (AX)(BX*1)
 	ADDQ        $0x20, BX
 	SUBQ        $0x08, DX
-	JMP         one241
+	JMP         one253
 
-tail242:
+tail254:
 	TESTQ       DX, DX
-	JZ          done243
+	JZ          done255
 	LEAQ        masks<>+0(SB), SI
 	NEGQ        DX
 	VMOVUPS     32(SI)(DX*4), Y1
@@ -5460,899 +6175,12 @@ tail242:
 	VFMADD231PS Y0, Y3, Y2
 	VMASKMOVPS  Y2, Y1, (AX)(BX*1)
 
-done243:
-	VZEROUPPER
-	RET
-
-// func dotAVX2(a []float32, b []float32) float32
-// Requires: AVX, FMA3, SSE
-TEXT ·dotAVX2(SB), NOSPLIT, $0-52
-	MOVQ   a_base+0(FP), AX
-	MOVQ   b_base+24(FP), CX
-	VXORPS Y0, Y0, Y0
-	VXORPS Y1, Y1, Y1
-	VXORPS Y2, Y2, Y2
-	VXORPS Y3, Y3, Y3
-	MOVQ   a_len+8(FP), DX
-	XORQ   BX, BX
-
-many244:
-	CMPQ        DX, $0x20
-	JLT         one245
-	VMOVUPS     (AX)(BX*1), Y4
-	VMOVUPS     (CX)(BX*1), Y5
-	VFMADD231PS Y4, Y5, Y0
-	VMOVUPS     32(AX)(BX*1), Y4
-	VMOVUPS     32(CX)(BX*1), Y5
-	VFMADD231PS Y4, Y5, Y1
-	VMOVUPS     64(AX)(BX*1), Y4
-	VMOVUPS     64(CX)(BX*1), Y5
-	VFMADD231PS Y4, Y5, Y2
-	VMOVUPS     96(AX)(BX*1), Y4
-	VMOVUPS     96(CX)(BX*1), Y5
-	VFMADD231PS Y4, Y5, Y3
-	ADDQ        $0x00000080, BX
-	SUBQ        $0x20, DX
-	JMP         many244
-
-one245:
-	CMPQ        DX, $0x08
-	JLT         tail246
-	VMOVUPS     (AX)(BX*1), Y4
-	VMOVUPS     (CX)(BX*1), Y5
-	VFMADD231PS Y4, Y5, Y0
-	ADDQ        $0x20, BX
-	SUBQ        $0x08, DX
-	JMP         one245
-
-tail246:
-	TESTQ       DX, DX
-	JZ          done247
-	LEAQ        masks<>+0(SB), SI
-	NEGQ        DX
-	VMOVUPS     32(SI)(DX*4), Y4
-	VMASKMOVPS  (AX)(BX*1), Y4, Y5
-	VMASKMOVPS  (CX)(BX*1), Y4, Y4
-	VFMADD231PS Y5, Y4, Y0
-
-done247:
-	VADDPS       Y2, Y0, Y0
-	VADDPS       Y3, Y1, Y1
-	VADDPS       Y1, Y0, Y0
-	VEXTRACTF128 $0x01, Y0, X1
-	VADDPS       X1, X0, X0
-	VMOVHLPS     X0, X0, X1
-	VADDPS       X1, X0, X0
-	VMOVSHDUP    X0, X1
-	VADDPS       X1, X0, X0
-	MOVSS        X0, ret+48(FP)
-	VZEROUPPER
-	RET
-
-// func sumAVX2(x []float32) float32
-// Requires: AVX, SSE
-TEXT ·sumAVX2(SB), NOSPLIT, $0-28
-	MOVQ   x_base+0(FP), AX
-	VXORPS Y0, Y0, Y0
-	VXORPS Y1, Y1, Y1
-	VXORPS Y2, Y2, Y2
-	VXORPS Y3, Y3, Y3
-	MOVQ   x_len+8(FP), CX
-	XORQ   DX, DX
-
-many248:
-	CMPQ    CX, $0x20
-	JLT     one249
-	VMOVUPS (AX)(DX*1), Y4
-	VADDPS  Y4, Y0, Y0
-	VMOVUPS 32(AX)(DX*1), Y4
-	VADDPS  Y4, Y1, Y1
-	VMOVUPS 64(AX)(DX*1), Y4
-	VADDPS  Y4, Y2, Y2
-	VMOVUPS 96(AX)(DX*1), Y4
-	VADDPS  Y4, Y3, Y3
-	ADDQ    $0x00000080, DX
-	SUBQ    $0x20, CX
-	JMP     many248
-
-one249:
-	CMPQ    CX, $0x08
-	JLT     tail250
-	VMOVUPS (AX)(DX*1), Y4
-	VADDPS  Y4, Y0, Y0
-	ADDQ    $0x20, DX
-	SUBQ    $0x08, CX
-	JMP     one249
-
-tail250:
-	TESTQ      CX, CX
-	JZ         done251
-	LEAQ       masks<>+0(SB), BX
-	NEGQ       CX
-	VMOVUPS    32(BX)(CX*4), Y4
-	VMASKMOVPS (AX)(DX*1), Y4, Y4
-	VADDPS     Y4, Y0, Y0
-
-done251:
-	VADDPS       Y2, Y0, Y0
-	VADDPS       Y3, Y1, Y1
-	VADDPS       Y1, Y0, Y0
-	VEXTRACTF128 $0x01, Y0, X1
-	VADDPS       X1, X0, X0
-	VMOVHLPS     X0, X0, X1
-	VADDPS       X1, X0, X0
-	VMOVSHDUP    X0, X1
-	VADDPS       X1, X0, X0
-	MOVSS        X0, ret+24(FP)
-	VZEROUPPER
-	RET
-
-// func sumSquaresAboutAVX2(x []float32, mean float32) float32
-// Requires: AVX, FMA3, SSE
-TEXT ·sumSquaresAboutAVX2(SB), NOSPLIT, $0-36
-	MOVQ         x_base+0(FP), AX
-	VBROADCASTSS mean+24(FP), Y0
-	VXORPS       Y1, Y1, Y1
-	VXORPS       Y2, Y2, Y2
-	VXORPS       Y3, Y3, Y3
-	VXORPS       Y4, Y4, Y4
-	MOVQ         x_len+8(FP), CX
-	XORQ         DX, DX
-
-many252:
-	CMPQ        CX, $0x20
-	JLT         one253
-	VMOVUPS     (AX)(DX*1), Y5
-	VSUBPS      Y0, Y5, Y5
-	VFMADD231PS Y5, Y5, Y1
-	VMOVUPS     32(AX)(DX*1), Y5
-	VSUBPS      Y0, Y5, Y5
-	VFMADD231PS Y5, Y5, Y2
-	VMOVUPS     64(AX)(DX*1), Y5
-	VSUBPS      Y0, Y5, Y5
-	VFMADD231PS Y5, Y5, Y3
-	VMOVUPS     96(AX)(DX*1), Y5
-	VSUBPS      Y0, Y5, Y5
-	VFMADD231PS Y5, Y5, Y4
-	ADDQ        $0x00000080, DX
-	SUBQ        $0x20, CX
-	JMP         many252
-
-one253:
-	CMPQ        CX, $0x08
-	JLT         tail254
-	VMOVUPS     (AX)(DX*1), Y5
-	VSUBPS      Y0, Y5, Y5
-	VFMADD231PS Y5, Y5, Y1
-	ADDQ        $0x20, DX
-	SUBQ        $0x08, CX
-	JMP         one253
-
-tail254:
-	TESTQ       CX, CX
-	JZ          done255
-	LEAQ        masks<>+0(SB), BX
-	NEGQ        CX
-	VMOVUPS     32(BX)(CX*4), Y5
-	VMASKMOVPS  (AX)(DX*1), Y5, Y6
-	VSUBPS      Y0, Y6, Y6
-	VANDPS      Y5, Y6, Y6
-	VFMADD231PS Y6, Y6, Y1
-
 done255:
-	VADDPS       Y3, Y1, Y1
-	VADDPS       Y4, Y2, Y2
-	VADDPS       Y2, Y1, Y1
-	VEXTRACTF128 $0x01, Y1, X0
-	VADDPS       X0, X1, X1
-	VMOVHLPS     X1, X1, X0
-	VADDPS       X0, X1, X1
-	VMOVSHDUP    X1, X0
-	VADDPS       X0, X1, X1
-	MOVSS        X1, ret+32(FP)
-	VZEROUPPER
-	RET
-
-// func maxOfAVX2(x []float32) float32
-// Requires: AVX, SSE
-TEXT ·maxOfAVX2(SB), NOSPLIT, $0-28
-	MOVQ    x_base+0(FP), AX
-	VMOVUPS wordff800000<>+0(SB), Y0
-	VMOVAPS Y0, Y1
-	VMOVAPS Y0, Y2
-	VMOVAPS Y0, Y3
-	VMOVAPS Y0, Y4
-	MOVQ    x_len+8(FP), CX
-	XORQ    DX, DX
-
-many256:
-	CMPQ    CX, $0x20
-	JLT     one257
-	VMOVUPS (AX)(DX*1), Y5
-	VMAXPS  Y5, Y1, Y1
-	VMOVUPS 32(AX)(DX*1), Y5
-	VMAXPS  Y5, Y2, Y2
-	VMOVUPS 64(AX)(DX*1), Y5
-	VMAXPS  Y5, Y3, Y3
-	VMOVUPS 96(AX)(DX*1), Y5
-	VMAXPS  Y5, Y4, Y4
-	ADDQ    $0x00000080, DX
-	SUBQ    $0x20, CX
-	JMP     many256
-
-one257:
-	CMPQ    CX, $0x08
-	JLT     tail258
-	VMOVUPS (AX)(DX*1), Y5
-	VMAXPS  Y5, Y1, Y1
-	ADDQ    $0x20, DX
-	SUBQ    $0x08, CX
-	JMP     one257
-
-tail258:
-	TESTQ      CX, CX
-	JZ         done259
-	LEAQ       masks<>+0(SB), BX
-	NEGQ       CX
-	VMOVUPS    32(BX)(CX*4), Y5
-	VMASKMOVPS (AX)(DX*1), Y5, Y6
-	VBLENDVPS  Y5, Y6, Y0, Y6
-	VMAXPS     Y6, Y1, Y1
-
-done259:
-	VMAXPS       Y3, Y1, Y1
-	VMAXPS       Y4, Y2, Y2
-	VMAXPS       Y2, Y1, Y1
-	VEXTRACTF128 $0x01, Y1, X0
-	VMAXPS       X0, X1, X1
-	VMOVHLPS     X1, X1, X0
-	VMAXPS       X0, X1, X1
-	VMOVSHDUP    X1, X0
-	VMAXPS       X0, X1, X1
-	MOVSS        X1, ret+24(FP)
-	VZEROUPPER
-	RET
-
-// func sum64AVX2(x []float32) float64
-// Requires: AVX, SSE2
-TEXT ·sum64AVX2(SB), NOSPLIT, $0-32
-	MOVQ   x_base+0(FP), AX
-	VXORPS Y0, Y0, Y0
-	VXORPS Y1, Y1, Y1
-	VXORPS Y2, Y2, Y2
-	VXORPS Y3, Y3, Y3
-	VXORPS Y4, Y4, Y4
-	VXORPS Y5, Y5, Y5
-	VXORPS Y6, Y6, Y6
-	VXORPS Y7, Y7, Y7
-	MOVQ   x_len+8(FP), CX
-	XORQ   DX, DX
-
-many260:
-	CMPQ         CX, $0x20
-	JLT          one261
-	VMOVUPS      (AX)(DX*1), Y8
-	VEXTRACTF128 $0x01, Y8, X9
-	VCVTPS2PD    X8, Y8
-	VCVTPS2PD    X9, Y9
-	VADDPD       Y8, Y0, Y0
-	VADDPD       Y9, Y1, Y1
-	VMOVUPS      32(AX)(DX*1), Y8
-	VEXTRACTF128 $0x01, Y8, X9
-	VCVTPS2PD    X8, Y8
-	VCVTPS2PD    X9, Y9
-	VADDPD       Y8, Y2, Y2
-	VADDPD       Y9, Y3, Y3
-	VMOVUPS      64(AX)(DX*1), Y8
-	VEXTRACTF128 $0x01, Y8, X9
-	VCVTPS2PD    X8, Y8
-	VCVTPS2PD    X9, Y9
-	VADDPD       Y8, Y4, Y4
-	VADDPD       Y9, Y5, Y5
-	VMOVUPS      96(AX)(DX*1), Y8
-	VEXTRACTF128 $0x01, Y8, X9
-	VCVTPS2PD    X8, Y8
-	VCVTPS2PD    X9, Y9
-	VADDPD       Y8, Y6, Y6
-	VADDPD       Y9, Y7, Y7
-	ADDQ         $0x00000080, DX
-	SUBQ         $0x20, CX
-	JMP          many260
-
-one261:
-	CMPQ         CX, $0x08
-	JLT          tail262
-	VMOVUPS      (AX)(DX*1), Y8
-	VEXTRACTF128 $0x01, Y8, X9
-	VCVTPS2PD    X8, Y8
-	VCVTPS2PD    X9, Y9
-	VADDPD       Y8, Y0, Y0
-	VADDPD       Y9, Y1, Y1
-	ADDQ         $0x20, DX
-	SUBQ         $0x08, CX
-	JMP          one261
-
-tail262:
-	TESTQ        CX, CX
-	JZ           done263
-	LEAQ         masks<>+0(SB), BX
-	NEGQ         CX
-	VMOVUPS      32(BX)(CX*4), Y8
-	VMASKMOVPS   (AX)(DX*1), Y8, Y8
-	VEXTRACTF128 $0x01, Y8, X9
-	VCVTPS2PD    X8, Y8
-	VCVTPS2PD    X9, Y9
-	VADDPD       Y8, Y0, Y0
-	VADDPD       Y9, Y1, Y1
-
-done263:
-	VADDPD       Y4, Y0, Y0
-	VADDPD       Y5, Y1, Y1
-	VADDPD       Y6, Y2, Y2
-	VADDPD       Y7, Y3, Y3
-	VADDPD       Y2, Y0, Y0
-	VADDPD       Y3, Y1, Y1
-	VADDPD       Y1, Y0, Y0
-	VEXTRACTF128 $0x01, Y0, X1
-	VADDPD       X1, X0, X0
-	VUNPCKHPD    X0, X0, X1
-	VADDPD       X1, X0, X0
-	MOVSD        X0, ret+24(FP)
-	VZEROUPPER
-	RET
-
-// func sumSquaresAVX2(x []float32) float64
-// Requires: AVX, FMA3, SSE2
-TEXT ·sumSquaresAVX2(SB), NOSPLIT, $0-32
-	MOVQ   x_base+0(FP), AX
-	VXORPS Y0, Y0, Y0
-	VXORPS Y1, Y1, Y1
-	VXORPS Y2, Y2, Y2
-	VXORPS Y3, Y3, Y3
-	VXORPS Y4, Y4, Y4
-	VXORPS Y5, Y5, Y5
-	VXORPS Y6, Y6, Y6
-	VXORPS Y7, Y7, Y7
-	MOVQ   x_len+8(FP), CX
-	XORQ   DX, DX
-
-many264:
-	CMPQ         CX, $0x20
-	JLT          one265
-	VMOVUPS      (AX)(DX*1), Y8
-	VEXTRACTF128 $0x01, Y8, X9
-	VCVTPS2PD    X8, Y8
-	VCVTPS2PD    X9, Y9
-	VFMADD231PD  Y8, Y8, Y0
-	VFMADD231PD  Y9, Y9, Y1
-	VMOVUPS      32(AX)(DX*1), Y8
-	VEXTRACTF128 $0x01, Y8, X9
-	VCVTPS2PD    X8, Y8
-	VCVTPS2PD    X9, Y9
-	VFMADD231PD  Y8, Y8, Y2
-	VFMADD231PD  Y9, Y9, Y3
-	VMOVUPS      64(AX)(DX*1), Y8
-	VEXTRACTF128 $0x01, Y8, X9
-	VCVTPS2PD    X8, Y8
-	VCVTPS2PD    X9, Y9
-	VFMADD231PD  Y8, Y8, Y4
-	VFMADD231PD  Y9, Y9, Y5
-	VMOVUPS      96(AX)(DX*1), Y8
-	VEXTRACTF128 $0x01, Y8, X9
-	VCVTPS2PD    X8, Y8
-	VCVTPS2PD    X9, Y9
-	VFMADD231PD  Y8, Y8, Y6
-	VFMADD231PD  Y9, Y9, Y7
-	ADDQ         $0x00000080, DX
-	SUBQ         $0x20, CX
-	JMP          many264
-
-one265:
-	CMPQ         CX, $0x08
-	JLT          tail266
-	VMOVUPS      (AX)(DX*1), Y8
-	VEXTRACTF128 $0x01, Y8, X9
-	VCVTPS2PD    X8, Y8
-	VCVTPS2PD    X9, Y9
-	VFMADD231PD  Y8, Y8, Y0
-	VFMADD231PD  Y9, Y9, Y1
-	ADDQ         $0x20, DX
-	SUBQ         $0x08, CX
-	JMP          one265
-
-tail266:
-	TESTQ        CX, CX
-	JZ           done267
-	LEAQ         masks<>+0(SB), BX
-	NEGQ         CX
-	VMOVUPS      32(BX)(CX*4), Y8
-	VMASKMOVPS   (AX)(DX*1), Y8, Y8
-	VEXTRACTF128 $0x01, Y8, X9
-	VCVTPS2PD    X8, Y8
-	VCVTPS2PD    X9, Y9
-	VFMADD231PD  Y8, Y8, Y0
-	VFMADD231PD  Y9, Y9, Y1
-
-done267:
-	VADDPD       Y4, Y0, Y0
-	VADDPD       Y5, Y1, Y1
-	VADDPD       Y6, Y2, Y2
-	VADDPD       Y7, Y3, Y3
-	VADDPD       Y2, Y0, Y0
-	VADDPD       Y3, Y1, Y1
-	VADDPD       Y1, Y0, Y0
-	VEXTRACTF128 $0x01, Y0, X1
-	VADDPD       X1, X0, X0
-	VUNPCKHPD    X0, X0, X1
-	VADDPD       X1, X0, X0
-	MOVSD        X0, ret+24(FP)
-	VZEROUPPER
-	RET
-
-// func colSumAVX2(dst []float32, x []float32, rows int, ld int)
-// Requires: AVX
-TEXT ·colSumAVX2(SB), NOSPLIT, $0-64
-	MOVQ dst_base+0(FP), AX
-	MOVQ ld+56(FP), CX
-	MOVQ x_base+24(FP), DX
-	MOVQ dst_len+8(FP), BX
-	SHLQ $0x02, CX
-
-many268:
-	CMPQ   BX, $0x20
-	JLT    one269
-	VXORPS Y0, Y0, Y0
-	VXORPS Y1, Y1, Y1
-	VXORPS Y2, Y2, Y2
-	VXORPS Y3, Y3, Y3
-	MOVQ   rows+48(FP), DI
-	MOVQ   DX, SI
-
-row272:
-	TESTQ  DI, DI
-	JZ     done273
-	VADDPS (SI), Y0, Y0
-	VADDPS 32(SI), Y1, Y1
-	VADDPS 64(SI), Y2, Y2
-	VADDPS 96(SI), Y3, Y3
-	ADDQ   CX, SI
-	DECQ   DI
-	JMP    row272
-
-done273:
-	VADDPS  (AX), Y0, Y0
-	VMOVUPS Y0, (AX)
-	VADDPS  32(AX), Y1, Y1
-	VMOVUPS Y1, 32(AX)
-	VADDPS  64(AX), Y2, Y2
-	VMOVUPS Y2, 64(AX)
-	VADDPS  96(AX), Y3, Y3
-	VMOVUPS Y3, 96(AX)
-	ADDQ    $0x00000080, AX
-	ADDQ    $0x00000080, DX
-	SUBQ    $0x20, BX
-	JMP     many268
-
-one269:
-	CMPQ   BX, $0x08
-	JLT    tail270
-	VXORPS Y0, Y0, Y0
-	MOVQ   rows+48(FP), DI
-	MOVQ   DX, SI
-
-row274:
-	TESTQ  DI, DI
-	JZ     done275
-	VADDPS (SI), Y0, Y0
-	ADDQ   CX, SI
-	DECQ   DI
-	JMP    row274
-
-done275:
-	VADDPS  (AX), Y0, Y0
-	VMOVUPS Y0, (AX)
-	ADDQ    $0x00000020, AX
-	ADDQ    $0x00000020, DX
-	SUBQ    $0x08, BX
-	JMP     one269
-
-tail270:
-	TESTQ   BX, BX
-	JZ      done271
-	LEAQ    masks<>+0(SB), SI
-	NEGQ    BX
-	VMOVUPS 32(SI)(BX*4), Y0
-	VXORPS  Y1, Y1, Y1
-	MOVQ    rows+48(FP), SI
-	MOVQ    DX, BX
-
-row276:
-	TESTQ      SI, SI
-	JZ         done277
-	VMASKMOVPS (BX), Y0, Y2
-	VADDPS     Y2, Y1, Y1
-	ADDQ       CX, BX
-	DECQ       SI
-	JMP        row276
-
-done277:
-	VMASKMOVPS (AX), Y0, Y2
-	VADDPS     Y2, Y1, Y1
-	VMASKMOVPS Y1, Y0, (AX)
-	ADDQ       $0x00000020, AX
-	ADDQ       $0x00000020, DX
-
-done271:
-	VZEROUPPER
-	RET
-
-// func normalizeAVX2(y []float32, x []float32, w []float32, b []float32, mean float32, rstd float32)
-// Requires: AVX, FMA3
-TEXT ·normalizeAVX2(SB), NOSPLIT, $0-104
-	MOVQ         y_base+0(FP), AX
-	MOVQ         x_base+24(FP), CX
-	MOVQ         w_base+48(FP), DX
-	MOVQ         b_base+72(FP), BX
-	VBROADCASTSS mean+96(FP), Y0
-	VBROADCASTSS rstd+100(FP), Y1
-	MOVQ         y_len+8(FP), SI
-	XORQ         DI, DI
-
-many278:
-	CMPQ        SI, $0x10
-	JLT         one279
-	VMOVUPS     (CX)(DI*1), Y2
-	VSUBPS      Y0, Y2, Y2
-	VMULPS      Y1, Y2, Y2
-	VMOVUPS     (BX)(DI*1), Y3
-	VMOVUPS     (DX)(DI*1), Y4
-	VFMADD231PS Y4, Y2, Y3
-	VMOVUPS     Y3, (AX)(DI*1)
-	VMOVUPS     32(CX)(DI*1), Y2
-	VSUBPS      Y0, Y2, Y2
-	VMULPS      Y1, Y2, Y2
-	VMOVUPS     32(BX)(DI*1), Y3
-	VMOVUPS     32(DX)(DI*1), Y4
-	VFMADD231PS Y4, Y2, Y3
-	VMOVUPS     Y3, 32(AX)(DI*1)
-	ADDQ        $0x00000040, DI
-	SUBQ        $0x10, SI
-	JMP         many278
-
-one279:
-	CMPQ        SI, $0x08
-	JLT         tail280
-	VMOVUPS     (CX)(DI*1), Y2
-	VSUBPS      Y0, Y2, Y2
-	VMULPS      Y1, Y2, Y2
-	VMOVUPS     (BX)(DI*1), Y3
-	VMOVUPS     (DX)(DI*1), Y4
-	VFMADD231PS Y4, Y2, Y3
-	VMOVUPS     Y3, (AX)(DI*1)
-	ADDQ        $0x20, DI
-	SUBQ        $0x08, SI
-	JMP         one279
-
-tail280:
-	TESTQ       SI, SI
-	JZ          done281
-	LEAQ        masks<>+0(SB), R8
-	NEGQ        SI
-	VMOVUPS     32(R8)(SI*4), Y2
-	VMASKMOVPS  (CX)(DI*1), Y2, Y3
-	VSUBPS      Y0, Y3, Y3
-	VMULPS      Y1, Y3, Y3
-	VMASKMOVPS  (BX)(DI*1), Y2, Y0
-	VMASKMOVPS  (DX)(DI*1), Y2, Y1
-	VFMADD231PS Y1, Y3, Y0
-	VMASKMOVPS  Y0, Y2, (AX)(DI*1)
-
-done281:
-	VZEROUPPER
-	RET
-
-// func normGradSumsAVX2(dy []float32, x []float32, w []float32, mean float32, rstd float32) (sumG float32, sumGX float32)
-// Requires: AVX, FMA3, SSE
-TEXT ·normGradSumsAVX2(SB), NOSPLIT, $0-88
-	MOVQ         dy_base+0(FP), AX
-	MOVQ         x_base+24(FP), CX
-	MOVQ         w_base+48(FP), DX
-	VBROADCASTSS mean+72(FP), Y0
-	VBROADCASTSS rstd+76(FP), Y1
-	VXORPS       Y2, Y2, Y2
-	VXORPS       Y3, Y3, Y3
-	VXORPS       Y4, Y4, Y4
-	VXORPS       Y5, Y5, Y5
-	MOVQ         dy_len+8(FP), BX
-	XORQ         SI, SI
-
-many282:
-	CMPQ        BX, $0x10
-	JLT         one283
-	VMOVUPS     (CX)(SI*1), Y6
-	VSUBPS      Y0, Y6, Y6
-	VMULPS      Y1, Y6, Y6
-	VMOVUPS     (AX)(SI*1), Y7
-	VMOVUPS     (DX)(SI*1), Y8
-	VMULPS      Y8, Y7, Y7
-	VADDPS      Y7, Y2, Y2
-	VFMADD231PS Y7, Y6, Y4
-	VMOVUPS     32(CX)(SI*1), Y6
-	VSUBPS      Y0, Y6, Y6
-	VMULPS      Y1, Y6, Y6
-	VMOVUPS     32(AX)(SI*1), Y7
-	VMOVUPS     32(DX)(SI*1), Y8
-	VMULPS      Y8, Y7, Y7
-	VADDPS      Y7, Y3, Y3
-	VFMADD231PS Y7, Y6, Y5
-	ADDQ        $0x00000040, SI
-	SUBQ        $0x10, BX
-	JMP         many282
-
-one283:
-	CMPQ        BX, $0x08
-	JLT         tail284
-	VMOVUPS     (CX)(SI*1), Y6
-	VSUBPS      Y0, Y6, Y6
-	VMULPS      Y1, Y6, Y6
-	VMOVUPS     (AX)(SI*1), Y7
-	VMOVUPS     (DX)(SI*1), Y8
-	VMULPS      Y8, Y7, Y7
-	VADDPS      Y7, Y2, Y2
-	VFMADD231PS Y7, Y6, Y4
-	ADDQ        $0x20, SI
-	SUBQ        $0x08, BX
-	JMP         one283
-
-tail284:
-	TESTQ       BX, BX
-	JZ          done285
-	LEAQ        masks<>+0(SB), DI
-	NEGQ        BX
-	VMOVUPS     32(DI)(BX*4), Y6
-	VMASKMOVPS  (CX)(SI*1), Y6, Y7
-	VSUBPS      Y0, Y7, Y7
-	VMULPS      Y1, Y7, Y7
-	VMASKMOVPS  (AX)(SI*1), Y6, Y0
-	VMASKMOVPS  (DX)(SI*1), Y6, Y1
-	VMULPS      Y1, Y0, Y0
-	VADDPS      Y0, Y2, Y2
-	VFMADD231PS Y0, Y7, Y4
-
-done285:
-	VADDPS       Y3, Y2, Y2
-	VEXTRACTF128 $0x01, Y2, X0
-	VADDPS       X0, X2, X2
-	VMOVHLPS     X2, X2, X0
-	VADDPS       X0, X2, X2
-	VMOVSHDUP    X2, X0
-	VADDPS       X0, X2, X2
-	MOVSS        X2, sumG+80(FP)
-	VADDPS       Y5, Y4, Y4
-	VEXTRACTF128 $0x01, Y4, X0
-	VADDPS       X0, X4, X4
-	VMOVHLPS     X4, X4, X0
-	VADDPS       X0, X4, X4
-	VMOVSHDUP    X4, X0
-	VADDPS       X0, X4, X4
-	MOVSS        X4, sumGX+84(FP)
-	VZEROUPPER
-	RET
-
-// func normGradRowAVX2(dx []float32, dy []float32, x []float32, w []float32, mean float32, rstd float32, meanG float32, meanGX float32)
-// Requires: AVX, FMA3
-TEXT ·normGradRowAVX2(SB), NOSPLIT, $0-112
-	MOVQ         dx_base+0(FP), AX
-	MOVQ         dy_base+24(FP), CX
-	MOVQ         x_base+48(FP), DX
-	MOVQ         w_base+72(FP), BX
-	VBROADCASTSS mean+96(FP), Y0
-	VBROADCASTSS rstd+100(FP), Y1
-	VBROADCASTSS meanG+104(FP), Y2
-	VBROADCASTSS meanGX+108(FP), Y3
-	MOVQ         dx_len+8(FP), SI
-	XORQ         DI, DI
-
-many286:
-	CMPQ         SI, $0x10
-	JLT          one287
-	VMOVUPS      (DX)(DI*1), Y4
-	VSUBPS       Y0, Y4, Y4
-	VMULPS       Y1, Y4, Y4
-	VMOVUPS      (CX)(DI*1), Y5
-	VMOVUPS      (BX)(DI*1), Y6
-	VFMSUB132PS  Y6, Y2, Y5
-	VFNMADD231PS Y3, Y4, Y5
-	VMULPS       Y1, Y5, Y5
-	VMOVUPS      Y5, (AX)(DI*1)
-	VMOVUPS      32(DX)(DI*1), Y4
-	VSUBPS       Y0, Y4, Y4
-	VMULPS       Y1, Y4, Y4
-	VMOVUPS      32(CX)(DI*1), Y5
-	VMOVUPS      32(BX)(DI*1), Y6
-	VFMSUB132PS  Y6, Y2, Y5
-	VFNMADD231PS Y3, Y4, Y5
-	VMULPS       Y1, Y5, Y5
-	VMOVUPS      Y5, 32(AX)(DI*1)
-	ADDQ         $0x00000040, DI
-	SUBQ         $0x10, SI
-	JMP          many286
-
-one287:
-	CMPQ         SI, $0x08
-	JLT          tail288
-	VMOVUPS      (DX)(DI*1), Y4
-	VSUBPS       Y0, Y4, Y4
-	VMULPS       Y1, Y4, Y4
-	VMOVUPS      (CX)(DI*1), Y5
-	VMOVUPS      (BX)(DI*1), Y6
-	VFMSUB132PS  Y6, Y2, Y5
-	VFNMADD231PS Y3, Y4, Y5
-	VMULPS       Y1, Y5, Y5
-	VMOVUPS      Y5, (AX)(DI*1)
-	ADDQ         $0x20, DI
-	SUBQ         $0x08, SI
-	JMP          one287
-
-tail288:
-	TESTQ        SI, SI
-	JZ           done289
-	LEAQ         masks<>+0(SB), R8
-	NEGQ         SI
-	VMOVUPS      32(R8)(SI*4), Y4
-	VMASKMOVPS   (DX)(DI*1), Y4, Y5
-	VSUBPS       Y0, Y5, Y5
-	VMULPS       Y1, Y5, Y5
-	VMASKMOVPS   (CX)(DI*1), Y4, Y0
-	VMASKMOVPS   (BX)(DI*1), Y4, Y6
-	VFMSUB132PS  Y6, Y2, Y0
-	VFNMADD231PS Y3, Y5, Y0
-	VMULPS       Y1, Y0, Y0
-	VMASKMOVPS   Y0, Y4, (AX)(DI*1)
-
-done289:
-	VZEROUPPER
-	RET
-
-// func normGradParamsAVX2(dw []float32, db []float32, dy []float32, x []float32, mean float32, rstd float32)
-// Requires: AVX, FMA3
-TEXT ·normGradParamsAVX2(SB), NOSPLIT, $0-104
-	MOVQ         dw_base+0(FP), AX
-	MOVQ         db_base+24(FP), CX
-	MOVQ         dy_base+48(FP), DX
-	MOVQ         x_base+72(FP), BX
-	VBROADCASTSS mean+96(FP), Y0
-	VBROADCASTSS rstd+100(FP), Y1
-	MOVQ         dw_len+8(FP), SI
-	XORQ         DI, DI
-
-many290:
-	CMPQ        SI, $0x10
-	JLT         one291
-	VMOVUPS     (BX)(DI*1), Y2
-	VSUBPS      Y0, Y2, Y2
-	VMULPS      Y1, Y2, Y2
-	VMOVUPS     (DX)(DI*1), Y3
-	VMOVUPS     (AX)(DI*1), Y4
-	VFMADD231PS Y3, Y2, Y4
-	VMOVUPS     Y4, (AX)(DI*1)
-	VMOVUPS     (CX)(DI*1), Y2
-	VADDPS      Y2, Y3, Y3
-	VMOVUPS     Y3, (CX)(DI*1)
-	VMOVUPS     32(BX)(DI*1), Y2
-	VSUBPS      Y0, Y2, Y2
-	VMULPS      Y1, Y2, Y2
-	VMOVUPS     32(DX)(DI*1), Y3
-	VMOVUPS     32(AX)(DI*1), Y4
-	VFMADD231PS Y3, Y2, Y4
-	VMOVUPS     Y4, 32(AX)(DI*1)
-	VMOVUPS     32(CX)(DI*1), Y2
-	VADDPS      Y2, Y3, Y3
-	VMOVUPS     Y3, 32(CX)(DI*1)
-	ADDQ        $0x00000040, DI
-	SUBQ        $0x10, SI
-	JMP         many290
-
-one291:
-	CMPQ        SI, $0x08
-	JLT         tail292
-	VMOVUPS     (BX)(DI*1), Y2
-	VSUBPS      Y0, Y2, Y2
-	VMULPS      Y1, Y2, Y2
-	VMOVUPS     (DX)(DI*1), Y3
-	VMOVUPS     (AX)(DI*1), Y4
-	VFMADD231PS Y3, Y2, Y4
-	VMOVUPS     Y4, (AX)(DI*1)
-	VMOVUPS     (CX)(DI*1), Y2
-	VADDPS      Y2, Y3, Y3
-	VMOVUPS     Y3, (CX)(DI*1)
-	ADDQ        $0x20, DI
-	SUBQ        $0x08, SI
-	JMP         one291
-
-tail292:
-	TESTQ       SI, SI
-	JZ          done293
-	LEAQ        masks<>+0(SB), R8
-	NEGQ        SI
-	VMOVUPS     32(R8)(SI*4), Y2
-	VMASKMOVPS  (BX)(DI*1), Y2, Y3
-	VSUBPS      Y0, Y3, Y3
-	VMULPS      Y1, Y3, Y3
-	VMASKMOVPS  (DX)(DI*1), Y2, Y0
-	VMASKMOVPS  (AX)(DI*1), Y2, Y1
-	VFMADD231PS Y0, Y3, Y1
-	VMASKMOVPS  Y1, Y2, (AX)(DI*1)
-	VMASKMOVPS  (CX)(DI*1), Y2, Y1
-	VADDPS      Y1, Y0, Y0
-	VMASKMOVPS  Y0, Y2, (CX)(DI*1)
-
-done293:
-	VZEROUPPER
-	RET
-
-// func softmaxGradAVX2(ds []float32, p []float32, dp []float32, delta float32, scale float32)
-// Requires: AVX
-TEXT ·softmaxGradAVX2(SB), NOSPLIT, $0-80
-	MOVQ         ds_base+0(FP), AX
-	MOVQ         p_base+24(FP), CX
-	MOVQ         dp_base+48(FP), DX
-	VBROADCASTSS delta+72(FP), Y0
-	VBROADCASTSS scale+76(FP), Y1
-	MOVQ         ds_len+8(FP), BX
-	XORQ         SI, SI
-
-many294:
-	CMPQ    BX, $0x10
-	JLT     one295
-	VMOVUPS (CX)(SI*1), Y2
-	VMOVUPS (DX)(SI*1), Y3
-	VMULPS  Y1, Y2, Y2
-	VSUBPS  Y0, Y3, Y3
-	VMULPS  Y2, Y3, Y3
-	VMOVUPS Y3, (AX)(SI*1)
-	VMOVUPS 32(CX)(SI*1), Y2
-	VMOVUPS 32(DX)(SI*1), Y3
-	VMULPS  Y1, Y2, Y2
-	VSUBPS  Y0, Y3, Y3
-	VMULPS  Y2, Y3, Y3
-	VMOVUPS Y3, 32(AX)(SI*1)
-	ADDQ    $0x00000040, SI
-	SUBQ    $0x10, BX
-	JMP     many294
-
-one295:
-	CMPQ    BX, $0x08
-	JLT     tail296
-	VMOVUPS (CX)(SI*1), Y2
-	VMOVUPS (DX)(SI*1), Y3
-	VMULPS  Y1, Y2, Y2
-	VSUBPS  Y0, Y3, Y3
-	VMULPS  Y2, Y3, Y3
-	VMOVUPS Y3, (AX)(SI*1)
-	ADDQ    $0x20, SI
-	SUBQ    $0x08, BX
-	JMP     one295
-
-tail296:
-	TESTQ      BX, BX
-	JZ         done297
-	LEAQ       masks<>+0(SB), DI
-	NEGQ       BX
-	VMOVUPS    32(DI)(BX*4), Y2
-	VMASKMOVPS (CX)(SI*1), Y2, Y3
-	VMASKMOVPS (DX)(SI*1), Y2, Y4
-	VMULPS     Y1, Y3, Y3
-	VSUBPS     Y0, Y4, Y4
-	VMULPS     Y3, Y4, Y4
-	VMASKMOVPS Y4, Y2, (AX)(SI*1)
-
-done297:
 	VZEROUPPER
 	RET
 
 // func expSumAVX2(dst []float32, x []float32, scale float32, shift float32) float32
-// Requires: AVX, AVX2, FMA3, SSE
+// Requires: AVX, AVX2, FMA3, MMX+, SSE
 TEXT ·expSumAVX2(SB), NOSPLIT, $0-60
 	MOVQ         dst_base+0(FP), AX
 	MOVQ         x_base+24(FP), CX
@@ -6363,9 +6191,10 @@ TEXT ·expSumAVX2(SB), NOSPLIT, $0-60
 	MOVQ         dst_len+8(FP), DX
 	XORQ         BX, BX
 
-many298:
+many256:
 	CMPQ         DX, $0x10
-	JLT          one299
+	JLT          one257
+	PREFETCHT0   2048(CX)(BX*1)
 	VMOVUPS      (CX)(BX*1), Y4
 	VFMSUB213PS  Y1, Y0, Y4
 	VMOVUPS      wordc2ae999a<>+0(SB), Y5
@@ -6389,8 +6218,10 @@ many298:
 	VPSLLD       $0x17, Y5, Y5
 	VMULPS       Y5, Y6, Y6
 	VADDPS       Y6, Y6, Y6
+	PREFETCHT0   2048(AX)(BX*1)
 	VMOVUPS      Y6, (AX)(BX*1)
 	VADDPS       Y6, Y2, Y2
+	PREFETCHT0   2080(CX)(BX*1)
 	VMOVUPS      32(CX)(BX*1), Y4
 	VFMSUB213PS  Y1, Y0, Y4
 	VMOVUPS      wordc2ae999a<>+0(SB), Y5
@@ -6414,15 +6245,17 @@ many298:
 	VPSLLD       $0x17, Y5, Y5
 	VMULPS       Y5, Y6, Y6
 	VADDPS       Y6, Y6, Y6
+	PREFETCHT0   2080(AX)(BX*1)
 	VMOVUPS      Y6, 32(AX)(BX*1)
 	VADDPS       Y6, Y3, Y3
 	ADDQ         $0x00000040, BX
 	SUBQ         $0x10, DX
-	JMP          many298
+	JMP          many256
 
-one299:
+one257:
 	CMPQ         DX, $0x08
-	JLT          tail300
+	JLT          tail258
+	PREFETCHT0   2048(CX)(BX*1)
 	VMOVUPS      (CX)(BX*1), Y4
 	VFMSUB213PS  Y1, Y0, Y4
 	VMOVUPS      wordc2ae999a<>+0(SB), Y5
@@ -6446,15 +6279,16 @@ one299:
 	VPSLLD       $0x17, Y5, Y5
 	VMULPS       Y5, Y6, Y6
 	VADDPS       Y6, Y6, Y6
+	PREFETCHT0   2048(AX)(BX*1)
 	VMOVUPS      Y6, (AX)(BX*1)
 	VADDPS       Y6, Y2, Y2
 	ADDQ         $0x20, BX
 	SUBQ         $0x08, DX
-	JMP          one299
+	JMP          one257
 
-tail300:
+tail258:
 	TESTQ        DX, DX
-	JZ           done301
+	JZ           done259
 	LEAQ         masks<>+0(SB), SI
 	NEGQ         DX
 	VMOVUPS      32(SI)(DX*4), Y4
@@ -6485,7 +6319,7 @@ tail300:
 	VANDPS       Y4, Y1, Y1
 	VADDPS       Y1, Y2, Y2
 
-done301:
+done259:
 	VADDPS       Y3, Y2, Y2
 	VEXTRACTF128 $0x01, Y2, X0
 	VADDPS       X0, X2, X2
@@ -6498,7 +6332,7 @@ done301:
 	RET
 
 // func expMulAVX2(dst []float32, x []float32, shift float32, mul float32)
-// Requires: AVX, AVX2, FMA3
+// Requires: AVX, AVX2, FMA3, MMX+
 TEXT ·expMulAVX2(SB), NOSPLIT, $0-56
 	MOVQ         dst_base+0(FP), AX
 	MOVQ         x_base+24(FP), CX
@@ -6507,9 +6341,10 @@ TEXT ·expMulAVX2(SB), NOSPLIT, $0-56
 	MOVQ         dst_len+8(FP), DX
 	XORQ         BX, BX
 
-many302:
+many260:
 	CMPQ         DX, $0x10
-	JLT          one303
+	JLT          one261
+	PREFETCHT0   2048(CX)(BX*1)
 	VMOVUPS      (CX)(BX*1), Y2
 	VSUBPS       Y0, Y2, Y2
 	VMOVUPS      wordc2ae999a<>+0(SB), Y3
@@ -6534,7 +6369,9 @@ many302:
 	VMULPS       Y3, Y4, Y4
 	VADDPS       Y4, Y4, Y4
 	VMULPS       Y1, Y4, Y4
+	PREFETCHT0   2048(AX)(BX*1)
 	VMOVUPS      Y4, (AX)(BX*1)
+	PREFETCHT0   2080(CX)(BX*1)
 	VMOVUPS      32(CX)(BX*1), Y2
 	VSUBPS       Y0, Y2, Y2
 	VMOVUPS      wordc2ae999a<>+0(SB), Y3
@@ -6559,14 +6396,16 @@ many302:
 	VMULPS       Y3, Y4, Y4
 	VADDPS       Y4, Y4, Y4
 	VMULPS       Y1, Y4, Y4
+	PREFETCHT0   2080(AX)(BX*1)
 	VMOVUPS      Y4, 32(AX)(BX*1)
 	ADDQ         $0x00000040, BX
 	SUBQ         $0x10, DX
-	JMP          many302
+	JMP          many260
 
-one303:
+one261:
 	CMPQ         DX, $0x08
-	JLT          tail304
+	JLT          tail262
+	PREFETCHT0   2048(CX)(BX*1)
 	VMOVUPS      (CX)(BX*1), Y2
 	VSUBPS       Y0, Y2, Y2
 	VMOVUPS      wordc2ae999a<>+0(SB), Y3
@@ -6591,14 +6430,15 @@ one303:
 	VMULPS       Y3, Y4, Y4
 	VADDPS       Y4, Y4, Y4
 	VMULPS       Y1, Y4, Y4
+	PREFETCHT0   2048(AX)(BX*1)
 	VMOVUPS      Y4, (AX)(BX*1)
 	ADDQ         $0x20, BX
 	SUBQ         $0x08, DX
-	JMP          one303
+	JMP          one261
 
-tail304:
+tail262:
 	TESTQ        DX, DX
-	JZ           done305
+	JZ           done263
 	LEAQ         masks<>+0(SB), SI
 	NEGQ         DX
 	VMOVUPS      32(SI)(DX*4), Y2
@@ -6628,21 +6468,22 @@ tail304:
 	VMULPS       Y1, Y4, Y4
 	VMASKMOVPS   Y4, Y2, (AX)(BX*1)
 
-done305:
+done263:
 	VZEROUPPER
 	RET
 
 // func geluAVX2(y []float32, x []float32)
-// Requires: AVX, AVX2, FMA3
+// Requires: AVX, AVX2, FMA3, MMX+
 TEXT ·geluAVX2(SB), NOSPLIT, $0-48
 	MOVQ y_base+0(FP), AX
 	MOVQ x_base+24(FP), CX
 	MOVQ y_len+8(FP), DX
 	XORQ BX, BX
 
-one307:
+one265:
 	CMPQ         DX, $0x08
-	JLT          tail308
+	JLT          tail266
+	PREFETCHT0   2048(CX)(BX*1)
 	VMOVUPS      (CX)(BX*1), Y0
 	VMULPS       wordbf000000<>+0(SB), Y0, Y1
 	VMULPS       Y0, Y1, Y1
@@ -6686,14 +6527,15 @@ one307:
 	VSUBPS       Y4, Y2, Y1
 	VBLENDVPS    Y0, Y4, Y1, Y4
 	VMULPS       Y0, Y4, Y4
+	PREFETCHT0   2048(AX)(BX*1)
 	VMOVUPS      Y4, (AX)(BX*1)
 	ADDQ         $0x20, BX
 	SUBQ         $0x08, DX
-	JMP          one307
+	JMP          one265
 
-tail308:
+tail266:
 	TESTQ        DX, DX
-	JZ           done309
+	JZ           done267
 	LEAQ         masks<>+0(SB), SI
 	NEGQ         DX
 	VMOVUPS      32(SI)(DX*4), Y0
@@ -6742,12 +6584,12 @@ tail308:
 	VMULPS       Y1, Y5, Y5
 	VMASKMOVPS   Y5, Y0, (AX)(BX*1)
 
-done309:
+done267:
 	VZEROUPPER
 	RET
 
 // func geluGradAVX2(dx []float32, dy []float32, x []float32)
-// Requires: AVX, AVX2, FMA3
+// Requires: AVX, AVX2, FMA3, MMX+
 TEXT ·geluGradAVX2(SB), NOSPLIT, $0-72
 	MOVQ dx_base+0(FP), AX
 	MOVQ dy_base+24(FP), CX
@@ -6755,9 +6597,10 @@ TEXT ·geluGradAVX2(SB), NOSPLIT, $0-72
 	MOVQ dx_len+8(FP), BX
 	XORQ SI, SI
 
-one311:
+one269:
 	CMPQ         BX, $0x08
-	JLT          tail312
+	JLT          tail270
+	PREFETCHT0   2048(DX)(SI*1)
 	VMOVUPS      (DX)(SI*1), Y0
 	VMULPS       wordbf000000<>+0(SB), Y0, Y1
 	VMULPS       Y0, Y1, Y1
@@ -6802,16 +6645,18 @@ one311:
 	VBLENDVPS    Y0, Y4, Y1, Y4
 	VMULPS       word3ecc422a<>+0(SB), Y0, Y0
 	VFMADD231PS  Y3, Y0, Y4
+	PREFETCHT0   2048(CX)(SI*1)
 	VMOVUPS      (CX)(SI*1), Y0
 	VMULPS       Y0, Y4, Y4
+	PREFETCHT0   2048(AX)(SI*1)
 	VMOVUPS      Y4, (AX)(SI*1)
 	ADDQ         $0x20, SI
 	SUBQ         $0x08, BX
-	JMP          one311
+	JMP          one269
 
-tail312:
+tail270:
 	TESTQ        BX, BX
-	JZ           done313
+	JZ           done271
 	LEAQ         masks<>+0(SB), DI
 	NEGQ         BX
 	VMOVUPS      32(DI)(BX*4), Y0
@@ -6863,21 +6708,22 @@ tail312:
 	VMULPS       Y1, Y5, Y5
 	VMASKMOVPS   Y5, Y0, (AX)(SI*1)
 
-done313:
+done271:
 	VZEROUPPER
 	RET
 
 // func geluTanhAVX2(y []float32, x []float32)
-// Requires: AVX, AVX2, FMA3
+// Requires: AVX, AVX2, FMA3, MMX+
 TEXT ·geluTanhAVX2(SB), NOSPLIT, $0-48
 	MOVQ y_base+0(FP), AX
 	MOVQ x_base+24(FP), CX
 	MOVQ y_len+8(FP), DX
 	XORQ BX, BX
 
-one315:
+one273:
 	CMPQ         DX, $0x08
-	JLT          tail316
+	JLT          tail274
+	PREFETCHT0   2048(CX)(BX*1)
 	VMOVUPS      (CX)(BX*1), Y0
 	VMULPS       Y0, Y0, Y1
 	VMOVUPS      wordbd922279<>+0(SB), Y2
@@ -6908,14 +6754,15 @@ one315:
 	VADDPS       Y1, Y3, Y2
 	VDIVPS       Y2, Y1, Y2
 	VMULPS       Y0, Y2, Y2
+	PREFETCHT0   2048(AX)(BX*1)
 	VMOVUPS      Y2, (AX)(BX*1)
 	ADDQ         $0x20, BX
 	SUBQ         $0x08, DX
-	JMP          one315
+	JMP          one273
 
-tail316:
+tail274:
 	TESTQ        DX, DX
-	JZ           done317
+	JZ           done275
 	LEAQ         masks<>+0(SB), SI
 	NEGQ         DX
 	VMOVUPS      32(SI)(DX*4), Y0
@@ -6951,12 +6798,12 @@ tail316:
 	VMULPS       Y1, Y3, Y3
 	VMASKMOVPS   Y3, Y0, (AX)(BX*1)
 
-done317:
+done275:
 	VZEROUPPER
 	RET
 
 // func geluTanhGradAVX2(dx []float32, dy []float32, x []float32)
-// Requires: AVX, AVX2, FMA3
+// Requires: AVX, AVX2, FMA3, MMX+
 TEXT ·geluTanhGradAVX2(SB), NOSPLIT, $0-72
 	MOVQ dx_base+0(FP), AX
 	MOVQ dy_base+24(FP), CX
@@ -6964,9 +6811,10 @@ TEXT ·geluTanhGradAVX2(SB), NOSPLIT, $0-72
 	MOVQ dx_len+8(FP), BX
 	XORQ SI, SI
 
-one319:
+one277:
 	CMPQ         BX, $0x08
-	JLT          tail320
+	JLT          tail278
+	PREFETCHT0   2048(DX)(SI*1)
 	VMOVUPS      (DX)(SI*1), Y0
 	VMULPS       Y0, Y0, Y1
 	VMOVUPS      wordbd922279<>+0(SB), Y2
@@ -7004,16 +6852,18 @@ one319:
 	VMULPS       Y2, Y4, Y4
 	VMULPS       Y2, Y4, Y4
 	VFNMADD213PS Y2, Y4, Y3
+	PREFETCHT0   2048(CX)(SI*1)
 	VMOVUPS      (CX)(SI*1), Y0
 	VMULPS       Y0, Y3, Y3
+	PREFETCHT0   2048(AX)(SI*1)
 	VMOVUPS      Y3, (AX)(SI*1)
 	ADDQ         $0x20, SI
 	SUBQ         $0x08, BX
-	JMP          one319
+	JMP          one277
 
-tail320:
+tail278:
 	TESTQ        BX, BX
-	JZ           done321
+	JZ           done279
 	LEAQ         masks<>+0(SB), DI
 	NEGQ         BX
 	VMOVUPS      32(DI)(BX*4), Y0
@@ -7058,12 +6908,12 @@ tail320:
 	VMULPS       Y1, Y4, Y4
 	VMASKMOVPS   Y4, Y0, (AX)(SI*1)
 
-done321:
+done279:
 	VZEROUPPER
 	RET
 
 // func swigluAVX2(y []float32, gate []float32, up []float32)
-// Requires: AVX, AVX2, FMA3
+// Requires: AVX, AVX2, FMA3, MMX+
 TEXT ·swigluAVX2(SB), NOSPLIT, $0-72
 	MOVQ y_base+0(FP), AX
 	MOVQ gate_base+24(FP), CX
@@ -7071,9 +6921,10 @@ TEXT ·swigluAVX2(SB), NOSPLIT, $0-72
 	MOVQ y_len+8(FP), BX
 	XORQ SI, SI
 
-one323:
+one281:
 	CMPQ         BX, $0x08
-	JLT          tail324
+	JLT          tail282
+	PREFETCHT0   2048(CX)(SI*1)
 	VMOVUPS      (CX)(SI*1), Y0
 	VXORPS       word80000000<>+0(SB), Y0, Y1
 	VMOVUPS      wordc2ae999a<>+0(SB), Y2
@@ -7099,16 +6950,18 @@ one323:
 	VADDPS       Y3, Y3, Y3
 	VADDPS       word3f800000<>+0(SB), Y3, Y1
 	VDIVPS       Y1, Y0, Y0
+	PREFETCHT0   2048(DX)(SI*1)
 	VMOVUPS      (DX)(SI*1), Y1
 	VMULPS       Y1, Y0, Y0
+	PREFETCHT0   2048(AX)(SI*1)
 	VMOVUPS      Y0, (AX)(SI*1)
 	ADDQ         $0x20, SI
 	SUBQ         $0x08, BX
-	JMP          one323
+	JMP          one281
 
-tail324:
+tail282:
 	TESTQ        BX, BX
-	JZ           done325
+	JZ           done283
 	LEAQ         masks<>+0(SB), DI
 	NEGQ         BX
 	VMOVUPS      32(DI)(BX*4), Y0
@@ -7141,12 +6994,12 @@ tail324:
 	VMULPS       Y2, Y1, Y1
 	VMASKMOVPS   Y1, Y0, (AX)(SI*1)
 
-done325:
+done283:
 	VZEROUPPER
 	RET
 
 // func swigluGradAVX2(dgate []float32, dup []float32, dy []float32, gate []float32, up []float32)
-// Requires: AVX, AVX2, FMA3
+// Requires: AVX, AVX2, FMA3, MMX+
 TEXT ·swigluGradAVX2(SB), NOSPLIT, $0-120
 	MOVQ dgate_base+0(FP), AX
 	MOVQ dup_base+24(FP), CX
@@ -7156,9 +7009,10 @@ TEXT ·swigluGradAVX2(SB), NOSPLIT, $0-120
 	MOVQ dy_len+56(FP), DI
 	XORQ R8, R8
 
-one327:
+one285:
 	CMPQ         DI, $0x08
-	JLT          tail328
+	JLT          tail286
+	PREFETCHT0   2048(BX)(R8*1)
 	VMOVUPS      (BX)(R8*1), Y0
 	VXORPS       word80000000<>+0(SB), Y0, Y1
 	VMOVUPS      word42a00000<>+0(SB), Y2
@@ -7189,21 +7043,25 @@ one327:
 	VDIVPS       Y1, Y2, Y2
 	VMULPS       Y2, Y3, Y3
 	VMULPS       Y2, Y0, Y0
+	PREFETCHT0   2048(DX)(R8*1)
 	VMOVUPS      (DX)(R8*1), Y1
+	PREFETCHT0   2048(SI)(R8*1)
 	VMOVUPS      (SI)(R8*1), Y4
 	VFMADD231PS  Y3, Y0, Y2
 	VMULPS       Y1, Y4, Y4
 	VMULPS       Y2, Y4, Y4
 	VMULPS       Y1, Y0, Y0
+	PREFETCHT0   2048(AX)(R8*1)
 	VMOVUPS      Y4, (AX)(R8*1)
+	PREFETCHT0   2048(CX)(R8*1)
 	VMOVUPS      Y0, (CX)(R8*1)
 	ADDQ         $0x20, R8
 	SUBQ         $0x08, DI
-	JMP          one327
+	JMP          one285
 
-tail328:
+tail286:
 	TESTQ        DI, DI
-	JZ           done329
+	JZ           done287
 	LEAQ         masks<>+0(SB), R9
 	NEGQ         DI
 	VMOVUPS      32(R9)(DI*4), Y0
@@ -7246,89 +7104,12 @@ tail328:
 	VMASKMOVPS   Y5, Y0, (AX)(R8*1)
 	VMASKMOVPS   Y1, Y0, (CX)(R8*1)
 
-done329:
-	VZEROUPPER
-	RET
-
-// func rotateAVX2(lo []float32, hi []float32, a []float32, b []float32, cosines []float32, sines []float32)
-// Requires: AVX, FMA3
-TEXT ·rotateAVX2(SB), NOSPLIT, $0-144
-	MOVQ lo_base+0(FP), AX
-	MOVQ hi_base+24(FP), CX
-	MOVQ a_base+48(FP), DX
-	MOVQ b_base+72(FP), BX
-	MOVQ cosines_base+96(FP), SI
-	MOVQ sines_base+120(FP), DI
-	MOVQ lo_len+8(FP), R8
-	XORQ R9, R9
-
-many330:
-	CMPQ         R8, $0x10
-	JLT          one331
-	VMOVUPS      (DX)(R9*1), Y0
-	VMOVUPS      (BX)(R9*1), Y1
-	VMOVUPS      (SI)(R9*1), Y2
-	VMOVUPS      (DI)(R9*1), Y3
-	VMULPS       Y2, Y0, Y4
-	VFNMADD231PS Y3, Y1, Y4
-	VMULPS       Y2, Y1, Y1
-	VFMADD231PS  Y3, Y0, Y1
-	VMOVUPS      Y4, (AX)(R9*1)
-	VMOVUPS      Y1, (CX)(R9*1)
-	VMOVUPS      32(DX)(R9*1), Y0
-	VMOVUPS      32(BX)(R9*1), Y1
-	VMOVUPS      32(SI)(R9*1), Y2
-	VMOVUPS      32(DI)(R9*1), Y3
-	VMULPS       Y2, Y0, Y4
-	VFNMADD231PS Y3, Y1, Y4
-	VMULPS       Y2, Y1, Y1
-	VFMADD231PS  Y3, Y0, Y1
-	VMOVUPS      Y4, 32(AX)(R9*1)
-	VMOVUPS      Y1, 32(CX)(R9*1)
-	ADDQ         $0x00000040, R9
-	SUBQ         $0x10, R8
-	JMP          many330
-
-one331:
-	CMPQ         R8, $0x08
-	JLT          tail332
-	VMOVUPS      (DX)(R9*1), Y0
-	VMOVUPS      (BX)(R9*1), Y1
-	VMOVUPS      (SI)(R9*1), Y2
-	VMOVUPS      (DI)(R9*1), Y3
-	VMULPS       Y2, Y0, Y4
-	VFNMADD231PS Y3, Y1, Y4
-	VMULPS       Y2, Y1, Y1
-	VFMADD231PS  Y3, Y0, Y1
-	VMOVUPS      Y4, (AX)(R9*1)
-	VMOVUPS      Y1, (CX)(R9*1)
-	ADDQ         $0x20, R9
-	SUBQ         $0x08, R8
-	JMP          one331
-
-tail332:
-	TESTQ        R8, R8
-	JZ           done333
-	LEAQ         masks<>+0(SB), R10
-	NEGQ         R8
-	VMOVUPS      32(R10)(R8*4), Y0
-	VMASKMOVPS   (DX)(R9*1), Y0, Y1
-	VMASKMOVPS   (BX)(R9*1), Y0, Y2
-	VMASKMOVPS   (SI)(R9*1), Y0, Y3
-	VMASKMOVPS   (DI)(R9*1), Y0, Y4
-	VMULPS       Y3, Y1, Y5
-	VFNMADD231PS Y4, Y2, Y5
-	VMULPS       Y3, Y2, Y2
-	VFMADD231PS  Y4, Y1, Y2
-	VMASKMOVPS   Y5, Y0, (AX)(R9*1)
-	VMASKMOVPS   Y2, Y0, (CX)(R9*1)
-
-done333:
+done287:
 	VZEROUPPER
 	RET
 
 // func adamwAVX2(w []float32, m []float32, v []float32, grad []float32, c *[9]float32)
-// Requires: AVX, FMA3
+// Requires: AVX, FMA3, MMX+
 TEXT ·adamwAVX2(SB), NOSPLIT, $0-104
 	MOVQ         w_base+0(FP), AX
 	MOVQ         m_base+24(FP), CX
@@ -7347,15 +7128,18 @@ TEXT ·adamwAVX2(SB), NOSPLIT, $0-104
 	MOVQ         w_len+8(FP), SI
 	XORQ         DI, DI
 
-one335:
+one289:
 	CMPQ        SI, $0x08
-	JLT         tail336
+	JLT         tail290
+	PREFETCHT0  2048(BX)(DI*1)
 	VMOVUPS     (BX)(DI*1), Y9
 	VMULPS      Y0, Y9, Y9
+	PREFETCHT0  2048(CX)(DI*1)
 	VMOVUPS     (CX)(DI*1), Y10
 	VMULPS      Y1, Y10, Y10
 	VFMADD231PS Y2, Y9, Y10
 	VMOVUPS     Y10, (CX)(DI*1)
+	PREFETCHT0  2048(DX)(DI*1)
 	VMOVUPS     (DX)(DI*1), Y11
 	VMULPS      Y9, Y9, Y9
 	VMULPS      Y3, Y11, Y11
@@ -7365,16 +7149,17 @@ one335:
 	VFMADD213PS Y8, Y7, Y11
 	VMULPS      Y6, Y10, Y10
 	VDIVPS      Y11, Y10, Y10
+	PREFETCHT0  2048(AX)(DI*1)
 	VMOVUPS     (AX)(DI*1), Y9
 	VFMSUB213PS Y10, Y5, Y9
 	VMOVUPS     Y9, (AX)(DI*1)
 	ADDQ        $0x20, DI
 	SUBQ        $0x08, SI
-	JMP         one335
+	JMP         one289
 
-tail336:
+tail290:
 	TESTQ       SI, SI
-	JZ          done337
+	JZ          done291
 	LEAQ        masks<>+0(SB), R8
 	NEGQ        SI
 	VMOVUPS     32(R8)(SI*4), Y9
@@ -7397,7 +7182,2834 @@ tail336:
 	VFMSUB213PS Y0, Y5, Y1
 	VMASKMOVPS  Y1, Y9, (AX)(DI*1)
 
-done337:
+done291:
+	VZEROUPPER
+	RET
+
+// func normalizeAVX2(y []float32, x []float32, w []float32, b []float32, mean float32, rstd float32)
+// Requires: AVX, FMA3
+TEXT ·normalizeAVX2(SB), NOSPLIT, $0-104
+	MOVQ         y_base+0(FP), AX
+	MOVQ         x_base+24(FP), CX
+	MOVQ         w_base+48(FP), DX
+	MOVQ         b_base+72(FP), BX
+	VBROADCASTSS mean+96(FP), Y0
+	VBROADCASTSS rstd+100(FP), Y1
+	MOVQ         y_len+8(FP), SI
+	XORQ         DI, DI
+
+many292:
+	CMPQ        SI, $0x10
+	JLT         one293
+	VMOVUPS     (CX)(DI*1), Y2
+	VSUBPS      Y0, Y2, Y2
+	VMULPS      Y1, Y2, Y2
+	VMOVUPS     (BX)(DI*1), Y3
+	VMOVUPS     (DX)(DI*1), Y4
+	VFMADD231PS Y4, Y2, Y3
+	VMOVUPS     Y3, (AX)(DI*1)
+	VMOVUPS     32(CX)(DI*1), Y2
+	VSUBPS      Y0, Y2, Y2
+	VMULPS      Y1, Y2, Y2
+	VMOVUPS     32(BX)(DI*1), Y3
+	VMOVUPS     32(DX)(DI*1), Y4
+	VFMADD231PS Y4, Y2, Y3
+	VMOVUPS     Y3, 32(AX)(DI*1)
+	ADDQ        $0x00000040, DI
+	SUBQ        $0x10, SI
+	JMP         many292
+
+one293:
+	CMPQ        SI, $0x08
+	JLT         tail294
+	VMOVUPS     (CX)(DI*1), Y2
+	VSUBPS      Y0, Y2, Y2
+	VMULPS      Y1, Y2, Y2
+	VMOVUPS     (BX)(DI*1), Y3
+	VMOVUPS     (DX)(DI*1), Y4
+	VFMADD231PS Y4, Y2, Y3
+	VMOVUPS     Y3, (AX)(DI*1)
+	ADDQ        $0x20, DI
+	SUBQ        $0x08, SI
+	JMP         one293
+
+tail294:
+	TESTQ       SI, SI
+	JZ          done295
+	LEAQ        masks<>+0(SB), R8
+	NEGQ        SI
+	VMOVUPS     32(R8)(SI*4), Y2
+	VMASKMOVPS  (CX)(DI*1), Y2, Y3
+	VSUBPS      Y0, Y3, Y3
+	VMULPS      Y1, Y3, Y3
+	VMASKMOVPS  (BX)(DI*1), Y2, Y0
+	VMASKMOVPS  (DX)(DI*1), Y2, Y1
+	VFMADD231PS Y1, Y3, Y0
+	VMASKMOVPS  Y0, Y2, (AX)(DI*1)
+
+done295:
+	VZEROUPPER
+	RET
+
+// func normGradSumsAVX2(dy []float32, x []float32, w []float32, mean float32, rstd float32) (sumG float32, sumGX float32)
+// Requires: AVX, FMA3, SSE
+TEXT ·normGradSumsAVX2(SB), NOSPLIT, $0-88
+	MOVQ         dy_base+0(FP), AX
+	MOVQ         x_base+24(FP), CX
+	MOVQ         w_base+48(FP), DX
+	VBROADCASTSS mean+72(FP), Y0
+	VBROADCASTSS rstd+76(FP), Y1
+	VXORPS       Y2, Y2, Y2
+	VXORPS       Y3, Y3, Y3
+	VXORPS       Y4, Y4, Y4
+	VXORPS       Y5, Y5, Y5
+	MOVQ         dy_len+8(FP), BX
+	XORQ         SI, SI
+
+many296:
+	CMPQ        BX, $0x10
+	JLT         one297
+	VMOVUPS     (CX)(SI*1), Y6
+	VSUBPS      Y0, Y6, Y6
+	VMULPS      Y1, Y6, Y6
+	VMOVUPS     (AX)(SI*1), Y7
+	VMOVUPS     (DX)(SI*1), Y8
+	VMULPS      Y8, Y7, Y7
+	VADDPS      Y7, Y2, Y2
+	VFMADD231PS Y7, Y6, Y4
+	VMOVUPS     32(CX)(SI*1), Y6
+	VSUBPS      Y0, Y6, Y6
+	VMULPS      Y1, Y6, Y6
+	VMOVUPS     32(AX)(SI*1), Y7
+	VMOVUPS     32(DX)(SI*1), Y8
+	VMULPS      Y8, Y7, Y7
+	VADDPS      Y7, Y3, Y3
+	VFMADD231PS Y7, Y6, Y5
+	ADDQ        $0x00000040, SI
+	SUBQ        $0x10, BX
+	JMP         many296
+
+one297:
+	CMPQ        BX, $0x08
+	JLT         tail298
+	VMOVUPS     (CX)(SI*1), Y6
+	VSUBPS      Y0, Y6, Y6
+	VMULPS      Y1, Y6, Y6
+	VMOVUPS     (AX)(SI*1), Y7
+	VMOVUPS     (DX)(SI*1), Y8
+	VMULPS      Y8, Y7, Y7
+	VADDPS      Y7, Y2, Y2
+	VFMADD231PS Y7, Y6, Y4
+	ADDQ        $0x20, SI
+	SUBQ        $0x08, BX
+	JMP         one297
+
+tail298:
+	TESTQ       BX, BX
+	JZ          done299
+	LEAQ        masks<>+0(SB), DI
+	NEGQ        BX
+	VMOVUPS     32(DI)(BX*4), Y6
+	VMASKMOVPS  (CX)(SI*1), Y6, Y7
+	VSUBPS      Y0, Y7, Y7
+	VMULPS      Y1, Y7, Y7
+	VMASKMOVPS  (AX)(SI*1), Y6, Y0
+	VMASKMOVPS  (DX)(SI*1), Y6, Y1
+	VMULPS      Y1, Y0, Y0
+	VADDPS      Y0, Y2, Y2
+	VFMADD231PS Y0, Y7, Y4
+
+done299:
+	VADDPS       Y3, Y2, Y2
+	VEXTRACTF128 $0x01, Y2, X0
+	VADDPS       X0, X2, X2
+	VMOVHLPS     X2, X2, X0
+	VADDPS       X0, X2, X2
+	VMOVSHDUP    X2, X0
+	VADDPS       X0, X2, X2
+	MOVSS        X2, sumG+80(FP)
+	VADDPS       Y5, Y4, Y4
+	VEXTRACTF128 $0x01, Y4, X0
+	VADDPS       X0, X4, X4
+	VMOVHLPS     X4, X4, X0
+	VADDPS       X0, X4, X4
+	VMOVSHDUP    X4, X0
+	VADDPS       X0, X4, X4
+	MOVSS        X4, sumGX+84(FP)
+	VZEROUPPER
+	RET
+
+// func normGradRowAVX2(dx []float32, dy []float32, x []float32, w []float32, mean float32, rstd float32, meanG float32, meanGX float32)
+// Requires: AVX, FMA3
+TEXT ·normGradRowAVX2(SB), NOSPLIT, $0-112
+	MOVQ         dx_base+0(FP), AX
+	MOVQ         dy_base+24(FP), CX
+	MOVQ         x_base+48(FP), DX
+	MOVQ         w_base+72(FP), BX
+	VBROADCASTSS mean+96(FP), Y0
+	VBROADCASTSS rstd+100(FP), Y1
+	VBROADCASTSS meanG+104(FP), Y2
+	VBROADCASTSS meanGX+108(FP), Y3
+	MOVQ         dx_len+8(FP), SI
+	XORQ         DI, DI
+
+many300:
+	CMPQ         SI, $0x10
+	JLT          one301
+	VMOVUPS      (DX)(DI*1), Y4
+	VSUBPS       Y0, Y4, Y4
+	VMULPS       Y1, Y4, Y4
+	VMOVUPS      (CX)(DI*1), Y5
+	VMOVUPS      (BX)(DI*1), Y6
+	VFMSUB132PS  Y6, Y2, Y5
+	VFNMADD231PS Y3, Y4, Y5
+	VMULPS       Y1, Y5, Y5
+	VMOVUPS      Y5, (AX)(DI*1)
+	VMOVUPS      32(DX)(DI*1), Y4
+	VSUBPS       Y0, Y4, Y4
+	VMULPS       Y1, Y4, Y4
+	VMOVUPS      32(CX)(DI*1), Y5
+	VMOVUPS      32(BX)(DI*1), Y6
+	VFMSUB132PS  Y6, Y2, Y5
+	VFNMADD231PS Y3, Y4, Y5
+	VMULPS       Y1, Y5, Y5
+	VMOVUPS      Y5, 32(AX)(DI*1)
+	ADDQ         $0x00000040, DI
+	SUBQ         $0x10, SI
+	JMP          many300
+
+one301:
+	CMPQ         SI, $0x08
+	JLT          tail302
+	VMOVUPS      (DX)(DI*1), Y4
+	VSUBPS       Y0, Y4, Y4
+	VMULPS       Y1, Y4, Y4
+	VMOVUPS      (CX)(DI*1), Y5
+	VMOVUPS      (BX)(DI*1), Y6
+	VFMSUB132PS  Y6, Y2, Y5
+	VFNMADD231PS Y3, Y4, Y5
+	VMULPS       Y1, Y5, Y5
+	VMOVUPS      Y5, (AX)(DI*1)
+	ADDQ         $0x20, DI
+	SUBQ         $0x08, SI
+	JMP          one301
+
+tail302:
+	TESTQ        SI, SI
+	JZ           done303
+	LEAQ         masks<>+0(SB), R8
+	NEGQ         SI
+	VMOVUPS      32(R8)(SI*4), Y4
+	VMASKMOVPS   (DX)(DI*1), Y4, Y5
+	VSUBPS       Y0, Y5, Y5
+	VMULPS       Y1, Y5, Y5
+	VMASKMOVPS   (CX)(DI*1), Y4, Y0
+	VMASKMOVPS   (BX)(DI*1), Y4, Y6
+	VFMSUB132PS  Y6, Y2, Y0
+	VFNMADD231PS Y3, Y5, Y0
+	VMULPS       Y1, Y0, Y0
+	VMASKMOVPS   Y0, Y4, (AX)(DI*1)
+
+done303:
+	VZEROUPPER
+	RET
+
+// func normGradParamsAVX2(dw []float32, db []float32, dy []float32, x []float32, mean float32, rstd float32)
+// Requires: AVX, FMA3
+TEXT ·normGradParamsAVX2(SB), NOSPLIT, $0-104
+	MOVQ         dw_base+0(FP), AX
+	MOVQ         db_base+24(FP), CX
+	MOVQ         dy_base+48(FP), DX
+	MOVQ         x_base+72(FP), BX
+	VBROADCASTSS mean+96(FP), Y0
+	VBROADCASTSS rstd+100(FP), Y1
+	MOVQ         dw_len+8(FP), SI
+	XORQ         DI, DI
+
+many304:
+	CMPQ        SI, $0x10
+	JLT         one305
+	VMOVUPS     (BX)(DI*1), Y2
+	VSUBPS      Y0, Y2, Y2
+	VMULPS      Y1, Y2, Y2
+	VMOVUPS     (DX)(DI*1), Y3
+	VMOVUPS     (AX)(DI*1), Y4
+	VFMADD231PS Y3, Y2, Y4
+	VMOVUPS     Y4, (AX)(DI*1)
+	VMOVUPS     (CX)(DI*1), Y2
+	VADDPS      Y2, Y3, Y3
+	VMOVUPS     Y3, (CX)(DI*1)
+	VMOVUPS     32(BX)(DI*1), Y2
+	VSUBPS      Y0, Y2, Y2
+	VMULPS      Y1, Y2, Y2
+	VMOVUPS     32(DX)(DI*1), Y3
+	VMOVUPS     32(AX)(DI*1), Y4
+	VFMADD231PS Y3, Y2, Y4
+	VMOVUPS     Y4, 32(AX)(DI*1)
+	VMOVUPS     32(CX)(DI*1), Y2
+	VADDPS      Y2, Y3, Y3
+	VMOVUPS     Y3, 32(CX)(DI*1)
+	ADDQ        $0x00000040, DI
+	SUBQ        $0x10, SI
+	JMP         many304
+
+one305:
+	CMPQ        SI, $0x08
+	JLT         tail306
+	VMOVUPS     (BX)(DI*1), Y2
+	VSUBPS      Y0, Y2, Y2
+	VMULPS      Y1, Y2, Y2
+	VMOVUPS     (DX)(DI*1), Y3
+	VMOVUPS     (AX)(DI*1), Y4
+	VFMADD231PS Y3, Y2, Y4
+	VMOVUPS     Y4, (AX)(DI*1)
+	VMOVUPS     (CX)(DI*1), Y2
+	VADDPS      Y2, Y3, Y3
+	VMOVUPS     Y3, (CX)(DI*1)
+	ADDQ        $0x20, DI
+	SUBQ        $0x08, SI
+	JMP         one305
+
+tail306:
+	TESTQ       SI, SI
+	JZ          done307
+	LEAQ        masks<>+0(SB), R8
+	NEGQ        SI
+	VMOVUPS     32(R8)(SI*4), Y2
+	VMASKMOVPS  (BX)(DI*1), Y2, Y3
+	VSUBPS      Y0, Y3, Y3
+	VMULPS      Y1, Y3, Y3
+	VMASKMOVPS  (DX)(DI*1), Y2, Y0
+	VMASKMOVPS  (AX)(DI*1), Y2, Y1
+	VFMADD231PS Y0, Y3, Y1
+	VMASKMOVPS  Y1, Y2, (AX)(DI*1)
+	VMASKMOVPS  (CX)(DI*1), Y2, Y1
+	VADDPS      Y1, Y0, Y0
+	VMASKMOVPS  Y0, Y2, (CX)(DI*1)
+
+done307:
+	VZEROUPPER
+	RET
+
+// func softmaxGradAVX2(ds []float32, p []float32, dp []float32, delta float32, scale float32)
+// Requires: AVX
+TEXT ·softmaxGradAVX2(SB), NOSPLIT, $0-80
+	MOVQ         ds_base+0(FP), AX
+	MOVQ         p_base+24(FP), CX
+	MOVQ         dp_base+48(FP), DX
+	VBROADCASTSS delta+72(FP), Y0
+	VBROADCASTSS scale+76(FP), Y1
+	MOVQ         ds_len+8(FP), BX
+	XORQ         SI, SI
+
+many308:
+	CMPQ    BX, $0x10
+	JLT     one309
+	VMOVUPS (CX)(SI*1), Y2
+	VMOVUPS (DX)(SI*1), Y3
+	VMULPS  Y1, Y2, Y2
+	VSUBPS  Y0, Y3, Y3
+	VMULPS  Y2, Y3, Y3
+	VMOVUPS Y3, (AX)(SI*1)
+	VMOVUPS 32(CX)(SI*1), Y2
+	VMOVUPS 32(DX)(SI*1), Y3
+	VMULPS  Y1, Y2, Y2
+	VSUBPS  Y0, Y3, Y3
+	VMULPS  Y2, Y3, Y3
+	VMOVUPS Y3, 32(AX)(SI*1)
+	ADDQ    $0x00000040, SI
+	SUBQ    $0x10, BX
+	JMP     many308
+
+one309:
+	CMPQ    BX, $0x08
+	JLT     tail310
+	VMOVUPS (CX)(SI*1), Y2
+	VMOVUPS (DX)(SI*1), Y3
+	VMULPS  Y1, Y2, Y2
+	VSUBPS  Y0, Y3, Y3
+	VMULPS  Y2, Y3, Y3
+	VMOVUPS Y3, (AX)(SI*1)
+	ADDQ    $0x20, SI
+	SUBQ    $0x08, BX
+	JMP     one309
+
+tail310:
+	TESTQ      BX, BX
+	JZ         done311
+	LEAQ       masks<>+0(SB), DI
+	NEGQ       BX
+	VMOVUPS    32(DI)(BX*4), Y2
+	VMASKMOVPS (CX)(SI*1), Y2, Y3
+	VMASKMOVPS (DX)(SI*1), Y2, Y4
+	VMULPS     Y1, Y3, Y3
+	VSUBPS     Y0, Y4, Y4
+	VMULPS     Y3, Y4, Y4
+	VMASKMOVPS Y4, Y2, (AX)(SI*1)
+
+done311:
+	VZEROUPPER
+	RET
+
+// func rotateAVX2(lo []float32, hi []float32, a []float32, b []float32, cosines []float32, sines []float32)
+// Requires: AVX, FMA3
+TEXT ·rotateAVX2(SB), NOSPLIT, $0-144
+	MOVQ lo_base+0(FP), AX
+	MOVQ hi_base+24(FP), CX
+	MOVQ a_base+48(FP), DX
+	MOVQ b_base+72(FP), BX
+	MOVQ cosines_base+96(FP), SI
+	MOVQ sines_base+120(FP), DI
+	MOVQ lo_len+8(FP), R8
+	XORQ R9, R9
+
+many312:
+	CMPQ         R8, $0x10
+	JLT          one313
+	VMOVUPS      (DX)(R9*1), Y0
+	VMOVUPS      (BX)(R9*1), Y1
+	VMOVUPS      (SI)(R9*1), Y2
+	VMOVUPS      (DI)(R9*1), Y3
+	VMULPS       Y2, Y0, Y4
+	VFNMADD231PS Y3, Y1, Y4
+	VMULPS       Y2, Y1, Y1
+	VFMADD231PS  Y3, Y0, Y1
+	VMOVUPS      Y4, (AX)(R9*1)
+	VMOVUPS      Y1, (CX)(R9*1)
+	VMOVUPS      32(DX)(R9*1), Y0
+	VMOVUPS      32(BX)(R9*1), Y1
+	VMOVUPS      32(SI)(R9*1), Y2
+	VMOVUPS      32(DI)(R9*1), Y3
+	VMULPS       Y2, Y0, Y4
+	VFNMADD231PS Y3, Y1, Y4
+	VMULPS       Y2, Y1, Y1
+	VFMADD231PS  Y3, Y0, Y1
+	VMOVUPS      Y4, 32(AX)(R9*1)
+	VMOVUPS      Y1, 32(CX)(R9*1)
+	ADDQ         $0x00000040, R9
+	SUBQ         $0x10, R8
+	JMP          many312
+
+one313:
+	CMPQ         R8, $0x08
+	JLT          tail314
+	VMOVUPS      (DX)(R9*1), Y0
+	VMOVUPS      (BX)(R9*1), Y1
+	VMOVUPS      (SI)(R9*1), Y2
+	VMOVUPS      (DI)(R9*1), Y3
+	VMULPS       Y2, Y0, Y4
+	VFNMADD231PS Y3, Y1, Y4
+	VMULPS       Y2, Y1, Y1
+	VFMADD231PS  Y3, Y0, Y1
+	VMOVUPS      Y4, (AX)(R9*1)
+	VMOVUPS      Y1, (CX)(R9*1)
+	ADDQ         $0x20, R9
+	SUBQ         $0x08, R8
+	JMP          one313
+
+tail314:
+	TESTQ        R8, R8
+	JZ           done315
+	LEAQ         masks<>+0(SB), R10
+	NEGQ         R8
+	VMOVUPS      32(R10)(R8*4), Y0
+	VMASKMOVPS   (DX)(R9*1), Y0, Y1
+	VMASKMOVPS   (BX)(R9*1), Y0, Y2
+	VMASKMOVPS   (SI)(R9*1), Y0, Y3
+	VMASKMOVPS   (DI)(R9*1), Y0, Y4
+	VMULPS       Y3, Y1, Y5
+	VFNMADD231PS Y4, Y2, Y5
+	VMULPS       Y3, Y2, Y2
+	VFMADD231PS  Y4, Y1, Y2
+	VMASKMOVPS   Y5, Y0, (AX)(R9*1)
+	VMASKMOVPS   Y2, Y0, (CX)(R9*1)
+
+done315:
+	VZEROUPPER
+	RET
+
+// func addAVX512(dst []float32, a []float32, b []float32)
+// Requires: AVX, AVX512F, BMI2, MMX+
+TEXT ·addAVX512(SB), NOSPLIT, $0-72
+	MOVQ dst_base+0(FP), AX
+	MOVQ a_base+24(FP), CX
+	MOVQ b_base+48(FP), DX
+	MOVQ dst_len+8(FP), BX
+	XORQ SI, SI
+
+many316:
+	CMPQ       BX, $0x40
+	JLT        one317
+	PREFETCHT0 2048(CX)(SI*1)
+	VMOVUPS    (CX)(SI*1), Z0
+	PREFETCHT0 2048(DX)(SI*1)
+	VMOVUPS    (DX)(SI*1), Z1
+	VADDPS     Z1, Z0, Z0
+	PREFETCHT0 2048(AX)(SI*1)
+	VMOVUPS    Z0, (AX)(SI*1)
+	PREFETCHT0 2112(CX)(SI*1)
+	VMOVUPS    64(CX)(SI*1), Z0
+	PREFETCHT0 2112(DX)(SI*1)
+	VMOVUPS    64(DX)(SI*1), Z1
+	VADDPS     Z1, Z0, Z0
+	PREFETCHT0 2112(AX)(SI*1)
+	VMOVUPS    Z0, 64(AX)(SI*1)
+	PREFETCHT0 2176(CX)(SI*1)
+	VMOVUPS    128(CX)(SI*1), Z0
+	PREFETCHT0 2176(DX)(SI*1)
+	VMOVUPS    128(DX)(SI*1), Z1
+	VADDPS     Z1, Z0, Z0
+	PREFETCHT0 2176(AX)(SI*1)
+	VMOVUPS    Z0, 128(AX)(SI*1)
+	PREFETCHT0 2240(CX)(SI*1)
+	VMOVUPS    192(CX)(SI*1), Z0
+	PREFETCHT0 2240(DX)(SI*1)
+	VMOVUPS    192(DX)(SI*1), Z1
+	VADDPS     Z1, Z0, Z0
+	PREFETCHT0 2240(AX)(SI*1)
+	VMOVUPS    Z0, 192(AX)(SI*1)
+	ADDQ       $0x00000100, SI
+	SUBQ       $0x40, BX
+	JMP        many316
+
+one317:
+	CMPQ       BX, $0x10
+	JLT        tail318
+	PREFETCHT0 2048(CX)(SI*1)
+	VMOVUPS    (CX)(SI*1), Z0
+	PREFETCHT0 2048(DX)(SI*1)
+	VMOVUPS    (DX)(SI*1), Z1
+	VADDPS     Z1, Z0, Z0
+	PREFETCHT0 2048(AX)(SI*1)
+	VMOVUPS    Z0, (AX)(SI*1)
+	ADDQ       $0x40, SI
+	SUBQ       $0x10, BX
+	JMP        one317
+
+tail318:
+	TESTQ     BX, BX
+	JZ        done319
+	MOVQ      $0x00000001, DI
+	SHLXQ     BX, DI, DI
+	DECQ      DI
+	KMOVW     DI, K1
+	VMOVUPS.Z (CX)(SI*1), K1, Z0
+	VMOVUPS.Z (DX)(SI*1), K1, Z1
+	VADDPS    Z1, Z0, Z0
+	VMOVUPS   Z0, K1, (AX)(SI*1)
+
+done319:
+	VZEROUPPER
+	RET
+
+// func mulAVX512(dst []float32, a []float32, b []float32)
+// Requires: AVX, AVX512F, BMI2, MMX+
+TEXT ·mulAVX512(SB), NOSPLIT, $0-72
+	MOVQ dst_base+0(FP), AX
+	MOVQ a_base+24(FP), CX
+	MOVQ b_base+48(FP), DX
+	MOVQ dst_len+8(FP), BX
+	XORQ SI, SI
+
+many320:
+	CMPQ       BX, $0x40
+	JLT        one321
+	PREFETCHT0 2048(CX)(SI*1)
+	VMOVUPS    (CX)(SI*1), Z0
+	PREFETCHT0 2048(DX)(SI*1)
+	VMOVUPS    (DX)(SI*1), Z1
+	VMULPS     Z1, Z0, Z0
+	PREFETCHT0 2048(AX)(SI*1)
+	VMOVUPS    Z0, (AX)(SI*1)
+	PREFETCHT0 2112(CX)(SI*1)
+	VMOVUPS    64(CX)(SI*1), Z0
+	PREFETCHT0 2112(DX)(SI*1)
+	VMOVUPS    64(DX)(SI*1), Z1
+	VMULPS     Z1, Z0, Z0
+	PREFETCHT0 2112(AX)(SI*1)
+	VMOVUPS    Z0, 64(AX)(SI*1)
+	PREFETCHT0 2176(CX)(SI*1)
+	VMOVUPS    128(CX)(SI*1), Z0
+	PREFETCHT0 2176(DX)(SI*1)
+	VMOVUPS    128(DX)(SI*1), Z1
+	VMULPS     Z1, Z0, Z0
+	PREFETCHT0 2176(AX)(SI*1)
+	VMOVUPS    Z0, 128(AX)(SI*1)
+	PREFETCHT0 2240(CX)(SI*1)
+	VMOVUPS    192(CX)(SI*1), Z0
+	PREFETCHT0 2240(DX)(SI*1)
+	VMOVUPS    192(DX)(SI*1), Z1
+	VMULPS     Z1, Z0, Z0
+	PREFETCHT0 2240(AX)(SI*1)
+	VMOVUPS    Z0, 192(AX)(SI*1)
+	ADDQ       $0x00000100, SI
+	SUBQ       $0x40, BX
+	JMP        many320
+
+one321:
+	CMPQ       BX, $0x10
+	JLT        tail322
+	PREFETCHT0 2048(CX)(SI*1)
+	VMOVUPS    (CX)(SI*1), Z0
+	PREFETCHT0 2048(DX)(SI*1)
+	VMOVUPS    (DX)(SI*1), Z1
+	VMULPS     Z1, Z0, Z0
+	PREFETCHT0 2048(AX)(SI*1)
+	VMOVUPS    Z0, (AX)(SI*1)
+	ADDQ       $0x40, SI
+	SUBQ       $0x10, BX
+	JMP        one321
+
+tail322:
+	TESTQ     BX, BX
+	JZ        done323
+	MOVQ      $0x00000001, DI
+	SHLXQ     BX, DI, DI
+	DECQ      DI
+	KMOVW     DI, K1
+	VMOVUPS.Z (CX)(SI*1), K1, Z0
+	VMOVUPS.Z (DX)(SI*1), K1, Z1
+	VMULPS    Z1, Z0, Z0
+	VMOVUPS   Z0, K1, (AX)(SI*1)
+
+done323:
+	VZEROUPPER
+	RET
+
+// func maxAVX512(dst []float32, a []float32, b []float32)
+// Requires: AVX, AVX512F, BMI2, MMX+
+TEXT ·maxAVX512(SB), NOSPLIT, $0-72
+	MOVQ dst_base+0(FP), AX
+	MOVQ a_base+24(FP), CX
+	MOVQ b_base+48(FP), DX
+	MOVQ dst_len+8(FP), BX
+	XORQ SI, SI
+
+many324:
+	CMPQ       BX, $0x40
+	JLT        one325
+	PREFETCHT0 2048(CX)(SI*1)
+	VMOVUPS    (CX)(SI*1), Z0
+	PREFETCHT0 2048(DX)(SI*1)
+	VMOVUPS    (DX)(SI*1), Z1
+	VMAXPS     Z1, Z0, Z0
+	PREFETCHT0 2048(AX)(SI*1)
+	VMOVUPS    Z0, (AX)(SI*1)
+	PREFETCHT0 2112(CX)(SI*1)
+	VMOVUPS    64(CX)(SI*1), Z0
+	PREFETCHT0 2112(DX)(SI*1)
+	VMOVUPS    64(DX)(SI*1), Z1
+	VMAXPS     Z1, Z0, Z0
+	PREFETCHT0 2112(AX)(SI*1)
+	VMOVUPS    Z0, 64(AX)(SI*1)
+	PREFETCHT0 2176(CX)(SI*1)
+	VMOVUPS    128(CX)(SI*1), Z0
+	PREFETCHT0 2176(DX)(SI*1)
+	VMOVUPS    128(DX)(SI*1), Z1
+	VMAXPS     Z1, Z0, Z0
+	PREFETCHT0 2176(AX)(SI*1)
+	VMOVUPS    Z0, 128(AX)(SI*1)
+	PREFETCHT0 2240(CX)(SI*1)
+	VMOVUPS    192(CX)(SI*1), Z0
+	PREFETCHT0 2240(DX)(SI*1)
+	VMOVUPS    192(DX)(SI*1), Z1
+	VMAXPS     Z1, Z0, Z0
+	PREFETCHT0 2240(AX)(SI*1)
+	VMOVUPS    Z0, 192(AX)(SI*1)
+	ADDQ       $0x00000100, SI
+	SUBQ       $0x40, BX
+	JMP        many324
+
+one325:
+	CMPQ       BX, $0x10
+	JLT        tail326
+	PREFETCHT0 2048(CX)(SI*1)
+	VMOVUPS    (CX)(SI*1), Z0
+	PREFETCHT0 2048(DX)(SI*1)
+	VMOVUPS    (DX)(SI*1), Z1
+	VMAXPS     Z1, Z0, Z0
+	PREFETCHT0 2048(AX)(SI*1)
+	VMOVUPS    Z0, (AX)(SI*1)
+	ADDQ       $0x40, SI
+	SUBQ       $0x10, BX
+	JMP        one325
+
+tail326:
+	TESTQ     BX, BX
+	JZ        done327
+	MOVQ      $0x00000001, DI
+	SHLXQ     BX, DI, DI
+	DECQ      DI
+	KMOVW     DI, K1
+	VMOVUPS.Z (CX)(SI*1), K1, Z0
+	VMOVUPS.Z (DX)(SI*1), K1, Z1
+	VMAXPS    Z1, Z0, Z0
+	VMOVUPS   Z0, K1, (AX)(SI*1)
+
+done327:
+	VZEROUPPER
+	RET
+
+// func scaleAVX512(dst []float32, x []float32, s float32)
+// Requires: AVX, AVX512F, BMI2, MMX+
+TEXT ·scaleAVX512(SB), NOSPLIT, $0-52
+	MOVQ         dst_base+0(FP), AX
+	MOVQ         x_base+24(FP), CX
+	VBROADCASTSS s+48(FP), Z0
+	MOVQ         dst_len+8(FP), DX
+	XORQ         BX, BX
+
+many328:
+	CMPQ       DX, $0x40
+	JLT        one329
+	PREFETCHT0 2048(CX)(BX*1)
+	VMOVUPS    (CX)(BX*1), Z1
+	VMULPS     Z0, Z1, Z1
+	PREFETCHT0 2048(AX)(BX*1)
+	VMOVUPS    Z1, (AX)(BX*1)
+	PREFETCHT0 2112(CX)(BX*1)
+	VMOVUPS    64(CX)(BX*1), Z1
+	VMULPS     Z0, Z1, Z1
+	PREFETCHT0 2112(AX)(BX*1)
+	VMOVUPS    Z1, 64(AX)(BX*1)
+	PREFETCHT0 2176(CX)(BX*1)
+	VMOVUPS    128(CX)(BX*1), Z1
+	VMULPS     Z0, Z1, Z1
+	PREFETCHT0 2176(AX)(BX*1)
+	VMOVUPS    Z1, 128(AX)(BX*1)
+	PREFETCHT0 2240(CX)(BX*1)
+	VMOVUPS    192(CX)(BX*1), Z1
+	VMULPS     Z0, Z1, Z1
+	PREFETCHT0 2240(AX)(BX*1)
+	VMOVUPS    Z1, 192(AX)(BX*1)
+	ADDQ       $0x00000100, BX
+	SUBQ       $0x40, DX
+	JMP        many328
+
+one329:
+	CMPQ       DX, $0x10
+	JLT        tail330
+	PREFETCHT0 2048(CX)(BX*1)
+	VMOVUPS    (CX)(BX*1), Z1
+	VMULPS     Z0, Z1, Z1
+	PREFETCHT0 2048(AX)(BX*1)
+	VMOVUPS    Z1, (AX)(BX*1)
+	ADDQ       $0x40, BX
+	SUBQ       $0x10, DX
+	JMP        one329
+
+tail330:
+	TESTQ     DX, DX
+	JZ        done331
+	MOVQ      $0x00000001, SI
+	SHLXQ     DX, SI, SI
+	DECQ      SI
+	KMOVW     SI, K1
+	VMOVUPS.Z (CX)(BX*1), K1, Z1
+	VMULPS    Z0, Z1, Z1
+	VMOVUPS   Z1, K1, (AX)(BX*1)
+
+done331:
+	VZEROUPPER
+	RET
+
+// func axpyAVX512(dst []float32, x []float32, s float32)
+// Requires: AVX, AVX512F, BMI2, MMX+
+TEXT ·axpyAVX512(SB), NOSPLIT, $0-52
+	MOVQ         dst_base+0(FP), AX
+	MOVQ         x_base+24(FP), CX
+	VBROADCASTSS s+48(FP), Z0
+	MOVQ         dst_len+8(FP), DX
+	XORQ         BX, BX
+
+many332:
+	CMPQ        DX, $0x40
+	JLT         one333
+	PREFETCHT0  2048(AX)(BX*1)
+	VMOVUPS     (AX)(BX*1), Z1
+	PREFETCHT0  2048(CX)(BX*1)
+	VMOVUPS     (CX)(BX*1), Z2
+	VFMADD231PS Z0, Z2, Z1
+	VMOVUPS     Z1, (AX)(BX*1)
+	PREFETCHT0  2112(AX)(BX*1)
+	VMOVUPS     64(AX)(BX*1), Z1
+	PREFETCHT0  2112(CX)(BX*1)
+	VMOVUPS     64(CX)(BX*1), Z2
+	VFMADD231PS Z0, Z2, Z1
+	VMOVUPS     Z1, 64(AX)(BX*1)
+	PREFETCHT0  2176(AX)(BX*1)
+	VMOVUPS     128(AX)(BX*1), Z1
+	PREFETCHT0  2176(CX)(BX*1)
+	VMOVUPS     128(CX)(BX*1), Z2
+	VFMADD231PS Z0, Z2, Z1
+	VMOVUPS     Z1, 128(AX)(BX*1)
+	PREFETCHT0  2240(AX)(BX*1)
+	VMOVUPS     192(AX)(BX*1), Z1
+	PREFETCHT0  2240(CX)(BX*1)
+	VMOVUPS     192(CX)(BX*1), Z2
+	VFMADD231PS Z0, Z2, Z1
+	VMOVUPS     Z1, 192(AX)(BX*1)
+	ADDQ        $0x00000100, BX
+	SUBQ        $0x40, DX
+	JMP         many332
+
+one333:
+	CMPQ        DX, $0x10
+	JLT         tail334
+	PREFETCHT0  2048(AX)(BX*1)
+	VMOVUPS     (AX)(BX*1), Z1
+	PREFETCHT0  2048(CX)(BX*1)
+	VMOVUPS     (CX)(BX*1), Z2
+	VFMADD231PS Z0, Z2, Z1
+	VMOVUPS     Z1, (AX)(BX*1)
+	ADDQ        $0x40, BX
+	SUBQ        $0x10, DX
+	JMP         one333
+
+tail334:
+	TESTQ       DX, DX
+	JZ          done335
+	MOVQ        $0x00000001, SI
+	SHLXQ       DX, SI, SI
+	DECQ        SI
+	KMOVW       SI, K1
+	VMOVUPS.Z   (AX)(BX*1), K1, Z1
+	VMOVUPS.Z   (CX)(BX*1), K1, Z2
+	VFMADD231PS Z0, Z2, Z1
+	VMOVUPS     Z1, K1, (AX)(BX*1)
+
+done335:
+	VZEROUPPER
+	RET
+
+// func expSumAVX512(dst []float32, x []float32, scale float32, shift float32) float32
+// Requires: AVX, AVX512F, BMI2, MMX+, SSE
+TEXT ·expSumAVX512(SB), NOSPLIT, $0-60
+	MOVQ         dst_base+0(FP), AX
+	MOVQ         x_base+24(FP), CX
+	VBROADCASTSS scale+48(FP), Z0
+	VBROADCASTSS shift+52(FP), Z1
+	VPXORD       Z2, Z2, Z2
+	VPXORD       Z3, Z3, Z3
+	MOVQ         dst_len+8(FP), DX
+	XORQ         BX, BX
+
+many336:
+	CMPQ         DX, $0x20
+	JLT          one337
+	PREFETCHT0   2048(CX)(BX*1)
+	VMOVUPS      (CX)(BX*1), Z4
+	VFMSUB213PS  Z1, Z0, Z4
+	VMOVUPS      wordc2ae999a<>+0(SB), Z5
+	VMAXPS       Z4, Z5, Z4
+	VMOVUPS      word42b20000<>+0(SB), Z5
+	VMINPS       Z4, Z5, Z4
+	VMULPS       word3fb8aa3b<>+0(SB), Z4, Z5
+	VRNDSCALEPS  $0x08, Z5, Z5
+	VFNMADD231PS word3f318000<>+0(SB), Z5, Z4
+	VFNMADD231PS wordb95e8083<>+0(SB), Z5, Z4
+	VMOVUPS      word39506967<>+0(SB), Z6
+	VFMADD213PS  word3ab743ce<>+0(SB), Z4, Z6
+	VFMADD213PS  word3c088908<>+0(SB), Z4, Z6
+	VFMADD213PS  word3d2aa9c1<>+0(SB), Z4, Z6
+	VFMADD213PS  word3e2aaaaa<>+0(SB), Z4, Z6
+	VFMADD213PS  word3f000000<>+0(SB), Z4, Z6
+	VFMADD213PS  word3f800000<>+0(SB), Z4, Z6
+	VFMADD213PS  word3f800000<>+0(SB), Z4, Z6
+	VCVTPS2DQ    Z5, Z5
+	VPADDD       word0000007e<>+0(SB), Z5, Z5
+	VPSLLD       $0x17, Z5, Z5
+	VMULPS       Z5, Z6, Z6
+	VADDPS       Z6, Z6, Z6
+	PREFETCHT0   2048(AX)(BX*1)
+	VMOVUPS      Z6, (AX)(BX*1)
+	VADDPS       Z6, Z2, Z2
+	PREFETCHT0   2112(CX)(BX*1)
+	VMOVUPS      64(CX)(BX*1), Z4
+	VFMSUB213PS  Z1, Z0, Z4
+	VMOVUPS      wordc2ae999a<>+0(SB), Z5
+	VMAXPS       Z4, Z5, Z4
+	VMOVUPS      word42b20000<>+0(SB), Z5
+	VMINPS       Z4, Z5, Z4
+	VMULPS       word3fb8aa3b<>+0(SB), Z4, Z5
+	VRNDSCALEPS  $0x08, Z5, Z5
+	VFNMADD231PS word3f318000<>+0(SB), Z5, Z4
+	VFNMADD231PS wordb95e8083<>+0(SB), Z5, Z4
+	VMOVUPS      word39506967<>+0(SB), Z6
+	VFMADD213PS  word3ab743ce<>+0(SB), Z4, Z6
+	VFMADD213PS  word3c088908<>+0(SB), Z4, Z6
+	VFMADD213PS  word3d2aa9c1<>+0(SB), Z4, Z6
+	VFMADD213PS  word3e2aaaaa<>+0(SB), Z4, Z6
+	VFMADD213PS  word3f000000<>+0(SB), Z4, Z6
+	VFMADD213PS  word3f800000<>+0(SB), Z4, Z6
+	VFMADD213PS  word3f800000<>+0(SB), Z4, Z6
+	VCVTPS2DQ    Z5, Z5
+	VPADDD       word0000007e<>+0(SB), Z5, Z5
+	VPSLLD       $0x17, Z5, Z5
+	VMULPS       Z5, Z6, Z6
+	VADDPS       Z6, Z6, Z6
+	PREFETCHT0   2112(AX)(BX*1)
+	VMOVUPS      Z6, 64(AX)(BX*1)
+	VADDPS       Z6, Z3, Z3
+	ADDQ         $0x00000080, BX
+	SUBQ         $0x20, DX
+	JMP          many336
+
+one337:
+	CMPQ         DX, $0x10
+	JLT          tail338
+	PREFETCHT0   2048(CX)(BX*1)
+	VMOVUPS      (CX)(BX*1), Z4
+	VFMSUB213PS  Z1, Z0, Z4
+	VMOVUPS      wordc2ae999a<>+0(SB), Z5
+	VMAXPS       Z4, Z5, Z4
+	VMOVUPS      word42b20000<>+0(SB), Z5
+	VMINPS       Z4, Z5, Z4
+	VMULPS       word3fb8aa3b<>+0(SB), Z4, Z5
+	VRNDSCALEPS  $0x08, Z5, Z5
+	VFNMADD231PS word3f318000<>+0(SB), Z5, Z4
+	VFNMADD231PS wordb95e8083<>+0(SB), Z5, Z4
+	VMOVUPS      word39506967<>+0(SB), Z6
+	VFMADD213PS  word3ab743ce<>+0(SB), Z4, Z6
+	VFMADD213PS  word3c088908<>+0(SB), Z4, Z6
+	VFMADD213PS  word3d2aa9c1<>+0(SB), Z4, Z6
+	VFMADD213PS  word3e2aaaaa<>+0(SB), Z4, Z6
+	VFMADD213PS  word3f000000<>+0(SB), Z4, Z6
+	VFMADD213PS  word3f800000<>+0(SB), Z4, Z6
+	VFMADD213PS  word3f800000<>+0(SB), Z4, Z6
+	VCVTPS2DQ    Z5, Z5
+	VPADDD       word0000007e<>+0(SB), Z5, Z5
+	VPSLLD       $0x17, Z5, Z5
+	VMULPS       Z5, Z6, Z6
+	VADDPS       Z6, Z6, Z6
+	PREFETCHT0   2048(AX)(BX*1)
+	VMOVUPS      Z6, (AX)(BX*1)
+	VADDPS       Z6, Z2, Z2
+	ADDQ         $0x40, BX
+	SUBQ         $0x10, DX
+	JMP          one337
+
+tail338:
+	TESTQ        DX, DX
+	JZ           done339
+	MOVQ         $0x00000001, SI
+	SHLXQ        DX, SI, SI
+	DECQ         SI
+	KMOVW        SI, K1
+	VMOVUPS.Z    (CX)(BX*1), K1, Z4
+	VFMSUB213PS  Z1, Z0, Z4
+	VMOVUPS      wordc2ae999a<>+0(SB), Z0
+	VMAXPS       Z4, Z0, Z4
+	VMOVUPS      word42b20000<>+0(SB), Z0
+	VMINPS       Z4, Z0, Z4
+	VMULPS       word3fb8aa3b<>+0(SB), Z4, Z0
+	VRNDSCALEPS  $0x08, Z0, Z0
+	VFNMADD231PS word3f318000<>+0(SB), Z0, Z4
+	VFNMADD231PS wordb95e8083<>+0(SB), Z0, Z4
+	VMOVUPS      word39506967<>+0(SB), Z1
+	VFMADD213PS  word3ab743ce<>+0(SB), Z4, Z1
+	VFMADD213PS  word3c088908<>+0(SB), Z4, Z1
+	VFMADD213PS  word3d2aa9c1<>+0(SB), Z4, Z1
+	VFMADD213PS  word3e2aaaaa<>+0(SB), Z4, Z1
+	VFMADD213PS  word3f000000<>+0(SB), Z4, Z1
+	VFMADD213PS  word3f800000<>+0(SB), Z4, Z1
+	VFMADD213PS  word3f800000<>+0(SB), Z4, Z1
+	VCVTPS2DQ    Z0, Z0
+	VPADDD       word0000007e<>+0(SB), Z0, Z0
+	VPSLLD       $0x17, Z0, Z0
+	VMULPS       Z0, Z1, Z1
+	VADDPS       Z1, Z1, Z1
+	VMOVUPS      Z1, K1, (AX)(BX*1)
+	VMOVAPS.Z    Z1, K1, Z1
+	VADDPS       Z1, Z2, Z2
+
+done339:
+	VADDPS        Z3, Z2, Z2
+	VEXTRACTF64X4 $0x01, Z2, Y0
+	VADDPS        Y0, Y2, Y2
+	VEXTRACTF128  $0x01, Y2, X0
+	VADDPS        X0, X2, X2
+	VMOVHLPS      X2, X2, X0
+	VADDPS        X0, X2, X2
+	VMOVSHDUP     X2, X0
+	VADDPS        X0, X2, X2
+	MOVSS         X2, ret+56(FP)
+	VZEROUPPER
+	RET
+
+// func expMulAVX512(dst []float32, x []float32, shift float32, mul float32)
+// Requires: AVX, AVX512F, BMI2, MMX+
+TEXT ·expMulAVX512(SB), NOSPLIT, $0-56
+	MOVQ         dst_base+0(FP), AX
+	MOVQ         x_base+24(FP), CX
+	VBROADCASTSS shift+48(FP), Z0
+	VBROADCASTSS mul+52(FP), Z1
+	MOVQ         dst_len+8(FP), DX
+	XORQ         BX, BX
+
+many340:
+	CMPQ         DX, $0x20
+	JLT          one341
+	PREFETCHT0   2048(CX)(BX*1)
+	VMOVUPS      (CX)(BX*1), Z2
+	VSUBPS       Z0, Z2, Z2
+	VMOVUPS      wordc2ae999a<>+0(SB), Z3
+	VMAXPS       Z2, Z3, Z2
+	VMOVUPS      word42b20000<>+0(SB), Z3
+	VMINPS       Z2, Z3, Z2
+	VMULPS       word3fb8aa3b<>+0(SB), Z2, Z3
+	VRNDSCALEPS  $0x08, Z3, Z3
+	VFNMADD231PS word3f318000<>+0(SB), Z3, Z2
+	VFNMADD231PS wordb95e8083<>+0(SB), Z3, Z2
+	VMOVUPS      word39506967<>+0(SB), Z4
+	VFMADD213PS  word3ab743ce<>+0(SB), Z2, Z4
+	VFMADD213PS  word3c088908<>+0(SB), Z2, Z4
+	VFMADD213PS  word3d2aa9c1<>+0(SB), Z2, Z4
+	VFMADD213PS  word3e2aaaaa<>+0(SB), Z2, Z4
+	VFMADD213PS  word3f000000<>+0(SB), Z2, Z4
+	VFMADD213PS  word3f800000<>+0(SB), Z2, Z4
+	VFMADD213PS  word3f800000<>+0(SB), Z2, Z4
+	VCVTPS2DQ    Z3, Z3
+	VPADDD       word0000007e<>+0(SB), Z3, Z3
+	VPSLLD       $0x17, Z3, Z3
+	VMULPS       Z3, Z4, Z4
+	VADDPS       Z4, Z4, Z4
+	VMULPS       Z1, Z4, Z4
+	PREFETCHT0   2048(AX)(BX*1)
+	VMOVUPS      Z4, (AX)(BX*1)
+	PREFETCHT0   2112(CX)(BX*1)
+	VMOVUPS      64(CX)(BX*1), Z2
+	VSUBPS       Z0, Z2, Z2
+	VMOVUPS      wordc2ae999a<>+0(SB), Z3
+	VMAXPS       Z2, Z3, Z2
+	VMOVUPS      word42b20000<>+0(SB), Z3
+	VMINPS       Z2, Z3, Z2
+	VMULPS       word3fb8aa3b<>+0(SB), Z2, Z3
+	VRNDSCALEPS  $0x08, Z3, Z3
+	VFNMADD231PS word3f318000<>+0(SB), Z3, Z2
+	VFNMADD231PS wordb95e8083<>+0(SB), Z3, Z2
+	VMOVUPS      word39506967<>+0(SB), Z4
+	VFMADD213PS  word3ab743ce<>+0(SB), Z2, Z4
+	VFMADD213PS  word3c088908<>+0(SB), Z2, Z4
+	VFMADD213PS  word3d2aa9c1<>+0(SB), Z2, Z4
+	VFMADD213PS  word3e2aaaaa<>+0(SB), Z2, Z4
+	VFMADD213PS  word3f000000<>+0(SB), Z2, Z4
+	VFMADD213PS  word3f800000<>+0(SB), Z2, Z4
+	VFMADD213PS  word3f800000<>+0(SB), Z2, Z4
+	VCVTPS2DQ    Z3, Z3
+	VPADDD       word0000007e<>+0(SB), Z3, Z3
+	VPSLLD       $0x17, Z3, Z3
+	VMULPS       Z3, Z4, Z4
+	VADDPS       Z4, Z4, Z4
+	VMULPS       Z1, Z4, Z4
+	PREFETCHT0   2112(AX)(BX*1)
+	VMOVUPS      Z4, 64(AX)(BX*1)
+	ADDQ         $0x00000080, BX
+	SUBQ         $0x20, DX
+	JMP          many340
+
+one341:
+	CMPQ         DX, $0x10
+	JLT          tail342
+	PREFETCHT0   2048(CX)(BX*1)
+	VMOVUPS      (CX)(BX*1), Z2
+	VSUBPS       Z0, Z2, Z2
+	VMOVUPS      wordc2ae999a<>+0(SB), Z3
+	VMAXPS       Z2, Z3, Z2
+	VMOVUPS      word42b20000<>+0(SB), Z3
+	VMINPS       Z2, Z3, Z2
+	VMULPS       word3fb8aa3b<>+0(SB), Z2, Z3
+	VRNDSCALEPS  $0x08, Z3, Z3
+	VFNMADD231PS word3f318000<>+0(SB), Z3, Z2
+	VFNMADD231PS wordb95e8083<>+0(SB), Z3, Z2
+	VMOVUPS      word39506967<>+0(SB), Z4
+	VFMADD213PS  word3ab743ce<>+0(SB), Z2, Z4
+	VFMADD213PS  word3c088908<>+0(SB), Z2, Z4
+	VFMADD213PS  word3d2aa9c1<>+0(SB), Z2, Z4
+	VFMADD213PS  word3e2aaaaa<>+0(SB), Z2, Z4
+	VFMADD213PS  word3f000000<>+0(SB), Z2, Z4
+	VFMADD213PS  word3f800000<>+0(SB), Z2, Z4
+	VFMADD213PS  word3f800000<>+0(SB), Z2, Z4
+	VCVTPS2DQ    Z3, Z3
+	VPADDD       word0000007e<>+0(SB), Z3, Z3
+	VPSLLD       $0x17, Z3, Z3
+	VMULPS       Z3, Z4, Z4
+	VADDPS       Z4, Z4, Z4
+	VMULPS       Z1, Z4, Z4
+	PREFETCHT0   2048(AX)(BX*1)
+	VMOVUPS      Z4, (AX)(BX*1)
+	ADDQ         $0x40, BX
+	SUBQ         $0x10, DX
+	JMP          one341
+
+tail342:
+	TESTQ        DX, DX
+	JZ           done343
+	MOVQ         $0x00000001, SI
+	SHLXQ        DX, SI, SI
+	DECQ         SI
+	KMOVW        SI, K1
+	VMOVUPS.Z    (CX)(BX*1), K1, Z2
+	VSUBPS       Z0, Z2, Z2
+	VMOVUPS      wordc2ae999a<>+0(SB), Z0
+	VMAXPS       Z2, Z0, Z2
+	VMOVUPS      word42b20000<>+0(SB), Z0
+	VMINPS       Z2, Z0, Z2
+	VMULPS       word3fb8aa3b<>+0(SB), Z2, Z0
+	VRNDSCALEPS  $0x08, Z0, Z0
+	VFNMADD231PS word3f318000<>+0(SB), Z0, Z2
+	VFNMADD231PS wordb95e8083<>+0(SB), Z0, Z2
+	VMOVUPS      word39506967<>+0(SB), Z3
+	VFMADD213PS  word3ab743ce<>+0(SB), Z2, Z3
+	VFMADD213PS  word3c088908<>+0(SB), Z2, Z3
+	VFMADD213PS  word3d2aa9c1<>+0(SB), Z2, Z3
+	VFMADD213PS  word3e2aaaaa<>+0(SB), Z2, Z3
+	VFMADD213PS  word3f000000<>+0(SB), Z2, Z3
+	VFMADD213PS  word3f800000<>+0(SB), Z2, Z3
+	VFMADD213PS  word3f800000<>+0(SB), Z2, Z3
+	VCVTPS2DQ    Z0, Z0
+	VPADDD       word0000007e<>+0(SB), Z0, Z0
+	VPSLLD       $0x17, Z0, Z0
+	VMULPS       Z0, Z3, Z3
+	VADDPS       Z3, Z3, Z3
+	VMULPS       Z1, Z3, Z3
+	VMOVUPS      Z3, K1, (AX)(BX*1)
+
+done343:
+	VZEROUPPER
+	RET
+
+// func geluAVX512(y []float32, x []float32)
+// Requires: AVX, AVX512F, BMI2, MMX+
+TEXT ·geluAVX512(SB), NOSPLIT, $0-48
+	MOVQ y_base+0(FP), AX
+	MOVQ x_base+24(FP), CX
+	MOVQ y_len+8(FP), DX
+	XORQ BX, BX
+
+one345:
+	CMPQ         DX, $0x10
+	JLT          tail346
+	PREFETCHT0   2048(CX)(BX*1)
+	VMOVUPS      (CX)(BX*1), Z0
+	VMULPS       wordbf000000<>+0(SB), Z0, Z1
+	VMULPS       Z0, Z1, Z1
+	VMOVUPS      wordc2ae999a<>+0(SB), Z2
+	VMAXPS       Z1, Z2, Z1
+	VMOVUPS      word42b20000<>+0(SB), Z2
+	VMINPS       Z1, Z2, Z1
+	VMULPS       word3fb8aa3b<>+0(SB), Z1, Z2
+	VRNDSCALEPS  $0x08, Z2, Z2
+	VFNMADD231PS word3f318000<>+0(SB), Z2, Z1
+	VFNMADD231PS wordb95e8083<>+0(SB), Z2, Z1
+	VMOVUPS      word39506967<>+0(SB), Z3
+	VFMADD213PS  word3ab743ce<>+0(SB), Z1, Z3
+	VFMADD213PS  word3c088908<>+0(SB), Z1, Z3
+	VFMADD213PS  word3d2aa9c1<>+0(SB), Z1, Z3
+	VFMADD213PS  word3e2aaaaa<>+0(SB), Z1, Z3
+	VFMADD213PS  word3f000000<>+0(SB), Z1, Z3
+	VFMADD213PS  word3f800000<>+0(SB), Z1, Z3
+	VFMADD213PS  word3f800000<>+0(SB), Z1, Z3
+	VCVTPS2DQ    Z2, Z2
+	VPADDD       word0000007e<>+0(SB), Z2, Z2
+	VPSLLD       $0x17, Z2, Z2
+	VMULPS       Z2, Z3, Z3
+	VADDPS       Z3, Z3, Z3
+	VMOVUPS      word3f800000<>+0(SB), Z2
+	VPANDD       word7fffffff<>+0(SB), Z0, Z1
+	VMOVUPS      word3e6d3388<>+0(SB), Z4
+	VFMADD213PS  Z2, Z4, Z1
+	VDIVPS       Z1, Z2, Z1
+	VMOVUPS      wordba822250<>+0(SB), Z4
+	VFMADD213PS  wordbd87f19d<>+0(SB), Z1, Z4
+	VFMADD213PS  word3e76afbf<>+0(SB), Z1, Z4
+	VFMADD213PS  wordbe4856ff<>+0(SB), Z1, Z4
+	VFMADD213PS  word3e639481<>+0(SB), Z1, Z4
+	VFMADD213PS  word3c6b7660<>+0(SB), Z1, Z4
+	VFMADD213PS  word3dd20619<>+0(SB), Z1, Z4
+	VFMADD213PS  word3db92e06<>+0(SB), Z1, Z4
+	VFMADD213PS  word3dbd7cb7<>+0(SB), Z1, Z4
+	VMULPS       Z1, Z4, Z4
+	VMULPS       Z3, Z4, Z4
+	VSUBPS       Z4, Z2, Z1
+	VPTESTMD     word80000000<>+0(SB), Z0, K1
+	VMOVAPS      Z4, K1, Z1
+	VMULPS       Z0, Z1, Z1
+	PREFETCHT0   2048(AX)(BX*1)
+	VMOVUPS      Z1, (AX)(BX*1)
+	ADDQ         $0x40, BX
+	SUBQ         $0x10, DX
+	JMP          one345
+
+tail346:
+	TESTQ        DX, DX
+	JZ           done347
+	MOVQ         $0x00000001, SI
+	SHLXQ        DX, SI, SI
+	DECQ         SI
+	KMOVW        SI, K1
+	VMOVUPS.Z    (CX)(BX*1), K1, Z0
+	VMULPS       wordbf000000<>+0(SB), Z0, Z1
+	VMULPS       Z0, Z1, Z1
+	VMOVUPS      wordc2ae999a<>+0(SB), Z2
+	VMAXPS       Z1, Z2, Z1
+	VMOVUPS      word42b20000<>+0(SB), Z2
+	VMINPS       Z1, Z2, Z1
+	VMULPS       word3fb8aa3b<>+0(SB), Z1, Z2
+	VRNDSCALEPS  $0x08, Z2, Z2
+	VFNMADD231PS word3f318000<>+0(SB), Z2, Z1
+	VFNMADD231PS wordb95e8083<>+0(SB), Z2, Z1
+	VMOVUPS      word39506967<>+0(SB), Z3
+	VFMADD213PS  word3ab743ce<>+0(SB), Z1, Z3
+	VFMADD213PS  word3c088908<>+0(SB), Z1, Z3
+	VFMADD213PS  word3d2aa9c1<>+0(SB), Z1, Z3
+	VFMADD213PS  word3e2aaaaa<>+0(SB), Z1, Z3
+	VFMADD213PS  word3f000000<>+0(SB), Z1, Z3
+	VFMADD213PS  word3f800000<>+0(SB), Z1, Z3
+	VFMADD213PS  word3f800000<>+0(SB), Z1, Z3
+	VCVTPS2DQ    Z2, Z2
+	VPADDD       word0000007e<>+0(SB), Z2, Z2
+	VPSLLD       $0x17, Z2, Z2
+	VMULPS       Z2, Z3, Z3
+	VADDPS       Z3, Z3, Z3
+	VMOVUPS      word3f800000<>+0(SB), Z2
+	VPANDD       word7fffffff<>+0(SB), Z0, Z1
+	VMOVUPS      word3e6d3388<>+0(SB), Z4
+	VFMADD213PS  Z2, Z4, Z1
+	VDIVPS       Z1, Z2, Z1
+	VMOVUPS      wordba822250<>+0(SB), Z4
+	VFMADD213PS  wordbd87f19d<>+0(SB), Z1, Z4
+	VFMADD213PS  word3e76afbf<>+0(SB), Z1, Z4
+	VFMADD213PS  wordbe4856ff<>+0(SB), Z1, Z4
+	VFMADD213PS  word3e639481<>+0(SB), Z1, Z4
+	VFMADD213PS  word3c6b7660<>+0(SB), Z1, Z4
+	VFMADD213PS  word3dd20619<>+0(SB), Z1, Z4
+	VFMADD213PS  word3db92e06<>+0(SB), Z1, Z4
+	VFMADD213PS  word3dbd7cb7<>+0(SB), Z1, Z4
+	VMULPS       Z1, Z4, Z4
+	VMULPS       Z3, Z4, Z4
+	VSUBPS       Z4, Z2, Z1
+	VPTESTMD     word80000000<>+0(SB), Z0, K2
+	VMOVAPS      Z4, K2, Z1
+	VMULPS       Z0, Z1, Z1
+	VMOVUPS      Z1, K1, (AX)(BX*1)
+
+done347:
+	VZEROUPPER
+	RET
+
+// func geluGradAVX512(dx []float32, dy []float32, x []float32)
+// Requires: AVX, AVX512F, BMI2, MMX+
+TEXT ·geluGradAVX512(SB), NOSPLIT, $0-72
+	MOVQ dx_base+0(FP), AX
+	MOVQ dy_base+24(FP), CX
+	MOVQ x_base+48(FP), DX
+	MOVQ dx_len+8(FP), BX
+	XORQ SI, SI
+
+one349:
+	CMPQ         BX, $0x10
+	JLT          tail350
+	PREFETCHT0   2048(DX)(SI*1)
+	VMOVUPS      (DX)(SI*1), Z0
+	VMULPS       wordbf000000<>+0(SB), Z0, Z1
+	VMULPS       Z0, Z1, Z1
+	VMOVUPS      wordc2ae999a<>+0(SB), Z2
+	VMAXPS       Z1, Z2, Z1
+	VMOVUPS      word42b20000<>+0(SB), Z2
+	VMINPS       Z1, Z2, Z1
+	VMULPS       word3fb8aa3b<>+0(SB), Z1, Z2
+	VRNDSCALEPS  $0x08, Z2, Z2
+	VFNMADD231PS word3f318000<>+0(SB), Z2, Z1
+	VFNMADD231PS wordb95e8083<>+0(SB), Z2, Z1
+	VMOVUPS      word39506967<>+0(SB), Z3
+	VFMADD213PS  word3ab743ce<>+0(SB), Z1, Z3
+	VFMADD213PS  word3c088908<>+0(SB), Z1, Z3
+	VFMADD213PS  word3d2aa9c1<>+0(SB), Z1, Z3
+	VFMADD213PS  word3e2aaaaa<>+0(SB), Z1, Z3
+	VFMADD213PS  word3f000000<>+0(SB), Z1, Z3
+	VFMADD213PS  word3f800000<>+0(SB), Z1, Z3
+	VFMADD213PS  word3f800000<>+0(SB), Z1, Z3
+	VCVTPS2DQ    Z2, Z2
+	VPADDD       word0000007e<>+0(SB), Z2, Z2
+	VPSLLD       $0x17, Z2, Z2
+	VMULPS       Z2, Z3, Z3
+	VADDPS       Z3, Z3, Z3
+	VMOVUPS      word3f800000<>+0(SB), Z2
+	VPANDD       word7fffffff<>+0(SB), Z0, Z1
+	VMOVUPS      word3e6d3388<>+0(SB), Z4
+	VFMADD213PS  Z2, Z4, Z1
+	VDIVPS       Z1, Z2, Z1
+	VMOVUPS      wordba822250<>+0(SB), Z4
+	VFMADD213PS  wordbd87f19d<>+0(SB), Z1, Z4
+	VFMADD213PS  word3e76afbf<>+0(SB), Z1, Z4
+	VFMADD213PS  wordbe4856ff<>+0(SB), Z1, Z4
+	VFMADD213PS  word3e639481<>+0(SB), Z1, Z4
+	VFMADD213PS  word3c6b7660<>+0(SB), Z1, Z4
+	VFMADD213PS  word3dd20619<>+0(SB), Z1, Z4
+	VFMADD213PS  word3db92e06<>+0(SB), Z1, Z4
+	VFMADD213PS  word3dbd7cb7<>+0(SB), Z1, Z4
+	VMULPS       Z1, Z4, Z4
+	VMULPS       Z3, Z4, Z4
+	VSUBPS       Z4, Z2, Z1
+	VPTESTMD     word80000000<>+0(SB), Z0, K1
+	VMOVAPS      Z4, K1, Z1
+	VMULPS       word3ecc422a<>+0(SB), Z0, Z0
+	VFMADD231PS  Z3, Z0, Z1
+	PREFETCHT0   2048(CX)(SI*1)
+	VMOVUPS      (CX)(SI*1), Z0
+	VMULPS       Z0, Z1, Z1
+	PREFETCHT0   2048(AX)(SI*1)
+	VMOVUPS      Z1, (AX)(SI*1)
+	ADDQ         $0x40, SI
+	SUBQ         $0x10, BX
+	JMP          one349
+
+tail350:
+	TESTQ        BX, BX
+	JZ           done351
+	MOVQ         $0x00000001, DI
+	SHLXQ        BX, DI, DI
+	DECQ         DI
+	KMOVW        DI, K1
+	VMOVUPS.Z    (DX)(SI*1), K1, Z0
+	VMULPS       wordbf000000<>+0(SB), Z0, Z1
+	VMULPS       Z0, Z1, Z1
+	VMOVUPS      wordc2ae999a<>+0(SB), Z2
+	VMAXPS       Z1, Z2, Z1
+	VMOVUPS      word42b20000<>+0(SB), Z2
+	VMINPS       Z1, Z2, Z1
+	VMULPS       word3fb8aa3b<>+0(SB), Z1, Z2
+	VRNDSCALEPS  $0x08, Z2, Z2
+	VFNMADD231PS word3f318000<>+0(SB), Z2, Z1
+	VFNMADD231PS wordb95e8083<>+0(SB), Z2, Z1
+	VMOVUPS      word39506967<>+0(SB), Z3
+	VFMADD213PS  word3ab743ce<>+0(SB), Z1, Z3
+	VFMADD213PS  word3c088908<>+0(SB), Z1, Z3
+	VFMADD213PS  word3d2aa9c1<>+0(SB), Z1, Z3
+	VFMADD213PS  word3e2aaaaa<>+0(SB), Z1, Z3
+	VFMADD213PS  word3f000000<>+0(SB), Z1, Z3
+	VFMADD213PS  word3f800000<>+0(SB), Z1, Z3
+	VFMADD213PS  word3f800000<>+0(SB), Z1, Z3
+	VCVTPS2DQ    Z2, Z2
+	VPADDD       word0000007e<>+0(SB), Z2, Z2
+	VPSLLD       $0x17, Z2, Z2
+	VMULPS       Z2, Z3, Z3
+	VADDPS       Z3, Z3, Z3
+	VMOVUPS      word3f800000<>+0(SB), Z2
+	VPANDD       word7fffffff<>+0(SB), Z0, Z1
+	VMOVUPS      word3e6d3388<>+0(SB), Z4
+	VFMADD213PS  Z2, Z4, Z1
+	VDIVPS       Z1, Z2, Z1
+	VMOVUPS      wordba822250<>+0(SB), Z4
+	VFMADD213PS  wordbd87f19d<>+0(SB), Z1, Z4
+	VFMADD213PS  word3e76afbf<>+0(SB), Z1, Z4
+	VFMADD213PS  wordbe4856ff<>+0(SB), Z1, Z4
+	VFMADD213PS  word3e639481<>+0(SB), Z1, Z4
+	VFMADD213PS  word3c6b7660<>+0(SB), Z1, Z4
+	VFMADD213PS  word3dd20619<>+0(SB), Z1, Z4
+	VFMADD213PS  word3db92e06<>+0(SB), Z1, Z4
+	VFMADD213PS  word3dbd7cb7<>+0(SB), Z1, Z4
+	VMULPS       Z1, Z4, Z4
+	VMULPS       Z3, Z4, Z4
+	VSUBPS       Z4, Z2, Z1
+	VPTESTMD     word80000000<>+0(SB), Z0, K2
+	VMOVAPS      Z4, K2, Z1
+	VMULPS       word3ecc422a<>+0(SB), Z0, Z0
+	VFMADD231PS  Z3, Z0, Z1
+	VMOVUPS.Z    (CX)(SI*1), K1, Z0
+	VMULPS       Z0, Z1, Z1
+	VMOVUPS      Z1, K1, (AX)(SI*1)
+
+done351:
+	VZEROUPPER
+	RET
+
+// func geluTanhAVX512(y []float32, x []float32)
+// Requires: AVX, AVX512F, BMI2, MMX+
+TEXT ·geluTanhAVX512(SB), NOSPLIT, $0-48
+	MOVQ y_base+0(FP), AX
+	MOVQ x_base+24(FP), CX
+	MOVQ y_len+8(FP), DX
+	XORQ BX, BX
+
+one353:
+	CMPQ         DX, $0x10
+	JLT          tail354
+	PREFETCHT0   2048(CX)(BX*1)
+	VMOVUPS      (CX)(BX*1), Z0
+	VMULPS       Z0, Z0, Z1
+	VMOVUPS      wordbd922279<>+0(SB), Z2
+	VFMADD213PS  wordbfcc422a<>+0(SB), Z1, Z2
+	VMULPS       Z0, Z2, Z2
+	VMOVUPS      wordc2ae999a<>+0(SB), Z1
+	VMAXPS       Z2, Z1, Z2
+	VMOVUPS      word42b20000<>+0(SB), Z1
+	VMINPS       Z2, Z1, Z2
+	VMULPS       word3fb8aa3b<>+0(SB), Z2, Z1
+	VRNDSCALEPS  $0x08, Z1, Z1
+	VFNMADD231PS word3f318000<>+0(SB), Z1, Z2
+	VFNMADD231PS wordb95e8083<>+0(SB), Z1, Z2
+	VMOVUPS      word39506967<>+0(SB), Z3
+	VFMADD213PS  word3ab743ce<>+0(SB), Z2, Z3
+	VFMADD213PS  word3c088908<>+0(SB), Z2, Z3
+	VFMADD213PS  word3d2aa9c1<>+0(SB), Z2, Z3
+	VFMADD213PS  word3e2aaaaa<>+0(SB), Z2, Z3
+	VFMADD213PS  word3f000000<>+0(SB), Z2, Z3
+	VFMADD213PS  word3f800000<>+0(SB), Z2, Z3
+	VFMADD213PS  word3f800000<>+0(SB), Z2, Z3
+	VCVTPS2DQ    Z1, Z1
+	VPADDD       word0000007e<>+0(SB), Z1, Z1
+	VPSLLD       $0x17, Z1, Z1
+	VMULPS       Z1, Z3, Z3
+	VADDPS       Z3, Z3, Z3
+	VMOVUPS      word3f800000<>+0(SB), Z1
+	VADDPS       Z1, Z3, Z2
+	VDIVPS       Z2, Z1, Z2
+	VMULPS       Z0, Z2, Z2
+	PREFETCHT0   2048(AX)(BX*1)
+	VMOVUPS      Z2, (AX)(BX*1)
+	ADDQ         $0x40, BX
+	SUBQ         $0x10, DX
+	JMP          one353
+
+tail354:
+	TESTQ        DX, DX
+	JZ           done355
+	MOVQ         $0x00000001, SI
+	SHLXQ        DX, SI, SI
+	DECQ         SI
+	KMOVW        SI, K1
+	VMOVUPS.Z    (CX)(BX*1), K1, Z0
+	VMULPS       Z0, Z0, Z1
+	VMOVUPS      wordbd922279<>+0(SB), Z2
+	VFMADD213PS  wordbfcc422a<>+0(SB), Z1, Z2
+	VMULPS       Z0, Z2, Z2
+	VMOVUPS      wordc2ae999a<>+0(SB), Z1
+	VMAXPS       Z2, Z1, Z2
+	VMOVUPS      word42b20000<>+0(SB), Z1
+	VMINPS       Z2, Z1, Z2
+	VMULPS       word3fb8aa3b<>+0(SB), Z2, Z1
+	VRNDSCALEPS  $0x08, Z1, Z1
+	VFNMADD231PS word3f318000<>+0(SB), Z1, Z2
+	VFNMADD231PS wordb95e8083<>+0(SB), Z1, Z2
+	VMOVUPS      word39506967<>+0(SB), Z3
+	VFMADD213PS  word3ab743ce<>+0(SB), Z2, Z3
+	VFMADD213PS  word3c088908<>+0(SB), Z2, Z3
+	VFMADD213PS  word3d2aa9c1<>+0(SB), Z2, Z3
+	VFMADD213PS  word3e2aaaaa<>+0(SB), Z2, Z3
+	VFMADD213PS  word3f000000<>+0(SB), Z2, Z3
+	VFMADD213PS  word3f800000<>+0(SB), Z2, Z3
+	VFMADD213PS  word3f800000<>+0(SB), Z2, Z3
+	VCVTPS2DQ    Z1, Z1
+	VPADDD       word0000007e<>+0(SB), Z1, Z1
+	VPSLLD       $0x17, Z1, Z1
+	VMULPS       Z1, Z3, Z3
+	VADDPS       Z3, Z3, Z3
+	VMOVUPS      word3f800000<>+0(SB), Z1
+	VADDPS       Z1, Z3, Z2
+	VDIVPS       Z2, Z1, Z2
+	VMULPS       Z0, Z2, Z2
+	VMOVUPS      Z2, K1, (AX)(BX*1)
+
+done355:
+	VZEROUPPER
+	RET
+
+// func geluTanhGradAVX512(dx []float32, dy []float32, x []float32)
+// Requires: AVX, AVX512F, BMI2, MMX+
+TEXT ·geluTanhGradAVX512(SB), NOSPLIT, $0-72
+	MOVQ dx_base+0(FP), AX
+	MOVQ dy_base+24(FP), CX
+	MOVQ x_base+48(FP), DX
+	MOVQ dx_len+8(FP), BX
+	XORQ SI, SI
+
+one357:
+	CMPQ         BX, $0x10
+	JLT          tail358
+	PREFETCHT0   2048(DX)(SI*1)
+	VMOVUPS      (DX)(SI*1), Z0
+	VMULPS       Z0, Z0, Z1
+	VMOVUPS      wordbd922279<>+0(SB), Z2
+	VFMADD213PS  wordbfcc422a<>+0(SB), Z1, Z2
+	VMULPS       Z0, Z2, Z2
+	VMOVUPS      word42a00000<>+0(SB), Z3
+	VMINPS       Z2, Z3, Z2
+	VMOVUPS      wordc2ae999a<>+0(SB), Z3
+	VMAXPS       Z2, Z3, Z2
+	VMOVUPS      word42b20000<>+0(SB), Z3
+	VMINPS       Z2, Z3, Z2
+	VMULPS       word3fb8aa3b<>+0(SB), Z2, Z3
+	VRNDSCALEPS  $0x08, Z3, Z3
+	VFNMADD231PS word3f318000<>+0(SB), Z3, Z2
+	VFNMADD231PS wordb95e8083<>+0(SB), Z3, Z2
+	VMOVUPS      word39506967<>+0(SB), Z4
+	VFMADD213PS  word3ab743ce<>+0(SB), Z2, Z4
+	VFMADD213PS  word3c088908<>+0(SB), Z2, Z4
+	VFMADD213PS  word3d2aa9c1<>+0(SB), Z2, Z4
+	VFMADD213PS  word3e2aaaaa<>+0(SB), Z2, Z4
+	VFMADD213PS  word3f000000<>+0(SB), Z2, Z4
+	VFMADD213PS  word3f800000<>+0(SB), Z2, Z4
+	VFMADD213PS  word3f800000<>+0(SB), Z2, Z4
+	VCVTPS2DQ    Z3, Z3
+	VPADDD       word0000007e<>+0(SB), Z3, Z3
+	VPSLLD       $0x17, Z3, Z3
+	VMULPS       Z3, Z4, Z4
+	VADDPS       Z4, Z4, Z4
+	VMOVUPS      word3f800000<>+0(SB), Z3
+	VADDPS       Z3, Z4, Z2
+	VDIVPS       Z2, Z3, Z2
+	VMOVUPS      wordbe5b33b6<>+0(SB), Z3
+	VFMADD213PS  wordbfcc422a<>+0(SB), Z1, Z3
+	VMULPS       Z0, Z3, Z3
+	VMULPS       Z2, Z4, Z4
+	VMULPS       Z2, Z4, Z4
+	VFNMADD213PS Z2, Z4, Z3
+	PREFETCHT0   2048(CX)(SI*1)
+	VMOVUPS      (CX)(SI*1), Z0
+	VMULPS       Z0, Z3, Z3
+	PREFETCHT0   2048(AX)(SI*1)
+	VMOVUPS      Z3, (AX)(SI*1)
+	ADDQ         $0x40, SI
+	SUBQ         $0x10, BX
+	JMP          one357
+
+tail358:
+	TESTQ        BX, BX
+	JZ           done359
+	MOVQ         $0x00000001, DI
+	SHLXQ        BX, DI, DI
+	DECQ         DI
+	KMOVW        DI, K1
+	VMOVUPS.Z    (DX)(SI*1), K1, Z0
+	VMULPS       Z0, Z0, Z1
+	VMOVUPS      wordbd922279<>+0(SB), Z2
+	VFMADD213PS  wordbfcc422a<>+0(SB), Z1, Z2
+	VMULPS       Z0, Z2, Z2
+	VMOVUPS      word42a00000<>+0(SB), Z3
+	VMINPS       Z2, Z3, Z2
+	VMOVUPS      wordc2ae999a<>+0(SB), Z3
+	VMAXPS       Z2, Z3, Z2
+	VMOVUPS      word42b20000<>+0(SB), Z3
+	VMINPS       Z2, Z3, Z2
+	VMULPS       word3fb8aa3b<>+0(SB), Z2, Z3
+	VRNDSCALEPS  $0x08, Z3, Z3
+	VFNMADD231PS word3f318000<>+0(SB), Z3, Z2
+	VFNMADD231PS wordb95e8083<>+0(SB), Z3, Z2
+	VMOVUPS      word39506967<>+0(SB), Z4
+	VFMADD213PS  word3ab743ce<>+0(SB), Z2, Z4
+	VFMADD213PS  word3c088908<>+0(SB), Z2, Z4
+	VFMADD213PS  word3d2aa9c1<>+0(SB), Z2, Z4
+	VFMADD213PS  word3e2aaaaa<>+0(SB), Z2, Z4
+	VFMADD213PS  word3f000000<>+0(SB), Z2, Z4
+	VFMADD213PS  word3f800000<>+0(SB), Z2, Z4
+	VFMADD213PS  word3f800000<>+0(SB), Z2, Z4
+	VCVTPS2DQ    Z3, Z3
+	VPADDD       word0000007e<>+0(SB), Z3, Z3
+	VPSLLD       $0x17, Z3, Z3
+	VMULPS       Z3, Z4, Z4
+	VADDPS       Z4, Z4, Z4
+	VMOVUPS      word3f800000<>+0(SB), Z3
+	VADDPS       Z3, Z4, Z2
+	VDIVPS       Z2, Z3, Z2
+	VMOVUPS      wordbe5b33b6<>+0(SB), Z3
+	VFMADD213PS  wordbfcc422a<>+0(SB), Z1, Z3
+	VMULPS       Z0, Z3, Z3
+	VMULPS       Z2, Z4, Z4
+	VMULPS       Z2, Z4, Z4
+	VFNMADD213PS Z2, Z4, Z3
+	VMOVUPS.Z    (CX)(SI*1), K1, Z0
+	VMULPS       Z0, Z3, Z3
+	VMOVUPS      Z3, K1, (AX)(SI*1)
+
+done359:
+	VZEROUPPER
+	RET
+
+// func swigluAVX512(y []float32, gate []float32, up []float32)
+// Requires: AVX, AVX512F, BMI2, MMX+
+TEXT ·swigluAVX512(SB), NOSPLIT, $0-72
+	MOVQ y_base+0(FP), AX
+	MOVQ gate_base+24(FP), CX
+	MOVQ up_base+48(FP), DX
+	MOVQ y_len+8(FP), BX
+	XORQ SI, SI
+
+one361:
+	CMPQ         BX, $0x10
+	JLT          tail362
+	PREFETCHT0   2048(CX)(SI*1)
+	VMOVUPS      (CX)(SI*1), Z0
+	VPXORD       word80000000<>+0(SB), Z0, Z1
+	VMOVUPS      wordc2ae999a<>+0(SB), Z2
+	VMAXPS       Z1, Z2, Z1
+	VMOVUPS      word42b20000<>+0(SB), Z2
+	VMINPS       Z1, Z2, Z1
+	VMULPS       word3fb8aa3b<>+0(SB), Z1, Z2
+	VRNDSCALEPS  $0x08, Z2, Z2
+	VFNMADD231PS word3f318000<>+0(SB), Z2, Z1
+	VFNMADD231PS wordb95e8083<>+0(SB), Z2, Z1
+	VMOVUPS      word39506967<>+0(SB), Z3
+	VFMADD213PS  word3ab743ce<>+0(SB), Z1, Z3
+	VFMADD213PS  word3c088908<>+0(SB), Z1, Z3
+	VFMADD213PS  word3d2aa9c1<>+0(SB), Z1, Z3
+	VFMADD213PS  word3e2aaaaa<>+0(SB), Z1, Z3
+	VFMADD213PS  word3f000000<>+0(SB), Z1, Z3
+	VFMADD213PS  word3f800000<>+0(SB), Z1, Z3
+	VFMADD213PS  word3f800000<>+0(SB), Z1, Z3
+	VCVTPS2DQ    Z2, Z2
+	VPADDD       word0000007e<>+0(SB), Z2, Z2
+	VPSLLD       $0x17, Z2, Z2
+	VMULPS       Z2, Z3, Z3
+	VADDPS       Z3, Z3, Z3
+	VADDPS       word3f800000<>+0(SB), Z3, Z1
+	VDIVPS       Z1, Z0, Z0
+	PREFETCHT0   2048(DX)(SI*1)
+	VMOVUPS      (DX)(SI*1), Z1
+	VMULPS       Z1, Z0, Z0
+	PREFETCHT0   2048(AX)(SI*1)
+	VMOVUPS      Z0, (AX)(SI*1)
+	ADDQ         $0x40, SI
+	SUBQ         $0x10, BX
+	JMP          one361
+
+tail362:
+	TESTQ        BX, BX
+	JZ           done363
+	MOVQ         $0x00000001, DI
+	SHLXQ        BX, DI, DI
+	DECQ         DI
+	KMOVW        DI, K1
+	VMOVUPS.Z    (CX)(SI*1), K1, Z0
+	VPXORD       word80000000<>+0(SB), Z0, Z1
+	VMOVUPS      wordc2ae999a<>+0(SB), Z2
+	VMAXPS       Z1, Z2, Z1
+	VMOVUPS      word42b20000<>+0(SB), Z2
+	VMINPS       Z1, Z2, Z1
+	VMULPS       word3fb8aa3b<>+0(SB), Z1, Z2
+	VRNDSCALEPS  $0x08, Z2, Z2
+	VFNMADD231PS word3f318000<>+0(SB), Z2, Z1
+	VFNMADD231PS wordb95e8083<>+0(SB), Z2, Z1
+	VMOVUPS      word39506967<>+0(SB), Z3
+	VFMADD213PS  word3ab743ce<>+0(SB), Z1, Z3
+	VFMADD213PS  word3c088908<>+0(SB), Z1, Z3
+	VFMADD213PS  word3d2aa9c1<>+0(SB), Z1, Z3
+	VFMADD213PS  word3e2aaaaa<>+0(SB), Z1, Z3
+	VFMADD213PS  word3f000000<>+0(SB), Z1, Z3
+	VFMADD213PS  word3f800000<>+0(SB), Z1, Z3
+	VFMADD213PS  word3f800000<>+0(SB), Z1, Z3
+	VCVTPS2DQ    Z2, Z2
+	VPADDD       word0000007e<>+0(SB), Z2, Z2
+	VPSLLD       $0x17, Z2, Z2
+	VMULPS       Z2, Z3, Z3
+	VADDPS       Z3, Z3, Z3
+	VADDPS       word3f800000<>+0(SB), Z3, Z1
+	VDIVPS       Z1, Z0, Z0
+	VMOVUPS.Z    (DX)(SI*1), K1, Z1
+	VMULPS       Z1, Z0, Z0
+	VMOVUPS      Z0, K1, (AX)(SI*1)
+
+done363:
+	VZEROUPPER
+	RET
+
+// func swigluGradAVX512(dgate []float32, dup []float32, dy []float32, gate []float32, up []float32)
+// Requires: AVX, AVX512F, BMI2, MMX+
+TEXT ·swigluGradAVX512(SB), NOSPLIT, $0-120
+	MOVQ dgate_base+0(FP), AX
+	MOVQ dup_base+24(FP), CX
+	MOVQ dy_base+48(FP), DX
+	MOVQ gate_base+72(FP), BX
+	MOVQ up_base+96(FP), SI
+	MOVQ dy_len+56(FP), DI
+	XORQ R8, R8
+
+one365:
+	CMPQ         DI, $0x10
+	JLT          tail366
+	PREFETCHT0   2048(BX)(R8*1)
+	VMOVUPS      (BX)(R8*1), Z0
+	VPXORD       word80000000<>+0(SB), Z0, Z1
+	VMOVUPS      word42a00000<>+0(SB), Z2
+	VMINPS       Z1, Z2, Z1
+	VMOVUPS      wordc2ae999a<>+0(SB), Z2
+	VMAXPS       Z1, Z2, Z1
+	VMOVUPS      word42b20000<>+0(SB), Z2
+	VMINPS       Z1, Z2, Z1
+	VMULPS       word3fb8aa3b<>+0(SB), Z1, Z2
+	VRNDSCALEPS  $0x08, Z2, Z2
+	VFNMADD231PS word3f318000<>+0(SB), Z2, Z1
+	VFNMADD231PS wordb95e8083<>+0(SB), Z2, Z1
+	VMOVUPS      word39506967<>+0(SB), Z3
+	VFMADD213PS  word3ab743ce<>+0(SB), Z1, Z3
+	VFMADD213PS  word3c088908<>+0(SB), Z1, Z3
+	VFMADD213PS  word3d2aa9c1<>+0(SB), Z1, Z3
+	VFMADD213PS  word3e2aaaaa<>+0(SB), Z1, Z3
+	VFMADD213PS  word3f000000<>+0(SB), Z1, Z3
+	VFMADD213PS  word3f800000<>+0(SB), Z1, Z3
+	VFMADD213PS  word3f800000<>+0(SB), Z1, Z3
+	VCVTPS2DQ    Z2, Z2
+	VPADDD       word0000007e<>+0(SB), Z2, Z2
+	VPSLLD       $0x17, Z2, Z2
+	VMULPS       Z2, Z3, Z3
+	VADDPS       Z3, Z3, Z3
+	VADDPS       word3f800000<>+0(SB), Z3, Z1
+	VMOVUPS      word3f800000<>+0(SB), Z2
+	VDIVPS       Z1, Z2, Z2
+	VMULPS       Z2, Z3, Z3
+	VMULPS       Z2, Z0, Z0
+	PREFETCHT0   2048(DX)(R8*1)
+	VMOVUPS      (DX)(R8*1), Z1
+	PREFETCHT0   2048(SI)(R8*1)
+	VMOVUPS      (SI)(R8*1), Z4
+	VFMADD231PS  Z3, Z0, Z2
+	VMULPS       Z1, Z4, Z4
+	VMULPS       Z2, Z4, Z4
+	VMULPS       Z1, Z0, Z0
+	PREFETCHT0   2048(AX)(R8*1)
+	VMOVUPS      Z4, (AX)(R8*1)
+	PREFETCHT0   2048(CX)(R8*1)
+	VMOVUPS      Z0, (CX)(R8*1)
+	ADDQ         $0x40, R8
+	SUBQ         $0x10, DI
+	JMP          one365
+
+tail366:
+	TESTQ        DI, DI
+	JZ           done367
+	MOVQ         $0x00000001, R9
+	SHLXQ        DI, R9, R9
+	DECQ         R9
+	KMOVW        R9, K1
+	VMOVUPS.Z    (BX)(R8*1), K1, Z0
+	VPXORD       word80000000<>+0(SB), Z0, Z1
+	VMOVUPS      word42a00000<>+0(SB), Z2
+	VMINPS       Z1, Z2, Z1
+	VMOVUPS      wordc2ae999a<>+0(SB), Z2
+	VMAXPS       Z1, Z2, Z1
+	VMOVUPS      word42b20000<>+0(SB), Z2
+	VMINPS       Z1, Z2, Z1
+	VMULPS       word3fb8aa3b<>+0(SB), Z1, Z2
+	VRNDSCALEPS  $0x08, Z2, Z2
+	VFNMADD231PS word3f318000<>+0(SB), Z2, Z1
+	VFNMADD231PS wordb95e8083<>+0(SB), Z2, Z1
+	VMOVUPS      word39506967<>+0(SB), Z3
+	VFMADD213PS  word3ab743ce<>+0(SB), Z1, Z3
+	VFMADD213PS  word3c088908<>+0(SB), Z1, Z3
+	VFMADD213PS  word3d2aa9c1<>+0(SB), Z1, Z3
+	VFMADD213PS  word3e2aaaaa<>+0(SB), Z1, Z3
+	VFMADD213PS  word3f000000<>+0(SB), Z1, Z3
+	VFMADD213PS  word3f800000<>+0(SB), Z1, Z3
+	VFMADD213PS  word3f800000<>+0(SB), Z1, Z3
+	VCVTPS2DQ    Z2, Z2
+	VPADDD       word0000007e<>+0(SB), Z2, Z2
+	VPSLLD       $0x17, Z2, Z2
+	VMULPS       Z2, Z3, Z3
+	VADDPS       Z3, Z3, Z3
+	VADDPS       word3f800000<>+0(SB), Z3, Z1
+	VMOVUPS      word3f800000<>+0(SB), Z2
+	VDIVPS       Z1, Z2, Z2
+	VMULPS       Z2, Z3, Z3
+	VMULPS       Z2, Z0, Z0
+	VMOVUPS.Z    (DX)(R8*1), K1, Z1
+	VMOVUPS.Z    (SI)(R8*1), K1, Z4
+	VFMADD231PS  Z3, Z0, Z2
+	VMULPS       Z1, Z4, Z4
+	VMULPS       Z2, Z4, Z4
+	VMULPS       Z1, Z0, Z0
+	VMOVUPS      Z4, K1, (AX)(R8*1)
+	VMOVUPS      Z0, K1, (CX)(R8*1)
+
+done367:
+	VZEROUPPER
+	RET
+
+// func adamwAVX512(w []float32, m []float32, v []float32, grad []float32, c *[9]float32)
+// Requires: AVX, AVX512F, BMI2, MMX+
+TEXT ·adamwAVX512(SB), NOSPLIT, $0-104
+	MOVQ         w_base+0(FP), AX
+	MOVQ         m_base+24(FP), CX
+	MOVQ         v_base+48(FP), DX
+	MOVQ         grad_base+72(FP), BX
+	MOVQ         c+96(FP), SI
+	VBROADCASTSS (SI), Z0
+	VBROADCASTSS 4(SI), Z1
+	VBROADCASTSS 8(SI), Z2
+	VBROADCASTSS 12(SI), Z3
+	VBROADCASTSS 16(SI), Z4
+	VBROADCASTSS 20(SI), Z5
+	VBROADCASTSS 24(SI), Z6
+	VBROADCASTSS 28(SI), Z7
+	VBROADCASTSS 32(SI), Z8
+	MOVQ         w_len+8(FP), SI
+	XORQ         DI, DI
+
+one369:
+	CMPQ        SI, $0x10
+	JLT         tail370
+	PREFETCHT0  2048(BX)(DI*1)
+	VMOVUPS     (BX)(DI*1), Z9
+	VMULPS      Z0, Z9, Z9
+	PREFETCHT0  2048(CX)(DI*1)
+	VMOVUPS     (CX)(DI*1), Z10
+	VMULPS      Z1, Z10, Z10
+	VFMADD231PS Z2, Z9, Z10
+	VMOVUPS     Z10, (CX)(DI*1)
+	PREFETCHT0  2048(DX)(DI*1)
+	VMOVUPS     (DX)(DI*1), Z11
+	VMULPS      Z9, Z9, Z9
+	VMULPS      Z3, Z11, Z11
+	VFMADD231PS Z4, Z9, Z11
+	VMOVUPS     Z11, (DX)(DI*1)
+	VSQRTPS     Z11, Z11
+	VFMADD213PS Z8, Z7, Z11
+	VMULPS      Z6, Z10, Z10
+	VDIVPS      Z11, Z10, Z10
+	PREFETCHT0  2048(AX)(DI*1)
+	VMOVUPS     (AX)(DI*1), Z9
+	VFMSUB213PS Z10, Z5, Z9
+	VMOVUPS     Z9, (AX)(DI*1)
+	ADDQ        $0x40, DI
+	SUBQ        $0x10, SI
+	JMP         one369
+
+tail370:
+	TESTQ       SI, SI
+	JZ          done371
+	MOVQ        $0x00000001, R8
+	SHLXQ       SI, R8, R8
+	DECQ        R8
+	KMOVW       R8, K1
+	VMOVUPS.Z   (BX)(DI*1), K1, Z9
+	VMULPS      Z0, Z9, Z9
+	VMOVUPS.Z   (CX)(DI*1), K1, Z0
+	VMULPS      Z1, Z0, Z0
+	VFMADD231PS Z2, Z9, Z0
+	VMOVUPS     Z0, K1, (CX)(DI*1)
+	VMOVUPS.Z   (DX)(DI*1), K1, Z1
+	VMULPS      Z9, Z9, Z9
+	VMULPS      Z3, Z1, Z1
+	VFMADD231PS Z4, Z9, Z1
+	VMOVUPS     Z1, K1, (DX)(DI*1)
+	VSQRTPS     Z1, Z1
+	VFMADD213PS Z8, Z7, Z1
+	VMULPS      Z6, Z0, Z0
+	VDIVPS      Z1, Z0, Z0
+	VMOVUPS.Z   (AX)(DI*1), K1, Z1
+	VFMSUB213PS Z0, Z5, Z1
+	VMOVUPS     Z1, K1, (AX)(DI*1)
+
+done371:
+	VZEROUPPER
+	RET
+
+// func normalizeAVX512(y []float32, x []float32, w []float32, b []float32, mean float32, rstd float32)
+// Requires: AVX, AVX512F, BMI2
+TEXT ·normalizeAVX512(SB), NOSPLIT, $0-104
+	MOVQ         y_base+0(FP), AX
+	MOVQ         x_base+24(FP), CX
+	MOVQ         w_base+48(FP), DX
+	MOVQ         b_base+72(FP), BX
+	VBROADCASTSS mean+96(FP), Z0
+	VBROADCASTSS rstd+100(FP), Z1
+	MOVQ         y_len+8(FP), SI
+	XORQ         DI, DI
+
+many372:
+	CMPQ        SI, $0x20
+	JLT         one373
+	VMOVUPS     (CX)(DI*1), Z2
+	VSUBPS      Z0, Z2, Z2
+	VMULPS      Z1, Z2, Z2
+	VMOVUPS     (BX)(DI*1), Z3
+	VMOVUPS     (DX)(DI*1), Z4
+	VFMADD231PS Z4, Z2, Z3
+	VMOVUPS     Z3, (AX)(DI*1)
+	VMOVUPS     64(CX)(DI*1), Z2
+	VSUBPS      Z0, Z2, Z2
+	VMULPS      Z1, Z2, Z2
+	VMOVUPS     64(BX)(DI*1), Z3
+	VMOVUPS     64(DX)(DI*1), Z4
+	VFMADD231PS Z4, Z2, Z3
+	VMOVUPS     Z3, 64(AX)(DI*1)
+	ADDQ        $0x00000080, DI
+	SUBQ        $0x20, SI
+	JMP         many372
+
+one373:
+	CMPQ        SI, $0x10
+	JLT         tail374
+	VMOVUPS     (CX)(DI*1), Z2
+	VSUBPS      Z0, Z2, Z2
+	VMULPS      Z1, Z2, Z2
+	VMOVUPS     (BX)(DI*1), Z3
+	VMOVUPS     (DX)(DI*1), Z4
+	VFMADD231PS Z4, Z2, Z3
+	VMOVUPS     Z3, (AX)(DI*1)
+	ADDQ        $0x40, DI
+	SUBQ        $0x10, SI
+	JMP         one373
+
+tail374:
+	TESTQ       SI, SI
+	JZ          done375
+	MOVQ        $0x00000001, R8
+	SHLXQ       SI, R8, R8
+	DECQ        R8
+	KMOVW       R8, K1
+	VMOVUPS.Z   (CX)(DI*1), K1, Z2
+	VSUBPS      Z0, Z2, Z2
+	VMULPS      Z1, Z2, Z2
+	VMOVUPS.Z   (BX)(DI*1), K1, Z0
+	VMOVUPS.Z   (DX)(DI*1), K1, Z1
+	VFMADD231PS Z1, Z2, Z0
+	VMOVUPS     Z0, K1, (AX)(DI*1)
+
+done375:
+	VZEROUPPER
+	RET
+
+// func normGradSumsAVX512(dy []float32, x []float32, w []float32, mean float32, rstd float32) (sumG float32, sumGX float32)
+// Requires: AVX, AVX512F, BMI2, SSE
+TEXT ·normGradSumsAVX512(SB), NOSPLIT, $0-88
+	MOVQ         dy_base+0(FP), AX
+	MOVQ         x_base+24(FP), CX
+	MOVQ         w_base+48(FP), DX
+	VBROADCASTSS mean+72(FP), Z0
+	VBROADCASTSS rstd+76(FP), Z1
+	VPXORD       Z2, Z2, Z2
+	VPXORD       Z3, Z3, Z3
+	VPXORD       Z4, Z4, Z4
+	VPXORD       Z5, Z5, Z5
+	MOVQ         dy_len+8(FP), BX
+	XORQ         SI, SI
+
+many376:
+	CMPQ        BX, $0x20
+	JLT         one377
+	VMOVUPS     (CX)(SI*1), Z6
+	VSUBPS      Z0, Z6, Z6
+	VMULPS      Z1, Z6, Z6
+	VMOVUPS     (AX)(SI*1), Z7
+	VMOVUPS     (DX)(SI*1), Z8
+	VMULPS      Z8, Z7, Z7
+	VADDPS      Z7, Z2, Z2
+	VFMADD231PS Z7, Z6, Z4
+	VMOVUPS     64(CX)(SI*1), Z6
+	VSUBPS      Z0, Z6, Z6
+	VMULPS      Z1, Z6, Z6
+	VMOVUPS     64(AX)(SI*1), Z7
+	VMOVUPS     64(DX)(SI*1), Z8
+	VMULPS      Z8, Z7, Z7
+	VADDPS      Z7, Z3, Z3
+	VFMADD231PS Z7, Z6, Z5
+	ADDQ        $0x00000080, SI
+	SUBQ        $0x20, BX
+	JMP         many376
+
+one377:
+	CMPQ        BX, $0x10
+	JLT         tail378
+	VMOVUPS     (CX)(SI*1), Z6
+	VSUBPS      Z0, Z6, Z6
+	VMULPS      Z1, Z6, Z6
+	VMOVUPS     (AX)(SI*1), Z7
+	VMOVUPS     (DX)(SI*1), Z8
+	VMULPS      Z8, Z7, Z7
+	VADDPS      Z7, Z2, Z2
+	VFMADD231PS Z7, Z6, Z4
+	ADDQ        $0x40, SI
+	SUBQ        $0x10, BX
+	JMP         one377
+
+tail378:
+	TESTQ       BX, BX
+	JZ          done379
+	MOVQ        $0x00000001, DI
+	SHLXQ       BX, DI, DI
+	DECQ        DI
+	KMOVW       DI, K1
+	VMOVUPS.Z   (CX)(SI*1), K1, Z6
+	VSUBPS      Z0, Z6, Z6
+	VMULPS      Z1, Z6, Z6
+	VMOVUPS.Z   (AX)(SI*1), K1, Z0
+	VMOVUPS.Z   (DX)(SI*1), K1, Z1
+	VMULPS      Z1, Z0, Z0
+	VADDPS      Z0, Z2, Z2
+	VFMADD231PS Z0, Z6, Z4
+
+done379:
+	VADDPS        Z3, Z2, Z2
+	VEXTRACTF64X4 $0x01, Z2, Y0
+	VADDPS        Y0, Y2, Y2
+	VEXTRACTF128  $0x01, Y2, X0
+	VADDPS        X0, X2, X2
+	VMOVHLPS      X2, X2, X0
+	VADDPS        X0, X2, X2
+	VMOVSHDUP     X2, X0
+	VADDPS        X0, X2, X2
+	MOVSS         X2, sumG+80(FP)
+	VADDPS        Z5, Z4, Z4
+	VEXTRACTF64X4 $0x01, Z4, Y0
+	VADDPS        Y0, Y4, Y4
+	VEXTRACTF128  $0x01, Y4, X0
+	VADDPS        X0, X4, X4
+	VMOVHLPS      X4, X4, X0
+	VADDPS        X0, X4, X4
+	VMOVSHDUP     X4, X0
+	VADDPS        X0, X4, X4
+	MOVSS         X4, sumGX+84(FP)
+	VZEROUPPER
+	RET
+
+// func normGradRowAVX512(dx []float32, dy []float32, x []float32, w []float32, mean float32, rstd float32, meanG float32, meanGX float32)
+// Requires: AVX, AVX512F, BMI2
+TEXT ·normGradRowAVX512(SB), NOSPLIT, $0-112
+	MOVQ         dx_base+0(FP), AX
+	MOVQ         dy_base+24(FP), CX
+	MOVQ         x_base+48(FP), DX
+	MOVQ         w_base+72(FP), BX
+	VBROADCASTSS mean+96(FP), Z0
+	VBROADCASTSS rstd+100(FP), Z1
+	VBROADCASTSS meanG+104(FP), Z2
+	VBROADCASTSS meanGX+108(FP), Z3
+	MOVQ         dx_len+8(FP), SI
+	XORQ         DI, DI
+
+many380:
+	CMPQ         SI, $0x20
+	JLT          one381
+	VMOVUPS      (DX)(DI*1), Z4
+	VSUBPS       Z0, Z4, Z4
+	VMULPS       Z1, Z4, Z4
+	VMOVUPS      (CX)(DI*1), Z5
+	VMOVUPS      (BX)(DI*1), Z6
+	VFMSUB132PS  Z6, Z2, Z5
+	VFNMADD231PS Z3, Z4, Z5
+	VMULPS       Z1, Z5, Z5
+	VMOVUPS      Z5, (AX)(DI*1)
+	VMOVUPS      64(DX)(DI*1), Z4
+	VSUBPS       Z0, Z4, Z4
+	VMULPS       Z1, Z4, Z4
+	VMOVUPS      64(CX)(DI*1), Z5
+	VMOVUPS      64(BX)(DI*1), Z6
+	VFMSUB132PS  Z6, Z2, Z5
+	VFNMADD231PS Z3, Z4, Z5
+	VMULPS       Z1, Z5, Z5
+	VMOVUPS      Z5, 64(AX)(DI*1)
+	ADDQ         $0x00000080, DI
+	SUBQ         $0x20, SI
+	JMP          many380
+
+one381:
+	CMPQ         SI, $0x10
+	JLT          tail382
+	VMOVUPS      (DX)(DI*1), Z4
+	VSUBPS       Z0, Z4, Z4
+	VMULPS       Z1, Z4, Z4
+	VMOVUPS      (CX)(DI*1), Z5
+	VMOVUPS      (BX)(DI*1), Z6
+	VFMSUB132PS  Z6, Z2, Z5
+	VFNMADD231PS Z3, Z4, Z5
+	VMULPS       Z1, Z5, Z5
+	VMOVUPS      Z5, (AX)(DI*1)
+	ADDQ         $0x40, DI
+	SUBQ         $0x10, SI
+	JMP          one381
+
+tail382:
+	TESTQ        SI, SI
+	JZ           done383
+	MOVQ         $0x00000001, R8
+	SHLXQ        SI, R8, R8
+	DECQ         R8
+	KMOVW        R8, K1
+	VMOVUPS.Z    (DX)(DI*1), K1, Z4
+	VSUBPS       Z0, Z4, Z4
+	VMULPS       Z1, Z4, Z4
+	VMOVUPS.Z    (CX)(DI*1), K1, Z0
+	VMOVUPS.Z    (BX)(DI*1), K1, Z5
+	VFMSUB132PS  Z5, Z2, Z0
+	VFNMADD231PS Z3, Z4, Z0
+	VMULPS       Z1, Z0, Z0
+	VMOVUPS      Z0, K1, (AX)(DI*1)
+
+done383:
+	VZEROUPPER
+	RET
+
+// func normGradParamsAVX512(dw []float32, db []float32, dy []float32, x []float32, mean float32, rstd float32)
+// Requires: AVX, AVX512F, BMI2
+TEXT ·normGradParamsAVX512(SB), NOSPLIT, $0-104
+	MOVQ         dw_base+0(FP), AX
+	MOVQ         db_base+24(FP), CX
+	MOVQ         dy_base+48(FP), DX
+	MOVQ         x_base+72(FP), BX
+	VBROADCASTSS mean+96(FP), Z0
+	VBROADCASTSS rstd+100(FP), Z1
+	MOVQ         dw_len+8(FP), SI
+	XORQ         DI, DI
+
+many384:
+	CMPQ        SI, $0x20
+	JLT         one385
+	VMOVUPS     (BX)(DI*1), Z2
+	VSUBPS      Z0, Z2, Z2
+	VMULPS      Z1, Z2, Z2
+	VMOVUPS     (DX)(DI*1), Z3
+	VMOVUPS     (AX)(DI*1), Z4
+	VFMADD231PS Z3, Z2, Z4
+	VMOVUPS     Z4, (AX)(DI*1)
+	VMOVUPS     (CX)(DI*1), Z2
+	VADDPS      Z2, Z3, Z3
+	VMOVUPS     Z3, (CX)(DI*1)
+	VMOVUPS     64(BX)(DI*1), Z2
+	VSUBPS      Z0, Z2, Z2
+	VMULPS      Z1, Z2, Z2
+	VMOVUPS     64(DX)(DI*1), Z3
+	VMOVUPS     64(AX)(DI*1), Z4
+	VFMADD231PS Z3, Z2, Z4
+	VMOVUPS     Z4, 64(AX)(DI*1)
+	VMOVUPS     64(CX)(DI*1), Z2
+	VADDPS      Z2, Z3, Z3
+	VMOVUPS     Z3, 64(CX)(DI*1)
+	ADDQ        $0x00000080, DI
+	SUBQ        $0x20, SI
+	JMP         many384
+
+one385:
+	CMPQ        SI, $0x10
+	JLT         tail386
+	VMOVUPS     (BX)(DI*1), Z2
+	VSUBPS      Z0, Z2, Z2
+	VMULPS      Z1, Z2, Z2
+	VMOVUPS     (DX)(DI*1), Z3
+	VMOVUPS     (AX)(DI*1), Z4
+	VFMADD231PS Z3, Z2, Z4
+	VMOVUPS     Z4, (AX)(DI*1)
+	VMOVUPS     (CX)(DI*1), Z2
+	VADDPS      Z2, Z3, Z3
+	VMOVUPS     Z3, (CX)(DI*1)
+	ADDQ        $0x40, DI
+	SUBQ        $0x10, SI
+	JMP         one385
+
+tail386:
+	TESTQ       SI, SI
+	JZ          done387
+	MOVQ        $0x00000001, R8
+	SHLXQ       SI, R8, R8
+	DECQ        R8
+	KMOVW       R8, K1
+	VMOVUPS.Z   (BX)(DI*1), K1, Z2
+	VSUBPS      Z0, Z2, Z2
+	VMULPS      Z1, Z2, Z2
+	VMOVUPS.Z   (DX)(DI*1), K1, Z0
+	VMOVUPS.Z   (AX)(DI*1), K1, Z1
+	VFMADD231PS Z0, Z2, Z1
+	VMOVUPS     Z1, K1, (AX)(DI*1)
+	VMOVUPS.Z   (CX)(DI*1), K1, Z1
+	VADDPS      Z1, Z0, Z0
+	VMOVUPS     Z0, K1, (CX)(DI*1)
+
+done387:
+	VZEROUPPER
+	RET
+
+// func softmaxGradAVX512(ds []float32, p []float32, dp []float32, delta float32, scale float32)
+// Requires: AVX, AVX512F, BMI2
+TEXT ·softmaxGradAVX512(SB), NOSPLIT, $0-80
+	MOVQ         ds_base+0(FP), AX
+	MOVQ         p_base+24(FP), CX
+	MOVQ         dp_base+48(FP), DX
+	VBROADCASTSS delta+72(FP), Z0
+	VBROADCASTSS scale+76(FP), Z1
+	MOVQ         ds_len+8(FP), BX
+	XORQ         SI, SI
+
+many388:
+	CMPQ    BX, $0x20
+	JLT     one389
+	VMOVUPS (CX)(SI*1), Z2
+	VMOVUPS (DX)(SI*1), Z3
+	VMULPS  Z1, Z2, Z2
+	VSUBPS  Z0, Z3, Z3
+	VMULPS  Z2, Z3, Z3
+	VMOVUPS Z3, (AX)(SI*1)
+	VMOVUPS 64(CX)(SI*1), Z2
+	VMOVUPS 64(DX)(SI*1), Z3
+	VMULPS  Z1, Z2, Z2
+	VSUBPS  Z0, Z3, Z3
+	VMULPS  Z2, Z3, Z3
+	VMOVUPS Z3, 64(AX)(SI*1)
+	ADDQ    $0x00000080, SI
+	SUBQ    $0x20, BX
+	JMP     many388
+
+one389:
+	CMPQ    BX, $0x10
+	JLT     tail390
+	VMOVUPS (CX)(SI*1), Z2
+	VMOVUPS (DX)(SI*1), Z3
+	VMULPS  Z1, Z2, Z2
+	VSUBPS  Z0, Z3, Z3
+	VMULPS  Z2, Z3, Z3
+	VMOVUPS Z3, (AX)(SI*1)
+	ADDQ    $0x40, SI
+	SUBQ    $0x10, BX
+	JMP     one389
+
+tail390:
+	TESTQ     BX, BX
+	JZ        done391
+	MOVQ      $0x00000001, DI
+	SHLXQ     BX, DI, DI
+	DECQ      DI
+	KMOVW     DI, K1
+	VMOVUPS.Z (CX)(SI*1), K1, Z2
+	VMOVUPS.Z (DX)(SI*1), K1, Z3
+	VMULPS    Z1, Z2, Z2
+	VSUBPS    Z0, Z3, Z3
+	VMULPS    Z2, Z3, Z3
+	VMOVUPS   Z3, K1, (AX)(SI*1)
+
+done391:
+	VZEROUPPER
+	RET
+
+// func rotateAVX512(lo []float32, hi []float32, a []float32, b []float32, cosines []float32, sines []float32)
+// Requires: AVX, AVX512F, BMI2
+TEXT ·rotateAVX512(SB), NOSPLIT, $0-144
+	MOVQ lo_base+0(FP), AX
+	MOVQ hi_base+24(FP), CX
+	MOVQ a_base+48(FP), DX
+	MOVQ b_base+72(FP), BX
+	MOVQ cosines_base+96(FP), SI
+	MOVQ sines_base+120(FP), DI
+	MOVQ lo_len+8(FP), R8
+	XORQ R9, R9
+
+many392:
+	CMPQ         R8, $0x20
+	JLT          one393
+	VMOVUPS      (DX)(R9*1), Z0
+	VMOVUPS      (BX)(R9*1), Z1
+	VMOVUPS      (SI)(R9*1), Z2
+	VMOVUPS      (DI)(R9*1), Z3
+	VMULPS       Z2, Z0, Z4
+	VFNMADD231PS Z3, Z1, Z4
+	VMULPS       Z2, Z1, Z1
+	VFMADD231PS  Z3, Z0, Z1
+	VMOVUPS      Z4, (AX)(R9*1)
+	VMOVUPS      Z1, (CX)(R9*1)
+	VMOVUPS      64(DX)(R9*1), Z0
+	VMOVUPS      64(BX)(R9*1), Z1
+	VMOVUPS      64(SI)(R9*1), Z2
+	VMOVUPS      64(DI)(R9*1), Z3
+	VMULPS       Z2, Z0, Z4
+	VFNMADD231PS Z3, Z1, Z4
+	VMULPS       Z2, Z1, Z1
+	VFMADD231PS  Z3, Z0, Z1
+	VMOVUPS      Z4, 64(AX)(R9*1)
+	VMOVUPS      Z1, 64(CX)(R9*1)
+	ADDQ         $0x00000080, R9
+	SUBQ         $0x20, R8
+	JMP          many392
+
+one393:
+	CMPQ         R8, $0x10
+	JLT          tail394
+	VMOVUPS      (DX)(R9*1), Z0
+	VMOVUPS      (BX)(R9*1), Z1
+	VMOVUPS      (SI)(R9*1), Z2
+	VMOVUPS      (DI)(R9*1), Z3
+	VMULPS       Z2, Z0, Z4
+	VFNMADD231PS Z3, Z1, Z4
+	VMULPS       Z2, Z1, Z1
+	VFMADD231PS  Z3, Z0, Z1
+	VMOVUPS      Z4, (AX)(R9*1)
+	VMOVUPS      Z1, (CX)(R9*1)
+	ADDQ         $0x40, R9
+	SUBQ         $0x10, R8
+	JMP          one393
+
+tail394:
+	TESTQ        R8, R8
+	JZ           done395
+	MOVQ         $0x00000001, R10
+	SHLXQ        R8, R10, R10
+	DECQ         R10
+	KMOVW        R10, K1
+	VMOVUPS.Z    (DX)(R9*1), K1, Z0
+	VMOVUPS.Z    (BX)(R9*1), K1, Z1
+	VMOVUPS.Z    (SI)(R9*1), K1, Z2
+	VMOVUPS.Z    (DI)(R9*1), K1, Z3
+	VMULPS       Z2, Z0, Z4
+	VFNMADD231PS Z3, Z1, Z4
+	VMULPS       Z2, Z1, Z1
+	VFMADD231PS  Z3, Z0, Z1
+	VMOVUPS      Z4, K1, (AX)(R9*1)
+	VMOVUPS      Z1, K1, (CX)(R9*1)
+
+done395:
+	VZEROUPPER
+	RET
+
+// func dotAVX2(a []float32, b []float32) float32
+// Requires: AVX, FMA3, MMX+, SSE
+TEXT ·dotAVX2(SB), NOSPLIT, $0-52
+	MOVQ   a_base+0(FP), AX
+	MOVQ   b_base+24(FP), CX
+	VXORPS Y0, Y0, Y0
+	VXORPS Y1, Y1, Y1
+	VXORPS Y2, Y2, Y2
+	VXORPS Y3, Y3, Y3
+	MOVQ   a_len+8(FP), DX
+	XORQ   BX, BX
+
+many396:
+	CMPQ        DX, $0x20
+	JLT         one397
+	PREFETCHT0  2048(AX)(BX*1)
+	VMOVUPS     (AX)(BX*1), Y4
+	PREFETCHT0  2048(CX)(BX*1)
+	VMOVUPS     (CX)(BX*1), Y5
+	VFMADD231PS Y4, Y5, Y0
+	PREFETCHT0  2080(AX)(BX*1)
+	VMOVUPS     32(AX)(BX*1), Y4
+	PREFETCHT0  2080(CX)(BX*1)
+	VMOVUPS     32(CX)(BX*1), Y5
+	VFMADD231PS Y4, Y5, Y1
+	PREFETCHT0  2112(AX)(BX*1)
+	VMOVUPS     64(AX)(BX*1), Y4
+	PREFETCHT0  2112(CX)(BX*1)
+	VMOVUPS     64(CX)(BX*1), Y5
+	VFMADD231PS Y4, Y5, Y2
+	PREFETCHT0  2144(AX)(BX*1)
+	VMOVUPS     96(AX)(BX*1), Y4
+	PREFETCHT0  2144(CX)(BX*1)
+	VMOVUPS     96(CX)(BX*1), Y5
+	VFMADD231PS Y4, Y5, Y3
+	ADDQ        $0x00000080, BX
+	SUBQ        $0x20, DX
+	JMP         many396
+
+one397:
+	CMPQ        DX, $0x08
+	JLT         tail398
+	PREFETCHT0  2048(AX)(BX*1)
+	VMOVUPS     (AX)(BX*1), Y4
+	PREFETCHT0  2048(CX)(BX*1)
+	VMOVUPS     (CX)(BX*1), Y5
+	VFMADD231PS Y4, Y5, Y0
+	ADDQ        $0x20, BX
+	SUBQ        $0x08, DX
+	JMP         one397
+
+tail398:
+	TESTQ       DX, DX
+	JZ          done399
+	LEAQ        masks<>+0(SB), SI
+	NEGQ        DX
+	VMOVUPS     32(SI)(DX*4), Y4
+	VMASKMOVPS  (AX)(BX*1), Y4, Y5
+	VMASKMOVPS  (CX)(BX*1), Y4, Y4
+	VFMADD231PS Y5, Y4, Y0
+
+done399:
+	VADDPS       Y2, Y0, Y0
+	VADDPS       Y3, Y1, Y1
+	VADDPS       Y1, Y0, Y0
+	VEXTRACTF128 $0x01, Y0, X1
+	VADDPS       X1, X0, X0
+	VMOVHLPS     X0, X0, X1
+	VADDPS       X1, X0, X0
+	VMOVSHDUP    X0, X1
+	VADDPS       X1, X0, X0
+	MOVSS        X0, ret+48(FP)
+	VZEROUPPER
+	RET
+
+// func sumAVX2(x []float32) float32
+// Requires: AVX, MMX+, SSE
+TEXT ·sumAVX2(SB), NOSPLIT, $0-28
+	MOVQ   x_base+0(FP), AX
+	VXORPS Y0, Y0, Y0
+	VXORPS Y1, Y1, Y1
+	VXORPS Y2, Y2, Y2
+	VXORPS Y3, Y3, Y3
+	MOVQ   x_len+8(FP), CX
+	XORQ   DX, DX
+
+many400:
+	CMPQ       CX, $0x20
+	JLT        one401
+	PREFETCHT0 2048(AX)(DX*1)
+	VMOVUPS    (AX)(DX*1), Y4
+	VADDPS     Y4, Y0, Y0
+	PREFETCHT0 2080(AX)(DX*1)
+	VMOVUPS    32(AX)(DX*1), Y4
+	VADDPS     Y4, Y1, Y1
+	PREFETCHT0 2112(AX)(DX*1)
+	VMOVUPS    64(AX)(DX*1), Y4
+	VADDPS     Y4, Y2, Y2
+	PREFETCHT0 2144(AX)(DX*1)
+	VMOVUPS    96(AX)(DX*1), Y4
+	VADDPS     Y4, Y3, Y3
+	ADDQ       $0x00000080, DX
+	SUBQ       $0x20, CX
+	JMP        many400
+
+one401:
+	CMPQ       CX, $0x08
+	JLT        tail402
+	PREFETCHT0 2048(AX)(DX*1)
+	VMOVUPS    (AX)(DX*1), Y4
+	VADDPS     Y4, Y0, Y0
+	ADDQ       $0x20, DX
+	SUBQ       $0x08, CX
+	JMP        one401
+
+tail402:
+	TESTQ      CX, CX
+	JZ         done403
+	LEAQ       masks<>+0(SB), BX
+	NEGQ       CX
+	VMOVUPS    32(BX)(CX*4), Y4
+	VMASKMOVPS (AX)(DX*1), Y4, Y4
+	VADDPS     Y4, Y0, Y0
+
+done403:
+	VADDPS       Y2, Y0, Y0
+	VADDPS       Y3, Y1, Y1
+	VADDPS       Y1, Y0, Y0
+	VEXTRACTF128 $0x01, Y0, X1
+	VADDPS       X1, X0, X0
+	VMOVHLPS     X0, X0, X1
+	VADDPS       X1, X0, X0
+	VMOVSHDUP    X0, X1
+	VADDPS       X1, X0, X0
+	MOVSS        X0, ret+24(FP)
+	VZEROUPPER
+	RET
+
+// func sumSquaresAboutAVX2(x []float32, mean float32) float32
+// Requires: AVX, FMA3, MMX+, SSE
+TEXT ·sumSquaresAboutAVX2(SB), NOSPLIT, $0-36
+	MOVQ         x_base+0(FP), AX
+	VBROADCASTSS mean+24(FP), Y0
+	VXORPS       Y1, Y1, Y1
+	VXORPS       Y2, Y2, Y2
+	VXORPS       Y3, Y3, Y3
+	VXORPS       Y4, Y4, Y4
+	MOVQ         x_len+8(FP), CX
+	XORQ         DX, DX
+
+many404:
+	CMPQ        CX, $0x20
+	JLT         one405
+	PREFETCHT0  2048(AX)(DX*1)
+	VMOVUPS     (AX)(DX*1), Y5
+	VSUBPS      Y0, Y5, Y5
+	VFMADD231PS Y5, Y5, Y1
+	PREFETCHT0  2080(AX)(DX*1)
+	VMOVUPS     32(AX)(DX*1), Y5
+	VSUBPS      Y0, Y5, Y5
+	VFMADD231PS Y5, Y5, Y2
+	PREFETCHT0  2112(AX)(DX*1)
+	VMOVUPS     64(AX)(DX*1), Y5
+	VSUBPS      Y0, Y5, Y5
+	VFMADD231PS Y5, Y5, Y3
+	PREFETCHT0  2144(AX)(DX*1)
+	VMOVUPS     96(AX)(DX*1), Y5
+	VSUBPS      Y0, Y5, Y5
+	VFMADD231PS Y5, Y5, Y4
+	ADDQ        $0x00000080, DX
+	SUBQ        $0x20, CX
+	JMP         many404
+
+one405:
+	CMPQ        CX, $0x08
+	JLT         tail406
+	PREFETCHT0  2048(AX)(DX*1)
+	VMOVUPS     (AX)(DX*1), Y5
+	VSUBPS      Y0, Y5, Y5
+	VFMADD231PS Y5, Y5, Y1
+	ADDQ        $0x20, DX
+	SUBQ        $0x08, CX
+	JMP         one405
+
+tail406:
+	TESTQ       CX, CX
+	JZ          done407
+	LEAQ        masks<>+0(SB), BX
+	NEGQ        CX
+	VMOVUPS     32(BX)(CX*4), Y5
+	VMASKMOVPS  (AX)(DX*1), Y5, Y6
+	VSUBPS      Y0, Y6, Y6
+	VANDPS      Y5, Y6, Y6
+	VFMADD231PS Y6, Y6, Y1
+
+done407:
+	VADDPS       Y3, Y1, Y1
+	VADDPS       Y4, Y2, Y2
+	VADDPS       Y2, Y1, Y1
+	VEXTRACTF128 $0x01, Y1, X0
+	VADDPS       X0, X1, X1
+	VMOVHLPS     X1, X1, X0
+	VADDPS       X0, X1, X1
+	VMOVSHDUP    X1, X0
+	VADDPS       X0, X1, X1
+	MOVSS        X1, ret+32(FP)
+	VZEROUPPER
+	RET
+
+// func maxOfAVX2(x []float32) float32
+// Requires: AVX, MMX+, SSE
+TEXT ·maxOfAVX2(SB), NOSPLIT, $0-28
+	MOVQ    x_base+0(FP), AX
+	VMOVUPS wordff800000<>+0(SB), Y0
+	VMOVAPS Y0, Y1
+	VMOVAPS Y0, Y2
+	VMOVAPS Y0, Y3
+	VMOVAPS Y0, Y4
+	MOVQ    x_len+8(FP), CX
+	XORQ    DX, DX
+
+many408:
+	CMPQ       CX, $0x20
+	JLT        one409
+	PREFETCHT0 2048(AX)(DX*1)
+	VMOVUPS    (AX)(DX*1), Y5
+	VMAXPS     Y5, Y1, Y1
+	PREFETCHT0 2080(AX)(DX*1)
+	VMOVUPS    32(AX)(DX*1), Y5
+	VMAXPS     Y5, Y2, Y2
+	PREFETCHT0 2112(AX)(DX*1)
+	VMOVUPS    64(AX)(DX*1), Y5
+	VMAXPS     Y5, Y3, Y3
+	PREFETCHT0 2144(AX)(DX*1)
+	VMOVUPS    96(AX)(DX*1), Y5
+	VMAXPS     Y5, Y4, Y4
+	ADDQ       $0x00000080, DX
+	SUBQ       $0x20, CX
+	JMP        many408
+
+one409:
+	CMPQ       CX, $0x08
+	JLT        tail410
+	PREFETCHT0 2048(AX)(DX*1)
+	VMOVUPS    (AX)(DX*1), Y5
+	VMAXPS     Y5, Y1, Y1
+	ADDQ       $0x20, DX
+	SUBQ       $0x08, CX
+	JMP        one409
+
+tail410:
+	TESTQ      CX, CX
+	JZ         done411
+	LEAQ       masks<>+0(SB), BX
+	NEGQ       CX
+	VMOVUPS    32(BX)(CX*4), Y5
+	VMASKMOVPS (AX)(DX*1), Y5, Y6
+	VBLENDVPS  Y5, Y6, Y0, Y6
+	VMAXPS     Y6, Y1, Y1
+
+done411:
+	VMAXPS       Y3, Y1, Y1
+	VMAXPS       Y4, Y2, Y2
+	VMAXPS       Y2, Y1, Y1
+	VEXTRACTF128 $0x01, Y1, X0
+	VMAXPS       X0, X1, X1
+	VMOVHLPS     X1, X1, X0
+	VMAXPS       X0, X1, X1
+	VMOVSHDUP    X1, X0
+	VMAXPS       X0, X1, X1
+	MOVSS        X1, ret+24(FP)
+	VZEROUPPER
+	RET
+
+// func sum64AVX2(x []float32) float64
+// Requires: AVX, MMX+, SSE2
+TEXT ·sum64AVX2(SB), NOSPLIT, $0-32
+	MOVQ   x_base+0(FP), AX
+	VXORPS Y0, Y0, Y0
+	VXORPS Y1, Y1, Y1
+	VXORPS Y2, Y2, Y2
+	VXORPS Y3, Y3, Y3
+	VXORPS Y4, Y4, Y4
+	VXORPS Y5, Y5, Y5
+	VXORPS Y6, Y6, Y6
+	VXORPS Y7, Y7, Y7
+	MOVQ   x_len+8(FP), CX
+	XORQ   DX, DX
+
+many412:
+	CMPQ         CX, $0x20
+	JLT          one413
+	PREFETCHT0   2048(AX)(DX*1)
+	VMOVUPS      (AX)(DX*1), Y8
+	VEXTRACTF128 $0x01, Y8, X9
+	VCVTPS2PD    X8, Y8
+	VCVTPS2PD    X9, Y9
+	VADDPD       Y8, Y0, Y0
+	VADDPD       Y9, Y1, Y1
+	PREFETCHT0   2080(AX)(DX*1)
+	VMOVUPS      32(AX)(DX*1), Y8
+	VEXTRACTF128 $0x01, Y8, X9
+	VCVTPS2PD    X8, Y8
+	VCVTPS2PD    X9, Y9
+	VADDPD       Y8, Y2, Y2
+	VADDPD       Y9, Y3, Y3
+	PREFETCHT0   2112(AX)(DX*1)
+	VMOVUPS      64(AX)(DX*1), Y8
+	VEXTRACTF128 $0x01, Y8, X9
+	VCVTPS2PD    X8, Y8
+	VCVTPS2PD    X9, Y9
+	VADDPD       Y8, Y4, Y4
+	VADDPD       Y9, Y5, Y5
+	PREFETCHT0   2144(AX)(DX*1)
+	VMOVUPS      96(AX)(DX*1), Y8
+	VEXTRACTF128 $0x01, Y8, X9
+	VCVTPS2PD    X8, Y8
+	VCVTPS2PD    X9, Y9
+	VADDPD       Y8, Y6, Y6
+	VADDPD       Y9, Y7, Y7
+	ADDQ         $0x00000080, DX
+	SUBQ         $0x20, CX
+	JMP          many412
+
+one413:
+	CMPQ         CX, $0x08
+	JLT          tail414
+	PREFETCHT0   2048(AX)(DX*1)
+	VMOVUPS      (AX)(DX*1), Y8
+	VEXTRACTF128 $0x01, Y8, X9
+	VCVTPS2PD    X8, Y8
+	VCVTPS2PD    X9, Y9
+	VADDPD       Y8, Y0, Y0
+	VADDPD       Y9, Y1, Y1
+	ADDQ         $0x20, DX
+	SUBQ         $0x08, CX
+	JMP          one413
+
+tail414:
+	TESTQ        CX, CX
+	JZ           done415
+	LEAQ         masks<>+0(SB), BX
+	NEGQ         CX
+	VMOVUPS      32(BX)(CX*4), Y8
+	VMASKMOVPS   (AX)(DX*1), Y8, Y8
+	VEXTRACTF128 $0x01, Y8, X9
+	VCVTPS2PD    X8, Y8
+	VCVTPS2PD    X9, Y9
+	VADDPD       Y8, Y0, Y0
+	VADDPD       Y9, Y1, Y1
+
+done415:
+	VADDPD       Y4, Y0, Y0
+	VADDPD       Y5, Y1, Y1
+	VADDPD       Y6, Y2, Y2
+	VADDPD       Y7, Y3, Y3
+	VADDPD       Y2, Y0, Y0
+	VADDPD       Y3, Y1, Y1
+	VADDPD       Y1, Y0, Y0
+	VEXTRACTF128 $0x01, Y0, X1
+	VADDPD       X1, X0, X0
+	VUNPCKHPD    X0, X0, X1
+	VADDPD       X1, X0, X0
+	MOVSD        X0, ret+24(FP)
+	VZEROUPPER
+	RET
+
+// func sumSquaresAVX2(x []float32) float64
+// Requires: AVX, FMA3, MMX+, SSE2
+TEXT ·sumSquaresAVX2(SB), NOSPLIT, $0-32
+	MOVQ   x_base+0(FP), AX
+	VXORPS Y0, Y0, Y0
+	VXORPS Y1, Y1, Y1
+	VXORPS Y2, Y2, Y2
+	VXORPS Y3, Y3, Y3
+	VXORPS Y4, Y4, Y4
+	VXORPS Y5, Y5, Y5
+	VXORPS Y6, Y6, Y6
+	VXORPS Y7, Y7, Y7
+	MOVQ   x_len+8(FP), CX
+	XORQ   DX, DX
+
+many416:
+	CMPQ         CX, $0x20
+	JLT          one417
+	PREFETCHT0   2048(AX)(DX*1)
+	VMOVUPS      (AX)(DX*1), Y8
+	VEXTRACTF128 $0x01, Y8, X9
+	VCVTPS2PD    X8, Y8
+	VCVTPS2PD    X9, Y9
+	VFMADD231PD  Y8, Y8, Y0
+	VFMADD231PD  Y9, Y9, Y1
+	PREFETCHT0   2080(AX)(DX*1)
+	VMOVUPS      32(AX)(DX*1), Y8
+	VEXTRACTF128 $0x01, Y8, X9
+	VCVTPS2PD    X8, Y8
+	VCVTPS2PD    X9, Y9
+	VFMADD231PD  Y8, Y8, Y2
+	VFMADD231PD  Y9, Y9, Y3
+	PREFETCHT0   2112(AX)(DX*1)
+	VMOVUPS      64(AX)(DX*1), Y8
+	VEXTRACTF128 $0x01, Y8, X9
+	VCVTPS2PD    X8, Y8
+	VCVTPS2PD    X9, Y9
+	VFMADD231PD  Y8, Y8, Y4
+	VFMADD231PD  Y9, Y9, Y5
+	PREFETCHT0   2144(AX)(DX*1)
+	VMOVUPS      96(AX)(DX*1), Y8
+	VEXTRACTF128 $0x01, Y8, X9
+	VCVTPS2PD    X8, Y8
+	VCVTPS2PD    X9, Y9
+	VFMADD231PD  Y8, Y8, Y6
+	VFMADD231PD  Y9, Y9, Y7
+	ADDQ         $0x00000080, DX
+	SUBQ         $0x20, CX
+	JMP          many416
+
+one417:
+	CMPQ         CX, $0x08
+	JLT          tail418
+	PREFETCHT0   2048(AX)(DX*1)
+	VMOVUPS      (AX)(DX*1), Y8
+	VEXTRACTF128 $0x01, Y8, X9
+	VCVTPS2PD    X8, Y8
+	VCVTPS2PD    X9, Y9
+	VFMADD231PD  Y8, Y8, Y0
+	VFMADD231PD  Y9, Y9, Y1
+	ADDQ         $0x20, DX
+	SUBQ         $0x08, CX
+	JMP          one417
+
+tail418:
+	TESTQ        CX, CX
+	JZ           done419
+	LEAQ         masks<>+0(SB), BX
+	NEGQ         CX
+	VMOVUPS      32(BX)(CX*4), Y8
+	VMASKMOVPS   (AX)(DX*1), Y8, Y8
+	VEXTRACTF128 $0x01, Y8, X9
+	VCVTPS2PD    X8, Y8
+	VCVTPS2PD    X9, Y9
+	VFMADD231PD  Y8, Y8, Y0
+	VFMADD231PD  Y9, Y9, Y1
+
+done419:
+	VADDPD       Y4, Y0, Y0
+	VADDPD       Y5, Y1, Y1
+	VADDPD       Y6, Y2, Y2
+	VADDPD       Y7, Y3, Y3
+	VADDPD       Y2, Y0, Y0
+	VADDPD       Y3, Y1, Y1
+	VADDPD       Y1, Y0, Y0
+	VEXTRACTF128 $0x01, Y0, X1
+	VADDPD       X1, X0, X0
+	VUNPCKHPD    X0, X0, X1
+	VADDPD       X1, X0, X0
+	MOVSD        X0, ret+24(FP)
+	VZEROUPPER
+	RET
+
+// func colSumAVX2(dst []float32, x []float32, rows int, ld int)
+// Requires: AVX
+TEXT ·colSumAVX2(SB), NOSPLIT, $0-64
+	MOVQ dst_base+0(FP), AX
+	MOVQ ld+56(FP), CX
+	MOVQ x_base+24(FP), DX
+	MOVQ dst_len+8(FP), BX
+	SHLQ $0x02, CX
+
+many420:
+	CMPQ   BX, $0x20
+	JLT    one421
+	VXORPS Y0, Y0, Y0
+	VXORPS Y1, Y1, Y1
+	VXORPS Y2, Y2, Y2
+	VXORPS Y3, Y3, Y3
+	MOVQ   rows+48(FP), DI
+	MOVQ   DX, SI
+
+row424:
+	TESTQ  DI, DI
+	JZ     done425
+	VADDPS (SI), Y0, Y0
+	VADDPS 32(SI), Y1, Y1
+	VADDPS 64(SI), Y2, Y2
+	VADDPS 96(SI), Y3, Y3
+	ADDQ   CX, SI
+	DECQ   DI
+	JMP    row424
+
+done425:
+	VADDPS  (AX), Y0, Y0
+	VMOVUPS Y0, (AX)
+	VADDPS  32(AX), Y1, Y1
+	VMOVUPS Y1, 32(AX)
+	VADDPS  64(AX), Y2, Y2
+	VMOVUPS Y2, 64(AX)
+	VADDPS  96(AX), Y3, Y3
+	VMOVUPS Y3, 96(AX)
+	ADDQ    $0x00000080, AX
+	ADDQ    $0x00000080, DX
+	SUBQ    $0x20, BX
+	JMP     many420
+
+one421:
+	CMPQ   BX, $0x08
+	JLT    tail422
+	VXORPS Y0, Y0, Y0
+	MOVQ   rows+48(FP), DI
+	MOVQ   DX, SI
+
+row426:
+	TESTQ  DI, DI
+	JZ     done427
+	VADDPS (SI), Y0, Y0
+	ADDQ   CX, SI
+	DECQ   DI
+	JMP    row426
+
+done427:
+	VADDPS  (AX), Y0, Y0
+	VMOVUPS Y0, (AX)
+	ADDQ    $0x00000020, AX
+	ADDQ    $0x00000020, DX
+	SUBQ    $0x08, BX
+	JMP     one421
+
+tail422:
+	TESTQ   BX, BX
+	JZ      done423
+	LEAQ    masks<>+0(SB), SI
+	NEGQ    BX
+	VMOVUPS 32(SI)(BX*4), Y0
+	VXORPS  Y1, Y1, Y1
+	MOVQ    rows+48(FP), SI
+	MOVQ    DX, BX
+
+row428:
+	TESTQ      SI, SI
+	JZ         done429
+	VMASKMOVPS (BX), Y0, Y2
+	VADDPS     Y2, Y1, Y1
+	ADDQ       CX, BX
+	DECQ       SI
+	JMP        row428
+
+done429:
+	VMASKMOVPS (AX), Y0, Y2
+	VADDPS     Y2, Y1, Y1
+	VMASKMOVPS Y1, Y0, (AX)
+	ADDQ       $0x00000020, AX
+	ADDQ       $0x00000020, DX
+
+done423:
 	VZEROUPPER
 	RET
 
@@ -7458,9 +10070,9 @@ TEXT ·dropoutFactorsAVX2(SB), NOSPLIT, $640-56
 	VPBROADCASTQ block+24(FP), Y2
 	VPADDQ       quads<>+0(SB), Y2, Y2
 
-loop338:
+loop430:
 	CMPQ         CX, $0x20
-	JLT          done339
+	JLT          done431
 	VMOVDQA      Y2, Y3
 	VPSRLQ       $0x20, Y2, Y4
 	VBROADCASTSS op+40(FP), Y5
@@ -7665,9 +10277,9 @@ loop338:
 	VMOVDQU      Y4, 96(AX)
 	ADDQ         $0x00000080, AX
 	SUBQ         $0x20, CX
-	JMP          loop338
+	JMP          loop430
 
-done339:
+done431:
 	VZEROUPPER
 	RET
 
@@ -7679,17 +10291,17 @@ TEXT ·widenBF16AVX2(SB), NOSPLIT, $0-48
 	MOVQ half_len+32(FP), DX
 	XORQ BX, BX
 
-eights340:
+eights432:
 	CMPQ      DX, $0x08
-	JLT       done341
+	JLT       done433
 	VPMOVZXWD (CX)(BX*2), Y0
 	VPSLLD    $0x10, Y0, Y0
 	VMOVUPS   Y0, (AX)(BX*4)
 	ADDQ      $0x08, BX
 	SUBQ      $0x08, DX
-	JMP       eights340
+	JMP       eights432
 
-done341:
+done433:
 	VZEROUPPER
 	RET
 
@@ -7704,9 +10316,9 @@ TEXT ·narrowBF16AVX2(SB), NOSPLIT, $0-48
 	MOVQ    half_len+32(FP), DX
 	XORQ    BX, BX
 
-eights342:
+eights434:
 	CMPQ         DX, $0x08
-	JLT          done343
+	JLT          done435
 	VMOVUPS      (AX)(BX*4), Y3
 	VCMPPS       $0x03, Y3, Y3, Y6
 	VPSRLD       $0x10, Y3, Y4
@@ -7721,9 +10333,9 @@ eights342:
 	VMOVDQU      X4, (CX)(BX*2)
 	ADDQ         $0x08, BX
 	SUBQ         $0x08, DX
-	JMP          eights342
+	JMP          eights434
 
-done343:
+done435:
 	VZEROUPPER
 	RET
 
@@ -7735,16 +10347,16 @@ TEXT ·widenF16C(SB), NOSPLIT, $0-48
 	MOVQ half_len+32(FP), DX
 	XORQ BX, BX
 
-eights344:
+eights436:
 	CMPQ      DX, $0x08
-	JLT       done345
+	JLT       done437
 	VCVTPH2PS (CX)(BX*2), Y0
 	VMOVUPS   Y0, (AX)(BX*4)
 	ADDQ      $0x08, BX
 	SUBQ      $0x08, DX
-	JMP       eights344
+	JMP       eights436
 
-done345:
+done437:
 	VZEROUPPER
 	RET
 
@@ -7756,16 +10368,16 @@ TEXT ·narrowF16C(SB), NOSPLIT, $0-48
 	MOVQ half_len+32(FP), DX
 	XORQ BX, BX
 
-eights346:
+eights438:
 	CMPQ      DX, $0x08
-	JLT       done347
+	JLT       done439
 	VMOVUPS   (AX)(BX*4), Y0
 	VCVTPS2PH $0x00, Y0, (CX)(BX*2)
 	ADDQ      $0x08, BX
 	SUBQ      $0x08, DX
-	JMP       eights346
+	JMP       eights438
 
-done347:
+done439:
 	VZEROUPPER
 	RET
 
@@ -7794,9 +10406,9 @@ TEXT ·addAsFixedAVX2(SB), NOSPLIT, $0-57
 	MOVQ         dst_len+8(FP), DX
 	XORQ         BX, BX
 
-one349:
+one441:
 	CMPQ         DX, $0x08
-	JLT          tail350
+	JLT          tail442
 	VMOVUPS      (CX)(BX*1), Y7
 	VEXTRACTF128 $0x01, Y7, X8
 	VCVTPS2PD    X7, Y7
@@ -7841,11 +10453,11 @@ one349:
 	VPOR         Y8, Y6, Y6
 	ADDQ         $0x20, BX
 	SUBQ         $0x08, DX
-	JMP          one349
+	JMP          one441
 
-tail350:
+tail442:
 	TESTQ        DX, DX
-	JZ           done351
+	JZ           done443
 	LEAQ         masks<>+0(SB), SI
 	NEGQ         DX
 	VMOVUPS      32(SI)(DX*4), Y7
@@ -7895,7 +10507,7 @@ tail350:
 	VPAND        Y0, Y9, Y9
 	VPOR         Y9, Y6, Y6
 
-done351:
+done443:
 	VMOVMSKPD Y6, AX
 	TESTL     AX, AX
 	SETEQ     AL
@@ -7920,9 +10532,9 @@ TEXT ·fixedSquaresAVX2(SB), NOSPLIT, $0-49
 	MOVQ         x_len+8(FP), CX
 	XORQ         DX, DX
 
-one353:
+one445:
 	CMPQ         CX, $0x08
-	JLT          tail354
+	JLT          tail446
 	VMOVUPS      (AX)(DX*1), Y6
 	VEXTRACTF128 $0x01, Y6, X7
 	VCVTPS2PD    X6, Y6
@@ -7953,11 +10565,11 @@ one353:
 	VPADDQ       Y7, Y4, Y4
 	ADDQ         $0x20, DX
 	SUBQ         $0x08, CX
-	JMP          one353
+	JMP          one445
 
-tail354:
+tail446:
 	TESTQ        CX, CX
-	JZ           done355
+	JZ           done447
 	LEAQ         masks<>+0(SB), BX
 	NEGQ         CX
 	VMOVUPS      32(BX)(CX*4), Y6
@@ -7990,7 +10602,7 @@ tail354:
 	VPSUBQ       Y1, Y7, Y7
 	VPADDQ       Y7, Y4, Y4
 
-done355:
+done447:
 	VMOVMSKPD    Y5, AX
 	TESTL        AX, AX
 	SETEQ        AL
@@ -8010,16 +10622,6 @@ done355:
 	VZEROUPPER
 	RET
 
-DATA wordff800000<>+0(SB)/4, $0xff800000
-DATA wordff800000<>+4(SB)/4, $0xff800000
-DATA wordff800000<>+8(SB)/4, $0xff800000
-DATA wordff800000<>+12(SB)/4, $0xff800000
-DATA wordff800000<>+16(SB)/4, $0xff800000
-DATA wordff800000<>+20(SB)/4, $0xff800000
-DATA wordff800000<>+24(SB)/4, $0xff800000
-DATA wordff800000<>+28(SB)/4, $0xff800000
-GLOBL wordff800000<>(SB), RODATA|NOPTR, $32
-
 DATA wordc2ae999a<>+0(SB)/4, $0xc2ae999a
 DATA wordc2ae999a<>+4(SB)/4, $0xc2ae999a
 DATA wordc2ae999a<>+8(SB)/4, $0xc2ae999a
@@ -8028,7 +10630,15 @@ DATA wordc2ae999a<>+16(SB)/4, $0xc2ae999a
 DATA wordc2ae999a<>+20(SB)/4, $0xc2ae999a
 DATA wordc2ae999a<>+24(SB)/4, $0xc2ae999a
 DATA wordc2ae999a<>+28(SB)/4, $0xc2ae999a
-GLOBL wordc2ae999a<>(SB), RODATA|NOPTR, $32
+DATA wordc2ae999a<>+32(SB)/4, $0xc2ae999a
+DATA wordc2ae999a<>+36(SB)/4, $0xc2ae999a
+DATA wordc2ae999a<>+40(SB)/4, $0xc2ae999a
+DATA wordc2ae999a<>+44(SB)/4, $0xc2ae999a
+DATA wordc2ae999a<>+48(SB)/4, $0xc2ae999a
+DATA wordc2ae999a<>+52(SB)/4, $0xc2ae999a
+DATA wordc2ae999a<>+56(SB)/4, $0xc2ae999a
+DATA wordc2ae999a<>+60(SB)/4, $0xc2ae999a
+GLOBL wordc2ae999a<>(SB), RODATA|NOPTR, $64
 
 DATA word42b20000<>+0(SB)/4, $0x42b20000
 DATA word42b20000<>+4(SB)/4, $0x42b20000
@@ -8038,7 +10648,15 @@ DATA word42b20000<>+16(SB)/4, $0x42b20000
 DATA word42b20000<>+20(SB)/4, $0x42b20000
 DATA word42b20000<>+24(SB)/4, $0x42b20000
 DATA word42b20000<>+28(SB)/4, $0x42b20000
-GLOBL word42b20000<>(SB), RODATA|NOPTR, $32
+DATA word42b20000<>+32(SB)/4, $0x42b20000
+DATA word42b20000<>+36(SB)/4, $0x42b20000
+DATA word42b20000<>+40(SB)/4, $0x42b20000
+DATA word42b20000<>+44(SB)/4, $0x42b20000
+DATA word42b20000<>+48(SB)/4, $0x42b20000
+DATA word42b20000<>+52(SB)/4, $0x42b20000
+DATA word42b20000<>+56(SB)/4, $0x42b20000
+DATA word42b20000<>+60(SB)/4, $0x42b20000
+GLOBL word42b20000<>(SB), RODATA|NOPTR, $64
 
 DATA word3fb8aa3b<>+0(SB)/4, $0x3fb8aa3b
 DATA word3fb8aa3b<>+4(SB)/4, $0x3fb8aa3b
@@ -8048,7 +10666,15 @@ DATA word3fb8aa3b<>+16(SB)/4, $0x3fb8aa3b
 DATA word3fb8aa3b<>+20(SB)/4, $0x3fb8aa3b
 DATA word3fb8aa3b<>+24(SB)/4, $0x3fb8aa3b
 DATA word3fb8aa3b<>+28(SB)/4, $0x3fb8aa3b
-GLOBL word3fb8aa3b<>(SB), RODATA|NOPTR, $32
+DATA word3fb8aa3b<>+32(SB)/4, $0x3fb8aa3b
+DATA word3fb8aa3b<>+36(SB)/4, $0x3fb8aa3b
+DATA word3fb8aa3b<>+40(SB)/4, $0x3fb8aa3b
+DATA word3fb8aa3b<>+44(SB)/4, $0x3fb8aa3b
+DATA word3fb8aa3b<>+48(SB)/4, $0x3fb8aa3b
+DATA word3fb8aa3b<>+52(SB)/4, $0x3fb8aa3b
+DATA word3fb8aa3b<>+56(SB)/4, $0x3fb8aa3b
+DATA word3fb8aa3b<>+60(SB)/4, $0x3fb8aa3b
+GLOBL word3fb8aa3b<>(SB), RODATA|NOPTR, $64
 
 DATA word3f318000<>+0(SB)/4, $0x3f318000
 DATA word3f318000<>+4(SB)/4, $0x3f318000
@@ -8058,7 +10684,15 @@ DATA word3f318000<>+16(SB)/4, $0x3f318000
 DATA word3f318000<>+20(SB)/4, $0x3f318000
 DATA word3f318000<>+24(SB)/4, $0x3f318000
 DATA word3f318000<>+28(SB)/4, $0x3f318000
-GLOBL word3f318000<>(SB), RODATA|NOPTR, $32
+DATA word3f318000<>+32(SB)/4, $0x3f318000
+DATA word3f318000<>+36(SB)/4, $0x3f318000
+DATA word3f318000<>+40(SB)/4, $0x3f318000
+DATA word3f318000<>+44(SB)/4, $0x3f318000
+DATA word3f318000<>+48(SB)/4, $0x3f318000
+DATA word3f318000<>+52(SB)/4, $0x3f318000
+DATA word3f318000<>+56(SB)/4, $0x3f318000
+DATA word3f318000<>+60(SB)/4, $0x3f318000
+GLOBL word3f318000<>(SB), RODATA|NOPTR, $64
 
 DATA wordb95e8083<>+0(SB)/4, $0xb95e8083
 DATA wordb95e8083<>+4(SB)/4, $0xb95e8083
@@ -8068,7 +10702,15 @@ DATA wordb95e8083<>+16(SB)/4, $0xb95e8083
 DATA wordb95e8083<>+20(SB)/4, $0xb95e8083
 DATA wordb95e8083<>+24(SB)/4, $0xb95e8083
 DATA wordb95e8083<>+28(SB)/4, $0xb95e8083
-GLOBL wordb95e8083<>(SB), RODATA|NOPTR, $32
+DATA wordb95e8083<>+32(SB)/4, $0xb95e8083
+DATA wordb95e8083<>+36(SB)/4, $0xb95e8083
+DATA wordb95e8083<>+40(SB)/4, $0xb95e8083
+DATA wordb95e8083<>+44(SB)/4, $0xb95e8083
+DATA wordb95e8083<>+48(SB)/4, $0xb95e8083
+DATA wordb95e8083<>+52(SB)/4, $0xb95e8083
+DATA wordb95e8083<>+56(SB)/4, $0xb95e8083
+DATA wordb95e8083<>+60(SB)/4, $0xb95e8083
+GLOBL wordb95e8083<>(SB), RODATA|NOPTR, $64
 
 DATA word39506967<>+0(SB)/4, $0x39506967
 DATA word39506967<>+4(SB)/4, $0x39506967
@@ -8078,7 +10720,15 @@ DATA word39506967<>+16(SB)/4, $0x39506967
 DATA word39506967<>+20(SB)/4, $0x39506967
 DATA word39506967<>+24(SB)/4, $0x39506967
 DATA word39506967<>+28(SB)/4, $0x39506967
-GLOBL word39506967<>(SB), RODATA|NOPTR, $32
+DATA word39506967<>+32(SB)/4, $0x39506967
+DATA word39506967<>+36(SB)/4, $0x39506967
+DATA word39506967<>+40(SB)/4, $0x39506967
+DATA word39506967<>+44(SB)/4, $0x39506967
+DATA word39506967<>+48(SB)/4, $0x39506967
+DATA word39506967<>+52(SB)/4, $0x39506967
+DATA word39506967<>+56(SB)/4, $0x39506967
+DATA word39506967<>+60(SB)/4, $0x39506967
+GLOBL word39506967<>(SB), RODATA|NOPTR, $64
 
 DATA word3ab743ce<>+0(SB)/4, $0x3ab743ce
 DATA word3ab743ce<>+4(SB)/4, $0x3ab743ce
@@ -8088,7 +10738,15 @@ DATA word3ab743ce<>+16(SB)/4, $0x3ab743ce
 DATA word3ab743ce<>+20(SB)/4, $0x3ab743ce
 DATA word3ab743ce<>+24(SB)/4, $0x3ab743ce
 DATA word3ab743ce<>+28(SB)/4, $0x3ab743ce
-GLOBL word3ab743ce<>(SB), RODATA|NOPTR, $32
+DATA word3ab743ce<>+32(SB)/4, $0x3ab743ce
+DATA word3ab743ce<>+36(SB)/4, $0x3ab743ce
+DATA word3ab743ce<>+40(SB)/4, $0x3ab743ce
+DATA word3ab743ce<>+44(SB)/4, $0x3ab743ce
+DATA word3ab743ce<>+48(SB)/4, $0x3ab743ce
+DATA word3ab743ce<>+52(SB)/4, $0x3ab743ce
+DATA word3ab743ce<>+56(SB)/4, $0x3ab743ce
+DATA word3ab743ce<>+60(SB)/4, $0x3ab743ce
+GLOBL word3ab743ce<>(SB), RODATA|NOPTR, $64
 
 DATA word3c088908<>+0(SB)/4, $0x3c088908
 DATA word3c088908<>+4(SB)/4, $0x3c088908
@@ -8098,7 +10756,15 @@ DATA word3c088908<>+16(SB)/4, $0x3c088908
 DATA word3c088908<>+20(SB)/4, $0x3c088908
 DATA word3c088908<>+24(SB)/4, $0x3c088908
 DATA word3c088908<>+28(SB)/4, $0x3c088908
-GLOBL word3c088908<>(SB), RODATA|NOPTR, $32
+DATA word3c088908<>+32(SB)/4, $0x3c088908
+DATA word3c088908<>+36(SB)/4, $0x3c088908
+DATA word3c088908<>+40(SB)/4, $0x3c088908
+DATA word3c088908<>+44(SB)/4, $0x3c088908
+DATA word3c088908<>+48(SB)/4, $0x3c088908
+DATA word3c088908<>+52(SB)/4, $0x3c088908
+DATA word3c088908<>+56(SB)/4, $0x3c088908
+DATA word3c088908<>+60(SB)/4, $0x3c088908
+GLOBL word3c088908<>(SB), RODATA|NOPTR, $64
 
 DATA word3d2aa9c1<>+0(SB)/4, $0x3d2aa9c1
 DATA word3d2aa9c1<>+4(SB)/4, $0x3d2aa9c1
@@ -8108,7 +10774,15 @@ DATA word3d2aa9c1<>+16(SB)/4, $0x3d2aa9c1
 DATA word3d2aa9c1<>+20(SB)/4, $0x3d2aa9c1
 DATA word3d2aa9c1<>+24(SB)/4, $0x3d2aa9c1
 DATA word3d2aa9c1<>+28(SB)/4, $0x3d2aa9c1
-GLOBL word3d2aa9c1<>(SB), RODATA|NOPTR, $32
+DATA word3d2aa9c1<>+32(SB)/4, $0x3d2aa9c1
+DATA word3d2aa9c1<>+36(SB)/4, $0x3d2aa9c1
+DATA word3d2aa9c1<>+40(SB)/4, $0x3d2aa9c1
+DATA word3d2aa9c1<>+44(SB)/4, $0x3d2aa9c1
+DATA word3d2aa9c1<>+48(SB)/4, $0x3d2aa9c1
+DATA word3d2aa9c1<>+52(SB)/4, $0x3d2aa9c1
+DATA word3d2aa9c1<>+56(SB)/4, $0x3d2aa9c1
+DATA word3d2aa9c1<>+60(SB)/4, $0x3d2aa9c1
+GLOBL word3d2aa9c1<>(SB), RODATA|NOPTR, $64
 
 DATA word3e2aaaaa<>+0(SB)/4, $0x3e2aaaaa
 DATA word3e2aaaaa<>+4(SB)/4, $0x3e2aaaaa
@@ -8118,7 +10792,15 @@ DATA word3e2aaaaa<>+16(SB)/4, $0x3e2aaaaa
 DATA word3e2aaaaa<>+20(SB)/4, $0x3e2aaaaa
 DATA word3e2aaaaa<>+24(SB)/4, $0x3e2aaaaa
 DATA word3e2aaaaa<>+28(SB)/4, $0x3e2aaaaa
-GLOBL word3e2aaaaa<>(SB), RODATA|NOPTR, $32
+DATA word3e2aaaaa<>+32(SB)/4, $0x3e2aaaaa
+DATA word3e2aaaaa<>+36(SB)/4, $0x3e2aaaaa
+DATA word3e2aaaaa<>+40(SB)/4, $0x3e2aaaaa
+DATA word3e2aaaaa<>+44(SB)/4, $0x3e2aaaaa
+DATA word3e2aaaaa<>+48(SB)/4, $0x3e2aaaaa
+DATA word3e2aaaaa<>+52(SB)/4, $0x3e2aaaaa
+DATA word3e2aaaaa<>+56(SB)/4, $0x3e2aaaaa
+DATA word3e2aaaaa<>+60(SB)/4, $0x3e2aaaaa
+GLOBL word3e2aaaaa<>(SB), RODATA|NOPTR, $64
 
 DATA word3f000000<>+0(SB)/4, $0x3f000000
 DATA word3f000000<>+4(SB)/4, $0x3f000000
@@ -8128,7 +10810,15 @@ DATA word3f000000<>+16(SB)/4, $0x3f000000
 DATA word3f000000<>+20(SB)/4, $0x3f000000
 DATA word3f000000<>+24(SB)/4, $0x3f000000
 DATA word3f000000<>+28(SB)/4, $0x3f000000
-GLOBL word3f000000<>(SB), RODATA|NOPTR, $32
+DATA word3f000000<>+32(SB)/4, $0x3f000000
+DATA word3f000000<>+36(SB)/4, $0x3f000000
+DATA word3f000000<>+40(SB)/4, $0x3f000000
+DATA word3f000000<>+44(SB)/4, $0x3f000000
+DATA word3f000000<>+48(SB)/4, $0x3f000000
+DATA word3f000000<>+52(SB)/4, $0x3f000000
+DATA word3f000000<>+56(SB)/4, $0x3f000000
+DATA word3f000000<>+60(SB)/4, $0x3f000000
+GLOBL word3f000000<>(SB), RODATA|NOPTR, $64
 
 DATA word3f800000<>+0(SB)/4, $0x3f800000
 DATA word3f800000<>+4(SB)/4, $0x3f800000
@@ -8138,7 +10828,15 @@ DATA word3f800000<>+16(SB)/4, $0x3f800000
 DATA word3f800000<>+20(SB)/4, $0x3f800000
 DATA word3f800000<>+24(SB)/4, $0x3f800000
 DATA word3f800000<>+28(SB)/4, $0x3f800000
-GLOBL word3f800000<>(SB), RODATA|NOPTR, $32
+DATA word3f800000<>+32(SB)/4, $0x3f800000
+DATA word3f800000<>+36(SB)/4, $0x3f800000
+DATA word3f800000<>+40(SB)/4, $0x3f800000
+DATA word3f800000<>+44(SB)/4, $0x3f800000
+DATA word3f800000<>+48(SB)/4, $0x3f800000
+DATA word3f800000<>+52(SB)/4, $0x3f800000
+DATA word3f800000<>+56(SB)/4, $0x3f800000
+DATA word3f800000<>+60(SB)/4, $0x3f800000
+GLOBL word3f800000<>(SB), RODATA|NOPTR, $64
 
 DATA word0000007e<>+0(SB)/4, $0x0000007e
 DATA word0000007e<>+4(SB)/4, $0x0000007e
@@ -8148,7 +10846,15 @@ DATA word0000007e<>+16(SB)/4, $0x0000007e
 DATA word0000007e<>+20(SB)/4, $0x0000007e
 DATA word0000007e<>+24(SB)/4, $0x0000007e
 DATA word0000007e<>+28(SB)/4, $0x0000007e
-GLOBL word0000007e<>(SB), RODATA|NOPTR, $32
+DATA word0000007e<>+32(SB)/4, $0x0000007e
+DATA word0000007e<>+36(SB)/4, $0x0000007e
+DATA word0000007e<>+40(SB)/4, $0x0000007e
+DATA word0000007e<>+44(SB)/4, $0x0000007e
+DATA word0000007e<>+48(SB)/4, $0x0000007e
+DATA word0000007e<>+52(SB)/4, $0x0000007e
+DATA word0000007e<>+56(SB)/4, $0x0000007e
+DATA word0000007e<>+60(SB)/4, $0x0000007e
+GLOBL word0000007e<>(SB), RODATA|NOPTR, $64
 
 DATA wordbf000000<>+0(SB)/4, $0xbf000000
 DATA wordbf000000<>+4(SB)/4, $0xbf000000
@@ -8158,7 +10864,15 @@ DATA wordbf000000<>+16(SB)/4, $0xbf000000
 DATA wordbf000000<>+20(SB)/4, $0xbf000000
 DATA wordbf000000<>+24(SB)/4, $0xbf000000
 DATA wordbf000000<>+28(SB)/4, $0xbf000000
-GLOBL wordbf000000<>(SB), RODATA|NOPTR, $32
+DATA wordbf000000<>+32(SB)/4, $0xbf000000
+DATA wordbf000000<>+36(SB)/4, $0xbf000000
+DATA wordbf000000<>+40(SB)/4, $0xbf000000
+DATA wordbf000000<>+44(SB)/4, $0xbf000000
+DATA wordbf000000<>+48(SB)/4, $0xbf000000
+DATA wordbf000000<>+52(SB)/4, $0xbf000000
+DATA wordbf000000<>+56(SB)/4, $0xbf000000
+DATA wordbf000000<>+60(SB)/4, $0xbf000000
+GLOBL wordbf000000<>(SB), RODATA|NOPTR, $64
 
 DATA word7fffffff<>+0(SB)/4, $0x7fffffff
 DATA word7fffffff<>+4(SB)/4, $0x7fffffff
@@ -8168,7 +10882,15 @@ DATA word7fffffff<>+16(SB)/4, $0x7fffffff
 DATA word7fffffff<>+20(SB)/4, $0x7fffffff
 DATA word7fffffff<>+24(SB)/4, $0x7fffffff
 DATA word7fffffff<>+28(SB)/4, $0x7fffffff
-GLOBL word7fffffff<>(SB), RODATA|NOPTR, $32
+DATA word7fffffff<>+32(SB)/4, $0x7fffffff
+DATA word7fffffff<>+36(SB)/4, $0x7fffffff
+DATA word7fffffff<>+40(SB)/4, $0x7fffffff
+DATA word7fffffff<>+44(SB)/4, $0x7fffffff
+DATA word7fffffff<>+48(SB)/4, $0x7fffffff
+DATA word7fffffff<>+52(SB)/4, $0x7fffffff
+DATA word7fffffff<>+56(SB)/4, $0x7fffffff
+DATA word7fffffff<>+60(SB)/4, $0x7fffffff
+GLOBL word7fffffff<>(SB), RODATA|NOPTR, $64
 
 DATA word3e6d3388<>+0(SB)/4, $0x3e6d3388
 DATA word3e6d3388<>+4(SB)/4, $0x3e6d3388
@@ -8178,7 +10900,15 @@ DATA word3e6d3388<>+16(SB)/4, $0x3e6d3388
 DATA word3e6d3388<>+20(SB)/4, $0x3e6d3388
 DATA word3e6d3388<>+24(SB)/4, $0x3e6d3388
 DATA word3e6d3388<>+28(SB)/4, $0x3e6d3388
-GLOBL word3e6d3388<>(SB), RODATA|NOPTR, $32
+DATA word3e6d3388<>+32(SB)/4, $0x3e6d3388
+DATA word3e6d3388<>+36(SB)/4, $0x3e6d3388
+DATA word3e6d3388<>+40(SB)/4, $0x3e6d3388
+DATA word3e6d3388<>+44(SB)/4, $0x3e6d3388
+DATA word3e6d3388<>+48(SB)/4, $0x3e6d3388
+DATA word3e6d3388<>+52(SB)/4, $0x3e6d3388
+DATA word3e6d3388<>+56(SB)/4, $0x3e6d3388
+DATA word3e6d3388<>+60(SB)/4, $0x3e6d3388
+GLOBL word3e6d3388<>(SB), RODATA|NOPTR, $64
 
 DATA wordba822250<>+0(SB)/4, $0xba822250
 DATA wordba822250<>+4(SB)/4, $0xba822250
@@ -8188,7 +10918,15 @@ DATA wordba822250<>+16(SB)/4, $0xba822250
 DATA wordba822250<>+20(SB)/4, $0xba822250
 DATA wordba822250<>+24(SB)/4, $0xba822250
 DATA wordba822250<>+28(SB)/4, $0xba822250
-GLOBL wordba822250<>(SB), RODATA|NOPTR, $32
+DATA wordba822250<>+32(SB)/4, $0xba822250
+DATA wordba822250<>+36(SB)/4, $0xba822250
+DATA wordba822250<>+40(SB)/4, $0xba822250
+DATA wordba822250<>+44(SB)/4, $0xba822250
+DATA wordba822250<>+48(SB)/4, $0xba822250
+DATA wordba822250<>+52(SB)/4, $0xba822250
+DATA wordba822250<>+56(SB)/4, $0xba822250
+DATA wordba822250<>+60(SB)/4, $0xba822250
+GLOBL wordba822250<>(SB), RODATA|NOPTR, $64
 
 DATA wordbd87f19d<>+0(SB)/4, $0xbd87f19d
 DATA wordbd87f19d<>+4(SB)/4, $0xbd87f19d
@@ -8198,7 +10936,15 @@ DATA wordbd87f19d<>+16(SB)/4, $0xbd87f19d
 DATA wordbd87f19d<>+20(SB)/4, $0xbd87f19d
 DATA wordbd87f19d<>+24(SB)/4, $0xbd87f19d
 DATA wordbd87f19d<>+28(SB)/4, $0xbd87f19d
-GLOBL wordbd87f19d<>(SB), RODATA|NOPTR, $32
+DATA wordbd87f19d<>+32(SB)/4, $0xbd87f19d
+DATA wordbd87f19d<>+36(SB)/4, $0xbd87f19d
+DATA wordbd87f19d<>+40(SB)/4, $0xbd87f19d
+DATA wordbd87f19d<>+44(SB)/4, $0xbd87f19d
+DATA wordbd87f19d<>+48(SB)/4, $0xbd87f19d
+DATA wordbd87f19d<>+52(SB)/4, $0xbd87f19d
+DATA wordbd87f19d<>+56(SB)/4, $0xbd87f19d
+DATA wordbd87f19d<>+60(SB)/4, $0xbd87f19d
+GLOBL wordbd87f19d<>(SB), RODATA|NOPTR, $64
 
 DATA word3e76afbf<>+0(SB)/4, $0x3e76afbf
 DATA word3e76afbf<>+4(SB)/4, $0x3e76afbf
@@ -8208,7 +10954,15 @@ DATA word3e76afbf<>+16(SB)/4, $0x3e76afbf
 DATA word3e76afbf<>+20(SB)/4, $0x3e76afbf
 DATA word3e76afbf<>+24(SB)/4, $0x3e76afbf
 DATA word3e76afbf<>+28(SB)/4, $0x3e76afbf
-GLOBL word3e76afbf<>(SB), RODATA|NOPTR, $32
+DATA word3e76afbf<>+32(SB)/4, $0x3e76afbf
+DATA word3e76afbf<>+36(SB)/4, $0x3e76afbf
+DATA word3e76afbf<>+40(SB)/4, $0x3e76afbf
+DATA word3e76afbf<>+44(SB)/4, $0x3e76afbf
+DATA word3e76afbf<>+48(SB)/4, $0x3e76afbf
+DATA word3e76afbf<>+52(SB)/4, $0x3e76afbf
+DATA word3e76afbf<>+56(SB)/4, $0x3e76afbf
+DATA word3e76afbf<>+60(SB)/4, $0x3e76afbf
+GLOBL word3e76afbf<>(SB), RODATA|NOPTR, $64
 
 DATA wordbe4856ff<>+0(SB)/4, $0xbe4856ff
 DATA wordbe4856ff<>+4(SB)/4, $0xbe4856ff
@@ -8218,7 +10972,15 @@ DATA wordbe4856ff<>+16(SB)/4, $0xbe4856ff
 DATA wordbe4856ff<>+20(SB)/4, $0xbe4856ff
 DATA wordbe4856ff<>+24(SB)/4, $0xbe4856ff
 DATA wordbe4856ff<>+28(SB)/4, $0xbe4856ff
-GLOBL wordbe4856ff<>(SB), RODATA|NOPTR, $32
+DATA wordbe4856ff<>+32(SB)/4, $0xbe4856ff
+DATA wordbe4856ff<>+36(SB)/4, $0xbe4856ff
+DATA wordbe4856ff<>+40(SB)/4, $0xbe4856ff
+DATA wordbe4856ff<>+44(SB)/4, $0xbe4856ff
+DATA wordbe4856ff<>+48(SB)/4, $0xbe4856ff
+DATA wordbe4856ff<>+52(SB)/4, $0xbe4856ff
+DATA wordbe4856ff<>+56(SB)/4, $0xbe4856ff
+DATA wordbe4856ff<>+60(SB)/4, $0xbe4856ff
+GLOBL wordbe4856ff<>(SB), RODATA|NOPTR, $64
 
 DATA word3e639481<>+0(SB)/4, $0x3e639481
 DATA word3e639481<>+4(SB)/4, $0x3e639481
@@ -8228,7 +10990,15 @@ DATA word3e639481<>+16(SB)/4, $0x3e639481
 DATA word3e639481<>+20(SB)/4, $0x3e639481
 DATA word3e639481<>+24(SB)/4, $0x3e639481
 DATA word3e639481<>+28(SB)/4, $0x3e639481
-GLOBL word3e639481<>(SB), RODATA|NOPTR, $32
+DATA word3e639481<>+32(SB)/4, $0x3e639481
+DATA word3e639481<>+36(SB)/4, $0x3e639481
+DATA word3e639481<>+40(SB)/4, $0x3e639481
+DATA word3e639481<>+44(SB)/4, $0x3e639481
+DATA word3e639481<>+48(SB)/4, $0x3e639481
+DATA word3e639481<>+52(SB)/4, $0x3e639481
+DATA word3e639481<>+56(SB)/4, $0x3e639481
+DATA word3e639481<>+60(SB)/4, $0x3e639481
+GLOBL word3e639481<>(SB), RODATA|NOPTR, $64
 
 DATA word3c6b7660<>+0(SB)/4, $0x3c6b7660
 DATA word3c6b7660<>+4(SB)/4, $0x3c6b7660
@@ -8238,7 +11008,15 @@ DATA word3c6b7660<>+16(SB)/4, $0x3c6b7660
 DATA word3c6b7660<>+20(SB)/4, $0x3c6b7660
 DATA word3c6b7660<>+24(SB)/4, $0x3c6b7660
 DATA word3c6b7660<>+28(SB)/4, $0x3c6b7660
-GLOBL word3c6b7660<>(SB), RODATA|NOPTR, $32
+DATA word3c6b7660<>+32(SB)/4, $0x3c6b7660
+DATA word3c6b7660<>+36(SB)/4, $0x3c6b7660
+DATA word3c6b7660<>+40(SB)/4, $0x3c6b7660
+DATA word3c6b7660<>+44(SB)/4, $0x3c6b7660
+DATA word3c6b7660<>+48(SB)/4, $0x3c6b7660
+DATA word3c6b7660<>+52(SB)/4, $0x3c6b7660
+DATA word3c6b7660<>+56(SB)/4, $0x3c6b7660
+DATA word3c6b7660<>+60(SB)/4, $0x3c6b7660
+GLOBL word3c6b7660<>(SB), RODATA|NOPTR, $64
 
 DATA word3dd20619<>+0(SB)/4, $0x3dd20619
 DATA word3dd20619<>+4(SB)/4, $0x3dd20619
@@ -8248,7 +11026,15 @@ DATA word3dd20619<>+16(SB)/4, $0x3dd20619
 DATA word3dd20619<>+20(SB)/4, $0x3dd20619
 DATA word3dd20619<>+24(SB)/4, $0x3dd20619
 DATA word3dd20619<>+28(SB)/4, $0x3dd20619
-GLOBL word3dd20619<>(SB), RODATA|NOPTR, $32
+DATA word3dd20619<>+32(SB)/4, $0x3dd20619
+DATA word3dd20619<>+36(SB)/4, $0x3dd20619
+DATA word3dd20619<>+40(SB)/4, $0x3dd20619
+DATA word3dd20619<>+44(SB)/4, $0x3dd20619
+DATA word3dd20619<>+48(SB)/4, $0x3dd20619
+DATA word3dd20619<>+52(SB)/4, $0x3dd20619
+DATA word3dd20619<>+56(SB)/4, $0x3dd20619
+DATA word3dd20619<>+60(SB)/4, $0x3dd20619
+GLOBL word3dd20619<>(SB), RODATA|NOPTR, $64
 
 DATA word3db92e06<>+0(SB)/4, $0x3db92e06
 DATA word3db92e06<>+4(SB)/4, $0x3db92e06
@@ -8258,7 +11044,15 @@ DATA word3db92e06<>+16(SB)/4, $0x3db92e06
 DATA word3db92e06<>+20(SB)/4, $0x3db92e06
 DATA word3db92e06<>+24(SB)/4, $0x3db92e06
 DATA word3db92e06<>+28(SB)/4, $0x3db92e06
-GLOBL word3db92e06<>(SB), RODATA|NOPTR, $32
+DATA word3db92e06<>+32(SB)/4, $0x3db92e06
+DATA word3db92e06<>+36(SB)/4, $0x3db92e06
+DATA word3db92e06<>+40(SB)/4, $0x3db92e06
+DATA word3db92e06<>+44(SB)/4, $0x3db92e06
+DATA word3db92e06<>+48(SB)/4, $0x3db92e06
+DATA word3db92e06<>+52(SB)/4, $0x3db92e06
+DATA word3db92e06<>+56(SB)/4, $0x3db92e06
+DATA word3db92e06<>+60(SB)/4, $0x3db92e06
+GLOBL word3db92e06<>(SB), RODATA|NOPTR, $64
 
 DATA word3dbd7cb7<>+0(SB)/4, $0x3dbd7cb7
 DATA word3dbd7cb7<>+4(SB)/4, $0x3dbd7cb7
@@ -8268,7 +11062,15 @@ DATA word3dbd7cb7<>+16(SB)/4, $0x3dbd7cb7
 DATA word3dbd7cb7<>+20(SB)/4, $0x3dbd7cb7
 DATA word3dbd7cb7<>+24(SB)/4, $0x3dbd7cb7
 DATA word3dbd7cb7<>+28(SB)/4, $0x3dbd7cb7
-GLOBL word3dbd7cb7<>(SB), RODATA|NOPTR, $32
+DATA word3dbd7cb7<>+32(SB)/4, $0x3dbd7cb7
+DATA word3dbd7cb7<>+36(SB)/4, $0x3dbd7cb7
+DATA word3dbd7cb7<>+40(SB)/4, $0x3dbd7cb7
+DATA word3dbd7cb7<>+44(SB)/4, $0x3dbd7cb7
+DATA word3dbd7cb7<>+48(SB)/4, $0x3dbd7cb7
+DATA word3dbd7cb7<>+52(SB)/4, $0x3dbd7cb7
+DATA word3dbd7cb7<>+56(SB)/4, $0x3dbd7cb7
+DATA word3dbd7cb7<>+60(SB)/4, $0x3dbd7cb7
+GLOBL word3dbd7cb7<>(SB), RODATA|NOPTR, $64
 
 DATA word3ecc422a<>+0(SB)/4, $0x3ecc422a
 DATA word3ecc422a<>+4(SB)/4, $0x3ecc422a
@@ -8278,7 +11080,15 @@ DATA word3ecc422a<>+16(SB)/4, $0x3ecc422a
 DATA word3ecc422a<>+20(SB)/4, $0x3ecc422a
 DATA word3ecc422a<>+24(SB)/4, $0x3ecc422a
 DATA word3ecc422a<>+28(SB)/4, $0x3ecc422a
-GLOBL word3ecc422a<>(SB), RODATA|NOPTR, $32
+DATA word3ecc422a<>+32(SB)/4, $0x3ecc422a
+DATA word3ecc422a<>+36(SB)/4, $0x3ecc422a
+DATA word3ecc422a<>+40(SB)/4, $0x3ecc422a
+DATA word3ecc422a<>+44(SB)/4, $0x3ecc422a
+DATA word3ecc422a<>+48(SB)/4, $0x3ecc422a
+DATA word3ecc422a<>+52(SB)/4, $0x3ecc422a
+DATA word3ecc422a<>+56(SB)/4, $0x3ecc422a
+DATA word3ecc422a<>+60(SB)/4, $0x3ecc422a
+GLOBL word3ecc422a<>(SB), RODATA|NOPTR, $64
 
 DATA wordbd922279<>+0(SB)/4, $0xbd922279
 DATA wordbd922279<>+4(SB)/4, $0xbd922279
@@ -8288,7 +11098,15 @@ DATA wordbd922279<>+16(SB)/4, $0xbd922279
 DATA wordbd922279<>+20(SB)/4, $0xbd922279
 DATA wordbd922279<>+24(SB)/4, $0xbd922279
 DATA wordbd922279<>+28(SB)/4, $0xbd922279
-GLOBL wordbd922279<>(SB), RODATA|NOPTR, $32
+DATA wordbd922279<>+32(SB)/4, $0xbd922279
+DATA wordbd922279<>+36(SB)/4, $0xbd922279
+DATA wordbd922279<>+40(SB)/4, $0xbd922279
+DATA wordbd922279<>+44(SB)/4, $0xbd922279
+DATA wordbd922279<>+48(SB)/4, $0xbd922279
+DATA wordbd922279<>+52(SB)/4, $0xbd922279
+DATA wordbd922279<>+56(SB)/4, $0xbd922279
+DATA wordbd922279<>+60(SB)/4, $0xbd922279
+GLOBL wordbd922279<>(SB), RODATA|NOPTR, $64
 
 DATA wordbfcc422a<>+0(SB)/4, $0xbfcc422a
 DATA wordbfcc422a<>+4(SB)/4, $0xbfcc422a
@@ -8298,7 +11116,15 @@ DATA wordbfcc422a<>+16(SB)/4, $0xbfcc422a
 DATA wordbfcc422a<>+20(SB)/4, $0xbfcc422a
 DATA wordbfcc422a<>+24(SB)/4, $0xbfcc422a
 DATA wordbfcc422a<>+28(SB)/4, $0xbfcc422a
-GLOBL wordbfcc422a<>(SB), RODATA|NOPTR, $32
+DATA wordbfcc422a<>+32(SB)/4, $0xbfcc422a
+DATA wordbfcc422a<>+36(SB)/4, $0xbfcc422a
+DATA wordbfcc422a<>+40(SB)/4, $0xbfcc422a
+DATA wordbfcc422a<>+44(SB)/4, $0xbfcc422a
+DATA wordbfcc422a<>+48(SB)/4, $0xbfcc422a
+DATA wordbfcc422a<>+52(SB)/4, $0xbfcc422a
+DATA wordbfcc422a<>+56(SB)/4, $0xbfcc422a
+DATA wordbfcc422a<>+60(SB)/4, $0xbfcc422a
+GLOBL wordbfcc422a<>(SB), RODATA|NOPTR, $64
 
 DATA word42a00000<>+0(SB)/4, $0x42a00000
 DATA word42a00000<>+4(SB)/4, $0x42a00000
@@ -8308,7 +11134,15 @@ DATA word42a00000<>+16(SB)/4, $0x42a00000
 DATA word42a00000<>+20(SB)/4, $0x42a00000
 DATA word42a00000<>+24(SB)/4, $0x42a00000
 DATA word42a00000<>+28(SB)/4, $0x42a00000
-GLOBL word42a00000<>(SB), RODATA|NOPTR, $32
+DATA word42a00000<>+32(SB)/4, $0x42a00000
+DATA word42a00000<>+36(SB)/4, $0x42a00000
+DATA word42a00000<>+40(SB)/4, $0x42a00000
+DATA word42a00000<>+44(SB)/4, $0x42a00000
+DATA word42a00000<>+48(SB)/4, $0x42a00000
+DATA word42a00000<>+52(SB)/4, $0x42a00000
+DATA word42a00000<>+56(SB)/4, $0x42a00000
+DATA word42a00000<>+60(SB)/4, $0x42a00000
+GLOBL word42a00000<>(SB), RODATA|NOPTR, $64
 
 DATA wordbe5b33b6<>+0(SB)/4, $0xbe5b33b6
 DATA wordbe5b33b6<>+4(SB)/4, $0xbe5b33b6
@@ -8318,7 +11152,15 @@ DATA wordbe5b33b6<>+16(SB)/4, $0xbe5b33b6
 DATA wordbe5b33b6<>+20(SB)/4, $0xbe5b33b6
 DATA wordbe5b33b6<>+24(SB)/4, $0xbe5b33b6
 DATA wordbe5b33b6<>+28(SB)/4, $0xbe5b33b6
-GLOBL wordbe5b33b6<>(SB), RODATA|NOPTR, $32
+DATA wordbe5b33b6<>+32(SB)/4, $0xbe5b33b6
+DATA wordbe5b33b6<>+36(SB)/4, $0xbe5b33b6
+DATA wordbe5b33b6<>+40(SB)/4, $0xbe5b33b6
+DATA wordbe5b33b6<>+44(SB)/4, $0xbe5b33b6
+DATA wordbe5b33b6<>+48(SB)/4, $0xbe5b33b6
+DATA wordbe5b33b6<>+52(SB)/4, $0xbe5b33b6
+DATA wordbe5b33b6<>+56(SB)/4, $0xbe5b33b6
+DATA wordbe5b33b6<>+60(SB)/4, $0xbe5b33b6
+GLOBL wordbe5b33b6<>(SB), RODATA|NOPTR, $64
 
 DATA word80000000<>+0(SB)/4, $0x80000000
 DATA word80000000<>+4(SB)/4, $0x80000000
@@ -8328,7 +11170,33 @@ DATA word80000000<>+16(SB)/4, $0x80000000
 DATA word80000000<>+20(SB)/4, $0x80000000
 DATA word80000000<>+24(SB)/4, $0x80000000
 DATA word80000000<>+28(SB)/4, $0x80000000
-GLOBL word80000000<>(SB), RODATA|NOPTR, $32
+DATA word80000000<>+32(SB)/4, $0x80000000
+DATA word80000000<>+36(SB)/4, $0x80000000
+DATA word80000000<>+40(SB)/4, $0x80000000
+DATA word80000000<>+44(SB)/4, $0x80000000
+DATA word80000000<>+48(SB)/4, $0x80000000
+DATA word80000000<>+52(SB)/4, $0x80000000
+DATA word80000000<>+56(SB)/4, $0x80000000
+DATA word80000000<>+60(SB)/4, $0x80000000
+GLOBL word80000000<>(SB), RODATA|NOPTR, $64
+
+DATA wordff800000<>+0(SB)/4, $0xff800000
+DATA wordff800000<>+4(SB)/4, $0xff800000
+DATA wordff800000<>+8(SB)/4, $0xff800000
+DATA wordff800000<>+12(SB)/4, $0xff800000
+DATA wordff800000<>+16(SB)/4, $0xff800000
+DATA wordff800000<>+20(SB)/4, $0xff800000
+DATA wordff800000<>+24(SB)/4, $0xff800000
+DATA wordff800000<>+28(SB)/4, $0xff800000
+DATA wordff800000<>+32(SB)/4, $0xff800000
+DATA wordff800000<>+36(SB)/4, $0xff800000
+DATA wordff800000<>+40(SB)/4, $0xff800000
+DATA wordff800000<>+44(SB)/4, $0xff800000
+DATA wordff800000<>+48(SB)/4, $0xff800000
+DATA wordff800000<>+52(SB)/4, $0xff800000
+DATA wordff800000<>+56(SB)/4, $0xff800000
+DATA wordff800000<>+60(SB)/4, $0xff800000
+GLOBL wordff800000<>(SB), RODATA|NOPTR, $64
 
 DATA word9e3779b9<>+0(SB)/4, $0x9e3779b9
 DATA word9e3779b9<>+4(SB)/4, $0x9e3779b9
@@ -8338,7 +11206,15 @@ DATA word9e3779b9<>+16(SB)/4, $0x9e3779b9
 DATA word9e3779b9<>+20(SB)/4, $0x9e3779b9
 DATA word9e3779b9<>+24(SB)/4, $0x9e3779b9
 DATA word9e3779b9<>+28(SB)/4, $0x9e3779b9
-GLOBL word9e3779b9<>(SB), RODATA|NOPTR, $32
+DATA word9e3779b9<>+32(SB)/4, $0x9e3779b9
+DATA word9e3779b9<>+36(SB)/4, $0x9e3779b9
+DATA word9e3779b9<>+40(SB)/4, $0x9e3779b9
+DATA word9e3779b9<>+44(SB)/4, $0x9e3779b9
+DATA word9e3779b9<>+48(SB)/4, $0x9e3779b9
+DATA word9e3779b9<>+52(SB)/4, $0x9e3779b9
+DATA word9e3779b9<>+56(SB)/4, $0x9e3779b9
+DATA word9e3779b9<>+60(SB)/4, $0x9e3779b9
+GLOBL word9e3779b9<>(SB), RODATA|NOPTR, $64
 
 DATA wordbb67ae85<>+0(SB)/4, $0xbb67ae85
 DATA wordbb67ae85<>+4(SB)/4, $0xbb67ae85
@@ -8348,7 +11224,15 @@ DATA wordbb67ae85<>+16(SB)/4, $0xbb67ae85
 DATA wordbb67ae85<>+20(SB)/4, $0xbb67ae85
 DATA wordbb67ae85<>+24(SB)/4, $0xbb67ae85
 DATA wordbb67ae85<>+28(SB)/4, $0xbb67ae85
-GLOBL wordbb67ae85<>(SB), RODATA|NOPTR, $32
+DATA wordbb67ae85<>+32(SB)/4, $0xbb67ae85
+DATA wordbb67ae85<>+36(SB)/4, $0xbb67ae85
+DATA wordbb67ae85<>+40(SB)/4, $0xbb67ae85
+DATA wordbb67ae85<>+44(SB)/4, $0xbb67ae85
+DATA wordbb67ae85<>+48(SB)/4, $0xbb67ae85
+DATA wordbb67ae85<>+52(SB)/4, $0xbb67ae85
+DATA wordbb67ae85<>+56(SB)/4, $0xbb67ae85
+DATA wordbb67ae85<>+60(SB)/4, $0xbb67ae85
+GLOBL wordbb67ae85<>(SB), RODATA|NOPTR, $64
 
 DATA wordd2511f53<>+0(SB)/4, $0xd2511f53
 DATA wordd2511f53<>+4(SB)/4, $0xd2511f53
@@ -8358,7 +11242,15 @@ DATA wordd2511f53<>+16(SB)/4, $0xd2511f53
 DATA wordd2511f53<>+20(SB)/4, $0xd2511f53
 DATA wordd2511f53<>+24(SB)/4, $0xd2511f53
 DATA wordd2511f53<>+28(SB)/4, $0xd2511f53
-GLOBL wordd2511f53<>(SB), RODATA|NOPTR, $32
+DATA wordd2511f53<>+32(SB)/4, $0xd2511f53
+DATA wordd2511f53<>+36(SB)/4, $0xd2511f53
+DATA wordd2511f53<>+40(SB)/4, $0xd2511f53
+DATA wordd2511f53<>+44(SB)/4, $0xd2511f53
+DATA wordd2511f53<>+48(SB)/4, $0xd2511f53
+DATA wordd2511f53<>+52(SB)/4, $0xd2511f53
+DATA wordd2511f53<>+56(SB)/4, $0xd2511f53
+DATA wordd2511f53<>+60(SB)/4, $0xd2511f53
+GLOBL wordd2511f53<>(SB), RODATA|NOPTR, $64
 
 DATA wordcd9e8d57<>+0(SB)/4, $0xcd9e8d57
 DATA wordcd9e8d57<>+4(SB)/4, $0xcd9e8d57
@@ -8368,7 +11260,15 @@ DATA wordcd9e8d57<>+16(SB)/4, $0xcd9e8d57
 DATA wordcd9e8d57<>+20(SB)/4, $0xcd9e8d57
 DATA wordcd9e8d57<>+24(SB)/4, $0xcd9e8d57
 DATA wordcd9e8d57<>+28(SB)/4, $0xcd9e8d57
-GLOBL wordcd9e8d57<>(SB), RODATA|NOPTR, $32
+DATA wordcd9e8d57<>+32(SB)/4, $0xcd9e8d57
+DATA wordcd9e8d57<>+36(SB)/4, $0xcd9e8d57
+DATA wordcd9e8d57<>+40(SB)/4, $0xcd9e8d57
+DATA wordcd9e8d57<>+44(SB)/4, $0xcd9e8d57
+DATA wordcd9e8d57<>+48(SB)/4, $0xcd9e8d57
+DATA wordcd9e8d57<>+52(SB)/4, $0xcd9e8d57
+DATA wordcd9e8d57<>+56(SB)/4, $0xcd9e8d57
+DATA wordcd9e8d57<>+60(SB)/4, $0xcd9e8d57
+GLOBL wordcd9e8d57<>(SB), RODATA|NOPTR, $64
 
 DATA word00007fff<>+0(SB)/4, $0x00007fff
 DATA word00007fff<>+4(SB)/4, $0x00007fff
@@ -8378,7 +11278,15 @@ DATA word00007fff<>+16(SB)/4, $0x00007fff
 DATA word00007fff<>+20(SB)/4, $0x00007fff
 DATA word00007fff<>+24(SB)/4, $0x00007fff
 DATA word00007fff<>+28(SB)/4, $0x00007fff
-GLOBL word00007fff<>(SB), RODATA|NOPTR, $32
+DATA word00007fff<>+32(SB)/4, $0x00007fff
+DATA word00007fff<>+36(SB)/4, $0x00007fff
+DATA word00007fff<>+40(SB)/4, $0x00007fff
+DATA word00007fff<>+44(SB)/4, $0x00007fff
+DATA word00007fff<>+48(SB)/4, $0x00007fff
+DATA word00007fff<>+52(SB)/4, $0x00007fff
+DATA word00007fff<>+56(SB)/4, $0x00007fff
+DATA word00007fff<>+60(SB)/4, $0x00007fff
+GLOBL word00007fff<>(SB), RODATA|NOPTR, $64
 
 DATA word00000001<>+0(SB)/4, $0x00000001
 DATA word00000001<>+4(SB)/4, $0x00000001
@@ -8388,7 +11296,15 @@ DATA word00000001<>+16(SB)/4, $0x00000001
 DATA word00000001<>+20(SB)/4, $0x00000001
 DATA word00000001<>+24(SB)/4, $0x00000001
 DATA word00000001<>+28(SB)/4, $0x00000001
-GLOBL word00000001<>(SB), RODATA|NOPTR, $32
+DATA word00000001<>+32(SB)/4, $0x00000001
+DATA word00000001<>+36(SB)/4, $0x00000001
+DATA word00000001<>+40(SB)/4, $0x00000001
+DATA word00000001<>+44(SB)/4, $0x00000001
+DATA word00000001<>+48(SB)/4, $0x00000001
+DATA word00000001<>+52(SB)/4, $0x00000001
+DATA word00000001<>+56(SB)/4, $0x00000001
+DATA word00000001<>+60(SB)/4, $0x00000001
+GLOBL word00000001<>(SB), RODATA|NOPTR, $64
 
 DATA word00000040<>+0(SB)/4, $0x00000040
 DATA word00000040<>+4(SB)/4, $0x00000040
@@ -8398,7 +11314,15 @@ DATA word00000040<>+16(SB)/4, $0x00000040
 DATA word00000040<>+20(SB)/4, $0x00000040
 DATA word00000040<>+24(SB)/4, $0x00000040
 DATA word00000040<>+28(SB)/4, $0x00000040
-GLOBL word00000040<>(SB), RODATA|NOPTR, $32
+DATA word00000040<>+32(SB)/4, $0x00000040
+DATA word00000040<>+36(SB)/4, $0x00000040
+DATA word00000040<>+40(SB)/4, $0x00000040
+DATA word00000040<>+44(SB)/4, $0x00000040
+DATA word00000040<>+48(SB)/4, $0x00000040
+DATA word00000040<>+52(SB)/4, $0x00000040
+DATA word00000040<>+56(SB)/4, $0x00000040
+DATA word00000040<>+60(SB)/4, $0x00000040
+GLOBL word00000040<>(SB), RODATA|NOPTR, $64
 
 DATA masks<>+0(SB)/4, $0xffffffff
 DATA masks<>+4(SB)/4, $0xffffffff
@@ -8417,6 +11341,24 @@ DATA masks<>+52(SB)/4, $0x00000000
 DATA masks<>+56(SB)/4, $0x00000000
 DATA masks<>+60(SB)/4, $0x00000000
 GLOBL masks<>(SB), RODATA|NOPTR, $64
+
+DATA tileShapes<>+0(SB)/4, $0x00000001
+DATA tileShapes<>+4(SB)/4, $0x00000000
+DATA tileShapes<>+8(SB)/4, $0x00000000
+DATA tileShapes<>+12(SB)/4, $0x00000000
+DATA tileShapes<>+16(SB)/4, $0x00400040
+DATA tileShapes<>+20(SB)/4, $0x00400040
+DATA tileShapes<>+24(SB)/4, $0x00400040
+DATA tileShapes<>+28(SB)/4, $0x00400040
+DATA tileShapes<>+32(SB)/4, $0x00000000
+DATA tileShapes<>+36(SB)/4, $0x00000000
+DATA tileShapes<>+40(SB)/4, $0x00000000
+DATA tileShapes<>+44(SB)/4, $0x00000000
+DATA tileShapes<>+48(SB)/4, $0x10101010
+DATA tileShapes<>+52(SB)/4, $0x10101010
+DATA tileShapes<>+56(SB)/4, $0x00000000
+DATA tileShapes<>+60(SB)/4, $0x00000000
+GLOBL tileShapes<>(SB), RODATA|NOPTR, $64
 
 DATA quads<>+0(SB)/4, $0x00000000
 DATA quads<>+4(SB)/4, $0x00000000

@@ -203,7 +203,7 @@ func (t *attentionTask) tile(w *worker, u, g, at, i, n int, keys, values, scores
 	lse := t.lse[t.queryHead(u, g)*t.rows+at:]
 	for j := 0; j < i+n; j += ld {
 		m := min(ld, i+n-j) // keys of this tile
-		w.products(n, m, t.D, q, w.isa.rows*q.rs, keys[j*t.D:], width*t.D, scores, ld, false)
+		w.productsBelow(i-j, n, m, t.D, q, keys[j*t.D:], scores, ld)
 		for r := range n {
 			row := scores[r*ld : r*ld+m]
 			seen := max(0, min(m, i+r-j+1)) // keys up to the query itself
@@ -232,7 +232,7 @@ func (t *attentionTask) tile(w *worker, u, g, at, i, n int, keys, values, scores
 				w.isa.mul(row, row, t.factors(w, buf, u, g, i+r, j, seen))
 			}
 		}
-		w.products(n, t.D, m, matrix{scores, ld, 1}, w.isa.rows*ld, values[j*width:], width*t.T, o.data, o.rs, j > 0)
+		w.productsOfLower(i-j, n, t.D, m, scores, ld, values[j*width:], width*t.T, o.data, o.rs, j > 0)
 	}
 	for r := range n {
 		out := o.data[r*o.rs : r*o.rs+t.D]
@@ -353,8 +353,8 @@ func (t *attentionGradTask) tile(w *worker, u, g, at, i, n int, s *attentionGrad
 
 	for j := 0; j < i+n; j += ld {
 		m := min(ld, i+n-j)
-		w.products(n, m, t.D, q, w.isa.rows*q.rs, s.keysT[j*t.D:], width*t.D, s.probs, ld, false)
-		w.products(n, m, t.D, dout, w.isa.rows*dout.rs, s.valuesT[j*t.D:], width*t.D, s.grads, ld, false)
+		w.productsBelow(i-j, n, m, t.D, q, s.keysT[j*t.D:], s.probs, ld)
+		w.productsBelow(i-j, n, m, t.D, dout, s.valuesT[j*t.D:], s.grads, ld)
 		for r := range n {
 			p, dp := s.probs[r*ld:r*ld+m], s.grads[r*ld:r*ld+m]
 			seen := max(0, min(m, i+r-j+1))
@@ -376,23 +376,52 @@ func (t *attentionGradTask) tile(w *worker, u, g, at, i, n int, s *attentionGrad
 		}
 		// A key's first contribution comes from the tile of the first query that holds its own position, which is where
 		// the tiles so far end.
-		w.products(n, t.D, m, matrix{s.grads, ld, 1}, w.isa.rows*ld, s.keys[j*width:], width*t.T, dq.data, dq.rs, j > 0)
-		w.addTransposed(s.grads, ld, n, j, m, fresh, t.D, s.queries, s.dk)
-		w.addTransposed(s.probs, ld, n, j, m, fresh, t.D, s.dout, s.dv)
+		w.productsOfLower(i-j, n, t.D, m, s.grads, ld, s.keys[j*width:], width*t.T, dq.data, dq.rs, j > 0)
+		w.addTransposed(s.grads, ld, i, n, j, m, fresh, t.D, s.queries, s.dk)
+		w.addTransposed(s.probs, ld, i, n, j, m, fresh, t.D, s.dout, s.dv)
 	}
 }
 
-// addTransposed adds the transpose of tile[n,m], columns ld apart, times packed x[n,d] to rows j to j+m of dst, setting the
-// rows from fresh on instead.
-func (w *worker) addTransposed(tile []float32, ld, n, j, m, fresh, d int, x []float32, dst matrix) {
-	width := w.isa.cols
-	old := max(0, min(m, fresh-j))
-	left := matrix{tile, 1, ld}
-	if old > 0 {
-		w.products(old, d, n, left, w.isa.rows, x, width*n, dst.data[j*dst.rs:], dst.rs, true)
+// The elements (r, s) of a tile that the causal mask leaves are those with s <= r + offset. What the three products below
+// skip, tile by tile of the matrix product, is beyond it: results that nobody reads, or terms that are zero.
+
+// productsBelow sets c[n,m] = a[n,k] b[k,m] as far as the mask leaves it. Panels of b are as packed.
+func (w *worker) productsBelow(offset, n, m, k int, a matrix, b, c []float32, ldc int) {
+	rows, width := w.isa.rows, w.isa.cols
+	for j := 0; j < m; j += width {
+		first := max(0, j-offset) / rows * rows
+		if first < n {
+			w.products(n-first, min(width, m-j), k, a.at(first, 0), rows*a.rs, b[j*k:], 0, c[first*ldc+j:], ldc, false)
+		}
 	}
-	if old < m {
-		left = left.at(old, 0)
-		w.products(m-old, d, n, left, w.isa.rows, x, width*n, dst.data[(j+old)*dst.rs:], dst.rs, false)
+}
+
+// productsOfLower sets c[n,d] = tile[n,m] b[m,d], or adds it with acc.
+func (w *worker) productsOfLower(offset, n, d, m int, tile []float32, ld int, b []float32, panelB int, c []float32, ldc int, acc bool) {
+	rows, width := w.isa.rows, w.isa.cols
+	for j := 0; j < d; j += width {
+		for i := 0; i < n; i += rows {
+			h := min(rows, n-i)
+			k := max(0, min(m, i+h+offset)) // zero terms give zero
+			w.isa.product(h, min(width, d-j), k, tile[i*ld:], ld, 1, b[j/width*panelB:], c[i*ldc+j:], ldc, acc)
+		}
+	}
+}
+
+// addTransposed adds the transpose of tile[n,m], of queries from i on, times packed x[n,d] to rows j to j+m of dst, setting
+// the rows from fresh on instead.
+func (w *worker) addTransposed(tile []float32, ld, i, n, j, m, fresh, d int, x []float32, dst matrix) {
+	rows, width := w.isa.rows, w.isa.cols
+	for at := 0; at < m; {
+		h := min(rows, m-at)
+		if old := fresh - j; at < old {
+			h = min(h, old-at)
+		}
+		first := min(n, max(0, j+at-i)) // the first query that sees any of these keys
+		for c := 0; c < d; c += width {
+			w.isa.product(h, min(width, d-c), n-first, tile[min(first*ld+at, len(tile)):], 1, ld, x[c*n+first*width:],
+				dst.data[(j+at)*dst.rs+c:], dst.rs, j+at < fresh)
+		}
+		at += h
 	}
 }

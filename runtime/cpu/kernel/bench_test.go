@@ -2,17 +2,21 @@ package kernel
 
 import (
 	"fmt"
+	goruntime "runtime"
 	"testing"
+	"time"
 )
 
 // The products of one layer of two models, as tokens, inputs and outputs of the linear maps: nanoGPT's CPU configuration
 // and its "baby GPT".
+// Beside them one of GPT-2's of 124M parameters.
 var linears = []struct {
 	name    string
 	m, k, n int
 }{
 	{"quick/qkv", 768, 128, 384}, {"quick/proj", 768, 128, 128}, {"quick/fc", 768, 128, 512}, {"quick/fcproj", 768, 512, 128}, {"quick/head", 768, 128, 65},
 	{"baby/qkv", 3072, 384, 1152}, {"baby/proj", 3072, 384, 384}, {"baby/fc", 3072, 384, 1536}, {"baby/fcproj", 3072, 1536, 384}, {"baby/head", 3072, 384, 65},
+	{"gpt2/qkv", 1024, 768, 2304}, {"gpt2/proj", 1024, 768, 768}, {"gpt2/fc", 1024, 768, 3072}, {"gpt2/fcproj", 1024, 3072, 768}, {"gpt2/head", 1024, 768, 50304},
 }
 
 func eachSet(b *testing.B, run func(b *testing.B, p *Pool)) {
@@ -28,6 +32,28 @@ func eachSet(b *testing.B, run func(b *testing.B, p *Pool)) {
 	}
 }
 
+// peakOf returns the rate of multiply-adds in registers, in GFLOP/s.
+func peakOf(p *Pool) float64 {
+	var most float64
+	for range 10 {
+		start := time.Now()
+		most = max(most, MultiplyAdd(p, 64)/time.Since(start).Seconds()/1e9)
+	}
+	return most
+}
+
+// The rate that shares refer to, on all cores.
+func BenchmarkPeak(b *testing.B) {
+	p := NewPool(goruntime.GOMAXPROCS(0))
+	defer p.Close()
+	var flop float64
+	for b.Loop() {
+		flop += MultiplyAdd(p, 256)
+	}
+	b.ReportMetric(flop/b.Elapsed().Seconds()/1e9, "GFLOP/s")
+}
+
+// Every product of a training step, with its share of the peak measured right before.
 func BenchmarkMatMul(b *testing.B) {
 	rnd := random(b, 1)
 	for _, l := range linears {
@@ -43,10 +69,17 @@ func BenchmarkMatMul(b *testing.B) {
 			b.Run(l.name+"/"+f.name, func(b *testing.B) {
 				eachSet(b, func(b *testing.B, p *Pool) {
 					clear(y)
+					flop := 2 * float64(l.m) * float64(l.n) * float64(l.k)
+					if p.isa.name == "portable" && flop > 1e10 {
+						b.Skip("takes minutes")
+					}
+					peak := peakOf(p)
 					for b.Loop() {
 						f.run(p)
 					}
-					b.ReportMetric(2*float64(l.m)*float64(l.n)*float64(l.k)*float64(b.N)/b.Elapsed().Seconds()/1e9, "GFLOP/s")
+					rate := flop * float64(b.N) / b.Elapsed().Seconds() / 1e9
+					b.ReportMetric(rate, "GFLOP/s")
+					b.ReportMetric(100*rate/peak, "%peak")
 				})
 			})
 		}
@@ -93,14 +126,15 @@ func BenchmarkElementwise(b *testing.B) {
 
 func BenchmarkAttention(b *testing.B) {
 	rnd := random(b, 3)
-	for _, s := range []AttentionShape{{B: 12, T: 64, H: 4, D: 32}, {B: 2, T: 256, H: 6, D: 64}, {B: 2, T: 256, H: 2, D: 64, G: 3}} {
+	for _, s := range []AttentionShape{{B: 12, T: 64, H: 4, D: 32}, {B: 2, T: 256, H: 6, D: 64}, {B: 2, T: 256, H: 2, D: 64, G: 3}, {B: 1, T: 1024, H: 12, D: 64}} {
 		n := s.B * s.T * s.H
-		qkv, o, lse, dqkv := rnd.floats(3*n*s.D), make([]float32, n*s.D), make([]float32, n), make([]float32, 3*n*s.D)
+		queries, packed := s.group()*n, s.parts()*n*s.D
+		qkv, o, lse, dqkv := rnd.floats(packed), make([]float32, queries*s.D), make([]float32, queries), make([]float32, packed)
 		for _, rate := range []float64{0, 0.2} {
 			drop := DropoutArgs{P: rate, GlobalHeads: s.H}
 			// Of the causal half: two products forward, five backward.
-			flops := 2 * float64(n) * float64(s.T+1) / 2 * float64(s.D)
-			b.Run(fmt.Sprintf("T%d/p%v/fwd", s.T, rate), func(b *testing.B) {
+			flops := 2 * float64(queries) * float64(s.T+1) / 2 * float64(s.D)
+			b.Run(fmt.Sprintf("T%d/G%d/p%v/fwd", s.T, s.group(), rate), func(b *testing.B) {
 				eachSet(b, func(b *testing.B, p *Pool) {
 					for b.Loop() {
 						Attention(p, o, lse, qkv, s, drop)
@@ -108,7 +142,7 @@ func BenchmarkAttention(b *testing.B) {
 					b.ReportMetric(2*flops*float64(b.N)/b.Elapsed().Seconds()/1e9, "GFLOP/s")
 				})
 			})
-			b.Run(fmt.Sprintf("T%d/p%v/grad", s.T, rate), func(b *testing.B) {
+			b.Run(fmt.Sprintf("T%d/G%d/p%v/grad", s.T, s.group(), rate), func(b *testing.B) {
 				eachSet(b, func(b *testing.B, p *Pool) {
 					for b.Loop() {
 						AttentionGrad(p, dqkv, o, qkv, o, lse, s, drop)

@@ -20,7 +20,7 @@
 //
 // A slice of the wrong length is a bug of the caller and panics with a message starting "BUG: kernel.". NaN and infinity
 // travel through every function to its result, except that a maximum may pass over a NaN; the sum of exponentials that
-// follows it does not.
+// follows it does not. On the tiles of AMX an infinity may become a NaN: see tiles.go.
 package kernel
 
 //go:generate go run ./asm -dir .

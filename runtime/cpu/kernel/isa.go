@@ -17,6 +17,18 @@ type isa struct {
 	// cols.
 	packRows, packCols func(dst, src []float32, ld, k, n, width int)
 
+	// tileProducts, where not nil, takes the place of product in matrix products: see tiles.go. It computes 32 rows and
+	// panels times 32 columns of c, or adds them with acc, from a and b packed by splitTiles, in so many steps of 32 terms.
+	// Meanwhile it fetches, rate cache lines a step, segments of so many lines of next, ldNext apart.
+	tileProducts func(panels, steps int, a, b, c []float32, ldc int, acc bool, next []float32, lines, ldNext, rate int)
+	// splitTiles packs a tile of each part for each step. Word j of a tile's row i is a pair of parts of the numbers
+	// src[i*ld+j] and src[i*ld+j+pair]; from one step to the next src moves on by step and dst to the next six tiles.
+	splitTiles func(dst, src []float32, ld, pair, step, steps int)
+	// multiplyAdd does that many rounds of multiplyAddFLOP floating-point operations, in registers: the most that product
+	// could reach.
+	multiplyAdd     func(rounds int)
+	multiplyAddFLOP int
+
 	dot  func(a, b []float32) float32
 	axpy func(dst, x []float32, s float32) // dst += s*x
 
@@ -60,6 +72,8 @@ func portable() isa {
 		name: "portable",
 		rows: 4, cols: 16,
 		product:         productGeneric,
+		multiplyAdd:     multiplyAddGeneric,
+		multiplyAddFLOP: 2 * 8,
 		packRows:        packRowsGeneric,
 		packCols:        packColsGeneric,
 		dot:             dotGeneric,

@@ -9,6 +9,9 @@ func instructionSets() []isa {
 		sets = append(sets, avx2())
 		if cpu.X86.HasAVX512F && cpu.X86.HasBMI2 {
 			sets = append(sets, avx512())
+			if cpu.X86.HasAMXTile && cpu.X86.HasAMXBF16 && tilesAllowed() {
+				sets = append(sets, amx())
+			}
 		}
 	}
 	return sets
@@ -20,6 +23,8 @@ func avx2() isa {
 		name: "avx2",
 		rows: 6, cols: 16,
 		product:         productAVX2,
+		multiplyAdd:     multiplyAddAVX2,
+		multiplyAddFLOP: 2 * 12 * 8,
 		packRows:        packRowsAVX2,
 		packCols:        packCols,
 		dot:             dotAVX2,
@@ -80,12 +85,19 @@ func eights(vectors, rest func(wide []float32, half []uint16)) func(wide []float
 	}
 }
 
-// avx512 is avx2 with matrix products in registers twice as wide, where nearly all the time goes.
+// avx512 is avx2 in registers twice as wide, but for what takes little time.
 func avx512() isa {
 	set := avx2()
 	set.name = "avx512"
 	set.rows, set.cols = 12, 32
 	set.product = productAVX512
+	set.axpy, set.add, set.mul, set.max, set.scale = axpyAVX512, addAVX512, mulAVX512, maxAVX512, scaleAVX512
+	set.expSum, set.expMul, set.softmaxGrad = expSumAVX512, expMulAVX512, softmaxGradAVX512
+	set.gelu, set.geluTanh, set.geluGrad, set.geluTanhGrad = geluAVX512, geluTanhAVX512, geluGradAVX512, geluTanhGradAVX512
+	set.swiglu, set.swigluGrad, set.rotate = swigluAVX512, swigluGradAVX512, rotateAVX512
+	set.normalize, set.normGradSums, set.normGradRow, set.normGradParams = normalizeAVX512, normGradSumsAVX512, normGradRowAVX512, normGradParamsAVX512
+	set.adamw = adamwAVX512
+	set.multiplyAdd, set.multiplyAddFLOP = multiplyAddAVX512, 2*12*16
 	return set
 }
 
@@ -106,4 +118,12 @@ func packCols(dst, src []float32, ld, k, n, width int) {
 			}
 		}
 	}
+}
+
+// amx is avx512 with matrix products in the tile registers.
+func amx() isa {
+	set := avx512()
+	set.name = "amx"
+	set.tileProducts, set.splitTiles = tileProducts, splitTiles
+	return set
 }

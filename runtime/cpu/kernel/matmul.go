@@ -7,7 +7,7 @@ package kernel
 const (
 	blockM = 144
 	blockN = 2048
-	blockK = 256
+	blockK = 384
 
 	// dotRows is the largest number of rows for which x times a transposed matrix is computed as dot products: packing
 	// the matrix would cost more than the product.
@@ -54,6 +54,9 @@ type matrix struct {
 
 func (x matrix) at(i, j int) matrix { return matrix{x.data[i*x.rs+j*x.cs:], x.rs, x.cs} }
 
+// from returns the rows from i on, none of them past the last.
+func (x matrix) from(i int) matrix { return matrix{x.data[min(i*x.rs, len(x.data)):], x.rs, x.cs} }
+
 func (p *Pool) matMul(m, n, k int, a, b matrix, c []float32, acc bool) {
 	if m == 0 || n == 0 {
 		return
@@ -64,10 +67,14 @@ func (p *Pool) matMul(m, n, k int, a, b matrix, c []float32, acc bool) {
 		}
 		return
 	}
+	if p.isa.tileProducts != nil {
+		p.tileMatMul(m, n, k, a, b, c, acc)
+		return
+	}
 	for j := 0; j < n; j += blockN {
 		nc := min(blockN, n-j)
 		for q := 0; q < k; {
-			kc := nextBlockK(k - q)
+			kc := nextBlockK(k-q, blockK, 4)
 			t := &p.task.product
 			*t = productTask{serial: t.serial, a: a.at(0, q), b: b.at(q, j), c: c[j:], ldc: n, m: m, n: nc, k: kc, acc: acc || q > 0}
 			t.mc, t.nc = p.blocks(m, nc)
@@ -80,10 +87,11 @@ func (p *Pool) matMul(m, n, k int, a, b matrix, c []float32, acc bool) {
 	}
 }
 
-// nextBlockK returns how many of the remaining k terms the next block sums: about equal blocks of at most blockK.
-func nextBlockK(k int) int {
-	blocks := (k + blockK - 1) / blockK
-	return min(k, ((k+blocks-1)/blocks+3)&^3)
+// nextBlockK returns how many of the remaining k terms the next block sums: about equal blocks of at most most, which is a
+// multiple of step, as they are.
+func nextBlockK(k, most, step int) int {
+	blocks := (k + most - 1) / most
+	return min(k, ((k+blocks-1)/blocks+step-1)/step*step)
 }
 
 // blocks returns the rows and columns of the part of an m by n product that one worker takes at a time. They do not

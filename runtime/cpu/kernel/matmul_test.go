@@ -27,7 +27,8 @@ func matMulReference(m, n, k int, a, b func(i, j int) float32, c []float32, acc 
 func TestMatMul(t *testing.T) {
 	rnd := random(t, 11)
 	shapes := [][3]int{{1, 1, 1}, {0, 3, 4}, {3, 0, 4}, {3, 5, 0}, {2, 65, 33}, {4, 16, 8}, {7, 65, 128}, {48, 64, 256}, {33, 17, 257}, {96, 128, 128},
-		{150, 40, 300}, {5, 2100, 9}, {13, 33, 515}, {64, 65, 64}}
+		{150, 40, 300}, {5, 2100, 9}, {13, 33, 515}, {64, 65, 64}, {70, 97, 900},
+		{33, 2100, 130}}
 	for range 25 {
 		shapes = append(shapes, [3]int{1 + rnd.IntN(60), 1 + rnd.IntN(80), 1 + rnd.IntN(90)})
 	}

@@ -56,6 +56,7 @@ type task interface {
 // tasks holds the operands of the operation in flight, one field an operation, so that starting one allocates nothing.
 type tasks struct {
 	product      productTask
+	tiles        tileTask
 	dots         dotsTask
 	unary        unaryTask
 	binary       binaryTask
@@ -82,15 +83,19 @@ type tasks struct {
 	asFixed      asFixedTask
 	addFixed     addFixedTask
 	fixedSquares fixedSquaresTask
+	peak         peakTask
 }
 
 // worker is one thread of a pool and its scratch memory.
 type worker struct {
-	isa *isa
-	buf []float32
+	isa  *isa
+	last bool // takes the last chunk of a job, not the first: see Pool.state
+	buf  []float32
 
-	packed       []float32 // right-hand matrix of the product in flight
-	packedSerial uint64    // number of the column block: see productTask
+	packed       []float32                      // right-hand matrix of the product in flight
+	packedSerial uint64                         // number of the column block: see productTask
+	lines        [tileSide * tileSlice]float32  // see packSide
+	block        [tileLines * tileLines]float32 // see edge
 
 	parker parker
 	ready  func() bool
@@ -122,7 +127,7 @@ func newPool(threads int, set isa) *Pool {
 	p.task.product.serial = 1 // 0 is what a new worker has packed
 	p.caller.wake = make(chan struct{}, 1)
 	for i := range threads {
-		w := &worker{isa: &p.isa}
+		w := &worker{isa: &p.isa, last: i > 0}
 		p.workers = append(p.workers, w)
 		if i == 0 {
 			continue

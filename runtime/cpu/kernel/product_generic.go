@@ -1,5 +1,7 @@
 package kernel
 
+import "runtime"
+
 // productGeneric is isa.product in plain Go: two rows by four columns at a time, so that the eight sums stay in registers.
 func productGeneric(m, n, k int, a []float32, rsa, csa int, b, c []float32, ldc int, acc bool) {
 	const width = 16
@@ -81,4 +83,14 @@ func axpyGeneric(dst, x []float32, s float32) {
 	for i := range dst {
 		dst[i] += s * x[i]
 	}
+}
+
+func multiplyAddGeneric(rounds int) {
+	var s0, s1, s2, s3, s4, s5, s6, s7 float32
+	x := float32(rounds)
+	for range rounds {
+		s0, s1, s2, s3 = s0*x+x, s1*x+x, s2*x+x, s3*x+x
+		s4, s5, s6, s7 = s4*x+x, s5*x+x, s6*x+x, s7*x+x
+	}
+	runtime.KeepAlive(s0 + s1 + s2 + s3 + s4 + s5 + s6 + s7)
 }

@@ -85,6 +85,10 @@ func (r *Result) fit(steps []*timedStep, cores int) {
 	}
 	memory, cached := rates[len(rates)-1], knee(sizes, rates)
 	cache := max(slices.Max(rates), memory)
+	var crowded *timedStep
+	if cores > 1 {
+		steps, crowded = steps[:len(steps)-1], steps[len(steps)-1]
+	}
 	gap := math.Inf(1) // between instructions, where one rank runs
 	for _, s := range steps {
 		if s.ranks == 1 {
@@ -98,6 +102,9 @@ func (r *Result) fit(steps []*timedStep, cores int) {
 	off := map[string]float64{}
 	threads := threading(steps)
 	e := cost.Efficiency{Memory: 1, Threads: clamp(threads)}
+	if crowded != nil {
+		e.Crowd = clamp(crowding(steps[len(steps)-1], crowded, launch))
+	}
 	e.Matmul, e.MatmulHalf, off[productClass] = fitProducts(samples(steps, productClass, start, threads), peak)
 	e.Attention, off[attentionClass] = fitAttention(samples(steps, attentionClass, start, threads), peak)
 	e.Vector, off[vectorClass] = fitVector(samples(steps, vectorClass, start, threads), peak, around)

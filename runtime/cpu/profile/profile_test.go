@@ -85,10 +85,24 @@ func TestMeasure(t *testing.T) {
 	}
 }
 
+// TestCrowding: what two ranks a core take beyond the work and the overhead of one each
+// is what they lose.
+func TestCrowding(t *testing.T) {
+	few := &timedStep{seconds: 0.011, instrs: make([]timedInstr, 100)}
+	many := &timedStep{seconds: 0.0145, instrs: make([]timedInstr, 100)}
+	require.InEpsilon(t, 0.8, crowding(few, many, 1e-5), 1e-9, "10 ms of work take 12.5")
+	require.Equal(t, 1.0, crowding(many, few, 1e-5), "never more than all")
+	all := workloads(3)
+	few.workload, many.workload = all[len(all)-2], all[len(all)-1]
+	require.Equal(t, []int{3, 6}, []int{few.ranks, many.ranks})
+	few.ranks = 6
+	require.Equal(t, few.workload, many.workload)
+}
+
 // TestPairsAreOfTheSameWork: the threads are judged by the same instructions.
 func TestPairsAreOfTheSameWork(t *testing.T) {
 	all := workloads(2)
-	for i := 0; i+1 < len(all); i += 2 {
+	for i := 0; i+2 < len(all); i += 2 {
 		one, each := all[i], all[i+1]
 		require.Equal(t, 1, one.ranks)
 		one.ranks = each.ranks

@@ -24,7 +24,8 @@ type workload struct {
 }
 
 // workloads are small models at sizes apart from each other, each by one rank with
-// all threads and by one rank a core, whose collectives are timed too.
+// all threads and by one rank a core, whose collectives are timed too. The last is by
+// two ranks a core, as the one before it but for that.
 func workloads(cores int) []workload {
 	var all []workload
 	for _, w := range []workload{{2, 4, 128, 64, 6 * cores, 1, 0}, {1, 4, 256, 128, 4 * cores, 1, 0}, {1, 6, 384, 256, 2 * cores, 1, 0}} {
@@ -34,7 +35,7 @@ func workloads(cores int) []workload {
 		}
 	}
 	if cores > 1 {
-		all = append(all, workload{2, 4, 128, 64, 6 * cores, cores, 1})
+		all = append(all, workload{2, 4, 128, 64, 6 * cores, cores, 1}, workload{2, 4, 128, 64, 6 * cores, 2 * cores, 1})
 	}
 	return all
 }
@@ -222,6 +223,16 @@ func threading(steps []*timedStep) float64 {
 		return 1
 	}
 	return min(apart/together, 1)
+}
+
+// crowding returns the share of its rate that a rank keeps when twice as many ranks as
+// cores do the work of one a core, beside the overhead of its instructions.
+func crowding(few, many *timedStep, launch float64) float64 {
+	alone, together := few.seconds-launch*float64(len(few.instrs)), many.seconds-2*launch*float64(len(many.instrs))
+	if alone <= 0 || together <= 0 {
+		return 1
+	}
+	return min(alone/together, 1)
 }
 
 // samples returns the instructions of a class, their times without the overhead of

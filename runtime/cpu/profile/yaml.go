@@ -34,9 +34,9 @@ func (r *Result) WriteYAML(w io.Writer) error {
 	line("  # Shares of the peak that instructions of training steps reach: products%s,", r.spread("device.efficiency.matmul"))
 	line("  # attention%s, what is between them%s", r.spread("device.efficiency.attention"), r.spread("device.efficiency.vector"))
 	e := d.Efficiency
-	line("  # and of their rate when a rank divides them over threads")
-	line("  efficiency: {matmul: %s, matmul_half_flops: %s, attention: %s, vector: %s, memory: %s, threads: %s}",
-		number(e.Matmul), number(e.MatmulHalf), number(e.Attention), number(e.Vector), number(e.Memory), number(e.Threads))
+	line("  # and of their rate when a rank divides them over threads, and when ranks take turns on a core")
+	line("  efficiency: {matmul: %s, matmul_half_flops: %s, attention: %s, vector: %s, memory: %s, threads: %s, crowd: %s}",
+		number(e.Matmul), number(e.MatmulHalf), number(e.Attention), number(e.Vector), number(e.Memory), number(e.Threads), number(e.Crowd))
 	line("# Collectives in the process, bytes/s of all ranks%s", r.spread("intra_node"))
 	line("intra_node: {bandwidth: %s, efficiency: 1, latency: %s}", number(c.IntraNode.Bandwidth), number(c.IntraNode.Latency))
 	line("# A copy in memory reads and writes: half of memory_bandwidth.")

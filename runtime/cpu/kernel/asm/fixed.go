@@ -92,7 +92,7 @@ func (g *generator) addAsFixed() {
 			var mask reg.VecVirtual
 			if s.masked {
 				mask = g.YMM()
-				part := s.mask.AsX()
+				part := s.mask.(reg.VecVirtual).AsX()
 				if half == 1 {
 					part = g.XMM()
 					g.VEXTRACTF128(operand.Imm(1), s.mask, part)

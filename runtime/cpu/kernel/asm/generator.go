@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 	"math"
+	"slices"
 
 	"github.com/mmcloughlin/avo/attr"
 	"github.com/mmcloughlin/avo/build"
@@ -10,11 +11,14 @@ import (
 	"github.com/mmcloughlin/avo/reg"
 )
 
-// lanes is the number of float32 in a vector register, vector its bytes.
+// lanes is the number of float32 in a vector register of AVX2, vector its bytes.
 const (
 	lanes  = 8
 	vector = 4 * lanes
 )
+
+// widest is the number of float32 in the widest register: that of AVX-512.
+const widest = 2 * lanes
 
 // generator emits functions. Its methods named like instructions are avo's, with operands in Go's order: sources reversed,
 // destination last.
@@ -23,6 +27,54 @@ type generator struct {
 	constants map[uint32]string // symbol of each constant used, by bits
 	order     []uint32
 	labels    int
+	wide      bool // loops are emitted for AVX-512, not AVX2
+	ahead     int  // when positive, loops fetch what they will read and write so many bytes on
+}
+
+// fetching emits loops over long vectors that come from memory: the processor alone, which stops at the end of each page and
+// sees a few iterations ahead, fetches at half the speed.
+func (g *generator) fetching(loops ...func()) func() {
+	return func() {
+		g.ahead = 2048
+		for _, f := range loops {
+			f()
+		}
+		g.ahead = 0
+	}
+}
+
+// both emits loops for both instruction sets.
+func (g *generator) both(loops ...func()) {
+	for _, g.wide = range []bool{false, true} {
+		for _, f := range loops {
+			f()
+		}
+	}
+	g.wide = false
+}
+
+// set is what names of loops end in.
+func (g *generator) set() string {
+	if g.wide {
+		return "AVX512"
+	}
+	return "AVX2"
+}
+
+// lanes is the number of float32 in a register of a loop.
+func (g *generator) lanes() int {
+	if g.wide {
+		return widest
+	}
+	return lanes
+}
+
+// register returns a new register of a loop.
+func (g *generator) register() reg.VecVirtual {
+	if g.wide {
+		return g.ZMM()
+	}
+	return g.YMM()
 }
 
 // function starts a function and documents it.
@@ -67,15 +119,15 @@ func (g *generator) broadcast(param string) reg.VecVirtual {
 	if err != nil {
 		panic(err)
 	}
-	y := g.YMM()
+	y := g.register()
 	g.VBROADCASTSS(b.Addr, y)
 	return y
 }
 
-// constant returns a memory operand of eight times c.
+// constant returns a memory operand of c in every lane.
 func (g *generator) constant(c float64) operand.Mem { return g.bits(math.Float32bits(float32(c))) }
 
-// bits returns a memory operand of eight times the given word.
+// bits returns a memory operand of the given word in every lane.
 func (g *generator) bits(word uint32) operand.Mem {
 	name, ok := g.constants[word]
 	if !ok {
@@ -86,9 +138,9 @@ func (g *generator) bits(word uint32) operand.Mem {
 	return operand.NewDataAddr(operand.Symbol{Name: name, Static: true}, 0)
 }
 
-// constantIn returns a register of eight times c.
+// constantIn returns a register of c in every lane.
 func (g *generator) constantIn(c float64) reg.VecVirtual {
-	y := g.YMM()
+	y := g.register()
 	g.VMOVUPS(g.constant(c), y)
 	return y
 }
@@ -103,13 +155,14 @@ func (g *generator) tables() {
 		}
 	}
 	for _, w := range g.order {
-		data(g.constants[w], []uint32{w, w, w, w, w, w, w, w})
+		data(g.constants[w], slices.Repeat([]uint32{w}, widest))
 	}
 	masks := make([]uint32, 2*lanes)
 	for i := range lanes {
 		masks[i] = math.MaxUint32
 	}
 	data("masks", masks)
+	data("tileShapes", g.tileShapes())
 	data("quads", []uint32{0, 0, 1, 0, 2, 0, 3, 0}) // 64-bit 0, 1, 2, 3
 	data("four", []uint32{4, 0, 4, 0, 4, 0, 4, 0})
 }
@@ -123,41 +176,73 @@ func (g *generator) mask(n reg.Register) reg.VecVirtual {
 	return y
 }
 
+// bitMask returns a mask register whose first n bits are ones. It overwrites n.
+func (g *generator) bitMask(n reg.Register) reg.Register {
+	bits, mask := g.GP64(), g.K()
+	g.MOVQ(operand.U32(1), bits)
+	g.SHLXQ(n, bits, bits)
+	g.DECQ(bits)
+	g.KMOVW(bits.As32(), mask)
+	return mask
+}
+
 // step is where a loop over vectors stands: lane group number part of the body's unrolling, and whether it is the tail.
 type step struct {
 	g      *generator
 	at     reg.Register // bytes from the start of each operand
 	part   int
 	masked bool
-	mask   reg.VecVirtual
+	mask   reg.Register
+
+	fetched []reg.Register
 }
 
 func (s *step) mem(base reg.Register) operand.Mem {
-	return operand.Mem{Base: base, Index: s.at, Scale: 1, Disp: vector * s.part}
+	return operand.Mem{Base: base, Index: s.at, Scale: 1, Disp: 4 * s.g.lanes() * s.part}
+}
+
+// fetch starts to bring what a later step needs into the cache, once for each operand.
+func (s *step) fetch(base reg.Register) {
+	if s.g.ahead == 0 || s.masked || slices.Contains(s.fetched, base) {
+		return
+	}
+	s.fetched = append(s.fetched, base)
+	s.g.PREFETCHT0(s.mem(base).Offset(s.g.ahead))
 }
 
 // load loads the step's vector of an operand, with zeros beyond its end.
 func (s *step) load(base reg.Register) reg.VecVirtual {
-	y := s.g.YMM()
-	if s.masked {
-		s.g.VMASKMOVPS(s.mem(base), s.mask, y)
-	} else {
+	y := s.g.register()
+	s.fetch(base)
+	switch {
+	case !s.masked:
 		s.g.VMOVUPS(s.mem(base), y)
+	case s.g.wide:
+		s.g.VMOVUPS_Z(s.mem(base), s.mask, y)
+	default:
+		s.g.VMASKMOVPS(s.mem(base), s.mask, y)
 	}
 	return y
 }
 
 func (s *step) store(y reg.VecVirtual, base reg.Register) {
-	if s.masked {
-		s.g.VMASKMOVPS(y, s.mask, s.mem(base))
-	} else {
+	s.fetch(base)
+	switch {
+	case !s.masked:
 		s.g.VMOVUPS(y, s.mem(base))
+	case s.g.wide:
+		s.g.VMOVUPS(y, s.mask, s.mem(base))
+	default:
+		s.g.VMASKMOVPS(y, s.mask, s.mem(base))
 	}
 }
 
 // clip clears the lanes of y beyond the operands' end.
 func (s *step) clip(y reg.VecVirtual) {
-	if s.masked {
+	switch {
+	case s.masked && s.g.wide:
+		s.g.VMOVAPS_Z(y, s.mask, y)
+	case s.masked:
 		s.g.VANDPS(s.mask, y, y)
 	}
 }
@@ -165,7 +250,8 @@ func (s *step) clip(y reg.VecVirtual) {
 // each emits a loop over n elements: unroll vectors at a time, then one, then the masked tail. It overwrites n.
 func (g *generator) each(n reg.Register, unroll int, body func(s *step)) {
 	many, one, tail, done := g.label("many"), g.label("one"), g.label("tail"), g.label("done")
-	at := g.GP64()
+	at, lanes := g.GP64(), g.lanes()
+	vector := 4 * lanes
 	g.XORQ(at, at)
 	if unroll > 1 {
 		g.Label(many)
@@ -179,16 +265,22 @@ func (g *generator) each(n reg.Register, unroll int, body func(s *step)) {
 		g.JMP(to(many))
 	}
 	g.Label(one)
-	g.CMPQ(n, operand.Imm(lanes))
+	g.CMPQ(n, operand.Imm(uint64(lanes)))
 	g.JLT(to(tail))
 	body(&step{g: g, at: at})
-	g.ADDQ(operand.Imm(vector), at)
-	g.SUBQ(operand.Imm(lanes), n)
+	g.ADDQ(operand.Imm(uint64(vector)), at)
+	g.SUBQ(operand.Imm(uint64(lanes)), n)
 	g.JMP(to(one))
 	g.Label(tail)
 	g.TESTQ(n, n)
 	g.JZ(to(done))
-	body(&step{g: g, at: at, masked: true, mask: g.mask(n)})
+	var mask reg.Register
+	if g.wide {
+		mask = g.bitMask(n)
+	} else {
+		mask = g.mask(n)
+	}
+	body(&step{g: g, at: at, masked: true, mask: mask})
 	g.Label(done)
 }
 
@@ -196,8 +288,12 @@ func (g *generator) each(n reg.Register, unroll int, body func(s *step)) {
 func (g *generator) zeros(n int) []reg.VecVirtual {
 	acc := make([]reg.VecVirtual, n)
 	for i := range acc {
-		acc[i] = g.YMM()
-		g.VXORPS(acc[i], acc[i], acc[i])
+		acc[i] = g.register()
+		if g.wide {
+			g.VPXORD(acc[i], acc[i], acc[i])
+		} else {
+			g.VXORPS(acc[i], acc[i], acc[i])
+		}
 	}
 	return acc
 }
@@ -212,10 +308,15 @@ func fold(acc []reg.VecVirtual, op func(ops ...operand.Op)) reg.VecVirtual {
 	return acc[0]
 }
 
-// across combines the eight lanes of y and returns the result in lane 0.
+// across combines the lanes of y and returns the result in lane 0.
 func (g *generator) across(y reg.VecVirtual, op func(ops ...operand.Op)) reg.VecVirtual {
+	if g.wide {
+		upper := g.YMM()
+		g.VEXTRACTF64X4(operand.Imm(1), y, upper)
+		op(upper, y.AsY(), y.AsY())
+	}
 	x, half := y.AsX(), g.XMM()
-	g.VEXTRACTF128(operand.Imm(1), y, half)
+	g.VEXTRACTF128(operand.Imm(1), y.AsY(), half)
 	op(half, x, x)
 	g.VMOVHLPS(x, x, half)
 	op(half, x, x)

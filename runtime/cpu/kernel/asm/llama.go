@@ -8,20 +8,24 @@ const siluMax = 80
 
 // sigmoidParts returns e = exp(-x), with -x at most limit where that is not zero, and 1 + e.
 func (g *generator) sigmoidParts(x reg.VecVirtual, limit float64) (e, sum reg.VecVirtual) {
-	e = g.YMM()
-	g.VXORPS(g.bits(1<<31), x, e)
+	e = g.register()
+	if g.wide {
+		g.VPXORD(g.bits(1<<31), x, e)
+	} else {
+		g.VXORPS(g.bits(1<<31), x, e)
+	}
 	if limit != 0 {
 		bound := g.constantIn(limit)
 		g.VMINPS(e, bound, e) // a NaN, the second source, passes
 	}
 	e = g.exp(e)
-	sum = g.YMM()
+	sum = g.register()
 	g.VADDPS(g.constant(1), e, sum)
 	return e, sum
 }
 
 func (g *generator) swiglus() {
-	g.function("swigluAVX2", "func(y, gate, up []float32)", "is isa.swiglu.")
+	g.function("swiglu"+g.set(), "func(y, gate, up []float32)", "is isa.swiglu.")
 	y, gate, up := g.base("y"), g.base("gate"), g.base("up")
 	g.each(g.length("y"), 1, func(s *step) {
 		v := s.load(gate)
@@ -32,7 +36,7 @@ func (g *generator) swiglus() {
 	})
 	g.end()
 
-	g.function("swigluGradAVX2", "func(dgate, dup, dy, gate, up []float32)", "is isa.swigluGrad.")
+	g.function("swigluGrad"+g.set(), "func(dgate, dup, dy, gate, up []float32)", "is isa.swigluGrad.")
 	dgate, dup, dy := g.base("dgate"), g.base("dup"), g.base("dy")
 	gate, up = g.base("gate"), g.base("up")
 	g.each(g.length("dy"), 1, func(s *step) {
@@ -54,13 +58,13 @@ func (g *generator) swiglus() {
 }
 
 func (g *generator) rotation() {
-	g.function("rotateAVX2", "func(lo, hi, a, b, cosines, sines []float32)", "is isa.rotate.")
+	g.function("rotate"+g.set(), "func(lo, hi, a, b, cosines, sines []float32)", "is isa.rotate.")
 	lo, hi, a, b := g.base("lo"), g.base("hi"), g.base("a"), g.base("b")
 	cosines, sines := g.base("cosines"), g.base("sines")
 	g.each(g.length("lo"), 2, func(s *step) {
 		x, y := s.load(a), s.load(b)
 		c, sn := s.load(cosines), s.load(sines)
-		low, high := g.YMM(), g.YMM()
+		low, high := g.register(), g.register()
 		g.VMULPS(c, x, low)
 		g.VFNMADD231PS(sn, y, low)
 		g.VMULPS(c, y, high)

@@ -18,9 +18,13 @@ func (g *generator) exp(x reg.VecVirtual) reg.VecVirtual {
 	g.VMAXPS(x, bound, x)
 	bound = g.constantIn(89)
 	g.VMINPS(x, bound, x)
-	n := g.YMM()
+	n := g.register()
 	g.VMULPS(g.constant(math.Log2E), x, n)
-	g.VROUNDPS(operand.Imm(8), n, n)
+	if g.wide {
+		g.VRNDSCALEPS(operand.Imm(8), n, n)
+	} else {
+		g.VROUNDPS(operand.Imm(8), n, n)
+	}
 	g.VFNMADD231PS(g.constant(0.693359375), n, x)
 	g.VFNMADD231PS(g.constant(-2.12194440e-4), n, x)
 	y := g.poly(x, expPoly)
@@ -42,7 +46,7 @@ func (g *generator) poly(x reg.VecVirtual, coefficients []float64) reg.VecVirtua
 }
 
 func (g *generator) exponentials() {
-	g.function("expSumAVX2", "func(dst, x []float32, scale, shift float32) float32", "is isa.expSum.")
+	g.function("expSum"+g.set(), "func(dst, x []float32, scale, shift float32) float32", "is isa.expSum.")
 	dst, x := g.base("dst"), g.base("x")
 	scale, shift := g.broadcast("scale"), g.broadcast("shift")
 	sums := g.zeros(2)
@@ -57,7 +61,7 @@ func (g *generator) exponentials() {
 	g.returnSum(sums, 0)
 	g.end()
 
-	g.function("expMulAVX2", "func(dst, x []float32, shift, mul float32)", "is isa.expMul.")
+	g.function("expMul"+g.set(), "func(dst, x []float32, shift, mul float32)", "is isa.expMul.")
 	dst, x = g.base("dst"), g.base("x")
 	shift, mul := g.broadcast("shift"), g.broadcast("mul")
 	g.each(g.length("dst"), 2, func(s *step) {
@@ -86,20 +90,30 @@ const (
 
 // normalCDF returns Phi(x) and exp(-x*x/2).
 func (g *generator) normalCDF(x reg.VecVirtual) (phi, e reg.VecVirtual) {
-	e = g.YMM()
+	e = g.register()
 	g.VMULPS(g.constant(-0.5), x, e)
 	g.VMULPS(x, e, e)
 	e = g.exp(e)
-	q, one := g.YMM(), g.constantIn(1)
-	g.VANDPS(g.bits(math.MaxInt32), x, q)
+	q, one := g.register(), g.constantIn(1)
+	if g.wide {
+		g.VPANDD(g.bits(math.MaxInt32), x, q)
+	} else {
+		g.VANDPS(g.bits(math.MaxInt32), x, q)
+	}
 	g.VFMADD213PS(one, g.constantIn(phiScale), q)
 	g.VDIVPS(q, one, q)
 	phi = g.poly(q, phiPoly)
 	g.VMULPS(q, phi, phi)
 	g.VMULPS(e, phi, phi)
-	above := g.YMM()
+	above := g.register()
 	g.VSUBPS(phi, one, above)
-	g.VBLENDVPS(x, phi, above, phi) // by the sign of x
+	if g.wide { // by the sign of x
+		below := g.K()
+		g.VPTESTMD(g.bits(1<<31), x, below)
+		g.VMOVAPS(phi, below, above)
+		return above, e
+	}
+	g.VBLENDVPS(x, phi, above, phi)
 	return phi, e
 }
 
@@ -113,14 +127,14 @@ func (g *generator) logistic(x, square reg.VecVirtual, limit float64) (s, e reg.
 		g.VMINPS(e, bound, e)
 	}
 	e = g.exp(e)
-	s, one := g.YMM(), g.constantIn(1)
+	s, one := g.register(), g.constantIn(1)
 	g.VADDPS(one, e, s)
 	g.VDIVPS(s, one, s)
 	return s, e
 }
 
 func (g *generator) gelus() {
-	g.function("geluAVX2", "func(y, x []float32)", "is isa.gelu.")
+	g.function("gelu"+g.set(), "func(y, x []float32)", "is isa.gelu.")
 	y, x := g.base("y"), g.base("x")
 	g.each(g.length("y"), 1, func(s *step) {
 		v := s.load(x)
@@ -130,7 +144,7 @@ func (g *generator) gelus() {
 	})
 	g.end()
 
-	g.function("geluGradAVX2", "func(dx, dy, x []float32)", "is isa.geluGrad.")
+	g.function("geluGrad"+g.set(), "func(dx, dy, x []float32)", "is isa.geluGrad.")
 	dx, dy, x := g.base("dx"), g.base("dy"), g.base("x")
 	g.each(g.length("dx"), 1, func(s *step) {
 		v := s.load(x)
@@ -142,10 +156,10 @@ func (g *generator) gelus() {
 	})
 	g.end()
 
-	g.function("geluTanhAVX2", "func(y, x []float32)", "is isa.geluTanh.")
+	g.function("geluTanh"+g.set(), "func(y, x []float32)", "is isa.geluTanh.")
 	y, x = g.base("y"), g.base("x")
 	g.each(g.length("y"), 1, func(s *step) {
-		v, square := s.load(x), g.YMM()
+		v, square := s.load(x), g.register()
 		g.VMULPS(v, v, square)
 		logistic, _ := g.logistic(v, square, 0)
 		g.VMULPS(v, logistic, logistic)
@@ -153,10 +167,10 @@ func (g *generator) gelus() {
 	})
 	g.end()
 
-	g.function("geluTanhGradAVX2", "func(dx, dy, x []float32)", "is isa.geluTanhGrad.")
+	g.function("geluTanhGrad"+g.set(), "func(dx, dy, x []float32)", "is isa.geluTanhGrad.")
 	dx, dy, x = g.base("dx"), g.base("dy"), g.base("x")
 	g.each(g.length("dx"), 1, func(s *step) {
-		v, square := s.load(x), g.YMM()
+		v, square := s.load(x), g.register()
 		g.VMULPS(v, v, square)
 		logistic, e := g.logistic(v, square, geluMax)
 		slope := g.constantIn(3 * geluB)
@@ -172,12 +186,12 @@ func (g *generator) gelus() {
 }
 
 func (g *generator) adamw() {
-	g.function("adamwAVX2", "func(w, m, v, grad []float32, c *[9]float32)", "is isa.adamw.")
+	g.function("adamw"+g.set(), "func(w, m, v, grad []float32, c *[9]float32)", "is isa.adamw.")
 	w, m, v, grad := g.base("w"), g.base("m"), g.base("v"), g.base("grad")
 	factors := g.Load(g.Param("c"), g.GP64())
 	var c [9]reg.VecVirtual
 	for i := range c {
-		c[i] = g.YMM()
+		c[i] = g.register()
 		g.VBROADCASTSS(operand.Mem{Base: factors, Disp: 4 * i}, c[i])
 	}
 	gradScale, beta1, gain1, beta2, gain2, decay, rate, rootBias, eps := c[0], c[1], c[2], c[3], c[4], c[5], c[6], c[7], c[8]

@@ -17,7 +17,7 @@ func (g *generator) vectors() {
 		name string
 		op   func(ops ...operand.Op)
 	}{{"add", g.VADDPS}, {"mul", g.VMULPS}, {"max", g.VMAXPS}} {
-		g.function(f.name+"AVX2", "func(dst, a, b []float32)", "is isa."+f.name+".")
+		g.function(f.name+g.set(), "func(dst, a, b []float32)", "is isa."+f.name+".")
 		dst, a, b := g.base("dst"), g.base("a"), g.base("b")
 		g.each(g.length("dst"), unrolled, func(s *step) {
 			x, y := s.load(a), s.load(b)
@@ -27,7 +27,7 @@ func (g *generator) vectors() {
 		g.end()
 	}
 
-	g.function("scaleAVX2", "func(dst, x []float32, s float32)", "is isa.scale.")
+	g.function("scale"+g.set(), "func(dst, x []float32, s float32)", "is isa.scale.")
 	dst, x, factor := g.base("dst"), g.base("x"), g.broadcast("s")
 	g.each(g.length("dst"), unrolled, func(s *step) {
 		y := s.load(x)
@@ -36,7 +36,7 @@ func (g *generator) vectors() {
 	})
 	g.end()
 
-	g.function("axpyAVX2", "func(dst, x []float32, s float32)", "is isa.axpy.")
+	g.function("axpy"+g.set(), "func(dst, x []float32, s float32)", "is isa.axpy.")
 	dst, x, factor = g.base("dst"), g.base("x"), g.broadcast("s")
 	g.each(g.length("dst"), unrolled, func(s *step) {
 		y, z := s.load(dst), s.load(x)
@@ -201,7 +201,7 @@ func (g *generator) returnSum(acc []reg.VecVirtual, i int) {
 
 // normalization emits the loops of layer norm, the softmax gradient and their like: rows with row-wide scalars.
 func (g *generator) normalization() {
-	g.function("normalizeAVX2", "func(y, x, w, b []float32, mean, rstd float32)", "is isa.normalize.")
+	g.function("normalize"+g.set(), "func(y, x, w, b []float32, mean, rstd float32)", "is isa.normalize.")
 	y, x, w, b := g.base("y"), g.base("x"), g.base("w"), g.base("b")
 	mean, rstd := g.broadcast("mean"), g.broadcast("rstd")
 	g.each(g.length("y"), 2, func(s *step) {
@@ -212,7 +212,7 @@ func (g *generator) normalization() {
 	})
 	g.end()
 
-	g.function("normGradSumsAVX2", "func(dy, x, w []float32, mean, rstd float32) (sumG, sumGX float32)", "is isa.normGradSums.")
+	g.function("normGradSums"+g.set(), "func(dy, x, w []float32, mean, rstd float32) (sumG, sumGX float32)", "is isa.normGradSums.")
 	dy, x, w := g.base("dy"), g.base("x"), g.base("w")
 	mean, rstd = g.broadcast("mean"), g.broadcast("rstd")
 	sums, products := g.zeros(2), g.zeros(2)
@@ -226,7 +226,7 @@ func (g *generator) normalization() {
 	g.returnSum(products, 1)
 	g.end()
 
-	g.function("normGradRowAVX2", "func(dx, dy, x, w []float32, mean, rstd, meanG, meanGX float32)", "is isa.normGradRow.")
+	g.function("normGradRow"+g.set(), "func(dx, dy, x, w []float32, mean, rstd, meanG, meanGX float32)", "is isa.normGradRow.")
 	dx, dy, x, w := g.base("dx"), g.base("dy"), g.base("x"), g.base("w")
 	mean, rstd = g.broadcast("mean"), g.broadcast("rstd")
 	shift, slope := g.broadcast("meanG"), g.broadcast("meanGX")
@@ -239,7 +239,7 @@ func (g *generator) normalization() {
 	})
 	g.end()
 
-	g.function("normGradParamsAVX2", "func(dw, db, dy, x []float32, mean, rstd float32)", "is isa.normGradParams.")
+	g.function("normGradParams"+g.set(), "func(dw, db, dy, x []float32, mean, rstd float32)", "is isa.normGradParams.")
 	dw, db, dy, x := g.base("dw"), g.base("db"), g.base("dy"), g.base("x")
 	mean, rstd = g.broadcast("mean"), g.broadcast("rstd")
 	g.each(g.length("dw"), 2, func(s *step) {
@@ -252,7 +252,7 @@ func (g *generator) normalization() {
 	})
 	g.end()
 
-	g.function("softmaxGradAVX2", "func(ds, p, dp []float32, delta, scale float32)", "is isa.softmaxGrad.")
+	g.function("softmaxGrad"+g.set(), "func(ds, p, dp []float32, delta, scale float32)", "is isa.softmaxGrad.")
 	ds, p, dp := g.base("ds"), g.base("p"), g.base("dp")
 	delta, scale := g.broadcast("delta"), g.broadcast("scale")
 	g.each(g.length("ds"), 2, func(s *step) {

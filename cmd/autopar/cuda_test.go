@@ -1,0 +1,64 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// fakeCUDA compiles libraries in the shape of CUDA's, with two GPUs, and has the program
+// use them.
+func fakeCUDA(t *testing.T, flags ...string) {
+	t.Helper()
+	gcc, err := exec.LookPath("gcc")
+	if err != nil {
+		if os.Getenv("AUTOPAR_TEST_CUDA") != "" {
+			t.Fatal("AUTOPAR_TEST_CUDA is set: gcc is not here")
+		}
+		t.Skip("gcc is not here, which compiles the libraries that stand for CUDA's")
+	}
+	file := filepath.Join(t.TempDir(), "libfake.so")
+	out, err := exec.Command(gcc, append([]string{"-shared", "-fPIC", "-w", "-o", file, "../../cuda/driver/testdata/fake.c"}, flags...)...).CombinedOutput()
+	require.NoError(t, err, "%s", out)
+	for _, v := range []string{"AUTOPAR_LIBCUDA", "AUTOPAR_LIBNVRTC", "AUTOPAR_LIBCUBLASLT", "AUTOPAR_LIBNCCL"} {
+		t.Setenv(v, file)
+	}
+	t.Setenv("XDG_CACHE_HOME", t.TempDir())
+}
+
+// TestWrongGPUs checks what is said, and the exit status, when this machine's GPUs or
+// libraries will not do.
+func TestWrongGPUs(t *testing.T) {
+	// A plan for four ranks.
+	plan := filepath.Join(t.TempDir(), "plan.json")
+	var stdout, stderr bytes.Buffer
+	require.Zero(t, execute(context.Background(), []string{"plan", "../../examples/quick.yaml", "--dp", "4", "--tp", "1", "--pp", "1", "--plan-ngpus", "4", "--runtime-ngpus", "4", "-o", plan, "-q"}, &stdout, &stderr), "%s", stderr.String())
+	for _, tt := range []struct {
+		name   string
+		flags  []string // of the compiler
+		args   []string
+		status int
+		want   []string
+	}{
+		{"too few", []string{"-DCAPABILITY=90"}, nil, statusInput, []string{"the plan has 4 ranks, 2 GPUs are visible", "--loopback"}},
+		{"too old", []string{"-DCAPABILITY=75"}, []string{"--loopback"}, statusInput, []string{"GPU 0 (Fake 40) has compute capability 7.5, want at least 8.0"}},
+		{"old driver", []string{"-DVERSION=11080"}, []string{"--loopback"}, statusInput, []string{"has version CUDA 11.8, want at least CUDA 12.0"}},
+		{"offload", []string{"-DCAPABILITY=90"}, []string{"--loopback", "--offload-dir", "x"}, statusInput, []string{"--offload-dir"}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			fakeCUDA(t, tt.flags...)
+			var stdout, stderr bytes.Buffer
+			status := execute(context.Background(), append([]string{"run", plan, "--device", "cuda"}, tt.args...), &stdout, &stderr)
+			require.Equal(t, tt.status, status, "%s", stderr.String())
+			for _, part := range tt.want {
+				require.Contains(t, strings.ReplaceAll(stderr.String(), "\n", " "), part)
+			}
+		})
+	}
+}

@@ -1,0 +1,300 @@
+// Package cuda is the backend that runs ranks on NVIDIA GPUs. Every rank owns an arena of
+// device memory, another of pinned host memory, and two streams. All ranks are of this
+// process: each on a GPU of its own, with collectives by NCCL, or, to run any plan on one
+// GPU, together on it, with collectives by copies and sums of their arenas (loopback).
+//
+// Nothing here needs CUDA to build or to start: package driver finds the libraries when a
+// [System] is opened.
+package cuda
+
+import (
+	"errors"
+	"fmt"
+	goruntime "runtime"
+	"sync"
+
+	"github.com/autopar/autopar/cuda/driver"
+	"github.com/autopar/autopar/runtime"
+)
+
+// System is the libraries that a backend runs on.
+type System struct {
+	Driver driver.Driver
+	// Engine makes what runs kernels on a GPU, whose context is current.
+	Engine func(gpu int) (Engine, error)
+	// BLAS makes what runs matrix products on a GPU, whose context is current.
+	BLAS func(gpu int) (driver.BLAS, error)
+	// Collectives loads NCCL, when it is needed first.
+	Collectives func() (driver.Collectives, error)
+	// Versions are those of the libraries, for people.
+	Versions []string
+}
+
+// Options of the backend. The zero value is ready for use.
+type Options struct {
+	// GPUs are the numbers of the GPUs of the ranks; empty is 0, 1, 2 and so on.
+	GPUs []int
+	// Loopback puts all ranks on the first of the GPUs.
+	Loopback bool
+	// Synchronous makes every call return after its effect, so that the time of a call is
+	// that of its work, and an error is that of the instruction it names.
+	Synchronous bool
+	// Eager keeps steps from being replayed as graphs.
+	Eager bool
+}
+
+// Backend is the CUDA backend of one world.
+type Backend struct {
+	opts    Options
+	system  *System
+	world   runtime.World
+	gpus    map[int]*gpu
+	devices []*Device
+	stopped chan struct{}
+	abort   sync.Once
+
+	mu     sync.Mutex
+	open   int // devices
+	groups map[int]*group
+	wires  map[int]*wire
+	nccl   driver.Collectives
+	comms  []driver.Comm
+}
+
+var _ runtime.Backend = (*Backend)(nil)
+
+// New returns a backend. It serves one world: Open is called once.
+func New(system *System, opts Options) *Backend {
+	return &Backend{
+		opts: opts, system: system, gpus: map[int]*gpu{}, stopped: make(chan struct{}),
+		groups: map[int]*group{}, wires: map[int]*wire{},
+	}
+}
+
+// gpu is a GPU in use.
+type gpu struct {
+	ordinal int
+	name    string
+	context driver.Context
+	engine  Engine
+	blas    driver.BLAS
+}
+
+// DeviceError says that the GPUs of this machine cannot run what is asked for.
+type DeviceError struct{ Msg string }
+
+func (e *DeviceError) Error() string { return "cuda: " + e.Msg }
+
+// MinCapability is the oldest compute capability, 10*major + minor, that has what the
+// kernels use: bfloat16 and asynchronous copies to shared memory (Ampere).
+const MinCapability = 80
+
+// GPUsFor returns the GPU of each rank, or why there are not enough.
+func (o Options) GPUsFor(d driver.Driver, ranks int) ([]int, error) {
+	visible, err := d.DeviceCount()
+	if err != nil {
+		return nil, fmt.Errorf("cuda: %w", err)
+	}
+	gpus := o.GPUs
+	if len(gpus) == 0 {
+		for i := range visible {
+			gpus = append(gpus, i)
+		}
+	}
+	for _, g := range gpus {
+		if g < 0 || g >= visible {
+			return nil, &DeviceError{fmt.Sprintf("GPU %d is asked for, %d are visible, counted from 0 (see CUDA_VISIBLE_DEVICES)", g, visible)}
+		}
+	}
+	switch {
+	case len(gpus) == 0:
+		return nil, &DeviceError{"no GPU is visible (see CUDA_VISIBLE_DEVICES)"}
+	case o.Loopback:
+		all := make([]int, ranks)
+		for i := range all {
+			all[i] = gpus[0]
+		}
+		return all, nil
+	case len(gpus) < ranks:
+		return nil, &DeviceError{fmt.Sprintf("the plan has %d ranks, %d GPUs are visible; --loopback runs all ranks on one GPU, slowly", ranks, len(gpus))}
+	}
+	return gpus[:ranks], nil
+}
+
+// Open returns the devices of the world's ranks.
+func (b *Backend) Open(world runtime.World) (devices []runtime.Device, err error) {
+	if world.Ranks < 1 || world.Timeout <= 0 {
+		return nil, fmt.Errorf("cuda: world of %d ranks with timeout %v", world.Ranks, world.Timeout)
+	}
+	if b.devices != nil {
+		return nil, fmt.Errorf("cuda: the backend is open already, with %d ranks", b.world.Ranks)
+	}
+	b.world = world
+	gpus, err := b.opts.GPUsFor(b.system.Driver, world.Ranks)
+	if err != nil {
+		return nil, err
+	}
+	goruntime.LockOSThread()
+	defer goruntime.UnlockOSThread()
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, b.release())
+		}
+	}()
+	for rank, ordinal := range gpus {
+		g, err := b.gpu(ordinal)
+		if err != nil {
+			return nil, err
+		}
+		d, err := newDevice(b, g, rank)
+		if err != nil {
+			return nil, fmt.Errorf("cuda: rank %d on GPU %d (%s): %w", rank, g.ordinal, g.name, err)
+		}
+		b.devices = append(b.devices, d)
+		devices = append(devices, d)
+	}
+	b.open = len(devices)
+	return devices, b.nearby()
+}
+
+// nearby lets GPUs of one world copy from each other directly.
+func (b *Backend) nearby() error {
+	for _, g := range b.gpus {
+		if err := b.system.Driver.SetCurrent(g.context); err != nil {
+			return err
+		}
+		for _, peer := range b.gpus {
+			if peer == g {
+				continue
+			}
+			if err := b.system.Driver.EnablePeer(g.ordinal, peer.ordinal, peer.context); err != nil {
+				return fmt.Errorf("cuda: GPU %d reading GPU %d: %w", g.ordinal, peer.ordinal, err)
+			}
+		}
+	}
+	return nil
+}
+
+// gpu returns a GPU, which becomes current, opening it first if need be.
+func (b *Backend) gpu(ordinal int) (*gpu, error) {
+	drv := b.system.Driver
+	if g := b.gpus[ordinal]; g != nil {
+		return g, drv.SetCurrent(g.context)
+	}
+	name, err := drv.DeviceName(ordinal)
+	if err != nil {
+		return nil, fmt.Errorf("cuda: GPU %d: %w", ordinal, err)
+	}
+	if err := Usable(drv, ordinal); err != nil {
+		return nil, err
+	}
+	context, err := drv.RetainPrimary(ordinal)
+	if err != nil {
+		return nil, fmt.Errorf("cuda: GPU %d (%s): %w", ordinal, name, err)
+	}
+	g := &gpu{ordinal: ordinal, name: name, context: context}
+	b.gpus[ordinal] = g
+	if err := drv.SetCurrent(context); err != nil {
+		return nil, fmt.Errorf("cuda: GPU %d (%s): %w", ordinal, name, err)
+	}
+	if g.engine, err = b.system.Engine(ordinal); err != nil {
+		return nil, fmt.Errorf("cuda: GPU %d (%s): %w", ordinal, name, err)
+	}
+	if g.blas, err = b.system.BLAS(ordinal); err != nil {
+		return nil, fmt.Errorf("cuda: GPU %d (%s): %w", ordinal, name, err)
+	}
+	return g, nil
+}
+
+// Capability returns the compute capability of a GPU, 10*major + minor.
+func Capability(d driver.Driver, gpu int) (int, error) {
+	major, err := d.Attribute(gpu, driver.CapabilityMajor)
+	if err != nil {
+		return 0, err
+	}
+	minor, err := d.Attribute(gpu, driver.CapabilityMinor)
+	return 10*major + minor, err
+}
+
+// Usable returns a [DeviceError] when a GPU is too old.
+func Usable(d driver.Driver, gpu int) error {
+	capability, err := Capability(d, gpu)
+	if err != nil {
+		return fmt.Errorf("cuda: GPU %d: %w", gpu, err)
+	}
+	if capability >= MinCapability {
+		return nil
+	}
+	name, err := d.DeviceName(gpu)
+	if err != nil {
+		return fmt.Errorf("cuda: GPU %d: %w", gpu, err)
+	}
+	return &DeviceError{fmt.Sprintf("GPU %d (%s) has compute capability %d.%d, want at least %d.%d",
+		gpu, name, capability/10, capability%10, MinCapability/10, MinCapability%10)}
+}
+
+// Abort ends every wait, and the collectives in progress.
+func (b *Backend) Abort() {
+	b.abort.Do(func() {
+		close(b.stopped)
+		b.mu.Lock()
+		comms := b.comms
+		b.comms = nil
+		b.mu.Unlock()
+		for _, c := range comms {
+			c.Abort() // nobody is left to hear of a failure
+		}
+	})
+}
+
+// closed notes that a device is closed. The last one frees everything: until then
+// streams of other ranks may use any arena.
+func (b *Backend) closed() error {
+	b.mu.Lock()
+	b.open--
+	last := b.open == 0
+	b.mu.Unlock()
+	if !last {
+		return nil
+	}
+	goruntime.LockOSThread()
+	defer goruntime.UnlockOSThread()
+	return b.release()
+}
+
+// release frees what the backend holds.
+func (b *Backend) release() error {
+	var errs []error
+	for _, d := range b.devices {
+		d.comm.stop()
+	}
+	b.mu.Lock()
+	comms := b.comms
+	b.comms = nil
+	b.mu.Unlock()
+	for _, c := range comms {
+		errs = append(errs, c.Close())
+	}
+	for _, d := range b.devices {
+		errs = append(errs, d.release())
+	}
+	for _, w := range b.wires {
+		errs = append(errs, w.release(b.system.Driver))
+	}
+	for _, g := range b.gpus {
+		errs = append(errs, g.release(b.system.Driver))
+	}
+	b.devices, b.wires, b.gpus = nil, nil, nil
+	return errors.Join(errs...)
+}
+
+func (g *gpu) release(drv driver.Driver) error {
+	errs := []error{drv.SetCurrent(g.context)}
+	if g.blas != nil {
+		errs = append(errs, g.blas.Close())
+	}
+	if g.engine != nil {
+		errs = append(errs, g.engine.Close())
+	}
+	return errors.Join(append(errs, drv.ReleasePrimary(g.ordinal))...)
+}

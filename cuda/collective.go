@@ -1,0 +1,254 @@
+package cuda
+
+import (
+	"fmt"
+	"sync/atomic"
+	"time"
+
+	"github.com/autopar/autopar/codegen"
+	"github.com/autopar/autopar/cuda/driver"
+	"github.com/autopar/autopar/ir"
+	"github.com/autopar/autopar/runtime"
+)
+
+// group is a set of ranks that make collectives together.
+type group struct {
+	arrivals tally
+	members  []member // by position
+	id       driver.ID
+	named    bool
+}
+
+// member is what one rank tells the others of a group: how many barriers it has entered,
+// with which collective, and the event of the last two, after which its stream is there.
+type member struct {
+	barriers atomic.Int64
+	node     atomic.Pointer[ir.Node]
+	events   [2]driver.Event
+}
+
+// view is one rank's view of a group.
+type view struct {
+	*group
+	barriers int64
+	current  *runtime.Collective
+	events   [2]driver.Event
+}
+
+func (l *lane) view(c *runtime.Collective) (*view, error) {
+	v := l.groups[c.Group]
+	if v == nil {
+		b := l.device.backend
+		b.mu.Lock()
+		g := b.groups[c.Group]
+		if g == nil {
+			g = &group{members: make([]member, len(c.Members))}
+			b.groups[c.Group] = g
+		}
+		b.mu.Unlock()
+		v = &view{group: g}
+		l.groups[c.Group] = v
+	}
+	v.current = c
+	if len(v.members) != len(c.Members) {
+		return nil, fmt.Errorf("cuda: group %d has %d members, the collective %d", c.Group, len(v.members), len(c.Members))
+	}
+	return v, nil
+}
+
+// missing lists the ranks that have not entered the barrier this rank is in.
+func (v *view) missing() []int {
+	var ranks []int
+	for i := range v.members {
+		if v.members[i].barriers.Load() < v.barriers {
+			ranks = append(ranks, v.current.Members[i].Rank)
+		}
+	}
+	return ranks
+}
+
+// arrive enters the next barrier and returns when all members have, on the host.
+func (l *lane) arrive(v *view) error {
+	v.barriers++
+	v.members[v.current.Position].barriers.Store(v.barriers)
+	v.arrivals.add()
+	return l.device.backend.await(&v.arrivals, v.barriers*int64(len(v.members)), v.missing)
+}
+
+// barrier holds the lane's later work back until the streams of all members have come so
+// far. Nobody is two barriers ahead of another, so two events a member are enough.
+func (l *lane) barrier(v *view) error {
+	drv, turn := l.device.drv, (v.barriers+1)&1
+	if v.events[turn] == 0 {
+		e, err := drv.CreateEvent(false)
+		if err != nil {
+			return err
+		}
+		v.events[turn] = e
+	}
+	if err := drv.RecordEvent(v.events[turn], l.stream); err != nil {
+		return err
+	}
+	v.members[v.current.Position].events[turn] = v.events[turn]
+	if err := l.arrive(v); err != nil {
+		return err
+	}
+	for i := range v.members {
+		if i == v.current.Position {
+			continue
+		}
+		if err := drv.WaitEvent(l.stream, v.members[i].events[turn]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Collective makes a collective, or gives it to the communication lane.
+func (d *Device) Collective(c *runtime.Collective) error {
+	if err := d.enter(); err != nil {
+		return err
+	}
+	defer d.leave()
+	return d.do(call{kind: callCollective, collective: c, stream: c.Stream}, nil)
+}
+
+func (d *Device) collective(c *runtime.Collective) error {
+	l := d.lane(c.Stream)
+	err := l.run(task{do: func() error {
+		start := time.Now()
+		if err := l.collective(c); err != nil {
+			if c.Stream == runtime.Communication {
+				err = &runtime.StreamError{Node: c.Node, Err: err}
+			}
+			return err
+		}
+		if c.Ran != nil { // when it was given to the GPU: the rank does not wait to know more
+			c.Ran(start, time.Now())
+		}
+		return nil
+	}})
+	if err != nil {
+		return err
+	}
+	return d.settle()
+}
+
+// collective makes the rank's share of a collective, and of those made together with it.
+func (l *lane) collective(c *runtime.Collective) error {
+	d := l.device
+	d.label(l, c.Node.Op.String(), c.Node.Name)
+	if !d.backend.opts.Loopback {
+		return l.byNCCL(c)
+	}
+	return l.loopback(c)
+}
+
+// loopback makes a collective of ranks on one GPU: they meet, read each other's arenas,
+// and meet again before anyone may overwrite what was read.
+func (l *lane) loopback(c *runtime.Collective) error {
+	v, err := l.view(c)
+	if err != nil {
+		return err
+	}
+	v.members[c.Position].node.Store(c.Node)
+	if err := l.barrier(v); err != nil {
+		return err
+	}
+	for i := range v.members {
+		if n := v.members[i].node.Load(); n != c.Node {
+			return fmt.Errorf("cuda: rank %d has entered %s %s instead", c.Members[i].Rank, n.Op, n.Name)
+		}
+	}
+	all := append([]*runtime.Collective{c}, c.More...)
+	for _, c := range all {
+		if err := l.exchange(c); err != nil {
+			return err
+		}
+	}
+	if c.Node.Op == ir.OpAllReduce {
+		if err := l.barrier(v); err != nil {
+			return err
+		}
+		for _, c := range all {
+			if err := l.collect(c); err != nil {
+				return err
+			}
+		}
+	}
+	return l.barrier(v)
+}
+
+// operand and result are where elements of a member's tensors lie, from one on.
+func (l *lane) operand(m runtime.Member, from int) driver.Ptr {
+	return l.device.backend.devices[m.Rank].at(m.In) + driver.Ptr(int64(from)*m.In.DType.Size())
+}
+
+func (l *lane) result(m runtime.Member, from int) driver.Ptr {
+	return l.device.backend.devices[m.Rank].at(m.Out) + driver.Ptr(int64(from)*m.Out.DType.Size())
+}
+
+// exchange reads what the member needs from the operands of the others: all of it but for
+// an all_reduce, of which it makes one share whole, in its own arena. A share in place of
+// an operand disturbs nobody: others read other shares of it.
+func (l *lane) exchange(c *runtime.Collective) error {
+	me := c.Members[c.Position]
+	switch c.Node.Op {
+	case ir.OpAllReduce:
+		mine := codegen.ReduceShare(int(me.Out.Slab.Elems()), len(c.Members), c.Position)
+		return l.reduce(c, mine.Off, mine.Off, mine.Len)
+	case ir.OpReduceScatter:
+		return eachRun(me.In.Slab, me.Out.Slab, func(from, to, n int) error { return l.reduce(c, to, from, n) })
+	case ir.OpAllGather, ir.OpAllToAll:
+		for _, m := range c.Members {
+			err := eachRun(m.In.Slab, me.Out.Slab, func(from, to, n int) error {
+				return l.device.drv.Copy(l.result(me, to), l.operand(m, from), int64(n)*me.Out.DType.Size(), l.stream)
+			})
+			if err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	panic(fmt.Sprintf("BUG: cuda: %s is not a collective", c.Node.Op))
+}
+
+// reduce sets n elements of the member's result to the reduction, over the members in
+// order, of as many of their operands.
+func (l *lane) reduce(c *runtime.Collective, to, from, n int) error {
+	if n == 0 {
+		return nil
+	}
+	me := c.Members[c.Position]
+	in := make([]driver.Ptr, len(c.Members))
+	for i, m := range c.Members {
+		in[i] = l.operand(m, from)
+	}
+	return l.device.gpu.engine.Reduce(l.stream, c.Attr.Reduce, me.In.DType, l.result(me, to), in, int64(n))
+}
+
+// collect takes the shares of an all_reduce that the other members have made.
+func (l *lane) collect(c *runtime.Collective) error {
+	me := c.Members[c.Position]
+	for i, m := range c.Members {
+		share := codegen.ReduceShare(int(me.Out.Slab.Elems()), len(c.Members), i)
+		if i == c.Position || share.Len == 0 {
+			continue
+		}
+		bytes := int64(share.Len) * me.Out.DType.Size()
+		if err := l.device.drv.Copy(l.result(me, share.Off), l.result(m, share.Off), bytes, l.stream); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// eachRun is [runtime.EachRun] of something that fails; it stops at the first failure.
+func eachRun(a, b ir.Slab, do func(inA, inB, n int) error) (err error) {
+	runtime.EachRun(a, b, func(inA, inB, n int) {
+		if err == nil {
+			err = do(inA, inB, n)
+		}
+	})
+	return err
+}

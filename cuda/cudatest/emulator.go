@@ -1,0 +1,200 @@
+// Package cudatest runs the CUDA backend without CUDA, for tests: on the fake driver,
+// with the kernels of runtime/cpu in place of device functions.
+package cudatest
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math"
+	"sync"
+	"time"
+
+	"github.com/autopar/autopar/cuda"
+	"github.com/autopar/autopar/cuda/driver"
+	"github.com/autopar/autopar/cuda/driver/fake"
+	"github.com/autopar/autopar/cuda/kernel"
+	"github.com/autopar/autopar/ir"
+	"github.com/autopar/autopar/ir/half"
+	"github.com/autopar/autopar/runtime"
+	"github.com/autopar/autopar/runtime/cpu"
+)
+
+// NewSystem returns what the backend runs on: a fake, and kernels of the CPU.
+func NewSystem(d *fake.Driver) (*cuda.System, error) {
+	e, err := newEmulator(d)
+	if err != nil {
+		return nil, err
+	}
+	return &cuda.System{
+		Driver:      d,
+		Engine:      func(int) (cuda.Engine, error) { return e, nil },
+		BLAS:        func(int) (driver.BLAS, error) { return d.BLAS(), nil },
+		Collectives: func() (driver.Collectives, error) { return d.Collectives(), nil },
+		Versions:    []string{"fake driver"},
+	}, nil
+}
+
+// emulator is an engine whose kernels are those of runtime/cpu: they run on copies of
+// their operands.
+type emulator struct {
+	fake   *fake.Driver
+	mu     sync.Mutex
+	device runtime.Device
+}
+
+func newEmulator(d *fake.Driver) (*emulator, error) {
+	b, err := cpu.New(cpu.Options{ThreadsPerRank: 1})
+	if err != nil {
+		return nil, err
+	}
+	devices, err := b.Open(runtime.World{Ranks: 1, Timeout: time.Minute})
+	if err != nil {
+		return nil, err
+	}
+	return &emulator{fake: d, device: devices[0]}, nil
+}
+
+// Close leaves the emulator to the next backend on the same fake.
+func (e *emulator) Close() error { return nil }
+
+func (e *emulator) Check(k *runtime.Kernel) error { return e.device.(runtime.Checker).Check(k) }
+
+// Scratch asks for a little, so that it is held and grows.
+func (e *emulator) Scratch(k *runtime.Kernel) int64 { return k.Args[0].Bytes()/16 + 16 }
+
+// place is a tensor on the device and in the CPU's arena.
+type place struct {
+	device fake.Range
+	cpu    int64
+}
+
+func (e *emulator) Prepare(k *runtime.Kernel, at kernel.Place, scratch driver.Ptr) (func(s driver.Stream) error, error) {
+	moved := *k
+	places := map[int64]place{} // by offset on the device
+	end := int64(0)
+	lay := func(t runtime.Tensor) runtime.Tensor {
+		p, ok := places[t.Offset]
+		if !ok {
+			p = place{fake.Range{At: driver.Ptr(at(t)), Bytes: t.Bytes()}, end}
+			end += (t.Bytes() + 63) / 64 * 64
+		} else if t.Bytes() > p.device.Bytes {
+			return runtime.Tensor{Offset: -1}
+		}
+		places[t.Offset] = p
+		t.Offset = p.cpu
+		return t
+	}
+	var reads, writes []fake.Range
+	moved.Args, moved.Results = nil, nil
+	for _, t := range k.Args {
+		reads = append(reads, fake.Range{At: driver.Ptr(at(t)), Bytes: t.Bytes()})
+		moved.Args = append(moved.Args, lay(t))
+	}
+	for i, t := range k.Results {
+		r := fake.Range{At: driver.Ptr(at(t)), Bytes: t.Bytes()}
+		if writes = append(writes, r); k.Accum[i] {
+			reads = append(reads, r)
+		}
+		moved.Results = append(moved.Results, lay(t))
+		if moved.Results[i].Offset < 0 {
+			return nil, fmt.Errorf("cudatest: result %d of %s is larger than the operand in its place", i, k.Node.Name)
+		}
+	}
+	writes = append(writes, fake.Range{At: scratch, Bytes: e.Scratch(k)})
+	do := func() error { return e.launch(&moved, places, end, writes) }
+	return func(s driver.Stream) error { return e.fake.Run(s, "kernel", reads, writes, do) }, nil
+}
+
+// launch runs a kernel on copies of its tensors and copies the results back.
+func (e *emulator) launch(k *runtime.Kernel, places map[int64]place, bytes int64, writes []fake.Range) error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if err := e.device.Alloc(runtime.OnDevice, bytes); err != nil {
+		return err
+	}
+	for _, p := range places {
+		if err := e.device.Upload(runtime.OnDevice, p.cpu, e.fake.Memory(p.device)); err != nil {
+			return err
+		}
+	}
+	if err := e.device.Launch(k); err != nil {
+		return err
+	}
+	scratch := e.fake.Memory(writes[len(writes)-1])
+	for i := range scratch {
+		scratch[i] ^= 0x55
+	}
+	for i, r := range k.Results {
+		if err := e.device.Download(e.fake.Memory(writes[i]), runtime.OnDevice, r.Offset); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Reduce adds up element by element.
+func (e *emulator) Reduce(s driver.Stream, by ir.Reduction, d ir.DType, out driver.Ptr, in []driver.Ptr, elems int64) error {
+	bytes := elems * d.Size()
+	var reads []fake.Range
+	for _, p := range in {
+		reads = append(reads, fake.Range{At: p, Bytes: bytes})
+	}
+	to := fake.Range{At: out, Bytes: bytes}
+	return e.fake.Run(s, "reduce", reads, []fake.Range{to}, func() error {
+		y := e.fake.Memory(to)
+		x := make([][]byte, len(in))
+		for j, r := range reads {
+			x[j] = e.fake.Memory(r)
+		}
+		for i := range elems {
+			if err := reduceAt(by, d, y, x, i); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// reduceAt sets element i of y.
+func reduceAt(by ir.Reduction, d ir.DType, y []byte, x [][]byte, i int64) error {
+	if d == ir.Q64 {
+		var sum int64
+		for _, m := range x {
+			v := int64(binary.NativeEndian.Uint64(m[8*i:]))
+			if next := sum + v; (next > sum) != (v > 0) && v != 0 {
+				return errors.New("a sum exceeds what fixed point (train.reproducible) holds")
+			}
+			sum += v
+		}
+		binary.NativeEndian.PutUint64(y[8*i:], uint64(sum))
+		return nil
+	}
+	acc := load(d, x[0], i)
+	for _, m := range x[1:] {
+		if v := load(d, m, i); by == ir.Max {
+			acc = max(acc, v)
+		} else {
+			acc += v
+		}
+	}
+	switch d {
+	case ir.BF16:
+		binary.NativeEndian.PutUint16(y[2*i:], half.BF16(acc))
+	case ir.F16:
+		binary.NativeEndian.PutUint16(y[2*i:], half.F16(acc))
+	default:
+		binary.NativeEndian.PutUint32(y[4*i:], math.Float32bits(acc))
+	}
+	return nil
+}
+
+func load(d ir.DType, m []byte, i int64) float32 {
+	switch d {
+	case ir.BF16:
+		return half.FromBF16(binary.NativeEndian.Uint16(m[2*i:]))
+	case ir.F16:
+		return half.FromF16(binary.NativeEndian.Uint16(m[2*i:]))
+	}
+	return math.Float32frombits(binary.NativeEndian.Uint32(m[4*i:]))
+}

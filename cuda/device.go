@@ -1,0 +1,657 @@
+package cuda
+
+import (
+	"errors"
+	"fmt"
+	goruntime "runtime"
+	"time"
+
+	"github.com/autopar/autopar/cuda/driver"
+	"github.com/autopar/autopar/cuda/kernel"
+	"github.com/autopar/autopar/ir"
+	"github.com/autopar/autopar/runtime"
+)
+
+// Device is one rank. Calls hand work to the GPU and return; those that wait say so.
+type Device struct {
+	backend *Backend
+	drv     driver.Driver
+	gpu     *gpu
+	rank    int
+
+	compute, comm *lane
+	arena         driver.Ptr // of device memory
+	arenaBytes    int64
+	host          []byte // pinned
+
+	workspace, scratch driver.Ptr
+	scratchBytes       int64
+	upload             staging
+	landing            []byte // pinned, for downloads
+	landed             driver.Event
+
+	received map[int]int64 // messages taken, by Transfer.Wire
+
+	// prepared are the kernels of loaded programs, made ready when they are launched
+	// first; nil until then. Programs do not change.
+	prepared map[*runtime.Kernel]launch
+	checked  []*runtime.Kernel // since the arena was asked for
+	steps    *replay           // nil where steps are never graphs
+	labels   driver.Labeler    // nil unless the driver wants to know
+}
+
+var (
+	_ runtime.Device  = (*Device)(nil)
+	_ runtime.Checker = (*Device)(nil)
+)
+
+// launch puts a prepared kernel on a stream.
+type launch func(s driver.Stream) error
+
+const (
+	// landingBytes is the pinned memory through which downloads go, a piece at a time.
+	landingBytes = 1 << 20
+	// spin is how long a wait for the GPU looks without sleeping.
+	spin = 200 * time.Microsecond
+	nap  = 50 * time.Microsecond
+)
+
+// newDevice opens a rank on a GPU, which is current.
+func newDevice(b *Backend, g *gpu, rank int) (*Device, error) {
+	d := &Device{backend: b, drv: b.system.Driver, gpu: g, rank: rank, prepared: map[*runtime.Kernel]launch{}, received: map[int]int64{}}
+	d.labels, _ = d.drv.(driver.Labeler)
+	var err error
+	if d.compute, err = newLane(d, false); err != nil {
+		return nil, err
+	}
+	if d.comm, err = newLane(d, b.meetsOnHost()); err != nil {
+		return nil, err
+	}
+	if d.workspace, err = d.drv.Alloc(g.blas.Workspace()); err != nil {
+		return nil, err
+	}
+	if d.landing, err = d.drv.AllocHost(landingBytes); err != nil {
+		return nil, err
+	}
+	if d.landed, err = d.drv.CreateEvent(false); err != nil {
+		return nil, err
+	}
+	if !b.opts.Loopback && !b.opts.Synchronous && !b.opts.Eager {
+		d.steps = &replay{Device: d}
+	}
+	return d, d.upload.open(d)
+}
+
+// do does a call, unless it is one of a step that is replayed.
+func (d *Device) do(c call, data []byte) error {
+	if d.steps != nil {
+		return d.steps.do(c, data)
+	}
+	return (&replay{Device: d}).perform(c, data)
+}
+
+// flush has everything done that was told before something that no graph has.
+func (d *Device) flush() error {
+	if d.steps == nil {
+		return nil
+	}
+	return d.steps.flush()
+}
+
+// meetsOnHost reports whether ranks of collectives wait for each other on the host.
+func (b *Backend) meetsOnHost() bool { return b.opts.Loopback && b.world.Ranks > 1 }
+
+// enter makes the rank's GPU current on the calling thread. It is followed by leave.
+func (d *Device) enter() error {
+	goruntime.LockOSThread()
+	return d.drv.SetCurrent(d.gpu.context)
+}
+
+func (d *Device) leave() { goruntime.UnlockOSThread() }
+
+// MemoryError says that an arena does not fit.
+type MemoryError struct {
+	Rank, GPU          int
+	Name               string // of the GPU
+	Needs, Free, Total int64  // bytes
+}
+
+func (e *MemoryError) Error() string {
+	return fmt.Sprintf("cuda: rank %d needs %s, %s more than is free on GPU %d (%s), which has %s free of %s",
+		e.Rank, gib(e.Needs), gib(e.Needs-e.Free), e.GPU, e.Name, gib(e.Free), gib(e.Total))
+}
+
+func gib(bytes int64) string { return fmt.Sprintf("%.4g GiB", float64(bytes)/(1<<30)) }
+
+// Alloc makes an arena at least bytes long and keeps its contents.
+func (d *Device) Alloc(space runtime.Space, bytes int64) error {
+	if err := d.enter(); err != nil {
+		return err
+	}
+	defer d.leave()
+	if bytes < 0 {
+		return fmt.Errorf("cuda: arena of %d bytes", bytes)
+	}
+	if err := d.flush(); err != nil {
+		return err
+	}
+	if space == runtime.OnHost {
+		return d.growHost(bytes)
+	}
+	if bytes > d.arenaBytes {
+		if err := d.unprepare(); err != nil { // addresses change
+			return err
+		}
+		if err := d.grow(bytes); err != nil {
+			return err
+		}
+	}
+	return d.load()
+}
+
+// load gets ready for kernels that have been checked, while all ranks are idle: in a step
+// a rank that stops to take memory or to time products may wait for one that waits for it.
+func (d *Device) load() error {
+	var scratch int64
+	for _, k := range d.checked {
+		if !copies(k) && !isGEMM(k) {
+			scratch = max(scratch, d.gpu.engine.Scratch(k))
+		}
+	}
+	if err := d.reserve(scratch); err != nil {
+		return err
+	}
+	for _, k := range d.checked {
+		if !isGEMM(k) {
+			continue
+		}
+		if g, empty := gemmOf(k); !empty {
+			if err := d.gpu.blas.Tune(g, d.at(k.Args[1]), d.at(k.Args[0]), d.at(k.Results[0]), d.workspace, d.compute.stream); err != nil {
+				return err
+			}
+		}
+	}
+	d.checked = nil
+	return nil
+}
+
+// grow moves the arena to a larger place: directly where there is room for both, else by
+// way of the host.
+func (d *Device) grow(bytes int64) error {
+	free, total, err := d.drv.MemInfo()
+	if err != nil {
+		return err
+	}
+	if bytes > free+d.arenaBytes {
+		return &MemoryError{d.rank, d.gpu.ordinal, d.gpu.name, bytes, free + d.arenaBytes, total}
+	}
+	var kept []byte
+	old, oldBytes := d.arena, d.arenaBytes
+	if old != 0 && bytes > free {
+		kept = make([]byte, oldBytes)
+		if err := d.download(kept, old); err != nil {
+			return err
+		}
+		if err := d.drv.Free(old); err != nil {
+			return err
+		}
+		old, d.arena, d.arenaBytes = 0, 0, 0
+	}
+	place, err := d.drv.Alloc(bytes)
+	var refused *driver.Error
+	if errors.As(err, &refused) && refused.OutOfMemory() { // what is free is in pieces
+		return &MemoryError{d.rank, d.gpu.ordinal, d.gpu.name, bytes, free, total}
+	}
+	if err != nil {
+		return err
+	}
+	d.arena, d.arenaBytes = place, bytes
+	if kept != nil {
+		return d.uploadTo(place, kept)
+	}
+	if old == 0 {
+		return nil
+	}
+	if err := d.drv.Copy(place, old, oldBytes, d.compute.stream); err != nil {
+		return err
+	}
+	if err := d.drv.SyncStream(d.compute.stream); err != nil {
+		return err
+	}
+	return d.drv.Free(old)
+}
+
+func (d *Device) growHost(bytes int64) error {
+	if bytes <= int64(len(d.host)) {
+		return nil
+	}
+	if err := d.unprepare(); err != nil {
+		return err
+	}
+	memory, err := d.drv.AllocHost(bytes)
+	if err != nil {
+		return fmt.Errorf("%d bytes of pinned host memory: %w", bytes, err)
+	}
+	old := d.host
+	d.host = memory
+	if old == nil {
+		return nil
+	}
+	if err := d.drain(); err != nil {
+		return err
+	}
+	copy(memory, old)
+	return d.drv.FreeHost(old)
+}
+
+// within checks that bytes lie in an arena.
+func (d *Device) within(space runtime.Space, offset int64, n int) error {
+	have := d.arenaBytes
+	if space == runtime.OnHost {
+		have = int64(len(d.host))
+	}
+	if offset < 0 || offset+int64(n) > have {
+		return fmt.Errorf("cuda: bytes [%d, %d) of an arena of %d", offset, offset+int64(n), have)
+	}
+	return nil
+}
+
+// Upload copies src into an arena, in the order of the compute stream.
+func (d *Device) Upload(space runtime.Space, offset int64, src []byte) error {
+	if err := d.within(space, offset, len(src)); err != nil {
+		return err
+	}
+	if err := d.enter(); err != nil {
+		return err
+	}
+	defer d.leave()
+	if space == runtime.OnHost {
+		if err := d.flush(); err != nil {
+			return err
+		}
+		if err := d.drain(); err != nil {
+			return err
+		}
+		copy(d.host[offset:], src)
+		return nil
+	}
+	return d.do(call{kind: callUpload, n: offset, bytes: len(src)}, src)
+}
+
+// uploadTo copies src to device memory by way of pinned memory.
+func (d *Device) uploadTo(dst driver.Ptr, src []byte) error {
+	d.label(d.compute, "upload", "")
+	for len(src) > 0 {
+		piece, err := d.upload.take(d, len(src))
+		if err != nil {
+			return err
+		}
+		n := copy(piece, src)
+		if err := d.drv.CopyToDevice(dst, piece[:n], d.compute.stream); err != nil {
+			return err
+		}
+		dst, src = dst+driver.Ptr(n), src[n:]
+	}
+	return d.settle()
+}
+
+// Download copies from an arena to dst, and waits for it.
+func (d *Device) Download(dst []byte, space runtime.Space, offset int64) error {
+	if err := d.within(space, offset, len(dst)); err != nil {
+		return err
+	}
+	if err := d.enter(); err != nil {
+		return err
+	}
+	defer d.leave()
+	if err := d.flush(); err != nil {
+		return err
+	}
+	d.label(d.compute, "download", "")
+	if space == runtime.OnHost {
+		if err := d.drain(); err != nil {
+			return err
+		}
+		copy(dst, d.host[offset:])
+		return nil
+	}
+	return d.download(dst, d.arena+driver.Ptr(offset))
+}
+
+func (d *Device) download(dst []byte, src driver.Ptr) error {
+	for len(dst) > 0 {
+		n := min(len(dst), len(d.landing))
+		if err := d.drv.CopyToHost(d.landing[:n], src, d.compute.stream); err != nil {
+			return err
+		}
+		if err := d.drain(); err != nil {
+			return err
+		}
+		copy(dst, d.landing[:n])
+		dst, src = dst[n:], src+driver.Ptr(n)
+	}
+	return nil
+}
+
+// drain waits until the compute stream has done what it was given.
+func (d *Device) drain() error {
+	if err := d.drv.RecordEvent(d.landed, d.compute.stream); err != nil {
+		return err
+	}
+	return d.poll(func() (bool, error) { return d.drv.EventDone(d.landed) })
+}
+
+// settle is drain for devices that do one thing after another.
+func (d *Device) settle() error {
+	if !d.backend.opts.Synchronous {
+		return nil
+	}
+	return d.drain()
+}
+
+// poll waits for the GPU. Work that was given ends by itself unless it is a collective of
+// several GPUs, which the world's timeout bounds.
+func (d *Device) poll(done func() (bool, error)) error {
+	start := time.Now()
+	for {
+		ok, err := done()
+		if ok || err != nil {
+			return err
+		}
+		select {
+		case <-d.backend.stopped:
+			return runtime.ErrAborted
+		default:
+		}
+		waited := time.Since(start)
+		if err := d.hangs(waited); err != nil {
+			return err
+		}
+		if waited < spin {
+			goruntime.Gosched()
+		} else {
+			time.Sleep(nap)
+		}
+	}
+}
+
+// Check implements [runtime.Checker]. Kernels that pass are prepared when they are
+// launched first.
+func (d *Device) Check(k *runtime.Kernel) error {
+	if err := d.enter(); err != nil {
+		return err
+	}
+	defer d.leave()
+	for i, acc := range k.Accum {
+		if acc && !k.Node.Op.Accumulates(i) && k.Node.Op != ir.OpAccumulate {
+			return fmt.Errorf("cuda: %s cannot add into result %d", k.Node.Op, i)
+		}
+	}
+	if !copies(k) && !isGEMM(k) {
+		if err := d.gpu.engine.Check(k); err != nil {
+			return err
+		}
+	}
+	d.prepared[k] = nil
+	d.checked = append(d.checked, k)
+	return nil
+}
+
+// unprepare forgets what depends on addresses.
+func (d *Device) unprepare() error {
+	for k := range d.prepared {
+		d.prepared[k] = nil
+	}
+	if d.steps == nil {
+		return nil
+	}
+	return d.steps.forgetAll()
+}
+
+// Launch runs a kernel.
+func (d *Device) Launch(k *runtime.Kernel) error {
+	if err := d.enter(); err != nil {
+		return err
+	}
+	defer d.leave()
+	return d.do(call{kind: callLaunch, kernel: k}, nil)
+}
+
+func (d *Device) launch(k *runtime.Kernel) error {
+	run, loaded := d.prepared[k]
+	if run == nil {
+		var err error
+		if run, err = d.prepare(k); err != nil {
+			return err
+		}
+		if loaded {
+			d.prepared[k] = run
+		}
+	}
+	d.label(d.compute, k.Node.Op.String(), k.Node.Name)
+	if err := run(d.compute.stream); err != nil {
+		return err
+	}
+	return d.settle()
+}
+
+// prepare makes a kernel ready to be launched any number of times.
+func (d *Device) prepare(k *runtime.Kernel) (launch, error) {
+	switch {
+	case copies(k):
+		return d.prepareCopy(k), nil
+	case isGEMM(k):
+		return d.prepareGEMM(k), nil
+	}
+	if err := d.reserve(d.gpu.engine.Scratch(k)); err != nil {
+		return nil, err
+	}
+	return d.gpu.engine.Prepare(k, d.place, d.scratch)
+}
+
+// reserve makes the scratch memory of kernels at least bytes long.
+func (d *Device) reserve(bytes int64) error {
+	if bytes <= d.scratchBytes {
+		return nil
+	}
+	if err := d.unprepare(); err != nil {
+		return err
+	}
+	if d.scratch != 0 {
+		if err := d.drain(); err != nil {
+			return err
+		}
+		if err := d.drv.Free(d.scratch); err != nil {
+			return err
+		}
+		d.scratch, d.scratchBytes = 0, 0
+	}
+	place, err := d.drv.Alloc(bytes)
+	if err != nil {
+		return fmt.Errorf("cuda: scratch memory of %d bytes: %w", bytes, err)
+	}
+	d.scratch, d.scratchBytes = place, bytes
+	return nil
+}
+
+// place is where a tensor lies.
+func (d *Device) place(t runtime.Tensor) uint64 {
+	if t.Space == runtime.OnHost {
+		panic("BUG: cuda: a kernel reads host memory")
+	}
+	return uint64(d.arena) + uint64(t.Offset)
+}
+
+var _ kernel.Place = (*Device)(nil).place
+
+func (d *Device) at(t runtime.Tensor) driver.Ptr { return driver.Ptr(d.place(t)) }
+
+// copies reports the ops that only move a value between the spaces.
+func copies(k *runtime.Kernel) bool {
+	return k.Node.Op == ir.OpFetch || k.Node.Op == ir.OpStash
+}
+
+// prepareCopy copies between the arenas.
+func (d *Device) prepareCopy(k *runtime.Kernel) launch {
+	from, to, bytes := k.Args[0], k.Results[0], k.Args[0].Bytes()
+	return func(s driver.Stream) error {
+		if bytes == 0 {
+			return nil
+		}
+		if k.Node.Op == ir.OpFetch {
+			return d.drv.CopyToDevice(d.at(to), d.host[from.Offset:from.Offset+bytes], s)
+		}
+		return d.drv.CopyToHost(d.host[to.Offset:to.Offset+bytes], d.at(from), s)
+	}
+}
+
+// Record makes the next event of a stream.
+func (d *Device) Record(s runtime.Stream) error {
+	if err := d.enter(); err != nil {
+		return err
+	}
+	defer d.leave()
+	return d.do(call{kind: callRecord, stream: s}, nil)
+}
+
+func (d *Device) record(s runtime.Stream) error {
+	l := d.lane(s)
+	return l.run(task{record: true, do: l.record})
+}
+
+func (d *Device) lane(s runtime.Stream) *lane {
+	if s == runtime.Communication {
+		return d.comm
+	}
+	return d.compute
+}
+
+// Wait holds a stream back, or the caller.
+func (d *Device) Wait(s runtime.Stream, e runtime.Event) error {
+	if err := d.enter(); err != nil {
+		return err
+	}
+	defer d.leave()
+	of := d.backend.devices[e.Rank].lane(e.Stream)
+	if s != runtime.Host && of.device == d {
+		return d.do(call{kind: callWait, stream: s, of: e.Stream, n: e.N}, nil)
+	}
+	if s != runtime.Host {
+		if err := d.flush(); err != nil {
+			return err
+		}
+		return d.waitFor(s, of, e)
+	}
+	var calls []call
+	if d.steps != nil {
+		if of == d.compute && len(d.steps.now) > 0 {
+			done, told, err := d.steps.end(e.N)
+			if done || err != nil {
+				return err
+			}
+			calls = told
+		} else if err := d.flush(); err != nil {
+			return err
+		}
+	}
+	if err := d.recorded(of, e); err != nil {
+		return err
+	}
+	if err := d.poll(func() (bool, error) { return of.done(e.N) }); err != nil {
+		return d.comm.blame(e, err)
+	}
+	if calls == nil {
+		return nil
+	}
+	return d.steps.learn(calls)
+}
+
+// waitFor holds a stream back until an event of a rank has happened.
+func (d *Device) waitFor(s runtime.Stream, of *lane, e runtime.Event) error {
+	if s == runtime.Communication {
+		return d.comm.run(task{do: func() error { return d.hold(d.comm, of, e) }})
+	}
+	return d.hold(d.compute, of, e)
+}
+
+// waitOwn holds a stream back until an event of a stream of the same rank has happened.
+func (d *Device) waitOwn(s, of runtime.Stream, n int64) error {
+	return d.waitFor(s, d.lane(of), runtime.Event{Rank: d.rank, Stream: of, N: n})
+}
+
+// hold holds a lane back until an event of a lane has happened. The driver knows only
+// events that are recorded, so it waits for that.
+func (d *Device) hold(l, of *lane, e runtime.Event) error {
+	if err := d.recorded(of, e); err != nil {
+		return err
+	}
+	if l == of {
+		return nil
+	}
+	return of.hold(e.N, l.stream)
+}
+
+// recorded waits until an event is recorded. What the rank's own goroutine waits for ends
+// in time: it needs no limit of its own.
+func (d *Device) recorded(of *lane, e runtime.Event) error {
+	late := func() []int { return []int{e.Rank} }
+	if of.device == d && of.beside {
+		late = nil
+	}
+	if err := d.backend.await(&of.recorded, e.N, late); err != nil {
+		return err
+	}
+	if of.device == d && of.beside {
+		return of.failure()
+	}
+	return nil
+}
+
+// blame names the collective that an event of the communication lane stands for.
+func (l *lane) blame(e runtime.Event, err error) error {
+	if e.Stream != runtime.Communication || e.Rank != l.device.rank {
+		return err
+	}
+	if c := l.waiting(); c != nil {
+		return &runtime.StreamError{Node: c.Node, Err: err}
+	}
+	return err
+}
+
+// label tells the driver what a lane is given next.
+func (d *Device) label(l *lane, op, name string) {
+	if d.labels != nil {
+		d.labels.Label(l.stream, fmt.Sprintf("rank %d %s %s", d.rank, op, name))
+	}
+}
+
+// Close ends the rank. The last to be closed frees the GPUs: until then streams of
+// others may use its arena.
+func (d *Device) Close() error { return d.backend.closed() }
+
+// release frees what the rank holds.
+func (d *Device) release() error {
+	errs := []error{d.drv.SetCurrent(d.gpu.context)}
+	// What failed has been told: all that matters is that nothing runs any more.
+	for _, l := range []*lane{d.compute, d.comm} {
+		_ = d.drv.SyncStream(l.stream)
+	}
+	if d.steps != nil {
+		errs = append(errs, d.steps.forgetAll())
+	}
+	for _, l := range []*lane{d.compute, d.comm} {
+		errs = append(errs, l.release()...)
+	}
+	for _, p := range []driver.Ptr{d.arena, d.scratch, d.workspace} {
+		if p != 0 {
+			errs = append(errs, d.drv.Free(p))
+		}
+	}
+	for _, m := range [][]byte{d.host, d.landing} {
+		if m != nil {
+			errs = append(errs, d.drv.FreeHost(m))
+		}
+	}
+	errs = append(errs, d.drv.DestroyEvent(d.landed))
+	return errors.Join(append(errs, d.upload.release(d.drv)...)...)
+}

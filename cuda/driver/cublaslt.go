@@ -1,0 +1,393 @@
+package driver
+
+import (
+	"encoding/hex"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"unsafe"
+
+	"github.com/autopar/autopar/ir"
+)
+
+// minCUBLASLt is the oldest cuBLASLt, 10000*major + 100*minor + patch.
+const minCUBLASLt = 120000
+
+// Lt is cuBLASLt: the library, and the algorithms chosen so far, which all GPUs share.
+type Lt struct {
+	version int
+	tf32    bool
+	scales  [2]float32 // 0 and 1, which products point to
+
+	create, destroy, descCreate, descSet, descDestroy, layoutCreate, layoutDestroy,
+	prefCreate, prefSet, prefDestroy, heuristic, matmul, statusName proc
+
+	mu     sync.Mutex
+	chosen map[string]algorithm // by key
+	file   string               // where they are kept; none if empty
+}
+
+// algorithm is a cublasLtMatmulAlgo_t: what runs one kind of product. It may be kept and
+// used again with the same version of the library on the same kind of GPU.
+type algorithm [64]byte
+
+// LtOptions of [NewLt].
+type LtOptions struct {
+	// TF32 lets products of f32 round their operands to 10 bits of fraction.
+	TF32 bool
+	// Dir is where the choice of algorithms is kept between runs; nowhere if empty.
+	// Different algorithms add in different orders, so it is also what makes runs repeat bit for bit.
+	Dir string
+}
+
+// NewLt loads cuBLASLt for a driver of a version.
+func NewLt(driver int, opts LtOptions) (*Lt, error) {
+	lib, err := libCUBLASLt.open(majorsFor(driver))
+	if err != nil {
+		return nil, err
+	}
+	return newLt(lib, opts)
+}
+
+func newLt(lib *shared, opts LtOptions) (*Lt, error) {
+	var missing error
+	find := func(name string) proc { return lib.proc(name, &missing) }
+	l := &Lt{
+		tf32: opts.TF32, scales: [2]float32{0, 1}, create: find("cublasLtCreate"), destroy: find("cublasLtDestroy"),
+		descCreate: find("cublasLtMatmulDescCreate"), descSet: find("cublasLtMatmulDescSetAttribute"), descDestroy: find("cublasLtMatmulDescDestroy"),
+		layoutCreate: find("cublasLtMatrixLayoutCreate"), layoutDestroy: find("cublasLtMatrixLayoutDestroy"),
+		prefCreate: find("cublasLtMatmulPreferenceCreate"), prefSet: find("cublasLtMatmulPreferenceSetAttribute"), prefDestroy: find("cublasLtMatmulPreferenceDestroy"),
+		heuristic: find("cublasLtMatmulAlgoGetHeuristic"), matmul: find("cublasLtMatmul"), statusName: find("cublasLtGetStatusString"),
+		chosen: map[string]algorithm{},
+	}
+	version := find("cublasLtGetVersion")
+	if missing != nil {
+		return nil, missing
+	}
+	l.version = version.version()
+	if l.version < minCUBLASLt {
+		return nil, lib.tooOld(ltVersion(l.version), ltVersion(minCUBLASLt))
+	}
+	if opts.Dir != "" {
+		l.file = filepath.Join(opts.Dir, fmt.Sprintf("cublaslt-%d.txt", l.version))
+		l.load()
+	}
+	return l, nil
+}
+
+func ltVersion(v int) string { return fmt.Sprintf("%d.%d.%d", v/10000, v/100%100, v%100) }
+
+// Version is that of the library, for people.
+func (l *Lt) Version() string { return ltVersion(l.version) }
+
+// load reads the choices of earlier runs: a line has an algorithm in hexadecimal and the
+// key. Lines that do not make sense are made anew.
+func (l *Lt) load() {
+	text, err := os.ReadFile(l.file)
+	if err != nil {
+		return
+	}
+	for line := range strings.Lines(string(text)) {
+		digits, key, _ := strings.Cut(strings.TrimSuffix(line, "\n"), " ")
+		var a algorithm
+		if b, err := hex.DecodeString(digits); err == nil && len(b) == len(a) && key != "" {
+			copy(a[:], b)
+			l.chosen[key] = a
+		}
+	}
+}
+
+// save writes the choices.
+func (l *Lt) save() {
+	if l.file == "" {
+		return
+	}
+	var b strings.Builder
+	for key, a := range l.chosen {
+		fmt.Fprintf(&b, "%x %s\n", a, key)
+	}
+	replaceFile(l.file, []byte(b.String()))
+}
+
+func (l *Lt) check(p proc, code int) error {
+	if code == 0 {
+		return nil
+	}
+	return &Error{Call: p.name, Code: code, Name: l.statusName.callString(code)}
+}
+
+// lt is a handle of cuBLASLt on one GPU.
+type lt struct {
+	*Lt
+	driver Driver
+	gpu    string // its name
+	handle uintptr
+
+	mu    sync.Mutex
+	plans map[GEMM]*ltPlan
+}
+
+// ltPlan is a kind of product, made ready.
+type ltPlan struct {
+	desc, a, b, c uintptr
+	algo          algorithm
+}
+
+// Open returns products on the GPU whose context is current, which has a name.
+func (l *Lt) Open(d Driver, gpu string) (BLAS, error) {
+	b := &lt{Lt: l, driver: d, gpu: gpu, plans: map[GEMM]*ltPlan{}}
+	return b, l.check(l.create, l.create.call(uintptr(unsafe.Pointer(&b.handle))))
+}
+
+// Workspace is 32 MiB, as NVIDIA recommends for Hopper.
+func (*lt) Workspace() int64 { return 32 << 20 }
+
+func (b *lt) Tune(g GEMM, x, y, z, workspace Ptr, s Stream) error {
+	_, err := b.known(g, x, y, z, workspace, s)
+	return err
+}
+
+func (b *lt) MatMul(g GEMM, x, y, z, workspace Ptr, s Stream) error {
+	p, err := b.known(g, x, y, z, workspace, s)
+	if err != nil {
+		return err
+	}
+	return b.run(p, g.Accumulate, x, y, z, z, workspace, s)
+}
+
+// known returns a kind of product, made ready the first time.
+func (b *lt) known(g GEMM, x, y, z, workspace Ptr, s Stream) (*ltPlan, error) {
+	b.mu.Lock()
+	p := b.plans[g]
+	b.mu.Unlock()
+	if p != nil {
+		return p, nil
+	}
+	p, err := b.plan(g, x, y, z, workspace, s)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", g, err)
+	}
+	b.mu.Lock()
+	b.plans[g] = p
+	b.mu.Unlock()
+	return p, nil
+}
+
+// run computes d = a·b, or that added to c.
+func (b *lt) run(p *ltPlan, accumulate bool, x, y, c, d, workspace Ptr, s Stream) error {
+	beta := &b.scales[0]
+	if accumulate {
+		beta = &b.scales[1]
+	}
+	return b.check(b.matmul, b.matmul.call(b.handle, p.desc, uintptr(unsafe.Pointer(&b.scales[1])), uintptr(x), p.a, uintptr(y), p.b,
+		uintptr(unsafe.Pointer(beta)), uintptr(c), p.c, uintptr(d), p.c, uintptr(unsafe.Pointer(&p.algo)), uintptr(workspace), uintptr(b.Workspace()), uintptr(s)))
+}
+
+// String writes a product for people and as a key.
+func (g GEMM) String() string {
+	op := map[bool]string{false: "N", true: "T"}
+	add := ""
+	if g.Accumulate {
+		add = " added"
+	}
+	return fmt.Sprintf("gemm %s%s %dx%dx%d ld %d %d %d %s %s to %s%s", op[g.TransA], op[g.TransB], g.M, g.N, g.K, g.LDA, g.LDB, g.LDC, g.TypeA, g.TypeB, g.TC, add)
+}
+
+// Numbers of cublasLt.h and library_types.h.
+const (
+	compute32F      = 68
+	compute32FTF32  = 77
+	descTransA      = 3
+	descTransB      = 4
+	prefWorkspace   = 1
+	prefReduction   = 3
+	prefAlignA      = 5 // and B, C, D after it
+	reductionInType = 2 // parts of a sum are added in f32, by way of the workspace
+	opT             = 1
+)
+
+// dataType is the cudaDataType of a type.
+func dataType(d ir.DType) uintptr {
+	return map[ir.DType]uintptr{ir.F32: 0, ir.F16: 2, ir.BF16: 14}[d]
+}
+
+// arenaAlign is how tensors are aligned at least.
+const arenaAlign = 64
+
+// heuristicResult is a cublasLtMatmulHeuristicResult_t.
+type heuristicResult struct {
+	algo      algorithm
+	workspace uint64
+	state     int32
+	waves     float32
+	_         [4]int32
+}
+
+// candidates is how many algorithms are timed.
+const candidates = 12
+
+// plan makes a kind of product ready, with the fastest of the library's candidates.
+func (b *lt) plan(g GEMM, x, y, z, workspace Ptr, s Stream) (p *ltPlan, err error) {
+	p = &ltPlan{}
+	compute := uintptr(compute32F)
+	if b.tf32 && g.TypeA == ir.F32 && g.TypeB == ir.F32 {
+		compute = compute32FTF32
+	}
+	if err := b.check(b.descCreate, b.descCreate.call(uintptr(unsafe.Pointer(&p.desc)), compute, dataType(ir.F32))); err != nil {
+		return nil, err
+	}
+	for attr, trans := range map[uintptr]bool{descTransA: g.TransA, descTransB: g.TransB} {
+		op := int32(0)
+		if trans {
+			op = opT
+		}
+		if err := b.check(b.descSet, b.descSet.call(p.desc, attr, uintptr(unsafe.Pointer(&op)), unsafe.Sizeof(op))); err != nil {
+			return nil, err
+		}
+	}
+	stored := func(trans bool, rows, cols int64) (int64, int64) {
+		if trans {
+			return cols, rows
+		}
+		return rows, cols
+	}
+	aRows, aCols := stored(g.TransA, g.M, g.K)
+	bRows, bCols := stored(g.TransB, g.K, g.N)
+	for _, m := range []struct {
+		layout         *uintptr
+		d              ir.DType
+		rows, cols, ld int64
+	}{{&p.a, g.TypeA, aRows, aCols, g.LDA}, {&p.b, g.TypeB, bRows, bCols, g.LDB}, {&p.c, g.TC, g.M, g.N, g.LDC}} {
+		err := b.check(b.layoutCreate, b.layoutCreate.call(uintptr(unsafe.Pointer(m.layout)), dataType(m.d), uintptr(m.rows), uintptr(m.cols), uintptr(m.ld)))
+		if err != nil {
+			return nil, err
+		}
+	}
+	key := fmt.Sprintf("%s, %s", b.gpu, g)
+	if b.tf32 {
+		key += ", tf32"
+	}
+	b.Lt.mu.Lock() // GPUs of a kind choose alike: the others wait for the first
+	defer b.Lt.mu.Unlock()
+	if algo, ok := b.chosen[key]; ok {
+		p.algo = algo
+		return p, nil
+	}
+	if err := b.choose(g, p, x, y, z, workspace, s); err != nil {
+		return nil, err
+	}
+	b.chosen[key] = p.algo
+	b.save()
+	return p, nil
+}
+
+// choose times the candidates on the operands and keeps the fastest.
+func (b *lt) choose(g GEMM, p *ltPlan, x, y, z, workspace Ptr, s Stream) error {
+	results, err := b.ask(p)
+	if err != nil {
+		return err
+	}
+	p.algo = results[0].algo
+	if len(results) == 1 {
+		return nil
+	}
+	out, err := b.driver.Alloc(g.LDC * g.N * g.TC.Size())
+	if err != nil {
+		return nil // no room to try: the library's first choice
+	}
+	best := float32(0)
+	for _, r := range results {
+		trial := *p
+		trial.algo = r.algo
+		ms, err := b.time(&trial, g.Accumulate, x, y, z, out, workspace, s)
+		if err == nil && (best == 0 || ms < best) {
+			best, p.algo = ms, r.algo
+		}
+	}
+	if best == 0 {
+		return fmt.Errorf("none of %d algorithms runs", len(results))
+	}
+	return b.driver.Free(out)
+}
+
+// ask returns the library's candidates.
+func (b *lt) ask(p *ltPlan) (results []heuristicResult, err error) {
+	var pref uintptr
+	if err := b.check(b.prefCreate, b.prefCreate.call(uintptr(unsafe.Pointer(&pref)))); err != nil {
+		return nil, err
+	}
+	defer func() {
+		if gone := b.check(b.prefDestroy, b.prefDestroy.call(pref)); err == nil {
+			err = gone
+		}
+	}()
+	workspace, reduction, align := uint64(b.Workspace()), uint32(reductionInType), uint32(arenaAlign)
+	if err := b.check(b.prefSet, b.prefSet.call(pref, prefWorkspace, uintptr(unsafe.Pointer(&workspace)), unsafe.Sizeof(workspace))); err != nil {
+		return nil, err
+	}
+	if err := b.check(b.prefSet, b.prefSet.call(pref, prefReduction, uintptr(unsafe.Pointer(&reduction)), unsafe.Sizeof(reduction))); err != nil {
+		return nil, err
+	}
+	for i := range uintptr(4) {
+		if err := b.check(b.prefSet, b.prefSet.call(pref, prefAlignA+i, uintptr(unsafe.Pointer(&align)), unsafe.Sizeof(align))); err != nil {
+			return nil, err
+		}
+	}
+	results = make([]heuristicResult, candidates)
+	var n int32
+	err = b.check(b.heuristic, b.heuristic.call(b.handle, p.desc, p.a, p.b, p.c, p.c, pref, candidates, uintptr(unsafe.Pointer(&results[0])), uintptr(unsafe.Pointer(&n))))
+	if err != nil {
+		return nil, err
+	}
+	if n == 0 {
+		return nil, fmt.Errorf("cuBLASLt %s has no algorithm for it", b.Version())
+	}
+	return results[:n], nil
+}
+
+// time returns the milliseconds of a product: the best of three, after one to warm up.
+func (b *lt) time(p *ltPlan, accumulate bool, x, y, c, out, workspace Ptr, s Stream) (best float32, err error) {
+	var ends [2]Event
+	for i := range ends {
+		if ends[i], err = b.driver.CreateEvent(true); err != nil {
+			return 0, err
+		}
+		defer b.driver.DestroyEvent(ends[i])
+	}
+	for round := range 4 {
+		if err := b.driver.RecordEvent(ends[0], s); err != nil {
+			return 0, err
+		}
+		if err := b.run(p, accumulate, x, y, c, out, workspace, s); err != nil {
+			return 0, err
+		}
+		if err := b.driver.RecordEvent(ends[1], s); err != nil {
+			return 0, err
+		}
+		if err := b.driver.SyncStream(s); err != nil {
+			return 0, err
+		}
+		ms, err := b.driver.Elapsed(ends[0], ends[1])
+		if err != nil {
+			return 0, err
+		}
+		if round == 1 || round > 1 && ms < best {
+			best = ms
+		}
+	}
+	return max(best, 1e-6), nil
+}
+
+func (b *lt) Close() error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for _, p := range b.plans {
+		b.descDestroy.call(p.desc)
+		for _, layout := range []uintptr{p.a, p.b, p.c} {
+			b.layoutDestroy.call(layout)
+		}
+	}
+	return b.check(b.destroy, b.destroy.call(b.handle))
+}

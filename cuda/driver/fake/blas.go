@@ -1,0 +1,93 @@
+package fake
+
+import (
+	"encoding/binary"
+	"math"
+
+	"github.com/autopar/autopar/cuda/driver"
+	"github.com/autopar/autopar/ir"
+	"github.com/autopar/autopar/ir/half"
+)
+
+// BLAS returns products by three loops, with columns that lie together.
+func (d *Driver) BLAS() driver.BLAS { return &blas{d} }
+
+type blas struct{ driver *Driver }
+
+func (b *blas) Close() error { return nil }
+
+func (b *blas) Workspace() int64 { return 256 }
+
+func (b *blas) Tune(driver.GEMM, driver.Ptr, driver.Ptr, driver.Ptr, driver.Ptr, driver.Stream) error {
+	return nil
+}
+
+func (b *blas) MatMul(g driver.GEMM, x, y, z, workspace driver.Ptr, s driver.Stream) error {
+	columns := func(trans bool, rows, cols int64) int64 {
+		if trans {
+			return rows
+		}
+		return cols
+	}
+	extent := func(ld, cols int64, d ir.DType) int64 { return ld * cols * d.Size() }
+	rx := Range{x, extent(g.LDA, columns(g.TransA, g.M, g.K), g.TypeA)}
+	ry := Range{y, extent(g.LDB, columns(g.TransB, g.K, g.N), g.TypeB)}
+	rz := Range{z, extent(g.LDC, g.N, g.TC)}
+	return b.driver.give(s, "cublasLtMatmul", []Range{rx, ry}, []Range{rz, {workspace, b.Workspace()}}, func() error {
+		x := unpack(b.driver.Memory(rx), g.TypeA, g.LDA, g.M, g.K, g.TransA)
+		y := unpack(b.driver.Memory(ry), g.TypeB, g.LDB, g.N, g.K, !g.TransB)
+		z := b.driver.Memory(rz)
+		for col := range g.N {
+			for row := range g.M {
+				var sum float64
+				of := y[col*g.K : (col+1)*g.K]
+				for k, v := range x[row*g.K : (row+1)*g.K] {
+					sum += v * of[k]
+				}
+				if g.Accumulate {
+					sum += load(g.TC, z, col*g.LDC+row)
+				}
+				store(g.TC, z, col*g.LDC+row, float32(sum))
+			}
+		}
+		return nil
+	})
+}
+
+// unpack returns op(a) row by row: a has rows x cols if it is not transposed.
+func unpack(m []byte, d ir.DType, ld, rows, cols int64, trans bool) []float64 {
+	x := make([]float64, 0, rows*cols)
+	for row := range rows {
+		for col := range cols {
+			if trans {
+				x = append(x, load(d, m, row*ld+col))
+			} else {
+				x = append(x, load(d, m, col*ld+row))
+			}
+		}
+	}
+	return x
+}
+
+// load returns element i of memory.
+func load(d ir.DType, m []byte, i int64) float64 {
+	switch d {
+	case ir.BF16:
+		return float64(half.FromBF16(binary.NativeEndian.Uint16(m[2*i:])))
+	case ir.F16:
+		return float64(half.FromF16(binary.NativeEndian.Uint16(m[2*i:])))
+	}
+	return float64(math.Float32frombits(binary.NativeEndian.Uint32(m[4*i:])))
+}
+
+// store rounds x to element i.
+func store(d ir.DType, m []byte, i int64, x float32) {
+	switch d {
+	case ir.BF16:
+		binary.NativeEndian.PutUint16(m[2*i:], half.BF16(x))
+	case ir.F16:
+		binary.NativeEndian.PutUint16(m[2*i:], half.F16(x))
+	default:
+		binary.NativeEndian.PutUint32(m[4*i:], math.Float32bits(x))
+	}
+}

@@ -1,0 +1,183 @@
+package fake_test
+
+import (
+	"runtime"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/autopar/autopar/cuda/driver"
+	"github.com/autopar/autopar/cuda/driver/drivertest"
+	"github.com/autopar/autopar/cuda/driver/fake"
+	"github.com/autopar/autopar/ir"
+)
+
+func TestDriver(t *testing.T) {
+	for seed := range uint64(5) {
+		d := fake.New(fake.Options{Seed: seed, Devices: 2})
+		drivertest.Run(t, d)
+		require.Empty(t, d.Leaks())
+	}
+}
+
+// table is a fake with two streams, an event and memory.
+type table struct {
+	*fake.Driver
+	s [2]driver.Stream
+	e driver.Event
+	p driver.Ptr
+}
+
+func newTable(t *testing.T, opts fake.Options) *table {
+	runtime.LockOSThread()
+	t.Cleanup(runtime.UnlockOSThread)
+	d := &table{Driver: fake.New(opts)}
+	c, err := d.RetainPrimary(0)
+	require.NoError(t, err)
+	require.NoError(t, d.SetCurrent(c))
+	for i := range d.s {
+		d.s[i], err = d.CreateStream()
+		require.NoError(t, err)
+		d.Label(d.s[i], []string{"first", "second"}[i])
+	}
+	d.e, err = d.CreateEvent(false)
+	require.NoError(t, err)
+	d.p, err = d.Alloc(64)
+	require.NoError(t, err)
+	return d
+}
+
+// TestRaces finds accesses without an order, names both, and lets those with one be.
+func TestRaces(t *testing.T) {
+	const zero = 0
+	for name, tt := range map[string]struct {
+		do   func(t *table) error
+		race bool
+	}{
+		"two writes":      {func(d *table) error { return d.Set8(d.p, zero, 8, d.s[1]) }, true},
+		"read of a write": {func(d *table) error { return d.Copy(d.p+32, d.p, 8, d.s[1]) }, true},
+		"neighbours":      {func(d *table) error { return d.Set8(d.p+8, zero, 8, d.s[1]) }, false},
+		"the same stream": {func(d *table) error { return d.Set8(d.p, zero, 8, d.s[0]) }, false},
+		"after an event": {func(d *table) error {
+			if err := d.RecordEvent(d.e, d.s[0]); err != nil {
+				return err
+			}
+			if err := d.WaitEvent(d.s[1], d.e); err != nil {
+				return err
+			}
+			return d.Set8(d.p, zero, 8, d.s[1])
+		}, false},
+		"an event from before": {func(d *table) error {
+			if err := d.WaitEvent(d.s[1], d.e); err != nil { // recorded before the first write
+				return err
+			}
+			return d.Set8(d.p, zero, 8, d.s[1])
+		}, true},
+		"after the host waited": {func(d *table) error {
+			if err := d.SyncStream(d.s[0]); err != nil {
+				return err
+			}
+			return d.Set8(d.p, zero, 8, d.s[1])
+		}, false},
+		"after the host waited for another": {func(d *table) error {
+			if err := d.SyncStream(d.s[1]); err != nil {
+				return err
+			}
+			return d.Set8(d.p, zero, 8, d.s[1])
+		}, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			for seed := range uint64(10) {
+				d := newTable(t, fake.Options{Seed: seed})
+				require.NoError(t, d.RecordEvent(d.e, d.s[0]))
+				require.NoError(t, d.Set8(d.p, 1, 16-8, d.s[0]))
+				err := tt.do(d)
+				var race *fake.RaceError
+				if !tt.race {
+					require.NoError(t, err)
+					continue
+				}
+				require.ErrorAs(t, err, &race)
+				require.Contains(t, race.First, "first (cuMemsetD8Async), which writes [0, 8)")
+				require.Contains(t, race.Second, "second (")
+			}
+		})
+	}
+}
+
+// TestReadsMayMeet lets reads be beside each other.
+func TestReadsMayMeet(t *testing.T) {
+	d := newTable(t, fake.Options{})
+	require.NoError(t, d.Copy(d.p+16, d.p, 8, d.s[0]))
+	require.NoError(t, d.Copy(d.p+32, d.p, 8, d.s[1]))
+	var race *fake.RaceError
+	require.ErrorAs(t, d.Set8(d.p, 0, 1, d.s[1]), &race)
+}
+
+// TestOrders sees work without an order run both ways, and work in order one way.
+func TestOrders(t *testing.T) {
+	for _, ordered := range []bool{false, true} {
+		seen := map[string]bool{}
+		for seed := range uint64(40) {
+			d := newTable(t, fake.Options{Seed: seed})
+			var ran string
+			note := func(what string) func() error { return func() error { ran += what; return nil } }
+			require.NoError(t, d.Run(d.s[0], "a", nil, nil, note("a")))
+			if ordered {
+				require.NoError(t, d.RecordEvent(d.e, d.s[0]))
+				require.NoError(t, d.WaitEvent(d.s[1], d.e))
+			}
+			require.NoError(t, d.Run(d.s[1], "b", nil, nil, note("b")))
+			require.NoError(t, d.SyncStream(d.s[0]))
+			require.NoError(t, d.SyncStream(d.s[1]))
+			seen[ran] = true
+		}
+		require.True(t, seen["ab"])
+		require.Equal(t, !ordered, seen["ba"])
+	}
+}
+
+// TestWrongUse refuses memory that is not there, threads without a context, and what
+// would wait for ever.
+func TestWrongUse(t *testing.T) {
+	d := newTable(t, fake.Options{})
+	require.ErrorContains(t, d.Set8(d.p+60, 0, 8, d.s[0]), "no memory at")
+	require.NoError(t, d.Free(d.p))
+	require.ErrorContains(t, d.Set8(d.p, 0, 8, d.s[0]), "no memory at", "after it was freed")
+	require.Len(t, d.Leaks(), 3, "a context, streams and an event")
+
+	done := make(chan error)
+	go func() {
+		runtime.LockOSThread() // and dies with the goroutine
+		_, err := d.Alloc(1)
+		done <- err
+	}()
+	require.ErrorContains(t, <-done, "CUDA_ERROR_INVALID_CONTEXT", "on another thread")
+
+	lib := d.Collectives()
+	id, err := lib.NewID()
+	require.NoError(t, err)
+	comms := make(chan driver.Comm)
+	go func() {
+		c, _ := lib.Join(2, id, 1)
+		comms <- c
+	}()
+	c, err := lib.Join(2, id, 0)
+	require.NoError(t, err)
+	<-comms
+	p, err := d.Alloc(64)
+	require.NoError(t, err)
+	require.NoError(t, c.AllReduce(p, p, 4, ir.F32, ir.Sum, d.s[0]))
+	require.ErrorContains(t, d.SyncStream(d.s[0]), "would wait for ever", "the other rank does not come")
+}
+
+// TestLost fails every call once the device is lost.
+func TestLost(t *testing.T) {
+	d := newTable(t, fake.Options{LoseAfter: 2})
+	for range 5 {
+		_ = d.Set8(d.p, 0, 8, d.s[0])
+	}
+	require.ErrorContains(t, d.SyncStream(d.s[0]), "the device is lost")
+	_, err := d.Alloc(1)
+	require.ErrorContains(t, err, "the device is lost")
+}

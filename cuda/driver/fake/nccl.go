@@ -1,0 +1,313 @@
+package fake
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+
+	"github.com/autopar/autopar/cuda/driver"
+	"github.com/autopar/autopar/ir"
+)
+
+// Collectives returns NCCL among the ranks of this process. Work of a communicator runs
+// when the streams of all its ranks have come to it, as on GPUs.
+func (d *Driver) Collectives() driver.Collectives { return collectives{d} }
+
+type collectives struct{ *Driver }
+
+// commWorld is a communicator: what its ranks have posted, by their count of calls.
+type commWorld struct {
+	ranks  int
+	joined int
+	posts  map[int64][]*post // by rank
+	broken bool
+}
+
+// post is the work of one rank's group of calls.
+type post struct {
+	ops    []commOp
+	stream *stream
+	entry  *entry
+	done   bool
+}
+
+// commOp is one call.
+type commOp struct {
+	op         string
+	send, recv Range
+	dtype      ir.DType
+	by         ir.Reduction
+	peer       int // or root
+}
+
+// pending is the group of calls that a thread is making.
+type pending struct {
+	depth int
+	comm  *comm
+	s     driver.Stream
+	ops   []commOp
+}
+
+// comm is a rank's part.
+type comm struct {
+	*Driver
+	world *commWorld
+	rank  int
+	seq   int64
+}
+
+// Version is that of the NCCL that PyTorch 2.11 brings.
+func (collectives) Version() (int, error) { return 22809, nil }
+
+func (c collectives) NewID() (id driver.ID, err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	binary.NativeEndian.PutUint64(id[:], uint64(len(c.worlds)+1))
+	c.worlds[id] = nil
+	return id, nil
+}
+
+func (c collectives) Join(ranks int, id driver.ID, rank int) (driver.Comm, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	w, named := c.worlds[id]
+	if !named || rank < 0 || rank >= ranks {
+		return nil, failed("ncclCommInitRank", 4, "invalid argument")
+	}
+	if w == nil {
+		w = &commWorld{ranks: ranks, posts: map[int64][]*post{}}
+		c.worlds[id] = w
+	}
+	w.joined++
+	c.joined.Broadcast()
+	for w.joined < w.ranks {
+		c.joined.Wait()
+	}
+	return &comm{Driver: c.Driver, world: w, rank: rank}, nil
+}
+
+func (c collectives) GroupStart() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	t := thread()
+	if c.pending[t] == nil {
+		c.pending[t] = &pending{}
+	}
+	c.pending[t].depth++
+	return nil
+}
+
+func (c collectives) GroupEnd() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	p := c.pending[thread()]
+	if p == nil || p.depth == 0 {
+		return failed("ncclGroupEnd", 5, "invalid usage")
+	}
+	if p.depth--; p.depth > 0 {
+		return nil
+	}
+	delete(c.pending, thread())
+	if p.comm == nil {
+		return nil
+	}
+	return p.comm.post(p.s, p.ops)
+}
+
+// call makes a call, or adds it to the group.
+func (c *comm) call(s driver.Stream, op commOp) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	p := c.pending[thread()]
+	if p == nil {
+		return c.post(s, []commOp{op})
+	}
+	if p.comm != nil && (p.comm != c || p.s != s) {
+		return errors.New("fake: one group of calls to two communicators or streams")
+	}
+	p.comm, p.s, p.ops = c, s, append(p.ops, op)
+	return nil
+}
+
+// post puts a group of calls on a stream.
+func (c *comm) post(s driver.Stream, ops []commOp) error {
+	n := node{what: "NCCL " + ops[0].op, do: func() error { return nil }}
+	for _, op := range ops {
+		n.reads, n.writes = append(n.reads, op.send), append(n.writes, op.recv)
+	}
+	n.meet = func(st *stream, e *entry) {
+		seq := c.seq
+		c.seq++
+		w := c.world
+		if w.posts[seq] == nil {
+			w.posts[seq] = make([]*post, w.ranks)
+		}
+		posts := w.posts[seq]
+		posts[c.rank] = &post{ops: ops, stream: st, entry: e}
+		e.ready = func() bool {
+			for _, p := range posts {
+				if p == nil || !p.done && (len(p.stream.queue) == 0 || p.stream.queue[0] != p.entry) {
+					return w.broken
+				}
+			}
+			return true
+		}
+		e.run = func() error {
+			if posts[c.rank].done || w.broken {
+				return nil
+			}
+			for _, p := range posts {
+				p.done = true
+			}
+			delete(w.posts, seq)
+			return c.exchange(posts)
+		}
+	}
+	return c.add(s, n)
+}
+
+// exchange moves the data of all ranks' calls.
+func (d *Driver) exchange(posts []*post) error {
+	var sums [][]commOp // the calls that all make together, by rank
+	sent := map[[2]int][]commOp{}
+	for rank, p := range posts {
+		sums = append(sums, nil)
+		for _, op := range p.ops {
+			switch op.op {
+			case "send":
+				sent[[2]int{rank, op.peer}] = append(sent[[2]int{rank, op.peer}], op)
+			case "recv":
+			default:
+				sums[rank] = append(sums[rank], op)
+			}
+		}
+	}
+	for rank, p := range posts {
+		for _, op := range p.ops {
+			if op.op != "recv" {
+				continue
+			}
+			wire := [2]int{op.peer, rank}
+			if len(sent[wire]) == 0 || sent[wire][0].send.Bytes != op.recv.Bytes {
+				return fmt.Errorf("fake: rank %d receives %d bytes of rank %d, which does not send them", rank, op.recv.Bytes, op.peer)
+			}
+			copy(d.Memory(op.recv), d.Memory(sent[wire][0].send))
+			sent[wire] = sent[wire][1:]
+		}
+	}
+	for wire, left := range sent {
+		if len(left) > 0 {
+			return fmt.Errorf("fake: rank %d sends to rank %d, which does not receive", wire[0], wire[1])
+		}
+	}
+	for k := range sums[0] {
+		ops := make([]commOp, len(posts))
+		for rank := range posts {
+			if len(sums[rank]) != len(sums[0]) || sums[rank][k].op != sums[0][k].op || sums[rank][k].send.Bytes != sums[0][k].send.Bytes {
+				return fmt.Errorf("fake: rank %d does not make the %s of rank 0", rank, sums[0][k].op)
+			}
+			ops[rank] = sums[rank][k]
+		}
+		d.together(ops)
+	}
+	return nil
+}
+
+// together makes one collective of all ranks.
+func (d *Driver) together(ops []commOp) {
+	whole := make([][]byte, len(ops)) // copies, since operands may be in place of results
+	for rank, op := range ops {
+		whole[rank] = append([]byte(nil), d.Memory(op.send)...)
+	}
+	first := ops[0]
+	if first.op == "all_gather" {
+		for _, op := range ops {
+			for from, part := range whole {
+				copy(d.Memory(op.recv)[from*len(part):], part)
+			}
+		}
+		return
+	}
+	sum := whole[0]
+	for i := range int64(len(sum)) / first.dtype.Size() {
+		combine(first.by, first.dtype, sum, whole, i)
+	}
+	for rank, op := range ops {
+		switch op.op {
+		case "all_reduce":
+			copy(d.Memory(op.recv), sum)
+		case "reduce_scatter":
+			copy(d.Memory(op.recv), sum[rank*int(op.recv.Bytes):])
+		case "reduce":
+			if rank == op.peer {
+				copy(d.Memory(op.recv), sum)
+			}
+		}
+	}
+}
+
+// combine sets element i of sum, which may be the first of the terms.
+func combine(by ir.Reduction, d ir.DType, sum []byte, terms [][]byte, i int64) {
+	if d == ir.Q64 {
+		var n uint64
+		for _, t := range terms {
+			n += binary.NativeEndian.Uint64(t[8*i:])
+		}
+		binary.NativeEndian.PutUint64(sum[8*i:], n)
+		return
+	}
+	acc := float32(load(d, terms[0], i))
+	for _, t := range terms[1:] {
+		if x := float32(load(d, t, i)); by == ir.Max {
+			acc = max(acc, x)
+		} else {
+			acc += x
+		}
+	}
+	store(d, sum, i, acc)
+}
+
+func (c *comm) AllReduce(send, recv driver.Ptr, n int64, d ir.DType, by ir.Reduction, s driver.Stream) error {
+	bytes := n * d.Size()
+	return c.call(s, commOp{op: "all_reduce", send: Range{send, bytes}, recv: Range{recv, bytes}, dtype: d, by: by})
+}
+
+func (c *comm) ReduceScatter(send, recv driver.Ptr, n int64, d ir.DType, by ir.Reduction, s driver.Stream) error {
+	bytes := n * d.Size()
+	return c.call(s, commOp{op: "reduce_scatter", send: Range{send, bytes * int64(c.world.ranks)}, recv: Range{recv, bytes}, dtype: d, by: by})
+}
+
+func (c *comm) AllGather(send, recv driver.Ptr, n int64, d ir.DType, s driver.Stream) error {
+	bytes := n * d.Size()
+	return c.call(s, commOp{op: "all_gather", send: Range{send, bytes}, recv: Range{recv, bytes * int64(c.world.ranks)}, dtype: d})
+}
+
+func (c *comm) Reduce(send, recv driver.Ptr, n int64, d ir.DType, by ir.Reduction, root int, s driver.Stream) error {
+	op := commOp{op: "reduce", send: Range{send, n * d.Size()}, dtype: d, by: by, peer: root}
+	if root == c.rank {
+		op.recv = Range{recv, n * d.Size()}
+	}
+	return c.call(s, op)
+}
+
+func (c *comm) Send(p driver.Ptr, n int64, d ir.DType, peer int, s driver.Stream) error {
+	return c.call(s, commOp{op: "send", send: Range{p, n * d.Size()}, peer: peer})
+}
+
+func (c *comm) Recv(p driver.Ptr, n int64, d ir.DType, peer int, s driver.Stream) error {
+	return c.call(s, commOp{op: "recv", recv: Range{p, n * d.Size()}, peer: peer})
+}
+
+// Failure is never.
+func (c *comm) Failure() error { return nil }
+
+// Abort lets work in progress end without its effect.
+func (c *comm) Abort() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.world.broken = true
+	return nil
+}
+
+// Close does nothing: streams wait for their work.
+func (c *comm) Close() error { return nil }

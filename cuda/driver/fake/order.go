@@ -1,0 +1,99 @@
+package fake
+
+import (
+	"fmt"
+
+	"github.com/autopar/autopar/cuda/driver"
+)
+
+// clock says how much of each stream's work comes before something: entry i counts the
+// work of stream i. See Lamport 1978, and Flanagan and Freund 2009 (FastTrack) for its
+// use in finding races.
+type clock []int64
+
+func (c clock) at(stream int) int64 {
+	if stream < len(c) {
+		return c[stream]
+	}
+	return 0
+}
+
+// join makes c come after o, too.
+func (c *clock) join(o clock) {
+	for len(*c) < len(o) {
+		*c = append(*c, 0)
+	}
+	for i, n := range o {
+		(*c)[i] = max((*c)[i], n)
+	}
+}
+
+// tick counts one more piece of work of a stream.
+func (c *clock) tick(stream int) int64 {
+	for len(*c) <= stream {
+		*c = append(*c, 0)
+	}
+	(*c)[stream]++
+	return (*c)[stream]
+}
+
+func (c clock) copy() clock { return append(clock(nil), c...) }
+
+// Range is memory that work reads or writes.
+type Range struct {
+	At    driver.Ptr
+	Bytes int64
+}
+
+// access is a piece of work that touched memory.
+type access struct {
+	lo, hi uint64
+	write  bool
+	stream int
+	n      int64 // the stream's count
+	what   string
+}
+
+// RaceError is two pieces of work on the same memory, one of which writes, with no order
+// between them.
+type RaceError struct{ First, Second string }
+
+func (e *RaceError) Error() string {
+	return fmt.Sprintf("fake: race: no order between %s and %s", e.First, e.Second)
+}
+
+// touch notes that the stream's latest work reads or writes a range, and fails unless
+// everything that is not to run beside it comes before it.
+func (d *Driver) touch(s *stream, what string, r Range, write bool) error {
+	if r.Bytes == 0 {
+		return nil
+	}
+	lo, hi := uint64(r.At), uint64(r.At)+uint64(r.Bytes)
+	a := d.find(lo)
+	if a == nil || hi > a.base+uint64(len(a.memory)) {
+		return fmt.Errorf("fake: %s: no memory at [0x%x, 0x%x)", what, lo, hi)
+	}
+	verb := "reads"
+	if write {
+		verb = "writes"
+	}
+	now := access{lo, hi, write, s.id, s.clock.at(s.id), fmt.Sprintf("%s, which %s [%d, %d) of 0x%x", what, verb, lo-a.base, hi-a.base, a.base)}
+	kept := a.history[:0]
+	for _, old := range a.history {
+		if old.n <= d.host.at(old.stream) {
+			continue // before all that is given from here on
+		}
+		if old.lo < hi && lo < old.hi {
+			before := old.n <= s.clock.at(old.stream)
+			if !before && (write || old.write) {
+				return &RaceError{old.what, now.what}
+			}
+			if before && lo <= old.lo && old.hi <= hi && (write || !old.write) {
+				continue // who comes after this one comes after that one
+			}
+		}
+		kept = append(kept, old)
+	}
+	a.history = append(kept, now)
+	return nil
+}

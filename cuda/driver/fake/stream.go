@@ -1,0 +1,396 @@
+package fake
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/autopar/autopar/cuda/driver"
+)
+
+// stream is a queue of work.
+type stream struct {
+	id      int
+	clock   clock
+	queue   []*entry
+	label   string
+	failure error // of work that ran, for whoever waits next
+
+	capture *graph // what it notes its work in
+	index   int    // there
+}
+
+// entry is something given to a stream: work, or recording an event, or waiting for one.
+type entry struct {
+	kind    kind
+	what    string
+	run     func() error
+	ready   func() bool // nil is always
+	event   *event
+	version int64
+}
+
+type kind uint8
+
+const (
+	work kind = iota
+	record
+	wait
+)
+
+// event is how often it was recorded, and how many of those have happened.
+type event struct {
+	recorded, happened int64
+	clock              clock
+	by                 *stream
+	when               int // pieces of work that had run when it happened last
+	timed              bool
+
+	capture  *graph // it was recorded in last
+	captured clock
+}
+
+func (d *Driver) handle() uintptr {
+	d.handles++
+	return d.handles
+}
+
+func (d *Driver) newStream() *stream {
+	s := &stream{id: len(d.order)}
+	d.order = append(d.order, s)
+	return s
+}
+
+// CreateStream makes a stream.
+func (d *Driver) CreateStream() (driver.Stream, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if _, err := d.device("cuStreamCreate"); err != nil {
+		return 0, err
+	}
+	h := driver.Stream(d.handle())
+	d.streams[h] = d.newStream()
+	return h, nil
+}
+
+// DestroyStream drops a stream. Its work is done still.
+func (d *Driver) DestroyStream(s driver.Stream) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if _, err := d.stream("cuStreamDestroy", s); err != nil {
+		return err
+	}
+	delete(d.streams, s)
+	return nil
+}
+
+func (d *Driver) stream(call string, s driver.Stream) (*stream, error) {
+	st, ok := d.streams[s]
+	if !ok {
+		return nil, failed(call, 400, fmt.Sprintf("CUDA_ERROR_INVALID_HANDLE: no stream %d", s))
+	}
+	return st, nil
+}
+
+func (d *Driver) event(call string, e driver.Event) (*event, error) {
+	ev, ok := d.events[e]
+	if !ok {
+		return nil, failed(call, 400, fmt.Sprintf("CUDA_ERROR_INVALID_HANDLE: no event %d", e))
+	}
+	return ev, nil
+}
+
+// CreateEvent makes an event.
+func (d *Driver) CreateEvent(timed bool) (driver.Event, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if _, err := d.device("cuEventCreate"); err != nil {
+		return 0, err
+	}
+	h := driver.Event(d.handle())
+	d.events[h] = &event{timed: timed}
+	return h, nil
+}
+
+// DestroyEvent drops an event.
+func (d *Driver) DestroyEvent(e driver.Event) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if _, err := d.event("cuEventDestroy", e); err != nil {
+		return err
+	}
+	delete(d.events, e)
+	return nil
+}
+
+// RecordEvent makes an event happen when what the stream has been given is done.
+func (d *Driver) RecordEvent(e driver.Event, s driver.Stream) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if _, err := d.device("cuEventRecord"); err != nil {
+		return err
+	}
+	ev, err := d.event("cuEventRecord", e)
+	if err != nil {
+		return err
+	}
+	st, err := d.stream("cuEventRecord", s)
+	if err != nil {
+		return err
+	}
+	if g := st.capture; g != nil {
+		ev.capture, ev.captured = g, g.clocks[st.index].copy()
+		g.nodes = append(g.nodes, node{stream: st.index, kind: record, event: ev})
+		return nil
+	}
+	ev.capture = nil
+	d.record(st, ev)
+	return nil
+}
+
+func (d *Driver) record(st *stream, ev *event) {
+	st.clock.join(d.host)
+	ev.recorded++
+	ev.clock, ev.by = st.clock.copy(), st
+	st.queue = append(st.queue, &entry{kind: record, event: ev, version: ev.recorded})
+}
+
+// WaitEvent holds a stream back.
+func (d *Driver) WaitEvent(s driver.Stream, e driver.Event) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if _, err := d.device("cuStreamWaitEvent"); err != nil {
+		return err
+	}
+	ev, err := d.event("cuStreamWaitEvent", e)
+	if err != nil {
+		return err
+	}
+	st, err := d.stream("cuStreamWaitEvent", s)
+	if err != nil {
+		return err
+	}
+	if g := st.capture; g != nil || ev.capture != nil {
+		return d.waitCaptured(st, ev)
+	}
+	d.wait(st, ev)
+	return nil
+}
+
+func (d *Driver) wait(st *stream, ev *event) {
+	if ev.recorded > 0 {
+		st.clock.join(ev.clock)
+		st.queue = append(st.queue, &entry{kind: wait, event: ev, version: ev.recorded})
+	}
+}
+
+// EventDone reports whether an event has happened, and lets some work run first.
+func (d *Driver) EventDone(e driver.Event) (bool, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if _, err := d.device("cuEventQuery"); err != nil {
+		return false, err
+	}
+	ev, err := d.event("cuEventQuery", e)
+	if err != nil {
+		return false, err
+	}
+	if ev.capture != nil {
+		return false, failed("cuEventQuery", 906, "CUDA_ERROR_STREAM_CAPTURE_UNMATCHED: the event is part of a graph")
+	}
+	for range 64 {
+		if ev.happened >= ev.recorded || !d.runOne() {
+			break
+		}
+	}
+	if err := d.alive("cuEventQuery"); err != nil {
+		return false, err
+	}
+	if ev.happened < ev.recorded {
+		return false, nil
+	}
+	d.host.join(ev.clock)
+	if ev.by != nil && ev.by.failure != nil {
+		err, ev.by.failure = ev.by.failure, nil
+	}
+	return true, err
+}
+
+// Elapsed counts the pieces of work between two events as milliseconds.
+func (d *Driver) Elapsed(from, to driver.Event) (float32, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	a, err := d.event("cuEventElapsedTime", from)
+	if err != nil {
+		return 0, err
+	}
+	b, err := d.event("cuEventElapsedTime", to)
+	if err != nil {
+		return 0, err
+	}
+	if !a.timed || !b.timed {
+		return 0, failed("cuEventElapsedTime", 400, "CUDA_ERROR_INVALID_HANDLE: an event without time")
+	}
+	return float32(b.when - a.when), nil
+}
+
+// SyncStream runs what the stream waits for.
+func (d *Driver) SyncStream(s driver.Stream) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if _, err := d.device("cuStreamSynchronize"); err != nil {
+		return err
+	}
+	st, err := d.stream("cuStreamSynchronize", s)
+	if err != nil {
+		return err
+	}
+	if st.capture != nil {
+		st.capture.spoilt = true
+		return failed("cuStreamSynchronize", 900, "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED")
+	}
+	if err := d.until("cuStreamSynchronize", func() bool { return len(st.queue) == 0 }); err != nil {
+		return err
+	}
+	d.host.join(st.clock)
+	err, st.failure = st.failure, nil
+	return err
+}
+
+// Label says what the stream is given work for next.
+func (d *Driver) Label(s driver.Stream, what string) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if st := d.streams[s]; st != nil {
+		st.label = what
+	}
+}
+
+// Run puts a Go function on a stream in place of a device function. It reads and writes
+// these ranges only, with [Driver.Memory].
+func (d *Driver) Run(s driver.Stream, what string, reads, writes []Range, do func() error) error {
+	return d.give(s, what, reads, writes, do)
+}
+
+// Memory returns the memory at an address, for use within [Driver.Run]'s functions.
+func (d *Driver) Memory(r Range) []byte {
+	if r.Bytes == 0 {
+		return nil
+	}
+	a := d.find(uint64(r.At))
+	at := uint64(r.At) - a.base
+	return a.memory[at : at+uint64(r.Bytes)]
+}
+
+// give adds work to a stream, or to the graph that it notes its work in.
+func (d *Driver) give(s driver.Stream, what string, reads, writes []Range, do func() error) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.add(s, node{what: what, reads: reads, writes: writes, do: do})
+}
+
+// add adds work to a stream, or to the graph that it notes its work in.
+func (d *Driver) add(s driver.Stream, n node) error {
+	what := n.what
+	if _, err := d.device(what); err != nil {
+		return err
+	}
+	st, err := d.stream(what, s)
+	if err != nil {
+		return err
+	}
+	if st.label != "" {
+		n.what = st.label + " (" + what + ")"
+	}
+	if g := st.capture; g != nil {
+		g.clocks[st.index].tick(st.index)
+		n.stream, n.reads, n.writes = st.index, slices.Clone(n.reads), slices.Clone(n.writes)
+		g.nodes = append(g.nodes, n)
+		return nil
+	}
+	return d.issue(st, n)
+}
+
+// issue adds work to a queue.
+func (d *Driver) issue(st *stream, n node) error {
+	st.clock.join(d.host)
+	st.clock.tick(st.id)
+	for i, list := range [][]Range{n.reads, n.writes} {
+		for _, r := range list {
+			if err := d.touch(st, n.what, r, i == 1); err != nil {
+				return err
+			}
+		}
+	}
+	e := &entry{what: n.what, run: n.do}
+	st.queue = append(st.queue, e)
+	if n.meet != nil {
+		n.meet(st, e)
+	}
+	for d.rng.IntN(4) == 0 && d.runOne() { // the device does not always lag behind
+	}
+	return nil
+}
+
+// runnable reports whether the first of a stream's queue can be done.
+func (s *stream) runnable() bool {
+	if len(s.queue) == 0 {
+		return false
+	}
+	switch e := s.queue[0]; e.kind {
+	case wait:
+		return e.event.happened >= e.version
+	case work:
+		return e.ready == nil || e.ready()
+	}
+	return true
+}
+
+// runOne does the first of a random stream's queue, if any can be.
+func (d *Driver) runOne() bool {
+	n := 0
+	var chosen *stream
+	for _, s := range d.order {
+		if s.runnable() {
+			if n++; d.rng.IntN(n) == 0 {
+				chosen = s
+			}
+		}
+	}
+	if chosen == nil || d.alive("") != nil {
+		return false
+	}
+	e := chosen.queue[0]
+	chosen.queue = chosen.queue[1:]
+	switch e.kind {
+	case record:
+		e.event.happened, e.event.when = max(e.event.happened, e.version), d.ran
+	case work:
+		d.ran++
+		if err := e.run(); err != nil && chosen.failure == nil {
+			chosen.failure = fmt.Errorf("%s: %w", e.what, err)
+		}
+	}
+	return true
+}
+
+// until runs work until something is so.
+func (d *Driver) until(call string, so func() bool) error {
+	for !so() {
+		if !d.runOne() {
+			if err := d.alive(call); err != nil {
+				return err
+			}
+			return fmt.Errorf("fake: %s would wait for ever: no stream can go on", call)
+		}
+	}
+	return nil
+}
+
+func (d *Driver) idle() bool {
+	for _, s := range d.order {
+		if len(s.queue) > 0 {
+			return false
+		}
+	}
+	return true
+}

@@ -1,0 +1,137 @@
+package driver
+
+import (
+	"fmt"
+	"unsafe"
+
+	"github.com/autopar/autopar/ir"
+)
+
+// minNCCL is the oldest NCCL, 10000*major + 100*minor + patch.
+const minNCCL = 21800
+
+// nccl is NCCL.
+type nccl struct {
+	getVersion, getUniqueID, groupStart, groupEnd, allReduce, reduceScatter, allGather, reduce, send, recv,
+	asyncError, abort, destroy, errorString proc
+	joinProc proc
+	join     func(comm *uintptr, ranks int32, id uniqueID, rank int32) int32
+}
+
+// NewCollectives loads NCCL.
+func NewCollectives() (Collectives, error) {
+	lib, err := libNCCL.open([]int{2})
+	if err != nil {
+		return nil, err
+	}
+	return newNCCL(lib)
+}
+
+func newNCCL(lib *shared) (*nccl, error) {
+	var missing error
+	find := func(name string) proc { return lib.proc(name, &missing) }
+	n := &nccl{
+		getVersion: find("ncclGetVersion"), getUniqueID: find("ncclGetUniqueId"), groupStart: find("ncclGroupStart"), groupEnd: find("ncclGroupEnd"),
+		allReduce: find("ncclAllReduce"), reduceScatter: find("ncclReduceScatter"), allGather: find("ncclAllGather"), reduce: find("ncclReduce"),
+		send: find("ncclSend"), recv: find("ncclRecv"), asyncError: find("ncclCommGetAsyncError"), abort: find("ncclCommAbort"),
+		destroy: find("ncclCommDestroy"), errorString: find("ncclGetErrorString"), joinProc: find("ncclCommInitRank"),
+	}
+	if missing != nil {
+		return nil, missing
+	}
+	n.join = joinFunc(n.joinProc)
+	v, err := n.Version()
+	if err != nil {
+		return nil, err
+	}
+	if v < minNCCL {
+		return nil, lib.tooOld(ltVersion(v), ltVersion(minNCCL))
+	}
+	return n, nil
+}
+
+func (n *nccl) check(p proc, code int) error {
+	if code == 0 {
+		return nil
+	}
+	return &Error{Call: p.name, Code: code, Name: n.errorString.callString(code)}
+}
+
+func (n *nccl) Version() (int, error) {
+	var v int32
+	err := n.check(n.getVersion, n.getVersion.call(uintptr(unsafe.Pointer(&v))))
+	return int(v), err
+}
+
+func (n *nccl) NewID() (ID, error) {
+	var id ID
+	err := n.check(n.getUniqueID, n.getUniqueID.call(uintptr(unsafe.Pointer(&id))))
+	return id, err
+}
+
+func (n *nccl) Join(ranks int, id ID, rank int) (Comm, error) {
+	c := &ncclComm{nccl: n}
+	code := n.join(&c.handle, int32(ranks), uniqueID{id}, int32(rank))
+	return c, n.check(n.joinProc, int(code))
+}
+
+func (n *nccl) GroupStart() error { return n.check(n.groupStart, n.groupStart.call()) }
+func (n *nccl) GroupEnd() error   { return n.check(n.groupEnd, n.groupEnd.call()) }
+
+// ncclComm is a rank's part in a communicator.
+type ncclComm struct {
+	*nccl
+	handle uintptr
+}
+
+// ncclType is the ncclDataType_t of a type. Fixed point adds up as integers.
+func ncclType(d ir.DType) uintptr {
+	return map[ir.DType]uintptr{ir.I32: 2, ir.Q64: 4, ir.F16: 6, ir.F32: 7, ir.BF16: 9}[d]
+}
+
+// ncclOp is the ncclRedOp_t of a reduction.
+func ncclOp(by ir.Reduction) uintptr {
+	if by == ir.Max {
+		return 2
+	}
+	return 0
+}
+
+func (c *ncclComm) AllReduce(send, recv Ptr, elems int64, d ir.DType, by ir.Reduction, s Stream) error {
+	return c.check(c.allReduce, c.allReduce.call(uintptr(send), uintptr(recv), uintptr(elems), ncclType(d), ncclOp(by), c.handle, uintptr(s)))
+}
+
+func (c *ncclComm) ReduceScatter(send, recv Ptr, recvElems int64, d ir.DType, by ir.Reduction, s Stream) error {
+	return c.check(c.reduceScatter, c.reduceScatter.call(uintptr(send), uintptr(recv), uintptr(recvElems), ncclType(d), ncclOp(by), c.handle, uintptr(s)))
+}
+
+func (c *ncclComm) AllGather(send, recv Ptr, sendElems int64, d ir.DType, s Stream) error {
+	return c.check(c.allGather, c.allGather.call(uintptr(send), uintptr(recv), uintptr(sendElems), ncclType(d), c.handle, uintptr(s)))
+}
+
+func (c *ncclComm) Reduce(send, recv Ptr, elems int64, d ir.DType, by ir.Reduction, root int, s Stream) error {
+	return c.check(c.reduce, c.reduce.call(uintptr(send), uintptr(recv), uintptr(elems), ncclType(d), ncclOp(by), uintptr(root), c.handle, uintptr(s)))
+}
+
+func (c *ncclComm) Send(p Ptr, elems int64, d ir.DType, peer int, s Stream) error {
+	return c.check(c.send, c.send.call(uintptr(p), uintptr(elems), ncclType(d), uintptr(peer), c.handle, uintptr(s)))
+}
+
+func (c *ncclComm) Recv(p Ptr, elems int64, d ir.DType, peer int, s Stream) error {
+	return c.check(c.recv, c.recv.call(uintptr(p), uintptr(elems), ncclType(d), uintptr(peer), c.handle, uintptr(s)))
+}
+
+func (c *ncclComm) Failure() error {
+	const inProgress = 7
+	var state int32
+	if err := c.check(c.asyncError, c.asyncError.call(c.handle, uintptr(unsafe.Pointer(&state)))); err != nil {
+		return err
+	}
+	if state == 0 || state == inProgress {
+		return nil
+	}
+	return fmt.Errorf("NCCL: %s (%d)", c.errorString.callString(int(state)), state)
+}
+
+func (c *ncclComm) Abort() error { return c.check(c.abort, c.abort.call(c.handle)) }
+func (c *ncclComm) Close() error { return c.check(c.destroy, c.destroy.call(c.handle)) }

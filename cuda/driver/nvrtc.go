@@ -1,0 +1,152 @@
+package driver
+
+import (
+	"crypto/sha256"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"unsafe"
+)
+
+// majorsFor are the versions of CUDA's libraries that run on a driver, best first. A
+// library of a newer CUDA than the driver's does not.
+func majorsFor(driver int) []int {
+	if driver >= 13000 {
+		return []int{13, 12}
+	}
+	return []int{12}
+}
+
+// nvrtc is NVRTC.
+type nvrtc struct {
+	major, minor int32
+
+	create, compile, destroy, logSize, log, cubinSize, cubin, errorString proc
+}
+
+// NewCompiler loads NVRTC for a driver of a version.
+func NewCompiler(driver int) (Compiler, error) {
+	lib, err := libNVRTC.open(majorsFor(driver))
+	if err != nil {
+		return nil, err
+	}
+	return newNVRTC(lib)
+}
+
+func newNVRTC(lib *shared) (*nvrtc, error) {
+	var missing error
+	c := &nvrtc{
+		create: lib.proc("nvrtcCreateProgram", &missing), compile: lib.proc("nvrtcCompileProgram", &missing),
+		destroy: lib.proc("nvrtcDestroyProgram", &missing), logSize: lib.proc("nvrtcGetProgramLogSize", &missing),
+		log: lib.proc("nvrtcGetProgramLog", &missing), cubinSize: lib.proc("nvrtcGetCUBINSize", &missing),
+		cubin: lib.proc("nvrtcGetCUBIN", &missing), errorString: lib.proc("nvrtcGetErrorString", &missing),
+	}
+	version := lib.proc("nvrtcVersion", &missing)
+	if missing != nil {
+		return nil, missing
+	}
+	if err := c.check(version, version.call(uintptr(unsafe.Pointer(&c.major)), uintptr(unsafe.Pointer(&c.minor)))); err != nil {
+		return nil, err
+	}
+	if c.Version() < MinCUDA {
+		return nil, lib.tooOld(cudaVersion(c.Version()), cudaVersion(MinCUDA))
+	}
+	return c, nil
+}
+
+func (c *nvrtc) check(p proc, code int) error {
+	if code == 0 {
+		return nil
+	}
+	return &Error{Call: p.name, Code: code, Name: c.errorString.callString(code)}
+}
+
+func (c *nvrtc) Version() int { return int(c.major)*1000 + int(c.minor)*10 }
+
+func (c *nvrtc) Compile(name, source, arch string, options []string) (cubin []byte, err error) {
+	options = append([]string{"--gpu-architecture=" + arch}, options...)
+	var prog uintptr
+	err = c.check(c.create, c.create.call(uintptr(unsafe.Pointer(&prog)), uintptr(unsafe.Pointer(zero(source))), uintptr(unsafe.Pointer(zero(name))), 0, 0, 0))
+	if err != nil {
+		return nil, err
+	}
+	defer func() {
+		if gone := c.check(c.destroy, c.destroy.call(uintptr(unsafe.Pointer(&prog)))); err == nil {
+			err = gone
+		}
+	}()
+	list := make([]unsafe.Pointer, len(options))
+	for i, o := range options {
+		list[i] = unsafe.Pointer(zero(o))
+	}
+	code := c.compile.call(prog, uintptr(len(list)), uintptr(unsafe.Pointer(&list[0])))
+	keep(list)
+	if err := c.check(c.compile, code); err != nil {
+		return nil, fmt.Errorf("compiling %s for %s: %w\n%s", name, arch, err, c.text(prog))
+	}
+	var size int64
+	if err := c.check(c.cubinSize, c.cubinSize.call(prog, uintptr(unsafe.Pointer(&size)))); err != nil {
+		return nil, err
+	}
+	if size == 0 {
+		return nil, fmt.Errorf("compiling %s: no machine code for %s", name, arch)
+	}
+	cubin = make([]byte, size)
+	return cubin, c.check(c.cubin, c.cubin.call(prog, uintptr(start(cubin))))
+}
+
+// text returns the compiler's log.
+func (c *nvrtc) text(prog uintptr) string {
+	var size int64
+	if c.logSize.call(prog, uintptr(unsafe.Pointer(&size))) != 0 || size <= 1 {
+		return "(no log)"
+	}
+	log := make([]byte, size)
+	if c.log.call(prog, uintptr(start(log))) != 0 {
+		return "(no log)"
+	}
+	return strings.TrimSpace(cString(log))
+}
+
+// cached keeps machine code in files.
+type cached struct {
+	Compiler
+	dir string
+}
+
+// Cached returns a compiler that keeps what it has compiled in a directory, by the hash of
+// all that it depends on. Where it cannot write it compiles anew.
+func Cached(c Compiler, dir string) Compiler { return cached{c, dir} }
+
+func (c cached) Compile(name, source, arch string, options []string) ([]byte, error) {
+	h := sha256.New()
+	for _, s := range append([]string{fmt.Sprint(c.Version()), arch, name, source}, options...) {
+		fmt.Fprintf(h, "%d:%s;", len(s), s)
+	}
+	file := filepath.Join(c.dir, fmt.Sprintf("%x.cubin", h.Sum(nil)))
+	if cubin, err := os.ReadFile(file); err == nil && len(cubin) > 0 {
+		return cubin, nil
+	}
+	cubin, err := c.Compiler.Compile(name, source, arch, options)
+	if err == nil {
+		replaceFile(file, cubin)
+	}
+	return cubin, err
+}
+
+// replaceFile writes a file whole or not at all; a cache that cannot be written is only
+// slow.
+func replaceFile(file string, data []byte) {
+	if os.MkdirAll(filepath.Dir(file), 0o755) != nil {
+		return
+	}
+	f, err := os.CreateTemp(filepath.Dir(file), ".new-*")
+	if err != nil {
+		return
+	}
+	_, err = f.Write(data)
+	if f.Close() != nil || err != nil || os.Rename(f.Name(), file) != nil {
+		os.Remove(f.Name())
+	}
+}

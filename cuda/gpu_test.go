@@ -1,0 +1,195 @@
+package cuda_test
+
+import (
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"os"
+	goruntime "runtime"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/autopar/autopar/cuda"
+	"github.com/autopar/autopar/cuda/cudatest"
+	"github.com/autopar/autopar/cuda/driver"
+	"github.com/autopar/autopar/cuda/driver/fake"
+	"github.com/autopar/autopar/ir"
+	"github.com/autopar/autopar/ir/half"
+	"github.com/autopar/autopar/runtime"
+	"github.com/autopar/autopar/runtime/backendtest"
+)
+
+// machine opens this machine's GPUs, or skips the test; with AUTOPAR_TEST_CUDA set it
+// fails instead (make test-cuda).
+func machine(t *testing.T) *cuda.System {
+	t.Helper()
+	system, err := cuda.Machine(cuda.MachineOptions{CacheDir: os.Getenv("AUTOPAR_TEST_CACHE")})
+	if err != nil && os.Getenv("AUTOPAR_TEST_CUDA") != "" {
+		t.Fatal("AUTOPAR_TEST_CUDA is set: ", err)
+	}
+	if err != nil {
+		t.Skip(err)
+	}
+	return system
+}
+
+// TestGPUConformance runs the suite of backends on a GPU, with all ranks on it.
+func TestGPUConformance(t *testing.T) {
+	system := machine(t)
+	t.Log(system.Versions)
+	backendtest.RunFloat(t, func(t *testing.T) runtime.Backend { return cuda.New(system, cuda.Options{Loopback: true}) })
+}
+
+// TestGPUOneRankNCCL makes every collective with NCCL and one rank, for which each is a
+// copy: names, types, streams and ids are right if that works.
+func TestGPUOneRankNCCL(t *testing.T) { testOneRankNCCL(t, machine(t)) }
+
+// TestOneRankNCCL is the same on the fake.
+func TestOneRankNCCL(t *testing.T) {
+	system, err := cudatest.NewSystem(fake.New(fake.Options{}))
+	require.NoError(t, err)
+	testOneRankNCCL(t, system)
+}
+
+func testOneRankNCCL(t *testing.T, system *cuda.System) {
+	lib, err := system.Collectives()
+	if err != nil {
+		t.Skip(err)
+	}
+	version, err := lib.Version()
+	require.NoError(t, err)
+	t.Logf("NCCL %d", version)
+	for i, d := range []ir.DType{ir.F32, ir.BF16, ir.F16} {
+		for j, op := range []ir.Op{ir.OpAllReduce, ir.OpReduceScatter, ir.OpAllGather, ir.OpAllToAll} {
+			for s := range runtime.Host {
+				b := cuda.New(system, cuda.Options{})
+				ds, err := b.Open(runtime.World{Ranks: 1, Timeout: time.Minute})
+				require.NoError(t, err)
+				slab := ir.Whole([]int{33, 35})
+				in := runtime.Tensor{DType: d, Slab: slab}
+				out := runtime.Tensor{DType: d, Slab: slab, Offset: (in.Bytes() + 63) / 64 * 64}
+				require.NoError(t, ds[0].Alloc(runtime.OnDevice, 2*out.Offset))
+				want, got := make([]byte, in.Bytes()), make([]byte, in.Bytes())
+				rng := rand.New(rand.NewPCG(uint64(i), uint64(j)))
+				for k := 0; k < len(want); k += 2 { // halves, and floats, near 1
+					want[k], want[k+1] = byte(rng.Uint32()), 0x3f
+				}
+				require.NoError(t, ds[0].Upload(runtime.OnDevice, in.Offset, want))
+				if s == runtime.Communication {
+					require.NoError(t, ds[0].Record(runtime.Compute))
+					require.NoError(t, ds[0].Wait(s, runtime.Event{Stream: runtime.Compute, N: 1}))
+				}
+				node := &ir.Node{Op: op, Name: "x@" + op.String()}
+				require.NoError(t, ds[0].Collective(&runtime.Collective{Node: node, Members: []runtime.Member{{In: in, Out: out}}, Stream: s}), "%s of %s", op, d)
+				require.NoError(t, ds[0].Record(s))
+				require.NoError(t, ds[0].Wait(runtime.Host, runtime.Event{Stream: s, N: 1}))
+				require.NoError(t, ds[0].Download(got, runtime.OnDevice, out.Offset))
+				require.Equal(t, want, got, "%s of %s", op, d)
+				require.NoError(t, ds[0].Close())
+			}
+		}
+	}
+}
+
+// TestGPUProductRates times the matrix products of a GPT-2 124M step and prints a table.
+func TestGPUProductRates(t *testing.T) {
+	if os.Getenv("AUTOPAR_TEST_RATES") == "" {
+		t.Skip("AUTOPAR_TEST_RATES is not set: it takes a GPU for a minute, and prints a table")
+	}
+	system := machine(t)
+	goruntime.LockOSThread()
+	defer goruntime.UnlockOSThread()
+	drv := system.Driver
+	c, err := drv.RetainPrimary(0)
+	require.NoError(t, err)
+	defer drv.ReleasePrimary(0)
+	require.NoError(t, drv.SetCurrent(c))
+	blas, err := system.BLAS(0)
+	require.NoError(t, err)
+	defer blas.Close()
+	const tokens, C, V = 32 * 1024, 768, 50304
+	biggest := int64(tokens * V * 4)
+	var at [4]driver.Ptr
+	for i, bytes := range []int64{biggest, biggest, biggest, blas.Workspace()} {
+		at[i], err = drv.Alloc(bytes)
+		require.NoError(t, err)
+		defer drv.Free(at[i])
+	}
+	s, err := drv.CreateStream()
+	require.NoError(t, err)
+	defer drv.DestroyStream(s)
+	noise(t, drv, at[:2], biggest, s)
+	fmt.Println("| product, 32,768 tokens | bf16 TFLOP/s | f32 TFLOP/s |\n|---|---|---|")
+	for _, l := range []struct {
+		name    string
+		in, out int64
+	}{{"c_attn", C, 3 * C}, {"attn.c_proj", C, C}, {"c_fc", C, 4 * C}, {"mlp.c_proj", 4 * C, C}, {"head", C, V}} {
+		for _, p := range []struct {
+			name string
+			g    driver.GEMM
+		}{
+			{"forward", driver.GEMM{M: l.out, N: tokens, K: l.in, TransA: true, LDA: l.in, LDB: l.in, LDC: l.out}},
+			{"of inputs", driver.GEMM{M: l.in, N: tokens, K: l.out, LDA: l.in, LDB: l.out, LDC: l.in}},
+			{"of weights", driver.GEMM{M: l.in, N: l.out, K: tokens, TransB: true, LDA: l.in, LDB: l.out, LDC: l.in}},
+		} {
+			row := fmt.Sprintf("| %s %s %dx%dx%d", l.name, p.name, p.g.M, p.g.N, p.g.K)
+			for _, d := range []ir.DType{ir.BF16, ir.F32} {
+				g := p.g
+				g.TypeA, g.TypeB, g.TC = d, d, d
+				row += fmt.Sprintf(" | %.1f", rate(t, drv, blas, g, at, s))
+			}
+			fmt.Println(row + " |")
+		}
+	}
+}
+
+// noise fills memory with numbers of the size of activations, that read as bf16 or f32.
+func noise(t *testing.T, drv driver.Driver, at []driver.Ptr, bytes int64, s driver.Stream) {
+	const piece = 1 << 24
+	m, err := drv.AllocHost(piece)
+	require.NoError(t, err)
+	rng := rand.New(rand.NewPCG(1, 1))
+	for i := 0; i < piece; i += 2 {
+		x := half.BF16(float32(rng.NormFloat64()))
+		m[i], m[i+1] = byte(x), byte(x>>8)
+	}
+	for _, p := range at {
+		for from := int64(0); from < bytes; from += piece {
+			require.NoError(t, drv.CopyToDevice(p+driver.Ptr(from), m[:min(piece, bytes-from)], s))
+		}
+	}
+	require.NoError(t, drv.SyncStream(s))
+	require.NoError(t, drv.FreeHost(m))
+}
+
+// rate returns TFLOP/s: the best of five turns of some 50 ms.
+func rate(t *testing.T, drv driver.Driver, blas driver.BLAS, g driver.GEMM, at [4]driver.Ptr, s driver.Stream) float64 {
+	flops := 2 * float64(g.M) * float64(g.N) * float64(g.K)
+	turns := int(math.Ceil(2e13 / flops))
+	run := func(n int) float64 {
+		var ends [2]driver.Event
+		for i := range ends {
+			var err error
+			ends[i], err = drv.CreateEvent(true)
+			require.NoError(t, err)
+			defer drv.DestroyEvent(ends[i])
+		}
+		require.NoError(t, drv.RecordEvent(ends[0], s))
+		for range n {
+			require.NoError(t, blas.MatMul(g, at[0], at[1], at[2], at[3], s))
+		}
+		require.NoError(t, drv.RecordEvent(ends[1], s))
+		require.NoError(t, drv.SyncStream(s))
+		ms, err := drv.Elapsed(ends[0], ends[1])
+		require.NoError(t, err)
+		return flops * float64(n) / float64(ms) / 1e9
+	}
+	run(1)
+	best := 0.0
+	for range 5 {
+		best = max(best, run(turns))
+	}
+	return best
+}

@@ -1,0 +1,181 @@
+package kernel
+
+import (
+	"fmt"
+	"math"
+
+	"github.com/autopar/autopar/ir"
+	"github.com/autopar/autopar/runtime"
+)
+
+// maxWidth is the largest head for which there is a kernel.
+const maxWidth = 256
+
+// heads is an attention as its launches see it: see heads.cu.
+type heads struct {
+	dtype              ir.DType
+	batch, rows        int // of queries
+	keys, heads, width int // of keys and values
+	packed             int // groups of queries in qkv
+	first, groups      int // those that are done
+	q, k, v            address
+	rowQ, rowKV        int64 // elements
+	params             []any // HEADS_PARAMS
+	tensorCores        bool
+}
+
+// part is the elements of one query, key or value of all heads of a position.
+func (h *heads) part() int64 { return int64(h.heads * h.width) }
+
+// attentionHeads reads operands qkv, and kv if keys and values lie apart, and o or a tensor like it.
+func (l *list) attentionHeads(qkv, kv, o runtime.Tensor) (*heads, error) {
+	d, err := l.elem(qkv)
+	if err != nil {
+		return nil, err
+	}
+	apart := l.Node.Op == ir.OpAttentionKV || l.Node.Op == ir.OpAttentionKVGrad
+	s, attr := kv.Slab, l.Node.Attr.(ir.DropoutAttr)
+	h := &heads{
+		dtype: d, batch: s.Local[0], keys: s.Local[1], heads: s.Local[3], width: s.Local[4],
+		rows: qkv.Slab.Local[1], packed: qkv.Slab.Local[2] - 2,
+	}
+	h.groups = h.packed
+	if so := o.Slab; len(so.Local) == 5 && !apart {
+		h.first, h.groups = so.Offset[2], so.Local[2]
+	}
+	if h.width > maxWidth {
+		return nil, l.errorf(" with heads of %d elements, want at most %d", h.width, maxWidth)
+	}
+	size := d.Size()
+	h.rowQ = int64(h.packed+2) * h.part()
+	h.q = address(l.at(qkv)) + address(int64(h.first)*h.part()*size)
+	if apart {
+		h.k, h.rowKV = address(l.at(kv)), 2*h.part()
+	} else {
+		h.k, h.rowKV = address(l.at(qkv))+address(int64(h.packed)*h.part()*size), h.rowQ
+	}
+	h.v = h.k + address(h.part()*size)
+	h.params = []any{
+		h.rowQ, h.rowKV, int32(h.rows), int32(h.keys), int32(h.heads), int32(h.groups), int32(h.width), int32(qkv.Slab.Offset[1]),
+		int32(attr.Fold), float32(1 / math.Sqrt(float64(h.width))),
+	}
+	h.params = append(h.params, l.mask()...)
+	h.params = append(h.params, int32(h.first), int32(h.packed), int32(s.Offset[3]), int32(s.Global[3]), int32(s.Offset[0]))
+	h.tensorCores = d.Half() && (h.width == 64 || h.width == 128)
+	return h, nil
+}
+
+// grid is tiles of so many of n, for each of so many heads, for each sequence.
+func (h *heads) grid(n, tile, heads int) [3]uint32 {
+	return [3]uint32{uint32((n + tile - 1) / tile), uint32(heads), uint32(h.batch)}
+}
+
+// class is the width for which a plain function is compiled.
+func (h *heads) class() int {
+	switch {
+	case h.width <= 64:
+		return 64
+	case h.width <= 128:
+		return 128
+	}
+	return maxWidth
+}
+
+// tileBytes is the shared memory for so many tiles of 32 rows, and of 32 by 32 probabilities.
+func (h *heads) tileBytes(rows, probs int) int { return 4*32*(h.width+1)*rows + 4*32*33*probs }
+
+// attention is attention, and that to keys and values apart.
+func attention(l *list) error {
+	kv := l.Args[0]
+	if l.Node.Op == ir.OpAttentionKV {
+		kv = l.Args[1]
+	}
+	h, err := l.attentionHeads(l.Args[0], kv, l.Results[0])
+	if err != nil {
+		return err
+	}
+	args := append([]any{l.result(0), l.result(1), h.q, h.k, h.v}, h.params...)
+	queryHeads := h.groups * h.heads
+	if h.tensorCores {
+		tile := map[int]int{64: 128, 128: 64}[h.width]
+		l.run("attention_mma.cu", fmt.Sprintf("attention_mma_%d", h.width), h.dtype, h.grid(h.rows, tile, queryHeads), block128,
+			int(h.dtype.Size())*h.width*(tile+2*64), args...)
+		return nil
+	}
+	l.run("attention.cu", fmt.Sprintf("attention_%d", h.class()), h.dtype, h.grid(h.rows, 32, queryHeads), block256, h.tileBytes(2, 1), args...)
+	return nil
+}
+
+// attentionGrad is the gradient of both.
+func attentionGrad(l *list) error {
+	n := len(l.Args) - 3 // the log-sums, after o and before seed and step
+	qkv, kv, o, lse := l.Args[1], l.Args[n-2], l.Args[n-1], l.arg(n)
+	h, err := l.attentionHeads(qkv, kv, l.Args[0])
+	if err != nil {
+		return err
+	}
+	size := h.dtype.Size()
+	dq, rowDQ, dk, rowDKV := l.result(0), int64(h.groups)*h.part(), address(0), 2*h.part()
+	if l.Node.Op == ir.OpAttentionKVGrad {
+		dk = l.result(1)
+	} else {
+		// The gradient of queries that are done elsewhere is no part of the sum.
+		if err := l.clearGroups(h, 0, h.first); err != nil {
+			return err
+		}
+		if err := l.clearGroups(h, h.first+h.groups, h.packed); err != nil {
+			return err
+		}
+		dk, rowDQ, rowDKV = dq+address(int64(h.packed)*h.part()*size), h.rowQ, h.rowQ
+		dq += address(int64(h.first) * h.part() * size)
+	}
+	dv := dk + address(h.part()*size)
+
+	queryHeads := h.groups * h.heads
+	all := int64(h.batch) * int64(h.rows) * int64(queryHeads)
+	delta := l.temp(4 * all)
+	l.run("attention_grad.cu", "attention_delta", h.dtype, warpRows(all), block256, 0, delta, l.arg(0), address(l.at(o)), all,
+		int32(h.rows), int32(queryHeads), int32(h.width))
+	rest := append([]any{l.arg(0), h.q, h.k, h.v, lse, delta}, h.params...)
+	forQueries := append([]any{dq, rowDQ}, rest...)
+	forKeys := append([]any{dk, dv, rowDKV}, rest...)
+	if h.tensorCores {
+		name, tile := fmt.Sprintf("_%d", h.width), map[int]int{64: 64, 128: 32}[h.width]
+		l.run("attention_mma_grad.cu", "attention_mma_dq"+name, h.dtype, h.grid(h.rows, 64, queryHeads), block128,
+			int(size)*h.width*(2*64+4*tile), forQueries...)
+		l.run("attention_mma_grad.cu", "attention_mma_dkv"+name, h.dtype, h.grid(h.keys, 64, h.heads), block128,
+			int(size)*h.width*(2*64+4*tile)+2*3*4*tile, forKeys...)
+		return nil
+	}
+	name := fmt.Sprintf("_%d", h.class())
+	l.run("attention_grad.cu", "attention_dq"+name, h.dtype, h.grid(h.rows, 32, queryHeads), block256, h.tileBytes(4, 1), forQueries...)
+	l.run("attention_grad.cu", "attention_dkv"+name, h.dtype, h.grid(h.keys, 32, h.heads), block256, h.tileBytes(4, 2)+3*4*32, forKeys...)
+	return nil
+}
+
+// clearGroups clears the gradients of queries of some groups, in result 0.
+func (l *list) clearGroups(h *heads, from, to int) error {
+	size, n := h.dtype.Size(), int64(to-from)*h.part()
+	return l.move(size, l.result(0)+address(int64(from)*h.part()*size), 0, dim{int64(h.batch) * int64(h.rows), 0, h.rowQ}, dim{n, 1, 1})
+}
+
+// attentionDecode updates the cache [B,T,2,NH,D] in place, moving it first where the new one has a place of its own.
+func attentionDecode(l *list) error {
+	qkv, cache := l.Args[0], l.Args[1]
+	d, err := l.elem(qkv)
+	if err != nil {
+		return err
+	}
+	s, groups := cache.Slab.Local, qkv.Slab.Local[2]-2
+	if s[4] > maxWidth {
+		return l.errorf(" with heads of %d elements, want at most %d", s[4], maxWidth)
+	}
+	if l.moved(1, 1) {
+		if err := l.move(d.Size(), l.result(1), l.arg(1), dim{cache.Slab.Elems(), 1, 1}); err != nil {
+			return err
+		}
+	}
+	l.run("attention.cu", "attention_decode", d, [3]uint32{uint32(groups * s[3]), uint32(s[0]), 1}, [3]uint32{32, 1, 1}, 0,
+		l.result(0), l.result(1), l.arg(0), l.arg(2), int32(s[1]), int32(s[3]), int32(groups), int32(s[4]), float32(1/math.Sqrt(float64(s[4]))))
+	return nil
+}

@@ -1,0 +1,205 @@
+// The gradient of attention_mma.cu, in the two passes of attention_grad.cu, which has its formulas and the row products delta. In
+// both a block has 64 rows, 16 for each of its 4 warps, and visits the others some at a time, loading the next meanwhile.
+
+// attention_mma_dq has queries and visits keys, step at a time.
+template <int width, int step>
+DEVICE void attention_mma_dq(T* dq, i64 row_dq, const T* dout, const T* q, const T* k, const T* v, const float* lse, const float* delta,
+	const Heads& s) {
+	SHARED(T, memory);
+	T *queries = memory, *douts = queries + 64 * width, *visited = douts + 64 * width; // keys and values, twice
+	int first = (blocks_x() - 1 - block_x()) * 64, mine = warp() * 16, head = block_y(), b = block_z(), h = head % s.heads;
+	int last = s.last_position(first, 64);
+	i64 row_do = (i64)s.groups * s.heads * width, statistics = ((i64)b * s.groups * s.heads + head) * s.rows;
+	q += b * s.rows * s.row_q + head * width, dq += b * s.rows * row_dq + head * width, dout += b * s.rows * row_do + head * width;
+	k += b * s.keys * s.row_kv + h * width, v += b * s.keys * s.row_kv + h * width;
+
+	auto here = [&](int r) { return first + r < s.rows ? first + r : -1; };
+	load_tile<width, 64>(queries, q, s.row_q, here);
+	load_tile<width, 64>(douts, dout, row_do, here);
+	auto load = [&](int j0) {
+		T* to = visited + j0 / step % 2 * 2 * step * width;
+		auto place = [&](int r) { return j0 + r < s.keys ? s.row_of(j0 + r) : -1; };
+		load_tile<width, step>(to, k, s.row_kv, place);
+		load_tile<width, step>(to + step * width, v, s.row_kv, place);
+		copy_commit();
+	};
+	load(0);
+	float out[width / 8][4] = {}, log_sum[2], d_i[2], scale = s.scale * LOG2E;
+	int at[2];
+#pragma unroll
+	for (int i = 0; i < 2; i++) {
+		int row = first + mine + 8 * i + lane() / 4;
+		bool valid = row < s.rows;
+		at[i] = valid ? s.position(row) : -1;
+		log_sum[i] = valid ? lse[statistics + row] * LOG2E : 0;
+		d_i[i] = valid ? delta[statistics + row] : 0;
+	}
+	Mask mask = s.mask();
+	u64 mask_row = s.mask_row(b, head);
+
+	for (int j0 = 0; j0 <= last; j0 += step) {
+		if (j0 + step <= last) {
+			load(j0 + step);
+			copy_wait<1>();
+		} else {
+			copy_wait<0>();
+		}
+		sync_block();
+		const T *keys = visited + j0 / step % 2 * 2 * step * width, *values = keys + step * width;
+		float score[step / 8][4] = {}, d[step / 8][4] = {};
+#pragma unroll
+		for (int c = 0; c < width / 16; c++) {
+			u32 a[4], a2[4], b[4];
+			left<width>(a, queries, mine, c);
+			left<width>(a2, douts, mine, c);
+#pragma unroll
+			for (int n = 0; n < step / 16; n++) {
+				right<width>(b, keys, 16 * n, c);
+				mma_pair(T(), score[2 * n], score[2 * n + 1], a, b);
+				right<width>(b, values, 16 * n, c);
+				mma_pair(T(), d[2 * n], d[2 * n + 1], a2, b);
+			}
+		}
+#pragma unroll
+		for (int n = 0; n < step / 8; n++) {
+#pragma unroll
+			for (int i = 0; i < 2; i++) {
+				float f[2] = {1, 1};
+				if (s.threshold) mask.factors<2>(mask_row + (u64)at[i] * s.keys + j0 + column_of(n), f);
+#pragma unroll
+				for (int e = 0; e < 2; e++) {
+					float p = j0 + column_of(n) + e <= at[i] ? exp2_fast(score[n][2 * i + e] * scale - log_sum[i]) : 0;
+					score[n][2 * i + e] = p * (f[e] * d[n][2 * i + e] - d_i[i]);
+				}
+			}
+		}
+#pragma unroll
+		for (int c = 0; c < step / 16; c++) {
+			u32 a[4], b[4];
+			as_left(T(), a, score[2 * c], score[2 * c + 1]);
+#pragma unroll
+			for (int n = 0; n < width / 16; n++) {
+				right_rows<width>(b, keys, 16 * c, n);
+				mma_pair(T(), out[2 * n], out[2 * n + 1], a, b);
+			}
+		}
+		sync_block(); // before the keys after the next come in their place
+	}
+	write_rows<width>(dq, row_dq, queries, mine, out, s.scale, s.scale, here);
+}
+
+// attention_mma_dkv has keys and visits the queries of all groups, step at a time. Its scores are transposed: [key][query].
+template <int width, int step>
+DEVICE void attention_mma_dkv(T* dk, T* dv, i64 row_dkv, const T* dout, const T* q, const T* k, const T* v, const float* lse, const float* delta,
+	const Heads& s) {
+	SHARED(T, memory);
+	T *keys = memory, *values = keys + 64 * width, *visited = values + 64 * width; // queries and gradients, twice
+	float* statistics = (float*)(visited + 4 * step * width); // of queries: log-sum, delta and position, twice
+	int j0 = block_x() * 64, mine = warp() * 16, h = block_y(), b = block_z();
+	i64 row_do = (i64)s.groups * s.heads * width;
+	q += b * s.rows * s.row_q, dout += b * s.rows * row_do;
+	k += b * s.keys * s.row_kv + h * width, v += b * s.keys * s.row_kv + h * width;
+	dk += b * s.keys * row_dkv + h * width, dv += b * s.keys * row_dkv + h * width;
+
+	auto place = [&](int r) { return j0 + r < s.keys ? s.row_of(j0 + r) : -1; };
+	load_tile<width, 64>(keys, k, s.row_kv, place);
+	load_tile<width, 64>(values, v, s.row_kv, place);
+	// Visits are numbered through all groups. In the order of positions, the first queries see none of the keys.
+	int skipped = s.parts <= 1 && j0 > s.row0 ? (j0 - s.row0) / step : 0;
+	int visits = (s.rows + step - 1) / step - skipped, all = visits > 0 ? visits * s.groups : 0;
+	auto load = [&](int visit) {
+		int head = visit / visits * s.heads + h, first = (visit % visits + skipped) * step;
+		T* to = visited + visit % 2 * 2 * step * width;
+		auto here = [&](int r) { return first + r < s.rows ? first + r : -1; };
+		load_tile<width, step>(to, q + head * width, s.row_q, here);
+		load_tile<width, step>(to + step * width, dout + head * width, row_do, here);
+		if (thread() < step) {
+			float* of = statistics + visit % 2 * 3 * step;
+			int row = first + thread();
+			bool valid = row < s.rows;
+			i64 from = ((i64)b * s.groups * s.heads + head) * s.rows + row;
+			of[thread()] = valid ? lse[from] * LOG2E : 0;
+			of[step + thread()] = valid ? delta[from] : 0;
+			((int*)of)[2 * step + thread()] = valid ? s.position(row) : -1;
+		}
+		copy_commit();
+	};
+	if (all > 0) load(0);
+	else copy_commit();
+	float out_k[width / 8][4] = {}, out_v[width / 8][4] = {}, scale = s.scale * LOG2E;
+	Mask mask = s.mask();
+
+	for (int visit = 0; visit < all; visit++) {
+		if (visit + 1 < all) {
+			load(visit + 1);
+			copy_wait<1>();
+		} else {
+			copy_wait<0>();
+		}
+		sync_block();
+		const T *queries = visited + visit % 2 * 2 * step * width, *douts = queries + step * width;
+		const float *log_sum = statistics + visit % 2 * 3 * step, *d_i = log_sum + step;
+		const int* at = (const int*)(d_i + step);
+		u64 mask_row = s.mask_row(b, visit / visits * s.heads + h);
+		float score[step / 8][4] = {}, d[step / 8][4] = {};
+#pragma unroll
+		for (int c = 0; c < width / 16; c++) {
+			u32 a[4], a2[4], b[4];
+			left<width>(a, keys, mine, c);
+			left<width>(a2, values, mine, c);
+#pragma unroll
+			for (int n = 0; n < step / 16; n++) {
+				right<width>(b, queries, 16 * n, c);
+				mma_pair(T(), score[2 * n], score[2 * n + 1], a, b);
+				right<width>(b, douts, 16 * n, c);
+				mma_pair(T(), d[2 * n], d[2 * n + 1], a2, b);
+			}
+		}
+#pragma unroll
+		for (int n = 0; n < step / 8; n++) {
+#pragma unroll
+			for (int e = 0; e < 2; e++) {
+				int i = column_of(n) + e;
+#pragma unroll
+				for (int half = 0; half < 2; half++) {
+					int j = j0 + mine + 8 * half + lane() / 4;
+					float &x = score[n][2 * half + e], &y = d[n][2 * half + e], f = 1;
+					float p = j <= at[i] ? exp2_fast(x * scale - log_sum[i]) : 0;
+					if (s.threshold) mask.factors<1>(mask_row + (u64)at[i] * s.keys + j, &f);
+					x = p * f;
+					y = p * (f * y - d_i[i]);
+				}
+			}
+		}
+#pragma unroll
+		for (int c = 0; c < step / 16; c++) {
+			u32 a[4], a2[4], b[4];
+			as_left(T(), a, d[2 * c], d[2 * c + 1]);
+			as_left(T(), a2, score[2 * c], score[2 * c + 1]);
+#pragma unroll
+			for (int n = 0; n < width / 16; n++) {
+				right_rows<width>(b, queries, 16 * c, n);
+				mma_pair(T(), out_k[2 * n], out_k[2 * n + 1], a, b);
+				right_rows<width>(b, douts, 16 * c, n);
+				mma_pair(T(), out_v[2 * n], out_v[2 * n + 1], a2, b);
+			}
+		}
+		sync_block(); // before the queries after the next come in their place
+	}
+	copy_wait<0>();
+	sync_block(); // where nothing was visited, keys and values may come only now
+	write_rows<width>(dk, row_dkv, keys, mine, out_k, s.scale, s.scale, place);
+	write_rows<width>(dv, row_dkv, values, mine, out_v, 1, 1, place);
+}
+#define GRAD(width, step) \
+	LARGE_KERNEL(attention_mma_dq_##width, 128)(T* dq, i64 row_dq, const T* dout, const T* q, const T* k, const T* v, const float* lse, \
+		const float* delta, HEADS_PARAMS) { \
+		attention_mma_dq<width, step>(dq, row_dq, dout, q, k, v, lse, delta, HEADS); \
+	} \
+	LARGE_KERNEL(attention_mma_dkv_##width, 128)(T* dk, T* dv, i64 row_dkv, const T* dout, const T* q, const T* k, const T* v, const float* lse, \
+		const float* delta, HEADS_PARAMS) { \
+		attention_mma_dkv<width, step>(dk, dv, row_dkv, dout, q, k, v, lse, delta, HEADS); \
+	}
+GRAD(64, 64)
+GRAD(128, 32)
+#undef GRAD

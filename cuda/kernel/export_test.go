@@ -1,0 +1,8 @@
+package kernel
+
+// What tests outside the package see.
+
+var (
+	Portable = portable
+	Has      = has
+)

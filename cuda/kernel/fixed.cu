@@ -1,0 +1,71 @@
+// Sums in fixed point: see ir/fixed.go. What does not fit becomes OVERFLOW_, and stays it in every later sum, until a number is
+// made of it, which is NaN.
+
+#define OVERFLOW_ ((i64)((u64)1 << 63))
+
+DEVICE i64 fixed_sum(i64 a, i64 b) {
+	i64 sum = (i64)((u64)a + (u64)b);
+	return a == OVERFLOW_ || b == OVERFLOW_ || ((a ^ sum) & (b ^ sum)) < 0 ? OVERFLOW_ : sum;
+}
+
+DEVICE i64 to_fixed(float x, double scale) {
+	double y = rint((double)x * scale);
+	return y < 0x1p63 && y > -0x1p63 ? (i64)y : OVERFLOW_;
+}
+
+KERNEL(from_fixed, 256)(T* y, const i64* x, i64 n, double scale) {
+	each_of_all<T>(n, false, [&](auto, i64 i) { narrow(y[i], x[i] == OVERFLOW_ ? NAN_ : (float)x[i] * (float)scale); });
+}
+
+// add_fixed may have one place for a sum and a term.
+KERNEL(add_fixed, 256)(i64* y, const i64* a, const i64* b, i64 n) {
+	each_of_all<T>(n, false, [&](auto, i64 i) { y[i] = fixed_sum(a[i], b[i]); });
+}
+
+// add_as_fixed adds terms in f32 to y, or sets y to them.
+KERNEL(add_as_fixed, 256)(i64* y, const T* term, i64 n, double scale, int add) {
+	each_of_all<T>(n, false, [&](auto, i64 i) {
+		i64 x = to_fixed(wide(term[i]), scale);
+		y[i] = add ? fixed_sum(y[i], x) : x;
+	});
+}
+
+// fixed_squares sums squares, rounded to multiples of 1/scale, and what the rounding leaves, rounded to multiples of its square, to
+// part[blocks, 2].
+KERNEL(fixed_squares, 256)(i64* part, const T* x, i64 n, double scale) {
+	i64 coarse = 0, fine = 0;
+	each_of_all<T>(n, false, [&](auto, i64 i) {
+		double y = (double)wide(x[i]) * (double)wide(x[i]) * scale, whole = rint(y); // exact: 48 bits
+		coarse = fixed_sum(coarse, y < 0x1p62 ? (i64)whole : OVERFLOW_);
+		fine += y < 0x1p62 ? (i64)rint((y - whole) * scale) : 0;
+	});
+	coarse = block_reduce(coarse, [](i64 a, i64 b) { return fixed_sum(a, b); });
+	fine = block_reduce(fine, [](i64 a, i64 b) { return a + b; });
+	if (thread() == 0) part[2 * block_x()] = coarse, part[2 * block_x() + 1] = fine;
+}
+// fixed_squares_last has one block.
+KERNEL(fixed_squares_last, 256)(i64* y, const i64* part, int n) {
+	i64 coarse = 0, fine = 0;
+	for (int i = thread(); i < n; i += threads()) coarse = fixed_sum(coarse, part[2 * i]), fine += part[2 * i + 1];
+	coarse = block_reduce(coarse, [](i64 a, i64 b) { return fixed_sum(a, b); });
+	fine = block_reduce(fine, [](i64 a, i64 b) { return a + b; });
+	if (thread() == 0) y[0] = coarse, y[1] = fine;
+}
+
+KERNEL(fixed_root, 1)(float* y, const i64* x, double unit) {
+	*y = x[0] == OVERFLOW_ ? NAN_ : (float)sqrt((double)x[0] * unit + (double)x[1] * unit * unit);
+}
+
+// embedding_grad_fixed is embedding_grad of embedding.cu with every row of dy a term of its own. A block has a row of the table
+// and 256 columns.
+KERNEL(embedding_grad_fixed, 256)(i64* dtable, const T* dy, const int* ids, i64 n, i64 cols, int first, double scale, int add) {
+	i64 column = (i64)block_y() * 256 + thread();
+	if (column >= cols) return;
+	i64* to = dtable + block_x() * cols + column;
+	i64 sum = add ? *to : 0;
+	for (i64 r = 0; r < n; r++) {
+		if (ids[r] - first == block_x()) sum = fixed_sum(sum, to_fixed(wide(dy[r * cols + column]), scale));
+	}
+	*to = sum;
+}
+#undef OVERFLOW_

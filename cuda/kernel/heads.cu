@@ -1,0 +1,91 @@
+// What the attention programs have in common. Queries lie at rows of q, row_q elements apart; a head of keys and values, at
+// rows of k and v, row_kv apart, is shared by the queries of so many groups: query head g*heads + h sees head h. Results and
+// their gradients are dense: [batch, rows, groups*heads, width], log-sums of exponentials [batch, groups*heads, rows].
+//
+// Rows are positions, or a sequence folded for so many parts (package ir, FoldRuns), of which the rows of queries here start
+// at row0. Keys are visited by position; row_of says where they lie.
+
+#define HEADS_PARAMS \
+	i64 row_q, i64 row_kv, int rows, int keys, int heads, int groups, int width, int row0, int parts, float scale, const int *seed, const int *step, \
+		u32 op, u64 threshold, float keep, int first_group, int all_groups, int first_head, int all_heads, int first_batch
+#define HEADS {row_q, row_kv, rows, keys, heads, groups, width, row0, parts, scale, seed, step, op, threshold, keep, \
+	first_group, all_groups, first_head, all_heads, first_batch}
+
+struct Heads {
+	i64 row_q, row_kv;
+	int rows, keys, heads, groups, width, row0, parts;
+	float scale; // of scores
+	const int *seed, *step;
+	u32 op;
+	u64 threshold; // 0 is no dropout
+	float keep;
+	int first_group, all_groups, first_head, all_heads, first_batch;
+
+	DEVICE Mask mask() const { return {(u32)*seed, op, (u32)*step, threshold, keep}; }
+
+	// mask_row is the index in the whole of the probabilities of a query head at position 0 to key 0.
+	DEVICE u64 mask_row(int b, int head) const {
+		u64 g = first_group + head / heads, h = first_head + head % heads;
+		return (((u64)(first_batch + b) * all_groups + g) * all_heads + h) * keys * keys;
+	}
+
+	// A part of the fold has every parts-th of the rows, the first rest of them one more; of its rows the first half, rounded
+	// up, come from the front of the sequence and the others from the back.
+	DEVICE int position(int row) const {
+		row += row0;
+		if (parts <= 1) return row;
+		int less = keys / parts, rest = keys % parts;
+		int part = row < rest * (less + 1) ? row / (less + 1) : (row - rest) / less;
+		int longer = part < rest ? part : rest, shorter = part - longer, size = less + (part < rest);
+		int at = row - part * less - longer, early = (size + 1) / 2;
+		if (at < early) return longer * ((less + 2) / 2) + shorter * ((less + 1) / 2) + at;
+		return keys - longer * ((less + 1) / 2) - shorter * (less / 2) - size + at;
+	}
+	DEVICE int row_of(int position) const {
+		if (parts <= 1) return position;
+		int less = keys / parts, rest = keys % parts;
+		int long_early = (less + 2) / 2, early = (less + 1) / 2, long_late = (less + 1) / 2, late = less / 2;
+		int part, at;
+		if (position < rest * long_early + (parts - rest) * early) {
+			part = position < rest * long_early ? position / long_early : rest + (position - rest * long_early) / early;
+			int longer = part < rest ? part : rest;
+			at = position - longer * long_early - (part - longer) * early;
+		} else {
+			int back = keys - 1 - position;
+			part = back < rest * long_late ? back / long_late : rest + (back - rest * long_late) / late;
+			int longer = part < rest ? part : rest;
+			at = less + (part < rest) - 1 - (back - longer * long_late - (part - longer) * late);
+		}
+		return part * less + (part < rest ? part : rest) + at;
+	}
+
+	// last_position is that of the query of a tile of size rows from first on that sees the most keys.
+	DEVICE int last_position(int first, int size) const {
+		int end = first + size < rows ? first + size : rows, last = 0;
+		if (parts <= 1) return row0 + end - 1;
+		for (int r = first; r < end; r++) {
+			int p = position(r);
+			last = p > last ? p : last;
+		}
+		return last;
+	}
+};
+
+// load_rows copies 32 rows of a head to shared memory, width+1 apart, as 256 threads; and zeros where at gives no row but -1.
+template <class H, class At> DEVICE void load_rows(float* to, const H* from, i64 row, int width, At at) {
+	for (int i = thread(); i < 32 * width; i += 256) {
+		int r = i / width, d = i % width, source = at(r);
+		to[r * (width + 1) + d] = source < 0 ? 0 : wide(from[source * row + d]);
+	}
+}
+
+// add_product adds to every 8th element of a row the product of 32 factors and 32 rows, ld apart, of which n elements are left.
+template <int per> DEVICE void add_product(float (&out)[per], const float* factors, const float* rows, int n, int ld) {
+#pragma unroll 2
+	for (int j = 0; j < 32; j++) {
+#pragma unroll
+		for (int m = 0; m < per; m++) {
+			if (8 * m < n) out[m] += factors[j] * rows[j * ld + 8 * m];
+		}
+	}
+}

@@ -1,0 +1,210 @@
+// Package kernel holds the device code of the CUDA backend and says what to launch for
+// an instruction. The code is CUDA C++ without any header, so that NVRTC compiles it
+// wherever there is a driver, and so that the same text compiles for the CPU, where the
+// tests run it. Nothing here needs CUDA: the package makes text and numbers.
+//
+// The semantics are those of package interp and of runtime/cpu: types of two bytes are
+// computed in f32 and rounded once, where they are stored; sums are taken in an order
+// that depends on sizes alone, without atomics, so results repeat bit for bit; dropout
+// masks have the bits of package philox. What the CPU reports as an error a kernel cannot:
+// an id or target out of range makes NaN of its row.
+package kernel
+
+import (
+	"fmt"
+	"math"
+
+	"github.com/autopar/autopar/ir"
+	"github.com/autopar/autopar/runtime"
+)
+
+// Launch is one run of a device function.
+type Launch struct {
+	Program string    // file of this package that has it, such as "norm.cu"
+	Name    string    // extern "C" name; a variant for a type or size is a name of its own
+	Grid    [3]uint32 // blocks
+	Block   [3]uint32 // threads
+	Shared  uint32    // dynamic shared memory, bytes; may exceed 48 KB, which a function must be told
+	Args    []uint64  // one word per parameter, in order: device addresses, and integers and floats as their bits, low end first
+	Sizes   []uint8   // bytes of each parameter, 4 or 8
+}
+
+// Place says where tensors are: device address of an operand or result, a multiple of 16.
+type Place func(t runtime.Tensor) uint64
+
+// Scratch returns how many bytes of scratch memory the launches of k need (16-byte aligned), 0 for most.
+func Scratch(k *runtime.Kernel) int64 {
+	l, err := launches(k, func(runtime.Tensor) uint64 { return 0 }, 0)
+	if err != nil {
+		return 0
+	}
+	return l.used
+}
+
+// Launches returns what runs k in order on one stream, for every op but matmul and those
+// that communicate. It returns an error that names op and type when there is no kernel.
+func Launches(k *runtime.Kernel, at Place, scratch uint64) ([]Launch, error) {
+	l, err := launches(k, at, scratch)
+	if err != nil {
+		return nil, err
+	}
+	return l.out, nil
+}
+
+// Reduce returns the launch of the loopback collectives: out[i] = sum over the inputs, at
+// most [MaxInputs], in order, of element i, added in f32 and rounded once. One input is a
+// copy. out may be one of the inputs.
+func Reduce(dt ir.DType, out uint64, in []uint64, elems int64) Launch {
+	return reduce("reduce_sum", dt, out, in, elems)
+}
+
+// ReduceMax is Reduce with the largest of the inputs in place of their sum.
+func ReduceMax(dt ir.DType, out uint64, in []uint64, elems int64) Launch {
+	return reduce("reduce_max", dt, out, in, elems)
+}
+
+// MaxInputs is how many values [Reduce] combines in one launch.
+const MaxInputs = 16
+
+func reduce(name string, dt ir.DType, out uint64, in []uint64, elems int64) Launch {
+	if len(in) == 0 || len(in) > MaxInputs {
+		panic(fmt.Sprintf("BUG: kernel: %s of %d inputs, want 1 to %d", name, len(in), MaxInputs))
+	}
+	args := []any{address(out), elems, int32(len(in))}
+	for i := range MaxInputs {
+		var x address
+		if i < len(in) {
+			x = address(in[i])
+		}
+		args = append(args, x)
+	}
+	return launch("elementwise.cu", name+"_"+dt.String(), packBlocks(dt, elems), block256, 0, args...)
+}
+
+// address is a parameter that points to device memory.
+type address uint64
+
+var block256 = [3]uint32{256, 1, 1}
+
+// launch encodes the parameters of a launch.
+func launch(program, name string, grid, block [3]uint32, shared int, args ...any) Launch {
+	l := Launch{Program: program, Name: name, Grid: grid, Block: block, Shared: uint32(shared)}
+	for _, a := range args {
+		word, size := uint64(0), uint8(8)
+		switch a := a.(type) {
+		case address:
+			word = uint64(a)
+		case int64:
+			word = uint64(a)
+		case uint64:
+			word = a
+		case float64:
+			word = math.Float64bits(a)
+		case int32:
+			word, size = uint64(uint32(a)), 4
+		case uint32:
+			word, size = uint64(a), 4
+		case float32:
+			word, size = uint64(math.Float32bits(a)), 4
+		default:
+			panic(fmt.Sprintf("BUG: kernel: %s: parameter of type %T", name, a))
+		}
+		l.Args, l.Sizes = append(l.Args, word), append(l.Sizes, size)
+	}
+	return l
+}
+
+// list is what is launched for one instruction.
+type list struct {
+	*runtime.Kernel
+	at      Place
+	scratch uint64
+	used    int64 // bytes of scratch memory
+	out     []Launch
+}
+
+func launches(k *runtime.Kernel, at Place, scratch uint64) (*list, error) {
+	l := &list{Kernel: k, at: at, scratch: scratch}
+	op := k.Node.Op
+	if !has(op) {
+		return nil, l.errorf("")
+	}
+	for i, acc := range k.Accum {
+		if acc && !op.Accumulates(i) && op != ir.OpAccumulate {
+			return nil, l.errorf(": it cannot add into result %d", i)
+		}
+	}
+	if err := ops[op](l); err != nil {
+		return nil, err
+	}
+	return l, nil
+}
+
+func (l *list) errorf(format string, args ...any) error {
+	return fmt.Errorf("cuda: no kernel for %s"+format, append([]any{l.Node.Op}, args...)...)
+}
+
+// elem returns the type of an operand or result that must be a floating-point one.
+func (l *list) elem(t runtime.Tensor) (ir.DType, error) {
+	if !t.DType.Float() {
+		return 0, l.errorf(" of %s", t.DType)
+	}
+	return t.DType, nil
+}
+
+// run adds a launch of the variant of a function for an element type; none if there is nothing to do.
+func (l *list) run(program, name string, d ir.DType, grid, block [3]uint32, shared int, args ...any) {
+	if grid[0] == 0 || grid[1] == 0 || grid[2] == 0 {
+		return
+	}
+	l.out = append(l.out, launch(program, name+"_"+d.String(), grid, block, shared, args...))
+}
+
+// arg and result return the addresses of operands and results.
+func (l *list) arg(i int) address    { return address(l.at(l.Args[i])) }
+func (l *list) result(i int) address { return address(l.at(l.Results[i])) }
+
+// temp reserves scratch memory.
+func (l *list) temp(bytes int64) address {
+	at := l.scratch + uint64(l.used)
+	l.used += (bytes + 15) / 16 * 16
+	return address(at)
+}
+
+// accum returns the parameter that tells a function to add to result i.
+func (l *list) accum(i int) int32 {
+	if l.Accum[i] {
+		return 1
+	}
+	return 0
+}
+
+// moved reports whether result i has another place than operand j.
+func (l *list) moved(i, j int) bool {
+	r, a := l.Results[i], l.Args[j]
+	return r.Space != a.Space || r.Offset != a.Offset
+}
+
+// packBlocks is the grid that gives each of 256 threads 16 bytes of so many elements.
+func packBlocks(d ir.DType, elems int64) [3]uint32 { return blocks(elems*d.Size(), 16*256) }
+
+// blocks is the grid for n, so many to a block.
+func blocks(n, each int64) [3]uint32 { return [3]uint32{uint32((n + each - 1) / each), 1, 1} }
+
+// rows returns the product of the leading dimensions of a part, and its last.
+func rows(t runtime.Tensor) (rows, cols int64) { return split(t, 1) }
+
+// split returns the elements of the leading dimensions of a part, and those of its last n.
+func split(t runtime.Tensor, n int) (rows, cols int64) {
+	at := len(t.Slab.Local) - n
+	return ir.Elems(t.Slab.Local[:at]), ir.Elems(t.Slab.Local[at:])
+}
+
+// last returns where a part starts in the last dimension of the whole, and the size of that.
+func last(t runtime.Tensor) (offset, size int32) {
+	d := len(t.Slab.Local) - 1
+	return int32(t.Slab.Offset[d]), int32(t.Slab.Global[d])
+}
+
+// has reports whether there are launches for an op.
+func has(op ir.Op) bool { return int(op) < len(ops) && ops[op] != nil }

@@ -1,0 +1,59 @@
+// Softmax cross-entropy in parts that split over the vocabulary. A block has a row of cols logits, which start at column first
+// of all. A target of none of them leaves no trace, a negative one is ignored, and one beyond the vocabulary makes NaN.
+
+// each_of_row is each over the block's row, in which 16 bytes that are aligned may start after some elements.
+template <class F> DEVICE void each_of_row(i64 cols, F f) {
+	const int width = 16 / sizeof(T);
+	i64 head = (width - block_x() * cols % width) % width;
+	if (head > cols) head = cols;
+	if (thread() < head) f(Int<1>(), thread());
+	each<T>(cols - head, true, thread(), threads(), [&](auto taken, i64 i) { f(taken, head + i); });
+}
+
+KERNEL(row_max, 256)(float* out, const T* x, i64 cols) {
+	x += block_x() * cols;
+	float top = -INF;
+	each_of_row(cols, [&](auto width, i64 i) {
+		constexpr int w = decltype(width)::value;
+		Pack<w> z = load<w>(x + i);
+		for (int j = 0; j < w; j++) top = fmaxf(top, z[j]);
+	});
+	top = block_reduce(top, [](float a, float b) { return fmaxf(a, b); });
+	if (thread() == 0) out[block_x()] = top;
+}
+
+KERNEL(row_sum_exp, 256)(float* out, const T* x, const float* max, i64 cols) {
+	x += block_x() * cols;
+	float top = max[block_x()], sum = 0;
+	each_of_row(cols, [&](auto width, i64 i) {
+		constexpr int w = decltype(width)::value;
+		Pack<w> z = load<w>(x + i);
+		for (int j = 0; j < w; j++) sum += expf(z[j] - top);
+	});
+	sum = block_reduce(sum, [](float a, float b) { return a + b; });
+	if (thread() == 0) out[block_x()] = sum;
+}
+
+KERNEL(row_pick, 256)(float* out, const T* x, const int* targets, i64 rows, i64 cols, int first, int all) {
+	i64 r = (i64)block_x() * threads() + thread();
+	if (r >= rows) return;
+	int target = targets[r], at = target - first;
+	out[r] = target >= all ? NAN_ : target >= 0 && at >= 0 && at < cols ? wide(x[r * cols + at]) : 0;
+}
+
+// cross_entropy_grad may set dx in the place of x.
+KERNEL(cross_entropy_grad, 256)(T* dx, const T* x, const float* max, const float* sum, const int* targets, const float* dnll, i64 cols, int first, int all) {
+	i64 r = block_x();
+	x += r * cols, dx += r * cols;
+	int target = targets[r];
+	float top = max[r], d = target >= all ? NAN_ : dnll[r], by = d / sum[r];
+	i64 at = target - first;
+	each_of_row(cols, [&](auto width, i64 i) {
+		constexpr int w = decltype(width)::value;
+		Pack<w> z = load<w>(x + i);
+		for (int j = 0; j < w; j++) {
+			z[j] = target < 0 ? 0 : expf(z[j] - top) * by - (i + j == at ? d : 0);
+		}
+		store(dx + i, z);
+	});
+}

@@ -1,0 +1,219 @@
+package kernel
+
+import (
+	"github.com/autopar/autopar/ir"
+	"github.com/autopar/autopar/ir/philox"
+)
+
+// mask returns the parameters of a dropout site: seed, step, key, threshold and scale. Without dropout the threshold is 0.
+func (l *list) mask() []any {
+	attr, n := l.Node.Attr.(ir.DropoutAttr), len(l.Args)
+	return []any{l.arg(n - 2), l.arg(n - 1), philox.OpKey(attr.Key), philox.Threshold(attr.P), float32(1 / (1 - attr.P))}
+}
+
+func dropout(l *list) error {
+	attr := l.Node.Attr.(ir.DropoutAttr)
+	d, err := l.elem(l.Results[0])
+	if err != nil {
+		return err
+	}
+	slab := l.Results[0].Slab
+	if attr.P == 0 {
+		if l.moved(0, 0) {
+			return l.move(d.Size(), l.result(0), l.arg(0), dim{slab.Elems(), 1, 1})
+		}
+		return nil
+	}
+	dims, first := within(slab)
+	if attr.Fold <= 1 {
+		return l.drop(d, dims, first, 0)
+	}
+	// The mask is that of the positions for which the rows stand, run by run.
+	along := dims[attr.Dim]
+	first -= int64(slab.Offset[attr.Dim]) * along.from
+	for _, run := range ir.FoldRuns(slab.Global[attr.Dim], attr.Fold, slab.Offset[attr.Dim], slab.Local[attr.Dim]) {
+		dims[attr.Dim].n = int64(run.Len)
+		if err := l.drop(d, dims, first+int64(run.Pos)*along.from, int64(run.Row-slab.Offset[attr.Dim])*along.to); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// within returns the dimensions of a part, from the whole to the part, and the index in the whole of its first element.
+func within(s ir.Slab) (dims []dim, first int64) {
+	dims = make([]dim, len(s.Local))
+	whole, part := int64(1), int64(1)
+	for d := len(dims) - 1; d >= 0; d-- {
+		dims[d] = dim{int64(s.Local[d]), whole, part}
+		first += int64(s.Offset[d]) * whole
+		whole *= int64(s.Global[d])
+		part *= int64(s.Local[d])
+	}
+	return dims, first
+}
+
+// drop launches dropout of elements that lie as dims says, from so many in the whole and in the part on.
+func (l *list) drop(d ir.DType, dims []dim, first, start int64) error {
+	dims = merged(dims)
+	if len(dims) > 5 {
+		return l.errorf(" of a part with %d runs of dimensions, want at most 5", len(dims))
+	}
+	run := dims[len(dims)-1].n
+	runs, args := int64(1), append([]any{l.result(0), l.arg(0)}, l.mask()...)
+	var outer []any
+	for i := range 4 {
+		n := dim{n: 1}
+		if at := len(dims) - 2 - i; at >= 0 {
+			n = dims[at]
+		}
+		runs *= n.n
+		if i < 3 {
+			outer = append(outer, n.n)
+		}
+		outer = append(outer, n.from, n.to)
+	}
+	args = append(append(args, run, runs, uint64(first), start), outer...)
+	l.run("elementwise.cu", "dropout", d, blocks(runs*((run+3)/4), 256), block256, 0, args...)
+	return nil
+}
+
+// warpRows is the grid for so many rows, a warp each in blocks of 256.
+func warpRows(rows int64) [3]uint32 { return blocks(rows, 8) }
+
+func embedding(l *list) error {
+	table := l.Args[0]
+	d, err := l.elem(table)
+	if err != nil {
+		return err
+	}
+	n := l.Args[1].Slab.Elems()
+	l.run("embedding.cu", "embedding", d, warpRows(n), block256, 0, l.result(0), l.arg(0), l.arg(1), n, int64(table.Slab.Local[1]),
+		int32(table.Slab.Offset[0]), int32(table.Slab.Local[0]), int32(table.Slab.Global[0]))
+	return nil
+}
+
+func embeddingGrad(l *list) error {
+	table := l.Results[0]
+	if table.DType == ir.Q64 {
+		return embeddingGradFixed(l)
+	}
+	d, err := l.elem(table)
+	if err != nil {
+		return err
+	}
+	local, cols := int64(table.Slab.Local[0]), int64(table.Slab.Local[1])
+	grid := blocks(local, 16)
+	grid[1] = blocks(cols, 256)[0]
+	l.run("embedding.cu", "embedding_grad", d, grid, block256, 0, l.result(0), l.arg(1), l.arg(0), l.Args[0].Slab.Elems(), cols,
+		int32(table.Slab.Offset[0]), int32(local), l.accum(0))
+	return nil
+}
+
+func layerNorm(l *list) error {
+	var bias address
+	if len(l.Args) > 2 {
+		bias = l.arg(2)
+	}
+	return l.norm(l.result(1), l.result(2), bias, l.Node.Attr.(ir.LayerNormAttr).Eps)
+}
+
+func rmsNorm(l *list) error { return l.norm(0, l.result(1), 0, l.Node.Attr.(ir.RMSNormAttr).Eps) }
+
+func (l *list) norm(mean, rstd, bias address, eps float64) error {
+	d, err := l.elem(l.Args[0])
+	if err != nil {
+		return err
+	}
+	m, n := rows(l.Args[0])
+	l.run("norm.cu", "norm", d, warpRows(m), block256, 0, l.result(0), mean, rstd, l.arg(0), l.arg(1), bias, m, n, float32(eps))
+	return nil
+}
+
+// normGrad is the gradient of both norms: that of RMS norm lacks mean and bias.
+func normGrad(l *list) error {
+	d, err := l.elem(l.Args[0])
+	if err != nil {
+		return err
+	}
+	var mean address
+	rstd := l.arg(3)
+	if len(l.Args) > 4 {
+		mean, rstd = rstd, l.arg(4)
+	}
+	m, n := rows(l.Args[0])
+	l.run("norm.cu", "norm_grad", d, warpRows(m), block256, 0, l.result(0), l.arg(0), l.arg(1), l.arg(2), mean, rstd, m, n)
+	if ir.Frac(l.Node.Attr) > 0 {
+		return l.normParamsFixed(d, mean, rstd)
+	}
+	part, parts := l.normParams(d, 0, m, n, mean, rstd)
+	for i := 1; i < len(l.Results); i++ {
+		l.columns(i, part+address(4*int64(i-1)*n), parts, n, 2*n)
+	}
+	return nil
+}
+
+// normParams leaves sums of the gradients of weight and bias, of m rows from row first on, as parts [parts,2,n].
+func (l *list) normParams(d ir.DType, first, m, n int64, mean, rstd address) (part address, parts int64) {
+	chunk, parts, grid := columnParts(d, m, n)
+	part = l.temp(4 * 2 * parts * n)
+	at := address(first * n * d.Size())
+	if mean != 0 {
+		mean += address(4 * first)
+	}
+	l.run("norm.cu", "norm_params", d, grid, block128, 0, part, l.arg(0)+at, l.arg(1)+at, mean, rstd+address(4*first), m, n, chunk)
+	return part, parts
+}
+
+func rope(l *list) error {
+	d, err := l.elem(l.Args[0])
+	if err != nil {
+		return err
+	}
+	attr, s := l.Node.Attr.(ir.RoPEAttr), l.Args[0].Slab.Local
+	inverse := int32(0)
+	if attr.Inverse {
+		inverse = 1
+	}
+	l.run("rope.cu", "rope", d, blocks(int64(s[0]*s[1]), 1), block256, 4*s[4], l.result(0), l.arg(0), l.arg(1), int32(s[1]),
+		int32((s[2]-1)*s[3]), int32(s[3]), int32(s[4]), attr.Theta, inverse)
+	return nil
+}
+
+// perRow launches a function of loss.cu with a block for each row of logits.
+func (l *list) perRow(name string, args ...any) error {
+	d, err := l.elem(l.Args[0])
+	if err != nil {
+		return err
+	}
+	m, _ := rows(l.Args[0])
+	l.run("loss.cu", name, d, blocks(m, 1), block256, 0, args...)
+	return nil
+}
+
+func rowMax(l *list) error {
+	_, n := rows(l.Args[0])
+	return l.perRow("row_max", l.result(0), l.arg(0), n)
+}
+
+func rowSumExp(l *list) error {
+	_, n := rows(l.Args[0])
+	return l.perRow("row_sum_exp", l.result(0), l.arg(0), l.arg(1), n)
+}
+
+func rowPick(l *list) error {
+	d, err := l.elem(l.Args[0])
+	if err != nil {
+		return err
+	}
+	m, n := rows(l.Args[0])
+	first, all := last(l.Args[0])
+	l.run("loss.cu", "row_pick", d, blocks(m, 256), block256, 0, l.result(0), l.arg(0), l.arg(1), m, n, first, all)
+	return nil
+}
+
+func crossEntropyGrad(l *list) error {
+	_, n := rows(l.Args[0])
+	first, all := last(l.Args[0])
+	return l.perRow("cross_entropy_grad", l.result(0), l.arg(0), l.arg(1), l.arg(2), l.arg(3), l.arg(4), n, first, all)
+}

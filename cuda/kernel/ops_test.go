@@ -1,0 +1,194 @@
+package kernel_test
+
+import (
+	"bytes"
+	"fmt"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/autopar/autopar/cuda/kernel"
+	"github.com/autopar/autopar/ir"
+	"github.com/autopar/autopar/runtime"
+	"github.com/autopar/autopar/runtime/backendtest"
+)
+
+// backend runs launches on workers. Its devices do not communicate.
+type backend struct {
+	t    *testing.T
+	path string
+}
+
+func (b backend) Open(w runtime.World) ([]runtime.Device, error) {
+	var all []runtime.Device
+	for range w.Ranks {
+		all = append(all, &device{worker: startWorker(b.t, b.path)})
+	}
+	return all, nil
+}
+func (b backend) Abort() {}
+
+// device is a worker whose arena holds those of the device and of the host, and scratch memory, far apart.
+type device struct {
+	*worker
+	runtime.Device // for what the tests do not call
+	sizes          [2]int64
+}
+
+const spaceBytes = 1 << 30
+
+func (d *device) Alloc(space runtime.Space, bytes int64) error {
+	d.sizes[space] = max(d.sizes[space], bytes)
+	return nil
+}
+
+func (d *device) check(space runtime.Space, offset int64, n int) error {
+	if offset < 0 || offset+int64(n) > d.sizes[space] {
+		return fmt.Errorf("bytes [%d, %d) of an arena of %d", offset, offset+int64(n), d.sizes[space])
+	}
+	return nil
+}
+
+func (d *device) Upload(space runtime.Space, offset int64, src []byte) error {
+	if err := d.check(space, offset, len(src)); err != nil {
+		return err
+	}
+	return d.write(int64(space)*spaceBytes+offset, src)
+}
+
+func (d *device) Download(dst []byte, space runtime.Space, offset int64) error {
+	if err := d.check(space, offset, len(dst)); err != nil {
+		return err
+	}
+	return d.read(int64(space)*spaceBytes+offset, dst)
+}
+
+// at is the address of a tensor.
+func (d *device) at(t runtime.Tensor) uint64 {
+	return d.base + uint64(t.Space)*spaceBytes + uint64(t.Offset)
+}
+
+// Launch runs a kernel twice from the same memory, the second time with blocks and threads in reverse: a result must
+// have the same bits.
+func (d *device) Launch(k *runtime.Kernel) error {
+	var before []byte
+	if overwrites(k) {
+		before = make([]byte, d.sizes[0])
+		if err := d.read(0, before); err != nil {
+			return err
+		}
+	}
+	if err := d.once(k); err != nil {
+		return err
+	}
+	after, err := d.results(k)
+	if err != nil {
+		return err
+	}
+	if before != nil {
+		if err := d.write(0, before); err != nil {
+			return err
+		}
+	}
+	d.reverse = true
+	defer func() { d.reverse = false }()
+	if err := d.once(k); err != nil {
+		return err
+	}
+	again, err := d.results(k)
+	if err != nil {
+		return err
+	}
+	if !bytes.Equal(after, again) {
+		return fmt.Errorf("%s: the results depend on the order of blocks or threads", k.Node.Op)
+	}
+	return nil
+}
+
+// overwrites reports whether a launch cannot be repeated from what it leaves.
+func overwrites(k *runtime.Kernel) bool {
+	for i, r := range k.Results {
+		if k.Accum[i] {
+			return true
+		}
+		for _, a := range k.Args {
+			if a.Space == r.Space && a.Offset == r.Offset {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// results returns the memory of all results.
+func (d *device) results(k *runtime.Kernel) (all []byte, err error) {
+	for _, r := range k.Results {
+		x := make([]byte, r.Bytes())
+		if err := d.read(int64(d.at(r)-d.base), x); err != nil {
+			return nil, err
+		}
+		all = append(all, x...)
+	}
+	return all, nil
+}
+
+func (d *device) once(k *runtime.Kernel) error {
+	// Scratch memory holds NaN, and is followed by what nobody may write.
+	const guard = 64
+	scratch, n := int64(2*spaceBytes), kernel.Scratch(k)
+	poison := bytes.Repeat([]byte{0xff}, int(n+guard))
+	if err := d.write(scratch, poison); err != nil {
+		return err
+	}
+	all, err := kernel.Launches(k, d.at, d.base+uint64(scratch))
+	if err != nil {
+		return err
+	}
+	for _, l := range all {
+		if err := d.launch(l); err != nil {
+			return err
+		}
+	}
+	after := poison[n:]
+	if err := d.read(scratch+n, after); err != nil {
+		return err
+	}
+	if bytes.Count(after, []byte{0xff}) != guard {
+		return fmt.Errorf("%s wrote past its %d bytes of scratch memory", k.Node.Op, n)
+	}
+	return nil
+}
+
+func (d *device) Close() error { return nil }
+
+// leftToOthers are the ops that a library or a communicator runs.
+func leftToOthers(op ir.Op) bool {
+	switch op {
+	case ir.OpMatMul, ir.OpAllReduce, ir.OpAllGather, ir.OpReduceScatter, ir.OpAllToAll, ir.OpSend, ir.OpRecv:
+		return true
+	}
+	return op.Class() == ir.Leaf
+}
+
+// TestOps compares every op with package interp, in every type, cut in every way, in place and accumulating: see backendtest
+// for tolerances.
+func TestOps(t *testing.T) {
+	t.Parallel()
+	path := buildWorker(t)
+	backendtest.RunOps(t, func(t *testing.T) runtime.Backend { return backend{t, path} },
+		func(op ir.Op, attr ir.Attr) bool { return leftToOthers(op) })
+}
+
+// TestTensorCores does so for attention on tensor cores.
+func TestTensorCores(t *testing.T) {
+	t.Parallel()
+	path := buildWorker(t)
+	backendtest.RunWideHeads(t, func(t *testing.T) runtime.Backend { return backend{t, path} })
+}
+
+// TestEveryOpHasAKernel fails on an op that the CPU has and this package lacks.
+func TestEveryOpHasAKernel(t *testing.T) {
+	for _, op := range ir.Ops() {
+		require.NotEqual(t, leftToOthers(op), kernel.Has(op), "%s", op)
+	}
+}

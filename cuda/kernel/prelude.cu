@@ -1,0 +1,138 @@
+// What the programs have in common, in terms of primitives.cu. T, where a program names it, is the element type for which it
+// is compiled: float, bf16 or f16.
+
+#define INF as_float(0x7f800000)
+#define NAN_ as_float(0x7fc00000)
+#define JOIN_(a, b) a##_##b
+#define JOIN(a, b) JOIN_(a, b)
+// KERNEL names a function that the host launches, for this element type, on blocks of at most so many threads.
+#define KERNEL(name, most) extern "C" __global__ void __launch_bounds__(most) JOIN(name, TYPE)
+// LARGE_KERNEL is KERNEL, of which one block may take all registers of a multiprocessor.
+#define LARGE_KERNEL(name, most) extern "C" __global__ void __launch_bounds__(most, 1) JOIN(name, TYPE)
+#define WARP 32
+
+DEVICE int lane() { return thread() % WARP; }
+DEVICE int warp() { return thread() / WARP; }
+
+DEVICE float wide(float x) { return x; }
+DEVICE void narrow(float& y, float x) { y = x; }
+template <class H> DEVICE void narrow(H& y, float x) { y.bits = (u16)pack(H(), x, 0.0f); }
+
+// Pack is n numbers that were loaded together, in f32.
+template <int n> struct Pack {
+	float v[n];
+	DEVICE float& operator[](int i) { return v[i]; }
+	DEVICE float operator[](int i) const { return v[i]; }
+};
+
+template <int bytes> struct __attribute__((aligned(bytes))) Words { u32 w[bytes / 4]; };
+
+DEVICE void unpack(bf16, u32 w, float* to) { to[0] = as_float(w << 16), to[1] = as_float(w & 0xffff0000); }
+DEVICE void unpack(f16, u32 w, float* to) { to[0] = wide(f16{(u16)w}), to[1] = wide(f16{(u16)(w >> 16)}); }
+
+// load and store move n elements in one access; the address is a multiple of their bytes.
+template <int n> DEVICE Pack<n> load(const float* p) {
+	Words<4 * n> raw = *(const Words<4 * n>*)p;
+	Pack<n> x;
+	for (int i = 0; i < n; i++) x[i] = as_float(raw.w[i]);
+	return x;
+}
+template <int n, class H> DEVICE Pack<n> load(const H* p) {
+	Pack<n> x;
+	if constexpr (n == 1) {
+		x[0] = wide(*p);
+	} else {
+		Words<2 * n> raw = *(const Words<2 * n>*)p;
+		for (int i = 0; i < n / 2; i++) unpack(H(), raw.w[i], x.v + 2 * i);
+	}
+	return x;
+}
+template <int n> DEVICE void store(float* p, const Pack<n>& x) {
+	Words<4 * n> raw;
+	for (int i = 0; i < n; i++) raw.w[i] = as_bits(x[i]);
+	*(Words<4 * n>*)p = raw;
+}
+template <int n, class H> DEVICE void store(H* p, const Pack<n>& x) {
+	if constexpr (n == 1) {
+		narrow(*p, x[0]);
+	} else {
+		Words<2 * n> raw;
+		for (int i = 0; i < n / 2; i++) raw.w[i] = pack(H(), x[2 * i], x[2 * i + 1]);
+		*(Words<2 * n>*)p = raw;
+	}
+}
+
+// Int tells a generic lambda how many elements to take at a time.
+template <int n> struct Int { static const int value = n; };
+
+// each calls f(Int, i) so that the elements i, i+1, ... of n are visited 16 bytes of H at a time, the last and those that are
+// not aligned one by one, by the thread that is number at of so many.
+template <class H, class F> DEVICE void each(i64 n, bool aligned, i64 at, i64 many, F f) {
+	const int width = 16 / sizeof(H);
+	i64 packs = aligned ? n / width : 0;
+	for (i64 i = at; i < packs; i += many) f(Int<width>(), i * width);
+	for (i64 i = packs * width + at; i < n; i += many) f(Int<1>(), i);
+}
+
+// each_of_all is each over all threads of the launch.
+template <class H, class F> DEVICE void each_of_all(i64 n, bool aligned, F f) {
+	each<H>(n, aligned, (i64)block_x() * threads() + thread(), (i64)blocks_x() * threads(), f);
+}
+
+// lines_up reports whether every row of so many elements starts at a multiple of 16 bytes, if the first does.
+template <class H> DEVICE bool lines_up(i64 cols) { return cols % (16 / sizeof(H)) == 0; }
+
+DEVICE float warp_sum(float x) {
+	for (int mask = 16; mask > 0; mask /= 2) x += shuffle_xor(x, mask);
+	return x;
+}
+DEVICE float warp_max(float x) {
+	for (int mask = 16; mask > 0; mask /= 2) x = fmaxf(x, shuffle_xor(x, mask));
+	return x;
+}
+
+// block_reduce combines a number of each thread in an order that does not vary; all threads get the result. The number of
+// threads is a power of two, at most 256.
+template <class N, class F> DEVICE N block_reduce(N x, F combine) {
+	__shared__ N of[256];
+	sync_block();
+	of[thread()] = x;
+	for (int half = threads() / 2; half > 0; half /= 2) {
+		sync_block();
+		if (thread() < half) of[thread()] = combine(of[thread()], of[thread() + half]);
+	}
+	sync_block();
+	return of[0];
+}
+
+// Mask is a dropout mask: see ir/philox. Element i of the whole tensor is kept if its random bits reach the threshold.
+struct Mask {
+	u32 seed, op, step;
+	u64 threshold;
+	float scale; // of what is kept
+
+	DEVICE void block(u64 n, u32 (&c)[4]) const {
+		c[0] = (u32)n, c[1] = (u32)(n >> 32), c[2] = op, c[3] = step;
+		u32 key0 = seed, key1 = 0;
+#pragma unroll
+		for (int round = 0; round < 10; round++) {
+			u64 p0 = (u64)0xD2511F53u * c[0], p1 = (u64)0xCD9E8D57u * c[2];
+			u32 c0 = (u32)(p1 >> 32) ^ c[1] ^ key0, c2 = (u32)(p0 >> 32) ^ c[3] ^ key1;
+			c[0] = c0, c[1] = (u32)p1, c[2] = c2, c[3] = (u32)p0;
+			key0 += 0x9E3779B9u, key1 += 0xBB67AE85u;
+		}
+	}
+	DEVICE float of(u32 bits) const { return bits >= threshold ? scale : 0.0f; }
+
+	// factors sets f to what elements i, i+1, ... are multiplied by.
+	template <int n> DEVICE void factors(u64 i, float* f) const {
+		u32 c[4];
+		block(i / 4, c);
+#pragma unroll
+		for (int j = 0; j < n; j++) {
+			int at = (int)((i + j) % 4);
+			if (j > 0 && at == 0) block((i + j) / 4, c);
+			f[j] = of(at == 0 ? c[0] : at == 1 ? c[1] : at == 2 ? c[2] : c[3]);
+		}
+	}
+};

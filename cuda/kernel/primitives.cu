@@ -1,0 +1,140 @@
+// What the programs need of the device, and all inline assembly. The test shim defines the
+// same names for the CPU, so nothing else in this package may name a register, a barrier
+// or an instruction.
+
+#ifdef __clang__ // without CUDA's headers, clang knows only the attributes
+#define __device__ __attribute__((device))
+#define __global__ __attribute__((global))
+#define __shared__ __attribute__((shared))
+#define __forceinline__ inline __attribute__((always_inline))
+#define __launch_bounds__(...) __attribute__((launch_bounds(__VA_ARGS__)))
+extern "C" __device__ float expf(float), logf(float), tanhf(float), erff(float), sqrtf(float), fmaxf(float, float);
+extern "C" __device__ double pow(double, double), sqrt(double), rint(double);
+extern "C" __device__ void sincos(double, double*, double*);
+#endif
+
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+typedef long long i64;
+
+#define DEVICE __device__ __forceinline__
+
+// SHARED declares the dynamic shared memory of a block.
+#define SHARED(type, name) \
+	extern __shared__ __attribute__((aligned(128))) u8 shared_memory[]; \
+	type* name = (type*)shared_memory
+
+#define SPECIAL(name, reg) \
+	DEVICE int name() { \
+		u32 x; \
+		asm("mov.u32 %0, %%" reg ";" : "=r"(x)); \
+		return (int)x; \
+	}
+SPECIAL(thread, "tid.x")
+SPECIAL(threads, "ntid.x")
+SPECIAL(block_x, "ctaid.x")
+SPECIAL(block_y, "ctaid.y")
+SPECIAL(block_z, "ctaid.z")
+SPECIAL(blocks_x, "nctaid.x")
+#undef SPECIAL
+
+// sync_block holds back all threads of a block, sync_warp those of a warp, until all have come.
+DEVICE void sync_block() { asm volatile("bar.sync 0;" ::: "memory"); }
+DEVICE void sync_warp() { asm volatile("bar.warp.sync 0xffffffff;" ::: "memory"); }
+
+// shuffle_xor returns x of the lane whose number differs in the bits of mask. Whole warps call it.
+DEVICE float shuffle_xor(float x, int mask) {
+	float y;
+	asm volatile("shfl.sync.bfly.b32 %0, %1, %2, 31, 0xffffffff;" : "=f"(y) : "f"(x), "r"(mask));
+	return y;
+}
+
+// ballot returns a bit for each lane of the warp.
+DEVICE u32 ballot(bool bit) {
+	u32 y;
+	asm volatile("{.reg .pred p; setp.ne.u32 p, %1, 0; vote.sync.ballot.b32 %0, p, 0xffffffff;}" : "=r"(y) : "r"((u32)bit));
+	return y;
+}
+
+DEVICE int popcount(u32 x) {
+	u32 y;
+	asm("popc.b32 %0, %1;" : "=r"(y) : "r"(x));
+	return (int)y;
+}
+
+DEVICE u32 as_bits(float x) {
+	u32 y;
+	asm("mov.b32 %0, %1;" : "=r"(y) : "f"(x));
+	return y;
+}
+DEVICE float as_float(u32 x) {
+	float y;
+	asm("mov.b32 %0, %1;" : "=f"(y) : "r"(x));
+	return y;
+}
+
+// exp2_fast is 2^x within 2 units in the last place.
+DEVICE float exp2_fast(float x) {
+	float y;
+	asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+	return y;
+}
+
+// Numbers of two bytes. pack rounds two to nearest even, the first to the low half of a word.
+struct bf16 { u16 bits; };
+struct f16 { u16 bits; };
+
+DEVICE u32 pack(bf16, float low, float high) {
+	u32 y;
+	asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
+	return y;
+}
+DEVICE u32 pack(f16, float low, float high) {
+	u32 y;
+	asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
+	return y;
+}
+DEVICE float wide(bf16 x) { return as_float((u32)x.bits << 16); }
+DEVICE float wide(f16 x) {
+	float y;
+	asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x.bits));
+	return y;
+}
+
+DEVICE u32 shared_address(const void* p) {
+	u64 y;
+	asm("cvta.to.shared.u64 %0, %1;" : "=l"(y) : "l"(p));
+	return (u32)y;
+}
+
+// copy_async starts to copy 16 bytes to shared memory, or zeros where there is nothing to copy. copy_wait returns when
+// all but the last n groups of the thread's copies have arrived, each of which ends with a copy_commit.
+DEVICE void copy_async(void* to, const void* from, bool valid) {
+	asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from), "r"(valid ? 16 : 0) : "memory");
+}
+DEVICE void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int n> DEVICE void copy_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(n) : "memory"); }
+
+// load_matrices loads four 8x8 matrices of two-byte elements: lane 8*i+j gives the address of row j of matrix i, and gets
+// of each row lane/4 the elements 2*(lane%4) and the next; of the transposed matrix with load_transposed.
+DEVICE void load_matrices(u32 (&r)[4], const void* row) {
+	asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+		: "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(shared_address(row)) : "memory");
+}
+DEVICE void load_transposed(u32 (&r)[4], const void* row) {
+	asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+		: "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(shared_address(row)) : "memory");
+}
+
+// mma adds to c[16,8] the product of a[16,16] and b[16,8], each spread over a warp as the PTX manual has it.
+#define MMA(type, name) \
+	DEVICE void mma(type, float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) { \
+		asm volatile("mma.sync.aligned.m16n8k16.row.col.f32." name "." name ".f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};" \
+			: "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) \
+			: "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1)); \
+	}
+MMA(bf16, "bf16")
+MMA(f16, "f16")
+#undef MMA

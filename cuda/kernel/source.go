@@ -1,0 +1,92 @@
+package kernel
+
+import (
+	"embed"
+	"fmt"
+	"strings"
+
+	"github.com/autopar/autopar/ir"
+)
+
+//go:embed *.cu
+var files embed.FS
+
+// program is a file of device functions.
+type program struct {
+	name  string
+	types []ir.DType // for which it is compiled, as T
+	parts []string   // further files that it needs
+}
+
+// programs lists the files that are not parts of others.
+func programs() []program {
+	all, half, one := []ir.DType{ir.F32, ir.BF16, ir.F16}, []ir.DType{ir.BF16, ir.F16}, []ir.DType{ir.F32}
+	heads, tiles := []string{"heads.cu"}, []string{"heads.cu", "tiles.cu"}
+	return []program{
+		{name: "adamw.cu", types: all},
+		{name: "attention.cu", types: all, parts: heads},
+		{name: "attention_grad.cu", types: all, parts: heads},
+		{name: "attention_mma.cu", types: half, parts: tiles},
+		{name: "attention_mma_grad.cu", types: half, parts: tiles},
+		{name: "elementwise.cu", types: all},
+		{name: "embedding.cu", types: all},
+		{name: "fixed.cu", types: all},
+		{name: "loss.cu", types: all},
+		{name: "move.cu", types: one},
+		{name: "norm.cu", types: all},
+		{name: "rope.cu", types: all},
+		{name: "scalar.cu", types: one},
+		{name: "sum.cu", types: all},
+	}
+}
+
+// Programs lists the programs.
+func Programs() []string {
+	var names []string
+	for _, p := range programs() {
+		names = append(names, p.name)
+	}
+	return names
+}
+
+// Options are those of NVRTC that the programs need.
+func Options() []string { return []string{"--std=c++17", "-default-device"} }
+
+// Source returns the text of a program, prelude and all. It is compiled with [Options].
+func Source(program string) string { return text("primitives.cu") + portable(program) }
+
+// portable is Source without the file primitives.cu, of which tests have one for the CPU.
+func portable(program string) string {
+	for _, p := range programs() {
+		if p.name == program {
+			return p.portable()
+		}
+	}
+	panic(fmt.Sprintf("BUG: kernel: no program %q", program))
+}
+
+// portable is the prelude and the program once for every element type, each in a namespace.
+func (p program) portable() string {
+	var b strings.Builder
+	b.WriteString(text("prelude.cu"))
+	for _, part := range p.parts {
+		b.WriteString(text(part))
+	}
+	for _, d := range p.types {
+		element := d.String()
+		if d == ir.F32 {
+			element = "float"
+		}
+		fmt.Fprintf(&b, "#define TYPE %s\n#define T %s\nnamespace type_%s {\n%s}\n#undef T\n#undef TYPE\n", d, element, d, text(p.name))
+	}
+	return b.String()
+}
+
+// text returns a file, with lines that number its own for messages of compilers.
+func text(file string) string {
+	b, err := files.ReadFile(file)
+	if err != nil {
+		panic("BUG: kernel: " + err.Error())
+	}
+	return fmt.Sprintf("#line 1 %q\n%s\n", file, b)
+}

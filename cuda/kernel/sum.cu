@@ -1,0 +1,52 @@
+// Sums over many elements, in two launches: parts, then what they add up to. The parts depend on sizes alone.
+
+// sum_part adds up, in f64, the elements or their squares that fall to each block.
+template <class F> DEVICE void sum_part(double* part, const T* x, i64 n, F f) {
+	double sum = 0;
+	each_of_all<T>(n, true, [&](auto width, i64 i) {
+		constexpr int w = decltype(width)::value;
+		Pack<w> z = load<w>(x + i);
+		for (int j = 0; j < w; j++) sum += f(z[j]);
+	});
+	sum = block_reduce(sum, [](double a, double b) { return a + b; });
+	if (thread() == 0) part[block_x()] = sum;
+}
+KERNEL(sum_part, 256)(double* part, const T* x, i64 n) {
+	sum_part(part, x, n, [](float x) { return (double)x; });
+}
+KERNEL(squares_part, 256)(double* part, const T* x, i64 n) {
+	sum_part(part, x, n, [](float x) { return (double)x * x; });
+}
+// sum_last has one block.
+KERNEL(sum_last, 256)(T* y, const double* part, int n, int add) {
+	double sum = 0;
+	for (int i = thread(); i < n; i += threads()) sum += part[i];
+	sum = block_reduce(sum, [](double a, double b) { return a + b; });
+	if (thread() == 0) narrow(*y, add ? wide(*y) + (float)sum : (float)sum);
+}
+
+// columns_part sums chunks of so many rows of x; block y has chunk y, each thread a column, or 16 bytes of them.
+KERNEL(columns_part, 128)(float* part, const T* x, i64 rows, i64 cols, i64 chunk) {
+	i64 first = block_y() * chunk, end = first + chunk < rows ? first + chunk : rows;
+	each_of_all<T>(cols, lines_up<T>(cols), [&](auto width, i64 c) {
+		constexpr int w = decltype(width)::value;
+		Pack<w> sum = {};
+		for (i64 r = first; r < end; r++) {
+			Pack<w> z = load<w>(x + r * cols + c);
+			for (int j = 0; j < w; j++) sum[j] += z[j];
+		}
+		for (int j = 0; j < w; j++) part[block_y() * cols + c + j] = sum[j];
+	});
+}
+// columns_last adds up parts, so many elements apart. A block has 32 columns, each warp every 8th part of them.
+KERNEL(columns_last, 256)(T* y, const float* part, i64 parts, i64 cols, i64 apart, int add) {
+	__shared__ float of[8][WARP];
+	i64 c = (i64)block_x() * WARP + lane();
+	float sum = 0;
+	for (i64 p = warp(); p < parts && c < cols; p += 8) sum += part[p * apart + c];
+	of[warp()][lane()] = sum;
+	sync_block();
+	if (warp() > 0 || c >= cols) return;
+	for (int w = 1; w < 8; w++) sum += of[w][lane()];
+	narrow(y[c], add ? wide(y[c]) + sum : sum);
+}

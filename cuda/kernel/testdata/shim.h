@@ -1,0 +1,192 @@
+// What primitives.cu defines, for the CPU: a thread is a fiber with a stack of its own, and fibers take turns at barriers and
+// at what a warp does together. Copies that are asynchronous on a device happen as late as they may.
+#pragma once
+#include <cmath>
+#include <cstring>
+#include <vector>
+
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+typedef long long i64;
+
+#define __device__
+#define __global__
+#define __shared__ static
+#define __launch_bounds__(...)
+#define __forceinline__ inline __attribute__((always_inline))
+#define DEVICE __device__ __forceinline__
+#define SHARED(type, name) type* name = (type*)machine.shared
+
+// Group is the threads that wait for each other.
+struct Group {
+	int arrived = 0;
+	u64 turn = 0;
+};
+
+struct Exchange { // what the lanes of a warp tell each other, in turns
+	u64 word[2][32][6];
+};
+
+struct Machine {
+	int thread, threads, block[3], blocks[3];
+	void* shared;
+	Group block_group, warps[32];
+	Exchange exchange[32];
+};
+extern Machine machine;
+
+// wait returns when as many threads as size have called it for the group. It lets others run.
+void wait(Group& group, int size);
+
+inline int thread() { return machine.thread; }
+inline int threads() { return machine.threads; }
+inline int block_x() { return machine.block[0]; }
+inline int block_y() { return machine.block[1]; }
+inline int block_z() { return machine.block[2]; }
+inline int blocks_x() { return machine.blocks[0]; }
+
+inline void sync_block() { wait(machine.block_group, machine.threads); }
+inline void sync_warp() { wait(machine.warps[machine.thread / 32], 32); }
+
+// exchange shows n words to the warp and returns what all lanes show: lane by lane, six words apart.
+inline const u64 (*exchange(const u64* words, int n))[6] {
+	int warp = machine.thread / 32;
+	auto& turn = machine.exchange[warp].word[machine.warps[warp].turn % 2];
+	for (int i = 0; i < n; i++) turn[machine.thread % 32][i] = words[i];
+	wait(machine.warps[warp], 32);
+	return turn;
+}
+
+inline u32 as_bits(float x) {
+	u32 y;
+	memcpy(&y, &x, 4);
+	return y;
+}
+inline float as_float(u32 x) {
+	float y;
+	memcpy(&y, &x, 4);
+	return y;
+}
+
+inline float shuffle_xor(float x, int mask) {
+	u64 word = as_bits(x);
+	return as_float((u32)exchange(&word, 1)[machine.thread % 32 ^ mask][0]);
+}
+inline u32 ballot(bool bit) {
+	u64 word = bit;
+	auto all = exchange(&word, 1);
+	u32 bits = 0;
+	for (int i = 0; i < 32; i++) bits |= (u32)all[i][0] << i;
+	return bits;
+}
+inline int popcount(u32 x) { return __builtin_popcount(x); }
+inline float exp2_fast(float x) { return exp2f(x); }
+
+struct bf16 { u16 bits; };
+struct f16 { u16 bits; };
+
+inline u16 round_to(bf16, float x) {
+	u32 u = as_bits(x);
+	if (x != x) return 0x7fff;
+	return (u16)((u + 0x7fff + (u >> 16 & 1)) >> 16);
+}
+inline u16 round_to(f16, float x) {
+	_Float16 h = (_Float16)x;
+	u16 bits;
+	memcpy(&bits, &h, 2);
+	return bits;
+}
+template <class H> inline u32 pack(H, float low, float high) { return round_to(H(), low) | (u32)round_to(H(), high) << 16; }
+inline float wide(bf16 x) { return as_float((u32)x.bits << 16); }
+inline float wide(f16 x) {
+	_Float16 h;
+	memcpy(&h, &x.bits, 2);
+	return (float)h;
+}
+
+// Copies of a thread, in groups.
+struct Copies {
+	struct Copy {
+		void* to;
+		const void* from;
+	};
+	std::vector<std::vector<Copy>> groups{{}};
+};
+Copies& copies();
+
+inline void copy_async(void* to, const void* from, bool valid) {
+	if ((u64)to % 16 || (u64)from % 16 && valid) __builtin_trap();
+	copies().groups.back().push_back({to, valid ? from : nullptr});
+}
+inline void copy_commit() { copies().groups.push_back({}); }
+template <int n> void copy_wait() {
+	auto& groups = copies().groups;
+	while ((int)groups.size() - 1 > n) {
+		for (auto& c : groups[0]) {
+			if (c.from) memcpy(c.to, c.from, 16);
+			else memset(c.to, 0, 16);
+		}
+		groups.erase(groups.begin());
+	}
+}
+
+inline void load_matrices(u32 (&r)[4], const void* row, bool transposed) {
+	u64 word = (u64)row;
+	if (word % 16) __builtin_trap();
+	auto rows = exchange(&word, 1);
+	int lane = machine.thread % 32, i = lane / 4, j = lane % 4 * 2;
+	for (int m = 0; m < 4; m++) {
+		auto at = [&](int row, int column) { return (u32)((const u16*)rows[8 * m + row][0])[column]; };
+		r[m] = transposed ? at(j, i) | at(j + 1, i) << 16 : at(i, j) | at(i, j + 1) << 16;
+	}
+	sync_warp(); // nobody may overwrite what others still read
+}
+inline void load_matrices(u32 (&r)[4], const void* row) { load_matrices(r, row, false); }
+inline void load_transposed(u32 (&r)[4], const void* row) { load_matrices(r, row, true); }
+
+// mma: element (row, column) of a is in lane row%8*4 + column%8/2, word row/8 + column/8*2, half column%2; of b (row, column) in
+// lane column*4 + row%8/2, word row/8; of c in lane row%8*4 + column/2, word row/8*2 + column%2. Lanes exchange words as pairs
+// of floats.
+template <class H> void mma(H, float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+	const u32 packed[6] = {a[0], a[1], a[2], a[3], b0, b1};
+	u64 words[6];
+	for (int i = 0; i < 6; i++) words[i] = as_bits(wide(H{(u16)packed[i]})) | (u64)as_bits(wide(H{(u16)(packed[i] >> 16)})) << 32;
+	auto all = (const float (*)[12])exchange(words, 6);
+	int lane = machine.thread % 32;
+	for (int n = 0; n < 4; n++) {
+		int row = lane / 4 + n / 2 * 8, column = lane % 4 * 2 + n % 2;
+		float sum = c[n];
+		for (int k = 0; k < 16; k++) sum += all[row % 8 * 4 + k % 8 / 2][(row / 8 + k / 8 * 2) * 2 + k % 2] * all[column * 4 + k % 8 / 2][(4 + k / 8) * 2 + k % 2];
+		c[n] = sum;
+	}
+}
+
+// A device function, as the worker calls it.
+struct Function {
+	const char* name;
+	std::vector<int> sizes; // of parameters
+	void (*call)(void* function, const u64* args);
+	void* function;
+};
+std::vector<Function>& functions();
+
+template <class... A> struct Caller {
+	template <class X> static X argument(const u64*& args) {
+		X x;
+		memcpy(&x, args++, sizeof x);
+		return x;
+	}
+	static void call(void* function, const u64* args) {
+		struct List { // braces take arguments in order
+			void (*f)(A...);
+			List(void (*f)(A...), A... a) { f(a...); }
+		};
+		List{(void (*)(A...))function, argument<A>(args)...};
+	}
+};
+template <class... A> bool offer(const char* name, void (*f)(A...)) {
+	functions().push_back({name, {(int)sizeof(A)...}, Caller<A...>::call, (void*)f});
+	return true;
+}

@@ -1,0 +1,200 @@
+// Runs device functions on the CPU as its standard input says: see worker_test.go for the commands.
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "shim.h"
+
+Machine machine;
+
+std::vector<Function>& functions() {
+	static std::vector<Function> all;
+	return all;
+}
+
+// Fibers.
+
+extern "C" void switch_stacks(void** save, void* load);
+asm(R"(
+.globl switch_stacks
+switch_stacks:
+	push %rbp
+	push %rbx
+	push %r12
+	push %r13
+	push %r14
+	push %r15
+	mov %rsp, (%rdi)
+	mov %rsi, %rsp
+	pop %r15
+	pop %r14
+	pop %r13
+	pop %r12
+	pop %rbx
+	pop %rbp
+	ret
+)");
+
+const int most = 1024, stack_bytes = 128 << 10;
+
+struct Fiber {
+	void* stack; // pointer to its top while it does not run
+	const Group* group; // waited for
+	u64 turn;
+	bool done;
+	Copies copies;
+};
+Fiber fibers[most];
+void* host; // stack of the scheduler
+char* stacks;
+int direction = 1, left;
+const Function* running;
+const u64* arguments;
+
+Copies& copies() { return fibers[machine.thread].copies; }
+
+// next switches to a fiber that can run, or to the scheduler when all are done.
+void next() {
+	Fiber& me = fibers[machine.thread];
+	if (left == 0) {
+		switch_stacks(&me.stack, host);
+		return;
+	}
+	int at = machine.thread;
+	for (int i = 0; i < machine.threads; i++) {
+		at += direction;
+		if (at >= machine.threads) at = 0;
+		if (at < 0) at = machine.threads - 1;
+		Fiber& f = fibers[at];
+		if (f.done || f.group && f.group->turn == f.turn) continue;
+		f.group = nullptr;
+		if (at == machine.thread) return;
+		machine.thread = at;
+		switch_stacks(&me.stack, f.stack);
+		return;
+	}
+	fprintf(stderr, "threads of %s wait for each other at different places\n", running->name);
+	exit(3);
+}
+
+void wait(Group& group, int size) {
+	if (++group.arrived == size) {
+		group.arrived = 0;
+		group.turn++;
+		return;
+	}
+	Fiber& me = fibers[machine.thread];
+	me.group = &group;
+	me.turn = group.turn;
+	next();
+}
+
+void fiber_main() {
+	running->call(running->function, arguments);
+	if (fibers[machine.thread].copies.groups.size() > 1 || !fibers[machine.thread].copies.groups[0].empty()) {
+		fprintf(stderr, "%s ends before its copies have arrived\n", running->name);
+		exit(3);
+	}
+	fibers[machine.thread].done = true;
+	left--;
+	next();
+	abort();
+}
+
+void run_block() {
+	machine.block_group = Group();
+	for (auto& w : machine.warps) w = Group();
+	for (int i = 0; i < machine.threads; i++) {
+		void** top = (void**)(stacks + (size_t)(i + 1) * stack_bytes) - 1;
+		*top = nullptr; // as after a call, so the stack is aligned
+		*--top = (void*)fiber_main;
+		fibers[i].stack = top - 6;
+		fibers[i].group = nullptr;
+		fibers[i].done = false;
+	}
+	left = machine.threads;
+	machine.thread = direction > 0 ? 0 : machine.threads - 1;
+	switch_stacks(&host, fibers[machine.thread].stack);
+}
+
+// Commands.
+
+template <class X> X read_one() {
+	X x;
+	if (fread(&x, sizeof x, 1, stdin) != 1) exit(0);
+	return x;
+}
+
+void reply(const std::string& message) {
+	u32 n = (u32)message.size();
+	fwrite(&n, 4, 1, stdout);
+	fwrite(message.data(), 1, n, stdout);
+	fflush(stdout);
+}
+
+// launch: name, grid, block, shared memory, arguments and their sizes, and whether blocks and threads run in reverse.
+std::string launch(char* shared_end) {
+	std::string name(read_one<u32>(), 0);
+	for (auto& c : name) c = read_one<char>();
+	u32 grid[3], block[3];
+	for (auto& n : grid) n = read_one<u32>();
+	for (auto& n : block) n = read_one<u32>();
+	u32 shared = read_one<u32>(), n = read_one<u32>();
+	std::vector<u64> args(n);
+	std::vector<int> sizes(n);
+	for (auto& a : args) a = read_one<u64>();
+	for (auto& s : sizes) s = read_one<u8>();
+	bool reverse = read_one<u8>();
+
+	running = nullptr;
+	for (auto& f : functions()) {
+		if (f.name == name) running = &f;
+	}
+	if (!running) return "no function " + name;
+	if (running->sizes != sizes) return name + " has parameters of other sizes";
+	if (block[1] != 1 || block[2] != 1 || block[0] > most || grid[1] > 65535 || grid[2] > 65535) return name + ": grid or block";
+	arguments = args.data();
+	direction = reverse ? -1 : 1;
+	machine.threads = block[0];
+	u64 all = (u64)grid[0] * grid[1] * grid[2];
+	for (int d = 0; d < 3; d++) machine.blocks[d] = grid[d];
+	for (u64 i = 0; i < all; i++) {
+		u64 at = reverse ? all - 1 - i : i;
+		machine.block[0] = at % grid[0], machine.block[1] = at / grid[0] % grid[1], machine.block[2] = at / grid[0] / grid[1];
+		machine.shared = shared_end - (shared + 127) / 128 * 128;
+		memset(machine.shared, 0xff, shared_end - (char*)machine.shared); // NaN
+		run_block();
+	}
+	return "";
+}
+
+int main() {
+	const size_t arena_bytes = (size_t)1 << 32, shared_bytes = 256 << 10, page = 4096;
+	auto reserve = [&](size_t bytes) { // with pages before and after that nobody may touch
+		char* p = (char*)mmap(nullptr, bytes + 2 * page, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+		mprotect(p + page, bytes, PROT_READ | PROT_WRITE);
+		return p + page;
+	};
+	char *arena = reserve(arena_bytes), *shared = reserve(shared_bytes);
+	stacks = reserve((size_t)most * stack_bytes);
+	u64 base = (u64)arena;
+	fwrite(&base, 8, 1, stdout);
+	fflush(stdout);
+	for (;;) {
+		char command = read_one<char>();
+		if (command == 'l') {
+			reply(launch(shared + shared_bytes));
+			continue;
+		}
+		u64 at = read_one<u64>(), n = read_one<u64>();
+		if (at > arena_bytes || n > arena_bytes - at) return 4;
+		if (command == 'w') {
+			if (fread(arena + at, 1, n, stdin) != n) return 0;
+		} else {
+			fwrite(arena + at, 1, n, stdout);
+			fflush(stdout);
+		}
+	}
+}

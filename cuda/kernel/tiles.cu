@@ -1,0 +1,75 @@
+// Tiles of two-byte elements in shared memory, and how the warps of a block of 128 threads take them apart for mma.
+
+#define LOG2E 1.4426950408889634f
+
+// place is the index of the elements 8*chunk, ... of a row. Chunks are permuted so that eight rows of one column of chunks lie in
+// different banks.
+template <int width> DEVICE int place(int row, int chunk) { return row * width + (chunk ^ row % 8) * 8; }
+
+// load_tile starts to copy rows to a tile; row r is row at(r) of a tensor, or zeros if that is negative.
+template <int width, int rows, class H, class At> DEVICE void load_tile(H* tile, const H* from, i64 row, At at) {
+	const int chunks = width / 8;
+#pragma unroll 4
+	for (int i = thread(); i < rows * chunks; i += 128) {
+		int r = i / chunks, c = i % chunks, source = at(r);
+		copy_async(tile + place<width>(r, c), from + (source < 0 ? 0 : source * row) + c * 8, source >= 0);
+	}
+}
+
+// left is a[16,16] of mma: rows from row on, columns from 16*k on.
+template <int width, class H> DEVICE void left(u32 (&a)[4], const H* tile, int row, int k) {
+	load_matrices(a, tile + place<width>(row + lane() % 16, 2 * k + lane() / 16));
+}
+// right is b[16,8] twice: columns of b are rows of the tile from row on, rows of b its columns from 16*k on.
+template <int width, class H> DEVICE void right(u32 (&b)[4], const H* tile, int row, int k) {
+	load_matrices(b, tile + place<width>(row + lane() % 8 + lane() / 16 * 8, 2 * k + lane() / 8 % 2));
+}
+// right_rows is b[16,8] twice: its rows are those of the tile from row on, its columns those from 16*n on.
+template <int width, class H> DEVICE void right_rows(u32 (&b)[4], const H* tile, int row, int n) {
+	load_transposed(b, tile + place<width>(row + lane() % 16, 2 * n + lane() / 16));
+}
+
+// An accumulator c[16,8] has of the thread the elements (lane/4, column) and (lane/4+8, column) with column lane%4*2 and the next.
+DEVICE int column_of(int n) { return n * 8 + lane() % 4 * 2; }
+
+// as_left rounds two accumulators that lie side by side to a[16,16].
+template <class H> DEVICE void as_left(H, u32 (&a)[4], const float (&x)[4], const float (&y)[4]) {
+	a[0] = pack(H(), x[0], x[1]), a[1] = pack(H(), x[2], x[3]);
+	a[2] = pack(H(), y[0], y[1]), a[3] = pack(H(), y[2], y[3]);
+}
+
+// mma_pair adds to two accumulators that lie side by side.
+template <class H> DEVICE void mma_pair(H, float (&x)[4], float (&y)[4], const u32 (&a)[4], const u32 (&b)[4]) {
+	mma(H(), x, a, b[0], b[1]);
+	mma(H(), y, a, b[2], b[3]);
+}
+
+// write_rows stores accumulators [16,width] of a warp, multiplied by the factors of their two rows, to rows of a tensor: row r to
+// row at(r), unless that is negative. It goes by way of rows of a tile from first on, which only this warp uses.
+template <int width, class H, class At>
+DEVICE void write_rows(H* to, i64 row, H* tile, int first, const float (&c)[width / 8][4], float factor0, float factor1, At at) {
+	const int chunks = width / 8;
+	sync_warp();
+#pragma unroll
+	for (int n = 0; n < chunks; n++) {
+		int r = first + lane() / 4, e = lane() % 4 * 2;
+		*(u32*)(tile + place<width>(r, n) + e) = pack(H(), c[n][0] * factor0, c[n][1] * factor0);
+		*(u32*)(tile + place<width>(r + 8, n) + e) = pack(H(), c[n][2] * factor1, c[n][3] * factor1);
+	}
+	sync_warp();
+#pragma unroll 4
+	for (int i = lane(); i < 16 * chunks; i += WARP) {
+		int r = first + i / chunks, target = at(r);
+		if (target >= 0) *(Words<16>*)(to + target * row + i % chunks * 8) = *(const Words<16>*)(tile + place<width>(r, i % chunks));
+	}
+}
+
+// sum_of_4 and max_of_4 combine the four lanes that share rows of an accumulator.
+DEVICE float sum_of_4(float x) {
+	x += shuffle_xor(x, 1);
+	return x + shuffle_xor(x, 2);
+}
+DEVICE float max_of_4(float x) {
+	x = fmaxf(x, shuffle_xor(x, 1));
+	return fmaxf(x, shuffle_xor(x, 2));
+}

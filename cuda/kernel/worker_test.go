@@ -1,0 +1,240 @@
+package kernel_test
+
+import (
+	"bufio"
+	"crypto/sha256"
+	"encoding/binary"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	goruntime "runtime"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/autopar/autopar/cuda/kernel"
+)
+
+// The programs, compiled for the CPU: testdata/shim.h defines what primitives.cu does, and testdata/worker.cpp runs functions.
+
+var compiling sync.Mutex
+
+// buildWorker compiles all programs, once for each text of them, and returns the path of the worker.
+func buildWorker(t *testing.T) string {
+	t.Helper()
+	compiler, err := exec.LookPath("g++")
+	if err != nil || goruntime.GOARCH != "amd64" {
+		t.Skip("no g++ for amd64: the kernels are not run on the CPU")
+	}
+	compiling.Lock()
+	defer compiling.Unlock()
+
+	units := map[string]string{"worker": readFile(t, "testdata/worker.cpp")}
+	for _, p := range kernel.Programs() {
+		units[strings.TrimSuffix(p, ".cu")] = "#include \"shim.h\"\n" + kernel.Portable(p) + offers(p)
+	}
+	shim := readFile(t, "testdata/shim.h")
+	flags := []string{"-std=c++17", "-O1", "-mf16c", "-fno-strict-aliasing", "-ffp-contract=off", "-fno-math-errno", "-Wno-unknown-pragmas",
+		"-fsanitize=alignment,shift,bounds", "-fsanitize-undefined-trap-on-error"}
+	cache, err := os.UserCacheDir()
+	if err != nil {
+		cache = os.TempDir()
+	}
+	cache = filepath.Join(cache, "autopar", "kernels")
+	require.NoError(t, os.MkdirAll(cache, 0o755))
+	forget(t, cache)
+
+	dir := t.TempDir()
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "shim.h"), []byte(shim), 0o644))
+	// compiled has the compiler make what is named after all that it depends on, once.
+	compiled := func(name string, depends []string, args ...string) string {
+		hash := sha256.Sum256([]byte(strings.Join(append(append([]string{compiler}, args...), depends...), "\x00")))
+		made := filepath.Join(cache, name+"-"+hex.EncodeToString(hash[:8]))
+		if _, err := os.Stat(made); err == nil {
+			return made
+		}
+		fresh := filepath.Join(dir, name+".made")
+		cmd := exec.Command(compiler, append([]string{"-o", fresh}, args...)...)
+		cmd.Dir = dir
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Errorf("g++ %s: %v\n%s", name, err, out)
+			return made
+		}
+		bytes, err := os.ReadFile(fresh)
+		if err == nil {
+			temporary := fmt.Sprintf("%s.%d", made, os.Getpid())
+			err = errors.Join(os.WriteFile(temporary, bytes, 0o755), os.Rename(temporary, made))
+		}
+		if err != nil {
+			t.Error(err)
+		}
+		return made
+	}
+	slots := make(chan struct{}, 2)
+	var group sync.WaitGroup
+	names := slices.Sorted(maps.Keys(units))
+	objects := make([]string, len(names))
+	for i, name := range names {
+		require.NoError(t, os.WriteFile(filepath.Join(dir, name+".cpp"), []byte(units[name]), 0o644))
+		group.Go(func() {
+			slots <- struct{}{}
+			defer func() { <-slots }()
+			objects[i] = compiled(name, []string{shim, units[name]}, append(flags, "-c", name+".cpp")...)
+		})
+	}
+	group.Wait()
+	if t.Failed() {
+		t.FailNow()
+	}
+	worker := compiled("run", nil, objects...)
+	if t.Failed() {
+		t.FailNow()
+	}
+	return worker
+}
+
+// forget removes what nobody has made or used for a week.
+func forget(t *testing.T, cache string) {
+	entries, err := os.ReadDir(cache)
+	require.NoError(t, err)
+	for _, e := range entries {
+		if info, err := e.Info(); err == nil && time.Since(info.ModTime()) > 7*24*time.Hour {
+			_ = os.Remove(filepath.Join(cache, e.Name()))
+		}
+	}
+}
+
+func readFile(t *testing.T, path string) string {
+	t.Helper()
+	b, err := os.ReadFile(path)
+	require.NoError(t, err)
+	return string(b)
+}
+
+// functionsOf lists the namespaces and names of the device functions of a program, by the text that defines them.
+func functionsOf(program string) (functions []string) {
+	space := regexp.MustCompile(`(?m)^#define TYPE (\w+)$`)
+	text := regexp.MustCompile(`(?m)^#define \w*KERNEL.*$`).ReplaceAllString(kernel.Portable(program), "")
+	for i, of := range space.FindAllStringSubmatchIndex(text, -1) {
+		body := text[of[1]:]
+		if next := space.FindAllStringIndex(text, -1); i+1 < len(next) {
+			body = text[of[1]:next[i+1][0]]
+		}
+		suffix := text[of[2]:of[3]]
+		for _, name := range names(body) {
+			functions = append(functions, "type_"+suffix+"::"+name+"_"+suffix)
+		}
+	}
+	return functions
+}
+
+// names lists what KERNEL defines, once macros that name a function by their argument are taken apart.
+func names(body string) (names []string) {
+	for _, m := range regexp.MustCompile(`KERNEL\((\w+)(##(\w+))?, `).FindAllStringSubmatchIndex(body, -1) {
+		name := body[m[2]:m[3]]
+		if m[4] < 0 {
+			names = append(names, name)
+			continue
+		}
+		defines := regexp.MustCompile(`#define (\w+)\(`).FindAllStringSubmatch(body[:m[0]], -1)
+		macro := defines[len(defines)-1][1]
+		for _, use := range regexp.MustCompile(`(?m)^`+macro+`\((\w+)`).FindAllStringSubmatch(body, -1) {
+			names = append(names, name+use[1])
+		}
+	}
+	return names
+}
+
+// offers is the text that makes a program's functions known to the worker.
+func offers(program string) string {
+	var b strings.Builder
+	for i, f := range functionsOf(program) {
+		fmt.Fprintf(&b, "static bool offered_%d = offer(%q, %s);\n", i, f[strings.Index(f, "::")+2:], f)
+	}
+	return b.String()
+}
+
+// worker is a process that runs device functions.
+type worker struct {
+	in   *bufio.Writer
+	out  *bufio.Reader
+	base uint64 // address of its arena
+	// reverse runs blocks and threads in the opposite order.
+	reverse bool
+	died    func() string
+}
+
+func startWorker(t *testing.T, path string) *worker {
+	t.Helper()
+	cmd := exec.Command(path)
+	in, err := cmd.StdinPipe()
+	require.NoError(t, err)
+	out, err := cmd.StdoutPipe()
+	require.NoError(t, err)
+	var stderr strings.Builder
+	cmd.Stderr = &stderr
+	require.NoError(t, cmd.Start())
+	w := &worker{in: bufio.NewWriter(in), out: bufio.NewReader(out), died: func() string { return fmt.Sprint(cmd.Wait(), " ", stderr.String()) }}
+	require.NoError(t, binary.Read(w.out, binary.LittleEndian, &w.base))
+	t.Cleanup(func() {
+		_ = in.Close()
+		_ = cmd.Wait()
+	})
+	return w
+}
+
+func (w *worker) put(x any) { _ = binary.Write(w.in, binary.LittleEndian, x) }
+
+func (w *worker) write(at int64, data []byte) error {
+	w.put([]byte{'w'})
+	w.put([]uint64{uint64(at), uint64(len(data))})
+	w.put(data)
+	return w.in.Flush()
+}
+
+func (w *worker) read(at int64, data []byte) error {
+	w.put([]byte{'r'})
+	w.put([]uint64{uint64(at), uint64(len(data))})
+	if err := w.in.Flush(); err != nil {
+		return err
+	}
+	_, err := io.ReadFull(w.out, data)
+	return err
+}
+
+func (w *worker) launch(l kernel.Launch) error {
+	w.put([]byte{'l'})
+	w.put(uint32(len(l.Name)))
+	w.put([]byte(l.Name))
+	w.put(l.Grid)
+	w.put(l.Block)
+	w.put([]uint32{l.Shared, uint32(len(l.Args))})
+	w.put(l.Args)
+	w.put(l.Sizes)
+	w.put(w.reverse)
+	if err := w.in.Flush(); err != nil {
+		return err
+	}
+	var n uint32
+	if err := binary.Read(w.out, binary.LittleEndian, &n); err != nil {
+		return fmt.Errorf("%s killed the worker: %s", l.Name, w.died())
+	}
+	message := make([]byte, n)
+	if _, err := io.ReadFull(w.out, message); err != nil {
+		return err
+	}
+	if n > 0 {
+		return fmt.Errorf("worker: %s", message)
+	}
+	return nil
+}

@@ -1,0 +1,156 @@
+package cuda
+
+import (
+	"fmt"
+	"sync"
+
+	"github.com/autopar/autopar/cuda/driver"
+	"github.com/autopar/autopar/cuda/kernel"
+	"github.com/autopar/autopar/ir"
+	"github.com/autopar/autopar/runtime"
+)
+
+// kernels is the engine of a GPU: device functions of package kernel, compiled for it.
+type kernels struct {
+	drv      driver.Driver
+	compiler driver.Compiler
+	arch     string
+
+	mu        sync.Mutex
+	modules   map[string]driver.Module // by program
+	functions map[[2]string]driver.Function
+}
+
+// newKernels returns the engine of a GPU of a compute capability.
+func newKernels(drv driver.Driver, compiler driver.Compiler, capability int) *kernels {
+	return &kernels{drv: drv, compiler: compiler, arch: archOf(capability), modules: map[string]driver.Module{}, functions: map[[2]string]driver.Function{}}
+}
+
+// archOf names an architecture for the compiler. From Hopper on, the letter lets code use
+// what later ones may not have.
+func archOf(capability int) string {
+	if capability >= 90 {
+		return fmt.Sprintf("sm_%da", capability)
+	}
+	return fmt.Sprintf("sm_%d", capability)
+}
+
+// function compiles, loads and finds what a launch runs, once.
+func (e *kernels) function(l kernel.Launch) (driver.Function, error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	key := [2]string{l.Program, l.Name}
+	if f, ok := e.functions[key]; ok {
+		return f, e.share(f, l)
+	}
+	m, ok := e.modules[l.Program]
+	if !ok {
+		image, err := e.compiler.Compile(l.Program, kernel.Source(l.Program), e.arch, kernel.Options())
+		if err != nil {
+			return 0, err
+		}
+		if m, err = e.drv.LoadModule(image); err != nil {
+			return 0, fmt.Errorf("loading %s: %w", l.Program, err)
+		}
+		e.modules[l.Program] = m
+	}
+	f, err := e.drv.ModuleFunction(m, l.Name)
+	if err != nil {
+		return 0, fmt.Errorf("%s has no %s: %w", l.Program, l.Name, err)
+	}
+	e.functions[key] = f
+	return f, e.share(f, l)
+}
+
+// share allows a function more than the usual 48 KB of shared memory.
+func (e *kernels) share(f driver.Function, l kernel.Launch) error {
+	const usual = 48 << 10
+	if l.Shared <= usual {
+		return nil
+	}
+	if err := e.drv.SetFunctionAttribute(f, driver.SharedMax, int(l.Shared)); err != nil {
+		return fmt.Errorf("%s: %d bytes of shared memory: %w", l.Name, l.Shared, err)
+	}
+	return nil
+}
+
+// Check loads what a kernel launches.
+func (e *kernels) Check(k *runtime.Kernel) error {
+	launches, err := kernel.Launches(k, func(runtime.Tensor) uint64 { return 0 }, 0)
+	if err != nil {
+		return err
+	}
+	for _, l := range launches {
+		if _, err := e.function(l); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Scratch is that of package kernel.
+func (e *kernels) Scratch(k *runtime.Kernel) int64 { return kernel.Scratch(k) }
+
+// Prepare finds the functions of all launches.
+func (e *kernels) Prepare(k *runtime.Kernel, at kernel.Place, scratch driver.Ptr) (func(s driver.Stream) error, error) {
+	launches, err := kernel.Launches(k, at, uint64(scratch))
+	if err != nil {
+		return nil, err
+	}
+	functions := make([]driver.Function, len(launches))
+	for i, l := range launches {
+		if functions[i], err = e.function(l); err != nil {
+			return nil, err
+		}
+	}
+	return func(s driver.Stream) error {
+		for i := range launches {
+			if err := e.launch(functions[i], &launches[i], s); err != nil {
+				return err
+			}
+		}
+		return nil
+	}, nil
+}
+
+func (e *kernels) launch(f driver.Function, l *kernel.Launch, s driver.Stream) error {
+	if err := e.drv.Launch(f, l.Grid, l.Block, l.Shared, s, l.Args); err != nil {
+		return fmt.Errorf("%s, grid %v, block %v: %w", l.Name, l.Grid, l.Block, err)
+	}
+	return nil
+}
+
+// Reduce launches the kernel of loopback collectives.
+func (e *kernels) Reduce(s driver.Stream, by ir.Reduction, d ir.DType, out driver.Ptr, in []driver.Ptr, elems int64) error {
+	reduce := kernel.Reduce
+	if by == ir.Max {
+		reduce = kernel.ReduceMax
+	}
+	if !d.Float() {
+		return fmt.Errorf("cuda: no kernel for sums of %s over ranks; train.reproducible needs --device cpu, or one rank", d)
+	}
+	if len(in) > kernel.MaxInputs {
+		return fmt.Errorf("cuda: a collective of %d ranks on one GPU, want at most %d", len(in), kernel.MaxInputs)
+	}
+	from := make([]uint64, len(in))
+	for i, p := range in {
+		from[i] = uint64(p)
+	}
+	l := reduce(d, uint64(out), from, elems)
+	f, err := e.function(l)
+	if err != nil {
+		return err
+	}
+	return e.launch(f, &l, s)
+}
+
+// Close unloads the modules.
+func (e *kernels) Close() error {
+	var first error
+	for _, m := range e.modules {
+		if err := e.drv.UnloadModule(m); err != nil && first == nil {
+			first = err
+		}
+	}
+	return first
+}

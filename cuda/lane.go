@@ -1,0 +1,307 @@
+package cuda
+
+import (
+	"fmt"
+	goruntime "runtime"
+	"sync"
+	"time"
+
+	"github.com/autopar/autopar/cuda/driver"
+	"github.com/autopar/autopar/runtime"
+)
+
+// lane is one of the two streams of a rank: a stream of the driver, and the events
+// recorded on it. What the compute lane is given, the caller hands to the driver at once. So
+// does the communication lane, unless ranks meet on the host (loopback): then a goroutine of
+// its own waits for the others.
+type lane struct {
+	device *Device
+	stream driver.Stream
+
+	mu       sync.Mutex
+	happened int64          // all events up to this one have happened
+	marks    []driver.Event // those after it, as far as they are recorded
+	spare    []driver.Event
+	recorded tally
+
+	groups map[int]*view // by Collective.Group; of the goroutine that gives the lane work
+	comms  map[int]driver.Comm
+	given  []collectiveAt // that may not be done yet
+
+	// Of a lane with a goroutine.
+	beside  bool
+	queueMu sync.Mutex
+	more    *sync.Cond
+	queue   []task
+	started bool
+	closed  bool
+	exited  chan struct{}
+	err     error // the first failure; nothing but recording is done after it
+}
+
+// task is something for the lane's goroutine to do. Recording is done even after a
+// failure, so that who waits for the event learns of it.
+type task struct {
+	do     func() error
+	record bool
+}
+
+// collectiveAt is a collective that is done when an event has happened.
+type collectiveAt struct {
+	collective *runtime.Collective
+	event      int64
+}
+
+// tally counts what has happened on the host and wakes those who wait for it. The zero
+// value is ready for use.
+type tally struct {
+	mu      sync.Mutex
+	n       int64
+	changed chan struct{}
+}
+
+func (t *tally) add() { t.addN(1) }
+
+func (t *tally) count() int64 {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.n
+}
+
+func (t *tally) addN(n int64) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.n += n
+	if t.changed != nil {
+		close(t.changed)
+		t.changed = nil
+	}
+}
+
+// reached reports whether n have happened, and if not returns what is closed when more do.
+func (t *tally) reached(n int64) (bool, <-chan struct{}) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.n >= n {
+		return true, nil
+	}
+	if t.changed == nil {
+		t.changed = make(chan struct{})
+	}
+	return false, t.changed
+}
+
+// await returns when a tally has reached n. late lists the ranks waited for when that
+// takes longer than the world allows; without it, it may take as long as it likes.
+func (b *Backend) await(t *tally, n int64, late func() []int) error {
+	ok, changed := t.reached(n)
+	if ok {
+		return nil
+	}
+	var deadline <-chan time.Time
+	if late != nil {
+		timer := time.NewTimer(b.world.Timeout)
+		defer timer.Stop()
+		deadline = timer.C
+	}
+	for !ok {
+		select {
+		case <-changed:
+		case <-b.stopped:
+			return runtime.ErrAborted
+		case <-deadline:
+			return &runtime.WaitError{Ranks: late(), After: b.world.Timeout}
+		}
+		ok, changed = t.reached(n)
+	}
+	return nil
+}
+
+func newLane(d *Device, beside bool) (*lane, error) {
+	stream, err := d.drv.CreateStream()
+	if err != nil {
+		return nil, err
+	}
+	l := &lane{device: d, stream: stream, beside: beside, groups: map[int]*view{}, comms: map[int]driver.Comm{}}
+	l.more = sync.NewCond(&l.queueMu)
+	return l, nil
+}
+
+// run does something, or gives it to the lane's goroutine.
+func (l *lane) run(t task) error {
+	if !l.beside {
+		return t.do()
+	}
+	l.queueMu.Lock()
+	defer l.queueMu.Unlock()
+	if !l.started {
+		l.started, l.exited = true, make(chan struct{})
+		go l.serve()
+	}
+	l.queue = append(l.queue, t)
+	l.more.Signal()
+	return nil
+}
+
+// take returns the next thing to do, and whether the lane has failed before; false at the
+// end.
+func (l *lane) take() (t task, failed, ok bool) {
+	l.queueMu.Lock()
+	defer l.queueMu.Unlock()
+	for len(l.queue) == 0 {
+		if l.closed {
+			return task{}, false, false
+		}
+		l.more.Wait()
+	}
+	t = l.queue[0]
+	l.queue = l.queue[1:]
+	return t, l.err != nil, true
+}
+
+// serve is the lane's goroutine: it keeps its thread, on which its GPU is current.
+func (l *lane) serve() {
+	goruntime.LockOSThread() // which ends with the goroutine
+	defer close(l.exited)
+	if err := l.device.drv.SetCurrent(l.device.gpu.context); err != nil {
+		l.fail(err)
+	}
+	for {
+		t, failed, ok := l.take()
+		if !ok {
+			return
+		}
+		if failed && !t.record {
+			continue
+		}
+		if err := guard(t.do); err != nil {
+			l.fail(err)
+			if t.record {
+				l.recorded.add() // who waits for it looks for the failure
+			}
+		}
+	}
+}
+
+// guard turns a panic into an error with the place of the panic.
+func guard(do func() error) (err error) {
+	defer func() {
+		if x := recover(); x != nil {
+			stack := make([]byte, 4096)
+			stack = stack[:goruntime.Stack(stack, false)]
+			err = fmt.Errorf("panic: %v\n%s", x, stack)
+		}
+	}()
+	return do()
+}
+
+func (l *lane) fail(err error) {
+	l.queueMu.Lock()
+	defer l.queueMu.Unlock()
+	if l.err == nil {
+		l.err = err
+	}
+}
+
+// failure returns why the lane does nothing any more.
+func (l *lane) failure() error {
+	l.queueMu.Lock()
+	defer l.queueMu.Unlock()
+	return l.err
+}
+
+// stop ends the lane's goroutine and waits for it.
+func (l *lane) stop() {
+	l.queueMu.Lock()
+	l.closed = true
+	l.queue = nil
+	started := l.started
+	l.more.Signal()
+	l.queueMu.Unlock()
+	if started {
+		<-l.exited
+	}
+}
+
+// record makes the next event.
+func (l *lane) record() error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	var e driver.Event
+	if n := len(l.spare); n > 0 {
+		e, l.spare = l.spare[n-1], l.spare[:n-1]
+	} else {
+		var err error
+		if e, err = l.device.drv.CreateEvent(false); err != nil {
+			return err
+		}
+	}
+	if err := l.device.drv.RecordEvent(e, l.stream); err != nil {
+		return err
+	}
+	l.marks = append(l.marks, e)
+	l.recorded.add()
+	return nil
+}
+
+// hold holds a stream back until event n, which is recorded, has happened.
+func (l *lane) hold(n int64, s driver.Stream) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if n <= l.happened || n > l.happened+int64(len(l.marks)) {
+		return nil // or the lane has failed
+	}
+	return l.device.drv.WaitEvent(s, l.marks[n-l.happened-1])
+}
+
+// done reports whether event n, which is recorded, has happened. Events before it are
+// used again.
+func (l *lane) done(n int64) (bool, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	k := n - l.happened
+	if k <= 0 || k > int64(len(l.marks)) {
+		return true, nil
+	}
+	ok, err := l.device.drv.EventDone(l.marks[k-1])
+	if !ok || err != nil {
+		return false, err
+	}
+	l.spare = append(l.spare, l.marks[:k]...)
+	l.marks = append(l.marks[:0], l.marks[k:]...)
+	l.happened = n
+	return true, nil
+}
+
+// count returns how many events have been recorded.
+func (l *lane) count() int64 {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.happened + int64(len(l.marks))
+}
+
+// skip counts events that have happened as parts of a graph.
+func (l *lane) skip(n int64) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.spare = append(l.spare, l.marks...) // they came before
+	l.marks = l.marks[:0]
+	l.happened = l.recorded.count() + n
+	l.recorded.addN(n)
+}
+
+// release frees the lane's events and stream.
+func (l *lane) release() (errs []error) {
+	drv := l.device.drv
+	for _, e := range append(l.spare, l.marks...) {
+		errs = append(errs, drv.DestroyEvent(e))
+	}
+	for _, v := range l.groups {
+		for _, e := range v.events {
+			if e != 0 {
+				errs = append(errs, drv.DestroyEvent(e))
+			}
+		}
+	}
+	return append(errs, drv.DestroyStream(l.stream))
+}

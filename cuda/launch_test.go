@@ -1,0 +1,82 @@
+package cuda
+
+import (
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/autopar/autopar/cuda/driver"
+	"github.com/autopar/autopar/ir"
+	"github.com/autopar/autopar/runtime"
+)
+
+// recorder is a driver that notes what the engine asks of it, and a compiler.
+type recorder struct {
+	driver.Driver
+	compiled, launched []string
+	shared             map[driver.Function]int
+	names              []string
+}
+
+func (r *recorder) Compile(name, source, arch string, options []string) ([]byte, error) {
+	r.compiled = append(r.compiled, name+" "+arch+" "+strings.Join(options, " "))
+	if !strings.Contains(source, "extern \"C\"") {
+		return nil, errors.New("no function")
+	}
+	return []byte(name), nil
+}
+
+func (r *recorder) LoadModule([]byte) (driver.Module, error) { return 1, nil }
+func (r *recorder) UnloadModule(driver.Module) error         { return nil }
+func (r *recorder) ModuleFunction(_ driver.Module, name string) (driver.Function, error) {
+	r.names = append(r.names, name)
+	return driver.Function(len(r.names)), nil
+}
+func (r *recorder) SetFunctionAttribute(f driver.Function, a driver.FunctionAttribute, v int) error {
+	r.shared[f] = v
+	return nil
+}
+func (r *recorder) Launch(f driver.Function, grid, block driver.Dims, shared uint32, s driver.Stream, args []uint64) error {
+	r.launched = append(r.launched, r.names[f-1])
+	if shared > 48<<10 && r.shared[f] < int(shared) {
+		return errors.New("more shared memory than the function was told of")
+	}
+	return nil
+}
+
+// TestEngine checks that programs are compiled once, before they are launched, for the
+// GPU's architecture.
+func TestEngine(t *testing.T) {
+	r := &recorder{shared: map[driver.Function]int{}}
+	e := newKernels(r, compiler{r}, 90)
+	g := ir.NewGraph("add")
+	x, err := g.Leaf(ir.OpInput, "x", ir.Type{DType: ir.F32, Shape: []int{5, 7}}, nil)
+	require.NoError(t, err)
+	n, err := g.Add(ir.OpAdd, nil, "y", ir.Forward, x, x)
+	require.NoError(t, err)
+	at := runtime.Tensor{DType: ir.F32, Slab: ir.Whole([]int{5, 7})}
+	k := &runtime.Kernel{Node: n, Args: []runtime.Tensor{at, at}, Results: []runtime.Tensor{at}, Accum: []bool{false}}
+	require.NoError(t, e.Check(k))
+	require.Len(t, r.compiled, 1)
+	require.Contains(t, r.compiled[0], " sm_90a --std=c++17")
+	run, err := e.Prepare(k, func(runtime.Tensor) uint64 { return 0 }, 0)
+	require.NoError(t, err)
+	require.Empty(t, r.launched)
+	for range 2 {
+		require.NoError(t, run(1))
+	}
+	require.Len(t, r.launched, 2)
+	require.NoError(t, e.Reduce(1, ir.Sum, ir.BF16, 0x100, []driver.Ptr{0x100, 0x200}, 9))
+	require.NoError(t, e.Reduce(1, ir.Max, ir.F32, 0x100, []driver.Ptr{0x100, 0x200}, 9))
+	require.Equal(t, []string{"reduce_sum_bf16", "reduce_max_f32"}, r.launched[2:])
+	require.ErrorContains(t, e.Reduce(1, ir.Sum, ir.F32, 0x100, make([]driver.Ptr, 17), 9), "17 ranks on one GPU, want at most 16")
+	require.NoError(t, e.Close())
+	require.Equal(t, "sm_86", archOf(86))
+}
+
+// compiler is the recorder as one.
+type compiler struct{ *recorder }
+
+func (compiler) Version() int { return 13000 }

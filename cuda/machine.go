@@ -1,0 +1,73 @@
+package cuda
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"github.com/autopar/autopar/cuda/driver"
+)
+
+// MachineOptions of [Machine]. The zero value is ready for use.
+type MachineOptions struct {
+	// TF32 lets matrix products of float32 round their operands to 10 bits of fraction,
+	// which is several times faster.
+	TF32 bool
+	// CacheDir is where compiled kernels and the choice of matrix products are kept between
+	// runs; empty is a folder of the user's cache directory.
+	CacheDir string
+}
+
+// Machine opens the GPUs and libraries of this machine. The error is a
+// [driver.MissingError] when something is not there or too old. NCCL is loaded when it is
+// needed first.
+func Machine(opts MachineOptions) (*System, error) {
+	drv, err := openDriver()
+	if err != nil {
+		return nil, err
+	}
+	version, err := drv.Version()
+	if err != nil {
+		return nil, err
+	}
+	compiler, err := driver.NewCompiler(version)
+	if err != nil {
+		return nil, err
+	}
+	dir := opts.CacheDir
+	if dir == "" {
+		if cache, err := os.UserCacheDir(); err == nil {
+			dir = filepath.Join(cache, "autopar", "cuda")
+		}
+	}
+	if dir != "" {
+		compiler = driver.Cached(compiler, dir)
+	}
+	lt, err := driver.NewLt(version, driver.LtOptions{TF32: opts.TF32, Dir: dir})
+	if err != nil {
+		return nil, err
+	}
+	return &System{
+		Driver: drv,
+		Engine: func(gpu int) (Engine, error) {
+			capability, err := Capability(drv, gpu)
+			if err != nil {
+				return nil, err
+			}
+			return newKernels(drv, compiler, capability), nil
+		},
+		BLAS: func(gpu int) (driver.BLAS, error) {
+			name, err := drv.DeviceName(gpu)
+			if err != nil {
+				return nil, err
+			}
+			return lt.Open(drv, name)
+		},
+		Collectives: driver.NewCollectives,
+		Versions: []string{
+			fmt.Sprintf("driver for CUDA %d.%d", version/1000, version%1000/10),
+			fmt.Sprintf("NVRTC %d.%d", compiler.Version()/1000, compiler.Version()%1000/10),
+			"cuBLASLt " + lt.Version(),
+		},
+	}, nil
+}

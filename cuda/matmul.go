@@ -1,0 +1,61 @@
+package cuda
+
+import (
+	"github.com/autopar/autopar/cuda/driver"
+	"github.com/autopar/autopar/ir"
+	"github.com/autopar/autopar/runtime"
+)
+
+// isGEMM reports the kernels that [driver.BLAS] runs: products that are not summed in fixed
+// point.
+func isGEMM(k *runtime.Kernel) bool {
+	attr, ok := k.Node.Attr.(ir.MatMulAttr)
+	return ok && k.Node.Op == ir.OpMatMul && attr.Frac == 0
+}
+
+// gemmOf returns a matmul as BLAS counts, and which operand is its a. What lies in rows
+// here lies in columns there, so a matrix is read as its transpose: y = a·b becomes
+// yᵀ = bᵀ·aᵀ, and the operands change places.
+func gemmOf(k *runtime.Kernel) (g driver.GEMM, empty bool) {
+	attr := k.Node.Attr.(ir.MatMulAttr)
+	a, b := k.Args[0], k.Args[1]
+	var m, n, inner int64
+	switch attr.Form {
+	case ir.MatMulNT: // a[m,k] b[n,k]
+		m, inner = split(a, len(a.Slab.Local)-attr.K)
+		n, _ = split(b, len(b.Slab.Local)-attr.K)
+		g = driver.GEMM{TransA: true, LDA: inner, LDB: inner}
+	case ir.MatMulNN: // a[m,k] b[k,n]
+		m, inner = split(a, len(a.Slab.Local)-attr.K)
+		_, n = split(b, attr.K)
+		g = driver.GEMM{LDA: n, LDB: inner}
+	case ir.MatMulTN: // a[k,m] b[k,n]
+		inner, m = split(a, attr.K)
+		_, n = split(b, attr.K)
+		g = driver.GEMM{TransB: true, LDA: n, LDB: m}
+	}
+	g.M, g.N, g.K, g.LDC = n, m, inner, n
+	g.TypeA, g.TypeB, g.TC = b.DType, a.DType, k.Results[0].DType
+	g.Accumulate = k.Accum[0]
+	return g, m == 0 || n == 0 || inner == 0
+}
+
+// split returns the elements of the first dimensions of a part, and those of the rest.
+func split(t runtime.Tensor, at int) (rows, cols int64) {
+	return ir.Elems(t.Slab.Local[:at]), ir.Elems(t.Slab.Local[at:])
+}
+
+// prepareGEMM hands a matmul to BLAS. A sum of nothing is zero.
+func (d *Device) prepareGEMM(k *runtime.Kernel) launch {
+	g, empty := gemmOf(k)
+	y := k.Results[0]
+	return func(s driver.Stream) error {
+		if !empty {
+			return d.gpu.blas.MatMul(g, d.at(k.Args[1]), d.at(k.Args[0]), d.at(y), d.workspace, s)
+		}
+		if y.Bytes() == 0 || g.Accumulate {
+			return nil
+		}
+		return d.drv.Set8(d.at(y), 0, y.Bytes(), s)
+	}
+}

@@ -1,0 +1,243 @@
+package cuda
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/autopar/autopar/cuda/driver"
+	"github.com/autopar/autopar/ir"
+	"github.com/autopar/autopar/runtime"
+)
+
+// join returns the lane's communicator of a group, which it makes with the other members
+// the first time. They meet on the host before, so that one that does not come is named.
+func (l *lane) join(c *runtime.Collective) (driver.Comm, error) {
+	if comm := l.comms[c.Group]; comm != nil {
+		return comm, nil
+	}
+	b := l.device.backend
+	lib, err := b.collectives()
+	if err != nil {
+		return nil, err
+	}
+	v, err := l.view(c)
+	if err != nil {
+		return nil, err
+	}
+	v.members[c.Position].node.Store(c.Node)
+	b.mu.Lock()
+	if !v.named {
+		if v.id, err = lib.NewID(); err == nil {
+			v.named = true
+		}
+	}
+	b.mu.Unlock()
+	if err != nil {
+		return nil, err
+	}
+	if err := l.arrive(v); err != nil {
+		return nil, err
+	}
+	for i := range v.members {
+		if n := v.members[i].node.Load(); n != c.Node {
+			return nil, fmt.Errorf("cuda: rank %d has entered %s %s instead", c.Members[i].Rank, n.Op, n.Name)
+		}
+	}
+	comm, err := lib.Join(len(c.Members), v.id, c.Position)
+	if err != nil {
+		return nil, fmt.Errorf("cuda: joining the ranks of group %d: %w", c.Group, err)
+	}
+	l.comms[c.Group] = comm
+	b.mu.Lock()
+	b.comms = append(b.comms, comm)
+	b.mu.Unlock()
+	return comm, nil
+}
+
+// collectives returns NCCL, loading it the first time.
+func (b *Backend) collectives() (driver.Collectives, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.nccl == nil {
+		lib, err := b.system.Collectives()
+		if err != nil {
+			return nil, err
+		}
+		b.nccl = lib
+	}
+	return b.nccl, nil
+}
+
+// byNCCL makes a collective of ranks on GPUs of their own, and those made together with it.
+// NCCL adds numbers of two bytes up in their own type, rounding each sum of two.
+func (l *lane) byNCCL(c *runtime.Collective) error {
+	if _, err := l.join(c); err != nil {
+		return err
+	}
+	l.note(c)
+	return l.groupByNCCL(c)
+}
+
+// groupByNCCL makes the calls of collectives whose communicator is there.
+func (l *lane) groupByNCCL(c *runtime.Collective) error {
+	comm, lib := l.comms[c.Group], l.device.backend.nccl
+	if err := lib.GroupStart(); err != nil {
+		return err
+	}
+	for _, c := range append([]*runtime.Collective{c}, c.More...) {
+		if err := l.exchangeByNCCL(comm, c); err != nil {
+			return err
+		}
+	}
+	return lib.GroupEnd()
+}
+
+// exchangeByNCCL has NCCL move whole values where they are cut evenly in their first
+// dimension, as most are, and runs of elements where not.
+func (l *lane) exchangeByNCCL(comm driver.Comm, c *runtime.Collective) error {
+	me := c.Members[c.Position]
+	d := me.In.DType
+	if d == ir.Q64 {
+		return errors.New("cuda: NCCL does not tell when a sum of q64 over ranks overflows; train.reproducible needs --device cpu, or one rank")
+	}
+	switch c.Node.Op {
+	case ir.OpAllReduce:
+		return comm.AllReduce(l.operand(me, 0), l.result(me, 0), me.In.Slab.Elems(), d, c.Attr.Reduce, l.stream)
+	case ir.OpReduceScatter:
+		if inOrder(c, func(m runtime.Member) ir.Slab { return m.Out.Slab }, me.In.Slab) {
+			return comm.ReduceScatter(l.operand(me, 0), l.result(me, 0), me.Out.Slab.Elems(), d, c.Attr.Reduce, l.stream)
+		}
+		for root, m := range c.Members {
+			err := eachRun(me.In.Slab, m.Out.Slab, func(from, to, n int) error {
+				var recv driver.Ptr
+				if root == c.Position {
+					recv = l.result(me, to)
+				}
+				return comm.Reduce(l.operand(me, from), recv, int64(n), d, c.Attr.Reduce, root, l.stream)
+			})
+			if err != nil {
+				return err
+			}
+		}
+		return nil
+	case ir.OpAllGather:
+		if inOrder(c, func(m runtime.Member) ir.Slab { return m.In.Slab }, me.Out.Slab) {
+			return comm.AllGather(l.operand(me, 0), l.result(me, 0), me.In.Slab.Elems(), d, l.stream)
+		}
+	case ir.OpAllToAll:
+	default:
+		panic(fmt.Sprintf("BUG: cuda: %s is not a collective", c.Node.Op))
+	}
+	return l.scatter(comm, c)
+}
+
+// scatter sends each member the runs that it needs of the rank's operand, and receives
+// those that the rank needs.
+func (l *lane) scatter(comm driver.Comm, c *runtime.Collective) error {
+	me := c.Members[c.Position]
+	d := me.In.DType
+	for i, m := range c.Members {
+		var err error
+		if i == c.Position {
+			err = eachRun(me.In.Slab, me.Out.Slab, func(from, to, n int) error {
+				return l.device.drv.Copy(l.result(me, to), l.operand(me, from), int64(n)*d.Size(), l.stream)
+			})
+		} else {
+			err = eachRun(me.In.Slab, m.Out.Slab, func(from, _, n int) error {
+				return comm.Send(l.operand(me, from), int64(n), d, i, l.stream)
+			})
+			if err == nil {
+				err = eachRun(m.In.Slab, me.Out.Slab, func(_, to, n int) error {
+					return comm.Recv(l.result(me, to), int64(n), d, i, l.stream)
+				})
+			}
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// inOrder reports whether the members' parts of a value are of one size and follow each
+// other in its memory.
+func inOrder(c *runtime.Collective, part func(runtime.Member) ir.Slab, whole ir.Slab) bool {
+	size := whole.Elems() / int64(len(c.Members))
+	for i, m := range c.Members {
+		p, runs := part(m), 0
+		ok := p.Elems() == size
+		runtime.EachRun(whole, p, func(from, to, n int) {
+			runs++
+			ok = ok && int64(from) == int64(i)*size && to == 0 && int64(n) == size
+		})
+		if !ok || runs != 1 {
+			return false
+		}
+	}
+	return size*int64(len(c.Members)) == whole.Elems()
+}
+
+// note remembers a collective until the lane's next event has happened.
+func (l *lane) note(c *runtime.Collective) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	kept := l.given[:0]
+	for _, g := range l.given {
+		if g.event > l.happened {
+			kept = append(kept, g)
+		}
+	}
+	l.given = append(kept, collectiveAt{c, l.happened + int64(len(l.marks)) + 1})
+}
+
+// waiting returns the first collective of the lane that may not be done, or nil.
+func (l *lane) waiting() *runtime.Collective {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, g := range l.given {
+		if g.event > l.happened {
+			return g.collective
+		}
+	}
+	return nil
+}
+
+// hangs returns why a wait for the GPU is in vain: a communicator has failed, or the
+// members of a collective have not come in time.
+func (d *Device) hangs(waited time.Duration) error {
+	for _, l := range []*lane{d.compute, d.comm} {
+		for _, comm := range l.comms {
+			if err := comm.Failure(); err != nil {
+				return err
+			}
+		}
+	}
+	if waited < d.backend.world.Timeout {
+		return nil
+	}
+	if d.steps != nil && d.steps.runs != nil && d.steps.runs.collectives {
+		late := &runtime.WaitError{After: waited}
+		for rank := range d.backend.devices {
+			if rank != d.rank {
+				late.Ranks = append(late.Ranks, rank)
+			}
+		}
+		return late
+	}
+	for _, l := range []*lane{d.compute, d.comm} {
+		if l.beside {
+			continue
+		}
+		if c := l.waiting(); c != nil {
+			late := &runtime.WaitError{After: waited}
+			for i, m := range c.Members {
+				if i != c.Position {
+					late.Ranks = append(late.Ranks, m.Rank)
+				}
+			}
+			return late
+		}
+	}
+	return nil
+}

@@ -1,0 +1,347 @@
+package cuda
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/autopar/autopar/cuda/driver"
+	"github.com/autopar/autopar/runtime"
+)
+
+// A rank is told the same things step after step: an executor makes what it hands to a
+// device once. So a device writes down what it is told, and when two steps in a row are
+// the same it captures them as a CUDA graph. From then on it only compares; the end of a step that is
+// the same to the last call launches the graph. A step that turns out to be another is
+// done call by call from its start, late. What is not the same from step to step, the inputs,
+// goes through pinned memory that the graph copies from; learning rate and step number are
+// inputs too.
+//
+// A step ends where the host waits for the compute stream. What waits for another rank's
+// host, as transfers and loopback collectives do, keeps a step from being captured.
+
+// call is one thing that a device is told, without what varies.
+type call struct {
+	kind       callKind
+	kernel     *runtime.Kernel
+	collective *runtime.Collective
+	stream     runtime.Stream // that records or waits
+	of         runtime.Stream // of the event waited for
+	n          int64          // the event's number in the step, or the offset of an upload
+	bytes      int            // of an upload
+}
+
+type callKind uint8
+
+const (
+	callLaunch callKind = iota
+	callCollective
+	callRecord
+	callWait
+	callUpload
+)
+
+// maxSequences bounds the kinds of steps that are remembered: training, evaluation, and
+// those with a first step's uploads.
+const maxSequences = 6
+
+// sequence is a kind of step.
+type sequence struct {
+	calls       []call
+	seen        int
+	odd         bool // it cannot be captured
+	exec        driver.Exec
+	inputs      []byte // pinned, from which the graph uploads
+	collectives bool
+}
+
+// replay is a device's memory of steps.
+type replay struct {
+	*Device
+	kept []*sequence // oldest first
+	now  []call      // of the step in hand
+	data [][]byte    // of its uploads, while it is only compared
+	live []*sequence // that it may be; while there are any, its calls are not done
+	odd  bool        // something in it cannot be captured
+	base [runtime.Host]int64
+	runs *sequence // whose graph runs
+}
+
+// do does a call, or notes it where the step may be one that is known.
+func (r *replay) do(c call, data []byte) error {
+	if len(r.now) == 0 {
+		r.begin()
+	}
+	switch c.kind {
+	case callRecord:
+		c.n = 0
+	case callWait:
+		if c.n <= r.base[c.of] { // of an earlier step
+			if err := r.flush(); err != nil {
+				return err
+			}
+			return r.waitOwn(c.stream, c.of, c.n)
+		}
+		c.n -= r.base[c.of]
+	case callCollective:
+		r.odd = r.odd || c.collective.Ran != nil
+	}
+	at := len(r.now)
+	r.now = append(r.now, c)
+	if len(r.live) == 0 {
+		return r.perform(c, data)
+	}
+	live := r.live[:0]
+	for _, s := range r.live {
+		if at < len(s.calls) && s.calls[at] == c {
+			live = append(live, s)
+		}
+	}
+	r.live = live
+	if c.kind == callUpload {
+		r.data = append(r.data, append([]byte(nil), data...))
+	}
+	if len(r.live) == 0 {
+		return r.catchUp()
+	}
+	return nil
+}
+
+func (r *replay) begin() {
+	r.odd, r.data, r.live = false, nil, nil
+	for _, s := range r.kept {
+		if s.exec != 0 {
+			r.live = append(r.live, s)
+		}
+	}
+	for s, l := range []*lane{runtime.Compute: r.compute, runtime.Communication: r.comm} {
+		r.base[s] = l.count()
+	}
+}
+
+// catchUp does the calls of the step so far: it is no step that is known.
+func (r *replay) catchUp() error {
+	r.live = nil
+	data := r.data
+	r.data = nil
+	for _, c := range r.now {
+		var src []byte
+		if c.kind == callUpload {
+			src, data = data[0], data[1:]
+		}
+		if err := r.perform(c, src); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// flush has everything done that was told, for what cannot be captured to come after it.
+func (r *replay) flush() error {
+	r.odd = true
+	if len(r.live) == 0 {
+		return nil
+	}
+	if err := r.enter(); err != nil {
+		return err
+	}
+	defer r.leave()
+	return r.catchUp()
+}
+
+// perform does a call.
+func (r *replay) perform(c call, data []byte) error {
+	switch c.kind {
+	case callLaunch:
+		return r.launch(c.kernel)
+	case callCollective:
+		return r.collective(c.collective)
+	case callRecord:
+		return r.record(c.stream)
+	case callWait:
+		return r.waitOwn(c.stream, c.of, c.n+r.base[c.of])
+	}
+	return r.uploadTo(r.arena+driver.Ptr(c.n), data)
+}
+
+// end ends the step in hand, where the host waits for event n of the compute stream. If
+// the step is one that is known its graph runs, and the wait is over. Else calls are those of the step,
+// if it may be captured.
+func (r *replay) end(n int64) (done bool, calls []call, err error) {
+	for _, s := range r.live {
+		if len(s.calls) == len(r.now) && n-r.base[runtime.Compute] == recorded(s.calls, runtime.Compute) {
+			r.now, r.live = r.now[:0], nil
+			return true, nil, r.run(s)
+		}
+	}
+	if len(r.live) > 0 {
+		if err := r.catchUp(); err != nil {
+			return false, nil, err
+		}
+	}
+	if n < r.compute.count() {
+		return false, nil, nil // the step goes on
+	}
+	if !r.odd {
+		calls = r.now
+	}
+	r.now = r.now[:0]
+	return false, calls, nil
+}
+
+// recorded counts the events that calls make on a stream.
+func recorded(calls []call, s runtime.Stream) (n int64) {
+	for _, c := range calls {
+		if c.kind == callRecord && c.stream == s {
+			n++
+		}
+	}
+	return n
+}
+
+// run runs a step's graph and waits for it.
+func (r *replay) run(s *sequence) error {
+	at := 0
+	for _, data := range r.data {
+		at += copy(s.inputs[at:], data)
+	}
+	r.label(r.compute, "step", "as a graph")
+	if err := r.drv.LaunchGraph(s.exec, r.compute.stream); err != nil {
+		return err
+	}
+	r.runs = s
+	err := r.drain()
+	r.runs = nil
+	r.compute.skip(recorded(s.calls, runtime.Compute))
+	r.comm.skip(recorded(s.calls, runtime.Communication))
+	return err
+}
+
+// learn remembers the step that has been done, and captures it the second time in a row.
+func (r *replay) learn(calls []call) error {
+	var s *sequence
+	for _, known := range r.kept {
+		if equal(known.calls, calls) {
+			s = known
+		}
+	}
+	if s == nil {
+		if len(r.kept) == maxSequences {
+			if err := r.forget(r.kept[0]); err != nil {
+				return err
+			}
+			r.kept = append(r.kept[:0], r.kept[1:]...)
+		}
+		s = &sequence{calls: append([]call(nil), calls...)}
+		r.kept = append(r.kept, s)
+	}
+	s.seen++
+	if s.seen < 2 || s.odd || s.exec != 0 {
+		return nil
+	}
+	if err := r.capture(s); err != nil {
+		s.odd = true // it is done call by call as before
+		var refused *driver.Error
+		if !errors.As(err, &refused) {
+			return err
+		}
+	}
+	return nil
+}
+
+func equal(a, b []call) bool {
+	if len(a) != len(b) {
+		return false
+	}
+	for i := range a {
+		if a[i] != b[i] {
+			return false
+		}
+	}
+	return true
+}
+
+// capture makes a graph of a step.
+func (r *replay) capture(s *sequence) (err error) {
+	bytes := 0
+	for _, c := range s.calls {
+		bytes += c.bytes
+		s.collectives = s.collectives || c.kind == callCollective
+	}
+	if bytes > 0 {
+		if s.inputs, err = r.drv.AllocHost(int64(bytes)); err != nil {
+			return err
+		}
+	}
+	if err := r.drv.BeginCapture(r.compute.stream); err != nil {
+		return err
+	}
+	events, err := r.redo(s)
+	g, ended := r.drv.EndCapture(r.compute.stream) // even after a failure, or the stream is lost
+	for _, e := range events {
+		err = errors.Join(err, r.drv.DestroyEvent(e))
+	}
+	if err = errors.Join(err, ended); err != nil {
+		return fmt.Errorf("capturing a step: %w", err)
+	}
+	s.exec, err = r.drv.Instantiate(g)
+	return errors.Join(err, r.drv.DestroyGraph(g))
+}
+
+// redo gives a step's calls to streams that capture, with events of its own.
+func (r *replay) redo(s *sequence) (events []driver.Event, err error) {
+	made := map[[2]int64]driver.Event{} // by stream and number in the step
+	var count [runtime.Host]int64
+	at := 0
+	for _, c := range s.calls {
+		l := r.lane(c.stream)
+		switch c.kind {
+		case callLaunch:
+			err = r.launch(c.kernel)
+		case callCollective:
+			err = r.lane(c.collective.Stream).groupByNCCL(c.collective)
+		case callRecord:
+			var e driver.Event
+			if e, err = r.drv.CreateEvent(false); err != nil {
+				return events, err
+			}
+			events = append(events, e)
+			count[c.stream]++
+			made[[2]int64{int64(c.stream), count[c.stream]}] = e
+			err = r.drv.RecordEvent(e, l.stream)
+		case callWait:
+			if e, ok := made[[2]int64{int64(c.of), c.n}]; ok && l != r.lane(c.of) {
+				err = r.drv.WaitEvent(l.stream, e)
+			}
+		case callUpload:
+			if c.bytes > 0 {
+				err = r.drv.CopyToDevice(r.arena+driver.Ptr(c.n), s.inputs[at:at+c.bytes], r.compute.stream)
+				at += c.bytes
+			}
+		}
+		if err != nil {
+			return events, err
+		}
+	}
+	return events, nil
+}
+
+// forget frees a step's graph.
+func (r *replay) forget(s *sequence) (err error) {
+	if s.exec != 0 {
+		err = r.drv.DestroyExec(s.exec)
+	}
+	if s.inputs != nil {
+		err = errors.Join(err, r.drv.FreeHost(s.inputs))
+	}
+	s.exec, s.inputs = 0, nil
+	return err
+}
+
+// forgetAll forgets all steps: addresses have changed, or it is over.
+func (r *replay) forgetAll() (err error) {
+	for _, s := range r.kept {
+		err = errors.Join(err, r.forget(s))
+	}
+	r.kept = nil
+	return err
+}

@@ -1,0 +1,146 @@
+package autopar_test
+
+import (
+	"fmt"
+	"os"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/autopar/autopar/cuda"
+	"github.com/autopar/autopar/cuda/cudatest"
+	"github.com/autopar/autopar/cuda/driver/fake"
+	"github.com/autopar/autopar/ir"
+	"github.com/autopar/autopar/models/gpt"
+	"github.com/autopar/autopar/partition"
+)
+
+// TestLoopbackParity trains under plans of TestParity on the CUDA backend, all ranks on
+// one fake GPU whose streams run in a random order, and compares each step with one rank
+// on the CPU. The fake also refuses every access to memory that no event orders.
+func TestLoopbackParity(t *testing.T) {
+	const steps = 4
+	one := trainBatch(t, parityPlan(1, 1, 1, parityBatch, partition.GPipe, false), parityBatch, steps)
+	plans := allParityPlans()
+	if !*parityAll {
+		plans = sampleOf(t, plans, 8)
+	}
+	var worstLoss, worstNorm float64
+	for i, c := range plans {
+		got, _ := trainOnFake(t, c.plan, fake.Options{Seed: uint64(i)}, cuda.Options{Loopback: true}, steps)
+		dLoss, dNorm := differences(one, got)
+		if row := fmt.Sprintf("%+v: %.1e %.1e", *c.plan, dLoss, dNorm); !(dLoss <= 1e-5) || !(dNorm <= 1e-6) {
+			t.Error(row)
+		}
+		worstLoss, worstNorm = max(worstLoss, dLoss), max(worstNorm, dNorm)
+	}
+	t.Logf("%d plans: max abs Δloss %.1e, max rel Δ‖grad‖ %.1e", len(plans), worstLoss, worstNorm)
+}
+
+// TestReplayedParity trains with steps that become graphs, on one rank and on ranks that
+// use NCCL, and compares each step with one rank on the CPU.
+func TestReplayedParity(t *testing.T) {
+	const steps = 6
+	one := trainBatch(t, parityPlan(1, 1, 1, parityBatch, partition.GPipe, false), parityBatch, steps)
+	overlapped := parityPlan(2, 1, 1, 3, partition.OneFOneB, false)
+	overlapped.ZeRO, overlapped.Overlap = 2, true
+	sequence := parityPlan(1, 3, 1, 11, partition.OneFOneB, true)
+	sequence.SequenceParallel, sequence.Overlap = true, true
+	offloaded := parityPlan(2, 1, 1, 11, partition.OneFOneB, false)
+	offloaded.ZeRO, offloaded.Offload = 1, partition.OffloadOptimizer
+	for name, p := range map[string]*partition.Plan{
+		"one rank":                   parityPlan(1, 1, 1, 4, partition.GPipe, false),
+		"data-parallel, overlapped":  overlapped,
+		"tensor-parallel, sequences": sequence,
+		"context-parallel":           contextPlan(1, 2, 1, 1),
+		"offloaded":                  offloaded,
+	} {
+		t.Run(name, func(t *testing.T) {
+			got, driver := trainOnFake(t, p, fake.Options{Devices: 4, Seed: 1}, cuda.Options{}, steps)
+			dLoss, dNorm := differences(one, got)
+			require.LessOrEqual(t, dLoss, 1e-5)
+			require.LessOrEqual(t, dNorm, 1e-6)
+			_, graphs := driver.Ran()
+			require.Equal(t, (steps-3)*p.RuntimeNGPUs, graphs, "steps after the second that is like the one before it")
+		})
+	}
+	got, driver := trainOnFake(t, overlapped, fake.Options{Seed: 1}, cuda.Options{Loopback: true, Synchronous: true}, steps)
+	dLoss, _ := differences(one, got)
+	require.LessOrEqual(t, dLoss, 1e-5, "one thing after another")
+	pipeline := parityPlan(2, 1, 2, 3, partition.OneFOneB, false)
+	got, driver = trainOnFake(t, pipeline, fake.Options{Devices: 4, Seed: 1}, cuda.Options{}, steps)
+	dLoss, _ = differences(one, got)
+	require.LessOrEqual(t, dLoss, 1e-5)
+	_, graphs := driver.Ran()
+	require.Zero(t, graphs, "pipelines wait for each other on the host")
+}
+
+// TestGPULoopbackParity trains on a GPU under plans of 1, 2, 4 and 8 ranks that share it,
+// and compares each step with one rank on the CPU: within 1e-4 in float32 and 1 % in
+// bfloat16.
+func TestGPULoopbackParity(t *testing.T) {
+	system, err := cuda.Machine(cuda.MachineOptions{CacheDir: os.Getenv("AUTOPAR_TEST_CACHE")})
+	if err != nil && os.Getenv("AUTOPAR_TEST_CUDA") != "" {
+		t.Fatal("AUTOPAR_TEST_CUDA is set: ", err)
+	}
+	if err != nil {
+		t.Skip(err)
+	}
+	const steps = 20
+	zero := func(p *partition.Plan, stage int, overlap bool) *partition.Plan {
+		p.ZeRO, p.Overlap = stage, overlap
+		return p
+	}
+	fmt.Println("| element type | ranks | dp | tp | pp | zero | overlap | max Δloss |\n|---|---|---|---|---|---|---|---|")
+	for _, d := range []ir.DType{ir.F32, ir.BF16} {
+		model := parityModel
+		model.Float = d
+		opt := gpt.Optimizer{Beta1: .9, Beta2: .99, Eps: 1e-8, WeightDecay: .1, GradClip: 1}
+		g, err := gpt.TrainStep(model, opt, parityBatch, model.BlockSize)
+		require.NoError(t, err)
+		prog, exec := compile(t, g, parityPlan(1, 1, 1, parityBatch, partition.GPipe, false), parityBatch)
+		require.NoError(t, exec.InitParams(prog, 1337))
+		one := stepsOf(t, prog, exec, parityBatch, steps)
+		for _, p := range []*partition.Plan{
+			parityPlan(1, 1, 1, 4, partition.GPipe, false),
+			zero(parityPlan(2, 1, 1, 3, partition.OneFOneB, false), 1, true),
+			parityPlan(1, 2, 1, 3, partition.OneFOneB, true),
+			parityPlan(1, 1, 2, 2, partition.OneFOneB, false),
+			zero(parityPlan(2, 2, 1, 3, partition.OneFOneB, false), 2, true),
+			zero(parityPlan(2, 1, 2, 2, partition.OneFOneB, true), 3, false),
+			parityPlan(1, 1, 4, 1, partition.ZeroBubble, false),
+			zero(parityPlan(2, 2, 2, 2, partition.OneFOneB, false), 1, true),
+			zero(parityPlan(4, 2, 1, 1, partition.OneFOneB, false), 3, true),
+		} {
+			prog, exec := compileOn(t, cuda.New(system, cuda.Options{Loopback: p.RuntimeNGPUs > 1}), g, p, parityBatch)
+			require.NoError(t, exec.InitParams(prog, 1337))
+			got := stepsOf(t, prog, exec, parityBatch, steps)
+			require.NoError(t, exec.Close())
+			dLoss, _ := differences(one, got)
+			fmt.Printf("| %s | %d | %d | %d | %d | %d | %v | %.1e |\n", d, p.RuntimeNGPUs, p.DP, p.TP, p.PP(), p.ZeRO, p.Overlap, dLoss)
+			limit := 1e-4
+			if d == ir.BF16 {
+				limit = 0.01 * one.loss[0]
+			}
+			if !(dLoss <= limit) {
+				t.Errorf("%s: %+v: %.1e", d, *p, dLoss)
+			}
+		}
+	}
+}
+
+// trainOnFake is trainBatch on the CUDA backend over a fake driver.
+func trainOnFake(t *testing.T, p *partition.Plan, fakes fake.Options, opts cuda.Options, steps int) (trajectory, *fake.Driver) {
+	driver := fake.New(fakes)
+	system, err := cudatest.NewSystem(driver)
+	require.NoError(t, err)
+	opt := gpt.Optimizer{Beta1: .9, Beta2: .99, Eps: 1e-8, WeightDecay: .1, GradClip: 1}
+	g, err := gpt.TrainStep(parityModel, opt, parityBatch, parityModel.BlockSize)
+	require.NoError(t, err)
+	prog, exec := compileOn(t, cuda.New(system, opts), g, p, parityBatch)
+	require.NoError(t, exec.InitParams(prog, 1337))
+	got := stepsOf(t, prog, exec, parityBatch, steps)
+	require.NoError(t, exec.Close())
+	require.Empty(t, driver.Leaks())
+	return got, driver
+}

@@ -1,0 +1,28 @@
+package main
+
+import (
+	"github.com/mmcloughlin/avo/operand"
+	"github.com/mmcloughlin/avo/reg"
+)
+
+// peakChains is how many sums a multiply-add loop in registers needs to hide the latency of the units.
+const peakChains = 12
+
+// peak emits a loop of multiply-adds in registers: what a product could reach if its operands cost nothing.
+func (g *generator) peak(s tileShape) {
+	g.function("multiplyAdd"+s.set, "func(rounds int)", "is isa.multiplyAdd.")
+	rounds := g.integer("rounds")
+	factor := s.zero(g)
+	var sums [peakChains]reg.VecVirtual
+	for i := range sums {
+		sums[i] = s.zero(g)
+	}
+	loop := g.label("loop")
+	g.Label(loop)
+	for _, sum := range sums {
+		g.VFMADD231PS(factor, factor, sum)
+	}
+	g.SUBQ(operand.Imm(1), rounds)
+	g.JGT(to(loop))
+	g.end()
+}

@@ -1,0 +1,261 @@
+package main
+
+import (
+	"encoding/binary"
+
+	"github.com/mmcloughlin/avo/ir"
+	"github.com/mmcloughlin/avo/operand"
+	"github.com/mmcloughlin/avo/reg"
+)
+
+// AMX has eight tile registers of 16 rows of 64 bytes. Products keep four of sums, two of the left-hand and two of the
+// right-hand matrix. Avo and the assembler know none of the instructions, which are written here byte by byte: see Intel,
+// "Architecture Instruction Set Extensions Programming Reference", chapter 3. Register allocation does not see what such
+// bytes use, so functions that contain them use physical registers alone.
+
+// tileSide is the number of rows of a tile, and of float32 in one of its rows.
+const tileSide = 16
+
+// tileBytes is the size of a tile, tileStep that of the six tiles of one step: two of each part of the numbers.
+const (
+	tileBytes = 64 * tileSide
+	tileStep  = 6 * tileBytes
+)
+
+// code emits an instruction by its bytes.
+func (g *generator) code(bytes ...byte) {
+	for _, b := range bytes {
+		g.Instruction(&ir.Instruction{Opcode: "BYTE", Operands: []operand.Op{operand.U8(b)}})
+	}
+}
+
+// Second byte of a VEX prefix with map 0F38 and no extended register, and third byte by mandatory prefix.
+const (
+	vexMap = 0xe2
+	vexNP  = 0x78
+	vexF3  = 0x7a
+	vexF2  = 0x7b
+)
+
+func (g *generator) tileZero(t byte) { g.code(0xc4, vexMap, vexF2, 0x49, 0xc0|t<<3) }
+func (g *generator) tileRelease()    { g.code(0xc4, vexMap, vexNP, 0x49, 0xc0) }
+func (g *generator) tileConfig()     { g.code(0xc4, vexMap, vexNP, 0x49, rax) } // from the 64 bytes at RAX
+func (g *generator) tileDot(c, a, b byte) { // c += a b, of pairs of bf16
+	g.code(0xc4, vexMap, (15-b)<<3|0x02, 0x5c, 0xc0|c<<3|a)
+}
+
+// Numbers of the registers that tiles are addressed with.
+const (
+	rax, rcx, rdx, rbx = 0, 1, 2, 3
+	rsi, rdi           = 6, 7
+)
+
+// tileMemory emits a load or, with vexF3, a store of a tile whose rows are stride bytes apart from base+disp on.
+func (g *generator) tileMemory(prefix, t, base, stride byte, disp int) {
+	g.code(0xc4, vexMap, prefix, 0x4b, 0x84|t<<3, stride<<3|base)
+	g.code(binary.LittleEndian.AppendUint32(nil, uint32(disp))...)
+}
+
+func (g *generator) tiles() {
+	g.tileProducts()
+	g.splitTiles()
+}
+
+// tileProducts emits the product of 32 rows and any number of panels of 32 columns.
+func (g *generator) tileProducts() {
+	g.function("tileProducts", "func(panels, steps int, a, b, c []float32, ldc int, acc bool, next []float32, lines, ldNext, rate int)",
+		"is isa.tileProducts.")
+	g.LEAQ(operand.NewDataAddr(operand.Symbol{Name: "tileShapes", Static: true}, 0), reg.RAX)
+	g.tileConfig()
+	g.Load(g.Param("panels"), reg.R8)
+	g.Load(g.Param("a").Base(), reg.R9)
+	g.Load(g.Param("b").Base(), reg.RBX)
+	g.Load(g.Param("c").Base(), reg.RDX)
+	g.Load(g.Param("ldc"), reg.RSI)
+	g.SHLQ(operand.Imm(2), reg.RSI)
+	g.MOVQ(reg.RSI, reg.RDI)
+	g.SHLQ(operand.Imm(4), reg.RDI)
+	g.ADDQ(reg.RDX, reg.RDI) // row 16
+	g.MOVQ(operand.U32(64), reg.RCX)
+	g.Load(g.Param("next").Base(), reg.R12)
+	g.Load(g.Param("lines"), reg.R13)
+
+	panel, sum, start, last, step := g.label("panel"), g.label("sum"), g.label("start"), g.label("last"), g.label("step")
+	g.Label(panel)
+	g.Load(g.Param("acc"), reg.AL)
+	g.TESTB(reg.AL, reg.AL)
+	g.JNZ(to(sum))
+	for t := range byte(4) {
+		g.tileZero(t)
+	}
+	g.JMP(to(start))
+	g.Label(sum)
+	g.tileCorners(vexF2)
+	g.Label(start)
+	// The sums of the next panel are fetched meanwhile, after the last those of the first panel of the next rows.
+	g.LEAQ(operand.Mem{Base: reg.RDX, Disp: 2 * 64}, reg.R15)
+	g.CMPQ(reg.R8, operand.Imm(1))
+	g.JNE(to(last))
+	g.Load(g.Param("panels"), reg.RAX)
+	g.SHLQ(operand.Imm(7), reg.RAX)
+	g.SUBQ(reg.RAX, reg.R15)
+	g.MOVQ(reg.RSI, reg.RAX)
+	g.SHLQ(operand.Imm(5), reg.RAX)
+	g.ADDQ(reg.RAX, reg.R15)
+	g.Label(last)
+	g.Load(g.Param("steps"), reg.R10)
+	g.MOVQ(reg.R9, reg.RAX)
+	g.Label(step)
+	g.tileFetches()
+	g.tileTerms()
+	g.ADDQ(operand.U32(tileStep), reg.RAX)
+	g.ADDQ(operand.U32(tileStep), reg.RBX)
+	g.DECQ(reg.R10)
+	g.JNZ(to(step))
+	g.tileCorners(vexF3)
+	g.ADDQ(operand.U32(2*64), reg.RDX)
+	g.ADDQ(operand.U32(2*64), reg.RDI)
+	g.DECQ(reg.R8)
+	g.JNZ(to(panel))
+	g.tileRelease()
+	g.end()
+}
+
+// fetchedRows is how many rows of sums are fetched in a step: all in the four steps of a slice.
+const fetchedRows = 8
+
+// tileFetches emits the prefetches of one step: of some rows of sums at R15, and of lines of the next left-hand rows at R12,
+// of which R13 are left in the row.
+func (g *generator) tileFetches() {
+	for range fetchedRows {
+		g.code(0x41, 0x0f, 0x0d, 0x0f)       // PREFETCHW (R15)
+		g.code(0x41, 0x0f, 0x0d, 0x4f, 0x40) // PREFETCHW 64(R15)
+		g.ADDQ(reg.RSI, reg.R15)
+	}
+	line, same, done := g.label("line"), g.label("same"), g.label("done")
+	g.Load(g.Param("rate"), reg.R11)
+	g.Label(line)
+	g.DECQ(reg.R11)
+	g.JLT(to(done))
+	g.PREFETCHT1(operand.Mem{Base: reg.R12})
+	g.ADDQ(reg.RCX, reg.R12)
+	g.DECQ(reg.R13)
+	g.JNZ(to(same))
+	g.Load(g.Param("lines"), reg.R13)
+	g.SHLQ(operand.Imm(6), reg.R13)
+	g.SUBQ(reg.R13, reg.R12)
+	g.Load(g.Param("ldNext"), reg.R13)
+	g.LEAQ(operand.Mem{Base: reg.R12, Index: reg.R13, Scale: 4}, reg.R12)
+	g.Load(g.Param("lines"), reg.R13)
+	g.Label(same)
+	g.JMP(to(line))
+	g.Label(done)
+}
+
+// tileTerms emits the 24 products of one step. Each number is the sum of a high, a middle and a low part; of the nine
+// products of parts the six largest count, and from one to the next only one side changes.
+func (g *generator) tileTerms() {
+	const high, middle, low = 0, 2 * tileBytes, 4 * tileBytes
+	left := func(half byte, part int) { g.tileMemory(vexF2, 4+half, rax, rcx, part+int(half)*tileBytes) }
+	right := func(half byte, part int) { g.tileMemory(vexF2, 6+half, rbx, rcx, part+int(half)*tileBytes) }
+	changeLeft := func(part int) {
+		left(0, part)
+		g.tileDot(0, 4, 6)
+		g.tileDot(1, 4, 7)
+		left(1, part)
+		g.tileDot(2, 5, 6)
+		g.tileDot(3, 5, 7)
+	}
+	changeRight := func(part int) {
+		right(0, part)
+		g.tileDot(0, 4, 6)
+		g.tileDot(2, 5, 6)
+		right(1, part)
+		g.tileDot(1, 4, 7)
+		g.tileDot(3, 5, 7)
+	}
+	right(0, high)
+	right(1, high)
+	changeLeft(low)
+	changeLeft(high)
+	changeRight(low)
+	changeRight(middle)
+	changeLeft(middle)
+	changeRight(high)
+}
+
+// tileCorners loads or stores the four tiles of sums.
+func (g *generator) tileCorners(prefix byte) {
+	g.tileMemory(prefix, 0, rdx, rsi, 0)
+	g.tileMemory(prefix, 1, rdx, rsi, 64)
+	g.tileMemory(prefix, 2, rdi, rsi, 0)
+	g.tileMemory(prefix, 3, rdi, rsi, 64)
+}
+
+// splitTiles emits the cut of numbers into parts of eight significant bits, packed as tiles.
+func (g *generator) splitTiles() {
+	g.function("splitTiles", "func(dst, src []float32, ld, pair, step, steps int)",
+		"is isa.splitTiles.")
+	dst, src := g.base("dst"), g.base("src")
+	ld, pair, step, steps := g.integer("ld"), g.integer("pair"), g.integer("step"), g.integer("steps")
+	for _, r := range []reg.Register{ld, pair, step} {
+		g.SHLQ(operand.Imm(2), r)
+	}
+	half, upper := g.ZMM(), g.ZMM()
+	word := g.GP32()
+	g.MOVL(operand.U32(0x8000), word)
+	g.VPBROADCASTD(word, half)
+	g.MOVL(operand.U32(0xffff0000), word)
+	g.VPBROADCASTD(word, upper)
+	loop := g.label("step")
+	g.Label(loop)
+	p := g.GP64()
+	g.MOVQ(src, p)
+	rows := g.GP64()
+	g.MOVQ(operand.U32(tileSide), rows)
+	row := g.label("row")
+	g.Label(row)
+	x := [2]reg.VecVirtual{g.ZMM(), g.ZMM()}
+	g.VMOVUPS(operand.Mem{Base: p}, x[0])
+	g.VMOVUPS(operand.Mem{Base: p, Index: pair, Scale: 1}, x[1])
+	for part := range 3 {
+		var word [2]reg.VecVirtual
+		for i := range word {
+			if part == 2 {
+				word[i] = x[i] // what is left has no more bits
+				continue
+			}
+			word[i] = g.ZMM()
+			g.VPADDD(half, x[i], word[i])
+			g.VPANDD(upper, word[i], word[i])
+			g.VSUBPS(word[i], x[i], x[i])
+		}
+		g.VPSRLD(operand.Imm(16), word[0], word[0])
+		g.VPORD(word[0], word[1], word[1])
+		g.VMOVUPS(word[1], operand.Mem{Base: dst, Disp: 2 * tileBytes * part})
+	}
+	g.ADDQ(ld, p)
+	g.ADDQ(operand.Imm(64), dst)
+	g.DECQ(rows)
+	g.JNZ(to(row))
+	g.ADDQ(step, src)
+	g.ADDQ(operand.U32(tileStep-tileBytes), dst)
+	g.DECQ(steps)
+	g.JNZ(to(loop))
+	g.end()
+}
+
+// tileShapes is the configuration of the tile registers: all of 16 rows of 64 bytes.
+func (g *generator) tileShapes() []uint32 {
+	var c [64]byte
+	c[0] = 1 // palette
+	for t := range 8 {
+		c[16+2*t] = 64
+		c[48+t] = tileSide
+	}
+	words := make([]uint32, 16)
+	for i := range words {
+		words[i] = binary.LittleEndian.Uint32(c[4*i:])
+	}
+	return words
+}

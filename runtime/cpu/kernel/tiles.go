@@ -1,0 +1,190 @@
+package kernel
+
+// Products in the tile registers of AMX, which multiply matrices of bf16 and add up in float32, sixteen times as fast as the
+// vector units multiply float32. A float32 is exactly the sum of three bf16, of its high, middle and low eight significant
+// bits; of the nine products of two such sums the three smallest, at most 2^-23 of the whole together, are left out:
+//
+//	a b = ah bh + ah bm + am bh + ah bl + am bm + al bh
+//
+// The result is as exact as that of multiply-adds in float32, since a product of two bf16 is exact in float32 and the
+// additions are fewer: its mean error is about half of a chain's. See Henry, Tang and Heinecke, "Leveraging the bfloat16
+// Artificial Intelligence Datatype For Higher-Precision Computations" (2019). Two things differ. What is below 2^-126 counts
+// as zero, a part of a number too: of numbers below 2^-110 the lowest bits are lost. And an infinity may give NaN where it
+// would have given infinity.
+const (
+	tileSide  = 16      // rows of a tile, and 32-bit words of a row
+	tileLines = 32      // rows and columns of a block: two by two tiles of sums
+	tileDepth = 32      // terms of a step
+	tileFloat = 6 * 256 // room for the six tiles of a step, of two tiles by three parts, in float32
+
+	tileSlice  = 128        // terms for which 32 rows stay in the first-level cache beside the columns that pass by
+	tileBlockK = 384        // terms for which columns are packed at a time: a multiple of tileSlice
+	tileRight  = 1536 << 10 // bytes of packed columns that stay in the second-level cache
+)
+
+func tileSteps(k int) int { return (k + tileDepth - 1) / tileDepth }
+
+// tileTask is a productTask of at most tileBlockK terms on tiles. A worker's packed columns are slices of tileSlice terms one
+// after the other, each by panels of 32 columns.
+type tileTask struct{ productTask }
+
+// tileMatMul is matMul for positive sizes.
+func (p *Pool) tileMatMul(m, n, k int, a, b matrix, c []float32, acc bool) {
+	t := &p.task.tiles
+	serials := &p.task.product.serial
+	for j := 0; j < n; j += blockN {
+		nc := min(blockN, n-j)
+		for q := 0; q < k; {
+			kc := nextBlockK(k-q, tileBlockK, tileDepth)
+			panels := max(1, tileRight/(4*tileSteps(kc)*tileFloat))
+			across := (nc + panels*tileLines - 1) / (panels * tileLines)
+			*t = tileTask{productTask{serial: *serials, a: a.at(0, q), b: b.at(q, j), c: c[j:], ldc: n, m: m, n: nc, k: kc, acc: acc || q > 0}}
+			t.mc, t.nc = tileLines, ((nc+across-1)/across+tileLines-1)&^(tileLines-1)
+			if len(p.workers) == 1 {
+				t.mc = m
+			}
+			t.down = (m + t.mc - 1) / t.mc
+			p.run(t, t.down*across, 1)
+			*serials += uint64(across)
+			q += kc
+		}
+	}
+}
+
+func (t *tileTask) do(w *worker, lo, hi int) {
+	for u := lo; u < hi; u++ {
+		block := u / t.down
+		i0, j0 := u%t.down*t.mc, block*t.nc
+		m, n := min(t.mc, t.m-i0), min(t.nc, t.n-j0)
+		if serial := t.serial + uint64(block); w.packedSerial != serial {
+			t.packRight(w, j0, n)
+			w.packedSerial = serial
+		}
+		for i := i0; i < i0+m; i += tileLines {
+			t.rows(w, i, min(tileLines, i0+m-i), j0, n)
+		}
+	}
+}
+
+// packRight packs n columns from j on, in the order in which they lie in memory.
+func (t *tileTask) packRight(w *worker, j, n int) {
+	panels, slices := (n+tileLines-1)/tileLines, (t.k+tileSlice-1)/tileSlice
+	w.packed = grow(w.packed, panels*tileSteps(t.k)*tileFloat)
+	for u := range panels * slices {
+		panel, slice := u%panels, u/panels
+		if t.b.rs == 1 {
+			panel, slice = u/slices, u%slices
+		}
+		at, q := panel*tileLines, slice*tileSlice
+		depth := min(tileSlice, t.k-q)
+		steps := panels*tileSteps(q) + panel*tileSteps(depth) // before this panel
+		w.packTiles(w.packed[steps*tileFloat:], t.b.at(q, j+at).transposed(), min(tileLines, n-at), depth, false)
+	}
+}
+
+// rows computes m rows, from i on, at most 32, of n columns from j on.
+func (t *tileTask) rows(w *worker, i, m, j, n int) {
+	left := w.scratch(tileSlice / tileDepth * tileFloat)
+	c, right := t.c[i*t.ldc+j:], w.packed
+	whole := n / tileLines
+	if m < tileLines {
+		whole = 0
+	}
+	for q := 0; q < t.k; q += tileSlice {
+		depth, acc := min(tileSlice, t.k-q), t.acc || q > 0
+		steps := tileSteps(depth)
+		w.packTiles(left, t.a.at(i, q), m, depth, true)
+		if whole > 0 {
+			next, lines, ld, rate := t.ahead(i+w.stride(), q, depth, whole*steps)
+			w.isa.tileProducts(whole, steps, left, right, c, t.ldc, acc, next, lines, ld, rate)
+			right = right[whole*steps*tileFloat:]
+		}
+		for at := whole * tileLines; at < n; at += tileLines {
+			w.edge(steps, left, right, c[at:], t.ldc, m, min(tileLines, n-at), acc)
+			right = right[steps*tileFloat:]
+		}
+	}
+}
+
+// stride is how far the rows that the worker will get next are likely to be from these: see Pool.state.
+func (w *worker) stride() int {
+	if w.last {
+		return -tileLines
+	}
+	return tileLines
+}
+
+// ahead says what to fetch of the terms from q on of the left-hand rows from i on, during so many steps, and how many cache
+// lines a step: segments of so many lines, ld apart.
+func (t *tileTask) ahead(i, q, depth, steps int) (next []float32, lines, ld, rate int) {
+	const line = 16 // float32
+	if i < 0 || i >= t.m || depth < line {
+		return nil, 0, 0, 0
+	}
+	next, lines, ld = t.a.at(i, q).data, depth/line, t.a.rs
+	segments := min(tileLines, t.m-i)
+	if t.a.rs == 1 {
+		segments, lines, ld = depth, tileLines/line, t.a.cs
+	}
+	return next, lines, ld, (segments*lines + steps - 1) / steps
+}
+
+// edge computes a block of fewer than 32 rows or columns.
+func (w *worker) edge(steps int, a, b, c []float32, ldc, rows, cols int, acc bool) {
+	whole := w.block[:]
+	if acc {
+		for i := range rows {
+			copy(whole[i*tileLines:][:cols], c[i*ldc:])
+		}
+	}
+	w.isa.tileProducts(1, steps, a, b, whole, tileLines, acc, nil, 0, 0, 0)
+	for i := range rows {
+		copy(c[i*ldc:][:cols], whole[i*tileLines:])
+	}
+}
+
+// packTiles packs up to 32 rows of k terms of x, as rows of a left-hand matrix or columns of a right-hand one.
+func (w *worker) packTiles(dst []float32, x matrix, lines, k int, left bool) {
+	for h := range 2 {
+		at := min(h*tileSide, lines)
+		w.packSide(dst[h*tileSide*tileSide:], x.from(at), min(tileSide, lines-at), k, left)
+	}
+}
+
+// packSide packs up to 16 rows, one of the two tiles of each part and step. A left-hand tile has a row for each row of x and
+// a right-hand one for each term; words of it are pairs of terms 16 apart.
+func (w *worker) packSide(dst []float32, x matrix, lines, k int, left bool) {
+	steps := tileSteps(k)
+	depth := steps * tileDepth
+	buf := w.lines[:tileSide*depth]
+	ld, rows, cols := depth, lines, k // of buf
+	if !left {
+		ld, rows, cols = tileSide, k, lines
+	}
+	stride, along := x.rs, x.cs == 1
+	if !left {
+		stride, along = x.cs, x.rs == 1
+	}
+	whole := lines == tileSide && k == depth
+	switch {
+	case along && whole:
+		buf, ld = x.data, stride
+	case along:
+		clear(buf)
+		for i := range rows {
+			copy(buf[i*ld:][:cols], x.data[i*stride:])
+		}
+	case rows > 0 && cols > 0:
+		if !whole {
+			clear(buf)
+		}
+		w.isa.packCols(buf, x.data, max(x.rs, x.cs), rows, cols, ld)
+	default:
+		clear(buf)
+	}
+	if left {
+		w.isa.splitTiles(dst, buf, ld, tileSide, tileDepth, steps)
+	} else {
+		w.isa.splitTiles(dst, buf, ld, tileSide*ld, tileDepth*ld, steps)
+	}
+}

@@ -1,0 +1,132 @@
+package kernel
+
+import (
+	"math"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// A number is the sum of its parts, and the parts lie where the tiles want them.
+func TestSplitTilesIsExact(t *testing.T) {
+	rnd := random(t, 81)
+	for _, set := range instructionSets() {
+		if set.splitTiles == nil {
+			continue
+		}
+		const steps = 2
+		x := rnd.floats(tileSide * steps * tileDepth)
+		for i := range x {
+			x[i] *= float32(math.Exp2(float64(rnd.IntN(200) - 100)))
+		}
+		dst := make([]float32, steps*tileFloat)
+		set.splitTiles(dst, x, steps*tileDepth, tileSide, tileDepth, steps)
+		for i := range tileSide {
+			for k := range steps * tileDepth {
+				var sum float64
+				for part := range 3 {
+					word := math.Float32bits(dst[k/tileDepth*tileFloat+part*2*tileSide*tileSide+i*tileSide+k%tileSide])
+					if k%tileDepth < tileSide {
+						word <<= 16
+					}
+					sum += float64(math.Float32frombits(word & 0xffff0000))
+				}
+				require.Equal(t, float64(x[i*steps*tileDepth+k]), sum, "row %d, term %d", i, k)
+			}
+		}
+	}
+}
+
+// Products on tiles are no further from the truth than a chain of multiply-adds in float32 is: for numbers of either sign, of
+// one sign, where errors of the same sign would add up, and, with a tenth to spare, of very different sizes, where few terms
+// make the sum.
+func TestTilesAreAsExactAsMultiplyAdds(t *testing.T) {
+	rnd := random(t, 82)
+	const m, n = 64, 64
+	sets := instructionSets()
+	p := newPool(1, sets[len(sets)-1])
+	defer p.Close()
+	for _, k := range []int{32, 384, 3000} {
+		for _, numbers := range []struct {
+			name   string
+			change func(x []float32, i int)
+			limit  float64
+		}{
+			{"either sign", func([]float32, int) {}, 1},
+			{"one sign", func(x []float32, i int) { x[i] = float32(math.Abs(float64(x[i]))) }, 1},
+			{"spread", func(x []float32, i int) { x[i] *= float32(math.Exp2(float64(i*7%41 - 20))) }, 1.1},
+		} {
+			a, b := rnd.floats(m*k), rnd.floats(n*k)
+			for i := range a {
+				numbers.change(a, i)
+			}
+			for i := range b {
+				numbers.change(b, i)
+			}
+			got := make([]float32, m*n)
+			MatMulNT(p, m, n, k, a, b, got, false)
+			var ours, chains float64 // squared errors
+			for i := range m {
+				for j := range n {
+					var exact float64
+					var chain float32
+					for q := range k {
+						term := float64(a[i*k+q]) * float64(b[j*k+q])
+						exact += term
+						chain = float32(float64(chain) + term)
+					}
+					ours += math.Pow(float64(got[i*n+j])-exact, 2)
+					chains += math.Pow(float64(chain)-exact, 2)
+				}
+			}
+			t.Logf("%s, %d terms, %s: root mean square error %.3g of a chain's", p.isa.name, k, numbers.name, math.Sqrt(ours/chains))
+			require.LessOrEqual(t, math.Sqrt(ours), numbers.limit*math.Sqrt(chains), "%d terms, %s", k, numbers.name)
+		}
+	}
+}
+
+// A NaN in an operand reaches the results that depend on it and no other, and an infinity is not lost.
+func TestMatMulCarriesNaN(t *testing.T) {
+	for _, set := range instructionSets() {
+		const m, n, k = 40, 40, 70
+		for _, bad := range []float32{float32(math.NaN()), float32(math.Inf(1))} {
+			a, b, c := make([]float32, m*k), make([]float32, k*n), make([]float32, m*n)
+			for i := range a {
+				a[i] = 1
+			}
+			for i := range b {
+				b[i] = 1
+			}
+			a[33*k+65] = bad
+			p := newPool(1, set)
+			MatMulNN(p, m, n, k, a, b, c, false)
+			p.Close()
+			for i, v := range c {
+				finite := !math.IsNaN(float64(v)) && !math.IsInf(float64(v), 0)
+				require.Equal(t, i/n != 33, finite, "%s: result %d is %v", set.name, i, v)
+			}
+		}
+	}
+}
+
+// What a product leaves in the scratch memory of a pool does not reach the next.
+func TestMatMulForgets(t *testing.T) {
+	for _, set := range instructionSets() {
+		p := newPool(1, set)
+		for name, product := range map[string]func(p *Pool, m, n, k int, a, b, c []float32, acc bool){"NT": MatMulNT, "NN": MatMulNN, "TN": MatMulTN} {
+			nan, one, c := make([]float32, 64*128), make([]float32, 40*70), make([]float32, 64*64)
+			for i := range nan {
+				nan[i] = float32(math.NaN())
+			}
+			for i := range one {
+				one[i] = 1
+			}
+			product(p, 64, 64, 128, nan, nan, c, false)
+			product(p, 40, 40, 70, one, one, c[:40*40], false)
+			for i, v := range c[:40*40] {
+				require.Equal(t, float32(70), v, "%s %s: result %d", set.name, name, i)
+			}
+		}
+		p.Close()
+	}
+}
