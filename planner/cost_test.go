@@ -230,9 +230,9 @@ func testCostIsSimulation(t *testing.T, seed uint64) {
 		for _, st := range fitting.Stages {
 			s.limit = max(s.limit, st.Arena())
 		}
-		tight := s.flowing(o, b, schedule, s.again(o, b))
+		tight := s.flowing(o, b, schedule, s.again(o, b, schedule))
 		require.LessOrEqual(t, tight, took, "seed %d case %d: floor in %d bytes of %+v %+v, %d chunks, micro-batch %d of %d, %s %+v", seed, k, s.limit, d, sh, chunks, b, batch, schedule, fitting.Plan.Stages)
-		refined, err = s.refined(&pending{outline: o}, b, schedule, s.again(o, b))
+		refined, err = s.refined(&pending{outline: o}, b, schedule, s.again(o, b, schedule))
 		require.NoError(t, err)
 		require.LessOrEqual(t, refined, took, "seed %d case %d: floor in %d bytes of all that %+v %+v does, %d chunks, %s", seed, k, s.limit, d, sh, chunks, schedule)
 		if tight > free {
