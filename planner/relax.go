@@ -58,8 +58,17 @@ func (w *work) shelfOf(size, batch int) *shelf {
 	b := &shelf{}
 	var sizes []int64
 	for e := range extents {
-		got := w.of.measure(e, 0, mesh, &sizes)
-		b.slot[e], b.apart[e] = got.slot.block, got.apart
+		w.of.measure(e, 0, mesh, &sizes)
+		for i := range w.of.held[e][0] {
+			x := &w.of.held[e][0][i]
+			switch sequences := x.Value.Spec[mesh.Axis(partition.AxisMB)].Kind == ir.Shard; {
+			case !sequences: // made of weights, which ZeRO may gather again
+			case x.apart:
+				b.apart[e] += sizes[x.kind]
+			case x.Region == codegen.Slot && x.block:
+				b.slot[e] += sizes[x.kind]
+			}
+		}
 		var backward work
 		backward = *w
 		backward.instrs = nil
