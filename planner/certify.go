@@ -238,10 +238,10 @@ func (a *auditor) cell(r *Region, size int, schedule partition.Schedule) error {
 	var bound cost.Picoseconds
 	switch r.reason {
 	case byTrunk:
-		bound = a.flowing(r.outline, size, schedule, a.again(r.outline, size))
+		bound = a.flowing(r.outline, size, schedule, a.again(r.outline, size, schedule))
 	case byStages:
 		var err error
-		if bound, err = a.stages(r.outline, size, schedule, a.again(r.outline, size)); err != nil {
+		if bound, err = a.stages(r.outline, size, schedule, a.again(r.outline, size, schedule)); err != nil {
 			return refute(r.line, "%s cannot be compiled: %v", r.outline.text(), err)
 		}
 	case byCuts, byMemory:

@@ -103,7 +103,7 @@ func randomCut(r *rand.Rand, blocks, stages int) []partition.Stage {
 // stage, is to the picosecond what the simulation of the whole program says; and
 // the memory bound never exceeds the arena.
 func TestCostIsSimulation(t *testing.T) {
-	for _, seed := range []uint64{12, 32, 44} { // each meets something that the others do not
+	for _, seed := range []uint64{12, 13, 32, 44, 74} { // each meets something that the others do not
 		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) { testCostIsSimulation(t, seed, 1) })
 		if testing.Short() {
 			break
@@ -242,6 +242,11 @@ func testCostIsSimulation(t *testing.T, seed uint64, kinds int) {
 		tighter += float64(refined) / float64(floored)
 		free := s.flowing(o, b, schedule, nil)
 		require.LessOrEqual(t, free, floored, "seed %d case %d: floor of the flow of %+v %+v, %d chunks, %s", seed, k, d, sh, chunks, schedule)
+		keeps := s.again(o, b, schedule)
+		require.LessOrEqual(t, keeps.persist, p.memory[0].morePersist, "seed %d case %d: what a block keeps of %+v %+v", seed, k, d, sh)
+		for e := range extents {
+			require.LessOrEqual(t, keeps.slots[0][e], p.memory[0].moreSlot[e], "seed %d case %d: what a block keeps for a micro-batch of %+v %+v, extent %d", seed, k, d, sh, e)
+		}
 		// With as little memory as the plan fits in.
 		fitting, took := prog, got
 		if chunks > 1 {
@@ -258,9 +263,9 @@ func testCostIsSimulation(t *testing.T, seed uint64, kinds int) {
 		for _, st := range fitting.Stages {
 			s.limit = max(s.limit, st.Arena())
 		}
-		tight := s.flowing(o, b, schedule, s.again(o, b))
+		tight := s.flowing(o, b, schedule, s.again(o, b, schedule))
 		require.LessOrEqual(t, tight, took, "seed %d case %d: floor in %d bytes of %+v %+v, %d chunks, micro-batch %d of %d, %s %+v", seed, k, s.limit, d, sh, chunks, b, batch, schedule, fitting.Plan.Stages)
-		refined, err = s.refined(&pending{outline: o}, b, schedule, s.again(o, b))
+		refined, err = s.refined(&pending{outline: o}, b, schedule, s.again(o, b, schedule))
 		require.NoError(t, err)
 		require.LessOrEqual(t, refined, took, "seed %d case %d: floor in %d bytes of all that %+v %+v does, %d chunks, %s", seed, k, s.limit, d, sh, chunks, schedule)
 		if tight > free {

@@ -38,7 +38,7 @@ type frame struct {
 
 func newPipeline(s *skeleton, memory []stageMemory, microBatch int, schedule partition.Schedule) *pipeline {
 	p := &pipeline{
-		skel: s, memory: memory,
+		skel: s, memory: slices.Clone(memory),
 		microBatches: s.mesh(microBatch).Size(partition.AxisMB),
 		room:         make([]codegen.Chunk, len(s.plan.Stages)),
 	}
@@ -46,9 +46,12 @@ func newPipeline(s *skeleton, memory []stageMemory, microBatch int, schedule par
 	p.template.MicroBatch, p.template.Schedule = microBatch, schedule
 	if schedule == partition.ZeroBubble {
 		// Temporary values of the backward pass may lie in the slots instead.
-		p.memory = slices.Clone(memory)
 		for i := range p.memory {
 			p.memory[i].temp = p.memory[i].calm
+		}
+	} else {
+		for i := range p.memory {
+			p.memory[i].apart = [extents]int64{}
 		}
 	}
 	for i := range p.template.PP() {

@@ -15,7 +15,7 @@ import (
 type shelf struct {
 	weights, gradients, state int64
 	other                     int64                     // of what lasts as long as they do
-	slot                      [extents]int64            // for a micro-batch in flight, by how much is recomputed
+	slot, apart               [extents]int64            // for a micro-batch in flight, by how much is recomputed: see stageMemory
 	more                      [extents]cost.Picoseconds // what that adds to a backward pass
 	shared                    []shared
 }
@@ -59,7 +59,17 @@ func (w *work) shelfOf(size, batch int) *shelf {
 	var sizes []int64
 	var plain []cost.Picoseconds // of a backward pass without recomputation, by kinds of devices
 	for e := range extents {
-		b.slot[e] = w.of.measure(e, 0, mesh, &sizes).slot.block
+		w.of.measure(e, 0, mesh, &sizes)
+		for i := range w.of.held[e][0] {
+			x := &w.of.held[e][0][i]
+			switch sequences := x.Value.Spec[mesh.Axis(partition.AxisMB)].Kind == ir.Shard; {
+			case !sequences: // made of weights, which ZeRO may gather again
+			case x.apart:
+				b.apart[e] += sizes[x.kind]
+			case x.Region == codegen.Slot && x.block:
+				b.slot[e] += sizes[x.kind]
+			}
+		}
 		var backward work
 		backward = *w
 		backward.instrs = nil
@@ -163,8 +173,8 @@ func (s *searcher) moved(o outline) *workTimes {
 }
 
 // again returns what recomputation a limit on memory makes necessary under an outline,
-// with micro-batches of a size.
-func (s *searcher) again(o outline, size int) *again {
+// with micro-batches of a size and a schedule.
+func (s *searcher) again(o outline, size int, schedule partition.Schedule) *again {
 	trunk := s.trunk(o)
 	if trunk == nil {
 		return nil
@@ -174,18 +184,22 @@ func (s *searcher) again(o outline, size int) *again {
 	if ranks == 0 {
 		ranks = o.dp * (s.opts.RuntimeNGPUs / o.plan)
 	}
-	return &again{
-		limit: s.limit, persist: b.persist(o.sharding, int64(ranks)), slot: b.slot, more: b.more,
+	a := &again{
+		limit: s.limit, persist: b.persist(o.sharding, int64(ranks)), slots: [][extents]int64{b.slot}, more: b.more,
 		among: s.opts.Recompute.extents(), alike: o.chunks > 1,
 	}
+	if schedule == partition.ZeroBubble {
+		a.slots = append(a.slots, b.apart)
+	}
+	return a
 }
 
 // again bounds from below what recomputation adds to a backward pass of a position: so
 // much that what its blocks keep fits.
 type again struct {
 	limit   int64
-	persist int64 // of a block
-	slot    [extents]int64
+	persist int64                     // of a block
+	slots   [][extents]int64          // for a micro-batch in flight, at several moments
 	more    [extents]cost.Picoseconds // work of a block
 	among   []extent                  // that blocks may be recomputed to
 	alike   bool                      // all blocks of the position are recomputed as much
@@ -199,9 +213,21 @@ func (a *again) time(n, flights int) cost.Picoseconds {
 		return 0
 	}
 	room := float64(a.limit-int64(n)*a.persist) / float64(flights) // for a block and a micro-batch
+	most := cost.Picoseconds(0)
+	for i := range a.slots {
+		most = max(most, a.of(&a.slots[i], room))
+	}
+	if most == never {
+		return never
+	}
+	return cost.Picoseconds(n) * most
+}
+
+// of returns the work of a block on average when there is so much room for it.
+func (a *again) of(slot *[extents]int64, room float64) cost.Picoseconds {
 	least := never
 	for i, e := range a.among {
-		if float64(a.slot[e]) <= room {
+		if float64(slot[e]) <= room {
 			least = min(least, a.more[e])
 		}
 		if a.alike {
@@ -210,32 +236,33 @@ func (a *again) time(n, flights int) cost.Picoseconds {
 		for _, f := range a.among[:i] {
 			// Some blocks of one extent, the others of the other.
 			x, y := e, f
-			if a.slot[x] > a.slot[y] {
+			if slot[x] > slot[y] {
 				x, y = y, x
 			}
-			if low, high := float64(a.slot[x]), float64(a.slot[y]); low <= room && room < high {
+			if low, high := float64(slot[x]), float64(slot[y]); low <= room && room < high {
 				part := (high - room) / (high - low) // of extent x
 				mixed := part*float64(a.more[x]) + (1-part)*float64(a.more[y])
 				least = min(least, cost.Picoseconds(mixed*(1-1e-9)))
 			}
 		}
 	}
-	if least == never {
-		return never
-	}
-	return cost.Picoseconds(n) * least
+	return least
 }
 
 // keeps bounds from below what the fullest rank keeps under an outline, however its blocks
 // are cut and recomputed.
 func (s *searcher) keeps(o outline, size int, schedule partition.Schedule) int64 {
-	a := s.again(o, size)
+	a := s.again(o, size, schedule)
 	if a == nil {
 		return 0
 	}
-	slot := a.slot[kept]
-	for _, e := range a.among {
-		slot = min(slot, a.slot[e])
+	slot := int64(0)
+	for _, at := range a.slots {
+		least := at[a.among[0]]
+		for _, e := range a.among {
+			least = min(least, at[e])
+		}
+		slot = max(slot, least)
 	}
 	m, _ := s.split(o, size)
 	each := make([]int64, o.pp) // of a block

@@ -432,7 +432,7 @@ func (s *searcher) raise(p *pending, limit cost.Picoseconds, to level) error {
 			x.level++
 			var more *again
 			if x.level == flowLimited || x.level == refinedLimited {
-				more = s.again(p.outline, x.size)
+				more = s.again(p.outline, x.size, x.schedule)
 			}
 			bound, err := cost.Picoseconds(0), error(nil)
 			if x.level >= refinedFree {
@@ -531,8 +531,8 @@ func (s *searcher) run() ([]*candidate, []*point, bool) {
 			ceiling = never - 1
 		}
 		points = s.build(points, min(ceiling, worst()))
-		for known := -1; known < len(points)+len(s.pending); { // until nothing relieves what was found
-			known = len(points) + len(s.pending)
+		for found, left := -1, -1; found < len(points) || left < len(s.pending); { // until nothing relieves what was found
+			found, left = len(points), len(s.pending)
 			for _, p := range points {
 				limit := min(ceiling, worst())
 				if mine := best[p.degrees]; mine != nil {
