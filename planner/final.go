@@ -325,6 +325,7 @@ func (p *pipeline) breakdown(cut []partition.Stage) cost.Breakdown {
 	busy := make([]cost.Picoseconds, len(system.Processes))
 	system.Trace = func(process, _, _ int, start, end cost.Picoseconds) { busy[process] += end - start }
 	step := latest(system)
+	system.Trace = nil
 	at := 0
 	for i := range busy {
 		if busy[i] > busy[at] {

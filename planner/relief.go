@@ -63,6 +63,12 @@ func (s *searcher) relieve(points []*point, limit cost.Picoseconds, best map[deg
 		sequence bool
 	}
 	slowed := map[family]bool{}
+	held := map[degrees][]*pending{}
+	for _, p := range s.pending {
+		if p.sighted {
+			held[p.degrees] = append(held[p.degrees], p)
+		}
+	}
 	of := map[degrees][]*point{}
 	for _, p := range points {
 		of[p.degrees] = append(of[p.degrees], p)
@@ -75,6 +81,11 @@ func (s *searcher) relieve(points []*point, limit cost.Picoseconds, best map[deg
 			gain = min(gain, mine.time-1)
 		}
 		if p.offload != partition.OffloadNone && s.opts.Offload == "" {
+			bare := p.outline
+			bare.offload = partition.OffloadNone
+			if slices.ContainsFunc(held[p.degrees], func(base *pending) bool { return base.outline == bare && base.held(gain) }) {
+				return true
+			}
 			return slices.ContainsFunc(of[p.degrees], func(base *point) bool {
 				t := &base.pipe.template
 				same := sharding{t.ZeRO, t.ZeROGroup, t.SequenceParallel, t.Overlap, p.offload}
@@ -84,7 +95,9 @@ func (s *searcher) relieve(points []*point, limit cost.Picoseconds, best map[deg
 		f := family{p.degrees, p.sequence}
 		yes, known := slowed[f]
 		if !known {
-			yes = slices.ContainsFunc(of[p.degrees], func(base *point) bool {
+			yes = slices.ContainsFunc(held[p.degrees], func(base *pending) bool {
+				return base.chunks <= 1 && base.sequence == f.sequence && base.held(gain)
+			}) || slices.ContainsFunc(of[p.degrees], func(base *point) bool {
 				return base.chunks() == 1 && base.pipe.template.SequenceParallel == f.sequence && base.slowed(gain, partition.OffloadNone)
 			})
 			slowed[f] = yes
@@ -94,6 +107,12 @@ func (s *searcher) relieve(points []*point, limit cost.Picoseconds, best map[deg
 	return s.add(points, limit, true,
 		func(p *pending) bool { return base(p, partition.OffloadNone) },
 		func(p *pending) bool { return base(p, p.offload) })
+}
+
+// held reports whether plans of an outline that might take at most the given time take
+// longer because of the limit on memory, or do not fit.
+func (p *pending) held(time cost.Picoseconds) bool {
+	return slices.ContainsFunc(p.left, func(x sized) bool { return x.free <= time && x.floor > time })
 }
 
 // copies is what a stage copies between device and host, as times of stretches of
