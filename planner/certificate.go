@@ -77,7 +77,7 @@ type reason string
 
 // The reasons.
 const (
-	byTrunk  reason = "trunk"    // the bound: what every outline with its tp and cp does
+	byTrunk  reason = "trunk"    // the bound: what every outline with its tp and cp does, moves and must recompute
 	byStages reason = "stages"   // the bound: all that the stages of the outline do in order
 	byCuts   reason = "cuts"     // the bound: the flow through stages of any number of blocks
 	byMemory reason = "memory"   // the stages cannot hold all blocks, whatever they recompute
