@@ -264,15 +264,6 @@ func (s *searcher) order(o outline) *ways {
 			places, w.prices = append(places, x), append(w.prices, as)
 		}
 	}
-	if o.group == 0 { // and those that only spare memory beside it: see sparing
-		for _, g := range zeroGroups(s.opts, o.degrees, 3, p.DataParallel(), 1, s.cluster) {
-			if g > 0 {
-				grouped := *p
-				grouped.ZeROGroup = g
-				w.text += cost.NewProgram(s.cluster, &grouped, grouped.Mesh(s.batch)).Ways()
-			}
-		}
-	}
 	s.orders[key] = w
 	return w
 }
@@ -281,7 +272,7 @@ func (s *searcher) order(o outline) *ways {
 func (w *ways) collective(op ir.Op, bytes int64) cost.Picoseconds {
 	least := never
 	for _, price := range w.prices {
-		least = min(least, price.Collective(op, bytes, price.Group(w.dp)))
+		least = min(least, price.Replicas(op, bytes, price.Group(w.dp)))
 	}
 	return least
 }
