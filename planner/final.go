@@ -370,7 +370,7 @@ func (w *spending) pass(stage int, phase ir.Phase, size, times int, mesh ir.Mesh
 	if times == 0 {
 		return
 	}
-	skel := w.pipe.skel
+	skel, _ := w.pipe.skel.under(w.pipe.template.Schedule)
 	positions := w.pipe.template.PP()
 	position, _ := skel.plan.Position(stage)
 	blocks := 0 // of all chunks, for what they share in the update
