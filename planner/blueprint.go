@@ -277,6 +277,15 @@ type blueprints struct {
 	known  map[structure]*blueprint
 	failed map[structure]error
 	rooms  map[roomKey][]codegen.Chunk
+	// sharing has data-parallel ranks and the size of their groups under which ZeRO cuts
+	// parameters in the same dimensions.
+	sharing map[shardsKey][2]int
+}
+
+// shardsKey is what tells in which dimensions ZeRO cuts parameters.
+type shardsKey struct {
+	split, grouped     bool
+	placements, shards string
 }
 
 // roomKey is what the room of a position follows from.
@@ -306,7 +315,7 @@ type structure struct {
 }
 
 func newBlueprints(graphs *shrunken, batch int) *blueprints {
-	return &blueprints{graphs, batch, sequenceTokens(graphs.graph), map[structure]*blueprint{}, map[structure]error{}, map[roomKey][]codegen.Chunk{}}
+	return &blueprints{graphs, batch, sequenceTokens(graphs.graph), map[structure]*blueprint{}, map[structure]error{}, map[roomKey][]codegen.Chunk{}, map[shardsKey][2]int{}}
 }
 
 // find returns the blueprint for a plan, of which stages, cut, micro-batch size and
@@ -333,9 +342,16 @@ func (b *blueprints) find(p *partition.Plan) (*blueprint, error) {
 			return nil, err
 		}
 		if key.shards = shards; shards != like { // two ranks would share other dimensions
-			key.dp = p.DataParallel()
+			key.dp, key.group = p.DataParallel(), 0
 			if p.Copies() > 1 {
 				key.dp, key.group = 2*p.ShardGroup(), p.ShardGroup()
+			}
+			// The first that shares so stands for all.
+			alike := shardsKey{p.TP > 1, p.Copies() > 1, key.placements, shards}
+			if first, known := b.sharing[alike]; known {
+				key.dp, key.group = first[0], first[1]
+			} else {
+				b.sharing[alike] = [2]int{key.dp, key.group}
 			}
 		}
 	}

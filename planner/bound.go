@@ -5,6 +5,7 @@ import (
 	"sort"
 
 	"github.com/autopar/autopar/ir"
+	"github.com/autopar/autopar/partition"
 	"github.com/autopar/autopar/planner/cost"
 )
 
@@ -27,6 +28,9 @@ type bounds struct {
 	passes  []line               // all micro-batches, but for gradients of weights that are apart
 	ahead   []cost.Picoseconds   // by stage: see gathersAhead
 	end     cost.Picoseconds     // the update of stage 0, after its last backward; others update meanwhile
+	back    cost.Picoseconds     // a block in the backward pass of micro-batch 0
+	before  []cost.Picoseconds   // by stage: micro-batch 0 through the stages before, but for blocks
+	each    cost.Picoseconds     // one of those blocks
 }
 
 // never is the bound of what does not fit.
@@ -49,17 +53,18 @@ func newBounds(p *pipeline, limit int64, opts Options, learned map[tried]bool) *
 		s := p.stages[i]
 		if k, known := same[s]; known {
 			works[i], back[first][i], back[rest][i] = works[k], back[first][k], back[rest][k]
-			forward.fixed += s.forward[first].through().fixed
+			forward.fixed += p.ahead(i).fixed
 			b.like(k)
 			continue
 		}
 		same[s] = i
 		works[i] = newStageWork(p, i, m)
-		f := s.forward[first].through()
+		f := p.ahead(i)
 		forward.fixed += f.fixed
 		if i == 0 || f.block[kept] < forward.block[kept] {
 			forward.block = f.block
 		}
+		f = s.forward[first].through()
 		for _, size := range []int{first, rest} {
 			back[size][i] = p.body(i, ir.Backward, size).through()
 			block[size] = min(block[size], back[size][i].block[kept])
@@ -119,12 +124,20 @@ func newBounds(p *pipeline, limit int64, opts Options, learned map[tried]bool) *
 				apart := cost.Picoseconds(max(0, p.microBatches-1-i)) * works[i].weight[whole].at(n, r)
 				way := cost.Picoseconds(n)*slower + left
 				t := flow + cost.Picoseconds(from)*(block[first]-block[rest]) + way + apart
-				t = max(t, b.busy[i].at(n, r), start+cost.Picoseconds(from)*block[first]+way+works[i].weights.at(n, r)+works[i].update.at(n, r))
-				all, least = append(all, option{r, t}), min(least, t)
+				late := start + way + works[i].weights.at(n, r) + works[i].update.at(n, r)
+				t = max(t, b.busy[i].at(n, r), late+cost.Picoseconds(from)*block[first])
+				all, least = append(all, option{r, t, late}), min(least, t)
 			}
 			b.again[i] = append(b.again[i], all)
 			b.time[i] = append(b.time[i], least)
 		}
+	}
+	b.back, b.each = block[first], never
+	before := cost.Picoseconds(0)
+	for i := range b.through {
+		l := &b.through[i]
+		b.before, b.each = append(b.before, before), min(b.each, l.block[kept])
+		before += l.fixed - l.gathersAhead()
 	}
 	for _, time := range b.time {
 		least := slices.Clone(time)
@@ -134,6 +147,18 @@ func newBounds(p *pipeline, limit int64, opts Options, learned map[tried]bool) *
 		b.atLeast = append(b.atLeast, least)
 	}
 	return b
+}
+
+// ahead is the least time of the forward pass of stage i that lies on the way of a
+// micro-batch through all stages: of the first, or under gpipe of the first up to a stage,
+// which makes all forward passes, and of the last after it.
+func (p *pipeline) ahead(i int) line {
+	l := p.stages[i].forward[p.size(0)].through()
+	if p.template.Schedule == partition.GPipe {
+		last := p.stages[i].forward[rest].through()
+		l.fixed, l.block[kept] = min(l.fixed, last.fixed), min(l.block[kept], last.block[kept])
+	}
+	return l
 }
 
 // like adds a stage that takes the same times as an earlier one.
@@ -212,7 +237,7 @@ func (l line) plus(m line) line {
 }
 
 // left is what stage i has left to do after its first backward: all other
-// backwards, and the forwards that did not come before it.
+// backwards, and the forwards that the way of micro-batch 0 does not hide.
 func (w *stageWork) left(p *pipeline, i, n int, r recomputation) cost.Picoseconds {
 	var t cost.Picoseconds
 	if p.microBatches > 1 {
@@ -228,6 +253,46 @@ func (w *stageWork) left(p *pipeline, i, n int, r recomputation) cost.Picosecond
 // not even one.
 func (b *bounds) most(stage int, time cost.Picoseconds) int {
 	return sort.Search(len(b.atLeast[stage]), func(i int) bool { return b.atLeast[stage][i] > time })
+}
+
+// from bounds plans in which stage i has n blocks, of so many that are not before it, which
+// are recomputed by an option; micro-batch 0 takes at least a time through the stages
+// before.
+func (b *bounds) from(i, left, n int, o *option, before cost.Picoseconds) cost.Picoseconds {
+	return max(o.time, before+b.passes[i].at(n, o.recomputation)+b.end, o.late+cost.Picoseconds(left)*b.back)
+}
+
+// reach bounds the plans whose stages from one on have a number of blocks between them, by
+// stage and number: never where that takes longer than the ceiling.
+func (b *bounds) reach(ceiling cost.Picoseconds) [][]cost.Picoseconds {
+	stages, blocks := len(b.again), b.pipe.skel.blocks
+	all := make([][]cost.Picoseconds, stages+1)
+	all[stages] = slices.Repeat([]cost.Picoseconds{never}, blocks+1)
+	all[stages][0] = 0
+	for i := stages - 1; i >= 0; i-- {
+		all[i] = slices.Repeat([]cost.Picoseconds{never}, blocks+1)
+		from, to := stages-i, blocks-i
+		if i == 0 {
+			from = blocks
+		}
+		for left := from; left <= to; left++ {
+			before := b.before[i] + cost.Picoseconds(blocks-left)*b.each
+			least := never
+			for n := 1; n <= left-(stages-1-i); n++ {
+				after := all[i+1][left-n]
+				if b.time[i][n-1] > ceiling || after >= least {
+					continue
+				}
+				for k := range b.again[i][n-1] {
+					least = min(least, max(after, b.from(i, left, n, &b.again[i][n-1][k], before)))
+				}
+			}
+			if least <= ceiling {
+				all[i][left] = least
+			}
+		}
+	}
+	return all
 }
 
 // best is a lower bound over all cuts: the least time in which the stages can

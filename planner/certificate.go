@@ -77,7 +77,7 @@ type reason string
 
 // The reasons.
 const (
-	byTrunk  reason = "trunk"    // the bound: what every outline with its tp and cp does
+	byTrunk  reason = "trunk"    // the bound: what every outline with its tp and cp does, moves and must recompute
 	byStages reason = "stages"   // the bound: all that the stages of the outline do in order
 	byCuts   reason = "cuts"     // the bound: the flow through stages of any number of blocks
 	byMemory reason = "memory"   // the stages cannot hold all blocks, whatever they recompute
@@ -178,7 +178,7 @@ func (s *searcher) twins(all []outline, met map[outline]bool) map[outline]int {
 	twins := map[outline]int{}
 	firsts := map[outline]map[string]int{}
 	for _, o := range all {
-		key, ways := o, s.ways(o)
+		key, ways := o, s.order(o).text
 		key.plan, key.dp = 0, o.dp*(s.opts.RuntimeNGPUs/o.plan)
 		if firsts[key] == nil {
 			firsts[key] = map[string]int{}
@@ -194,11 +194,11 @@ func (s *searcher) twins(all []outline, met map[outline]bool) map[outline]int {
 
 // leave says why a cell was not looked at, by the floors of its outline.
 func (r *Region) leave(floors []sized, winner cost.Picoseconds) {
-	at := slices.IndexFunc(floors, func(x sized) bool { return x.size == r.sizes[0] && slices.Contains(x.schedules, r.schedules[0]) })
+	at := slices.IndexFunc(floors, func(x sized) bool { return x.size == r.sizes[0] && x.schedule == r.schedules[0] })
 	switch x := &floors[at]; {
 	case x.floor < winner:
 		r.reason = spares
-	case x.refined:
+	case x.level >= refinedFree:
 		r.reason, r.bound = byStages, x.floor
 	default:
 		r.reason, r.bound = byTrunk, x.floor

@@ -156,8 +156,8 @@ func TestTamperedCertificates(t *testing.T) {
 	raised := func(by reason) func(p *proven, c *Certificate) bool {
 		return func(_ *proven, c *Certificate) bool {
 			x := found(c, of(by))
-			if x != nil {
-				x.bound++
+			if x != nil { // by one may still be proven, as less was computed than could be
+				x.bound = never + 1
 			}
 			return x != nil
 		}

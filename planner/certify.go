@@ -76,7 +76,6 @@ type auditor struct {
 	failed    map[outline]error
 	audit     *Audit
 	known     map[outline]int // the line of a region that covers an outline and is not alike to another
-	trunks    map[[4]int]*work
 }
 
 // Certify checks a certificate against the graph and the cluster that it is said to be
@@ -108,7 +107,7 @@ func Certify(g *ir.Graph, batch int, c *cost.Cluster, eval *ir.Graph, cert *Cert
 		return nil, refute(6, "the limit is %d bytes, but options and cluster give %d", cert.Limit, s.limit)
 	}
 	a := &auditor{
-		searcher: s, cert: cert, audit: &Audit{}, outlines: map[outline]*pending{}, failed: map[outline]error{}, known: map[outline]int{}, trunks: map[[4]int]*work{},
+		searcher: s, cert: cert, audit: &Audit{}, outlines: map[outline]*pending{}, failed: map[outline]error{}, known: map[outline]int{},
 		declared: declared{opts: opts, cluster: c, blocks: s.graphs.blocks, batch: batch, tokens: s.contexts.tokens, everywhere: cert.Everywhere},
 	}
 	if err := a.winner(g, eval); err != nil {
@@ -239,15 +238,16 @@ func (a *auditor) cell(r *Region, size int, schedule partition.Schedule) error {
 	var bound cost.Picoseconds
 	switch r.reason {
 	case byTrunk:
-		bound = a.floor(r.outline, a.trunkOf(r.outline), size, schedule)
-	case byStages, byCuts, byMemory:
+		bound = a.flowing(r.outline, size, schedule, a.again(r.outline, size, schedule))
+	case byStages:
+		var err error
+		if bound, err = a.stages(r.outline, size, schedule, a.again(r.outline, size, schedule)); err != nil {
+			return refute(r.line, "%s cannot be compiled: %v", r.outline.text(), err)
+		}
+	case byCuts, byMemory:
 		skel, err := a.skeletonOf(r.outline)
 		if err != nil {
 			return refute(r.line, "%s cannot be compiled: %v", r.outline.text(), err)
-		}
-		if r.reason == byStages {
-			bound = a.stages(r.outline, size, schedule)
-			break
 		}
 		pipe := newPipeline(skel, skel.memoryOf(size), size, schedule)
 		if r.reason == byMemory {
@@ -272,9 +272,18 @@ func (a *auditor) cell(r *Region, size int, schedule partition.Schedule) error {
 }
 
 // stages bounds the plans of an outline by the trunk, and by all that its stages do in
-// order.
-func (a *auditor) stages(o outline, size int, schedule partition.Schedule) cost.Picoseconds {
-	return max(a.floor(o, a.trunkOf(o), size, schedule), a.refined(a.outlines[o], size, schedule))
+// order, with the recomputation that memory makes necessary unless that is nil.
+func (a *auditor) stages(o outline, size int, schedule partition.Schedule, more *again) (cost.Picoseconds, error) {
+	bound, err := a.refined(a.pendingOf(o), size, schedule, more)
+	return max(bound, a.flowing(o, size, schedule, more)), err
+}
+
+// pendingOf returns what is known of an outline.
+func (a *auditor) pendingOf(o outline) *pending {
+	if a.outlines[o] == nil {
+		a.outlines[o] = &pending{outline: o}
+	}
+	return a.outlines[o]
 }
 
 // alike checks that all that an outline communicates goes through the network as with
@@ -304,25 +313,10 @@ func (a *auditor) alike(r *Region) error {
 	return nil
 }
 
-func (a *auditor) trunkOf(o outline) *work {
-	key := [4]int{o.cp, o.tp, o.order, 0}
-	if o.sequence {
-		key[3] = 1
-	}
-	w, known := a.trunks[key]
-	if !known {
-		w = a.trunk(o)
-		a.trunks[key] = w
-	}
-	return w
-}
-
 // skeletonOf returns the prices of an outline, nil where it cannot be compiled.
 func (a *auditor) skeletonOf(o outline) (*skeleton, error) {
-	p := a.outlines[o]
-	if p == nil {
-		p = &pending{outline: o}
-		a.outlines[o] = p
+	p := a.pendingOf(o)
+	if p.skel == nil && a.failed[o] == nil {
 		p.skel, a.failed[o] = a.skeleton(o)
 	}
 	return p.skel, a.failed[o]
@@ -360,7 +354,7 @@ func (a *auditor) sample(count int, seed uint64) error {
 				return refute(x.line, "random plan %d of seed %d takes %d ps, %d in its whole program (%v): %s", k, seed, int64(time), int64(p.Step), err, mustJSON(plan))
 			}
 		}
-		if least := a.stages(x.outline, size, schedule); time < least {
+		if least, err := a.stages(x.outline, size, schedule, nil); err != nil || time < least {
 			return refute(x.line, "random plan %d of seed %d takes %d ps, less than the bound of %d ps: %s", k, seed, int64(time), int64(least), mustJSON(plan))
 		}
 		a.audit.Samples++

@@ -24,7 +24,7 @@ func (a *auditor) search(r *Region, size int, schedule partition.Schedule) error
 		}
 		return refute(r.line, "%s cannot be compiled: %v", r.outline.text(), err)
 	}
-	if a.stages(r.outline, size, schedule) >= a.cert.Step {
+	if bound, err := a.stages(r.outline, size, schedule, a.again(r.outline, size, schedule)); err == nil && bound >= a.cert.Step {
 		return nil
 	}
 	pipe := newPipeline(skel, skel.memoryOf(size), size, schedule)

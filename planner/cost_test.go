@@ -103,7 +103,7 @@ func randomCut(r *rand.Rand, blocks, stages int) []partition.Stage {
 // stage, is to the picosecond what the simulation of the whole program says; and
 // the memory bound never exceeds the arena.
 func TestCostIsSimulation(t *testing.T) {
-	for _, seed := range []uint64{12, 32, 44} { // each meets something that the others do not
+	for _, seed := range []uint64{12, 13, 32, 44, 74} { // each meets something that the others do not
 		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) { testCostIsSimulation(t, seed, 1) })
 		if testing.Short() {
 			break
@@ -121,7 +121,7 @@ func testCostIsSimulation(t *testing.T, seed uint64, kinds int) {
 	if testing.Short() {
 		cases = 30
 	}
-	slack, floors, tighter, compared, interleaved := 0.0, 0.0, 0.0, 0.0, 0
+	slack, floors, tighter, compared, interleaved, raised, reached := 0.0, 0.0, 0.0, 0.0, 0, 0, 0
 	for k := range cases {
 		blocks, batch := 1+r.IntN(8), 1+r.IntN(13)
 		model := tiny(blocks)
@@ -236,9 +236,41 @@ func testCostIsSimulation(t *testing.T, seed uint64, kinds int) {
 			floored = min(floored, p.time(even))
 		}
 		floor := s.floor(o, s.trunk(o), b, schedule)
-		tight := s.refined(&pending{outline: o, skel: skel}, b, schedule)
-		require.LessOrEqual(t, tight, floored, "seed %d case %d: floor of all that %+v %+v does, %d chunks, %s", seed, k, d, sh, chunks, schedule)
-		tighter += float64(tight) / float64(floored)
+		refined, err := s.refined(&pending{outline: o}, b, schedule, nil)
+		require.NoError(t, err)
+		require.LessOrEqual(t, refined, floored, "seed %d case %d: floor of all that %+v %+v does, %d chunks, %s", seed, k, d, sh, chunks, schedule)
+		tighter += float64(refined) / float64(floored)
+		free := s.flowing(o, b, schedule, nil)
+		require.LessOrEqual(t, free, floored, "seed %d case %d: floor of the flow of %+v %+v, %d chunks, %s", seed, k, d, sh, chunks, schedule)
+		keeps := s.again(o, b, schedule)
+		require.LessOrEqual(t, keeps.persist, p.memory[0].morePersist, "seed %d case %d: what a block keeps of %+v %+v", seed, k, d, sh)
+		for e := range extents {
+			require.LessOrEqual(t, keeps.slots[0][e], p.memory[0].moreSlot[e], "seed %d case %d: what a block keeps for a micro-batch of %+v %+v, extent %d", seed, k, d, sh, e)
+		}
+		// With as little memory as the plan fits in.
+		fitting, took := prog, got
+		if chunks > 1 {
+			choice := make([]int, d.pp)
+			for at := range choice {
+				choice[at] = r.IntN(int(extents))
+			}
+			among := p.interleavedCut("", choice)
+			fitting, err = codegen.Compile(g, p.plan(among), batch, nil)
+			require.NoError(t, err)
+			took = p.time(among)
+		}
+		s.limit = 0
+		for _, st := range fitting.Stages {
+			s.limit = max(s.limit, st.Arena())
+		}
+		tight := s.flowing(o, b, schedule, s.again(o, b, schedule))
+		require.LessOrEqual(t, tight, took, "seed %d case %d: floor in %d bytes of %+v %+v, %d chunks, micro-batch %d of %d, %s %+v", seed, k, s.limit, d, sh, chunks, b, batch, schedule, fitting.Plan.Stages)
+		refined, err = s.refined(&pending{outline: o}, b, schedule, s.again(o, b, schedule))
+		require.NoError(t, err)
+		require.LessOrEqual(t, refined, took, "seed %d case %d: floor in %d bytes of all that %+v %+v does, %d chunks, %s", seed, k, s.limit, d, sh, chunks, schedule)
+		if tight > free {
+			raised++
+		}
 		require.LessOrEqual(t, floor, floored, "seed %d case %d: floor of %+v %+v, %d chunks", seed, k, d, sh, chunks)
 		compared++
 		floors += float64(floor) / float64(floored)
@@ -267,6 +299,14 @@ func testCostIsSimulation(t *testing.T, seed uint64, kinds int) {
 			require.LessOrEqual(t, newBounds(on, 1<<62, Options{Recompute: RecomputeNone}, nil).best(), got,
 				"seed %d case %d: the plan without copies, and the copies: %+v %+v %s batch %d b %d blocks %d again %v", seed, k, d, sh, schedule, batch, b, blocks, cut)
 		}
+		// A plan that fits is one of those that the bounds are of, or no faster than one.
+		fits := newBounds(p, s.limit, Options{}, nil)
+		require.LessOrEqual(t, fits.best(), got, "seed %d case %d: bound in %d bytes: %+v %+v %+v micro-batch %d of %d %s", seed, k, s.limit, d, sh, cut, b, batch, schedule)
+		reach := fits.reach(never - 1)[0][blocks]
+		require.LessOrEqual(t, reach, got, "seed %d case %d: bound of all cuts in %d bytes: %+v %+v %+v micro-batch %d of %d %s", seed, k, s.limit, d, sh, cut, b, batch, schedule)
+		if reach > fits.best() {
+			reached++
+		}
 		bounds := newBounds(p, 1<<60, Options{}, nil)
 		for i, c := range cut {
 			n := c.Last - c.First
@@ -280,5 +320,7 @@ func testCostIsSimulation(t *testing.T, seed uint64, kinds int) {
 		}
 	}
 	require.Greater(t, interleaved, cases/20)
-	t.Logf("the memory bound is at most %.1f %% below the arena, the floors are %.1f %% and %.1f %% of the time on average; %d interleaved", 100*slack, 100*floors/compared, 100*tighter/compared, interleaved)
+	require.Positive(t, raised)
+	require.Positive(t, reached)
+	t.Logf("the memory bound is at most %.1f %% below the arena, the floors are %.1f %% and %.1f %% of the time on average, %d raised by memory, %d by all stages; %d interleaved", 100*slack, 100*floors/compared, 100*tighter/compared, raised, reached, interleaved)
 }

@@ -44,7 +44,8 @@ type cutter struct {
 	free    map[partition.Offload]*freed
 	least   cost.Picoseconds // a lower bound of the time of all cuts
 	learned map[tried]bool
-	choice  []int // by position: how much an interleaved schedule recomputes
+	choice  []int                // by position: how much an interleaved schedule recomputes
+	reach   [][]cost.Picoseconds // see [bounds.reach]
 
 	ceiling cost.Picoseconds // plans that take longer are of no interest
 	ties    []*candidate     // the fastest so far
@@ -68,24 +69,20 @@ func (c *cutter) descend(stage, left int, before cost.Picoseconds) {
 		c.leaf()
 		return
 	}
-	room := 0 // what the stages after can hold at most
-	for j := stage + 1; j < stages; j++ {
-		room += c.bounds.most(j, c.ceiling)
-	}
 	after := stages - 1 - stage
-	most := min(c.bounds.most(stage, c.ceiling), left-after)
-	least := max(1, left-room)
+	most, least := left-after, 1
 	if after == 0 {
 		least = left
 	}
 	for n := most; n >= least && c.budget >= 0; n-- {
-		c.budget--
-		if c.bounds.time[stage][n-1] > c.ceiling {
-			continue // the ceiling has come down, or n blocks do not fit though more may
+		if c.bounds.time[stage][n-1] > c.ceiling || c.reach[stage+1][left-n] > c.ceiling {
+			continue // or n blocks do not fit though more may
 		}
-		for _, r := range c.bounds.again[stage][n-1] {
+		again := c.bounds.again[stage][n-1]
+		for k := range again {
 			c.budget--
-			if r.time > c.ceiling || before+c.bounds.passes[stage].at(n, r.recomputation)+c.bounds.end > c.ceiling {
+			r := &again[k]
+			if c.bounds.from(stage, left, n, r, before) > c.ceiling {
 				continue
 			}
 			first := c.pipe.skel.blocks - left
@@ -184,7 +181,7 @@ func (c *cutter) solve(ceiling cost.Picoseconds, steps int) (*candidate, bool) {
 		return c.solveInterleaved(ceiling), true
 	}
 	for {
-		c.ceiling, c.ties = ceiling, nil
+		c.ceiling, c.ties, c.reach = ceiling, nil, c.bounds.reach(ceiling)
 		c.descend(0, c.pipe.skel.blocks, 0)
 		best, fits := c.pick()
 		if fits {

@@ -129,7 +129,7 @@ func (d *declared) groups(cut degrees, zero, chunks int) []int {
 		}
 		return []int{g}
 	}
-	if zero < 2 || chunks > 1 {
+	if zero < 1 || chunks > 1 {
 		return []int{0}
 	}
 	largest := 0 // inside a node

@@ -42,7 +42,7 @@ func NewEstimator(g *ir.Graph, batch int, c *cost.Cluster, plan *partition.Plan,
 		}
 		p.Placements = slices.Concat(pins, found)
 	}
-	if e.skel, err = newSkeleton(s.blueprints, *p, c); err != nil {
+	if e.skel, err = newSkeleton(s.blueprints, s.open(*p), c); err != nil {
 		return nil, err
 	}
 	return e, nil

@@ -325,6 +325,7 @@ func (p *pipeline) breakdown(cut []partition.Stage) cost.Breakdown {
 	busy := make([]cost.Picoseconds, len(system.Processes))
 	system.Trace = func(process, _, _ int, start, end cost.Picoseconds) { busy[process] += end - start }
 	step := latest(system)
+	system.Trace = nil
 	at := 0
 	for i := range busy {
 		if busy[i] > busy[at] {
@@ -369,7 +370,7 @@ func (w *spending) pass(stage int, phase ir.Phase, size, times int, mesh ir.Mesh
 	if times == 0 {
 		return
 	}
-	skel := w.pipe.skel
+	skel, _ := w.pipe.skel.under(w.pipe.template.Schedule)
 	positions := w.pipe.template.PP()
 	position, _ := skel.plan.Position(stage)
 	blocks := 0 // of all chunks, for what they share in the update

@@ -25,6 +25,8 @@ type work struct {
 	kinds  []cost.Kinds    // and on which pools
 	mesh   ir.Mesh         // of one data-parallel rank
 	known  map[sizeOn]*workTimes
+	// shelves is what a block keeps, of a trunk.
+	shelves map[int]*shelf
 }
 
 type workInstr struct {
@@ -48,6 +50,7 @@ type workTimes [modelParts]struct {
 	all     cost.Picoseconds // forward and backward
 	forward cost.Picoseconds
 	way     cost.Picoseconds // of all, what the position before waits for
+	weight  cost.Picoseconds // of all, gradients of weights, which a zero-bubble schedule has apart
 	ahead   cost.Picoseconds // what recomputation may do before the gradient is there
 	update  cost.Picoseconds // once a step
 }
@@ -59,6 +62,7 @@ func (t *workTimes) plus(u *workTimes) *workTimes {
 		sum[i].all += u[i].all
 		sum[i].forward += u[i].forward
 		sum[i].way += u[i].way
+		sum[i].weight += u[i].weight
 		sum[i].ahead += u[i].ahead
 		sum[i].update += u[i].update
 	}
@@ -75,6 +79,9 @@ func (t *workTimes) add(in *workInstr, time cost.Picoseconds) {
 	part.all += time
 	if in.pass == ir.Forward {
 		part.forward += time
+	}
+	if in.pass == ir.WeightGrad {
+		part.weight += time
 	}
 	if in.Node.Op != ir.OpAccumulate { // with overlap gradients are added up after the send
 		part.way += time
@@ -112,7 +119,7 @@ func (s *searcher) work(of *blueprint, o outline, trunk bool) *work {
 	}
 	job.PlanNGPUs, job.RuntimeNGPUs = o.cp*o.tp, s.opts.RuntimeNGPUs // they share the machine, or the network
 	job.PoolOrder = s.cluster.Orders()[o.order]
-	w := &work{of: of, known: map[sizeOn]*workTimes{}}
+	w := &work{of: of, known: map[sizeOn]*workTimes{}, shelves: map[int]*shelf{}}
 	w.mesh.Axes = slices.Clone(of.progs[kept].Mesh.Axes)
 	for i := range w.mesh.Axes {
 		switch a := &w.mesh.Axes[i]; a.Name {
@@ -176,7 +183,7 @@ func (w *work) collect(instrs []codegen.Instr, phase ir.Phase, trunk bool) {
 		if in.Async || in.Fused || in.Last {
 			continue // not in order, or not with every micro-batch
 		}
-		x := workInstr{Instr: in, part: part, pass: phase, ahead: phase == ir.Backward && n.Op == ir.OpAllGather}
+		x := workInstr{Instr: in, part: part, pass: phase, ahead: phase == ir.Backward && (n.Op == ir.OpAllGather || n.Op == ir.OpFetch)}
 		switch {
 		case w.of.ofBlock[n]:
 			x.part, part = inBlock, after
@@ -234,11 +241,21 @@ func (w *work) at(size, batch int, kinds cost.Kinds) *workTimes {
 	if known := w.known[sizeOn{size, kinds}]; known != nil {
 		return known
 	}
-	prices := w.on(kinds)
+	w.known[sizeOn{size, kinds}] = w.times(w.meshOf(size, batch), kinds)
+	return w.known[sizeOn{size, kinds}]
+}
+
+// meshOf is the mesh with micro-batches of a size.
+func (w *work) meshOf(size, batch int) ir.Mesh {
 	mesh := w.mesh
 	mesh.Axes = slices.Clone(mesh.Axes)
 	mb := &mesh.Axes[mesh.Axis(partition.AxisMB)]
 	mb.Chunk, mb.Size = size, (batch+size-1)/size
+	return mesh
+}
+
+func (w *work) times(mesh ir.Mesh, kinds cost.Kinds) *workTimes {
+	prices := w.on(kinds)
 	t := &workTimes{}
 	for i := range w.instrs {
 		in := &w.instrs[i]
@@ -251,7 +268,6 @@ func (w *work) at(size, batch int, kinds cost.Kinds) *workTimes {
 		}
 		t.add(in, time)
 	}
-	w.known[sizeOn{size, kinds}] = t
 	return t
 }
 
@@ -310,35 +326,66 @@ func (s *searcher) trunk(o outline) *work {
 }
 
 // floor bounds the plans of an outline with micro-batches of a size from below, of a
-// schedule, by the trunk.
+// schedule, by what the trunk does in order.
 func (s *searcher) floor(o outline, trunk *work, size int, schedule partition.Schedule) cost.Picoseconds {
 	if trunk == nil {
 		return 0
 	}
 	m, last := s.split(o, size)
-	return s.busy(o, m, schedule, s.leastOn(o, m, schedule, func(kinds cost.Kinds) (*workTimes, *workTimes) {
+	return s.leastOn(o, m, schedule, nil, false, func(kinds cost.Kinds) (*workTimes, *workTimes) {
 		return trunk.at(size, s.batch, kinds), trunk.at(last, s.batch, kinds)
-	}))
+	})
 }
 
-// refined bounds the same plans by all that the stages do in order, once there is a
-// skeleton.
-func (s *searcher) refined(p *pending, size int, schedule partition.Schedule) cost.Picoseconds {
-	skel := p.skel
-	w := s.work(skel.inner, p.outline, false)
-	if p.shared == nil {
-		p.shared = w.sharedTimes(&skel.plan, skel.price, s.batch)
+// flowing bounds the same plans by the way of micro-batches through the trunk, with the
+// recomputation that memory makes necessary unless that is nil.
+func (s *searcher) flowing(o outline, size int, schedule partition.Schedule, more *again) cost.Picoseconds {
+	trunk := s.trunk(o)
+	if trunk == nil {
+		return 0
+	}
+	m, last := s.split(o, size)
+	moved := s.moved(o)
+	return s.leastOn(o, m, schedule, more, true, func(kinds cost.Kinds) (*workTimes, *workTimes) {
+		return trunk.at(size, s.batch, kinds).plus(moved), trunk.at(last, s.batch, kinds).plus(moved)
+	})
+}
+
+// refined bounds the same plans by the way through all that the stages do in order. It
+// fails when a stage has no program.
+func (s *searcher) refined(p *pending, size int, schedule partition.Schedule, more *again) (cost.Picoseconds, error) {
+	if p.work == nil {
+		plan, err := s.template(p.outline)
+		if err != nil {
+			return 0, err
+		}
+		inner, err := s.inner(plan)
+		if err != nil {
+			return 0, err
+		}
+		p.work = s.work(inner, p.outline, false)
+		p.shared = p.work.sharedTimes(&plan, cost.NewProgram(s.cluster, &plan, plan.Mesh(s.batch)), s.batch)
 	}
 	m, last := s.split(p.outline, size)
-	return s.busy(p.outline, m, schedule, s.leastOn(p.outline, m, schedule, func(kinds cost.Kinds) (*workTimes, *workTimes) {
+	return s.leastOn(p.outline, m, schedule, more, true, func(kinds cost.Kinds) (*workTimes, *workTimes) {
 		shared := p.shared[kinds]
-		return w.at(size, s.batch, kinds).plus(shared), w.at(last, s.batch, kinds).plus(shared)
-	}))
+		return p.work.at(size, s.batch, kinds).plus(shared), p.work.at(last, s.batch, kinds).plus(shared)
+	}), nil
+}
+
+// flow is the larger of the bounds by what positions do and by chains of events through
+// all of them. The times at each position are at least the given ones.
+func (s *searcher) flow(o outline, first, last *workTimes, at positionTimes, m int, schedule partition.Schedule, more *again) cost.Picoseconds {
+	bound := s.least(o, first, last, m, schedule, more)
+	if o.pp > 1 && o.chunks <= 1 {
+		bound = fill(s.positions(o, at, m, schedule, more != nil), s.graphs.blocks, more, bound)
+	}
+	return s.busy(o, m, schedule, bound)
 }
 
 // busy is a bound where ranks that wait leave their cores to others.
 func (s *searcher) busy(o outline, m int, schedule partition.Schedule, t cost.Picoseconds) cost.Picoseconds {
-	if share := s.rates.Busy(schedule, o.pp, o.chunks, m); share < 1 {
+	if share := s.rates.Busy(schedule, o.pp, o.chunks, m); share < 1 && t < never {
 		return cost.Picoseconds(float64(t) * share)
 	}
 	return t
@@ -352,7 +399,7 @@ func (s *searcher) busy(o outline, m int, schedule partition.Schedule, t cost.Pi
 // before and of all micro-batches through position i (PLANNING.md 2.7). How many
 // blocks lie before is open; all lie on that way for the last position, and some
 // position has its even share.
-func (s *searcher) least(o outline, first, last *workTimes, m int, schedule partition.Schedule) cost.Picoseconds {
+func (s *searcher) least(o outline, first, last *workTimes, m int, schedule partition.Schedule, more *again) cost.Picoseconds {
 	blocks := s.graphs.blocks
 	// all is every micro-batch through a part of the model, way one there and back.
 	all := func(part, n int) cost.Picoseconds {
@@ -365,19 +412,42 @@ func (s *searcher) least(o outline, first, last *workTimes, m int, schedule part
 		return cost.Picoseconds(n) * last[part].way
 	}
 	update := func(n int) cost.Picoseconds { return cost.Picoseconds(n) * last[inBlock].update }
+	passes := cost.Picoseconds(m) // in which as much is recomputed
+	if *first != *last {
+		passes--
+	}
+	var rooms [][]codegen.Chunk
+	if more != nil && (o.pp == 1 || o.chunks > 1) {
+		rooms = s.rooms(o, m, schedule)
+	}
 	if o.pp == 1 {
-		return all(beforeBlocks, 1) + all(inBlock, blocks) + all(afterBlocks, 1) + update(blocks) + last[beforeBlocks].update
+		recomputed := cost.Picoseconds(0)
+		if more != nil {
+			recomputed = more.time(blocks, blocks*rooms[0][0].Slots)
+		}
+		if recomputed == never {
+			return never
+		}
+		return passes*recomputed + all(beforeBlocks, 1) + all(inBlock, blocks) + all(afterBlocks, 1) + update(blocks) + last[beforeBlocks].update
 	}
 	ahead := max(first[inBlock].ahead, last[inBlock].ahead) + max(first[afterBlocks].ahead, last[afterBlocks].ahead)
 	if o.chunks > 1 {
 		bound, before := cost.Picoseconds(0), 0
 		cut := evenCut(blocks, o.stages(), func(int) extent { return kept })
 		for at := range o.pp {
-			mine := 0
+			mine, flights := 0, 0
 			for i := at; i < len(cut); i += o.pp {
-				mine += cut[i].Last - cut[i].First
+				n := cut[i].Last - cut[i].First
+				mine += n
+				if more != nil {
+					flights += n * rooms[at][i/o.pp].Slots
+				}
 			}
-			time := all(inBlock, mine) + way(inBlock, before) - cost.Picoseconds(at+1)*ahead + update(mine)
+			recomputed := more.time(mine, flights)
+			if recomputed == never {
+				return never
+			}
+			time := passes*recomputed + all(inBlock, mine) + way(inBlock, before) - cost.Picoseconds(at+1)*ahead + update(mine)
 			switch at {
 			case 0:
 				time += all(beforeBlocks, 1)

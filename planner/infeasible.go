@@ -1,6 +1,7 @@
 package planner
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 
@@ -59,13 +60,42 @@ func recomputed(p *partition.Plan) string {
 }
 
 // infeasible finds the plan whose fullest stage needs the least.
-func (s *searcher) infeasible(pipes []*point) error {
+func (s *searcher) infeasible(points []*point) error {
 	var closest *partition.Plan
 	var least int64 // what it needs, and lacks to the limit
-	for _, b := range pipes {
-		if plan, peak := leanest(b.pipe, s.opts.Recompute); closest == nil || peak < least {
+	consider := func(p *pipeline) {
+		if plan, peak := leanest(p, s.opts.Recompute); closest == nil || peak < least {
 			closest, least = plan, peak
 		}
+	}
+	for _, b := range points {
+		consider(b.pipe)
+	}
+	type rest struct {
+		*pending
+		sized
+		keeps int64
+	}
+	var left []rest
+	for _, p := range s.pending {
+		for _, x := range p.left {
+			left = append(left, rest{p, x, s.keeps(p.outline, x.size, x.schedule)})
+		}
+	}
+	slices.SortStableFunc(left, func(a, b rest) int { return cmp.Compare(a.keeps, b.keeps) })
+	for _, x := range left {
+		if closest != nil && x.keeps >= least {
+			break
+		}
+		if x.skel == nil {
+			if x.skel, s.refused = s.skeleton(x.outline); s.refused != nil {
+				continue
+			}
+		}
+		consider(newPipeline(x.skel, x.skel.memoryOf(x.size), x.size, x.schedule))
+	}
+	if closest == nil {
+		return s.refused
 	}
 	prog, peaks, err := s.allocate(closest)
 	if err != nil {

@@ -2,9 +2,11 @@ package planner
 
 import (
 	"encoding/binary"
+	"slices"
 
 	"github.com/autopar/autopar/codegen"
 	"github.com/autopar/autopar/ir"
+	"github.com/autopar/autopar/partition"
 )
 
 // stageMemory bounds from below the arena of a stage with n blocks. What must be
@@ -20,6 +22,9 @@ type stageMemory struct {
 	inbox       int64          // for what the stage before sends
 	morePersist int64          // for every further block
 	moreSlot    [extents]int64 // for every further block, with its result, which the next one keeps
+	// apart is what the gradients of weights of each block read, where they are apart: a
+	// slot has it from the end of its backward pass on.
+	apart [extents]int64
 }
 
 // atLeast returns the bound for n blocks, r of them recomputed.
@@ -32,7 +37,11 @@ func (m *stageMemory) atLeast(n int, r recomputation, c codegen.Chunk) int64 {
 			temp = max(temp, m.temp[e])
 		}
 	}
-	return m.persist + int64(n-1)*m.morePersist + int64(c.Slots)*slot + int64(c.Inboxes)*m.inbox + temp
+	apart := int64(0)
+	for e, count := range r.counts(n) {
+		apart += int64(count) * m.apart[e]
+	}
+	return m.persist + int64(n-1)*m.morePersist + int64(c.Slots)*max(slot, apart) + int64(c.Inboxes)*m.inbox + temp
 }
 
 // memoryOf bounds the stages of a skeleton at a size of micro-batch. What a
@@ -43,10 +52,11 @@ func (s *skeleton) memoryOf(microBatch int) []stageMemory {
 		return known
 	}
 	mesh := s.mesh(microBatch)
-	var more [extents]int64
+	var more, apart [extents]int64
 	var sizes []int64
 	for e := range extents {
-		more[e] = s.inner.measure(e, 0, mesh, &sizes).slot.block
+		got := s.inner.measure(e, 0, mesh, &sizes)
+		more[e], apart[e] = got.slot.block, got.apart
 	}
 	if s.inner != s.of {
 		sizes = nil
@@ -54,7 +64,7 @@ func (s *skeleton) memoryOf(microBatch int) []stageMemory {
 	chunks := int64(s.of.plan.Chunks())
 	var few []stageMemory // by position of the blueprint
 	for i := range s.of.plan.PP() {
-		m := stageMemory{moreSlot: more}
+		m := stageMemory{moreSlot: more, apart: apart}
 		for e := range extents {
 			got := s.of.measure(e, i, mesh, &sizes)
 			m.persist, m.morePersist = got.persist.fixed+got.persist.block, got.persist.block/chunks
@@ -82,6 +92,7 @@ type measured struct {
 	inbox         int64
 	temp          int64 // the most live at one instruction
 	calm          int64 // of those outside the backward pass
+	apart         int64 // what gradients of weights of a block read that others made
 }
 
 // memoryShare is bytes outside the blocks, and of the block.
@@ -94,7 +105,8 @@ func align(n int64) int64 { return (n + 63) / 64 * 64 }
 type held struct {
 	*codegen.Buffer
 	block bool
-	kind  int // of those that are as large: see sizesOn
+	apart bool // gradients of weights of a block read it, besides what else it is
+	kind  int  // of those that are as large: see sizesOn
 }
 
 // heldKind is what the size of a buffer follows from.
@@ -130,10 +142,14 @@ func (b *blueprint) sizesOn(mesh ir.Mesh, sizes []int64) []int64 {
 }
 
 // heldBy lists the buffers of a stage that take memory of the device.
-func (b *blueprint) heldBy(st *codegen.Stage) []held {
+func (b *blueprint) heldBy(st *codegen.Stage, mb int) []held {
 	used := usedBuffers(st)
 	forward := len(st.Bodies[ir.Forward].Instrs)
 	var all []held
+	for _, id := range b.readApart(st, mb) {
+		x := &st.Buffers[id]
+		all = append(all, held{x, true, true, b.kindOf(x.Value)})
+	}
 	for id := range st.Buffers {
 		x := &st.Buffers[id]
 		switch {
@@ -142,7 +158,30 @@ func (b *blueprint) heldBy(st *codegen.Stage) []held {
 		case x.Region == codegen.Slot && (x.From >= forward || x.To < forward): // not there between forward and backward
 		case x.Region == codegen.Temp && x.From < 0:
 		default:
-			all = append(all, held{x, x.Value.Def.Block() != "" && x.Value.Def.Op != ir.OpRecv, b.kindOf(x.Value)})
+			all = append(all, held{x, x.Value.Def.Block() != "" && x.Value.Def.Op != ir.OpRecv, false, b.kindOf(x.Value)})
+		}
+	}
+	return all
+}
+
+// readApart lists the buffers that gradients of weights of a block read and others have
+// made: the block itself, or in the backward pass the one after it. What has sequences
+// and yet serves gradients of weights alone, as the gradients before an embedding, is not
+// of each block.
+func (b *blueprint) readApart(st *codegen.Stage, mb int) []int {
+	var all []int
+	for _, in := range st.Bodies[ir.Backward].Instrs {
+		sequences := slices.ContainsFunc(in.Node.Results, func(v *ir.Value) bool { return v.Spec[mb].Kind == ir.Shard })
+		if !b.ofWeight[in.Node] || !b.ofBlock[in.Node] || sequences {
+			continue
+		}
+		for i, v := range in.Node.Args {
+			id, def := in.Args[i], v.Def
+			region := st.Buffers[id].Region
+			near := def.Block() == in.Node.Block() || def.Phase == ir.Backward
+			if near && !b.ofWeight[def] && (region == codegen.Slot || region == codegen.Temp) && !slices.Contains(all, id) {
+				all = append(all, id)
+			}
 		}
 	}
 	return all
@@ -152,7 +191,7 @@ func (b *blueprint) heldBy(st *codegen.Stage) []held {
 func (b *blueprint) measure(e extent, position int, mesh ir.Mesh, sizes *[]int64) measured {
 	st := b.prog(e).Stages[position]
 	if b.held[e][position] == nil {
-		b.held[e][position] = b.heldBy(st)
+		b.held[e][position] = b.heldBy(st, mesh.Axis(partition.AxisMB))
 	}
 	*sizes = b.sizesOn(mesh, *sizes)
 	var m measured
@@ -163,6 +202,10 @@ func (b *blueprint) measure(e extent, position int, mesh ir.Mesh, sizes *[]int64
 	for i := range b.held[e][position] {
 		b := &b.held[e][position][i]
 		size := (*sizes)[b.kind]
+		if b.apart {
+			m.apart += size
+			continue
+		}
 		share := &m.persist
 		switch b.Region {
 		case codegen.Slot:

@@ -24,12 +24,21 @@ type pipeline struct {
 	stages       []*stageTimes // nil until they are priced
 	memory       []stageMemory
 	room         []codegen.Chunk // by stage: the micro-batches that it keeps
-	early        []int           // by position: forward passes before the first backward pass
+	early        []int           // by position: see earlyForwards
+	frame        *frame          // of the simulation; nil until there is one
+}
+
+// frame is what the simulations of a pipeline have in common: only times differ.
+type frame struct {
+	system  sim.System
+	cut     []partition.Stage        // that the times are of
+	passes  [][ir.Update][2][]sim.Op // by stage
+	updates [][]sim.Op               // by position
 }
 
 func newPipeline(s *skeleton, memory []stageMemory, microBatch int, schedule partition.Schedule) *pipeline {
 	p := &pipeline{
-		skel: s, memory: memory,
+		skel: s, memory: slices.Clone(memory),
 		microBatches: s.mesh(microBatch).Size(partition.AxisMB),
 		room:         make([]codegen.Chunk, len(s.plan.Stages)),
 	}
@@ -37,22 +46,31 @@ func newPipeline(s *skeleton, memory []stageMemory, microBatch int, schedule par
 	p.template.MicroBatch, p.template.Schedule = microBatch, schedule
 	if schedule == partition.ZeroBubble {
 		// Temporary values of the backward pass may lie in the slots instead.
-		p.memory = slices.Clone(memory)
 		for i := range p.memory {
 			p.memory[i].temp = p.memory[i].calm
 		}
+	} else {
+		for i := range p.memory {
+			p.memory[i].apart = [extents]int64{}
+		}
 	}
 	for i := range p.template.PP() {
-		early := min(p.microBatches, p.template.PP()-i)
-		if schedule == partition.GPipe {
-			early = p.microBatches
-		}
-		p.early = append(p.early, early)
+		p.early = append(p.early, earlyForwards(schedule, p.microBatches, p.template.PP(), i))
 		for c, room := range s.all.room(&p.template, i, p.microBatches) {
 			p.room[i+c*p.template.PP()] = room
 		}
 	}
 	return p
+}
+
+// earlyForwards returns how many of m forward passes of a position the way of micro-batch
+// 0 through all positions hides: those before its first backward pass, or under gpipe,
+// where the last of them is on the way, one.
+func earlyForwards(schedule partition.Schedule, m, positions, at int) int {
+	if schedule == partition.GPipe {
+		return 1
+	}
+	return min(m, positions-at)
 }
 
 // mayFit reports whether stages that recompute whatever spares the most could hold all
@@ -101,24 +119,72 @@ func latest(system *sim.System) cost.Picoseconds {
 	return slices.Max(ends)
 }
 
-// system returns what the positions of the pipeline do in a step with a cut.
+// system returns what the positions of the pipeline do in a step with a cut. It is good
+// until the next one.
 func (p *pipeline) system(cut []partition.Stage) *sim.System {
 	positions := p.template.PP()
-	system := &sim.System{Processes: make([]sim.Process, positions)}
+	if p.frame == nil {
+		p.frame = p.newFrame(len(cut))
+	}
+	f := p.frame
+	price := func(ops []sim.Op, b body, n int, r recomputation) {
+		for k := range b {
+			span := b[k].spans(n, r)
+			ops[k].Time, ops[k].Since = span.time, span.since
+		}
+	}
+	changed := make([]bool, positions)
+	for i, st := range cut {
+		n, r := st.Last-st.First, recomputationOf(st)
+		if was := f.cut[i]; was.Last-was.First == n && recomputationOf(was) == r {
+			continue
+		}
+		changed[i%positions] = true
+		for phase := range ir.Update {
+			for size := range 2 {
+				price(f.passes[i][phase][size], p.body(i, phase, size), n, r)
+			}
+		}
+	}
+	copy(f.cut, cut)
+	for at, again := range changed {
+		if !again {
+			continue
+		}
+		blocks := 0 // of all chunks
+		for i := at; i < len(cut); i += positions {
+			blocks += cut[i].Last - cut[i].First
+		}
+		price(f.updates[at], p.stages[at].update, blocks, recomputation{})
+		for k, part := range p.stages[at].update {
+			for chunk := range p.template.Chunks() {
+				c := cut[at+chunk*positions]
+				time := part.chunks[p.skel.of.chunk(&p.template, at == positions-1, chunk)]
+				f.updates[at][k].Time += cost.Picoseconds(c.Last-c.First) * time
+			}
+		}
+	}
+	return &f.system
+}
+
+// newFrame lists the tasks and channels of a pipeline of so many stages.
+func (p *pipeline) newFrame(stages int) *frame {
+	positions := p.template.PP()
+	f := &frame{
+		system: sim.System{Processes: make([]sim.Process, positions)},
+		cut:    make([]partition.Stage, stages), passes: make([][ir.Update][2][]sim.Op, stages), updates: make([][]sim.Op, positions),
+	}
 	type channel struct {
 		phase          ir.Phase
 		from, to, wire int // stages, in the update positions
 	}
 	channels := map[channel]int{}
-	last := codegen.Releases(&p.template, true)
-	// ops prices a body of stage i with n blocks.
-	ops := func(i int, b body, phase ir.Phase, n int, r recomputation) []sim.Op {
+	// ops lists those of a body of stage i.
+	ops := func(i int, b body, phase ir.Phase) []sim.Op {
 		out := make([]sim.Op, len(b))
 		for k := range b {
 			part := &b[k]
-			span := part.spans(n, r)
-			out[k] = sim.Op{Kind: part.kind, Time: span.time, Since: span.since}
-			if part.kind == sim.Work {
+			if out[k].Kind = part.kind; part.kind == sim.Work {
 				continue
 			}
 			from, to := i, i+part.hop
@@ -128,7 +194,7 @@ func (p *pipeline) system(cut []partition.Stage) *sim.System {
 			key := channel{phase, from, to, part.wire}
 			id, ok := channels[key]
 			if !ok {
-				id = len(system.Channels)
+				id = len(f.system.Channels)
 				channels[key] = id
 				ch := sim.Channel{From: from % positions, To: to % positions, Chunk: to / positions}
 				switch phase {
@@ -137,47 +203,36 @@ func (p *pipeline) system(cut []partition.Stage) *sim.System {
 				case ir.Backward:
 					ch.Room = p.room[to].Slots
 				}
-				system.Channels = append(system.Channels, ch)
+				f.system.Channels = append(f.system.Channels, ch)
 			}
 			out[k].Peer = id
 		}
 		return out
 	}
+	last := codegen.Releases(&p.template, true)
 	for at := range positions {
-		var passes [][ir.Update][2][]sim.Op // by chunk
-		blocks := 0                         // of all chunks
-		for i := at; i < len(cut); i += positions {
-			n, r := cut[i].Last-cut[i].First, recomputationOf(cut[i])
-			blocks += n
-			var pass [ir.Update][2][]sim.Op
+		for i := at; i < stages; i += positions {
 			for phase := range ir.Update {
 				for size := range 2 {
-					pass[phase][size] = ops(i, p.body(i, phase, size), phase, n, r)
+					f.passes[i][phase][size] = ops(i, p.body(i, phase, size), phase)
 				}
 			}
-			passes = append(passes, pass)
 		}
-		var tasks []sim.Task
-		for _, t := range codegen.Order(&p.template, at, p.microBatches, true) {
+		f.updates[at] = ops(at, p.stages[at].update, ir.Update)
+		order := codegen.Order(&p.template, at, p.microBatches, true)
+		tasks := make([]sim.Task, len(order))
+		for k, t := range order {
 			if t.Phase == ir.Update {
-				update := ops(at, p.stages[at].update, ir.Update, blocks, recomputation{})
-				for k, part := range p.stages[at].update {
-					for chunk := range p.template.Chunks() {
-						c := cut[at+chunk*positions]
-						time := part.chunks[p.skel.of.chunk(&p.template, at == positions-1, chunk)]
-						update[k].Time += cost.Picoseconds(c.Last-c.First) * time
-					}
-				}
-				tasks = append(tasks, sim.Task{Ops: update})
+				tasks[k] = sim.Task{Ops: f.updates[at]}
 				continue
 			}
-			tasks = append(tasks, sim.Task{
-				Ops: passes[t.Chunk][t.Phase][p.size(t.MicroBatch)], Chunk: t.Chunk, MicroBatch: t.MicroBatch, Releases: t.Phase == last,
-			})
+			tasks[k] = sim.Task{
+				Ops: f.passes[at+t.Chunk*positions][t.Phase][p.size(t.MicroBatch)], Chunk: t.Chunk, MicroBatch: t.MicroBatch, Releases: t.Phase == last,
+			}
 		}
-		system.Processes[at] = sim.Process{Tasks: tasks}
+		f.system.Processes[at] = sim.Process{Tasks: tasks}
 	}
-	return system
+	return f
 }
 
 // body returns what stage i does in a pass over a micro-batch.

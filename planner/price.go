@@ -269,16 +269,21 @@ type timesKey struct {
 	schedule   partition.Schedule // "" where it does not matter
 }
 
-// times prices every stage for a size of micro-batch. Schedules share prices but on a
-// crowded machine.
-func (s *skeleton) times(microBatch int, schedule partition.Schedule) []*stageTimes {
-	key := timesKey{microBatch: microBatch}
-	if s.price.Crowded(s.plan.PP()) {
-		key.schedule = schedule
-		under := *s
-		under.price = s.price.Scheduled(schedule)
-		s = &under
+// under returns the skeleton with the prices of a schedule, and which of them those are:
+// but on a crowded machine all schedules share theirs.
+func (s *skeleton) under(schedule partition.Schedule) (*skeleton, partition.Schedule) {
+	if !s.price.Crowded(s.plan.PP()) {
+		return s, ""
 	}
+	under := *s
+	under.price = s.price.Scheduled(schedule)
+	return &under, schedule
+}
+
+// times prices every stage for a size of micro-batch.
+func (s *skeleton) times(microBatch int, schedule partition.Schedule) []*stageTimes {
+	s, schedule = s.under(schedule)
+	key := timesKey{microBatch, schedule}
 	all, known := s.known[key]
 	if known {
 		return all

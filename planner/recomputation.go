@@ -93,6 +93,9 @@ func triedOf(stage int, s partition.Stage) tried {
 type option struct {
 	recomputation
 	time cost.Picoseconds
+	// late is a lower bound but for the blocks that are not before the stage: see
+	// [bounds.from].
+	late cost.Picoseconds
 }
 
 // options lists the recomputations with which n blocks may fit a stage, but for those
@@ -198,17 +201,17 @@ func (m *stageMemory) fewestSelective(n, f int, room codegen.Chunk, limit int64)
 	if fits(0) {
 		return 0
 	}
-	if m.moreSlot[selective] >= m.moreSlot[kept] {
-		return 1 // selective recomputation saves nothing: nothing to skip
+	if m.moreSlot[selective] >= m.moreSlot[kept] || m.apart[selective] > m.apart[kept] {
+		return 1 // selective recomputation may save nothing: nothing to skip
 	}
 	return 1 + sort.Search(n-f, func(k int) bool { return fits(1 + k) })
 }
 
 // least bounds n blocks with any recomputation.
 func (m *stageMemory) least(n int, room codegen.Chunk) int64 {
-	slot, more, temp := m.slot[kept], m.moreSlot[kept], m.temp[kept]
+	slot, more, temp, apart := m.slot[kept], m.moreSlot[kept], m.temp[kept], m.apart[kept]
 	for e := selective; e < extents; e++ {
-		slot, more, temp = min(slot, m.slot[e]), min(more, m.moreSlot[e]), min(temp, m.temp[e])
+		slot, more, temp, apart = min(slot, m.slot[e]), min(more, m.moreSlot[e]), min(temp, m.temp[e]), min(apart, m.apart[e])
 	}
-	return m.persist + int64(n-1)*m.morePersist + int64(room.Slots)*(slot+int64(n-1)*more) + int64(room.Inboxes)*m.inbox + temp
+	return m.persist + int64(n-1)*m.morePersist + int64(room.Slots)*max(slot+int64(n-1)*more, int64(n)*apart) + int64(room.Inboxes)*m.inbox + temp
 }

@@ -10,45 +10,24 @@ import (
 	"github.com/autopar/autopar/planner/cost"
 )
 
-// Some ways to shard spare memory and nothing else: whatever the cut, their steps
-// take no less time than those of plans of the same degrees without them. They are
-// of use only where those others do not fit as they would like to.
-//
-//   - Offload, against the same plan without: it is that plan with copies in
-//     between.
-//   - ZeRO over groups of ranks, against ZeRO 1 over all of them. Both reduce and
-//     gather once a step the same bytes on every link: a ring over n ranks moves
-//     (n-1)/n of the value, and rings over groups of g and over n/g copies of a
-//     g-th move (g-1)/g + (n/g-1)/(n/g)/g = (n-1)/n. From stage 2 on a group does
-//     part of that in every micro-batch, at stage 3 it gathers twice. What a group
-//     does save is the latency of one scalar's sum between nodes, the gradient
-//     norm's, once a step: for that alone none is built. That holds for one chunk
-//     per rank: of several, those that are done early may reduce while the rank
-//     would wait. Beside interleaving groups are not searched. With overlap what is
-//     moved in every micro-batch may cost nothing, and groups are as others.
+// An offload spares memory and nothing else: whatever the cut, a step takes no less time
+// than that of the same plan without it, which it is with copies in between. So it is of
+// use only where the other does not fit as it would like to.
 
 // relieves reports whether an outline only spares memory, of those that the
 // options leave. Where they leave nothing to compare it with it is one like others.
 func (s *searcher) relieves(o outline) bool {
-	grouped := o.group > 0 && !o.overlap && s.opts.ZeROGroup == 0 && s.opts.ZeRO == nil
-	return grouped || o.offload != partition.OffloadNone && s.opts.Offload == ""
+	return o.offload != partition.OffloadNone && s.opts.Offload == ""
 }
 
 // sparing lists the outlines that spare memory beside one that is looked at.
 func (s *searcher) sparing(o outline) []*pending {
 	var all []*pending
-	groups := []int{o.group}
-	replicas := o.dp * (s.opts.RuntimeNGPUs / o.plan)
-	if o.group == 0 && o.offload == partition.OffloadNone {
-		groups = zeroGroups(s.opts, o.degrees, o.zero, replicas, o.chunks, s.cluster)
-	}
-	for _, group := range groups {
-		for _, offload := range offloads(s.opts, s.cluster) {
-			x := o
-			x.group, x.offload = group, offload
-			if x != o && x.among(s.opts) && s.relieves(x) && o.offload == partition.OffloadNone && (x.group == o.group || x.offload == o.offload) {
-				all = append(all, &pending{outline: x, relief: true, left: slices.Clone(s.sizedOf(x))})
-			}
+	for _, x := range offloads(s.opts, s.cluster) {
+		beside := o
+		beside.offload = x
+		if o.offload == partition.OffloadNone && s.relieves(beside) && beside.among(s.opts) {
+			all = append(all, &pending{outline: beside, relief: true, left: slices.Clone(s.sizedOf(beside))})
 		}
 	}
 	return all
@@ -58,11 +37,12 @@ func (s *searcher) sparing(o outline) []*pending {
 // at most the given time: where the limit on memory slows down plans of the same
 // degrees that are known already, and leaves time to gain on the best of them.
 func (s *searcher) relieve(points []*point, limit cost.Picoseconds, best map[degrees]*candidate) []*point {
-	type family struct {
-		degrees
-		sequence bool
+	held := map[degrees][]*pending{}
+	for _, p := range s.pending {
+		if p.sighted {
+			held[p.degrees] = append(held[p.degrees], p)
+		}
 	}
-	slowed := map[family]bool{}
 	of := map[degrees][]*point{}
 	for _, p := range points {
 		of[p.degrees] = append(of[p.degrees], p)
@@ -74,26 +54,26 @@ func (s *searcher) relieve(points []*point, limit cost.Picoseconds, best map[deg
 		if mine := best[p.degrees]; mine != nil {
 			gain = min(gain, mine.time-1)
 		}
-		if p.offload != partition.OffloadNone && s.opts.Offload == "" {
-			return slices.ContainsFunc(of[p.degrees], func(base *point) bool {
-				t := &base.pipe.template
-				same := sharding{t.ZeRO, t.ZeROGroup, t.SequenceParallel, t.Overlap, p.offload}
-				return t.Offload == partition.OffloadNone && same == p.sharding && base.chunks() == max(p.chunks, 1) && base.slowed(gain, what)
-			})
+		bare := p.outline
+		bare.offload = partition.OffloadNone
+		if slices.ContainsFunc(held[p.degrees], func(base *pending) bool { return base.outline == bare && base.held(gain) }) {
+			return true
 		}
-		f := family{p.degrees, p.sequence}
-		yes, known := slowed[f]
-		if !known {
-			yes = slices.ContainsFunc(of[p.degrees], func(base *point) bool {
-				return base.chunks() == 1 && base.pipe.template.SequenceParallel == f.sequence && base.slowed(gain, partition.OffloadNone)
-			})
-			slowed[f] = yes
-		}
-		return yes
+		return slices.ContainsFunc(of[p.degrees], func(base *point) bool {
+			t := &base.pipe.template
+			same := sharding{t.ZeRO, t.ZeROGroup, t.SequenceParallel, t.Overlap, p.offload}
+			return t.Offload == partition.OffloadNone && same == p.sharding && base.chunks() == max(p.chunks, 1) && base.slowed(gain, what)
+		})
 	}
 	return s.add(points, limit, true,
 		func(p *pending) bool { return base(p, partition.OffloadNone) },
 		func(p *pending) bool { return base(p, p.offload) })
+}
+
+// held reports whether plans of an outline that might take at most the given time take
+// longer because of the limit on memory, or do not fit.
+func (p *pending) held(time cost.Picoseconds) bool {
+	return slices.ContainsFunc(p.left, func(x sized) bool { return x.free <= time && x.floor > time })
 }
 
 // copies is what a stage copies between device and host, as times of stretches of

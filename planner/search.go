@@ -62,7 +62,7 @@ type searcher struct {
 	works    map[workKey]*work
 	rates    *cost.Model
 	families map[family][]sized
-	orders   map[order]string
+	orders   map[order]*ways
 	refused  error             // why the last of the outlines that cannot be compiled was not
 	refusals map[outline]error // of all of them
 	looked   []*point          // what the search looked at
@@ -131,7 +131,7 @@ func (s *searcher) search() ([]*candidate, []*point, bool, error) {
 	}
 	found, points, optimal := s.run()
 	s.looked = points
-	if len(points) == 0 {
+	if len(points)+len(s.pending) == 0 {
 		return nil, nil, false, s.refused
 	}
 	return found, points, optimal, nil
@@ -141,7 +141,7 @@ func newSearcher(g *ir.Graph, batch int, c *cost.Cluster, opts Options) *searche
 	graphs := newShrunken(g)
 	s := &searcher{
 		opts: opts, blueprints: newBlueprints(graphs, batch), contexts: contexts{tokens: sequenceTokens(g)}, cluster: c,
-		works: map[workKey]*work{}, rates: cost.NewModel(c, max(1, opts.RuntimeNGPUs)), families: map[family][]sized{}, orders: map[order]string{},
+		works: map[workKey]*work{}, rates: cost.NewModel(c, max(1, opts.RuntimeNGPUs)), families: map[family][]sized{}, orders: map[order]*ways{},
 		refusals: map[outline]error{},
 		finals:   newFinals(),
 	}
@@ -216,7 +216,7 @@ func (s *searcher) distinct(all []outline) []outline {
 	return slices.DeleteFunc(all, func(o outline) bool {
 		key := cut{o, o.dp * (s.opts.RuntimeNGPUs / o.plan)}
 		key.plan, key.dp = 0, 0
-		ways := s.ways(o)
+		ways := s.order(o).text
 		if slices.Contains(seen[key], ways) {
 			return true
 		}
@@ -225,32 +225,65 @@ func (s *searcher) distinct(all []outline) []outline {
 	})
 }
 
-// ways tells how everything that an outline communicates goes through the network.
-func (s *searcher) ways(o outline) string {
-	key := order{o.degrees, o.group}
-	ways, known := s.orders[key]
-	if !known {
-		p := partition.Plan{
-			PlanNGPUs: o.plan, RuntimeNGPUs: s.opts.RuntimeNGPUs, DP: o.dp, CP: o.cp, TP: o.tp, ZeROGroup: o.group,
-			MicroBatch: s.batch, Stages: make([]partition.Stage, o.pp), PoolOrder: s.cluster.Orders()[o.order],
-		}
-		ways = cost.NewProgram(s.cluster, &p, p.Mesh(s.batch)).Ways()
-		if p.ZeROGroup == 0 { // and those that only spare memory beside it: see sparing
-			for _, p.ZeROGroup = range zeroGroups(s.opts, o.degrees, 3, p.DataParallel(), 1, s.cluster) {
-				if p.ZeROGroup > 0 {
-					ways += cost.NewProgram(s.cluster, &p, p.Mesh(s.batch)).Ways()
-				}
-			}
-		}
-		s.orders[key] = ways
-	}
-	return ways
-}
-
-// order is what the ways of an outline follow from.
+// order is what the ways of an outline through the network follow from.
 type order struct {
 	degrees
 	group int
+}
+
+// ways is how everything that an outline communicates goes through the network.
+type ways struct {
+	text   string          // alike if everything goes alike
+	prices []*cost.Program // of the positions in which data-parallel ranks that shard together lie differently
+	dp     int             // the axis of those ranks
+	moved  map[sharding]*workTimes
+}
+
+// order returns the ways of an outline.
+func (s *searcher) order(o outline) *ways {
+	key := order{o.degrees, o.group}
+	w, known := s.orders[key]
+	if known {
+		return w
+	}
+	p := &partition.Plan{
+		PlanNGPUs: o.plan, RuntimeNGPUs: s.opts.RuntimeNGPUs, DP: o.dp, CP: o.cp, TP: o.tp, ZeROGroup: o.group,
+		MicroBatch: s.batch, Stages: make([]partition.Stage, o.pp), PoolOrder: s.cluster.Orders()[o.order],
+	}
+	mesh := p.Mesh(s.batch)
+	price := cost.NewProgram(s.cluster, p, mesh)
+	w = &ways{text: price.Ways(), dp: mesh.Axis(partition.AxisDP), moved: map[sharding]*workTimes{}}
+	type place struct {
+		kinds cost.Kinds
+		group cost.Group
+	}
+	var places []place
+	for at := range o.pp {
+		as := price.As(at)
+		if x := (place{price.Kinds(at), as.Group(w.dp)}); !slices.Contains(places, x) {
+			places, w.prices = append(places, x), append(w.prices, as)
+		}
+	}
+	s.orders[key] = w
+	return w
+}
+
+// collective is the least time of a collective over data-parallel ranks.
+func (w *ways) collective(op ir.Op, bytes int64) cost.Picoseconds {
+	least := never
+	for _, price := range w.prices {
+		least = min(least, price.Replicas(op, bytes, price.Group(w.dp)))
+	}
+	return least
+}
+
+// hostCopy is the least time of a copy between device and host.
+func (w *ways) hostCopy(bytes int64) cost.Picoseconds {
+	least := never
+	for _, price := range w.prices {
+		least = min(least, price.HostCopy(bytes))
+	}
+	return least
 }
 
 // sizedOf lists what micro-batches an outline may have, with their floors.
@@ -263,8 +296,9 @@ func (s *searcher) sizedOf(o outline) []sized {
 	if !known {
 		trunk := s.trunk(o)
 		for _, b := range s.sizes(o) {
-			for _, schedules := range alike(o.schedules(s.opts)) {
-				all = append(all, sized{b, schedules, s.floor(o, trunk, b, schedules[0]), false})
+			for _, schedule := range o.schedules(s.opts) {
+				free := s.floor(o, trunk, b, schedule)
+				all = append(all, sized{size: b, schedule: schedule, free: free, floor: free})
 			}
 		}
 		s.families[key] = all
@@ -277,18 +311,6 @@ type family struct {
 	replicas, cp, tp, pp, chunks int
 	sequence, overlap, often     bool // often: data-parallel ranks communicate in every micro-batch
 	unit, order                  int
-}
-
-// alike groups schedules that have the same floor.
-func alike(all []partition.Schedule) [][]partition.Schedule {
-	var groups [][]partition.Schedule
-	for _, schedule := range all {
-		if schedule == partition.ZeroBubble || len(groups) == 0 {
-			groups = append(groups, nil)
-		}
-		groups[len(groups)-1] = append(groups[len(groups)-1], schedule)
-	}
-	return groups
 }
 
 // sizes lists the sizes of micro-batches that an outline may have.
@@ -305,20 +327,33 @@ func (s *searcher) sizes(o outline) []int {
 // pending is an outline of which some sizes of micro-batches have not been looked at.
 type pending struct {
 	outline
-	relief bool // it only spares memory: see relieve
-	skel   *skeleton
-	shared map[cost.Kinds]*workTimes // see work
-	left   []sized
+	relief  bool                      // it only spares memory: see relieve
+	sighted bool                      // those that spare memory beside it are pending too
+	work    *work                     // that a stage does, nil until it is known
+	shared  map[cost.Kinds]*workTimes // see work
+	skel    *skeleton
+	left    []sized
 }
 
-// sized is a size of micro-batches, with schedules that no plan of it takes less
-// time than floor under.
+// sized is a size of micro-batches and a schedule, under which no plan takes less time
+// than floor, nor than free if memory were without limit.
 type sized struct {
-	size      int
-	schedules []partition.Schedule
-	floor     cost.Picoseconds
-	refined   bool // the floor is that of all that the outline does
+	size        int
+	schedule    partition.Schedule
+	free, floor cost.Picoseconds
+	level       level
 }
+
+// level says what a floor knows, besides what those before do.
+type level int
+
+const (
+	busyTrunk      level = iota // what the trunk does in order: see [searcher.floor]
+	flowFree                    // the way through all positions: see [searcher.flowing]
+	flowLimited                 // the recomputation that memory makes necessary
+	refinedFree                 // all that the outline does: see [searcher.refined]
+	refinedLimited              // with recomputation
+)
 
 // floor is that of the sizes which are left.
 func (p *pending) floor() cost.Picoseconds {
@@ -345,30 +380,30 @@ func (s *searcher) add(points []*point, limit cost.Picoseconds, relief bool, sig
 		if p.relief != relief || p.floor() > limit || !sighted(p) {
 			return false
 		}
-		if p.skel == nil {
-			var err error
-			if p.skel, err = s.skeleton(p.outline); err != nil {
-				s.refused, s.refusals[p.outline] = err, err
-				return true
-			}
+		if !p.sighted {
+			p.sighted = true
 			sparing = append(sparing, s.sparing(p.outline)...)
 		}
-		for i := range p.left {
-			if x := &p.left[i]; x.floor <= limit && !x.refined {
-				x.floor, x.refined = max(x.floor, s.refined(p, x.size, x.schedules[0])), true
-			}
-		}
-		if p.floor() > limit || !chosen(p) {
+		if s.raise(p, limit, flowLimited); p.floor() > limit || !chosen(p) {
 			return false
+		}
+		err := s.raise(p, limit, refinedLimited)
+		if err == nil && p.floor() > limit {
+			return false
+		}
+		if err == nil && p.skel == nil {
+			p.skel, err = s.skeleton(p.outline)
+		}
+		if err != nil {
+			s.refused, s.refusals[p.outline] = err, err
+			return true
 		}
 		p.left = slices.DeleteFunc(p.left, func(x sized) bool {
 			if x.floor > limit {
 				return false
 			}
-			for _, schedule := range x.schedules {
-				s.stats.PlansConsidered++
-				points = append(points, &point{degrees: p.degrees, cutter: newCutter(s, p.skel, x.size, schedule)})
-			}
+			s.stats.PlansConsidered++
+			points = append(points, &point{degrees: p.degrees, cutter: newCutter(s, p.skel, x.size, x.schedule)})
 			return true
 		})
 		return len(p.left) == 0
@@ -378,6 +413,33 @@ func (s *searcher) add(points []*point, limit cost.Picoseconds, relief bool, sig
 		slices.SortStableFunc(points, func(a, b *point) int { return cmp.Compare(a.least, b.least) })
 	}
 	return points
+}
+
+// raise raises the floors that are at most the limit up to a level. It fails from
+// refinedFree on when there is no program.
+func (s *searcher) raise(p *pending, limit cost.Picoseconds, to level) error {
+	for i := range p.left {
+		for x := &p.left[i]; x.floor <= limit && x.level < to; {
+			x.level++
+			var more *again
+			if x.level == flowLimited || x.level == refinedLimited {
+				more = s.again(p.outline, x.size, x.schedule)
+			}
+			bound, err := cost.Picoseconds(0), error(nil)
+			if x.level >= refinedFree {
+				bound, err = s.refined(p, x.size, x.schedule, more)
+			} else {
+				bound = s.flowing(p.outline, x.size, x.schedule, more)
+			}
+			if err != nil {
+				return err
+			}
+			if x.floor = max(x.floor, bound); more == nil {
+				x.free = max(x.free, bound)
+			}
+		}
+	}
+	return nil
 }
 
 // skeleton returns that of an outline. It fails when no parameter can be split so.
@@ -415,7 +477,16 @@ func (s *searcher) template(d outline) (partition.Plan, error) {
 	if d.chunks > 1 {
 		plan.Interleave = d.chunks
 	}
-	return plan, nil
+	return s.open(plan), nil
+}
+
+// open returns a plan whose micro-batches and schedule are to be chosen.
+func (b *blueprints) open(p partition.Plan) partition.Plan {
+	p.MicroBatch, p.Schedule = b.batch, partition.OneFOneB
+	if p.Interleave > 1 {
+		p.Schedule = partition.Interleaved
+	}
+	return p
 }
 
 // run returns the best plan of each of the best degrees, all the points it looked
@@ -451,8 +522,8 @@ func (s *searcher) run() ([]*candidate, []*point, bool) {
 			ceiling = never - 1
 		}
 		points = s.build(points, min(ceiling, worst()))
-		for known := 0; known < len(points); { // until nothing relieves what was found
-			known = len(points)
+		for found, left := -1, -1; found < len(points) || left < len(s.pending); { // until nothing relieves what was found
+			found, left = len(points), len(s.pending)
 			for _, p := range points {
 				limit := min(ceiling, worst())
 				if mine := best[p.degrees]; mine != nil {

@@ -31,22 +31,13 @@ type skeleton struct {
 
 // newSkeleton finds what stands for a plan.
 func newSkeleton(all *blueprints, p partition.Plan, c *cost.Cluster) (*skeleton, error) {
-	p.MicroBatch, p.Schedule = all.batch, partition.OneFOneB // until they are chosen
-	if p.Interleave > 1 {
-		p.Schedule = partition.Interleaved
-	}
 	of, err := all.find(&p)
 	if err != nil {
 		return nil, err
 	}
-	inner := of
-	if len(p.Stages) > 1 {
-		one := p
-		one.PlanNGPUs, one.RuntimeNGPUs = p.PlanNGPUs/p.PP(), p.RuntimeNGPUs/p.PP()
-		one.Stages, one.Interleave, one.Schedule = make([]partition.Stage, 1), 0, partition.OneFOneB
-		if inner, err = all.find(&one); err != nil {
-			return nil, err
-		}
+	inner, err := all.inner(p)
+	if err != nil {
+		return nil, err
 	}
 	s := &skeleton{graphs: all.graphs, all: all, plan: p, batch: all.batch, blocks: all.graphs.blocks, of: of, inner: inner}
 	for i := range p.Stages {
@@ -54,6 +45,15 @@ func newSkeleton(all *blueprints, p partition.Plan, c *cost.Cluster) (*skeleton,
 	}
 	s.reprice(c)
 	return s, nil
+}
+
+// inner finds the blueprint of one stage of a plan.
+func (b *blueprints) inner(p partition.Plan) (*blueprint, error) {
+	if len(p.Stages) > 1 {
+		p.PlanNGPUs, p.RuntimeNGPUs = p.PlanNGPUs/p.PP(), p.RuntimeNGPUs/p.PP()
+		p.Stages, p.Interleave, p.Schedule = make([]partition.Stage, 1), 0, partition.OneFOneB
+	}
+	return b.find(&p)
 }
 
 // reprice takes prices from a cluster.

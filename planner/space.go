@@ -116,9 +116,7 @@ func offloads(o Options, c *cost.Cluster) []partition.Offload {
 }
 
 // zeroGroups lists the sizes of the groups that ZeRO shards over, 0 for all
-// replicas: all, and from stage 2 on the largest part of them inside a node. At
-// stage 1 a group saves nothing: its reduce-scatter, the sum over the copies and
-// its all-gather, once a step, move what those over all ranks do.
+// replicas: all, and the largest part of them inside a node, whose rings have fewer hops.
 // Beside interleaving groups are not searched, only taken from the options.
 func zeroGroups(o Options, d degrees, zero, replicas, chunks int, c *cost.Cluster) []int {
 	if o.ZeROGroup > 0 && zero > 0 {
@@ -131,7 +129,7 @@ func zeroGroups(o Options, d degrees, zero, replicas, chunks int, c *cost.Cluste
 	if !c.Device.Shared {
 		within = min(within, c.DevicesPerNode/(d.cp*d.tp))
 	}
-	for g := within; g >= 2 && zero >= 2; g-- {
+	for g := within; g >= 2 && zero >= 1; g-- {
 		if replicas%g == 0 {
 			return []int{0, g}
 		}

@@ -324,6 +324,11 @@ func (m *Program) buffered(bytes int64, axis string) float64 {
 	return min(1, float64(bytes)/m.software.Buffer)
 }
 
+// Replicas returns the time of a collective of a tensor over data-parallel ranks.
+func (m *Program) Replicas(op ir.Op, bytes int64, g Group) Picoseconds {
+	return m.collective(op, bytes, g, m.buffered(bytes, partition.AxisDP))
+}
+
 // collectiveBytes is the size of the tensor of a collective. See [Model.Collective].
 func collectiveBytes(n *ir.Node, mesh ir.Mesh, at ir.Coord) int64 {
 	at[mesh.Axis(n.Attr.(ir.CommAttr).Axis)] = 0 // the group waits for its largest part

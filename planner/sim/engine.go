@@ -88,19 +88,38 @@ type System struct {
 // other forever.
 func (s *System) Run() ([]cost.Picoseconds, error) {
 	r := runner{System: s, states: make([]state, len(s.Processes)), groups: make([]meeting, len(s.Groups))}
-	microBatches := make([]int, len(s.Processes))
+	microBatches, chunks := make([]int, len(s.Processes)), make([]int, len(s.Processes))
+	count := 0
 	for p := range s.Processes {
-		chunks := 1
-		for _, t := range s.Processes[p].Tasks {
+		chunks[p] = 1
+		for i := range s.Processes[p].Tasks {
+			t := &s.Processes[p].Tasks[i]
 			microBatches[p] = max(microBatches[p], t.MicroBatch+1)
-			chunks = max(chunks, t.Chunk+1)
+			chunks[p] = max(chunks[p], t.Chunk+1)
 		}
-		for range chunks {
-			r.states[p].released = append(r.states[p].released, unset(microBatches[p]))
-		}
+		count += chunks[p] * microBatches[p]
 	}
 	for _, c := range s.Channels {
-		r.arrivals = append(r.arrivals, unset(microBatches[c.To]))
+		count += microBatches[c.To]
+	}
+	times := make([]cost.Picoseconds, count) // of all micro-batches everywhere
+	for i := range times {
+		times[i] = -1
+	}
+	unset := func(n int) []cost.Picoseconds {
+		next := times[:n]
+		times = times[n:]
+		return next
+	}
+	for p := range s.Processes {
+		r.states[p].released = make([][]cost.Picoseconds, chunks[p])
+		for chunk := range chunks[p] {
+			r.states[p].released[chunk] = unset(microBatches[p])
+		}
+	}
+	r.arrivals = make([][]cost.Picoseconds, len(s.Channels))
+	for i, c := range s.Channels {
+		r.arrivals[i] = unset(microBatches[c.To])
 	}
 	queue := make([]int, len(s.Processes))
 	for p := range queue {
@@ -128,14 +147,6 @@ func (s *System) Run() ([]cost.Picoseconds, error) {
 		ends[p] = st.now
 	}
 	return ends, nil
-}
-
-func unset(n int) []cost.Picoseconds {
-	x := make([]cost.Picoseconds, n)
-	for i := range x {
-		x[i] = -1
-	}
-	return x
 }
 
 type state struct {

@@ -1,0 +1,40 @@
+//go:build mutants
+
+package mutants
+
+// inTheBounds has the bugs of bounds that promise too much, so that the search leaves out
+// what it should have looked at.
+func inTheBounds() []mutant {
+	const first = "^TestCostIsSimulation$/^seed_12$"
+	return []mutant{{
+		bug: "a floor forgets what ZeRO shards", how: "weights of stage 3",
+		file: "planner/relax.go",
+		old:  "\t\tweights /= ranks", new: "\t\tweights /= 1",
+		pkg: "./planner", run: first,
+	}, {
+		bug: "a floor keeps more micro-batches than are in flight", how: "one",
+		file: "planner/relax.go",
+		old:  "p.flights = rooms[at][0].Slots", new: "p.flights = rooms[at][0].Slots + 1",
+		pkg: "./planner", run: first,
+	}, {
+		bug: "a floor gathers for the backward pass what it does not read", how: "a bias",
+		file: "planner/relax.go",
+		old:  "if v.read[ir.Backward] {", new: "if v.read[ir.Backward] || v.read[ir.Forward] {",
+		pkg: "./planner", run: "^TestCertificateOptions$",
+	}, {
+		bug: "a bound counts blocks that lie before a stage", how: "one",
+		file: "planner/bound.go",
+		old:  "o.late+cost.Picoseconds(left)*b.back", new: "o.late+cost.Picoseconds(left+1)*b.back",
+		pkg: "./planner", run: first,
+	}, {
+		bug: "forward passes of gpipe hide nothing", how: "not even the first, which is on the way",
+		file: "planner/pipeline.go",
+		old:  "\t\treturn 1\n", new: "\t\treturn 0\n",
+		pkg: "./planner", run: first,
+	}, {
+		bug: "zero-bubble slots hold gradients of the embedding for each block", how: "as they serve weights alone",
+		file: "planner/memory.go",
+		old:  "!b.ofBlock[in.Node] || sequences {", new: "!b.ofBlock[in.Node] || sequences && mb < 0 {",
+		pkg: "./planner", run: "^TestCostIsSimulation$/^seed_13$",
+	}}
+}

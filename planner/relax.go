@@ -1,0 +1,486 @@
+package planner
+
+import (
+	"cmp"
+	"slices"
+	"sort"
+
+	"github.com/autopar/autopar/codegen"
+	"github.com/autopar/autopar/ir"
+	"github.com/autopar/autopar/partition"
+	"github.com/autopar/autopar/planner/cost"
+)
+
+// The bounds of this file need no program but those of one block: the trunk that all
+// outlines with the same tensor and context parallelism have, at three extents of
+// recomputation. What else an outline does, gathers, reductions and copies of parameters,
+// is added from their sizes.
+
+// shelf is what a block keeps at least, on a rank, whatever data-parallel ranks share.
+type shelf struct {
+	weights, gradients, state int64
+	other                     int64                     // of what lasts as long as they do
+	slot, apart               [extents]int64            // for a micro-batch in flight, by how much is recomputed: see stageMemory
+	more                      [extents]cost.Picoseconds // what that adds to a backward pass
+	shared                    []shared
+}
+
+// shared is a weight or a state of the optimizer that data-parallel ranks all have.
+type shared struct {
+	value *ir.Value
+	bytes int64
+	state bool
+	read  [ir.NumPhases]bool // of a weight, by the passes that read it when nothing is recomputed
+}
+
+// persist returns the bytes that last under a way to shard, over so many ranks.
+func (b *shelf) persist(o sharding, ranks int64) int64 {
+	weights, gradients, state := b.weights, b.gradients, b.state
+	if o.zero >= 1 {
+		state /= ranks
+	}
+	if o.zero >= 2 {
+		gradients /= ranks
+	}
+	if o.zero >= 3 {
+		weights /= ranks
+	}
+	switch o.offload {
+	case partition.OffloadParams:
+		return gradients
+	case partition.OffloadOptimizer:
+		return weights + gradients
+	}
+	return weights + gradients + state + b.other
+}
+
+// shelfOf returns what a block of the trunk keeps, with micro-batches of a size.
+func (w *work) shelfOf(size, batch int) *shelf {
+	if known := w.shelves[size]; known != nil {
+		return known
+	}
+	mesh := w.meshOf(size, batch)
+	b := &shelf{}
+	var sizes []int64
+	var plain []cost.Picoseconds // of a backward pass without recomputation, by kinds of devices
+	for e := range extents {
+		w.of.measure(e, 0, mesh, &sizes)
+		for i := range w.of.held[e][0] {
+			x := &w.of.held[e][0][i]
+			switch sequences := x.Value.Spec[mesh.Axis(partition.AxisMB)].Kind == ir.Shard; {
+			case !sequences: // made of weights, which ZeRO may gather again
+			case x.apart:
+				b.apart[e] += sizes[x.kind]
+			case x.Region == codegen.Slot && x.block:
+				b.slot[e] += sizes[x.kind]
+			}
+		}
+		var backward work
+		backward = *w
+		backward.instrs = nil
+		backward.collect(w.of.prog(e).Stages[0].Bodies[ir.Backward].Instrs, ir.Backward, true)
+		for i, kinds := range w.everywhere() {
+			time := backward.times(mesh, kinds)[inBlock].all
+			if e == kept {
+				plain = append(plain, time)
+			}
+			if more := max(0, time-plain[i]); i == 0 || more < b.more[e] {
+				b.more[e] = more
+			}
+		}
+	}
+	for i := range w.of.held[kept][0] {
+		x := &w.of.held[kept][0][i]
+		if x.Region != codegen.Persist || !x.block {
+			continue
+		}
+		n := x.Value.Def
+		attr, _ := n.Attr.(ir.ParamAttr)
+		sum := &b.other
+		switch {
+		case n.Op == ir.OpParam && !attr.State:
+			sum = &b.weights
+		case n.Op == ir.OpParam:
+			sum = &b.state
+		case n.Op.Class() != ir.Leaf && n.Phase == ir.Backward:
+			sum = &b.gradients
+		}
+		*sum += sizes[x.kind]
+		if n.Op == ir.OpParam {
+			bytes := mesh.LocalElems(x.Value.Type.Shape, x.Value.Spec, ir.Coord{}) * x.Value.Type.DType.Size()
+			v := shared{value: x.Value, bytes: bytes, state: attr.State}
+			for _, reader := range w.of.progs[kept].Graph.Nodes {
+				if slices.Contains(reader.Args, x.Value) {
+					v.read[reader.Phase] = true
+				}
+			}
+			b.shared = append(b.shared, v)
+		}
+	}
+	w.shelves[size] = b
+	return b
+}
+
+// moved bounds from below what data-parallel ranks communicate and what is copied between
+// device and host for a block, in order. The gradients of a step are summed once, or from
+// ZeRO stage 2 on in every micro-batch; what then lies on several ranks is gathered: the
+// new weights, or those of stage 3 in every pass.
+func (s *searcher) moved(o outline) *workTimes {
+	way := s.order(o)
+	if way.moved[o.sharding] != nil {
+		return way.moved[o.sharding]
+	}
+	t := &workTimes{}
+	each := &t[inBlock]
+	replicas := o.dp * (s.opts.RuntimeNGPUs / o.plan)
+	ranks := cmp.Or(o.group, replicas)
+	for _, v := range s.trunk(o).shelfOf(1, s.batch).shared {
+		cut := o.zero > 0 && partition.ReplicaDim(ranks, v.value.Spec, v.value.Type.Shape) >= 0
+		if v.state {
+			part := v.bytes
+			if cut {
+				part /= int64(ranks)
+			}
+			if o.offload.Moves() {
+				each.update += 2 * way.hostCopy(part) // there and back
+			}
+			continue
+		}
+		if o.overlap || replicas == 1 {
+			continue
+		}
+		reduce, gather := way.collective(ir.OpReduceScatter, v.bytes), way.collective(ir.OpAllGather, v.bytes)
+		switch {
+		case o.zero == 0:
+			each.update += way.collective(ir.OpAllReduce, v.bytes)
+		case !cut:
+		case o.zero == 1:
+			each.update += reduce + gather
+		case o.zero == 2:
+			each.update += gather
+			each.all += reduce
+			each.weight += reduce
+		case o.zero == 3:
+			if v.read[ir.Forward] {
+				each.forward += gather
+				each.way += gather
+				each.all += gather
+			}
+			if v.read[ir.Backward] {
+				each.all += gather
+			}
+			each.all += reduce
+			each.weight += reduce
+		}
+	}
+	way.moved[o.sharding] = t
+	return t
+}
+
+// again returns what recomputation a limit on memory makes necessary under an outline,
+// with micro-batches of a size and a schedule.
+func (s *searcher) again(o outline, size int, schedule partition.Schedule) *again {
+	trunk := s.trunk(o)
+	if trunk == nil {
+		return nil
+	}
+	b := trunk.shelfOf(size, s.batch)
+	ranks := o.group
+	if ranks == 0 {
+		ranks = o.dp * (s.opts.RuntimeNGPUs / o.plan)
+	}
+	a := &again{
+		limit: s.limit, persist: b.persist(o.sharding, int64(ranks)), slots: [][extents]int64{b.slot}, more: b.more,
+		among: s.opts.Recompute.extents(), alike: o.chunks > 1,
+	}
+	if schedule == partition.ZeroBubble {
+		a.slots = append(a.slots, b.apart)
+	}
+	return a
+}
+
+// again bounds from below what recomputation adds to a backward pass of a position: so
+// much that what its blocks keep fits.
+type again struct {
+	limit   int64
+	persist int64                     // of a block
+	slots   [][extents]int64          // for a micro-batch in flight, at several moments
+	more    [extents]cost.Picoseconds // work of a block
+	among   []extent                  // that blocks may be recomputed to
+	alike   bool                      // all blocks of the position are recomputed as much
+}
+
+// time returns the work for n blocks, which keep something for so many micro-batches in
+// flight between them; never where they do not fit. Of blocks that differ the part
+// that is recomputed may be any: a lower bound that does not decrease with n.
+func (a *again) time(n, flights int) cost.Picoseconds {
+	if a == nil {
+		return 0
+	}
+	room := float64(a.limit-int64(n)*a.persist) / float64(flights) // for a block and a micro-batch
+	most := cost.Picoseconds(0)
+	for i := range a.slots {
+		most = max(most, a.of(&a.slots[i], room))
+	}
+	if most == never {
+		return never
+	}
+	return cost.Picoseconds(n) * most
+}
+
+// of returns the work of a block on average when there is so much room for it.
+func (a *again) of(slot *[extents]int64, room float64) cost.Picoseconds {
+	least := never
+	for i, e := range a.among {
+		if float64(slot[e]) <= room {
+			least = min(least, a.more[e])
+		}
+		if a.alike {
+			continue
+		}
+		for _, f := range a.among[:i] {
+			// Some blocks of one extent, the others of the other.
+			x, y := e, f
+			if slot[x] > slot[y] {
+				x, y = y, x
+			}
+			if low, high := float64(slot[x]), float64(slot[y]); low <= room && room < high {
+				part := (high - room) / (high - low) // of extent x
+				mixed := part*float64(a.more[x]) + (1-part)*float64(a.more[y])
+				least = min(least, cost.Picoseconds(mixed*(1-1e-9)))
+			}
+		}
+	}
+	return least
+}
+
+// keeps bounds from below what the fullest rank keeps under an outline, however its blocks
+// are cut and recomputed.
+func (s *searcher) keeps(o outline, size int, schedule partition.Schedule) int64 {
+	a := s.again(o, size, schedule)
+	if a == nil {
+		return 0
+	}
+	slot := int64(0)
+	for _, at := range a.slots {
+		least := at[a.among[0]]
+		for _, e := range a.among {
+			least = min(least, at[e])
+		}
+		slot = max(slot, least)
+	}
+	m, _ := s.split(o, size)
+	each := make([]int64, o.pp) // of a block
+	for at, room := range s.rooms(o, m, schedule) {
+		flights := m
+		for _, chunk := range room {
+			flights = min(flights, chunk.Slots)
+		}
+		each[at] = a.persist + int64(flights)*slot
+	}
+	blocks := s.graphs.blocks
+	if o.pp == 1 || o.chunks > 1 {
+		return int64(blocks/o.pp) * slices.Max(each)
+	}
+	most := int64(blocks) * slices.Max(each)
+	return int64(sort.Search(int(most), func(bytes int) bool {
+		left := int64(blocks)
+		for _, b := range each {
+			left -= int64(bytes) / b
+		}
+		return left <= 0
+	}))
+}
+
+// rooms lists the room of every position and chunk of an outline.
+func (s *searcher) rooms(o outline, m int, schedule partition.Schedule) [][]codegen.Chunk {
+	plan := partition.Plan{
+		DP: 1, TP: 1, PlanNGPUs: o.pp, RuntimeNGPUs: o.pp, Schedule: schedule, Stages: make([]partition.Stage, o.stages()), Interleave: o.chunks,
+	}
+	all := make([][]codegen.Chunk, o.pp)
+	for at := range all {
+		all[at] = s.room(&plan, at, m)
+	}
+	return all
+}
+
+// position bounds the step of a pipeline from below, by the blocks at one position.
+type position struct {
+	chains  [3]chain
+	flights int // micro-batches
+}
+
+// chain is a chain of events in which each block of a position adds to the time, and
+// what is recomputed in so many backward passes.
+type chain struct{ fixed, block, passes cost.Picoseconds }
+
+// holds returns how many blocks the position can have at most in a time, if there is as
+// much memory as it wants.
+func (p *position) holds(t cost.Picoseconds, blocks int) int {
+	n := cost.Picoseconds(blocks)
+	for i := range p.chains {
+		switch c := &p.chains[i]; {
+		case t < c.fixed+c.block:
+			return 0
+		case c.block > 0:
+			n = min(n, (t-c.fixed)/c.block)
+		}
+	}
+	return int(n)
+}
+
+// holdsWith is holds with the recomputation that memory makes necessary.
+func (p *position) holdsWith(t cost.Picoseconds, blocks int, more *again) int {
+	most := p.holds(t, blocks)
+	fits := func(n int) bool {
+		recomputed := more.time(n, n*p.flights)
+		if recomputed == never {
+			return false
+		}
+		for i := range p.chains {
+			if c := &p.chains[i]; c.fixed+cost.Picoseconds(n)*c.block+c.passes*recomputed > t {
+				return false
+			}
+		}
+		return true
+	}
+	if most == 0 || more == nil || fits(most) {
+		return most
+	}
+	return sort.Search(most-1, func(n int) bool { return !fits(n + 1) })
+}
+
+// fill returns a time in which the positions cannot have all blocks between them, by
+// less than a thousandth of it, or from, if they can; never if they cannot in any.
+func fill(positions []position, blocks int, more *again, from cost.Picoseconds) cost.Picoseconds {
+	enough := func(t cost.Picoseconds) bool {
+		left := blocks
+		for i := range positions {
+			n := positions[i].holdsWith(t, blocks, more)
+			if n == 0 {
+				return false
+			}
+			left -= n
+		}
+		return left <= 0
+	}
+	switch {
+	case from == never || more != nil && !enough(never-1):
+		return never
+	case enough(from):
+		return from
+	}
+	low, step := from, from/64+1
+	for ; !enough(low + step); step *= 2 {
+		low += step
+	}
+	for high := low + step; high-low > high/1024+1; {
+		if half := low + (high-low)/2; enough(half) {
+			high = half
+		} else {
+			low = half
+		}
+	}
+	return low
+}
+
+// positions lists those of a pipeline of m micro-batches under a schedule without
+// interleaving.
+//
+// Two chains of events lead through all positions (see bounds): micro-batch 0 goes
+// forward through all of them and back to one, which then does what it has left; and
+// either updates, or its last backward pass goes on to the first position. The third
+// is all that the position does.
+func (s *searcher) positions(o outline, times positionTimes, m int, schedule partition.Schedule, memory bool) []position {
+	blocks := s.graphs.blocks
+	split := schedule == partition.ZeroBubble
+	// back is a backward pass through a part, up to what the position before waits for.
+	back := func(of *workTimes, part int) cost.Picoseconds {
+		if split {
+			return of[part].all - of[part].forward - of[part].weight
+		}
+		return of[part].way - of[part].forward
+	}
+	forward := func(first, last *workTimes, part int) cost.Picoseconds {
+		if schedule == partition.GPipe { // the last of them goes on
+			return min(first[part].forward, last[part].forward)
+		}
+		return first[part].forward
+	}
+	// A block may be at any position, and takes no less than at the fastest.
+	first, last := times(0)
+	start, block, each, update0 := forward(first, last, beforeBlocks), never, never, last[inBlock].update
+	for at := range o.pp {
+		first, last = times(at)
+		block, each = min(block, forward(first, last, inBlock)), min(each, back(first, inBlock), back(last, inBlock))
+		start -= max(first[inBlock].ahead, last[inBlock].ahead) + max(first[afterBlocks].ahead, last[afterBlocks].ahead)
+	}
+	start += cost.Picoseconds(blocks)*block + forward(first, last, afterBlocks) + min(back(first, afterBlocks), back(last, afterBlocks))
+	m1, m2 := cost.Picoseconds(max(0, m-1)), cost.Picoseconds(max(0, m-2))
+	all := make([]position, o.pp)
+	var rooms [][]codegen.Chunk
+	if memory {
+		rooms = s.rooms(o, m, schedule)
+	}
+	for at := range all {
+		p := &all[at]
+		first, last := times(at)
+		if memory {
+			p.flights = rooms[at][0].Slots
+		}
+		late := cost.Picoseconds(m - earlyForwards(schedule, m, o.pp, at))
+		// left is what the position has left to do with a part after its first backward pass.
+		left := func(part int) (t cost.Picoseconds) {
+			if m > 1 {
+				whole := first[part].all - first[part].forward
+				if split {
+					whole = back(first, part)
+				}
+				t = m2*whole + back(last, part)
+			}
+			if late > 0 {
+				t += (late-1)*first[part].forward + last[part].forward
+			}
+			return t
+		}
+		part, parts := inBlock, []int{inBlock}
+		switch {
+		case at == 0:
+			parts = append(parts, beforeBlocks)
+		case at == o.pp-1:
+			parts = append(parts, afterBlocks)
+		}
+		through, update, busy := &p.chains[0], &p.chains[1], &p.chains[2]
+		through.fixed, update.fixed = start+cost.Picoseconds(blocks)*each, start
+		for _, part = range parts {
+			add := func(c *chain, t cost.Picoseconds) {
+				if part == inBlock {
+					c.block += t
+				} else {
+					c.fixed += t
+				}
+			}
+			add(through, left(part))
+			add(update, left(part))
+			add(busy, m1*first[part].all+last[part].all)
+			if split { // gradients of weights before the last backward pass, and of all
+				add(through, cost.Picoseconds(max(0, m-1-at))*first[part].weight)
+				add(update, m1*first[part].weight+last[part].weight)
+			}
+		}
+		if at == 0 {
+			update.fixed += cost.Picoseconds(blocks) * each
+		} else { // all blocks that are not before
+			update.fixed += cost.Picoseconds(o.pp-1-at) * each
+			update.block += each
+		}
+		through.fixed += update0 // of the first position
+		update.block += last[inBlock].update
+		busy.block += last[inBlock].update
+		through.passes, update.passes, busy.passes = m2, m2, m1
+		if sameTimes := *first == *last; sameTimes {
+			through.passes, update.passes, busy.passes = m1, m1, cost.Picoseconds(m)
+		}
+	}
+	return all
+}
