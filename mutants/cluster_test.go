@@ -36,14 +36,14 @@ func inTheCluster() []mutant {
 		old:  "float64(ir.Elems(args[i])) / uses", new: "float64(ir.Elems(args[i]))",
 		pkg: "./planner/cost", run: "^TestWeightsAreCastOnce$",
 	}, {
-		bug: "one rank gets several cores", how: "on a crowded machine where the others wait",
+		bug: "work divides over cores at no cost", how: "of ranks that wait",
 		file: "planner/cost/crowd.go",
-		old:  "return min(m.crowd, float64(positions)/float64(busy))", new: "return float64(positions) / float64(busy)",
+		old:  "return max(m.crowd, more*t)", new: "return more",
 		pkg: "./planner/cost", run: "^TestCrowdedPipeline$",
 	}, {
 		bug: "schedules share their prices on a crowded machine", how: "the first that is priced decides",
 		file: "planner/price.go",
-		old:  "key.schedule = schedule", new: "key.schedule = s.plan.Schedule",
+		old:  "return &under, schedule", new: "return &under, s.plan.Schedule",
 		pkg: "./planner", run: "^TestSchedulesOfACrowd$",
 	}, {
 		bug:  "a plan measured twice is two plans",

@@ -22,8 +22,8 @@ func (m *Program) Instr(in *codegen.Instr, mesh ir.Mesh, at ir.Coord) (Picosecon
 }
 
 // crowded is the time of work whose price is that of ranks which are all busy. On a
-// shared machine with more ranks than cores, the ranks of a pipeline that wait leave
-// their part of the cores to the others. Updates come after, on all ranks at once.
+// shared machine the ranks of a pipeline that wait compute for the others. Updates come
+// after, on all ranks at once.
 func (m *Program) crowded(t Picoseconds, phase ir.Phase, mesh ir.Mesh) Picoseconds {
 	if phase == ir.Update {
 		return t
@@ -37,7 +37,7 @@ func (m *Program) crowded(t Picoseconds, phase ir.Phase, mesh ir.Mesh) Picosecon
 
 // Crowded reports whether prices of a pipeline depend on its schedule: see
 // [Model.Busy].
-func (m *Model) Crowded(positions int) bool { return m.crowd > 1 && positions > 1 }
+func (m *Model) Crowded(positions int) bool { return m.crowd > 0 && positions > 1 }
 
 // Scheduled returns the same program's prices under another schedule.
 func (m *Program) Scheduled(schedule partition.Schedule) *Program {
@@ -49,8 +49,8 @@ func (m *Program) Scheduled(schedule partition.Schedule) *Program {
 
 // Busy is the share of its time with all ranks busy that the work of a rank takes in a
 // pipeline of some positions, with a number of chunks each, and some micro-batches. The
-// cores are shared by the ranks that do not wait, and nobody has more than one. How many
-// wait when follows from the schedule, with the gradients of inputs and of weights as
+// cores are shared by the ranks that do not wait, and who has more than one divides its
+// work over them. How many wait when follows from the schedule, with the gradients of inputs and of weights as
 // long as the forward pass each (as in Qi et al. ICLR'24, section 3).
 func (m *Model) Busy(schedule partition.Schedule, positions, chunks, microBatches int) float64 {
 	if !m.Crowded(positions) {
@@ -60,8 +60,14 @@ func (m *Model) Busy(schedule partition.Schedule, positions, chunks, microBatche
 	if share, known := m.shares.Load(key); known {
 		return share.(float64)
 	}
-	// With all busy a rank has 1/crowd of a core, or of k busy ones each 1/k of the cores.
-	fair := func(busy int) float64 { return min(m.crowd, float64(positions)/float64(busy)) }
+	// With all busy a rank has 1/crowd of a core, and of k busy ones each 1/k of the cores.
+	fair := func(busy int) float64 {
+		more := float64(positions) / float64(busy)
+		if t := m.efficiency.Threads; t > 0 && m.crowd >= 1 && more > m.crowd {
+			return max(m.crowd, more*t)
+		}
+		return more
+	}
 	share := key.length(fair) / key.length(func(int) float64 { return 1 })
 	m.shares.Store(key, share)
 	return share
