@@ -43,9 +43,7 @@ cat << 'END'
 ## Where it stands
 
 The goals are 100 ms for GPT-3 175B on 1,024 devices and a second for 1T on 16,384, in 200 MB, and 128 layers in 1.2 times the
-time of 12. Time says little where other programs run: the processor time of a whole process, tracing included, was 0.35 s for
-GPT-3 175B, 0.95 s for 1T, 0.9 s for 12 layers and 0.7 s for 128 on a machine whose cores were shared with others. Layers, and
-memory but for GPT-3 13B on 8 devices and a few more, are where they should be, 1T about; GPT-3 175B is not.
+time of 12. On an idle machine 1T, the layers and, but for few layers, few devices and 13B on thousands of them, memory are where they should be; GPT-3 175B is not.
 `go test ./planner -run '^$' -bench BenchmarkSearch/gpt3-175b -benchtime 10x -cpuprofile cpu` shows where its time goes: a third
 compiles programs (64, of 48 structures), a fifth bounds outlines by the way of micro-batches through one block, a seventh lists
 the space, the rest prices and packs what is left, and collects garbage. Of 12 layers many more plans are nearly as fast as the
