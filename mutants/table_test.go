@@ -578,7 +578,7 @@ func inThePrecision() []mutant {
 	}, {
 		bug:  "what ranks exchange is rounded at every term",
 		file: "runtime/cpu/half.go",
-		old:  "combine(d, c.Attr.Reduce, acc, term)", new: "combine(d, c.Attr.Reduce, acc, term)\n\t\t\tb := make([]uint16, n)\n\t\t\tkernel.Narrow(d.pool, format, b, acc)\n\t\t\tkernel.Widen(d.pool, format, acc, b)",
+		old:  "kernel.AddInto(d.pool, acc, term)\n", new: "kernel.AddInto(d.pool, acc, term)\n\t\t\t\tb := make([]uint16, n)\n\t\t\t\tkernel.Narrow(d.pool, format, b, acc)\n\t\t\t\tkernel.Widen(d.pool, format, acc, b)\n",
 		pkg: "./runtime/cpu", run: "^TestConformance$",
 	}, {
 		bug:  "a run goes on in another precision",
