@@ -42,7 +42,7 @@ const (
 
 // Plan is a way to run a training step on RuntimeNGPUs ranks. World rank r is
 // shard r mod PlanNGPUs of unit r div PlanNGPUs; inside a unit ranks are
-// numbered stage-major, then dp, then cp, then tp.
+// numbered stage-major, then dp, then cp, then tp, or as RankOrder says.
 type Plan struct {
 	PlanNGPUs    int      `json:"plan_ngpus"`
 	RuntimeNGPUs int      `json:"runtime_ngpus"`
@@ -75,7 +75,12 @@ type Plan struct {
 	// cluster that has several kinds of devices, by their places in the cluster: with
 	// [1,0] rank 0 is the first device of the second pool. Empty is as they stand there.
 	// Programs do not depend on it.
-	PoolOrder  []int       `json:"pool_order,omitempty"`
+	PoolOrder []int `json:"pool_order,omitempty"`
+	// RankOrder is the order in which the axes lie over the ranks of a unit, innermost
+	// first, as Megatron-LM names its rank orders: with "dp-tp-pp" neighbours are data-parallel.
+	// Axes of one rank may be left out. Empty is [UsualOrder]. Programs do not depend
+	// on it, only which rank runs which.
+	RankOrder  string      `json:"rank_order,omitempty"`
 	Stages     []Stage     `json:"stages"`
 	Placements []Placement `json:"placements"`
 }
@@ -207,20 +212,21 @@ func (p *Plan) MicroBatchesOn(mesh ir.Mesh, batch int, at ir.Coord) int {
 // WorldRank returns the world rank of a device of a stage's mesh.
 func (p *Plan) WorldRank(stage, device int) int {
 	stage, _ = p.Position(stage)
-	inner := p.ContextParallel() * p.TP
+	cp, s := p.ContextParallel(), p.rankStrides()
+	inner := cp * p.TP
 	dp, within := device/inner, device%inner
 	unit, d := dp/p.DP, dp%p.DP
-	return unit*p.PlanNGPUs + (stage*p.DP+d)*inner + within
+	return unit*p.PlanNGPUs + stage*s.pp + d*s.dp + within/p.TP*s.cp + within%p.TP*s.tp
 }
 
 // StageDevice is the inverse of [Plan.WorldRank] for the first of a rank's stages:
 // its position in the pipeline.
 func (p *Plan) StageDevice(rank int) (stage, device int) {
-	inner := p.ContextParallel() * p.TP
+	cp, s := p.ContextParallel(), p.rankStrides()
 	unit, shard := rank/p.PlanNGPUs, rank%p.PlanNGPUs
-	stage = shard / (p.DP * inner)
-	d, within := shard/inner%p.DP, shard%inner
-	return stage, (unit*p.DP+d)*inner + within
+	at := func(stride, size int) int { return shard / stride % size }
+	dp := unit*p.DP + at(s.dp, p.DP)
+	return at(s.pp, p.PP()), (dp*cp+at(s.cp, cp))*p.TP + at(s.tp, p.TP)
 }
 
 // PlanError is a plan that cannot be applied. Key is the plan's field.
@@ -303,6 +309,9 @@ func (p *Plan) Validate(blocks, batch int) error {
 		if !slices.Contains(p.PoolOrder, i) {
 			return planErrorf("pool_order", "is %v, want each number from 0 to %d once", p.PoolOrder, len(p.PoolOrder)-1)
 		}
+	}
+	if err := p.validateRankOrder(); err != nil {
+		return err
 	}
 	if p.SequenceParallel && p.TP == 1 {
 		return planErrorf("sequence_parallel", "needs tp of at least 2")

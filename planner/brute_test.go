@@ -2,7 +2,10 @@ package planner
 
 import (
 	"errors"
+	"maps"
 	"math/rand/v2"
+	"slices"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -59,6 +62,7 @@ func (b *brute) run() {
 							}
 							d := degrees{unit, dp, cp, tp, pp, 0}
 							for d.order = range b.cluster.Orders() {
+								orders := b.rankOrders(d)
 								for _, chunks := range []int{1, 2, 4} {
 									if pp*chunks > b.blocks || chunks > 1 && pp == 1 {
 										continue
@@ -74,7 +78,9 @@ func (b *brute) run() {
 										for _, group := range groups {
 											for _, offload := range offloads(b.opts, b.cluster) {
 												if !overlap || !offload.Moves() {
-													b.sizes(s, outline{d, sharding{zero, group, sequence, overlap, offload}, chunks}, (b.batch+all-1)/all)
+													for _, ranks := range orders {
+														b.sizes(s, outline{d, sharding{zero, group, sequence, overlap, offload}, chunks, ranks}, (b.batch+all-1)/all)
+													}
 												}
 											}
 										}
@@ -87,6 +93,22 @@ func (b *brute) run() {
 			}
 		}
 	}
+}
+
+// rankOrders lists all orders of the axes of a unit that differ, on clusters of one kind.
+func (b *brute) rankOrders(d degrees) []string {
+	if len(b.cluster.Pools) > 0 || b.opts.RankOrder != "" {
+		return []string{b.opts.RankOrder}
+	}
+	met := map[string]bool{}
+	for i := range 256 {
+		names := []string{"tp", "cp", "dp", "pp"}
+		order := strings.Join([]string{names[i%4], names[i/4%4], names[i/16%4], names[i/64]}, "-")
+		if partition.CheckRankOrder(order) == nil {
+			met[partition.RankOrderOf(order, d.sizes())] = true
+		}
+	}
+	return slices.Sorted(maps.Keys(met))
 }
 
 // sizes goes through the sizes of micro-batches and the schedules.

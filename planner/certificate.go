@@ -6,6 +6,7 @@ import (
 	"cmp"
 	"encoding/json"
 	"fmt"
+	"iter"
 	"maps"
 	"os"
 	"slices"
@@ -27,6 +28,8 @@ import (
 //
 //   - units of devices, cut into dp x cp x tp x pp, with 1, 2 or 4 chunks per rank, their
 //     ranks along the pools of the cluster in every order;
+//   - the axes of a unit over its ranks in every order, where the cluster has one kind of
+//     device and the ranks are on more than one unit of its innermost level;
 //   - sequence parallelism, ZeRO stage and group, overlap and offload on and off;
 //   - micro-batch sizes: all up to 16 sequences, and the divisors and powers of two of
 //     more;
@@ -62,13 +65,15 @@ type Certificate struct {
 // Region is a part of the space, with the reason why no plan of it is faster than the
 // winner.
 type Region struct {
-	outline
+	outline            // but for ranks
+	ranks     []string // as in [partition.Plan.RankOrder]
 	sizes     []int
 	schedules []partition.Schedule
 	reason    reason
-	bound     cost.Picoseconds // of byTrunk, byStages, byCuts: no plan takes less
+	bound     cost.Picoseconds // of byOrder, byTrunk, byStages, byCuts: no plan takes less
 	holds     int              // of byMemory: blocks that all stages can hold at most
 	unit      int              // of byTwin: devices of the unit
+	as        string           // of byTwin: its order of ranks
 	line      int              // of the file
 }
 
@@ -77,11 +82,12 @@ type reason string
 
 // The reasons.
 const (
+	byOrder  reason = "order"    // the bound: what every outline does whose axes lie so over the ranks
 	byTrunk  reason = "trunk"    // the bound: what every outline with its tp and cp does, moves and must recompute
 	byStages reason = "stages"   // the bound: all that the stages of the outline do in order
 	byCuts   reason = "cuts"     // the bound: the flow through stages of any number of blocks
 	byMemory reason = "memory"   // the stages cannot hold all blocks, whatever they recompute
-	byTwin   reason = "alike"    // everything goes through the network as with a smaller unit
+	byTwin   reason = "alike"    // everything goes through the network as with a smaller unit, or another order of ranks
 	refused  reason = "refused"  // there is no program
 	bySearch reason = "searched" // cut by cut
 	spares   reason = "spares"   // only spares memory: no faster than plans without, which fit
@@ -125,68 +131,134 @@ func (s *searcher) regions(winner cost.Picoseconds) []Region {
 	points, met := map[cell]*point{}, map[outline]bool{}
 	for _, p := range s.looked {
 		t := &p.pipe.template
-		o := outline{p.degrees, sharding{t.ZeRO, t.ZeROGroup, t.SequenceParallel, t.Overlap, t.Offload}, t.Chunks()}
+		o := outline{p.degrees, sharding{t.ZeRO, t.ZeROGroup, t.SequenceParallel, t.Overlap, t.Offload}, t.Chunks(), t.RankOrder}
 		points[cell{o, t.MicroBatch, t.Schedule}], met[o] = p, true
 	}
 	floors := map[outline][]sized{}
 	for _, p := range s.pending {
 		floors[p.outline], met[p.outline] = p.left, true
 	}
-	twins := s.twins(all, met)
-	var regions []Region
+	left := map[family]bool{} // rows in other orders of ranks that were left together
+	for _, r := range s.reordered {
+		left[s.familyOf(r.like)] = true
+	}
+	var whole []outline
 	for _, o := range all {
-		whole := Region{outline: o, sizes: s.sizes(o), schedules: o.schedules(s.opts)}
-		if s.refusals[o] != nil {
-			whole.reason = refused
-			regions = append(regions, whole)
-			continue
+		whole = append(whole, o)
+		for _, o.ranks = range s.rankOrders(o.degrees) {
+			whole = append(whole, o)
 		}
-		if unit, found := twins[o]; found {
-			whole.reason, whole.unit = byTwin, unit
-			regions = append(regions, whole)
-			continue
+	}
+	twins := s.twins(whole, left, met)
+	var regions []Region
+	from := 0 // the first region in another order of the ranks
+	for _, o := range whole {
+		if o.ranks == "" || s.opts.RankOrder != "" {
+			from = len(regions)
 		}
-		left, known := floors[o]
-		if !known {
-			left = s.sizedOf(o)
-		}
-		parts := len(regions)
-		for _, size := range whole.sizes {
-			at := len(regions)
-			for _, schedule := range whole.schedules {
-				x := Region{outline: o, sizes: []int{size}, schedules: []partition.Schedule{schedule}}
-				if p := points[cell{o, size, schedule}]; p != nil {
-					p.say(&x, winner)
-				} else {
-					x.leave(left, winner)
-				}
-				regions = merge(regions, at, x, func(r *Region) { r.schedules = append(r.schedules, schedule) })
+		first := from
+		for _, x := range s.regionsOf(o, winner, left, twins, points, floors) {
+			at := slices.IndexFunc(regions[first:], func(r Region) bool {
+				return o.ranks != "" && r.ranks[0] != "" && r.reason == x.reason && slices.Equal(r.sizes, x.sizes) && slices.Equal(r.schedules, x.schedules) && r.unit == x.unit && r.as == x.as
+			})
+			if at < 0 {
+				regions = append(regions, x)
+				continue
 			}
-			found := slices.Clone(regions[at:])
-			regions = regions[:at]
-			for i := range found {
-				regions = merge(regions, parts, found[i], func(r *Region) { r.sizes = append(r.sizes, size) }, found[i].schedules...)
-			}
+			r := &regions[first+at]
+			r.ranks = append(r.ranks, o.ranks)
+			r.bound, r.holds = min(r.bound, x.bound), max(r.holds, x.holds)
 		}
 	}
 	return regions
 }
 
-// twins lists outlines that are not looked at as all that they communicate goes the same
-// ways as with a smaller unit, with that unit.
-func (s *searcher) twins(all []outline, met map[outline]bool) map[outline]int {
-	twins := map[outline]int{}
-	firsts := map[outline]map[string]int{}
-	for _, o := range all {
-		key, ways := o, s.order(o).text
-		key.plan, key.dp = 0, o.dp*(s.opts.RuntimeNGPUs/o.plan)
-		if firsts[key] == nil {
-			firsts[key] = map[string]int{}
+// regionsOf is regions for an outline.
+func (s *searcher) regionsOf(o outline, winner cost.Picoseconds, rows map[family]bool, twins map[outline]twin, points map[cell]*point, floors map[outline][]sized) []Region {
+	whole := Region{outline: o, ranks: []string{o.ranks}, sizes: s.sizes(o), schedules: o.schedules(s.opts)}
+	whole.outline.ranks = ""
+	if s.refusals[o] != nil {
+		whole.reason = refused
+		return []Region{whole}
+	}
+	if rows[s.familyOf(o)] && o.ranks != "" {
+		whole.reason, whole.bound = byOrder, never
+		for _, x := range s.sizedOf(o) {
+			whole.bound = min(whole.bound, x.floor)
 		}
-		if unit, known := firsts[key][ways]; !known {
-			firsts[key][ways] = o.plan
-		} else if !met[o] {
-			twins[o] = unit
+		return []Region{whole}
+	}
+	if x, found := twins[o]; found {
+		whole.reason, whole.unit, whole.as = byTwin, x.unit, x.ranks
+		return []Region{whole}
+	}
+	left, known := floors[o]
+	if !known {
+		left = s.sizedOf(o)
+	}
+	var regions []Region
+	for _, size := range whole.sizes {
+		at := len(regions)
+		for _, schedule := range whole.schedules {
+			x := Region{outline: whole.outline, ranks: []string{o.ranks}, sizes: []int{size}, schedules: []partition.Schedule{schedule}}
+			if p := points[cell{o, size, schedule}]; p != nil {
+				p.say(&x, winner)
+			} else {
+				x.leave(left, winner)
+			}
+			regions = merge(regions, at, x, func(r *Region) { r.schedules = append(r.schedules, schedule) })
+		}
+		found := slices.Clone(regions[at:])
+		regions = regions[:at]
+		for i := range found {
+			regions = merge(regions, 0, found[i], func(r *Region) { r.sizes = append(r.sizes, size) }, found[i].schedules...)
+		}
+	}
+	return regions
+}
+
+// cells lists the outlines of a region with the sizes of micro-batches and schedules.
+func (r *Region) cells() iter.Seq[cell] {
+	return func(yield func(cell) bool) {
+		for _, ranks := range r.ranks {
+			o := r.outline
+			o.ranks = ranks
+			for _, size := range r.sizes {
+				for _, schedule := range r.schedules {
+					if !yield(cell{o, size, schedule}) {
+						return
+					}
+				}
+			}
+		}
+	}
+}
+
+// twin is the unit and the order of ranks of an outline that another is like.
+type twin struct {
+	unit  int
+	ranks string
+}
+
+// twins lists outlines that are not looked at as all that they communicate goes the same
+// ways as with a smaller unit, or another order of ranks.
+func (s *searcher) twins(all []outline, rows map[family]bool, met map[outline]bool) map[outline]twin {
+	type way struct {
+		cut
+		text string
+	}
+	firsts, twins := map[way]twin{}, map[outline]twin{}
+	for _, looked := range []bool{true, false} {
+		for _, o := range all {
+			if met[o] != looked || o.ranks != "" && rows[s.familyOf(o)] {
+				continue
+			}
+			key := way{s.cutOf(o), s.order(o).text}
+			if x, known := firsts[key]; !known {
+				firsts[key] = twin{o.plan, o.ranks}
+			} else if !looked {
+				twins[o] = x
+			}
 		}
 	}
 	return twins
@@ -283,15 +355,21 @@ func (c *Certificate) Marshal() []byte {
 		word("sp", onOff(r.sequence))
 		word("overlap", onOff(r.overlap))
 		word("offload", r.offload.String())
+		if ranks := strings.Join(r.ranks, ","); ranks != "" {
+			word("ranks", ranks)
+		}
 		word("sizes", rangesText(r.sizes))
 		word("schedules", schedulesText(r.schedules))
 		switch r.reason {
-		case byTrunk, byStages, byCuts:
+		case byOrder, byTrunk, byStages, byCuts:
 			number("bound", int(r.bound))
 		case byMemory:
 			number("holds", r.holds)
 		case byTwin:
 			number("of", r.unit)
+			if r.as != "" {
+				word("as", r.as)
+			}
 		}
 		b.WriteByte('\n')
 	}
@@ -414,10 +492,10 @@ func parseCertificate(data []byte) (c *Certificate, line int, err error) {
 
 // parseRegion reads the line of a region.
 func parseRegion(word, text string) (Region, error) {
-	r := Region{reason: reason(word)}
-	last := map[reason]string{byTrunk: "bound", byStages: "bound", byCuts: "bound", byMemory: "holds", byTwin: "of"}[r.reason]
+	r := Region{reason: reason(word), ranks: []string{""}}
+	last := map[reason]string{byOrder: "bound", byTrunk: "bound", byStages: "bound", byCuts: "bound", byMemory: "holds", byTwin: "of"}[r.reason]
 	if last == "" && r.reason != refused && r.reason != bySearch && r.reason != spares {
-		return r, fmt.Errorf("%q is no reason, must be one of trunk stages cuts memory alike refused searched spares", word)
+		return r, fmt.Errorf("%q is no reason, must be one of order trunk stages cuts memory alike refused searched spares", word)
 	}
 	number := func(at *int) func(string) error {
 		return func(text string) (err error) {
@@ -463,6 +541,12 @@ func parseRegion(word, text string) (Region, error) {
 	}
 	if strings.Contains(text, " order=") { // which clusters of one kind do without
 		read["order"] = number(&r.order)
+	}
+	if strings.Contains(text, " ranks=") { // those in the usual order do without
+		read["ranks"] = func(text string) error { r.ranks = strings.Split(text, ","); return nil }
+	}
+	if r.reason == byTwin && strings.Contains(text, " as=") {
+		read["as"] = func(text string) error { r.as = text; return nil }
 	}
 	for _, pair := range strings.Fields(text) {
 		key, value, _ := strings.Cut(pair, "=")

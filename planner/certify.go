@@ -56,11 +56,12 @@ type AuditedReason struct {
 // meanings says what the reasons are, in the order of the report.
 func meanings() [][2]string {
 	return [][2]string{
+		{string(byOrder), "what all plans of the degrees do takes as long in that order of the ranks"},
 		{string(byTrunk), "what all plans with the same tp and cp do takes as long"},
 		{string(byStages), "what the stages do in order takes as long"},
 		{string(byCuts), "the flow through the stages takes as long, however they are cut"},
 		{string(byMemory), "the stages cannot hold all blocks"},
-		{string(byTwin), "a smaller unit does the same"},
+		{string(byTwin), "a smaller unit, or another order of its ranks, does the same"},
 		{string(refused), "there is no program"},
 		{string(spares), "memory that is not short is spared; searched cut by cut"},
 		{string(bySearch), "searched cut by cut"},
@@ -145,12 +146,13 @@ func (a *auditor) winner(g, eval *ir.Graph) error {
 	}
 	o := outline{
 		degrees{t.PlanNGPUs, t.DP, t.ContextParallel(), t.TP, t.PP(), a.cluster.Order(t)},
-		sharding{t.ZeRO, t.ZeROGroup, t.SequenceParallel, t.Overlap, t.Offload}, t.Chunks(),
+		sharding{t.ZeRO, t.ZeROGroup, t.SequenceParallel, t.Overlap, t.Offload}, t.Chunks(), t.RankOrder,
 	}
 	for i := range cert.Regions {
-		r := &cert.Regions[i]
-		if r.outline == o && slices.Contains(r.sizes, t.MicroBatch) && slices.Contains(r.schedules, t.Schedule) {
-			return a.isTemplate(o)
+		for c := range cert.Regions[i].cells() {
+			if c == (cell{o, t.MicroBatch, t.Schedule}) {
+				return a.isTemplate(o)
+			}
 		}
 	}
 	return refute(8, "the winner is in no region")
@@ -177,7 +179,9 @@ func (a *auditor) regions() error {
 	}
 	for i := range a.cert.Regions {
 		if r := &a.cert.Regions[i]; r.reason != byTwin {
-			a.known[r.outline] = r.line
+			for c := range r.cells() {
+				a.known[c.outline] = r.line
+			}
 		}
 	}
 	for i := range a.cert.Regions {
@@ -188,7 +192,7 @@ func (a *auditor) regions() error {
 		}
 		row := rows[string(r.reason)]
 		row.Regions++
-		points := len(r.sizes) * len(r.schedules)
+		points := len(r.ranks) * len(r.sizes) * len(r.schedules)
 		row.Points += points
 		stages := r.pp
 		if r.chunks > 1 {
@@ -211,43 +215,62 @@ func (a *auditor) regions() error {
 // region checks why a region holds no plan that takes less than the winner.
 func (a *auditor) region(r *Region) error {
 	switch r.reason {
-	case byTwin:
-		return a.alike(r)
-	case refused:
-		if _, err := a.skeletonOf(r.outline); err == nil {
-			return refute(r.line, "%s can be compiled", r.outline.text())
+	case byTwin, refused:
+		for _, ranks := range r.ranks {
+			o := r.outline
+			o.ranks = ranks
+			if err := a.outline(r, o); err != nil {
+				return err
+			}
 		}
 		return nil
-	case byTrunk, byStages, byCuts:
+	case byOrder, byTrunk, byStages, byCuts:
 		if r.bound < a.cert.Step {
 			return refute(r.line, "the bound %d ps is less than the %d ps of the winner", int64(r.bound), int64(a.cert.Step))
 		}
 	}
-	for _, size := range r.sizes {
-		for _, schedule := range r.schedules {
-			if err := a.cell(r, size, schedule); err != nil {
-				return err
-			}
+	for c := range r.cells() {
+		if err := a.cell(r, c); err != nil {
+			return err
 		}
 	}
 	return nil
 }
 
-// cell checks one micro-batch size and schedule of a region.
-func (a *auditor) cell(r *Region, size int, schedule partition.Schedule) error {
+// outline checks that an outline is alike to another, or that it cannot be compiled.
+func (a *auditor) outline(r *Region, o outline) error {
+	if r.reason == byTwin {
+		return a.alike(r, o)
+	}
+	if _, err := a.skeletonOf(o); err == nil {
+		return refute(r.line, "%s can be compiled", o.text())
+	}
+	return nil
+}
+
+// cell checks one outline, micro-batch size and schedule of a region.
+func (a *auditor) cell(r *Region, c cell) error {
+	o, size, schedule := c.outline, c.size, c.schedule
 	var bound cost.Picoseconds
 	switch r.reason {
+	case byOrder:
+		bound = never
+		for _, x := range a.sizedOf(o) {
+			if x.size == size && x.schedule == schedule {
+				bound = x.floor
+			}
+		}
 	case byTrunk:
-		bound = a.flowing(r.outline, size, schedule, a.again(r.outline, size, schedule))
+		bound = a.flowing(o, size, schedule, a.again(o, size, schedule))
 	case byStages:
 		var err error
-		if bound, err = a.stages(r.outline, size, schedule, a.again(r.outline, size, schedule)); err != nil {
-			return refute(r.line, "%s cannot be compiled: %v", r.outline.text(), err)
+		if bound, err = a.stages(o, size, schedule, a.again(o, size, schedule)); err != nil {
+			return refute(r.line, "%s cannot be compiled: %v", o.text(), err)
 		}
 	case byCuts, byMemory:
-		skel, err := a.skeletonOf(r.outline)
+		skel, err := a.skeletonOf(o)
 		if err != nil {
-			return refute(r.line, "%s cannot be compiled: %v", r.outline.text(), err)
+			return refute(r.line, "%s cannot be compiled: %v", o.text(), err)
 		}
 		pipe := newPipeline(skel, skel.memoryOf(size), size, schedule)
 		if r.reason == byMemory {
@@ -263,7 +286,7 @@ func (a *auditor) cell(r *Region, size int, schedule partition.Schedule) error {
 			bound = newBounds(pipe, a.limit, a.opts, nil).best()
 		}
 	default:
-		return a.search(r, size, schedule)
+		return a.search(r, c)
 	}
 	if bound < r.bound {
 		return refute(r.line, "the bound is %d ps with micro-batches of %d under %s, the certificate says %d", int64(bound), size, schedule, int64(r.bound))
@@ -287,23 +310,24 @@ func (a *auditor) pendingOf(o outline) *pending {
 }
 
 // alike checks that all that an outline communicates goes through the network as with
-// another of a smaller unit, and as many data-parallel ranks, which is covered itself.
-func (a *auditor) alike(r *Region) error {
-	twin := r.outline
+// another of a smaller unit or another order of ranks, and as many data-parallel ranks, which is
+// covered itself.
+func (a *auditor) alike(r *Region, like outline) error {
+	twin := like
 	replicas := a.declared.replicas(r.degrees)
-	twin.plan = r.unit
-	if r.unit < 1 || r.unit >= r.plan || a.opts.RuntimeNGPUs%r.unit != 0 || replicas*r.unit%a.opts.RuntimeNGPUs != 0 {
-		return refute(r.line, "there is no unit of %d with as many data-parallel ranks as %s", r.unit, r.outline.text())
+	twin.plan, twin.ranks = r.unit, r.as
+	if r.unit < 1 || r.unit >= r.plan && r.as == like.ranks || a.opts.RuntimeNGPUs%r.unit != 0 || replicas*r.unit%a.opts.RuntimeNGPUs != 0 {
+		return refute(r.line, "there is no unit of %d with as many data-parallel ranks as %s", r.unit, like.text())
 	}
 	twin.dp = replicas * r.unit / a.opts.RuntimeNGPUs
 	if a.known[twin] == 0 {
 		return refute(r.line, "no region but alike ones has %s", twin.text())
 	}
 	var ways [2]string
-	for i, o := range []outline{r.outline, twin} {
+	for i, o := range []outline{like, twin} {
 		p := partition.Plan{
 			PlanNGPUs: o.plan, RuntimeNGPUs: a.opts.RuntimeNGPUs, DP: o.dp, CP: o.cp, TP: o.tp, ZeRO: o.zero, ZeROGroup: o.group,
-			MicroBatch: a.batch, Stages: make([]partition.Stage, o.pp), PoolOrder: a.cluster.Orders()[o.order],
+			MicroBatch: a.batch, Stages: make([]partition.Stage, o.pp), PoolOrder: a.cluster.Orders()[o.order], RankOrder: o.ranks,
 		}
 		ways[i] = cost.NewProgram(a.cluster, &p, p.Mesh(a.batch)).Ways()
 	}
@@ -333,13 +357,15 @@ func (a *auditor) sample(count int, seed uint64) error {
 	total := 0
 	var until []int
 	for _, x := range a.cert.Regions {
-		total += len(x.sizes) * len(x.schedules)
+		total += len(x.ranks) * len(x.sizes) * len(x.schedules)
 		until = append(until, total)
 	}
 	for k := range count {
 		at, _ := slices.BinarySearch(until, 1+r.IntN(total))
 		x := &a.cert.Regions[at]
-		skel, err := a.skeletonOf(x.outline)
+		o := x.outline
+		o.ranks = x.ranks[r.IntN(len(x.ranks))]
+		skel, err := a.skeletonOf(o)
 		if err != nil {
 			continue
 		}
@@ -354,7 +380,7 @@ func (a *auditor) sample(count int, seed uint64) error {
 				return refute(x.line, "random plan %d of seed %d takes %d ps, %d in its whole program (%v): %s", k, seed, int64(time), int64(p.Step), err, mustJSON(plan))
 			}
 		}
-		if least, err := a.stages(x.outline, size, schedule, nil); err != nil || time < least {
+		if least, err := a.stages(o, size, schedule, nil); err != nil || time < least {
 			return refute(x.line, "random plan %d of seed %d takes %d ps, less than the bound of %d ps: %s", k, seed, int64(time), int64(least), mustJSON(plan))
 		}
 		a.audit.Samples++

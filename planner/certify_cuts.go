@@ -16,15 +16,16 @@ const (
 
 // search checks that no plan of an outline, with micro-batches of a size and a schedule,
 // fits and takes less time than the winner.
-func (a *auditor) search(r *Region, size int, schedule partition.Schedule) error {
-	skel, err := a.skeletonOf(r.outline)
+func (a *auditor) search(r *Region, c cell) error {
+	o, size, schedule := c.outline, c.size, c.schedule
+	skel, err := a.skeletonOf(o)
 	if err != nil {
 		if r.reason == spares {
 			return nil // it is not there either
 		}
-		return refute(r.line, "%s cannot be compiled: %v", r.outline.text(), err)
+		return refute(r.line, "%s cannot be compiled: %v", o.text(), err)
 	}
-	if bound, err := a.stages(r.outline, size, schedule, a.again(r.outline, size, schedule)); err == nil && bound >= a.cert.Step {
+	if bound, err := a.stages(o, size, schedule, a.again(o, size, schedule)); err == nil && bound >= a.cert.Step {
 		return nil
 	}
 	pipe := newPipeline(skel, skel.memoryOf(size), size, schedule)

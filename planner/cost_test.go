@@ -3,6 +3,7 @@ package planner
 import (
 	"fmt"
 	"math/rand/v2"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -44,6 +45,13 @@ func randomCluster(r *rand.Rand) *cost.Cluster {
 		c.Levels = []cost.Level{level("pair", pair, 1e9), level("node", (1+r.IntN(3))*pair*2, 3e8), level("cluster", 0, 1e8)}
 	}
 	return c
+}
+
+// randomRankOrder is an order of the axes of a unit.
+func randomRankOrder(r *rand.Rand, d degrees) string {
+	names := strings.Split(partition.UsualOrder, "-")
+	r.Shuffle(len(names), func(i, j int) { names[i], names[j] = names[j], names[i] })
+	return partition.RankOrderOf(strings.Join(names, "-"), d.sizes())
 }
 
 // randomPools is a cluster of two or three kinds of devices, with as many in all as given
@@ -186,7 +194,11 @@ func testCostIsSimulation(t *testing.T, seed uint64, kinds int) {
 			sh.overlap = r.IntN(3) > 0
 		}
 		s := newSearcher(g, batch, c, Options{RuntimeNGPUs: d.plan * units})
-		o := outline{d, sh, chunks}
+		ranks := ""
+		if orders := rand.New(rand.NewPCG(seed, uint64(k)+1)); kinds == 1 {
+			ranks = randomRankOrder(orders, d)
+		}
+		o := outline{d, sh, chunks, ranks}
 		skel, err := s.skeleton(o)
 		if err != nil {
 			continue // nothing to split so far
@@ -214,7 +226,7 @@ func testCostIsSimulation(t *testing.T, seed uint64, kinds int) {
 		require.NoError(t, err)
 		got := p.time(cut)
 
-		require.Equal(t, line.Step, got, "seed %d case %d: %+v %+v batch %d units %d b %d %s %+v", seed, k, d, sh, batch, units, b, schedule, cut)
+		require.Equal(t, line.Step, got, "seed %d case %d: %+v %+v ranks %q batch %d units %d b %d %s %+v", seed, k, d, sh, ranks, batch, units, b, schedule, cut)
 
 		floored := got
 		if chunks > 1 { // the floor is of the even cut
@@ -279,7 +291,7 @@ func testCostIsSimulation(t *testing.T, seed uint64, kinds int) {
 		if sh.offload.Moves() {
 			base := sh
 			base.offload = partition.OffloadNone
-			bare, err := s.skeleton(outline{d, base, chunks})
+			bare, err := s.skeleton(outline{d, base, chunks, ranks})
 			require.NoError(t, err)
 			on = newPipeline(bare, bare.memoryOf(b), b, schedule)
 			on.stages = bare.times(b, schedule)

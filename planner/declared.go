@@ -3,6 +3,7 @@ package planner
 import (
 	"fmt"
 	"slices"
+	"strings"
 
 	"github.com/autopar/autopar/partition"
 	"github.com/autopar/autopar/planner/cost"
@@ -31,7 +32,9 @@ func (d *declared) each(visit func(outline)) {
 				for _, tp := range divisors(unit / dp / cp) {
 					for order := range d.cluster.Orders() {
 						if cut := (degrees{unit, dp, cp, tp, unit / dp / cp / tp, order}); d.hasDegrees(cut) {
-							d.eachOf(cut, visit)
+							for _, ranks := range d.rankOrders(cut) {
+								d.eachOf(cut, ranks, visit)
+							}
 						}
 					}
 				}
@@ -65,15 +68,45 @@ func (d *declared) hasDegrees(cut degrees) bool {
 	return cut.pp <= max(d.blocks, 1) && d.replicas(cut) <= d.batch
 }
 
-// eachOf visits the outlines of the same degrees.
-func (d *declared) eachOf(cut degrees, visit func(outline)) {
+// rankOrders lists the orders of the axes over the ranks of a unit: those that differ where
+// axes of one rank do not count, but where a unit may be smaller none with data-parallel
+// ranks outermost.
+func (d *declared) rankOrders(cut degrees) []string {
+	o := d.opts
+	sizes := map[string]int{"tp": cut.tp, "cp": cut.cp, "dp": cut.dp, "pp": cut.pp}
+	if o.RankOrder != "" {
+		return []string{partition.RankOrderOf(o.RankOrder, sizes)}
+	}
+	all := []string{""}
+	node := d.cluster.DevicesPerNode
+	if len(d.cluster.Levels) > 0 {
+		node = d.cluster.Levels[0].Devices
+	}
+	if o.Policy != AutoDist || d.cluster.Device.Shared || len(d.cluster.Pools) > 0 || o.RuntimeNGPUs <= node {
+		return all
+	}
+	names := []string{"tp", "cp", "dp", "pp"}
+	for i := range 4 * 4 * 4 * 4 {
+		order := []string{names[i/64], names[i/16%4], names[i/4%4], names[i%4]}
+		text := partition.RankOrderOf(strings.Join(order, "-"), sizes)
+		outside := order[3] == "dp" && cut.dp > 1 || order[2] == "dp" && cut.dp > 1 && sizes[order[3]] == 1 ||
+			order[1] == "dp" && cut.dp > 1 && sizes[order[3]]*sizes[order[2]] == 1
+		if partition.CheckRankOrder(strings.Join(order, "-")) == nil && !slices.Contains(all, text) && !(outside && o.PlanNGPUs == 0 && o.DP == 0) {
+			all = append(all, text)
+		}
+	}
+	return all
+}
+
+// eachOf visits the outlines of the same degrees and order of ranks.
+func (d *declared) eachOf(cut degrees, ranks string, visit func(outline)) {
 	for chunks := 1; chunks <= max(4, d.opts.Interleave); chunks++ {
 		for zero := range 4 {
 			for _, group := range d.groups(cut, zero, chunks) {
 				for _, offload := range []partition.Offload{partition.OffloadNone, partition.OffloadOptimizer, partition.OffloadParams} {
 					for _, sequence := range []bool{false, true} {
 						for _, overlap := range []bool{false, true} {
-							x := outline{cut, sharding{zero, group, sequence, overlap, offload}, chunks}
+							x := outline{cut, sharding{zero, group, sequence, overlap, offload}, chunks, ranks}
 							if d.hasChunks(x) && d.hasSharding(x) && len(d.schedules(x)) > 0 {
 								visit(x)
 							}
@@ -237,22 +270,21 @@ func (d *declared) tile(regions []Region) error {
 	})
 	for i := range regions {
 		r := &regions[i]
-		g := space[r.outline]
-		if g == nil {
-			return refute(r.line, "the space has no %s", r.outline.text())
-		}
-		for _, size := range r.sizes {
-			for _, schedule := range r.schedules {
-				a, b := slices.Index(g.sizes, size), slices.Index(g.schedules, schedule)
-				if a < 0 || b < 0 {
-					return refute(r.line, "the space has no micro-batches of %d under %s with %s", size, schedule, r.outline.text())
-				}
-				at := &g.taken[a*len(g.schedules)+b]
-				if *at > 0 {
-					return refute(r.line, "micro-batches of %d under %s with %s are in the region of line %d already", size, schedule, r.outline.text(), *at)
-				}
-				*at = r.line
+		for c := range r.cells() {
+			x, size, schedule := c.outline, c.size, c.schedule
+			g := space[x]
+			if g == nil {
+				return refute(r.line, "the space has no %s", x.text())
 			}
+			a, b := slices.Index(g.sizes, size), slices.Index(g.schedules, schedule)
+			if a < 0 || b < 0 {
+				return refute(r.line, "the space has no micro-batches of %d under %s with %s", size, schedule, x.text())
+			}
+			at := &g.taken[a*len(g.schedules)+b]
+			if *at > 0 {
+				return refute(r.line, "micro-batches of %d under %s with %s are in the region of line %d already", size, schedule, x.text(), *at)
+			}
+			*at = r.line
 		}
 	}
 	var gap error
@@ -270,6 +302,9 @@ func (o outline) text() string {
 	text := fmt.Sprintf("unit %d, dp %d, cp %d, tp %d, pp %d, chunks %d, zero %d", o.plan, o.dp, o.cp, o.tp, o.pp, o.chunks, o.zero)
 	if o.group > 0 {
 		text += fmt.Sprintf(" in groups of %d", o.group)
+	}
+	if o.ranks != "" {
+		text += ", ranks in order " + o.ranks
 	}
 	return text + fmt.Sprintf(", sequence parallelism %s, overlap %s, offload %s", onOff(o.sequence), onOff(o.overlap), o.offload)
 }

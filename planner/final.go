@@ -258,7 +258,7 @@ func (s *searcher) fewer(of *blueprint, p *partition.Plan, position int, most ro
 	f.plan.DP, f.plan.CP, f.plan.TP, f.plan.ZeROGroup, f.plan.MicroBatch = like.DP, like.CP, like.TP, like.ZeROGroup, like.MicroBatch
 	f.plan.PlanNGPUs = like.PlanNGPUs / like.PP() * n
 	f.plan.RuntimeNGPUs = f.plan.PlanNGPUs
-	f.plan.Stages = nil
+	f.plan.Stages, f.plan.RankOrder = nil, "" // of other axes
 	blocks := 0
 	for chunk := range p.Chunks() {
 		for i, at := range f.of {

@@ -38,7 +38,7 @@ func randomOutline(r *rand.Rand, blocks, batch int) (o outline, units int, ok bo
 	} else if d.cp == 1 && !sh.offload.Moves() {
 		sh.overlap = r.IntN(3) > 0
 	}
-	return outline{d, sh, chunks}, units, all <= batch
+	return outline{d, sh, chunks, ""}, units, all <= batch
 }
 
 // What is said of a plan without compiling it is what its program says: memory to

@@ -94,6 +94,7 @@ func (t *workTimes) add(in *workInstr, time cost.Picoseconds) {
 type workKey struct {
 	of            *blueprint
 	cp, tp, order int
+	lies          *lies
 	trunk         bool
 }
 
@@ -108,7 +109,8 @@ type sizeOn struct {
 // micro-batch, and the products of the gradients of weights; not what gathers, reduces
 // or adds up parameters and their gradients.
 func (s *searcher) work(of *blueprint, o outline, trunk bool) *work {
-	key := workKey{of, o.cp, o.tp, o.order, trunk}
+	lies := s.liesOf(o)
+	key := workKey{of, o.cp, o.tp, o.order, lies, trunk}
 	if w := s.works[key]; w != nil {
 		return w
 	}
@@ -131,7 +133,11 @@ func (s *searcher) work(of *blueprint, o outline, trunk bool) *work {
 			a.Size = o.tp
 		}
 	}
-	w.lie(s.cluster, job)
+	if lies != nil {
+		w.prices = lies.prices(cost.NewProgram(s.cluster, &job, w.mesh), w.mesh)
+	} else {
+		w.lie(s.cluster, job)
+	}
 	s.works[key] = w
 	for _, phase := range []ir.Phase{ir.Forward, ir.Backward, ir.Update} {
 		if trunk && phase == ir.Update {

@@ -11,6 +11,9 @@ import (
 
 // Options fix parts of the search; what is zero is searched.
 type Options struct {
+	// RankOrder is the order of the axes over the ranks of a unit, innermost first, as in
+	// [partition.Plan.RankOrder]; empty searches it, on a cluster of one kind of device.
+	RankOrder string
 	// PlanNGPUs is the size of a unit; 0 takes the product of the degrees when dp,
 	// tp and pp are fixed, with cp 1 if that is not, and otherwise searches the
 	// divisors of RuntimeNGPUs.

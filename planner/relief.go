@@ -62,7 +62,7 @@ func (s *searcher) relieve(points []*point, limit cost.Picoseconds, best map[deg
 		return slices.ContainsFunc(of[p.degrees], func(base *point) bool {
 			t := &base.pipe.template
 			same := sharding{t.ZeRO, t.ZeROGroup, t.SequenceParallel, t.Overlap, p.offload}
-			return t.Offload == partition.OffloadNone && same == p.sharding && base.chunks() == max(p.chunks, 1) && base.slowed(gain, what)
+			return t.Offload == partition.OffloadNone && same == p.sharding && t.RankOrder == p.ranks && base.chunks() == max(p.chunks, 1) && base.slowed(gain, what)
 		})
 	}
 	return s.add(points, limit, true,

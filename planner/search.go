@@ -57,16 +57,20 @@ type searcher struct {
 	limit   int64
 	layouts *layouts
 	finals
-	stats    Stats
-	pending  []*pending
-	works    map[workKey]*work
-	rates    *cost.Model
-	families map[family][]sized
-	orders   map[order]*ways
-	refused  error             // why the last of the outlines that cannot be compiled was not
-	refusals map[outline]error // of all of them
-	looked   []*point          // what the search looked at
-	steps    int               // of the proof that nothing beats the winner
+	stats     Stats
+	pending   []*pending
+	works     map[workKey]*work
+	rates     *cost.Model
+	families  map[family][]sized
+	orders    map[order]*ways
+	seen      map[cut][]string     // the ways of outlines that are not like earlier ones
+	permuted  map[[4]bool][]string // see rankOrders
+	lies      map[liesKey]*lies
+	reordered []*reordered
+	refused   error             // why the last of the outlines that cannot be compiled was not
+	refusals  map[outline]error // of all of them
+	looked    []*point          // what the search looked at
+	steps     int               // of the proof that nothing beats the winner
 }
 
 // Search returns the fastest plan for a training step traced for a global batch,
@@ -142,6 +146,7 @@ func newSearcher(g *ir.Graph, batch int, c *cost.Cluster, opts Options) *searche
 	s := &searcher{
 		opts: opts, blueprints: newBlueprints(graphs, batch), contexts: contexts{tokens: sequenceTokens(g)}, cluster: c,
 		works: map[workKey]*work{}, rates: cost.NewModel(c, max(1, opts.RuntimeNGPUs)), families: map[family][]sized{}, orders: map[order]*ways{},
+		permuted: map[[4]bool][]string{}, lies: map[liesKey]*lies{},
 		refusals: map[outline]error{},
 		finals:   newFinals(),
 	}
@@ -195,8 +200,9 @@ func (s *searcher) outlines() error {
 		return optionErrorf("plan-ngpus", "no dp x tp x pp of %s devices in %d suits %d blocks and a global batch of %d",
 			degree(s.opts.PlanNGPUs), s.opts.RuntimeNGPUs, s.graphs.blocks, s.batch)
 	}
-	all = s.distinct(all)
-	for _, o := range all {
+	s.seen = map[cut][]string{}
+	s.rows(all)
+	for _, o := range s.distinct(all) {
 		if !s.relieves(o) {
 			s.pending = append(s.pending, &pending{outline: o, left: slices.Clone(s.sizedOf(o))})
 		}
@@ -204,23 +210,29 @@ func (s *searcher) outlines() error {
 	return nil
 }
 
-// distinct leaves out outlines that differ from others, with smaller units, only in the
-// numbers of ranks: if every group and every transfer goes the same way through the
-// network, every plan takes the same time and memory.
+// cut is what outlines have in common that differ in the numbers of ranks only.
+type cut struct {
+	outline
+	replicas int
+}
+
+// cutOf returns the cut of an outline.
+func (s *searcher) cutOf(o outline) cut {
+	key := cut{o, o.dp * (s.opts.RuntimeNGPUs / o.plan)}
+	key.plan, key.dp, key.ranks = 0, 0, ""
+	return key
+}
+
+// distinct leaves out outlines that differ from earlier ones, with smaller units or in the
+// usual order, only in the numbers of ranks: if every group and every transfer goes the same
+// way through the network, every plan takes the same time and memory.
 func (s *searcher) distinct(all []outline) []outline {
-	type cut struct {
-		outline
-		replicas int
-	}
-	seen := map[cut][]string{}
 	return slices.DeleteFunc(all, func(o outline) bool {
-		key := cut{o, o.dp * (s.opts.RuntimeNGPUs / o.plan)}
-		key.plan, key.dp = 0, 0
-		ways := s.order(o).text
-		if slices.Contains(seen[key], ways) {
+		key, ways := s.cutOf(o), s.order(o).text
+		if slices.Contains(s.seen[key], ways) {
 			return true
 		}
-		seen[key] = append(seen[key], ways)
+		s.seen[key] = append(s.seen[key], ways)
 		return false
 	})
 }
@@ -229,6 +241,7 @@ func (s *searcher) distinct(all []outline) []outline {
 type order struct {
 	degrees
 	group int
+	ranks string
 }
 
 // ways is how everything that an outline communicates goes through the network.
@@ -241,14 +254,14 @@ type ways struct {
 
 // order returns the ways of an outline.
 func (s *searcher) order(o outline) *ways {
-	key := order{o.degrees, o.group}
+	key := order{o.degrees, o.group, o.ranks}
 	w, known := s.orders[key]
 	if known {
 		return w
 	}
 	p := &partition.Plan{
 		PlanNGPUs: o.plan, RuntimeNGPUs: s.opts.RuntimeNGPUs, DP: o.dp, CP: o.cp, TP: o.tp, ZeROGroup: o.group,
-		MicroBatch: s.batch, Stages: make([]partition.Stage, o.pp), PoolOrder: s.cluster.Orders()[o.order],
+		MicroBatch: s.batch, Stages: make([]partition.Stage, o.pp), PoolOrder: s.cluster.Orders()[o.order], RankOrder: o.ranks,
 	}
 	mesh := p.Mesh(s.batch)
 	price := cost.NewProgram(s.cluster, p, mesh)
@@ -288,10 +301,7 @@ func (w *ways) hostCopy(bytes int64) cost.Picoseconds {
 
 // sizedOf lists what micro-batches an outline may have, with their floors.
 func (s *searcher) sizedOf(o outline) []sized {
-	key := family{o.dp * (s.opts.RuntimeNGPUs / o.plan), o.cp, o.tp, o.pp, o.chunks, o.sequence, o.overlap, o.zero >= 2, 0, o.order}
-	if len(s.cluster.Pools) > 0 { // where units end says what kinds of devices positions lie on
-		key.unit = o.plan
-	}
+	key := s.familyOf(o)
 	all, known := s.families[key]
 	if !known {
 		trunk := s.trunk(o)
@@ -306,11 +316,21 @@ func (s *searcher) sizedOf(o outline) []sized {
 	return all
 }
 
+// familyOf returns the family of an outline.
+func (s *searcher) familyOf(o outline) family {
+	key := family{o.dp * (s.opts.RuntimeNGPUs / o.plan), o.cp, o.tp, o.pp, o.chunks, o.sequence, o.overlap, o.zero >= 2, 0, o.order, s.liesOf(o)}
+	if len(s.cluster.Pools) > 0 { // where units end says what kinds of devices positions lie on
+		key.unit = o.plan
+	}
+	return key
+}
+
 // family is what the floors of an outline follow from.
 type family struct {
 	replicas, cp, tp, pp, chunks int
 	sequence, overlap, often     bool // often: data-parallel ranks communicate in every micro-batch
 	unit, order                  int
+	lies                         *lies
 }
 
 // sizes lists the sizes of micro-batches that an outline may have.
@@ -469,7 +489,7 @@ func (s *searcher) template(d outline) (partition.Plan, error) {
 	plan := partition.Plan{
 		PlanNGPUs: d.plan, RuntimeNGPUs: s.opts.RuntimeNGPUs, DP: d.dp, TP: d.tp,
 		ZeRO: d.zero, ZeROGroup: d.group, Offload: d.offload, SequenceParallel: d.sequence, Overlap: d.overlap,
-		Stages: make([]partition.Stage, d.stages()), Placements: placements, PoolOrder: s.cluster.Orders()[d.order],
+		Stages: make([]partition.Stage, d.stages()), Placements: placements, PoolOrder: s.cluster.Orders()[d.order], RankOrder: d.ranks,
 	}
 	if d.cp > 1 {
 		plan.CP = d.cp
@@ -540,6 +560,10 @@ func (s *searcher) run() ([]*candidate, []*point, bool) {
 				take(p, x)
 			}
 			points = s.relieve(points, min(ceiling, worst()), best)
+			if len(best) > 0 { // otherwise nothing fits yet, in any order of the ranks
+				s.reorder(min(ceiling, worst()))
+				points = s.build(points, min(ceiling, worst()))
+			}
 		}
 		if last || len(best) > s.opts.TopK {
 			break

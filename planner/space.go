@@ -26,7 +26,8 @@ type sharding struct {
 type outline struct {
 	degrees
 	sharding
-	chunks int // stages per rank; 0 is 1
+	chunks int    // stages per rank; 0 is 1
+	ranks  string // as in [partition.Plan.RankOrder]
 }
 
 func (o outline) stages() int { return o.pp * max(o.chunks, 1) }
@@ -67,6 +68,10 @@ func (o outline) inStep(size, replicas, batch int) bool {
 func outlines(o Options, all []degrees, blocks int, c *cost.Cluster) []outline {
 	var list []outline
 	for _, d := range all {
+		ranks := ""
+		if o.RankOrder != "" {
+			ranks = partition.RankOrderOf(o.RankOrder, d.sizes())
+		}
 		stages := []int{0, 1, 2, 3}
 		replicas := d.dp * (o.RuntimeNGPUs / d.plan)
 		switch {
@@ -90,7 +95,7 @@ func outlines(o Options, all []degrees, blocks int, c *cost.Cluster) []outline {
 					for _, group := range zeroGroups(o, d, zero, replicas, chunks, c) {
 						for _, offload := range offloads(o, c) {
 							for _, overlap := range []bool{true, false} {
-								x := outline{d, sharding{zero, group, sequence, overlap, offload}, chunks}
+								x := outline{d, sharding{zero, group, sequence, overlap, offload}, chunks, ranks}
 								if x.among(o) {
 									list = append(list, x)
 								}
@@ -225,12 +230,13 @@ func schedules(o Options, pp, chunks int) []partition.Schedule {
 	return []partition.Schedule{partition.OneFOneB, partition.GPipe, partition.ZeroBubble}
 }
 
-// comparePlans orders plans that cost the same: smaller units, less context
-// parallelism, less tensor parallelism, fewer stages, less sharding, no overlap, pools as
+// comparePlans orders plans that cost the same: ranks in the usual order, smaller units, less
+// context parallelism, less tensor parallelism, fewer stages, less sharding, no overlap, pools as
 // they stand in the cluster, larger micro-batches, 1f1b, then gpipe, fewer chunks, then the cut. It is 0
 // for equal plans of one search only: placements follow from the degrees.
 func comparePlans(a, b *partition.Plan) int {
 	return cmp.Or(
+		cmp.Compare(a.RankOrder, b.RankOrder),
 		cmp.Compare(a.PlanNGPUs, b.PlanNGPUs),
 		cmp.Compare(a.ContextParallel(), b.ContextParallel()),
 		cmp.Compare(a.TP, b.TP),

@@ -120,9 +120,12 @@ func (c *Cluster) KindsAt(p *partition.Plan, position int) Kinds {
 		return 0
 	}
 	var kinds Kinds
-	run := p.DP * p.ContextParallel() * p.TP
-	for unit := range p.Units() {
-		first := unit*p.PlanNGPUs + position*run
+	run, runs := p.DP*p.ContextParallel()*p.TP, p.Units()
+	if p.RankOrder != "" { // they are no run
+		run, runs = 1, run*runs
+	}
+	for i := range runs {
+		first := p.WorldRank(position, i*run)
 		start := 0
 		for i := range c.Pools {
 			pool := i

@@ -172,6 +172,16 @@ func (m *Program) Ways() string {
 	return b.String()
 }
 
+// Grouped returns the same prices with given groups over some axes.
+func (m *Program) Grouped(groups map[int]Group) *Program {
+	as := m.As(0)
+	as.groups = map[groupKey]Group{}
+	for axis, g := range groups {
+		as.groups[groupKey{m.place(0), axis}] = g
+	}
+	return as
+}
+
 // Group returns the group over an axis at the stage that instructions are priced as.
 func (m *Program) Group(axis int) Group { return m.groupOf(m.stage, axis) }
 
@@ -209,8 +219,10 @@ func (m *Program) widest(position, axis int) Group {
 	units, ofUnit := 1, m.mesh.Devices()
 	if stride < inner {
 		whole := m.on.period(m.rungs)
-		units = min(m.plan.Units(), multiple(m.plan.PlanNGPUs, whole)/m.plan.PlanNGPUs)
-		ofUnit = min(m.plan.DP*inner, multiple(inner, whole))
+		units, ofUnit = min(m.plan.Units(), multiple(m.plan.PlanNGPUs, whole)/m.plan.PlanNGPUs), m.plan.DP*inner
+		if m.plan.RankOrder == "" {
+			ofUnit = min(ofUnit, multiple(inner, whole))
+		}
 	}
 	ranks := make([]int, size)
 	for unit := range units {

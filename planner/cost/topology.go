@@ -141,6 +141,29 @@ func spread(rungs []rung, ranks []int) Group {
 	return g
 }
 
+// Groups lists how groups of so many ranks lie in the network of which neighbours are apart
+// by a number of ranks, as all the ranks of a job are divided into them.
+func (m *Model) Groups(size, apart int) []Group {
+	var all []Group
+	ranks := make([]int, size)
+	whole, run := period(m.rungs), size*apart
+	for first := range min(apart, whole) {
+		for at := first; at < first+multiple(run, whole); at += run {
+			for i := range ranks {
+				ranks[i] = at + i*apart
+			}
+			if g := spread(m.rungs, ranks); !slices.Contains(all, g) {
+				all = append(all, g)
+			}
+		}
+	}
+	return all
+}
+
+// Hierarchical reports whether it matters where so many ranks lie: not where they are all
+// on one unit of the innermost level.
+func (m *Model) Hierarchical(ranks int) bool { return ranks > m.rungs[0].devices }
+
 // wider reports whether a group is more spread than another: from the outermost
 // level inwards, over more units.
 func (g Group) wider(than Group) bool {
@@ -161,15 +184,22 @@ type Route struct {
 // route returns the slowest of the routes from the devices of one stage to those
 // of another, which send at the same time.
 //
-// The devices of a stage are a run in every unit of the plan, and those that they send
-// to lie as far away as the first. Both lie in the network as they do one period of it
-// further: so few units of the plan, and of a long run two periods, show all there is.
+// The devices of a stage are a run in every unit of the plan, if its axes lie in the usual
+// order, and those that they send to lie as far away as the first. Both lie in the network
+// as they do one period of it further: so few units of the plan, and of a long run two
+// periods, show all there is.
 func route(rungs []rung, on *lie, p *partition.Plan, from, to int) Route {
 	run := p.DP * p.ContextParallel() * p.TP
 	first, further := p.WorldRank(from, 0), p.WorldRank(to, 0)-p.WorldRank(from, 0)
 	whole := on.period(rungs)
 	units := min(p.Units(), multiple(p.PlanNGPUs, whole)/p.PlanNGPUs)
-	if p.PlanNGPUs%whole == 0 {
+	var apart []int // the devices of a stage in a unit, where they are no run
+	if p.RankOrder != "" {
+		for d := range run {
+			apart = append(apart, p.WorldRank(from, d))
+		}
+		slices.Sort(apart)
+	} else if p.PlanNGPUs%whole == 0 {
 		run = min(run, 2*whole)
 	}
 	var most [maxLevels]int
@@ -177,6 +207,9 @@ func route(rungs []rung, on *lie, p *partition.Plan, from, to int) Route {
 	for u := range units {
 		for d := range run {
 			rank := first + u*p.PlanNGPUs + d
+			if apart != nil {
+				rank = u*p.PlanNGPUs + apart[d]
+			}
 			a, b := on.address(rank), on.address(rank+further)
 			level := 0
 			for rungs[level].devices < math.MaxInt && a/rungs[level].devices != b/rungs[level].devices {

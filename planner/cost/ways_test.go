@@ -3,6 +3,7 @@ package cost
 import (
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -79,6 +80,11 @@ func TestWaysOfAll(t *testing.T) {
 		p.RuntimeNGPUs = p.PlanNGPUs * one()
 		if g := one(); g > 1 && p.DataParallel()%g == 0 {
 			p.ZeROGroup = g
+		}
+		if r.IntN(2) == 0 {
+			names := strings.Split(partition.UsualOrder, "-")
+			r.Shuffle(len(names), func(i, j int) { names[i], names[j] = names[j], names[i] })
+			p.RankOrder = strings.Join(names, "-")
 		}
 		m := NewProgram(c, p, p.Mesh(p.DataParallel()))
 		for from := range p.PP() {

@@ -1,0 +1,152 @@
+package planner
+
+import (
+	"slices"
+	"strings"
+
+	"github.com/autopar/autopar/ir"
+	"github.com/autopar/autopar/partition"
+	"github.com/autopar/autopar/planner/cost"
+)
+
+// The axes of a unit may lie over its ranks in other orders than [partition.UsualOrder].
+// Programs and their memory are the same in any; what differs is how groups and transfers
+// go through the network. Most other orders take tensor-parallel ranks apart, which costs
+// so much that the floors of what they share rule them out together: a row of outlines is
+// looked at one by one only when something is known that fits, and their floor is below
+// its time.
+
+// row of outlines that are in other orders than the usual one and have the same floors.
+type reordered struct {
+	like     outline // one of them
+	outlines []outline
+}
+
+// rankOrders lists the orders beside the first that the search tries of a unit: of axes
+// of several ranks, and with data-parallel ranks outermost only where a smaller unit, which
+// is the same, cannot be.
+func (s *searcher) rankOrders(d degrees) []string {
+	o := s.opts
+	if o.RankOrder != "" || o.Policy != AutoDist || !s.rates.Hierarchical(o.RuntimeNGPUs) || len(s.cluster.Pools) > 0 {
+		return nil
+	}
+	sizes := d.sizes()
+	var key [4]bool
+	names := strings.Split(partition.UsualOrder, "-")
+	for i, name := range names {
+		key[i] = sizes[name] > 1
+	}
+	if all, known := s.permuted[key]; known {
+		return all
+	}
+	var all []string
+	outside := "-" + partition.AxisDP
+	smaller := o.PlanNGPUs == 0 && o.DP == 0
+	var extend func(order []string)
+	extend = func(order []string) {
+		if len(order) == len(names) {
+			text := partition.RankOrderOf(strings.Join(order, "-"), sizes)
+			if text != "" && !slices.Contains(all, text) && !(smaller && strings.HasSuffix(text, outside)) {
+				all = append(all, text)
+			}
+			return
+		}
+		for _, name := range names {
+			if !slices.Contains(order, name) {
+				extend(append(order[:len(order):len(order)], name))
+			}
+		}
+	}
+	extend(nil)
+	slices.Sort(all)
+	s.permuted[key] = all
+	return all
+}
+
+// sizes are those of the axes of a unit, by name.
+func (d degrees) sizes() map[string]int {
+	return map[string]int{partition.AxisTP: d.tp, partition.AxisCP: d.cp, partition.AxisDP: d.dp, partition.AxisPP: d.pp}
+}
+
+// rows sorts the other orders of outlines into rows.
+func (s *searcher) rows(all []outline) {
+	s.reordered = nil
+	at := map[family]int{}
+	for _, o := range all {
+		if s.relieves(o) {
+			continue
+		}
+		for _, o.ranks = range s.rankOrders(o.degrees) {
+			key := s.familyOf(o)
+			i, known := at[key]
+			if !known {
+				i = len(s.reordered)
+				at[key] = i
+				s.reordered = append(s.reordered, &reordered{like: o})
+			}
+			s.reordered[i].outlines = append(s.reordered[i].outlines, o)
+		}
+	}
+}
+
+// reorder adds the rows that may have plans of at most the given time to what is pending.
+func (s *searcher) reorder(limit cost.Picoseconds) {
+	var all []outline
+	s.reordered = slices.DeleteFunc(s.reordered, func(r *reordered) bool {
+		fast := slices.ContainsFunc(s.sizedOf(r.like), func(x sized) bool { return x.floor <= limit })
+		if fast {
+			all = append(all, r.outlines...)
+		}
+		return fast
+	})
+	slices.SortStableFunc(all, func(a, b outline) int { return strings.Compare(a.ranks, b.ranks) })
+	for _, o := range s.distinct(all) {
+		s.pending = append(s.pending, &pending{outline: o, left: slices.Clone(s.sizedOf(o))})
+	}
+}
+
+// lies is how groups of tensor and context parallelism may lie in the network.
+type lies [2][]cost.Group
+
+// liesKey is what they follow from: their sizes, and how far neighbours are apart.
+type liesKey struct{ tp, cp, tpApart, cpApart int }
+
+// liesOf returns how the groups of an outline lie in another order than the usual one,
+// the same value for all that lie alike; nil where they lie as in that.
+func (s *searcher) liesOf(o outline) *lies {
+	if o.ranks == "" {
+		return nil
+	}
+	p := partition.Plan{PlanNGPUs: o.plan, DP: o.dp, CP: o.cp, TP: o.tp, Stages: make([]partition.Stage, o.pp), RankOrder: o.ranks}
+	key := liesKey{o.tp, o.cp, p.Apart(partition.AxisTP), p.Apart(partition.AxisCP)}
+	if (key.tp == 1 || key.tpApart == 1) && (key.cp == 1 || key.cpApart == key.tp) {
+		return nil
+	}
+	if known := s.lies[key]; known != nil {
+		return known
+	}
+	l := &lies{s.rates.Groups(key.tp, key.tpApart), s.rates.Groups(key.cp, key.cpApart)}
+	for _, other := range s.lies {
+		if slices.Equal(l[0], other[0]) && slices.Equal(l[1], other[1]) {
+			l = other
+			break
+		}
+	}
+	s.lies[key] = l
+	return l
+}
+
+// prices returns prices of work whose groups lie so, one for each way.
+func (l *lies) prices(price *cost.Program, mesh ir.Mesh) []*cost.Program {
+	var all []*cost.Program
+	for i := range max(len(l[0]), len(l[1])) {
+		groups := map[int]cost.Group{}
+		for k, name := range []string{partition.AxisTP, partition.AxisCP} {
+			if axis := mesh.Axis(name); axis >= 0 {
+				groups[axis] = l[k][min(i, len(l[k])-1)]
+			}
+		}
+		all = append(all, price.Grouped(groups))
+	}
+	return all
+}
