@@ -18,6 +18,7 @@ type declared struct {
 	batch      int // sequences
 	tokens     int // of a sequence, 0 without attention
 	everywhere bool
+	rates      *cost.Model // for the levels of the network
 }
 
 // each calls visit for every outline of the space.
@@ -68,9 +69,8 @@ func (d *declared) hasDegrees(cut degrees) bool {
 	return cut.pp <= max(d.blocks, 1) && d.replicas(cut) <= d.batch
 }
 
-// rankOrders lists the orders of the axes over the ranks of a unit: those that differ where
-// axes of one rank do not count, but where a unit may be smaller none with data-parallel
-// ranks outermost.
+// rankOrders lists the orders of the axes over the ranks of a unit: those that differ, but
+// where a unit may be smaller none with data-parallel ranks outermost.
 func (d *declared) rankOrders(cut degrees) []string {
 	o := d.opts
 	sizes := map[string]int{"tp": cut.tp, "cp": cut.cp, "dp": cut.dp, "pp": cut.pp}
@@ -78,20 +78,15 @@ func (d *declared) rankOrders(cut degrees) []string {
 		return []string{partition.RankOrderOf(o.RankOrder, sizes)}
 	}
 	all := []string{""}
-	node := d.cluster.DevicesPerNode
-	if len(d.cluster.Levels) > 0 {
-		node = d.cluster.Levels[0].Devices
-	}
-	if o.Policy != AutoDist || d.cluster.Device.Shared || len(d.cluster.Pools) > 0 || o.RuntimeNGPUs <= node {
+	if o.Policy != AutoDist || len(d.cluster.Pools) > 0 || !d.rates.Hierarchical(o.RuntimeNGPUs) {
 		return all
 	}
 	names := []string{"tp", "cp", "dp", "pp"}
 	for i := range 4 * 4 * 4 * 4 {
 		order := []string{names[i/64], names[i/16%4], names[i/4%4], names[i%4]}
 		text := partition.RankOrderOf(strings.Join(order, "-"), sizes)
-		outside := order[3] == "dp" && cut.dp > 1 || order[2] == "dp" && cut.dp > 1 && sizes[order[3]] == 1 ||
-			order[1] == "dp" && cut.dp > 1 && sizes[order[3]]*sizes[order[2]] == 1
-		if partition.CheckRankOrder(strings.Join(order, "-")) == nil && !slices.Contains(all, text) && !(outside && o.PlanNGPUs == 0 && o.DP == 0) {
+		outside := strings.HasSuffix(text, "dp") && o.PlanNGPUs == 0 && o.DP == 0
+		if partition.CheckRankOrder(strings.Join(order, "-")) == nil && !slices.Contains(all, text) && !outside && cut.differs(strings.Split(text, "-"), d.rates) {
 			all = append(all, text)
 		}
 	}

@@ -22,45 +22,51 @@ type reordered struct {
 	outlines []outline
 }
 
-// rankOrders lists the orders beside the first that the search tries of a unit: of axes
-// of several ranks, and with data-parallel ranks outermost only where a smaller unit, which
-// is the same, cannot be.
+// rankOrders lists the orders beside the first that the search tries of a unit: those that
+// differ (see [degrees.differs]), and with data-parallel ranks outermost only where a smaller
+// unit, which is the same, cannot be.
 func (s *searcher) rankOrders(d degrees) []string {
 	o := s.opts
-	if o.RankOrder != "" || o.Policy != AutoDist || !s.rates.Hierarchical(o.RuntimeNGPUs) || len(s.cluster.Pools) > 0 {
+	if o.RankOrder != "" || o.Policy != AutoDist || len(s.cluster.Pools) > 0 || !s.rates.Hierarchical(o.RuntimeNGPUs) {
 		return nil
 	}
-	sizes := d.sizes()
-	var key [4]bool
-	names := strings.Split(partition.UsualOrder, "-")
-	for i, name := range names {
-		key[i] = sizes[name] > 1
-	}
-	if all, known := s.permuted[key]; known {
+	d.plan, d.order = 0, 0
+	if all, known := s.permuted[d]; known {
 		return all
 	}
 	var all []string
-	outside := "-" + partition.AxisDP
-	smaller := o.PlanNGPUs == 0 && o.DP == 0
-	var extend func(order []string)
-	extend = func(order []string) {
-		if len(order) == len(names) {
-			text := partition.RankOrderOf(strings.Join(order, "-"), sizes)
-			if text != "" && !slices.Contains(all, text) && !(smaller && strings.HasSuffix(text, outside)) {
-				all = append(all, text)
-			}
-			return
+	sizes, smaller := d.sizes(), o.PlanNGPUs == 0 && o.DP == 0
+	var extend func(order, left []string)
+	extend = func(order, left []string) {
+		if len(left) == 0 && d.differs(order, s.rates) && !(smaller && order[len(order)-1] == partition.AxisDP) {
+			all = append(all, strings.Join(order, "-"))
 		}
-		for _, name := range names {
-			if !slices.Contains(order, name) {
-				extend(append(order[:len(order):len(order)], name))
-			}
+		for i, name := range left {
+			extend(append(order[:len(order):len(order)], name), slices.Delete(slices.Clone(left), i, i+1))
 		}
 	}
-	extend(nil)
-	slices.Sort(all)
-	s.permuted[key] = all
+	usual := strings.Split(partition.UsualOrder, "-")
+	extend(nil, slices.DeleteFunc(usual, func(name string) bool { return sizes[name] == 1 }))
+	if len(all) > 0 && partition.RankOrderOf(all[0], sizes) == "" {
+		all = all[1:]
+	}
+	s.permuted[d] = all
 	return all
+}
+
+// differs reports whether an order of axes is not the same as one before it: whether of no
+// two neighbours that are not in the usual order both lie inside the units of each level of
+// the network, or both over them, so that exchanging them changes nothing.
+func (d degrees) differs(order []string, m *cost.Model) bool {
+	sizes, apart := d.sizes(), 1
+	for i, name := range order[:max(len(order), 1)-1] {
+		next := order[i+1]
+		if strings.Index(partition.UsualOrder, name) > strings.Index(partition.UsualOrder, next) && !m.Divides(apart, sizes[name]*sizes[next]) {
+			return false
+		}
+		apart *= sizes[name]
+	}
+	return len(order) > 0
 }
 
 // sizes are those of the axes of a unit, by name.
@@ -89,11 +95,18 @@ func (s *searcher) rows(all []outline) {
 	}
 }
 
-// reorder adds the rows that may have plans of at most the given time to what is pending.
-func (s *searcher) reorder(limit cost.Picoseconds) {
+// reorder adds the rows that may have plans of at most the given time to what is pending,
+// and reports whether there are any.
+func (s *searcher) reorder(limit cost.Picoseconds) bool {
 	var all []outline
+	within := func(x sized) bool { return x.floor <= limit }
 	s.reordered = slices.DeleteFunc(s.reordered, func(r *reordered) bool {
-		fast := slices.ContainsFunc(s.sizedOf(r.like), func(x sized) bool { return x.floor <= limit })
+		usual := r.like
+		usual.ranks = ""
+		if !slices.ContainsFunc(s.sizedOf(usual), within) && s.slower(r.like, usual) {
+			return false // nor are they
+		}
+		fast := slices.ContainsFunc(s.sizedOf(r.like), within)
 		if fast {
 			all = append(all, r.outlines...)
 		}
@@ -103,6 +116,7 @@ func (s *searcher) reorder(limit cost.Picoseconds) {
 	for _, o := range s.distinct(all) {
 		s.pending = append(s.pending, &pending{outline: o, left: slices.Clone(s.sizedOf(o))})
 	}
+	return len(all) > 0
 }
 
 // lies is how groups of tensor and context parallelism may lie in the network.
@@ -134,6 +148,24 @@ func (s *searcher) liesOf(o outline) *lies {
 	}
 	s.lies[key] = l
 	return l
+}
+
+// slower reports whether no group of an outline communicates faster than one that its
+// work may have in the usual order.
+func (s *searcher) slower(o, usual outline) bool {
+	l, w := s.liesOf(o), s.trunk(usual)
+	if l == nil || w == nil {
+		return false
+	}
+	for k, name := range []string{partition.AxisTP, partition.AxisCP} {
+		axis := w.mesh.Axis(name)
+		if axis >= 0 && !slices.ContainsFunc(w.prices, func(price *cost.Program) bool {
+			return !slices.ContainsFunc(l[k], func(g cost.Group) bool { return !s.rates.NoFaster(g, price.Group(axis)) })
+		}) {
+			return false
+		}
+	}
+	return true
 }
 
 // prices returns prices of work whose groups lie so, one for each way.

@@ -64,7 +64,7 @@ type searcher struct {
 	families  map[family][]sized
 	orders    map[order]*ways
 	seen      map[cut][]string     // the ways of outlines that are not like earlier ones
-	permuted  map[[4]bool][]string // see rankOrders
+	permuted  map[degrees][]string // see rankOrders
 	lies      map[liesKey]*lies
 	reordered []*reordered
 	refused   error             // why the last of the outlines that cannot be compiled was not
@@ -146,7 +146,7 @@ func newSearcher(g *ir.Graph, batch int, c *cost.Cluster, opts Options) *searche
 	s := &searcher{
 		opts: opts, blueprints: newBlueprints(graphs, batch), contexts: contexts{tokens: sequenceTokens(g)}, cluster: c,
 		works: map[workKey]*work{}, rates: cost.NewModel(c, max(1, opts.RuntimeNGPUs)), families: map[family][]sized{}, orders: map[order]*ways{},
-		permuted: map[[4]bool][]string{}, lies: map[liesKey]*lies{},
+		permuted: map[degrees][]string{}, lies: map[liesKey]*lies{},
 		refusals: map[outline]error{},
 		finals:   newFinals(),
 	}
@@ -560,8 +560,7 @@ func (s *searcher) run() ([]*candidate, []*point, bool) {
 				take(p, x)
 			}
 			points = s.relieve(points, min(ceiling, worst()), best)
-			if len(best) > 0 { // otherwise nothing fits yet, in any order of the ranks
-				s.reorder(min(ceiling, worst()))
+			if len(best) > 0 && s.reorder(min(ceiling, worst())) { // where nothing fits yet it does not in any order
 				points = s.build(points, min(ceiling, worst()))
 			}
 		}

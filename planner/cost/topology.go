@@ -164,6 +164,15 @@ func (m *Model) Groups(size, apart int) []Group {
 // on one unit of the innermost level.
 func (m *Model) Hierarchical(ranks int) bool { return ranks > m.rungs[0].devices }
 
+// Divides reports whether a run of so many devices, or its parts of so many devices, are
+// cut by units of a level of the network: not where a unit of each level is in a part of
+// them, or has whole runs.
+func (m *Model) Divides(part, parts int) bool {
+	return slices.ContainsFunc(m.rungs, func(r rung) bool {
+		return r.devices < math.MaxInt && part%r.devices != 0 && r.devices%(part*parts) != 0
+	})
+}
+
 // wider reports whether a group is more spread than another: from the outermost
 // level inwards, over more units.
 func (g Group) wider(than Group) bool {
@@ -305,6 +314,19 @@ func (m *Model) collective(op ir.Op, bytes int64, g Group, share float64) Picose
 		return picoseconds(2*t + share*(2*min(ring, tree)+m.launch))
 	}
 	return picoseconds(t + share*(ring+m.launch))
+}
+
+// NoFaster reports whether no collective over a group takes less time than over another:
+// their times are straight lines over the bytes.
+func (m *Model) NoFaster(g, than Group) bool {
+	for _, op := range []ir.Op{ir.OpAllReduce, ir.OpAllGather, ir.OpReduceScatter, ir.OpAllToAll} {
+		for _, bytes := range []int64{0, 1 << 50} {
+			if m.Collective(op, bytes, g) < m.Collective(op, bytes, than) {
+				return false
+			}
+		}
+	}
+	return true
 }
 
 // Transfer is the time to send bytes to a rank of another stage.

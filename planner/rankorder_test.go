@@ -1,0 +1,54 @@
+package planner
+
+import (
+	"math/rand/v2"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// TestRankOrderSearchIsExact: the search against every plan where it matters how the axes
+// of a unit lie over its ranks: short sequences, so that gradients may be more than what
+// tensor parallelism sends, and ranks on several nodes.
+func TestRankOrderSearchIsExact(t *testing.T) {
+	const seed = 31
+	r := rand.New(rand.NewPCG(seed, 0))
+	cases, others, plans := 24, 0, 0
+	reasons := map[string]int{}
+	if testing.Short() {
+		cases = 8
+	}
+	for k := range cases {
+		model := tiny(2)
+		model.Bias, model.Dropout, model.BlockSize = false, 0, []int{5, 8}[r.IntN(2)]
+		batch := 2 + r.IntN(2)
+		b := &brute{t: t, g: step(t, model, batch), blocks: model.NLayer, batch: batch, tokens: model.BlockSize, cluster: randomCluster(r), limit: 1 << 40}
+		b.cluster.DevicesPerNode, b.cluster.Levels = 1+r.IntN(3), nil
+		b.cluster.InterNode.Latency /= 10 // bytes count, not messages
+		b.opts = Options{RuntimeNGPUs: 4, TP: 2, Offload: "none", MemoryLimit: b.limit, ZeRO: stage(r.IntN(4) / 3)}
+		if r.IntN(2) == 0 {
+			b.opts.PlanNGPUs = 4
+		}
+		if k%4 == 3 { // dp x tp x pp
+			b.opts.RuntimeNGPUs, b.opts.PP = 8, 2
+		}
+		if k%4 == 2 {
+			b.opts.CP, model.BlockSize, b.opts.ZeRO = 2, 8, nil
+			b.g, b.tokens = step(t, model, batch), 8
+		}
+		res, audit := b.compare(seed, k)
+		plans += b.plans
+		if res == nil {
+			continue
+		}
+		for _, x := range audit.Reasons {
+			reasons[x.Reason] += x.Points
+		}
+		if res.Plan.RankOrder != "" {
+			others++
+		}
+	}
+	t.Logf("%d cases, %d in another order than the usual one, %d plans simulated; certificates: %v", cases, others, plans, reasons)
+	require.Greater(t, others, cases/8)
+	require.Positive(t, reasons[string(byOrder)])
+}
