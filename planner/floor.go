@@ -27,12 +27,15 @@ type work struct {
 	known  map[sizeOn]*workTimes
 	// shelves is what a block keeps, of a trunk.
 	shelves map[int]*shelf
+	// rest is what blocks do in the plan of a trunk that is not part of it: see apart.
+	rest   []workInstr
+	steady *workTimes
 }
 
 type workInstr struct {
 	*codegen.Instr
-	run   []codegen.Instr // of a bucket
-	part  int             // of the model
+	bare  *codegen.Instr // unless nil, only what it takes longer than this one counts
+	part  int            // of the model
 	pass  ir.Phase
 	ahead bool
 }
@@ -46,13 +49,16 @@ const (
 )
 
 // workTimes is the time of the parts for a micro-batch of a size, one block.
-type workTimes [modelParts]struct {
+type workTimes [modelParts]partTimes
+
+type partTimes struct {
 	all     cost.Picoseconds // forward and backward
 	forward cost.Picoseconds
 	way     cost.Picoseconds // of all, what the position before waits for
 	weight  cost.Picoseconds // of all, gradients of weights, which a zero-bubble schedule has apart
 	ahead   cost.Picoseconds // what recomputation may do before the gradient is there
 	update  cost.Picoseconds // once a step
+	beside  cost.Picoseconds // what the communication stream does, forward and backward
 }
 
 // plus adds times.
@@ -65,6 +71,7 @@ func (t *workTimes) plus(u *workTimes) *workTimes {
 		sum[i].weight += u[i].weight
 		sum[i].ahead += u[i].ahead
 		sum[i].update += u[i].update
+		sum[i].beside += u[i].beside
 	}
 	return &sum
 }
@@ -134,9 +141,6 @@ func (s *searcher) work(of *blueprint, o outline, trunk bool) *work {
 	w.lie(s.cluster, job)
 	s.works[key] = w
 	for _, phase := range []ir.Phase{ir.Forward, ir.Backward, ir.Update} {
-		if trunk && phase == ir.Update {
-			break
-		}
 		w.collect(of.progs[kept].Stages[0].Bodies[phase].Instrs, phase, trunk)
 	}
 	return w
@@ -196,15 +200,22 @@ func (w *work) collect(instrs []codegen.Instr, phase ir.Phase, trunk bool) {
 		follows, shared := w.shares(n)
 		switch {
 		case n.Op == ir.OpAddN && phase == ir.Update: // may have other operands in another stage
-		case trunk && !follows:
-		case shared && !trunk:
+		case trunk && (phase == ir.Update || !follows):
+			if x.part == inBlock && n.Op.Class() == ir.Compute {
+				w.rest = append(w.rest, x)
+			}
+		case trunk:
+			alone := *in
+			alone.Accum = make([]codegen.Accum, len(in.Accum)) // gradients may be added up elsewhere
+			if x.part == inBlock && len(in.Accum) > 0 {
+				x.bare = &alone
+				w.rest = append(w.rest, x)
+			}
+			x.Instr, x.bare = &alone, nil
+			w.instrs = append(w.instrs, x)
+		case shared:
 			w.shared = append(w.shared, x)
 		default:
-			if trunk {
-				alone := *in
-				alone.Accum = make([]codegen.Accum, len(in.Accum)) // gradients may be added up elsewhere
-				x.Instr = &alone
-			}
 			w.instrs = append(w.instrs, x)
 		}
 	}
@@ -224,6 +235,7 @@ func (w *work) shares(n *ir.Node) (follows, shared bool) {
 	}
 	for _, a := range n.Args {
 		over(a)
+		follows = follows || a.Spec[mb].Kind == ir.Shard
 	}
 	for _, r := range n.Results {
 		over(r)
@@ -428,7 +440,8 @@ func (s *searcher) least(o outline, first, last *workTimes, m int, schedule part
 		if recomputed == never {
 			return never
 		}
-		return passes*recomputed + all(beforeBlocks, 1) + all(inBlock, blocks) + all(afterBlocks, 1) + update(blocks) + last[beforeBlocks].update
+		inOrder := passes*recomputed + all(beforeBlocks, 1) + all(inBlock, blocks) + all(afterBlocks, 1) + update(blocks) + last[beforeBlocks].update
+		return max(inOrder, cost.Picoseconds(blocks)*(cost.Picoseconds(m-1)*first[inBlock].beside+last[inBlock].beside))
 	}
 	ahead := max(first[inBlock].ahead, last[inBlock].ahead) + max(first[afterBlocks].ahead, last[afterBlocks].ahead)
 	if o.chunks > 1 {

@@ -124,5 +124,6 @@ func (t *workTimes) fastest(u *workTimes) {
 		t[i].all, t[i].forward = min(t[i].all, u[i].all), min(t[i].forward, u[i].forward)
 		t[i].way, t[i].ahead = min(t[i].way, u[i].way), max(t[i].ahead, u[i].ahead)
 		t[i].weight, t[i].update = min(t[i].weight, u[i].weight), min(t[i].update, u[i].update)
+		t[i].beside = min(t[i].beside, u[i].beside)
 	}
 }

@@ -25,12 +25,16 @@ type shelf struct {
 	shared                    []shared
 }
 
-// shared is a weight or a state of the optimizer that data-parallel ranks all have.
+// shared is a weight, its gradient or a state of the optimizer, which data-parallel ranks
+// all have.
 type shared struct {
-	value *ir.Value
-	bytes int64
-	state bool
-	read  [ir.NumPhases]bool // of a weight, by the passes that read it when nothing is recomputed
+	value           *ir.Value
+	bytes           int64
+	state, gradient bool
+	read            [ir.NumPhases]bool // of a weight, by the passes that read it when nothing is recomputed
+	// wide is set of a gradient that is cast to be added up: reduced in every micro-batch,
+	// it is waited for (see codegen's overlap).
+	wide bool
 }
 
 // persist returns the bytes that last under a way to shard, over so many ranks.
@@ -106,61 +110,70 @@ func (w *work) shelfOf(size, batch int) *shelf {
 			sum = &b.gradients
 		}
 		*sum += sizes[x.kind]
-		if n.Op == ir.OpParam {
-			bytes := mesh.LocalElems(x.Value.Type.Shape, x.Value.Spec, ir.Coord{}) * x.Value.Type.DType.Size()
-			v := shared{value: x.Value, bytes: bytes, state: attr.State}
+		v := shared{value: x.Value, state: attr.State, gradient: sum == &b.gradients}
+		switch {
+		case n.Op == ir.OpParam:
 			for _, reader := range w.of.progs[kept].Graph.Nodes {
 				if slices.Contains(reader.Args, x.Value) {
 					v.read[reader.Phase] = true
 				}
 			}
-			b.shared = append(b.shared, v)
+		case v.gradient:
+			if n.Op == ir.OpAccumulate {
+				n = n.Args[0].Def
+			}
+			if v.wide = n.Op == ir.OpCast; v.wide {
+				v.value = n.Args[0]
+			}
+		default:
+			continue
 		}
+		v.bytes = mesh.LocalElems(v.value.Type.Shape, v.value.Spec, ir.Coord{}) * v.value.Type.DType.Size()
+		b.shared = append(b.shared, v)
 	}
 	w.shelves[size] = b
 	return b
 }
 
-// moved bounds from below what data-parallel ranks communicate and what is copied between
-// device and host for a block, in order. The gradients of a step are summed once, or from
-// ZeRO stage 2 on in every micro-batch; what then lies on several ranks is gathered: the
-// new weights, or those of stage 3 in every pass.
+// moved bounds from below what an outline does for a block besides the trunk, in order
+// but for what is beside: what data-parallel ranks communicate, what is copied between
+// device and host, and work on gradients and weights. The gradients of a step are summed
+// once, or from ZeRO stage 2 on in every micro-batch; what then lies on several ranks is
+// gathered: the new weights, or those of stage 3 in every pass.
 func (s *searcher) moved(o outline) *workTimes {
 	way := s.order(o)
 	if way.moved[o.sharding] != nil {
 		return way.moved[o.sharding]
 	}
-	t := &workTimes{}
-	each := &t[inBlock]
+	trunk := s.trunk(o)
 	replicas := o.dp * (s.opts.RuntimeNGPUs / o.plan)
 	ranks := cmp.Or(o.group, replicas)
-	for _, v := range s.trunk(o).shelfOf(1, s.batch).shared {
+	t := trunk.apart(o.zero, ranks)
+	each := &t[inBlock]
+	var gathered [ir.NumPhases]int64 // bytes, beside
+	for _, v := range trunk.shelfOf(1, s.batch).shared {
 		cut := o.zero > 0 && partition.ReplicaDim(ranks, v.value.Spec, v.value.Type.Shape) >= 0
-		if v.state {
-			part := v.bytes
-			if cut {
-				part /= int64(ranks)
-			}
-			if o.offload.Moves() {
-				each.update += 2 * way.hostCopy(part) // there and back
-			}
-			continue
+		part := v.bytes
+		if cut {
+			part /= int64(ranks)
 		}
-		if o.overlap || replicas == 1 {
-			continue
-		}
-		reduce, gather := way.collective(ir.OpReduceScatter, v.bytes), way.collective(ir.OpAllGather, v.bytes)
 		switch {
-		case o.zero == 0:
-			each.update += way.collective(ir.OpAllReduce, v.bytes)
-		case !cut:
-		case o.zero == 1:
-			each.update += reduce + gather
-		case o.zero == 2:
-			each.update += gather
+		case v.state && o.offload.Moves():
+			each.update += 2 * way.hostCopy(part) // there and back
+		case v.state || replicas == 1:
+		case v.gradient && cut && o.zero >= 2 && (v.wide || !o.overlap):
+			reduce := way.collective(ir.OpReduceScatter, v.bytes)
 			each.all += reduce
 			each.weight += reduce
-		case o.zero == 3:
+		case v.gradient:
+		case cut && o.zero == 3 && o.overlap:
+			for pass := range gathered {
+				if v.read[pass] {
+					gathered[pass] += v.bytes
+				}
+			}
+		case cut && o.zero == 3:
+			gather := way.collective(ir.OpAllGather, v.bytes)
 			if v.read[ir.Forward] {
 				each.forward += gather
 				each.way += gather
@@ -169,11 +182,69 @@ func (s *searcher) moved(o outline) *workTimes {
 			if v.read[ir.Backward] {
 				each.all += gather
 			}
-			each.all += reduce
-			each.weight += reduce
+		case o.overlap:
+		case o.zero == 0:
+			each.update += way.collective(ir.OpAllReduce, v.bytes)
+		case cut && o.zero == 1:
+			each.update += way.collective(ir.OpReduceScatter, v.bytes) + way.collective(ir.OpAllGather, v.bytes)
+		case cut && o.zero == 2:
+			each.update += way.collective(ir.OpAllGather, v.bytes)
+		}
+		if o.offload == partition.OffloadParams && !v.state && !v.gradient {
+			copied := way.hostCopy(part)
+			for _, pass := range []ir.Phase{ir.Forward, ir.Backward} {
+				if v.read[pass] {
+					each.all += copied
+				}
+			}
+			if v.read[ir.Forward] {
+				each.forward += copied
+				each.way += copied
+			}
+		}
+	}
+	for _, pass := range []ir.Phase{ir.Forward, ir.Backward} { // what is gathered together is one collective
+		if gathered[pass] > 0 {
+			each.beside += way.collective(ir.OpAllGather, gathered[pass])
 		}
 	}
 	way.moved[o.sharding] = t
+	return t
+}
+
+// apart bounds from below what the trunk's plan does for a block but does not have for
+// each micro-batch anew, under a ZeRO stage over so many ranks: it adds up gradients,
+// which are whole up to stage 1, and updates, a part of the weights from stage 1 on. Of
+// kernels on a part of the data none takes less than that part of the time.
+func (w *work) apart(zero, ranks int) *workTimes {
+	if w.steady == nil {
+		for _, kinds := range w.everywhere() {
+			t := &workTimes{}
+			price := w.on(kinds)[0]
+			for i := range w.rest {
+				in := &w.rest[i]
+				time, _ := price.Instr(in.Instr, w.mesh, ir.Coord{})
+				if in.bare != nil {
+					less, _ := price.Instr(in.bare, w.mesh, ir.Coord{})
+					time = max(0, time-less)
+				}
+				t.add(in, time)
+			}
+			if w.steady == nil {
+				w.steady = t
+			}
+			w.steady.fastest(t)
+		}
+	}
+	t := &workTimes{}
+	*t = *w.steady
+	block := &t[inBlock]
+	if zero >= 1 {
+		block.update /= cost.Picoseconds(ranks)
+	}
+	if zero >= 2 {
+		t[inBlock] = partTimes{update: block.update}
+	}
 	return t
 }
 
@@ -306,7 +377,7 @@ func (s *searcher) rooms(o outline, m int, schedule partition.Schedule) [][]code
 
 // position bounds the step of a pipeline from below, by the blocks at one position.
 type position struct {
-	chains  [3]chain
+	chains  [4]chain
 	flights int // micro-batches
 }
 
@@ -390,7 +461,7 @@ func fill(positions []position, blocks int, more *again, from cost.Picoseconds) 
 // Two chains of events lead through all positions (see bounds): micro-batch 0 goes
 // forward through all of them and back to one, which then does what it has left; and
 // either updates, or its last backward pass goes on to the first position. The third
-// is all that the position does.
+// is all that the position does in order, the fourth what its communication stream does.
 func (s *searcher) positions(o outline, times positionTimes, m int, schedule partition.Schedule, memory bool) []position {
 	blocks := s.graphs.blocks
 	split := schedule == partition.ZeroBubble
@@ -450,7 +521,7 @@ func (s *searcher) positions(o outline, times positionTimes, m int, schedule par
 		case at == o.pp-1:
 			parts = append(parts, afterBlocks)
 		}
-		through, update, busy := &p.chains[0], &p.chains[1], &p.chains[2]
+		through, update, busy, beside := &p.chains[0], &p.chains[1], &p.chains[2], &p.chains[3]
 		through.fixed, update.fixed = start+cost.Picoseconds(blocks)*each, start
 		for _, part = range parts {
 			add := func(c *chain, t cost.Picoseconds) {
@@ -463,6 +534,7 @@ func (s *searcher) positions(o outline, times positionTimes, m int, schedule par
 			add(through, left(part))
 			add(update, left(part))
 			add(busy, m1*first[part].all+last[part].all)
+			add(beside, m1*first[part].beside+last[part].beside)
 			if split { // gradients of weights before the last backward pass, and of all
 				add(through, cost.Picoseconds(max(0, m-1-at))*first[part].weight)
 				add(update, m1*first[part].weight+last[part].weight)
