@@ -322,19 +322,34 @@ func (s *searcher) split(o outline, size int) (m, last int) {
 	return m, local - (m-1)*size
 }
 
+// trunkKey is what a trunk follows from.
+type trunkKey struct {
+	cp, tp, order int
+	sequence      bool
+}
+
 // trunk returns the work that outlines with the same tensor and context parallelism
 // all do, nil where they have no programs.
 func (s *searcher) trunk(o outline) *work {
-	plan, err := s.template(outline{degrees: degrees{plan: o.cp * o.tp, dp: 1, cp: o.cp, tp: o.tp, pp: 1}, sharding: sharding{sequence: o.sequence}})
-	if err != nil {
-		return nil
+	key := trunkKey{o.cp, o.tp, o.order, o.sequence}
+	w, known := s.trunks[key]
+	if !known {
+		if of, err := s.trunkOf(o, 1); err == nil {
+			w = s.work(of, o, true)
+		}
+		s.trunks[key] = w
 	}
-	plan.RuntimeNGPUs, plan.MicroBatch, plan.Schedule = plan.PlanNGPUs, s.batch, partition.OneFOneB
-	of, err := s.find(&plan)
+	return w
+}
+
+// trunkOf returns the blueprint of a trunk in so many stages.
+func (s *searcher) trunkOf(o outline, stages int) (*blueprint, error) {
+	plan, err := s.template(outline{degrees: degrees{plan: o.cp * o.tp * stages, dp: 1, cp: o.cp, tp: o.tp, pp: stages}, sharding: sharding{sequence: o.sequence}})
 	if err != nil {
-		return nil
+		return nil, err
 	}
-	return s.work(of, o, true)
+	plan.RuntimeNGPUs = plan.PlanNGPUs
+	return s.find(&plan)
 }
 
 // floor bounds the plans of an outline with micro-batches of a size from below, of a
@@ -343,10 +358,7 @@ func (s *searcher) floor(o outline, trunk *work, size int, schedule partition.Sc
 	if trunk == nil {
 		return 0
 	}
-	m, last := s.split(o, size)
-	return s.leastOn(o, m, schedule, nil, false, func(kinds cost.Kinds) (*workTimes, *workTimes) {
-		return trunk.at(size, s.batch, kinds), trunk.at(last, s.batch, kinds)
-	})
+	return s.leastOn(o, size, schedule, nil, false, func(size int, kinds cost.Kinds) *workTimes { return trunk.at(size, s.batch, kinds) })
 }
 
 // flowing bounds the same plans by the way of micro-batches through the trunk, with the
@@ -356,11 +368,8 @@ func (s *searcher) flowing(o outline, size int, schedule partition.Schedule, mor
 	if trunk == nil {
 		return 0
 	}
-	m, last := s.split(o, size)
 	moved := s.moved(o)
-	return s.leastOn(o, m, schedule, more, true, func(kinds cost.Kinds) (*workTimes, *workTimes) {
-		return trunk.at(size, s.batch, kinds).plus(moved), trunk.at(last, s.batch, kinds).plus(moved)
-	})
+	return s.leastOn(o, size, schedule, more, true, func(size int, kinds cost.Kinds) *workTimes { return trunk.at(size, s.batch, kinds).plus(moved) })
 }
 
 // refined bounds the same plans by the way through all that the stages do in order. It
@@ -378,21 +387,46 @@ func (s *searcher) refined(p *pending, size int, schedule partition.Schedule, mo
 		p.work = s.work(inner, p.outline, false)
 		p.shared = p.work.sharedTimes(&plan, cost.NewProgram(s.cluster, &plan, plan.Mesh(s.batch)), s.batch)
 	}
-	m, last := s.split(p.outline, size)
-	return s.leastOn(p.outline, m, schedule, more, true, func(kinds cost.Kinds) (*workTimes, *workTimes) {
-		shared := p.shared[kinds]
-		return p.work.at(size, s.batch, kinds).plus(shared), p.work.at(last, s.batch, kinds).plus(shared)
+	return s.leastOn(p.outline, size, schedule, more, true, func(size int, kinds cost.Kinds) *workTimes {
+		return p.work.at(size, s.batch, kinds).plus(p.shared[kinds])
 	}), nil
 }
 
+// passage is the whole micro-batches and the last one of an outline on their way
+// through its positions.
+type passage struct {
+	outline
+	schedule    partition.Schedule
+	m           int // micro-batches
+	more        *again
+	first, last *workTimes                            // at least, at every position
+	at          func(at int) (first, last *workTimes) // at a position
+	sent        [2][]partTimes                        // by position, of whole ones and the last
+}
+
 // flow is the larger of the bounds by what positions do and by chains of events through
-// all of them. The times at each position are at least the given ones.
-func (s *searcher) flow(o outline, first, last *workTimes, at positionTimes, m int, schedule partition.Schedule, more *again) cost.Picoseconds {
-	bound := s.least(o, first, last, m, schedule, more)
-	if o.pp > 1 && o.chunks <= 1 {
-		bound = fill(s.positions(o, at, m, schedule, more != nil), s.graphs.blocks, more, bound)
+// all of them.
+func (s *searcher) flow(p *passage) cost.Picoseconds {
+	bound := s.least(p)
+	if p.pp > 1 && p.chunks <= 1 {
+		bound = fill(s.positions(p), s.graphs.blocks, p.more, bound)
 	}
-	return s.busy(o, m, schedule, bound)
+	return s.busy(p.outline, p.m, p.schedule, bound)
+}
+
+// alone is the way of the first micro-batch through all positions and back.
+func (s *searcher) alone(p *passage) cost.Picoseconds {
+	way := func(t *partTimes) cost.Picoseconds {
+		if p.schedule == partition.ZeroBubble { // gradients of weights are left to do
+			return t.all - t.weight
+		}
+		return t.way
+	}
+	time := way(&p.first[beforeBlocks]) + cost.Picoseconds(s.graphs.blocks)*way(&p.first[inBlock]) + way(&p.first[afterBlocks])
+	for at := range p.sent[whole] {
+		time += way(&p.sent[whole][at])
+	}
+	return time
 }
 
 // busy is a bound where ranks that wait leave their cores to others.
@@ -411,7 +445,8 @@ func (s *searcher) busy(o outline, m int, schedule partition.Schedule, t cost.Pi
 // before and of all micro-batches through position i (PLANNING.md 2.7). How many
 // blocks lie before is open; all lie on that way for the last position, and some
 // position has its even share.
-func (s *searcher) least(o outline, first, last *workTimes, m int, schedule partition.Schedule, more *again) cost.Picoseconds {
+func (s *searcher) least(p *passage) cost.Picoseconds {
+	o, first, last, m, schedule, more := p.outline, p.first, p.last, p.m, p.schedule, p.more
 	blocks := s.graphs.blocks
 	// all is every micro-batch through a part of the model, way one there and back.
 	all := func(part, n int) cost.Picoseconds {
@@ -444,8 +479,9 @@ func (s *searcher) least(o outline, first, last *workTimes, m int, schedule part
 		return max(inOrder, cost.Picoseconds(blocks)*(cost.Picoseconds(m-1)*first[inBlock].beside+last[inBlock].beside))
 	}
 	ahead := max(first[inBlock].ahead, last[inBlock].ahead) + max(first[afterBlocks].ahead, last[afterBlocks].ahead)
+	bound := s.alone(p) - cost.Picoseconds(o.stages())*ahead
 	if o.chunks > 1 {
-		bound, before := cost.Picoseconds(0), 0
+		before := 0
 		cut := evenCut(blocks, o.stages(), func(int) extent { return kept })
 		for at := range o.pp {
 			mine, flights := 0, 0
@@ -461,6 +497,9 @@ func (s *searcher) least(o outline, first, last *workTimes, m int, schedule part
 				return never
 			}
 			time := passes*recomputed + all(inBlock, mine) + way(inBlock, before) - cost.Picoseconds(at+1)*ahead + update(mine)
+			if p.sent[whole] != nil {
+				time += cost.Picoseconds(m-1)*p.sent[whole][at].all + p.sent[rest][at].all
+			}
 			switch at {
 			case 0:
 				time += all(beforeBlocks, 1)
@@ -473,7 +512,7 @@ func (s *searcher) least(o outline, first, last *workTimes, m int, schedule part
 		return bound
 	}
 	share := (blocks + o.pp - 1) / o.pp
-	bound := max(all(inBlock, share)+update(share), all(beforeBlocks, 1)+all(inBlock, 1)+update(1))
+	bound = max(bound, all(inBlock, share)+update(share), all(beforeBlocks, 1)+all(inBlock, 1)+update(1))
 	late := cost.Picoseconds(o.pp)*ahead - update(1)
 	bound = max(bound, way(beforeBlocks, 1)+way(inBlock, blocks-1)+all(inBlock, 1)+all(afterBlocks, 1)-late)
 	// With blocks that can be divided, positions that all end at once have ever fewer

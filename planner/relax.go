@@ -462,90 +462,95 @@ func fill(positions []position, blocks int, more *again, from cost.Picoseconds) 
 // forward through all of them and back to one, which then does what it has left; and
 // either updates, or its last backward pass goes on to the first position. The third
 // is all that the position does in order, the fourth what its communication stream does.
-func (s *searcher) positions(o outline, times positionTimes, m int, schedule partition.Schedule, memory bool) []position {
-	blocks := s.graphs.blocks
-	split := schedule == partition.ZeroBubble
-	// back is a backward pass through a part, up to what the position before waits for.
-	back := func(of *workTimes, part int) cost.Picoseconds {
+func (s *searcher) positions(p *passage) []position {
+	blocks, m := cost.Picoseconds(s.graphs.blocks), p.m
+	split := p.schedule == partition.ZeroBubble
+	// back is a backward pass, up to what the position before waits for.
+	back := func(of *partTimes) cost.Picoseconds {
 		if split {
-			return of[part].all - of[part].forward - of[part].weight
+			return of.all - of.forward - of.weight
 		}
-		return of[part].way - of[part].forward
+		return of.way - of.forward
 	}
-	forward := func(first, last *workTimes, part int) cost.Picoseconds {
-		if schedule == partition.GPipe { // the last of them goes on
-			return min(first[part].forward, last[part].forward)
+	forward := func(first, last *partTimes) cost.Picoseconds {
+		if p.schedule == partition.GPipe { // the last of them goes on
+			return min(first.forward, last.forward)
 		}
-		return first[part].forward
+		return first.forward
 	}
 	// A block may be at any position, and takes no less than at the fastest.
-	first, last := times(0)
-	start, block, each, update0 := forward(first, last, beforeBlocks), never, never, last[inBlock].update
-	for at := range o.pp {
-		first, last = times(at)
-		block, each = min(block, forward(first, last, inBlock)), min(each, back(first, inBlock), back(last, inBlock))
+	first, last := p.at(0)
+	start, block, update0 := forward(&first[beforeBlocks], &last[beforeBlocks]), never, last[inBlock].update
+	each := [2]cost.Picoseconds{never, never} // backward, of the first micro-batch and the last
+	sentBack := cost.Picoseconds(0)           // by the positions after
+	for at := range p.pp {
+		first, last = p.at(at)
+		block = min(block, forward(&first[inBlock], &last[inBlock]))
+		each = [2]cost.Picoseconds{min(each[whole], back(&first[inBlock])), min(each[rest], back(&last[inBlock]))}
 		start -= max(first[inBlock].ahead, last[inBlock].ahead) + max(first[afterBlocks].ahead, last[afterBlocks].ahead)
+		start += forward(&p.sent[whole][at], &p.sent[rest][at])
+		sentBack += back(&p.sent[whole][at])
 	}
-	start += cost.Picoseconds(blocks)*block + forward(first, last, afterBlocks) + min(back(first, afterBlocks), back(last, afterBlocks))
+	each[rest] = min(each[whole], each[rest])
+	start += blocks*block + forward(&first[afterBlocks], &last[afterBlocks]) + min(back(&first[afterBlocks]), back(&last[afterBlocks])) + sentBack
 	m1, m2 := cost.Picoseconds(max(0, m-1)), cost.Picoseconds(max(0, m-2))
-	all := make([]position, o.pp)
+	all := make([]position, p.pp)
 	var rooms [][]codegen.Chunk
-	if memory {
-		rooms = s.rooms(o, m, schedule)
+	if p.more != nil {
+		rooms = s.rooms(p.outline, m, p.schedule)
 	}
+	sentOn := cost.Picoseconds(0) // by the positions before, of the last micro-batch
 	for at := range all {
-		p := &all[at]
-		first, last := times(at)
-		if memory {
-			p.flights = rooms[at][0].Slots
+		x := &all[at]
+		first, last := p.at(at)
+		if p.more != nil {
+			x.flights = rooms[at][0].Slots
 		}
-		late := cost.Picoseconds(m - earlyForwards(schedule, m, o.pp, at))
-		// left is what the position has left to do with a part after its first backward pass.
-		left := func(part int) (t cost.Picoseconds) {
+		late := cost.Picoseconds(m - earlyForwards(p.schedule, m, p.pp, at))
+		through, update, busy, beside := &x.chains[0], &x.chains[1], &x.chains[2], &x.chains[3]
+		// So many blocks at least, besides its own, are not before the position.
+		after := cost.Picoseconds(p.pp - 1 - at)
+		if at == 0 {
+			after = blocks
+		}
+		through.fixed, update.fixed = start+sentOn+blocks*each[rest]+after*(each[whole]-each[rest]), start+after*each[whole]
+		// does adds what the position does of a part: to what is fixed, or for every block.
+		does := func(first, last *partTimes, to func(*chain) *cost.Picoseconds) {
+			var left cost.Picoseconds // after the first backward pass
 			if m > 1 {
-				whole := first[part].all - first[part].forward
+				whole := first.all - first.forward
 				if split {
-					whole = back(first, part)
+					whole = back(first)
 				}
-				t = m2*whole + back(last, part)
+				left = m2*whole + back(last)
 			}
 			if late > 0 {
-				t += (late-1)*first[part].forward + last[part].forward
+				left += (late-1)*first.forward + last.forward
 			}
-			return t
+			*to(through) += left
+			*to(update) += left
+			*to(busy) += m1*first.all + last.all
+			*to(beside) += m1*first.beside + last.beside
+			if split { // gradients of weights before the last backward pass, and of all
+				*to(through) += cost.Picoseconds(max(0, m-1-at)) * first.weight
+				*to(update) += m1*first.weight + last.weight
+			}
 		}
-		part, parts := inBlock, []int{inBlock}
+		fixed := func(c *chain) *cost.Picoseconds { return &c.fixed }
+		does(&first[inBlock], &last[inBlock], func(c *chain) *cost.Picoseconds { return &c.block })
+		does(&p.sent[whole][at], &p.sent[rest][at], fixed)
 		switch {
 		case at == 0:
-			parts = append(parts, beforeBlocks)
-		case at == o.pp-1:
-			parts = append(parts, afterBlocks)
+			does(&first[beforeBlocks], &last[beforeBlocks], fixed)
+		case at == p.pp-1:
+			does(&first[afterBlocks], &last[afterBlocks], fixed)
 		}
-		through, update, busy, beside := &p.chains[0], &p.chains[1], &p.chains[2], &p.chains[3]
-		through.fixed, update.fixed = start+cost.Picoseconds(blocks)*each, start
-		for _, part = range parts {
-			add := func(c *chain, t cost.Picoseconds) {
-				if part == inBlock {
-					c.block += t
-				} else {
-					c.fixed += t
-				}
-			}
-			add(through, left(part))
-			add(update, left(part))
-			add(busy, m1*first[part].all+last[part].all)
-			add(beside, m1*first[part].beside+last[part].beside)
-			if split { // gradients of weights before the last backward pass, and of all
-				add(through, cost.Picoseconds(max(0, m-1-at))*first[part].weight)
-				add(update, m1*first[part].weight+last[part].weight)
-			}
+		if at > 0 {
+			through.block += each[whole] - each[rest]
+			update.block += each[whole]
 		}
-		if at == 0 {
-			update.fixed += cost.Picoseconds(blocks) * each
-		} else { // all blocks that are not before
-			update.fixed += cost.Picoseconds(o.pp-1-at) * each
-			update.block += each
-		}
+		start -= back(&p.sent[whole][at])
+		sentOn += back(&p.sent[rest][at])
 		through.fixed += update0 // of the first position
 		update.block += last[inBlock].update
 		busy.block += last[inBlock].update
@@ -555,4 +560,59 @@ func (s *searcher) positions(o outline, times positionTimes, m int, schedule par
 		}
 	}
 	return all
+}
+
+// sends returns, by position of an outline, what it takes to send a micro-batch of a size
+// on and its gradient back. Where ranks share their cores with those that wait, which may
+// be while they send, it is nothing.
+func (s *searcher) sends(o outline, size int) []partTimes {
+	way := s.order(o)
+	key := sendKey{o.sequence, size, o.chunks}
+	all, known := way.sent[key]
+	if known {
+		return all
+	}
+	all = make([]partTimes, o.pp)
+	way.sent[key] = all
+	if o.pp == 1 || s.rates.Crowded(o.pp) {
+		return all
+	}
+	of, err := s.trunkOf(o, 2)
+	if err != nil {
+		return all
+	}
+	plan := partition.Plan{
+		PlanNGPUs: o.plan, RuntimeNGPUs: s.opts.RuntimeNGPUs, DP: o.dp, CP: o.cp, TP: o.tp,
+		MicroBatch: s.batch, Stages: make([]partition.Stage, o.stages()), PoolOrder: s.cluster.Orders()[o.order],
+	}
+	if o.chunks > 1 {
+		plan.Interleave = o.chunks
+	}
+	mesh := s.trunk(o).meshOf(size, s.batch)
+	price := cost.NewProgram(s.cluster, &plan, mesh)
+	for _, n := range of.prog(kept).Graph.Nodes {
+		if n.Op != ir.OpSend || n.Phase == ir.Update {
+			continue
+		}
+		for stage := range plan.Stages {
+			to := stage + n.Attr.(ir.P2PAttr).Stage - n.Stage
+			if to < 0 || to == len(plan.Stages) {
+				continue
+			}
+			time := price.Send(n, mesh, ir.Coord{}, stage, to)
+			t := &all[stage%o.pp]
+			t.all += time
+			t.way += time
+			if n.Phase == ir.Forward {
+				t.forward += time
+			}
+		}
+	}
+	return all
+}
+
+// sendKey is what sends follow from beside degrees.
+type sendKey struct {
+	sequence     bool
+	size, chunks int
 }
