@@ -126,8 +126,8 @@ func TestParity(t *testing.T) {
 	one := trainBatch(t, parityPlan(1, 1, 1, parityBatch, partition.GPipe, false), parityBatch, *paritySteps)
 	require.Less(t, one.loss[len(one.loss)-1], one.loss[0]-0.05, "it learns")
 	if testing.Verbose() {
-		fmt.Println("| ranks | dp | cp | tp | pp | sp | zero | group | micro-batch | schedule | recompute | overlap | offload | max abs Δloss | max rel Δ‖grad‖ |")
-		fmt.Println("|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|")
+		fmt.Println("| ranks | dp | cp | tp | pp | sp | zero | group | micro-batch | schedule | recompute | overlap | offload | rank order | max abs Δloss | max rel Δ‖grad‖ |")
+		fmt.Println("|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|")
 	}
 	plans := allParityPlans()
 	if !*parityAll {
@@ -140,8 +140,8 @@ func TestParity(t *testing.T) {
 		got := stepsOf(t, prog, exec, parityBatch, *paritySteps)
 		require.NoError(t, exec.Close())
 		dLoss, dNorm := differences(one, got)
-		row := fmt.Sprintf("| %d | %d | %d | %d | %d | %v | %d | %d | %d | %s | %s | %v | %s | %.1e | %.1e |", p.RuntimeNGPUs, p.DP, p.ContextParallel(), p.TP, p.PP(),
-			p.SequenceParallel, p.ZeRO, p.ShardGroup(), p.MicroBatch, p.ScheduleText(), c.recompute, p.Overlap, p.Offload, dLoss, dNorm)
+		row := fmt.Sprintf("| %d | %d | %d | %d | %d | %v | %d | %d | %d | %s | %s | %v | %s | %s | %.1e | %.1e |", p.RuntimeNGPUs, p.DP, p.ContextParallel(), p.TP, p.PP(),
+			p.SequenceParallel, p.ZeRO, p.ShardGroup(), p.MicroBatch, p.ScheduleText(), c.recompute, p.Overlap, p.Offload, p.RankOrderText(), dLoss, dNorm)
 		if testing.Verbose() {
 			fmt.Println(row)
 		}
@@ -203,7 +203,7 @@ func sampleOf(t testing.TB, plans []parityCase, n int) []parityCase {
 // parityPlans lists every legal combination of n ranks: each factoring into dp x
 // cp x tp x pp, with and without sequence parallelism, at every ZeRO stage, under
 // every schedule and kind of recomputation. Sizes of micro-batches, ZeRO groups,
-// overlap and offload take turns.
+// overlap, offload and orders of ranks take turns.
 func parityPlans(n int) []parityCase {
 	var cases []parityCase
 	for dp := 1; dp <= n; dp++ {
@@ -241,6 +241,7 @@ func takeTurns(p *partition.Plan, n int) {
 	if dp := p.DataParallel(); p.ZeRO > 0 && dp > 2 && dp%2 == 0 && n/2%2 == 1 {
 		p.ZeROGroup = 2
 	}
+	p.RankOrder = []string{"", "dp-tp-cp-pp", "pp-cp-dp-tp", "cp-pp-tp-dp"}[n/5%4]
 	switch n % 5 {
 	case 1:
 		p.Offload = partition.OffloadOptimizer

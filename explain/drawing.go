@@ -133,6 +133,9 @@ func meshNote(p *partition.Plan, units, rows, stages, nodes int) string {
 	} else {
 		note += fmt.Sprintf("; across: tp %d", p.TP)
 	}
+	if p.RankOrder != "" {
+		note += "; ranks in order " + p.RankOrderText()
+	}
 	if nodes > 1 {
 		note += "; every other node is outlined"
 	}

@@ -76,6 +76,9 @@ func planText(p *partition.Plan) string {
 		text += fmt.Sprintf(" x %d units", p.Units())
 	}
 	text += fmt.Sprintf(", micro-batch %d, %s", p.MicroBatch, p.ScheduleText()) + shardedText(p)
+	if p.RankOrder != "" {
+		text += ", ranks in order " + p.RankOrderText()
+	}
 	if len(p.PoolOrder) > 0 {
 		text += fmt.Sprintf(", pools in order %d", p.PoolOrder)
 	}

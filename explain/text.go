@@ -57,6 +57,9 @@ func (r *Report) header(out io.Writer) {
 	}
 	fmt.Fprintf(out, "%s of up to %s, %s schedule%s\n", count(r.MicroBatches, "micro-batch"), count(r.MicroBatch, "sequence"), r.prog.Plan.ScheduleText(), shardedText(r.prog.Plan))
 	fmt.Fprintf(out, "every stage is a %s; what is not split over dp is the same on all data-parallel ranks\n", r.Mesh)
+	if p := r.prog.Plan; p.RankOrder != "" {
+		fmt.Fprintf(out, "ranks of a unit are numbered in order %s, innermost first\n", p.RankOrderText())
+	}
 	if r.cfg.Train.Reproducible {
 		fmt.Fprintf(out, "reproducible: %s\n", ReproducibleText(r.prog.Plan))
 	}

@@ -6,7 +6,7 @@ import "slices"
 
 // mutants lists all planted bugs, by where they are planted.
 func mutants() []mutant {
-	return slices.Concat(inTheModel(), inLlama(), inThePartition(), inTheRuntime(), inTheKernels(), inTheLoop(), inThePrecision(), inTheReproducible(), inTheStreams(), inContext(), inTheMemory(), inTheAnswers(), inGroupedHeads(), inTheCluster(), inTheCompiler(), inTheFinals(), inTheFootprint(), inTheCertificate(), inThePrograms(), inThePools(), inTheBounds(), inTheDeviceCode(), inTheDevice())
+	return slices.Concat(inTheModel(), inLlama(), inThePartition(), inTheRuntime(), inTheKernels(), inTheLoop(), inThePrecision(), inTheReproducible(), inTheStreams(), inContext(), inTheMemory(), inTheAnswers(), inGroupedHeads(), inTheCluster(), inTheCompiler(), inTheFinals(), inTheFootprint(), inTheCertificate(), inThePrograms(), inThePools(), inRankOrders(), inTheBounds(), inTheDeviceCode(), inTheDevice())
 }
 
 // inTheModel has the bugs of the graph that all ranks share: trace, autodiff,

@@ -292,6 +292,10 @@ func TestPlansRefused(t *testing.T) {
 			p.Schedule, p.Interleave = partition.Interleaved, 2
 			p.Stages = []partition.Stage{{First: 0, Last: 1}, {First: 1, Last: 2}}
 		}, "stages: are 2, interleave 2 needs a multiple of it and at least 4: 4 would do"},
+		"rank order": {func(p *partition.Plan) { p.RankOrder = "tp-xp" }, `rank_order: is "tp-xp", and "xp" is no axis of a unit; want tp, cp, dp and pp`},
+		"axis twice": {func(p *partition.Plan) { p.RankOrder = "tp-dp-tp" }, `rank_order: is "tp-dp-tp", which names tp twice`},
+		"axis left out": {func(p *partition.Plan) { p.RankOrder = "pp-tp" },
+			`rank_order: is "pp-tp", which leaves out dp 2; of 4 ranks in a unit each has to lie somewhere: pp-tp-dp would do`},
 		"blocks":    {func(p *partition.Plan) { p.Stages[0].Last = 1 }, "stages: cover 1 blocks, the model has 2"},
 		"recompute": {func(p *partition.Plan) { p.Stages[0].Recompute = 3 }, "stages[0].recompute: is 3 of 2 blocks"},
 		"zero":      {func(p *partition.Plan) { p.ZeRO = 4 }, "zero: is 4, want 0 to 3"},

@@ -103,7 +103,7 @@ func TestCertificateOptions(t *testing.T) {
 		{}, {PlanNGPUs: 4}, {CP: 2}, {TP: 2}, {PP: 2}, {DP: 2}, {MicroBatch: 2}, {Schedule: partition.GPipe}, {Schedule: partition.ZeroBubble},
 		{Schedule: partition.Interleaved}, {Interleave: 2}, {Interleave: 1}, {Recompute: RecomputeFull}, {Recompute: RecomputeSelective}, {Recompute: RecomputeNone},
 		{Policy: DP}, {Policy: FSDP}, {Policy: Megatron}, {Policy: Megatron, Interleave: 2}, {ZeRO: stage(0)}, {ZeRO: stage(2)}, {ZeROGroup: 2}, {ZeRO: stage(3), ZeROGroup: 4},
-		{SequenceParallel: "on"}, {SequenceParallel: "off"}, {Overlap: "on"}, {Overlap: "off"}, {Offload: "optimizer"}, {Offload: "params"},
+		{SequenceParallel: "on"}, {SequenceParallel: "off"}, {Overlap: "on"}, {Overlap: "off"}, {Offload: "optimizer"}, {Offload: "params"}, {RankOrder: "dp-tp-cp-pp"}, {RankOrder: "pp-dp-cp-tp", PlanNGPUs: 4},
 		{Pins: []partition.Placement{{Match: `wte\.weight`, Spec: "[_,_]"}}},
 	} {
 		r := rand.New(rand.NewPCG(seed, uint64(k)))
@@ -120,10 +120,13 @@ func TestCertificateOptions(t *testing.T) {
 }
 
 // ways tells how what a region communicates goes through the network.
-func (r *Region) ways(p *proven) string {
+func (r *Region) ways(p *proven) string { return r.waysIn(p, "") }
+
+// waysIn is ways in an order of the ranks.
+func (r *Region) waysIn(p *proven, ranks string) string {
 	plan := partition.Plan{
 		PlanNGPUs: r.plan, RuntimeNGPUs: p.cert.Plan.RuntimeNGPUs, DP: r.dp, CP: r.cp, TP: r.tp, ZeRO: r.zero, ZeROGroup: r.group,
-		MicroBatch: p.batch, Stages: make([]partition.Stage, r.pp),
+		MicroBatch: p.batch, Stages: make([]partition.Stage, r.pp), RankOrder: ranks,
 	}
 	return cost.NewProgram(p.cluster, &plan, plan.Mesh(p.batch)).Ways()
 }
@@ -169,8 +172,30 @@ func TestTamperedCertificates(t *testing.T) {
 		{"trunk bound raised", "the certificate says", raised(byTrunk)},
 		{"stages bound raised", "the certificate says", raised(byStages)},
 		{"cuts bound raised", "the certificate says", raised(byCuts)},
+		{"order bound raised", "the certificate says", raised(byOrder)},
+		{"order of ranks dropped", "no region has", func(_ *proven, c *Certificate) bool {
+			x := found(c, func(r *Region) bool { return len(r.ranks) > 1 && c.Plan.RankOrder == "" })
+			if x != nil {
+				x.ranks = x.ranks[1:]
+			}
+			return x != nil
+		}},
+		{"order of ranks added", "the space has no", func(_ *proven, c *Certificate) bool {
+			x := found(c, func(r *Region) bool { return r.pp == 1 })
+			x.ranks = append(x.ranks, "tp-pp")
+			return true
+		}},
+		{"alike to another order", "ways through the network", func(p *proven, c *Certificate) bool {
+			x := found(c, func(r *Region) bool {
+				return r.reason != byTwin && r.reason != refused && r.ranks[0] != "" && r.waysIn(p, r.ranks[0]) != r.waysIn(p, "")
+			})
+			if x != nil {
+				x.reason, x.unit, x.as, x.ranks = byTwin, x.plan, "", x.ranks[:1]
+			}
+			return x != nil
+		}},
 		{"bound below the winner", "of the winner", func(_ *proven, c *Certificate) bool {
-			x := found(c, of(byTrunk, byStages, byCuts))
+			x := found(c, of(byOrder, byTrunk, byStages, byCuts))
 			if x != nil {
 				x.bound = c.Step - 1
 			}
@@ -203,7 +228,7 @@ func TestTamperedCertificates(t *testing.T) {
 				y := found(c, func(y *Region) bool {
 					like := y.outline
 					like.plan, like.dp = x.plan, y.dp*x.plan/y.plan
-					return x.reason != byTwin && y.reason != byTwin && y.plan < x.plan && y.dp*x.plan%y.plan == 0 && like == x.outline && x.ways(p) != y.ways(p)
+					return x.reason != byTwin && x.ranks[0] == "" && y.ranks[0] == "" && y.reason != byTwin && y.plan < x.plan && y.dp*x.plan%y.plan == 0 && like == x.outline && x.ways(p) != y.ways(p)
 				})
 				if y != nil {
 					x.reason, x.unit = byTwin, y.plan
@@ -213,7 +238,7 @@ func TestTamperedCertificates(t *testing.T) {
 			return false
 		}},
 		{"alike to nothing", "there is no unit of", func(_ *proven, c *Certificate) bool {
-			x := found(c, func(r *Region) bool { return r.reason != byTwin && r.plan > 1 && r.dp < r.plan })
+			x := found(c, func(r *Region) bool { return r.reason != byTwin && r.plan > 1 && r.dp < r.plan && r.ranks[0] == "" })
 			if x != nil {
 				x.reason, x.unit = byTwin, x.plan
 			}
@@ -312,7 +337,7 @@ func TestMalformedCertificates(t *testing.T) {
 		{lines[0] + lines[2], `:2: is "config", want key graph`},
 		{lines[0] + "graph 7\n", ":2: graph: not a value: 7"},
 		{strings.Replace(text, `"TP":`, `"TPP":`, 1), ":5: options: not a value"},
-		{strings.Replace(text, region, "unproven"+region[strings.Index(region, " "):], 1), `:12: "unproven" is no reason, must be one of trunk stages`},
+		{strings.Replace(text, region, "unproven"+region[strings.Index(region, " "):], 1), `:12: "unproven" is no reason, must be one of order trunk stages`},
 		{strings.Replace(text, region, strings.Replace(region, " tp=", " tpp=", 1), 1), ":12: tpp: there is no such key here"},
 		{strings.Replace(text, region, strings.Replace(region, " tp=", " dp=", 1), 1), ":12: dp: there is no such key here, or twice"},
 		{strings.Replace(text, region, strings.Replace(region, " dp=", " dp=-", 1), 1), ":12: dp: \"-1\": is negative"},

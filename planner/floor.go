@@ -25,6 +25,7 @@ type work struct {
 	kinds  []cost.Kinds    // and on which pools
 	mesh   ir.Mesh         // of one data-parallel rank
 	known  map[sizeOn]*workTimes
+	usual  *work // the same in the usual order of ranks, if it is in another
 	// shelves is what a block keeps, of a trunk.
 	shelves map[int]*shelf
 	// rest is what blocks do in the plan of a trunk that is not part of it: see apart.
@@ -121,6 +122,12 @@ func (s *searcher) work(of *blueprint, o outline, trunk bool) *work {
 	if w := s.works[key]; w != nil {
 		return w
 	}
+	if lies != nil {
+		usual := o
+		usual.ranks = ""
+		s.works[key] = lies.work(s.work(of, usual, trunk))
+		return s.works[key]
+	}
 	job := of.plan
 	job.DP, job.ZeROGroup, job.TP = 1, 0, o.tp
 	if job.CP > 0 {
@@ -140,11 +147,7 @@ func (s *searcher) work(of *blueprint, o outline, trunk bool) *work {
 			a.Size = o.tp
 		}
 	}
-	if lies != nil {
-		w.prices = lies.prices(cost.NewProgram(s.cluster, &job, w.mesh), w.mesh)
-	} else {
-		w.lie(s.cluster, job)
-	}
+	w.lie(s.cluster, job)
 	s.works[key] = w
 	for _, phase := range []ir.Phase{ir.Forward, ir.Backward, ir.Update} {
 		w.collect(of.progs[kept].Stages[0].Bodies[phase].Instrs, phase, trunk)
@@ -259,7 +262,11 @@ func (w *work) at(size, batch int, kinds cost.Kinds) *workTimes {
 	if known := w.known[sizeOn{size, kinds}]; known != nil {
 		return known
 	}
-	w.known[sizeOn{size, kinds}] = w.times(w.meshOf(size, batch), kinds)
+	if w.usual != nil {
+		w.known[sizeOn{size, kinds}] = w.asUsual(size, batch)
+	} else {
+		w.known[sizeOn{size, kinds}] = w.times(w.meshOf(size, batch), kinds)
+	}
 	return w.known[sizeOn{size, kinds}]
 }
 
@@ -276,17 +283,23 @@ func (w *work) times(mesh ir.Mesh, kinds cost.Kinds) *workTimes {
 	prices := w.on(kinds)
 	t := &workTimes{}
 	for i := range w.instrs {
-		in := &w.instrs[i]
-		time, _ := prices[0].Instr(in.Instr, mesh, ir.Coord{})
-		if in.Node.Op.Class() == ir.Comm {
-			for _, price := range prices[1:] {
-				other, _ := price.Instr(in.Instr, mesh, ir.Coord{})
-				time = min(time, other)
-			}
+		in, among := &w.instrs[i], prices
+		if in.Node.Op.Class() != ir.Comm {
+			among = prices[:1]
 		}
-		t.add(in, time)
+		t.add(in, least(among, in, mesh))
 	}
 	return t
+}
+
+// least is the least time of an instruction by some prices.
+func least(prices []*cost.Program, in *workInstr, mesh ir.Mesh) cost.Picoseconds {
+	time := never
+	for _, price := range prices {
+		other, _ := price.Instr(in.Instr, mesh, ir.Coord{})
+		time = min(time, other)
+	}
+	return time
 }
 
 // sharedTimes returns the rest, of a plan: the least of all positions on the same kinds.

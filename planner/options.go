@@ -3,6 +3,7 @@ package planner
 import (
 	"fmt"
 	"regexp"
+	"strings"
 
 	"github.com/autopar/autopar/ir"
 	"github.com/autopar/autopar/partition"
@@ -109,6 +110,10 @@ func (o Options) on(c *cost.Cluster, batch int) (Options, error) {
 	if n := c.Devices(); n > 0 && o.RuntimeNGPUs > n {
 		return o, optionErrorf("runtime-ngpus", "is %d, but cluster %s has %d devices", o.RuntimeNGPUs, c.Name, n)
 	}
+	if o.RankOrder != "" && len(c.Pools) > 0 {
+		return o, optionErrorf("rank-order", "is %s, but cluster %s has %d kinds of devices: the search has %s alone on them in this version; a plan that says so runs",
+			o.RankOrder, c.Name, len(c.Pools), partition.UsualOrder)
+	}
 	if (o.Offload == "optimizer" || o.Offload == "params") && c.Host == nil {
 		return o, optionErrorf("offload", "is %s, but cluster %s says nothing of the link to host memory (its key host)", o.Offload, c.Name)
 	}
@@ -120,6 +125,14 @@ func (o Options) on(c *cost.Cluster, batch int) (Options, error) {
 func (o Options) validate(batch int) (Options, error) {
 	if err := o.validateWords(); err != nil {
 		return o, err
+	}
+	if o.RankOrder != "" {
+		if err := partition.CheckRankOrder(o.RankOrder); err != nil {
+			return o, optionErrorf("rank-order", "%v", err)
+		}
+		if strings.Count(o.RankOrder, "-") != strings.Count(partition.UsualOrder, "-") {
+			return o, optionErrorf("rank-order", "is %q, must name tp, cp, dp and pp, such as %s: an axis that is left out could have several ranks", o.RankOrder, partition.UsualOrder)
+		}
 	}
 	if o.Policy == "autodist" {
 		o.Policy = AutoDist

@@ -20,7 +20,11 @@ import (
 type reordered struct {
 	like     outline // one of them
 	outlines []outline
+	floors   []sized
 }
+
+// borrowed is the level of a floor of the usual order, before its own is known.
+const borrowed level = -1
 
 // rankOrders lists the orders beside the first that the search tries of a unit: those that
 // differ (see [degrees.differs]), and with data-parallel ranks outermost only where a smaller
@@ -88,25 +92,41 @@ func (s *searcher) rows(all []outline) {
 			if !known {
 				i = len(s.reordered)
 				at[key] = i
-				s.reordered = append(s.reordered, &reordered{like: o})
+				s.reordered = append(s.reordered, &reordered{like: o, floors: s.borrow(o)})
 			}
 			s.reordered[i].outlines = append(s.reordered[i].outlines, o)
 		}
 	}
 }
 
+// borrow returns floors of an outline to start from: those of the usual order, where groups
+// are no faster in another, or nothing.
+func (s *searcher) borrow(o outline) []sized {
+	usual := o
+	usual.ranks = ""
+	floors := slices.Clone(s.sizedOf(usual))
+	slower := s.slower(o, usual)
+	for i := range floors {
+		if floors[i].level = borrowed; !slower {
+			floors[i].floor = 0
+		}
+	}
+	return floors
+}
+
 // reorder adds the rows that may have plans of at most the given time to what is pending,
 // and reports whether there are any.
 func (s *searcher) reorder(limit cost.Picoseconds) bool {
 	var all []outline
-	within := func(x sized) bool { return x.floor <= limit }
 	s.reordered = slices.DeleteFunc(s.reordered, func(r *reordered) bool {
-		usual := r.like
-		usual.ranks = ""
-		if !slices.ContainsFunc(s.sizedOf(usual), within) && s.slower(r.like, usual) {
-			return false // nor are they
+		fast := false
+		for i := range r.floors {
+			x := &r.floors[i]
+			if x.level == borrowed && x.floor <= limit {
+				x.floor, x.level = s.floor(r.like, s.trunk(r.like), x.size, x.schedule), busyTrunk
+			}
+			fast = fast || x.floor <= limit
 		}
-		fast := slices.ContainsFunc(s.sizedOf(r.like), within)
 		if fast {
 			all = append(all, r.outlines...)
 		}
@@ -168,17 +188,31 @@ func (s *searcher) slower(o, usual outline) bool {
 	return true
 }
 
-// prices returns prices of work whose groups lie so, one for each way.
-func (l *lies) prices(price *cost.Program, mesh ir.Mesh) []*cost.Program {
-	var all []*cost.Program
+// work returns work of which only the groups lie otherwise than as usual.
+func (l *lies) work(usual *work) *work {
+	w := *usual
+	w.usual, w.known, w.prices = usual, map[sizeOn]*workTimes{}, nil
 	for i := range max(len(l[0]), len(l[1])) {
 		groups := map[int]cost.Group{}
 		for k, name := range []string{partition.AxisTP, partition.AxisCP} {
-			if axis := mesh.Axis(name); axis >= 0 {
+			if axis := w.mesh.Axis(name); axis >= 0 {
 				groups[axis] = l[k][min(i, len(l[k])-1)]
 			}
 		}
-		all = append(all, price.Grouped(groups))
+		w.prices = append(w.prices, usual.prices[0].Grouped(groups))
 	}
-	return all
+	return &w
+}
+
+// asUsual returns the times of work for a micro-batch of a size: as usual, but for what
+// is communicated.
+func (w *work) asUsual(size, batch int) *workTimes {
+	t := *w.usual.at(size, batch, 0)
+	mesh := w.meshOf(size, batch)
+	for i := range w.instrs {
+		if in := &w.instrs[i]; in.Node.Op.Class() == ir.Comm {
+			t.add(in, least(w.prices, in, mesh)-least(w.usual.prices, in, mesh))
+		}
+	}
+	return &t
 }

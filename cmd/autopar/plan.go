@@ -45,6 +45,7 @@ type fixed struct {
 	MicroBatch       *int   `group:"fix" placeholder:"N" help:"Sequences per micro-batch of one data-parallel rank."`
 	Schedule         string `group:"fix" enum:",gpipe,1f1b,interleaved,zero-bubble" default:"" placeholder:"gpipe|1f1b|interleaved|zero-bubble" help:"Order of the micro-batches in a pipeline."`
 	Interleave       *int   `group:"fix" placeholder:"N" help:"Chunks of the model per rank of a pipeline; more than 1 is the interleaved schedule."`
+	RankOrder        string `group:"fix" placeholder:"tp-cp-dp-pp" help:"Order of the axes over the ranks of a unit, innermost first."`
 	Zero             *int   `group:"fix" placeholder:"N" help:"ZeRO stage, 0 to 3: shard optimizer state (1), gradients (2) and parameters (3) over data-parallel ranks."`
 	ZeroGroup        *int   `group:"fix" placeholder:"N" help:"Data-parallel ranks that ZeRO shards over: a divisor of all of them. Groups hold copies of each other."`
 	Recompute        string `group:"fix" enum:",none,selective,full" default:"" placeholder:"none|selective|full" help:"Drop activations and compute them again: none, those of attention, or all."`
@@ -72,7 +73,8 @@ func (c *planCmd) options(cfg *config.Config) (planner.Options, error) {
 	o := planner.Options{
 		PlanNGPUs: int(p.PlanNGPUs), RuntimeNGPUs: int(p.RuntimeNGPUs), MemoryLimit: int64(p.MemoryLimit),
 		DP: deref(c.DP), TP: deref(c.TP), CP: deref(c.CP), PP: deref(c.PP), MicroBatch: int(cfg.Batch.Micro),
-		Schedule: partition.Schedule(c.Schedule), Interleave: deref(c.Interleave), ZeRO: c.Zero, ZeROGroup: deref(c.ZeroGroup),
+		RankOrder: c.RankOrder,
+		Schedule:  partition.Schedule(c.Schedule), Interleave: deref(c.Interleave), ZeRO: c.Zero, ZeROGroup: deref(c.ZeroGroup),
 		Recompute: planner.Recompute(c.Recompute), SequenceParallel: c.SequenceParallel, Overlap: c.Overlap, Offload: c.Offload,
 		Policy: planner.Policy(c.Policy), TopK: c.Top,
 	}
@@ -242,6 +244,9 @@ func printPlan(con *console, doc *planner.Document) {
 		{"schedule", p.ScheduleText()},
 		{"sharded", shardedText(p)},
 	}
+	if p.RankOrder != "" {
+		about = append(about, []string{"rank order", p.RankOrderText() + ", innermost first"})
+	}
 	if p.Overlap {
 		about = append(about, []string{"overlap", "gradients and sharded parameters travel beside the computation"})
 	}
@@ -364,6 +369,9 @@ func planWords(p *partition.Plan) string {
 	}
 	if p.Offload.Moves() {
 		words += ", offload " + p.Offload.String()
+	}
+	if p.RankOrder != "" {
+		words += ", ranks in order " + p.RankOrderText()
 	}
 	if len(p.PoolOrder) > 0 {
 		words += fmt.Sprintf(", pools in order %d", p.PoolOrder)

@@ -1,0 +1,38 @@
+//go:build mutants
+
+package mutants
+
+// inRankOrders has the bugs of how the axes of a unit lie over its ranks.
+func inRankOrders() []mutant {
+	return []mutant{{
+		bug: "ranks are found as in the usual order", how: "the inverse of another mapping",
+		file: "partition/plan.go",
+		old:  "return at(s.pp, p.PP()), (dp*cp+at(s.cp, cp))*p.TP + at(s.tp, p.TP)", new: "return at(s.pp, p.PP()), (dp*cp+at(s.tp, cp))*p.TP + at(s.cp, p.TP)",
+		pkg: "./partition", run: "^TestRankOrders$",
+	}, {
+		bug: "the devices of a stage are a run in every order", how: "senders are counted where there are none",
+		file: "planner/cost/topology.go",
+		old:  "rank = u*p.PlanNGPUs + apart[d]", new: "_ = apart[d]",
+		pkg: "./planner/cost", run: "^TestWaysOfAll$",
+	}, {
+		bug: "groups begin again as in the usual order", how: "the most spread one is missed",
+		file: "planner/cost/program.go",
+		old:  `		if m.plan.RankOrder == "" {` + "\n", new: "		if true {\n",
+		pkg: "./planner/cost", run: "^TestWaysOfAll$",
+	}, {
+		bug: "the checker's space has the usual order of ranks alone", how: "regions of others are none of it",
+		file: "planner/declared.go",
+		old:  "range d.rankOrders(cut) {", new: "range d.rankOrders(cut)[:1] {",
+		pkg: "./planner", run: "^TestCertificateOptions$",
+	}, {
+		bug: "no other order of ranks is searched", how: "the data-parallel ranks of a node may be neighbours",
+		file: "planner/search.go",
+		old:  "if len(best) > 0 && s.reorder(min(ceiling, worst())) {", new: "if false && s.reorder(min(ceiling, worst())) {",
+		pkg: "./planner", run: "^TestRankOrderSearchIsExact$",
+	}, {
+		bug: "the bound of an order of ranks is believed", how: "without computing it",
+		file: "planner/certify.go",
+		old:  "				bound = x.floor\n", new: "",
+		pkg: "./planner", run: "^TestTamperedCertificates$",
+	}}
+}
