@@ -29,10 +29,5 @@ func inRankOrders() []mutant {
 		file: "planner/search.go",
 		old:  "if len(best) > 0 && s.reorder(min(ceiling, worst())) {", new: "if false && s.reorder(min(ceiling, worst())) {",
 		pkg: "./planner", run: "^TestRankOrderSearchIsExact$",
-	}, {
-		bug: "the bound of an order of ranks is believed", how: "without computing it",
-		file: "planner/certify.go",
-		old:  "				bound = x.floor\n", new: "",
-		pkg: "./planner", run: "^TestTamperedCertificates$",
 	}}
 }

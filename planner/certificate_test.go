@@ -120,13 +120,10 @@ func TestCertificateOptions(t *testing.T) {
 }
 
 // ways tells how what a region communicates goes through the network.
-func (r *Region) ways(p *proven) string { return r.waysIn(p, "") }
-
-// waysIn is ways in an order of the ranks.
-func (r *Region) waysIn(p *proven, ranks string) string {
+func (r *Region) ways(p *proven) string {
 	plan := partition.Plan{
 		PlanNGPUs: r.plan, RuntimeNGPUs: p.cert.Plan.RuntimeNGPUs, DP: r.dp, CP: r.cp, TP: r.tp, ZeRO: r.zero, ZeROGroup: r.group,
-		MicroBatch: p.batch, Stages: make([]partition.Stage, r.pp), RankOrder: ranks,
+		MicroBatch: p.batch, Stages: make([]partition.Stage, r.pp),
 	}
 	return cost.NewProgram(p.cluster, &plan, plan.Mesh(p.batch)).Ways()
 }
@@ -172,27 +169,10 @@ func TestTamperedCertificates(t *testing.T) {
 		{"trunk bound raised", "the certificate says", raised(byTrunk)},
 		{"stages bound raised", "the certificate says", raised(byStages)},
 		{"cuts bound raised", "the certificate says", raised(byCuts)},
-		{"order bound raised", "the certificate says", raised(byOrder)},
-		{"order of ranks dropped", "no region has", func(_ *proven, c *Certificate) bool {
-			x := found(c, func(r *Region) bool { return len(r.ranks) > 1 && c.Plan.RankOrder == "" })
-			if x != nil {
-				x.ranks = x.ranks[1:]
-			}
-			return x != nil
-		}},
 		{"order of ranks added", "the space has no", func(_ *proven, c *Certificate) bool {
 			x := found(c, func(r *Region) bool { return r.pp == 1 })
 			x.ranks = append(x.ranks, "tp-pp")
 			return true
-		}},
-		{"alike to another order", "ways through the network", func(p *proven, c *Certificate) bool {
-			x := found(c, func(r *Region) bool {
-				return r.reason != byTwin && r.reason != refused && r.ranks[0] != "" && r.waysIn(p, r.ranks[0]) != r.waysIn(p, "")
-			})
-			if x != nil {
-				x.reason, x.unit, x.as, x.ranks = byTwin, x.plan, "", x.ranks[:1]
-			}
-			return x != nil
 		}},
 		{"bound below the winner", "of the winner", func(_ *proven, c *Certificate) bool {
 			x := found(c, of(byOrder, byTrunk, byStages, byCuts))

