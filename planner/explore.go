@@ -209,7 +209,7 @@ func (s *searcher) run() ([]*candidate, []*point, bool) {
 			ceiling = never - 1
 		}
 		open := s.sight(limit(), false, all, all)
-		for {
+		for done := false; !done; {
 			p := next(points)
 			switch {
 			case len(open) > 0 && open[0].floor() > limit():
@@ -227,11 +227,9 @@ func (s *searcher) run() ([]*candidate, []*point, bool) {
 					p.rest = max(p.rest, 2*ceiling-p.least)
 				}
 				take(p, x)
-			default:
+			default: // until nothing relieves what was found
 				open = s.relieve(points, limit(), best)
-			}
-			if p == nil && len(open) == 0 {
-				break // nothing relieves what was found
+				done = len(open) == 0
 			}
 		}
 		if last || len(best) > s.opts.TopK {
