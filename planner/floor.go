@@ -30,6 +30,8 @@ type work struct {
 	// rest is what blocks do in the plan of a trunk that is not part of it: see apart.
 	rest   []workInstr
 	steady *workTimes
+	// sending is what two stages of a trunk send, nil until it is asked for.
+	sending *[]*ir.Node
 }
 
 type workInstr struct {
@@ -361,6 +363,21 @@ func (s *searcher) floor(o outline, trunk *work, size int, schedule partition.Sc
 	return s.leastOn(o, size, schedule, nil, false, func(size int, kinds cost.Kinds) *workTimes { return trunk.at(size, s.batch, kinds) })
 }
 
+// common bounds the plans of all outlines of a family, as that of the same one, by the
+// way of micro-batches through the trunk and the work that all of them add to it.
+func (s *searcher) common(o outline, size int, schedule partition.Schedule) cost.Picoseconds {
+	trunk := s.trunk(o)
+	if trunk == nil {
+		return 0
+	}
+	zero := 1
+	if o.zero >= 2 {
+		zero = 2
+	}
+	apart := trunk.apart(zero, s.replicas(o))
+	return s.leastOn(o, size, schedule, nil, true, func(size int, kinds cost.Kinds) *workTimes { return trunk.at(size, s.batch, kinds).plus(apart) })
+}
+
 // flowing bounds the same plans by the way of micro-batches through the trunk, with the
 // recomputation that memory makes necessary unless that is nil.
 func (s *searcher) flowing(o outline, size int, schedule partition.Schedule, more *again) cost.Picoseconds {
@@ -482,11 +499,10 @@ func (s *searcher) least(p *passage) cost.Picoseconds {
 	bound := s.alone(p) - cost.Picoseconds(o.stages())*ahead
 	if o.chunks > 1 {
 		before := 0
-		cut := evenCut(blocks, o.stages(), func(int) extent { return kept })
 		for at := range o.pp {
 			mine, flights := 0, 0
-			for i := at; i < len(cut); i += o.pp {
-				n := cut[i].Last - cut[i].First
+			for i := at; i < o.stages(); i += o.pp {
+				n := evenShare(blocks, o.stages(), i)
 				mine += n
 				if more != nil {
 					flights += n * rooms[at][i/o.pp].Slots
@@ -507,7 +523,7 @@ func (s *searcher) least(p *passage) cost.Picoseconds {
 				time += all(afterBlocks, 1)
 			}
 			bound = max(bound, time)
-			before += cut[at].Last - cut[at].First
+			before += evenShare(blocks, o.stages(), at)
 		}
 		return bound
 	}

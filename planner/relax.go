@@ -365,14 +365,24 @@ func (s *searcher) keeps(o outline, size int, schedule partition.Schedule) int64
 
 // rooms lists the room of every position and chunk of an outline.
 func (s *searcher) rooms(o outline, m int, schedule partition.Schedule) [][]codegen.Chunk {
-	plan := partition.Plan{
-		DP: 1, TP: 1, PlanNGPUs: o.pp, RuntimeNGPUs: o.pp, Schedule: schedule, Stages: make([]partition.Stage, o.stages()), Interleave: o.chunks,
-	}
-	all := make([][]codegen.Chunk, o.pp)
-	for at := range all {
-		all[at] = s.room(&plan, at, m)
+	key := roomsKey{schedule, o.pp, o.chunks, m}
+	all := s.allRooms[key]
+	if all == nil {
+		plan := partition.Plan{
+			DP: 1, TP: 1, PlanNGPUs: o.pp, RuntimeNGPUs: o.pp, Schedule: schedule, Stages: make([]partition.Stage, o.stages()), Interleave: o.chunks,
+		}
+		for at := range o.pp {
+			all = append(all, s.room(&plan, at, m))
+		}
+		s.allRooms[key] = all
 	}
 	return all
+}
+
+// roomsKey is what the rooms of all positions follow from.
+type roomsKey struct {
+	schedule                 partition.Schedule
+	pp, chunks, microBatches int
 }
 
 // position bounds the step of a pipeline from below, by the blocks at one position.
@@ -456,7 +466,7 @@ func fill(positions []position, blocks int, more *again, from cost.Picoseconds) 
 }
 
 // positions lists those of a pipeline of m micro-batches under a schedule without
-// interleaving.
+// interleaving, until it is called again.
 //
 // Two chains of events lead through all positions (see bounds): micro-batch 0 goes
 // forward through all of them and back to one, which then does what it has left; and
@@ -494,7 +504,9 @@ func (s *searcher) positions(p *passage) []position {
 	each[rest] = min(each[whole], each[rest])
 	start += blocks*block + forward(&first[afterBlocks], &last[afterBlocks]) + min(back(&first[afterBlocks]), back(&last[afterBlocks])) + sentBack
 	m1, m2 := cost.Picoseconds(max(0, m-1)), cost.Picoseconds(max(0, m-2))
-	all := make([]position, p.pp)
+	s.scratch = slices.Grow(s.scratch[:0], p.pp)[:p.pp]
+	all := s.scratch
+	clear(all)
 	var rooms [][]codegen.Chunk
 	if p.more != nil {
 		rooms = s.rooms(p.outline, m, p.schedule)
@@ -577,26 +589,22 @@ func (s *searcher) sends(o outline, size int) []partTimes {
 	if o.pp == 1 || s.rates.Crowded(o.pp) {
 		return all
 	}
-	of, err := s.trunkOf(o, 2)
-	if err != nil {
-		return all
-	}
-	plan := partition.Plan{
-		PlanNGPUs: o.plan, RuntimeNGPUs: s.opts.RuntimeNGPUs, DP: o.dp, CP: o.cp, TP: o.tp,
-		MicroBatch: s.batch, Stages: make([]partition.Stage, o.stages()), PoolOrder: s.cluster.Orders()[o.order],
-	}
-	if o.chunks > 1 {
-		plan.Interleave = o.chunks
-	}
-	mesh := s.trunk(o).meshOf(size, s.batch)
-	price := cost.NewProgram(s.cluster, &plan, mesh)
-	for _, n := range of.prog(kept).Graph.Nodes {
-		if n.Op != ir.OpSend || n.Phase == ir.Update {
-			continue
+	trunk := s.trunk(o)
+	mesh := trunk.meshOf(size, s.batch)
+	price := way.transfers[o.chunks]
+	if price == nil {
+		plan := *way.plan
+		plan.ZeROGroup, plan.Stages = 0, make([]partition.Stage, o.stages())
+		if o.chunks > 1 {
+			plan.Interleave = o.chunks
 		}
-		for stage := range plan.Stages {
+		price = cost.NewProgram(s.cluster, &plan, mesh)
+		way.transfers[o.chunks] = price
+	}
+	for _, n := range s.sending(trunk, o) {
+		for stage := range o.stages() {
 			to := stage + n.Attr.(ir.P2PAttr).Stage - n.Stage
-			if to < 0 || to == len(plan.Stages) {
+			if to < 0 || to == o.stages() {
 				continue
 			}
 			time := price.Send(n, mesh, ir.Coord{}, stage, to)
@@ -608,6 +616,24 @@ func (s *searcher) sends(o outline, size int) []partTimes {
 			}
 		}
 	}
+	return all
+}
+
+// sending lists the transfers of a micro-batch between two stages of a trunk, none where
+// it cannot be cut.
+func (s *searcher) sending(trunk *work, o outline) []*ir.Node {
+	if trunk.sending != nil {
+		return *trunk.sending
+	}
+	var all []*ir.Node
+	if of, err := s.trunkOf(o, 2); err == nil {
+		for _, n := range of.prog(kept).Graph.Nodes {
+			if n.Op == ir.OpSend && n.Phase != ir.Update {
+				all = append(all, n)
+			}
+		}
+	}
+	trunk.sending = &all
 	return all
 }
 
