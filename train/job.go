@@ -176,7 +176,7 @@ func (j *Job) Load(from checkpoint.Reader, state bool) error {
 
 func load(exec *runtime.Executor, prog *codegen.Program, from checkpoint.Reader, state bool) error {
 	var buf []byte
-	for r := range exec.Ranks() {
+	for _, r := range exec.Here() {
 		for _, s := range exec.Shards(prog, r) {
 			name := s.Name
 			if !state {
@@ -210,7 +210,7 @@ func (j *Job) Snapshot(step int) (checkpoint.Snapshot, error) {
 	if err != nil {
 		return checkpoint.Snapshot{}, err
 	}
-	snap := checkpoint.Snapshot{Step: step, Config: string(j.Config.Marshal()), Plan: plan}
+	snap := checkpoint.Snapshot{Step: step, Config: string(j.Config.Marshal()), Plan: plan, Peers: j.exec.Peers()}
 	for r := range j.exec.Ranks() {
 		for _, s := range j.exec.Shards(j.Train, r) {
 			snap.Shards = append(snap.Shards, checkpoint.Shard{
@@ -248,7 +248,7 @@ type StepStats struct {
 }
 
 // Step makes the update of iteration it: on its batch, at its learning rate, with its dropout. A step that has begun is
-// finished even if ctx is cancelled.
+// finished even if ctx is cancelled; see [runtime.Executor.Cancelled].
 func (j *Job) Step(ctx context.Context, it int) (StepStats, error) {
 	if it > math.MaxInt32 {
 		return StepStats{}, fmt.Errorf("train: iteration %d is beyond what a step can count", it)
@@ -262,7 +262,7 @@ func (j *Job) Step(ctx context.Context, it int) (StepStats, error) {
 	feeds["step"] = runtime.Ints(int32(it))
 	feeds["lr"] = runtime.Floats(float32(st.LR))
 	begin := time.Now()
-	out, err := j.exec.Step(context.WithoutCancel(ctx), j.Train, only(feeds, j.trainsOn))
+	out, err := j.exec.Step(ctx, j.Train, only(feeds, j.trainsOn))
 	if err != nil {
 		return st, err
 	}

@@ -26,7 +26,7 @@ type RunOptions struct {
 	// safetensors file.
 	InitFrom string
 	Keep     checkpoint.Retention
-	Log      io.Writer // nil discards
+	Log      io.Writer // nil discards; of several processes only that of rank 0 is written, as the metrics are
 	// Progress, when set, is told of every step and every batch of an evaluation.
 	Progress func(Progress)
 	// PeakFLOPS is that of one rank, against which MFU is measured; 0 is nanoGPT's constant, that of an A100 in bfloat16.
@@ -89,6 +89,7 @@ type run struct {
 // iteration, and its log line. It also saves every checkpoint_interval iterations, and at the end.
 //
 // When ctx is cancelled the step in progress is finished and saved, and the result says Interrupted; that is no error.
+// Of several processes all stop after the same step when the context of one is cancelled.
 // A loss or gradient norm that is not finite is a [*DivergedError].
 func (j *Job) Run(ctx context.Context, opts RunOptions) (Result, error) {
 	if err := opts.validate(); err != nil {
@@ -111,7 +112,11 @@ func (r *run) begin() error {
 	if err := r.parameters(); err != nil {
 		return err
 	}
-	if r.opts.Out != "" {
+	first := r.exec.Here()[0] == 0
+	if !first {
+		r.opts.Log = io.Discard
+	}
+	if r.opts.Out != "" && first {
 		var err error
 		if r.metrics, err = openMetrics(r.opts.Out, r.result.Steps); err != nil {
 			return err
@@ -175,7 +180,7 @@ func (r *run) resume() error {
 		return err
 	}
 	defer c.Close()
-	for rank := range r.exec.Ranks() {
+	for _, rank := range r.exec.Here() {
 		for _, s := range r.exec.Shards(r.Train, rank) {
 			if err := c.CheckType(s.Name, s.Type.DType); err != nil {
 				return err
@@ -197,7 +202,7 @@ func (r *run) loop(ctx context.Context) error {
 	for it := r.result.Steps; it < r.last; it++ {
 		if it%r.Config.Train.EvalInterval == 0 {
 			err := r.evaluate(ctx, it)
-			if ctx.Err() != nil && errors.Is(err, ctx.Err()) {
+			if cancelled := r.exec.Cancelled(ctx); cancelled != nil && errors.Is(err, cancelled) {
 				return r.interrupt()
 			}
 			if err != nil {
@@ -207,11 +212,12 @@ func (r *run) loop(ctx context.Context) error {
 				return nil
 			}
 		}
-		if err := r.update(ctx, it); err != nil {
-			return err
-		}
-		if ctx.Err() != nil {
+		err := r.update(ctx, it)
+		if cancelled := r.exec.Cancelled(ctx); cancelled != nil && (err == nil || errors.Is(err, cancelled)) {
 			return r.interrupt()
+		}
+		if err != nil {
+			return err
 		}
 		if every := r.Config.Train.CheckpointInterval; every > 0 && r.result.Steps%every == 0 {
 			if err := r.save(); err != nil {
