@@ -188,7 +188,7 @@ func (l *lane) note(c *runtime.Collective) {
 			kept = append(kept, g)
 		}
 	}
-	l.given = append(kept, collectiveAt{c, l.happened + int64(len(l.marks)) + 1})
+	l.given = append(kept, collectiveAt{c, l.last() + 1})
 }
 
 // waiting returns the first collective of the lane that may not be done, or nil.
@@ -216,7 +216,7 @@ func (d *Device) hangs(waited time.Duration) error {
 	if waited < d.backend.world.Timeout {
 		return nil
 	}
-	if d.steps != nil && d.steps.runs != nil && d.steps.runs.collectives {
+	if d.ends.collectives() {
 		late := &runtime.WaitError{After: waited}
 		for rank := range d.backend.devices {
 			if rank != d.rank {
