@@ -196,6 +196,9 @@ func (r *run) resume() error {
 func (r *run) loop(ctx context.Context) error {
 	for it := r.result.Steps; it < r.last; it++ {
 		if it%r.Config.Train.EvalInterval == 0 {
+			if err := r.flush(0); err != nil {
+				return err
+			}
 			err := r.evaluate(ctx, it)
 			if ctx.Err() != nil && errors.Is(err, ctx.Err()) {
 				return r.interrupt()
@@ -213,7 +216,7 @@ func (r *run) loop(ctx context.Context) error {
 		if ctx.Err() != nil {
 			return r.interrupt()
 		}
-		if every := r.Config.Train.CheckpointInterval; every > 0 && r.result.Steps%every == 0 {
+		if every := r.Config.Train.CheckpointInterval; every > 0 && (it+1)%every == 0 {
 			if err := r.save(); err != nil {
 				return err
 			}
@@ -269,12 +272,39 @@ func (r *run) evaluate(ctx context.Context, it int) error {
 	return nil
 }
 
-// update makes the update of iteration it and reports it.
+// update makes the update of iteration it. Where steps are late it is reported when the next has begun, so that the
+// device never waits for the host to read a loss.
 func (r *run) update(ctx context.Context, it int) error {
-	st, err := r.Step(ctx, it)
-	if err != nil {
+	if err := r.Begin(ctx, it); err != nil {
+		var diverged *DivergedError
+		if late := r.flush(0); errors.As(late, &diverged) {
+			return late
+		}
 		return err
 	}
+	if r.Late() {
+		return r.flush(1)
+	}
+	return r.flush(0)
+}
+
+// flush finishes and reports updates until so many are left.
+func (r *run) flush(left int) error {
+	for r.Begun() > left {
+		st, err := r.Finish()
+		if err != nil {
+			return err
+		}
+		if err := r.finished(st); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// finished takes note of an update and reports it.
+func (r *run) finished(st StepStats) error {
+	it := st.Iter
 	if err := r.finite(it, "loss", st.Loss); err != nil {
 		return err
 	}
@@ -306,6 +336,9 @@ func (r *run) finite(it int, quantity string, x float32) error {
 
 // save saves the state as it is, unless that is done already, there is no place for it, or nothing is learned yet.
 func (r *run) save() error {
+	if err := r.flush(0); err != nil {
+		return err
+	}
 	step := r.result.Steps
 	if r.opts.Out == "" || step == 0 || r.saved == step {
 		return nil
