@@ -9,11 +9,13 @@ import (
 	"time"
 
 	"github.com/autopar/autopar/ir"
+	"github.com/autopar/autopar/launch"
 )
 
 // Backend opens the devices of a run.
 type Backend interface {
-	// Open returns one device per rank, which share a world: rank i is device i.
+	// Open returns one device for each rank of this process, in order. They share a
+	// world, with those of other processes, which open theirs at the same time.
 	Open(world World) ([]Device, error)
 	// Abort ends a failed run: every call in which a device waits, now or later,
 	// returns [ErrAborted]. It may be called at any time and more than once.
@@ -25,6 +27,17 @@ type World struct {
 	Ranks int
 	// Timeout bounds every wait of a device for another.
 	Timeout time.Duration
+	// Peers are the processes of the run, with one rank in each; nil when all ranks
+	// are in this one.
+	Peers *launch.Peers
+}
+
+// Here returns the ranks of this process: first, up to but not including end.
+func (w World) Here() (first, end int) {
+	if w.Peers == nil {
+		return 0, w.Ranks
+	}
+	return w.Peers.Rank(), w.Peers.Rank() + 1
 }
 
 // ErrAborted is returned by a device whose run has failed elsewhere.

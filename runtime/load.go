@@ -16,7 +16,8 @@ import (
 // made once.
 type program struct {
 	src     *codegen.Program
-	tasks   [][]task // by rank
+	tasks   [][]task      // by rank, of those of this process
+	events  [Host][]int64 // of a step, by stream and rank
 	inputs  []*input
 	byName  map[string]*input
 	scalars []output
@@ -82,17 +83,23 @@ func (e *Executor) Add(prog *codegen.Program) error {
 	if len(e.begun) > 0 {
 		return fmt.Errorf("runtime: program %s is added while a step is not finished", prog.Graph.Name)
 	}
-	if n := len(prog.Schedules); n != len(e.ranks) {
-		return fmt.Errorf("runtime: program %s is for %d ranks, the executor has %d", prog.Graph.Name, n, len(e.ranks))
+	if n := len(prog.Schedules); n != e.Ranks() {
+		return fmt.Errorf("runtime: program %s is for %d ranks, the executor has %d", prog.Graph.Name, n, e.Ranks())
 	}
 	p := &program{src: prog, byName: map[string]*input{}, outputs: Outputs{}}
 	p.run = job{of: p, do: func(r *rank) error { return r.step(p, p.start) }}
 	p.finish = job{of: p, do: func(r *rank) error { return r.last(p) }}
 	l := &loader{exec: e, program: p, wires: map[wire]int{}, members: map[meeting][]Member{}, last: codegen.Releases(prog.Plan, prog.Training())}
-	for i := range prog.Schedules {
+	for i := range prog.Schedules { // of other processes too: all number groups and wires alike
 		tasks, err := l.schedule(&prog.Schedules[i])
 		if err != nil {
 			return fmt.Errorf("runtime: program %s, rank %d: %w", prog.Graph.Name, i, err)
+		}
+		last := &tasks[len(tasks)-1]
+		p.events[Compute] = append(p.events[Compute], last.event)
+		p.events[Communication] = append(p.events[Communication], last.before+int64(last.buckets))
+		if e.local(i) == nil {
+			tasks = nil
 		}
 		p.tasks = append(p.tasks, tasks)
 	}
@@ -105,13 +112,16 @@ func (e *Executor) Add(prog *codegen.Program) error {
 			p.scalars = append(p.scalars, at)
 		}
 	}
-	for i, r := range e.ranks {
-		stage := prog.Stages[prog.Schedules[i].Stage]
+	for _, r := range e.here {
+		stage := prog.Stages[prog.Schedules[r.id].Stage]
 		for space, bytes := range [...]int64{OnDevice: stage.Arena(), OnHost: stage.Host} {
 			if err := r.device.Alloc(Space(space), bytes); err != nil {
-				return fmt.Errorf("runtime: rank %d: %s arena of %d bytes: %w", i, Space(space), bytes, err)
+				return fmt.Errorf("runtime: rank %d: %s arena of %d bytes: %w", r.id, Space(space), bytes, err)
 			}
 		}
+	}
+	if err := e.agree(prog); err != nil {
+		return e.fail(err)
 	}
 	e.programs[prog] = p
 	return nil
@@ -298,7 +308,9 @@ func (l *loader) action(s *codegen.Schedule, stage *codegen.Stage, t codegen.Tas
 	if _, ok := n.Attr.(ir.CommAttr); ok {
 		_, k.Position = prog.Group(s, n)
 	}
-	if c, ok := l.exec.ranks[s.Rank].device.(Checker); ok {
+	if r := l.exec.local(s.Rank); r == nil {
+		return a, nil
+	} else if c, ok := r.device.(Checker); ok {
 		if err := c.Check(k); err != nil {
 			return a, err
 		}

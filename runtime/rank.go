@@ -211,7 +211,11 @@ func (r *rank) describe(err error) error {
 	if errors.As(err, &wait) {
 		var at []string
 		for _, id := range wait.Ranks {
-			if task, node, ok := r.exec.ranks[id].where(); ok && node != nil {
+			other := r.exec.local(id)
+			if other == nil {
+				continue
+			}
+			if task, node, ok := other.where(); ok && node != nil {
 				at = append(at, fmt.Sprintf("rank %d is at %s, %s %s", id, task, node.Op, node.Name))
 			}
 		}

@@ -21,8 +21,8 @@ type begun struct {
 const maxBegun = 2
 
 // Step runs one step of a loaded program on all ranks: [Executor.Begin], and
-// [Executor.Finish]. A cancelled context keeps a step from starting; it does not interrupt
-// one. The error of a failed step is a [StepError].
+// [Executor.Finish]. A cancelled context keeps a step from starting, as
+// [Executor.Cancelled] says; it does not interrupt one. The error of a failed step is a [StepError].
 func (e *Executor) Step(ctx context.Context, prog *codegen.Program, feeds Feeds) (Outputs, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -32,7 +32,7 @@ func (e *Executor) Step(ctx context.Context, prog *codegen.Program, feeds Feeds)
 	if err := e.begin(ctx, prog, feeds); err != nil {
 		return nil, err
 	}
-	return e.finish()
+	return e.finish(ctx)
 }
 
 // Begin begins a step, which [Executor.Finish] waits for. Where devices are [Late], it
@@ -48,13 +48,13 @@ func (e *Executor) Begin(ctx context.Context, prog *codegen.Program, feeds Feeds
 }
 
 // Finish returns the scalars of the oldest step that is not finished.
-func (e *Executor) Finish() (Outputs, error) {
+func (e *Executor) Finish(ctx context.Context) (Outputs, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if len(e.begun) == 0 {
 		return nil, errors.New("runtime: no step has begun")
 	}
-	return e.finish()
+	return e.finish(ctx)
 }
 
 // Late reports whether a step can be begun while the one before runs.
@@ -65,7 +65,7 @@ func (e *Executor) begin(ctx context.Context, prog *codegen.Program, feeds Feeds
 	if err != nil {
 		return err
 	}
-	if err := ctx.Err(); err != nil {
+	if err := e.Cancelled(ctx); err != nil {
 		return err
 	}
 	if err := p.bind(feeds); err != nil {
@@ -76,17 +76,17 @@ func (e *Executor) begin(ctx context.Context, prog *codegen.Program, feeds Feeds
 	if err := e.runAll(p.run.at(step.number)); err != nil {
 		return err
 	}
-	for r, tasks := range p.tasks {
-		last := &tasks[len(tasks)-1]
-		e.events[Compute][r] += last.event
-		e.events[Communication][r] += last.before + int64(last.buckets)
+	for s := range e.events {
+		for r, n := range p.events[s] {
+			e.events[s][r] += n
+		}
 	}
 	p.steps++
 	e.begun = append(e.begun, step)
 	return nil
 }
 
-func (e *Executor) finish() (Outputs, error) {
+func (e *Executor) finish(ctx context.Context) (Outputs, error) {
 	step := e.begun[0]
 	e.begun = append(e.begun[:0], e.begun[1:]...)
 	p := step.program
@@ -97,17 +97,24 @@ func (e *Executor) finish() (Outputs, error) {
 		if err := e.runAll(p.finish.at(step.number)); err != nil {
 			return nil, err
 		}
-		for _, o := range p.scalars {
-			r := e.ranks[o.rank]
-			p.outputs[o.name] = math.Float32frombits(binary.NativeEndian.Uint32(r.words[4*o.word:]))
-		}
-		return p.outputs, nil
 	}
 	for _, o := range p.scalars {
-		if err := e.ranks[o.rank].device.Download(e.word[:], OnDevice, o.offset); err != nil {
+		r := e.local(o.rank)
+		if r == nil {
+			continue
+		}
+		word := e.word[:]
+		if e.late {
+			word = r.words[4*o.word:]
+		} else if err := r.device.Download(word, OnDevice, o.offset); err != nil {
 			return nil, e.fail(fmt.Errorf("runtime: output %s: %w", o.name, err))
 		}
-		p.outputs[o.name] = math.Float32frombits(binary.NativeEndian.Uint32(e.word[:]))
+		p.outputs[o.name] = math.Float32frombits(binary.NativeEndian.Uint32(word))
+	}
+	if e.opts.Peers != nil {
+		if err := e.share(ctx, p); err != nil {
+			return nil, e.fail(e.here[0].describe(err))
+		}
 	}
 	return p.outputs, nil
 }

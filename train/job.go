@@ -178,7 +178,7 @@ func (j *Job) Load(from checkpoint.Reader, state bool) error {
 
 func load(exec *runtime.Executor, prog *codegen.Program, from checkpoint.Reader, state bool) error {
 	var buf []byte
-	for r := range exec.Ranks() {
+	for _, r := range exec.Here() {
 		for _, s := range exec.Shards(prog, r) {
 			name := s.Name
 			if !state {
@@ -212,7 +212,7 @@ func (j *Job) Snapshot(step int) (checkpoint.Snapshot, error) {
 	if err != nil {
 		return checkpoint.Snapshot{}, err
 	}
-	snap := checkpoint.Snapshot{Step: step, Config: string(j.Config.Marshal()), Plan: plan}
+	snap := checkpoint.Snapshot{Step: step, Config: string(j.Config.Marshal()), Plan: plan, Peers: j.exec.Peers()}
 	for r := range j.exec.Ranks() {
 		for _, s := range j.exec.Shards(j.Train, r) {
 			snap.Shards = append(snap.Shards, checkpoint.Shard{
@@ -250,12 +250,12 @@ type StepStats struct {
 }
 
 // Step makes the update of iteration it: on its batch, at its learning rate, with its dropout. A step that has begun is
-// finished even if ctx is cancelled.
+// finished even if ctx is cancelled; see [runtime.Executor.Cancelled].
 func (j *Job) Step(ctx context.Context, it int) (StepStats, error) {
 	if err := j.Begin(ctx, it); err != nil {
 		return StepStats{}, err
 	}
-	return j.Finish()
+	return j.Finish(ctx)
 }
 
 // Late reports whether an update can begin while the one before runs.
@@ -276,7 +276,7 @@ func (j *Job) Begin(ctx context.Context, it int) error {
 	feeds["step"] = runtime.Ints(int32(it))
 	feeds["lr"] = runtime.Floats(float32(st.LR))
 	begin := time.Now()
-	if err := j.exec.Begin(context.WithoutCancel(ctx), j.Train, only(feeds, j.trainsOn)); err != nil {
+	if err := j.exec.Begin(ctx, j.Train, only(feeds, j.trainsOn)); err != nil {
 		return err
 	}
 	j.begun = append(j.begun, begunStep{st, begin})
@@ -293,10 +293,10 @@ type begunStep struct {
 func (j *Job) Begun() int { return len(j.begun) }
 
 // Finish waits for the first update that is not finished.
-func (j *Job) Finish() (StepStats, error) {
+func (j *Job) Finish(ctx context.Context) (StepStats, error) {
 	st, at := j.begun[0].stats, j.begun[0].at
 	j.begun = append(j.begun[:0], j.begun[1:]...)
-	out, err := j.exec.Finish()
+	out, err := j.exec.Finish(ctx)
 	if err != nil {
 		return st, err
 	}

@@ -282,14 +282,14 @@ func (c *benchCmd) timeSteps(ctx context.Context, con *console, cfg *config.Conf
 			if late && step == 0 {
 				continue
 			}
-			if err := p.finish(step >= first); err != nil {
+			if err := p.finish(ctx, step >= first); err != nil {
 				return err
 			}
 		}
 		bar.set(step + 1)
 	}
 	if late {
-		if err := programs[0].finish(true); err != nil {
+		if err := programs[0].finish(ctx, true); err != nil {
 			return err
 		}
 	}
@@ -305,8 +305,8 @@ func (c *benchCmd) timeSteps(ctx context.Context, con *console, cfg *config.Conf
 
 // finish waits for the first step that is not finished, and notes how long after the end of
 // the one before it ended, if asked.
-func (p *timed) finish(note bool) error {
-	_, err := p.exec.Finish()
+func (p *timed) finish(ctx context.Context, note bool) error {
+	_, err := p.exec.Finish(ctx)
 	start := p.ended
 	p.ended = time.Now()
 	if note {
