@@ -120,6 +120,18 @@ type Checker interface {
 	Check(k *Kernel) error
 }
 
+// Late is a Device whose steps need not be waited for where they end: it can be told the
+// next meanwhile. The executor tells it where a step ends, in place of a wait of the Host.
+type Late interface {
+	Device
+	// End ends a step: the words of 4 bytes at these offsets of the device's arena are kept
+	// as they are when all of it is done.
+	End(words []int64) error
+	// Last waits for the oldest step that has ended and was not waited for, and copies its
+	// words to dst. At most two are ahead of it.
+	Last(dst []byte) error
+}
+
 // Tensor is a dense row-major array in an arena: part Slab of a global value.
 type Tensor struct {
 	Space  Space
