@@ -32,19 +32,19 @@ type Launch struct {
 // Place says where tensors are: device address of an operand or result, a multiple of 16.
 type Place func(t runtime.Tensor) uint64
 
-// Scratch returns how many bytes of scratch memory the launches of k need (16-byte aligned), 0 for most.
-func Scratch(k *runtime.Kernel) int64 {
-	l, err := launches(k, func(runtime.Tensor) uint64 { return 0 }, 0)
+// Scratch returns how many bytes of scratch memory the launches of a group need (16-byte aligned), 0 for most.
+func Scratch(g Group) int64 {
+	l, err := launches(g, func(runtime.Tensor) uint64 { return 0 }, 0)
 	if err != nil {
 		return 0
 	}
 	return l.used
 }
 
-// Launches returns what runs k in order on one stream, for every op but matmul and those
+// Launches returns what runs a group in order on one stream, for every op but matmul and those
 // that communicate. It returns an error that names op and type when there is no kernel.
-func Launches(k *runtime.Kernel, at Place, scratch uint64) ([]Launch, error) {
-	l, err := launches(k, at, scratch)
+func Launches(g Group, at Place, scratch uint64) ([]Launch, error) {
+	l, err := launches(g, at, scratch)
 	if err != nil {
 		return nil, err
 	}
@@ -114,27 +114,32 @@ func launch(program, name string, grid, block [3]uint32, shared int, args ...any
 	return l
 }
 
-// list is what is launched for one instruction.
+// list is what is launched for a group.
 type list struct {
-	*runtime.Kernel
-	at      Place
-	scratch uint64
-	used    int64 // bytes of scratch memory
-	out     []Launch
+	*runtime.Kernel // the first
+	group           Group
+	at              Place
+	scratch         uint64
+	used            int64 // bytes of scratch memory
+	out             []Launch
 }
 
-func launches(k *runtime.Kernel, at Place, scratch uint64) (*list, error) {
-	l := &list{Kernel: k, at: at, scratch: scratch}
-	op := k.Node.Op
+func launches(g Group, at Place, scratch uint64) (*list, error) {
+	l := &list{Kernel: g[0], group: g, at: at, scratch: scratch}
+	op := l.Node.Op
 	if !has(op) {
 		return nil, l.errorf("")
 	}
-	for i, acc := range k.Accum {
+	for i, acc := range l.Accum {
 		if acc && !op.Accumulates(i) && op != ir.OpAccumulate {
 			return nil, l.errorf(": it cannot add into result %d", i)
 		}
 	}
-	if err := ops[op](l); err != nil {
+	do := ops[op]
+	if len(g) > 1 {
+		do = fusions[op].launch
+	}
+	if err := do(l); err != nil {
 		return nil, err
 	}
 	return l, nil

@@ -138,12 +138,12 @@ func (d *device) results(k *runtime.Kernel) (all []byte, err error) {
 func (d *device) once(k *runtime.Kernel) error {
 	// Scratch memory holds NaN, and is followed by what nobody may write.
 	const guard = 64
-	scratch, n := int64(2*spaceBytes), kernel.Scratch(k)
+	scratch, n := int64(2*spaceBytes), kernel.Scratch(kernel.Group{k})
 	poison := bytes.Repeat([]byte{0xff}, int(n+guard))
 	if err := d.write(scratch, poison); err != nil {
 		return err
 	}
-	all, err := kernel.Launches(k, d.at, d.base+uint64(scratch))
+	all, err := kernel.Launches(kernel.Group{k}, d.at, d.base+uint64(scratch))
 	if err != nil {
 		return err
 	}
