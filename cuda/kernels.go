@@ -126,8 +126,8 @@ func (e *kernels) Reduce(s driver.Stream, by ir.Reduction, d ir.DType, out drive
 	if by == ir.Max {
 		reduce = kernel.ReduceMax
 	}
-	if !d.Float() {
-		return fmt.Errorf("cuda: no kernel for sums of %s over ranks; train.reproducible needs --device cpu, or one rank", d)
+	if !d.Float() && (d != ir.Q64 || by != ir.Sum) {
+		return fmt.Errorf("cuda: no kernel for a %s of %s over ranks", by, d)
 	}
 	if len(in) > kernel.MaxInputs {
 		return fmt.Errorf("cuda: a collective of %d ranks on one GPU, want at most %d", len(in), kernel.MaxInputs)

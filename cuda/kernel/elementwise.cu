@@ -76,20 +76,13 @@ DEVICE void combine(T* y, const T* const (&x)[16], i64 n, int count, F f) {
 		store(y + i, sum);
 	});
 }
-#define SIXTEEN \
-	const T *x0, const T *x1, const T *x2, const T *x3, const T *x4, const T *x5, const T *x6, const T *x7, const T *x8, const T *x9, \
-		const T *x10, const T *x11, const T *x12, const T *x13, const T *x14, const T *x15
-#define LIST {x0, x1, x2, x3, x4, x5, x6, x7, x8, x9, x10, x11, x12, x13, x14, x15}
-KERNEL(reduce_sum, 256)(T* y, i64 n, int count, SIXTEEN) {
-	const T* const x[16] = LIST;
-	combine(y, x, n, count, [](float a, float b) { return a + b; });
+struct Inputs { const T* x[16]; };
+KERNEL(reduce_sum, 256)(T* y, i64 n, int count, Inputs from) {
+	combine(y, from.x, n, count, [](float a, float b) { return a + b; });
 }
-KERNEL(reduce_max, 256)(T* y, i64 n, int count, SIXTEEN) {
-	const T* const x[16] = LIST;
-	combine(y, x, n, count, [](float a, float b) { return fmaxf(a, b); });
+KERNEL(reduce_max, 256)(T* y, i64 n, int count, Inputs from) {
+	combine(y, from.x, n, count, [](float a, float b) { return fmaxf(a, b); });
 }
-#undef SIXTEEN
-#undef LIST
 
 // GELU (Hendrycks and Gimpel, 2016) with the normal distribution function, or with tanh its approximation.
 struct Erf {

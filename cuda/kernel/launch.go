@@ -52,8 +52,8 @@ func Launches(g Group, at Place, scratch uint64) ([]Launch, error) {
 }
 
 // Reduce returns the launch of the loopback collectives: out[i] = sum over the inputs, at
-// most [MaxInputs], in order, of element i, added in f32 and rounded once. One input is a
-// copy. out may be one of the inputs.
+// most [MaxInputs], in order, of element i, added in f32 and rounded once, or in fixed point
+// exactly. One input is a copy. out may be one of the inputs.
 func Reduce(dt ir.DType, out uint64, in []uint64, elems int64) Launch {
 	return reduce("reduce_sum", dt, out, in, elems)
 }
@@ -77,6 +77,9 @@ func reduce(name string, dt ir.DType, out uint64, in []uint64, elems int64) Laun
 			x = address(in[i])
 		}
 		args = append(args, x)
+	}
+	if dt == ir.Q64 {
+		return launch("fixed.cu", "reduce_fixed_f32", blocks(elems, 256), block256, 0, args...)
 	}
 	return launch("elementwise.cu", name+"_"+dt.String(), packBlocks(dt, elems), block256, 0, args...)
 }
