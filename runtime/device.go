@@ -132,6 +132,15 @@ type Late interface {
 	Last(dst []byte) error
 }
 
+// Fuser is a Device that does the work of some kernels together. The executor tells it,
+// while it loads a program, of kernels that it will always launch in this order, with
+// nothing between them on the compute stream.
+type Fuser interface {
+	// Fuse is told of kernels that have been checked. uses counts the reads of every value
+	// of the program, and the program's outputs.
+	Fuse(run []*Kernel, uses map[*ir.Value]int) error
+}
+
 // Tensor is a dense row-major array in an arena: part Slab of a global value.
 type Tensor struct {
 	Space  Space

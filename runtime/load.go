@@ -89,7 +89,7 @@ func (e *Executor) Add(prog *codegen.Program) error {
 	p := &program{src: prog, byName: map[string]*input{}, outputs: Outputs{}}
 	p.run = job{of: p, do: func(r *rank) error { return r.step(p, p.start) }}
 	p.finish = job{of: p, do: func(r *rank) error { return r.last(p) }}
-	l := &loader{exec: e, program: p, wires: map[wire]int{}, members: map[meeting][]Member{}, last: codegen.Releases(prog.Plan, prog.Training())}
+	l := &loader{exec: e, program: p, wires: map[wire]int{}, members: map[meeting][]Member{}, last: codegen.Releases(prog.Plan, prog.Training()), uses: uses(prog.Graph)}
 	for i := range prog.Schedules { // of other processes too: all number groups and wires alike
 		tasks, err := l.schedule(&prog.Schedules[i])
 		if err != nil {
@@ -141,6 +141,7 @@ type loader struct {
 	wires   map[wire]int
 	members map[meeting][]Member // shared by the members
 	last    ir.Phase             // the pass after which a micro-batch has left its slot
+	uses    map[*ir.Value]int
 }
 
 // wire is a sending instruction between two ranks.
@@ -200,8 +201,52 @@ func (l *loader) schedule(s *codegen.Schedule) ([]task, error) {
 		before += int64(tasks[i].buckets)
 		tasks[i].event = before + int64(i) + 1
 		l.observe(s, &tasks[i])
+		if err := l.fuse(s, tasks[i].actions); err != nil {
+			return nil, fmt.Errorf("%s: %w", t, err)
+		}
 	}
 	return tasks, nil
+}
+
+// fuse tells a device that wants to know which kernels follow each other.
+func (l *loader) fuse(s *codegen.Schedule, actions []action) error {
+	r := l.exec.local(s.Rank)
+	if r == nil {
+		return nil
+	}
+	f, ok := r.device.(Fuser)
+	if !ok {
+		return nil
+	}
+	var run []*Kernel
+	for i := range actions {
+		a := &actions[i]
+		if a.kernel != nil && a.await == 0 {
+			run = append(run, a.kernel)
+			continue
+		}
+		if err := f.Fuse(run, l.uses); err != nil {
+			return err
+		}
+		if run = nil; a.kernel != nil {
+			run = []*Kernel{a.kernel}
+		}
+	}
+	return f.Fuse(run, l.uses)
+}
+
+// uses counts the reads of every value of a graph, and its outputs.
+func uses(g *ir.Graph) map[*ir.Value]int {
+	n := map[*ir.Value]int{}
+	for _, node := range g.Nodes {
+		for _, v := range node.Args {
+			n[v]++
+		}
+	}
+	for _, o := range g.Outputs {
+		n[o.Value]++
+	}
+	return n
 }
 
 // observe lets the trace hear of what runs on the communication stream.

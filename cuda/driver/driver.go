@@ -120,8 +120,8 @@ type Driver interface {
 	ModuleFunction(m Module, name string) (Function, error)
 	FunctionAttribute(f Function, a FunctionAttribute) (int, error)
 	SetFunctionAttribute(f Function, a FunctionAttribute, value int) error
-	// Launch runs a function. Every argument takes one word, low end first. args is not to
-	// be changed before Launch returns.
+	// Launch runs a function. Every argument takes one word, low end first, but the last,
+	// which may be a struct of several. args is not to be changed before Launch returns.
 	Launch(f Function, grid, block Dims, shared uint32, s Stream, args []uint64) error
 
 	// BeginCapture makes the stream, and those that come to wait for it, note what they are
