@@ -20,27 +20,27 @@ TEXT ·productAVX2(SB), NOSPLIT, $0-121
 	SHLQ   $0x02, CX
 	SHLQ   $0x02, DX
 
-one4:
+one3:
 	TESTQ        SI, SI
-	JZ           done5
+	JZ           done4
 	VMOVUPS      (BX), Y1
 	VBROADCASTSS (AX), Y2
 	VFMADD231PS  Y1, Y2, Y0
 	ADDQ         DX, AX
 	ADDQ         $0x00000040, BX
 	DECQ         SI
-	JMP          one4
+	JMP          one3
 
-done5:
+done4:
 	MOVQ       n+8(FP), AX
 	MOVB       acc+120(FP), CL
 	CMPQ       AX, $0x08
-	JEQ        whole7
+	JEQ        whole6
 	LEAQ       masks<>+0(SB), DX
 	NEGQ       AX
 	VMOVUPS    32(DX)(AX*4), Y1
 	TESTB      CL, CL
-	JNZ        add6
+	JNZ        add5
 	MOVQ       c_base+88(FP), AX
 	MOVQ       ldc+112(FP), CX
 	SHLQ       $0x02, CX
@@ -48,7 +48,7 @@ done5:
 	VZEROUPPER
 	RET
 
-add6:
+add5:
 	MOVQ       c_base+88(FP), AX
 	MOVQ       ldc+112(FP), CX
 	SHLQ       $0x02, CX
@@ -58,9 +58,9 @@ add6:
 	VZEROUPPER
 	RET
 
-whole7:
+whole6:
 	TESTB   CL, CL
-	JNZ     addWhole8
+	JNZ     addWhole7
 	MOVQ    c_base+88(FP), AX
 	MOVQ    ldc+112(FP), CX
 	SHLQ    $0x02, CX
@@ -68,7 +68,7 @@ whole7:
 	VZEROUPPER
 	RET
 
-addWhole8:
+addWhole7:
 	MOVQ    c_base+88(FP), AX
 	MOVQ    ldc+112(FP), CX
 	SHLQ    $0x02, CX
@@ -79,7 +79,7 @@ addWhole8:
 
 more2:
 	CMPQ   AX, $0x02
-	JGT    more9
+	JGT    more8
 	VXORPS Y0, Y0, Y0
 	VXORPS Y1, Y1, Y1
 	MOVQ   a_base+24(FP), AX
@@ -90,29 +90,29 @@ more2:
 	SHLQ   $0x02, CX
 	SHLQ   $0x02, DX
 
-one11:
+one9:
 	TESTQ        SI, SI
-	JZ           done12
+	JZ           done10
 	VMOVUPS      (BX), Y2
 	VBROADCASTSS (AX), Y3
+	VBROADCASTSS (AX)(CX*1), Y4
 	VFMADD231PS  Y2, Y3, Y0
-	VBROADCASTSS (AX)(CX*1), Y3
-	VFMADD231PS  Y2, Y3, Y1
+	VFMADD231PS  Y2, Y4, Y1
 	ADDQ         DX, AX
 	ADDQ         $0x00000040, BX
 	DECQ         SI
-	JMP          one11
+	JMP          one9
 
-done12:
+done10:
 	MOVQ       n+8(FP), AX
 	MOVB       acc+120(FP), CL
 	CMPQ       AX, $0x08
-	JEQ        whole14
+	JEQ        whole12
 	LEAQ       masks<>+0(SB), DX
 	NEGQ       AX
 	VMOVUPS    32(DX)(AX*4), Y2
 	TESTB      CL, CL
-	JNZ        add13
+	JNZ        add11
 	MOVQ       c_base+88(FP), AX
 	MOVQ       ldc+112(FP), CX
 	SHLQ       $0x02, CX
@@ -122,7 +122,7 @@ done12:
 	VZEROUPPER
 	RET
 
-add13:
+add11:
 	MOVQ       c_base+88(FP), AX
 	MOVQ       ldc+112(FP), CX
 	SHLQ       $0x02, CX
@@ -136,9 +136,9 @@ add13:
 	VZEROUPPER
 	RET
 
-whole14:
+whole12:
 	TESTB   CL, CL
-	JNZ     addWhole15
+	JNZ     addWhole13
 	MOVQ    c_base+88(FP), AX
 	MOVQ    ldc+112(FP), CX
 	SHLQ    $0x02, CX
@@ -148,7 +148,7 @@ whole14:
 	VZEROUPPER
 	RET
 
-addWhole15:
+addWhole13:
 	MOVQ    c_base+88(FP), AX
 	MOVQ    ldc+112(FP), CX
 	SHLQ    $0x02, CX
@@ -160,9 +160,9 @@ addWhole15:
 	VZEROUPPER
 	RET
 
-more9:
+more8:
 	CMPQ   AX, $0x03
-	JGT    more16
+	JGT    more14
 	VXORPS Y0, Y0, Y0
 	VXORPS Y1, Y1, Y1
 	VXORPS Y2, Y2, Y2
@@ -174,31 +174,31 @@ more9:
 	SHLQ   $0x02, CX
 	SHLQ   $0x02, DX
 
-one18:
+one15:
 	TESTQ        SI, SI
-	JZ           done19
+	JZ           done16
 	VMOVUPS      (BX), Y3
 	VBROADCASTSS (AX), Y4
+	VBROADCASTSS (AX)(CX*1), Y5
 	VFMADD231PS  Y3, Y4, Y0
-	VBROADCASTSS (AX)(CX*1), Y4
-	VFMADD231PS  Y3, Y4, Y1
+	VFMADD231PS  Y3, Y5, Y1
 	VBROADCASTSS (AX)(CX*2), Y4
 	VFMADD231PS  Y3, Y4, Y2
 	ADDQ         DX, AX
 	ADDQ         $0x00000040, BX
 	DECQ         SI
-	JMP          one18
+	JMP          one15
 
-done19:
+done16:
 	MOVQ       n+8(FP), AX
 	MOVB       acc+120(FP), CL
 	CMPQ       AX, $0x08
-	JEQ        whole21
+	JEQ        whole18
 	LEAQ       masks<>+0(SB), DX
 	NEGQ       AX
 	VMOVUPS    32(DX)(AX*4), Y3
 	TESTB      CL, CL
-	JNZ        add20
+	JNZ        add17
 	MOVQ       c_base+88(FP), AX
 	MOVQ       ldc+112(FP), CX
 	SHLQ       $0x02, CX
@@ -210,7 +210,7 @@ done19:
 	VZEROUPPER
 	RET
 
-add20:
+add17:
 	MOVQ       c_base+88(FP), AX
 	MOVQ       ldc+112(FP), CX
 	SHLQ       $0x02, CX
@@ -228,9 +228,9 @@ add20:
 	VZEROUPPER
 	RET
 
-whole21:
+whole18:
 	TESTB   CL, CL
-	JNZ     addWhole22
+	JNZ     addWhole19
 	MOVQ    c_base+88(FP), AX
 	MOVQ    ldc+112(FP), CX
 	SHLQ    $0x02, CX
@@ -242,7 +242,7 @@ whole21:
 	VZEROUPPER
 	RET
 
-addWhole22:
+addWhole19:
 	MOVQ    c_base+88(FP), AX
 	MOVQ    ldc+112(FP), CX
 	SHLQ    $0x02, CX
@@ -257,9 +257,9 @@ addWhole22:
 	VZEROUPPER
 	RET
 
-more16:
+more14:
 	CMPQ   AX, $0x04
-	JGT    more23
+	JGT    more20
 	VXORPS Y0, Y0, Y0
 	VXORPS Y1, Y1, Y1
 	VXORPS Y2, Y2, Y2
@@ -274,34 +274,34 @@ more16:
 	LEAQ   (CX)(CX*2), DI
 	ADDQ   AX, DI
 
-one25:
+one21:
 	TESTQ        SI, SI
-	JZ           done26
+	JZ           done22
 	VMOVUPS      (BX), Y4
 	VBROADCASTSS (AX), Y5
+	VBROADCASTSS (AX)(CX*1), Y6
 	VFMADD231PS  Y4, Y5, Y0
-	VBROADCASTSS (AX)(CX*1), Y5
-	VFMADD231PS  Y4, Y5, Y1
+	VFMADD231PS  Y4, Y6, Y1
 	VBROADCASTSS (AX)(CX*2), Y5
+	VBROADCASTSS (DI), Y6
 	VFMADD231PS  Y4, Y5, Y2
-	VBROADCASTSS (DI), Y5
-	VFMADD231PS  Y4, Y5, Y3
+	VFMADD231PS  Y4, Y6, Y3
 	ADDQ         DX, AX
 	ADDQ         DX, DI
 	ADDQ         $0x00000040, BX
 	DECQ         SI
-	JMP          one25
+	JMP          one21
 
-done26:
+done22:
 	MOVQ       n+8(FP), AX
 	MOVB       acc+120(FP), CL
 	CMPQ       AX, $0x08
-	JEQ        whole28
+	JEQ        whole24
 	LEAQ       masks<>+0(SB), DX
 	NEGQ       AX
 	VMOVUPS    32(DX)(AX*4), Y4
 	TESTB      CL, CL
-	JNZ        add27
+	JNZ        add23
 	MOVQ       c_base+88(FP), AX
 	MOVQ       ldc+112(FP), CX
 	SHLQ       $0x02, CX
@@ -315,7 +315,7 @@ done26:
 	VZEROUPPER
 	RET
 
-add27:
+add23:
 	MOVQ       c_base+88(FP), AX
 	MOVQ       ldc+112(FP), CX
 	SHLQ       $0x02, CX
@@ -337,9 +337,9 @@ add27:
 	VZEROUPPER
 	RET
 
-whole28:
+whole24:
 	TESTB   CL, CL
-	JNZ     addWhole29
+	JNZ     addWhole25
 	MOVQ    c_base+88(FP), AX
 	MOVQ    ldc+112(FP), CX
 	SHLQ    $0x02, CX
@@ -353,7 +353,7 @@ whole28:
 	VZEROUPPER
 	RET
 
-addWhole29:
+addWhole25:
 	MOVQ    c_base+88(FP), AX
 	MOVQ    ldc+112(FP), CX
 	SHLQ    $0x02, CX
@@ -371,9 +371,9 @@ addWhole29:
 	VZEROUPPER
 	RET
 
-more23:
+more20:
 	CMPQ   AX, $0x05
-	JGT    more30
+	JGT    more26
 	VXORPS Y0, Y0, Y0
 	VXORPS Y1, Y1, Y1
 	VXORPS Y2, Y2, Y2
@@ -389,36 +389,36 @@ more23:
 	LEAQ   (CX)(CX*2), DI
 	ADDQ   AX, DI
 
-one32:
+one27:
 	TESTQ        SI, SI
-	JZ           done33
+	JZ           done28
 	VMOVUPS      (BX), Y5
 	VBROADCASTSS (AX), Y6
+	VBROADCASTSS (AX)(CX*1), Y7
 	VFMADD231PS  Y5, Y6, Y0
-	VBROADCASTSS (AX)(CX*1), Y6
-	VFMADD231PS  Y5, Y6, Y1
+	VFMADD231PS  Y5, Y7, Y1
 	VBROADCASTSS (AX)(CX*2), Y6
+	VBROADCASTSS (DI), Y7
 	VFMADD231PS  Y5, Y6, Y2
-	VBROADCASTSS (DI), Y6
-	VFMADD231PS  Y5, Y6, Y3
+	VFMADD231PS  Y5, Y7, Y3
 	VBROADCASTSS (DI)(CX*1), Y6
 	VFMADD231PS  Y5, Y6, Y4
 	ADDQ         DX, AX
 	ADDQ         DX, DI
 	ADDQ         $0x00000040, BX
 	DECQ         SI
-	JMP          one32
+	JMP          one27
 
-done33:
+done28:
 	MOVQ       n+8(FP), AX
 	MOVB       acc+120(FP), CL
 	CMPQ       AX, $0x08
-	JEQ        whole35
+	JEQ        whole30
 	LEAQ       masks<>+0(SB), DX
 	NEGQ       AX
 	VMOVUPS    32(DX)(AX*4), Y5
 	TESTB      CL, CL
-	JNZ        add34
+	JNZ        add29
 	MOVQ       c_base+88(FP), AX
 	MOVQ       ldc+112(FP), CX
 	SHLQ       $0x02, CX
@@ -434,7 +434,7 @@ done33:
 	VZEROUPPER
 	RET
 
-add34:
+add29:
 	MOVQ       c_base+88(FP), AX
 	MOVQ       ldc+112(FP), CX
 	SHLQ       $0x02, CX
@@ -460,9 +460,9 @@ add34:
 	VZEROUPPER
 	RET
 
-whole35:
+whole30:
 	TESTB   CL, CL
-	JNZ     addWhole36
+	JNZ     addWhole31
 	MOVQ    c_base+88(FP), AX
 	MOVQ    ldc+112(FP), CX
 	SHLQ    $0x02, CX
@@ -478,7 +478,7 @@ whole35:
 	VZEROUPPER
 	RET
 
-addWhole36:
+addWhole31:
 	MOVQ    c_base+88(FP), AX
 	MOVQ    ldc+112(FP), CX
 	SHLQ    $0x02, CX
@@ -499,7 +499,7 @@ addWhole36:
 	VZEROUPPER
 	RET
 
-more30:
+more26:
 	VXORPS Y0, Y0, Y0
 	VXORPS Y1, Y1, Y1
 	VXORPS Y2, Y2, Y2
@@ -515,106 +515,174 @@ more30:
 	SHLQ   $0x02, DX
 	LEAQ   (CX)(CX*2), DI
 	ADDQ   AX, DI
+	CMPQ   DX, $0x04
+	JNE    apart35
+	SUBQ   $0x04, SI
+	JLT    few37
 
-many38:
-	CMPQ         SI, $0x04
-	JLT          one39
+many36:
 	VMOVUPS      (BX), Y6
 	VBROADCASTSS (AX), Y7
+	VBROADCASTSS (AX)(CX*1), Y8
 	VFMADD231PS  Y6, Y7, Y0
-	VBROADCASTSS (AX)(CX*1), Y7
-	VFMADD231PS  Y6, Y7, Y1
+	VFMADD231PS  Y6, Y8, Y1
 	VBROADCASTSS (AX)(CX*2), Y7
+	VBROADCASTSS (DI), Y8
 	VFMADD231PS  Y6, Y7, Y2
-	VBROADCASTSS (DI), Y7
-	VFMADD231PS  Y6, Y7, Y3
+	VFMADD231PS  Y6, Y8, Y3
 	VBROADCASTSS (DI)(CX*1), Y7
+	VBROADCASTSS (DI)(CX*2), Y8
 	VFMADD231PS  Y6, Y7, Y4
-	VBROADCASTSS (DI)(CX*2), Y7
-	VFMADD231PS  Y6, Y7, Y5
-	ADDQ         DX, AX
-	ADDQ         DX, DI
+	VFMADD231PS  Y6, Y8, Y5
 	VMOVUPS      64(BX), Y6
-	VBROADCASTSS (AX), Y7
+	VBROADCASTSS 4(AX), Y7
+	VBROADCASTSS 4(AX)(CX*1), Y8
 	VFMADD231PS  Y6, Y7, Y0
-	VBROADCASTSS (AX)(CX*1), Y7
-	VFMADD231PS  Y6, Y7, Y1
-	VBROADCASTSS (AX)(CX*2), Y7
+	VFMADD231PS  Y6, Y8, Y1
+	VBROADCASTSS 4(AX)(CX*2), Y7
+	VBROADCASTSS 4(DI), Y8
 	VFMADD231PS  Y6, Y7, Y2
-	VBROADCASTSS (DI), Y7
-	VFMADD231PS  Y6, Y7, Y3
-	VBROADCASTSS (DI)(CX*1), Y7
+	VFMADD231PS  Y6, Y8, Y3
+	VBROADCASTSS 4(DI)(CX*1), Y7
+	VBROADCASTSS 4(DI)(CX*2), Y8
 	VFMADD231PS  Y6, Y7, Y4
-	VBROADCASTSS (DI)(CX*2), Y7
-	VFMADD231PS  Y6, Y7, Y5
-	ADDQ         DX, AX
-	ADDQ         DX, DI
+	VFMADD231PS  Y6, Y8, Y5
 	VMOVUPS      128(BX), Y6
-	VBROADCASTSS (AX), Y7
+	VBROADCASTSS 8(AX), Y7
+	VBROADCASTSS 8(AX)(CX*1), Y8
 	VFMADD231PS  Y6, Y7, Y0
-	VBROADCASTSS (AX)(CX*1), Y7
-	VFMADD231PS  Y6, Y7, Y1
-	VBROADCASTSS (AX)(CX*2), Y7
+	VFMADD231PS  Y6, Y8, Y1
+	VBROADCASTSS 8(AX)(CX*2), Y7
+	VBROADCASTSS 8(DI), Y8
 	VFMADD231PS  Y6, Y7, Y2
-	VBROADCASTSS (DI), Y7
-	VFMADD231PS  Y6, Y7, Y3
-	VBROADCASTSS (DI)(CX*1), Y7
+	VFMADD231PS  Y6, Y8, Y3
+	VBROADCASTSS 8(DI)(CX*1), Y7
+	VBROADCASTSS 8(DI)(CX*2), Y8
 	VFMADD231PS  Y6, Y7, Y4
-	VBROADCASTSS (DI)(CX*2), Y7
-	VFMADD231PS  Y6, Y7, Y5
-	ADDQ         DX, AX
-	ADDQ         DX, DI
+	VFMADD231PS  Y6, Y8, Y5
 	VMOVUPS      192(BX), Y6
-	VBROADCASTSS (AX), Y7
+	VBROADCASTSS 12(AX), Y7
+	VBROADCASTSS 12(AX)(CX*1), Y8
 	VFMADD231PS  Y6, Y7, Y0
-	VBROADCASTSS (AX)(CX*1), Y7
-	VFMADD231PS  Y6, Y7, Y1
-	VBROADCASTSS (AX)(CX*2), Y7
+	VFMADD231PS  Y6, Y8, Y1
+	VBROADCASTSS 12(AX)(CX*2), Y7
+	VBROADCASTSS 12(DI), Y8
 	VFMADD231PS  Y6, Y7, Y2
-	VBROADCASTSS (DI), Y7
-	VFMADD231PS  Y6, Y7, Y3
-	VBROADCASTSS (DI)(CX*1), Y7
+	VFMADD231PS  Y6, Y8, Y3
+	VBROADCASTSS 12(DI)(CX*1), Y7
+	VBROADCASTSS 12(DI)(CX*2), Y8
 	VFMADD231PS  Y6, Y7, Y4
-	VBROADCASTSS (DI)(CX*2), Y7
-	VFMADD231PS  Y6, Y7, Y5
-	ADDQ         DX, AX
-	ADDQ         DX, DI
+	VFMADD231PS  Y6, Y8, Y5
+	ADDQ         $0x00000010, AX
+	ADDQ         $0x00000010, DI
 	ADDQ         $0x00000100, BX
 	SUBQ         $0x04, SI
-	JMP          many38
+	JGE          many36
 
-one39:
-	TESTQ        SI, SI
-	JZ           done40
+few37:
+	ADDQ $0x04, SI
+	JMP  one33
+
+apart35:
+	CMPQ DX, $0x18
+	JNE  one33
+	SUBQ $0x04, SI
+	JLT  few39
+
+many38:
 	VMOVUPS      (BX), Y6
 	VBROADCASTSS (AX), Y7
+	VBROADCASTSS 4(AX), Y8
 	VFMADD231PS  Y6, Y7, Y0
-	VBROADCASTSS (AX)(CX*1), Y7
-	VFMADD231PS  Y6, Y7, Y1
-	VBROADCASTSS (AX)(CX*2), Y7
+	VFMADD231PS  Y6, Y8, Y1
+	VBROADCASTSS 8(AX), Y7
+	VBROADCASTSS 12(AX), Y8
 	VFMADD231PS  Y6, Y7, Y2
-	VBROADCASTSS (DI), Y7
-	VFMADD231PS  Y6, Y7, Y3
-	VBROADCASTSS (DI)(CX*1), Y7
+	VFMADD231PS  Y6, Y8, Y3
+	VBROADCASTSS 16(AX), Y7
+	VBROADCASTSS 20(AX), Y8
 	VFMADD231PS  Y6, Y7, Y4
-	VBROADCASTSS (DI)(CX*2), Y7
-	VFMADD231PS  Y6, Y7, Y5
+	VFMADD231PS  Y6, Y8, Y5
+	VMOVUPS      64(BX), Y6
+	VBROADCASTSS 24(AX), Y7
+	VBROADCASTSS 28(AX), Y8
+	VFMADD231PS  Y6, Y7, Y0
+	VFMADD231PS  Y6, Y8, Y1
+	VBROADCASTSS 32(AX), Y7
+	VBROADCASTSS 36(AX), Y8
+	VFMADD231PS  Y6, Y7, Y2
+	VFMADD231PS  Y6, Y8, Y3
+	VBROADCASTSS 40(AX), Y7
+	VBROADCASTSS 44(AX), Y8
+	VFMADD231PS  Y6, Y7, Y4
+	VFMADD231PS  Y6, Y8, Y5
+	VMOVUPS      128(BX), Y6
+	VBROADCASTSS 48(AX), Y7
+	VBROADCASTSS 52(AX), Y8
+	VFMADD231PS  Y6, Y7, Y0
+	VFMADD231PS  Y6, Y8, Y1
+	VBROADCASTSS 56(AX), Y7
+	VBROADCASTSS 60(AX), Y8
+	VFMADD231PS  Y6, Y7, Y2
+	VFMADD231PS  Y6, Y8, Y3
+	VBROADCASTSS 64(AX), Y7
+	VBROADCASTSS 68(AX), Y8
+	VFMADD231PS  Y6, Y7, Y4
+	VFMADD231PS  Y6, Y8, Y5
+	VMOVUPS      192(BX), Y6
+	VBROADCASTSS 72(AX), Y7
+	VBROADCASTSS 76(AX), Y8
+	VFMADD231PS  Y6, Y7, Y0
+	VFMADD231PS  Y6, Y8, Y1
+	VBROADCASTSS 80(AX), Y7
+	VBROADCASTSS 84(AX), Y8
+	VFMADD231PS  Y6, Y7, Y2
+	VFMADD231PS  Y6, Y8, Y3
+	VBROADCASTSS 88(AX), Y7
+	VBROADCASTSS 92(AX), Y8
+	VFMADD231PS  Y6, Y7, Y4
+	VFMADD231PS  Y6, Y8, Y5
+	ADDQ         $0x00000060, AX
+	ADDQ         $0x00000100, BX
+	SUBQ         $0x04, SI
+	JGE          many38
+
+few39:
+	ADDQ $0x04, SI
+	LEAQ 12(AX), DI
+
+one33:
+	TESTQ        SI, SI
+	JZ           done34
+	VMOVUPS      (BX), Y6
+	VBROADCASTSS (AX), Y7
+	VBROADCASTSS (AX)(CX*1), Y8
+	VFMADD231PS  Y6, Y7, Y0
+	VFMADD231PS  Y6, Y8, Y1
+	VBROADCASTSS (AX)(CX*2), Y7
+	VBROADCASTSS (DI), Y8
+	VFMADD231PS  Y6, Y7, Y2
+	VFMADD231PS  Y6, Y8, Y3
+	VBROADCASTSS (DI)(CX*1), Y7
+	VBROADCASTSS (DI)(CX*2), Y8
+	VFMADD231PS  Y6, Y7, Y4
+	VFMADD231PS  Y6, Y8, Y5
 	ADDQ         DX, AX
 	ADDQ         DX, DI
 	ADDQ         $0x00000040, BX
 	DECQ         SI
-	JMP          one39
+	JMP          one33
 
-done40:
+done34:
 	MOVQ       n+8(FP), AX
 	MOVB       acc+120(FP), CL
 	CMPQ       AX, $0x08
-	JEQ        whole42
+	JEQ        whole41
 	LEAQ       masks<>+0(SB), DX
 	NEGQ       AX
 	VMOVUPS    32(DX)(AX*4), Y6
 	TESTB      CL, CL
-	JNZ        add41
+	JNZ        add40
 	MOVQ       c_base+88(FP), AX
 	MOVQ       ldc+112(FP), CX
 	SHLQ       $0x02, CX
@@ -632,7 +700,7 @@ done40:
 	VZEROUPPER
 	RET
 
-add41:
+add40:
 	MOVQ       c_base+88(FP), AX
 	MOVQ       ldc+112(FP), CX
 	SHLQ       $0x02, CX
@@ -662,9 +730,9 @@ add41:
 	VZEROUPPER
 	RET
 
-whole42:
+whole41:
 	TESTB   CL, CL
-	JNZ     addWhole43
+	JNZ     addWhole42
 	MOVQ    c_base+88(FP), AX
 	MOVQ    ldc+112(FP), CX
 	SHLQ    $0x02, CX
@@ -682,7 +750,7 @@ whole42:
 	VZEROUPPER
 	RET
 
-addWhole43:
+addWhole42:
 	MOVQ    c_base+88(FP), AX
 	MOVQ    ldc+112(FP), CX
 	SHLQ    $0x02, CX
@@ -708,7 +776,7 @@ addWhole43:
 
 wider1:
 	CMPQ   AX, $0x01
-	JGT    more45
+	JGT    more44
 	VXORPS Y0, Y0, Y0
 	VXORPS Y1, Y1, Y1
 	MOVQ   a_base+24(FP), AX
@@ -719,9 +787,9 @@ wider1:
 	SHLQ   $0x02, CX
 	SHLQ   $0x02, DX
 
-one47:
+one45:
 	TESTQ        SI, SI
-	JZ           done48
+	JZ           done46
 	VMOVUPS      (BX), Y2
 	VMOVUPS      32(BX), Y3
 	VBROADCASTSS (AX), Y4
@@ -730,19 +798,19 @@ one47:
 	ADDQ         DX, AX
 	ADDQ         $0x00000040, BX
 	DECQ         SI
-	JMP          one47
+	JMP          one45
 
-done48:
+done46:
 	MOVQ       n+8(FP), AX
 	SUBQ       $0x08, AX
 	MOVB       acc+120(FP), CL
 	CMPQ       AX, $0x08
-	JEQ        whole50
+	JEQ        whole48
 	LEAQ       masks<>+0(SB), DX
 	NEGQ       AX
 	VMOVUPS    32(DX)(AX*4), Y2
 	TESTB      CL, CL
-	JNZ        add49
+	JNZ        add47
 	MOVQ       c_base+88(FP), AX
 	MOVQ       ldc+112(FP), CX
 	SHLQ       $0x02, CX
@@ -751,7 +819,7 @@ done48:
 	VZEROUPPER
 	RET
 
-add49:
+add47:
 	MOVQ       c_base+88(FP), AX
 	MOVQ       ldc+112(FP), CX
 	SHLQ       $0x02, CX
@@ -763,9 +831,9 @@ add49:
 	VZEROUPPER
 	RET
 
-whole50:
+whole48:
 	TESTB   CL, CL
-	JNZ     addWhole51
+	JNZ     addWhole49
 	MOVQ    c_base+88(FP), AX
 	MOVQ    ldc+112(FP), CX
 	SHLQ    $0x02, CX
@@ -774,7 +842,7 @@ whole50:
 	VZEROUPPER
 	RET
 
-addWhole51:
+addWhole49:
 	MOVQ    c_base+88(FP), AX
 	MOVQ    ldc+112(FP), CX
 	SHLQ    $0x02, CX
@@ -785,9 +853,9 @@ addWhole51:
 	VZEROUPPER
 	RET
 
-more45:
+more44:
 	CMPQ   AX, $0x02
-	JGT    more52
+	JGT    more50
 	VXORPS Y0, Y0, Y0
 	VXORPS Y1, Y1, Y1
 	VXORPS Y2, Y2, Y2
@@ -800,33 +868,33 @@ more45:
 	SHLQ   $0x02, CX
 	SHLQ   $0x02, DX
 
-one54:
+one51:
 	TESTQ        SI, SI
-	JZ           done55
+	JZ           done52
 	VMOVUPS      (BX), Y4
 	VMOVUPS      32(BX), Y5
 	VBROADCASTSS (AX), Y6
+	VBROADCASTSS (AX)(CX*1), Y7
 	VFMADD231PS  Y4, Y6, Y0
+	VFMADD231PS  Y4, Y7, Y2
 	VFMADD231PS  Y5, Y6, Y1
-	VBROADCASTSS (AX)(CX*1), Y6
-	VFMADD231PS  Y4, Y6, Y2
-	VFMADD231PS  Y5, Y6, Y3
+	VFMADD231PS  Y5, Y7, Y3
 	ADDQ         DX, AX
 	ADDQ         $0x00000040, BX
 	DECQ         SI
-	JMP          one54
+	JMP          one51
 
-done55:
+done52:
 	MOVQ       n+8(FP), AX
 	SUBQ       $0x08, AX
 	MOVB       acc+120(FP), CL
 	CMPQ       AX, $0x08
-	JEQ        whole57
+	JEQ        whole54
 	LEAQ       masks<>+0(SB), DX
 	NEGQ       AX
 	VMOVUPS    32(DX)(AX*4), Y4
 	TESTB      CL, CL
-	JNZ        add56
+	JNZ        add53
 	MOVQ       c_base+88(FP), AX
 	MOVQ       ldc+112(FP), CX
 	SHLQ       $0x02, CX
@@ -838,7 +906,7 @@ done55:
 	VZEROUPPER
 	RET
 
-add56:
+add53:
 	MOVQ       c_base+88(FP), AX
 	MOVQ       ldc+112(FP), CX
 	SHLQ       $0x02, CX
@@ -856,9 +924,9 @@ add56:
 	VZEROUPPER
 	RET
 
-whole57:
+whole54:
 	TESTB   CL, CL
-	JNZ     addWhole58
+	JNZ     addWhole55
 	MOVQ    c_base+88(FP), AX
 	MOVQ    ldc+112(FP), CX
 	SHLQ    $0x02, CX
@@ -870,7 +938,7 @@ whole57:
 	VZEROUPPER
 	RET
 
-addWhole58:
+addWhole55:
 	MOVQ    c_base+88(FP), AX
 	MOVQ    ldc+112(FP), CX
 	SHLQ    $0x02, CX
@@ -886,9 +954,9 @@ addWhole58:
 	VZEROUPPER
 	RET
 
-more52:
+more50:
 	CMPQ   AX, $0x03
-	JGT    more59
+	JGT    more56
 	VXORPS Y0, Y0, Y0
 	VXORPS Y1, Y1, Y1
 	VXORPS Y2, Y2, Y2
@@ -903,36 +971,36 @@ more52:
 	SHLQ   $0x02, CX
 	SHLQ   $0x02, DX
 
-one61:
+one57:
 	TESTQ        SI, SI
-	JZ           done62
+	JZ           done58
 	VMOVUPS      (BX), Y6
 	VMOVUPS      32(BX), Y7
 	VBROADCASTSS (AX), Y8
+	VBROADCASTSS (AX)(CX*1), Y9
 	VFMADD231PS  Y6, Y8, Y0
+	VFMADD231PS  Y6, Y9, Y2
 	VFMADD231PS  Y7, Y8, Y1
-	VBROADCASTSS (AX)(CX*1), Y8
-	VFMADD231PS  Y6, Y8, Y2
-	VFMADD231PS  Y7, Y8, Y3
+	VFMADD231PS  Y7, Y9, Y3
 	VBROADCASTSS (AX)(CX*2), Y8
 	VFMADD231PS  Y6, Y8, Y4
 	VFMADD231PS  Y7, Y8, Y5
 	ADDQ         DX, AX
 	ADDQ         $0x00000040, BX
 	DECQ         SI
-	JMP          one61
+	JMP          one57
 
-done62:
+done58:
 	MOVQ       n+8(FP), AX
 	SUBQ       $0x08, AX
 	MOVB       acc+120(FP), CL
 	CMPQ       AX, $0x08
-	JEQ        whole64
+	JEQ        whole60
 	LEAQ       masks<>+0(SB), DX
 	NEGQ       AX
 	VMOVUPS    32(DX)(AX*4), Y6
 	TESTB      CL, CL
-	JNZ        add63
+	JNZ        add59
 	MOVQ       c_base+88(FP), AX
 	MOVQ       ldc+112(FP), CX
 	SHLQ       $0x02, CX
@@ -947,7 +1015,7 @@ done62:
 	VZEROUPPER
 	RET
 
-add63:
+add59:
 	MOVQ       c_base+88(FP), AX
 	MOVQ       ldc+112(FP), CX
 	SHLQ       $0x02, CX
@@ -971,9 +1039,9 @@ add63:
 	VZEROUPPER
 	RET
 
-whole64:
+whole60:
 	TESTB   CL, CL
-	JNZ     addWhole65
+	JNZ     addWhole61
 	MOVQ    c_base+88(FP), AX
 	MOVQ    ldc+112(FP), CX
 	SHLQ    $0x02, CX
@@ -988,7 +1056,7 @@ whole64:
 	VZEROUPPER
 	RET
 
-addWhole65:
+addWhole61:
 	MOVQ    c_base+88(FP), AX
 	MOVQ    ldc+112(FP), CX
 	SHLQ    $0x02, CX
@@ -1009,9 +1077,9 @@ addWhole65:
 	VZEROUPPER
 	RET
 
-more59:
+more56:
 	CMPQ   AX, $0x04
-	JGT    more66
+	JGT    more62
 	VXORPS Y0, Y0, Y0
 	VXORPS Y1, Y1, Y1
 	VXORPS Y2, Y2, Y2
@@ -1030,40 +1098,40 @@ more59:
 	LEAQ   (CX)(CX*2), DI
 	ADDQ   AX, DI
 
-one68:
+one63:
 	TESTQ        SI, SI
-	JZ           done69
+	JZ           done64
 	VMOVUPS      (BX), Y8
 	VMOVUPS      32(BX), Y9
 	VBROADCASTSS (AX), Y10
+	VBROADCASTSS (AX)(CX*1), Y11
 	VFMADD231PS  Y8, Y10, Y0
+	VFMADD231PS  Y8, Y11, Y2
 	VFMADD231PS  Y9, Y10, Y1
-	VBROADCASTSS (AX)(CX*1), Y10
-	VFMADD231PS  Y8, Y10, Y2
-	VFMADD231PS  Y9, Y10, Y3
+	VFMADD231PS  Y9, Y11, Y3
 	VBROADCASTSS (AX)(CX*2), Y10
+	VBROADCASTSS (DI), Y11
 	VFMADD231PS  Y8, Y10, Y4
+	VFMADD231PS  Y8, Y11, Y6
 	VFMADD231PS  Y9, Y10, Y5
-	VBROADCASTSS (DI), Y10
-	VFMADD231PS  Y8, Y10, Y6
-	VFMADD231PS  Y9, Y10, Y7
+	VFMADD231PS  Y9, Y11, Y7
 	ADDQ         DX, AX
 	ADDQ         DX, DI
 	ADDQ         $0x00000040, BX
 	DECQ         SI
-	JMP          one68
+	JMP          one63
 
-done69:
+done64:
 	MOVQ       n+8(FP), AX
 	SUBQ       $0x08, AX
 	MOVB       acc+120(FP), CL
 	CMPQ       AX, $0x08
-	JEQ        whole71
+	JEQ        whole66
 	LEAQ       masks<>+0(SB), DX
 	NEGQ       AX
 	VMOVUPS    32(DX)(AX*4), Y8
 	TESTB      CL, CL
-	JNZ        add70
+	JNZ        add65
 	MOVQ       c_base+88(FP), AX
 	MOVQ       ldc+112(FP), CX
 	SHLQ       $0x02, CX
@@ -1081,7 +1149,7 @@ done69:
 	VZEROUPPER
 	RET
 
-add70:
+add65:
 	MOVQ       c_base+88(FP), AX
 	MOVQ       ldc+112(FP), CX
 	SHLQ       $0x02, CX
@@ -1111,9 +1179,9 @@ add70:
 	VZEROUPPER
 	RET
 
-whole71:
+whole66:
 	TESTB   CL, CL
-	JNZ     addWhole72
+	JNZ     addWhole67
 	MOVQ    c_base+88(FP), AX
 	MOVQ    ldc+112(FP), CX
 	SHLQ    $0x02, CX
@@ -1131,7 +1199,7 @@ whole71:
 	VZEROUPPER
 	RET
 
-addWhole72:
+addWhole67:
 	MOVQ    c_base+88(FP), AX
 	MOVQ    ldc+112(FP), CX
 	SHLQ    $0x02, CX
@@ -1157,9 +1225,9 @@ addWhole72:
 	VZEROUPPER
 	RET
 
-more66:
+more62:
 	CMPQ   AX, $0x05
-	JGT    more73
+	JGT    more68
 	VXORPS Y0, Y0, Y0
 	VXORPS Y1, Y1, Y1
 	VXORPS Y2, Y2, Y2
@@ -1180,23 +1248,23 @@ more66:
 	LEAQ   (CX)(CX*2), DI
 	ADDQ   AX, DI
 
-one75:
+one69:
 	TESTQ        SI, SI
-	JZ           done76
+	JZ           done70
 	VMOVUPS      (BX), Y10
 	VMOVUPS      32(BX), Y11
 	VBROADCASTSS (AX), Y12
+	VBROADCASTSS (AX)(CX*1), Y13
 	VFMADD231PS  Y10, Y12, Y0
+	VFMADD231PS  Y10, Y13, Y2
 	VFMADD231PS  Y11, Y12, Y1
-	VBROADCASTSS (AX)(CX*1), Y12
-	VFMADD231PS  Y10, Y12, Y2
-	VFMADD231PS  Y11, Y12, Y3
+	VFMADD231PS  Y11, Y13, Y3
 	VBROADCASTSS (AX)(CX*2), Y12
+	VBROADCASTSS (DI), Y13
 	VFMADD231PS  Y10, Y12, Y4
+	VFMADD231PS  Y10, Y13, Y6
 	VFMADD231PS  Y11, Y12, Y5
-	VBROADCASTSS (DI), Y12
-	VFMADD231PS  Y10, Y12, Y6
-	VFMADD231PS  Y11, Y12, Y7
+	VFMADD231PS  Y11, Y13, Y7
 	VBROADCASTSS (DI)(CX*1), Y12
 	VFMADD231PS  Y10, Y12, Y8
 	VFMADD231PS  Y11, Y12, Y9
@@ -1204,19 +1272,19 @@ one75:
 	ADDQ         DX, DI
 	ADDQ         $0x00000040, BX
 	DECQ         SI
-	JMP          one75
+	JMP          one69
 
-done76:
+done70:
 	MOVQ       n+8(FP), AX
 	SUBQ       $0x08, AX
 	MOVB       acc+120(FP), CL
 	CMPQ       AX, $0x08
-	JEQ        whole78
+	JEQ        whole72
 	LEAQ       masks<>+0(SB), DX
 	NEGQ       AX
 	VMOVUPS    32(DX)(AX*4), Y10
 	TESTB      CL, CL
-	JNZ        add77
+	JNZ        add71
 	MOVQ       c_base+88(FP), AX
 	MOVQ       ldc+112(FP), CX
 	SHLQ       $0x02, CX
@@ -1237,7 +1305,7 @@ done76:
 	VZEROUPPER
 	RET
 
-add77:
+add71:
 	MOVQ       c_base+88(FP), AX
 	MOVQ       ldc+112(FP), CX
 	SHLQ       $0x02, CX
@@ -1273,9 +1341,9 @@ add77:
 	VZEROUPPER
 	RET
 
-whole78:
+whole72:
 	TESTB   CL, CL
-	JNZ     addWhole79
+	JNZ     addWhole73
 	MOVQ    c_base+88(FP), AX
 	MOVQ    ldc+112(FP), CX
 	SHLQ    $0x02, CX
@@ -1296,7 +1364,7 @@ whole78:
 	VZEROUPPER
 	RET
 
-addWhole79:
+addWhole73:
 	MOVQ    c_base+88(FP), AX
 	MOVQ    ldc+112(FP), CX
 	SHLQ    $0x02, CX
@@ -1327,7 +1395,7 @@ addWhole79:
 	VZEROUPPER
 	RET
 
-more73:
+more68:
 	VXORPS Y0, Y0, Y0
 	VXORPS Y1, Y1, Y1
 	VXORPS Y2, Y2, Y2
@@ -1349,142 +1417,238 @@ more73:
 	SHLQ   $0x02, DX
 	LEAQ   (CX)(CX*2), DI
 	ADDQ   AX, DI
+	CMPQ   DX, $0x04
+	JNE    apart77
+	SUBQ   $0x04, SI
+	JLT    few79
 
-many81:
-	CMPQ         SI, $0x04
-	JLT          one82
+many78:
 	VMOVUPS      (BX), Y12
 	VMOVUPS      32(BX), Y13
 	VBROADCASTSS (AX), Y14
+	VBROADCASTSS (AX)(CX*1), Y15
 	VFMADD231PS  Y12, Y14, Y0
+	VFMADD231PS  Y12, Y15, Y2
 	VFMADD231PS  Y13, Y14, Y1
-	VBROADCASTSS (AX)(CX*1), Y14
-	VFMADD231PS  Y12, Y14, Y2
-	VFMADD231PS  Y13, Y14, Y3
+	VFMADD231PS  Y13, Y15, Y3
 	VBROADCASTSS (AX)(CX*2), Y14
+	VBROADCASTSS (DI), Y15
 	VFMADD231PS  Y12, Y14, Y4
+	VFMADD231PS  Y12, Y15, Y6
 	VFMADD231PS  Y13, Y14, Y5
-	VBROADCASTSS (DI), Y14
-	VFMADD231PS  Y12, Y14, Y6
-	VFMADD231PS  Y13, Y14, Y7
+	VFMADD231PS  Y13, Y15, Y7
 	VBROADCASTSS (DI)(CX*1), Y14
+	VBROADCASTSS (DI)(CX*2), Y15
 	VFMADD231PS  Y12, Y14, Y8
+	VFMADD231PS  Y12, Y15, Y10
 	VFMADD231PS  Y13, Y14, Y9
-	VBROADCASTSS (DI)(CX*2), Y14
-	VFMADD231PS  Y12, Y14, Y10
-	VFMADD231PS  Y13, Y14, Y11
-	ADDQ         DX, AX
-	ADDQ         DX, DI
+	VFMADD231PS  Y13, Y15, Y11
 	VMOVUPS      64(BX), Y12
 	VMOVUPS      96(BX), Y13
-	VBROADCASTSS (AX), Y14
+	VBROADCASTSS 4(AX), Y14
+	VBROADCASTSS 4(AX)(CX*1), Y15
 	VFMADD231PS  Y12, Y14, Y0
+	VFMADD231PS  Y12, Y15, Y2
 	VFMADD231PS  Y13, Y14, Y1
-	VBROADCASTSS (AX)(CX*1), Y14
-	VFMADD231PS  Y12, Y14, Y2
-	VFMADD231PS  Y13, Y14, Y3
-	VBROADCASTSS (AX)(CX*2), Y14
+	VFMADD231PS  Y13, Y15, Y3
+	VBROADCASTSS 4(AX)(CX*2), Y14
+	VBROADCASTSS 4(DI), Y15
 	VFMADD231PS  Y12, Y14, Y4
+	VFMADD231PS  Y12, Y15, Y6
 	VFMADD231PS  Y13, Y14, Y5
-	VBROADCASTSS (DI), Y14
-	VFMADD231PS  Y12, Y14, Y6
-	VFMADD231PS  Y13, Y14, Y7
-	VBROADCASTSS (DI)(CX*1), Y14
+	VFMADD231PS  Y13, Y15, Y7
+	VBROADCASTSS 4(DI)(CX*1), Y14
+	VBROADCASTSS 4(DI)(CX*2), Y15
 	VFMADD231PS  Y12, Y14, Y8
+	VFMADD231PS  Y12, Y15, Y10
 	VFMADD231PS  Y13, Y14, Y9
-	VBROADCASTSS (DI)(CX*2), Y14
-	VFMADD231PS  Y12, Y14, Y10
-	VFMADD231PS  Y13, Y14, Y11
-	ADDQ         DX, AX
-	ADDQ         DX, DI
+	VFMADD231PS  Y13, Y15, Y11
 	VMOVUPS      128(BX), Y12
 	VMOVUPS      160(BX), Y13
-	VBROADCASTSS (AX), Y14
+	VBROADCASTSS 8(AX), Y14
+	VBROADCASTSS 8(AX)(CX*1), Y15
 	VFMADD231PS  Y12, Y14, Y0
+	VFMADD231PS  Y12, Y15, Y2
 	VFMADD231PS  Y13, Y14, Y1
-	VBROADCASTSS (AX)(CX*1), Y14
-	VFMADD231PS  Y12, Y14, Y2
-	VFMADD231PS  Y13, Y14, Y3
-	VBROADCASTSS (AX)(CX*2), Y14
+	VFMADD231PS  Y13, Y15, Y3
+	VBROADCASTSS 8(AX)(CX*2), Y14
+	VBROADCASTSS 8(DI), Y15
 	VFMADD231PS  Y12, Y14, Y4
+	VFMADD231PS  Y12, Y15, Y6
 	VFMADD231PS  Y13, Y14, Y5
-	VBROADCASTSS (DI), Y14
-	VFMADD231PS  Y12, Y14, Y6
-	VFMADD231PS  Y13, Y14, Y7
-	VBROADCASTSS (DI)(CX*1), Y14
+	VFMADD231PS  Y13, Y15, Y7
+	VBROADCASTSS 8(DI)(CX*1), Y14
+	VBROADCASTSS 8(DI)(CX*2), Y15
 	VFMADD231PS  Y12, Y14, Y8
+	VFMADD231PS  Y12, Y15, Y10
 	VFMADD231PS  Y13, Y14, Y9
-	VBROADCASTSS (DI)(CX*2), Y14
-	VFMADD231PS  Y12, Y14, Y10
-	VFMADD231PS  Y13, Y14, Y11
-	ADDQ         DX, AX
-	ADDQ         DX, DI
+	VFMADD231PS  Y13, Y15, Y11
 	VMOVUPS      192(BX), Y12
 	VMOVUPS      224(BX), Y13
-	VBROADCASTSS (AX), Y14
+	VBROADCASTSS 12(AX), Y14
+	VBROADCASTSS 12(AX)(CX*1), Y15
 	VFMADD231PS  Y12, Y14, Y0
+	VFMADD231PS  Y12, Y15, Y2
 	VFMADD231PS  Y13, Y14, Y1
-	VBROADCASTSS (AX)(CX*1), Y14
-	VFMADD231PS  Y12, Y14, Y2
-	VFMADD231PS  Y13, Y14, Y3
-	VBROADCASTSS (AX)(CX*2), Y14
+	VFMADD231PS  Y13, Y15, Y3
+	VBROADCASTSS 12(AX)(CX*2), Y14
+	VBROADCASTSS 12(DI), Y15
 	VFMADD231PS  Y12, Y14, Y4
+	VFMADD231PS  Y12, Y15, Y6
 	VFMADD231PS  Y13, Y14, Y5
-	VBROADCASTSS (DI), Y14
-	VFMADD231PS  Y12, Y14, Y6
-	VFMADD231PS  Y13, Y14, Y7
-	VBROADCASTSS (DI)(CX*1), Y14
+	VFMADD231PS  Y13, Y15, Y7
+	VBROADCASTSS 12(DI)(CX*1), Y14
+	VBROADCASTSS 12(DI)(CX*2), Y15
 	VFMADD231PS  Y12, Y14, Y8
+	VFMADD231PS  Y12, Y15, Y10
 	VFMADD231PS  Y13, Y14, Y9
-	VBROADCASTSS (DI)(CX*2), Y14
-	VFMADD231PS  Y12, Y14, Y10
-	VFMADD231PS  Y13, Y14, Y11
-	ADDQ         DX, AX
-	ADDQ         DX, DI
+	VFMADD231PS  Y13, Y15, Y11
+	ADDQ         $0x00000010, AX
+	ADDQ         $0x00000010, DI
 	ADDQ         $0x00000100, BX
 	SUBQ         $0x04, SI
-	JMP          many81
+	JGE          many78
 
-one82:
-	TESTQ        SI, SI
-	JZ           done83
+few79:
+	ADDQ $0x04, SI
+	JMP  one75
+
+apart77:
+	CMPQ DX, $0x18
+	JNE  one75
+	SUBQ $0x04, SI
+	JLT  few81
+
+many80:
 	VMOVUPS      (BX), Y12
 	VMOVUPS      32(BX), Y13
 	VBROADCASTSS (AX), Y14
+	VBROADCASTSS 4(AX), Y15
 	VFMADD231PS  Y12, Y14, Y0
+	VFMADD231PS  Y12, Y15, Y2
 	VFMADD231PS  Y13, Y14, Y1
-	VBROADCASTSS (AX)(CX*1), Y14
-	VFMADD231PS  Y12, Y14, Y2
-	VFMADD231PS  Y13, Y14, Y3
-	VBROADCASTSS (AX)(CX*2), Y14
+	VFMADD231PS  Y13, Y15, Y3
+	VBROADCASTSS 8(AX), Y14
+	VBROADCASTSS 12(AX), Y15
 	VFMADD231PS  Y12, Y14, Y4
+	VFMADD231PS  Y12, Y15, Y6
 	VFMADD231PS  Y13, Y14, Y5
-	VBROADCASTSS (DI), Y14
-	VFMADD231PS  Y12, Y14, Y6
-	VFMADD231PS  Y13, Y14, Y7
-	VBROADCASTSS (DI)(CX*1), Y14
+	VFMADD231PS  Y13, Y15, Y7
+	VBROADCASTSS 16(AX), Y14
+	VBROADCASTSS 20(AX), Y15
 	VFMADD231PS  Y12, Y14, Y8
+	VFMADD231PS  Y12, Y15, Y10
 	VFMADD231PS  Y13, Y14, Y9
-	VBROADCASTSS (DI)(CX*2), Y14
-	VFMADD231PS  Y12, Y14, Y10
-	VFMADD231PS  Y13, Y14, Y11
+	VFMADD231PS  Y13, Y15, Y11
+	VMOVUPS      64(BX), Y12
+	VMOVUPS      96(BX), Y13
+	VBROADCASTSS 24(AX), Y14
+	VBROADCASTSS 28(AX), Y15
+	VFMADD231PS  Y12, Y14, Y0
+	VFMADD231PS  Y12, Y15, Y2
+	VFMADD231PS  Y13, Y14, Y1
+	VFMADD231PS  Y13, Y15, Y3
+	VBROADCASTSS 32(AX), Y14
+	VBROADCASTSS 36(AX), Y15
+	VFMADD231PS  Y12, Y14, Y4
+	VFMADD231PS  Y12, Y15, Y6
+	VFMADD231PS  Y13, Y14, Y5
+	VFMADD231PS  Y13, Y15, Y7
+	VBROADCASTSS 40(AX), Y14
+	VBROADCASTSS 44(AX), Y15
+	VFMADD231PS  Y12, Y14, Y8
+	VFMADD231PS  Y12, Y15, Y10
+	VFMADD231PS  Y13, Y14, Y9
+	VFMADD231PS  Y13, Y15, Y11
+	VMOVUPS      128(BX), Y12
+	VMOVUPS      160(BX), Y13
+	VBROADCASTSS 48(AX), Y14
+	VBROADCASTSS 52(AX), Y15
+	VFMADD231PS  Y12, Y14, Y0
+	VFMADD231PS  Y12, Y15, Y2
+	VFMADD231PS  Y13, Y14, Y1
+	VFMADD231PS  Y13, Y15, Y3
+	VBROADCASTSS 56(AX), Y14
+	VBROADCASTSS 60(AX), Y15
+	VFMADD231PS  Y12, Y14, Y4
+	VFMADD231PS  Y12, Y15, Y6
+	VFMADD231PS  Y13, Y14, Y5
+	VFMADD231PS  Y13, Y15, Y7
+	VBROADCASTSS 64(AX), Y14
+	VBROADCASTSS 68(AX), Y15
+	VFMADD231PS  Y12, Y14, Y8
+	VFMADD231PS  Y12, Y15, Y10
+	VFMADD231PS  Y13, Y14, Y9
+	VFMADD231PS  Y13, Y15, Y11
+	VMOVUPS      192(BX), Y12
+	VMOVUPS      224(BX), Y13
+	VBROADCASTSS 72(AX), Y14
+	VBROADCASTSS 76(AX), Y15
+	VFMADD231PS  Y12, Y14, Y0
+	VFMADD231PS  Y12, Y15, Y2
+	VFMADD231PS  Y13, Y14, Y1
+	VFMADD231PS  Y13, Y15, Y3
+	VBROADCASTSS 80(AX), Y14
+	VBROADCASTSS 84(AX), Y15
+	VFMADD231PS  Y12, Y14, Y4
+	VFMADD231PS  Y12, Y15, Y6
+	VFMADD231PS  Y13, Y14, Y5
+	VFMADD231PS  Y13, Y15, Y7
+	VBROADCASTSS 88(AX), Y14
+	VBROADCASTSS 92(AX), Y15
+	VFMADD231PS  Y12, Y14, Y8
+	VFMADD231PS  Y12, Y15, Y10
+	VFMADD231PS  Y13, Y14, Y9
+	VFMADD231PS  Y13, Y15, Y11
+	ADDQ         $0x00000060, AX
+	ADDQ         $0x00000100, BX
+	SUBQ         $0x04, SI
+	JGE          many80
+
+few81:
+	ADDQ $0x04, SI
+	LEAQ 12(AX), DI
+
+one75:
+	TESTQ        SI, SI
+	JZ           done76
+	VMOVUPS      (BX), Y12
+	VMOVUPS      32(BX), Y13
+	VBROADCASTSS (AX), Y14
+	VBROADCASTSS (AX)(CX*1), Y15
+	VFMADD231PS  Y12, Y14, Y0
+	VFMADD231PS  Y12, Y15, Y2
+	VFMADD231PS  Y13, Y14, Y1
+	VFMADD231PS  Y13, Y15, Y3
+	VBROADCASTSS (AX)(CX*2), Y14
+	VBROADCASTSS (DI), Y15
+	VFMADD231PS  Y12, Y14, Y4
+	VFMADD231PS  Y12, Y15, Y6
+	VFMADD231PS  Y13, Y14, Y5
+	VFMADD231PS  Y13, Y15, Y7
+	VBROADCASTSS (DI)(CX*1), Y14
+	VBROADCASTSS (DI)(CX*2), Y15
+	VFMADD231PS  Y12, Y14, Y8
+	VFMADD231PS  Y12, Y15, Y10
+	VFMADD231PS  Y13, Y14, Y9
+	VFMADD231PS  Y13, Y15, Y11
 	ADDQ         DX, AX
 	ADDQ         DX, DI
 	ADDQ         $0x00000040, BX
 	DECQ         SI
-	JMP          one82
+	JMP          one75
 
-done83:
+done76:
 	MOVQ       n+8(FP), AX
 	SUBQ       $0x08, AX
 	MOVB       acc+120(FP), CL
 	CMPQ       AX, $0x08
-	JEQ        whole85
+	JEQ        whole83
 	LEAQ       masks<>+0(SB), DX
 	NEGQ       AX
 	VMOVUPS    32(DX)(AX*4), Y12
 	TESTB      CL, CL
-	JNZ        add84
+	JNZ        add82
 	MOVQ       c_base+88(FP), AX
 	MOVQ       ldc+112(FP), CX
 	SHLQ       $0x02, CX
@@ -1508,7 +1672,7 @@ done83:
 	VZEROUPPER
 	RET
 
-add84:
+add82:
 	MOVQ       c_base+88(FP), AX
 	MOVQ       ldc+112(FP), CX
 	SHLQ       $0x02, CX
@@ -1550,9 +1714,9 @@ add84:
 	VZEROUPPER
 	RET
 
-whole85:
+whole83:
 	TESTB   CL, CL
-	JNZ     addWhole86
+	JNZ     addWhole84
 	MOVQ    c_base+88(FP), AX
 	MOVQ    ldc+112(FP), CX
 	SHLQ    $0x02, CX
@@ -1576,7 +1740,7 @@ whole85:
 	VZEROUPPER
 	RET
 
-addWhole86:
+addWhole84:
 	MOVQ    c_base+88(FP), AX
 	MOVQ    ldc+112(FP), CX
 	SHLQ    $0x02, CX
@@ -1618,9 +1782,9 @@ TEXT ·productAVX512(SB), NOSPLIT, $0-121
 	MOVQ   m+0(FP), AX
 	MOVQ   n+8(FP), CX
 	CMPQ   CX, $0x10
-	JGT    wider87
+	JGT    wider85
 	CMPQ   AX, $0x01
-	JGT    more88
+	JGT    more86
 	VPXORD Z0, Z0, Z0
 	MOVQ   a_base+24(FP), AX
 	MOVQ   rsa+48(FP), CX
@@ -1630,18 +1794,18 @@ TEXT ·productAVX512(SB), NOSPLIT, $0-121
 	SHLQ   $0x02, CX
 	SHLQ   $0x02, DX
 
-one90:
+one87:
 	TESTQ        SI, SI
-	JZ           done91
+	JZ           done88
 	VMOVUPS      (BX), Z1
 	VBROADCASTSS (AX), Z2
 	VFMADD231PS  Z1, Z2, Z0
 	ADDQ         DX, AX
-	ADDQ         $0x00000080, BX
+	ADDQ         $0x000000c0, BX
 	DECQ         SI
-	JMP          one90
+	JMP          one87
 
-done91:
+done88:
 	MOVQ    n+8(FP), AX
 	MOVB    acc+120(FP), CL
 	MOVQ    $0x00000001, DX
@@ -1649,7 +1813,7 @@ done91:
 	DECQ    DX
 	KMOVW   DX, K1
 	TESTB   CL, CL
-	JNZ     add92
+	JNZ     add89
 	MOVQ    c_base+88(FP), AX
 	MOVQ    ldc+112(FP), CX
 	SHLQ    $0x02, CX
@@ -1657,7 +1821,7 @@ done91:
 	VZEROUPPER
 	RET
 
-add92:
+add89:
 	MOVQ      c_base+88(FP), AX
 	MOVQ      ldc+112(FP), CX
 	SHLQ      $0x02, CX
@@ -1667,11 +1831,70 @@ add92:
 	VZEROUPPER
 	RET
 
-more88:
+more86:
 	CMPQ   AX, $0x02
-	JGT    more93
+	JGT    more90
 	VPXORD Z0, Z0, Z0
 	VPXORD Z1, Z1, Z1
+	MOVQ   a_base+24(FP), AX
+	MOVQ   rsa+48(FP), CX
+	MOVQ   csa+56(FP), DX
+	MOVQ   b_base+64(FP), BX
+	MOVQ   k+16(FP), SI
+	SHLQ   $0x02, CX
+	SHLQ   $0x02, DX
+
+one91:
+	TESTQ        SI, SI
+	JZ           done92
+	VMOVUPS      (BX), Z2
+	VBROADCASTSS (AX), Z3
+	VBROADCASTSS (AX)(CX*1), Z4
+	VFMADD231PS  Z2, Z3, Z0
+	VFMADD231PS  Z2, Z4, Z1
+	ADDQ         DX, AX
+	ADDQ         $0x000000c0, BX
+	DECQ         SI
+	JMP          one91
+
+done92:
+	MOVQ    n+8(FP), AX
+	MOVB    acc+120(FP), CL
+	MOVQ    $0x00000001, DX
+	SHLXQ   AX, DX, DX
+	DECQ    DX
+	KMOVW   DX, K1
+	TESTB   CL, CL
+	JNZ     add93
+	MOVQ    c_base+88(FP), AX
+	MOVQ    ldc+112(FP), CX
+	SHLQ    $0x02, CX
+	VMOVUPS Z0, K1, (AX)
+	ADDQ    CX, AX
+	VMOVUPS Z1, K1, (AX)
+	VZEROUPPER
+	RET
+
+add93:
+	MOVQ      c_base+88(FP), AX
+	MOVQ      ldc+112(FP), CX
+	SHLQ      $0x02, CX
+	VMOVUPS.Z (AX), K1, Z2
+	VADDPS    Z2, Z0, Z0
+	VMOVUPS   Z0, K1, (AX)
+	ADDQ      CX, AX
+	VMOVUPS.Z (AX), K1, Z0
+	VADDPS    Z0, Z1, Z1
+	VMOVUPS   Z1, K1, (AX)
+	VZEROUPPER
+	RET
+
+more90:
+	CMPQ   AX, $0x03
+	JGT    more94
+	VPXORD Z0, Z0, Z0
+	VPXORD Z1, Z1, Z1
+	VPXORD Z2, Z2, Z2
 	MOVQ   a_base+24(FP), AX
 	MOVQ   rsa+48(FP), CX
 	MOVQ   csa+56(FP), DX
@@ -1683,13 +1906,15 @@ more88:
 one95:
 	TESTQ        SI, SI
 	JZ           done96
-	VMOVUPS      (BX), Z2
-	VBROADCASTSS (AX), Z3
-	VFMADD231PS  Z2, Z3, Z0
-	VBROADCASTSS (AX)(CX*1), Z3
-	VFMADD231PS  Z2, Z3, Z1
+	VMOVUPS      (BX), Z3
+	VBROADCASTSS (AX), Z4
+	VBROADCASTSS (AX)(CX*1), Z5
+	VFMADD231PS  Z3, Z4, Z0
+	VFMADD231PS  Z3, Z5, Z1
+	VBROADCASTSS (AX)(CX*2), Z4
+	VFMADD231PS  Z3, Z4, Z2
 	ADDQ         DX, AX
-	ADDQ         $0x00000080, BX
+	ADDQ         $0x000000c0, BX
 	DECQ         SI
 	JMP          one95
 
@@ -1708,73 +1933,12 @@ done96:
 	VMOVUPS Z0, K1, (AX)
 	ADDQ    CX, AX
 	VMOVUPS Z1, K1, (AX)
-	VZEROUPPER
-	RET
-
-add97:
-	MOVQ      c_base+88(FP), AX
-	MOVQ      ldc+112(FP), CX
-	SHLQ      $0x02, CX
-	VMOVUPS.Z (AX), K1, Z2
-	VADDPS    Z2, Z0, Z0
-	VMOVUPS   Z0, K1, (AX)
-	ADDQ      CX, AX
-	VMOVUPS.Z (AX), K1, Z0
-	VADDPS    Z0, Z1, Z1
-	VMOVUPS   Z1, K1, (AX)
-	VZEROUPPER
-	RET
-
-more93:
-	CMPQ   AX, $0x03
-	JGT    more98
-	VPXORD Z0, Z0, Z0
-	VPXORD Z1, Z1, Z1
-	VPXORD Z2, Z2, Z2
-	MOVQ   a_base+24(FP), AX
-	MOVQ   rsa+48(FP), CX
-	MOVQ   csa+56(FP), DX
-	MOVQ   b_base+64(FP), BX
-	MOVQ   k+16(FP), SI
-	SHLQ   $0x02, CX
-	SHLQ   $0x02, DX
-
-one100:
-	TESTQ        SI, SI
-	JZ           done101
-	VMOVUPS      (BX), Z3
-	VBROADCASTSS (AX), Z4
-	VFMADD231PS  Z3, Z4, Z0
-	VBROADCASTSS (AX)(CX*1), Z4
-	VFMADD231PS  Z3, Z4, Z1
-	VBROADCASTSS (AX)(CX*2), Z4
-	VFMADD231PS  Z3, Z4, Z2
-	ADDQ         DX, AX
-	ADDQ         $0x00000080, BX
-	DECQ         SI
-	JMP          one100
-
-done101:
-	MOVQ    n+8(FP), AX
-	MOVB    acc+120(FP), CL
-	MOVQ    $0x00000001, DX
-	SHLXQ   AX, DX, DX
-	DECQ    DX
-	KMOVW   DX, K1
-	TESTB   CL, CL
-	JNZ     add102
-	MOVQ    c_base+88(FP), AX
-	MOVQ    ldc+112(FP), CX
-	SHLQ    $0x02, CX
-	VMOVUPS Z0, K1, (AX)
-	ADDQ    CX, AX
-	VMOVUPS Z1, K1, (AX)
 	ADDQ    CX, AX
 	VMOVUPS Z2, K1, (AX)
 	VZEROUPPER
 	RET
 
-add102:
+add97:
 	MOVQ      c_base+88(FP), AX
 	MOVQ      ldc+112(FP), CX
 	SHLQ      $0x02, CX
@@ -1792,9 +1956,9 @@ add102:
 	VZEROUPPER
 	RET
 
-more98:
+more94:
 	CMPQ   AX, $0x04
-	JGT    more103
+	JGT    more98
 	VPXORD Z0, Z0, Z0
 	VPXORD Z1, Z1, Z1
 	VPXORD Z2, Z2, Z2
@@ -1809,25 +1973,25 @@ more98:
 	LEAQ   (CX)(CX*2), DI
 	ADDQ   AX, DI
 
-one105:
+one99:
 	TESTQ        SI, SI
-	JZ           done106
+	JZ           done100
 	VMOVUPS      (BX), Z4
 	VBROADCASTSS (AX), Z5
+	VBROADCASTSS (AX)(CX*1), Z6
 	VFMADD231PS  Z4, Z5, Z0
-	VBROADCASTSS (AX)(CX*1), Z5
-	VFMADD231PS  Z4, Z5, Z1
+	VFMADD231PS  Z4, Z6, Z1
 	VBROADCASTSS (AX)(CX*2), Z5
+	VBROADCASTSS (DI), Z6
 	VFMADD231PS  Z4, Z5, Z2
-	VBROADCASTSS (DI), Z5
-	VFMADD231PS  Z4, Z5, Z3
+	VFMADD231PS  Z4, Z6, Z3
 	ADDQ         DX, AX
 	ADDQ         DX, DI
-	ADDQ         $0x00000080, BX
+	ADDQ         $0x000000c0, BX
 	DECQ         SI
-	JMP          one105
+	JMP          one99
 
-done106:
+done100:
 	MOVQ    n+8(FP), AX
 	MOVB    acc+120(FP), CL
 	MOVQ    $0x00000001, DX
@@ -1835,7 +1999,7 @@ done106:
 	DECQ    DX
 	KMOVW   DX, K1
 	TESTB   CL, CL
-	JNZ     add107
+	JNZ     add101
 	MOVQ    c_base+88(FP), AX
 	MOVQ    ldc+112(FP), CX
 	SHLQ    $0x02, CX
@@ -1849,7 +2013,7 @@ done106:
 	VZEROUPPER
 	RET
 
-add107:
+add101:
 	MOVQ      c_base+88(FP), AX
 	MOVQ      ldc+112(FP), CX
 	SHLQ      $0x02, CX
@@ -1871,9 +2035,9 @@ add107:
 	VZEROUPPER
 	RET
 
-more103:
+more98:
 	CMPQ   AX, $0x05
-	JGT    more108
+	JGT    more102
 	VPXORD Z0, Z0, Z0
 	VPXORD Z1, Z1, Z1
 	VPXORD Z2, Z2, Z2
@@ -1889,27 +2053,27 @@ more103:
 	LEAQ   (CX)(CX*2), DI
 	ADDQ   AX, DI
 
-one110:
+one103:
 	TESTQ        SI, SI
-	JZ           done111
+	JZ           done104
 	VMOVUPS      (BX), Z5
 	VBROADCASTSS (AX), Z6
+	VBROADCASTSS (AX)(CX*1), Z7
 	VFMADD231PS  Z5, Z6, Z0
-	VBROADCASTSS (AX)(CX*1), Z6
-	VFMADD231PS  Z5, Z6, Z1
+	VFMADD231PS  Z5, Z7, Z1
 	VBROADCASTSS (AX)(CX*2), Z6
+	VBROADCASTSS (DI), Z7
 	VFMADD231PS  Z5, Z6, Z2
-	VBROADCASTSS (DI), Z6
-	VFMADD231PS  Z5, Z6, Z3
+	VFMADD231PS  Z5, Z7, Z3
 	VBROADCASTSS (DI)(CX*1), Z6
 	VFMADD231PS  Z5, Z6, Z4
 	ADDQ         DX, AX
 	ADDQ         DX, DI
-	ADDQ         $0x00000080, BX
+	ADDQ         $0x000000c0, BX
 	DECQ         SI
-	JMP          one110
+	JMP          one103
 
-done111:
+done104:
 	MOVQ    n+8(FP), AX
 	MOVB    acc+120(FP), CL
 	MOVQ    $0x00000001, DX
@@ -1917,7 +2081,7 @@ done111:
 	DECQ    DX
 	KMOVW   DX, K1
 	TESTB   CL, CL
-	JNZ     add112
+	JNZ     add105
 	MOVQ    c_base+88(FP), AX
 	MOVQ    ldc+112(FP), CX
 	SHLQ    $0x02, CX
@@ -1933,7 +2097,7 @@ done111:
 	VZEROUPPER
 	RET
 
-add112:
+add105:
 	MOVQ      c_base+88(FP), AX
 	MOVQ      ldc+112(FP), CX
 	SHLQ      $0x02, CX
@@ -1959,9 +2123,9 @@ add112:
 	VZEROUPPER
 	RET
 
-more108:
+more102:
 	CMPQ   AX, $0x06
-	JGT    more113
+	JGT    more106
 	VPXORD Z0, Z0, Z0
 	VPXORD Z1, Z1, Z1
 	VPXORD Z2, Z2, Z2
@@ -1978,29 +2142,29 @@ more108:
 	LEAQ   (CX)(CX*2), DI
 	ADDQ   AX, DI
 
-one115:
+one107:
 	TESTQ        SI, SI
-	JZ           done116
+	JZ           done108
 	VMOVUPS      (BX), Z6
 	VBROADCASTSS (AX), Z7
+	VBROADCASTSS (AX)(CX*1), Z8
 	VFMADD231PS  Z6, Z7, Z0
-	VBROADCASTSS (AX)(CX*1), Z7
-	VFMADD231PS  Z6, Z7, Z1
+	VFMADD231PS  Z6, Z8, Z1
 	VBROADCASTSS (AX)(CX*2), Z7
+	VBROADCASTSS (DI), Z8
 	VFMADD231PS  Z6, Z7, Z2
-	VBROADCASTSS (DI), Z7
-	VFMADD231PS  Z6, Z7, Z3
+	VFMADD231PS  Z6, Z8, Z3
 	VBROADCASTSS (DI)(CX*1), Z7
+	VBROADCASTSS (DI)(CX*2), Z8
 	VFMADD231PS  Z6, Z7, Z4
-	VBROADCASTSS (DI)(CX*2), Z7
-	VFMADD231PS  Z6, Z7, Z5
+	VFMADD231PS  Z6, Z8, Z5
 	ADDQ         DX, AX
 	ADDQ         DX, DI
-	ADDQ         $0x00000080, BX
+	ADDQ         $0x000000c0, BX
 	DECQ         SI
-	JMP          one115
+	JMP          one107
 
-done116:
+done108:
 	MOVQ    n+8(FP), AX
 	MOVB    acc+120(FP), CL
 	MOVQ    $0x00000001, DX
@@ -2008,7 +2172,7 @@ done116:
 	DECQ    DX
 	KMOVW   DX, K1
 	TESTB   CL, CL
-	JNZ     add117
+	JNZ     add109
 	MOVQ    c_base+88(FP), AX
 	MOVQ    ldc+112(FP), CX
 	SHLQ    $0x02, CX
@@ -2026,7 +2190,7 @@ done116:
 	VZEROUPPER
 	RET
 
-add117:
+add109:
 	MOVQ      c_base+88(FP), AX
 	MOVQ      ldc+112(FP), CX
 	SHLQ      $0x02, CX
@@ -2056,9 +2220,9 @@ add117:
 	VZEROUPPER
 	RET
 
-more113:
+more106:
 	CMPQ   AX, $0x07
-	JGT    more118
+	JGT    more110
 	VPXORD Z0, Z0, Z0
 	VPXORD Z1, Z1, Z1
 	VPXORD Z2, Z2, Z2
@@ -2078,32 +2242,32 @@ more113:
 	LEAQ   (CX)(CX*2), R8
 	ADDQ   DI, R8
 
-one120:
+one111:
 	TESTQ        SI, SI
-	JZ           done121
+	JZ           done112
 	VMOVUPS      (BX), Z7
 	VBROADCASTSS (AX), Z8
+	VBROADCASTSS (AX)(CX*1), Z9
 	VFMADD231PS  Z7, Z8, Z0
-	VBROADCASTSS (AX)(CX*1), Z8
-	VFMADD231PS  Z7, Z8, Z1
+	VFMADD231PS  Z7, Z9, Z1
 	VBROADCASTSS (AX)(CX*2), Z8
+	VBROADCASTSS (DI), Z9
 	VFMADD231PS  Z7, Z8, Z2
-	VBROADCASTSS (DI), Z8
-	VFMADD231PS  Z7, Z8, Z3
+	VFMADD231PS  Z7, Z9, Z3
 	VBROADCASTSS (DI)(CX*1), Z8
+	VBROADCASTSS (DI)(CX*2), Z9
 	VFMADD231PS  Z7, Z8, Z4
-	VBROADCASTSS (DI)(CX*2), Z8
-	VFMADD231PS  Z7, Z8, Z5
+	VFMADD231PS  Z7, Z9, Z5
 	VBROADCASTSS (R8), Z8
 	VFMADD231PS  Z7, Z8, Z6
 	ADDQ         DX, AX
 	ADDQ         DX, DI
 	ADDQ         DX, R8
-	ADDQ         $0x00000080, BX
+	ADDQ         $0x000000c0, BX
 	DECQ         SI
-	JMP          one120
+	JMP          one111
 
-done121:
+done112:
 	MOVQ    n+8(FP), AX
 	MOVB    acc+120(FP), CL
 	MOVQ    $0x00000001, DX
@@ -2111,7 +2275,7 @@ done121:
 	DECQ    DX
 	KMOVW   DX, K1
 	TESTB   CL, CL
-	JNZ     add122
+	JNZ     add113
 	MOVQ    c_base+88(FP), AX
 	MOVQ    ldc+112(FP), CX
 	SHLQ    $0x02, CX
@@ -2131,7 +2295,7 @@ done121:
 	VZEROUPPER
 	RET
 
-add122:
+add113:
 	MOVQ      c_base+88(FP), AX
 	MOVQ      ldc+112(FP), CX
 	SHLQ      $0x02, CX
@@ -2165,9 +2329,7 @@ add122:
 	VZEROUPPER
 	RET
 
-more118:
-	CMPQ   AX, $0x08
-	JGT    more123
+more110:
 	VPXORD Z0, Z0, Z0
 	VPXORD Z1, Z1, Z1
 	VPXORD Z2, Z2, Z2
@@ -2187,35 +2349,204 @@ more118:
 	ADDQ   AX, DI
 	LEAQ   (CX)(CX*2), R8
 	ADDQ   DI, R8
+	CMPQ   DX, $0x04
+	JNE    apart117
+	SUBQ   $0x04, SI
+	JLT    few119
 
-one125:
-	TESTQ        SI, SI
-	JZ           done126
+many118:
 	VMOVUPS      (BX), Z8
 	VBROADCASTSS (AX), Z9
+	VBROADCASTSS (AX)(CX*1), Z10
 	VFMADD231PS  Z8, Z9, Z0
-	VBROADCASTSS (AX)(CX*1), Z9
-	VFMADD231PS  Z8, Z9, Z1
+	VFMADD231PS  Z8, Z10, Z1
 	VBROADCASTSS (AX)(CX*2), Z9
+	VBROADCASTSS (DI), Z10
 	VFMADD231PS  Z8, Z9, Z2
-	VBROADCASTSS (DI), Z9
-	VFMADD231PS  Z8, Z9, Z3
+	VFMADD231PS  Z8, Z10, Z3
 	VBROADCASTSS (DI)(CX*1), Z9
+	VBROADCASTSS (DI)(CX*2), Z10
 	VFMADD231PS  Z8, Z9, Z4
-	VBROADCASTSS (DI)(CX*2), Z9
-	VFMADD231PS  Z8, Z9, Z5
+	VFMADD231PS  Z8, Z10, Z5
 	VBROADCASTSS (R8), Z9
+	VBROADCASTSS (R8)(CX*1), Z10
 	VFMADD231PS  Z8, Z9, Z6
-	VBROADCASTSS (R8)(CX*1), Z9
-	VFMADD231PS  Z8, Z9, Z7
+	VFMADD231PS  Z8, Z10, Z7
+	VMOVUPS      192(BX), Z8
+	VBROADCASTSS 4(AX), Z9
+	VBROADCASTSS 4(AX)(CX*1), Z10
+	VFMADD231PS  Z8, Z9, Z0
+	VFMADD231PS  Z8, Z10, Z1
+	VBROADCASTSS 4(AX)(CX*2), Z9
+	VBROADCASTSS 4(DI), Z10
+	VFMADD231PS  Z8, Z9, Z2
+	VFMADD231PS  Z8, Z10, Z3
+	VBROADCASTSS 4(DI)(CX*1), Z9
+	VBROADCASTSS 4(DI)(CX*2), Z10
+	VFMADD231PS  Z8, Z9, Z4
+	VFMADD231PS  Z8, Z10, Z5
+	VBROADCASTSS 4(R8), Z9
+	VBROADCASTSS 4(R8)(CX*1), Z10
+	VFMADD231PS  Z8, Z9, Z6
+	VFMADD231PS  Z8, Z10, Z7
+	VMOVUPS      384(BX), Z8
+	VBROADCASTSS 8(AX), Z9
+	VBROADCASTSS 8(AX)(CX*1), Z10
+	VFMADD231PS  Z8, Z9, Z0
+	VFMADD231PS  Z8, Z10, Z1
+	VBROADCASTSS 8(AX)(CX*2), Z9
+	VBROADCASTSS 8(DI), Z10
+	VFMADD231PS  Z8, Z9, Z2
+	VFMADD231PS  Z8, Z10, Z3
+	VBROADCASTSS 8(DI)(CX*1), Z9
+	VBROADCASTSS 8(DI)(CX*2), Z10
+	VFMADD231PS  Z8, Z9, Z4
+	VFMADD231PS  Z8, Z10, Z5
+	VBROADCASTSS 8(R8), Z9
+	VBROADCASTSS 8(R8)(CX*1), Z10
+	VFMADD231PS  Z8, Z9, Z6
+	VFMADD231PS  Z8, Z10, Z7
+	VMOVUPS      576(BX), Z8
+	VBROADCASTSS 12(AX), Z9
+	VBROADCASTSS 12(AX)(CX*1), Z10
+	VFMADD231PS  Z8, Z9, Z0
+	VFMADD231PS  Z8, Z10, Z1
+	VBROADCASTSS 12(AX)(CX*2), Z9
+	VBROADCASTSS 12(DI), Z10
+	VFMADD231PS  Z8, Z9, Z2
+	VFMADD231PS  Z8, Z10, Z3
+	VBROADCASTSS 12(DI)(CX*1), Z9
+	VBROADCASTSS 12(DI)(CX*2), Z10
+	VFMADD231PS  Z8, Z9, Z4
+	VFMADD231PS  Z8, Z10, Z5
+	VBROADCASTSS 12(R8), Z9
+	VBROADCASTSS 12(R8)(CX*1), Z10
+	VFMADD231PS  Z8, Z9, Z6
+	VFMADD231PS  Z8, Z10, Z7
+	ADDQ         $0x00000010, AX
+	ADDQ         $0x00000010, DI
+	ADDQ         $0x00000010, R8
+	ADDQ         $0x00000300, BX
+	SUBQ         $0x04, SI
+	JGE          many118
+
+few119:
+	ADDQ $0x04, SI
+	JMP  one115
+
+apart117:
+	CMPQ DX, $0x20
+	JNE  one115
+	SUBQ $0x04, SI
+	JLT  few121
+
+many120:
+	VMOVUPS      (BX), Z8
+	VBROADCASTSS (AX), Z9
+	VBROADCASTSS 4(AX), Z10
+	VFMADD231PS  Z8, Z9, Z0
+	VFMADD231PS  Z8, Z10, Z1
+	VBROADCASTSS 8(AX), Z9
+	VBROADCASTSS 12(AX), Z10
+	VFMADD231PS  Z8, Z9, Z2
+	VFMADD231PS  Z8, Z10, Z3
+	VBROADCASTSS 16(AX), Z9
+	VBROADCASTSS 20(AX), Z10
+	VFMADD231PS  Z8, Z9, Z4
+	VFMADD231PS  Z8, Z10, Z5
+	VBROADCASTSS 24(AX), Z9
+	VBROADCASTSS 28(AX), Z10
+	VFMADD231PS  Z8, Z9, Z6
+	VFMADD231PS  Z8, Z10, Z7
+	VMOVUPS      192(BX), Z8
+	VBROADCASTSS 32(AX), Z9
+	VBROADCASTSS 36(AX), Z10
+	VFMADD231PS  Z8, Z9, Z0
+	VFMADD231PS  Z8, Z10, Z1
+	VBROADCASTSS 40(AX), Z9
+	VBROADCASTSS 44(AX), Z10
+	VFMADD231PS  Z8, Z9, Z2
+	VFMADD231PS  Z8, Z10, Z3
+	VBROADCASTSS 48(AX), Z9
+	VBROADCASTSS 52(AX), Z10
+	VFMADD231PS  Z8, Z9, Z4
+	VFMADD231PS  Z8, Z10, Z5
+	VBROADCASTSS 56(AX), Z9
+	VBROADCASTSS 60(AX), Z10
+	VFMADD231PS  Z8, Z9, Z6
+	VFMADD231PS  Z8, Z10, Z7
+	VMOVUPS      384(BX), Z8
+	VBROADCASTSS 64(AX), Z9
+	VBROADCASTSS 68(AX), Z10
+	VFMADD231PS  Z8, Z9, Z0
+	VFMADD231PS  Z8, Z10, Z1
+	VBROADCASTSS 72(AX), Z9
+	VBROADCASTSS 76(AX), Z10
+	VFMADD231PS  Z8, Z9, Z2
+	VFMADD231PS  Z8, Z10, Z3
+	VBROADCASTSS 80(AX), Z9
+	VBROADCASTSS 84(AX), Z10
+	VFMADD231PS  Z8, Z9, Z4
+	VFMADD231PS  Z8, Z10, Z5
+	VBROADCASTSS 88(AX), Z9
+	VBROADCASTSS 92(AX), Z10
+	VFMADD231PS  Z8, Z9, Z6
+	VFMADD231PS  Z8, Z10, Z7
+	VMOVUPS      576(BX), Z8
+	VBROADCASTSS 96(AX), Z9
+	VBROADCASTSS 100(AX), Z10
+	VFMADD231PS  Z8, Z9, Z0
+	VFMADD231PS  Z8, Z10, Z1
+	VBROADCASTSS 104(AX), Z9
+	VBROADCASTSS 108(AX), Z10
+	VFMADD231PS  Z8, Z9, Z2
+	VFMADD231PS  Z8, Z10, Z3
+	VBROADCASTSS 112(AX), Z9
+	VBROADCASTSS 116(AX), Z10
+	VFMADD231PS  Z8, Z9, Z4
+	VFMADD231PS  Z8, Z10, Z5
+	VBROADCASTSS 120(AX), Z9
+	VBROADCASTSS 124(AX), Z10
+	VFMADD231PS  Z8, Z9, Z6
+	VFMADD231PS  Z8, Z10, Z7
+	ADDQ         $0x00000080, AX
+	ADDQ         $0x00000300, BX
+	SUBQ         $0x04, SI
+	JGE          many120
+
+few121:
+	ADDQ $0x04, SI
+	LEAQ 12(AX), DI
+	LEAQ 24(AX), R8
+
+one115:
+	TESTQ        SI, SI
+	JZ           done116
+	VMOVUPS      (BX), Z8
+	VBROADCASTSS (AX), Z9
+	VBROADCASTSS (AX)(CX*1), Z10
+	VFMADD231PS  Z8, Z9, Z0
+	VFMADD231PS  Z8, Z10, Z1
+	VBROADCASTSS (AX)(CX*2), Z9
+	VBROADCASTSS (DI), Z10
+	VFMADD231PS  Z8, Z9, Z2
+	VFMADD231PS  Z8, Z10, Z3
+	VBROADCASTSS (DI)(CX*1), Z9
+	VBROADCASTSS (DI)(CX*2), Z10
+	VFMADD231PS  Z8, Z9, Z4
+	VFMADD231PS  Z8, Z10, Z5
+	VBROADCASTSS (R8), Z9
+	VBROADCASTSS (R8)(CX*1), Z10
+	VFMADD231PS  Z8, Z9, Z6
+	VFMADD231PS  Z8, Z10, Z7
 	ADDQ         DX, AX
 	ADDQ         DX, DI
 	ADDQ         DX, R8
-	ADDQ         $0x00000080, BX
+	ADDQ         $0x000000c0, BX
 	DECQ         SI
-	JMP          one125
+	JMP          one115
 
-done126:
+done116:
 	MOVQ    n+8(FP), AX
 	MOVB    acc+120(FP), CL
 	MOVQ    $0x00000001, DX
@@ -2223,7 +2554,7 @@ done126:
 	DECQ    DX
 	KMOVW   DX, K1
 	TESTB   CL, CL
-	JNZ     add127
+	JNZ     add122
 	MOVQ    c_base+88(FP), AX
 	MOVQ    ldc+112(FP), CX
 	SHLQ    $0x02, CX
@@ -2245,7 +2576,7 @@ done126:
 	VZEROUPPER
 	RET
 
-add127:
+add122:
 	MOVQ      c_base+88(FP), AX
 	MOVQ      ldc+112(FP), CX
 	SHLQ      $0x02, CX
@@ -2283,701 +2614,11 @@ add127:
 	VZEROUPPER
 	RET
 
-more123:
-	CMPQ   AX, $0x09
-	JGT    more128
-	VPXORD Z0, Z0, Z0
-	VPXORD Z1, Z1, Z1
-	VPXORD Z2, Z2, Z2
-	VPXORD Z3, Z3, Z3
-	VPXORD Z4, Z4, Z4
-	VPXORD Z5, Z5, Z5
-	VPXORD Z6, Z6, Z6
-	VPXORD Z7, Z7, Z7
-	VPXORD Z8, Z8, Z8
-	MOVQ   a_base+24(FP), AX
-	MOVQ   rsa+48(FP), CX
-	MOVQ   csa+56(FP), DX
-	MOVQ   b_base+64(FP), BX
-	MOVQ   k+16(FP), SI
-	SHLQ   $0x02, CX
-	SHLQ   $0x02, DX
-	LEAQ   (CX)(CX*2), DI
-	ADDQ   AX, DI
-	LEAQ   (CX)(CX*2), R8
-	ADDQ   DI, R8
-
-one130:
-	TESTQ        SI, SI
-	JZ           done131
-	VMOVUPS      (BX), Z9
-	VBROADCASTSS (AX), Z10
-	VFMADD231PS  Z9, Z10, Z0
-	VBROADCASTSS (AX)(CX*1), Z10
-	VFMADD231PS  Z9, Z10, Z1
-	VBROADCASTSS (AX)(CX*2), Z10
-	VFMADD231PS  Z9, Z10, Z2
-	VBROADCASTSS (DI), Z10
-	VFMADD231PS  Z9, Z10, Z3
-	VBROADCASTSS (DI)(CX*1), Z10
-	VFMADD231PS  Z9, Z10, Z4
-	VBROADCASTSS (DI)(CX*2), Z10
-	VFMADD231PS  Z9, Z10, Z5
-	VBROADCASTSS (R8), Z10
-	VFMADD231PS  Z9, Z10, Z6
-	VBROADCASTSS (R8)(CX*1), Z10
-	VFMADD231PS  Z9, Z10, Z7
-	VBROADCASTSS (R8)(CX*2), Z10
-	VFMADD231PS  Z9, Z10, Z8
-	ADDQ         DX, AX
-	ADDQ         DX, DI
-	ADDQ         DX, R8
-	ADDQ         $0x00000080, BX
-	DECQ         SI
-	JMP          one130
-
-done131:
-	MOVQ    n+8(FP), AX
-	MOVB    acc+120(FP), CL
-	MOVQ    $0x00000001, DX
-	SHLXQ   AX, DX, DX
-	DECQ    DX
-	KMOVW   DX, K1
-	TESTB   CL, CL
-	JNZ     add132
-	MOVQ    c_base+88(FP), AX
-	MOVQ    ldc+112(FP), CX
-	SHLQ    $0x02, CX
-	VMOVUPS Z0, K1, (AX)
-	ADDQ    CX, AX
-	VMOVUPS Z1, K1, (AX)
-	ADDQ    CX, AX
-	VMOVUPS Z2, K1, (AX)
-	ADDQ    CX, AX
-	VMOVUPS Z3, K1, (AX)
-	ADDQ    CX, AX
-	VMOVUPS Z4, K1, (AX)
-	ADDQ    CX, AX
-	VMOVUPS Z5, K1, (AX)
-	ADDQ    CX, AX
-	VMOVUPS Z6, K1, (AX)
-	ADDQ    CX, AX
-	VMOVUPS Z7, K1, (AX)
-	ADDQ    CX, AX
-	VMOVUPS Z8, K1, (AX)
-	VZEROUPPER
-	RET
-
-add132:
-	MOVQ      c_base+88(FP), AX
-	MOVQ      ldc+112(FP), CX
-	SHLQ      $0x02, CX
-	VMOVUPS.Z (AX), K1, Z9
-	VADDPS    Z9, Z0, Z0
-	VMOVUPS   Z0, K1, (AX)
-	ADDQ      CX, AX
-	VMOVUPS.Z (AX), K1, Z0
-	VADDPS    Z0, Z1, Z1
-	VMOVUPS   Z1, K1, (AX)
-	ADDQ      CX, AX
-	VMOVUPS.Z (AX), K1, Z0
-	VADDPS    Z0, Z2, Z2
-	VMOVUPS   Z2, K1, (AX)
-	ADDQ      CX, AX
-	VMOVUPS.Z (AX), K1, Z0
-	VADDPS    Z0, Z3, Z3
-	VMOVUPS   Z3, K1, (AX)
-	ADDQ      CX, AX
-	VMOVUPS.Z (AX), K1, Z0
-	VADDPS    Z0, Z4, Z4
-	VMOVUPS   Z4, K1, (AX)
-	ADDQ      CX, AX
-	VMOVUPS.Z (AX), K1, Z0
-	VADDPS    Z0, Z5, Z5
-	VMOVUPS   Z5, K1, (AX)
-	ADDQ      CX, AX
-	VMOVUPS.Z (AX), K1, Z0
-	VADDPS    Z0, Z6, Z6
-	VMOVUPS   Z6, K1, (AX)
-	ADDQ      CX, AX
-	VMOVUPS.Z (AX), K1, Z0
-	VADDPS    Z0, Z7, Z7
-	VMOVUPS   Z7, K1, (AX)
-	ADDQ      CX, AX
-	VMOVUPS.Z (AX), K1, Z0
-	VADDPS    Z0, Z8, Z8
-	VMOVUPS   Z8, K1, (AX)
-	VZEROUPPER
-	RET
-
-more128:
-	CMPQ   AX, $0x0a
-	JGT    more133
-	VPXORD Z0, Z0, Z0
-	VPXORD Z1, Z1, Z1
-	VPXORD Z2, Z2, Z2
-	VPXORD Z3, Z3, Z3
-	VPXORD Z4, Z4, Z4
-	VPXORD Z5, Z5, Z5
-	VPXORD Z6, Z6, Z6
-	VPXORD Z7, Z7, Z7
-	VPXORD Z8, Z8, Z8
-	VPXORD Z9, Z9, Z9
-	MOVQ   a_base+24(FP), AX
-	MOVQ   rsa+48(FP), CX
-	MOVQ   csa+56(FP), DX
-	MOVQ   b_base+64(FP), BX
-	MOVQ   k+16(FP), SI
-	SHLQ   $0x02, CX
-	SHLQ   $0x02, DX
-	LEAQ   (CX)(CX*2), DI
-	ADDQ   AX, DI
-	LEAQ   (CX)(CX*2), R8
-	ADDQ   DI, R8
-	LEAQ   (CX)(CX*2), R9
-	ADDQ   R8, R9
-
-one135:
-	TESTQ        SI, SI
-	JZ           done136
-	VMOVUPS      (BX), Z10
-	VBROADCASTSS (AX), Z11
-	VFMADD231PS  Z10, Z11, Z0
-	VBROADCASTSS (AX)(CX*1), Z11
-	VFMADD231PS  Z10, Z11, Z1
-	VBROADCASTSS (AX)(CX*2), Z11
-	VFMADD231PS  Z10, Z11, Z2
-	VBROADCASTSS (DI), Z11
-	VFMADD231PS  Z10, Z11, Z3
-	VBROADCASTSS (DI)(CX*1), Z11
-	VFMADD231PS  Z10, Z11, Z4
-	VBROADCASTSS (DI)(CX*2), Z11
-	VFMADD231PS  Z10, Z11, Z5
-	VBROADCASTSS (R8), Z11
-	VFMADD231PS  Z10, Z11, Z6
-	VBROADCASTSS (R8)(CX*1), Z11
-	VFMADD231PS  Z10, Z11, Z7
-	VBROADCASTSS (R8)(CX*2), Z11
-	VFMADD231PS  Z10, Z11, Z8
-	VBROADCASTSS (R9), Z11
-	VFMADD231PS  Z10, Z11, Z9
-	ADDQ         DX, AX
-	ADDQ         DX, DI
-	ADDQ         DX, R8
-	ADDQ         DX, R9
-	ADDQ         $0x00000080, BX
-	DECQ         SI
-	JMP          one135
-
-done136:
-	MOVQ    n+8(FP), AX
-	MOVB    acc+120(FP), CL
-	MOVQ    $0x00000001, DX
-	SHLXQ   AX, DX, DX
-	DECQ    DX
-	KMOVW   DX, K1
-	TESTB   CL, CL
-	JNZ     add137
-	MOVQ    c_base+88(FP), AX
-	MOVQ    ldc+112(FP), CX
-	SHLQ    $0x02, CX
-	VMOVUPS Z0, K1, (AX)
-	ADDQ    CX, AX
-	VMOVUPS Z1, K1, (AX)
-	ADDQ    CX, AX
-	VMOVUPS Z2, K1, (AX)
-	ADDQ    CX, AX
-	VMOVUPS Z3, K1, (AX)
-	ADDQ    CX, AX
-	VMOVUPS Z4, K1, (AX)
-	ADDQ    CX, AX
-	VMOVUPS Z5, K1, (AX)
-	ADDQ    CX, AX
-	VMOVUPS Z6, K1, (AX)
-	ADDQ    CX, AX
-	VMOVUPS Z7, K1, (AX)
-	ADDQ    CX, AX
-	VMOVUPS Z8, K1, (AX)
-	ADDQ    CX, AX
-	VMOVUPS Z9, K1, (AX)
-	VZEROUPPER
-	RET
-
-add137:
-	MOVQ      c_base+88(FP), AX
-	MOVQ      ldc+112(FP), CX
-	SHLQ      $0x02, CX
-	VMOVUPS.Z (AX), K1, Z10
-	VADDPS    Z10, Z0, Z0
-	VMOVUPS   Z0, K1, (AX)
-	ADDQ      CX, AX
-	VMOVUPS.Z (AX), K1, Z0
-	VADDPS    Z0, Z1, Z1
-	VMOVUPS   Z1, K1, (AX)
-	ADDQ      CX, AX
-	VMOVUPS.Z (AX), K1, Z0
-	VADDPS    Z0, Z2, Z2
-	VMOVUPS   Z2, K1, (AX)
-	ADDQ      CX, AX
-	VMOVUPS.Z (AX), K1, Z0
-	VADDPS    Z0, Z3, Z3
-	VMOVUPS   Z3, K1, (AX)
-	ADDQ      CX, AX
-	VMOVUPS.Z (AX), K1, Z0
-	VADDPS    Z0, Z4, Z4
-	VMOVUPS   Z4, K1, (AX)
-	ADDQ      CX, AX
-	VMOVUPS.Z (AX), K1, Z0
-	VADDPS    Z0, Z5, Z5
-	VMOVUPS   Z5, K1, (AX)
-	ADDQ      CX, AX
-	VMOVUPS.Z (AX), K1, Z0
-	VADDPS    Z0, Z6, Z6
-	VMOVUPS   Z6, K1, (AX)
-	ADDQ      CX, AX
-	VMOVUPS.Z (AX), K1, Z0
-	VADDPS    Z0, Z7, Z7
-	VMOVUPS   Z7, K1, (AX)
-	ADDQ      CX, AX
-	VMOVUPS.Z (AX), K1, Z0
-	VADDPS    Z0, Z8, Z8
-	VMOVUPS   Z8, K1, (AX)
-	ADDQ      CX, AX
-	VMOVUPS.Z (AX), K1, Z0
-	VADDPS    Z0, Z9, Z9
-	VMOVUPS   Z9, K1, (AX)
-	VZEROUPPER
-	RET
-
-more133:
-	CMPQ   AX, $0x0b
-	JGT    more138
-	VPXORD Z0, Z0, Z0
-	VPXORD Z1, Z1, Z1
-	VPXORD Z2, Z2, Z2
-	VPXORD Z3, Z3, Z3
-	VPXORD Z4, Z4, Z4
-	VPXORD Z5, Z5, Z5
-	VPXORD Z6, Z6, Z6
-	VPXORD Z7, Z7, Z7
-	VPXORD Z8, Z8, Z8
-	VPXORD Z9, Z9, Z9
-	VPXORD Z10, Z10, Z10
-	MOVQ   a_base+24(FP), AX
-	MOVQ   rsa+48(FP), CX
-	MOVQ   csa+56(FP), DX
-	MOVQ   b_base+64(FP), BX
-	MOVQ   k+16(FP), SI
-	SHLQ   $0x02, CX
-	SHLQ   $0x02, DX
-	LEAQ   (CX)(CX*2), DI
-	ADDQ   AX, DI
-	LEAQ   (CX)(CX*2), R8
-	ADDQ   DI, R8
-	LEAQ   (CX)(CX*2), R9
-	ADDQ   R8, R9
-
-one140:
-	TESTQ        SI, SI
-	JZ           done141
-	VMOVUPS      (BX), Z11
-	VBROADCASTSS (AX), Z12
-	VFMADD231PS  Z11, Z12, Z0
-	VBROADCASTSS (AX)(CX*1), Z12
-	VFMADD231PS  Z11, Z12, Z1
-	VBROADCASTSS (AX)(CX*2), Z12
-	VFMADD231PS  Z11, Z12, Z2
-	VBROADCASTSS (DI), Z12
-	VFMADD231PS  Z11, Z12, Z3
-	VBROADCASTSS (DI)(CX*1), Z12
-	VFMADD231PS  Z11, Z12, Z4
-	VBROADCASTSS (DI)(CX*2), Z12
-	VFMADD231PS  Z11, Z12, Z5
-	VBROADCASTSS (R8), Z12
-	VFMADD231PS  Z11, Z12, Z6
-	VBROADCASTSS (R8)(CX*1), Z12
-	VFMADD231PS  Z11, Z12, Z7
-	VBROADCASTSS (R8)(CX*2), Z12
-	VFMADD231PS  Z11, Z12, Z8
-	VBROADCASTSS (R9), Z12
-	VFMADD231PS  Z11, Z12, Z9
-	VBROADCASTSS (R9)(CX*1), Z12
-	VFMADD231PS  Z11, Z12, Z10
-	ADDQ         DX, AX
-	ADDQ         DX, DI
-	ADDQ         DX, R8
-	ADDQ         DX, R9
-	ADDQ         $0x00000080, BX
-	DECQ         SI
-	JMP          one140
-
-done141:
-	MOVQ    n+8(FP), AX
-	MOVB    acc+120(FP), CL
-	MOVQ    $0x00000001, DX
-	SHLXQ   AX, DX, DX
-	DECQ    DX
-	KMOVW   DX, K1
-	TESTB   CL, CL
-	JNZ     add142
-	MOVQ    c_base+88(FP), AX
-	MOVQ    ldc+112(FP), CX
-	SHLQ    $0x02, CX
-	VMOVUPS Z0, K1, (AX)
-	ADDQ    CX, AX
-	VMOVUPS Z1, K1, (AX)
-	ADDQ    CX, AX
-	VMOVUPS Z2, K1, (AX)
-	ADDQ    CX, AX
-	VMOVUPS Z3, K1, (AX)
-	ADDQ    CX, AX
-	VMOVUPS Z4, K1, (AX)
-	ADDQ    CX, AX
-	VMOVUPS Z5, K1, (AX)
-	ADDQ    CX, AX
-	VMOVUPS Z6, K1, (AX)
-	ADDQ    CX, AX
-	VMOVUPS Z7, K1, (AX)
-	ADDQ    CX, AX
-	VMOVUPS Z8, K1, (AX)
-	ADDQ    CX, AX
-	VMOVUPS Z9, K1, (AX)
-	ADDQ    CX, AX
-	VMOVUPS Z10, K1, (AX)
-	VZEROUPPER
-	RET
-
-add142:
-	MOVQ      c_base+88(FP), AX
-	MOVQ      ldc+112(FP), CX
-	SHLQ      $0x02, CX
-	VMOVUPS.Z (AX), K1, Z11
-	VADDPS    Z11, Z0, Z0
-	VMOVUPS   Z0, K1, (AX)
-	ADDQ      CX, AX
-	VMOVUPS.Z (AX), K1, Z0
-	VADDPS    Z0, Z1, Z1
-	VMOVUPS   Z1, K1, (AX)
-	ADDQ      CX, AX
-	VMOVUPS.Z (AX), K1, Z0
-	VADDPS    Z0, Z2, Z2
-	VMOVUPS   Z2, K1, (AX)
-	ADDQ      CX, AX
-	VMOVUPS.Z (AX), K1, Z0
-	VADDPS    Z0, Z3, Z3
-	VMOVUPS   Z3, K1, (AX)
-	ADDQ      CX, AX
-	VMOVUPS.Z (AX), K1, Z0
-	VADDPS    Z0, Z4, Z4
-	VMOVUPS   Z4, K1, (AX)
-	ADDQ      CX, AX
-	VMOVUPS.Z (AX), K1, Z0
-	VADDPS    Z0, Z5, Z5
-	VMOVUPS   Z5, K1, (AX)
-	ADDQ      CX, AX
-	VMOVUPS.Z (AX), K1, Z0
-	VADDPS    Z0, Z6, Z6
-	VMOVUPS   Z6, K1, (AX)
-	ADDQ      CX, AX
-	VMOVUPS.Z (AX), K1, Z0
-	VADDPS    Z0, Z7, Z7
-	VMOVUPS   Z7, K1, (AX)
-	ADDQ      CX, AX
-	VMOVUPS.Z (AX), K1, Z0
-	VADDPS    Z0, Z8, Z8
-	VMOVUPS   Z8, K1, (AX)
-	ADDQ      CX, AX
-	VMOVUPS.Z (AX), K1, Z0
-	VADDPS    Z0, Z9, Z9
-	VMOVUPS   Z9, K1, (AX)
-	ADDQ      CX, AX
-	VMOVUPS.Z (AX), K1, Z0
-	VADDPS    Z0, Z10, Z10
-	VMOVUPS   Z10, K1, (AX)
-	VZEROUPPER
-	RET
-
-more138:
-	VPXORD Z0, Z0, Z0
-	VPXORD Z1, Z1, Z1
-	VPXORD Z2, Z2, Z2
-	VPXORD Z3, Z3, Z3
-	VPXORD Z4, Z4, Z4
-	VPXORD Z5, Z5, Z5
-	VPXORD Z6, Z6, Z6
-	VPXORD Z7, Z7, Z7
-	VPXORD Z8, Z8, Z8
-	VPXORD Z9, Z9, Z9
-	VPXORD Z10, Z10, Z10
-	VPXORD Z11, Z11, Z11
-	MOVQ   a_base+24(FP), AX
-	MOVQ   rsa+48(FP), CX
-	MOVQ   csa+56(FP), DX
-	MOVQ   b_base+64(FP), BX
-	MOVQ   k+16(FP), SI
-	SHLQ   $0x02, CX
-	SHLQ   $0x02, DX
-	LEAQ   (CX)(CX*2), DI
-	ADDQ   AX, DI
-	LEAQ   (CX)(CX*2), R8
-	ADDQ   DI, R8
-	LEAQ   (CX)(CX*2), R9
-	ADDQ   R8, R9
-
-many144:
-	CMPQ         SI, $0x04
-	JLT          one145
-	VMOVUPS      (BX), Z12
-	VBROADCASTSS (AX), Z13
-	VFMADD231PS  Z12, Z13, Z0
-	VBROADCASTSS (AX)(CX*1), Z13
-	VFMADD231PS  Z12, Z13, Z1
-	VBROADCASTSS (AX)(CX*2), Z13
-	VFMADD231PS  Z12, Z13, Z2
-	VBROADCASTSS (DI), Z13
-	VFMADD231PS  Z12, Z13, Z3
-	VBROADCASTSS (DI)(CX*1), Z13
-	VFMADD231PS  Z12, Z13, Z4
-	VBROADCASTSS (DI)(CX*2), Z13
-	VFMADD231PS  Z12, Z13, Z5
-	VBROADCASTSS (R8), Z13
-	VFMADD231PS  Z12, Z13, Z6
-	VBROADCASTSS (R8)(CX*1), Z13
-	VFMADD231PS  Z12, Z13, Z7
-	VBROADCASTSS (R8)(CX*2), Z13
-	VFMADD231PS  Z12, Z13, Z8
-	VBROADCASTSS (R9), Z13
-	VFMADD231PS  Z12, Z13, Z9
-	VBROADCASTSS (R9)(CX*1), Z13
-	VFMADD231PS  Z12, Z13, Z10
-	VBROADCASTSS (R9)(CX*2), Z13
-	VFMADD231PS  Z12, Z13, Z11
-	ADDQ         DX, AX
-	ADDQ         DX, DI
-	ADDQ         DX, R8
-	ADDQ         DX, R9
-	VMOVUPS      128(BX), Z12
-	VBROADCASTSS (AX), Z13
-	VFMADD231PS  Z12, Z13, Z0
-	VBROADCASTSS (AX)(CX*1), Z13
-	VFMADD231PS  Z12, Z13, Z1
-	VBROADCASTSS (AX)(CX*2), Z13
-	VFMADD231PS  Z12, Z13, Z2
-	VBROADCASTSS (DI), Z13
-	VFMADD231PS  Z12, Z13, Z3
-	VBROADCASTSS (DI)(CX*1), Z13
-	VFMADD231PS  Z12, Z13, Z4
-	VBROADCASTSS (DI)(CX*2), Z13
-	VFMADD231PS  Z12, Z13, Z5
-	VBROADCASTSS (R8), Z13
-	VFMADD231PS  Z12, Z13, Z6
-	VBROADCASTSS (R8)(CX*1), Z13
-	VFMADD231PS  Z12, Z13, Z7
-	VBROADCASTSS (R8)(CX*2), Z13
-	VFMADD231PS  Z12, Z13, Z8
-	VBROADCASTSS (R9), Z13
-	VFMADD231PS  Z12, Z13, Z9
-	VBROADCASTSS (R9)(CX*1), Z13
-	VFMADD231PS  Z12, Z13, Z10
-	VBROADCASTSS (R9)(CX*2), Z13
-	VFMADD231PS  Z12, Z13, Z11
-	ADDQ         DX, AX
-	ADDQ         DX, DI
-	ADDQ         DX, R8
-	ADDQ         DX, R9
-	VMOVUPS      256(BX), Z12
-	VBROADCASTSS (AX), Z13
-	VFMADD231PS  Z12, Z13, Z0
-	VBROADCASTSS (AX)(CX*1), Z13
-	VFMADD231PS  Z12, Z13, Z1
-	VBROADCASTSS (AX)(CX*2), Z13
-	VFMADD231PS  Z12, Z13, Z2
-	VBROADCASTSS (DI), Z13
-	VFMADD231PS  Z12, Z13, Z3
-	VBROADCASTSS (DI)(CX*1), Z13
-	VFMADD231PS  Z12, Z13, Z4
-	VBROADCASTSS (DI)(CX*2), Z13
-	VFMADD231PS  Z12, Z13, Z5
-	VBROADCASTSS (R8), Z13
-	VFMADD231PS  Z12, Z13, Z6
-	VBROADCASTSS (R8)(CX*1), Z13
-	VFMADD231PS  Z12, Z13, Z7
-	VBROADCASTSS (R8)(CX*2), Z13
-	VFMADD231PS  Z12, Z13, Z8
-	VBROADCASTSS (R9), Z13
-	VFMADD231PS  Z12, Z13, Z9
-	VBROADCASTSS (R9)(CX*1), Z13
-	VFMADD231PS  Z12, Z13, Z10
-	VBROADCASTSS (R9)(CX*2), Z13
-	VFMADD231PS  Z12, Z13, Z11
-	ADDQ         DX, AX
-	ADDQ         DX, DI
-	ADDQ         DX, R8
-	ADDQ         DX, R9
-	VMOVUPS      384(BX), Z12
-	VBROADCASTSS (AX), Z13
-	VFMADD231PS  Z12, Z13, Z0
-	VBROADCASTSS (AX)(CX*1), Z13
-	VFMADD231PS  Z12, Z13, Z1
-	VBROADCASTSS (AX)(CX*2), Z13
-	VFMADD231PS  Z12, Z13, Z2
-	VBROADCASTSS (DI), Z13
-	VFMADD231PS  Z12, Z13, Z3
-	VBROADCASTSS (DI)(CX*1), Z13
-	VFMADD231PS  Z12, Z13, Z4
-	VBROADCASTSS (DI)(CX*2), Z13
-	VFMADD231PS  Z12, Z13, Z5
-	VBROADCASTSS (R8), Z13
-	VFMADD231PS  Z12, Z13, Z6
-	VBROADCASTSS (R8)(CX*1), Z13
-	VFMADD231PS  Z12, Z13, Z7
-	VBROADCASTSS (R8)(CX*2), Z13
-	VFMADD231PS  Z12, Z13, Z8
-	VBROADCASTSS (R9), Z13
-	VFMADD231PS  Z12, Z13, Z9
-	VBROADCASTSS (R9)(CX*1), Z13
-	VFMADD231PS  Z12, Z13, Z10
-	VBROADCASTSS (R9)(CX*2), Z13
-	VFMADD231PS  Z12, Z13, Z11
-	ADDQ         DX, AX
-	ADDQ         DX, DI
-	ADDQ         DX, R8
-	ADDQ         DX, R9
-	ADDQ         $0x00000200, BX
-	SUBQ         $0x04, SI
-	JMP          many144
-
-one145:
-	TESTQ        SI, SI
-	JZ           done146
-	VMOVUPS      (BX), Z12
-	VBROADCASTSS (AX), Z13
-	VFMADD231PS  Z12, Z13, Z0
-	VBROADCASTSS (AX)(CX*1), Z13
-	VFMADD231PS  Z12, Z13, Z1
-	VBROADCASTSS (AX)(CX*2), Z13
-	VFMADD231PS  Z12, Z13, Z2
-	VBROADCASTSS (DI), Z13
-	VFMADD231PS  Z12, Z13, Z3
-	VBROADCASTSS (DI)(CX*1), Z13
-	VFMADD231PS  Z12, Z13, Z4
-	VBROADCASTSS (DI)(CX*2), Z13
-	VFMADD231PS  Z12, Z13, Z5
-	VBROADCASTSS (R8), Z13
-	VFMADD231PS  Z12, Z13, Z6
-	VBROADCASTSS (R8)(CX*1), Z13
-	VFMADD231PS  Z12, Z13, Z7
-	VBROADCASTSS (R8)(CX*2), Z13
-	VFMADD231PS  Z12, Z13, Z8
-	VBROADCASTSS (R9), Z13
-	VFMADD231PS  Z12, Z13, Z9
-	VBROADCASTSS (R9)(CX*1), Z13
-	VFMADD231PS  Z12, Z13, Z10
-	VBROADCASTSS (R9)(CX*2), Z13
-	VFMADD231PS  Z12, Z13, Z11
-	ADDQ         DX, AX
-	ADDQ         DX, DI
-	ADDQ         DX, R8
-	ADDQ         DX, R9
-	ADDQ         $0x00000080, BX
-	DECQ         SI
-	JMP          one145
-
-done146:
-	MOVQ    n+8(FP), AX
-	MOVB    acc+120(FP), CL
-	MOVQ    $0x00000001, DX
-	SHLXQ   AX, DX, DX
-	DECQ    DX
-	KMOVW   DX, K1
-	TESTB   CL, CL
-	JNZ     add147
-	MOVQ    c_base+88(FP), AX
-	MOVQ    ldc+112(FP), CX
-	SHLQ    $0x02, CX
-	VMOVUPS Z0, K1, (AX)
-	ADDQ    CX, AX
-	VMOVUPS Z1, K1, (AX)
-	ADDQ    CX, AX
-	VMOVUPS Z2, K1, (AX)
-	ADDQ    CX, AX
-	VMOVUPS Z3, K1, (AX)
-	ADDQ    CX, AX
-	VMOVUPS Z4, K1, (AX)
-	ADDQ    CX, AX
-	VMOVUPS Z5, K1, (AX)
-	ADDQ    CX, AX
-	VMOVUPS Z6, K1, (AX)
-	ADDQ    CX, AX
-	VMOVUPS Z7, K1, (AX)
-	ADDQ    CX, AX
-	VMOVUPS Z8, K1, (AX)
-	ADDQ    CX, AX
-	VMOVUPS Z9, K1, (AX)
-	ADDQ    CX, AX
-	VMOVUPS Z10, K1, (AX)
-	ADDQ    CX, AX
-	VMOVUPS Z11, K1, (AX)
-	VZEROUPPER
-	RET
-
-add147:
-	MOVQ      c_base+88(FP), AX
-	MOVQ      ldc+112(FP), CX
-	SHLQ      $0x02, CX
-	VMOVUPS.Z (AX), K1, Z12
-	VADDPS    Z12, Z0, Z0
-	VMOVUPS   Z0, K1, (AX)
-	ADDQ      CX, AX
-	VMOVUPS.Z (AX), K1, Z0
-	VADDPS    Z0, Z1, Z1
-	VMOVUPS   Z1, K1, (AX)
-	ADDQ      CX, AX
-	VMOVUPS.Z (AX), K1, Z0
-	VADDPS    Z0, Z2, Z2
-	VMOVUPS   Z2, K1, (AX)
-	ADDQ      CX, AX
-	VMOVUPS.Z (AX), K1, Z0
-	VADDPS    Z0, Z3, Z3
-	VMOVUPS   Z3, K1, (AX)
-	ADDQ      CX, AX
-	VMOVUPS.Z (AX), K1, Z0
-	VADDPS    Z0, Z4, Z4
-	VMOVUPS   Z4, K1, (AX)
-	ADDQ      CX, AX
-	VMOVUPS.Z (AX), K1, Z0
-	VADDPS    Z0, Z5, Z5
-	VMOVUPS   Z5, K1, (AX)
-	ADDQ      CX, AX
-	VMOVUPS.Z (AX), K1, Z0
-	VADDPS    Z0, Z6, Z6
-	VMOVUPS   Z6, K1, (AX)
-	ADDQ      CX, AX
-	VMOVUPS.Z (AX), K1, Z0
-	VADDPS    Z0, Z7, Z7
-	VMOVUPS   Z7, K1, (AX)
-	ADDQ      CX, AX
-	VMOVUPS.Z (AX), K1, Z0
-	VADDPS    Z0, Z8, Z8
-	VMOVUPS   Z8, K1, (AX)
-	ADDQ      CX, AX
-	VMOVUPS.Z (AX), K1, Z0
-	VADDPS    Z0, Z9, Z9
-	VMOVUPS   Z9, K1, (AX)
-	ADDQ      CX, AX
-	VMOVUPS.Z (AX), K1, Z0
-	VADDPS    Z0, Z10, Z10
-	VMOVUPS   Z10, K1, (AX)
-	ADDQ      CX, AX
-	VMOVUPS.Z (AX), K1, Z0
-	VADDPS    Z0, Z11, Z11
-	VMOVUPS   Z11, K1, (AX)
-	VZEROUPPER
-	RET
-
-wider87:
+wider85:
+	CMPQ   CX, $0x20
+	JGT    wider123
 	CMPQ   AX, $0x01
-	JGT    more149
+	JGT    more124
 	VPXORD Z0, Z0, Z0
 	VPXORD Z1, Z1, Z1
 	MOVQ   a_base+24(FP), AX
@@ -2988,20 +2629,20 @@ wider87:
 	SHLQ   $0x02, CX
 	SHLQ   $0x02, DX
 
-one151:
+one125:
 	TESTQ        SI, SI
-	JZ           done152
+	JZ           done126
 	VMOVUPS      (BX), Z2
 	VMOVUPS      64(BX), Z3
 	VBROADCASTSS (AX), Z4
 	VFMADD231PS  Z2, Z4, Z0
 	VFMADD231PS  Z3, Z4, Z1
 	ADDQ         DX, AX
-	ADDQ         $0x00000080, BX
+	ADDQ         $0x000000c0, BX
 	DECQ         SI
-	JMP          one151
+	JMP          one125
 
-done152:
+done126:
 	MOVQ    n+8(FP), AX
 	SUBQ    $0x10, AX
 	MOVB    acc+120(FP), CL
@@ -3010,7 +2651,7 @@ done152:
 	DECQ    DX
 	KMOVW   DX, K1
 	TESTB   CL, CL
-	JNZ     add153
+	JNZ     add127
 	MOVQ    c_base+88(FP), AX
 	MOVQ    ldc+112(FP), CX
 	SHLQ    $0x02, CX
@@ -3019,7 +2660,7 @@ done152:
 	VZEROUPPER
 	RET
 
-add153:
+add127:
 	MOVQ      c_base+88(FP), AX
 	MOVQ      ldc+112(FP), CX
 	SHLQ      $0x02, CX
@@ -3031,9 +2672,9 @@ add153:
 	VZEROUPPER
 	RET
 
-more149:
+more124:
 	CMPQ   AX, $0x02
-	JGT    more154
+	JGT    more128
 	VPXORD Z0, Z0, Z0
 	VPXORD Z1, Z1, Z1
 	VPXORD Z2, Z2, Z2
@@ -3046,23 +2687,23 @@ more149:
 	SHLQ   $0x02, CX
 	SHLQ   $0x02, DX
 
-one156:
+one129:
 	TESTQ        SI, SI
-	JZ           done157
+	JZ           done130
 	VMOVUPS      (BX), Z4
 	VMOVUPS      64(BX), Z5
 	VBROADCASTSS (AX), Z6
+	VBROADCASTSS (AX)(CX*1), Z7
 	VFMADD231PS  Z4, Z6, Z0
+	VFMADD231PS  Z4, Z7, Z2
 	VFMADD231PS  Z5, Z6, Z1
-	VBROADCASTSS (AX)(CX*1), Z6
-	VFMADD231PS  Z4, Z6, Z2
-	VFMADD231PS  Z5, Z6, Z3
+	VFMADD231PS  Z5, Z7, Z3
 	ADDQ         DX, AX
-	ADDQ         $0x00000080, BX
+	ADDQ         $0x000000c0, BX
 	DECQ         SI
-	JMP          one156
+	JMP          one129
 
-done157:
+done130:
 	MOVQ    n+8(FP), AX
 	SUBQ    $0x10, AX
 	MOVB    acc+120(FP), CL
@@ -3071,7 +2712,7 @@ done157:
 	DECQ    DX
 	KMOVW   DX, K1
 	TESTB   CL, CL
-	JNZ     add158
+	JNZ     add131
 	MOVQ    c_base+88(FP), AX
 	MOVQ    ldc+112(FP), CX
 	SHLQ    $0x02, CX
@@ -3083,7 +2724,7 @@ done157:
 	VZEROUPPER
 	RET
 
-add158:
+add131:
 	MOVQ      c_base+88(FP), AX
 	MOVQ      ldc+112(FP), CX
 	SHLQ      $0x02, CX
@@ -3101,9 +2742,9 @@ add158:
 	VZEROUPPER
 	RET
 
-more154:
+more128:
 	CMPQ   AX, $0x03
-	JGT    more159
+	JGT    more132
 	VPXORD Z0, Z0, Z0
 	VPXORD Z1, Z1, Z1
 	VPXORD Z2, Z2, Z2
@@ -3118,26 +2759,26 @@ more154:
 	SHLQ   $0x02, CX
 	SHLQ   $0x02, DX
 
-one161:
+one133:
 	TESTQ        SI, SI
-	JZ           done162
+	JZ           done134
 	VMOVUPS      (BX), Z6
 	VMOVUPS      64(BX), Z7
 	VBROADCASTSS (AX), Z8
+	VBROADCASTSS (AX)(CX*1), Z9
 	VFMADD231PS  Z6, Z8, Z0
+	VFMADD231PS  Z6, Z9, Z2
 	VFMADD231PS  Z7, Z8, Z1
-	VBROADCASTSS (AX)(CX*1), Z8
-	VFMADD231PS  Z6, Z8, Z2
-	VFMADD231PS  Z7, Z8, Z3
+	VFMADD231PS  Z7, Z9, Z3
 	VBROADCASTSS (AX)(CX*2), Z8
 	VFMADD231PS  Z6, Z8, Z4
 	VFMADD231PS  Z7, Z8, Z5
 	ADDQ         DX, AX
-	ADDQ         $0x00000080, BX
+	ADDQ         $0x000000c0, BX
 	DECQ         SI
-	JMP          one161
+	JMP          one133
 
-done162:
+done134:
 	MOVQ    n+8(FP), AX
 	SUBQ    $0x10, AX
 	MOVB    acc+120(FP), CL
@@ -3146,7 +2787,7 @@ done162:
 	DECQ    DX
 	KMOVW   DX, K1
 	TESTB   CL, CL
-	JNZ     add163
+	JNZ     add135
 	MOVQ    c_base+88(FP), AX
 	MOVQ    ldc+112(FP), CX
 	SHLQ    $0x02, CX
@@ -3161,7 +2802,7 @@ done162:
 	VZEROUPPER
 	RET
 
-add163:
+add135:
 	MOVQ      c_base+88(FP), AX
 	MOVQ      ldc+112(FP), CX
 	SHLQ      $0x02, CX
@@ -3185,9 +2826,9 @@ add163:
 	VZEROUPPER
 	RET
 
-more159:
+more132:
 	CMPQ   AX, $0x04
-	JGT    more164
+	JGT    more136
 	VPXORD Z0, Z0, Z0
 	VPXORD Z1, Z1, Z1
 	VPXORD Z2, Z2, Z2
@@ -3206,30 +2847,30 @@ more159:
 	LEAQ   (CX)(CX*2), DI
 	ADDQ   AX, DI
 
-one166:
+one137:
 	TESTQ        SI, SI
-	JZ           done167
+	JZ           done138
 	VMOVUPS      (BX), Z8
 	VMOVUPS      64(BX), Z9
 	VBROADCASTSS (AX), Z10
+	VBROADCASTSS (AX)(CX*1), Z11
 	VFMADD231PS  Z8, Z10, Z0
+	VFMADD231PS  Z8, Z11, Z2
 	VFMADD231PS  Z9, Z10, Z1
-	VBROADCASTSS (AX)(CX*1), Z10
-	VFMADD231PS  Z8, Z10, Z2
-	VFMADD231PS  Z9, Z10, Z3
+	VFMADD231PS  Z9, Z11, Z3
 	VBROADCASTSS (AX)(CX*2), Z10
+	VBROADCASTSS (DI), Z11
 	VFMADD231PS  Z8, Z10, Z4
+	VFMADD231PS  Z8, Z11, Z6
 	VFMADD231PS  Z9, Z10, Z5
-	VBROADCASTSS (DI), Z10
-	VFMADD231PS  Z8, Z10, Z6
-	VFMADD231PS  Z9, Z10, Z7
+	VFMADD231PS  Z9, Z11, Z7
 	ADDQ         DX, AX
 	ADDQ         DX, DI
-	ADDQ         $0x00000080, BX
+	ADDQ         $0x000000c0, BX
 	DECQ         SI
-	JMP          one166
+	JMP          one137
 
-done167:
+done138:
 	MOVQ    n+8(FP), AX
 	SUBQ    $0x10, AX
 	MOVB    acc+120(FP), CL
@@ -3238,7 +2879,7 @@ done167:
 	DECQ    DX
 	KMOVW   DX, K1
 	TESTB   CL, CL
-	JNZ     add168
+	JNZ     add139
 	MOVQ    c_base+88(FP), AX
 	MOVQ    ldc+112(FP), CX
 	SHLQ    $0x02, CX
@@ -3256,7 +2897,7 @@ done167:
 	VZEROUPPER
 	RET
 
-add168:
+add139:
 	MOVQ      c_base+88(FP), AX
 	MOVQ      ldc+112(FP), CX
 	SHLQ      $0x02, CX
@@ -3286,9 +2927,9 @@ add168:
 	VZEROUPPER
 	RET
 
-more164:
+more136:
 	CMPQ   AX, $0x05
-	JGT    more169
+	JGT    more140
 	VPXORD Z0, Z0, Z0
 	VPXORD Z1, Z1, Z1
 	VPXORD Z2, Z2, Z2
@@ -3309,33 +2950,33 @@ more164:
 	LEAQ   (CX)(CX*2), DI
 	ADDQ   AX, DI
 
-one171:
+one141:
 	TESTQ        SI, SI
-	JZ           done172
+	JZ           done142
 	VMOVUPS      (BX), Z10
 	VMOVUPS      64(BX), Z11
 	VBROADCASTSS (AX), Z12
+	VBROADCASTSS (AX)(CX*1), Z13
 	VFMADD231PS  Z10, Z12, Z0
+	VFMADD231PS  Z10, Z13, Z2
 	VFMADD231PS  Z11, Z12, Z1
-	VBROADCASTSS (AX)(CX*1), Z12
-	VFMADD231PS  Z10, Z12, Z2
-	VFMADD231PS  Z11, Z12, Z3
+	VFMADD231PS  Z11, Z13, Z3
 	VBROADCASTSS (AX)(CX*2), Z12
+	VBROADCASTSS (DI), Z13
 	VFMADD231PS  Z10, Z12, Z4
+	VFMADD231PS  Z10, Z13, Z6
 	VFMADD231PS  Z11, Z12, Z5
-	VBROADCASTSS (DI), Z12
-	VFMADD231PS  Z10, Z12, Z6
-	VFMADD231PS  Z11, Z12, Z7
+	VFMADD231PS  Z11, Z13, Z7
 	VBROADCASTSS (DI)(CX*1), Z12
 	VFMADD231PS  Z10, Z12, Z8
 	VFMADD231PS  Z11, Z12, Z9
 	ADDQ         DX, AX
 	ADDQ         DX, DI
-	ADDQ         $0x00000080, BX
+	ADDQ         $0x000000c0, BX
 	DECQ         SI
-	JMP          one171
+	JMP          one141
 
-done172:
+done142:
 	MOVQ    n+8(FP), AX
 	SUBQ    $0x10, AX
 	MOVB    acc+120(FP), CL
@@ -3344,7 +2985,7 @@ done172:
 	DECQ    DX
 	KMOVW   DX, K1
 	TESTB   CL, CL
-	JNZ     add173
+	JNZ     add143
 	MOVQ    c_base+88(FP), AX
 	MOVQ    ldc+112(FP), CX
 	SHLQ    $0x02, CX
@@ -3365,7 +3006,7 @@ done172:
 	VZEROUPPER
 	RET
 
-add173:
+add143:
 	MOVQ      c_base+88(FP), AX
 	MOVQ      ldc+112(FP), CX
 	SHLQ      $0x02, CX
@@ -3401,8 +3042,925 @@ add173:
 	VZEROUPPER
 	RET
 
-more169:
+more140:
 	CMPQ   AX, $0x06
+	JGT    more144
+	VPXORD Z0, Z0, Z0
+	VPXORD Z1, Z1, Z1
+	VPXORD Z2, Z2, Z2
+	VPXORD Z3, Z3, Z3
+	VPXORD Z4, Z4, Z4
+	VPXORD Z5, Z5, Z5
+	VPXORD Z6, Z6, Z6
+	VPXORD Z7, Z7, Z7
+	VPXORD Z8, Z8, Z8
+	VPXORD Z9, Z9, Z9
+	VPXORD Z10, Z10, Z10
+	VPXORD Z11, Z11, Z11
+	MOVQ   a_base+24(FP), AX
+	MOVQ   rsa+48(FP), CX
+	MOVQ   csa+56(FP), DX
+	MOVQ   b_base+64(FP), BX
+	MOVQ   k+16(FP), SI
+	SHLQ   $0x02, CX
+	SHLQ   $0x02, DX
+	LEAQ   (CX)(CX*2), DI
+	ADDQ   AX, DI
+
+one145:
+	TESTQ        SI, SI
+	JZ           done146
+	VMOVUPS      (BX), Z12
+	VMOVUPS      64(BX), Z13
+	VBROADCASTSS (AX), Z14
+	VBROADCASTSS (AX)(CX*1), Z15
+	VFMADD231PS  Z12, Z14, Z0
+	VFMADD231PS  Z12, Z15, Z2
+	VFMADD231PS  Z13, Z14, Z1
+	VFMADD231PS  Z13, Z15, Z3
+	VBROADCASTSS (AX)(CX*2), Z14
+	VBROADCASTSS (DI), Z15
+	VFMADD231PS  Z12, Z14, Z4
+	VFMADD231PS  Z12, Z15, Z6
+	VFMADD231PS  Z13, Z14, Z5
+	VFMADD231PS  Z13, Z15, Z7
+	VBROADCASTSS (DI)(CX*1), Z14
+	VBROADCASTSS (DI)(CX*2), Z15
+	VFMADD231PS  Z12, Z14, Z8
+	VFMADD231PS  Z12, Z15, Z10
+	VFMADD231PS  Z13, Z14, Z9
+	VFMADD231PS  Z13, Z15, Z11
+	ADDQ         DX, AX
+	ADDQ         DX, DI
+	ADDQ         $0x000000c0, BX
+	DECQ         SI
+	JMP          one145
+
+done146:
+	MOVQ    n+8(FP), AX
+	SUBQ    $0x10, AX
+	MOVB    acc+120(FP), CL
+	MOVQ    $0x00000001, DX
+	SHLXQ   AX, DX, DX
+	DECQ    DX
+	KMOVW   DX, K1
+	TESTB   CL, CL
+	JNZ     add147
+	MOVQ    c_base+88(FP), AX
+	MOVQ    ldc+112(FP), CX
+	SHLQ    $0x02, CX
+	VMOVUPS Z0, (AX)
+	VMOVUPS Z1, K1, 64(AX)
+	ADDQ    CX, AX
+	VMOVUPS Z2, (AX)
+	VMOVUPS Z3, K1, 64(AX)
+	ADDQ    CX, AX
+	VMOVUPS Z4, (AX)
+	VMOVUPS Z5, K1, 64(AX)
+	ADDQ    CX, AX
+	VMOVUPS Z6, (AX)
+	VMOVUPS Z7, K1, 64(AX)
+	ADDQ    CX, AX
+	VMOVUPS Z8, (AX)
+	VMOVUPS Z9, K1, 64(AX)
+	ADDQ    CX, AX
+	VMOVUPS Z10, (AX)
+	VMOVUPS Z11, K1, 64(AX)
+	VZEROUPPER
+	RET
+
+add147:
+	MOVQ      c_base+88(FP), AX
+	MOVQ      ldc+112(FP), CX
+	SHLQ      $0x02, CX
+	VADDPS    (AX), Z0, Z0
+	VMOVUPS   Z0, (AX)
+	VMOVUPS.Z 64(AX), K1, Z0
+	VADDPS    Z0, Z1, Z1
+	VMOVUPS   Z1, K1, 64(AX)
+	ADDQ      CX, AX
+	VADDPS    (AX), Z2, Z2
+	VMOVUPS   Z2, (AX)
+	VMOVUPS.Z 64(AX), K1, Z0
+	VADDPS    Z0, Z3, Z3
+	VMOVUPS   Z3, K1, 64(AX)
+	ADDQ      CX, AX
+	VADDPS    (AX), Z4, Z4
+	VMOVUPS   Z4, (AX)
+	VMOVUPS.Z 64(AX), K1, Z0
+	VADDPS    Z0, Z5, Z5
+	VMOVUPS   Z5, K1, 64(AX)
+	ADDQ      CX, AX
+	VADDPS    (AX), Z6, Z6
+	VMOVUPS   Z6, (AX)
+	VMOVUPS.Z 64(AX), K1, Z0
+	VADDPS    Z0, Z7, Z7
+	VMOVUPS   Z7, K1, 64(AX)
+	ADDQ      CX, AX
+	VADDPS    (AX), Z8, Z8
+	VMOVUPS   Z8, (AX)
+	VMOVUPS.Z 64(AX), K1, Z0
+	VADDPS    Z0, Z9, Z9
+	VMOVUPS   Z9, K1, 64(AX)
+	ADDQ      CX, AX
+	VADDPS    (AX), Z10, Z10
+	VMOVUPS   Z10, (AX)
+	VMOVUPS.Z 64(AX), K1, Z0
+	VADDPS    Z0, Z11, Z11
+	VMOVUPS   Z11, K1, 64(AX)
+	VZEROUPPER
+	RET
+
+more144:
+	CMPQ   AX, $0x07
+	JGT    more148
+	VPXORD Z0, Z0, Z0
+	VPXORD Z1, Z1, Z1
+	VPXORD Z2, Z2, Z2
+	VPXORD Z3, Z3, Z3
+	VPXORD Z4, Z4, Z4
+	VPXORD Z5, Z5, Z5
+	VPXORD Z6, Z6, Z6
+	VPXORD Z7, Z7, Z7
+	VPXORD Z8, Z8, Z8
+	VPXORD Z9, Z9, Z9
+	VPXORD Z10, Z10, Z10
+	VPXORD Z11, Z11, Z11
+	VPXORD Z12, Z12, Z12
+	VPXORD Z13, Z13, Z13
+	MOVQ   a_base+24(FP), AX
+	MOVQ   rsa+48(FP), CX
+	MOVQ   csa+56(FP), DX
+	MOVQ   b_base+64(FP), BX
+	MOVQ   k+16(FP), SI
+	SHLQ   $0x02, CX
+	SHLQ   $0x02, DX
+	LEAQ   (CX)(CX*2), DI
+	ADDQ   AX, DI
+	LEAQ   (CX)(CX*2), R8
+	ADDQ   DI, R8
+
+one149:
+	TESTQ        SI, SI
+	JZ           done150
+	VMOVUPS      (BX), Z14
+	VMOVUPS      64(BX), Z15
+	VBROADCASTSS (AX), Z16
+	VBROADCASTSS (AX)(CX*1), Z17
+	VFMADD231PS  Z14, Z16, Z0
+	VFMADD231PS  Z14, Z17, Z2
+	VFMADD231PS  Z15, Z16, Z1
+	VFMADD231PS  Z15, Z17, Z3
+	VBROADCASTSS (AX)(CX*2), Z16
+	VBROADCASTSS (DI), Z17
+	VFMADD231PS  Z14, Z16, Z4
+	VFMADD231PS  Z14, Z17, Z6
+	VFMADD231PS  Z15, Z16, Z5
+	VFMADD231PS  Z15, Z17, Z7
+	VBROADCASTSS (DI)(CX*1), Z16
+	VBROADCASTSS (DI)(CX*2), Z17
+	VFMADD231PS  Z14, Z16, Z8
+	VFMADD231PS  Z14, Z17, Z10
+	VFMADD231PS  Z15, Z16, Z9
+	VFMADD231PS  Z15, Z17, Z11
+	VBROADCASTSS (R8), Z16
+	VFMADD231PS  Z14, Z16, Z12
+	VFMADD231PS  Z15, Z16, Z13
+	ADDQ         DX, AX
+	ADDQ         DX, DI
+	ADDQ         DX, R8
+	ADDQ         $0x000000c0, BX
+	DECQ         SI
+	JMP          one149
+
+done150:
+	MOVQ    n+8(FP), AX
+	SUBQ    $0x10, AX
+	MOVB    acc+120(FP), CL
+	MOVQ    $0x00000001, DX
+	SHLXQ   AX, DX, DX
+	DECQ    DX
+	KMOVW   DX, K1
+	TESTB   CL, CL
+	JNZ     add151
+	MOVQ    c_base+88(FP), AX
+	MOVQ    ldc+112(FP), CX
+	SHLQ    $0x02, CX
+	VMOVUPS Z0, (AX)
+	VMOVUPS Z1, K1, 64(AX)
+	ADDQ    CX, AX
+	VMOVUPS Z2, (AX)
+	VMOVUPS Z3, K1, 64(AX)
+	ADDQ    CX, AX
+	VMOVUPS Z4, (AX)
+	VMOVUPS Z5, K1, 64(AX)
+	ADDQ    CX, AX
+	VMOVUPS Z6, (AX)
+	VMOVUPS Z7, K1, 64(AX)
+	ADDQ    CX, AX
+	VMOVUPS Z8, (AX)
+	VMOVUPS Z9, K1, 64(AX)
+	ADDQ    CX, AX
+	VMOVUPS Z10, (AX)
+	VMOVUPS Z11, K1, 64(AX)
+	ADDQ    CX, AX
+	VMOVUPS Z12, (AX)
+	VMOVUPS Z13, K1, 64(AX)
+	VZEROUPPER
+	RET
+
+add151:
+	MOVQ      c_base+88(FP), AX
+	MOVQ      ldc+112(FP), CX
+	SHLQ      $0x02, CX
+	VADDPS    (AX), Z0, Z0
+	VMOVUPS   Z0, (AX)
+	VMOVUPS.Z 64(AX), K1, Z0
+	VADDPS    Z0, Z1, Z1
+	VMOVUPS   Z1, K1, 64(AX)
+	ADDQ      CX, AX
+	VADDPS    (AX), Z2, Z2
+	VMOVUPS   Z2, (AX)
+	VMOVUPS.Z 64(AX), K1, Z0
+	VADDPS    Z0, Z3, Z3
+	VMOVUPS   Z3, K1, 64(AX)
+	ADDQ      CX, AX
+	VADDPS    (AX), Z4, Z4
+	VMOVUPS   Z4, (AX)
+	VMOVUPS.Z 64(AX), K1, Z0
+	VADDPS    Z0, Z5, Z5
+	VMOVUPS   Z5, K1, 64(AX)
+	ADDQ      CX, AX
+	VADDPS    (AX), Z6, Z6
+	VMOVUPS   Z6, (AX)
+	VMOVUPS.Z 64(AX), K1, Z0
+	VADDPS    Z0, Z7, Z7
+	VMOVUPS   Z7, K1, 64(AX)
+	ADDQ      CX, AX
+	VADDPS    (AX), Z8, Z8
+	VMOVUPS   Z8, (AX)
+	VMOVUPS.Z 64(AX), K1, Z0
+	VADDPS    Z0, Z9, Z9
+	VMOVUPS   Z9, K1, 64(AX)
+	ADDQ      CX, AX
+	VADDPS    (AX), Z10, Z10
+	VMOVUPS   Z10, (AX)
+	VMOVUPS.Z 64(AX), K1, Z0
+	VADDPS    Z0, Z11, Z11
+	VMOVUPS   Z11, K1, 64(AX)
+	ADDQ      CX, AX
+	VADDPS    (AX), Z12, Z12
+	VMOVUPS   Z12, (AX)
+	VMOVUPS.Z 64(AX), K1, Z0
+	VADDPS    Z0, Z13, Z13
+	VMOVUPS   Z13, K1, 64(AX)
+	VZEROUPPER
+	RET
+
+more148:
+	VPXORD Z0, Z0, Z0
+	VPXORD Z1, Z1, Z1
+	VPXORD Z2, Z2, Z2
+	VPXORD Z3, Z3, Z3
+	VPXORD Z4, Z4, Z4
+	VPXORD Z5, Z5, Z5
+	VPXORD Z6, Z6, Z6
+	VPXORD Z7, Z7, Z7
+	VPXORD Z8, Z8, Z8
+	VPXORD Z9, Z9, Z9
+	VPXORD Z10, Z10, Z10
+	VPXORD Z11, Z11, Z11
+	VPXORD Z12, Z12, Z12
+	VPXORD Z13, Z13, Z13
+	VPXORD Z14, Z14, Z14
+	VPXORD Z15, Z15, Z15
+	MOVQ   a_base+24(FP), AX
+	MOVQ   rsa+48(FP), CX
+	MOVQ   csa+56(FP), DX
+	MOVQ   b_base+64(FP), BX
+	MOVQ   k+16(FP), SI
+	SHLQ   $0x02, CX
+	SHLQ   $0x02, DX
+	LEAQ   (CX)(CX*2), DI
+	ADDQ   AX, DI
+	LEAQ   (CX)(CX*2), R8
+	ADDQ   DI, R8
+	CMPQ   DX, $0x04
+	JNE    apart155
+	SUBQ   $0x04, SI
+	JLT    few157
+
+many156:
+	VMOVUPS      (BX), Z16
+	VMOVUPS      64(BX), Z17
+	VBROADCASTSS (AX), Z18
+	VBROADCASTSS (AX)(CX*1), Z19
+	VFMADD231PS  Z16, Z18, Z0
+	VFMADD231PS  Z16, Z19, Z2
+	VFMADD231PS  Z17, Z18, Z1
+	VFMADD231PS  Z17, Z19, Z3
+	VBROADCASTSS (AX)(CX*2), Z18
+	VBROADCASTSS (DI), Z19
+	VFMADD231PS  Z16, Z18, Z4
+	VFMADD231PS  Z16, Z19, Z6
+	VFMADD231PS  Z17, Z18, Z5
+	VFMADD231PS  Z17, Z19, Z7
+	VBROADCASTSS (DI)(CX*1), Z18
+	VBROADCASTSS (DI)(CX*2), Z19
+	VFMADD231PS  Z16, Z18, Z8
+	VFMADD231PS  Z16, Z19, Z10
+	VFMADD231PS  Z17, Z18, Z9
+	VFMADD231PS  Z17, Z19, Z11
+	VBROADCASTSS (R8), Z18
+	VBROADCASTSS (R8)(CX*1), Z19
+	VFMADD231PS  Z16, Z18, Z12
+	VFMADD231PS  Z16, Z19, Z14
+	VFMADD231PS  Z17, Z18, Z13
+	VFMADD231PS  Z17, Z19, Z15
+	VMOVUPS      192(BX), Z16
+	VMOVUPS      256(BX), Z17
+	VBROADCASTSS 4(AX), Z18
+	VBROADCASTSS 4(AX)(CX*1), Z19
+	VFMADD231PS  Z16, Z18, Z0
+	VFMADD231PS  Z16, Z19, Z2
+	VFMADD231PS  Z17, Z18, Z1
+	VFMADD231PS  Z17, Z19, Z3
+	VBROADCASTSS 4(AX)(CX*2), Z18
+	VBROADCASTSS 4(DI), Z19
+	VFMADD231PS  Z16, Z18, Z4
+	VFMADD231PS  Z16, Z19, Z6
+	VFMADD231PS  Z17, Z18, Z5
+	VFMADD231PS  Z17, Z19, Z7
+	VBROADCASTSS 4(DI)(CX*1), Z18
+	VBROADCASTSS 4(DI)(CX*2), Z19
+	VFMADD231PS  Z16, Z18, Z8
+	VFMADD231PS  Z16, Z19, Z10
+	VFMADD231PS  Z17, Z18, Z9
+	VFMADD231PS  Z17, Z19, Z11
+	VBROADCASTSS 4(R8), Z18
+	VBROADCASTSS 4(R8)(CX*1), Z19
+	VFMADD231PS  Z16, Z18, Z12
+	VFMADD231PS  Z16, Z19, Z14
+	VFMADD231PS  Z17, Z18, Z13
+	VFMADD231PS  Z17, Z19, Z15
+	VMOVUPS      384(BX), Z16
+	VMOVUPS      448(BX), Z17
+	VBROADCASTSS 8(AX), Z18
+	VBROADCASTSS 8(AX)(CX*1), Z19
+	VFMADD231PS  Z16, Z18, Z0
+	VFMADD231PS  Z16, Z19, Z2
+	VFMADD231PS  Z17, Z18, Z1
+	VFMADD231PS  Z17, Z19, Z3
+	VBROADCASTSS 8(AX)(CX*2), Z18
+	VBROADCASTSS 8(DI), Z19
+	VFMADD231PS  Z16, Z18, Z4
+	VFMADD231PS  Z16, Z19, Z6
+	VFMADD231PS  Z17, Z18, Z5
+	VFMADD231PS  Z17, Z19, Z7
+	VBROADCASTSS 8(DI)(CX*1), Z18
+	VBROADCASTSS 8(DI)(CX*2), Z19
+	VFMADD231PS  Z16, Z18, Z8
+	VFMADD231PS  Z16, Z19, Z10
+	VFMADD231PS  Z17, Z18, Z9
+	VFMADD231PS  Z17, Z19, Z11
+	VBROADCASTSS 8(R8), Z18
+	VBROADCASTSS 8(R8)(CX*1), Z19
+	VFMADD231PS  Z16, Z18, Z12
+	VFMADD231PS  Z16, Z19, Z14
+	VFMADD231PS  Z17, Z18, Z13
+	VFMADD231PS  Z17, Z19, Z15
+	VMOVUPS      576(BX), Z16
+	VMOVUPS      640(BX), Z17
+	VBROADCASTSS 12(AX), Z18
+	VBROADCASTSS 12(AX)(CX*1), Z19
+	VFMADD231PS  Z16, Z18, Z0
+	VFMADD231PS  Z16, Z19, Z2
+	VFMADD231PS  Z17, Z18, Z1
+	VFMADD231PS  Z17, Z19, Z3
+	VBROADCASTSS 12(AX)(CX*2), Z18
+	VBROADCASTSS 12(DI), Z19
+	VFMADD231PS  Z16, Z18, Z4
+	VFMADD231PS  Z16, Z19, Z6
+	VFMADD231PS  Z17, Z18, Z5
+	VFMADD231PS  Z17, Z19, Z7
+	VBROADCASTSS 12(DI)(CX*1), Z18
+	VBROADCASTSS 12(DI)(CX*2), Z19
+	VFMADD231PS  Z16, Z18, Z8
+	VFMADD231PS  Z16, Z19, Z10
+	VFMADD231PS  Z17, Z18, Z9
+	VFMADD231PS  Z17, Z19, Z11
+	VBROADCASTSS 12(R8), Z18
+	VBROADCASTSS 12(R8)(CX*1), Z19
+	VFMADD231PS  Z16, Z18, Z12
+	VFMADD231PS  Z16, Z19, Z14
+	VFMADD231PS  Z17, Z18, Z13
+	VFMADD231PS  Z17, Z19, Z15
+	ADDQ         $0x00000010, AX
+	ADDQ         $0x00000010, DI
+	ADDQ         $0x00000010, R8
+	ADDQ         $0x00000300, BX
+	SUBQ         $0x04, SI
+	JGE          many156
+
+few157:
+	ADDQ $0x04, SI
+	JMP  one153
+
+apart155:
+	CMPQ DX, $0x20
+	JNE  one153
+	SUBQ $0x04, SI
+	JLT  few159
+
+many158:
+	VMOVUPS      (BX), Z16
+	VMOVUPS      64(BX), Z17
+	VBROADCASTSS (AX), Z18
+	VBROADCASTSS 4(AX), Z19
+	VFMADD231PS  Z16, Z18, Z0
+	VFMADD231PS  Z16, Z19, Z2
+	VFMADD231PS  Z17, Z18, Z1
+	VFMADD231PS  Z17, Z19, Z3
+	VBROADCASTSS 8(AX), Z18
+	VBROADCASTSS 12(AX), Z19
+	VFMADD231PS  Z16, Z18, Z4
+	VFMADD231PS  Z16, Z19, Z6
+	VFMADD231PS  Z17, Z18, Z5
+	VFMADD231PS  Z17, Z19, Z7
+	VBROADCASTSS 16(AX), Z18
+	VBROADCASTSS 20(AX), Z19
+	VFMADD231PS  Z16, Z18, Z8
+	VFMADD231PS  Z16, Z19, Z10
+	VFMADD231PS  Z17, Z18, Z9
+	VFMADD231PS  Z17, Z19, Z11
+	VBROADCASTSS 24(AX), Z18
+	VBROADCASTSS 28(AX), Z19
+	VFMADD231PS  Z16, Z18, Z12
+	VFMADD231PS  Z16, Z19, Z14
+	VFMADD231PS  Z17, Z18, Z13
+	VFMADD231PS  Z17, Z19, Z15
+	VMOVUPS      192(BX), Z16
+	VMOVUPS      256(BX), Z17
+	VBROADCASTSS 32(AX), Z18
+	VBROADCASTSS 36(AX), Z19
+	VFMADD231PS  Z16, Z18, Z0
+	VFMADD231PS  Z16, Z19, Z2
+	VFMADD231PS  Z17, Z18, Z1
+	VFMADD231PS  Z17, Z19, Z3
+	VBROADCASTSS 40(AX), Z18
+	VBROADCASTSS 44(AX), Z19
+	VFMADD231PS  Z16, Z18, Z4
+	VFMADD231PS  Z16, Z19, Z6
+	VFMADD231PS  Z17, Z18, Z5
+	VFMADD231PS  Z17, Z19, Z7
+	VBROADCASTSS 48(AX), Z18
+	VBROADCASTSS 52(AX), Z19
+	VFMADD231PS  Z16, Z18, Z8
+	VFMADD231PS  Z16, Z19, Z10
+	VFMADD231PS  Z17, Z18, Z9
+	VFMADD231PS  Z17, Z19, Z11
+	VBROADCASTSS 56(AX), Z18
+	VBROADCASTSS 60(AX), Z19
+	VFMADD231PS  Z16, Z18, Z12
+	VFMADD231PS  Z16, Z19, Z14
+	VFMADD231PS  Z17, Z18, Z13
+	VFMADD231PS  Z17, Z19, Z15
+	VMOVUPS      384(BX), Z16
+	VMOVUPS      448(BX), Z17
+	VBROADCASTSS 64(AX), Z18
+	VBROADCASTSS 68(AX), Z19
+	VFMADD231PS  Z16, Z18, Z0
+	VFMADD231PS  Z16, Z19, Z2
+	VFMADD231PS  Z17, Z18, Z1
+	VFMADD231PS  Z17, Z19, Z3
+	VBROADCASTSS 72(AX), Z18
+	VBROADCASTSS 76(AX), Z19
+	VFMADD231PS  Z16, Z18, Z4
+	VFMADD231PS  Z16, Z19, Z6
+	VFMADD231PS  Z17, Z18, Z5
+	VFMADD231PS  Z17, Z19, Z7
+	VBROADCASTSS 80(AX), Z18
+	VBROADCASTSS 84(AX), Z19
+	VFMADD231PS  Z16, Z18, Z8
+	VFMADD231PS  Z16, Z19, Z10
+	VFMADD231PS  Z17, Z18, Z9
+	VFMADD231PS  Z17, Z19, Z11
+	VBROADCASTSS 88(AX), Z18
+	VBROADCASTSS 92(AX), Z19
+	VFMADD231PS  Z16, Z18, Z12
+	VFMADD231PS  Z16, Z19, Z14
+	VFMADD231PS  Z17, Z18, Z13
+	VFMADD231PS  Z17, Z19, Z15
+	VMOVUPS      576(BX), Z16
+	VMOVUPS      640(BX), Z17
+	VBROADCASTSS 96(AX), Z18
+	VBROADCASTSS 100(AX), Z19
+	VFMADD231PS  Z16, Z18, Z0
+	VFMADD231PS  Z16, Z19, Z2
+	VFMADD231PS  Z17, Z18, Z1
+	VFMADD231PS  Z17, Z19, Z3
+	VBROADCASTSS 104(AX), Z18
+	VBROADCASTSS 108(AX), Z19
+	VFMADD231PS  Z16, Z18, Z4
+	VFMADD231PS  Z16, Z19, Z6
+	VFMADD231PS  Z17, Z18, Z5
+	VFMADD231PS  Z17, Z19, Z7
+	VBROADCASTSS 112(AX), Z18
+	VBROADCASTSS 116(AX), Z19
+	VFMADD231PS  Z16, Z18, Z8
+	VFMADD231PS  Z16, Z19, Z10
+	VFMADD231PS  Z17, Z18, Z9
+	VFMADD231PS  Z17, Z19, Z11
+	VBROADCASTSS 120(AX), Z18
+	VBROADCASTSS 124(AX), Z19
+	VFMADD231PS  Z16, Z18, Z12
+	VFMADD231PS  Z16, Z19, Z14
+	VFMADD231PS  Z17, Z18, Z13
+	VFMADD231PS  Z17, Z19, Z15
+	ADDQ         $0x00000080, AX
+	ADDQ         $0x00000300, BX
+	SUBQ         $0x04, SI
+	JGE          many158
+
+few159:
+	ADDQ $0x04, SI
+	LEAQ 12(AX), DI
+	LEAQ 24(AX), R8
+
+one153:
+	TESTQ        SI, SI
+	JZ           done154
+	VMOVUPS      (BX), Z16
+	VMOVUPS      64(BX), Z17
+	VBROADCASTSS (AX), Z18
+	VBROADCASTSS (AX)(CX*1), Z19
+	VFMADD231PS  Z16, Z18, Z0
+	VFMADD231PS  Z16, Z19, Z2
+	VFMADD231PS  Z17, Z18, Z1
+	VFMADD231PS  Z17, Z19, Z3
+	VBROADCASTSS (AX)(CX*2), Z18
+	VBROADCASTSS (DI), Z19
+	VFMADD231PS  Z16, Z18, Z4
+	VFMADD231PS  Z16, Z19, Z6
+	VFMADD231PS  Z17, Z18, Z5
+	VFMADD231PS  Z17, Z19, Z7
+	VBROADCASTSS (DI)(CX*1), Z18
+	VBROADCASTSS (DI)(CX*2), Z19
+	VFMADD231PS  Z16, Z18, Z8
+	VFMADD231PS  Z16, Z19, Z10
+	VFMADD231PS  Z17, Z18, Z9
+	VFMADD231PS  Z17, Z19, Z11
+	VBROADCASTSS (R8), Z18
+	VBROADCASTSS (R8)(CX*1), Z19
+	VFMADD231PS  Z16, Z18, Z12
+	VFMADD231PS  Z16, Z19, Z14
+	VFMADD231PS  Z17, Z18, Z13
+	VFMADD231PS  Z17, Z19, Z15
+	ADDQ         DX, AX
+	ADDQ         DX, DI
+	ADDQ         DX, R8
+	ADDQ         $0x000000c0, BX
+	DECQ         SI
+	JMP          one153
+
+done154:
+	MOVQ    n+8(FP), AX
+	SUBQ    $0x10, AX
+	MOVB    acc+120(FP), CL
+	MOVQ    $0x00000001, DX
+	SHLXQ   AX, DX, DX
+	DECQ    DX
+	KMOVW   DX, K1
+	TESTB   CL, CL
+	JNZ     add160
+	MOVQ    c_base+88(FP), AX
+	MOVQ    ldc+112(FP), CX
+	SHLQ    $0x02, CX
+	VMOVUPS Z0, (AX)
+	VMOVUPS Z1, K1, 64(AX)
+	ADDQ    CX, AX
+	VMOVUPS Z2, (AX)
+	VMOVUPS Z3, K1, 64(AX)
+	ADDQ    CX, AX
+	VMOVUPS Z4, (AX)
+	VMOVUPS Z5, K1, 64(AX)
+	ADDQ    CX, AX
+	VMOVUPS Z6, (AX)
+	VMOVUPS Z7, K1, 64(AX)
+	ADDQ    CX, AX
+	VMOVUPS Z8, (AX)
+	VMOVUPS Z9, K1, 64(AX)
+	ADDQ    CX, AX
+	VMOVUPS Z10, (AX)
+	VMOVUPS Z11, K1, 64(AX)
+	ADDQ    CX, AX
+	VMOVUPS Z12, (AX)
+	VMOVUPS Z13, K1, 64(AX)
+	ADDQ    CX, AX
+	VMOVUPS Z14, (AX)
+	VMOVUPS Z15, K1, 64(AX)
+	VZEROUPPER
+	RET
+
+add160:
+	MOVQ      c_base+88(FP), AX
+	MOVQ      ldc+112(FP), CX
+	SHLQ      $0x02, CX
+	VADDPS    (AX), Z0, Z0
+	VMOVUPS   Z0, (AX)
+	VMOVUPS.Z 64(AX), K1, Z0
+	VADDPS    Z0, Z1, Z1
+	VMOVUPS   Z1, K1, 64(AX)
+	ADDQ      CX, AX
+	VADDPS    (AX), Z2, Z2
+	VMOVUPS   Z2, (AX)
+	VMOVUPS.Z 64(AX), K1, Z0
+	VADDPS    Z0, Z3, Z3
+	VMOVUPS   Z3, K1, 64(AX)
+	ADDQ      CX, AX
+	VADDPS    (AX), Z4, Z4
+	VMOVUPS   Z4, (AX)
+	VMOVUPS.Z 64(AX), K1, Z0
+	VADDPS    Z0, Z5, Z5
+	VMOVUPS   Z5, K1, 64(AX)
+	ADDQ      CX, AX
+	VADDPS    (AX), Z6, Z6
+	VMOVUPS   Z6, (AX)
+	VMOVUPS.Z 64(AX), K1, Z0
+	VADDPS    Z0, Z7, Z7
+	VMOVUPS   Z7, K1, 64(AX)
+	ADDQ      CX, AX
+	VADDPS    (AX), Z8, Z8
+	VMOVUPS   Z8, (AX)
+	VMOVUPS.Z 64(AX), K1, Z0
+	VADDPS    Z0, Z9, Z9
+	VMOVUPS   Z9, K1, 64(AX)
+	ADDQ      CX, AX
+	VADDPS    (AX), Z10, Z10
+	VMOVUPS   Z10, (AX)
+	VMOVUPS.Z 64(AX), K1, Z0
+	VADDPS    Z0, Z11, Z11
+	VMOVUPS   Z11, K1, 64(AX)
+	ADDQ      CX, AX
+	VADDPS    (AX), Z12, Z12
+	VMOVUPS   Z12, (AX)
+	VMOVUPS.Z 64(AX), K1, Z0
+	VADDPS    Z0, Z13, Z13
+	VMOVUPS   Z13, K1, 64(AX)
+	ADDQ      CX, AX
+	VADDPS    (AX), Z14, Z14
+	VMOVUPS   Z14, (AX)
+	VMOVUPS.Z 64(AX), K1, Z0
+	VADDPS    Z0, Z15, Z15
+	VMOVUPS   Z15, K1, 64(AX)
+	VZEROUPPER
+	RET
+
+wider123:
+	CMPQ   AX, $0x01
+	JGT    more162
+	VPXORD Z0, Z0, Z0
+	VPXORD Z1, Z1, Z1
+	VPXORD Z2, Z2, Z2
+	MOVQ   a_base+24(FP), AX
+	MOVQ   rsa+48(FP), CX
+	MOVQ   csa+56(FP), DX
+	MOVQ   b_base+64(FP), BX
+	MOVQ   k+16(FP), SI
+	SHLQ   $0x02, CX
+	SHLQ   $0x02, DX
+
+one163:
+	TESTQ        SI, SI
+	JZ           done164
+	VMOVUPS      (BX), Z3
+	VMOVUPS      64(BX), Z4
+	VMOVUPS      128(BX), Z5
+	VBROADCASTSS (AX), Z6
+	VFMADD231PS  Z3, Z6, Z0
+	VFMADD231PS  Z4, Z6, Z1
+	VFMADD231PS  Z5, Z6, Z2
+	ADDQ         DX, AX
+	ADDQ         $0x000000c0, BX
+	DECQ         SI
+	JMP          one163
+
+done164:
+	MOVQ    n+8(FP), AX
+	SUBQ    $0x20, AX
+	MOVB    acc+120(FP), CL
+	MOVQ    $0x00000001, DX
+	SHLXQ   AX, DX, DX
+	DECQ    DX
+	KMOVW   DX, K1
+	TESTB   CL, CL
+	JNZ     add165
+	MOVQ    c_base+88(FP), AX
+	MOVQ    ldc+112(FP), CX
+	SHLQ    $0x02, CX
+	VMOVUPS Z0, (AX)
+	VMOVUPS Z1, 64(AX)
+	VMOVUPS Z2, K1, 128(AX)
+	VZEROUPPER
+	RET
+
+add165:
+	MOVQ      c_base+88(FP), AX
+	MOVQ      ldc+112(FP), CX
+	SHLQ      $0x02, CX
+	VADDPS    (AX), Z0, Z0
+	VMOVUPS   Z0, (AX)
+	VADDPS    64(AX), Z1, Z1
+	VMOVUPS   Z1, 64(AX)
+	VMOVUPS.Z 128(AX), K1, Z0
+	VADDPS    Z0, Z2, Z2
+	VMOVUPS   Z2, K1, 128(AX)
+	VZEROUPPER
+	RET
+
+more162:
+	CMPQ   AX, $0x02
+	JGT    more166
+	VPXORD Z0, Z0, Z0
+	VPXORD Z1, Z1, Z1
+	VPXORD Z2, Z2, Z2
+	VPXORD Z3, Z3, Z3
+	VPXORD Z4, Z4, Z4
+	VPXORD Z5, Z5, Z5
+	MOVQ   a_base+24(FP), AX
+	MOVQ   rsa+48(FP), CX
+	MOVQ   csa+56(FP), DX
+	MOVQ   b_base+64(FP), BX
+	MOVQ   k+16(FP), SI
+	SHLQ   $0x02, CX
+	SHLQ   $0x02, DX
+
+one167:
+	TESTQ        SI, SI
+	JZ           done168
+	VMOVUPS      (BX), Z6
+	VMOVUPS      64(BX), Z7
+	VMOVUPS      128(BX), Z8
+	VBROADCASTSS (AX), Z9
+	VBROADCASTSS (AX)(CX*1), Z10
+	VFMADD231PS  Z6, Z9, Z0
+	VFMADD231PS  Z6, Z10, Z3
+	VFMADD231PS  Z7, Z9, Z1
+	VFMADD231PS  Z7, Z10, Z4
+	VFMADD231PS  Z8, Z9, Z2
+	VFMADD231PS  Z8, Z10, Z5
+	ADDQ         DX, AX
+	ADDQ         $0x000000c0, BX
+	DECQ         SI
+	JMP          one167
+
+done168:
+	MOVQ    n+8(FP), AX
+	SUBQ    $0x20, AX
+	MOVB    acc+120(FP), CL
+	MOVQ    $0x00000001, DX
+	SHLXQ   AX, DX, DX
+	DECQ    DX
+	KMOVW   DX, K1
+	TESTB   CL, CL
+	JNZ     add169
+	MOVQ    c_base+88(FP), AX
+	MOVQ    ldc+112(FP), CX
+	SHLQ    $0x02, CX
+	VMOVUPS Z0, (AX)
+	VMOVUPS Z1, 64(AX)
+	VMOVUPS Z2, K1, 128(AX)
+	ADDQ    CX, AX
+	VMOVUPS Z3, (AX)
+	VMOVUPS Z4, 64(AX)
+	VMOVUPS Z5, K1, 128(AX)
+	VZEROUPPER
+	RET
+
+add169:
+	MOVQ      c_base+88(FP), AX
+	MOVQ      ldc+112(FP), CX
+	SHLQ      $0x02, CX
+	VADDPS    (AX), Z0, Z0
+	VMOVUPS   Z0, (AX)
+	VADDPS    64(AX), Z1, Z1
+	VMOVUPS   Z1, 64(AX)
+	VMOVUPS.Z 128(AX), K1, Z0
+	VADDPS    Z0, Z2, Z2
+	VMOVUPS   Z2, K1, 128(AX)
+	ADDQ      CX, AX
+	VADDPS    (AX), Z3, Z3
+	VMOVUPS   Z3, (AX)
+	VADDPS    64(AX), Z4, Z4
+	VMOVUPS   Z4, 64(AX)
+	VMOVUPS.Z 128(AX), K1, Z0
+	VADDPS    Z0, Z5, Z5
+	VMOVUPS   Z5, K1, 128(AX)
+	VZEROUPPER
+	RET
+
+more166:
+	CMPQ   AX, $0x03
+	JGT    more170
+	VPXORD Z0, Z0, Z0
+	VPXORD Z1, Z1, Z1
+	VPXORD Z2, Z2, Z2
+	VPXORD Z3, Z3, Z3
+	VPXORD Z4, Z4, Z4
+	VPXORD Z5, Z5, Z5
+	VPXORD Z6, Z6, Z6
+	VPXORD Z7, Z7, Z7
+	VPXORD Z8, Z8, Z8
+	MOVQ   a_base+24(FP), AX
+	MOVQ   rsa+48(FP), CX
+	MOVQ   csa+56(FP), DX
+	MOVQ   b_base+64(FP), BX
+	MOVQ   k+16(FP), SI
+	SHLQ   $0x02, CX
+	SHLQ   $0x02, DX
+
+one171:
+	TESTQ        SI, SI
+	JZ           done172
+	VMOVUPS      (BX), Z9
+	VMOVUPS      64(BX), Z10
+	VMOVUPS      128(BX), Z11
+	VBROADCASTSS (AX), Z12
+	VBROADCASTSS (AX)(CX*1), Z13
+	VFMADD231PS  Z9, Z12, Z0
+	VFMADD231PS  Z9, Z13, Z3
+	VFMADD231PS  Z10, Z12, Z1
+	VFMADD231PS  Z10, Z13, Z4
+	VFMADD231PS  Z11, Z12, Z2
+	VFMADD231PS  Z11, Z13, Z5
+	VBROADCASTSS (AX)(CX*2), Z12
+	VFMADD231PS  Z9, Z12, Z6
+	VFMADD231PS  Z10, Z12, Z7
+	VFMADD231PS  Z11, Z12, Z8
+	ADDQ         DX, AX
+	ADDQ         $0x000000c0, BX
+	DECQ         SI
+	JMP          one171
+
+done172:
+	MOVQ    n+8(FP), AX
+	SUBQ    $0x20, AX
+	MOVB    acc+120(FP), CL
+	MOVQ    $0x00000001, DX
+	SHLXQ   AX, DX, DX
+	DECQ    DX
+	KMOVW   DX, K1
+	TESTB   CL, CL
+	JNZ     add173
+	MOVQ    c_base+88(FP), AX
+	MOVQ    ldc+112(FP), CX
+	SHLQ    $0x02, CX
+	VMOVUPS Z0, (AX)
+	VMOVUPS Z1, 64(AX)
+	VMOVUPS Z2, K1, 128(AX)
+	ADDQ    CX, AX
+	VMOVUPS Z3, (AX)
+	VMOVUPS Z4, 64(AX)
+	VMOVUPS Z5, K1, 128(AX)
+	ADDQ    CX, AX
+	VMOVUPS Z6, (AX)
+	VMOVUPS Z7, 64(AX)
+	VMOVUPS Z8, K1, 128(AX)
+	VZEROUPPER
+	RET
+
+add173:
+	MOVQ      c_base+88(FP), AX
+	MOVQ      ldc+112(FP), CX
+	SHLQ      $0x02, CX
+	VADDPS    (AX), Z0, Z0
+	VMOVUPS   Z0, (AX)
+	VADDPS    64(AX), Z1, Z1
+	VMOVUPS   Z1, 64(AX)
+	VMOVUPS.Z 128(AX), K1, Z0
+	VADDPS    Z0, Z2, Z2
+	VMOVUPS   Z2, K1, 128(AX)
+	ADDQ      CX, AX
+	VADDPS    (AX), Z3, Z3
+	VMOVUPS   Z3, (AX)
+	VADDPS    64(AX), Z4, Z4
+	VMOVUPS   Z4, 64(AX)
+	VMOVUPS.Z 128(AX), K1, Z0
+	VADDPS    Z0, Z5, Z5
+	VMOVUPS   Z5, K1, 128(AX)
+	ADDQ      CX, AX
+	VADDPS    (AX), Z6, Z6
+	VMOVUPS   Z6, (AX)
+	VADDPS    64(AX), Z7, Z7
+	VMOVUPS   Z7, 64(AX)
+	VMOVUPS.Z 128(AX), K1, Z0
+	VADDPS    Z0, Z8, Z8
+	VMOVUPS   Z8, K1, 128(AX)
+	VZEROUPPER
+	RET
+
+more170:
+	CMPQ   AX, $0x04
 	JGT    more174
 	VPXORD Z0, Z0, Z0
 	VPXORD Z1, Z1, Z1
@@ -3426,259 +3984,106 @@ more169:
 	LEAQ   (CX)(CX*2), DI
 	ADDQ   AX, DI
 
-one176:
+one175:
 	TESTQ        SI, SI
-	JZ           done177
+	JZ           done176
 	VMOVUPS      (BX), Z12
 	VMOVUPS      64(BX), Z13
-	VBROADCASTSS (AX), Z14
-	VFMADD231PS  Z12, Z14, Z0
-	VFMADD231PS  Z13, Z14, Z1
-	VBROADCASTSS (AX)(CX*1), Z14
-	VFMADD231PS  Z12, Z14, Z2
-	VFMADD231PS  Z13, Z14, Z3
-	VBROADCASTSS (AX)(CX*2), Z14
-	VFMADD231PS  Z12, Z14, Z4
-	VFMADD231PS  Z13, Z14, Z5
-	VBROADCASTSS (DI), Z14
-	VFMADD231PS  Z12, Z14, Z6
-	VFMADD231PS  Z13, Z14, Z7
-	VBROADCASTSS (DI)(CX*1), Z14
-	VFMADD231PS  Z12, Z14, Z8
-	VFMADD231PS  Z13, Z14, Z9
-	VBROADCASTSS (DI)(CX*2), Z14
-	VFMADD231PS  Z12, Z14, Z10
-	VFMADD231PS  Z13, Z14, Z11
+	VMOVUPS      128(BX), Z14
+	VBROADCASTSS (AX), Z15
+	VBROADCASTSS (AX)(CX*1), Z16
+	VFMADD231PS  Z12, Z15, Z0
+	VFMADD231PS  Z12, Z16, Z3
+	VFMADD231PS  Z13, Z15, Z1
+	VFMADD231PS  Z13, Z16, Z4
+	VFMADD231PS  Z14, Z15, Z2
+	VFMADD231PS  Z14, Z16, Z5
+	VBROADCASTSS (AX)(CX*2), Z15
+	VBROADCASTSS (DI), Z16
+	VFMADD231PS  Z12, Z15, Z6
+	VFMADD231PS  Z12, Z16, Z9
+	VFMADD231PS  Z13, Z15, Z7
+	VFMADD231PS  Z13, Z16, Z10
+	VFMADD231PS  Z14, Z15, Z8
+	VFMADD231PS  Z14, Z16, Z11
 	ADDQ         DX, AX
 	ADDQ         DX, DI
-	ADDQ         $0x00000080, BX
+	ADDQ         $0x000000c0, BX
 	DECQ         SI
-	JMP          one176
+	JMP          one175
 
-done177:
+done176:
 	MOVQ    n+8(FP), AX
-	SUBQ    $0x10, AX
+	SUBQ    $0x20, AX
 	MOVB    acc+120(FP), CL
 	MOVQ    $0x00000001, DX
 	SHLXQ   AX, DX, DX
 	DECQ    DX
 	KMOVW   DX, K1
 	TESTB   CL, CL
-	JNZ     add178
+	JNZ     add177
 	MOVQ    c_base+88(FP), AX
 	MOVQ    ldc+112(FP), CX
 	SHLQ    $0x02, CX
 	VMOVUPS Z0, (AX)
-	VMOVUPS Z1, K1, 64(AX)
+	VMOVUPS Z1, 64(AX)
+	VMOVUPS Z2, K1, 128(AX)
 	ADDQ    CX, AX
-	VMOVUPS Z2, (AX)
-	VMOVUPS Z3, K1, 64(AX)
-	ADDQ    CX, AX
-	VMOVUPS Z4, (AX)
-	VMOVUPS Z5, K1, 64(AX)
+	VMOVUPS Z3, (AX)
+	VMOVUPS Z4, 64(AX)
+	VMOVUPS Z5, K1, 128(AX)
 	ADDQ    CX, AX
 	VMOVUPS Z6, (AX)
-	VMOVUPS Z7, K1, 64(AX)
+	VMOVUPS Z7, 64(AX)
+	VMOVUPS Z8, K1, 128(AX)
 	ADDQ    CX, AX
-	VMOVUPS Z8, (AX)
-	VMOVUPS Z9, K1, 64(AX)
-	ADDQ    CX, AX
-	VMOVUPS Z10, (AX)
-	VMOVUPS Z11, K1, 64(AX)
+	VMOVUPS Z9, (AX)
+	VMOVUPS Z10, 64(AX)
+	VMOVUPS Z11, K1, 128(AX)
 	VZEROUPPER
 	RET
 
-add178:
+add177:
 	MOVQ      c_base+88(FP), AX
 	MOVQ      ldc+112(FP), CX
 	SHLQ      $0x02, CX
 	VADDPS    (AX), Z0, Z0
 	VMOVUPS   Z0, (AX)
-	VMOVUPS.Z 64(AX), K1, Z0
-	VADDPS    Z0, Z1, Z1
-	VMOVUPS   Z1, K1, 64(AX)
+	VADDPS    64(AX), Z1, Z1
+	VMOVUPS   Z1, 64(AX)
+	VMOVUPS.Z 128(AX), K1, Z0
+	VADDPS    Z0, Z2, Z2
+	VMOVUPS   Z2, K1, 128(AX)
 	ADDQ      CX, AX
-	VADDPS    (AX), Z2, Z2
-	VMOVUPS   Z2, (AX)
-	VMOVUPS.Z 64(AX), K1, Z0
-	VADDPS    Z0, Z3, Z3
-	VMOVUPS   Z3, K1, 64(AX)
-	ADDQ      CX, AX
-	VADDPS    (AX), Z4, Z4
-	VMOVUPS   Z4, (AX)
-	VMOVUPS.Z 64(AX), K1, Z0
+	VADDPS    (AX), Z3, Z3
+	VMOVUPS   Z3, (AX)
+	VADDPS    64(AX), Z4, Z4
+	VMOVUPS   Z4, 64(AX)
+	VMOVUPS.Z 128(AX), K1, Z0
 	VADDPS    Z0, Z5, Z5
-	VMOVUPS   Z5, K1, 64(AX)
+	VMOVUPS   Z5, K1, 128(AX)
 	ADDQ      CX, AX
 	VADDPS    (AX), Z6, Z6
 	VMOVUPS   Z6, (AX)
-	VMOVUPS.Z 64(AX), K1, Z0
-	VADDPS    Z0, Z7, Z7
-	VMOVUPS   Z7, K1, 64(AX)
+	VADDPS    64(AX), Z7, Z7
+	VMOVUPS   Z7, 64(AX)
+	VMOVUPS.Z 128(AX), K1, Z0
+	VADDPS    Z0, Z8, Z8
+	VMOVUPS   Z8, K1, 128(AX)
 	ADDQ      CX, AX
-	VADDPS    (AX), Z8, Z8
-	VMOVUPS   Z8, (AX)
-	VMOVUPS.Z 64(AX), K1, Z0
-	VADDPS    Z0, Z9, Z9
-	VMOVUPS   Z9, K1, 64(AX)
-	ADDQ      CX, AX
-	VADDPS    (AX), Z10, Z10
-	VMOVUPS   Z10, (AX)
-	VMOVUPS.Z 64(AX), K1, Z0
+	VADDPS    (AX), Z9, Z9
+	VMOVUPS   Z9, (AX)
+	VADDPS    64(AX), Z10, Z10
+	VMOVUPS   Z10, 64(AX)
+	VMOVUPS.Z 128(AX), K1, Z0
 	VADDPS    Z0, Z11, Z11
-	VMOVUPS   Z11, K1, 64(AX)
+	VMOVUPS   Z11, K1, 128(AX)
 	VZEROUPPER
 	RET
 
 more174:
-	CMPQ   AX, $0x07
-	JGT    more179
-	VPXORD Z0, Z0, Z0
-	VPXORD Z1, Z1, Z1
-	VPXORD Z2, Z2, Z2
-	VPXORD Z3, Z3, Z3
-	VPXORD Z4, Z4, Z4
-	VPXORD Z5, Z5, Z5
-	VPXORD Z6, Z6, Z6
-	VPXORD Z7, Z7, Z7
-	VPXORD Z8, Z8, Z8
-	VPXORD Z9, Z9, Z9
-	VPXORD Z10, Z10, Z10
-	VPXORD Z11, Z11, Z11
-	VPXORD Z12, Z12, Z12
-	VPXORD Z13, Z13, Z13
-	MOVQ   a_base+24(FP), AX
-	MOVQ   rsa+48(FP), CX
-	MOVQ   csa+56(FP), DX
-	MOVQ   b_base+64(FP), BX
-	MOVQ   k+16(FP), SI
-	SHLQ   $0x02, CX
-	SHLQ   $0x02, DX
-	LEAQ   (CX)(CX*2), DI
-	ADDQ   AX, DI
-	LEAQ   (CX)(CX*2), R8
-	ADDQ   DI, R8
-
-one181:
-	TESTQ        SI, SI
-	JZ           done182
-	VMOVUPS      (BX), Z14
-	VMOVUPS      64(BX), Z15
-	VBROADCASTSS (AX), Z16
-	VFMADD231PS  Z14, Z16, Z0
-	VFMADD231PS  Z15, Z16, Z1
-	VBROADCASTSS (AX)(CX*1), Z16
-	VFMADD231PS  Z14, Z16, Z2
-	VFMADD231PS  Z15, Z16, Z3
-	VBROADCASTSS (AX)(CX*2), Z16
-	VFMADD231PS  Z14, Z16, Z4
-	VFMADD231PS  Z15, Z16, Z5
-	VBROADCASTSS (DI), Z16
-	VFMADD231PS  Z14, Z16, Z6
-	VFMADD231PS  Z15, Z16, Z7
-	VBROADCASTSS (DI)(CX*1), Z16
-	VFMADD231PS  Z14, Z16, Z8
-	VFMADD231PS  Z15, Z16, Z9
-	VBROADCASTSS (DI)(CX*2), Z16
-	VFMADD231PS  Z14, Z16, Z10
-	VFMADD231PS  Z15, Z16, Z11
-	VBROADCASTSS (R8), Z16
-	VFMADD231PS  Z14, Z16, Z12
-	VFMADD231PS  Z15, Z16, Z13
-	ADDQ         DX, AX
-	ADDQ         DX, DI
-	ADDQ         DX, R8
-	ADDQ         $0x00000080, BX
-	DECQ         SI
-	JMP          one181
-
-done182:
-	MOVQ    n+8(FP), AX
-	SUBQ    $0x10, AX
-	MOVB    acc+120(FP), CL
-	MOVQ    $0x00000001, DX
-	SHLXQ   AX, DX, DX
-	DECQ    DX
-	KMOVW   DX, K1
-	TESTB   CL, CL
-	JNZ     add183
-	MOVQ    c_base+88(FP), AX
-	MOVQ    ldc+112(FP), CX
-	SHLQ    $0x02, CX
-	VMOVUPS Z0, (AX)
-	VMOVUPS Z1, K1, 64(AX)
-	ADDQ    CX, AX
-	VMOVUPS Z2, (AX)
-	VMOVUPS Z3, K1, 64(AX)
-	ADDQ    CX, AX
-	VMOVUPS Z4, (AX)
-	VMOVUPS Z5, K1, 64(AX)
-	ADDQ    CX, AX
-	VMOVUPS Z6, (AX)
-	VMOVUPS Z7, K1, 64(AX)
-	ADDQ    CX, AX
-	VMOVUPS Z8, (AX)
-	VMOVUPS Z9, K1, 64(AX)
-	ADDQ    CX, AX
-	VMOVUPS Z10, (AX)
-	VMOVUPS Z11, K1, 64(AX)
-	ADDQ    CX, AX
-	VMOVUPS Z12, (AX)
-	VMOVUPS Z13, K1, 64(AX)
-	VZEROUPPER
-	RET
-
-add183:
-	MOVQ      c_base+88(FP), AX
-	MOVQ      ldc+112(FP), CX
-	SHLQ      $0x02, CX
-	VADDPS    (AX), Z0, Z0
-	VMOVUPS   Z0, (AX)
-	VMOVUPS.Z 64(AX), K1, Z0
-	VADDPS    Z0, Z1, Z1
-	VMOVUPS   Z1, K1, 64(AX)
-	ADDQ      CX, AX
-	VADDPS    (AX), Z2, Z2
-	VMOVUPS   Z2, (AX)
-	VMOVUPS.Z 64(AX), K1, Z0
-	VADDPS    Z0, Z3, Z3
-	VMOVUPS   Z3, K1, 64(AX)
-	ADDQ      CX, AX
-	VADDPS    (AX), Z4, Z4
-	VMOVUPS   Z4, (AX)
-	VMOVUPS.Z 64(AX), K1, Z0
-	VADDPS    Z0, Z5, Z5
-	VMOVUPS   Z5, K1, 64(AX)
-	ADDQ      CX, AX
-	VADDPS    (AX), Z6, Z6
-	VMOVUPS   Z6, (AX)
-	VMOVUPS.Z 64(AX), K1, Z0
-	VADDPS    Z0, Z7, Z7
-	VMOVUPS   Z7, K1, 64(AX)
-	ADDQ      CX, AX
-	VADDPS    (AX), Z8, Z8
-	VMOVUPS   Z8, (AX)
-	VMOVUPS.Z 64(AX), K1, Z0
-	VADDPS    Z0, Z9, Z9
-	VMOVUPS   Z9, K1, 64(AX)
-	ADDQ      CX, AX
-	VADDPS    (AX), Z10, Z10
-	VMOVUPS   Z10, (AX)
-	VMOVUPS.Z 64(AX), K1, Z0
-	VADDPS    Z0, Z11, Z11
-	VMOVUPS   Z11, K1, 64(AX)
-	ADDQ      CX, AX
-	VADDPS    (AX), Z12, Z12
-	VMOVUPS   Z12, (AX)
-	VMOVUPS.Z 64(AX), K1, Z0
-	VADDPS    Z0, Z13, Z13
-	VMOVUPS   Z13, K1, 64(AX)
-	VZEROUPPER
-	RET
-
-more179:
-	CMPQ   AX, $0x08
-	JGT    more184
+	CMPQ   AX, $0x05
+	JGT    more178
 	VPXORD Z0, Z0, Z0
 	VPXORD Z1, Z1, Z1
 	VPXORD Z2, Z2, Z2
@@ -3694,7 +4099,6 @@ more179:
 	VPXORD Z12, Z12, Z12
 	VPXORD Z13, Z13, Z13
 	VPXORD Z14, Z14, Z14
-	VPXORD Z15, Z15, Z15
 	MOVQ   a_base+24(FP), AX
 	MOVQ   rsa+48(FP), CX
 	MOVQ   csa+56(FP), DX
@@ -3704,141 +4108,123 @@ more179:
 	SHLQ   $0x02, DX
 	LEAQ   (CX)(CX*2), DI
 	ADDQ   AX, DI
-	LEAQ   (CX)(CX*2), R8
-	ADDQ   DI, R8
 
-one186:
+one179:
 	TESTQ        SI, SI
-	JZ           done187
-	VMOVUPS      (BX), Z16
-	VMOVUPS      64(BX), Z17
+	JZ           done180
+	VMOVUPS      (BX), Z15
+	VMOVUPS      64(BX), Z16
+	VMOVUPS      128(BX), Z17
 	VBROADCASTSS (AX), Z18
-	VFMADD231PS  Z16, Z18, Z0
-	VFMADD231PS  Z17, Z18, Z1
-	VBROADCASTSS (AX)(CX*1), Z18
-	VFMADD231PS  Z16, Z18, Z2
-	VFMADD231PS  Z17, Z18, Z3
+	VBROADCASTSS (AX)(CX*1), Z19
+	VFMADD231PS  Z15, Z18, Z0
+	VFMADD231PS  Z15, Z19, Z3
+	VFMADD231PS  Z16, Z18, Z1
+	VFMADD231PS  Z16, Z19, Z4
+	VFMADD231PS  Z17, Z18, Z2
+	VFMADD231PS  Z17, Z19, Z5
 	VBROADCASTSS (AX)(CX*2), Z18
-	VFMADD231PS  Z16, Z18, Z4
-	VFMADD231PS  Z17, Z18, Z5
-	VBROADCASTSS (DI), Z18
-	VFMADD231PS  Z16, Z18, Z6
-	VFMADD231PS  Z17, Z18, Z7
+	VBROADCASTSS (DI), Z19
+	VFMADD231PS  Z15, Z18, Z6
+	VFMADD231PS  Z15, Z19, Z9
+	VFMADD231PS  Z16, Z18, Z7
+	VFMADD231PS  Z16, Z19, Z10
+	VFMADD231PS  Z17, Z18, Z8
+	VFMADD231PS  Z17, Z19, Z11
 	VBROADCASTSS (DI)(CX*1), Z18
-	VFMADD231PS  Z16, Z18, Z8
-	VFMADD231PS  Z17, Z18, Z9
-	VBROADCASTSS (DI)(CX*2), Z18
-	VFMADD231PS  Z16, Z18, Z10
-	VFMADD231PS  Z17, Z18, Z11
-	VBROADCASTSS (R8), Z18
-	VFMADD231PS  Z16, Z18, Z12
-	VFMADD231PS  Z17, Z18, Z13
-	VBROADCASTSS (R8)(CX*1), Z18
-	VFMADD231PS  Z16, Z18, Z14
-	VFMADD231PS  Z17, Z18, Z15
+	VFMADD231PS  Z15, Z18, Z12
+	VFMADD231PS  Z16, Z18, Z13
+	VFMADD231PS  Z17, Z18, Z14
 	ADDQ         DX, AX
 	ADDQ         DX, DI
-	ADDQ         DX, R8
-	ADDQ         $0x00000080, BX
+	ADDQ         $0x000000c0, BX
 	DECQ         SI
-	JMP          one186
+	JMP          one179
 
-done187:
+done180:
 	MOVQ    n+8(FP), AX
-	SUBQ    $0x10, AX
+	SUBQ    $0x20, AX
 	MOVB    acc+120(FP), CL
 	MOVQ    $0x00000001, DX
 	SHLXQ   AX, DX, DX
 	DECQ    DX
 	KMOVW   DX, K1
 	TESTB   CL, CL
-	JNZ     add188
+	JNZ     add181
 	MOVQ    c_base+88(FP), AX
 	MOVQ    ldc+112(FP), CX
 	SHLQ    $0x02, CX
 	VMOVUPS Z0, (AX)
-	VMOVUPS Z1, K1, 64(AX)
+	VMOVUPS Z1, 64(AX)
+	VMOVUPS Z2, K1, 128(AX)
 	ADDQ    CX, AX
-	VMOVUPS Z2, (AX)
-	VMOVUPS Z3, K1, 64(AX)
-	ADDQ    CX, AX
-	VMOVUPS Z4, (AX)
-	VMOVUPS Z5, K1, 64(AX)
+	VMOVUPS Z3, (AX)
+	VMOVUPS Z4, 64(AX)
+	VMOVUPS Z5, K1, 128(AX)
 	ADDQ    CX, AX
 	VMOVUPS Z6, (AX)
-	VMOVUPS Z7, K1, 64(AX)
+	VMOVUPS Z7, 64(AX)
+	VMOVUPS Z8, K1, 128(AX)
 	ADDQ    CX, AX
-	VMOVUPS Z8, (AX)
-	VMOVUPS Z9, K1, 64(AX)
-	ADDQ    CX, AX
-	VMOVUPS Z10, (AX)
-	VMOVUPS Z11, K1, 64(AX)
+	VMOVUPS Z9, (AX)
+	VMOVUPS Z10, 64(AX)
+	VMOVUPS Z11, K1, 128(AX)
 	ADDQ    CX, AX
 	VMOVUPS Z12, (AX)
-	VMOVUPS Z13, K1, 64(AX)
-	ADDQ    CX, AX
-	VMOVUPS Z14, (AX)
-	VMOVUPS Z15, K1, 64(AX)
+	VMOVUPS Z13, 64(AX)
+	VMOVUPS Z14, K1, 128(AX)
 	VZEROUPPER
 	RET
 
-add188:
+add181:
 	MOVQ      c_base+88(FP), AX
 	MOVQ      ldc+112(FP), CX
 	SHLQ      $0x02, CX
 	VADDPS    (AX), Z0, Z0
 	VMOVUPS   Z0, (AX)
-	VMOVUPS.Z 64(AX), K1, Z0
-	VADDPS    Z0, Z1, Z1
-	VMOVUPS   Z1, K1, 64(AX)
+	VADDPS    64(AX), Z1, Z1
+	VMOVUPS   Z1, 64(AX)
+	VMOVUPS.Z 128(AX), K1, Z0
+	VADDPS    Z0, Z2, Z2
+	VMOVUPS   Z2, K1, 128(AX)
 	ADDQ      CX, AX
-	VADDPS    (AX), Z2, Z2
-	VMOVUPS   Z2, (AX)
-	VMOVUPS.Z 64(AX), K1, Z0
-	VADDPS    Z0, Z3, Z3
-	VMOVUPS   Z3, K1, 64(AX)
-	ADDQ      CX, AX
-	VADDPS    (AX), Z4, Z4
-	VMOVUPS   Z4, (AX)
-	VMOVUPS.Z 64(AX), K1, Z0
+	VADDPS    (AX), Z3, Z3
+	VMOVUPS   Z3, (AX)
+	VADDPS    64(AX), Z4, Z4
+	VMOVUPS   Z4, 64(AX)
+	VMOVUPS.Z 128(AX), K1, Z0
 	VADDPS    Z0, Z5, Z5
-	VMOVUPS   Z5, K1, 64(AX)
+	VMOVUPS   Z5, K1, 128(AX)
 	ADDQ      CX, AX
 	VADDPS    (AX), Z6, Z6
 	VMOVUPS   Z6, (AX)
-	VMOVUPS.Z 64(AX), K1, Z0
-	VADDPS    Z0, Z7, Z7
-	VMOVUPS   Z7, K1, 64(AX)
+	VADDPS    64(AX), Z7, Z7
+	VMOVUPS   Z7, 64(AX)
+	VMOVUPS.Z 128(AX), K1, Z0
+	VADDPS    Z0, Z8, Z8
+	VMOVUPS   Z8, K1, 128(AX)
 	ADDQ      CX, AX
-	VADDPS    (AX), Z8, Z8
-	VMOVUPS   Z8, (AX)
-	VMOVUPS.Z 64(AX), K1, Z0
-	VADDPS    Z0, Z9, Z9
-	VMOVUPS   Z9, K1, 64(AX)
-	ADDQ      CX, AX
-	VADDPS    (AX), Z10, Z10
-	VMOVUPS   Z10, (AX)
-	VMOVUPS.Z 64(AX), K1, Z0
+	VADDPS    (AX), Z9, Z9
+	VMOVUPS   Z9, (AX)
+	VADDPS    64(AX), Z10, Z10
+	VMOVUPS   Z10, 64(AX)
+	VMOVUPS.Z 128(AX), K1, Z0
 	VADDPS    Z0, Z11, Z11
-	VMOVUPS   Z11, K1, 64(AX)
+	VMOVUPS   Z11, K1, 128(AX)
 	ADDQ      CX, AX
 	VADDPS    (AX), Z12, Z12
 	VMOVUPS   Z12, (AX)
-	VMOVUPS.Z 64(AX), K1, Z0
-	VADDPS    Z0, Z13, Z13
-	VMOVUPS   Z13, K1, 64(AX)
-	ADDQ      CX, AX
-	VADDPS    (AX), Z14, Z14
-	VMOVUPS   Z14, (AX)
-	VMOVUPS.Z 64(AX), K1, Z0
-	VADDPS    Z0, Z15, Z15
-	VMOVUPS   Z15, K1, 64(AX)
+	VADDPS    64(AX), Z13, Z13
+	VMOVUPS   Z13, 64(AX)
+	VMOVUPS.Z 128(AX), K1, Z0
+	VADDPS    Z0, Z14, Z14
+	VMOVUPS   Z14, K1, 128(AX)
 	VZEROUPPER
 	RET
 
-more184:
-	CMPQ   AX, $0x09
-	JGT    more189
+more178:
+	CMPQ   AX, $0x06
+	JGT    more182
 	VPXORD Z0, Z0, Z0
 	VPXORD Z1, Z1, Z1
 	VPXORD Z2, Z2, Z2
@@ -3866,344 +4252,139 @@ more184:
 	SHLQ   $0x02, DX
 	LEAQ   (CX)(CX*2), DI
 	ADDQ   AX, DI
-	LEAQ   (CX)(CX*2), R8
-	ADDQ   DI, R8
 
-one191:
+one183:
 	TESTQ        SI, SI
-	JZ           done192
+	JZ           done184
 	VMOVUPS      (BX), Z18
 	VMOVUPS      64(BX), Z19
-	VBROADCASTSS (AX), Z20
-	VFMADD231PS  Z18, Z20, Z0
-	VFMADD231PS  Z19, Z20, Z1
-	VBROADCASTSS (AX)(CX*1), Z20
-	VFMADD231PS  Z18, Z20, Z2
-	VFMADD231PS  Z19, Z20, Z3
-	VBROADCASTSS (AX)(CX*2), Z20
-	VFMADD231PS  Z18, Z20, Z4
-	VFMADD231PS  Z19, Z20, Z5
-	VBROADCASTSS (DI), Z20
-	VFMADD231PS  Z18, Z20, Z6
-	VFMADD231PS  Z19, Z20, Z7
-	VBROADCASTSS (DI)(CX*1), Z20
-	VFMADD231PS  Z18, Z20, Z8
-	VFMADD231PS  Z19, Z20, Z9
-	VBROADCASTSS (DI)(CX*2), Z20
-	VFMADD231PS  Z18, Z20, Z10
-	VFMADD231PS  Z19, Z20, Z11
-	VBROADCASTSS (R8), Z20
-	VFMADD231PS  Z18, Z20, Z12
-	VFMADD231PS  Z19, Z20, Z13
-	VBROADCASTSS (R8)(CX*1), Z20
-	VFMADD231PS  Z18, Z20, Z14
-	VFMADD231PS  Z19, Z20, Z15
-	VBROADCASTSS (R8)(CX*2), Z20
-	VFMADD231PS  Z18, Z20, Z16
-	VFMADD231PS  Z19, Z20, Z17
-	ADDQ         DX, AX
-	ADDQ         DX, DI
-	ADDQ         DX, R8
-	ADDQ         $0x00000080, BX
-	DECQ         SI
-	JMP          one191
-
-done192:
-	MOVQ    n+8(FP), AX
-	SUBQ    $0x10, AX
-	MOVB    acc+120(FP), CL
-	MOVQ    $0x00000001, DX
-	SHLXQ   AX, DX, DX
-	DECQ    DX
-	KMOVW   DX, K1
-	TESTB   CL, CL
-	JNZ     add193
-	MOVQ    c_base+88(FP), AX
-	MOVQ    ldc+112(FP), CX
-	SHLQ    $0x02, CX
-	VMOVUPS Z0, (AX)
-	VMOVUPS Z1, K1, 64(AX)
-	ADDQ    CX, AX
-	VMOVUPS Z2, (AX)
-	VMOVUPS Z3, K1, 64(AX)
-	ADDQ    CX, AX
-	VMOVUPS Z4, (AX)
-	VMOVUPS Z5, K1, 64(AX)
-	ADDQ    CX, AX
-	VMOVUPS Z6, (AX)
-	VMOVUPS Z7, K1, 64(AX)
-	ADDQ    CX, AX
-	VMOVUPS Z8, (AX)
-	VMOVUPS Z9, K1, 64(AX)
-	ADDQ    CX, AX
-	VMOVUPS Z10, (AX)
-	VMOVUPS Z11, K1, 64(AX)
-	ADDQ    CX, AX
-	VMOVUPS Z12, (AX)
-	VMOVUPS Z13, K1, 64(AX)
-	ADDQ    CX, AX
-	VMOVUPS Z14, (AX)
-	VMOVUPS Z15, K1, 64(AX)
-	ADDQ    CX, AX
-	VMOVUPS Z16, (AX)
-	VMOVUPS Z17, K1, 64(AX)
-	VZEROUPPER
-	RET
-
-add193:
-	MOVQ      c_base+88(FP), AX
-	MOVQ      ldc+112(FP), CX
-	SHLQ      $0x02, CX
-	VADDPS    (AX), Z0, Z0
-	VMOVUPS   Z0, (AX)
-	VMOVUPS.Z 64(AX), K1, Z0
-	VADDPS    Z0, Z1, Z1
-	VMOVUPS   Z1, K1, 64(AX)
-	ADDQ      CX, AX
-	VADDPS    (AX), Z2, Z2
-	VMOVUPS   Z2, (AX)
-	VMOVUPS.Z 64(AX), K1, Z0
-	VADDPS    Z0, Z3, Z3
-	VMOVUPS   Z3, K1, 64(AX)
-	ADDQ      CX, AX
-	VADDPS    (AX), Z4, Z4
-	VMOVUPS   Z4, (AX)
-	VMOVUPS.Z 64(AX), K1, Z0
-	VADDPS    Z0, Z5, Z5
-	VMOVUPS   Z5, K1, 64(AX)
-	ADDQ      CX, AX
-	VADDPS    (AX), Z6, Z6
-	VMOVUPS   Z6, (AX)
-	VMOVUPS.Z 64(AX), K1, Z0
-	VADDPS    Z0, Z7, Z7
-	VMOVUPS   Z7, K1, 64(AX)
-	ADDQ      CX, AX
-	VADDPS    (AX), Z8, Z8
-	VMOVUPS   Z8, (AX)
-	VMOVUPS.Z 64(AX), K1, Z0
-	VADDPS    Z0, Z9, Z9
-	VMOVUPS   Z9, K1, 64(AX)
-	ADDQ      CX, AX
-	VADDPS    (AX), Z10, Z10
-	VMOVUPS   Z10, (AX)
-	VMOVUPS.Z 64(AX), K1, Z0
-	VADDPS    Z0, Z11, Z11
-	VMOVUPS   Z11, K1, 64(AX)
-	ADDQ      CX, AX
-	VADDPS    (AX), Z12, Z12
-	VMOVUPS   Z12, (AX)
-	VMOVUPS.Z 64(AX), K1, Z0
-	VADDPS    Z0, Z13, Z13
-	VMOVUPS   Z13, K1, 64(AX)
-	ADDQ      CX, AX
-	VADDPS    (AX), Z14, Z14
-	VMOVUPS   Z14, (AX)
-	VMOVUPS.Z 64(AX), K1, Z0
-	VADDPS    Z0, Z15, Z15
-	VMOVUPS   Z15, K1, 64(AX)
-	ADDQ      CX, AX
-	VADDPS    (AX), Z16, Z16
-	VMOVUPS   Z16, (AX)
-	VMOVUPS.Z 64(AX), K1, Z0
-	VADDPS    Z0, Z17, Z17
-	VMOVUPS   Z17, K1, 64(AX)
-	VZEROUPPER
-	RET
-
-more189:
-	CMPQ   AX, $0x0a
-	JGT    more194
-	VPXORD Z0, Z0, Z0
-	VPXORD Z1, Z1, Z1
-	VPXORD Z2, Z2, Z2
-	VPXORD Z3, Z3, Z3
-	VPXORD Z4, Z4, Z4
-	VPXORD Z5, Z5, Z5
-	VPXORD Z6, Z6, Z6
-	VPXORD Z7, Z7, Z7
-	VPXORD Z8, Z8, Z8
-	VPXORD Z9, Z9, Z9
-	VPXORD Z10, Z10, Z10
-	VPXORD Z11, Z11, Z11
-	VPXORD Z12, Z12, Z12
-	VPXORD Z13, Z13, Z13
-	VPXORD Z14, Z14, Z14
-	VPXORD Z15, Z15, Z15
-	VPXORD Z16, Z16, Z16
-	VPXORD Z17, Z17, Z17
-	VPXORD Z18, Z18, Z18
-	VPXORD Z19, Z19, Z19
-	MOVQ   a_base+24(FP), AX
-	MOVQ   rsa+48(FP), CX
-	MOVQ   csa+56(FP), DX
-	MOVQ   b_base+64(FP), BX
-	MOVQ   k+16(FP), SI
-	SHLQ   $0x02, CX
-	SHLQ   $0x02, DX
-	LEAQ   (CX)(CX*2), DI
-	ADDQ   AX, DI
-	LEAQ   (CX)(CX*2), R8
-	ADDQ   DI, R8
-	LEAQ   (CX)(CX*2), R9
-	ADDQ   R8, R9
-
-one196:
-	TESTQ        SI, SI
-	JZ           done197
-	VMOVUPS      (BX), Z20
-	VMOVUPS      64(BX), Z21
-	VBROADCASTSS (AX), Z22
-	VFMADD231PS  Z20, Z22, Z0
-	VFMADD231PS  Z21, Z22, Z1
+	VMOVUPS      128(BX), Z20
+	VBROADCASTSS (AX), Z21
 	VBROADCASTSS (AX)(CX*1), Z22
-	VFMADD231PS  Z20, Z22, Z2
-	VFMADD231PS  Z21, Z22, Z3
-	VBROADCASTSS (AX)(CX*2), Z22
-	VFMADD231PS  Z20, Z22, Z4
-	VFMADD231PS  Z21, Z22, Z5
+	VFMADD231PS  Z18, Z21, Z0
+	VFMADD231PS  Z18, Z22, Z3
+	VFMADD231PS  Z19, Z21, Z1
+	VFMADD231PS  Z19, Z22, Z4
+	VFMADD231PS  Z20, Z21, Z2
+	VFMADD231PS  Z20, Z22, Z5
+	VBROADCASTSS (AX)(CX*2), Z21
 	VBROADCASTSS (DI), Z22
-	VFMADD231PS  Z20, Z22, Z6
-	VFMADD231PS  Z21, Z22, Z7
-	VBROADCASTSS (DI)(CX*1), Z22
-	VFMADD231PS  Z20, Z22, Z8
-	VFMADD231PS  Z21, Z22, Z9
+	VFMADD231PS  Z18, Z21, Z6
+	VFMADD231PS  Z18, Z22, Z9
+	VFMADD231PS  Z19, Z21, Z7
+	VFMADD231PS  Z19, Z22, Z10
+	VFMADD231PS  Z20, Z21, Z8
+	VFMADD231PS  Z20, Z22, Z11
+	VBROADCASTSS (DI)(CX*1), Z21
 	VBROADCASTSS (DI)(CX*2), Z22
-	VFMADD231PS  Z20, Z22, Z10
-	VFMADD231PS  Z21, Z22, Z11
-	VBROADCASTSS (R8), Z22
-	VFMADD231PS  Z20, Z22, Z12
-	VFMADD231PS  Z21, Z22, Z13
-	VBROADCASTSS (R8)(CX*1), Z22
-	VFMADD231PS  Z20, Z22, Z14
-	VFMADD231PS  Z21, Z22, Z15
-	VBROADCASTSS (R8)(CX*2), Z22
-	VFMADD231PS  Z20, Z22, Z16
-	VFMADD231PS  Z21, Z22, Z17
-	VBROADCASTSS (R9), Z22
-	VFMADD231PS  Z20, Z22, Z18
-	VFMADD231PS  Z21, Z22, Z19
+	VFMADD231PS  Z18, Z21, Z12
+	VFMADD231PS  Z18, Z22, Z15
+	VFMADD231PS  Z19, Z21, Z13
+	VFMADD231PS  Z19, Z22, Z16
+	VFMADD231PS  Z20, Z21, Z14
+	VFMADD231PS  Z20, Z22, Z17
 	ADDQ         DX, AX
 	ADDQ         DX, DI
-	ADDQ         DX, R8
-	ADDQ         DX, R9
-	ADDQ         $0x00000080, BX
+	ADDQ         $0x000000c0, BX
 	DECQ         SI
-	JMP          one196
+	JMP          one183
 
-done197:
+done184:
 	MOVQ    n+8(FP), AX
-	SUBQ    $0x10, AX
+	SUBQ    $0x20, AX
 	MOVB    acc+120(FP), CL
 	MOVQ    $0x00000001, DX
 	SHLXQ   AX, DX, DX
 	DECQ    DX
 	KMOVW   DX, K1
 	TESTB   CL, CL
-	JNZ     add198
+	JNZ     add185
 	MOVQ    c_base+88(FP), AX
 	MOVQ    ldc+112(FP), CX
 	SHLQ    $0x02, CX
 	VMOVUPS Z0, (AX)
-	VMOVUPS Z1, K1, 64(AX)
+	VMOVUPS Z1, 64(AX)
+	VMOVUPS Z2, K1, 128(AX)
 	ADDQ    CX, AX
-	VMOVUPS Z2, (AX)
-	VMOVUPS Z3, K1, 64(AX)
-	ADDQ    CX, AX
-	VMOVUPS Z4, (AX)
-	VMOVUPS Z5, K1, 64(AX)
+	VMOVUPS Z3, (AX)
+	VMOVUPS Z4, 64(AX)
+	VMOVUPS Z5, K1, 128(AX)
 	ADDQ    CX, AX
 	VMOVUPS Z6, (AX)
-	VMOVUPS Z7, K1, 64(AX)
+	VMOVUPS Z7, 64(AX)
+	VMOVUPS Z8, K1, 128(AX)
 	ADDQ    CX, AX
-	VMOVUPS Z8, (AX)
-	VMOVUPS Z9, K1, 64(AX)
-	ADDQ    CX, AX
-	VMOVUPS Z10, (AX)
-	VMOVUPS Z11, K1, 64(AX)
+	VMOVUPS Z9, (AX)
+	VMOVUPS Z10, 64(AX)
+	VMOVUPS Z11, K1, 128(AX)
 	ADDQ    CX, AX
 	VMOVUPS Z12, (AX)
-	VMOVUPS Z13, K1, 64(AX)
+	VMOVUPS Z13, 64(AX)
+	VMOVUPS Z14, K1, 128(AX)
 	ADDQ    CX, AX
-	VMOVUPS Z14, (AX)
-	VMOVUPS Z15, K1, 64(AX)
-	ADDQ    CX, AX
-	VMOVUPS Z16, (AX)
-	VMOVUPS Z17, K1, 64(AX)
-	ADDQ    CX, AX
-	VMOVUPS Z18, (AX)
-	VMOVUPS Z19, K1, 64(AX)
+	VMOVUPS Z15, (AX)
+	VMOVUPS Z16, 64(AX)
+	VMOVUPS Z17, K1, 128(AX)
 	VZEROUPPER
 	RET
 
-add198:
+add185:
 	MOVQ      c_base+88(FP), AX
 	MOVQ      ldc+112(FP), CX
 	SHLQ      $0x02, CX
 	VADDPS    (AX), Z0, Z0
 	VMOVUPS   Z0, (AX)
-	VMOVUPS.Z 64(AX), K1, Z0
-	VADDPS    Z0, Z1, Z1
-	VMOVUPS   Z1, K1, 64(AX)
+	VADDPS    64(AX), Z1, Z1
+	VMOVUPS   Z1, 64(AX)
+	VMOVUPS.Z 128(AX), K1, Z0
+	VADDPS    Z0, Z2, Z2
+	VMOVUPS   Z2, K1, 128(AX)
 	ADDQ      CX, AX
-	VADDPS    (AX), Z2, Z2
-	VMOVUPS   Z2, (AX)
-	VMOVUPS.Z 64(AX), K1, Z0
-	VADDPS    Z0, Z3, Z3
-	VMOVUPS   Z3, K1, 64(AX)
-	ADDQ      CX, AX
-	VADDPS    (AX), Z4, Z4
-	VMOVUPS   Z4, (AX)
-	VMOVUPS.Z 64(AX), K1, Z0
+	VADDPS    (AX), Z3, Z3
+	VMOVUPS   Z3, (AX)
+	VADDPS    64(AX), Z4, Z4
+	VMOVUPS   Z4, 64(AX)
+	VMOVUPS.Z 128(AX), K1, Z0
 	VADDPS    Z0, Z5, Z5
-	VMOVUPS   Z5, K1, 64(AX)
+	VMOVUPS   Z5, K1, 128(AX)
 	ADDQ      CX, AX
 	VADDPS    (AX), Z6, Z6
 	VMOVUPS   Z6, (AX)
-	VMOVUPS.Z 64(AX), K1, Z0
-	VADDPS    Z0, Z7, Z7
-	VMOVUPS   Z7, K1, 64(AX)
+	VADDPS    64(AX), Z7, Z7
+	VMOVUPS   Z7, 64(AX)
+	VMOVUPS.Z 128(AX), K1, Z0
+	VADDPS    Z0, Z8, Z8
+	VMOVUPS   Z8, K1, 128(AX)
 	ADDQ      CX, AX
-	VADDPS    (AX), Z8, Z8
-	VMOVUPS   Z8, (AX)
-	VMOVUPS.Z 64(AX), K1, Z0
-	VADDPS    Z0, Z9, Z9
-	VMOVUPS   Z9, K1, 64(AX)
-	ADDQ      CX, AX
-	VADDPS    (AX), Z10, Z10
-	VMOVUPS   Z10, (AX)
-	VMOVUPS.Z 64(AX), K1, Z0
+	VADDPS    (AX), Z9, Z9
+	VMOVUPS   Z9, (AX)
+	VADDPS    64(AX), Z10, Z10
+	VMOVUPS   Z10, 64(AX)
+	VMOVUPS.Z 128(AX), K1, Z0
 	VADDPS    Z0, Z11, Z11
-	VMOVUPS   Z11, K1, 64(AX)
+	VMOVUPS   Z11, K1, 128(AX)
 	ADDQ      CX, AX
 	VADDPS    (AX), Z12, Z12
 	VMOVUPS   Z12, (AX)
-	VMOVUPS.Z 64(AX), K1, Z0
-	VADDPS    Z0, Z13, Z13
-	VMOVUPS   Z13, K1, 64(AX)
+	VADDPS    64(AX), Z13, Z13
+	VMOVUPS   Z13, 64(AX)
+	VMOVUPS.Z 128(AX), K1, Z0
+	VADDPS    Z0, Z14, Z14
+	VMOVUPS   Z14, K1, 128(AX)
 	ADDQ      CX, AX
-	VADDPS    (AX), Z14, Z14
-	VMOVUPS   Z14, (AX)
-	VMOVUPS.Z 64(AX), K1, Z0
-	VADDPS    Z0, Z15, Z15
-	VMOVUPS   Z15, K1, 64(AX)
-	ADDQ      CX, AX
-	VADDPS    (AX), Z16, Z16
-	VMOVUPS   Z16, (AX)
-	VMOVUPS.Z 64(AX), K1, Z0
+	VADDPS    (AX), Z15, Z15
+	VMOVUPS   Z15, (AX)
+	VADDPS    64(AX), Z16, Z16
+	VMOVUPS   Z16, 64(AX)
+	VMOVUPS.Z 128(AX), K1, Z0
 	VADDPS    Z0, Z17, Z17
-	VMOVUPS   Z17, K1, 64(AX)
-	ADDQ      CX, AX
-	VADDPS    (AX), Z18, Z18
-	VMOVUPS   Z18, (AX)
-	VMOVUPS.Z 64(AX), K1, Z0
-	VADDPS    Z0, Z19, Z19
-	VMOVUPS   Z19, K1, 64(AX)
+	VMOVUPS   Z17, K1, 128(AX)
 	VZEROUPPER
 	RET
 
-more194:
-	CMPQ   AX, $0x0b
-	JGT    more199
+more182:
+	CMPQ   AX, $0x07
+	JGT    more186
 	VPXORD Z0, Z0, Z0
 	VPXORD Z1, Z1, Z1
 	VPXORD Z2, Z2, Z2
@@ -4225,7 +4406,6 @@ more194:
 	VPXORD Z18, Z18, Z18
 	VPXORD Z19, Z19, Z19
 	VPXORD Z20, Z20, Z20
-	VPXORD Z21, Z21, Z21
 	MOVQ   a_base+24(FP), AX
 	MOVQ   rsa+48(FP), CX
 	MOVQ   csa+56(FP), DX
@@ -4237,176 +4417,154 @@ more194:
 	ADDQ   AX, DI
 	LEAQ   (CX)(CX*2), R8
 	ADDQ   DI, R8
-	LEAQ   (CX)(CX*2), R9
-	ADDQ   R8, R9
 
-one201:
+one187:
 	TESTQ        SI, SI
-	JZ           done202
-	VMOVUPS      (BX), Z22
-	VMOVUPS      64(BX), Z23
+	JZ           done188
+	VMOVUPS      (BX), Z21
+	VMOVUPS      64(BX), Z22
+	VMOVUPS      128(BX), Z23
 	VBROADCASTSS (AX), Z24
-	VFMADD231PS  Z22, Z24, Z0
-	VFMADD231PS  Z23, Z24, Z1
-	VBROADCASTSS (AX)(CX*1), Z24
-	VFMADD231PS  Z22, Z24, Z2
-	VFMADD231PS  Z23, Z24, Z3
+	VBROADCASTSS (AX)(CX*1), Z25
+	VFMADD231PS  Z21, Z24, Z0
+	VFMADD231PS  Z21, Z25, Z3
+	VFMADD231PS  Z22, Z24, Z1
+	VFMADD231PS  Z22, Z25, Z4
+	VFMADD231PS  Z23, Z24, Z2
+	VFMADD231PS  Z23, Z25, Z5
 	VBROADCASTSS (AX)(CX*2), Z24
-	VFMADD231PS  Z22, Z24, Z4
-	VFMADD231PS  Z23, Z24, Z5
-	VBROADCASTSS (DI), Z24
-	VFMADD231PS  Z22, Z24, Z6
-	VFMADD231PS  Z23, Z24, Z7
+	VBROADCASTSS (DI), Z25
+	VFMADD231PS  Z21, Z24, Z6
+	VFMADD231PS  Z21, Z25, Z9
+	VFMADD231PS  Z22, Z24, Z7
+	VFMADD231PS  Z22, Z25, Z10
+	VFMADD231PS  Z23, Z24, Z8
+	VFMADD231PS  Z23, Z25, Z11
 	VBROADCASTSS (DI)(CX*1), Z24
-	VFMADD231PS  Z22, Z24, Z8
-	VFMADD231PS  Z23, Z24, Z9
-	VBROADCASTSS (DI)(CX*2), Z24
-	VFMADD231PS  Z22, Z24, Z10
-	VFMADD231PS  Z23, Z24, Z11
+	VBROADCASTSS (DI)(CX*2), Z25
+	VFMADD231PS  Z21, Z24, Z12
+	VFMADD231PS  Z21, Z25, Z15
+	VFMADD231PS  Z22, Z24, Z13
+	VFMADD231PS  Z22, Z25, Z16
+	VFMADD231PS  Z23, Z24, Z14
+	VFMADD231PS  Z23, Z25, Z17
 	VBROADCASTSS (R8), Z24
-	VFMADD231PS  Z22, Z24, Z12
-	VFMADD231PS  Z23, Z24, Z13
-	VBROADCASTSS (R8)(CX*1), Z24
-	VFMADD231PS  Z22, Z24, Z14
-	VFMADD231PS  Z23, Z24, Z15
-	VBROADCASTSS (R8)(CX*2), Z24
-	VFMADD231PS  Z22, Z24, Z16
-	VFMADD231PS  Z23, Z24, Z17
-	VBROADCASTSS (R9), Z24
-	VFMADD231PS  Z22, Z24, Z18
-	VFMADD231PS  Z23, Z24, Z19
-	VBROADCASTSS (R9)(CX*1), Z24
-	VFMADD231PS  Z22, Z24, Z20
-	VFMADD231PS  Z23, Z24, Z21
+	VFMADD231PS  Z21, Z24, Z18
+	VFMADD231PS  Z22, Z24, Z19
+	VFMADD231PS  Z23, Z24, Z20
 	ADDQ         DX, AX
 	ADDQ         DX, DI
 	ADDQ         DX, R8
-	ADDQ         DX, R9
-	ADDQ         $0x00000080, BX
+	ADDQ         $0x000000c0, BX
 	DECQ         SI
-	JMP          one201
+	JMP          one187
 
-done202:
+done188:
 	MOVQ    n+8(FP), AX
-	SUBQ    $0x10, AX
+	SUBQ    $0x20, AX
 	MOVB    acc+120(FP), CL
 	MOVQ    $0x00000001, DX
 	SHLXQ   AX, DX, DX
 	DECQ    DX
 	KMOVW   DX, K1
 	TESTB   CL, CL
-	JNZ     add203
+	JNZ     add189
 	MOVQ    c_base+88(FP), AX
 	MOVQ    ldc+112(FP), CX
 	SHLQ    $0x02, CX
 	VMOVUPS Z0, (AX)
-	VMOVUPS Z1, K1, 64(AX)
+	VMOVUPS Z1, 64(AX)
+	VMOVUPS Z2, K1, 128(AX)
 	ADDQ    CX, AX
-	VMOVUPS Z2, (AX)
-	VMOVUPS Z3, K1, 64(AX)
-	ADDQ    CX, AX
-	VMOVUPS Z4, (AX)
-	VMOVUPS Z5, K1, 64(AX)
+	VMOVUPS Z3, (AX)
+	VMOVUPS Z4, 64(AX)
+	VMOVUPS Z5, K1, 128(AX)
 	ADDQ    CX, AX
 	VMOVUPS Z6, (AX)
-	VMOVUPS Z7, K1, 64(AX)
+	VMOVUPS Z7, 64(AX)
+	VMOVUPS Z8, K1, 128(AX)
 	ADDQ    CX, AX
-	VMOVUPS Z8, (AX)
-	VMOVUPS Z9, K1, 64(AX)
-	ADDQ    CX, AX
-	VMOVUPS Z10, (AX)
-	VMOVUPS Z11, K1, 64(AX)
+	VMOVUPS Z9, (AX)
+	VMOVUPS Z10, 64(AX)
+	VMOVUPS Z11, K1, 128(AX)
 	ADDQ    CX, AX
 	VMOVUPS Z12, (AX)
-	VMOVUPS Z13, K1, 64(AX)
+	VMOVUPS Z13, 64(AX)
+	VMOVUPS Z14, K1, 128(AX)
 	ADDQ    CX, AX
-	VMOVUPS Z14, (AX)
-	VMOVUPS Z15, K1, 64(AX)
-	ADDQ    CX, AX
-	VMOVUPS Z16, (AX)
-	VMOVUPS Z17, K1, 64(AX)
+	VMOVUPS Z15, (AX)
+	VMOVUPS Z16, 64(AX)
+	VMOVUPS Z17, K1, 128(AX)
 	ADDQ    CX, AX
 	VMOVUPS Z18, (AX)
-	VMOVUPS Z19, K1, 64(AX)
-	ADDQ    CX, AX
-	VMOVUPS Z20, (AX)
-	VMOVUPS Z21, K1, 64(AX)
+	VMOVUPS Z19, 64(AX)
+	VMOVUPS Z20, K1, 128(AX)
 	VZEROUPPER
 	RET
 
-add203:
+add189:
 	MOVQ      c_base+88(FP), AX
 	MOVQ      ldc+112(FP), CX
 	SHLQ      $0x02, CX
 	VADDPS    (AX), Z0, Z0
 	VMOVUPS   Z0, (AX)
-	VMOVUPS.Z 64(AX), K1, Z0
-	VADDPS    Z0, Z1, Z1
-	VMOVUPS   Z1, K1, 64(AX)
+	VADDPS    64(AX), Z1, Z1
+	VMOVUPS   Z1, 64(AX)
+	VMOVUPS.Z 128(AX), K1, Z0
+	VADDPS    Z0, Z2, Z2
+	VMOVUPS   Z2, K1, 128(AX)
 	ADDQ      CX, AX
-	VADDPS    (AX), Z2, Z2
-	VMOVUPS   Z2, (AX)
-	VMOVUPS.Z 64(AX), K1, Z0
-	VADDPS    Z0, Z3, Z3
-	VMOVUPS   Z3, K1, 64(AX)
-	ADDQ      CX, AX
-	VADDPS    (AX), Z4, Z4
-	VMOVUPS   Z4, (AX)
-	VMOVUPS.Z 64(AX), K1, Z0
+	VADDPS    (AX), Z3, Z3
+	VMOVUPS   Z3, (AX)
+	VADDPS    64(AX), Z4, Z4
+	VMOVUPS   Z4, 64(AX)
+	VMOVUPS.Z 128(AX), K1, Z0
 	VADDPS    Z0, Z5, Z5
-	VMOVUPS   Z5, K1, 64(AX)
+	VMOVUPS   Z5, K1, 128(AX)
 	ADDQ      CX, AX
 	VADDPS    (AX), Z6, Z6
 	VMOVUPS   Z6, (AX)
-	VMOVUPS.Z 64(AX), K1, Z0
-	VADDPS    Z0, Z7, Z7
-	VMOVUPS   Z7, K1, 64(AX)
+	VADDPS    64(AX), Z7, Z7
+	VMOVUPS   Z7, 64(AX)
+	VMOVUPS.Z 128(AX), K1, Z0
+	VADDPS    Z0, Z8, Z8
+	VMOVUPS   Z8, K1, 128(AX)
 	ADDQ      CX, AX
-	VADDPS    (AX), Z8, Z8
-	VMOVUPS   Z8, (AX)
-	VMOVUPS.Z 64(AX), K1, Z0
-	VADDPS    Z0, Z9, Z9
-	VMOVUPS   Z9, K1, 64(AX)
-	ADDQ      CX, AX
-	VADDPS    (AX), Z10, Z10
-	VMOVUPS   Z10, (AX)
-	VMOVUPS.Z 64(AX), K1, Z0
+	VADDPS    (AX), Z9, Z9
+	VMOVUPS   Z9, (AX)
+	VADDPS    64(AX), Z10, Z10
+	VMOVUPS   Z10, 64(AX)
+	VMOVUPS.Z 128(AX), K1, Z0
 	VADDPS    Z0, Z11, Z11
-	VMOVUPS   Z11, K1, 64(AX)
+	VMOVUPS   Z11, K1, 128(AX)
 	ADDQ      CX, AX
 	VADDPS    (AX), Z12, Z12
 	VMOVUPS   Z12, (AX)
-	VMOVUPS.Z 64(AX), K1, Z0
-	VADDPS    Z0, Z13, Z13
-	VMOVUPS   Z13, K1, 64(AX)
+	VADDPS    64(AX), Z13, Z13
+	VMOVUPS   Z13, 64(AX)
+	VMOVUPS.Z 128(AX), K1, Z0
+	VADDPS    Z0, Z14, Z14
+	VMOVUPS   Z14, K1, 128(AX)
 	ADDQ      CX, AX
-	VADDPS    (AX), Z14, Z14
-	VMOVUPS   Z14, (AX)
-	VMOVUPS.Z 64(AX), K1, Z0
-	VADDPS    Z0, Z15, Z15
-	VMOVUPS   Z15, K1, 64(AX)
-	ADDQ      CX, AX
-	VADDPS    (AX), Z16, Z16
-	VMOVUPS   Z16, (AX)
-	VMOVUPS.Z 64(AX), K1, Z0
+	VADDPS    (AX), Z15, Z15
+	VMOVUPS   Z15, (AX)
+	VADDPS    64(AX), Z16, Z16
+	VMOVUPS   Z16, 64(AX)
+	VMOVUPS.Z 128(AX), K1, Z0
 	VADDPS    Z0, Z17, Z17
-	VMOVUPS   Z17, K1, 64(AX)
+	VMOVUPS   Z17, K1, 128(AX)
 	ADDQ      CX, AX
 	VADDPS    (AX), Z18, Z18
 	VMOVUPS   Z18, (AX)
-	VMOVUPS.Z 64(AX), K1, Z0
-	VADDPS    Z0, Z19, Z19
-	VMOVUPS   Z19, K1, 64(AX)
-	ADDQ      CX, AX
-	VADDPS    (AX), Z20, Z20
-	VMOVUPS   Z20, (AX)
-	VMOVUPS.Z 64(AX), K1, Z0
-	VADDPS    Z0, Z21, Z21
-	VMOVUPS   Z21, K1, 64(AX)
+	VADDPS    64(AX), Z19, Z19
+	VMOVUPS   Z19, 64(AX)
+	VMOVUPS.Z 128(AX), K1, Z0
+	VADDPS    Z0, Z20, Z20
+	VMOVUPS   Z20, K1, 128(AX)
 	VZEROUPPER
 	RET
 
-more199:
+more186:
 	VPXORD Z0, Z0, Z0
 	VPXORD Z1, Z1, Z1
 	VPXORD Z2, Z2, Z2
@@ -4442,359 +4600,479 @@ more199:
 	ADDQ   AX, DI
 	LEAQ   (CX)(CX*2), R8
 	ADDQ   DI, R8
-	LEAQ   (CX)(CX*2), R9
-	ADDQ   R8, R9
+	CMPQ   DX, $0x04
+	JNE    apart193
+	SUBQ   $0x04, SI
+	JLT    few195
 
-many205:
-	CMPQ         SI, $0x04
-	JLT          one206
+many194:
 	VMOVUPS      (BX), Z24
 	VMOVUPS      64(BX), Z25
-	VBROADCASTSS (AX), Z26
-	VFMADD231PS  Z24, Z26, Z0
-	VFMADD231PS  Z25, Z26, Z1
-	VBROADCASTSS (AX)(CX*1), Z26
-	VFMADD231PS  Z24, Z26, Z2
-	VFMADD231PS  Z25, Z26, Z3
-	VBROADCASTSS (AX)(CX*2), Z26
-	VFMADD231PS  Z24, Z26, Z4
-	VFMADD231PS  Z25, Z26, Z5
-	VBROADCASTSS (DI), Z26
-	VFMADD231PS  Z24, Z26, Z6
-	VFMADD231PS  Z25, Z26, Z7
-	VBROADCASTSS (DI)(CX*1), Z26
-	VFMADD231PS  Z24, Z26, Z8
-	VFMADD231PS  Z25, Z26, Z9
-	VBROADCASTSS (DI)(CX*2), Z26
-	VFMADD231PS  Z24, Z26, Z10
-	VFMADD231PS  Z25, Z26, Z11
-	VBROADCASTSS (R8), Z26
-	VFMADD231PS  Z24, Z26, Z12
-	VFMADD231PS  Z25, Z26, Z13
-	VBROADCASTSS (R8)(CX*1), Z26
-	VFMADD231PS  Z24, Z26, Z14
-	VFMADD231PS  Z25, Z26, Z15
-	VBROADCASTSS (R8)(CX*2), Z26
-	VFMADD231PS  Z24, Z26, Z16
-	VFMADD231PS  Z25, Z26, Z17
-	VBROADCASTSS (R9), Z26
-	VFMADD231PS  Z24, Z26, Z18
-	VFMADD231PS  Z25, Z26, Z19
-	VBROADCASTSS (R9)(CX*1), Z26
-	VFMADD231PS  Z24, Z26, Z20
-	VFMADD231PS  Z25, Z26, Z21
-	VBROADCASTSS (R9)(CX*2), Z26
-	VFMADD231PS  Z24, Z26, Z22
-	VFMADD231PS  Z25, Z26, Z23
-	ADDQ         DX, AX
-	ADDQ         DX, DI
-	ADDQ         DX, R8
-	ADDQ         DX, R9
-	VMOVUPS      128(BX), Z24
-	VMOVUPS      192(BX), Z25
-	VBROADCASTSS (AX), Z26
-	VFMADD231PS  Z24, Z26, Z0
-	VFMADD231PS  Z25, Z26, Z1
-	VBROADCASTSS (AX)(CX*1), Z26
-	VFMADD231PS  Z24, Z26, Z2
-	VFMADD231PS  Z25, Z26, Z3
-	VBROADCASTSS (AX)(CX*2), Z26
-	VFMADD231PS  Z24, Z26, Z4
-	VFMADD231PS  Z25, Z26, Z5
-	VBROADCASTSS (DI), Z26
-	VFMADD231PS  Z24, Z26, Z6
-	VFMADD231PS  Z25, Z26, Z7
-	VBROADCASTSS (DI)(CX*1), Z26
-	VFMADD231PS  Z24, Z26, Z8
-	VFMADD231PS  Z25, Z26, Z9
-	VBROADCASTSS (DI)(CX*2), Z26
-	VFMADD231PS  Z24, Z26, Z10
-	VFMADD231PS  Z25, Z26, Z11
-	VBROADCASTSS (R8), Z26
-	VFMADD231PS  Z24, Z26, Z12
-	VFMADD231PS  Z25, Z26, Z13
-	VBROADCASTSS (R8)(CX*1), Z26
-	VFMADD231PS  Z24, Z26, Z14
-	VFMADD231PS  Z25, Z26, Z15
-	VBROADCASTSS (R8)(CX*2), Z26
-	VFMADD231PS  Z24, Z26, Z16
-	VFMADD231PS  Z25, Z26, Z17
-	VBROADCASTSS (R9), Z26
-	VFMADD231PS  Z24, Z26, Z18
-	VFMADD231PS  Z25, Z26, Z19
-	VBROADCASTSS (R9)(CX*1), Z26
-	VFMADD231PS  Z24, Z26, Z20
-	VFMADD231PS  Z25, Z26, Z21
-	VBROADCASTSS (R9)(CX*2), Z26
-	VFMADD231PS  Z24, Z26, Z22
-	VFMADD231PS  Z25, Z26, Z23
-	ADDQ         DX, AX
-	ADDQ         DX, DI
-	ADDQ         DX, R8
-	ADDQ         DX, R9
-	VMOVUPS      256(BX), Z24
-	VMOVUPS      320(BX), Z25
-	VBROADCASTSS (AX), Z26
-	VFMADD231PS  Z24, Z26, Z0
-	VFMADD231PS  Z25, Z26, Z1
-	VBROADCASTSS (AX)(CX*1), Z26
-	VFMADD231PS  Z24, Z26, Z2
-	VFMADD231PS  Z25, Z26, Z3
-	VBROADCASTSS (AX)(CX*2), Z26
-	VFMADD231PS  Z24, Z26, Z4
-	VFMADD231PS  Z25, Z26, Z5
-	VBROADCASTSS (DI), Z26
-	VFMADD231PS  Z24, Z26, Z6
-	VFMADD231PS  Z25, Z26, Z7
-	VBROADCASTSS (DI)(CX*1), Z26
-	VFMADD231PS  Z24, Z26, Z8
-	VFMADD231PS  Z25, Z26, Z9
-	VBROADCASTSS (DI)(CX*2), Z26
-	VFMADD231PS  Z24, Z26, Z10
-	VFMADD231PS  Z25, Z26, Z11
-	VBROADCASTSS (R8), Z26
-	VFMADD231PS  Z24, Z26, Z12
-	VFMADD231PS  Z25, Z26, Z13
-	VBROADCASTSS (R8)(CX*1), Z26
-	VFMADD231PS  Z24, Z26, Z14
-	VFMADD231PS  Z25, Z26, Z15
-	VBROADCASTSS (R8)(CX*2), Z26
-	VFMADD231PS  Z24, Z26, Z16
-	VFMADD231PS  Z25, Z26, Z17
-	VBROADCASTSS (R9), Z26
-	VFMADD231PS  Z24, Z26, Z18
-	VFMADD231PS  Z25, Z26, Z19
-	VBROADCASTSS (R9)(CX*1), Z26
-	VFMADD231PS  Z24, Z26, Z20
-	VFMADD231PS  Z25, Z26, Z21
-	VBROADCASTSS (R9)(CX*2), Z26
-	VFMADD231PS  Z24, Z26, Z22
-	VFMADD231PS  Z25, Z26, Z23
-	ADDQ         DX, AX
-	ADDQ         DX, DI
-	ADDQ         DX, R8
-	ADDQ         DX, R9
+	VMOVUPS      128(BX), Z26
+	VBROADCASTSS (AX), Z27
+	VBROADCASTSS (AX)(CX*1), Z28
+	VFMADD231PS  Z24, Z27, Z0
+	VFMADD231PS  Z24, Z28, Z3
+	VFMADD231PS  Z25, Z27, Z1
+	VFMADD231PS  Z25, Z28, Z4
+	VFMADD231PS  Z26, Z27, Z2
+	VFMADD231PS  Z26, Z28, Z5
+	VBROADCASTSS (AX)(CX*2), Z27
+	VBROADCASTSS (DI), Z28
+	VFMADD231PS  Z24, Z27, Z6
+	VFMADD231PS  Z24, Z28, Z9
+	VFMADD231PS  Z25, Z27, Z7
+	VFMADD231PS  Z25, Z28, Z10
+	VFMADD231PS  Z26, Z27, Z8
+	VFMADD231PS  Z26, Z28, Z11
+	VBROADCASTSS (DI)(CX*1), Z27
+	VBROADCASTSS (DI)(CX*2), Z28
+	VFMADD231PS  Z24, Z27, Z12
+	VFMADD231PS  Z24, Z28, Z15
+	VFMADD231PS  Z25, Z27, Z13
+	VFMADD231PS  Z25, Z28, Z16
+	VFMADD231PS  Z26, Z27, Z14
+	VFMADD231PS  Z26, Z28, Z17
+	VBROADCASTSS (R8), Z27
+	VBROADCASTSS (R8)(CX*1), Z28
+	VFMADD231PS  Z24, Z27, Z18
+	VFMADD231PS  Z24, Z28, Z21
+	VFMADD231PS  Z25, Z27, Z19
+	VFMADD231PS  Z25, Z28, Z22
+	VFMADD231PS  Z26, Z27, Z20
+	VFMADD231PS  Z26, Z28, Z23
+	VMOVUPS      192(BX), Z24
+	VMOVUPS      256(BX), Z25
+	VMOVUPS      320(BX), Z26
+	VBROADCASTSS 4(AX), Z27
+	VBROADCASTSS 4(AX)(CX*1), Z28
+	VFMADD231PS  Z24, Z27, Z0
+	VFMADD231PS  Z24, Z28, Z3
+	VFMADD231PS  Z25, Z27, Z1
+	VFMADD231PS  Z25, Z28, Z4
+	VFMADD231PS  Z26, Z27, Z2
+	VFMADD231PS  Z26, Z28, Z5
+	VBROADCASTSS 4(AX)(CX*2), Z27
+	VBROADCASTSS 4(DI), Z28
+	VFMADD231PS  Z24, Z27, Z6
+	VFMADD231PS  Z24, Z28, Z9
+	VFMADD231PS  Z25, Z27, Z7
+	VFMADD231PS  Z25, Z28, Z10
+	VFMADD231PS  Z26, Z27, Z8
+	VFMADD231PS  Z26, Z28, Z11
+	VBROADCASTSS 4(DI)(CX*1), Z27
+	VBROADCASTSS 4(DI)(CX*2), Z28
+	VFMADD231PS  Z24, Z27, Z12
+	VFMADD231PS  Z24, Z28, Z15
+	VFMADD231PS  Z25, Z27, Z13
+	VFMADD231PS  Z25, Z28, Z16
+	VFMADD231PS  Z26, Z27, Z14
+	VFMADD231PS  Z26, Z28, Z17
+	VBROADCASTSS 4(R8), Z27
+	VBROADCASTSS 4(R8)(CX*1), Z28
+	VFMADD231PS  Z24, Z27, Z18
+	VFMADD231PS  Z24, Z28, Z21
+	VFMADD231PS  Z25, Z27, Z19
+	VFMADD231PS  Z25, Z28, Z22
+	VFMADD231PS  Z26, Z27, Z20
+	VFMADD231PS  Z26, Z28, Z23
 	VMOVUPS      384(BX), Z24
 	VMOVUPS      448(BX), Z25
-	VBROADCASTSS (AX), Z26
-	VFMADD231PS  Z24, Z26, Z0
-	VFMADD231PS  Z25, Z26, Z1
-	VBROADCASTSS (AX)(CX*1), Z26
-	VFMADD231PS  Z24, Z26, Z2
-	VFMADD231PS  Z25, Z26, Z3
-	VBROADCASTSS (AX)(CX*2), Z26
-	VFMADD231PS  Z24, Z26, Z4
-	VFMADD231PS  Z25, Z26, Z5
-	VBROADCASTSS (DI), Z26
-	VFMADD231PS  Z24, Z26, Z6
-	VFMADD231PS  Z25, Z26, Z7
-	VBROADCASTSS (DI)(CX*1), Z26
-	VFMADD231PS  Z24, Z26, Z8
-	VFMADD231PS  Z25, Z26, Z9
-	VBROADCASTSS (DI)(CX*2), Z26
-	VFMADD231PS  Z24, Z26, Z10
-	VFMADD231PS  Z25, Z26, Z11
-	VBROADCASTSS (R8), Z26
-	VFMADD231PS  Z24, Z26, Z12
-	VFMADD231PS  Z25, Z26, Z13
-	VBROADCASTSS (R8)(CX*1), Z26
-	VFMADD231PS  Z24, Z26, Z14
-	VFMADD231PS  Z25, Z26, Z15
-	VBROADCASTSS (R8)(CX*2), Z26
-	VFMADD231PS  Z24, Z26, Z16
-	VFMADD231PS  Z25, Z26, Z17
-	VBROADCASTSS (R9), Z26
-	VFMADD231PS  Z24, Z26, Z18
-	VFMADD231PS  Z25, Z26, Z19
-	VBROADCASTSS (R9)(CX*1), Z26
-	VFMADD231PS  Z24, Z26, Z20
-	VFMADD231PS  Z25, Z26, Z21
-	VBROADCASTSS (R9)(CX*2), Z26
-	VFMADD231PS  Z24, Z26, Z22
-	VFMADD231PS  Z25, Z26, Z23
-	ADDQ         DX, AX
-	ADDQ         DX, DI
-	ADDQ         DX, R8
-	ADDQ         DX, R9
-	ADDQ         $0x00000200, BX
+	VMOVUPS      512(BX), Z26
+	VBROADCASTSS 8(AX), Z27
+	VBROADCASTSS 8(AX)(CX*1), Z28
+	VFMADD231PS  Z24, Z27, Z0
+	VFMADD231PS  Z24, Z28, Z3
+	VFMADD231PS  Z25, Z27, Z1
+	VFMADD231PS  Z25, Z28, Z4
+	VFMADD231PS  Z26, Z27, Z2
+	VFMADD231PS  Z26, Z28, Z5
+	VBROADCASTSS 8(AX)(CX*2), Z27
+	VBROADCASTSS 8(DI), Z28
+	VFMADD231PS  Z24, Z27, Z6
+	VFMADD231PS  Z24, Z28, Z9
+	VFMADD231PS  Z25, Z27, Z7
+	VFMADD231PS  Z25, Z28, Z10
+	VFMADD231PS  Z26, Z27, Z8
+	VFMADD231PS  Z26, Z28, Z11
+	VBROADCASTSS 8(DI)(CX*1), Z27
+	VBROADCASTSS 8(DI)(CX*2), Z28
+	VFMADD231PS  Z24, Z27, Z12
+	VFMADD231PS  Z24, Z28, Z15
+	VFMADD231PS  Z25, Z27, Z13
+	VFMADD231PS  Z25, Z28, Z16
+	VFMADD231PS  Z26, Z27, Z14
+	VFMADD231PS  Z26, Z28, Z17
+	VBROADCASTSS 8(R8), Z27
+	VBROADCASTSS 8(R8)(CX*1), Z28
+	VFMADD231PS  Z24, Z27, Z18
+	VFMADD231PS  Z24, Z28, Z21
+	VFMADD231PS  Z25, Z27, Z19
+	VFMADD231PS  Z25, Z28, Z22
+	VFMADD231PS  Z26, Z27, Z20
+	VFMADD231PS  Z26, Z28, Z23
+	VMOVUPS      576(BX), Z24
+	VMOVUPS      640(BX), Z25
+	VMOVUPS      704(BX), Z26
+	VBROADCASTSS 12(AX), Z27
+	VBROADCASTSS 12(AX)(CX*1), Z28
+	VFMADD231PS  Z24, Z27, Z0
+	VFMADD231PS  Z24, Z28, Z3
+	VFMADD231PS  Z25, Z27, Z1
+	VFMADD231PS  Z25, Z28, Z4
+	VFMADD231PS  Z26, Z27, Z2
+	VFMADD231PS  Z26, Z28, Z5
+	VBROADCASTSS 12(AX)(CX*2), Z27
+	VBROADCASTSS 12(DI), Z28
+	VFMADD231PS  Z24, Z27, Z6
+	VFMADD231PS  Z24, Z28, Z9
+	VFMADD231PS  Z25, Z27, Z7
+	VFMADD231PS  Z25, Z28, Z10
+	VFMADD231PS  Z26, Z27, Z8
+	VFMADD231PS  Z26, Z28, Z11
+	VBROADCASTSS 12(DI)(CX*1), Z27
+	VBROADCASTSS 12(DI)(CX*2), Z28
+	VFMADD231PS  Z24, Z27, Z12
+	VFMADD231PS  Z24, Z28, Z15
+	VFMADD231PS  Z25, Z27, Z13
+	VFMADD231PS  Z25, Z28, Z16
+	VFMADD231PS  Z26, Z27, Z14
+	VFMADD231PS  Z26, Z28, Z17
+	VBROADCASTSS 12(R8), Z27
+	VBROADCASTSS 12(R8)(CX*1), Z28
+	VFMADD231PS  Z24, Z27, Z18
+	VFMADD231PS  Z24, Z28, Z21
+	VFMADD231PS  Z25, Z27, Z19
+	VFMADD231PS  Z25, Z28, Z22
+	VFMADD231PS  Z26, Z27, Z20
+	VFMADD231PS  Z26, Z28, Z23
+	ADDQ         $0x00000010, AX
+	ADDQ         $0x00000010, DI
+	ADDQ         $0x00000010, R8
+	ADDQ         $0x00000300, BX
 	SUBQ         $0x04, SI
-	JMP          many205
+	JGE          many194
 
-one206:
-	TESTQ        SI, SI
-	JZ           done207
+few195:
+	ADDQ $0x04, SI
+	JMP  one191
+
+apart193:
+	CMPQ DX, $0x20
+	JNE  one191
+	SUBQ $0x04, SI
+	JLT  few197
+
+many196:
 	VMOVUPS      (BX), Z24
 	VMOVUPS      64(BX), Z25
-	VBROADCASTSS (AX), Z26
-	VFMADD231PS  Z24, Z26, Z0
-	VFMADD231PS  Z25, Z26, Z1
-	VBROADCASTSS (AX)(CX*1), Z26
-	VFMADD231PS  Z24, Z26, Z2
-	VFMADD231PS  Z25, Z26, Z3
-	VBROADCASTSS (AX)(CX*2), Z26
-	VFMADD231PS  Z24, Z26, Z4
-	VFMADD231PS  Z25, Z26, Z5
-	VBROADCASTSS (DI), Z26
-	VFMADD231PS  Z24, Z26, Z6
-	VFMADD231PS  Z25, Z26, Z7
-	VBROADCASTSS (DI)(CX*1), Z26
-	VFMADD231PS  Z24, Z26, Z8
-	VFMADD231PS  Z25, Z26, Z9
-	VBROADCASTSS (DI)(CX*2), Z26
-	VFMADD231PS  Z24, Z26, Z10
-	VFMADD231PS  Z25, Z26, Z11
-	VBROADCASTSS (R8), Z26
-	VFMADD231PS  Z24, Z26, Z12
-	VFMADD231PS  Z25, Z26, Z13
-	VBROADCASTSS (R8)(CX*1), Z26
-	VFMADD231PS  Z24, Z26, Z14
-	VFMADD231PS  Z25, Z26, Z15
-	VBROADCASTSS (R8)(CX*2), Z26
-	VFMADD231PS  Z24, Z26, Z16
-	VFMADD231PS  Z25, Z26, Z17
-	VBROADCASTSS (R9), Z26
-	VFMADD231PS  Z24, Z26, Z18
-	VFMADD231PS  Z25, Z26, Z19
-	VBROADCASTSS (R9)(CX*1), Z26
-	VFMADD231PS  Z24, Z26, Z20
-	VFMADD231PS  Z25, Z26, Z21
-	VBROADCASTSS (R9)(CX*2), Z26
-	VFMADD231PS  Z24, Z26, Z22
-	VFMADD231PS  Z25, Z26, Z23
+	VMOVUPS      128(BX), Z26
+	VBROADCASTSS (AX), Z27
+	VBROADCASTSS 4(AX), Z28
+	VFMADD231PS  Z24, Z27, Z0
+	VFMADD231PS  Z24, Z28, Z3
+	VFMADD231PS  Z25, Z27, Z1
+	VFMADD231PS  Z25, Z28, Z4
+	VFMADD231PS  Z26, Z27, Z2
+	VFMADD231PS  Z26, Z28, Z5
+	VBROADCASTSS 8(AX), Z27
+	VBROADCASTSS 12(AX), Z28
+	VFMADD231PS  Z24, Z27, Z6
+	VFMADD231PS  Z24, Z28, Z9
+	VFMADD231PS  Z25, Z27, Z7
+	VFMADD231PS  Z25, Z28, Z10
+	VFMADD231PS  Z26, Z27, Z8
+	VFMADD231PS  Z26, Z28, Z11
+	VBROADCASTSS 16(AX), Z27
+	VBROADCASTSS 20(AX), Z28
+	VFMADD231PS  Z24, Z27, Z12
+	VFMADD231PS  Z24, Z28, Z15
+	VFMADD231PS  Z25, Z27, Z13
+	VFMADD231PS  Z25, Z28, Z16
+	VFMADD231PS  Z26, Z27, Z14
+	VFMADD231PS  Z26, Z28, Z17
+	VBROADCASTSS 24(AX), Z27
+	VBROADCASTSS 28(AX), Z28
+	VFMADD231PS  Z24, Z27, Z18
+	VFMADD231PS  Z24, Z28, Z21
+	VFMADD231PS  Z25, Z27, Z19
+	VFMADD231PS  Z25, Z28, Z22
+	VFMADD231PS  Z26, Z27, Z20
+	VFMADD231PS  Z26, Z28, Z23
+	VMOVUPS      192(BX), Z24
+	VMOVUPS      256(BX), Z25
+	VMOVUPS      320(BX), Z26
+	VBROADCASTSS 32(AX), Z27
+	VBROADCASTSS 36(AX), Z28
+	VFMADD231PS  Z24, Z27, Z0
+	VFMADD231PS  Z24, Z28, Z3
+	VFMADD231PS  Z25, Z27, Z1
+	VFMADD231PS  Z25, Z28, Z4
+	VFMADD231PS  Z26, Z27, Z2
+	VFMADD231PS  Z26, Z28, Z5
+	VBROADCASTSS 40(AX), Z27
+	VBROADCASTSS 44(AX), Z28
+	VFMADD231PS  Z24, Z27, Z6
+	VFMADD231PS  Z24, Z28, Z9
+	VFMADD231PS  Z25, Z27, Z7
+	VFMADD231PS  Z25, Z28, Z10
+	VFMADD231PS  Z26, Z27, Z8
+	VFMADD231PS  Z26, Z28, Z11
+	VBROADCASTSS 48(AX), Z27
+	VBROADCASTSS 52(AX), Z28
+	VFMADD231PS  Z24, Z27, Z12
+	VFMADD231PS  Z24, Z28, Z15
+	VFMADD231PS  Z25, Z27, Z13
+	VFMADD231PS  Z25, Z28, Z16
+	VFMADD231PS  Z26, Z27, Z14
+	VFMADD231PS  Z26, Z28, Z17
+	VBROADCASTSS 56(AX), Z27
+	VBROADCASTSS 60(AX), Z28
+	VFMADD231PS  Z24, Z27, Z18
+	VFMADD231PS  Z24, Z28, Z21
+	VFMADD231PS  Z25, Z27, Z19
+	VFMADD231PS  Z25, Z28, Z22
+	VFMADD231PS  Z26, Z27, Z20
+	VFMADD231PS  Z26, Z28, Z23
+	VMOVUPS      384(BX), Z24
+	VMOVUPS      448(BX), Z25
+	VMOVUPS      512(BX), Z26
+	VBROADCASTSS 64(AX), Z27
+	VBROADCASTSS 68(AX), Z28
+	VFMADD231PS  Z24, Z27, Z0
+	VFMADD231PS  Z24, Z28, Z3
+	VFMADD231PS  Z25, Z27, Z1
+	VFMADD231PS  Z25, Z28, Z4
+	VFMADD231PS  Z26, Z27, Z2
+	VFMADD231PS  Z26, Z28, Z5
+	VBROADCASTSS 72(AX), Z27
+	VBROADCASTSS 76(AX), Z28
+	VFMADD231PS  Z24, Z27, Z6
+	VFMADD231PS  Z24, Z28, Z9
+	VFMADD231PS  Z25, Z27, Z7
+	VFMADD231PS  Z25, Z28, Z10
+	VFMADD231PS  Z26, Z27, Z8
+	VFMADD231PS  Z26, Z28, Z11
+	VBROADCASTSS 80(AX), Z27
+	VBROADCASTSS 84(AX), Z28
+	VFMADD231PS  Z24, Z27, Z12
+	VFMADD231PS  Z24, Z28, Z15
+	VFMADD231PS  Z25, Z27, Z13
+	VFMADD231PS  Z25, Z28, Z16
+	VFMADD231PS  Z26, Z27, Z14
+	VFMADD231PS  Z26, Z28, Z17
+	VBROADCASTSS 88(AX), Z27
+	VBROADCASTSS 92(AX), Z28
+	VFMADD231PS  Z24, Z27, Z18
+	VFMADD231PS  Z24, Z28, Z21
+	VFMADD231PS  Z25, Z27, Z19
+	VFMADD231PS  Z25, Z28, Z22
+	VFMADD231PS  Z26, Z27, Z20
+	VFMADD231PS  Z26, Z28, Z23
+	VMOVUPS      576(BX), Z24
+	VMOVUPS      640(BX), Z25
+	VMOVUPS      704(BX), Z26
+	VBROADCASTSS 96(AX), Z27
+	VBROADCASTSS 100(AX), Z28
+	VFMADD231PS  Z24, Z27, Z0
+	VFMADD231PS  Z24, Z28, Z3
+	VFMADD231PS  Z25, Z27, Z1
+	VFMADD231PS  Z25, Z28, Z4
+	VFMADD231PS  Z26, Z27, Z2
+	VFMADD231PS  Z26, Z28, Z5
+	VBROADCASTSS 104(AX), Z27
+	VBROADCASTSS 108(AX), Z28
+	VFMADD231PS  Z24, Z27, Z6
+	VFMADD231PS  Z24, Z28, Z9
+	VFMADD231PS  Z25, Z27, Z7
+	VFMADD231PS  Z25, Z28, Z10
+	VFMADD231PS  Z26, Z27, Z8
+	VFMADD231PS  Z26, Z28, Z11
+	VBROADCASTSS 112(AX), Z27
+	VBROADCASTSS 116(AX), Z28
+	VFMADD231PS  Z24, Z27, Z12
+	VFMADD231PS  Z24, Z28, Z15
+	VFMADD231PS  Z25, Z27, Z13
+	VFMADD231PS  Z25, Z28, Z16
+	VFMADD231PS  Z26, Z27, Z14
+	VFMADD231PS  Z26, Z28, Z17
+	VBROADCASTSS 120(AX), Z27
+	VBROADCASTSS 124(AX), Z28
+	VFMADD231PS  Z24, Z27, Z18
+	VFMADD231PS  Z24, Z28, Z21
+	VFMADD231PS  Z25, Z27, Z19
+	VFMADD231PS  Z25, Z28, Z22
+	VFMADD231PS  Z26, Z27, Z20
+	VFMADD231PS  Z26, Z28, Z23
+	ADDQ         $0x00000080, AX
+	ADDQ         $0x00000300, BX
+	SUBQ         $0x04, SI
+	JGE          many196
+
+few197:
+	ADDQ $0x04, SI
+	LEAQ 12(AX), DI
+	LEAQ 24(AX), R8
+
+one191:
+	TESTQ        SI, SI
+	JZ           done192
+	VMOVUPS      (BX), Z24
+	VMOVUPS      64(BX), Z25
+	VMOVUPS      128(BX), Z26
+	VBROADCASTSS (AX), Z27
+	VBROADCASTSS (AX)(CX*1), Z28
+	VFMADD231PS  Z24, Z27, Z0
+	VFMADD231PS  Z24, Z28, Z3
+	VFMADD231PS  Z25, Z27, Z1
+	VFMADD231PS  Z25, Z28, Z4
+	VFMADD231PS  Z26, Z27, Z2
+	VFMADD231PS  Z26, Z28, Z5
+	VBROADCASTSS (AX)(CX*2), Z27
+	VBROADCASTSS (DI), Z28
+	VFMADD231PS  Z24, Z27, Z6
+	VFMADD231PS  Z24, Z28, Z9
+	VFMADD231PS  Z25, Z27, Z7
+	VFMADD231PS  Z25, Z28, Z10
+	VFMADD231PS  Z26, Z27, Z8
+	VFMADD231PS  Z26, Z28, Z11
+	VBROADCASTSS (DI)(CX*1), Z27
+	VBROADCASTSS (DI)(CX*2), Z28
+	VFMADD231PS  Z24, Z27, Z12
+	VFMADD231PS  Z24, Z28, Z15
+	VFMADD231PS  Z25, Z27, Z13
+	VFMADD231PS  Z25, Z28, Z16
+	VFMADD231PS  Z26, Z27, Z14
+	VFMADD231PS  Z26, Z28, Z17
+	VBROADCASTSS (R8), Z27
+	VBROADCASTSS (R8)(CX*1), Z28
+	VFMADD231PS  Z24, Z27, Z18
+	VFMADD231PS  Z24, Z28, Z21
+	VFMADD231PS  Z25, Z27, Z19
+	VFMADD231PS  Z25, Z28, Z22
+	VFMADD231PS  Z26, Z27, Z20
+	VFMADD231PS  Z26, Z28, Z23
 	ADDQ         DX, AX
 	ADDQ         DX, DI
 	ADDQ         DX, R8
-	ADDQ         DX, R9
-	ADDQ         $0x00000080, BX
+	ADDQ         $0x000000c0, BX
 	DECQ         SI
-	JMP          one206
+	JMP          one191
 
-done207:
+done192:
 	MOVQ    n+8(FP), AX
-	SUBQ    $0x10, AX
+	SUBQ    $0x20, AX
 	MOVB    acc+120(FP), CL
 	MOVQ    $0x00000001, DX
 	SHLXQ   AX, DX, DX
 	DECQ    DX
 	KMOVW   DX, K1
 	TESTB   CL, CL
-	JNZ     add208
+	JNZ     add198
 	MOVQ    c_base+88(FP), AX
 	MOVQ    ldc+112(FP), CX
 	SHLQ    $0x02, CX
 	VMOVUPS Z0, (AX)
-	VMOVUPS Z1, K1, 64(AX)
+	VMOVUPS Z1, 64(AX)
+	VMOVUPS Z2, K1, 128(AX)
 	ADDQ    CX, AX
-	VMOVUPS Z2, (AX)
-	VMOVUPS Z3, K1, 64(AX)
-	ADDQ    CX, AX
-	VMOVUPS Z4, (AX)
-	VMOVUPS Z5, K1, 64(AX)
+	VMOVUPS Z3, (AX)
+	VMOVUPS Z4, 64(AX)
+	VMOVUPS Z5, K1, 128(AX)
 	ADDQ    CX, AX
 	VMOVUPS Z6, (AX)
-	VMOVUPS Z7, K1, 64(AX)
+	VMOVUPS Z7, 64(AX)
+	VMOVUPS Z8, K1, 128(AX)
 	ADDQ    CX, AX
-	VMOVUPS Z8, (AX)
-	VMOVUPS Z9, K1, 64(AX)
-	ADDQ    CX, AX
-	VMOVUPS Z10, (AX)
-	VMOVUPS Z11, K1, 64(AX)
+	VMOVUPS Z9, (AX)
+	VMOVUPS Z10, 64(AX)
+	VMOVUPS Z11, K1, 128(AX)
 	ADDQ    CX, AX
 	VMOVUPS Z12, (AX)
-	VMOVUPS Z13, K1, 64(AX)
+	VMOVUPS Z13, 64(AX)
+	VMOVUPS Z14, K1, 128(AX)
 	ADDQ    CX, AX
-	VMOVUPS Z14, (AX)
-	VMOVUPS Z15, K1, 64(AX)
-	ADDQ    CX, AX
-	VMOVUPS Z16, (AX)
-	VMOVUPS Z17, K1, 64(AX)
+	VMOVUPS Z15, (AX)
+	VMOVUPS Z16, 64(AX)
+	VMOVUPS Z17, K1, 128(AX)
 	ADDQ    CX, AX
 	VMOVUPS Z18, (AX)
-	VMOVUPS Z19, K1, 64(AX)
+	VMOVUPS Z19, 64(AX)
+	VMOVUPS Z20, K1, 128(AX)
 	ADDQ    CX, AX
-	VMOVUPS Z20, (AX)
-	VMOVUPS Z21, K1, 64(AX)
-	ADDQ    CX, AX
-	VMOVUPS Z22, (AX)
-	VMOVUPS Z23, K1, 64(AX)
+	VMOVUPS Z21, (AX)
+	VMOVUPS Z22, 64(AX)
+	VMOVUPS Z23, K1, 128(AX)
 	VZEROUPPER
 	RET
 
-add208:
+add198:
 	MOVQ      c_base+88(FP), AX
 	MOVQ      ldc+112(FP), CX
 	SHLQ      $0x02, CX
 	VADDPS    (AX), Z0, Z0
 	VMOVUPS   Z0, (AX)
-	VMOVUPS.Z 64(AX), K1, Z0
-	VADDPS    Z0, Z1, Z1
-	VMOVUPS   Z1, K1, 64(AX)
+	VADDPS    64(AX), Z1, Z1
+	VMOVUPS   Z1, 64(AX)
+	VMOVUPS.Z 128(AX), K1, Z0
+	VADDPS    Z0, Z2, Z2
+	VMOVUPS   Z2, K1, 128(AX)
 	ADDQ      CX, AX
-	VADDPS    (AX), Z2, Z2
-	VMOVUPS   Z2, (AX)
-	VMOVUPS.Z 64(AX), K1, Z0
-	VADDPS    Z0, Z3, Z3
-	VMOVUPS   Z3, K1, 64(AX)
-	ADDQ      CX, AX
-	VADDPS    (AX), Z4, Z4
-	VMOVUPS   Z4, (AX)
-	VMOVUPS.Z 64(AX), K1, Z0
+	VADDPS    (AX), Z3, Z3
+	VMOVUPS   Z3, (AX)
+	VADDPS    64(AX), Z4, Z4
+	VMOVUPS   Z4, 64(AX)
+	VMOVUPS.Z 128(AX), K1, Z0
 	VADDPS    Z0, Z5, Z5
-	VMOVUPS   Z5, K1, 64(AX)
+	VMOVUPS   Z5, K1, 128(AX)
 	ADDQ      CX, AX
 	VADDPS    (AX), Z6, Z6
 	VMOVUPS   Z6, (AX)
-	VMOVUPS.Z 64(AX), K1, Z0
-	VADDPS    Z0, Z7, Z7
-	VMOVUPS   Z7, K1, 64(AX)
+	VADDPS    64(AX), Z7, Z7
+	VMOVUPS   Z7, 64(AX)
+	VMOVUPS.Z 128(AX), K1, Z0
+	VADDPS    Z0, Z8, Z8
+	VMOVUPS   Z8, K1, 128(AX)
 	ADDQ      CX, AX
-	VADDPS    (AX), Z8, Z8
-	VMOVUPS   Z8, (AX)
-	VMOVUPS.Z 64(AX), K1, Z0
-	VADDPS    Z0, Z9, Z9
-	VMOVUPS   Z9, K1, 64(AX)
-	ADDQ      CX, AX
-	VADDPS    (AX), Z10, Z10
-	VMOVUPS   Z10, (AX)
-	VMOVUPS.Z 64(AX), K1, Z0
+	VADDPS    (AX), Z9, Z9
+	VMOVUPS   Z9, (AX)
+	VADDPS    64(AX), Z10, Z10
+	VMOVUPS   Z10, 64(AX)
+	VMOVUPS.Z 128(AX), K1, Z0
 	VADDPS    Z0, Z11, Z11
-	VMOVUPS   Z11, K1, 64(AX)
+	VMOVUPS   Z11, K1, 128(AX)
 	ADDQ      CX, AX
 	VADDPS    (AX), Z12, Z12
 	VMOVUPS   Z12, (AX)
-	VMOVUPS.Z 64(AX), K1, Z0
-	VADDPS    Z0, Z13, Z13
-	VMOVUPS   Z13, K1, 64(AX)
+	VADDPS    64(AX), Z13, Z13
+	VMOVUPS   Z13, 64(AX)
+	VMOVUPS.Z 128(AX), K1, Z0
+	VADDPS    Z0, Z14, Z14
+	VMOVUPS   Z14, K1, 128(AX)
 	ADDQ      CX, AX
-	VADDPS    (AX), Z14, Z14
-	VMOVUPS   Z14, (AX)
-	VMOVUPS.Z 64(AX), K1, Z0
-	VADDPS    Z0, Z15, Z15
-	VMOVUPS   Z15, K1, 64(AX)
-	ADDQ      CX, AX
-	VADDPS    (AX), Z16, Z16
-	VMOVUPS   Z16, (AX)
-	VMOVUPS.Z 64(AX), K1, Z0
+	VADDPS    (AX), Z15, Z15
+	VMOVUPS   Z15, (AX)
+	VADDPS    64(AX), Z16, Z16
+	VMOVUPS   Z16, 64(AX)
+	VMOVUPS.Z 128(AX), K1, Z0
 	VADDPS    Z0, Z17, Z17
-	VMOVUPS   Z17, K1, 64(AX)
+	VMOVUPS   Z17, K1, 128(AX)
 	ADDQ      CX, AX
 	VADDPS    (AX), Z18, Z18
 	VMOVUPS   Z18, (AX)
-	VMOVUPS.Z 64(AX), K1, Z0
-	VADDPS    Z0, Z19, Z19
-	VMOVUPS   Z19, K1, 64(AX)
+	VADDPS    64(AX), Z19, Z19
+	VMOVUPS   Z19, 64(AX)
+	VMOVUPS.Z 128(AX), K1, Z0
+	VADDPS    Z0, Z20, Z20
+	VMOVUPS   Z20, K1, 128(AX)
 	ADDQ      CX, AX
-	VADDPS    (AX), Z20, Z20
-	VMOVUPS   Z20, (AX)
-	VMOVUPS.Z 64(AX), K1, Z0
-	VADDPS    Z0, Z21, Z21
-	VMOVUPS   Z21, K1, 64(AX)
-	ADDQ      CX, AX
-	VADDPS    (AX), Z22, Z22
-	VMOVUPS   Z22, (AX)
-	VMOVUPS.Z 64(AX), K1, Z0
+	VADDPS    (AX), Z21, Z21
+	VMOVUPS   Z21, (AX)
+	VADDPS    64(AX), Z22, Z22
+	VMOVUPS   Z22, 64(AX)
+	VMOVUPS.Z 128(AX), K1, Z0
 	VADDPS    Z0, Z23, Z23
-	VMOVUPS   Z23, K1, 64(AX)
+	VMOVUPS   Z23, K1, 128(AX)
 	VZEROUPPER
 	RET
 
@@ -4816,7 +5094,7 @@ TEXT ·multiplyAddAVX2(SB), NOSPLIT, $0-8
 	VXORPS Y11, Y11, Y11
 	VXORPS Y12, Y12, Y12
 
-loop209:
+loop199:
 	VFMADD231PS Y0, Y0, Y1
 	VFMADD231PS Y0, Y0, Y2
 	VFMADD231PS Y0, Y0, Y3
@@ -4830,7 +5108,7 @@ loop209:
 	VFMADD231PS Y0, Y0, Y11
 	VFMADD231PS Y0, Y0, Y12
 	SUBQ        $0x01, AX
-	JGT         loop209
+	JGT         loop199
 	VZEROUPPER
 	RET
 
@@ -4852,7 +5130,7 @@ TEXT ·multiplyAddAVX512(SB), NOSPLIT, $0-8
 	VPXORD Z11, Z11, Z11
 	VPXORD Z12, Z12, Z12
 
-loop210:
+loop200:
 	VFMADD231PS Z0, Z0, Z1
 	VFMADD231PS Z0, Z0, Z2
 	VFMADD231PS Z0, Z0, Z3
@@ -4866,16 +5144,16 @@ loop210:
 	VFMADD231PS Z0, Z0, Z11
 	VFMADD231PS Z0, Z0, Z12
 	SUBQ        $0x01, AX
-	JGT         loop210
+	JGT         loop200
 	VZEROUPPER
 	RET
 
 // func packRowsAVX2(dst []float32, src []float32, ld int, k int, n int, width int)
-// Requires: AVX, CMOV
+// Requires: AVX, CMOV, MMX+
 TEXT ·packRowsAVX2(SB), NOSPLIT, $0-80
 	MOVQ    width+72(FP), AX
 	CMPQ    AX, $0x08
-	JGT     wider211
+	JGT     wider201
 	MOVQ    dst_base+0(FP), AX
 	MOVQ    src_base+24(FP), CX
 	MOVQ    ld+48(FP), DX
@@ -4895,23 +5173,37 @@ TEXT ·packRowsAVX2(SB), NOSPLIT, $0-80
 	NEGQ    DI
 	VMOVUPS 32(R8)(DI*4), Y0
 
-row212:
-	TESTQ      BX, BX
-	JZ         done213
+row202:
+	DECQ       BX
+	JZ         last203
+	PREFETCHT0 (CX)(DX*8)
 	VMASKMOVPS (CX), Y0, Y1
 	VMOVUPS    Y1, (AX)
 	ADDQ       DX, CX
 	ADDQ       SI, AX
-	DECQ       BX
-	JMP        row212
+	JMP        row202
 
-done213:
+last203:
+	PREFETCHT0 (CX)(DX*8)
+	VMASKMOVPS (CX), Y0, Y0
+	MOVQ       width+72(FP), CX
+	SUBQ       $0x00, CX
+	XORQ       DX, DX
+	CMPQ       CX, DX
+	CMOVQLT    DX, CX
+	MOVQ       $0x00000008, DX
+	CMPQ       CX, DX
+	CMOVQGT    DX, CX
+	LEAQ       masks<>+0(SB), DX
+	NEGQ       CX
+	VMOVUPS    32(DX)(CX*4), Y1
+	VMASKMOVPS Y0, Y1, (AX)
 	VZEROUPPER
 	RET
 
-wider211:
+wider201:
 	CMPQ    AX, $0x10
-	JGT     wider214
+	JGT     wider204
 	MOVQ    dst_base+0(FP), AX
 	MOVQ    src_base+24(FP), CX
 	MOVQ    ld+48(FP), DX
@@ -4942,25 +5234,52 @@ wider211:
 	NEGQ    DI
 	VMOVUPS 32(R8)(DI*4), Y1
 
-row215:
-	TESTQ      BX, BX
-	JZ         done216
+row205:
+	DECQ       BX
+	JZ         last206
+	PREFETCHT0 (CX)(DX*8)
 	VMASKMOVPS (CX), Y0, Y2
 	VMOVUPS    Y2, (AX)
 	VMASKMOVPS 32(CX), Y1, Y2
 	VMOVUPS    Y2, 32(AX)
 	ADDQ       DX, CX
 	ADDQ       SI, AX
-	DECQ       BX
-	JMP        row215
+	JMP        row205
 
-done216:
+last206:
+	PREFETCHT0 (CX)(DX*8)
+	VMASKMOVPS (CX), Y0, Y0
+	MOVQ       width+72(FP), DX
+	SUBQ       $0x00, DX
+	XORQ       BX, BX
+	CMPQ       DX, BX
+	CMOVQLT    BX, DX
+	MOVQ       $0x00000008, BX
+	CMPQ       DX, BX
+	CMOVQGT    BX, DX
+	LEAQ       masks<>+0(SB), BX
+	NEGQ       DX
+	VMOVUPS    32(BX)(DX*4), Y2
+	VMASKMOVPS Y0, Y2, (AX)
+	VMASKMOVPS 32(CX), Y1, Y0
+	MOVQ       width+72(FP), CX
+	SUBQ       $0x08, CX
+	XORQ       DX, DX
+	CMPQ       CX, DX
+	CMOVQLT    DX, CX
+	MOVQ       $0x00000008, DX
+	CMPQ       CX, DX
+	CMOVQGT    DX, CX
+	LEAQ       masks<>+0(SB), DX
+	NEGQ       CX
+	VMOVUPS    32(DX)(CX*4), Y1
+	VMASKMOVPS Y0, Y1, 32(AX)
 	VZEROUPPER
 	RET
 
-wider214:
+wider204:
 	CMPQ    AX, $0x18
-	JGT     wider217
+	JGT     wider207
 	MOVQ    dst_base+0(FP), AX
 	MOVQ    src_base+24(FP), CX
 	MOVQ    ld+48(FP), DX
@@ -5002,25 +5321,69 @@ wider214:
 	NEGQ    DI
 	VMOVUPS 32(R8)(DI*4), Y2
 
-row218:
-	TESTQ      BX, BX
-	JZ         done219
+row208:
+	DECQ       BX
+	JZ         last209
+	PREFETCHT0 (CX)(DX*8)
 	VMASKMOVPS (CX), Y0, Y3
 	VMOVUPS    Y3, (AX)
 	VMASKMOVPS 32(CX), Y1, Y3
 	VMOVUPS    Y3, 32(AX)
+	PREFETCHT0 64(CX)(DX*8)
 	VMASKMOVPS 64(CX), Y2, Y3
 	VMOVUPS    Y3, 64(AX)
 	ADDQ       DX, CX
 	ADDQ       SI, AX
-	DECQ       BX
-	JMP        row218
+	JMP        row208
 
-done219:
+last209:
+	PREFETCHT0 (CX)(DX*8)
+	VMASKMOVPS (CX), Y0, Y0
+	MOVQ       width+72(FP), BX
+	SUBQ       $0x00, BX
+	XORQ       SI, SI
+	CMPQ       BX, SI
+	CMOVQLT    SI, BX
+	MOVQ       $0x00000008, SI
+	CMPQ       BX, SI
+	CMOVQGT    SI, BX
+	LEAQ       masks<>+0(SB), SI
+	NEGQ       BX
+	VMOVUPS    32(SI)(BX*4), Y3
+	VMASKMOVPS Y0, Y3, (AX)
+	VMASKMOVPS 32(CX), Y1, Y0
+	MOVQ       width+72(FP), BX
+	SUBQ       $0x08, BX
+	XORQ       SI, SI
+	CMPQ       BX, SI
+	CMOVQLT    SI, BX
+	MOVQ       $0x00000008, SI
+	CMPQ       BX, SI
+	CMOVQGT    SI, BX
+	LEAQ       masks<>+0(SB), SI
+	NEGQ       BX
+	VMOVUPS    32(SI)(BX*4), Y1
+	VMASKMOVPS Y0, Y1, 32(AX)
+	PREFETCHT0 64(CX)(DX*8)
+	VMASKMOVPS 64(CX), Y2, Y0
+	MOVQ       width+72(FP), CX
+	SUBQ       $0x10, CX
+	XORQ       DX, DX
+	CMPQ       CX, DX
+	CMOVQLT    DX, CX
+	MOVQ       $0x00000008, DX
+	CMPQ       CX, DX
+	CMOVQGT    DX, CX
+	LEAQ       masks<>+0(SB), DX
+	NEGQ       CX
+	VMOVUPS    32(DX)(CX*4), Y1
+	VMASKMOVPS Y0, Y1, 64(AX)
 	VZEROUPPER
 	RET
 
-wider217:
+wider207:
+	CMPQ    AX, $0x20
+	JGT     wider210
 	MOVQ    dst_base+0(FP), AX
 	MOVQ    src_base+24(FP), CX
 	MOVQ    ld+48(FP), DX
@@ -5073,23 +5436,418 @@ wider217:
 	NEGQ    DI
 	VMOVUPS 32(R8)(DI*4), Y3
 
-row221:
-	TESTQ      BX, BX
-	JZ         done222
+row211:
+	DECQ       BX
+	JZ         last212
+	PREFETCHT0 (CX)(DX*8)
 	VMASKMOVPS (CX), Y0, Y4
 	VMOVUPS    Y4, (AX)
 	VMASKMOVPS 32(CX), Y1, Y4
 	VMOVUPS    Y4, 32(AX)
+	PREFETCHT0 64(CX)(DX*8)
 	VMASKMOVPS 64(CX), Y2, Y4
 	VMOVUPS    Y4, 64(AX)
 	VMASKMOVPS 96(CX), Y3, Y4
 	VMOVUPS    Y4, 96(AX)
 	ADDQ       DX, CX
 	ADDQ       SI, AX
-	DECQ       BX
-	JMP        row221
+	JMP        row211
 
-done222:
+last212:
+	PREFETCHT0 (CX)(DX*8)
+	VMASKMOVPS (CX), Y0, Y0
+	MOVQ       width+72(FP), BX
+	SUBQ       $0x00, BX
+	XORQ       SI, SI
+	CMPQ       BX, SI
+	CMOVQLT    SI, BX
+	MOVQ       $0x00000008, SI
+	CMPQ       BX, SI
+	CMOVQGT    SI, BX
+	LEAQ       masks<>+0(SB), SI
+	NEGQ       BX
+	VMOVUPS    32(SI)(BX*4), Y4
+	VMASKMOVPS Y0, Y4, (AX)
+	VMASKMOVPS 32(CX), Y1, Y0
+	MOVQ       width+72(FP), BX
+	SUBQ       $0x08, BX
+	XORQ       SI, SI
+	CMPQ       BX, SI
+	CMOVQLT    SI, BX
+	MOVQ       $0x00000008, SI
+	CMPQ       BX, SI
+	CMOVQGT    SI, BX
+	LEAQ       masks<>+0(SB), SI
+	NEGQ       BX
+	VMOVUPS    32(SI)(BX*4), Y1
+	VMASKMOVPS Y0, Y1, 32(AX)
+	PREFETCHT0 64(CX)(DX*8)
+	VMASKMOVPS 64(CX), Y2, Y0
+	MOVQ       width+72(FP), DX
+	SUBQ       $0x10, DX
+	XORQ       BX, BX
+	CMPQ       DX, BX
+	CMOVQLT    BX, DX
+	MOVQ       $0x00000008, BX
+	CMPQ       DX, BX
+	CMOVQGT    BX, DX
+	LEAQ       masks<>+0(SB), BX
+	NEGQ       DX
+	VMOVUPS    32(BX)(DX*4), Y1
+	VMASKMOVPS Y0, Y1, 64(AX)
+	VMASKMOVPS 96(CX), Y3, Y0
+	MOVQ       width+72(FP), CX
+	SUBQ       $0x18, CX
+	XORQ       DX, DX
+	CMPQ       CX, DX
+	CMOVQLT    DX, CX
+	MOVQ       $0x00000008, DX
+	CMPQ       CX, DX
+	CMOVQGT    DX, CX
+	LEAQ       masks<>+0(SB), DX
+	NEGQ       CX
+	VMOVUPS    32(DX)(CX*4), Y1
+	VMASKMOVPS Y0, Y1, 96(AX)
+	VZEROUPPER
+	RET
+
+wider210:
+	CMPQ    AX, $0x28
+	JGT     wider213
+	MOVQ    dst_base+0(FP), AX
+	MOVQ    src_base+24(FP), CX
+	MOVQ    ld+48(FP), DX
+	MOVQ    k+56(FP), BX
+	MOVQ    width+72(FP), SI
+	SHLQ    $0x02, DX
+	SHLQ    $0x02, SI
+	MOVQ    n+64(FP), DI
+	SUBQ    $0x00, DI
+	XORQ    R8, R8
+	CMPQ    DI, R8
+	CMOVQLT R8, DI
+	MOVQ    $0x00000008, R8
+	CMPQ    DI, R8
+	CMOVQGT R8, DI
+	LEAQ    masks<>+0(SB), R8
+	NEGQ    DI
+	VMOVUPS 32(R8)(DI*4), Y0
+	MOVQ    n+64(FP), DI
+	SUBQ    $0x08, DI
+	XORQ    R8, R8
+	CMPQ    DI, R8
+	CMOVQLT R8, DI
+	MOVQ    $0x00000008, R8
+	CMPQ    DI, R8
+	CMOVQGT R8, DI
+	LEAQ    masks<>+0(SB), R8
+	NEGQ    DI
+	VMOVUPS 32(R8)(DI*4), Y1
+	MOVQ    n+64(FP), DI
+	SUBQ    $0x10, DI
+	XORQ    R8, R8
+	CMPQ    DI, R8
+	CMOVQLT R8, DI
+	MOVQ    $0x00000008, R8
+	CMPQ    DI, R8
+	CMOVQGT R8, DI
+	LEAQ    masks<>+0(SB), R8
+	NEGQ    DI
+	VMOVUPS 32(R8)(DI*4), Y2
+	MOVQ    n+64(FP), DI
+	SUBQ    $0x18, DI
+	XORQ    R8, R8
+	CMPQ    DI, R8
+	CMOVQLT R8, DI
+	MOVQ    $0x00000008, R8
+	CMPQ    DI, R8
+	CMOVQGT R8, DI
+	LEAQ    masks<>+0(SB), R8
+	NEGQ    DI
+	VMOVUPS 32(R8)(DI*4), Y3
+	MOVQ    n+64(FP), DI
+	SUBQ    $0x20, DI
+	XORQ    R8, R8
+	CMPQ    DI, R8
+	CMOVQLT R8, DI
+	MOVQ    $0x00000008, R8
+	CMPQ    DI, R8
+	CMOVQGT R8, DI
+	LEAQ    masks<>+0(SB), R8
+	NEGQ    DI
+	VMOVUPS 32(R8)(DI*4), Y4
+
+row214:
+	DECQ       BX
+	JZ         last215
+	PREFETCHT0 (CX)(DX*8)
+	VMASKMOVPS (CX), Y0, Y5
+	VMOVUPS    Y5, (AX)
+	VMASKMOVPS 32(CX), Y1, Y5
+	VMOVUPS    Y5, 32(AX)
+	PREFETCHT0 64(CX)(DX*8)
+	VMASKMOVPS 64(CX), Y2, Y5
+	VMOVUPS    Y5, 64(AX)
+	VMASKMOVPS 96(CX), Y3, Y5
+	VMOVUPS    Y5, 96(AX)
+	PREFETCHT0 128(CX)(DX*8)
+	VMASKMOVPS 128(CX), Y4, Y5
+	VMOVUPS    Y5, 128(AX)
+	ADDQ       DX, CX
+	ADDQ       SI, AX
+	JMP        row214
+
+last215:
+	PREFETCHT0 (CX)(DX*8)
+	VMASKMOVPS (CX), Y0, Y0
+	MOVQ       width+72(FP), BX
+	SUBQ       $0x00, BX
+	XORQ       SI, SI
+	CMPQ       BX, SI
+	CMOVQLT    SI, BX
+	MOVQ       $0x00000008, SI
+	CMPQ       BX, SI
+	CMOVQGT    SI, BX
+	LEAQ       masks<>+0(SB), SI
+	NEGQ       BX
+	VMOVUPS    32(SI)(BX*4), Y5
+	VMASKMOVPS Y0, Y5, (AX)
+	VMASKMOVPS 32(CX), Y1, Y0
+	MOVQ       width+72(FP), BX
+	SUBQ       $0x08, BX
+	XORQ       SI, SI
+	CMPQ       BX, SI
+	CMOVQLT    SI, BX
+	MOVQ       $0x00000008, SI
+	CMPQ       BX, SI
+	CMOVQGT    SI, BX
+	LEAQ       masks<>+0(SB), SI
+	NEGQ       BX
+	VMOVUPS    32(SI)(BX*4), Y1
+	VMASKMOVPS Y0, Y1, 32(AX)
+	PREFETCHT0 64(CX)(DX*8)
+	VMASKMOVPS 64(CX), Y2, Y0
+	MOVQ       width+72(FP), BX
+	SUBQ       $0x10, BX
+	XORQ       SI, SI
+	CMPQ       BX, SI
+	CMOVQLT    SI, BX
+	MOVQ       $0x00000008, SI
+	CMPQ       BX, SI
+	CMOVQGT    SI, BX
+	LEAQ       masks<>+0(SB), SI
+	NEGQ       BX
+	VMOVUPS    32(SI)(BX*4), Y1
+	VMASKMOVPS Y0, Y1, 64(AX)
+	VMASKMOVPS 96(CX), Y3, Y0
+	MOVQ       width+72(FP), BX
+	SUBQ       $0x18, BX
+	XORQ       SI, SI
+	CMPQ       BX, SI
+	CMOVQLT    SI, BX
+	MOVQ       $0x00000008, SI
+	CMPQ       BX, SI
+	CMOVQGT    SI, BX
+	LEAQ       masks<>+0(SB), SI
+	NEGQ       BX
+	VMOVUPS    32(SI)(BX*4), Y1
+	VMASKMOVPS Y0, Y1, 96(AX)
+	PREFETCHT0 128(CX)(DX*8)
+	VMASKMOVPS 128(CX), Y4, Y0
+	MOVQ       width+72(FP), CX
+	SUBQ       $0x20, CX
+	XORQ       DX, DX
+	CMPQ       CX, DX
+	CMOVQLT    DX, CX
+	MOVQ       $0x00000008, DX
+	CMPQ       CX, DX
+	CMOVQGT    DX, CX
+	LEAQ       masks<>+0(SB), DX
+	NEGQ       CX
+	VMOVUPS    32(DX)(CX*4), Y1
+	VMASKMOVPS Y0, Y1, 128(AX)
+	VZEROUPPER
+	RET
+
+wider213:
+	MOVQ    dst_base+0(FP), AX
+	MOVQ    src_base+24(FP), CX
+	MOVQ    ld+48(FP), DX
+	MOVQ    k+56(FP), BX
+	MOVQ    width+72(FP), SI
+	SHLQ    $0x02, DX
+	SHLQ    $0x02, SI
+	MOVQ    n+64(FP), DI
+	SUBQ    $0x00, DI
+	XORQ    R8, R8
+	CMPQ    DI, R8
+	CMOVQLT R8, DI
+	MOVQ    $0x00000008, R8
+	CMPQ    DI, R8
+	CMOVQGT R8, DI
+	LEAQ    masks<>+0(SB), R8
+	NEGQ    DI
+	VMOVUPS 32(R8)(DI*4), Y0
+	MOVQ    n+64(FP), DI
+	SUBQ    $0x08, DI
+	XORQ    R8, R8
+	CMPQ    DI, R8
+	CMOVQLT R8, DI
+	MOVQ    $0x00000008, R8
+	CMPQ    DI, R8
+	CMOVQGT R8, DI
+	LEAQ    masks<>+0(SB), R8
+	NEGQ    DI
+	VMOVUPS 32(R8)(DI*4), Y1
+	MOVQ    n+64(FP), DI
+	SUBQ    $0x10, DI
+	XORQ    R8, R8
+	CMPQ    DI, R8
+	CMOVQLT R8, DI
+	MOVQ    $0x00000008, R8
+	CMPQ    DI, R8
+	CMOVQGT R8, DI
+	LEAQ    masks<>+0(SB), R8
+	NEGQ    DI
+	VMOVUPS 32(R8)(DI*4), Y2
+	MOVQ    n+64(FP), DI
+	SUBQ    $0x18, DI
+	XORQ    R8, R8
+	CMPQ    DI, R8
+	CMOVQLT R8, DI
+	MOVQ    $0x00000008, R8
+	CMPQ    DI, R8
+	CMOVQGT R8, DI
+	LEAQ    masks<>+0(SB), R8
+	NEGQ    DI
+	VMOVUPS 32(R8)(DI*4), Y3
+	MOVQ    n+64(FP), DI
+	SUBQ    $0x20, DI
+	XORQ    R8, R8
+	CMPQ    DI, R8
+	CMOVQLT R8, DI
+	MOVQ    $0x00000008, R8
+	CMPQ    DI, R8
+	CMOVQGT R8, DI
+	LEAQ    masks<>+0(SB), R8
+	NEGQ    DI
+	VMOVUPS 32(R8)(DI*4), Y4
+	MOVQ    n+64(FP), DI
+	SUBQ    $0x28, DI
+	XORQ    R8, R8
+	CMPQ    DI, R8
+	CMOVQLT R8, DI
+	MOVQ    $0x00000008, R8
+	CMPQ    DI, R8
+	CMOVQGT R8, DI
+	LEAQ    masks<>+0(SB), R8
+	NEGQ    DI
+	VMOVUPS 32(R8)(DI*4), Y5
+
+row217:
+	DECQ       BX
+	JZ         last218
+	PREFETCHT0 (CX)(DX*8)
+	VMASKMOVPS (CX), Y0, Y6
+	VMOVUPS    Y6, (AX)
+	VMASKMOVPS 32(CX), Y1, Y6
+	VMOVUPS    Y6, 32(AX)
+	PREFETCHT0 64(CX)(DX*8)
+	VMASKMOVPS 64(CX), Y2, Y6
+	VMOVUPS    Y6, 64(AX)
+	VMASKMOVPS 96(CX), Y3, Y6
+	VMOVUPS    Y6, 96(AX)
+	PREFETCHT0 128(CX)(DX*8)
+	VMASKMOVPS 128(CX), Y4, Y6
+	VMOVUPS    Y6, 128(AX)
+	VMASKMOVPS 160(CX), Y5, Y6
+	VMOVUPS    Y6, 160(AX)
+	ADDQ       DX, CX
+	ADDQ       SI, AX
+	JMP        row217
+
+last218:
+	PREFETCHT0 (CX)(DX*8)
+	VMASKMOVPS (CX), Y0, Y0
+	MOVQ       width+72(FP), BX
+	SUBQ       $0x00, BX
+	XORQ       SI, SI
+	CMPQ       BX, SI
+	CMOVQLT    SI, BX
+	MOVQ       $0x00000008, SI
+	CMPQ       BX, SI
+	CMOVQGT    SI, BX
+	LEAQ       masks<>+0(SB), SI
+	NEGQ       BX
+	VMOVUPS    32(SI)(BX*4), Y6
+	VMASKMOVPS Y0, Y6, (AX)
+	VMASKMOVPS 32(CX), Y1, Y0
+	MOVQ       width+72(FP), BX
+	SUBQ       $0x08, BX
+	XORQ       SI, SI
+	CMPQ       BX, SI
+	CMOVQLT    SI, BX
+	MOVQ       $0x00000008, SI
+	CMPQ       BX, SI
+	CMOVQGT    SI, BX
+	LEAQ       masks<>+0(SB), SI
+	NEGQ       BX
+	VMOVUPS    32(SI)(BX*4), Y1
+	VMASKMOVPS Y0, Y1, 32(AX)
+	PREFETCHT0 64(CX)(DX*8)
+	VMASKMOVPS 64(CX), Y2, Y0
+	MOVQ       width+72(FP), BX
+	SUBQ       $0x10, BX
+	XORQ       SI, SI
+	CMPQ       BX, SI
+	CMOVQLT    SI, BX
+	MOVQ       $0x00000008, SI
+	CMPQ       BX, SI
+	CMOVQGT    SI, BX
+	LEAQ       masks<>+0(SB), SI
+	NEGQ       BX
+	VMOVUPS    32(SI)(BX*4), Y1
+	VMASKMOVPS Y0, Y1, 64(AX)
+	VMASKMOVPS 96(CX), Y3, Y0
+	MOVQ       width+72(FP), BX
+	SUBQ       $0x18, BX
+	XORQ       SI, SI
+	CMPQ       BX, SI
+	CMOVQLT    SI, BX
+	MOVQ       $0x00000008, SI
+	CMPQ       BX, SI
+	CMOVQGT    SI, BX
+	LEAQ       masks<>+0(SB), SI
+	NEGQ       BX
+	VMOVUPS    32(SI)(BX*4), Y1
+	VMASKMOVPS Y0, Y1, 96(AX)
+	PREFETCHT0 128(CX)(DX*8)
+	VMASKMOVPS 128(CX), Y4, Y0
+	MOVQ       width+72(FP), DX
+	SUBQ       $0x20, DX
+	XORQ       BX, BX
+	CMPQ       DX, BX
+	CMOVQLT    BX, DX
+	MOVQ       $0x00000008, BX
+	CMPQ       DX, BX
+	CMOVQGT    BX, DX
+	LEAQ       masks<>+0(SB), BX
+	NEGQ       DX
+	VMOVUPS    32(BX)(DX*4), Y1
+	VMASKMOVPS Y0, Y1, 128(AX)
+	VMASKMOVPS 160(CX), Y5, Y0
+	MOVQ       width+72(FP), CX
+	SUBQ       $0x28, CX
+	XORQ       DX, DX
+	CMPQ       CX, DX
+	CMOVQLT    DX, CX
+	MOVQ       $0x00000008, DX
+	CMPQ       CX, DX
+	CMOVQGT    DX, CX
+	LEAQ       masks<>+0(SB), DX
+	NEGQ       CX
+	VMOVUPS    32(DX)(CX*4), Y1
+	VMASKMOVPS Y0, Y1, 160(AX)
 	VZEROUPPER
 	RET
 
@@ -5104,9 +5862,9 @@ TEXT ·packColsAVX2(SB), NOSPLIT, $0-72
 	SHLQ $0x02, DX
 	SHLQ $0x02, SI
 
-many223:
+many219:
 	CMPQ       BX, $0x08
-	JLT        tail224
+	JLT        tail220
 	MOVQ       CX, DI
 	VMOVUPS    (DI), Y0
 	ADDQ       DX, DI
@@ -5166,11 +5924,11 @@ many223:
 	ADDQ       SI, AX
 	ADDQ       $0x20, CX
 	SUBQ       $0x08, BX
-	JMP        many223
+	JMP        many219
 
-tail224:
+tail220:
 	TESTQ      BX, BX
-	JZ         done225
+	JZ         done221
 	MOVQ       BX, DI
 	LEAQ       masks<>+0(SB), R8
 	NEGQ       DI
@@ -5218,37 +5976,37 @@ tail224:
 	VMOVUPS    Y5, (AX)
 	ADDQ       SI, AX
 	DECQ       BX
-	JZ         done225
+	JZ         done221
 	VMOVUPS    Y7, (AX)
 	ADDQ       SI, AX
 	DECQ       BX
-	JZ         done225
+	JZ         done221
 	VMOVUPS    Y4, (AX)
 	ADDQ       SI, AX
 	DECQ       BX
-	JZ         done225
+	JZ         done221
 	VMOVUPS    Y8, (AX)
 	ADDQ       SI, AX
 	DECQ       BX
-	JZ         done225
+	JZ         done221
 	VMOVUPS    Y3, (AX)
 	ADDQ       SI, AX
 	DECQ       BX
-	JZ         done225
+	JZ         done221
 	VMOVUPS    Y2, (AX)
 	ADDQ       SI, AX
 	DECQ       BX
-	JZ         done225
+	JZ         done221
 	VMOVUPS    Y6, (AX)
 	ADDQ       SI, AX
 	DECQ       BX
-	JZ         done225
+	JZ         done221
 	VMOVUPS    Y0, (AX)
 	ADDQ       SI, AX
 	DECQ       BX
-	JZ         done225
+	JZ         done221
 
-done225:
+done221:
 	VZEROUPPER
 	RET
 
@@ -5274,10 +6032,10 @@ TEXT ·tileProducts(SB), NOSPLIT, $0-152
 	MOVQ next_base+104(FP), R12
 	MOVQ lines+128(FP), R13
 
-panel226:
+panel222:
 	MOVB  acc+96(FP), AL
 	TESTB AL, AL
-	JNZ   sum227
+	JNZ   sum223
 	BYTE  $0xc4
 	BYTE  $0xe2
 	BYTE  $0x7b
@@ -5298,9 +6056,9 @@ panel226:
 	BYTE  $0x7b
 	BYTE  $0x49
 	BYTE  $0xd8
-	JMP   start228
+	JMP   start224
 
-sum227:
+sum223:
 	BYTE $0xc4
 	BYTE $0xe2
 	BYTE $0x7b
@@ -5342,20 +6100,20 @@ sum227:
 	BYTE $0x00
 	BYTE $0x00
 
-start228:
+start224:
 	MOVQ steps+8(FP), R10
 	MOVQ R9, AX
 
-step229:
+step225:
 	MOVQ rate+144(FP), R11
 
-line230:
+line226:
 	DECQ       R11
-	JLT        done232
+	JLT        done228
 	PREFETCHT1 (R12)
 	ADDQ       CX, R12
 	DECQ       R13
-	JNZ        same231
+	JNZ        same227
 	MOVQ       lines+128(FP), R13
 	SHLQ       $0x06, R13
 	SUBQ       R13, R12
@@ -5363,10 +6121,10 @@ line230:
 	LEAQ       (R12)(R13*4), R12
 	MOVQ       lines+128(FP), R13
 
-same231:
-	JMP line230
+same227:
+	JMP line226
 
-done232:
+done228:
 	BYTE $0xc4
 	BYTE $0xe2
 	BYTE $0x7b
@@ -5630,7 +6388,7 @@ done232:
 	ADDQ $0x00001800, AX
 	ADDQ $0x00001800, BX
 	DECQ R10
-	JNZ  step229
+	JNZ  step225
 	BYTE $0xc4
 	BYTE $0xe2
 	BYTE $0x7a
@@ -5674,7 +6432,7 @@ done232:
 	ADDQ $0x00000080, DX
 	ADDQ $0x00000080, DI
 	DECQ R8
-	JNZ  panel226
+	JNZ  panel222
 	BYTE $0xc4
 	BYTE $0xe2
 	BYTE $0x78
@@ -5700,11 +6458,11 @@ TEXT ·splitTiles(SB), NOSPLIT, $0-80
 	MOVL         $0xffff0000, R8
 	VPBROADCASTD R8, Z1
 
-step233:
+step229:
 	MOVQ CX, R8
 	MOVQ $0x00000010, R9
 
-row234:
+row230:
 	VMOVUPS (R8), Z2
 	VMOVUPS (R8)(BX*1), Z3
 	VPADDD  Z0, Z2, Z4
@@ -5731,11 +6489,11 @@ row234:
 	ADDQ    DX, R8
 	ADDQ    $0x40, AX
 	DECQ    R9
-	JNZ     row234
+	JNZ     row230
 	ADDQ    SI, CX
 	ADDQ    $0x00001400, AX
 	DECQ    DI
-	JNZ     step233
+	JNZ     step229
 	VZEROUPPER
 	RET
 
@@ -5748,9 +6506,9 @@ TEXT ·addAVX2(SB), NOSPLIT, $0-72
 	MOVQ dst_len+8(FP), BX
 	XORQ SI, SI
 
-many235:
+many231:
 	CMPQ       BX, $0x20
-	JLT        one236
+	JLT        one232
 	PREFETCHT0 2048(CX)(SI*1)
 	VMOVUPS    (CX)(SI*1), Y0
 	PREFETCHT0 2048(DX)(SI*1)
@@ -5781,6 +6539,79 @@ many235:
 	VMOVUPS    Y0, 96(AX)(SI*1)
 	ADDQ       $0x00000080, SI
 	SUBQ       $0x20, BX
+	JMP        many231
+
+one232:
+	CMPQ       BX, $0x08
+	JLT        tail233
+	PREFETCHT0 2048(CX)(SI*1)
+	VMOVUPS    (CX)(SI*1), Y0
+	PREFETCHT0 2048(DX)(SI*1)
+	VMOVUPS    (DX)(SI*1), Y1
+	VADDPS     Y1, Y0, Y0
+	PREFETCHT0 2048(AX)(SI*1)
+	VMOVUPS    Y0, (AX)(SI*1)
+	ADDQ       $0x20, SI
+	SUBQ       $0x08, BX
+	JMP        one232
+
+tail233:
+	TESTQ      BX, BX
+	JZ         done234
+	LEAQ       masks<>+0(SB), DI
+	NEGQ       BX
+	VMOVUPS    32(DI)(BX*4), Y0
+	VMASKMOVPS (CX)(SI*1), Y0, Y1
+	VMASKMOVPS (DX)(SI*1), Y0, Y2
+	VADDPS     Y2, Y1, Y1
+	VMASKMOVPS Y1, Y0, (AX)(SI*1)
+
+done234:
+	VZEROUPPER
+	RET
+
+// func mulAVX2(dst []float32, a []float32, b []float32)
+// Requires: AVX, MMX+
+TEXT ·mulAVX2(SB), NOSPLIT, $0-72
+	MOVQ dst_base+0(FP), AX
+	MOVQ a_base+24(FP), CX
+	MOVQ b_base+48(FP), DX
+	MOVQ dst_len+8(FP), BX
+	XORQ SI, SI
+
+many235:
+	CMPQ       BX, $0x20
+	JLT        one236
+	PREFETCHT0 2048(CX)(SI*1)
+	VMOVUPS    (CX)(SI*1), Y0
+	PREFETCHT0 2048(DX)(SI*1)
+	VMOVUPS    (DX)(SI*1), Y1
+	VMULPS     Y1, Y0, Y0
+	PREFETCHT0 2048(AX)(SI*1)
+	VMOVUPS    Y0, (AX)(SI*1)
+	PREFETCHT0 2080(CX)(SI*1)
+	VMOVUPS    32(CX)(SI*1), Y0
+	PREFETCHT0 2080(DX)(SI*1)
+	VMOVUPS    32(DX)(SI*1), Y1
+	VMULPS     Y1, Y0, Y0
+	PREFETCHT0 2080(AX)(SI*1)
+	VMOVUPS    Y0, 32(AX)(SI*1)
+	PREFETCHT0 2112(CX)(SI*1)
+	VMOVUPS    64(CX)(SI*1), Y0
+	PREFETCHT0 2112(DX)(SI*1)
+	VMOVUPS    64(DX)(SI*1), Y1
+	VMULPS     Y1, Y0, Y0
+	PREFETCHT0 2112(AX)(SI*1)
+	VMOVUPS    Y0, 64(AX)(SI*1)
+	PREFETCHT0 2144(CX)(SI*1)
+	VMOVUPS    96(CX)(SI*1), Y0
+	PREFETCHT0 2144(DX)(SI*1)
+	VMOVUPS    96(DX)(SI*1), Y1
+	VMULPS     Y1, Y0, Y0
+	PREFETCHT0 2144(AX)(SI*1)
+	VMOVUPS    Y0, 96(AX)(SI*1)
+	ADDQ       $0x00000080, SI
+	SUBQ       $0x20, BX
 	JMP        many235
 
 one236:
@@ -5790,7 +6621,7 @@ one236:
 	VMOVUPS    (CX)(SI*1), Y0
 	PREFETCHT0 2048(DX)(SI*1)
 	VMOVUPS    (DX)(SI*1), Y1
-	VADDPS     Y1, Y0, Y0
+	VMULPS     Y1, Y0, Y0
 	PREFETCHT0 2048(AX)(SI*1)
 	VMOVUPS    Y0, (AX)(SI*1)
 	ADDQ       $0x20, SI
@@ -5805,16 +6636,16 @@ tail237:
 	VMOVUPS    32(DI)(BX*4), Y0
 	VMASKMOVPS (CX)(SI*1), Y0, Y1
 	VMASKMOVPS (DX)(SI*1), Y0, Y2
-	VADDPS     Y2, Y1, Y1
+	VMULPS     Y2, Y1, Y1
 	VMASKMOVPS Y1, Y0, (AX)(SI*1)
 
 done238:
 	VZEROUPPER
 	RET
 
-// func mulAVX2(dst []float32, a []float32, b []float32)
+// func maxAVX2(dst []float32, a []float32, b []float32)
 // Requires: AVX, MMX+
-TEXT ·mulAVX2(SB), NOSPLIT, $0-72
+TEXT ·maxAVX2(SB), NOSPLIT, $0-72
 	MOVQ dst_base+0(FP), AX
 	MOVQ a_base+24(FP), CX
 	MOVQ b_base+48(FP), DX
@@ -5828,28 +6659,28 @@ many239:
 	VMOVUPS    (CX)(SI*1), Y0
 	PREFETCHT0 2048(DX)(SI*1)
 	VMOVUPS    (DX)(SI*1), Y1
-	VMULPS     Y1, Y0, Y0
+	VMAXPS     Y1, Y0, Y0
 	PREFETCHT0 2048(AX)(SI*1)
 	VMOVUPS    Y0, (AX)(SI*1)
 	PREFETCHT0 2080(CX)(SI*1)
 	VMOVUPS    32(CX)(SI*1), Y0
 	PREFETCHT0 2080(DX)(SI*1)
 	VMOVUPS    32(DX)(SI*1), Y1
-	VMULPS     Y1, Y0, Y0
+	VMAXPS     Y1, Y0, Y0
 	PREFETCHT0 2080(AX)(SI*1)
 	VMOVUPS    Y0, 32(AX)(SI*1)
 	PREFETCHT0 2112(CX)(SI*1)
 	VMOVUPS    64(CX)(SI*1), Y0
 	PREFETCHT0 2112(DX)(SI*1)
 	VMOVUPS    64(DX)(SI*1), Y1
-	VMULPS     Y1, Y0, Y0
+	VMAXPS     Y1, Y0, Y0
 	PREFETCHT0 2112(AX)(SI*1)
 	VMOVUPS    Y0, 64(AX)(SI*1)
 	PREFETCHT0 2144(CX)(SI*1)
 	VMOVUPS    96(CX)(SI*1), Y0
 	PREFETCHT0 2144(DX)(SI*1)
 	VMOVUPS    96(DX)(SI*1), Y1
-	VMULPS     Y1, Y0, Y0
+	VMAXPS     Y1, Y0, Y0
 	PREFETCHT0 2144(AX)(SI*1)
 	VMOVUPS    Y0, 96(AX)(SI*1)
 	ADDQ       $0x00000080, SI
@@ -5863,7 +6694,7 @@ one240:
 	VMOVUPS    (CX)(SI*1), Y0
 	PREFETCHT0 2048(DX)(SI*1)
 	VMOVUPS    (DX)(SI*1), Y1
-	VMULPS     Y1, Y0, Y0
+	VMAXPS     Y1, Y0, Y0
 	PREFETCHT0 2048(AX)(SI*1)
 	VMOVUPS    Y0, (AX)(SI*1)
 	ADDQ       $0x20, SI
@@ -5878,83 +6709,10 @@ tail241:
 	VMOVUPS    32(DI)(BX*4), Y0
 	VMASKMOVPS (CX)(SI*1), Y0, Y1
 	VMASKMOVPS (DX)(SI*1), Y0, Y2
-	VMULPS     Y2, Y1, Y1
-	VMASKMOVPS Y1, Y0, (AX)(SI*1)
-
-done242:
-	VZEROUPPER
-	RET
-
-// func maxAVX2(dst []float32, a []float32, b []float32)
-// Requires: AVX, MMX+
-TEXT ·maxAVX2(SB), NOSPLIT, $0-72
-	MOVQ dst_base+0(FP), AX
-	MOVQ a_base+24(FP), CX
-	MOVQ b_base+48(FP), DX
-	MOVQ dst_len+8(FP), BX
-	XORQ SI, SI
-
-many243:
-	CMPQ       BX, $0x20
-	JLT        one244
-	PREFETCHT0 2048(CX)(SI*1)
-	VMOVUPS    (CX)(SI*1), Y0
-	PREFETCHT0 2048(DX)(SI*1)
-	VMOVUPS    (DX)(SI*1), Y1
-	VMAXPS     Y1, Y0, Y0
-	PREFETCHT0 2048(AX)(SI*1)
-	VMOVUPS    Y0, (AX)(SI*1)
-	PREFETCHT0 2080(CX)(SI*1)
-	VMOVUPS    32(CX)(SI*1), Y0
-	PREFETCHT0 2080(DX)(SI*1)
-	VMOVUPS    32(DX)(SI*1), Y1
-	VMAXPS     Y1, Y0, Y0
-	PREFETCHT0 2080(AX)(SI*1)
-	VMOVUPS    Y0, 32(AX)(SI*1)
-	PREFETCHT0 2112(CX)(SI*1)
-	VMOVUPS    64(CX)(SI*1), Y0
-	PREFETCHT0 2112(DX)(SI*1)
-	VMOVUPS    64(DX)(SI*1), Y1
-	VMAXPS     Y1, Y0, Y0
-	PREFETCHT0 2112(AX)(SI*1)
-	VMOVUPS    Y0, 64(AX)(SI*1)
-	PREFETCHT0 2144(CX)(SI*1)
-	VMOVUPS    96(CX)(SI*1), Y0
-	PREFETCHT0 2144(DX)(SI*1)
-	VMOVUPS    96(DX)(SI*1), Y1
-	VMAXPS     Y1, Y0, Y0
-	PREFETCHT0 2144(AX)(SI*1)
-	VMOVUPS    Y0, 96(AX)(SI*1)
-	ADDQ       $0x00000080, SI
-	SUBQ       $0x20, BX
-	JMP        many243
-
-one244:
-	CMPQ       BX, $0x08
-	JLT        tail245
-	PREFETCHT0 2048(CX)(SI*1)
-	VMOVUPS    (CX)(SI*1), Y0
-	PREFETCHT0 2048(DX)(SI*1)
-	VMOVUPS    (DX)(SI*1), Y1
-	VMAXPS     Y1, Y0, Y0
-	PREFETCHT0 2048(AX)(SI*1)
-	VMOVUPS    Y0, (AX)(SI*1)
-	ADDQ       $0x20, SI
-	SUBQ       $0x08, BX
-	JMP        one244
-
-tail245:
-	TESTQ      BX, BX
-	JZ         done246
-	LEAQ       masks<>+0(SB), DI
-	NEGQ       BX
-	VMOVUPS    32(DI)(BX*4), Y0
-	VMASKMOVPS (CX)(SI*1), Y0, Y1
-	VMASKMOVPS (DX)(SI*1), Y0, Y2
 	VMAXPS     Y2, Y1, Y1
 	VMASKMOVPS Y1, Y0, (AX)(SI*1)
 
-done246:
+done242:
 	VZEROUPPER
 	RET
 
@@ -5967,9 +6725,9 @@ TEXT ·scaleAVX2(SB), NOSPLIT, $0-52
 	MOVQ         dst_len+8(FP), DX
 	XORQ         BX, BX
 
-many247:
+many243:
 	CMPQ       DX, $0x20
-	JLT        one248
+	JLT        one244
 	PREFETCHT0 2048(CX)(BX*1)
 	VMOVUPS    (CX)(BX*1), Y1
 	VMULPS     Y0, Y1, Y1
@@ -5992,11 +6750,11 @@ many247:
 	VMOVUPS    Y1, 96(AX)(BX*1)
 	ADDQ       $0x00000080, BX
 	SUBQ       $0x20, DX
-	JMP        many247
+	JMP        many243
 
-one248:
+one244:
 	CMPQ       DX, $0x08
-	JLT        tail249
+	JLT        tail245
 	PREFETCHT0 2048(CX)(BX*1)
 	VMOVUPS    (CX)(BX*1), Y1
 	VMULPS     Y0, Y1, Y1
@@ -6004,11 +6762,11 @@ one248:
 	VMOVUPS    Y1, (AX)(BX*1)
 	ADDQ       $0x20, BX
 	SUBQ       $0x08, DX
-	JMP        one248
+	JMP        one244
 
-tail249:
+tail245:
 	TESTQ      DX, DX
-	JZ         done250
+	JZ         done246
 	LEAQ       masks<>+0(SB), SI
 	NEGQ       DX
 	VMOVUPS    32(SI)(DX*4), Y1
@@ -6016,7 +6774,7 @@ tail249:
 	VMULPS     Y0, Y2, Y2
 	VMASKMOVPS Y2, Y1, (AX)(BX*1)
 
-done250:
+done246:
 	VZEROUPPER
 	RET
 
@@ -6029,9 +6787,9 @@ TEXT ·axpyAVX2(SB), NOSPLIT, $0-52
 	MOVQ         dst_len+8(FP), DX
 	XORQ         BX, BX
 
-many251:
+many247:
 	CMPQ        DX, $0x20
-	JLT         one252
+	JLT         one248
 	PREFETCHT0  2048(AX)(BX*1)
 	VMOVUPS     (AX)(BX*1), Y1
 	PREFETCHT0  2048(CX)(BX*1)
@@ -6058,11 +6816,11 @@ many251:
 	VMOVUPS     Y1, 96(AX)(BX*1)
 	ADDQ        $0x00000080, BX
 	SUBQ        $0x20, DX
-	JMP         many251
+	JMP         many247
 
-one252:
+one248:
 	CMPQ        DX, $0x08
-	JLT         tail253
+	JLT         tail249
 	PREFETCHT0  2048(AX)(BX*1)
 	VMOVUPS     (AX)(BX*1), Y1
 	PREFETCHT0  2048(CX)(BX*1)
@@ -6071,11 +6829,11 @@ one252:
 	VMOVUPS     Y1, (AX)(BX*1)
 	ADDQ        $0x20, BX
 	SUBQ        $0x08, DX
-	JMP         one252
+	JMP         one248
 
-tail253:
+tail249:
 	TESTQ       DX, DX
-	JZ          done254
+	JZ          done250
 	LEAQ        masks<>+0(SB), SI
 	NEGQ        DX
 	VMOVUPS     32(SI)(DX*4), Y1
@@ -6084,7 +6842,7 @@ tail253:
 	VFMADD231PS Y0, Y3, Y2
 	VMASKMOVPS  Y2, Y1, (AX)(BX*1)
 
-done254:
+done250:
 	VZEROUPPER
 	RET
 
@@ -6100,9 +6858,9 @@ TEXT ·expSumAVX2(SB), NOSPLIT, $0-60
 	MOVQ         dst_len+8(FP), DX
 	XORQ         BX, BX
 
-many255:
+many251:
 	CMPQ         DX, $0x10
-	JLT          one256
+	JLT          one252
 	PREFETCHT0   2048(CX)(BX*1)
 	VMOVUPS      (CX)(BX*1), Y4
 	VFMSUB213PS  Y1, Y0, Y4
@@ -6159,11 +6917,11 @@ many255:
 	VADDPS       Y6, Y3, Y3
 	ADDQ         $0x00000040, BX
 	SUBQ         $0x10, DX
-	JMP          many255
+	JMP          many251
 
-one256:
+one252:
 	CMPQ         DX, $0x08
-	JLT          tail257
+	JLT          tail253
 	PREFETCHT0   2048(CX)(BX*1)
 	VMOVUPS      (CX)(BX*1), Y4
 	VFMSUB213PS  Y1, Y0, Y4
@@ -6193,11 +6951,11 @@ one256:
 	VADDPS       Y6, Y2, Y2
 	ADDQ         $0x20, BX
 	SUBQ         $0x08, DX
-	JMP          one256
+	JMP          one252
 
-tail257:
+tail253:
 	TESTQ        DX, DX
-	JZ           done258
+	JZ           done254
 	LEAQ         masks<>+0(SB), SI
 	NEGQ         DX
 	VMOVUPS      32(SI)(DX*4), Y4
@@ -6228,7 +6986,7 @@ tail257:
 	VANDPS       Y4, Y1, Y1
 	VADDPS       Y1, Y2, Y2
 
-done258:
+done254:
 	VADDPS       Y3, Y2, Y2
 	VEXTRACTF128 $0x01, Y2, X0
 	VADDPS       X0, X2, X2
@@ -6250,9 +7008,9 @@ TEXT ·expMulAVX2(SB), NOSPLIT, $0-56
 	MOVQ         dst_len+8(FP), DX
 	XORQ         BX, BX
 
-many259:
+many255:
 	CMPQ         DX, $0x10
-	JLT          one260
+	JLT          one256
 	PREFETCHT0   2048(CX)(BX*1)
 	VMOVUPS      (CX)(BX*1), Y2
 	VSUBPS       Y0, Y2, Y2
@@ -6309,11 +7067,11 @@ many259:
 	VMOVUPS      Y4, 32(AX)(BX*1)
 	ADDQ         $0x00000040, BX
 	SUBQ         $0x10, DX
-	JMP          many259
+	JMP          many255
 
-one260:
+one256:
 	CMPQ         DX, $0x08
-	JLT          tail261
+	JLT          tail257
 	PREFETCHT0   2048(CX)(BX*1)
 	VMOVUPS      (CX)(BX*1), Y2
 	VSUBPS       Y0, Y2, Y2
@@ -6343,11 +7101,11 @@ one260:
 	VMOVUPS      Y4, (AX)(BX*1)
 	ADDQ         $0x20, BX
 	SUBQ         $0x08, DX
-	JMP          one260
+	JMP          one256
 
-tail261:
+tail257:
 	TESTQ        DX, DX
-	JZ           done262
+	JZ           done258
 	LEAQ         masks<>+0(SB), SI
 	NEGQ         DX
 	VMOVUPS      32(SI)(DX*4), Y2
@@ -6377,7 +7135,7 @@ tail261:
 	VMULPS       Y1, Y4, Y4
 	VMASKMOVPS   Y4, Y2, (AX)(BX*1)
 
-done262:
+done258:
 	VZEROUPPER
 	RET
 
@@ -6389,9 +7147,9 @@ TEXT ·geluAVX2(SB), NOSPLIT, $0-48
 	MOVQ y_len+8(FP), DX
 	XORQ BX, BX
 
-one264:
+one260:
 	CMPQ         DX, $0x08
-	JLT          tail265
+	JLT          tail261
 	PREFETCHT0   2048(CX)(BX*1)
 	VMOVUPS      (CX)(BX*1), Y0
 	VMULPS       wordbf000000<>+0(SB), Y0, Y1
@@ -6440,11 +7198,11 @@ one264:
 	VMOVUPS      Y4, (AX)(BX*1)
 	ADDQ         $0x20, BX
 	SUBQ         $0x08, DX
-	JMP          one264
+	JMP          one260
 
-tail265:
+tail261:
 	TESTQ        DX, DX
-	JZ           done266
+	JZ           done262
 	LEAQ         masks<>+0(SB), SI
 	NEGQ         DX
 	VMOVUPS      32(SI)(DX*4), Y0
@@ -6493,7 +7251,7 @@ tail265:
 	VMULPS       Y1, Y5, Y5
 	VMASKMOVPS   Y5, Y0, (AX)(BX*1)
 
-done266:
+done262:
 	VZEROUPPER
 	RET
 
@@ -6506,9 +7264,9 @@ TEXT ·geluGradAVX2(SB), NOSPLIT, $0-72
 	MOVQ dx_len+8(FP), BX
 	XORQ SI, SI
 
-one268:
+one264:
 	CMPQ         BX, $0x08
-	JLT          tail269
+	JLT          tail265
 	PREFETCHT0   2048(DX)(SI*1)
 	VMOVUPS      (DX)(SI*1), Y0
 	VMULPS       wordbf000000<>+0(SB), Y0, Y1
@@ -6561,11 +7319,11 @@ one268:
 	VMOVUPS      Y4, (AX)(SI*1)
 	ADDQ         $0x20, SI
 	SUBQ         $0x08, BX
-	JMP          one268
+	JMP          one264
 
-tail269:
+tail265:
 	TESTQ        BX, BX
-	JZ           done270
+	JZ           done266
 	LEAQ         masks<>+0(SB), DI
 	NEGQ         BX
 	VMOVUPS      32(DI)(BX*4), Y0
@@ -6617,7 +7375,7 @@ tail269:
 	VMULPS       Y1, Y5, Y5
 	VMASKMOVPS   Y5, Y0, (AX)(SI*1)
 
-done270:
+done266:
 	VZEROUPPER
 	RET
 
@@ -6629,9 +7387,9 @@ TEXT ·geluTanhAVX2(SB), NOSPLIT, $0-48
 	MOVQ y_len+8(FP), DX
 	XORQ BX, BX
 
-one272:
+one268:
 	CMPQ         DX, $0x08
-	JLT          tail273
+	JLT          tail269
 	PREFETCHT0   2048(CX)(BX*1)
 	VMOVUPS      (CX)(BX*1), Y0
 	VMULPS       Y0, Y0, Y1
@@ -6667,11 +7425,11 @@ one272:
 	VMOVUPS      Y2, (AX)(BX*1)
 	ADDQ         $0x20, BX
 	SUBQ         $0x08, DX
-	JMP          one272
+	JMP          one268
 
-tail273:
+tail269:
 	TESTQ        DX, DX
-	JZ           done274
+	JZ           done270
 	LEAQ         masks<>+0(SB), SI
 	NEGQ         DX
 	VMOVUPS      32(SI)(DX*4), Y0
@@ -6707,7 +7465,7 @@ tail273:
 	VMULPS       Y1, Y3, Y3
 	VMASKMOVPS   Y3, Y0, (AX)(BX*1)
 
-done274:
+done270:
 	VZEROUPPER
 	RET
 
@@ -6720,9 +7478,9 @@ TEXT ·geluTanhGradAVX2(SB), NOSPLIT, $0-72
 	MOVQ dx_len+8(FP), BX
 	XORQ SI, SI
 
-one276:
+one272:
 	CMPQ         BX, $0x08
-	JLT          tail277
+	JLT          tail273
 	PREFETCHT0   2048(DX)(SI*1)
 	VMOVUPS      (DX)(SI*1), Y0
 	VMULPS       Y0, Y0, Y1
@@ -6768,11 +7526,11 @@ one276:
 	VMOVUPS      Y3, (AX)(SI*1)
 	ADDQ         $0x20, SI
 	SUBQ         $0x08, BX
-	JMP          one276
+	JMP          one272
 
-tail277:
+tail273:
 	TESTQ        BX, BX
-	JZ           done278
+	JZ           done274
 	LEAQ         masks<>+0(SB), DI
 	NEGQ         BX
 	VMOVUPS      32(DI)(BX*4), Y0
@@ -6817,7 +7575,7 @@ tail277:
 	VMULPS       Y1, Y4, Y4
 	VMASKMOVPS   Y4, Y0, (AX)(SI*1)
 
-done278:
+done274:
 	VZEROUPPER
 	RET
 
@@ -6830,9 +7588,9 @@ TEXT ·swigluAVX2(SB), NOSPLIT, $0-72
 	MOVQ y_len+8(FP), BX
 	XORQ SI, SI
 
-one280:
+one276:
 	CMPQ         BX, $0x08
-	JLT          tail281
+	JLT          tail277
 	PREFETCHT0   2048(CX)(SI*1)
 	VMOVUPS      (CX)(SI*1), Y0
 	VXORPS       word80000000<>+0(SB), Y0, Y1
@@ -6866,11 +7624,11 @@ one280:
 	VMOVUPS      Y0, (AX)(SI*1)
 	ADDQ         $0x20, SI
 	SUBQ         $0x08, BX
-	JMP          one280
+	JMP          one276
 
-tail281:
+tail277:
 	TESTQ        BX, BX
-	JZ           done282
+	JZ           done278
 	LEAQ         masks<>+0(SB), DI
 	NEGQ         BX
 	VMOVUPS      32(DI)(BX*4), Y0
@@ -6903,7 +7661,7 @@ tail281:
 	VMULPS       Y2, Y1, Y1
 	VMASKMOVPS   Y1, Y0, (AX)(SI*1)
 
-done282:
+done278:
 	VZEROUPPER
 	RET
 
@@ -6918,9 +7676,9 @@ TEXT ·swigluGradAVX2(SB), NOSPLIT, $0-120
 	MOVQ dy_len+56(FP), DI
 	XORQ R8, R8
 
-one284:
+one280:
 	CMPQ         DI, $0x08
-	JLT          tail285
+	JLT          tail281
 	PREFETCHT0   2048(BX)(R8*1)
 	VMOVUPS      (BX)(R8*1), Y0
 	VXORPS       word80000000<>+0(SB), Y0, Y1
@@ -6966,11 +7724,11 @@ one284:
 	VMOVUPS      Y0, (CX)(R8*1)
 	ADDQ         $0x20, R8
 	SUBQ         $0x08, DI
-	JMP          one284
+	JMP          one280
 
-tail285:
+tail281:
 	TESTQ        DI, DI
-	JZ           done286
+	JZ           done282
 	LEAQ         masks<>+0(SB), R9
 	NEGQ         DI
 	VMOVUPS      32(R9)(DI*4), Y0
@@ -7013,7 +7771,7 @@ tail285:
 	VMASKMOVPS   Y5, Y0, (AX)(R8*1)
 	VMASKMOVPS   Y1, Y0, (CX)(R8*1)
 
-done286:
+done282:
 	VZEROUPPER
 	RET
 
@@ -7037,9 +7795,9 @@ TEXT ·adamwAVX2(SB), NOSPLIT, $0-104
 	MOVQ         w_len+8(FP), SI
 	XORQ         DI, DI
 
-one288:
+one284:
 	CMPQ        SI, $0x08
-	JLT         tail289
+	JLT         tail285
 	PREFETCHT0  2048(BX)(DI*1)
 	VMOVUPS     (BX)(DI*1), Y9
 	VMULPS      Y0, Y9, Y9
@@ -7064,11 +7822,11 @@ one288:
 	VMOVUPS     Y9, (AX)(DI*1)
 	ADDQ        $0x20, DI
 	SUBQ        $0x08, SI
-	JMP         one288
+	JMP         one284
 
-tail289:
+tail285:
 	TESTQ       SI, SI
-	JZ          done290
+	JZ          done286
 	LEAQ        masks<>+0(SB), R8
 	NEGQ        SI
 	VMOVUPS     32(R8)(SI*4), Y9
@@ -7091,7 +7849,7 @@ tail289:
 	VFMSUB213PS Y0, Y5, Y1
 	VMASKMOVPS  Y1, Y9, (AX)(DI*1)
 
-done290:
+done286:
 	VZEROUPPER
 	RET
 
@@ -7107,9 +7865,9 @@ TEXT ·normalizeAVX2(SB), NOSPLIT, $0-104
 	MOVQ         y_len+8(FP), SI
 	XORQ         DI, DI
 
-many291:
+many287:
 	CMPQ        SI, $0x10
-	JLT         one292
+	JLT         one288
 	VMOVUPS     (CX)(DI*1), Y2
 	VSUBPS      Y0, Y2, Y2
 	VMULPS      Y1, Y2, Y2
@@ -7126,11 +7884,11 @@ many291:
 	VMOVUPS     Y3, 32(AX)(DI*1)
 	ADDQ        $0x00000040, DI
 	SUBQ        $0x10, SI
-	JMP         many291
+	JMP         many287
 
-one292:
+one288:
 	CMPQ        SI, $0x08
-	JLT         tail293
+	JLT         tail289
 	VMOVUPS     (CX)(DI*1), Y2
 	VSUBPS      Y0, Y2, Y2
 	VMULPS      Y1, Y2, Y2
@@ -7140,11 +7898,11 @@ one292:
 	VMOVUPS     Y3, (AX)(DI*1)
 	ADDQ        $0x20, DI
 	SUBQ        $0x08, SI
-	JMP         one292
+	JMP         one288
 
-tail293:
+tail289:
 	TESTQ       SI, SI
-	JZ          done294
+	JZ          done290
 	LEAQ        masks<>+0(SB), R8
 	NEGQ        SI
 	VMOVUPS     32(R8)(SI*4), Y2
@@ -7156,7 +7914,7 @@ tail293:
 	VFMADD231PS Y1, Y3, Y0
 	VMASKMOVPS  Y0, Y2, (AX)(DI*1)
 
-done294:
+done290:
 	VZEROUPPER
 	RET
 
@@ -7175,9 +7933,9 @@ TEXT ·normGradSumsAVX2(SB), NOSPLIT, $0-88
 	MOVQ         dy_len+8(FP), BX
 	XORQ         SI, SI
 
-many295:
+many291:
 	CMPQ        BX, $0x10
-	JLT         one296
+	JLT         one292
 	VMOVUPS     (CX)(SI*1), Y6
 	VSUBPS      Y0, Y6, Y6
 	VMULPS      Y1, Y6, Y6
@@ -7196,11 +7954,11 @@ many295:
 	VFMADD231PS Y7, Y6, Y5
 	ADDQ        $0x00000040, SI
 	SUBQ        $0x10, BX
-	JMP         many295
+	JMP         many291
 
-one296:
+one292:
 	CMPQ        BX, $0x08
-	JLT         tail297
+	JLT         tail293
 	VMOVUPS     (CX)(SI*1), Y6
 	VSUBPS      Y0, Y6, Y6
 	VMULPS      Y1, Y6, Y6
@@ -7211,11 +7969,11 @@ one296:
 	VFMADD231PS Y7, Y6, Y4
 	ADDQ        $0x20, SI
 	SUBQ        $0x08, BX
-	JMP         one296
+	JMP         one292
 
-tail297:
+tail293:
 	TESTQ       BX, BX
-	JZ          done298
+	JZ          done294
 	LEAQ        masks<>+0(SB), DI
 	NEGQ        BX
 	VMOVUPS     32(DI)(BX*4), Y6
@@ -7228,7 +7986,7 @@ tail297:
 	VADDPS      Y0, Y2, Y2
 	VFMADD231PS Y0, Y7, Y4
 
-done298:
+done294:
 	VADDPS       Y3, Y2, Y2
 	VEXTRACTF128 $0x01, Y2, X0
 	VADDPS       X0, X2, X2
@@ -7262,9 +8020,9 @@ TEXT ·normGradRowAVX2(SB), NOSPLIT, $0-112
 	MOVQ         dx_len+8(FP), SI
 	XORQ         DI, DI
 
-many299:
+many295:
 	CMPQ         SI, $0x10
-	JLT          one300
+	JLT          one296
 	VMOVUPS      (DX)(DI*1), Y4
 	VSUBPS       Y0, Y4, Y4
 	VMULPS       Y1, Y4, Y4
@@ -7285,11 +8043,11 @@ many299:
 	VMOVUPS      Y5, 32(AX)(DI*1)
 	ADDQ         $0x00000040, DI
 	SUBQ         $0x10, SI
-	JMP          many299
+	JMP          many295
 
-one300:
+one296:
 	CMPQ         SI, $0x08
-	JLT          tail301
+	JLT          tail297
 	VMOVUPS      (DX)(DI*1), Y4
 	VSUBPS       Y0, Y4, Y4
 	VMULPS       Y1, Y4, Y4
@@ -7301,11 +8059,11 @@ one300:
 	VMOVUPS      Y5, (AX)(DI*1)
 	ADDQ         $0x20, DI
 	SUBQ         $0x08, SI
-	JMP          one300
+	JMP          one296
 
-tail301:
+tail297:
 	TESTQ        SI, SI
-	JZ           done302
+	JZ           done298
 	LEAQ         masks<>+0(SB), R8
 	NEGQ         SI
 	VMOVUPS      32(R8)(SI*4), Y4
@@ -7319,7 +8077,7 @@ tail301:
 	VMULPS       Y1, Y0, Y0
 	VMASKMOVPS   Y0, Y4, (AX)(DI*1)
 
-done302:
+done298:
 	VZEROUPPER
 	RET
 
@@ -7335,9 +8093,9 @@ TEXT ·normGradParamsAVX2(SB), NOSPLIT, $0-104
 	MOVQ         dw_len+8(FP), SI
 	XORQ         DI, DI
 
-many303:
+many299:
 	CMPQ        SI, $0x10
-	JLT         one304
+	JLT         one300
 	VMOVUPS     (BX)(DI*1), Y2
 	VSUBPS      Y0, Y2, Y2
 	VMULPS      Y1, Y2, Y2
@@ -7360,11 +8118,11 @@ many303:
 	VMOVUPS     Y3, 32(CX)(DI*1)
 	ADDQ        $0x00000040, DI
 	SUBQ        $0x10, SI
-	JMP         many303
+	JMP         many299
 
-one304:
+one300:
 	CMPQ        SI, $0x08
-	JLT         tail305
+	JLT         tail301
 	VMOVUPS     (BX)(DI*1), Y2
 	VSUBPS      Y0, Y2, Y2
 	VMULPS      Y1, Y2, Y2
@@ -7377,11 +8135,11 @@ one304:
 	VMOVUPS     Y3, (CX)(DI*1)
 	ADDQ        $0x20, DI
 	SUBQ        $0x08, SI
-	JMP         one304
+	JMP         one300
 
-tail305:
+tail301:
 	TESTQ       SI, SI
-	JZ          done306
+	JZ          done302
 	LEAQ        masks<>+0(SB), R8
 	NEGQ        SI
 	VMOVUPS     32(R8)(SI*4), Y2
@@ -7396,7 +8154,7 @@ tail305:
 	VADDPS      Y1, Y0, Y0
 	VMASKMOVPS  Y0, Y2, (CX)(DI*1)
 
-done306:
+done302:
 	VZEROUPPER
 	RET
 
@@ -7411,9 +8169,9 @@ TEXT ·softmaxGradAVX2(SB), NOSPLIT, $0-80
 	MOVQ         ds_len+8(FP), BX
 	XORQ         SI, SI
 
-many307:
+many303:
 	CMPQ    BX, $0x10
-	JLT     one308
+	JLT     one304
 	VMOVUPS (CX)(SI*1), Y2
 	VMOVUPS (DX)(SI*1), Y3
 	VMULPS  Y1, Y2, Y2
@@ -7428,11 +8186,11 @@ many307:
 	VMOVUPS Y3, 32(AX)(SI*1)
 	ADDQ    $0x00000040, SI
 	SUBQ    $0x10, BX
-	JMP     many307
+	JMP     many303
 
-one308:
+one304:
 	CMPQ    BX, $0x08
-	JLT     tail309
+	JLT     tail305
 	VMOVUPS (CX)(SI*1), Y2
 	VMOVUPS (DX)(SI*1), Y3
 	VMULPS  Y1, Y2, Y2
@@ -7441,11 +8199,11 @@ one308:
 	VMOVUPS Y3, (AX)(SI*1)
 	ADDQ    $0x20, SI
 	SUBQ    $0x08, BX
-	JMP     one308
+	JMP     one304
 
-tail309:
+tail305:
 	TESTQ      BX, BX
-	JZ         done310
+	JZ         done306
 	LEAQ       masks<>+0(SB), DI
 	NEGQ       BX
 	VMOVUPS    32(DI)(BX*4), Y2
@@ -7456,7 +8214,7 @@ tail309:
 	VMULPS     Y3, Y4, Y4
 	VMASKMOVPS Y4, Y2, (AX)(SI*1)
 
-done310:
+done306:
 	VZEROUPPER
 	RET
 
@@ -7472,9 +8230,9 @@ TEXT ·rotateAVX2(SB), NOSPLIT, $0-144
 	MOVQ lo_len+8(FP), R8
 	XORQ R9, R9
 
-many311:
+many307:
 	CMPQ         R8, $0x10
-	JLT          one312
+	JLT          one308
 	VMOVUPS      (DX)(R9*1), Y0
 	VMOVUPS      (BX)(R9*1), Y1
 	VMOVUPS      (SI)(R9*1), Y2
@@ -7497,11 +8255,11 @@ many311:
 	VMOVUPS      Y1, 32(CX)(R9*1)
 	ADDQ         $0x00000040, R9
 	SUBQ         $0x10, R8
-	JMP          many311
+	JMP          many307
 
-one312:
+one308:
 	CMPQ         R8, $0x08
-	JLT          tail313
+	JLT          tail309
 	VMOVUPS      (DX)(R9*1), Y0
 	VMOVUPS      (BX)(R9*1), Y1
 	VMOVUPS      (SI)(R9*1), Y2
@@ -7514,11 +8272,11 @@ one312:
 	VMOVUPS      Y1, (CX)(R9*1)
 	ADDQ         $0x20, R9
 	SUBQ         $0x08, R8
-	JMP          one312
+	JMP          one308
 
-tail313:
+tail309:
 	TESTQ        R8, R8
-	JZ           done314
+	JZ           done310
 	LEAQ         masks<>+0(SB), R10
 	NEGQ         R8
 	VMOVUPS      32(R10)(R8*4), Y0
@@ -7533,7 +8291,7 @@ tail313:
 	VMASKMOVPS   Y5, Y0, (AX)(R9*1)
 	VMASKMOVPS   Y2, Y0, (CX)(R9*1)
 
-done314:
+done310:
 	VZEROUPPER
 	RET
 
@@ -7546,9 +8304,9 @@ TEXT ·addAVX512(SB), NOSPLIT, $0-72
 	MOVQ dst_len+8(FP), BX
 	XORQ SI, SI
 
-many315:
+many311:
 	CMPQ       BX, $0x40
-	JLT        one316
+	JLT        one312
 	PREFETCHT0 2048(CX)(SI*1)
 	VMOVUPS    (CX)(SI*1), Z0
 	PREFETCHT0 2048(DX)(SI*1)
@@ -7579,6 +8337,80 @@ many315:
 	VMOVUPS    Z0, 192(AX)(SI*1)
 	ADDQ       $0x00000100, SI
 	SUBQ       $0x40, BX
+	JMP        many311
+
+one312:
+	CMPQ       BX, $0x10
+	JLT        tail313
+	PREFETCHT0 2048(CX)(SI*1)
+	VMOVUPS    (CX)(SI*1), Z0
+	PREFETCHT0 2048(DX)(SI*1)
+	VMOVUPS    (DX)(SI*1), Z1
+	VADDPS     Z1, Z0, Z0
+	PREFETCHT0 2048(AX)(SI*1)
+	VMOVUPS    Z0, (AX)(SI*1)
+	ADDQ       $0x40, SI
+	SUBQ       $0x10, BX
+	JMP        one312
+
+tail313:
+	TESTQ     BX, BX
+	JZ        done314
+	MOVQ      $0x00000001, DI
+	SHLXQ     BX, DI, DI
+	DECQ      DI
+	KMOVW     DI, K1
+	VMOVUPS.Z (CX)(SI*1), K1, Z0
+	VMOVUPS.Z (DX)(SI*1), K1, Z1
+	VADDPS    Z1, Z0, Z0
+	VMOVUPS   Z0, K1, (AX)(SI*1)
+
+done314:
+	VZEROUPPER
+	RET
+
+// func mulAVX512(dst []float32, a []float32, b []float32)
+// Requires: AVX, AVX512F, BMI2, MMX+
+TEXT ·mulAVX512(SB), NOSPLIT, $0-72
+	MOVQ dst_base+0(FP), AX
+	MOVQ a_base+24(FP), CX
+	MOVQ b_base+48(FP), DX
+	MOVQ dst_len+8(FP), BX
+	XORQ SI, SI
+
+many315:
+	CMPQ       BX, $0x40
+	JLT        one316
+	PREFETCHT0 2048(CX)(SI*1)
+	VMOVUPS    (CX)(SI*1), Z0
+	PREFETCHT0 2048(DX)(SI*1)
+	VMOVUPS    (DX)(SI*1), Z1
+	VMULPS     Z1, Z0, Z0
+	PREFETCHT0 2048(AX)(SI*1)
+	VMOVUPS    Z0, (AX)(SI*1)
+	PREFETCHT0 2112(CX)(SI*1)
+	VMOVUPS    64(CX)(SI*1), Z0
+	PREFETCHT0 2112(DX)(SI*1)
+	VMOVUPS    64(DX)(SI*1), Z1
+	VMULPS     Z1, Z0, Z0
+	PREFETCHT0 2112(AX)(SI*1)
+	VMOVUPS    Z0, 64(AX)(SI*1)
+	PREFETCHT0 2176(CX)(SI*1)
+	VMOVUPS    128(CX)(SI*1), Z0
+	PREFETCHT0 2176(DX)(SI*1)
+	VMOVUPS    128(DX)(SI*1), Z1
+	VMULPS     Z1, Z0, Z0
+	PREFETCHT0 2176(AX)(SI*1)
+	VMOVUPS    Z0, 128(AX)(SI*1)
+	PREFETCHT0 2240(CX)(SI*1)
+	VMOVUPS    192(CX)(SI*1), Z0
+	PREFETCHT0 2240(DX)(SI*1)
+	VMOVUPS    192(DX)(SI*1), Z1
+	VMULPS     Z1, Z0, Z0
+	PREFETCHT0 2240(AX)(SI*1)
+	VMOVUPS    Z0, 192(AX)(SI*1)
+	ADDQ       $0x00000100, SI
+	SUBQ       $0x40, BX
 	JMP        many315
 
 one316:
@@ -7588,7 +8420,7 @@ one316:
 	VMOVUPS    (CX)(SI*1), Z0
 	PREFETCHT0 2048(DX)(SI*1)
 	VMOVUPS    (DX)(SI*1), Z1
-	VADDPS     Z1, Z0, Z0
+	VMULPS     Z1, Z0, Z0
 	PREFETCHT0 2048(AX)(SI*1)
 	VMOVUPS    Z0, (AX)(SI*1)
 	ADDQ       $0x40, SI
@@ -7604,16 +8436,16 @@ tail317:
 	KMOVW     DI, K1
 	VMOVUPS.Z (CX)(SI*1), K1, Z0
 	VMOVUPS.Z (DX)(SI*1), K1, Z1
-	VADDPS    Z1, Z0, Z0
+	VMULPS    Z1, Z0, Z0
 	VMOVUPS   Z0, K1, (AX)(SI*1)
 
 done318:
 	VZEROUPPER
 	RET
 
-// func mulAVX512(dst []float32, a []float32, b []float32)
+// func maxAVX512(dst []float32, a []float32, b []float32)
 // Requires: AVX, AVX512F, BMI2, MMX+
-TEXT ·mulAVX512(SB), NOSPLIT, $0-72
+TEXT ·maxAVX512(SB), NOSPLIT, $0-72
 	MOVQ dst_base+0(FP), AX
 	MOVQ a_base+24(FP), CX
 	MOVQ b_base+48(FP), DX
@@ -7627,28 +8459,28 @@ many319:
 	VMOVUPS    (CX)(SI*1), Z0
 	PREFETCHT0 2048(DX)(SI*1)
 	VMOVUPS    (DX)(SI*1), Z1
-	VMULPS     Z1, Z0, Z0
+	VMAXPS     Z1, Z0, Z0
 	PREFETCHT0 2048(AX)(SI*1)
 	VMOVUPS    Z0, (AX)(SI*1)
 	PREFETCHT0 2112(CX)(SI*1)
 	VMOVUPS    64(CX)(SI*1), Z0
 	PREFETCHT0 2112(DX)(SI*1)
 	VMOVUPS    64(DX)(SI*1), Z1
-	VMULPS     Z1, Z0, Z0
+	VMAXPS     Z1, Z0, Z0
 	PREFETCHT0 2112(AX)(SI*1)
 	VMOVUPS    Z0, 64(AX)(SI*1)
 	PREFETCHT0 2176(CX)(SI*1)
 	VMOVUPS    128(CX)(SI*1), Z0
 	PREFETCHT0 2176(DX)(SI*1)
 	VMOVUPS    128(DX)(SI*1), Z1
-	VMULPS     Z1, Z0, Z0
+	VMAXPS     Z1, Z0, Z0
 	PREFETCHT0 2176(AX)(SI*1)
 	VMOVUPS    Z0, 128(AX)(SI*1)
 	PREFETCHT0 2240(CX)(SI*1)
 	VMOVUPS    192(CX)(SI*1), Z0
 	PREFETCHT0 2240(DX)(SI*1)
 	VMOVUPS    192(DX)(SI*1), Z1
-	VMULPS     Z1, Z0, Z0
+	VMAXPS     Z1, Z0, Z0
 	PREFETCHT0 2240(AX)(SI*1)
 	VMOVUPS    Z0, 192(AX)(SI*1)
 	ADDQ       $0x00000100, SI
@@ -7662,7 +8494,7 @@ one320:
 	VMOVUPS    (CX)(SI*1), Z0
 	PREFETCHT0 2048(DX)(SI*1)
 	VMOVUPS    (DX)(SI*1), Z1
-	VMULPS     Z1, Z0, Z0
+	VMAXPS     Z1, Z0, Z0
 	PREFETCHT0 2048(AX)(SI*1)
 	VMOVUPS    Z0, (AX)(SI*1)
 	ADDQ       $0x40, SI
@@ -7678,84 +8510,10 @@ tail321:
 	KMOVW     DI, K1
 	VMOVUPS.Z (CX)(SI*1), K1, Z0
 	VMOVUPS.Z (DX)(SI*1), K1, Z1
-	VMULPS    Z1, Z0, Z0
-	VMOVUPS   Z0, K1, (AX)(SI*1)
-
-done322:
-	VZEROUPPER
-	RET
-
-// func maxAVX512(dst []float32, a []float32, b []float32)
-// Requires: AVX, AVX512F, BMI2, MMX+
-TEXT ·maxAVX512(SB), NOSPLIT, $0-72
-	MOVQ dst_base+0(FP), AX
-	MOVQ a_base+24(FP), CX
-	MOVQ b_base+48(FP), DX
-	MOVQ dst_len+8(FP), BX
-	XORQ SI, SI
-
-many323:
-	CMPQ       BX, $0x40
-	JLT        one324
-	PREFETCHT0 2048(CX)(SI*1)
-	VMOVUPS    (CX)(SI*1), Z0
-	PREFETCHT0 2048(DX)(SI*1)
-	VMOVUPS    (DX)(SI*1), Z1
-	VMAXPS     Z1, Z0, Z0
-	PREFETCHT0 2048(AX)(SI*1)
-	VMOVUPS    Z0, (AX)(SI*1)
-	PREFETCHT0 2112(CX)(SI*1)
-	VMOVUPS    64(CX)(SI*1), Z0
-	PREFETCHT0 2112(DX)(SI*1)
-	VMOVUPS    64(DX)(SI*1), Z1
-	VMAXPS     Z1, Z0, Z0
-	PREFETCHT0 2112(AX)(SI*1)
-	VMOVUPS    Z0, 64(AX)(SI*1)
-	PREFETCHT0 2176(CX)(SI*1)
-	VMOVUPS    128(CX)(SI*1), Z0
-	PREFETCHT0 2176(DX)(SI*1)
-	VMOVUPS    128(DX)(SI*1), Z1
-	VMAXPS     Z1, Z0, Z0
-	PREFETCHT0 2176(AX)(SI*1)
-	VMOVUPS    Z0, 128(AX)(SI*1)
-	PREFETCHT0 2240(CX)(SI*1)
-	VMOVUPS    192(CX)(SI*1), Z0
-	PREFETCHT0 2240(DX)(SI*1)
-	VMOVUPS    192(DX)(SI*1), Z1
-	VMAXPS     Z1, Z0, Z0
-	PREFETCHT0 2240(AX)(SI*1)
-	VMOVUPS    Z0, 192(AX)(SI*1)
-	ADDQ       $0x00000100, SI
-	SUBQ       $0x40, BX
-	JMP        many323
-
-one324:
-	CMPQ       BX, $0x10
-	JLT        tail325
-	PREFETCHT0 2048(CX)(SI*1)
-	VMOVUPS    (CX)(SI*1), Z0
-	PREFETCHT0 2048(DX)(SI*1)
-	VMOVUPS    (DX)(SI*1), Z1
-	VMAXPS     Z1, Z0, Z0
-	PREFETCHT0 2048(AX)(SI*1)
-	VMOVUPS    Z0, (AX)(SI*1)
-	ADDQ       $0x40, SI
-	SUBQ       $0x10, BX
-	JMP        one324
-
-tail325:
-	TESTQ     BX, BX
-	JZ        done326
-	MOVQ      $0x00000001, DI
-	SHLXQ     BX, DI, DI
-	DECQ      DI
-	KMOVW     DI, K1
-	VMOVUPS.Z (CX)(SI*1), K1, Z0
-	VMOVUPS.Z (DX)(SI*1), K1, Z1
 	VMAXPS    Z1, Z0, Z0
 	VMOVUPS   Z0, K1, (AX)(SI*1)
 
-done326:
+done322:
 	VZEROUPPER
 	RET
 
@@ -7768,9 +8526,9 @@ TEXT ·scaleAVX512(SB), NOSPLIT, $0-52
 	MOVQ         dst_len+8(FP), DX
 	XORQ         BX, BX
 
-many327:
+many323:
 	CMPQ       DX, $0x40
-	JLT        one328
+	JLT        one324
 	PREFETCHT0 2048(CX)(BX*1)
 	VMOVUPS    (CX)(BX*1), Z1
 	VMULPS     Z0, Z1, Z1
@@ -7793,11 +8551,11 @@ many327:
 	VMOVUPS    Z1, 192(AX)(BX*1)
 	ADDQ       $0x00000100, BX
 	SUBQ       $0x40, DX
-	JMP        many327
+	JMP        many323
 
-one328:
+one324:
 	CMPQ       DX, $0x10
-	JLT        tail329
+	JLT        tail325
 	PREFETCHT0 2048(CX)(BX*1)
 	VMOVUPS    (CX)(BX*1), Z1
 	VMULPS     Z0, Z1, Z1
@@ -7805,11 +8563,11 @@ one328:
 	VMOVUPS    Z1, (AX)(BX*1)
 	ADDQ       $0x40, BX
 	SUBQ       $0x10, DX
-	JMP        one328
+	JMP        one324
 
-tail329:
+tail325:
 	TESTQ     DX, DX
-	JZ        done330
+	JZ        done326
 	MOVQ      $0x00000001, SI
 	SHLXQ     DX, SI, SI
 	DECQ      SI
@@ -7818,7 +8576,7 @@ tail329:
 	VMULPS    Z0, Z1, Z1
 	VMOVUPS   Z1, K1, (AX)(BX*1)
 
-done330:
+done326:
 	VZEROUPPER
 	RET
 
@@ -7831,9 +8589,9 @@ TEXT ·axpyAVX512(SB), NOSPLIT, $0-52
 	MOVQ         dst_len+8(FP), DX
 	XORQ         BX, BX
 
-many331:
+many327:
 	CMPQ        DX, $0x40
-	JLT         one332
+	JLT         one328
 	PREFETCHT0  2048(AX)(BX*1)
 	VMOVUPS     (AX)(BX*1), Z1
 	PREFETCHT0  2048(CX)(BX*1)
@@ -7860,11 +8618,11 @@ many331:
 	VMOVUPS     Z1, 192(AX)(BX*1)
 	ADDQ        $0x00000100, BX
 	SUBQ        $0x40, DX
-	JMP         many331
+	JMP         many327
 
-one332:
+one328:
 	CMPQ        DX, $0x10
-	JLT         tail333
+	JLT         tail329
 	PREFETCHT0  2048(AX)(BX*1)
 	VMOVUPS     (AX)(BX*1), Z1
 	PREFETCHT0  2048(CX)(BX*1)
@@ -7873,11 +8631,11 @@ one332:
 	VMOVUPS     Z1, (AX)(BX*1)
 	ADDQ        $0x40, BX
 	SUBQ        $0x10, DX
-	JMP         one332
+	JMP         one328
 
-tail333:
+tail329:
 	TESTQ       DX, DX
-	JZ          done334
+	JZ          done330
 	MOVQ        $0x00000001, SI
 	SHLXQ       DX, SI, SI
 	DECQ        SI
@@ -7887,7 +8645,7 @@ tail333:
 	VFMADD231PS Z0, Z2, Z1
 	VMOVUPS     Z1, K1, (AX)(BX*1)
 
-done334:
+done330:
 	VZEROUPPER
 	RET
 
@@ -7903,9 +8661,9 @@ TEXT ·expSumAVX512(SB), NOSPLIT, $0-60
 	MOVQ         dst_len+8(FP), DX
 	XORQ         BX, BX
 
-many335:
+many331:
 	CMPQ         DX, $0x20
-	JLT          one336
+	JLT          one332
 	PREFETCHT0   2048(CX)(BX*1)
 	VMOVUPS      (CX)(BX*1), Z4
 	VFMSUB213PS  Z1, Z0, Z4
@@ -7962,11 +8720,11 @@ many335:
 	VADDPS       Z6, Z3, Z3
 	ADDQ         $0x00000080, BX
 	SUBQ         $0x20, DX
-	JMP          many335
+	JMP          many331
 
-one336:
+one332:
 	CMPQ         DX, $0x10
-	JLT          tail337
+	JLT          tail333
 	PREFETCHT0   2048(CX)(BX*1)
 	VMOVUPS      (CX)(BX*1), Z4
 	VFMSUB213PS  Z1, Z0, Z4
@@ -7996,11 +8754,11 @@ one336:
 	VADDPS       Z6, Z2, Z2
 	ADDQ         $0x40, BX
 	SUBQ         $0x10, DX
-	JMP          one336
+	JMP          one332
 
-tail337:
+tail333:
 	TESTQ        DX, DX
-	JZ           done338
+	JZ           done334
 	MOVQ         $0x00000001, SI
 	SHLXQ        DX, SI, SI
 	DECQ         SI
@@ -8032,7 +8790,7 @@ tail337:
 	VMOVAPS.Z    Z1, K1, Z1
 	VADDPS       Z1, Z2, Z2
 
-done338:
+done334:
 	VADDPS        Z3, Z2, Z2
 	VEXTRACTF64X4 $0x01, Z2, Y0
 	VADDPS        Y0, Y2, Y2
@@ -8056,9 +8814,9 @@ TEXT ·expMulAVX512(SB), NOSPLIT, $0-56
 	MOVQ         dst_len+8(FP), DX
 	XORQ         BX, BX
 
-many339:
+many335:
 	CMPQ         DX, $0x20
-	JLT          one340
+	JLT          one336
 	PREFETCHT0   2048(CX)(BX*1)
 	VMOVUPS      (CX)(BX*1), Z2
 	VSUBPS       Z0, Z2, Z2
@@ -8115,11 +8873,11 @@ many339:
 	VMOVUPS      Z4, 64(AX)(BX*1)
 	ADDQ         $0x00000080, BX
 	SUBQ         $0x20, DX
-	JMP          many339
+	JMP          many335
 
-one340:
+one336:
 	CMPQ         DX, $0x10
-	JLT          tail341
+	JLT          tail337
 	PREFETCHT0   2048(CX)(BX*1)
 	VMOVUPS      (CX)(BX*1), Z2
 	VSUBPS       Z0, Z2, Z2
@@ -8149,11 +8907,11 @@ one340:
 	VMOVUPS      Z4, (AX)(BX*1)
 	ADDQ         $0x40, BX
 	SUBQ         $0x10, DX
-	JMP          one340
+	JMP          one336
 
-tail341:
+tail337:
 	TESTQ        DX, DX
-	JZ           done342
+	JZ           done338
 	MOVQ         $0x00000001, SI
 	SHLXQ        DX, SI, SI
 	DECQ         SI
@@ -8184,7 +8942,7 @@ tail341:
 	VMULPS       Z1, Z3, Z3
 	VMOVUPS      Z3, K1, (AX)(BX*1)
 
-done342:
+done338:
 	VZEROUPPER
 	RET
 
@@ -8196,9 +8954,9 @@ TEXT ·geluAVX512(SB), NOSPLIT, $0-48
 	MOVQ y_len+8(FP), DX
 	XORQ BX, BX
 
-one344:
+one340:
 	CMPQ         DX, $0x10
-	JLT          tail345
+	JLT          tail341
 	PREFETCHT0   2048(CX)(BX*1)
 	VMOVUPS      (CX)(BX*1), Z0
 	VMULPS       wordbf000000<>+0(SB), Z0, Z1
@@ -8248,11 +9006,11 @@ one344:
 	VMOVUPS      Z1, (AX)(BX*1)
 	ADDQ         $0x40, BX
 	SUBQ         $0x10, DX
-	JMP          one344
+	JMP          one340
 
-tail345:
+tail341:
 	TESTQ        DX, DX
-	JZ           done346
+	JZ           done342
 	MOVQ         $0x00000001, SI
 	SHLXQ        DX, SI, SI
 	DECQ         SI
@@ -8303,7 +9061,7 @@ tail345:
 	VMULPS       Z0, Z1, Z1
 	VMOVUPS      Z1, K1, (AX)(BX*1)
 
-done346:
+done342:
 	VZEROUPPER
 	RET
 
@@ -8316,9 +9074,9 @@ TEXT ·geluGradAVX512(SB), NOSPLIT, $0-72
 	MOVQ dx_len+8(FP), BX
 	XORQ SI, SI
 
-one348:
+one344:
 	CMPQ         BX, $0x10
-	JLT          tail349
+	JLT          tail345
 	PREFETCHT0   2048(DX)(SI*1)
 	VMOVUPS      (DX)(SI*1), Z0
 	VMULPS       wordbf000000<>+0(SB), Z0, Z1
@@ -8372,11 +9130,11 @@ one348:
 	VMOVUPS      Z1, (AX)(SI*1)
 	ADDQ         $0x40, SI
 	SUBQ         $0x10, BX
-	JMP          one348
+	JMP          one344
 
-tail349:
+tail345:
 	TESTQ        BX, BX
-	JZ           done350
+	JZ           done346
 	MOVQ         $0x00000001, DI
 	SHLXQ        BX, DI, DI
 	DECQ         DI
@@ -8430,7 +9188,7 @@ tail349:
 	VMULPS       Z0, Z1, Z1
 	VMOVUPS      Z1, K1, (AX)(SI*1)
 
-done350:
+done346:
 	VZEROUPPER
 	RET
 
@@ -8442,9 +9200,9 @@ TEXT ·geluTanhAVX512(SB), NOSPLIT, $0-48
 	MOVQ y_len+8(FP), DX
 	XORQ BX, BX
 
-one352:
+one348:
 	CMPQ         DX, $0x10
-	JLT          tail353
+	JLT          tail349
 	PREFETCHT0   2048(CX)(BX*1)
 	VMOVUPS      (CX)(BX*1), Z0
 	VMULPS       Z0, Z0, Z1
@@ -8480,11 +9238,11 @@ one352:
 	VMOVUPS      Z2, (AX)(BX*1)
 	ADDQ         $0x40, BX
 	SUBQ         $0x10, DX
-	JMP          one352
+	JMP          one348
 
-tail353:
+tail349:
 	TESTQ        DX, DX
-	JZ           done354
+	JZ           done350
 	MOVQ         $0x00000001, SI
 	SHLXQ        DX, SI, SI
 	DECQ         SI
@@ -8521,7 +9279,7 @@ tail353:
 	VMULPS       Z0, Z2, Z2
 	VMOVUPS      Z2, K1, (AX)(BX*1)
 
-done354:
+done350:
 	VZEROUPPER
 	RET
 
@@ -8534,9 +9292,9 @@ TEXT ·geluTanhGradAVX512(SB), NOSPLIT, $0-72
 	MOVQ dx_len+8(FP), BX
 	XORQ SI, SI
 
-one356:
+one352:
 	CMPQ         BX, $0x10
-	JLT          tail357
+	JLT          tail353
 	PREFETCHT0   2048(DX)(SI*1)
 	VMOVUPS      (DX)(SI*1), Z0
 	VMULPS       Z0, Z0, Z1
@@ -8582,11 +9340,11 @@ one356:
 	VMOVUPS      Z3, (AX)(SI*1)
 	ADDQ         $0x40, SI
 	SUBQ         $0x10, BX
-	JMP          one356
+	JMP          one352
 
-tail357:
+tail353:
 	TESTQ        BX, BX
-	JZ           done358
+	JZ           done354
 	MOVQ         $0x00000001, DI
 	SHLXQ        BX, DI, DI
 	DECQ         DI
@@ -8632,7 +9390,7 @@ tail357:
 	VMULPS       Z0, Z3, Z3
 	VMOVUPS      Z3, K1, (AX)(SI*1)
 
-done358:
+done354:
 	VZEROUPPER
 	RET
 
@@ -8645,9 +9403,9 @@ TEXT ·swigluAVX512(SB), NOSPLIT, $0-72
 	MOVQ y_len+8(FP), BX
 	XORQ SI, SI
 
-one360:
+one356:
 	CMPQ         BX, $0x10
-	JLT          tail361
+	JLT          tail357
 	PREFETCHT0   2048(CX)(SI*1)
 	VMOVUPS      (CX)(SI*1), Z0
 	VPXORD       word80000000<>+0(SB), Z0, Z1
@@ -8681,11 +9439,11 @@ one360:
 	VMOVUPS      Z0, (AX)(SI*1)
 	ADDQ         $0x40, SI
 	SUBQ         $0x10, BX
-	JMP          one360
+	JMP          one356
 
-tail361:
+tail357:
 	TESTQ        BX, BX
-	JZ           done362
+	JZ           done358
 	MOVQ         $0x00000001, DI
 	SHLXQ        BX, DI, DI
 	DECQ         DI
@@ -8719,7 +9477,7 @@ tail361:
 	VMULPS       Z1, Z0, Z0
 	VMOVUPS      Z0, K1, (AX)(SI*1)
 
-done362:
+done358:
 	VZEROUPPER
 	RET
 
@@ -8734,9 +9492,9 @@ TEXT ·swigluGradAVX512(SB), NOSPLIT, $0-120
 	MOVQ dy_len+56(FP), DI
 	XORQ R8, R8
 
-one364:
+one360:
 	CMPQ         DI, $0x10
-	JLT          tail365
+	JLT          tail361
 	PREFETCHT0   2048(BX)(R8*1)
 	VMOVUPS      (BX)(R8*1), Z0
 	VPXORD       word80000000<>+0(SB), Z0, Z1
@@ -8782,11 +9540,11 @@ one364:
 	VMOVUPS      Z0, (CX)(R8*1)
 	ADDQ         $0x40, R8
 	SUBQ         $0x10, DI
-	JMP          one364
+	JMP          one360
 
-tail365:
+tail361:
 	TESTQ        DI, DI
-	JZ           done366
+	JZ           done362
 	MOVQ         $0x00000001, R9
 	SHLXQ        DI, R9, R9
 	DECQ         R9
@@ -8830,7 +9588,7 @@ tail365:
 	VMOVUPS      Z4, K1, (AX)(R8*1)
 	VMOVUPS      Z0, K1, (CX)(R8*1)
 
-done366:
+done362:
 	VZEROUPPER
 	RET
 
@@ -8854,9 +9612,9 @@ TEXT ·adamwAVX512(SB), NOSPLIT, $0-104
 	MOVQ         w_len+8(FP), SI
 	XORQ         DI, DI
 
-one368:
+one364:
 	CMPQ        SI, $0x10
-	JLT         tail369
+	JLT         tail365
 	PREFETCHT0  2048(BX)(DI*1)
 	VMOVUPS     (BX)(DI*1), Z9
 	VMULPS      Z0, Z9, Z9
@@ -8881,11 +9639,11 @@ one368:
 	VMOVUPS     Z9, (AX)(DI*1)
 	ADDQ        $0x40, DI
 	SUBQ        $0x10, SI
-	JMP         one368
+	JMP         one364
 
-tail369:
+tail365:
 	TESTQ       SI, SI
-	JZ          done370
+	JZ          done366
 	MOVQ        $0x00000001, R8
 	SHLXQ       SI, R8, R8
 	DECQ        R8
@@ -8909,7 +9667,7 @@ tail369:
 	VFMSUB213PS Z0, Z5, Z1
 	VMOVUPS     Z1, K1, (AX)(DI*1)
 
-done370:
+done366:
 	VZEROUPPER
 	RET
 
@@ -8925,9 +9683,9 @@ TEXT ·normalizeAVX512(SB), NOSPLIT, $0-104
 	MOVQ         y_len+8(FP), SI
 	XORQ         DI, DI
 
-many371:
+many367:
 	CMPQ        SI, $0x20
-	JLT         one372
+	JLT         one368
 	VMOVUPS     (CX)(DI*1), Z2
 	VSUBPS      Z0, Z2, Z2
 	VMULPS      Z1, Z2, Z2
@@ -8944,11 +9702,11 @@ many371:
 	VMOVUPS     Z3, 64(AX)(DI*1)
 	ADDQ        $0x00000080, DI
 	SUBQ        $0x20, SI
-	JMP         many371
+	JMP         many367
 
-one372:
+one368:
 	CMPQ        SI, $0x10
-	JLT         tail373
+	JLT         tail369
 	VMOVUPS     (CX)(DI*1), Z2
 	VSUBPS      Z0, Z2, Z2
 	VMULPS      Z1, Z2, Z2
@@ -8958,11 +9716,11 @@ one372:
 	VMOVUPS     Z3, (AX)(DI*1)
 	ADDQ        $0x40, DI
 	SUBQ        $0x10, SI
-	JMP         one372
+	JMP         one368
 
-tail373:
+tail369:
 	TESTQ       SI, SI
-	JZ          done374
+	JZ          done370
 	MOVQ        $0x00000001, R8
 	SHLXQ       SI, R8, R8
 	DECQ        R8
@@ -8975,7 +9733,7 @@ tail373:
 	VFMADD231PS Z1, Z2, Z0
 	VMOVUPS     Z0, K1, (AX)(DI*1)
 
-done374:
+done370:
 	VZEROUPPER
 	RET
 
@@ -8994,9 +9752,9 @@ TEXT ·normGradSumsAVX512(SB), NOSPLIT, $0-88
 	MOVQ         dy_len+8(FP), BX
 	XORQ         SI, SI
 
-many375:
+many371:
 	CMPQ        BX, $0x20
-	JLT         one376
+	JLT         one372
 	VMOVUPS     (CX)(SI*1), Z6
 	VSUBPS      Z0, Z6, Z6
 	VMULPS      Z1, Z6, Z6
@@ -9015,11 +9773,11 @@ many375:
 	VFMADD231PS Z7, Z6, Z5
 	ADDQ        $0x00000080, SI
 	SUBQ        $0x20, BX
-	JMP         many375
+	JMP         many371
 
-one376:
+one372:
 	CMPQ        BX, $0x10
-	JLT         tail377
+	JLT         tail373
 	VMOVUPS     (CX)(SI*1), Z6
 	VSUBPS      Z0, Z6, Z6
 	VMULPS      Z1, Z6, Z6
@@ -9030,11 +9788,11 @@ one376:
 	VFMADD231PS Z7, Z6, Z4
 	ADDQ        $0x40, SI
 	SUBQ        $0x10, BX
-	JMP         one376
+	JMP         one372
 
-tail377:
+tail373:
 	TESTQ       BX, BX
-	JZ          done378
+	JZ          done374
 	MOVQ        $0x00000001, DI
 	SHLXQ       BX, DI, DI
 	DECQ        DI
@@ -9048,7 +9806,7 @@ tail377:
 	VADDPS      Z0, Z2, Z2
 	VFMADD231PS Z0, Z6, Z4
 
-done378:
+done374:
 	VADDPS        Z3, Z2, Z2
 	VEXTRACTF64X4 $0x01, Z2, Y0
 	VADDPS        Y0, Y2, Y2
@@ -9086,9 +9844,9 @@ TEXT ·normGradRowAVX512(SB), NOSPLIT, $0-112
 	MOVQ         dx_len+8(FP), SI
 	XORQ         DI, DI
 
-many379:
+many375:
 	CMPQ         SI, $0x20
-	JLT          one380
+	JLT          one376
 	VMOVUPS      (DX)(DI*1), Z4
 	VSUBPS       Z0, Z4, Z4
 	VMULPS       Z1, Z4, Z4
@@ -9109,11 +9867,11 @@ many379:
 	VMOVUPS      Z5, 64(AX)(DI*1)
 	ADDQ         $0x00000080, DI
 	SUBQ         $0x20, SI
-	JMP          many379
+	JMP          many375
 
-one380:
+one376:
 	CMPQ         SI, $0x10
-	JLT          tail381
+	JLT          tail377
 	VMOVUPS      (DX)(DI*1), Z4
 	VSUBPS       Z0, Z4, Z4
 	VMULPS       Z1, Z4, Z4
@@ -9125,11 +9883,11 @@ one380:
 	VMOVUPS      Z5, (AX)(DI*1)
 	ADDQ         $0x40, DI
 	SUBQ         $0x10, SI
-	JMP          one380
+	JMP          one376
 
-tail381:
+tail377:
 	TESTQ        SI, SI
-	JZ           done382
+	JZ           done378
 	MOVQ         $0x00000001, R8
 	SHLXQ        SI, R8, R8
 	DECQ         R8
@@ -9144,7 +9902,7 @@ tail381:
 	VMULPS       Z1, Z0, Z0
 	VMOVUPS      Z0, K1, (AX)(DI*1)
 
-done382:
+done378:
 	VZEROUPPER
 	RET
 
@@ -9160,9 +9918,9 @@ TEXT ·normGradParamsAVX512(SB), NOSPLIT, $0-104
 	MOVQ         dw_len+8(FP), SI
 	XORQ         DI, DI
 
-many383:
+many379:
 	CMPQ        SI, $0x20
-	JLT         one384
+	JLT         one380
 	VMOVUPS     (BX)(DI*1), Z2
 	VSUBPS      Z0, Z2, Z2
 	VMULPS      Z1, Z2, Z2
@@ -9185,11 +9943,11 @@ many383:
 	VMOVUPS     Z3, 64(CX)(DI*1)
 	ADDQ        $0x00000080, DI
 	SUBQ        $0x20, SI
-	JMP         many383
+	JMP         many379
 
-one384:
+one380:
 	CMPQ        SI, $0x10
-	JLT         tail385
+	JLT         tail381
 	VMOVUPS     (BX)(DI*1), Z2
 	VSUBPS      Z0, Z2, Z2
 	VMULPS      Z1, Z2, Z2
@@ -9202,11 +9960,11 @@ one384:
 	VMOVUPS     Z3, (CX)(DI*1)
 	ADDQ        $0x40, DI
 	SUBQ        $0x10, SI
-	JMP         one384
+	JMP         one380
 
-tail385:
+tail381:
 	TESTQ       SI, SI
-	JZ          done386
+	JZ          done382
 	MOVQ        $0x00000001, R8
 	SHLXQ       SI, R8, R8
 	DECQ        R8
@@ -9222,7 +9980,7 @@ tail385:
 	VADDPS      Z1, Z0, Z0
 	VMOVUPS     Z0, K1, (CX)(DI*1)
 
-done386:
+done382:
 	VZEROUPPER
 	RET
 
@@ -9237,9 +9995,9 @@ TEXT ·softmaxGradAVX512(SB), NOSPLIT, $0-80
 	MOVQ         ds_len+8(FP), BX
 	XORQ         SI, SI
 
-many387:
+many383:
 	CMPQ    BX, $0x20
-	JLT     one388
+	JLT     one384
 	VMOVUPS (CX)(SI*1), Z2
 	VMOVUPS (DX)(SI*1), Z3
 	VMULPS  Z1, Z2, Z2
@@ -9254,11 +10012,11 @@ many387:
 	VMOVUPS Z3, 64(AX)(SI*1)
 	ADDQ    $0x00000080, SI
 	SUBQ    $0x20, BX
-	JMP     many387
+	JMP     many383
 
-one388:
+one384:
 	CMPQ    BX, $0x10
-	JLT     tail389
+	JLT     tail385
 	VMOVUPS (CX)(SI*1), Z2
 	VMOVUPS (DX)(SI*1), Z3
 	VMULPS  Z1, Z2, Z2
@@ -9267,11 +10025,11 @@ one388:
 	VMOVUPS Z3, (AX)(SI*1)
 	ADDQ    $0x40, SI
 	SUBQ    $0x10, BX
-	JMP     one388
+	JMP     one384
 
-tail389:
+tail385:
 	TESTQ     BX, BX
-	JZ        done390
+	JZ        done386
 	MOVQ      $0x00000001, DI
 	SHLXQ     BX, DI, DI
 	DECQ      DI
@@ -9283,7 +10041,7 @@ tail389:
 	VMULPS    Z2, Z3, Z3
 	VMOVUPS   Z3, K1, (AX)(SI*1)
 
-done390:
+done386:
 	VZEROUPPER
 	RET
 
@@ -9299,9 +10057,9 @@ TEXT ·rotateAVX512(SB), NOSPLIT, $0-144
 	MOVQ lo_len+8(FP), R8
 	XORQ R9, R9
 
-many391:
+many387:
 	CMPQ         R8, $0x20
-	JLT          one392
+	JLT          one388
 	VMOVUPS      (DX)(R9*1), Z0
 	VMOVUPS      (BX)(R9*1), Z1
 	VMOVUPS      (SI)(R9*1), Z2
@@ -9324,11 +10082,11 @@ many391:
 	VMOVUPS      Z1, 64(CX)(R9*1)
 	ADDQ         $0x00000080, R9
 	SUBQ         $0x20, R8
-	JMP          many391
+	JMP          many387
 
-one392:
+one388:
 	CMPQ         R8, $0x10
-	JLT          tail393
+	JLT          tail389
 	VMOVUPS      (DX)(R9*1), Z0
 	VMOVUPS      (BX)(R9*1), Z1
 	VMOVUPS      (SI)(R9*1), Z2
@@ -9341,11 +10099,11 @@ one392:
 	VMOVUPS      Z1, (CX)(R9*1)
 	ADDQ         $0x40, R9
 	SUBQ         $0x10, R8
-	JMP          one392
+	JMP          one388
 
-tail393:
+tail389:
 	TESTQ        R8, R8
-	JZ           done394
+	JZ           done390
 	MOVQ         $0x00000001, R10
 	SHLXQ        R8, R10, R10
 	DECQ         R10
@@ -9361,7 +10119,7 @@ tail393:
 	VMOVUPS      Z4, K1, (AX)(R9*1)
 	VMOVUPS      Z1, K1, (CX)(R9*1)
 
-done394:
+done390:
 	VZEROUPPER
 	RET
 
@@ -9377,9 +10135,9 @@ TEXT ·dotAVX2(SB), NOSPLIT, $0-52
 	MOVQ   a_len+8(FP), DX
 	XORQ   BX, BX
 
-many395:
+many391:
 	CMPQ        DX, $0x20
-	JLT         one396
+	JLT         one392
 	PREFETCHT0  2048(AX)(BX*1)
 	VMOVUPS     (AX)(BX*1), Y4
 	PREFETCHT0  2048(CX)(BX*1)
@@ -9402,11 +10160,11 @@ many395:
 	VFMADD231PS Y4, Y5, Y3
 	ADDQ        $0x00000080, BX
 	SUBQ        $0x20, DX
-	JMP         many395
+	JMP         many391
 
-one396:
+one392:
 	CMPQ        DX, $0x08
-	JLT         tail397
+	JLT         tail393
 	PREFETCHT0  2048(AX)(BX*1)
 	VMOVUPS     (AX)(BX*1), Y4
 	PREFETCHT0  2048(CX)(BX*1)
@@ -9414,11 +10172,11 @@ one396:
 	VFMADD231PS Y4, Y5, Y0
 	ADDQ        $0x20, BX
 	SUBQ        $0x08, DX
-	JMP         one396
+	JMP         one392
 
-tail397:
+tail393:
 	TESTQ       DX, DX
-	JZ          done398
+	JZ          done394
 	LEAQ        masks<>+0(SB), SI
 	NEGQ        DX
 	VMOVUPS     32(SI)(DX*4), Y4
@@ -9426,7 +10184,7 @@ tail397:
 	VMASKMOVPS  (CX)(BX*1), Y4, Y4
 	VFMADD231PS Y5, Y4, Y0
 
-done398:
+done394:
 	VADDPS       Y2, Y0, Y0
 	VADDPS       Y3, Y1, Y1
 	VADDPS       Y1, Y0, Y0
@@ -9451,9 +10209,9 @@ TEXT ·sumAVX2(SB), NOSPLIT, $0-28
 	MOVQ   x_len+8(FP), CX
 	XORQ   DX, DX
 
-many399:
+many395:
 	CMPQ       CX, $0x20
-	JLT        one400
+	JLT        one396
 	PREFETCHT0 2048(AX)(DX*1)
 	VMOVUPS    (AX)(DX*1), Y4
 	VADDPS     Y4, Y0, Y0
@@ -9468,28 +10226,28 @@ many399:
 	VADDPS     Y4, Y3, Y3
 	ADDQ       $0x00000080, DX
 	SUBQ       $0x20, CX
-	JMP        many399
+	JMP        many395
 
-one400:
+one396:
 	CMPQ       CX, $0x08
-	JLT        tail401
+	JLT        tail397
 	PREFETCHT0 2048(AX)(DX*1)
 	VMOVUPS    (AX)(DX*1), Y4
 	VADDPS     Y4, Y0, Y0
 	ADDQ       $0x20, DX
 	SUBQ       $0x08, CX
-	JMP        one400
+	JMP        one396
 
-tail401:
+tail397:
 	TESTQ      CX, CX
-	JZ         done402
+	JZ         done398
 	LEAQ       masks<>+0(SB), BX
 	NEGQ       CX
 	VMOVUPS    32(BX)(CX*4), Y4
 	VMASKMOVPS (AX)(DX*1), Y4, Y4
 	VADDPS     Y4, Y0, Y0
 
-done402:
+done398:
 	VADDPS       Y2, Y0, Y0
 	VADDPS       Y3, Y1, Y1
 	VADDPS       Y1, Y0, Y0
@@ -9515,9 +10273,9 @@ TEXT ·sumSquaresAboutAVX2(SB), NOSPLIT, $0-36
 	MOVQ         x_len+8(FP), CX
 	XORQ         DX, DX
 
-many403:
+many399:
 	CMPQ        CX, $0x20
-	JLT         one404
+	JLT         one400
 	PREFETCHT0  2048(AX)(DX*1)
 	VMOVUPS     (AX)(DX*1), Y5
 	VSUBPS      Y0, Y5, Y5
@@ -9536,22 +10294,22 @@ many403:
 	VFMADD231PS Y5, Y5, Y4
 	ADDQ        $0x00000080, DX
 	SUBQ        $0x20, CX
-	JMP         many403
+	JMP         many399
 
-one404:
+one400:
 	CMPQ        CX, $0x08
-	JLT         tail405
+	JLT         tail401
 	PREFETCHT0  2048(AX)(DX*1)
 	VMOVUPS     (AX)(DX*1), Y5
 	VSUBPS      Y0, Y5, Y5
 	VFMADD231PS Y5, Y5, Y1
 	ADDQ        $0x20, DX
 	SUBQ        $0x08, CX
-	JMP         one404
+	JMP         one400
 
-tail405:
+tail401:
 	TESTQ       CX, CX
-	JZ          done406
+	JZ          done402
 	LEAQ        masks<>+0(SB), BX
 	NEGQ        CX
 	VMOVUPS     32(BX)(CX*4), Y5
@@ -9560,7 +10318,7 @@ tail405:
 	VANDPS      Y5, Y6, Y6
 	VFMADD231PS Y6, Y6, Y1
 
-done406:
+done402:
 	VADDPS       Y3, Y1, Y1
 	VADDPS       Y4, Y2, Y2
 	VADDPS       Y2, Y1, Y1
@@ -9586,9 +10344,9 @@ TEXT ·maxOfAVX2(SB), NOSPLIT, $0-28
 	MOVQ    x_len+8(FP), CX
 	XORQ    DX, DX
 
-many407:
+many403:
 	CMPQ       CX, $0x20
-	JLT        one408
+	JLT        one404
 	PREFETCHT0 2048(AX)(DX*1)
 	VMOVUPS    (AX)(DX*1), Y5
 	VMAXPS     Y5, Y1, Y1
@@ -9603,21 +10361,21 @@ many407:
 	VMAXPS     Y5, Y4, Y4
 	ADDQ       $0x00000080, DX
 	SUBQ       $0x20, CX
-	JMP        many407
+	JMP        many403
 
-one408:
+one404:
 	CMPQ       CX, $0x08
-	JLT        tail409
+	JLT        tail405
 	PREFETCHT0 2048(AX)(DX*1)
 	VMOVUPS    (AX)(DX*1), Y5
 	VMAXPS     Y5, Y1, Y1
 	ADDQ       $0x20, DX
 	SUBQ       $0x08, CX
-	JMP        one408
+	JMP        one404
 
-tail409:
+tail405:
 	TESTQ      CX, CX
-	JZ         done410
+	JZ         done406
 	LEAQ       masks<>+0(SB), BX
 	NEGQ       CX
 	VMOVUPS    32(BX)(CX*4), Y5
@@ -9625,7 +10383,7 @@ tail409:
 	VBLENDVPS  Y5, Y6, Y0, Y6
 	VMAXPS     Y6, Y1, Y1
 
-done410:
+done406:
 	VMAXPS       Y3, Y1, Y1
 	VMAXPS       Y4, Y2, Y2
 	VMAXPS       Y2, Y1, Y1
@@ -9654,9 +10412,9 @@ TEXT ·sum64AVX2(SB), NOSPLIT, $0-32
 	MOVQ   x_len+8(FP), CX
 	XORQ   DX, DX
 
-many411:
+many407:
 	CMPQ         CX, $0x20
-	JLT          one412
+	JLT          one408
 	PREFETCHT0   2048(AX)(DX*1)
 	VMOVUPS      (AX)(DX*1), Y8
 	VEXTRACTF128 $0x01, Y8, X9
@@ -9687,11 +10445,11 @@ many411:
 	VADDPD       Y9, Y7, Y7
 	ADDQ         $0x00000080, DX
 	SUBQ         $0x20, CX
-	JMP          many411
+	JMP          many407
 
-one412:
+one408:
 	CMPQ         CX, $0x08
-	JLT          tail413
+	JLT          tail409
 	PREFETCHT0   2048(AX)(DX*1)
 	VMOVUPS      (AX)(DX*1), Y8
 	VEXTRACTF128 $0x01, Y8, X9
@@ -9701,11 +10459,11 @@ one412:
 	VADDPD       Y9, Y1, Y1
 	ADDQ         $0x20, DX
 	SUBQ         $0x08, CX
-	JMP          one412
+	JMP          one408
 
-tail413:
+tail409:
 	TESTQ        CX, CX
-	JZ           done414
+	JZ           done410
 	LEAQ         masks<>+0(SB), BX
 	NEGQ         CX
 	VMOVUPS      32(BX)(CX*4), Y8
@@ -9716,7 +10474,7 @@ tail413:
 	VADDPD       Y8, Y0, Y0
 	VADDPD       Y9, Y1, Y1
 
-done414:
+done410:
 	VADDPD       Y4, Y0, Y0
 	VADDPD       Y5, Y1, Y1
 	VADDPD       Y6, Y2, Y2
@@ -9747,9 +10505,9 @@ TEXT ·sumSquaresAVX2(SB), NOSPLIT, $0-32
 	MOVQ   x_len+8(FP), CX
 	XORQ   DX, DX
 
-many415:
+many411:
 	CMPQ         CX, $0x20
-	JLT          one416
+	JLT          one412
 	PREFETCHT0   2048(AX)(DX*1)
 	VMOVUPS      (AX)(DX*1), Y8
 	VEXTRACTF128 $0x01, Y8, X9
@@ -9780,11 +10538,11 @@ many415:
 	VFMADD231PD  Y9, Y9, Y7
 	ADDQ         $0x00000080, DX
 	SUBQ         $0x20, CX
-	JMP          many415
+	JMP          many411
 
-one416:
+one412:
 	CMPQ         CX, $0x08
-	JLT          tail417
+	JLT          tail413
 	PREFETCHT0   2048(AX)(DX*1)
 	VMOVUPS      (AX)(DX*1), Y8
 	VEXTRACTF128 $0x01, Y8, X9
@@ -9794,11 +10552,11 @@ one416:
 	VFMADD231PD  Y9, Y9, Y1
 	ADDQ         $0x20, DX
 	SUBQ         $0x08, CX
-	JMP          one416
+	JMP          one412
 
-tail417:
+tail413:
 	TESTQ        CX, CX
-	JZ           done418
+	JZ           done414
 	LEAQ         masks<>+0(SB), BX
 	NEGQ         CX
 	VMOVUPS      32(BX)(CX*4), Y8
@@ -9809,7 +10567,7 @@ tail417:
 	VFMADD231PD  Y8, Y8, Y0
 	VFMADD231PD  Y9, Y9, Y1
 
-done418:
+done414:
 	VADDPD       Y4, Y0, Y0
 	VADDPD       Y5, Y1, Y1
 	VADDPD       Y6, Y2, Y2
@@ -9834,9 +10592,9 @@ TEXT ·colSumAVX2(SB), NOSPLIT, $0-64
 	MOVQ dst_len+8(FP), BX
 	SHLQ $0x02, CX
 
-many419:
+many415:
 	CMPQ   BX, $0x20
-	JLT    one420
+	JLT    one416
 	VXORPS Y0, Y0, Y0
 	VXORPS Y1, Y1, Y1
 	VXORPS Y2, Y2, Y2
@@ -9844,18 +10602,18 @@ many419:
 	MOVQ   rows+48(FP), DI
 	MOVQ   DX, SI
 
-row423:
+row419:
 	TESTQ  DI, DI
-	JZ     done424
+	JZ     done420
 	VADDPS (SI), Y0, Y0
 	VADDPS 32(SI), Y1, Y1
 	VADDPS 64(SI), Y2, Y2
 	VADDPS 96(SI), Y3, Y3
 	ADDQ   CX, SI
 	DECQ   DI
-	JMP    row423
+	JMP    row419
 
-done424:
+done420:
 	VADDPS  (AX), Y0, Y0
 	VMOVUPS Y0, (AX)
 	VADDPS  32(AX), Y1, Y1
@@ -9867,34 +10625,34 @@ done424:
 	ADDQ    $0x00000080, AX
 	ADDQ    $0x00000080, DX
 	SUBQ    $0x20, BX
-	JMP     many419
+	JMP     many415
 
-one420:
+one416:
 	CMPQ   BX, $0x08
-	JLT    tail421
+	JLT    tail417
 	VXORPS Y0, Y0, Y0
 	MOVQ   rows+48(FP), DI
 	MOVQ   DX, SI
 
-row425:
+row421:
 	TESTQ  DI, DI
-	JZ     done426
+	JZ     done422
 	VADDPS (SI), Y0, Y0
 	ADDQ   CX, SI
 	DECQ   DI
-	JMP    row425
+	JMP    row421
 
-done426:
+done422:
 	VADDPS  (AX), Y0, Y0
 	VMOVUPS Y0, (AX)
 	ADDQ    $0x00000020, AX
 	ADDQ    $0x00000020, DX
 	SUBQ    $0x08, BX
-	JMP     one420
+	JMP     one416
 
-tail421:
+tail417:
 	TESTQ   BX, BX
-	JZ      done422
+	JZ      done418
 	LEAQ    masks<>+0(SB), SI
 	NEGQ    BX
 	VMOVUPS 32(SI)(BX*4), Y0
@@ -9902,23 +10660,23 @@ tail421:
 	MOVQ    rows+48(FP), SI
 	MOVQ    DX, BX
 
-row427:
+row423:
 	TESTQ      SI, SI
-	JZ         done428
+	JZ         done424
 	VMASKMOVPS (BX), Y0, Y2
 	VADDPS     Y2, Y1, Y1
 	ADDQ       CX, BX
 	DECQ       SI
-	JMP        row427
+	JMP        row423
 
-done428:
+done424:
 	VMASKMOVPS (AX), Y0, Y2
 	VADDPS     Y2, Y1, Y1
 	VMASKMOVPS Y1, Y0, (AX)
 	ADDQ       $0x00000020, AX
 	ADDQ       $0x00000020, DX
 
-done422:
+done418:
 	VZEROUPPER
 	RET
 
@@ -9979,9 +10737,9 @@ TEXT ·dropoutFactorsAVX2(SB), NOSPLIT, $640-56
 	VPBROADCASTQ block+24(FP), Y2
 	VPADDQ       quads<>+0(SB), Y2, Y2
 
-loop429:
+loop425:
 	CMPQ         CX, $0x20
-	JLT          done430
+	JLT          done426
 	VMOVDQA      Y2, Y3
 	VPSRLQ       $0x20, Y2, Y4
 	VBROADCASTSS op+40(FP), Y5
@@ -10186,9 +10944,9 @@ loop429:
 	VMOVDQU      Y4, 96(AX)
 	ADDQ         $0x00000080, AX
 	SUBQ         $0x20, CX
-	JMP          loop429
+	JMP          loop425
 
-done430:
+done426:
 	VZEROUPPER
 	RET
 
@@ -10200,17 +10958,17 @@ TEXT ·widenBF16AVX2(SB), NOSPLIT, $0-48
 	MOVQ half_len+32(FP), DX
 	XORQ BX, BX
 
-eights431:
+eights427:
 	CMPQ      DX, $0x08
-	JLT       done432
+	JLT       done428
 	VPMOVZXWD (CX)(BX*2), Y0
 	VPSLLD    $0x10, Y0, Y0
 	VMOVUPS   Y0, (AX)(BX*4)
 	ADDQ      $0x08, BX
 	SUBQ      $0x08, DX
-	JMP       eights431
+	JMP       eights427
 
-done432:
+done428:
 	VZEROUPPER
 	RET
 
@@ -10225,9 +10983,9 @@ TEXT ·narrowBF16AVX2(SB), NOSPLIT, $0-48
 	MOVQ    half_len+32(FP), DX
 	XORQ    BX, BX
 
-eights433:
+eights429:
 	CMPQ         DX, $0x08
-	JLT          done434
+	JLT          done430
 	VMOVUPS      (AX)(BX*4), Y3
 	VCMPPS       $0x03, Y3, Y3, Y6
 	VPSRLD       $0x10, Y3, Y4
@@ -10242,9 +11000,9 @@ eights433:
 	VMOVDQU      X4, (CX)(BX*2)
 	ADDQ         $0x08, BX
 	SUBQ         $0x08, DX
-	JMP          eights433
+	JMP          eights429
 
-done434:
+done430:
 	VZEROUPPER
 	RET
 
@@ -10256,16 +11014,16 @@ TEXT ·widenF16C(SB), NOSPLIT, $0-48
 	MOVQ half_len+32(FP), DX
 	XORQ BX, BX
 
-eights435:
+eights431:
 	CMPQ      DX, $0x08
-	JLT       done436
+	JLT       done432
 	VCVTPH2PS (CX)(BX*2), Y0
 	VMOVUPS   Y0, (AX)(BX*4)
 	ADDQ      $0x08, BX
 	SUBQ      $0x08, DX
-	JMP       eights435
+	JMP       eights431
 
-done436:
+done432:
 	VZEROUPPER
 	RET
 
@@ -10277,16 +11035,16 @@ TEXT ·narrowF16C(SB), NOSPLIT, $0-48
 	MOVQ half_len+32(FP), DX
 	XORQ BX, BX
 
-eights437:
+eights433:
 	CMPQ      DX, $0x08
-	JLT       done438
+	JLT       done434
 	VMOVUPS   (AX)(BX*4), Y0
 	VCVTPS2PH $0x00, Y0, (CX)(BX*2)
 	ADDQ      $0x08, BX
 	SUBQ      $0x08, DX
-	JMP       eights437
+	JMP       eights433
 
-done438:
+done434:
 	VZEROUPPER
 	RET
 
@@ -10315,9 +11073,9 @@ TEXT ·addAsFixedAVX2(SB), NOSPLIT, $0-57
 	MOVQ         dst_len+8(FP), DX
 	XORQ         BX, BX
 
-one440:
+one436:
 	CMPQ         DX, $0x08
-	JLT          tail441
+	JLT          tail437
 	VMOVUPS      (CX)(BX*1), Y7
 	VEXTRACTF128 $0x01, Y7, X8
 	VCVTPS2PD    X7, Y7
@@ -10362,11 +11120,11 @@ one440:
 	VPOR         Y8, Y6, Y6
 	ADDQ         $0x20, BX
 	SUBQ         $0x08, DX
-	JMP          one440
+	JMP          one436
 
-tail441:
+tail437:
 	TESTQ        DX, DX
-	JZ           done442
+	JZ           done438
 	LEAQ         masks<>+0(SB), SI
 	NEGQ         DX
 	VMOVUPS      32(SI)(DX*4), Y7
@@ -10416,7 +11174,7 @@ tail441:
 	VPAND        Y0, Y9, Y9
 	VPOR         Y9, Y6, Y6
 
-done442:
+done438:
 	VMOVMSKPD Y6, AX
 	TESTL     AX, AX
 	SETEQ     AL
@@ -10441,9 +11199,9 @@ TEXT ·fixedSquaresAVX2(SB), NOSPLIT, $0-49
 	MOVQ         x_len+8(FP), CX
 	XORQ         DX, DX
 
-one444:
+one440:
 	CMPQ         CX, $0x08
-	JLT          tail445
+	JLT          tail441
 	VMOVUPS      (AX)(DX*1), Y6
 	VEXTRACTF128 $0x01, Y6, X7
 	VCVTPS2PD    X6, Y6
@@ -10474,11 +11232,11 @@ one444:
 	VPADDQ       Y7, Y4, Y4
 	ADDQ         $0x20, DX
 	SUBQ         $0x08, CX
-	JMP          one444
+	JMP          one440
 
-tail445:
+tail441:
 	TESTQ        CX, CX
-	JZ           done446
+	JZ           done442
 	LEAQ         masks<>+0(SB), BX
 	NEGQ         CX
 	VMOVUPS      32(BX)(CX*4), Y6
@@ -10511,7 +11269,7 @@ tail445:
 	VPSUBQ       Y1, Y7, Y7
 	VPADDQ       Y7, Y4, Y4
 
-done446:
+done442:
 	VMOVMSKPD    Y5, AX
 	TESTL        AX, AX
 	SETEQ        AL
