@@ -5,7 +5,7 @@ package kernel
 // productAVX2 is isa.product for tiles of 6 by 16.
 func productAVX2(m int, n int, k int, a []float32, rsa int, csa int, b []float32, c []float32, ldc int, acc bool)
 
-// productAVX512 is isa.product for tiles of 8 by 48.
+// productAVX512 is isa.product for tiles of 12 by 32.
 func productAVX512(m int, n int, k int, a []float32, rsa int, csa int, b []float32, c []float32, ldc int, acc bool)
 
 // multiplyAddAVX2 is isa.multiplyAdd.
@@ -14,7 +14,7 @@ func multiplyAddAVX2(rounds int)
 // multiplyAddAVX512 is isa.multiplyAdd.
 func multiplyAddAVX512(rounds int)
 
-// packRowsAVX2 is isa.packRows for width up to 48.
+// packRowsAVX2 is isa.packRows for width up to 32.
 func packRowsAVX2(dst []float32, src []float32, ld int, k int, n int, width int)
 
 // packColsAVX2 sets dst[q*width+j] = src[j*ld+q] for q < k and j < 8: eight columns of isa.packCols.

@@ -7,14 +7,11 @@ import (
 	"github.com/autopar/autopar/ir"
 )
 
-// Tile of the attention scores that one worker holds at a time: queries by keys, at least so many.
+// Tile of the attention scores that one worker holds at a time: queries by keys.
 const (
 	tileQueries = 48
 	tileKeys    = 256
 )
-
-// tileKeys is the number of keys of a tile: whole panels.
-func (w *worker) tileKeys() int { return (tileKeys + w.isa.cols - 1) / w.isa.cols * w.isa.cols }
 
 // AttentionShape is the size of a causal self-attention: B sequences of T positions, H heads of keys and values of D
 // elements, and to each the heads of G queries (grouped-query attention: Ainslie et al., "GQA", 2023). G of 0 is 1, as many
@@ -179,7 +176,7 @@ type attentionTask struct {
 
 func (t *attentionTask) do(w *worker, lo, hi int) {
 	packed := t.packedSize(w.isa.cols)
-	ld := min(w.tileKeys(), t.T)
+	ld := min(tileKeys, t.T)
 	buf := w.scratch(2*packed + tileQueries*ld + 2*tileQueries + maskRoom(ld) + t.room())
 	keys, values := carve(&buf, packed), carve(&buf, packed)
 	scores := carve(&buf, tileQueries*ld)
@@ -288,7 +285,7 @@ func (t *attentionGradTask) do(w *worker, lo, hi int) {
 	width := w.isa.cols
 	packed := t.packedSize(width)
 	row := tileQueries * (t.D + width)
-	s := attentionGradScratch{ld: min(w.tileKeys(), t.T)}
+	s := attentionGradScratch{ld: min(tileKeys, t.T)}
 	buf := w.scratch(3*packed + 2*row + 2*tileQueries*s.ld + tileQueries + maskRoom(s.ld) + 3*t.room())
 	s.keysT, s.valuesT, s.keys = carve(&buf, packed), carve(&buf, packed), carve(&buf, packed)
 	s.queries, s.dout = carve(&buf, row), carve(&buf, row)

@@ -18,7 +18,7 @@ type tileShape struct {
 // Of 16 registers, 12 sums leave 2 for a row of b and 2 for elements of a; of 32, 24 leave more than that.
 var (
 	avx2Tile   = tileShape{set: "AVX2", rows: 6, vectors: 2, lanes: 8}
-	avx512Tile = tileShape{set: "AVX512", rows: 8, vectors: 3, lanes: 16}
+	avx512Tile = tileShape{set: "AVX512", rows: 12, vectors: 2, lanes: 16}
 )
 
 func (s tileShape) bytes() int { return 4 * s.lanes }
@@ -118,7 +118,7 @@ func (g *generator) tile(s tileShape, rows, vectors int) {
 		}
 	}
 	// terms emits a loop of so many terms at a time, after which the given bases have moved on by so many bytes a term.
-	// Addresses are offsets: what is no multiply-add takes its time in the same units.
+	// Within it addresses are offsets: to compute them would take time in the units that multiply and add.
 	terms := func(unroll int, element func(r, u int) operand.Mem, step int, moved ...reg.Register) {
 		many, few := g.label("many"), g.label("few")
 		g.SUBQ(operand.Imm(uint64(unroll)), k)
@@ -238,7 +238,7 @@ func (g *generator) output(s tileShape, sums [][]reg.VecVirtual, add bool, mask 
 
 // packs emits the copies into panels.
 func (g *generator) packs() {
-	const widest = 6 // vectors
+	const widest = 4 // vectors
 	g.function("packRowsAVX2", "func(dst, src []float32, ld, k, n, width int)",
 		fmt.Sprintf("is isa.packRows for width up to %d.", widest*lanes))
 	width := g.integer("width")
