@@ -360,11 +360,12 @@ func (s *searcher) floor(o outline, trunk *work, size int, schedule partition.Sc
 	if trunk == nil {
 		return 0
 	}
-	return s.leastOn(o, size, schedule, nil, false, func(size int, kinds cost.Kinds) *workTimes { return trunk.at(size, s.batch, kinds) })
+	return s.leastOn(o, size, schedule, nil, false, false, func(size int, kinds cost.Kinds) *workTimes { return trunk.at(size, s.batch, kinds) })
 }
 
 // common bounds the plans of all outlines of a family, as that of the same one, by the
-// way of micro-batches through the trunk and the work that all of them add to it.
+// way of micro-batches through the trunk and the work that all of them add to it. Which
+// way they send differs.
 func (s *searcher) common(o outline, size int, schedule partition.Schedule) cost.Picoseconds {
 	trunk := s.trunk(o)
 	if trunk == nil {
@@ -375,7 +376,7 @@ func (s *searcher) common(o outline, size int, schedule partition.Schedule) cost
 		zero = 2
 	}
 	apart := trunk.apart(zero, s.replicas(o))
-	return s.leastOn(o, size, schedule, nil, true, func(size int, kinds cost.Kinds) *workTimes { return trunk.at(size, s.batch, kinds).plus(apart) })
+	return s.leastOn(o, size, schedule, nil, true, false, func(size int, kinds cost.Kinds) *workTimes { return trunk.at(size, s.batch, kinds).plus(apart) })
 }
 
 // flowing bounds the same plans by the way of micro-batches through the trunk, with the
@@ -386,7 +387,7 @@ func (s *searcher) flowing(o outline, size int, schedule partition.Schedule, mor
 		return 0
 	}
 	moved := s.moved(o)
-	return s.leastOn(o, size, schedule, more, true, func(size int, kinds cost.Kinds) *workTimes { return trunk.at(size, s.batch, kinds).plus(moved) })
+	return s.leastOn(o, size, schedule, more, true, true, func(size int, kinds cost.Kinds) *workTimes { return trunk.at(size, s.batch, kinds).plus(moved) })
 }
 
 // refined bounds the same plans by the way through all that the stages do in order. It
@@ -404,7 +405,7 @@ func (s *searcher) refined(p *pending, size int, schedule partition.Schedule, mo
 		p.work = s.work(inner, p.outline, false)
 		p.shared = p.work.sharedTimes(&plan, cost.NewProgram(s.cluster, &plan, plan.Mesh(s.batch)), s.batch)
 	}
-	return s.leastOn(p.outline, size, schedule, more, true, func(size int, kinds cost.Kinds) *workTimes {
+	return s.leastOn(p.outline, size, schedule, more, true, true, func(size int, kinds cost.Kinds) *workTimes {
 		return p.work.at(size, s.batch, kinds).plus(p.shared[kinds])
 	}), nil
 }

@@ -95,9 +95,7 @@ func (s *searcher) least(p *passage) cost.Picoseconds {
 				return never
 			}
 			time := passes*recomputed + all(inBlock, mine) + way(inBlock, before) - cost.Picoseconds(at+1)*ahead + update(mine)
-			if p.sent[whole] != nil {
-				time += cost.Picoseconds(m-1)*p.sent[whole][at].all + p.sent[rest][at].all
-			}
+			time += cost.Picoseconds(m-1)*p.sent[whole][at].all + p.sent[rest][at].all
 			switch at {
 			case 0:
 				time += all(beforeBlocks, 1)
@@ -134,7 +132,7 @@ func (s *searcher) alone(p *passage) cost.Picoseconds {
 		return t.way
 	}
 	time := way(&p.first[beforeBlocks]) + cost.Picoseconds(s.graphs.blocks)*way(&p.first[inBlock]) + way(&p.first[afterBlocks])
-	for at := range p.sent[whole] {
+	for at := range p.pp {
 		time += way(&p.sent[whole][at])
 	}
 	return time

@@ -65,6 +65,7 @@ type searcher struct {
 	orders   map[order]*ways
 	allRooms map[roomsKey][][]codegen.Chunk
 	scratch  []position        // see positions
+	unsent   []partTimes       // of positions that send nothing
 	refused  error             // why the last of the outlines that cannot be compiled was not
 	refusals map[outline]error // of all of them
 	looked   []*point          // what the search looked at
