@@ -123,7 +123,7 @@ func TestSoftwareByRule(t *testing.T) {
 		{Row{Framework: "torchtitan", Compiled: true}, "torch-compile"},
 		{Row{Framework: "torchtitan"}, "torch"},
 		{Row{Framework: "torchtitan", DType: "fp8"}, "torch-compile"},
-		{Row{Framework: "AA-Scaling"}, "deepspeed-torch"},
+		{Row{Framework: "AA-Scaling"}, "scaling"},
 		{Row{Framework: "NeMo/Megatron-Core"}, "fused"},
 		{Row{Framework: "flash-attn training (Lightning)"}, "fused-amp"},
 		{Row{Framework: "Pax/XLA"}, "xla"},
