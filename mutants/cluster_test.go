@@ -61,6 +61,26 @@ func inTheCluster() []mutant {
 		old:  "step > r.GlobalBatch {", new: "step > r.DP*r.GlobalBatch {",
 		pkg: "./measured", run: "^TestReadRefuses$",
 	}, {
+		bug: "whole gradients are summed in the time of their parts", how: "an all-reduce is priced as a reduce-scatter",
+		file: "planner/cost/program.go",
+		old:  "op, bytes = ir.OpAllReduce, int64(wide)", new: "bytes = int64(wide)",
+		pkg: "./planner/cost", run: "^TestAllReduce$",
+	}, {
+		bug: "tensor-parallel ranks have the same parameters", how: "their sums are priced as those of replicas",
+		file: "planner/cost/program.go",
+		old:  "return axis != partition.AxisTP && axis != partition.AxisCP", new: "return axis != partition.AxisCP",
+		pkg: "./planner/cost", run: "^TestAllReduce$",
+	}, {
+		bug: "times of plans measured once count as noise", how: "the first of a plan is free too",
+		file: "measured/noise.go",
+		old:  "free += len(logs) - 1", new: "free += len(logs)",
+		pkg: "./measured", run: "^TestNoise$",
+	}, {
+		bug: "a compiler's norms are kept", how: "only those made again in any case are not",
+		file: "measured/memory.go",
+		old:  "case r.Compiled:", new: "case r.Compiled && made.Again:",
+		pkg: "./measured", run: "^TestCompiledNorms$",
+	}, {
 		bug: "a constant fitted to the time of an instruction with its overhead in it", how: "the straight line has no offset",
 		file: "runtime/cpu/profile/fit.go",
 		old:  "return 1 / (a * factor), b / a, off", new: "return 1 / (a * factor), 0, off",
