@@ -10,6 +10,7 @@ type sample struct {
 	share   float64 // of the machine that did it: 1 over the ranks that ran beside each other
 	flops   float64
 	bytes   float64
+	keys    float64 // of attention
 	seconds float64
 	weight  float64 // 1 over the time of its step: every step counts the same
 }
@@ -32,15 +33,14 @@ func balance(samples []sample, model func(sample) float64) (factor, off float64)
 	return factor, off / all
 }
 
-// fitLine returns the a and b with which a·x + b comes nearest to y, all
-// deviations taken relative to y, and neither is negative.
-func fitLine(x, y []float64) (a, b float64) {
-	// Weighted least squares with weights 1/y²: the normal equations of a·x/y + b/y = 1.
+// fitLine returns the a and b with which a·x + b comes nearest to y, by the squares of
+// the deviations with some weights, and neither is negative.
+func fitLine(x, y []float64, weight func(i int) float64) (a, b float64) {
 	var xx, x1, one, sx, s1 float64
 	for i := range x {
-		u, v := x[i]/y[i], 1/y[i]
-		xx, x1, one = xx+u*u, x1+u*v, one+v*v
-		sx, s1 = sx+u, s1+v
+		w := weight(i)
+		xx, x1, one = xx+w*x[i]*x[i], x1+w*x[i], one+w
+		sx, s1 = sx+w*x[i]*y[i], s1+w*y[i]
 	}
 	det := xx*one - x1*x1
 	if det > 0 {
@@ -55,6 +55,11 @@ func fitLine(x, y []float64) (a, b float64) {
 	return a, b
 }
 
+// relative weighs deviations by what they are of y.
+func relative(y []float64) func(i int) float64 {
+	return func(i int) float64 { return 1 / y[i] / y[i] }
+}
+
 // fitProducts returns the share of a peak rate (FLOP/s of the machine) that large
 // products reach and at how many operations they reach half of it, and how far the
 // samples are from that.
@@ -63,15 +68,55 @@ func fitProducts(samples []sample, peak float64) (efficiency, half, off float64)
 	for i, s := range samples {
 		x[i], y[i] = s.flops, s.seconds*peak*s.share
 	}
-	a, b := fitLine(x, y)
+	a, b := fitLine(x, y, func(i int) float64 { return samples[i].weight / y[i] }) // long ones make the step
 	factor, off := balance(samples, func(s sample) float64 { return (a*s.flops + b) / (peak * s.share) })
 	return 1 / (a * factor), b / a, off
 }
 
-// fitAttention returns the share of the peak rate that attention reaches.
-func fitAttention(samples []sample, peak float64) (efficiency, off float64) {
-	factor, off := balance(samples, func(s sample) float64 { return s.ideal(peak) })
+// fitAttention returns the share of the peak rate that attention reaches to many keys,
+// and with how many it reaches half of that.
+func fitAttention(samples []sample, peak float64) (efficiency, half, off float64) {
+	x, y := make([]float64, len(samples)), make([]float64, len(samples))
+	for i, s := range samples {
+		x[i], y[i] = 1/s.keys, s.seconds/s.ideal(peak)
+	}
+	b, a := fitLine(x, y, relative(y))
+	if a > 0 {
+		half = b / a
+	}
+	efficiency, off = attentionShare(samples, peak, half)
+	return efficiency, half, off
+}
+
+// attentionShare is the share with which the times add up, given that half.
+func attentionShare(samples []sample, peak, half float64) (share, off float64) {
+	factor, off := balance(samples, func(s sample) float64 { return s.ideal(peak) * (1 + half/s.keys) })
 	return 1 / factor, off
+}
+
+// pair is an instruction as one rank a core runs it, and as one rank with all cores
+// does the same work.
+type pair struct {
+	across bool // see [cost.Work]
+	bytes, apart, together float64
+	weight                 float64 // see [sample]
+}
+
+// fitRemote returns the bytes/s at which a core reads what lies near another, of which
+// at most so many bytes do: what a rank with all cores takes longer than one a core to
+// read across, beside what all kernels do, or 0 if it does not.
+func fitRemote(pairs []pair, threads, cores, cached float64) float64 {
+	var moved, lost float64
+	for _, p := range pairs {
+		if p.across {
+			moved += p.weight * min(p.bytes, cached) * (1 - 1/cores) / cores
+			lost += p.weight * (p.together - p.apart/threads)
+		}
+	}
+	if lost <= 0 {
+		return 0
+	}
+	return moved / lost
 }
 
 // near is what vector kernels are measured against: caches and memory.
@@ -103,28 +148,24 @@ func fitVector(samples []sample, peak float64, n near) (share, off float64) {
 	return share, off
 }
 
-// exchange is one measured collective: messages that follow each other, and the
-// bytes that each rank moves.
-type exchange struct {
-	messages, bytes float64
-	seconds         float64
-}
+// exchange is one measured collective, and the bytes that are read and written in it
+// for each rank: see [cost.OnePass].
+type exchange struct{ bytes, seconds float64 }
 
-// fitLink returns the latency of a message and the bandwidth of a rank, and how far
-// the exchanges are from them.
-func fitLink(all []exchange) (latency, bandwidth, off float64) {
-	// seconds = messages·latency + bytes/bandwidth, per message.
+// fitLink returns the bandwidth of a rank, beside a constant, and how far the exchanges
+// are from both.
+func fitLink(all []exchange) (bandwidth, off float64) {
 	var x, y []float64
 	for _, e := range all {
-		x, y = append(x, e.bytes/e.messages), append(y, e.seconds/e.messages)
+		x, y = append(x, e.bytes), append(y, e.seconds)
 	}
-	a, b := fitLine(x, y)
+	a, b := fitLine(x, y, relative(y))
 	total := 0.0
 	for _, e := range all {
 		total += e.seconds
-		off += math.Abs(a*e.bytes + b*e.messages - e.seconds)
+		off += math.Abs(a*e.bytes + b - e.seconds)
 	}
-	return b, 1 / a, off / total // a bandwidth of +Inf is cut to the largest there is
+	return 1 / a, off / total // a bandwidth of +Inf is cut to the largest there is
 }
 
 // knee returns the largest size at which a bandwidth that falls with size is still

@@ -18,6 +18,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/autopar/autopar/ir"
 	"github.com/autopar/autopar/planner/cost"
 )
 
@@ -85,9 +86,9 @@ func (r *Result) fit(steps []*timedStep, cores int) {
 	}
 	memory, cached := rates[len(rates)-1], knee(sizes, rates)
 	cache := max(slices.Max(rates), memory)
-	var crowded *timedStep
+	few, many := steps[len(steps)-1], steps[len(steps)-1]
 	if cores > 1 {
-		steps, crowded = steps[:len(steps)-1], steps[len(steps)-1]
+		steps, few = steps[:len(steps)-1], steps[len(steps)-2]
 	}
 	gap := math.Inf(1) // between instructions, where one rank runs
 	for _, s := range steps {
@@ -96,34 +97,48 @@ func (r *Result) fit(steps []*timedStep, cores int) {
 		}
 	}
 	start := overhead(steps) // of an instruction that does nothing
-	launch := gap + start
+	of := func(class string, op ir.Op) []sample { return samples(steps, cores, class, op, start) }
 
-	around := near{cached, cache, memory}
+	around, both := near{cached, cache, memory}, pairs(steps)
+	threads := threading(both)
 	off := map[string]float64{}
-	threads := threading(steps)
-	e := cost.Efficiency{Memory: 1, Threads: clamp(threads)}
-	if crowded != nil {
-		e.Crowd = clamp(crowding(steps[len(steps)-1], crowded, launch))
+	d := cost.Device{
+		Name: r.Machine, Shared: true, Cores: cores, Memory: installed(), FLOPS: map[string]float64{"f32": round(core)},
+		MemoryBandwidth: round(memory), LaunchOverhead: round(gap + start), Efficiency: cost.Efficiency{Memory: 1, Threads: clamp(threads)},
+		Cache:   &cost.Cache{Memory: int64(cached), Bandwidth: round(cache), Remote: round(fitRemote(both, threads, float64(cores), cached))},
+		Kernels: map[string]float64{},
 	}
-	e.Matmul, e.MatmulHalf, off[productClass] = fitProducts(samples(steps, productClass, start, threads), peak)
-	e.Attention, off[attentionClass] = fitAttention(samples(steps, attentionClass, start, threads), peak)
-	e.Vector, off[vectorClass] = fitVector(samples(steps, vectorClass, start, threads), peak, around)
-	e.Matmul, e.MatmulHalf, e.Attention, e.Vector = clamp(e.Matmul), round(e.MatmulHalf), clamp(e.Attention), clamp(e.Vector)
-	link := cost.Link{Bandwidth: memory, Efficiency: 1, Latency: start}
-	if all := exchanges(steps, start); len(all) > 0 {
+	e := &d.Efficiency
+	e.Matmul, e.MatmulHalf, off[productClass] = fitProducts(of(productClass, ir.OpInvalid), peak)
+	e.Attention, e.AttentionHalf, off[attentionClass] = fitAttention(of(attentionClass, ir.OpInvalid), peak)
+	e.Vector, off[vectorClass] = fitVector(of(vectorClass, ir.OpInvalid), peak, around)
+	e.Matmul, e.MatmulHalf, e.Attention, e.AttentionHalf, e.Vector = clamp(e.Matmul), round(e.MatmulHalf), clamp(e.Attention), round(e.AttentionHalf), clamp(e.Vector)
+	for _, op := range ir.Ops() {
+		if all := of(attentionClass, op); len(all) > 0 {
+			share, _ := attentionShare(all, peak, e.AttentionHalf)
+			d.Kernels[op.String()] = clamp(share)
+		}
+		if all := of(vectorClass, op); len(all) > 0 && all[0].flops > 0 {
+			share, _ := fitVector(all, peak, around)
+			d.Kernels[op.String()] = clamp(share)
+		}
+	}
+	link := cost.Link{Bandwidth: memory, Efficiency: 1}
+	if all := exchanges(steps, cores, start); len(all) > 0 {
 		var bandwidth float64
-		link.Latency, bandwidth, off[collectiveClass] = fitLink(all)
+		bandwidth, off[collectiveClass] = fitLink(all)
 		link.Bandwidth = min(bandwidth, 1e15) * float64(cores) // of the machine, which the ranks share
 	}
+	link.Bandwidth = round(link.Bandwidth)
 	r.Cluster = &cost.Cluster{
-		Name: "cpu-profiled", IntraNode: link, Host: &cost.Link{Bandwidth: round(memory / 2), Efficiency: 1, Latency: round(start)},
-		Device: cost.Device{
-			Name: r.Machine, Shared: true, Cores: cores, Memory: installed(), FLOPS: map[string]float64{"f32": round(core)},
-			MemoryBandwidth: round(memory), LaunchOverhead: round(launch), Efficiency: e,
-			Cache: &cost.Cache{Memory: int64(cached), Bandwidth: round(cache)},
-		},
+		Name: "cpu-profiled", Device: d, Collectives: cost.OnePass, IntraNode: link,
+		Host: &cost.Link{Bandwidth: round(memory / 2), Efficiency: 1, Latency: round(start)},
 	}
-	r.Cluster.IntraNode.Latency, r.Cluster.IntraNode.Bandwidth = round(link.Latency), round(link.Bandwidth)
+	if cores > 1 {
+		r.Cluster.IntraNode.Latency = round(few.unexplained(r.Cluster))
+		// Of many, half have no core when the others begin to wait.
+		r.Cluster.Device.Turn = round(many.unexplained(r.Cluster))
+	}
 	r.Cluster.Source = fmt.Sprintf("autopar profile, %s, %s%s", r.When.Format("2006-01-02 15:04 MST"), r.Machine, r.loadText())
 
 	figure := func(key string, spread float64, n int) { r.Figures = append(r.Figures, Figure{key, spread, n}) }
@@ -161,7 +176,7 @@ func overhead(steps []*timedStep) float64 {
 	return all[len(all)/2]
 }
 
-func clamp(share float64) float64 { return round(min(max(share, 1e-3), 1)) }
+func clamp(share float64) float64 { return round(min(max(share, 1e-4), 1)) }
 
 // round keeps three figures: more say nothing.
 func round(x float64) float64 {
