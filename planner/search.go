@@ -60,6 +60,7 @@ type searcher struct {
 	stats    Stats
 	pending  []*pending
 	works    map[workKey]*work
+	trunks   map[trunkKey]*work
 	rates    *cost.Model
 	families map[family][]sized
 	orders   map[order]*ways
@@ -141,7 +142,7 @@ func newSearcher(g *ir.Graph, batch int, c *cost.Cluster, opts Options) *searche
 	graphs := newShrunken(g)
 	s := &searcher{
 		opts: opts, blueprints: newBlueprints(graphs, batch), contexts: contexts{tokens: sequenceTokens(g)}, cluster: c,
-		works: map[workKey]*work{}, rates: cost.NewModel(c, max(1, opts.RuntimeNGPUs)), families: map[family][]sized{}, orders: map[order]*ways{},
+		works: map[workKey]*work{}, trunks: map[trunkKey]*work{}, rates: cost.NewModel(c, max(1, opts.RuntimeNGPUs)), families: map[family][]sized{}, orders: map[order]*ways{},
 		refusals: map[outline]error{},
 		finals:   newFinals(),
 	}
@@ -237,6 +238,7 @@ type ways struct {
 	prices []*cost.Program // of the positions in which data-parallel ranks that shard together lie differently
 	dp     int             // the axis of those ranks
 	moved  map[sharding]*workTimes
+	sent   map[sendKey][]partTimes
 }
 
 // order returns the ways of an outline.
@@ -252,7 +254,7 @@ func (s *searcher) order(o outline) *ways {
 	}
 	mesh := p.Mesh(s.batch)
 	price := cost.NewProgram(s.cluster, p, mesh)
-	w = &ways{text: price.Ways(), dp: mesh.Axis(partition.AxisDP), moved: map[sharding]*workTimes{}}
+	w = &ways{text: price.Ways(), dp: mesh.Axis(partition.AxisDP), moved: map[sharding]*workTimes{}, sent: map[sendKey][]partTimes{}}
 	type place struct {
 		kinds cost.Kinds
 		group cost.Group

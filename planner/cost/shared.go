@@ -18,14 +18,14 @@ import (
 const OnePass = "one_pass"
 
 // inOnePass is the time of a collective by [OnePass]: what a rank loses to a meeting,
-// and its share of what all read and write, as all groups are at it together.
+// its share of what all read and write, as all groups are at it together, and that of
+// reading the result, of which most lies near the cores of others.
 func (m *Model) inOnePass(op ir.Op, bytes int64, g Group) Picoseconds {
-	n := float64(g.Size)
-	moved := 2 * float64(bytes) // a result written, and as much read
+	n, read, written := float64(g.Size), float64(bytes), float64(bytes)
 	if op == ir.OpReduceScatter {
-		moved = float64(bytes) * (1 + 1/n)
+		written /= n
 	}
-	return picoseconds(moved/m.together[0] + m.meeting(n) + m.launch)
+	return picoseconds((read+written)/m.together[0] + m.apart*min(written, float64(m.cache.Memory)) + m.meeting(n) + m.launch)
 }
 
 // meeting is the time that each of n ranks loses where they meet. More of them than there
@@ -37,6 +37,9 @@ func (m *Model) meeting(n float64) float64 {
 // share takes the figures that only a shared machine has, for so many ranks.
 func (m *Model) share(c *Cluster, ranks int) {
 	m.onePass, m.turn = c.Collectives == OnePass, c.Device.Turn
+	if cores := float64(c.Device.Cores); m.cache.Remote > 0 {
+		m.apart = max(1, m.crowd) * (1 - 1/cores) / m.cache.Remote
+	}
 	if m.crowd >= 1 {
 		return
 	}

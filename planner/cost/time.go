@@ -63,7 +63,8 @@ type Model struct {
 	crowd      float64   // ranks a core of a shared machine; 0 of another
 	onePass    bool      // collectives: see [OnePass]
 	turn       float64   // seconds that a core takes from a rank that waits to another
-	remote     float64   // seconds a byte of what lies near another core; 0 where that does not count
+	remote     float64   // seconds a byte of a kernel's that lies near all cores of the rank; 0 where that does not count
+	apart      float64   // seconds a byte of a collective's result
 	kernels    []float64 // by op, the share of the peak it reaches, where not 0
 	shares     *sync.Map // of [Model.Busy], by crowd
 	efficiency Efficiency

@@ -3,6 +3,8 @@ package profile
 import (
 	"math"
 	"slices"
+
+	"github.com/autopar/autopar/planner/cost/curve"
 )
 
 // sample is one measured piece of work.
@@ -33,33 +35,6 @@ func balance(samples []sample, model func(sample) float64) (factor, off float64)
 	return factor, off / all
 }
 
-// fitLine returns the a and b with which a·x + b comes nearest to y, by the squares of
-// the deviations with some weights, and neither is negative.
-func fitLine(x, y []float64, weight func(i int) float64) (a, b float64) {
-	var xx, x1, one, sx, s1 float64
-	for i := range x {
-		w := weight(i)
-		xx, x1, one = xx+w*x[i]*x[i], x1+w*x[i], one+w
-		sx, s1 = sx+w*x[i]*y[i], s1+w*y[i]
-	}
-	det := xx*one - x1*x1
-	if det > 0 {
-		a, b = (sx*one-s1*x1)/det, (xx*s1-x1*sx)/det
-	}
-	switch {
-	case det <= 0 || b < 0:
-		return sx / xx, 0
-	case a < 0:
-		return 0, s1 / one
-	}
-	return a, b
-}
-
-// relative weighs deviations by what they are of y.
-func relative(y []float64) func(i int) float64 {
-	return func(i int) float64 { return 1 / y[i] / y[i] }
-}
-
 // fitProducts returns the share of a peak rate (FLOP/s of the machine) that large
 // products reach and at how many operations they reach half of it, and how far the
 // samples are from that.
@@ -68,7 +43,7 @@ func fitProducts(samples []sample, peak float64) (efficiency, half, off float64)
 	for i, s := range samples {
 		x[i], y[i] = s.flops, s.seconds*peak*s.share
 	}
-	a, b := fitLine(x, y, func(i int) float64 { return samples[i].weight / y[i] }) // long ones make the step
+	a, b := curve.Weighted(x, y, func(i int) float64 { return samples[i].weight / y[i] }) // long ones make the step
 	factor, off := balance(samples, func(s sample) float64 { return (a*s.flops + b) / (peak * s.share) })
 	return 1 / (a * factor), b / a, off
 }
@@ -80,7 +55,7 @@ func fitAttention(samples []sample, peak float64) (efficiency, half, off float64
 	for i, s := range samples {
 		x[i], y[i] = 1/s.keys, s.seconds/s.ideal(peak)
 	}
-	b, a := fitLine(x, y, relative(y))
+	b, a := curve.Line(x, y)
 	if a > 0 {
 		half = b / a
 	}
@@ -146,26 +121,6 @@ func fitVector(samples []sample, peak float64, n near) (share, off float64) {
 		}
 	}
 	return share, off
-}
-
-// exchange is one measured collective, and the bytes that are read and written in it
-// for each rank: see [cost.OnePass].
-type exchange struct{ bytes, seconds float64 }
-
-// fitLink returns the bandwidth of a rank, beside a constant, and how far the exchanges
-// are from both.
-func fitLink(all []exchange) (bandwidth, off float64) {
-	var x, y []float64
-	for _, e := range all {
-		x, y = append(x, e.bytes), append(y, e.seconds)
-	}
-	a, b := fitLine(x, y, relative(y))
-	total := 0.0
-	for _, e := range all {
-		total += e.seconds
-		off += math.Abs(a*e.bytes + b - e.seconds)
-	}
-	return 1 / a, off / total // a bandwidth of +Inf is cut to the largest there is
 }
 
 // knee returns the largest size at which a bandwidth that falls with size is still

@@ -20,6 +20,7 @@ import (
 
 	"github.com/autopar/autopar/ir"
 	"github.com/autopar/autopar/planner/cost"
+	"github.com/autopar/autopar/planner/cost/curve"
 )
 
 // Result is what was measured.
@@ -103,41 +104,41 @@ func (r *Result) fit(steps []*timedStep, cores int) {
 	threads := threading(both)
 	off := map[string]float64{}
 	d := cost.Device{
-		Name: r.Machine, Shared: true, Cores: cores, Memory: installed(), FLOPS: map[string]float64{"f32": round(core)},
-		MemoryBandwidth: round(memory), LaunchOverhead: round(gap + start), Efficiency: cost.Efficiency{Memory: 1, Threads: clamp(threads)},
-		Cache:   &cost.Cache{Memory: int64(cached), Bandwidth: round(cache), Remote: round(fitRemote(both, threads, float64(cores), cached))},
+		Name: r.Machine, Shared: true, Cores: cores, Memory: installed(), FLOPS: map[string]float64{"f32": curve.Round(core)},
+		MemoryBandwidth: curve.Round(memory), LaunchOverhead: curve.Round(gap + start), Efficiency: cost.Efficiency{Memory: 1, Threads: curve.Share(threads)},
+		Cache:   &cost.Cache{Memory: int64(cached), Bandwidth: curve.Round(cache), Remote: curve.Round(fitRemote(both, threads, float64(cores), cached))},
 		Kernels: map[string]float64{},
 	}
 	e := &d.Efficiency
 	e.Matmul, e.MatmulHalf, off[productClass] = fitProducts(of(productClass, ir.OpInvalid), peak)
 	e.Attention, e.AttentionHalf, off[attentionClass] = fitAttention(of(attentionClass, ir.OpInvalid), peak)
 	e.Vector, off[vectorClass] = fitVector(of(vectorClass, ir.OpInvalid), peak, around)
-	e.Matmul, e.MatmulHalf, e.Attention, e.AttentionHalf, e.Vector = clamp(e.Matmul), round(e.MatmulHalf), clamp(e.Attention), round(e.AttentionHalf), clamp(e.Vector)
+	e.Matmul, e.MatmulHalf, e.Attention, e.AttentionHalf, e.Vector = curve.Share(e.Matmul), curve.Round(e.MatmulHalf), curve.Share(e.Attention), curve.Round(e.AttentionHalf), curve.Share(e.Vector)
 	for _, op := range ir.Ops() {
 		if all := of(attentionClass, op); len(all) > 0 {
 			share, _ := attentionShare(all, peak, e.AttentionHalf)
-			d.Kernels[op.String()] = clamp(share)
+			d.Kernels[op.String()] = curve.Round(share)
 		}
 		if all := of(vectorClass, op); len(all) > 0 && all[0].flops > 0 {
 			share, _ := fitVector(all, peak, around)
-			d.Kernels[op.String()] = clamp(share)
+			d.Kernels[op.String()] = curve.Round(share)
 		}
 	}
 	link := cost.Link{Bandwidth: memory, Efficiency: 1}
 	if all := exchanges(steps, cores, start); len(all) > 0 {
 		var bandwidth float64
-		bandwidth, off[collectiveClass] = fitLink(all)
+		_, bandwidth, off[collectiveClass] = curve.Link(all)
 		link.Bandwidth = min(bandwidth, 1e15) * float64(cores) // of the machine, which the ranks share
 	}
-	link.Bandwidth = round(link.Bandwidth)
+	link.Bandwidth = curve.Round(link.Bandwidth)
 	r.Cluster = &cost.Cluster{
 		Name: "cpu-profiled", Device: d, Collectives: cost.OnePass, IntraNode: link,
-		Host: &cost.Link{Bandwidth: round(memory / 2), Efficiency: 1, Latency: round(start)},
+		Host: &cost.Link{Bandwidth: curve.Round(memory / 2), Efficiency: 1, Latency: curve.Round(start)},
 	}
 	if cores > 1 {
-		r.Cluster.IntraNode.Latency = round(few.unexplained(r.Cluster))
+		r.Cluster.IntraNode.Latency = curve.Round(few.unexplained(r.Cluster))
 		// Of many, half have no core when the others begin to wait.
-		r.Cluster.Device.Turn = round(many.unexplained(r.Cluster))
+		r.Cluster.Device.Turn = curve.Round(many.unexplained(r.Cluster))
 	}
 	r.Cluster.Source = fmt.Sprintf("autopar profile, %s, %s%s", r.When.Format("2006-01-02 15:04 MST"), r.Machine, r.loadText())
 
@@ -174,17 +175,6 @@ func overhead(steps []*timedStep) float64 {
 	}
 	slices.Sort(all)
 	return all[len(all)/2]
-}
-
-func clamp(share float64) float64 { return round(min(max(share, 1e-4), 1)) }
-
-// round keeps three figures: more say nothing.
-func round(x float64) float64 {
-	if x == 0 || math.IsInf(x, 0) {
-		return x
-	}
-	unit := math.Pow(10, 2-math.Floor(math.Log10(math.Abs(x))))
-	return math.Round(x*unit) / unit
 }
 
 func (r *Result) loadText() string {

@@ -12,6 +12,7 @@ import (
 	"github.com/autopar/autopar/models/gpt"
 	"github.com/autopar/autopar/partition"
 	"github.com/autopar/autopar/planner/cost"
+	"github.com/autopar/autopar/planner/cost/curve"
 	"github.com/autopar/autopar/runtime"
 	"github.com/autopar/autopar/runtime/cpu"
 	"github.com/autopar/autopar/trace"
@@ -287,14 +288,14 @@ func samples(steps []*timedStep, cores int, class string, op ir.Op, overhead flo
 }
 
 // exchanges returns the collectives of ranks that have a core each.
-func exchanges(steps []*timedStep, cores int, overhead float64) []exchange {
-	var all []exchange
+func exchanges(steps []*timedStep, cores int, overhead float64) []curve.Exchange {
+	var all []curve.Exchange
 	for _, s := range steps {
 		for _, in := range s.instrs {
 			if s.ranks != cores || in.work.Class != collectiveClass || in.work.Group.Size < 2 || in.seconds <= overhead {
 				continue
 			}
-			all = append(all, exchange{moved(in), in.seconds - overhead})
+			all = append(all, curve.Exchange{Messages: 1, Bytes: moved(in), Seconds: in.seconds - overhead})
 		}
 	}
 	return all
