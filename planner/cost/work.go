@@ -14,7 +14,7 @@ type Work struct {
 	Keys  float64 // of attention: how many a query has before it is masked
 	// Across says that its parts read what all parts of kernels before have written.
 	Across bool
-	Group Group   // of a collective
+	Group  Group // of a collective
 }
 
 // WorkOf returns the work of an instruction at a position of a mesh: see

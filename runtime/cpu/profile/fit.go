@@ -72,7 +72,7 @@ func attentionShare(samples []sample, peak, half float64) (share, off float64) {
 // pair is an instruction as one rank a core runs it, and as one rank with all cores
 // does the same work.
 type pair struct {
-	across bool // see [cost.Work]
+	across                 bool // see [cost.Work]
 	bytes, apart, together float64
 	weight                 float64 // see [sample]
 }

@@ -71,8 +71,8 @@ func (s *timedStep) gap() float64 {
 	return max(0, s.seconds-sum) / float64(len(s.instrs))
 }
 
-// time runs a workload for about as long as it may.
-func (w workload) time(ctx context.Context, budget time.Duration) (*timedStep, error) {
+// compile makes the program of a workload, and the step that is to be timed.
+func (w workload) compile() (*timedStep, error) {
 	model := gpt.Config{
 		NLayer: w.layers, NHead: w.heads, NEmbd: w.width, BlockSize: w.tokens, VocabSize: 65, TieEmbeddings: true,
 		Norm: gpt.LayerNorm, Position: gpt.Learned, Activation: gpt.GELU, Float: trace.F32,
@@ -89,23 +89,35 @@ func (w workload) time(ctx context.Context, budget time.Duration) (*timedStep, e
 	if err != nil {
 		return nil, err
 	}
+	s := &timedStep{workload: w, prog: prog}
+	price := cost.NewProgram(&cost.Cluster{Device: cost.Device{Shared: true, Cores: 1}}, plan, prog.Mesh)
+	s.each(func(in *codegen.Instr, at ir.Coord) {
+		s.instrs = append(s.instrs, timedInstr{op: in.Node.Op, name: in.Node.Name, work: price.WorkOf(in, prog.Mesh, at)})
+	})
+	return s, nil
+}
+
+// time runs a workload for about as long as it may.
+func (w workload) time(ctx context.Context, budget time.Duration) (*timedStep, error) {
+	out, err := w.compile()
+	if err != nil {
+		return nil, err
+	}
 	backend, err := cpu.New(cpu.Options{})
 	if err != nil {
 		return nil, err
 	}
 	// A rank calls Trace in the order of its instructions, so each has a list to itself.
 	spans := make([][]runtime.Span, w.ranks)
-	exec, err := runtime.New(prog, backend, runtime.Options{Trace: func(s runtime.Span) { spans[s.Rank] = append(spans[s.Rank], s) }})
+	exec, err := runtime.New(out.prog, backend, runtime.Options{Trace: func(s runtime.Span) { spans[s.Rank] = append(spans[s.Rank], s) }})
 	if err != nil {
 		return nil, err
 	}
 	defer exec.Close()
-	if err := exec.InitParams(prog, 1); err != nil {
+	if err := exec.InitParams(out.prog, 1); err != nil {
 		return nil, err
 	}
 	feeds := w.feeds()
-	out := &timedStep{workload: w, prog: prog}
-	out.list()
 	var steps []timedRun
 	const warm = 2
 	for begin, n := time.Now(), 0; n < warm+6 || time.Since(begin) < budget && n < 2000; n++ {
@@ -113,7 +125,7 @@ func (w workload) time(ctx context.Context, budget time.Duration) (*timedStep, e
 			spans[r] = spans[r][:0]
 		}
 		start := time.Now()
-		if _, err := exec.Step(ctx, prog, feeds); err != nil {
+		if _, err := exec.Step(ctx, out.prog, feeds); err != nil {
 			return nil, err
 		}
 		if run := (timedRun{time.Since(start), nil}); n >= warm {
@@ -176,14 +188,6 @@ func (s *timedStep) each(f func(in *codegen.Instr, at ir.Coord)) {
 			}
 		}
 	}
-}
-
-// list makes a list of it.
-func (s *timedStep) list() {
-	price := cost.NewProgram(&cost.Cluster{Device: cost.Device{Shared: true, Cores: 1}}, s.prog.Plan, s.prog.Mesh)
-	s.each(func(in *codegen.Instr, at ir.Coord) {
-		s.instrs = append(s.instrs, timedInstr{op: in.Node.Op, name: in.Node.Name, work: price.WorkOf(in, s.prog.Mesh, at)})
-	})
 }
 
 // feeds are tokens that mean nothing: the time of a step does not depend on them.
