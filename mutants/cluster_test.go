@@ -41,6 +41,26 @@ func inTheCluster() []mutant {
 		old:  "return max(m.crowd, more*t)", new: "return more",
 		pkg: "./planner/cost", run: "^TestCrowdedPipeline$",
 	}, {
+		bug: "ranks that have a core each wait for one", how: "where they meet",
+		file: "planner/cost/shared.go",
+		old:  "n/float64(m.cluster.Device.Cores)-1", new: "n-1",
+		pkg: "./planner/cost", run: "^TestOnePass$",
+	}, {
+		bug: "each rank writes all that a reduce_scatter makes", how: "in its price",
+		file: "planner/cost/shared.go",
+		old:  "written /= n", new: "written /= 1",
+		pkg: "./planner/cost", run: "^TestOnePass$",
+	}, {
+		bug: "a core has near what another has written", how: "in the price of an update",
+		file: "planner/cost/shared.go",
+		old:  "return n.Phase == ir.Update", new: "return false",
+		pkg: "./planner/cost", run: "^TestKernelsOfSeveralCores$",
+	}, {
+		bug: "what all kernels of several cores lose is put down to reading across", how: "in the fit",
+		file: "runtime/cpu/profile/fit.go",
+		old:  "(p.together - p.apart/threads)", new: "(p.together - p.apart)",
+		pkg: "./runtime/cpu/profile", run: "^TestFitsFindWhatMadeTheTimes$",
+	}, {
 		bug: "schedules share their prices on a crowded machine", how: "the first that is priced decides",
 		file: "planner/price.go",
 		old:  "return &under, schedule", new: "return &under, s.plan.Schedule",
