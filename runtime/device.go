@@ -120,6 +120,27 @@ type Checker interface {
 	Check(k *Kernel) error
 }
 
+// Late is a Device whose steps need not be waited for where they end: it can be told the
+// next meanwhile. The executor tells it where a step ends, in place of a wait of the Host.
+type Late interface {
+	Device
+	// End ends a step: the words of 4 bytes at these offsets of the device's arena are kept
+	// as they are when all of it is done.
+	End(words []int64) error
+	// Last waits for the oldest step that has ended and was not waited for, and copies its
+	// words to dst. At most two are ahead of it.
+	Last(dst []byte) error
+}
+
+// Fuser is a Device that does the work of some kernels together. The executor tells it,
+// while it loads a program, of kernels that it will always launch in this order, with
+// nothing between them on the compute stream.
+type Fuser interface {
+	// Fuse is told of kernels that have been checked. uses counts the reads of every value
+	// of the program, and the program's outputs.
+	Fuse(run []*Kernel, uses map[*ir.Value]int) error
+}
+
 // Tensor is a dense row-major array in an arena: part Slab of a global value.
 type Tensor struct {
 	Space  Space

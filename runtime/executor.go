@@ -1,11 +1,8 @@
 package runtime
 
 import (
-	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
-	"math"
 	"sync"
 	"time"
 
@@ -65,6 +62,8 @@ type Executor struct {
 	// events is how many events each rank had recorded before this step, by stream.
 	events [Host][]int64
 	word   [4]byte // an output on its way
+	begun  []begun // steps that are not finished, oldest first
+	late   bool    // all devices are [Late]
 	closed bool
 	shared shared // of the last step, in a run of several processes
 
@@ -96,7 +95,11 @@ func New(prog *codegen.Program, backend Backend, opts Options) (*Executor, error
 		events:   [Host][]int64{make([]int64, n), make([]int64, n)},
 		programs: map[*codegen.Program]*program{}, groups: map[string]int{},
 	}
+	e.late = true
 	for i, d := range devices {
+		if _, ok := d.(Late); !ok {
+			e.late = false
+		}
 		r := &rank{id: first + i, exec: e, device: d, jobs: make(chan job, 1), exited: make(chan struct{})}
 		e.here = append(e.here, r)
 		go r.serve()
@@ -105,50 +108,6 @@ func New(prog *codegen.Program, backend Backend, opts Options) (*Executor, error
 		return nil, errors.Join(err, e.Close())
 	}
 	return e, nil
-}
-
-// Step runs one step of a loaded program on all ranks. A cancelled context keeps
-// a step from starting, as [Executor.Cancelled] says; it does not interrupt one. The
-// error of a failed step is a [StepError].
-func (e *Executor) Step(ctx context.Context, prog *codegen.Program, feeds Feeds) (Outputs, error) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	p, err := e.ready(prog)
-	if err != nil {
-		return nil, err
-	}
-	if err := e.Cancelled(ctx); err != nil {
-		return nil, err
-	}
-	if err := p.bind(feeds); err != nil {
-		return nil, err
-	}
-	p.start = time.Now()
-	if err := e.runAll(p.job); err != nil {
-		return nil, err
-	}
-	for s := range e.events {
-		for r, n := range p.events[s] {
-			e.events[s][r] += n
-		}
-	}
-	p.steps++
-	for _, o := range p.scalars {
-		r := e.local(o.rank)
-		if r == nil {
-			continue
-		}
-		if err := r.device.Download(e.word[:], OnDevice, o.offset); err != nil {
-			return nil, e.fail(fmt.Errorf("runtime: output %s: %w", o.name, err))
-		}
-		p.outputs[o.name] = math.Float32frombits(binary.NativeEndian.Uint32(e.word[:]))
-	}
-	if e.opts.Peers != nil {
-		if err := e.share(ctx, p); err != nil {
-			return nil, e.fail(e.here[0].describe(err))
-		}
-	}
-	return p.outputs, nil
 }
 
 // local returns a rank of this process, nil for one of another.

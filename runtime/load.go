@@ -21,8 +21,10 @@ type program struct {
 	inputs  []*input
 	byName  map[string]*input
 	scalars []output
+	words   [][]int64 // offsets of the scalars of each rank
 	outputs Outputs
-	job     job
+	run     job
+	finish  job
 	start   time.Time
 	steps   int64 // run so far
 }
@@ -56,6 +58,7 @@ type output struct {
 	name   string
 	rank   int
 	offset int64
+	word   int // of a scalar, among those of its rank
 }
 
 // step returns the number of the step in hand.
@@ -77,12 +80,16 @@ func (e *Executor) Add(prog *codegen.Program) error {
 	if _, ok := e.programs[prog]; ok {
 		return nil
 	}
+	if len(e.begun) > 0 {
+		return fmt.Errorf("runtime: program %s is added while a step is not finished", prog.Graph.Name)
+	}
 	if n := len(prog.Schedules); n != e.Ranks() {
 		return fmt.Errorf("runtime: program %s is for %d ranks, the executor has %d", prog.Graph.Name, n, e.Ranks())
 	}
 	p := &program{src: prog, byName: map[string]*input{}, outputs: Outputs{}}
-	p.job = job{of: p, do: func(r *rank) error { return r.step(p, p.start) }}
-	l := &loader{exec: e, program: p, wires: map[wire]int{}, members: map[meeting][]Member{}, last: codegen.Releases(prog.Plan, prog.Training())}
+	p.run = job{of: p, do: func(r *rank) error { return r.step(p, p.start) }}
+	p.finish = job{of: p, do: func(r *rank) error { return r.last(p) }}
+	l := &loader{exec: e, program: p, wires: map[wire]int{}, members: map[meeting][]Member{}, last: codegen.Releases(prog.Plan, prog.Training()), uses: uses(prog.Graph)}
 	for i := range prog.Schedules { // of other processes too: all number groups and wires alike
 		tasks, err := l.schedule(&prog.Schedules[i])
 		if err != nil {
@@ -96,9 +103,13 @@ func (e *Executor) Add(prog *codegen.Program) error {
 		}
 		p.tasks = append(p.tasks, tasks)
 	}
+	p.words = make([][]int64, len(prog.Schedules))
 	for _, o := range prog.Graph.Outputs {
 		if len(o.Value.Type.Shape) == 0 && o.Value.Type.DType == ir.F32 {
-			p.scalars = append(p.scalars, p.output(o.Name, o.Value))
+			at := p.output(o.Name, o.Value)
+			at.word = len(p.words[at.rank])
+			p.words[at.rank] = append(p.words[at.rank], at.offset)
+			p.scalars = append(p.scalars, at)
 		}
 	}
 	for _, r := range e.here {
@@ -120,7 +131,7 @@ func (e *Executor) Add(prog *codegen.Program) error {
 func (p *program) output(name string, v *ir.Value) output {
 	position, _ := p.src.Plan.Position(v.Def.Stage)
 	stage := p.src.Stages[position]
-	return output{name, p.src.Plan.WorldRank(stage.Index, 0), stage.Offset(stage.Outputs[name], 0)}
+	return output{name: name, rank: p.src.Plan.WorldRank(stage.Index, 0), offset: stage.Offset(stage.Outputs[name], 0)}
 }
 
 // loader builds what the ranks of one program hand to their devices.
@@ -130,6 +141,7 @@ type loader struct {
 	wires   map[wire]int
 	members map[meeting][]Member // shared by the members
 	last    ir.Phase             // the pass after which a micro-batch has left its slot
+	uses    map[*ir.Value]int
 }
 
 // wire is a sending instruction between two ranks.
@@ -189,8 +201,52 @@ func (l *loader) schedule(s *codegen.Schedule) ([]task, error) {
 		before += int64(tasks[i].buckets)
 		tasks[i].event = before + int64(i) + 1
 		l.observe(s, &tasks[i])
+		if err := l.fuse(s, tasks[i].actions); err != nil {
+			return nil, fmt.Errorf("%s: %w", t, err)
+		}
 	}
 	return tasks, nil
+}
+
+// fuse tells a device that wants to know which kernels follow each other.
+func (l *loader) fuse(s *codegen.Schedule, actions []action) error {
+	r := l.exec.local(s.Rank)
+	if r == nil {
+		return nil
+	}
+	f, ok := r.device.(Fuser)
+	if !ok {
+		return nil
+	}
+	var run []*Kernel
+	for i := range actions {
+		a := &actions[i]
+		if a.kernel != nil && a.await == 0 {
+			run = append(run, a.kernel)
+			continue
+		}
+		if err := f.Fuse(run, l.uses); err != nil {
+			return err
+		}
+		if run = nil; a.kernel != nil {
+			run = []*Kernel{a.kernel}
+		}
+	}
+	return f.Fuse(run, l.uses)
+}
+
+// uses counts the reads of every value of a graph, and its outputs.
+func uses(g *ir.Graph) map[*ir.Value]int {
+	n := map[*ir.Value]int{}
+	for _, node := range g.Nodes {
+		for _, v := range node.Args {
+			n[v]++
+		}
+	}
+	for _, o := range g.Outputs {
+		n[o.Value]++
+	}
+	return n
 }
 
 // observe lets the trace hear of what runs on the communication stream.

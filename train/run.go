@@ -201,9 +201,12 @@ func (r *run) resume() error {
 func (r *run) loop(ctx context.Context) error {
 	for it := r.result.Steps; it < r.last; it++ {
 		if it%r.Config.Train.EvalInterval == 0 {
+			if err := r.flush(ctx, 0); err != nil {
+				return err
+			}
 			err := r.evaluate(ctx, it)
 			if cancelled := r.exec.Cancelled(ctx); cancelled != nil && errors.Is(err, cancelled) {
-				return r.interrupt()
+				return r.interrupt(ctx)
 			}
 			if err != nil {
 				return err
@@ -214,23 +217,23 @@ func (r *run) loop(ctx context.Context) error {
 		}
 		err := r.update(ctx, it)
 		if cancelled := r.exec.Cancelled(ctx); cancelled != nil && (err == nil || errors.Is(err, cancelled)) {
-			return r.interrupt()
+			return r.interrupt(ctx)
 		}
 		if err != nil {
 			return err
 		}
-		if every := r.Config.Train.CheckpointInterval; every > 0 && r.result.Steps%every == 0 {
-			if err := r.save(); err != nil {
+		if every := r.Config.Train.CheckpointInterval; every > 0 && (it+1)%every == 0 {
+			if err := r.save(ctx); err != nil {
 				return err
 			}
 		}
 	}
-	return r.save()
+	return r.save(ctx)
 }
 
 // interrupt saves and reports.
-func (r *run) interrupt() error {
-	if err := r.save(); err != nil {
+func (r *run) interrupt(ctx context.Context) error {
+	if err := r.save(ctx); err != nil {
 		return err
 	}
 	r.result.Interrupted = true
@@ -270,17 +273,44 @@ func (r *run) evaluate(ctx context.Context, it int) error {
 		r.result.BestVal, r.bestStep = l.Val, it
 	}
 	if better || r.Config.Train.AlwaysSaveCheckpoint {
-		return r.save()
+		return r.save(ctx)
 	}
 	return nil
 }
 
-// update makes the update of iteration it and reports it.
+// update makes the update of iteration it. Where steps are late it is reported when the next has begun, so that the
+// device never waits for the host to read a loss.
 func (r *run) update(ctx context.Context, it int) error {
-	st, err := r.Step(ctx, it)
-	if err != nil {
+	if err := r.Begin(ctx, it); err != nil {
+		var diverged *DivergedError
+		if late := r.flush(ctx, 0); errors.As(late, &diverged) {
+			return late
+		}
 		return err
 	}
+	if r.Late() {
+		return r.flush(ctx, 1)
+	}
+	return r.flush(ctx, 0)
+}
+
+// flush finishes and reports updates until so many are left.
+func (r *run) flush(ctx context.Context, left int) error {
+	for r.Begun() > left {
+		st, err := r.Finish(ctx)
+		if err != nil {
+			return err
+		}
+		if err := r.finished(st); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// finished takes note of an update and reports it.
+func (r *run) finished(st StepStats) error {
+	it := st.Iter
 	if err := r.finite(it, "loss", st.Loss); err != nil {
 		return err
 	}
@@ -311,7 +341,10 @@ func (r *run) finite(it int, quantity string, x float32) error {
 }
 
 // save saves the state as it is, unless that is done already, there is no place for it, or nothing is learned yet.
-func (r *run) save() error {
+func (r *run) save(ctx context.Context) error {
+	if err := r.flush(ctx, 0); err != nil {
+		return err
+	}
 	step := r.result.Steps
 	if r.opts.Out == "" || step == 0 || r.saved == step {
 		return nil
