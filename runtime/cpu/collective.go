@@ -159,7 +159,7 @@ func large(c *runtime.Collective) bool {
 	for _, more := range c.More {
 		n += more.Members[0].Out.Slab.Elems()
 	}
-	return n*int64(len(c.Members)) > unitElems
+	return n*int64(len(c.Members)) > 8*unitElems
 }
 
 // collectiveAcross is a collective of members on several machines. The first member of each

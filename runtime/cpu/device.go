@@ -146,11 +146,12 @@ func (d *Device) Send(t *runtime.Transfer) error {
 		return err
 	}
 	defer d.pool.Offer()
-	src, peer := d.words(t.Local), d.backend.devices[t.Peer]
-	if peer.away {
+	src := d.words(t.Local)
+	if d.backend.devices[t.Peer].away {
 		return d.backend.others.put(t, src)
 	}
-	kernel.Copy(d.pool, peer.arenas[runtime.OnDevice][t.Remote/4:][:len(src)], src)
+	peer := d.backend.devices[t.Peer].arenas[runtime.OnDevice]
+	kernel.Copy(d.pool, peer[t.Remote/4:][:len(src)], src)
 	wire, _ := d.wire(t)
 	wire.add(1)
 	return nil

@@ -6,9 +6,11 @@ import (
 	"fmt"
 	"net"
 	"os"
+	goruntime "runtime"
 	"slices"
 	"sync"
 	"sync/atomic"
+	"time"
 	"unsafe"
 
 	"github.com/autopar/autopar/runtime"
@@ -181,6 +183,25 @@ func (o *others) share(processors int) int {
 	}
 	n := len(o.local)
 	return max(1, (processors+n-1-slices.Index(o.local, o.self))/n)
+}
+
+// patience is how long a rank looks for what another process does before it parks. To be woken
+// takes two system calls and a turn of the system's scheduler, which can be milliseconds; while
+// every process has a core of its own, nobody else has a use for it.
+const patience = 2 * time.Millisecond
+
+// linger waits for a moment longer until c has reached n, which it reports, unless the core is
+// wanted.
+func (o *others) linger(d *Device, c *counter, n int64) bool {
+	if !o.together() || len(o.local) > goruntime.GOMAXPROCS(0) {
+		return false
+	}
+	for start := time.Now(); time.Since(start) < patience && !d.backend.cores.Wanted() && !d.aborted(); {
+		if d.pool.Lend(c.n, n) {
+			return true
+		}
+	}
+	return false
 }
 
 // lookInto gives the device of another process's rank its arena as it is seen from here.

@@ -1,4 +1,4 @@
-package cpu_test
+package cpu
 
 import (
 	"context"
@@ -13,18 +13,23 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/autopar/autopar/launch"
+	rendezvous "github.com/autopar/autopar/launch" // launch is what runs a kernel here
 	"github.com/autopar/autopar/runtime"
 	"github.com/autopar/autopar/runtime/backendtest"
-	"github.com/autopar/autopar/runtime/cpu"
 )
 
 // several is a backend for each rank, joined as those of several processes are, here in one. Ranks
 // for which node says the same share memory.
 type several struct {
 	node     func(rank int) string
-	backends []*cpu.Backend
-	peers    []*launch.Peers
+	threads  func(rank int) int
+	backends []*Backend
+	peers    []*rendezvous.Peers
+}
+
+// oneMachine is of processes that share memory and cores.
+func oneMachine() *several {
+	return &several{node: func(int) string { return "" }, threads: func(int) int { return 0 }}
 }
 
 func (s *several) Open(world runtime.World) ([]runtime.Device, error) {
@@ -35,7 +40,7 @@ func (s *several) Open(world runtime.World) ([]runtime.Device, error) {
 	addr := listener.Addr().String()
 	listener.Close()
 	n := world.Ranks
-	s.backends, s.peers = make([]*cpu.Backend, n), make([]*launch.Peers, n)
+	s.backends, s.peers = make([]*Backend, n), make([]*rendezvous.Peers, n)
 	devices, errs := make([]runtime.Device, n), make([]error, n)
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
@@ -45,12 +50,12 @@ func (s *several) Open(world runtime.World) ([]runtime.Device, error) {
 			w := world
 			w.Timeout = max(w.Timeout, time.Minute) // to meet
 			var opened []runtime.Device
-			s.peers[r], errs[r] = launch.Join(ctx, launch.Place{Rank: r, World: n, Addr: addr, Node: s.node(r)})
+			s.peers[r], errs[r] = rendezvous.Join(ctx, rendezvous.Place{Rank: r, World: n, Addr: addr, Node: s.node(r)})
 			if errs[r] != nil {
 				return
 			}
 			w.Peers, w.Timeout = s.peers[r], world.Timeout
-			if s.backends[r], errs[r] = cpu.New(cpu.Options{Threads: 1 + r%2}); errs[r] == nil {
+			if s.backends[r], errs[r] = New(Options{Threads: s.threads(r)}); errs[r] == nil {
 				opened, errs[r] = s.backends[r].Open(w)
 			}
 			if errs[r] == nil {
@@ -77,7 +82,7 @@ func TestConformanceOfProcesses(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			open := func(t *testing.T) runtime.Backend {
-				s := &several{node: node}
+				s := &several{node: node, threads: func(rank int) int { return 1 + rank%2 }}
 				t.Cleanup(func() {
 					for _, p := range s.peers {
 						go p.Close()
@@ -101,7 +106,7 @@ func TestSharedMemoryGoes(t *testing.T) {
 		return strings.Count(string(maps), "memfd:autopar")
 	}
 	before := mapped()
-	s := &several{node: func(int) string { return "" }}
+	s := oneMachine()
 	devices, err := s.Open(runtime.World{Ranks: 3, Timeout: time.Minute})
 	require.NoError(t, err)
 	for _, d := range devices {

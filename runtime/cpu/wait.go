@@ -111,7 +111,7 @@ func (d *Device) wait(c *counter, n int64, late func() []int) error {
 // it parks, as waking a parked goroutine costs tens of microseconds and ranks that
 // are in step meet sooner; parked, it holds no core.
 func (d *Device) waitFor(c *counter, n int64, timeout time.Duration, late func() []int) error {
-	if c.n.Load() >= n || d.pool.Lend(c.n, n) {
+	if c.n.Load() >= n || d.pool.Lend(c.n, n) || d.backend.others.linger(d, c, n) {
 		return nil
 	}
 	d.pool.Leave()
