@@ -26,9 +26,15 @@ func (b *Backend) wire(n int) *wire {
 	return b.wires[n]
 }
 
+// errApart says what several processes do not do yet.
+var errApart = &DeviceError{"stages of a pipeline on GPUs have to be of one process: start it once, or plan without a pipeline"}
+
 // Send copies the tensor to the peer's arena, and says so by an event. Between GPUs the
 // driver copies directly where it can.
 func (d *Device) Send(t *runtime.Transfer) error {
+	if d.backend.others != nil {
+		return errApart
+	}
 	if err := d.flush(); err != nil {
 		return err
 	}
@@ -72,6 +78,9 @@ func (w *wire) say(d *Device) error {
 
 // Recv holds later work back until the peer's message is there.
 func (d *Device) Recv(t *runtime.Transfer) error {
+	if d.backend.others != nil {
+		return errApart
+	}
 	if err := d.flush(); err != nil {
 		return err
 	}
