@@ -52,7 +52,7 @@ func inTheDevice() []mutant {
 	}, {
 		bug: "all element types at one rate", how: "in the profile of a GPU",
 		file: "cuda/profile/profile.go",
-		old:  "curve.Round(of * rate / best[fastest])", new: "curve.Round(of)",
+		old:  "curve.Round(of * rate / best[fastest])", new: "curve.Round(of * rate / rate)",
 		pkg: "./cuda/profile", run: "^TestMeasure$",
 	}, {
 		bug: "a process waits for the name of another group", how: "where NCCL's names go over TCP",
