@@ -44,6 +44,8 @@ type Options struct {
 	Synchronous bool
 	// Eager keeps steps from being replayed as graphs.
 	Eager bool
+	// Note, when set, is told once why steps are not replayed as graphs, if they cannot be.
+	Note func(text string)
 }
 
 // Backend is the CUDA backend of one world.
@@ -56,6 +58,7 @@ type Backend struct {
 	others  *others   // nil when all ranks are in this process
 	stopped chan struct{}
 	abort   sync.Once
+	noted   sync.Once
 	joining atomic.Bool // NCCL was left behind in the middle of a call
 
 	mu     sync.Mutex
@@ -245,6 +248,13 @@ func Usable(d driver.Driver, gpu int) error {
 	}
 	return &DeviceError{fmt.Sprintf("GPU %d (%s) has compute capability %d.%d, want at least %d.%d",
 		gpu, name, capability/10, capability%10, MinCapability/10, MinCapability%10)}
+}
+
+// explain says, once, why steps are told to the GPU call by call.
+func (b *Backend) explain(why string) {
+	if b.opts.Note != nil {
+		b.noted.Do(func() { b.opts.Note("steps are not replayed as CUDA graphs: " + why) })
+	}
 }
 
 // Abort ends every wait, and the collectives in progress.

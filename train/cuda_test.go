@@ -117,6 +117,8 @@ func TestLossesAreReadLate(t *testing.T) {
 			d := fake.New(fake.Options{Devices: 2})
 			system, err := cudatest.NewSystem(d)
 			require.NoError(t, err)
+			var notes []string
+			opts.Note = func(text string) { notes = append(notes, text) }
 			b := &watched{Backend: cuda.New(system, opts)}
 			job, err := NewJob(cfg, planOf(2, 1, 1), JobOptions{Backend: b})
 			require.NoError(t, err)
@@ -150,6 +152,11 @@ func TestLossesAreReadLate(t *testing.T) {
 			}
 			require.GreaterOrEqual(t, late, 4, "%v", b.order)
 			require.NotContains(t, strings.Join(b.order, " "), "told told told")
+			if opts.Loopback {
+				require.Equal(t, []string{"steps are not replayed as CUDA graphs: ranks that share a GPU wait for each other on the host"}, notes)
+			} else {
+				require.Empty(t, notes)
+			}
 		})
 	}
 }

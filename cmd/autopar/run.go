@@ -114,7 +114,9 @@ func (c *runCmd) Run(ctx context.Context, con *console) (err error) {
 		if cluster == nil {
 			cluster = doc.Cluster // for want of a better peak to count MFU by
 		}
-		on.Backend = cuda.New(system, c.options())
+		opts := c.options()
+		opts.Note = func(text string) { con.note("%s", text) }
+		on.Backend = cuda.New(system, opts)
 	}
 	job, err := train.NewJob(doc.Config, doc.Plan, on)
 	if err != nil {
