@@ -356,7 +356,11 @@ func (d *Device) Wait(s runtime.Stream, e runtime.Event) error {
 		return err
 	}
 	defer d.leave()
-	of := d.backend.devices[e.Rank].lane(e.Stream)
+	other := d.backend.devices[e.Rank]
+	if other == nil {
+		return errApart
+	}
+	of := other.lane(e.Stream)
 	if s != runtime.Host && of.device == d {
 		return d.do(call{kind: callWait, stream: s, of: e.Stream, n: e.N}, nil)
 	}
