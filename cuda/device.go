@@ -29,6 +29,7 @@ type Device struct {
 	upload             staging
 	landing            []byte // pinned, for downloads
 	landed             driver.Event
+	ends               ends
 
 	received map[int]int64 // messages taken, by Transfer.Wire
 
@@ -45,6 +46,7 @@ type Device struct {
 var (
 	_ runtime.Device  = (*Device)(nil)
 	_ runtime.Checker = (*Device)(nil)
+	_ runtime.Late    = (*Device)(nil)
 	_ runtime.Fuser   = (*Device)(nil)
 )
 
@@ -83,6 +85,9 @@ func (d *Device) open() (err error) {
 		return err
 	}
 	if d.landed, err = d.drv.CreateEvent(false); err != nil {
+		return err
+	}
+	if err := d.ends.open(d.drv); err != nil {
 		return err
 	}
 	return d.upload.open(d)
@@ -370,15 +375,8 @@ func (d *Device) Wait(s runtime.Stream, e runtime.Event) error {
 		}
 		return d.waitFor(s, of, e)
 	}
-	var calls []call
 	if d.steps != nil {
-		if of == d.compute && len(d.steps.now) > 0 {
-			done, told, err := d.steps.end(e.N)
-			if done || err != nil {
-				return err
-			}
-			calls = told
-		} else if err := d.flush(); err != nil {
+		if err := d.steps.drop(); err != nil {
 			return err
 		}
 	}
@@ -388,10 +386,7 @@ func (d *Device) Wait(s runtime.Stream, e runtime.Event) error {
 	if err := d.poll(func() (bool, error) { return of.done(e.N) }); err != nil {
 		return d.comm.blame(e, err)
 	}
-	if calls == nil {
-		return nil
-	}
-	return d.steps.learn(calls)
+	return nil
 }
 
 // waitFor holds a stream back until an event of a rank has happened.
@@ -487,5 +482,6 @@ func (d *Device) release() error {
 	if d.landed != 0 {
 		errs = append(errs, d.drv.DestroyEvent(d.landed))
 	}
+	errs = append(errs, d.ends.release(d.drv)...)
 	return errors.Join(append(errs, d.upload.release(d.drv)...)...)
 }

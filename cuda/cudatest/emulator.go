@@ -6,7 +6,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"math"
 	"sync"
 	"time"
 
@@ -15,7 +14,6 @@ import (
 	"github.com/autopar/autopar/cuda/driver/fake"
 	"github.com/autopar/autopar/cuda/kernel"
 	"github.com/autopar/autopar/ir"
-	"github.com/autopar/autopar/ir/half"
 	"github.com/autopar/autopar/runtime"
 	"github.com/autopar/autopar/runtime/cpu"
 )
@@ -197,31 +195,15 @@ func reduceAt(by ir.Reduction, d ir.DType, y []byte, x [][]byte, i int64) error 
 		binary.NativeEndian.PutUint64(y[8*i:], uint64(sum))
 		return nil
 	}
-	acc := load(d, x[0], i)
+	size := d.Size()
+	acc := d.Read(x[0][size*i:])
 	for _, m := range x[1:] {
-		if v := load(d, m, i); by == ir.Max {
+		if v := d.Read(m[size*i:]); by == ir.Max {
 			acc = max(acc, v)
 		} else {
 			acc += v
 		}
 	}
-	switch d {
-	case ir.BF16:
-		binary.NativeEndian.PutUint16(y[2*i:], half.BF16(acc))
-	case ir.F16:
-		binary.NativeEndian.PutUint16(y[2*i:], half.F16(acc))
-	default:
-		binary.NativeEndian.PutUint32(y[4*i:], math.Float32bits(acc))
-	}
+	d.Write(y[size*i:], acc)
 	return nil
-}
-
-func load(d ir.DType, m []byte, i int64) float32 {
-	switch d {
-	case ir.BF16:
-		return half.FromBF16(binary.NativeEndian.Uint16(m[2*i:]))
-	case ir.F16:
-		return half.FromF16(binary.NativeEndian.Uint16(m[2*i:]))
-	}
-	return math.Float32frombits(binary.NativeEndian.Uint32(m[4*i:]))
 }

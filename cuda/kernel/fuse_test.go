@@ -10,7 +10,6 @@ import (
 
 	"github.com/autopar/autopar/cuda/kernel"
 	"github.com/autopar/autopar/ir"
-	"github.com/autopar/autopar/ir/half"
 	"github.com/autopar/autopar/ir/interp"
 	"github.com/autopar/autopar/runtime"
 )
@@ -135,20 +134,10 @@ func (c *chain) check(path string, sums bool, want ...*ir.Value) {
 			tolerance = max(tolerance, 0x1p-7)
 		}
 		for j, w := range c.values[v].F {
-			got := decode(v.Type.DType, fused[i][int64(j)*v.Type.DType.Size():])
+			got := v.Type.DType.Read(fused[i][int64(j)*v.Type.DType.Size():])
 			require.InDelta(c.t, w, got, tolerance*max(largest, 1), "%s, element %d", v.Name(), j)
 		}
 	}
-}
-
-func decode(d ir.DType, b []byte) float64 {
-	switch d {
-	case ir.BF16:
-		return float64(half.FromBF16(uint16(b[0]) | uint16(b[1])<<8))
-	case ir.F16:
-		return float64(half.FromF16(uint16(b[0]) | uint16(b[1])<<8))
-	}
-	return float64(math.Float32frombits(uint32(b[0]) | uint32(b[1])<<8 | uint32(b[2])<<16 | uint32(b[3])<<24))
 }
 
 // TestFusedNorms does residual sums with norms, forward and backward: with results apart and in the places of operands, of rows

@@ -1,12 +1,8 @@
 package fake
 
 import (
-	"encoding/binary"
-	"math"
-
 	"github.com/autopar/autopar/cuda/driver"
 	"github.com/autopar/autopar/ir"
-	"github.com/autopar/autopar/ir/half"
 )
 
 // BLAS returns products by three loops, with columns that lie together.
@@ -63,7 +59,7 @@ func (b *blas) product(g driver.GEMM, x, y, z, vector, workspace driver.Ptr, s d
 				for _, v := range y[col*g.K : (col+1)*g.K] {
 					sum += v
 				}
-				store(g.TC, b.driver.Memory(sums), col, float32(sum))
+				g.TC.Write(b.driver.Memory(sums)[col*g.TC.Size():], float32(sum))
 			}
 			for row := range g.M {
 				var sum float64
@@ -71,13 +67,14 @@ func (b *blas) product(g driver.GEMM, x, y, z, vector, workspace driver.Ptr, s d
 				for k, v := range x[row*g.K : (row+1)*g.K] {
 					sum += v * of[k]
 				}
+				to := z[(col*g.LDC+row)*g.TC.Size():]
 				if g.Epilogue == driver.AddBias {
-					sum += load(g.TC, b.driver.Memory(bias), row)
+					sum += float64(g.TC.Read(b.driver.Memory(bias)[row*g.TC.Size():]))
 				}
 				if g.Accumulate {
-					sum += load(g.TC, z, col*g.LDC+row)
+					sum += float64(g.TC.Read(to))
 				}
-				store(g.TC, z, col*g.LDC+row, float32(sum))
+				g.TC.Write(to, float32(sum))
 			}
 		}
 		return nil
@@ -90,34 +87,11 @@ func unpack(m []byte, d ir.DType, ld, rows, cols int64, trans bool) []float64 {
 	for row := range rows {
 		for col := range cols {
 			if trans {
-				x = append(x, load(d, m, row*ld+col))
+				x = append(x, float64(d.Read(m[(row*ld+col)*d.Size():])))
 			} else {
-				x = append(x, load(d, m, col*ld+row))
+				x = append(x, float64(d.Read(m[(col*ld+row)*d.Size():])))
 			}
 		}
 	}
 	return x
-}
-
-// load returns element i of memory.
-func load(d ir.DType, m []byte, i int64) float64 {
-	switch d {
-	case ir.BF16:
-		return float64(half.FromBF16(binary.NativeEndian.Uint16(m[2*i:])))
-	case ir.F16:
-		return float64(half.FromF16(binary.NativeEndian.Uint16(m[2*i:])))
-	}
-	return float64(math.Float32frombits(binary.NativeEndian.Uint32(m[4*i:])))
-}
-
-// store rounds x to element i.
-func store(d ir.DType, m []byte, i int64, x float32) {
-	switch d {
-	case ir.BF16:
-		binary.NativeEndian.PutUint16(m[2*i:], half.BF16(x))
-	case ir.F16:
-		binary.NativeEndian.PutUint16(m[2*i:], half.F16(x))
-	default:
-		binary.NativeEndian.PutUint32(m[4*i:], math.Float32bits(x))
-	}
 }
