@@ -40,6 +40,7 @@ func rooms() []string {
 		"planner/lp",
 		"planner/galvatron",
 		"measured",
+		"launch",
 		"runtime",
 		"runtime/cpu/kernel/asm",
 		"runtime/cpu/kernel",

@@ -1,12 +1,9 @@
 package checkpoint
 
 import (
-	"encoding/binary"
 	"fmt"
-	"math"
 
 	"github.com/autopar/autopar/ir"
-	"github.com/autopar/autopar/ir/half"
 )
 
 // masterSuffix ends the name of the copy of a weight in full precision, of which the weight is the rounding.
@@ -36,28 +33,7 @@ func convert(dst []byte, to ir.DType, src []byte, from ir.DType) error {
 	}
 	in, out := int(from.Size()), int(to.Size())
 	for i := range len(src) / in {
-		put(dst[i*out:], to, get(src[i*in:], from))
+		to.Write(dst[i*out:], from.Read(src[i*in:]))
 	}
 	return nil
-}
-
-func get(b []byte, d ir.DType) float32 {
-	switch d {
-	case ir.BF16:
-		return half.FromBF16(binary.LittleEndian.Uint16(b))
-	case ir.F16:
-		return half.FromF16(binary.LittleEndian.Uint16(b))
-	}
-	return math.Float32frombits(binary.LittleEndian.Uint32(b))
-}
-
-func put(b []byte, d ir.DType, x float32) {
-	switch d {
-	case ir.BF16:
-		binary.LittleEndian.PutUint16(b, half.BF16(x))
-	case ir.F16:
-		binary.LittleEndian.PutUint16(b, half.F16(x))
-	default:
-		binary.LittleEndian.PutUint32(b, math.Float32bits(x))
-	}
 }

@@ -160,7 +160,7 @@ func (w *Weights) Read(param string, dtype ir.DType, slab ir.Slab, dst []byte) e
 	whole := ir.Whole(slab.Global)
 	runs(slab, slab, whole, func(a, b, n int64) {
 		for i := range n {
-			put(dst[dtype.Size()*(a+i):], dtype, values[b+i])
+			dtype.Write(dst[dtype.Size()*(a+i):], values[b+i])
 		}
 	})
 	return nil

@@ -12,6 +12,7 @@ import (
 	"fmt"
 	goruntime "runtime"
 	"sync"
+	"sync/atomic"
 
 	"github.com/autopar/autopar/cuda/driver"
 	"github.com/autopar/autopar/runtime"
@@ -52,6 +53,7 @@ type Backend struct {
 	devices []*Device
 	stopped chan struct{}
 	abort   sync.Once
+	joining atomic.Bool // NCCL was left behind in the middle of a call
 
 	mu     sync.Mutex
 	open   int // devices
@@ -264,6 +266,9 @@ func (b *Backend) closed() error {
 
 // release frees what the backend holds.
 func (b *Backend) release() error {
+	if b.joining.Load() { // it uses the contexts still, and the run has failed
+		return nil
+	}
 	var errs []error
 	for _, d := range b.devices {
 		if d.comm != nil {

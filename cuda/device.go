@@ -29,20 +29,25 @@ type Device struct {
 	upload             staging
 	landing            []byte // pinned, for downloads
 	landed             driver.Event
+	ends               ends
 
 	received map[int]int64 // messages taken, by Transfer.Wire
 
 	// prepared are the kernels of loaded programs, made ready when they are launched
-	// first; nil until then. Programs do not change.
+	// first; nil until then. Programs do not change. groups are those that are done as one,
+	// by their first kernel; the others of a group have an empty one.
 	prepared map[*runtime.Kernel]launch
-	checked  []*runtime.Kernel // since the arena was asked for
-	steps    *replay           // nil where steps are never graphs
-	labels   driver.Labeler    // nil unless the driver wants to know
+	groups   map[*runtime.Kernel]kernel.Group
+	checked  []kernel.Group // since the arena was asked for
+	steps    *replay        // nil where steps are never graphs
+	labels   driver.Labeler // nil unless the driver wants to know
 }
 
 var (
 	_ runtime.Device  = (*Device)(nil)
 	_ runtime.Checker = (*Device)(nil)
+	_ runtime.Late    = (*Device)(nil)
+	_ runtime.Fuser   = (*Device)(nil)
 )
 
 // launch puts a prepared kernel on a stream.
@@ -57,7 +62,7 @@ const (
 )
 
 func newDevice(b *Backend, g *gpu, rank int) *Device {
-	d := &Device{backend: b, drv: b.system.Driver, gpu: g, rank: rank, prepared: map[*runtime.Kernel]launch{}, received: map[int]int64{}}
+	d := &Device{backend: b, drv: b.system.Driver, gpu: g, rank: rank, prepared: map[*runtime.Kernel]launch{}, groups: map[*runtime.Kernel]kernel.Group{}, received: map[int]int64{}}
 	d.labels, _ = d.drv.(driver.Labeler)
 	if !b.opts.Loopback && !b.opts.Synchronous && !b.opts.Eager {
 		d.steps = &replay{Device: d}
@@ -80,6 +85,9 @@ func (d *Device) open() (err error) {
 		return err
 	}
 	if d.landed, err = d.drv.CreateEvent(false); err != nil {
+		return err
+	}
+	if err := d.ends.open(d.drv); err != nil {
 		return err
 	}
 	return d.upload.open(d)
@@ -167,13 +175,46 @@ func (d *Device) Check(k *runtime.Kernel) error {
 		}
 	}
 	if !copies(k) && !isGEMM(k) {
-		if err := d.gpu.engine.Check(k); err != nil {
+		if err := d.gpu.engine.Check(kernel.Group{k}); err != nil {
 			return err
 		}
 	}
 	d.prepared[k] = nil
-	d.checked = append(d.checked, k)
+	d.checked = append(d.checked, kernel.Group{k})
 	return nil
+}
+
+// Fuse implements [runtime.Fuser]. Where every call is timed, each kernel has its own.
+func (d *Device) Fuse(run []*runtime.Kernel, uses map[*ir.Value]int) error {
+	if d.backend.opts.Synchronous {
+		return nil
+	}
+	if err := d.enter(); err != nil {
+		return err
+	}
+	defer d.leave()
+	for _, g := range kernel.Fuse(run, uses) {
+		if len(g) == 1 {
+			continue
+		}
+		if err := d.gpu.engine.Check(g); err != nil {
+			return err
+		}
+		for _, k := range g {
+			d.groups[k] = nil
+		}
+		d.groups[g[0]] = g
+		d.checked = append(d.checked, g)
+	}
+	return nil
+}
+
+// group returns what is done where a kernel is launched: nothing if others have done it.
+func (d *Device) group(k *runtime.Kernel) kernel.Group {
+	if g, ok := d.groups[k]; ok {
+		return g
+	}
+	return kernel.Group{k}
 }
 
 // unprepare forgets what depends on addresses.
@@ -222,10 +263,14 @@ func (d *Device) prepare(k *runtime.Kernel) (launch, error) {
 	case isGEMM(k):
 		return d.prepareGEMM(k), nil
 	}
-	if err := d.reserve(d.gpu.engine.Scratch(k)); err != nil {
+	g := d.group(k)
+	if len(g) == 0 {
+		return func(driver.Stream) error { return nil }, nil
+	}
+	if err := d.reserve(d.gpu.engine.Scratch(g)); err != nil {
 		return nil, err
 	}
-	return d.gpu.engine.Prepare(k, d.place, d.scratch)
+	return d.gpu.engine.Prepare(g, d.place, d.scratch)
 }
 
 // reserve makes the scratch memory of kernels at least bytes long.
@@ -321,15 +366,8 @@ func (d *Device) Wait(s runtime.Stream, e runtime.Event) error {
 		}
 		return d.waitFor(s, of, e)
 	}
-	var calls []call
 	if d.steps != nil {
-		if of == d.compute && len(d.steps.now) > 0 {
-			done, told, err := d.steps.end(e.N)
-			if done || err != nil {
-				return err
-			}
-			calls = told
-		} else if err := d.flush(); err != nil {
+		if err := d.steps.drop(); err != nil {
 			return err
 		}
 	}
@@ -339,10 +377,7 @@ func (d *Device) Wait(s runtime.Stream, e runtime.Event) error {
 	if err := d.poll(func() (bool, error) { return of.done(e.N) }); err != nil {
 		return d.comm.blame(e, err)
 	}
-	if calls == nil {
-		return nil
-	}
-	return d.steps.learn(calls)
+	return nil
 }
 
 // waitFor holds a stream back until an event of a rank has happened.
@@ -438,5 +473,6 @@ func (d *Device) release() error {
 	if d.landed != 0 {
 		errs = append(errs, d.drv.DestroyEvent(d.landed))
 	}
+	errs = append(errs, d.ends.release(d.drv)...)
 	return errors.Join(append(errs, d.upload.release(d.drv)...)...)
 }

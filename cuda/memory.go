@@ -52,15 +52,16 @@ func (d *Device) Alloc(space runtime.Space, bytes int64) error {
 // a rank that stops to take memory or to time products may wait for one that waits for it.
 func (d *Device) load() error {
 	var scratch int64
-	for _, k := range d.checked {
-		if !copies(k) && !isGEMM(k) {
-			scratch = max(scratch, d.gpu.engine.Scratch(k))
+	for _, g := range d.checked {
+		if k := g[0]; !copies(k) && !isGEMM(k) {
+			scratch = max(scratch, d.gpu.engine.Scratch(g))
 		}
 	}
 	if err := d.reserve(scratch); err != nil {
 		return err
 	}
-	for _, k := range d.checked {
+	for _, group := range d.checked {
+		k := group[0]
 		if !isGEMM(k) {
 			continue
 		}

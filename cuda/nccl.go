@@ -3,6 +3,9 @@ package cuda
 import (
 	"errors"
 	"fmt"
+	goruntime "runtime"
+	"strconv"
+	"strings"
 	"time"
 
 	"github.com/autopar/autopar/cuda/driver"
@@ -44,15 +47,55 @@ func (l *lane) join(c *runtime.Collective) (driver.Comm, error) {
 			return nil, fmt.Errorf("cuda: rank %d has entered %s %s instead", c.Members[i].Rank, n.Op, n.Name)
 		}
 	}
-	comm, err := lib.Join(len(c.Members), v.id, c.Position)
+	comm, err := l.enterComm(lib, c, v.id)
 	if err != nil {
-		return nil, fmt.Errorf("cuda: joining the ranks of group %d: %w", c.Group, err)
+		return nil, err
 	}
 	l.comms[c.Group] = comm
 	b.mu.Lock()
 	b.comms = append(b.comms, comm)
 	b.mu.Unlock()
 	return comm, nil
+}
+
+// enterComm makes the rank part of a communicator. NCCL comes back when all have joined,
+// whenever that is, so it is left behind when that takes longer than the world allows, or the
+// run has failed elsewhere.
+func (l *lane) enterComm(lib driver.Collectives, c *runtime.Collective, id driver.ID) (driver.Comm, error) {
+	type joined struct {
+		comm driver.Comm
+		err  error
+	}
+	b, gpu := l.device.backend, l.device.gpu
+	ready := make(chan joined, 1)
+	go func() {
+		goruntime.LockOSThread() // which ends with the goroutine
+		var j joined
+		if j.err = l.device.drv.SetCurrent(gpu.context); j.err == nil {
+			j.comm, j.err = lib.Join(len(c.Members), id, c.Position)
+		}
+		ready <- j
+	}()
+	timer := time.NewTimer(b.world.Timeout)
+	defer timer.Stop()
+	select {
+	case j := <-ready:
+		if j.err != nil {
+			return nil, fmt.Errorf("cuda: rank %d joining NCCL's group %d of %d ranks at %s: %w", l.device.rank, c.Group, len(c.Members), id.Address(), j.err)
+		}
+		return j.comm, nil
+	case <-b.stopped:
+		b.joining.Store(true)
+		return nil, runtime.ErrAborted
+	case <-timer.C:
+		b.joining.Store(true)
+		var ranks []string
+		for _, m := range c.Members {
+			ranks = append(ranks, strconv.Itoa(m.Rank))
+		}
+		return nil, fmt.Errorf("cuda: rank %d has not joined NCCL's group %d (ranks %s) at %s within %v; NCCL_DEBUG=INFO says what it waits for, NCCL_SOCKET_IFNAME chooses the network",
+			l.device.rank, c.Group, strings.Join(ranks, ", "), id.Address(), b.world.Timeout)
+	}
 }
 
 // collectives returns NCCL, loading it the first time.
@@ -188,7 +231,7 @@ func (l *lane) note(c *runtime.Collective) {
 			kept = append(kept, g)
 		}
 	}
-	l.given = append(kept, collectiveAt{c, l.happened + int64(len(l.marks)) + 1})
+	l.given = append(kept, collectiveAt{c, l.last() + 1})
 }
 
 // waiting returns the first collective of the lane that may not be done, or nil.
@@ -216,7 +259,7 @@ func (d *Device) hangs(waited time.Duration) error {
 	if waited < d.backend.world.Timeout {
 		return nil
 	}
-	if d.steps != nil && d.steps.runs != nil && d.steps.runs.collectives {
+	if d.ends.collectives() {
 		late := &runtime.WaitError{After: waited}
 		for rank := range d.backend.devices {
 			if rank != d.rank {

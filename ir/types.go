@@ -1,7 +1,9 @@
 package ir
 
 import (
+	"encoding/binary"
 	"fmt"
+	"math"
 	"slices"
 	"strconv"
 	"strings"
@@ -58,6 +60,30 @@ func (d DType) Round(x float64) float64 {
 		return half.RoundF16(x)
 	}
 	return x
+}
+
+// Read returns the number that b begins with, of a floating-point type: little-endian,
+// as in files and on every machine that autopar runs on.
+func (d DType) Read(b []byte) float32 {
+	switch d {
+	case BF16:
+		return half.FromBF16(binary.LittleEndian.Uint16(b))
+	case F16:
+		return half.FromF16(binary.LittleEndian.Uint16(b))
+	}
+	return math.Float32frombits(binary.LittleEndian.Uint32(b))
+}
+
+// Write is the inverse of [DType.Read]. It rounds to nearest, ties to even.
+func (d DType) Write(b []byte, x float32) {
+	switch d {
+	case BF16:
+		binary.LittleEndian.PutUint16(b, half.BF16(x))
+	case F16:
+		binary.LittleEndian.PutUint16(b, half.F16(x))
+	default:
+		binary.LittleEndian.PutUint32(b, math.Float32bits(x))
+	}
 }
 
 // ParseDType is the inverse of [DType.String].

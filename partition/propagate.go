@@ -463,21 +463,21 @@ func (pr *propagator) alongSequence(n *ir.Node, axis int, results []ir.Placement
 }
 
 // moveBytes is what each of n ranks receives when a value of the given size goes
-// from one placement to another (PLANNING.md 2.5, bandwidth terms).
+// from one placement to another (PLANNING.md 2.5, bandwidth terms), in the measure
+// of two ranks however many there are: plans that differ in degrees alone must be
+// one program, as the planner prices them all from one of two ranks an axis.
 func moveBytes(from, to ir.Placement, bytes float64, n int) float64 {
-	if n == 1 || from == to || from.Kind == ir.Replicate {
-		return 0
-	}
-	share := float64(n-1) / float64(n)
 	switch {
-	case from.Kind == ir.Partial && to.Kind == ir.Replicate:
-		return 2 * share * bytes
-	case from.Kind == ir.Shard && to.Kind == ir.Shard:
-		return share * bytes / float64(n)
+	case n == 1 || from == to || from.Kind == ir.Replicate:
+		return 0
 	case to.Kind == ir.Partial:
 		return math.Inf(1)
+	case from.Kind == ir.Partial && to.Kind == ir.Replicate:
+		return bytes
+	case from.Kind == ir.Shard && to.Kind == ir.Shard:
+		return bytes / 4
 	}
-	return share * bytes
+	return bytes / 2
 }
 
 // accumulate sums a value over micro-batches at the end of the pass that makes

@@ -130,7 +130,7 @@ func (s *searcher) regions(winner cost.Picoseconds) []Region {
 	}
 	floors := map[outline][]sized{}
 	for _, p := range s.pending {
-		floors[p.outline], met[p.outline] = p.left, true
+		floors[p.outline], met[p.outline] = p.rest(), true
 	}
 	twins := s.twins(all, met)
 	var regions []Region
@@ -148,7 +148,7 @@ func (s *searcher) regions(winner cost.Picoseconds) []Region {
 		}
 		left, known := floors[o]
 		if !known {
-			left = s.sizedOf(o)
+			left = s.sizedOf(o).sizes
 		}
 		parts := len(regions)
 		for _, size := range whole.sizes {

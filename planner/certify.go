@@ -260,7 +260,10 @@ func (a *auditor) cell(r *Region, size int, schedule partition.Schedule) error {
 		if r.chunks > 1 {
 			bound = pipe.time(pipe.interleavedCut(a.opts.Recompute, make([]int, r.pp)))
 		} else {
-			bound = newBounds(pipe, a.limit, a.opts, nil).best()
+			b := newBounds(pipe, a.limit, a.opts, nil)
+			if bound = b.best(); bound < r.bound && b.reach(r.bound - 1)[0][a.graphs.blocks] == never {
+				bound = r.bound
+			}
 		}
 	default:
 		return a.search(r, size, schedule)

@@ -182,6 +182,9 @@ func (c *cutter) solve(ceiling cost.Picoseconds, steps int) (*candidate, bool) {
 	}
 	for {
 		c.ceiling, c.ties, c.reach = ceiling, nil, c.bounds.reach(ceiling)
+		if c.least = max(c.least, min(c.reach[0][c.pipe.skel.blocks], ceiling+1)); c.least > ceiling {
+			return nil, true
+		}
 		c.descend(0, c.pipe.skel.blocks, 0)
 		best, fits := c.pick()
 		if fits {

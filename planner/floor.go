@@ -27,12 +27,15 @@ type work struct {
 	known  map[sizeOn]*workTimes
 	// shelves is what a block keeps, of a trunk.
 	shelves map[int]*shelf
+	// rest is what blocks do in the plan of a trunk that is not part of it: see apart.
+	rest   []workInstr
+	steady *workTimes
 }
 
 type workInstr struct {
 	*codegen.Instr
-	run   []codegen.Instr // of a bucket
-	part  int             // of the model
+	bare  *codegen.Instr // unless nil, only what it takes longer than this one counts
+	part  int            // of the model
 	pass  ir.Phase
 	ahead bool
 }
@@ -46,13 +49,16 @@ const (
 )
 
 // workTimes is the time of the parts for a micro-batch of a size, one block.
-type workTimes [modelParts]struct {
+type workTimes [modelParts]partTimes
+
+type partTimes struct {
 	all     cost.Picoseconds // forward and backward
 	forward cost.Picoseconds
 	way     cost.Picoseconds // of all, what the position before waits for
 	weight  cost.Picoseconds // of all, gradients of weights, which a zero-bubble schedule has apart
 	ahead   cost.Picoseconds // what recomputation may do before the gradient is there
 	update  cost.Picoseconds // once a step
+	beside  cost.Picoseconds // what the communication stream does, forward and backward
 }
 
 // plus adds times.
@@ -65,6 +71,7 @@ func (t *workTimes) plus(u *workTimes) *workTimes {
 		sum[i].weight += u[i].weight
 		sum[i].ahead += u[i].ahead
 		sum[i].update += u[i].update
+		sum[i].beside += u[i].beside
 	}
 	return &sum
 }
@@ -134,9 +141,6 @@ func (s *searcher) work(of *blueprint, o outline, trunk bool) *work {
 	w.lie(s.cluster, job)
 	s.works[key] = w
 	for _, phase := range []ir.Phase{ir.Forward, ir.Backward, ir.Update} {
-		if trunk && phase == ir.Update {
-			break
-		}
 		w.collect(of.progs[kept].Stages[0].Bodies[phase].Instrs, phase, trunk)
 	}
 	return w
@@ -196,15 +200,22 @@ func (w *work) collect(instrs []codegen.Instr, phase ir.Phase, trunk bool) {
 		follows, shared := w.shares(n)
 		switch {
 		case n.Op == ir.OpAddN && phase == ir.Update: // may have other operands in another stage
-		case trunk && !follows:
-		case shared && !trunk:
+		case trunk && (phase == ir.Update || !follows):
+			if x.part == inBlock && n.Op.Class() == ir.Compute {
+				w.rest = append(w.rest, x)
+			}
+		case trunk:
+			alone := *in
+			alone.Accum = make([]codegen.Accum, len(in.Accum)) // gradients may be added up elsewhere
+			if x.part == inBlock && len(in.Accum) > 0 {
+				x.bare = &alone
+				w.rest = append(w.rest, x)
+			}
+			x.Instr, x.bare = &alone, nil
+			w.instrs = append(w.instrs, x)
+		case shared:
 			w.shared = append(w.shared, x)
 		default:
-			if trunk {
-				alone := *in
-				alone.Accum = make([]codegen.Accum, len(in.Accum)) // gradients may be added up elsewhere
-				x.Instr = &alone
-			}
 			w.instrs = append(w.instrs, x)
 		}
 	}
@@ -224,6 +235,7 @@ func (w *work) shares(n *ir.Node) (follows, shared bool) {
 	}
 	for _, a := range n.Args {
 		over(a)
+		follows = follows || a.Spec[mb].Kind == ir.Shard
 	}
 	for _, r := range n.Results {
 		over(r)
@@ -310,19 +322,34 @@ func (s *searcher) split(o outline, size int) (m, last int) {
 	return m, local - (m-1)*size
 }
 
+// trunkKey is what a trunk follows from.
+type trunkKey struct {
+	cp, tp, order int
+	sequence      bool
+}
+
 // trunk returns the work that outlines with the same tensor and context parallelism
 // all do, nil where they have no programs.
 func (s *searcher) trunk(o outline) *work {
-	plan, err := s.template(outline{degrees: degrees{plan: o.cp * o.tp, dp: 1, cp: o.cp, tp: o.tp, pp: 1}, sharding: sharding{sequence: o.sequence}})
-	if err != nil {
-		return nil
+	key := trunkKey{o.cp, o.tp, o.order, o.sequence}
+	w, known := s.trunks[key]
+	if !known {
+		if of, err := s.trunkOf(o, 1); err == nil {
+			w = s.work(of, o, true)
+		}
+		s.trunks[key] = w
 	}
-	plan.RuntimeNGPUs, plan.MicroBatch, plan.Schedule = plan.PlanNGPUs, s.batch, partition.OneFOneB
-	of, err := s.find(&plan)
+	return w
+}
+
+// trunkOf returns the blueprint of a trunk in so many stages.
+func (s *searcher) trunkOf(o outline, stages int) (*blueprint, error) {
+	plan, err := s.template(outline{degrees: degrees{plan: o.cp * o.tp * stages, dp: 1, cp: o.cp, tp: o.tp, pp: stages}, sharding: sharding{sequence: o.sequence}})
 	if err != nil {
-		return nil
+		return nil, err
 	}
-	return s.work(of, o, true)
+	plan.RuntimeNGPUs = plan.PlanNGPUs
+	return s.find(&plan)
 }
 
 // floor bounds the plans of an outline with micro-batches of a size from below, of a
@@ -331,10 +358,7 @@ func (s *searcher) floor(o outline, trunk *work, size int, schedule partition.Sc
 	if trunk == nil {
 		return 0
 	}
-	m, last := s.split(o, size)
-	return s.leastOn(o, m, schedule, nil, false, func(kinds cost.Kinds) (*workTimes, *workTimes) {
-		return trunk.at(size, s.batch, kinds), trunk.at(last, s.batch, kinds)
-	})
+	return s.leastOn(o, size, schedule, nil, false, func(size int, kinds cost.Kinds) *workTimes { return trunk.at(size, s.batch, kinds) })
 }
 
 // flowing bounds the same plans by the way of micro-batches through the trunk, with the
@@ -344,11 +368,8 @@ func (s *searcher) flowing(o outline, size int, schedule partition.Schedule, mor
 	if trunk == nil {
 		return 0
 	}
-	m, last := s.split(o, size)
 	moved := s.moved(o)
-	return s.leastOn(o, m, schedule, more, true, func(kinds cost.Kinds) (*workTimes, *workTimes) {
-		return trunk.at(size, s.batch, kinds).plus(moved), trunk.at(last, s.batch, kinds).plus(moved)
-	})
+	return s.leastOn(o, size, schedule, more, true, func(size int, kinds cost.Kinds) *workTimes { return trunk.at(size, s.batch, kinds).plus(moved) })
 }
 
 // refined bounds the same plans by the way through all that the stages do in order. It
@@ -366,21 +387,46 @@ func (s *searcher) refined(p *pending, size int, schedule partition.Schedule, mo
 		p.work = s.work(inner, p.outline, false)
 		p.shared = p.work.sharedTimes(&plan, cost.NewProgram(s.cluster, &plan, plan.Mesh(s.batch)), s.batch)
 	}
-	m, last := s.split(p.outline, size)
-	return s.leastOn(p.outline, m, schedule, more, true, func(kinds cost.Kinds) (*workTimes, *workTimes) {
-		shared := p.shared[kinds]
-		return p.work.at(size, s.batch, kinds).plus(shared), p.work.at(last, s.batch, kinds).plus(shared)
+	return s.leastOn(p.outline, size, schedule, more, true, func(size int, kinds cost.Kinds) *workTimes {
+		return p.work.at(size, s.batch, kinds).plus(p.shared[kinds])
 	}), nil
 }
 
+// passage is the whole micro-batches and the last one of an outline on their way
+// through its positions.
+type passage struct {
+	outline
+	schedule    partition.Schedule
+	m           int // micro-batches
+	more        *again
+	first, last *workTimes                            // at least, at every position
+	at          func(at int) (first, last *workTimes) // at a position
+	sent        [2][]partTimes                        // by position, of whole ones and the last
+}
+
 // flow is the larger of the bounds by what positions do and by chains of events through
-// all of them. The times at each position are at least the given ones.
-func (s *searcher) flow(o outline, first, last *workTimes, at positionTimes, m int, schedule partition.Schedule, more *again) cost.Picoseconds {
-	bound := s.least(o, first, last, m, schedule, more)
-	if o.pp > 1 && o.chunks <= 1 {
-		bound = fill(s.positions(o, at, m, schedule, more != nil), s.graphs.blocks, more, bound)
+// all of them.
+func (s *searcher) flow(p *passage) cost.Picoseconds {
+	bound := s.least(p)
+	if p.pp > 1 && p.chunks <= 1 {
+		bound = fill(s.positions(p), s.graphs.blocks, p.more, bound)
 	}
-	return s.busy(o, m, schedule, bound)
+	return s.busy(p.outline, p.m, p.schedule, bound)
+}
+
+// alone is the way of the first micro-batch through all positions and back.
+func (s *searcher) alone(p *passage) cost.Picoseconds {
+	way := func(t *partTimes) cost.Picoseconds {
+		if p.schedule == partition.ZeroBubble { // gradients of weights are left to do
+			return t.all - t.weight
+		}
+		return t.way
+	}
+	time := way(&p.first[beforeBlocks]) + cost.Picoseconds(s.graphs.blocks)*way(&p.first[inBlock]) + way(&p.first[afterBlocks])
+	for at := range p.sent[whole] {
+		time += way(&p.sent[whole][at])
+	}
+	return time
 }
 
 // busy is a bound where ranks that wait leave their cores to others.
@@ -399,7 +445,8 @@ func (s *searcher) busy(o outline, m int, schedule partition.Schedule, t cost.Pi
 // before and of all micro-batches through position i (PLANNING.md 2.7). How many
 // blocks lie before is open; all lie on that way for the last position, and some
 // position has its even share.
-func (s *searcher) least(o outline, first, last *workTimes, m int, schedule partition.Schedule, more *again) cost.Picoseconds {
+func (s *searcher) least(p *passage) cost.Picoseconds {
+	o, first, last, m, schedule, more := p.outline, p.first, p.last, p.m, p.schedule, p.more
 	blocks := s.graphs.blocks
 	// all is every micro-batch through a part of the model, way one there and back.
 	all := func(part, n int) cost.Picoseconds {
@@ -428,11 +475,13 @@ func (s *searcher) least(o outline, first, last *workTimes, m int, schedule part
 		if recomputed == never {
 			return never
 		}
-		return passes*recomputed + all(beforeBlocks, 1) + all(inBlock, blocks) + all(afterBlocks, 1) + update(blocks) + last[beforeBlocks].update
+		inOrder := passes*recomputed + all(beforeBlocks, 1) + all(inBlock, blocks) + all(afterBlocks, 1) + update(blocks) + last[beforeBlocks].update
+		return max(inOrder, cost.Picoseconds(blocks)*(cost.Picoseconds(m-1)*first[inBlock].beside+last[inBlock].beside))
 	}
 	ahead := max(first[inBlock].ahead, last[inBlock].ahead) + max(first[afterBlocks].ahead, last[afterBlocks].ahead)
+	bound := s.alone(p) - cost.Picoseconds(o.stages())*ahead
 	if o.chunks > 1 {
-		bound, before := cost.Picoseconds(0), 0
+		before := 0
 		cut := evenCut(blocks, o.stages(), func(int) extent { return kept })
 		for at := range o.pp {
 			mine, flights := 0, 0
@@ -448,6 +497,9 @@ func (s *searcher) least(o outline, first, last *workTimes, m int, schedule part
 				return never
 			}
 			time := passes*recomputed + all(inBlock, mine) + way(inBlock, before) - cost.Picoseconds(at+1)*ahead + update(mine)
+			if p.sent[whole] != nil {
+				time += cost.Picoseconds(m-1)*p.sent[whole][at].all + p.sent[rest][at].all
+			}
 			switch at {
 			case 0:
 				time += all(beforeBlocks, 1)
@@ -460,7 +512,7 @@ func (s *searcher) least(o outline, first, last *workTimes, m int, schedule part
 		return bound
 	}
 	share := (blocks + o.pp - 1) / o.pp
-	bound := max(all(inBlock, share)+update(share), all(beforeBlocks, 1)+all(inBlock, 1)+update(1))
+	bound = max(bound, all(inBlock, share)+update(share), all(beforeBlocks, 1)+all(inBlock, 1)+update(1))
 	late := cost.Picoseconds(o.pp)*ahead - update(1)
 	bound = max(bound, way(beforeBlocks, 1)+way(inBlock, blocks-1)+all(inBlock, 1)+all(afterBlocks, 1)-late)
 	// With blocks that can be divided, positions that all end at once have ever fewer

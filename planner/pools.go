@@ -79,18 +79,22 @@ func (w *work) everywhere() []cost.Kinds {
 	return some
 }
 
-// positionTimes are the times at a position, of a whole micro-batch and of the last.
-type positionTimes func(at int) (first, last *workTimes)
-
 // leastOn bounds the plans of an outline by [searcher.least], and if asked for also by
-// [searcher.flow], of times that depend on the kinds of devices.
-func (s *searcher) leastOn(o outline, m int, schedule partition.Schedule, more *again, flows bool, times func(cost.Kinds) (first, last *workTimes)) cost.Picoseconds {
+// [searcher.flow], of times for a micro-batch of a size that depend on the kinds of
+// devices.
+func (s *searcher) leastOn(o outline, size int, schedule partition.Schedule, more *again, flows bool, times func(size int, kinds cost.Kinds) *workTimes) cost.Picoseconds {
+	m, last := s.split(o, size)
+	p := &passage{outline: o, schedule: schedule, m: m, more: more}
+	if flows || len(s.cluster.Pools) > 0 {
+		p.sent = [2][]partTimes{whole: s.sends(o, size), rest: s.sends(o, last)}
+	}
 	if len(s.cluster.Pools) == 0 {
-		first, last := times(0)
+		p.first, p.last = times(size, 0), times(last, 0)
 		if !flows {
-			return s.busy(o, m, schedule, s.least(o, first, last, m, schedule, more))
+			return s.busy(o, m, schedule, s.least(p))
 		}
-		return s.flow(o, first, last, func(int) (*workTimes, *workTimes) { return first, last }, m, schedule, more)
+		p.at = func(int) (*workTimes, *workTimes) { return p.first, p.last }
+		return s.flow(p)
 	}
 	plan := partition.Plan{
 		PlanNGPUs: o.plan, RuntimeNGPUs: s.opts.RuntimeNGPUs, DP: o.dp, CP: o.cp, TP: o.tp,
@@ -98,14 +102,17 @@ func (s *searcher) leastOn(o outline, m int, schedule partition.Schedule, more *
 	}
 	all := make([][2]*workTimes, o.pp)
 	for at := range all {
-		all[at][0], all[at][1] = times(s.cluster.KindsAt(&plan, at))
+		kinds := s.cluster.KindsAt(&plan, at)
+		all[at] = [2]*workTimes{times(size, kinds), times(last, kinds)}
 	}
-	first, last := *all[0][0], *all[0][1]
+	fastest := [2]workTimes{*all[0][0], *all[0][1]}
 	for _, x := range all[1:] {
-		first.fastest(x[0])
-		last.fastest(x[1])
+		fastest[0].fastest(x[0])
+		fastest[1].fastest(x[1])
 	}
-	bound := s.flow(o, &first, &last, func(at int) (*workTimes, *workTimes) { return all[at][0], all[at][1] }, m, schedule, more)
+	p.first, p.last = &fastest[0], &fastest[1]
+	p.at = func(at int) (*workTimes, *workTimes) { return all[at][0], all[at][1] }
+	bound := s.flow(p)
 	if o.chunks > 1 { // cut evenly
 		mine := make([]cost.Picoseconds, o.pp)
 		for i, st := range evenCut(s.graphs.blocks, o.stages(), func(int) extent { return kept }) {
@@ -124,5 +131,6 @@ func (t *workTimes) fastest(u *workTimes) {
 		t[i].all, t[i].forward = min(t[i].all, u[i].all), min(t[i].forward, u[i].forward)
 		t[i].way, t[i].ahead = min(t[i].way, u[i].way), max(t[i].ahead, u[i].ahead)
 		t[i].weight, t[i].update = min(t[i].weight, u[i].weight), min(t[i].update, u[i].update)
+		t[i].beside = min(t[i].beside, u[i].beside)
 	}
 }

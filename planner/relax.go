@@ -25,12 +25,16 @@ type shelf struct {
 	shared                    []shared
 }
 
-// shared is a weight or a state of the optimizer that data-parallel ranks all have.
+// shared is a weight, its gradient or a state of the optimizer, which data-parallel ranks
+// all have.
 type shared struct {
-	value *ir.Value
-	bytes int64
-	state bool
-	read  [ir.NumPhases]bool // of a weight, by the passes that read it when nothing is recomputed
+	value           *ir.Value
+	bytes           int64
+	state, gradient bool
+	read            [ir.NumPhases]bool // of a weight, by the passes that read it when nothing is recomputed
+	// wide is set of a gradient that is cast to be added up: reduced in every micro-batch,
+	// it is waited for (see codegen's overlap).
+	wide bool
 }
 
 // persist returns the bytes that last under a way to shard, over so many ranks.
@@ -106,61 +110,70 @@ func (w *work) shelfOf(size, batch int) *shelf {
 			sum = &b.gradients
 		}
 		*sum += sizes[x.kind]
-		if n.Op == ir.OpParam {
-			bytes := mesh.LocalElems(x.Value.Type.Shape, x.Value.Spec, ir.Coord{}) * x.Value.Type.DType.Size()
-			v := shared{value: x.Value, bytes: bytes, state: attr.State}
+		v := shared{value: x.Value, state: attr.State, gradient: sum == &b.gradients}
+		switch {
+		case n.Op == ir.OpParam:
 			for _, reader := range w.of.progs[kept].Graph.Nodes {
 				if slices.Contains(reader.Args, x.Value) {
 					v.read[reader.Phase] = true
 				}
 			}
-			b.shared = append(b.shared, v)
+		case v.gradient:
+			if n.Op == ir.OpAccumulate {
+				n = n.Args[0].Def
+			}
+			if v.wide = n.Op == ir.OpCast; v.wide {
+				v.value = n.Args[0]
+			}
+		default:
+			continue
 		}
+		v.bytes = mesh.LocalElems(v.value.Type.Shape, v.value.Spec, ir.Coord{}) * v.value.Type.DType.Size()
+		b.shared = append(b.shared, v)
 	}
 	w.shelves[size] = b
 	return b
 }
 
-// moved bounds from below what data-parallel ranks communicate and what is copied between
-// device and host for a block, in order. The gradients of a step are summed once, or from
-// ZeRO stage 2 on in every micro-batch; what then lies on several ranks is gathered: the
-// new weights, or those of stage 3 in every pass.
+// moved bounds from below what an outline does for a block besides the trunk, in order
+// but for what is beside: what data-parallel ranks communicate, what is copied between
+// device and host, and work on gradients and weights. The gradients of a step are summed
+// once, or from ZeRO stage 2 on in every micro-batch; what then lies on several ranks is
+// gathered: the new weights, or those of stage 3 in every pass.
 func (s *searcher) moved(o outline) *workTimes {
 	way := s.order(o)
 	if way.moved[o.sharding] != nil {
 		return way.moved[o.sharding]
 	}
-	t := &workTimes{}
-	each := &t[inBlock]
+	trunk := s.trunk(o)
 	replicas := o.dp * (s.opts.RuntimeNGPUs / o.plan)
 	ranks := cmp.Or(o.group, replicas)
-	for _, v := range s.trunk(o).shelfOf(1, s.batch).shared {
+	t := trunk.apart(o.zero, ranks)
+	each := &t[inBlock]
+	var gathered [ir.NumPhases]int64 // bytes, beside
+	for _, v := range trunk.shelfOf(1, s.batch).shared {
 		cut := o.zero > 0 && partition.ReplicaDim(ranks, v.value.Spec, v.value.Type.Shape) >= 0
-		if v.state {
-			part := v.bytes
-			if cut {
-				part /= int64(ranks)
-			}
-			if o.offload.Moves() {
-				each.update += 2 * way.hostCopy(part) // there and back
-			}
-			continue
+		part := v.bytes
+		if cut {
+			part /= int64(ranks)
 		}
-		if o.overlap || replicas == 1 {
-			continue
-		}
-		reduce, gather := way.collective(ir.OpReduceScatter, v.bytes), way.collective(ir.OpAllGather, v.bytes)
 		switch {
-		case o.zero == 0:
-			each.update += way.collective(ir.OpAllReduce, v.bytes)
-		case !cut:
-		case o.zero == 1:
-			each.update += reduce + gather
-		case o.zero == 2:
-			each.update += gather
+		case v.state && o.offload.Moves():
+			each.update += 2 * way.hostCopy(part) // there and back
+		case v.state || replicas == 1:
+		case v.gradient && cut && o.zero >= 2 && (v.wide || !o.overlap):
+			reduce := way.collective(ir.OpReduceScatter, v.bytes)
 			each.all += reduce
 			each.weight += reduce
-		case o.zero == 3:
+		case v.gradient:
+		case cut && o.zero == 3 && o.overlap:
+			for pass := range gathered {
+				if v.read[pass] {
+					gathered[pass] += v.bytes
+				}
+			}
+		case cut && o.zero == 3:
+			gather := way.collective(ir.OpAllGather, v.bytes)
 			if v.read[ir.Forward] {
 				each.forward += gather
 				each.way += gather
@@ -169,11 +182,69 @@ func (s *searcher) moved(o outline) *workTimes {
 			if v.read[ir.Backward] {
 				each.all += gather
 			}
-			each.all += reduce
-			each.weight += reduce
+		case o.overlap:
+		case o.zero == 0:
+			each.update += way.collective(ir.OpAllReduce, v.bytes)
+		case cut && o.zero == 1:
+			each.update += way.collective(ir.OpReduceScatter, v.bytes) + way.collective(ir.OpAllGather, v.bytes)
+		case cut && o.zero == 2:
+			each.update += way.collective(ir.OpAllGather, v.bytes)
+		}
+		if o.offload == partition.OffloadParams && !v.state && !v.gradient {
+			copied := way.hostCopy(part)
+			for _, pass := range []ir.Phase{ir.Forward, ir.Backward} {
+				if v.read[pass] {
+					each.all += copied
+				}
+			}
+			if v.read[ir.Forward] {
+				each.forward += copied
+				each.way += copied
+			}
+		}
+	}
+	for _, pass := range []ir.Phase{ir.Forward, ir.Backward} { // what is gathered together is one collective
+		if gathered[pass] > 0 {
+			each.beside += way.collective(ir.OpAllGather, gathered[pass])
 		}
 	}
 	way.moved[o.sharding] = t
+	return t
+}
+
+// apart bounds from below what the trunk's plan does for a block but does not have for
+// each micro-batch anew, under a ZeRO stage over so many ranks: it adds up gradients,
+// which are whole up to stage 1, and updates, a part of the weights from stage 1 on. Of
+// kernels on a part of the data none takes less than that part of the time.
+func (w *work) apart(zero, ranks int) *workTimes {
+	if w.steady == nil {
+		for _, kinds := range w.everywhere() {
+			t := &workTimes{}
+			price := w.on(kinds)[0]
+			for i := range w.rest {
+				in := &w.rest[i]
+				time, _ := price.Instr(in.Instr, w.mesh, ir.Coord{})
+				if in.bare != nil {
+					less, _ := price.Instr(in.bare, w.mesh, ir.Coord{})
+					time = max(0, time-less)
+				}
+				t.add(in, time)
+			}
+			if w.steady == nil {
+				w.steady = t
+			}
+			w.steady.fastest(t)
+		}
+	}
+	t := &workTimes{}
+	*t = *w.steady
+	block := &t[inBlock]
+	if zero >= 1 {
+		block.update /= cost.Picoseconds(ranks)
+	}
+	if zero >= 2 {
+		t[inBlock] = partTimes{update: block.update}
+	}
 	return t
 }
 
@@ -306,7 +377,7 @@ func (s *searcher) rooms(o outline, m int, schedule partition.Schedule) [][]code
 
 // position bounds the step of a pipeline from below, by the blocks at one position.
 type position struct {
-	chains  [3]chain
+	chains  [4]chain
 	flights int // micro-batches
 }
 
@@ -390,90 +461,96 @@ func fill(positions []position, blocks int, more *again, from cost.Picoseconds) 
 // Two chains of events lead through all positions (see bounds): micro-batch 0 goes
 // forward through all of them and back to one, which then does what it has left; and
 // either updates, or its last backward pass goes on to the first position. The third
-// is all that the position does.
-func (s *searcher) positions(o outline, times positionTimes, m int, schedule partition.Schedule, memory bool) []position {
-	blocks := s.graphs.blocks
-	split := schedule == partition.ZeroBubble
-	// back is a backward pass through a part, up to what the position before waits for.
-	back := func(of *workTimes, part int) cost.Picoseconds {
+// is all that the position does in order, the fourth what its communication stream does.
+func (s *searcher) positions(p *passage) []position {
+	blocks, m := cost.Picoseconds(s.graphs.blocks), p.m
+	split := p.schedule == partition.ZeroBubble
+	// back is a backward pass, up to what the position before waits for.
+	back := func(of *partTimes) cost.Picoseconds {
 		if split {
-			return of[part].all - of[part].forward - of[part].weight
+			return of.all - of.forward - of.weight
 		}
-		return of[part].way - of[part].forward
+		return of.way - of.forward
 	}
-	forward := func(first, last *workTimes, part int) cost.Picoseconds {
-		if schedule == partition.GPipe { // the last of them goes on
-			return min(first[part].forward, last[part].forward)
+	forward := func(first, last *partTimes) cost.Picoseconds {
+		if p.schedule == partition.GPipe { // the last of them goes on
+			return min(first.forward, last.forward)
 		}
-		return first[part].forward
+		return first.forward
 	}
 	// A block may be at any position, and takes no less than at the fastest.
-	first, last := times(0)
-	start, block, each, update0 := forward(first, last, beforeBlocks), never, never, last[inBlock].update
-	for at := range o.pp {
-		first, last = times(at)
-		block, each = min(block, forward(first, last, inBlock)), min(each, back(first, inBlock), back(last, inBlock))
+	first, last := p.at(0)
+	start, block, update0 := forward(&first[beforeBlocks], &last[beforeBlocks]), never, last[inBlock].update
+	each := [2]cost.Picoseconds{never, never} // backward, of the first micro-batch and the last
+	sentBack := cost.Picoseconds(0)           // by the positions after
+	for at := range p.pp {
+		first, last = p.at(at)
+		block = min(block, forward(&first[inBlock], &last[inBlock]))
+		each = [2]cost.Picoseconds{min(each[whole], back(&first[inBlock])), min(each[rest], back(&last[inBlock]))}
 		start -= max(first[inBlock].ahead, last[inBlock].ahead) + max(first[afterBlocks].ahead, last[afterBlocks].ahead)
+		start += forward(&p.sent[whole][at], &p.sent[rest][at])
+		sentBack += back(&p.sent[whole][at])
 	}
-	start += cost.Picoseconds(blocks)*block + forward(first, last, afterBlocks) + min(back(first, afterBlocks), back(last, afterBlocks))
+	each[rest] = min(each[whole], each[rest])
+	start += blocks*block + forward(&first[afterBlocks], &last[afterBlocks]) + min(back(&first[afterBlocks]), back(&last[afterBlocks])) + sentBack
 	m1, m2 := cost.Picoseconds(max(0, m-1)), cost.Picoseconds(max(0, m-2))
-	all := make([]position, o.pp)
+	all := make([]position, p.pp)
 	var rooms [][]codegen.Chunk
-	if memory {
-		rooms = s.rooms(o, m, schedule)
+	if p.more != nil {
+		rooms = s.rooms(p.outline, m, p.schedule)
 	}
+	sentOn := cost.Picoseconds(0) // by the positions before, of the last micro-batch
 	for at := range all {
-		p := &all[at]
-		first, last := times(at)
-		if memory {
-			p.flights = rooms[at][0].Slots
+		x := &all[at]
+		first, last := p.at(at)
+		if p.more != nil {
+			x.flights = rooms[at][0].Slots
 		}
-		late := cost.Picoseconds(m - earlyForwards(schedule, m, o.pp, at))
-		// left is what the position has left to do with a part after its first backward pass.
-		left := func(part int) (t cost.Picoseconds) {
+		late := cost.Picoseconds(m - earlyForwards(p.schedule, m, p.pp, at))
+		through, update, busy, beside := &x.chains[0], &x.chains[1], &x.chains[2], &x.chains[3]
+		// So many blocks at least, besides its own, are not before the position.
+		after := cost.Picoseconds(p.pp - 1 - at)
+		if at == 0 {
+			after = blocks
+		}
+		through.fixed, update.fixed = start+sentOn+blocks*each[rest]+after*(each[whole]-each[rest]), start+after*each[whole]
+		// does adds what the position does of a part: to what is fixed, or for every block.
+		does := func(first, last *partTimes, to func(*chain) *cost.Picoseconds) {
+			var left cost.Picoseconds // after the first backward pass
 			if m > 1 {
-				whole := first[part].all - first[part].forward
+				whole := first.all - first.forward
 				if split {
-					whole = back(first, part)
+					whole = back(first)
 				}
-				t = m2*whole + back(last, part)
+				left = m2*whole + back(last)
 			}
 			if late > 0 {
-				t += (late-1)*first[part].forward + last[part].forward
+				left += (late-1)*first.forward + last.forward
 			}
-			return t
+			*to(through) += left
+			*to(update) += left
+			*to(busy) += m1*first.all + last.all
+			*to(beside) += m1*first.beside + last.beside
+			if split { // gradients of weights before the last backward pass, and of all
+				*to(through) += cost.Picoseconds(max(0, m-1-at)) * first.weight
+				*to(update) += m1*first.weight + last.weight
+			}
 		}
-		part, parts := inBlock, []int{inBlock}
+		fixed := func(c *chain) *cost.Picoseconds { return &c.fixed }
+		does(&first[inBlock], &last[inBlock], func(c *chain) *cost.Picoseconds { return &c.block })
+		does(&p.sent[whole][at], &p.sent[rest][at], fixed)
 		switch {
 		case at == 0:
-			parts = append(parts, beforeBlocks)
-		case at == o.pp-1:
-			parts = append(parts, afterBlocks)
+			does(&first[beforeBlocks], &last[beforeBlocks], fixed)
+		case at == p.pp-1:
+			does(&first[afterBlocks], &last[afterBlocks], fixed)
 		}
-		through, update, busy := &p.chains[0], &p.chains[1], &p.chains[2]
-		through.fixed, update.fixed = start+cost.Picoseconds(blocks)*each, start
-		for _, part = range parts {
-			add := func(c *chain, t cost.Picoseconds) {
-				if part == inBlock {
-					c.block += t
-				} else {
-					c.fixed += t
-				}
-			}
-			add(through, left(part))
-			add(update, left(part))
-			add(busy, m1*first[part].all+last[part].all)
-			if split { // gradients of weights before the last backward pass, and of all
-				add(through, cost.Picoseconds(max(0, m-1-at))*first[part].weight)
-				add(update, m1*first[part].weight+last[part].weight)
-			}
+		if at > 0 {
+			through.block += each[whole] - each[rest]
+			update.block += each[whole]
 		}
-		if at == 0 {
-			update.fixed += cost.Picoseconds(blocks) * each
-		} else { // all blocks that are not before
-			update.fixed += cost.Picoseconds(o.pp-1-at) * each
-			update.block += each
-		}
+		start -= back(&p.sent[whole][at])
+		sentOn += back(&p.sent[rest][at])
 		through.fixed += update0 // of the first position
 		update.block += last[inBlock].update
 		busy.block += last[inBlock].update
@@ -483,4 +560,59 @@ func (s *searcher) positions(o outline, times positionTimes, m int, schedule par
 		}
 	}
 	return all
+}
+
+// sends returns, by position of an outline, what it takes to send a micro-batch of a size
+// on and its gradient back. Where ranks share their cores with those that wait, which may
+// be while they send, it is nothing.
+func (s *searcher) sends(o outline, size int) []partTimes {
+	way := s.order(o)
+	key := sendKey{o.sequence, size, o.chunks}
+	all, known := way.sent[key]
+	if known {
+		return all
+	}
+	all = make([]partTimes, o.pp)
+	way.sent[key] = all
+	if o.pp == 1 || s.rates.Crowded(o.pp) {
+		return all
+	}
+	of, err := s.trunkOf(o, 2)
+	if err != nil {
+		return all
+	}
+	plan := partition.Plan{
+		PlanNGPUs: o.plan, RuntimeNGPUs: s.opts.RuntimeNGPUs, DP: o.dp, CP: o.cp, TP: o.tp,
+		MicroBatch: s.batch, Stages: make([]partition.Stage, o.stages()), PoolOrder: s.cluster.Orders()[o.order],
+	}
+	if o.chunks > 1 {
+		plan.Interleave = o.chunks
+	}
+	mesh := s.trunk(o).meshOf(size, s.batch)
+	price := cost.NewProgram(s.cluster, &plan, mesh)
+	for _, n := range of.prog(kept).Graph.Nodes {
+		if n.Op != ir.OpSend || n.Phase == ir.Update {
+			continue
+		}
+		for stage := range plan.Stages {
+			to := stage + n.Attr.(ir.P2PAttr).Stage - n.Stage
+			if to < 0 || to == len(plan.Stages) {
+				continue
+			}
+			time := price.Send(n, mesh, ir.Coord{}, stage, to)
+			t := &all[stage%o.pp]
+			t.all += time
+			t.way += time
+			if n.Phase == ir.Forward {
+				t.forward += time
+			}
+		}
+	}
+	return all
+}
+
+// sendKey is what sends follow from beside degrees.
+type sendKey struct {
+	sequence     bool
+	size, chunks int
 }

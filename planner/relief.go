@@ -27,16 +27,16 @@ func (s *searcher) sparing(o outline) []*pending {
 		beside := o
 		beside.offload = x
 		if o.offload == partition.OffloadNone && s.relieves(beside) && beside.among(s.opts) {
-			all = append(all, &pending{outline: beside, relief: true, left: slices.Clone(s.sizedOf(beside))})
+			all = append(all, s.pend(beside, true))
 		}
 	}
 	return all
 }
 
-// relieve looks at the pending outlines that spare memory and may have plans of
+// relieve lists the pending outlines that spare memory and may have plans of
 // at most the given time: where the limit on memory slows down plans of the same
 // degrees that are known already, and leaves time to gain on the best of them.
-func (s *searcher) relieve(points []*point, limit cost.Picoseconds, best map[degrees]*candidate) []*point {
+func (s *searcher) relieve(points []*point, limit cost.Picoseconds, best map[degrees]*candidate) []*pending {
 	held := map[degrees][]*pending{}
 	for _, p := range s.pending {
 		if p.sighted {
@@ -65,7 +65,7 @@ func (s *searcher) relieve(points []*point, limit cost.Picoseconds, best map[deg
 			return t.Offload == partition.OffloadNone && same == p.sharding && base.chunks() == max(p.chunks, 1) && base.slowed(gain, what)
 		})
 	}
-	return s.add(points, limit, true,
+	return s.sight(limit, true,
 		func(p *pending) bool { return base(p, partition.OffloadNone) },
 		func(p *pending) bool { return base(p, p.offload) })
 }
@@ -73,7 +73,7 @@ func (s *searcher) relieve(points []*point, limit cost.Picoseconds, best map[deg
 // held reports whether plans of an outline that might take at most the given time take
 // longer because of the limit on memory, or do not fit.
 func (p *pending) held(time cost.Picoseconds) bool {
-	return slices.ContainsFunc(p.left, func(x sized) bool { return x.free <= time && x.floor > time })
+	return slices.ContainsFunc(p.rest(), func(x sized) bool { return x.free <= time && x.floor > time })
 }
 
 // copies is what a stage copies between device and host, as times of stretches of

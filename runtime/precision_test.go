@@ -2,13 +2,11 @@ package runtime_test
 
 import (
 	"context"
-	"math"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/autopar/autopar/ir"
-	"github.com/autopar/autopar/ir/half"
 	"github.com/autopar/autopar/ir/interp"
 	"github.com/autopar/autopar/models/gpt"
 	"github.com/autopar/autopar/runtime"
@@ -67,14 +65,7 @@ func numbers(t *testing.T, e *runtime.Executor, s runtime.Shard) []float64 {
 	require.NoError(t, e.ReadShard(s, b))
 	x := make([]float64, s.Slab.Elems())
 	for i := range x {
-		switch s.Type.DType {
-		case ir.BF16:
-			x[i] = float64(half.FromBF16(uint16(b[2*i]) | uint16(b[2*i+1])<<8))
-		case ir.F16:
-			x[i] = float64(half.FromF16(uint16(b[2*i]) | uint16(b[2*i+1])<<8))
-		default:
-			x[i] = float64(math.Float32frombits(uint32(b[4*i]) | uint32(b[4*i+1])<<8 | uint32(b[4*i+2])<<16 | uint32(b[4*i+3])<<24))
-		}
+		x[i] = float64(s.Type.DType.Read(b[int(s.Type.DType.Size())*i:]))
 	}
 	return x
 }

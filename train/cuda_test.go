@@ -1,6 +1,11 @@
 package train
 
 import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -52,6 +57,99 @@ func TestLostDevice(t *testing.T) {
 			require.InDelta(t, want.Loss, got.Loss, 1e-5)
 		})
 	}
+}
+
+// watched is a backend that notes in which order steps are told and read.
+type watched struct {
+	*cuda.Backend
+	order []string // of rank 0
+}
+
+type watchedDevice struct {
+	*cuda.Device
+	order *[]string
+}
+
+func (b *watched) Open(world runtime.World) ([]runtime.Device, error) {
+	devices, err := b.Backend.Open(world)
+	if err == nil {
+		devices[0] = &watchedDevice{devices[0].(*cuda.Device), &b.order}
+	}
+	return devices, err
+}
+
+func (d *watchedDevice) End(words []int64) error {
+	*d.order = append(*d.order, "told")
+	return d.Device.End(words)
+}
+
+func (d *watchedDevice) Last(dst []byte) error {
+	*d.order = append(*d.order, "read")
+	return d.Device.Last(dst)
+}
+
+// TestLossesAreReadLate: on GPUs an update is told before the loss of the one before is
+// read, but for evaluations, checkpoints and the end; what is logged and saved is what a
+// run on the CPU logs and saves.
+func TestLossesAreReadLate(t *testing.T) {
+	settings := []string{"train.eval_interval=5", "train.checkpoint_interval=3", "train.max_iters=11", "train.always_save_checkpoint=true"}
+	lines := func(out string) (all []string) {
+		data, err := os.ReadFile(filepath.Join(out, MetricsFile))
+		require.NoError(t, err)
+		for line := range strings.Lines(string(data)) {
+			all = append(all, line)
+		}
+		return all
+	}
+	wantOut, gotOut := t.TempDir(), t.TempDir()
+	cfg := tinyConfig(t, textData(t), settings...)
+	want, wantLog := train(t, cfg, planOf(2, 1, 1), RunOptions{Out: wantOut})
+
+	for name, opts := range map[string]cuda.Options{"loopback": {Loopback: true}, "graphs": {}} {
+		t.Run(name, func(t *testing.T) {
+			d := fake.New(fake.Options{Devices: 2})
+			system, err := cudatest.NewSystem(d)
+			require.NoError(t, err)
+			b := &watched{Backend: cuda.New(system, opts)}
+			job, err := NewJob(cfg, planOf(2, 1, 1), JobOptions{Backend: b})
+			require.NoError(t, err)
+			var log strings.Builder
+			got, err := job.Run(t.Context(), RunOptions{Out: gotOut, Log: &log})
+			require.NoError(t, err)
+			require.NoError(t, job.Close())
+			require.Equal(t, want.Steps, got.Steps)
+			require.InDelta(t, want.Loss, got.Loss, 1e-5)
+			require.InDelta(t, want.BestVal, got.BestVal, 1e-5)
+			require.Equal(t, wordsOf(wantLog), wordsOf(strings.ReplaceAll(log.String(), gotOut, wantOut)))
+
+			compare := lines(wantOut)
+			for i, line := range lines(gotOut) {
+				var a, b struct {
+					Iter      int
+					Loss      float64
+					TrainLoss float64 `json:"train_loss"`
+				}
+				require.NoError(t, json.Unmarshal([]byte(compare[i]), &a))
+				require.NoError(t, json.Unmarshal([]byte(line), &b))
+				require.Equal(t, a.Iter, b.Iter)
+				require.InDelta(t, a.Loss, b.Loss, 1e-5)
+				require.InDelta(t, a.TrainLoss, b.TrainLoss, 1e-5)
+			}
+			late := 0
+			for i := range len(b.order) - 2 {
+				if b.order[i] == "told" && b.order[i+1] == "told" && b.order[i+2] == "read" {
+					late++
+				}
+			}
+			require.GreaterOrEqual(t, late, 4, "%v", b.order)
+			require.NotContains(t, strings.Join(b.order, " "), "told told told")
+		})
+	}
+}
+
+// wordsOf drops the figures of a log, which depend on the time.
+func wordsOf(log string) string {
+	return regexp.MustCompile(`-?[0-9][0-9.e+-]*`).ReplaceAllString(log, "N")
 }
 
 // TestTooLittleMemory checks that an arena that does not fit is refused before the run,

@@ -2,7 +2,6 @@ package train
 
 import (
 	"bytes"
-	"encoding/binary"
 	"io"
 	"path/filepath"
 	"testing"
@@ -11,7 +10,6 @@ import (
 
 	"github.com/autopar/autopar/checkpoint"
 	"github.com/autopar/autopar/ir"
-	"github.com/autopar/autopar/ir/half"
 )
 
 // TestResumeInHalfPrecision: a run that stops and goes on is the run, in every precision; master weights, moments in
@@ -95,7 +93,7 @@ func TestOtherPrecision(t *testing.T) {
 	raw := make([]byte, 2*len(weights))
 	require.NoError(t, ck.Read("wte.weight", ir.BF16, ir.Whole([]int{65, 20}), raw))
 	for i := range weights {
-		require.Equal(t, float32(ir.BF16.Round(float64(master[i]))), half.FromBF16(binary.LittleEndian.Uint16(raw[2*i:])))
+		require.Equal(t, float32(ir.BF16.Round(float64(master[i]))), ir.BF16.Read(raw[2*i:]))
 	}
 	file := filepath.Join(t.TempDir(), "model.safetensors")
 	require.NoError(t, checkpoint.ExportWeights(file, ck, cfg.Model, checkpoint.NanoGPT))

@@ -6,6 +6,7 @@ import (
 
 	"github.com/autopar/autopar/cuda"
 	"github.com/autopar/autopar/cuda/driver"
+	"github.com/autopar/autopar/launch"
 	"github.com/autopar/autopar/planner/cost"
 )
 
@@ -27,7 +28,7 @@ func (a deviceArgs) validate(command string) error {
 // openCUDA opens this machine's GPUs and libraries for so many ranks, and says which they
 // are.
 func (a deviceArgs) openCUDA(con *console, ranks int) (*cuda.System, error) {
-	place, err := driver.PlaceFrom(os.Getenv)
+	place, err := launch.PlaceFrom(os.Getenv)
 	if err != nil {
 		return nil, usagef("%v", err)
 	}

@@ -62,3 +62,31 @@ func TestWrongGPUs(t *testing.T) {
 		})
 	}
 }
+
+// TestProfileGPUs measures GPUs that do nothing, whose libraries are there: the file is
+// planned with. What is wrong with GPUs is said with the exit status of bad input.
+func TestProfileGPUs(t *testing.T) {
+	fakeCUDA(t, "-DHOLLOW", "-DCAPABILITY=90")
+	run := func(args ...string) (int, string) {
+		var stdout, stderr bytes.Buffer
+		status := execute(context.Background(), args, &stdout, &stderr)
+		return status, stdout.String() + stderr.String()
+	}
+	file := filepath.Join(t.TempDir(), "cluster.yaml")
+	status, said := run("profile", "--device", "cuda", "--budget", "1", "-o", file)
+	require.Zero(t, status, said)
+	require.Contains(t, said, "2 x Hollow H200")
+	require.Contains(t, said, "by NCCL 2.28.9")
+	status, said = run("plan", "../../examples/quick.yaml", "--cluster", file, "--plan-ngpus", "2", "--runtime-ngpus", "2", "-o", filepath.Join(t.TempDir(), "plan.json"))
+	require.Zero(t, status, said)
+	require.Contains(t, said, "on gpu-profiled")
+
+	fakeCUDA(t, "-DHOLLOW", "-DCAPABILITY=75")
+	status, said = run("profile", "--device", "cuda", "-o", file)
+	require.Equal(t, statusInput, status)
+	require.Contains(t, said, "compute capability 7.5, want at least 8.0")
+	t.Setenv("AUTOPAR_LIBCUDA", filepath.Join(t.TempDir(), "none.so"))
+	status, said = run("profile", "--device", "cuda", "-o", file)
+	require.Equal(t, statusInput, status)
+	require.Contains(t, said, "AUTOPAR_LIBCUDA=FILE names its place")
+}

@@ -4,12 +4,15 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"io"
 	"math"
 	"os"
 	"slices"
 	"time"
 
 	"github.com/autopar/autopar/config"
+	"github.com/autopar/autopar/cuda"
+	gpuprofile "github.com/autopar/autopar/cuda/profile"
 	"github.com/autopar/autopar/explain"
 	"github.com/autopar/autopar/measured"
 	"github.com/autopar/autopar/planner"
@@ -21,7 +24,7 @@ import (
 
 // profileCmd measures this machine.
 type profileCmd struct {
-	Device string `enum:"cpu,cuda" default:"cpu" help:"cpu, or cuda (not in this version)."`
+	Device string `enum:"cpu,cuda" default:"cpu" help:"cpu, or cuda: all visible GPUs, with NCCL where there are several."`
 	Out    string `short:"o" default:"cluster.yaml" placeholder:"FILE" help:"Cluster file to write; - prints it."`
 	Budget int    `default:"12" placeholder:"SECONDS" help:"About how long to measure."`
 	Check  bool   `help:"Then hold predictions against measured steps of twelve plans of nanoGPT's CPU model, and print the table in Markdown."`
@@ -38,33 +41,26 @@ autopar plan gpt.yaml --cluster cluster.yaml`
 // Run measures and writes.
 func (c *profileCmd) Run(ctx context.Context, con *console) error {
 	switch {
-	case c.Device == "cuda":
-		return usagef("profile: --device cuda is not in this build; --device cpu measures the processor")
+	case c.Device == "cuda" && c.Check:
+		return usagef("profile: --check is for --device cpu; autopar bench compares a step on GPUs with its prediction")
 	case c.Budget < 1 || c.Budget > 600:
 		return usagef("profile: --budget is %d, must be 1 to 600 seconds", c.Budget)
 	case c.Steps < rounds:
 		return usagef("profile: --steps is %d, must be at least %d", c.Steps, rounds)
 	}
 	con.note("measuring %d s; leave the machine alone", c.Budget)
+	if c.Device == "cuda" {
+		return c.gpus(ctx, con)
+	}
 	result, err := profile.Measure(ctx, time.Duration(c.Budget)*time.Second)
 	if err != nil {
 		return err
 	}
-	var text bytes.Buffer
-	if err := result.WriteYAML(&text); err != nil {
+	cluster, err := c.write(con, result.WriteYAML)
+	if err != nil {
 		return err
 	}
-	cluster, err := cost.Parse(c.Out, text.Bytes()) // what planning will read
-	if err != nil {
-		return fmt.Errorf("BUG: profile wrote a file that cannot be read: %w", err)
-	}
-	if c.Out == "-" {
-		con.printf("%s", text.Bytes())
-	} else {
-		if err := os.WriteFile(c.Out, text.Bytes(), 0o666); err != nil {
-			return err
-		}
-		con.note("wrote %s", c.Out)
+	if c.Out != "-" {
 		c.print(con, result)
 	}
 	if !c.Check {
@@ -75,6 +71,67 @@ func (c *profileCmd) Run(ctx context.Context, con *console) error {
 		return err
 	}
 	c.printCheck(con, cluster, rows)
+	return nil
+}
+
+// write writes the cluster file and reads it as planning will.
+func (c *profileCmd) write(con *console, yaml func(io.Writer) error) (*cost.Cluster, error) {
+	var text bytes.Buffer
+	if err := yaml(&text); err != nil {
+		return nil, err
+	}
+	cluster, err := cost.Parse(c.Out, text.Bytes())
+	if err != nil {
+		return nil, fmt.Errorf("BUG: profile wrote a file that cannot be read: %w", err)
+	}
+	if c.Out == "-" {
+		con.printf("%s", text.Bytes())
+		return cluster, nil
+	}
+	if err := os.WriteFile(c.Out, text.Bytes(), 0o666); err != nil {
+		return nil, err
+	}
+	con.note("wrote %s", c.Out)
+	return cluster, nil
+}
+
+// gpus measures the visible GPUs.
+func (c *profileCmd) gpus(ctx context.Context, con *console) error {
+	system, err := cuda.Machine(cuda.MachineOptions{})
+	if err != nil {
+		return err
+	}
+	like, err := clusterOfGPU(system.Driver)
+	if err != nil {
+		return err
+	}
+	result, err := gpuprofile.Measure(ctx, system, gpuprofile.Options{Budget: time.Duration(c.Budget) * time.Second, Like: like})
+	if err != nil {
+		return err
+	}
+	cluster, err := c.write(con, result.WriteYAML)
+	if err != nil || c.Out == "-" {
+		return err
+	}
+	d, e := cluster.Device, cluster.Device.Efficiency
+	rate := func(t string, share float64) string {
+		return fmt.Sprintf("%.4g TFLOP/s in %s", share*d.FLOPS[t]/1e12, t)
+	}
+	off := func(class string) string { return fmt.Sprintf("off %.0f %%", 100*result.Off[class]) }
+	network := "not measured: one GPU"
+	if result.NCCL != "" {
+		network = fmt.Sprintf("%s, %.4g GB/s by NCCL %s", secondsText(cluster.IntraNode.Latency), cluster.IntraNode.Bandwidth/1e9, result.NCCL)
+	}
+	con.heading("%d x %s", result.GPUs, result.GPU)
+	con.table([][]string{
+		{"large products", rate("bf16", e.Matmul) + ", " + rate("f32", e.Matmul), off("product")},
+		{"attention", rate("bf16", e.Attention), off("attention")},
+		{"memory", fmt.Sprintf("%.4g GB/s in kernels of training", e.Memory*d.MemoryBandwidth/1e9), off("vector")},
+		{"a kernel", secondsText(d.LaunchOverhead) + " in a graph, " + secondsText(result.Launch.Alone) + " alone", ""},
+		{"a message", network, ""},
+		{"the host", fmt.Sprintf("%s, %.4g GB/s", secondsText(cluster.Host.Latency), cluster.Host.Bandwidth/1e9), ""},
+		{"taken beside an arena", bytesText(d.Reserve), ""},
+	})
 	return nil
 }
 

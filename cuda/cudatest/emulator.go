@@ -6,7 +6,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"math"
 	"sync"
 	"time"
 
@@ -15,7 +14,6 @@ import (
 	"github.com/autopar/autopar/cuda/driver/fake"
 	"github.com/autopar/autopar/cuda/kernel"
 	"github.com/autopar/autopar/ir"
-	"github.com/autopar/autopar/ir/half"
 	"github.com/autopar/autopar/runtime"
 	"github.com/autopar/autopar/runtime/cpu"
 )
@@ -58,10 +56,17 @@ func newEmulator(d *fake.Driver) (*emulator, error) {
 // Close leaves the emulator to the next backend on the same fake.
 func (e *emulator) Close() error { return nil }
 
-func (e *emulator) Check(k *runtime.Kernel) error { return e.device.(runtime.Checker).Check(k) }
+func (e *emulator) Check(g kernel.Group) error {
+	for _, k := range g {
+		if err := e.device.(runtime.Checker).Check(k); err != nil {
+			return err
+		}
+	}
+	return nil
+}
 
 // Scratch asks for a little, so that it is held and grows.
-func (e *emulator) Scratch(k *runtime.Kernel) int64 { return k.Args[0].Bytes()/16 + 16 }
+func (e *emulator) Scratch(g kernel.Group) int64 { return g[0].Args[0].Bytes()/16 + 16 }
 
 // place is a tensor on the device and in the CPU's arena.
 type place struct {
@@ -69,7 +74,27 @@ type place struct {
 	cpu    int64
 }
 
-func (e *emulator) Prepare(k *runtime.Kernel, at kernel.Place, scratch driver.Ptr) (func(s driver.Stream) error, error) {
+// Prepare has the kernels of a group done one after another, where the first is launched.
+func (e *emulator) Prepare(g kernel.Group, at kernel.Place, scratch driver.Ptr) (func(s driver.Stream) error, error) {
+	var all []func(s driver.Stream) error
+	for _, k := range g {
+		run, err := e.prepare(k, at, fake.Range{At: scratch, Bytes: e.Scratch(g)})
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, run)
+	}
+	return func(s driver.Stream) error {
+		for _, run := range all {
+			if err := run(s); err != nil {
+				return err
+			}
+		}
+		return nil
+	}, nil
+}
+
+func (e *emulator) prepare(k *runtime.Kernel, at kernel.Place, scratch fake.Range) (func(s driver.Stream) error, error) {
 	moved := *k
 	places := map[int64]place{} // by offset on the device
 	end := int64(0)
@@ -101,7 +126,7 @@ func (e *emulator) Prepare(k *runtime.Kernel, at kernel.Place, scratch driver.Pt
 			return nil, fmt.Errorf("cudatest: result %d of %s is larger than the operand in its place", i, k.Node.Name)
 		}
 	}
-	writes = append(writes, fake.Range{At: scratch, Bytes: e.Scratch(k)})
+	writes = append(writes, scratch)
 	do := func() error { return e.launch(&moved, places, end, writes) }
 	return func(s driver.Stream) error { return e.fake.Run(s, "kernel", reads, writes, do) }, nil
 }
@@ -170,31 +195,15 @@ func reduceAt(by ir.Reduction, d ir.DType, y []byte, x [][]byte, i int64) error 
 		binary.NativeEndian.PutUint64(y[8*i:], uint64(sum))
 		return nil
 	}
-	acc := load(d, x[0], i)
+	size := d.Size()
+	acc := d.Read(x[0][size*i:])
 	for _, m := range x[1:] {
-		if v := load(d, m, i); by == ir.Max {
+		if v := d.Read(m[size*i:]); by == ir.Max {
 			acc = max(acc, v)
 		} else {
 			acc += v
 		}
 	}
-	switch d {
-	case ir.BF16:
-		binary.NativeEndian.PutUint16(y[2*i:], half.BF16(acc))
-	case ir.F16:
-		binary.NativeEndian.PutUint16(y[2*i:], half.F16(acc))
-	default:
-		binary.NativeEndian.PutUint32(y[4*i:], math.Float32bits(acc))
-	}
+	d.Write(y[size*i:], acc)
 	return nil
-}
-
-func load(d ir.DType, m []byte, i int64) float32 {
-	switch d {
-	case ir.BF16:
-		return half.FromBF16(binary.NativeEndian.Uint16(m[2*i:]))
-	case ir.F16:
-		return half.FromF16(binary.NativeEndian.Uint16(m[2*i:]))
-	}
-	return math.Float32frombits(binary.NativeEndian.Uint32(m[4*i:]))
 }

@@ -10,7 +10,14 @@
 // on to their thread (runtime.LockOSThread) from SetCurrent on.
 package driver
 
-import "github.com/autopar/autopar/ir"
+import (
+	"encoding/binary"
+	"net"
+	"net/netip"
+	"strconv"
+
+	"github.com/autopar/autopar/ir"
+)
 
 // Ptr is an address in the memory of a device.
 type Ptr uint64
@@ -113,8 +120,8 @@ type Driver interface {
 	ModuleFunction(m Module, name string) (Function, error)
 	FunctionAttribute(f Function, a FunctionAttribute) (int, error)
 	SetFunctionAttribute(f Function, a FunctionAttribute, value int) error
-	// Launch runs a function. Every argument takes one word, low end first. args is not to
-	// be changed before Launch returns.
+	// Launch runs a function. Every argument takes one word, low end first, but the last,
+	// which may be a struct of several. args is not to be changed before Launch returns.
 	Launch(f Function, grid, block Dims, shared uint32, s Stream, args []uint64) error
 
 	// BeginCapture makes the stream, and those that come to wait for it, note what they are
@@ -170,6 +177,20 @@ type BLAS interface {
 
 // ID names a communicator that is being made.
 type ID [128]byte
+
+// Address is where the ranks of the communicator meet, host:port. NCCL keeps it in the name,
+// after a word of 8 bytes, as a sockaddr (struct ncclBootstrapHandle of its bootstrap.h).
+func (id ID) Address() string {
+	const inet, inet6 = 2, 10
+	port := strconv.Itoa(int(binary.BigEndian.Uint16(id[10:])))
+	switch binary.NativeEndian.Uint16(id[8:]) {
+	case inet:
+		return net.JoinHostPort(netip.AddrFrom4([4]byte(id[12:16])).String(), port)
+	case inet6:
+		return net.JoinHostPort(netip.AddrFrom16([16]byte(id[16:32])).String(), port)
+	}
+	return "an address that NCCL does not tell"
+}
 
 // Collectives is NCCL.
 type Collectives interface {

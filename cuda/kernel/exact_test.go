@@ -3,7 +3,6 @@ package kernel_test
 import (
 	"encoding/binary"
 	"fmt"
-	"math"
 	"math/rand/v2"
 	"testing"
 	"time"
@@ -12,7 +11,6 @@ import (
 
 	"github.com/autopar/autopar/cuda/kernel"
 	"github.com/autopar/autopar/ir"
-	"github.com/autopar/autopar/ir/half"
 	"github.com/autopar/autopar/ir/philox"
 	"github.com/autopar/autopar/runtime"
 	"github.com/autopar/autopar/runtime/cpu"
@@ -47,16 +45,11 @@ func (a *arena) bytes(t runtime.Tensor) []byte {
 	return b
 }
 
-func encode(d ir.DType, x []float32) (b []byte) {
-	for _, v := range x {
-		switch d {
-		case ir.BF16:
-			b = binary.NativeEndian.AppendUint16(b, half.BF16(v))
-		case ir.F16:
-			b = binary.NativeEndian.AppendUint16(b, half.F16(v))
-		default:
-			b = binary.NativeEndian.AppendUint32(b, math.Float32bits(v))
-		}
+func encode(d ir.DType, x []float32) []byte {
+	size := int(d.Size())
+	b := make([]byte, size*len(x))
+	for i, v := range x {
+		d.Write(b[size*i:], v)
 	}
 	return b
 }

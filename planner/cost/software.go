@@ -77,6 +77,8 @@ const Current = "torch-compile"
 // the buckets of the program; XLA combines little in its loop over layers.
 func Generations() []Software {
 	return []Software{
+		// This project's own runtime: one kernel per op.
+		{Name: "autopar"},
 		// PyTorch programs of kernels by hand, 2020 to 2022: scaled masked softmax, bias
 		// and GELU, bias and dropout and addition in one kernel each. Scores are 13 bytes:
 		// two written by the product, softmax 4, dropout 5, two read by the next product.

@@ -1,41 +1,25 @@
 package backendtest
 
 import (
-	"encoding/binary"
-	"math"
-
 	"github.com/autopar/autopar/ir"
-	"github.com/autopar/autopar/ir/half"
 )
 
 // encode returns x as elements of a floating-point type.
 func encode(d ir.DType, x []float32) []byte {
-	var b []byte
-	for _, v := range x {
-		switch d {
-		case ir.BF16:
-			b = binary.NativeEndian.AppendUint16(b, half.BF16(v))
-		case ir.F16:
-			b = binary.NativeEndian.AppendUint16(b, half.F16(v))
-		default:
-			b = binary.NativeEndian.AppendUint32(b, math.Float32bits(v))
-		}
+	size := int(d.Size())
+	b := make([]byte, size*len(x))
+	for i, v := range x {
+		d.Write(b[size*i:], v)
 	}
 	return b
 }
 
 // decode is the inverse of encode.
 func decode(d ir.DType, b []byte) []float32 {
-	x := make([]float32, len(b)/int(d.Size()))
+	size := int(d.Size())
+	x := make([]float32, len(b)/size)
 	for i := range x {
-		switch d {
-		case ir.BF16:
-			x[i] = half.FromBF16(binary.NativeEndian.Uint16(b[2*i:]))
-		case ir.F16:
-			x[i] = half.FromF16(binary.NativeEndian.Uint16(b[2*i:]))
-		default:
-			x[i] = math.Float32frombits(binary.NativeEndian.Uint32(b[4*i:]))
-		}
+		x[i] = d.Read(b[size*i:])
 	}
 	return x
 }

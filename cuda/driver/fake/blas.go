@@ -1,12 +1,8 @@
 package fake
 
 import (
-	"encoding/binary"
-	"math"
-
 	"github.com/autopar/autopar/cuda/driver"
 	"github.com/autopar/autopar/ir"
-	"github.com/autopar/autopar/ir/half"
 )
 
 // BLAS returns products by three loops, with columns that lie together.
@@ -44,10 +40,11 @@ func (b *blas) MatMul(g driver.GEMM, x, y, z, workspace driver.Ptr, s driver.Str
 				for k, v := range x[row*g.K : (row+1)*g.K] {
 					sum += v * of[k]
 				}
+				to := z[(col*g.LDC+row)*g.TC.Size():]
 				if g.Accumulate {
-					sum += load(g.TC, z, col*g.LDC+row)
+					sum += float64(g.TC.Read(to))
 				}
-				store(g.TC, z, col*g.LDC+row, float32(sum))
+				g.TC.Write(to, float32(sum))
 			}
 		}
 		return nil
@@ -60,34 +57,11 @@ func unpack(m []byte, d ir.DType, ld, rows, cols int64, trans bool) []float64 {
 	for row := range rows {
 		for col := range cols {
 			if trans {
-				x = append(x, load(d, m, row*ld+col))
+				x = append(x, float64(d.Read(m[(row*ld+col)*d.Size():])))
 			} else {
-				x = append(x, load(d, m, col*ld+row))
+				x = append(x, float64(d.Read(m[(col*ld+row)*d.Size():])))
 			}
 		}
 	}
 	return x
-}
-
-// load returns element i of memory.
-func load(d ir.DType, m []byte, i int64) float64 {
-	switch d {
-	case ir.BF16:
-		return float64(half.FromBF16(binary.NativeEndian.Uint16(m[2*i:])))
-	case ir.F16:
-		return float64(half.FromF16(binary.NativeEndian.Uint16(m[2*i:])))
-	}
-	return float64(math.Float32frombits(binary.NativeEndian.Uint32(m[4*i:])))
-}
-
-// store rounds x to element i.
-func store(d ir.DType, m []byte, i int64, x float32) {
-	switch d {
-	case ir.BF16:
-		binary.NativeEndian.PutUint16(m[2*i:], half.BF16(x))
-	case ir.F16:
-		binary.NativeEndian.PutUint16(m[2*i:], half.F16(x))
-	default:
-		binary.NativeEndian.PutUint32(m[4*i:], math.Float32bits(x))
-	}
 }

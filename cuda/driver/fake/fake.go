@@ -29,6 +29,9 @@ type Options struct {
 	// LoseAfter, when not 0, is after how many pieces of work the device is lost: every
 	// call fails from then on.
 	LoseAfter int
+	// Clock, when set, is how many milliseconds a piece of work takes that reads and writes
+	// so many bytes; without it each takes one. See [Driver.Elapsed].
+	Clock func(what string, bytes int64) float64
 }
 
 // Driver is the fake. Its methods may be called from any goroutine.
@@ -55,6 +58,7 @@ type Driver struct {
 	pending  map[int]*pending // groups of calls, by thread
 	ran      int              // pieces of work
 	launched int              // graphs
+	now      float64          // milliseconds that work has taken
 }
 
 var (

@@ -256,15 +256,16 @@ func combine(by ir.Reduction, d ir.DType, sum []byte, terms [][]byte, i int64) {
 		binary.NativeEndian.PutUint64(sum[8*i:], n)
 		return
 	}
-	acc := float32(load(d, terms[0], i))
+	size := d.Size()
+	acc := d.Read(terms[0][size*i:])
 	for _, t := range terms[1:] {
-		if x := float32(load(d, t, i)); by == ir.Max {
+		if x := d.Read(t[size*i:]); by == ir.Max {
 			acc = max(acc, x)
 		} else {
 			acc += x
 		}
 	}
-	store(d, sum, i, acc)
+	d.Write(sum[size*i:], acc)
 }
 
 func (c *comm) AllReduce(send, recv driver.Ptr, n int64, d ir.DType, by ir.Reduction, s driver.Stream) error {

@@ -23,10 +23,12 @@ type stream struct {
 type entry struct {
 	kind    kind
 	what    string
+	bytes   int64 // read and written
 	run     func() error
 	ready   func() bool // nil is always
 	event   *event
 	version int64
+	adopts  *stream // whose failure becomes this stream's: one of a graph
 }
 
 type kind uint8
@@ -42,7 +44,7 @@ type event struct {
 	recorded, happened int64
 	clock              clock
 	by                 *stream
-	when               int // pieces of work that had run when it happened last
+	when               float64 // milliseconds, when it happened last
 	timed              bool
 
 	capture  *graph // it was recorded in last
@@ -215,7 +217,8 @@ func (d *Driver) EventDone(e driver.Event) (bool, error) {
 	return true, err
 }
 
-// Elapsed counts the pieces of work between two events as milliseconds.
+// Elapsed returns what the work between two events took, all streams one after another,
+// by the clock of the options.
 func (d *Driver) Elapsed(from, to driver.Event) (float32, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -322,6 +325,9 @@ func (d *Driver) issue(st *stream, n node) error {
 		}
 	}
 	e := &entry{what: n.what, run: n.do}
+	for _, r := range append(slices.Clone(n.reads), n.writes...) {
+		e.bytes += r.Bytes
+	}
 	st.queue = append(st.queue, e)
 	if n.meet != nil {
 		n.meet(st, e)
@@ -363,14 +369,28 @@ func (d *Driver) runOne() bool {
 	chosen.queue = chosen.queue[1:]
 	switch e.kind {
 	case record:
-		e.event.happened, e.event.when = max(e.event.happened, e.version), d.ran
+		e.event.happened, e.event.when = max(e.event.happened, e.version), d.now
+	case wait:
+		if p := e.adopts; p != nil && chosen.failure == nil {
+			chosen.failure, p.failure = p.failure, nil
+		}
 	case work:
 		d.ran++
+		d.spend(e.what, e.bytes)
 		if err := e.run(); err != nil && chosen.failure == nil {
 			chosen.failure = fmt.Errorf("%s: %w", e.what, err)
 		}
 	}
 	return true
+}
+
+// spend lets the clock run for a piece of work.
+func (d *Driver) spend(what string, bytes int64) {
+	if d.opts.Clock == nil {
+		d.now++
+	} else {
+		d.now += d.opts.Clock(what, bytes)
+	}
 }
 
 // until runs work until something is so.

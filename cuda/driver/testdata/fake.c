@@ -1,9 +1,17 @@
 // Libraries in the shape of libcuda, NVRTC, cuBLASLt and NCCL, for tests of how they are
 // called. Every function notes its name and its arguments as words.
+//
+// With HOLLOW they serve whole programs instead: there are two GPUs with memory, from and
+// to which copies are made at once, events have times, and device functions do nothing.
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <time.h>
+#ifndef MEMORY
+#define MEMORY (192ull << 20)
+#endif
 
 static char text[1 << 16];
 static size_t at;
@@ -26,6 +34,9 @@ int fake_fail(const char *name, int code) {
 }
 
 static int note(const char *name, int n, const uint64_t *w) {
+#ifdef HOLLOW
+	return 0;
+#endif
 	at += snprintf(text + at, sizeof text - at, "%s", name);
 	for (int i = 0; i < n; i++) at += snprintf(text + at, sizeof text - at, " %llx", (unsigned long long)w[i]);
 	at += snprintf(text + at, sizeof text - at, "\n");
@@ -48,13 +59,21 @@ int cuGetErrorName(int code, const char **name) { *name = code == 2 ? "CUDA_ERRO
 int cuDriverGetVersion(int *v) { *v = VERSION; return 0; }
 int cuDeviceGetCount(int *n) { *n = 2; return 0; }
 int cuDeviceGet(int *dev, int i) { *dev = i + 40; return 0; }
+#ifdef HOLLOW
+int cuDeviceGetName(char *name, int len, int dev) { snprintf(name, len, "Hollow H200"); return 0; }
+int cuDeviceTotalMem_v2(size_t *bytes, int dev) { *bytes = MEMORY; return 0; }
+#else
 int cuDeviceGetName(char *name, int len, int dev) { snprintf(name, len, "Fake %d", dev); return 0; }
 int cuDeviceTotalMem_v2(size_t *bytes, int dev) { *bytes = 5ull << 33; return 0; }
+#endif
 int cuDeviceGetAttribute(int *v, int attr, int dev) {
 	*v = attr * 1000 + dev;
 #ifdef CAPABILITY
 	if (attr == 75) *v = CAPABILITY / 10;
 	if (attr == 76) *v = CAPABILITY % 10;
+#endif
+#ifdef HOLLOW
+	if (attr == 16) *v = 132;
 #endif
 	return 0;
 }
@@ -63,6 +82,17 @@ int cuDevicePrimaryCtxRelease_v2(int dev) { NOTE("cuDevicePrimaryCtxRelease_v2",
 int cuCtxSetCurrent(H c) { NOTE("cuCtxSetCurrent", W(c)); return 0; }
 int cuDeviceCanAccessPeer(int *can, int a, int b) { NOTE("cuDeviceCanAccessPeer", a, b); *can = 1; return 0; }
 int cuCtxEnablePeerAccess(H c, unsigned f) { NOTE("cuCtxEnablePeerAccess", W(c), f); return 0; }
+#ifdef HOLLOW
+int cuMemGetInfo_v2(size_t *free, size_t *total) { *free = *total = MEMORY; return 0; }
+int cuMemAlloc_v2(uint64_t *p, size_t bytes) { *p = W(calloc(1, bytes)); return *p ? 0 : 2; }
+int cuMemFree_v2(uint64_t p) { free((void *)p); return 0; }
+int cuMemHostAlloc(void **p, size_t bytes, unsigned f) { *p = calloc(1, bytes); return *p ? 0 : 2; }
+int cuMemFreeHost(void *p) { free(p); return 0; }
+int cuMemcpyHtoDAsync_v2(uint64_t d, const void *h, size_t n, H s) { memcpy((void *)d, h, n); return 0; }
+int cuMemcpyDtoHAsync_v2(void *h, uint64_t d, size_t n, H s) { memcpy(h, (void *)d, n); return 0; }
+int cuMemcpyAsync(uint64_t d, uint64_t f, size_t n, H s) { memmove((void *)d, (void *)f, n); return 0; }
+int cuMemsetD8Async(uint64_t d, unsigned char v, size_t n, H s) { memset((void *)d, v, n); return 0; }
+#else
 int cuMemGetInfo_v2(size_t *free, size_t *total) { *free = 3ull << 32; *total = 5ull << 33; return 0; }
 int cuMemAlloc_v2(uint64_t *p, size_t bytes) { NOTE("cuMemAlloc_v2", bytes); *p = 0x7f0000001000; return 0; }
 int cuMemFree_v2(uint64_t p) { NOTE("cuMemFree_v2", p); return 0; }
@@ -73,24 +103,42 @@ int cuMemcpyHtoDAsync_v2(uint64_t d, const void *h, size_t n, H s) { NOTE("cuMem
 int cuMemcpyDtoHAsync_v2(void *h, uint64_t d, size_t n, H s) { NOTE("cuMemcpyDtoHAsync_v2", W((char *)h - pinned), d, n, W(s)); return 0; }
 int cuMemcpyAsync(uint64_t d, uint64_t f, size_t n, H s) { NOTE("cuMemcpyAsync", d, f, n, W(s)); return 0; }
 int cuMemsetD8Async(uint64_t d, unsigned char v, size_t n, H s) { NOTE("cuMemsetD8Async", d, v, n, W(s)); return 0; }
+#endif
 int cuStreamCreate(H *s, unsigned f) { NOTE("cuStreamCreate", f); *s = (H)0x5555; return 0; }
 int cuStreamDestroy_v2(H s) { NOTE("cuStreamDestroy_v2", W(s)); return 0; }
 int cuStreamSynchronize(H s) { NOTE("cuStreamSynchronize", W(s)); return 0; }
 int cuStreamWaitEvent(H s, H e, unsigned f) { NOTE("cuStreamWaitEvent", W(s), W(e), f); return 0; }
+#ifdef HOLLOW
+int cuEventCreate(H *e, unsigned f) { *e = calloc(1, sizeof(struct timespec)); return 0; }
+int cuEventDestroy_v2(H e) { free(e); return 0; }
+int cuEventRecord(H e, H s) { clock_gettime(CLOCK_MONOTONIC, e); return 0; }
+#else
 static uint64_t events = 0x6660;
 int cuEventCreate(H *e, unsigned f) { NOTE("cuEventCreate", f); *e = (H)++events; return 0; }
 int cuEventDestroy_v2(H e) { NOTE("cuEventDestroy_v2", W(e)); return 0; }
 int cuEventRecord(H e, H s) { NOTE("cuEventRecord", W(e), W(s)); return 0; }
+#endif
 int cuEventQuery(H e) { NOTE("cuEventQuery", W(e)); return 0; }
+#ifdef HOLLOW
+int cuEventElapsedTime(float *ms, H a, H b) {
+	struct timespec *x = a, *y = b;
+	*ms = 1e3f * (y->tv_sec - x->tv_sec) + 1e-6f * (y->tv_nsec - x->tv_nsec) + 1e-4f;
+	return 0;
+}
+#else
 static float times[] = {9, 4, 3, 5, 9, 2, 1, 2, 9, 7, 7, 7}; // of three algorithms: warm-up and three
 static int timed;
 int cuEventElapsedTime(float *ms, H a, H b) { NOTE("cuEventElapsedTime", W(b) - W(a)); *ms = times[timed++ % 12]; return 0; }
+#endif
 int cuModuleLoadData(H *m, const void *image) { NOTE("cuModuleLoadData", *(const unsigned char *)image); *m = (H)0x8888; return 0; }
 int cuModuleUnload(H m) { NOTE("cuModuleUnload", W(m)); return 0; }
 int cuModuleGetFunction(H *f, H m, const char *name) { NOTE("cuModuleGetFunction", W(m), strlen(name)); *f = (H)0x9999; return 0; }
 int cuFuncGetAttribute(int *v, int a, H f) { NOTE("cuFuncGetAttribute", a, W(f)); *v = 77; return 0; }
 int cuFuncSetAttribute(H f, int a, int v) { NOTE("cuFuncSetAttribute", W(f), a, v); return 0; }
 int cuLaunchKernel(H f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared, H s, void **params, void **extra) {
+#ifdef HOLLOW
+	return 0;
+#endif
 	// Parameters as the function has them: an address, an int, a float and a long.
 	float x;
 	memcpy(&x, params[2], 4);

@@ -3,6 +3,8 @@ package profile
 import (
 	"math"
 	"slices"
+
+	"github.com/autopar/autopar/planner/cost/curve"
 )
 
 // sample is one measured piece of work.
@@ -32,29 +34,6 @@ func balance(samples []sample, model func(sample) float64) (factor, off float64)
 	return factor, off / all
 }
 
-// fitLine returns the a and b with which a·x + b comes nearest to y, all
-// deviations taken relative to y, and neither is negative.
-func fitLine(x, y []float64) (a, b float64) {
-	// Weighted least squares with weights 1/y²: the normal equations of a·x/y + b/y = 1.
-	var xx, x1, one, sx, s1 float64
-	for i := range x {
-		u, v := x[i]/y[i], 1/y[i]
-		xx, x1, one = xx+u*u, x1+u*v, one+v*v
-		sx, s1 = sx+u, s1+v
-	}
-	det := xx*one - x1*x1
-	if det > 0 {
-		a, b = (sx*one-s1*x1)/det, (xx*s1-x1*sx)/det
-	}
-	switch {
-	case det <= 0 || b < 0:
-		return sx / xx, 0
-	case a < 0:
-		return 0, s1 / one
-	}
-	return a, b
-}
-
 // fitProducts returns the share of a peak rate (FLOP/s of the machine) that large
 // products reach and at how many operations they reach half of it, and how far the
 // samples are from that.
@@ -63,7 +42,7 @@ func fitProducts(samples []sample, peak float64) (efficiency, half, off float64)
 	for i, s := range samples {
 		x[i], y[i] = s.flops, s.seconds*peak*s.share
 	}
-	a, b := fitLine(x, y)
+	a, b := curve.Line(x, y)
 	factor, off := balance(samples, func(s sample) float64 { return (a*s.flops + b) / (peak * s.share) })
 	return 1 / (a * factor), b / a, off
 }
@@ -101,30 +80,6 @@ func fitVector(samples []sample, peak float64, n near) (share, off float64) {
 		}
 	}
 	return share, off
-}
-
-// exchange is one measured collective: messages that follow each other, and the
-// bytes that each rank moves.
-type exchange struct {
-	messages, bytes float64
-	seconds         float64
-}
-
-// fitLink returns the latency of a message and the bandwidth of a rank, and how far
-// the exchanges are from them.
-func fitLink(all []exchange) (latency, bandwidth, off float64) {
-	// seconds = messages·latency + bytes/bandwidth, per message.
-	var x, y []float64
-	for _, e := range all {
-		x, y = append(x, e.bytes/e.messages), append(y, e.seconds/e.messages)
-	}
-	a, b := fitLine(x, y)
-	total := 0.0
-	for _, e := range all {
-		total += e.seconds
-		off += math.Abs(a*e.bytes + b*e.messages - e.seconds)
-	}
-	return b, 1 / a, off / total // a bandwidth of +Inf is cut to the largest there is
 }
 
 // knee returns the largest size at which a bandwidth that falls with size is still

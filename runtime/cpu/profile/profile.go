@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"github.com/autopar/autopar/planner/cost"
+	"github.com/autopar/autopar/planner/cost/curve"
 )
 
 // Result is what was measured.
@@ -101,29 +102,29 @@ func (r *Result) fit(steps []*timedStep, cores int) {
 	around := near{cached, cache, memory}
 	off := map[string]float64{}
 	threads := threading(steps)
-	e := cost.Efficiency{Memory: 1, Threads: clamp(threads)}
+	e := cost.Efficiency{Memory: 1, Threads: curve.Share(threads)}
 	if crowded != nil {
-		e.Crowd = clamp(crowding(steps[len(steps)-1], crowded, launch))
+		e.Crowd = curve.Share(crowding(steps[len(steps)-1], crowded, launch))
 	}
 	e.Matmul, e.MatmulHalf, off[productClass] = fitProducts(samples(steps, productClass, start, threads), peak)
 	e.Attention, off[attentionClass] = fitAttention(samples(steps, attentionClass, start, threads), peak)
 	e.Vector, off[vectorClass] = fitVector(samples(steps, vectorClass, start, threads), peak, around)
-	e.Matmul, e.MatmulHalf, e.Attention, e.Vector = clamp(e.Matmul), round(e.MatmulHalf), clamp(e.Attention), clamp(e.Vector)
+	e.Matmul, e.MatmulHalf, e.Attention, e.Vector = curve.Share(e.Matmul), curve.Round(e.MatmulHalf), curve.Share(e.Attention), curve.Share(e.Vector)
 	link := cost.Link{Bandwidth: memory, Efficiency: 1, Latency: start}
 	if all := exchanges(steps, start); len(all) > 0 {
 		var bandwidth float64
-		link.Latency, bandwidth, off[collectiveClass] = fitLink(all)
+		link.Latency, bandwidth, off[collectiveClass] = curve.Link(all)
 		link.Bandwidth = min(bandwidth, 1e15) * float64(cores) // of the machine, which the ranks share
 	}
 	r.Cluster = &cost.Cluster{
-		Name: "cpu-profiled", IntraNode: link, Host: &cost.Link{Bandwidth: round(memory / 2), Efficiency: 1, Latency: round(start)},
+		Name: "cpu-profiled", IntraNode: link, Host: &cost.Link{Bandwidth: curve.Round(memory / 2), Efficiency: 1, Latency: curve.Round(start)},
 		Device: cost.Device{
-			Name: r.Machine, Shared: true, Cores: cores, Memory: installed(), FLOPS: map[string]float64{"f32": round(core)},
-			MemoryBandwidth: round(memory), LaunchOverhead: round(launch), Efficiency: e,
-			Cache: &cost.Cache{Memory: int64(cached), Bandwidth: round(cache)},
+			Name: r.Machine, Shared: true, Cores: cores, Memory: installed(), FLOPS: map[string]float64{"f32": curve.Round(core)},
+			MemoryBandwidth: curve.Round(memory), LaunchOverhead: curve.Round(launch), Efficiency: e,
+			Cache: &cost.Cache{Memory: int64(cached), Bandwidth: curve.Round(cache)},
 		},
 	}
-	r.Cluster.IntraNode.Latency, r.Cluster.IntraNode.Bandwidth = round(link.Latency), round(link.Bandwidth)
+	r.Cluster.IntraNode.Latency, r.Cluster.IntraNode.Bandwidth = curve.Round(link.Latency), curve.Round(link.Bandwidth)
 	r.Cluster.Source = fmt.Sprintf("autopar profile, %s, %s%s", r.When.Format("2006-01-02 15:04 MST"), r.Machine, r.loadText())
 
 	figure := func(key string, spread float64, n int) { r.Figures = append(r.Figures, Figure{key, spread, n}) }
@@ -159,17 +160,6 @@ func overhead(steps []*timedStep) float64 {
 	}
 	slices.Sort(all)
 	return all[len(all)/2]
-}
-
-func clamp(share float64) float64 { return round(min(max(share, 1e-3), 1)) }
-
-// round keeps three figures: more say nothing.
-func round(x float64) float64 {
-	if x == 0 || math.IsInf(x, 0) {
-		return x
-	}
-	unit := math.Pow(10, 2-math.Floor(math.Log10(math.Abs(x))))
-	return math.Round(x*unit) / unit
 }
 
 func (r *Result) loadText() string {

@@ -23,7 +23,6 @@ func TestFitsFindWhatMadeTheTimes(t *testing.T) {
 		noisy := func(x float64) float64 { return x * (1 + noise*(2*r.Float64()-1)) }
 		around := near{cached: 4e6, cache: 2e11, memoryRate: 3e10}
 		var products, vectors []sample
-		var exchanges []exchange
 		for range 400 {
 			share := 1 / float64(1+r.IntN(4))
 			f := math.Pow(10, 5+4*r.Float64())
@@ -31,9 +30,6 @@ func TestFitsFindWhatMadeTheTimes(t *testing.T) {
 			v := sample{share: share, flops: f / 10, bytes: f / 10 * math.Pow(10, 2*r.Float64()-1), weight: 1}
 			v.seconds = noisy(around.time(v, 0.08*peak))
 			vectors = append(vectors, v)
-			e := exchange{messages: float64(1 + r.IntN(6)), bytes: math.Pow(10, 3+4*r.Float64())}
-			e.seconds = noisy(e.messages*2e-6 + e.bytes/1e10)
-			exchanges = append(exchanges, e)
 		}
 		efficiency, half, off := fitProducts(products, peak)
 		require.InEpsilon(t, 0.7, efficiency, tolerance, "seed %d", seed)
@@ -43,19 +39,7 @@ func TestFitsFindWhatMadeTheTimes(t *testing.T) {
 		require.InEpsilon(t, 0.5, attention, 1e-9)
 		share, _ := fitVector(vectors, peak, around)
 		require.InEpsilon(t, 0.08, share, tolerance+0.02, "seed %d", seed)
-		latency, bandwidth, _ := fitLink(exchanges)
-		require.InEpsilon(t, 2e-6, latency, tolerance, "seed %d", seed)
-		require.InEpsilon(t, 1e10, bandwidth, tolerance, "seed %d", seed)
 	}
-}
-
-func TestFitLineStaysPhysical(t *testing.T) {
-	a, b := fitLine([]float64{1, 2, 4}, []float64{1, 3, 8})
-	require.Zero(t, b, "a line below 0 at 0 goes through it instead")
-	require.Positive(t, a)
-	a, b = fitLine([]float64{1, 2, 4}, []float64{8, 3, 1})
-	require.Zero(t, a, "a falling line is flat instead")
-	require.Positive(t, b)
 }
 
 func TestKnee(t *testing.T) {

@@ -12,6 +12,7 @@ import (
 	"github.com/autopar/autopar/models/gpt"
 	"github.com/autopar/autopar/partition"
 	"github.com/autopar/autopar/planner/cost"
+	"github.com/autopar/autopar/planner/cost/curve"
 	"github.com/autopar/autopar/runtime"
 	"github.com/autopar/autopar/runtime/cpu"
 	"github.com/autopar/autopar/trace"
@@ -254,8 +255,8 @@ func samples(steps []*timedStep, class string, overhead, threads float64) []samp
 }
 
 // exchanges returns the collectives as rings of messages: see [cost.Model.Collective].
-func exchanges(steps []*timedStep, overhead float64) []exchange {
-	var all []exchange
+func exchanges(steps []*timedStep, overhead float64) []curve.Exchange {
+	var all []curve.Exchange
 	for _, s := range steps {
 		for _, in := range s.instrs {
 			if in.work.Class != collectiveClass || in.work.Group.Size < 2 || in.seconds <= overhead {
@@ -265,7 +266,7 @@ func exchanges(steps []*timedStep, overhead float64) []exchange {
 			if in.op == ir.OpAllReduce {
 				passes = 2
 			}
-			all = append(all, exchange{passes * (n - 1), passes * (n - 1) / n * float64(in.work.Bytes), in.seconds - overhead})
+			all = append(all, curve.Exchange{Messages: passes * (n - 1), Bytes: passes * (n - 1) / n * float64(in.work.Bytes), Seconds: in.seconds - overhead})
 		}
 	}
 	return all

@@ -3,8 +3,9 @@ package profile
 import (
 	"fmt"
 	"io"
-	"strconv"
 	"strings"
+
+	"github.com/autopar/autopar/planner/cost/curve"
 )
 
 // WriteYAML writes the cluster as a file that planning reads, with how each figure
@@ -24,23 +25,23 @@ func (r *Result) WriteYAML(w io.Writer) error {
 	line("  cores: %d", d.Cores)
 	line("  memory: %d              # bytes installed", d.Memory)
 	line("  # FLOP/s of one core: the fastest product of the curve below%s", r.spread("device.flops.f32"))
-	line("  flops: {f32: %s}", number(d.FLOPS["f32"]))
+	line("  flops: {f32: %s}", curve.Number(d.FLOPS["f32"]))
 	line("  # bytes/s of the machine, an addition of %d MiB%s", r.Streams[len(r.Streams)-1].Bytes>>20, r.spread("device.memory_bandwidth"))
-	line("  memory_bandwidth: %s", number(d.MemoryBandwidth))
+	line("  memory_bandwidth: %s", curve.Number(d.MemoryBandwidth))
 	line("  # bytes that stay near the processors, and the rate of an addition there%s", r.spread("device.cache"))
-	line("  cache: {memory: %d, bandwidth: %s}", d.Cache.Memory, number(d.Cache.Bandwidth))
+	line("  cache: {memory: %d, bandwidth: %s}", d.Cache.Memory, curve.Number(d.Cache.Bandwidth))
 	line("  # seconds an instruction, between and in it%s", r.spread("device.launch_overhead"))
-	line("  launch_overhead: %s", number(d.LaunchOverhead))
+	line("  launch_overhead: %s", curve.Number(d.LaunchOverhead))
 	line("  # Shares of the peak that instructions of training steps reach: products%s,", r.spread("device.efficiency.matmul"))
 	line("  # attention%s, what is between them%s", r.spread("device.efficiency.attention"), r.spread("device.efficiency.vector"))
 	e := d.Efficiency
 	line("  # and of their rate when a rank divides them over threads, and when ranks take turns on a core")
 	line("  efficiency: {matmul: %s, matmul_half_flops: %s, attention: %s, vector: %s, memory: %s, threads: %s, crowd: %s}",
-		number(e.Matmul), number(e.MatmulHalf), number(e.Attention), number(e.Vector), number(e.Memory), number(e.Threads), number(e.Crowd))
+		curve.Number(e.Matmul), curve.Number(e.MatmulHalf), curve.Number(e.Attention), curve.Number(e.Vector), curve.Number(e.Memory), curve.Number(e.Threads), curve.Number(e.Crowd))
 	line("# Collectives in the process, bytes/s of all ranks%s", r.spread("intra_node"))
-	line("intra_node: {bandwidth: %s, efficiency: 1, latency: %s}", number(c.IntraNode.Bandwidth), number(c.IntraNode.Latency))
+	line("intra_node: {bandwidth: %s, efficiency: 1, latency: %s}", curve.Number(c.IntraNode.Bandwidth), curve.Number(c.IntraNode.Latency))
 	line("# A copy in memory reads and writes: half of memory_bandwidth.")
-	line("host: {bandwidth: %s, efficiency: 1, latency: %s}", number(c.Host.Bandwidth), number(c.Host.Latency))
+	line("host: {bandwidth: %s, efficiency: 1, latency: %s}", curve.Number(c.Host.Bandwidth), curve.Number(c.Host.Latency))
 	line("")
 	line("# The curve of products C[M,N] over K, GFLOP/s and spread:")
 	for _, p := range r.Products {
@@ -62,15 +63,4 @@ func (r *Result) spread(key string) string {
 		}
 	}
 	return ""
-}
-
-// number prints three figures, as 1.23e+10.
-func number(x float64) string {
-	if x == float64(int64(x)) && x < 1e4 {
-		return strconv.FormatInt(int64(x), 10)
-	}
-	if x >= 1e-3 && x < 1e4 {
-		return strconv.FormatFloat(x, 'g', 4, 64)
-	}
-	return strconv.FormatFloat(x, 'e', -1, 64)
 }

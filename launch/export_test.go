@@ -1,0 +1,8 @@
+package launch
+
+// Drop ends the connections of a process as its death does.
+func Drop(p *Peers) {
+	p.conns[0].closing.Store(true)
+	p.conns[0].Close()
+	p.once.Do(func() { close(p.failed) })
+}

@@ -1,0 +1,353 @@
+package launch
+
+import (
+	"bufio"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+)
+
+// The kinds of messages. A message is a byte for the kind, four of length, and the rest.
+const (
+	kindHello  byte = 'h' // who comes
+	kindGather byte = 'g' // to rank 0 a part, from it the whole
+	kindFail   byte = 'f' // whose failure, and its text
+	kindBye    byte = 'b'
+)
+
+// maxMessage bounds what another process can make this one allocate.
+const maxMessage = 1 << 26
+
+// writeTimeout is how long a connection may take no bytes at all.
+const writeTimeout = time.Minute
+
+// link is a connection that carries messages.
+type link struct {
+	net.Conn
+	in      *bufio.Reader
+	mu      sync.Mutex
+	closing atomic.Bool
+}
+
+func newLink(conn net.Conn) *link { return &link{Conn: conn, in: bufio.NewReader(conn)} }
+
+// write sends a message. An error is left to the reader, whom the connection fails, too.
+func (l *link) write(kind byte, message []byte) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	b := append(binary.BigEndian.AppendUint32([]byte{kind}, uint32(len(message))), message...)
+	_ = l.SetWriteDeadline(time.Now().Add(writeTimeout))
+	defer l.SetWriteDeadline(time.Time{})
+	if _, err := l.Conn.Write(b); err != nil {
+		l.Conn.Close()
+	}
+}
+
+func (l *link) read() (kind byte, message []byte, err error) {
+	var head [5]byte
+	if _, err := io.ReadFull(l.in, head[:]); err != nil {
+		return 0, nil, err
+	}
+	n := binary.BigEndian.Uint32(head[1:])
+	if n > maxMessage {
+		return 0, nil, fmt.Errorf("a message of %d bytes, want at most %d", n, maxMessage)
+	}
+	message = make([]byte, n)
+	_, err = io.ReadFull(l.in, message)
+	return head[0], message, err
+}
+
+// hello is what a process says of itself: a word that tells autopar's from other connections,
+// rank, processes and starts of the job.
+func (p Place) hello() []byte {
+	return fmt.Appendf(nil, "autopar 1 %d %d %d", p.Rank, p.World, p.Restart)
+}
+
+// Join brings the processes of a job together: the others come to rank 0, again and again while
+// it is not there. It returns when all have come, or when ctx ends, and then says who has not. A
+// process that is alone has no one to wait for.
+func Join(ctx context.Context, place Place) (*Peers, error) {
+	n := place.World
+	p := &Peers{
+		place: place, key: machine() + " " + place.Node, hosts: make([]string, n), keys: make([]string, n), conns: make([]*link, n),
+		inbox: make([]chan []byte, n), failed: make(chan struct{}), left: make(chan struct{}), gone: make([]bool, n), staying: n - 1,
+	}
+	for rank := range p.inbox {
+		p.inbox[rank] = make(chan []byte, 1)
+	}
+	p.keys[place.Rank] = p.key
+	if n == 1 {
+		return p, nil
+	}
+	start := time.Now()
+	join := p.come
+	if place.Rank == 0 {
+		join = p.receiveAll
+	}
+	if err := join(ctx, start); err != nil {
+		for _, conn := range p.conns {
+			if conn != nil {
+				conn.Close()
+			}
+		}
+		return nil, err
+	}
+	for rank, conn := range p.conns {
+		if conn != nil {
+			go p.listen(rank, conn)
+		}
+	}
+	keys, err := p.Gather(ctx, []byte(p.key))
+	if err == nil && place.Rank == 0 {
+		for rank, key := range keys {
+			p.keys[rank] = string(key)
+		}
+		_, err = p.Gather(ctx, pack(append(keys, hostBytes(p.hosts)...)))
+	} else if err == nil {
+		var first [][]byte
+		if first, err = p.Gather(ctx, nil); err == nil {
+			err = p.takeTable(first[0])
+		}
+	}
+	if err != nil {
+		return nil, errors.Join(err, p.Close())
+	}
+	return p, nil
+}
+
+func hostBytes(hosts []string) (b [][]byte) {
+	for _, h := range hosts {
+		b = append(b, []byte(h))
+	}
+	return b
+}
+
+// takeTable takes what rank 0 knows of all: their machines and addresses. That of rank 0 is the
+// one by which it was found.
+func (p *Peers) takeTable(table []byte) error {
+	all, err := unpack(table)
+	if err != nil || len(all) != 2*p.place.World {
+		return p.Fail(fmt.Errorf("launch: rank 0 knows %d ranks, want %d", len(all)/2, p.place.World))
+	}
+	for rank := range p.keys {
+		p.keys[rank] = string(all[rank])
+		if rank > 0 {
+			p.hosts[rank] = string(all[p.place.World+rank])
+		}
+	}
+	return nil
+}
+
+// pause is the time between two tries to reach rank 0.
+const pause = 50 * time.Millisecond
+
+// come connects with rank 0.
+func (p *Peers) come(ctx context.Context, start time.Time) error {
+	for {
+		conn, refused, err := p.ask(ctx)
+		if err == nil {
+			p.conns[0], p.hosts[0] = conn, hostOf(conn.RemoteAddr())
+			p.staying = 1
+			return nil
+		}
+		if refused {
+			return fmt.Errorf("launch: rank %d is turned away by rank 0 at %s: %w", p.place.Rank, p.place.Addr, err)
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("launch: rank %d of %d has no answer of rank 0 at %s after %.1f s: %w",
+				p.place.Rank, p.place.World, p.place.Addr, time.Since(start).Seconds(), errors.Join(ctx.Err(), err))
+		case <-time.After(pause):
+		}
+	}
+}
+
+// ask tries once. refused is an answer that will not change.
+func (p *Peers) ask(ctx context.Context) (conn *link, refused bool, err error) {
+	var dialer net.Dialer
+	tcp, err := dialer.DialContext(ctx, "tcp", p.place.Addr)
+	if err != nil {
+		return nil, false, err
+	}
+	defer context.AfterFunc(ctx, func() { tcp.Close() })()
+	conn = newLink(tcp)
+	conn.write(kindHello, p.place.hello())
+	kind, message, err := conn.read()
+	if err == nil && kind != kindHello {
+		refused, err = kind == kindFail, errors.New(string(message))
+	}
+	if err != nil {
+		tcp.Close()
+		return nil, refused, err
+	}
+	return conn, false, nil
+}
+
+// receiveAll accepts every other rank once, and answers when all are there.
+func (p *Peers) receiveAll(ctx context.Context, start time.Time) error {
+	listener, err := p.open(ctx)
+	if err != nil {
+		return fmt.Errorf("launch: rank 0 cannot listen at %s (MASTER_ADDR, MASTER_PORT): %w", p.place.Addr, err)
+	}
+	defer listener.Close()
+	defer context.AfterFunc(ctx, func() { listener.Close() })()
+	p.hosts[0] = hostOf(listener.Addr())
+	for missing := p.place.World - 1; missing > 0; {
+		tcp, err := listener.Accept()
+		if err != nil {
+			var ranks []int
+			for rank, conn := range p.conns {
+				if rank > 0 && conn == nil {
+					ranks = append(ranks, rank)
+				}
+			}
+			return fmt.Errorf("launch: of %d ranks %d have not come to rank 0 at %s after %.1f s, the first of them %d: %w",
+				p.place.World, missing, p.place.Addr, time.Since(start).Seconds(), ranks[0], errors.Join(ctx.Err(), err))
+		}
+		conn := newLink(tcp)
+		rank, later, err := p.greet(conn)
+		if err == nil && p.conns[rank] != nil {
+			err = fmt.Errorf("there is a rank %d already, at %s", rank, p.hosts[rank])
+		}
+		if err != nil { // who says something else is no rank
+			if !later {
+				conn.write(kindFail, []byte(err.Error()))
+			}
+			conn.Close()
+			continue
+		}
+		p.conns[rank], p.hosts[rank] = conn, hostOf(conn.RemoteAddr())
+		missing--
+	}
+	for _, conn := range p.conns[1:] {
+		conn.write(kindHello, nil)
+	}
+	return nil
+}
+
+// greet reads who has come. later is one that will be welcome when this process has started
+// anew, too.
+func (p *Peers) greet(conn *link) (rank int, later bool, err error) {
+	const patience = 5 * time.Second
+	_ = conn.SetReadDeadline(time.Now().Add(patience))
+	defer conn.SetReadDeadline(time.Time{})
+	kind, message, err := conn.read()
+	if err != nil {
+		return 0, false, err
+	}
+	who := Place{}
+	if _, err := fmt.Sscanf(string(message), "autopar 1 %d %d %d", &who.Rank, &who.World, &who.Restart); kind != kindHello || err != nil {
+		return 0, false, errors.New("it does not speak as this version of autopar")
+	}
+	switch {
+	case who.World != p.place.World || who.Rank < 0 || who.Rank >= who.World || who.Rank == p.place.Rank:
+		return 0, false, fmt.Errorf("rank %d of %d has come to rank %d of %d", who.Rank, who.World, p.place.Rank, p.place.World)
+	case who.Restart != p.place.Restart:
+		return 0, who.Restart > p.place.Restart, fmt.Errorf("rank %d is of start %d, the job is at %d", who.Rank, who.Restart, p.place.Restart)
+	}
+	return who.Rank, false, nil
+}
+
+// open listens at the address, or on all of this machine's where it is another name for it.
+func (p *Peers) open(ctx context.Context) (net.Listener, error) {
+	var config net.ListenConfig
+	listener, err := config.Listen(ctx, "tcp", p.place.Addr)
+	if errors.Is(err, syscall.EADDRNOTAVAIL) {
+		_, port, _ := net.SplitHostPort(p.place.Addr)
+		return config.Listen(ctx, "tcp", ":"+port)
+	}
+	return listener, err
+}
+
+// Connect makes a TCP connection between any two processes and returns those of this one, by
+// rank, nil for its own. All call it. They are the caller's to close.
+func (p *Peers) Connect(ctx context.Context) (conns []net.Conn, err error) {
+	conns = make([]net.Conn, p.place.World)
+	if p.place.World == 1 {
+		return conns, nil
+	}
+	start := time.Now()
+	defer func() {
+		if err == nil {
+			return
+		}
+		for _, conn := range conns {
+			if conn != nil {
+				conn.Close()
+			}
+		}
+		err = p.Fail(fmt.Errorf("launch: connecting with the others for %.1f s: %w", time.Since(start).Seconds(), err))
+	}()
+	host := p.hosts[0]
+	if p.place.Rank > 0 {
+		host = hostOf(p.conns[0].LocalAddr())
+	}
+	var config net.ListenConfig
+	listener, err := config.Listen(ctx, "tcp", net.JoinHostPort(host, "0"))
+	if err != nil {
+		return conns, err
+	}
+	defer listener.Close()
+	defer context.AfterFunc(ctx, func() { listener.Close() })()
+	_, port, err := net.SplitHostPort(listener.Addr().String())
+	if err != nil {
+		return conns, err
+	}
+	ports, err := p.Gather(ctx, []byte(port))
+	if err != nil {
+		return conns, err
+	}
+	for rank := range p.place.Rank { // the one that comes first listens
+		var dialer net.Dialer
+		conn, err := dialer.DialContext(ctx, "tcp", net.JoinHostPort(p.hosts[rank], string(ports[rank])))
+		if err != nil {
+			return conns, fmt.Errorf("rank %d: %w", rank, err)
+		}
+		conns[rank] = conn
+		newLink(conn).write(kindHello, p.place.hello())
+	}
+	for missing := p.place.World - 1 - p.place.Rank; missing > 0; missing-- {
+		conn, err := listener.Accept()
+		if err != nil {
+			return conns, errors.Join(ctx.Err(), err)
+		}
+		rank, _, err := p.greet(newLink(conn))
+		if err != nil || rank < p.place.Rank || conns[rank] != nil {
+			conn.Close()
+			missing++ // who says something else is no rank
+			continue
+		}
+		conns[rank] = conn
+	}
+	_, err = p.Gather(ctx, nil) // nobody sends before all are there
+	return conns, err
+}
+
+func hostOf(addr net.Addr) string {
+	host, _, err := net.SplitHostPort(addr.String())
+	if err != nil {
+		return addr.String()
+	}
+	return host
+}
+
+// machine identifies this one among those of a job: processes with the same can map each
+// other's memory. Where the system does not tell, every process is a machine of its own.
+func machine() string {
+	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	pids, err2 := os.Readlink("/proc/self/ns/pid")
+	if err != nil || err2 != nil {
+		host, _ := os.Hostname()
+		return host + " " + strconv.Itoa(os.Getpid())
+	}
+	return string(boot[:max(0, len(boot)-1)]) + " " + pids
+}

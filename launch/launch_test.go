@@ -1,0 +1,213 @@
+package launch_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/autopar/autopar/launch"
+)
+
+func TestPlaceFrom(t *testing.T) {
+	type env = map[string]string
+	for _, tt := range []struct {
+		env  env
+		want launch.Place
+		err  string
+	}{
+		{nil, launch.Place{World: 1}, ""},
+		{env{"RANK": "0", "WORLD_SIZE": "1"}, launch.Place{World: 1}, ""},
+		{env{"RANK": "3", "WORLD_SIZE": "4", "MASTER_ADDR": "::1", "MASTER_PORT": "29501", "GROUP_RANK": "1", "TORCHELASTIC_RESTART_COUNT": "2"},
+			launch.Place{Rank: 3, World: 4, Addr: "[::1]:29501", Node: "1", Restart: 2}, ""},
+		{env{"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "2", "PMIX_NAMESPACE": "prterun-a-12@1"},
+			launch.Place{Rank: 1, World: 2, Addr: "127.0.0.1:25450"}, ""},
+		{env{"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "1"}, launch.Place{}, `MASTER_ADDR is ""`},
+		{env{"PMI_RANK": "0", "PMI_SIZE": "3", "MASTER_ADDR": "a"}, launch.Place{World: 3, Addr: "a:29500"}, ""},
+		{env{"SLURM_PROCID": "2", "SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_NODELIST": "gpu[07-09,12],x", "MASTER_PORT": "7"}, launch.Place{Rank: 2, World: 4, Addr: "gpu07:7"}, ""},
+		{env{"SLURM_PROCID": "2", "SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_NODELIST": "a1,b[1-2]", "MASTER_PORT": "7"}, launch.Place{Rank: 2, World: 4, Addr: "a1:7"}, ""},
+		{env{"SLURM_PROCID": "0"}, launch.Place{World: 1}, ""}, // a batch script
+		{env{"RANK": "4", "WORLD_SIZE": "4"}, launch.Place{}, `RANK is "4", want a number of 0 to 3`},
+		{env{"RANK": "1"}, launch.Place{}, `WORLD_SIZE is "", want a number`},
+		{env{"RANK": "1", "WORLD_SIZE": "2"}, launch.Place{}, `MASTER_PORT is ""`},
+		{env{"RANK": "1", "WORLD_SIZE": "2", "MASTER_PORT": "x"}, launch.Place{}, `MASTER_PORT is "x"`},
+		{env{"RANK": "1", "WORLD_SIZE": "2", "MASTER_PORT": "1"}, launch.Place{}, `MASTER_ADDR is ""`},
+	} {
+		got, err := launch.PlaceFrom(func(name string) string { return tt.env[name] })
+		if tt.err != "" {
+			var bad *launch.EnvError
+			require.ErrorAs(t, err, &bad, "%v", tt.env)
+			require.ErrorContains(t, err, tt.err)
+			continue
+		}
+		require.NoError(t, err)
+		require.Equal(t, tt.want, got)
+	}
+}
+
+// freeAddr is where nobody listens.
+func freeAddr(t *testing.T) string {
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer listener.Close()
+	return listener.Addr().String()
+}
+
+// each runs do for every process of a job at once, and returns their errors by rank.
+func each(ctx context.Context, addr string, world int, do func(p *launch.Peers) error) []error {
+	errs := make([]error, world)
+	done := make(chan struct{})
+	for rank := range world {
+		go func() {
+			defer func() { done <- struct{}{} }()
+			time.Sleep(time.Duration((rank*3+2)%world) * 20 * time.Millisecond)
+			p, err := launch.Join(ctx, launch.Place{Rank: rank, World: world, Addr: addr, Node: fmt.Sprint(rank / 2)})
+			if err == nil {
+				err = errors.Join(do(p), p.Close())
+			}
+			errs[rank] = err
+		}()
+	}
+	for range world {
+		<-done
+	}
+	return errs
+}
+
+// TestPeers lets five processes meet, whoever comes first and whoever else comes, gather and
+// speak with each other.
+func TestPeers(t *testing.T) {
+	const world = 5
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	addr := freeAddr(t)
+	refused := make(chan error, 1)
+	go func() { // a stranger, a rank of another job, and one of a start before
+		for {
+			conn, err := net.Dial("tcp", addr)
+			if err == nil {
+				fmt.Fprint(conn, "GET / HTTP/1.1\r\n\r\n")
+				conn.Close()
+				break
+			}
+		}
+		_, err := launch.Join(ctx, launch.Place{Rank: 7, World: 9, Addr: addr})
+		refused <- err
+	}()
+	errs := each(ctx, addr, world, func(p *launch.Peers) error {
+		if p.Rank() == 4 {
+			require.ErrorContains(t, <-refused, "rank 7 of 9 has come to rank 0 of 5")
+		}
+		local := p.Local()
+		if want := p.Rank() / 2 * 2; local[0] != want || p.LocalRank() != p.Rank()-want || len(local) != min(2, world-want) {
+			return fmt.Errorf("rank %d is with %v", p.Rank(), local)
+		}
+		for round := range 20 {
+			all, err := p.Gather(ctx, fmt.Appendf(nil, "%d of %03d", p.Rank(), round)[:round%8])
+			if err != nil {
+				return err
+			}
+			for rank, got := range all {
+				if want := fmt.Sprintf("%d of %03d", rank, round)[:round%8]; string(got) != want {
+					return fmt.Errorf("gathered %q of rank %d, want %q", got, rank, want)
+				}
+			}
+		}
+		conns, err := p.Connect(ctx)
+		if err != nil {
+			return err
+		}
+		for rank, conn := range conns {
+			if conn != nil {
+				fmt.Fprintf(conn, "%d to %d", p.Rank(), rank)
+			}
+		}
+		for rank, conn := range conns {
+			if conn == nil {
+				continue
+			}
+			got := make([]byte, 6)
+			if _, err := io.ReadFull(conn, got); err != nil {
+				return err
+			}
+			if want := fmt.Sprintf("%d to %d", rank, p.Rank()); string(got) != want {
+				return fmt.Errorf("rank %d says %q, want %q", rank, got, want)
+			}
+			conn.Close()
+		}
+		return nil
+	})
+	require.NoError(t, errors.Join(errs...))
+}
+
+// TestFailure tells all who has failed and why, or who has gone without a word.
+func TestFailure(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	for who := range 2 {
+		began := time.Now()
+		errs := each(ctx, freeAddr(t), 3, func(p *launch.Peers) error {
+			if p.Rank() == who {
+				p.Fail(errors.New("no paper"))
+			}
+			_, err := p.Gather(ctx, nil)
+			return err
+		})
+		for rank, err := range errs {
+			var peer *launch.PeerError
+			require.Equal(t, rank != who, errors.As(err, &peer), "%v", err)
+			require.ErrorContains(t, err, "no paper")
+			if rank != who {
+				require.Equal(t, who, peer.Rank)
+			}
+		}
+		require.Less(t, time.Since(began), 10*time.Second)
+	}
+	errs := each(ctx, freeAddr(t), 3, func(p *launch.Peers) error {
+		if p.Rank() == 2 {
+			launch.Drop(p)
+			return nil
+		}
+		_, err := p.Gather(ctx, nil)
+		return err
+	})
+	var lost *launch.LostError
+	require.ErrorAs(t, errs[0], &lost)
+	require.Equal(t, 2, lost.Rank)
+	require.ErrorContains(t, errs[1], "rank 2 at 127.0.0.1:")
+}
+
+// TestLate bounds every wait, and its error names who is waited for, where, and for how long.
+func TestLate(t *testing.T) {
+	short := func() context.Context {
+		ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+		t.Cleanup(cancel)
+		return ctx
+	}
+	began, addr := time.Now(), freeAddr(t)
+	_, err := launch.Join(short(), launch.Place{Rank: 1, World: 2, Addr: addr})
+	require.ErrorIs(t, err, context.DeadlineExceeded)
+	require.ErrorContains(t, err, "rank 1 of 2 has no answer of rank 0 at "+addr+" after 0.2 s")
+	_, err = launch.Join(short(), launch.Place{World: 3, Addr: addr})
+	require.ErrorIs(t, err, context.DeadlineExceeded)
+	require.ErrorContains(t, err, "of 3 ranks 2 have not come to rank 0 at "+addr+" after 0.2 s, the first of them 1")
+	_, err = launch.Join(short(), launch.Place{World: 2, Addr: "203.0.113.1:1"})
+	require.Error(t, err)
+	errs := each(t.Context(), addr, 3, func(p *launch.Peers) error {
+		if p.Rank() == 1 {
+			<-p.Failed()
+			return p.Err()
+		}
+		_, err := p.Gather(short(), nil)
+		return err
+	})
+	for _, err := range errs {
+		require.Regexp(t, `waited 0\.\d s for rank (1|0) at 127\.0\.0\.1`, err)
+	}
+	require.Less(t, time.Since(began), 10*time.Second)
+}
