@@ -29,7 +29,7 @@ func inTheDeviceCode() []mutant {
 		bug: "device code: ids are looked up before all are noted", how: "no barrier between",
 		file: "cuda/kernel/embedding.cu",
 		old:  "			before += popcount(lanes);\n		}\n		sync_block();\n", new: "			before += popcount(lanes);\n		}\n",
-		pkg: pkg, run: "^TestOps$/^ops$/^embedding_grad$",
+		pkg: pkg, run: "^TestManyIDs$",
 	}, {
 		bug: "device code: averages of rows are used before all are known", how: "no barrier in the gradient of norms",
 		file: "cuda/kernel/norm.cu",
