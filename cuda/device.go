@@ -197,8 +197,10 @@ func (d *Device) Fuse(run []*runtime.Kernel, uses map[*ir.Value]int) error {
 		if len(g) == 1 {
 			continue
 		}
-		if err := d.gpu.engine.Check(g); err != nil {
-			return err
+		if productIn(g) < 0 {
+			if err := d.gpu.engine.Check(g); err != nil {
+				return err
+			}
 		}
 		for _, k := range g {
 			d.groups[k] = nil
@@ -257,15 +259,22 @@ func (d *Device) launch(k *runtime.Kernel) error {
 
 // prepare makes a kernel ready to be launched any number of times.
 func (d *Device) prepare(k *runtime.Kernel) (launch, error) {
-	switch {
+	switch g := d.group(k); {
+	case len(g) == 0:
+		return func(driver.Stream) error { return nil }, nil
+	case len(g) > 1 && productIn(g) >= 0:
+		return d.prepareEpilogue(g)
+	default:
+		return d.prepareGroup(g)
+	}
+}
+
+func (d *Device) prepareGroup(g kernel.Group) (launch, error) {
+	switch k := g[0]; {
 	case copies(k):
 		return d.prepareCopy(k), nil
 	case isGEMM(k):
 		return d.prepareGEMM(k), nil
-	}
-	g := d.group(k)
-	if len(g) == 0 {
-		return func(driver.Stream) error { return nil }, nil
 	}
 	if err := d.reserve(d.gpu.engine.Scratch(g)); err != nil {
 		return nil, err
@@ -356,7 +365,11 @@ func (d *Device) Wait(s runtime.Stream, e runtime.Event) error {
 		return err
 	}
 	defer d.leave()
-	of := d.backend.devices[e.Rank].lane(e.Stream)
+	other := d.backend.devices[e.Rank]
+	if other == nil {
+		return errApart
+	}
+	of := other.lane(e.Stream)
 	if s != runtime.Host && of.device == d {
 		return d.do(call{kind: callWait, stream: s, of: e.Stream, n: e.N}, nil)
 	}

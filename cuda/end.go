@@ -83,6 +83,9 @@ func (d *Device) End(words []int64) error {
 			return err
 		}
 	}
+	if d.backend.meetsOnHost() {
+		d.backend.explain("ranks that share a GPU wait for each other on the host")
+	}
 	last, memory := d.ends.at(d.ends.told)
 	d.label(d.compute, "end", "of a step")
 	for i, offset := range words {

@@ -53,7 +53,7 @@ func (d *Device) Alloc(space runtime.Space, bytes int64) error {
 func (d *Device) load() error {
 	var scratch int64
 	for _, g := range d.checked {
-		if k := g[0]; !copies(k) && !isGEMM(k) {
+		if k := g[0]; !copies(k) && productIn(g) < 0 {
 			scratch = max(scratch, d.gpu.engine.Scratch(g))
 		}
 	}
@@ -61,10 +61,20 @@ func (d *Device) load() error {
 		return err
 	}
 	for _, group := range d.checked {
-		k := group[0]
-		if !isGEMM(k) {
+		if productIn(group) < 0 {
 			continue
 		}
+		if len(group) > 1 { // what runs leaves its results where steps make them anew
+			run, err := d.prepareEpilogue(group)
+			if err != nil {
+				return err
+			}
+			if err := run(d.compute.stream); err != nil {
+				return err
+			}
+			continue
+		}
+		k := group[0]
 		if g, empty := gemmOf(k); !empty {
 			if err := d.gpu.blas.Tune(g, d.at(k.Args[1]), d.at(k.Args[0]), d.at(k.Results[0]), d.workspace, d.compute.stream); err != nil {
 				return err

@@ -14,7 +14,8 @@ import (
 )
 
 // join returns the lane's communicator of a group, which it makes with the other members
-// the first time. They meet on the host before, so that one that does not come is named.
+// the first time. Those of this process meet on the host before, so that one that does not
+// come is named.
 func (l *lane) join(c *runtime.Collective) (driver.Comm, error) {
 	if comm := l.comms[c.Group]; comm != nil {
 		return comm, nil
@@ -24,9 +25,32 @@ func (l *lane) join(c *runtime.Collective) (driver.Comm, error) {
 	if err != nil {
 		return nil, err
 	}
-	v, err := l.view(c)
+	name := l.nameHere
+	if b.others != nil {
+		name = l.nameAcross
+	}
+	id, err := name(lib, c)
 	if err != nil {
 		return nil, err
+	}
+	comm, err := l.enterComm(lib, c, id)
+	if err != nil {
+		return nil, err
+	}
+	l.comms[c.Group] = comm
+	b.mu.Lock()
+	b.comms = append(b.comms, comm)
+	b.mu.Unlock()
+	return comm, nil
+}
+
+// nameHere gives the members of a group, all of this process, the name of their
+// communicator.
+func (l *lane) nameHere(lib driver.Collectives, c *runtime.Collective) (driver.ID, error) {
+	b := l.device.backend
+	v, err := l.view(c)
+	if err != nil {
+		return driver.ID{}, err
 	}
 	v.members[c.Position].node.Store(c.Node)
 	b.mu.Lock()
@@ -37,25 +61,17 @@ func (l *lane) join(c *runtime.Collective) (driver.Comm, error) {
 	}
 	b.mu.Unlock()
 	if err != nil {
-		return nil, err
+		return driver.ID{}, err
 	}
 	if err := l.arrive(v); err != nil {
-		return nil, err
+		return driver.ID{}, err
 	}
 	for i := range v.members {
 		if n := v.members[i].node.Load(); n != c.Node {
-			return nil, fmt.Errorf("cuda: rank %d has entered %s %s instead", c.Members[i].Rank, n.Op, n.Name)
+			return driver.ID{}, fmt.Errorf("cuda: rank %d has entered %s %s instead", c.Members[i].Rank, n.Op, n.Name)
 		}
 	}
-	comm, err := l.enterComm(lib, c, v.id)
-	if err != nil {
-		return nil, err
-	}
-	l.comms[c.Group] = comm
-	b.mu.Lock()
-	b.comms = append(b.comms, comm)
-	b.mu.Unlock()
-	return comm, nil
+	return v.id, nil
 }
 
 // enterComm makes the rank part of a communicator. NCCL comes back when all have joined,
@@ -261,7 +277,7 @@ func (d *Device) hangs(waited time.Duration) error {
 	}
 	if d.ends.collectives() {
 		late := &runtime.WaitError{After: waited}
-		for rank := range d.backend.devices {
+		for rank := range d.backend.world.Ranks {
 			if rank != d.rank {
 				late.Ranks = append(late.Ranks, rank)
 			}

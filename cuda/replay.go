@@ -62,6 +62,7 @@ type replay struct {
 	data [][]byte    // of its uploads, while it is only compared
 	live []*sequence // that it may be; while there are any, its calls are not done
 	odd  bool        // something in it cannot be captured
+	why  string      // what keeps all such steps from being captured, if anything
 	base [runtime.Host]int64
 }
 
@@ -82,7 +83,9 @@ func (r *replay) do(c call, data []byte) error {
 		}
 		c.n -= r.base[c.of]
 	case callCollective:
-		r.odd = r.odd || c.collective.Ran != nil
+		if c.collective.Ran != nil {
+			r.why = "every collective is timed"
+		}
 	}
 	at := len(r.now)
 	r.now = append(r.now, c)
@@ -134,6 +137,13 @@ func (r *replay) catchUp() error {
 	return nil
 }
 
+// never has everything done that was told before something that keeps steps like this one
+// from being captured, wherever it comes.
+func (r *replay) never(why string) error {
+	r.why = why
+	return r.flush()
+}
+
 // flush has everything done that was told, for what cannot be captured to come after it.
 func (r *replay) flush() error {
 	r.odd = true
@@ -151,7 +161,7 @@ func (r *replay) flush() error {
 // graph does.
 func (r *replay) drop() error {
 	err := r.flush()
-	r.now = r.now[:0]
+	r.now, r.why = r.now[:0], ""
 	return err
 }
 
@@ -184,10 +194,12 @@ func (r *replay) end() (ran *sequence, calls []call, err error) {
 			return nil, nil, err
 		}
 	}
-	if !r.odd {
+	if r.why != "" {
+		r.backend.explain(r.why)
+	} else if !r.odd {
 		calls = r.now
 	}
-	r.now = r.now[:0]
+	r.now, r.why = r.now[:0], ""
 	return nil, calls, nil
 }
 
@@ -248,6 +260,7 @@ func (r *replay) learn(calls []call) error {
 		if !errors.As(err, &refused) {
 			return err
 		}
+		r.backend.explain(err.Error())
 	}
 	return nil
 }

@@ -238,7 +238,7 @@ func (a *auditor) cell(r *Region, size int, schedule partition.Schedule) error {
 	var bound cost.Picoseconds
 	switch r.reason {
 	case byTrunk:
-		bound = a.flowing(r.outline, size, schedule, a.again(r.outline, size, schedule))
+		bound = a.trunks(r.outline, size, schedule, a.again(r.outline, size, schedule))
 	case byStages:
 		var err error
 		if bound, err = a.stages(r.outline, size, schedule, a.again(r.outline, size, schedule)); err != nil {
@@ -278,7 +278,17 @@ func (a *auditor) cell(r *Region, size int, schedule partition.Schedule) error {
 // order, with the recomputation that memory makes necessary unless that is nil.
 func (a *auditor) stages(o outline, size int, schedule partition.Schedule, more *again) (cost.Picoseconds, error) {
 	bound, err := a.refined(a.pendingOf(o), size, schedule, more)
-	return max(bound, a.flowing(o, size, schedule, more)), err
+	return max(bound, a.trunks(o, size, schedule, more)), err
+}
+
+// trunks bounds them by the trunk alone: a bound that knows more may yet be less, by the
+// thousandth to which it is found.
+func (a *auditor) trunks(o outline, size int, schedule partition.Schedule, more *again) cost.Picoseconds {
+	bound := max(a.common(o, size, schedule), a.flowing(o, size, schedule, nil))
+	if more != nil {
+		bound = max(bound, a.flowing(o, size, schedule, more))
+	}
+	return bound
 }
 
 // pendingOf returns what is known of an outline.

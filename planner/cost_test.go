@@ -242,6 +242,7 @@ func testCostIsSimulation(t *testing.T, seed uint64, kinds int) {
 		tighter += float64(refined) / float64(floored)
 		free := s.flowing(o, b, schedule, nil)
 		require.LessOrEqual(t, free, floored, "seed %d case %d: floor of the flow of %+v %+v, %d chunks, %s", seed, k, d, sh, chunks, schedule)
+		require.LessOrEqual(t, s.common(o, b, schedule), floored, "seed %d case %d: floor of the family of %+v %+v, %d chunks, %s", seed, k, d, sh, chunks, schedule)
 		keeps := s.again(o, b, schedule)
 		require.LessOrEqual(t, keeps.persist, p.memory[0].morePersist, "seed %d case %d: what a block keeps of %+v %+v", seed, k, d, sh)
 		for e := range extents {

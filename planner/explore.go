@@ -11,7 +11,8 @@ import (
 // pending is an outline of which some sizes of micro-batches have not been looked at.
 type pending struct {
 	outline
-	relief  bool                      // it only spares memory: see relieve
+	base    *pending                  // unless nil, it only spares memory that this one needs: see relieve
+	points  []*point                  // of it that are looked at
 	sighted bool                      // those that spare memory beside it are pending too
 	work    *work                     // that a stage does, nil until it is known
 	shared  map[cost.Kinds]*workTimes // see work
@@ -34,16 +35,12 @@ type level int
 
 const (
 	busyTrunk      level = iota // what the trunk does in order: see [searcher.floor]
+	flowTrunk                   // the way through all positions of what a family has: see [searcher.common]
 	flowFree                    // the way through all positions: see [searcher.flowing]
 	flowLimited                 // the recomputation that memory makes necessary
 	refinedFree                 // all that the outline does: see [searcher.refined]
 	refinedLimited              // with recomputation
 )
-
-// pend returns an outline that has not been looked at.
-func (s *searcher) pend(o outline, relief bool) *pending {
-	return &pending{outline: o, relief: relief, first: s.sizedOf(o)}
-}
 
 // rest lists the sizes which are left.
 func (p *pending) rest() []sized {
@@ -74,12 +71,12 @@ func byFloor(a, b *pending) int { return cmp.Compare(a.floor(), b.floor()) }
 func (s *searcher) sight(limit cost.Picoseconds, relief bool, sighted, chosen func(*pending) bool) []*pending {
 	var open []*pending
 	for _, p := range s.pending { // not those that are appended
-		if p.relief != relief || p.floor() > limit || !sighted(p) {
+		if (p.base != nil) != relief || p.floor() > limit || !sighted(p) {
 			continue
 		}
 		if !p.sighted {
 			p.sighted = true
-			s.pending = append(s.pending, s.sparing(p.outline)...)
+			s.pending = append(s.pending, s.sparing(p)...)
 		}
 		if s.raise(p, limit, flowLimited); p.floor() <= limit && chosen(p) {
 			open = append(open, p)
@@ -120,7 +117,7 @@ func (s *searcher) price(p *pending, limit cost.Picoseconds) *point {
 		s.stats.PlansConsidered++
 		at := p.best()
 		first = &point{degrees: p.degrees, cutter: newCutter(s, p.skel, p.left[at].size, p.left[at].schedule)}
-		p.left = slices.Delete(p.left, at, at+1)
+		p.left, p.points = slices.Delete(p.left, at, at+1), append(p.points, first)
 	}
 	if len(p.left) == 0 {
 		s.pending = slices.DeleteFunc(s.pending, func(q *pending) bool { return q == p })
@@ -128,15 +125,36 @@ func (s *searcher) price(p *pending, limit cost.Picoseconds) *point {
 	return first
 }
 
+// raiseAll raises the first floors of an outline that are at most the limit, for all of
+// its family.
+func (s *searcher) raiseAll(p *pending, limit cost.Picoseconds) {
+	if p.first.least > limit {
+		return
+	}
+	p.first.least = never
+	for i := range p.first.sizes {
+		x := &p.first.sizes[i]
+		if x.floor <= limit && x.level < flowTrunk {
+			x.level = flowTrunk
+			x.free = max(x.free, s.common(p.outline, x.size, x.schedule))
+			x.floor = x.free
+		}
+		p.first.least = min(p.first.least, x.floor)
+	}
+}
+
 // raise raises the floors that are at most the limit up to a level. It fails from
 // refinedFree on when there is no program.
 func (s *searcher) raise(p *pending, limit cost.Picoseconds, to level) error {
 	if p.left == nil {
+		if s.raiseAll(p, limit); p.floor() > limit {
+			return nil
+		}
 		p.left = slices.Clone(p.first.sizes)
 	}
 	for i := range p.left {
 		for x := &p.left[i]; x.floor <= limit && x.level < to; {
-			x.level++
+			x.level = max(x.level, flowTrunk) + 1
 			var more *again
 			if x.level == flowLimited || x.level == refinedLimited {
 				more = s.again(p.outline, x.size, x.schedule)
@@ -228,7 +246,7 @@ func (s *searcher) run() ([]*candidate, []*point, bool) {
 				}
 				take(p, x)
 			default: // until nothing relieves what was found
-				open = s.relieve(points, limit(), best)
+				open = s.relieve(limit(), best)
 				done = len(open) == 0
 			}
 		}

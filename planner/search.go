@@ -63,6 +63,9 @@ type searcher struct {
 	rates    *cost.Model
 	families map[family]*floors
 	orders   map[order]*ways
+	allRooms map[roomsKey][][]codegen.Chunk
+	scratch  []position        // see positions
+	unsent   []partTimes       // of positions that send nothing
 	refused  error             // why the last of the outlines that cannot be compiled was not
 	refusals map[outline]error // of all of them
 	looked   []*point          // what the search looked at
@@ -142,8 +145,8 @@ func newSearcher(g *ir.Graph, batch int, c *cost.Cluster, opts Options) *searche
 	s := &searcher{
 		opts: opts, blueprints: newBlueprints(graphs, batch), contexts: contexts{tokens: sequenceTokens(g)}, cluster: c,
 		works: map[workKey]*work{}, trunks: map[trunkKey]*work{}, rates: cost.NewModel(c, max(1, opts.RuntimeNGPUs)), families: map[family]*floors{}, orders: map[order]*ways{},
-		refusals: map[outline]error{},
-		finals:   newFinals(),
+		refusals: map[outline]error{}, allRooms: map[roomsKey][][]codegen.Chunk{},
+		finals: newFinals(),
 	}
 	s.limit = c.MemoryPerRank(opts.RuntimeNGPUs)
 	if opts.MemoryLimit > 0 && (len(c.Pools) == 0 || opts.MemoryLimit < s.limit) {
@@ -198,7 +201,7 @@ func (s *searcher) outlines() error {
 	s.pending = make([]*pending, 0, len(all))
 	for _, o := range s.distinct(all) {
 		if !s.relieves(o) {
-			s.pending = append(s.pending, s.pend(o, false))
+			s.pending = append(s.pending, &pending{outline: o, first: s.sizedOf(o)})
 		}
 	}
 	return nil
@@ -234,11 +237,13 @@ type order struct {
 
 // ways is how everything that an outline communicates goes through the network.
 type ways struct {
-	text   string          // alike if everything goes alike
-	prices []*cost.Program // of the positions in which data-parallel ranks that shard together lie differently
-	dp     int             // the axis of those ranks
-	moved  map[sharding]*workTimes
-	sent   map[sendKey][]partTimes
+	text      string          // alike if everything goes alike
+	prices    []*cost.Program // of the positions in which data-parallel ranks that shard together lie differently
+	dp        int             // the axis of those ranks
+	moved     map[sharding]*workTimes
+	sent      map[sendKey][]partTimes
+	plan      *partition.Plan
+	transfers map[int]*cost.Program // by chunks
 }
 
 // order returns the ways of an outline.
@@ -254,7 +259,7 @@ func (s *searcher) order(o outline) *ways {
 	}
 	mesh := p.Mesh(s.batch)
 	price := cost.NewProgram(s.cluster, p, mesh)
-	w = &ways{text: price.Ways(), dp: mesh.Axis(partition.AxisDP), moved: map[sharding]*workTimes{}, sent: map[sendKey][]partTimes{}}
+	w = &ways{text: price.Ways(), dp: mesh.Axis(partition.AxisDP), moved: map[sharding]*workTimes{}, sent: map[sendKey][]partTimes{}, plan: p, transfers: map[int]*cost.Program{}}
 	type place struct {
 		kinds cost.Kinds
 		group cost.Group

@@ -48,7 +48,7 @@ table() { { note; note "## $1"; note; cat; } >>"$OUT/tables.md"; }
 # last LOG: what a log says went wrong, as one cell.
 last() {
 	reason=$(grep -m1 -E 'Error:|^autopar|panic:|--- FAIL|stopped after' "$1")
-	printf '%s' "${reason:-$(tail -n 1 "$1")}" | tr '|\n' '  ' | cut -c1-250
+	printf '%s' "${reason:-$(tail -n 1 "$1")}" | tr '|\n\t' '   ' | tr -s ' ' | cut -c1-250
 }
 
 # bounded SECONDS LOG COMMAND...: runs a command with a time limit, its output in a file.

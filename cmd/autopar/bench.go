@@ -114,7 +114,7 @@ func (c *benchCmd) plan(con *console) (doc *planner.Document, system *cuda.Syste
 			return nil, nil, usagef("bench: --set changes a YAML; %s is a plan for one", c.Config)
 		}
 		if doc, err = (planArg{Plan: c.Config}).loadPlan(); err == nil && c.cuda() {
-			system, err = c.openCUDA(con, doc.Plan.RuntimeNGPUs)
+			system, err = c.openCUDA(con, doc.Plan.RuntimeNGPUs, nil)
 		}
 		return doc, system, err
 	}
@@ -127,7 +127,7 @@ func (c *benchCmd) plan(con *console) (doc *planner.Document, system *cuda.Syste
 		return nil, nil, err
 	}
 	if c.cuda() {
-		if system, err = c.openCUDA(con, max(1, int(cfg.Parallel.RuntimeNGPUs))); err != nil {
+		if system, err = c.openCUDA(con, max(1, int(cfg.Parallel.RuntimeNGPUs)), nil); err != nil {
 			return nil, nil, err
 		}
 		if cluster, err = clusterOfGPU(system.Driver); err != nil {

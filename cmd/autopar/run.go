@@ -54,8 +54,13 @@ func (c *runCmd) join(ctx context.Context, con *console, plan *partition.Plan) (
 	if err != nil {
 		return nil, usagef("run: %v", err)
 	}
-	if place.World == 1 || c.cuda() { // which openCUDA refuses
+	switch {
+	case place.World == 1:
 		return nil, nil
+	case c.Loopback:
+		return nil, usagef("run: --loopback runs all ranks in one process, but the launcher has started %d", place.World)
+	case c.cuda() && plan.PP() > 1:
+		return nil, usagef("run: the plan has %d pipeline stages, which on GPUs have to be of one process: start it once, or plan with --pp 1", plan.PP())
 	}
 	if place.World != plan.RuntimeNGPUs {
 		return nil, usagef("run: the launcher has started %d processes, the plan has %d ranks: each process is one rank", place.World, plan.RuntimeNGPUs)
@@ -99,7 +104,7 @@ func (c *runCmd) Run(ctx context.Context, con *console) (err error) {
 		if c.Offload != "" {
 			return usagef("run: --offload-dir is for --device cpu; GPUs keep what is offloaded in pinned memory")
 		}
-		system, err := c.openCUDA(con, doc.Plan.RuntimeNGPUs)
+		system, err := c.openCUDA(con, doc.Plan.RuntimeNGPUs, peers)
 		if err != nil {
 			return err
 		}
@@ -109,7 +114,9 @@ func (c *runCmd) Run(ctx context.Context, con *console) (err error) {
 		if cluster == nil {
 			cluster = doc.Cluster // for want of a better peak to count MFU by
 		}
-		on.Backend = cuda.New(system, c.options())
+		opts := c.options()
+		opts.Note = func(text string) { con.note("%s", text) }
+		on.Backend = cuda.New(system, opts)
 	}
 	job, err := train.NewJob(doc.Config, doc.Plan, on)
 	if err != nil {

@@ -160,7 +160,18 @@ type GEMM struct {
 	LDA, LDB, LDC    int64
 	TypeA, TypeB, TC ir.DType
 	Accumulate       bool
+	Epilogue         Epilogue
 }
+
+// Epilogue is what a product does besides, with a vector of type TC.
+type Epilogue uint8
+
+// The epilogues.
+const (
+	NoEpilogue Epilogue = iota
+	AddBias             // adds a vector of M elements to every column of c
+	SumB                // sets a vector of N elements to the sums of the columns of op(b)
+)
 
 // BLAS runs matrix products. One may be used by several streams of a context at once.
 type BLAS interface {
@@ -172,6 +183,10 @@ type BLAS interface {
 	// MatMul runs a product on a stream, with the stream's workspace. One of a kind that has
 	// not been tuned is tuned first, so it is not to be captured.
 	MatMul(g GEMM, a, b, c Ptr, workspace Ptr, s Stream) error
+	// With runs a product with its epilogue, or apart, which gives the stream the same in
+	// several launches: whichever is faster. The first time it times both, waiting for the
+	// stream, so that is not to be captured.
+	With(g GEMM, a, b, c, vector Ptr, workspace Ptr, s Stream, apart func() error) error
 	Close() error
 }
 

@@ -11,7 +11,7 @@ import (
 type Group []*runtime.Kernel
 
 // fusion is a way to do kernels as one. Every kernel of a group has the results that it has alone, bit for bit, except those
-// named: a gradient that only the group itself reads is not stored, and sums are added up in another order.
+// named: what only the group itself reads is not stored, and sums are added up in another order.
 type fusion struct {
 	// joins reports whether a kernel may be the next of a group.
 	joins func(g Group, k *runtime.Kernel, uses map[*ir.Value]int) bool
@@ -24,6 +24,8 @@ type fusion struct {
 // fusions are those of groups by the op of their first kernel. They are here, not instructions of programs, because other
 // backends gain nothing by them: programs, plans and predictions stay what they are for all.
 var fusions = [...]fusion{
+	ir.OpMatMul:        {joins: biasOfProduct},                // run by cuBLASLt
+	ir.OpSumTo:         {joins: productOfSum, together: true}, // likewise
 	ir.OpAdd:           {joins: normOfSum, launch: addNorm},
 	ir.OpLayerNormGrad: {joins: sumOfGrad, launch: normGrad},
 	ir.OpRMSNormGrad:   {joins: sumOfGrad, launch: normGrad},
@@ -65,6 +67,30 @@ func Fuse(run []*runtime.Kernel, uses map[*ir.Value]int) []Group {
 
 // reach is before how many others a kernel may be done to join one that it has something from.
 const reach = 8
+
+// biasOfProduct joins a product that nothing else reads and the sum of its rows with a bias.
+func biasOfProduct(g Group, k *runtime.Kernel, uses map[*ir.Value]int) bool {
+	product := g[0]
+	attr := product.Node.Attr.(ir.MatMulAttr)
+	if len(g) > 1 || attr.Frac > 0 || attr.Form != ir.MatMulNT || product.Accum[0] || k.Node.Op != ir.OpAdd {
+		return false
+	}
+	y, b := product.Results[0], product.Args[1]
+	return k.Node.Args[0] == product.Node.Results[0] && uses[product.Node.Results[0]] == 1 && y.DType == k.Args[1].DType &&
+		k.Args[1].Slab.Elems() == ir.Elems(b.Slab.Local[:len(b.Slab.Local)-attr.K])
+}
+
+// productOfSum joins the gradients of a bias and of a weight, which are made of the same.
+func productOfSum(g Group, k *runtime.Kernel, _ map[*ir.Value]int) bool {
+	sum := g[0]
+	attr, ok := k.Node.Attr.(ir.MatMulAttr)
+	if !ok || len(g) > 1 || attr.Frac > 0 || ir.Frac(sum.Node.Attr) > 0 || attr.Form != ir.MatMulTN || k.Accum[0] || sum.Accum[0] {
+		return false
+	}
+	a := k.Args[0]
+	return k.Node.Args[0] == sum.Node.Args[0] && sum.Results[0].DType == k.Results[0].DType &&
+		sum.Results[0].Slab.Elems() == ir.Elems(a.Slab.Local[attr.K:]) && a.Slab.Elems() > 0
+}
 
 // normOfSum joins add and the norm of the sum.
 func normOfSum(g Group, k *runtime.Kernel, _ map[*ir.Value]int) bool {
@@ -162,8 +188,9 @@ func safe(g Group, together bool) bool {
 		}
 		// last reads result 0 of k, element by element or row by row.
 		for _, r := range last.Results {
-			for _, t := range append(slices.Clone(k.Args), k.Results...) {
+			for i, t := range append(slices.Clone(k.Args), k.Results...) {
 				row := t.Offset == r.Offset && t.DType == r.DType && slices.Equal(t.Slab.Local, r.Slab.Local)
+				row = row && (k.Node.Op != ir.OpMatMul || i >= len(k.Args)) // whose rows are made of all of an operand
 				if overlap(r, t) && !row {
 					return false
 				}

@@ -10,7 +10,6 @@ import (
 
 	"github.com/autopar/autopar/cuda/kernel"
 	"github.com/autopar/autopar/ir"
-	"github.com/autopar/autopar/ir/half"
 	"github.com/autopar/autopar/ir/interp"
 	"github.com/autopar/autopar/runtime"
 )
@@ -135,20 +134,10 @@ func (c *chain) check(path string, sums bool, want ...*ir.Value) {
 			tolerance = max(tolerance, 0x1p-7)
 		}
 		for j, w := range c.values[v].F {
-			got := decode(v.Type.DType, fused[i][int64(j)*v.Type.DType.Size():])
+			got := v.Type.DType.Read(fused[i][int64(j)*v.Type.DType.Size():])
 			require.InDelta(c.t, w, got, tolerance*max(largest, 1), "%s, element %d", v.Name(), j)
 		}
 	}
-}
-
-func decode(d ir.DType, b []byte) float64 {
-	switch d {
-	case ir.BF16:
-		return float64(half.FromBF16(uint16(b[0]) | uint16(b[1])<<8))
-	case ir.F16:
-		return float64(half.FromF16(uint16(b[0]) | uint16(b[1])<<8))
-	}
-	return float64(math.Float32frombits(uint32(b[0]) | uint32(b[1])<<8 | uint32(b[2])<<16 | uint32(b[3])<<24))
 }
 
 // TestFusedNorms does residual sums with norms, forward and backward: with results apart and in the places of operands, of rows
@@ -257,4 +246,77 @@ func TestManyIDs(t *testing.T) {
 		}
 	}
 	c.check(path, false, c.do(ir.OpEmbeddingGrad, ir.EmbeddingGradAttr{Rows: 131}, nil, ids, dy)...)
+}
+
+// TestFuseKeepsOrder cuts random kernels, which overwrite each other's operands, into groups: two that conflict stay in their
+// order, and are of one group only where the second reads the first.
+func TestFuseKeepsOrder(t *testing.T) {
+	grouped := 0
+	for seed := range uint64(300) {
+		rng := rand.New(rand.NewPCG(seed, 5))
+		g := ir.NewGraph("random")
+		x, err := g.Leaf(ir.OpInput, "x", ir.Type{DType: ir.F32, Shape: []int{4, 4}}, nil)
+		require.NoError(t, err)
+		w, err := g.Leaf(ir.OpInput, "w", ir.Type{DType: ir.F32, Shape: []int{4}}, nil)
+		require.NoError(t, err)
+		at := map[*ir.Value]int64{}
+		values := []*ir.Value{x, x, x}
+		tensor := func(v *ir.Value) runtime.Tensor {
+			if _, ok := at[v]; !ok {
+				at[v] = 64 * rng.Int64N(12)
+			}
+			return runtime.Tensor{Offset: at[v], DType: v.Type.DType, Slab: ir.Whole(v.Type.Shape)}
+		}
+		var run []*runtime.Kernel
+		for i := range 12 {
+			op, attr, args := ir.OpAdd, ir.Attr(nil), []*ir.Value{values[len(values)-1], values[rng.IntN(len(values))]}
+			switch rng.IntN(4) {
+			case 0:
+				op, attr, args = ir.OpLayerNorm, ir.LayerNormAttr{Eps: 1}, []*ir.Value{args[0], w}
+			case 1:
+				op, args = ir.OpSumSquares, args[1:]
+			case 2:
+				op, attr, args = ir.OpCast, ir.CastAttr{To: ir.F32}, args[1:]
+			}
+			n, err := g.Add(op, attr, fmt.Sprint("n", i), ir.Forward, args...)
+			require.NoError(t, err)
+			k := &runtime.Kernel{Node: n, Accum: make([]bool, len(n.Results))}
+			for _, v := range args {
+				k.Args = append(k.Args, tensor(v))
+			}
+			for _, v := range n.Results {
+				k.Results = append(k.Results, tensor(v))
+			}
+			if op != ir.OpSumSquares {
+				values = append(values, n.Results[0])
+			}
+			run = append(run, k)
+		}
+		group, place := map[*runtime.Kernel]int{}, map[*runtime.Kernel]int{}
+		for i, g := range kernel.Fuse(run, nil) {
+			for _, k := range g {
+				group[k], place[k] = i, len(place)
+			}
+			grouped += len(g) - 1
+		}
+		require.Len(t, place, len(run))
+		for i, a := range run {
+			for _, b := range run[i+1:] {
+				if !kernel.Conflict(a, b) {
+					continue
+				}
+				require.Less(t, place[a], place[b], "seed %d", seed)
+				if group[a] == group[b] {
+					require.Equal(t, []ir.Op{ir.OpAdd, ir.OpLayerNorm}, []ir.Op{a.Node.Op, b.Node.Op}, "seed %d", seed)
+					require.Equal(t, a.Node.Results[0], b.Node.Args[0])
+					for _, statistic := range b.Results[1:] { // of a row, while others are still read
+						for _, t2 := range append(a.Args, a.Results...) {
+							require.NotEqual(t, statistic.Offset, t2.Offset, "seed %d", seed)
+						}
+					}
+				}
+			}
+		}
+	}
+	require.Greater(t, grouped, 300)
 }
