@@ -543,7 +543,7 @@ func inTheLoop() []mutant {
 	}, {
 		bug: "resume reuses the dropout of step 0", how: "and its batches",
 		file: "train/run.go",
-		old:  "r.Begin(ctx, it)", new: "r.Step(ctx, r.mfu.steps)",
+		old:  "r.Begin(ctx, it)", new: "r.Begin(ctx, r.mfu.steps)",
 		pkg: "./train", run: resume,
 	}, {
 		bug:  "every step has the dropout of step 0",
