@@ -172,6 +172,11 @@ func testCostIsSimulation(t *testing.T, seed uint64, kinds int) {
 		if c.Device.Shared = k%4 == 0; kinds > 1 { // streams do not overlap there
 			c = randomPools(r, d.plan*units)
 			d.order = r.IntN(len(c.Orders()))
+		} else if k%8 == 0 {
+			c.Collectives, c.Device.Cores, c.Device.Turn = cost.OnePass, 1+k%5, 4e-5
+			c.Device.Efficiency.Threads, c.Device.Efficiency.AttentionHalf = 0.8, 90
+			c.Device.Cache = &cost.Cache{Memory: 1 << 20, Bandwidth: 2e11, Remote: 5e9}
+			c.Device.Kernels = map[string]float64{"gelu": 0.02, "attention_grad": 0.3}
 		}
 		g := step(t, model, batch)
 		if k%6 == 3 {
