@@ -428,6 +428,21 @@ func inTheKernels() []mutant {
 		old:  "first := max(0, j-offset) / rows * rows", new: "first := max(0, j+width-offset) / rows * rows",
 		pkg: kernel, run: "^TestAttention$",
 	}, {
+		bug: "blocked product", how: "a block of columns is taken to be packed already",
+		file: "runtime/cpu/kernel/matmul.go",
+		old:  "t.serial += uint64(across)", new: "t.serial += 0",
+		pkg: kernel, run: "^TestMatMul$",
+	}, {
+		bug: "packed rows", how: "rows after the first few are packed over them",
+		file: "runtime/cpu/kernel/matmul.go",
+		old:  "dst[j*k+q*width:]", new: "dst[j*k:]",
+		pkg: kernel, run: "^TestMatMul$",
+	}, {
+		bug: "exponential", how: "a coefficient has lost its last digits",
+		file: "runtime/cpu/kernel/math_generic.go",
+		old:  "4.1665795894e-2, 1.6666665459e-1, 0.5", new: "4.1665e-2, 1.6666665459e-1, 0.5",
+		pkg: kernel, run: "^TestMathBounds$",
+	}, {
 		bug: "product on tiles", how: "a slice of terms takes the place of those before",
 		file: "runtime/cpu/kernel/tiles.go",
 		old:  "sums, ld, q > 0, next", new: "sums, ld, false, next",
