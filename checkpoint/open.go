@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/autopar/autopar/checkpoint/safetensors"
 	"github.com/autopar/autopar/ir"
@@ -71,6 +72,15 @@ func locate(path string) (string, error) {
 		return "", err
 	}
 	return filepath.Join(root, name), nil
+}
+
+// Saved returns when the newest checkpoint in the DIR of a run was made, the zero time if there is none.
+func Saved(dir string) time.Time {
+	info, err := os.Stat(filepath.Join(dir, rootDir, latestFile))
+	if err != nil {
+		return time.Time{}
+	}
+	return info.ModTime()
 }
 
 // readLatest returns the name of the newest checkpoint under root.

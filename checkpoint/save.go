@@ -2,6 +2,7 @@ package checkpoint
 
 import (
 	"cmp"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -15,6 +16,7 @@ import (
 
 	"github.com/autopar/autopar/checkpoint/safetensors"
 	"github.com/autopar/autopar/ir"
+	"github.com/autopar/autopar/launch"
 )
 
 const (
@@ -34,6 +36,9 @@ type Snapshot struct {
 	// Shards are what all ranks hold, in order of rank. Of parts that several ranks hold the first is saved, so a
 	// replica costs nothing and a table that two pipeline stages share is saved once.
 	Shards []Shard
+	// Peers are the processes that save together, each what its rank holds: all call Save
+	// with the same snapshot, and a directory that all see. nil when this is the only one.
+	Peers *launch.Peers
 }
 
 // Shard is a part of a tensor that a rank holds.
@@ -76,63 +81,139 @@ func (w *saver) stage(name string) error {
 	return w.before(name)
 }
 
+// save saves in three stages, after each of which all processes know how it went everywhere:
+// the directory is made, the files are written, the checkpoint is there. The first process
+// makes the directory and the checkpoint.
 func (w *saver) save(s Snapshot) (string, error) {
-	if err := os.MkdirAll(w.root, 0o755); err != nil {
-		return "", fmt.Errorf("checkpoint: %w", err)
+	first := s.Peers == nil || s.Peers.Rank() == 0
+	var temp string
+	var err error
+	if first {
+		if temp, err = w.begin(); err == nil {
+			defer os.RemoveAll(temp) // nothing is left there once it has its name
+		}
 	}
-	temp, err := os.MkdirTemp(w.root, tempPrefix)
+	told, err := together(s.Peers, progress{Name: temp}, err)
 	if err != nil {
 		return "", fmt.Errorf("checkpoint: %w", err)
 	}
-	defer os.RemoveAll(temp) // nothing is left there once it has its name
-	if err := w.fill(temp, s); err != nil {
+	temp = told[0].Name
+	m := Manifest{Version: Version, Step: s.Step, BestVal: s.BestVal, BestStep: s.BestStep, Config: s.Config, Plan: s.Plan}
+	files, err := w.fill(temp, &m, s)
+	if told, err = together(s.Peers, progress{Files: files}, err); err != nil {
 		return "", fmt.Errorf("checkpoint: step %d: %w", s.Step, err)
 	}
-	name, err := w.commit(temp, s.Step)
-	if err != nil {
+	for _, p := range told {
+		m.Files = append(m.Files, p.Files...)
+	}
+	var name string
+	if first {
+		name, err = w.finish(temp, m)
+	}
+	if told, err = together(s.Peers, progress{Name: name}, err); err != nil {
 		return "", fmt.Errorf("checkpoint: step %d: %w", s.Step, err)
 	}
-	if err := w.retain(name, s.BestStep); err != nil {
-		return "", fmt.Errorf("checkpoint: removing old ones: %w", err)
-	}
-	return filepath.Join(w.root, name), nil
+	return filepath.Join(w.root, told[0].Name), nil
 }
 
-// fill writes the files and the manifest into the temporary directory.
-func (w *saver) fill(temp string, s Snapshot) error {
-	m := Manifest{Version: Version, Step: s.Step, BestVal: s.BestVal, BestStep: s.BestStep, Config: s.Config, Plan: s.Plan}
+// progress is what a process tells the others when it has done its part of a stage.
+type progress struct {
+	Name  string
+	Files []File
+	Err   string
+}
+
+// together returns what all processes have done, by rank, or the error of the first that has
+// failed, which is err if that is this one.
+func together(peers *launch.Peers, mine progress, err error) ([]progress, error) {
+	if peers == nil {
+		return []progress{mine}, err
+	}
+	if err != nil {
+		mine.Err = err.Error()
+	}
+	b, err2 := json.Marshal(mine)
+	if err2 != nil {
+		return nil, err2
+	}
+	texts, err2 := peers.Gather(context.Background(), b)
+	if err2 != nil {
+		return nil, err2
+	}
+	all := make([]progress, len(texts))
+	for rank, text := range texts {
+		if err := json.Unmarshal(text, &all[rank]); err != nil {
+			return nil, fmt.Errorf("what rank %d has saved: %w", rank, err)
+		}
+		if err == nil && all[rank].Err != "" {
+			err = fmt.Errorf("rank %d: %s", rank, all[rank].Err)
+		}
+	}
+	return all, err
+}
+
+// begin makes the temporary directory.
+func (w *saver) begin() (string, error) {
+	if err := os.MkdirAll(w.root, 0o755); err != nil {
+		return "", err
+	}
+	return os.MkdirTemp(w.root, tempPrefix)
+}
+
+// fill writes this process's files into the temporary directory, and fills in the tensors of
+// the manifest.
+func (w *saver) fill(temp string, m *Manifest, s Snapshot) (files []File, err error) {
 	saved, err := m.assign(s.Shards)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	for _, file := range slices.Sorted(maps.Keys(saved)) {
+		if s.Peers != nil && saved[file][0].Rank != s.Peers.Rank() {
+			continue
+		}
 		if err := w.stage(file); err != nil {
-			return err
+			return nil, err
 		}
 		path := filepath.Join(temp, file)
 		if err := writeShards(path, saved[file]); err != nil {
-			return err
+			return nil, err
 		}
 		f, err := describe(path)
 		if err != nil {
-			return err
+			return nil, err
 		}
-		m.Files = append(m.Files, f)
+		files = append(files, f)
 	}
+	return files, nil
+}
+
+// finish makes a checkpoint of the directory: it writes the manifest, gives the directory its
+// name and removes what is not retained.
+func (w *saver) finish(temp string, m Manifest) (string, error) {
 	if err := m.validate(temp); err != nil {
-		return err
+		return "", err
 	}
 	if err := w.stage("manifest"); err != nil {
-		return err
+		return "", err
 	}
 	text, err := json.MarshalIndent(m, "", " ")
 	if err != nil {
-		return err
+		return "", err
 	}
 	if err := writeFile(filepath.Join(temp, manifestFile), append(text, '\n')); err != nil {
-		return err
+		return "", err
 	}
-	return syncDir(temp)
+	if err := syncDir(temp); err != nil {
+		return "", err
+	}
+	name, err := w.commit(temp, m.Step)
+	if err != nil {
+		return "", err
+	}
+	if err := w.retain(name, m.BestStep); err != nil {
+		return "", fmt.Errorf("removing old ones: %w", err)
+	}
+	return name, nil
 }
 
 // assign decides who saves what: each tensor's parts are those of the lowest ranks that together hold all of it. It

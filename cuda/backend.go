@@ -1,7 +1,8 @@
 // Package cuda is the backend that runs ranks on NVIDIA GPUs. Every rank owns an arena of
-// device memory, another of pinned host memory, and two streams. All ranks are of this
-// process: each on a GPU of its own, with collectives by NCCL, or, to run any plan on one
-// GPU, together on it, with collectives by copies and sums of their arenas (loopback).
+// device memory, another of pinned host memory, and two streams. Ranks are each on a GPU of
+// their own, all of this process or each of one, with collectives by NCCL, or, to run any
+// plan on one GPU, together on it, with collectives by copies and sums of their arenas
+// (loopback).
 //
 // Nothing here needs CUDA to build or to start: package driver finds the libraries when a
 // [System] is opened.
@@ -11,7 +12,9 @@ import (
 	"errors"
 	"fmt"
 	goruntime "runtime"
+	"slices"
 	"sync"
+	"sync/atomic"
 
 	"github.com/autopar/autopar/cuda/driver"
 	"github.com/autopar/autopar/runtime"
@@ -41,6 +44,8 @@ type Options struct {
 	Synchronous bool
 	// Eager keeps steps from being replayed as graphs.
 	Eager bool
+	// Note, when set, is told once why steps are not replayed as graphs, if they cannot be.
+	Note func(text string)
 }
 
 // Backend is the CUDA backend of one world.
@@ -49,9 +54,12 @@ type Backend struct {
 	system  *System
 	world   runtime.World
 	gpus    map[int]*gpu
-	devices []*Device
+	devices []*Device // by rank, nil for those of other processes
+	others  *others   // nil when all ranks are in this process
 	stopped chan struct{}
 	abort   sync.Once
+	noted   sync.Once
+	joining atomic.Bool // NCCL was left behind in the middle of a call
 
 	mu     sync.Mutex
 	open   int // devices
@@ -130,8 +138,15 @@ func (b *Backend) Open(world runtime.World) (devices []runtime.Device, err error
 		return nil, fmt.Errorf("cuda: the backend is open already, with %d ranks", b.world.Ranks)
 	}
 	b.world = world
-	gpus, err := b.opts.GPUsFor(b.system.Driver, world.Ranks)
+	if world.Peers != nil && b.opts.Loopback {
+		return nil, &DeviceError{fmt.Sprintf("ranks that share a GPU are of one process, but rank %d has one of its own", world.Peers.Rank())}
+	}
+	first, end := world.Here()
+	gpus, err := b.opts.GPUsFor(b.system.Driver, end-first)
 	if err != nil {
+		return nil, err
+	}
+	if b.others, err = meet(world); err != nil {
 		return nil, err
 	}
 	goruntime.LockOSThread()
@@ -141,13 +156,15 @@ func (b *Backend) Open(world runtime.World) (devices []runtime.Device, err error
 			err = errors.Join(err, b.release())
 		}
 	}()
-	for rank, ordinal := range gpus {
+	b.devices = make([]*Device, world.Ranks)
+	for i, ordinal := range gpus {
+		rank := first + i
 		g, err := b.gpu(ordinal)
 		if err != nil {
 			return nil, err
 		}
 		d := newDevice(b, g, rank)
-		b.devices = append(b.devices, d)
+		b.devices[rank] = d
 		if err := d.open(); err != nil {
 			return nil, fmt.Errorf("cuda: rank %d on GPU %d (%s): %w", rank, g.ordinal, g.name, err)
 		}
@@ -233,6 +250,13 @@ func Usable(d driver.Driver, gpu int) error {
 		gpu, name, capability/10, capability%10, MinCapability/10, MinCapability%10)}
 }
 
+// explain says, once, why steps are told to the GPU call by call.
+func (b *Backend) explain(why string) {
+	if b.opts.Note != nil {
+		b.noted.Do(func() { b.opts.Note("steps are not replayed as CUDA graphs: " + why) })
+	}
+}
+
 // Abort ends every wait, and the collectives in progress.
 func (b *Backend) Abort() {
 	b.abort.Do(func() {
@@ -264,12 +288,17 @@ func (b *Backend) closed() error {
 
 // release frees what the backend holds.
 func (b *Backend) release() error {
+	if b.joining.Load() { // it uses the contexts still, and the run has failed
+		return nil
+	}
 	var errs []error
+	b.devices = slices.DeleteFunc(b.devices, func(d *Device) bool { return d == nil })
 	for _, d := range b.devices {
 		if d.comm != nil {
 			d.comm.stop()
 		}
 	}
+	errs = append(errs, b.others.close())
 	b.mu.Lock()
 	comms := b.comms
 	b.comms = nil

@@ -8,7 +8,9 @@ import (
 
 	"github.com/autopar/autopar/cuda"
 	"github.com/autopar/autopar/cuda/cudatest"
+	"github.com/autopar/autopar/cuda/driver"
 	"github.com/autopar/autopar/cuda/driver/fake"
+	"github.com/autopar/autopar/ir"
 	"github.com/autopar/autopar/runtime"
 	"github.com/autopar/autopar/runtime/backendtest"
 )
@@ -51,5 +53,44 @@ func TestOpenRefuses(t *testing.T) {
 		_, err = cuda.New(system, tt.opts).Open(runtime.World{Ranks: 3, Timeout: time.Minute})
 		require.ErrorContains(t, err, tt.want)
 		require.Empty(t, d.Leaks())
+	}
+}
+
+// late are collectives whose last rank never joins.
+type late struct{ driver.Collectives }
+
+func (c late) NewID() (driver.ID, error) {
+	id, err := c.Collectives.NewID()
+	copy(id[8:], []byte{2, 0, 0xad, 0x9c, 10, 0, 0, 7})
+	return id, err
+}
+
+func (c late) Join(ranks int, id driver.ID, rank int) (driver.Comm, error) { select {} }
+
+// TestJoinIsBounded: a communicator that is never complete is an error with rank, group and
+// address, on every rank, and closing does not wait for it.
+func TestJoinIsBounded(t *testing.T) {
+	d := fake.New(fake.Options{Devices: 2})
+	system, err := cudatest.NewSystem(d)
+	require.NoError(t, err)
+	system.Collectives = func() (driver.Collectives, error) { return late{d.Collectives()}, nil }
+	b := cuda.New(system, cuda.Options{})
+	ds, err := b.Open(runtime.World{Ranks: 2, Timeout: 50 * time.Millisecond})
+	require.NoError(t, err)
+	x := runtime.Tensor{DType: ir.F32, Slab: ir.Whole([]int{16})}
+	node := &ir.Node{Op: ir.OpAllReduce, Name: "x"}
+	errs := make(chan error, 2)
+	for rank, d := range ds {
+		require.NoError(t, d.Alloc(runtime.OnDevice, 64))
+		go func() {
+			errs <- d.Collective(&runtime.Collective{Node: node, Group: 3, Position: rank, Members: []runtime.Member{{Rank: 0, In: x, Out: x}, {Rank: 1, In: x, Out: x}}})
+		}()
+	}
+	for range ds {
+		require.ErrorContains(t, <-errs, "has not joined NCCL's group 3 (ranks 0, 1) at 10.0.0.7:44444 within 50ms")
+	}
+	b.Abort()
+	for _, d := range ds {
+		require.NoError(t, d.Close())
 	}
 }

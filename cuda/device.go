@@ -29,20 +29,25 @@ type Device struct {
 	upload             staging
 	landing            []byte // pinned, for downloads
 	landed             driver.Event
+	ends               ends
 
 	received map[int]int64 // messages taken, by Transfer.Wire
 
 	// prepared are the kernels of loaded programs, made ready when they are launched
-	// first; nil until then. Programs do not change.
+	// first; nil until then. Programs do not change. groups are those that are done as one,
+	// by their first kernel; the others of a group have an empty one.
 	prepared map[*runtime.Kernel]launch
-	checked  []*runtime.Kernel // since the arena was asked for
-	steps    *replay           // nil where steps are never graphs
-	labels   driver.Labeler    // nil unless the driver wants to know
+	groups   map[*runtime.Kernel]kernel.Group
+	checked  []kernel.Group // since the arena was asked for
+	steps    *replay        // nil where steps are never graphs
+	labels   driver.Labeler // nil unless the driver wants to know
 }
 
 var (
 	_ runtime.Device  = (*Device)(nil)
 	_ runtime.Checker = (*Device)(nil)
+	_ runtime.Late    = (*Device)(nil)
+	_ runtime.Fuser   = (*Device)(nil)
 )
 
 // launch puts a prepared kernel on a stream.
@@ -57,7 +62,7 @@ const (
 )
 
 func newDevice(b *Backend, g *gpu, rank int) *Device {
-	d := &Device{backend: b, drv: b.system.Driver, gpu: g, rank: rank, prepared: map[*runtime.Kernel]launch{}, received: map[int]int64{}}
+	d := &Device{backend: b, drv: b.system.Driver, gpu: g, rank: rank, prepared: map[*runtime.Kernel]launch{}, groups: map[*runtime.Kernel]kernel.Group{}, received: map[int]int64{}}
 	d.labels, _ = d.drv.(driver.Labeler)
 	if !b.opts.Loopback && !b.opts.Synchronous && !b.opts.Eager {
 		d.steps = &replay{Device: d}
@@ -80,6 +85,9 @@ func (d *Device) open() (err error) {
 		return err
 	}
 	if d.landed, err = d.drv.CreateEvent(false); err != nil {
+		return err
+	}
+	if err := d.ends.open(d.drv); err != nil {
 		return err
 	}
 	return d.upload.open(d)
@@ -167,13 +175,48 @@ func (d *Device) Check(k *runtime.Kernel) error {
 		}
 	}
 	if !copies(k) && !isGEMM(k) {
-		if err := d.gpu.engine.Check(k); err != nil {
+		if err := d.gpu.engine.Check(kernel.Group{k}); err != nil {
 			return err
 		}
 	}
 	d.prepared[k] = nil
-	d.checked = append(d.checked, k)
+	d.checked = append(d.checked, kernel.Group{k})
 	return nil
+}
+
+// Fuse implements [runtime.Fuser]. Where every call is timed, each kernel has its own.
+func (d *Device) Fuse(run []*runtime.Kernel, uses map[*ir.Value]int) error {
+	if d.backend.opts.Synchronous {
+		return nil
+	}
+	if err := d.enter(); err != nil {
+		return err
+	}
+	defer d.leave()
+	for _, g := range kernel.Fuse(run, uses) {
+		if len(g) == 1 {
+			continue
+		}
+		if productIn(g) < 0 {
+			if err := d.gpu.engine.Check(g); err != nil {
+				return err
+			}
+		}
+		for _, k := range g {
+			d.groups[k] = nil
+		}
+		d.groups[g[0]] = g
+		d.checked = append(d.checked, g)
+	}
+	return nil
+}
+
+// group returns what is done where a kernel is launched: nothing if others have done it.
+func (d *Device) group(k *runtime.Kernel) kernel.Group {
+	if g, ok := d.groups[k]; ok {
+		return g
+	}
+	return kernel.Group{k}
 }
 
 // unprepare forgets what depends on addresses.
@@ -216,16 +259,27 @@ func (d *Device) launch(k *runtime.Kernel) error {
 
 // prepare makes a kernel ready to be launched any number of times.
 func (d *Device) prepare(k *runtime.Kernel) (launch, error) {
-	switch {
+	switch g := d.group(k); {
+	case len(g) == 0:
+		return func(driver.Stream) error { return nil }, nil
+	case len(g) > 1 && productIn(g) >= 0:
+		return d.prepareEpilogue(g)
+	default:
+		return d.prepareGroup(g)
+	}
+}
+
+func (d *Device) prepareGroup(g kernel.Group) (launch, error) {
+	switch k := g[0]; {
 	case copies(k):
 		return d.prepareCopy(k), nil
 	case isGEMM(k):
 		return d.prepareGEMM(k), nil
 	}
-	if err := d.reserve(d.gpu.engine.Scratch(k)); err != nil {
+	if err := d.reserve(d.gpu.engine.Scratch(g)); err != nil {
 		return nil, err
 	}
-	return d.gpu.engine.Prepare(k, d.place, d.scratch)
+	return d.gpu.engine.Prepare(g, d.place, d.scratch)
 }
 
 // reserve makes the scratch memory of kernels at least bytes long.
@@ -311,7 +365,11 @@ func (d *Device) Wait(s runtime.Stream, e runtime.Event) error {
 		return err
 	}
 	defer d.leave()
-	of := d.backend.devices[e.Rank].lane(e.Stream)
+	other := d.backend.devices[e.Rank]
+	if other == nil {
+		return errApart
+	}
+	of := other.lane(e.Stream)
 	if s != runtime.Host && of.device == d {
 		return d.do(call{kind: callWait, stream: s, of: e.Stream, n: e.N}, nil)
 	}
@@ -321,15 +379,8 @@ func (d *Device) Wait(s runtime.Stream, e runtime.Event) error {
 		}
 		return d.waitFor(s, of, e)
 	}
-	var calls []call
 	if d.steps != nil {
-		if of == d.compute && len(d.steps.now) > 0 {
-			done, told, err := d.steps.end(e.N)
-			if done || err != nil {
-				return err
-			}
-			calls = told
-		} else if err := d.flush(); err != nil {
+		if err := d.steps.drop(); err != nil {
 			return err
 		}
 	}
@@ -339,10 +390,7 @@ func (d *Device) Wait(s runtime.Stream, e runtime.Event) error {
 	if err := d.poll(func() (bool, error) { return of.done(e.N) }); err != nil {
 		return d.comm.blame(e, err)
 	}
-	if calls == nil {
-		return nil
-	}
-	return d.steps.learn(calls)
+	return nil
 }
 
 // waitFor holds a stream back until an event of a rank has happened.
@@ -438,5 +486,6 @@ func (d *Device) release() error {
 	if d.landed != 0 {
 		errs = append(errs, d.drv.DestroyEvent(d.landed))
 	}
+	errs = append(errs, d.ends.release(d.drv)...)
 	return errors.Join(append(errs, d.upload.release(d.drv)...)...)
 }

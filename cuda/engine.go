@@ -4,18 +4,17 @@ import (
 	"github.com/autopar/autopar/cuda/driver"
 	"github.com/autopar/autopar/cuda/kernel"
 	"github.com/autopar/autopar/ir"
-	"github.com/autopar/autopar/runtime"
 )
 
 // Engine runs kernels on one GPU, but for matrix products and copies. Its methods are
 // called with the GPU current.
 type Engine interface {
-	// Check says why a kernel cannot be run.
-	Check(k *runtime.Kernel) error
-	// Scratch returns the bytes of memory of its own that a kernel needs while it runs.
-	Scratch(k *runtime.Kernel) int64
-	// Prepare returns what puts a kernel on a stream, any number of times.
-	Prepare(k *runtime.Kernel, at kernel.Place, scratch driver.Ptr) (func(s driver.Stream) error, error)
+	// Check says why kernels cannot be run.
+	Check(g kernel.Group) error
+	// Scratch returns the bytes of memory of its own that a group needs while it runs.
+	Scratch(g kernel.Group) int64
+	// Prepare returns what puts a group on a stream, any number of times.
+	Prepare(g kernel.Group, at kernel.Place, scratch driver.Ptr) (func(s driver.Stream) error, error)
 	// Reduce sets out to the sums or maxima over the inputs, in order. Two-byte numbers are
 	// added in f32 and rounded once; out may be one of the inputs.
 	Reduce(s driver.Stream, by ir.Reduction, d ir.DType, out driver.Ptr, in []driver.Ptr, elems int64) error

@@ -74,9 +74,9 @@ func (e *kernels) share(f driver.Function, l kernel.Launch) error {
 	return nil
 }
 
-// Check loads what a kernel launches.
-func (e *kernels) Check(k *runtime.Kernel) error {
-	launches, err := kernel.Launches(k, func(runtime.Tensor) uint64 { return 0 }, 0)
+// Check loads what a group launches.
+func (e *kernels) Check(g kernel.Group) error {
+	launches, err := kernel.Launches(g, func(runtime.Tensor) uint64 { return 0 }, 0)
 	if err != nil {
 		return err
 	}
@@ -89,11 +89,11 @@ func (e *kernels) Check(k *runtime.Kernel) error {
 }
 
 // Scratch is that of package kernel.
-func (e *kernels) Scratch(k *runtime.Kernel) int64 { return kernel.Scratch(k) }
+func (e *kernels) Scratch(g kernel.Group) int64 { return kernel.Scratch(g) }
 
 // Prepare finds the functions of all launches.
-func (e *kernels) Prepare(k *runtime.Kernel, at kernel.Place, scratch driver.Ptr) (func(s driver.Stream) error, error) {
-	launches, err := kernel.Launches(k, at, uint64(scratch))
+func (e *kernels) Prepare(g kernel.Group, at kernel.Place, scratch driver.Ptr) (func(s driver.Stream) error, error) {
+	launches, err := kernel.Launches(g, at, uint64(scratch))
 	if err != nil {
 		return nil, err
 	}
@@ -126,8 +126,8 @@ func (e *kernels) Reduce(s driver.Stream, by ir.Reduction, d ir.DType, out drive
 	if by == ir.Max {
 		reduce = kernel.ReduceMax
 	}
-	if !d.Float() {
-		return fmt.Errorf("cuda: no kernel for sums of %s over ranks; train.reproducible needs --device cpu, or one rank", d)
+	if !d.Float() && (d != ir.Q64 || by != ir.Sum) {
+		return fmt.Errorf("cuda: no kernel for a %s of %s over ranks", by, d)
 	}
 	if len(in) > kernel.MaxInputs {
 		return fmt.Errorf("cuda: a collective of %d ranks on one GPU, want at most %d", len(in), kernel.MaxInputs)

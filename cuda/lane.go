@@ -3,6 +3,7 @@ package cuda
 import (
 	"fmt"
 	goruntime "runtime"
+	"slices"
 	"sync"
 	"time"
 
@@ -19,8 +20,8 @@ type lane struct {
 	stream driver.Stream
 
 	mu       sync.Mutex
-	happened int64          // all events up to this one have happened
-	marks    []driver.Event // those after it, as far as they are recorded
+	happened int64  // all events up to this one have happened
+	marks    []mark // those after it, as far as they are recorded
 	spare    []driver.Event
 	recorded tally
 
@@ -37,6 +38,12 @@ type lane struct {
 	closed  bool
 	exited  chan struct{}
 	err     error // the first failure; nothing but recording is done after it
+}
+
+// mark is an event of the driver after which all events up to a number have happened.
+type mark struct {
+	event driver.Event
+	upTo  int64
 }
 
 // task is something for the lane's goroutine to do. Recording is done even after a
@@ -224,7 +231,13 @@ func (l *lane) stop() {
 }
 
 // record makes the next event.
-func (l *lane) record() error {
+func (l *lane) record() error { return l.recordOn(l.stream, 1) }
+
+// recordOn makes the next n events, which happen when a stream has come so far.
+func (l *lane) recordOn(s driver.Stream, n int64) error {
+	if n == 0 {
+		return nil
+	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	var e driver.Event
@@ -236,22 +249,32 @@ func (l *lane) record() error {
 			return err
 		}
 	}
-	if err := l.device.drv.RecordEvent(e, l.stream); err != nil {
+	if err := l.device.drv.RecordEvent(e, s); err != nil {
 		return err
 	}
-	l.marks = append(l.marks, e)
-	l.recorded.add()
+	l.marks = append(l.marks, mark{e, l.last() + n})
+	l.recorded.addN(n)
 	return nil
+}
+
+// find returns the first mark that stands for event n, or -1 when that has happened, or is
+// not recorded because the lane has failed.
+func (l *lane) find(n int64) int {
+	if n <= l.happened {
+		return -1
+	}
+	return slices.IndexFunc(l.marks, func(m mark) bool { return m.upTo >= n })
 }
 
 // hold holds a stream back until event n, which is recorded, has happened.
 func (l *lane) hold(n int64, s driver.Stream) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if n <= l.happened || n > l.happened+int64(len(l.marks)) {
-		return nil // or the lane has failed
+	i := l.find(n)
+	if i < 0 {
+		return nil
 	}
-	return l.device.drv.WaitEvent(s, l.marks[n-l.happened-1])
+	return l.device.drv.WaitEvent(s, l.marks[i].event)
 }
 
 // done reports whether event n, which is recorded, has happened. Events before it are
@@ -259,42 +282,49 @@ func (l *lane) hold(n int64, s driver.Stream) error {
 func (l *lane) done(n int64) (bool, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	k := n - l.happened
-	if k <= 0 || k > int64(len(l.marks)) {
+	i := l.find(n)
+	if i < 0 {
 		return true, nil
 	}
-	ok, err := l.device.drv.EventDone(l.marks[k-1])
+	ok, err := l.device.drv.EventDone(l.marks[i].event)
 	if !ok || err != nil {
 		return false, err
 	}
-	l.spare = append(l.spare, l.marks[:k]...)
-	l.marks = append(l.marks[:0], l.marks[k:]...)
-	l.happened = n
+	l.happen(i)
 	return true, nil
+}
+
+// happen notes that the first marks, up to one, have happened.
+func (l *lane) happen(i int) {
+	l.happened = l.marks[i].upTo
+	for _, m := range l.marks[:i+1] {
+		l.spare = append(l.spare, m.event)
+	}
+	l.marks = append(l.marks[:0], l.marks[i+1:]...)
 }
 
 // count returns how many events have been recorded.
 func (l *lane) count() int64 {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.happened + int64(len(l.marks))
+	return l.last()
 }
 
-// skip counts events that have happened as parts of a graph.
-func (l *lane) skip(n int64) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.spare = append(l.spare, l.marks...) // they came before
-	l.marks = l.marks[:0]
-	l.happened = l.recorded.count() + n
-	l.recorded.addN(n)
+func (l *lane) last() int64 {
+	if n := len(l.marks); n > 0 {
+		return l.marks[n-1].upTo
+	}
+	return l.happened
 }
 
 // release frees the lane's events and stream.
 func (l *lane) release() (errs []error) {
 	drv := l.device.drv
-	for _, e := range append(l.spare, l.marks...) {
+	for _, e := range l.spare {
 		errs = append(errs, drv.DestroyEvent(e))
+	}
+	for _, m := range l.marks {
+		errs = append(errs, drv.DestroyEvent(m.event))
 	}
 	for _, v := range l.groups {
 		for _, e := range v.events {

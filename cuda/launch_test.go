@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/autopar/autopar/cuda/driver"
+	"github.com/autopar/autopar/cuda/kernel"
 	"github.com/autopar/autopar/ir"
 	"github.com/autopar/autopar/runtime"
 )
@@ -51,17 +52,17 @@ func (r *recorder) Launch(f driver.Function, grid, block driver.Dims, shared uin
 func TestEngine(t *testing.T) {
 	r := &recorder{shared: map[driver.Function]int{}}
 	e := newKernels(r, compiler{r}, 90)
-	g := ir.NewGraph("add")
-	x, err := g.Leaf(ir.OpInput, "x", ir.Type{DType: ir.F32, Shape: []int{5, 7}}, nil)
+	graph := ir.NewGraph("add")
+	x, err := graph.Leaf(ir.OpInput, "x", ir.Type{DType: ir.F32, Shape: []int{5, 7}}, nil)
 	require.NoError(t, err)
-	n, err := g.Add(ir.OpAdd, nil, "y", ir.Forward, x, x)
+	n, err := graph.Add(ir.OpAdd, nil, "y", ir.Forward, x, x)
 	require.NoError(t, err)
 	at := runtime.Tensor{DType: ir.F32, Slab: ir.Whole([]int{5, 7})}
-	k := &runtime.Kernel{Node: n, Args: []runtime.Tensor{at, at}, Results: []runtime.Tensor{at}, Accum: []bool{false}}
-	require.NoError(t, e.Check(k))
+	g := kernel.Group{{Node: n, Args: []runtime.Tensor{at, at}, Results: []runtime.Tensor{at}, Accum: []bool{false}}}
+	require.NoError(t, e.Check(g))
 	require.Len(t, r.compiled, 1)
 	require.Contains(t, r.compiled[0], " sm_90a --std=c++17")
-	run, err := e.Prepare(k, func(runtime.Tensor) uint64 { return 0 }, 0)
+	run, err := e.Prepare(g, func(runtime.Tensor) uint64 { return 0 }, 0)
 	require.NoError(t, err)
 	require.Empty(t, r.launched)
 	for range 2 {

@@ -1,7 +1,10 @@
 package cuda
 
 import (
+	"slices"
+
 	"github.com/autopar/autopar/cuda/driver"
+	"github.com/autopar/autopar/cuda/kernel"
 	"github.com/autopar/autopar/ir"
 	"github.com/autopar/autopar/runtime"
 )
@@ -38,6 +41,43 @@ func gemmOf(k *runtime.Kernel) (g driver.GEMM, empty bool) {
 	g.TypeA, g.TypeB, g.TC = b.DType, a.DType, k.Results[0].DType
 	g.Accumulate = k.Accum[0]
 	return g, m == 0 || n == 0 || inner == 0
+}
+
+// productIn returns which kernel of a group BLAS runs, or -1.
+func productIn(g kernel.Group) int { return slices.IndexFunc(g, isGEMM) }
+
+// prepareEpilogue hands BLAS a product and what else is made of it or its operand: a bias added, or the bias's gradient.
+func (d *Device) prepareEpilogue(g kernel.Group) (launch, error) {
+	var apart []launch
+	for _, k := range g {
+		run, err := d.prepareGroup(kernel.Group{k})
+		if err != nil {
+			return nil, err
+		}
+		apart = append(apart, run)
+	}
+	one := func(s driver.Stream) error {
+		for _, run := range apart {
+			if err := run(s); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	product := g[productIn(g)]
+	gemm, empty := gemmOf(product)
+	if empty {
+		return one, nil
+	}
+	out, vector := product.Results[0], g[0].Results[0]
+	gemm.Epilogue = driver.SumB
+	if g[0] == product {
+		gemm.Epilogue, out, vector = driver.AddBias, g[1].Results[0], g[1].Args[1]
+	}
+	return func(s driver.Stream) error {
+		return d.gpu.blas.With(gemm, d.at(product.Args[1]), d.at(product.Args[0]), d.at(out), d.at(vector), d.workspace, s,
+			func() error { return one(s) })
+	}, nil
 }
 
 // split returns the elements of the first dimensions of a part, and those of the rest.

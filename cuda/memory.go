@@ -52,18 +52,29 @@ func (d *Device) Alloc(space runtime.Space, bytes int64) error {
 // a rank that stops to take memory or to time products may wait for one that waits for it.
 func (d *Device) load() error {
 	var scratch int64
-	for _, k := range d.checked {
-		if !copies(k) && !isGEMM(k) {
-			scratch = max(scratch, d.gpu.engine.Scratch(k))
+	for _, g := range d.checked {
+		if k := g[0]; !copies(k) && productIn(g) < 0 {
+			scratch = max(scratch, d.gpu.engine.Scratch(g))
 		}
 	}
 	if err := d.reserve(scratch); err != nil {
 		return err
 	}
-	for _, k := range d.checked {
-		if !isGEMM(k) {
+	for _, group := range d.checked {
+		if productIn(group) < 0 {
 			continue
 		}
+		if len(group) > 1 { // what runs leaves its results where steps make them anew
+			run, err := d.prepareEpilogue(group)
+			if err != nil {
+				return err
+			}
+			if err := run(d.compute.stream); err != nil {
+				return err
+			}
+			continue
+		}
+		k := group[0]
 		if g, empty := gemmOf(k); !empty {
 			if err := d.gpu.blas.Tune(g, d.at(k.Args[1]), d.at(k.Args[0]), d.at(k.Results[0]), d.workspace, d.compute.stream); err != nil {
 				return err

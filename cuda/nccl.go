@@ -3,6 +3,9 @@ package cuda
 import (
 	"errors"
 	"fmt"
+	goruntime "runtime"
+	"strconv"
+	"strings"
 	"time"
 
 	"github.com/autopar/autopar/cuda/driver"
@@ -11,7 +14,8 @@ import (
 )
 
 // join returns the lane's communicator of a group, which it makes with the other members
-// the first time. They meet on the host before, so that one that does not come is named.
+// the first time. Those of this process meet on the host before, so that one that does not
+// come is named.
 func (l *lane) join(c *runtime.Collective) (driver.Comm, error) {
 	if comm := l.comms[c.Group]; comm != nil {
 		return comm, nil
@@ -21,9 +25,32 @@ func (l *lane) join(c *runtime.Collective) (driver.Comm, error) {
 	if err != nil {
 		return nil, err
 	}
-	v, err := l.view(c)
+	name := l.nameHere
+	if b.others != nil {
+		name = l.nameAcross
+	}
+	id, err := name(lib, c)
 	if err != nil {
 		return nil, err
+	}
+	comm, err := l.enterComm(lib, c, id)
+	if err != nil {
+		return nil, err
+	}
+	l.comms[c.Group] = comm
+	b.mu.Lock()
+	b.comms = append(b.comms, comm)
+	b.mu.Unlock()
+	return comm, nil
+}
+
+// nameHere gives the members of a group, all of this process, the name of their
+// communicator.
+func (l *lane) nameHere(lib driver.Collectives, c *runtime.Collective) (driver.ID, error) {
+	b := l.device.backend
+	v, err := l.view(c)
+	if err != nil {
+		return driver.ID{}, err
 	}
 	v.members[c.Position].node.Store(c.Node)
 	b.mu.Lock()
@@ -34,25 +61,57 @@ func (l *lane) join(c *runtime.Collective) (driver.Comm, error) {
 	}
 	b.mu.Unlock()
 	if err != nil {
-		return nil, err
+		return driver.ID{}, err
 	}
 	if err := l.arrive(v); err != nil {
-		return nil, err
+		return driver.ID{}, err
 	}
 	for i := range v.members {
 		if n := v.members[i].node.Load(); n != c.Node {
-			return nil, fmt.Errorf("cuda: rank %d has entered %s %s instead", c.Members[i].Rank, n.Op, n.Name)
+			return driver.ID{}, fmt.Errorf("cuda: rank %d has entered %s %s instead", c.Members[i].Rank, n.Op, n.Name)
 		}
 	}
-	comm, err := lib.Join(len(c.Members), v.id, c.Position)
-	if err != nil {
-		return nil, fmt.Errorf("cuda: joining the ranks of group %d: %w", c.Group, err)
+	return v.id, nil
+}
+
+// enterComm makes the rank part of a communicator. NCCL comes back when all have joined,
+// whenever that is, so it is left behind when that takes longer than the world allows, or the
+// run has failed elsewhere.
+func (l *lane) enterComm(lib driver.Collectives, c *runtime.Collective, id driver.ID) (driver.Comm, error) {
+	type joined struct {
+		comm driver.Comm
+		err  error
 	}
-	l.comms[c.Group] = comm
-	b.mu.Lock()
-	b.comms = append(b.comms, comm)
-	b.mu.Unlock()
-	return comm, nil
+	b, gpu := l.device.backend, l.device.gpu
+	ready := make(chan joined, 1)
+	go func() {
+		goruntime.LockOSThread() // which ends with the goroutine
+		var j joined
+		if j.err = l.device.drv.SetCurrent(gpu.context); j.err == nil {
+			j.comm, j.err = lib.Join(len(c.Members), id, c.Position)
+		}
+		ready <- j
+	}()
+	timer := time.NewTimer(b.world.Timeout)
+	defer timer.Stop()
+	select {
+	case j := <-ready:
+		if j.err != nil {
+			return nil, fmt.Errorf("cuda: rank %d joining NCCL's group %d of %d ranks at %s: %w", l.device.rank, c.Group, len(c.Members), id.Address(), j.err)
+		}
+		return j.comm, nil
+	case <-b.stopped:
+		b.joining.Store(true)
+		return nil, runtime.ErrAborted
+	case <-timer.C:
+		b.joining.Store(true)
+		var ranks []string
+		for _, m := range c.Members {
+			ranks = append(ranks, strconv.Itoa(m.Rank))
+		}
+		return nil, fmt.Errorf("cuda: rank %d has not joined NCCL's group %d (ranks %s) at %s within %v; NCCL_DEBUG=INFO says what it waits for, NCCL_SOCKET_IFNAME chooses the network",
+			l.device.rank, c.Group, strings.Join(ranks, ", "), id.Address(), b.world.Timeout)
+	}
 }
 
 // collectives returns NCCL, loading it the first time.
@@ -188,7 +247,7 @@ func (l *lane) note(c *runtime.Collective) {
 			kept = append(kept, g)
 		}
 	}
-	l.given = append(kept, collectiveAt{c, l.happened + int64(len(l.marks)) + 1})
+	l.given = append(kept, collectiveAt{c, l.last() + 1})
 }
 
 // waiting returns the first collective of the lane that may not be done, or nil.
@@ -216,9 +275,9 @@ func (d *Device) hangs(waited time.Duration) error {
 	if waited < d.backend.world.Timeout {
 		return nil
 	}
-	if d.steps != nil && d.steps.runs != nil && d.steps.runs.collectives {
+	if d.ends.collectives() {
 		late := &runtime.WaitError{After: waited}
-		for rank := range d.backend.devices {
+		for rank := range d.backend.world.Ranks {
 			if rank != d.rank {
 				late.Ranks = append(late.Ranks, rank)
 			}

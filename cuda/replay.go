@@ -13,10 +13,10 @@ import (
 // the same it captures them as a CUDA graph. From then on it only compares; the end of a step that is
 // the same to the last call launches the graph. A step that turns out to be another is
 // done call by call from its start, late. What is not the same from step to step, the inputs,
-// goes through pinned memory that the graph copies from; learning rate and step number are
+// goes to memory beside the arena that the graph copies from; learning rate and step number are
 // inputs too.
 //
-// A step ends where the host waits for the compute stream. What waits for another rank's
+// What waits for another rank's
 // host, as transfers and loopback collectives do, keeps a step from being captured.
 
 // call is one thing that a device is told, without what varies.
@@ -50,7 +50,7 @@ type sequence struct {
 	seen        int
 	odd         bool // it cannot be captured
 	exec        driver.Exec
-	inputs      []byte // pinned, from which the graph uploads
+	inputs      driver.Ptr // memory of the device, from which the graph copies to the arena
 	collectives bool
 }
 
@@ -62,8 +62,8 @@ type replay struct {
 	data [][]byte    // of its uploads, while it is only compared
 	live []*sequence // that it may be; while there are any, its calls are not done
 	odd  bool        // something in it cannot be captured
+	why  string      // what keeps all such steps from being captured, if anything
 	base [runtime.Host]int64
-	runs *sequence // whose graph runs
 }
 
 // do does a call, or notes it where the step may be one that is known.
@@ -83,7 +83,9 @@ func (r *replay) do(c call, data []byte) error {
 		}
 		c.n -= r.base[c.of]
 	case callCollective:
-		r.odd = r.odd || c.collective.Ran != nil
+		if c.collective.Ran != nil {
+			r.why = "every collective is timed"
+		}
 	}
 	at := len(r.now)
 	r.now = append(r.now, c)
@@ -135,6 +137,13 @@ func (r *replay) catchUp() error {
 	return nil
 }
 
+// never has everything done that was told before something that keeps steps like this one
+// from being captured, wherever it comes.
+func (r *replay) never(why string) error {
+	r.why = why
+	return r.flush()
+}
+
 // flush has everything done that was told, for what cannot be captured to come after it.
 func (r *replay) flush() error {
 	r.odd = true
@@ -146,6 +155,14 @@ func (r *replay) flush() error {
 	}
 	defer r.leave()
 	return r.catchUp()
+}
+
+// drop has everything done that was told: the host waits in the middle of a step, which no
+// graph does.
+func (r *replay) drop() error {
+	err := r.flush()
+	r.now, r.why = r.now[:0], ""
+	return err
 }
 
 // perform does a call.
@@ -163,29 +180,27 @@ func (r *replay) perform(c call, data []byte) error {
 	return r.uploadTo(r.arena+driver.Ptr(c.n), data)
 }
 
-// end ends the step in hand, where the host waits for event n of the compute stream. If
-// the step is one that is known its graph runs, and the wait is over. Else calls are those of the step,
-// if it may be captured.
-func (r *replay) end(n int64) (done bool, calls []call, err error) {
+// end ends the step in hand. If the step is one that is known its graph runs. Else calls
+// are those of the step, if it may be captured.
+func (r *replay) end() (ran *sequence, calls []call, err error) {
 	for _, s := range r.live {
-		if len(s.calls) == len(r.now) && n-r.base[runtime.Compute] == recorded(s.calls, runtime.Compute) {
+		if len(s.calls) == len(r.now) {
 			r.now, r.live = r.now[:0], nil
-			return true, nil, r.run(s)
+			return s, nil, r.run(s)
 		}
 	}
 	if len(r.live) > 0 {
 		if err := r.catchUp(); err != nil {
-			return false, nil, err
+			return nil, nil, err
 		}
 	}
-	if n < r.compute.count() {
-		return false, nil, nil // the step goes on
-	}
-	if !r.odd {
+	if r.why != "" {
+		r.backend.explain(r.why)
+	} else if !r.odd {
 		calls = r.now
 	}
-	r.now = r.now[:0]
-	return false, calls, nil
+	r.now, r.why = r.now[:0], ""
+	return nil, calls, nil
 }
 
 // recorded counts the events that calls make on a stream.
@@ -198,22 +213,23 @@ func recorded(calls []call, s runtime.Stream) (n int64) {
 	return n
 }
 
-// run runs a step's graph and waits for it.
+// run runs a step's graph.
 func (r *replay) run(s *sequence) error {
-	at := 0
+	at := s.inputs
 	for _, data := range r.data {
-		at += copy(s.inputs[at:], data)
+		if err := r.uploadTo(at, data); err != nil {
+			return err
+		}
+		at += driver.Ptr(len(data))
 	}
 	r.label(r.compute, "step", "as a graph")
 	if err := r.drv.LaunchGraph(s.exec, r.compute.stream); err != nil {
 		return err
 	}
-	r.runs = s
-	err := r.drain()
-	r.runs = nil
-	r.compute.skip(recorded(s.calls, runtime.Compute))
-	r.comm.skip(recorded(s.calls, runtime.Communication))
-	return err
+	if err := r.compute.recordOn(r.compute.stream, recorded(s.calls, runtime.Compute)); err != nil {
+		return err
+	}
+	return r.comm.recordOn(r.compute.stream, recorded(s.calls, runtime.Communication))
 }
 
 // learn remembers the step that has been done, and captures it the second time in a row.
@@ -244,6 +260,7 @@ func (r *replay) learn(calls []call) error {
 		if !errors.As(err, &refused) {
 			return err
 		}
+		r.backend.explain(err.Error())
 	}
 	return nil
 }
@@ -268,7 +285,7 @@ func (r *replay) capture(s *sequence) (err error) {
 		s.collectives = s.collectives || c.kind == callCollective
 	}
 	if bytes > 0 {
-		if s.inputs, err = r.drv.AllocHost(int64(bytes)); err != nil {
+		if s.inputs, err = r.drv.Alloc(int64(bytes)); err != nil {
 			return err
 		}
 	}
@@ -291,7 +308,7 @@ func (r *replay) capture(s *sequence) (err error) {
 func (r *replay) redo(s *sequence) (events []driver.Event, err error) {
 	made := map[[2]int64]driver.Event{} // by stream and number in the step
 	var count [runtime.Host]int64
-	at := 0
+	at := s.inputs
 	for _, c := range s.calls {
 		l := r.lane(c.stream)
 		switch c.kind {
@@ -314,8 +331,8 @@ func (r *replay) redo(s *sequence) (events []driver.Event, err error) {
 			}
 		case callUpload:
 			if c.bytes > 0 {
-				err = r.drv.CopyToDevice(r.arena+driver.Ptr(c.n), s.inputs[at:at+c.bytes], r.compute.stream)
-				at += c.bytes
+				err = r.drv.Copy(r.arena+driver.Ptr(c.n), at, int64(c.bytes), r.compute.stream)
+				at += driver.Ptr(c.bytes)
 			}
 		}
 		if err != nil {
@@ -330,10 +347,10 @@ func (r *replay) forget(s *sequence) (err error) {
 	if s.exec != 0 {
 		err = r.drv.DestroyExec(s.exec)
 	}
-	if s.inputs != nil {
-		err = errors.Join(err, r.drv.FreeHost(s.inputs))
+	if s.inputs != 0 {
+		err = errors.Join(err, r.drv.Free(s.inputs))
 	}
-	s.exec, s.inputs = 0, nil
+	s.exec, s.inputs = 0, 0
 	return err
 }
 

@@ -26,10 +26,24 @@ func (b *Backend) wire(n int) *wire {
 	return b.wires[n]
 }
 
+// errApart says what several processes do not do yet.
+var errApart = &DeviceError{"stages of a pipeline on GPUs have to be of one process: start it once, or plan without a pipeline"}
+
+// meet has all done that was told before a message, whose two ends meet on the host.
+func (d *Device) meet() error {
+	if d.steps == nil {
+		return nil
+	}
+	return d.steps.never("the stages of a pipeline wait for each other's messages on the host")
+}
+
 // Send copies the tensor to the peer's arena, and says so by an event. Between GPUs the
 // driver copies directly where it can.
 func (d *Device) Send(t *runtime.Transfer) error {
-	if err := d.flush(); err != nil {
+	if d.backend.others != nil {
+		return errApart
+	}
+	if err := d.meet(); err != nil {
 		return err
 	}
 	if err := d.enter(); err != nil {
@@ -72,7 +86,10 @@ func (w *wire) say(d *Device) error {
 
 // Recv holds later work back until the peer's message is there.
 func (d *Device) Recv(t *runtime.Transfer) error {
-	if err := d.flush(); err != nil {
+	if d.backend.others != nil {
+		return errApart
+	}
+	if err := d.meet(); err != nil {
 		return err
 	}
 	if err := d.enter(); err != nil {

@@ -46,6 +46,7 @@ func (l *link) write(kind byte, message []byte) {
 	defer l.mu.Unlock()
 	b := append(binary.BigEndian.AppendUint32([]byte{kind}, uint32(len(message))), message...)
 	_ = l.SetWriteDeadline(time.Now().Add(writeTimeout))
+	defer l.SetWriteDeadline(time.Time{})
 	if _, err := l.Conn.Write(b); err != nil {
 		l.Conn.Close()
 	}

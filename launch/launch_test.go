@@ -192,10 +192,10 @@ func TestLate(t *testing.T) {
 	began, addr := time.Now(), freeAddr(t)
 	_, err := launch.Join(short(), launch.Place{Rank: 1, World: 2, Addr: addr})
 	require.ErrorIs(t, err, context.DeadlineExceeded)
-	require.ErrorContains(t, err, "rank 1 of 2 has no answer of rank 0 at "+addr+" after 0.2 s")
+	require.Regexp(t, "rank 1 of 2 has no answer of rank 0 at "+addr+` after 0\.\d s`, err)
 	_, err = launch.Join(short(), launch.Place{World: 3, Addr: addr})
 	require.ErrorIs(t, err, context.DeadlineExceeded)
-	require.ErrorContains(t, err, "of 3 ranks 2 have not come to rank 0 at "+addr+" after 0.2 s, the first of them 1")
+	require.Regexp(t, "of 3 ranks 2 have not come to rank 0 at "+addr+` after 0\.\d s, the first of them 1`, err)
 	_, err = launch.Join(short(), launch.Place{World: 2, Addr: "203.0.113.1:1"})
 	require.Error(t, err)
 	errs := each(t.Context(), addr, 3, func(p *launch.Peers) error {

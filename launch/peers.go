@@ -61,6 +61,9 @@ func (p *Peers) Rank() int { return p.place.Rank }
 // World returns the number of processes.
 func (p *Peers) World() int { return p.place.World }
 
+// Machine returns the first of the ranks that are on one machine with a rank.
+func (p *Peers) Machine(rank int) int { return slices.Index(p.keys, p.keys[rank]) }
+
 // Local returns the ranks on this machine, in order, this one among them.
 func (p *Peers) Local() []int {
 	var ranks []int
@@ -166,6 +169,13 @@ func (p *Peers) Fail(err error) error {
 	return p.err
 }
 
+// Lost tells all processes that this one cannot reach another any more, unless the job has
+// failed already.
+func (p *Peers) Lost(rank int, addr net.Addr, err error) {
+	lost := &LostError{rank, addr.String(), err}
+	p.fail(lost, rank, lost.Error())
+}
+
 // fail notes the failure of a rank and tells the others.
 func (p *Peers) fail(err error, rank int, text string) {
 	p.once.Do(func() {
@@ -224,8 +234,7 @@ func (p *Peers) listen(rank int, conn *link) {
 			gone := p.gone[rank]
 			p.mu.Unlock()
 			if !gone && !conn.closing.Load() {
-				lost := &LostError{rank, conn.RemoteAddr().String(), err}
-				p.fail(lost, rank, lost.Error())
+				p.Lost(rank, conn.RemoteAddr(), err)
 			}
 			return
 		}

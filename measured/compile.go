@@ -49,7 +49,7 @@ func (r *Row) alike() string {
 	same := *r
 	same.Line, same.ID, same.Source, same.Ref, same.ModelName, same.Confidence, same.Note = 0, "", "", "", "", "", ""
 	same.MicroBatch, same.Recompute, same.RecomputeNote = 0, "", ""
-	same.StepSeconds, same.PeakGiB, same.PeakKind, same.Fits = 0, 0, "", nil
+	same.StepSeconds, same.Peak, same.PeakKind, same.Fits = 0, 0, "", nil
 	same.FlashAttention, same.FlashAttention2, same.Compiled, same.FusedNorm, same.Kernels = false, false, false, false, ""
 	return fmt.Sprintf("%+v %t", same, r.Model().Bias)
 }

@@ -113,11 +113,11 @@ func Parameters() []Parameter {
 		{"links in a node, H100", "of the bandwidth", 0.65, 0.9, 0.78, "as the A100's", devices(links, hoppers...)},
 		{"network, A100", "of the bandwidth", 0.35, 0.92, 0.7, "all_reduce over many nodes", devices(network, switched...)},
 		{"network, H100", "of the bandwidth", 0.35, 0.92, 0.7, "as the A100's", devices(network, hoppers...)},
-		{"FlashAttention-1", "of FlashAttention-2", 0.4, 0.8, 0.55, "figure 5 of Dao 2023", software(func(s *cost.Software) *float64 { return &s.Flash }, "torch", "deepspeed-torch", "fused-amp")},
-		{"RMSNorm of torch", "times one kernel's traffic", 6, 20, 12, "counted kernels", software(func(s *cost.Software) *float64 { return &s.RMSNorm }, "torch", "deepspeed-torch")},
-		{"elementwise of torch", "times one kernel's traffic", 0.8, 2, 1.1, "counted kernels", software(func(s *cost.Software) *float64 { return &s.Elementwise }, "torch", "deepspeed-torch")},
-		{"host of torch", "s an op", 4e-6, 30e-6, 10e-6, "two to three launches of 4 us", software(func(s *cost.Software) *float64 { return &s.Host }, "torch", "deepspeed-torch")},
+		{"FlashAttention-1", "of FlashAttention-2", 0.4, 0.8, 0.55, "figure 5 of Dao 2023", software(func(s *cost.Software) *float64 { return &s.Flash }, "torch", "scaling", "fused-amp")},
+		{"RMSNorm of torch", "times one kernel's traffic", 6, 20, 12, "counted kernels", software(func(s *cost.Software) *float64 { return &s.RMSNorm }, "torch", "scaling")},
+		{"elementwise of torch", "times one kernel's traffic", 0.8, 2, 1.1, "counted kernels", software(func(s *cost.Software) *float64 { return &s.Elementwise }, "torch", "scaling")},
+		{"host of torch", "s an op", 4e-6, 30e-6, 10e-6, "two to three launches of 4 us", software(func(s *cost.Software) *float64 { return &s.Host }, "torch", "scaling")},
 		{"wait of Megatron-DeepSpeed", "s a kernel", 2e-6, 100e-6, 15e-6, "launches that the host waits for", software(func(s *cost.Software) *float64 { return &s.Sync }, "megatron-deepspeed")},
-		{"network of DeepSpeed", "of others'", 0.2, 1, 0.6, "unknown", software(func(s *cost.Software) *float64 { return &s.Network }, "deepspeed-2021", "megatron-deepspeed", "deepspeed-torch")},
+		{"network of DeepSpeed", "of others'", 0.2, 1, 0.6, "unknown; Scaling's too", software(func(s *cost.Software) *float64 { return &s.Network }, "deepspeed-2021", "megatron-deepspeed", "scaling")},
 	}
 }

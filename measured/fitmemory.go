@@ -72,8 +72,8 @@ func (m *Memory) loss(cases []*Case) float64 {
 				sum += wrong
 			}
 		}
-		if c.PeakGiB > 0 {
-			off := float64(peakAs(c.PeakKind, uses))/(c.PeakGiB*(1<<30)) - 1
+		if c.Peak > 0 {
+			off := float64(peakAs(c.PeakKind, uses))/c.Peak - 1
 			sum += peak * off * off
 		}
 	}

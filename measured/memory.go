@@ -213,8 +213,11 @@ func (m *Memory) besides(s *habits, r *Row, made *planner.Made) (kept, live floa
 	result, grown := float64(made.Result), float64(made.Result-made.Source)
 	switch made.Op {
 	case ir.OpRMSNorm:
-		if !s.fusedNorm {
+		switch {
+		case !s.fusedNorm:
 			kept = m.Norm * result
+		case r.Compiled:
+			kept = -m.Rounded * result // made again, with the product's operand
 		}
 	case ir.OpGELU:
 		if s.remakesGELU {
@@ -293,7 +296,7 @@ func (c *Case) judge(o *Outcome, m *Memory, device int64) {
 	for i := range c.footprints {
 		o.ArenaBytes = max(o.ArenaBytes, c.footprints[i].Arena())
 	}
-	if c.PeakGiB > 0 {
+	if c.Peak > 0 {
 		o.PredictedPeak = int64(peakAs(c.PeakKind, uses))
 	}
 }

@@ -134,6 +134,31 @@ func TestPublishedPeaks(t *testing.T) {
 	}
 }
 
+// TestPeakUnits: gigabytes noted from nvidia-smi are thousands of MiB.
+func TestPeakUnits(t *testing.T) {
+	for kind, want := range map[string]float64{"nvidia_smi_gb_first_stage": 2000 << 20, "xla_peak_gb": 2 << 30, "torch_max_reserved": 2 << 30} {
+		rows := read(t, strings.Replace(header, "\n", ",peak_mem_gib,peak_mem_kind\n", 1)+strings.Replace(gptRow, "\n", ",2,"+kind+"\n", 1))
+		require.Equal(t, want, rows[0].Peak, kind)
+	}
+}
+
+// TestCompiledNorms: a compiler makes the two norms of a block again rather than keep
+// them in bfloat16.
+func TestCompiledNorms(t *testing.T) {
+	c := compiled(t, llamaRow)
+	made := planner.Made{Op: ir.OpRMSNorm, Result: 1000}
+	m := DefaultMemory()
+	for _, k := range []struct {
+		compiled, fused bool
+		want            float64
+	}{{false, false, 1000 * m.Norm}, {false, true, 0}, {true, true, -1000 * m.Rounded}} {
+		c.Compiled = k.compiled
+		kept, live := m.besides(&habits{fusedNorm: k.fused}, &c.Row, &made)
+		require.Equal(t, k.want, kept)
+		require.Zero(t, live)
+	}
+}
+
 // TestCut: software cuts what it calls layers.
 func TestCut(t *testing.T) {
 	for _, c := range []struct {
@@ -165,7 +190,7 @@ func TestJudge(t *testing.T) {
 	require.InDelta(t, 0.6, c.Accuracy(), 1e-12)
 	require.Equal(t, 2, Judge(outcomes, func(o *Outcome) bool { return o.PredictedFits && o.Fits != nil }).Rows())
 	all := SummarizeMemory([]Outcome{
-		{Row: Row{Source: "a", PeakGiB: 10}, PredictedPeak: 11 << 30}, {Row: Row{Source: "a", PeakGiB: 10}, PredictedPeak: 8 << 30}, {},
+		{Row: Row{Source: "a", Peak: 10 << 30}, PredictedPeak: 11 << 30}, {Row: Row{Source: "a", Peak: 10 << 30}, PredictedPeak: 8 << 30}, {},
 	})
 	require.Len(t, all, 1)
 	require.InDelta(t, 0.15, all["a"].MAPE, 1e-12)
@@ -236,7 +261,7 @@ func TestFitPublishedMemory(t *testing.T) {
 		rows, err := Read(name, file)
 		require.NoError(t, err)
 		for _, r := range rows {
-			if r.Fits == nil && r.PeakGiB == 0 {
+			if r.Fits == nil && r.Peak == 0 {
 				continue
 			}
 			c, err := Compile(r)

@@ -4,10 +4,10 @@ import "math"
 
 // MemoryError is the relative error of the peak memory; NaN where none is published.
 func (o *Outcome) MemoryError() float64 {
-	if o.PeakGiB == 0 {
+	if o.Peak == 0 {
 		return math.NaN()
 	}
-	return float64(o.PredictedPeak)/(o.PeakGiB*(1<<30)) - 1
+	return float64(o.PredictedPeak)/o.Peak - 1
 }
 
 // MemorySummary is how well the published peaks of a source are predicted. Fractions.
@@ -21,7 +21,7 @@ type MemorySummary struct {
 func SummarizeMemory(outcomes []Outcome) map[string]MemorySummary {
 	all := map[string]MemorySummary{}
 	for i := range outcomes {
-		if o := &outcomes[i]; o.PeakGiB > 0 {
+		if o := &outcomes[i]; o.Peak > 0 {
 			s := all[o.Source]
 			s.Rows++
 			s.MAPE += math.Abs(o.MemoryError())

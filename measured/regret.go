@@ -75,12 +75,10 @@ func once(outcomes []Outcome) []Outcome {
 	return plans
 }
 
-// Regret chooses among the measured plans of every setting that has two or more. Of
-// plans that are predicted alike the slowest counts as chosen. Outcomes without a
-// measured time, or of low confidence, are left out.
-func Regret(outcomes []Outcome) Regrets {
-	groups := map[setting][]Outcome{}
-	var order []setting
+// settings groups outcomes with a measured time, but those of low confidence, and lists
+// the settings in the order of the table.
+func settings(outcomes []Outcome) (order []setting, groups map[setting][]Outcome) {
+	groups = map[setting][]Outcome{}
 	for _, o := range outcomes {
 		if o.StepSeconds <= 0 || o.Confidence == "low" {
 			continue
@@ -91,6 +89,14 @@ func Regret(outcomes []Outcome) Regrets {
 		}
 		groups[s] = append(groups[s], o)
 	}
+	return order, groups
+}
+
+// Regret chooses among the measured plans of every setting that has two or more. Of
+// plans that are predicted alike the slowest counts as chosen. Outcomes without a
+// measured time, or of low confidence, are left out.
+func Regret(outcomes []Outcome) Regrets {
+	order, groups := settings(outcomes)
 	var r Regrets
 	for _, s := range order {
 		plans := once(groups[s])

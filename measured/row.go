@@ -44,7 +44,7 @@ type Row struct {
 	Kernels                       string // what attention_kernel says; "" where the table lacks it
 
 	StepSeconds float64 // 0 where only the outcome is known
-	PeakGiB     float64 // 0 where not published
+	Peak        float64 // bytes, 0 where not published
 	PeakKind    string
 	Fits        *bool // whether it ran, in a table of outcomes
 	Confidence  string
@@ -195,7 +195,7 @@ func (p *parser) row() Row {
 		FlashAttention:  p.atLeast("flash_attention", 0) > 0 || strings.Contains(p.text("attention_kernel"), "flash"),
 		FlashAttention2: p.atLeast("flash_attention", 0) > 1 || strings.Contains(p.text("attention_kernel"), "flash_attention2"), Compiled: p.flag("torch_compile"),
 		FusedNorm: strings.Contains(p.text("attention_kernel")+p.text("note"), "RMS kernel"), RecomputeNote: p.text("recompute_note"), Note: p.text("note"),
-		StepSeconds: p.number("step_time_s"), PeakGiB: p.number("peak_mem_gib"), PeakKind: p.text("peak_mem_kind"), Kernels: p.text("attention_kernel"), Confidence: p.text("confidence"),
+		StepSeconds: p.number("step_time_s"), Peak: p.peak(), PeakKind: p.text("peak_mem_kind"), Kernels: p.text("attention_kernel"), Confidence: p.text("confidence"),
 	}
 	if p.text("fits") != "" {
 		fits := p.flag("fits")
@@ -250,6 +250,16 @@ func (p *parser) number(column string) float64 {
 		p.refuse(column, fmt.Sprintf("is %q, want a positive number", text))
 	}
 	return f
+}
+
+// peak returns the published peak memory in bytes. nvidia-smi prints MiB: gigabytes noted
+// from it are thousands of them.
+func (p *parser) peak() float64 {
+	unit := 1 << 30
+	if strings.HasPrefix(p.text("peak_mem_kind"), "nvidia_smi_gb") {
+		unit = 1000 << 20
+	}
+	return p.number("peak_mem_gib") * float64(unit)
 }
 
 func (p *parser) flag(column string) bool {

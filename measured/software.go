@@ -21,7 +21,7 @@ func (r *Row) generation() string {
 	case has("DeepSpeed ZeRO"):
 		return "deepspeed-2021"
 	case has("AA-Scaling"):
-		return "deepspeed-torch"
+		return "scaling"
 	case has("Megatron-DeepSpeed"):
 		return "megatron-deepspeed"
 	case r.Framework == "Megatron-LM" && strings.HasPrefix(r.Ref, "arXiv:21"):

@@ -18,14 +18,24 @@ func inTheBounds() []mutant {
 		pkg: "./planner", run: first,
 	}, {
 		bug: "a floor keeps more micro-batches than are in flight", how: "one",
-		file: "planner/relax.go",
-		old:  "p.flights = rooms[at][0].Slots", new: "p.flights = rooms[at][0].Slots + 1",
+		file: "planner/passage.go",
+		old:  "x.flights = rooms[at][0].Slots", new: "x.flights = rooms[at][0].Slots + 1",
 		pkg: "./planner", run: first,
 	}, {
 		bug: "a floor gathers for the backward pass what it does not read", how: "a bias",
 		file: "planner/relax.go",
 		old:  "if v.read[ir.Backward] {", new: "if v.read[ir.Backward] || v.read[ir.Forward] {",
 		pkg: "./planner", run: "^TestCertificateOptions$",
+	}, {
+		bug:  "a floor sends every micro-batch twice",
+		file: "planner/passage.go",
+		old:  "time := price.Send(", new: "time := 2 * price.Send(",
+		pkg: "./planner", run: first,
+	}, {
+		bug: "a floor adds up whole gradients that ZeRO shards", how: "of stage 2",
+		file: "planner/relax.go",
+		old:  "if zero >= 2 {", new: "if zero >= 3 {",
+		pkg: "./planner", run: first,
 	}, {
 		bug: "a bound counts blocks that lie before a stage", how: "one",
 		file: "planner/bound.go",

@@ -8,7 +8,7 @@ func inTheCertificate() []mutant {
 	const tampered = "^TestTamperedCertificates$"
 	return []mutant{{
 		bug:  "floor too high: more blocks than the fullest stage has",
-		file: "planner/floor.go",
+		file: "planner/passage.go",
 		old:  "share := (blocks + o.pp - 1) / o.pp", new: "share := (blocks+o.pp-1)/o.pp + 1",
 		pkg: "./planner", run: "^TestCertificates$",
 	}, {
@@ -17,6 +17,11 @@ func inTheCertificate() []mutant {
 		old:  "return []partition.Schedule{partition.OneFOneB, partition.GPipe, partition.ZeroBubble}",
 		new:  "return []partition.Schedule{partition.OneFOneB, partition.ZeroBubble}",
 		pkg:  "./planner", run: "^TestCertificateOptions$",
+	}, {
+		bug:  "what spares memory is looked at under the first ceiling only",
+		file: "planner/explore.go",
+		old:  "done = len(open) == 0", new: "done = true",
+		pkg: "./planner", run: "^TestOffloadWhereMemoryIsShort$",
 	}, {
 		bug:  "bounds of a certificate believed",
 		file: "planner/certify.go",

@@ -41,6 +41,26 @@ func inTheCluster() []mutant {
 		old:  "return max(m.crowd, more*t)", new: "return more",
 		pkg: "./planner/cost", run: "^TestCrowdedPipeline$",
 	}, {
+		bug: "ranks that have a core each wait for one", how: "where they meet",
+		file: "planner/cost/shared.go",
+		old:  "n/float64(m.cluster.Device.Cores)-1", new: "n-1",
+		pkg: "./planner/cost", run: "^TestOnePass$",
+	}, {
+		bug: "each rank writes all that a reduce_scatter makes", how: "in its price",
+		file: "planner/cost/shared.go",
+		old:  "written /= n", new: "written /= 1",
+		pkg: "./planner/cost", run: "^TestOnePass$",
+	}, {
+		bug: "a core has near what another has written", how: "in the price of an update",
+		file: "planner/cost/shared.go",
+		old:  "return n.Phase == ir.Update", new: "return false",
+		pkg: "./planner/cost", run: "^TestKernelsOfSeveralCores$",
+	}, {
+		bug: "what all kernels of several cores lose is put down to reading across", how: "in the fit",
+		file: "runtime/cpu/profile/fit.go",
+		old:  "(p.together - p.apart/threads)", new: "(p.together - p.apart)",
+		pkg: "./runtime/cpu/profile", run: "^TestFitsFindWhatMadeTheTimes$",
+	}, {
 		bug: "schedules share their prices on a crowded machine", how: "the first that is priced decides",
 		file: "planner/price.go",
 		old:  "return &under, schedule", new: "return &under, s.plan.Schedule",
@@ -60,6 +80,26 @@ func inTheCluster() []mutant {
 		file: "measured/consistent.go",
 		old:  "step > r.GlobalBatch {", new: "step > r.DP*r.GlobalBatch {",
 		pkg: "./measured", run: "^TestReadRefuses$",
+	}, {
+		bug: "whole gradients are summed in the time of their parts", how: "an all-reduce is priced as a reduce-scatter",
+		file: "planner/cost/program.go",
+		old:  "op, bytes = ir.OpAllReduce, int64(wide)", new: "bytes = int64(wide)",
+		pkg: "./planner/cost", run: "^TestAllReduce$",
+	}, {
+		bug: "tensor-parallel ranks have the same parameters", how: "their sums are priced as those of replicas",
+		file: "planner/cost/program.go",
+		old:  "return axis != partition.AxisTP && axis != partition.AxisCP", new: "return axis != partition.AxisCP",
+		pkg: "./planner/cost", run: "^TestAllReduce$",
+	}, {
+		bug: "times of plans measured once count as noise", how: "the first of a plan is free too",
+		file: "measured/noise.go",
+		old:  "free += len(logs) - 1", new: "free += len(logs)",
+		pkg: "./measured", run: "^TestNoise$",
+	}, {
+		bug: "a compiler's norms are kept", how: "only those made again in any case are not",
+		file: "measured/memory.go",
+		old:  "case r.Compiled:", new: "case r.Compiled && made.Again:",
+		pkg: "./measured", run: "^TestCompiledNorms$",
 	}, {
 		bug: "a constant fitted to the time of an instruction with its overhead in it", how: "the straight line has no offset",
 		file: "runtime/cpu/profile/fit.go",

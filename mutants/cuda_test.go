@@ -22,7 +22,7 @@ func inTheDevice() []mutant {
 	}, {
 		bug: "a graph runs with the inputs of an earlier step", how: "what it uploads from is not renewed",
 		file: "cuda/replay.go",
-		old:  "at += copy(s.inputs[at:], data)", new: "at += len(data)",
+		old:  "\t\tif err := r.uploadTo(at, data); err != nil {\n\t\t\treturn err\n\t\t}\n", new: "",
 		pkg: ".", run: "^TestReplay$",
 	}, {
 		bug: "runs of elements are sent to the wrong rank", how: "by NCCL, where the value is cut unevenly",
@@ -34,5 +34,30 @@ func inTheDevice() []mutant {
 		file: "cuda/driver/nccl.go",
 		old:  "ir.BF16: 9}", new: "ir.BF16: 6}",
 		pkg: "./cuda/driver", run: "^TestCollectiveCalls$",
+	}, {
+		bug: "a loss that is read late is that of another step", how: "two steps keep their words at one place",
+		file: "cuda/end.go",
+		old:  "last, memory := d.ends.at(d.ends.told)", new: "last, memory := d.ends.at(0)",
+		pkg: "./train", run: "^TestLossesAreReadLate$",
+	}, {
+		bug: "a checkpoint of a step too few", how: "the update that is not read yet is not counted",
+		file: "train/run.go",
+		old:  "\tif err := r.flush(ctx, 0); err != nil {\n\t\treturn err\n\t}\n\tstep := r.result.Steps", new: "\tstep := r.result.Steps",
+		pkg: "./train", run: "^TestLossesAreReadLate$",
+	}, {
+		bug: "one message too many in a ring", how: "where the latency of NCCL is fitted",
+		file: "cuda/profile/profile.go",
+		old:  "Messages: passes * (n - 1)", new: "Messages: passes * n",
+		pkg: "./cuda/profile", run: "^TestMeasure$",
+	}, {
+		bug: "all element types at one rate", how: "in the profile of a GPU",
+		file: "cuda/profile/profile.go",
+		old:  "curve.Round(of * rate / best[fastest])", new: "curve.Round(of * rate / rate)",
+		pkg: "./cuda/profile", run: "^TestMeasure$",
+	}, {
+		bug: "a process waits for the name of another group", how: "where NCCL's names go over TCP",
+		file: "cuda/peers.go",
+		old:  "naming{int32(c.Group), id}", new: "naming{int32(c.Group) + 1, id}",
+		pkg: "./train", run: "^TestProcessesOnGPUs$",
 	}}
 }

@@ -28,7 +28,32 @@ func inTheDeviceCode() []mutant {
 	}, {
 		bug: "device code: ids are looked up before all are noted", how: "no barrier between",
 		file: "cuda/kernel/embedding.cu",
-		old:  "		if (hit) found[before] = row << 8 | thread();\n		sync_block();\n", new: "		if (hit) found[before] = row << 8 | thread();\n",
-		pkg: pkg, run: "^TestOps$/^ops$/^embedding_grad$",
+		old:  "			before += popcount(lanes);\n		}\n		sync_block();\n", new: "			before += popcount(lanes);\n		}\n",
+		pkg: pkg, run: "^TestManyIDs$",
+	}, {
+		bug: "device code: averages of rows are used before all are known", how: "no barrier in the gradient of norms",
+		file: "cuda/kernel/norm.cu",
+		old:  "		sync_block();\n		int here", new: "		int here",
+		pkg: pkg, run: "^TestFusedNorms$",
+	}, {
+		bug: "device code: of many tensors in one launch the second is left out", how: "blocks look no further than the first",
+		file: "cuda/kernel/adamw.cu",
+		old:  "while (at + 1 < count && all", new: "while (at + 2 < count && all",
+		pkg: pkg, run: "^TestFusedUpdates$",
+	}, {
+		bug:  "device code: kernels done as one overtake what they depend on",
+		file: "cuda/kernel/fuse.go",
+		old:  "return conflict(b, k)", new: "return false",
+		pkg: pkg, run: "^TestFuseKeepsOrder$",
+	}, {
+		bug: "device code: a statistic of a row overwrites rows that are still read", how: "kernels done as one, wherever results lie",
+		file: "cuda/kernel/fuse.go",
+		old:  "if overlap(r, t) && !row {", new: "if overlap(r, t) && !row && together {",
+		pkg: pkg, run: "^TestFuseKeepsOrder$",
+	}, {
+		bug: "the epilogue's vector is that of the first layer", how: "the descriptor is not told anew",
+		file: "cuda/driver/cublaslt.go",
+		old:  "	if err := b.set(p, descVector, uint64(vector)); err != nil {\n		return err\n	}\n	return b.run", new: "	return b.run",
+		pkg: "./cuda/driver", run: "^TestEpilogues$",
 	}}
 }

@@ -6,7 +6,33 @@ import "slices"
 
 // mutants lists all planted bugs, by where they are planted.
 func mutants() []mutant {
-	return slices.Concat(inTheModel(), inLlama(), inThePartition(), inTheRuntime(), inTheKernels(), inTheLoop(), inThePrecision(), inTheReproducible(), inTheStreams(), inContext(), inTheMemory(), inTheAnswers(), inGroupedHeads(), inTheCluster(), inTheCompiler(), inTheFinals(), inTheFootprint(), inTheCertificate(), inThePrograms(), inThePools(), inRankOrders(), inTheBounds(), inTheDeviceCode(), inTheDevice())
+	return slices.Concat(inTheModel(), inLlama(), inThePartition(), inTheRuntime(), inTheKernels(), inTheLoop(), inThePrecision(), inTheReproducible(), inTheStreams(), inContext(), inTheMemory(), inTheAnswers(), inGroupedHeads(), inTheCluster(), inTheCompiler(), inTheFinals(), inTheFootprint(), inTheCertificate(), inThePrograms(), inThePools(), inRankOrders(), inTheBounds(), inTheDeviceCode(), inTheDevice(), inTheProcesses())
+}
+
+// inTheProcesses has the bugs of a run with a process for each rank.
+func inTheProcesses() []mutant {
+	const conformance = "^TestConformanceOfProcesses$"
+	return []mutant{{
+		bug: "a process adds up what another has not written", how: "it does not wait for all to enter",
+		file: "runtime/cpu/collective.go",
+		old:  "if g.apart && large(c) {\n\t\tif err := d.wait(g.arrivals, all, g.late); err != nil {", new: "if g.apart && large(c) {\n\t\tif err := d.wait(g.arrivals, 0, g.late); err != nil {",
+		pkg: "./runtime/cpu", run: conformance,
+	}, {
+		bug: "the last elements of a tensor are in nobody's share", how: "shares are whole lines of cache",
+		file: "runtime/cpu/exchange.go",
+		old:  "if share+1 == shares {", new: "if share+1 == shares && n%lineElems == 0 {",
+		pkg: "./runtime/cpu", run: conformance,
+	}, {
+		bug: "wrong p2p destination", how: "on another machine",
+		file: "runtime/cpu/link.go",
+		old:  "bytes(runtime.OnDevice, int64(b), n)", new: "bytes(runtime.OnDevice, int64(b)-int64(b)%128, n)",
+		pkg: "./runtime/cpu", run: conformance,
+	}, {
+		bug: "processes stop before different steps", how: "each heeds its own signal",
+		file: "runtime/peers.go",
+		old:  "e.shared.stop = e.shared.stop || b[0] != 0", new: "e.shared.stop = e.shared.stop || b[0] != 0 && rank == e.first",
+		pkg: "./runtime", run: "^TestProcessesStopTogether$",
+	}}
 }
 
 // inTheModel has the bugs of the graph that all ranks share: trace, autodiff,
@@ -402,6 +428,21 @@ func inTheKernels() []mutant {
 		old:  "first := max(0, j-offset) / rows * rows", new: "first := max(0, j+width-offset) / rows * rows",
 		pkg: kernel, run: "^TestAttention$",
 	}, {
+		bug: "blocked product", how: "a block of columns is taken to be packed already",
+		file: "runtime/cpu/kernel/matmul.go",
+		old:  "t.serial += uint64(across)", new: "t.serial += 0",
+		pkg: kernel, run: "^TestMatMul$",
+	}, {
+		bug: "packed rows", how: "rows after the first few are packed over them",
+		file: "runtime/cpu/kernel/matmul.go",
+		old:  "dst[j*k+q*width:]", new: "dst[j*k:]",
+		pkg: kernel, run: "^TestMatMul$",
+	}, {
+		bug: "exponential", how: "a coefficient has lost its last digits",
+		file: "runtime/cpu/kernel/math_generic.go",
+		old:  "4.1665795894e-2, 1.6666665459e-1, 0.5", new: "4.1665e-2, 1.6666665459e-1, 0.5",
+		pkg: kernel, run: "^TestMathBounds$",
+	}, {
 		bug: "product on tiles", how: "a slice of terms takes the place of those before",
 		file: "runtime/cpu/kernel/tiles.go",
 		old:  "sums, ld, q > 0, next", new: "sums, ld, false, next",
@@ -517,7 +558,7 @@ func inTheLoop() []mutant {
 	}, {
 		bug: "resume reuses the dropout of step 0", how: "and its batches",
 		file: "train/run.go",
-		old:  "r.Step(ctx, it)", new: "r.Step(ctx, r.mfu.steps)",
+		old:  "r.Begin(ctx, it)", new: "r.Begin(ctx, r.mfu.steps)",
 		pkg: "./train", run: resume,
 	}, {
 		bug:  "every step has the dropout of step 0",

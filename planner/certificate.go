@@ -70,7 +70,7 @@ type Region struct {
 	sizes     []int
 	schedules []partition.Schedule
 	reason    reason
-	bound     cost.Picoseconds // of byOrder, byTrunk, byStages, byCuts: no plan takes less
+	bound     cost.Picoseconds // of byTrunk, byStages, byCuts: no plan takes less
 	holds     int              // of byMemory: blocks that all stages can hold at most
 	unit      int              // of byTwin: devices of the unit
 	as        string           // of byTwin: its order of ranks
@@ -82,7 +82,6 @@ type reason string
 
 // The reasons.
 const (
-	byOrder  reason = "order"    // the bound: what every outline does whose axes lie so over the ranks
 	byTrunk  reason = "trunk"    // the bound: what every outline with its tp and cp does, moves and must recompute
 	byStages reason = "stages"   // the bound: all that the stages of the outline do in order
 	byCuts   reason = "cuts"     // the bound: the flow through stages of any number of blocks
@@ -136,28 +135,33 @@ func (s *searcher) regions(winner cost.Picoseconds) []Region {
 	}
 	floors := map[outline][]sized{}
 	for _, p := range s.pending {
-		floors[p.outline], met[p.outline] = p.left, true
+		if !p.waits {
+			floors[p.outline], met[p.outline] = p.rest(), true
+		}
 	}
-	left := map[family]bool{} // rows in other orders of ranks that were left together
-	for _, r := range s.reordered {
-		left[s.familyOf(r.like)] = true
-	}
+	// What is not met in another order of ranks was left with its family, or is alike.
+	left := map[outline]bool{}
 	var whole []outline
 	for _, o := range all {
 		whole = append(whole, o)
-		for _, o.ranks = range s.rankOrders(o.degrees) {
+		for _, x := range s.rankOrders(o.degrees) {
+			o.ranks = x.ranks
+			if !met[o] {
+				first := s.sizedOf(o)
+				s.raiseAll(&pending{outline: o, first: first}, winner-1)
+				floors[o], left[o] = first.sizes, first.least >= winner
+			}
 			whole = append(whole, o)
 		}
 	}
 	twins := s.twins(whole, left, met)
 	var regions []Region
-	from := 0 // the first region in another order of the ranks
+	first := 0 // the first region of the same outline in other orders
 	for _, o := range whole {
 		if o.ranks == "" || s.opts.RankOrder != "" {
-			from = len(regions)
+			first = len(regions)
 		}
-		first := from
-		for _, x := range s.regionsOf(o, winner, left, twins, points, floors) {
+		for _, x := range s.regionsOf(o, winner, twins, points, floors) {
 			at := slices.IndexFunc(regions[first:], func(r Region) bool {
 				return o.ranks != "" && r.ranks[0] != "" && r.reason == x.reason && slices.Equal(r.sizes, x.sizes) && slices.Equal(r.schedules, x.schedules) && r.unit == x.unit && r.as == x.as
 			})
@@ -174,18 +178,11 @@ func (s *searcher) regions(winner cost.Picoseconds) []Region {
 }
 
 // regionsOf is regions for an outline.
-func (s *searcher) regionsOf(o outline, winner cost.Picoseconds, rows map[family]bool, twins map[outline]twin, points map[cell]*point, floors map[outline][]sized) []Region {
+func (s *searcher) regionsOf(o outline, winner cost.Picoseconds, twins map[outline]twin, points map[cell]*point, floors map[outline][]sized) []Region {
 	whole := Region{outline: o, ranks: []string{o.ranks}, sizes: s.sizes(o), schedules: o.schedules(s.opts)}
 	whole.outline.ranks = ""
 	if s.refusals[o] != nil {
 		whole.reason = refused
-		return []Region{whole}
-	}
-	if rows[s.familyOf(o)] && o.ranks != "" {
-		whole.reason, whole.bound = byOrder, never
-		for _, x := range s.sizedOf(o) {
-			whole.bound = min(whole.bound, x.floor)
-		}
 		return []Region{whole}
 	}
 	if x, found := twins[o]; found {
@@ -194,13 +191,13 @@ func (s *searcher) regionsOf(o outline, winner cost.Picoseconds, rows map[family
 	}
 	left, known := floors[o]
 	if !known {
-		left = s.sizedOf(o)
+		left = s.sizedOf(o).sizes
 	}
 	var regions []Region
 	for _, size := range whole.sizes {
 		at := len(regions)
 		for _, schedule := range whole.schedules {
-			x := Region{outline: whole.outline, ranks: []string{o.ranks}, sizes: []int{size}, schedules: []partition.Schedule{schedule}}
+			x := Region{outline: whole.outline, ranks: whole.ranks, sizes: []int{size}, schedules: []partition.Schedule{schedule}}
 			if p := points[cell{o, size, schedule}]; p != nil {
 				p.say(&x, winner)
 			} else {
@@ -241,19 +238,20 @@ type twin struct {
 }
 
 // twins lists outlines that are not looked at as all that they communicate goes the same
-// ways as with a smaller unit, or another order of ranks.
-func (s *searcher) twins(all []outline, rows map[family]bool, met map[outline]bool) map[outline]twin {
+// ways as with a smaller unit, or another order of ranks; not those that are left anyway.
+func (s *searcher) twins(all []outline, left, met map[outline]bool) map[outline]twin {
 	type way struct {
-		cut
+		outline
 		text string
 	}
 	firsts, twins := map[way]twin{}, map[outline]twin{}
 	for _, looked := range []bool{true, false} {
 		for _, o := range all {
-			if met[o] != looked || o.ranks != "" && rows[s.familyOf(o)] {
+			if met[o] != looked || left[o] {
 				continue
 			}
-			key := way{s.cutOf(o), s.order(o).text}
+			key := way{o, s.order(o).text}
+			key.plan, key.dp, key.ranks = 0, s.replicas(o), ""
 			if x, known := firsts[key]; !known {
 				firsts[key] = twin{o.plan, o.ranks}
 			} else if !looked {
@@ -361,7 +359,7 @@ func (c *Certificate) Marshal() []byte {
 		word("sizes", rangesText(r.sizes))
 		word("schedules", schedulesText(r.schedules))
 		switch r.reason {
-		case byOrder, byTrunk, byStages, byCuts:
+		case byTrunk, byStages, byCuts:
 			number("bound", int(r.bound))
 		case byMemory:
 			number("holds", r.holds)
@@ -493,9 +491,9 @@ func parseCertificate(data []byte) (c *Certificate, line int, err error) {
 // parseRegion reads the line of a region.
 func parseRegion(word, text string) (Region, error) {
 	r := Region{reason: reason(word), ranks: []string{""}}
-	last := map[reason]string{byOrder: "bound", byTrunk: "bound", byStages: "bound", byCuts: "bound", byMemory: "holds", byTwin: "of"}[r.reason]
+	last := map[reason]string{byTrunk: "bound", byStages: "bound", byCuts: "bound", byMemory: "holds", byTwin: "of"}[r.reason]
 	if last == "" && r.reason != refused && r.reason != bySearch && r.reason != spares {
-		return r, fmt.Errorf("%q is no reason, must be one of order trunk stages cuts memory alike refused searched spares", word)
+		return r, fmt.Errorf("%q is no reason, must be one of trunk stages cuts memory alike refused searched spares", word)
 	}
 	number := func(at *int) func(string) error {
 		return func(text string) (err error) {

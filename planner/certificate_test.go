@@ -175,7 +175,7 @@ func TestTamperedCertificates(t *testing.T) {
 			return true
 		}},
 		{"bound below the winner", "of the winner", func(_ *proven, c *Certificate) bool {
-			x := found(c, of(byOrder, byTrunk, byStages, byCuts))
+			x := found(c, of(byTrunk, byStages, byCuts))
 			if x != nil {
 				x.bound = c.Step - 1
 			}
@@ -317,7 +317,7 @@ func TestMalformedCertificates(t *testing.T) {
 		{lines[0] + lines[2], `:2: is "config", want key graph`},
 		{lines[0] + "graph 7\n", ":2: graph: not a value: 7"},
 		{strings.Replace(text, `"TP":`, `"TPP":`, 1), ":5: options: not a value"},
-		{strings.Replace(text, region, "unproven"+region[strings.Index(region, " "):], 1), `:12: "unproven" is no reason, must be one of order trunk stages`},
+		{strings.Replace(text, region, "unproven"+region[strings.Index(region, " "):], 1), `:12: "unproven" is no reason, must be one of trunk stages`},
 		{strings.Replace(text, region, strings.Replace(region, " tp=", " tpp=", 1), 1), ":12: tpp: there is no such key here"},
 		{strings.Replace(text, region, strings.Replace(region, " tp=", " dp=", 1), 1), ":12: dp: there is no such key here, or twice"},
 		{strings.Replace(text, region, strings.Replace(region, " dp=", " dp=-", 1), 1), ":12: dp: \"-1\": is negative"},

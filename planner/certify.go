@@ -56,7 +56,6 @@ type AuditedReason struct {
 // meanings says what the reasons are, in the order of the report.
 func meanings() [][2]string {
 	return [][2]string{
-		{string(byOrder), "what all plans of the degrees do takes as long in that order of the ranks"},
 		{string(byTrunk), "what all plans with the same tp and cp do takes as long"},
 		{string(byStages), "what the stages do in order takes as long"},
 		{string(byCuts), "the flow through the stages takes as long, however they are cut"},
@@ -224,7 +223,7 @@ func (a *auditor) region(r *Region) error {
 			}
 		}
 		return nil
-	case byOrder, byTrunk, byStages, byCuts:
+	case byTrunk, byStages, byCuts:
 		if r.bound < a.cert.Step {
 			return refute(r.line, "the bound %d ps is less than the %d ps of the winner", int64(r.bound), int64(a.cert.Step))
 		}
@@ -253,15 +252,8 @@ func (a *auditor) cell(r *Region, c cell) error {
 	o, size, schedule := c.outline, c.size, c.schedule
 	var bound cost.Picoseconds
 	switch r.reason {
-	case byOrder:
-		bound = never
-		for _, x := range a.sizedOf(o) {
-			if x.size == size && x.schedule == schedule {
-				bound = x.floor
-			}
-		}
 	case byTrunk:
-		bound = a.flowing(o, size, schedule, a.again(o, size, schedule))
+		bound = a.trunks(o, size, schedule, a.again(o, size, schedule))
 	case byStages:
 		var err error
 		if bound, err = a.stages(o, size, schedule, a.again(o, size, schedule)); err != nil {
@@ -283,7 +275,10 @@ func (a *auditor) cell(r *Region, c cell) error {
 		if r.chunks > 1 {
 			bound = pipe.time(pipe.interleavedCut(a.opts.Recompute, make([]int, r.pp)))
 		} else {
-			bound = newBounds(pipe, a.limit, a.opts, nil).best()
+			b := newBounds(pipe, a.limit, a.opts, nil)
+			if bound = b.best(); bound < r.bound && b.reach(r.bound - 1)[0][a.graphs.blocks] == never {
+				bound = r.bound
+			}
 		}
 	default:
 		return a.search(r, c)
@@ -298,7 +293,17 @@ func (a *auditor) cell(r *Region, c cell) error {
 // order, with the recomputation that memory makes necessary unless that is nil.
 func (a *auditor) stages(o outline, size int, schedule partition.Schedule, more *again) (cost.Picoseconds, error) {
 	bound, err := a.refined(a.pendingOf(o), size, schedule, more)
-	return max(bound, a.flowing(o, size, schedule, more)), err
+	return max(bound, a.trunks(o, size, schedule, more)), err
+}
+
+// trunks bounds them by the trunk alone: a bound that knows more may yet be less, by the
+// thousandth to which it is found.
+func (a *auditor) trunks(o outline, size int, schedule partition.Schedule, more *again) cost.Picoseconds {
+	bound := max(a.common(o, size, schedule), a.flowing(o, size, schedule, nil))
+	if more != nil {
+		bound = max(bound, a.flowing(o, size, schedule, more))
+	}
+	return bound
 }
 
 // pendingOf returns what is known of an outline.

@@ -180,6 +180,11 @@ func testCostIsSimulation(t *testing.T, seed uint64, kinds int) {
 		if c.Device.Shared = k%4 == 0; kinds > 1 { // streams do not overlap there
 			c = randomPools(r, d.plan*units)
 			d.order = r.IntN(len(c.Orders()))
+		} else if k%8 == 0 {
+			c.Collectives, c.Device.Cores, c.Device.Turn = cost.OnePass, 1+k%5, 4e-5
+			c.Device.Efficiency.Threads, c.Device.Efficiency.AttentionHalf = 0.8, 90
+			c.Device.Cache = &cost.Cache{Memory: 1 << 20, Bandwidth: 2e11, Remote: 5e9}
+			c.Device.Kernels = map[string]float64{"gelu": 0.02, "attention_grad": 0.3}
 		}
 		g := step(t, model, batch)
 		if k%6 == 3 {
@@ -254,6 +259,7 @@ func testCostIsSimulation(t *testing.T, seed uint64, kinds int) {
 		tighter += float64(refined) / float64(floored)
 		free := s.flowing(o, b, schedule, nil)
 		require.LessOrEqual(t, free, floored, "seed %d case %d: floor of the flow of %+v %+v, %d chunks, %s", seed, k, d, sh, chunks, schedule)
+		require.LessOrEqual(t, s.common(o, b, schedule), floored, "seed %d case %d: floor of the family of %+v %+v, %d chunks, %s", seed, k, d, sh, chunks, schedule)
 		keeps := s.again(o, b, schedule)
 		require.LessOrEqual(t, keeps.persist, p.memory[0].morePersist, "seed %d case %d: what a block keeps of %+v %+v", seed, k, d, sh)
 		for e := range extents {

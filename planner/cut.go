@@ -167,6 +167,7 @@ func newCutter(s *searcher, skel *skeleton, size int, schedule partition.Schedul
 func (c *cutter) bound() {
 	if c.pipe.template.Chunks() > 1 {
 		c.least = c.leastInterleaved()
+		c.pipe.frame = nil
 		return
 	}
 	c.bounds = newBounds(c.pipe, c.search.limit, c.search.opts, c.learned)
@@ -176,12 +177,16 @@ func (c *cutter) bound() {
 // solve returns the best plan of the pipeline that takes at most ceiling, nil if
 // there is none, and whether that is certain after the given number of steps.
 func (c *cutter) solve(ceiling cost.Picoseconds, steps int) (*candidate, bool) {
+	defer func() { c.pipe.frame = nil }() // which has every micro-batch of every position
 	c.budget = steps
 	if c.pipe.template.Chunks() > 1 {
 		return c.solveInterleaved(ceiling), true
 	}
 	for {
 		c.ceiling, c.ties, c.reach = ceiling, nil, c.bounds.reach(ceiling)
+		if c.least = max(c.least, min(c.reach[0][c.pipe.skel.blocks], ceiling+1)); c.least > ceiling {
+			return nil, true
+		}
 		c.descend(0, c.pipe.skel.blocks, 0)
 		best, fits := c.pick()
 		if fits {

@@ -11,10 +11,11 @@
 // It is fast because little is compiled and less is priced. Repeated blocks are solved
 // once ([Shrink]); a program with one block per stage, of three positions and two ranks
 // of an axis, stands for all larger ones (blueprint.go). Floors from one stage of it
-// rule out most of the space: what positions do (floor.go), and how micro-batches flow
-// through them with the recomputation that memory makes necessary (relax.go); what is left gets time and memory of every cut
+// rule out most of the space: what positions do (floor.go), what parameters add to it and
+// the recomputation that memory makes necessary (relax.go), and how micro-batches flow
+// through the positions (passage.go); what is left gets time and memory of every cut
 // (skeleton.go, price.go, memory.go) and bounds from them (bound.go), and is searched
-// best first (search.go, cut.go) with exact costs (pipeline.go, flow.go). How
+// best first (explore.go, cut.go) with exact costs (pipeline.go, flow.go). How
 // parameters are split is found from the op signatures (layout.go). What is said of the
 // winners is read off few positions and blocks (final.go).
 //

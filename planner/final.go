@@ -134,8 +134,14 @@ func (c *compiledStage) footprint(p *partition.Plan, position int, most row, mes
 	return f, true
 }
 
+// keptStages is how many compiled stages are kept for plans to come.
+const keptStages = 16
+
 // footprintsOf returns the memory of every position of a plan.
 func (s *searcher) footprintsOf(p *partition.Plan) ([]footprint, error) {
+	if len(s.compiled) > keptStages {
+		clear(s.compiled)
+	}
 	of, err := s.find(p)
 	if err != nil {
 		return nil, err

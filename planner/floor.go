@@ -31,6 +31,8 @@ type work struct {
 	// rest is what blocks do in the plan of a trunk that is not part of it: see apart.
 	rest   []workInstr
 	steady *workTimes
+	// sending is what two stages of a trunk send, nil until it is asked for.
+	sending *[]*ir.Node
 }
 
 type workInstr struct {
@@ -378,7 +380,23 @@ func (s *searcher) floor(o outline, trunk *work, size int, schedule partition.Sc
 	if trunk == nil {
 		return 0
 	}
-	return s.leastOn(o, size, schedule, nil, false, func(size int, kinds cost.Kinds) *workTimes { return trunk.at(size, s.batch, kinds) })
+	return s.leastOn(o, size, schedule, nil, false, false, func(size int, kinds cost.Kinds) *workTimes { return trunk.at(size, s.batch, kinds) })
+}
+
+// common bounds the plans of all outlines of a family, as that of the same one, by the
+// way of micro-batches through the trunk and the work that all of them add to it. Which
+// way they send differs.
+func (s *searcher) common(o outline, size int, schedule partition.Schedule) cost.Picoseconds {
+	trunk := s.trunk(o)
+	if trunk == nil {
+		return 0
+	}
+	zero := 1
+	if o.zero >= 2 {
+		zero = 2
+	}
+	apart := trunk.apart(zero, s.replicas(o))
+	return s.leastOn(o, size, schedule, nil, true, false, func(size int, kinds cost.Kinds) *workTimes { return trunk.at(size, s.batch, kinds).plus(apart) })
 }
 
 // flowing bounds the same plans by the way of micro-batches through the trunk, with the
@@ -389,7 +407,7 @@ func (s *searcher) flowing(o outline, size int, schedule partition.Schedule, mor
 		return 0
 	}
 	moved := s.moved(o)
-	return s.leastOn(o, size, schedule, more, true, func(size int, kinds cost.Kinds) *workTimes { return trunk.at(size, s.batch, kinds).plus(moved) })
+	return s.leastOn(o, size, schedule, more, true, true, func(size int, kinds cost.Kinds) *workTimes { return trunk.at(size, s.batch, kinds).plus(moved) })
 }
 
 // refined bounds the same plans by the way through all that the stages do in order. It
@@ -407,46 +425,9 @@ func (s *searcher) refined(p *pending, size int, schedule partition.Schedule, mo
 		p.work = s.work(inner, p.outline, false)
 		p.shared = p.work.sharedTimes(&plan, cost.NewProgram(s.cluster, &plan, plan.Mesh(s.batch)), s.batch)
 	}
-	return s.leastOn(p.outline, size, schedule, more, true, func(size int, kinds cost.Kinds) *workTimes {
+	return s.leastOn(p.outline, size, schedule, more, true, true, func(size int, kinds cost.Kinds) *workTimes {
 		return p.work.at(size, s.batch, kinds).plus(p.shared[kinds])
 	}), nil
-}
-
-// passage is the whole micro-batches and the last one of an outline on their way
-// through its positions.
-type passage struct {
-	outline
-	schedule    partition.Schedule
-	m           int // micro-batches
-	more        *again
-	first, last *workTimes                            // at least, at every position
-	at          func(at int) (first, last *workTimes) // at a position
-	sent        [2][]partTimes                        // by position, of whole ones and the last
-}
-
-// flow is the larger of the bounds by what positions do and by chains of events through
-// all of them.
-func (s *searcher) flow(p *passage) cost.Picoseconds {
-	bound := s.least(p)
-	if p.pp > 1 && p.chunks <= 1 {
-		bound = fill(s.positions(p), s.graphs.blocks, p.more, bound)
-	}
-	return s.busy(p.outline, p.m, p.schedule, bound)
-}
-
-// alone is the way of the first micro-batch through all positions and back.
-func (s *searcher) alone(p *passage) cost.Picoseconds {
-	way := func(t *partTimes) cost.Picoseconds {
-		if p.schedule == partition.ZeroBubble { // gradients of weights are left to do
-			return t.all - t.weight
-		}
-		return t.way
-	}
-	time := way(&p.first[beforeBlocks]) + cost.Picoseconds(s.graphs.blocks)*way(&p.first[inBlock]) + way(&p.first[afterBlocks])
-	for at := range p.sent[whole] {
-		time += way(&p.sent[whole][at])
-	}
-	return time
 }
 
 // busy is a bound where ranks that wait leave their cores to others.
@@ -455,94 +436,4 @@ func (s *searcher) busy(o outline, m int, schedule partition.Schedule, t cost.Pi
 		return cost.Picoseconds(float64(t) * share)
 	}
 	return t
-}
-
-// least bounds the time of m micro-batches, all but the last of one size.
-//
-// Position i of a pipeline starts when micro-batch 0 has come through the positions
-// before, does all its work, and then its last backward pass goes on to position 0,
-// which updates: the time is at least that of one micro-batch through the positions
-// before and of all micro-batches through position i (PLANNING.md 2.7). How many
-// blocks lie before is open; all lie on that way for the last position, and some
-// position has its even share.
-func (s *searcher) least(p *passage) cost.Picoseconds {
-	o, first, last, m, schedule, more := p.outline, p.first, p.last, p.m, p.schedule, p.more
-	blocks := s.graphs.blocks
-	// all is every micro-batch through a part of the model, way one there and back.
-	all := func(part, n int) cost.Picoseconds {
-		return cost.Picoseconds(n) * (cost.Picoseconds(m-1)*first[part].all + last[part].all)
-	}
-	way := func(part, n int) cost.Picoseconds {
-		if schedule == partition.ZeroBubble { // on its way back gradients of weights are left to do
-			return cost.Picoseconds(n) * last[part].forward
-		}
-		return cost.Picoseconds(n) * last[part].way
-	}
-	update := func(n int) cost.Picoseconds { return cost.Picoseconds(n) * last[inBlock].update }
-	passes := cost.Picoseconds(m) // in which as much is recomputed
-	if *first != *last {
-		passes--
-	}
-	var rooms [][]codegen.Chunk
-	if more != nil && (o.pp == 1 || o.chunks > 1) {
-		rooms = s.rooms(o, m, schedule)
-	}
-	if o.pp == 1 {
-		recomputed := cost.Picoseconds(0)
-		if more != nil {
-			recomputed = more.time(blocks, blocks*rooms[0][0].Slots)
-		}
-		if recomputed == never {
-			return never
-		}
-		inOrder := passes*recomputed + all(beforeBlocks, 1) + all(inBlock, blocks) + all(afterBlocks, 1) + update(blocks) + last[beforeBlocks].update
-		return max(inOrder, cost.Picoseconds(blocks)*(cost.Picoseconds(m-1)*first[inBlock].beside+last[inBlock].beside))
-	}
-	ahead := max(first[inBlock].ahead, last[inBlock].ahead) + max(first[afterBlocks].ahead, last[afterBlocks].ahead)
-	bound := s.alone(p) - cost.Picoseconds(o.stages())*ahead
-	if o.chunks > 1 {
-		before := 0
-		cut := evenCut(blocks, o.stages(), func(int) extent { return kept })
-		for at := range o.pp {
-			mine, flights := 0, 0
-			for i := at; i < len(cut); i += o.pp {
-				n := cut[i].Last - cut[i].First
-				mine += n
-				if more != nil {
-					flights += n * rooms[at][i/o.pp].Slots
-				}
-			}
-			recomputed := more.time(mine, flights)
-			if recomputed == never {
-				return never
-			}
-			time := passes*recomputed + all(inBlock, mine) + way(inBlock, before) - cost.Picoseconds(at+1)*ahead + update(mine)
-			if p.sent[whole] != nil {
-				time += cost.Picoseconds(m-1)*p.sent[whole][at].all + p.sent[rest][at].all
-			}
-			switch at {
-			case 0:
-				time += all(beforeBlocks, 1)
-			case o.pp - 1:
-				time += all(afterBlocks, 1)
-			}
-			bound = max(bound, time)
-			before += cut[at].Last - cut[at].First
-		}
-		return bound
-	}
-	share := (blocks + o.pp - 1) / o.pp
-	bound = max(bound, all(inBlock, share)+update(share), all(beforeBlocks, 1)+all(inBlock, 1)+update(1))
-	late := cost.Picoseconds(o.pp)*ahead - update(1)
-	bound = max(bound, way(beforeBlocks, 1)+way(inBlock, blocks-1)+all(inBlock, 1)+all(afterBlocks, 1)-late)
-	// With blocks that can be divided, positions that all end at once have ever fewer
-	// of them: after each, 1-way/all of what was left of the time is.
-	if every := all(inBlock, 1); every > 0 {
-		ratio, left := float64(way(inBlock, 1))/float64(every), 1.0
-		for range o.pp {
-			left *= 1 - ratio
-		}
-		bound = max(bound, cost.Picoseconds(float64(way(inBlock, blocks))/(1-left)*(1-1e-9))-late)
-	}
-	return bound
 }

@@ -78,7 +78,7 @@ func (s *searcher) infeasible(points []*point) error {
 	}
 	var left []rest
 	for _, p := range s.pending {
-		for _, x := range p.left {
+		for _, x := range p.rest() {
 			left = append(left, rest{p, x, s.keeps(p.outline, x.size, x.schedule)})
 		}
 	}

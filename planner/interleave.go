@@ -43,10 +43,7 @@ func evenCut(blocks, stages int, r func(stage int) extent) []partition.Stage {
 	cut := make([]partition.Stage, stages)
 	first := 0
 	for i := range cut {
-		n := blocks / stages
-		if i < blocks%stages {
-			n++
-		}
+		n := evenShare(blocks, stages, i)
 		var again recomputation
 		switch r(i) {
 		case selective:
@@ -58,6 +55,14 @@ func evenCut(blocks, stages int, r func(stage int) extent) []partition.Stage {
 		first += n
 	}
 	return cut
+}
+
+// evenShare is how many blocks of an even cut a stage has.
+func evenShare(blocks, stages, stage int) int {
+	if stage < blocks%stages {
+		return blocks/stages + 1
+	}
+	return blocks / stages
 }
 
 // extents lists what a block may recompute, the least work first.

@@ -46,8 +46,8 @@ type group struct {
 }
 
 // find returns the layout for a degree of tensor parallelism. That of two is
-// found first, and serves larger degrees if the sizes allow: whether rows or
-// columns are cheaper does not depend on how many there are.
+// found first, and serves larger degrees if the sizes allow, or that of half as many:
+// whether rows or columns are cheaper does not depend on how many there are.
 func (l *layouts) find(tp int) ([]partition.Placement, error) {
 	if tp == 1 {
 		return nil, nil
@@ -55,14 +55,17 @@ func (l *layouts) find(tp int) ([]partition.Placement, error) {
 	if found, ok := l.known[tp]; ok {
 		return found, nil
 	}
-	if tp > 2 {
-		base, err := l.find(2)
+	for smaller := 2; smaller < tp; smaller = tp / 2 {
+		base, err := l.find(smaller)
 		if err == nil && len(base) > 0 && l.fits(base, tp) {
 			l.known[tp] = base
 			return base, nil
 		}
 		if err != nil {
 			return nil, err
+		}
+		if tp%2 > 0 || smaller == tp/2 {
+			break
 		}
 	}
 	// One stage, and as much data parallelism as there may be beside.

@@ -80,13 +80,18 @@ func (w *work) everywhere() []cost.Kinds {
 }
 
 // leastOn bounds the plans of an outline by [searcher.least], and if asked for also by
-// [searcher.flow], of times for a micro-batch of a size that depend on the kinds of
-// devices.
-func (s *searcher) leastOn(o outline, size int, schedule partition.Schedule, more *again, flows bool, times func(size int, kinds cost.Kinds) *workTimes) cost.Picoseconds {
+// [searcher.flow], with what positions send if asked for that, of times for a micro-batch
+// of a size that depend on the kinds of devices.
+func (s *searcher) leastOn(o outline, size int, schedule partition.Schedule, more *again, flows, sent bool, times func(size int, kinds cost.Kinds) *workTimes) cost.Picoseconds {
 	m, last := s.split(o, size)
 	p := &passage{outline: o, schedule: schedule, m: m, more: more}
-	if flows || len(s.cluster.Pools) > 0 {
+	if sent {
 		p.sent = [2][]partTimes{whole: s.sends(o, size), rest: s.sends(o, last)}
+	} else {
+		if len(s.unsent) < o.pp {
+			s.unsent = make([]partTimes, o.pp)
+		}
+		p.sent = [2][]partTimes{whole: s.unsent, rest: s.unsent}
 	}
 	if len(s.cluster.Pools) == 0 {
 		p.first, p.last = times(size, 0), times(last, 0)

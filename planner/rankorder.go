@@ -12,24 +12,19 @@ import (
 // The axes of a unit may lie over its ranks in other orders than [partition.UsualOrder].
 // Programs and their memory are the same in any; what differs is how groups and transfers
 // go through the network. Most other orders take tensor-parallel ranks apart, which costs
-// so much that the floors of what they share rule them out together: a row of outlines is
-// looked at one by one only when something is known that fits, and their floor is below
-// its time.
+// so much that the floors of what they share rule them out together: they are looked at
+// only when something is known that fits, and the floors of their family are below its time.
 
-// row of outlines that are in other orders than the usual one and have the same floors.
-type reordered struct {
-	like     outline // one of them
-	outlines []outline
-	floors   []sized
+// rankOrder is an order of the axes of a unit beside the usual one.
+type rankOrder struct {
+	ranks  string // as in [partition.Plan.RankOrder]
+	nearer bool   // groups of tensor or context parallelism may communicate faster than in the usual order
 }
 
-// borrowed is the level of a floor of the usual order, before its own is known.
-const borrowed level = -1
-
-// rankOrders lists the orders beside the first that the search tries of a unit: those that
+// rankOrders lists the orders beside the usual one that the search tries of a unit: those that
 // differ (see [degrees.differs]), and with data-parallel ranks outermost only where a smaller
 // unit, which is the same, cannot be.
-func (s *searcher) rankOrders(d degrees) []string {
+func (s *searcher) rankOrders(d degrees) []rankOrder {
 	o := s.opts
 	if o.RankOrder != "" || o.Policy != AutoDist || len(s.cluster.Pools) > 0 || !s.rates.Hierarchical(o.RuntimeNGPUs) {
 		return nil
@@ -38,12 +33,14 @@ func (s *searcher) rankOrders(d degrees) []string {
 	if all, known := s.permuted[d]; known {
 		return all
 	}
-	var all []string
+	var all []rankOrder
 	sizes, smaller := d.sizes(), o.PlanNGPUs == 0 && o.DP == 0
 	var extend func(order, left []string)
 	extend = func(order, left []string) {
 		if len(left) == 0 && d.differs(order, s.rates) && !(smaller && order[len(order)-1] == partition.AxisDP) {
-			all = append(all, strings.Join(order, "-"))
+			if x := partition.RankOrderOf(strings.Join(order, "-"), sizes); x != "" {
+				all = append(all, rankOrder{x, s.nearer(outline{degrees: d, ranks: x})})
+			}
 		}
 		for i, name := range left {
 			extend(append(order[:len(order):len(order)], name), slices.Delete(slices.Clone(left), i, i+1))
@@ -51,9 +48,6 @@ func (s *searcher) rankOrders(d degrees) []string {
 	}
 	usual := strings.Split(partition.UsualOrder, "-")
 	extend(nil, slices.DeleteFunc(usual, func(name string) bool { return sizes[name] == 1 }))
-	if len(all) > 0 && partition.RankOrderOf(all[0], sizes) == "" {
-		all = all[1:]
-	}
 	s.permuted[d] = all
 	return all
 }
@@ -78,65 +72,44 @@ func (d degrees) sizes() map[string]int {
 	return map[string]int{partition.AxisTP: d.tp, partition.AxisCP: d.cp, partition.AxisDP: d.dp, partition.AxisPP: d.pp}
 }
 
-// rows sorts the other orders of outlines into rows.
-func (s *searcher) rows(all []outline) {
-	s.reordered = nil
-	at := map[family]int{}
-	for _, o := range all {
-		if s.relieves(o) {
+// inOtherOrders lists an outline in the other orders of ranks, which wait until something
+// fits. First floors of it in the usual order hold in those in which no group is nearer; with
+// none, the orders are listed in which some are.
+func (s *searcher) inOtherOrders(o outline, usual *floors) []*pending {
+	if s.relieves(o) || o.ranks != "" {
+		return nil
+	}
+	var all []*pending
+	for _, x := range s.rankOrders(o.degrees) {
+		if o.ranks = x.ranks; x.nearer != (usual == nil) {
 			continue
 		}
-		for _, o.ranks = range s.rankOrders(o.degrees) {
-			key := s.familyOf(o)
-			i, known := at[key]
-			if !known {
-				i = len(s.reordered)
-				at[key] = i
-				s.reordered = append(s.reordered, &reordered{like: o, floors: s.borrow(o)})
-			}
-			s.reordered[i].outlines = append(s.reordered[i].outlines, o)
+		p := &pending{outline: o, first: usual, waits: true}
+		if x.nearer {
+			p.first = s.sizedOf(o)
 		}
+		all = append(all, p)
 	}
+	return all
 }
 
-// borrow returns floors of an outline to start from: those of the usual order, where groups
-// are no faster in another, or nothing.
-func (s *searcher) borrow(o outline) []sized {
-	usual := o
-	usual.ranks = ""
-	floors := slices.Clone(s.sizedOf(usual))
-	slower := s.slower(o, usual)
-	for i := range floors {
-		if floors[i].level = borrowed; !slower {
-			floors[i].floor = 0
-		}
-	}
-	return floors
-}
-
-// reorder adds the rows that may have plans of at most the given time to what is pending,
-// and reports whether there are any.
+// reorder ends the waiting of outlines that may have plans of at most the given time, and
+// reports whether there are any. Before something fits it is of no use, as plans need the same
+// memory in any order.
 func (s *searcher) reorder(limit cost.Picoseconds) bool {
-	var all []outline
-	s.reordered = slices.DeleteFunc(s.reordered, func(r *reordered) bool {
-		fast := false
-		for i := range r.floors {
-			x := &r.floors[i]
-			if x.level == borrowed && x.floor <= limit {
-				x.floor, x.level = s.floor(r.like, s.trunk(r.like), x.size, x.schedule), busyTrunk
-			}
-			fast = fast || x.floor <= limit
+	found := false
+	s.pending = slices.DeleteFunc(s.pending, func(p *pending) bool {
+		if !p.waits || p.floor() > limit {
+			return false
 		}
-		if fast {
-			all = append(all, r.outlines...)
+		p.first = s.sizedOf(p.outline) // in its own order
+		if s.raiseAll(p, limit); p.floor() > limit {
+			return false
 		}
-		return fast
+		p.waits, found = false, true
+		return s.twin(p.outline)
 	})
-	slices.SortStableFunc(all, func(a, b outline) int { return strings.Compare(a.ranks, b.ranks) })
-	for _, o := range s.distinct(all) {
-		s.pending = append(s.pending, &pending{outline: o, left: slices.Clone(s.sizedOf(o))})
-	}
-	return len(all) > 0
+	return found
 }
 
 // lies is how groups of tensor and context parallelism may lie in the network.
@@ -170,22 +143,24 @@ func (s *searcher) liesOf(o outline) *lies {
 	return l
 }
 
-// slower reports whether no group of an outline communicates faster than one that its
+// nearer reports whether a group of an outline may communicate faster than all that its
 // work may have in the usual order.
-func (s *searcher) slower(o, usual outline) bool {
-	l, w := s.liesOf(o), s.trunk(usual)
+func (s *searcher) nearer(o outline) bool {
+	l := s.liesOf(o)
+	o.ranks = ""
+	w := s.trunk(o)
 	if l == nil || w == nil {
-		return false
+		return l != nil
 	}
 	for k, name := range []string{partition.AxisTP, partition.AxisCP} {
 		axis := w.mesh.Axis(name)
 		if axis >= 0 && !slices.ContainsFunc(w.prices, func(price *cost.Program) bool {
 			return !slices.ContainsFunc(l[k], func(g cost.Group) bool { return !s.rates.NoFaster(g, price.Group(axis)) })
 		}) {
-			return false
+			return true
 		}
 	}
-	return true
+	return false
 }
 
 // work returns work of which only the groups lie otherwise than as usual.

@@ -21,59 +21,40 @@ func (s *searcher) relieves(o outline) bool {
 }
 
 // sparing lists the outlines that spare memory beside one that is looked at.
-func (s *searcher) sparing(o outline) []*pending {
+func (s *searcher) sparing(p *pending) []*pending {
 	var all []*pending
 	for _, x := range offloads(s.opts, s.cluster) {
-		beside := o
+		beside := p.outline
 		beside.offload = x
-		if o.offload == partition.OffloadNone && s.relieves(beside) && beside.among(s.opts) {
-			all = append(all, &pending{outline: beside, relief: true, left: slices.Clone(s.sizedOf(beside))})
+		if p.offload == partition.OffloadNone && s.relieves(beside) && beside.among(s.opts) {
+			all = append(all, &pending{outline: beside, base: p, first: p.first})
 		}
 	}
 	return all
 }
 
-// relieve looks at the pending outlines that spare memory and may have plans of
-// at most the given time: where the limit on memory slows down plans of the same
-// degrees that are known already, and leaves time to gain on the best of them.
-func (s *searcher) relieve(points []*point, limit cost.Picoseconds, best map[degrees]*candidate) []*point {
-	held := map[degrees][]*pending{}
-	for _, p := range s.pending {
-		if p.sighted {
-			held[p.degrees] = append(held[p.degrees], p)
-		}
-	}
-	of := map[degrees][]*point{}
-	for _, p := range points {
-		of[p.degrees] = append(of[p.degrees], p)
-	}
-	// base reports whether a plan without what p spares is slowed down by the limit,
+// relieve lists the pending outlines that spare memory and may have plans of
+// at most the given time: where the limit on memory slows down the same plans without
+// what they spare, and leaves time to gain on the best of the same degrees.
+func (s *searcher) relieve(limit cost.Picoseconds, best map[degrees]*candidate) []*pending {
+	// slowed reports whether a plan without what p spares is slowed down by the limit,
 	// even with what p copies for an offload.
-	base := func(p *pending, what partition.Offload) bool {
+	slowed := func(p *pending, what partition.Offload) bool {
 		gain := limit
 		if mine := best[p.degrees]; mine != nil {
 			gain = min(gain, mine.time-1)
 		}
-		bare := p.outline
-		bare.offload = partition.OffloadNone
-		if slices.ContainsFunc(held[p.degrees], func(base *pending) bool { return base.outline == bare && base.held(gain) }) {
-			return true
-		}
-		return slices.ContainsFunc(of[p.degrees], func(base *point) bool {
-			t := &base.pipe.template
-			same := sharding{t.ZeRO, t.ZeROGroup, t.SequenceParallel, t.Overlap, p.offload}
-			return t.Offload == partition.OffloadNone && same == p.sharding && t.RankOrder == p.ranks && base.chunks() == max(p.chunks, 1) && base.slowed(gain, what)
-		})
+		return p.base.held(gain) || slices.ContainsFunc(p.base.points, func(x *point) bool { return x.slowed(gain, what) })
 	}
-	return s.add(points, limit, true,
-		func(p *pending) bool { return base(p, partition.OffloadNone) },
-		func(p *pending) bool { return base(p, p.offload) })
+	return s.sight(limit, true,
+		func(p *pending) bool { return slowed(p, partition.OffloadNone) },
+		func(p *pending) bool { return slowed(p, p.offload) })
 }
 
 // held reports whether plans of an outline that might take at most the given time take
 // longer because of the limit on memory, or do not fit.
 func (p *pending) held(time cost.Picoseconds) bool {
-	return slices.ContainsFunc(p.left, func(x sized) bool { return x.free <= time && x.floor > time })
+	return slices.ContainsFunc(p.rest(), func(x sized) bool { return x.free <= time && x.floor > time })
 }
 
 // copies is what a stage copies between device and host, as times of stretches of

@@ -1,7 +1,6 @@
 package planner
 
 import (
-	"cmp"
 	"fmt"
 	"slices"
 	"time"
@@ -57,21 +56,24 @@ type searcher struct {
 	limit   int64
 	layouts *layouts
 	finals
-	stats     Stats
-	pending   []*pending
-	works     map[workKey]*work
-	trunks    map[trunkKey]*work
-	rates     *cost.Model
-	families  map[family][]sized
-	orders    map[order]*ways
-	seen      map[cut][]string     // the ways of outlines that are not like earlier ones
-	permuted  map[degrees][]string // see rankOrders
-	lies      map[liesKey]*lies
-	reordered []*reordered
-	refused   error             // why the last of the outlines that cannot be compiled was not
-	refusals  map[outline]error // of all of them
-	looked    []*point          // what the search looked at
-	steps     int               // of the proof that nothing beats the winner
+	stats    Stats
+	pending  []*pending
+	works    map[workKey]*work
+	trunks   map[trunkKey]*work
+	rates    *cost.Model
+	families map[family]*floors
+	orders   map[order]*ways
+	seen     map[order][]string // the ways of outlines that are not like earlier ones, by degrees with the number of replicas
+	isTwin   map[order]bool
+	permuted map[degrees][]rankOrder
+	lies     map[liesKey]*lies
+	allRooms map[roomsKey][][]codegen.Chunk
+	scratch  []position        // see positions
+	unsent   []partTimes       // of positions that send nothing
+	refused  error             // why the last of the outlines that cannot be compiled was not
+	refusals map[outline]error // of all of them
+	looked   []*point          // what the search looked at
+	steps    int               // of the proof that nothing beats the winner
 }
 
 // Search returns the fastest plan for a training step traced for a global batch,
@@ -146,10 +148,10 @@ func newSearcher(g *ir.Graph, batch int, c *cost.Cluster, opts Options) *searche
 	graphs := newShrunken(g)
 	s := &searcher{
 		opts: opts, blueprints: newBlueprints(graphs, batch), contexts: contexts{tokens: sequenceTokens(g)}, cluster: c,
-		works: map[workKey]*work{}, trunks: map[trunkKey]*work{}, rates: cost.NewModel(c, max(1, opts.RuntimeNGPUs)), families: map[family][]sized{}, orders: map[order]*ways{},
-		permuted: map[degrees][]string{}, lies: map[liesKey]*lies{},
-		refusals: map[outline]error{},
-		finals:   newFinals(),
+		works: map[workKey]*work{}, trunks: map[trunkKey]*work{}, rates: cost.NewModel(c, max(1, opts.RuntimeNGPUs)), families: map[family]*floors{}, orders: map[order]*ways{},
+		permuted: map[degrees][]rankOrder{}, lies: map[liesKey]*lies{},
+		refusals: map[outline]error{}, allRooms: map[roomsKey][][]codegen.Chunk{},
+		finals: newFinals(),
 	}
 	s.limit = c.MemoryPerRank(opts.RuntimeNGPUs)
 	if opts.MemoryLimit > 0 && (len(c.Pools) == 0 || opts.MemoryLimit < s.limit) {
@@ -165,7 +167,7 @@ type point struct {
 	*cutter
 	solved bool             // its best plan is among the best of its degrees
 	unsure bool             // it may have a better plan than was found
-	rest   cost.Picoseconds // the ceiling under which it is left alone, having given up below
+	rest   cost.Picoseconds // the limit under which it is left alone, as there is nothing or the search gave up
 }
 
 // outlines lists the space by degrees, sharding and micro-batch size.
@@ -201,42 +203,34 @@ func (s *searcher) outlines() error {
 		return optionErrorf("plan-ngpus", "no dp x tp x pp of %s devices in %d suits %d blocks and a global batch of %d",
 			degree(s.opts.PlanNGPUs), s.opts.RuntimeNGPUs, s.graphs.blocks, s.batch)
 	}
-	s.seen = map[cut][]string{}
-	s.rows(all)
-	for _, o := range s.distinct(all) {
-		if !s.relieves(o) {
-			s.pending = append(s.pending, &pending{outline: o, left: slices.Clone(s.sizedOf(o))})
+	s.pending = make([]*pending, 0, len(all))
+	s.seen, s.isTwin = map[order][]string{}, map[order]bool{}
+	for _, o := range all {
+		if !s.twin(o) && !s.relieves(o) {
+			s.pending = append(s.pending, &pending{outline: o, first: s.sizedOf(o)})
+			s.pending = append(s.pending, s.inOtherOrders(o, nil)...)
 		}
 	}
 	return nil
 }
 
-// cut is what outlines have in common that differ in the numbers of ranks only.
-type cut struct {
-	outline
-	replicas int
+// twin reports whether an outline differs from an earlier one, with a smaller unit or its
+// ranks in the usual order, only in the numbers of ranks: if every group and every transfer
+// goes the same way through the network, every plan takes the same time and memory.
+func (s *searcher) twin(o outline) bool {
+	key := order{o.degrees, o.group, o.ranks}
+	twin, known := s.isTwin[key]
+	if !known {
+		ways, unit := s.order(o).text, key
+		unit.plan, unit.dp, unit.ranks = 0, s.replicas(o), ""
+		twin = slices.Contains(s.seen[unit], ways)
+		s.seen[unit], s.isTwin[key] = append(s.seen[unit], ways), twin
+	}
+	return twin
 }
 
-// cutOf returns the cut of an outline.
-func (s *searcher) cutOf(o outline) cut {
-	key := cut{o, o.dp * (s.opts.RuntimeNGPUs / o.plan)}
-	key.plan, key.dp, key.ranks = 0, 0, ""
-	return key
-}
-
-// distinct leaves out outlines that differ from earlier ones, with smaller units or in the
-// usual order, only in the numbers of ranks: if every group and every transfer goes the same
-// way through the network, every plan takes the same time and memory.
-func (s *searcher) distinct(all []outline) []outline {
-	return slices.DeleteFunc(all, func(o outline) bool {
-		key, ways := s.cutOf(o), s.order(o).text
-		if slices.Contains(s.seen[key], ways) {
-			return true
-		}
-		s.seen[key] = append(s.seen[key], ways)
-		return false
-	})
-}
+// replicas is how many data-parallel ranks the whole run has.
+func (s *searcher) replicas(o outline) int { return o.dp * (s.opts.RuntimeNGPUs / o.plan) }
 
 // order is what the ways of an outline through the network follow from.
 type order struct {
@@ -247,11 +241,13 @@ type order struct {
 
 // ways is how everything that an outline communicates goes through the network.
 type ways struct {
-	text   string          // alike if everything goes alike
-	prices []*cost.Program // of the positions in which data-parallel ranks that shard together lie differently
-	dp     int             // the axis of those ranks
-	moved  map[sharding]*workTimes
-	sent   map[sendKey][]partTimes
+	text      string          // alike if everything goes alike
+	prices    []*cost.Program // of the positions in which data-parallel ranks that shard together lie differently
+	dp        int             // the axis of those ranks
+	moved     map[sharding]*workTimes
+	sent      map[sendKey][]partTimes
+	plan      *partition.Plan
+	transfers map[int]*cost.Program // by chunks
 }
 
 // order returns the ways of an outline.
@@ -267,7 +263,7 @@ func (s *searcher) order(o outline) *ways {
 	}
 	mesh := p.Mesh(s.batch)
 	price := cost.NewProgram(s.cluster, p, mesh)
-	w = &ways{text: price.Ways(), dp: mesh.Axis(partition.AxisDP), moved: map[sharding]*workTimes{}, sent: map[sendKey][]partTimes{}}
+	w = &ways{text: price.Ways(), dp: mesh.Axis(partition.AxisDP), moved: map[sharding]*workTimes{}, sent: map[sendKey][]partTimes{}, plan: p, transfers: map[int]*cost.Program{}}
 	type place struct {
 		kinds cost.Kinds
 		group cost.Group
@@ -301,16 +297,22 @@ func (w *ways) hostCopy(bytes int64) cost.Picoseconds {
 	return least
 }
 
-// sizedOf lists what micro-batches an outline may have, with their floors.
-func (s *searcher) sizedOf(o outline) []sized {
-	key := s.familyOf(o)
-	all, known := s.families[key]
-	if !known {
-		trunk := s.trunk(o)
+// sizedOf lists what micro-batches an outline may have, with their floors, and the least
+// of those.
+func (s *searcher) sizedOf(o outline) *floors {
+	key := family{s.replicas(o), o.cp, o.tp, o.pp, o.chunks, o.sequence, o.overlap, o.zero >= 2, 0, o.order, s.liesOf(o)}
+	if len(s.cluster.Pools) > 0 { // where units end says what kinds of devices positions lie on
+		key.unit = o.plan
+	}
+	all := s.families[key]
+	if all == nil {
+		all = &floors{least: never}
+		trunk, schedules := s.trunk(o), o.schedules(s.opts)
 		for _, b := range s.sizes(o) {
-			for _, schedule := range o.schedules(s.opts) {
+			for _, schedule := range schedules {
 				free := s.floor(o, trunk, b, schedule)
-				all = append(all, sized{size: b, schedule: schedule, free: free, floor: free})
+				all.sizes = append(all.sizes, sized{size: b, schedule: schedule, free: free, floor: free})
+				all.least = min(all.least, free)
 			}
 		}
 		s.families[key] = all
@@ -318,13 +320,10 @@ func (s *searcher) sizedOf(o outline) []sized {
 	return all
 }
 
-// familyOf returns the family of an outline.
-func (s *searcher) familyOf(o outline) family {
-	key := family{o.dp * (s.opts.RuntimeNGPUs / o.plan), o.cp, o.tp, o.pp, o.chunks, o.sequence, o.overlap, o.zero >= 2, 0, o.order, s.liesOf(o)}
-	if len(s.cluster.Pools) > 0 { // where units end says what kinds of devices positions lie on
-		key.unit = o.plan
-	}
-	return key
+// floors are the first of all outlines of a family.
+type floors struct {
+	sizes []sized
+	least cost.Picoseconds
 }
 
 // family is what the floors of an outline follow from.
@@ -337,131 +336,13 @@ type family struct {
 
 // sizes lists the sizes of micro-batches that an outline may have.
 func (s *searcher) sizes(o outline) []int {
-	replicas := o.dp * (s.opts.RuntimeNGPUs / o.plan)
+	replicas := s.replicas(o)
 	local := (s.batch + replicas - 1) / replicas
 	sizes := microBatches(local)
 	if s.opts.MicroBatch > 0 {
 		sizes = []int{min(s.opts.MicroBatch, local)}
 	}
 	return slices.DeleteFunc(sizes, func(b int) bool { return !o.inStep(b, replicas, s.batch) })
-}
-
-// pending is an outline of which some sizes of micro-batches have not been looked at.
-type pending struct {
-	outline
-	relief  bool                      // it only spares memory: see relieve
-	sighted bool                      // those that spare memory beside it are pending too
-	work    *work                     // that a stage does, nil until it is known
-	shared  map[cost.Kinds]*workTimes // see work
-	skel    *skeleton
-	left    []sized
-}
-
-// sized is a size of micro-batches and a schedule, under which no plan takes less time
-// than floor, nor than free if memory were without limit.
-type sized struct {
-	size        int
-	schedule    partition.Schedule
-	free, floor cost.Picoseconds
-	level       level
-}
-
-// level says what a floor knows, besides what those before do.
-type level int
-
-const (
-	busyTrunk      level = iota // what the trunk does in order: see [searcher.floor]
-	flowFree                    // the way through all positions: see [searcher.flowing]
-	flowLimited                 // the recomputation that memory makes necessary
-	refinedFree                 // all that the outline does: see [searcher.refined]
-	refinedLimited              // with recomputation
-)
-
-// floor is that of the sizes which are left.
-func (p *pending) floor() cost.Picoseconds {
-	least := never
-	for _, x := range p.left {
-		least = min(least, x.floor)
-	}
-	return least
-}
-
-// build looks at the pending outlines that may have plans of at most the given time.
-func (s *searcher) build(points []*point, limit cost.Picoseconds) []*point {
-	all := func(*pending) bool { return true }
-	return s.add(points, limit, false, all, all)
-}
-
-// add looks at pending outlines that may have plans of at most the given time, of
-// those that only spare memory or of the others, if they are chosen: once at first
-// sight, and again when more than the first floor is known of them.
-func (s *searcher) add(points []*point, limit cost.Picoseconds, relief bool, sighted, chosen func(*pending) bool) []*point {
-	known := len(points)
-	var sparing []*pending
-	s.pending = slices.DeleteFunc(s.pending, func(p *pending) bool {
-		if p.relief != relief || p.floor() > limit || !sighted(p) {
-			return false
-		}
-		if !p.sighted {
-			p.sighted = true
-			sparing = append(sparing, s.sparing(p.outline)...)
-		}
-		if s.raise(p, limit, flowLimited); p.floor() > limit || !chosen(p) {
-			return false
-		}
-		err := s.raise(p, limit, refinedLimited)
-		if err == nil && p.floor() > limit {
-			return false
-		}
-		if err == nil && p.skel == nil {
-			p.skel, err = s.skeleton(p.outline)
-		}
-		if err != nil {
-			s.refused, s.refusals[p.outline] = err, err
-			return true
-		}
-		p.left = slices.DeleteFunc(p.left, func(x sized) bool {
-			if x.floor > limit {
-				return false
-			}
-			s.stats.PlansConsidered++
-			points = append(points, &point{degrees: p.degrees, cutter: newCutter(s, p.skel, x.size, x.schedule)})
-			return true
-		})
-		return len(p.left) == 0
-	})
-	s.pending = append(s.pending, sparing...)
-	if len(points) > known {
-		slices.SortStableFunc(points, func(a, b *point) int { return cmp.Compare(a.least, b.least) })
-	}
-	return points
-}
-
-// raise raises the floors that are at most the limit up to a level. It fails from
-// refinedFree on when there is no program.
-func (s *searcher) raise(p *pending, limit cost.Picoseconds, to level) error {
-	for i := range p.left {
-		for x := &p.left[i]; x.floor <= limit && x.level < to; {
-			x.level++
-			var more *again
-			if x.level == flowLimited || x.level == refinedLimited {
-				more = s.again(p.outline, x.size, x.schedule)
-			}
-			bound, err := cost.Picoseconds(0), error(nil)
-			if x.level >= refinedFree {
-				bound, err = s.refined(p, x.size, x.schedule, more)
-			} else {
-				bound = s.flowing(p.outline, x.size, x.schedule, more)
-			}
-			if err != nil {
-				return err
-			}
-			if x.floor = max(x.floor, bound); more == nil {
-				x.free = max(x.free, bound)
-			}
-		}
-	}
-	return nil
 }
 
 // skeleton returns that of an outline. It fails when no parameter can be split so.
@@ -509,100 +390,6 @@ func (b *blueprints) open(p partition.Plan) partition.Plan {
 		p.Schedule = partition.Interleaved
 	}
 	return p
-}
-
-// run returns the best plan of each of the best degrees, all the points it looked
-// at, and whether the first plan is certainly the best.
-//
-// The ceiling on the time rises in small steps until enough has been found under
-// it. Below a low ceiling most points have no cut worth a look, so that nothing
-// much is spent on those whose bound promises more than they hold; and what is
-// found under a ceiling is the best there is.
-func (s *searcher) run() ([]*candidate, []*point, bool) {
-	var points []*point
-	best := map[degrees]*candidate{}
-	worst := func() cost.Picoseconds { // of those we want
-		if kept := ranked(best); len(kept) > s.opts.TopK {
-			return kept[s.opts.TopK].time
-		}
-		return never - 1
-	}
-	take := func(p *point, x *candidate) {
-		if x != nil && (best[p.degrees] == nil || x.less(best[p.degrees])) {
-			best[p.degrees] = x
-		}
-	}
-	least := never
-	for _, p := range s.pending {
-		if floor := p.floor(); floor > 0 { // where it is 0 there are no programs
-			least = min(least, floor)
-		}
-	}
-	for ceiling := least + least/64; ; ceiling += ceiling/64 + 1 {
-		last := ceiling > 4*least
-		if last {
-			ceiling = never - 1
-		}
-		points = s.build(points, min(ceiling, worst()))
-		for found, left := -1, -1; found < len(points) || left < len(s.pending); { // until nothing relieves what was found
-			found, left = len(points), len(s.pending)
-			for _, p := range points {
-				limit := min(ceiling, worst())
-				if mine := best[p.degrees]; mine != nil {
-					limit = min(limit, mine.time)
-				}
-				if p.solved || p.least > limit || ceiling < p.rest {
-					continue
-				}
-				x, certain := p.solve(limit, quick)
-				p.solved, p.unsure = x != nil, !certain
-				if p.unsure {
-					p.rest = 2*ceiling - p.least
-				}
-				take(p, x)
-			}
-			points = s.relieve(points, min(ceiling, worst()), best)
-			if len(best) > 0 && s.reorder(min(ceiling, worst())) { // where nothing fits yet it does not in any order
-				points = s.build(points, min(ceiling, worst()))
-			}
-		}
-		if last || len(best) > s.opts.TopK {
-			break
-		}
-	}
-	// Where the search gave up, look again below the winner only.
-	optimal, steps, bound := true, s.steps, never
-	for _, p := range points {
-		kept := ranked(best)
-		if len(kept) == 0 || !p.unsure || p.least >= kept[0].time {
-			continue
-		}
-		x, certain := p.solve(kept[0].time-1, steps)
-		steps = max(p.budget, 0)
-		take(p, x)
-		if !certain {
-			optimal, bound = false, min(bound, p.least)
-		}
-	}
-	if kept := ranked(best); !optimal {
-		s.stats.Gap = 1 - float64(bound)/float64(kept[0].time)
-	}
-	kept := ranked(best)
-	return kept[:min(len(kept), s.opts.TopK+1)], points, optimal
-}
-
-func ranked(best map[degrees]*candidate) []*candidate {
-	all := make([]*candidate, 0, len(best))
-	for _, x := range best {
-		all = append(all, x)
-	}
-	slices.SortFunc(all, func(a, b *candidate) int {
-		if a.less(b) {
-			return -1
-		}
-		return 1
-	})
-	return all
 }
 
 // allocate compiles a plan and returns the arena of each stage: the larger of

@@ -9,11 +9,13 @@ import (
 	"time"
 
 	"github.com/autopar/autopar/ir"
+	"github.com/autopar/autopar/launch"
 )
 
 // Backend opens the devices of a run.
 type Backend interface {
-	// Open returns one device per rank, which share a world: rank i is device i.
+	// Open returns one device for each rank of this process, in order. They share a
+	// world, with those of other processes, which open theirs at the same time.
 	Open(world World) ([]Device, error)
 	// Abort ends a failed run: every call in which a device waits, now or later,
 	// returns [ErrAborted]. It may be called at any time and more than once.
@@ -25,6 +27,17 @@ type World struct {
 	Ranks int
 	// Timeout bounds every wait of a device for another.
 	Timeout time.Duration
+	// Peers are the processes of the run, with one rank in each; nil when all ranks
+	// are in this one.
+	Peers *launch.Peers
+}
+
+// Here returns the ranks of this process: first, up to but not including end.
+func (w World) Here() (first, end int) {
+	if w.Peers == nil {
+		return 0, w.Ranks
+	}
+	return w.Peers.Rank(), w.Peers.Rank() + 1
 }
 
 // ErrAborted is returned by a device whose run has failed elsewhere.
@@ -105,6 +118,27 @@ type Device interface {
 // loads a program.
 type Checker interface {
 	Check(k *Kernel) error
+}
+
+// Late is a Device whose steps need not be waited for where they end: it can be told the
+// next meanwhile. The executor tells it where a step ends, in place of a wait of the Host.
+type Late interface {
+	Device
+	// End ends a step: the words of 4 bytes at these offsets of the device's arena are kept
+	// as they are when all of it is done.
+	End(words []int64) error
+	// Last waits for the oldest step that has ended and was not waited for, and copies its
+	// words to dst. At most two are ahead of it.
+	Last(dst []byte) error
+}
+
+// Fuser is a Device that does the work of some kernels together. The executor tells it,
+// while it loads a program, of kernels that it will always launch in this order, with
+// nothing between them on the compute stream.
+type Fuser interface {
+	// Fuse is told of kernels that have been checked. uses counts the reads of every value
+	// of the program, and the program's outputs.
+	Fuse(run []*Kernel, uses map[*ir.Value]int) error
 }
 
 // Tensor is a dense row-major array in an arena: part Slab of a global value.

@@ -1,16 +1,14 @@
 package runtime
 
 import (
-	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
-	"math"
 	"sync"
 	"time"
 
 	"github.com/autopar/autopar/codegen"
 	"github.com/autopar/autopar/ir"
+	"github.com/autopar/autopar/launch"
 )
 
 // Options of an executor. The zero value is ready for use.
@@ -20,6 +18,10 @@ type Options struct {
 	// Trace, when set, is told of every instruction. Ranks and their streams call it
 	// concurrently.
 	Trace func(Span)
+	// Peers are the processes of the run, with one rank in each: every one has an
+	// executor and calls the same methods in the same order. nil when all ranks are in
+	// this process.
+	Peers *launch.Peers
 }
 
 const defaultTimeout = 5 * time.Minute
@@ -38,8 +40,8 @@ func (o *Options) validate() error {
 	return nil
 }
 
-// Executor runs programs on the devices of one world, one goroutine a rank. Its
-// programs share the devices' arenas, so parameters that lie at the same place
+// Executor runs programs on the devices of one world, one goroutine a rank, for the
+// ranks of this process. Its programs share the devices' arenas, so parameters that lie at the same place
 // are the same parameters. Methods may be called from any goroutine, and wait
 // for each other.
 //
@@ -48,7 +50,8 @@ func (o *Options) validate() error {
 type Executor struct {
 	opts    Options
 	backend Backend
-	ranks   []*rank
+	here    []*rank  // of this process, in order
+	first   int      // rank of the first of them
 	done    chan int // ranks that have finished the job in hand
 	timer   *time.Timer
 
@@ -59,7 +62,10 @@ type Executor struct {
 	// events is how many events each rank had recorded before this step, by stream.
 	events [Host][]int64
 	word   [4]byte // an output on its way
+	begun  []begun // steps that are not finished, oldest first
+	late   bool    // all devices are [Late]
 	closed bool
+	shared shared // of the last step, in a run of several processes
 
 	failMu sync.Mutex
 	err    error // the first failure
@@ -69,24 +75,33 @@ type Executor struct {
 // it is valid until the program's next step.
 type Outputs map[string]float32
 
-// New opens one device for each rank of the program and loads the program.
+// New opens a device for each rank of this process and loads the program.
 func New(prog *codegen.Program, backend Backend, opts Options) (*Executor, error) {
 	if err := opts.validate(); err != nil {
 		return nil, err
 	}
 	n := len(prog.Schedules)
-	devices, err := backend.Open(World{Ranks: n, Timeout: opts.Timeout})
+	if opts.Peers != nil && opts.Peers.World() != n {
+		return nil, fmt.Errorf("runtime: program %s is for %d ranks, the run has %d processes", prog.Graph.Name, n, opts.Peers.World())
+	}
+	world := World{Ranks: n, Timeout: opts.Timeout, Peers: opts.Peers}
+	first, end := world.Here()
+	devices, err := backend.Open(world)
 	if err != nil {
-		return nil, fmt.Errorf("runtime: opening %d devices: %w", n, err)
+		return nil, fmt.Errorf("runtime: opening %d devices: %w", end-first, err)
 	}
 	e := &Executor{
-		opts: opts, backend: backend, done: make(chan int, n), timer: time.NewTimer(opts.Timeout),
+		opts: opts, backend: backend, first: first, done: make(chan int, end-first), timer: time.NewTimer(opts.Timeout),
 		events:   [Host][]int64{make([]int64, n), make([]int64, n)},
 		programs: map[*codegen.Program]*program{}, groups: map[string]int{},
 	}
+	e.late = true
 	for i, d := range devices {
-		r := &rank{id: i, exec: e, device: d, jobs: make(chan job, 1), exited: make(chan struct{})}
-		e.ranks = append(e.ranks, r)
+		if _, ok := d.(Late); !ok {
+			e.late = false
+		}
+		r := &rank{id: first + i, exec: e, device: d, jobs: make(chan job, 1), exited: make(chan struct{})}
+		e.here = append(e.here, r)
 		go r.serve()
 	}
 	if err := e.Add(prog); err != nil {
@@ -95,39 +110,12 @@ func New(prog *codegen.Program, backend Backend, opts Options) (*Executor, error
 	return e, nil
 }
 
-// Step runs one step of a loaded program on all ranks. A cancelled context keeps
-// a step from starting; it does not interrupt one. The error of a failed step is
-// a [StepError].
-func (e *Executor) Step(ctx context.Context, prog *codegen.Program, feeds Feeds) (Outputs, error) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	p, err := e.ready(prog)
-	if err != nil {
-		return nil, err
+// local returns a rank of this process, nil for one of another.
+func (e *Executor) local(rank int) *rank {
+	if i := rank - e.first; i >= 0 && i < len(e.here) {
+		return e.here[i]
 	}
-	if err := ctx.Err(); err != nil {
-		return nil, err
-	}
-	if err := p.bind(feeds); err != nil {
-		return nil, err
-	}
-	p.start = time.Now()
-	if err := e.runAll(p.job); err != nil {
-		return nil, err
-	}
-	for r, tasks := range p.tasks {
-		last := &tasks[len(tasks)-1]
-		e.events[Compute][r] += last.event
-		e.events[Communication][r] += last.before + int64(last.buckets)
-	}
-	p.steps++
-	for _, o := range p.scalars {
-		if err := e.ranks[o.rank].device.Download(e.word[:], OnDevice, o.offset); err != nil {
-			return nil, e.fail(fmt.Errorf("runtime: output %s: %w", o.name, err))
-		}
-		p.outputs[o.name] = math.Float32frombits(binary.NativeEndian.Uint32(e.word[:]))
-	}
-	return p.outputs, nil
+	return nil
 }
 
 // ReadOutput copies an output of the last step, of any shape, to dst, which has
@@ -147,18 +135,37 @@ func (e *Executor) ReadOutput(prog *codegen.Program, name string, dst []float32)
 		return fmt.Errorf("runtime: output %s is %s, cannot be read into %d elements", name, v.Type, len(dst))
 	}
 	o := p.output(name, v)
-	return e.ranks[o.rank].device.Download(floatBytes(dst), OnDevice, o.offset)
+	r := e.local(o.rank)
+	if r == nil {
+		return fmt.Errorf("runtime: output %s is on rank %d, in another process", name, o.rank)
+	}
+	return r.device.Download(floatBytes(dst), OnDevice, o.offset)
 }
 
 // Counters returns what a rank communicated in the last step.
 func (e *Executor) Counters(rank int) Counters {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	return e.ranks[rank].counters
+	if r := e.local(rank); r != nil {
+		return r.counters
+	}
+	return e.shared.counters[rank]
 }
 
-// Ranks returns the number of ranks.
-func (e *Executor) Ranks() int { return len(e.ranks) }
+// Ranks returns the number of ranks, those of other processes included.
+func (e *Executor) Ranks() int { return len(e.events[Compute]) }
+
+// Here returns the ranks of this process, in order.
+func (e *Executor) Here() []int {
+	var ranks []int
+	for _, r := range e.here {
+		ranks = append(ranks, r.id)
+	}
+	return ranks
+}
+
+// Peers returns the processes of the run, nil when this is the only one.
+func (e *Executor) Peers() *launch.Peers { return e.opts.Peers }
 
 // Close stops the ranks and frees their devices. It returns even if a rank hangs,
 // and says so.
@@ -169,13 +176,13 @@ func (e *Executor) Close() error {
 		return nil
 	}
 	e.closed = true
-	for _, r := range e.ranks {
+	for _, r := range e.here {
 		close(r.jobs)
 	}
 	deadline := time.NewTimer(min(e.opts.Timeout, grace))
 	defer deadline.Stop()
 	var errs []error
-	for _, r := range e.ranks {
+	for _, r := range e.here {
 		select {
 		case <-r.exited:
 			errs = append(errs, r.device.Close())
@@ -209,6 +216,9 @@ func (e *Executor) fail(err error) error {
 	if e.err == nil {
 		e.err = err
 		e.backend.Abort()
+		if e.opts.Peers != nil {
+			e.opts.Peers.Fail(err)
+		}
 	}
 	return e.err
 }
@@ -228,24 +238,31 @@ func (e *Executor) failure() error {
 // stays at one place for longer hangs. After a failure ranks get a moment to
 // stop; one that does not is left behind.
 func (e *Executor) runAll(j job) error {
-	for _, r := range e.ranks {
+	for _, r := range e.here {
 		r.finished, r.stalls = false, 0
 		r.jobs <- j
+	}
+	var elsewhere <-chan struct{} // a failure
+	if e.opts.Peers != nil {
+		elsewhere = e.opts.Peers.Failed()
 	}
 	tick := e.opts.Timeout / 2
 	e.timer.Reset(tick)
 	defer e.timer.Stop()
 	failing := false
-	for left := len(e.ranks); left > 0; {
+	for left := len(e.here); left > 0; {
 		select {
 		case id := <-e.done:
-			e.ranks[id].finished = true
+			e.local(id).finished = true
 			left--
+		case <-elsewhere:
+			elsewhere = nil
+			e.fail(e.here[0].describe(e.opts.Peers.Err()))
 		case <-e.timer.C:
 			if failing {
 				return e.failure()
 			}
-			for _, r := range e.ranks {
+			for _, r := range e.here {
 				if !r.finished && r.stalled() {
 					e.fail(r.describe(fmt.Errorf("hangs: no progress for %v", tick*stallTicks)))
 				}

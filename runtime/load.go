@@ -16,12 +16,15 @@ import (
 // made once.
 type program struct {
 	src     *codegen.Program
-	tasks   [][]task // by rank
+	tasks   [][]task      // by rank, of those of this process
+	events  [Host][]int64 // of a step, by stream and rank
 	inputs  []*input
 	byName  map[string]*input
 	scalars []output
+	words   [][]int64 // offsets of the scalars of each rank
 	outputs Outputs
-	job     job
+	run     job
+	finish  job
 	start   time.Time
 	steps   int64 // run so far
 }
@@ -55,6 +58,7 @@ type output struct {
 	name   string
 	rank   int
 	offset int64
+	word   int // of a scalar, among those of its rank
 }
 
 // step returns the number of the step in hand.
@@ -76,31 +80,48 @@ func (e *Executor) Add(prog *codegen.Program) error {
 	if _, ok := e.programs[prog]; ok {
 		return nil
 	}
-	if n := len(prog.Schedules); n != len(e.ranks) {
-		return fmt.Errorf("runtime: program %s is for %d ranks, the executor has %d", prog.Graph.Name, n, len(e.ranks))
+	if len(e.begun) > 0 {
+		return fmt.Errorf("runtime: program %s is added while a step is not finished", prog.Graph.Name)
+	}
+	if n := len(prog.Schedules); n != e.Ranks() {
+		return fmt.Errorf("runtime: program %s is for %d ranks, the executor has %d", prog.Graph.Name, n, e.Ranks())
 	}
 	p := &program{src: prog, byName: map[string]*input{}, outputs: Outputs{}}
-	p.job = job{of: p, do: func(r *rank) error { return r.step(p, p.start) }}
-	l := &loader{exec: e, program: p, wires: map[wire]int{}, members: map[meeting][]Member{}, last: codegen.Releases(prog.Plan, prog.Training())}
-	for i := range prog.Schedules {
+	p.run = job{of: p, do: func(r *rank) error { return r.step(p, p.start) }}
+	p.finish = job{of: p, do: func(r *rank) error { return r.last(p) }}
+	l := &loader{exec: e, program: p, wires: map[wire]int{}, members: map[meeting][]Member{}, last: codegen.Releases(prog.Plan, prog.Training()), uses: uses(prog.Graph)}
+	for i := range prog.Schedules { // of other processes too: all number groups and wires alike
 		tasks, err := l.schedule(&prog.Schedules[i])
 		if err != nil {
 			return fmt.Errorf("runtime: program %s, rank %d: %w", prog.Graph.Name, i, err)
 		}
+		last := &tasks[len(tasks)-1]
+		p.events[Compute] = append(p.events[Compute], last.event)
+		p.events[Communication] = append(p.events[Communication], last.before+int64(last.buckets))
+		if e.local(i) == nil {
+			tasks = nil
+		}
 		p.tasks = append(p.tasks, tasks)
 	}
+	p.words = make([][]int64, len(prog.Schedules))
 	for _, o := range prog.Graph.Outputs {
 		if len(o.Value.Type.Shape) == 0 && o.Value.Type.DType == ir.F32 {
-			p.scalars = append(p.scalars, p.output(o.Name, o.Value))
+			at := p.output(o.Name, o.Value)
+			at.word = len(p.words[at.rank])
+			p.words[at.rank] = append(p.words[at.rank], at.offset)
+			p.scalars = append(p.scalars, at)
 		}
 	}
-	for i, r := range e.ranks {
-		stage := prog.Stages[prog.Schedules[i].Stage]
+	for _, r := range e.here {
+		stage := prog.Stages[prog.Schedules[r.id].Stage]
 		for space, bytes := range [...]int64{OnDevice: stage.Arena(), OnHost: stage.Host} {
 			if err := r.device.Alloc(Space(space), bytes); err != nil {
-				return fmt.Errorf("runtime: rank %d: %s arena of %d bytes: %w", i, Space(space), bytes, err)
+				return fmt.Errorf("runtime: rank %d: %s arena of %d bytes: %w", r.id, Space(space), bytes, err)
 			}
 		}
+	}
+	if err := e.agree(prog); err != nil {
+		return e.fail(err)
 	}
 	e.programs[prog] = p
 	return nil
@@ -110,7 +131,7 @@ func (e *Executor) Add(prog *codegen.Program) error {
 func (p *program) output(name string, v *ir.Value) output {
 	position, _ := p.src.Plan.Position(v.Def.Stage)
 	stage := p.src.Stages[position]
-	return output{name, p.src.Plan.WorldRank(stage.Index, 0), stage.Offset(stage.Outputs[name], 0)}
+	return output{name: name, rank: p.src.Plan.WorldRank(stage.Index, 0), offset: stage.Offset(stage.Outputs[name], 0)}
 }
 
 // loader builds what the ranks of one program hand to their devices.
@@ -120,6 +141,7 @@ type loader struct {
 	wires   map[wire]int
 	members map[meeting][]Member // shared by the members
 	last    ir.Phase             // the pass after which a micro-batch has left its slot
+	uses    map[*ir.Value]int
 }
 
 // wire is a sending instruction between two ranks.
@@ -179,8 +201,52 @@ func (l *loader) schedule(s *codegen.Schedule) ([]task, error) {
 		before += int64(tasks[i].buckets)
 		tasks[i].event = before + int64(i) + 1
 		l.observe(s, &tasks[i])
+		if err := l.fuse(s, tasks[i].actions); err != nil {
+			return nil, fmt.Errorf("%s: %w", t, err)
+		}
 	}
 	return tasks, nil
+}
+
+// fuse tells a device that wants to know which kernels follow each other.
+func (l *loader) fuse(s *codegen.Schedule, actions []action) error {
+	r := l.exec.local(s.Rank)
+	if r == nil {
+		return nil
+	}
+	f, ok := r.device.(Fuser)
+	if !ok {
+		return nil
+	}
+	var run []*Kernel
+	for i := range actions {
+		a := &actions[i]
+		if a.kernel != nil && a.await == 0 {
+			run = append(run, a.kernel)
+			continue
+		}
+		if err := f.Fuse(run, l.uses); err != nil {
+			return err
+		}
+		if run = nil; a.kernel != nil {
+			run = []*Kernel{a.kernel}
+		}
+	}
+	return f.Fuse(run, l.uses)
+}
+
+// uses counts the reads of every value of a graph, and its outputs.
+func uses(g *ir.Graph) map[*ir.Value]int {
+	n := map[*ir.Value]int{}
+	for _, node := range g.Nodes {
+		for _, v := range node.Args {
+			n[v]++
+		}
+	}
+	for _, o := range g.Outputs {
+		n[o.Value]++
+	}
+	return n
 }
 
 // observe lets the trace hear of what runs on the communication stream.
@@ -287,7 +353,9 @@ func (l *loader) action(s *codegen.Schedule, stage *codegen.Stage, t codegen.Tas
 	if _, ok := n.Attr.(ir.CommAttr); ok {
 		_, k.Position = prog.Group(s, n)
 	}
-	if c, ok := l.exec.ranks[s.Rank].device.(Checker); ok {
+	if r := l.exec.local(s.Rank); r == nil {
+		return a, nil
+	} else if c, ok := r.device.(Checker); ok {
 		if err := c.Check(k); err != nil {
 			return a, err
 		}

@@ -66,7 +66,11 @@ func (e *Executor) access(s Shard, bytes int, copy func(Device) error) error {
 	if err := e.failure(); err != nil {
 		return err
 	}
-	if err := copy(e.ranks[s.Rank].device); err != nil {
+	r := e.local(s.Rank)
+	if r == nil {
+		return fmt.Errorf("runtime: %s is asked of rank %d, which is in another process", s.Name, s.Rank)
+	}
+	if err := copy(r.device); err != nil {
 		return fmt.Errorf("runtime: %s on rank %d: %w", s.Name, s.Rank, err)
 	}
 	return nil

@@ -14,8 +14,15 @@ import (
 
 // job is something that every rank does.
 type job struct {
-	do func(*rank) error
-	of *program // whose step it is, or nil
+	do   func(*rank) error
+	of   *program // whose step it is, or nil
+	step int64    // its number
+}
+
+// at is the job in a step of the given number.
+func (j job) at(step int64) job {
+	j.step = step
+	return j
 }
 
 // rank drives one device. Its goroutine lives as long as the executor.
@@ -26,11 +33,13 @@ type rank struct {
 	jobs     chan job
 	exited   chan struct{}
 	counters Counters
+	words    []byte // scalars of the step that was finished last
 
 	// Where the rank is: the program, and the index of the task and its action.
 	// They are for reports and for the watch over progress.
 	program atomic.Pointer[program]
 	place   atomic.Int64 // task << 32 | action
+	number  atomic.Int64 // of the step
 
 	// Of the goroutine that watches.
 	finished bool
@@ -53,6 +62,7 @@ func (r *rank) serve() {
 	defer close(r.exited)
 	for j := range r.jobs {
 		r.place.Store(0)
+		r.number.Store(j.step)
 		r.program.Store(j.of)
 		if err := r.guard(j); err != nil {
 			r.exec.fail(r.describe(err)) // ErrAborted follows the first failure
@@ -117,7 +127,7 @@ func (r *rank) step(p *program, start time.Time) error {
 			return err
 		}
 	}
-	return r.device.Wait(Host, Event{r.id, Compute, r.exec.events[Compute][r.id] + done})
+	return r.end(p, done)
 }
 
 // await holds the compute stream back until the n-th bucket of the step is done.
@@ -161,9 +171,10 @@ func (r *rank) act(a *action) error {
 		if a.node.Op == ir.OpRecv {
 			return r.device.Recv(a.transfer)
 		}
-		if a.after > 0 {
-			peer := a.transfer.Peer
-			if err := r.device.Wait(Compute, Event{peer, Compute, r.exec.events[Compute][peer] + a.after}); err != nil {
+		// The place is free at an event of this step, or else since the end of the one before.
+		peer := a.transfer.Peer
+		if n := r.exec.events[Compute][peer] + a.after; a.after > 0 || n > 0 && r.exec.late {
+			if err := r.device.Wait(Compute, Event{peer, Compute, n}); err != nil {
 				return err
 			}
 		}
@@ -200,7 +211,11 @@ func (r *rank) describe(err error) error {
 	if errors.As(err, &wait) {
 		var at []string
 		for _, id := range wait.Ranks {
-			if task, node, ok := r.exec.ranks[id].where(); ok && node != nil {
+			other := r.exec.local(id)
+			if other == nil {
+				continue
+			}
+			if task, node, ok := other.where(); ok && node != nil {
 				at = append(at, fmt.Sprintf("rank %d is at %s, %s %s", id, task, node.Op, node.Name))
 			}
 		}
@@ -215,5 +230,5 @@ func (r *rank) describe(err error) error {
 	if !ok {
 		return fmt.Errorf("runtime: rank %d: %w", r.id, err)
 	}
-	return &StepError{Rank: r.id, Step: r.program.Load().step(), Task: task, Node: node, Err: err}
+	return &StepError{Rank: r.id, Step: r.number.Load(), Task: task, Node: node, Err: err}
 }

@@ -17,13 +17,10 @@ func (j *Job) Evaluate(ctx context.Context, progress func(done, total int)) (Los
 	mean := func(split *data.Split, stream string, before int) (float32, error) {
 		sum := 0.0
 		for k := range n {
-			if err := ctx.Err(); err != nil {
-				return 0, err
-			}
 			if err := j.batch.read(split, j.samplers[stream], k); err != nil {
 				return 0, err
 			}
-			out, err := j.exec.Step(context.WithoutCancel(ctx), j.Eval, only(j.batch.feeds(), j.evalsOn))
+			out, err := j.exec.Step(ctx, j.Eval, only(j.batch.feeds(), j.evalsOn))
 			if err != nil {
 				return 0, err
 			}

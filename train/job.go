@@ -41,6 +41,8 @@ type Job struct {
 	batch    batch
 	trainsOn map[string]bool // inputs of Train
 	evalsOn  map[string]bool // inputs of Eval
+	begun    []begunStep
+	ended    time.Time // when the last update was finished
 }
 
 // The sampler's streams.
@@ -176,7 +178,7 @@ func (j *Job) Load(from checkpoint.Reader, state bool) error {
 
 func load(exec *runtime.Executor, prog *codegen.Program, from checkpoint.Reader, state bool) error {
 	var buf []byte
-	for r := range exec.Ranks() {
+	for _, r := range exec.Here() {
 		for _, s := range exec.Shards(prog, r) {
 			name := s.Name
 			if !state {
@@ -210,7 +212,7 @@ func (j *Job) Snapshot(step int) (checkpoint.Snapshot, error) {
 	if err != nil {
 		return checkpoint.Snapshot{}, err
 	}
-	snap := checkpoint.Snapshot{Step: step, Config: string(j.Config.Marshal()), Plan: plan}
+	snap := checkpoint.Snapshot{Step: step, Config: string(j.Config.Marshal()), Plan: plan, Peers: j.exec.Peers()}
 	for r := range j.exec.Ranks() {
 		for _, s := range j.exec.Shards(j.Train, r) {
 			snap.Shards = append(snap.Shards, checkpoint.Shard{
@@ -248,13 +250,25 @@ type StepStats struct {
 }
 
 // Step makes the update of iteration it: on its batch, at its learning rate, with its dropout. A step that has begun is
-// finished even if ctx is cancelled.
+// finished even if ctx is cancelled; see [runtime.Executor.Cancelled].
 func (j *Job) Step(ctx context.Context, it int) (StepStats, error) {
+	if err := j.Begin(ctx, it); err != nil {
+		return StepStats{}, err
+	}
+	return j.Finish(ctx)
+}
+
+// Late reports whether an update can begin while the one before runs.
+func (j *Job) Late() bool { return j.exec.Late() }
+
+// Begin begins the update of an iteration, see [Job.Step]. Every one is finished, in order; where steps are late one can
+// begin before.
+func (j *Job) Begin(ctx context.Context, it int) error {
 	if it > math.MaxInt32 {
-		return StepStats{}, fmt.Errorf("train: iteration %d is beyond what a step can count", it)
+		return fmt.Errorf("train: iteration %d is beyond what a step can count", it)
 	}
 	if err := j.batch.read(j.bins.Train, j.samplers[trainStream], it); err != nil {
-		return StepStats{}, err
+		return err
 	}
 	st := StepStats{Iter: it, LR: j.Config.Optimizer.LR(it)}
 	feeds := j.batch.feeds()
@@ -262,14 +276,38 @@ func (j *Job) Step(ctx context.Context, it int) (StepStats, error) {
 	feeds["step"] = runtime.Ints(int32(it))
 	feeds["lr"] = runtime.Floats(float32(st.LR))
 	begin := time.Now()
-	out, err := j.exec.Step(context.WithoutCancel(ctx), j.Train, only(feeds, j.trainsOn))
+	if err := j.exec.Begin(ctx, j.Train, only(feeds, j.trainsOn)); err != nil {
+		return err
+	}
+	j.begun = append(j.begun, begunStep{st, begin})
+	return nil
+}
+
+// begunStep is an update that is not finished, and when it began.
+type begunStep struct {
+	stats StepStats
+	at    time.Time
+}
+
+// Begun is how many updates have begun and are not finished.
+func (j *Job) Begun() int { return len(j.begun) }
+
+// Finish waits for the first update that is not finished.
+func (j *Job) Finish(ctx context.Context) (StepStats, error) {
+	st, at := j.begun[0].stats, j.begun[0].at
+	j.begun = append(j.begun[:0], j.begun[1:]...)
+	out, err := j.exec.Finish(ctx)
 	if err != nil {
 		return st, err
 	}
-	st.Duration = time.Since(begin)
+	if j.ended.After(at) { // it waited for the one before
+		at = j.ended
+	}
+	j.ended = time.Now()
+	st.Duration = j.ended.Sub(at)
 	st.Loss, st.GradNorm = out["loss"], out["grad_norm"]
 	st.LossScale, st.Skipped = out["loss_scale"], int(out["skipped_steps"])
-	for r := range j.exec.Ranks() {
+	for r := range j.exec.Ranks() { // all updates communicate alike
 		c := j.exec.Counters(r)
 		st.CommBytes += c.CollectiveBytes + c.TransferBytes + c.HostBytes
 		st.Collectives += c.Collectives

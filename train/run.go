@@ -26,7 +26,7 @@ type RunOptions struct {
 	// safetensors file.
 	InitFrom string
 	Keep     checkpoint.Retention
-	Log      io.Writer // nil discards
+	Log      io.Writer // nil discards; of several processes only that of rank 0 is written, as the metrics are
 	// Progress, when set, is told of every step and every batch of an evaluation.
 	Progress func(Progress)
 	// PeakFLOPS is that of one rank, against which MFU is measured; 0 is nanoGPT's constant, that of an A100 in bfloat16.
@@ -89,6 +89,7 @@ type run struct {
 // iteration, and its log line. It also saves every checkpoint_interval iterations, and at the end.
 //
 // When ctx is cancelled the step in progress is finished and saved, and the result says Interrupted; that is no error.
+// Of several processes all stop after the same step when the context of one is cancelled.
 // A loss or gradient norm that is not finite is a [*DivergedError].
 func (j *Job) Run(ctx context.Context, opts RunOptions) (Result, error) {
 	if err := opts.validate(); err != nil {
@@ -111,7 +112,11 @@ func (r *run) begin() error {
 	if err := r.parameters(); err != nil {
 		return err
 	}
-	if r.opts.Out != "" {
+	first := r.exec.Here()[0] == 0
+	if !first {
+		r.opts.Log = io.Discard
+	}
+	if r.opts.Out != "" && first {
 		var err error
 		if r.metrics, err = openMetrics(r.opts.Out, r.result.Steps); err != nil {
 			return err
@@ -175,7 +180,7 @@ func (r *run) resume() error {
 		return err
 	}
 	defer c.Close()
-	for rank := range r.exec.Ranks() {
+	for _, rank := range r.exec.Here() {
 		for _, s := range r.exec.Shards(r.Train, rank) {
 			if err := c.CheckType(s.Name, s.Type.DType); err != nil {
 				return err
@@ -196,9 +201,12 @@ func (r *run) resume() error {
 func (r *run) loop(ctx context.Context) error {
 	for it := r.result.Steps; it < r.last; it++ {
 		if it%r.Config.Train.EvalInterval == 0 {
+			if err := r.flush(ctx, 0); err != nil {
+				return err
+			}
 			err := r.evaluate(ctx, it)
-			if ctx.Err() != nil && errors.Is(err, ctx.Err()) {
-				return r.interrupt()
+			if cancelled := r.exec.Cancelled(ctx); cancelled != nil && errors.Is(err, cancelled) {
+				return r.interrupt(ctx)
 			}
 			if err != nil {
 				return err
@@ -207,24 +215,25 @@ func (r *run) loop(ctx context.Context) error {
 				return nil
 			}
 		}
-		if err := r.update(ctx, it); err != nil {
+		err := r.update(ctx, it)
+		if cancelled := r.exec.Cancelled(ctx); cancelled != nil && (err == nil || errors.Is(err, cancelled)) {
+			return r.interrupt(ctx)
+		}
+		if err != nil {
 			return err
 		}
-		if ctx.Err() != nil {
-			return r.interrupt()
-		}
-		if every := r.Config.Train.CheckpointInterval; every > 0 && r.result.Steps%every == 0 {
-			if err := r.save(); err != nil {
+		if every := r.Config.Train.CheckpointInterval; every > 0 && (it+1)%every == 0 {
+			if err := r.save(ctx); err != nil {
 				return err
 			}
 		}
 	}
-	return r.save()
+	return r.save(ctx)
 }
 
 // interrupt saves and reports.
-func (r *run) interrupt() error {
-	if err := r.save(); err != nil {
+func (r *run) interrupt(ctx context.Context) error {
+	if err := r.save(ctx); err != nil {
 		return err
 	}
 	r.result.Interrupted = true
@@ -264,17 +273,44 @@ func (r *run) evaluate(ctx context.Context, it int) error {
 		r.result.BestVal, r.bestStep = l.Val, it
 	}
 	if better || r.Config.Train.AlwaysSaveCheckpoint {
-		return r.save()
+		return r.save(ctx)
 	}
 	return nil
 }
 
-// update makes the update of iteration it and reports it.
+// update makes the update of iteration it. Where steps are late it is reported when the next has begun, so that the
+// device never waits for the host to read a loss.
 func (r *run) update(ctx context.Context, it int) error {
-	st, err := r.Step(ctx, it)
-	if err != nil {
+	if err := r.Begin(ctx, it); err != nil {
+		var diverged *DivergedError
+		if late := r.flush(ctx, 0); errors.As(late, &diverged) {
+			return late
+		}
 		return err
 	}
+	if r.Late() {
+		return r.flush(ctx, 1)
+	}
+	return r.flush(ctx, 0)
+}
+
+// flush finishes and reports updates until so many are left.
+func (r *run) flush(ctx context.Context, left int) error {
+	for r.Begun() > left {
+		st, err := r.Finish(ctx)
+		if err != nil {
+			return err
+		}
+		if err := r.finished(st); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// finished takes note of an update and reports it.
+func (r *run) finished(st StepStats) error {
+	it := st.Iter
 	if err := r.finite(it, "loss", st.Loss); err != nil {
 		return err
 	}
@@ -305,7 +341,10 @@ func (r *run) finite(it int, quantity string, x float32) error {
 }
 
 // save saves the state as it is, unless that is done already, there is no place for it, or nothing is learned yet.
-func (r *run) save() error {
+func (r *run) save(ctx context.Context) error {
+	if err := r.flush(ctx, 0); err != nil {
+		return err
+	}
 	step := r.result.Steps
 	if r.opts.Out == "" || step == 0 || r.saved == step {
 		return nil

@@ -1,69 +1,105 @@
 #!/bin/sh
 # Everything that is measured and checked on a machine with an NVIDIA GPU. It needs no Go:
-# `make gpu` puts it in a folder with all it uses. Results go to $OUT as a Markdown table
-# (gpu.md) and what every section printed; a section that fails does not stop the others.
+# `make gpu` puts it in a folder with all it uses. The table in $OUT/gpu.md is whole after
+# every stage, beside what each stage printed; copy it to bench/gpu/.
 #
-#   OUT=results ./run.sh [SECTION...]     sections: versions conformance kernels nccl loopback rates step train
+#   OUT=results ./run.sh [STAGE...]
 #
-# BATCHES (default "8 16 32 64"), STEPS (20) and PYTHON (python3) may be set.
+# Stages: versions driver kernels conformance nccl step profile loopback rates train sanitizer.
+# `first` (the default) is those up to step, in the order in which a failure tells most: is
+# there a GPU, do the kernels compile, is every op right, is NCCL called right, how fast is a
+# step. `second` is the rest, with steps of all BATCHES. Each takes at most BUDGET seconds (570)
+# in all; no stage needs another. A stage that fails or has no time left stops no other.
+#
+# Exit status: 0 all that ran passed, 1 something failed, 2 no GPU or library that can be used
+# or no such stage.
+#
+# BATCHES (default "32", of second "8 16 32 64"), STEPS (20) and PYTHON (python3) may be set.
 set -u
-cd "$(dirname "$0")" || exit 1
+cd "$(dirname "$0")" || exit 2
 OUT=${OUT:-results}
-mkdir -p "$OUT" || exit 1
+mkdir -p "$OUT" || exit 2
 OUT=$(cd "$OUT" && pwd)
-BATCHES=${BATCHES:-8 16 32 64}
 STEPS=${STEPS:-20}
 PYTHON=${PYTHON:-python3}
+BUDGET=${BUDGET:-570}
 AUTOPAR_TEST_CACHE=${AUTOPAR_TEST_CACHE:-$OUT/cache}
 XDG_CACHE_HOME=${XDG_CACHE_HOME:-$OUT/cache}
+PATH=$PATH:/usr/local/cuda/bin
 # The CUDA libraries that come with PyTorch are found beside it.
 PYTHONPATH=$("$PYTHON" -c 'import sysconfig; print(sysconfig.get_path("purelib"))' 2>/dev/null)${PYTHONPATH:+:$PYTHONPATH}
-export AUTOPAR_TEST_CACHE XDG_CACHE_HOME PYTHONPATH
-table=$OUT/gpu.md
+export AUTOPAR_TEST_CACHE XDG_CACHE_HOME PATH PYTHONPATH
+began=$(date +%s)
 failed=0
 
 note() { printf '%s\n' "$*"; }
-row() { printf '| %s | %s | %s |\n' "$1" "$2" "$3" >>"$table"; }
+left() { echo $((BUDGET - $(date +%s) + began)); }
+
+# row WHAT RESULT DETAILS: a line of the table, and of what is said on the way.
+row() {
+	printf '| %s | %s | %s |\n' "$1" "$2" "$3" >>"$OUT/rows.md"
+	note "$(left) s left: $1: $2 ($3)"
+	cat "$OUT/head.md" "$OUT/rows.md" "$OUT/tables.md" >"$OUT/gpu.md"
+}
+
+# table TITLE: what follows it, as a section.
+table() { { note; note "## $1"; note; cat; } >>"$OUT/tables.md"; }
+
+# last LOG: what a log says went wrong, as one cell.
+last() {
+	reason=$(grep -m1 -E 'Error:|^autopar|panic:|--- FAIL|stopped after' "$1")
+	printf '%s' "${reason:-$(tail -n 1 "$1")}" | tr '|\n\t' '   ' | tr -s ' ' | cut -c1-250
+}
 
 # bounded SECONDS LOG COMMAND...: runs a command with a time limit, its output in a file.
+# Status 125 is that there was no time to run it.
 bounded() {
-	limit=$1 to=$OUT/$2
+	limit=$1 to=$OUT/$2 most=$(left)
 	shift 2
-	timeout -k 10 "$limit" "$@" >"$to" 2>&1
+	[ "$most" -lt "$limit" ] && limit=$most
+	if [ "$limit" -lt 10 ]; then
+		note "no time left of $BUDGET seconds" >"$to"
+		return 125
+	fi
+	timeout -k 5 "$limit" "$@" >"$to" 2>&1
 	status=$?
-	[ $status -eq 124 ] && note "stopped after $limit seconds" >>"$to"
+	case $status in
+	124 | 137) note "stopped after $limit seconds" >>"$to" ;;
+	125) status=1 ;;
+	esac
 	return $status
 }
 
-# checked NAME SECONDS LOG COMMAND...: a section that passes or fails. A test that was
-# skipped has not passed.
+# checked NAME SECONDS LOG COMMAND...: a stage that passes or fails. A test that was skipped
+# has not passed.
 checked() {
 	name=$1 log=$3
 	shift
 	start=$(date +%s)
-	if bounded "$@"; then
-		took=$(($(date +%s) - start))
+	bounded "$@"
+	case $? in
+	0)
 		if grep -q -e '--- SKIP' -e 'no tests to run' "$OUT/$log"; then
-			row "$name" "skipped" "$(grep -m1 -B1 -e '--- SKIP' -e 'no tests to run' "$OUT/$log" | head -n 1 | tr '|\n' '  ' | cut -c1-300), $log"
+			row "$name" "skipped" "$(grep -m1 -A1 -e '--- SKIP' -e 'no tests to run' "$OUT/$log" | tail -n 1 | tr '|\n' '  ' | sed 's/^ *//' | cut -c1-250), $log"
 		else
-			row "$name" "passed" "$took s, $log"
+			row "$name" "passed" "$(($(date +%s) - start)) s, $log"
 		fi
-	else
+		;;
+	125) row "$name" "skipped" "no time left of $BUDGET s" ;;
+	*)
 		failed=1
-		row "$name" "**failed**" "$(grep -m1 -E 'Error:|FAIL|error|panic|stopped' "$OUT/$log" | tr '|\n' '  ' | cut -c1-200), $log"
-	fi
-	note "$name: $(tail -n 1 "$table")"
+		row "$name" "**failed**" "$(last "$OUT/$log"), $log"
+		;;
+	esac
 }
 
 # section TITLE LOG: the table that a test printed.
-section() {
-	if grep -q '^|' "$OUT/$2"; then
-		{ note; note "## $1"; note; grep '^|' "$OUT/$2"; } >>"$OUT/tables.md"
-	fi
-}
+section() { if grep -q '^|' "$OUT/$2"; then grep '^|' "$OUT/$2" | table "$1"; fi; }
 
 # field KEY FILE: a number of a JSON object that has one key a line.
-field() { sed -n "s/^ *\"$1\": *\\([-0-9.e+]*\\),*\$/\\1/p" "$2" | head -n 1; }
+field() { sed -n "s/^ *\"$1\": *\\([-0-9.e+]*\\),*\$/\\1/p" "$2" 2>/dev/null | head -n 1; }
+
+has_torch() { "$PYTHON" -c 'import torch, sys; sys.exit(not torch.cuda.is_available())' >/dev/null 2>&1; }
 
 versions() {
 	{
@@ -71,73 +107,103 @@ versions() {
 		uname -srm
 		nvidia-smi --query-gpu=name,driver_version,memory.total,clocks.max.sm,power.limit --format=csv || note "no nvidia-smi"
 		"$PYTHON" -c 'import torch; print("PyTorch", torch.__version__, "CUDA", torch.version.cuda, "cuDNN", torch.backends.cudnn.version(), "NCCL", torch.cuda.nccl.version())' || note "no PyTorch"
-		cat commit 2>/dev/null
+		cat commit
 	} >"$OUT/versions.txt" 2>&1
-	row "machine" "$(nvidia-smi --query-gpu=name,driver_version --format=csv,noheader 2>/dev/null | head -n 1)" "versions.txt"
+	row "machine" "$(nvidia-smi --query-gpu=name,driver_version --format=csv,noheader 2>/dev/null | head -n 1 | grep . || echo 'no nvidia-smi')" "versions.txt"
+}
+
+driver() { checked "driver: libraries found and called" 60 driver.txt sh -c 'cd cuda/driver && exec ../../tests/driver.test -test.v -test.run "^TestGPUDriver$"'; }
+
+kernels() {
+	checked "kernels compiled, registers and spills" 180 kernels.txt sh -c 'cd cuda/kernel && exec ../../tests/kernel.test -test.v -test.run "^TestNVRTC$"'
 }
 
 conformance() {
-	checked "driver: libraries found and called" 300 driver.txt sh -c 'cd cuda/driver && exec ../../tests/driver.test -test.v -test.timeout 4m'
-	checked "conformance suite on the GPU" 900 conformance.txt sh -c 'cd cuda && exec ../tests/cuda.test -test.v -test.run "^TestGPUConformance$" -test.timeout 14m'
-}
-
-kernels() {
-	# Every op against float64 is part of the conformance suite; this is what the compiler makes of them.
-	checked "kernels compiled, registers and spills" 600 kernels.txt sh -c 'cd cuda/kernel && exec ../../tests/kernel.test -test.v -test.run "^TestNVRTC$" -test.timeout 9m'
-	if command -v compute-sanitizer >/dev/null; then
-		checked "compute-sanitizer, conformance of ops" 1200 sanitizer.txt sh -c 'cd cuda && exec compute-sanitizer --error-exitcode 9 ../tests/cuda.test -test.run "^TestGPUConformance$/^ops$/(layer_norm|attention|adamw)" -test.timeout 19m'
-	else
-		row "compute-sanitizer" "skipped" "not on this machine"
+	# Every op against float64, collectives, transfers and streams.
+	checked "conformance suite on the GPU" 240 conformance.txt sh -c 'cd cuda && exec ../tests/cuda.test -test.v -test.run "^TestGPUConformance$"'
+	if [ -s "$OUT/conformance.txt" ]; then
+		grep -E '^ +--- FAIL' "$OUT/conformance.txt" | sed 's/^ *--- FAIL: //' | head -n 20 >"$OUT/failed-ops.txt"
+		[ -s "$OUT/failed-ops.txt" ] && row "the first of what failed" "$(head -n 1 "$OUT/failed-ops.txt" | tr '|' ' ')" "failed-ops.txt"
 	fi
 }
 
-nccl() {
-	checked "NCCL with one rank" 300 nccl.txt sh -c 'cd cuda && exec ../tests/cuda.test -test.v -test.run "^TestGPUOneRankNCCL$" -test.timeout 4m'
+nccl() { checked "NCCL with one rank" 60 nccl.txt sh -c 'cd cuda && exec ../tests/cuda.test -test.v -test.run "^TestGPUOneRankNCCL$"'; }
+
+profile() {
+	checked "what this machine does (autopar profile)" 120 profile.txt ./autopar profile --device cuda --budget 30 -o "$OUT/cluster.yaml"
+	[ -s "$OUT/cluster.yaml" ] && { note '```'; grep -v '^#' "$OUT/profile.txt"; note '```'; } | table "autopar profile --device cuda: cluster.yaml"
 }
 
 loopback() {
-	checked "loopback, 1 to 8 ranks, against the CPU" 900 loopback.txt ./tests/autopar.test -test.v -test.run '^TestGPULoopbackParity$' -test.timeout 14m
+	checked "loopback, 1 to 8 ranks, against the CPU" 240 loopback.txt ./tests/autopar.test -test.v -test.run '^TestGPULoopbackParity$'
 	section "Losses of plans whose ranks share the GPU, against one rank on the CPU, 20 steps" loopback.txt
 }
 
 rates() {
-	checked "matrix products" 600 rates.txt env AUTOPAR_TEST_RATES=1 sh -c 'cd cuda && exec ../tests/cuda.test -test.v -test.run "^TestGPUProductRates$" -test.timeout 9m'
+	checked "matrix products" 90 rates.txt env AUTOPAR_TEST_RATES=1 sh -c 'cd cuda && exec ../tests/cuda.test -test.v -test.run "^TestGPUProductRates$"'
 	section "Matrix products of GPT-2 124M by cuBLASLt" rates.txt
 }
 
+# bench BATCH: times steps, of a plan by the profile where there is one, and how much of the
+# GPU is taken meanwhile.
+bench() {
+	target=gpt2.yaml of="--set batch.global=$1"
+	if [ -s "$OUT/cluster.yaml" ] && bounded 60 "plan-$1.txt" ./autopar plan gpt2.yaml --cluster "$OUT/cluster.yaml" --set "batch.global=$1" -o "$OUT/plan-$1.json" -q; then
+		target=$OUT/plan-$1.json of=
+	fi
+	rm -f "$OUT/memory.txt"
+	nvidia-smi --query-gpu=memory.used --format=csv,noheader,nounits -lms 200 >"$OUT/memory.txt" 2>/dev/null &
+	watch=$!
+	# shellcheck disable=SC2086 # none or two words
+	bounded 120 "step-$1.json" ./autopar bench "$target" $of --device cuda --steps "$STEPS" --format json -q
+	status=$?
+	kill "$watch" 2>/dev/null
+	wait "$watch" 2>/dev/null
+	return $status
+}
+
 step() {
-	torch=$OUT/torch.txt
-	# shellcheck disable=SC2086 # a list of numbers
-	bounded 1200 torch.txt "$PYTHON" gpt2.py $BATCHES --steps "$STEPS" || note "no figures of PyTorch: $(tail -n 1 "$torch")"
-	{
-		note
-		note "## A training step of GPT-2 124M beside PyTorch"
-		note
-		note "bfloat16, T = 1024, median of $STEPS steps. MFU as nanoGPT counts it: 6N + 12LCT operations a token, of 989 TFLOP/s."
-		note
-		note '| batch | ms a step | tokens/s | MFU | predicted ms | PyTorch ms | PyTorch / autopar |'
-		note '|---|---|---|---|---|---|---|'
-	} >>"$OUT/tables.md"
+	peers=$OUT/torch.txt
+	: >"$peers"
+	if has_torch; then
+		# shellcheck disable=SC2086 # a list of numbers
+		bounded 240 torch.txt "$PYTHON" gpt2.py $BATCHES --steps "$STEPS" || row "PyTorch" "failed" "$(last "$peers"), torch.txt"
+	else
+		row "PyTorch" "skipped" "$PYTHON has no torch that sees a GPU"
+	fi
+	: >"$OUT/steps.md"
 	for b in $BATCHES; do
-		if bounded 600 "step-$b.json" ./autopar bench gpt2.yaml --device cuda --set "batch.global=$b" --steps "$STEPS" --format json -q; then
-			ms=$(field median_ms "$OUT/step-$b.json")
-			predicted=$(field predicted_ms "$OUT/step-$b.json")
-		else
+		ms= predicted= arena= used=
+		bench "$b"
+		case $? in
+		0)
+			ms=$(field median_ms "$OUT/step-$b.json") predicted=$(field predicted_ms "$OUT/step-$b.json")
+			arena=$(field arena_bytes "$OUT/step-$b.json") used=$(sort -n "$OUT/memory.txt" 2>/dev/null | tail -n 1)
+			row "a step of GPT-2 124M, batch $b" "$ms ms" "step-$b.json"
+			;;
+		125) row "a step of GPT-2 124M, batch $b" "skipped" "no time left of $BUDGET s" ;;
+		*)
 			failed=1
-			ms= predicted=
-			row "step, batch $b" "**failed**" "$(tail -n 1 "$OUT/step-$b.json" | tr '|\n' '  ' | cut -c1-200)"
-		fi
-		peer=$(awk -v b="$b" '$1 == b { print $2 }' "$torch" 2>/dev/null)
-		awk -v b="$b" -v ms="$ms" -v predicted="$predicted" -v peer="$peer" 'BEGIN {
+			row "a step of GPT-2 124M, batch $b" "**failed**" "$(last "$OUT/step-$b.json"), step-$b.json"
+			;;
+		esac
+		awk -v b="$b" -v ms="$ms" -v predicted="$predicted" -v arena="$arena" -v used="$used" -v peers="$peers" 'BEGIN {
+			while ((getline line < peers) > 0) if (split(line, p, " ") >= 2 && p[1] == b) { peer = p[2]; taken = p[4] }
 			n = 124373760 - 1024 * 768; flop = 6 * n + 12 * 12 * 768 * 1024
-			if (ms > 0) own = sprintf("%.2f | %.0f | %.1f %% | %s", ms, b * 1024e3 / ms, 100 * flop * b * 1024e3 / ms / 989e12, predicted)
-			else own = "- | - | - | -"
-			if (peer > 0) other = sprintf("%s | %s", peer, ms > 0 ? sprintf("%.2f", peer / ms) : "-")
-			else other = "- | -"
-			printf "| %s | %s | %s |\n", b, own, other
-		}' >>"$OUT/tables.md"
+			if (ms > 0) printf "| %s | %.2f | %.0f | %.1f %% | %s | %.2f | %s |", b, ms, b * 1024e3 / ms, 100 * flop * b * 1024e3 / ms / 989e12, predicted, arena / 1073741824, used > 0 ? sprintf("%.2f", used / 1024) : "-"
+			else printf "| %s | - | - | - | - | - | - |", b
+			if (peer > 0) printf " %s | %s | %s |\n", peer, taken, ms > 0 ? sprintf("%.2f", peer / ms) : "-"
+			else print " - | - | - |"
+		}' >>"$OUT/steps.md"
 	done
-	row "step times" "$(grep -c '"median_ms"' "$OUT"/step-*.json 2>/dev/null | awk -F: '{ n += $NF } END { print n + 0 }') of $(echo $BATCHES | wc -w)" "below"
+	{
+		note "bfloat16, T = 1024, median of $STEPS steps, the loss read a step late. MFU as nanoGPT counts it: 6N + 12LCT operations a token, of 989 TFLOP/s."
+		note
+		note '| batch | ms a step | tokens/s | MFU | predicted ms | arena GiB | of the GPU GiB | PyTorch ms | PyTorch GiB | PyTorch / autopar |'
+		note '|---|---|---|---|---|---|---|---|---|---|'
+		cat "$OUT/steps.md"
+	} | table "A training step of GPT-2 124M beside PyTorch"
+	row "steps" "$(grep -c '^| [0-9]* | [0-9]' "$OUT/steps.md") of $(echo "$BATCHES" | wc -w) batches" "below"
 }
 
 train() {
@@ -145,24 +211,58 @@ train() {
 		row "shakespeare_char" "skipped" "no data in the bundle (autopar data prepare shakespeare_char)"
 		return
 	fi
-	if bounded 300 plan.txt ./autopar plan shakespeare_char.yaml --cluster h200 --plan-ngpus 1 --runtime-ngpus 1 --set train.dtype=bfloat16 -o "$OUT/plan.json" -q &&
-		bounded 1500 train.txt ./autopar run "$OUT/plan.json" --device cuda --out "$OUT/shakespeare" -q; then
-		best=$(sed -n 's/^step .*val loss \([0-9.]*\).*/\1/p' "$OUT/train.txt" | sort -n | head -n 1)
-		row "shakespeare_char, best val loss (want at most 1.48)" "$best" "train.txt"
-	else
+	bounded 60 plan.txt ./autopar plan shakespeare_char.yaml --cluster h200 --plan-ngpus 1 --runtime-ngpus 1 --set train.dtype=bfloat16 -o "$OUT/plan.json" -q &&
+		bounded 300 train.txt ./autopar run "$OUT/plan.json" --device cuda --out "$OUT/shakespeare" -q
+	case $? in
+	0) row "shakespeare_char, best val loss (want at most 1.48)" "$(sed -n 's/^step .*val loss \([0-9.]*\).*/\1/p' "$OUT/train.txt" | sort -n | head -n 1)" "train.txt" ;;
+	125) row "shakespeare_char" "skipped" "no time left of $BUDGET s" ;;
+	*)
 		failed=1
-		row "shakespeare_char" "**failed**" "$(cat "$OUT/plan.txt" "$OUT/train.txt" 2>/dev/null | tail -n 1 | tr '|' ' ' | cut -c1-200)"
+		log=$OUT/train.txt
+		[ -s "$log" ] || log=$OUT/plan.txt
+		row "shakespeare_char" "**failed**" "$(last "$log"), best so far $(sed -n 's/^step .*val loss \([0-9.]*\).*/\1/p' "$OUT/train.txt" 2>/dev/null | sort -n | head -n 1)"
+		;;
+	esac
+	rm -rf "$OUT/shakespeare" # checkpoints
+}
+
+sanitizer() {
+	if command -v compute-sanitizer >/dev/null; then
+		checked "compute-sanitizer, small ops" 240 sanitizer.txt sh -c 'cd cuda && exec compute-sanitizer --error-exitcode 9 ../tests/cuda.test -test.run "^TestGPUConformance$/^ops$/(layer_norm|attention|adamw)"'
+	else
+		row "compute-sanitizer" "skipped" "not on this machine"
 	fi
 }
 
-printf '# On a GPU, %s\n\n| what | result | details |\n|---|---|---|\n' "$(date -u +%Y-%m-%d)" >"$table"
-: >"$OUT/tables.md"
-for name in ${*:-versions conformance kernels nccl loopback rates step train}; do
-	case $name in
-	versions | conformance | kernels | nccl | loopback | rates | step | train) "$name" ;;
-	*) note "no section $name"; failed=1 ;;
+first="versions driver kernels conformance nccl step"
+second="versions profile step loopback rates train sanitizer"
+stages=${*:-first}
+case $stages in
+first) stages=$first BATCHES=${BATCHES:-32} ;;
+second) stages=$second ;;
+esac
+BATCHES=${BATCHES:-8 16 32 64}
+for name in $stages; do
+	case " $first $second " in
+	*" $name "*) ;;
+	*) note "no stage $name; there are $first profile loopback rates train sanitizer, and first and second" >&2; exit 2 ;;
 	esac
 done
-cat "$OUT/tables.md" >>"$table"
-cat "$table"
+printf '# On a GPU, %s\n\n| what | result | details |\n|---|---|---|\n' "$(date -u +%Y-%m-%d)" >"$OUT/head.md"
+: >"$OUT/rows.md"
+: >"$OUT/tables.md"
+
+# Nothing can be learned without a driver and a GPU: say so once, in the driver's words.
+bounded 60 gpu.txt env AUTOPAR_TEST_CUDA=1 sh -c 'cd cuda/driver && exec ../../tests/driver.test -test.v -test.run "^TestGPUDriver$"'
+if grep -q 'AUTOPAR_TEST_CUDA is set' "$OUT/gpu.txt"; then
+	versions
+	row "GPU" "**none that can be used**" "$(sed -n 's/.*AUTOPAR_TEST_CUDA is set: *//p' "$OUT/gpu.txt" | head -n 1 | tr '|' ' ' | cut -c1-400)"
+	note
+	cat "$OUT/gpu.md"
+	exit 2
+fi
+for name in $stages; do "$name"; done
+rm -f "$OUT/head.md" "$OUT/rows.md" "$OUT/tables.md" "$OUT/steps.md" "$OUT/memory.txt"
+note
+cat "$OUT/gpu.md"
 exit $failed

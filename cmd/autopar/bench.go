@@ -114,7 +114,7 @@ func (c *benchCmd) plan(con *console) (doc *planner.Document, system *cuda.Syste
 			return nil, nil, usagef("bench: --set changes a YAML; %s is a plan for one", c.Config)
 		}
 		if doc, err = (planArg{Plan: c.Config}).loadPlan(); err == nil && c.cuda() {
-			system, err = c.openCUDA(con, doc.Plan.RuntimeNGPUs)
+			system, err = c.openCUDA(con, doc.Plan.RuntimeNGPUs, nil)
 		}
 		return doc, system, err
 	}
@@ -127,7 +127,7 @@ func (c *benchCmd) plan(con *console) (doc *planner.Document, system *cuda.Syste
 		return nil, nil, err
 	}
 	if c.cuda() {
-		if system, err = c.openCUDA(con, max(1, int(cfg.Parallel.RuntimeNGPUs))); err != nil {
+		if system, err = c.openCUDA(con, max(1, int(cfg.Parallel.RuntimeNGPUs)), nil); err != nil {
 			return nil, nil, err
 		}
 		if cluster, err = clusterOfGPU(system.Driver); err != nil {
@@ -207,6 +207,7 @@ type timed struct {
 	times []time.Duration // of each step after the burn-in
 	exec  *runtime.Executor
 	feeds runtime.Feeds
+	ended time.Time // of the step before, or when the first began
 }
 
 // opener makes a backend for a program, and what hears of its instructions, if anything.
@@ -261,21 +262,36 @@ func (c *benchCmd) timeSteps(ctx context.Context, con *console, cfg *config.Conf
 	}
 	bar := con.bar(c.BurnIn+c.Steps, "bench")
 	defer bar.clear()
+	late := len(programs) == 1 && programs[0].exec.Late()
 	for step := range c.BurnIn + c.Steps {
 		for _, p := range programs {
 			if step == c.BurnIn {
 				p.watch.start()
 			}
 			p.feeds["step"] = runtime.Ints(int32(step)) // every program has one: AdamW counts it
-			start := time.Now()
-			if _, err := p.exec.Step(ctx, p.prog, p.feeds); err != nil {
+			if step == 0 || !late {
+				p.ended = time.Now()
+			}
+			if err := p.exec.Begin(ctx, p.prog, p.feeds); err != nil {
 				return err
 			}
-			if step >= c.BurnIn {
-				p.times = append(p.times, time.Since(start))
+			first := c.BurnIn // of those that are noted
+			if late {         // the host is a step ahead, as in training
+				first++
+			}
+			if late && step == 0 {
+				continue
+			}
+			if err := p.finish(ctx, step >= first); err != nil {
+				return err
 			}
 		}
 		bar.set(step + 1)
+	}
+	if late {
+		if err := programs[0].finish(ctx, true); err != nil {
+			return err
+		}
 	}
 	if c.Trace == "" {
 		return nil
@@ -284,6 +300,18 @@ func (c *benchCmd) timeSteps(ctx context.Context, con *console, cfg *config.Conf
 	p.watch.record()
 	p.feeds["step"] = runtime.Ints(int32(c.BurnIn + c.Steps))
 	_, err := p.exec.Step(ctx, p.prog, p.feeds)
+	return err
+}
+
+// finish waits for the first step that is not finished, and notes how long after the end of
+// the one before it ended, if asked.
+func (p *timed) finish(ctx context.Context, note bool) error {
+	_, err := p.exec.Finish(ctx)
+	start := p.ended
+	p.ended = time.Now()
+	if note {
+		p.times = append(p.times, p.ended.Sub(start))
+	}
 	return err
 }
 

@@ -19,6 +19,7 @@ type grammar struct {
 
 	Plan       planCmd       `cmd:"" help:"Search the fastest plan for a model and write it to a file."`
 	Run        runCmd        `cmd:"" help:"Train by a plan."`
+	Launch     launchCmd     `cmd:"" help:"Train by a plan in several processes."`
 	Explain    explainCmd    `cmd:"" help:"Show what a plan does and why."`
 	Verify     verifyCmd     `cmd:"" help:"Check every rank's program of a plan without running it."`
 	Profile    profileCmd    `cmd:"" help:"Measure this machine and write a cluster file."`
@@ -32,7 +33,6 @@ type grammar struct {
 
 	Fit fitCmd `cmd:"" help:"Fit the constants of predictions to published measurements."`
 
-	Launch laterCmd `cmd:"" hidden:"" help:"Run on several processes or machines."`
 	Export laterCmd `cmd:"" hidden:"" help:"Write a plan for another system."`
 }
 

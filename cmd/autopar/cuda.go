@@ -2,6 +2,7 @@ package main
 
 import (
 	"os"
+	"strconv"
 	"strings"
 
 	"github.com/autopar/autopar/cuda"
@@ -14,6 +15,8 @@ import (
 type deviceArgs struct {
 	Device   string `enum:"cpu,cuda" default:"cpu" help:"cpu, or cuda: NVIDIA GPUs, a rank on each."`
 	Loopback bool   `help:"With --device cuda, run all ranks on one GPU, to try a plan without having its GPUs."`
+
+	gpu []int // of this process's rank, where each has a process
 }
 
 func (a deviceArgs) cuda() bool { return a.Device == "cuda" }
@@ -26,18 +29,22 @@ func (a deviceArgs) validate(command string) error {
 }
 
 // openCUDA opens this machine's GPUs and libraries for so many ranks, and says which they
-// are.
-func (a deviceArgs) openCUDA(con *console, ranks int) (*cuda.System, error) {
-	place, err := launch.PlaceFrom(os.Getenv)
-	if err != nil {
-		return nil, usagef("%v", err)
-	}
-	if place.World > 1 {
-		return nil, usagef("WORLD_SIZE is %d, but all %d ranks of the plan run in one process, on the GPUs of one machine: start it once, without torchrun or its like", place.World, ranks)
+// are. With peers it is the one GPU of this process's rank.
+func (a *deviceArgs) openCUDA(con *console, ranks int, peers *launch.Peers) (*cuda.System, error) {
+	if peers == nil {
+		if place, err := launch.PlaceFrom(os.Getenv); err != nil || place.World > 1 {
+			return nil, usagef("this command runs all %d ranks in one process, but WORLD_SIZE or its like says that there are %d: start it once", ranks, place.World)
+		}
 	}
 	system, err := cuda.Machine(cuda.MachineOptions{})
 	if err != nil {
 		return nil, err
+	}
+	if peers != nil {
+		if a.gpu, err = localGPU(system.Driver, peers); err != nil {
+			return nil, err
+		}
+		ranks = 1
 	}
 	gpus, err := a.options().GPUsFor(system.Driver, ranks)
 	if err != nil {
@@ -60,7 +67,29 @@ func (a deviceArgs) openCUDA(con *console, ranks int) (*cuda.System, error) {
 	return system, nil
 }
 
-func (a deviceArgs) options() cuda.Options { return cuda.Options{Loopback: a.Loopback} }
+func (a deviceArgs) options() cuda.Options { return cuda.Options{Loopback: a.Loopback, GPUs: a.gpu} }
+
+// localGPU chooses the GPU of a process: that of LOCAL_RANK, or of the rank's place among
+// those of this machine; or the only one that a launcher lets the process see.
+func localGPU(d driver.Driver, peers *launch.Peers) ([]int, error) {
+	visible, err := d.DeviceCount()
+	if err != nil {
+		return nil, err
+	}
+	local, said := peers.LocalRank(), os.Getenv("LOCAL_RANK")
+	if said != "" {
+		if local, err = strconv.Atoi(said); err != nil || local < 0 {
+			return nil, usagef("LOCAL_RANK is %q, want the number of this process on its machine, from 0", said)
+		}
+	}
+	switch {
+	case local < visible:
+		return []int{local}, nil
+	case visible == 1:
+		return []int{0}, nil
+	}
+	return nil, usagef("rank %d is number %d of its machine's (LOCAL_RANK), which has %d GPUs, counted from 0: a process is a rank with a GPU of its own", peers.Rank(), local, visible)
+}
 
 // clusterOfGPU returns the built-in cluster of a GPU, or nil if there is none.
 func clusterOfGPU(d driver.Driver) (*cost.Cluster, error) {

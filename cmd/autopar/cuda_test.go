@@ -10,6 +10,9 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/autopar/autopar/cuda/driver/fake"
+	"github.com/autopar/autopar/launch"
 )
 
 // fakeCUDA compiles libraries in the shape of CUDA's, with two GPUs, and has the program
@@ -89,4 +92,32 @@ func TestProfileGPUs(t *testing.T) {
 	status, said = run("profile", "--device", "cuda", "-o", file)
 	require.Equal(t, statusInput, status)
 	require.Contains(t, said, "AUTOPAR_LIBCUDA=FILE names its place")
+}
+
+// TestLocalGPU checks which GPU a process takes of those that it sees.
+func TestLocalGPU(t *testing.T) {
+	peers, err := launch.Join(t.Context(), launch.Place{World: 1})
+	require.NoError(t, err)
+	for _, tt := range []struct {
+		local   string // LOCAL_RANK
+		visible int
+		want    int
+		err     string
+	}{
+		{"", 2, 0, ""},
+		{"1", 2, 1, ""},
+		{"3", 1, 0, ""}, // the launcher shows each process its own
+		{"2", 2, 0, "rank 0 is number 2 of its machine's (LOCAL_RANK), which has 2 GPUs"},
+		{"x", 2, 0, `LOCAL_RANK is "x"`},
+		{"-1", 2, 0, `LOCAL_RANK is "-1"`},
+	} {
+		t.Setenv("LOCAL_RANK", tt.local)
+		got, err := localGPU(fake.New(fake.Options{Devices: tt.visible}), peers)
+		if tt.err != "" {
+			require.ErrorContains(t, err, tt.err)
+			continue
+		}
+		require.NoError(t, err)
+		require.Equal(t, []int{tt.want}, got)
+	}
 }

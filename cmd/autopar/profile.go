@@ -150,7 +150,7 @@ func (c *profileCmd) print(con *console, r *profile.Result) {
 		{"memory", fmt.Sprintf("%.4g GB/s", d.MemoryBandwidth/1e9), spread["device.memory_bandwidth"]},
 		{"caches", fmt.Sprintf("%.4g GB/s up to %s", d.Cache.Bandwidth/1e9, bytesText(d.Cache.Memory)), spread["device.cache"]},
 		{"an instruction", secondsText(d.LaunchOverhead), spread["device.launch_overhead"]},
-		{"a message", fmt.Sprintf("%s, %.4g GB/s", secondsText(r.Cluster.IntraNode.Latency), r.Cluster.IntraNode.Bandwidth/1e9), spread["intra_node"]},
+		{"a meeting", fmt.Sprintf("%s, %s for each turn on a core; collectives %.4g GB/s", secondsText(r.Cluster.IntraNode.Latency), secondsText(d.Turn), r.Cluster.IntraNode.Bandwidth/1e9), spread["intra_node"]},
 	})
 }
 

@@ -16,12 +16,21 @@ func regretOf(outcomes []measured.Outcome) *measured.Regrets {
 	return &r
 }
 
+func percentText(f float64) string { return fmt.Sprintf("%.1f %%", 100*f) }
+
 // printRegret prints it in a line.
 func printRegret(con *console, r *measured.Regrets) {
 	if r == nil {
 		return
 	}
-	percent := func(f float64) string { return fmt.Sprintf("%.1f %%", 100*f) }
 	con.printf("regret of choosing by the prediction among the measured plans of a model, machine and batch: mean %s, worst %s; the fastest is chosen in %d of %s, of %s\n",
-		percent(r.Mean), percent(r.Worst), r.Right, plural(len(r.Choices), "choice"), plural(r.Plans, "plan"))
+		percentText(r.Mean), percentText(r.Worst), r.Right, plural(len(r.Choices), "choice"), plural(r.Plans, "plan"))
+}
+
+// printNoise prints what measuring once more would tell, in a line a source.
+func printNoise(con *console, all []measured.Noise) {
+	for _, n := range all {
+		con.printf("noise of %s: times of %s measured more than once spread by %s; the ranks of a second measurement would correlate by %.3f, and choosing by it would cost %s\n",
+			n.SourceID, plural(n.Repeated, "plan"), percentText(n.Spread), n.Spearman, percentText(n.Regret))
+	}
 }

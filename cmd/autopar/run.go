@@ -4,10 +4,15 @@ import (
 	"bytes"
 	"context"
 	"io"
+	"os"
+	"time"
 
 	"github.com/autopar/autopar/checkpoint"
 	"github.com/autopar/autopar/cuda"
+	"github.com/autopar/autopar/launch"
+	"github.com/autopar/autopar/partition"
 	"github.com/autopar/autopar/planner/cost"
+	"github.com/autopar/autopar/runtime"
 	"github.com/autopar/autopar/train"
 )
 
@@ -20,6 +25,8 @@ type runCmd struct {
 	Resume   bool   `help:"Go on from the newest checkpoint in the directory."`
 	Offload  string `name:"offload-dir" placeholder:"DIR" help:"Keep what the plan offloads in files of this directory, mapped into memory, instead of in memory."`
 	InitFrom string `placeholder:"scratch|DIR|FILE" default:"scratch" help:"Weights to start from: scratch, the directory of another run, or a safetensors file."`
+
+	Timeout time.Duration `default:"5m" help:"How long a rank waits for another before the run fails."`
 }
 
 // Example is shown by --help.
@@ -29,13 +36,45 @@ autopar run plan.json
 autopar run plan.json --steps 4000 --resume`
 }
 
-// Run trains until it is done or interrupted.
-func (c *runCmd) Run(ctx context.Context, con *console) error {
-	if err := c.validate("run"); err != nil {
-		return err
-	}
-	if c.Steps != nil && *c.Steps < 1 {
+// check looks at the flags that need no plan.
+func (c *runCmd) check() error {
+	switch {
+	case c.Steps != nil && *c.Steps < 1:
 		return usagef("run: --steps is %d, must be at least 1", *c.Steps)
+	case c.Timeout <= 0:
+		return usagef("run: --timeout is %v, must be more than 0", c.Timeout)
+	}
+	return c.validate("run")
+}
+
+// join finds the other processes of the run, where a launcher's variables say that there are
+// some.
+func (c *runCmd) join(ctx context.Context, con *console, plan *partition.Plan) (*launch.Peers, error) {
+	place, err := launch.PlaceFrom(os.Getenv)
+	if err != nil {
+		return nil, usagef("run: %v", err)
+	}
+	switch {
+	case place.World == 1:
+		return nil, nil
+	case c.Loopback:
+		return nil, usagef("run: --loopback runs all ranks in one process, but the launcher has started %d", place.World)
+	case c.cuda() && plan.PP() > 1:
+		return nil, usagef("run: the plan has %d pipeline stages, which on GPUs have to be of one process: start it once, or plan with --pp 1", plan.PP())
+	}
+	if place.World != plan.RuntimeNGPUs {
+		return nil, usagef("run: the launcher has started %d processes, the plan has %d ranks: each process is one rank", place.World, plan.RuntimeNGPUs)
+	}
+	con.quiet, con.progress = con.quiet || place.Rank > 0, con.progress && place.Rank == 0
+	bounded, cancel := context.WithTimeout(ctx, c.Timeout)
+	defer cancel()
+	return launch.Join(bounded, place)
+}
+
+// Run trains until it is done or interrupted.
+func (c *runCmd) Run(ctx context.Context, con *console) (err error) {
+	if err := c.check(); err != nil {
+		return err
 	}
 	doc, err := c.loadPlan()
 	if err != nil {
@@ -48,12 +87,24 @@ func (c *runCmd) Run(ctx context.Context, con *console) error {
 	if c.Offload != "" && !doc.Plan.Offload.Moves() {
 		return usagef("run: --offload-dir is %s, but the plan offloads nothing; plan with --offload optimizer or params", c.Offload)
 	}
-	on := train.JobOptions{HostDir: c.Offload}
+	peers, err := c.join(ctx, con, doc.Plan)
+	if err != nil {
+		return err
+	}
+	if peers != nil {
+		defer func() {
+			if err != nil {
+				peers.Fail(err)
+			}
+			peers.Close()
+		}()
+	}
+	on := train.JobOptions{HostDir: c.Offload, Runtime: runtime.Options{Timeout: c.Timeout, Peers: peers}}
 	if c.cuda() {
 		if c.Offload != "" {
 			return usagef("run: --offload-dir is for --device cpu; GPUs keep what is offloaded in pinned memory")
 		}
-		system, err := c.openCUDA(con, doc.Plan.RuntimeNGPUs)
+		system, err := c.openCUDA(con, doc.Plan.RuntimeNGPUs, peers)
 		if err != nil {
 			return err
 		}
@@ -63,7 +114,9 @@ func (c *runCmd) Run(ctx context.Context, con *console) error {
 		if cluster == nil {
 			cluster = doc.Cluster // for want of a better peak to count MFU by
 		}
-		on.Backend = cuda.New(system, c.options())
+		opts := c.options()
+		opts.Note = func(text string) { con.note("%s", text) }
+		on.Backend = cuda.New(system, opts)
 	}
 	job, err := train.NewJob(doc.Config, doc.Plan, on)
 	if err != nil {

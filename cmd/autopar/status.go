@@ -12,6 +12,7 @@ import (
 	"github.com/autopar/autopar/cuda"
 	"github.com/autopar/autopar/cuda/driver"
 	"github.com/autopar/autopar/data"
+	"github.com/autopar/autopar/launch"
 	"github.com/autopar/autopar/measured"
 	"github.com/autopar/autopar/models/gpt"
 	"github.com/autopar/autopar/partition"
@@ -45,6 +46,10 @@ func status(err error) int {
 	}
 	if is[*planner.InfeasibleError](err) || is[*cuda.MemoryError](err) {
 		return statusInfeasible
+	}
+	var exit *launch.ExitError
+	if as(err, &exit) && exit.Status > statusFailed { // as the process of that rank knows
+		return exit.Status
 	}
 	if is[*kong.ParseError](err) || is[*usageError](err) || is[*cuda.DeviceError](err) || is[*driver.MissingError](err) || is[*config.Error](err) || is[*gpt.ConfigError](err) ||
 		is[*data.InputError](err) || is[*cost.Error](err) || is[*measured.Error](err) || is[*cost.FieldError](err) || is[*checkpoint.Error](err) || is[*train.InputError](err) || is[*planner.OptionError](err) || is[*planner.DocumentError](err) || is[*planner.CertificateError](err) || is[*partition.PlanError](err) || is[*galvatron.FileError](err) {

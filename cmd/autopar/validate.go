@@ -26,6 +26,7 @@ type validation struct {
 	MeanMAPE    *float64                   `json:"mean_mape,omitempty"`
 	FitAccuracy *float64                   `json:"fit_accuracy,omitempty"`
 	Regret      *measured.Regrets          `json:"regret,omitempty"`
+	Noise       []measured.Noise           `json:"noise,omitempty"`
 	Sources     map[string]validatedSource `json:"sources"`
 	Rows        []validatedRow             `json:"rows"`
 	Skipped     []skippedRow               `json:"skipped"`
@@ -83,12 +84,13 @@ func (c *validateCmd) Run(con *console) error {
 	for _, o := range chosen {
 		result.Chosen = append(result.Chosen, chosenRow{o.ID, o.Source, o.MicroBatch, o.Recompute, o.VirtualStages, o.PredictedSeconds, o.StepSeconds, o.Error()})
 	}
-	result.Regret = regretOf(outcomes)
+	result.Regret, result.Noise = regretOf(outcomes), measured.NoiseOf(outcomes)
 	if c.json() {
 		return con.json(result)
 	}
 	c.print(con, result)
 	printRegret(con, result.Regret)
+	printNoise(con, result.Noise)
 	return nil
 }
 

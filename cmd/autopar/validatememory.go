@@ -43,8 +43,8 @@ func memoryOfRow(o *measured.Outcome) rowMemory {
 		ArenaBytes: o.ArenaBytes, StatesBytes: o.Use.States, SavedBytes: o.Use.Saved, WorkingBytes: o.Use.Working,
 		AllocatorBytes: o.Use.Gaps, ReserveBytes: o.Use.Reserve,
 	}
-	if o.PeakGiB > 0 {
-		peak, off := int64(o.PeakGiB*(1<<30)), o.MemoryError()
+	if o.Peak > 0 {
+		peak, off := int64(o.Peak), o.MemoryError()
 		m.ComparedBytes, m.MeasuredBytes, m.Error = &o.PredictedPeak, &peak, &off
 	}
 	return m

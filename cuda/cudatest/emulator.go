@@ -56,10 +56,17 @@ func newEmulator(d *fake.Driver) (*emulator, error) {
 // Close leaves the emulator to the next backend on the same fake.
 func (e *emulator) Close() error { return nil }
 
-func (e *emulator) Check(k *runtime.Kernel) error { return e.device.(runtime.Checker).Check(k) }
+func (e *emulator) Check(g kernel.Group) error {
+	for _, k := range g {
+		if err := e.device.(runtime.Checker).Check(k); err != nil {
+			return err
+		}
+	}
+	return nil
+}
 
 // Scratch asks for a little, so that it is held and grows.
-func (e *emulator) Scratch(k *runtime.Kernel) int64 { return k.Args[0].Bytes()/16 + 16 }
+func (e *emulator) Scratch(g kernel.Group) int64 { return g[0].Args[0].Bytes()/16 + 16 }
 
 // place is a tensor on the device and in the CPU's arena.
 type place struct {
@@ -67,7 +74,27 @@ type place struct {
 	cpu    int64
 }
 
-func (e *emulator) Prepare(k *runtime.Kernel, at kernel.Place, scratch driver.Ptr) (func(s driver.Stream) error, error) {
+// Prepare has the kernels of a group done one after another, where the first is launched.
+func (e *emulator) Prepare(g kernel.Group, at kernel.Place, scratch driver.Ptr) (func(s driver.Stream) error, error) {
+	var all []func(s driver.Stream) error
+	for _, k := range g {
+		run, err := e.prepare(k, at, fake.Range{At: scratch, Bytes: e.Scratch(g)})
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, run)
+	}
+	return func(s driver.Stream) error {
+		for _, run := range all {
+			if err := run(s); err != nil {
+				return err
+			}
+		}
+		return nil
+	}, nil
+}
+
+func (e *emulator) prepare(k *runtime.Kernel, at kernel.Place, scratch fake.Range) (func(s driver.Stream) error, error) {
 	moved := *k
 	places := map[int64]place{} // by offset on the device
 	end := int64(0)
@@ -99,7 +126,7 @@ func (e *emulator) Prepare(k *runtime.Kernel, at kernel.Place, scratch driver.Pt
 			return nil, fmt.Errorf("cudatest: result %d of %s is larger than the operand in its place", i, k.Node.Name)
 		}
 	}
-	writes = append(writes, fake.Range{At: scratch, Bytes: e.Scratch(k)})
+	writes = append(writes, scratch)
 	do := func() error { return e.launch(&moved, places, end, writes) }
 	return func(s driver.Stream) error { return e.fake.Run(s, "kernel", reads, writes, do) }, nil
 }

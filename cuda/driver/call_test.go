@@ -286,3 +286,44 @@ func TestCollectiveCalls(t *testing.T) {
 	require.NoError(t, c.Close())
 	require.Equal(t, []string{"ncclCommAbort cc00"}, f.said())
 }
+
+// TestEpilogues checks how a product with an epilogue is described, that the vector is told anew for every run, and that it is
+// done apart where that is faster or the library has no algorithm, now and in the next run.
+func TestEpilogues(t *testing.T) {
+	f := loadFakes(t)
+	d, err := newLibcuda(f.lib)
+	require.NoError(t, err)
+	dir := t.TempDir()
+	open := func() BLAS {
+		l, err := newLt(f.lib, LtOptions{Dir: dir})
+		require.NoError(t, err)
+		b, err := l.Open(d, "H200")
+		require.NoError(t, err)
+		f.said()
+		return b
+	}
+	b, times := open(), 0
+	with := func(g GEMM, vector Ptr) []string {
+		times = 0
+		require.NoError(t, b.With(g, 0xa00, 0xb00, 0xc00, vector, 0xd00, 0x5555, func() error { times++; return nil }))
+		return f.said()
+	}
+	g := GEMM{M: 3, N: 5, K: 7, LDA: 3, LDB: 7, LDC: 3, TypeA: ir.BF16, TypeB: ir.BF16, TC: ir.BF16, Epilogue: AddBias}
+	said := with(g, 0xe00)
+	require.Contains(t, said, "cublasLtMatmulDescSetAttribute d1 7 4 4", "with bias")
+	require.Contains(t, said, "cublasLtMatmulDescSetAttribute d1 8 e00 8")
+	require.Equal(t, 4, times, "apart is a candidate")
+	said = with(g, 0xf00)
+	require.Equal(t, "cublasLtMatmulDescSetAttribute d1 8 f00 8", said[0])
+	require.Contains(t, said[1], "cublasLtMatmul d0 d1", "the second of three candidates was faster than apart")
+	require.Len(t, said, 2)
+	require.Zero(t, times)
+
+	g.Epilogue = SumB
+	f.failNext("cublasLtMatmulAlgoGetHeuristic", 15)
+	require.Contains(t, with(g, 0xe00), "cublasLtMatmulDescSetAttribute d1 7 200 4", "sums of b")
+	require.Equal(t, 1, times, "no algorithm")
+	b = open()
+	require.NotContains(t, with(g, 0xe00), "cublasLtMatmulPreferenceCreate 0", "which the next run knows")
+	require.Equal(t, 1, times)
+}

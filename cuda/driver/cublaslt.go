@@ -2,6 +2,7 @@ package driver
 
 import (
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -132,8 +133,11 @@ type lt struct {
 // ltPlan is a kind of product, made ready.
 type ltPlan struct {
 	desc, a, b, c uintptr
-	algo          algorithm
+	algo          algorithm // noAlgorithm if its epilogue is done apart
 }
+
+// noAlgorithm stands for a product whose epilogue is faster apart, or unknown to the library.
+var noAlgorithm algorithm
 
 // Open returns products on the GPU whose context is current, which has a name.
 func (l *Lt) Open(d Driver, gpu string) (BLAS, error) {
@@ -145,27 +149,48 @@ func (l *Lt) Open(d Driver, gpu string) (BLAS, error) {
 func (*lt) Workspace() int64 { return 32 << 20 }
 
 func (b *lt) Tune(g GEMM, x, y, z, workspace Ptr, s Stream) error {
-	_, err := b.known(g, x, y, z, workspace, s)
+	_, err := b.known(g, x, y, z, 0, workspace, s, nil)
 	return err
 }
 
 func (b *lt) MatMul(g GEMM, x, y, z, workspace Ptr, s Stream) error {
-	p, err := b.known(g, x, y, z, workspace, s)
+	p, err := b.known(g, x, y, z, 0, workspace, s, nil)
 	if err != nil {
 		return err
 	}
 	return b.run(p, g.Accumulate, x, y, z, z, workspace, s)
 }
 
+func (b *lt) With(g GEMM, x, y, z, vector, workspace Ptr, s Stream, apart func() error) error {
+	p, err := b.known(g, x, y, z, vector, workspace, s, apart)
+	if err != nil {
+		return err
+	}
+	if p.algo == noAlgorithm {
+		return apart()
+	}
+	b.mu.Lock() // the descriptor, which says where the vector is, belongs to all streams
+	defer b.mu.Unlock()
+	if err := b.set(p, descVector, uint64(vector)); err != nil {
+		return err
+	}
+	return b.run(p, g.Accumulate, x, y, z, z, workspace, s)
+}
+
+// set sets an attribute of a product to a word.
+func (b *lt) set(p *ltPlan, attr uintptr, word uint64) error {
+	return b.check(b.descSet, b.descSet.call(p.desc, attr, uintptr(unsafe.Pointer(&word)), unsafe.Sizeof(word)))
+}
+
 // known returns a kind of product, made ready the first time.
-func (b *lt) known(g GEMM, x, y, z, workspace Ptr, s Stream) (*ltPlan, error) {
+func (b *lt) known(g GEMM, x, y, z, vector, workspace Ptr, s Stream, apart func() error) (*ltPlan, error) {
 	b.mu.Lock()
 	p := b.plans[g]
 	b.mu.Unlock()
 	if p != nil {
 		return p, nil
 	}
-	p, err := b.plan(g, x, y, z, workspace, s)
+	p, err := b.plan(g, x, y, z, vector, workspace, s, apart)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", g, err)
 	}
@@ -192,6 +217,7 @@ func (g GEMM) String() string {
 	if g.Accumulate {
 		add = " added"
 	}
+	add += [...]string{NoEpilogue: "", AddBias: " with bias", SumB: " with sums of b"}[g.Epilogue]
 	return fmt.Sprintf("gemm %s%s %dx%dx%d ld %d %d %d %s %s to %s%s", op[g.TransA], op[g.TransB], g.M, g.N, g.K, g.LDA, g.LDB, g.LDC, g.TypeA, g.TypeB, g.TC, add)
 }
 
@@ -201,11 +227,15 @@ const (
 	compute32FTF32  = 77
 	descTransA      = 3
 	descTransB      = 4
+	descEpilogue    = 7
+	descVector      = 8
 	prefWorkspace   = 1
 	prefReduction   = 3
 	prefAlignA      = 5 // and B, C, D after it
 	reductionInType = 2 // parts of a sum are added in f32, by way of the workspace
 	opT             = 1
+	epilogueBias    = 4
+	epilogueBGradB  = 512
 )
 
 // dataType is the cudaDataType of a type.
@@ -229,7 +259,7 @@ type heuristicResult struct {
 const candidates = 12
 
 // plan makes a kind of product ready, with the fastest of the library's candidates.
-func (b *lt) plan(g GEMM, x, y, z, workspace Ptr, s Stream) (p *ltPlan, err error) {
+func (b *lt) plan(g GEMM, x, y, z, vector, workspace Ptr, s Stream, apart func() error) (p *ltPlan, err error) {
 	p = &ltPlan{}
 	compute := uintptr(compute32F)
 	if b.tf32 && g.TypeA == ir.F32 && g.TypeB == ir.F32 {
@@ -244,6 +274,15 @@ func (b *lt) plan(g GEMM, x, y, z, workspace Ptr, s Stream) (p *ltPlan, err erro
 			op = opT
 		}
 		if err := b.check(b.descSet, b.descSet.call(p.desc, attr, uintptr(unsafe.Pointer(&op)), unsafe.Sizeof(op))); err != nil {
+			return nil, err
+		}
+	}
+	if g.Epilogue != NoEpilogue {
+		if err := b.set(p, descVector, uint64(vector)); err != nil {
+			return nil, err
+		}
+		e := [...]int32{AddBias: epilogueBias, SumB: epilogueBGradB}[g.Epilogue]
+		if err := b.check(b.descSet, b.descSet.call(p.desc, descEpilogue, uintptr(unsafe.Pointer(&e)), unsafe.Sizeof(e))); err != nil {
 			return nil, err
 		}
 	}
@@ -275,7 +314,7 @@ func (b *lt) plan(g GEMM, x, y, z, workspace Ptr, s Stream) (p *ltPlan, err erro
 		p.algo = algo
 		return p, nil
 	}
-	if err := b.choose(g, p, x, y, z, workspace, s); err != nil {
+	if err := b.choose(g, p, x, y, z, workspace, s, apart); err != nil {
 		return nil, err
 	}
 	b.chosen[key] = p.algo
@@ -283,30 +322,48 @@ func (b *lt) plan(g GEMM, x, y, z, workspace Ptr, s Stream) (p *ltPlan, err erro
 	return p, nil
 }
 
-// choose times the candidates on the operands and keeps the fastest.
-func (b *lt) choose(g GEMM, p *ltPlan, x, y, z, workspace Ptr, s Stream) error {
+// choose times the candidates on the operands and keeps the fastest. To do an epilogue apart is one of them.
+func (b *lt) choose(g GEMM, p *ltPlan, x, y, z, workspace Ptr, s Stream, apart func() error) error {
 	results, err := b.ask(p)
+	var refused *Error
+	if apart != nil && (errors.As(err, &refused) || err == nil && len(results) == 0) {
+		return nil // not known to the library
+	}
 	if err != nil {
 		return err
 	}
-	p.algo = results[0].algo
-	if len(results) == 1 {
+	if len(results) == 0 {
+		return fmt.Errorf("cuBLASLt %s has no algorithm for it", b.Version())
+	}
+	first := results[0].algo
+	if len(results) == 1 && apart == nil {
+		p.algo = first
 		return nil
 	}
 	out, err := b.driver.Alloc(g.LDC * g.N * g.TC.Size())
 	if err != nil {
+		if apart == nil {
+			p.algo = first
+		}
 		return nil // no room to try: the library's first choice
 	}
 	best := float32(0)
+	try := func(algo algorithm, do func() error) error {
+		ms, err := b.time(do, s)
+		if err == nil && (best == 0 || ms < best) {
+			best, p.algo = ms, algo
+		}
+		return err
+	}
 	for _, r := range results {
 		trial := *p
 		trial.algo = r.algo
-		ms, err := b.time(&trial, g.Accumulate, x, y, z, out, workspace, s)
-		if err == nil && (best == 0 || ms < best) {
-			best, p.algo = ms, r.algo
-		}
+		_ = try(r.algo, func() error { return b.run(&trial, g.Accumulate, x, y, z, out, workspace, s) }) // others may run
 	}
-	if err := b.driver.Free(out); err != nil {
+	if apart != nil {
+		err = try(noAlgorithm, apart)
+	}
+	if err := errors.Join(err, b.driver.Free(out)); err != nil {
 		return err
 	}
 	if best == 0 {
@@ -344,14 +401,11 @@ func (b *lt) ask(p *ltPlan) (results []heuristicResult, err error) {
 	if err != nil {
 		return nil, err
 	}
-	if n == 0 {
-		return nil, fmt.Errorf("cuBLASLt %s has no algorithm for it", b.Version())
-	}
 	return results[:n], nil
 }
 
-// time returns the milliseconds of a product: the best of three, after one to warm up.
-func (b *lt) time(p *ltPlan, accumulate bool, x, y, c, out, workspace Ptr, s Stream) (best float32, err error) {
+// time returns the milliseconds of what is given to a stream: the best of three, after one to warm up.
+func (b *lt) time(do func() error, s Stream) (best float32, err error) {
 	var ends [2]Event
 	for i := range ends {
 		if ends[i], err = b.driver.CreateEvent(true); err != nil {
@@ -363,7 +417,7 @@ func (b *lt) time(p *ltPlan, accumulate bool, x, y, c, out, workspace Ptr, s Str
 		if err := b.driver.RecordEvent(ends[0], s); err != nil {
 			return 0, err
 		}
-		if err := b.run(p, accumulate, x, y, c, out, workspace, s); err != nil {
+		if err := do(); err != nil {
 			return 0, err
 		}
 		if err := b.driver.RecordEvent(ends[1], s); err != nil {

@@ -10,7 +10,14 @@
 // on to their thread (runtime.LockOSThread) from SetCurrent on.
 package driver
 
-import "github.com/autopar/autopar/ir"
+import (
+	"encoding/binary"
+	"net"
+	"net/netip"
+	"strconv"
+
+	"github.com/autopar/autopar/ir"
+)
 
 // Ptr is an address in the memory of a device.
 type Ptr uint64
@@ -113,8 +120,8 @@ type Driver interface {
 	ModuleFunction(m Module, name string) (Function, error)
 	FunctionAttribute(f Function, a FunctionAttribute) (int, error)
 	SetFunctionAttribute(f Function, a FunctionAttribute, value int) error
-	// Launch runs a function. Every argument takes one word, low end first. args is not to
-	// be changed before Launch returns.
+	// Launch runs a function. Every argument takes one word, low end first, but the last,
+	// which may be a struct of several. args is not to be changed before Launch returns.
 	Launch(f Function, grid, block Dims, shared uint32, s Stream, args []uint64) error
 
 	// BeginCapture makes the stream, and those that come to wait for it, note what they are
@@ -153,7 +160,18 @@ type GEMM struct {
 	LDA, LDB, LDC    int64
 	TypeA, TypeB, TC ir.DType
 	Accumulate       bool
+	Epilogue         Epilogue
 }
+
+// Epilogue is what a product does besides, with a vector of type TC.
+type Epilogue uint8
+
+// The epilogues.
+const (
+	NoEpilogue Epilogue = iota
+	AddBias             // adds a vector of M elements to every column of c
+	SumB                // sets a vector of N elements to the sums of the columns of op(b)
+)
 
 // BLAS runs matrix products. One may be used by several streams of a context at once.
 type BLAS interface {
@@ -165,11 +183,29 @@ type BLAS interface {
 	// MatMul runs a product on a stream, with the stream's workspace. One of a kind that has
 	// not been tuned is tuned first, so it is not to be captured.
 	MatMul(g GEMM, a, b, c Ptr, workspace Ptr, s Stream) error
+	// With runs a product with its epilogue, or apart, which gives the stream the same in
+	// several launches: whichever is faster. The first time it times both, waiting for the
+	// stream, so that is not to be captured.
+	With(g GEMM, a, b, c, vector Ptr, workspace Ptr, s Stream, apart func() error) error
 	Close() error
 }
 
 // ID names a communicator that is being made.
 type ID [128]byte
+
+// Address is where the ranks of the communicator meet, host:port. NCCL keeps it in the name,
+// after a word of 8 bytes, as a sockaddr (struct ncclBootstrapHandle of its bootstrap.h).
+func (id ID) Address() string {
+	const inet, inet6 = 2, 10
+	port := strconv.Itoa(int(binary.BigEndian.Uint16(id[10:])))
+	switch binary.NativeEndian.Uint16(id[8:]) {
+	case inet:
+		return net.JoinHostPort(netip.AddrFrom4([4]byte(id[12:16])).String(), port)
+	case inet6:
+		return net.JoinHostPort(netip.AddrFrom16([16]byte(id[16:32])).String(), port)
+	}
+	return "an address that NCCL does not tell"
+}
 
 // Collectives is NCCL.
 type Collectives interface {

@@ -1,24 +1,40 @@
-// AdamW (Loshchilov and Hutter, 2019) as torch.optim.AdamW has it: weight and moments of type T, gradient of type G. New
-// values may be in the places of the old. skipped, if not null, counts the steps that the loss scaler left out; a clip
-// that is not positive leaves out this one.
+// AdamW (Loshchilov and Hutter, 2019) as torch.optim.AdamW has it, of many tensors: weights and moments of type T, gradients of
+// type G, and of new weights, if there is a place, copies of that type. New values may be in the places of the old.
+template <class G> struct Update {
+	T *w2, *m2, *v2;
+	const T *w, *m, *v;
+	const G* g;
+	G* copy;
+	i64 n;
+	float weight_decay;
+	int first; // of the blocks that do it, each 16384 elements
+};
+template <class G> struct Updates { Update<G> of[48]; };
+
+// skipped, if not null, counts the steps that the loss scaler left out; a clip that is not positive leaves out this one.
 template <class G>
-DEVICE void adamw(T* w2, T* m2, T* v2, const T* w, const T* m, const T* v, const G* g, const float* clip, const float* lr, const int* steps,
-	const float* skipped, i64 n, double beta1, double beta2, float eps, float weight_decay) {
+DEVICE void adamw(const float* clip, const float* lr, const int* steps, const float* skipped, double beta1, double beta2, float eps, int count,
+	const Updates<G>& all) {
 	__shared__ float factors[3];
+	int at = 0;
+	while (at + 1 < count && all.of[at + 1].first <= block_x()) at++;
+	const Update<G>& t = all.of[at];
 	float by = *clip;
 	bool skip = skipped && !(by > 0);
 	if (thread() == 0) {
 		double step = (double)*steps + 1 - (skipped ? (double)*skipped : 0);
-		factors[0] = (float)(1 - (double)*lr * (double)weight_decay);
+		factors[0] = (float)(1 - (double)*lr * (double)t.weight_decay);
 		factors[1] = (float)((double)*lr / (double)(float)(1 - pow(beta1, step)));
 		factors[2] = (float)(1 / sqrt((double)(float)(1 - pow(beta2, step))));
 	}
 	sync_block();
 	float decay = factors[0], rate = factors[1], root = factors[2];
 	float b1 = (float)beta1, b2 = (float)beta2, gain1 = (float)(1 - (double)b1), gain2 = (float)(1 - (double)b2);
-	each_of_all<float>(n, true, [&](auto width, i64 i) { // four at a time, whatever the types
+	i64 start = (i64)(block_x() - t.first) * 16384, left = t.n - start;
+	each<float>(left < 16384 ? left : 16384, true, thread(), threads(), [&](auto width, i64 i) { // four at a time, whatever the types
 		constexpr int k = decltype(width)::value;
-		Pack<k> x = load<k>(w + i), first = load<k>(m + i), second = load<k>(v + i), d = load<k>(g + i);
+		i += start;
+		Pack<k> x = load<k>(t.w + i), first = load<k>(t.m + i), second = load<k>(t.v + i), d = load<k>(t.g + i);
 		if (!skip) {
 			for (int j = 0; j < k; j++) {
 				float grad = d[j] * by;
@@ -27,15 +43,15 @@ DEVICE void adamw(T* w2, T* m2, T* v2, const T* w, const T* m, const T* v, const
 				x[j] = x[j] * decay - rate * first[j] / (sqrtf(second[j]) * root + eps);
 			}
 		}
-		store(w2 + i, x);
-		store(m2 + i, first);
-		store(v2 + i, second);
+		store(t.w2 + i, x);
+		store(t.m2 + i, first);
+		store(t.v2 + i, second);
+		if (t.copy) store(t.copy + i, x);
 	});
 }
 #define ADAMW(G) \
-	(T* w2, T* m2, T* v2, const T* w, const T* m, const T* v, const G* g, const float* clip, const float* lr, const int* steps, \
-		const float* skipped, i64 n, double beta1, double beta2, float eps, float weight_decay) { \
-		adamw(w2, m2, v2, w, m, v, g, clip, lr, steps, skipped, n, beta1, beta2, eps, weight_decay); \
+	(const float* clip, const float* lr, const int* steps, const float* skipped, double beta1, double beta2, float eps, int count, Updates<G> all) { \
+		adamw<G>(clip, lr, steps, skipped, beta1, beta2, eps, count, all); \
 	}
 KERNEL(adamw_f32, 256) ADAMW(float)
 KERNEL(adamw_bf16, 256) ADAMW(bf16)

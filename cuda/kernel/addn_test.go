@@ -14,13 +14,13 @@ import (
 // so far, as that of a gradient's norm over all parameters does.
 func TestManyTerms(t *testing.T) {
 	const terms = 40
-	k := &runtime.Kernel{Node: &ir.Node{Op: ir.OpAddN, Name: "sum"}, Accum: []bool{false}}
+	k := runtime.Kernel{Node: &ir.Node{Op: ir.OpAddN, Name: "sum"}, Accum: []bool{false}}
 	at := func(i int64) runtime.Tensor { return runtime.Tensor{Offset: 64 * i, Slab: ir.Whole([]int{3})} }
 	for i := range int64(terms) {
 		k.Args = append(k.Args, at(i+1))
 	}
 	k.Results = []runtime.Tensor{at(100)}
-	launches, err := kernel.Launches(k, func(t runtime.Tensor) uint64 { return uint64(t.Offset) }, 0)
+	launches, err := kernel.Launches(kernel.Group{&k}, func(t runtime.Tensor) uint64 { return uint64(t.Offset) }, 0)
 	require.NoError(t, err)
 	require.Len(t, launches, 3)
 	next := uint64(1)
@@ -41,6 +41,6 @@ func TestManyTerms(t *testing.T) {
 	for i := range k.Args {
 		k.Args[i].DType = ir.BF16
 	}
-	_, err = kernel.Launches(k, func(runtime.Tensor) uint64 { return 0 }, 0)
+	_, err = kernel.Launches(kernel.Group{&k}, func(runtime.Tensor) uint64 { return 0 }, 0)
 	require.ErrorContains(t, err, "40 operands of bf16")
 }

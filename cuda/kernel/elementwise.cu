@@ -29,21 +29,34 @@ KERNEL(scale, 256)(T* y, const T* x, const float* s, i64 n) {
 	});
 }
 
-// convert sets y to x, or adds x to it, when the two do not overlap or are of one size.
-template <class X> DEVICE void convert(T* y, const X* x, i64 n, int add) {
-	each_of_all<float>(n, true, [&](auto width, i64 i) { // four at a time, whatever the types
+// Casts are of many tensors, each of n elements in blocks of 4096 from first on.
+template <class X> struct Cast {
+	T* y;
+	const X* x;
+	i64 n, first;
+};
+template <class X> struct Casts { Cast<X> of[120]; };
+
+// convert sets every y to x, or adds x to it, when the two do not overlap or are of one size.
+template <class X> DEVICE void convert(int add, int count, const Casts<X>& all) {
+	int at = 0;
+	while (at + 1 < count && all.of[at + 1].first <= block_x()) at++;
+	const Cast<X>& t = all.of[at];
+	i64 start = (block_x() - t.first) * 4096, left = t.n - start;
+	each<float>(left < 4096 ? left : 4096, true, thread(), threads(), [&](auto width, i64 i) { // four at a time, whatever the types
 		constexpr int w = decltype(width)::value;
-		Pack<w> z = load<w>(x + i);
+		i += start;
+		Pack<w> z = load<w>(t.x + i);
 		if (add) {
-			Pack<w> was = load<w>(y + i);
+			Pack<w> was = load<w>(t.y + i);
 			for (int j = 0; j < w; j++) z[j] += was[j];
 		}
-		store(y + i, z);
+		store(t.y + i, z);
 	});
 }
-KERNEL(cast_f32, 256)(T* y, const float* x, i64 n, int add) { convert(y, x, n, add); }
-KERNEL(cast_bf16, 256)(T* y, const bf16* x, i64 n, int add) { convert(y, x, n, add); }
-KERNEL(cast_f16, 256)(T* y, const f16* x, i64 n, int add) { convert(y, x, n, add); }
+KERNEL(cast_f32, 256)(int add, int count, Casts<float> all) { convert(add, count, all); }
+KERNEL(cast_bf16, 256)(int add, int count, Casts<bf16> all) { convert(add, count, all); }
+KERNEL(cast_f16, 256)(int add, int count, Casts<f16> all) { convert(add, count, all); }
 
 // reduce combines up to 16 values in order; y may be one of them.
 template <class F>
@@ -63,25 +76,30 @@ DEVICE void combine(T* y, const T* const (&x)[16], i64 n, int count, F f) {
 		store(y + i, sum);
 	});
 }
-#define SIXTEEN \
-	const T *x0, const T *x1, const T *x2, const T *x3, const T *x4, const T *x5, const T *x6, const T *x7, const T *x8, const T *x9, \
-		const T *x10, const T *x11, const T *x12, const T *x13, const T *x14, const T *x15
-#define LIST {x0, x1, x2, x3, x4, x5, x6, x7, x8, x9, x10, x11, x12, x13, x14, x15}
-KERNEL(reduce_sum, 256)(T* y, i64 n, int count, SIXTEEN) {
-	const T* const x[16] = LIST;
-	combine(y, x, n, count, [](float a, float b) { return a + b; });
+struct Inputs { const T* x[16]; };
+KERNEL(reduce_sum, 256)(T* y, i64 n, int count, Inputs from) {
+	combine(y, from.x, n, count, [](float a, float b) { return a + b; });
 }
-KERNEL(reduce_max, 256)(T* y, i64 n, int count, SIXTEEN) {
-	const T* const x[16] = LIST;
-	combine(y, x, n, count, [](float a, float b) { return fmaxf(a, b); });
+KERNEL(reduce_max, 256)(T* y, i64 n, int count, Inputs from) {
+	combine(y, from.x, n, count, [](float a, float b) { return fmaxf(a, b); });
 }
-#undef SIXTEEN
-#undef LIST
 
 // GELU (Hendrycks and Gimpel, 2016) with the normal distribution function, or with tanh its approximation.
 struct Erf {
-	DEVICE static float value(float x) { return 0.5f * x * (1 + erff(x * 0.70710678f)); }
-	DEVICE static float slope(float x) { return 0.5f * (1 + erff(x * 0.70710678f)) + x * expf(-0.5f * x * x) * 0.39894228f; }
+	// tail is the distribution function at -|x|, within 1e-7 (Abramowitz and Stegun, 7.1.26), by way of e = exp(-x^2/2).
+	DEVICE static float tail(float x, float& e) {
+		float t = reciprocal_fast(1 + 0.23164189f * fmaxf(x, -x));
+		e = exp2_fast(-0.72134752f * x * x);
+		return t * (0.12741480f + t * (-0.14224837f + t * (0.71070687f + t * (-0.72657601f + t * 0.53070271f)))) * e;
+	}
+	DEVICE static float value(float x) {
+		float e, p = tail(x, e);
+		return x * (x < 0 ? p : 1 - p);
+	}
+	DEVICE static float slope(float x) {
+		float e, p = tail(x, e);
+		return (x < 0 ? p : 1 - p) + x * e * 0.39894228f;
+	}
 };
 struct Tanh {
 	DEVICE static float inner(float x) { return tanhf(0.79788456f * (x + 0.044715f * x * x * x)); }

@@ -19,60 +19,82 @@ KERNEL(embedding, 256)(T* y, const T* table, const int* ids, i64 rows, i64 cols,
 	});
 }
 
-// embedding_grad sums the rows of dy with the same id, in their order. A block has 16 rows of the table and 256 columns: all
-// its threads look for ids, 256 at a time, and note those found in order; then each of the 8 warps adds up two rows.
+// embedding_grad sums the rows of dy with the same id, in their order. A block has 64 rows of the table, each of its 8 warps 8 of
+// them, and 256 columns. It goes through the ids 4096 at a time: the warps note those of the block's rows, in order, and then
+// each adds up its rows of dy.
 KERNEL(embedding_grad, 256)(T* dtable, const T* dy, const int* ids, i64 n, i64 cols, int first, int local, int add) {
-	__shared__ int found[256]; // at: index of the id, its row of the block in the high bits
+	const int span = 4096, mine = 8, per = 8; // ids; rows of a warp, and columns of a thread
+	__shared__ int found[span]; // where the id is, and its row of the block in the low bits
 	__shared__ int counts[8];
-	const int per = 8; // columns of a thread
-	int low = block_x() * 16;
+	int low = block_x() * 64;
 	i64 column = (i64)block_y() * 256 + lane() * per;
 	bool aligned = lines_up<T>(cols) && column + per <= cols;
-	float sum[2][per];
-	for (int k = 0; k < 2; k++) {
-		int row = low + warp() * 2 + k;
-		for (int j = 0; j < per; j++) {
-			bool old = add && row < local && column + j < cols;
-			sum[k][j] = old ? wide(dtable[row * cols + column + j]) : 0;
-		}
+	float sum[mine][per];
+#pragma unroll
+	for (int k = 0; k < mine; k++) {
+		int row = low + warp() + 8 * k;
+		for (int j = 0; j < per; j++) sum[k][j] = add && row < local && column + j < cols ? wide(dtable[row * cols + column + j]) : 0;
 	}
-	for (i64 start = 0; start < n; start += 256) {
-		i64 i = start + thread();
-		int row = i < n ? ids[i] - first - low : -1;
-		bool hit = row >= 0 && row < 16 && low + row < local;
-		u32 lanes = ballot(hit);
-		if (lane() == 0) counts[warp()] = popcount(lanes);
+	for (i64 start = 0; start < n; start += span) {
+		// A warp has 512 ids: first it counts them, and then it knows where to note its own.
+		auto hit = [&](int i) {
+			i64 at = start + warp() * 512 + i;
+			int row = at < n ? ids[at] - first - low : -1;
+			return row >= 0 && row < 64 && low + row < local ? row : -1;
+		};
+		int count = 0;
+#pragma unroll 4
+		for (int i = lane(); i < 512; i += WARP) count += popcount(ballot(hit(i) >= 0));
+		if (lane() == 0) counts[warp()] = count;
 		sync_block();
-		int before = popcount(lanes & ((1u << lane()) - 1)), total = 0;
+		int before = 0, total = 0;
 		for (int w = 0; w < 8; w++) {
 			if (w < warp()) before += counts[w];
 			total += counts[w];
 		}
-		if (hit) found[before] = row << 8 | thread();
+		for (int i = lane(); count > 0 && i < 512; i += WARP) {
+			int row = hit(i);
+			u32 lanes = ballot(row >= 0);
+			if (row >= 0) found[before + popcount(lanes & ((1u << lane()) - 1))] = (warp() * 512 + i) << 6 | row;
+			before += popcount(lanes);
+		}
 		sync_block();
-		for (int f = 0; f < total; f++) {
-			int k = (found[f] >> 8) - warp() * 2;
-			if (k != 0 && k != 1) continue;
-			const T* from = dy + (start + (found[f] & 255)) * cols + column;
-			Pack<per> z = {};
-			if (aligned) {
-				for (int j = 0; j < per; j += 16 / sizeof(T)) {
-					Pack<16 / sizeof(T)> some = load<16 / sizeof(T)>(from + j);
-					for (int l = 0; l < 16 / sizeof(T); l++) z[j + l] = some[l];
+		for (int f = 0; f < total; f += WARP) {
+			int entry = f + lane() < total ? found[f + lane()] : -1;
+			if (ballot(entry >= 0 && entry % 8 == warp()) == 0) continue;
+#pragma unroll
+			for (int k = 0; k < mine; k++) {
+				u32 lanes = ballot(entry >= 0 && (entry & 63) == warp() + 8 * k);
+				while (lanes) {
+					Pack<per> z[4]; // several on their way at once
+#pragma unroll
+					for (int m = 0; m < 4; m++) {
+						for (int j = 0; j < per; j++) z[m][j] = 0;
+						if (!lanes) continue;
+						const T* from = dy + (start + (found[f + first_bit(lanes)] >> 6)) * cols + column;
+						lanes &= lanes - 1;
+						if (aligned) {
+							for (int j = 0; j < per; j += 16 / sizeof(T)) {
+								Pack<16 / sizeof(T)> some = load<16 / sizeof(T)>(from + j);
+								for (int l = 0; l < 16 / sizeof(T); l++) z[m][j + l] = some[l];
+							}
+						} else {
+							for (int j = 0; j < per; j++) {
+								if (column + j < cols) z[m][j] = wide(from[j]);
+							}
+						}
+					}
+					for (int m = 0; m < 4; m++) {
+						for (int j = 0; j < per; j++) sum[k][j] += z[m][j];
+					}
 				}
-			} else {
-				for (int j = 0; j < per; j++) {
-					if (column + j < cols) z[j] = wide(from[j]);
-				}
-			}
-			for (int j = 0; j < per; j++) {
-				if (k == 0) sum[0][j] += z[j];
-				else sum[1][j] += z[j];
 			}
 		}
-	} // nobody notes ids before all threads have counted again
-	for (int k = 0; k < 2; k++) {
-		int row = low + warp() * 2 + k;
+		sync_block(); // before ids are counted and noted anew
+	}
+#pragma unroll
+	for (int k = 0; k < mine; k++) {
+		int row = low + warp() + 8 * k;
 		for (int j = 0; j < per; j++) {
 			if (row < local && column + j < cols) narrow(dtable[row * cols + column + j], sum[k][j]);
 		}

@@ -3,6 +3,7 @@ package kernel_test
 import (
 	"encoding/binary"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"testing"
 	"time"
@@ -226,4 +227,25 @@ func TestReduce(t *testing.T) {
 			}
 		}
 	}
+}
+
+// TestReduceFixed adds numbers in fixed point: a sum that does not fit in 64 bits is marked, whatever comes after.
+func TestReduceFixed(t *testing.T) {
+	t.Parallel()
+	d := openDevice(t)
+	const overflow = math.MinInt64
+	var in []uint64
+	for i, terms := range [][]int64{{1, math.MaxInt64, math.MinInt64 + 1, overflow}, {-3, 1, -1, 5}, {1 << 40, -7, 1, 5}} {
+		in = append(in, d.base+uint64(i*64))
+		b, err := binary.Append(nil, binary.NativeEndian, terms)
+		require.NoError(t, err)
+		require.NoError(t, d.write(int64(i*64), b))
+	}
+	require.NoError(t, d.launch(kernel.Reduce(ir.Q64, in[1], in, 4)))
+	b := make([]byte, 32)
+	require.NoError(t, d.read(64, b))
+	got := make([]int64, 4)
+	_, err := binary.Decode(b, binary.NativeEndian, got)
+	require.NoError(t, err)
+	require.Equal(t, []int64{1<<40 - 2, overflow, overflow, overflow}, got)
 }

@@ -22,6 +22,16 @@ KERNEL(add_fixed, 256)(i64* y, const i64* a, const i64* b, i64 n) {
 	each_of_all<T>(n, false, [&](auto, i64 i) { y[i] = fixed_sum(a[i], b[i]); });
 }
 
+// reduce_fixed adds up to 16 values; y may be one of them.
+struct Terms { const i64* x[16]; };
+KERNEL(reduce_fixed, 256)(i64* y, i64 n, int count, Terms from) {
+	each_of_all<T>(n, false, [&](auto, i64 i) {
+		i64 sum = from.x[0][i];
+		for (int k = 1; k < count; k++) sum = fixed_sum(sum, from.x[k][i]);
+		y[i] = sum;
+	});
+}
+
 // add_as_fixed adds terms in f32 to y, or sets y to them.
 KERNEL(add_as_fixed, 256)(i64* y, const T* term, i64 n, double scale, int add) {
 	each_of_all<T>(n, false, [&](auto, i64 i) {

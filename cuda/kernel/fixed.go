@@ -64,11 +64,11 @@ func sumToFixed(l *list) error {
 	})
 }
 
-// normParamsFixed adds up the gradients of weight and bias.
-func (l *list) normParamsFixed(d ir.DType, mean, rstd address) error {
+// normGradFixed adds up the gradients of weight and bias, of which some leaves parts [parts,2,n] for m rows from row first on.
+func (l *list) normGradFixed(some func(first, m int64) (part address, parts int64)) error {
 	_, n := rows(l.Args[0])
 	return l.eachSequence(len(l.Args[0].Slab.Local)-1, func(s int, first, m int64) {
-		part, parts := l.normParams(d, first, m, n, mean, rstd)
+		part, parts := some(first, m)
 		term := l.temp(4 * n)
 		for i := 1; i < len(l.Results); i++ {
 			l.columnsTo(ir.F32, term, part+address(4*int64(i-1)*n), parts, n, 2*n, 0)

@@ -32,19 +32,19 @@ type Launch struct {
 // Place says where tensors are: device address of an operand or result, a multiple of 16.
 type Place func(t runtime.Tensor) uint64
 
-// Scratch returns how many bytes of scratch memory the launches of k need (16-byte aligned), 0 for most.
-func Scratch(k *runtime.Kernel) int64 {
-	l, err := launches(k, func(runtime.Tensor) uint64 { return 0 }, 0)
+// Scratch returns how many bytes of scratch memory the launches of a group need (16-byte aligned), 0 for most.
+func Scratch(g Group) int64 {
+	l, err := launches(g, func(runtime.Tensor) uint64 { return 0 }, 0)
 	if err != nil {
 		return 0
 	}
 	return l.used
 }
 
-// Launches returns what runs k in order on one stream, for every op but matmul and those
+// Launches returns what runs a group in order on one stream, for every op but matmul and those
 // that communicate. It returns an error that names op and type when there is no kernel.
-func Launches(k *runtime.Kernel, at Place, scratch uint64) ([]Launch, error) {
-	l, err := launches(k, at, scratch)
+func Launches(g Group, at Place, scratch uint64) ([]Launch, error) {
+	l, err := launches(g, at, scratch)
 	if err != nil {
 		return nil, err
 	}
@@ -52,8 +52,8 @@ func Launches(k *runtime.Kernel, at Place, scratch uint64) ([]Launch, error) {
 }
 
 // Reduce returns the launch of the loopback collectives: out[i] = sum over the inputs, at
-// most [MaxInputs], in order, of element i, added in f32 and rounded once. One input is a
-// copy. out may be one of the inputs.
+// most [MaxInputs], in order, of element i, added in f32 and rounded once, or in fixed point
+// exactly. One input is a copy. out may be one of the inputs.
 func Reduce(dt ir.DType, out uint64, in []uint64, elems int64) Launch {
 	return reduce("reduce_sum", dt, out, in, elems)
 }
@@ -77,6 +77,9 @@ func reduce(name string, dt ir.DType, out uint64, in []uint64, elems int64) Laun
 			x = address(in[i])
 		}
 		args = append(args, x)
+	}
+	if dt == ir.Q64 {
+		return launch("fixed.cu", "reduce_fixed_f32", blocks(elems, 256), block256, 0, args...)
 	}
 	return launch("elementwise.cu", name+"_"+dt.String(), packBlocks(dt, elems), block256, 0, args...)
 }
@@ -114,27 +117,32 @@ func launch(program, name string, grid, block [3]uint32, shared int, args ...any
 	return l
 }
 
-// list is what is launched for one instruction.
+// list is what is launched for a group.
 type list struct {
-	*runtime.Kernel
-	at      Place
-	scratch uint64
-	used    int64 // bytes of scratch memory
-	out     []Launch
+	*runtime.Kernel // the first
+	group           Group
+	at              Place
+	scratch         uint64
+	used            int64 // bytes of scratch memory
+	out             []Launch
 }
 
-func launches(k *runtime.Kernel, at Place, scratch uint64) (*list, error) {
-	l := &list{Kernel: k, at: at, scratch: scratch}
-	op := k.Node.Op
+func launches(g Group, at Place, scratch uint64) (*list, error) {
+	l := &list{Kernel: g[0], group: g, at: at, scratch: scratch}
+	op := l.Node.Op
 	if !has(op) {
 		return nil, l.errorf("")
 	}
-	for i, acc := range k.Accum {
+	for i, acc := range l.Accum {
 		if acc && !op.Accumulates(i) && op != ir.OpAccumulate {
 			return nil, l.errorf(": it cannot add into result %d", i)
 		}
 	}
-	if err := ops[op](l); err != nil {
+	do := ops[op]
+	if len(g) > 1 {
+		do = fusions[op].launch
+	}
+	if err := do(l); err != nil {
 		return nil, err
 	}
 	return l, nil

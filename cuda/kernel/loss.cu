@@ -34,6 +34,23 @@ KERNEL(row_sum_exp, 256)(float* out, const T* x, const float* max, i64 cols) {
 	if (thread() == 0) out[block_x()] = sum;
 }
 
+// row_max_sum_exp is both at once (Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018).
+KERNEL(row_max_sum_exp, 256)(float* max, float* out, const T* x, i64 cols) {
+	x += block_x() * cols;
+	float top = -INF, sum = 0;
+	each_of_row(cols, [&](auto width, i64 i) {
+		constexpr int w = decltype(width)::value;
+		Pack<w> z = load<w>(x + i);
+		float peak = top;
+		for (int j = 0; j < w; j++) peak = fmaxf(peak, z[j]);
+		if (peak > top) sum *= expf(top - peak), top = peak;
+		for (int j = 0; j < w; j++) sum += z[j] == -INF ? 0 : expf(z[j] - top); // no NaN where all so far are -INF
+	});
+	float all = block_reduce(top, [](float a, float b) { return fmaxf(a, b); });
+	sum = block_reduce(top > -INF ? sum * expf(top - all) : sum, [](float a, float b) { return a + b; });
+	if (thread() == 0) max[block_x()] = all, out[block_x()] = sum;
+}
+
 KERNEL(row_pick, 256)(float* out, const T* x, const int* targets, i64 rows, i64 cols, int first, int all) {
 	i64 r = (i64)block_x() * threads() + thread();
 	if (r >= rows) return;

@@ -3,6 +3,7 @@ package kernel
 import (
 	"github.com/autopar/autopar/ir"
 	"github.com/autopar/autopar/ir/philox"
+	"github.com/autopar/autopar/runtime"
 )
 
 // mask returns the parameters of a dropout site: seed, step, key, threshold and scale. Without dropout the threshold is 0.
@@ -103,34 +104,43 @@ func embeddingGrad(l *list) error {
 		return err
 	}
 	local, cols := int64(table.Slab.Local[0]), int64(table.Slab.Local[1])
-	grid := blocks(local, 16)
+	grid := blocks(local, 64)
 	grid[1] = blocks(cols, 256)[0]
 	l.run("embedding.cu", "embedding_grad", d, grid, block256, 0, l.result(0), l.arg(1), l.arg(0), l.Args[0].Slab.Elems(), cols,
 		int32(table.Slab.Offset[0]), int32(local), l.accum(0))
 	return nil
 }
 
-func layerNorm(l *list) error {
-	var bias address
-	if len(l.Args) > 2 {
-		bias = l.arg(2)
-	}
-	return l.norm(l.result(1), l.result(2), bias, l.Node.Attr.(ir.LayerNormAttr).Eps)
-}
+func norm(l *list) error { return l.norm(l.Kernel, 0, l.arg(0), 0) }
 
-func rmsNorm(l *list) error { return l.norm(0, l.result(1), 0, l.Node.Attr.(ir.RMSNormAttr).Eps) }
+// addNorm is a norm of the sum of what the kernel before adds.
+func addNorm(l *list) error { return l.norm(l.group[1], l.result(0), l.arg(0), l.arg(1)) }
 
-func (l *list) norm(mean, rstd, bias address, eps float64) error {
-	d, err := l.elem(l.Args[0])
+// norm launches layer norm, or RMS norm, which lacks mean and bias, of x, or of a sum of x and more.
+func (l *list) norm(k *runtime.Kernel, sum, x, more address) error {
+	d, err := l.elem(k.Args[0])
 	if err != nil {
 		return err
 	}
-	m, n := rows(l.Args[0])
-	l.run("norm.cu", "norm", d, warpRows(m), block256, 0, l.result(0), mean, rstd, l.arg(0), l.arg(1), bias, m, n, float32(eps))
+	at := func(t runtime.Tensor) address { return address(l.at(t)) }
+	var mean, bias address
+	var eps float64
+	switch attr := k.Node.Attr.(type) {
+	case ir.LayerNormAttr:
+		mean, eps = at(k.Results[1]), attr.Eps
+	case ir.RMSNormAttr:
+		eps = attr.Eps
+	}
+	if len(k.Args) > 2 {
+		bias = at(k.Args[2])
+	}
+	m, n := rows(k.Args[0])
+	l.run("norm.cu", "norm", d, warpRows(m), block256, 0, at(k.Results[0]), sum, mean, at(k.Results[len(k.Results)-1]), x, more,
+		at(k.Args[1]), bias, m, n, float32(eps))
 	return nil
 }
 
-// normGrad is the gradient of both norms: that of RMS norm lacks mean and bias.
+// normGrad is the gradient of both norms: that of RMS norm lacks mean and bias. In a group the next kernel adds something.
 func normGrad(l *list) error {
 	d, err := l.elem(l.Args[0])
 	if err != nil {
@@ -141,28 +151,39 @@ func normGrad(l *list) error {
 	if len(l.Args) > 4 {
 		mean, rstd = rstd, l.arg(4)
 	}
-	m, n := rows(l.Args[0])
-	l.run("norm.cu", "norm_grad", d, warpRows(m), block256, 0, l.result(0), l.arg(0), l.arg(1), l.arg(2), mean, rstd, m, n)
-	if ir.Frac(l.Node.Attr) > 0 {
-		return l.normParamsFixed(d, mean, rstd)
+	dx, more := l.result(0), address(0)
+	if len(l.group) > 1 {
+		sum := l.group[1]
+		dx, more = address(l.at(sum.Results[0])), address(l.at(sum.Args[0]))
+		if sum.Node.Args[0] == l.Node.Results[0] {
+			more = address(l.at(sum.Args[1]))
+		}
 	}
-	part, parts := l.normParams(d, 0, m, n, mean, rstd)
+	m, n := rows(l.Args[0])
+	some := func(first, m int64) (part address, parts int64) {
+		chunk := max((m+1023)/1024, 8)
+		parts = (m + chunk - 1) / chunk
+		part = l.temp(4 * 2 * parts * n)
+		at := func(a address, bytes int64) address {
+			if a == 0 {
+				return 0
+			}
+			return a + address(first*bytes)
+		}
+		row := n * d.Size()
+		threads := min(256, (row+16*32-1)/(16*32)*32)
+		l.run("norm.cu", "norm_grad", d, blocks(parts, 1), [3]uint32{uint32(threads), 1, 1}, int(8*n), at(dx, row), part, at(l.arg(0), row),
+			at(l.arg(1), row), at(more, row), l.arg(2), at(mean, 4), at(rstd, 4), m, n, chunk)
+		return part, parts
+	}
+	if ir.Frac(l.Node.Attr) > 0 {
+		return l.normGradFixed(some)
+	}
+	part, parts := some(0, m)
 	for i := 1; i < len(l.Results); i++ {
 		l.columns(i, part+address(4*int64(i-1)*n), parts, n, 2*n)
 	}
 	return nil
-}
-
-// normParams leaves sums of the gradients of weight and bias, of m rows from row first on, as parts [parts,2,n].
-func (l *list) normParams(d ir.DType, first, m, n int64, mean, rstd address) (part address, parts int64) {
-	chunk, parts, grid := columnParts(d, m, n)
-	part = l.temp(4 * 2 * parts * n)
-	at := address(first * n * d.Size())
-	if mean != 0 {
-		mean += address(4 * first)
-	}
-	l.run("norm.cu", "norm_params", d, grid, block128, 0, part, l.arg(0)+at, l.arg(1)+at, mean, rstd+address(4*first), m, n, chunk)
-	return part, parts
 }
 
 func rope(l *list) error {
@@ -199,6 +220,12 @@ func rowMax(l *list) error {
 func rowSumExp(l *list) error {
 	_, n := rows(l.Args[0])
 	return l.perRow("row_sum_exp", l.result(0), l.arg(0), l.arg(1), n)
+}
+
+// rowMaxSumExp is both, in a group.
+func rowMaxSumExp(l *list) error {
+	_, n := rows(l.Args[0])
+	return l.perRow("row_max_sum_exp", l.result(0), address(l.at(l.group[1].Results[0])), l.arg(0), n)
 }
 
 func rowPick(l *list) error {

@@ -1,16 +1,27 @@
 // Layer norm (Ba, Kiros and Hinton, 2016), and RMS norm (Zhang and Sennrich, 2019), which is it without mean. A warp has a row.
 
-KERNEL(norm, 256)(T* y, float* mean, float* rstd, const T* x, const T* weight, const T* bias, i64 rows, i64 cols, float eps) {
+// norm is of x, or if there is more of x and that, whose sum it stores too. All results but the statistics may be in the places of
+// x and more.
+KERNEL(norm, 256)(T* y, T* sums, float* mean, float* rstd, const T* x, const T* more, const T* weight, const T* bias, i64 rows, i64 cols, float eps) {
 	i64 r = (i64)block_x() * (threads() / WARP) + warp();
 	if (r >= rows) return;
-	x += r * cols, y += r * cols;
+	x += r * cols, more += more ? r * cols : 0, y += r * cols, sums += r * cols;
 	bool aligned = lines_up<T>(cols);
+	auto row = [&](auto width, i64 i) {
+		constexpr int w = decltype(width)::value;
+		Pack<w> z = load<w>(x + i);
+		if (more) {
+			Pack<w> add = load<w>(more + i);
+			for (int j = 0; j < w; j++) z[j] = rounded<T>(z[j] + add[j]);
+		}
+		return z;
+	};
 	float m = 0;
 	if (mean) {
 		float sum = 0;
 		each<T>(cols, aligned, lane(), WARP, [&](auto width, i64 i) {
 			constexpr int w = decltype(width)::value;
-			Pack<w> z = load<w>(x + i);
+			Pack<w> z = row(width, i);
 			for (int j = 0; j < w; j++) sum += z[j];
 		});
 		m = warp_sum(sum) / cols;
@@ -18,14 +29,15 @@ KERNEL(norm, 256)(T* y, float* mean, float* rstd, const T* x, const T* weight, c
 	float squares = 0;
 	each<T>(cols, aligned, lane(), WARP, [&](auto width, i64 i) {
 		constexpr int w = decltype(width)::value;
-		Pack<w> z = load<w>(x + i);
+		Pack<w> z = row(width, i);
 		for (int j = 0; j < w; j++) squares += (z[j] - m) * (z[j] - m);
 	});
 	float s = 1 / sqrtf(warp_sum(squares) / cols + eps);
 	each<T>(cols, aligned, lane(), WARP, [&](auto width, i64 i) {
 		constexpr int w = decltype(width)::value;
-		Pack<w> z = load<w>(x + i), scale = load<w>(weight + i), shift = {};
+		Pack<w> z = row(width, i), scale = load<w>(weight + i), shift = {};
 		if (bias) shift = load<w>(bias + i);
+		if (more) store(sums + i, z);
 		for (int j = 0; j < w; j++) z[j] = (z[j] - m) * s * scale[j] + shift[j];
 		store(y + i, z);
 	});
@@ -35,48 +47,59 @@ KERNEL(norm, 256)(T* y, float* mean, float* rstd, const T* x, const T* weight, c
 	}
 }
 
-// norm_grad sets dx: with n = (x - mean)*rstd and d = dy*weight it is rstd*(d - avg(d) - n*avg(d*n)), without avg(d) for RMS.
-KERNEL(norm_grad, 256)(T* dx, const T* dy, const T* x, const T* weight, const float* mean, const float* rstd, i64 rows, i64 cols) {
-	i64 r = (i64)block_x() * (threads() / WARP) + warp();
-	if (r >= rows) return;
-	x += r * cols, dy += r * cols, dx += r * cols;
+// norm_grad sets dx: with n = (x - mean)*rstd and d = dy*weight it is rstd*(d - avg(d) - n*avg(d*n)), without avg(d) for RMS; if
+// there is more, that is added, and dx may be in its place. It sums the gradients of weight and bias over chunks of rows, into
+// part[chunks, 2, cols]; columns_last of sum.cu adds them up. A block has a chunk and takes as many rows at a time as it has warps:
+// first a warp has a row, then a thread has columns.
+KERNEL(norm_grad, 256)(T* dx, float* part, const T* dy, const T* x, const T* more, const T* weight, const float* mean, const float* rstd, i64 rows,
+	i64 cols, i64 chunk) {
+	__shared__ float averages[8][2];
+	SHARED(float, params); // [2, cols]; of each column by one thread
+	i64 first = block_x() * chunk, end = first + chunk < rows ? first + chunk : rows;
+	int many = threads() / WARP;
 	bool aligned = lines_up<T>(cols);
-	float m = mean ? mean[r] : 0, s = rstd[r], sum = 0, along = 0;
-	each<T>(cols, aligned, lane(), WARP, [&](auto width, i64 i) {
-		constexpr int w = decltype(width)::value;
-		Pack<w> z = load<w>(x + i), d = load<w>(dy + i), scale = load<w>(weight + i);
-		for (int j = 0; j < w; j++) {
-			float g = d[j] * scale[j];
-			sum += g;
-			along += g * (z[j] - m) * s;
+	for (i64 base = first; base < end; base += many) {
+		i64 r = base + warp();
+		if (r < end) {
+			float m = mean ? mean[r] : 0, s = rstd[r], sum = 0, along = 0;
+			each<T>(cols, aligned, lane(), WARP, [&](auto width, i64 i) {
+				constexpr int w = decltype(width)::value;
+				Pack<w> z = load<w>(x + r * cols + i), d = load<w>(dy + r * cols + i), scale = load<w>(weight + i);
+				for (int j = 0; j < w; j++) {
+					float g = d[j] * scale[j];
+					sum += g;
+					along += g * (z[j] - m) * s;
+				}
+			});
+			sum = warp_sum(sum), along = warp_sum(along);
+			if (lane() == 0) averages[warp()][0] = mean ? sum / cols : 0, averages[warp()][1] = along / cols;
 		}
-	});
-	sum = mean ? warp_sum(sum) / cols : 0;
-	along = warp_sum(along) / cols;
-	each<T>(cols, aligned, lane(), WARP, [&](auto width, i64 i) {
-		constexpr int w = decltype(width)::value;
-		Pack<w> z = load<w>(x + i), d = load<w>(dy + i), scale = load<w>(weight + i);
-		for (int j = 0; j < w; j++) d[j] = s * (d[j] * scale[j] - sum - (z[j] - m) * s * along);
-		store(dx + i, d);
-	});
-}
-
-// norm_params sums the gradients of weight and bias over chunks of rows, into part[chunks, 2, cols]; columns_last of sum.cu
-// adds them up. Block y has chunk y.
-KERNEL(norm_params, 128)(float* part, const T* dy, const T* x, const float* mean, const float* rstd, i64 rows, i64 cols, i64 chunk) {
-	i64 first = block_y() * chunk, end = first + chunk < rows ? first + chunk : rows;
-	part += block_y() * 2 * cols;
-	each_of_all<T>(cols, lines_up<T>(cols), [&](auto width, i64 c) {
-		constexpr int w = decltype(width)::value;
-		Pack<w> scale = {}, shift = {};
-		for (i64 r = first; r < end; r++) {
-			Pack<w> z = load<w>(x + r * cols + c), d = load<w>(dy + r * cols + c);
-			float m = mean ? mean[r] : 0, s = rstd[r];
-			for (int j = 0; j < w; j++) {
-				scale[j] += d[j] * (z[j] - m) * s;
-				shift[j] += d[j];
+		sync_block();
+		int here = (int)(end - base < many ? end - base : many);
+		each<T>(cols, aligned, thread(), threads(), [&](auto width, i64 c) {
+			constexpr int w = decltype(width)::value;
+			Pack<w> scale = load<w>(weight + c), by = {}, shift = {};
+#pragma unroll 2
+			for (int k = 0; k < here; k++) {
+				i64 r = base + k, i = r * cols + c;
+				float m = mean ? mean[r] : 0, s = rstd[r], sum = averages[k][0], along = averages[k][1];
+				Pack<w> z = load<w>(x + i), d = load<w>(dy + i), add = {};
+				if (more) add = load<w>(more + i);
+				for (int j = 0; j < w; j++) {
+					float n = (z[j] - m) * s;
+					by[j] += d[j] * n;
+					shift[j] += d[j];
+					d[j] = s * (d[j] * scale[j] - sum - n * along);
+					if (more) d[j] = rounded<T>(d[j]) + add[j];
+				}
+				store(dx + i, d);
 			}
-		}
-		for (int j = 0; j < w; j++) part[c + j] = scale[j], part[cols + c + j] = shift[j];
-	});
+			for (int j = 0; j < w; j++) {
+				params[c + j] = base > first ? params[c + j] + by[j] : by[j];
+				params[cols + c + j] = base > first ? params[cols + c + j] + shift[j] : shift[j];
+			}
+		});
+		sync_block();
+	}
+	for (i64 i = thread(); i < 2 * cols; i += threads()) part[block_x() * 2 * cols + i] = params[i];
 }

@@ -1,6 +1,11 @@
 package kernel
 
-import "github.com/autopar/autopar/ir"
+import (
+	"math"
+
+	"github.com/autopar/autopar/ir"
+	"github.com/autopar/autopar/runtime"
+)
 
 // ops has one entry for each op that needs neither another rank nor a library.
 var ops = [...]func(l *list) error{
@@ -21,9 +26,9 @@ var ops = [...]func(l *list) error{
 
 	ir.OpEmbedding:       embedding,
 	ir.OpEmbeddingGrad:   embeddingGrad,
-	ir.OpLayerNorm:       layerNorm,
+	ir.OpLayerNorm:       norm,
 	ir.OpLayerNormGrad:   normGrad,
-	ir.OpRMSNorm:         rmsNorm,
+	ir.OpRMSNorm:         norm,
 	ir.OpRMSNormGrad:     normGrad,
 	ir.OpGELU:            gelu,
 	ir.OpGELUGrad:        gelu,
@@ -129,7 +134,7 @@ func swiGLUGrad(l *list) error {
 	return l.elementwise("swiglu_grad", l.result(0), l.arg(0), l.arg(1), l.Args[1].Slab.Elems(), cols)
 }
 
-// cast moves a value between types, by way of scratch memory if in place.
+// cast moves values between types, by way of scratch memory where in place.
 func cast(l *list) error {
 	from, err := l.elem(l.Args[0])
 	if err != nil {
@@ -139,18 +144,49 @@ func cast(l *list) error {
 	if err != nil {
 		return err
 	}
-	n, y := l.Results[0].Slab.Elems(), l.result(0)
-	if !l.moved(0, 0) {
-		if from == to {
-			return nil
+	var casts, back casts
+	for _, k := range l.group {
+		x, y, n := address(l.at(k.Args[0])), address(l.at(k.Results[0])), k.Results[0].Slab.Elems()
+		if x == y && from == to {
+			continue
 		}
-		y = l.temp(n * to.Size())
+		if x == y {
+			x = l.temp(n * to.Size())
+			back.add(y, x, n)
+			x, y = y, x
+		}
+		casts.add(y, x, n)
 	}
-	l.run("elementwise.cu", "cast_"+from.String(), to, blocks(n, 4*256), block256, 0, y, l.arg(0), n, l.accum(0))
-	if y != l.result(0) {
-		return l.move(to.Size(), l.result(0), y, dim{n, 1, 1})
-	}
+	l.casts(from, to, casts, l.accum(0))
+	l.casts(to, to, back, 0)
 	return nil
+}
+
+// casts are the words of as many entries Cast of elementwise.cu, and the blocks that do them.
+type casts struct {
+	words []any
+	grid  int64
+}
+
+// castsMost is how many tensors a launch casts.
+const castsMost = 120
+
+func (c *casts) add(to, from address, n int64) {
+	c.words = append(c.words, to, from, n, c.grid)
+	c.grid += (n + 4095) / 4096
+}
+
+func (l *list) casts(from, to ir.DType, c casts, accum int32) {
+	args := append([]any{accum, int32(len(c.words) / 4)}, filled(c.words, 4*castsMost)...)
+	l.run("elementwise.cu", "cast_"+from.String(), to, blocks(c.grid, 1), block256, 0, args...)
+}
+
+// filled adds zeros up to the words of a parameter that is a struct.
+func filled(words []any, n int) []any {
+	for len(words) < n {
+		words = append(words, int64(0))
+	}
+	return words
 }
 
 func accumulate(l *list) error {
@@ -161,8 +197,9 @@ func accumulate(l *list) error {
 	if err != nil {
 		return err
 	}
-	n := l.Results[0].Slab.Elems()
-	l.run("elementwise.cu", "cast_"+d.String(), d, blocks(n, 4*256), block256, 0, l.result(0), l.arg(0), n, l.accum(0))
+	var c casts
+	c.add(l.result(0), l.arg(0), l.Results[0].Slab.Elems())
+	l.casts(d, d, c, l.accum(0))
 	return nil
 }
 
@@ -184,7 +221,7 @@ func (l *list) columns(i int, part address, parts, cols, apart int64) {
 }
 
 func (l *list) columnsTo(d ir.DType, y, part address, parts, cols, apart int64, accum int32) {
-	l.run("sum.cu", "columns_last", d, blocks(cols, 32), block256, 0, y, part, parts, cols, apart, accum)
+	l.run("sum.cu", "columns_last", d, blocks(cols, 32), [3]uint32{512, 1, 1}, 0, y, part, parts, cols, apart, accum)
 }
 
 func sumTo(l *list) error {
@@ -203,18 +240,28 @@ func sumTo(l *list) error {
 	return nil
 }
 
-// total adds up all elements, or their squares.
+// sumsMost is how many tensors a launch adds up.
+const sumsMost = 120
+
+// total adds up all elements of tensors, or their squares.
 func (l *list) total(part string, accum int32) error {
 	d, err := l.elem(l.Args[0])
 	if err != nil {
 		return err
 	}
-	n := l.Args[0].Slab.Elems()
-	grid := blocks(n, 16*256)
-	grid[0] = min(grid[0], 1024)
-	parts := l.temp(8 * int64(grid[0]))
-	l.run("sum.cu", part, d, grid, block256, 0, parts, l.arg(0), n)
-	l.run("sum.cu", "sum_last", l.Results[0].DType, [3]uint32{1, 1, 1}, block256, 0, l.result(0), parts, int32(grid[0]), accum)
+	var words []any
+	grid := int64(0)
+	for _, k := range l.group {
+		n := k.Args[0].Slab.Elems()
+		many := min(1024, (n+16*256-1)/(16*256))
+		words = append(words, address(l.at(k.Args[0])), address(l.at(k.Results[0])), n, grid|many<<32)
+		grid += many
+	}
+	words = filled(words, 4*sumsMost)
+	parts := l.temp(8 * grid)
+	count := int32(len(l.group))
+	l.run("sum.cu", part, d, blocks(grid, 1), block256, 0, append([]any{parts, count}, words...)...)
+	l.run("sum.cu", "sum_last", l.Results[0].DType, blocks(int64(count), 1), block256, 0, append([]any{parts, accum}, words...)...)
 	return nil
 }
 
@@ -246,6 +293,10 @@ func nll(l *list) error {
 	return nil
 }
 
+// updatesMost is how many tensors a launch updates.
+const updatesMost = 48
+
+// adamW updates tensors, each of which a cast to the type of the gradient may follow.
 func adamW(l *list) error {
 	a := l.Node.Attr.(ir.AdamWAttr)
 	d, err := l.elem(l.Args[0])
@@ -260,9 +311,28 @@ func adamW(l *list) error {
 	if len(l.Args) > 7 {
 		skipped = l.arg(7)
 	}
-	n := l.Args[0].Slab.Elems()
-	l.run("adamw.cu", "adamw_"+grad.String(), d, blocks(n, 4*256), block256, 0, l.result(0), l.result(1), l.result(2),
-		l.arg(0), l.arg(1), l.arg(2), l.arg(3), l.arg(4), l.arg(5), l.arg(6), skipped, n,
-		a.Beta1, a.Beta2, float32(a.Eps), float32(a.WeightDecay))
+	copies := map[*ir.Value]address{}
+	for _, k := range l.group {
+		if k.Node.Op == ir.OpCast {
+			copies[k.Node.Args[0]] = address(l.at(k.Results[0]))
+		}
+	}
+	var words []any
+	grid, count := int64(0), int32(0)
+	for _, k := range l.group {
+		if k.Node.Op != ir.OpAdamW {
+			continue
+		}
+		for _, t := range []runtime.Tensor{k.Results[0], k.Results[1], k.Results[2], k.Args[0], k.Args[1], k.Args[2], k.Args[3]} {
+			words = append(words, address(l.at(t)))
+		}
+		n := k.Args[0].Slab.Elems()
+		decay := math.Float32bits(float32(k.Node.Attr.(ir.AdamWAttr).WeightDecay))
+		words = append(words, copies[k.Node.Results[0]], n, int64(decay)|grid<<32)
+		grid += (n + 16383) / 16384
+		count++
+	}
+	args := []any{l.arg(4), l.arg(5), l.arg(6), skipped, a.Beta1, a.Beta2, float32(a.Eps), count}
+	l.run("adamw.cu", "adamw_"+grad.String(), d, blocks(grid, 1), block256, 0, append(args, filled(words, 10*updatesMost)...)...)
 	return nil
 }

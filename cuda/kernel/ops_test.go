@@ -72,7 +72,7 @@ func (d *device) at(t runtime.Tensor) uint64 {
 // have the same bits. Those of f16 have the text of bf16, and run once.
 func (d *device) Launch(k *runtime.Kernel) error {
 	if k.Results[0].DType == ir.F16 {
-		return d.once(k)
+		return d.once(kernel.Group{k})
 	}
 	var before []byte
 	if overwrites(k) {
@@ -81,7 +81,7 @@ func (d *device) Launch(k *runtime.Kernel) error {
 			return err
 		}
 	}
-	if err := d.once(k); err != nil {
+	if err := d.once(kernel.Group{k}); err != nil {
 		return err
 	}
 	after, err := d.results(k)
@@ -95,7 +95,7 @@ func (d *device) Launch(k *runtime.Kernel) error {
 	}
 	d.reverse = true
 	defer func() { d.reverse = false }()
-	if err := d.once(k); err != nil {
+	if err := d.once(kernel.Group{k}); err != nil {
 		return err
 	}
 	again, err := d.results(k)
@@ -135,15 +135,15 @@ func (d *device) results(k *runtime.Kernel) (all []byte, err error) {
 	return all, nil
 }
 
-func (d *device) once(k *runtime.Kernel) error {
+func (d *device) once(g kernel.Group) error {
 	// Scratch memory holds NaN, and is followed by what nobody may write.
 	const guard = 64
-	scratch, n := int64(2*spaceBytes), kernel.Scratch(k)
+	scratch, n := int64(2*spaceBytes), kernel.Scratch(g)
 	poison := bytes.Repeat([]byte{0xff}, int(n+guard))
 	if err := d.write(scratch, poison); err != nil {
 		return err
 	}
-	all, err := kernel.Launches(k, d.at, d.base+uint64(scratch))
+	all, err := kernel.Launches(g, d.at, d.base+uint64(scratch))
 	if err != nil {
 		return err
 	}
@@ -157,7 +157,7 @@ func (d *device) once(k *runtime.Kernel) error {
 		return err
 	}
 	if bytes.Count(after, []byte{0xff}) != guard {
-		return fmt.Errorf("%s wrote past its %d bytes of scratch memory", k.Node.Op, n)
+		return fmt.Errorf("%s wrote past its %d bytes of scratch memory", g[0].Node.Op, n)
 	}
 	return nil
 }

@@ -14,9 +14,19 @@
 DEVICE int lane() { return thread() % WARP; }
 DEVICE int warp() { return thread() / WARP; }
 
+// first_bit is the number of the lowest bit of x that is set; one is.
+DEVICE int first_bit(u32 x) { return popcount((x & (0u - x)) - 1); }
+
 DEVICE float wide(float x) { return x; }
 DEVICE void narrow(float& y, float x) { y = x; }
 template <class H> DEVICE void narrow(H& y, float x) { y.bits = (u16)pack(H(), x, 0.0f); }
+
+// rounded is x as a number of type H has it.
+template <class H> DEVICE float rounded(float x) {
+	H y;
+	narrow(y, x);
+	return wide(y);
+}
 
 // Pack is n numbers that were loaded together, in f32.
 template <int n> struct Pack {

@@ -82,6 +82,13 @@ DEVICE float exp2_fast(float x) {
 	return y;
 }
 
+// reciprocal_fast is 1/x within a unit in the last place.
+DEVICE float reciprocal_fast(float x) {
+	float y;
+	asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+	return y;
+}
+
 // Numbers of two bytes. pack rounds two to nearest even, the first to the low half of a word.
 struct bf16 { u16 bits; };
 struct f16 { u16 bits; };

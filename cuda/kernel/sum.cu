@@ -1,26 +1,40 @@
 // Sums over many elements, in two launches: parts, then what they add up to. The parts depend on sizes alone.
 
+// Sums are of many tensors, each done by so many blocks from first on.
+struct Sum {
+	const T* x;
+	void* y;
+	i64 n;
+	int first, blocks;
+};
+struct Sums { Sum of[120]; };
+
 // sum_part adds up, in f64, the elements or their squares that fall to each block.
-template <class F> DEVICE void sum_part(double* part, const T* x, i64 n, F f) {
+template <class F> DEVICE void sum_part(double* part, int count, const Sums& all, F f) {
+	int at = 0;
+	while (at + 1 < count && all.of[at + 1].first <= block_x()) at++;
+	const Sum& t = all.of[at];
 	double sum = 0;
-	each_of_all<T>(n, true, [&](auto width, i64 i) {
+	each<T>(t.n, true, (i64)(block_x() - t.first) * threads() + thread(), (i64)t.blocks * threads(), [&](auto width, i64 i) {
 		constexpr int w = decltype(width)::value;
-		Pack<w> z = load<w>(x + i);
+		Pack<w> z = load<w>(t.x + i);
 		for (int j = 0; j < w; j++) sum += f(z[j]);
 	});
 	sum = block_reduce(sum, [](double a, double b) { return a + b; });
 	if (thread() == 0) part[block_x()] = sum;
 }
-KERNEL(sum_part, 256)(double* part, const T* x, i64 n) {
-	sum_part(part, x, n, [](float x) { return (double)x; });
+KERNEL(sum_part, 256)(double* part, int count, Sums all) {
+	sum_part(part, count, all, [](float x) { return (double)x; });
 }
-KERNEL(squares_part, 256)(double* part, const T* x, i64 n) {
-	sum_part(part, x, n, [](float x) { return (double)x * x; });
+KERNEL(squares_part, 256)(double* part, int count, Sums all) {
+	sum_part(part, count, all, [](float x) { return (double)x * x; });
 }
-// sum_last has one block.
-KERNEL(sum_last, 256)(T* y, const double* part, int n, int add) {
+// sum_last has a block for each tensor, and results of type T.
+KERNEL(sum_last, 256)(const double* part, int add, Sums all) {
+	const Sum& t = all.of[block_x()];
+	T* y = (T*)t.y;
 	double sum = 0;
-	for (int i = thread(); i < n; i += threads()) sum += part[i];
+	for (int i = thread(); i < t.blocks; i += threads()) sum += part[t.first + i];
 	sum = block_reduce(sum, [](double a, double b) { return a + b; });
 	if (thread() == 0) narrow(*y, add ? wide(*y) + (float)sum : (float)sum);
 }
@@ -38,15 +52,15 @@ KERNEL(columns_part, 128)(float* part, const T* x, i64 rows, i64 cols, i64 chunk
 		for (int j = 0; j < w; j++) part[block_y() * cols + c + j] = sum[j];
 	});
 }
-// columns_last adds up parts, so many elements apart. A block has 32 columns, each warp every 8th part of them.
-KERNEL(columns_last, 256)(T* y, const float* part, i64 parts, i64 cols, i64 apart, int add) {
-	__shared__ float of[8][WARP];
+// columns_last adds up parts, so many elements apart. A block has 32 columns, each of its 16 warps every 16th part of them.
+KERNEL(columns_last, 512)(T* y, const float* part, i64 parts, i64 cols, i64 apart, int add) {
+	__shared__ float of[16][WARP];
 	i64 c = (i64)block_x() * WARP + lane();
 	float sum = 0;
-	for (i64 p = warp(); p < parts && c < cols; p += 8) sum += part[p * apart + c];
+	for (i64 p = warp(); p < parts && c < cols; p += 16) sum += part[p * apart + c];
 	of[warp()][lane()] = sum;
 	sync_block();
 	if (warp() > 0 || c >= cols) return;
-	for (int w = 1; w < 8; w++) sum += of[w][lane()];
+	for (int w = 1; w < 16; w++) sum += of[w][lane()];
 	narrow(y[c], add ? wide(y[c]) + sum : sum);
 }

@@ -151,7 +151,7 @@ func (r *Result) look(system *cuda.System) error {
 func (r *Result) fit(steps []*step) {
 	last := r.Streams[len(r.Streams)-1]
 	stream := float64(last.Bytes) / max(last.Seconds-r.Launch.InGraph, last.Seconds/2) // bytes/s
-	best := map[ir.DType]float64{} // FLOP/s
+	best := map[ir.DType]float64{}                                                     // FLOP/s
 	for _, s := range steps {
 		for _, k := range s.kernels {
 			if k.work.Class == product {

@@ -87,14 +87,15 @@ func of(d ir.DType, rate float64) float64 {
 
 type engine struct{ *gpus }
 
-func (engine) Check(*runtime.Kernel) error   { return nil }
-func (engine) Scratch(*runtime.Kernel) int64 { return 0 }
-func (engine) Close() error                  { return nil }
+func (engine) Check(kernel.Group) error   { return nil }
+func (engine) Scratch(kernel.Group) int64 { return 0 }
+func (engine) Close() error               { return nil }
 func (engine) Reduce(driver.Stream, ir.Reduction, ir.DType, driver.Ptr, []driver.Ptr, int64) error {
 	panic("BUG: a profile is not by loopback")
 }
 
-func (e engine) Prepare(k *runtime.Kernel, at kernel.Place, _ driver.Ptr) (func(driver.Stream) error, error) {
+func (e engine) Prepare(g kernel.Group, at kernel.Place, _ driver.Ptr) (func(driver.Stream) error, error) {
+	k := g[0] // what is timed is launched by itself
 	var sides [2][]fake.Range
 	for i, list := range [][]runtime.Tensor{k.Args, k.Results} {
 		for _, t := range list {

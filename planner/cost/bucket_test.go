@@ -35,3 +35,37 @@ func TestBucket(t *testing.T) {
 	require.Equal(t, m.Collective(ir.OpAllReduce, 4*(1000+70_000+65), Group{8, Fan{8, 1}}), together)
 	require.Less(t, together, apart)
 }
+
+// TestAllReduce: software that sums whole gradients in 32 bits reduces and gathers
+// twice the bytes of bfloat16 where others scatter, among data-parallel ranks alone;
+// what it gathers after is as large as ever, and the floor of it no more.
+func TestAllReduce(t *testing.T) {
+	c, err := Load("a100-80g")
+	require.NoError(t, err)
+	p := &partition.Plan{PlanNGPUs: 16, RuntimeNGPUs: 16, DP: 8, TP: 2, MicroBatch: 1, ZeRO: 1, Schedule: partition.GPipe, Stages: []partition.Stage{{Last: 1}}}
+	mesh := p.Mesh(8)
+	const elements = 1 << 20
+	price := func(s Software, op ir.Op, axis string) (Picoseconds, *Program) {
+		c.Software = s
+		m := NewProgram(c, p, mesh)
+		typ := ir.Type{DType: ir.BF16, Shape: []int{elements}}
+		n := &ir.Node{Op: op, Phase: ir.Update, Attr: ir.CommAttr{Axis: axis}}
+		n.Args, n.Results = []*ir.Value{{Type: typ}}, []*ir.Value{{Type: typ, Def: n}}
+		in := codegen.Instr{Node: n}
+		time, _ := m.Instr(&in, mesh, ir.Coord{})
+		require.Equal(t, time, m.Bucket([]codegen.Instr{in}, mesh, ir.Coord{}))
+		return time, m
+	}
+	whole := Software{AllReduce: 4}
+	dp, tp := Group{8, Fan{4, 2}}, Group{2, Fan{2, 1}}
+	time, m := price(whole, ir.OpReduceScatter, partition.AxisDP)
+	require.Equal(t, m.Collective(ir.OpAllReduce, 4*elements, dp), time)
+	require.LessOrEqual(t, m.Replicas(ir.OpReduceScatter, 2*elements, dp), time)
+	require.Greater(t, m.Replicas(ir.OpReduceScatter, 2*elements, dp), m.Collective(ir.OpReduceScatter, 2*elements, dp))
+	time, m = price(whole, ir.OpAllGather, partition.AxisDP)
+	require.Equal(t, m.Collective(ir.OpAllGather, 2*elements, dp), time)
+	time, m = price(whole, ir.OpReduceScatter, partition.AxisTP)
+	require.Equal(t, m.Collective(ir.OpReduceScatter, 2*elements, tp), time)
+	time, m = price(Software{}, ir.OpReduceScatter, partition.AxisDP)
+	require.Equal(t, m.Collective(ir.OpReduceScatter, 2*elements, dp), time)
+}

@@ -25,6 +25,9 @@ type Cluster struct {
 	DevicesPerNode int  `json:"devices_per_node"`
 	IntraNode      Link `json:"intra_node"`
 	InterNode      Link `json:"inter_node"`
+	// Collectives names the algorithm of collectives: [OnePass] on a shared machine, or
+	// nothing for rings and trees over links.
+	Collectives string `json:"collectives,omitempty"`
 	// NICsPerNode are the network cards that the devices of a node share, 0 for one
 	// each. InterNode states what a device gets of them when all send.
 	NICsPerNode int `json:"nics_per_node,omitempty"`
@@ -52,8 +55,8 @@ type Device struct {
 	Name string `json:"name"`
 	// Shared says that all ranks are on this one device and divide it: its memory,
 	// its arithmetic, its memory bandwidth and the bandwidth of its copies. A rank
-	// gets 1/ranks of each whether or not the others are busy, because its kernels
-	// run on its own share of the cores.
+	// gets 1/ranks of each while the others are busy, and what they leave while they
+	// wait: see [Model.Busy].
 	Shared bool `json:"shared"`
 	// Cores multiplies FLOPS, which is per core. 1 for accelerators.
 	Cores  int   `json:"cores"`
@@ -68,10 +71,18 @@ type Device struct {
 	MemoryBandwidth float64            `json:"memory_bandwidth"` // bytes/s
 	Cache           *Cache             `json:"cache,omitempty"`  // nil where it does not show
 	LaunchOverhead  float64            `json:"launch_overhead"`  // seconds per kernel
+	// Turn, on a shared machine, is the seconds that a core loses when the rank it works
+	// for waits for one that has none, and leaves it to that: until that has woken, and
+	// has near again what it needs.
+	Turn float64 `json:"turn,omitempty"`
 	// Units is how many parts of the device compute tiles of a product side by side,
 	// such as streaming multiprocessors; 0 where it does not show.
 	Units      int        `json:"units,omitempty"`
 	Efficiency Efficiency `json:"efficiency"`
+	// Kernels is the share of the peak rate that kernels of an op reach, in (0,1], by its
+	// name, where it is known better than what Efficiency says of all attention and of
+	// all other kernels but products.
+	Kernels map[string]float64 `json:"kernels,omitempty"`
 }
 
 // Cache is the memory near the processors. What a kernel of a training step reads,
@@ -80,6 +91,9 @@ type Device struct {
 type Cache struct {
 	Memory    int64   `json:"memory"`    // bytes of all cores
 	Bandwidth float64 `json:"bandwidth"` // bytes/s that vector kernels reach on all cores
+	// Remote is the bytes/s at which a core reads what lies near another one, or 0 where
+	// that does not show. A rank that computes with several has its operands near all.
+	Remote float64 `json:"remote,omitempty"`
 }
 
 // Efficiency is the share of a peak that kernels reach, in (0,1].
@@ -95,14 +109,13 @@ type Efficiency struct {
 	MatmulF8  float64 `json:"matmul_f8,omitempty"` // as Matmul, of 8-bit operands
 	Attention float64 `json:"attention"`           // of the peak rate, for fused attention
 	Vector    float64 `json:"vector"`              // of the peak rate, for everything else
-	// Threads, on a shared machine, is the share of its rate that a rank keeps when
-	// it computes with several threads, for dividing and meeting; 0 is all of it.
+	// AttentionHalf is the number of keys at which fused attention on a shared machine
+	// reaches half of that rate, for blocks on the diagonal that are half empty.
+	AttentionHalf float64 `json:"attention_half_keys,omitempty"`
+	// Threads, on a shared machine, is the share of their rate that cores keep when
+	// they compute for a rank together, one for another that waits; 0 is all of it.
 	Threads float64 `json:"threads,omitempty"`
-	// Crowd, on a shared machine with more ranks than cores, is the share of its rate
-	// that a rank keeps beside taking turns: what the others had near the core has to
-	// come again; 0 is all of it.
-	Crowd  float64 `json:"crowd,omitempty"`
-	Memory float64 `json:"memory"` // of the memory bandwidth
+	Memory  float64 `json:"memory"` // of the memory bandwidth
 }
 
 // Link is what one device sends over, in one direction.
@@ -170,7 +183,8 @@ func (c *Cluster) Validate() error {
 		{"device.efficiency.attention", e.Attention, 1e-4, 1, ""},
 		{"device.efficiency.vector", e.Vector, 1e-4, 1, ""},
 		{"device.efficiency.threads", e.Threads, 0, 1, ""},
-		{"device.efficiency.crowd", e.Crowd, 0, 1, ""},
+		{"device.efficiency.attention_half_keys", e.AttentionHalf, 0, 1e5, " keys"},
+		{"device.turn", d.Turn, 0, 1, " s"},
 		{"device.efficiency.memory", e.Memory, 1e-4, 1, ""},
 	}
 	if !d.Shared {
@@ -179,7 +193,11 @@ func (c *Cluster) Validate() error {
 	if d.Cache != nil {
 		figures = append(figures,
 			figure{"device.cache.memory", float64(d.Cache.Memory), 1 << 10, 1 << 40, " bytes"},
-			figure{"device.cache.bandwidth", d.Cache.Bandwidth, 1e3, 1e18, " bytes/s"})
+			figure{"device.cache.bandwidth", d.Cache.Bandwidth, 1e3, 1e18, " bytes/s"},
+			figure{"device.cache.remote", d.Cache.Remote, 0, 1e18, " bytes/s"})
+	}
+	for op, share := range d.Kernels {
+		figures = append(figures, figure{"device.kernels." + op, share, 1e-6, 1, ""})
 	}
 	for dtype, f := range d.FLOPS {
 		if !(f > 0) || math.IsInf(f, 0) {
@@ -199,6 +217,9 @@ func (c *Cluster) Validate() error {
 	}
 	if len(c.Pools) > 0 {
 		return c.validatePools()
+	}
+	if err := c.validateShared(); err != nil {
+		return err
 	}
 	if err := c.validateNetwork(); err != nil {
 		return err

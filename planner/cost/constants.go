@@ -72,7 +72,6 @@ func (c *Cluster) constants() []Constant {
 		{Key: "device.efficiency.matmul_f8", Resource: Arithmetic, Uncertainty: efficiencyUncertainty, share: true, at: func(c *Cluster) *float64 { return &c.Device.Efficiency.MatmulF8 }},
 		{Key: "device.efficiency.tile_fill", Resource: Arithmetic, Uncertainty: halfUncertainty, at: func(c *Cluster) *float64 { return &c.Device.Efficiency.TileFill }},
 		{Key: "device.efficiency.threads", Resource: Arithmetic, Uncertainty: efficiencyUncertainty, share: true, at: func(c *Cluster) *float64 { return &c.Device.Efficiency.Threads }},
-		{Key: "device.efficiency.crowd", Resource: Arithmetic, Uncertainty: efficiencyUncertainty, share: true, at: func(c *Cluster) *float64 { return &c.Device.Efficiency.Crowd }},
 		{Key: "device.efficiency.attention", Resource: Arithmetic, Uncertainty: efficiencyUncertainty, share: true, at: func(c *Cluster) *float64 { return &c.Device.Efficiency.Attention }},
 		{Key: "device.efficiency.vector", Resource: Arithmetic, Uncertainty: efficiencyUncertainty, share: true, at: func(c *Cluster) *float64 { return &c.Device.Efficiency.Vector }},
 		{Key: "device.efficiency.memory", Resource: HBM, Uncertainty: memoryUncertainty, share: true, at: func(c *Cluster) *float64 { return &c.Device.Efficiency.Memory }},
@@ -141,7 +140,7 @@ func (c *Cluster) derive() {
 // Clone returns a cluster that shares nothing with c.
 func (c *Cluster) Clone() *Cluster {
 	d := *c
-	d.Device.FLOPS, d.Uncertainty = maps.Clone(c.Device.FLOPS), maps.Clone(c.Uncertainty)
+	d.Device.FLOPS, d.Device.Kernels, d.Uncertainty = maps.Clone(c.Device.FLOPS), maps.Clone(c.Device.Kernels), maps.Clone(c.Uncertainty)
 	d.Levels, d.Pools = slices.Clone(c.Levels), slices.Clone(c.Pools)
 	for i := range d.Pools {
 		d.Pools[i].Cluster = d.Pools[i].Cluster.Clone()
@@ -186,9 +185,11 @@ func (c *Cluster) Faster(r Resource, by float64) *Cluster {
 		d.Device.MemoryBandwidth *= by
 		if d.Device.Cache != nil {
 			d.Device.Cache.Bandwidth *= by
+			d.Device.Cache.Remote *= by
 		}
 	case Launch:
 		d.Device.LaunchOverhead /= by
+		d.Device.Turn /= by
 	case IntraLink:
 		link(&d.IntraNode)
 	case InterLink:

@@ -21,8 +21,9 @@ type work struct {
 	scores, keys float64
 	backward     bool
 
-	block bool // a product of a block
-	host  bool // launched by itself
+	block  bool // a product of a block
+	host   bool // launched by itself
+	across bool // its parts read what all parts of kernels before have written
 }
 
 // kernel is the roofline max(arithmetic, traffic) + launch, but no less than the
@@ -56,7 +57,10 @@ func (m *Model) kernel(w *work) Picoseconds {
 		}
 		arithmetic = m.flashAttention(w)
 	default:
-		arithmetic = w.flops / float64(m.peak*m.efficiency.Vector)
+		arithmetic = w.flops / float64(m.peak*m.reached(w, m.efficiency.Vector))
+	}
+	if m.remote > 0 && w.across {
+		arithmetic += float64(min(bytes, m.cache.Memory)) * m.remote
 	}
 	return m.launched(w, max(arithmetic, traffic))
 }
@@ -138,9 +142,12 @@ const (
 
 // flashAttention is the time of a kernel that keeps the scores.
 func (m *Model) flashAttention(w *work) float64 {
-	t := w.flops / float64(m.rate(w.dtype)*m.efficiency.Attention)
-	if m.units == 0 || w.scores == 0 {
+	t := w.flops / float64(m.rate(w.dtype)*m.reached(w, m.efficiency.Attention))
+	if w.scores == 0 {
 		return t
+	}
+	if m.units == 0 {
+		return t * (1 + m.efficiency.AttentionHalf/w.keys)
 	}
 	t *= 1 + halfKeys/w.keys
 	if s := m.software.Flash; s > 0 { // FlashAttention-1 does not mind the head

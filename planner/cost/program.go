@@ -305,7 +305,7 @@ func (m *Program) instr(in *codegen.Instr, mesh ir.Mesh, at ir.Coord) (Picosecon
 	if n.Op.Class() == ir.Comm {
 		axis := mesh.Axis(n.Attr.(ir.CommAttr).Axis)
 		bytes := collectiveBytes(n, mesh, at)
-		t := m.collective(n.Op, bytes, m.group(n, axis), m.buffered(bytes, mesh.Axes[axis].Name))
+		t := m.synchronized(n, bytes, mesh.Axes[axis].Name, m.group(n, axis))
 		if m.software.AsyncTP && mesh.Axes[axis].Name == partition.AxisTP {
 			t = m.beside(n, t, mesh, at)
 		}
@@ -324,20 +324,37 @@ func (m *Program) Bucket(instrs []codegen.Instr, mesh ir.Mesh, at ir.Coord) Pico
 		bytes += collectiveBytes(instrs[i].Node, mesh, at)
 	}
 	axis := n.Attr.(ir.CommAttr).Axis
-	return m.crowded(m.collective(n.Op, bytes, m.group(n, mesh.Axis(axis)), m.buffered(bytes, axis)), n.Phase, mesh)
+	return m.crowded(m.synchronized(n, bytes, axis, m.group(n, mesh.Axis(axis))), n.Phase, mesh)
+}
+
+// synchronized is the time of a collective over an axis as the software makes it.
+func (m *Program) synchronized(n *ir.Node, bytes int64, axis string, g Group) Picoseconds {
+	op, share := n.Op, m.buffered(bytes, axis)
+	if wide := m.software.AllReduce; wide > 0 && op == ir.OpReduceScatter && replicated(axis) {
+		op, bytes = ir.OpAllReduce, int64(wide)*(bytes/n.Args[0].Type.DType.Size())
+	}
+	return m.collective(op, bytes, g, share)
+}
+
+// replicated reports whether the ranks along an axis have the same parameters.
+func replicated(axis string) bool {
+	return axis != partition.AxisTP && axis != partition.AxisCP
 }
 
 // buffered is the share of the hops of a collective over data-parallel ranks that a
 // tensor has which goes in one buffer with others.
 func (m *Program) buffered(bytes int64, axis string) float64 {
-	if m.software.Buffer == 0 || axis == partition.AxisTP || axis == partition.AxisCP {
+	if m.software.Buffer == 0 || !replicated(axis) {
 		return 1
 	}
 	return min(1, float64(bytes)/m.software.Buffer)
 }
 
-// Replicas returns the time of a collective of a tensor over data-parallel ranks.
+// Replicas returns the least time of a collective of a tensor over data-parallel ranks.
 func (m *Program) Replicas(op ir.Op, bytes int64, g Group) Picoseconds {
+	if m.software.AllReduce > 0 && op == ir.OpReduceScatter {
+		op = ir.OpAllReduce
+	}
 	return m.collective(op, bytes, g, m.buffered(bytes, partition.AxisDP))
 }
 
@@ -457,7 +474,7 @@ func (m *Program) work(in *codegen.Instr, mesh ir.Mesh, at ir.Coord) work {
 
 func (m *Program) workOf(in *codegen.Instr, mesh ir.Mesh, at ir.Coord) work {
 	n := in.Node
-	w := work{node: n, class: classOf(n.Op), dtype: n.Args[0].Type.DType, host: n.Phase != ir.Update}
+	w := work{node: n, class: classOf(n.Op), dtype: n.Args[0].Type.DType, host: n.Phase != ir.Update, across: across(n)}
 	dims, local := m.room.dims[:0], m.room.shapes[:0]
 	for _, vs := range [2][]*ir.Value{n.Args, n.Results} {
 		for _, v := range vs {

@@ -49,6 +49,9 @@ type Software struct {
 	// Buffer is how many bytes of gradients or parameters go in one collective of
 	// data-parallel ranks; 0 is those of one tensor, or of one bucket of the program.
 	Buffer float64 `json:"buffer,omitempty"`
+	// AllReduce is how many bytes an element has in which all data-parallel ranks sum
+	// gradients of which each keeps a part; 0 is that each sums its part, in their type.
+	AllReduce float64 `json:"all_reduce,omitempty"`
 	// Network multiplies the rate of the network between nodes; 0 is 1.
 	Network float64 `json:"network,omitempty"`
 	// AsyncTP runs collectives of tensor parallelism beside products in the backward
@@ -95,9 +98,11 @@ func Generations() []Software {
 		// PyTorch with its own kernels, one per line of the program. RMSNorm written out is
 		// 34 bytes an element forward and 88 backward beside 4 and 6; silu and product 10
 		// and 18 beside 6 and 10; rotation 40 beside 12; cross-entropy 36 bytes a logit. The
-		// second is the same under pipelines and a ZeRO of DeepSpeed's kind.
+		// second is the same in Aleph Alpha's Scaling: gradients are added up in 16 bits, 6
+		// bytes beside 10, and in buckets of 5e8 summed by an all-reduce in 32, after which
+		// each rank updates its part and gathers the others' (its optimizer as published).
 		{Name: "torch", CastBytes: 5, WholeBlock: true, Flash: 0.481, FusedBias: true, RMSNorm: 14.1, Activation: 1.7, Rotation: 3.3, Loss: 3.6, Optimizer: 3, Elementwise: 1.11, Host: 10e-6},
-		{Name: "deepspeed-torch", Buffer: 1e9, CastBytes: 5, WholeBlock: true, Flash: 0.481, FusedBias: true, RMSNorm: 14.1, Activation: 1.7, Rotation: 3.3, Loss: 3.6, Optimizer: 3, Elementwise: 1.11, Host: 10e-6, Network: 0.277},
+		{Name: "scaling", Buffer: 1e9, AllReduce: 4, Cast: 0.6, CastBytes: 5, WholeBlock: true, Flash: 0.481, FusedBias: true, RMSNorm: 14.1, Activation: 1.7, Rotation: 3.3, Loss: 3.6, Optimizer: 3, Elementwise: 1.11, Host: 10e-6, Network: 0.277},
 		// torch.compile and XLA: elementwise chains are one kernel. Operands of 8-bit products are
 		// read for their largest element, then read and written. Transformer Engine reads an
 		// operand once, by the largest element of steps before, and writes it twice, for the

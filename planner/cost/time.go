@@ -61,6 +61,11 @@ type Model struct {
 	units      float64   // that tiles of products are dealt to; 0 where they do not count
 	fp8Peak    float64   // FLOP/s, of products of 8-bit operands; 0 where there are none
 	crowd      float64   // ranks a core of a shared machine; 0 of another
+	onePass    bool      // collectives: see [OnePass]
+	turn       float64   // seconds that a core takes from a rank that waits to another
+	remote     float64   // seconds a byte of a kernel's that lies near all cores of the rank; 0 where that does not count
+	apart      float64   // seconds a byte of a collective's result
+	kernels    []float64 // by op, the share of the peak it reaches, where not 0
 	shares     *sync.Map // of [Model.Busy], by crowd
 	efficiency Efficiency
 	software   Software
@@ -96,24 +101,14 @@ func NewModel(c *Cluster, ranks int) *Model {
 	if c.Device.Cache != nil {
 		m.cache = *c.Device.Cache
 	}
-	if t := c.Device.Efficiency.Threads; c.Device.Shared && t > 0 && ranks < c.Device.Cores {
-		m.peak *= t
-		m.fastest *= t
-		m.cache.Bandwidth *= t
-		for d := range m.halfPeak {
-			m.halfPeak[d] *= t
-		}
-	}
-	if k := c.Device.Efficiency.Crowd; m.crowd > 1 && k > 0 {
-		m.peak *= k
-		m.fastest *= k
-		m.memory *= k
-		m.cache.Bandwidth *= k
-		for d := range m.halfPeak {
-			m.halfPeak[d] *= k
+	for op, share := range c.Device.Kernels {
+		if o, err := ir.ParseOp(op); err == nil {
+			m.kernels = append(m.kernels, make([]float64, max(0, int(o)+1-len(m.kernels)))...)
+			m.kernels[o] = share
 		}
 	}
 	if c.Device.Shared {
+		m.share(c, ranks)
 		m.cache.Memory /= int64(ranks)
 		m.cache.Bandwidth /= float64(ranks)
 		m.host.Bandwidth /= float64(ranks)

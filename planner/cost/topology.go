@@ -280,6 +280,9 @@ func (m *Model) collective(op ir.Op, bytes int64, g Group, share float64) Picose
 	if g.Size <= 1 {
 		return 0
 	}
+	if m.onePass {
+		return m.inOnePass(op, bytes, g)
+	}
 	size, n := float64(bytes), float64(g.Size)
 	outermost := 0
 	for l, f := range g.Fan {
@@ -332,6 +335,9 @@ func (m *Model) NoFaster(g, than Group) bool {
 // Transfer is the time to send bytes to a rank of another stage.
 func (m *Model) Transfer(bytes int64, way Route) Picoseconds {
 	r := m.rungs[way.Level]
+	if m.onePass { // read and written
+		return picoseconds(m.meeting(2) + 2*float64(bytes)/m.together[0])
+	}
 	return picoseconds(r.latency + float64(bytes)/r.rate(way.Senders))
 }
 
@@ -344,7 +350,9 @@ func (m *Model) network(c *Cluster, ranks int) {
 		}
 		if c.Device.Shared {
 			m.rungs[l].bandwidth /= float64(ranks)
-			m.rungs[l].latency *= max(1, m.crowd)
+			if c.Collectives != OnePass {
+				m.rungs[l].latency *= max(1, m.crowd)
+			}
 		}
 		m.together = append(m.together, m.rungs[l].rate(min(ranks, m.rungs[l].inside)))
 	}

@@ -10,8 +10,11 @@ import (
 type Work struct {
 	Class string // product, attention or vector; collective, or empty for what is not fitted
 	FLOPs float64
-	Bytes int64 // of memory traffic, or of a collective's tensor
-	Group Group // of a collective
+	Bytes int64   // of memory traffic, or of a collective's tensor
+	Keys  float64 // of attention: how many a query has before it is masked
+	// Across says that its parts read what all parts of kernels before have written.
+	Across bool
+	Group  Group // of a collective
 }
 
 // WorkOf returns the work of an instruction at a position of a mesh: see
@@ -32,5 +35,5 @@ func (m *Program) WorkOf(in *codegen.Instr, mesh ir.Mesh, at ir.Coord) Work {
 	}
 	w := m.work(in, mesh, at)
 	class := [...]string{vector: "vector", product: "product", attention: "attention"}[classOf(n.Op)]
-	return Work{Class: class, FLOPs: w.flops, Bytes: w.bytes}
+	return Work{Class: class, FLOPs: w.flops, Bytes: w.bytes, Keys: w.keys, Across: w.across}
 }

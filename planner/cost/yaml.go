@@ -118,7 +118,8 @@ type Error = strictyaml.Error
 // Parse reads a cluster from YAML; name stands for the file in errors. Every key
 // is required except source, software, device.shared, device.cores, device.reserve, device.cache,
 // device.units, device.efficiency.tile_fill, device.efficiency.matmul_f8,
-// device.efficiency.threads, device.efficiency.crowd, host, what refines the
+// device.efficiency.threads, what else refines a shared machine (collectives, device.turn,
+// device.kernels, device.cache.remote, device.efficiency.attention_half_keys), host, what refines the
 // network (nics_per_node, oversubscription, nodes_per_rack), and on a shared machine
 // devices_per_node and inter_node. levels stand in place of devices_per_node,
 // intra_node and inter_node. A file of pools has name and pools, and may have source,
@@ -207,7 +208,8 @@ func (d *decoder) fields() []field {
 		{"device.name", &c.Device.Name}, {"device.shared", &c.Device.Shared}, {"device.cores", &c.Device.Cores},
 		{"device.memory", &c.Device.Memory}, {"device.reserve", &c.Device.Reserve}, {"device.flops.f32", nil},
 		{"device.memory_bandwidth", &c.Device.MemoryBandwidth}, {"device.launch_overhead", &c.Device.LaunchOverhead},
-		{"device.cache.memory", &d.cache.Memory}, {"device.cache.bandwidth", &d.cache.Bandwidth},
+		{"device.cache.memory", &d.cache.Memory}, {"device.cache.bandwidth", &d.cache.Bandwidth}, {"device.cache.remote", &d.cache.Remote},
+		{"device.turn", &c.Device.Turn}, {"collectives", &c.Collectives},
 		{"device.efficiency.matmul", &c.Device.Efficiency.Matmul},
 		{"device.efficiency.matmul_half_flops", &c.Device.Efficiency.MatmulHalf},
 		{"device.units", &c.Device.Units},
@@ -216,7 +218,7 @@ func (d *decoder) fields() []field {
 		{"device.efficiency.attention", &c.Device.Efficiency.Attention},
 		{"device.efficiency.vector", &c.Device.Efficiency.Vector},
 		{"device.efficiency.threads", &c.Device.Efficiency.Threads},
-		{"device.efficiency.crowd", &c.Device.Efficiency.Crowd},
+		{"device.efficiency.attention_half_keys", &c.Device.Efficiency.AttentionHalf},
 		{"device.efficiency.memory", &c.Device.Efficiency.Memory},
 		{"devices_per_node", &c.DevicesPerNode},
 		{"intra_node.bandwidth", &c.IntraNode.Bandwidth}, {"intra_node.efficiency", &c.IntraNode.Efficiency},
@@ -258,7 +260,8 @@ func (d *decoder) optional(key string) bool {
 	}
 	switch key {
 	case "source", "software", "device.shared", "device.cores", "device.reserve", "device.units", "device.efficiency.tile_fill", "device.efficiency.matmul_f8",
-		"device.efficiency.threads", "device.efficiency.crowd", "nics_per_node", "oversubscription", "nodes_per_rack":
+		"device.efficiency.threads", "device.efficiency.attention_half_keys", "device.turn", "device.cache.remote", "collectives",
+		"nics_per_node", "oversubscription", "nodes_per_rack":
 		return true
 	}
 	if strings.HasPrefix(key, "host.") {
@@ -352,6 +355,10 @@ func (d *decoder) set(key string, node ast.Node) error {
 		return d.at[key].Refuse(key, format, args...)
 	}
 	switch key {
+	case "device.kernels":
+		return d.kernels(node)
+	case "device.efficiency.crowd":
+		return refuse("is of an earlier version, whose ranks did not compute for others while they waited: measure the machine again with autopar profile")
 	case "levels":
 		return d.levels(node)
 	case "pools":

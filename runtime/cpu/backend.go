@@ -1,8 +1,9 @@
-// Package cpu is the backend that runs ranks as goroutines of this process.
-// Every rank owns an arena of memory and another for what is offloaded. The ranks
+// Package cpu is the backend that runs ranks as goroutines of this process, or one of
+// them, with the others in processes of their own. Every rank owns an arena of memory and another for what is offloaded. The ranks
 // share the processors: each holds one while it has work, and those that no rank
 // holds help the others ([kernel.Cores]). Collectives and transfers read and write the arenas of other ranks directly, so nothing is
-// copied in between. The arithmetic is in package kernel.
+// copied in between: processes of one machine map each other's arenas. What goes to another machine goes over TCP. The arithmetic is in
+// package kernel.
 package cpu
 
 import (
@@ -17,8 +18,8 @@ import (
 
 // Options of the backend. The zero value is ready for use.
 type Options struct {
-	// Threads is how many threads the ranks compute with in all; 0 is one for each
-	// processor.
+	// Threads is how many threads the ranks of the process compute with in all; 0 is
+	// one for each processor, or this process's share of them.
 	Threads int
 	// HostDir, when not empty, is a directory in which each rank keeps its host
 	// arena in a file that is mapped into memory, for as long as the device is open.
@@ -36,9 +37,10 @@ func (o Options) validate() error {
 type Backend struct {
 	opts    Options
 	world   runtime.World
-	devices []*Device
+	devices []*Device // by rank
+	others  *others   // nil when all ranks are in this process
 	cores   *kernel.Cores
-	open    atomic.Int32 // devices
+	open    atomic.Int32 // devices of this process
 	stopped chan struct{}
 	abort   sync.Once
 
@@ -66,19 +68,32 @@ func (b *Backend) Open(world runtime.World) ([]runtime.Device, error) {
 		return nil, fmt.Errorf("cpu: the backend is open already, with %d ranks", b.world.Ranks)
 	}
 	b.world = world
+	var err error
+	if b.others, err = meet(b); err != nil {
+		return nil, err
+	}
 	threads := b.opts.Threads
 	if threads == 0 {
-		threads = goruntime.GOMAXPROCS(0)
+		threads = b.others.share(goruntime.GOMAXPROCS(0))
 	}
 	b.cores = kernel.NewCores(threads)
-	b.open.Store(int32(world.Ranks))
-	devices := make([]runtime.Device, world.Ranks)
-	for i := range devices {
-		d := &Device{backend: b, rank: i, pool: b.cores.NewPool(i), timer: stopped()}
-		d.comm = newStream(d)
+	first, end := world.Here()
+	b.open.Store(int32(end - first))
+	var devices []runtime.Device
+	for i := range world.Ranks {
+		d := &Device{backend: b, rank: i, events: b.counter(eventID, 2*i), comm: &stream{events: b.counter(eventID, 2*i+1)}}
+		if i < first || i >= end {
+			if err := b.others.lookInto(d); err != nil {
+				return nil, err
+			}
+		} else {
+			d.pool, d.timer = b.cores.NewPool(i), stopped()
+			d.comm = newStream(d)
+			devices = append(devices, d)
+		}
 		b.devices = append(b.devices, d)
-		devices[i] = d
 	}
+	b.others.listen()
 	return devices, nil
 }
 

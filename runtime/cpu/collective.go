@@ -2,6 +2,7 @@ package cpu
 
 import (
 	"fmt"
+	"slices"
 	"sync/atomic"
 
 	"github.com/autopar/autopar/ir"
@@ -10,15 +11,33 @@ import (
 
 // group is a set of ranks that make collectives together.
 type group struct {
-	arrivals atomic.Int64
-	done     counter  // collectives made
+	arrivals *counter // of ranks of this machine, at all collectives
+	done     *counter // shares of collectives made for this machine, one for each of its members
 	members  []member // by position
+	here     []int    // positions of those of this machine
+	apart    bool     // they are in several processes
+	leaders  []int    // ranks: the first member of each other machine
 }
 
 // member is what one rank tells the others of a group.
 type member struct {
-	entered atomic.Int64            // collectives
-	node    atomic.Pointer[ir.Node] // of the one entered last
+	entered *counter                // collectives
+	node    atomic.Pointer[ir.Node] // of the one entered last, in a world of one process
+}
+
+func (b *Backend) newGroup(c *runtime.Collective) *group {
+	k := len(c.Members)
+	at := c.Group * (2 + b.world.Ranks)
+	g := &group{arrivals: b.counter(groupID, at), done: b.counter(groupID, at+1), members: make([]member, k), apart: b.others != nil}
+	for i, m := range c.Members {
+		g.members[i].entered = b.counter(groupID, at+2+i)
+		if !b.devices[m.Rank].away {
+			g.here = append(g.here, i)
+		} else if first := b.others.leader(c, m.Rank); !slices.Contains(g.leaders, first) {
+			g.leaders = append(g.leaders, first)
+		}
+	}
+	return g
 }
 
 // groupView is one rank's view of a group.
@@ -35,8 +54,7 @@ func (d *Device) group(c *runtime.Collective) *groupView {
 	}
 	if d.groups[c.Group] == nil {
 		b := d.backend
-		g := at(&b.mu, &b.groups, c.Group, func() *group { return &group{members: make([]member, len(c.Members))} })
-		view := &groupView{group: g}
+		view := &groupView{group: at(&b.mu, &b.groups, c.Group, func() *group { return b.newGroup(c) })}
 		view.late = view.missing
 		d.groups[c.Group] = view
 	}
@@ -53,7 +71,7 @@ func (g *groupView) missing() []int {
 		if i != g.current.Position {
 			others = append(others, m.Rank)
 		}
-		if g.members[i].entered.Load() < g.entered {
+		if g.members[i].entered.n.Load() < g.entered {
 			late = append(late, m.Rank)
 		}
 	}
@@ -77,33 +95,108 @@ func (d *Device) Collective(c *runtime.Collective) error {
 // member to enter makes them for all, from arena to arena: nobody else touches the
 // operands and results meanwhile, so that members meet only once. Those that wait
 // for it help, as in any operation.
+//
+// Ranks of other processes cannot help so: of what is large, each member makes a share
+// when all have entered. In both ways every element is made by the same operations in the
+// same order.
 func (d *Device) collective(c *runtime.Collective) error {
 	g := d.group(c)
 	if len(g.members) != len(c.Members) {
 		return fmt.Errorf("cpu: group %d has %d members, the collective %d", c.Group, len(g.members), len(c.Members))
 	}
 	g.entered++
+	if len(g.here) < len(g.members) {
+		return d.collectiveAcross(g, c)
+	}
+	k := int64(len(g.members))
 	g.members[c.Position].node.Store(c.Node)
-	g.members[c.Position].entered.Store(g.entered)
-	if g.arrivals.Add(1) < g.entered*int64(len(g.members)) {
-		return d.wait(&g.done, g.entered, g.late)
+	g.members[c.Position].entered.n.Store(g.entered)
+	arrived, all := g.arrivals.add(1), g.entered*k
+	if g.apart && large(c) {
+		if err := d.wait(g.arrivals, all, g.late); err != nil {
+			return err
+		}
+		if err := d.exchangeAll(c, c.Position, len(g.members)); err != nil {
+			return err
+		}
+		g.done.add(1)
+		return d.wait(g.done, all, g.late)
+	}
+	if arrived < all {
+		return d.wait(g.done, all, g.late)
 	}
 	for i := range g.members {
-		if n := g.members[i].node.Load(); n != c.Node {
+		if n := g.members[i].node.Load(); !g.apart && n != c.Node {
 			return fmt.Errorf("cpu: rank %d has entered %s %s instead", c.Members[i].Rank, n.Op, n.Name)
 		}
 	}
+	if err := d.exchangeAll(c, 0, 1); err != nil {
+		return err
+	}
+	g.done.add(k)
+	return nil
+}
+
+// exchangeAll makes one share of so many of a collective and those made with it.
+func (d *Device) exchangeAll(c *runtime.Collective, share, shares int) error {
 	if err := d.enter(); err != nil {
 		return err
 	}
-	if err := d.exchange(c); err != nil {
+	if err := d.exchange(c, share, shares); err != nil {
 		return err
 	}
 	for _, more := range c.More {
-		if err := d.exchange(more); err != nil {
+		if err := d.exchange(more, share, shares); err != nil {
 			return err
 		}
 	}
-	g.done.add()
+	return nil
+}
+
+// large reports whether a collective is worth the work of several processes.
+func large(c *runtime.Collective) bool {
+	n := c.Members[0].Out.Slab.Elems()
+	for _, more := range c.More {
+		n += more.Members[0].Out.Slab.Elems()
+	}
+	return n*int64(len(c.Members)) > 8*unitElems
+}
+
+// collectiveAcross is a collective of members on several machines. The first member of each
+// machine leads: when those beside it have entered it sends their operands to the other
+// leaders, takes theirs, and makes what its machine's members end with.
+func (d *Device) collectiveAcross(g *groupView, c *runtime.Collective) error {
+	o := d.backend.others
+	g.members[c.Position].entered.n.Store(g.entered)
+	g.arrivals.add(1)
+	all := g.entered * int64(len(g.here))
+	if c.Position != g.here[0] {
+		return d.wait(g.done, all, g.late)
+	}
+	if err := d.wait(g.arrivals, all, g.late); err != nil {
+		return err
+	}
+	for _, leader := range g.leaders {
+		for _, position := range g.here {
+			if err := o.give(leader, c, position); err != nil {
+				return err
+			}
+		}
+	}
+	for position, m := range c.Members {
+		if !d.backend.devices[m.Rank].away {
+			continue
+		}
+		if err := d.wait(g.members[position].entered, g.entered, g.late); err != nil {
+			return err
+		}
+		if err := o.take(c, position); err != nil {
+			return err
+		}
+	}
+	if err := d.exchangeAll(c, 0, 1); err != nil {
+		return err
+	}
+	g.done.add(int64(len(g.here)))
 	return nil
 }

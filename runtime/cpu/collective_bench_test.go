@@ -22,15 +22,23 @@ func BenchmarkCollectives(b *testing.B) {
 	for _, op := range []ir.Op{ir.OpAllReduce, ir.OpReduceScatter, ir.OpAllGather} {
 		for _, ranks := range []int{2, 4} {
 			for _, bytes := range []int{64 << 10, 10 << 20, 43_000_000} {
-				b.Run(fmt.Sprintf("%s/ranks=%d/bytes=%d", op, ranks, bytes), func(b *testing.B) { benchCollective(b, op, ranks, bytes/4/ranks*ranks) })
+				n := bytes / 4 / ranks * ranks
+				b.Run(fmt.Sprintf("%s/ranks=%d/bytes=%d", op, ranks, bytes), func(b *testing.B) { benchCollective(b, alone(b), op, ranks, n) })
+				if ranks <= goruntime.GOMAXPROCS(0) {
+					b.Run(fmt.Sprintf("%s/processes=%d/bytes=%d", op, ranks, bytes), func(b *testing.B) { benchCollective(b, oneMachine(), op, ranks, n) })
+				}
 			}
 		}
 	}
 }
 
-func benchCollective(b *testing.B, op ir.Op, ranks, n int) {
+func alone(b *testing.B) *Backend {
 	backend, err := New(Options{})
 	require.NoError(b, err)
+	return backend
+}
+
+func benchCollective(b *testing.B, backend runtime.Backend, op ir.Op, ranks, n int) {
 	devices, err := backend.Open(runtime.World{Ranks: ranks, Timeout: time.Minute})
 	require.NoError(b, err)
 	all, moved, held := collectives(b, devices, op, n)

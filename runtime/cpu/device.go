@@ -22,7 +22,7 @@ type Device struct {
 	timer   *time.Timer
 	arenas  [2][]float32 // by space
 	memory  [2]arena     // in which they lie
-	events  counter      // recorded on the compute stream
+	events  *counter     // recorded on the compute stream
 	comm    *stream
 
 	groups   []*groupView // by Collective.Group
@@ -31,15 +31,18 @@ type Device struct {
 	block    []int64      // of a reduction in progress
 	ins      [][]float32  // of a reduction
 	outs     [][]float32
-	current  *runtime.Collective // that this rank makes for all, in units, so many for each member
+	current  *runtime.Collective // that this rank makes, in units, so many for each member
 	split    int
+	base     int // the first of them
 	unit     func(int)
-	terms    [][]float32 // see fixedSum
+	targets  []runtime.Member // see collectiveAcross
+	terms    [][]float32      // see fixedSum
 
 	wide    runtime.Kernel // the float32 form of a launch on values of two bytes
 	scratch []float32      // of its operands and results
 
 	file hostFile // of the host arena, if it has one
+	away bool     // in another machine's process; what is in its arena here are copies
 
 	moved atomic.Int64 // bytes taken from other ranks, for tests
 }
@@ -61,6 +64,14 @@ func (d *Device) Alloc(space runtime.Space, bytes int64) error {
 		words, err := d.mapped(n)
 		if err != nil {
 			return err
+		}
+		d.setArena(space, words)
+		return nil
+	}
+	if o := d.backend.others; o.together() && space == runtime.OnDevice {
+		words, err := o.arena(n)
+		if err != nil {
+			return fmt.Errorf("cpu: arena of %d bytes: %w", 4*n, err)
 		}
 		d.setArena(space, words)
 		return nil
@@ -136,10 +147,13 @@ func (d *Device) Send(t *runtime.Transfer) error {
 	}
 	defer d.pool.Offer()
 	src := d.words(t.Local)
+	if d.backend.devices[t.Peer].away {
+		return d.backend.others.put(t, src)
+	}
 	peer := d.backend.devices[t.Peer].arenas[runtime.OnDevice]
 	kernel.Copy(d.pool, peer[t.Remote/4:][:len(src)], src)
 	wire, _ := d.wire(t)
-	wire.add()
+	wire.add(1)
 	return nil
 }
 
@@ -163,7 +177,7 @@ func (d *Device) wire(t *runtime.Transfer) (sent *counter, received *int64) {
 	}
 	if d.wires[t.Wire] == nil {
 		b := d.backend
-		d.wires[t.Wire] = at(&b.mu, &b.wires, t.Wire, func() *counter { return new(counter) })
+		d.wires[t.Wire] = at(&b.mu, &b.wires, t.Wire, func() *counter { return b.counter(wireID, t.Wire) })
 	}
 	return d.wires[t.Wire], &d.received[t.Wire]
 }
@@ -179,6 +193,7 @@ func (d *Device) Close() error {
 		return err
 	}
 	b.cores.Close()
+	err = errors.Join(err, b.others.close(d.aborted()))
 	for _, other := range b.devices {
 		for space := range other.memory {
 			if !d.aborted() {

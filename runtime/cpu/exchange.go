@@ -9,22 +9,37 @@ import (
 	"github.com/autopar/autopar/runtime/cpu/kernel"
 )
 
-// exchange moves what all members of a collective end with. Memory is read once and
+// exchange moves what members of a collective end with: those of this machine, or of them
+// one share of so many, which is one or the number of members. Memory is read once and
 // written once.
-func (d *Device) exchange(c *runtime.Collective) error {
+func (d *Device) exchange(c *runtime.Collective, share, shares int) error {
 	switch t, op := c.Members[0].In.DType, c.Node.Op; {
 	case op == ir.OpAllReduce:
-		return d.reduceToAll(c)
+		return d.reduceToAll(c, share, shares)
 	case op == ir.OpReduceScatter && (t == ir.Q64 || t.Half()):
-		for i := range c.Members {
+		for i, m := range c.Members {
+			if d.backend.devices[m.Rank].away || shares > 1 && i != share {
+				continue
+			}
 			if err := d.reducePart(c, i); err != nil {
 				return err
 			}
 		}
 	default:
-		d.inUnits(c)
+		d.inUnits(c, share, shares)
 	}
 	return nil
+}
+
+// here returns the members of this machine.
+func (d *Device) here(c *runtime.Collective) []runtime.Member {
+	d.targets = d.targets[:0]
+	for _, m := range c.Members {
+		if !d.backend.devices[m.Rank].away {
+			d.targets = append(d.targets, m)
+		}
+	}
+	return d.targets
 }
 
 // element is the type of the numbers in a tensor that communicates. Integers go as
@@ -42,35 +57,53 @@ func (d *Device) took(m runtime.Member, elems int) {
 	d.backend.devices[m.Rank].moved.Add(int64(elems) * m.In.DType.Size())
 }
 
-// reduceToAll makes an all_reduce.
-func (d *Device) reduceToAll(c *runtime.Collective) error {
-	b, first, k := d.backend, c.Members[0], len(c.Members)
+// reduceToAll makes a share of the elements of an all_reduce.
+func (d *Device) reduceToAll(c *runtime.Collective, share, shares int) error {
+	b, here, k := d.backend, d.here(c), len(c.Members)
+	first := here[0]
 	n := int(first.Out.Slab.Elems())
 	for i, m := range c.Members { // as if each made a share whole for all
-		share := codegen.ReduceShare(n, k, i).Len
-		d.took(m, n-share+(k-1)*share)
+		if own := codegen.ReduceShare(n, k, i).Len; share == 0 {
+			d.took(m, n-own+(k-1)*own)
+		}
+	}
+	lo, hi := n*share/shares/lineElems*lineElems, n*(share+1)/shares/lineElems*lineElems
+	if share+1 == shares {
+		hi = n
+	}
+	if lo == hi {
+		return nil
 	}
 	switch t := first.In.DType; {
 	case t == ir.Q64:
-		if err := d.reduceFixed(c, elems[int64](b, first.Rank, first.Out), 0); err != nil {
+		if err := d.reduceFixed(c, elems[int64](b, first.Rank, first.Out)[lo:hi], lo); err != nil {
 			return err
 		}
 	case t.Half():
-		d.reduceHalf(c, elems[uint16](b, first.Rank, first.Out), 0)
+		d.reduceHalf(c, elems[uint16](b, first.Rank, first.Out)[lo:hi], lo)
 	default:
 		ins, outs := d.ins[:0], d.outs[:0]
 		for _, m := range c.Members {
-			ins, outs = append(ins, elems[float32](b, m.Rank, m.In)), append(outs, elems[float32](b, m.Rank, m.Out))
+			ins = append(ins, elems[float32](b, m.Rank, m.In)[lo:hi])
+		}
+		for _, m := range here {
+			outs = append(outs, elems[float32](b, m.Rank, m.Out)[lo:hi])
 		}
 		kernel.Combine(d.pool, c.Attr.Reduce == ir.Max, outs, ins)
 		d.ins, d.outs = ins, outs
 		return nil
 	}
-	for _, m := range c.Members[1:] {
-		kernel.Copy(d.pool, b.devices[m.Rank].words(m.Out), b.devices[first.Rank].words(first.Out))
+	part := first.Out
+	size := part.DType.Size()
+	from, to := int64(lo)*size/4, (int64(hi)*size+3)/4 // in words: a share begins with a line
+	for _, m := range here[1:] {
+		kernel.Copy(d.pool, b.devices[m.Rank].words(m.Out)[from:to], b.devices[first.Rank].words(part)[from:to])
 	}
 	return nil
 }
+
+// lineElems is a number of elements of any type that fills lines of cache.
+const lineElems = 32
 
 // reducePart makes a member's result of a reduce_scatter of numbers that are not
 // added as they are.
@@ -91,16 +124,19 @@ func (d *Device) reducePart(c *runtime.Collective, position int) (err error) {
 const unitElems = 16384
 
 // inUnits makes a collective by runs of elements that lie together, in units: so many
-// for each member, each of which takes a share of all runs.
-func (d *Device) inUnits(c *runtime.Collective) {
+// for each member, each of which takes a share of all runs. Of several shares of the
+// collective, each is what one member ends with.
+func (d *Device) inUnits(c *runtime.Collective, share, shares int) {
 	k, first := len(c.Members), c.Members[0]
+	made := k / shares // members
 	n, longest := int(first.Out.Slab.Elems()), 0
 	d.current, d.split = c, 1
-	if n*k > unitElems {
+	if n*made > unitElems {
 		runtime.EachRun(first.In.Slab, first.Out.Slab, func(_, _, n int) { longest = max(longest, n) })
 		// Every unit looks at every run, which takes the time of moving some hundred elements.
-		d.split = max(min(n/unitElems, longest/512), (2*d.pool.Threads()+k-1)/k)
+		d.split = max(min(n/unitElems, longest/512), (2*d.pool.Threads()+made-1)/made)
 	}
+	d.base = share * made * d.split
 	for units := k * d.split; len(d.ins) < units*k; {
 		d.ins = append(d.ins, nil)
 	}
@@ -108,17 +144,19 @@ func (d *Device) inUnits(c *runtime.Collective) {
 		d.unit = d.doUnit
 	}
 	if d.split > 1 {
-		d.pool.Each(k*d.split, d.unit)
+		d.pool.Each(made*d.split, d.unit)
 		return
 	}
-	for i := range k {
+	for i := range made {
 		d.unit(i)
 	}
 }
 
 func (d *Device) doUnit(unit int) {
+	unit += d.base
 	c, position, part := d.current, unit/d.split, unit%d.split
 	switch {
+	case d.backend.devices[c.Members[position].Rank].away:
 	case c.Node.Op == ir.OpReduceScatter:
 		d.reduceUnit(c, position, part, d.ins[unit*len(c.Members):][:len(c.Members)])
 	case c.Members[0].In.DType.Half():

@@ -23,7 +23,7 @@ type stream struct {
 	closed  bool
 	err     error // the first failure; nothing is done after it
 
-	events counter // recorded
+	events *counter // recorded
 }
 
 // work is one thing that a stream does: a collective, a wait for a counter, or,
@@ -36,7 +36,7 @@ type work struct {
 }
 
 func newStream(d *Device) *stream {
-	s := &stream{lane: &Device{backend: d.backend, rank: d.rank, pool: d.backend.cores.NewPool(d.rank), timer: stopped()}}
+	s := &stream{lane: &Device{backend: d.backend, rank: d.rank, pool: d.backend.cores.NewPool(d.rank), timer: stopped()}, events: d.comm.events}
 	s.given = sync.NewCond(&s.mu)
 	return s
 }
@@ -79,7 +79,7 @@ func (s *stream) serve() {
 			return
 		}
 		if w.collective == nil && w.until == nil {
-			s.events.add()
+			s.events.add(1)
 			continue
 		}
 		if s.failure() != nil {
@@ -107,6 +107,7 @@ func (s *stream) do(w work) (err error) {
 	}()
 	if w.until != nil {
 		rank := w.rank
+		s.lane.backend.others.await(rank, w.until, w.n)
 		return s.lane.wait(w.until, w.n, func() []int { return []int{rank} })
 	}
 	if w.collective.Ran == nil {
@@ -141,7 +142,7 @@ func (d *Device) Record(s runtime.Stream) error {
 	if s == runtime.Communication {
 		d.comm.give(work{})
 	} else {
-		d.events.add()
+		d.events.add(1)
 	}
 	return nil
 }
@@ -150,9 +151,9 @@ func (d *Device) Record(s runtime.Stream) error {
 // the compute stream is the caller.
 func (d *Device) Wait(s runtime.Stream, e runtime.Event) error {
 	of := d.backend.devices[e.Rank]
-	c := &of.events
+	c := of.events
 	if e.Stream == runtime.Communication {
-		c = &of.comm.events
+		c = of.comm.events
 	}
 	defer d.pool.Offer()
 	switch {
@@ -168,6 +169,7 @@ func (d *Device) Wait(s runtime.Stream, e runtime.Event) error {
 		}
 		return d.comm.failure()
 	}
+	d.backend.others.await(e.Rank, c, e.N)
 	err := d.wait(c, e.N, func() []int { return []int{e.Rank} })
 	if s == runtime.Host { // nothing more to do for now
 		d.pool.Leave()

@@ -10,13 +10,15 @@ import (
 	"github.com/autopar/autopar/runtime/cpu/kernel"
 )
 
-// counter counts what has happened and wakes those who wait for it. The zero
-// value is ready for use.
+// counter counts what has happened and wakes those who wait for it. The numbers may
+// be in memory that processes share.
 type counter struct {
-	n      atomic.Int64
-	least  atomic.Int64 // what the first of those parked waits for; 0 for none
+	id     int // for other processes
+	n      *atomic.Int64
+	least  []atomic.Int64 // by process: what the first of those parked there waits for; 0 for none
+	others *others        // nil when there are none
 	mu     sync.Mutex
-	parked []parked
+	parked []parked // in this process
 }
 
 // parked is a rank that waits for a count.
@@ -25,14 +27,31 @@ type parked struct {
 	want int64
 }
 
-// add counts one more and wakes those who wait for it.
-func (c *counter) add() {
-	n := c.n.Add(1)
-	if least := c.least.Load(); least == 0 || n < least {
-		return
+func newCounter() *counter {
+	return &counter{n: new(atomic.Int64), least: make([]atomic.Int64, 1)}
+}
+
+// add counts some more, wakes those who wait for it, and returns the count.
+func (c *counter) add(more int64) int64 {
+	n := c.n.Add(more)
+	for process := range c.least {
+		if least := c.least[process].Load(); least == 0 || n < least {
+			continue
+		}
+		if c.others == nil || process == c.others.self {
+			c.wake()
+		} else {
+			c.others.ring(process, c, n)
+		}
 	}
+	return n
+}
+
+// wake wakes those of this process whose wait is over.
+func (c *counter) wake() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	n := c.n.Load()
 	c.parked = slices.DeleteFunc(c.parked, func(p parked) bool {
 		if p.want > n {
 			return false
@@ -51,7 +70,11 @@ func (c *counter) note() {
 			least = p.want
 		}
 	}
-	c.least.Store(least)
+	self := 0
+	if c.others != nil {
+		self = c.others.self
+	}
+	c.least[self].Store(least)
 }
 
 // park has a pool that awaits the n-th be woken, unless that has happened.
@@ -88,7 +111,7 @@ func (d *Device) wait(c *counter, n int64, late func() []int) error {
 // it parks, as waking a parked goroutine costs tens of microseconds and ranks that
 // are in step meet sooner; parked, it holds no core.
 func (d *Device) waitFor(c *counter, n int64, timeout time.Duration, late func() []int) error {
-	if c.n.Load() >= n || d.pool.Lend(&c.n, n) {
+	if c.n.Load() >= n || d.pool.Lend(c.n, n) || d.backend.others.linger(d, c, n) {
 		return nil
 	}
 	d.pool.Leave()

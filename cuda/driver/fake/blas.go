@@ -19,6 +19,18 @@ func (b *blas) Tune(driver.GEMM, driver.Ptr, driver.Ptr, driver.Ptr, driver.Ptr,
 }
 
 func (b *blas) MatMul(g driver.GEMM, x, y, z, workspace driver.Ptr, s driver.Stream) error {
+	return b.product(g, x, y, z, 0, workspace, s)
+}
+
+// With finds that an epilogue is faster apart where M is odd.
+func (b *blas) With(g driver.GEMM, x, y, z, vector, workspace driver.Ptr, s driver.Stream, apart func() error) error {
+	if g.M%2 > 0 {
+		return apart()
+	}
+	return b.product(g, x, y, z, vector, workspace, s)
+}
+
+func (b *blas) product(g driver.GEMM, x, y, z, vector, workspace driver.Ptr, s driver.Stream) error {
 	columns := func(trans bool, rows, cols int64) int64 {
 		if trans {
 			return rows
@@ -29,11 +41,26 @@ func (b *blas) MatMul(g driver.GEMM, x, y, z, workspace driver.Ptr, s driver.Str
 	rx := Range{x, extent(g.LDA, columns(g.TransA, g.M, g.K), g.TypeA)}
 	ry := Range{y, extent(g.LDB, columns(g.TransB, g.K, g.N), g.TypeB)}
 	rz := Range{z, extent(g.LDC, g.N, g.TC)}
-	return b.driver.give(s, "cublasLtMatmul", []Range{rx, ry}, []Range{rz, {workspace, b.Workspace()}}, func() error {
+	reads, writes := []Range{rx, ry}, []Range{rz, {workspace, b.Workspace()}}
+	bias, sums := Range{vector, g.M * g.TC.Size()}, Range{vector, g.N * g.TC.Size()}
+	switch g.Epilogue {
+	case driver.AddBias:
+		reads = append(reads, bias)
+	case driver.SumB:
+		writes = append(writes, sums)
+	}
+	return b.driver.give(s, "cublasLtMatmul", reads, writes, func() error {
 		x := unpack(b.driver.Memory(rx), g.TypeA, g.LDA, g.M, g.K, g.TransA)
 		y := unpack(b.driver.Memory(ry), g.TypeB, g.LDB, g.N, g.K, !g.TransB)
 		z := b.driver.Memory(rz)
 		for col := range g.N {
+			if g.Epilogue == driver.SumB {
+				var sum float64
+				for _, v := range y[col*g.K : (col+1)*g.K] {
+					sum += v
+				}
+				g.TC.Write(b.driver.Memory(sums)[col*g.TC.Size():], float32(sum))
+			}
 			for row := range g.M {
 				var sum float64
 				of := y[col*g.K : (col+1)*g.K]
@@ -41,6 +68,9 @@ func (b *blas) MatMul(g driver.GEMM, x, y, z, workspace driver.Ptr, s driver.Str
 					sum += v * of[k]
 				}
 				to := z[(col*g.LDC+row)*g.TC.Size():]
+				if g.Epilogue == driver.AddBias {
+					sum += float64(g.TC.Read(b.driver.Memory(bias)[row*g.TC.Size():]))
+				}
 				if g.Accumulate {
 					sum += float64(g.TC.Read(to))
 				}

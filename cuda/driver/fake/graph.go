@@ -172,9 +172,7 @@ func (d *Driver) LaunchGraph(x driver.Exec, s driver.Stream) error {
 	for i, p := range g.private {
 		d.record(p, g.ends[i])
 		d.wait(st, g.ends[i])
-		if p.failure != nil && st.failure == nil {
-			st.failure, p.failure = p.failure, nil
-		}
+		st.queue[len(st.queue)-1].adopts = p
 	}
 	return nil
 }

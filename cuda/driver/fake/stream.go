@@ -28,6 +28,7 @@ type entry struct {
 	ready   func() bool // nil is always
 	event   *event
 	version int64
+	adopts  *stream // whose failure becomes this stream's: one of a graph
 }
 
 type kind uint8
@@ -369,6 +370,10 @@ func (d *Driver) runOne() bool {
 	switch e.kind {
 	case record:
 		e.event.happened, e.event.when = max(e.event.happened, e.version), d.now
+	case wait:
+		if p := e.adopts; p != nil && chosen.failure == nil {
+			chosen.failure, p.failure = p.failure, nil
+		}
 	case work:
 		d.ran++
 		d.spend(e.what, e.bytes)

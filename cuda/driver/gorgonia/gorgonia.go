@@ -190,11 +190,3 @@ func (Driver) FunctionAttribute(f driver.Function, a driver.FunctionAttribute) (
 	v, err := function(f).Attribute(cu.FunctionAttribute(a))
 	return v, refused("cuFuncGetAttribute", err)
 }
-
-func (Driver) Launch(f driver.Function, grid, block driver.Dims, shared uint32, s driver.Stream, args []uint64) error {
-	params := make([]unsafe.Pointer, len(args))
-	for i := range args {
-		params[i] = unsafe.Pointer(&args[i])
-	}
-	return refused("cuLaunchKernel", function(f).Launch(int(grid[0]), int(grid[1]), int(grid[2]), int(block[0]), int(block[1]), int(block[2]), int(shared), stream(s), params))
-}

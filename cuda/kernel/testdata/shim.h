@@ -83,6 +83,7 @@ inline u32 ballot(bool bit) {
 }
 inline int popcount(u32 x) { return __builtin_popcount(x); }
 inline float exp2_fast(float x) { return exp2f(x); }
+inline float reciprocal_fast(float x) { return 1 / x; }
 
 struct bf16 { u16 bits; };
 struct f16 { u16 bits; };
@@ -175,7 +176,8 @@ std::vector<Function>& functions();
 template <class... A> struct Caller {
 	template <class X> static X argument(const u64*& args) {
 		X x;
-		memcpy(&x, args++, sizeof x);
+		memcpy(&x, args, sizeof x);
+		args += (sizeof x + 7) / 8;
 		return x;
 	}
 	static void call(void* function, const u64* args) {
@@ -187,6 +189,11 @@ template <class... A> struct Caller {
 	}
 };
 template <class... A> bool offer(const char* name, void (*f)(A...)) {
-	functions().push_back({name, {(int)sizeof(A)...}, Caller<A...>::call, (void*)f});
+	std::vector<int> sizes;
+	for (int n : {(int)sizeof(A)...}) { // a struct is words
+		for (; n > 8; n -= 8) sizes.push_back(8);
+		sizes.push_back(n);
+	}
+	functions().push_back({name, sizes, Caller<A...>::call, (void*)f});
 	return true;
 }

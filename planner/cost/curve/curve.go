@@ -10,12 +10,16 @@ import (
 // Line returns the a and b with which a·x + b comes nearest to y, all
 // deviations taken relative to y, and neither is negative.
 func Line(x, y []float64) (a, b float64) {
-	// Weighted least squares with weights 1/y²: the normal equations of a·x/y + b/y = 1.
+	return Weighted(x, y, func(i int) float64 { return 1 / y[i] / y[i] })
+}
+
+// Weighted is [Line] with a weight of its own for the square of each deviation.
+func Weighted(x, y []float64, weight func(i int) float64) (a, b float64) {
 	var xx, x1, one, sx, s1 float64
 	for i := range x {
-		u, v := x[i]/y[i], 1/y[i]
-		xx, x1, one = xx+u*u, x1+u*v, one+v*v
-		sx, s1 = sx+u, s1+v
+		w := weight(i)
+		xx, x1, one = xx+w*x[i]*x[i], x1+w*x[i], one+w
+		sx, s1 = sx+w*x[i]*y[i], s1+w*y[i]
 	}
 	det := xx*one - x1*x1
 	if det > 0 {

@@ -14,7 +14,7 @@ func multiplyAddAVX2(rounds int)
 // multiplyAddAVX512 is isa.multiplyAdd.
 func multiplyAddAVX512(rounds int)
 
-// packRowsAVX2 is isa.packRows for width up to 32; it may overwrite seven elements beyond the last row.
+// packRowsAVX2 is isa.packRows for width up to 32.
 func packRowsAVX2(dst []float32, src []float32, ld int, k int, n int, width int)
 
 // packColsAVX2 sets dst[q*width+j] = src[j*ld+q] for q < k and j < 8: eight columns of isa.packCols.

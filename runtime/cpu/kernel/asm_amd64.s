@@ -20,27 +20,27 @@ TEXT ·productAVX2(SB), NOSPLIT, $0-121
 	SHLQ   $0x02, CX
 	SHLQ   $0x02, DX
 
-one4:
+one3:
 	TESTQ        SI, SI
-	JZ           done5
+	JZ           done4
 	VMOVUPS      (BX), Y1
 	VBROADCASTSS (AX), Y2
 	VFMADD231PS  Y1, Y2, Y0
 	ADDQ         DX, AX
 	ADDQ         $0x00000040, BX
 	DECQ         SI
-	JMP          one4
+	JMP          one3
 
-done5:
+done4:
 	MOVQ       n+8(FP), AX
 	MOVB       acc+120(FP), CL
 	CMPQ       AX, $0x08
-	JEQ        whole7
+	JEQ        whole6
 	LEAQ       masks<>+0(SB), DX
 	NEGQ       AX
 	VMOVUPS    32(DX)(AX*4), Y1
 	TESTB      CL, CL
-	JNZ        add6
+	JNZ        add5
 	MOVQ       c_base+88(FP), AX
 	MOVQ       ldc+112(FP), CX
 	SHLQ       $0x02, CX
@@ -48,7 +48,7 @@ done5:
 	VZEROUPPER
 	RET
 
-add6:
+add5:
 	MOVQ       c_base+88(FP), AX
 	MOVQ       ldc+112(FP), CX
 	SHLQ       $0x02, CX
@@ -58,9 +58,9 @@ add6:
 	VZEROUPPER
 	RET
 
-whole7:
+whole6:
 	TESTB   CL, CL
-	JNZ     addWhole8
+	JNZ     addWhole7
 	MOVQ    c_base+88(FP), AX
 	MOVQ    ldc+112(FP), CX
 	SHLQ    $0x02, CX
@@ -68,7 +68,7 @@ whole7:
 	VZEROUPPER
 	RET
 
-addWhole8:
+addWhole7:
 	MOVQ    c_base+88(FP), AX
 	MOVQ    ldc+112(FP), CX
 	SHLQ    $0x02, CX
@@ -79,7 +79,7 @@ addWhole8:
 
 more2:
 	CMPQ   AX, $0x02
-	JGT    more9
+	JGT    more8
 	VXORPS Y0, Y0, Y0
 	VXORPS Y1, Y1, Y1
 	MOVQ   a_base+24(FP), AX
@@ -90,29 +90,29 @@ more2:
 	SHLQ   $0x02, CX
 	SHLQ   $0x02, DX
 
-one11:
+one9:
 	TESTQ        SI, SI
-	JZ           done12
+	JZ           done10
 	VMOVUPS      (BX), Y2
 	VBROADCASTSS (AX), Y3
+	VBROADCASTSS (AX)(CX*1), Y4
 	VFMADD231PS  Y2, Y3, Y0
-	VBROADCASTSS (AX)(CX*1), Y3
-	VFMADD231PS  Y2, Y3, Y1
+	VFMADD231PS  Y2, Y4, Y1
 	ADDQ         DX, AX
 	ADDQ         $0x00000040, BX
 	DECQ         SI
-	JMP          one11
+	JMP          one9
 
-done12:
+done10:
 	MOVQ       n+8(FP), AX
 	MOVB       acc+120(FP), CL
 	CMPQ       AX, $0x08
-	JEQ        whole14
+	JEQ        whole12
 	LEAQ       masks<>+0(SB), DX
 	NEGQ       AX
 	VMOVUPS    32(DX)(AX*4), Y2
 	TESTB      CL, CL
-	JNZ        add13
+	JNZ        add11
 	MOVQ       c_base+88(FP), AX
 	MOVQ       ldc+112(FP), CX
 	SHLQ       $0x02, CX
@@ -122,7 +122,7 @@ done12:
 	VZEROUPPER
 	RET
 
-add13:
+add11:
 	MOVQ       c_base+88(FP), AX
 	MOVQ       ldc+112(FP), CX
 	SHLQ       $0x02, CX
@@ -136,9 +136,9 @@ add13:
 	VZEROUPPER
 	RET
 
-whole14:
+whole12:
 	TESTB   CL, CL
-	JNZ     addWhole15
+	JNZ     addWhole13
 	MOVQ    c_base+88(FP), AX
 	MOVQ    ldc+112(FP), CX
 	SHLQ    $0x02, CX
@@ -148,7 +148,7 @@ whole14:
 	VZEROUPPER
 	RET
 
-addWhole15:
+addWhole13:
 	MOVQ    c_base+88(FP), AX
 	MOVQ    ldc+112(FP), CX
 	SHLQ    $0x02, CX
@@ -160,9 +160,9 @@ addWhole15:
 	VZEROUPPER
 	RET
 
-more9:
+more8:
 	CMPQ   AX, $0x03
-	JGT    more16
+	JGT    more14
 	VXORPS Y0, Y0, Y0
 	VXORPS Y1, Y1, Y1
 	VXORPS Y2, Y2, Y2
@@ -174,31 +174,31 @@ more9:
 	SHLQ   $0x02, CX
 	SHLQ   $0x02, DX
 
-one18:
+one15:
 	TESTQ        SI, SI
-	JZ           done19
+	JZ           done16
 	VMOVUPS      (BX), Y3
 	VBROADCASTSS (AX), Y4
+	VBROADCASTSS (AX)(CX*1), Y5
 	VFMADD231PS  Y3, Y4, Y0
-	VBROADCASTSS (AX)(CX*1), Y4
-	VFMADD231PS  Y3, Y4, Y1
+	VFMADD231PS  Y3, Y5, Y1
 	VBROADCASTSS (AX)(CX*2), Y4
 	VFMADD231PS  Y3, Y4, Y2
 	ADDQ         DX, AX
 	ADDQ         $0x00000040, BX
 	DECQ         SI
-	JMP          one18
+	JMP          one15
 
-done19:
+done16:
 	MOVQ       n+8(FP), AX
 	MOVB       acc+120(FP), CL
 	CMPQ       AX, $0x08
-	JEQ        whole21
+	JEQ        whole18
 	LEAQ       masks<>+0(SB), DX
 	NEGQ       AX
 	VMOVUPS    32(DX)(AX*4), Y3
 	TESTB      CL, CL
-	JNZ        add20
+	JNZ        add17
 	MOVQ       c_base+88(FP), AX
 	MOVQ       ldc+112(FP), CX
 	SHLQ       $0x02, CX
@@ -210,7 +210,7 @@ done19:
 	VZEROUPPER
 	RET
 
-add20:
+add17:
 	MOVQ       c_base+88(FP), AX
 	MOVQ       ldc+112(FP), CX
 	SHLQ       $0x02, CX
@@ -228,9 +228,9 @@ add20:
 	VZEROUPPER
 	RET
 
-whole21:
+whole18:
 	TESTB   CL, CL
-	JNZ     addWhole22
+	JNZ     addWhole19
 	MOVQ    c_base+88(FP), AX
 	MOVQ    ldc+112(FP), CX
 	SHLQ    $0x02, CX
@@ -242,7 +242,7 @@ whole21:
 	VZEROUPPER
 	RET
 
-addWhole22:
+addWhole19:
 	MOVQ    c_base+88(FP), AX
 	MOVQ    ldc+112(FP), CX
 	SHLQ    $0x02, CX
@@ -257,9 +257,9 @@ addWhole22:
 	VZEROUPPER
 	RET
 
-more16:
+more14:
 	CMPQ   AX, $0x04
-	JGT    more23
+	JGT    more20
 	VXORPS Y0, Y0, Y0
 	VXORPS Y1, Y1, Y1
 	VXORPS Y2, Y2, Y2
@@ -274,34 +274,34 @@ more16:
 	LEAQ   (CX)(CX*2), DI
 	ADDQ   AX, DI
 
-one25:
+one21:
 	TESTQ        SI, SI
-	JZ           done26
+	JZ           done22
 	VMOVUPS      (BX), Y4
 	VBROADCASTSS (AX), Y5
+	VBROADCASTSS (AX)(CX*1), Y6
 	VFMADD231PS  Y4, Y5, Y0
-	VBROADCASTSS (AX)(CX*1), Y5
-	VFMADD231PS  Y4, Y5, Y1
+	VFMADD231PS  Y4, Y6, Y1
 	VBROADCASTSS (AX)(CX*2), Y5
+	VBROADCASTSS (DI), Y6
 	VFMADD231PS  Y4, Y5, Y2
-	VBROADCASTSS (DI), Y5
-	VFMADD231PS  Y4, Y5, Y3
+	VFMADD231PS  Y4, Y6, Y3
 	ADDQ         DX, AX
 	ADDQ         DX, DI
 	ADDQ         $0x00000040, BX
 	DECQ         SI
-	JMP          one25
+	JMP          one21
 
-done26:
+done22:
 	MOVQ       n+8(FP), AX
 	MOVB       acc+120(FP), CL
 	CMPQ       AX, $0x08
-	JEQ        whole28
+	JEQ        whole24
 	LEAQ       masks<>+0(SB), DX
 	NEGQ       AX
 	VMOVUPS    32(DX)(AX*4), Y4
 	TESTB      CL, CL
-	JNZ        add27
+	JNZ        add23
 	MOVQ       c_base+88(FP), AX
 	MOVQ       ldc+112(FP), CX
 	SHLQ       $0x02, CX
@@ -315,7 +315,7 @@ done26:
 	VZEROUPPER
 	RET
 
-add27:
+add23:
 	MOVQ       c_base+88(FP), AX
 	MOVQ       ldc+112(FP), CX
 	SHLQ       $0x02, CX
@@ -337,9 +337,9 @@ add27:
 	VZEROUPPER
 	RET
 
-whole28:
+whole24:
 	TESTB   CL, CL
-	JNZ     addWhole29
+	JNZ     addWhole25
 	MOVQ    c_base+88(FP), AX
 	MOVQ    ldc+112(FP), CX
 	SHLQ    $0x02, CX
@@ -353,7 +353,7 @@ whole28:
 	VZEROUPPER
 	RET
 
-addWhole29:
+addWhole25:
 	MOVQ    c_base+88(FP), AX
 	MOVQ    ldc+112(FP), CX
 	SHLQ    $0x02, CX
@@ -371,9 +371,9 @@ addWhole29:
 	VZEROUPPER
 	RET
 
-more23:
+more20:
 	CMPQ   AX, $0x05
-	JGT    more30
+	JGT    more26
 	VXORPS Y0, Y0, Y0
 	VXORPS Y1, Y1, Y1
 	VXORPS Y2, Y2, Y2
@@ -389,36 +389,36 @@ more23:
 	LEAQ   (CX)(CX*2), DI
 	ADDQ   AX, DI
 
-one32:
+one27:
 	TESTQ        SI, SI
-	JZ           done33
+	JZ           done28
 	VMOVUPS      (BX), Y5
 	VBROADCASTSS (AX), Y6
+	VBROADCASTSS (AX)(CX*1), Y7
 	VFMADD231PS  Y5, Y6, Y0
-	VBROADCASTSS (AX)(CX*1), Y6
-	VFMADD231PS  Y5, Y6, Y1
+	VFMADD231PS  Y5, Y7, Y1
 	VBROADCASTSS (AX)(CX*2), Y6
+	VBROADCASTSS (DI), Y7
 	VFMADD231PS  Y5, Y6, Y2
-	VBROADCASTSS (DI), Y6
-	VFMADD231PS  Y5, Y6, Y3
+	VFMADD231PS  Y5, Y7, Y3
 	VBROADCASTSS (DI)(CX*1), Y6
 	VFMADD231PS  Y5, Y6, Y4
 	ADDQ         DX, AX
 	ADDQ         DX, DI
 	ADDQ         $0x00000040, BX
 	DECQ         SI
-	JMP          one32
+	JMP          one27
 
-done33:
+done28:
 	MOVQ       n+8(FP), AX
 	MOVB       acc+120(FP), CL
 	CMPQ       AX, $0x08
-	JEQ        whole35
+	JEQ        whole30
 	LEAQ       masks<>+0(SB), DX
 	NEGQ       AX
 	VMOVUPS    32(DX)(AX*4), Y5
 	TESTB      CL, CL
-	JNZ        add34
+	JNZ        add29
 	MOVQ       c_base+88(FP), AX
 	MOVQ       ldc+112(FP), CX
 	SHLQ       $0x02, CX
@@ -434,7 +434,7 @@ done33:
 	VZEROUPPER
 	RET
 
-add34:
+add29:
 	MOVQ       c_base+88(FP), AX
 	MOVQ       ldc+112(FP), CX
 	SHLQ       $0x02, CX
@@ -460,9 +460,9 @@ add34:
 	VZEROUPPER
 	RET
 
-whole35:
+whole30:
 	TESTB   CL, CL
-	JNZ     addWhole36
+	JNZ     addWhole31
 	MOVQ    c_base+88(FP), AX
 	MOVQ    ldc+112(FP), CX
 	SHLQ    $0x02, CX
@@ -478,7 +478,7 @@ whole35:
 	VZEROUPPER
 	RET
 
-addWhole36:
+addWhole31:
 	MOVQ    c_base+88(FP), AX
 	MOVQ    ldc+112(FP), CX
 	SHLQ    $0x02, CX
@@ -499,7 +499,7 @@ addWhole36:
 	VZEROUPPER
 	RET
 
-more30:
+more26:
 	VXORPS Y0, Y0, Y0
 	VXORPS Y1, Y1, Y1
 	VXORPS Y2, Y2, Y2
@@ -515,106 +515,174 @@ more30:
 	SHLQ   $0x02, DX
 	LEAQ   (CX)(CX*2), DI
 	ADDQ   AX, DI
+	CMPQ   DX, $0x04
+	JNE    apart35
+	SUBQ   $0x04, SI
+	JLT    few37
 
-many38:
-	CMPQ         SI, $0x04
-	JLT          one39
+many36:
 	VMOVUPS      (BX), Y6
 	VBROADCASTSS (AX), Y7
+	VBROADCASTSS (AX)(CX*1), Y8
 	VFMADD231PS  Y6, Y7, Y0
-	VBROADCASTSS (AX)(CX*1), Y7
-	VFMADD231PS  Y6, Y7, Y1
+	VFMADD231PS  Y6, Y8, Y1
 	VBROADCASTSS (AX)(CX*2), Y7
+	VBROADCASTSS (DI), Y8
 	VFMADD231PS  Y6, Y7, Y2
-	VBROADCASTSS (DI), Y7
-	VFMADD231PS  Y6, Y7, Y3
+	VFMADD231PS  Y6, Y8, Y3
 	VBROADCASTSS (DI)(CX*1), Y7
+	VBROADCASTSS (DI)(CX*2), Y8
 	VFMADD231PS  Y6, Y7, Y4
-	VBROADCASTSS (DI)(CX*2), Y7
-	VFMADD231PS  Y6, Y7, Y5
-	ADDQ         DX, AX
-	ADDQ         DX, DI
+	VFMADD231PS  Y6, Y8, Y5
 	VMOVUPS      64(BX), Y6
-	VBROADCASTSS (AX), Y7
+	VBROADCASTSS 4(AX), Y7
+	VBROADCASTSS 4(AX)(CX*1), Y8
 	VFMADD231PS  Y6, Y7, Y0
-	VBROADCASTSS (AX)(CX*1), Y7
-	VFMADD231PS  Y6, Y7, Y1
-	VBROADCASTSS (AX)(CX*2), Y7
+	VFMADD231PS  Y6, Y8, Y1
+	VBROADCASTSS 4(AX)(CX*2), Y7
+	VBROADCASTSS 4(DI), Y8
 	VFMADD231PS  Y6, Y7, Y2
-	VBROADCASTSS (DI), Y7
-	VFMADD231PS  Y6, Y7, Y3
-	VBROADCASTSS (DI)(CX*1), Y7
+	VFMADD231PS  Y6, Y8, Y3
+	VBROADCASTSS 4(DI)(CX*1), Y7
+	VBROADCASTSS 4(DI)(CX*2), Y8
 	VFMADD231PS  Y6, Y7, Y4
-	VBROADCASTSS (DI)(CX*2), Y7
-	VFMADD231PS  Y6, Y7, Y5
-	ADDQ         DX, AX
-	ADDQ         DX, DI
+	VFMADD231PS  Y6, Y8, Y5
 	VMOVUPS      128(BX), Y6
-	VBROADCASTSS (AX), Y7
+	VBROADCASTSS 8(AX), Y7
+	VBROADCASTSS 8(AX)(CX*1), Y8
 	VFMADD231PS  Y6, Y7, Y0
-	VBROADCASTSS (AX)(CX*1), Y7
-	VFMADD231PS  Y6, Y7, Y1
-	VBROADCASTSS (AX)(CX*2), Y7
+	VFMADD231PS  Y6, Y8, Y1
+	VBROADCASTSS 8(AX)(CX*2), Y7
+	VBROADCASTSS 8(DI), Y8
 	VFMADD231PS  Y6, Y7, Y2
-	VBROADCASTSS (DI), Y7
-	VFMADD231PS  Y6, Y7, Y3
-	VBROADCASTSS (DI)(CX*1), Y7
+	VFMADD231PS  Y6, Y8, Y3
+	VBROADCASTSS 8(DI)(CX*1), Y7
+	VBROADCASTSS 8(DI)(CX*2), Y8
 	VFMADD231PS  Y6, Y7, Y4
-	VBROADCASTSS (DI)(CX*2), Y7
-	VFMADD231PS  Y6, Y7, Y5
-	ADDQ         DX, AX
-	ADDQ         DX, DI
+	VFMADD231PS  Y6, Y8, Y5
 	VMOVUPS      192(BX), Y6
-	VBROADCASTSS (AX), Y7
+	VBROADCASTSS 12(AX), Y7
+	VBROADCASTSS 12(AX)(CX*1), Y8
 	VFMADD231PS  Y6, Y7, Y0
-	VBROADCASTSS (AX)(CX*1), Y7
-	VFMADD231PS  Y6, Y7, Y1
-	VBROADCASTSS (AX)(CX*2), Y7
+	VFMADD231PS  Y6, Y8, Y1
+	VBROADCASTSS 12(AX)(CX*2), Y7
+	VBROADCASTSS 12(DI), Y8
 	VFMADD231PS  Y6, Y7, Y2
-	VBROADCASTSS (DI), Y7
-	VFMADD231PS  Y6, Y7, Y3
-	VBROADCASTSS (DI)(CX*1), Y7
+	VFMADD231PS  Y6, Y8, Y3
+	VBROADCASTSS 12(DI)(CX*1), Y7
+	VBROADCASTSS 12(DI)(CX*2), Y8
 	VFMADD231PS  Y6, Y7, Y4
-	VBROADCASTSS (DI)(CX*2), Y7
-	VFMADD231PS  Y6, Y7, Y5
-	ADDQ         DX, AX
-	ADDQ         DX, DI
+	VFMADD231PS  Y6, Y8, Y5
+	ADDQ         $0x00000010, AX
+	ADDQ         $0x00000010, DI
 	ADDQ         $0x00000100, BX
 	SUBQ         $0x04, SI
-	JMP          many38
+	JGE          many36
 
-one39:
-	TESTQ        SI, SI
-	JZ           done40
+few37:
+	ADDQ $0x04, SI
+	JMP  one33
+
+apart35:
+	CMPQ DX, $0x18
+	JNE  one33
+	SUBQ $0x04, SI
+	JLT  few39
+
+many38:
 	VMOVUPS      (BX), Y6
 	VBROADCASTSS (AX), Y7
+	VBROADCASTSS 4(AX), Y8
 	VFMADD231PS  Y6, Y7, Y0
-	VBROADCASTSS (AX)(CX*1), Y7
-	VFMADD231PS  Y6, Y7, Y1
-	VBROADCASTSS (AX)(CX*2), Y7
+	VFMADD231PS  Y6, Y8, Y1
+	VBROADCASTSS 8(AX), Y7
+	VBROADCASTSS 12(AX), Y8
 	VFMADD231PS  Y6, Y7, Y2
-	VBROADCASTSS (DI), Y7
-	VFMADD231PS  Y6, Y7, Y3
-	VBROADCASTSS (DI)(CX*1), Y7
+	VFMADD231PS  Y6, Y8, Y3
+	VBROADCASTSS 16(AX), Y7
+	VBROADCASTSS 20(AX), Y8
 	VFMADD231PS  Y6, Y7, Y4
-	VBROADCASTSS (DI)(CX*2), Y7
-	VFMADD231PS  Y6, Y7, Y5
+	VFMADD231PS  Y6, Y8, Y5
+	VMOVUPS      64(BX), Y6
+	VBROADCASTSS 24(AX), Y7
+	VBROADCASTSS 28(AX), Y8
+	VFMADD231PS  Y6, Y7, Y0
+	VFMADD231PS  Y6, Y8, Y1
+	VBROADCASTSS 32(AX), Y7
+	VBROADCASTSS 36(AX), Y8
+	VFMADD231PS  Y6, Y7, Y2
+	VFMADD231PS  Y6, Y8, Y3
+	VBROADCASTSS 40(AX), Y7
+	VBROADCASTSS 44(AX), Y8
+	VFMADD231PS  Y6, Y7, Y4
+	VFMADD231PS  Y6, Y8, Y5
+	VMOVUPS      128(BX), Y6
+	VBROADCASTSS 48(AX), Y7
+	VBROADCASTSS 52(AX), Y8
+	VFMADD231PS  Y6, Y7, Y0
+	VFMADD231PS  Y6, Y8, Y1
+	VBROADCASTSS 56(AX), Y7
+	VBROADCASTSS 60(AX), Y8
+	VFMADD231PS  Y6, Y7, Y2
+	VFMADD231PS  Y6, Y8, Y3
+	VBROADCASTSS 64(AX), Y7
+	VBROADCASTSS 68(AX), Y8
+	VFMADD231PS  Y6, Y7, Y4
+	VFMADD231PS  Y6, Y8, Y5
+	VMOVUPS      192(BX), Y6
+	VBROADCASTSS 72(AX), Y7
+	VBROADCASTSS 76(AX), Y8
+	VFMADD231PS  Y6, Y7, Y0
+	VFMADD231PS  Y6, Y8, Y1
+	VBROADCASTSS 80(AX), Y7
+	VBROADCASTSS 84(AX), Y8
+	VFMADD231PS  Y6, Y7, Y2
+	VFMADD231PS  Y6, Y8, Y3
+	VBROADCASTSS 88(AX), Y7
+	VBROADCASTSS 92(AX), Y8
+	VFMADD231PS  Y6, Y7, Y4
+	VFMADD231PS  Y6, Y8, Y5
+	ADDQ         $0x00000060, AX
+	ADDQ         $0x00000100, BX
+	SUBQ         $0x04, SI
+	JGE          many38
+
+few39:
+	ADDQ $0x04, SI
+	LEAQ 12(AX), DI
+
+one33:
+	TESTQ        SI, SI
+	JZ           done34
+	VMOVUPS      (BX), Y6
+	VBROADCASTSS (AX), Y7
+	VBROADCASTSS (AX)(CX*1), Y8
+	VFMADD231PS  Y6, Y7, Y0
+	VFMADD231PS  Y6, Y8, Y1
+	VBROADCASTSS (AX)(CX*2), Y7
+	VBROADCASTSS (DI), Y8
+	VFMADD231PS  Y6, Y7, Y2
+	VFMADD231PS  Y6, Y8, Y3
+	VBROADCASTSS (DI)(CX*1), Y7
+	VBROADCASTSS (DI)(CX*2), Y8
+	VFMADD231PS  Y6, Y7, Y4
+	VFMADD231PS  Y6, Y8, Y5
 	ADDQ         DX, AX
 	ADDQ         DX, DI
 	ADDQ         $0x00000040, BX
 	DECQ         SI
-	JMP          one39
+	JMP          one33
 
-done40:
+done34:
 	MOVQ       n+8(FP), AX
 	MOVB       acc+120(FP), CL
 	CMPQ       AX, $0x08
-	JEQ        whole42
+	JEQ        whole41
 	LEAQ       masks<>+0(SB), DX
 	NEGQ       AX
 	VMOVUPS    32(DX)(AX*4), Y6
 	TESTB      CL, CL
-	JNZ        add41
+	JNZ        add40
 	MOVQ       c_base+88(FP), AX
 	MOVQ       ldc+112(FP), CX
 	SHLQ       $0x02, CX
@@ -632,7 +700,7 @@ done40:
 	VZEROUPPER
 	RET
 
-add41:
+add40:
 	MOVQ       c_base+88(FP), AX
 	MOVQ       ldc+112(FP), CX
 	SHLQ       $0x02, CX
@@ -662,9 +730,9 @@ add41:
 	VZEROUPPER
 	RET
 
-whole42:
+whole41:
 	TESTB   CL, CL
-	JNZ     addWhole43
+	JNZ     addWhole42
 	MOVQ    c_base+88(FP), AX
 	MOVQ    ldc+112(FP), CX
 	SHLQ    $0x02, CX
@@ -682,7 +750,7 @@ whole42:
 	VZEROUPPER
 	RET
 
-addWhole43:
+addWhole42:
 	MOVQ    c_base+88(FP), AX
 	MOVQ    ldc+112(FP), CX
 	SHLQ    $0x02, CX
@@ -708,7 +776,7 @@ addWhole43:
 
 wider1:
 	CMPQ   AX, $0x01
-	JGT    more45
+	JGT    more44
 	VXORPS Y0, Y0, Y0
 	VXORPS Y1, Y1, Y1
 	MOVQ   a_base+24(FP), AX
@@ -719,9 +787,9 @@ wider1:
 	SHLQ   $0x02, CX
 	SHLQ   $0x02, DX
 
-one47:
+one45:
 	TESTQ        SI, SI
-	JZ           done48
+	JZ           done46
 	VMOVUPS      (BX), Y2
 	VMOVUPS      32(BX), Y3
 	VBROADCASTSS (AX), Y4
@@ -730,19 +798,19 @@ one47:
 	ADDQ         DX, AX
 	ADDQ         $0x00000040, BX
 	DECQ         SI
-	JMP          one47
+	JMP          one45
 
-done48:
+done46:
 	MOVQ       n+8(FP), AX
 	SUBQ       $0x08, AX
 	MOVB       acc+120(FP), CL
 	CMPQ       AX, $0x08
-	JEQ        whole50
+	JEQ        whole48
 	LEAQ       masks<>+0(SB), DX
 	NEGQ       AX
 	VMOVUPS    32(DX)(AX*4), Y2
 	TESTB      CL, CL
-	JNZ        add49
+	JNZ        add47
 	MOVQ       c_base+88(FP), AX
 	MOVQ       ldc+112(FP), CX
 	SHLQ       $0x02, CX
@@ -751,7 +819,7 @@ done48:
 	VZEROUPPER
 	RET
 
-add49:
+add47:
 	MOVQ       c_base+88(FP), AX
 	MOVQ       ldc+112(FP), CX
 	SHLQ       $0x02, CX
@@ -763,9 +831,9 @@ add49:
 	VZEROUPPER
 	RET
 
-whole50:
+whole48:
 	TESTB   CL, CL
-	JNZ     addWhole51
+	JNZ     addWhole49
 	MOVQ    c_base+88(FP), AX
 	MOVQ    ldc+112(FP), CX
 	SHLQ    $0x02, CX
@@ -774,7 +842,7 @@ whole50:
 	VZEROUPPER
 	RET
 
-addWhole51:
+addWhole49:
 	MOVQ    c_base+88(FP), AX
 	MOVQ    ldc+112(FP), CX
 	SHLQ    $0x02, CX
@@ -785,9 +853,9 @@ addWhole51:
 	VZEROUPPER
 	RET
 
-more45:
+more44:
 	CMPQ   AX, $0x02
-	JGT    more52
+	JGT    more50
 	VXORPS Y0, Y0, Y0
 	VXORPS Y1, Y1, Y1
 	VXORPS Y2, Y2, Y2
@@ -800,33 +868,33 @@ more45:
 	SHLQ   $0x02, CX
 	SHLQ   $0x02, DX
 
-one54:
+one51:
 	TESTQ        SI, SI
-	JZ           done55
+	JZ           done52
 	VMOVUPS      (BX), Y4
 	VMOVUPS      32(BX), Y5
 	VBROADCASTSS (AX), Y6
+	VBROADCASTSS (AX)(CX*1), Y7
 	VFMADD231PS  Y4, Y6, Y0
+	VFMADD231PS  Y4, Y7, Y2
 	VFMADD231PS  Y5, Y6, Y1
-	VBROADCASTSS (AX)(CX*1), Y6
-	VFMADD231PS  Y4, Y6, Y2
-	VFMADD231PS  Y5, Y6, Y3
+	VFMADD231PS  Y5, Y7, Y3
 	ADDQ         DX, AX
 	ADDQ         $0x00000040, BX
 	DECQ         SI
-	JMP          one54
+	JMP          one51
 
-done55:
+done52:
 	MOVQ       n+8(FP), AX
 	SUBQ       $0x08, AX
 	MOVB       acc+120(FP), CL
 	CMPQ       AX, $0x08
-	JEQ        whole57
+	JEQ        whole54
 	LEAQ       masks<>+0(SB), DX
 	NEGQ       AX
 	VMOVUPS    32(DX)(AX*4), Y4
 	TESTB      CL, CL
-	JNZ        add56
+	JNZ        add53
 	MOVQ       c_base+88(FP), AX
 	MOVQ       ldc+112(FP), CX
 	SHLQ       $0x02, CX
@@ -838,7 +906,7 @@ done55:
 	VZEROUPPER
 	RET
 
-add56:
+add53:
 	MOVQ       c_base+88(FP), AX
 	MOVQ       ldc+112(FP), CX
 	SHLQ       $0x02, CX
@@ -856,9 +924,9 @@ add56:
 	VZEROUPPER
 	RET
 
-whole57:
+whole54:
 	TESTB   CL, CL
-	JNZ     addWhole58
+	JNZ     addWhole55
 	MOVQ    c_base+88(FP), AX
 	MOVQ    ldc+112(FP), CX
 	SHLQ    $0x02, CX
@@ -870,7 +938,7 @@ whole57:
 	VZEROUPPER
 	RET
 
-addWhole58:
+addWhole55:
 	MOVQ    c_base+88(FP), AX
 	MOVQ    ldc+112(FP), CX
 	SHLQ    $0x02, CX
@@ -886,9 +954,9 @@ addWhole58:
 	VZEROUPPER
 	RET
 
-more52:
+more50:
 	CMPQ   AX, $0x03
-	JGT    more59
+	JGT    more56
 	VXORPS Y0, Y0, Y0
 	VXORPS Y1, Y1, Y1
 	VXORPS Y2, Y2, Y2
@@ -903,36 +971,36 @@ more52:
 	SHLQ   $0x02, CX
 	SHLQ   $0x02, DX
 
-one61:
+one57:
 	TESTQ        SI, SI
-	JZ           done62
+	JZ           done58
 	VMOVUPS      (BX), Y6
 	VMOVUPS      32(BX), Y7
 	VBROADCASTSS (AX), Y8
+	VBROADCASTSS (AX)(CX*1), Y9
 	VFMADD231PS  Y6, Y8, Y0
+	VFMADD231PS  Y6, Y9, Y2
 	VFMADD231PS  Y7, Y8, Y1
-	VBROADCASTSS (AX)(CX*1), Y8
-	VFMADD231PS  Y6, Y8, Y2
-	VFMADD231PS  Y7, Y8, Y3
+	VFMADD231PS  Y7, Y9, Y3
 	VBROADCASTSS (AX)(CX*2), Y8
 	VFMADD231PS  Y6, Y8, Y4
 	VFMADD231PS  Y7, Y8, Y5
 	ADDQ         DX, AX
 	ADDQ         $0x00000040, BX
 	DECQ         SI
-	JMP          one61
+	JMP          one57
 
-done62:
+done58:
 	MOVQ       n+8(FP), AX
 	SUBQ       $0x08, AX
 	MOVB       acc+120(FP), CL
 	CMPQ       AX, $0x08
-	JEQ        whole64
+	JEQ        whole60
 	LEAQ       masks<>+0(SB), DX
 	NEGQ       AX
 	VMOVUPS    32(DX)(AX*4), Y6
 	TESTB      CL, CL
-	JNZ        add63
+	JNZ        add59
 	MOVQ       c_base+88(FP), AX
 	MOVQ       ldc+112(FP), CX
 	SHLQ       $0x02, CX
@@ -947,7 +1015,7 @@ done62:
 	VZEROUPPER
 	RET
 
-add63:
+add59:
 	MOVQ       c_base+88(FP), AX
 	MOVQ       ldc+112(FP), CX
 	SHLQ       $0x02, CX
@@ -971,9 +1039,9 @@ add63:
 	VZEROUPPER
 	RET
 
-whole64:
+whole60:
 	TESTB   CL, CL
-	JNZ     addWhole65
+	JNZ     addWhole61
 	MOVQ    c_base+88(FP), AX
 	MOVQ    ldc+112(FP), CX
 	SHLQ    $0x02, CX
@@ -988,7 +1056,7 @@ whole64:
 	VZEROUPPER
 	RET
 
-addWhole65:
+addWhole61:
 	MOVQ    c_base+88(FP), AX
 	MOVQ    ldc+112(FP), CX
 	SHLQ    $0x02, CX
@@ -1009,9 +1077,9 @@ addWhole65:
 	VZEROUPPER
 	RET
 
-more59:
+more56:
 	CMPQ   AX, $0x04
-	JGT    more66
+	JGT    more62
 	VXORPS Y0, Y0, Y0
 	VXORPS Y1, Y1, Y1
 	VXORPS Y2, Y2, Y2
@@ -1030,40 +1098,40 @@ more59:
 	LEAQ   (CX)(CX*2), DI
 	ADDQ   AX, DI
 
-one68:
+one63:
 	TESTQ        SI, SI
-	JZ           done69
+	JZ           done64
 	VMOVUPS      (BX), Y8
 	VMOVUPS      32(BX), Y9
 	VBROADCASTSS (AX), Y10
+	VBROADCASTSS (AX)(CX*1), Y11
 	VFMADD231PS  Y8, Y10, Y0
+	VFMADD231PS  Y8, Y11, Y2
 	VFMADD231PS  Y9, Y10, Y1
-	VBROADCASTSS (AX)(CX*1), Y10
-	VFMADD231PS  Y8, Y10, Y2
-	VFMADD231PS  Y9, Y10, Y3
+	VFMADD231PS  Y9, Y11, Y3
 	VBROADCASTSS (AX)(CX*2), Y10
+	VBROADCASTSS (DI), Y11
 	VFMADD231PS  Y8, Y10, Y4
+	VFMADD231PS  Y8, Y11, Y6
 	VFMADD231PS  Y9, Y10, Y5
-	VBROADCASTSS (DI), Y10
-	VFMADD231PS  Y8, Y10, Y6
-	VFMADD231PS  Y9, Y10, Y7
+	VFMADD231PS  Y9, Y11, Y7
 	ADDQ         DX, AX
 	ADDQ         DX, DI
 	ADDQ         $0x00000040, BX
 	DECQ         SI
-	JMP          one68
+	JMP          one63
 
-done69:
+done64:
 	MOVQ       n+8(FP), AX
 	SUBQ       $0x08, AX
 	MOVB       acc+120(FP), CL
 	CMPQ       AX, $0x08
-	JEQ        whole71
+	JEQ        whole66
 	LEAQ       masks<>+0(SB), DX
 	NEGQ       AX
 	VMOVUPS    32(DX)(AX*4), Y8
 	TESTB      CL, CL
-	JNZ        add70
+	JNZ        add65
 	MOVQ       c_base+88(FP), AX
 	MOVQ       ldc+112(FP), CX
 	SHLQ       $0x02, CX
@@ -1081,7 +1149,7 @@ done69:
 	VZEROUPPER
 	RET
 
-add70:
+add65:
 	MOVQ       c_base+88(FP), AX
 	MOVQ       ldc+112(FP), CX
 	SHLQ       $0x02, CX
@@ -1111,9 +1179,9 @@ add70:
 	VZEROUPPER
 	RET
 
-whole71:
+whole66:
 	TESTB   CL, CL
-	JNZ     addWhole72
+	JNZ     addWhole67
 	MOVQ    c_base+88(FP), AX
 	MOVQ    ldc+112(FP), CX
 	SHLQ    $0x02, CX
@@ -1131,7 +1199,7 @@ whole71:
 	VZEROUPPER
 	RET
 
-addWhole72:
+addWhole67:
 	MOVQ    c_base+88(FP), AX
 	MOVQ    ldc+112(FP), CX
 	SHLQ    $0x02, CX
@@ -1157,9 +1225,9 @@ addWhole72:
 	VZEROUPPER
 	RET
 
-more66:
+more62:
 	CMPQ   AX, $0x05
-	JGT    more73
+	JGT    more68
 	VXORPS Y0, Y0, Y0
 	VXORPS Y1, Y1, Y1
 	VXORPS Y2, Y2, Y2
@@ -1180,23 +1248,23 @@ more66:
 	LEAQ   (CX)(CX*2), DI
 	ADDQ   AX, DI
 
-one75:
+one69:
 	TESTQ        SI, SI
-	JZ           done76
+	JZ           done70
 	VMOVUPS      (BX), Y10
 	VMOVUPS      32(BX), Y11
 	VBROADCASTSS (AX), Y12
+	VBROADCASTSS (AX)(CX*1), Y13
 	VFMADD231PS  Y10, Y12, Y0
+	VFMADD231PS  Y10, Y13, Y2
 	VFMADD231PS  Y11, Y12, Y1
-	VBROADCASTSS (AX)(CX*1), Y12
-	VFMADD231PS  Y10, Y12, Y2
-	VFMADD231PS  Y11, Y12, Y3
+	VFMADD231PS  Y11, Y13, Y3
 	VBROADCASTSS (AX)(CX*2), Y12
+	VBROADCASTSS (DI), Y13
 	VFMADD231PS  Y10, Y12, Y4
+	VFMADD231PS  Y10, Y13, Y6
 	VFMADD231PS  Y11, Y12, Y5
-	VBROADCASTSS (DI), Y12
-	VFMADD231PS  Y10, Y12, Y6
-	VFMADD231PS  Y11, Y12, Y7
+	VFMADD231PS  Y11, Y13, Y7
 	VBROADCASTSS (DI)(CX*1), Y12
 	VFMADD231PS  Y10, Y12, Y8
 	VFMADD231PS  Y11, Y12, Y9
@@ -1204,19 +1272,19 @@ one75:
 	ADDQ         DX, DI
 	ADDQ         $0x00000040, BX
 	DECQ         SI
-	JMP          one75
+	JMP          one69
 
-done76:
+done70:
 	MOVQ       n+8(FP), AX
 	SUBQ       $0x08, AX
 	MOVB       acc+120(FP), CL
 	CMPQ       AX, $0x08
-	JEQ        whole78
+	JEQ        whole72
 	LEAQ       masks<>+0(SB), DX
 	NEGQ       AX
 	VMOVUPS    32(DX)(AX*4), Y10
 	TESTB      CL, CL
-	JNZ        add77
+	JNZ        add71
 	MOVQ       c_base+88(FP), AX
 	MOVQ       ldc+112(FP), CX
 	SHLQ       $0x02, CX
@@ -1237,7 +1305,7 @@ done76:
 	VZEROUPPER
 	RET
 
-add77:
+add71:
 	MOVQ       c_base+88(FP), AX
 	MOVQ       ldc+112(FP), CX
 	SHLQ       $0x02, CX
@@ -1273,9 +1341,9 @@ add77:
 	VZEROUPPER
 	RET
 
-whole78:
+whole72:
 	TESTB   CL, CL
-	JNZ     addWhole79
+	JNZ     addWhole73
 	MOVQ    c_base+88(FP), AX
 	MOVQ    ldc+112(FP), CX
 	SHLQ    $0x02, CX
@@ -1296,7 +1364,7 @@ whole78:
 	VZEROUPPER
 	RET
 
-addWhole79:
+addWhole73:
 	MOVQ    c_base+88(FP), AX
 	MOVQ    ldc+112(FP), CX
 	SHLQ    $0x02, CX
@@ -1327,7 +1395,7 @@ addWhole79:
 	VZEROUPPER
 	RET
 
-more73:
+more68:
 	VXORPS Y0, Y0, Y0
 	VXORPS Y1, Y1, Y1
 	VXORPS Y2, Y2, Y2
@@ -1349,142 +1417,238 @@ more73:
 	SHLQ   $0x02, DX
 	LEAQ   (CX)(CX*2), DI
 	ADDQ   AX, DI
+	CMPQ   DX, $0x04
+	JNE    apart77
+	SUBQ   $0x04, SI
+	JLT    few79
 
-many81:
-	CMPQ         SI, $0x04
-	JLT          one82
+many78:
 	VMOVUPS      (BX), Y12
 	VMOVUPS      32(BX), Y13
 	VBROADCASTSS (AX), Y14
+	VBROADCASTSS (AX)(CX*1), Y15
 	VFMADD231PS  Y12, Y14, Y0
+	VFMADD231PS  Y12, Y15, Y2
 	VFMADD231PS  Y13, Y14, Y1
-	VBROADCASTSS (AX)(CX*1), Y14
-	VFMADD231PS  Y12, Y14, Y2
-	VFMADD231PS  Y13, Y14, Y3
+	VFMADD231PS  Y13, Y15, Y3
 	VBROADCASTSS (AX)(CX*2), Y14
+	VBROADCASTSS (DI), Y15
 	VFMADD231PS  Y12, Y14, Y4
+	VFMADD231PS  Y12, Y15, Y6
 	VFMADD231PS  Y13, Y14, Y5
-	VBROADCASTSS (DI), Y14
-	VFMADD231PS  Y12, Y14, Y6
-	VFMADD231PS  Y13, Y14, Y7
+	VFMADD231PS  Y13, Y15, Y7
 	VBROADCASTSS (DI)(CX*1), Y14
+	VBROADCASTSS (DI)(CX*2), Y15
 	VFMADD231PS  Y12, Y14, Y8
+	VFMADD231PS  Y12, Y15, Y10
 	VFMADD231PS  Y13, Y14, Y9
-	VBROADCASTSS (DI)(CX*2), Y14
-	VFMADD231PS  Y12, Y14, Y10
-	VFMADD231PS  Y13, Y14, Y11
-	ADDQ         DX, AX
-	ADDQ         DX, DI
+	VFMADD231PS  Y13, Y15, Y11
 	VMOVUPS      64(BX), Y12
 	VMOVUPS      96(BX), Y13
-	VBROADCASTSS (AX), Y14
+	VBROADCASTSS 4(AX), Y14
+	VBROADCASTSS 4(AX)(CX*1), Y15
 	VFMADD231PS  Y12, Y14, Y0
+	VFMADD231PS  Y12, Y15, Y2
 	VFMADD231PS  Y13, Y14, Y1
-	VBROADCASTSS (AX)(CX*1), Y14
-	VFMADD231PS  Y12, Y14, Y2
-	VFMADD231PS  Y13, Y14, Y3
-	VBROADCASTSS (AX)(CX*2), Y14
+	VFMADD231PS  Y13, Y15, Y3
+	VBROADCASTSS 4(AX)(CX*2), Y14
+	VBROADCASTSS 4(DI), Y15
 	VFMADD231PS  Y12, Y14, Y4
+	VFMADD231PS  Y12, Y15, Y6
 	VFMADD231PS  Y13, Y14, Y5
-	VBROADCASTSS (DI), Y14
-	VFMADD231PS  Y12, Y14, Y6
-	VFMADD231PS  Y13, Y14, Y7
-	VBROADCASTSS (DI)(CX*1), Y14
+	VFMADD231PS  Y13, Y15, Y7
+	VBROADCASTSS 4(DI)(CX*1), Y14
+	VBROADCASTSS 4(DI)(CX*2), Y15
 	VFMADD231PS  Y12, Y14, Y8
+	VFMADD231PS  Y12, Y15, Y10
 	VFMADD231PS  Y13, Y14, Y9
-	VBROADCASTSS (DI)(CX*2), Y14
-	VFMADD231PS  Y12, Y14, Y10
-	VFMADD231PS  Y13, Y14, Y11
-	ADDQ         DX, AX
-	ADDQ         DX, DI
+	VFMADD231PS  Y13, Y15, Y11
 	VMOVUPS      128(BX), Y12
 	VMOVUPS      160(BX), Y13
-	VBROADCASTSS (AX), Y14
+	VBROADCASTSS 8(AX), Y14
+	VBROADCASTSS 8(AX)(CX*1), Y15
 	VFMADD231PS  Y12, Y14, Y0
+	VFMADD231PS  Y12, Y15, Y2
 	VFMADD231PS  Y13, Y14, Y1
-	VBROADCASTSS (AX)(CX*1), Y14
-	VFMADD231PS  Y12, Y14, Y2
-	VFMADD231PS  Y13, Y14, Y3
-	VBROADCASTSS (AX)(CX*2), Y14
+	VFMADD231PS  Y13, Y15, Y3
+	VBROADCASTSS 8(AX)(CX*2), Y14
+	VBROADCASTSS 8(DI), Y15
 	VFMADD231PS  Y12, Y14, Y4
+	VFMADD231PS  Y12, Y15, Y6
 	VFMADD231PS  Y13, Y14, Y5
-	VBROADCASTSS (DI), Y14
-	VFMADD231PS  Y12, Y14, Y6
-	VFMADD231PS  Y13, Y14, Y7
-	VBROADCASTSS (DI)(CX*1), Y14
+	VFMADD231PS  Y13, Y15, Y7
+	VBROADCASTSS 8(DI)(CX*1), Y14
+	VBROADCASTSS 8(DI)(CX*2), Y15
 	VFMADD231PS  Y12, Y14, Y8
+	VFMADD231PS  Y12, Y15, Y10
 	VFMADD231PS  Y13, Y14, Y9
-	VBROADCASTSS (DI)(CX*2), Y14
-	VFMADD231PS  Y12, Y14, Y10
-	VFMADD231PS  Y13, Y14, Y11
-	ADDQ         DX, AX
-	ADDQ         DX, DI
+	VFMADD231PS  Y13, Y15, Y11
 	VMOVUPS      192(BX), Y12
 	VMOVUPS      224(BX), Y13
-	VBROADCASTSS (AX), Y14
+	VBROADCASTSS 12(AX), Y14
+	VBROADCASTSS 12(AX)(CX*1), Y15
 	VFMADD231PS  Y12, Y14, Y0
+	VFMADD231PS  Y12, Y15, Y2
 	VFMADD231PS  Y13, Y14, Y1
-	VBROADCASTSS (AX)(CX*1), Y14
-	VFMADD231PS  Y12, Y14, Y2
-	VFMADD231PS  Y13, Y14, Y3
-	VBROADCASTSS (AX)(CX*2), Y14
+	VFMADD231PS  Y13, Y15, Y3
+	VBROADCASTSS 12(AX)(CX*2), Y14
+	VBROADCASTSS 12(DI), Y15
 	VFMADD231PS  Y12, Y14, Y4
+	VFMADD231PS  Y12, Y15, Y6
 	VFMADD231PS  Y13, Y14, Y5
-	VBROADCASTSS (DI), Y14
-	VFMADD231PS  Y12, Y14, Y6
-	VFMADD231PS  Y13, Y14, Y7
-	VBROADCASTSS (DI)(CX*1), Y14
+	VFMADD231PS  Y13, Y15, Y7
+	VBROADCASTSS 12(DI)(CX*1), Y14
+	VBROADCASTSS 12(DI)(CX*2), Y15
 	VFMADD231PS  Y12, Y14, Y8
+	VFMADD231PS  Y12, Y15, Y10
 	VFMADD231PS  Y13, Y14, Y9
-	VBROADCASTSS (DI)(CX*2), Y14
-	VFMADD231PS  Y12, Y14, Y10
-	VFMADD231PS  Y13, Y14, Y11
-	ADDQ         DX, AX
-	ADDQ         DX, DI
+	VFMADD231PS  Y13, Y15, Y11
+	ADDQ         $0x00000010, AX
+	ADDQ         $0x00000010, DI
 	ADDQ         $0x00000100, BX
 	SUBQ         $0x04, SI
-	JMP          many81
+	JGE          many78
 
-one82:
-	TESTQ        SI, SI
-	JZ           done83
+few79:
+	ADDQ $0x04, SI
+	JMP  one75
+
+apart77:
+	CMPQ DX, $0x18
+	JNE  one75
+	SUBQ $0x04, SI
+	JLT  few81
+
+many80:
 	VMOVUPS      (BX), Y12
 	VMOVUPS      32(BX), Y13
 	VBROADCASTSS (AX), Y14
+	VBROADCASTSS 4(AX), Y15
 	VFMADD231PS  Y12, Y14, Y0
+	VFMADD231PS  Y12, Y15, Y2
 	VFMADD231PS  Y13, Y14, Y1
-	VBROADCASTSS (AX)(CX*1), Y14
-	VFMADD231PS  Y12, Y14, Y2
-	VFMADD231PS  Y13, Y14, Y3
-	VBROADCASTSS (AX)(CX*2), Y14
+	VFMADD231PS  Y13, Y15, Y3
+	VBROADCASTSS 8(AX), Y14
+	VBROADCASTSS 12(AX), Y15
 	VFMADD231PS  Y12, Y14, Y4
+	VFMADD231PS  Y12, Y15, Y6
 	VFMADD231PS  Y13, Y14, Y5
-	VBROADCASTSS (DI), Y14
-	VFMADD231PS  Y12, Y14, Y6
-	VFMADD231PS  Y13, Y14, Y7
-	VBROADCASTSS (DI)(CX*1), Y14
+	VFMADD231PS  Y13, Y15, Y7
+	VBROADCASTSS 16(AX), Y14
+	VBROADCASTSS 20(AX), Y15
 	VFMADD231PS  Y12, Y14, Y8
+	VFMADD231PS  Y12, Y15, Y10
 	VFMADD231PS  Y13, Y14, Y9
-	VBROADCASTSS (DI)(CX*2), Y14
-	VFMADD231PS  Y12, Y14, Y10
-	VFMADD231PS  Y13, Y14, Y11
+	VFMADD231PS  Y13, Y15, Y11
+	VMOVUPS      64(BX), Y12
+	VMOVUPS      96(BX), Y13
+	VBROADCASTSS 24(AX), Y14
+	VBROADCASTSS 28(AX), Y15
+	VFMADD231PS  Y12, Y14, Y0
+	VFMADD231PS  Y12, Y15, Y2
+	VFMADD231PS  Y13, Y14, Y1
+	VFMADD231PS  Y13, Y15, Y3
+	VBROADCASTSS 32(AX), Y14
+	VBROADCASTSS 36(AX), Y15
+	VFMADD231PS  Y12, Y14, Y4
+	VFMADD231PS  Y12, Y15, Y6
+	VFMADD231PS  Y13, Y14, Y5
+	VFMADD231PS  Y13, Y15, Y7
+	VBROADCASTSS 40(AX), Y14
+	VBROADCASTSS 44(AX), Y15
+	VFMADD231PS  Y12, Y14, Y8
+	VFMADD231PS  Y12, Y15, Y10
+	VFMADD231PS  Y13, Y14, Y9
+	VFMADD231PS  Y13, Y15, Y11
+	VMOVUPS      128(BX), Y12
+	VMOVUPS      160(BX), Y13
+	VBROADCASTSS 48(AX), Y14
+	VBROADCASTSS 52(AX), Y15
+	VFMADD231PS  Y12, Y14, Y0
+	VFMADD231PS  Y12, Y15, Y2
+	VFMADD231PS  Y13, Y14, Y1
+	VFMADD231PS  Y13, Y15, Y3
+	VBROADCASTSS 56(AX), Y14
+	VBROADCASTSS 60(AX), Y15
+	VFMADD231PS  Y12, Y14, Y4
+	VFMADD231PS  Y12, Y15, Y6
+	VFMADD231PS  Y13, Y14, Y5
+	VFMADD231PS  Y13, Y15, Y7
+	VBROADCASTSS 64(AX), Y14
+	VBROADCASTSS 68(AX), Y15
+	VFMADD231PS  Y12, Y14, Y8
+	VFMADD231PS  Y12, Y15, Y10
+	VFMADD231PS  Y13, Y14, Y9
+	VFMADD231PS  Y13, Y15, Y11
+	VMOVUPS      192(BX), Y12
+	VMOVUPS      224(BX), Y13
+	VBROADCASTSS 72(AX), Y14
+	VBROADCASTSS 76(AX), Y15
+	VFMADD231PS  Y12, Y14, Y0
+	VFMADD231PS  Y12, Y15, Y2
+	VFMADD231PS  Y13, Y14, Y1
+	VFMADD231PS  Y13, Y15, Y3
+	VBROADCASTSS 80(AX), Y14
+	VBROADCASTSS 84(AX), Y15
+	VFMADD231PS  Y12, Y14, Y4
+	VFMADD231PS  Y12, Y15, Y6
+	VFMADD231PS  Y13, Y14, Y5
+	VFMADD231PS  Y13, Y15, Y7
+	VBROADCASTSS 88(AX), Y14
+	VBROADCASTSS 92(AX), Y15
+	VFMADD231PS  Y12, Y14, Y8
+	VFMADD231PS  Y12, Y15, Y10
+	VFMADD231PS  Y13, Y14, Y9
+	VFMADD231PS  Y13, Y15, Y11
+	ADDQ         $0x00000060, AX
+	ADDQ         $0x00000100, BX
+	SUBQ         $0x04, SI
+	JGE          many80
+
+few81:
+	ADDQ $0x04, SI
+	LEAQ 12(AX), DI
+
+one75:
+	TESTQ        SI, SI
+	JZ           done76
+	VMOVUPS      (BX), Y12
+	VMOVUPS      32(BX), Y13
+	VBROADCASTSS (AX), Y14
+	VBROADCASTSS (AX)(CX*1), Y15
+	VFMADD231PS  Y12, Y14, Y0
+	VFMADD231PS  Y12, Y15, Y2
+	VFMADD231PS  Y13, Y14, Y1
+	VFMADD231PS  Y13, Y15, Y3
+	VBROADCASTSS (AX)(CX*2), Y14
+	VBROADCASTSS (DI), Y15
+	VFMADD231PS  Y12, Y14, Y4
+	VFMADD231PS  Y12, Y15, Y6
+	VFMADD231PS  Y13, Y14, Y5
+	VFMADD231PS  Y13, Y15, Y7
+	VBROADCASTSS (DI)(CX*1), Y14
+	VBROADCASTSS (DI)(CX*2), Y15
+	VFMADD231PS  Y12, Y14, Y8
+	VFMADD231PS  Y12, Y15, Y10
+	VFMADD231PS  Y13, Y14, Y9
+	VFMADD231PS  Y13, Y15, Y11
 	ADDQ         DX, AX
 	ADDQ         DX, DI
 	ADDQ         $0x00000040, BX
 	DECQ         SI
-	JMP          one82
+	JMP          one75
 
-done83:
+done76:
 	MOVQ       n+8(FP), AX
 	SUBQ       $0x08, AX
 	MOVB       acc+120(FP), CL
 	CMPQ       AX, $0x08
-	JEQ        whole85
+	JEQ        whole83
 	LEAQ       masks<>+0(SB), DX
 	NEGQ       AX
 	VMOVUPS    32(DX)(AX*4), Y12
 	TESTB      CL, CL
-	JNZ        add84
+	JNZ        add82
 	MOVQ       c_base+88(FP), AX
 	MOVQ       ldc+112(FP), CX
 	SHLQ       $0x02, CX
@@ -1508,7 +1672,7 @@ done83:
 	VZEROUPPER
 	RET
 
-add84:
+add82:
 	MOVQ       c_base+88(FP), AX
 	MOVQ       ldc+112(FP), CX
 	SHLQ       $0x02, CX
@@ -1550,9 +1714,9 @@ add84:
 	VZEROUPPER
 	RET
 
-whole85:
+whole83:
 	TESTB   CL, CL
-	JNZ     addWhole86
+	JNZ     addWhole84
 	MOVQ    c_base+88(FP), AX
 	MOVQ    ldc+112(FP), CX
 	SHLQ    $0x02, CX
@@ -1576,7 +1740,7 @@ whole85:
 	VZEROUPPER
 	RET
 
-addWhole86:
+addWhole84:
 	MOVQ    c_base+88(FP), AX
 	MOVQ    ldc+112(FP), CX
 	SHLQ    $0x02, CX
@@ -1618,9 +1782,9 @@ TEXT ·productAVX512(SB), NOSPLIT, $0-121
 	MOVQ   m+0(FP), AX
 	MOVQ   n+8(FP), CX
 	CMPQ   CX, $0x10
-	JGT    wider87
+	JGT    wider85
 	CMPQ   AX, $0x01
-	JGT    more88
+	JGT    more86
 	VPXORD Z0, Z0, Z0
 	MOVQ   a_base+24(FP), AX
 	MOVQ   rsa+48(FP), CX
@@ -1630,18 +1794,18 @@ TEXT ·productAVX512(SB), NOSPLIT, $0-121
 	SHLQ   $0x02, CX
 	SHLQ   $0x02, DX
 
-one90:
+one87:
 	TESTQ        SI, SI
-	JZ           done91
+	JZ           done88
 	VMOVUPS      (BX), Z1
 	VBROADCASTSS (AX), Z2
 	VFMADD231PS  Z1, Z2, Z0
 	ADDQ         DX, AX
 	ADDQ         $0x00000080, BX
 	DECQ         SI
-	JMP          one90
+	JMP          one87
 
-done91:
+done88:
 	MOVQ    n+8(FP), AX
 	MOVB    acc+120(FP), CL
 	MOVQ    $0x00000001, DX
@@ -1649,7 +1813,7 @@ done91:
 	DECQ    DX
 	KMOVW   DX, K1
 	TESTB   CL, CL
-	JNZ     add92
+	JNZ     add89
 	MOVQ    c_base+88(FP), AX
 	MOVQ    ldc+112(FP), CX
 	SHLQ    $0x02, CX
@@ -1657,7 +1821,7 @@ done91:
 	VZEROUPPER
 	RET
 
-add92:
+add89:
 	MOVQ      c_base+88(FP), AX
 	MOVQ      ldc+112(FP), CX
 	SHLQ      $0x02, CX
@@ -1667,11 +1831,70 @@ add92:
 	VZEROUPPER
 	RET
 
-more88:
+more86:
 	CMPQ   AX, $0x02
-	JGT    more93
+	JGT    more90
 	VPXORD Z0, Z0, Z0
 	VPXORD Z1, Z1, Z1
+	MOVQ   a_base+24(FP), AX
+	MOVQ   rsa+48(FP), CX
+	MOVQ   csa+56(FP), DX
+	MOVQ   b_base+64(FP), BX
+	MOVQ   k+16(FP), SI
+	SHLQ   $0x02, CX
+	SHLQ   $0x02, DX
+
+one91:
+	TESTQ        SI, SI
+	JZ           done92
+	VMOVUPS      (BX), Z2
+	VBROADCASTSS (AX), Z3
+	VBROADCASTSS (AX)(CX*1), Z4
+	VFMADD231PS  Z2, Z3, Z0
+	VFMADD231PS  Z2, Z4, Z1
+	ADDQ         DX, AX
+	ADDQ         $0x00000080, BX
+	DECQ         SI
+	JMP          one91
+
+done92:
+	MOVQ    n+8(FP), AX
+	MOVB    acc+120(FP), CL
+	MOVQ    $0x00000001, DX
+	SHLXQ   AX, DX, DX
+	DECQ    DX
+	KMOVW   DX, K1
+	TESTB   CL, CL
+	JNZ     add93
+	MOVQ    c_base+88(FP), AX
+	MOVQ    ldc+112(FP), CX
+	SHLQ    $0x02, CX
+	VMOVUPS Z0, K1, (AX)
+	ADDQ    CX, AX
+	VMOVUPS Z1, K1, (AX)
+	VZEROUPPER
+	RET
+
+add93:
+	MOVQ      c_base+88(FP), AX
+	MOVQ      ldc+112(FP), CX
+	SHLQ      $0x02, CX
+	VMOVUPS.Z (AX), K1, Z2
+	VADDPS    Z2, Z0, Z0
+	VMOVUPS   Z0, K1, (AX)
+	ADDQ      CX, AX
+	VMOVUPS.Z (AX), K1, Z0
+	VADDPS    Z0, Z1, Z1
+	VMOVUPS   Z1, K1, (AX)
+	VZEROUPPER
+	RET
+
+more90:
+	CMPQ   AX, $0x03
+	JGT    more94
+	VPXORD Z0, Z0, Z0
+	VPXORD Z1, Z1, Z1
+	VPXORD Z2, Z2, Z2
 	MOVQ   a_base+24(FP), AX
 	MOVQ   rsa+48(FP), CX
 	MOVQ   csa+56(FP), DX
@@ -1683,11 +1906,13 @@ more88:
 one95:
 	TESTQ        SI, SI
 	JZ           done96
-	VMOVUPS      (BX), Z2
-	VBROADCASTSS (AX), Z3
-	VFMADD231PS  Z2, Z3, Z0
-	VBROADCASTSS (AX)(CX*1), Z3
-	VFMADD231PS  Z2, Z3, Z1
+	VMOVUPS      (BX), Z3
+	VBROADCASTSS (AX), Z4
+	VBROADCASTSS (AX)(CX*1), Z5
+	VFMADD231PS  Z3, Z4, Z0
+	VFMADD231PS  Z3, Z5, Z1
+	VBROADCASTSS (AX)(CX*2), Z4
+	VFMADD231PS  Z3, Z4, Z2
 	ADDQ         DX, AX
 	ADDQ         $0x00000080, BX
 	DECQ         SI
@@ -1708,73 +1933,12 @@ done96:
 	VMOVUPS Z0, K1, (AX)
 	ADDQ    CX, AX
 	VMOVUPS Z1, K1, (AX)
-	VZEROUPPER
-	RET
-
-add97:
-	MOVQ      c_base+88(FP), AX
-	MOVQ      ldc+112(FP), CX
-	SHLQ      $0x02, CX
-	VMOVUPS.Z (AX), K1, Z2
-	VADDPS    Z2, Z0, Z0
-	VMOVUPS   Z0, K1, (AX)
-	ADDQ      CX, AX
-	VMOVUPS.Z (AX), K1, Z0
-	VADDPS    Z0, Z1, Z1
-	VMOVUPS   Z1, K1, (AX)
-	VZEROUPPER
-	RET
-
-more93:
-	CMPQ   AX, $0x03
-	JGT    more98
-	VPXORD Z0, Z0, Z0
-	VPXORD Z1, Z1, Z1
-	VPXORD Z2, Z2, Z2
-	MOVQ   a_base+24(FP), AX
-	MOVQ   rsa+48(FP), CX
-	MOVQ   csa+56(FP), DX
-	MOVQ   b_base+64(FP), BX
-	MOVQ   k+16(FP), SI
-	SHLQ   $0x02, CX
-	SHLQ   $0x02, DX
-
-one100:
-	TESTQ        SI, SI
-	JZ           done101
-	VMOVUPS      (BX), Z3
-	VBROADCASTSS (AX), Z4
-	VFMADD231PS  Z3, Z4, Z0
-	VBROADCASTSS (AX)(CX*1), Z4
-	VFMADD231PS  Z3, Z4, Z1
-	VBROADCASTSS (AX)(CX*2), Z4
-	VFMADD231PS  Z3, Z4, Z2
-	ADDQ         DX, AX
-	ADDQ         $0x00000080, BX
-	DECQ         SI
-	JMP          one100
-
-done101:
-	MOVQ    n+8(FP), AX
-	MOVB    acc+120(FP), CL
-	MOVQ    $0x00000001, DX
-	SHLXQ   AX, DX, DX
-	DECQ    DX
-	KMOVW   DX, K1
-	TESTB   CL, CL
-	JNZ     add102
-	MOVQ    c_base+88(FP), AX
-	MOVQ    ldc+112(FP), CX
-	SHLQ    $0x02, CX
-	VMOVUPS Z0, K1, (AX)
-	ADDQ    CX, AX
-	VMOVUPS Z1, K1, (AX)
 	ADDQ    CX, AX
 	VMOVUPS Z2, K1, (AX)
 	VZEROUPPER
 	RET
 
-add102:
+add97:
 	MOVQ      c_base+88(FP), AX
 	MOVQ      ldc+112(FP), CX
 	SHLQ      $0x02, CX
@@ -1792,9 +1956,9 @@ add102:
 	VZEROUPPER
 	RET
 
-more98:
+more94:
 	CMPQ   AX, $0x04
-	JGT    more103
+	JGT    more98
 	VPXORD Z0, Z0, Z0
 	VPXORD Z1, Z1, Z1
 	VPXORD Z2, Z2, Z2
@@ -1809,25 +1973,25 @@ more98:
 	LEAQ   (CX)(CX*2), DI
 	ADDQ   AX, DI
 
-one105:
+one99:
 	TESTQ        SI, SI
-	JZ           done106
+	JZ           done100
 	VMOVUPS      (BX), Z4
 	VBROADCASTSS (AX), Z5
+	VBROADCASTSS (AX)(CX*1), Z6
 	VFMADD231PS  Z4, Z5, Z0
-	VBROADCASTSS (AX)(CX*1), Z5
-	VFMADD231PS  Z4, Z5, Z1
+	VFMADD231PS  Z4, Z6, Z1
 	VBROADCASTSS (AX)(CX*2), Z5
+	VBROADCASTSS (DI), Z6
 	VFMADD231PS  Z4, Z5, Z2
-	VBROADCASTSS (DI), Z5
-	VFMADD231PS  Z4, Z5, Z3
+	VFMADD231PS  Z4, Z6, Z3
 	ADDQ         DX, AX
 	ADDQ         DX, DI
 	ADDQ         $0x00000080, BX
 	DECQ         SI
-	JMP          one105
+	JMP          one99
 
-done106:
+done100:
 	MOVQ    n+8(FP), AX
 	MOVB    acc+120(FP), CL
 	MOVQ    $0x00000001, DX
@@ -1835,7 +1999,7 @@ done106:
 	DECQ    DX
 	KMOVW   DX, K1
 	TESTB   CL, CL
-	JNZ     add107
+	JNZ     add101
 	MOVQ    c_base+88(FP), AX
 	MOVQ    ldc+112(FP), CX
 	SHLQ    $0x02, CX
@@ -1849,7 +2013,7 @@ done106:
 	VZEROUPPER
 	RET
 
-add107:
+add101:
 	MOVQ      c_base+88(FP), AX
 	MOVQ      ldc+112(FP), CX
 	SHLQ      $0x02, CX
@@ -1871,9 +2035,9 @@ add107:
 	VZEROUPPER
 	RET
 
-more103:
+more98:
 	CMPQ   AX, $0x05
-	JGT    more108
+	JGT    more102
 	VPXORD Z0, Z0, Z0
 	VPXORD Z1, Z1, Z1
 	VPXORD Z2, Z2, Z2
@@ -1889,27 +2053,27 @@ more103:
 	LEAQ   (CX)(CX*2), DI
 	ADDQ   AX, DI
 
-one110:
+one103:
 	TESTQ        SI, SI
-	JZ           done111
+	JZ           done104
 	VMOVUPS      (BX), Z5
 	VBROADCASTSS (AX), Z6
+	VBROADCASTSS (AX)(CX*1), Z7
 	VFMADD231PS  Z5, Z6, Z0
-	VBROADCASTSS (AX)(CX*1), Z6
-	VFMADD231PS  Z5, Z6, Z1
+	VFMADD231PS  Z5, Z7, Z1
 	VBROADCASTSS (AX)(CX*2), Z6
+	VBROADCASTSS (DI), Z7
 	VFMADD231PS  Z5, Z6, Z2
-	VBROADCASTSS (DI), Z6
-	VFMADD231PS  Z5, Z6, Z3
+	VFMADD231PS  Z5, Z7, Z3
 	VBROADCASTSS (DI)(CX*1), Z6
 	VFMADD231PS  Z5, Z6, Z4
 	ADDQ         DX, AX
 	ADDQ         DX, DI
 	ADDQ         $0x00000080, BX
 	DECQ         SI
-	JMP          one110
+	JMP          one103
 
-done111:
+done104:
 	MOVQ    n+8(FP), AX
 	MOVB    acc+120(FP), CL
 	MOVQ    $0x00000001, DX
@@ -1917,7 +2081,7 @@ done111:
 	DECQ    DX
 	KMOVW   DX, K1
 	TESTB   CL, CL
-	JNZ     add112
+	JNZ     add105
 	MOVQ    c_base+88(FP), AX
 	MOVQ    ldc+112(FP), CX
 	SHLQ    $0x02, CX
@@ -1933,7 +2097,7 @@ done111:
 	VZEROUPPER
 	RET
 
-add112:
+add105:
 	MOVQ      c_base+88(FP), AX
 	MOVQ      ldc+112(FP), CX
 	SHLQ      $0x02, CX
@@ -1959,9 +2123,9 @@ add112:
 	VZEROUPPER
 	RET
 
-more108:
+more102:
 	CMPQ   AX, $0x06
-	JGT    more113
+	JGT    more106
 	VPXORD Z0, Z0, Z0
 	VPXORD Z1, Z1, Z1
 	VPXORD Z2, Z2, Z2
@@ -1978,29 +2142,29 @@ more108:
 	LEAQ   (CX)(CX*2), DI
 	ADDQ   AX, DI
 
-one115:
+one107:
 	TESTQ        SI, SI
-	JZ           done116
+	JZ           done108
 	VMOVUPS      (BX), Z6
 	VBROADCASTSS (AX), Z7
+	VBROADCASTSS (AX)(CX*1), Z8
 	VFMADD231PS  Z6, Z7, Z0
-	VBROADCASTSS (AX)(CX*1), Z7
-	VFMADD231PS  Z6, Z7, Z1
+	VFMADD231PS  Z6, Z8, Z1
 	VBROADCASTSS (AX)(CX*2), Z7
+	VBROADCASTSS (DI), Z8
 	VFMADD231PS  Z6, Z7, Z2
-	VBROADCASTSS (DI), Z7
-	VFMADD231PS  Z6, Z7, Z3
+	VFMADD231PS  Z6, Z8, Z3
 	VBROADCASTSS (DI)(CX*1), Z7
+	VBROADCASTSS (DI)(CX*2), Z8
 	VFMADD231PS  Z6, Z7, Z4
-	VBROADCASTSS (DI)(CX*2), Z7
-	VFMADD231PS  Z6, Z7, Z5
+	VFMADD231PS  Z6, Z8, Z5
 	ADDQ         DX, AX
 	ADDQ         DX, DI
 	ADDQ         $0x00000080, BX
 	DECQ         SI
-	JMP          one115
+	JMP          one107
 
-done116:
+done108:
 	MOVQ    n+8(FP), AX
 	MOVB    acc+120(FP), CL
 	MOVQ    $0x00000001, DX
@@ -2008,7 +2172,7 @@ done116:
 	DECQ    DX
 	KMOVW   DX, K1
 	TESTB   CL, CL
-	JNZ     add117
+	JNZ     add109
 	MOVQ    c_base+88(FP), AX
 	MOVQ    ldc+112(FP), CX
 	SHLQ    $0x02, CX
@@ -2026,7 +2190,7 @@ done116:
 	VZEROUPPER
 	RET
 
-add117:
+add109:
 	MOVQ      c_base+88(FP), AX
 	MOVQ      ldc+112(FP), CX
 	SHLQ      $0x02, CX
@@ -2056,9 +2220,9 @@ add117:
 	VZEROUPPER
 	RET
 
-more113:
+more106:
 	CMPQ   AX, $0x07
-	JGT    more118
+	JGT    more110
 	VPXORD Z0, Z0, Z0
 	VPXORD Z1, Z1, Z1
 	VPXORD Z2, Z2, Z2
@@ -2078,22 +2242,22 @@ more113:
 	LEAQ   (CX)(CX*2), R8
 	ADDQ   DI, R8
 
-one120:
+one111:
 	TESTQ        SI, SI
-	JZ           done121
+	JZ           done112
 	VMOVUPS      (BX), Z7
 	VBROADCASTSS (AX), Z8
+	VBROADCASTSS (AX)(CX*1), Z9
 	VFMADD231PS  Z7, Z8, Z0
-	VBROADCASTSS (AX)(CX*1), Z8
-	VFMADD231PS  Z7, Z8, Z1
+	VFMADD231PS  Z7, Z9, Z1
 	VBROADCASTSS (AX)(CX*2), Z8
+	VBROADCASTSS (DI), Z9
 	VFMADD231PS  Z7, Z8, Z2
-	VBROADCASTSS (DI), Z8
-	VFMADD231PS  Z7, Z8, Z3
+	VFMADD231PS  Z7, Z9, Z3
 	VBROADCASTSS (DI)(CX*1), Z8
+	VBROADCASTSS (DI)(CX*2), Z9
 	VFMADD231PS  Z7, Z8, Z4
-	VBROADCASTSS (DI)(CX*2), Z8
-	VFMADD231PS  Z7, Z8, Z5
+	VFMADD231PS  Z7, Z9, Z5
 	VBROADCASTSS (R8), Z8
 	VFMADD231PS  Z7, Z8, Z6
 	ADDQ         DX, AX
@@ -2101,9 +2265,9 @@ one120:
 	ADDQ         DX, R8
 	ADDQ         $0x00000080, BX
 	DECQ         SI
-	JMP          one120
+	JMP          one111
 
-done121:
+done112:
 	MOVQ    n+8(FP), AX
 	MOVB    acc+120(FP), CL
 	MOVQ    $0x00000001, DX
@@ -2111,7 +2275,7 @@ done121:
 	DECQ    DX
 	KMOVW   DX, K1
 	TESTB   CL, CL
-	JNZ     add122
+	JNZ     add113
 	MOVQ    c_base+88(FP), AX
 	MOVQ    ldc+112(FP), CX
 	SHLQ    $0x02, CX
@@ -2131,7 +2295,7 @@ done121:
 	VZEROUPPER
 	RET
 
-add122:
+add113:
 	MOVQ      c_base+88(FP), AX
 	MOVQ      ldc+112(FP), CX
 	SHLQ      $0x02, CX
@@ -2165,9 +2329,9 @@ add122:
 	VZEROUPPER
 	RET
 
-more118:
+more110:
 	CMPQ   AX, $0x08
-	JGT    more123
+	JGT    more114
 	VPXORD Z0, Z0, Z0
 	VPXORD Z1, Z1, Z1
 	VPXORD Z2, Z2, Z2
@@ -2188,34 +2352,34 @@ more118:
 	LEAQ   (CX)(CX*2), R8
 	ADDQ   DI, R8
 
-one125:
+one115:
 	TESTQ        SI, SI
-	JZ           done126
+	JZ           done116
 	VMOVUPS      (BX), Z8
 	VBROADCASTSS (AX), Z9
+	VBROADCASTSS (AX)(CX*1), Z10
 	VFMADD231PS  Z8, Z9, Z0
-	VBROADCASTSS (AX)(CX*1), Z9
-	VFMADD231PS  Z8, Z9, Z1
+	VFMADD231PS  Z8, Z10, Z1
 	VBROADCASTSS (AX)(CX*2), Z9
+	VBROADCASTSS (DI), Z10
 	VFMADD231PS  Z8, Z9, Z2
-	VBROADCASTSS (DI), Z9
-	VFMADD231PS  Z8, Z9, Z3
+	VFMADD231PS  Z8, Z10, Z3
 	VBROADCASTSS (DI)(CX*1), Z9
+	VBROADCASTSS (DI)(CX*2), Z10
 	VFMADD231PS  Z8, Z9, Z4
-	VBROADCASTSS (DI)(CX*2), Z9
-	VFMADD231PS  Z8, Z9, Z5
+	VFMADD231PS  Z8, Z10, Z5
 	VBROADCASTSS (R8), Z9
+	VBROADCASTSS (R8)(CX*1), Z10
 	VFMADD231PS  Z8, Z9, Z6
-	VBROADCASTSS (R8)(CX*1), Z9
-	VFMADD231PS  Z8, Z9, Z7
+	VFMADD231PS  Z8, Z10, Z7
 	ADDQ         DX, AX
 	ADDQ         DX, DI
 	ADDQ         DX, R8
 	ADDQ         $0x00000080, BX
 	DECQ         SI
-	JMP          one125
+	JMP          one115
 
-done126:
+done116:
 	MOVQ    n+8(FP), AX
 	MOVB    acc+120(FP), CL
 	MOVQ    $0x00000001, DX
@@ -2223,7 +2387,7 @@ done126:
 	DECQ    DX
 	KMOVW   DX, K1
 	TESTB   CL, CL
-	JNZ     add127
+	JNZ     add117
 	MOVQ    c_base+88(FP), AX
 	MOVQ    ldc+112(FP), CX
 	SHLQ    $0x02, CX
@@ -2245,7 +2409,7 @@ done126:
 	VZEROUPPER
 	RET
 
-add127:
+add117:
 	MOVQ      c_base+88(FP), AX
 	MOVQ      ldc+112(FP), CX
 	SHLQ      $0x02, CX
@@ -2283,9 +2447,9 @@ add127:
 	VZEROUPPER
 	RET
 
-more123:
+more114:
 	CMPQ   AX, $0x09
-	JGT    more128
+	JGT    more118
 	VPXORD Z0, Z0, Z0
 	VPXORD Z1, Z1, Z1
 	VPXORD Z2, Z2, Z2
@@ -2307,26 +2471,26 @@ more123:
 	LEAQ   (CX)(CX*2), R8
 	ADDQ   DI, R8
 
-one130:
+one119:
 	TESTQ        SI, SI
-	JZ           done131
+	JZ           done120
 	VMOVUPS      (BX), Z9
 	VBROADCASTSS (AX), Z10
+	VBROADCASTSS (AX)(CX*1), Z11
 	VFMADD231PS  Z9, Z10, Z0
-	VBROADCASTSS (AX)(CX*1), Z10
-	VFMADD231PS  Z9, Z10, Z1
+	VFMADD231PS  Z9, Z11, Z1
 	VBROADCASTSS (AX)(CX*2), Z10
+	VBROADCASTSS (DI), Z11
 	VFMADD231PS  Z9, Z10, Z2
-	VBROADCASTSS (DI), Z10
-	VFMADD231PS  Z9, Z10, Z3
+	VFMADD231PS  Z9, Z11, Z3
 	VBROADCASTSS (DI)(CX*1), Z10
+	VBROADCASTSS (DI)(CX*2), Z11
 	VFMADD231PS  Z9, Z10, Z4
-	VBROADCASTSS (DI)(CX*2), Z10
-	VFMADD231PS  Z9, Z10, Z5
+	VFMADD231PS  Z9, Z11, Z5
 	VBROADCASTSS (R8), Z10
+	VBROADCASTSS (R8)(CX*1), Z11
 	VFMADD231PS  Z9, Z10, Z6
-	VBROADCASTSS (R8)(CX*1), Z10
-	VFMADD231PS  Z9, Z10, Z7
+	VFMADD231PS  Z9, Z11, Z7
 	VBROADCASTSS (R8)(CX*2), Z10
 	VFMADD231PS  Z9, Z10, Z8
 	ADDQ         DX, AX
@@ -2334,9 +2498,9 @@ one130:
 	ADDQ         DX, R8
 	ADDQ         $0x00000080, BX
 	DECQ         SI
-	JMP          one130
+	JMP          one119
 
-done131:
+done120:
 	MOVQ    n+8(FP), AX
 	MOVB    acc+120(FP), CL
 	MOVQ    $0x00000001, DX
@@ -2344,7 +2508,7 @@ done131:
 	DECQ    DX
 	KMOVW   DX, K1
 	TESTB   CL, CL
-	JNZ     add132
+	JNZ     add121
 	MOVQ    c_base+88(FP), AX
 	MOVQ    ldc+112(FP), CX
 	SHLQ    $0x02, CX
@@ -2368,7 +2532,7 @@ done131:
 	VZEROUPPER
 	RET
 
-add132:
+add121:
 	MOVQ      c_base+88(FP), AX
 	MOVQ      ldc+112(FP), CX
 	SHLQ      $0x02, CX
@@ -2410,9 +2574,9 @@ add132:
 	VZEROUPPER
 	RET
 
-more128:
+more118:
 	CMPQ   AX, $0x0a
-	JGT    more133
+	JGT    more122
 	VPXORD Z0, Z0, Z0
 	VPXORD Z1, Z1, Z1
 	VPXORD Z2, Z2, Z2
@@ -2437,39 +2601,39 @@ more128:
 	LEAQ   (CX)(CX*2), R9
 	ADDQ   R8, R9
 
-one135:
+one123:
 	TESTQ        SI, SI
-	JZ           done136
+	JZ           done124
 	VMOVUPS      (BX), Z10
 	VBROADCASTSS (AX), Z11
+	VBROADCASTSS (AX)(CX*1), Z12
 	VFMADD231PS  Z10, Z11, Z0
-	VBROADCASTSS (AX)(CX*1), Z11
-	VFMADD231PS  Z10, Z11, Z1
+	VFMADD231PS  Z10, Z12, Z1
 	VBROADCASTSS (AX)(CX*2), Z11
+	VBROADCASTSS (DI), Z12
 	VFMADD231PS  Z10, Z11, Z2
-	VBROADCASTSS (DI), Z11
-	VFMADD231PS  Z10, Z11, Z3
+	VFMADD231PS  Z10, Z12, Z3
 	VBROADCASTSS (DI)(CX*1), Z11
+	VBROADCASTSS (DI)(CX*2), Z12
 	VFMADD231PS  Z10, Z11, Z4
-	VBROADCASTSS (DI)(CX*2), Z11
-	VFMADD231PS  Z10, Z11, Z5
+	VFMADD231PS  Z10, Z12, Z5
 	VBROADCASTSS (R8), Z11
+	VBROADCASTSS (R8)(CX*1), Z12
 	VFMADD231PS  Z10, Z11, Z6
-	VBROADCASTSS (R8)(CX*1), Z11
-	VFMADD231PS  Z10, Z11, Z7
+	VFMADD231PS  Z10, Z12, Z7
 	VBROADCASTSS (R8)(CX*2), Z11
+	VBROADCASTSS (R9), Z12
 	VFMADD231PS  Z10, Z11, Z8
-	VBROADCASTSS (R9), Z11
-	VFMADD231PS  Z10, Z11, Z9
+	VFMADD231PS  Z10, Z12, Z9
 	ADDQ         DX, AX
 	ADDQ         DX, DI
 	ADDQ         DX, R8
 	ADDQ         DX, R9
 	ADDQ         $0x00000080, BX
 	DECQ         SI
-	JMP          one135
+	JMP          one123
 
-done136:
+done124:
 	MOVQ    n+8(FP), AX
 	MOVB    acc+120(FP), CL
 	MOVQ    $0x00000001, DX
@@ -2477,7 +2641,7 @@ done136:
 	DECQ    DX
 	KMOVW   DX, K1
 	TESTB   CL, CL
-	JNZ     add137
+	JNZ     add125
 	MOVQ    c_base+88(FP), AX
 	MOVQ    ldc+112(FP), CX
 	SHLQ    $0x02, CX
@@ -2503,7 +2667,7 @@ done136:
 	VZEROUPPER
 	RET
 
-add137:
+add125:
 	MOVQ      c_base+88(FP), AX
 	MOVQ      ldc+112(FP), CX
 	SHLQ      $0x02, CX
@@ -2549,9 +2713,9 @@ add137:
 	VZEROUPPER
 	RET
 
-more133:
+more122:
 	CMPQ   AX, $0x0b
-	JGT    more138
+	JGT    more126
 	VPXORD Z0, Z0, Z0
 	VPXORD Z1, Z1, Z1
 	VPXORD Z2, Z2, Z2
@@ -2577,30 +2741,30 @@ more133:
 	LEAQ   (CX)(CX*2), R9
 	ADDQ   R8, R9
 
-one140:
+one127:
 	TESTQ        SI, SI
-	JZ           done141
+	JZ           done128
 	VMOVUPS      (BX), Z11
 	VBROADCASTSS (AX), Z12
+	VBROADCASTSS (AX)(CX*1), Z13
 	VFMADD231PS  Z11, Z12, Z0
-	VBROADCASTSS (AX)(CX*1), Z12
-	VFMADD231PS  Z11, Z12, Z1
+	VFMADD231PS  Z11, Z13, Z1
 	VBROADCASTSS (AX)(CX*2), Z12
+	VBROADCASTSS (DI), Z13
 	VFMADD231PS  Z11, Z12, Z2
-	VBROADCASTSS (DI), Z12
-	VFMADD231PS  Z11, Z12, Z3
+	VFMADD231PS  Z11, Z13, Z3
 	VBROADCASTSS (DI)(CX*1), Z12
+	VBROADCASTSS (DI)(CX*2), Z13
 	VFMADD231PS  Z11, Z12, Z4
-	VBROADCASTSS (DI)(CX*2), Z12
-	VFMADD231PS  Z11, Z12, Z5
+	VFMADD231PS  Z11, Z13, Z5
 	VBROADCASTSS (R8), Z12
+	VBROADCASTSS (R8)(CX*1), Z13
 	VFMADD231PS  Z11, Z12, Z6
-	VBROADCASTSS (R8)(CX*1), Z12
-	VFMADD231PS  Z11, Z12, Z7
+	VFMADD231PS  Z11, Z13, Z7
 	VBROADCASTSS (R8)(CX*2), Z12
+	VBROADCASTSS (R9), Z13
 	VFMADD231PS  Z11, Z12, Z8
-	VBROADCASTSS (R9), Z12
-	VFMADD231PS  Z11, Z12, Z9
+	VFMADD231PS  Z11, Z13, Z9
 	VBROADCASTSS (R9)(CX*1), Z12
 	VFMADD231PS  Z11, Z12, Z10
 	ADDQ         DX, AX
@@ -2609,9 +2773,9 @@ one140:
 	ADDQ         DX, R9
 	ADDQ         $0x00000080, BX
 	DECQ         SI
-	JMP          one140
+	JMP          one127
 
-done141:
+done128:
 	MOVQ    n+8(FP), AX
 	MOVB    acc+120(FP), CL
 	MOVQ    $0x00000001, DX
@@ -2619,7 +2783,7 @@ done141:
 	DECQ    DX
 	KMOVW   DX, K1
 	TESTB   CL, CL
-	JNZ     add142
+	JNZ     add129
 	MOVQ    c_base+88(FP), AX
 	MOVQ    ldc+112(FP), CX
 	SHLQ    $0x02, CX
@@ -2647,7 +2811,7 @@ done141:
 	VZEROUPPER
 	RET
 
-add142:
+add129:
 	MOVQ      c_base+88(FP), AX
 	MOVQ      ldc+112(FP), CX
 	SHLQ      $0x02, CX
@@ -2697,7 +2861,7 @@ add142:
 	VZEROUPPER
 	RET
 
-more138:
+more126:
 	VPXORD Z0, Z0, Z0
 	VPXORD Z1, Z1, Z1
 	VPXORD Z2, Z2, Z2
@@ -2723,167 +2887,279 @@ more138:
 	ADDQ   DI, R8
 	LEAQ   (CX)(CX*2), R9
 	ADDQ   R8, R9
+	CMPQ   DX, $0x04
+	JNE    apart133
+	SUBQ   $0x04, SI
+	JLT    few135
 
-many144:
-	CMPQ         SI, $0x04
-	JLT          one145
+many134:
 	VMOVUPS      (BX), Z12
 	VBROADCASTSS (AX), Z13
+	VBROADCASTSS (AX)(CX*1), Z14
 	VFMADD231PS  Z12, Z13, Z0
-	VBROADCASTSS (AX)(CX*1), Z13
-	VFMADD231PS  Z12, Z13, Z1
+	VFMADD231PS  Z12, Z14, Z1
 	VBROADCASTSS (AX)(CX*2), Z13
+	VBROADCASTSS (DI), Z14
 	VFMADD231PS  Z12, Z13, Z2
-	VBROADCASTSS (DI), Z13
-	VFMADD231PS  Z12, Z13, Z3
+	VFMADD231PS  Z12, Z14, Z3
 	VBROADCASTSS (DI)(CX*1), Z13
+	VBROADCASTSS (DI)(CX*2), Z14
 	VFMADD231PS  Z12, Z13, Z4
-	VBROADCASTSS (DI)(CX*2), Z13
-	VFMADD231PS  Z12, Z13, Z5
+	VFMADD231PS  Z12, Z14, Z5
 	VBROADCASTSS (R8), Z13
+	VBROADCASTSS (R8)(CX*1), Z14
 	VFMADD231PS  Z12, Z13, Z6
-	VBROADCASTSS (R8)(CX*1), Z13
-	VFMADD231PS  Z12, Z13, Z7
+	VFMADD231PS  Z12, Z14, Z7
 	VBROADCASTSS (R8)(CX*2), Z13
+	VBROADCASTSS (R9), Z14
 	VFMADD231PS  Z12, Z13, Z8
-	VBROADCASTSS (R9), Z13
-	VFMADD231PS  Z12, Z13, Z9
+	VFMADD231PS  Z12, Z14, Z9
 	VBROADCASTSS (R9)(CX*1), Z13
+	VBROADCASTSS (R9)(CX*2), Z14
 	VFMADD231PS  Z12, Z13, Z10
-	VBROADCASTSS (R9)(CX*2), Z13
-	VFMADD231PS  Z12, Z13, Z11
-	ADDQ         DX, AX
-	ADDQ         DX, DI
-	ADDQ         DX, R8
-	ADDQ         DX, R9
+	VFMADD231PS  Z12, Z14, Z11
 	VMOVUPS      128(BX), Z12
-	VBROADCASTSS (AX), Z13
+	VBROADCASTSS 4(AX), Z13
+	VBROADCASTSS 4(AX)(CX*1), Z14
 	VFMADD231PS  Z12, Z13, Z0
-	VBROADCASTSS (AX)(CX*1), Z13
-	VFMADD231PS  Z12, Z13, Z1
-	VBROADCASTSS (AX)(CX*2), Z13
+	VFMADD231PS  Z12, Z14, Z1
+	VBROADCASTSS 4(AX)(CX*2), Z13
+	VBROADCASTSS 4(DI), Z14
 	VFMADD231PS  Z12, Z13, Z2
-	VBROADCASTSS (DI), Z13
-	VFMADD231PS  Z12, Z13, Z3
-	VBROADCASTSS (DI)(CX*1), Z13
+	VFMADD231PS  Z12, Z14, Z3
+	VBROADCASTSS 4(DI)(CX*1), Z13
+	VBROADCASTSS 4(DI)(CX*2), Z14
 	VFMADD231PS  Z12, Z13, Z4
-	VBROADCASTSS (DI)(CX*2), Z13
-	VFMADD231PS  Z12, Z13, Z5
-	VBROADCASTSS (R8), Z13
+	VFMADD231PS  Z12, Z14, Z5
+	VBROADCASTSS 4(R8), Z13
+	VBROADCASTSS 4(R8)(CX*1), Z14
 	VFMADD231PS  Z12, Z13, Z6
-	VBROADCASTSS (R8)(CX*1), Z13
-	VFMADD231PS  Z12, Z13, Z7
-	VBROADCASTSS (R8)(CX*2), Z13
+	VFMADD231PS  Z12, Z14, Z7
+	VBROADCASTSS 4(R8)(CX*2), Z13
+	VBROADCASTSS 4(R9), Z14
 	VFMADD231PS  Z12, Z13, Z8
-	VBROADCASTSS (R9), Z13
-	VFMADD231PS  Z12, Z13, Z9
-	VBROADCASTSS (R9)(CX*1), Z13
+	VFMADD231PS  Z12, Z14, Z9
+	VBROADCASTSS 4(R9)(CX*1), Z13
+	VBROADCASTSS 4(R9)(CX*2), Z14
 	VFMADD231PS  Z12, Z13, Z10
-	VBROADCASTSS (R9)(CX*2), Z13
-	VFMADD231PS  Z12, Z13, Z11
-	ADDQ         DX, AX
-	ADDQ         DX, DI
-	ADDQ         DX, R8
-	ADDQ         DX, R9
+	VFMADD231PS  Z12, Z14, Z11
 	VMOVUPS      256(BX), Z12
-	VBROADCASTSS (AX), Z13
+	VBROADCASTSS 8(AX), Z13
+	VBROADCASTSS 8(AX)(CX*1), Z14
 	VFMADD231PS  Z12, Z13, Z0
-	VBROADCASTSS (AX)(CX*1), Z13
-	VFMADD231PS  Z12, Z13, Z1
-	VBROADCASTSS (AX)(CX*2), Z13
+	VFMADD231PS  Z12, Z14, Z1
+	VBROADCASTSS 8(AX)(CX*2), Z13
+	VBROADCASTSS 8(DI), Z14
 	VFMADD231PS  Z12, Z13, Z2
-	VBROADCASTSS (DI), Z13
-	VFMADD231PS  Z12, Z13, Z3
-	VBROADCASTSS (DI)(CX*1), Z13
+	VFMADD231PS  Z12, Z14, Z3
+	VBROADCASTSS 8(DI)(CX*1), Z13
+	VBROADCASTSS 8(DI)(CX*2), Z14
 	VFMADD231PS  Z12, Z13, Z4
-	VBROADCASTSS (DI)(CX*2), Z13
-	VFMADD231PS  Z12, Z13, Z5
-	VBROADCASTSS (R8), Z13
+	VFMADD231PS  Z12, Z14, Z5
+	VBROADCASTSS 8(R8), Z13
+	VBROADCASTSS 8(R8)(CX*1), Z14
 	VFMADD231PS  Z12, Z13, Z6
-	VBROADCASTSS (R8)(CX*1), Z13
-	VFMADD231PS  Z12, Z13, Z7
-	VBROADCASTSS (R8)(CX*2), Z13
+	VFMADD231PS  Z12, Z14, Z7
+	VBROADCASTSS 8(R8)(CX*2), Z13
+	VBROADCASTSS 8(R9), Z14
 	VFMADD231PS  Z12, Z13, Z8
-	VBROADCASTSS (R9), Z13
-	VFMADD231PS  Z12, Z13, Z9
-	VBROADCASTSS (R9)(CX*1), Z13
+	VFMADD231PS  Z12, Z14, Z9
+	VBROADCASTSS 8(R9)(CX*1), Z13
+	VBROADCASTSS 8(R9)(CX*2), Z14
 	VFMADD231PS  Z12, Z13, Z10
-	VBROADCASTSS (R9)(CX*2), Z13
-	VFMADD231PS  Z12, Z13, Z11
-	ADDQ         DX, AX
-	ADDQ         DX, DI
-	ADDQ         DX, R8
-	ADDQ         DX, R9
+	VFMADD231PS  Z12, Z14, Z11
 	VMOVUPS      384(BX), Z12
-	VBROADCASTSS (AX), Z13
+	VBROADCASTSS 12(AX), Z13
+	VBROADCASTSS 12(AX)(CX*1), Z14
 	VFMADD231PS  Z12, Z13, Z0
-	VBROADCASTSS (AX)(CX*1), Z13
-	VFMADD231PS  Z12, Z13, Z1
-	VBROADCASTSS (AX)(CX*2), Z13
+	VFMADD231PS  Z12, Z14, Z1
+	VBROADCASTSS 12(AX)(CX*2), Z13
+	VBROADCASTSS 12(DI), Z14
 	VFMADD231PS  Z12, Z13, Z2
-	VBROADCASTSS (DI), Z13
-	VFMADD231PS  Z12, Z13, Z3
-	VBROADCASTSS (DI)(CX*1), Z13
+	VFMADD231PS  Z12, Z14, Z3
+	VBROADCASTSS 12(DI)(CX*1), Z13
+	VBROADCASTSS 12(DI)(CX*2), Z14
 	VFMADD231PS  Z12, Z13, Z4
-	VBROADCASTSS (DI)(CX*2), Z13
-	VFMADD231PS  Z12, Z13, Z5
-	VBROADCASTSS (R8), Z13
+	VFMADD231PS  Z12, Z14, Z5
+	VBROADCASTSS 12(R8), Z13
+	VBROADCASTSS 12(R8)(CX*1), Z14
 	VFMADD231PS  Z12, Z13, Z6
-	VBROADCASTSS (R8)(CX*1), Z13
-	VFMADD231PS  Z12, Z13, Z7
-	VBROADCASTSS (R8)(CX*2), Z13
+	VFMADD231PS  Z12, Z14, Z7
+	VBROADCASTSS 12(R8)(CX*2), Z13
+	VBROADCASTSS 12(R9), Z14
 	VFMADD231PS  Z12, Z13, Z8
-	VBROADCASTSS (R9), Z13
-	VFMADD231PS  Z12, Z13, Z9
-	VBROADCASTSS (R9)(CX*1), Z13
+	VFMADD231PS  Z12, Z14, Z9
+	VBROADCASTSS 12(R9)(CX*1), Z13
+	VBROADCASTSS 12(R9)(CX*2), Z14
 	VFMADD231PS  Z12, Z13, Z10
-	VBROADCASTSS (R9)(CX*2), Z13
-	VFMADD231PS  Z12, Z13, Z11
-	ADDQ         DX, AX
-	ADDQ         DX, DI
-	ADDQ         DX, R8
-	ADDQ         DX, R9
+	VFMADD231PS  Z12, Z14, Z11
+	ADDQ         $0x00000010, AX
+	ADDQ         $0x00000010, DI
+	ADDQ         $0x00000010, R8
+	ADDQ         $0x00000010, R9
 	ADDQ         $0x00000200, BX
 	SUBQ         $0x04, SI
-	JMP          many144
+	JGE          many134
 
-one145:
-	TESTQ        SI, SI
-	JZ           done146
+few135:
+	ADDQ $0x04, SI
+	JMP  one131
+
+apart133:
+	CMPQ DX, $0x30
+	JNE  one131
+	SUBQ $0x04, SI
+	JLT  few137
+
+many136:
 	VMOVUPS      (BX), Z12
 	VBROADCASTSS (AX), Z13
+	VBROADCASTSS 4(AX), Z14
 	VFMADD231PS  Z12, Z13, Z0
-	VBROADCASTSS (AX)(CX*1), Z13
-	VFMADD231PS  Z12, Z13, Z1
-	VBROADCASTSS (AX)(CX*2), Z13
+	VFMADD231PS  Z12, Z14, Z1
+	VBROADCASTSS 8(AX), Z13
+	VBROADCASTSS 12(AX), Z14
 	VFMADD231PS  Z12, Z13, Z2
-	VBROADCASTSS (DI), Z13
-	VFMADD231PS  Z12, Z13, Z3
-	VBROADCASTSS (DI)(CX*1), Z13
+	VFMADD231PS  Z12, Z14, Z3
+	VBROADCASTSS 16(AX), Z13
+	VBROADCASTSS 20(AX), Z14
 	VFMADD231PS  Z12, Z13, Z4
-	VBROADCASTSS (DI)(CX*2), Z13
-	VFMADD231PS  Z12, Z13, Z5
-	VBROADCASTSS (R8), Z13
+	VFMADD231PS  Z12, Z14, Z5
+	VBROADCASTSS 24(AX), Z13
+	VBROADCASTSS 28(AX), Z14
 	VFMADD231PS  Z12, Z13, Z6
-	VBROADCASTSS (R8)(CX*1), Z13
-	VFMADD231PS  Z12, Z13, Z7
-	VBROADCASTSS (R8)(CX*2), Z13
+	VFMADD231PS  Z12, Z14, Z7
+	VBROADCASTSS 32(AX), Z13
+	VBROADCASTSS 36(AX), Z14
 	VFMADD231PS  Z12, Z13, Z8
-	VBROADCASTSS (R9), Z13
-	VFMADD231PS  Z12, Z13, Z9
-	VBROADCASTSS (R9)(CX*1), Z13
+	VFMADD231PS  Z12, Z14, Z9
+	VBROADCASTSS 40(AX), Z13
+	VBROADCASTSS 44(AX), Z14
 	VFMADD231PS  Z12, Z13, Z10
-	VBROADCASTSS (R9)(CX*2), Z13
-	VFMADD231PS  Z12, Z13, Z11
+	VFMADD231PS  Z12, Z14, Z11
+	VMOVUPS      128(BX), Z12
+	VBROADCASTSS 48(AX), Z13
+	VBROADCASTSS 52(AX), Z14
+	VFMADD231PS  Z12, Z13, Z0
+	VFMADD231PS  Z12, Z14, Z1
+	VBROADCASTSS 56(AX), Z13
+	VBROADCASTSS 60(AX), Z14
+	VFMADD231PS  Z12, Z13, Z2
+	VFMADD231PS  Z12, Z14, Z3
+	VBROADCASTSS 64(AX), Z13
+	VBROADCASTSS 68(AX), Z14
+	VFMADD231PS  Z12, Z13, Z4
+	VFMADD231PS  Z12, Z14, Z5
+	VBROADCASTSS 72(AX), Z13
+	VBROADCASTSS 76(AX), Z14
+	VFMADD231PS  Z12, Z13, Z6
+	VFMADD231PS  Z12, Z14, Z7
+	VBROADCASTSS 80(AX), Z13
+	VBROADCASTSS 84(AX), Z14
+	VFMADD231PS  Z12, Z13, Z8
+	VFMADD231PS  Z12, Z14, Z9
+	VBROADCASTSS 88(AX), Z13
+	VBROADCASTSS 92(AX), Z14
+	VFMADD231PS  Z12, Z13, Z10
+	VFMADD231PS  Z12, Z14, Z11
+	VMOVUPS      256(BX), Z12
+	VBROADCASTSS 96(AX), Z13
+	VBROADCASTSS 100(AX), Z14
+	VFMADD231PS  Z12, Z13, Z0
+	VFMADD231PS  Z12, Z14, Z1
+	VBROADCASTSS 104(AX), Z13
+	VBROADCASTSS 108(AX), Z14
+	VFMADD231PS  Z12, Z13, Z2
+	VFMADD231PS  Z12, Z14, Z3
+	VBROADCASTSS 112(AX), Z13
+	VBROADCASTSS 116(AX), Z14
+	VFMADD231PS  Z12, Z13, Z4
+	VFMADD231PS  Z12, Z14, Z5
+	VBROADCASTSS 120(AX), Z13
+	VBROADCASTSS 124(AX), Z14
+	VFMADD231PS  Z12, Z13, Z6
+	VFMADD231PS  Z12, Z14, Z7
+	VBROADCASTSS 128(AX), Z13
+	VBROADCASTSS 132(AX), Z14
+	VFMADD231PS  Z12, Z13, Z8
+	VFMADD231PS  Z12, Z14, Z9
+	VBROADCASTSS 136(AX), Z13
+	VBROADCASTSS 140(AX), Z14
+	VFMADD231PS  Z12, Z13, Z10
+	VFMADD231PS  Z12, Z14, Z11
+	VMOVUPS      384(BX), Z12
+	VBROADCASTSS 144(AX), Z13
+	VBROADCASTSS 148(AX), Z14
+	VFMADD231PS  Z12, Z13, Z0
+	VFMADD231PS  Z12, Z14, Z1
+	VBROADCASTSS 152(AX), Z13
+	VBROADCASTSS 156(AX), Z14
+	VFMADD231PS  Z12, Z13, Z2
+	VFMADD231PS  Z12, Z14, Z3
+	VBROADCASTSS 160(AX), Z13
+	VBROADCASTSS 164(AX), Z14
+	VFMADD231PS  Z12, Z13, Z4
+	VFMADD231PS  Z12, Z14, Z5
+	VBROADCASTSS 168(AX), Z13
+	VBROADCASTSS 172(AX), Z14
+	VFMADD231PS  Z12, Z13, Z6
+	VFMADD231PS  Z12, Z14, Z7
+	VBROADCASTSS 176(AX), Z13
+	VBROADCASTSS 180(AX), Z14
+	VFMADD231PS  Z12, Z13, Z8
+	VFMADD231PS  Z12, Z14, Z9
+	VBROADCASTSS 184(AX), Z13
+	VBROADCASTSS 188(AX), Z14
+	VFMADD231PS  Z12, Z13, Z10
+	VFMADD231PS  Z12, Z14, Z11
+	ADDQ         $0x000000c0, AX
+	ADDQ         $0x00000200, BX
+	SUBQ         $0x04, SI
+	JGE          many136
+
+few137:
+	ADDQ $0x04, SI
+	LEAQ 12(AX), DI
+	LEAQ 24(AX), R8
+	LEAQ 36(AX), R9
+
+one131:
+	TESTQ        SI, SI
+	JZ           done132
+	VMOVUPS      (BX), Z12
+	VBROADCASTSS (AX), Z13
+	VBROADCASTSS (AX)(CX*1), Z14
+	VFMADD231PS  Z12, Z13, Z0
+	VFMADD231PS  Z12, Z14, Z1
+	VBROADCASTSS (AX)(CX*2), Z13
+	VBROADCASTSS (DI), Z14
+	VFMADD231PS  Z12, Z13, Z2
+	VFMADD231PS  Z12, Z14, Z3
+	VBROADCASTSS (DI)(CX*1), Z13
+	VBROADCASTSS (DI)(CX*2), Z14
+	VFMADD231PS  Z12, Z13, Z4
+	VFMADD231PS  Z12, Z14, Z5
+	VBROADCASTSS (R8), Z13
+	VBROADCASTSS (R8)(CX*1), Z14
+	VFMADD231PS  Z12, Z13, Z6
+	VFMADD231PS  Z12, Z14, Z7
+	VBROADCASTSS (R8)(CX*2), Z13
+	VBROADCASTSS (R9), Z14
+	VFMADD231PS  Z12, Z13, Z8
+	VFMADD231PS  Z12, Z14, Z9
+	VBROADCASTSS (R9)(CX*1), Z13
+	VBROADCASTSS (R9)(CX*2), Z14
+	VFMADD231PS  Z12, Z13, Z10
+	VFMADD231PS  Z12, Z14, Z11
 	ADDQ         DX, AX
 	ADDQ         DX, DI
 	ADDQ         DX, R8
 	ADDQ         DX, R9
 	ADDQ         $0x00000080, BX
 	DECQ         SI
-	JMP          one145
+	JMP          one131
 
-done146:
+done132:
 	MOVQ    n+8(FP), AX
 	MOVB    acc+120(FP), CL
 	MOVQ    $0x00000001, DX
@@ -2891,7 +3167,7 @@ done146:
 	DECQ    DX
 	KMOVW   DX, K1
 	TESTB   CL, CL
-	JNZ     add147
+	JNZ     add138
 	MOVQ    c_base+88(FP), AX
 	MOVQ    ldc+112(FP), CX
 	SHLQ    $0x02, CX
@@ -2921,7 +3197,7 @@ done146:
 	VZEROUPPER
 	RET
 
-add147:
+add138:
 	MOVQ      c_base+88(FP), AX
 	MOVQ      ldc+112(FP), CX
 	SHLQ      $0x02, CX
@@ -2975,9 +3251,9 @@ add147:
 	VZEROUPPER
 	RET
 
-wider87:
+wider85:
 	CMPQ   AX, $0x01
-	JGT    more149
+	JGT    more140
 	VPXORD Z0, Z0, Z0
 	VPXORD Z1, Z1, Z1
 	MOVQ   a_base+24(FP), AX
@@ -2988,9 +3264,9 @@ wider87:
 	SHLQ   $0x02, CX
 	SHLQ   $0x02, DX
 
-one151:
+one141:
 	TESTQ        SI, SI
-	JZ           done152
+	JZ           done142
 	VMOVUPS      (BX), Z2
 	VMOVUPS      64(BX), Z3
 	VBROADCASTSS (AX), Z4
@@ -2999,9 +3275,9 @@ one151:
 	ADDQ         DX, AX
 	ADDQ         $0x00000080, BX
 	DECQ         SI
-	JMP          one151
+	JMP          one141
 
-done152:
+done142:
 	MOVQ    n+8(FP), AX
 	SUBQ    $0x10, AX
 	MOVB    acc+120(FP), CL
@@ -3010,7 +3286,7 @@ done152:
 	DECQ    DX
 	KMOVW   DX, K1
 	TESTB   CL, CL
-	JNZ     add153
+	JNZ     add143
 	MOVQ    c_base+88(FP), AX
 	MOVQ    ldc+112(FP), CX
 	SHLQ    $0x02, CX
@@ -3019,7 +3295,7 @@ done152:
 	VZEROUPPER
 	RET
 
-add153:
+add143:
 	MOVQ      c_base+88(FP), AX
 	MOVQ      ldc+112(FP), CX
 	SHLQ      $0x02, CX
@@ -3031,9 +3307,9 @@ add153:
 	VZEROUPPER
 	RET
 
-more149:
+more140:
 	CMPQ   AX, $0x02
-	JGT    more154
+	JGT    more144
 	VPXORD Z0, Z0, Z0
 	VPXORD Z1, Z1, Z1
 	VPXORD Z2, Z2, Z2
@@ -3046,23 +3322,23 @@ more149:
 	SHLQ   $0x02, CX
 	SHLQ   $0x02, DX
 
-one156:
+one145:
 	TESTQ        SI, SI
-	JZ           done157
+	JZ           done146
 	VMOVUPS      (BX), Z4
 	VMOVUPS      64(BX), Z5
 	VBROADCASTSS (AX), Z6
+	VBROADCASTSS (AX)(CX*1), Z7
 	VFMADD231PS  Z4, Z6, Z0
+	VFMADD231PS  Z4, Z7, Z2
 	VFMADD231PS  Z5, Z6, Z1
-	VBROADCASTSS (AX)(CX*1), Z6
-	VFMADD231PS  Z4, Z6, Z2
-	VFMADD231PS  Z5, Z6, Z3
+	VFMADD231PS  Z5, Z7, Z3
 	ADDQ         DX, AX
 	ADDQ         $0x00000080, BX
 	DECQ         SI
-	JMP          one156
+	JMP          one145
 
-done157:
+done146:
 	MOVQ    n+8(FP), AX
 	SUBQ    $0x10, AX
 	MOVB    acc+120(FP), CL
@@ -3071,7 +3347,7 @@ done157:
 	DECQ    DX
 	KMOVW   DX, K1
 	TESTB   CL, CL
-	JNZ     add158
+	JNZ     add147
 	MOVQ    c_base+88(FP), AX
 	MOVQ    ldc+112(FP), CX
 	SHLQ    $0x02, CX
@@ -3083,7 +3359,7 @@ done157:
 	VZEROUPPER
 	RET
 
-add158:
+add147:
 	MOVQ      c_base+88(FP), AX
 	MOVQ      ldc+112(FP), CX
 	SHLQ      $0x02, CX
@@ -3101,9 +3377,9 @@ add158:
 	VZEROUPPER
 	RET
 
-more154:
+more144:
 	CMPQ   AX, $0x03
-	JGT    more159
+	JGT    more148
 	VPXORD Z0, Z0, Z0
 	VPXORD Z1, Z1, Z1
 	VPXORD Z2, Z2, Z2
@@ -3118,26 +3394,26 @@ more154:
 	SHLQ   $0x02, CX
 	SHLQ   $0x02, DX
 
-one161:
+one149:
 	TESTQ        SI, SI
-	JZ           done162
+	JZ           done150
 	VMOVUPS      (BX), Z6
 	VMOVUPS      64(BX), Z7
 	VBROADCASTSS (AX), Z8
+	VBROADCASTSS (AX)(CX*1), Z9
 	VFMADD231PS  Z6, Z8, Z0
+	VFMADD231PS  Z6, Z9, Z2
 	VFMADD231PS  Z7, Z8, Z1
-	VBROADCASTSS (AX)(CX*1), Z8
-	VFMADD231PS  Z6, Z8, Z2
-	VFMADD231PS  Z7, Z8, Z3
+	VFMADD231PS  Z7, Z9, Z3
 	VBROADCASTSS (AX)(CX*2), Z8
 	VFMADD231PS  Z6, Z8, Z4
 	VFMADD231PS  Z7, Z8, Z5
 	ADDQ         DX, AX
 	ADDQ         $0x00000080, BX
 	DECQ         SI
-	JMP          one161
+	JMP          one149
 
-done162:
+done150:
 	MOVQ    n+8(FP), AX
 	SUBQ    $0x10, AX
 	MOVB    acc+120(FP), CL
@@ -3146,7 +3422,7 @@ done162:
 	DECQ    DX
 	KMOVW   DX, K1
 	TESTB   CL, CL
-	JNZ     add163
+	JNZ     add151
 	MOVQ    c_base+88(FP), AX
 	MOVQ    ldc+112(FP), CX
 	SHLQ    $0x02, CX
@@ -3161,7 +3437,7 @@ done162:
 	VZEROUPPER
 	RET
 
-add163:
+add151:
 	MOVQ      c_base+88(FP), AX
 	MOVQ      ldc+112(FP), CX
 	SHLQ      $0x02, CX
@@ -3185,9 +3461,9 @@ add163:
 	VZEROUPPER
 	RET
 
-more159:
+more148:
 	CMPQ   AX, $0x04
-	JGT    more164
+	JGT    more152
 	VPXORD Z0, Z0, Z0
 	VPXORD Z1, Z1, Z1
 	VPXORD Z2, Z2, Z2
@@ -3206,30 +3482,30 @@ more159:
 	LEAQ   (CX)(CX*2), DI
 	ADDQ   AX, DI
 
-one166:
+one153:
 	TESTQ        SI, SI
-	JZ           done167
+	JZ           done154
 	VMOVUPS      (BX), Z8
 	VMOVUPS      64(BX), Z9
 	VBROADCASTSS (AX), Z10
+	VBROADCASTSS (AX)(CX*1), Z11
 	VFMADD231PS  Z8, Z10, Z0
+	VFMADD231PS  Z8, Z11, Z2
 	VFMADD231PS  Z9, Z10, Z1
-	VBROADCASTSS (AX)(CX*1), Z10
-	VFMADD231PS  Z8, Z10, Z2
-	VFMADD231PS  Z9, Z10, Z3
+	VFMADD231PS  Z9, Z11, Z3
 	VBROADCASTSS (AX)(CX*2), Z10
+	VBROADCASTSS (DI), Z11
 	VFMADD231PS  Z8, Z10, Z4
+	VFMADD231PS  Z8, Z11, Z6
 	VFMADD231PS  Z9, Z10, Z5
-	VBROADCASTSS (DI), Z10
-	VFMADD231PS  Z8, Z10, Z6
-	VFMADD231PS  Z9, Z10, Z7
+	VFMADD231PS  Z9, Z11, Z7
 	ADDQ         DX, AX
 	ADDQ         DX, DI
 	ADDQ         $0x00000080, BX
 	DECQ         SI
-	JMP          one166
+	JMP          one153
 
-done167:
+done154:
 	MOVQ    n+8(FP), AX
 	SUBQ    $0x10, AX
 	MOVB    acc+120(FP), CL
@@ -3238,7 +3514,7 @@ done167:
 	DECQ    DX
 	KMOVW   DX, K1
 	TESTB   CL, CL
-	JNZ     add168
+	JNZ     add155
 	MOVQ    c_base+88(FP), AX
 	MOVQ    ldc+112(FP), CX
 	SHLQ    $0x02, CX
@@ -3256,7 +3532,7 @@ done167:
 	VZEROUPPER
 	RET
 
-add168:
+add155:
 	MOVQ      c_base+88(FP), AX
 	MOVQ      ldc+112(FP), CX
 	SHLQ      $0x02, CX
@@ -3286,9 +3562,9 @@ add168:
 	VZEROUPPER
 	RET
 
-more164:
+more152:
 	CMPQ   AX, $0x05
-	JGT    more169
+	JGT    more156
 	VPXORD Z0, Z0, Z0
 	VPXORD Z1, Z1, Z1
 	VPXORD Z2, Z2, Z2
@@ -3309,23 +3585,23 @@ more164:
 	LEAQ   (CX)(CX*2), DI
 	ADDQ   AX, DI
 
-one171:
+one157:
 	TESTQ        SI, SI
-	JZ           done172
+	JZ           done158
 	VMOVUPS      (BX), Z10
 	VMOVUPS      64(BX), Z11
 	VBROADCASTSS (AX), Z12
+	VBROADCASTSS (AX)(CX*1), Z13
 	VFMADD231PS  Z10, Z12, Z0
+	VFMADD231PS  Z10, Z13, Z2
 	VFMADD231PS  Z11, Z12, Z1
-	VBROADCASTSS (AX)(CX*1), Z12
-	VFMADD231PS  Z10, Z12, Z2
-	VFMADD231PS  Z11, Z12, Z3
+	VFMADD231PS  Z11, Z13, Z3
 	VBROADCASTSS (AX)(CX*2), Z12
+	VBROADCASTSS (DI), Z13
 	VFMADD231PS  Z10, Z12, Z4
+	VFMADD231PS  Z10, Z13, Z6
 	VFMADD231PS  Z11, Z12, Z5
-	VBROADCASTSS (DI), Z12
-	VFMADD231PS  Z10, Z12, Z6
-	VFMADD231PS  Z11, Z12, Z7
+	VFMADD231PS  Z11, Z13, Z7
 	VBROADCASTSS (DI)(CX*1), Z12
 	VFMADD231PS  Z10, Z12, Z8
 	VFMADD231PS  Z11, Z12, Z9
@@ -3333,9 +3609,9 @@ one171:
 	ADDQ         DX, DI
 	ADDQ         $0x00000080, BX
 	DECQ         SI
-	JMP          one171
+	JMP          one157
 
-done172:
+done158:
 	MOVQ    n+8(FP), AX
 	SUBQ    $0x10, AX
 	MOVB    acc+120(FP), CL
@@ -3344,7 +3620,7 @@ done172:
 	DECQ    DX
 	KMOVW   DX, K1
 	TESTB   CL, CL
-	JNZ     add173
+	JNZ     add159
 	MOVQ    c_base+88(FP), AX
 	MOVQ    ldc+112(FP), CX
 	SHLQ    $0x02, CX
@@ -3365,7 +3641,7 @@ done172:
 	VZEROUPPER
 	RET
 
-add173:
+add159:
 	MOVQ      c_base+88(FP), AX
 	MOVQ      ldc+112(FP), CX
 	SHLQ      $0x02, CX
@@ -3401,9 +3677,9 @@ add173:
 	VZEROUPPER
 	RET
 
-more169:
+more156:
 	CMPQ   AX, $0x06
-	JGT    more174
+	JGT    more160
 	VPXORD Z0, Z0, Z0
 	VPXORD Z1, Z1, Z1
 	VPXORD Z2, Z2, Z2
@@ -3426,36 +3702,36 @@ more169:
 	LEAQ   (CX)(CX*2), DI
 	ADDQ   AX, DI
 
-one176:
+one161:
 	TESTQ        SI, SI
-	JZ           done177
+	JZ           done162
 	VMOVUPS      (BX), Z12
 	VMOVUPS      64(BX), Z13
 	VBROADCASTSS (AX), Z14
+	VBROADCASTSS (AX)(CX*1), Z15
 	VFMADD231PS  Z12, Z14, Z0
+	VFMADD231PS  Z12, Z15, Z2
 	VFMADD231PS  Z13, Z14, Z1
-	VBROADCASTSS (AX)(CX*1), Z14
-	VFMADD231PS  Z12, Z14, Z2
-	VFMADD231PS  Z13, Z14, Z3
+	VFMADD231PS  Z13, Z15, Z3
 	VBROADCASTSS (AX)(CX*2), Z14
+	VBROADCASTSS (DI), Z15
 	VFMADD231PS  Z12, Z14, Z4
+	VFMADD231PS  Z12, Z15, Z6
 	VFMADD231PS  Z13, Z14, Z5
-	VBROADCASTSS (DI), Z14
-	VFMADD231PS  Z12, Z14, Z6
-	VFMADD231PS  Z13, Z14, Z7
+	VFMADD231PS  Z13, Z15, Z7
 	VBROADCASTSS (DI)(CX*1), Z14
+	VBROADCASTSS (DI)(CX*2), Z15
 	VFMADD231PS  Z12, Z14, Z8
+	VFMADD231PS  Z12, Z15, Z10
 	VFMADD231PS  Z13, Z14, Z9
-	VBROADCASTSS (DI)(CX*2), Z14
-	VFMADD231PS  Z12, Z14, Z10
-	VFMADD231PS  Z13, Z14, Z11
+	VFMADD231PS  Z13, Z15, Z11
 	ADDQ         DX, AX
 	ADDQ         DX, DI
 	ADDQ         $0x00000080, BX
 	DECQ         SI
-	JMP          one176
+	JMP          one161
 
-done177:
+done162:
 	MOVQ    n+8(FP), AX
 	SUBQ    $0x10, AX
 	MOVB    acc+120(FP), CL
@@ -3464,7 +3740,7 @@ done177:
 	DECQ    DX
 	KMOVW   DX, K1
 	TESTB   CL, CL
-	JNZ     add178
+	JNZ     add163
 	MOVQ    c_base+88(FP), AX
 	MOVQ    ldc+112(FP), CX
 	SHLQ    $0x02, CX
@@ -3488,7 +3764,7 @@ done177:
 	VZEROUPPER
 	RET
 
-add178:
+add163:
 	MOVQ      c_base+88(FP), AX
 	MOVQ      ldc+112(FP), CX
 	SHLQ      $0x02, CX
@@ -3530,9 +3806,9 @@ add178:
 	VZEROUPPER
 	RET
 
-more174:
+more160:
 	CMPQ   AX, $0x07
-	JGT    more179
+	JGT    more164
 	VPXORD Z0, Z0, Z0
 	VPXORD Z1, Z1, Z1
 	VPXORD Z2, Z2, Z2
@@ -3559,29 +3835,29 @@ more174:
 	LEAQ   (CX)(CX*2), R8
 	ADDQ   DI, R8
 
-one181:
+one165:
 	TESTQ        SI, SI
-	JZ           done182
+	JZ           done166
 	VMOVUPS      (BX), Z14
 	VMOVUPS      64(BX), Z15
 	VBROADCASTSS (AX), Z16
+	VBROADCASTSS (AX)(CX*1), Z17
 	VFMADD231PS  Z14, Z16, Z0
+	VFMADD231PS  Z14, Z17, Z2
 	VFMADD231PS  Z15, Z16, Z1
-	VBROADCASTSS (AX)(CX*1), Z16
-	VFMADD231PS  Z14, Z16, Z2
-	VFMADD231PS  Z15, Z16, Z3
+	VFMADD231PS  Z15, Z17, Z3
 	VBROADCASTSS (AX)(CX*2), Z16
+	VBROADCASTSS (DI), Z17
 	VFMADD231PS  Z14, Z16, Z4
+	VFMADD231PS  Z14, Z17, Z6
 	VFMADD231PS  Z15, Z16, Z5
-	VBROADCASTSS (DI), Z16
-	VFMADD231PS  Z14, Z16, Z6
-	VFMADD231PS  Z15, Z16, Z7
+	VFMADD231PS  Z15, Z17, Z7
 	VBROADCASTSS (DI)(CX*1), Z16
+	VBROADCASTSS (DI)(CX*2), Z17
 	VFMADD231PS  Z14, Z16, Z8
+	VFMADD231PS  Z14, Z17, Z10
 	VFMADD231PS  Z15, Z16, Z9
-	VBROADCASTSS (DI)(CX*2), Z16
-	VFMADD231PS  Z14, Z16, Z10
-	VFMADD231PS  Z15, Z16, Z11
+	VFMADD231PS  Z15, Z17, Z11
 	VBROADCASTSS (R8), Z16
 	VFMADD231PS  Z14, Z16, Z12
 	VFMADD231PS  Z15, Z16, Z13
@@ -3590,9 +3866,9 @@ one181:
 	ADDQ         DX, R8
 	ADDQ         $0x00000080, BX
 	DECQ         SI
-	JMP          one181
+	JMP          one165
 
-done182:
+done166:
 	MOVQ    n+8(FP), AX
 	SUBQ    $0x10, AX
 	MOVB    acc+120(FP), CL
@@ -3601,7 +3877,7 @@ done182:
 	DECQ    DX
 	KMOVW   DX, K1
 	TESTB   CL, CL
-	JNZ     add183
+	JNZ     add167
 	MOVQ    c_base+88(FP), AX
 	MOVQ    ldc+112(FP), CX
 	SHLQ    $0x02, CX
@@ -3628,7 +3904,7 @@ done182:
 	VZEROUPPER
 	RET
 
-add183:
+add167:
 	MOVQ      c_base+88(FP), AX
 	MOVQ      ldc+112(FP), CX
 	SHLQ      $0x02, CX
@@ -3676,9 +3952,9 @@ add183:
 	VZEROUPPER
 	RET
 
-more179:
+more164:
 	CMPQ   AX, $0x08
-	JGT    more184
+	JGT    more168
 	VPXORD Z0, Z0, Z0
 	VPXORD Z1, Z1, Z1
 	VPXORD Z2, Z2, Z2
@@ -3707,43 +3983,43 @@ more179:
 	LEAQ   (CX)(CX*2), R8
 	ADDQ   DI, R8
 
-one186:
+one169:
 	TESTQ        SI, SI
-	JZ           done187
+	JZ           done170
 	VMOVUPS      (BX), Z16
 	VMOVUPS      64(BX), Z17
 	VBROADCASTSS (AX), Z18
+	VBROADCASTSS (AX)(CX*1), Z19
 	VFMADD231PS  Z16, Z18, Z0
+	VFMADD231PS  Z16, Z19, Z2
 	VFMADD231PS  Z17, Z18, Z1
-	VBROADCASTSS (AX)(CX*1), Z18
-	VFMADD231PS  Z16, Z18, Z2
-	VFMADD231PS  Z17, Z18, Z3
+	VFMADD231PS  Z17, Z19, Z3
 	VBROADCASTSS (AX)(CX*2), Z18
+	VBROADCASTSS (DI), Z19
 	VFMADD231PS  Z16, Z18, Z4
+	VFMADD231PS  Z16, Z19, Z6
 	VFMADD231PS  Z17, Z18, Z5
-	VBROADCASTSS (DI), Z18
-	VFMADD231PS  Z16, Z18, Z6
-	VFMADD231PS  Z17, Z18, Z7
+	VFMADD231PS  Z17, Z19, Z7
 	VBROADCASTSS (DI)(CX*1), Z18
+	VBROADCASTSS (DI)(CX*2), Z19
 	VFMADD231PS  Z16, Z18, Z8
+	VFMADD231PS  Z16, Z19, Z10
 	VFMADD231PS  Z17, Z18, Z9
-	VBROADCASTSS (DI)(CX*2), Z18
-	VFMADD231PS  Z16, Z18, Z10
-	VFMADD231PS  Z17, Z18, Z11
+	VFMADD231PS  Z17, Z19, Z11
 	VBROADCASTSS (R8), Z18
+	VBROADCASTSS (R8)(CX*1), Z19
 	VFMADD231PS  Z16, Z18, Z12
+	VFMADD231PS  Z16, Z19, Z14
 	VFMADD231PS  Z17, Z18, Z13
-	VBROADCASTSS (R8)(CX*1), Z18
-	VFMADD231PS  Z16, Z18, Z14
-	VFMADD231PS  Z17, Z18, Z15
+	VFMADD231PS  Z17, Z19, Z15
 	ADDQ         DX, AX
 	ADDQ         DX, DI
 	ADDQ         DX, R8
 	ADDQ         $0x00000080, BX
 	DECQ         SI
-	JMP          one186
+	JMP          one169
 
-done187:
+done170:
 	MOVQ    n+8(FP), AX
 	SUBQ    $0x10, AX
 	MOVB    acc+120(FP), CL
@@ -3752,7 +4028,7 @@ done187:
 	DECQ    DX
 	KMOVW   DX, K1
 	TESTB   CL, CL
-	JNZ     add188
+	JNZ     add171
 	MOVQ    c_base+88(FP), AX
 	MOVQ    ldc+112(FP), CX
 	SHLQ    $0x02, CX
@@ -3782,7 +4058,7 @@ done187:
 	VZEROUPPER
 	RET
 
-add188:
+add171:
 	MOVQ      c_base+88(FP), AX
 	MOVQ      ldc+112(FP), CX
 	SHLQ      $0x02, CX
@@ -3836,9 +4112,9 @@ add188:
 	VZEROUPPER
 	RET
 
-more184:
+more168:
 	CMPQ   AX, $0x09
-	JGT    more189
+	JGT    more172
 	VPXORD Z0, Z0, Z0
 	VPXORD Z1, Z1, Z1
 	VPXORD Z2, Z2, Z2
@@ -3869,35 +4145,35 @@ more184:
 	LEAQ   (CX)(CX*2), R8
 	ADDQ   DI, R8
 
-one191:
+one173:
 	TESTQ        SI, SI
-	JZ           done192
+	JZ           done174
 	VMOVUPS      (BX), Z18
 	VMOVUPS      64(BX), Z19
 	VBROADCASTSS (AX), Z20
+	VBROADCASTSS (AX)(CX*1), Z21
 	VFMADD231PS  Z18, Z20, Z0
+	VFMADD231PS  Z18, Z21, Z2
 	VFMADD231PS  Z19, Z20, Z1
-	VBROADCASTSS (AX)(CX*1), Z20
-	VFMADD231PS  Z18, Z20, Z2
-	VFMADD231PS  Z19, Z20, Z3
+	VFMADD231PS  Z19, Z21, Z3
 	VBROADCASTSS (AX)(CX*2), Z20
+	VBROADCASTSS (DI), Z21
 	VFMADD231PS  Z18, Z20, Z4
+	VFMADD231PS  Z18, Z21, Z6
 	VFMADD231PS  Z19, Z20, Z5
-	VBROADCASTSS (DI), Z20
-	VFMADD231PS  Z18, Z20, Z6
-	VFMADD231PS  Z19, Z20, Z7
+	VFMADD231PS  Z19, Z21, Z7
 	VBROADCASTSS (DI)(CX*1), Z20
+	VBROADCASTSS (DI)(CX*2), Z21
 	VFMADD231PS  Z18, Z20, Z8
+	VFMADD231PS  Z18, Z21, Z10
 	VFMADD231PS  Z19, Z20, Z9
-	VBROADCASTSS (DI)(CX*2), Z20
-	VFMADD231PS  Z18, Z20, Z10
-	VFMADD231PS  Z19, Z20, Z11
+	VFMADD231PS  Z19, Z21, Z11
 	VBROADCASTSS (R8), Z20
+	VBROADCASTSS (R8)(CX*1), Z21
 	VFMADD231PS  Z18, Z20, Z12
+	VFMADD231PS  Z18, Z21, Z14
 	VFMADD231PS  Z19, Z20, Z13
-	VBROADCASTSS (R8)(CX*1), Z20
-	VFMADD231PS  Z18, Z20, Z14
-	VFMADD231PS  Z19, Z20, Z15
+	VFMADD231PS  Z19, Z21, Z15
 	VBROADCASTSS (R8)(CX*2), Z20
 	VFMADD231PS  Z18, Z20, Z16
 	VFMADD231PS  Z19, Z20, Z17
@@ -3906,9 +4182,9 @@ one191:
 	ADDQ         DX, R8
 	ADDQ         $0x00000080, BX
 	DECQ         SI
-	JMP          one191
+	JMP          one173
 
-done192:
+done174:
 	MOVQ    n+8(FP), AX
 	SUBQ    $0x10, AX
 	MOVB    acc+120(FP), CL
@@ -3917,7 +4193,7 @@ done192:
 	DECQ    DX
 	KMOVW   DX, K1
 	TESTB   CL, CL
-	JNZ     add193
+	JNZ     add175
 	MOVQ    c_base+88(FP), AX
 	MOVQ    ldc+112(FP), CX
 	SHLQ    $0x02, CX
@@ -3950,7 +4226,7 @@ done192:
 	VZEROUPPER
 	RET
 
-add193:
+add175:
 	MOVQ      c_base+88(FP), AX
 	MOVQ      ldc+112(FP), CX
 	SHLQ      $0x02, CX
@@ -4010,9 +4286,9 @@ add193:
 	VZEROUPPER
 	RET
 
-more189:
+more172:
 	CMPQ   AX, $0x0a
-	JGT    more194
+	JGT    more176
 	VPXORD Z0, Z0, Z0
 	VPXORD Z1, Z1, Z1
 	VPXORD Z2, Z2, Z2
@@ -4047,50 +4323,50 @@ more189:
 	LEAQ   (CX)(CX*2), R9
 	ADDQ   R8, R9
 
-one196:
+one177:
 	TESTQ        SI, SI
-	JZ           done197
+	JZ           done178
 	VMOVUPS      (BX), Z20
 	VMOVUPS      64(BX), Z21
 	VBROADCASTSS (AX), Z22
+	VBROADCASTSS (AX)(CX*1), Z23
 	VFMADD231PS  Z20, Z22, Z0
+	VFMADD231PS  Z20, Z23, Z2
 	VFMADD231PS  Z21, Z22, Z1
-	VBROADCASTSS (AX)(CX*1), Z22
-	VFMADD231PS  Z20, Z22, Z2
-	VFMADD231PS  Z21, Z22, Z3
+	VFMADD231PS  Z21, Z23, Z3
 	VBROADCASTSS (AX)(CX*2), Z22
+	VBROADCASTSS (DI), Z23
 	VFMADD231PS  Z20, Z22, Z4
+	VFMADD231PS  Z20, Z23, Z6
 	VFMADD231PS  Z21, Z22, Z5
-	VBROADCASTSS (DI), Z22
-	VFMADD231PS  Z20, Z22, Z6
-	VFMADD231PS  Z21, Z22, Z7
+	VFMADD231PS  Z21, Z23, Z7
 	VBROADCASTSS (DI)(CX*1), Z22
+	VBROADCASTSS (DI)(CX*2), Z23
 	VFMADD231PS  Z20, Z22, Z8
+	VFMADD231PS  Z20, Z23, Z10
 	VFMADD231PS  Z21, Z22, Z9
-	VBROADCASTSS (DI)(CX*2), Z22
-	VFMADD231PS  Z20, Z22, Z10
-	VFMADD231PS  Z21, Z22, Z11
+	VFMADD231PS  Z21, Z23, Z11
 	VBROADCASTSS (R8), Z22
+	VBROADCASTSS (R8)(CX*1), Z23
 	VFMADD231PS  Z20, Z22, Z12
+	VFMADD231PS  Z20, Z23, Z14
 	VFMADD231PS  Z21, Z22, Z13
-	VBROADCASTSS (R8)(CX*1), Z22
-	VFMADD231PS  Z20, Z22, Z14
-	VFMADD231PS  Z21, Z22, Z15
+	VFMADD231PS  Z21, Z23, Z15
 	VBROADCASTSS (R8)(CX*2), Z22
+	VBROADCASTSS (R9), Z23
 	VFMADD231PS  Z20, Z22, Z16
+	VFMADD231PS  Z20, Z23, Z18
 	VFMADD231PS  Z21, Z22, Z17
-	VBROADCASTSS (R9), Z22
-	VFMADD231PS  Z20, Z22, Z18
-	VFMADD231PS  Z21, Z22, Z19
+	VFMADD231PS  Z21, Z23, Z19
 	ADDQ         DX, AX
 	ADDQ         DX, DI
 	ADDQ         DX, R8
 	ADDQ         DX, R9
 	ADDQ         $0x00000080, BX
 	DECQ         SI
-	JMP          one196
+	JMP          one177
 
-done197:
+done178:
 	MOVQ    n+8(FP), AX
 	SUBQ    $0x10, AX
 	MOVB    acc+120(FP), CL
@@ -4099,7 +4375,7 @@ done197:
 	DECQ    DX
 	KMOVW   DX, K1
 	TESTB   CL, CL
-	JNZ     add198
+	JNZ     add179
 	MOVQ    c_base+88(FP), AX
 	MOVQ    ldc+112(FP), CX
 	SHLQ    $0x02, CX
@@ -4135,7 +4411,7 @@ done197:
 	VZEROUPPER
 	RET
 
-add198:
+add179:
 	MOVQ      c_base+88(FP), AX
 	MOVQ      ldc+112(FP), CX
 	SHLQ      $0x02, CX
@@ -4201,9 +4477,9 @@ add198:
 	VZEROUPPER
 	RET
 
-more194:
+more176:
 	CMPQ   AX, $0x0b
-	JGT    more199
+	JGT    more180
 	VPXORD Z0, Z0, Z0
 	VPXORD Z1, Z1, Z1
 	VPXORD Z2, Z2, Z2
@@ -4240,41 +4516,41 @@ more194:
 	LEAQ   (CX)(CX*2), R9
 	ADDQ   R8, R9
 
-one201:
+one181:
 	TESTQ        SI, SI
-	JZ           done202
+	JZ           done182
 	VMOVUPS      (BX), Z22
 	VMOVUPS      64(BX), Z23
 	VBROADCASTSS (AX), Z24
+	VBROADCASTSS (AX)(CX*1), Z25
 	VFMADD231PS  Z22, Z24, Z0
+	VFMADD231PS  Z22, Z25, Z2
 	VFMADD231PS  Z23, Z24, Z1
-	VBROADCASTSS (AX)(CX*1), Z24
-	VFMADD231PS  Z22, Z24, Z2
-	VFMADD231PS  Z23, Z24, Z3
+	VFMADD231PS  Z23, Z25, Z3
 	VBROADCASTSS (AX)(CX*2), Z24
+	VBROADCASTSS (DI), Z25
 	VFMADD231PS  Z22, Z24, Z4
+	VFMADD231PS  Z22, Z25, Z6
 	VFMADD231PS  Z23, Z24, Z5
-	VBROADCASTSS (DI), Z24
-	VFMADD231PS  Z22, Z24, Z6
-	VFMADD231PS  Z23, Z24, Z7
+	VFMADD231PS  Z23, Z25, Z7
 	VBROADCASTSS (DI)(CX*1), Z24
+	VBROADCASTSS (DI)(CX*2), Z25
 	VFMADD231PS  Z22, Z24, Z8
+	VFMADD231PS  Z22, Z25, Z10
 	VFMADD231PS  Z23, Z24, Z9
-	VBROADCASTSS (DI)(CX*2), Z24
-	VFMADD231PS  Z22, Z24, Z10
-	VFMADD231PS  Z23, Z24, Z11
+	VFMADD231PS  Z23, Z25, Z11
 	VBROADCASTSS (R8), Z24
+	VBROADCASTSS (R8)(CX*1), Z25
 	VFMADD231PS  Z22, Z24, Z12
+	VFMADD231PS  Z22, Z25, Z14
 	VFMADD231PS  Z23, Z24, Z13
-	VBROADCASTSS (R8)(CX*1), Z24
-	VFMADD231PS  Z22, Z24, Z14
-	VFMADD231PS  Z23, Z24, Z15
+	VFMADD231PS  Z23, Z25, Z15
 	VBROADCASTSS (R8)(CX*2), Z24
+	VBROADCASTSS (R9), Z25
 	VFMADD231PS  Z22, Z24, Z16
+	VFMADD231PS  Z22, Z25, Z18
 	VFMADD231PS  Z23, Z24, Z17
-	VBROADCASTSS (R9), Z24
-	VFMADD231PS  Z22, Z24, Z18
-	VFMADD231PS  Z23, Z24, Z19
+	VFMADD231PS  Z23, Z25, Z19
 	VBROADCASTSS (R9)(CX*1), Z24
 	VFMADD231PS  Z22, Z24, Z20
 	VFMADD231PS  Z23, Z24, Z21
@@ -4284,9 +4560,9 @@ one201:
 	ADDQ         DX, R9
 	ADDQ         $0x00000080, BX
 	DECQ         SI
-	JMP          one201
+	JMP          one181
 
-done202:
+done182:
 	MOVQ    n+8(FP), AX
 	SUBQ    $0x10, AX
 	MOVB    acc+120(FP), CL
@@ -4295,7 +4571,7 @@ done202:
 	DECQ    DX
 	KMOVW   DX, K1
 	TESTB   CL, CL
-	JNZ     add203
+	JNZ     add183
 	MOVQ    c_base+88(FP), AX
 	MOVQ    ldc+112(FP), CX
 	SHLQ    $0x02, CX
@@ -4334,7 +4610,7 @@ done202:
 	VZEROUPPER
 	RET
 
-add203:
+add183:
 	MOVQ      c_base+88(FP), AX
 	MOVQ      ldc+112(FP), CX
 	SHLQ      $0x02, CX
@@ -4406,7 +4682,7 @@ add203:
 	VZEROUPPER
 	RET
 
-more199:
+more180:
 	VPXORD Z0, Z0, Z0
 	VPXORD Z1, Z1, Z1
 	VPXORD Z2, Z2, Z2
@@ -4444,232 +4720,396 @@ more199:
 	ADDQ   DI, R8
 	LEAQ   (CX)(CX*2), R9
 	ADDQ   R8, R9
+	CMPQ   DX, $0x04
+	JNE    apart187
+	SUBQ   $0x04, SI
+	JLT    few189
 
-many205:
-	CMPQ         SI, $0x04
-	JLT          one206
+many188:
 	VMOVUPS      (BX), Z24
 	VMOVUPS      64(BX), Z25
 	VBROADCASTSS (AX), Z26
+	VBROADCASTSS (AX)(CX*1), Z27
 	VFMADD231PS  Z24, Z26, Z0
+	VFMADD231PS  Z24, Z27, Z2
 	VFMADD231PS  Z25, Z26, Z1
-	VBROADCASTSS (AX)(CX*1), Z26
-	VFMADD231PS  Z24, Z26, Z2
-	VFMADD231PS  Z25, Z26, Z3
+	VFMADD231PS  Z25, Z27, Z3
 	VBROADCASTSS (AX)(CX*2), Z26
+	VBROADCASTSS (DI), Z27
 	VFMADD231PS  Z24, Z26, Z4
+	VFMADD231PS  Z24, Z27, Z6
 	VFMADD231PS  Z25, Z26, Z5
-	VBROADCASTSS (DI), Z26
-	VFMADD231PS  Z24, Z26, Z6
-	VFMADD231PS  Z25, Z26, Z7
+	VFMADD231PS  Z25, Z27, Z7
 	VBROADCASTSS (DI)(CX*1), Z26
+	VBROADCASTSS (DI)(CX*2), Z27
 	VFMADD231PS  Z24, Z26, Z8
+	VFMADD231PS  Z24, Z27, Z10
 	VFMADD231PS  Z25, Z26, Z9
-	VBROADCASTSS (DI)(CX*2), Z26
-	VFMADD231PS  Z24, Z26, Z10
-	VFMADD231PS  Z25, Z26, Z11
+	VFMADD231PS  Z25, Z27, Z11
 	VBROADCASTSS (R8), Z26
+	VBROADCASTSS (R8)(CX*1), Z27
 	VFMADD231PS  Z24, Z26, Z12
+	VFMADD231PS  Z24, Z27, Z14
 	VFMADD231PS  Z25, Z26, Z13
-	VBROADCASTSS (R8)(CX*1), Z26
-	VFMADD231PS  Z24, Z26, Z14
-	VFMADD231PS  Z25, Z26, Z15
+	VFMADD231PS  Z25, Z27, Z15
 	VBROADCASTSS (R8)(CX*2), Z26
+	VBROADCASTSS (R9), Z27
 	VFMADD231PS  Z24, Z26, Z16
+	VFMADD231PS  Z24, Z27, Z18
 	VFMADD231PS  Z25, Z26, Z17
-	VBROADCASTSS (R9), Z26
-	VFMADD231PS  Z24, Z26, Z18
-	VFMADD231PS  Z25, Z26, Z19
+	VFMADD231PS  Z25, Z27, Z19
 	VBROADCASTSS (R9)(CX*1), Z26
+	VBROADCASTSS (R9)(CX*2), Z27
 	VFMADD231PS  Z24, Z26, Z20
+	VFMADD231PS  Z24, Z27, Z22
 	VFMADD231PS  Z25, Z26, Z21
-	VBROADCASTSS (R9)(CX*2), Z26
-	VFMADD231PS  Z24, Z26, Z22
-	VFMADD231PS  Z25, Z26, Z23
-	ADDQ         DX, AX
-	ADDQ         DX, DI
-	ADDQ         DX, R8
-	ADDQ         DX, R9
+	VFMADD231PS  Z25, Z27, Z23
 	VMOVUPS      128(BX), Z24
 	VMOVUPS      192(BX), Z25
-	VBROADCASTSS (AX), Z26
+	VBROADCASTSS 4(AX), Z26
+	VBROADCASTSS 4(AX)(CX*1), Z27
 	VFMADD231PS  Z24, Z26, Z0
+	VFMADD231PS  Z24, Z27, Z2
 	VFMADD231PS  Z25, Z26, Z1
-	VBROADCASTSS (AX)(CX*1), Z26
-	VFMADD231PS  Z24, Z26, Z2
-	VFMADD231PS  Z25, Z26, Z3
-	VBROADCASTSS (AX)(CX*2), Z26
+	VFMADD231PS  Z25, Z27, Z3
+	VBROADCASTSS 4(AX)(CX*2), Z26
+	VBROADCASTSS 4(DI), Z27
 	VFMADD231PS  Z24, Z26, Z4
+	VFMADD231PS  Z24, Z27, Z6
 	VFMADD231PS  Z25, Z26, Z5
-	VBROADCASTSS (DI), Z26
-	VFMADD231PS  Z24, Z26, Z6
-	VFMADD231PS  Z25, Z26, Z7
-	VBROADCASTSS (DI)(CX*1), Z26
+	VFMADD231PS  Z25, Z27, Z7
+	VBROADCASTSS 4(DI)(CX*1), Z26
+	VBROADCASTSS 4(DI)(CX*2), Z27
 	VFMADD231PS  Z24, Z26, Z8
+	VFMADD231PS  Z24, Z27, Z10
 	VFMADD231PS  Z25, Z26, Z9
-	VBROADCASTSS (DI)(CX*2), Z26
-	VFMADD231PS  Z24, Z26, Z10
-	VFMADD231PS  Z25, Z26, Z11
-	VBROADCASTSS (R8), Z26
+	VFMADD231PS  Z25, Z27, Z11
+	VBROADCASTSS 4(R8), Z26
+	VBROADCASTSS 4(R8)(CX*1), Z27
 	VFMADD231PS  Z24, Z26, Z12
+	VFMADD231PS  Z24, Z27, Z14
 	VFMADD231PS  Z25, Z26, Z13
-	VBROADCASTSS (R8)(CX*1), Z26
-	VFMADD231PS  Z24, Z26, Z14
-	VFMADD231PS  Z25, Z26, Z15
-	VBROADCASTSS (R8)(CX*2), Z26
+	VFMADD231PS  Z25, Z27, Z15
+	VBROADCASTSS 4(R8)(CX*2), Z26
+	VBROADCASTSS 4(R9), Z27
 	VFMADD231PS  Z24, Z26, Z16
+	VFMADD231PS  Z24, Z27, Z18
 	VFMADD231PS  Z25, Z26, Z17
-	VBROADCASTSS (R9), Z26
-	VFMADD231PS  Z24, Z26, Z18
-	VFMADD231PS  Z25, Z26, Z19
-	VBROADCASTSS (R9)(CX*1), Z26
+	VFMADD231PS  Z25, Z27, Z19
+	VBROADCASTSS 4(R9)(CX*1), Z26
+	VBROADCASTSS 4(R9)(CX*2), Z27
 	VFMADD231PS  Z24, Z26, Z20
+	VFMADD231PS  Z24, Z27, Z22
 	VFMADD231PS  Z25, Z26, Z21
-	VBROADCASTSS (R9)(CX*2), Z26
-	VFMADD231PS  Z24, Z26, Z22
-	VFMADD231PS  Z25, Z26, Z23
-	ADDQ         DX, AX
-	ADDQ         DX, DI
-	ADDQ         DX, R8
-	ADDQ         DX, R9
+	VFMADD231PS  Z25, Z27, Z23
 	VMOVUPS      256(BX), Z24
 	VMOVUPS      320(BX), Z25
-	VBROADCASTSS (AX), Z26
+	VBROADCASTSS 8(AX), Z26
+	VBROADCASTSS 8(AX)(CX*1), Z27
 	VFMADD231PS  Z24, Z26, Z0
+	VFMADD231PS  Z24, Z27, Z2
 	VFMADD231PS  Z25, Z26, Z1
-	VBROADCASTSS (AX)(CX*1), Z26
-	VFMADD231PS  Z24, Z26, Z2
-	VFMADD231PS  Z25, Z26, Z3
-	VBROADCASTSS (AX)(CX*2), Z26
+	VFMADD231PS  Z25, Z27, Z3
+	VBROADCASTSS 8(AX)(CX*2), Z26
+	VBROADCASTSS 8(DI), Z27
 	VFMADD231PS  Z24, Z26, Z4
+	VFMADD231PS  Z24, Z27, Z6
 	VFMADD231PS  Z25, Z26, Z5
-	VBROADCASTSS (DI), Z26
-	VFMADD231PS  Z24, Z26, Z6
-	VFMADD231PS  Z25, Z26, Z7
-	VBROADCASTSS (DI)(CX*1), Z26
+	VFMADD231PS  Z25, Z27, Z7
+	VBROADCASTSS 8(DI)(CX*1), Z26
+	VBROADCASTSS 8(DI)(CX*2), Z27
 	VFMADD231PS  Z24, Z26, Z8
+	VFMADD231PS  Z24, Z27, Z10
 	VFMADD231PS  Z25, Z26, Z9
-	VBROADCASTSS (DI)(CX*2), Z26
-	VFMADD231PS  Z24, Z26, Z10
-	VFMADD231PS  Z25, Z26, Z11
-	VBROADCASTSS (R8), Z26
+	VFMADD231PS  Z25, Z27, Z11
+	VBROADCASTSS 8(R8), Z26
+	VBROADCASTSS 8(R8)(CX*1), Z27
 	VFMADD231PS  Z24, Z26, Z12
+	VFMADD231PS  Z24, Z27, Z14
 	VFMADD231PS  Z25, Z26, Z13
-	VBROADCASTSS (R8)(CX*1), Z26
-	VFMADD231PS  Z24, Z26, Z14
-	VFMADD231PS  Z25, Z26, Z15
-	VBROADCASTSS (R8)(CX*2), Z26
+	VFMADD231PS  Z25, Z27, Z15
+	VBROADCASTSS 8(R8)(CX*2), Z26
+	VBROADCASTSS 8(R9), Z27
 	VFMADD231PS  Z24, Z26, Z16
+	VFMADD231PS  Z24, Z27, Z18
 	VFMADD231PS  Z25, Z26, Z17
-	VBROADCASTSS (R9), Z26
-	VFMADD231PS  Z24, Z26, Z18
-	VFMADD231PS  Z25, Z26, Z19
-	VBROADCASTSS (R9)(CX*1), Z26
+	VFMADD231PS  Z25, Z27, Z19
+	VBROADCASTSS 8(R9)(CX*1), Z26
+	VBROADCASTSS 8(R9)(CX*2), Z27
 	VFMADD231PS  Z24, Z26, Z20
+	VFMADD231PS  Z24, Z27, Z22
 	VFMADD231PS  Z25, Z26, Z21
-	VBROADCASTSS (R9)(CX*2), Z26
-	VFMADD231PS  Z24, Z26, Z22
-	VFMADD231PS  Z25, Z26, Z23
-	ADDQ         DX, AX
-	ADDQ         DX, DI
-	ADDQ         DX, R8
-	ADDQ         DX, R9
+	VFMADD231PS  Z25, Z27, Z23
 	VMOVUPS      384(BX), Z24
 	VMOVUPS      448(BX), Z25
-	VBROADCASTSS (AX), Z26
+	VBROADCASTSS 12(AX), Z26
+	VBROADCASTSS 12(AX)(CX*1), Z27
 	VFMADD231PS  Z24, Z26, Z0
+	VFMADD231PS  Z24, Z27, Z2
 	VFMADD231PS  Z25, Z26, Z1
-	VBROADCASTSS (AX)(CX*1), Z26
-	VFMADD231PS  Z24, Z26, Z2
-	VFMADD231PS  Z25, Z26, Z3
-	VBROADCASTSS (AX)(CX*2), Z26
+	VFMADD231PS  Z25, Z27, Z3
+	VBROADCASTSS 12(AX)(CX*2), Z26
+	VBROADCASTSS 12(DI), Z27
 	VFMADD231PS  Z24, Z26, Z4
+	VFMADD231PS  Z24, Z27, Z6
 	VFMADD231PS  Z25, Z26, Z5
-	VBROADCASTSS (DI), Z26
-	VFMADD231PS  Z24, Z26, Z6
-	VFMADD231PS  Z25, Z26, Z7
-	VBROADCASTSS (DI)(CX*1), Z26
+	VFMADD231PS  Z25, Z27, Z7
+	VBROADCASTSS 12(DI)(CX*1), Z26
+	VBROADCASTSS 12(DI)(CX*2), Z27
 	VFMADD231PS  Z24, Z26, Z8
+	VFMADD231PS  Z24, Z27, Z10
 	VFMADD231PS  Z25, Z26, Z9
-	VBROADCASTSS (DI)(CX*2), Z26
-	VFMADD231PS  Z24, Z26, Z10
-	VFMADD231PS  Z25, Z26, Z11
-	VBROADCASTSS (R8), Z26
+	VFMADD231PS  Z25, Z27, Z11
+	VBROADCASTSS 12(R8), Z26
+	VBROADCASTSS 12(R8)(CX*1), Z27
 	VFMADD231PS  Z24, Z26, Z12
+	VFMADD231PS  Z24, Z27, Z14
 	VFMADD231PS  Z25, Z26, Z13
-	VBROADCASTSS (R8)(CX*1), Z26
-	VFMADD231PS  Z24, Z26, Z14
-	VFMADD231PS  Z25, Z26, Z15
-	VBROADCASTSS (R8)(CX*2), Z26
+	VFMADD231PS  Z25, Z27, Z15
+	VBROADCASTSS 12(R8)(CX*2), Z26
+	VBROADCASTSS 12(R9), Z27
 	VFMADD231PS  Z24, Z26, Z16
+	VFMADD231PS  Z24, Z27, Z18
 	VFMADD231PS  Z25, Z26, Z17
-	VBROADCASTSS (R9), Z26
-	VFMADD231PS  Z24, Z26, Z18
-	VFMADD231PS  Z25, Z26, Z19
-	VBROADCASTSS (R9)(CX*1), Z26
+	VFMADD231PS  Z25, Z27, Z19
+	VBROADCASTSS 12(R9)(CX*1), Z26
+	VBROADCASTSS 12(R9)(CX*2), Z27
 	VFMADD231PS  Z24, Z26, Z20
+	VFMADD231PS  Z24, Z27, Z22
 	VFMADD231PS  Z25, Z26, Z21
-	VBROADCASTSS (R9)(CX*2), Z26
-	VFMADD231PS  Z24, Z26, Z22
-	VFMADD231PS  Z25, Z26, Z23
-	ADDQ         DX, AX
-	ADDQ         DX, DI
-	ADDQ         DX, R8
-	ADDQ         DX, R9
+	VFMADD231PS  Z25, Z27, Z23
+	ADDQ         $0x00000010, AX
+	ADDQ         $0x00000010, DI
+	ADDQ         $0x00000010, R8
+	ADDQ         $0x00000010, R9
 	ADDQ         $0x00000200, BX
 	SUBQ         $0x04, SI
-	JMP          many205
+	JGE          many188
 
-one206:
-	TESTQ        SI, SI
-	JZ           done207
+few189:
+	ADDQ $0x04, SI
+	JMP  one185
+
+apart187:
+	CMPQ DX, $0x30
+	JNE  one185
+	SUBQ $0x04, SI
+	JLT  few191
+
+many190:
 	VMOVUPS      (BX), Z24
 	VMOVUPS      64(BX), Z25
 	VBROADCASTSS (AX), Z26
+	VBROADCASTSS 4(AX), Z27
 	VFMADD231PS  Z24, Z26, Z0
+	VFMADD231PS  Z24, Z27, Z2
 	VFMADD231PS  Z25, Z26, Z1
-	VBROADCASTSS (AX)(CX*1), Z26
-	VFMADD231PS  Z24, Z26, Z2
-	VFMADD231PS  Z25, Z26, Z3
-	VBROADCASTSS (AX)(CX*2), Z26
+	VFMADD231PS  Z25, Z27, Z3
+	VBROADCASTSS 8(AX), Z26
+	VBROADCASTSS 12(AX), Z27
 	VFMADD231PS  Z24, Z26, Z4
+	VFMADD231PS  Z24, Z27, Z6
 	VFMADD231PS  Z25, Z26, Z5
-	VBROADCASTSS (DI), Z26
-	VFMADD231PS  Z24, Z26, Z6
-	VFMADD231PS  Z25, Z26, Z7
-	VBROADCASTSS (DI)(CX*1), Z26
+	VFMADD231PS  Z25, Z27, Z7
+	VBROADCASTSS 16(AX), Z26
+	VBROADCASTSS 20(AX), Z27
 	VFMADD231PS  Z24, Z26, Z8
+	VFMADD231PS  Z24, Z27, Z10
 	VFMADD231PS  Z25, Z26, Z9
-	VBROADCASTSS (DI)(CX*2), Z26
-	VFMADD231PS  Z24, Z26, Z10
-	VFMADD231PS  Z25, Z26, Z11
-	VBROADCASTSS (R8), Z26
+	VFMADD231PS  Z25, Z27, Z11
+	VBROADCASTSS 24(AX), Z26
+	VBROADCASTSS 28(AX), Z27
 	VFMADD231PS  Z24, Z26, Z12
+	VFMADD231PS  Z24, Z27, Z14
 	VFMADD231PS  Z25, Z26, Z13
-	VBROADCASTSS (R8)(CX*1), Z26
-	VFMADD231PS  Z24, Z26, Z14
-	VFMADD231PS  Z25, Z26, Z15
-	VBROADCASTSS (R8)(CX*2), Z26
+	VFMADD231PS  Z25, Z27, Z15
+	VBROADCASTSS 32(AX), Z26
+	VBROADCASTSS 36(AX), Z27
 	VFMADD231PS  Z24, Z26, Z16
+	VFMADD231PS  Z24, Z27, Z18
 	VFMADD231PS  Z25, Z26, Z17
-	VBROADCASTSS (R9), Z26
-	VFMADD231PS  Z24, Z26, Z18
-	VFMADD231PS  Z25, Z26, Z19
-	VBROADCASTSS (R9)(CX*1), Z26
+	VFMADD231PS  Z25, Z27, Z19
+	VBROADCASTSS 40(AX), Z26
+	VBROADCASTSS 44(AX), Z27
 	VFMADD231PS  Z24, Z26, Z20
+	VFMADD231PS  Z24, Z27, Z22
 	VFMADD231PS  Z25, Z26, Z21
-	VBROADCASTSS (R9)(CX*2), Z26
-	VFMADD231PS  Z24, Z26, Z22
-	VFMADD231PS  Z25, Z26, Z23
+	VFMADD231PS  Z25, Z27, Z23
+	VMOVUPS      128(BX), Z24
+	VMOVUPS      192(BX), Z25
+	VBROADCASTSS 48(AX), Z26
+	VBROADCASTSS 52(AX), Z27
+	VFMADD231PS  Z24, Z26, Z0
+	VFMADD231PS  Z24, Z27, Z2
+	VFMADD231PS  Z25, Z26, Z1
+	VFMADD231PS  Z25, Z27, Z3
+	VBROADCASTSS 56(AX), Z26
+	VBROADCASTSS 60(AX), Z27
+	VFMADD231PS  Z24, Z26, Z4
+	VFMADD231PS  Z24, Z27, Z6
+	VFMADD231PS  Z25, Z26, Z5
+	VFMADD231PS  Z25, Z27, Z7
+	VBROADCASTSS 64(AX), Z26
+	VBROADCASTSS 68(AX), Z27
+	VFMADD231PS  Z24, Z26, Z8
+	VFMADD231PS  Z24, Z27, Z10
+	VFMADD231PS  Z25, Z26, Z9
+	VFMADD231PS  Z25, Z27, Z11
+	VBROADCASTSS 72(AX), Z26
+	VBROADCASTSS 76(AX), Z27
+	VFMADD231PS  Z24, Z26, Z12
+	VFMADD231PS  Z24, Z27, Z14
+	VFMADD231PS  Z25, Z26, Z13
+	VFMADD231PS  Z25, Z27, Z15
+	VBROADCASTSS 80(AX), Z26
+	VBROADCASTSS 84(AX), Z27
+	VFMADD231PS  Z24, Z26, Z16
+	VFMADD231PS  Z24, Z27, Z18
+	VFMADD231PS  Z25, Z26, Z17
+	VFMADD231PS  Z25, Z27, Z19
+	VBROADCASTSS 88(AX), Z26
+	VBROADCASTSS 92(AX), Z27
+	VFMADD231PS  Z24, Z26, Z20
+	VFMADD231PS  Z24, Z27, Z22
+	VFMADD231PS  Z25, Z26, Z21
+	VFMADD231PS  Z25, Z27, Z23
+	VMOVUPS      256(BX), Z24
+	VMOVUPS      320(BX), Z25
+	VBROADCASTSS 96(AX), Z26
+	VBROADCASTSS 100(AX), Z27
+	VFMADD231PS  Z24, Z26, Z0
+	VFMADD231PS  Z24, Z27, Z2
+	VFMADD231PS  Z25, Z26, Z1
+	VFMADD231PS  Z25, Z27, Z3
+	VBROADCASTSS 104(AX), Z26
+	VBROADCASTSS 108(AX), Z27
+	VFMADD231PS  Z24, Z26, Z4
+	VFMADD231PS  Z24, Z27, Z6
+	VFMADD231PS  Z25, Z26, Z5
+	VFMADD231PS  Z25, Z27, Z7
+	VBROADCASTSS 112(AX), Z26
+	VBROADCASTSS 116(AX), Z27
+	VFMADD231PS  Z24, Z26, Z8
+	VFMADD231PS  Z24, Z27, Z10
+	VFMADD231PS  Z25, Z26, Z9
+	VFMADD231PS  Z25, Z27, Z11
+	VBROADCASTSS 120(AX), Z26
+	VBROADCASTSS 124(AX), Z27
+	VFMADD231PS  Z24, Z26, Z12
+	VFMADD231PS  Z24, Z27, Z14
+	VFMADD231PS  Z25, Z26, Z13
+	VFMADD231PS  Z25, Z27, Z15
+	VBROADCASTSS 128(AX), Z26
+	VBROADCASTSS 132(AX), Z27
+	VFMADD231PS  Z24, Z26, Z16
+	VFMADD231PS  Z24, Z27, Z18
+	VFMADD231PS  Z25, Z26, Z17
+	VFMADD231PS  Z25, Z27, Z19
+	VBROADCASTSS 136(AX), Z26
+	VBROADCASTSS 140(AX), Z27
+	VFMADD231PS  Z24, Z26, Z20
+	VFMADD231PS  Z24, Z27, Z22
+	VFMADD231PS  Z25, Z26, Z21
+	VFMADD231PS  Z25, Z27, Z23
+	VMOVUPS      384(BX), Z24
+	VMOVUPS      448(BX), Z25
+	VBROADCASTSS 144(AX), Z26
+	VBROADCASTSS 148(AX), Z27
+	VFMADD231PS  Z24, Z26, Z0
+	VFMADD231PS  Z24, Z27, Z2
+	VFMADD231PS  Z25, Z26, Z1
+	VFMADD231PS  Z25, Z27, Z3
+	VBROADCASTSS 152(AX), Z26
+	VBROADCASTSS 156(AX), Z27
+	VFMADD231PS  Z24, Z26, Z4
+	VFMADD231PS  Z24, Z27, Z6
+	VFMADD231PS  Z25, Z26, Z5
+	VFMADD231PS  Z25, Z27, Z7
+	VBROADCASTSS 160(AX), Z26
+	VBROADCASTSS 164(AX), Z27
+	VFMADD231PS  Z24, Z26, Z8
+	VFMADD231PS  Z24, Z27, Z10
+	VFMADD231PS  Z25, Z26, Z9
+	VFMADD231PS  Z25, Z27, Z11
+	VBROADCASTSS 168(AX), Z26
+	VBROADCASTSS 172(AX), Z27
+	VFMADD231PS  Z24, Z26, Z12
+	VFMADD231PS  Z24, Z27, Z14
+	VFMADD231PS  Z25, Z26, Z13
+	VFMADD231PS  Z25, Z27, Z15
+	VBROADCASTSS 176(AX), Z26
+	VBROADCASTSS 180(AX), Z27
+	VFMADD231PS  Z24, Z26, Z16
+	VFMADD231PS  Z24, Z27, Z18
+	VFMADD231PS  Z25, Z26, Z17
+	VFMADD231PS  Z25, Z27, Z19
+	VBROADCASTSS 184(AX), Z26
+	VBROADCASTSS 188(AX), Z27
+	VFMADD231PS  Z24, Z26, Z20
+	VFMADD231PS  Z24, Z27, Z22
+	VFMADD231PS  Z25, Z26, Z21
+	VFMADD231PS  Z25, Z27, Z23
+	ADDQ         $0x000000c0, AX
+	ADDQ         $0x00000200, BX
+	SUBQ         $0x04, SI
+	JGE          many190
+
+few191:
+	ADDQ $0x04, SI
+	LEAQ 12(AX), DI
+	LEAQ 24(AX), R8
+	LEAQ 36(AX), R9
+
+one185:
+	TESTQ        SI, SI
+	JZ           done186
+	VMOVUPS      (BX), Z24
+	VMOVUPS      64(BX), Z25
+	VBROADCASTSS (AX), Z26
+	VBROADCASTSS (AX)(CX*1), Z27
+	VFMADD231PS  Z24, Z26, Z0
+	VFMADD231PS  Z24, Z27, Z2
+	VFMADD231PS  Z25, Z26, Z1
+	VFMADD231PS  Z25, Z27, Z3
+	VBROADCASTSS (AX)(CX*2), Z26
+	VBROADCASTSS (DI), Z27
+	VFMADD231PS  Z24, Z26, Z4
+	VFMADD231PS  Z24, Z27, Z6
+	VFMADD231PS  Z25, Z26, Z5
+	VFMADD231PS  Z25, Z27, Z7
+	VBROADCASTSS (DI)(CX*1), Z26
+	VBROADCASTSS (DI)(CX*2), Z27
+	VFMADD231PS  Z24, Z26, Z8
+	VFMADD231PS  Z24, Z27, Z10
+	VFMADD231PS  Z25, Z26, Z9
+	VFMADD231PS  Z25, Z27, Z11
+	VBROADCASTSS (R8), Z26
+	VBROADCASTSS (R8)(CX*1), Z27
+	VFMADD231PS  Z24, Z26, Z12
+	VFMADD231PS  Z24, Z27, Z14
+	VFMADD231PS  Z25, Z26, Z13
+	VFMADD231PS  Z25, Z27, Z15
+	VBROADCASTSS (R8)(CX*2), Z26
+	VBROADCASTSS (R9), Z27
+	VFMADD231PS  Z24, Z26, Z16
+	VFMADD231PS  Z24, Z27, Z18
+	VFMADD231PS  Z25, Z26, Z17
+	VFMADD231PS  Z25, Z27, Z19
+	VBROADCASTSS (R9)(CX*1), Z26
+	VBROADCASTSS (R9)(CX*2), Z27
+	VFMADD231PS  Z24, Z26, Z20
+	VFMADD231PS  Z24, Z27, Z22
+	VFMADD231PS  Z25, Z26, Z21
+	VFMADD231PS  Z25, Z27, Z23
 	ADDQ         DX, AX
 	ADDQ         DX, DI
 	ADDQ         DX, R8
 	ADDQ         DX, R9
 	ADDQ         $0x00000080, BX
 	DECQ         SI
-	JMP          one206
+	JMP          one185
 
-done207:
+done186:
 	MOVQ    n+8(FP), AX
 	SUBQ    $0x10, AX
 	MOVB    acc+120(FP), CL
@@ -4678,7 +5118,7 @@ done207:
 	DECQ    DX
 	KMOVW   DX, K1
 	TESTB   CL, CL
-	JNZ     add208
+	JNZ     add192
 	MOVQ    c_base+88(FP), AX
 	MOVQ    ldc+112(FP), CX
 	SHLQ    $0x02, CX
@@ -4720,7 +5160,7 @@ done207:
 	VZEROUPPER
 	RET
 
-add208:
+add192:
 	MOVQ      c_base+88(FP), AX
 	MOVQ      ldc+112(FP), CX
 	SHLQ      $0x02, CX
@@ -4816,7 +5256,7 @@ TEXT ·multiplyAddAVX2(SB), NOSPLIT, $0-8
 	VXORPS Y11, Y11, Y11
 	VXORPS Y12, Y12, Y12
 
-loop209:
+loop193:
 	VFMADD231PS Y0, Y0, Y1
 	VFMADD231PS Y0, Y0, Y2
 	VFMADD231PS Y0, Y0, Y3
@@ -4830,7 +5270,7 @@ loop209:
 	VFMADD231PS Y0, Y0, Y11
 	VFMADD231PS Y0, Y0, Y12
 	SUBQ        $0x01, AX
-	JGT         loop209
+	JGT         loop193
 	VZEROUPPER
 	RET
 
@@ -4852,7 +5292,7 @@ TEXT ·multiplyAddAVX512(SB), NOSPLIT, $0-8
 	VPXORD Z11, Z11, Z11
 	VPXORD Z12, Z12, Z12
 
-loop210:
+loop194:
 	VFMADD231PS Z0, Z0, Z1
 	VFMADD231PS Z0, Z0, Z2
 	VFMADD231PS Z0, Z0, Z3
@@ -4866,16 +5306,16 @@ loop210:
 	VFMADD231PS Z0, Z0, Z11
 	VFMADD231PS Z0, Z0, Z12
 	SUBQ        $0x01, AX
-	JGT         loop210
+	JGT         loop194
 	VZEROUPPER
 	RET
 
 // func packRowsAVX2(dst []float32, src []float32, ld int, k int, n int, width int)
-// Requires: AVX, CMOV
+// Requires: AVX, CMOV, MMX+
 TEXT ·packRowsAVX2(SB), NOSPLIT, $0-80
 	MOVQ    width+72(FP), AX
 	CMPQ    AX, $0x08
-	JGT     wider211
+	JGT     wider195
 	MOVQ    dst_base+0(FP), AX
 	MOVQ    src_base+24(FP), CX
 	MOVQ    ld+48(FP), DX
@@ -4895,23 +5335,37 @@ TEXT ·packRowsAVX2(SB), NOSPLIT, $0-80
 	NEGQ    DI
 	VMOVUPS 32(R8)(DI*4), Y0
 
-row212:
-	TESTQ      BX, BX
-	JZ         done213
+row196:
+	DECQ       BX
+	JZ         last197
+	PREFETCHT0 (CX)(DX*8)
 	VMASKMOVPS (CX), Y0, Y1
 	VMOVUPS    Y1, (AX)
 	ADDQ       DX, CX
 	ADDQ       SI, AX
-	DECQ       BX
-	JMP        row212
+	JMP        row196
 
-done213:
+last197:
+	PREFETCHT0 (CX)(DX*8)
+	VMASKMOVPS (CX), Y0, Y0
+	MOVQ       width+72(FP), CX
+	SUBQ       $0x00, CX
+	XORQ       DX, DX
+	CMPQ       CX, DX
+	CMOVQLT    DX, CX
+	MOVQ       $0x00000008, DX
+	CMPQ       CX, DX
+	CMOVQGT    DX, CX
+	LEAQ       masks<>+0(SB), DX
+	NEGQ       CX
+	VMOVUPS    32(DX)(CX*4), Y1
+	VMASKMOVPS Y0, Y1, (AX)
 	VZEROUPPER
 	RET
 
-wider211:
+wider195:
 	CMPQ    AX, $0x10
-	JGT     wider214
+	JGT     wider198
 	MOVQ    dst_base+0(FP), AX
 	MOVQ    src_base+24(FP), CX
 	MOVQ    ld+48(FP), DX
@@ -4942,25 +5396,52 @@ wider211:
 	NEGQ    DI
 	VMOVUPS 32(R8)(DI*4), Y1
 
-row215:
-	TESTQ      BX, BX
-	JZ         done216
+row199:
+	DECQ       BX
+	JZ         last200
+	PREFETCHT0 (CX)(DX*8)
 	VMASKMOVPS (CX), Y0, Y2
 	VMOVUPS    Y2, (AX)
 	VMASKMOVPS 32(CX), Y1, Y2
 	VMOVUPS    Y2, 32(AX)
 	ADDQ       DX, CX
 	ADDQ       SI, AX
-	DECQ       BX
-	JMP        row215
+	JMP        row199
 
-done216:
+last200:
+	PREFETCHT0 (CX)(DX*8)
+	VMASKMOVPS (CX), Y0, Y0
+	MOVQ       width+72(FP), DX
+	SUBQ       $0x00, DX
+	XORQ       BX, BX
+	CMPQ       DX, BX
+	CMOVQLT    BX, DX
+	MOVQ       $0x00000008, BX
+	CMPQ       DX, BX
+	CMOVQGT    BX, DX
+	LEAQ       masks<>+0(SB), BX
+	NEGQ       DX
+	VMOVUPS    32(BX)(DX*4), Y2
+	VMASKMOVPS Y0, Y2, (AX)
+	VMASKMOVPS 32(CX), Y1, Y0
+	MOVQ       width+72(FP), CX
+	SUBQ       $0x08, CX
+	XORQ       DX, DX
+	CMPQ       CX, DX
+	CMOVQLT    DX, CX
+	MOVQ       $0x00000008, DX
+	CMPQ       CX, DX
+	CMOVQGT    DX, CX
+	LEAQ       masks<>+0(SB), DX
+	NEGQ       CX
+	VMOVUPS    32(DX)(CX*4), Y1
+	VMASKMOVPS Y0, Y1, 32(AX)
 	VZEROUPPER
 	RET
 
-wider214:
+wider198:
 	CMPQ    AX, $0x18
-	JGT     wider217
+	JGT     wider201
 	MOVQ    dst_base+0(FP), AX
 	MOVQ    src_base+24(FP), CX
 	MOVQ    ld+48(FP), DX
@@ -5002,25 +5483,67 @@ wider214:
 	NEGQ    DI
 	VMOVUPS 32(R8)(DI*4), Y2
 
-row218:
-	TESTQ      BX, BX
-	JZ         done219
+row202:
+	DECQ       BX
+	JZ         last203
+	PREFETCHT0 (CX)(DX*8)
 	VMASKMOVPS (CX), Y0, Y3
 	VMOVUPS    Y3, (AX)
 	VMASKMOVPS 32(CX), Y1, Y3
 	VMOVUPS    Y3, 32(AX)
+	PREFETCHT0 64(CX)(DX*8)
 	VMASKMOVPS 64(CX), Y2, Y3
 	VMOVUPS    Y3, 64(AX)
 	ADDQ       DX, CX
 	ADDQ       SI, AX
-	DECQ       BX
-	JMP        row218
+	JMP        row202
 
-done219:
+last203:
+	PREFETCHT0 (CX)(DX*8)
+	VMASKMOVPS (CX), Y0, Y0
+	MOVQ       width+72(FP), BX
+	SUBQ       $0x00, BX
+	XORQ       SI, SI
+	CMPQ       BX, SI
+	CMOVQLT    SI, BX
+	MOVQ       $0x00000008, SI
+	CMPQ       BX, SI
+	CMOVQGT    SI, BX
+	LEAQ       masks<>+0(SB), SI
+	NEGQ       BX
+	VMOVUPS    32(SI)(BX*4), Y3
+	VMASKMOVPS Y0, Y3, (AX)
+	VMASKMOVPS 32(CX), Y1, Y0
+	MOVQ       width+72(FP), BX
+	SUBQ       $0x08, BX
+	XORQ       SI, SI
+	CMPQ       BX, SI
+	CMOVQLT    SI, BX
+	MOVQ       $0x00000008, SI
+	CMPQ       BX, SI
+	CMOVQGT    SI, BX
+	LEAQ       masks<>+0(SB), SI
+	NEGQ       BX
+	VMOVUPS    32(SI)(BX*4), Y1
+	VMASKMOVPS Y0, Y1, 32(AX)
+	PREFETCHT0 64(CX)(DX*8)
+	VMASKMOVPS 64(CX), Y2, Y0
+	MOVQ       width+72(FP), CX
+	SUBQ       $0x10, CX
+	XORQ       DX, DX
+	CMPQ       CX, DX
+	CMOVQLT    DX, CX
+	MOVQ       $0x00000008, DX
+	CMPQ       CX, DX
+	CMOVQGT    DX, CX
+	LEAQ       masks<>+0(SB), DX
+	NEGQ       CX
+	VMOVUPS    32(DX)(CX*4), Y1
+	VMASKMOVPS Y0, Y1, 64(AX)
 	VZEROUPPER
 	RET
 
-wider217:
+wider201:
 	MOVQ    dst_base+0(FP), AX
 	MOVQ    src_base+24(FP), CX
 	MOVQ    ld+48(FP), DX
@@ -5073,23 +5596,78 @@ wider217:
 	NEGQ    DI
 	VMOVUPS 32(R8)(DI*4), Y3
 
-row221:
-	TESTQ      BX, BX
-	JZ         done222
+row205:
+	DECQ       BX
+	JZ         last206
+	PREFETCHT0 (CX)(DX*8)
 	VMASKMOVPS (CX), Y0, Y4
 	VMOVUPS    Y4, (AX)
 	VMASKMOVPS 32(CX), Y1, Y4
 	VMOVUPS    Y4, 32(AX)
+	PREFETCHT0 64(CX)(DX*8)
 	VMASKMOVPS 64(CX), Y2, Y4
 	VMOVUPS    Y4, 64(AX)
 	VMASKMOVPS 96(CX), Y3, Y4
 	VMOVUPS    Y4, 96(AX)
 	ADDQ       DX, CX
 	ADDQ       SI, AX
-	DECQ       BX
-	JMP        row221
+	JMP        row205
 
-done222:
+last206:
+	PREFETCHT0 (CX)(DX*8)
+	VMASKMOVPS (CX), Y0, Y0
+	MOVQ       width+72(FP), BX
+	SUBQ       $0x00, BX
+	XORQ       SI, SI
+	CMPQ       BX, SI
+	CMOVQLT    SI, BX
+	MOVQ       $0x00000008, SI
+	CMPQ       BX, SI
+	CMOVQGT    SI, BX
+	LEAQ       masks<>+0(SB), SI
+	NEGQ       BX
+	VMOVUPS    32(SI)(BX*4), Y4
+	VMASKMOVPS Y0, Y4, (AX)
+	VMASKMOVPS 32(CX), Y1, Y0
+	MOVQ       width+72(FP), BX
+	SUBQ       $0x08, BX
+	XORQ       SI, SI
+	CMPQ       BX, SI
+	CMOVQLT    SI, BX
+	MOVQ       $0x00000008, SI
+	CMPQ       BX, SI
+	CMOVQGT    SI, BX
+	LEAQ       masks<>+0(SB), SI
+	NEGQ       BX
+	VMOVUPS    32(SI)(BX*4), Y1
+	VMASKMOVPS Y0, Y1, 32(AX)
+	PREFETCHT0 64(CX)(DX*8)
+	VMASKMOVPS 64(CX), Y2, Y0
+	MOVQ       width+72(FP), DX
+	SUBQ       $0x10, DX
+	XORQ       BX, BX
+	CMPQ       DX, BX
+	CMOVQLT    BX, DX
+	MOVQ       $0x00000008, BX
+	CMPQ       DX, BX
+	CMOVQGT    BX, DX
+	LEAQ       masks<>+0(SB), BX
+	NEGQ       DX
+	VMOVUPS    32(BX)(DX*4), Y1
+	VMASKMOVPS Y0, Y1, 64(AX)
+	VMASKMOVPS 96(CX), Y3, Y0
+	MOVQ       width+72(FP), CX
+	SUBQ       $0x18, CX
+	XORQ       DX, DX
+	CMPQ       CX, DX
+	CMOVQLT    DX, CX
+	MOVQ       $0x00000008, DX
+	CMPQ       CX, DX
+	CMOVQGT    DX, CX
+	LEAQ       masks<>+0(SB), DX
+	NEGQ       CX
+	VMOVUPS    32(DX)(CX*4), Y1
+	VMASKMOVPS Y0, Y1, 96(AX)
 	VZEROUPPER
 	RET
 
@@ -5104,9 +5682,9 @@ TEXT ·packColsAVX2(SB), NOSPLIT, $0-72
 	SHLQ $0x02, DX
 	SHLQ $0x02, SI
 
-many223:
+many207:
 	CMPQ       BX, $0x08
-	JLT        tail224
+	JLT        tail208
 	MOVQ       CX, DI
 	VMOVUPS    (DI), Y0
 	ADDQ       DX, DI
@@ -5166,11 +5744,11 @@ many223:
 	ADDQ       SI, AX
 	ADDQ       $0x20, CX
 	SUBQ       $0x08, BX
-	JMP        many223
+	JMP        many207
 
-tail224:
+tail208:
 	TESTQ      BX, BX
-	JZ         done225
+	JZ         done209
 	MOVQ       BX, DI
 	LEAQ       masks<>+0(SB), R8
 	NEGQ       DI
@@ -5218,37 +5796,37 @@ tail224:
 	VMOVUPS    Y5, (AX)
 	ADDQ       SI, AX
 	DECQ       BX
-	JZ         done225
+	JZ         done209
 	VMOVUPS    Y7, (AX)
 	ADDQ       SI, AX
 	DECQ       BX
-	JZ         done225
+	JZ         done209
 	VMOVUPS    Y4, (AX)
 	ADDQ       SI, AX
 	DECQ       BX
-	JZ         done225
+	JZ         done209
 	VMOVUPS    Y8, (AX)
 	ADDQ       SI, AX
 	DECQ       BX
-	JZ         done225
+	JZ         done209
 	VMOVUPS    Y3, (AX)
 	ADDQ       SI, AX
 	DECQ       BX
-	JZ         done225
+	JZ         done209
 	VMOVUPS    Y2, (AX)
 	ADDQ       SI, AX
 	DECQ       BX
-	JZ         done225
+	JZ         done209
 	VMOVUPS    Y6, (AX)
 	ADDQ       SI, AX
 	DECQ       BX
-	JZ         done225
+	JZ         done209
 	VMOVUPS    Y0, (AX)
 	ADDQ       SI, AX
 	DECQ       BX
-	JZ         done225
+	JZ         done209
 
-done225:
+done209:
 	VZEROUPPER
 	RET
 
@@ -5274,10 +5852,10 @@ TEXT ·tileProducts(SB), NOSPLIT, $0-152
 	MOVQ next_base+104(FP), R12
 	MOVQ lines+128(FP), R13
 
-panel226:
+panel210:
 	MOVB  acc+96(FP), AL
 	TESTB AL, AL
-	JNZ   sum227
+	JNZ   sum211
 	BYTE  $0xc4
 	BYTE  $0xe2
 	BYTE  $0x7b
@@ -5298,9 +5876,9 @@ panel226:
 	BYTE  $0x7b
 	BYTE  $0x49
 	BYTE  $0xd8
-	JMP   start228
+	JMP   start212
 
-sum227:
+sum211:
 	BYTE $0xc4
 	BYTE $0xe2
 	BYTE $0x7b
@@ -5342,20 +5920,20 @@ sum227:
 	BYTE $0x00
 	BYTE $0x00
 
-start228:
+start212:
 	MOVQ steps+8(FP), R10
 	MOVQ R9, AX
 
-step229:
+step213:
 	MOVQ rate+144(FP), R11
 
-line230:
+line214:
 	DECQ       R11
-	JLT        done232
+	JLT        done216
 	PREFETCHT1 (R12)
 	ADDQ       CX, R12
 	DECQ       R13
-	JNZ        same231
+	JNZ        same215
 	MOVQ       lines+128(FP), R13
 	SHLQ       $0x06, R13
 	SUBQ       R13, R12
@@ -5363,10 +5941,10 @@ line230:
 	LEAQ       (R12)(R13*4), R12
 	MOVQ       lines+128(FP), R13
 
-same231:
-	JMP line230
+same215:
+	JMP line214
 
-done232:
+done216:
 	BYTE $0xc4
 	BYTE $0xe2
 	BYTE $0x7b
@@ -5630,7 +6208,7 @@ done232:
 	ADDQ $0x00001800, AX
 	ADDQ $0x00001800, BX
 	DECQ R10
-	JNZ  step229
+	JNZ  step213
 	BYTE $0xc4
 	BYTE $0xe2
 	BYTE $0x7a
@@ -5674,7 +6252,7 @@ done232:
 	ADDQ $0x00000080, DX
 	ADDQ $0x00000080, DI
 	DECQ R8
-	JNZ  panel226
+	JNZ  panel210
 	BYTE $0xc4
 	BYTE $0xe2
 	BYTE $0x78
@@ -5700,11 +6278,11 @@ TEXT ·splitTiles(SB), NOSPLIT, $0-80
 	MOVL         $0xffff0000, R8
 	VPBROADCASTD R8, Z1
 
-step233:
+step217:
 	MOVQ CX, R8
 	MOVQ $0x00000010, R9
 
-row234:
+row218:
 	VMOVUPS (R8), Z2
 	VMOVUPS (R8)(BX*1), Z3
 	VPADDD  Z0, Z2, Z4
@@ -5731,11 +6309,11 @@ row234:
 	ADDQ    DX, R8
 	ADDQ    $0x40, AX
 	DECQ    R9
-	JNZ     row234
+	JNZ     row218
 	ADDQ    SI, CX
 	ADDQ    $0x00001400, AX
 	DECQ    DI
-	JNZ     step233
+	JNZ     step217
 	VZEROUPPER
 	RET
 
@@ -5748,9 +6326,9 @@ TEXT ·addAVX2(SB), NOSPLIT, $0-72
 	MOVQ dst_len+8(FP), BX
 	XORQ SI, SI
 
-many235:
+many219:
 	CMPQ       BX, $0x20
-	JLT        one236
+	JLT        one220
 	PREFETCHT0 2048(CX)(SI*1)
 	VMOVUPS    (CX)(SI*1), Y0
 	PREFETCHT0 2048(DX)(SI*1)
@@ -5781,11 +6359,11 @@ many235:
 	VMOVUPS    Y0, 96(AX)(SI*1)
 	ADDQ       $0x00000080, SI
 	SUBQ       $0x20, BX
-	JMP        many235
+	JMP        many219
 
-one236:
+one220:
 	CMPQ       BX, $0x08
-	JLT        tail237
+	JLT        tail221
 	PREFETCHT0 2048(CX)(SI*1)
 	VMOVUPS    (CX)(SI*1), Y0
 	PREFETCHT0 2048(DX)(SI*1)
@@ -5795,11 +6373,11 @@ one236:
 	VMOVUPS    Y0, (AX)(SI*1)
 	ADDQ       $0x20, SI
 	SUBQ       $0x08, BX
-	JMP        one236
+	JMP        one220
 
-tail237:
+tail221:
 	TESTQ      BX, BX
-	JZ         done238
+	JZ         done222
 	LEAQ       masks<>+0(SB), DI
 	NEGQ       BX
 	VMOVUPS    32(DI)(BX*4), Y0
@@ -5808,7 +6386,7 @@ tail237:
 	VADDPS     Y2, Y1, Y1
 	VMASKMOVPS Y1, Y0, (AX)(SI*1)
 
-done238:
+done222:
 	VZEROUPPER
 	RET
 
@@ -5821,9 +6399,9 @@ TEXT ·mulAVX2(SB), NOSPLIT, $0-72
 	MOVQ dst_len+8(FP), BX
 	XORQ SI, SI
 
-many239:
+many223:
 	CMPQ       BX, $0x20
-	JLT        one240
+	JLT        one224
 	PREFETCHT0 2048(CX)(SI*1)
 	VMOVUPS    (CX)(SI*1), Y0
 	PREFETCHT0 2048(DX)(SI*1)
@@ -5854,11 +6432,11 @@ many239:
 	VMOVUPS    Y0, 96(AX)(SI*1)
 	ADDQ       $0x00000080, SI
 	SUBQ       $0x20, BX
-	JMP        many239
+	JMP        many223
 
-one240:
+one224:
 	CMPQ       BX, $0x08
-	JLT        tail241
+	JLT        tail225
 	PREFETCHT0 2048(CX)(SI*1)
 	VMOVUPS    (CX)(SI*1), Y0
 	PREFETCHT0 2048(DX)(SI*1)
@@ -5868,11 +6446,11 @@ one240:
 	VMOVUPS    Y0, (AX)(SI*1)
 	ADDQ       $0x20, SI
 	SUBQ       $0x08, BX
-	JMP        one240
+	JMP        one224
 
-tail241:
+tail225:
 	TESTQ      BX, BX
-	JZ         done242
+	JZ         done226
 	LEAQ       masks<>+0(SB), DI
 	NEGQ       BX
 	VMOVUPS    32(DI)(BX*4), Y0
@@ -5881,7 +6459,7 @@ tail241:
 	VMULPS     Y2, Y1, Y1
 	VMASKMOVPS Y1, Y0, (AX)(SI*1)
 
-done242:
+done226:
 	VZEROUPPER
 	RET
 
@@ -5894,9 +6472,9 @@ TEXT ·maxAVX2(SB), NOSPLIT, $0-72
 	MOVQ dst_len+8(FP), BX
 	XORQ SI, SI
 
-many243:
+many227:
 	CMPQ       BX, $0x20
-	JLT        one244
+	JLT        one228
 	PREFETCHT0 2048(CX)(SI*1)
 	VMOVUPS    (CX)(SI*1), Y0
 	PREFETCHT0 2048(DX)(SI*1)
@@ -5927,11 +6505,11 @@ many243:
 	VMOVUPS    Y0, 96(AX)(SI*1)
 	ADDQ       $0x00000080, SI
 	SUBQ       $0x20, BX
-	JMP        many243
+	JMP        many227
 
-one244:
+one228:
 	CMPQ       BX, $0x08
-	JLT        tail245
+	JLT        tail229
 	PREFETCHT0 2048(CX)(SI*1)
 	VMOVUPS    (CX)(SI*1), Y0
 	PREFETCHT0 2048(DX)(SI*1)
@@ -5941,11 +6519,11 @@ one244:
 	VMOVUPS    Y0, (AX)(SI*1)
 	ADDQ       $0x20, SI
 	SUBQ       $0x08, BX
-	JMP        one244
+	JMP        one228
 
-tail245:
+tail229:
 	TESTQ      BX, BX
-	JZ         done246
+	JZ         done230
 	LEAQ       masks<>+0(SB), DI
 	NEGQ       BX
 	VMOVUPS    32(DI)(BX*4), Y0
@@ -5954,7 +6532,7 @@ tail245:
 	VMAXPS     Y2, Y1, Y1
 	VMASKMOVPS Y1, Y0, (AX)(SI*1)
 
-done246:
+done230:
 	VZEROUPPER
 	RET
 
@@ -5967,9 +6545,9 @@ TEXT ·scaleAVX2(SB), NOSPLIT, $0-52
 	MOVQ         dst_len+8(FP), DX
 	XORQ         BX, BX
 
-many247:
+many231:
 	CMPQ       DX, $0x20
-	JLT        one248
+	JLT        one232
 	PREFETCHT0 2048(CX)(BX*1)
 	VMOVUPS    (CX)(BX*1), Y1
 	VMULPS     Y0, Y1, Y1
@@ -5992,11 +6570,11 @@ many247:
 	VMOVUPS    Y1, 96(AX)(BX*1)
 	ADDQ       $0x00000080, BX
 	SUBQ       $0x20, DX
-	JMP        many247
+	JMP        many231
 
-one248:
+one232:
 	CMPQ       DX, $0x08
-	JLT        tail249
+	JLT        tail233
 	PREFETCHT0 2048(CX)(BX*1)
 	VMOVUPS    (CX)(BX*1), Y1
 	VMULPS     Y0, Y1, Y1
@@ -6004,11 +6582,11 @@ one248:
 	VMOVUPS    Y1, (AX)(BX*1)
 	ADDQ       $0x20, BX
 	SUBQ       $0x08, DX
-	JMP        one248
+	JMP        one232
 
-tail249:
+tail233:
 	TESTQ      DX, DX
-	JZ         done250
+	JZ         done234
 	LEAQ       masks<>+0(SB), SI
 	NEGQ       DX
 	VMOVUPS    32(SI)(DX*4), Y1
@@ -6016,7 +6594,7 @@ tail249:
 	VMULPS     Y0, Y2, Y2
 	VMASKMOVPS Y2, Y1, (AX)(BX*1)
 
-done250:
+done234:
 	VZEROUPPER
 	RET
 
@@ -6029,9 +6607,9 @@ TEXT ·axpyAVX2(SB), NOSPLIT, $0-52
 	MOVQ         dst_len+8(FP), DX
 	XORQ         BX, BX
 
-many251:
+many235:
 	CMPQ        DX, $0x20
-	JLT         one252
+	JLT         one236
 	PREFETCHT0  2048(AX)(BX*1)
 	VMOVUPS     (AX)(BX*1), Y1
 	PREFETCHT0  2048(CX)(BX*1)
@@ -6058,11 +6636,11 @@ many251:
 	VMOVUPS     Y1, 96(AX)(BX*1)
 	ADDQ        $0x00000080, BX
 	SUBQ        $0x20, DX
-	JMP         many251
+	JMP         many235
 
-one252:
+one236:
 	CMPQ        DX, $0x08
-	JLT         tail253
+	JLT         tail237
 	PREFETCHT0  2048(AX)(BX*1)
 	VMOVUPS     (AX)(BX*1), Y1
 	PREFETCHT0  2048(CX)(BX*1)
@@ -6071,11 +6649,11 @@ one252:
 	VMOVUPS     Y1, (AX)(BX*1)
 	ADDQ        $0x20, BX
 	SUBQ        $0x08, DX
-	JMP         one252
+	JMP         one236
 
-tail253:
+tail237:
 	TESTQ       DX, DX
-	JZ          done254
+	JZ          done238
 	LEAQ        masks<>+0(SB), SI
 	NEGQ        DX
 	VMOVUPS     32(SI)(DX*4), Y1
@@ -6084,7 +6662,7 @@ tail253:
 	VFMADD231PS Y0, Y3, Y2
 	VMASKMOVPS  Y2, Y1, (AX)(BX*1)
 
-done254:
+done238:
 	VZEROUPPER
 	RET
 
@@ -6100,9 +6678,9 @@ TEXT ·expSumAVX2(SB), NOSPLIT, $0-60
 	MOVQ         dst_len+8(FP), DX
 	XORQ         BX, BX
 
-many255:
+many239:
 	CMPQ         DX, $0x10
-	JLT          one256
+	JLT          one240
 	PREFETCHT0   2048(CX)(BX*1)
 	VMOVUPS      (CX)(BX*1), Y4
 	VFMSUB213PS  Y1, Y0, Y4
@@ -6159,11 +6737,11 @@ many255:
 	VADDPS       Y6, Y3, Y3
 	ADDQ         $0x00000040, BX
 	SUBQ         $0x10, DX
-	JMP          many255
+	JMP          many239
 
-one256:
+one240:
 	CMPQ         DX, $0x08
-	JLT          tail257
+	JLT          tail241
 	PREFETCHT0   2048(CX)(BX*1)
 	VMOVUPS      (CX)(BX*1), Y4
 	VFMSUB213PS  Y1, Y0, Y4
@@ -6193,11 +6771,11 @@ one256:
 	VADDPS       Y6, Y2, Y2
 	ADDQ         $0x20, BX
 	SUBQ         $0x08, DX
-	JMP          one256
+	JMP          one240
 
-tail257:
+tail241:
 	TESTQ        DX, DX
-	JZ           done258
+	JZ           done242
 	LEAQ         masks<>+0(SB), SI
 	NEGQ         DX
 	VMOVUPS      32(SI)(DX*4), Y4
@@ -6228,7 +6806,7 @@ tail257:
 	VANDPS       Y4, Y1, Y1
 	VADDPS       Y1, Y2, Y2
 
-done258:
+done242:
 	VADDPS       Y3, Y2, Y2
 	VEXTRACTF128 $0x01, Y2, X0
 	VADDPS       X0, X2, X2
@@ -6250,9 +6828,9 @@ TEXT ·expMulAVX2(SB), NOSPLIT, $0-56
 	MOVQ         dst_len+8(FP), DX
 	XORQ         BX, BX
 
-many259:
+many243:
 	CMPQ         DX, $0x10
-	JLT          one260
+	JLT          one244
 	PREFETCHT0   2048(CX)(BX*1)
 	VMOVUPS      (CX)(BX*1), Y2
 	VSUBPS       Y0, Y2, Y2
@@ -6309,11 +6887,11 @@ many259:
 	VMOVUPS      Y4, 32(AX)(BX*1)
 	ADDQ         $0x00000040, BX
 	SUBQ         $0x10, DX
-	JMP          many259
+	JMP          many243
 
-one260:
+one244:
 	CMPQ         DX, $0x08
-	JLT          tail261
+	JLT          tail245
 	PREFETCHT0   2048(CX)(BX*1)
 	VMOVUPS      (CX)(BX*1), Y2
 	VSUBPS       Y0, Y2, Y2
@@ -6343,11 +6921,11 @@ one260:
 	VMOVUPS      Y4, (AX)(BX*1)
 	ADDQ         $0x20, BX
 	SUBQ         $0x08, DX
-	JMP          one260
+	JMP          one244
 
-tail261:
+tail245:
 	TESTQ        DX, DX
-	JZ           done262
+	JZ           done246
 	LEAQ         masks<>+0(SB), SI
 	NEGQ         DX
 	VMOVUPS      32(SI)(DX*4), Y2
@@ -6377,7 +6955,7 @@ tail261:
 	VMULPS       Y1, Y4, Y4
 	VMASKMOVPS   Y4, Y2, (AX)(BX*1)
 
-done262:
+done246:
 	VZEROUPPER
 	RET
 
@@ -6389,9 +6967,9 @@ TEXT ·geluAVX2(SB), NOSPLIT, $0-48
 	MOVQ y_len+8(FP), DX
 	XORQ BX, BX
 
-one264:
+one248:
 	CMPQ         DX, $0x08
-	JLT          tail265
+	JLT          tail249
 	PREFETCHT0   2048(CX)(BX*1)
 	VMOVUPS      (CX)(BX*1), Y0
 	VMULPS       wordbf000000<>+0(SB), Y0, Y1
@@ -6440,11 +7018,11 @@ one264:
 	VMOVUPS      Y4, (AX)(BX*1)
 	ADDQ         $0x20, BX
 	SUBQ         $0x08, DX
-	JMP          one264
+	JMP          one248
 
-tail265:
+tail249:
 	TESTQ        DX, DX
-	JZ           done266
+	JZ           done250
 	LEAQ         masks<>+0(SB), SI
 	NEGQ         DX
 	VMOVUPS      32(SI)(DX*4), Y0
@@ -6493,7 +7071,7 @@ tail265:
 	VMULPS       Y1, Y5, Y5
 	VMASKMOVPS   Y5, Y0, (AX)(BX*1)
 
-done266:
+done250:
 	VZEROUPPER
 	RET
 
@@ -6506,9 +7084,9 @@ TEXT ·geluGradAVX2(SB), NOSPLIT, $0-72
 	MOVQ dx_len+8(FP), BX
 	XORQ SI, SI
 
-one268:
+one252:
 	CMPQ         BX, $0x08
-	JLT          tail269
+	JLT          tail253
 	PREFETCHT0   2048(DX)(SI*1)
 	VMOVUPS      (DX)(SI*1), Y0
 	VMULPS       wordbf000000<>+0(SB), Y0, Y1
@@ -6561,11 +7139,11 @@ one268:
 	VMOVUPS      Y4, (AX)(SI*1)
 	ADDQ         $0x20, SI
 	SUBQ         $0x08, BX
-	JMP          one268
+	JMP          one252
 
-tail269:
+tail253:
 	TESTQ        BX, BX
-	JZ           done270
+	JZ           done254
 	LEAQ         masks<>+0(SB), DI
 	NEGQ         BX
 	VMOVUPS      32(DI)(BX*4), Y0
@@ -6617,7 +7195,7 @@ tail269:
 	VMULPS       Y1, Y5, Y5
 	VMASKMOVPS   Y5, Y0, (AX)(SI*1)
 
-done270:
+done254:
 	VZEROUPPER
 	RET
 
@@ -6629,9 +7207,9 @@ TEXT ·geluTanhAVX2(SB), NOSPLIT, $0-48
 	MOVQ y_len+8(FP), DX
 	XORQ BX, BX
 
-one272:
+one256:
 	CMPQ         DX, $0x08
-	JLT          tail273
+	JLT          tail257
 	PREFETCHT0   2048(CX)(BX*1)
 	VMOVUPS      (CX)(BX*1), Y0
 	VMULPS       Y0, Y0, Y1
@@ -6667,11 +7245,11 @@ one272:
 	VMOVUPS      Y2, (AX)(BX*1)
 	ADDQ         $0x20, BX
 	SUBQ         $0x08, DX
-	JMP          one272
+	JMP          one256
 
-tail273:
+tail257:
 	TESTQ        DX, DX
-	JZ           done274
+	JZ           done258
 	LEAQ         masks<>+0(SB), SI
 	NEGQ         DX
 	VMOVUPS      32(SI)(DX*4), Y0
@@ -6707,7 +7285,7 @@ tail273:
 	VMULPS       Y1, Y3, Y3
 	VMASKMOVPS   Y3, Y0, (AX)(BX*1)
 
-done274:
+done258:
 	VZEROUPPER
 	RET
 
@@ -6720,9 +7298,9 @@ TEXT ·geluTanhGradAVX2(SB), NOSPLIT, $0-72
 	MOVQ dx_len+8(FP), BX
 	XORQ SI, SI
 
-one276:
+one260:
 	CMPQ         BX, $0x08
-	JLT          tail277
+	JLT          tail261
 	PREFETCHT0   2048(DX)(SI*1)
 	VMOVUPS      (DX)(SI*1), Y0
 	VMULPS       Y0, Y0, Y1
@@ -6768,11 +7346,11 @@ one276:
 	VMOVUPS      Y3, (AX)(SI*1)
 	ADDQ         $0x20, SI
 	SUBQ         $0x08, BX
-	JMP          one276
+	JMP          one260
 
-tail277:
+tail261:
 	TESTQ        BX, BX
-	JZ           done278
+	JZ           done262
 	LEAQ         masks<>+0(SB), DI
 	NEGQ         BX
 	VMOVUPS      32(DI)(BX*4), Y0
@@ -6817,7 +7395,7 @@ tail277:
 	VMULPS       Y1, Y4, Y4
 	VMASKMOVPS   Y4, Y0, (AX)(SI*1)
 
-done278:
+done262:
 	VZEROUPPER
 	RET
 
@@ -6830,9 +7408,9 @@ TEXT ·swigluAVX2(SB), NOSPLIT, $0-72
 	MOVQ y_len+8(FP), BX
 	XORQ SI, SI
 
-one280:
+one264:
 	CMPQ         BX, $0x08
-	JLT          tail281
+	JLT          tail265
 	PREFETCHT0   2048(CX)(SI*1)
 	VMOVUPS      (CX)(SI*1), Y0
 	VXORPS       word80000000<>+0(SB), Y0, Y1
@@ -6866,11 +7444,11 @@ one280:
 	VMOVUPS      Y0, (AX)(SI*1)
 	ADDQ         $0x20, SI
 	SUBQ         $0x08, BX
-	JMP          one280
+	JMP          one264
 
-tail281:
+tail265:
 	TESTQ        BX, BX
-	JZ           done282
+	JZ           done266
 	LEAQ         masks<>+0(SB), DI
 	NEGQ         BX
 	VMOVUPS      32(DI)(BX*4), Y0
@@ -6903,7 +7481,7 @@ tail281:
 	VMULPS       Y2, Y1, Y1
 	VMASKMOVPS   Y1, Y0, (AX)(SI*1)
 
-done282:
+done266:
 	VZEROUPPER
 	RET
 
@@ -6918,9 +7496,9 @@ TEXT ·swigluGradAVX2(SB), NOSPLIT, $0-120
 	MOVQ dy_len+56(FP), DI
 	XORQ R8, R8
 
-one284:
+one268:
 	CMPQ         DI, $0x08
-	JLT          tail285
+	JLT          tail269
 	PREFETCHT0   2048(BX)(R8*1)
 	VMOVUPS      (BX)(R8*1), Y0
 	VXORPS       word80000000<>+0(SB), Y0, Y1
@@ -6966,11 +7544,11 @@ one284:
 	VMOVUPS      Y0, (CX)(R8*1)
 	ADDQ         $0x20, R8
 	SUBQ         $0x08, DI
-	JMP          one284
+	JMP          one268
 
-tail285:
+tail269:
 	TESTQ        DI, DI
-	JZ           done286
+	JZ           done270
 	LEAQ         masks<>+0(SB), R9
 	NEGQ         DI
 	VMOVUPS      32(R9)(DI*4), Y0
@@ -7013,7 +7591,7 @@ tail285:
 	VMASKMOVPS   Y5, Y0, (AX)(R8*1)
 	VMASKMOVPS   Y1, Y0, (CX)(R8*1)
 
-done286:
+done270:
 	VZEROUPPER
 	RET
 
@@ -7037,9 +7615,9 @@ TEXT ·adamwAVX2(SB), NOSPLIT, $0-104
 	MOVQ         w_len+8(FP), SI
 	XORQ         DI, DI
 
-one288:
+one272:
 	CMPQ        SI, $0x08
-	JLT         tail289
+	JLT         tail273
 	PREFETCHT0  2048(BX)(DI*1)
 	VMOVUPS     (BX)(DI*1), Y9
 	VMULPS      Y0, Y9, Y9
@@ -7064,11 +7642,11 @@ one288:
 	VMOVUPS     Y9, (AX)(DI*1)
 	ADDQ        $0x20, DI
 	SUBQ        $0x08, SI
-	JMP         one288
+	JMP         one272
 
-tail289:
+tail273:
 	TESTQ       SI, SI
-	JZ          done290
+	JZ          done274
 	LEAQ        masks<>+0(SB), R8
 	NEGQ        SI
 	VMOVUPS     32(R8)(SI*4), Y9
@@ -7091,7 +7669,7 @@ tail289:
 	VFMSUB213PS Y0, Y5, Y1
 	VMASKMOVPS  Y1, Y9, (AX)(DI*1)
 
-done290:
+done274:
 	VZEROUPPER
 	RET
 
@@ -7107,9 +7685,9 @@ TEXT ·normalizeAVX2(SB), NOSPLIT, $0-104
 	MOVQ         y_len+8(FP), SI
 	XORQ         DI, DI
 
-many291:
+many275:
 	CMPQ        SI, $0x10
-	JLT         one292
+	JLT         one276
 	VMOVUPS     (CX)(DI*1), Y2
 	VSUBPS      Y0, Y2, Y2
 	VMULPS      Y1, Y2, Y2
@@ -7126,11 +7704,11 @@ many291:
 	VMOVUPS     Y3, 32(AX)(DI*1)
 	ADDQ        $0x00000040, DI
 	SUBQ        $0x10, SI
-	JMP         many291
+	JMP         many275
 
-one292:
+one276:
 	CMPQ        SI, $0x08
-	JLT         tail293
+	JLT         tail277
 	VMOVUPS     (CX)(DI*1), Y2
 	VSUBPS      Y0, Y2, Y2
 	VMULPS      Y1, Y2, Y2
@@ -7140,11 +7718,11 @@ one292:
 	VMOVUPS     Y3, (AX)(DI*1)
 	ADDQ        $0x20, DI
 	SUBQ        $0x08, SI
-	JMP         one292
+	JMP         one276
 
-tail293:
+tail277:
 	TESTQ       SI, SI
-	JZ          done294
+	JZ          done278
 	LEAQ        masks<>+0(SB), R8
 	NEGQ        SI
 	VMOVUPS     32(R8)(SI*4), Y2
@@ -7156,7 +7734,7 @@ tail293:
 	VFMADD231PS Y1, Y3, Y0
 	VMASKMOVPS  Y0, Y2, (AX)(DI*1)
 
-done294:
+done278:
 	VZEROUPPER
 	RET
 
@@ -7175,9 +7753,9 @@ TEXT ·normGradSumsAVX2(SB), NOSPLIT, $0-88
 	MOVQ         dy_len+8(FP), BX
 	XORQ         SI, SI
 
-many295:
+many279:
 	CMPQ        BX, $0x10
-	JLT         one296
+	JLT         one280
 	VMOVUPS     (CX)(SI*1), Y6
 	VSUBPS      Y0, Y6, Y6
 	VMULPS      Y1, Y6, Y6
@@ -7196,11 +7774,11 @@ many295:
 	VFMADD231PS Y7, Y6, Y5
 	ADDQ        $0x00000040, SI
 	SUBQ        $0x10, BX
-	JMP         many295
+	JMP         many279
 
-one296:
+one280:
 	CMPQ        BX, $0x08
-	JLT         tail297
+	JLT         tail281
 	VMOVUPS     (CX)(SI*1), Y6
 	VSUBPS      Y0, Y6, Y6
 	VMULPS      Y1, Y6, Y6
@@ -7211,11 +7789,11 @@ one296:
 	VFMADD231PS Y7, Y6, Y4
 	ADDQ        $0x20, SI
 	SUBQ        $0x08, BX
-	JMP         one296
+	JMP         one280
 
-tail297:
+tail281:
 	TESTQ       BX, BX
-	JZ          done298
+	JZ          done282
 	LEAQ        masks<>+0(SB), DI
 	NEGQ        BX
 	VMOVUPS     32(DI)(BX*4), Y6
@@ -7228,7 +7806,7 @@ tail297:
 	VADDPS      Y0, Y2, Y2
 	VFMADD231PS Y0, Y7, Y4
 
-done298:
+done282:
 	VADDPS       Y3, Y2, Y2
 	VEXTRACTF128 $0x01, Y2, X0
 	VADDPS       X0, X2, X2
@@ -7262,9 +7840,9 @@ TEXT ·normGradRowAVX2(SB), NOSPLIT, $0-112
 	MOVQ         dx_len+8(FP), SI
 	XORQ         DI, DI
 
-many299:
+many283:
 	CMPQ         SI, $0x10
-	JLT          one300
+	JLT          one284
 	VMOVUPS      (DX)(DI*1), Y4
 	VSUBPS       Y0, Y4, Y4
 	VMULPS       Y1, Y4, Y4
@@ -7285,11 +7863,11 @@ many299:
 	VMOVUPS      Y5, 32(AX)(DI*1)
 	ADDQ         $0x00000040, DI
 	SUBQ         $0x10, SI
-	JMP          many299
+	JMP          many283
 
-one300:
+one284:
 	CMPQ         SI, $0x08
-	JLT          tail301
+	JLT          tail285
 	VMOVUPS      (DX)(DI*1), Y4
 	VSUBPS       Y0, Y4, Y4
 	VMULPS       Y1, Y4, Y4
@@ -7301,11 +7879,11 @@ one300:
 	VMOVUPS      Y5, (AX)(DI*1)
 	ADDQ         $0x20, DI
 	SUBQ         $0x08, SI
-	JMP          one300
+	JMP          one284
 
-tail301:
+tail285:
 	TESTQ        SI, SI
-	JZ           done302
+	JZ           done286
 	LEAQ         masks<>+0(SB), R8
 	NEGQ         SI
 	VMOVUPS      32(R8)(SI*4), Y4
@@ -7319,7 +7897,7 @@ tail301:
 	VMULPS       Y1, Y0, Y0
 	VMASKMOVPS   Y0, Y4, (AX)(DI*1)
 
-done302:
+done286:
 	VZEROUPPER
 	RET
 
@@ -7335,9 +7913,9 @@ TEXT ·normGradParamsAVX2(SB), NOSPLIT, $0-104
 	MOVQ         dw_len+8(FP), SI
 	XORQ         DI, DI
 
-many303:
+many287:
 	CMPQ        SI, $0x10
-	JLT         one304
+	JLT         one288
 	VMOVUPS     (BX)(DI*1), Y2
 	VSUBPS      Y0, Y2, Y2
 	VMULPS      Y1, Y2, Y2
@@ -7360,11 +7938,11 @@ many303:
 	VMOVUPS     Y3, 32(CX)(DI*1)
 	ADDQ        $0x00000040, DI
 	SUBQ        $0x10, SI
-	JMP         many303
+	JMP         many287
 
-one304:
+one288:
 	CMPQ        SI, $0x08
-	JLT         tail305
+	JLT         tail289
 	VMOVUPS     (BX)(DI*1), Y2
 	VSUBPS      Y0, Y2, Y2
 	VMULPS      Y1, Y2, Y2
@@ -7377,11 +7955,11 @@ one304:
 	VMOVUPS     Y3, (CX)(DI*1)
 	ADDQ        $0x20, DI
 	SUBQ        $0x08, SI
-	JMP         one304
+	JMP         one288
 
-tail305:
+tail289:
 	TESTQ       SI, SI
-	JZ          done306
+	JZ          done290
 	LEAQ        masks<>+0(SB), R8
 	NEGQ        SI
 	VMOVUPS     32(R8)(SI*4), Y2
@@ -7396,7 +7974,7 @@ tail305:
 	VADDPS      Y1, Y0, Y0
 	VMASKMOVPS  Y0, Y2, (CX)(DI*1)
 
-done306:
+done290:
 	VZEROUPPER
 	RET
 
@@ -7411,9 +7989,9 @@ TEXT ·softmaxGradAVX2(SB), NOSPLIT, $0-80
 	MOVQ         ds_len+8(FP), BX
 	XORQ         SI, SI
 
-many307:
+many291:
 	CMPQ    BX, $0x10
-	JLT     one308
+	JLT     one292
 	VMOVUPS (CX)(SI*1), Y2
 	VMOVUPS (DX)(SI*1), Y3
 	VMULPS  Y1, Y2, Y2
@@ -7428,11 +8006,11 @@ many307:
 	VMOVUPS Y3, 32(AX)(SI*1)
 	ADDQ    $0x00000040, SI
 	SUBQ    $0x10, BX
-	JMP     many307
+	JMP     many291
 
-one308:
+one292:
 	CMPQ    BX, $0x08
-	JLT     tail309
+	JLT     tail293
 	VMOVUPS (CX)(SI*1), Y2
 	VMOVUPS (DX)(SI*1), Y3
 	VMULPS  Y1, Y2, Y2
@@ -7441,11 +8019,11 @@ one308:
 	VMOVUPS Y3, (AX)(SI*1)
 	ADDQ    $0x20, SI
 	SUBQ    $0x08, BX
-	JMP     one308
+	JMP     one292
 
-tail309:
+tail293:
 	TESTQ      BX, BX
-	JZ         done310
+	JZ         done294
 	LEAQ       masks<>+0(SB), DI
 	NEGQ       BX
 	VMOVUPS    32(DI)(BX*4), Y2
@@ -7456,7 +8034,7 @@ tail309:
 	VMULPS     Y3, Y4, Y4
 	VMASKMOVPS Y4, Y2, (AX)(SI*1)
 
-done310:
+done294:
 	VZEROUPPER
 	RET
 
@@ -7472,9 +8050,9 @@ TEXT ·rotateAVX2(SB), NOSPLIT, $0-144
 	MOVQ lo_len+8(FP), R8
 	XORQ R9, R9
 
-many311:
+many295:
 	CMPQ         R8, $0x10
-	JLT          one312
+	JLT          one296
 	VMOVUPS      (DX)(R9*1), Y0
 	VMOVUPS      (BX)(R9*1), Y1
 	VMOVUPS      (SI)(R9*1), Y2
@@ -7497,11 +8075,11 @@ many311:
 	VMOVUPS      Y1, 32(CX)(R9*1)
 	ADDQ         $0x00000040, R9
 	SUBQ         $0x10, R8
-	JMP          many311
+	JMP          many295
 
-one312:
+one296:
 	CMPQ         R8, $0x08
-	JLT          tail313
+	JLT          tail297
 	VMOVUPS      (DX)(R9*1), Y0
 	VMOVUPS      (BX)(R9*1), Y1
 	VMOVUPS      (SI)(R9*1), Y2
@@ -7514,11 +8092,11 @@ one312:
 	VMOVUPS      Y1, (CX)(R9*1)
 	ADDQ         $0x20, R9
 	SUBQ         $0x08, R8
-	JMP          one312
+	JMP          one296
 
-tail313:
+tail297:
 	TESTQ        R8, R8
-	JZ           done314
+	JZ           done298
 	LEAQ         masks<>+0(SB), R10
 	NEGQ         R8
 	VMOVUPS      32(R10)(R8*4), Y0
@@ -7533,7 +8111,7 @@ tail313:
 	VMASKMOVPS   Y5, Y0, (AX)(R9*1)
 	VMASKMOVPS   Y2, Y0, (CX)(R9*1)
 
-done314:
+done298:
 	VZEROUPPER
 	RET
 
@@ -7546,9 +8124,9 @@ TEXT ·addAVX512(SB), NOSPLIT, $0-72
 	MOVQ dst_len+8(FP), BX
 	XORQ SI, SI
 
-many315:
+many299:
 	CMPQ       BX, $0x40
-	JLT        one316
+	JLT        one300
 	PREFETCHT0 2048(CX)(SI*1)
 	VMOVUPS    (CX)(SI*1), Z0
 	PREFETCHT0 2048(DX)(SI*1)
@@ -7579,11 +8157,11 @@ many315:
 	VMOVUPS    Z0, 192(AX)(SI*1)
 	ADDQ       $0x00000100, SI
 	SUBQ       $0x40, BX
-	JMP        many315
+	JMP        many299
 
-one316:
+one300:
 	CMPQ       BX, $0x10
-	JLT        tail317
+	JLT        tail301
 	PREFETCHT0 2048(CX)(SI*1)
 	VMOVUPS    (CX)(SI*1), Z0
 	PREFETCHT0 2048(DX)(SI*1)
@@ -7593,11 +8171,11 @@ one316:
 	VMOVUPS    Z0, (AX)(SI*1)
 	ADDQ       $0x40, SI
 	SUBQ       $0x10, BX
-	JMP        one316
+	JMP        one300
 
-tail317:
+tail301:
 	TESTQ     BX, BX
-	JZ        done318
+	JZ        done302
 	MOVQ      $0x00000001, DI
 	SHLXQ     BX, DI, DI
 	DECQ      DI
@@ -7607,7 +8185,7 @@ tail317:
 	VADDPS    Z1, Z0, Z0
 	VMOVUPS   Z0, K1, (AX)(SI*1)
 
-done318:
+done302:
 	VZEROUPPER
 	RET
 
@@ -7620,9 +8198,9 @@ TEXT ·mulAVX512(SB), NOSPLIT, $0-72
 	MOVQ dst_len+8(FP), BX
 	XORQ SI, SI
 
-many319:
+many303:
 	CMPQ       BX, $0x40
-	JLT        one320
+	JLT        one304
 	PREFETCHT0 2048(CX)(SI*1)
 	VMOVUPS    (CX)(SI*1), Z0
 	PREFETCHT0 2048(DX)(SI*1)
@@ -7653,11 +8231,11 @@ many319:
 	VMOVUPS    Z0, 192(AX)(SI*1)
 	ADDQ       $0x00000100, SI
 	SUBQ       $0x40, BX
-	JMP        many319
+	JMP        many303
 
-one320:
+one304:
 	CMPQ       BX, $0x10
-	JLT        tail321
+	JLT        tail305
 	PREFETCHT0 2048(CX)(SI*1)
 	VMOVUPS    (CX)(SI*1), Z0
 	PREFETCHT0 2048(DX)(SI*1)
@@ -7667,11 +8245,11 @@ one320:
 	VMOVUPS    Z0, (AX)(SI*1)
 	ADDQ       $0x40, SI
 	SUBQ       $0x10, BX
-	JMP        one320
+	JMP        one304
 
-tail321:
+tail305:
 	TESTQ     BX, BX
-	JZ        done322
+	JZ        done306
 	MOVQ      $0x00000001, DI
 	SHLXQ     BX, DI, DI
 	DECQ      DI
@@ -7681,7 +8259,7 @@ tail321:
 	VMULPS    Z1, Z0, Z0
 	VMOVUPS   Z0, K1, (AX)(SI*1)
 
-done322:
+done306:
 	VZEROUPPER
 	RET
 
@@ -7694,9 +8272,9 @@ TEXT ·maxAVX512(SB), NOSPLIT, $0-72
 	MOVQ dst_len+8(FP), BX
 	XORQ SI, SI
 
-many323:
+many307:
 	CMPQ       BX, $0x40
-	JLT        one324
+	JLT        one308
 	PREFETCHT0 2048(CX)(SI*1)
 	VMOVUPS    (CX)(SI*1), Z0
 	PREFETCHT0 2048(DX)(SI*1)
@@ -7727,11 +8305,11 @@ many323:
 	VMOVUPS    Z0, 192(AX)(SI*1)
 	ADDQ       $0x00000100, SI
 	SUBQ       $0x40, BX
-	JMP        many323
+	JMP        many307
 
-one324:
+one308:
 	CMPQ       BX, $0x10
-	JLT        tail325
+	JLT        tail309
 	PREFETCHT0 2048(CX)(SI*1)
 	VMOVUPS    (CX)(SI*1), Z0
 	PREFETCHT0 2048(DX)(SI*1)
@@ -7741,11 +8319,11 @@ one324:
 	VMOVUPS    Z0, (AX)(SI*1)
 	ADDQ       $0x40, SI
 	SUBQ       $0x10, BX
-	JMP        one324
+	JMP        one308
 
-tail325:
+tail309:
 	TESTQ     BX, BX
-	JZ        done326
+	JZ        done310
 	MOVQ      $0x00000001, DI
 	SHLXQ     BX, DI, DI
 	DECQ      DI
@@ -7755,7 +8333,7 @@ tail325:
 	VMAXPS    Z1, Z0, Z0
 	VMOVUPS   Z0, K1, (AX)(SI*1)
 
-done326:
+done310:
 	VZEROUPPER
 	RET
 
@@ -7768,9 +8346,9 @@ TEXT ·scaleAVX512(SB), NOSPLIT, $0-52
 	MOVQ         dst_len+8(FP), DX
 	XORQ         BX, BX
 
-many327:
+many311:
 	CMPQ       DX, $0x40
-	JLT        one328
+	JLT        one312
 	PREFETCHT0 2048(CX)(BX*1)
 	VMOVUPS    (CX)(BX*1), Z1
 	VMULPS     Z0, Z1, Z1
@@ -7793,11 +8371,11 @@ many327:
 	VMOVUPS    Z1, 192(AX)(BX*1)
 	ADDQ       $0x00000100, BX
 	SUBQ       $0x40, DX
-	JMP        many327
+	JMP        many311
 
-one328:
+one312:
 	CMPQ       DX, $0x10
-	JLT        tail329
+	JLT        tail313
 	PREFETCHT0 2048(CX)(BX*1)
 	VMOVUPS    (CX)(BX*1), Z1
 	VMULPS     Z0, Z1, Z1
@@ -7805,11 +8383,11 @@ one328:
 	VMOVUPS    Z1, (AX)(BX*1)
 	ADDQ       $0x40, BX
 	SUBQ       $0x10, DX
-	JMP        one328
+	JMP        one312
 
-tail329:
+tail313:
 	TESTQ     DX, DX
-	JZ        done330
+	JZ        done314
 	MOVQ      $0x00000001, SI
 	SHLXQ     DX, SI, SI
 	DECQ      SI
@@ -7818,7 +8396,7 @@ tail329:
 	VMULPS    Z0, Z1, Z1
 	VMOVUPS   Z1, K1, (AX)(BX*1)
 
-done330:
+done314:
 	VZEROUPPER
 	RET
 
@@ -7831,9 +8409,9 @@ TEXT ·axpyAVX512(SB), NOSPLIT, $0-52
 	MOVQ         dst_len+8(FP), DX
 	XORQ         BX, BX
 
-many331:
+many315:
 	CMPQ        DX, $0x40
-	JLT         one332
+	JLT         one316
 	PREFETCHT0  2048(AX)(BX*1)
 	VMOVUPS     (AX)(BX*1), Z1
 	PREFETCHT0  2048(CX)(BX*1)
@@ -7860,11 +8438,11 @@ many331:
 	VMOVUPS     Z1, 192(AX)(BX*1)
 	ADDQ        $0x00000100, BX
 	SUBQ        $0x40, DX
-	JMP         many331
+	JMP         many315
 
-one332:
+one316:
 	CMPQ        DX, $0x10
-	JLT         tail333
+	JLT         tail317
 	PREFETCHT0  2048(AX)(BX*1)
 	VMOVUPS     (AX)(BX*1), Z1
 	PREFETCHT0  2048(CX)(BX*1)
@@ -7873,11 +8451,11 @@ one332:
 	VMOVUPS     Z1, (AX)(BX*1)
 	ADDQ        $0x40, BX
 	SUBQ        $0x10, DX
-	JMP         one332
+	JMP         one316
 
-tail333:
+tail317:
 	TESTQ       DX, DX
-	JZ          done334
+	JZ          done318
 	MOVQ        $0x00000001, SI
 	SHLXQ       DX, SI, SI
 	DECQ        SI
@@ -7887,7 +8465,7 @@ tail333:
 	VFMADD231PS Z0, Z2, Z1
 	VMOVUPS     Z1, K1, (AX)(BX*1)
 
-done334:
+done318:
 	VZEROUPPER
 	RET
 
@@ -7903,9 +8481,9 @@ TEXT ·expSumAVX512(SB), NOSPLIT, $0-60
 	MOVQ         dst_len+8(FP), DX
 	XORQ         BX, BX
 
-many335:
+many319:
 	CMPQ         DX, $0x20
-	JLT          one336
+	JLT          one320
 	PREFETCHT0   2048(CX)(BX*1)
 	VMOVUPS      (CX)(BX*1), Z4
 	VFMSUB213PS  Z1, Z0, Z4
@@ -7962,11 +8540,11 @@ many335:
 	VADDPS       Z6, Z3, Z3
 	ADDQ         $0x00000080, BX
 	SUBQ         $0x20, DX
-	JMP          many335
+	JMP          many319
 
-one336:
+one320:
 	CMPQ         DX, $0x10
-	JLT          tail337
+	JLT          tail321
 	PREFETCHT0   2048(CX)(BX*1)
 	VMOVUPS      (CX)(BX*1), Z4
 	VFMSUB213PS  Z1, Z0, Z4
@@ -7996,11 +8574,11 @@ one336:
 	VADDPS       Z6, Z2, Z2
 	ADDQ         $0x40, BX
 	SUBQ         $0x10, DX
-	JMP          one336
+	JMP          one320
 
-tail337:
+tail321:
 	TESTQ        DX, DX
-	JZ           done338
+	JZ           done322
 	MOVQ         $0x00000001, SI
 	SHLXQ        DX, SI, SI
 	DECQ         SI
@@ -8032,7 +8610,7 @@ tail337:
 	VMOVAPS.Z    Z1, K1, Z1
 	VADDPS       Z1, Z2, Z2
 
-done338:
+done322:
 	VADDPS        Z3, Z2, Z2
 	VEXTRACTF64X4 $0x01, Z2, Y0
 	VADDPS        Y0, Y2, Y2
@@ -8056,9 +8634,9 @@ TEXT ·expMulAVX512(SB), NOSPLIT, $0-56
 	MOVQ         dst_len+8(FP), DX
 	XORQ         BX, BX
 
-many339:
+many323:
 	CMPQ         DX, $0x20
-	JLT          one340
+	JLT          one324
 	PREFETCHT0   2048(CX)(BX*1)
 	VMOVUPS      (CX)(BX*1), Z2
 	VSUBPS       Z0, Z2, Z2
@@ -8115,11 +8693,11 @@ many339:
 	VMOVUPS      Z4, 64(AX)(BX*1)
 	ADDQ         $0x00000080, BX
 	SUBQ         $0x20, DX
-	JMP          many339
+	JMP          many323
 
-one340:
+one324:
 	CMPQ         DX, $0x10
-	JLT          tail341
+	JLT          tail325
 	PREFETCHT0   2048(CX)(BX*1)
 	VMOVUPS      (CX)(BX*1), Z2
 	VSUBPS       Z0, Z2, Z2
@@ -8149,11 +8727,11 @@ one340:
 	VMOVUPS      Z4, (AX)(BX*1)
 	ADDQ         $0x40, BX
 	SUBQ         $0x10, DX
-	JMP          one340
+	JMP          one324
 
-tail341:
+tail325:
 	TESTQ        DX, DX
-	JZ           done342
+	JZ           done326
 	MOVQ         $0x00000001, SI
 	SHLXQ        DX, SI, SI
 	DECQ         SI
@@ -8184,7 +8762,7 @@ tail341:
 	VMULPS       Z1, Z3, Z3
 	VMOVUPS      Z3, K1, (AX)(BX*1)
 
-done342:
+done326:
 	VZEROUPPER
 	RET
 
@@ -8196,9 +8774,9 @@ TEXT ·geluAVX512(SB), NOSPLIT, $0-48
 	MOVQ y_len+8(FP), DX
 	XORQ BX, BX
 
-one344:
+one328:
 	CMPQ         DX, $0x10
-	JLT          tail345
+	JLT          tail329
 	PREFETCHT0   2048(CX)(BX*1)
 	VMOVUPS      (CX)(BX*1), Z0
 	VMULPS       wordbf000000<>+0(SB), Z0, Z1
@@ -8248,11 +8826,11 @@ one344:
 	VMOVUPS      Z1, (AX)(BX*1)
 	ADDQ         $0x40, BX
 	SUBQ         $0x10, DX
-	JMP          one344
+	JMP          one328
 
-tail345:
+tail329:
 	TESTQ        DX, DX
-	JZ           done346
+	JZ           done330
 	MOVQ         $0x00000001, SI
 	SHLXQ        DX, SI, SI
 	DECQ         SI
@@ -8303,7 +8881,7 @@ tail345:
 	VMULPS       Z0, Z1, Z1
 	VMOVUPS      Z1, K1, (AX)(BX*1)
 
-done346:
+done330:
 	VZEROUPPER
 	RET
 
@@ -8316,9 +8894,9 @@ TEXT ·geluGradAVX512(SB), NOSPLIT, $0-72
 	MOVQ dx_len+8(FP), BX
 	XORQ SI, SI
 
-one348:
+one332:
 	CMPQ         BX, $0x10
-	JLT          tail349
+	JLT          tail333
 	PREFETCHT0   2048(DX)(SI*1)
 	VMOVUPS      (DX)(SI*1), Z0
 	VMULPS       wordbf000000<>+0(SB), Z0, Z1
@@ -8372,11 +8950,11 @@ one348:
 	VMOVUPS      Z1, (AX)(SI*1)
 	ADDQ         $0x40, SI
 	SUBQ         $0x10, BX
-	JMP          one348
+	JMP          one332
 
-tail349:
+tail333:
 	TESTQ        BX, BX
-	JZ           done350
+	JZ           done334
 	MOVQ         $0x00000001, DI
 	SHLXQ        BX, DI, DI
 	DECQ         DI
@@ -8430,7 +9008,7 @@ tail349:
 	VMULPS       Z0, Z1, Z1
 	VMOVUPS      Z1, K1, (AX)(SI*1)
 
-done350:
+done334:
 	VZEROUPPER
 	RET
 
@@ -8442,9 +9020,9 @@ TEXT ·geluTanhAVX512(SB), NOSPLIT, $0-48
 	MOVQ y_len+8(FP), DX
 	XORQ BX, BX
 
-one352:
+one336:
 	CMPQ         DX, $0x10
-	JLT          tail353
+	JLT          tail337
 	PREFETCHT0   2048(CX)(BX*1)
 	VMOVUPS      (CX)(BX*1), Z0
 	VMULPS       Z0, Z0, Z1
@@ -8480,11 +9058,11 @@ one352:
 	VMOVUPS      Z2, (AX)(BX*1)
 	ADDQ         $0x40, BX
 	SUBQ         $0x10, DX
-	JMP          one352
+	JMP          one336
 
-tail353:
+tail337:
 	TESTQ        DX, DX
-	JZ           done354
+	JZ           done338
 	MOVQ         $0x00000001, SI
 	SHLXQ        DX, SI, SI
 	DECQ         SI
@@ -8521,7 +9099,7 @@ tail353:
 	VMULPS       Z0, Z2, Z2
 	VMOVUPS      Z2, K1, (AX)(BX*1)
 
-done354:
+done338:
 	VZEROUPPER
 	RET
 
@@ -8534,9 +9112,9 @@ TEXT ·geluTanhGradAVX512(SB), NOSPLIT, $0-72
 	MOVQ dx_len+8(FP), BX
 	XORQ SI, SI
 
-one356:
+one340:
 	CMPQ         BX, $0x10
-	JLT          tail357
+	JLT          tail341
 	PREFETCHT0   2048(DX)(SI*1)
 	VMOVUPS      (DX)(SI*1), Z0
 	VMULPS       Z0, Z0, Z1
@@ -8582,11 +9160,11 @@ one356:
 	VMOVUPS      Z3, (AX)(SI*1)
 	ADDQ         $0x40, SI
 	SUBQ         $0x10, BX
-	JMP          one356
+	JMP          one340
 
-tail357:
+tail341:
 	TESTQ        BX, BX
-	JZ           done358
+	JZ           done342
 	MOVQ         $0x00000001, DI
 	SHLXQ        BX, DI, DI
 	DECQ         DI
@@ -8632,7 +9210,7 @@ tail357:
 	VMULPS       Z0, Z3, Z3
 	VMOVUPS      Z3, K1, (AX)(SI*1)
 
-done358:
+done342:
 	VZEROUPPER
 	RET
 
@@ -8645,9 +9223,9 @@ TEXT ·swigluAVX512(SB), NOSPLIT, $0-72
 	MOVQ y_len+8(FP), BX
 	XORQ SI, SI
 
-one360:
+one344:
 	CMPQ         BX, $0x10
-	JLT          tail361
+	JLT          tail345
 	PREFETCHT0   2048(CX)(SI*1)
 	VMOVUPS      (CX)(SI*1), Z0
 	VPXORD       word80000000<>+0(SB), Z0, Z1
@@ -8681,11 +9259,11 @@ one360:
 	VMOVUPS      Z0, (AX)(SI*1)
 	ADDQ         $0x40, SI
 	SUBQ         $0x10, BX
-	JMP          one360
+	JMP          one344
 
-tail361:
+tail345:
 	TESTQ        BX, BX
-	JZ           done362
+	JZ           done346
 	MOVQ         $0x00000001, DI
 	SHLXQ        BX, DI, DI
 	DECQ         DI
@@ -8719,7 +9297,7 @@ tail361:
 	VMULPS       Z1, Z0, Z0
 	VMOVUPS      Z0, K1, (AX)(SI*1)
 
-done362:
+done346:
 	VZEROUPPER
 	RET
 
@@ -8734,9 +9312,9 @@ TEXT ·swigluGradAVX512(SB), NOSPLIT, $0-120
 	MOVQ dy_len+56(FP), DI
 	XORQ R8, R8
 
-one364:
+one348:
 	CMPQ         DI, $0x10
-	JLT          tail365
+	JLT          tail349
 	PREFETCHT0   2048(BX)(R8*1)
 	VMOVUPS      (BX)(R8*1), Z0
 	VPXORD       word80000000<>+0(SB), Z0, Z1
@@ -8782,11 +9360,11 @@ one364:
 	VMOVUPS      Z0, (CX)(R8*1)
 	ADDQ         $0x40, R8
 	SUBQ         $0x10, DI
-	JMP          one364
+	JMP          one348
 
-tail365:
+tail349:
 	TESTQ        DI, DI
-	JZ           done366
+	JZ           done350
 	MOVQ         $0x00000001, R9
 	SHLXQ        DI, R9, R9
 	DECQ         R9
@@ -8830,7 +9408,7 @@ tail365:
 	VMOVUPS      Z4, K1, (AX)(R8*1)
 	VMOVUPS      Z0, K1, (CX)(R8*1)
 
-done366:
+done350:
 	VZEROUPPER
 	RET
 
@@ -8854,9 +9432,9 @@ TEXT ·adamwAVX512(SB), NOSPLIT, $0-104
 	MOVQ         w_len+8(FP), SI
 	XORQ         DI, DI
 
-one368:
+one352:
 	CMPQ        SI, $0x10
-	JLT         tail369
+	JLT         tail353
 	PREFETCHT0  2048(BX)(DI*1)
 	VMOVUPS     (BX)(DI*1), Z9
 	VMULPS      Z0, Z9, Z9
@@ -8881,11 +9459,11 @@ one368:
 	VMOVUPS     Z9, (AX)(DI*1)
 	ADDQ        $0x40, DI
 	SUBQ        $0x10, SI
-	JMP         one368
+	JMP         one352
 
-tail369:
+tail353:
 	TESTQ       SI, SI
-	JZ          done370
+	JZ          done354
 	MOVQ        $0x00000001, R8
 	SHLXQ       SI, R8, R8
 	DECQ        R8
@@ -8909,7 +9487,7 @@ tail369:
 	VFMSUB213PS Z0, Z5, Z1
 	VMOVUPS     Z1, K1, (AX)(DI*1)
 
-done370:
+done354:
 	VZEROUPPER
 	RET
 
@@ -8925,9 +9503,9 @@ TEXT ·normalizeAVX512(SB), NOSPLIT, $0-104
 	MOVQ         y_len+8(FP), SI
 	XORQ         DI, DI
 
-many371:
+many355:
 	CMPQ        SI, $0x20
-	JLT         one372
+	JLT         one356
 	VMOVUPS     (CX)(DI*1), Z2
 	VSUBPS      Z0, Z2, Z2
 	VMULPS      Z1, Z2, Z2
@@ -8944,11 +9522,11 @@ many371:
 	VMOVUPS     Z3, 64(AX)(DI*1)
 	ADDQ        $0x00000080, DI
 	SUBQ        $0x20, SI
-	JMP         many371
+	JMP         many355
 
-one372:
+one356:
 	CMPQ        SI, $0x10
-	JLT         tail373
+	JLT         tail357
 	VMOVUPS     (CX)(DI*1), Z2
 	VSUBPS      Z0, Z2, Z2
 	VMULPS      Z1, Z2, Z2
@@ -8958,11 +9536,11 @@ one372:
 	VMOVUPS     Z3, (AX)(DI*1)
 	ADDQ        $0x40, DI
 	SUBQ        $0x10, SI
-	JMP         one372
+	JMP         one356
 
-tail373:
+tail357:
 	TESTQ       SI, SI
-	JZ          done374
+	JZ          done358
 	MOVQ        $0x00000001, R8
 	SHLXQ       SI, R8, R8
 	DECQ        R8
@@ -8975,7 +9553,7 @@ tail373:
 	VFMADD231PS Z1, Z2, Z0
 	VMOVUPS     Z0, K1, (AX)(DI*1)
 
-done374:
+done358:
 	VZEROUPPER
 	RET
 
@@ -8994,9 +9572,9 @@ TEXT ·normGradSumsAVX512(SB), NOSPLIT, $0-88
 	MOVQ         dy_len+8(FP), BX
 	XORQ         SI, SI
 
-many375:
+many359:
 	CMPQ        BX, $0x20
-	JLT         one376
+	JLT         one360
 	VMOVUPS     (CX)(SI*1), Z6
 	VSUBPS      Z0, Z6, Z6
 	VMULPS      Z1, Z6, Z6
@@ -9015,11 +9593,11 @@ many375:
 	VFMADD231PS Z7, Z6, Z5
 	ADDQ        $0x00000080, SI
 	SUBQ        $0x20, BX
-	JMP         many375
+	JMP         many359
 
-one376:
+one360:
 	CMPQ        BX, $0x10
-	JLT         tail377
+	JLT         tail361
 	VMOVUPS     (CX)(SI*1), Z6
 	VSUBPS      Z0, Z6, Z6
 	VMULPS      Z1, Z6, Z6
@@ -9030,11 +9608,11 @@ one376:
 	VFMADD231PS Z7, Z6, Z4
 	ADDQ        $0x40, SI
 	SUBQ        $0x10, BX
-	JMP         one376
+	JMP         one360
 
-tail377:
+tail361:
 	TESTQ       BX, BX
-	JZ          done378
+	JZ          done362
 	MOVQ        $0x00000001, DI
 	SHLXQ       BX, DI, DI
 	DECQ        DI
@@ -9048,7 +9626,7 @@ tail377:
 	VADDPS      Z0, Z2, Z2
 	VFMADD231PS Z0, Z6, Z4
 
-done378:
+done362:
 	VADDPS        Z3, Z2, Z2
 	VEXTRACTF64X4 $0x01, Z2, Y0
 	VADDPS        Y0, Y2, Y2
@@ -9086,9 +9664,9 @@ TEXT ·normGradRowAVX512(SB), NOSPLIT, $0-112
 	MOVQ         dx_len+8(FP), SI
 	XORQ         DI, DI
 
-many379:
+many363:
 	CMPQ         SI, $0x20
-	JLT          one380
+	JLT          one364
 	VMOVUPS      (DX)(DI*1), Z4
 	VSUBPS       Z0, Z4, Z4
 	VMULPS       Z1, Z4, Z4
@@ -9109,11 +9687,11 @@ many379:
 	VMOVUPS      Z5, 64(AX)(DI*1)
 	ADDQ         $0x00000080, DI
 	SUBQ         $0x20, SI
-	JMP          many379
+	JMP          many363
 
-one380:
+one364:
 	CMPQ         SI, $0x10
-	JLT          tail381
+	JLT          tail365
 	VMOVUPS      (DX)(DI*1), Z4
 	VSUBPS       Z0, Z4, Z4
 	VMULPS       Z1, Z4, Z4
@@ -9125,11 +9703,11 @@ one380:
 	VMOVUPS      Z5, (AX)(DI*1)
 	ADDQ         $0x40, DI
 	SUBQ         $0x10, SI
-	JMP          one380
+	JMP          one364
 
-tail381:
+tail365:
 	TESTQ        SI, SI
-	JZ           done382
+	JZ           done366
 	MOVQ         $0x00000001, R8
 	SHLXQ        SI, R8, R8
 	DECQ         R8
@@ -9144,7 +9722,7 @@ tail381:
 	VMULPS       Z1, Z0, Z0
 	VMOVUPS      Z0, K1, (AX)(DI*1)
 
-done382:
+done366:
 	VZEROUPPER
 	RET
 
@@ -9160,9 +9738,9 @@ TEXT ·normGradParamsAVX512(SB), NOSPLIT, $0-104
 	MOVQ         dw_len+8(FP), SI
 	XORQ         DI, DI
 
-many383:
+many367:
 	CMPQ        SI, $0x20
-	JLT         one384
+	JLT         one368
 	VMOVUPS     (BX)(DI*1), Z2
 	VSUBPS      Z0, Z2, Z2
 	VMULPS      Z1, Z2, Z2
@@ -9185,11 +9763,11 @@ many383:
 	VMOVUPS     Z3, 64(CX)(DI*1)
 	ADDQ        $0x00000080, DI
 	SUBQ        $0x20, SI
-	JMP         many383
+	JMP         many367
 
-one384:
+one368:
 	CMPQ        SI, $0x10
-	JLT         tail385
+	JLT         tail369
 	VMOVUPS     (BX)(DI*1), Z2
 	VSUBPS      Z0, Z2, Z2
 	VMULPS      Z1, Z2, Z2
@@ -9202,11 +9780,11 @@ one384:
 	VMOVUPS     Z3, (CX)(DI*1)
 	ADDQ        $0x40, DI
 	SUBQ        $0x10, SI
-	JMP         one384
+	JMP         one368
 
-tail385:
+tail369:
 	TESTQ       SI, SI
-	JZ          done386
+	JZ          done370
 	MOVQ        $0x00000001, R8
 	SHLXQ       SI, R8, R8
 	DECQ        R8
@@ -9222,7 +9800,7 @@ tail385:
 	VADDPS      Z1, Z0, Z0
 	VMOVUPS     Z0, K1, (CX)(DI*1)
 
-done386:
+done370:
 	VZEROUPPER
 	RET
 
@@ -9237,9 +9815,9 @@ TEXT ·softmaxGradAVX512(SB), NOSPLIT, $0-80
 	MOVQ         ds_len+8(FP), BX
 	XORQ         SI, SI
 
-many387:
+many371:
 	CMPQ    BX, $0x20
-	JLT     one388
+	JLT     one372
 	VMOVUPS (CX)(SI*1), Z2
 	VMOVUPS (DX)(SI*1), Z3
 	VMULPS  Z1, Z2, Z2
@@ -9254,11 +9832,11 @@ many387:
 	VMOVUPS Z3, 64(AX)(SI*1)
 	ADDQ    $0x00000080, SI
 	SUBQ    $0x20, BX
-	JMP     many387
+	JMP     many371
 
-one388:
+one372:
 	CMPQ    BX, $0x10
-	JLT     tail389
+	JLT     tail373
 	VMOVUPS (CX)(SI*1), Z2
 	VMOVUPS (DX)(SI*1), Z3
 	VMULPS  Z1, Z2, Z2
@@ -9267,11 +9845,11 @@ one388:
 	VMOVUPS Z3, (AX)(SI*1)
 	ADDQ    $0x40, SI
 	SUBQ    $0x10, BX
-	JMP     one388
+	JMP     one372
 
-tail389:
+tail373:
 	TESTQ     BX, BX
-	JZ        done390
+	JZ        done374
 	MOVQ      $0x00000001, DI
 	SHLXQ     BX, DI, DI
 	DECQ      DI
@@ -9283,7 +9861,7 @@ tail389:
 	VMULPS    Z2, Z3, Z3
 	VMOVUPS   Z3, K1, (AX)(SI*1)
 
-done390:
+done374:
 	VZEROUPPER
 	RET
 
@@ -9299,9 +9877,9 @@ TEXT ·rotateAVX512(SB), NOSPLIT, $0-144
 	MOVQ lo_len+8(FP), R8
 	XORQ R9, R9
 
-many391:
+many375:
 	CMPQ         R8, $0x20
-	JLT          one392
+	JLT          one376
 	VMOVUPS      (DX)(R9*1), Z0
 	VMOVUPS      (BX)(R9*1), Z1
 	VMOVUPS      (SI)(R9*1), Z2
@@ -9324,11 +9902,11 @@ many391:
 	VMOVUPS      Z1, 64(CX)(R9*1)
 	ADDQ         $0x00000080, R9
 	SUBQ         $0x20, R8
-	JMP          many391
+	JMP          many375
 
-one392:
+one376:
 	CMPQ         R8, $0x10
-	JLT          tail393
+	JLT          tail377
 	VMOVUPS      (DX)(R9*1), Z0
 	VMOVUPS      (BX)(R9*1), Z1
 	VMOVUPS      (SI)(R9*1), Z2
@@ -9341,11 +9919,11 @@ one392:
 	VMOVUPS      Z1, (CX)(R9*1)
 	ADDQ         $0x40, R9
 	SUBQ         $0x10, R8
-	JMP          one392
+	JMP          one376
 
-tail393:
+tail377:
 	TESTQ        R8, R8
-	JZ           done394
+	JZ           done378
 	MOVQ         $0x00000001, R10
 	SHLXQ        R8, R10, R10
 	DECQ         R10
@@ -9361,7 +9939,7 @@ tail393:
 	VMOVUPS      Z4, K1, (AX)(R9*1)
 	VMOVUPS      Z1, K1, (CX)(R9*1)
 
-done394:
+done378:
 	VZEROUPPER
 	RET
 
@@ -9377,9 +9955,9 @@ TEXT ·dotAVX2(SB), NOSPLIT, $0-52
 	MOVQ   a_len+8(FP), DX
 	XORQ   BX, BX
 
-many395:
+many379:
 	CMPQ        DX, $0x20
-	JLT         one396
+	JLT         one380
 	PREFETCHT0  2048(AX)(BX*1)
 	VMOVUPS     (AX)(BX*1), Y4
 	PREFETCHT0  2048(CX)(BX*1)
@@ -9402,11 +9980,11 @@ many395:
 	VFMADD231PS Y4, Y5, Y3
 	ADDQ        $0x00000080, BX
 	SUBQ        $0x20, DX
-	JMP         many395
+	JMP         many379
 
-one396:
+one380:
 	CMPQ        DX, $0x08
-	JLT         tail397
+	JLT         tail381
 	PREFETCHT0  2048(AX)(BX*1)
 	VMOVUPS     (AX)(BX*1), Y4
 	PREFETCHT0  2048(CX)(BX*1)
@@ -9414,11 +9992,11 @@ one396:
 	VFMADD231PS Y4, Y5, Y0
 	ADDQ        $0x20, BX
 	SUBQ        $0x08, DX
-	JMP         one396
+	JMP         one380
 
-tail397:
+tail381:
 	TESTQ       DX, DX
-	JZ          done398
+	JZ          done382
 	LEAQ        masks<>+0(SB), SI
 	NEGQ        DX
 	VMOVUPS     32(SI)(DX*4), Y4
@@ -9426,7 +10004,7 @@ tail397:
 	VMASKMOVPS  (CX)(BX*1), Y4, Y4
 	VFMADD231PS Y5, Y4, Y0
 
-done398:
+done382:
 	VADDPS       Y2, Y0, Y0
 	VADDPS       Y3, Y1, Y1
 	VADDPS       Y1, Y0, Y0
@@ -9451,9 +10029,9 @@ TEXT ·sumAVX2(SB), NOSPLIT, $0-28
 	MOVQ   x_len+8(FP), CX
 	XORQ   DX, DX
 
-many399:
+many383:
 	CMPQ       CX, $0x20
-	JLT        one400
+	JLT        one384
 	PREFETCHT0 2048(AX)(DX*1)
 	VMOVUPS    (AX)(DX*1), Y4
 	VADDPS     Y4, Y0, Y0
@@ -9468,28 +10046,28 @@ many399:
 	VADDPS     Y4, Y3, Y3
 	ADDQ       $0x00000080, DX
 	SUBQ       $0x20, CX
-	JMP        many399
+	JMP        many383
 
-one400:
+one384:
 	CMPQ       CX, $0x08
-	JLT        tail401
+	JLT        tail385
 	PREFETCHT0 2048(AX)(DX*1)
 	VMOVUPS    (AX)(DX*1), Y4
 	VADDPS     Y4, Y0, Y0
 	ADDQ       $0x20, DX
 	SUBQ       $0x08, CX
-	JMP        one400
+	JMP        one384
 
-tail401:
+tail385:
 	TESTQ      CX, CX
-	JZ         done402
+	JZ         done386
 	LEAQ       masks<>+0(SB), BX
 	NEGQ       CX
 	VMOVUPS    32(BX)(CX*4), Y4
 	VMASKMOVPS (AX)(DX*1), Y4, Y4
 	VADDPS     Y4, Y0, Y0
 
-done402:
+done386:
 	VADDPS       Y2, Y0, Y0
 	VADDPS       Y3, Y1, Y1
 	VADDPS       Y1, Y0, Y0
@@ -9515,9 +10093,9 @@ TEXT ·sumSquaresAboutAVX2(SB), NOSPLIT, $0-36
 	MOVQ         x_len+8(FP), CX
 	XORQ         DX, DX
 
-many403:
+many387:
 	CMPQ        CX, $0x20
-	JLT         one404
+	JLT         one388
 	PREFETCHT0  2048(AX)(DX*1)
 	VMOVUPS     (AX)(DX*1), Y5
 	VSUBPS      Y0, Y5, Y5
@@ -9536,22 +10114,22 @@ many403:
 	VFMADD231PS Y5, Y5, Y4
 	ADDQ        $0x00000080, DX
 	SUBQ        $0x20, CX
-	JMP         many403
+	JMP         many387
 
-one404:
+one388:
 	CMPQ        CX, $0x08
-	JLT         tail405
+	JLT         tail389
 	PREFETCHT0  2048(AX)(DX*1)
 	VMOVUPS     (AX)(DX*1), Y5
 	VSUBPS      Y0, Y5, Y5
 	VFMADD231PS Y5, Y5, Y1
 	ADDQ        $0x20, DX
 	SUBQ        $0x08, CX
-	JMP         one404
+	JMP         one388
 
-tail405:
+tail389:
 	TESTQ       CX, CX
-	JZ          done406
+	JZ          done390
 	LEAQ        masks<>+0(SB), BX
 	NEGQ        CX
 	VMOVUPS     32(BX)(CX*4), Y5
@@ -9560,7 +10138,7 @@ tail405:
 	VANDPS      Y5, Y6, Y6
 	VFMADD231PS Y6, Y6, Y1
 
-done406:
+done390:
 	VADDPS       Y3, Y1, Y1
 	VADDPS       Y4, Y2, Y2
 	VADDPS       Y2, Y1, Y1
@@ -9586,9 +10164,9 @@ TEXT ·maxOfAVX2(SB), NOSPLIT, $0-28
 	MOVQ    x_len+8(FP), CX
 	XORQ    DX, DX
 
-many407:
+many391:
 	CMPQ       CX, $0x20
-	JLT        one408
+	JLT        one392
 	PREFETCHT0 2048(AX)(DX*1)
 	VMOVUPS    (AX)(DX*1), Y5
 	VMAXPS     Y5, Y1, Y1
@@ -9603,21 +10181,21 @@ many407:
 	VMAXPS     Y5, Y4, Y4
 	ADDQ       $0x00000080, DX
 	SUBQ       $0x20, CX
-	JMP        many407
+	JMP        many391
 
-one408:
+one392:
 	CMPQ       CX, $0x08
-	JLT        tail409
+	JLT        tail393
 	PREFETCHT0 2048(AX)(DX*1)
 	VMOVUPS    (AX)(DX*1), Y5
 	VMAXPS     Y5, Y1, Y1
 	ADDQ       $0x20, DX
 	SUBQ       $0x08, CX
-	JMP        one408
+	JMP        one392
 
-tail409:
+tail393:
 	TESTQ      CX, CX
-	JZ         done410
+	JZ         done394
 	LEAQ       masks<>+0(SB), BX
 	NEGQ       CX
 	VMOVUPS    32(BX)(CX*4), Y5
@@ -9625,7 +10203,7 @@ tail409:
 	VBLENDVPS  Y5, Y6, Y0, Y6
 	VMAXPS     Y6, Y1, Y1
 
-done410:
+done394:
 	VMAXPS       Y3, Y1, Y1
 	VMAXPS       Y4, Y2, Y2
 	VMAXPS       Y2, Y1, Y1
@@ -9654,9 +10232,9 @@ TEXT ·sum64AVX2(SB), NOSPLIT, $0-32
 	MOVQ   x_len+8(FP), CX
 	XORQ   DX, DX
 
-many411:
+many395:
 	CMPQ         CX, $0x20
-	JLT          one412
+	JLT          one396
 	PREFETCHT0   2048(AX)(DX*1)
 	VMOVUPS      (AX)(DX*1), Y8
 	VEXTRACTF128 $0x01, Y8, X9
@@ -9687,11 +10265,11 @@ many411:
 	VADDPD       Y9, Y7, Y7
 	ADDQ         $0x00000080, DX
 	SUBQ         $0x20, CX
-	JMP          many411
+	JMP          many395
 
-one412:
+one396:
 	CMPQ         CX, $0x08
-	JLT          tail413
+	JLT          tail397
 	PREFETCHT0   2048(AX)(DX*1)
 	VMOVUPS      (AX)(DX*1), Y8
 	VEXTRACTF128 $0x01, Y8, X9
@@ -9701,11 +10279,11 @@ one412:
 	VADDPD       Y9, Y1, Y1
 	ADDQ         $0x20, DX
 	SUBQ         $0x08, CX
-	JMP          one412
+	JMP          one396
 
-tail413:
+tail397:
 	TESTQ        CX, CX
-	JZ           done414
+	JZ           done398
 	LEAQ         masks<>+0(SB), BX
 	NEGQ         CX
 	VMOVUPS      32(BX)(CX*4), Y8
@@ -9716,7 +10294,7 @@ tail413:
 	VADDPD       Y8, Y0, Y0
 	VADDPD       Y9, Y1, Y1
 
-done414:
+done398:
 	VADDPD       Y4, Y0, Y0
 	VADDPD       Y5, Y1, Y1
 	VADDPD       Y6, Y2, Y2
@@ -9747,9 +10325,9 @@ TEXT ·sumSquaresAVX2(SB), NOSPLIT, $0-32
 	MOVQ   x_len+8(FP), CX
 	XORQ   DX, DX
 
-many415:
+many399:
 	CMPQ         CX, $0x20
-	JLT          one416
+	JLT          one400
 	PREFETCHT0   2048(AX)(DX*1)
 	VMOVUPS      (AX)(DX*1), Y8
 	VEXTRACTF128 $0x01, Y8, X9
@@ -9780,11 +10358,11 @@ many415:
 	VFMADD231PD  Y9, Y9, Y7
 	ADDQ         $0x00000080, DX
 	SUBQ         $0x20, CX
-	JMP          many415
+	JMP          many399
 
-one416:
+one400:
 	CMPQ         CX, $0x08
-	JLT          tail417
+	JLT          tail401
 	PREFETCHT0   2048(AX)(DX*1)
 	VMOVUPS      (AX)(DX*1), Y8
 	VEXTRACTF128 $0x01, Y8, X9
@@ -9794,11 +10372,11 @@ one416:
 	VFMADD231PD  Y9, Y9, Y1
 	ADDQ         $0x20, DX
 	SUBQ         $0x08, CX
-	JMP          one416
+	JMP          one400
 
-tail417:
+tail401:
 	TESTQ        CX, CX
-	JZ           done418
+	JZ           done402
 	LEAQ         masks<>+0(SB), BX
 	NEGQ         CX
 	VMOVUPS      32(BX)(CX*4), Y8
@@ -9809,7 +10387,7 @@ tail417:
 	VFMADD231PD  Y8, Y8, Y0
 	VFMADD231PD  Y9, Y9, Y1
 
-done418:
+done402:
 	VADDPD       Y4, Y0, Y0
 	VADDPD       Y5, Y1, Y1
 	VADDPD       Y6, Y2, Y2
@@ -9834,9 +10412,9 @@ TEXT ·colSumAVX2(SB), NOSPLIT, $0-64
 	MOVQ dst_len+8(FP), BX
 	SHLQ $0x02, CX
 
-many419:
+many403:
 	CMPQ   BX, $0x20
-	JLT    one420
+	JLT    one404
 	VXORPS Y0, Y0, Y0
 	VXORPS Y1, Y1, Y1
 	VXORPS Y2, Y2, Y2
@@ -9844,18 +10422,18 @@ many419:
 	MOVQ   rows+48(FP), DI
 	MOVQ   DX, SI
 
-row423:
+row407:
 	TESTQ  DI, DI
-	JZ     done424
+	JZ     done408
 	VADDPS (SI), Y0, Y0
 	VADDPS 32(SI), Y1, Y1
 	VADDPS 64(SI), Y2, Y2
 	VADDPS 96(SI), Y3, Y3
 	ADDQ   CX, SI
 	DECQ   DI
-	JMP    row423
+	JMP    row407
 
-done424:
+done408:
 	VADDPS  (AX), Y0, Y0
 	VMOVUPS Y0, (AX)
 	VADDPS  32(AX), Y1, Y1
@@ -9867,34 +10445,34 @@ done424:
 	ADDQ    $0x00000080, AX
 	ADDQ    $0x00000080, DX
 	SUBQ    $0x20, BX
-	JMP     many419
+	JMP     many403
 
-one420:
+one404:
 	CMPQ   BX, $0x08
-	JLT    tail421
+	JLT    tail405
 	VXORPS Y0, Y0, Y0
 	MOVQ   rows+48(FP), DI
 	MOVQ   DX, SI
 
-row425:
+row409:
 	TESTQ  DI, DI
-	JZ     done426
+	JZ     done410
 	VADDPS (SI), Y0, Y0
 	ADDQ   CX, SI
 	DECQ   DI
-	JMP    row425
+	JMP    row409
 
-done426:
+done410:
 	VADDPS  (AX), Y0, Y0
 	VMOVUPS Y0, (AX)
 	ADDQ    $0x00000020, AX
 	ADDQ    $0x00000020, DX
 	SUBQ    $0x08, BX
-	JMP     one420
+	JMP     one404
 
-tail421:
+tail405:
 	TESTQ   BX, BX
-	JZ      done422
+	JZ      done406
 	LEAQ    masks<>+0(SB), SI
 	NEGQ    BX
 	VMOVUPS 32(SI)(BX*4), Y0
@@ -9902,23 +10480,23 @@ tail421:
 	MOVQ    rows+48(FP), SI
 	MOVQ    DX, BX
 
-row427:
+row411:
 	TESTQ      SI, SI
-	JZ         done428
+	JZ         done412
 	VMASKMOVPS (BX), Y0, Y2
 	VADDPS     Y2, Y1, Y1
 	ADDQ       CX, BX
 	DECQ       SI
-	JMP        row427
+	JMP        row411
 
-done428:
+done412:
 	VMASKMOVPS (AX), Y0, Y2
 	VADDPS     Y2, Y1, Y1
 	VMASKMOVPS Y1, Y0, (AX)
 	ADDQ       $0x00000020, AX
 	ADDQ       $0x00000020, DX
 
-done422:
+done406:
 	VZEROUPPER
 	RET
 
@@ -9979,9 +10557,9 @@ TEXT ·dropoutFactorsAVX2(SB), NOSPLIT, $640-56
 	VPBROADCASTQ block+24(FP), Y2
 	VPADDQ       quads<>+0(SB), Y2, Y2
 
-loop429:
+loop413:
 	CMPQ         CX, $0x20
-	JLT          done430
+	JLT          done414
 	VMOVDQA      Y2, Y3
 	VPSRLQ       $0x20, Y2, Y4
 	VBROADCASTSS op+40(FP), Y5
@@ -10186,9 +10764,9 @@ loop429:
 	VMOVDQU      Y4, 96(AX)
 	ADDQ         $0x00000080, AX
 	SUBQ         $0x20, CX
-	JMP          loop429
+	JMP          loop413
 
-done430:
+done414:
 	VZEROUPPER
 	RET
 
@@ -10200,17 +10778,17 @@ TEXT ·widenBF16AVX2(SB), NOSPLIT, $0-48
 	MOVQ half_len+32(FP), DX
 	XORQ BX, BX
 
-eights431:
+eights415:
 	CMPQ      DX, $0x08
-	JLT       done432
+	JLT       done416
 	VPMOVZXWD (CX)(BX*2), Y0
 	VPSLLD    $0x10, Y0, Y0
 	VMOVUPS   Y0, (AX)(BX*4)
 	ADDQ      $0x08, BX
 	SUBQ      $0x08, DX
-	JMP       eights431
+	JMP       eights415
 
-done432:
+done416:
 	VZEROUPPER
 	RET
 
@@ -10225,9 +10803,9 @@ TEXT ·narrowBF16AVX2(SB), NOSPLIT, $0-48
 	MOVQ    half_len+32(FP), DX
 	XORQ    BX, BX
 
-eights433:
+eights417:
 	CMPQ         DX, $0x08
-	JLT          done434
+	JLT          done418
 	VMOVUPS      (AX)(BX*4), Y3
 	VCMPPS       $0x03, Y3, Y3, Y6
 	VPSRLD       $0x10, Y3, Y4
@@ -10242,9 +10820,9 @@ eights433:
 	VMOVDQU      X4, (CX)(BX*2)
 	ADDQ         $0x08, BX
 	SUBQ         $0x08, DX
-	JMP          eights433
+	JMP          eights417
 
-done434:
+done418:
 	VZEROUPPER
 	RET
 
@@ -10256,16 +10834,16 @@ TEXT ·widenF16C(SB), NOSPLIT, $0-48
 	MOVQ half_len+32(FP), DX
 	XORQ BX, BX
 
-eights435:
+eights419:
 	CMPQ      DX, $0x08
-	JLT       done436
+	JLT       done420
 	VCVTPH2PS (CX)(BX*2), Y0
 	VMOVUPS   Y0, (AX)(BX*4)
 	ADDQ      $0x08, BX
 	SUBQ      $0x08, DX
-	JMP       eights435
+	JMP       eights419
 
-done436:
+done420:
 	VZEROUPPER
 	RET
 
@@ -10277,16 +10855,16 @@ TEXT ·narrowF16C(SB), NOSPLIT, $0-48
 	MOVQ half_len+32(FP), DX
 	XORQ BX, BX
 
-eights437:
+eights421:
 	CMPQ      DX, $0x08
-	JLT       done438
+	JLT       done422
 	VMOVUPS   (AX)(BX*4), Y0
 	VCVTPS2PH $0x00, Y0, (CX)(BX*2)
 	ADDQ      $0x08, BX
 	SUBQ      $0x08, DX
-	JMP       eights437
+	JMP       eights421
 
-done438:
+done422:
 	VZEROUPPER
 	RET
 
@@ -10315,9 +10893,9 @@ TEXT ·addAsFixedAVX2(SB), NOSPLIT, $0-57
 	MOVQ         dst_len+8(FP), DX
 	XORQ         BX, BX
 
-one440:
+one424:
 	CMPQ         DX, $0x08
-	JLT          tail441
+	JLT          tail425
 	VMOVUPS      (CX)(BX*1), Y7
 	VEXTRACTF128 $0x01, Y7, X8
 	VCVTPS2PD    X7, Y7
@@ -10362,11 +10940,11 @@ one440:
 	VPOR         Y8, Y6, Y6
 	ADDQ         $0x20, BX
 	SUBQ         $0x08, DX
-	JMP          one440
+	JMP          one424
 
-tail441:
+tail425:
 	TESTQ        DX, DX
-	JZ           done442
+	JZ           done426
 	LEAQ         masks<>+0(SB), SI
 	NEGQ         DX
 	VMOVUPS      32(SI)(DX*4), Y7
@@ -10416,7 +10994,7 @@ tail441:
 	VPAND        Y0, Y9, Y9
 	VPOR         Y9, Y6, Y6
 
-done442:
+done426:
 	VMOVMSKPD Y6, AX
 	TESTL     AX, AX
 	SETEQ     AL
@@ -10441,9 +11019,9 @@ TEXT ·fixedSquaresAVX2(SB), NOSPLIT, $0-49
 	MOVQ         x_len+8(FP), CX
 	XORQ         DX, DX
 
-one444:
+one428:
 	CMPQ         CX, $0x08
-	JLT          tail445
+	JLT          tail429
 	VMOVUPS      (AX)(DX*1), Y6
 	VEXTRACTF128 $0x01, Y6, X7
 	VCVTPS2PD    X6, Y6
@@ -10474,11 +11052,11 @@ one444:
 	VPADDQ       Y7, Y4, Y4
 	ADDQ         $0x20, DX
 	SUBQ         $0x08, CX
-	JMP          one444
+	JMP          one428
 
-tail445:
+tail429:
 	TESTQ        CX, CX
-	JZ           done446
+	JZ           done430
 	LEAQ         masks<>+0(SB), BX
 	NEGQ         CX
 	VMOVUPS      32(BX)(CX*4), Y6
@@ -10511,7 +11089,7 @@ tail445:
 	VPSUBQ       Y1, Y7, Y7
 	VPADDQ       Y7, Y4, Y4
 
-done446:
+done430:
 	VMOVMSKPD    Y5, AX
 	TESTL        AX, AX
 	SETEQ        AL

@@ -282,6 +282,9 @@ func (p *Pool) Lend(n *atomic.Int64, want int64) bool {
 	return p.cores.serve(p.core, n, want)
 }
 
+// Wanted reports whether a pool with work waits for a core.
+func (c *Cores) Wanted() bool { return c.wanted.Load() > 0 }
+
 // serve computes chunks of any pool's operation until n, unless it is nil, has reached want, which it reports, a pool wants the
 // core, or there has been no chunk for a moment.
 func (c *Cores) serve(w *worker, n *atomic.Int64, want int64) bool {

@@ -8,13 +8,15 @@ type isa struct {
 	// rows and cols are the size of the tile of a matrix product that product computes: cols is also the width of the
 	// panels in which it expects its right-hand matrix.
 	rows, cols int
+	// left is how many rows of the left-hand matrix a worker takes at a time, right how many bytes of the packed right-hand
+	// one: see blockK.
+	left, right int
 
 	// product computes c[i*ldc+j] = sum over q of a[i*rsa+q*csa] * b[q*cols+j], or adds it with acc, for i < m <= rows
 	// and j < n <= cols. b is one panel of k rows.
 	product func(m, n, k int, a []float32, rsa, csa int, b, c []float32, ldc int, acc bool)
 	// packRows sets dst[q*width+j] = src[q*ld+j] and packCols dst[q*width+j] = src[j*ld+q], for q < k and j < n, and zero
-	// for n <= j < width. k is positive. packRows may overwrite packSlack elements beyond the panel unless width is
-	// cols.
+	// for n <= j < width. k is positive.
 	packRows, packCols func(dst, src []float32, ld, k, n, width int)
 
 	// tileProducts, where not nil, takes the place of product in matrix products: see tiles.go. It computes 32 rows and
@@ -70,7 +72,7 @@ func bestISA() isa {
 func portable() isa {
 	return isa{
 		name: "portable",
-		rows: 4, cols: 16,
+		rows: 4, cols: 16, left: 144, right: 8 << 20,
 		product:         productGeneric,
 		multiplyAdd:     multiplyAddGeneric,
 		multiplyAddFLOP: 2 * 8,

@@ -21,7 +21,7 @@ func instructionSets() []isa {
 func avx2() isa {
 	set := isa{
 		name: "avx2",
-		rows: 6, cols: 16,
+		rows: 6, cols: 16, left: 144, right: 8 << 20,
 		product:         productAVX2,
 		multiplyAdd:     multiplyAddAVX2,
 		multiplyAddFLOP: 2 * 12 * 8,
@@ -89,7 +89,7 @@ func eights(vectors, rest func(wide []float32, half []uint16)) func(wide []float
 func avx512() isa {
 	set := avx2()
 	set.name = "avx512"
-	set.rows, set.cols = 12, 32
+	set.rows, set.cols, set.left, set.right = 12, 32, 48, 1<<20
 	set.product = productAVX512
 	set.axpy, set.add, set.mul, set.max, set.scale = axpyAVX512, addAVX512, mulAVX512, maxAVX512, scaleAVX512
 	set.expSum, set.expMul, set.softmaxGrad = expSumAVX512, expMulAVX512, softmaxGradAVX512

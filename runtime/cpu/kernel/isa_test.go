@@ -1,6 +1,9 @@
 package kernel
 
 import (
+	"fmt"
+	"os"
+	"os/exec"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -53,6 +56,28 @@ func TestLoopsStayInside(t *testing.T) {
 	}
 }
 
+// What the environment leaves out is not chosen.
+func TestInstructionSetsLeftOut(t *testing.T) {
+	if os.Getenv("PRINT_ISA") != "" {
+		fmt.Println("isa:", bestISA().name)
+		return
+	}
+	at := map[string]int{}
+	for i, set := range instructionSets() {
+		at[set.name] = i
+	}
+	for set, option := range map[string]string{"amx": "cpu.amxtile=off", "avx512": "cpu.avx512f=off", "avx2": "cpu.avx2=off"} {
+		if at[set] == 0 {
+			continue
+		}
+		child := exec.Command(os.Args[0], "-test.run", "^"+t.Name()+"$")
+		child.Env = append(os.Environ(), "PRINT_ISA=1", "GODEBUG="+option)
+		out, err := child.Output()
+		require.NoError(t, err)
+		require.Contains(t, string(out), "isa: "+instructionSets()[at[set]-1].name+"\n", option)
+	}
+}
+
 // Packing, which only copies, is exact.
 func TestPack(t *testing.T) {
 	rnd := random(t, 72)
@@ -62,9 +87,11 @@ func TestPack(t *testing.T) {
 				for n := 1; n <= width; n++ {
 					const ld = 100
 					src := rnd.floats(ld * ld)
-					rows, cols := rnd.floats(k*width+packSlack), rnd.floats(k*width+packSlack)
+					rows, cols := rnd.floats(k*width+16), rnd.floats(k*width+16)
+					beyond := clone(rows[k*width:])
 					set.packRows(rows, src, ld, k, n, width)
 					set.packCols(cols, src, ld, k, n, width)
+					require.Equal(t, beyond, rows[k*width:], "%s rows k=%d n=%d", set.name, k, n)
 					for q := range k {
 						for j := range width {
 							var row, col float32

@@ -1,13 +1,15 @@
 package kernel
 
 // Block sizes of a matrix product, after Goto and van de Geijn, "Anatomy of high-performance matrix multiplication" (2008):
-// a panel of the right-hand matrix, blockK by isa.cols, stays in the first-level cache while the rows of the left-hand
-// matrix, at most blockM by blockK, come from the second-level cache; at most blockK by blockN of the right-hand matrix are
-// packed at a time. blockK fixes the order in which an element's sum is added up.
+// at most blockK by blockN of the right-hand matrix are packed at a time, of which isa.right bytes stay in the second-level
+// cache, while isa.left rows of blockK elements of the left-hand matrix pass by. blockK fixes the order in which an
+// element's sum is added up.
 const (
-	blockM = 144
 	blockN = 2048
 	blockK = 384
+
+	// packDepth is how many rows of a matrix are packed at a time: see packRows.
+	packDepth = 16
 
 	// dotRows is the largest number of rows for which x times a transposed matrix is computed as dot products: packing
 	// the matrix would cost more than the product.
@@ -77,7 +79,7 @@ func (p *Pool) matMul(m, n, k int, a, b matrix, c []float32, acc bool) {
 			kc := nextBlockK(k-q, blockK, 4)
 			t := &p.task.product
 			*t = productTask{serial: t.serial, a: a.at(0, q), b: b.at(q, j), c: c[j:], ldc: n, m: m, n: nc, k: kc, acc: acc || q > 0}
-			t.mc, t.nc = p.blocks(m, nc)
+			t.mc, t.nc = p.blocks(m, nc, kc)
 			t.down = (m + t.mc - 1) / t.mc
 			across := (nc + t.nc - 1) / t.nc
 			p.run(t, t.down*across, 1)
@@ -94,32 +96,23 @@ func nextBlockK(k, most, step int) int {
 	return min(k, ((k+blocks-1)/blocks+step-1)/step*step)
 }
 
-// blocks returns the rows and columns of the part of an m by n product that one worker takes at a time. They do not
-// influence the result.
-func (p *Pool) blocks(m, n int) (mc, nc int) {
-	rows, width := p.isa.rows, p.isa.cols
-	mc, nc = blockM/rows*rows, n
-	threads := p.Threads()
+// blocks returns the rows and columns of the part of an m by n product of k terms that one worker takes at a time. They do
+// not influence the result.
+func (p *Pool) blocks(m, n, k int) (mc, nc int) {
+	width, left, threads := p.isa.cols, p.isa.left, p.Threads()
+	panels := (n + width - 1) / width
+	fit := max(1, p.isa.right/(4*k*width))
+	across := (panels + fit - 1) / fit
 	if threads == 1 {
-		return mc, nc
+		return m, (panels + across - 1) / across * width
 	}
-	if want := 4 * threads; m < want*mc {
-		mc = max(2*rows, (m/want+rows-1)/rows*rows)
+	// As many blocks of columns as there are threads, where they are wide enough: what one has packed no other packs.
+	if panels >= 2*threads {
+		across = (across + threads - 1) / threads * threads
 	}
-	if down := (m + mc - 1) / mc; down < 2*threads {
-		across := (2*threads + down - 1) / down
-		nc = max(2*width, (n/across+width-1)/width*width)
-	}
-	return mc, nc
-}
-
-// pack fills one panel.
-func (w *worker) pack(dst []float32, src matrix, k, n, width int) {
-	if src.cs == 1 {
-		w.isa.packRows(dst, src.data, src.rs, k, n, width)
-	} else {
-		w.isa.packCols(dst, src.data, src.cs, k, n, width)
-	}
+	down := max(1, 4*threads/across)
+	mc = max(2*p.isa.rows, ((m+down-1)/down+left-1)/left*left)
+	return mc, (panels + across - 1) / across * width
 }
 
 // productTask computes c[m,n] from a[m,k] and b[k,n]; a unit is a block of mc rows and nc columns, down of them one below
@@ -134,7 +127,7 @@ type productTask struct {
 }
 
 func (t *productTask) do(w *worker, lo, hi int) {
-	rows, width := w.isa.rows, w.isa.cols
+	width := w.isa.cols
 	for u := lo; u < hi; u++ {
 		block := u / t.down
 		i0, j0 := u%t.down*t.mc, block*t.nc
@@ -144,22 +137,44 @@ func (t *productTask) do(w *worker, lo, hi int) {
 			w.packRight(w.packed, t.b.at(0, j0), t.k, n)
 			w.packedSerial = serial
 		}
-		a := t.a.at(i0, 0)
-		tile := rows * a.rs // from one tile of a to the next
-		if a.rs == 1 {
-			// Packed, a tile's columns lie side by side: strided, each would touch a cache line and often a page of its own.
-			tile = rows * t.k
-			a = w.packLeft(a, m, t.k)
+		for i := i0; i < i0+m; i += w.isa.left {
+			t.rows(w, i, min(w.isa.left, i0+m-i), j0, n)
 		}
-		w.products(m, n, t.k, a, tile, w.packed, width*t.k, t.c[i0*t.ldc+j0:], t.ldc, t.acc)
 	}
+}
+
+// rows computes m rows from i on, at most isa.left, of n columns from j on.
+func (t *productTask) rows(w *worker, i, m, j, n int) {
+	a, rows := t.a.at(i, 0), w.isa.rows
+	tile := rows * a.rs // from one tile of a to the next
+	if a.rs == 1 {
+		// Packed, a tile's columns lie side by side: strided, each would touch a cache line and often a page of its own.
+		tile = rows * t.k
+		a = w.packLeft(a, m, t.k)
+	}
+	w.products(m, n, t.k, a, tile, w.packed, w.isa.cols*t.k, t.c[i*t.ldc+j:], t.ldc, t.acc)
 }
 
 // packRight packs x, k by n, as the right-hand matrix of a product: in panels of isa.cols columns, padded with zeros.
 func (w *worker) packRight(dst []float32, x matrix, k, n int) {
 	width := w.isa.cols
-	for j := 0; j < n; j += width {
-		w.pack(dst[j*k:(j+width)*k], x.at(0, j), k, min(width, n-j), width)
+	if x.cs != 1 {
+		for j := 0; j < n; j += width {
+			w.isa.packCols(dst[j*k:(j+width)*k], x.data[j*x.cs:], x.cs, k, min(width, n-j), width)
+		}
+		return
+	}
+	w.packRows(dst, x, k, n, width)
+}
+
+// packRows packs the k by n matrix x, whose rows are contiguous, in panels of so many columns, padded with zeros. It reads
+// some whole rows at a time, as far as possible in the order in which they lie in memory.
+func (w *worker) packRows(dst []float32, x matrix, k, n, width int) {
+	for q := 0; q < k; q += packDepth {
+		depth := min(packDepth, k-q)
+		for j := 0; j < n; j += width {
+			w.isa.packRows(dst[j*k+q*width:], x.data[q*x.rs+j:], x.rs, depth, min(width, n-j), width)
+		}
 	}
 }
 
@@ -167,15 +182,10 @@ func (w *worker) packRight(dst []float32, x matrix, k, n int) {
 func (w *worker) packLeft(a matrix, m, k int) matrix {
 	rows := w.isa.rows
 	tiles := (m + rows - 1) / rows
-	buf := w.scratch(tiles*rows*k + packSlack)
-	for i := range tiles {
-		w.isa.packRows(buf[i*rows*k:], a.data[i*rows:], a.cs, k, min(rows, m-i*rows), rows)
-	}
+	buf := w.scratch(tiles * rows * k)
+	w.packRows(buf, a.transposed(), k, m, rows)
 	return matrix{buf, 1, rows}
 }
-
-// packSlack is how many elements beyond its panel packRows may overwrite.
-const packSlack = 16
 
 // products computes c[m,n] (+)= a[m,k] b[k,n]. tileA is the distance in a.data between tiles of isa.rows rows; b is packed
 // in panels panelB apart.

@@ -12,6 +12,7 @@ type sample struct {
 	share   float64 // of the machine that did it: 1 over the ranks that ran beside each other
 	flops   float64
 	bytes   float64
+	keys    float64 // of attention
 	seconds float64
 	weight  float64 // 1 over the time of its step: every step counts the same
 }
@@ -42,15 +43,55 @@ func fitProducts(samples []sample, peak float64) (efficiency, half, off float64)
 	for i, s := range samples {
 		x[i], y[i] = s.flops, s.seconds*peak*s.share
 	}
-	a, b := curve.Line(x, y)
+	a, b := curve.Weighted(x, y, func(i int) float64 { return samples[i].weight / y[i] }) // long ones make the step
 	factor, off := balance(samples, func(s sample) float64 { return (a*s.flops + b) / (peak * s.share) })
 	return 1 / (a * factor), b / a, off
 }
 
-// fitAttention returns the share of the peak rate that attention reaches.
-func fitAttention(samples []sample, peak float64) (efficiency, off float64) {
-	factor, off := balance(samples, func(s sample) float64 { return s.ideal(peak) })
+// fitAttention returns the share of the peak rate that attention reaches to many keys,
+// and with how many it reaches half of that.
+func fitAttention(samples []sample, peak float64) (efficiency, half, off float64) {
+	x, y := make([]float64, len(samples)), make([]float64, len(samples))
+	for i, s := range samples {
+		x[i], y[i] = 1/s.keys, s.seconds/s.ideal(peak)
+	}
+	b, a := curve.Line(x, y)
+	if a > 0 {
+		half = b / a
+	}
+	efficiency, off = attentionShare(samples, peak, half)
+	return efficiency, half, off
+}
+
+// attentionShare is the share with which the times add up, given that half.
+func attentionShare(samples []sample, peak, half float64) (share, off float64) {
+	factor, off := balance(samples, func(s sample) float64 { return s.ideal(peak) * (1 + half/s.keys) })
 	return 1 / factor, off
+}
+
+// pair is an instruction as one rank a core runs it, and as one rank with all cores
+// does the same work.
+type pair struct {
+	across                 bool // see [cost.Work]
+	bytes, apart, together float64
+	weight                 float64 // see [sample]
+}
+
+// fitRemote returns the bytes/s at which a core reads what lies near another, of which
+// at most so many bytes do: what a rank with all cores takes longer than one a core to
+// read across, beside what all kernels do, or 0 if it does not.
+func fitRemote(pairs []pair, threads, cores, cached float64) float64 {
+	var moved, lost float64
+	for _, p := range pairs {
+		if p.across {
+			moved += p.weight * min(p.bytes, cached) * (1 - 1/cores) / cores
+			lost += p.weight * (p.together - p.apart/threads)
+		}
+	}
+	if lost <= 0 {
+		return 0
+	}
+	return moved / lost
 }
 
 // near is what vector kernels are measured against: caches and memory.

@@ -18,6 +18,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/autopar/autopar/ir"
 	"github.com/autopar/autopar/planner/cost"
 	"github.com/autopar/autopar/planner/cost/curve"
 )
@@ -86,9 +87,9 @@ func (r *Result) fit(steps []*timedStep, cores int) {
 	}
 	memory, cached := rates[len(rates)-1], knee(sizes, rates)
 	cache := max(slices.Max(rates), memory)
-	var crowded *timedStep
+	few, many := steps[len(steps)-1], steps[len(steps)-1]
 	if cores > 1 {
-		steps, crowded = steps[:len(steps)-1], steps[len(steps)-1]
+		steps, few = steps[:len(steps)-1], steps[len(steps)-2]
 	}
 	gap := math.Inf(1) // between instructions, where one rank runs
 	for _, s := range steps {
@@ -97,34 +98,48 @@ func (r *Result) fit(steps []*timedStep, cores int) {
 		}
 	}
 	start := overhead(steps) // of an instruction that does nothing
-	launch := gap + start
+	of := func(class string, op ir.Op) []sample { return samples(steps, cores, class, op, start) }
 
-	around := near{cached, cache, memory}
+	around, both := near{cached, cache, memory}, pairs(steps)
+	threads := threading(both)
 	off := map[string]float64{}
-	threads := threading(steps)
-	e := cost.Efficiency{Memory: 1, Threads: curve.Share(threads)}
-	if crowded != nil {
-		e.Crowd = curve.Share(crowding(steps[len(steps)-1], crowded, launch))
+	d := cost.Device{
+		Name: r.Machine, Shared: true, Cores: cores, Memory: installed(), FLOPS: map[string]float64{"f32": curve.Round(core)},
+		MemoryBandwidth: curve.Round(memory), LaunchOverhead: curve.Round(gap + start), Efficiency: cost.Efficiency{Memory: 1, Threads: curve.Share(threads)},
+		Cache:   &cost.Cache{Memory: int64(cached), Bandwidth: curve.Round(cache), Remote: curve.Round(fitRemote(both, threads, float64(cores), cached))},
+		Kernels: map[string]float64{},
 	}
-	e.Matmul, e.MatmulHalf, off[productClass] = fitProducts(samples(steps, productClass, start, threads), peak)
-	e.Attention, off[attentionClass] = fitAttention(samples(steps, attentionClass, start, threads), peak)
-	e.Vector, off[vectorClass] = fitVector(samples(steps, vectorClass, start, threads), peak, around)
-	e.Matmul, e.MatmulHalf, e.Attention, e.Vector = curve.Share(e.Matmul), curve.Round(e.MatmulHalf), curve.Share(e.Attention), curve.Share(e.Vector)
-	link := cost.Link{Bandwidth: memory, Efficiency: 1, Latency: start}
-	if all := exchanges(steps, start); len(all) > 0 {
+	e := &d.Efficiency
+	e.Matmul, e.MatmulHalf, off[productClass] = fitProducts(of(productClass, ir.OpInvalid), peak)
+	e.Attention, e.AttentionHalf, off[attentionClass] = fitAttention(of(attentionClass, ir.OpInvalid), peak)
+	e.Vector, off[vectorClass] = fitVector(of(vectorClass, ir.OpInvalid), peak, around)
+	e.Matmul, e.MatmulHalf, e.Attention, e.AttentionHalf, e.Vector = curve.Share(e.Matmul), curve.Round(e.MatmulHalf), curve.Share(e.Attention), curve.Round(e.AttentionHalf), curve.Share(e.Vector)
+	for _, op := range ir.Ops() {
+		if all := of(attentionClass, op); len(all) > 0 {
+			share, _ := attentionShare(all, peak, e.AttentionHalf)
+			d.Kernels[op.String()] = curve.Round(share)
+		}
+		if all := of(vectorClass, op); len(all) > 0 && all[0].flops > 0 {
+			share, _ := fitVector(all, peak, around)
+			d.Kernels[op.String()] = curve.Round(share)
+		}
+	}
+	link := cost.Link{Bandwidth: memory, Efficiency: 1}
+	if all := exchanges(steps, cores, start); len(all) > 0 {
 		var bandwidth float64
-		link.Latency, bandwidth, off[collectiveClass] = curve.Link(all)
+		_, bandwidth, off[collectiveClass] = curve.Link(all)
 		link.Bandwidth = min(bandwidth, 1e15) * float64(cores) // of the machine, which the ranks share
 	}
+	link.Bandwidth = curve.Round(link.Bandwidth)
 	r.Cluster = &cost.Cluster{
-		Name: "cpu-profiled", IntraNode: link, Host: &cost.Link{Bandwidth: curve.Round(memory / 2), Efficiency: 1, Latency: curve.Round(start)},
-		Device: cost.Device{
-			Name: r.Machine, Shared: true, Cores: cores, Memory: installed(), FLOPS: map[string]float64{"f32": curve.Round(core)},
-			MemoryBandwidth: curve.Round(memory), LaunchOverhead: curve.Round(launch), Efficiency: e,
-			Cache: &cost.Cache{Memory: int64(cached), Bandwidth: curve.Round(cache)},
-		},
+		Name: "cpu-profiled", Device: d, Collectives: cost.OnePass, IntraNode: link,
+		Host: &cost.Link{Bandwidth: curve.Round(memory / 2), Efficiency: 1, Latency: curve.Round(start)},
 	}
-	r.Cluster.IntraNode.Latency, r.Cluster.IntraNode.Bandwidth = curve.Round(link.Latency), curve.Round(link.Bandwidth)
+	if cores > 1 {
+		r.Cluster.IntraNode.Latency = curve.Round(few.unexplained(r.Cluster))
+		// Of many, half have no core when the others begin to wait.
+		r.Cluster.Device.Turn = curve.Round(many.unexplained(r.Cluster))
+	}
 	r.Cluster.Source = fmt.Sprintf("autopar profile, %s, %s%s", r.When.Format("2006-01-02 15:04 MST"), r.Machine, r.loadText())
 
 	figure := func(key string, spread float64, n int) { r.Figures = append(r.Figures, Figure{key, spread, n}) }

@@ -22,21 +22,24 @@ import (
 type workload struct {
 	layers, heads, width, tokens, batch int
 	ranks, zero                         int // data-parallel
+	microBatches                        int
 }
 
 // workloads are small models at sizes apart from each other, each by one rank with
-// all threads and by one rank a core, whose collectives are timed too. The last is by
-// two ranks a core, as the one before it but for that.
+// all threads and by one rank a core, whose collectives are timed too. One is in small
+// parts, and one has its parameters gathered where they are read, so that ranks meet all
+// the time. The last is by two ranks a core, as the one before it but for that.
 func workloads(cores int) []workload {
 	var all []workload
-	for _, w := range []workload{{2, 4, 128, 64, 6 * cores, 1, 0}, {1, 4, 256, 128, 4 * cores, 1, 0}, {1, 6, 384, 256, 2 * cores, 1, 0}} {
+	for _, w := range []workload{{2, 4, 128, 64, 6 * cores, 1, 0, 1}, {1, 4, 256, 128, 4 * cores, 1, 0, 1}, {1, 6, 384, 256, 2 * cores, 1, 0, 1}} {
 		all = append(all, w)
 		if w.ranks = cores; cores > 1 {
 			all = append(all, w)
 		}
 	}
+	all = append(all, workload{2, 4, 128, 64, 6 * cores, cores, 0, 6})
 	if cores > 1 {
-		all = append(all, workload{2, 4, 128, 64, 6 * cores, cores, 1}, workload{2, 4, 128, 64, 6 * cores, 2 * cores, 1})
+		all = append(all, workload{2, 4, 128, 64, 6 * cores, cores, 3, 1}, workload{2, 4, 128, 64, 6 * cores, 2 * cores, 3, 1})
 	}
 	return all
 }
@@ -53,6 +56,7 @@ type timedInstr struct {
 // timedStep is a workload, run.
 type timedStep struct {
 	workload
+	prog    *codegen.Program
 	instrs  []timedInstr
 	seconds float64 // the mean of the quietest steps
 	spread  float64 // by how much the median exceeds it
@@ -67,8 +71,8 @@ func (s *timedStep) gap() float64 {
 	return max(0, s.seconds-sum) / float64(len(s.instrs))
 }
 
-// time runs a workload for about as long as it may.
-func (w workload) time(ctx context.Context, budget time.Duration) (*timedStep, error) {
+// compile makes the program of a workload, and the step that is to be timed.
+func (w workload) compile() (*timedStep, error) {
 	model := gpt.Config{
 		NLayer: w.layers, NHead: w.heads, NEmbd: w.width, BlockSize: w.tokens, VocabSize: 65, TieEmbeddings: true,
 		Norm: gpt.LayerNorm, Position: gpt.Learned, Activation: gpt.GELU, Float: trace.F32,
@@ -78,10 +82,24 @@ func (w workload) time(ctx context.Context, budget time.Duration) (*timedStep, e
 		return nil, err
 	}
 	plan := &partition.Plan{
-		PlanNGPUs: w.ranks, RuntimeNGPUs: w.ranks, DP: w.ranks, TP: 1, ZeRO: w.zero, MicroBatch: w.batch / w.ranks,
+		PlanNGPUs: w.ranks, RuntimeNGPUs: w.ranks, DP: w.ranks, TP: 1, ZeRO: w.zero, MicroBatch: w.batch / w.ranks / w.microBatches,
 		Schedule: partition.OneFOneB, Stages: []partition.Stage{{Last: w.layers}},
 	}
 	prog, err := codegen.Compile(g, plan, w.batch, nil)
+	if err != nil {
+		return nil, err
+	}
+	s := &timedStep{workload: w, prog: prog}
+	price := cost.NewProgram(&cost.Cluster{Device: cost.Device{Shared: true, Cores: 1}}, plan, prog.Mesh)
+	s.each(func(in *codegen.Instr, at ir.Coord) {
+		s.instrs = append(s.instrs, timedInstr{op: in.Node.Op, name: in.Node.Name, work: price.WorkOf(in, prog.Mesh, at)})
+	})
+	return s, nil
+}
+
+// time runs a workload for about as long as it may.
+func (w workload) time(ctx context.Context, budget time.Duration) (*timedStep, error) {
+	out, err := w.compile()
 	if err != nil {
 		return nil, err
 	}
@@ -91,16 +109,15 @@ func (w workload) time(ctx context.Context, budget time.Duration) (*timedStep, e
 	}
 	// A rank calls Trace in the order of its instructions, so each has a list to itself.
 	spans := make([][]runtime.Span, w.ranks)
-	exec, err := runtime.New(prog, backend, runtime.Options{Trace: func(s runtime.Span) { spans[s.Rank] = append(spans[s.Rank], s) }})
+	exec, err := runtime.New(out.prog, backend, runtime.Options{Trace: func(s runtime.Span) { spans[s.Rank] = append(spans[s.Rank], s) }})
 	if err != nil {
 		return nil, err
 	}
 	defer exec.Close()
-	if err := exec.InitParams(prog, 1); err != nil {
+	if err := exec.InitParams(out.prog, 1); err != nil {
 		return nil, err
 	}
 	feeds := w.feeds()
-	out := &timedStep{workload: w, instrs: w.instrs(prog)}
 	var steps []timedRun
 	const warm = 2
 	for begin, n := time.Now(), 0; n < warm+6 || time.Since(begin) < budget && n < 2000; n++ {
@@ -108,7 +125,7 @@ func (w workload) time(ctx context.Context, budget time.Duration) (*timedStep, e
 			spans[r] = spans[r][:0]
 		}
 		start := time.Now()
-		if _, err := exec.Step(ctx, prog, feeds); err != nil {
+		if _, err := exec.Step(ctx, out.prog, feeds); err != nil {
 			return nil, err
 		}
 		if run := (timedRun{time.Since(start), nil}); n >= warm {
@@ -161,19 +178,16 @@ func (s *timedStep) average(steps []timedRun) {
 	s.spread = steps[len(steps)/2].took.Seconds()/s.seconds - 1
 }
 
-// instrs lists what rank 0 runs in a step; all ranks run as much.
-func (w workload) instrs(prog *codegen.Program) []timedInstr {
-	price := cost.NewProgram(&cost.Cluster{Device: cost.Device{Shared: true, Cores: 1}}, prog.Plan, prog.Mesh)
-	sched := &prog.Schedules[0]
-	var all []timedInstr
+// each calls f with what rank 0 runs in a step; all ranks run as much.
+func (s *timedStep) each(f func(in *codegen.Instr, at ir.Coord)) {
+	sched := &s.prog.Schedules[0]
 	for _, task := range sched.Tasks {
-		for _, in := range prog.Stages[sched.Stage].Run(task) {
+		for _, in := range s.prog.Stages[sched.Stage].Run(task) {
 			if sched.Runs(&in, task) {
-				all = append(all, timedInstr{op: in.Node.Op, name: in.Node.Name, work: price.WorkOf(&in, prog.Mesh, sched.Coord)})
+				f(&in, s.prog.At(sched, task))
 			}
 		}
 	}
-	return all
 }
 
 // feeds are tokens that mean nothing: the time of a step does not depend on them.
@@ -199,25 +213,34 @@ const (
 	collectiveClass = "collective"
 )
 
-// threading returns the share of its rate that a rank keeps when it computes with
-// all threads instead of one: the times of kernels by one rank a core over those by
-// one rank, of the same work.
-func threading(steps []*timedStep) float64 {
-	var apart, together float64
+// pairs returns what one rank a core and one rank with all cores both ran.
+func pairs(steps []*timedStep) []pair {
+	var all []pair
 	for i, s := range steps {
 		if s.ranks > 1 || i+1 == len(steps) || steps[i+1].ranks == 1 {
 			continue
 		}
-		for _, of := range []*timedStep{s, steps[i+1]} {
-			for _, in := range of.instrs {
-				switch {
-				case in.work.Class == collectiveClass || in.work.Class == "":
-				case of == s:
-					together += in.seconds / s.seconds
-				default:
-					apart += in.seconds / s.seconds
-				}
+		next := 0
+		for _, in := range steps[i+1].instrs {
+			if in.work.Class == collectiveClass || in.work.Class == "" || s.instrs[next].name != in.name {
+				continue
 			}
+			of := s.instrs[next]
+			all = append(all, pair{of.work.Across, float64(of.work.Bytes), in.seconds, of.seconds, 1 / s.seconds})
+			next++
+		}
+	}
+	return all
+}
+
+// threading returns the share of their rate that cores keep when they compute together:
+// the times of kernels by one rank a core over those by one rank with all, of those that
+// read what they have near.
+func threading(all []pair) float64 {
+	var apart, together float64
+	for _, p := range all {
+		if !p.across {
+			apart, together = apart+p.weight*p.apart, together+p.weight*p.together
 		}
 	}
 	if together == 0 {
@@ -226,47 +249,57 @@ func threading(steps []*timedStep) float64 {
 	return min(apart/together, 1)
 }
 
-// crowding returns the share of its rate that a rank keeps when twice as many ranks as
-// cores do the work of one a core, beside the overhead of its instructions.
-func crowding(few, many *timedStep, launch float64) float64 {
-	alone, together := few.seconds-launch*float64(len(few.instrs)), many.seconds-2*launch*float64(len(many.instrs))
-	if alone <= 0 || together <= 0 {
-		return 1
+// moved is how many bytes a collective reads and writes for each rank.
+func moved(in timedInstr) float64 {
+	if in.op == ir.OpReduceScatter {
+		return float64(in.work.Bytes) * (1 + 1/float64(in.work.Group.Size))
 	}
-	return min(alone/together, 1)
+	return 2 * float64(in.work.Bytes)
 }
 
-// samples returns the instructions of a class, their times without the overhead of
-// an instruction and as if each rank had one thread.
-func samples(steps []*timedStep, class string, overhead, threads float64) []sample {
+// unexplained returns the seconds that a step takes beyond what it is priced at, for each
+// time that ranks meet in it.
+func (s *timedStep) unexplained(c *cost.Cluster) float64 {
+	price := cost.NewProgram(c, s.prog.Plan, s.prog.Mesh)
+	rest, meetings := s.seconds, 0.0
+	s.each(func(in *codegen.Instr, at ir.Coord) {
+		t, _ := price.Instr(in, s.prog.Mesh, at)
+		rest -= t.Seconds()
+	})
+	for _, in := range s.instrs {
+		if in.work.Class == collectiveClass {
+			meetings++
+		}
+	}
+	return max(0, rest) / meetings
+}
+
+// samples returns the instructions of a class, or of one op of it, by ranks that have a
+// core each, their times without the overhead of an instruction.
+func samples(steps []*timedStep, cores int, class string, op ir.Op, overhead float64) []sample {
 	var all []sample
 	for _, s := range steps {
-		share := 1.0
-		if s.ranks == 1 {
-			share = threads
+		if s.ranks != cores {
+			continue
 		}
 		for _, in := range s.instrs {
-			if seconds := in.seconds - overhead; in.work.Class == class && seconds > 0 && in.seconds > 2e-6 {
-				all = append(all, sample{1 / float64(s.ranks), in.work.FLOPs, float64(in.work.Bytes), seconds * share, 1 / s.seconds})
+			if seconds := in.seconds - overhead; in.work.Class == class && (op == ir.OpInvalid || in.op == op) && seconds > 0 && in.seconds > 2e-6 {
+				all = append(all, sample{1 / float64(s.ranks), in.work.FLOPs, float64(in.work.Bytes), in.work.Keys, seconds, 1 / s.seconds})
 			}
 		}
 	}
 	return all
 }
 
-// exchanges returns the collectives as rings of messages: see [cost.Model.Collective].
-func exchanges(steps []*timedStep, overhead float64) []curve.Exchange {
+// exchanges returns the collectives of ranks that have a core each.
+func exchanges(steps []*timedStep, cores int, overhead float64) []curve.Exchange {
 	var all []curve.Exchange
 	for _, s := range steps {
 		for _, in := range s.instrs {
-			if in.work.Class != collectiveClass || in.work.Group.Size < 2 || in.seconds <= overhead {
+			if s.ranks != cores || in.work.Class != collectiveClass || in.work.Group.Size < 2 || in.seconds <= overhead {
 				continue
 			}
-			n, passes := float64(in.work.Group.Size), 1.0
-			if in.op == ir.OpAllReduce {
-				passes = 2
-			}
-			all = append(all, curve.Exchange{Messages: passes * (n - 1), Bytes: passes * (n - 1) / n * float64(in.work.Bytes), Seconds: in.seconds - overhead})
+			all = append(all, curve.Exchange{Messages: 1, Bytes: moved(in), Seconds: in.seconds - overhead})
 		}
 	}
 	return all

@@ -3,6 +3,8 @@ package profile
 import (
 	"fmt"
 	"io"
+	"maps"
+	"slices"
 	"strings"
 
 	"github.com/autopar/autopar/planner/cost/curve"
@@ -29,16 +31,25 @@ func (r *Result) WriteYAML(w io.Writer) error {
 	line("  # bytes/s of the machine, an addition of %d MiB%s", r.Streams[len(r.Streams)-1].Bytes>>20, r.spread("device.memory_bandwidth"))
 	line("  memory_bandwidth: %s", curve.Number(d.MemoryBandwidth))
 	line("  # bytes that stay near the processors, and the rate of an addition there%s", r.spread("device.cache"))
-	line("  cache: {memory: %d, bandwidth: %s}", d.Cache.Memory, curve.Number(d.Cache.Bandwidth))
+	line("  # and of what a core reads that lies near another")
+	line("  cache: {memory: %d, bandwidth: %s, remote: %s}", d.Cache.Memory, curve.Number(d.Cache.Bandwidth), curve.Number(d.Cache.Remote))
 	line("  # seconds an instruction, between and in it%s", r.spread("device.launch_overhead"))
 	line("  launch_overhead: %s", curve.Number(d.LaunchOverhead))
+	line("  # seconds that a core loses when a rank waits and another goes on")
+	line("  turn: %s", curve.Number(d.Turn))
 	line("  # Shares of the peak that instructions of training steps reach: products%s,", r.spread("device.efficiency.matmul"))
 	line("  # attention%s, what is between them%s", r.spread("device.efficiency.attention"), r.spread("device.efficiency.vector"))
 	e := d.Efficiency
-	line("  # and of their rate when a rank divides them over threads, and when ranks take turns on a core")
-	line("  efficiency: {matmul: %s, matmul_half_flops: %s, attention: %s, vector: %s, memory: %s, threads: %s, crowd: %s}",
-		curve.Number(e.Matmul), curve.Number(e.MatmulHalf), curve.Number(e.Attention), curve.Number(e.Vector), curve.Number(e.Memory), curve.Number(e.Threads), curve.Number(e.Crowd))
-	line("# Collectives in the process, bytes/s of all ranks%s", r.spread("intra_node"))
+	line("  # and of their rate that cores keep which compute for one rank")
+	line("  efficiency: {matmul: %s, matmul_half_flops: %s, attention: %s, attention_half_keys: %s, vector: %s, memory: %s, threads: %s}",
+		curve.Number(e.Matmul), curve.Number(e.MatmulHalf), curve.Number(e.Attention), curve.Number(e.AttentionHalf), curve.Number(e.Vector), curve.Number(e.Memory), curve.Number(e.Threads))
+	line("  # by op, where it was timed")
+	line("  kernels:")
+	for _, op := range slices.Sorted(maps.Keys(d.Kernels)) {
+		line("    %s: %s", op, curve.Number(d.Kernels[op]))
+	}
+	line("# The last rank to come makes a collective for all: bytes/s read and written by all cores, and seconds of a meeting%s", r.spread("intra_node"))
+	line("collectives: %s", c.Collectives)
 	line("intra_node: {bandwidth: %s, efficiency: 1, latency: %s}", curve.Number(c.IntraNode.Bandwidth), curve.Number(c.IntraNode.Latency))
 	line("# A copy in memory reads and writes: half of memory_bandwidth.")
 	line("host: {bandwidth: %s, efficiency: 1, latency: %s}", curve.Number(c.Host.Bandwidth), curve.Number(c.Host.Latency))

@@ -1,4 +1,5 @@
-// Command asm writes the AVX2 and AVX-512 inner loops of package kernel, asm_amd64.s and its Go declarations asm_amd64.go:
+// Command asm writes the inner loops of package kernel and their Go declarations, asm_amd64.s and asm_amd64.go for AVX2 and
+// AVX-512, asm_arm64.s and asm_arm64.go for NEON:
 //
 //	go run ./runtime/cpu/kernel/asm -dir runtime/cpu/kernel
 //
@@ -66,5 +67,10 @@ func generate() (map[string][]byte, error) {
 	if err != nil {
 		return nil, fmt.Errorf("print declarations: %w", err)
 	}
-	return map[string][]byte{"asm_amd64.s": text, "asm_amd64.go": stubs}, nil
+	generated, err := generateNEON()
+	if err != nil {
+		return nil, fmt.Errorf("arm64: %w", err)
+	}
+	generated["asm_amd64.s"], generated["asm_amd64.go"] = text, stubs
+	return generated, nil
 }

@@ -67,10 +67,6 @@ func (g *generator) product(s tileShape) {
 
 // tile emits the block for one size, up to its return.
 func (g *generator) tile(s tileShape, rows, vectors int) {
-	unroll := 1
-	if rows == s.rows {
-		unroll = 4 // the others are edges
-	}
 	sums := make([][]reg.VecVirtual, rows)
 	for r := range sums {
 		for range vectors {
@@ -90,43 +86,78 @@ func (g *generator) tile(s tileShape, rows, vectors int) {
 		g.ADDQ(bases[len(bases)-1], base)
 		bases = append(bases, base)
 	}
-	term := func(u int) {
+	// Where the elements of a lie, of the term number u after the bases. Packed, they need no base but the first.
+	strided := func(step int) func(r, u int) operand.Mem {
+		return func(r, u int) operand.Mem {
+			m := operand.Mem{Base: bases[r/3], Disp: u * step}
+			if by := r % 3; by > 0 {
+				m.Index, m.Scale = rsa, uint8(by)
+			}
+			return m
+		}
+	}
+	packed := func(r, u int) operand.Mem { return operand.Mem{Base: a, Disp: 4 * (u*rows + r)} }
+	term := func(u int, element func(r, u int) operand.Mem) {
 		row := make([]reg.VecVirtual, vectors)
 		for v := range row {
 			row[v] = s.register(g)
 			g.VMOVUPS(operand.Mem{Base: b, Disp: s.bytes() * (u*s.vectors + v)}, row[v])
 		}
-		for r := range rows {
-			element := operand.Mem{Base: bases[r/3]}
-			if r%3 > 0 {
-				element.Index, element.Scale = rsa, uint8(r%3)
+		// Two rows at a time: in this order the processor gives both units as many of the multiply-adds.
+		for r := 0; r < rows; r += 2 {
+			x := make([]reg.VecVirtual, min(2, rows-r))
+			for i := range x {
+				x[i] = s.register(g)
+				g.VBROADCASTSS(element(r+i, u), x[i])
 			}
-			x := s.register(g)
-			g.VBROADCASTSS(element, x)
 			for v := range row {
-				g.VFMADD231PS(row[v], x, sums[r][v])
+				for i := range x {
+					g.VFMADD231PS(row[v], x[i], sums[r+i][v])
+				}
 			}
-		}
-		for _, base := range bases {
-			g.ADDQ(csa, base)
 		}
 	}
-	many, one, done := g.label("many"), g.label("one"), g.label("done")
-	if unroll > 1 {
+	// terms emits a loop of so many terms at a time, after which the given bases have moved on by so many bytes a term.
+	// Within it addresses are offsets: to compute them would take time in the units that multiply and add.
+	terms := func(unroll int, element func(r, u int) operand.Mem, step int, moved ...reg.Register) {
+		many, few := g.label("many"), g.label("few")
+		g.SUBQ(operand.Imm(uint64(unroll)), k)
+		g.JLT(to(few))
 		g.Label(many)
-		g.CMPQ(k, operand.Imm(uint64(unroll)))
-		g.JLT(to(one))
 		for u := range unroll {
-			term(u)
+			term(u, element)
+		}
+		for _, base := range moved {
+			g.ADDQ(operand.U32(uint32(unroll*step)), base)
 		}
 		g.ADDQ(operand.U32(uint32(unroll*s.vectors*s.bytes())), b)
 		g.SUBQ(operand.Imm(uint64(unroll)), k)
-		g.JMP(to(many))
+		g.JGE(to(many))
+		g.Label(few)
+		g.ADDQ(operand.Imm(uint64(unroll)), k)
+	}
+	one, done := g.label("one"), g.label("done")
+	if rows == s.rows { // the others are edges
+		apart := g.label("apart")
+		g.CMPQ(csa, operand.Imm(4))
+		g.JNE(to(apart))
+		terms(4, strided(4), 4, bases...)
+		g.JMP(to(one))
+		g.Label(apart)
+		g.CMPQ(csa, operand.Imm(uint64(4*rows)))
+		g.JNE(to(one))
+		terms(4, packed, 4*rows, a)
+		for r, base := range bases[1:] {
+			g.LEAQ(operand.Mem{Base: a, Disp: 12 * (r + 1)}, base)
+		}
 	}
 	g.Label(one)
 	g.TESTQ(k, k)
 	g.JZ(to(done))
-	term(0)
+	term(0, strided(0))
+	for _, base := range bases {
+		g.ADDQ(csa, base)
+	}
 	g.ADDQ(operand.U32(uint32(s.vectors*s.bytes())), b)
 	g.DECQ(k)
 	g.JMP(to(one))
@@ -209,7 +240,7 @@ func (g *generator) output(s tileShape, sums [][]reg.VecVirtual, add bool, mask 
 func (g *generator) packs() {
 	const widest = 4 // vectors
 	g.function("packRowsAVX2", "func(dst, src []float32, ld, k, n, width int)",
-		fmt.Sprintf("is isa.packRows for width up to %d; it may overwrite seven elements beyond the last row.", widest*lanes))
+		fmt.Sprintf("is isa.packRows for width up to %d.", widest*lanes))
 	width := g.integer("width")
 	for vectors := 1; vectors <= widest; vectors++ {
 		wider := g.label("wider")
@@ -261,31 +292,47 @@ func (g *generator) packRows(vectors int) {
 	g.SHLQ(operand.Imm(2), width)
 	masks := make([]reg.VecVirtual, vectors)
 	for v := range masks {
-		n, bound := g.integer("n"), g.GP64()
-		g.SUBQ(operand.Imm(uint64(v*lanes)), n)
-		g.XORQ(bound, bound)
-		g.CMPQ(n, bound)
-		g.CMOVQLT(bound, n)
-		g.MOVQ(operand.U32(lanes), bound)
-		g.CMPQ(n, bound)
-		g.CMOVQGT(bound, n)
-		masks[v] = g.mask(n)
+		masks[v] = g.maskOf("n", v)
 	}
-	loop, done := g.label("row"), g.label("done")
+	row := func(store func(v int, y reg.VecVirtual)) {
+		for v, mask := range masks {
+			mem := operand.Mem{Base: src, Disp: vector * v}
+			if v%2 == 0 { // a row that is used in a while: rows lie too far apart for the processor to know
+				ahead := mem
+				ahead.Index, ahead.Scale = ld, 8
+				g.PREFETCHT0(ahead)
+			}
+			y := g.YMM()
+			g.VMASKMOVPS(mem, mask, y)
+			store(v, y)
+		}
+	}
+	loop, last := g.label("row"), g.label("last")
 	g.Label(loop)
-	g.TESTQ(k, k)
-	g.JZ(to(done))
-	for v, mask := range masks {
-		y := g.YMM()
-		g.VMASKMOVPS(operand.Mem{Base: src, Disp: vector * v}, mask, y)
-		g.VMOVUPS(y, operand.Mem{Base: dst, Disp: vector * v})
-	}
+	g.DECQ(k)
+	g.JZ(to(last))
+	row(func(v int, y reg.VecVirtual) { g.VMOVUPS(y, operand.Mem{Base: dst, Disp: vector * v}) })
 	g.ADDQ(ld, src)
 	g.ADDQ(width, dst)
-	g.DECQ(k)
 	g.JMP(to(loop))
-	g.Label(done)
+	g.Label(last) // what the others write beyond their end is the next row
+	row(func(v int, y reg.VecVirtual) {
+		g.VMASKMOVPS(y, g.maskOf("width", v), operand.Mem{Base: dst, Disp: vector * v})
+	})
 	g.end()
+}
+
+// maskOf returns the mask of vector number v of as many elements as the parameter says.
+func (g *generator) maskOf(count string, v int) reg.VecVirtual {
+	n, bound := g.integer(count), g.GP64()
+	g.SUBQ(operand.Imm(uint64(v*lanes)), n)
+	g.XORQ(bound, bound)
+	g.CMPQ(n, bound)
+	g.CMOVQLT(bound, n)
+	g.MOVQ(operand.U32(lanes), bound)
+	g.CMPQ(n, bound)
+	g.CMOVQGT(bound, n)
+	return g.mask(n)
 }
 
 // loadRows loads a vector from each of eight rows.

@@ -1,0 +1,236 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	goruntime "runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/rogpeppe/go-internal/txtar"
+	"github.com/stretchr/testify/require"
+)
+
+// workplace is a directory with a plan for four ranks, and the program in it by its name.
+type workplace struct{ dir string }
+
+// newWorkplace plans a run of so many updates that saves every 50th. It is long enough to be
+// disturbed.
+func newWorkplace(t *testing.T, iters int) workplace {
+	t.Helper()
+	if goruntime.GOOS != "linux" {
+		t.Skip("signals, /proc and network namespaces are Linux's")
+	}
+	if testing.Short() {
+		t.Skip("-short: it takes processes many seconds")
+	}
+	w := workplace{t.TempDir()}
+	archive, err := txtar.ParseFile("testdata/script/launch.txtar")
+	require.NoError(t, err)
+	require.NoError(t, txtar.Write(archive, w.dir))
+	exe, err := os.Executable()
+	require.NoError(t, err)
+	require.NoError(t, os.Symlink(exe, filepath.Join(w.dir, "autopar")))
+	w.run(t, "data", "prepare", "--input", "poem.txt", "-q")
+	w.run(t, "plan", "small.yaml", "--cluster", "cluster.yaml", "-q", "--set", fmt.Sprint("train.max_iters=", iters-1),
+		"--set", "train.eval_interval=1000000", "--set", "train.checkpoint_interval=50")
+	return w
+}
+
+func (w workplace) command(args ...string) *exec.Cmd {
+	cmd := exec.Command(filepath.Join(w.dir, "autopar"), args...)
+	cmd.Dir = w.dir
+	return cmd
+}
+
+func (w workplace) run(t *testing.T, args ...string) {
+	t.Helper()
+	out, err := w.command(args...).CombinedOutput()
+	require.NoError(t, err, "%s", out)
+}
+
+// losses are what metrics.jsonl says of each iteration, as text.
+func (w workplace) losses(t *testing.T, out string) []string {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join(w.dir, out, "metrics.jsonl"))
+	require.NoError(t, err)
+	var all []string
+	for line := range bytes.Lines(text) {
+		var record struct {
+			Iter     int
+			Loss     json.Number
+			GradNorm json.Number `json:"grad_norm"`
+		}
+		require.NoError(t, json.Unmarshal(line, &record))
+		all = append(all, fmt.Sprint(record))
+	}
+	return all
+}
+
+// waitFor waits until a run has made an iteration.
+func (w workplace) waitFor(t *testing.T, out string, iter int) {
+	t.Helper()
+	require.Eventually(t, func() bool {
+		text, err := os.ReadFile(filepath.Join(w.dir, out, "metrics.jsonl"))
+		return err == nil && bytes.Contains(text, fmt.Appendf(nil, `"iter":%d,`, iter))
+	}, 2*time.Minute, 10*time.Millisecond)
+}
+
+// job is a launch in progress.
+type job struct {
+	*exec.Cmd
+	output syncBuffer
+}
+
+func (w workplace) launch(t *testing.T, args ...string) *job {
+	t.Helper()
+	j := &job{Cmd: w.command(append([]string{"launch", "plan.json"}, args...)...)}
+	j.Stdout, j.Stderr = &j.output, &j.output
+	require.NoError(t, j.Start())
+	t.Cleanup(func() { j.Process.Kill() })
+	return j
+}
+
+// pids returns the processes of the ranks that were started last.
+func (j *job) pids(t *testing.T) (pids []int) {
+	t.Helper()
+	starts := regexp.MustCompile(`are processes \[(.*)\]`).FindAllStringSubmatch(j.output.String(), -1)
+	require.NotEmpty(t, starts)
+	for field := range strings.FieldsSeq(starts[len(starts)-1][1]) {
+		pid, err := strconv.Atoi(field)
+		require.NoError(t, err)
+		pids = append(pids, pid)
+	}
+	return pids
+}
+
+// requireGone fails if a process has outlived its job.
+func requireGone(t *testing.T, pids []int) {
+	t.Helper()
+	for _, pid := range pids {
+		require.Eventually(t, func() bool { return syscall.Kill(pid, 0) == syscall.ESRCH }, 10*time.Second, 10*time.Millisecond, "process %d", pid)
+	}
+}
+
+type syncBuffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (s *syncBuffer) Write(b []byte) (int, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.b.Write(b)
+}
+
+func (s *syncBuffer) String() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.b.String()
+}
+
+// TestLaunchRestarts kills a rank after 150 updates, and again later another: the job goes on from
+// its checkpoints and ends as an undisturbed one does, to the bit.
+func TestLaunchRestarts(t *testing.T) {
+	const iters = 400
+	w := newWorkplace(t, iters)
+	w.run(t, "run", "plan.json", "--out", "whole", "-q")
+	j := w.launch(t, "--out", "disturbed", "--max-restarts", "2")
+	for i, at := range []int{150, 260} {
+		w.waitFor(t, "disturbed", at)
+		require.NoError(t, syscall.Kill(j.pids(t)[3-3*i], syscall.SIGKILL))
+		require.Eventually(t, func() bool {
+			return strings.Contains(j.output.String(), fmt.Sprintf("restart %d of at most 2", i+1))
+		}, time.Minute, 10*time.Millisecond)
+	}
+	require.NoError(t, j.Wait(), "%s", &j.output)
+	require.Regexp(t, `rank 3 was ended by signal 9 \(killed\): restart 1 of at most 2`, j.output.String())
+	require.Regexp(t, `rank 0, step \d+, .*: rank 3 (has failed: rank 3 )?at 127\.0\.0\.1:\d+ is gone`, j.output.String())
+	require.Regexp(t, `resuming at iteration (150|200) from `, j.output.String())
+	whole, disturbed := w.losses(t, "whole"), w.losses(t, "disturbed")
+	require.Equal(t, iters+1, len(whole), "an evaluation and the updates")
+	require.True(t, slices.Equal(whole, disturbed), "losses differ")
+}
+
+// TestLaunchEnds kills or stops a rank, or kills the agent: everything ends in bounded time, with
+// an error that names rank, step and op, and no process is left.
+func TestLaunchEnds(t *testing.T) {
+	w := newWorkplace(t, 1_000_000)
+	for name, c := range map[string]struct {
+		signal syscall.Signal
+		rank   int // -1 is the agent
+		want   string
+	}{
+		"rank 0 killed": {syscall.SIGKILL, 0, `rank 2, step \d+, .*: rank 0 (has failed: rank 0 )?at .* is gone`},
+		"rank 1 stops":  {syscall.SIGSTOP, 1, `rank \d, step \d+, \w+( mb=\d)?, \w+ \S+: (on the communication stream: )?waited 2s for rank`},
+		"agent killed":  {syscall.SIGKILL, -1, ``},
+	} {
+		t.Run(name, func(t *testing.T) {
+			out := strings.ReplaceAll(name, " ", "-")
+			j := w.launch(t, "--out", out, "--timeout", "2s")
+			w.waitFor(t, out, 30)
+			pids := j.pids(t)
+			began, victim := time.Now(), j.Process.Pid
+			if c.rank >= 0 {
+				victim = pids[c.rank]
+			}
+			require.NoError(t, syscall.Kill(victim, c.signal))
+			require.Error(t, j.Wait())
+			require.Less(t, time.Since(began), time.Minute)
+			require.Regexp(t, c.want, j.output.String())
+			requireGone(t, pids)
+		})
+	}
+}
+
+// TestLaunchOverNetwork runs two machines, each a network namespace, that reach each other by
+// address alone.
+func TestLaunchOverNetwork(t *testing.T) {
+	w := newWorkplace(t, 20)
+	ip := func(args string) error { return exec.Command("ip", strings.Fields(args)...).Run() }
+	var names [2]string
+	for i := range names {
+		names[i] = fmt.Sprintf("ap%d-%d", os.Getpid()%100000, i)
+		if err := ip("netns add " + names[i]); err != nil {
+			t.Skipf("no network namespaces here: %v", err)
+		}
+		t.Cleanup(func() { ip("netns del " + names[i]) })
+	}
+	if err := ip(fmt.Sprintf("link add v0 netns %s type veth peer name v1 netns %s", names[0], names[1])); err != nil {
+		t.Skipf("no virtual links here: %v", err)
+	}
+	for i, name := range names {
+		for _, args := range []string{fmt.Sprintf("addr add 10.77.0.%d/24 dev v%d", i+1, i), fmt.Sprintf("link set v%d up", i), "link set lo up"} {
+			require.NoError(t, ip("-n "+name+" "+args), args)
+		}
+	}
+	agent := func(node int, args ...string) *exec.Cmd {
+		cmd := w.command()
+		cmd.Args = append([]string{"ip", "netns", "exec", names[node], cmd.Path, "launch", "plan.json", "--nproc", "2", "--nnodes", "2", "--node-rank", fmt.Sprint(node)}, args...)
+		cmd.Path, _ = exec.LookPath("ip")
+		return cmd
+	}
+	w.run(t, "run", "plan.json", "--out", "whole", "-q")
+	first := agent(0, "--master", "10.77.0.1:29500", "--out", "apart")
+	require.NoError(t, first.Start())
+	out, err := agent(1, "--master", "10.77.0.1:29500", "--out", "apart").CombinedOutput()
+	require.NoError(t, err, "%s", out)
+	require.NoError(t, first.Wait())
+	require.Equal(t, w.losses(t, "whole"), w.losses(t, "apart"))
+
+	began := time.Now()
+	out, err = agent(1, "--master", "10.77.0.9:29500", "--timeout", "1s").CombinedOutput()
+	require.Error(t, err)
+	require.Regexp(t, `rank [23] of 4 has no answer of rank 0 at 10\.77\.0\.9:29500 after \d\.\d s`, string(out))
+	require.Less(t, time.Since(began), 30*time.Second)
+}

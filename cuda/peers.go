@@ -1,0 +1,124 @@
+package cuda
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net"
+	"sync"
+	"time"
+
+	"github.com/autopar/autopar/cuda/driver"
+	"github.com/autopar/autopar/runtime"
+)
+
+// others are the processes of a world that has a rank in each. They tell each other the
+// names of communicators over TCP; all else goes by NCCL.
+type others struct {
+	conns []net.Conn // by rank, nil for this one
+
+	mu    sync.Mutex
+	names map[int]chan driver.ID // by group
+}
+
+// naming is what the first member of a group tells the others.
+type naming struct {
+	Group int32
+	ID    driver.ID
+}
+
+// meet connects the processes of a world.
+func meet(world runtime.World) (*others, error) {
+	if world.Peers == nil {
+		return nil, nil
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), world.Timeout)
+	defer cancel()
+	conns, err := world.Peers.Connect(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("cuda: %w", err)
+	}
+	o := &others{conns: conns, names: map[int]chan driver.ID{}}
+	for _, conn := range conns {
+		if conn != nil {
+			go o.listen(conn)
+		}
+	}
+	return o, nil
+}
+
+// name returns where the name of a group arrives.
+func (o *others) name(group int) chan driver.ID {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.names[group] == nil {
+		o.names[group] = make(chan driver.ID, 1)
+	}
+	return o.names[group]
+}
+
+// listen takes names until the connection ends. That a process is lost is heard of elsewhere
+// ([launch.Peers.Failed]).
+func (o *others) listen(conn net.Conn) {
+	for {
+		var n naming
+		if err := binary.Read(conn, binary.BigEndian, &n); err != nil {
+			return
+		}
+		select {
+		case o.name(int(n.Group)) <- n.ID:
+		default: // a second name of one group
+			return
+		}
+	}
+}
+
+func (o *others) close() error {
+	if o == nil {
+		return nil
+	}
+	var errs []error
+	for _, conn := range o.conns {
+		if conn != nil {
+			errs = append(errs, conn.Close())
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// nameAcross gives the members of a group, in processes of their own, the name of their
+// communicator, which the first makes.
+func (l *lane) nameAcross(lib driver.Collectives, c *runtime.Collective) (driver.ID, error) {
+	b := l.device.backend
+	if c.Position > 0 {
+		timer := time.NewTimer(b.world.Timeout)
+		defer timer.Stop()
+		select {
+		case id := <-b.others.name(c.Group):
+			return id, nil
+		case <-b.stopped:
+			return driver.ID{}, runtime.ErrAborted
+		case <-timer.C:
+			return driver.ID{}, &runtime.WaitError{Ranks: []int{c.Members[0].Rank}, After: b.world.Timeout}
+		}
+	}
+	id, err := lib.NewID()
+	if err != nil {
+		return id, err
+	}
+	message, err := binary.Append(nil, binary.BigEndian, naming{int32(c.Group), id})
+	if err != nil {
+		return id, err
+	}
+	for _, m := range c.Members[1:] {
+		conn := b.others.conns[m.Rank]
+		if err := conn.SetWriteDeadline(time.Now().Add(b.world.Timeout)); err != nil {
+			return id, err
+		}
+		if _, err := conn.Write(message); err != nil {
+			return id, fmt.Errorf("cuda: naming NCCL's group %d to rank %d at %s: %w", c.Group, m.Rank, conn.RemoteAddr(), err)
+		}
+	}
+	return id, nil
+}

@@ -1,0 +1,111 @@
+package measured
+
+import (
+	"maps"
+	"math"
+	"math/rand/v2"
+	"slices"
+)
+
+// Noise is how much the measured times of one plan differ in a source, and what that
+// costs whoever measures all plans once more and goes by it: no prediction of what a
+// plan takes on average can be asked for more.
+type Noise struct {
+	SourceID string  `json:"source_id"`
+	Repeated int     `json:"repeated"` // plans measured more than once
+	Spread   float64 `json:"spread"`   // standard deviation of the logarithm of a plan's times
+	// Spearman is the expected rank correlation of the times with others of that spread; 0
+	// of fewer than three rows.
+	Spearman float64 `json:"spearman"`
+	Regret   float64 `json:"regret"` // expected mean of choosing by those: see [Regret]
+}
+
+// noiseDraws is from how many times all plans are drawn anew; means of them are known
+// to three digits.
+const noiseDraws = 400
+
+// NoiseOf tells the noise of every source that has plans measured more than once, by
+// name. Outcomes without a measured time, or of low confidence, are left out.
+func NoiseOf(outcomes []Outcome) []Noise {
+	bySource := map[string][][]Outcome{} // settings
+	order, groups := settings(outcomes)
+	for _, s := range order {
+		bySource[s.source] = append(bySource[s.source], groups[s])
+	}
+	var all []Noise
+	for _, source := range slices.Sorted(maps.Keys(bySource)) {
+		n := Noise{SourceID: source}
+		if n.measure(bySource[source]); n.Repeated > 0 {
+			n.simulate(bySource[source])
+			all = append(all, n)
+		}
+	}
+	return all
+}
+
+// measure pools the variance of the repeated plans of a source's settings.
+func (n *Noise) measure(settings [][]Outcome) {
+	squares, free := 0.0, 0
+	for _, g := range settings {
+		times := map[choice][]float64{}
+		for _, o := range g {
+			times[o.choice()] = append(times[o.choice()], math.Log(o.StepSeconds))
+		}
+		for _, logs := range times {
+			if len(logs) == 1 {
+				continue
+			}
+			n.Repeated++
+			free += len(logs) - 1
+			mean := 0.0
+			for _, l := range logs {
+				mean += l / float64(len(logs))
+			}
+			for _, l := range logs {
+				squares += (l - mean) * (l - mean)
+			}
+		}
+	}
+	n.Spread = math.Sqrt(squares / float64(max(free, 1)))
+}
+
+// simulate takes the measured times of a source as true, and draws others.
+func (n *Noise) simulate(settings [][]Outcome) {
+	random := rand.New(rand.NewPCG(1, 2))
+	again := func(seconds float64) float64 { return seconds * math.Exp(n.Spread*random.NormFloat64()) }
+	var rates []float64
+	choices := 0
+	for _, g := range settings {
+		for _, o := range g {
+			rates = append(rates, float64(o.GlobalBatch*o.SeqLen)/float64(o.GPUs)/o.StepSeconds)
+		}
+		plans := once(g)
+		if len(plans) < 2 {
+			continue
+		}
+		choices++
+		fastest := math.Inf(1)
+		for _, p := range plans {
+			fastest = min(fastest, p.StepSeconds)
+		}
+		for range noiseDraws {
+			chosen, least := 0.0, math.Inf(1)
+			for _, p := range plans {
+				if t := again(p.StepSeconds); t < least {
+					chosen, least = p.StepSeconds, t
+				}
+			}
+			n.Regret += (chosen/fastest - 1) / noiseDraws
+		}
+	}
+	n.Regret /= float64(max(choices, 1))
+	drawn := make([]float64, len(rates))
+	for range noiseDraws {
+		for i, r := range rates {
+			drawn[i] = again(r)
+		}
+		if rho := Spearman(rates, drawn); !math.IsNaN(rho) {
+			n.Spearman += rho / noiseDraws
+		}
+	}
+}

@@ -1,0 +1,35 @@
+package measured
+
+import (
+	"math"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// TestNoise: the spread of repeated plans alone counts, and what it costs is what
+// choosing between two plans by times of that spread does.
+func TestNoise(t *testing.T) {
+	row := func(source string, batch, micro int, took float64) Outcome {
+		return Outcome{Row: Row{Source: source, GlobalBatch: batch, MicroBatch: micro, SeqLen: 1, GPUs: 1, StepSeconds: took}}
+	}
+	low := row("s", 8, 1, 9)
+	low.Confidence = "low"
+	all := NoiseOf([]Outcome{
+		row("s", 8, 1, math.Exp(0.3)), row("s", 8, 1, math.Exp(0.5)), low, // the mean of their logarithms 0.4
+		row("s", 16, 1, 1), row("s", 16, 2, 1.1), // once each
+		row("once", 8, 1, 1), row("once", 8, 2, 2),
+	})
+	require.Len(t, all, 1)
+	n := all[0]
+	require.Equal(t, "s", n.SourceID)
+	require.Equal(t, 1, n.Repeated)
+	require.InDelta(t, math.Sqrt(2*0.1*0.1), n.Spread, 1e-12)
+	// The slower is chosen where one of two normal variables exceeds another by ln 1.1: a
+	// normal variable of deviation sqrt(2)·spread = 0.2.
+	wrong := 0.5 * math.Erfc(math.Log(1.1)/0.2/math.Sqrt2)
+	require.InDelta(t, 0.1*wrong, n.Regret, 0.1*4*math.Sqrt(wrong*(1-wrong)/noiseDraws))
+	require.Greater(t, n.Spearman, 0.3)
+	require.Less(t, n.Spearman, 0.99)
+	require.Empty(t, NoiseOf(nil))
+}

@@ -1,0 +1,134 @@
+package cost
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/goccy/go-yaml/ast"
+
+	"github.com/autopar/autopar/config"
+	"github.com/autopar/autopar/config/strictyaml"
+	"github.com/autopar/autopar/ir"
+)
+
+// OnePass is the algorithm of collectives between ranks that share memory: the last to
+// arrive makes what all end with, reading every operand once and writing every result
+// once, and those that wait for it help. Its link's bandwidth is of bytes read and
+// written by all cores, and its latency that of ranks that meet.
+const OnePass = "one_pass"
+
+// inOnePass is the time of a collective by [OnePass]: what a rank loses to a meeting,
+// its share of what all read and write, as all groups are at it together, and that of
+// reading the result, of which most lies near the cores of others.
+func (m *Model) inOnePass(op ir.Op, bytes int64, g Group) Picoseconds {
+	n, read, written := float64(g.Size), float64(bytes), float64(bytes)
+	if op == ir.OpReduceScatter {
+		written /= n
+	}
+	return picoseconds((read+written)/m.together[0] + m.apart*min(written, float64(m.cache.Memory)) + m.meeting(n) + m.launch)
+}
+
+// meeting is the time that each of n ranks loses where they meet. More of them than there
+// are cores come one after the other, each when one before has left its core to it.
+func (m *Model) meeting(n float64) float64 {
+	return m.rungs[0].latency + m.turn*max(0, n/float64(m.cluster.Device.Cores)-1)
+}
+
+// share takes the figures that only a shared machine has, for so many ranks.
+func (m *Model) share(c *Cluster, ranks int) {
+	m.onePass, m.turn = c.Collectives == OnePass, c.Device.Turn
+	if cores := float64(c.Device.Cores); m.cache.Remote > 0 {
+		m.apart = max(1, m.crowd) * (1 - 1/cores) / m.cache.Remote
+	}
+	if m.crowd >= 1 {
+		return
+	}
+	// Each of a rank's cores does its share of a kernel, and of the operands of that it has
+	// written its share itself.
+	if m.cache.Remote > 0 {
+		m.remote = m.crowd * (1 - m.crowd) / m.cache.Remote
+	}
+	if t := c.Device.Efficiency.Threads; t > 0 {
+		m.peak *= t
+		m.fastest *= t
+		m.cache.Bandwidth *= t
+		for d := range m.halfPeak {
+			m.halfPeak[d] *= t
+		}
+	}
+}
+
+// across reports whether the parts of a kernel read what all parts of those before have
+// written. Kernels of a pass divide what they do by tokens, each part for those whose
+// values it has near, but gradients of weights are sums over all tokens, and what updates
+// weights divides them in another way.
+func across(n *ir.Node) bool {
+	if n.Op == ir.OpMatMul {
+		return n.Attr.(ir.MatMulAttr).Form == ir.MatMulTN
+	}
+	return n.Phase == ir.Update
+}
+
+// reached is the share of the peak rate that a kernel reaches, by its op where that is
+// known.
+func (m *Model) reached(w *work, otherwise float64) float64 {
+	if w.node != nil && int(w.node.Op) < len(m.kernels) {
+		if share := m.kernels[w.node.Op]; share > 0 {
+			return share
+		}
+	}
+	return otherwise
+}
+
+// validateShared checks what only a shared machine may state.
+func (c *Cluster) validateShared() error {
+	bad := func(key, format string, args ...any) error { return &FieldError{key, fmt.Sprintf(format, args...)} }
+	switch {
+	case c.Collectives != "" && c.Collectives != OnePass:
+		return bad("collectives", "is %s; there is %s, and rings and trees where nothing is said", c.Collectives, OnePass)
+	case c.Device.Shared:
+		return nil
+	case c.Collectives != "":
+		return bad("collectives", "is %s, of ranks that share memory: device.shared is false", c.Collectives)
+	case c.Device.Turn != 0:
+		return bad("device.turn", "has no meaning where ranks share no cores: device.shared is false")
+	case len(c.Device.Kernels) > 0:
+		return bad("device.kernels", "are of a shared machine: device.shared is false")
+	}
+	return nil
+}
+
+// kernelOps are the ops of which device.kernels may state a rate.
+func kernelOps() []string {
+	var names []string
+	for _, op := range ir.Ops() {
+		if op.Class() != ir.Comm && op != ir.OpMatMul {
+			names = append(names, op.String())
+		}
+	}
+	return names
+}
+
+// kernels reads device.kernels, a share of the peak by the name of an op.
+func (d *decoder) kernels(node ast.Node) error {
+	entries, err := strictyaml.Entries(node, d.file, "device.kernels")
+	if err != nil {
+		return err
+	}
+	d.c.Device.Kernels = map[string]float64{}
+	for _, e := range entries {
+		key := "device.kernels." + e.Name
+		d.at[key] = e.At
+		if all := kernelOps(); !slices.Contains(all, e.Name) {
+			return e.At.Refuse(key, "is no op of which a rate can be stated; did you mean %s?", config.Nearest(e.Name, all))
+		}
+		value, ok := strictyaml.ScalarOf(e.Value)
+		if ok {
+			d.c.Device.Kernels[e.Name], ok = value.Float()
+		}
+		if !ok {
+			return e.At.Refuse(key, "wants a number, got %s", strictyaml.Describe(e.Value))
+		}
+	}
+	return nil
+}

@@ -1,0 +1,126 @@
+package cost
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/autopar/autopar/ir"
+)
+
+// two is a shared machine of two cores with round figures.
+func two(t *testing.T) *Cluster {
+	c, err := Load("cpu")
+	require.NoError(t, err)
+	c.Device.Cores, c.Device.LaunchOverhead, c.Device.Turn = 2, 1e-6, 50e-6
+	c.Device.FLOPS["f32"] = 1e11
+	c.Device.Efficiency = Efficiency{Matmul: 1, Attention: 1, Vector: 1, Memory: 1}
+	c.IntraNode = Link{Bandwidth: 40e9, Efficiency: 1, Latency: 10e-6}
+	return c
+}
+
+// TestOnePass works out collectives by hand, of 1 MB: ranks of two cores read and write 40
+// GB/s together.
+func TestOnePass(t *testing.T) {
+	equal := func(want, got Picoseconds, why string) { require.InDelta(t, float64(want), float64(got), 2, why) }
+	c := two(t)
+	all := Group{4, Fan{4}}
+	m := NewModel(c, 4) // an instruction starts in 2 us
+	equal((200+10+50+2)*us, m.Collective(ir.OpAllReduce, 1e6, all), "2 MB of each rank at 10 GB/s; two more ranks than cores")
+	equal((200+10+50+2)*us, m.Collective(ir.OpAllGather, 1e6, all), "")
+	equal((125+10+50+2)*us, m.Collective(ir.OpReduceScatter, 1e6, all), "a quarter is written")
+	equal((200+10+2)*us, m.Collective(ir.OpAllReduce, 1e6, Group{2, Fan{2}}), "a core for each of two")
+	equal((200+10)*us, m.Transfer(1e6, Route{}), "")
+	require.Zero(t, m.Collective(ir.OpAllReduce, 1e6, Group{Size: 1}))
+	equal((100+10+1)*us, NewModel(c, 2).Collective(ir.OpAllReduce, 1e6, Group{2, Fan{2}}), "twice the machine")
+
+	c.Device.Cache = &Cache{Memory: 8e6, Bandwidth: 1e12, Remote: 5e9}
+	equal((100+10+1+100)*us, NewModel(c, 2).Collective(ir.OpAllReduce, 1e6, Group{2, Fan{2}}), "half the result comes from the other core")
+	equal((125+10+50+2+50)*us, NewModel(c, 4).Collective(ir.OpReduceScatter, 1e6, all), "of a quarter, for two ranks in turn")
+	c.Collectives = ""
+	equal((150+6*20+2)*us, NewModel(c, 4).Collective(ir.OpAllReduce, 1e6, all), "a ring, where nothing is said")
+}
+
+// TestKernelsOfSeveralCores: a rank with both cores loses where one reads what the other
+// has written, and a share of its rate wherever they divide.
+func TestKernelsOfSeveralCores(t *testing.T) {
+	c := two(t)
+	c.Device.LaunchOverhead = 0
+	c.Device.Cache = &Cache{Memory: 8e6, Bandwidth: 1e12, Remote: 5e9}
+	near, far := &work{class: product, dtype: ir.F32, flops: 2e8, bytes: 1e6}, &work{class: product, dtype: ir.F32, flops: 2e8, bytes: 1e6, across: true}
+	require.InDelta(t, float64(1000*us), float64(NewModel(c, 1).kernel(near)), 2)
+	require.InDelta(t, float64((1000+50)*us), float64(NewModel(c, 1).kernel(far)), 2, "each core half of 1 MB, of which half from the other at 5 GB/s")
+	require.InDelta(t, float64(2000*us), float64(NewModel(c, 2).kernel(far)), 2)
+	require.InDelta(t, float64(4000*us), float64(NewModel(c, 4).kernel(far)), 2, "in turns")
+	huge := *far
+	huge.bytes = 16e6
+	require.InDelta(t, float64((1000+400)*us), float64(NewModel(c, 1).kernel(&huge)), 2, "no more than the caches hold")
+	c.Device.Efficiency.Threads = 0.8
+	require.InDelta(t, float64((1250+50)*us), float64(NewModel(c, 1).kernel(far)), 2)
+	require.InDelta(t, float64(2000*us), float64(NewModel(c, 2).kernel(far)), 2)
+
+	weight := &ir.Node{Op: ir.OpMatMul, Attr: ir.MatMulAttr{Form: ir.MatMulTN}}
+	require.True(t, across(weight))
+	weight.Attr = ir.MatMulAttr{Form: ir.MatMulNN}
+	require.False(t, across(weight))
+	require.True(t, across(&ir.Node{Op: ir.OpAdamW, Phase: ir.Update}))
+	require.False(t, across(&ir.Node{Op: ir.OpGELU}))
+}
+
+// TestKernelsByOp: an op has a rate of its own where the cluster states one, and attention
+// less of it to few keys.
+func TestKernelsByOp(t *testing.T) {
+	c := two(t)
+	c.Device.LaunchOverhead = 0
+	c.Device.Kernels = map[string]float64{"gelu": 0.5, "attention": 0.25}
+	c.Device.Efficiency.AttentionHalf = 100
+	time := func(op ir.Op, class kernelClass) Picoseconds {
+		return NewModel(c, 2).kernel(&work{node: &ir.Node{Op: op}, class: class, dtype: ir.F32, flops: 1e8, bytes: 1, scores: 1, keys: 50})
+	}
+	require.Equal(t, 1000*us, time(ir.OpRMSNorm, vector))
+	require.Equal(t, 2000*us, time(ir.OpGELU, vector))
+	require.Equal(t, 3000*us, time(ir.OpAttentionGrad, attention))
+	require.Equal(t, 12000*us, time(ir.OpAttention, attention))
+	copied := c.Clone()
+	copied.Device.Kernels["gelu"] = 1
+	require.Equal(t, 0.5, c.Device.Kernels["gelu"])
+}
+
+// TestSharedYAML: what refines a shared machine is read, and refused where it means nothing.
+func TestSharedYAML(t *testing.T) {
+	source, err := Source("cpu")
+	require.NoError(t, err)
+	edit := func(old, new string) (*Cluster, error) {
+		require.Contains(t, string(source), old)
+		return Parse("x.yaml", []byte(strings.Replace(string(source), old, new, 1)))
+	}
+	c, err := edit("efficiency: {", "kernels: {gelu: 0.07}\n  cache: {memory: 2MiB, bandwidth: 1e11, remote: 8e9}\n  efficiency: {attention_half_keys: 90, ")
+	require.NoError(t, err)
+	require.Equal(t, map[string]float64{"gelu": 0.07}, c.Device.Kernels)
+	require.Equal(t, 8e9, c.Device.Cache.Remote)
+	require.Equal(t, 90.0, c.Device.Efficiency.AttentionHalf)
+	require.Equal(t, OnePass, c.Collectives)
+	for _, tt := range []struct{ old, new, want string }{
+		{"efficiency: {", "efficiency: {crowd: 0.8, ", "device.efficiency.crowd: is of an earlier version, whose ranks did not compute for others while they waited: measure the machine again with autopar profile"},
+		{"efficiency: {", "kernels: {gello: 0.07}\n  efficiency: {", "device.kernels.gello: is no op of which a rate can be stated; did you mean gelu?"},
+		{"efficiency: {", "kernels: {gelu: fast}\n  efficiency: {", "device.kernels.gelu: wants a number"},
+		{"efficiency: {", "kernels: {gelu: 1.5}\n  efficiency: {", "x.yaml:14:13: device.kernels.gelu: is 1.5, must be between"},
+		{"collectives: one_pass", "collectives: two_pass", "collectives: is two_pass; there is one_pass, and rings and trees where nothing is said"},
+		{"turn: 50e-6", "turn: -1", "device.turn: is -1 s, must be between 0 and 1"},
+	} {
+		_, err := edit(tt.old, tt.new)
+		require.ErrorContains(t, err, tt.want)
+	}
+	h100, err := Source("h100")
+	require.NoError(t, err)
+	for _, tt := range []struct{ old, new, want string }{
+		{"devices_per_node: 8", "devices_per_node: 8\ncollectives: one_pass", "collectives: is one_pass, of ranks that share memory: device.shared is false"},
+		{"  memory_bandwidth", "  turn: 1e-6\n  memory_bandwidth", "device.turn: has no meaning where ranks share no cores"},
+		{"  memory_bandwidth", "  kernels: {gelu: 0.1}\n  memory_bandwidth", "device.kernels: are of a shared machine"},
+	} {
+		require.Contains(t, string(h100), tt.old)
+		_, err := Parse("x.yaml", []byte(strings.Replace(string(h100), tt.old, tt.new, 1)))
+		require.ErrorContains(t, err, tt.want)
+	}
+}

@@ -1,0 +1,297 @@
+package planner
+
+import (
+	"cmp"
+	"slices"
+
+	"github.com/autopar/autopar/partition"
+	"github.com/autopar/autopar/planner/cost"
+)
+
+// pending is an outline of which some sizes of micro-batches have not been looked at.
+type pending struct {
+	outline
+	base    *pending                  // unless nil, it only spares memory that this one needs: see relieve
+	points  []*point                  // of it that are looked at
+	sighted bool                      // those that spare memory beside it, or are in other orders of ranks, are pending too
+	waits   bool                      // in another order of ranks, until something fits: see reorder
+	work    *work                     // that a stage does, nil until it is known
+	shared  map[cost.Kinds]*workTimes // see work
+	skel    *skeleton
+	first   *floors
+	left    []sized // nil as long as they are the first
+}
+
+// sized is a size of micro-batches and a schedule, under which no plan takes less time
+// than floor, nor than free if memory were without limit.
+type sized struct {
+	size        int
+	schedule    partition.Schedule
+	free, floor cost.Picoseconds
+	level       level
+}
+
+// level says what a floor knows, besides what those before do.
+type level int
+
+const (
+	busyTrunk      level = iota // what the trunk does in order: see [searcher.floor]
+	flowTrunk                   // the way through all positions of what a family has: see [searcher.common]
+	flowFree                    // the way through all positions: see [searcher.flowing]
+	flowLimited                 // the recomputation that memory makes necessary
+	refinedFree                 // all that the outline does: see [searcher.refined]
+	refinedLimited              // with recomputation
+)
+
+// rest lists the sizes which are left.
+func (p *pending) rest() []sized {
+	if p.left == nil {
+		return p.first.sizes
+	}
+	return p.left
+}
+
+// floor is that of the sizes which are left.
+func (p *pending) floor() cost.Picoseconds {
+	if p.left == nil {
+		return p.first.least
+	}
+	least := never
+	for i := range p.left {
+		least = min(least, p.left[i].floor)
+	}
+	return least
+}
+
+// byFloor puts the most promising first.
+func byFloor(a, b *pending) int { return cmp.Compare(a.floor(), b.floor()) }
+
+// sight lists the pending outlines that may have plans of at most the given time, of
+// those that only spare memory or of the others, by all floors that need no program of
+// theirs; the most promising first. Those with them that spare memory, or are in other orders of
+// ranks, are pending, too.
+func (s *searcher) sight(limit cost.Picoseconds, relief bool, sighted, chosen func(*pending) bool) []*pending {
+	var open []*pending
+	for _, p := range s.pending { // not those that are appended
+		if p.waits || (p.base != nil) != relief || p.floor() > limit || !sighted(p) {
+			continue
+		}
+		if !p.sighted {
+			p.sighted = true
+			s.pending = append(append(s.pending, s.sparing(p)...), s.inOtherOrders(p.outline, p.first)...)
+		}
+		if s.raise(p, limit, flowLimited); p.floor() <= limit && chosen(p) {
+			open = append(open, p)
+		}
+	}
+	slices.SortStableFunc(open, byFloor)
+	return open
+}
+
+// best is the place of the size with the least floor of those that are left.
+func (p *pending) best() int {
+	at := 0
+	for i := range p.left {
+		if p.left[i].floor < p.left[at].floor {
+			at = i
+		}
+	}
+	return at
+}
+
+// price returns the most promising point of an outline, no longer pending; nil if, by all
+// floors, another outline may be more promising, or nothing is left that may take at most
+// the given time.
+func (s *searcher) price(p *pending, limit cost.Picoseconds) *point {
+	floor := p.floor()
+	err := s.raise(p, limit, refinedLimited)
+	if err == nil && p.floor() > floor {
+		return nil
+	}
+	if err == nil && p.skel == nil {
+		p.skel, err = s.skeleton(p.outline)
+	}
+	var first *point
+	if err != nil {
+		s.refused, s.refusals[p.outline] = err, err
+		p.left = p.left[:0]
+	} else {
+		s.stats.PlansConsidered++
+		at := p.best()
+		first = &point{degrees: p.degrees, cutter: newCutter(s, p.skel, p.left[at].size, p.left[at].schedule)}
+		p.left, p.points = slices.Delete(p.left, at, at+1), append(p.points, first)
+	}
+	if len(p.left) == 0 {
+		s.pending = slices.DeleteFunc(s.pending, func(q *pending) bool { return q == p })
+	}
+	return first
+}
+
+// raiseAll raises the first floors of an outline that are at most the limit, for all of
+// its family.
+func (s *searcher) raiseAll(p *pending, limit cost.Picoseconds) {
+	if p.first.least > limit {
+		return
+	}
+	p.first.least = never
+	for i := range p.first.sizes {
+		x := &p.first.sizes[i]
+		if x.floor <= limit && x.level < flowTrunk {
+			x.level = flowTrunk
+			x.free = max(x.free, s.common(p.outline, x.size, x.schedule))
+			x.floor = x.free
+		}
+		p.first.least = min(p.first.least, x.floor)
+	}
+}
+
+// raise raises the floors that are at most the limit up to a level. It fails from
+// refinedFree on when there is no program.
+func (s *searcher) raise(p *pending, limit cost.Picoseconds, to level) error {
+	if p.left == nil {
+		if s.raiseAll(p, limit); p.floor() > limit {
+			return nil
+		}
+		p.left = slices.Clone(p.first.sizes)
+	}
+	for i := range p.left {
+		for x := &p.left[i]; x.floor <= limit && x.level < to; {
+			x.level = max(x.level, flowTrunk) + 1
+			var more *again
+			if x.level == flowLimited || x.level == refinedLimited {
+				more = s.again(p.outline, x.size, x.schedule)
+			}
+			bound, err := cost.Picoseconds(0), error(nil)
+			if x.level >= refinedFree {
+				bound, err = s.refined(p, x.size, x.schedule, more)
+			} else {
+				bound = s.flowing(p.outline, x.size, x.schedule, more)
+			}
+			if err != nil {
+				return err
+			}
+			if x.floor = max(x.floor, bound); more == nil {
+				x.free = max(x.free, bound)
+			}
+		}
+	}
+	return nil
+}
+
+// run returns the best plan of each of the best degrees, all the points it looked
+// at, and whether the first plan is certainly the best.
+//
+// The ceiling on the time rises in small steps until enough has been found under
+// it. Below a low ceiling most points have no cut worth a look, so that nothing
+// much is spent on those whose bound promises more than they hold; and what is
+// found under a ceiling is the best there is.
+func (s *searcher) run() ([]*candidate, []*point, bool) {
+	var points []*point
+	best := map[degrees]*candidate{}
+	worst := func() cost.Picoseconds { // of those we want
+		if kept := ranked(best); len(kept) > s.opts.TopK {
+			return kept[s.opts.TopK].time
+		}
+		return never - 1
+	}
+	take := func(p *point, x *candidate) {
+		if x != nil && (best[p.degrees] == nil || x.less(best[p.degrees])) {
+			best[p.degrees] = x
+		}
+	}
+	least := never
+	for _, p := range s.pending {
+		if floor := p.floor(); floor > 0 { // where it is 0 there are no programs
+			least = min(least, floor)
+		}
+	}
+	var ceiling cost.Picoseconds
+	limit := func() cost.Picoseconds { return min(ceiling, worst()) }
+	limitOf := func(p *point) cost.Picoseconds { // of its plans that are of interest
+		if mine := best[p.degrees]; mine != nil {
+			return min(limit(), mine.time)
+		}
+		return limit()
+	}
+	// next returns the most promising point that is not solved, nil if none is worth it.
+	next := func(points []*point) (first *point) {
+		for _, p := range points {
+			if !p.solved && p.least <= limitOf(p) && limitOf(p) >= p.rest && (first == nil || p.least < first.least) {
+				first = p
+			}
+		}
+		return first
+	}
+	all := func(*pending) bool { return true }
+	for ceiling = least + least/64; ; ceiling += ceiling/64 + 1 {
+		last := ceiling > 4*least
+		if last {
+			ceiling = never - 1
+		}
+		open := s.sight(limit(), false, all, all)
+		for done := false; !done; {
+			p := next(points)
+			switch {
+			case len(open) > 0 && open[0].floor() > limit():
+				open = nil
+			case len(open) > 0 && (p == nil || open[0].floor() <= p.least):
+				if p := s.price(open[0], limit()); p != nil {
+					points = append(points, p)
+				}
+				slices.SortStableFunc(open, byFloor)
+			case p != nil:
+				limit := limitOf(p)
+				x, certain := p.solve(limit, quick)
+				p.solved, p.unsure, p.rest = x != nil, !certain, limit+1
+				if p.unsure {
+					p.rest = max(p.rest, 2*ceiling-p.least)
+				}
+				take(p, x)
+			default: // until nothing relieves what was found, nor is in another order
+				if len(best) > 0 && s.reorder(limit()) {
+					open = s.sight(limit(), false, all, all)
+				}
+				if len(open) == 0 {
+					open = s.relieve(limit(), best)
+				}
+				done = len(open) == 0
+			}
+		}
+		if last || len(best) > s.opts.TopK {
+			break
+		}
+	}
+	// Where the search gave up, look again below the winner only.
+	optimal, steps, bound := true, s.steps, never
+	for _, p := range points {
+		kept := ranked(best)
+		if len(kept) == 0 || !p.unsure || p.least >= kept[0].time {
+			continue
+		}
+		x, certain := p.solve(kept[0].time-1, steps)
+		steps = max(p.budget, 0)
+		take(p, x)
+		if !certain {
+			optimal, bound = false, min(bound, p.least)
+		}
+	}
+	if kept := ranked(best); !optimal {
+		s.stats.Gap = 1 - float64(bound)/float64(kept[0].time)
+	}
+	kept := ranked(best)
+	return kept[:min(len(kept), s.opts.TopK+1)], points, optimal
+}
+
+func ranked(best map[degrees]*candidate) []*candidate {
+	all := make([]*candidate, 0, len(best))
+	for _, x := range best {
+		all = append(all, x)
+	}
+	slices.SortFunc(all, func(a, b *candidate) int {
+		if a.less(b) {
+			return -1
+		}
+		return 1
+	})
+	return all
+}

@@ -1,0 +1,80 @@
+package kernel
+
+import (
+	"math"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// allMagnitudes are numbers of every exponent and of either sign: each 16381st float32 from zero over the subnormal ones to
+// the largest, with the infinities and NaN.
+func allMagnitudes() []float32 {
+	var x []float32
+	for bits := uint32(0); bits < 0x7f800000; bits += 16381 {
+		v := math.Float32frombits(bits)
+		x = append(x, v, -v)
+	}
+	inf := float32(math.Inf(1))
+	return append(x, math.MaxFloat32, -math.MaxFloat32, inf, -inf, float32(math.NaN()))
+}
+
+// ulps returns how far got is from want, in units in the last place of want as a float32.
+func ulps(got float32, want float64) float64 {
+	_, exponent := math.Frexp(want)
+	return math.Abs(float64(got)-want) / math.Ldexp(1, exponent-24)
+}
+
+// The bounds that math_generic.go states, over all magnitudes and for every instruction set.
+func TestMathBounds(t *testing.T) {
+	x := allMagnitudes()
+	y, ones := make([]float32, len(x)), make([]float32, len(x))
+	for i := range ones {
+		ones[i] = 1
+	}
+	logistic := func(x float64) float64 { return 1 / (1 + math.Exp(-x)) }
+	twice := func(x float64) float64 { return 2 * math.Sqrt(2/math.Pi) * (x + 0.044715*x*x*x) }
+	for _, f := range []struct {
+		name  string
+		run   func(set isa)
+		want  func(x float64) float64
+		bound func(x float64) float64 // in ulp
+	}{
+		{"exp", func(set isa) { set.expMul(y, x, 0, 1) }, math.Exp, func(float64) float64 { return 2 }},
+		{"GELU by erf", func(set isa) { set.gelu(y, x) }, func(x float64) float64 { return x * 0.5 * math.Erfc(-x/math.Sqrt2) },
+			func(x float64) float64 { return 8 + x*min(x, 0)/2 }},
+		{"GELU by tanh", func(set isa) { set.geluTanh(y, x) }, func(x float64) float64 { return x * logistic(twice(x)) },
+			func(x float64) float64 { return 3 - 3*min(twice(x), 0) }},
+		{"SwiGLU", func(set isa) { set.swiglu(y, x, ones) }, func(x float64) float64 { return x * logistic(x) },
+			func(x float64) float64 { return 3 - min(x, 0) }},
+	} {
+		want := make([]float64, len(x))
+		for i, v := range x {
+			want[i] = f.want(float64(v))
+		}
+		for _, set := range instructionSets() {
+			f.run(set)
+			var most float64 // of the bound
+			var at float32
+			for i, v := range x {
+				switch {
+				case math.IsNaN(want[i]) || math.IsInf(float64(v), -1):
+					// Zero times infinity may be either.
+					require.True(t, y[i] != y[i] || y[i] == 0 && math.IsInf(float64(v), -1), "%s: %s(%v) is %v", set.name, f.name, v, y[i])
+				case want[i] > math.MaxFloat32:
+					require.True(t, math.IsInf(float64(y[i]), 1), "%s: %s(%v) is %v", set.name, f.name, v, y[i])
+				case math.Abs(want[i]) < 0x1p-121 && v < -1: // exponentials below the normal numbers, or their inverses above the largest
+					require.InDelta(t, want[i], y[i], 0x1p-121, "%s: %s(%v)", set.name, f.name, v)
+				case math.Abs(want[i]) < 0x1p-126: // half of a subnormal number, rounded
+					require.InDelta(t, want[i], y[i], 0x1p-147, "%s: %s(%v)", set.name, f.name, v)
+				default:
+					if share := ulps(y[i], want[i]) / f.bound(float64(v)); !(share <= most) {
+						most, at = share, v
+					}
+				}
+			}
+			t.Logf("%s: %s: %.2f of the bound of %.2f ulp at %v", set.name, f.name, most, f.bound(float64(at)), at)
+			require.LessOrEqual(t, most, 1.0, "%s: %s(%v)", set.name, f.name, at)
+		}
+	}
+}

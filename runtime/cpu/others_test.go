@@ -1,0 +1,120 @@
+package cpu
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	rendezvous "github.com/autopar/autopar/launch" // launch is what runs a kernel here
+	"github.com/autopar/autopar/runtime"
+	"github.com/autopar/autopar/runtime/backendtest"
+)
+
+// several is a backend for each rank, joined as those of several processes are, here in one. Ranks
+// for which node says the same share memory.
+type several struct {
+	node     func(rank int) string
+	threads  func(rank int) int
+	backends []*Backend
+	peers    []*rendezvous.Peers
+}
+
+// oneMachine is of processes that share memory and cores.
+func oneMachine() *several {
+	return &several{node: func(int) string { return "" }, threads: func(int) int { return 0 }}
+}
+
+func (s *several) Open(world runtime.World) ([]runtime.Device, error) {
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return nil, err
+	}
+	addr := listener.Addr().String()
+	listener.Close()
+	n := world.Ranks
+	s.backends, s.peers = make([]*Backend, n), make([]*rendezvous.Peers, n)
+	devices, errs := make([]runtime.Device, n), make([]error, n)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	var ranks sync.WaitGroup
+	for r := range n {
+		ranks.Go(func() {
+			w := world
+			w.Timeout = max(w.Timeout, time.Minute) // to meet
+			var opened []runtime.Device
+			s.peers[r], errs[r] = rendezvous.Join(ctx, rendezvous.Place{Rank: r, World: n, Addr: addr, Node: s.node(r)})
+			if errs[r] != nil {
+				return
+			}
+			w.Peers, w.Timeout = s.peers[r], world.Timeout
+			if s.backends[r], errs[r] = New(Options{Threads: s.threads(r)}); errs[r] == nil {
+				opened, errs[r] = s.backends[r].Open(w)
+			}
+			if errs[r] == nil {
+				devices[r] = opened[0]
+			}
+		})
+	}
+	ranks.Wait()
+	return devices, errors.Join(errs...)
+}
+
+func (s *several) Abort() {
+	for _, b := range s.backends {
+		b.Abort()
+	}
+}
+
+func TestConformanceOfProcesses(t *testing.T) {
+	for name, node := range map[string]func(rank int) string{
+		"shared memory":  func(int) string { return "" },
+		"TCP":            func(rank int) string { return fmt.Sprint(rank) },
+		"pairs over TCP": func(rank int) string { return fmt.Sprint(rank / 2) },
+		"odd over TCP":   func(rank int) string { return fmt.Sprint(rank % 2) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			open := func(t *testing.T) runtime.Backend {
+				s := &several{node: node, threads: func(rank int) int { return 1 + rank%2 }}
+				t.Cleanup(func() {
+					for _, p := range s.peers {
+						go p.Close()
+					}
+				})
+				return s
+			}
+			backendtest.RunTogether(t, open)
+			backendtest.RunFixedPoint(t, open)
+		})
+	}
+}
+
+// TestSharedMemoryGoes checks that what processes share is unmapped when they have closed.
+func TestSharedMemoryGoes(t *testing.T) {
+	mapped := func() int {
+		maps, err := os.ReadFile("/proc/self/maps")
+		if err != nil {
+			t.Skip(err)
+		}
+		return strings.Count(string(maps), "memfd:autopar")
+	}
+	before := mapped()
+	s := oneMachine()
+	devices, err := s.Open(runtime.World{Ranks: 3, Timeout: time.Minute})
+	require.NoError(t, err)
+	for _, d := range devices {
+		require.NoError(t, d.Alloc(runtime.OnDevice, 1<<20))
+	}
+	require.Equal(t, before+3*(3+1), mapped(), "each maps three arenas and the table")
+	for _, d := range devices {
+		require.NoError(t, d.Close())
+	}
+	require.Eventually(t, func() bool { return mapped() == before }, 10*time.Second, time.Millisecond)
+}

@@ -1,0 +1,124 @@
+package runtime
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"fmt"
+	"hash/fnv"
+	"math"
+
+	"github.com/autopar/autopar/codegen"
+)
+
+// shared is what the processes of a run tell each other after a step.
+type shared struct {
+	counters []Counters // by rank
+	stop     bool       // the context of some process was cancelled
+}
+
+// Cancelled returns [context.Canceled] when the next step is not to start: ctx is cancelled, or
+// in a run of several processes, that of any was when the last step ended. So all stop before
+// the same step.
+func (e *Executor) Cancelled(ctx context.Context) error {
+	switch {
+	case e.opts.Peers == nil:
+		return ctx.Err()
+	case e.shared.stop:
+		return context.Canceled
+	}
+	return nil
+}
+
+// share gives all processes the scalar outputs and counters of a step.
+func (e *Executor) share(ctx context.Context, p *program) error {
+	mine := []byte{0}
+	if ctx.Err() != nil {
+		mine[0] = 1
+	}
+	mine, err := binary.Append(mine, binary.LittleEndian, e.here[0].counters.words())
+	if err != nil {
+		return err
+	}
+	for _, o := range p.scalars {
+		if e.local(o.rank) != nil {
+			mine = binary.LittleEndian.AppendUint32(mine, math.Float32bits(p.outputs[o.name]))
+		}
+	}
+	bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), e.opts.Timeout)
+	defer cancel()
+	all, err := e.opts.Peers.Gather(bounded, mine)
+	if err != nil {
+		return err
+	}
+	e.shared.counters, e.shared.stop = make([]Counters, len(all)), false
+	const head = 1 + 8*len(counterWords{})
+	for rank, b := range all {
+		if len(b) < head {
+			return fmt.Errorf("rank %d tells %d bytes of the step, want at least %d", rank, len(b), head)
+		}
+		e.shared.stop = e.shared.stop || b[0] != 0
+		var words counterWords
+		if _, err := binary.Decode(b[1:], binary.LittleEndian, &words); err != nil {
+			return err
+		}
+		e.shared.counters[rank] = words.counters()
+		all[rank] = b[head:]
+	}
+	for _, o := range p.scalars {
+		b := all[o.rank]
+		if len(b) < 4 {
+			return fmt.Errorf("rank %d does not tell output %s", o.rank, o.name)
+		}
+		p.outputs[o.name], all[o.rank] = math.Float32frombits(binary.LittleEndian.Uint32(b)), b[4:]
+	}
+	return nil
+}
+
+// counterWords are the fields of [Counters] on their way to another process.
+type counterWords [6]int64
+
+func (c Counters) words() counterWords {
+	return counterWords{int64(c.Collectives), c.CollectiveBytes, int64(c.Transfers), c.TransferBytes, int64(c.HostCopies), c.HostBytes}
+}
+
+func (w counterWords) counters() Counters {
+	return Counters{int(w[0]), w[1], int(w[2]), w[3], int(w[4]), w[5]}
+}
+
+// agree returns when all processes have loaded a program and have the arenas for it. It fails if
+// they have loaded different ones.
+func (e *Executor) agree(prog *codegen.Program) error {
+	if e.opts.Peers == nil {
+		return nil
+	}
+	h := fnv.New128a()
+	fmt.Fprintln(h, prog.Graph.Name)
+	for _, s := range prog.Stages {
+		fmt.Fprintln(h, s.Arena(), s.Host)
+		for phase, body := range s.Bodies {
+			for i := range body.Instrs {
+				in := &body.Instrs[i]
+				fmt.Fprintln(h, phase, in.Node.Op, in.Node.Name, in.Results, in.Args)
+				for _, v := range in.Node.Results {
+					fmt.Fprintln(h, v.Type, v.Spec)
+				}
+			}
+		}
+	}
+	for i := range prog.Schedules {
+		fmt.Fprintln(h, prog.Schedules[i].Tasks)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), e.opts.Timeout)
+	defer cancel()
+	all, err := e.opts.Peers.Gather(ctx, h.Sum(nil))
+	if err != nil {
+		return fmt.Errorf("runtime: loading %s: %w", prog.Graph.Name, err)
+	}
+	for rank, other := range all {
+		if !bytes.Equal(all[0], other) {
+			return fmt.Errorf("runtime: rank %d has another program %s than rank 0: all processes need the same plan and the same version of autopar", rank, prog.Graph.Name)
+		}
+	}
+	return nil
+}
