@@ -26,8 +26,8 @@ func inRankOrders() []mutant {
 		pkg: "./planner", run: "^TestCertificateOptions$",
 	}, {
 		bug: "no other order of ranks is searched", how: "the data-parallel ranks of a node may be neighbours",
-		file: "planner/search.go",
-		old:  "if len(best) > 0 && s.reorder(min(ceiling, worst())) {", new: "if false && s.reorder(min(ceiling, worst())) {",
+		file: "planner/explore.go",
+		old:  "if len(best) > 0 && s.reorder(limit()) {", new: "if false && s.reorder(limit()) {",
 		pkg: "./planner", run: "^TestRankOrderSearchIsExact$",
 	}}
 }

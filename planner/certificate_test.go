@@ -119,11 +119,12 @@ func TestCertificateOptions(t *testing.T) {
 	}
 }
 
-// ways tells how what a region communicates goes through the network.
+// ways tells how what a region communicates goes through the network, in the first of its
+// orders of ranks.
 func (r *Region) ways(p *proven) string {
 	plan := partition.Plan{
 		PlanNGPUs: r.plan, RuntimeNGPUs: p.cert.Plan.RuntimeNGPUs, DP: r.dp, CP: r.cp, TP: r.tp, ZeRO: r.zero, ZeROGroup: r.group,
-		MicroBatch: p.batch, Stages: make([]partition.Stage, r.pp),
+		MicroBatch: p.batch, Stages: make([]partition.Stage, r.pp), RankOrder: r.ranks[0],
 	}
 	return cost.NewProgram(p.cluster, &plan, plan.Mesh(p.batch)).Ways()
 }
@@ -216,6 +217,26 @@ func TestTamperedCertificates(t *testing.T) {
 				}
 			}
 			return false
+		}},
+		{"not alike to the usual order", "not everything goes the same ways", func(p *proven, c *Certificate) bool {
+			x := found(c, func(r *Region) bool {
+				usual := *r
+				usual.ranks = []string{""}
+				return r.ranks[0] != "" && r.reason != byTwin && r.ways(p) != usual.ways(p) && found(c, func(y *Region) bool {
+					return y.outline == r.outline && y.ranks[0] == "" && y.reason != byTwin
+				}) != nil
+			})
+			if x != nil {
+				x.reason, x.unit, x.as = byTwin, x.plan, ""
+			}
+			return x != nil
+		}},
+		{"order of ranks dropped", "ranks in order", func(_ *proven, c *Certificate) bool {
+			x := found(c, func(r *Region) bool { return len(r.ranks) > 1 })
+			if x != nil {
+				x.ranks = x.ranks[1:]
+			}
+			return x != nil
 		}},
 		{"alike to nothing", "there is no unit of", func(_ *proven, c *Certificate) bool {
 			x := found(c, func(r *Region) bool { return r.reason != byTwin && r.plan > 1 && r.dp < r.plan && r.ranks[0] == "" })

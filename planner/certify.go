@@ -253,7 +253,9 @@ func (a *auditor) cell(r *Region, c cell) error {
 	var bound cost.Picoseconds
 	switch r.reason {
 	case byTrunk:
-		bound = a.trunks(o, size, schedule, a.again(o, size, schedule))
+		if bound = a.common(o, size, schedule); bound < r.bound { // most need no more
+			bound = a.trunks(o, size, schedule, a.again(o, size, schedule))
+		}
 	case byStages:
 		var err error
 		if bound, err = a.stages(o, size, schedule, a.again(o, size, schedule)); err != nil {
