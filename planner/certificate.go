@@ -135,9 +135,7 @@ func (s *searcher) regions(winner cost.Picoseconds) []Region {
 	}
 	floors := map[outline][]sized{}
 	for _, p := range s.pending {
-		if !p.waits {
-			floors[p.outline], met[p.outline] = p.rest(), true
-		}
+		floors[p.outline], met[p.outline] = p.rest(), true
 	}
 	// What is not met in another order of ranks was left with its family, or is alike.
 	left := map[outline]bool{}

@@ -13,8 +13,7 @@ type pending struct {
 	outline
 	base    *pending                  // unless nil, it only spares memory that this one needs: see relieve
 	points  []*point                  // of it that are looked at
-	sighted bool                      // those that spare memory beside it, or are in other orders of ranks, are pending too
-	waits   bool                      // in another order of ranks, until something fits: see reorder
+	sighted bool                      // those that spare memory beside it are pending too
 	work    *work                     // that a stage does, nil until it is known
 	shared  map[cost.Kinds]*workTimes // see work
 	skel    *skeleton
@@ -68,17 +67,16 @@ func byFloor(a, b *pending) int { return cmp.Compare(a.floor(), b.floor()) }
 
 // sight lists the pending outlines that may have plans of at most the given time, of
 // those that only spare memory or of the others, by all floors that need no program of
-// theirs; the most promising first. Those with them that spare memory, or are in other orders of
-// ranks, are pending, too.
+// theirs; the most promising first. Those with them that spare memory are pending, too.
 func (s *searcher) sight(limit cost.Picoseconds, relief bool, sighted, chosen func(*pending) bool) []*pending {
 	var open []*pending
 	for _, p := range s.pending { // not those that are appended
-		if p.waits || (p.base != nil) != relief || p.floor() > limit || !sighted(p) {
+		if (p.base != nil) != relief || p.floor() > limit || !sighted(p) {
 			continue
 		}
 		if !p.sighted {
 			p.sighted = true
-			s.pending = append(append(s.pending, s.sparing(p)...), s.inOtherOrders(p.outline, p.first)...)
+			s.pending = append(s.pending, s.sparing(p)...)
 		}
 		if s.raise(p, limit, flowLimited); p.floor() <= limit && chosen(p) {
 			open = append(open, p)

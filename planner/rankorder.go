@@ -72,44 +72,79 @@ func (d degrees) sizes() map[string]int {
 	return map[string]int{partition.AxisTP: d.tp, partition.AxisCP: d.cp, partition.AxisDP: d.dp, partition.AxisPP: d.pp}
 }
 
-// inOtherOrders lists an outline in the other orders of ranks, which wait until something
-// fits. First floors of it in the usual order hold in those in which no group is nearer; with
-// none, the orders are listed in which some are.
-func (s *searcher) inOtherOrders(o outline, usual *floors) []*pending {
-	if s.relieves(o) || o.ranks != "" {
-		return nil
-	}
-	var all []*pending
-	for _, x := range s.rankOrders(o.degrees) {
-		if o.ranks = x.ranks; x.nearer != (usual == nil) {
-			continue
-		}
-		p := &pending{outline: o, first: usual, waits: true}
-		if x.nearer {
-			p.first = s.sizedOf(o)
-		}
-		all = append(all, p)
-	}
-	return all
+// waiting is outlines with the same first floors that wait to be looked at in other orders of
+// ranks than the usual one.
+type waiting struct {
+	waitingKey
+	outlines []outline
 }
 
-// reorder ends the waiting of outlines that may have plans of at most the given time, and
-// reports whether there are any. Before something fits it is of no use, as plans need the same
-// memory in any order.
+// waitingKey is what such outlines have in common.
+type waitingKey struct {
+	first *floors
+	usual bool // they are in the usual order, which stands for all others in which no group is nearer: its floors hold there, too
+}
+
+// waitInOtherOrders lets an outline in the usual order wait.
+func (s *searcher) waitInOtherOrders(o outline) {
+	if s.relieves(o) {
+		return
+	}
+	usual := false
+	for _, x := range s.rankOrders(o.degrees) {
+		if usual = usual || !x.nearer; x.nearer {
+			o.ranks = x.ranks
+			s.wait(o)
+		}
+	}
+	if o.ranks = ""; usual {
+		s.wait(o)
+	}
+}
+
+// wait adds an outline to those of its family.
+func (s *searcher) wait(o outline) {
+	key := waitingKey{s.sizedOf(o), o.ranks == ""}
+	r := s.waitingOf[key]
+	if r == nil {
+		r = &waiting{waitingKey: key}
+		s.waitingOf[key], s.waiting = r, append(s.waiting, r)
+	}
+	r.outlines = append(r.outlines, o)
+}
+
+// reorder adds what may have plans of at most the given time in other orders of ranks to
+// what is pending, and reports whether there is any. Before something fits it is of no use,
+// as plans need the same memory in any order.
 func (s *searcher) reorder(limit cost.Picoseconds) bool {
-	found := false
-	s.pending = slices.DeleteFunc(s.pending, func(p *pending) bool {
-		if !p.waits || p.floor() > limit {
-			return false
+	before := len(s.pending)
+	var left []*waiting
+	for i := 0; i < len(s.waiting); i++ { // those, too, that are added here
+		r := s.waiting[i]
+		if !r.usual {
+			s.raiseAll(&pending{outline: r.outlines[0], first: r.first}, limit)
 		}
-		p.first = s.sizedOf(p.outline) // in its own order
-		if s.raiseAll(p, limit); p.floor() > limit {
-			return false
+		if r.first.least > limit {
+			left = append(left, r)
+			continue
 		}
-		p.waits, found = false, true
-		return s.twin(p.outline)
-	})
-	return found
+		delete(s.waitingOf, r.waitingKey)
+		for _, o := range r.outlines {
+			if !r.usual {
+				if !s.twin(o) {
+					s.pending = append(s.pending, &pending{outline: o, first: r.first})
+				}
+				continue
+			}
+			for _, x := range s.rankOrders(o.degrees) {
+				if o.ranks = x.ranks; !x.nearer {
+					s.wait(o)
+				}
+			}
+		}
+	}
+	s.waiting = left
+	return len(s.pending) > before
 }
 
 // lies is how groups of tensor and context parallelism may lie in the network.
