@@ -72,45 +72,41 @@ func (d degrees) sizes() map[string]int {
 	return map[string]int{partition.AxisTP: d.tp, partition.AxisCP: d.cp, partition.AxisDP: d.dp, partition.AxisPP: d.pp}
 }
 
-// waiting is outlines with the same first floors that wait to be looked at in other orders of
-// ranks than the usual one.
+// waiting is outlines of the same degrees and family that wait to be looked at in other
+// orders of ranks than the usual one.
 type waiting struct {
-	waitingKey
-	outlines []outline
+	ranks    string  // "" for all orders in which no group is nearer than in the usual one: its floors hold there, too
+	first    *floors // in that order
+	outlines *[]outline
 }
 
-// waitingKey is what such outlines have in common.
-type waitingKey struct {
-	first *floors
-	usual bool // they are in the usual order, which stands for all others in which no group is nearer: its floors hold there, too
-}
-
-// waitInOtherOrders lets an outline in the usual order wait.
-func (s *searcher) waitInOtherOrders(o outline) {
-	if s.relieves(o) {
-		return
+// wait lets outlines in the usual order wait for others.
+func (s *searcher) wait(all []outline) {
+	type group struct {
+		first *floors
+		degrees
 	}
-	usual := false
-	for _, x := range s.rankOrders(o.degrees) {
-		if usual = usual || !x.nearer; x.nearer {
-			o.ranks = x.ranks
-			s.wait(o)
+	groups := map[group]*[]outline{}
+	s.waiting = nil
+	for _, o := range all {
+		orders := s.rankOrders(o.degrees)
+		if len(orders) == 0 || s.relieves(o) {
+			continue
 		}
+		key := group{s.sizedOf(o), o.degrees}
+		of := groups[key]
+		if of == nil {
+			of = &[]outline{}
+			groups[key], s.waiting = of, append(s.waiting, waiting{"", key.first, of})
+			for _, x := range orders {
+				if o := o; x.nearer {
+					o.ranks = x.ranks
+					s.waiting = append(s.waiting, waiting{x.ranks, s.sizedOf(o), of})
+				}
+			}
+		}
+		*of = append(*of, o)
 	}
-	if o.ranks = ""; usual {
-		s.wait(o)
-	}
-}
-
-// wait adds an outline to those of its family.
-func (s *searcher) wait(o outline) {
-	key := waitingKey{s.sizedOf(o), o.ranks == ""}
-	r := s.waitingOf[key]
-	if r == nil {
-		r = &waiting{waitingKey: key}
-		s.waitingOf[key], s.waiting = r, append(s.waiting, r)
-	}
-	r.outlines = append(r.outlines, o)
 }
 
 // reorder adds what may have plans of at most the given time in other orders of ranks to
@@ -118,27 +114,26 @@ func (s *searcher) wait(o outline) {
 // as plans need the same memory in any order.
 func (s *searcher) reorder(limit cost.Picoseconds) bool {
 	before := len(s.pending)
-	var left []*waiting
+	var left []waiting
 	for i := 0; i < len(s.waiting); i++ { // those, too, that are added here
-		r := s.waiting[i]
-		if !r.usual {
-			s.raiseAll(&pending{outline: r.outlines[0], first: r.first}, limit)
+		w := s.waiting[i]
+		o := (*w.outlines)[0]
+		if o.ranks = w.ranks; w.ranks != "" {
+			s.raiseAll(&pending{outline: o, first: w.first}, limit)
 		}
-		if r.first.least > limit {
-			left = append(left, r)
-			continue
-		}
-		delete(s.waitingOf, r.waitingKey)
-		for _, o := range r.outlines {
-			if !r.usual {
-				if !s.twin(o) {
-					s.pending = append(s.pending, &pending{outline: o, first: r.first})
-				}
-				continue
-			}
+		switch {
+		case w.first.least > limit:
+			left = append(left, w)
+		case w.ranks == "":
 			for _, x := range s.rankOrders(o.degrees) {
 				if o.ranks = x.ranks; !x.nearer {
-					s.wait(o)
+					s.waiting = append(s.waiting, waiting{x.ranks, s.sizedOf(o), w.outlines})
+				}
+			}
+		default:
+			for _, o := range *w.outlines {
+				if o.ranks = w.ranks; !s.twin(o) {
+					s.pending = append(s.pending, &pending{outline: o, first: w.first})
 				}
 			}
 		}
@@ -156,11 +151,24 @@ type liesKey struct{ tp, cp, tpApart, cpApart int }
 // liesOf returns how the groups of an outline lie in another order than the usual one,
 // the same value for all that lie alike; nil where they lie as in that.
 func (s *searcher) liesOf(o outline) *lies {
-	if o.ranks == "" {
+	if o.ranks == "" || o.cp == 1 && o.tp == 1 {
 		return nil
 	}
-	p := partition.Plan{PlanNGPUs: o.plan, DP: o.dp, CP: o.cp, TP: o.tp, Stages: make([]partition.Stage, o.pp), RankOrder: o.ranks}
-	key := liesKey{o.tp, o.cp, p.Apart(partition.AxisTP), p.Apart(partition.AxisCP)}
+	key := liesKey{o.tp, o.cp, 1, 1}
+	next := 1
+	for left := o.ranks; left != ""; {
+		var name string
+		switch name, left, _ = strings.Cut(left, "-"); name {
+		case partition.AxisTP:
+			key.tpApart, next = next, next*o.tp
+		case partition.AxisCP:
+			key.cpApart, next = next, next*o.cp
+		case partition.AxisDP:
+			next *= o.dp
+		case partition.AxisPP:
+			next *= o.pp
+		}
+	}
 	if (key.tp == 1 || key.tpApart == 1) && (key.cp == 1 || key.cpApart == key.tp) {
 		return nil
 	}

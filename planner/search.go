@@ -56,26 +56,25 @@ type searcher struct {
 	limit   int64
 	layouts *layouts
 	finals
-	stats     Stats
-	pending   []*pending
-	works     map[workKey]*work
-	trunks    map[trunkKey]*work
-	rates     *cost.Model
-	families  map[family]*floors
-	orders    map[order]*ways
-	seen      map[order][]string // the ways of outlines that are not like earlier ones, by degrees with the number of replicas
-	isTwin    map[order]bool
-	permuted  map[degrees][]rankOrder
-	waiting   []*waiting // for other orders of ranks: see reorder
-	waitingOf map[waitingKey]*waiting
-	lies      map[liesKey]*lies
-	allRooms  map[roomsKey][][]codegen.Chunk
-	scratch   []position        // see positions
-	unsent    []partTimes       // of positions that send nothing
-	refused   error             // why the last of the outlines that cannot be compiled was not
-	refusals  map[outline]error // of all of them
-	looked    []*point          // what the search looked at
-	steps     int               // of the proof that nothing beats the winner
+	stats    Stats
+	pending  []*pending
+	works    map[workKey]*work
+	trunks   map[trunkKey]*work
+	rates    *cost.Model
+	families map[family]*floors
+	orders   map[order]*ways
+	seen     map[order][]string // the ways of outlines that are not like earlier ones, by degrees with the number of replicas
+	isTwin   map[order]bool
+	permuted map[degrees][]rankOrder
+	waiting  []waiting // for other orders of ranks: see reorder
+	lies     map[liesKey]*lies
+	allRooms map[roomsKey][][]codegen.Chunk
+	scratch  []position        // see positions
+	unsent   []partTimes       // of positions that send nothing
+	refused  error             // why the last of the outlines that cannot be compiled was not
+	refusals map[outline]error // of all of them
+	looked   []*point          // what the search looked at
+	steps    int               // of the proof that nothing beats the winner
 }
 
 // Search returns the fastest plan for a training step traced for a global batch,
@@ -207,13 +206,12 @@ func (s *searcher) outlines() error {
 	}
 	s.pending = make([]*pending, 0, len(all))
 	s.seen, s.isTwin = map[order][]string{}, map[order]bool{}
-	s.waiting, s.waitingOf = nil, map[waitingKey]*waiting{}
 	for _, o := range all {
 		if !s.twin(o) && !s.relieves(o) {
 			s.pending = append(s.pending, &pending{outline: o, first: s.sizedOf(o)})
 		}
-		s.waitInOtherOrders(o)
 	}
+	s.wait(all)
 	return nil
 }
 
