@@ -22,7 +22,7 @@ type lane struct {
 	mu       sync.Mutex
 	happened int64  // all events up to this one have happened
 	marks    []mark // those after it, as far as they are recorded
-	spare    []driver.Event
+	spare    spares
 	recorded tally
 
 	groups map[int]*view // by Collective.Group; of the goroutine that gives the lane work
@@ -230,6 +230,19 @@ func (l *lane) stop() {
 	}
 }
 
+// spares are events that nobody waits for any more, to be recorded anew.
+type spares []driver.Event
+
+// record records one of them on a stream, or a new event.
+func (e *spares) record(drv driver.Driver, s driver.Stream) (event driver.Event, err error) {
+	if last := len(*e) - 1; last >= 0 {
+		event, *e = (*e)[last], (*e)[:last]
+	} else if event, err = drv.CreateEvent(false); err != nil {
+		return 0, err
+	}
+	return event, drv.RecordEvent(event, s)
+}
+
 // record makes the next event.
 func (l *lane) record() error { return l.recordOn(l.stream, 1) }
 
@@ -240,16 +253,8 @@ func (l *lane) recordOn(s driver.Stream, n int64) error {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	var e driver.Event
-	if n := len(l.spare); n > 0 {
-		e, l.spare = l.spare[n-1], l.spare[:n-1]
-	} else {
-		var err error
-		if e, err = l.device.drv.CreateEvent(false); err != nil {
-			return err
-		}
-	}
-	if err := l.device.drv.RecordEvent(e, s); err != nil {
+	e, err := l.spare.record(l.device.drv, s)
+	if err != nil {
 		return err
 	}
 	l.marks = append(l.marks, mark{e, l.last() + n})

@@ -14,7 +14,7 @@ type wire struct {
 
 	mu     sync.Mutex
 	events []driver.Event
-	spare  []driver.Event
+	spare  spares
 }
 
 func (b *Backend) wire(n int) *wire {
@@ -67,16 +67,8 @@ func (d *Device) Send(t *runtime.Transfer) error {
 func (w *wire) say(d *Device) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	var e driver.Event
-	if n := len(w.spare); n > 0 {
-		e, w.spare = w.spare[n-1], w.spare[:n-1]
-	} else {
-		var err error
-		if e, err = d.drv.CreateEvent(false); err != nil {
-			return err
-		}
-	}
-	if err := d.drv.RecordEvent(e, d.compute.stream); err != nil {
+	e, err := w.spare.record(d.drv, d.compute.stream)
+	if err != nil {
 		return err
 	}
 	w.events = append(w.events, e)
