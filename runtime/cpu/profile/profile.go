@@ -117,11 +117,11 @@ func (r *Result) fit(steps []*timedStep, cores int) {
 	for _, op := range ir.Ops() {
 		if all := of(attentionClass, op); len(all) > 0 {
 			share, _ := attentionShare(all, peak, e.AttentionHalf)
-			d.Kernels[op.String()] = curve.Round(share)
+			d.Kernels[op.String()] = curve.Share(share)
 		}
 		if all := of(vectorClass, op); len(all) > 0 && all[0].flops > 0 {
 			share, _ := fitVector(all, peak, around)
-			d.Kernels[op.String()] = curve.Round(share)
+			d.Kernels[op.String()] = curve.Share(share)
 		}
 	}
 	link := cost.Link{Bandwidth: memory, Efficiency: 1}
