@@ -13,11 +13,6 @@ func mutants() []mutant {
 func inTheProcesses() []mutant {
 	const conformance = "^TestConformanceOfProcesses$"
 	return []mutant{{
-		bug: "a process adds up what another has not written", how: "it does not wait for all to enter",
-		file: "runtime/cpu/collective.go",
-		old:  "if g.apart && large(c) {\n\t\tif err := d.wait(g.arrivals, all, g.late); err != nil {", new: "if g.apart && large(c) {\n\t\tif err := d.wait(g.arrivals, 0, g.late); err != nil {",
-		pkg: "./runtime/cpu", run: conformance,
-	}, {
 		bug: "the last elements of a tensor are in nobody's share", how: "shares are whole lines of cache",
 		file: "runtime/cpu/exchange.go",
 		old:  "if share+1 == shares {", new: "if share+1 == shares && n%lineElems == 0 {",
@@ -25,7 +20,7 @@ func inTheProcesses() []mutant {
 	}, {
 		bug: "wrong p2p destination", how: "on another machine",
 		file: "runtime/cpu/link.go",
-		old:  "bytes(runtime.OnDevice, int64(b), n)", new: "bytes(runtime.OnDevice, int64(b)-int64(b)%128, n)",
+		old:  "bytes(runtime.OnDevice, int64(b), n)", new: "bytes(runtime.OnDevice, int64(b)+4, n)",
 		pkg: "./runtime/cpu", run: conformance,
 	}, {
 		bug: "processes stop before different steps", how: "each heeds its own signal",
@@ -440,7 +435,7 @@ func inTheKernels() []mutant {
 	}, {
 		bug: "exponential", how: "a coefficient has lost its last digits",
 		file: "runtime/cpu/kernel/math_generic.go",
-		old:  "4.1665795894e-2, 1.6666665459e-1, 0.5", new: "4.1665e-2, 1.6666665459e-1, 0.5",
+		old:  "4.1665795894e-2, 1.6666665459e-1, 0.5", new: "4.16e-2, 1.6666665459e-1, 0.5",
 		pkg: kernel, run: "^TestMathBounds$",
 	}, {
 		bug: "product on tiles", how: "a slice of terms takes the place of those before",
