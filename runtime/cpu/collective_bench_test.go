@@ -32,7 +32,7 @@ func BenchmarkCollectives(b *testing.B) {
 	}
 }
 
-func alone(b *testing.B) *Backend {
+func alone(b testing.TB) *Backend {
 	backend, err := New(Options{})
 	require.NoError(b, err)
 	return backend
@@ -82,7 +82,7 @@ func benchCollective(b *testing.B, backend runtime.Backend, op ir.Op, ranks, n i
 
 // collectives gives the devices arenas with the operands of a collective of n elements, and returns each one's view of it, the
 // bytes that all have to read and write, and those they hold.
-func collectives(b *testing.B, devices []runtime.Device, op ir.Op, n int) (all []*runtime.Collective, moved, held int) {
+func collectives(b testing.TB, devices []runtime.Device, op ir.Op, n int) (all []*runtime.Collective, moved, held int) {
 	k := len(devices)
 	whole := ir.Slab{Global: []int{n}, Offset: []int{0}, Local: []int{n}}
 	node := &ir.Node{Op: op, Name: "bench"}

@@ -14,6 +14,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/autopar/autopar/ir"
 	rendezvous "github.com/autopar/autopar/launch" // launch is what runs a kernel here
 	"github.com/autopar/autopar/runtime"
 	"github.com/autopar/autopar/runtime/backendtest"
@@ -123,4 +124,36 @@ func TestSharedMemoryGoes(t *testing.T) {
 		require.NoError(t, d.Close())
 	}
 	require.Eventually(t, func() bool { return len(mapped(before)) == 0 }, 10*time.Second, time.Millisecond)
+}
+
+// TestLateOperand has the last rank write what it brings to a collective just before it enters, long after the others have.
+func TestLateOperand(t *testing.T) {
+	for name, backend := range map[string]runtime.Backend{"goroutines": alone(t), "processes": oneMachine()} {
+		t.Run(name, func(t *testing.T) {
+			const n = 200_001 // each process makes a share
+			devices, err := backend.Open(runtime.World{Ranks: 3, Timeout: time.Minute})
+			require.NoError(t, err)
+			all, _, _ := collectives(t, devices, ir.OpAllReduce, n)
+			require.True(t, large(all[0]))
+			var ranks sync.WaitGroup
+			got := make([][]float32, len(devices))
+			for r, d := range devices {
+				ranks.Go(func() {
+					time.Sleep(time.Duration(r) * 30 * time.Millisecond)
+					x := slices.Repeat([]float32{float32(1 + r)}, n)
+					err := errors.Join(d.Upload(runtime.OnDevice, 0, bytesOf(x)), d.Collective(all[r]), d.Wait(runtime.Host, runtime.Event{Rank: r}),
+						d.Download(bytesOf(x), runtime.OnDevice, 0))
+					got[r] = x
+					if err != nil {
+						t.Error(err)
+					}
+				})
+			}
+			ranks.Wait()
+			for r, d := range devices {
+				require.Equal(t, slices.Repeat([]float32{6}, n), got[r], "rank %d", r)
+				require.NoError(t, d.Close())
+			}
+		})
+	}
 }
