@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"slices"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -45,6 +47,15 @@ func layout(tp int) []partition.Placement {
 			partition.Placement{Match: `h\.[0-9]+\.attn\.c_proj\.weight`, Spec: "[_,tp,_]"})
 	}
 	return p
+}
+
+// replicate keeps modules whole on all tensor-parallel ranks.
+func replicate(p *partition.Plan, modules ...string) {
+	for i := range p.Placements {
+		if x := &p.Placements[i]; slices.Contains(modules, x.Module()) {
+			x.Spec = strings.ReplaceAll(x.Spec, "tp", "_")
+		}
+	}
 }
 
 func parityPlan(dp, tp, pp, micro int, schedule partition.Schedule, recompute bool) *partition.Plan {
@@ -126,8 +137,8 @@ func TestParity(t *testing.T) {
 	one := trainBatch(t, parityPlan(1, 1, 1, parityBatch, partition.GPipe, false), parityBatch, *paritySteps)
 	require.Less(t, one.loss[len(one.loss)-1], one.loss[0]-0.05, "it learns")
 	if testing.Verbose() {
-		fmt.Println("| ranks | dp | cp | tp | pp | sp | zero | group | micro-batch | schedule | recompute | overlap | offload | rank order | max abs Δloss | max rel Δ‖grad‖ |")
-		fmt.Println("|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|")
+		fmt.Println("| ranks | dp | cp | tp | pp | sp | replicated | zero | group | micro-batch | schedule | recompute | overlap | offload | rank order | max abs Δloss | max rel Δ‖grad‖ |")
+		fmt.Println("|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|")
 	}
 	plans := allParityPlans()
 	if !*parityAll {
@@ -140,8 +151,8 @@ func TestParity(t *testing.T) {
 		got := stepsOf(t, prog, exec, parityBatch, *paritySteps)
 		require.NoError(t, exec.Close())
 		dLoss, dNorm := differences(one, got)
-		row := fmt.Sprintf("| %d | %d | %d | %d | %d | %v | %d | %d | %d | %s | %s | %v | %s | %s | %.1e | %.1e |", p.RuntimeNGPUs, p.DP, p.ContextParallel(), p.TP, p.PP(),
-			p.SequenceParallel, p.ZeRO, p.ShardGroup(), p.MicroBatch, p.ScheduleText(), c.recompute, p.Overlap, p.Offload, p.RankOrderText(), dLoss, dNorm)
+		row := fmt.Sprintf("| %d | %d | %d | %d | %d | %v | %s | %d | %d | %d | %s | %s | %v | %s | %s | %.1e | %.1e |", p.RuntimeNGPUs, p.DP, p.ContextParallel(), p.TP, p.PP(),
+			p.SequenceParallel, strings.Join(p.Replicated(), " "), p.ZeRO, p.ShardGroup(), p.MicroBatch, p.ScheduleText(), c.recompute, p.Overlap, p.Offload, p.RankOrderText(), dLoss, dNorm)
 		if testing.Verbose() {
 			fmt.Println(row)
 		}
@@ -240,6 +251,10 @@ func takeTurns(p *partition.Plan, n int) {
 	p.Overlap = n/3%2 == 1 && (p.Schedule == partition.GPipe || p.Schedule == partition.OneFOneB)
 	if dp := p.DataParallel(); p.ZeRO > 0 && dp > 2 && dp%2 == 0 && n/2%2 == 1 {
 		p.ZeROGroup = 2
+	}
+	if p.TP > 1 {
+		sets := []string{"", "", "attn", "mlp", "wte", "attn mlp", "attn wte", "mlp wte"}
+		replicate(p, strings.Fields(sets[rand.New(rand.NewPCG(uint64(n), 0)).IntN(len(sets))])...)
 	}
 	p.RankOrder = []string{"", "dp-tp-cp-pp", "pp-cp-dp-tp", "cp-pp-tp-dp"}[n/5%4]
 	switch n % 5 {

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"strings"
 
 	"github.com/autopar/autopar/partition"
 	"github.com/autopar/autopar/planner"
@@ -107,6 +108,9 @@ func shardedText(p *partition.Plan) string {
 	}
 	if p.SequenceParallel {
 		text += ", sequence parallel"
+	}
+	if modules := p.Replicated(); len(modules) > 0 {
+		text += ", " + strings.Join(modules, " and ") + " replicated"
 	}
 	if p.Overlap {
 		text += ", overlap"

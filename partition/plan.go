@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
+	"strings"
 
 	"github.com/autopar/autopar/ir"
 )
@@ -107,6 +108,29 @@ type Stage struct {
 type Placement struct {
 	Match string `json:"match"`
 	Spec  string `json:"spec"`
+}
+
+// Module names the module of the parameters that a placement is for, where its expression is
+// one as searches write them: attn of h\.[0-9]+\.attn\.c_proj\.weight.
+func (p Placement) Module() string {
+	name := strings.ReplaceAll(p.Match, `\`, "")
+	if _, inner, found := strings.Cut(name, anyNumber+"."); found {
+		name = inner
+	}
+	module, _, _ := strings.Cut(name, ".")
+	return module
+}
+
+// Replicated names the modules of which placements keep something whole on all
+// tensor-parallel ranks.
+func (p *Plan) Replicated() []string {
+	var modules []string
+	for _, x := range p.Placements {
+		if name := x.Module(); !strings.Contains(x.Spec, AxisTP) && !slices.Contains(modules, name) {
+			modules = append(modules, name)
+		}
+	}
+	return modules
 }
 
 // PP returns the pipeline-parallel degree: the number of positions that stages

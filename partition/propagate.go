@@ -400,6 +400,10 @@ func (pr *propagator) cost(n *ir.Node, sig *ir.Signature, args []*ir.Value, axis
 			return math.Inf(1)
 		}
 		known := pr.of(v)
+		if pr.sumsSequence(n, axis, ra) {
+			cost += tieChange
+			continue
+		}
 		home := known.isGrad && known.want[axis] == ra[i]
 		if home && (n.Op == ir.OpSumSquares || n.Op == ir.OpFixedSquares) {
 			continue // the optimizer needs it there anyway
@@ -409,7 +413,9 @@ func (pr *propagator) cost(n *ir.Node, sig *ir.Signature, args []*ir.Value, axis
 			c += tiePartial
 		}
 		along := ra[i].Kind == ir.Shard && pr.alongSequence(n, axis, rr)
-		if v.Def.Op == ir.OpParam || ra[i].Kind == ir.Shard && !home && !along || repeatsAttention(n, i, from) {
+		if v.Def.Op == ir.OpParam || ra[i].Kind == ir.Shard && !home && !along && !pr.alongWhole(n, v, axis, ra[i], rr) || repeatsAttention(n, i, from) || n.Op == ir.OpAddN && from.Kind == ir.Partial && len(v.Type.Shape) == 0 {
+			// The last: a sum of scalars, as the norm of the gradients is one, is reduced once,
+			// however few of its terms there are to reduce.
 			c += lastResort
 		}
 		if !along || from.Kind != ir.Replicate {
@@ -460,6 +466,35 @@ func (pr *propagator) ofBatch(v *ir.Value) bool {
 func (pr *propagator) alongSequence(n *ir.Node, axis int, results []ir.Placement) bool {
 	return pr.plan.SequenceParallel && pr.mesh.Axes[axis].Name == AxisTP && n.Phase != ir.Update &&
 		len(n.Results[0].Type.Shape) >= 3 && results[0] == ir.ShardOn(1)
+}
+
+// alongWhole reports whether an operand is cut along the sequence over the tensor-parallel
+// axis, or from there by heads, for an op whose weights are whole, in a plan that wants
+// sequences sharded. Attention exchanges its tokens with all heads, as the projections before
+// it made them, for heads of all tokens (Jacobs et al. 2023, "DeepSpeed Ulysses", section 3.1);
+// the loss takes its tokens' targets, which every rank has.
+func (pr *propagator) alongWhole(n *ir.Node, v *ir.Value, axis int, to ir.Placement, results []ir.Placement) bool {
+	if !pr.plan.SequenceParallel || pr.mesh.Axes[axis].Name != AxisTP {
+		return false
+	}
+	switch n.Op {
+	case ir.OpAttention, ir.OpAttentionGrad:
+		return v.Spec[axis] == ir.ShardOn(1) && to.Kind == ir.Shard && to.Dim > 1
+	case ir.OpRowPick, ir.OpNLL:
+		return v.Spec[axis].Kind == ir.Replicate && to == ir.ShardOn(1) && results[0] == to
+	}
+	return false
+}
+
+// sumsSequence reports whether a rule makes the gradient of a weight that is whole on all
+// tensor-parallel ranks a sum over their slices of the sequence, in a plan that has such.
+// It is what the plan wants, wherever the operands come from: they are recomputed or not.
+func (pr *propagator) sumsSequence(n *ir.Node, axis int, args []ir.Placement) bool {
+	if !pr.plan.SequenceParallel || pr.mesh.Axes[axis].Name != AxisTP || n.Op != ir.OpMatMul && n.Op != ir.OpEmbeddingGrad {
+		return false
+	}
+	of := pr.of(n.Results[0])
+	return of.isGrad && of.want[axis].Kind == ir.Replicate && args[0] == ir.ShardOn(1) && args[1] == ir.ShardOn(1)
 }
 
 // moveBytes is what each of n ranks receives when a value of the given size goes

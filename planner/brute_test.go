@@ -79,7 +79,9 @@ func (b *brute) run() {
 											for _, offload := range offloads(b.opts, b.cluster) {
 												if !overlap || !offload.Moves() {
 													for _, ranks := range orders {
-														b.sizes(s, outline{d, sharding{zero, group, sequence, overlap, offload}, chunks, ranks}, (b.batch+all-1)/all)
+														for _, replicate := range b.replications(s, d, ranks) {
+															b.sizes(s, outline{d, sharding{zero, group, sequence, overlap, offload, replicate}, chunks, ranks}, (b.batch+all-1)/all)
+														}
 													}
 												}
 											}
@@ -109,6 +111,16 @@ func (b *brute) rankOrders(d degrees) []string {
 		}
 	}
 	return slices.Sorted(maps.Keys(met))
+}
+
+// replications lists the modules that may be replicated, with ranks in an order.
+func (b *brute) replications(s *searcher, d degrees, ranks string) []string {
+	if b.opts.Replicate == "none" || d.tp == 1 || ranks != "" {
+		return []string{""}
+	}
+	m := s.layouts.modules()
+	require.Len(b.t, m, 3)
+	return []string{"", m[0], m[1], m[2], m[0] + "+" + m[1], m[0] + "+" + m[2], m[1] + "+" + m[2]}
 }
 
 // sizes goes through the sizes of micro-batches and the schedules.

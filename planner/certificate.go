@@ -31,6 +31,8 @@ import (
 //   - the axes of a unit over its ranks in every order, where the cluster has one kind of
 //     device and the ranks are on more than one unit of its innermost level;
 //   - sequence parallelism, ZeRO stage and group, overlap and offload on and off;
+//   - modules that tensor-parallel ranks replicate, in the usual order of ranks: of
+//     attention, MLP and vocabulary any but all;
 //   - micro-batch sizes: all up to 16 sequences, and the divisors and powers of two of
 //     more;
 //   - schedules 1f1b, gpipe, zero-bubble and interleaved;
@@ -41,7 +43,7 @@ import (
 // interleaved schedules, and choices of recomputation there other than the least of
 // none, attention and all with which a rank fits; ZeRO groups that are neither all ranks
 // nor the largest inside a node; under schedules of one position all but 1f1b; and
-// placements of parameters other than those that tensor parallelism of a degree has.
+// placements of parameters other than those that tensor parallelism of a degree has, or whole.
 //
 // C is the time of planner/sim in whole picoseconds, and a plan fits when codegen lays
 // out no arena larger than the limit in bytes. Of plans of equal time the search takes
@@ -130,26 +132,36 @@ func (s *searcher) regions(winner cost.Picoseconds) []Region {
 	points, met := map[cell]*point{}, map[outline]bool{}
 	for _, p := range s.looked {
 		t := &p.pipe.template
-		o := outline{p.degrees, sharding{t.ZeRO, t.ZeROGroup, t.SequenceParallel, t.Overlap, t.Offload}, t.Chunks(), t.RankOrder}
+		o := outline{p.degrees, sharding{t.ZeRO, t.ZeROGroup, t.SequenceParallel, t.Overlap, t.Offload, p.replicate}, t.Chunks(), t.RankOrder}
 		points[cell{o, t.MicroBatch, t.Schedule}], met[o] = p, true
 	}
 	floors := map[outline][]sized{}
 	for _, p := range s.pending {
 		floors[p.outline], met[p.outline] = p.rest(), true
 	}
-	// What is not met in another order of ranks was left with its family, or is alike.
+	// What is not met with modules replicated or in another order of ranks was left with its
+	// family, or is alike.
 	left := map[outline]bool{}
 	var whole []outline
+	add := func(o outline) {
+		if !met[o] {
+			first := s.sizedOf(o)
+			s.raiseAll(&pending{outline: o, first: first}, winner-1)
+			floors[o], left[o] = first.sizes, first.least >= winner
+		}
+		whole = append(whole, o)
+	}
 	for _, o := range all {
 		whole = append(whole, o)
 		for _, x := range s.rankOrders(o.degrees) {
-			o.ranks = x.ranks
-			if !met[o] {
-				first := s.sizedOf(o)
-				s.raiseAll(&pending{outline: o, first: first}, winner-1)
-				floors[o], left[o] = first.sizes, first.least >= winner
-			}
-			whole = append(whole, o)
+			other := o
+			other.ranks = x.ranks
+			add(other)
+		}
+		for _, x := range s.replications(o) {
+			other := o
+			other.replicate = x
+			add(other)
 		}
 	}
 	twins := s.twins(whole, left, met)
@@ -351,6 +363,9 @@ func (c *Certificate) Marshal() []byte {
 		word("sp", onOff(r.sequence))
 		word("overlap", onOff(r.overlap))
 		word("offload", r.offload.String())
+		if r.replicate != "" {
+			word("replicate", r.replicate)
+		}
 		if ranks := strings.Join(r.ranks, ","); ranks != "" {
 			word("ranks", ranks)
 		}
@@ -537,6 +552,9 @@ func parseRegion(word, text string) (Region, error) {
 	}
 	if strings.Contains(text, " order=") { // which clusters of one kind do without
 		read["order"] = number(&r.order)
+	}
+	if strings.Contains(text, " replicate=") { // where nothing is, it is not said
+		read["replicate"] = func(text string) error { r.replicate = text; return nil }
 	}
 	if strings.Contains(text, " ranks=") { // those in the usual order do without
 		read["ranks"] = func(text string) error { r.ranks = strings.Split(text, ","); return nil }

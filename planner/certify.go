@@ -5,6 +5,7 @@ import (
 	"math/rand/v2"
 	"reflect"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/autopar/autopar/ir"
@@ -108,7 +109,7 @@ func Certify(g *ir.Graph, batch int, c *cost.Cluster, eval *ir.Graph, cert *Cert
 	}
 	a := &auditor{
 		searcher: s, cert: cert, audit: &Audit{}, outlines: map[outline]*pending{}, failed: map[outline]error{}, known: map[outline]int{},
-		declared: declared{opts: opts, cluster: c, blocks: s.graphs.blocks, batch: batch, tokens: s.contexts.tokens, everywhere: cert.Everywhere, rates: s.rates},
+		declared: declared{opts: opts, cluster: c, blocks: s.graphs.blocks, batch: batch, tokens: s.contexts.tokens, everywhere: cert.Everywhere, rates: s.rates, modules: s.layouts.modules()},
 	}
 	if err := a.winner(g, eval); err != nil {
 		return nil, err
@@ -143,9 +144,10 @@ func (a *auditor) winner(g, eval *ir.Graph) error {
 	if at := a.over(t, p.PeakBytes); at >= 0 {
 		return refute(10, "the winner needs %d bytes, the limit is %d", p.PeakBytes[at], a.limitAt(t, at))
 	}
+	unpinned := partition.Plan{Placements: t.Placements[min(len(a.opts.Pins), len(t.Placements)):]}
 	o := outline{
 		degrees{t.PlanNGPUs, t.DP, t.ContextParallel(), t.TP, t.PP(), a.cluster.Order(t)},
-		sharding{t.ZeRO, t.ZeROGroup, t.SequenceParallel, t.Overlap, t.Offload}, t.Chunks(), t.RankOrder,
+		sharding{t.ZeRO, t.ZeROGroup, t.SequenceParallel, t.Overlap, t.Offload, strings.Join(unpinned.Replicated(), "+")}, t.Chunks(), t.RankOrder,
 	}
 	for i := range cert.Regions {
 		for c := range cert.Regions[i].cells() {

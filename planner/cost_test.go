@@ -199,6 +199,10 @@ func testCostIsSimulation(t *testing.T, seed uint64, kinds int) {
 			sh.overlap = r.IntN(3) > 0
 		}
 		s := newSearcher(g, batch, c, Options{RuntimeNGPUs: d.plan * units})
+		if x := rand.New(rand.NewPCG(seed, uint64(k)+2)); d.tp > 1 && x.IntN(2) == 0 {
+			sets := replications(s.layouts.modules())
+			sh.replicate = sets[x.IntN(len(sets))]
+		}
 		ranks := ""
 		if orders := rand.New(rand.NewPCG(seed, uint64(k)+1)); kinds == 1 {
 			ranks = randomRankOrder(orders, d)

@@ -19,6 +19,7 @@ type declared struct {
 	tokens     int // of a sequence, 0 without attention
 	everywhere bool
 	rates      *cost.Model // for the levels of the network
+	modules    []string    // that tensor parallelism may split
 }
 
 // each calls visit for every outline of the space.
@@ -101,9 +102,11 @@ func (d *declared) eachOf(cut degrees, ranks string, visit func(outline)) {
 				for _, offload := range []partition.Offload{partition.OffloadNone, partition.OffloadOptimizer, partition.OffloadParams} {
 					for _, sequence := range []bool{false, true} {
 						for _, overlap := range []bool{false, true} {
-							x := outline{cut, sharding{zero, group, sequence, overlap, offload}, chunks, ranks}
-							if d.hasChunks(x) && d.hasSharding(x) && len(d.schedules(x)) > 0 {
-								visit(x)
+							for _, replicate := range d.replications(cut, ranks) {
+								x := outline{cut, sharding{zero, group, sequence, overlap, offload, replicate}, chunks, ranks}
+								if d.hasChunks(x) && d.hasSharding(x) && len(d.schedules(x)) > 0 {
+									visit(x)
+								}
 							}
 						}
 					}
@@ -111,6 +114,28 @@ func (d *declared) eachOf(cut degrees, ranks string, visit func(outline)) {
 			}
 		}
 	}
+}
+
+// replications lists what may be replicated, with ranks in an order: in the usual one, or
+// the one that is asked for, every set of up to three modules but all of them.
+func (d *declared) replications(cut degrees, ranks string) []string {
+	switch o := d.opts; {
+	case o.Replicate == "none":
+		return []string{""}
+	case o.Replicate != "" && cut.tp == 1:
+		return nil
+	case o.Replicate != "":
+		return []string{o.Replicate}
+	case cut.tp == 1, o.Policy != AutoDist, ranks != "" && o.RankOrder == "":
+		return []string{""}
+	}
+	all := append([]string{""}, d.modules...)
+	if n := len(d.modules); n == 1 {
+		all = all[:1]
+	} else if n == 3 {
+		all = append(all, d.modules[0]+"+"+d.modules[1], d.modules[0]+"+"+d.modules[2], d.modules[1]+"+"+d.modules[2])
+	}
+	return all
 }
 
 // hasChunks reports whether the chunks per rank are in the space.
@@ -300,6 +325,9 @@ func (o outline) text() string {
 	}
 	if o.ranks != "" {
 		text += ", ranks in order " + o.ranks
+	}
+	if o.replicate != "" {
+		text += ", " + o.replicate + " replicated"
 	}
 	return text + fmt.Sprintf(", sequence parallelism %s, overlap %s, offload %s", onOff(o.sequence), onOff(o.overlap), o.offload)
 }

@@ -69,6 +69,9 @@ func byFloor(a, b *pending) int { return cmp.Compare(a.floor(), b.floor()) }
 // those that only spare memory or of the others, by all floors that need no program of
 // theirs; the most promising first. Those with them that spare memory are pending, too.
 func (s *searcher) sight(limit cost.Picoseconds, relief bool, sighted, chosen func(*pending) bool) []*pending {
+	if !relief {
+		s.release(limit)
+	}
 	var open []*pending
 	for _, p := range s.pending { // not those that are appended
 		if (p.base != nil) != relief || p.floor() > limit || !sighted(p) {
@@ -116,7 +119,7 @@ func (s *searcher) price(p *pending, limit cost.Picoseconds) *point {
 	} else {
 		s.stats.PlansConsidered++
 		at := p.best()
-		first = &point{degrees: p.degrees, cutter: newCutter(s, p.skel, p.left[at].size, p.left[at].schedule)}
+		first = &point{degrees: p.degrees, replicate: p.replicate, cutter: newCutter(s, p.skel, p.left[at].size, p.left[at].schedule)}
 		p.left, p.points = slices.Delete(p.left, at, at+1), append(p.points, first)
 	}
 	if len(p.left) == 0 {

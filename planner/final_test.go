@@ -38,6 +38,9 @@ func randomOutline(r *rand.Rand, blocks, batch int) (o outline, units int, ok bo
 	} else if d.cp == 1 && !sh.offload.Moves() {
 		sh.overlap = r.IntN(3) > 0
 	}
+	if d.tp > 1 && r.IntN(3) == 0 {
+		sh.replicate = []string{"attn", "mlp", "wte", "attn+mlp", "attn+wte", "mlp+wte"}[r.IntN(6)]
+	}
 	return outline{d, sh, chunks, ""}, units, all <= batch
 }
 

@@ -347,13 +347,14 @@ func (s *searcher) split(o outline, size int) (m, last int) {
 type trunkKey struct {
 	cp, tp, order int
 	sequence      bool
+	replicate     string
 	lies          *lies
 }
 
 // trunk returns the work that outlines with the same tensor and context parallelism
 // all do, nil where they have no programs.
 func (s *searcher) trunk(o outline) *work {
-	key := trunkKey{o.cp, o.tp, o.order, o.sequence, s.liesOf(o)}
+	key := trunkKey{o.cp, o.tp, o.order, o.sequence, o.replicate, s.liesOf(o)}
 	w, known := s.trunks[key]
 	if !known {
 		if of, err := s.trunkOf(o, 1); err == nil {
@@ -366,7 +367,7 @@ func (s *searcher) trunk(o outline) *work {
 
 // trunkOf returns the blueprint of a trunk in so many stages.
 func (s *searcher) trunkOf(o outline, stages int) (*blueprint, error) {
-	plan, err := s.template(outline{degrees: degrees{plan: o.cp * o.tp * stages, dp: 1, cp: o.cp, tp: o.tp, pp: stages}, sharding: sharding{sequence: o.sequence}})
+	plan, err := s.template(outline{degrees: degrees{plan: o.cp * o.tp * stages, dp: 1, cp: o.cp, tp: o.tp, pp: stages}, sharding: sharding{sequence: o.sequence, replicate: o.replicate}})
 	if err != nil {
 		return nil, err
 	}

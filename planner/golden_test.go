@@ -129,6 +129,9 @@ func (x goldenCase) text(model gpt.Config, c *cost.Cluster, found *Result) strin
 	line("schedule", "%s", p.ScheduleText())
 	line("zero", "%d%s", p.ZeRO, groupText(p))
 	line("sequence", "%s", onOff(p.SequenceParallel))
+	if modules := p.Replicated(); len(modules) > 0 {
+		line("replicated", "%s", strings.Join(modules, " "))
+	}
 	line("overlap", "%s", onOff(p.Overlap))
 	line("offload", "%s", p.Offload)
 	line("optimal", "%v", found.Stats.Optimal)

@@ -21,7 +21,8 @@ import (
 // is replicated, with no others: so every group has an optimum of its own, and
 // the joint optimum is their union (TestGroupsAreIndependent). Of the splits of
 // a group those that split the most bytes compete, because a plan pays for
-// tensor parallelism with its devices: what can be split is split.
+// tensor parallelism with its devices: what can be split is split, unless its module is
+// replicated (replicate.go).
 //
 // Vectors (biases) follow the results they are added to.
 
@@ -33,6 +34,7 @@ type layouts struct {
 	cluster *cost.Cluster
 	pins    []partition.Placement
 	known   map[int][]partition.Placement
+	whole   []partition.Placement // see wholes
 
 	// Prices, which do not depend on placements, at degrees dp and tp.
 	price  *cost.Program
@@ -185,13 +187,16 @@ func (l *layouts) solve(g group, dp, tp int) ([]partition.Placement, error) {
 	return best, nil
 }
 
-// splitOf places a parameter and its repeats in other blocks.
+// splitOf places a parameter and its repeats in other blocks: split in a dimension, or whole
+// where that is -1.
 func splitOf(v *ir.Value, dim int) partition.Placement {
 	words := make([]string, len(v.Type.Shape))
 	for i := range words {
 		words[i] = "_"
 	}
-	words[dim] = partition.AxisTP
+	if dim >= 0 {
+		words[dim] = partition.AxisTP
+	}
 	return partition.Placement{Match: classOf(v.Def.Name), Spec: "[" + strings.Join(words, ",") + "]"}
 }
 

@@ -45,6 +45,9 @@ type Options struct {
 	// and is off where they do. Only data-parallel ranks have it, if all run as many
 	// micro-batches, under schedules gpipe and 1f1b, without context parallelism and offload.
 	Overlap string
+	// Replicate is the modules whose weights tensor-parallel ranks all hold, such as mlp or
+	// attn+wte, or "none"; empty searches it.
+	Replicate string
 	// Pins come before all placements of the search, so they hold.
 	Pins []partition.Placement
 	// TopK is how many alternatives to return: the best plans with other degrees.
@@ -252,6 +255,9 @@ func (o Options) validateSharding() error {
 		return optionErrorf("zero-group", "is %d, must be at least 2 data-parallel ranks", g)
 	case g > 0 && (o.Policy == DP || o.ZeRO != nil && *o.ZeRO == 0):
 		return optionErrorf("zero-group", "is %d, but zero is 0: there is nothing to shard in groups; want zero 1 to 3", g)
+	}
+	if o.Replicate != "" && o.Replicate != "none" && o.TP == 1 {
+		return optionErrorf("replicate", "is %s, but tp is 1: it needs at least 2", o.Replicate)
 	}
 	if o.SequenceParallel == "on" && o.TP == 1 {
 		return optionErrorf("sequence-parallel", "is on, but tp is 1: it needs at least 2")

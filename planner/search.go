@@ -67,6 +67,11 @@ type searcher struct {
 	isTwin   map[order]bool
 	permuted map[degrees][]rankOrder
 	waiting  []waiting // for other orders of ranks: see reorder
+
+	replicable []string // see replications
+	withheld   map[*floors]*withheld
+	held       []*withheld // the same, those that are not released
+
 	lies     map[liesKey]*lies
 	allRooms map[roomsKey][][]codegen.Chunk
 	scratch  []position        // see positions
@@ -79,7 +84,7 @@ type searcher struct {
 
 // Search returns the fastest plan for a training step traced for a global batch,
 // among those that fit: the minimum over the degrees, the orders of the cluster's pools
-// of devices, micro-batch sizes, schedules, ZeRO stages, sequence parallelism or not, and contiguous cuts that the
+// of devices, micro-batch sizes, schedules, ZeRO stages, sequence parallelism or not, modules replicated, and contiguous cuts that the
 // options leave (for context parallelism and overlap see there), and ZeRO in groups
 // and offload where memory is short (see relieve), under the cost of planner/sim;
 // interleaved schedules with 2 and 4 chunks, cut evenly. Of every stage so many
@@ -102,6 +107,9 @@ func newSearch(g *ir.Graph, batch int, c *cost.Cluster, opts Options, steps int)
 	}
 	s := newSearcher(g, batch, c, opts)
 	s.steps = steps
+	if err := s.checkReplicate(); err != nil {
+		return nil, nil, err
+	}
 	found, pipes, optimal, err := s.search()
 	if err == nil && len(found) == 0 && opts.CP == 0 {
 		s.everywhere = true
@@ -165,6 +173,7 @@ func newSearcher(g *ir.Graph, batch int, c *cost.Cluster, opts Options) *searche
 // point is a pipeline of the space under search.
 type point struct {
 	degrees
+	replicate string // as in [outline]
 	*cutter
 	solved bool             // its best plan is among the best of its degrees
 	unsure bool             // it may have a better plan than was found
@@ -206,9 +215,11 @@ func (s *searcher) outlines() error {
 	}
 	s.pending = make([]*pending, 0, len(all))
 	s.seen, s.isTwin = map[order][]string{}, map[order]bool{}
+	s.withheld, s.held = map[*floors]*withheld{}, nil
 	for _, o := range all {
 		if !s.twin(o) && !s.relieves(o) {
 			s.pending = append(s.pending, &pending{outline: o, first: s.sizedOf(o)})
+			s.withhold(o)
 		}
 	}
 	s.wait(all)
@@ -301,7 +312,7 @@ func (w *ways) hostCopy(bytes int64) cost.Picoseconds {
 // sizedOf lists what micro-batches an outline may have, with their floors, and the least
 // of those.
 func (s *searcher) sizedOf(o outline) *floors {
-	key := family{s.replicas(o), o.cp, o.tp, o.pp, o.chunks, o.sequence, o.overlap, o.zero >= 2, 0, o.order, s.liesOf(o)}
+	key := family{s.replicas(o), o.cp, o.tp, o.pp, o.chunks, o.sequence, o.overlap, o.zero >= 2, o.replicate, 0, o.order, s.liesOf(o)}
 	if len(s.cluster.Pools) > 0 { // where units end says what kinds of devices positions lie on
 		key.unit = o.plan
 	}
@@ -331,6 +342,7 @@ type floors struct {
 type family struct {
 	replicas, cp, tp, pp, chunks int
 	sequence, overlap, often     bool // often: data-parallel ranks communicate in every micro-batch
+	replicate                    string
 	unit, order                  int
 	lies                         *lies
 }
@@ -362,12 +374,13 @@ func (s *searcher) skeleton(o outline) (*skeleton, error) {
 // template returns the plan of which stages, micro-batch size and schedule are
 // still open. It fails when no parameter can be split so.
 func (s *searcher) template(d outline) (partition.Plan, error) {
-	placements, err := s.layouts.find(d.tp)
+	placements, err := s.layouts.replicating(d.tp, d.replicate)
 	if err != nil {
 		return partition.Plan{}, err
 	}
 	placements = append(append([]partition.Placement{}, s.opts.Pins...), placements...)
-	if d.tp > 1 && len(placements) == 0 {
+	split := func(p partition.Placement) bool { return splitDim(p.Spec) >= 0 }
+	if d.tp > 1 && (len(placements) == 0 || d.replicate != "" && !slices.ContainsFunc(placements, split)) {
 		return partition.Plan{}, optionErrorf("tp", "no parameter can be split over %d ranks", d.tp)
 	}
 	plan := partition.Plan{

@@ -20,6 +20,8 @@ type sharding struct {
 	sequence bool
 	overlap  bool // communication beside the kernels
 	offload  partition.Offload
+	// replicate is modules whose weights tensor-parallel ranks all hold, joined by "+".
+	replicate string
 }
 
 // outline is a plan but for micro-batches, schedule and cut.
@@ -64,13 +66,21 @@ func (o outline) inStep(size, replicas, batch int) bool {
 
 // outlines lists the ways to shard beside each of the degrees, and to interleave
 // that many blocks; those of the same degrees follow each other, without
-// interleaving first, and with overlap before without.
+// interleaving first, and with overlap before without. Modules are replicated as the options
+// say: for others see [searcher.replications].
 func outlines(o Options, all []degrees, blocks int, c *cost.Cluster) []outline {
 	var list []outline
 	for _, d := range all {
 		ranks := ""
 		if o.RankOrder != "" {
 			ranks = partition.RankOrderOf(o.RankOrder, d.sizes())
+		}
+		replicate := ""
+		if o.Replicate != "none" {
+			replicate = o.Replicate
+		}
+		if replicate != "" && d.tp == 1 {
+			continue
 		}
 		stages := []int{0, 1, 2, 3}
 		replicas := d.dp * (o.RuntimeNGPUs / d.plan)
@@ -95,7 +105,7 @@ func outlines(o Options, all []degrees, blocks int, c *cost.Cluster) []outline {
 					for _, group := range zeroGroups(o, d, zero, replicas, chunks, c) {
 						for _, offload := range offloads(o, c) {
 							for _, overlap := range []bool{true, false} {
-								x := outline{d, sharding{zero, group, sequence, overlap, offload}, chunks, ranks}
+								x := outline{d, sharding{zero, group, sequence, overlap, offload, replicate}, chunks, ranks}
 								if x.among(o) {
 									list = append(list, x)
 								}
@@ -231,9 +241,10 @@ func schedules(o Options, pp, chunks int) []partition.Schedule {
 }
 
 // comparePlans orders plans that cost the same: ranks in the usual order, smaller units, less
-// context parallelism, less tensor parallelism, fewer stages, less sharding, no overlap, pools as
-// they stand in the cluster, larger micro-batches, 1f1b, then gpipe, fewer chunks, then the cut. It is 0
-// for equal plans of one search only: placements follow from the degrees.
+// context parallelism, less tensor parallelism, fewer stages, less sharding, nothing replicated, no
+// overlap, pools as they stand in the cluster, larger micro-batches, 1f1b, then gpipe, fewer chunks,
+// then the cut. It is 0 for equal plans of one search only: placements follow from the degrees
+// and what is replicated.
 func comparePlans(a, b *partition.Plan) int {
 	return cmp.Or(
 		cmp.Compare(a.RankOrder, b.RankOrder),
@@ -245,6 +256,10 @@ func comparePlans(a, b *partition.Plan) int {
 		cmp.Compare(a.ZeROGroup, b.ZeROGroup),
 		cmp.Compare(a.Offload, b.Offload),
 		compareBools(a.SequenceParallel, b.SequenceParallel),
+		slices.Compare(a.Replicated(), b.Replicated()),
+		slices.CompareFunc(a.Placements, b.Placements, func(x, y partition.Placement) int {
+			return cmp.Or(cmp.Compare(x.Match, y.Match), cmp.Compare(x.Spec, y.Spec))
+		}),
 		compareBools(a.Overlap, b.Overlap),
 		slices.Compare(a.PoolOrder, b.PoolOrder),
 		cmp.Compare(b.MicroBatch, a.MicroBatch),

@@ -50,6 +50,7 @@ type fixed struct {
 	ZeroGroup        *int   `group:"fix" placeholder:"N" help:"Data-parallel ranks that ZeRO shards over: a divisor of all of them. Groups hold copies of each other."`
 	Recompute        string `group:"fix" enum:",none,selective,full" default:"" placeholder:"none|selective|full" help:"Drop activations and compute them again: none, those of attention, or all."`
 	SequenceParallel string `group:"fix" enum:",on,off" default:"" placeholder:"on|off" help:"Shard the sequence between tensor-parallel regions."`
+	Replicate        string `group:"fix" placeholder:"none|MODULES" help:"Modules whose weights all tensor-parallel ranks hold instead of splitting them: none, or of attn, mlp and wte (the vocabulary; lm_head where that is untied) some, such as mlp+wte."`
 	Overlap          string `group:"fix" enum:",on,off" default:"" placeholder:"on|off" help:"Communicate gradients and sharded parameters beside the computation; off where ranks share processors."`
 	Offload          string `group:"fix" enum:",none,optimizer,params" default:"" placeholder:"none|optimizer|params" help:"Keep optimizer state, or parameters at rest too, in host memory."`
 }
@@ -76,7 +77,7 @@ func (c *planCmd) options(cfg *config.Config) (planner.Options, error) {
 		RankOrder: c.RankOrder,
 		Schedule:  partition.Schedule(c.Schedule), Interleave: deref(c.Interleave), ZeRO: c.Zero, ZeROGroup: deref(c.ZeroGroup),
 		Recompute: planner.Recompute(c.Recompute), SequenceParallel: c.SequenceParallel, Overlap: c.Overlap, Offload: c.Offload,
-		Policy: planner.Policy(c.Policy), TopK: c.Top,
+		Replicate: c.Replicate, Policy: planner.Policy(c.Policy), TopK: c.Top,
 	}
 	if c.MicroBatch != nil {
 		o.MicroBatch = *c.MicroBatch
@@ -244,6 +245,9 @@ func printPlan(con *console, doc *planner.Document) {
 		{"schedule", p.ScheduleText()},
 		{"sharded", shardedText(p)},
 	}
+	if modules := p.Replicated(); len(modules) > 0 {
+		about = append(about, []string{"replicated", "the weights of " + strings.Join(modules, " and ") + " over tp"})
+	}
 	if p.RankOrder != "" {
 		about = append(about, []string{"rank order", p.RankOrderText() + ", innermost first"})
 	}
@@ -363,6 +367,9 @@ func planWords(p *partition.Plan) string {
 	}
 	if p.SequenceParallel {
 		words += ", sequence parallel"
+	}
+	if modules := p.Replicated(); len(modules) > 0 {
+		words += ", " + strings.Join(modules, " and ") + " replicated"
 	}
 	if p.Overlap {
 		words += ", overlap"

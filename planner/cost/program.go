@@ -412,8 +412,8 @@ func (m *Program) unread(n *ir.Node, mesh ir.Mesh, at ir.Coord) Picoseconds {
 	}
 	t := m.compute(&codegen.Instr{Node: product, Accum: make([]codegen.Accum, 1)}, mesh, at, len(product.Args))
 	tp := mesh.Axis(partition.AxisTP)
-	if tp < 0 || mesh.Axes[tp].Size == 1 {
-		return t
+	if split := ir.ShardOn(len(x.Type.Shape) - 1); tp < 0 || mesh.Axes[tp].Size == 1 || x.Spec[tp] != split {
+		return t // the product is not a sum over ranks
 	}
 	op := ir.OpAllReduce
 	if m.plan.SequenceParallel {

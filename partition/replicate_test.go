@@ -1,0 +1,74 @@
+package partition_test
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/autopar/autopar/ir"
+	"github.com/autopar/autopar/partition"
+)
+
+// replicating is [megatron] with the weights of modules whole.
+func replicating(modules ...string) []partition.Placement {
+	all := megatron()
+	for i := range all {
+		if slices.Contains(modules, all[i].Module()) {
+			all[i].Spec = strings.ReplaceAll(all[i].Spec, "tp", "_")
+		}
+	}
+	return all
+}
+
+// TestReplicatedModules: with sequence parallelism a module whose weights are whole exchanges
+// nothing but, in attention, tokens for heads and back, in both passes; its gradients are
+// summed over the sequence once a step, with whatever recomputation.
+func TestReplicatedModules(t *testing.T) {
+	block := map[string]map[string]int{ // collectives over tp of a block, forward and backward
+		"":     {"all_gather": 2 + 4, "reduce_scatter": 2 + 2},
+		"attn": {"all_gather": 1 + 2, "reduce_scatter": 1 + 1, "all_to_all": 2 + 2},
+		"mlp":  {"all_gather": 1 + 2, "reduce_scatter": 1 + 1},
+		"wte":  {"all_gather": 2 + 4, "reduce_scatter": 2 + 2},
+	}
+	for module, want := range block {
+		for _, recompute := range []partition.Stage{{Last: 2}, {Last: 2, Recompute: 2}, {Last: 2, Selective: 2}} {
+			p := newPlan(2, 2, recompute)
+			p.SequenceParallel, p.Placements = true, replicating(module)
+			g, err := partition.Apply(trainGraph(t, 2), p, batch)
+			require.NoError(t, err)
+			require.NoError(t, g.Verify())
+			count, updated, outside := map[string]int{}, 0, 0
+			for _, n := range g.Nodes {
+				attr, ok := n.Attr.(ir.CommAttr)
+				if !ok || attr.Axis != partition.AxisTP {
+					continue
+				}
+				for _, op := range []ir.Op{ir.OpAllReduce, ir.OpAllGather, ir.OpReduceScatter, ir.OpAllToAll} {
+					switch {
+					case n.Op != op:
+					case n.Phase == ir.Update && len(n.Args[0].Type.Shape) > 1 && n.Args[0].Spec[1].Kind == ir.Partial:
+						updated++ // the gradient of a matrix
+					case n.Phase != ir.Update && n.Block() == "h.1":
+						count[op.String()]++
+					case n.Phase != ir.Update && n.Block() == "":
+						outside++
+					}
+				}
+			}
+			if recompute.Recompute+recompute.Selective == 0 {
+				require.Equal(t, want, count, module)
+			}
+			require.Equal(t, map[string]int{"": 0, "attn": 5, "mlp": 4, "wte": 2}[module], updated, "%s %+v", module, recompute)
+			require.Equal(t, module == "wte", outside <= 1, "%s: %d outside of blocks", module, outside) // wpe's
+		}
+	}
+}
+
+func TestReplicatedText(t *testing.T) {
+	p := &partition.Plan{Placements: replicating("wte", "attn")}
+	require.Equal(t, []string{"attn", "wte"}, p.Replicated())
+	require.Empty(t, (&partition.Plan{Placements: megatron()}).Replicated())
+	require.Equal(t, "lm_head", partition.Placement{Match: `lm_head\.weight`}.Module())
+}

@@ -1,0 +1,138 @@
+package planner
+
+import (
+	"slices"
+	"strings"
+
+	"github.com/autopar/autopar/partition"
+	"github.com/autopar/autopar/planner/cost"
+)
+
+// Tensor parallelism need not split every module. A module whose weights all ranks of tp
+// hold works on a slice of the sequence where that is sharded, and exchanges nothing: not
+// its input and its sum, as a split one does with every micro-batch, only the gradients of
+// its weights, once a step. Attention exchanges tokens for heads if there are enough, which is
+// less than to gather and to reduce (Jacobs et al. 2023, "DeepSpeed Ulysses"). Without sequence parallelism
+// every rank does the same, which pays where there is less work than latency, or with
+// fewer heads than ranks.
+//
+// What it costs is memory, so that most of these outlines cannot win: they are withheld,
+// by family, until the floor of what the family shares is below the time in sight.
+
+// maxSubsets is up to how many modules all sets of them are tried.
+const maxSubsets = 3
+
+// replications lists what may be replicated of modules, as names joined by "+", beside
+// nothing: every set of them but all, or each alone where there are many.
+func replications(modules []string) []string {
+	var all []string
+	for set := 1; set < 1<<len(modules)-1 && len(modules) <= maxSubsets; set++ {
+		var names []string
+		for i, name := range modules {
+			if set>>i&1 == 1 {
+				names = append(names, name)
+			}
+		}
+		all = append(all, strings.Join(names, "+"))
+	}
+	if len(modules) > maxSubsets {
+		all = modules
+	}
+	return all
+}
+
+// wholes lists placements that keep the weights of all modules whole.
+func (l *layouts) wholes() []partition.Placement {
+	if l.whole == nil {
+		for _, g := range l.groups() {
+			for _, w := range g.weights {
+				if p := splitOf(w, -1); !slices.Contains(l.whole, p) {
+					l.whole = append(l.whole, p)
+				}
+			}
+		}
+	}
+	return l.whole
+}
+
+// modules lists those that tensor parallelism may split.
+func (l *layouts) modules() []string {
+	var names []string
+	for _, p := range l.wholes() {
+		if name := p.Module(); !slices.Contains(names, name) {
+			names = append(names, name)
+		}
+	}
+	return names
+}
+
+// replicating returns the layout for a degree of tensor parallelism with some modules
+// replicated: all others are split as [layouts.find] has them.
+func (l *layouts) replicating(tp int, replicate string) ([]partition.Placement, error) {
+	split, err := l.find(tp)
+	if err != nil || replicate == "" {
+		return split, err
+	}
+	modules := strings.Split(replicate, "+")
+	of := func(p partition.Placement) bool { return slices.Contains(modules, p.Module()) }
+	all := slices.DeleteFunc(slices.Clone(split), of)
+	for _, p := range l.wholes() {
+		if of(p) {
+			all = append(all, p)
+		}
+	}
+	return all, nil
+}
+
+// replications lists what the search tries to replicate in an outline, beside nothing.
+func (s *searcher) replications(o outline) []string {
+	if o.tp == 1 || s.opts.Replicate != "" || s.opts.Policy != AutoDist || o.ranks != "" && s.opts.RankOrder == "" {
+		return nil
+	}
+	if s.replicable == nil {
+		s.replicable = replications(s.layouts.modules())
+	}
+	return s.replicable
+}
+
+// checkReplicate checks that option against the modules there are.
+func (s *searcher) checkReplicate() error {
+	all := replications(s.layouts.modules())
+	if x := s.opts.Replicate; x != "" && x != "none" && !slices.Contains(all, x) {
+		return optionErrorf("replicate", "is %q, must be one of %s", x, strings.Join(append([]string{"none"}, all...), ", "))
+	}
+	return nil
+}
+
+// withheld is the outlines of a family of those with modules replicated.
+type withheld struct {
+	first    *floors
+	outlines []outline
+}
+
+// withhold keeps what an outline is with modules replicated.
+func (s *searcher) withhold(o outline) {
+	for _, o.replicate = range s.replications(o) {
+		first := s.sizedOf(o)
+		w := s.withheld[first]
+		if w == nil {
+			w = &withheld{first: first}
+			s.withheld[first], s.held = w, append(s.held, w)
+		}
+		w.outlines = append(w.outlines, o)
+	}
+}
+
+// release lets those be pending that may have plans of at most the given time.
+func (s *searcher) release(limit cost.Picoseconds) {
+	s.held = slices.DeleteFunc(s.held, func(w *withheld) bool {
+		s.raiseAll(&pending{outline: w.outlines[0], first: w.first}, limit)
+		if w.first.least > limit {
+			return false
+		}
+		for _, o := range w.outlines {
+			s.pending = append(s.pending, &pending{outline: o, first: w.first})
+		}
+		return true
+	})
+}
