@@ -79,7 +79,7 @@ func (b *brute) run() {
 											for _, offload := range offloads(b.opts, b.cluster) {
 												if !overlap || !offload.Moves() {
 													for _, ranks := range orders {
-														for _, replicate := range b.replications(s, d, ranks) {
+														for _, replicate := range b.replications(s, d, sequence, ranks) {
 															b.sizes(s, outline{d, sharding{zero, group, sequence, overlap, offload, replicate}, chunks, ranks}, (b.batch+all-1)/all)
 														}
 													}
@@ -114,8 +114,8 @@ func (b *brute) rankOrders(d degrees) []string {
 }
 
 // replications lists the modules that may be replicated, with ranks in an order.
-func (b *brute) replications(s *searcher, d degrees, ranks string) []string {
-	if b.opts.Replicate == "none" || d.tp == 1 || ranks != "" {
+func (b *brute) replications(s *searcher, d degrees, sequence bool, ranks string) []string {
+	if b.opts.Replicate == "none" || !sequence || ranks != "" || d.dp*d.tp*b.opts.RuntimeNGPUs/d.plan <= b.batch && b.opts.TP <= 1 || d.tp > b.cluster.DevicesPerNode && !b.cluster.Device.Shared {
 		return []string{""}
 	}
 	m := s.layouts.modules()
@@ -258,7 +258,7 @@ func (b *brute) recomputations(plan partition.Plan, cut []partition.Stage) {
 func (b *brute) compare(seed, k int) (*Result, *Audit) {
 	t := b.t
 	b.run()
-	if b.best == nil && b.plans > 0 {
+	if b.plans > 0 && b.opts.CP == 0 && (b.best == nil || len(b.best.plan.Replicated()) > 0) {
 		b.everywhere = true
 		b.run()
 	}

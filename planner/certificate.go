@@ -31,8 +31,9 @@ import (
 //   - the axes of a unit over its ranks in every order, where the cluster has one kind of
 //     device and the ranks are on more than one unit of its innermost level;
 //   - sequence parallelism, ZeRO stage and group, overlap and offload on and off;
-//   - modules that tensor-parallel ranks replicate, in the usual order of ranks: of
-//     attention, MLP and vocabulary any but all;
+//   - modules that tensor-parallel ranks replicate: of attention, MLP and vocabulary any but
+//     all, under sequence parallelism, inside a node, in the usual order of ranks, where
+//     the batch has no sequence for each of dp x tp, or tp is given;
 //   - micro-batch sizes: all up to 16 sequences, and the divisors and powers of two of
 //     more;
 //   - schedules 1f1b, gpipe, zero-bubble and interleaved;
@@ -43,7 +44,7 @@ import (
 // interleaved schedules, and choices of recomputation there other than the least of
 // none, attention and all with which a rank fits; ZeRO groups that are neither all ranks
 // nor the largest inside a node; under schedules of one position all but 1f1b; and
-// placements of parameters other than those that tensor parallelism of a degree has, or whole.
+// placements of parameters other than whole or those that tensor parallelism of a degree has.
 //
 // C is the time of planner/sim in whole picoseconds, and a plan fits when codegen lays
 // out no arena larger than the limit in bytes. Of plans of equal time the search takes

@@ -5,7 +5,6 @@ import (
 	"math/rand/v2"
 	"reflect"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/autopar/autopar/ir"
@@ -144,10 +143,9 @@ func (a *auditor) winner(g, eval *ir.Graph) error {
 	if at := a.over(t, p.PeakBytes); at >= 0 {
 		return refute(10, "the winner needs %d bytes, the limit is %d", p.PeakBytes[at], a.limitAt(t, at))
 	}
-	unpinned := partition.Plan{Placements: t.Placements[min(len(a.opts.Pins), len(t.Placements)):]}
 	o := outline{
 		degrees{t.PlanNGPUs, t.DP, t.ContextParallel(), t.TP, t.PP(), a.cluster.Order(t)},
-		sharding{t.ZeRO, t.ZeROGroup, t.SequenceParallel, t.Overlap, t.Offload, strings.Join(unpinned.Replicated(), "+")}, t.Chunks(), t.RankOrder,
+		sharding{t.ZeRO, t.ZeROGroup, t.SequenceParallel, t.Overlap, t.Offload, a.replicated(t)}, t.Chunks(), t.RankOrder,
 	}
 	for i := range cert.Regions {
 		for c := range cert.Regions[i].cells() {

@@ -102,7 +102,7 @@ func (d *declared) eachOf(cut degrees, ranks string, visit func(outline)) {
 				for _, offload := range []partition.Offload{partition.OffloadNone, partition.OffloadOptimizer, partition.OffloadParams} {
 					for _, sequence := range []bool{false, true} {
 						for _, overlap := range []bool{false, true} {
-							for _, replicate := range d.replications(cut, ranks) {
+							for _, replicate := range d.replications(cut, ranks, sequence) {
 								x := outline{cut, sharding{zero, group, sequence, overlap, offload, replicate}, chunks, ranks}
 								if d.hasChunks(x) && d.hasSharding(x) && len(d.schedules(x)) > 0 {
 									visit(x)
@@ -116,9 +116,10 @@ func (d *declared) eachOf(cut degrees, ranks string, visit func(outline)) {
 	}
 }
 
-// replications lists what may be replicated, with ranks in an order: in the usual one, or
-// the one that is asked for, every set of up to three modules but all of them.
-func (d *declared) replications(cut degrees, ranks string) []string {
+// replications lists what may be replicated: with ranks in the usual order, or the one that
+// is asked for, under sequence parallelism inside a node, and where the batch has no sequence for
+// each of dp x tp or tp is asked for, every set of up to three modules but all of them.
+func (d *declared) replications(cut degrees, ranks string, sequence bool) []string {
 	switch o := d.opts; {
 	case o.Replicate == "none":
 		return []string{""}
@@ -126,7 +127,7 @@ func (d *declared) replications(cut degrees, ranks string) []string {
 		return nil
 	case o.Replicate != "":
 		return []string{o.Replicate}
-	case cut.tp == 1, o.Policy != AutoDist, ranks != "" && o.RankOrder == "":
+	case d.replicas(cut)*cut.tp <= d.batch && o.TP <= 1, !sequence, cut.tp > d.cluster.DevicesPerNode && !d.cluster.Device.Shared, o.Policy != AutoDist, ranks != "" && o.RankOrder == "":
 		return []string{""}
 	}
 	all := append([]string{""}, d.modules...)

@@ -28,7 +28,7 @@ type Options struct {
 
 	// Degrees inside the unit. CP is searched where it may pay: for sequences of more
 	// than 8,192 tokens, where the batch has no sequence for every rank of dp x cp x
-	// pp, or when no plan fits otherwise; and only degrees that cut a sequence into
+	// pp, when no plan fits otherwise or the fastest replicates modules; and only degrees that cut a sequence into
 	// equal parts.
 	DP, CP, TP, PP int
 	MicroBatch     int // sequences of one data-parallel rank
@@ -46,7 +46,7 @@ type Options struct {
 	// micro-batches, under schedules gpipe and 1f1b, without context parallelism and offload.
 	Overlap string
 	// Replicate is the modules whose weights tensor-parallel ranks all hold, such as mlp or
-	// attn+wte, or "none"; empty searches it.
+	// attn+wte, or "none"; empty searches it where it may pay: see [searcher.replications].
 	Replicate string
 	// Pins come before all placements of the search, so they hold.
 	Pins []partition.Placement

@@ -12,9 +12,8 @@ import (
 // hold works on a slice of the sequence where that is sharded, and exchanges nothing: not
 // its input and its sum, as a split one does with every micro-batch, only the gradients of
 // its weights, once a step. Attention exchanges tokens for heads if there are enough, which is
-// less than to gather and to reduce (Jacobs et al. 2023, "DeepSpeed Ulysses"). Without sequence parallelism
-// every rank does the same, which pays where there is less work than latency, or with
-// fewer heads than ranks.
+// less than to gather and to reduce (Jacobs et al. 2023, "DeepSpeed Ulysses"); with fewer, every
+// rank does all of them, and the projections of its tokens. Without sequence parallelism every rank would do the same.
 //
 // What it costs is memory, so that most of these outlines cannot win: they are withheld,
 // by family, until the floor of what the family shares is below the time in sight.
@@ -84,15 +83,27 @@ func (l *layouts) replicating(tp int, replicate string) ([]partition.Placement, 
 	return all, nil
 }
 
-// replications lists what the search tries to replicate in an outline, beside nothing.
+// replications lists what the search tries to replicate in an outline, beside nothing: with
+// sequence parallelism, ranks of tp in one node and in the usual order, and where the batch
+// has no sequence for each of dp x tp or tp is asked for. Otherwise tp is there to spare
+// memory, which replication takes again.
 func (s *searcher) replications(o outline) []string {
-	if o.tp == 1 || s.opts.Replicate != "" || s.opts.Policy != AutoDist || o.ranks != "" && s.opts.RankOrder == "" {
+	within := s.cluster.Device.Shared || o.tp <= s.cluster.DevicesPerNode
+	pays := s.replicas(o)*o.tp > s.batch || s.opts.TP > 1
+	usual := o.ranks == "" || s.opts.RankOrder != ""
+	if s.opts.Replicate != "" || s.opts.Policy != AutoDist || !(o.sequence && within && pays && usual) {
 		return nil
 	}
 	if s.replicable == nil {
 		s.replicable = replications(s.layouts.modules())
 	}
 	return s.replicable
+}
+
+// replicated names what a plan of the search replicates, beside its pins.
+func (s *searcher) replicated(p *partition.Plan) string {
+	free := partition.Plan{Placements: p.Placements[min(len(s.opts.Pins), len(p.Placements)):]}
+	return strings.Join(free.Replicated(), "+")
 }
 
 // checkReplicate checks that option against the modules there are.
@@ -104,19 +115,23 @@ func (s *searcher) checkReplicate() error {
 	return nil
 }
 
-// withheld is the outlines of a family of those with modules replicated.
+// withheld is outlines with modules replicated that differ in what data-parallel ranks shard
+// and overlap alone: the floors of one of them hold for all.
 type withheld struct {
-	first    *floors
+	like     outline
+	first    *floors // of like
 	outlines []outline
 }
 
 // withhold keeps what an outline is with modules replicated.
 func (s *searcher) withhold(o outline) {
 	for _, o.replicate = range s.replications(o) {
-		first := s.sizedOf(o)
+		like := o
+		like.sharding = sharding{zero: 2, sequence: o.sequence, replicate: o.replicate} // least is sure of ZeRO stage 2
+		first := s.sizedOf(like)
 		w := s.withheld[first]
 		if w == nil {
-			w = &withheld{first: first}
+			w = &withheld{like: like, first: first}
 			s.withheld[first], s.held = w, append(s.held, w)
 		}
 		w.outlines = append(w.outlines, o)
@@ -126,12 +141,12 @@ func (s *searcher) withhold(o outline) {
 // release lets those be pending that may have plans of at most the given time.
 func (s *searcher) release(limit cost.Picoseconds) {
 	s.held = slices.DeleteFunc(s.held, func(w *withheld) bool {
-		s.raiseAll(&pending{outline: w.outlines[0], first: w.first}, limit)
+		s.raiseAll(&pending{outline: w.like, first: w.first}, limit)
 		if w.first.least > limit {
 			return false
 		}
 		for _, o := range w.outlines {
-			s.pending = append(s.pending, &pending{outline: o, first: w.first})
+			s.pending = append(s.pending, &pending{outline: o, first: s.sizedOf(o)})
 		}
 		return true
 	})

@@ -111,7 +111,7 @@ func newSearch(g *ir.Graph, batch int, c *cost.Cluster, opts Options, steps int)
 		return nil, nil, err
 	}
 	found, pipes, optimal, err := s.search()
-	if err == nil && len(found) == 0 && opts.CP == 0 {
+	if err == nil && opts.CP == 0 && (len(found) == 0 || opts.Replicate == "" && s.replicated(found[0].plan) != "") {
 		s.everywhere = true
 		found, pipes, optimal, err = s.search()
 	}
