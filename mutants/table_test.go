@@ -6,7 +6,7 @@ import "slices"
 
 // mutants lists all planted bugs, by where they are planted.
 func mutants() []mutant {
-	return slices.Concat(inTheModel(), inLlama(), inThePartition(), inTheRuntime(), inTheKernels(), inTheLoop(), inThePrecision(), inTheReproducible(), inTheStreams(), inContext(), inTheMemory(), inTheAnswers(), inGroupedHeads(), inTheCluster(), inTheCompiler(), inTheFinals(), inTheFootprint(), inTheCertificate(), inThePrograms(), inThePools(), inRankOrders(), inTheBounds(), inTheDeviceCode(), inTheDevice(), inTheProcesses())
+	return slices.Concat(inTheModel(), inLlama(), inThePartition(), inTheRuntime(), inTheKernels(), inTheLoop(), inThePrecision(), inTheReproducible(), inTheStreams(), inContext(), inTheMemory(), inTheAnswers(), inGroupedHeads(), inTheCluster(), inTheCompiler(), inTheFinals(), inTheFootprint(), inTheCertificate(), inThePrograms(), inThePools(), inRankOrders(), inReplicatedModules(), inTheBounds(), inTheDeviceCode(), inTheDevice(), inTheProcesses())
 }
 
 // inTheProcesses has the bugs of a run with a process for each rank.
@@ -32,6 +32,32 @@ func inTheProcesses() []mutant {
 		file: "runtime/peers.go",
 		old:  "e.shared.stop = e.shared.stop || b[0] != 0", new: "e.shared.stop = e.shared.stop || b[0] != 0 && rank == e.first",
 		pkg: "./runtime", run: "^TestProcessesStopTogether$",
+	}}
+}
+
+// inReplicatedModules has those of weights that all tensor-parallel ranks hold.
+func inReplicatedModules() []mutant {
+	const modules = "^TestReplicatedModules$"
+	return []mutant{{
+		bug: "every rank does all heads", how: "attention does not exchange tokens for them",
+		file: "partition/propagate.go",
+		old:  "return v.Spec[axis] == ir.ShardOn(1) && to.Kind == ir.Shard && to.Dim > 1", new: "return false",
+		pkg: "./partition", run: modules,
+	}, {
+		bug: "the loss gathers logits", how: "it does not take the targets of its tokens",
+		file: "partition/propagate.go",
+		old:  "case ir.OpRowPick, ir.OpNLL:", new: "case ir.OpNLL:",
+		pkg: "./partition", run: modules,
+	}, {
+		bug: "gradients are placed by how much is recomputed", how: "a sum over the sequence costs what its operands move",
+		file: "partition/propagate.go",
+		old:  "cost += tieChange\n\t\t\tcontinue", new: "cost += tieChange",
+		pkg: "./planner", run: "^TestFinishIsTheProgram$",
+	}, {
+		bug: "a faster plan is missed", how: "outlines with modules replicated are withheld too long",
+		file: "planner/replicate.go",
+		old:  "if w.first.least > limit {", new: "if w.first.least > limit/2 {",
+		pkg: "./planner", run: "^TestReplicatedSearchIsExact$",
 	}}
 }
 
