@@ -226,6 +226,10 @@ func (b *brute) recomputations(plan partition.Plan, cut []partition.Stage) {
 	try = func(stages []partition.Stage) {
 		if i := len(stages); i < len(cut) {
 			n := cut[i].Last - cut[i].First
+			if b.opts.Recompute == RecomputeNone {
+				try(append(stages[:i:i], cut[i]))
+				return
+			}
 			for f := 0; f <= n; f++ {
 				for s := 0; s <= n-f; s++ {
 					try(append(stages[:i:i], recomputation{f, s}.stage(cut[i].First, n)))

@@ -5,7 +5,18 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/autopar/autopar/planner/cost"
 )
+
+// TestNearerOrders: on V100s, of which a pair has less between it than all eight have, ranks
+// of a group that are apart communicate faster than neighbours.
+func TestNearerOrders(t *testing.T) {
+	m := cost.NewModel(cluster(t, "v100"), 8)
+	pair, apart := m.Groups(2, 1)[0], m.Groups(2, 2)[0]
+	require.False(t, m.NoFaster(apart, pair))
+	require.True(t, m.NoFaster(pair, apart))
+}
 
 // TestRankOrderSearchIsExact: the search against every plan where it matters how the axes
 // of a unit lie over its ranks: short sequences, so that gradients may be more than what
