@@ -26,6 +26,7 @@ type propagator struct {
 // fact is what is known of a value.
 type fact struct {
 	isGrad  bool
+	tied    bool         // a gradient that is added to others of the same parameter
 	want    ir.ShardSpec // placement of the parameter a gradient is for
 	escapes bool         // read by the update phase, or an output
 	sum     *ir.Value    // over micro-batches, if it escapes
@@ -216,7 +217,7 @@ func (pr *propagator) gradients() {
 			if r := pr.of(n.Results[0]); r.isGrad {
 				for _, a := range n.Args {
 					term := pr.of(a)
-					term.isGrad, term.want = true, r.want
+					term.isGrad, term.want, term.tied = true, r.want, r.tied || n.Op == ir.OpAddN
 				}
 			}
 		}
@@ -413,9 +414,9 @@ func (pr *propagator) cost(n *ir.Node, sig *ir.Signature, args []*ir.Value, axis
 			c += tiePartial
 		}
 		along := ra[i].Kind == ir.Shard && pr.alongSequence(n, axis, rr)
-		if v.Def.Op == ir.OpParam || ra[i].Kind == ir.Shard && !home && !along && !pr.alongWhole(n, v, axis, ra[i], rr) || repeatsAttention(n, i, from) || n.Op == ir.OpAddN && from.Kind == ir.Partial && len(v.Type.Shape) == 0 {
+		if v.Def.Op == ir.OpParam || ra[i].Kind == ir.Shard && !home && !along && !pr.alongWhole(n, v, axis, ra[i], rr) || repeatsAttention(n, i, from) || n.Op == ir.OpAddN && from.Kind == ir.Partial && len(v.Type.Shape) == 0 && v.Def.Block() != "" {
 			// The last: a sum of scalars, as the norm of the gradients is one, is reduced once,
-			// however few of its terms there are to reduce.
+			// with however few blocks, where terms of theirs are to be reduced.
 			c += lastResort
 		}
 		if !along || from.Kind != ir.Replicate {
@@ -494,6 +495,9 @@ func (pr *propagator) sumsSequence(n *ir.Node, axis int, args []ir.Placement) bo
 		return false
 	}
 	of := pr.of(n.Results[0])
+	if n.Op == ir.OpEmbeddingGrad && !of.tied {
+		return false // a table that is only looked up is mostly more than its tokens
+	}
 	return of.isGrad && of.want[axis].Kind == ir.Replicate && args[0] == ir.ShardOn(1) && args[1] == ir.ShardOn(1)
 }
 
