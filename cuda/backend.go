@@ -171,25 +171,7 @@ func (b *Backend) Open(world runtime.World) (devices []runtime.Device, err error
 		devices = append(devices, d)
 	}
 	b.open = len(devices)
-	return devices, b.nearby()
-}
-
-// nearby lets GPUs of one world copy from each other directly.
-func (b *Backend) nearby() error {
-	for _, g := range b.gpus {
-		if err := b.system.Driver.SetCurrent(g.context); err != nil {
-			return err
-		}
-		for _, peer := range b.gpus {
-			if peer == g {
-				continue
-			}
-			if err := b.system.Driver.EnablePeer(g.ordinal, peer.ordinal, peer.context); err != nil {
-				return fmt.Errorf("cuda: GPU %d reading GPU %d: %w", g.ordinal, peer.ordinal, err)
-			}
-		}
-	}
-	return nil
+	return devices, nil
 }
 
 // gpu returns a GPU, which becomes current, opening it first if need be.

@@ -27,7 +27,7 @@ type lane struct {
 
 	groups map[int]*view // by Collective.Group; of the goroutine that gives the lane work
 	comms  map[int]driver.Comm
-	given  []collectiveAt // that may not be done yet
+	given  []given // that may not be done yet
 
 	// Of a lane with a goroutine.
 	beside  bool
@@ -51,12 +51,6 @@ type mark struct {
 type task struct {
 	do     func() error
 	record bool
-}
-
-// collectiveAt is a collective that is done when an event has happened.
-type collectiveAt struct {
-	collective *runtime.Collective
-	event      int64
 }
 
 // tally counts what has happened on the host and wakes those who wait for it. The zero
@@ -297,6 +291,19 @@ func (l *lane) done(n int64) (bool, error) {
 	}
 	l.happen(i)
 	return true, nil
+}
+
+// passed notes that all events up to one have happened.
+func (l *lane) passed(n int64) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	after := slices.IndexFunc(l.marks, func(m mark) bool { return m.upTo > n })
+	if after < 0 {
+		after = len(l.marks)
+	}
+	if after > 0 {
+		l.happen(after - 1)
+	}
 }
 
 // happen notes that the first marks, up to one, have happened.

@@ -179,9 +179,6 @@ func (d *Driver) SetCurrent(c driver.Context) error {
 	return nil
 }
 
-// EnablePeer does nothing: all memory is near.
-func (d *Driver) EnablePeer(int, int, driver.Context) error { return nil }
-
 // MemInfo returns what is left of the current device's memory.
 func (d *Driver) MemInfo() (free, total int64, err error) {
 	d.mu.Lock()
