@@ -11,6 +11,7 @@ import (
 	"github.com/autopar/autopar/cuda/cudatest"
 	"github.com/autopar/autopar/cuda/driver/fake"
 	"github.com/autopar/autopar/ir"
+	"github.com/autopar/autopar/ir/exact"
 	"github.com/autopar/autopar/models/gpt"
 	"github.com/autopar/autopar/partition"
 )
@@ -174,13 +175,37 @@ func TestGPULoopbackParity(t *testing.T) {
 	}
 }
 
-// trainOnFake is trainBatch on the CUDA backend over a fake driver.
-func trainOnFake(t *testing.T, p *partition.Plan, fakes fake.Options, opts cuda.Options, steps int) (trajectory, *fake.Driver) {
-	driver := fake.New(fakes)
-	system, err := cudatest.NewSystem(driver)
-	require.NoError(t, err)
+// TestReproducibleOverNCCL: sums in fixed point have the same bits whoever adds them up, in steps
+// that become graphs too.
+func TestReproducibleOverNCCL(t *testing.T) {
+	const steps = 4
 	opt := gpt.Optimizer{Beta1: .9, Beta2: .99, Eps: 1e-8, WeightDecay: .1, GradClip: 1}
 	g, err := gpt.TrainStep(parityModel, opt, parityBatch, parityModel.BlockSize)
+	require.NoError(t, err)
+	g, err = exact.Sums(g)
+	require.NoError(t, err)
+	want, _ := stepsOnFake(t, g, parityPlan(1, 1, 1, parityBatch, partition.GPipe, false), fake.Options{}, cuda.Options{}, steps)
+	sharded, pipelined := parityPlan(3, 1, 1, 2, partition.OneFOneB, false), parityPlan(2, 1, 2, 3, partition.OneFOneB, true)
+	sharded.ZeRO, pipelined.ZeRO = 2, 1
+	for i, p := range []*partition.Plan{parityPlan(2, 1, 1, 1, partition.GPipe, false), sharded, pipelined} {
+		got, driver := stepsOnFake(t, g, p, fake.Options{Devices: 4, Seed: uint64(i)}, cuda.Options{}, steps)
+		require.Equal(t, want, got, describePlan(p))
+		_, graphs := driver.Ran()
+		require.Equal(t, (steps-3)*p.RuntimeNGPUs, graphs)
+	}
+}
+
+// trainOnFake is trainBatch on the CUDA backend over a fake driver.
+func trainOnFake(t *testing.T, p *partition.Plan, fakes fake.Options, opts cuda.Options, steps int) (trajectory, *fake.Driver) {
+	opt := gpt.Optimizer{Beta1: .9, Beta2: .99, Eps: 1e-8, WeightDecay: .1, GradClip: 1}
+	g, err := gpt.TrainStep(parityModel, opt, parityBatch, parityModel.BlockSize)
+	require.NoError(t, err)
+	return stepsOnFake(t, g, p, fakes, opts, steps)
+}
+
+func stepsOnFake(t *testing.T, g *ir.Graph, p *partition.Plan, fakes fake.Options, opts cuda.Options, steps int) (trajectory, *fake.Driver) {
+	driver := fake.New(fakes)
+	system, err := cudatest.NewSystem(driver)
 	require.NoError(t, err)
 	prog, exec := compileOn(t, cuda.New(system, opts), g, p, parityBatch)
 	require.NoError(t, exec.InitParams(prog, 1337))

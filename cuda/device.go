@@ -84,6 +84,14 @@ func (d *Device) open() (err error) {
 	if d.comm, err = newLane(d, d.backend.meetsOnHost()); err != nil {
 		return err
 	}
+	for _, l := range d.lanes() {
+		if !d.Meets() {
+			break
+		}
+		if l.flag, err = d.drv.Alloc(flagBytes); err != nil {
+			return err
+		}
+	}
 	if d.workspace, err = d.drv.Alloc(d.gpu.blas.Workspace()); err != nil {
 		return err
 	}

@@ -63,7 +63,7 @@ func testOneRankNCCL(t *testing.T, system *cuda.System) {
 	version, err := lib.Version()
 	require.NoError(t, err)
 	t.Logf("NCCL %d", version)
-	for i, d := range []ir.DType{ir.F32, ir.BF16, ir.F16} {
+	for i, d := range []ir.DType{ir.F32, ir.BF16, ir.F16, ir.Q64} {
 		for j, op := range []ir.Op{ir.OpAllReduce, ir.OpReduceScatter, ir.OpAllGather, ir.OpAllToAll} {
 			for s := range runtime.Host {
 				b := cuda.New(system, cuda.Options{})

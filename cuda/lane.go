@@ -27,7 +27,8 @@ type lane struct {
 
 	groups map[int]*view // by Collective.Group; of the goroutine that gives the lane work
 	comms  map[int]driver.Comm
-	given  []given // that may not be done yet
+	flag   driver.Ptr // of flagBytes: whether a sum of fixed-point numbers may not fit, where NCCL makes it
+	given  []given    // that may not be done yet
 
 	// Of a lane with a goroutine.
 	beside  bool
@@ -117,6 +118,8 @@ func (b *Backend) await(t *tally, n int64, late func() []int) error {
 	}
 	return nil
 }
+
+const flagBytes = 8
 
 func newLane(d *Device, beside bool) (*lane, error) {
 	stream, err := d.drv.CreateStream()
@@ -344,6 +347,9 @@ func (l *lane) release() (errs []error) {
 				errs = append(errs, drv.DestroyEvent(e))
 			}
 		}
+	}
+	if l.flag != 0 {
+		errs = append(errs, drv.Free(l.flag))
 	}
 	return append(errs, drv.DestroyStream(l.stream))
 }

@@ -1,8 +1,8 @@
 package cuda
 
 import (
-	"errors"
 	"fmt"
+	"math"
 	goruntime "runtime"
 	"slices"
 	"strconv"
@@ -136,17 +136,57 @@ func (l *lane) byNCCL(c *runtime.Collective) error {
 }
 
 // groupByNCCL makes the calls of collectives whose communicator is there.
+//
+// NCCL adds integers up without regard to overflow. So a rank brings to a sum of fixed-point
+// numbers at most its share of what they hold: where one is greater on any rank, which all learn
+// by one number more, no rank gets a sum that fits.
 func (l *lane) groupByNCCL(c *runtime.Collective) error {
-	comm, lib := l.comms[c.Group], l.device.backend.nccl
+	comm, lib, engine := l.comms[c.Group], l.device.backend.nccl, l.device.gpu.engine
+	all := append([]*runtime.Collective{c}, c.More...)
+	var fixed []*runtime.Collective
+	for _, c := range all {
+		if c.Members[c.Position].In.DType == ir.Q64 && (c.Node.Op == ir.OpAllReduce || c.Node.Op == ir.OpReduceScatter) {
+			fixed = append(fixed, c)
+		}
+	}
+	if len(fixed) > 0 {
+		if err := l.device.drv.Set8(l.flag, 0, flagBytes, l.stream); err != nil {
+			return err
+		}
+	}
+	for _, c := range fixed {
+		me := c.Members[c.Position]
+		if elems := me.In.Slab.Elems(); elems > 0 {
+			if err := engine.Exceeds(l.stream, l.flag, l.operand(me, 0), elems, math.MaxInt64/int64(len(c.Members))); err != nil {
+				return err
+			}
+		}
+	}
 	if err := lib.GroupStart(); err != nil {
 		return err
 	}
-	for _, c := range append([]*runtime.Collective{c}, c.More...) {
+	for _, c := range all {
 		if err := l.exchangeByNCCL(comm, c); err != nil {
 			return err
 		}
 	}
-	return lib.GroupEnd()
+	if len(fixed) > 0 {
+		if err := comm.AllReduce(l.flag, l.flag, 1, ir.Q64, ir.Sum, l.stream); err != nil {
+			return err
+		}
+	}
+	if err := lib.GroupEnd(); err != nil {
+		return err
+	}
+	for _, c := range fixed {
+		me := c.Members[c.Position]
+		if elems := me.Out.Slab.Elems(); elems > 0 {
+			if err := engine.Void(l.stream, l.flag, l.result(me, 0), elems); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
 }
 
 // exchangeByNCCL has NCCL move whole values where they are cut evenly in their first
@@ -154,9 +194,6 @@ func (l *lane) groupByNCCL(c *runtime.Collective) error {
 func (l *lane) exchangeByNCCL(comm driver.Comm, c *runtime.Collective) error {
 	me := c.Members[c.Position]
 	d := me.In.DType
-	if d == ir.Q64 {
-		return errors.New("cuda: NCCL does not tell when a sum of q64 over ranks overflows; train.reproducible needs --device cpu, or one rank")
-	}
 	switch c.Node.Op {
 	case ir.OpAllReduce:
 		return comm.AllReduce(l.operand(me, 0), l.result(me, 0), me.In.Slab.Elems(), d, c.Attr.Reduce, l.stream)
