@@ -1,6 +1,7 @@
 package cuda_test
 
 import (
+	"errors"
 	"fmt"
 	"math"
 	"math/rand/v2"
@@ -159,14 +160,81 @@ func testEpilogues(t *testing.T, system *cuda.System) {
 }
 
 // TestGPUOneRankNCCL makes every collective with NCCL and one rank, for which each is a
-// copy: names, types, streams and ids are right if that works.
-func TestGPUOneRankNCCL(t *testing.T) { testOneRankNCCL(t, machine(t)) }
+// copy: names, types, streams and ids are right if that works. And it sends messages to itself, in a
+// graph too.
+func TestGPUOneRankNCCL(t *testing.T) {
+	system := machine(t)
+	testOneRankNCCL(t, system)
+	testMessagesToItself(t, system)
+}
 
 // TestOneRankNCCL is the same on the fake.
 func TestOneRankNCCL(t *testing.T) {
 	system, err := cudatest.NewSystem(fake.New(fake.Options{}))
 	require.NoError(t, err)
 	testOneRankNCCL(t, system)
+	testMessagesToItself(t, system)
+}
+
+func testMessagesToItself(t *testing.T, system *cuda.System) {
+	goruntime.LockOSThread()
+	defer goruntime.UnlockOSThread()
+	drv := system.Driver
+	lib, err := system.Collectives()
+	if err != nil {
+		t.Skip(err)
+	}
+	c, err := drv.RetainPrimary(0)
+	require.NoError(t, err)
+	defer drv.ReleasePrimary(0)
+	require.NoError(t, drv.SetCurrent(c))
+	s, err := drv.CreateStream()
+	require.NoError(t, err)
+	defer drv.DestroyStream(s)
+	const elems = 1031
+	host, err := drv.AllocHost(4 * elems)
+	require.NoError(t, err)
+	defer drv.FreeHost(host)
+	var at [2]driver.Ptr
+	for i := range at {
+		at[i], err = drv.Alloc(4 * elems)
+		require.NoError(t, err)
+		defer drv.Free(at[i])
+	}
+	id, err := lib.NewID()
+	require.NoError(t, err)
+	comm, err := lib.Join(1, id, 0)
+	require.NoError(t, err)
+	defer func() { require.NoError(t, comm.Close()) }()
+	message := func() error {
+		return errors.Join(lib.GroupStart(), comm.Send(at[0], elems, ir.F32, 0, s), comm.Recv(at[1], elems, ir.F32, 0, s), lib.GroupEnd())
+	}
+	check := func(round byte, send func() error) {
+		want := make([]byte, len(host))
+		for i := range host {
+			want[i] = byte(i) ^ round
+		}
+		copy(host, want)
+		require.NoError(t, drv.CopyToDevice(at[0], host, s))
+		require.NoError(t, drv.Set8(at[1], 0xff, 4*elems, s))
+		require.NoError(t, send())
+		require.NoError(t, drv.SyncStream(s))
+		require.NoError(t, drv.CopyToHost(host, at[1], s))
+		require.NoError(t, drv.SyncStream(s))
+		require.Equal(t, want, append([]byte(nil), host...))
+	}
+	check(1, message)
+	require.NoError(t, drv.BeginCapture(s))
+	require.NoError(t, message())
+	g, err := drv.EndCapture(s)
+	require.NoError(t, err)
+	defer drv.DestroyGraph(g)
+	exec, err := drv.Instantiate(g)
+	require.NoError(t, err)
+	defer drv.DestroyExec(exec)
+	for round := range byte(3) {
+		check(round, func() error { return drv.LaunchGraph(exec, s) })
+	}
 }
 
 func testOneRankNCCL(t *testing.T, system *cuda.System) {
