@@ -19,11 +19,9 @@ type Expect struct {
 // Expects returns when each rank expects its messages, in order, for runtimes in which a
 // transfer is a meeting: it starts when the receiver expects it and the sender has come to it.
 //
-// No rank waits for ever then, since all of it is done in one order that runs the program: that
-// in which [Check] runs it, by rounds of a task for each rank. Two ranks that send to each other
-// in one round both expect before they send, so that the messages pass each other. Those are never
-// the first from one to the other: of the first, even a rank that is held up where it expects it,
-// until the other sends it, gets on.
+// All of it is done in one order that runs the program: that in which [Check] runs it, by rounds
+// of a task for each rank. So no rank waits for ever, not even where the receiver does nothing
+// else from where it expects a message until it is there.
 func Expects(p *Program) ([][]Expect, error) {
 	all := make([][]Expect, len(p.Schedules))
 	w := newWalker(p)

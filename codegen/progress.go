@@ -2,7 +2,6 @@ package codegen
 
 import (
 	"fmt"
-	"slices"
 
 	"github.com/autopar/autopar/ir"
 )
@@ -225,30 +224,24 @@ func (w *walker) advance(r int) error {
 	}
 }
 
-// deliver makes the sends at which ranks stand, those at once that find room.
+// deliver makes the sends at which ranks stand, one after another, as far as they find room.
 func (w *walker) deliver() {
 	for len(w.sending) > 0 {
-		var sent []int
-		for _, r := range w.sending {
-			if task, in := w.here(r); w.room(r, task, in.Node) {
-				sent = append(sent, r)
-			}
+		r := w.sending[0]
+		w.sending = w.sending[1:]
+		task, in := w.here(r)
+		if !w.room(r, task, in.Node) {
+			continue
 		}
 		if w.expect != nil {
-			for _, r := range sent {
-				w.tell(r)
-			}
+			w.tell(r)
 		}
-		for _, r := range sent {
-			_, in := w.here(r)
-			w.sent[channel{in.Node, r, w.prog.Peer(&w.prog.Schedules[r], in.Node)}]++
-			w.at[r].instr++
-			w.moves++
+		w.sent[channel{in.Node, r, w.prog.Peer(&w.prog.Schedules[r], in.Node)}]++
+		w.at[r].instr++
+		w.moves++
+		if _, in = w.here(r); in != nil && in.Node.Op == ir.OpSend && !w.held(r, in) {
+			w.sending = append(w.sending, r)
 		}
-		w.sending = slices.DeleteFunc(w.sending, func(r int) bool {
-			_, in := w.here(r)
-			return len(sent) == 0 || in == nil || in.Node.Op != ir.OpSend || w.held(r, in)
-		})
 	}
 }
 

@@ -1,8 +1,7 @@
 // Package cuda is the backend that runs ranks on NVIDIA GPUs. Every rank owns an arena of
 // device memory, another of pinned host memory, and two streams. Ranks are each on a GPU of
-// their own, all of this process or each of one, with collectives by NCCL, or, to run any
-// plan on one GPU, together on it, with collectives by copies and sums of their arenas
-// (loopback).
+// their own, all of this process or each of one, with collectives and messages by NCCL, or, to
+// run any plan on one GPU, together on it, with copies and sums of their arenas (loopback).
 //
 // Nothing here needs CUDA to build or to start: package driver finds the libraries when a
 // [System] is opened.

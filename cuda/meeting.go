@@ -13,6 +13,7 @@ import (
 // it receives from. There a receive waits for the compute stream to come to where the program
 // expects the message ([codegen.Expects]), and the compute stream waits for it where the message is
 // taken. The first message makes the communicator, and NCCL connects the two, while both hosts wait.
+// Even a GPU that did the work of all its streams one after another would get through.
 
 // Meets implements [runtime.Meeter]: ranks that share a GPU wait for each other's events instead.
 func (d *Device) Meets() bool { return !d.backend.opts.Loopback }

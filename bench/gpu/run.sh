@@ -136,7 +136,7 @@ profile() {
 
 loopback() {
 	checked "loopback, 1 to 8 ranks, against the CPU" 240 loopback.txt ./tests/autopar.test -test.v -test.run '^TestGPULoopbackParity$'
-	section "Losses of plans whose ranks share the GPU, against one rank on the CPU, 20 steps" loopback.txt
+	section "Losses of plans whose ranks share the GPU, and have GPUs of their own where there are as many, against one rank on the CPU, 20 steps" loopback.txt
 }
 
 rates() {
