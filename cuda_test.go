@@ -110,9 +110,23 @@ func TestPipelinesOverNCCL(t *testing.T) {
 			require.Equal(t, (steps-3)*p.RuntimeNGPUs, graphs)
 		})
 	}
-	got, _ := trainOnFake(t, plans[2], fake.Options{Devices: 8}, cuda.Options{Synchronous: true}, steps)
-	dLoss, _ := differences(one, got)
-	require.LessOrEqual(t, dLoss, 1e-5, "one thing after another")
+	for name, run := range map[string]func(p *partition.Plan) trajectory{
+		"every call waits for its effect": func(p *partition.Plan) trajectory {
+			got, _ := trainOnFake(t, p, fake.Options{Devices: 8}, cuda.Options{Synchronous: true}, steps)
+			return got
+		},
+		"a GPU does the work of its streams in turn": func(p *partition.Plan) trajectory {
+			got, _ := trainOnFake(t, p, fake.Options{Devices: 8, InTurn: true}, cuda.Options{}, steps)
+			return got
+		},
+	} {
+		for _, i := range []int{2, 7} {
+			t.Run(fmt.Sprintf("%s/%s dp %d tp %d pp %d", name, plans[i].ScheduleText(), plans[i].DP, plans[i].TP, plans[i].PP()), func(t *testing.T) {
+				dLoss, _ := differences(one, run(plans[i]))
+				require.LessOrEqual(t, dLoss, 1e-5)
+			})
+		}
+	}
 }
 
 // TestGPULoopbackParity trains on a GPU under plans of 1, 2, 4 and 8 ranks that share it,
