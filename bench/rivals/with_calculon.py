@@ -25,7 +25,7 @@ name = sys.argv[3] if len(sys.argv) > 3 else "a100_80g"
 sys.path.insert(0, source)
 
 from calculon import System
-from calculon.llm import AllExecutions, Llm
+from calculon.llm import Llm, OptimalExecution
 
 with open(os.path.join(source, f"systems/{name}.json")) as f:
     figures = json.load(f)
@@ -63,59 +63,98 @@ def search():
 
 
 def expressible(x):
-    """Whether autopar's programs do what an execution does.
+    """Whether autopar's programs do what an execution does, or may do for some of a group.
 
-    They overlap no collective of tensor parallelism, gather sequences again for the backward pass, keep no scores of
-    attention, and are searched with 1, 2 or 4 chunks a rank.
+    They overlap no collective of tensor parallelism, nor sums of gradients with several chunks a rank, gather sequences again
+    for the backward pass, keep no scores of attention, and are searched with 1, 2 or 4 chunks.
     """
     return (x["tensor_par_overlap"] == "none" and x["tensor_par_comm_type"] != "p2p_rs_ag" and x["pipeline_interleaving"] in (1, 2, 4)
             and x["activation_recompute"] != "none" and x["seq_par_ag_redo"] == Llm.can_redo_ag(x["tensor_par_comm_type"], x["activation_recompute"])
-            and (x["pipeline_interleaving"] == 1 or not x["data_par_overlap"]))
+            and not (x["pipeline_interleaving"] > 1 and x.get("data_par_overlap")))
 
 
 def families():
-    """Calculon's executions by what decides the time of a step's arithmetic, and the least that this lets a step take."""
-    every = {}
-    for values in AllExecutions.all_executions(app, system, GPUS, BATCH, "float16", [True]):
-        x = dict(zip(Llm.Execution.fields(), values))
-        every.setdefault((x["tensor_par"], x["pipeline_par"], x["pipeline_interleaving"], x["microbatch_size"], x["tensor_par_overlap"]), []).append(x)
-    return [(floor(xs[0]), xs) for xs in every.values()]
+    """The executions of Calculon's search by what decides the time of a step's arithmetic, each with a part of its members."""
+    for tp in Llm.get_all_tensor_parallelisms(GPUS, app.hidden, app.attn_heads):
+        for pp in Llm.get_all_pipeline_parallelisms(GPUS, tp, app.num_blocks):
+            dp = Llm.get_data_parallelism(GPUS, tp, pp)
+            batch = OptimalExecution.get_batch_size(dp, BATCH)
+            for chunks, micro, overlap in itertools.product(
+                    Llm.get_valid_pipeline_interleavings(app.num_blocks, pp), Llm.get_valid_microbatch_sizes(app.seq_size, tp, dp, batch, pp) if batch else (),
+                    ("none", "ring", "pipe") if tp > 1 else ("none",)):
+                yield {"num_procs": GPUS, "tensor_par": tp, "pipeline_par": pp, "data_par": dp, "batch_size": batch, "microbatch_size": micro,
+                       "datatype": "float16", "fused_activation": True, "attention_type": "multihead", "pipeline_interleaving": chunks,
+                       "tensor_par_overlap": overlap, "weight_offload": False, "activations_offload": False, "optimizer_offload": False, "training": True}
 
 
-def floor(x):
-    """The passes of all micro-batches, and the bubble that they alone leave, were networks free. Norms and dropout are least with sequences shared."""
-    free = [n | {"bandwidth": 1e9, "latency": 0, "size": 2 * GPUS, "must_be_filled": False, "processor_usage": 0} for n in figures["networks"]]
+def groups(family):
+    """Parts of a family that differ in recomputation and in how tensor parallelism communicates."""
+    nets = range(system.num_networks) if family["tensor_par"] > 1 else (0,)
+    for recompute, comm, net in itertools.product(("full", "attn_only", "none"), ("ar", "p2p_rs_ag", "rs_ag"), nets):
+        for redo in (True, False) if Llm.can_redo_ag(comm, recompute) else (False,):
+            yield family | {"activation_recompute": recompute, "tensor_par_comm_type": comm, "tensor_par_net": net, "seq_par_ag_redo": redo}
+
+
+def members(group):
+    """The executions of a group."""
+    nets = [range(system.num_networks) if group[axis] > 1 else (0,) for axis in ("pipeline_par", "data_par")]
+    several = (True, False) if group["data_par"] > 1 else (False,)
+    for sharded, overlap, pn, dn in itertools.product(several, several, *nets):
+        yield group | {"optimizer_sharding": sharded, "data_par_overlap": overlap, "pipeline_par_net": pn, "data_par_net": dn}
+
+
+def floor(group):
+    """The least that a group lets a step take: its time if pipelines and data-parallel ranks had a network that takes none."""
+    free = len(figures["networks"])
+    ideal = System(figures | {"networks": figures["networks"] + [
+        figures["networks"][-1] | {"bandwidth": 1e9, "latency": 0, "size": GPUS * GPUS, "must_be_filled": False, "processor_usage": 0}]})
     llm = Llm(app, logging.Logger("quiet"))
     try:
-        execution = Llm.Execution.from_json(x | {"activation_recompute": "none", "tensor_par_comm_type": "rs_ag", "seq_par_ag_redo": False})
-        ideal = System(figures | {"networks": free})
-        llm.compile(ideal, execution)
+        llm.compile(ideal, Llm.Execution.from_json(group | {
+            "optimizer_sharding": group["data_par"] > 1, "data_par_overlap": False, "pipeline_par_net": free, "data_par_net": free,
+            "tensor_par_net": free if group["tensor_par_net"] is None else group["tensor_par_net"]}))
         llm.run(ideal)
-    except Llm.Error:  # it takes too much memory, which is told last
-        pass
-    passes = llm.get_fw_time() + llm.get_bw_time()
-    micro_batches = x["batch_size"] // x["data_par"] // x["microbatch_size"]
-    return passes * (1 + (x["pipeline_par"] - 1) / (micro_batches * x["pipeline_interleaving"]))
+    except Llm.Error as e:
+        if "Network" in str(e):
+            return float("inf")
+        # It takes too much memory, which is told last.
+    if group["tensor_par_net"] is not None:
+        return llm.get_total_time()
+    micro_batches = group["batch_size"] // group["data_par"] // group["microbatch_size"]
+    return (llm.get_fw_time() + llm.get_bw_time()) * (1 + (group["pipeline_par"] - 1) / (micro_batches * group["pipeline_interleaving"]))
 
 
-def best(families, may):
+def family_floor(family):
+    """The same of a family: the passes and the bubble that they alone leave, if no network took time. Norms and dropout are least with sequences shared."""
+    return floor(family | {"activation_recompute": "none", "tensor_par_comm_type": "rs_ag", "tensor_par_net": None, "seq_par_ag_redo": False})
+
+
+def best(floors, may):
     """The best execution of those that may be, as Calculon's search would find it, and how many had to be priced for it."""
     seconds, found, count = float("inf"), None, 0
-    for least, family in sorted(families, key=lambda f: f[0]):
+    for least, family in floors:
         if least >= seconds:
             break
-        for x in filter(may, family):
+        for group in groups(family):
+            if not may(group):
+                continue
             count += 1
-            cost, _ = price(x)
-            if cost is not None:
-                assert cost >= least, x
-                if cost < seconds:
-                    seconds, found = cost, x
+            within = floor(group)
+            assert within >= least, group
+            if within >= seconds:
+                continue
+            for x in filter(may, members(group)):
+                count += 1
+                cost, _ = price(x)
+                if cost is not None:
+                    assert cost >= within, x
+                    if cost < seconds:
+                        seconds, found = cost, x
     return found, count
 
 
-def cluster():
-    """Calculon's figures as a cluster of autopar's.
+def cluster(memory):
+    """Calculon's figures as a cluster of autopar's, of devices with so many GiB.
 
     Calculon adds the time of a kernel's traffic to that of its arithmetic, of which autopar takes the longer: products get
     the share of the peak that one of a block reaches there. Its collectives in a node take 1.5 times a ring's time, and all-reduces
@@ -123,19 +162,19 @@ def cluster():
     """
     matrix, vector = figures["matrix"]["float16"], figures["vector"]["float16"]
     peak, most = matrix["tflops"] * 1e12, matrix["gflops_efficiency"][0][1]
-    memory, share = figures["mem1"]["GBps"] * 1e9, figures["mem1"]["MB_efficiency"][0][1]
+    rate, share = figures["mem1"]["GBps"] * 1e9, figures["mem1"]["MB_efficiency"][0][1]
     rows, terms, cols = app.seq_size, app.hidden, app.feedforward // 8
     flops, traffic = 2 * rows * terms * cols, 2 * (rows * terms + terms * cols + rows * cols)
-    reached = flops / peak / (flops / (peak * most) + traffic / (memory * share))
+    reached = flops / peak / (flops / (peak * most) + traffic / (rate * share))
     links = [f"{{bandwidth: {n['bandwidth'] * 1e9}, efficiency: {n['efficiency']}, latency: {n['latency']}}}" for n in figures["networks"]]
     return f"""
 name: calculon-{name}
 software: megatron-2021 # scores of attention pass through memory
 device:
   name: {name}
-  memory: {figures['mem1']['GiB']}GiB
+  memory: {memory}GiB
   flops: {{f32: {peak / 16}, bf16: {peak}}}
-  memory_bandwidth: {memory}
+  memory_bandwidth: {rate}
   launch_overhead: 0
   efficiency: {{matmul: {reached:.3f}, matmul_half_flops: 6e8, attention: {reached:.3f}, vector: {vector['tflops'] / matrix['tflops']:.3f}, memory: {share}}}
 devices_per_node: {figures['networks'][0]['size']}
@@ -166,11 +205,11 @@ def translate(plan):
     }
 
 
-def ours():
+def ours(memory):
     """autopar's plans that Calculon can express, the one that it predicts to be fastest first, and the processor seconds of all searches."""
     plans, took = [], 0
     for schedule, recompute, zero in itertools.product(("1f1b", "interleaved"), ("none", "selective", "full"), "01"):
-        found, seconds = autopar.search(binary, CONFIG, cluster(), GPUS, "--cp", "1", "--offload", "none", "--schedule", schedule, "--recompute", recompute, "--zero", zero)
+        found, seconds = autopar.search(binary, CONFIG, cluster(memory), GPUS, "--cp", "1", "--offload", "none", "--schedule", schedule, "--recompute", recompute, "--zero", zero)
         plans += found
         took += seconds
     return sorted(plans, key=lambda p: p["seconds"]), took
@@ -191,20 +230,30 @@ def describe(x):
 def main():
     print(f"Calculon, {name}, GPT-3 175B, {GPUS} devices, {BATCH} sequences\n")
     start = time.process_time()
-    every = families()
-    print(f"{sum(len(xs) for _, xs in every)} executions in Calculon's search; {len(every)} of them priced in {time.process_time() - start:.0f} s of processor time\n")
-    print("| plan | s a step by Calculon | GiB | times the best that autopar can run | processor s of the search | |\n|---|---|---|---|---|---|")
-    shared, _ = best(every, expressible)
+    every = list(families())
+    floors = sorted(((family_floor(f), f) for f in every), key=lambda f: f[0])
+    shared, count = best(floors, expressible)
+    each = (time.process_time() - start) / (len(every) + count)
     against, _ = price(shared)
-    whole, took = search() if os.environ.get("WHOLE") else (best(every, lambda x: True)[0], float("nan"))
-    row("Calculon's", *price(whole), against, f"{took:.0f}", describe(whole))
+    print("| plan | s a step by Calculon | GiB | times the best that autopar can run | processor s of the search | |\n|---|---|---|---|---|---|")
     row("the best of those that autopar can run", *price(shared), against, "", describe(shared))
-    plans, took = ours()
-    judged = [(p, *price(translate(p))) for p in plans]
-    p, seconds, memory = judged[0]
-    row("autopar's", seconds, memory, against, f"{took:.1f}, 12 searches", f"{autopar.words(p)}; {p['seconds']:.3f} s by autopar")
-    p, seconds, memory = min((j for j in judged if j[1]), key=lambda j: j[1])
-    row(f"the best of the {len(judged)} that autopar lists", seconds, memory, against, "", f"{autopar.words(p)}; {p['seconds']:.3f} s by autopar")
+    if os.environ.get("WHOLE"):
+        whole, took = search()
+        took = f"{took:.0f}"
+    else:
+        whole, _ = best(floors, lambda x: True)
+        size = sum(1 for f in every for g in groups(f) for _ in members(g))
+        took = f"{size} executions of {1e3 * each:.1f} ms"
+    row("Calculon's", *price(whole), against, took, describe(whole))
+    for who, memory in (("autopar's", figures["mem1"]["GiB"]), ("autopar's, if Calculon says what fits", 2 * figures["mem1"]["GiB"])):
+        plans, took = ours(memory)
+        judged = [(p, *price(translate(p))) for p in plans]
+        if memory != figures["mem1"]["GiB"]:
+            judged = [j for j in judged if j[1]]
+        p, seconds, needed = judged[0]
+        row(who, seconds, needed, against, f"{took:.1f}, 12 searches", f"{autopar.words(p)}; {p['seconds']:.3f} s by autopar")
+        p, seconds, needed = min((j for j in judged if j[1]), key=lambda j: j[1])
+        row(f"the best of the {len(judged)} that it lists", seconds, needed, against, "", f"{autopar.words(p)}; {p['seconds']:.3f} s by autopar")
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ import contextlib
 import io
 import json
 import os
-import re
 import sys
 import time
 import warnings
@@ -21,8 +20,10 @@ source, binary = sys.argv[1:3]
 sys.path.insert(0, source)
 warnings.simplefilter("ignore")
 
+from simumax.core import perf_llm
 from simumax.core.config import ModelConfig, StrategyConfig, SystemConfig
-from simumax.core.perf_llm import PerfLLM
+
+PARTS = ("recv", "compute", "send")  # of a pass of a micro-batch
 
 FILES = {name: os.path.join(source, "configs", path + ".json") for name, path in
          (("model", "models/gpt3-175b"), ("system", "system/a100_pcie"), ("strategy", "strategy/tp1_pp2_dp4_mbs1"))}
@@ -32,7 +33,7 @@ with open(FILES["system"]) as f:
 
 
 def estimator(strategy):
-    m = PerfLLM()
+    m = perf_llm.PerfLLM()
     m.configure(strategy_config=StrategyConfig.init_from_dict(BASE | strategy), model_config=ModelConfig.init_from_config_file(FILES["model"]),
                 system_config=SystemConfig.init_from_config_file(FILES["system"]))
     return m
@@ -42,13 +43,31 @@ def seconds(tokens_per_device):
     return BATCH * TOKENS / GPUS / tokens_per_device
 
 
-def price(strategy):
-    """Seconds of a step, and GiB of the fullest device with what is kept free."""
+def price(plan):
+    """Seconds of a step, and GiB of the fullest device with what is kept free.
+
+    SimuMax has one recomputation for all stages. Where a plan's differs, its times and bytes of each stage are those that it has of
+    the stage's, and its recurrence over the pipeline runs over them.
+    """
+    kinds = [(s["recompute"], s["selective"]) for s in plan["stages"]]
     with contextlib.redirect_stdout(io.StringIO()):
-        m = estimator(strategy)
-        m.run_estimate()
-        memory = max(m.get_pp_stage_peak_mem(m.analysis_mem(), "peak_mem_with_reserved", toG=True).values())
-        return seconds(m.analysis_cost().data["throughput_per_accelerator"]), memory + MARGIN
+        models = {}
+        for kind in kinds:
+            if kind not in models:
+                models[kind] = estimator(translate(plan, *kind))
+                models[kind].run_estimate()
+        m, last = models[kinds[0]], len(kinds) - 1
+        chunks = [perf_llm.FIRST_CHUNK if i == 0 else perf_llm.LAST_CHUNK if i == last else perf_llm.MIDDLE_CHUNK for i in range(len(kinds))]
+        memory = max(x for i, (kind, chunk) in enumerate(zip(kinds, chunks))
+                     for x in m.get_pp_stage_peak_mem(models[kind]._analysis_mem_impl(len(kinds) - i, chunk), "peak_mem_with_reserved", toG=True).values())
+        cost = m.analysis_cost().data
+        step = seconds(cost["throughput_per_accelerator"])
+        if len(models) > 1:
+            phases = [models[kind]._compute_single_batch_phase_inputs(chunk) for kind, chunk in zip(kinds, chunks)]
+            mixed = m.calculate_1f1b_bubble(len(kinds), m.strategy.micro_batch_num, [sum(p["fwd_" + x] for x in PARTS) for p in phases],
+                                            [sum(p["bwd_" + x] for x in PARTS) for p in phases], draw=False, stage_phases=phases)
+            step += cost["straggle_ratio"] * (mixed - m._compute_pp_total_time()) / 1000
+        return step, memory + MARGIN
 
 
 def search():
@@ -100,32 +119,34 @@ train: {{dtype: bfloat16}}
 """
 
 
-def translate(plan):
-    """A plan as a strategy. What differs from stage to stage is taken to be as on the stage that has most of it."""
+def translate(plan, full, attention):
+    """A plan as a strategy, all of whose stages recompute so many blocks, and the attention of so many."""
     tp, pp, dp, _, blocks = autopar.degrees(plan)
+    assert not (full and attention), "SimuMax recomputes one thing of a block"
     strategy = {"world_size": GPUS, "tp_size": tp, "pp_size": pp, "micro_batch_size": plan["micro_batch"], "micro_batch_num": BATCH // (dp * plan["micro_batch"]),
                 "zero_state": plan["zero"], "enable_sequence_parallel": plan["sequence_parallel"], "enable_recompute": True}
     if min(blocks) != max(blocks):
         strategy |= {"num_layers_in_first_pipeline_stage": blocks[0], "num_layers_in_last_pipeline_stage": blocks[-1]}
-    full, attention = (max(s[kind] for s in plan["stages"]) for kind in ("recompute", "selective"))
     if full or attention:
         strategy |= {"recompute_granularity": "full_block" if full else "sdp_only", "recompute_layer_num": full or attention}
     return strategy
 
 
-def ours():
-    """autopar's plans that SimuMax can express, the one that it predicts to be fastest first, and the processor seconds of its searches.
+def ours(limit):
+    """autopar's plans that SimuMax can express, the one that it predicts to be fastest first, and the processor seconds of its search.
 
-    SimuMax has 1F1B, the usual order of ranks, optimizer state sharded, and no gradients reduced beside the computation.
+    SimuMax has 1F1B, the usual order of ranks, optimizer state sharded, and no gradients reduced beside the computation. limit is GiB.
     """
-    limit = (figures["accelerator"]["mem_gbs"] - MARGIN) * BASE["mem_factor"]
-    plans, took = [], 0
-    for recompute in ((), ("--recompute", "none"), ("--recompute", "full")):
-        found, spent = autopar.search(binary, CONFIG, cluster(), GPUS, "--cp", "1", "--offload", "none", "--schedule", "1f1b", "--zero", "1", "--overlap", "off",
-                                      "--rank-order", "tp-cp-dp-pp", "--memory-limit", f"{int(limit * 1024)}MiB", *recompute, unit=GPUS)
-        plans += found
-        took += spent
-    return sorted(plans, key=lambda p: p["seconds"]), took
+    return autopar.search(binary, CONFIG, cluster(), GPUS, "--cp", "1", "--offload", "none", "--schedule", "1f1b", "--zero", "1", "--overlap", "off",
+                          "--rank-order", "tp-cp-dp-pp", "--memory-limit", f"{int(limit * 1024)}MiB", unit=GPUS)
+
+
+def judge(plans):
+    for p in plans:
+        try:
+            yield p, *price(p)
+        except AssertionError:  # such as uneven stages between the first and the last
+            pass
 
 
 def main():
@@ -133,15 +154,17 @@ def main():
     print("| plan | s a step by SimuMax | GiB of 80 | times SimuMax's | processor s of the search | |\n|---|---|---|---|---|---|")
     best, what, count, took = search()
     print(f"| SimuMax's | {best:.3f} | | 1 | {took:.0f}, {count} priced | {what} |", flush=True)
-    plans, took = ours()
-    judged = []
-    for p in plans:
-        try:
-            judged.append((p, *price(translate(p))))
-        except AssertionError as e:
-            print("not for SimuMax:", autopar.words(p), re.sub(r"\s+", " ", str(e))[:150])
-    for who, (p, cost, memory) in (("autopar's", judged[0]), (f"the best of the {len(judged)} that autopar lists", min((j for j in judged if j[2] <= figures["accelerator"]["mem_gbs"]), key=lambda j: j[1]))):
-        print(f"| {who} | {cost:.3f} | {memory:.1f} | {cost / best:.3f} | {took:.1f} | {autopar.words(p)}; {p['seconds']:.3f} s by autopar |", flush=True)
+    memory, took = figures["accelerator"]["mem_gbs"], 0
+    limit, needed = (memory - MARGIN) * BASE["mem_factor"], float("inf")
+    while needed > memory:  # its memory is not autopar's: the limit is lowered until the plan fits by SimuMax
+        plans, spent = ours(limit)
+        took += spent
+        judged = list(judge(plans))
+        p, cost, needed = judged[0]
+        print(f"| autopar's, of {limit:.1f} GiB at most | {cost:.3f} | {needed:.1f} | {cost / best:.3f} | {took:.1f} | {autopar.words(p)}; {p['seconds']:.3f} s by autopar |", flush=True)
+        limit *= min((memory - MARGIN) / (needed - MARGIN), 0.995)
+    p, cost, needed = min((j for j in judged if j[2] <= memory), key=lambda j: j[1])
+    print(f"| the best of the {len(judged)} that it lists | {cost:.3f} | {needed:.1f} | {cost / best:.3f} | | {autopar.words(p)}; {p['seconds']:.3f} s by autopar |")
 
 
 if __name__ == "__main__":
