@@ -238,8 +238,8 @@ def main():
     shared, count = best(floors(may_run), expressible)
     each = (time.process_time() - start) / (len(may_run) + count)
     against, _ = price(shared)
-    print("| plan | s a step by Calculon | GiB | times the best that autopar can run | processor s of the search | |\n|---|---|---|---|---|---|")
-    row("the best of those that autopar can run", *price(shared), against, "", describe(shared))
+    print("| plan | s a step by Calculon | GiB | times the best that it searches | processor s of the search | |\n|---|---|---|---|---|---|")
+    row("the best of those that autopar searches", *price(shared), against, "", describe(shared))
     if os.environ.get("WHOLE"):
         whole, took = search()
         took = f"{took:.0f}"
