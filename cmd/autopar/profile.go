@@ -26,7 +26,7 @@ import (
 type profileCmd struct {
 	Device string `enum:"cpu,cuda" default:"cpu" help:"cpu, or cuda: all visible GPUs, with NCCL where there are several."`
 	Out    string `short:"o" default:"cluster.yaml" placeholder:"FILE" help:"Cluster file to write; - prints it."`
-	Budget int    `default:"18" placeholder:"SECONDS" help:"About how long to measure."`
+	Budget int    `default:"16" placeholder:"SECONDS" help:"About how long to measure."`
 	Check  bool   `help:"Then hold predictions against measured steps of twelve plans of two small models, and print the table in Markdown."`
 	Steps  int    `default:"40" help:"Steps of each plan that --check times."`
 }

@@ -142,7 +142,7 @@ func TestWaiting(t *testing.T) {
 // TestPairsAreOfTheSameWork: the cores of a rank are judged by the same instructions.
 func TestPairsAreOfTheSameWork(t *testing.T) {
 	all := workloads(2)
-	for i := 0; i < 6; i += 2 {
+	for i := 0; i < 8; i += 2 {
 		one, each := all[i], all[i+1]
 		require.Equal(t, 1, one.ranks)
 		one.ranks = each.ranks
