@@ -474,7 +474,7 @@ func (m *Program) work(in *codegen.Instr, mesh ir.Mesh, at ir.Coord) work {
 
 func (m *Program) workOf(in *codegen.Instr, mesh ir.Mesh, at ir.Coord) work {
 	n := in.Node
-	w := work{node: n, class: classOf(n.Op), dtype: n.Args[0].Type.DType, host: n.Phase != ir.Update, across: across(n)}
+	w := work{node: n, class: classOf(n.Op), dtype: n.Args[0].Type.DType, host: n.Phase != ir.Update}
 	dims, local := m.room.dims[:0], m.room.shapes[:0]
 	for _, vs := range [2][]*ir.Value{n.Args, n.Results} {
 		for _, v := range vs {
@@ -485,6 +485,14 @@ func (m *Program) workOf(in *codegen.Instr, mesh ir.Mesh, at ir.Coord) work {
 		}
 	}
 	args, results := local[:len(n.Args)], local[len(n.Args):]
+	if across(n) {
+		for i, v := range n.Args {
+			w.across += ir.Elems(args[i]) * v.Type.DType.Size()
+		}
+		if w.class != product {
+			w.across = w.bytes
+		}
+	}
 	for i, r := range n.Results {
 		if in.Accum[i] != codegen.Overwrite { // read before it is added to
 			w.bytes += ir.Elems(results[i]) * r.Type.DType.Size()
