@@ -400,14 +400,16 @@ func (s *searcher) common(o outline, size int, schedule partition.Schedule) cost
 }
 
 // flowing bounds the same plans by the way of micro-batches through the trunk, with the
-// recomputation that memory makes necessary unless that is nil.
+// recomputation that memory makes necessary unless that is nil. Anywhere they send nothing.
 func (s *searcher) flowing(o outline, size int, schedule partition.Schedule, more *again) cost.Picoseconds {
 	trunk := s.trunk(o)
 	if trunk == nil {
 		return 0
 	}
 	moved := s.moved(o)
-	return s.leastOn(o, size, schedule, more, true, true, func(size int, kinds cost.Kinds) *workTimes { return trunk.at(size, s.batch, kinds).plus(moved) })
+	return s.leastOn(o, size, schedule, more, true, o.ranks != anywhere, func(size int, kinds cost.Kinds) *workTimes {
+		return trunk.at(size, s.batch, kinds).plus(moved)
+	})
 }
 
 // refined bounds the same plans by the way through all that the stages do in order. It

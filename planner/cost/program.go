@@ -343,7 +343,7 @@ func replicated(axis string) bool {
 
 // buffered is the share of the hops of a collective over data-parallel ranks that a
 // tensor has which goes in one buffer with others.
-func (m *Program) buffered(bytes int64, axis string) float64 {
+func (m *Model) buffered(bytes int64, axis string) float64 {
 	if m.software.Buffer == 0 || !replicated(axis) {
 		return 1
 	}
@@ -351,11 +351,22 @@ func (m *Program) buffered(bytes int64, axis string) float64 {
 }
 
 // Replicas returns the least time of a collective of a tensor over data-parallel ranks.
-func (m *Program) Replicas(op ir.Op, bytes int64, g Group) Picoseconds {
+func (m *Model) Replicas(op ir.Op, bytes int64, g Group) Picoseconds {
+	return m.collective(m.replicas(op), bytes, g, m.buffered(bytes, partition.AxisDP))
+}
+
+// Nearest is the least time of [Model.Replicas] of so many ranks, wherever they lie, on a
+// cluster of one kind of device.
+func (m *Model) Nearest(op ir.Op, bytes int64, ranks int) Picoseconds {
+	return m.nearest(m.replicas(op), bytes, ranks, m.buffered(bytes, partition.AxisDP))
+}
+
+// replicas is as which collective the software makes one over data-parallel ranks.
+func (m *Model) replicas(op ir.Op) ir.Op {
 	if m.software.AllReduce > 0 && op == ir.OpReduceScatter {
-		op = ir.OpAllReduce
+		return ir.OpAllReduce
 	}
-	return m.collective(op, bytes, g, m.buffered(bytes, partition.AxisDP))
+	return op
 }
 
 // collectiveBytes is the size of the tensor of a collective. See [Model.Collective].
