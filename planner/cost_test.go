@@ -129,7 +129,7 @@ func testCostIsSimulation(t *testing.T, seed uint64, kinds int) {
 	if testing.Short() {
 		cases = 30
 	}
-	slack, floors, tighter, compared, interleaved, raised, reached := 0.0, 0.0, 0.0, 0.0, 0, 0, 0
+	slack, floors, tighter, compared, interleaved, raised, reached, stoodFor := 0.0, 0.0, 0.0, 0.0, 0, 0, 0, 0
 	for k := range cases {
 		blocks, batch := 1+r.IntN(8), 1+r.IntN(13)
 		model := tiny(blocks)
@@ -204,9 +204,19 @@ func testCostIsSimulation(t *testing.T, seed uint64, kinds int) {
 			ranks = randomRankOrder(orders, d)
 		}
 		o := outline{d, sh, chunks, ranks}
+		if fewer := o; k%2 == 0 && d.tp > 2 { // whose programs may stand for those of more
+			fewer.tp--
+			fewer.plan -= d.dp * d.cp * d.pp
+			s.opts.RuntimeNGPUs = fewer.plan * units
+			_, _ = s.skeleton(fewer)
+			s.opts.RuntimeNGPUs = d.plan * units
+		}
 		skel, err := s.skeleton(o)
 		if err != nil {
 			continue // nothing to split so far
+		}
+		if x := skel.inner.plan.TP; x > 2 && x < d.tp {
+			stoodFor++
 		}
 		b := 1 + r.IntN((batch+skel.plan.DataParallel()-1)/skel.plan.DataParallel())
 		for !o.inStep(b, skel.plan.DataParallel(), batch) {
@@ -345,5 +355,5 @@ func testCostIsSimulation(t *testing.T, seed uint64, kinds int) {
 	require.Greater(t, interleaved, cases/20)
 	require.Positive(t, raised)
 	require.Positive(t, reached)
-	t.Logf("the memory bound is at most %.1f %% below the arena, the floors are %.1f %% and %.1f %% of the time on average, %d raised by memory, %d by all stages; %d interleaved", 100*slack, 100*floors/compared, 100*tighter/compared, raised, reached, interleaved)
+	t.Logf("the memory bound is at most %.1f %% below the arena, the floors are %.1f %% and %.1f %% of the time on average, %d raised by memory, %d by all stages; %d interleaved, %d of more ranks than heads by fewer", 100*slack, 100*floors/compared, 100*tighter/compared, raised, reached, interleaved, stoodFor)
 }

@@ -71,6 +71,7 @@ type searcher struct {
 	units    map[degrees][]degrees // by degrees anywhere
 	lies     map[liesKey]*lies
 	allRooms map[roomsKey][][]codegen.Chunk
+	passage  passage           // see leastOn
 	scratch  []position        // see positions
 	unsent   []partTimes       // of positions that send nothing
 	refused  error             // why the last of the outlines that cannot be compiled was not
@@ -159,7 +160,7 @@ func newSearcher(g *ir.Graph, batch int, c *cost.Cluster, opts Options) *searche
 	if opts.MemoryLimit > 0 && (len(c.Pools) == 0 || opts.MemoryLimit < s.limit) {
 		s.limit = opts.MemoryLimit
 	}
-	s.layouts = &layouts{graph: s.graphs.keep(1), batch: batch, ranks: opts.RuntimeNGPUs, cluster: c, pins: opts.Pins, known: map[int][]partition.Placement{}}
+	s.layouts = &layouts{graph: s.graphs.keep(1), batch: batch, ranks: opts.RuntimeNGPUs, cluster: c, pins: opts.Pins, known: map[int][][]partition.Placement{}}
 	return s
 }
 
@@ -309,8 +310,9 @@ func (s *searcher) sizedOf(o outline) *floors {
 	all := s.families[key]
 	if all == nil {
 		all = &floors{least: never}
-		trunk, schedules := s.trunk(o), o.schedules(s.opts)
-		for _, b := range s.sizes(o) {
+		trunk, schedules, sizes := s.trunk(o), o.schedules(s.opts), s.sizes(o)
+		all.sizes = make([]sized, 0, len(sizes)*len(schedules))
+		for _, b := range sizes {
 			for _, schedule := range schedules {
 				free := s.floor(o, trunk, b, schedule)
 				all.sizes = append(all.sizes, sized{size: b, schedule: schedule, free: free, floor: free})
