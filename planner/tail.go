@@ -14,23 +14,33 @@ import (
 // that leads there from its update, on which other stages have a block each.
 type tails struct {
 	pipe  *pipeline
-	known [][]cost.Picoseconds // by stage and part of its update; -1 where nobody has asked
+	parts [][]line             // of the updates, by stage
+	known [][]cost.Picoseconds // by stage and part; -1 where nobody has asked
 }
 
 func newTails(p *pipeline) *tails {
 	t := &tails{pipe: p}
-	for _, s := range p.stages {
-		t.known = append(t.known, slices.Repeat([]cost.Picoseconds{-1}, len(s.update)))
+	for i, s := range p.stages {
+		var parts []line
+		if i > 0 && s == p.stages[i-1] {
+			parts = t.parts[i-1]
+		} else {
+			parts = make([]line, len(s.update))
+			for k := range parts {
+				parts[k].add(&s.update[k])
+			}
+		}
+		t.parts = append(t.parts, parts)
+		t.known = append(t.known, slices.Repeat([]cost.Picoseconds{-1}, len(parts)))
 	}
 	return t
 }
 
 // of returns the tail of a stage with n blocks.
 func (t *tails) of(stage, n int) cost.Picoseconds {
-	update := t.pipe.stages[stage].update
 	left := cost.Picoseconds(0)
-	for k := len(update) - 1; k >= 0; k-- {
-		left = max(left, t.sent(stage, &update[k])) + update[k].at(n, recomputation{})
+	for k := len(t.parts[stage]) - 1; k >= 0; k-- {
+		left = max(left, t.sent(stage, k)) + t.parts[stage][k].at(n, recomputation{})
 	}
 	return left
 }
@@ -38,24 +48,26 @@ func (t *tails) of(stage, n int) cost.Picoseconds {
 // from is what is left of the update of a stage with a block from its part k on, and what
 // waits for that.
 func (t *tails) from(stage, k int) cost.Picoseconds {
-	update := t.pipe.stages[stage].update
-	if k == len(update) {
+	if k == len(t.parts[stage]) {
 		return 0
 	}
 	if t.known[stage][k] < 0 {
-		t.known[stage][k] = max(t.from(stage, k+1), t.sent(stage, &update[k])) + update[k].at(1, recomputation{})
+		t.known[stage][k] = max(t.from(stage, k+1), t.sent(stage, k)) + t.parts[stage][k].at(1, recomputation{})
 	}
 	return t.known[stage][k]
 }
 
-// sent is what follows for the other stage when a part has been sent to it, nothing if the
-// part is no transfer.
-func (t *tails) sent(stage int, x *part) cost.Picoseconds {
+// sent is what follows for the stage that part k is sent to, nothing if it is no transfer.
+func (t *tails) sent(stage, k int) cost.Picoseconds {
+	x := &t.pipe.stages[stage].update[k]
 	if x.kind != sim.Send {
 		return 0
 	}
-	k := slices.IndexFunc(t.pipe.stages[stage+x.hop].update, func(y part) bool {
-		return y.kind == sim.Recv && y.hop == -x.hop && y.wire == x.wire
-	})
-	return t.from(stage+x.hop, k)
+	to := t.pipe.stages[stage+x.hop].update
+	for k := range to {
+		if y := &to[k]; y.kind == sim.Recv && y.hop == -x.hop && y.wire == x.wire {
+			return t.from(stage+x.hop, k)
+		}
+	}
+	panic("BUG: nobody receives what an update sends")
 }
