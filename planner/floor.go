@@ -28,6 +28,7 @@ type work struct {
 	usual  *work // the same in the usual order of ranks, if it is in another
 	// shelves is what a block keeps, of a trunk.
 	shelves map[int]*shelf
+	again   [extents]*work // its backward pass with recomputation
 	// rest is what blocks do in the plan of a trunk that is not part of it: see apart.
 	rest   []workInstr
 	steady *workTimes
