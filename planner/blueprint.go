@@ -375,24 +375,23 @@ func (b *blueprints) find(p *partition.Plan) (*blueprint, error) {
 		}
 	}
 	enough := p.ContextParallel() == 1 || b.tokens >= 2*p.ContextParallel() // each rank has an early and a late part
+	enough = enough && p.TP <= b.heads
 	var one *blueprint
-	err := error(nil)
-	if enough = enough && p.TP <= b.heads; enough {
+	var err error
+	if enough {
 		one, err = b.compile(key.single(), p.Placements)
 	}
 	if !enough || err != nil || !one.standsFor(p.Mesh(b.batch)) {
 		// Something is cut in another way there, perhaps as with other tensor-parallel ranks.
 		key.dp, key.cp, key.tp, key.group = p.DataParallel(), p.ContextParallel(), 0, p.ZeROGroup
-		all := b.many[key.single()]
+		many := key.single()
+		all := b.many[many]
 		at := slices.IndexFunc(all, func(x *blueprint) bool { return x.standsFor(p.Mesh(b.batch)) })
-		if at >= 0 {
-			one, err, key.tp = all[at], nil, all[at].plan.TP
-		} else {
-			of := key.single()
-			key.tp = p.TP
-			if one, err = b.compile(key.single(), p.Placements); err == nil {
-				b.many[of] = append(all, one)
-			}
+		if key.tp = p.TP; at >= 0 {
+			key.tp = all[at].plan.TP
+		}
+		if one, err = b.compile(key.single(), p.Placements); err == nil && at < 0 {
+			b.many[many] = append(all, one)
 		}
 	}
 	switch {

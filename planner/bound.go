@@ -13,8 +13,9 @@ import (
 // hold, given that one stage has a number of blocks. They are derived from one
 // chain of events that every schedule without interleaving has: micro-batch 0
 // goes forward through all stages and backward to stage i; stage i then does what
-// it has left; its last backward goes on to stage 0, which updates, and so do those that
-// wait for that (see tails). Whatever the cut, all blocks lie on that chain once forward and once backward
+// it has left; its last backward goes on to stage 0, which updates, and what waits for
+// that follows (see tails). Whatever the cut, all blocks lie on that chain once forward and
+// once backward
 // (PLANNING.md 2.7).
 type bounds struct {
 	pipe    *pipeline

@@ -129,7 +129,7 @@ func testCostIsSimulation(t *testing.T, seed uint64, kinds int) {
 	if testing.Short() {
 		cases = 30
 	}
-	slack, floors, tighter, compared, interleaved, raised, reached, stoodFor := 0.0, 0.0, 0.0, 0.0, 0, 0, 0, 0
+	slack, floors, tighter, compared, interleaved, raised, reached, stoodFor, waiting := 0.0, 0.0, 0.0, 0.0, 0, 0, 0, 0, 0
 	for k := range cases {
 		blocks, batch := 1+r.IntN(8), 1+r.IntN(13)
 		model := tiny(blocks)
@@ -340,6 +340,12 @@ func testCostIsSimulation(t *testing.T, seed uint64, kinds int) {
 		if reach > fits.best() {
 			reached++
 		}
+		for i, st := range p.stages {
+			alone := st.update.busy()
+			if newTails(p).of(i, 1) > alone.at(1, recomputation{}) {
+				waiting++
+			}
+		}
 		bounds := newBounds(p, 1<<60, Options{}, nil)
 		for i, c := range cut {
 			n := c.Last - c.First
@@ -355,5 +361,6 @@ func testCostIsSimulation(t *testing.T, seed uint64, kinds int) {
 	require.Greater(t, interleaved, cases/20)
 	require.Positive(t, raised)
 	require.Positive(t, reached)
-	t.Logf("the memory bound is at most %.1f %% below the arena, the floors are %.1f %% and %.1f %% of the time on average, %d raised by memory, %d by all stages; %d interleaved, %d of more ranks than heads by fewer", 100*slack, 100*floors/compared, 100*tighter/compared, raised, reached, interleaved, stoodFor)
+	require.Positive(t, waiting)
+	t.Logf("the memory bound is at most %.1f %% below the arena, the floors are %.1f %% and %.1f %% of the time on average, %d raised by memory, %d by all stages; %d interleaved, %d of more ranks than heads by fewer, updates of %d stages that others wait for", 100*slack, 100*floors/compared, 100*tighter/compared, raised, reached, interleaved, stoodFor, waiting)
 }
