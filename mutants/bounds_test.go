@@ -66,20 +66,5 @@ func inTheBounds() []mutant {
 		file: "planner/tail.go",
 		old:  "\tif x.kind != sim.Send {", new: "\tif x.kind != sim.Send || true {",
 		pkg: "./planner", run: first,
-	}, {
-		bug: "outlines anywhere know the usual order of ranks alone", how: "another has nearer groups",
-		file: "planner/rankorder.go",
-		old:  "\tif !nearer {", new: "\tif nearer {",
-		pkg: "./planner", run: "^TestCostIsSimulation$",
-	}, {
-		bug: "a tract in too little memory is left", how: "what spares memory is not asked",
-		file: "planner/rankorder.go",
-		old:  "\treturn t.least() <= limit\n", new: "\treturn t.floor() <= limit\n",
-		pkg: "./planner", run: "^TestOffloadWhereMemoryIsShort$",
-	}, {
-		bug: "any program of many ranks stands for all", how: "heads that can be cut there cannot here",
-		file: "planner/blueprint.go",
-		old:  "return x.standsFor(p.Mesh(b.batch)) })", new: "return true })",
-		pkg: "./planner", run: "^TestCostIsSimulation$",
 	}}
 }
