@@ -5,5 +5,4 @@ package kernel
 var (
 	Portable = portable
 	Has      = has
-	Conflict = conflict
 )

@@ -25,6 +25,9 @@ type Device struct {
 	events  *counter     // recorded on the compute stream
 	comm    *stream
 
+	fused map[*runtime.Kernel]runtime.Group // by the first, and nil for the others: see Fuse
+	after []kernel.After                    // of the launch in progress
+
 	groups   []*groupView // by Collective.Group
 	wires    []*counter   // by Transfer.Wire
 	received []int64      // by Transfer.Wire: messages taken

@@ -16,36 +16,40 @@ const (
 	dotRows = 3
 )
 
-// MatMulNT sets c[m,n] = a[m,k] times the transpose of b[n,k], or adds it to c with acc. It is a linear layer's forward
-// pass with b the weight.
-func MatMulNT(p *Pool, m, n, k int, a, b, c []float32, acc bool) {
+// MatMulNT sets c[m,n] = a[m,k] times the transpose of b[n,k], or adds it to c with acc, and does what comes after to it. It
+// is a linear layer's forward pass with b the weight.
+func MatMulNT(p *Pool, m, n, k int, a, b, c []float32, acc bool, after ...After) {
 	checkLen("MatMulNT", "a", a, m*k)
 	checkLen("MatMulNT", "b", b, n*k)
 	checkLen("MatMulNT", "c", c, m*n)
+	checkAfter("MatMulNT", m, n, after)
 	p = p.orInline()
 	if m <= dotRows {
 		p.task.dots = dotsTask{a: a, b: b, c: c, m: m, n: n, k: k, acc: acc}
 		p.run(&p.task.dots, n, max(1, grainLight/max(1, m*k)))
+		p.core.blockAfter(after, 0, m, 0, n, n)
 		return
 	}
-	p.matMul(m, n, k, matrix{a, k, 1}, matrix{b, 1, k}, c, acc)
+	p.matMul(m, n, k, matrix{a, k, 1}, matrix{b, 1, k}, c, acc, after)
 }
 
-// MatMulNN sets c[m,n] = a[m,k] times b[k,n], or adds it to c with acc.
-func MatMulNN(p *Pool, m, n, k int, a, b, c []float32, acc bool) {
+// MatMulNN sets c[m,n] = a[m,k] times b[k,n], or adds it to c with acc, and does what comes after to it.
+func MatMulNN(p *Pool, m, n, k int, a, b, c []float32, acc bool, after ...After) {
 	checkLen("MatMulNN", "a", a, m*k)
 	checkLen("MatMulNN", "b", b, k*n)
 	checkLen("MatMulNN", "c", c, m*n)
-	p.orInline().matMul(m, n, k, matrix{a, k, 1}, matrix{b, n, 1}, c, acc)
+	checkAfter("MatMulNN", m, n, after)
+	p.orInline().matMul(m, n, k, matrix{a, k, 1}, matrix{b, n, 1}, c, acc, after)
 }
 
-// MatMulTN sets c[m,n] = the transpose of a[k,m] times b[k,n], or adds it to c with acc. It gives a linear layer's weight
-// gradient from the output's gradient a and the input b.
-func MatMulTN(p *Pool, m, n, k int, a, b, c []float32, acc bool) {
+// MatMulTN sets c[m,n] = the transpose of a[k,m] times b[k,n], or adds it to c with acc, and does what comes after to it. It
+// gives a linear layer's weight gradient from the output's gradient a and the input b.
+func MatMulTN(p *Pool, m, n, k int, a, b, c []float32, acc bool, after ...After) {
 	checkLen("MatMulTN", "a", a, k*m)
 	checkLen("MatMulTN", "b", b, k*n)
 	checkLen("MatMulTN", "c", c, m*n)
-	p.orInline().matMul(m, n, k, matrix{a, 1, m}, matrix{b, n, 1}, c, acc)
+	checkAfter("MatMulTN", m, n, after)
+	p.orInline().matMul(m, n, k, matrix{a, 1, m}, matrix{b, n, 1}, c, acc, after)
 }
 
 // matrix is a view of a dense matrix or its transpose: element (i, j) is data[i*rs+j*cs], and rs or cs is 1.
@@ -59,7 +63,7 @@ func (x matrix) at(i, j int) matrix { return matrix{x.data[i*x.rs+j*x.cs:], x.rs
 // from returns the rows from i on, none of them past the last.
 func (x matrix) from(i int) matrix { return matrix{x.data[min(i*x.rs, len(x.data)):], x.rs, x.cs} }
 
-func (p *Pool) matMul(m, n, k int, a, b matrix, c []float32, acc bool) {
+func (p *Pool) matMul(m, n, k int, a, b matrix, c []float32, acc bool, after []After) {
 	if m == 0 || n == 0 {
 		return
 	}
@@ -67,10 +71,11 @@ func (p *Pool) matMul(m, n, k int, a, b matrix, c []float32, acc bool) {
 		if !acc {
 			clear(c)
 		}
+		p.core.blockAfter(after, 0, m, 0, n, n)
 		return
 	}
 	if p.isa.tileProducts != nil {
-		p.tileMatMul(m, n, k, a, b, c, acc)
+		p.tileMatMul(m, n, k, a, b, c, acc, after)
 		return
 	}
 	for j := 0; j < n; j += blockN {
@@ -78,7 +83,10 @@ func (p *Pool) matMul(m, n, k int, a, b matrix, c []float32, acc bool) {
 		for q := 0; q < k; {
 			kc := nextBlockK(k-q, blockK, 4)
 			t := &p.task.product
-			*t = productTask{serial: t.serial, a: a.at(0, q), b: b.at(q, j), c: c[j:], ldc: n, m: m, n: nc, k: kc, acc: acc || q > 0}
+			*t = productTask{serial: t.serial, a: a.at(0, q), b: b.at(q, j), c: c[j:], ldc: n, m: m, n: nc, k: kc, acc: acc || q > 0, column: j}
+			if q+kc == k {
+				t.after = after
+			}
 			t.mc, t.nc = p.blocks(m, nc, kc)
 			t.down = (m + t.mc - 1) / t.mc
 			across := (nc + t.nc - 1) / t.nc
@@ -124,6 +132,8 @@ type productTask struct {
 	ldc, m, n, k int
 	mc, nc, down int
 	acc          bool
+	after        []After // of the last terms
+	column       int     // the first, among the ldc of all
 }
 
 func (t *productTask) do(w *worker, lo, hi int) {
@@ -153,6 +163,7 @@ func (t *productTask) rows(w *worker, i, m, j, n int) {
 		a = w.packLeft(a, m, t.k)
 	}
 	w.products(m, n, t.k, a, tile, w.packed, w.isa.cols*t.k, t.c[i*t.ldc+j:], t.ldc, t.acc)
+	w.blockAfter(t.after, i, m, t.column+j, n, t.ldc)
 }
 
 // packRight packs x, k by n, as the right-hand matrix of a product: in panels of isa.cols columns, padded with zeros.

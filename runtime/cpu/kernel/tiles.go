@@ -29,7 +29,7 @@ func tileSteps(k int) int { return (k + tileDepth - 1) / tileDepth }
 type tileTask struct{ productTask }
 
 // tileMatMul is matMul for positive sizes.
-func (p *Pool) tileMatMul(m, n, k int, a, b matrix, c []float32, acc bool) {
+func (p *Pool) tileMatMul(m, n, k int, a, b matrix, c []float32, acc bool, after []After) {
 	t := &p.task.tiles
 	serials := &p.task.product.serial
 	for j := 0; j < n; j += blockN {
@@ -38,7 +38,10 @@ func (p *Pool) tileMatMul(m, n, k int, a, b matrix, c []float32, acc bool) {
 			kc := nextBlockK(k-q, tileBlockK, tileDepth)
 			panels := max(1, tileRight/(4*tileSteps(kc)*tileFloat))
 			across := (nc + panels*tileLines - 1) / (panels * tileLines)
-			*t = tileTask{productTask{serial: *serials, a: a.at(0, q), b: b.at(q, j), c: c[j:], ldc: n, m: m, n: nc, k: kc, acc: acc || q > 0}}
+			*t = tileTask{productTask{serial: *serials, a: a.at(0, q), b: b.at(q, j), c: c[j:], ldc: n, m: m, n: nc, k: kc, acc: acc || q > 0, column: j}}
+			if q+kc == k {
+				t.after = after
+			}
 			t.mc, t.nc = tileLines, ((nc+across-1)/across+tileLines-1)&^(tileLines-1)
 			if p.Threads() == 1 {
 				t.mc = m
@@ -110,6 +113,7 @@ func (t *tileTask) rows(w *worker, i, m, j, n int) {
 			copy(to, from)
 		}
 	}
+	w.blockAfter(t.after, i, m, t.column+j, n, t.ldc)
 }
 
 // stride is how far the rows that the worker will get next are likely to be from these: see Pool.state.
