@@ -57,6 +57,7 @@ type task interface {
 type tasks struct {
 	product      productTask
 	tiles        tileTask
+	sum          sumTask
 	dots         dotsTask
 	unary        unaryTask
 	binary       binaryTask
