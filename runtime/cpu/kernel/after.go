@@ -2,8 +2,8 @@ package kernel
 
 import "fmt"
 
-// After is an element-wise operation on the result of a product or of a norm's gradient, done to each block of it when it is
-// finished, while it is near. A and B are that result, those of operations before this one, or other matrices of its size; Dst
+// After is an element-wise operation on the result of a product or of a norm's gradient. All that come after are done to some rows
+// while these are near, before the next rows. A and B are that result, those of operations before this one, or other matrices of its size; Dst
 // may be any of them. Every element is computed as the function of that name computes it.
 type After struct {
 	Op        AfterOp
@@ -37,33 +37,44 @@ func checkAfter(function string, rows, cols int, after []After) {
 	}
 }
 
-// blockAfter does operations to m rows from i on, n columns from j on, of matrices of so many columns.
-func (w *worker) blockAfter(after []After, i, m, j, n, cols int) {
-	for k := range after {
-		x := &after[k]
-		for r := i*cols + j; r < (i+m)*cols; r += cols {
-			x.row(w.isa, r, r+n, j)
-		}
+// after does operations to matrices of so many rows and columns, all of them to some rows before the next.
+func (p *Pool) after(rows, cols int, after []After) {
+	if len(after) > 0 {
+		p.task.after = afterTask{after, cols}
+		p.run(&p.task.after, rows, rowGrain(cols, grainHeavy))
 	}
 }
 
-// row does the operation to the elements [lo, hi), the first of which is in column j.
-func (x *After) row(set *isa, lo, hi, j int) {
-	dst, a := x.Dst[lo:hi], x.A[lo:hi]
-	switch x.Op {
-	case AfterAdd:
-		set.add(dst, a, x.B[lo:hi])
-	case AfterBias:
-		set.add(dst, a, x.B[j:j+hi-lo])
-	case AfterGELU:
-		set.gelu(dst, a)
-	case AfterGELUTanh:
-		set.geluTanh(dst, a)
-	case AfterGELUGrad:
-		set.geluGrad(dst, a, x.B[lo:hi])
-	case AfterGELUTanhGrad:
-		set.geluTanhGrad(dst, a, x.B[lo:hi])
-	default:
-		panic(fmt.Sprintf("BUG: kernel: operation %d after another", x.Op))
+type afterTask struct {
+	after []After
+	cols  int
+}
+
+func (t *afterTask) do(w *worker, lo, hi int) { w.after(t.after, lo, hi, t.cols) }
+
+// after does operations to rows [lo, hi).
+func (w *worker) after(after []After, lo, hi, cols int) {
+	lo, hi = lo*cols, hi*cols
+	for i := range after {
+		x := &after[i]
+		dst, a := x.Dst[lo:hi], x.A[lo:hi]
+		switch x.Op {
+		case AfterAdd:
+			w.isa.add(dst, a, x.B[lo:hi])
+		case AfterBias:
+			for r := 0; r < len(dst); r += cols {
+				w.isa.add(dst[r:r+cols], a[r:r+cols], x.B)
+			}
+		case AfterGELU:
+			w.isa.gelu(dst, a)
+		case AfterGELUTanh:
+			w.isa.geluTanh(dst, a)
+		case AfterGELUGrad:
+			w.isa.geluGrad(dst, a, x.B[lo:hi])
+		case AfterGELUTanhGrad:
+			w.isa.geluTanhGrad(dst, a, x.B[lo:hi])
+		default:
+			panic(fmt.Sprintf("BUG: kernel: operation %d after another", x.Op))
+		}
 	}
 }

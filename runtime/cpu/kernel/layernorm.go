@@ -133,7 +133,7 @@ func (t *layerNormGradTask) do(w *worker, lo, hi int) {
 				g = 0 // nothing was subtracted, so nothing flows back through it
 			}
 			w.isa.normGradRow(t.dx[at:end], dy, x, t.w, mean, rstd, g/float32(cols), gx/float32(cols))
-			w.blockAfter(t.after, r, 1, 0, cols, cols)
+			w.after(t.after, r, r+1, cols)
 		}
 	}
 }

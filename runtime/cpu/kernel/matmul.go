@@ -27,10 +27,10 @@ func MatMulNT(p *Pool, m, n, k int, a, b, c []float32, acc bool, after ...After)
 	if m <= dotRows {
 		p.task.dots = dotsTask{a: a, b: b, c: c, m: m, n: n, k: k, acc: acc}
 		p.run(&p.task.dots, n, max(1, grainLight/max(1, m*k)))
-		p.core.blockAfter(after, 0, m, 0, n, n)
-		return
+	} else {
+		p.matMul(m, n, k, matrix{a, k, 1}, matrix{b, 1, k}, c, acc)
 	}
-	p.matMul(m, n, k, matrix{a, k, 1}, matrix{b, 1, k}, c, acc, after)
+	p.after(m, n, after)
 }
 
 // MatMulNN sets c[m,n] = a[m,k] times b[k,n], or adds it to c with acc, and does what comes after to it.
@@ -39,7 +39,9 @@ func MatMulNN(p *Pool, m, n, k int, a, b, c []float32, acc bool, after ...After)
 	checkLen("MatMulNN", "b", b, k*n)
 	checkLen("MatMulNN", "c", c, m*n)
 	checkAfter("MatMulNN", m, n, after)
-	p.orInline().matMul(m, n, k, matrix{a, k, 1}, matrix{b, n, 1}, c, acc, after)
+	p = p.orInline()
+	p.matMul(m, n, k, matrix{a, k, 1}, matrix{b, n, 1}, c, acc)
+	p.after(m, n, after)
 }
 
 // MatMulTN sets c[m,n] = the transpose of a[k,m] times b[k,n], or adds it to c with acc, and does what comes after to it. It
@@ -49,7 +51,9 @@ func MatMulTN(p *Pool, m, n, k int, a, b, c []float32, acc bool, after ...After)
 	checkLen("MatMulTN", "b", b, k*n)
 	checkLen("MatMulTN", "c", c, m*n)
 	checkAfter("MatMulTN", m, n, after)
-	p.orInline().matMul(m, n, k, matrix{a, 1, m}, matrix{b, n, 1}, c, acc, after)
+	p = p.orInline()
+	p.matMul(m, n, k, matrix{a, 1, m}, matrix{b, n, 1}, c, acc)
+	p.after(m, n, after)
 }
 
 // matrix is a view of a dense matrix or its transpose: element (i, j) is data[i*rs+j*cs], and rs or cs is 1.
@@ -63,7 +67,7 @@ func (x matrix) at(i, j int) matrix { return matrix{x.data[i*x.rs+j*x.cs:], x.rs
 // from returns the rows from i on, none of them past the last.
 func (x matrix) from(i int) matrix { return matrix{x.data[min(i*x.rs, len(x.data)):], x.rs, x.cs} }
 
-func (p *Pool) matMul(m, n, k int, a, b matrix, c []float32, acc bool, after []After) {
+func (p *Pool) matMul(m, n, k int, a, b matrix, c []float32, acc bool) {
 	if m == 0 || n == 0 {
 		return
 	}
@@ -71,7 +75,6 @@ func (p *Pool) matMul(m, n, k int, a, b matrix, c []float32, acc bool, after []A
 		if !acc {
 			clear(c)
 		}
-		p.core.blockAfter(after, 0, m, 0, n, n)
 		return
 	}
 	first, second := k, []float32(nil) // terms, and the sum of the others
@@ -81,7 +84,7 @@ func (p *Pool) matMul(m, n, k int, a, b matrix, c []float32, acc bool, after []A
 		second = p.partial
 	}
 	for j := 0; j < n; j += blockN {
-		t := productTask{ldc: n, m: m, n: min(blockN, n-j), column: j}
+		t := productTask{ldc: n, m: m, n: min(blockN, n-j)}
 		for q := 0; q < first; {
 			kc := nextBlockK(first - q)
 			t.halves[0] = terms{a.at(0, q), b.at(q, j), c[j:], kc, acc || q > 0}
@@ -89,15 +92,12 @@ func (p *Pool) matMul(m, n, k int, a, b matrix, c []float32, acc bool, after []A
 			if left := k - first - q; left > 0 {
 				t.halves[1] = terms{a.at(0, first+q), b.at(first+q, j), second[j:], min(kc, left), q > 0}
 			}
-			if q += kc; q == first && second == nil {
-				t.after = after
-			}
+			q += kc
 			p.product(&t)
 		}
 	}
 	if second != nil {
-		p.task.sum = sumTask{c: c, second: second, cols: n, after: after}
-		p.run(&p.task.sum, m, rowGrain(n, grainLight))
+		p.binary(p.isa.add, c, c, second, grainLight)
 	}
 }
 
@@ -108,19 +108,6 @@ func (p *Pool) matMul(m, n, k int, a, b matrix, c []float32, acc bool, after []A
 func inHalves(m, n, k int, a, b matrix) bool {
 	const most = 4 << 20 // numbers of a second sum
 	return a.rs == 1 && b.cs == 1 && k >= 2*blockK && k*(2*n+m) >= 4*m*n && m*n <= most
-}
-
-// sumTask adds the second half of a product to the first; a unit is a row.
-type sumTask struct {
-	c, second []float32
-	cols      int
-	after     []After
-}
-
-func (t *sumTask) do(w *worker, lo, hi int) {
-	c := t.c[lo*t.cols : hi*t.cols]
-	w.isa.add(c, c, t.second[lo*t.cols:hi*t.cols])
-	w.blockAfter(t.after, lo, hi-lo, 0, t.cols, t.cols)
 }
 
 // product runs a task whose blocks are yet to be cut.
@@ -182,8 +169,6 @@ type productTask struct {
 	ldc, m, n    int
 	mc, nc       int
 	down, across int
-	after        []After // of the last terms
-	column       int     // the first, among the ldc of all
 }
 
 // terms are some of those of a product: c (+)= a[m,k] b[k,n].
@@ -227,7 +212,6 @@ func (t *productTask) rows(w *worker, h *terms, i, m, j, n int) {
 		a = w.packLeft(a, m, h.k)
 	}
 	w.products(m, n, h.k, a, tile, w.packed, w.isa.cols*h.k, h.c[i*t.ldc+j:], t.ldc, h.acc)
-	w.blockAfter(t.after, i, m, t.column+j, n, t.ldc)
 }
 
 // packRight packs x, k by n, as the right-hand matrix of a product: in panels of isa.cols columns, padded with zeros.

@@ -57,7 +57,7 @@ type task interface {
 type tasks struct {
 	product      productTask
 	tiles        tileTask
-	sum          sumTask
+	after        afterTask
 	dots         dotsTask
 	unary        unaryTask
 	binary       binaryTask

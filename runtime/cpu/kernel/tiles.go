@@ -94,7 +94,6 @@ func (t tileTask) rows(w *worker, h *terms, i, m, j, n int) {
 			copy(to, from)
 		}
 	}
-	w.blockAfter(t.after, i, m, t.column+j, n, t.ldc)
 }
 
 // stride is how far the rows that the worker will get next are likely to be from these: see Pool.state.
