@@ -52,17 +52,21 @@ func (t tileTask) do(w *worker, lo, hi int) {
 
 // packTiles packs n columns of the right-hand matrix from j on, in the order in which they lie in memory.
 func (h *terms) packTiles(w *worker, j, n int) {
-	panels, slices := (n+tileLines-1)/tileLines, (h.k+tileSlice-1)/tileSlice
+	panels, depth := (n+tileLines-1)/tileLines, tileDepth // of terms at a time
+	if h.b.rs == 1 {
+		depth = tileSlice
+	}
+	runs := (h.k + depth - 1) / depth
 	w.packed = grow(w.packed, panels*tileSteps(h.k)*tileFloat)
-	for u := range panels * slices {
-		panel, slice := u%panels, u/panels
+	for u := range panels * runs {
+		panel, q := u%panels, u/panels*depth
 		if h.b.rs == 1 {
-			panel, slice = u/slices, u%slices
+			panel, q = u/runs, u%runs*depth
 		}
-		at, q := panel*tileLines, slice*tileSlice
-		depth := min(tileSlice, h.k-q)
-		steps := panels*tileSteps(q) + panel*tileSteps(depth) // before this panel
-		w.packTiles(w.packed[steps*tileFloat:], h.b.at(q, j+at).transposed(), min(tileLines, n-at), depth, false)
+		slice := q / tileSlice * tileSlice
+		steps := panels*tileSteps(slice) + panel*tileSteps(min(tileSlice, h.k-slice)) + (q-slice)/tileDepth // before these
+		at := panel * tileLines
+		w.packTiles(w.packed[steps*tileFloat:], h.b.at(q, j+at).transposed(), min(tileLines, n-at), min(depth, h.k-q), false)
 	}
 }
 
