@@ -26,7 +26,7 @@ type Device struct {
 	comm    *stream
 
 	fused map[*runtime.Kernel]runtime.Group // by the first, and nil for the others: see Fuse
-	after []kernel.After                    // of the launch in progress
+	steps []kernel.Step                     // of the group in progress
 
 	groups   []*groupView // by Collective.Group
 	wires    []*counter   // by Transfer.Wire

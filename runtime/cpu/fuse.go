@@ -8,9 +8,10 @@ import (
 	"github.com/autopar/autopar/runtime/cpu/kernel"
 )
 
-// Fuse implements [runtime.Fuser]. The kernels of a group are element-wise operations on what the first makes, done to each block
-// of it while it is in a cache: of a product a bias, GELU or its gradient and an addition, of a norm's gradient an addition. All
-// have the results that they have alone, bit for bit.
+// Fuse implements [runtime.Fuser]. Groups are chains of element-wise kernels, such as a bias and GELU, each on what the one before
+// makes; a chain may begin with the gradient of a norm. All have the results that they have alone, bit for bit. Products are no
+// part of them: within one, the same operations took longer than after it, since what they read does not lie in blocks and since
+// tile registers lose speed while they wait.
 func (d *Device) Fuse(run []*runtime.Kernel, uses map[*ir.Value]int) error {
 	if d.backend.opts.Apart {
 		return nil
@@ -29,7 +30,7 @@ func (d *Device) Fuse(run []*runtime.Kernel, uses map[*ir.Value]int) error {
 
 func fusion(op ir.Op) runtime.Fusion {
 	switch op {
-	case ir.OpMatMul, ir.OpLayerNormGrad, ir.OpRMSNormGrad:
+	case ir.OpAdd, ir.OpGELU, ir.OpGELUGrad, ir.OpLayerNormGrad, ir.OpRMSNormGrad:
 		return runtime.Fusion{Joins: joins}
 	}
 	return runtime.Fusion{}
@@ -38,74 +39,98 @@ func fusion(op ir.Op) runtime.Fusion {
 // joins reports whether a kernel is an element-wise operation on what the last of a group has made.
 func joins(g runtime.Group, k *runtime.Kernel, _ map[*ir.Value]int) bool {
 	first, last := g[0], g[len(g)-1]
-	if slices.ContainsFunc(first.Accum, func(acc bool) bool { return acc && first.Node.Op == ir.OpMatMul }) || k.Accum[0] ||
-		ir.Frac(first.Node.Attr) > 0 || !wide(first) || !wide(k) {
+	if _, ok := stepOf(k); !ok || !wide(first) || !wide(k) || ir.Frac(first.Node.Attr) > 0 || last.Results[0].Slab.Elems() != k.Results[0].Slab.Elems() {
 		return false
 	}
-	_, ok := afterOf(first, k)
-	return ok && slices.Contains(k.Node.Args[:reads(k)], last.Node.Results[0]) && k.Results[0].Slab.Elems() == first.Results[0].Slab.Elems()
+	for _, other := range g {
+		if a, b := columns(other), columns(k); a != b && a > 0 && b > 0 {
+			return false
+		}
+	}
+	return slices.Contains(k.Node.Args[:alike(k)], last.Node.Results[0])
 }
 
-// wide reports whether all floating-point numbers of a kernel are f32.
+// wide reports whether all numbers of a kernel are f32.
 func wide(k *runtime.Kernel) bool {
 	other := func(t runtime.Tensor) bool { return t.DType != ir.F32 }
 	return !slices.ContainsFunc(k.Args, other) && !slices.ContainsFunc(k.Results, other)
 }
 
-// reads returns how many of the operands of an element-wise kernel it reads at the element that it makes.
-func reads(k *runtime.Kernel) int {
+// alike returns how many operands of an element-wise kernel have the size of its result.
+func alike(k *runtime.Kernel) int {
 	if len(k.Args) > 1 && k.Args[1].Slab.Elems() == k.Args[0].Slab.Elems() {
 		return 2
 	}
 	return 1
 }
 
-// afterOf returns what a kernel does to the result of another, if it can be done after it block by block.
-func afterOf(first, k *runtime.Kernel) (kernel.AfterOp, bool) {
+// columns returns the width that the matrices of a kernel need to have, 0 for any.
+func columns(k *runtime.Kernel) int {
+	switch {
+	case k.Node.Op == ir.OpLayerNormGrad || k.Node.Op == ir.OpRMSNormGrad:
+		_, n := rows(k.Results[0])
+		return n
+	case k.Node.Op == ir.OpAdd && alike(k) == 1:
+		return int(k.Args[1].Slab.Elems())
+	}
+	return 0
+}
+
+// stepOf returns what an element-wise kernel does.
+func stepOf(k *runtime.Kernel) (kernel.StepOp, bool) {
 	switch k.Node.Op {
 	case ir.OpAdd:
-		if reads(k) == 2 {
-			return kernel.AfterAdd, true
+		if alike(k) == 2 {
+			return kernel.StepAdd, true
 		}
-		return kernel.AfterBias, first.Node.Op == ir.OpMatMul && k.Args[1].Slab.Elems() == columns(first)
+		return kernel.StepBias, k.Args[1].Slab.Elems() > 0
 	case ir.OpGELU:
 		if k.Node.Attr.(ir.GELUAttr).Tanh {
-			return kernel.AfterGELUTanh, true
+			return kernel.StepGELUTanh, true
 		}
-		return kernel.AfterGELU, true
+		return kernel.StepGELU, true
 	case ir.OpGELUGrad:
 		if k.Node.Attr.(ir.GELUAttr).Tanh {
-			return kernel.AfterGELUTanhGrad, true
+			return kernel.StepGELUTanhGrad, true
 		}
-		return kernel.AfterGELUGrad, true
+		return kernel.StepGELUGrad, true
 	}
 	return 0, false
 }
 
-// columns returns how many a product's result has as a matrix.
-func columns(product *runtime.Kernel) int64 {
-	attr, b := product.Node.Attr.(ir.MatMulAttr), product.Args[1].Slab.Local
-	if attr.Form == ir.MatMulNT {
-		return ir.Elems(b[:len(b)-attr.K])
-	}
-	return ir.Elems(b[attr.K:])
-}
-
-// launchGroup runs the first kernel of a group and the others after it, or nothing where the first has been.
+// launchGroup runs a group where its first kernel is launched, and nothing where others are.
 func (d *Device) launchGroup(g runtime.Group) error {
 	if g == nil {
 		return nil
 	}
-	d.after = d.after[:0]
-	for _, k := range g[1:] {
-		op, _ := afterOf(g[0], k)
-		x := kernel.After{Op: op, Dst: d.result(k, 0), A: d.arg(k, 0)}
-		if len(k.Args) > 1 {
-			x.B = d.arg(k, 1)
-		}
-		d.after = append(d.after, x)
+	n := len(d.result(g[0], 0))
+	cols := n
+	if shape := g[0].Results[0].Slab.Local; len(shape) > 0 {
+		cols = shape[len(shape)-1]
 	}
-	err := launches[g[0].Node.Op](d, g[0])
-	d.after = d.after[:0]
-	return err
+	d.steps = d.steps[:0]
+	for _, k := range g {
+		if c := columns(k); c > 0 {
+			cols = c
+		}
+		op, ok := stepOf(k)
+		if !ok {
+			continue // the gradient of a norm
+		}
+		s := kernel.Step{Op: op, Dst: d.result(k, 0), A: d.arg(k, 0)}
+		if len(k.Args) > 1 {
+			s.B = d.arg(k, 1)
+		}
+		d.steps = append(d.steps, s)
+	}
+	if len(d.steps) < len(g) {
+		err := launches[g[0].Node.Op](d, g[0])
+		d.steps = d.steps[:0]
+		return err
+	}
+	if n > 0 {
+		kernel.Chain(d.pool, n/cols, cols, d.steps...)
+	}
+	d.steps = d.steps[:0]
+	return nil
 }

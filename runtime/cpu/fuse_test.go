@@ -10,7 +10,7 @@ import (
 	"github.com/autopar/autopar/runtime"
 )
 
-// chain is a product with a bias, GELU, and an addition to another value.
+// chain is kernels that are launched one after another.
 type chain struct {
 	t   *testing.T
 	g   *ir.Graph
@@ -37,12 +37,18 @@ func (c *chain) do(op ir.Op, attr ir.Attr, over *ir.Value, args ...*ir.Value) *i
 	n, err := c.g.Add(op, attr, fmt.Sprint("n", len(c.run)), ir.Forward, args...)
 	require.NoError(c.t, err)
 	y := n.Results[0]
-	if c.place(y); over != nil {
+	k := &runtime.Kernel{Node: n, Accum: make([]bool, len(n.Results))}
+	for _, v := range n.Results {
+		c.place(v)
+	}
+	if over != nil {
 		at := c.at[y]
 		at.Offset = c.at[over].Offset
 		c.at[y] = at
 	}
-	k := &runtime.Kernel{Node: n, Results: []runtime.Tensor{c.at[y]}, Accum: []bool{false}}
+	for _, v := range n.Results {
+		k.Results = append(k.Results, c.at[v])
+	}
 	for _, a := range args {
 		k.Args = append(k.Args, c.at[a])
 	}
@@ -50,37 +56,47 @@ func (c *chain) do(op ir.Op, attr ir.Attr, over *ir.Value, args ...*ir.Value) *i
 	return y
 }
 
-// Element-wise operations join the product that they follow, unless that would change what they or the product read.
+// Element-wise operations join the one that they follow, unless that would change what one of them reads.
 func TestFuse(t *testing.T) {
-	const m, n, k = 37, 24, 24
+	const m, n, k = 37, 24, 16
 	for _, c := range []struct {
 		name  string
 		dtype ir.DType
-		over  int // the place of the last result: -1 its own, else that of an operand of the product, or 2 of the sum
-		accum bool
-		want  []int // kernels a group
+		over  string // what the last result takes the place of
+		want  []int  // kernels a group: the product, a bias, GELU and an addition, and what reads the first sum
 	}{
-		{"all", ir.F32, -1, false, []int{4, 1}},
-		{"in place", ir.F32, 2, false, []int{4, 1}},
-		{"over the left operand", ir.F32, 0, false, []int{3, 1, 1}},
-		{"adds to its result", ir.F32, -1, true, []int{1, 1, 1, 1, 1}},
-		{"two bytes", ir.BF16, -1, false, []int{1, 1, 1, 1, 1}},
+		{"all", ir.F32, "", []int{1, 3, 1}},
+		{"in place", ir.F32, "other", []int{1, 3, 1}},
+		{"over what all rows read", ir.F32, "bias", []int{1, 2, 1, 1}},
+		{"two bytes", ir.BF16, "", []int{1, 1, 1, 1, 1}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			ch := &chain{t: t, g: ir.NewGraph("chain"), at: map[*ir.Value]runtime.Tensor{}}
-			x, w, bias, other := ch.input(c.dtype, m, k), ch.input(c.dtype, n, k), ch.input(c.dtype, n), ch.input(c.dtype, m, n)
+			x, w, other, bias := ch.input(c.dtype, m, k), ch.input(c.dtype, n, k), ch.input(c.dtype, m, n), ch.input(c.dtype, n)
 			y := ch.do(ir.OpMatMul, ir.MatMulAttr{Form: ir.MatMulNT, K: 1}, nil, x, w)
-			ch.run[0].Accum[0] = c.accum
 			h := ch.do(ir.OpAdd, nil, y, y, bias)
 			z := ch.do(ir.OpGELU, ir.GELUAttr{Tanh: true}, nil, h)
-			over := map[int]*ir.Value{0: x, 2: other}[c.over]
-			ch.do(ir.OpAdd, nil, over, other, z)
-			ch.do(ir.OpScale, nil, nil, h, ch.input(ir.F32)) // reads what the group keeps
-			var sizes []int
-			for _, g := range runtime.Groups(ch.run, nil, fusion) {
-				sizes = append(sizes, len(g))
-			}
-			require.Equal(t, c.want, sizes)
+			ch.do(ir.OpAdd, nil, map[string]*ir.Value{"other": other, "bias": bias}[c.over], other, z)
+			ch.do(ir.OpScale, nil, nil, h, ch.input(ir.F32))
+			require.Equal(t, c.want, ch.groups())
 		})
 	}
+}
+
+// Sums join the gradient of a norm.
+func TestFuseNorm(t *testing.T) {
+	const m, n = 6, 24
+	ch := &chain{t: t, g: ir.NewGraph("chain"), at: map[*ir.Value]runtime.Tensor{}}
+	dy, x, w, mean, rstd := ch.input(ir.F32, m, n), ch.input(ir.F32, m, n), ch.input(ir.F32, n), ch.input(ir.F32, m), ch.input(ir.F32, m)
+	dx := ch.do(ir.OpLayerNormGrad, ir.LayerNormAttr{Eps: 1e-5}, nil, dy, x, w, mean, rstd)
+	sum := ch.do(ir.OpAdd, nil, dx, dy, dx)
+	ch.do(ir.OpAdd, nil, nil, sum, ch.input(ir.F32, m, n))
+	require.Equal(t, []int{3}, ch.groups())
+}
+
+func (c *chain) groups() (sizes []int) {
+	for _, g := range runtime.Groups(c.run, nil, fusion) {
+		sizes = append(sizes, len(g))
+	}
+	return sizes
 }

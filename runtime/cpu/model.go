@@ -20,15 +20,15 @@ func matMul(d *Device, k *runtime.Kernel) error {
 	case ir.MatMulNT:
 		m, inner := split(k.Args[0], attr.K)
 		n, _ := split(k.Args[1], attr.K)
-		kernel.MatMulNT(d.pool, m, n, inner, a, b, y, k.Accum[0], d.after...)
+		kernel.MatMulNT(d.pool, m, n, inner, a, b, y, k.Accum[0])
 	case ir.MatMulNN:
 		m, inner := split(k.Args[0], attr.K)
 		_, n := split(k.Args[1], len(k.Args[1].Slab.Local)-attr.K)
-		kernel.MatMulNN(d.pool, m, n, inner, a, b, y, k.Accum[0], d.after...)
+		kernel.MatMulNN(d.pool, m, n, inner, a, b, y, k.Accum[0])
 	case ir.MatMulTN:
 		inner, m := split(k.Args[0], len(k.Args[0].Slab.Local)-attr.K)
 		_, n := split(k.Args[1], len(k.Args[1].Slab.Local)-attr.K)
-		kernel.MatMulTN(d.pool, m, n, inner, a, b, y, k.Accum[0], d.after...)
+		kernel.MatMulTN(d.pool, m, n, inner, a, b, y, k.Accum[0])
 	}
 	return nil
 }
@@ -94,7 +94,7 @@ func layerNormGrad(d *Device, k *runtime.Kernel) error {
 			clear(db)
 		}
 	}
-	kernel.LayerNormGrad(d.pool, m, n, d.result(k, 0), dw, db, d.arg(k, 0), d.arg(k, 1), d.arg(k, 2), d.arg(k, 3), d.arg(k, 4), accum, d.after...)
+	kernel.LayerNormGrad(d.pool, m, n, d.result(k, 0), dw, db, d.arg(k, 0), d.arg(k, 1), d.arg(k, 2), d.arg(k, 3), d.arg(k, 4), accum, d.steps...)
 	return nil
 }
 
@@ -109,7 +109,7 @@ func rmsNormGrad(d *Device, k *runtime.Kernel) error {
 		return rmsNormGradFixed(d, k)
 	}
 	m, n := rows(k.Args[0])
-	kernel.RMSNormGrad(d.pool, m, n, d.result(k, 0), d.result(k, 1), d.arg(k, 0), d.arg(k, 1), d.arg(k, 2), d.arg(k, 3), k.Accum[1], d.after...)
+	kernel.RMSNormGrad(d.pool, m, n, d.result(k, 0), d.result(k, 1), d.arg(k, 0), d.arg(k, 1), d.arg(k, 2), d.arg(k, 3), k.Accum[1], d.steps...)
 	return nil
 }
 

@@ -16,44 +16,36 @@ const (
 	dotRows = 3
 )
 
-// MatMulNT sets c[m,n] = a[m,k] times the transpose of b[n,k], or adds it to c with acc, and does what comes after to it. It
-// is a linear layer's forward pass with b the weight.
-func MatMulNT(p *Pool, m, n, k int, a, b, c []float32, acc bool, after ...After) {
+// MatMulNT sets c[m,n] = a[m,k] times the transpose of b[n,k], or adds it to c with acc. It is a linear layer's forward
+// pass with b the weight.
+func MatMulNT(p *Pool, m, n, k int, a, b, c []float32, acc bool) {
 	checkLen("MatMulNT", "a", a, m*k)
 	checkLen("MatMulNT", "b", b, n*k)
 	checkLen("MatMulNT", "c", c, m*n)
-	checkAfter("MatMulNT", m, n, after)
 	p = p.orInline()
 	if m <= dotRows {
 		p.task.dots = dotsTask{a: a, b: b, c: c, m: m, n: n, k: k, acc: acc}
 		p.run(&p.task.dots, n, max(1, grainLight/max(1, m*k)))
-	} else {
-		p.matMul(m, n, k, matrix{a, k, 1}, matrix{b, 1, k}, c, acc)
+		return
 	}
-	p.after(m, n, after)
+	p.matMul(m, n, k, matrix{a, k, 1}, matrix{b, 1, k}, c, acc)
 }
 
-// MatMulNN sets c[m,n] = a[m,k] times b[k,n], or adds it to c with acc, and does what comes after to it.
-func MatMulNN(p *Pool, m, n, k int, a, b, c []float32, acc bool, after ...After) {
+// MatMulNN sets c[m,n] = a[m,k] times b[k,n], or adds it to c with acc.
+func MatMulNN(p *Pool, m, n, k int, a, b, c []float32, acc bool) {
 	checkLen("MatMulNN", "a", a, m*k)
 	checkLen("MatMulNN", "b", b, k*n)
 	checkLen("MatMulNN", "c", c, m*n)
-	checkAfter("MatMulNN", m, n, after)
-	p = p.orInline()
-	p.matMul(m, n, k, matrix{a, k, 1}, matrix{b, n, 1}, c, acc)
-	p.after(m, n, after)
+	p.orInline().matMul(m, n, k, matrix{a, k, 1}, matrix{b, n, 1}, c, acc)
 }
 
-// MatMulTN sets c[m,n] = the transpose of a[k,m] times b[k,n], or adds it to c with acc, and does what comes after to it. It
-// gives a linear layer's weight gradient from the output's gradient a and the input b.
-func MatMulTN(p *Pool, m, n, k int, a, b, c []float32, acc bool, after ...After) {
+// MatMulTN sets c[m,n] = the transpose of a[k,m] times b[k,n], or adds it to c with acc. It gives a linear layer's weight
+// gradient from the output's gradient a and the input b.
+func MatMulTN(p *Pool, m, n, k int, a, b, c []float32, acc bool) {
 	checkLen("MatMulTN", "a", a, k*m)
 	checkLen("MatMulTN", "b", b, k*n)
 	checkLen("MatMulTN", "c", c, m*n)
-	checkAfter("MatMulTN", m, n, after)
-	p = p.orInline()
-	p.matMul(m, n, k, matrix{a, 1, m}, matrix{b, n, 1}, c, acc)
-	p.after(m, n, after)
+	p.orInline().matMul(m, n, k, matrix{a, 1, m}, matrix{b, n, 1}, c, acc)
 }
 
 // matrix is a view of a dense matrix or its transpose: element (i, j) is data[i*rs+j*cs], and rs or cs is 1.

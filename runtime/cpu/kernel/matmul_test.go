@@ -35,7 +35,7 @@ func TestMatMul(t *testing.T) {
 	for i, s := range shapes {
 		m, n, k, acc := s[0], s[1], s[2], i%2 == 1
 		a, b, c := rnd.floats(m*k), rnd.floats(k*n), rnd.floats(m*n)
-		product := func(f func(p *Pool, m, n, k int, a, b, c []float32, acc bool, after ...After)) func(p *Pool) [][]float32 {
+		product := func(f func(p *Pool, m, n, k int, a, b, c []float32, acc bool)) func(p *Pool) [][]float32 {
 			return func(p *Pool) [][]float32 {
 				out := clone(c)
 				f(p, m, n, k, a, b, out, acc)

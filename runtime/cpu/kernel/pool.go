@@ -57,7 +57,7 @@ type task interface {
 type tasks struct {
 	product      productTask
 	tiles        tileTask
-	after        afterTask
+	chain        chainTask
 	dots         dotsTask
 	unary        unaryTask
 	binary       binaryTask

@@ -113,7 +113,7 @@ func TestMatMulCarriesNaN(t *testing.T) {
 func TestMatMulForgets(t *testing.T) {
 	for _, set := range instructionSets() {
 		p := newPool(1, set)
-		for name, product := range map[string]func(p *Pool, m, n, k int, a, b, c []float32, acc bool, after ...After){"NT": MatMulNT, "NN": MatMulNN, "TN": MatMulTN} {
+		for name, product := range map[string]func(p *Pool, m, n, k int, a, b, c []float32, acc bool){"NT": MatMulNT, "NN": MatMulNN, "TN": MatMulTN} {
 			nan, one, c := make([]float32, 64*128), make([]float32, 40*70), make([]float32, 64*64)
 			for i := range nan {
 				nan[i] = float32(math.NaN())
