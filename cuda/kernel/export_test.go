@@ -5,4 +5,5 @@ package kernel
 var (
 	Portable = portable
 	Has      = has
+	Conflict = conflict
 )

@@ -7,8 +7,8 @@ import (
 	"github.com/autopar/autopar/runtime"
 )
 
-// Group is kernels that are done as one: one kernel, or some that [Fuse] has found.
-type Group = runtime.Group
+// Group is kernels that are done as one, where the first is launched: one kernel, or some that [Fuse] has found.
+type Group []*runtime.Kernel
 
 // fusion is a way to do kernels as one. Every kernel of a group has the results that it has alone, bit for bit, except those
 // named: what only the group itself reads is not stored, and sums are added up in another order.
@@ -35,15 +35,38 @@ var fusions = [...]fusion{
 	ir.OpAdamW:         {joins: moreUpdates, launch: adamW, together: true},
 }
 
-// Fuse cuts kernels that are launched one after another into groups: see [runtime.Groups].
+// Fuse cuts kernels that are launched one after another into groups, which are to be run in the order of their first kernels.
+// uses counts the reads of every value of the program, and its outputs.
 func Fuse(run []*runtime.Kernel, uses map[*ir.Value]int) []Group {
-	return runtime.Groups(run, uses, func(op ir.Op) runtime.Fusion {
-		if int(op) >= len(fusions) {
-			return runtime.Fusion{}
+	var groups []Group
+	taken := make([]bool, len(run))
+	for i, first := range run {
+		if taken[i] {
+			continue
 		}
-		return runtime.Fusion{Joins: fusions[op].joins, Together: fusions[op].together}
-	})
+		g := Group{first}
+		if op := int(first.Node.Op); op < len(fusions) && fusions[op].joins != nil {
+			var between []*runtime.Kernel // of other groups, that the next of this one goes before
+			for j := i + 1; j < len(run) && (len(between) < reach || fusions[op].together); j++ {
+				k := run[j]
+				if taken[j] {
+					continue
+				}
+				if fusions[op].joins(g, k, uses) && !slices.ContainsFunc(between, func(b *runtime.Kernel) bool { return conflict(b, k) }) &&
+					safe(append(g, k), fusions[op].together) {
+					g, taken[j] = append(g, k), true
+				} else {
+					between = append(between, k)
+				}
+			}
+		}
+		groups = append(groups, g)
+	}
+	return groups
 }
+
+// reach is before how many others a kernel may be done to join one that it has something from.
+const reach = 8
 
 // biasOfProduct joins a product that nothing else reads and the sum of its rows with a bias.
 func biasOfProduct(g Group, k *runtime.Kernel, uses map[*ir.Value]int) bool {
@@ -133,4 +156,53 @@ func moreUpdates(g Group, k *runtime.Kernel, _ map[*ir.Value]int) bool {
 			slices.Equal(k.Node.Args[4:], first.Node.Args[4:])
 	}
 	return false
+}
+
+// conflict reports whether two kernels cannot change places.
+func conflict(a, b *runtime.Kernel) bool {
+	touches := func(r runtime.Tensor, ts []runtime.Tensor) bool {
+		return slices.ContainsFunc(ts, func(t runtime.Tensor) bool { return overlap(r, t) })
+	}
+	for _, r := range a.Results {
+		if touches(r, b.Args) || touches(r, b.Results) {
+			return true
+		}
+	}
+	return slices.ContainsFunc(b.Results, func(r runtime.Tensor) bool { return touches(r, a.Args) })
+}
+
+func overlap(a, b runtime.Tensor) bool {
+	return a.Space == b.Space && a.Offset < b.Offset+b.Bytes() && b.Offset < a.Offset+a.Bytes()
+}
+
+// safe reports whether the last kernel of a group may be done with the others, as its results and theirs lie.
+func safe(g Group, together bool) bool {
+	last := g[len(g)-1]
+	for _, k := range g[:len(g)-1] {
+		copied := k.Node.Op == ir.OpAdamW && last.Node.Op == ir.OpCast && last.Node.Args[0] == k.Node.Results[0]
+		if together && !copied {
+			if conflict(k, last) {
+				return false
+			}
+			continue
+		}
+		// last reads result 0 of k, element by element or row by row.
+		for _, r := range last.Results {
+			for i, t := range append(slices.Clone(k.Args), k.Results...) {
+				row := t.Offset == r.Offset && t.DType == r.DType && slices.Equal(t.Slab.Local, r.Slab.Local)
+				row = row && (k.Node.Op != ir.OpMatMul || i >= len(k.Args)) // whose rows are made of all of an operand
+				if overlap(r, t) && !row {
+					return false
+				}
+			}
+		}
+		for j, t := range last.Args {
+			for i, r := range k.Results {
+				if overlap(r, t) && last.Node.Args[j] != k.Node.Results[i] {
+					return false
+				}
+			}
+		}
+	}
+	return true
 }

@@ -302,7 +302,7 @@ func TestFuseKeepsOrder(t *testing.T) {
 		require.Len(t, place, len(run))
 		for i, a := range run {
 			for _, b := range run[i+1:] {
-				if !runtime.Conflict(a, b) {
+				if !kernel.Conflict(a, b) {
 					continue
 				}
 				require.Less(t, place[a], place[b], "seed %d", seed)

@@ -24,8 +24,6 @@ type Options struct {
 	// HostDir, when not empty, is a directory in which each rank keeps its host
 	// arena in a file that is mapped into memory, for as long as the device is open.
 	HostDir string
-	// Apart has every kernel run by itself, for who times each: see [Device.Fuse].
-	Apart bool
 }
 
 func (o Options) validate() error {
@@ -89,7 +87,7 @@ func (b *Backend) Open(world runtime.World) ([]runtime.Device, error) {
 				return nil, err
 			}
 		} else {
-			d.pool, d.timer, d.fused = b.cores.NewPool(i), stopped(), map[*runtime.Kernel]runtime.Group{}
+			d.pool, d.timer = b.cores.NewPool(i), stopped()
 			d.comm = newStream(d)
 			devices = append(devices, d)
 		}

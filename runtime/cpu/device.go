@@ -25,9 +25,6 @@ type Device struct {
 	events  *counter     // recorded on the compute stream
 	comm    *stream
 
-	fused map[*runtime.Kernel]runtime.Group // by the first, and nil for the others: see Fuse
-	steps []kernel.Step                     // of the group in progress
-
 	groups   []*groupView // by Collective.Group
 	wires    []*counter   // by Transfer.Wire
 	received []int64      // by Transfer.Wire: messages taken

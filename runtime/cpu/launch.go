@@ -77,9 +77,6 @@ func (d *Device) Launch(k *runtime.Kernel) error {
 		return err
 	}
 	defer d.pool.Offer()
-	if g, ok := d.fused[k]; ok {
-		return d.launchGroup(g)
-	}
 	if run := launches[k.Node.Op]; !isHalf(k) {
 		return run(d, k)
 	} else {

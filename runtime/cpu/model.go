@@ -94,7 +94,7 @@ func layerNormGrad(d *Device, k *runtime.Kernel) error {
 			clear(db)
 		}
 	}
-	kernel.LayerNormGrad(d.pool, m, n, d.result(k, 0), dw, db, d.arg(k, 0), d.arg(k, 1), d.arg(k, 2), d.arg(k, 3), d.arg(k, 4), accum, d.steps...)
+	kernel.LayerNormGrad(d.pool, m, n, d.result(k, 0), dw, db, d.arg(k, 0), d.arg(k, 1), d.arg(k, 2), d.arg(k, 3), d.arg(k, 4), accum)
 	return nil
 }
 
@@ -109,7 +109,7 @@ func rmsNormGrad(d *Device, k *runtime.Kernel) error {
 		return rmsNormGradFixed(d, k)
 	}
 	m, n := rows(k.Args[0])
-	kernel.RMSNormGrad(d.pool, m, n, d.result(k, 0), d.result(k, 1), d.arg(k, 0), d.arg(k, 1), d.arg(k, 2), d.arg(k, 3), k.Accum[1], d.steps...)
+	kernel.RMSNormGrad(d.pool, m, n, d.result(k, 0), d.result(k, 1), d.arg(k, 0), d.arg(k, 1), d.arg(k, 2), d.arg(k, 3), k.Accum[1])
 	return nil
 }
 

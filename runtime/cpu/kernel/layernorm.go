@@ -58,8 +58,8 @@ func (t *layerNormTask) do(w *worker, lo, hi int) {
 }
 
 // LayerNormGrad sets dx[rows, cols], and sets dw[cols] and db[cols] or with acc adds to them, from the gradient dy of
-// LayerNorm's result and its operands and statistics, and does what comes after to dx. db may be nil. dx may be dy.
-func LayerNormGrad(p *Pool, rows, cols int, dx, dw, db, dy, x, w, mean, rstd []float32, acc bool, after ...Step) {
+// LayerNorm's result and its operands and statistics. db may be nil. dx may be dy.
+func LayerNormGrad(p *Pool, rows, cols int, dx, dw, db, dy, x, w, mean, rstd []float32, acc bool) {
 	checkLen("LayerNormGrad", "dx", dx, rows*cols)
 	checkLen("LayerNormGrad", "dw", dw, cols)
 	if db != nil {
@@ -70,31 +70,29 @@ func LayerNormGrad(p *Pool, rows, cols int, dx, dw, db, dy, x, w, mean, rstd []f
 	checkLen("LayerNormGrad", "w", w, cols)
 	checkLen("LayerNormGrad", "mean", mean, rows)
 	checkLen("LayerNormGrad", "rstd", rstd, rows)
-	checkSteps("LayerNormGrad", rows, cols, after)
-	p.orInline().normGrad(cols, dx, dw, db, dy, x, w, mean, rstd, acc, after)
+	p.orInline().normGrad(cols, dx, dw, db, dy, x, w, mean, rstd, acc)
 }
 
 // RMSNormGrad sets dx[rows, cols], and sets dw[cols] or with acc adds to it, from the gradient dy of RMSNorm's result and
-// its operands and statistic, and does what comes after to dx. dx may be dy.
-func RMSNormGrad(p *Pool, rows, cols int, dx, dw, dy, x, w, rstd []float32, acc bool, after ...Step) {
+// its operands and statistic. dx may be dy.
+func RMSNormGrad(p *Pool, rows, cols int, dx, dw, dy, x, w, rstd []float32, acc bool) {
 	checkLen("RMSNormGrad", "dx", dx, rows*cols)
 	checkLen("RMSNormGrad", "dw", dw, cols)
 	checkLen("RMSNormGrad", "dy", dy, rows*cols)
 	checkLen("RMSNormGrad", "x", x, rows*cols)
 	checkLen("RMSNormGrad", "w", w, cols)
 	checkLen("RMSNormGrad", "rstd", rstd, rows)
-	checkSteps("RMSNormGrad", rows, cols, after)
-	p.orInline().normGrad(cols, dx, dw, nil, dy, x, w, nil, rstd, acc, after)
+	p.orInline().normGrad(cols, dx, dw, nil, dy, x, w, nil, rstd, acc)
 }
 
 // normGrad is LayerNormGrad, or without mean RMSNormGrad.
-func (p *Pool) normGrad(cols int, dx, dw, db, dy, x, w, mean, rstd []float32, acc bool, after []Step) {
+func (p *Pool) normGrad(cols int, dx, dw, db, dy, x, w, mean, rstd []float32, acc bool) {
 	rows := len(rstd)
 	// Each chunk of rows sums its dw and db apart; they are then added up in order.
 	chunk := max(32, (rows+63)/64)
 	chunks := (rows + chunk - 1) / chunk
 	p.partial = grow(p.partial, 2*cols*chunks)
-	p.task.normGrad = layerNormGradTask{dx: dx, dy: dy, x: x, w: w, mean: mean, rstd: rstd, partial: p.partial, chunk: chunk, after: after}
+	p.task.normGrad = layerNormGradTask{dx: dx, dy: dy, x: x, w: w, mean: mean, rstd: rstd, partial: p.partial, chunk: chunk}
 	p.run(&p.task.normGrad, chunks, max(1, rowGrain(cols, grainLight/2)/chunk))
 
 	if !acc {
@@ -111,7 +109,6 @@ type layerNormGradTask struct {
 	dx, dy, x, w, mean, rstd []float32 // without mean it is zero
 	partial                  []float32 // chunks of dw then db
 	chunk                    int       // rows
-	after                    []Step    // to dx
 }
 
 func (t *layerNormGradTask) do(w *worker, lo, hi int) {
@@ -133,7 +130,6 @@ func (t *layerNormGradTask) do(w *worker, lo, hi int) {
 				g = 0 // nothing was subtracted, so nothing flows back through it
 			}
 			w.isa.normGradRow(t.dx[at:end], dy, x, t.w, mean, rstd, g/float32(cols), gx/float32(cols))
-			w.steps(t.after, r, r+1, cols)
 		}
 	}
 }

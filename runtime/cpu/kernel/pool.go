@@ -57,7 +57,6 @@ type task interface {
 type tasks struct {
 	product      productTask
 	tiles        tileTask
-	chain        chainTask
 	dots         dotsTask
 	unary        unaryTask
 	binary       binaryTask
