@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
 # Training steps on the CPU beside PyTorch and JAX, in one run: each round times autopar on one rank and then every peer, with
 # the peak of the processor before each, so that a busy neighbour slows all of them. Prints Markdown: medians over the rounds,
-# ratios to autopar, shares of the peak, memory, and matrix products by shape and form.
+# ratios to autopar, shares of the peak, memory, matrix products by shape and form; then plans of several ranks beside one rank,
+# processes beside goroutines, attention and collectives.
 #
 # usage: bench/cpu.sh AUTOPAR
 # PEERS lists peers as name=kind:python, kind being eager, compile or jax. Without it the newest torch and jax of PyPI are
 # installed into a virtual environment that is thrown away, and Debian's python3-torch joins where it is installed. MODELS
-# lists some of the models of bench/models.py; without it all are timed, in about a quarter of an hour. ROUNDS is how often.
+# lists some of the models of bench/models.py; without it all are timed, in about twenty minutes. ROUNDS is how often.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 autopar=$(realpath "$1")
@@ -22,6 +23,7 @@ if [ -z "${PEERS:-}" ]; then
 	if /usr/bin/python3 -c 'import torch' 2>/dev/null; then PEERS="$PEERS debian-torch=eager:/usr/bin/python3"; fi
 fi
 go test -c -o "$work/kernel.test" ./runtime/cpu/kernel
+go test -c -o "$work/cpu.test" ./runtime/cpu
 
 cat <<-TEXT
 	# A training step on the CPU beside its peers
@@ -43,3 +45,5 @@ done
 echo
 # shellcheck disable=SC2086
 python3 bench/peers.py "$autopar" "$work/kernel.test" $PEERS
+python3 bench/ranks.py "$autopar" "$work/kernel.test" "$work/cpu.test"
+printf '\n%s UTC at the end.\n' "$(date -u "+%F %H:%M")"

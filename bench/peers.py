@@ -7,7 +7,6 @@ table of products. A peer that takes more than 1.5 times as long as another in t
 it, and one that has taken more than 2.5 times as long in two models the models that follow. ROUNDS, in the environment, takes
 the place of the rounds of every model, and MODELS that of all models.
 """
-import datetime
 import json
 import os
 import re
@@ -114,7 +113,6 @@ def main():
             print(f"| {model} | {name} | {ms:.1f} | {ms / ours:.2f} x the time | {flops(*MODELS[model]) / ms / 1e4 / limit:.0f} of {limit:.0f} GFLOP/s | {memory[name]:.0f} |",
                   flush=True)
     products(test)
-    print(f"\n{datetime.datetime.now(datetime.timezone.utc):%F %H:%M} UTC at the end.")
 
 
 main()

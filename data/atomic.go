@@ -50,8 +50,8 @@ func (a *atomicFile) discard() {
 	os.Remove(a.f.Name())
 }
 
-// writeFile writes a whole file atomically.
-func writeFile(path string, content []byte) error {
+// WriteFile writes a whole file, and its directory if needed: others see all of it or none.
+func WriteFile(path string, content []byte) error {
 	a, err := createFile(path)
 	if err != nil {
 		return err

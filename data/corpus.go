@@ -150,7 +150,7 @@ func (f remoteFile) find(ctx context.Context, opts CorpusOptions) (Corpus, error
 	}
 	corpus := textCorpus(f.name, f.url, text)
 	corpus.Reason = "downloaded and verified"
-	if err := writeFile(path, text); err != nil {
+	if err := WriteFile(path, text); err != nil {
 		corpus.Reason += ", but not cached: " + err.Error()
 	}
 	return corpus, nil

@@ -3,6 +3,7 @@ package launch
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -16,25 +17,41 @@ import (
 	"time"
 )
 
-// Agent starts the processes of one machine, with the variables of torchrun, and sees that they
-// end together.
+// Agent sees to the processes of one machine of a job. It agrees with the agents of the other
+// machines on each start of the job, starts the processes, with the variables of torchrun, and
+// sees that they end together.
 type Agent struct {
-	// Exe is the program, Args its arguments, the name first, for the given start of the job
-	// (0 is the first).
+	// Exe is the program, Args its arguments, the name first.
 	Exe  string
-	Args func(start int) []string
-	// Procs processes are started on each of Nodes machines; this is number Node of them.
-	Procs, Nodes, Node int
-	// Addr is host:port for rank 0, which is on machine 0. "" is a free port of this machine, for
-	// a job that has no other.
+	Args func(Start) ([]string, error)
+	// Procs processes are started on every machine.
+	Procs int
+	// The job starts when Most machines are there, or Least for a while, and starts anew when one
+	// comes or goes. This one is number Node, below Most.
+	Least, Most, Node int
+	// Addr is host:port of the agent of machine 0, which all others come to and the job does not
+	// outlive. "" is for a job of one machine.
 	Addr string
-	// MaxRestarts is how often the job is started anew when a process has failed. One that says by
-	// its exit status that its input is wrong (2), or that there is no plan (3), is not.
+	// Brief, on machine 0, makes the [Start.Brief] of a start that is otherwise complete.
+	Brief func(Start) ([]byte, error)
+	// MaxRestarts is how often the job is started anew when a process or a machine has failed. A
+	// process that says by its exit status that its input is wrong (2), or that there is no plan
+	// (3), ends the job.
 	MaxRestarts int
+	// Patience is how long machines wait for each other.
+	Patience time.Duration
 	// Stdout takes the output of rank 0, Stderr all other, with the rank before each line.
 	Stdout, Stderr io.Writer
 	// Note, when set, is told what the agent does.
 	Note func(format string, args ...any)
+}
+
+// Start is one start of a job, as an agent hears of it.
+type Start struct {
+	Number      int    // 0 is the first
+	Nodes, Node int    // machines that take part, and which of them this is
+	Addr        string // host:port where rank 0 will listen
+	Brief       []byte // what all should know of this start
 }
 
 // ExitError is the end of a process of a job that was not a success.
@@ -51,30 +68,36 @@ func (e *ExitError) Error() string {
 	return fmt.Sprintf("rank %d ended with exit status %d", e.Rank, e.Status)
 }
 
-// final reports whether another start would end in the same way.
-func (e *ExitError) final() bool { return e.Status == 2 || e.Status == 3 }
-
 // grace is how long the processes that are left have, after the first failure, to say what they
 // know and end.
 const grace = 10 * time.Second
 
-// Run runs the job to its end. When ctx is cancelled it interrupts the processes and waits for
-// them. The error of a job that has failed is an [*ExitError].
+// Run runs the job to its end. When ctx is cancelled it interrupts the processes everywhere and
+// waits for them; the job then goes on without this machine if enough are left. The error of a
+// job that has failed is an [*ExitError] or a [*MachineError].
 func (a *Agent) Run(ctx context.Context) error {
-	for start := 0; ; start++ {
-		err := a.run(ctx, start)
-		var exit *ExitError
-		if err == nil || ctx.Err() != nil || !errors.As(err, &exit) || exit.final() {
+	if a.Node > 0 {
+		conn, err := a.come(ctx, a.Addr)
+		if err != nil {
 			return err
 		}
-		if start == a.MaxRestarts {
-			if start > 0 {
-				err = fmt.Errorf("%w, after %d restarts", err, start)
-			}
-			return err
-		}
-		a.note("%v: restart %d of at most %d", err, start+1, a.MaxRestarts)
+		return a.serve(ctx, conn)
 	}
+	h, err := newHost(a)
+	if err != nil {
+		return err
+	}
+	served := make(chan error, 1)
+	go func() {
+		conn, err := a.come(context.WithoutCancel(ctx), h.listener.Addr().String())
+		if err == nil {
+			err = a.serve(ctx, conn)
+		}
+		served <- err
+	}()
+	err = h.run()
+	<-served // what it says the host knows
+	return err
 }
 
 func (a *Agent) note(format string, args ...any) {
@@ -83,28 +106,139 @@ func (a *Agent) note(format string, args ...any) {
 	}
 }
 
+// come connects with the agent of machine 0, again and again while it is not there.
+func (a *Agent) come(ctx context.Context, addr string) (*link, error) {
+	ctx, cancel := context.WithTimeout(ctx, a.Patience)
+	defer cancel()
+	start := time.Now()
+	conn, refused, err := reach(ctx, addr, a.hello())
+	switch {
+	case refused:
+		err = fmt.Errorf("launch: machine %d is turned away by machine 0 at %s: %w", a.Node, addr, err)
+	case err != nil:
+		err = fmt.Errorf("launch: machine %d has no answer of machine 0 at %s after %.1f s: %w", a.Node, addr, time.Since(start).Seconds(), err)
+	}
+	return conn, err
+}
+
+// serve does what the host says until it says how the job has ended.
+func (a *Agent) serve(ctx context.Context, host *link) error {
+	defer host.Close()
+	type message struct {
+		kind byte
+		text []byte
+		err  error
+	}
+	said := make(chan message)
+	over := make(chan struct{})
+	defer close(over)
+	go func() {
+		for {
+			kind, text, err := host.read()
+			select {
+			case said <- message{kind, text, err}:
+			case <-over:
+			}
+			if err != nil {
+				return
+			}
+		}
+	}()
+	var stop chan byte // of the processes that run
+	exited := make(chan error, 1)
+	leave := ctx.Done()
+	for {
+		select {
+		case <-leave:
+			leave = nil
+			host.write(kindLeave, nil)
+		case err := <-exited:
+			stop = nil
+			host.write(kindEnded, outcomeOf(err))
+		case m := <-said:
+			switch {
+			case m.err != nil:
+				if stop != nil {
+					stop <- stopNow
+					<-exited
+				}
+				return fmt.Errorf("launch: the agent of machine 0 at %s is gone: %w", a.Addr, m.err)
+			case m.kind == kindBye:
+				return readOutcome(m.text)
+			case m.kind == kindStop && stop != nil && len(m.text) == 1:
+				stop <- m.text[0]
+			case m.kind == kindStart && stop == nil:
+				stop = make(chan byte, 3) // each reason comes once at most
+				go func(stop <-chan byte) { exited <- a.start(m.text, stop) }(stop)
+			}
+		}
+	}
+}
+
+// The ways in which the processes of a start are stopped before their end.
+const (
+	stopGently byte = 'i' // they are interrupted, and save
+	stopFailed byte = 'f' // another has failed: they have a while to say what they know
+	stopNow    byte = 'k'
+)
+
+// hello is what an agent says of itself.
+func (a *Agent) hello() []byte { return fmt.Appendf(nil, "autopar agent 1 %d %d", a.Node, a.Procs) }
+
+// outcome is how the processes of a machine, or the job, have ended, as agents tell each other.
+type outcome struct {
+	Exit *ExitError `json:",omitempty"`
+	Text string     `json:",omitempty"` // of any other failure
+}
+
+func outcomeOf(err error) []byte {
+	var o outcome
+	if err != nil && !errors.As(err, &o.Exit) {
+		o.Text = err.Error()
+	}
+	b, err := json.Marshal(o)
+	if err != nil {
+		panic(fmt.Sprint("BUG: launch: an outcome has no text: ", err))
+	}
+	return b
+}
+
+func readOutcome(b []byte) error {
+	var o outcome
+	switch err := json.Unmarshal(b, &o); {
+	case err != nil:
+		return fmt.Errorf("launch: another agent does not speak as this version of autopar: %w", err)
+	case o.Exit != nil:
+		return o.Exit
+	case o.Text != "":
+		return errors.New(o.Text)
+	}
+	return nil
+}
+
 // ended is how a process has ended.
 type ended struct {
 	rank int
 	err  error
 }
 
-// run starts the processes once and returns when all have ended.
-func (a *Agent) run(ctx context.Context, start int) error {
-	addr := a.Addr
-	if addr == "" {
-		listener, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			return err
-		}
-		addr = listener.Addr().String()
-		listener.Close()
+// start starts the processes and returns when all have ended. What comes from stop ends them
+// earlier.
+func (a *Agent) start(text []byte, stop <-chan byte) error {
+	var of Start
+	if err := json.Unmarshal(text, &of); err != nil {
+		return fmt.Errorf("launch: machine 0 does not speak as this version of autopar: %w", err)
+	}
+	args, err := a.Args(of)
+	if err != nil {
+		return err
 	}
 	// The system ends the processes when the thread that has started them ends.
 	goruntime.LockOSThread()
 	defer goruntime.UnlockOSThread()
-	var out sync.Mutex
+	var mu sync.Mutex
 	var running []*exec.Cmd
+	var pids []int
 	exits := make(chan ended, a.Procs)
 	kill := func() {
 		for _, cmd := range running {
@@ -112,9 +246,9 @@ func (a *Agent) run(ctx context.Context, start int) error {
 		}
 	}
 	var first error
-	var pids []int
+	rank := of.Node * a.Procs
 	for i := range a.Procs {
-		cmd, err := a.command(start, i, addr, &out)
+		cmd, out, err := a.command(of, args, i, &mu)
 		if err == nil {
 			err = cmd.Start()
 		}
@@ -125,13 +259,15 @@ func (a *Agent) run(ctx context.Context, start int) error {
 		}
 		running = append(running, cmd)
 		pids = append(pids, cmd.Process.Pid)
-		rank := a.Node*a.Procs + i
-		go func() { exits <- ended{rank, cmd.Wait()} }()
+		go func() {
+			err := cmd.Wait()
+			out.flush()
+			exits <- ended{rank + i, err}
+		}()
 	}
 	if first == nil {
-		a.note("ranks %d to %d are processes %v", a.Node*a.Procs, a.Node*a.Procs+a.Procs-1, pids)
+		a.note("ranks %d to %d are processes %v", rank, rank+a.Procs-1, pids)
 	}
-	stop := ctx.Done()
 	var late <-chan time.Time
 	for left := len(running); left > 0; {
 		select {
@@ -143,10 +279,14 @@ func (a *Agent) run(ctx context.Context, start int) error {
 			if first != nil && late == nil {
 				late = time.After(grace)
 			}
-		case <-stop:
-			stop = nil
-			for _, cmd := range running {
-				if interrupts {
+		case how := <-stop:
+			switch {
+			case how == stopNow:
+				kill()
+			case how == stopFailed && late == nil:
+				late = time.After(grace)
+			case how == stopGently && interrupts:
+				for _, cmd := range running {
 					_ = cmd.Process.Signal(os.Interrupt)
 				}
 			}
@@ -170,17 +310,17 @@ func exitOf(e ended) error {
 	return failed
 }
 
-// worse reports whether an exit tells more of the cause than that before it: wrong input, then
-// a signal, then a failure, which may follow from that of another.
+// worse reports whether an error tells more of the cause than that before it: what no process
+// can mend, then a signal or the loss of a machine, then a failure, which may follow from that of
+// another.
 func worse(now, before error) bool {
 	weight := func(err error) int {
 		var exit *ExitError
+		var lost *MachineError
 		switch {
-		case !errors.As(err, &exit):
-			return 3
-		case exit.final():
+		case final(err):
 			return 2
-		case exit.Signal != 0 && exit.Signal != syscall.SIGKILL: // which may be this agent's
+		case errors.As(err, &lost), errors.As(err, &exit) && exit.Signal != 0 && exit.Signal != syscall.SIGKILL: // which may be an agent's
 			return 1
 		}
 		return 0
@@ -188,28 +328,52 @@ func worse(now, before error) bool {
 	return weight(now) > weight(before)
 }
 
-func (a *Agent) command(start, local int, addr string, out *sync.Mutex) (*exec.Cmd, error) {
-	host, port, err := net.SplitHostPort(addr)
-	if err != nil {
-		return nil, err
+// final reports whether another start would end in the same way.
+func final(err error) bool {
+	var exit *ExitError
+	if errors.As(err, &exit) {
+		return exit.Status == 2 || exit.Status == 3
 	}
-	rank := a.Node*a.Procs + local
-	cmd := &exec.Cmd{Path: a.Exe, Args: a.Args(start), SysProcAttr: childAttr(), Env: os.Environ(), WaitDelay: grace}
+	var lost *MachineError
+	return !errors.As(err, &lost)
+}
+
+// command is that of a process, and where its output goes.
+func (a *Agent) command(of Start, args []string, local int, mu *sync.Mutex) (*exec.Cmd, *output, error) {
+	host, port, err := net.SplitHostPort(of.Addr)
+	if err != nil {
+		return nil, nil, err
+	}
+	rank := of.Node*a.Procs + local
+	cmd := &exec.Cmd{Path: a.Exe, Args: args, SysProcAttr: childAttr(), Env: os.Environ(), WaitDelay: grace}
 	for _, v := range []struct {
 		name  string
 		value any
 	}{
-		{"RANK", rank}, {"WORLD_SIZE", a.Procs * a.Nodes}, {"LOCAL_RANK", local}, {"LOCAL_WORLD_SIZE", a.Procs}, {"GROUP_RANK", a.Node},
-		{"MASTER_ADDR", host}, {"MASTER_PORT", port}, {"TORCHELASTIC_RESTART_COUNT", start},
+		{"RANK", rank}, {"WORLD_SIZE", a.Procs * of.Nodes}, {"LOCAL_RANK", local}, {"LOCAL_WORLD_SIZE", a.Procs}, {"GROUP_RANK", of.Node},
+		{"MASTER_ADDR", host}, {"MASTER_PORT", port}, {"TORCHELASTIC_RESTART_COUNT", of.Number},
 	} {
 		cmd.Env = append(cmd.Env, fmt.Sprint(v.name, "=", v.value))
 	}
-	lines := &lineWriter{to: a.Stderr, before: "[rank " + strconv.Itoa(rank) + "] ", mu: out}
-	cmd.Stderr = lines
-	if cmd.Stdout = lines; rank == 0 {
-		cmd.Stdout = &lineWriter{to: a.Stdout, mu: out}
+	out := &output{err: lineWriter{to: a.Stderr, before: "[rank " + strconv.Itoa(rank) + "] ", mu: mu}}
+	cmd.Stderr = &out.err
+	if cmd.Stdout = cmd.Stderr; rank == 0 {
+		out.out = lineWriter{to: a.Stdout, mu: mu}
+		cmd.Stdout = &out.out
 	}
-	return cmd, nil
+	return cmd, out, nil
+}
+
+// output is that of a process.
+type output struct{ out, err lineWriter }
+
+// flush writes what the process has left of a line.
+func (o *output) flush() {
+	for _, w := range []*lineWriter{&o.out, &o.err} {
+		if len(w.rest) > 0 {
+			_, _ = w.Write([]byte("\n"))
+		}
+	}
 }
 
 // lineWriter writes whole lines, with something before each.

@@ -21,7 +21,13 @@ const (
 	kindHello  byte = 'h' // who comes
 	kindGather byte = 'g' // to rank 0 a part, from it the whole
 	kindFail   byte = 'f' // whose failure, and its text
-	kindBye    byte = 'b'
+	kindBye    byte = 'b' // of an agent to another: how the job has ended
+
+	// Between agents.
+	kindStart byte = 's'
+	kindStop  byte = 'q' // how
+	kindEnded byte = 'e' // how the processes have ended
+	kindLeave byte = 'l' // the agent wants no part in another start
 )
 
 // maxMessage bounds what another process can make this one allocate.
@@ -152,35 +158,44 @@ const pause = 50 * time.Millisecond
 
 // come connects with rank 0.
 func (p *Peers) come(ctx context.Context, start time.Time) error {
+	conn, refused, err := reach(ctx, p.place.Addr, p.place.hello())
+	switch {
+	case refused:
+		return fmt.Errorf("launch: rank %d is turned away by rank 0 at %s: %w", p.place.Rank, p.place.Addr, err)
+	case err != nil:
+		return fmt.Errorf("launch: rank %d of %d has no answer of rank 0 at %s after %.1f s: %w",
+			p.place.Rank, p.place.World, p.place.Addr, time.Since(start).Seconds(), err)
+	}
+	p.conns[0], p.hosts[0] = conn, hostOf(conn.RemoteAddr())
+	p.staying = 1
+	return nil
+}
+
+// reach connects with whoever listens at an address, again and again while nobody does. refused
+// is an answer that will not change.
+func reach(ctx context.Context, addr string, hello []byte) (conn *link, refused bool, err error) {
 	for {
-		conn, refused, err := p.ask(ctx)
-		if err == nil {
-			p.conns[0], p.hosts[0] = conn, hostOf(conn.RemoteAddr())
-			p.staying = 1
-			return nil
-		}
-		if refused {
-			return fmt.Errorf("launch: rank %d is turned away by rank 0 at %s: %w", p.place.Rank, p.place.Addr, err)
+		if conn, refused, err = ask(ctx, addr, hello); err == nil || refused {
+			return conn, refused, err
 		}
 		select {
 		case <-ctx.Done():
-			return fmt.Errorf("launch: rank %d of %d has no answer of rank 0 at %s after %.1f s: %w",
-				p.place.Rank, p.place.World, p.place.Addr, time.Since(start).Seconds(), errors.Join(ctx.Err(), err))
+			return nil, false, errors.Join(ctx.Err(), err)
 		case <-time.After(pause):
 		}
 	}
 }
 
-// ask tries once. refused is an answer that will not change.
-func (p *Peers) ask(ctx context.Context) (conn *link, refused bool, err error) {
+// ask tries once.
+func ask(ctx context.Context, addr string, hello []byte) (conn *link, refused bool, err error) {
 	var dialer net.Dialer
-	tcp, err := dialer.DialContext(ctx, "tcp", p.place.Addr)
+	tcp, err := dialer.DialContext(ctx, "tcp", addr)
 	if err != nil {
 		return nil, false, err
 	}
 	defer context.AfterFunc(ctx, func() { tcp.Close() })()
 	conn = newLink(tcp)
-	conn.write(kindHello, p.place.hello())
+	conn.write(kindHello, hello)
 	kind, message, err := conn.read()
 	if err == nil && kind != kindHello {
 		refused, err = kind == kindFail, errors.New(string(message))
@@ -194,7 +209,7 @@ func (p *Peers) ask(ctx context.Context) (conn *link, refused bool, err error) {
 
 // receiveAll accepts every other rank once, and answers when all are there.
 func (p *Peers) receiveAll(ctx context.Context, start time.Time) error {
-	listener, err := p.open(ctx)
+	listener, err := listen(ctx, p.place.Addr)
 	if err != nil {
 		return fmt.Errorf("launch: rank 0 cannot listen at %s (MASTER_ADDR, MASTER_PORT): %w", p.place.Addr, err)
 	}
@@ -257,12 +272,12 @@ func (p *Peers) greet(conn *link) (rank int, later bool, err error) {
 	return who.Rank, false, nil
 }
 
-// open listens at the address, or on all of this machine's where it is another name for it.
-func (p *Peers) open(ctx context.Context) (net.Listener, error) {
+// listen listens at an address, or on all of this machine's where it is another name for it.
+func listen(ctx context.Context, addr string) (net.Listener, error) {
 	var config net.ListenConfig
-	listener, err := config.Listen(ctx, "tcp", p.place.Addr)
+	listener, err := config.Listen(ctx, "tcp", addr)
 	if errors.Is(err, syscall.EADDRNOTAVAIL) {
-		_, port, _ := net.SplitHostPort(p.place.Addr)
+		_, port, _ := net.SplitHostPort(addr)
 		return config.Listen(ctx, "tcp", ":"+port)
 	}
 	return listener, err

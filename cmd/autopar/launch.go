@@ -2,18 +2,25 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
 
 	"github.com/autopar/autopar/checkpoint"
+	"github.com/autopar/autopar/config"
+	"github.com/autopar/autopar/data"
 	"github.com/autopar/autopar/launch"
+	"github.com/autopar/autopar/planner"
 )
 
 // launchCmd trains in several processes: it starts `autopar run` once for each rank.
 type launchCmd struct {
 	runCmd
 	NProc       int    `name:"nproc" placeholder:"N" help:"Processes on this machine, a rank each. The default is the plan's ranks over the machines."`
-	NNodes      int    `name:"nnodes" default:"1" placeholder:"N" help:"Machines. Start this command on each."`
+	NNodes      string `name:"nnodes" default:"1" placeholder:"MIN:MAX" help:"Machines. Start this command on each. With MIN:MAX the job starts anew, by a plan for as many as there are, when one comes or goes."`
 	NodeRank    int    `name:"node-rank" placeholder:"N" help:"Which of the machines this is, from 0."`
 	Master      string `placeholder:"HOST:PORT" help:"Where machine 0 is reached by the others."`
 	MaxRestarts int    `name:"max-restarts" placeholder:"N" help:"How often to go on from the newest checkpoint when a process has failed."`
@@ -23,7 +30,8 @@ type launchCmd struct {
 func (launchCmd) Example() string {
 	return `
 autopar launch plan.json --nproc 4 --max-restarts 2
-autopar launch plan.json --nproc 4 --nnodes 2 --node-rank 1 --master 10.0.0.1:29500`
+autopar launch plan.json --nproc 4 --nnodes 2 --node-rank 1 --master 10.0.0.1:29500
+autopar launch plan.json --nproc 8 --nnodes 2:4 --node-rank 3 --master 10.0.0.1:29500 --max-restarts 3`
 }
 
 // Run starts the processes and waits for them.
@@ -35,43 +43,106 @@ func (c *launchCmd) Run(ctx context.Context, con *console) error {
 	if err != nil {
 		return err
 	}
+	least, most, err := c.machines()
+	if err != nil {
+		return err
+	}
 	ranks := doc.Plan.RuntimeNGPUs
-	if c.NProc == 0 && c.NNodes > 0 {
-		c.NProc = ranks / c.NNodes
+	if c.NProc == 0 {
+		c.NProc = max(1, ranks/most)
 	}
 	switch {
-	case c.NNodes < 1 || c.NodeRank < 0 || c.NodeRank >= c.NNodes:
-		return usagef("launch: --node-rank is %d of --nnodes %d, want 0 to %d", c.NodeRank, c.NNodes, c.NNodes-1)
-	case c.NProc*c.NNodes != ranks:
-		return usagef("launch: %d machines with %d processes are %d, the plan has %d ranks: each process is one rank", c.NNodes, c.NProc, c.NProc*c.NNodes, ranks)
-	case c.NNodes > 1 && c.Master == "":
-		return usagef("launch: --nnodes %d needs --master, the address of machine 0", c.NNodes)
+	case c.NodeRank < 0 || c.NodeRank >= most:
+		return usagef("launch: --node-rank is %d of --nnodes %s, want 0 to %d", c.NodeRank, c.NNodes, most-1)
+	case ranks%c.NProc != 0 || ranks/c.NProc < least || ranks/c.NProc > most:
+		return usagef("launch: %s machines with %d processes each cannot be the %d ranks of the plan: each process is one rank", c.NNodes, c.NProc, ranks)
+	case most > 1 && c.Master == "":
+		return usagef("launch: --nnodes %s needs --master, the address of machine 0", c.NNodes)
 	case c.MaxRestarts < 0:
 		return usagef("launch: --max-restarts is %d, must be at least 0", c.MaxRestarts)
 	}
-	out := c.Out
-	if out == "" {
-		out = doc.Config.Train.OutDir
+	if c.Out == "" {
+		c.Out = doc.Config.Train.OutDir
 	}
 	exe, err := os.Executable()
 	if err != nil {
 		return err
 	}
-	before := checkpoint.Saved(out)
+	before := checkpoint.Saved(c.Out)
 	agent := &launch.Agent{
-		Exe: exe, Procs: c.NProc, Nodes: c.NNodes, Node: c.NodeRank, Addr: c.Master, MaxRestarts: c.MaxRestarts,
+		Exe: exe, Procs: c.NProc, Least: least, Most: most, Node: c.NodeRank, Addr: c.Master, MaxRestarts: c.MaxRestarts, Patience: c.Timeout,
 		Stdout: con.stdout, Stderr: con.stderr, Note: con.note,
-		Args: func(start int) []string {
-			resume := c.Resume || start > 0 && checkpoint.Saved(out).After(before)
-			return c.args(con, resume)
+		Brief: func(s launch.Start) ([]byte, error) {
+			b := brief{Resume: c.Resume || s.Number > 0 && checkpoint.Saved(c.Out).After(before)}
+			if n := s.Nodes * c.NProc; n != ranks {
+				if b.Plan, err = c.planAnew(con, doc, n); err != nil {
+					return nil, err
+				}
+			}
+			return json.Marshal(b)
+		},
+		Args: func(s launch.Start) ([]string, error) {
+			var b brief
+			if err := json.Unmarshal(s.Brief, &b); err != nil {
+				return nil, err
+			}
+			plan := c.Plan
+			if b.Plan != nil {
+				plan = filepath.Join(c.Out, fmt.Sprintf("plan-%d.json", s.Nodes*c.NProc))
+				if err := data.WriteFile(plan, b.Plan); err != nil {
+					return nil, err
+				}
+			}
+			return c.args(con, plan, b.Resume), nil
 		},
 	}
 	return agent.Run(ctx)
 }
 
+// brief is what machine 0 says to all of a start.
+type brief struct {
+	Resume bool
+	Plan   json.RawMessage `json:",omitempty"` // in place of the plan that the job was given
+}
+
+// machines reads --nnodes, N or MIN:MAX.
+func (c *launchCmd) machines() (least, most int, err error) {
+	from, to, ok := strings.Cut(c.NNodes, ":")
+	if !ok {
+		to = from
+	}
+	least, err = strconv.Atoi(from)
+	if err == nil {
+		most, err = strconv.Atoi(to)
+	}
+	if err != nil || least < 1 || most < least {
+		return 0, 0, usagef("launch: --nnodes is %q, want a number of machines such as 2, or the least and the most such as 2:4", c.NNodes)
+	}
+	return least, most, nil
+}
+
+// planAnew searches the plan by which a job goes on with another number of ranks: for the same
+// batch, cluster and limits, with units of any size.
+func (c *launchCmd) planAnew(con *console, doc *planner.Document, ranks int) ([]byte, error) {
+	cfg, err := config.Parse("plan", doc.Config.Marshal(), []string{"parallel.plan_ngpus=auto", fmt.Sprint("parallel.runtime_ngpus=", ranks)})
+	if err != nil {
+		return nil, err
+	}
+	options, err := (&planCmd{}).options(cfg)
+	if err != nil {
+		return nil, err
+	}
+	anew, err := search(cfg, doc.Cluster, options)
+	if err != nil {
+		return nil, err
+	}
+	con.note("planned anew for %s: %s", plural(ranks, "rank"), planWords(anew.Plan))
+	return anew.Marshal()
+}
+
 // args are those of the command that each process runs.
-func (c *launchCmd) args(con *console, resume bool) []string {
-	args := []string{"autopar", "run", c.Plan, "--device", c.Device, "--timeout", c.Timeout.String()}
+func (c *launchCmd) args(con *console, plan string, resume bool) []string {
+	args := []string{"autopar", "run", plan, "--device", c.Device, "--timeout", c.Timeout.String()}
 	for flag, on := range map[string]bool{"--loopback": c.Loopback, "--resume": resume, "--quiet": con.quiet, "--verbose": con.verbose} {
 		if on {
 			args = append(args, flag)

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -231,6 +232,74 @@ func TestLaunchOverNetwork(t *testing.T) {
 	began := time.Now()
 	out, err = agent(1, "--master", "10.77.0.9:29500", "--timeout", "1s").CombinedOutput()
 	require.Error(t, err)
-	require.Regexp(t, `rank [23] of 4 has no answer of rank 0 at 10\.77\.0\.9:29500 after \d\.\d s`, string(out))
+	require.Regexp(t, `machine 1 has no answer of machine 0 at 10\.77\.0\.9:29500 after \d\.\d s`, string(out))
 	require.Less(t, time.Since(began), 30*time.Second)
+}
+
+// TestLaunchElastic has a job of four machines lose one, get it back, and let another go: it goes
+// on with the machines that there are, by a plan for them, and its losses are those of four.
+func TestLaunchElastic(t *testing.T) {
+	const iters = 700
+	w := newWorkplace(t, iters)
+	w.run(t, "run", "plan.json", "--out", "whole", "-q")
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	master := listener.Addr().String()
+	require.NoError(t, listener.Close())
+	machine := func(node int) *job {
+		return w.launch(t, "--nproc", "1", "--nnodes", "2:4", "--node-rank", fmt.Sprint(node), "--master", master, "--out", "elastic", "--max-restarts", "1")
+	}
+	var jobs [4]*job
+	for node := range jobs {
+		jobs[node] = machine(node)
+	}
+	says := func(want string, times int) {
+		t.Helper()
+		require.Eventually(t, func() bool {
+			return len(regexp.MustCompile(want).FindAllString(jobs[0].output.String(), -1)) == times
+		}, 2*time.Minute, 10*time.Millisecond, "%s: %s", want, &jobs[0].output)
+	}
+	w.waitFor(t, "elastic", 60)
+	lost := jobs[3].pids(t)
+	require.NoError(t, jobs[3].Process.Kill())
+	require.Error(t, jobs[3].Wait())
+	requireGone(t, lost)
+	says(`: restart 1 of at most 1`, 1)
+	says(`planned anew for 3 ranks: `, 1)
+	says(`resuming at iteration \d+ `, 1)
+	jobs[3] = machine(3)
+	says(`machine 3 has come`, 1)
+	says(`resuming at iteration \d+ `, 2)
+	require.NoError(t, jobs[2].Process.Signal(os.Interrupt))
+	require.NoError(t, jobs[2].Wait(), "%s", &jobs[2].output)
+	says(`planned anew for 3 ranks: `, 2)
+	for _, node := range []int{0, 1, 3} {
+		require.NoError(t, jobs[node].Wait(), "%s", &jobs[node].output)
+	}
+
+	whole, elastic := w.numbers(t, "whole"), w.numbers(t, "elastic")
+	require.Equal(t, iters, len(whole))
+	require.Equal(t, len(whole), len(elastic), "each update once")
+	for i := range whole {
+		require.InDelta(t, whole[i], elastic[i], 1e-5, "iteration %d", i)
+	}
+}
+
+// numbers are the losses of the updates that metrics.jsonl has.
+func (w workplace) numbers(t *testing.T, out string) (losses []float64) {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join(w.dir, out, "metrics.jsonl"))
+	require.NoError(t, err)
+	for line := range bytes.Lines(text) {
+		var record struct {
+			Iter int
+			Loss *float64
+		}
+		require.NoError(t, json.Unmarshal(line, &record))
+		if record.Loss != nil {
+			require.Equal(t, len(losses), record.Iter)
+			losses = append(losses, *record.Loss)
+		}
+	}
+	return losses
 }

@@ -1,0 +1,164 @@
+package launch_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os/exec"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/autopar/autopar/launch"
+)
+
+// machines are agents that run a shell script in the place of a rank.
+type machines struct {
+	t           *testing.T
+	addr        string
+	least, most int
+	restarts    int
+	script      string
+
+	mu     sync.Mutex
+	output bytes.Buffer // of all
+	starts []launch.Start
+}
+
+func (m *machines) Write(b []byte) (int, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.output.Write(b)
+}
+
+func (m *machines) text() string {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.output.String()
+}
+
+// run starts the agent of a machine and returns how it ends.
+func (m *machines) run(ctx context.Context, node, procs int) <-chan error {
+	shell, err := exec.LookPath("sh")
+	if err != nil {
+		m.t.Skip(err)
+	}
+	a := &launch.Agent{
+		Exe: shell, Procs: procs, Least: m.least, Most: m.most, Node: node, Addr: m.addr, MaxRestarts: m.restarts, Patience: 5 * time.Second,
+		Brief: func(s launch.Start) ([]byte, error) {
+			if s.Number == 9 {
+				return nil, errors.New("no plan")
+			}
+			return fmt.Appendf(nil, "start %d", s.Number), nil
+		},
+		Args: func(s launch.Start) ([]string, error) {
+			m.mu.Lock()
+			defer m.mu.Unlock()
+			if node == 0 {
+				m.starts = append(m.starts, s)
+			}
+			require.Equal(m.t, fmt.Sprintf("start %d", s.Number), string(s.Brief))
+			return []string{"sh", "-c", m.script}, nil
+		},
+		Stdout: m, Stderr: m,
+		Note: func(format string, args ...any) { fmt.Fprintf(m, format+"\n", args...) },
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- a.Run(ctx) }()
+	return ended
+}
+
+// says waits until the agents or their processes have said something.
+func (m *machines) says(want string) {
+	m.t.Helper()
+	require.Eventually(m.t, func() bool { return strings.Contains(m.text(), want) }, 30*time.Second, 5*time.Millisecond, "%s", want)
+}
+
+// TestAgents starts jobs of three machines with two processes each.
+func TestAgents(t *testing.T) {
+	for name, c := range map[string]struct {
+		script   string
+		restarts int
+		starts   int
+		says     []string
+		rank     int // that all agents blame, or -1
+		status   int
+	}{
+		"well": {
+			`printf "$RANK of $WORLD_SIZE, $LOCAL_RANK of $LOCAL_WORLD_SIZE on $GROUP_RANK"`, 0, 1,
+			[]string{"0 of 6, 0 of 2 on 0\n", "[rank 3] 3 of 6, 1 of 2 on 1\n", "[rank 5] 5 of 6, 1 of 2 on 2\n"}, -1, 0,
+		},
+		"restarts": {`test $RANK != 4 || test $TORCHELASTIC_RESTART_COUNT = 2 || exit 7; exec sleep 0.2`, 2, 3, []string{"rank 4 ended with exit status 7: restart 2 of at most 2"}, -1, 0},
+		"too many": {`test $RANK != 4 || exit 7`, 1, 2, []string{"restart 1 of at most 1"}, 4, 7},
+		"signal":   {`test $RANK != 3 || kill -SEGV $$; sleep 1; exit 1`, 0, 1, nil, 3, -1},
+		"input":    {`test $RANK != 2 || { sleep 0.3; exit 2; }; exit 1`, 5, 1, nil, 2, 2},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			m := &machines{t: t, addr: freeAddr(t), least: 3, most: 3, restarts: c.restarts, script: c.script}
+			var ends []<-chan error
+			for _, node := range []int{2, 0, 1} {
+				ends = append(ends, m.run(t.Context(), node, 2))
+			}
+			for _, end := range ends {
+				err := <-end
+				if c.rank < 0 {
+					require.NoError(t, err)
+					continue
+				}
+				var exit *launch.ExitError
+				require.ErrorAs(t, err, &exit)
+				require.Equal(t, [2]int{c.rank, c.status}, [2]int{exit.Rank, exit.Status})
+			}
+			require.Len(t, m.starts, c.starts)
+			for _, want := range c.says {
+				require.Contains(t, m.text(), want)
+			}
+		})
+	}
+}
+
+// TestMachinesComeAndGo has machines come late, twice, wrongly, and leave.
+func TestMachinesComeAndGo(t *testing.T) {
+	m := &machines{t: t, addr: freeAddr(t), least: 1, most: 3, script: `trap 'exit 0' INT; echo $WORLD_SIZE ranks; while :; do sleep 0.01; done`}
+	all, end := context.WithCancel(t.Context())
+	defer end()
+	first := m.run(all, 0, 1)
+	m.says("1 ranks\n")
+	require.ErrorContains(t, <-m.run(t.Context(), 1, 2), "it has 2 processes, machine 0 has 1")
+	require.ErrorContains(t, <-m.run(t.Context(), 3, 1), "the job has machines 0 to 2")
+	ctx, leave := context.WithCancel(t.Context())
+	second := m.run(ctx, 2, 1)
+	m.says("machine 2 has come")
+	m.says("2 ranks\n")
+	require.ErrorContains(t, <-m.run(t.Context(), 2, 1), "there is a machine 2 already")
+	third := m.run(t.Context(), 1, 1)
+	m.says("3 ranks\n")
+	leave()
+	require.NoError(t, <-second)
+	m.says("machine 2 leaves")
+	require.Eventually(t, func() bool { return strings.Count(m.text(), "2 ranks\n") == 4 }, 30*time.Second, 5*time.Millisecond)
+	m.mu.Lock()
+	var worlds []int
+	for _, s := range m.starts {
+		worlds = append(worlds, s.Nodes)
+	}
+	m.mu.Unlock()
+	require.Equal(t, []int{1, 2, 3, 2}, worlds)
+	end()
+	require.NoError(t, <-first)
+	require.NoError(t, <-third)
+}
+
+// TestBriefFails ends a job of which machine 0 has nothing to say.
+func TestBriefFails(t *testing.T) {
+	m := &machines{t: t, addr: freeAddr(t), least: 2, most: 2, restarts: 20, script: `exit 1`}
+	first, second := m.run(t.Context(), 0, 1), m.run(t.Context(), 1, 1)
+	require.EqualError(t, <-first, "no plan")
+	require.EqualError(t, <-second, "no plan")
+	require.Len(t, m.starts, 9)
+}

@@ -1,0 +1,335 @@
+package launch
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"net"
+	"slices"
+	"sync"
+	"time"
+)
+
+// host, on machine 0, brings the agents of a job together for each start of it. Agents come when
+// they like and say when their processes have ended; all else they do is what the host says.
+type host struct {
+	*Agent
+	listener net.Listener
+	events   chan event
+	over     chan struct{} // closed when nobody takes events any more
+	agents   sync.WaitGroup // those that are listened to
+	members  map[int]*member
+	restarts int
+	ending   bool // there is not to be another start
+}
+
+// member is a machine whose agent has come.
+type member struct {
+	node    int
+	conn    *link
+	running bool // its processes
+	leaves  bool // takes no part in another start
+}
+
+// event is what an agent says.
+type event struct {
+	from *member
+	kind byte // kindHello when it comes, 0 when it has gone
+	text []byte
+	err  error
+}
+
+// MachineError is the loss of a machine that took part in a job.
+type MachineError struct {
+	Node int
+	Addr string
+	Err  error
+}
+
+func (e *MachineError) Error() string {
+	return fmt.Sprintf("machine %d at %s is gone: %v", e.Node, e.Addr, e.Err)
+}
+
+// Unwrap returns the cause.
+func (e *MachineError) Unwrap() error { return e.Err }
+
+// lastCall is how long a job that could start waits for more machines.
+const lastCall = 5 * time.Second
+
+func newHost(a *Agent) (*host, error) {
+	h := &host{Agent: a, events: make(chan event), over: make(chan struct{}), members: map[int]*member{}}
+	addr := a.Addr
+	if addr == "" {
+		addr = "127.0.0.1:0"
+	}
+	var err error
+	if h.listener, err = listen(context.Background(), addr); err != nil {
+		return nil, fmt.Errorf("launch: the agent of machine 0 cannot listen at %s: %w", addr, err)
+	}
+	go func() {
+		for {
+			tcp, err := h.listener.Accept()
+			if err != nil {
+				return
+			}
+			h.agents.Go(func() { h.greet(newLink(tcp)) })
+		}
+	}()
+	return h, nil
+}
+
+// greet reads who has come, and then all that it says.
+func (h *host) greet(conn *link) {
+	const patience = 5 * time.Second
+	_ = conn.SetReadDeadline(time.Now().Add(patience))
+	kind, text, err := conn.read()
+	_ = conn.SetReadDeadline(time.Time{})
+	m, procs := &member{conn: conn}, 0
+	if err == nil {
+		if _, err = fmt.Sscanf(string(text), "autopar agent 1 %d %d", &m.node, &procs); kind != kindHello || err != nil {
+			err = errors.New("it is no agent of this version of autopar")
+		}
+	}
+	switch {
+	case err != nil:
+	case m.node < 0 || m.node >= h.Most:
+		err = fmt.Errorf("the job has machines 0 to %d", h.Most-1)
+	case procs != h.Procs:
+		err = fmt.Errorf("it has %d processes, machine 0 has %d", procs, h.Procs)
+	}
+	if err != nil {
+		conn.write(kindFail, []byte(err.Error()))
+		conn.Close()
+		return
+	}
+	for e := (event{from: m, kind: kindHello}); ; {
+		select {
+		case h.events <- e:
+		case <-h.over:
+		}
+		if e.err != nil {
+			return
+		}
+		if e.kind, e.text, e.err = conn.read(); e.err != nil {
+			e.kind = 0
+		}
+	}
+}
+
+// run starts the job again and again until it has ended, and says to all how.
+func (h *host) run() (err error) {
+	defer func() {
+		close(h.over)
+		h.listener.Close()
+		for _, m := range h.members {
+			m.conn.write(kindBye, outcomeOf(err))
+		}
+		heard := make(chan struct{})
+		go func() {
+			h.agents.Wait()
+			close(heard)
+		}()
+		select {
+		case <-heard:
+		case <-time.After(leave):
+		}
+	}()
+	for number := 0; ; number++ {
+		if err := h.gather(); err != nil {
+			return err
+		}
+		if err := h.start(number); err != nil {
+			return err
+		}
+		again, err := h.watch()
+		switch {
+		case err != nil && (final(err) || h.ending):
+			return err
+		case err != nil && h.restarts == h.MaxRestarts:
+			if h.restarts > 0 {
+				err = fmt.Errorf("%w, after %d restarts", err, h.restarts)
+			}
+			return err
+		case err != nil:
+			h.restarts++
+			h.note("%v: restart %d of at most %d", err, h.restarts, h.MaxRestarts)
+		case !again || h.ending:
+			return nil
+		}
+	}
+}
+
+// gather waits for machines.
+func (h *host) gather() error {
+	began := time.Now()
+	late := time.After(h.Patience)
+	var call <-chan time.Time // once there are enough
+	for !h.ending && len(h.members) < h.Most {
+		if enough := len(h.members) >= h.Least; enough && call == nil {
+			call = time.After(lastCall)
+		} else if !enough {
+			call = nil
+		}
+		select {
+		case e := <-h.events:
+			h.attend(e)
+		case <-call:
+			return nil
+		case <-late:
+			if call != nil {
+				return nil
+			}
+			return fmt.Errorf("launch: %d of at least %d machines have come to machine 0 at %s after %.1f s: machines %v",
+				len(h.members), h.Least, h.Addr, time.Since(began).Seconds(), slices.Sorted(maps.Keys(h.members)))
+		}
+	}
+	if h.ending {
+		return context.Canceled
+	}
+	return nil
+}
+
+// attend notes who comes and goes. It reports whether the machines of another start would be
+// others than those of this one.
+func (h *host) attend(e event) (changed bool) {
+	m := e.from
+	switch e.kind {
+	case kindHello:
+		if h.members[m.node] != nil {
+			m.conn.write(kindBye, fmt.Appendf(nil, "there is a machine %d already", m.node)) // which may be about to be missed
+			m.conn.Close()
+			return false
+		}
+		h.members[m.node] = m
+		m.conn.write(kindHello, nil)
+		return true
+	case kindLeave:
+		if h.members[m.node] != m || m.leaves {
+			return false
+		}
+		m.leaves = true
+		staying := 0
+		for _, other := range h.members {
+			if !other.leaves {
+				staying++
+			}
+		}
+		if m.node == 0 || staying < h.Least {
+			h.ending = true
+		}
+		if !m.running {
+			h.dismiss(m)
+		}
+		return true
+	case 0:
+		if h.members[m.node] == m {
+			delete(h.members, m.node)
+			m.conn.Close()
+		}
+	}
+	return false
+}
+
+// dismiss lets a machine go.
+func (h *host) dismiss(m *member) {
+	delete(h.members, m.node)
+	m.conn.write(kindBye, outcomeOf(nil))
+}
+
+// start tells the machines that are there to start their processes.
+func (h *host) start(number int) error {
+	name := hostOf(h.listener.Addr())
+	if h.Addr != "" {
+		var err error
+		if name, _, err = net.SplitHostPort(h.Addr); err != nil {
+			return err
+		}
+	}
+	port, err := net.Listen("tcp", ":0") // one that is free
+	if err != nil {
+		return err
+	}
+	port.Close()
+	_, free, err := net.SplitHostPort(port.Addr().String())
+	if err != nil {
+		return err
+	}
+	of := Start{Number: number, Nodes: len(h.members), Addr: net.JoinHostPort(name, free)}
+	if of.Brief, err = h.Brief(of); err != nil {
+		return err
+	}
+	for i, node := range slices.Sorted(maps.Keys(h.members)) {
+		of.Node = i
+		text, err := json.Marshal(of)
+		if err != nil {
+			return err
+		}
+		h.members[node].running = true
+		h.members[node].conn.write(kindStart, text)
+	}
+	return nil
+}
+
+// watch waits for the end of all processes. Once one fails, or a machine is gone, the others end,
+// too; when a machine comes or leaves they are interrupted, to be started again.
+func (h *host) watch() (again bool, first error) {
+	running := maps.Clone(h.members)
+	stopped := map[byte]bool{}
+	stop := func(how byte) {
+		if !stopped[how] {
+			stopped[how] = true
+			for _, m := range running {
+				m.conn.write(kindStop, []byte{how})
+			}
+		}
+	}
+	ended := func(m *member, err error) {
+		m.running = false
+		delete(running, m.node)
+		if err != nil && (first == nil || worse(err, first)) {
+			first = err
+		}
+		if err != nil {
+			stop(stopFailed)
+		}
+	}
+	var late <-chan time.Time // from the first end on
+	for len(running) > 0 {
+		select {
+		case e := <-h.events:
+			m := e.from
+			if h.attend(e) {
+				what := "has come"
+				if e.kind == kindLeave {
+					what = "leaves"
+				}
+				h.note("machine %d %s: the job is started anew from where it is", m.node, what)
+				again = true
+				stop(stopGently)
+			}
+			if running[m.node] != m {
+				continue
+			}
+			switch e.kind {
+			case kindEnded:
+				ended(m, readOutcome(e.text))
+				if m.leaves {
+					h.dismiss(m)
+				}
+			case 0:
+				ended(m, &MachineError{m.node, hostOf(m.conn.RemoteAddr()), e.err})
+			}
+			if late == nil && !m.running {
+				late = time.After(h.Patience + grace)
+			}
+		case <-late: // what these have to say is not waited for any longer
+			for _, m := range running {
+				m.conn.Close() // which ends its listening
+			}
+			late = nil
+		}
+	}
+	return again, first
+}
