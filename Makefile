@@ -4,7 +4,7 @@ GO       ?= go
 BIN      := bin/autopar
 FUZZTIME ?= 5s
 
-.PHONY: help build demo test check fmt vet race golden fuzz bench bench-planner parity curves mutants peers profile-check gpu gorgonia test-cuda validate-plots fit-memory
+.PHONY: help build demo test check fmt vet race golden fuzz bench bench-planner parity curves mutants peers rivals profile-check gpu gorgonia test-cuda validate-plots fit-memory
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1	\2/p' $(MAKEFILE_LIST)
@@ -57,6 +57,9 @@ mutants: ## plant known bugs one at a time; each must turn a test red
 
 peers: build ## time training steps beside PyTorch and JAX, installed for the occasion, in a quarter of an hour
 	bench/cpu.sh $(BIN) > bench/cpu.md
+
+rivals: build ## search the jobs of other planners, cloned for the occasion, and have each judge the plans: bench/rivals.md
+	bench/rivals.sh $(BIN)
 
 profile-check: build ## measure this machine, then hold predictions against measured steps of twelve plans
 	bench/profile.sh $(BIN) > bench/profile.md

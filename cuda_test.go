@@ -11,6 +11,7 @@ import (
 	"github.com/autopar/autopar/cuda/cudatest"
 	"github.com/autopar/autopar/cuda/driver/fake"
 	"github.com/autopar/autopar/ir"
+	"github.com/autopar/autopar/ir/exact"
 	"github.com/autopar/autopar/models/gpt"
 	"github.com/autopar/autopar/partition"
 )
@@ -82,17 +83,55 @@ func TestReplayedParity(t *testing.T) {
 	got, driver := trainOnFake(t, overlapped, fake.Options{Seed: 1}, cuda.Options{Loopback: true, Synchronous: true}, steps)
 	dLoss, _ := differences(one, got)
 	require.LessOrEqual(t, dLoss, 1e-5, "one thing after another")
-	pipeline := parityPlan(2, 1, 2, 3, partition.OneFOneB, false)
-	got, driver = trainOnFake(t, pipeline, fake.Options{Devices: 4, Seed: 1}, cuda.Options{}, steps)
-	dLoss, _ = differences(one, got)
-	require.LessOrEqual(t, dLoss, 1e-5)
 	_, graphs := driver.Ran()
-	require.Zero(t, graphs, "pipelines wait for each other on the host")
+	require.Zero(t, graphs)
+}
+
+// TestPipelinesOverNCCL trains under pipelines of every kind whose ranks have GPUs of their own:
+// sends and receives that each hold a stream until the other has come, in steps that become graphs.
+func TestPipelinesOverNCCL(t *testing.T) {
+	const steps = 4
+	one := trainBatch(t, parityPlan(1, 1, 1, parityBatch, partition.GPipe, false), parityBatch, steps)
+	zero := parityPlan(2, 1, 2, 3, partition.OneFOneB, true)
+	zero.ZeRO, zero.Overlap = 2, true
+	plans := []*partition.Plan{
+		parityPlan(1, 1, 2, 2, partition.GPipe, false), parityPlan(1, 1, 4, 3, partition.GPipe, true),
+		parityPlan(3, 1, 2, 1, partition.OneFOneB, false), parityPlan(1, 2, 4, 2, partition.OneFOneB, false), zero,
+		pipelinePlan(1, 1, 2, 2, 2, ""), pipelinePlan(1, 2, 2, 3, 3, "full"), pipelinePlan(2, 1, 4, 2, 1, ""),
+		pipelinePlan(1, 1, 2, 0, 1, ""), pipelinePlan(2, 2, 2, 0, 2, ""), pipelinePlan(1, 1, 4, 0, 2, "selective"),
+	}
+	for i, p := range plans {
+		t.Run(fmt.Sprintf("%s dp %d tp %d pp %d", p.ScheduleText(), p.DP, p.TP, p.PP()), func(t *testing.T) {
+			got, driver := trainOnFake(t, p, fake.Options{Devices: 8, Seed: uint64(i)}, cuda.Options{}, steps)
+			dLoss, dNorm := differences(one, got)
+			require.LessOrEqual(t, dLoss, 1e-5)
+			require.LessOrEqual(t, dNorm, 1e-6)
+			_, graphs := driver.Ran()
+			require.Equal(t, (steps-3)*p.RuntimeNGPUs, graphs)
+		})
+	}
+	for name, run := range map[string]func(p *partition.Plan) trajectory{
+		"every call waits for its effect": func(p *partition.Plan) trajectory {
+			got, _ := trainOnFake(t, p, fake.Options{Devices: 8}, cuda.Options{Synchronous: true}, steps)
+			return got
+		},
+		"a GPU does the work of its streams in turn": func(p *partition.Plan) trajectory {
+			got, _ := trainOnFake(t, p, fake.Options{Devices: 8, InTurn: true}, cuda.Options{}, steps)
+			return got
+		},
+	} {
+		for _, i := range []int{2, 7} {
+			t.Run(fmt.Sprintf("%s/%s dp %d tp %d pp %d", name, plans[i].ScheduleText(), plans[i].DP, plans[i].TP, plans[i].PP()), func(t *testing.T) {
+				dLoss, _ := differences(one, run(plans[i]))
+				require.LessOrEqual(t, dLoss, 1e-5)
+			})
+		}
+	}
 }
 
 // TestGPULoopbackParity trains on a GPU under plans of 1, 2, 4 and 8 ranks that share it,
-// and compares each step with one rank on the CPU: within 1e-4 in float32 and 1 % in
-// bfloat16.
+// and on GPUs of their own over NCCL where there are as many, and compares each step with one
+// rank on the CPU: within 1e-4 in float32 and 1 % in bfloat16.
 func TestGPULoopbackParity(t *testing.T) {
 	system, err := cuda.Machine(cuda.MachineOptions{CacheDir: os.Getenv("AUTOPAR_TEST_CACHE")})
 	if err != nil && os.Getenv("AUTOPAR_TEST_CUDA") != "" {
@@ -101,12 +140,14 @@ func TestGPULoopbackParity(t *testing.T) {
 	if err != nil {
 		t.Skip(err)
 	}
+	visible, err := system.Driver.DeviceCount()
+	require.NoError(t, err)
 	const steps = 20
 	zero := func(p *partition.Plan, stage int, overlap bool) *partition.Plan {
 		p.ZeRO, p.Overlap = stage, overlap
 		return p
 	}
-	fmt.Println("| element type | ranks | dp | tp | pp | zero | overlap | max Δloss |\n|---|---|---|---|---|---|---|---|")
+	fmt.Println("| element type | ranks | GPUs | dp | tp | pp | zero | overlap | max Δloss |\n|---|---|---|---|---|---|---|---|---|")
 	for _, d := range []ir.DType{ir.F32, ir.BF16} {
 		model := parityModel
 		model.Float = d
@@ -133,30 +174,60 @@ func TestGPULoopbackParity(t *testing.T) {
 				defer func() { require.NoError(t, exec.Close()) }()
 				return stepsOf(t, prog, exec, parityBatch, steps)
 			}
-			got := run(cuda.Options{Loopback: p.RuntimeNGPUs > 1})
-			if p.RuntimeNGPUs == 1 {
-				require.Equal(t, run(cuda.Options{Eager: true}), got, "the bits of steps that are graphs")
+			ways := []int{1}
+			if n := p.RuntimeNGPUs; n > 1 && n <= visible {
+				ways = append(ways, n)
 			}
-			dLoss, _ := differences(one, got)
-			fmt.Printf("| %s | %d | %d | %d | %d | %d | %v | %.1e |\n", d, p.RuntimeNGPUs, p.DP, p.TP, p.PP(), p.ZeRO, p.Overlap, dLoss)
-			limit := 1e-4
-			if d == ir.BF16 {
-				limit = 0.01 * one.loss[0]
-			}
-			if !(dLoss <= limit) {
-				t.Errorf("%s: %+v: %.1e", d, *p, dLoss)
+			for _, gpus := range ways {
+				got := run(cuda.Options{Loopback: gpus < p.RuntimeNGPUs})
+				if gpus == p.RuntimeNGPUs {
+					require.Equal(t, run(cuda.Options{Eager: true}), got, "the bits of steps that are graphs")
+				}
+				dLoss, _ := differences(one, got)
+				fmt.Printf("| %s | %d | %d | %d | %d | %d | %d | %v | %.1e |\n", d, p.RuntimeNGPUs, gpus, p.DP, p.TP, p.PP(), p.ZeRO, p.Overlap, dLoss)
+				limit := 1e-4
+				if d == ir.BF16 {
+					limit = 0.01 * one.loss[0]
+				}
+				if !(dLoss <= limit) {
+					t.Errorf("%s: %+v on %d GPUs: %.1e", d, *p, gpus, dLoss)
+				}
 			}
 		}
 	}
 }
 
-// trainOnFake is trainBatch on the CUDA backend over a fake driver.
-func trainOnFake(t *testing.T, p *partition.Plan, fakes fake.Options, opts cuda.Options, steps int) (trajectory, *fake.Driver) {
-	driver := fake.New(fakes)
-	system, err := cudatest.NewSystem(driver)
-	require.NoError(t, err)
+// TestReproducibleOverNCCL: sums in fixed point have the same bits whoever adds them up, in steps
+// that become graphs too.
+func TestReproducibleOverNCCL(t *testing.T) {
+	const steps = 4
 	opt := gpt.Optimizer{Beta1: .9, Beta2: .99, Eps: 1e-8, WeightDecay: .1, GradClip: 1}
 	g, err := gpt.TrainStep(parityModel, opt, parityBatch, parityModel.BlockSize)
+	require.NoError(t, err)
+	g, err = exact.Sums(g)
+	require.NoError(t, err)
+	want, _ := stepsOnFake(t, g, parityPlan(1, 1, 1, parityBatch, partition.GPipe, false), fake.Options{}, cuda.Options{}, steps)
+	sharded, pipelined := parityPlan(3, 1, 1, 2, partition.OneFOneB, false), parityPlan(2, 1, 2, 3, partition.OneFOneB, true)
+	sharded.ZeRO, pipelined.ZeRO = 2, 1
+	for i, p := range []*partition.Plan{parityPlan(2, 1, 1, 1, partition.GPipe, false), sharded, pipelined} {
+		got, driver := stepsOnFake(t, g, p, fake.Options{Devices: 4, Seed: uint64(i)}, cuda.Options{}, steps)
+		require.Equal(t, want, got, describePlan(p))
+		_, graphs := driver.Ran()
+		require.Equal(t, (steps-3)*p.RuntimeNGPUs, graphs)
+	}
+}
+
+// trainOnFake is trainBatch on the CUDA backend over a fake driver.
+func trainOnFake(t *testing.T, p *partition.Plan, fakes fake.Options, opts cuda.Options, steps int) (trajectory, *fake.Driver) {
+	opt := gpt.Optimizer{Beta1: .9, Beta2: .99, Eps: 1e-8, WeightDecay: .1, GradClip: 1}
+	g, err := gpt.TrainStep(parityModel, opt, parityBatch, parityModel.BlockSize)
+	require.NoError(t, err)
+	return stepsOnFake(t, g, p, fakes, opts, steps)
+}
+
+func stepsOnFake(t *testing.T, g *ir.Graph, p *partition.Plan, fakes fake.Options, opts cuda.Options, steps int) (trajectory, *fake.Driver) {
+	driver := fake.New(fakes)
+	system, err := cudatest.NewSystem(driver)
 	require.NoError(t, err)
 	prog, exec := compileOn(t, cuda.New(system, opts), g, p, parityBatch)
 	require.NoError(t, exec.InitParams(prog, 1337))

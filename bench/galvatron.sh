@@ -3,24 +3,16 @@
 # Galvatron's own code and by autopar's cost model: bench/galvatron.md. Prints its tables. It takes an hour.
 #
 # CHECKOUT is a clone of PKU-DAIR/Hetu-Galvatron (GitHub) at commit cea12ffb146a220643c8f99f9cb84294755d29f8. Nothing of
-# it is changed but for logs. PYTHON is an interpreter that has torch; without it torch is installed into a virtual
-# environment that is thrown away. CASES are pairs of GB and batch.
+# it is changed but for logs. PYTHON is an interpreter that has torch and what Galvatron installs, its extension
+# galvatron_dp_core among it. CASES are pairs of GB and batch.
 set -eu
 : "${CHECKOUT:?set it to a clone of PKU-DAIR/Hetu-Galvatron}"
 cd "$(dirname "$0")/.."
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-if [ -z "${PYTHON:-}" ]; then
-	python3 -m venv "$work/venv"
-	"$work/venv/bin/pip" install -q torch
-	PYTHON=$work/venv/bin/python
-fi
-"$PYTHON" -m pip install -q --target "$work/site" 'numpy<2' scipy pydantic rich omegaconf pybind11 2>"$work/pip.log" || { cat "$work/pip.log"; exit 1; }
-export PYTHONPATH="$work/site" TMPDIR="$work"
-# Its dynamic program in C++, as its setup.py builds it.
-# shellcheck disable=SC2046
-c++ -O3 -shared -fPIC -std=c++11 $("$PYTHON" -m pybind11 --includes) "$CHECKOUT/csrc/dp_core.cpp" \
-	-o "$work/site/galvatron_dp_core$("$PYTHON" -c 'import sysconfig; print(sysconfig.get_config_var("EXT_SUFFIX"))')"
+: "${PYTHON:?set it to an interpreter in which Galvatron is installed}"
+"$PYTHON" -c 'import torch, galvatron_dp_core'
+export TMPDIR="$work"
 go build -o "$work/galvatron" ./bench/galvatron
 for case in ${CASES:-20,16 24,32 36,16 36,64}; do
 	gb=${case%,*} batch=${case#*,}

@@ -43,20 +43,20 @@ cat << 'END'
 ## Where it stands
 
 The goals are 100 ms for GPT-3 175B on 1,024 devices and a second for 1T on 16,384, in 200 MB, and 128 layers in 1.2 times the
-time of 12. The figures above are of a machine on which fifty other processes waited for its cores, which costs about a factor of
-1.6. In turns with the planner as it was that morning (commit 26f4b19; 378 ms on an idle machine), GPT-3 175B took 564, 569 and
-633 ms before and 198, 208 and 209 ms now: 2.8 times less, which on an idle machine would be about 135 ms: not yet 100. 1T and memory are
-where they should be. 128 layers took 1.09, 1.18 and 1.26 times as long as 12 in three runs, of which 12 have become four
-times faster: at the edge.
+time of 12. On 2026-11-21 some forty other processes waited for the cores, which costs a fifth or more. In turns with the planner as it was that morning
+(commit 9ebe929; 177 ms and 1.4 to 1.8 s on an idle machine), medians of five: GPT-3 175B took 217 ms before and 120 ms then, 1T 1,606 ms
+and 507 ms, in 102 MB instead of 254. On an idle machine 175B would take about 100 ms: at the edge. 12 and 128 layers take the same time.
 
-What made the difference are floors that need no program of an outline: they know the accumulation of gradients, updates,
-copies of weights, what streams gather, and transfers between positions, so that 2 plans are priced where 9 were, with 21
-structures compiled instead of 58; and outlines and cuts are looked at best first.
+Most of the space is left by tracts: outlines in any unit and order of ranks, bounded with the best place that there is for every axis by
+itself, what data-parallel ranks communicate and what memory makes necessary. Of 5,524 tracts of 1T 31 are looked at place by place, where
+33,405 rows of orders waited and 9,312 outlines of 8,986 of them were bounded one by one; what only spares memory is bounded where memory is
+what slows down a tract. Floors need no program of an outline: they know the accumulation of gradients, updates, copies of weights, what
+streams gather, and transfers between positions. Outlines and cuts are looked at best first.
 `go test ./planner -run '^$' -bench BenchmarkSearch/gpt3-175b -benchtime 10x -cpuprofile cpu` shows where the rest goes: a quarter
-compiles programs (half of it for 128 to 1,024 tensor-parallel ranks, which split no heads, and their layouts), a fifth bounds outlines,
-a sixth collects garbage, a tenth tells apart the ways through the network.
+compiles programs (half of it to find out how tensor-parallel ranks divide the weights), a quarter bounds tracts, a sixth prices instructions for
+every size of micro-batches, a seventh collects garbage.
 
-The gap of 13B on 16,384 devices, by how much a plan could at most be faster where the search gave up on proving that none is, was 5.1 %, of a
-plan that was slower by 0.07 %. What is left are zero-bubble pipelines of 8 and 16 positions, whose bounds do not know that all
-positions wait for the norm of the gradients between the two halves of an update.
+The gap of 13B on 16,384 devices, by how much a plan could at most be faster where the search gave up on proving that none is, was 5.1 % and
+then 1.57 %. It is closed since bounds of cuts know how updates wait for each other: all positions for the norm of the gradients between
+the two halves of an update, and the last for the first one's share of a tied table (planner/tail.go).
 END

@@ -12,6 +12,9 @@ import (
 // instruction that awaits asynchronous ones needs those to be done. These go
 // through the rank's communication stream one after another, and meet those of
 // the other ranks' streams.
+//
+// It goes in rounds, in each of which a rank ends at most one task, and sends what it
+// sends when all others have come as far as they do: much as if all tasks took as long.
 type walker struct {
 	prog    *Program
 	stops   []map[part][]stop // by stage: the instructions that may wait
@@ -24,6 +27,12 @@ type walker struct {
 	groups  [][]int           // by rank and axis, flat
 	axes    int
 	waiting []string // by rank: what it waits for, for the report
+
+	round   int
+	ended   []int                  // by rank: the round in which it has ended a task last
+	moves   int                    // what all have done
+	sending []int                  // ranks that stand at a send
+	expect  func(to int, e Expect) // is told of messages, if set
 }
 
 // part is a chunk's part of a body.
@@ -57,10 +66,12 @@ type channel struct {
 }
 
 // checkProgress makes sure that every rank reaches the end of its schedule.
-func checkProgress(p *Program) error {
+func checkProgress(p *Program) error { return newWalker(p).run() }
+
+func newWalker(p *Program) *walker {
 	w := &walker{
 		prog: p, at: make([]place, len(p.Schedules)), streams: make([][]entry, len(p.Schedules)),
-		rooms: map[*ir.Node]room{}, sent: map[channel]int{},
+		rooms: map[*ir.Node]room{}, sent: map[channel]int{}, ended: make([]int, len(p.Schedules)),
 		last: Releases(p.Plan, p.Training()), axes: len(p.Mesh.Axes), waiting: make([]string, len(p.Schedules)),
 	}
 	for _, s := range p.Stages {
@@ -93,14 +104,22 @@ func checkProgress(p *Program) error {
 			w.groups = append(w.groups, group)
 		}
 	}
-	for progress := true; progress; {
-		progress = false
-		for r := range p.Schedules {
-			moved, err := w.advance(r)
-			if err != nil {
-				return err
+	return w
+}
+
+// run runs all ranks to their ends.
+func (w *walker) run() error {
+	p := w.prog
+	for start := -1; w.moves > start; w.deliver() {
+		start = w.moves
+		w.round++
+		for before := -1; w.moves > before; {
+			before, w.sending = w.moves, w.sending[:0]
+			for r := range p.Schedules {
+				if err := w.advance(r); err != nil {
+					return err
+				}
 			}
-			progress = progress || moved
 		}
 	}
 	for r := range p.Schedules {
@@ -129,48 +148,55 @@ func (w *walker) stuck(r int) (Task, *ir.Node) {
 }
 
 // here returns the instruction that may wait at which a rank stands, or nil at
-// the end of its schedule or of a task whose stream has work left. Tasks without
-// any are passed over.
+// the end of its schedule, of a task whose stream has work left, or of what it does in
+// this round.
 func (w *walker) here(r int) (Task, *stop) {
 	s := &w.prog.Schedules[r]
-	for w.at[r].task < len(s.Tasks) {
-		task := s.Tasks[w.at[r].task]
-		stops := w.stops[s.Stage][part{task.Phase, task.Chunk}]
-		for w.at[r].instr < len(stops) && !s.Runs(stops[w.at[r].instr].Instr, task) {
-			w.at[r].instr++
-		}
-		if w.at[r].instr < len(stops) {
-			return task, &stops[w.at[r].instr]
-		}
-		if len(w.streams[r]) > 0 {
-			return task, nil
-		}
-		if task.Phase == w.last {
-			w.freed[r][task.Chunk]++
-		}
-		w.at[r] = place{task: w.at[r].task + 1}
+	if w.at[r].task == len(s.Tasks) {
+		return Task{}, nil
 	}
-	return Task{}, nil
+	task := s.Tasks[w.at[r].task]
+	if w.ended[r] == w.round {
+		return task, nil
+	}
+	stops := w.stops[s.Stage][part{task.Phase, task.Chunk}]
+	for w.at[r].instr < len(stops) && !s.Runs(stops[w.at[r].instr].Instr, task) {
+		w.at[r].instr++
+	}
+	if w.at[r].instr < len(stops) {
+		return task, &stops[w.at[r].instr]
+	}
+	if len(w.streams[r]) > 0 {
+		return task, nil
+	}
+	if task.Phase == w.last {
+		w.freed[r][task.Chunk]++
+	}
+	w.at[r] = place{task: w.at[r].task + 1}
+	w.ended[r] = w.round
+	w.moves++
+	return task, nil
 }
 
-// advance moves a rank as far as it goes without another rank moving.
-func (w *walker) advance(r int) (moved bool, err error) {
+// advance moves a rank as far as it goes in a round without another rank moving, or to a send.
+func (w *walker) advance(r int) error {
 	for {
 		for len(w.streams[r]) > 0 {
 			head := w.streams[r][0]
 			ready, err := w.meet(r, head.task, head.node, true)
 			if err != nil {
-				return moved, err
+				return err
 			}
 			if !ready {
 				break
 			}
-			moved = true
+			w.moves++
 		}
 		task, in := w.here(r)
 		if in == nil {
-			return moved, nil
+			return nil
 		}
+		var err error
 		ready := false
 		switch {
 		case w.held(r, in):
@@ -179,7 +205,8 @@ func (w *walker) advance(r int) (moved bool, err error) {
 			w.streams[r] = append(w.streams[r], entry{in.Node, task, in.number})
 			ready = true
 		case in.Node.Op == ir.OpSend:
-			ready = w.send(r, task, in.Node)
+			w.sending = append(w.sending, r)
+			return nil
 		case in.Node.Op == ir.OpRecv:
 			ready = w.receive(r, in.Node)
 		case Collective(in.Node.Op):
@@ -188,18 +215,39 @@ func (w *walker) advance(r int) (moved bool, err error) {
 			ready = true
 		}
 		if !ready || err != nil {
-			return moved, err
+			return err
 		}
-		moved = true
+		w.moves++
 		if in.Async || !Collective(in.Node.Op) { // meet has moved all members
 			w.at[r].instr++
 		}
 	}
 }
 
-func (w *walker) send(r int, task Task, n *ir.Node) bool {
-	s := &w.prog.Schedules[r]
-	to := w.prog.Peer(s, n)
+// deliver makes the sends at which ranks stand, one after another, as far as they find room.
+func (w *walker) deliver() {
+	for len(w.sending) > 0 {
+		r := w.sending[0]
+		w.sending = w.sending[1:]
+		task, in := w.here(r)
+		if !w.room(r, task, in.Node) {
+			continue
+		}
+		if w.expect != nil {
+			w.tell(r)
+		}
+		w.sent[channel{in.Node, r, w.prog.Peer(&w.prog.Schedules[r], in.Node)}]++
+		w.at[r].instr++
+		w.moves++
+		if _, in = w.here(r); in != nil && in.Node.Op == ir.OpSend && !w.held(r, in) {
+			w.sending = append(w.sending, r)
+		}
+	}
+}
+
+// room reports whether a message would find room at its receiver.
+func (w *walker) room(r int, task Task, n *ir.Node) bool {
+	to := w.prog.Peer(&w.prog.Schedules[r], n)
 	if to < 0 || to >= len(w.prog.Schedules) {
 		w.waiting[r] = fmt.Sprintf("rank %d, which does not exist", to)
 		return false
@@ -213,7 +261,6 @@ func (w *walker) send(r int, task Task, n *ir.Node) bool {
 		w.waiting[r] = fmt.Sprintf("rank %d to free one of its %d slots", to, at.size)
 		return false
 	}
-	w.sent[channel{n, r, to}]++
 	return true
 }
 

@@ -1,8 +1,7 @@
 // Package cuda is the backend that runs ranks on NVIDIA GPUs. Every rank owns an arena of
 // device memory, another of pinned host memory, and two streams. Ranks are each on a GPU of
-// their own, all of this process or each of one, with collectives by NCCL, or, to run any
-// plan on one GPU, together on it, with collectives by copies and sums of their arenas
-// (loopback).
+// their own, all of this process or each of one, with collectives and messages by NCCL, or, to
+// run any plan on one GPU, together on it, with copies and sums of their arenas (loopback).
 //
 // Nothing here needs CUDA to build or to start: package driver finds the libraries when a
 // [System] is opened.
@@ -171,25 +170,7 @@ func (b *Backend) Open(world runtime.World) (devices []runtime.Device, err error
 		devices = append(devices, d)
 	}
 	b.open = len(devices)
-	return devices, b.nearby()
-}
-
-// nearby lets GPUs of one world copy from each other directly.
-func (b *Backend) nearby() error {
-	for _, g := range b.gpus {
-		if err := b.system.Driver.SetCurrent(g.context); err != nil {
-			return err
-		}
-		for _, peer := range b.gpus {
-			if peer == g {
-				continue
-			}
-			if err := b.system.Driver.EnablePeer(g.ordinal, peer.ordinal, peer.context); err != nil {
-				return fmt.Errorf("cuda: GPU %d reading GPU %d: %w", g.ordinal, peer.ordinal, err)
-			}
-		}
-	}
-	return nil
+	return devices, nil
 }
 
 // gpu returns a GPU, which becomes current, opening it first if need be.

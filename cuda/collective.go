@@ -30,30 +30,53 @@ type member struct {
 // view is one rank's view of a group.
 type view struct {
 	*group
+	number   int
+	ranks    []int
+	position int // of this rank
 	barriers int64
-	current  *runtime.Collective
 	events   [2]driver.Event
 }
 
+// view returns the lane's view of the group of a collective.
 func (l *lane) view(c *runtime.Collective) (*view, error) {
-	v := l.groups[c.Group]
+	if v := l.groups[c.Group]; v != nil && len(v.ranks) == len(c.Members) {
+		return v, nil
+	}
+	var ranks []int
+	for _, m := range c.Members {
+		ranks = append(ranks, m.Rank)
+	}
+	return l.viewOf(c.Group, ranks, c.Position)
+}
+
+func (l *lane) viewOf(number int, ranks []int, position int) (*view, error) {
+	v := l.groups[number]
 	if v == nil {
 		b := l.device.backend
 		b.mu.Lock()
-		g := b.groups[c.Group]
+		g := b.groups[number]
 		if g == nil {
-			g = &group{members: make([]member, len(c.Members))}
-			b.groups[c.Group] = g
+			g = &group{members: make([]member, len(ranks))}
+			b.groups[number] = g
 		}
 		b.mu.Unlock()
-		v = &view{group: g}
-		l.groups[c.Group] = v
+		v = &view{group: g, number: number, ranks: ranks, position: position}
+		l.groups[number] = v
 	}
-	v.current = c
-	if len(v.members) != len(c.Members) {
-		return nil, fmt.Errorf("cuda: group %d has %d members, the collective %d", c.Group, len(v.members), len(c.Members))
+	if len(v.members) != len(ranks) {
+		return nil, fmt.Errorf("cuda: group %d has %d members, the collective %d", number, len(v.members), len(ranks))
 	}
 	return v, nil
+}
+
+// alike checks that all members have entered with the same instruction.
+func (v *view) alike(node *ir.Node) error {
+	for i := range v.members {
+		if n := v.members[i].node.Load(); n != node {
+			return fmt.Errorf("cuda: rank %d has entered %s %s instead", v.ranks[i], n.Op, n.Name)
+		}
+	}
+	return nil
 }
 
 // missing lists the ranks that have not entered the barrier this rank is in.
@@ -61,7 +84,7 @@ func (v *view) missing() []int {
 	var ranks []int
 	for i := range v.members {
 		if v.members[i].barriers.Load() < v.barriers {
-			ranks = append(ranks, v.current.Members[i].Rank)
+			ranks = append(ranks, v.ranks[i])
 		}
 	}
 	return ranks
@@ -70,7 +93,7 @@ func (v *view) missing() []int {
 // arrive enters the next barrier and returns when all members have, on the host.
 func (l *lane) arrive(v *view) error {
 	v.barriers++
-	v.members[v.current.Position].barriers.Store(v.barriers)
+	v.members[v.position].barriers.Store(v.barriers)
 	v.arrivals.add()
 	return l.device.backend.await(&v.arrivals, v.barriers*int64(len(v.members)), v.missing)
 }
@@ -89,12 +112,12 @@ func (l *lane) barrier(v *view) error {
 	if err := drv.RecordEvent(v.events[turn], l.stream); err != nil {
 		return err
 	}
-	v.members[v.current.Position].events[turn] = v.events[turn]
+	v.members[v.position].events[turn] = v.events[turn]
 	if err := l.arrive(v); err != nil {
 		return err
 	}
 	for i := range v.members {
-		if i == v.current.Position {
+		if i == v.position {
 			continue
 		}
 		if err := drv.WaitEvent(l.stream, v.members[i].events[turn]); err != nil {
@@ -119,7 +142,7 @@ func (d *Device) collective(c *runtime.Collective) error {
 		start := time.Now()
 		if err := l.collective(c); err != nil {
 			if c.Stream == runtime.Communication {
-				err = &runtime.StreamError{Node: c.Node, Err: err}
+				err = &runtime.StreamError{Stream: c.Stream, Node: c.Node, Err: err}
 			}
 			return err
 		}
@@ -151,14 +174,12 @@ func (l *lane) loopback(c *runtime.Collective) error {
 	if err != nil {
 		return err
 	}
-	v.members[c.Position].node.Store(c.Node)
+	v.members[v.position].node.Store(c.Node)
 	if err := l.barrier(v); err != nil {
 		return err
 	}
-	for i := range v.members {
-		if n := v.members[i].node.Load(); n != c.Node {
-			return fmt.Errorf("cuda: rank %d has entered %s %s instead", c.Members[i].Rank, n.Op, n.Name)
-		}
+	if err := v.alike(c.Node); err != nil {
+		return err
 	}
 	all := append([]*runtime.Collective{c}, c.More...)
 	for _, c := range all {

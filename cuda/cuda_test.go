@@ -1,6 +1,7 @@
 package cuda_test
 
 import (
+	"errors"
 	"testing"
 	"time"
 
@@ -29,8 +30,12 @@ func onFake(opts cuda.Options) backendtest.Open {
 }
 
 // The suite of backends, in parts: with all ranks on one GPU, and each on its own.
-func TestAlone(t *testing.T)      { backendtest.RunAlone(t, onFake(cuda.Options{})) }
+func TestAlone(t *testing.T) { backendtest.RunAlone(t, onFake(cuda.Options{})) }
+func TestFused(t *testing.T) {
+	backendtest.RunFused(t, onFake(cuda.Options{}), func(ir.Op, ir.Attr) bool { return false }, false)
+}
 func TestFixedPoint(t *testing.T) { backendtest.RunFixedPoint(t, onFake(cuda.Options{Loopback: true})) }
+func TestFixedNCCL(t *testing.T)  { backendtest.RunFixedPoint(t, onFake(cuda.Options{})) }
 func TestLoopback(t *testing.T)   { backendtest.RunTogether(t, onFake(cuda.Options{Loopback: true})) }
 func TestNCCL(t *testing.T)       { backendtest.RunTogether(t, onFake(cuda.Options{})) }
 
@@ -89,6 +94,46 @@ func TestJoinIsBounded(t *testing.T) {
 	for range ds {
 		require.ErrorContains(t, <-errs, "has not joined NCCL's group 3 (ranks 0, 1) at 10.0.0.7:44444 within 50ms")
 	}
+	b.Abort()
+	for _, d := range ds {
+		require.NoError(t, d.Close())
+	}
+}
+
+// TestLateMessage: a message that is not sent, between ranks that have met before, is an error with
+// the instruction that waits for it and the rank that does not send it.
+func TestLateMessage(t *testing.T) {
+	system, err := cudatest.NewSystem(fake.New(fake.Options{Devices: 2}))
+	require.NoError(t, err)
+	b := cuda.New(system, cuda.Options{})
+	ds, err := b.Open(runtime.World{Ranks: 2, Timeout: 200 * time.Millisecond})
+	require.NoError(t, err)
+	x := runtime.Tensor{DType: ir.F32, Slab: ir.Whole([]int{16})}
+	sent := &ir.Node{Op: ir.OpSend, Name: "x@send"}
+	taken := &ir.Node{Op: ir.OpRecv, Name: "x@recv", Args: []*ir.Value{{Def: sent}}}
+	errs := make(chan error, 2)
+	for rank, d := range ds {
+		require.NoError(t, d.Alloc(runtime.OnDevice, 64))
+		require.NoError(t, d.Upload(runtime.OnDevice, 0, make([]byte, 64)))
+		go func() {
+			transfer := &runtime.Transfer{Node: sent, Peer: 1 - rank, Local: x}
+			if rank == 1 {
+				transfer.Node = taken
+				errs <- errors.Join(d.(runtime.Meeter).Expect(transfer), d.Recv(transfer), d.Recv(transfer),
+					d.Record(runtime.Compute), d.Wait(runtime.Host, runtime.Event{Rank: 1, N: 1}))
+				return
+			}
+			errs <- d.Send(transfer)
+		}()
+	}
+	err = errors.Join(<-errs, <-errs)
+	var at *runtime.StreamError
+	require.ErrorAs(t, err, &at)
+	require.Equal(t, taken, at.Node)
+	require.Equal(t, runtime.Compute, at.Stream)
+	var late *runtime.WaitError
+	require.ErrorAs(t, err, &late)
+	require.Equal(t, []int{0}, late.Ranks)
 	b.Abort()
 	for _, d := range ds {
 		require.NoError(t, d.Close())

@@ -3,7 +3,9 @@ package cuda
 import (
 	"errors"
 	"fmt"
+	"maps"
 	goruntime "runtime"
+	"slices"
 	"time"
 
 	"github.com/autopar/autopar/cuda/driver"
@@ -31,7 +33,9 @@ type Device struct {
 	landed             driver.Event
 	ends               ends
 
-	received map[int]int64 // messages taken, by Transfer.Wire
+	received map[int]int64          // messages taken, by Transfer.Wire
+	inlets   map[int]*lane          // where those of GPUs of their own arrive, by sender
+	expected map[int][]driver.Event // after messages that are expected and not taken, by Transfer.Wire
 
 	// prepared are the kernels of loaded programs, made ready when they are launched
 	// first; nil until then. Programs do not change. groups are those that are done as one,
@@ -48,6 +52,7 @@ var (
 	_ runtime.Checker = (*Device)(nil)
 	_ runtime.Late    = (*Device)(nil)
 	_ runtime.Fuser   = (*Device)(nil)
+	_ runtime.Meeter  = (*Device)(nil)
 )
 
 // launch puts a prepared kernel on a stream.
@@ -62,7 +67,8 @@ const (
 )
 
 func newDevice(b *Backend, g *gpu, rank int) *Device {
-	d := &Device{backend: b, drv: b.system.Driver, gpu: g, rank: rank, prepared: map[*runtime.Kernel]launch{}, groups: map[*runtime.Kernel]kernel.Group{}, received: map[int]int64{}}
+	d := &Device{backend: b, drv: b.system.Driver, gpu: g, rank: rank, prepared: map[*runtime.Kernel]launch{}, groups: map[*runtime.Kernel]kernel.Group{},
+		received: map[int]int64{}, inlets: map[int]*lane{}, expected: map[int][]driver.Event{}}
 	d.labels, _ = d.drv.(driver.Labeler)
 	if !b.opts.Loopback && !b.opts.Synchronous && !b.opts.Eager {
 		d.steps = &replay{Device: d}
@@ -77,6 +83,14 @@ func (d *Device) open() (err error) {
 	}
 	if d.comm, err = newLane(d, d.backend.meetsOnHost()); err != nil {
 		return err
+	}
+	for _, l := range d.lanes() {
+		if !d.Meets() {
+			break
+		}
+		if l.flag, err = d.drv.Alloc(flagBytes); err != nil {
+			return err
+		}
 	}
 	if d.workspace, err = d.drv.Alloc(d.gpu.blas.Workspace()); err != nil {
 		return err
@@ -359,6 +373,16 @@ func (d *Device) lane(s runtime.Stream) *lane {
 	return d.compute
 }
 
+// lanes are all that there are.
+func (d *Device) lanes() (all []*lane) {
+	for _, l := range []*lane{d.compute, d.comm} {
+		if l != nil {
+			all = append(all, l)
+		}
+	}
+	return slices.AppendSeq(all, maps.Values(d.inlets))
+}
+
 // Wait holds a stream back, or the caller.
 func (d *Device) Wait(s runtime.Stream, e runtime.Event) error {
 	if err := d.enter(); err != nil {
@@ -367,7 +391,7 @@ func (d *Device) Wait(s runtime.Stream, e runtime.Event) error {
 	defer d.leave()
 	other := d.backend.devices[e.Rank]
 	if other == nil {
-		return errApart
+		return fmt.Errorf("cuda: rank %d waits for an event of rank %d, which is of another process", d.rank, e.Rank)
 	}
 	of := other.lane(e.Stream)
 	if s != runtime.Host && of.device == d {
@@ -439,8 +463,8 @@ func (l *lane) blame(e runtime.Event, err error) error {
 	if e.Stream != runtime.Communication || e.Rank != l.device.rank {
 		return err
 	}
-	if c := l.waiting(); c != nil {
-		return &runtime.StreamError{Node: c.Node, Err: err}
+	if g, ok := l.waiting(); ok {
+		return &runtime.StreamError{Stream: e.Stream, Node: g.node(), Err: err}
 	}
 	return err
 }
@@ -460,18 +484,19 @@ func (d *Device) Close() error { return d.backend.closed() }
 func (d *Device) release() error {
 	errs := []error{d.drv.SetCurrent(d.gpu.context)}
 	// What failed has been told: all that matters is that nothing runs any more.
-	for _, l := range []*lane{d.compute, d.comm} {
-		if l != nil {
-			_ = d.drv.SyncStream(l.stream)
-		}
+	for _, l := range d.lanes() {
+		_ = d.drv.SyncStream(l.stream)
 	}
 	if d.steps != nil {
 		errs = append(errs, d.steps.forgetAll())
 	}
-	for _, l := range []*lane{d.compute, d.comm} {
-		if l != nil {
-			errs = append(errs, l.release()...)
+	for _, events := range d.expected {
+		for _, e := range events {
+			errs = append(errs, d.drv.DestroyEvent(e))
 		}
+	}
+	for _, l := range d.lanes() {
+		errs = append(errs, l.release()...)
 	}
 	for _, p := range []driver.Ptr{d.arena, d.scratch, d.workspace} {
 		if p != 0 {

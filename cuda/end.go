@@ -20,7 +20,8 @@ type ends struct {
 type end struct {
 	words   int
 	event   driver.Event
-	sharing bool // other ranks take part in its graph
+	sharing bool                // other ranks take part in its graph
+	marked  [runtime.Host]int64 // events recorded on each stream before it
 }
 
 // maxWords is how many words a step can leave.
@@ -44,8 +45,8 @@ func (e *ends) at(n int64) (*end, []byte) {
 	return &e.ring[i], e.memory[4*maxWords*i : 4*maxWords*(i+1)]
 }
 
-// collectives reports whether a graph is on its way that other ranks take part in.
-func (e *ends) collectives() bool {
+// sharing reports whether a graph is on its way that other ranks take part in.
+func (e *ends) sharing() bool {
 	for n := e.waited; n < e.told; n++ {
 		if last, _ := e.at(n); last.sharing {
 			return true
@@ -99,7 +100,10 @@ func (d *Device) End(words []int64) error {
 	if err := d.drv.RecordEvent(last.event, d.compute.stream); err != nil {
 		return err
 	}
-	last.words, last.sharing = len(words), ran != nil && ran.collectives
+	last.words, last.sharing = len(words), ran != nil && ran.sharing
+	for s := range last.marked {
+		last.marked[s] = d.lane(runtime.Stream(s)).count()
+	}
 	d.ends.told++
 	if calls == nil {
 		return nil
@@ -119,6 +123,9 @@ func (d *Device) Last(dst []byte) error {
 	defer d.leave()
 	if err := d.poll(func() (bool, error) { return d.drv.EventDone(last.event) }); err != nil {
 		return err
+	}
+	for s, n := range last.marked { // the compute stream ends a step when the others have
+		d.lane(runtime.Stream(s)).passed(n)
 	}
 	d.ends.waited++
 	copy(dst, memory)

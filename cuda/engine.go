@@ -18,5 +18,11 @@ type Engine interface {
 	// Reduce sets out to the sums or maxima over the inputs, in order. Two-byte numbers are
 	// added in f32 and rounded once; out may be one of the inputs.
 	Reduce(s driver.Stream, by ir.Reduction, d ir.DType, out driver.Ptr, in []driver.Ptr, elems int64) error
+	// Exceeds sets the integer of 8 bytes at flag to 1 if the magnitude of one of so many
+	// fixed-point numbers is greater than a limit, or it stands for a sum that did not fit.
+	Exceeds(s driver.Stream, flag, x driver.Ptr, elems, limit int64) error
+	// Void turns all of so many fixed-point numbers into a sum that does not fit, unless what
+	// is at flag is 0.
+	Void(s driver.Stream, flag, x driver.Ptr, elems int64) error
 	Close() error
 }

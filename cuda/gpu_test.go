@@ -1,6 +1,7 @@
 package cuda_test
 
 import (
+	"errors"
 	"fmt"
 	"math"
 	"math/rand/v2"
@@ -41,18 +42,199 @@ func TestGPUConformance(t *testing.T) {
 	t.Log(system.Versions)
 	open := func(t *testing.T) runtime.Backend { return cuda.New(system, cuda.Options{Loopback: true}) }
 	backendtest.RunAlone(t, open)
+	backendtest.RunFused(t, open, func(ir.Op, ir.Attr) bool { return false }, false)
 	backendtest.RunTogether(t, open)
 }
 
+// TestGPUEpilogues compares products with what cuBLASLt does besides with float64, where it is
+// slower than apart too.
+func TestGPUEpilogues(t *testing.T) { testEpilogues(t, machine(t)) }
+
+// TestEpilogues is the same on the fake.
+func TestEpilogues(t *testing.T) {
+	system, err := cudatest.NewSystem(fake.New(fake.Options{}))
+	require.NoError(t, err)
+	testEpilogues(t, system)
+}
+
+func testEpilogues(t *testing.T, system *cuda.System) {
+	goruntime.LockOSThread()
+	defer goruntime.UnlockOSThread()
+	drv := system.Driver
+	c, err := drv.RetainPrimary(0)
+	require.NoError(t, err)
+	defer drv.ReleasePrimary(0)
+	require.NoError(t, drv.SetCurrent(c))
+	blas, err := system.BLAS(0)
+	require.NoError(t, err)
+	defer blas.Close()
+	s, err := drv.CreateStream()
+	require.NoError(t, err)
+	defer drv.DestroyStream(s)
+	const M, N, K, most = 136, 72, 200, 136 * 200
+	host, err := drv.AllocHost(4 * most)
+	require.NoError(t, err)
+	defer drv.FreeHost(host)
+	var at [5]driver.Ptr // operands, result, vector, workspace
+	for i := range at {
+		at[i], err = drv.Alloc(max(4*most, blas.Workspace()))
+		require.NoError(t, err)
+		defer drv.Free(at[i])
+	}
+	seed := rand.Uint64()
+	t.Log("seed", seed)
+	rng := rand.New(rand.NewPCG(seed, 1))
+	fill := func(p driver.Ptr, d ir.DType, n int) []float64 {
+		x := make([]float64, n)
+		for i := range x {
+			x[i] = d.Round(rng.Float64() - 0.5)
+			d.Write(host[int64(i)*d.Size():], float32(x[i]))
+		}
+		require.NoError(t, drv.CopyToDevice(p, host[:int64(n)*d.Size()], s))
+		require.NoError(t, drv.SyncStream(s))
+		return x
+	}
+	compare := func(name string, p driver.Ptr, d ir.DType, want []float64) {
+		require.NoError(t, drv.CopyToHost(host[:int64(len(want))*d.Size()], p, s))
+		require.NoError(t, drv.SyncStream(s))
+		tolerance := map[ir.DType]float64{ir.F32: 1e-4, ir.BF16: 0.05, ir.F16: 0.01}[d]
+		for i, w := range want {
+			require.InDelta(t, w, d.Read(host[int64(i)*d.Size():]), tolerance, "%s of %s, element %d", name, d, i)
+		}
+	}
+	for _, d := range []ir.DType{ir.F32, ir.BF16, ir.F16} {
+		for _, g := range []driver.GEMM{
+			{M: M, N: N, K: K, TransA: true, LDA: K, LDB: K, LDC: M, Epilogue: driver.AddBias},
+			{M: M, N: N, K: K, TransB: true, LDA: M, LDB: N, LDC: M, Epilogue: driver.SumB},
+		} {
+			g.TypeA, g.TypeB, g.TC = d, d, d
+			a, b := fill(at[0], d, M*K), fill(at[1], d, K*N)
+			vector, result := fill(at[3], d, max(M, N)), make([]float64, M*N)
+			sums := make([]float64, N)
+			for n := range N {
+				for k := range K {
+					y := b[n*K+k]
+					if g.TransB {
+						y = b[k*N+n]
+					}
+					sums[n] += y
+					for m := range M {
+						x := a[k*M+m]
+						if g.TransA {
+							x = a[m*K+k]
+						}
+						result[n*M+m] += x * y
+					}
+				}
+				for m := range M {
+					if g.Epilogue == driver.AddBias {
+						result[n*M+m] += vector[m]
+					}
+				}
+			}
+			apart := 0
+			slow := func() error { // so that it is not chosen
+				apart++
+				for range 50 {
+					if err := drv.Set8(at[2], 0, 4*most, s); err != nil {
+						return err
+					}
+				}
+				return nil
+			}
+			product := func() error { return blas.With(g, at[0], at[1], at[2], at[3], at[4], s, slow) }
+			require.NoError(t, product())
+			apart = 0
+			require.NoError(t, drv.Set8(at[2], 0xff, 4*most, s))
+			require.NoError(t, product())
+			if apart > 0 {
+				t.Logf("%s: cuBLASLt has no such product", g)
+				continue
+			}
+			compare(g.String(), at[2], d, result)
+			if g.Epilogue == driver.SumB {
+				compare(g.String(), at[3], d, sums)
+			}
+		}
+	}
+}
+
 // TestGPUOneRankNCCL makes every collective with NCCL and one rank, for which each is a
-// copy: names, types, streams and ids are right if that works.
-func TestGPUOneRankNCCL(t *testing.T) { testOneRankNCCL(t, machine(t)) }
+// copy: names, types, streams and ids are right if that works. And it sends messages to itself, in a
+// graph too.
+func TestGPUOneRankNCCL(t *testing.T) {
+	system := machine(t)
+	testOneRankNCCL(t, system)
+	testMessagesToItself(t, system)
+}
 
 // TestOneRankNCCL is the same on the fake.
 func TestOneRankNCCL(t *testing.T) {
 	system, err := cudatest.NewSystem(fake.New(fake.Options{}))
 	require.NoError(t, err)
 	testOneRankNCCL(t, system)
+	testMessagesToItself(t, system)
+}
+
+func testMessagesToItself(t *testing.T, system *cuda.System) {
+	goruntime.LockOSThread()
+	defer goruntime.UnlockOSThread()
+	drv := system.Driver
+	lib, err := system.Collectives()
+	if err != nil {
+		t.Skip(err)
+	}
+	c, err := drv.RetainPrimary(0)
+	require.NoError(t, err)
+	defer drv.ReleasePrimary(0)
+	require.NoError(t, drv.SetCurrent(c))
+	s, err := drv.CreateStream()
+	require.NoError(t, err)
+	defer drv.DestroyStream(s)
+	const elems = 1031
+	host, err := drv.AllocHost(4 * elems)
+	require.NoError(t, err)
+	defer drv.FreeHost(host)
+	var at [2]driver.Ptr
+	for i := range at {
+		at[i], err = drv.Alloc(4 * elems)
+		require.NoError(t, err)
+		defer drv.Free(at[i])
+	}
+	id, err := lib.NewID()
+	require.NoError(t, err)
+	comm, err := lib.Join(1, id, 0)
+	require.NoError(t, err)
+	defer func() { require.NoError(t, comm.Close()) }()
+	message := func() error {
+		return errors.Join(lib.GroupStart(), comm.Send(at[0], elems, ir.F32, 0, s), comm.Recv(at[1], elems, ir.F32, 0, s), lib.GroupEnd())
+	}
+	check := func(round byte, send func() error) {
+		want := make([]byte, len(host))
+		for i := range host {
+			want[i] = byte(i) ^ round
+		}
+		copy(host, want)
+		require.NoError(t, drv.CopyToDevice(at[0], host, s))
+		require.NoError(t, drv.Set8(at[1], 0xff, 4*elems, s))
+		require.NoError(t, send())
+		require.NoError(t, drv.SyncStream(s))
+		require.NoError(t, drv.CopyToHost(host, at[1], s))
+		require.NoError(t, drv.SyncStream(s))
+		require.Equal(t, want, append([]byte(nil), host...))
+	}
+	check(1, message)
+	require.NoError(t, drv.BeginCapture(s))
+	require.NoError(t, message())
+	g, err := drv.EndCapture(s)
+	require.NoError(t, err)
+	defer drv.DestroyGraph(g)
+	exec, err := drv.Instantiate(g)
+	require.NoError(t, err)
+	defer drv.DestroyExec(exec)
+	for round := range byte(3) {
+		check(round, func() error { return drv.LaunchGraph(exec, s) })
+	}
 }
 
 func testOneRankNCCL(t *testing.T, system *cuda.System) {
@@ -63,7 +245,7 @@ func testOneRankNCCL(t *testing.T, system *cuda.System) {
 	version, err := lib.Version()
 	require.NoError(t, err)
 	t.Logf("NCCL %d", version)
-	for i, d := range []ir.DType{ir.F32, ir.BF16, ir.F16} {
+	for i, d := range []ir.DType{ir.F32, ir.BF16, ir.F16, ir.Q64} {
 		for j, op := range []ir.Op{ir.OpAllReduce, ir.OpReduceScatter, ir.OpAllGather, ir.OpAllToAll} {
 			for s := range runtime.Host {
 				b := cuda.New(system, cuda.Options{})

@@ -136,7 +136,19 @@ func (e *kernels) Reduce(s driver.Stream, by ir.Reduction, d ir.DType, out drive
 	for i, p := range in {
 		from[i] = uint64(p)
 	}
-	l := reduce(d, uint64(out), from, elems)
+	return e.once(s, reduce(d, uint64(out), from, elems))
+}
+
+// Exceeds and Void guard sums of fixed-point numbers by NCCL.
+func (e *kernels) Exceeds(s driver.Stream, flag, x driver.Ptr, elems, limit int64) error {
+	return e.once(s, kernel.Exceeds(uint64(flag), uint64(x), elems, limit))
+}
+
+func (e *kernels) Void(s driver.Stream, flag, x driver.Ptr, elems int64) error {
+	return e.once(s, kernel.Void(uint64(flag), uint64(x), elems))
+}
+
+func (e *kernels) once(s driver.Stream, l kernel.Launch) error {
 	f, err := e.function(l)
 	if err != nil {
 		return err

@@ -27,7 +27,8 @@ type lane struct {
 
 	groups map[int]*view // by Collective.Group; of the goroutine that gives the lane work
 	comms  map[int]driver.Comm
-	given  []collectiveAt // that may not be done yet
+	flag   driver.Ptr // of flagBytes: whether a sum of fixed-point numbers may not fit, where NCCL makes it
+	given  []given    // that may not be done yet
 
 	// Of a lane with a goroutine.
 	beside  bool
@@ -51,12 +52,6 @@ type mark struct {
 type task struct {
 	do     func() error
 	record bool
-}
-
-// collectiveAt is a collective that is done when an event has happened.
-type collectiveAt struct {
-	collective *runtime.Collective
-	event      int64
 }
 
 // tally counts what has happened on the host and wakes those who wait for it. The zero
@@ -123,6 +118,8 @@ func (b *Backend) await(t *tally, n int64, late func() []int) error {
 	}
 	return nil
 }
+
+const flagBytes = 8
 
 func newLane(d *Device, beside bool) (*lane, error) {
 	stream, err := d.drv.CreateStream()
@@ -299,6 +296,19 @@ func (l *lane) done(n int64) (bool, error) {
 	return true, nil
 }
 
+// passed notes that all events up to one have happened.
+func (l *lane) passed(n int64) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	after := slices.IndexFunc(l.marks, func(m mark) bool { return m.upTo > n })
+	if after < 0 {
+		after = len(l.marks)
+	}
+	if after > 0 {
+		l.happen(after - 1)
+	}
+}
+
 // happen notes that the first marks, up to one, have happened.
 func (l *lane) happen(i int) {
 	l.happened = l.marks[i].upTo
@@ -337,6 +347,9 @@ func (l *lane) release() (errs []error) {
 				errs = append(errs, drv.DestroyEvent(e))
 			}
 		}
+	}
+	if l.flag != 0 {
+		errs = append(errs, drv.Free(l.flag))
 	}
 	return append(errs, drv.DestroyStream(l.stream))
 }

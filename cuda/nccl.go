@@ -1,9 +1,10 @@
 package cuda
 
 import (
-	"errors"
 	"fmt"
+	"math"
 	goruntime "runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -14,10 +15,10 @@ import (
 )
 
 // join returns the lane's communicator of a group, which it makes with the other members
-// the first time. Those of this process meet on the host before, so that one that does not
-// come is named.
-func (l *lane) join(c *runtime.Collective) (driver.Comm, error) {
-	if comm := l.comms[c.Group]; comm != nil {
+// the first time, at an instruction that is the same for all. Those of this process meet on the
+// host before, so that one that does not come is named.
+func (l *lane) join(v *view, node *ir.Node) (driver.Comm, error) {
+	if comm := l.comms[v.number]; comm != nil {
 		return comm, nil
 	}
 	b := l.device.backend
@@ -25,19 +26,20 @@ func (l *lane) join(c *runtime.Collective) (driver.Comm, error) {
 	if err != nil {
 		return nil, err
 	}
-	name := l.nameHere
-	if b.others != nil {
-		name = l.nameAcross
+	var id driver.ID
+	if b.others == nil {
+		id, err = l.nameHere(lib, v, node)
+	} else {
+		id, err = b.nameAcross(lib, v)
 	}
-	id, err := name(lib, c)
 	if err != nil {
 		return nil, err
 	}
-	comm, err := l.enterComm(lib, c, id)
+	comm, err := l.enterComm(lib, v, id)
 	if err != nil {
 		return nil, err
 	}
-	l.comms[c.Group] = comm
+	l.comms[v.number] = comm
 	b.mu.Lock()
 	b.comms = append(b.comms, comm)
 	b.mu.Unlock()
@@ -46,13 +48,9 @@ func (l *lane) join(c *runtime.Collective) (driver.Comm, error) {
 
 // nameHere gives the members of a group, all of this process, the name of their
 // communicator.
-func (l *lane) nameHere(lib driver.Collectives, c *runtime.Collective) (driver.ID, error) {
+func (l *lane) nameHere(lib driver.Collectives, v *view, node *ir.Node) (id driver.ID, err error) {
 	b := l.device.backend
-	v, err := l.view(c)
-	if err != nil {
-		return driver.ID{}, err
-	}
-	v.members[c.Position].node.Store(c.Node)
+	v.members[v.position].node.Store(node)
 	b.mu.Lock()
 	if !v.named {
 		if v.id, err = lib.NewID(); err == nil {
@@ -61,23 +59,18 @@ func (l *lane) nameHere(lib driver.Collectives, c *runtime.Collective) (driver.I
 	}
 	b.mu.Unlock()
 	if err != nil {
-		return driver.ID{}, err
+		return id, err
 	}
 	if err := l.arrive(v); err != nil {
-		return driver.ID{}, err
+		return id, err
 	}
-	for i := range v.members {
-		if n := v.members[i].node.Load(); n != c.Node {
-			return driver.ID{}, fmt.Errorf("cuda: rank %d has entered %s %s instead", c.Members[i].Rank, n.Op, n.Name)
-		}
-	}
-	return v.id, nil
+	return v.id, v.alike(node)
 }
 
 // enterComm makes the rank part of a communicator. NCCL comes back when all have joined,
 // whenever that is, so it is left behind when that takes longer than the world allows, or the
 // run has failed elsewhere.
-func (l *lane) enterComm(lib driver.Collectives, c *runtime.Collective, id driver.ID) (driver.Comm, error) {
+func (l *lane) enterComm(lib driver.Collectives, v *view, id driver.ID) (driver.Comm, error) {
 	type joined struct {
 		comm driver.Comm
 		err  error
@@ -88,7 +81,7 @@ func (l *lane) enterComm(lib driver.Collectives, c *runtime.Collective, id drive
 		goruntime.LockOSThread() // which ends with the goroutine
 		var j joined
 		if j.err = l.device.drv.SetCurrent(gpu.context); j.err == nil {
-			j.comm, j.err = lib.Join(len(c.Members), id, c.Position)
+			j.comm, j.err = lib.Join(len(v.ranks), id, v.position)
 		}
 		ready <- j
 	}()
@@ -97,7 +90,7 @@ func (l *lane) enterComm(lib driver.Collectives, c *runtime.Collective, id drive
 	select {
 	case j := <-ready:
 		if j.err != nil {
-			return nil, fmt.Errorf("cuda: rank %d joining NCCL's group %d of %d ranks at %s: %w", l.device.rank, c.Group, len(c.Members), id.Address(), j.err)
+			return nil, fmt.Errorf("cuda: rank %d joining NCCL's group %d of %d ranks at %s: %w", l.device.rank, v.number, len(v.ranks), id.Address(), j.err)
 		}
 		return j.comm, nil
 	case <-b.stopped:
@@ -106,11 +99,11 @@ func (l *lane) enterComm(lib driver.Collectives, c *runtime.Collective, id drive
 	case <-timer.C:
 		b.joining.Store(true)
 		var ranks []string
-		for _, m := range c.Members {
-			ranks = append(ranks, strconv.Itoa(m.Rank))
+		for _, r := range v.ranks {
+			ranks = append(ranks, strconv.Itoa(r))
 		}
 		return nil, fmt.Errorf("cuda: rank %d has not joined NCCL's group %d (ranks %s) at %s within %v; NCCL_DEBUG=INFO says what it waits for, NCCL_SOCKET_IFNAME chooses the network",
-			l.device.rank, c.Group, strings.Join(ranks, ", "), id.Address(), b.world.Timeout)
+			l.device.rank, v.number, strings.Join(ranks, ", "), id.Address(), b.world.Timeout)
 	}
 }
 
@@ -131,25 +124,69 @@ func (b *Backend) collectives() (driver.Collectives, error) {
 // byNCCL makes a collective of ranks on GPUs of their own, and those made together with it.
 // NCCL adds numbers of two bytes up in their own type, rounding each sum of two.
 func (l *lane) byNCCL(c *runtime.Collective) error {
-	if _, err := l.join(c); err != nil {
+	v, err := l.view(c)
+	if err != nil {
 		return err
 	}
-	l.note(c)
+	if _, err := l.join(v, c.Node); err != nil {
+		return err
+	}
+	l.note(given{collective: c})
 	return l.groupByNCCL(c)
 }
 
 // groupByNCCL makes the calls of collectives whose communicator is there.
+//
+// NCCL adds integers up without regard to overflow. So a rank brings to a sum of fixed-point
+// numbers at most its share of what they hold: where one is greater on any rank, which all learn
+// by one number more, no rank gets a sum that fits.
 func (l *lane) groupByNCCL(c *runtime.Collective) error {
-	comm, lib := l.comms[c.Group], l.device.backend.nccl
+	comm, lib, engine := l.comms[c.Group], l.device.backend.nccl, l.device.gpu.engine
+	all := append([]*runtime.Collective{c}, c.More...)
+	var fixed []*runtime.Collective
+	for _, c := range all {
+		if c.Members[c.Position].In.DType == ir.Q64 && (c.Node.Op == ir.OpAllReduce || c.Node.Op == ir.OpReduceScatter) {
+			fixed = append(fixed, c)
+		}
+	}
+	if len(fixed) > 0 {
+		if err := l.device.drv.Set8(l.flag, 0, flagBytes, l.stream); err != nil {
+			return err
+		}
+	}
+	for _, c := range fixed {
+		me := c.Members[c.Position]
+		if elems := me.In.Slab.Elems(); elems > 0 {
+			if err := engine.Exceeds(l.stream, l.flag, l.operand(me, 0), elems, math.MaxInt64/int64(len(c.Members))); err != nil {
+				return err
+			}
+		}
+	}
 	if err := lib.GroupStart(); err != nil {
 		return err
 	}
-	for _, c := range append([]*runtime.Collective{c}, c.More...) {
+	for _, c := range all {
 		if err := l.exchangeByNCCL(comm, c); err != nil {
 			return err
 		}
 	}
-	return lib.GroupEnd()
+	if len(fixed) > 0 {
+		if err := comm.AllReduce(l.flag, l.flag, 1, ir.Q64, ir.Sum, l.stream); err != nil {
+			return err
+		}
+	}
+	if err := lib.GroupEnd(); err != nil {
+		return err
+	}
+	for _, c := range fixed {
+		me := c.Members[c.Position]
+		if elems := me.Out.Slab.Elems(); elems > 0 {
+			if err := engine.Void(l.stream, l.flag, l.result(me, 0), elems); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
 }
 
 // exchangeByNCCL has NCCL move whole values where they are cut evenly in their first
@@ -157,9 +194,6 @@ func (l *lane) groupByNCCL(c *runtime.Collective) error {
 func (l *lane) exchangeByNCCL(comm driver.Comm, c *runtime.Collective) error {
 	me := c.Members[c.Position]
 	d := me.In.DType
-	if d == ir.Q64 {
-		return errors.New("cuda: NCCL does not tell when a sum of q64 over ranks overflows; train.reproducible needs --device cpu, or one rank")
-	}
 	switch c.Node.Op {
 	case ir.OpAllReduce:
 		return comm.AllReduce(l.operand(me, 0), l.result(me, 0), me.In.Slab.Elems(), d, c.Attr.Reduce, l.stream)
@@ -237,35 +271,58 @@ func inOrder(c *runtime.Collective, part func(runtime.Member) ir.Slab, whole ir.
 	return size*int64(len(c.Members)) == whole.Elems()
 }
 
-// note remembers a collective until the lane's next event has happened.
-func (l *lane) note(c *runtime.Collective) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	kept := l.given[:0]
-	for _, g := range l.given {
-		if g.event > l.happened {
-			kept = append(kept, g)
-		}
-	}
-	l.given = append(kept, collectiveAt{c, l.last() + 1})
+// given is a collective or transfer that was given to a lane.
+type given struct {
+	collective *runtime.Collective
+	transfer   *runtime.Transfer
+	event      int64 // of the lane, after which it is done
 }
 
-// waiting returns the first collective of the lane that may not be done, or nil.
-func (l *lane) waiting() *runtime.Collective {
+// node returns the instruction, and others the ranks that it waits for.
+func (g given) node() *ir.Node {
+	if g.transfer != nil {
+		return g.transfer.Node
+	}
+	return g.collective.Node
+}
+
+func (g given) others() (ranks []int) {
+	if g.transfer != nil {
+		return []int{g.transfer.Peer}
+	}
+	for i, m := range g.collective.Members {
+		if i != g.collective.Position {
+			ranks = append(ranks, m.Rank)
+		}
+	}
+	return ranks
+}
+
+// note remembers what the lane is given until its next event has happened.
+func (l *lane) note(g given) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.given = slices.DeleteFunc(l.given, func(g given) bool { return g.event <= l.happened })
+	g.event = l.last() + 1
+	l.given = append(l.given, g)
+}
+
+// waiting returns the first that may not be done.
+func (l *lane) waiting() (first given, ok bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, g := range l.given {
 		if g.event > l.happened {
-			return g.collective
+			return g, true
 		}
 	}
-	return nil
+	return given{}, false
 }
 
-// hangs returns why a wait for the GPU is in vain: a communicator has failed, or the
-// members of a collective have not come in time.
+// hangs returns why a wait for the GPU is in vain: a communicator has failed, or the others
+// have not come in time to what a stream was given.
 func (d *Device) hangs(waited time.Duration) error {
-	for _, l := range []*lane{d.compute, d.comm} {
+	for _, l := range d.lanes() {
 		for _, comm := range l.comms {
 			if err := comm.Failure(); err != nil {
 				return err
@@ -275,7 +332,7 @@ func (d *Device) hangs(waited time.Duration) error {
 	if waited < d.backend.world.Timeout {
 		return nil
 	}
-	if d.ends.collectives() {
+	if d.ends.sharing() {
 		late := &runtime.WaitError{After: waited}
 		for rank := range d.backend.world.Ranks {
 			if rank != d.rank {
@@ -284,18 +341,12 @@ func (d *Device) hangs(waited time.Duration) error {
 		}
 		return late
 	}
-	for _, l := range []*lane{d.compute, d.comm} {
+	for s, l := range []*lane{runtime.Compute: d.compute, runtime.Communication: d.comm} {
 		if l.beside {
 			continue
 		}
-		if c := l.waiting(); c != nil {
-			late := &runtime.WaitError{After: waited}
-			for i, m := range c.Members {
-				if i != c.Position {
-					late.Ranks = append(late.Ranks, m.Rank)
-				}
-			}
-			return late
+		if g, ok := l.waiting(); ok {
+			return &runtime.StreamError{Stream: runtime.Stream(s), Node: g.node(), Err: &runtime.WaitError{Ranks: g.others(), After: waited}}
 		}
 	}
 	return nil

@@ -89,35 +89,34 @@ func (o *others) close() error {
 
 // nameAcross gives the members of a group, in processes of their own, the name of their
 // communicator, which the first makes.
-func (l *lane) nameAcross(lib driver.Collectives, c *runtime.Collective) (driver.ID, error) {
-	b := l.device.backend
-	if c.Position > 0 {
+func (b *Backend) nameAcross(lib driver.Collectives, v *view) (driver.ID, error) {
+	if v.position > 0 {
 		timer := time.NewTimer(b.world.Timeout)
 		defer timer.Stop()
 		select {
-		case id := <-b.others.name(c.Group):
+		case id := <-b.others.name(v.number):
 			return id, nil
 		case <-b.stopped:
 			return driver.ID{}, runtime.ErrAborted
 		case <-timer.C:
-			return driver.ID{}, &runtime.WaitError{Ranks: []int{c.Members[0].Rank}, After: b.world.Timeout}
+			return driver.ID{}, &runtime.WaitError{Ranks: v.ranks[:1], After: b.world.Timeout}
 		}
 	}
 	id, err := lib.NewID()
 	if err != nil {
 		return id, err
 	}
-	message, err := binary.Append(nil, binary.BigEndian, naming{int32(c.Group), id})
+	message, err := binary.Append(nil, binary.BigEndian, naming{int32(v.number), id})
 	if err != nil {
 		return id, err
 	}
-	for _, m := range c.Members[1:] {
-		conn := b.others.conns[m.Rank]
+	for _, rank := range v.ranks[1:] {
+		conn := b.others.conns[rank]
 		if err := conn.SetWriteDeadline(time.Now().Add(b.world.Timeout)); err != nil {
 			return id, err
 		}
 		if _, err := conn.Write(message); err != nil {
-			return id, fmt.Errorf("cuda: naming NCCL's group %d to rank %d at %s: %w", c.Group, m.Rank, conn.RemoteAddr(), err)
+			return id, fmt.Errorf("cuda: naming NCCL's group %d to rank %d at %s: %w", v.number, rank, conn.RemoteAddr(), err)
 		}
 	}
 	return id, nil

@@ -16,14 +16,15 @@ import (
 // goes to memory beside the arena that the graph copies from; learning rate and step number are
 // inputs too.
 //
-// What waits for another rank's
-// host, as transfers and loopback collectives do, keeps a step from being captured.
+// What waits for another rank's host, as transfers and collectives do where ranks share a GPU,
+// keeps a step from being captured.
 
 // call is one thing that a device is told, without what varies.
 type call struct {
 	kind       callKind
 	kernel     *runtime.Kernel
 	collective *runtime.Collective
+	transfer   *runtime.Transfer
 	stream     runtime.Stream // that records or waits
 	of         runtime.Stream // of the event waited for
 	n          int64          // the event's number in the step, or the offset of an upload
@@ -38,6 +39,9 @@ const (
 	callRecord
 	callWait
 	callUpload
+	callExpect
+	callSend
+	callRecv
 )
 
 // maxSequences bounds the kinds of steps that are remembered: training, evaluation, and
@@ -46,12 +50,12 @@ const maxSequences = 6
 
 // sequence is a kind of step.
 type sequence struct {
-	calls       []call
-	seen        int
-	odd         bool // it cannot be captured
-	exec        driver.Exec
-	inputs      driver.Ptr // memory of the device, from which the graph copies to the arena
-	collectives bool
+	calls   []call
+	seen    int
+	odd     bool // it cannot be captured
+	exec    driver.Exec
+	inputs  driver.Ptr // memory of the device, from which the graph copies to the arena
+	sharing bool       // other ranks take part in it
 }
 
 // replay is a device's memory of steps.
@@ -137,13 +141,6 @@ func (r *replay) catchUp() error {
 	return nil
 }
 
-// never has everything done that was told before something that keeps steps like this one
-// from being captured, wherever it comes.
-func (r *replay) never(why string) error {
-	r.why = why
-	return r.flush()
-}
-
 // flush has everything done that was told, for what cannot be captured to come after it.
 func (r *replay) flush() error {
 	r.odd = true
@@ -176,6 +173,12 @@ func (r *replay) perform(c call, data []byte) error {
 		return r.record(c.stream)
 	case callWait:
 		return r.waitOwn(c.stream, c.of, c.n+r.base[c.of])
+	case callExpect:
+		return r.expect(c.transfer)
+	case callSend:
+		return r.send(c.transfer)
+	case callRecv:
+		return r.recv(c.transfer)
 	}
 	return r.uploadTo(r.arena+driver.Ptr(c.n), data)
 }
@@ -282,7 +285,7 @@ func (r *replay) capture(s *sequence) (err error) {
 	bytes := 0
 	for _, c := range s.calls {
 		bytes += c.bytes
-		s.collectives = s.collectives || c.kind == callCollective
+		s.sharing = s.sharing || c.kind == callCollective || c.kind == callSend || c.kind == callRecv
 	}
 	if bytes > 0 {
 		if s.inputs, err = r.drv.Alloc(int64(bytes)); err != nil {
@@ -334,6 +337,8 @@ func (r *replay) redo(s *sequence) (events []driver.Event, err error) {
 				err = r.drv.Copy(r.arena+driver.Ptr(c.n), at, int64(c.bytes), r.compute.stream)
 				at += driver.Ptr(c.bytes)
 			}
+		case callExpect, callSend, callRecv:
+			err = r.perform(c, nil)
 		}
 		if err != nil {
 			return events, err

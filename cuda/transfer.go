@@ -7,8 +7,8 @@ import (
 	"github.com/autopar/autopar/runtime"
 )
 
-// wire is a sending instruction between two ranks: the events after messages that the
-// receiver has not taken yet.
+// wire is a sending instruction between two ranks that share a GPU: the events after messages
+// that the receiver has not taken yet.
 type wire struct {
 	sent tally
 
@@ -26,30 +26,16 @@ func (b *Backend) wire(n int) *wire {
 	return b.wires[n]
 }
 
-// errApart says what several processes do not do yet.
-var errApart = &DeviceError{"stages of a pipeline on GPUs have to be of one process: start it once, or plan without a pipeline"}
-
-// meet has all done that was told before a message, whose two ends meet on the host.
-func (d *Device) meet() error {
-	if d.steps == nil {
-		return nil
-	}
-	return d.steps.never("the stages of a pipeline wait for each other's messages on the host")
-}
-
-// Send copies the tensor to the peer's arena, and says so by an event. Between GPUs the
-// driver copies directly where it can.
+// Send sends the tensor to the peer: by NCCL, or where ranks share a GPU by a copy to the peer's
+// arena, and an event that says so.
 func (d *Device) Send(t *runtime.Transfer) error {
-	if d.backend.others != nil {
-		return errApart
-	}
-	if err := d.meet(); err != nil {
-		return err
-	}
 	if err := d.enter(); err != nil {
 		return err
 	}
 	defer d.leave()
+	if d.Meets() {
+		return d.do(call{kind: callSend, transfer: t}, nil)
+	}
 	d.label(d.compute, t.Node.Op.String(), t.Node.Name)
 	if bytes := t.Local.Bytes(); bytes > 0 {
 		dst := d.backend.devices[t.Peer].arena + driver.Ptr(t.Remote)
@@ -78,16 +64,13 @@ func (w *wire) say(d *Device) error {
 
 // Recv holds later work back until the peer's message is there.
 func (d *Device) Recv(t *runtime.Transfer) error {
-	if d.backend.others != nil {
-		return errApart
-	}
-	if err := d.meet(); err != nil {
-		return err
-	}
 	if err := d.enter(); err != nil {
 		return err
 	}
 	defer d.leave()
+	if d.Meets() {
+		return d.do(call{kind: callRecv, transfer: t}, nil)
+	}
 	w := d.backend.wire(t.Wire)
 	if err := d.backend.await(&w.sent, d.received[t.Wire]+1, func() []int { return []int{t.Peer} }); err != nil {
 		return err

@@ -54,12 +54,37 @@ func inTheCluster() []mutant {
 		bug: "a core has near what another has written", how: "in the price of an update",
 		file: "planner/cost/shared.go",
 		old:  "return n.Phase == ir.Update", new: "return false",
+		pkg: "./planner/cost", run: "^TestAcross$",
+	}, {
+		bug: "two cores share work that one does sooner", how: "in its price",
+		file: "planner/cost/shared.go",
+		old:  "return min(t+m.fork+float64(bytes*m.remote), float64(t*m.alone))", new: "return t + m.fork + float64(bytes*m.remote)",
+		pkg: "./planner/cost", run: "^TestKernelsOfSeveralCores$",
+	}, {
+		bug: "caches of one core hold what all do", how: "what a kernel finds near others",
+		file: "planner/cost/shared.go",
+		old:  "bytes = min(bytes, float64(m.cache.Memory)*m.crowd)", new: "bytes = min(bytes, float64(m.cache.Memory))",
 		pkg: "./planner/cost", run: "^TestKernelsOfSeveralCores$",
 	}, {
 		bug: "what all kernels of several cores lose is put down to reading across", how: "in the fit",
 		file: "runtime/cpu/profile/fit.go",
-		old:  "(p.together - p.apart/threads)", new: "(p.together - p.apart)",
+		old:  "(p.together - p.apart - fork)", new: "(p.together - p.apart)",
 		pkg: "./runtime/cpu/profile", run: "^TestFitsFindWhatMadeTheTimes$",
+	}, {
+		bug: "an update by each of several ranks counts as shared by them", how: "when their kernels are set beside those of one rank",
+		file: "runtime/cpu/profile/programs.go",
+		old:  "in.seconds / cores * of.work.FLOPs / in.work.FLOPs", new: "in.seconds",
+		pkg: "./runtime/cpu/profile", run: "^TestPairsAreOfTheSameWork$",
+	}, {
+		bug: "what a whole model is priced wrong is put down to turns", how: "in the fit",
+		file: "runtime/cpu/profile/profile.go",
+		old:  "most*few.seconds/least", new: "most+0*least",
+		pkg: "./runtime/cpu/profile", run: "^TestTurn$",
+	}, {
+		bug: "a run that leaves nothing is stopped in a step after two minutes", how: "no collection between steps comes first",
+		file: "train/garbage.go",
+		old:  "|| time.Since(g.last) > idleTime", new: "",
+		pkg: "./train", run: "^TestGarbage$",
 	}, {
 		bug: "schedules share their prices on a crowded machine", how: "the first that is priced decides",
 		file: "planner/price.go",

@@ -57,7 +57,32 @@ func inTheDevice() []mutant {
 	}, {
 		bug: "a process waits for the name of another group", how: "where NCCL's names go over TCP",
 		file: "cuda/peers.go",
-		old:  "naming{int32(c.Group), id}", new: "naming{int32(c.Group) + 1, id}",
+		old:  "naming{int32(v.number), id}", new: "naming{int32(v.number) + 1, id}",
 		pkg: "./train", run: "^TestProcessesOnGPUs$",
+	}, {
+		bug: "a rank waits for one that waits for it", how: "it expects a message where its task begins",
+		file: "codegen/expect.go",
+		old:  "e.Before = stands.Node", new: "e.Before = nil",
+		pkg: "./codegen", run: "^TestExpects$",
+	}, {
+		bug: "receives hold a GPU for much of a step", how: "messages are expected as if ranks ran one after another",
+		file: "codegen/progress.go",
+		old:  "\tif w.ended[r] == w.round {\n\t\treturn task, nil\n\t}\n", new: "",
+		pkg: "./codegen", run: "^TestExpectedInTime$",
+	}, {
+		bug: "a message arrives where the one before is read", how: "NCCL does not wait for the place to be free",
+		file: "cuda/meeting.go",
+		old:  "\tif err := d.drv.WaitEvent(in.stream, free); err != nil {\n\t\treturn err\n\t}\n", new: "",
+		pkg: ".", run: "^TestPipelinesOverNCCL$/^1f1b_dp_3",
+	}, {
+		bug: "a receiver does not wait for the message", how: "over NCCL",
+		file: "cuda/meeting.go",
+		old:  "\tif err := d.drv.WaitEvent(d.compute.stream, there); err != nil {\n\t\treturn err\n\t}\n", new: "",
+		pkg: "./cuda", run: "^TestNCCL$/^transfers$",
+	}, {
+		bug: "a sum in fixed point wraps", how: "every rank has a term that fits, over NCCL",
+		file: "cuda/nccl.go",
+		old:  "math.MaxInt64/int64(len(c.Members))", new: "math.MaxInt64",
+		pkg: "./cuda", run: "^TestFixedNCCL$",
 	}}
 }

@@ -456,7 +456,22 @@ func inTheKernels() []mutant {
 	}, {
 		bug: "blocked product", how: "a block of columns is taken to be packed already",
 		file: "runtime/cpu/kernel/matmul.go",
-		old:  "t.serial += uint64(across)", new: "t.serial += 0",
+		old:  "p.task.product.serial += uint64(parts * t.across)", new: "p.task.product.serial += 0",
+		pkg: kernel, run: "^TestMatMul$",
+	}, {
+		bug: "product in halves", how: "the second is not added",
+		file: "runtime/cpu/kernel/matmul.go",
+		old:  "p.binary(p.isa.add, c, c, second, grainLight)", new: "",
+		pkg: kernel, run: "^TestMatMul$",
+	}, {
+		bug: "product in halves", how: "terms of the second take the place of those before",
+		file: "runtime/cpu/kernel/matmul.go",
+		old:  "min(kc, left), q > 0}", new: "min(kc, left), false}",
+		pkg: kernel, run: "^TestMatMul$",
+	}, {
+		bug: "product in halves", how: "the first ends where the second begins to be shorter",
+		file: "runtime/cpu/kernel/matmul.go",
+		old:  "first = (k/2 + tileDepth - 1) / tileDepth * tileDepth", new: "first = k / 2 / tileDepth * tileDepth",
 		pkg: kernel, run: "^TestMatMul$",
 	}, {
 		bug: "packed rows", how: "rows after the first few are packed over them",

@@ -3,6 +3,7 @@ package planner
 import (
 	"fmt"
 	"maps"
+	"math"
 	"slices"
 	"strings"
 
@@ -178,8 +179,8 @@ func (b *blueprint) noteCuts() {
 		if tp := mesh.Axis(partition.AxisTP); mesh.Axes[tp].Size > 1 && isAttention(n.Op) {
 			var only ir.ShardSpec
 			only[tp] = ir.ShardOn(0)
-			for _, d := range sig.Dims { // with fewer heads than ranks it is cut in another way
-				if !d.Frozen {
+			for _, d := range sig.Dims { // with fewer heads than ranks it is cut in another way, as here or not
+				if !d.Frozen && d.Size >= mesh.Axes[tp].Size {
 					note(d.Size, only, 0)
 				}
 			}
@@ -188,6 +189,22 @@ func (b *blueprint) noteCuts() {
 	for axes, size := range least {
 		b.cuts = append(b.cuts, valueCut{size, axes})
 	}
+}
+
+// fewestHeads is the smallest of the sizes in which attention can be cut: over more ranks
+// it is cut in another way.
+func fewestHeads(g *ir.Graph) int {
+	least := math.MaxInt
+	for _, n := range g.Nodes {
+		if isAttention(n.Op) {
+			for _, d := range ir.SignatureOf(n).Dims {
+				if !d.Frozen {
+					least = min(least, d.Size)
+				}
+			}
+		}
+	}
+	return least
 }
 
 func isAttention(op ir.Op) bool {
@@ -274,12 +291,14 @@ type blueprints struct {
 	graphs *shrunken
 	batch  int
 	tokens int // of a sequence
+	heads  int // the fewest parts into which attention can be cut in some way
 	known  map[structure]*blueprint
 	failed map[structure]error
 	rooms  map[roomKey][]codegen.Chunk
 	// sharing has data-parallel ranks and the size of their groups under which ZeRO cuts
 	// parameters in the same dimensions.
 	sharing map[shardsKey][2]int
+	many    map[structure][]*blueprint // of one stage and other than two ranks, but for how many are tensor-parallel
 }
 
 // shardsKey is what tells in which dimensions ZeRO cuts parameters.
@@ -315,7 +334,7 @@ type structure struct {
 }
 
 func newBlueprints(graphs *shrunken, batch int) *blueprints {
-	return &blueprints{graphs, batch, sequenceTokens(graphs.graph), map[structure]*blueprint{}, map[structure]error{}, map[roomKey][]codegen.Chunk{}, map[shardsKey][2]int{}}
+	return &blueprints{graphs, batch, sequenceTokens(graphs.graph), fewestHeads(graphs.graph), map[structure]*blueprint{}, map[structure]error{}, map[roomKey][]codegen.Chunk{}, map[shardsKey][2]int{}, map[structure][]*blueprint{}}
 }
 
 // find returns the blueprint for a plan, of which stages, cut, micro-batch size and
@@ -356,11 +375,24 @@ func (b *blueprints) find(p *partition.Plan) (*blueprint, error) {
 		}
 	}
 	enough := p.ContextParallel() == 1 || b.tokens >= 2*p.ContextParallel() // each rank has an early and a late part
-	one, err := b.compile(key.single(), p.Placements)
-	if err != nil || !enough || !one.standsFor(p.Mesh(b.batch)) {
-		// Something is cut in another way there.
-		key.dp, key.cp, key.tp, key.group = p.DataParallel(), p.ContextParallel(), p.TP, p.ZeROGroup
+	enough = enough && p.TP <= b.heads
+	var one *blueprint
+	var err error
+	if enough {
 		one, err = b.compile(key.single(), p.Placements)
+	}
+	if !enough || err != nil || !one.standsFor(p.Mesh(b.batch)) {
+		// Something is cut in another way there, perhaps as with other tensor-parallel ranks.
+		key.dp, key.cp, key.tp, key.group = p.DataParallel(), p.ContextParallel(), 0, p.ZeROGroup
+		many := key.single()
+		all := b.many[many]
+		at := slices.IndexFunc(all, func(x *blueprint) bool { return x.standsFor(p.Mesh(b.batch)) })
+		if key.tp = p.TP; at >= 0 {
+			key.tp = all[at].plan.TP
+		}
+		if one, err = b.compile(key.single(), p.Placements); err == nil && at < 0 {
+			b.many[many] = append(all, one)
+		}
 	}
 	switch {
 	case err != nil || key.stages == 1:

@@ -13,8 +13,9 @@ import (
 // hold, given that one stage has a number of blocks. They are derived from one
 // chain of events that every schedule without interleaving has: micro-batch 0
 // goes forward through all stages and backward to stage i; stage i then does what
-// it has left; its last backward goes on to stage 0, which updates. Whatever the
-// cut, all blocks lie on that chain once forward and once backward
+// it has left; its last backward goes on to stage 0, which updates, and what waits for
+// that follows (see tails). Whatever the cut, all blocks lie on that chain once forward and
+// once backward
 // (PLANNING.md 2.7).
 type bounds struct {
 	pipe    *pipeline
@@ -23,11 +24,10 @@ type bounds struct {
 	time    [][]cost.Picoseconds // [stage][n-1]: with the best of them
 	atLeast [][]cost.Picoseconds // of n blocks or more
 	through []line               // forward and backward of micro-batch 0, for prefixes
-	busy    []line               // all micro-batches and the update, what is done in order
 	work    []line               // with what communication streams do
 	passes  []line               // all micro-batches, but for gradients of weights that are apart
 	ahead   []cost.Picoseconds   // by stage: see gathersAhead
-	end     cost.Picoseconds     // the update of stage 0, after its last backward; others update meanwhile
+	end     cost.Picoseconds     // what follows on the last backward pass of stage 0
 	back    cost.Picoseconds     // a block in the backward pass of micro-batch 0
 	before  []cost.Picoseconds   // by stage: micro-batch 0 through the stages before, but for blocks
 	each    cost.Picoseconds     // one of those blocks
@@ -82,11 +82,11 @@ func newBounds(p *pipeline, limit int64, opts Options, learned map[tried]bool) *
 		}
 		b.ahead = append(b.ahead, ahead)
 		b.through = append(b.through, f)
-		b.busy = append(b.busy, works[i].all)
 		b.work = append(b.work, works[i].both)
 		b.passes = append(b.passes, works[i].passes)
 	}
-	b.end = works[0].update.at(1, recomputation{}) + works[0].weight[rest].at(1, recomputation{})
+	tails := newTails(p)
+	b.end = tails.of(0, 1) + works[0].weight[rest].at(1, recomputation{})
 	var through [2][]cost.Picoseconds
 	for size := range through {
 		for _, l := range back[size] {
@@ -117,15 +117,15 @@ func newBounds(p *pipeline, limit int64, opts Options, learned map[tried]bool) *
 				from = blocks
 			}
 			var all []option
-			least := never
+			least, tail := never, tails.of(i, n)
 			for _, r := range b.options(i, n, opts, learned) {
 				left := works[i].left(p, i, n, r)
 				// Gradients of weights that a zero-bubble schedule has before its last backward pass.
 				apart := cost.Picoseconds(max(0, p.microBatches-1-i)) * works[i].weight[whole].at(n, r)
 				way := cost.Picoseconds(n)*slower + left
 				t := flow + cost.Picoseconds(from)*(block[first]-block[rest]) + way + apart
-				late := start + way + works[i].weights.at(n, r) + works[i].update.at(n, r)
-				t = max(t, b.busy[i].at(n, r), late+cost.Picoseconds(from)*block[first])
+				late := start + way + works[i].weights.at(n, r) + tail
+				t = max(t, works[i].all.at(n, r)+tail, late+cost.Picoseconds(from)*block[first])
 				all, least = append(all, option{r, t, late}), min(least, t)
 			}
 			b.again[i] = append(b.again[i], all)
@@ -165,7 +165,6 @@ func (p *pipeline) ahead(i int) line {
 func (b *bounds) like(stage int) {
 	b.ahead = append(b.ahead, b.ahead[stage])
 	b.through = append(b.through, b.through[stage])
-	b.busy = append(b.busy, b.busy[stage])
 	b.work = append(b.work, b.work[stage])
 	b.passes = append(b.passes, b.passes[stage])
 }
@@ -181,21 +180,19 @@ func (l *line) gathersAhead() cost.Picoseconds {
 	return less
 }
 
-// stageWork is all the work of a stage.
+// stageWork is all the work of a stage but for its update.
 type stageWork struct {
 	forward, backward, weight [2]line
-	update                    line
 	last                      line // the last backward pass, up to what it sends
 	passes                    line // forward and backward, m micro-batches, the last up to what it sends
 	weights                   line // gradients of weights that are apart, m micro-batches
-	all                       line // with the update
+	all                       line // both in full
 	both                      line // with what communication streams do
 }
 
 // newStageWork adds up the work of stage i over m micro-batches.
 func newStageWork(p *pipeline, i int, m cost.Picoseconds) stageWork {
-	w := stageWork{update: p.stages[i].update.busy()}
-	beside := stageWork{update: p.stages[i].update.beside()}
+	var w, beside stageWork
 	for size := range 2 {
 		forward, backward, weight := p.body(i, ir.Forward, size), p.body(i, ir.Backward, size), p.body(i, ir.WeightGrad, size)
 		w.forward[size], w.backward[size], w.weight[size] = forward.busy(), backward.busy(), weight.busy()
@@ -213,7 +210,7 @@ func newStageWork(p *pipeline, i int, m cost.Picoseconds) stageWork {
 	return w
 }
 
-// total adds up m micro-batches and the update.
+// total adds up m micro-batches.
 func (w *stageWork) total(m cost.Picoseconds) {
 	sum := func(total *line, of [2]line) {
 		total.fixed += (m-1)*of[whole].fixed + of[rest].fixed
@@ -224,7 +221,7 @@ func (w *stageWork) total(m cost.Picoseconds) {
 	sum(&w.passes, w.forward)
 	sum(&w.passes, w.backward)
 	sum(&w.weights, w.weight)
-	w.all = w.passes.plus(w.weights).plus(w.update)
+	w.all = w.passes.plus(w.weights)
 }
 
 // plus adds two lines, of which only the first may have an early part.

@@ -129,7 +129,6 @@ type cell struct {
 
 // regions says of all the space why the search left it, or that it looked.
 func (s *searcher) regions(winner cost.Picoseconds) []Region {
-	all := outlines(s.opts, allDegrees(s.opts, s.graphs.blocks, s.batch, s.contexts, s.cluster), s.graphs.blocks, s.cluster)
 	points, met := map[cell]*point{}, map[outline]bool{}
 	for _, p := range s.looked {
 		t := &p.pipe.template
@@ -140,29 +139,22 @@ func (s *searcher) regions(winner cost.Picoseconds) []Region {
 	for _, p := range s.pending {
 		floors[p.outline], met[p.outline] = p.rest(), true
 	}
-	// What is not met with modules replicated or in another order of ranks was left with its
-	// family, or is alike.
+	// What is not met was left with its tract, or is alike.
 	left := map[outline]bool{}
 	var whole []outline
-	add := func(o outline) {
-		if !met[o] {
-			first := s.sizedOf(o)
-			s.raiseAll(&pending{outline: o, first: first}, winner-1)
-			floors[o], left[o] = first.sizes, first.least >= winner
+	for _, t := range s.tracts {
+		beside := t.spares
+		if beside == nil {
+			beside = s.sparing(t.pending)
 		}
-		whole = append(whole, o)
-	}
-	for _, o := range all {
-		whole = append(whole, o)
-		for _, x := range s.rankOrders(o.degrees) {
-			other := o
-			other.ranks = x.ranks
-			add(other)
-		}
-		for _, x := range s.replications(o) {
-			other := o
-			other.replicate = x
-			add(other)
+		for _, p := range append([]*pending{t.pending}, beside...) {
+			s.raise(p, winner-1, flowLimited)
+			for _, o := range s.placesOf(p.outline) {
+				if !met[o] {
+					floors[o], left[o] = p.rest(), p.floor() >= winner
+				}
+				whole = append(whole, o)
+			}
 		}
 	}
 	twins := s.twins(whole, left, met)
@@ -200,10 +192,6 @@ func (s *searcher) regionsOf(o outline, winner cost.Picoseconds, twins map[outli
 		whole.reason, whole.unit, whole.as = byTwin, x.unit, x.ranks
 		return []Region{whole}
 	}
-	left, known := floors[o]
-	if !known {
-		left = s.sizedOf(o).sizes
-	}
 	var regions []Region
 	for _, size := range whole.sizes {
 		at := len(regions)
@@ -212,7 +200,7 @@ func (s *searcher) regionsOf(o outline, winner cost.Picoseconds, twins map[outli
 			if p := points[cell{o, size, schedule}]; p != nil {
 				p.say(&x, winner)
 			} else {
-				x.leave(left, winner)
+				x.leave(floors[o], winner)
 			}
 			regions = merge(regions, at, x, func(r *Region) { r.schedules = append(r.schedules, schedule) })
 		}

@@ -253,12 +253,10 @@ func (a *auditor) cell(r *Region, c cell) error {
 	var bound cost.Picoseconds
 	switch r.reason {
 	case byTrunk:
-		if bound = a.common(o, size, schedule); bound < r.bound { // most need no more
-			bound = a.trunks(o, size, schedule, a.again(o, size, schedule))
-		}
+		bound = a.trunks(o, size, schedule, a.again(o, size, schedule), r.bound)
 	case byStages:
 		var err error
-		if bound, err = a.stages(o, size, schedule, a.again(o, size, schedule)); err != nil {
+		if bound, err = a.stages(o, size, schedule, a.again(o, size, schedule), r.bound); err != nil {
 			return refute(r.line, "%s cannot be compiled: %v", o.text(), err)
 		}
 	case byCuts, byMemory:
@@ -292,18 +290,32 @@ func (a *auditor) cell(r *Region, c cell) error {
 }
 
 // stages bounds the plans of an outline by the trunk, and by all that its stages do in
-// order, with the recomputation that memory makes necessary unless that is nil.
-func (a *auditor) stages(o outline, size int, schedule partition.Schedule, more *again) (cost.Picoseconds, error) {
+// order, with the recomputation that memory makes necessary unless that is nil; if that is
+// less than enough as far as it goes.
+func (a *auditor) stages(o outline, size int, schedule partition.Schedule, more *again, enough cost.Picoseconds) (cost.Picoseconds, error) {
 	bound, err := a.refined(a.pendingOf(o), size, schedule, more)
-	return max(bound, a.trunks(o, size, schedule, more)), err
+	if bound < enough {
+		bound = max(bound, a.trunks(o, size, schedule, more, enough))
+	}
+	return bound, err
 }
 
-// trunks bounds them by the trunk alone: a bound that knows more may yet be less, by the
+// trunks bounds them by the trunk alone, where they lie and anywhere, also with memory
+// without limit and nothing to spare it: a bound that knows more may yet be less, by the
 // thousandth to which it is found.
-func (a *auditor) trunks(o outline, size int, schedule partition.Schedule, more *again) cost.Picoseconds {
-	bound := max(a.common(o, size, schedule), a.flowing(o, size, schedule, nil))
-	if more != nil {
-		bound = max(bound, a.flowing(o, size, schedule, more))
+func (a *auditor) trunks(o outline, size int, schedule partition.Schedule, more *again, enough cost.Picoseconds) cost.Picoseconds {
+	bare := o
+	if a.relieves(o) {
+		bare.offload = partition.OffloadNone
+	}
+	bound := a.common(o, size, schedule)
+	for _, x := range []struct {
+		outline
+		*again
+	}{{a.anywhere(o), more}, {o, more}, {a.anywhere(bare), nil}, {bare, nil}, {a.anywhere(o), nil}, {o, nil}} {
+		if bound < enough {
+			bound = max(bound, a.common(x.outline, size, schedule), a.flowing(x.outline, size, schedule, x.again))
+		}
 	}
 	return bound
 }
@@ -387,7 +399,7 @@ func (a *auditor) sample(count int, seed uint64) error {
 				return refute(x.line, "random plan %d of seed %d takes %d ps, %d in its whole program (%v): %s", k, seed, int64(time), int64(p.Step), err, mustJSON(plan))
 			}
 		}
-		if least, err := a.stages(o, size, schedule, nil); err != nil || time < least {
+		if least, err := a.stages(o, size, schedule, nil, never); err != nil || time < least {
 			return refute(x.line, "random plan %d of seed %d takes %d ps, less than the bound of %d ps: %s", k, seed, int64(time), int64(least), mustJSON(plan))
 		}
 		a.audit.Samples++

@@ -25,7 +25,7 @@ func (a *auditor) search(r *Region, c cell) error {
 		}
 		return refute(r.line, "%s cannot be compiled: %v", o.text(), err)
 	}
-	if bound, err := a.stages(o, size, schedule, a.again(o, size, schedule)); err == nil && bound >= a.cert.Step {
+	if bound, err := a.stages(o, size, schedule, a.again(o, size, schedule), a.cert.Step); err == nil && bound >= a.cert.Step {
 		return nil
 	}
 	pipe := newPipeline(skel, skel.memoryOf(size), size, schedule)

@@ -28,7 +28,7 @@ func benchGraph(b *testing.B) *ir.Graph {
 func benchLayouts(b *testing.B, g *ir.Graph) *layouts {
 	one, ok := Shrink(g, 1)
 	require.True(b, ok)
-	return &layouts{graph: one, batch: benchBatch, ranks: 1024, cluster: cluster(b, "h100"), known: map[int][]partition.Placement{}}
+	return &layouts{graph: one, batch: benchBatch, ranks: 1024, cluster: cluster(b, "h100"), known: map[int][][]partition.Placement{}}
 }
 
 // benchPlan has tp 8, dp 16 and ZeRO 1, and cuts the blocks evenly.
@@ -67,7 +67,7 @@ func BenchmarkLayouts(b *testing.B) {
 	b.ReportAllocs()
 	l := benchLayouts(b, benchGraph(b))
 	for b.Loop() {
-		l.known = map[int][]partition.Placement{}
+		l.known = map[int][][]partition.Placement{}
 		_, err := l.find(8)
 		require.NoError(b, err)
 	}

@@ -129,7 +129,7 @@ func testCostIsSimulation(t *testing.T, seed uint64, kinds int) {
 	if testing.Short() {
 		cases = 30
 	}
-	slack, floors, tighter, compared, interleaved, raised, reached := 0.0, 0.0, 0.0, 0.0, 0, 0, 0
+	slack, floors, tighter, compared, interleaved, raised, reached, stoodFor, waiting := 0.0, 0.0, 0.0, 0.0, 0, 0, 0, 0, 0
 	for k := range cases {
 		blocks, batch := 1+r.IntN(8), 1+r.IntN(13)
 		model := tiny(blocks)
@@ -208,9 +208,19 @@ func testCostIsSimulation(t *testing.T, seed uint64, kinds int) {
 			ranks = randomRankOrder(orders, d)
 		}
 		o := outline{d, sh, chunks, ranks}
+		if fewer := o; k%2 == 0 && d.tp > 2 { // whose programs may stand for those of more
+			fewer.tp--
+			fewer.plan -= d.dp * d.cp * d.pp
+			s.opts.RuntimeNGPUs = fewer.plan * units
+			_, _ = s.skeleton(fewer)
+			s.opts.RuntimeNGPUs = d.plan * units
+		}
 		skel, err := s.skeleton(o)
 		if err != nil {
 			continue // nothing to split so far
+		}
+		if x := skel.inner.plan.TP; x > 2 && x < d.tp {
+			stoodFor++
 		}
 		b := 1 + r.IntN((batch+skel.plan.DataParallel()-1)/skel.plan.DataParallel())
 		for !o.inStep(b, skel.plan.DataParallel(), batch) {
@@ -264,6 +274,9 @@ func testCostIsSimulation(t *testing.T, seed uint64, kinds int) {
 		free := s.flowing(o, b, schedule, nil)
 		require.LessOrEqual(t, free, floored, "seed %d case %d: floor of the flow of %+v %+v, %d chunks, %s", seed, k, d, sh, chunks, schedule)
 		require.LessOrEqual(t, s.common(o, b, schedule), floored, "seed %d case %d: floor of the family of %+v %+v, %d chunks, %s", seed, k, d, sh, chunks, schedule)
+		far := s.anywhere(o)
+		require.LessOrEqual(t, s.flowing(far, b, schedule, nil), floored, "seed %d case %d: floor anywhere of %+v %+v, %d chunks, %s", seed, k, d, sh, chunks, schedule)
+		require.LessOrEqual(t, s.common(far, b, schedule), floored, "seed %d case %d: floor of the family of %+v %+v anywhere, %d chunks, %s", seed, k, d, sh, chunks, schedule)
 		keeps := s.again(o, b, schedule)
 		require.LessOrEqual(t, keeps.persist, p.memory[0].morePersist, "seed %d case %d: what a block keeps of %+v %+v", seed, k, d, sh)
 		for e := range extents {
@@ -287,6 +300,8 @@ func testCostIsSimulation(t *testing.T, seed uint64, kinds int) {
 		}
 		tight := s.flowing(o, b, schedule, s.again(o, b, schedule))
 		require.LessOrEqual(t, tight, took, "seed %d case %d: floor in %d bytes of %+v %+v, %d chunks, micro-batch %d of %d, %s %+v", seed, k, s.limit, d, sh, chunks, b, batch, schedule, fitting.Plan.Stages)
+		far, again := s.anywhere(o), s.again(s.anywhere(o), b, schedule)
+		require.LessOrEqual(t, s.flowing(far, b, schedule, again), took, "seed %d case %d: floor in %d bytes anywhere of %+v %+v, %d chunks, %s", seed, k, s.limit, d, sh, chunks, schedule)
 		refined, err = s.refined(&pending{outline: o}, b, schedule, s.again(o, b, schedule))
 		require.NoError(t, err)
 		require.LessOrEqual(t, refined, took, "seed %d case %d: floor in %d bytes of all that %+v %+v does, %d chunks, %s", seed, k, s.limit, d, sh, chunks, schedule)
@@ -329,6 +344,12 @@ func testCostIsSimulation(t *testing.T, seed uint64, kinds int) {
 		if reach > fits.best() {
 			reached++
 		}
+		for i, st := range p.stages {
+			alone := st.update.busy()
+			if newTails(p).of(i, 1) > alone.at(1, recomputation{}) {
+				waiting++
+			}
+		}
 		bounds := newBounds(p, 1<<60, Options{}, nil)
 		for i, c := range cut {
 			n := c.Last - c.First
@@ -344,5 +365,6 @@ func testCostIsSimulation(t *testing.T, seed uint64, kinds int) {
 	require.Greater(t, interleaved, cases/20)
 	require.Positive(t, raised)
 	require.Positive(t, reached)
-	t.Logf("the memory bound is at most %.1f %% below the arena, the floors are %.1f %% and %.1f %% of the time on average, %d raised by memory, %d by all stages; %d interleaved", 100*slack, 100*floors/compared, 100*tighter/compared, raised, reached, interleaved)
+	require.Positive(t, waiting)
+	t.Logf("the memory bound is at most %.1f %% below the arena, the floors are %.1f %% and %.1f %% of the time on average, %d raised by memory, %d by all stages; %d interleaved, %d of more ranks than heads by fewer, updates of %d stages that others wait for", 100*slack, 100*floors/compared, 100*tighter/compared, raised, reached, interleaved, stoodFor, waiting)
 }

@@ -13,11 +13,11 @@ type pending struct {
 	outline
 	base    *pending                  // unless nil, it only spares memory that this one needs: see relieve
 	points  []*point                  // of it that are looked at
-	sighted bool                      // those that spare memory beside it are pending too
+	sighted bool                      // those that spare memory beside it are pending, too
 	work    *work                     // that a stage does, nil until it is known
 	shared  map[cost.Kinds]*workTimes // see work
 	skel    *skeleton
-	first   *floors
+	first   *floors // of a tract
 	left    []sized // nil as long as they are the first
 }
 
@@ -62,26 +62,40 @@ func (p *pending) floor() cost.Picoseconds {
 	return least
 }
 
+// free lists the sizes which are left with the floors that hold if memory is without limit.
+func (p *pending) free() []sized {
+	all := slices.Clone(p.rest())
+	for i := range all {
+		all[i].floor, all[i].level = all[i].free, flowTrunk
+	}
+	return all
+}
+
 // byFloor puts the most promising first.
 func byFloor(a, b *pending) int { return cmp.Compare(a.floor(), b.floor()) }
 
 // sight lists the pending outlines that may have plans of at most the given time, of
 // those that only spare memory or of the others, by all floors that need no program of
-// theirs; the most promising first. Those with them that spare memory are pending, too.
+// theirs; the most promising first. So are those of tracts that may have some; and what
+// would take as little with more memory is joined by what spares that.
 func (s *searcher) sight(limit cost.Picoseconds, relief bool, sighted, chosen func(*pending) bool) []*pending {
-	if !relief {
-		s.release(limit)
+	for _, t := range s.tracts {
+		if !relief && !t.opened && s.survey(t, limit) {
+			t.opened = true
+			s.place(t, false)
+		}
 	}
 	var open []*pending
 	for _, p := range s.pending { // not those that are appended
 		if (p.base != nil) != relief || p.floor() > limit || !sighted(p) {
 			continue
 		}
-		if !p.sighted {
+		s.raise(p, limit, flowLimited)
+		if !p.sighted && slices.ContainsFunc(p.left, func(x sized) bool { return x.free <= limit }) {
 			p.sighted = true
 			s.pending = append(s.pending, s.sparing(p)...)
 		}
-		if s.raise(p, limit, flowLimited); p.floor() <= limit && chosen(p) {
+		if p.floor() <= limit && chosen(p) {
 			open = append(open, p)
 		}
 	}
@@ -201,8 +215,8 @@ func (s *searcher) run() ([]*candidate, []*point, bool) {
 		}
 	}
 	least := never
-	for _, p := range s.pending {
-		if floor := p.floor(); floor > 0 { // where it is 0 there are no programs
+	for _, t := range s.tracts {
+		if floor := t.floor(); floor > 0 { // where it is 0 there are no programs
 			least = min(least, floor)
 		}
 	}

@@ -28,6 +28,7 @@ type work struct {
 	usual  *work // the same in the usual order of ranks, if it is in another
 	// shelves is what a block keeps, of a trunk.
 	shelves map[int]*shelf
+	again   [extents]*work // its backward pass with recomputation
 	// rest is what blocks do in the plan of a trunk that is not part of it: see apart.
 	rest   []workInstr
 	steady *workTimes
@@ -65,7 +66,7 @@ type partTimes struct {
 }
 
 // plus adds times.
-func (t *workTimes) plus(u *workTimes) *workTimes {
+func (t *workTimes) plus(u *workTimes) workTimes {
 	sum := *t
 	for i := range sum {
 		sum[i].all += u[i].all
@@ -76,7 +77,7 @@ func (t *workTimes) plus(u *workTimes) *workTimes {
 		sum[i].update += u[i].update
 		sum[i].beside += u[i].beside
 	}
-	return &sum
+	return sum
 }
 
 // add adds an instruction's.
@@ -381,7 +382,7 @@ func (s *searcher) floor(o outline, trunk *work, size int, schedule partition.Sc
 	if trunk == nil {
 		return 0
 	}
-	return s.leastOn(o, size, schedule, nil, false, false, func(size int, kinds cost.Kinds) *workTimes { return trunk.at(size, s.batch, kinds) })
+	return s.leastOn(o, size, schedule, nil, false, false, func(size int, kinds cost.Kinds) workTimes { return *trunk.at(size, s.batch, kinds) })
 }
 
 // common bounds the plans of all outlines of a family, as that of the same one, by the
@@ -397,18 +398,20 @@ func (s *searcher) common(o outline, size int, schedule partition.Schedule) cost
 		zero = 2
 	}
 	apart := trunk.apart(zero, s.replicas(o))
-	return s.leastOn(o, size, schedule, nil, true, false, func(size int, kinds cost.Kinds) *workTimes { return trunk.at(size, s.batch, kinds).plus(apart) })
+	return s.leastOn(o, size, schedule, nil, true, false, func(size int, kinds cost.Kinds) workTimes { return trunk.at(size, s.batch, kinds).plus(apart) })
 }
 
 // flowing bounds the same plans by the way of micro-batches through the trunk, with the
-// recomputation that memory makes necessary unless that is nil.
+// recomputation that memory makes necessary unless that is nil. Anywhere they send nothing.
 func (s *searcher) flowing(o outline, size int, schedule partition.Schedule, more *again) cost.Picoseconds {
 	trunk := s.trunk(o)
 	if trunk == nil {
 		return 0
 	}
 	moved := s.moved(o)
-	return s.leastOn(o, size, schedule, more, true, true, func(size int, kinds cost.Kinds) *workTimes { return trunk.at(size, s.batch, kinds).plus(moved) })
+	return s.leastOn(o, size, schedule, more, true, o.ranks != anywhere, func(size int, kinds cost.Kinds) workTimes {
+		return trunk.at(size, s.batch, kinds).plus(moved)
+	})
 }
 
 // refined bounds the same plans by the way through all that the stages do in order. It
@@ -426,7 +429,7 @@ func (s *searcher) refined(p *pending, size int, schedule partition.Schedule, mo
 		p.work = s.work(inner, p.outline, false)
 		p.shared = p.work.sharedTimes(&plan, cost.NewProgram(s.cluster, &plan, plan.Mesh(s.batch)), s.batch)
 	}
-	return s.leastOn(p.outline, size, schedule, more, true, true, func(size int, kinds cost.Kinds) *workTimes {
+	return s.leastOn(p.outline, size, schedule, more, true, true, func(size int, kinds cost.Kinds) workTimes {
 		return p.work.at(size, s.batch, kinds).plus(p.shared[kinds])
 	}), nil
 }

@@ -77,7 +77,7 @@ func (s *searcher) infeasible(points []*point) error {
 		keeps int64
 	}
 	var left []rest
-	for _, p := range s.pending {
+	for _, p := range append(s.pending, s.unopened()...) {
 		for _, x := range p.rest() {
 			left = append(left, rest{p, x, s.keeps(p.outline, x.size, x.schedule)})
 		}

@@ -33,8 +33,8 @@ type layouts struct {
 	ranks   int
 	cluster *cost.Cluster
 	pins    []partition.Placement
-	known   map[int][]partition.Placement
-	whole   []partition.Placement // see wholes
+	known   map[int][][]partition.Placement // by group
+	whole   []partition.Placement           // see wholes
 
 	// Prices, which do not depend on placements, at degrees dp and tp.
 	price  *cost.Program
@@ -47,24 +47,33 @@ type group struct {
 	weights []*ir.Value
 }
 
-// find returns the layout for a degree of tensor parallelism. That of two is
-// found first, and serves larger degrees if the sizes allow, or that of half as many:
-// whether rows or columns are cheaper does not depend on how many there are.
+// find returns the layout for a degree of tensor parallelism.
 func (l *layouts) find(tp int) ([]partition.Placement, error) {
 	if tp == 1 {
 		return nil, nil
 	}
+	all, err := l.byGroup(tp)
+	return slices.Concat(all...), err
+}
+
+// byGroup returns the layout of every group. That of two ranks is found first, and serves
+// larger degrees if the sizes allow, or that of half as many: whether rows or columns are
+// cheaper does not depend on how many there are.
+func (l *layouts) byGroup(tp int) ([][]partition.Placement, error) {
 	if found, ok := l.known[tp]; ok {
 		return found, nil
 	}
+	groups := l.groups()
+	all := make([][]partition.Placement, len(groups))
 	for smaller := 2; smaller < tp; smaller = tp / 2 {
-		base, err := l.find(smaller)
-		if err == nil && len(base) > 0 && l.fits(base, tp) {
-			l.known[tp] = base
-			return base, nil
-		}
+		base, err := l.byGroup(smaller)
 		if err != nil {
 			return nil, err
+		}
+		for i := range all {
+			if all[i] == nil && l.fits(base[i], tp) {
+				all[i] = base[i]
+			}
 		}
 		if tp%2 > 0 || smaller == tp/2 {
 			break
@@ -72,13 +81,14 @@ func (l *layouts) find(tp int) ([]partition.Placement, error) {
 	}
 	// One stage, and as much data parallelism as there may be beside.
 	dp := max(1, min(l.ranks/tp, l.batch))
-	var all []partition.Placement
-	for _, g := range l.groups() {
-		best, err := l.solve(g, dp, tp)
-		if err != nil {
+	for i, g := range groups {
+		if all[i] != nil {
+			continue
+		}
+		var err error
+		if all[i], err = l.solve(g, dp, tp); err != nil {
 			return nil, err
 		}
-		all = append(all, best...)
 	}
 	l.price = nil // it keeps every program that it has priced
 	l.known[tp] = all

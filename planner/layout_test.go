@@ -43,7 +43,7 @@ func cluster(t testing.TB, name string) *cost.Cluster {
 
 func TestMegatronIsRediscovered(t *testing.T) {
 	for _, name := range []string{"cpu", "a100-80g"} {
-		l := layouts{graph: step(t, tiny(1), 7), batch: 7, ranks: 2, cluster: cluster(t, name), known: map[int][]partition.Placement{}}
+		l := layouts{graph: step(t, tiny(1), 7), batch: 7, ranks: 2, cluster: cluster(t, name), known: map[int][][]partition.Placement{}}
 		found, err := l.find(2)
 		require.NoError(t, err)
 		t.Log(found)
@@ -69,7 +69,7 @@ func TestMegatronIsRediscovered(t *testing.T) {
 // the head of its own by the vocabulary.
 func TestMegatronOfLlamaIsRediscovered(t *testing.T) {
 	for _, name := range []string{"cpu", "a100-80g"} {
-		l := layouts{graph: step(t, llama(tiny(1)), 7), batch: 7, ranks: 2, cluster: cluster(t, name), known: map[int][]partition.Placement{}}
+		l := layouts{graph: step(t, llama(tiny(1)), 7), batch: 7, ranks: 2, cluster: cluster(t, name), known: map[int][][]partition.Placement{}}
 		found, err := l.find(2)
 		require.NoError(t, err)
 		require.ElementsMatch(t, []partition.Placement{

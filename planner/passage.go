@@ -21,9 +21,17 @@ type passage struct {
 	schedule    partition.Schedule
 	m           int // micro-batches
 	more        *again
-	first, last *workTimes                            // at least, at every position
-	at          func(at int) (first, last *workTimes) // at a position
-	sent        [2][]partTimes                        // by position, of whole ones and the last
+	first, last workTimes      // at least, at every position
+	each        [][2]workTimes // by position; nil where all take as long
+	sent        [2][]partTimes // by position, of whole ones and the last
+}
+
+// at is what micro-batches take at a position, whole ones and the last.
+func (p *passage) at(position int) (first, last *workTimes) {
+	if p.each == nil {
+		return &p.first, &p.last
+	}
+	return &p.each[position][whole], &p.each[position][rest]
 }
 
 // flow is the larger of the bounds by what positions do and by chains of events through
@@ -45,7 +53,7 @@ func (s *searcher) flow(p *passage) cost.Picoseconds {
 // blocks lie before is open; all lie on that way for the last position, and some
 // position has its even share.
 func (s *searcher) least(p *passage) cost.Picoseconds {
-	o, first, last, m, schedule, more := p.outline, p.first, p.last, p.m, p.schedule, p.more
+	o, first, last, m, schedule, more := p.outline, &p.first, &p.last, p.m, p.schedule, p.more
 	blocks := s.graphs.blocks
 	// all is every micro-batch through a part of the model, way one there and back.
 	all := func(part, n int) cost.Picoseconds {

@@ -82,9 +82,10 @@ func (w *work) everywhere() []cost.Kinds {
 // leastOn bounds the plans of an outline by [searcher.least], and if asked for also by
 // [searcher.flow], with what positions send if asked for that, of times for a micro-batch
 // of a size that depend on the kinds of devices.
-func (s *searcher) leastOn(o outline, size int, schedule partition.Schedule, more *again, flows, sent bool, times func(size int, kinds cost.Kinds) *workTimes) cost.Picoseconds {
+func (s *searcher) leastOn(o outline, size int, schedule partition.Schedule, more *again, flows, sent bool, times func(size int, kinds cost.Kinds) workTimes) cost.Picoseconds {
 	m, last := s.split(o, size)
-	p := &passage{outline: o, schedule: schedule, m: m, more: more}
+	p := &s.passage
+	*p = passage{outline: o, schedule: schedule, m: m, more: more}
 	if sent {
 		p.sent = [2][]partTimes{whole: s.sends(o, size), rest: s.sends(o, last)}
 	} else {
@@ -98,30 +99,27 @@ func (s *searcher) leastOn(o outline, size int, schedule partition.Schedule, mor
 		if !flows {
 			return s.busy(o, m, schedule, s.least(p))
 		}
-		p.at = func(int) (*workTimes, *workTimes) { return p.first, p.last }
 		return s.flow(p)
 	}
 	plan := partition.Plan{
 		PlanNGPUs: o.plan, RuntimeNGPUs: s.opts.RuntimeNGPUs, DP: o.dp, CP: o.cp, TP: o.tp,
 		Stages: make([]partition.Stage, o.pp), PoolOrder: s.cluster.Orders()[o.order],
 	}
-	all := make([][2]*workTimes, o.pp)
-	for at := range all {
+	p.each = make([][2]workTimes, o.pp)
+	for at := range p.each {
 		kinds := s.cluster.KindsAt(&plan, at)
-		all[at] = [2]*workTimes{times(size, kinds), times(last, kinds)}
+		p.each[at] = [2]workTimes{times(size, kinds), times(last, kinds)}
 	}
-	fastest := [2]workTimes{*all[0][0], *all[0][1]}
-	for _, x := range all[1:] {
-		fastest[0].fastest(x[0])
-		fastest[1].fastest(x[1])
+	p.first, p.last = p.each[0][whole], p.each[0][rest]
+	for at := range p.each {
+		p.first.fastest(&p.each[at][whole])
+		p.last.fastest(&p.each[at][rest])
 	}
-	p.first, p.last = &fastest[0], &fastest[1]
-	p.at = func(at int) (*workTimes, *workTimes) { return all[at][0], all[at][1] }
 	bound := s.flow(p)
 	if o.chunks > 1 { // cut evenly
 		mine := make([]cost.Picoseconds, o.pp)
 		for i, st := range evenCut(s.graphs.blocks, o.stages(), func(int) extent { return kept }) {
-			first, last := all[i%o.pp][0], all[i%o.pp][1]
+			first, last := p.at(i % o.pp)
 			block := cost.Picoseconds(m-1)*first[inBlock].all + last[inBlock].all + last[inBlock].update
 			mine[i%o.pp] += cost.Picoseconds(st.Last-st.First) * block
 		}

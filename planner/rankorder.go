@@ -1,6 +1,7 @@
 package planner
 
 import (
+	"cmp"
 	"slices"
 	"strings"
 
@@ -9,22 +10,146 @@ import (
 	"github.com/autopar/autopar/planner/cost"
 )
 
-// The axes of a unit may lie over its ranks in other orders than [partition.UsualOrder].
-// Programs and their memory are the same in any; what differs is how groups and transfers
-// go through the network. Most other orders take tensor-parallel ranks apart, which costs
-// so much that the floors of what they share rule them out together: they are looked at
-// only when something is known that fits, and the floors of their family are below its time.
+// Where the ranks of an outline lie in the network is told by the size of a unit and by the
+// order of its axes over its ranks, [partition.UsualOrder] or another. Programs and their
+// memory are the same anywhere; what differs is how groups and transfers go through the
+// network. So an outline is bounded anywhere first, with the best place that there is for
+// every axis by itself, and only where that leaves something it is looked at place by place.
 
-// rankOrder is an order of the axes of a unit beside the usual one.
-type rankOrder struct {
-	ranks  string // as in [partition.Plan.RankOrder]
-	nearer bool   // groups of tensor or context parallelism may communicate faster than in the usual order
+// anywhere stands, as the order of ranks of an outline, for all units and orders. The unit of
+// such an outline is the whole run.
+const anywhere = "anywhere"
+
+// anywhere returns the outline anywhere. On a cluster of several kinds of devices, where units
+// say on which of them positions lie, that is where it is.
+func (s *searcher) anywhere(o outline) outline {
+	if len(s.cluster.Pools) == 0 {
+		o.plan, o.dp, o.ranks = s.opts.RuntimeNGPUs, s.replicas(o), anywhere
+	}
+	return o
+}
+
+// tract is an outline anywhere, and what is known of its places.
+type tract struct {
+	*pending
+	spares            []*pending // what spares memory beside it, where memory slows it down
+	opened, reordered bool       // its places are pending, in the usual order of ranks and in others
+}
+
+// least is the floor of the tract and of what spares memory beside it.
+func (t *tract) least() cost.Picoseconds {
+	least := t.floor()
+	for _, p := range t.spares {
+		least = min(least, p.floor())
+	}
+	return least
+}
+
+// tractsOf lists outlines of some degrees by tracts.
+func (s *searcher) tractsOf(all []degrees) []*tract {
+	var list []*tract
+	s.units = map[degrees][]degrees{}
+	for _, d := range all {
+		key := s.anywhere(outline{degrees: d}).degrees
+		if s.units[key] = append(s.units[key], d); len(s.units[key]) > 1 {
+			continue
+		}
+		for _, o := range outlines(s.opts, d, s.graphs.blocks, s.cluster) {
+			if s.relieves(o) {
+				continue
+			}
+			for _, o.replicate = range append([]string{o.replicate}, s.replications(o)...) {
+				x := s.anywhere(o)
+				list = append(list, &tract{pending: &pending{outline: x, first: s.sizedOf(x)}})
+			}
+		}
+	}
+	return list
+}
+
+// survey raises the floors of a tract that are at most the limit, and reports whether it, or
+// what spares memory beside it, may have plans of at most that time.
+func (s *searcher) survey(t *tract, limit cost.Picoseconds) bool {
+	if t.floor() <= limit {
+		if s.raise(t.pending, limit, flowLimited); t.spares == nil && t.held(limit) {
+			t.spares = s.sparing(t.pending)
+		}
+	}
+	for _, p := range t.spares {
+		s.raise(p, limit, flowLimited)
+	}
+	return t.least() <= limit
+}
+
+// place adds a tract to what is pending in all of its units, in the usual order of their
+// ranks or that of the options, or in others.
+func (s *searcher) place(t *tract, reorder bool) {
+	places := s.placesOf(t.outline)
+	slices.SortStableFunc(places, func(a, b outline) int { return cmp.Compare(a.ranks, b.ranks) }) // as comparePlans does
+	for _, o := range places {
+		if (o.ranks != s.opts.ranks(o.degrees)) == reorder && !s.twin(o) {
+			s.pending = append(s.pending, &pending{outline: o, left: t.free()})
+		}
+	}
+}
+
+// reorder adds tracts that may have plans of at most the given time to what is pending in
+// other orders of ranks, and reports whether there is any. Before something fits it is of no
+// use, as plans need the same memory in any order.
+func (s *searcher) reorder(limit cost.Picoseconds) bool {
+	before := len(s.pending)
+	for _, t := range s.tracts {
+		if t.opened && !t.reordered && t.least() <= limit {
+			t.reordered = true
+			s.place(t, true)
+		}
+	}
+	return len(s.pending) > before
+}
+
+// unopened lists tracts that are not opened, and what spares memory beside them, in the first
+// of their places.
+func (s *searcher) unopened() []*pending {
+	var all []*pending
+	for _, t := range s.tracts {
+		if t.opened {
+			continue
+		}
+		for _, p := range append([]*pending{t.pending}, t.spares...) {
+			all = append(all, &pending{outline: s.placesOf(p.outline)[0], left: p.rest()})
+		}
+	}
+	return all
+}
+
+// ranks is the order of ranks in which a unit is looked at first.
+func (o Options) ranks(d degrees) string {
+	if o.RankOrder == "" {
+		return ""
+	}
+	return partition.RankOrderOf(o.RankOrder, d.sizes())
+}
+
+// placesOf lists the units of an outline anywhere and the orders of their ranks.
+func (s *searcher) placesOf(o outline) []outline {
+	var all []outline
+	for _, o.degrees = range s.units[o.degrees] {
+		o.ranks = s.opts.ranks(o.degrees)
+		all = append(all, o)
+		if o.replicate != s.opts.replicate() {
+			continue // in the usual order only
+		}
+		for _, o.ranks = range s.rankOrders(o.degrees) {
+			all = append(all, o)
+		}
+	}
+	return all
 }
 
 // rankOrders lists the orders beside the usual one that the search tries of a unit: those that
 // differ (see [degrees.differs]), and with data-parallel ranks outermost only where a smaller
 // unit, which is the same, cannot be.
-func (s *searcher) rankOrders(d degrees) []rankOrder {
+func (s *searcher) rankOrders(d degrees) []string {
 	o := s.opts
 	if o.RankOrder != "" || o.Policy != AutoDist || len(s.cluster.Pools) > 0 || !s.rates.Hierarchical(o.RuntimeNGPUs) {
 		return nil
@@ -33,13 +158,13 @@ func (s *searcher) rankOrders(d degrees) []rankOrder {
 	if all, known := s.permuted[d]; known {
 		return all
 	}
-	var all []rankOrder
+	var all []string
 	sizes, smaller := d.sizes(), o.PlanNGPUs == 0 && o.DP == 0
 	var extend func(order, left []string)
 	extend = func(order, left []string) {
 		if len(left) == 0 && d.differs(order, s.rates) && !(smaller && order[len(order)-1] == partition.AxisDP) {
 			if x := partition.RankOrderOf(strings.Join(order, "-"), sizes); x != "" {
-				all = append(all, rankOrder{x, s.nearer(outline{degrees: d, ranks: x})})
+				all = append(all, x)
 			}
 		}
 		for i, name := range left {
@@ -72,87 +197,22 @@ func (d degrees) sizes() map[string]int {
 	return map[string]int{partition.AxisTP: d.tp, partition.AxisCP: d.cp, partition.AxisDP: d.dp, partition.AxisPP: d.pp}
 }
 
-// waiting is outlines of the same degrees and family that wait to be looked at in other
-// orders of ranks than the usual one.
-type waiting struct {
-	ranks    string  // "" for all orders in which no group is nearer than in the usual one: its floors hold there, too
-	first    *floors // in that order
-	outlines *[]outline
-}
-
-// wait lets outlines in the usual order wait for others.
-func (s *searcher) wait(all []outline) {
-	type group struct {
-		first *floors
-		degrees
-	}
-	groups := map[group]*[]outline{}
-	s.waiting = nil
-	for _, o := range all {
-		orders := s.rankOrders(o.degrees)
-		if len(orders) == 0 || s.relieves(o) {
-			continue
-		}
-		key := group{s.sizedOf(o), o.degrees}
-		of := groups[key]
-		if of == nil {
-			of = &[]outline{}
-			groups[key], s.waiting = of, append(s.waiting, waiting{"", key.first, of})
-			for _, x := range orders {
-				if o := o; x.nearer {
-					o.ranks = x.ranks
-					s.waiting = append(s.waiting, waiting{x.ranks, s.sizedOf(o), of})
-				}
-			}
-		}
-		*of = append(*of, o)
-	}
-}
-
-// reorder adds what may have plans of at most the given time in other orders of ranks to
-// what is pending, and reports whether there is any. Before something fits it is of no use,
-// as plans need the same memory in any order.
-func (s *searcher) reorder(limit cost.Picoseconds) bool {
-	before := len(s.pending)
-	var left []waiting
-	for i := 0; i < len(s.waiting); i++ { // those, too, that are added here
-		w := s.waiting[i]
-		o := (*w.outlines)[0]
-		if o.ranks = w.ranks; w.ranks != "" {
-			s.raiseAll(&pending{outline: o, first: w.first}, limit)
-		}
-		switch {
-		case w.first.least > limit:
-			left = append(left, w)
-		case w.ranks == "":
-			for _, x := range s.rankOrders(o.degrees) {
-				if o.ranks = x.ranks; !x.nearer {
-					s.waiting = append(s.waiting, waiting{x.ranks, s.sizedOf(o), w.outlines})
-				}
-			}
-		default:
-			for _, o := range *w.outlines {
-				if o.ranks = w.ranks; !s.twin(o) {
-					s.pending = append(s.pending, &pending{outline: o, first: w.first})
-				}
-			}
-		}
-	}
-	s.waiting = left
-	return len(s.pending) > before
-}
-
 // lies is how groups of tensor and context parallelism may lie in the network.
 type lies [2][]cost.Group
 
-// liesKey is what they follow from: their sizes, and how far neighbours are apart.
+// liesKey is what they follow from: their sizes, and how far neighbours are apart, 0 for
+// anywhere.
 type liesKey struct{ tp, cp, tpApart, cpApart int }
 
 // liesOf returns how the groups of an outline lie in another order than the usual one,
-// the same value for all that lie alike; nil where they lie as in that.
+// the same value for all that lie alike; nil where they lie as in that, or none that it may
+// have lies better.
 func (s *searcher) liesOf(o outline) *lies {
-	if o.ranks == "" || o.cp == 1 && o.tp == 1 {
+	switch {
+	case o.ranks == "" || o.cp == 1 && o.tp == 1:
 		return nil
+	case o.ranks == anywhere:
+		return s.best(o)
 	}
 	key := liesKey{o.tp, o.cp, 1, 1}
 	next := 1
@@ -177,7 +237,7 @@ func (s *searcher) liesOf(o outline) *lies {
 	}
 	l := &lies{s.rates.Groups(key.tp, key.tpApart), s.rates.Groups(key.cp, key.cpApart)}
 	for _, other := range s.lies {
-		if slices.Equal(l[0], other[0]) && slices.Equal(l[1], other[1]) {
+		if other != nil && slices.Equal(l[0], other[0]) && slices.Equal(l[1], other[1]) {
 			l = other
 			break
 		}
@@ -186,24 +246,30 @@ func (s *searcher) liesOf(o outline) *lies {
 	return l
 }
 
-// nearer reports whether a group of an outline may communicate faster than all that its
-// work may have in the usual order.
-func (s *searcher) nearer(o outline) bool {
-	l := s.liesOf(o)
-	o.ranks = ""
-	w := s.trunk(o)
-	if l == nil || w == nil {
-		return l != nil
+// best returns the groups of tensor and context parallelism that an outline may have in the
+// usual order of ranks, and those in others that may communicate faster; nil if none may.
+func (s *searcher) best(o outline) *lies {
+	key := liesKey{tp: o.tp, cp: o.cp}
+	l, known := s.lies[key]
+	if known {
+		return l
 	}
-	for k, name := range []string{partition.AxisTP, partition.AxisCP} {
-		axis := w.mesh.Axis(name)
-		if axis >= 0 && !slices.ContainsFunc(w.prices, func(price *cost.Program) bool {
-			return !slices.ContainsFunc(l[k], func(g cost.Group) bool { return !s.rates.NoFaster(g, price.Group(axis)) })
-		}) {
-			return true
+	l = &lies{s.rates.Groups(o.tp, 1), s.rates.Groups(o.cp, o.tp)}
+	nearer := false
+	for k, size := range []int{o.tp, o.cp} {
+		for _, apart := range divisors(s.opts.RuntimeNGPUs / size) {
+			for _, g := range s.rates.Groups(size, apart) {
+				if !slices.ContainsFunc(l[k], func(than cost.Group) bool { return s.rates.NoFaster(g, than) }) {
+					l[k], nearer = append(l[k], g), true
+				}
+			}
 		}
 	}
-	return false
+	if !nearer {
+		l = nil
+	}
+	s.lies[key] = l
+	return l
 }
 
 // work returns work of which only the groups lie otherwise than as usual.

@@ -79,12 +79,14 @@ func (w *work) shelfOf(size, batch int) *shelf {
 				b.slot[e] += sizes[x.kind]
 			}
 		}
-		var backward work
-		backward = *w
-		backward.instrs = nil
-		backward.collect(w.of.prog(e).Stages[0].Bodies[ir.Backward].Instrs, ir.Backward, true)
+		if w.again[e] == nil {
+			backward := *w
+			backward.instrs, backward.rest = nil, nil
+			backward.collect(w.of.prog(e).Stages[0].Bodies[ir.Backward].Instrs, ir.Backward, true)
+			w.again[e] = &backward
+		}
 		for i, kinds := range w.everywhere() {
-			time := backward.times(mesh, kinds)[inBlock].all
+			time := w.again[e].times(mesh, kinds)[inBlock].all
 			if e == kept {
 				plain = append(plain, time)
 			}

@@ -20,14 +20,15 @@ func (s *searcher) relieves(o outline) bool {
 	return o.offload != partition.OffloadNone && s.opts.Offload == ""
 }
 
-// sparing lists the outlines that spare memory beside one that is looked at.
+// sparing lists the outlines that spare memory beside one that is looked at, which take no
+// less time than that with memory without limit.
 func (s *searcher) sparing(p *pending) []*pending {
 	var all []*pending
 	for _, x := range offloads(s.opts, s.cluster) {
 		beside := p.outline
 		beside.offload = x
 		if p.offload == partition.OffloadNone && s.relieves(beside) && beside.among(s.opts) {
-			all = append(all, &pending{outline: beside, base: p, first: p.first})
+			all = append(all, &pending{outline: beside, base: p, left: p.free()})
 		}
 	}
 	return all

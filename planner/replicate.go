@@ -5,7 +5,6 @@ import (
 	"strings"
 
 	"github.com/autopar/autopar/partition"
-	"github.com/autopar/autopar/planner/cost"
 )
 
 // Tensor parallelism need not split every module. A module whose weights all ranks of tp
@@ -15,8 +14,7 @@ import (
 // less than to gather and to reduce (Jacobs et al. 2023, "DeepSpeed Ulysses"); with fewer, every
 // rank does all of them, and the projections of its tokens. Without sequence parallelism every rank would do the same.
 //
-// What it costs is memory, so that most of these outlines cannot win: they are withheld,
-// by family, until the floor of what the family shares is below the time in sight.
+// What it costs is memory, so that most of these outlines cannot win.
 
 // maxSubsets is up to how many modules all sets of them are tried.
 const maxSubsets = 3
@@ -113,41 +111,4 @@ func (s *searcher) checkReplicate() error {
 		return optionErrorf("replicate", "is %q, must be one of %s", x, strings.Join(append([]string{"none"}, all...), ", "))
 	}
 	return nil
-}
-
-// withheld is outlines with modules replicated that differ in what data-parallel ranks shard
-// and overlap alone: the floors of one of them hold for all.
-type withheld struct {
-	like     outline
-	first    *floors // of like
-	outlines []outline
-}
-
-// withhold keeps what an outline is with modules replicated.
-func (s *searcher) withhold(o outline) {
-	for _, o.replicate = range s.replications(o) {
-		like := o
-		like.sharding = sharding{zero: 2, sequence: o.sequence, replicate: o.replicate} // least is sure of ZeRO stage 2
-		first := s.sizedOf(like)
-		w := s.withheld[first]
-		if w == nil {
-			w = &withheld{like: like, first: first}
-			s.withheld[first], s.held = w, append(s.held, w)
-		}
-		w.outlines = append(w.outlines, o)
-	}
-}
-
-// release lets those be pending that may have plans of at most the given time.
-func (s *searcher) release(limit cost.Picoseconds) {
-	s.held = slices.DeleteFunc(s.held, func(w *withheld) bool {
-		s.raiseAll(&pending{outline: w.like, first: w.first}, limit)
-		if w.first.least > limit {
-			return false
-		}
-		for _, o := range w.outlines {
-			s.pending = append(s.pending, &pending{outline: o, first: s.sizedOf(o)})
-		}
-		return true
-	})
 }

@@ -1,6 +1,7 @@
 package planner
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"time"
@@ -56,30 +57,28 @@ type searcher struct {
 	limit   int64
 	layouts *layouts
 	finals
-	stats    Stats
-	pending  []*pending
-	works    map[workKey]*work
-	trunks   map[trunkKey]*work
-	rates    *cost.Model
-	families map[family]*floors
-	orders   map[order]*ways
-	seen     map[order][]string // the ways of outlines that are not like earlier ones, by degrees with the number of replicas
-	isTwin   map[order]bool
-	permuted map[degrees][]rankOrder
-	waiting  []waiting // for other orders of ranks: see reorder
-
-	replicable []string // see replications
-	withheld   map[*floors]*withheld
-	held       []*withheld // the same, those that are not released
-
-	lies     map[liesKey]*lies
-	allRooms map[roomsKey][][]codegen.Chunk
-	scratch  []position        // see positions
-	unsent   []partTimes       // of positions that send nothing
-	refused  error             // why the last of the outlines that cannot be compiled was not
-	refusals map[outline]error // of all of them
-	looked   []*point          // what the search looked at
-	steps    int               // of the proof that nothing beats the winner
+	stats      Stats
+	pending    []*pending
+	works      map[workKey]*work
+	trunks     map[trunkKey]*work
+	rates      *cost.Model
+	families   map[family]*floors
+	orders     map[order]*ways
+	seen       map[order][]string // the ways of outlines that are not like earlier ones, by degrees with the number of replicas
+	isTwin     map[order]bool
+	permuted   map[degrees][]string
+	tracts     []*tract
+	units      map[degrees][]degrees // by degrees anywhere
+	replicable []string              // see replications
+	lies       map[liesKey]*lies
+	allRooms   map[roomsKey][][]codegen.Chunk
+	passage    passage           // see leastOn
+	scratch    []position        // see positions
+	unsent     []partTimes       // of positions that send nothing
+	refused    error             // why the last of the outlines that cannot be compiled was not
+	refusals   map[outline]error // of all of them
+	looked     []*point          // what the search looked at
+	steps      int               // of the proof that nothing beats the winner
 }
 
 // Search returns the fastest plan for a training step traced for a global batch,
@@ -141,13 +140,12 @@ func newSearch(g *ir.Graph, batch int, c *cost.Cluster, opts Options, steps int)
 
 // search lists the space and returns what [searcher.run] finds in it.
 func (s *searcher) search() ([]*candidate, []*point, bool, error) {
-	s.pending = nil
 	if err := s.outlines(); err != nil {
 		return nil, nil, false, err
 	}
 	found, points, optimal := s.run()
 	s.looked = points
-	if len(points)+len(s.pending) == 0 {
+	if len(points)+len(s.pending) == 0 && !slices.ContainsFunc(s.tracts, func(t *tract) bool { return !t.opened }) {
 		return nil, nil, false, s.refused
 	}
 	return found, points, optimal, nil
@@ -158,7 +156,7 @@ func newSearcher(g *ir.Graph, batch int, c *cost.Cluster, opts Options) *searche
 	s := &searcher{
 		opts: opts, blueprints: newBlueprints(graphs, batch), contexts: contexts{tokens: sequenceTokens(g)}, cluster: c,
 		works: map[workKey]*work{}, trunks: map[trunkKey]*work{}, rates: cost.NewModel(c, max(1, opts.RuntimeNGPUs)), families: map[family]*floors{}, orders: map[order]*ways{},
-		permuted: map[degrees][]rankOrder{}, lies: map[liesKey]*lies{},
+		permuted: map[degrees][]string{}, lies: map[liesKey]*lies{},
 		refusals: map[outline]error{}, allRooms: map[roomsKey][][]codegen.Chunk{},
 		finals: newFinals(),
 	}
@@ -166,7 +164,7 @@ func newSearcher(g *ir.Graph, batch int, c *cost.Cluster, opts Options) *searche
 	if opts.MemoryLimit > 0 && (len(c.Pools) == 0 || opts.MemoryLimit < s.limit) {
 		s.limit = opts.MemoryLimit
 	}
-	s.layouts = &layouts{graph: s.graphs.keep(1), batch: batch, ranks: opts.RuntimeNGPUs, cluster: c, pins: opts.Pins, known: map[int][]partition.Placement{}}
+	s.layouts = &layouts{graph: s.graphs.keep(1), batch: batch, ranks: opts.RuntimeNGPUs, cluster: c, pins: opts.Pins, known: map[int][][]partition.Placement{}}
 	return s
 }
 
@@ -180,9 +178,11 @@ type point struct {
 	rest   cost.Picoseconds // the limit under which it is left alone, as there is nothing or the search gave up
 }
 
-// outlines lists the space by degrees, sharding and micro-batch size.
+// outlines lists the space by tracts.
 func (s *searcher) outlines() error {
-	all := outlines(s.opts, allDegrees(s.opts, s.graphs.blocks, s.batch, s.contexts, s.cluster), s.graphs.blocks, s.cluster)
+	s.pending, s.seen, s.isTwin = nil, map[order][]string{}, map[order]bool{}
+	s.tracts = s.tractsOf(allDegrees(s.opts, s.graphs.blocks, s.batch, s.contexts, s.cluster))
+	all := s.tracts
 	if g := s.opts.ZeROGroup; len(all) == 0 && g > 0 {
 		return s.noGroup(g)
 	}
@@ -213,22 +213,12 @@ func (s *searcher) outlines() error {
 		return optionErrorf("plan-ngpus", "no dp x tp x pp of %s devices in %d suits %d blocks and a global batch of %d",
 			degree(s.opts.PlanNGPUs), s.opts.RuntimeNGPUs, s.graphs.blocks, s.batch)
 	}
-	s.pending = make([]*pending, 0, len(all))
-	s.seen, s.isTwin = map[order][]string{}, map[order]bool{}
-	s.withheld, s.held = map[*floors]*withheld{}, nil
-	for _, o := range all {
-		if !s.twin(o) && !s.relieves(o) {
-			s.pending = append(s.pending, &pending{outline: o, first: s.sizedOf(o)})
-			s.withhold(o)
-		}
-	}
-	s.wait(all)
 	return nil
 }
 
-// twin reports whether an outline differs from an earlier one, with a smaller unit or its
-// ranks in the usual order, only in the numbers of ranks: if every group and every transfer
-// goes the same way through the network, every plan takes the same time and memory.
+// twin reports whether an outline differs from an earlier one, in a smaller unit or another
+// order of its ranks, only in the numbers of ranks: if every group and every transfer goes
+// the same way through the network, every plan takes the same time and memory.
 func (s *searcher) twin(o outline) bool {
 	key := order{o.degrees, o.group, o.ranks}
 	twin, known := s.isTwin[key]
@@ -256,6 +246,7 @@ type ways struct {
 	text      string          // alike if everything goes alike
 	prices    []*cost.Program // of the positions in which data-parallel ranks that shard together lie differently
 	dp        int             // the axis of those ranks
+	anywhere  int             // how many they are, if they may lie anywhere
 	moved     map[sharding]*workTimes
 	sent      map[sendKey][]partTimes
 	plan      *partition.Plan
@@ -267,6 +258,11 @@ func (s *searcher) order(o outline) *ways {
 	key := order{o.degrees, o.group, o.ranks}
 	w, known := s.orders[key]
 	if known {
+		return w
+	}
+	if o.ranks == anywhere {
+		w = &ways{prices: s.trunk(o).prices, anywhere: cmp.Or(o.group, s.replicas(o)), moved: map[sharding]*workTimes{}}
+		s.orders[key] = w
 		return w
 	}
 	p := &partition.Plan{
@@ -293,6 +289,9 @@ func (s *searcher) order(o outline) *ways {
 
 // collective is the least time of a collective over data-parallel ranks.
 func (w *ways) collective(op ir.Op, bytes int64) cost.Picoseconds {
+	if w.anywhere > 0 {
+		return w.prices[0].Nearest(op, bytes, w.anywhere)
+	}
 	least := never
 	for _, price := range w.prices {
 		least = min(least, price.Replicas(op, bytes, price.Group(w.dp)))
@@ -309,18 +308,16 @@ func (w *ways) hostCopy(bytes int64) cost.Picoseconds {
 	return least
 }
 
-// sizedOf lists what micro-batches an outline may have, with their floors, and the least
-// of those.
+// sizedOf lists what micro-batches an outline anywhere may have, with their floors, and the
+// least of those.
 func (s *searcher) sizedOf(o outline) *floors {
-	key := family{s.replicas(o), o.cp, o.tp, o.pp, o.chunks, o.sequence, o.overlap, o.zero >= 2, o.replicate, 0, o.order, s.liesOf(o)}
-	if len(s.cluster.Pools) > 0 { // where units end says what kinds of devices positions lie on
-		key.unit = o.plan
-	}
+	key := family{o.degrees, o.chunks, o.sequence, o.overlap, o.zero >= 2, o.replicate}
 	all := s.families[key]
 	if all == nil {
 		all = &floors{least: never}
-		trunk, schedules := s.trunk(o), o.schedules(s.opts)
-		for _, b := range s.sizes(o) {
+		trunk, schedules, sizes := s.trunk(o), o.schedules(s.opts), s.sizes(o)
+		all.sizes = make([]sized, 0, len(sizes)*len(schedules))
+		for _, b := range sizes {
 			for _, schedule := range schedules {
 				free := s.floor(o, trunk, b, schedule)
 				all.sizes = append(all.sizes, sized{size: b, schedule: schedule, free: free, floor: free})
@@ -340,11 +337,10 @@ type floors struct {
 
 // family is what the floors of an outline follow from.
 type family struct {
-	replicas, cp, tp, pp, chunks int
-	sequence, overlap, often     bool // often: data-parallel ranks communicate in every micro-batch
-	replicate                    string
-	unit, order                  int
-	lies                         *lies
+	degrees
+	chunks                   int
+	sequence, overlap, often bool // often: data-parallel ranks communicate in every micro-batch
+	replicate                string
 }
 
 // sizes lists the sizes of micro-batches that an outline may have.

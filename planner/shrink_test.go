@@ -77,7 +77,7 @@ func TestGroupsAreIndependent(t *testing.T) {
 	for _, name := range []string{"cpu", "a100-80g"} {
 		model := tiny(1)
 		model.NHead, model.NEmbd = 4, 128
-		l := layouts{graph: step(t, model, 4), batch: 4, ranks: 2, cluster: cluster(t, name), known: map[int][]partition.Placement{}}
+		l := layouts{graph: step(t, model, 4), batch: 4, ranks: 2, cluster: cluster(t, name), known: map[int][][]partition.Placement{}}
 		none, err := l.phases(nil, 1, 2)
 		require.NoError(t, err)
 		sum := none

@@ -64,51 +64,41 @@ func (o outline) inStep(size, replicas, batch int) bool {
 	return !o.overlap || o.zero >= 2 || (most+size-1)/size == (least+size-1)/size
 }
 
-// outlines lists the ways to shard beside each of the degrees, and to interleave
-// that many blocks; those of the same degrees follow each other, without
-// interleaving first, and with overlap before without. Modules are replicated as the options
-// say: for others see [searcher.replications].
-func outlines(o Options, all []degrees, blocks int, c *cost.Cluster) []outline {
+// outlines lists the ways to shard beside some degrees, and to interleave that many blocks,
+// in the usual order of ranks or that of the options: without interleaving first, and with
+// overlap before without. Modules are replicated as the options say: for others see
+// [searcher.replications].
+func outlines(o Options, d degrees, blocks int, c *cost.Cluster) []outline {
 	var list []outline
-	for _, d := range all {
-		ranks := ""
-		if o.RankOrder != "" {
-			ranks = partition.RankOrderOf(o.RankOrder, d.sizes())
-		}
-		replicate := ""
-		if o.Replicate != "none" {
-			replicate = o.Replicate
-		}
-		if replicate != "" && d.tp == 1 {
-			continue
-		}
-		stages := []int{0, 1, 2, 3}
-		replicas := d.dp * (o.RuntimeNGPUs / d.plan)
-		switch {
-		case o.ZeRO != nil:
-			stages = []int{*o.ZeRO}
-		case replicas == 1:
-			stages = stages[:1]
-		case o.ZeROGroup > 0:
-			stages = stages[1:]
-		}
-		sequences := []bool{false, true}
-		switch {
-		case o.SequenceParallel == "off" || o.SequenceParallel == "" && d.tp == 1:
-			sequences = sequences[:1]
-		case o.SequenceParallel == "on":
-			sequences = sequences[1:]
-		}
-		for _, chunks := range chunkCounts(o, blocks, d.pp) {
-			for _, sequence := range sequences {
-				for _, zero := range stages {
-					for _, group := range zeroGroups(o, d, zero, replicas, chunks, c) {
-						for _, offload := range offloads(o, c) {
-							for _, overlap := range []bool{true, false} {
-								x := outline{d, sharding{zero, group, sequence, overlap, offload, replicate}, chunks, ranks}
-								if x.among(o) {
-									list = append(list, x)
-								}
+	if o.replicate() != "" && d.tp == 1 {
+		return nil
+	}
+	stages := []int{0, 1, 2, 3}
+	replicas := d.dp * (o.RuntimeNGPUs / d.plan)
+	switch {
+	case o.ZeRO != nil:
+		stages = []int{*o.ZeRO}
+	case replicas == 1:
+		stages = stages[:1]
+	case o.ZeROGroup > 0:
+		stages = stages[1:]
+	}
+	sequences := []bool{false, true}
+	switch {
+	case o.SequenceParallel == "off" || o.SequenceParallel == "" && d.tp == 1:
+		sequences = sequences[:1]
+	case o.SequenceParallel == "on":
+		sequences = sequences[1:]
+	}
+	for _, chunks := range chunkCounts(o, blocks, d.pp) {
+		for _, sequence := range sequences {
+			for _, zero := range stages {
+				for _, group := range zeroGroups(o, d, zero, replicas, chunks, c) {
+					for _, offload := range offloads(o, c) {
+						for _, overlap := range []bool{true, false} {
+							x := outline{d, sharding{zero, group, sequence, overlap, offload, o.replicate()}, chunks, o.ranks(d)}
+							if x.among(o) {
+								list = append(list, x)
 							}
 						}
 					}
@@ -117,6 +107,14 @@ func outlines(o Options, all []degrees, blocks int, c *cost.Cluster) []outline {
 		}
 	}
 	return list
+}
+
+// replicate is what the options replicate of modules.
+func (o Options) replicate() string {
+	if o.Replicate == "none" {
+		return ""
+	}
+	return o.Replicate
 }
 
 // offloads lists what may live in host memory: nothing first.

@@ -132,6 +132,17 @@ type Late interface {
 	Last(dst []byte) error
 }
 
+// Meeter is a Device whose transfers may be meetings: a Send starts when the peer has said that
+// it expects the message, so that the executor does not wait for an event before it.
+type Meeter interface {
+	Device
+	// Meets reports whether they are, of this device and all others of its world.
+	Meets() bool
+	// Expect says from where on the place for the message of a later Recv is free. The
+	// messages on a wire are expected in their order. See [codegen.Expects] for when.
+	Expect(t *Transfer) error
+}
+
 // Fuser is a Device that does the work of some kernels together. The executor tells it,
 // while it loads a program, of kernels that it will always launch in this order, with
 // nothing between them on the compute stream.

@@ -47,11 +47,12 @@ func (e *WaitError) Error() string {
 	return fmt.Sprintf("waited %v for rank %s", e.After, strings.Join(names, ", "))
 }
 
-// StreamError is a failure of a collective on a rank's communication stream, which
+// StreamError is a failure of a collective or transfer on a stream of a rank, which
 // the rank learns of when it waits for the stream.
 type StreamError struct {
-	Node *ir.Node
-	Err  error
+	Stream Stream
+	Node   *ir.Node
+	Err    error
 }
 
 func (e *StreamError) Error() string { return fmt.Sprintf("%s %s: %v", e.Node.Op, e.Node.Name, e.Err) }

@@ -64,6 +64,7 @@ type Executor struct {
 	word   [4]byte // an output on its way
 	begun  []begun // steps that are not finished, oldest first
 	late   bool    // all devices are [Late]
+	meets  bool    // transfers are meetings: all devices are [Meeter], and say so
 	closed bool
 	shared shared // of the last step, in a run of several processes
 
@@ -95,10 +96,13 @@ func New(prog *codegen.Program, backend Backend, opts Options) (*Executor, error
 		events:   [Host][]int64{make([]int64, n), make([]int64, n)},
 		programs: map[*codegen.Program]*program{}, groups: map[string]int{},
 	}
-	e.late = true
+	e.late, e.meets = true, true
 	for i, d := range devices {
 		if _, ok := d.(Late); !ok {
 			e.late = false
+		}
+		if m, ok := d.(Meeter); !ok || !m.Meets() {
+			e.meets = false
 		}
 		r := &rank{id: first + i, exec: e, device: d, jobs: make(chan job, 1), exited: make(chan struct{})}
 		e.here = append(e.here, r)

@@ -44,6 +44,7 @@ type action struct {
 	kernel     *Kernel
 	collective *Collective
 	transfer   *Transfer
+	expects    bool  // of a transfer: it is expected from here on, and received later
 	await      int   // buckets of the task that must be done first
 	after      int64 // a send first waits for this event of the step of the peer
 	bytes      int64 // communicated
@@ -89,7 +90,7 @@ func (e *Executor) Add(prog *codegen.Program) error {
 	p := &program{src: prog, byName: map[string]*input{}, outputs: Outputs{}}
 	p.run = job{of: p, do: func(r *rank) error { return r.step(p, p.start) }}
 	p.finish = job{of: p, do: func(r *rank) error { return r.last(p) }}
-	l := &loader{exec: e, program: p, wires: map[wire]int{}, members: map[meeting][]Member{}, last: codegen.Releases(prog.Plan, prog.Training()), uses: uses(prog.Graph)}
+	l := &loader{exec: e, program: p, wires: map[wire]int{}, members: map[meeting][]Member{}, messages: map[message]*Transfer{}, last: codegen.Releases(prog.Plan, prog.Training()), uses: uses(prog.Graph)}
 	for i := range prog.Schedules { // of other processes too: all number groups and wires alike
 		tasks, err := l.schedule(&prog.Schedules[i])
 		if err != nil {
@@ -102,6 +103,11 @@ func (e *Executor) Add(prog *codegen.Program) error {
 			tasks = nil
 		}
 		p.tasks = append(p.tasks, tasks)
+	}
+	if e.meets {
+		if err := l.expect(); err != nil {
+			return fmt.Errorf("runtime: program %s: %w", prog.Graph.Name, err)
+		}
 	}
 	p.words = make([][]int64, len(prog.Schedules))
 	for _, o := range prog.Graph.Outputs {
@@ -142,6 +148,14 @@ type loader struct {
 	members map[meeting][]Member // shared by the members
 	last    ir.Phase             // the pass after which a micro-batch has left its slot
 	uses    map[*ir.Value]int
+
+	messages map[message]*Transfer // of their receivers, if they are meetings
+}
+
+// message is one of those on a wire.
+type message struct {
+	wire
+	microBatch int
 }
 
 // wire is a sending instruction between two ranks.
@@ -247,6 +261,29 @@ func uses(g *ir.Graph) map[*ir.Value]int {
 		n[o.Value]++
 	}
 	return n
+}
+
+// expect puts into the tasks of this process's ranks from where on they expect messages.
+func (l *loader) expect() error {
+	all, err := codegen.Expects(l.program.src)
+	if err != nil {
+		return err
+	}
+	for _, r := range l.exec.here {
+		for _, e := range all[r.id] {
+			recv := l.messages[message{wire{e.Send, e.From, r.id}, e.MicroBatch}]
+			actions := &l.program.tasks[r.id][e.Task].actions
+			at := -1
+			if !e.End { // after those that are there already
+				at = slices.IndexFunc(*actions, func(a action) bool { return !a.expects && (e.Before == nil || a.node == e.Before) })
+			}
+			if at < 0 {
+				at = len(*actions)
+			}
+			*actions = slices.Insert(*actions, at, action{node: recv.Node, transfer: recv, expects: true})
+		}
+	}
+	return nil
 }
 
 // observe lets the trace hear of what runs on the communication stream.
@@ -419,6 +456,9 @@ func (l *loader) transfer(a *action, s *codegen.Schedule, stage *codegen.Stage, 
 	if n.Op == ir.OpRecv {
 		a.transfer.Wire = l.wire(wire{n.Args[0].Def, peer.Rank, s.Rank})
 		a.transfer.Local = l.tensor(s, stage, t, n.Results[0], in.Results[0])
+		if l.exec.meets && l.exec.local(s.Rank) != nil {
+			l.messages[message{wire{n.Args[0].Def, peer.Rank, s.Rank}, t.MicroBatch}] = a.transfer
+		}
 		return nil
 	}
 	a.transfer.Wire = l.wire(wire{n, s.Rank, peer.Rank})

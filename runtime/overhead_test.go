@@ -2,9 +2,6 @@ package runtime_test
 
 import (
 	"context"
-	goruntime "runtime"
-	"runtime/metrics"
-	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -70,66 +67,4 @@ func instructions(prog *codegen.Program) int {
 		}
 	}
 	return n
-}
-
-// BenchmarkPauses collects garbage during steps, which by themselves make none, and reports how long that stops the ranks.
-func BenchmarkPauses(b *testing.B) {
-	prog := compile(b, trainGraph(b), shape{dp: 2, tp: 1, pp: 1, micro: 2, schedule: partition.GPipe}, nil)
-	e := start(b, prog, runtime.Options{})
-	in := feeds(0)
-	before := pauses()
-	for b.Loop() {
-		done := make(chan struct{})
-		go func() {
-			defer close(done)
-			goruntime.GC()
-		}()
-		for running := true; running; {
-			_, err := e.Step(context.Background(), prog, in)
-			require.NoError(b, err)
-			select {
-			case <-done:
-				running = false
-			default:
-			}
-		}
-	}
-	after := pauses()
-	require.Greater(b, after.count(), before.count(), "there were pauses")
-	for name, q := range map[string]float64{"us-longest": 1, "us-99%": 0.99, "us-median": 0.5} {
-		b.ReportMetric(1e6*after.quantile(before, q), name)
-	}
-}
-
-// pauseTimes are the lengths of the collector's pauses so far, in buckets.
-type pauseTimes struct {
-	counts []uint64
-	bounds []float64 // seconds, one more than counts
-}
-
-func pauses() pauseTimes {
-	sample := []metrics.Sample{{Name: "/sched/pauses/total/gc:seconds"}}
-	metrics.Read(sample)
-	h := sample[0].Value.Float64Histogram()
-	return pauseTimes{slices.Clone(h.Counts), slices.Clone(h.Buckets)}
-}
-
-func (p pauseTimes) count() (n uint64) {
-	for _, c := range p.counts {
-		n += c
-	}
-	return n
-}
-
-// quantile returns a lower bound of the given quantile of the pauses since before.
-func (p pauseTimes) quantile(before pauseTimes, q float64) float64 {
-	rest := float64(p.count()-before.count()) * (1 - q)
-	for i := len(p.counts) - 1; i >= 0; i-- {
-		if n := float64(p.counts[i] - before.counts[i]); n > 0 && n > rest {
-			return max(p.bounds[i], 0)
-		} else {
-			rest -= n
-		}
-	}
-	return 0
 }

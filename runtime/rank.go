@@ -98,6 +98,12 @@ func (r *rank) step(p *program, start time.Time) error {
 					return err
 				}
 			}
+			if a.expects {
+				if err := r.device.(Meeter).Expect(a.transfer); err != nil {
+					return err
+				}
+				continue
+			}
 			if a.collective != nil && a.collective.Stream == Communication {
 				done++
 				if err := r.give(a, done); err != nil {
@@ -173,7 +179,7 @@ func (r *rank) act(a *action) error {
 		}
 		// The place is free at an event of this step, or else since the end of the one before.
 		peer := a.transfer.Peer
-		if n := r.exec.events[Compute][peer] + a.after; a.after > 0 || n > 0 && r.exec.late {
+		if n := r.exec.events[Compute][peer] + a.after; !r.exec.meets && (a.after > 0 || n > 0 && r.exec.late) {
 			if err := r.device.Wait(Compute, Event{peer, Compute, n}); err != nil {
 				return err
 			}
@@ -204,7 +210,7 @@ func (r *rank) where() (task codegen.Task, node *ir.Node, ok bool) {
 // waited in vain.
 func (r *rank) describe(err error) error {
 	var beside *StreamError
-	if errors.As(err, &beside) {
+	if errors.As(err, &beside) && beside.Stream == Communication {
 		err = fmt.Errorf("on the communication stream: %w", beside.Err)
 	}
 	var wait *WaitError

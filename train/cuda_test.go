@@ -3,7 +3,6 @@ package train
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"net"
 	"os"
 	"path/filepath"
@@ -167,8 +166,7 @@ func wordsOf(log string) string {
 }
 
 // TestProcessesOnGPUs trains with a process for each rank and GPU, which find NCCL's names by
-// TCP, and compares with the same plan in one process: the same losses and checkpoints. A
-// pipeline is refused.
+// TCP, and compares with the same plan in one process: the same losses and checkpoints.
 func TestProcessesOnGPUs(t *testing.T) {
 	cfg := tinyConfig(t, textData(t), "train.eval_interval=4", "train.max_iters=7")
 	processes := func(plan *partition.Plan, out string) (results []Result, errs []error) {
@@ -208,7 +206,9 @@ func TestProcessesOnGPUs(t *testing.T) {
 		all.Wait()
 		return results, errs
 	}
-	for name, plan := range map[string]*partition.Plan{"dp x tp": planOf(2, 2, 1), "tp": planOf(1, 2, 1)} {
+	gpipe, bubble := planOf(2, 1, 2), planOf(1, 2, 2)
+	gpipe.Schedule, bubble.Schedule = partition.GPipe, partition.ZeroBubble
+	for name, plan := range map[string]*partition.Plan{"dp x tp": planOf(2, 2, 1), "tp": planOf(1, 2, 1), "pp": planOf(1, 1, 2), "dp x pp": gpipe, "tp x pp": bubble} {
 		t.Run(name, func(t *testing.T) {
 			out := t.TempDir()
 			want, _ := train(t, cfg, plan, RunOptions{})
@@ -226,8 +226,6 @@ func TestProcessesOnGPUs(t *testing.T) {
 			require.NoError(t, saved.Close())
 		})
 	}
-	_, errs := processes(planOf(1, 1, 2), t.TempDir())
-	require.ErrorContains(t, errors.Join(errs...), "stages of a pipeline on GPUs have to be of one process")
 }
 
 // TestTooLittleMemory checks that an arena that does not fit is refused before the run,

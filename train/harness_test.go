@@ -20,7 +20,7 @@ import (
 )
 
 // textData prepares a made-up text in which the next letter depends on the one before.
-func textData(t *testing.T) string {
+func textData(t testing.TB) string {
 	t.Helper()
 	dir := t.TempDir()
 	rng := rand.New(rand.NewPCG(1, 2))
@@ -41,7 +41,7 @@ func textData(t *testing.T) string {
 }
 
 // tinyConfig is a model of odd sizes with dropout. Overrides are section.key=value.
-func tinyConfig(t *testing.T, dir string, overrides ...string) *config.Config {
+func tinyConfig(t testing.TB, dir string, overrides ...string) *config.Config {
 	t.Helper()
 	text := fmt.Sprintf(`
 model:     {n_layer: 2, n_head: 4, n_embd: 20, block_size: 9, vocab_size: 65, dropout: 0.1, bias: true}
@@ -75,7 +75,7 @@ func planOf(dp, tp, pp int) *partition.Plan {
 	return p
 }
 
-func newJob(t *testing.T, cfg *config.Config, plan *partition.Plan) *Job {
+func newJob(t testing.TB, cfg *config.Config, plan *partition.Plan) *Job {
 	t.Helper()
 	j, err := NewJob(cfg, plan, JobOptions{})
 	require.NoError(t, err)

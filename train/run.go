@@ -199,7 +199,10 @@ func (r *run) resume() error {
 }
 
 func (r *run) loop(ctx context.Context) error {
+	waste := collectGarbage()
+	defer waste.restore()
 	for it := r.result.Steps; it < r.last; it++ {
+		waste.between()
 		if it%r.Config.Train.EvalInterval == 0 {
 			if err := r.flush(ctx, 0); err != nil {
 				return err

@@ -120,7 +120,7 @@ kernels() {
 
 conformance() {
 	# Every op against float64, collectives, transfers and streams.
-	checked "conformance suite on the GPU" 240 conformance.txt sh -c 'cd cuda && exec ../tests/cuda.test -test.v -test.run "^TestGPUConformance$"'
+	checked "conformance suite on the GPU" 240 conformance.txt sh -c 'cd cuda && exec ../tests/cuda.test -test.v -test.run "^TestGPU(Conformance|Epilogues)$"'
 	if [ -s "$OUT/conformance.txt" ]; then
 		grep -E '^ +--- FAIL' "$OUT/conformance.txt" | sed 's/^ *--- FAIL: //' | head -n 20 >"$OUT/failed-ops.txt"
 		[ -s "$OUT/failed-ops.txt" ] && row "the first of what failed" "$(head -n 1 "$OUT/failed-ops.txt" | tr '|' ' ')" "failed-ops.txt"
@@ -136,7 +136,7 @@ profile() {
 
 loopback() {
 	checked "loopback, 1 to 8 ranks, against the CPU" 240 loopback.txt ./tests/autopar.test -test.v -test.run '^TestGPULoopbackParity$'
-	section "Losses of plans whose ranks share the GPU, against one rank on the CPU, 20 steps" loopback.txt
+	section "Losses of plans whose ranks share the GPU, and have GPUs of their own where there are as many, against one rank on the CPU, 20 steps" loopback.txt
 }
 
 rates() {

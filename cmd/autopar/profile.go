@@ -26,8 +26,8 @@ import (
 type profileCmd struct {
 	Device string `enum:"cpu,cuda" default:"cpu" help:"cpu, or cuda: all visible GPUs, with NCCL where there are several."`
 	Out    string `short:"o" default:"cluster.yaml" placeholder:"FILE" help:"Cluster file to write; - prints it."`
-	Budget int    `default:"12" placeholder:"SECONDS" help:"About how long to measure."`
-	Check  bool   `help:"Then hold predictions against measured steps of twelve plans of nanoGPT's CPU model, and print the table in Markdown."`
+	Budget int    `default:"16" placeholder:"SECONDS" help:"About how long to measure."`
+	Check  bool   `help:"Then hold predictions against measured steps of twelve plans of two small models, and print the table in Markdown."`
 	Steps  int    `default:"40" help:"Steps of each plan that --check times."`
 }
 
@@ -156,77 +156,117 @@ func (c *profileCmd) print(con *console, r *profile.Result) {
 
 // checkedPlan is a plan of the check with its times, in seconds.
 type checkedPlan struct {
-	name          string
-	predicted     float64
-	quiet         float64 // the mean of the quietest tenth of the steps, as the profile has it
-	least, median float64
+	model, name string
+	ranks       int
+	with        planner.Options
+
+	predicted float64
+	quiet     float64 // the mean of the quietest tenth of the steps, as the profile has it
+	noise     float64 // the standard error of that, from round to round, as a share of it
+	median    float64
 }
 
 func (p checkedPlan) error() float64 { return p.predicted/p.quiet - 1 }
 
+// checkedModels are the models of the check, with their batches.
+var checkedModels = []struct{ name, config string }{
+	{"narrow", "model: {preset: quick}\nbatch: {global: 12}\n"},
+	{"wide", "model: {preset: shakespeare_char, n_layer: 2, dropout: 0}\nbatch: {global: 4}\n"},
+}
+
+// checkedPlans are twelve plans: of each model two on one, two and four ranks, with each way to
+// divide a step among them, and micro-batches, ZeRO and recomputation from none to all.
+func checkedPlans() []checkedPlan {
+	zero := func(stage int) *int { return &stage }
+	return []checkedPlan{
+		{model: "narrow", name: "1 rank", ranks: 1, with: planner.Options{MicroBatch: 12}},
+		{model: "narrow", name: "1 rank, 12 micro-batches", ranks: 1, with: planner.Options{MicroBatch: 1}},
+		{model: "narrow", name: "2 ranks, dp, ZeRO 2", ranks: 2, with: planner.Options{DP: 2, MicroBatch: 6, ZeRO: zero(2)}},
+		{model: "narrow", name: "2 ranks, tp, 4 micro-batches, recomputing all", ranks: 2, with: planner.Options{TP: 2, MicroBatch: 3, Recompute: "full"}},
+		{model: "narrow", name: "4 ranks, dp, 3 micro-batches, ZeRO 3", ranks: 4, with: planner.Options{DP: 4, MicroBatch: 1, ZeRO: zero(3)}},
+		{model: "narrow", name: "4 ranks, pp, 6 micro-batches", ranks: 4, with: planner.Options{PP: 4, MicroBatch: 2, Schedule: "1f1b"}},
+		{model: "wide", name: "1 rank, 4 micro-batches", ranks: 1, with: planner.Options{MicroBatch: 1}},
+		{model: "wide", name: "1 rank, recomputing all", ranks: 1, with: planner.Options{MicroBatch: 4, Recompute: "full"}},
+		{model: "wide", name: "2 ranks, dp, ZeRO 1", ranks: 2, with: planner.Options{DP: 2, MicroBatch: 2, ZeRO: zero(1)}},
+		{model: "wide", name: "2 ranks, pp, 4 micro-batches, recomputing all", ranks: 2, with: planner.Options{PP: 2, MicroBatch: 1, Schedule: "1f1b", Recompute: "full"}},
+		{model: "wide", name: "4 ranks, dp x tp, 2 micro-batches, ZeRO 3", ranks: 4, with: planner.Options{DP: 2, TP: 2, MicroBatch: 1, ZeRO: zero(3)}},
+		{model: "wide", name: "4 ranks, tp", ranks: 4, with: planner.Options{TP: 4, MicroBatch: 4}},
+	}
+}
+
 // check predicts and times twelve plans, which take turns, so that what else the
 // machine does troubles all alike.
 func (c *profileCmd) check(ctx context.Context, con *console, cluster *cost.Cluster) ([]checkedPlan, error) {
-	zero := func(stage int) *int { return &stage }
-	cases := []struct {
-		name  string
-		ranks int
-		with  planner.Options
-	}{
-		{"1 rank", 1, planner.Options{MicroBatch: 12}},
-		{"1 rank, 3 micro-batches", 1, planner.Options{MicroBatch: 4}},
-		{"1 rank, recomputing all", 1, planner.Options{MicroBatch: 12, Recompute: "full"}},
-		{"2 ranks, dp", 2, planner.Options{DP: 2, MicroBatch: 6, ZeRO: zero(0)}},
-		{"2 ranks, dp, ZeRO 3", 2, planner.Options{DP: 2, MicroBatch: 6, ZeRO: zero(3)}},
-		{"2 ranks, tp", 2, planner.Options{TP: 2, MicroBatch: 12}},
-		{"2 ranks, pp", 2, planner.Options{PP: 2, MicroBatch: 3, Schedule: "1f1b"}},
-		{"4 ranks, dp, ZeRO 1", 4, planner.Options{DP: 4, MicroBatch: 3, ZeRO: zero(1)}},
-		{"4 ranks, dp x tp", 4, planner.Options{DP: 2, TP: 2, MicroBatch: 6, ZeRO: zero(1)}},
-		{"4 ranks, tp x pp", 4, planner.Options{TP: 2, PP: 2, MicroBatch: 3, Schedule: "1f1b"}},
-		{"4 ranks, pp", 4, planner.Options{PP: 4, MicroBatch: 2, Schedule: "1f1b"}},
-		{"4 ranks, dp x pp, recomputing all", 4, planner.Options{DP: 2, PP: 2, MicroBatch: 2, Schedule: "1f1b", ZeRO: zero(0), Recompute: "full"}},
-	}
-	cfg, err := config.Parse("check", []byte("model: {preset: quick}\nbatch: {global: 12}\n"), nil)
-	if err != nil {
-		return nil, err
-	}
-	if err := cfg.Validate(); err != nil {
-		return nil, err
-	}
-	var rows []checkedPlan
-	var programs []*timed
-	for _, k := range cases {
-		o := k.with
-		o.PlanNGPUs, o.RuntimeNGPUs, o.Overlap = k.ranks, k.ranks, "off"
-		o.DP, o.TP, o.PP, o.CP = max(o.DP, 1), max(o.TP, 1), max(o.PP, 1), 1
-		doc, err := search(cfg, cluster, o)
-		if err != nil {
-			return nil, fmt.Errorf("%s: %w", k.name, err)
-		}
-		compiled, err := compile(cfg, doc.Plan)
+	configs := map[string]*config.Config{}
+	for _, m := range checkedModels {
+		cfg, err := config.Parse("check", []byte(m.config), nil)
 		if err != nil {
 			return nil, err
 		}
-		rows = append(rows, checkedPlan{name: k.name, predicted: doc.Predicted.StepSeconds})
+		if err := cfg.Validate(); err != nil {
+			return nil, err
+		}
+		configs[m.name] = cfg
+	}
+	rows := checkedPlans()
+	var programs []*timed
+	for i := range rows {
+		k := &rows[i]
+		o := k.with
+		o.PlanNGPUs, o.RuntimeNGPUs, o.Overlap = k.ranks, k.ranks, "off"
+		o.DP, o.TP, o.PP, o.CP = max(o.DP, 1), max(o.TP, 1), max(o.PP, 1), 1
+		doc, err := search(configs[k.model], cluster, o)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", k.name, err)
+		}
+		compiled, err := compile(configs[k.model], doc.Plan)
+		if err != nil {
+			return nil, err
+		}
+		k.predicted = doc.Predicted.StepSeconds
 		programs = append(programs, &timed{prog: compiled.training})
 	}
 	for round := range rounds {
-		for _, p := range programs {
-			if err := timeRound(ctx, cfg, p, c.Steps/rounds); err != nil {
+		for i, p := range programs {
+			if err := timeRound(ctx, configs[rows[i].model], p, c.Steps/rounds); err != nil {
 				return nil, err
 			}
 		}
 		con.note("round %d of %d", round+1, rounds)
 	}
 	for i, p := range programs {
-		slices.Sort(p.times)
-		quiet := p.times[:max(1, len(p.times)/10)]
-		for _, d := range quiet {
-			rows[i].quiet += d.Seconds() / float64(len(quiet))
+		var each []float64
+		for round := range slices.Chunk(p.times, c.Steps/rounds) {
+			each = append(each, quietest(round))
 		}
-		rows[i].least, rows[i].median = p.times[0].Seconds(), p.times[len(p.times)/2].Seconds()
+		rows[i].quiet = quietest(p.times)
+		rows[i].noise = stderr(each) / rows[i].quiet
+		rows[i].median = p.times[len(p.times)/2].Seconds()
 	}
 	return rows, nil
+}
+
+// quietest sorts times and returns the mean of the least tenth of them, in seconds.
+func quietest(times []time.Duration) float64 {
+	slices.Sort(times)
+	least, sum := times[:max(1, len(times)/10)], 0.0
+	for _, d := range least {
+		sum += d.Seconds()
+	}
+	return sum / float64(len(least))
+}
+
+// stderr is the standard error of the mean of some figures.
+func stderr(x []float64) float64 {
+	var sum, squares float64
+	for _, v := range x {
+		sum += v
+	}
+	n := float64(len(x))
+	for _, v := range x {
+		squares += (v - sum/n) * (v - sum/n)
+	}
+	return math.Sqrt(squares / n / (n - 1))
 }
 
 // rounds is how many turns a plan has in the check.
@@ -264,15 +304,21 @@ func timeRound(ctx context.Context, cfg *config.Config, p *timed, steps int) err
 
 func (c *profileCmd) printCheck(con *console, cluster *cost.Cluster, rows []checkedPlan) {
 	con.printf("\n%s, %d steps of each plan in turn\n\n", cluster.Source, c.Steps)
-	con.printf("| plan | predicted | measured, quietest tenth | error | least | median |\n|---|---|---|---|---|---|\n")
+	con.printf("| model | plan | predicted | measured, quietest tenth | error | noise | median |\n|---|---|---|---|---|---|---|\n")
 	ms := func(s float64) string { return fmt.Sprintf("%.2f ms", 1e3*s) }
-	var predicted, took []float64
 	sum, worst := 0.0, 0.0
+	predicted, took := map[string][]float64{}, map[string][]float64{}
 	for _, r := range rows {
-		con.printf("| %s | %s | %s | %+.1f %% | %s | %s |\n", r.name, ms(r.predicted), ms(r.quiet), 100*r.error(), ms(r.least), ms(r.median))
-		predicted, took = append(predicted, r.predicted), append(took, r.quiet)
+		con.printf("| %s | %s | %s | %s | %+.1f %% | %.1f %% | %s |\n", r.model, r.name, ms(r.predicted), ms(r.quiet), 100*r.error(), 100*r.noise, ms(r.median))
+		for _, of := range []string{r.model, ""} {
+			predicted[of], took[of] = append(predicted[of], r.predicted), append(took[of], r.quiet)
+		}
 		sum += math.Abs(r.error())
 		worst = max(worst, math.Abs(r.error()))
 	}
-	con.printf("\nmean error %.1f %%, largest %.1f %%, rank correlation %.3f\n", 100*sum/float64(len(rows)), 100*worst, measured.Spearman(predicted, took))
+	con.printf("\nmean error %.1f %%, largest %.1f %%, rank correlation", 100*sum/float64(len(rows)), 100*worst)
+	for _, m := range checkedModels {
+		con.printf(" %.3f of the %s model,", measured.Spearman(predicted[m.name], took[m.name]), m.name)
+	}
+	con.printf(" %.3f of all\n", measured.Spearman(predicted[""], took[""]))
 }

@@ -181,6 +181,34 @@ func (e *emulator) Reduce(s driver.Stream, by ir.Reduction, d ir.DType, out driv
 	})
 }
 
+// Exceeds looks at numbers one by one.
+func (e *emulator) Exceeds(s driver.Stream, flag, x driver.Ptr, elems, limit int64) error {
+	from, to := fake.Range{At: x, Bytes: 8 * elems}, fake.Range{At: flag, Bytes: 8}
+	return e.fake.Run(s, "exceeds", []fake.Range{from, to}, []fake.Range{to}, func() error {
+		m := e.fake.Memory(from)
+		for i := range elems {
+			if v := int64(binary.NativeEndian.Uint64(m[8*i:])); v > limit || v < -limit {
+				binary.NativeEndian.PutUint64(e.fake.Memory(to), 1)
+			}
+		}
+		return nil
+	})
+}
+
+// Void fails where a kernel would mark sums that do not fit.
+func (e *emulator) Void(s driver.Stream, flag, x driver.Ptr, elems int64) error {
+	from, to := fake.Range{At: flag, Bytes: 8}, fake.Range{At: x, Bytes: 8 * elems}
+	return e.fake.Run(s, "void", []fake.Range{from, to}, []fake.Range{to}, func() error {
+		if binary.NativeEndian.Uint64(e.fake.Memory(from)) != 0 {
+			return errTooLarge
+		}
+		return nil
+	})
+}
+
+// errTooLarge is a sum that no number in fixed point stands for.
+var errTooLarge = errors.New("a sum exceeds what fixed point (train.reproducible) holds")
+
 // reduceAt sets element i of y.
 func reduceAt(by ir.Reduction, d ir.DType, y []byte, x [][]byte, i int64) error {
 	if d == ir.Q64 {
@@ -188,7 +216,7 @@ func reduceAt(by ir.Reduction, d ir.DType, y []byte, x [][]byte, i int64) error 
 		for _, m := range x {
 			v := int64(binary.NativeEndian.Uint64(m[8*i:]))
 			if next := sum + v; (next > sum) != (v > 0) && v != 0 {
-				return errors.New("a sum exceeds what fixed point (train.reproducible) holds")
+				return errTooLarge
 			}
 			sum += v
 		}

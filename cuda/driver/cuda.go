@@ -13,7 +13,7 @@ type libcuda struct {
 	lib *shared
 
 	getErrorName, driverGetVersion, deviceGetCount, deviceGet, deviceGetName, deviceTotalMem, deviceGetAttribute,
-	primaryRetain, primaryRelease, setCurrent, canAccessPeer, enablePeer, memGetInfo, memAlloc, memFree, hostAlloc, freeHost,
+	primaryRetain, primaryRelease, setCurrent, memGetInfo, memAlloc, memFree, hostAlloc, freeHost,
 	copyHtoD, copyDtoH, copyAny, memsetD8, streamCreate, streamDestroy, streamSync, streamWait,
 	eventCreate, eventDestroy, eventRecord, eventQuery, eventElapsed,
 	moduleLoad, moduleUnload, moduleFunction, funcGet, funcSet, launchKernel,
@@ -39,8 +39,8 @@ func newLibcuda(lib *shared) (*libcuda, error) {
 		"cuGetErrorName": &d.getErrorName, "cuDriverGetVersion": &d.driverGetVersion, "cuDeviceGetCount": &d.deviceGetCount,
 		"cuDeviceGet": &d.deviceGet, "cuDeviceGetName": &d.deviceGetName, "cuDeviceTotalMem_v2": &d.deviceTotalMem,
 		"cuDeviceGetAttribute": &d.deviceGetAttribute, "cuDevicePrimaryCtxRetain": &d.primaryRetain,
-		"cuDevicePrimaryCtxRelease_v2": &d.primaryRelease, "cuCtxSetCurrent": &d.setCurrent, "cuDeviceCanAccessPeer": &d.canAccessPeer,
-		"cuCtxEnablePeerAccess": &d.enablePeer, "cuMemGetInfo_v2": &d.memGetInfo, "cuMemAlloc_v2": &d.memAlloc, "cuMemFree_v2": &d.memFree,
+		"cuDevicePrimaryCtxRelease_v2": &d.primaryRelease, "cuCtxSetCurrent": &d.setCurrent,
+		"cuMemGetInfo_v2": &d.memGetInfo, "cuMemAlloc_v2": &d.memAlloc, "cuMemFree_v2": &d.memFree,
 		"cuMemHostAlloc": &d.hostAlloc, "cuMemFreeHost": &d.freeHost, "cuMemcpyHtoDAsync_v2": &d.copyHtoD, "cuMemcpyDtoHAsync_v2": &d.copyDtoH,
 		"cuMemcpyAsync": &d.copyAny, "cuMemsetD8Async": &d.memsetD8, "cuStreamCreate": &d.streamCreate, "cuStreamDestroy_v2": &d.streamDestroy,
 		"cuStreamSynchronize": &d.streamSync, "cuStreamWaitEvent": &d.streamWait, "cuEventCreate": &d.eventCreate,
@@ -172,26 +172,6 @@ func (d *libcuda) ReleasePrimary(i int) error {
 
 func (d *libcuda) SetCurrent(c Context) error {
 	return d.check(d.setCurrent, d.setCurrent.call(uintptr(c)))
-}
-
-func (d *libcuda) EnablePeer(i, peer int, of Context) error {
-	const already = 704 // CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED
-	a, err := d.device(i)
-	if err != nil {
-		return err
-	}
-	b, err := d.device(peer)
-	if err != nil {
-		return err
-	}
-	var can int32
-	if err := d.check(d.canAccessPeer, d.canAccessPeer.call(uintptr(unsafe.Pointer(&can)), a, b)); err != nil || can == 0 {
-		return err
-	}
-	if code := d.enablePeer.call(uintptr(of), 0); code != already {
-		return d.check(d.enablePeer, code)
-	}
-	return nil
 }
 
 func (d *libcuda) MemInfo() (free, total int64, err error) {

@@ -78,9 +78,6 @@ type Driver interface {
 	RetainPrimary(device int) (Context, error)
 	ReleasePrimary(device int) error
 	SetCurrent(c Context) error
-	// EnablePeer lets the current context read and write the memory of another's device.
-	// It does nothing where the two have no direct way: copies take a detour then.
-	EnablePeer(device, peer int, of Context) error
 	// MemInfo returns the free and all bytes of the current device.
 	MemInfo() (free, total int64, err error)
 

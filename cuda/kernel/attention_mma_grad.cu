@@ -1,6 +1,24 @@
 // The gradient of attention_mma.cu, in the two passes of attention_grad.cu, which has its formulas and the row products delta. In
 // both a block has 64 rows, 16 for each of its 4 warps, and visits the others some at a time, loading the next meanwhile.
 
+// scores adds to c and d the products of a warp's rows, from mine on, of tiles a and e with all rows of tiles b and f.
+template <int width, int n8>
+DEVICE void scores(float (&c)[n8][4], float (&d)[n8][4], const T* a, const T* e, const T* b, const T* f, int mine) {
+#pragma unroll
+	for (int k = 0; k < width / 16; k++) {
+		u32 x[4], y[4], z[4];
+		left<width>(x, a, mine, k);
+		left<width>(y, e, mine, k);
+#pragma unroll
+		for (int n = 0; n < n8 / 2; n++) {
+			right<width>(z, b, 16 * n, k);
+			mma_pair(T(), c[2 * n], c[2 * n + 1], x, z);
+			right<width>(z, f, 16 * n, k);
+			mma_pair(T(), d[2 * n], d[2 * n + 1], y, z);
+		}
+	}
+}
+
 // attention_mma_dq has queries and visits keys, step at a time.
 template <int width, int step>
 DEVICE void attention_mma_dq(T* dq, i64 row_dq, const T* dout, const T* q, const T* k, const T* v, const float* lse, const float* delta,
@@ -47,19 +65,7 @@ DEVICE void attention_mma_dq(T* dq, i64 row_dq, const T* dout, const T* q, const
 		sync_block();
 		const T *keys = visited + j0 / step % 2 * 2 * step * width, *values = keys + step * width;
 		float score[step / 8][4] = {}, d[step / 8][4] = {};
-#pragma unroll
-		for (int c = 0; c < width / 16; c++) {
-			u32 a[4], a2[4], b[4];
-			left<width>(a, queries, mine, c);
-			left<width>(a2, douts, mine, c);
-#pragma unroll
-			for (int n = 0; n < step / 16; n++) {
-				right<width>(b, keys, 16 * n, c);
-				mma_pair(T(), score[2 * n], score[2 * n + 1], a, b);
-				right<width>(b, values, 16 * n, c);
-				mma_pair(T(), d[2 * n], d[2 * n + 1], a2, b);
-			}
-		}
+		scores<width>(score, d, queries, douts, keys, values, mine);
 #pragma unroll
 		for (int n = 0; n < step / 8; n++) {
 #pragma unroll
@@ -142,19 +148,7 @@ DEVICE void attention_mma_dkv(T* dk, T* dv, i64 row_dkv, const T* dout, const T*
 		const int* at = (const int*)(d_i + step);
 		u64 mask_row = s.mask_row(b, visit / visits * s.heads + h);
 		float score[step / 8][4] = {}, d[step / 8][4] = {};
-#pragma unroll
-		for (int c = 0; c < width / 16; c++) {
-			u32 a[4], a2[4], b[4];
-			left<width>(a, keys, mine, c);
-			left<width>(a2, values, mine, c);
-#pragma unroll
-			for (int n = 0; n < step / 16; n++) {
-				right<width>(b, queries, 16 * n, c);
-				mma_pair(T(), score[2 * n], score[2 * n + 1], a, b);
-				right<width>(b, douts, 16 * n, c);
-				mma_pair(T(), d[2 * n], d[2 * n + 1], a2, b);
-			}
-		}
+		scores<width>(score, d, keys, values, queries, douts, mine);
 #pragma unroll
 		for (int n = 0; n < step / 8; n++) {
 #pragma unroll

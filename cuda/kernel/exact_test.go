@@ -249,3 +249,42 @@ func TestReduceFixed(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, []int64{1<<40 - 2, overflow, overflow, overflow}, got)
 }
+
+// TestVoidFixed marks sums as ones that do not fit where a term is too large, or is one already.
+func TestVoidFixed(t *testing.T) {
+	t.Parallel()
+	d := openDevice(t)
+	const elems, limit, overflow = 700, 1000, math.MinInt64
+	flag, x := d.base, d.base+64
+	for _, tt := range []struct {
+		at   int
+		term int64
+		fits bool
+	}{{0, limit, true}, {699, -limit, true}, {0, limit + 1, false}, {699, -limit - 1, false}, {300, overflow, false}} {
+		want := make([]int64, 1+elems)
+		want[1+tt.at] = tt.term
+		write := func(values []int64, at int64) {
+			b, err := binary.Append(nil, binary.NativeEndian, values)
+			require.NoError(t, err)
+			require.NoError(t, d.write(at, b))
+		}
+		write(want[:1], 0)
+		write(want[1:], 64)
+		require.NoError(t, d.launch(kernel.Exceeds(flag, x, elems, limit)))
+		require.NoError(t, d.launch(kernel.Void(flag, x, elems)))
+		if !tt.fits {
+			want[0] = 1
+			for i := range want[1:] {
+				want[1+i] = overflow
+			}
+		}
+		for i, at := range []int64{0, 64} {
+			b := make([]byte, 8*[]int{1, elems}[i])
+			require.NoError(t, d.read(at, b))
+			got := make([]int64, len(b)/8)
+			_, err := binary.Decode(b, binary.NativeEndian, got)
+			require.NoError(t, err)
+			require.Equal(t, want[i:1+i*elems], got, "%+v", tt)
+		}
+	}
+}

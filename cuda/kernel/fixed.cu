@@ -32,6 +32,16 @@ KERNEL(reduce_fixed, 256)(i64* y, i64 n, int count, Terms from) {
 	});
 }
 
+// exceeds sets a flag, which some threads may do at once.
+KERNEL(exceeds, 256)(i64* flag, const i64* x, i64 n, i64 limit) {
+	each_of_all<T>(n, false, [&](auto, i64 i) {
+		if (x[i] > limit || x[i] < -limit) *flag = 1;
+	});
+}
+KERNEL(void_fixed, 256)(const i64* flag, i64* x, i64 n) {
+	if (*flag) each_of_all<T>(n, false, [&](auto, i64 i) { x[i] = OVERFLOW_; });
+}
+
 // add_as_fixed adds terms in f32 to y, or sets y to them.
 KERNEL(add_as_fixed, 256)(i64* y, const T* term, i64 n, double scale, int add) {
 	each_of_all<T>(n, false, [&](auto, i64 i) {

@@ -19,6 +19,17 @@ func AddAsFixed(sum, term uint64, elems int64, frac int, add bool) Launch {
 	return launch("fixed.cu", "add_as_fixed_f32", blocks(elems, 256), block256, 0, address(sum), address(term), elems, math.Ldexp(1, frac), accum)
 }
 
+// Exceeds returns the launch that sets the integer of 8 bytes at flag to 1 if the magnitude of one of elems fixed-point numbers
+// is greater than limit, or it stands for a sum that did not fit.
+func Exceeds(flag, x uint64, elems, limit int64) Launch {
+	return launch("fixed.cu", "exceeds_f32", blocks(elems, 256), block256, 0, address(flag), address(x), elems, limit)
+}
+
+// Void returns the launch that turns elems fixed-point numbers into sums that do not fit, unless what is at flag is 0.
+func Void(flag, x uint64, elems int64) Launch {
+	return launch("fixed.cu", "void_fixed_f32", blocks(elems, 256), block256, 0, address(flag), address(x), elems)
+}
+
 // asFixed adds the term of sequence s to result i.
 func (l *list) asFixed(i int, term address, s int) {
 	if n := l.Results[i].Slab.Elems(); n > 0 {

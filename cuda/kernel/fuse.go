@@ -23,6 +23,7 @@ type fusion struct {
 
 // fusions are those of groups by the op of their first kernel. They are here, not instructions of programs, because other
 // backends gain nothing by them: programs, plans and predictions stay what they are for all.
+// GELU is not joined with a product: cuBLASLt's is the approximation by tanh, and most models have the exact one.
 var fusions = [...]fusion{
 	ir.OpMatMul:        {joins: biasOfProduct},                // run by cuBLASLt
 	ir.OpSumTo:         {joins: productOfSum, together: true}, // likewise

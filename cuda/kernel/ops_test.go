@@ -33,6 +33,7 @@ type device struct {
 	*worker
 	runtime.Device // for what the tests do not call
 	sizes          [2]int64
+	groups         map[*runtime.Kernel]kernel.Group // by their first kernels; the others have none
 }
 
 const spaceBytes = 1 << 30
@@ -68,23 +69,45 @@ func (d *device) at(t runtime.Tensor) uint64 {
 	return d.base + uint64(t.Space)*spaceBytes + uint64(t.Offset)
 }
 
-// Launch runs a kernel twice from the same memory, the second time with blocks and threads in reverse: a result must
+// Fuse finds groups, of which every kernel is to have a place in one.
+func (d *device) Fuse(run []*runtime.Kernel, uses map[*ir.Value]int) error {
+	d.groups = map[*runtime.Kernel]kernel.Group{}
+	for _, k := range run {
+		d.groups[k] = nil
+	}
+	for _, g := range kernel.Fuse(run, uses) {
+		if len(g) == 1 && len(run) > 1 {
+			return fmt.Errorf("%s is done alone", g[0].Node.Op)
+		}
+		d.groups[g[0]] = g
+	}
+	return nil
+}
+
+// Launch runs a group twice from the same memory, the second time with blocks and threads in reverse: a result must
 // have the same bits. Those of f16 have the text of bf16, and run once.
 func (d *device) Launch(k *runtime.Kernel) error {
+	g, fused := d.groups[k]
+	if !fused {
+		g = kernel.Group{k}
+	}
+	if len(g) == 0 {
+		return nil
+	}
 	if k.Results[0].DType == ir.F16 {
-		return d.once(kernel.Group{k})
+		return d.once(g)
 	}
 	var before []byte
-	if overwrites(k) {
+	if overwrites(g) {
 		before = make([]byte, d.sizes[0])
 		if err := d.read(0, before); err != nil {
 			return err
 		}
 	}
-	if err := d.once(kernel.Group{k}); err != nil {
+	if err := d.once(g); err != nil {
 		return err
 	}
-	after, err := d.results(k)
+	after, err := d.results(g)
 	if err != nil {
 		return err
 	}
@@ -95,10 +118,10 @@ func (d *device) Launch(k *runtime.Kernel) error {
 	}
 	d.reverse = true
 	defer func() { d.reverse = false }()
-	if err := d.once(kernel.Group{k}); err != nil {
+	if err := d.once(g); err != nil {
 		return err
 	}
-	again, err := d.results(k)
+	again, err := d.results(g)
 	if err != nil {
 		return err
 	}
@@ -109,14 +132,16 @@ func (d *device) Launch(k *runtime.Kernel) error {
 }
 
 // overwrites reports whether a launch cannot be repeated from what it leaves.
-func overwrites(k *runtime.Kernel) bool {
-	for i, r := range k.Results {
-		if k.Accum[i] {
-			return true
-		}
-		for _, a := range k.Args {
-			if a.Space == r.Space && a.Offset == r.Offset {
+func overwrites(g kernel.Group) bool {
+	for _, k := range g {
+		for i, r := range k.Results {
+			if k.Accum[i] {
 				return true
+			}
+			for _, a := range k.Args {
+				if a.Space == r.Space && a.Offset == r.Offset {
+					return true
+				}
 			}
 		}
 	}
@@ -124,13 +149,15 @@ func overwrites(k *runtime.Kernel) bool {
 }
 
 // results returns the memory of all results.
-func (d *device) results(k *runtime.Kernel) (all []byte, err error) {
-	for _, r := range k.Results {
-		x := make([]byte, r.Bytes())
-		if err := d.read(int64(d.at(r)-d.base), x); err != nil {
-			return nil, err
+func (d *device) results(g kernel.Group) (all []byte, err error) {
+	for _, k := range g {
+		for _, r := range k.Results {
+			x := make([]byte, r.Bytes())
+			if err := d.read(int64(d.at(r)-d.base), x); err != nil {
+				return nil, err
+			}
+			all = append(all, x...)
 		}
-		all = append(all, x...)
 	}
 	return all, nil
 }

@@ -75,6 +75,10 @@ type Device struct {
 	// for waits for one that has none, and leaves it to that: until that has woken, and
 	// has near again what it needs.
 	Turn float64 `json:"turn,omitempty"`
+	// Fork, on a shared machine, is the seconds that a kernel loses which several cores
+	// compute for one rank: until all have begun, and the last has ended. What takes less
+	// on one of them that one computes alone.
+	Fork float64 `json:"fork,omitempty"`
 	// Units is how many parts of the device compute tiles of a product side by side,
 	// such as streaming multiprocessors; 0 where it does not show.
 	Units      int        `json:"units,omitempty"`
@@ -112,8 +116,8 @@ type Efficiency struct {
 	// AttentionHalf is the number of keys at which fused attention on a shared machine
 	// reaches half of that rate, for blocks on the diagonal that are half empty.
 	AttentionHalf float64 `json:"attention_half_keys,omitempty"`
-	// Threads, on a shared machine, is the share of their rate that cores keep when
-	// they compute for a rank together, one for another that waits; 0 is all of it.
+	// Threads, on a shared machine, is the share of their rate that cores keep, all in
+	// all, when those of ranks that wait compute for another; 0 is all of it.
 	Threads float64 `json:"threads,omitempty"`
 	Memory  float64 `json:"memory"` // of the memory bandwidth
 }
@@ -185,6 +189,7 @@ func (c *Cluster) Validate() error {
 		{"device.efficiency.threads", e.Threads, 0, 1, ""},
 		{"device.efficiency.attention_half_keys", e.AttentionHalf, 0, 1e5, " keys"},
 		{"device.turn", d.Turn, 0, 1, " s"},
+		{"device.fork", d.Fork, 0, 1, " s"},
 		{"device.efficiency.memory", e.Memory, 1e-4, 1, ""},
 	}
 	if !d.Shared {

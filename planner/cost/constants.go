@@ -190,6 +190,7 @@ func (c *Cluster) Faster(r Resource, by float64) *Cluster {
 	case Launch:
 		d.Device.LaunchOverhead /= by
 		d.Device.Turn /= by
+		d.Device.Fork /= by
 	case IntraLink:
 		link(&d.IntraNode)
 	case InterLink:

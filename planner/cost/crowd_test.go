@@ -18,7 +18,7 @@ func TestCrowdedPipeline(t *testing.T) {
 	instr := func(cores, stages, batch int, phase ir.Phase) Picoseconds {
 		c.Device.Cores = cores
 		c.Device.FLOPS["f32"] = 1e11 / float64(cores) // the same in all
-		c.Device.LaunchOverhead = 0
+		c.Device.LaunchOverhead, c.Device.Fork = 0, 0
 		p := &partition.Plan{PlanNGPUs: 4, RuntimeNGPUs: 4, DP: 4 / stages, TP: 1, MicroBatch: 1, Schedule: partition.OneFOneB, Stages: make([]partition.Stage, stages)}
 		mesh := p.Mesh(batch)
 		typ := ir.Type{DType: ir.F32, Shape: []int{1 << 20}}

@@ -21,9 +21,9 @@ type work struct {
 	scores, keys float64
 	backward     bool
 
-	block  bool // a product of a block
-	host   bool // launched by itself
-	across bool // its parts read what all parts of kernels before have written
+	block  bool  // a product of a block
+	host   bool  // launched by itself
+	across int64 // bytes: see [across]
 }
 
 // kernel is the roofline max(arithmetic, traffic) + launch, but no less than the
@@ -59,10 +59,7 @@ func (m *Model) kernel(w *work) Picoseconds {
 	default:
 		arithmetic = w.flops / float64(m.peak*m.reached(w, m.efficiency.Vector))
 	}
-	if m.remote > 0 && w.across {
-		arithmetic += float64(min(bytes, m.cache.Memory)) * m.remote
-	}
-	return m.launched(w, max(arithmetic, traffic))
+	return m.launched(w, m.divided(w, max(arithmetic, traffic)))
 }
 
 func (m *Model) launched(w *work, t float64) Picoseconds {

@@ -3,7 +3,7 @@ package cost
 import (
 	"fmt"
 	"slices"
-	"strings"
+	"strconv"
 
 	"github.com/autopar/autopar/codegen"
 	"github.com/autopar/autopar/ir"
@@ -144,7 +144,8 @@ func (m *Program) group(n *ir.Node, axis int) Group {
 // Ways tells by which groups and routes everything goes that programs of the plan
 // communicate: plans with the same ways take the same time for it.
 func (m *Program) Ways() string {
-	var b strings.Builder
+	var b []byte
+	number := func(n int) { b = strconv.AppendInt(append(b, ' '), int64(n), 10) }
 	positions := m.plan.PP()
 	var offsets []int // met so far
 	seen := map[routeKey]bool{}
@@ -154,22 +155,29 @@ func (m *Program) Ways() string {
 		if k < 0 {
 			k = len(offsets)
 			offsets = append(offsets, offset)
-			if m.on != nil {
-				fmt.Fprint(&b, m.Kinds(at), "of")
-			}
+			number(int(m.Kinds(at)))
 			for axis := range m.mesh.Axes {
-				fmt.Fprint(&b, m.groupOf(at, axis))
+				g := m.groupOf(at, axis)
+				number(g.Size)
+				for _, parts := range g.Fan {
+					number(parts)
+				}
 			}
 		}
-		fmt.Fprint(&b, "|", k)
+		b = append(b, '|')
+		number(k)
 		for _, to := range [...]int{at + 1, at - 1, 0, positions - 1} {
 			if key := (routeKey{m.place(at), to - at}); to >= 0 && to < positions && to != at && !seen[key] {
 				seen[key] = true
-				fmt.Fprint(&b, to-at, m.route(at, to))
+				way := m.route(at, to)
+				b = append(b, '>')
+				number(to - at)
+				number(way.Level)
+				number(way.Senders)
 			}
 		}
 	}
-	return b.String()
+	return string(b)
 }
 
 // Grouped returns the same prices with given groups over some axes.
@@ -343,7 +351,7 @@ func replicated(axis string) bool {
 
 // buffered is the share of the hops of a collective over data-parallel ranks that a
 // tensor has which goes in one buffer with others.
-func (m *Program) buffered(bytes int64, axis string) float64 {
+func (m *Model) buffered(bytes int64, axis string) float64 {
 	if m.software.Buffer == 0 || !replicated(axis) {
 		return 1
 	}
@@ -351,11 +359,22 @@ func (m *Program) buffered(bytes int64, axis string) float64 {
 }
 
 // Replicas returns the least time of a collective of a tensor over data-parallel ranks.
-func (m *Program) Replicas(op ir.Op, bytes int64, g Group) Picoseconds {
+func (m *Model) Replicas(op ir.Op, bytes int64, g Group) Picoseconds {
+	return m.collective(m.replicas(op), bytes, g, m.buffered(bytes, partition.AxisDP))
+}
+
+// Nearest is the least time of [Model.Replicas] of so many ranks, wherever they lie, on a
+// cluster of one kind of device.
+func (m *Model) Nearest(op ir.Op, bytes int64, ranks int) Picoseconds {
+	return m.nearest(m.replicas(op), bytes, ranks, m.buffered(bytes, partition.AxisDP))
+}
+
+// replicas is as which collective the software makes one over data-parallel ranks.
+func (m *Model) replicas(op ir.Op) ir.Op {
 	if m.software.AllReduce > 0 && op == ir.OpReduceScatter {
-		op = ir.OpAllReduce
+		return ir.OpAllReduce
 	}
-	return m.collective(op, bytes, g, m.buffered(bytes, partition.AxisDP))
+	return op
 }
 
 // collectiveBytes is the size of the tensor of a collective. See [Model.Collective].
@@ -474,7 +493,7 @@ func (m *Program) work(in *codegen.Instr, mesh ir.Mesh, at ir.Coord) work {
 
 func (m *Program) workOf(in *codegen.Instr, mesh ir.Mesh, at ir.Coord) work {
 	n := in.Node
-	w := work{node: n, class: classOf(n.Op), dtype: n.Args[0].Type.DType, host: n.Phase != ir.Update, across: across(n)}
+	w := work{node: n, class: classOf(n.Op), dtype: n.Args[0].Type.DType, host: n.Phase != ir.Update}
 	dims, local := m.room.dims[:0], m.room.shapes[:0]
 	for _, vs := range [2][]*ir.Value{n.Args, n.Results} {
 		for _, v := range vs {
@@ -485,6 +504,14 @@ func (m *Program) workOf(in *codegen.Instr, mesh ir.Mesh, at ir.Coord) work {
 		}
 	}
 	args, results := local[:len(n.Args)], local[len(n.Args):]
+	if across(n) {
+		for i, v := range n.Args {
+			w.across += ir.Elems(args[i]) * v.Type.DType.Size()
+		}
+		if w.class != product {
+			w.across = w.bytes
+		}
+	}
 	for i, r := range n.Results {
 		if in.Accum[i] != codegen.Overwrite { // read before it is added to
 			w.bytes += ir.Elems(results[i]) * r.Type.DType.Size()

@@ -43,30 +43,42 @@ func (m *Model) share(c *Cluster, ranks int) {
 	if m.crowd >= 1 {
 		return
 	}
+	m.alone, m.fork = 1/m.crowd, c.Device.Fork
 	// Each of a rank's cores does its share of a kernel, and of the operands of that it has
 	// written its share itself.
 	if m.cache.Remote > 0 {
 		m.remote = m.crowd * (1 - m.crowd) / m.cache.Remote
 	}
-	if t := c.Device.Efficiency.Threads; t > 0 {
-		m.peak *= t
-		m.fastest *= t
-		m.cache.Bandwidth *= t
-		for d := range m.halfPeak {
-			m.halfPeak[d] *= t
-		}
-	}
 }
 
 // across reports whether the parts of a kernel read what all parts of those before have
-// written. Kernels of a pass divide what they do by tokens, each part for those whose
-// values it has near, but gradients of weights are sums over all tokens, and what updates
-// weights divides them in another way.
+// written, or write what they have read. Kernels of a pass divide what they do by tokens,
+// each part for those whose values it has near. But gradients of parameters are sums over
+// all tokens, what updates parameters writes what all have read, and so does what adds up
+// the gradients that those sums were made of.
 func across(n *ir.Node) bool {
-	if n.Op == ir.OpMatMul {
+	switch n.Op {
+	case ir.OpMatMul:
 		return n.Attr.(ir.MatMulAttr).Form == ir.MatMulTN
+	case ir.OpAdd, ir.OpSumTo, ir.OpEmbeddingGrad:
+		return n.Phase != ir.Forward
 	}
 	return n.Phase == ir.Update
+}
+
+// divided is the time of a kernel that takes t on all cores of a rank: what they lose by
+// dividing it, or one of them takes alone. Of what lies near other cores each holds its
+// share of the caches at most. But a core that sums products over all tokens packs them
+// all for itself, however many.
+func (m *Model) divided(w *work, t float64) float64 {
+	if m.alone == 0 {
+		return t
+	}
+	bytes := float64(w.across)
+	if w.class != product {
+		bytes = min(bytes, float64(m.cache.Memory)*m.crowd)
+	}
+	return min(t+m.fork+float64(bytes*m.remote), float64(t*m.alone))
 }
 
 // reached is the share of the peak rate that a kernel reaches, by its op where that is
@@ -92,6 +104,8 @@ func (c *Cluster) validateShared() error {
 		return bad("collectives", "is %s, of ranks that share memory: device.shared is false", c.Collectives)
 	case c.Device.Turn != 0:
 		return bad("device.turn", "has no meaning where ranks share no cores: device.shared is false")
+	case c.Device.Fork != 0:
+		return bad("device.fork", "has no meaning where ranks share no cores: device.shared is false")
 	case len(c.Device.Kernels) > 0:
 		return bad("device.kernels", "are of a shared machine: device.shared is false")
 	}

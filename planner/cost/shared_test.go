@@ -43,28 +43,42 @@ func TestOnePass(t *testing.T) {
 }
 
 // TestKernelsOfSeveralCores: a rank with both cores loses where one reads what the other
-// has written, and a share of its rate wherever they divide.
+// has written, and a moment wherever they divide, unless one alone is faster.
 func TestKernelsOfSeveralCores(t *testing.T) {
 	c := two(t)
-	c.Device.LaunchOverhead = 0
+	c.Device.LaunchOverhead, c.Device.Fork = 0, 0
 	c.Device.Cache = &Cache{Memory: 8e6, Bandwidth: 1e12, Remote: 5e9}
-	near, far := &work{class: product, dtype: ir.F32, flops: 2e8, bytes: 1e6}, &work{class: product, dtype: ir.F32, flops: 2e8, bytes: 1e6, across: true}
-	require.InDelta(t, float64(1000*us), float64(NewModel(c, 1).kernel(near)), 2)
-	require.InDelta(t, float64((1000+50)*us), float64(NewModel(c, 1).kernel(far)), 2, "each core half of 1 MB, of which half from the other at 5 GB/s")
-	require.InDelta(t, float64(2000*us), float64(NewModel(c, 2).kernel(far)), 2)
-	require.InDelta(t, float64(4000*us), float64(NewModel(c, 4).kernel(far)), 2, "in turns")
-	huge := *far
-	huge.bytes = 16e6
-	require.InDelta(t, float64((1000+400)*us), float64(NewModel(c, 1).kernel(&huge)), 2, "no more than the caches hold")
+	equal := func(want Picoseconds, ranks int, w *work, why string) {
+		t.Helper()
+		require.InDelta(t, float64(want*us), float64(NewModel(c, ranks).kernel(w)), 2, why)
+	}
+	near, far := &work{class: product, dtype: ir.F32, flops: 2e8, bytes: 1e6}, &work{class: product, dtype: ir.F32, flops: 2e8, bytes: 1e6, across: 1e6}
+	equal(1000, 1, near, "")
+	equal(1000+50, 1, far, "each core half of 1 MB, of which half from the other at 5 GB/s")
+	equal(2000, 2, far, "")
+	equal(4000, 4, far, "in turns")
+	huge := &work{dtype: ir.F32, flops: 2e8, bytes: 16e6, across: 16e6}
+	equal(1000+200, 1, huge, "no more than what one core holds, 4 MB")
+	huge.class = product
+	equal(1000+800, 1, huge, "but each packs all that it sums")
+	c.Device.Fork = 20e-6
+	equal(1020, 1, near, "")
+	equal(2000, 2, near, "who has one core divides nothing")
+	short := &work{class: product, dtype: ir.F32, flops: 2e6, bytes: 1e3}
+	equal(20, 1, short, "by one core: both would take 10 us and 20")
 	c.Device.Efficiency.Threads = 0.8
-	require.InDelta(t, float64((1250+50)*us), float64(NewModel(c, 1).kernel(far)), 2)
-	require.InDelta(t, float64(2000*us), float64(NewModel(c, 2).kernel(far)), 2)
+	equal(1020, 1, near, "which is of cores that help another rank")
+}
 
+// TestAcross: what parts of a kernel find near other cores.
+func TestAcross(t *testing.T) {
 	weight := &ir.Node{Op: ir.OpMatMul, Attr: ir.MatMulAttr{Form: ir.MatMulTN}}
 	require.True(t, across(weight))
 	weight.Attr = ir.MatMulAttr{Form: ir.MatMulNN}
 	require.False(t, across(weight))
 	require.True(t, across(&ir.Node{Op: ir.OpAdamW, Phase: ir.Update}))
+	require.True(t, across(&ir.Node{Op: ir.OpAdd, Phase: ir.Backward}), "of gradients that were summed over tokens")
+	require.False(t, across(&ir.Node{Op: ir.OpAdd}))
 	require.False(t, across(&ir.Node{Op: ir.OpGELU}))
 }
 
@@ -105,9 +119,10 @@ func TestSharedYAML(t *testing.T) {
 		{"efficiency: {", "efficiency: {crowd: 0.8, ", "device.efficiency.crowd: is of an earlier version, whose ranks did not compute for others while they waited: measure the machine again with autopar profile"},
 		{"efficiency: {", "kernels: {gello: 0.07}\n  efficiency: {", "device.kernels.gello: is no op of which a rate can be stated; did you mean gelu?"},
 		{"efficiency: {", "kernels: {gelu: fast}\n  efficiency: {", "device.kernels.gelu: wants a number"},
-		{"efficiency: {", "kernels: {gelu: 1.5}\n  efficiency: {", "x.yaml:14:13: device.kernels.gelu: is 1.5, must be between"},
+		{"efficiency: {", "kernels: {gelu: 1.5}\n  efficiency: {", "x.yaml:15:13: device.kernels.gelu: is 1.5, must be between"},
 		{"collectives: one_pass", "collectives: two_pass", "collectives: is two_pass; there is one_pass, and rings and trees where nothing is said"},
 		{"turn: 50e-6", "turn: -1", "device.turn: is -1 s, must be between 0 and 1"},
+		{"fork: 10e-6", "fork: -1", "device.fork: is -1 s, must be between 0 and 1"},
 	} {
 		_, err := edit(tt.old, tt.new)
 		require.ErrorContains(t, err, tt.want)
@@ -117,6 +132,7 @@ func TestSharedYAML(t *testing.T) {
 	for _, tt := range []struct{ old, new, want string }{
 		{"devices_per_node: 8", "devices_per_node: 8\ncollectives: one_pass", "collectives: is one_pass, of ranks that share memory: device.shared is false"},
 		{"  memory_bandwidth", "  turn: 1e-6\n  memory_bandwidth", "device.turn: has no meaning where ranks share no cores"},
+		{"  memory_bandwidth", "  fork: 1e-6\n  memory_bandwidth", "device.fork: has no meaning where ranks share no cores"},
 		{"  memory_bandwidth", "  kernels: {gelu: 0.1}\n  memory_bandwidth", "device.kernels: are of a shared machine"},
 	} {
 		require.Contains(t, string(h100), tt.old)

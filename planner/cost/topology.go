@@ -319,6 +319,31 @@ func (m *Model) collective(op ir.Op, bytes int64, g Group, share float64) Picose
 	return picoseconds(t + share*(ring+m.launch))
 }
 
+// nearest is the least time of a collective that sums or gathers over so many ranks, wherever
+// they lie: of no level can a group have more inside a unit than that has devices, so that by
+// summation by parts it sends, and hops, no less further out than if its units were full.
+// Where an outer level is the faster one, all inside it count as fast.
+func (m *Model) nearest(op ir.Op, bytes int64, ranks int, share float64) Picoseconds {
+	if m.onePass || ranks <= 1 {
+		return m.collective(op, bytes, Group{Size: ranks}, share)
+	}
+	n, rate, latency := float64(ranks), 0.0, math.Inf(1)
+	t, ring, tree, outside := 0.0, 0.0, 0.0, n
+	for l := len(m.rungs) - 1; l >= 0; l-- {
+		inside := min(n, float64(m.rungs[l].inside))
+		rate, latency = max(rate, m.together[l]), min(latency, m.rungs[l].latency)
+		t += (1/inside - 1/outside) * float64(bytes) / rate
+		ring += (math.Ceil(n/inside) - math.Ceil(n/outside)) * latency
+		tree += math.Log2(outside/inside) * latency
+		outside = inside
+	}
+	const rounding = 1 - 1e-9
+	if op == ir.OpAllReduce {
+		return picoseconds((2*t + share*(2*min(ring, tree)+m.launch)) * rounding)
+	}
+	return picoseconds((t + share*(ring+m.launch)) * rounding)
+}
+
 // NoFaster reports whether no collective over a group takes less time than over another:
 // their times are straight lines over the bytes.
 func (m *Model) NoFaster(g, than Group) bool {

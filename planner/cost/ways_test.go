@@ -8,6 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/autopar/autopar/ir"
 	"github.com/autopar/autopar/partition"
 )
 
@@ -57,12 +58,13 @@ func allGroups(m *Program, position, axis int) Group {
 }
 
 // TestWaysOfAll: the few groups and senders that are looked at show what all do, on
-// networks into which plans fit and do not.
+// networks into which plans fit and do not; and no group is faster than the nearest.
 func TestWaysOfAll(t *testing.T) {
 	const seed = 8
 	r := rand.New(rand.NewPCG(seed, 0))
 	some := []int{1, 1, 2, 2, 3, 4, 5, 6, 8}
 	one := func() int { return some[r.IntN(len(some))] }
+	near := 0 // groups across nodes than which none is faster
 	for range 3000 {
 		c := round()
 		c.DevicesPerNode = []int{1, 2, 3, 4, 8}[r.IntN(5)]
@@ -86,11 +88,23 @@ func TestWaysOfAll(t *testing.T) {
 			r.Shuffle(len(names), func(i, j int) { names[i], names[j] = names[j], names[i] })
 			p.RankOrder = strings.Join(names, "-")
 		}
+		if r.IntN(8) == 0 { // nothing is further than the innermost level
+			c.InterNode.Bandwidth, c.InterNode.Latency = 10*c.IntraNode.Bandwidth, c.IntraNode.Latency/10
+		}
 		m := NewProgram(c, p, p.Mesh(p.DataParallel()))
 		for from := range p.PP() {
 			for axis := range m.mesh.Axes {
 				if !m.mesh.Axes[axis].Time {
-					require.Equal(t, allGroups(m, from, axis), m.widest(from, axis), "seed %d: %+v at position %d over axis %d of %+v", seed, p, from, axis, c)
+					g := allGroups(m, from, axis)
+					for _, op := range []ir.Op{ir.OpAllReduce, ir.OpAllGather, ir.OpReduceScatter} {
+						bytes := int64(1) << r.IntN(40)
+						took, nearest := m.Replicas(op, bytes, g), m.Nearest(op, bytes, g.Size)
+						require.LessOrEqual(t, nearest, took, "seed %d: %s of %d bytes over %+v of %+v", seed, op, bytes, g, c)
+						if nearest > took*999/1000 && g.Fan[1] > 1 {
+							near++
+						}
+					}
+					require.Equal(t, g, m.widest(from, axis), "seed %d: %+v at position %d over axis %d of %+v", seed, p, from, axis, c)
 				}
 			}
 			for to := range p.PP() {
@@ -100,4 +114,5 @@ func TestWaysOfAll(t *testing.T) {
 			}
 		}
 	}
+	require.Greater(t, near, 1000)
 }

@@ -8,13 +8,12 @@ import (
 // Work is what an instruction has to do, as it is priced: what a measurement of its
 // time is fitted to.
 type Work struct {
-	Class string // product, attention or vector; collective, or empty for what is not fitted
-	FLOPs float64
-	Bytes int64   // of memory traffic, or of a collective's tensor
-	Keys  float64 // of attention: how many a query has before it is masked
-	// Across says that its parts read what all parts of kernels before have written.
-	Across bool
-	Group  Group // of a collective
+	Class  string // product, attention or vector; collective, or empty for what is not fitted
+	FLOPs  float64
+	Bytes  int64   // of memory traffic, or of a collective's tensor
+	Keys   float64 // of attention: how many a query has before it is masked
+	Across int64   // bytes that its parts read of what all parts of kernels before have written, or write of what those have read
+	Group  Group   // of a collective
 }
 
 // WorkOf returns the work of an instruction at a position of a mesh: see

@@ -269,6 +269,20 @@ func RunWideHeads(t *testing.T, open Open) {
 	}
 }
 
+// testManyIDs sums an embedding's gradient over more ids than some hundred threads look at in one
+// go, most of them of few rows.
+func testManyIDs(t *testing.T, open Open) {
+	ds, _ := devices(t, open, 1, time.Minute)
+	c := newChain(t, ds[0], 4, false)
+	ids, dy := c.input(ir.I32, 0, 131, 3, 3001), c.input(ir.BF16, -1, 1, 3, 3001, 8)
+	for i, id := range c.values[ids].I {
+		if i%3 > 0 {
+			c.values[ids].I[i] = id % 5
+		}
+	}
+	c.check(c.do(ir.OpEmbeddingGrad, ir.EmbeddingGradAttr{Rows: 131}, nil, ids, dy)...)
+}
+
 // testAccumulate adds micro-batches up.
 func testAccumulate(t *testing.T, open Open) {
 	ds, _ := devices(t, open, 1, time.Minute)

@@ -102,7 +102,7 @@ func (s *stream) do(w work) (err error) {
 			err = fmt.Errorf("panic: %v\n%s", x, stack)
 		}
 		if err != nil && w.collective != nil {
-			err = &runtime.StreamError{Node: w.collective.Node, Err: err}
+			err = &runtime.StreamError{Stream: runtime.Communication, Node: w.collective.Node, Err: err}
 		}
 	}()
 	if w.until != nil {

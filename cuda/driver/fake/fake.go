@@ -23,6 +23,8 @@ type Options struct {
 	Devices int
 	Memory  int64  // bytes of each device
 	Seed    uint64 // of the order in which work runs
+	// InTurn has a device do its work in the order in which it was given, whatever the streams.
+	InTurn bool
 	// Major and Minor are the compute capability, and CUDA the driver's version; 0 is 9.0
 	// and 13000.
 	Major, Minor, CUDA int
@@ -56,6 +58,7 @@ type Driver struct {
 	worlds   map[driver.ID]*commWorld
 	joined   *sync.Cond       // a rank has joined one
 	pending  map[int]*pending // groups of calls, by thread
+	given    int64            // entries of streams
 	ran      int              // pieces of work
 	launched int              // graphs
 	now      float64          // milliseconds that work has taken
@@ -178,9 +181,6 @@ func (d *Driver) SetCurrent(c driver.Context) error {
 	d.current[thread()] = c
 	return nil
 }
-
-// EnablePeer does nothing: all memory is near.
-func (d *Driver) EnablePeer(int, int, driver.Context) error { return nil }
 
 // MemInfo returns what is left of the current device's memory.
 func (d *Driver) MemInfo() (free, total int64, err error) {

@@ -146,7 +146,7 @@ func (c *comm) post(s driver.Stream, ops []commOp) error {
 		posts[c.rank] = &post{ops: ops, stream: st, entry: e}
 		e.ready = func() bool {
 			for _, p := range posts {
-				if p == nil || !p.done && (len(p.stream.queue) == 0 || p.stream.queue[0] != p.entry) {
+				if p == nil || !p.done && (!c.turn(p.stream) || p.stream.queue[0] != p.entry) {
 					return w.broken
 				}
 			}

@@ -10,6 +10,7 @@ import (
 // stream is a queue of work.
 type stream struct {
 	id      int
+	device  int
 	clock   clock
 	queue   []*entry
 	label   string
@@ -22,6 +23,7 @@ type stream struct {
 // entry is something given to a stream: work, or recording an event, or waiting for one.
 type entry struct {
 	kind    kind
+	n       int64 // entries of all streams before it
 	what    string
 	bytes   int64 // read and written
 	run     func() error
@@ -56,8 +58,8 @@ func (d *Driver) handle() uintptr {
 	return d.handles
 }
 
-func (d *Driver) newStream() *stream {
-	s := &stream{id: len(d.order)}
+func (d *Driver) newStream(device int) *stream {
+	s := &stream{id: len(d.order), device: device}
 	d.order = append(d.order, s)
 	return s
 }
@@ -66,11 +68,12 @@ func (d *Driver) newStream() *stream {
 func (d *Driver) CreateStream() (driver.Stream, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if _, err := d.device("cuStreamCreate"); err != nil {
+	device, err := d.device("cuStreamCreate")
+	if err != nil {
 		return 0, err
 	}
 	h := driver.Stream(d.handle())
-	d.streams[h] = d.newStream()
+	d.streams[h] = d.newStream(device)
 	return h, nil
 }
 
@@ -153,7 +156,7 @@ func (d *Driver) record(st *stream, ev *event) {
 	st.clock.join(d.host)
 	ev.recorded++
 	ev.clock, ev.by = st.clock.copy(), st
-	st.queue = append(st.queue, &entry{kind: record, event: ev, version: ev.recorded})
+	d.push(st, &entry{kind: record, event: ev, version: ev.recorded})
 }
 
 // WaitEvent holds a stream back.
@@ -181,7 +184,7 @@ func (d *Driver) WaitEvent(s driver.Stream, e driver.Event) error {
 func (d *Driver) wait(st *stream, ev *event) {
 	if ev.recorded > 0 {
 		st.clock.join(ev.clock)
-		st.queue = append(st.queue, &entry{kind: wait, event: ev, version: ev.recorded})
+		d.push(st, &entry{kind: wait, event: ev, version: ev.recorded})
 	}
 }
 
@@ -328,7 +331,7 @@ func (d *Driver) issue(st *stream, n node) error {
 	for _, r := range append(slices.Clone(n.reads), n.writes...) {
 		e.bytes += r.Bytes
 	}
-	st.queue = append(st.queue, e)
+	d.push(st, e)
 	if n.meet != nil {
 		n.meet(st, e)
 	}
@@ -337,9 +340,28 @@ func (d *Driver) issue(st *stream, n node) error {
 	return nil
 }
 
-// runnable reports whether the first of a stream's queue can be done.
-func (s *stream) runnable() bool {
+func (d *Driver) push(s *stream, e *entry) {
+	e.n = d.given
+	d.given++
+	s.queue = append(s.queue, e)
+}
+
+// turn reports whether the device may do the first of a stream's queue.
+func (d *Driver) turn(s *stream) bool {
 	if len(s.queue) == 0 {
+		return false
+	}
+	for _, other := range d.order {
+		if d.opts.InTurn && other.device == s.device && len(other.queue) > 0 && other.queue[0].n < s.queue[0].n {
+			return false
+		}
+	}
+	return true
+}
+
+// runnable reports whether the first of a stream's queue can be done.
+func (d *Driver) runnable(s *stream) bool {
+	if !d.turn(s) {
 		return false
 	}
 	switch e := s.queue[0]; e.kind {
@@ -356,7 +378,7 @@ func (d *Driver) runOne() bool {
 	n := 0
 	var chosen *stream
 	for _, s := range d.order {
-		if s.runnable() {
+		if d.runnable(s) {
 			if n++; d.rng.IntN(n) == 0 {
 				chosen = s
 			}

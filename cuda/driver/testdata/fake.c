@@ -80,8 +80,6 @@ int cuDeviceGetAttribute(int *v, int attr, int dev) {
 int cuDevicePrimaryCtxRetain(H *c, int dev) { NOTE("cuDevicePrimaryCtxRetain", dev); *c = (H)0x1111222233334444; return 0; }
 int cuDevicePrimaryCtxRelease_v2(int dev) { NOTE("cuDevicePrimaryCtxRelease_v2", dev); return 0; }
 int cuCtxSetCurrent(H c) { NOTE("cuCtxSetCurrent", W(c)); return 0; }
-int cuDeviceCanAccessPeer(int *can, int a, int b) { NOTE("cuDeviceCanAccessPeer", a, b); *can = 1; return 0; }
-int cuCtxEnablePeerAccess(H c, unsigned f) { NOTE("cuCtxEnablePeerAccess", W(c), f); return 0; }
 #ifdef HOLLOW
 int cuMemGetInfo_v2(size_t *free, size_t *total) { *free = *total = MEMORY; return 0; }
 int cuMemAlloc_v2(uint64_t *p, size_t bytes) { *p = W(calloc(1, bytes)); return *p ? 0 : 2; }

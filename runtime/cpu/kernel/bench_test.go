@@ -88,6 +88,33 @@ func BenchmarkMatMul(b *testing.B) {
 	}
 }
 
+// The gradient of a weight of tensors that the cores have just written, each the rows of some tokens, as in a step.
+func BenchmarkWeightGrad(b *testing.B) {
+	rnd := random(b, 4)
+	for _, l := range linears[:10] {
+		x, dy, dw := arena(b, l.m*l.k), arena(b, l.m*l.n), arena(b, l.n*l.k)
+		copy(x, rnd.floats(len(x)))
+		copy(dy, rnd.floats(len(dy)))
+		b.Run(l.name, func(b *testing.B) {
+			eachSet(b, func(b *testing.B, p *Pool) {
+				if p.isa.name == "portable" {
+					b.Skip("takes minutes")
+				}
+				var each []float64
+				for b.Loop() {
+					Scale(p, x, x, 1)
+					Scale(p, dy, dy, 1)
+					start := time.Now()
+					MatMulTN(p, l.n, l.k, l.m, dy, x, dw, false)
+					each = append(each, time.Since(start).Seconds()*1e6)
+				}
+				slices.Sort(each)
+				b.ReportMetric(each[len(each)/2], "us")
+			})
+		})
+	}
+}
+
 func BenchmarkElementwise(b *testing.B) {
 	const rows, cols = 768, 128 // the activations of nanoGPT's CPU configuration
 	const n = rows * cols

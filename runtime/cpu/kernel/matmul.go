@@ -69,36 +69,73 @@ func (p *Pool) matMul(m, n, k int, a, b matrix, c []float32, acc bool) {
 		}
 		return
 	}
-	if p.isa.tileProducts != nil {
-		p.tileMatMul(m, n, k, a, b, c, acc)
-		return
+	first, second := k, []float32(nil) // terms, and the sum of the others
+	if inHalves(m, n, k, a, b) {
+		first = (k/2 + tileDepth - 1) / tileDepth * tileDepth
+		p.partial = grow(p.partial, m*n)
+		second = p.partial
 	}
 	for j := 0; j < n; j += blockN {
-		nc := min(blockN, n-j)
-		for q := 0; q < k; {
-			kc := nextBlockK(k-q, blockK, 4)
-			t := &p.task.product
-			*t = productTask{serial: t.serial, a: a.at(0, q), b: b.at(q, j), c: c[j:], ldc: n, m: m, n: nc, k: kc, acc: acc || q > 0}
-			t.mc, t.nc = p.blocks(m, nc, kc)
-			t.down = (m + t.mc - 1) / t.mc
-			across := (nc + t.nc - 1) / t.nc
-			p.run(t, t.down*across, 1)
-			t.serial += uint64(across)
+		t := productTask{ldc: n, m: m, n: min(blockN, n-j)}
+		for q := 0; q < first; {
+			kc := nextBlockK(first - q)
+			t.halves[0] = terms{a.at(0, q), b.at(q, j), c[j:], kc, acc || q > 0}
+			t.halves[1].k = 0
+			if left := k - first - q; left > 0 {
+				t.halves[1] = terms{a.at(0, first+q), b.at(first+q, j), second[j:], min(kc, left), q > 0}
+			}
 			q += kc
+			p.product(&t)
 		}
+	}
+	if second != nil {
+		p.binary(p.isa.add, c, c, second, grainLight)
 	}
 }
 
-// nextBlockK returns how many of the remaining k terms the next block sums: about equal blocks of at most most, which is a
-// multiple of step, as they are.
-func nextBlockK(k, most, step int) int {
-	blocks := (k + most - 1) / most
-	return min(k, ((k+blocks-1)/blocks+step-1)/step*step)
+// inHalves reports whether the terms of a product are summed in two halves, by different workers where there are, and the sums
+// added. In the gradient of a weight the terms are tokens, and a worker has near the rows of the tokens that it has computed
+// them of: cut into rows of the result, every worker would fetch half of both operands from another's cache, k*(2n+m)/4 numbers
+// each of them, where m*n are to be added. It depends on the sizes alone.
+func inHalves(m, n, k int, a, b matrix) bool {
+	const most = 4 << 20 // numbers of a second sum
+	return a.rs == 1 && b.cs == 1 && k >= 2*blockK && k*(2*n+m) >= 4*m*n && m*n <= most
 }
 
-// blocks returns the rows and columns of the part of an m by n product of k terms that one worker takes at a time. They do
-// not influence the result.
-func (p *Pool) blocks(m, n, k int) (mc, nc int) {
+// product runs a task whose blocks are yet to be cut.
+func (p *Pool) product(t *productTask) {
+	parts := 1
+	if t.halves[1].k > 0 {
+		parts = 2
+	}
+	serial := p.task.product.serial
+	if p.isa.tileProducts != nil {
+		t.mc, t.nc = p.tileBlocks(t.m, t.n, t.halves[0].k)
+	} else {
+		t.mc, t.nc = p.blocks(t.m, t.n, t.halves[0].k, parts)
+	}
+	t.down, t.across = (t.m+t.mc-1)/t.mc, (t.n+t.nc-1)/t.nc
+	p.task.product = *t
+	p.task.product.serial = serial
+	if p.isa.tileProducts != nil {
+		p.task.tiles.productTask = &p.task.product
+		p.run(&p.task.tiles, parts*t.down*t.across, 1)
+	} else {
+		p.run(&p.task.product, parts*t.down*t.across, 1)
+	}
+	p.task.product.serial += uint64(parts * t.across)
+}
+
+// nextBlockK returns how many of the remaining k terms the next block sums: about equal blocks of at most blockK, of whole steps of
+// tiles.
+func nextBlockK(k int) int {
+	blocks := (k + blockK - 1) / blockK
+	return min(k, ((k+blocks-1)/blocks+tileDepth-1)/tileDepth*tileDepth)
+}
+
+// blocks returns the rows and columns of the part of an m by n product of k terms that one worker takes at a time, where there
+// are so many such products. They do not influence the result.
+func (p *Pool) blocks(m, n, k, parts int) (mc, nc int) {
 	width, left, threads := p.isa.cols, p.isa.left, p.Threads()
 	panels := (n + width - 1) / width
 	fit := max(1, p.isa.right/(4*k*width))
@@ -107,7 +144,7 @@ func (p *Pool) blocks(m, n, k int) (mc, nc int) {
 		return m, (panels + across - 1) / across * width
 	}
 	// As many blocks of columns as there are threads, where they are wide enough: what one has packed no other packs.
-	if panels >= 2*threads {
+	if panels >= 2*threads && parts == 1 {
 		across = (across + threads - 1) / threads * threads
 	}
 	down := max(1, 4*threads/across)
@@ -115,44 +152,58 @@ func (p *Pool) blocks(m, n, k int) (mc, nc int) {
 	return mc, (panels + across - 1) / across * width
 }
 
-// productTask computes c[m,n] from a[m,k] and b[k,n]; a unit is a block of mc rows and nc columns, down of them one below
-// the other. Each worker packs b for itself: it takes less time than to fetch what another core has packed.
+// productTask computes c[m,n] from a[m,k] and b[k,n], of one or two halves of the terms; a unit is a block of mc rows and nc
+// columns of one of them, down of them one below the other and across side by side. Each worker packs b for itself: it takes less
+// time than to fetch what another core has packed.
 type productTask struct {
 	serial       uint64 // number of the job's first column block, counted over all jobs from 1
-	a, b         matrix
-	c            []float32
-	ldc, m, n, k int
-	mc, nc, down int
-	acc          bool
+	halves       [2]terms
+	ldc, m, n    int
+	mc, nc       int
+	down, across int
+}
+
+// terms are some of those of a product: c (+)= a[m,k] b[k,n].
+type terms struct {
+	a, b matrix
+	c    []float32
+	k    int
+	acc  bool
+}
+
+// unit returns what a unit computes: m rows from i on and n columns from j on, of one of the halves, and the number of its block
+// of columns.
+func (t *productTask) unit(u int) (h *terms, i, m, j, n int, serial uint64) {
+	block := u / t.down
+	i, j = u%t.down*t.mc, block%t.across*t.nc
+	return &t.halves[block/t.across], i, min(t.mc, t.m-i), j, min(t.nc, t.n-j), t.serial + uint64(block)
 }
 
 func (t *productTask) do(w *worker, lo, hi int) {
 	width := w.isa.cols
 	for u := lo; u < hi; u++ {
-		block := u / t.down
-		i0, j0 := u%t.down*t.mc, block*t.nc
-		m, n := min(t.mc, t.m-i0), min(t.nc, t.n-j0)
-		if serial := t.serial + uint64(block); w.packedSerial != serial {
-			w.packed = grow(w.packed, (n+width-1)/width*width*t.k)
-			w.packRight(w.packed, t.b.at(0, j0), t.k, n)
+		h, i0, m, j, n, serial := t.unit(u)
+		if w.packedSerial != serial {
+			w.packed = grow(w.packed, (n+width-1)/width*width*h.k)
+			w.packRight(w.packed, h.b.at(0, j), h.k, n)
 			w.packedSerial = serial
 		}
 		for i := i0; i < i0+m; i += w.isa.left {
-			t.rows(w, i, min(w.isa.left, i0+m-i), j0, n)
+			t.rows(w, h, i, min(w.isa.left, i0+m-i), j, n)
 		}
 	}
 }
 
 // rows computes m rows from i on, at most isa.left, of n columns from j on.
-func (t *productTask) rows(w *worker, i, m, j, n int) {
-	a, rows := t.a.at(i, 0), w.isa.rows
+func (t *productTask) rows(w *worker, h *terms, i, m, j, n int) {
+	a, rows := h.a.at(i, 0), w.isa.rows
 	tile := rows * a.rs // from one tile of a to the next
 	if a.rs == 1 {
 		// Packed, a tile's columns lie side by side: strided, each would touch a cache line and often a page of its own.
-		tile = rows * t.k
-		a = w.packLeft(a, m, t.k)
+		tile = rows * h.k
+		a = w.packLeft(a, m, h.k)
 	}
-	w.products(m, n, t.k, a, tile, w.packed, w.isa.cols*t.k, t.c[i*t.ldc+j:], t.ldc, t.acc)
+	w.products(m, n, h.k, a, tile, w.packed, w.isa.cols*h.k, h.c[i*t.ldc+j:], t.ldc, h.acc)
 }
 
 // packRight packs x, k by n, as the right-hand matrix of a product: in panels of isa.cols columns, padded with zeros.

@@ -17,94 +17,82 @@ const (
 	tileDepth = 32      // terms of a step
 	tileFloat = 6 * 256 // room for the six tiles of a step, of two tiles by three parts, in float32
 
-	tileSlice  = 128        // terms for which 32 rows stay in the first-level cache beside the columns that pass by
-	tileBlockK = 384        // terms for which columns are packed at a time: a multiple of tileSlice
-	tileRight  = 1536 << 10 // bytes of packed columns that stay in the second-level cache
+	tileSlice = 128        // terms for which 32 rows stay in the first-level cache beside the columns that pass by
+	tileRight = 1536 << 10 // bytes of packed columns that stay in the second-level cache
 )
 
 func tileSteps(k int) int { return (k + tileDepth - 1) / tileDepth }
 
-// tileTask is a productTask of at most tileBlockK terms on tiles. A worker's packed columns are slices of tileSlice terms one
+// tileTask is a productTask of at most blockK terms on tiles. A worker's packed columns are slices of tileSlice terms one
 // after the other, each by panels of 32 columns.
-type tileTask struct{ productTask }
+type tileTask struct{ *productTask }
 
-// tileMatMul is matMul for positive sizes.
-func (p *Pool) tileMatMul(m, n, k int, a, b matrix, c []float32, acc bool) {
-	t := &p.task.tiles
-	serials := &p.task.product.serial
-	for j := 0; j < n; j += blockN {
-		nc := min(blockN, n-j)
-		for q := 0; q < k; {
-			kc := nextBlockK(k-q, tileBlockK, tileDepth)
-			panels := max(1, tileRight/(4*tileSteps(kc)*tileFloat))
-			across := (nc + panels*tileLines - 1) / (panels * tileLines)
-			*t = tileTask{productTask{serial: *serials, a: a.at(0, q), b: b.at(q, j), c: c[j:], ldc: n, m: m, n: nc, k: kc, acc: acc || q > 0}}
-			t.mc, t.nc = tileLines, ((nc+across-1)/across+tileLines-1)&^(tileLines-1)
-			if p.Threads() == 1 {
-				t.mc = m
-			}
-			t.down = (m + t.mc - 1) / t.mc
-			p.run(t, t.down*across, 1)
-			*serials += uint64(across)
-			q += kc
-		}
+// tileBlocks is blocks for a tileTask.
+func (p *Pool) tileBlocks(m, n, k int) (mc, nc int) {
+	panels := max(1, tileRight/(4*tileSteps(k)*tileFloat))
+	across := (n + panels*tileLines - 1) / (panels * tileLines)
+	if mc = tileLines; p.Threads() == 1 {
+		mc = m
 	}
+	return mc, ((n+across-1)/across + tileLines - 1) &^ (tileLines - 1)
 }
 
-func (t *tileTask) do(w *worker, lo, hi int) {
+func (t tileTask) do(w *worker, lo, hi int) {
 	for u := lo; u < hi; u++ {
-		block := u / t.down
-		i0, j0 := u%t.down*t.mc, block*t.nc
-		m, n := min(t.mc, t.m-i0), min(t.nc, t.n-j0)
-		if serial := t.serial + uint64(block); w.packedSerial != serial {
-			t.packRight(w, j0, n)
+		h, i0, m, j, n, serial := t.unit(u)
+		if w.packedSerial != serial {
+			h.packTiles(w, j, n)
 			w.packedSerial = serial
 		}
 		for i := i0; i < i0+m; i += tileLines {
-			t.rows(w, i, min(tileLines, i0+m-i), j0, n)
+			t.rows(w, h, i, min(tileLines, i0+m-i), j, n)
 		}
 	}
 }
 
-// packRight packs n columns from j on, in the order in which they lie in memory.
-func (t *tileTask) packRight(w *worker, j, n int) {
-	panels, slices := (n+tileLines-1)/tileLines, (t.k+tileSlice-1)/tileSlice
-	w.packed = grow(w.packed, panels*tileSteps(t.k)*tileFloat)
-	for u := range panels * slices {
-		panel, slice := u%panels, u/panels
-		if t.b.rs == 1 {
-			panel, slice = u/slices, u%slices
+// packTiles packs n columns of the right-hand matrix from j on, in the order in which they lie in memory.
+func (h *terms) packTiles(w *worker, j, n int) {
+	panels, depth := (n+tileLines-1)/tileLines, tileDepth // of terms at a time
+	if h.b.rs == 1 {
+		depth = tileSlice
+	}
+	runs := (h.k + depth - 1) / depth
+	w.packed = grow(w.packed, panels*tileSteps(h.k)*tileFloat)
+	for u := range panels * runs {
+		panel, q := u%panels, u/panels*depth
+		if h.b.rs == 1 {
+			panel, q = u/runs, u%runs*depth
 		}
-		at, q := panel*tileLines, slice*tileSlice
-		depth := min(tileSlice, t.k-q)
-		steps := panels*tileSteps(q) + panel*tileSteps(depth) // before this panel
-		w.packTiles(w.packed[steps*tileFloat:], t.b.at(q, j+at).transposed(), min(tileLines, n-at), depth, false)
+		slice := q / tileSlice * tileSlice
+		steps := panels*tileSteps(slice) + panel*tileSteps(min(tileSlice, h.k-slice)) + (q-slice)/tileDepth // before these
+		at := panel * tileLines
+		w.packTiles(w.packed[steps*tileFloat:], h.b.at(q, j+at).transposed(), min(tileLines, n-at), min(depth, h.k-q), false)
 	}
 }
 
 // rows computes m rows, from i on, at most 32, of n columns from j on. What is not a number of whole blocks, or is to be added,
 // is summed apart first: to begin with what is there would round every partial sum to its size.
-func (t *tileTask) rows(w *worker, i, m, j, n int) {
+func (t tileTask) rows(w *worker, h *terms, i, m, j, n int) {
 	const room = tileSlice / tileDepth * tileFloat
 	panels := (n + tileLines - 1) / tileLines
 	buf := w.scratch(room + tileLines*panels*tileLines)
 	left, sums, ld := buf[:room], buf[room:], panels*tileLines
-	apart := t.acc || m < tileLines || n < ld
+	apart := h.acc || m < tileLines || n < ld
 	if !apart {
-		sums, ld = t.c[i*t.ldc+j:], t.ldc
+		sums, ld = h.c[i*t.ldc+j:], t.ldc
 	}
 	right := w.packed
-	for q := 0; q < t.k; q += tileSlice {
-		depth := min(tileSlice, t.k-q)
+	for q := 0; q < h.k; q += tileSlice {
+		depth := min(tileSlice, h.k-q)
 		steps := tileSteps(depth)
-		w.packTiles(left, t.a.at(i, q), m, depth, true)
-		next, lines, ldNext, rate := t.ahead(i+w.stride(), q, depth, panels*steps)
+		w.packTiles(left, h.a.at(i, q), m, depth, true)
+		next, lines, ldNext, rate := h.ahead(t.m, i+w.stride(), q, depth, panels*steps)
 		w.isa.tileProducts(panels, steps, left, right, sums, ld, q > 0, next, lines, ldNext, rate)
 		right = right[panels*steps*tileFloat:]
 	}
 	for r := 0; apart && r < m; r++ {
-		to, from := t.c[(i+r)*t.ldc+j:][:n], sums[r*ld:][:n]
-		if t.acc {
+		to, from := h.c[(i+r)*t.ldc+j:][:n], sums[r*ld:][:n]
+		if h.acc {
 			w.isa.add(to, to, from)
 		} else {
 			copy(to, from)
@@ -120,17 +108,17 @@ func (w *worker) stride() int {
 	return tileLines
 }
 
-// ahead says what to fetch of the terms from q on of the left-hand rows from i on, during so many steps, and how many cache
-// lines a step: segments of so many lines, ld apart.
-func (t *tileTask) ahead(i, q, depth, steps int) (next []float32, lines, ld, rate int) {
+// ahead says what to fetch of the terms from q on of the left-hand rows from i on, of m in all, during so many steps, and how
+// many cache lines a step: segments of so many lines, ld apart.
+func (h *terms) ahead(m, i, q, depth, steps int) (next []float32, lines, ld, rate int) {
 	const line = 16 // float32
-	if i < 0 || i >= t.m || depth < line {
+	if i < 0 || i >= m || depth < line {
 		return nil, 0, 0, 0
 	}
-	next, lines, ld = t.a.at(i, q).data, depth/line, t.a.rs
-	segments := min(tileLines, t.m-i)
-	if t.a.rs == 1 {
-		segments, lines, ld = depth, tileLines/line, t.a.cs
+	next, lines, ld = h.a.at(i, q).data, depth/line, h.a.rs
+	segments := min(tileLines, m-i)
+	if h.a.rs == 1 {
+		segments, lines, ld = depth, tileLines/line, h.a.cs
 	}
 	return next, lines, ld, (segments*lines + steps - 1) / steps
 }

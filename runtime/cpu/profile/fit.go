@@ -69,23 +69,52 @@ func attentionShare(samples []sample, peak, half float64) (share, off float64) {
 	return 1 / factor, off
 }
 
-// pair is an instruction as one rank a core runs it, and as one rank with all cores
-// does the same work.
+// pair is an instruction as ranks with a core each run it, and as one rank with all
+// cores runs all of it.
 type pair struct {
-	across                 bool // see [cost.Work]
-	bytes, apart, together float64
-	weight                 float64 // see [sample]
+	across   float64 // bytes: see [cost.Work]
+	apart    float64 // seconds of a core, if it did its share of what the rank does
+	together float64 // seconds of the rank
+	weight   float64 // see [sample]
 }
 
-// fitRemote returns the bytes/s at which a core reads what lies near another, of which
-// at most so many bytes do: what a rank with all cores takes longer than one a core to
-// read across, beside what all kernels do, or 0 if it does not.
-func fitRemote(pairs []pair, threads, cores, cached float64) float64 {
+// fitThreads returns the share of their rate that cores keep which compute together, all in
+// all.
+func fitThreads(pairs []pair) float64 {
+	var apart, together float64
+	for _, p := range pairs {
+		apart, together = apart+p.weight*p.apart, together+p.weight*p.together
+	}
+	if together == 0 {
+		return 1
+	}
+	return min(apart/together, 1)
+}
+
+// fitFork returns the seconds that a kernel loses which cores divide that have near what it
+// reads.
+func fitFork(pairs []pair) float64 {
+	var lost, kernels float64
+	for _, p := range pairs {
+		if p.across == 0 {
+			lost, kernels = lost+p.weight*(p.together-p.apart), kernels+p.weight
+		}
+	}
+	if kernels == 0 {
+		return 0
+	}
+	return max(0, lost/kernels)
+}
+
+// fitRemote returns the bytes/s at which a core reads what lies near another: what a rank
+// with all cores takes longer than one a core to read across, beside what all kernels lose,
+// or 0 if it does not.
+func fitRemote(pairs []pair, fork, cores float64) float64 {
 	var moved, lost float64
 	for _, p := range pairs {
-		if p.across {
-			moved += p.weight * min(p.bytes, cached) * (1 - 1/cores) / cores
-			lost += p.weight * (p.together - p.apart/threads)
+		if p.across > 0 {
+			moved += p.weight * p.across * (1 - 1/cores) / cores
+			lost += p.weight * (p.together - p.apart - fork)
 		}
 	}
 	if lost <= 0 {

@@ -52,22 +52,14 @@ func Measure(ctx context.Context, budget time.Duration) (*Result, error) {
 	cores := goruntime.GOMAXPROCS(0)
 	r := &Result{When: time.Now().UTC().Truncate(time.Second), Machine: machine(cores), Load: load()}
 	begin := time.Now()
-	r.Products = products(ctx, 1, budget/10)
+	r.Products = products(ctx, 1, budget/20)
 	if cores > 1 {
-		r.Products = append(r.Products, products(ctx, cores, budget/10)...)
+		r.Products = append(r.Products, products(ctx, cores, budget/20)...)
 	}
 	r.Streams = streams(ctx, cores, budget/10)
-	var steps []*timedStep
-	all := workloads(cores)
-	for _, w := range all {
-		if err := ctx.Err(); err != nil {
-			return nil, err
-		}
-		s, err := w.time(ctx, budget*6/10/time.Duration(len(all)))
-		if err != nil {
-			return nil, err
-		}
-		steps = append(steps, s)
+	steps, err := timeAll(ctx, workloads(cores), budget*8/10)
+	if err != nil {
+		return nil, err
 	}
 	r.fit(steps, cores)
 	r.Took = time.Since(begin)
@@ -100,13 +92,13 @@ func (r *Result) fit(steps []*timedStep, cores int) {
 	start := overhead(steps) // of an instruction that does nothing
 	of := func(class string, op ir.Op) []sample { return samples(steps, cores, class, op, start) }
 
-	around, both := near{cached, cache, memory}, pairs(steps)
-	threads := threading(both)
+	around, both := near{cached, cache, memory}, pairs(steps, float64(cores), cached/float64(cores))
+	threads, fork := fitThreads(both), fitFork(both)
 	off := map[string]float64{}
 	d := cost.Device{
 		Name: r.Machine, Shared: true, Cores: cores, Memory: installed(), FLOPS: map[string]float64{"f32": curve.Round(core)},
-		MemoryBandwidth: curve.Round(memory), LaunchOverhead: curve.Round(gap + start), Efficiency: cost.Efficiency{Memory: 1, Threads: curve.Share(threads)},
-		Cache:   &cost.Cache{Memory: int64(cached), Bandwidth: curve.Round(cache), Remote: curve.Round(fitRemote(both, threads, float64(cores), cached))},
+		MemoryBandwidth: curve.Round(memory), LaunchOverhead: curve.Round(gap + start), Fork: curve.Round(fork), Efficiency: cost.Efficiency{Memory: 1, Threads: curve.Share(threads)},
+		Cache:   &cost.Cache{Memory: int64(cached), Bandwidth: curve.Round(cache), Remote: curve.Round(fitRemote(both, fork, float64(cores)))},
 		Kernels: map[string]float64{},
 	}
 	e := &d.Efficiency
@@ -136,9 +128,8 @@ func (r *Result) fit(steps []*timedStep, cores int) {
 		Host: &cost.Link{Bandwidth: curve.Round(memory / 2), Efficiency: 1, Latency: curve.Round(start)},
 	}
 	if cores > 1 {
-		r.Cluster.IntraNode.Latency = curve.Round(few.unexplained(r.Cluster))
-		// Of many, half have no core when the others begin to wait.
-		r.Cluster.Device.Turn = curve.Round(many.unexplained(r.Cluster))
+		r.Cluster.IntraNode.Latency = curve.Round(few.waited / float64(count([]*timedStep{few}, collectiveClass)))
+		r.Cluster.Device.Turn = curve.Round(turn(few, many, r.Cluster))
 	}
 	r.Cluster.Source = fmt.Sprintf("autopar profile, %s, %s%s", r.When.Format("2006-01-02 15:04 MST"), r.Machine, r.loadText())
 
@@ -157,6 +148,15 @@ func (r *Result) fit(steps []*timedStep, cores int) {
 	}
 	figure("device.launch_overhead", steps[0].spread, len(steps))
 	slices.SortFunc(r.Figures, func(a, b Figure) int { return strings.Compare(a.Key, b.Key) })
+}
+
+// turn returns the seconds that ranks lose at each meeting where half of them have no core
+// when the others begin to wait: what a step of many takes beyond its price, which is as
+// far off as that of few who do the same.
+func turn(few, many *timedStep, c *cost.Cluster) float64 {
+	least, _ := few.price(c)
+	most, meetings := many.price(c)
+	return max(0, many.seconds-most*few.seconds/least) / float64(meetings)
 }
 
 // overhead is the time of an instruction that has next to nothing to do: the median

@@ -10,7 +10,9 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/autopar/autopar/ir"
 	"github.com/autopar/autopar/planner/cost"
+	"github.com/autopar/autopar/runtime"
 )
 
 // TestFitsFindWhatMadeTheTimes: from times that the model makes, and from such with
@@ -34,11 +36,11 @@ func TestFitsFindWhatMadeTheTimes(t *testing.T) {
 			a := sample{share: share, flops: f, keys: math.Pow(10, 1+3*r.Float64()), weight: 1}
 			a.seconds = noisy(a.ideal(peak) * (1 + 200/a.keys) / 0.5)
 			attentions = append(attentions, a)
-			p := pair{across: r.IntN(2) == 0, bytes: math.Pow(10, 3+4*r.Float64()), apart: f / peak, weight: 1}
-			if p.together = p.apart / 0.9; p.across {
-				p.together += min(p.bytes, around.cached) * 3 / 4 / 4 / 5e9
+			p := pair{apart: f / peak, weight: 1 / f}
+			if r.IntN(2) == 0 {
+				p.across = f / 10
 			}
-			p.together = noisy(p.together)
+			p.together = noisy(p.apart + 1e-6 + p.across*3/4/4/5e9)
 			both = append(both, p)
 		}
 		efficiency, half, off := fitProducts(products, peak)
@@ -51,10 +53,15 @@ func TestFitsFindWhatMadeTheTimes(t *testing.T) {
 		require.InDelta(t, noise/2, off, 0.02, "seed %d", seed)
 		share, _ := fitVector(vectors, peak, around)
 		require.InEpsilon(t, 0.08, share, tolerance+0.02, "seed %d", seed)
-		threads := threading(both)
-		require.InEpsilon(t, 0.9, threads, tolerance, "seed %d", seed)
-		require.InEpsilon(t, 5e9, fitRemote(both, threads, 4, around.cached), 4*tolerance, "seed %d: a quarter of what three other cores wrote", seed)
-		require.Zero(t, fitRemote(both, threads/2, 4, around.cached), "no slower than others")
+		fork := fitFork(both)
+		require.InEpsilon(t, 1e-6, fork, 2*tolerance, "seed %d", seed)
+		require.InEpsilon(t, 5e9, fitRemote(both, fork, 4), 8*tolerance, "seed %d: a quarter of what three other cores wrote", seed)
+		require.Zero(t, fitRemote(both, 1, 4), "no slower than others")
+		var apart, together float64
+		for _, p := range both {
+			apart, together = apart+p.weight*p.apart, together+p.weight*p.together
+		}
+		require.InEpsilon(t, apart/together, fitThreads(both), 1e-9)
 	}
 }
 
@@ -88,43 +95,78 @@ func TestMeasure(t *testing.T) {
 	}
 }
 
-// TestUnexplained: what a step takes beyond its price is lost where ranks meet.
-func TestUnexplained(t *testing.T) {
+// TestTurn: what a step of many ranks takes beyond its price is lost where they meet, if
+// that of few is right, or else as much of it as is right of theirs.
+func TestTurn(t *testing.T) {
 	c, err := cost.Load("cpu")
 	require.NoError(t, err)
-	c.Device.Cores, c.IntraNode.Latency, c.Device.Turn = 2, 0, 0
+	c.Device.Cores, c.Device.Turn = 2, 0
 	all := workloads(2)
-	few, many := all[len(all)-2], all[len(all)-1]
-	require.Equal(t, []int{2, 4}, []int{few.ranks, many.ranks})
-	few.ranks = 4
-	require.Equal(t, few, many)
-	for ranks, lost := range map[int]float64{2: 7e-6, 4: 9e-6} {
-		few.ranks = ranks
-		s, err := few.compile()
-		require.NoError(t, err)
-		s.seconds = 1
-		meetings := count([]*timedStep{s}, collectiveClass)
-		s.seconds -= float64(meetings) * (s.unexplained(c) - lost)
-		require.InEpsilon(t, lost, s.unexplained(c), 1e-6)
+	w, x := all[len(all)-2], all[len(all)-1]
+	require.Equal(t, []int{2, 4}, []int{w.ranks, x.ranks})
+	x.ranks = w.ranks
+	require.Equal(t, w, x)
+	few, err := w.compile()
+	require.NoError(t, err)
+	many, err := all[len(all)-1].compile()
+	require.NoError(t, err)
+	for _, off := range []float64{1, 1.25} {
+		few.seconds, _ = few.price(c)
+		price, meetings := many.price(c)
+		few.seconds *= off
+		many.seconds = off*price + float64(meetings)*9e-6
+		require.InEpsilon(t, 9e-6, turn(few, many, c), 1e-6)
 		slower := c.Clone()
-		slower.IntraNode.Latency, slower.Device.Turn = 3e-6, 2e-6
-		want := lost - 3e-6
-		if ranks == 4 {
-			want -= 2e-6
-		}
-		require.InEpsilon(t, want, s.unexplained(slower), 1e-6, "%d ranks: those without a core take one over", ranks)
-		s.seconds /= 2
-		require.Zero(t, s.unexplained(c), "faster than its price")
+		slower.Device.Turn = 4e-6
+		price, _ = few.price(slower)
+		require.InEpsilon(t, few.seconds, off*price, 1e-9, "each has a core")
+		require.InEpsilon(t, 9e-6-off*4e-6, turn(few, many, slower), 1e-6)
+		many.seconds /= 2
+		require.Zero(t, turn(few, many, c), "faster than its price")
 	}
 }
 
-// TestPairsAreOfTheSameWork: the threads are judged by the same instructions.
+// TestWaiting: a collective takes what the rank takes that comes last, and the others wait.
+func TestWaiting(t *testing.T) {
+	s := &timedStep{instrs: []timedInstr{{op: ir.OpAdd, name: "a"}, {op: ir.OpAllReduce, name: "r", work: cost.Work{Class: collectiveClass}}}}
+	span := func(op ir.Op, name string, from, to time.Duration) runtime.Span {
+		return runtime.Span{Op: op, Name: name, Start: from, End: to}
+	}
+	run := s.spent(12, [][]runtime.Span{
+		{span(ir.OpInput, "x", 0, 1), span(ir.OpAdd, "a", 1, 3), span(ir.OpAllReduce, "r", 3, 12)},
+		{span(ir.OpInput, "x", 0, 1), span(ir.OpAdd, "a", 1, 7), span(ir.OpAllReduce, "r", 7, 12)},
+	})
+	require.Equal(t, timedRun{took: 12, spent: []time.Duration{2, 5}, waited: 2}, run, "4 of one rank, none of the other")
+}
+
+// TestPairsAreOfTheSameWork: the cores of a rank are judged by the same instructions.
 func TestPairsAreOfTheSameWork(t *testing.T) {
 	all := workloads(2)
-	for i := 0; i < 6; i += 2 {
+	for i := 0; i < 8; i += 2 {
 		one, each := all[i], all[i+1]
 		require.Equal(t, 1, one.ranks)
 		one.ranks = each.ranks
 		require.Equal(t, each, one)
 	}
+	var steps []*timedStep
+	for _, w := range all[:2] {
+		s, err := w.compile()
+		require.NoError(t, err)
+		for i := range s.instrs {
+			s.instrs[i].seconds = 1e-3
+		}
+		s.seconds = 1
+		steps = append(steps, s)
+	}
+	kinds := map[pair]int{}
+	for _, p := range pairs(steps, 2, 1000) {
+		p.across = min(p.across, 1001)
+		kinds[p]++
+	}
+	p := pair{apart: 1e-3, together: 1e-3, weight: 1}
+	require.Greater(t, kinds[p], 50, "half the batch each")
+	p.across = 1001
+	require.Equal(t, 25, kinds[p], "gradients of weights: all that they read is packed")
+	p.apart, p.across = 0.5e-3, 1000
+	require.Greater(t, kinds[p], 30, "of an update, which each makes whole, half counts, and what a core has near it")
 }

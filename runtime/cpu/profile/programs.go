@@ -26,20 +26,20 @@ type workload struct {
 }
 
 // workloads are small models at sizes apart from each other, each by one rank with
-// all threads and by one rank a core, whose collectives are timed too. One is in small
-// parts, and one has its parameters gathered where they are read, so that ranks meet all
+// all threads and by one rank a core, whose collectives are timed too. The narrowest has
+// layers enough that it finds no more near the cores than a deep model does; it is in small
+// parts, too, which tell what it costs to divide a kernel. One has its parameters gathered where they are read, so that ranks meet all
 // the time. The last is by two ranks a core, as the one before it but for that.
 func workloads(cores int) []workload {
 	var all []workload
-	for _, w := range []workload{{2, 4, 128, 64, 6 * cores, 1, 0, 1}, {1, 4, 256, 128, 4 * cores, 1, 0, 1}, {1, 6, 384, 256, 2 * cores, 1, 0, 1}} {
+	for _, w := range []workload{{6, 4, 128, 64, 6 * cores, 1, 0, 1}, {1, 4, 256, 128, 4 * cores, 1, 0, 1}, {1, 6, 384, 256, 2 * cores, 1, 0, 1}, {6, 4, 128, 64, 6 * cores, 1, 0, 6}} {
 		all = append(all, w)
 		if w.ranks = cores; cores > 1 {
 			all = append(all, w)
 		}
 	}
-	all = append(all, workload{2, 4, 128, 64, 6 * cores, cores, 0, 6})
 	if cores > 1 {
-		all = append(all, workload{2, 4, 128, 64, 6 * cores, cores, 3, 1}, workload{2, 4, 128, 64, 6 * cores, 2 * cores, 3, 1})
+		all = append(all, workload{6, 4, 128, 64, 6 * cores, cores, 3, 1}, workload{6, 4, 128, 64, 6 * cores, 2 * cores, 3, 1})
 	}
 	return all
 }
@@ -59,6 +59,7 @@ type timedStep struct {
 	prog    *codegen.Program
 	instrs  []timedInstr
 	seconds float64 // the mean of the quietest steps
+	waited  float64 // of them, of a rank for others at collectives
 	spread  float64 // by how much the median exceeds it
 }
 
@@ -97,9 +98,18 @@ func (w workload) compile() (*timedStep, error) {
 	return s, nil
 }
 
-// time runs a workload for about as long as it may.
-func (w workload) time(ctx context.Context, budget time.Duration) (*timedStep, error) {
-	out, err := w.compile()
+// running is a workload that is ready to run.
+type running struct {
+	*timedStep
+	exec  *runtime.Executor
+	feeds runtime.Feeds
+	spans [][]runtime.Span // by rank: each calls Trace in the order of its instructions
+	runs  []timedRun
+}
+
+// start prepares to run a workload.
+func (w workload) start() (*running, error) {
+	s, err := w.compile()
 	if err != nil {
 		return nil, err
 	}
@@ -107,62 +117,99 @@ func (w workload) time(ctx context.Context, budget time.Duration) (*timedStep, e
 	if err != nil {
 		return nil, err
 	}
-	// A rank calls Trace in the order of its instructions, so each has a list to itself.
-	spans := make([][]runtime.Span, w.ranks)
-	exec, err := runtime.New(out.prog, backend, runtime.Options{Trace: func(s runtime.Span) { spans[s.Rank] = append(spans[s.Rank], s) }})
+	r := &running{timedStep: s, feeds: w.feeds(), spans: make([][]runtime.Span, w.ranks)}
+	r.exec, err = runtime.New(s.prog, backend, runtime.Options{Trace: func(s runtime.Span) { r.spans[s.Rank] = append(r.spans[s.Rank], s) }})
 	if err != nil {
 		return nil, err
 	}
-	defer exec.Close()
-	if err := exec.InitParams(out.prog, 1); err != nil {
-		return nil, err
-	}
-	feeds := w.feeds()
-	var steps []timedRun
-	const warm = 2
-	for begin, n := time.Now(), 0; n < warm+6 || time.Since(begin) < budget && n < 2000; n++ {
-		for r := range spans {
-			spans[r] = spans[r][:0]
+	return r, r.exec.InitParams(s.prog, 1)
+}
+
+// run runs steps for about as long as it may.
+func (r *running) run(ctx context.Context, budget time.Duration) error {
+	const warm = 1
+	for begin, n := time.Now(), 0; n <= warm || time.Since(begin) < budget; n++ {
+		for i := range r.spans {
+			r.spans[i] = r.spans[i][:0]
 		}
 		start := time.Now()
-		if _, err := exec.Step(ctx, out.prog, feeds); err != nil {
-			return nil, err
+		if _, err := r.exec.Step(ctx, r.prog, r.feeds); err != nil {
+			return err
 		}
-		if run := (timedRun{time.Since(start), nil}); n >= warm {
-			run.spent = out.spent(spans)
-			steps = append(steps, run)
+		if took := time.Since(start); n >= warm {
+			r.runs = append(r.runs, r.spent(took, r.spans))
 		}
 	}
-	out.average(steps)
-	return out, nil
+	return nil
+}
+
+// timeAll times workloads in about the given time. They take turns, so that what else the
+// machine does troubles all alike.
+func timeAll(ctx context.Context, all []workload, budget time.Duration) ([]*timedStep, error) {
+	var ready []*running
+	for _, w := range all {
+		r, err := w.start()
+		if err != nil {
+			return nil, err
+		}
+		defer r.exec.Close()
+		ready = append(ready, r)
+	}
+	const turns = 5
+	for range turns {
+		for _, r := range ready {
+			if err := r.run(ctx, budget/turns/time.Duration(len(ready))); err != nil {
+				return nil, err
+			}
+		}
+	}
+	var steps []*timedStep
+	for _, r := range ready {
+		r.average(r.runs)
+		steps = append(steps, r.timedStep)
+	}
+	return steps, nil
 }
 
 // timedRun is one step: what it took and what its instructions did.
 type timedRun struct {
-	took  time.Duration
-	spent []time.Duration
+	took   time.Duration
+	spent  []time.Duration
+	waited time.Duration // of a rank for others at collectives, on average
 }
 
 // spent returns the time of each instruction in a step: on rank 0, and of a
-// collective on the rank that comes last and so does not wait.
-func (s *timedStep) spent(spans [][]runtime.Span) []time.Duration {
-	all := make([]time.Duration, len(s.instrs))
+// collective on the rank that comes last and so does not wait. The others' waiting is
+// apart.
+func (s *timedStep) spent(took time.Duration, spans [][]runtime.Span) timedRun {
+	run := timedRun{took: took, spent: make([]time.Duration, len(s.instrs))}
+	var together time.Duration // at collectives, of all ranks
 	for r, of := range spans {
 		next := 0 // feeding the inputs comes in between
 		for _, span := range of {
-			if next == len(all) || span.Op != s.instrs[next].op || span.Name != s.instrs[next].name {
+			if next == len(run.spent) || span.Op != s.instrs[next].op || span.Name != s.instrs[next].name {
 				continue
 			}
-			if d := span.End - span.Start; r == 0 || s.instrs[next].work.Class == collectiveClass && d < all[next] {
-				all[next] = d
+			d, meets := span.End-span.Start, s.instrs[next].work.Class == collectiveClass
+			if r == 0 || meets && d < run.spent[next] {
+				run.spent[next] = d
+			}
+			if meets {
+				together += d
 			}
 			next++
 		}
-		if next != len(all) {
-			panic(fmt.Sprintf("BUG: profile: rank %d ran %d instructions of %d", r, next, len(all)))
+		if next != len(run.spent) {
+			panic(fmt.Sprintf("BUG: profile: rank %d ran %d instructions of %d", r, next, len(run.spent)))
 		}
 	}
-	return all
+	run.waited = together / time.Duration(len(spans))
+	for i, in := range s.instrs {
+		if in.work.Class == collectiveClass {
+			run.waited -= run.spent[i]
+		}
+	}
+	return run
 }
 
 // average takes the times from the tenth of the steps that took least.
@@ -171,6 +218,7 @@ func (s *timedStep) average(steps []timedRun) {
 	quiet := steps[:max(1, len(steps)/10)]
 	for _, run := range quiet {
 		s.seconds += run.took.Seconds() / float64(len(quiet))
+		s.waited += run.waited.Seconds() / float64(len(quiet))
 		for i, d := range run.spent {
 			s.instrs[i].seconds += d.Seconds() / float64(len(quiet))
 		}
@@ -213,8 +261,10 @@ const (
 	collectiveClass = "collective"
 )
 
-// pairs returns what one rank a core and one rank with all cores both ran.
-func pairs(steps []*timedStep) []pair {
+// pairs returns what one rank a core and one rank with all cores both ran, but for kernels
+// so short that dividing them is no gain. A core has so many bytes near it.
+func pairs(steps []*timedStep, cores, near float64) []pair {
+	const least = 10e-6 // seconds, of a core's share
 	var all []pair
 	for i, s := range steps {
 		if s.ranks > 1 || i+1 == len(steps) || steps[i+1].ranks == 1 {
@@ -226,27 +276,21 @@ func pairs(steps []*timedStep) []pair {
 				continue
 			}
 			of := s.instrs[next]
-			all = append(all, pair{of.work.Across, float64(of.work.Bytes), in.seconds, of.seconds, 1 / s.seconds})
 			next++
+			// An update of all parameters is as much work for each rank as for one.
+			p := pair{float64(of.work.Across), in.seconds / cores * float64(of.work.Bytes) / float64(in.work.Bytes), of.seconds, 1 / s.seconds}
+			if of.work.FLOPs > 0 {
+				p.apart = in.seconds / cores * of.work.FLOPs / in.work.FLOPs
+			}
+			if of.work.Class != productClass {
+				p.across = min(p.across, near)
+			}
+			if p.apart > least {
+				all = append(all, p)
+			}
 		}
 	}
 	return all
-}
-
-// threading returns the share of their rate that cores keep when they compute together:
-// the times of kernels by one rank a core over those by one rank with all, of those that
-// read what they have near.
-func threading(all []pair) float64 {
-	var apart, together float64
-	for _, p := range all {
-		if !p.across {
-			apart, together = apart+p.weight*p.apart, together+p.weight*p.together
-		}
-	}
-	if together == 0 {
-		return 1
-	}
-	return min(apart/together, 1)
 }
 
 // moved is how many bytes a collective reads and writes for each rank.
@@ -257,21 +301,15 @@ func moved(in timedInstr) float64 {
 	return 2 * float64(in.work.Bytes)
 }
 
-// unexplained returns the seconds that a step takes beyond what it is priced at, for each
-// time that ranks meet in it.
-func (s *timedStep) unexplained(c *cost.Cluster) float64 {
+// price returns what a cluster's figures say that the step takes, of one rank after the
+// other, and how often ranks meet in it.
+func (s *timedStep) price(c *cost.Cluster) (seconds float64, meetings int) {
 	price := cost.NewProgram(c, s.prog.Plan, s.prog.Mesh)
-	rest, meetings := s.seconds, 0.0
 	s.each(func(in *codegen.Instr, at ir.Coord) {
 		t, _ := price.Instr(in, s.prog.Mesh, at)
-		rest -= t.Seconds()
+		seconds += t.Seconds()
 	})
-	for _, in := range s.instrs {
-		if in.work.Class == collectiveClass {
-			meetings++
-		}
-	}
-	return max(0, rest) / meetings
+	return seconds, count([]*timedStep{s}, collectiveClass)
 }
 
 // samples returns the instructions of a class, or of one op of it, by ranks that have a

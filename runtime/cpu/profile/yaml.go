@@ -37,6 +37,8 @@ func (r *Result) WriteYAML(w io.Writer) error {
 	line("  launch_overhead: %s", curve.Number(d.LaunchOverhead))
 	line("  # seconds that a core loses when a rank waits and another goes on")
 	line("  turn: %s", curve.Number(d.Turn))
+	line("  # seconds that a kernel loses which several cores divide for one rank")
+	line("  fork: %s", curve.Number(d.Fork))
 	line("  # Shares of the peak that instructions of training steps reach: products%s,", r.spread("device.efficiency.matmul"))
 	line("  # attention%s, what is between them%s", r.spread("device.efficiency.attention"), r.spread("device.efficiency.vector"))
 	e := d.Efficiency
