@@ -63,8 +63,8 @@ func (b *brute) run() {
 							d := degrees{unit, dp, cp, tp, pp, 0}
 							for d.order = range b.cluster.Orders() {
 								orders := b.rankOrders(d)
-								for _, chunks := range []int{1, 2, 4} {
-									if pp*chunks > b.blocks || chunks > 1 && pp == 1 {
+								for chunks := 1; pp*chunks <= b.blocks; chunks++ {
+									if chunks > 1 && (pp == 1 || chunks != 2 && chunks != 4 && b.blocks%(pp*chunks) > 0) {
 										continue
 									}
 									for _, overlap := range []bool{false, true} {

@@ -26,8 +26,8 @@ import (
 // S, the declared space, follows from a graph, a global batch, a cluster and options. It
 // is enumerated by [declared] and consists of
 //
-//   - units of devices, cut into dp x cp x tp x pp, with 1, 2 or 4 chunks per rank, their
-//     ranks along the pools of the cluster in every order;
+//   - units of devices, cut into dp x cp x tp x pp, with 1, 2 or 4 chunks per rank or as
+//     many as cut the blocks evenly, their ranks along the pools of the cluster in every order;
 //   - the axes of a unit over its ranks in every order, where the cluster has one kind of
 //     device and the ranks are on more than one unit of its innermost level;
 //   - sequence parallelism, ZeRO stage and group, overlap and offload on and off;

@@ -96,7 +96,7 @@ func (d *declared) rankOrders(cut degrees) []string {
 
 // eachOf visits the outlines of the same degrees and order of ranks.
 func (d *declared) eachOf(cut degrees, ranks string, visit func(outline)) {
-	for chunks := 1; chunks <= max(4, d.opts.Interleave); chunks++ {
+	for chunks := 1; chunks <= max(1, d.blocks/cut.pp); chunks++ {
 		for zero := range 4 {
 			for _, group := range d.groups(cut, zero, chunks) {
 				for _, offload := range []partition.Offload{partition.OffloadNone, partition.OffloadOptimizer, partition.OffloadParams} {
@@ -145,12 +145,13 @@ func (d *declared) hasChunks(x outline) bool {
 	if x.chunks == 1 {
 		return o.Interleave <= 1 && o.Schedule != partition.Interleaved
 	}
+	even := d.blocks%(x.pp*x.chunks) == 0
 	switch {
-	case o.Interleave > 0 && x.chunks != o.Interleave, o.Interleave == 0 && x.chunks != 2 && x.chunks != 4:
+	case o.Interleave > 0 && x.chunks != o.Interleave, o.Interleave == 0 && x.chunks != 2 && x.chunks != 4 && !even:
 		return false
 	case o.Schedule != "" && o.Schedule != partition.Interleaved:
 		return false
-	case o.Policy == Megatron && d.blocks%(x.pp*x.chunks) != 0:
+	case o.Policy == Megatron && !even:
 		return false
 	}
 	return x.pp > 1 && x.pp*x.chunks <= d.blocks

@@ -15,7 +15,7 @@ import (
 // is simulated.
 
 // chunkCounts lists how many chunks per rank the search tries, 1 for schedules
-// without interleaving: 2 and 4, or what the options fix.
+// without interleaving: 2, 4 and all that cut the blocks evenly, or what the options fix.
 func chunkCounts(o Options, blocks, pp int) []int {
 	counts := []int{1}
 	switch {
@@ -24,13 +24,9 @@ func chunkCounts(o Options, blocks, pp int) []int {
 	case o.Schedule != "" || o.Interleave == 1:
 		return counts
 	}
-	tried := []int{2, 4}
-	if o.Interleave > 1 {
-		tried = []int{o.Interleave}
-	}
-	for _, k := range tried {
-		even := o.Policy != Megatron || blocks%(pp*k) == 0
-		if pp > 1 && pp*k <= blocks && even {
+	for k := 2; pp > 1 && pp*k <= blocks; k++ {
+		even := blocks%(pp*k) == 0
+		if k == o.Interleave && (even || o.Policy != Megatron) || o.Interleave == 0 && (even || o.Policy != Megatron && (k == 2 || k == 4)) {
 			counts = append(counts, k)
 		}
 	}

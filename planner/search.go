@@ -86,7 +86,7 @@ type searcher struct {
 // of devices, micro-batch sizes, schedules, ZeRO stages, sequence parallelism or not, modules replicated, and contiguous cuts that the
 // options leave (for context parallelism and overlap see there), and ZeRO in groups
 // and offload where memory is short (see relieve), under the cost of planner/sim;
-// interleaved schedules with 2 and 4 chunks, cut evenly. Of every stage so many
+// interleaved schedules with 2, 4, or as many chunks as share the blocks evenly, cut evenly. Of every stage so many
 // blocks are recomputed, in full and selectively, that it fits and does the least
 // work; of equal work the fewest in full. Plans that take the same time are ordered
 // by peak memory, then by comparePlans. It fails with an *InfeasibleError when no
