@@ -336,13 +336,15 @@ func testCostIsSimulation(t *testing.T, seed uint64, kinds int) {
 			require.LessOrEqual(t, newBounds(on, 1<<62, Options{Recompute: RecomputeNone}, nil).best(), got,
 				"seed %d case %d: the plan without copies, and the copies: %+v %+v %s batch %d b %d blocks %d again %v", seed, k, d, sh, schedule, batch, b, blocks, cut)
 		}
-		// A plan that fits is one of those that the bounds are of, or no faster than one.
-		fits := newBounds(p, s.limit, Options{}, nil)
-		require.LessOrEqual(t, fits.best(), got, "seed %d case %d: bound in %d bytes: %+v %+v %+v micro-batch %d of %d %s", seed, k, s.limit, d, sh, cut, b, batch, schedule)
-		reach := fits.reach(never - 1)[0][blocks]
-		require.LessOrEqual(t, reach, got, "seed %d case %d: bound of all cuts in %d bytes: %+v %+v %+v micro-batch %d of %d %s", seed, k, s.limit, d, sh, cut, b, batch, schedule)
-		if reach > fits.best() {
-			reached++
+		if sh.replicate == "" { // else plans may be faster that recompute more: see replicate.go
+			// A plan that fits is one of those that the bounds are of, or no faster than one.
+			fits := newBounds(p, s.limit, Options{}, nil)
+			require.LessOrEqual(t, fits.best(), got, "seed %d case %d: bound in %d bytes: %+v %+v %+v micro-batch %d of %d %s", seed, k, s.limit, d, sh, cut, b, batch, schedule)
+			reach := fits.reach(never - 1)[0][blocks]
+			require.LessOrEqual(t, reach, got, "seed %d case %d: bound of all cuts in %d bytes: %+v %+v %+v micro-batch %d of %d %s", seed, k, s.limit, d, sh, cut, b, batch, schedule)
+			if reach > fits.best() {
+				reached++
+			}
 		}
 		for i, st := range p.stages {
 			alone := st.update.busy()

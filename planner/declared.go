@@ -127,7 +127,7 @@ func (d *declared) replications(cut degrees, ranks string, sequence bool) []stri
 		return nil
 	case o.Replicate != "":
 		return []string{o.Replicate}
-	case d.replicas(cut)*cut.tp <= d.batch && o.TP <= 1, !sequence, cut.tp > d.cluster.DevicesPerNode && !d.cluster.Device.Shared, o.Policy != AutoDist, ranks != "" && o.RankOrder == "":
+	case o.Recompute == RecomputeSearched, d.replicas(cut)*cut.tp <= d.batch && o.TP <= 1, !sequence, cut.tp > d.cluster.DevicesPerNode && !d.cluster.Device.Shared, o.Policy != AutoDist, ranks != "" && o.RankOrder == "":
 		return []string{""}
 	}
 	all := append([]string{""}, d.modules...)

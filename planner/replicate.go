@@ -14,7 +14,9 @@ import (
 // less than to gather and to reduce (Jacobs et al. 2023, "DeepSpeed Ulysses"); with fewer, every
 // rank does all of them, and the projections of its tokens. Without sequence parallelism every rank would do the same.
 //
-// What it costs is memory, so that most of these outlines cannot win.
+// What it costs is memory, so that most of these outlines cannot win. A plan may be faster the
+// more of its blocks recompute, which then exchange in a bubble: so these outlines are searched
+// with recomputation as the options say, and of what nothing is said nothing is recomputed.
 
 // maxSubsets is up to how many modules all sets of them are tried.
 const maxSubsets = 3
@@ -89,7 +91,7 @@ func (s *searcher) replications(o outline) []string {
 	within := s.cluster.Device.Shared || o.tp <= s.cluster.DevicesPerNode
 	pays := s.replicas(o)*o.tp > s.batch || s.opts.TP > 1
 	usual := o.ranks == "" || s.opts.RankOrder != ""
-	if s.opts.Replicate != "" || s.opts.Policy != AutoDist || !(o.sequence && within && pays && usual) {
+	if s.opts.Replicate != "" || s.opts.Policy != AutoDist || s.opts.Recompute == RecomputeSearched || !(o.sequence && within && pays && usual) {
 		return nil
 	}
 	if s.replicable == nil {
