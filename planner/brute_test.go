@@ -115,7 +115,7 @@ func (b *brute) rankOrders(d degrees) []string {
 
 // replications lists the modules that may be replicated, with ranks in an order.
 func (b *brute) replications(s *searcher, d degrees, sequence bool, ranks string) []string {
-	if b.opts.Replicate == "none" || b.opts.Recompute == RecomputeSearched || !sequence || ranks != "" || d.dp*d.tp*b.opts.RuntimeNGPUs/d.plan <= b.batch && b.opts.TP <= 1 || d.tp > b.cluster.DevicesPerNode && !b.cluster.Device.Shared {
+	if b.opts.Replicate == "none" || !sequence || ranks != "" || d.dp*d.tp*b.opts.RuntimeNGPUs/d.plan <= b.batch && b.opts.TP <= 1 || d.tp > b.cluster.DevicesPerNode && !b.cluster.Device.Shared {
 		return []string{""}
 	}
 	m := s.layouts.modules()
@@ -226,7 +226,7 @@ func (b *brute) recomputations(plan partition.Plan, cut []partition.Stage) {
 	try = func(stages []partition.Stage) {
 		if i := len(stages); i < len(cut) {
 			n := cut[i].Last - cut[i].First
-			if b.opts.Recompute == RecomputeNone {
+			if b.opts.Recompute == RecomputeNone || len(plan.Replicated()) > 0 {
 				try(append(stages[:i:i], cut[i]))
 				return
 			}

@@ -127,7 +127,7 @@ func (d *declared) replications(cut degrees, ranks string, sequence bool) []stri
 		return nil
 	case o.Replicate != "":
 		return []string{o.Replicate}
-	case o.Recompute == RecomputeSearched, d.replicas(cut)*cut.tp <= d.batch && o.TP <= 1, !sequence, cut.tp > d.cluster.DevicesPerNode && !d.cluster.Device.Shared, o.Policy != AutoDist, ranks != "" && o.RankOrder == "":
+	case d.replicas(cut)*cut.tp <= d.batch && o.TP <= 1, !sequence, cut.tp > d.cluster.DevicesPerNode && !d.cluster.Device.Shared, o.Policy != AutoDist, ranks != "" && o.RankOrder == "":
 		return []string{""}
 	}
 	all := append([]string{""}, d.modules...)
@@ -231,9 +231,10 @@ func (d *declared) sizes(x outline) []int {
 	return all
 }
 
-// recomputations lists what a stage of n blocks may compute again.
-func (d *declared) recomputations(n int) []recomputation {
-	switch d.opts.Recompute {
+// recomputations lists what a stage of n blocks may compute again, where modules are
+// replicated or not.
+func (d *declared) recomputations(n int, replicate string) []recomputation {
+	switch d.opts.recompute(replicate) {
 	case RecomputeNone:
 		return []recomputation{{}}
 	case RecomputeSelective:
@@ -264,7 +265,7 @@ func (d *declared) plans(x outline) float64 {
 		for before, w := range ways {
 			for n := 1; w > 0 && before+n <= d.blocks; n++ {
 				choices := 1.0
-				if d.opts.Recompute == RecomputeSearched {
+				if d.opts.recompute(x.replicate) == RecomputeSearched {
 					choices = float64((n + 1) * (n + 2) / 2)
 				}
 				next[before+n] += w * choices

@@ -46,8 +46,8 @@ type Options struct {
 	// micro-batches, under schedules gpipe and 1f1b, without context parallelism and offload.
 	Overlap string
 	// Replicate is the modules whose weights tensor-parallel ranks all hold, such as mlp or
-	// attn+wte, or "none"; empty searches it where it may pay and Recompute is given: see
-	// [searcher.replications]. With modules named nothing is recomputed unless Recompute says so.
+	// attn+wte, or "none"; empty searches it where it may pay: see [searcher.replications].
+	// Beside modules that are replicated nothing is recomputed unless Recompute says so.
 	Replicate string
 	// Pins come before all placements of the search, so they hold.
 	Pins []partition.Placement
@@ -137,9 +137,6 @@ func (o Options) validate(batch int) (Options, error) {
 		if strings.Count(o.RankOrder, "-") != strings.Count(partition.UsualOrder, "-") {
 			return o, optionErrorf("rank-order", "is %q, must name tp, cp, dp and pp, such as %s: an axis that is left out could have several ranks", o.RankOrder, partition.UsualOrder)
 		}
-	}
-	if o.Replicate != "" && o.Replicate != "none" && o.Recompute == RecomputeSearched {
-		o.Recompute = RecomputeNone // see replicate.go
 	}
 	if o.Policy == "autodist" {
 		o.Policy = AutoDist

@@ -15,8 +15,16 @@ import (
 // rank does all of them, and the projections of its tokens. Without sequence parallelism every rank would do the same.
 //
 // What it costs is memory, so that most of these outlines cannot win. A plan may be faster the
-// more of its blocks recompute, which then exchange in a bubble: so these outlines are searched
-// with recomputation as the options say, and of what nothing is said nothing is recomputed.
+// more of its blocks recompute, which then exchange in a bubble, so that of these outlines not
+// all recomputations are searched, but what the options say, or none.
+
+// recompute is what outlines with such modules replicated may recompute.
+func (o Options) recompute(replicate string) Recompute {
+	if replicate != "" && o.Recompute == RecomputeSearched {
+		return RecomputeNone
+	}
+	return o.Recompute
+}
 
 // maxSubsets is up to how many modules all sets of them are tried.
 const maxSubsets = 3
@@ -91,7 +99,7 @@ func (s *searcher) replications(o outline) []string {
 	within := s.cluster.Device.Shared || o.tp <= s.cluster.DevicesPerNode
 	pays := s.replicas(o)*o.tp > s.batch || s.opts.TP > 1
 	usual := o.ranks == "" || s.opts.RankOrder != ""
-	if s.opts.Replicate != "" || s.opts.Policy != AutoDist || s.opts.Recompute == RecomputeSearched || !(o.sequence && within && pays && usual) {
+	if s.opts.Replicate != "" || s.opts.Policy != AutoDist || !(o.sequence && within && pays && usual) {
 		return nil
 	}
 	if s.replicable == nil {
