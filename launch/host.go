@@ -18,7 +18,7 @@ type host struct {
 	*Agent
 	listener net.Listener
 	events   chan event
-	over     chan struct{} // closed when nobody takes events any more
+	over     chan struct{}  // closed when nobody takes events any more
 	agents   sync.WaitGroup // those that are listened to
 	members  map[int]*member
 	restarts int

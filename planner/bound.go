@@ -37,6 +37,7 @@ type bounds struct {
 const never = cost.Picoseconds(1) << 62
 
 func newBounds(p *pipeline, limit int64, opts Options, learned map[tried]bool) *bounds {
+	opts.Recompute = opts.recompute(p.skel.replicate)
 	b := &bounds{pipe: p, limit: limit}
 	stages, blocks := len(p.stages), p.skel.blocks
 	m := cost.Picoseconds(p.microBatches)

@@ -226,7 +226,7 @@ func (b *brute) recomputations(plan partition.Plan, cut []partition.Stage) {
 	try = func(stages []partition.Stage) {
 		if i := len(stages); i < len(cut) {
 			n := cut[i].Last - cut[i].First
-			if b.opts.Recompute == RecomputeNone {
+			if b.opts.Recompute == RecomputeNone || len(plan.Replicated()) > 0 {
 				try(append(stages[:i:i], cut[i]))
 				return
 			}

@@ -33,7 +33,7 @@ import (
 //   - sequence parallelism, ZeRO stage and group, overlap and offload on and off;
 //   - modules that tensor-parallel ranks replicate: of attention, MLP and vocabulary any but
 //     all, under sequence parallelism, inside a node, in the usual order of ranks, where
-//     the batch has no sequence for each of dp x tp, or tp is given;
+//     the batch has no sequence for each of dp x tp, or tp is given, and with no recomputation but what is given;
 //   - micro-batch sizes: all up to 16 sequences, and the divisors and powers of two of
 //     more;
 //   - schedules 1f1b, gpipe, zero-bubble and interleaved;

@@ -273,7 +273,7 @@ func (a *auditor) cell(r *Region, c cell) error {
 		}
 		pipe.stages = skel.times(size, schedule)
 		if r.chunks > 1 {
-			bound = pipe.time(pipe.interleavedCut(a.opts.Recompute, make([]int, r.pp)))
+			bound = pipe.time(pipe.interleavedCut(a.opts.recompute(r.replicate), make([]int, r.pp)))
 		} else {
 			b := newBounds(pipe, a.limit, a.opts, nil)
 			if bound = b.best(); bound < r.bound && b.reach(r.bound - 1)[0][a.graphs.blocks] == never {

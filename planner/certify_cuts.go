@@ -105,7 +105,7 @@ func (v *cutAudit) all(stage, first int) *candidate {
 		if v.opts.Policy == Megatron && n*len(v.cut) != blocks {
 			continue
 		}
-		for _, r := range v.declared.recomputations(n) {
+		for _, r := range v.declared.recomputations(n, v.pipe.skel.replicate) {
 			v.cut[stage] = r.stage(first, n)
 			if faster := v.all(stage+1, first+n); faster != nil {
 				return faster
@@ -169,10 +169,11 @@ func (v *cutAudit) branch(stage, first int, before cost.Picoseconds) *candidate 
 // interleaved tries the even cut, in which every rank recomputes the least with which it
 // fits.
 func (v *cutAudit) interleaved() *candidate {
-	extents := v.opts.Recompute.extents()
+	recompute := v.opts.recompute(v.pipe.skel.replicate)
+	extents := recompute.extents()
 	choice := make([]int, v.pipe.template.PP())
 	for {
-		cut := v.pipe.interleavedCut(v.opts.Recompute, choice)
+		cut := v.pipe.interleavedCut(recompute, choice)
 		v.audit.Cuts++
 		x := &candidate{plan: v.pipe.plan(cut), time: v.pipe.time(cut)}
 		if x.time >= v.cert.Step {
@@ -202,7 +203,7 @@ func (v *cutAudit) interleaved() *candidate {
 func (a *auditor) randomCut(r *rand.Rand, x *Region) []partition.Stage {
 	blocks := a.graphs.blocks
 	if x.chunks > 1 {
-		least := a.opts.Recompute.extents()[0]
+		least := a.opts.recompute(x.replicate).extents()[0]
 		return evenCut(blocks, x.stages(), func(int) extent { return least })
 	}
 	ends := r.Perm(blocks - 1)[:x.pp-1] // of all stages but the last, in blocks after the first
@@ -217,7 +218,7 @@ func (a *auditor) randomCut(r *rand.Rand, x *Region) []partition.Stage {
 	first := 0
 	for _, end := range ends {
 		n := end + 1 - first
-		again := a.declared.recomputations(n)
+		again := a.declared.recomputations(n, x.replicate)
 		of := again[r.IntN(len(again))]
 		if r.IntN(2) == 0 {
 			of = again[0] // nothing, where that is to choose

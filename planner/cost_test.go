@@ -237,6 +237,13 @@ func testCostIsSimulation(t *testing.T, seed uint64, kinds int) {
 		p := newPipeline(skel, skel.memoryOf(b), b, schedule)
 		p.stages = skel.times(b, schedule)
 		cut := randomCut(r, blocks, d.pp*chunks)
+		extents := int(extents)
+		if sh.replicate != "" { // nothing is recomputed beside
+			extents = 1
+			for i := range cut {
+				cut[i].Recompute, cut[i].Selective = 0, 0
+			}
+		}
 		plan := p.plan(cut)
 
 		prog, err := codegen.Compile(g, plan, batch, nil)
@@ -253,7 +260,7 @@ func testCostIsSimulation(t *testing.T, seed uint64, kinds int) {
 			for range 8 { // whatever is recomputed
 				choice := make([]int, d.pp)
 				for at := range choice {
-					choice[at] = r.IntN(int(extents))
+					choice[at] = r.IntN(3) % extents
 				}
 				floored = min(floored, p.time(p.interleavedCut("", choice)))
 			}
@@ -287,7 +294,7 @@ func testCostIsSimulation(t *testing.T, seed uint64, kinds int) {
 		if chunks > 1 {
 			choice := make([]int, d.pp)
 			for at := range choice {
-				choice[at] = r.IntN(int(extents))
+				choice[at] = r.IntN(3) % extents
 			}
 			among := p.interleavedCut("", choice)
 			fitting, err = codegen.Compile(g, p.plan(among), batch, nil)

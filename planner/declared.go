@@ -232,9 +232,10 @@ func (d *declared) sizes(x outline) []int {
 	return all
 }
 
-// recomputations lists what a stage of n blocks may compute again.
-func (d *declared) recomputations(n int) []recomputation {
-	switch d.opts.Recompute {
+// recomputations lists what a stage of n blocks may compute again, where modules are
+// replicated or not.
+func (d *declared) recomputations(n int, replicate string) []recomputation {
+	switch d.opts.recompute(replicate) {
 	case RecomputeNone:
 		return []recomputation{{}}
 	case RecomputeSelective:
@@ -265,7 +266,7 @@ func (d *declared) plans(x outline) float64 {
 		for before, w := range ways {
 			for n := 1; w > 0 && before+n <= d.blocks; n++ {
 				choices := 1.0
-				if d.opts.Recompute == RecomputeSearched {
+				if d.opts.recompute(x.replicate) == RecomputeSearched {
 					choices = float64((n + 1) * (n + 2) / 2)
 				}
 				next[before+n] += w * choices

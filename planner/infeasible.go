@@ -64,7 +64,7 @@ func (s *searcher) infeasible(points []*point) error {
 	var closest *partition.Plan
 	var least int64 // what it needs, and lacks to the limit
 	consider := func(p *pipeline) {
-		if plan, peak := leanest(p, s.opts.Recompute); closest == nil || peak < least {
+		if plan, peak := leanest(p, s.opts.recompute(p.skel.replicate)); closest == nil || peak < least {
 			closest, least = plan, peak
 		}
 	}

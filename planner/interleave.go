@@ -117,7 +117,7 @@ func (p *pipeline) mayFitInterleaved(limit int64) bool {
 // with which it fits, nil if it takes longer than the ceiling or some position
 // never fits.
 func (c *cutter) solveInterleaved(ceiling cost.Picoseconds) *candidate {
-	p, recompute := c.pipe, c.search.opts.Recompute
+	p, recompute := c.pipe, c.search.opts.recompute(c.pipe.skel.replicate)
 	choice := c.choice // what did not fit will not fit under another ceiling
 	more := func(at int) bool {
 		if choice[at]+1 == len(recompute.extents()) {
@@ -164,7 +164,7 @@ func (c *cutter) solveInterleaved(ceiling cost.Picoseconds) *candidate {
 // leastInterleaved is a lower bound of the time: nothing more is recomputed than
 // must be.
 func (c *cutter) leastInterleaved() cost.Picoseconds {
-	return c.pipe.time(c.pipe.interleavedCut(c.search.opts.Recompute, c.choice))
+	return c.pipe.time(c.pipe.interleavedCut(c.search.opts.recompute(c.pipe.skel.replicate), c.choice))
 }
 
 // leanestInterleaved returns the plan whose fullest position is smallest by the

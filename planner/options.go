@@ -47,6 +47,7 @@ type Options struct {
 	Overlap string
 	// Replicate is the modules whose weights tensor-parallel ranks all hold, such as mlp or
 	// attn+wte, or "none"; empty searches it where it may pay: see [searcher.replications].
+	// Beside modules that are replicated nothing is recomputed unless Recompute says so.
 	Replicate string
 	// Pins come before all placements of the search, so they hold.
 	Pins []partition.Placement

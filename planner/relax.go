@@ -264,7 +264,7 @@ func (s *searcher) again(o outline, size int, schedule partition.Schedule) *agai
 	}
 	a := &again{
 		limit: s.limit, persist: b.persist(o.sharding, int64(ranks)), slots: [][extents]int64{b.slot}, more: b.more,
-		among: s.opts.Recompute.extents(), alike: o.chunks > 1,
+		among: s.opts.recompute(o.replicate).extents(), alike: o.chunks > 1,
 	}
 	if schedule == partition.ZeroBubble {
 		a.slots = append(a.slots, b.apart)

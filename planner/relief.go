@@ -173,7 +173,7 @@ func (c *cutter) freed(what partition.Offload) *freed {
 	}
 	f := &freed{}
 	if c.chunks() > 1 {
-		f.least = like.time(like.interleavedCut(opts.Recompute, make([]int, len(c.choice))))
+		f.least = like.time(like.interleavedCut(opts.recompute(like.skel.replicate), make([]int, len(c.choice))))
 	} else {
 		if opts.Recompute == RecomputeSearched {
 			opts.Recompute = RecomputeNone // the least work

@@ -14,7 +14,17 @@ import (
 // less than to gather and to reduce (Jacobs et al. 2023, "DeepSpeed Ulysses"); with fewer, every
 // rank does all of them, and the projections of its tokens. Without sequence parallelism every rank would do the same.
 //
-// What it costs is memory, so that most of these outlines cannot win.
+// What it costs is memory, so that most of these outlines cannot win. A plan may be faster the
+// more of its blocks recompute, which then exchange in a bubble, so that of these outlines not
+// all recomputations are searched, but what the options say, or none.
+
+// recompute is what outlines with such modules replicated may recompute.
+func (o Options) recompute(replicate string) Recompute {
+	if replicate != "" && o.Recompute == RecomputeSearched {
+		return RecomputeNone
+	}
+	return o.Recompute
+}
 
 // maxSubsets is up to how many modules all sets of them are tried.
 const maxSubsets = 3

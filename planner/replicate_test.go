@@ -31,8 +31,7 @@ func TestReplicatedSearchIsExact(t *testing.T) {
 		for _, l := range []*cost.Link{&b.cluster.IntraNode, &b.cluster.InterNode} {
 			l.Latency /= 100
 		}
-		// To recompute may be faster here: what it gathers, it gathers in the bubble.
-		b.opts = Options{RuntimeNGPUs: 2 + 2*r.IntN(2), CP: 1, Offload: "none", MemoryLimit: b.limit, ZeRO: stage(0), Recompute: RecomputeNone}
+		b.opts = Options{RuntimeNGPUs: 2 + 2*r.IntN(2), CP: 1, Offload: "none", MemoryLimit: b.limit, ZeRO: stage(0)}
 		if k%2 == 0 {
 			b.opts.PlanNGPUs, b.opts.TP = b.opts.RuntimeNGPUs, 2
 		}

@@ -362,7 +362,7 @@ func (s *searcher) skeleton(o outline) (*skeleton, error) {
 	}
 	skel, err := newSkeleton(s.blueprints, plan, s.cluster)
 	if err == nil {
-		skel.lacks = s.lacks(&plan)
+		skel.lacks, skel.replicate = s.lacks(&plan), o.replicate
 	}
 	return skel, err
 }

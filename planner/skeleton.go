@@ -14,19 +14,20 @@ import (
 // other, so this is no approximation; TestCostIsSimulation holds it to the simulation
 // of whole programs.
 type skeleton struct {
-	graphs *shrunken
-	all    *blueprints
-	plan   partition.Plan // with stages, as many as there will be, of one block
-	batch  int
-	blocks int
-	of     *blueprint
-	inner  *blueprint // of one stage, for the memory of further blocks
-	price  *cost.Program
-	like   []int // by stage: the stage of the blueprint that stands for it
-	known  map[timesKey][]*stageTimes
-	memory map[int][]stageMemory // the same
-	copies map[partition.Offload][]copies
-	lacks  []int64 // by position: see [searcher.lacks]
+	graphs    *shrunken
+	all       *blueprints
+	plan      partition.Plan // with stages, as many as there will be, of one block
+	batch     int
+	blocks    int
+	replicate string // as in [outline]
+	of        *blueprint
+	inner     *blueprint // of one stage, for the memory of further blocks
+	price     *cost.Program
+	like      []int // by stage: the stage of the blueprint that stands for it
+	known     map[timesKey][]*stageTimes
+	memory    map[int][]stageMemory // the same
+	copies    map[partition.Offload][]copies
+	lacks     []int64 // by position: see [searcher.lacks]
 }
 
 // newSkeleton finds what stands for a plan.
