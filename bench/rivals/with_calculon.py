@@ -66,9 +66,9 @@ def expressible(x):
     """Whether autopar's programs do what an execution does, or may do for some of a group.
 
     They overlap no collective of tensor parallelism, nor sums of gradients with several chunks a rank, gather sequences again
-    for the backward pass, keep no scores of attention, and are searched with 1, 2 or 4 chunks.
+    for the backward pass, and keep no scores of attention.
     """
-    return (x["tensor_par_overlap"] == "none" and x["tensor_par_comm_type"] != "p2p_rs_ag" and x["pipeline_interleaving"] in (1, 2, 4)
+    return (x["tensor_par_overlap"] == "none" and x["tensor_par_comm_type"] != "p2p_rs_ag"
             and x["activation_recompute"] != "none" and x["seq_par_ag_redo"] == Llm.can_redo_ag(x["tensor_par_comm_type"], x["activation_recompute"])
             and not (x["pipeline_interleaving"] > 1 and x.get("data_par_overlap")))
 
