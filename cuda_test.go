@@ -24,7 +24,7 @@ func TestLoopbackParity(t *testing.T) {
 	one := trainBatch(t, parityPlan(1, 1, 1, parityBatch, partition.GPipe, false), parityBatch, steps)
 	plans := allParityPlans()
 	if !*parityAll {
-		plans = sampleOf(t, plans, 6)
+		plans = sampleOf(t, plans, 4)
 	}
 	var worstLoss, worstNorm float64
 	for i, c := range plans {
