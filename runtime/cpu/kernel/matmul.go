@@ -4,6 +4,11 @@ package kernel
 // at most blockK by blockN of the right-hand matrix are packed at a time, of which isa.right bytes stay in the second-level
 // cache, while isa.left rows of blockK elements of the left-hand matrix pass by. blockK fixes the order in which an
 // element's sum is added up.
+//
+// Products have no epilogues but accumulation. Biases, GELU and its gradient, and additions done to each block while it is
+// near were measured on 2026-11-21 (two cores of a Sapphire Rapids, 6 layers, C 384, T 256): a training step took 12 % longer on
+// AMX and 3 % on AVX-512 and AVX2, as tiles that wait half a microsecond lose as much again afterwards; one pass over the result
+// that does all that follow took as long as each by itself.
 const (
 	blockN = 2048
 	blockK = 384
