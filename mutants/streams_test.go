@@ -27,7 +27,7 @@ func inTheStreams() []mutant {
 	}, {
 		bug: "bucket member missing", how: "the CPU makes the first of a bucket only",
 		file: "runtime/cpu/collective.go",
-		old:  "for _, more := range c.More {\n\t\tif err := d.exchange(more)", new: "for _, more := range c.More[:0] {\n\t\tif err := d.exchange(more)",
+		old:  "for _, more := range c.More {\n\t\tif err := d.exchange(more, ", new: "for _, more := range c.More[:0] {\n\t\tif err := d.exchange(more, ",
 		pkg: "./runtime/cpu", run: "^TestConformance$",
 	}, {
 		bug: "collectives of a stream beside each other", how: "in the simulation",

@@ -52,11 +52,11 @@ func inReplicatedModules() []mutant {
 		bug: "gradients are placed by how much is recomputed", how: "a sum over the sequence costs what its operands move",
 		file: "partition/propagate.go",
 		old:  "cost += tieChange\n\t\t\tcontinue", new: "cost += tieChange",
-		pkg: "./planner", run: "^TestFinishIsTheProgram$",
+		pkg: "./partition", run: modules,
 	}, {
-		bug: "a faster plan is missed", how: "outlines with modules replicated are withheld too long",
-		file: "planner/replicate.go",
-		old:  "if w.first.least > limit {", new: "if w.first.least > limit/2 {",
+		bug: "a faster plan is missed", how: "the search replicates no module",
+		file: "planner/rankorder.go",
+		old:  "append([]string{o.replicate}, s.replications(o)...)", new: "[]string{o.replicate}",
 		pkg: "./planner", run: "^TestReplicatedSearchIsExact$",
 	}}
 }
