@@ -214,24 +214,11 @@ func (s *searcher) liesOf(o outline) *lies {
 	case o.ranks == anywhere:
 		return s.best(o)
 	}
-	key := liesKey{o.tp, o.cp, 1, 1}
-	next := 1
-	for left := o.ranks; left != ""; {
-		var name string
-		switch name, left, _ = strings.Cut(left, "-"); name {
-		case partition.AxisTP:
-			key.tpApart, next = next, next*o.tp
-		case partition.AxisCP:
-			key.cpApart, next = next, next*o.cp
-		case partition.AxisDP:
-			next *= o.dp
-		case partition.AxisPP:
-			next *= o.pp
-		}
-	}
-	if (key.tp == 1 || key.tpApart == 1) && (key.cp == 1 || key.cpApart == key.tp) {
+	apart := partition.StridesOf(o.ranks, o.tp, o.cp, o.dp, o.pp)
+	if (o.tp == 1 || apart.TP == 1) && (o.cp == 1 || apart.CP == o.tp) {
 		return nil
 	}
+	key := liesKey{o.tp, o.cp, apart.TP, apart.CP}
 	if known := s.lies[key]; known != nil {
 		return known
 	}
