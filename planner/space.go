@@ -255,9 +255,6 @@ func comparePlans(a, b *partition.Plan) int {
 		cmp.Compare(a.Offload, b.Offload),
 		compareBools(a.SequenceParallel, b.SequenceParallel),
 		slices.Compare(a.Replicated(), b.Replicated()),
-		slices.CompareFunc(a.Placements, b.Placements, func(x, y partition.Placement) int {
-			return cmp.Or(cmp.Compare(x.Match, y.Match), cmp.Compare(x.Spec, y.Spec))
-		}),
 		compareBools(a.Overlap, b.Overlap),
 		slices.Compare(a.PoolOrder, b.PoolOrder),
 		cmp.Compare(b.MicroBatch, a.MicroBatch),
