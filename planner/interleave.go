@@ -17,16 +17,18 @@ import (
 // chunkCounts lists how many chunks per rank the search tries, 1 for schedules
 // without interleaving: 2, 4 and all that cut the blocks evenly, or what the options fix.
 func chunkCounts(o Options, blocks, pp int) []int {
-	counts := []int{1}
-	switch {
-	case o.Schedule == partition.Interleaved || o.Interleave > 1:
-		counts = nil
-	case o.Schedule != "" || o.Interleave == 1:
+	var counts []int
+	if o.Interleave <= 1 && o.Schedule != partition.Interleaved {
+		counts = append(counts, 1)
+	}
+	if o.Schedule != "" && o.Schedule != partition.Interleaved || pp == 1 {
 		return counts
 	}
-	for k := 2; pp > 1 && pp*k <= blocks; k++ {
-		even := blocks%(pp*k) == 0
-		if k == o.Interleave && (even || o.Policy != Megatron) || o.Interleave == 0 && (even || o.Policy != Megatron && (k == 2 || k == 4)) {
+	for k := 2; pp*k <= blocks; k++ {
+		switch even := blocks%(pp*k) == 0; {
+		case o.Interleave > 0 && k != o.Interleave, o.Interleave == 0 && k != 2 && k != 4 && !even:
+		case o.Policy == Megatron && !even:
+		default:
 			counts = append(counts, k)
 		}
 	}
