@@ -28,6 +28,7 @@ type sized struct {
 	schedule    partition.Schedule
 	free, floor cost.Picoseconds
 	level       level
+	idle        bool // it spares memory that is not short: see relieve
 }
 
 // level says what a floor knows, besides what those before do.
@@ -50,16 +51,23 @@ func (p *pending) rest() []sized {
 	return p.left
 }
 
-// floor is that of the sizes which are left.
+// floor is that of the sizes which are left, but for idle ones.
 func (p *pending) floor() cost.Picoseconds {
 	if p.left == nil {
 		return p.first.least
 	}
-	least := never
-	for i := range p.left {
-		least = min(least, p.left[i].floor)
+	if len(p.left) == 0 {
+		return never
 	}
-	return least
+	return p.left[p.best()].least()
+}
+
+// least is the floor, never of what is idle.
+func (x *sized) least() cost.Picoseconds {
+	if x.idle {
+		return never
+	}
+	return x.floor
 }
 
 // free lists the sizes which are left with the floors that hold if memory is without limit.
@@ -107,7 +115,7 @@ func (s *searcher) sight(limit cost.Picoseconds, relief bool, sighted, chosen fu
 func (p *pending) best() int {
 	at := 0
 	for i := range p.left {
-		if p.left[i].floor < p.left[at].floor {
+		if p.left[i].least() < p.left[at].least() {
 			at = i
 		}
 	}
@@ -170,7 +178,7 @@ func (s *searcher) raise(p *pending, limit cost.Picoseconds, to level) error {
 		p.left = slices.Clone(p.first.sizes)
 	}
 	for i := range p.left {
-		for x := &p.left[i]; x.floor <= limit && x.level < to; {
+		for x := &p.left[i]; x.least() <= limit && x.level < to; {
 			x.level = max(x.level, flowTrunk) + 1
 			var more *again
 			if x.level == flowLimited || x.level == refinedLimited {

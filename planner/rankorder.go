@@ -71,7 +71,7 @@ func (s *searcher) tractsOf(all []degrees) []*tract {
 // what spares memory beside it, may have plans of at most that time.
 func (s *searcher) survey(t *tract, limit cost.Picoseconds) bool {
 	if t.floor() <= limit {
-		if s.raise(t.pending, limit, flowLimited); t.spares == nil && t.held(limit) {
+		if s.raise(t.pending, limit, flowLimited); t.spares == nil && slices.ContainsFunc(t.rest(), func(x sized) bool { return x.held(limit) }) {
 			t.spares = s.sparing(t.pending)
 		}
 	}
