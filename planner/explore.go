@@ -132,7 +132,9 @@ func (s *searcher) price(p *pending, limit cost.Picoseconds) *point {
 		return nil
 	}
 	if err == nil && p.skel == nil {
-		p.skel, err = s.skeleton(p.outline)
+		if p.skel, err = s.skeleton(p.outline); err == nil && p.chunks > 1 {
+			p.skel.most = s.opts.recompute(p.replicate).extents()[0] // see [pipeline.upTo]
+		}
 	}
 	var first *point
 	if err != nil {

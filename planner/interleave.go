@@ -79,10 +79,25 @@ func (r Recompute) extents() []extent {
 // interleavedCut is the even cut with a choice of recomputation for each position.
 func (p *pipeline) interleavedCut(recompute Recompute, choice []int) []partition.Stage {
 	all := recompute.extents()
+	p.upTo(all[slices.Max(choice)])
 	return evenCut(p.skel.blocks, len(p.template.Stages), func(stage int) extent {
 		at, _ := p.template.Position(stage)
 		return all[choice[at]]
 	})
+}
+
+// upTo has the pipeline know blocks that are recomputed to an extent: most of the time
+// memory suffices for less.
+func (p *pipeline) upTo(e extent) {
+	if e <= p.most {
+		return
+	}
+	p.skel.upTo(e)
+	size := p.template.MicroBatch
+	p.most, p.memory = p.skel.most, p.skel.memoryOf(size)
+	if p.stages != nil {
+		p.stages = p.skel.times(size, p.template.Schedule)
+	}
 }
 
 // interleavedPeak bounds the arena of a position from below.
@@ -102,17 +117,15 @@ func (p *pipeline) interleavedPeak(cut []partition.Stage, at int) int64 {
 // mayFitInterleaved reports whether every position may fit with all of its blocks
 // recomputed to one extent or another.
 func (p *pipeline) mayFitInterleaved(limit int64) bool {
-	var cuts [extents][]partition.Stage
-	for e := range cuts {
-		cuts[e] = evenCut(p.skel.blocks, len(p.template.Stages), func(int) extent { return extent(e) })
-	}
-	for at := range p.template.PP() {
-		fits := func(cut []partition.Stage) bool { return p.interleavedPeak(cut, at) <= limit }
-		if !slices.ContainsFunc(cuts[:], fits) {
-			return false
+	fits := make([]bool, p.template.PP())
+	for e := kept; e < extents && slices.Contains(fits, false); e++ {
+		p.upTo(e)
+		cut := evenCut(p.skel.blocks, len(p.template.Stages), func(int) extent { return e })
+		for at := range fits {
+			fits[at] = fits[at] || p.interleavedPeak(cut, at) <= limit
 		}
 	}
-	return true
+	return !slices.Contains(fits, false)
 }
 
 // solveInterleaved returns the plan in which every position does the least work

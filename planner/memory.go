@@ -54,7 +54,7 @@ func (s *skeleton) memoryOf(microBatch int) []stageMemory {
 	mesh := s.mesh(microBatch)
 	var more, apart [extents]int64
 	var sizes []int64
-	for e := range extents {
+	for e := range s.most + 1 {
 		got := s.inner.measure(e, 0, mesh, &sizes)
 		more[e], apart[e] = got.slot.block, got.apart
 	}
@@ -65,7 +65,7 @@ func (s *skeleton) memoryOf(microBatch int) []stageMemory {
 	var few []stageMemory // by position of the blueprint
 	for i := range s.of.plan.PP() {
 		m := stageMemory{moreSlot: more, apart: apart}
-		for e := range extents {
+		for e := range s.most + 1 {
 			got := s.of.measure(e, i, mesh, &sizes)
 			m.persist, m.morePersist = got.persist.fixed+got.persist.block, got.persist.block/chunks
 			m.persist += (int64(s.plan.Chunks()) - chunks) * m.morePersist
