@@ -87,10 +87,9 @@ func byFloor(a, b *pending) int { return cmp.Compare(a.floor(), b.floor()) }
 // theirs; the most promising first. So are those of tracts that may have some; and what
 // would take as little with more memory is joined by what spares that.
 func (s *searcher) sight(limit cost.Picoseconds, relief bool, sighted, chosen func(*pending) bool) []*pending {
-	for _, t := range s.tracts {
-		if !relief && !t.opened && s.survey(t, limit) {
-			t.opened = true
-			s.place(t, false)
+	for i := 0; i < len(s.tracts); i++ { // those of numbers of chunks are appended
+		if t := s.tracts[i]; !relief && !t.opened && s.survey(t, limit) {
+			s.enter(t)
 		}
 	}
 	var open []*pending

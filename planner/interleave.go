@@ -1,8 +1,10 @@
 package planner
 
 import (
+	"math"
 	"slices"
 
+	"github.com/autopar/autopar/codegen"
 	"github.com/autopar/autopar/partition"
 	"github.com/autopar/autopar/planner/cost"
 )
@@ -61,6 +63,76 @@ func evenShare(blocks, stages, stage int) int {
 		return blocks/stages + 1
 	}
 	return blocks / stages
+}
+
+// anyChunks stands, as the chunks of an outline, for every number above one that the search
+// tries. Such an outline is bounded by the least that any of them has, and only where that
+// leaves something each is looked at by itself. (Where ranks share their cores, how many wait
+// depends on the number.)
+const anyChunks = math.MaxInt
+
+// counted lists an outline with every number of chunks that it stands for.
+func (s *searcher) counted(o outline) []outline {
+	if o.chunks != anyChunks {
+		return []outline{o}
+	}
+	var all []outline
+	for _, o.chunks = range chunkCounts(s.opts, s.graphs.blocks, o.pp) {
+		if o.chunks > 1 {
+			all = append(all, o)
+		}
+	}
+	return all
+}
+
+// evenShares is what an even cut leaves the positions of a pipeline, or, of several cuts, at least.
+type evenShares struct {
+	stages int // at most
+	at     []evenPart
+}
+
+// evenPart is that of a position: its blocks, those before its first stage, and for how many
+// micro-batches in flight its blocks keep something between them.
+type evenPart struct{ blocks, before, flights int }
+
+// evenOf returns what an interleaved outline with m micro-batches leaves the positions; for
+// none it does not say what is in flight.
+func (s *searcher) evenOf(o outline, m int) evenShares {
+	key := roomsKey{partition.Interleaved, o.pp, o.chunks, m}
+	all, known := s.evens[key]
+	if known {
+		return all
+	}
+	blocks := s.graphs.blocks
+	for k, x := range s.counted(o) {
+		if k == 0 {
+			all.at = make([]evenPart, o.pp)
+		}
+		all.stages = max(all.stages, x.stages())
+		var rooms [][]codegen.Chunk
+		if m > 0 {
+			rooms = s.rooms(x, m, partition.Interleaved)
+		}
+		before := 0
+		for at := range all.at {
+			mine := evenPart{before: before}
+			for i := at; i < x.stages(); i += o.pp {
+				n := evenShare(blocks, x.stages(), i)
+				mine.blocks += n
+				if m > 0 {
+					mine.flights += n * rooms[at][i/o.pp].Slots
+				}
+			}
+			if least := &all.at[at]; k == 0 {
+				*least = mine
+			} else {
+				*least = evenPart{min(least.blocks, mine.blocks), min(least.before, mine.before), min(least.flights, mine.flights)}
+			}
+			before += evenShare(blocks, x.stages(), at)
+		}
+	}
+	s.evens[key] = all
+	return all
 }
 
 // extents lists what a block may recompute, the least work first.

@@ -70,14 +70,10 @@ func (s *searcher) least(p *passage) cost.Picoseconds {
 	if *first != *last {
 		passes--
 	}
-	var rooms [][]codegen.Chunk
-	if more != nil && (o.pp == 1 || o.chunks > 1) {
-		rooms = s.rooms(o, m, schedule)
-	}
 	if o.pp == 1 {
 		recomputed := cost.Picoseconds(0)
 		if more != nil {
-			recomputed = more.time(blocks, blocks*rooms[0][0].Slots)
+			recomputed = more.time(blocks, blocks*s.rooms(o, m, schedule)[0][0].Slots)
 		}
 		if recomputed == never {
 			return never
@@ -86,23 +82,18 @@ func (s *searcher) least(p *passage) cost.Picoseconds {
 		return max(inOrder, cost.Picoseconds(blocks)*(cost.Picoseconds(m-1)*first[inBlock].beside+last[inBlock].beside))
 	}
 	ahead := max(first[inBlock].ahead, last[inBlock].ahead) + max(first[afterBlocks].ahead, last[afterBlocks].ahead)
-	bound := s.alone(p) - cost.Picoseconds(o.stages())*ahead
 	if o.chunks > 1 {
-		before := 0
-		for at := range o.pp {
-			mine, flights := 0, 0
-			for i := at; i < o.stages(); i += o.pp {
-				n := evenShare(blocks, o.stages(), i)
-				mine += n
-				if more != nil {
-					flights += n * rooms[at][i/o.pp].Slots
-				}
-			}
-			recomputed := more.time(mine, flights)
+		even := s.evenOf(o, 0)
+		if more != nil {
+			even = s.evenOf(o, m)
+		}
+		bound := s.alone(p) - cost.Picoseconds(even.stages)*ahead
+		for at, its := range even.at {
+			recomputed := more.time(its.blocks, its.flights)
 			if recomputed == never {
 				return never
 			}
-			time := passes*recomputed + all(inBlock, mine) + way(inBlock, before) - cost.Picoseconds(at+1)*ahead + update(mine)
+			time := passes*recomputed + all(inBlock, its.blocks) + way(inBlock, its.before) - cost.Picoseconds(at+1)*ahead + update(its.blocks)
 			time += cost.Picoseconds(m-1)*p.sent[whole][at].all + p.sent[rest][at].all
 			switch at {
 			case 0:
@@ -111,10 +102,10 @@ func (s *searcher) least(p *passage) cost.Picoseconds {
 				time += all(afterBlocks, 1)
 			}
 			bound = max(bound, time)
-			before += evenShare(blocks, o.stages(), at)
 		}
 		return bound
 	}
+	bound := s.alone(p) - cost.Picoseconds(o.stages())*ahead
 	share := (blocks + o.pp - 1) / o.pp
 	bound = max(bound, all(inBlock, share)+update(share), all(beforeBlocks, 1)+all(inBlock, 1)+update(1))
 	late := cost.Picoseconds(o.pp)*ahead - update(1)

@@ -29,11 +29,12 @@ func (s *searcher) anywhere(o outline) outline {
 	return o
 }
 
-// tract is an outline anywhere, and what is known of its places.
+// tract is an outline anywhere, with one number of chunks or any, and what is known of its
+// places.
 type tract struct {
 	*pending
 	spares            []*pending // what spares memory beside it, where memory slows it down
-	opened, reordered bool       // its places are pending, in the usual order of ranks and in others
+	opened, reordered bool       // its places are pending, in the usual order of ranks and in others; or the tracts of its numbers of chunks are there
 }
 
 // least is the floor of the tract and of what spares memory beside it.
@@ -54,17 +55,41 @@ func (s *searcher) tractsOf(all []degrees) []*tract {
 		if s.units[key] = append(s.units[key], d); len(s.units[key]) > 1 {
 			continue
 		}
+		fewest := 0 // chunks, above one
 		for _, o := range outlines(s.opts, d, s.graphs.blocks, s.cluster) {
 			if s.relieves(o) {
 				continue
 			}
+			if o.chunks > 1 && len(s.cluster.Pools) == 0 && !s.rates.Crowded(o.pp) {
+				if fewest = cmp.Or(fewest, o.chunks); o.chunks > fewest {
+					continue
+				}
+				o.chunks = anyChunks
+			}
 			for _, o.replicate = range append([]string{o.replicate}, s.replications(o)...) {
-				x := s.anywhere(o)
-				list = append(list, &tract{pending: &pending{outline: x, first: s.sizedOf(x)}})
+				list = append(list, s.tract(s.anywhere(o)))
 			}
 		}
 	}
 	return list
+}
+
+func (s *searcher) tract(o outline) *tract {
+	return &tract{pending: &pending{outline: o, first: s.sizedOf(o)}}
+}
+
+// enter adds a tract to what is pending, in the usual order of ranks, or with every number of
+// chunks to the tracts.
+func (s *searcher) enter(t *tract) {
+	t.opened = true
+	if t.chunks != anyChunks {
+		s.place(t, false)
+		return
+	}
+	t.reordered = true
+	for _, o := range s.counted(t.outline) {
+		s.tracts = append(s.tracts, s.tract(o))
+	}
 }
 
 // survey raises the floors of a tract that are at most the limit, and reports whether it, or
@@ -116,7 +141,9 @@ func (s *searcher) unopened() []*pending {
 			continue
 		}
 		for _, p := range append([]*pending{t.pending}, t.spares...) {
-			all = append(all, &pending{outline: s.placesOf(p.outline)[0], left: p.rest()})
+			for _, o := range s.counted(p.outline) {
+				all = append(all, &pending{outline: s.placesOf(o)[0], left: p.rest()})
+			}
 		}
 	}
 	return all
