@@ -179,7 +179,11 @@ func (p *pipeline) interleavedPeak(cut []partition.Stage, at int) int64 {
 	var temp int64
 	for i := at; i < len(cut); i += p.template.PP() {
 		n, e := cut[i].Last-cut[i].First, recomputationOf(cut[i]).first()
-		bytes += int64(n-1) * (m.morePersist + int64(p.room[i].Slots)*m.moreSlot[e])
+		slot := m.slot[e]
+		if p.skel.of.chunk(&p.template, at == p.template.PP()-1, i/p.template.PP()) > 0 {
+			slot = m.lastSlot[e]
+		}
+		bytes += int64(n-1)*m.morePersist + int64(p.room[i].Slots)*(slot+int64(n-1)*m.moreSlot[e])
 		inboxes = min(inboxes, p.room[i].Inboxes)
 		temp = m.temp[e]
 	}
@@ -204,54 +208,46 @@ func (p *pipeline) mayFitInterleaved(limit int64) bool {
 // with which it fits, nil if it takes longer than the ceiling or some position
 // never fits.
 func (c *cutter) solveInterleaved(ceiling cost.Picoseconds) *candidate {
-	p, recompute := c.pipe, c.search.opts.recompute(c.pipe.skel.replicate)
-	choice := c.choice // what did not fit will not fit under another ceiling
-	more := func(at int) bool {
-		if choice[at]+1 == len(recompute.extents()) {
-			c.least = never
-			return false
-		}
-		choice[at]++
-		return true
-	}
-	for {
-		cut := p.interleavedCut(recompute, choice)
-		for at := range choice {
-			for p.interleavedPeak(cut, at) > c.search.limit {
-				if !more(at) {
-					return nil
-				}
-				cut = p.interleavedCut(recompute, choice)
-			}
-		}
+	for c.least <= ceiling {
 		c.search.stats.PlansConsidered++
-		x := &candidate{pipe: p, plan: p.plan(cut), cut: cut, time: p.time(cut)}
-		if c.least = x.time; x.time > ceiling {
-			return nil
-		}
-		var err error
-		if x.peaks, _, err = c.search.peaks(x.plan); err != nil {
-			panic("BUG: a priced plan does not compile: " + err.Error())
-		}
-		fits := true
-		for at, peak := range x.peaks {
-			if peak > c.search.limitAt(x.plan, at) {
-				fits = false
-				if !more(at) {
-					return nil
-				}
-			}
-		}
-		if fits {
+		cut := c.pipe.interleavedCut(c.recompute(), c.choice)
+		x := &candidate{pipe: c.pipe, plan: c.pipe.plan(cut), cut: cut, time: c.least}
+		if c.allocate(x) < 0 {
 			return x
 		}
+		for at, peak := range x.peaks {
+			if peak > c.search.limitAt(x.plan, at) && !c.more(at) {
+				c.least = never
+				return nil
+			}
+		}
+		c.least = c.leastInterleaved()
 	}
+	return nil
 }
 
-// leastInterleaved is a lower bound of the time: nothing more is recomputed than
-// must be.
+func (c *cutter) recompute() Recompute { return c.search.opts.recompute(c.pipe.skel.replicate) }
+
+// more has a position recompute more from here on; false where there is no more.
+func (c *cutter) more(at int) bool {
+	if c.choice[at]+1 == len(c.recompute().extents()) {
+		return false
+	}
+	c.choice[at]++
+	return true
+}
+
+// leastInterleaved is the time in which nothing more is recomputed than what is known to be
+// necessary, a lower bound: never where some position does not fit.
 func (c *cutter) leastInterleaved() cost.Picoseconds {
-	return c.pipe.time(c.pipe.interleavedCut(c.search.opts.recompute(c.pipe.skel.replicate), c.choice))
+	for at := range c.choice {
+		for c.pipe.interleavedPeak(c.pipe.interleavedCut(c.recompute(), c.choice), at) > c.search.limit {
+			if !c.more(at) {
+				return never
+			}
+		}
+	}
+	return c.pipe.time(c.pipe.interleavedCut(c.recompute(), c.choice))
 }
 
 // leanestInterleaved returns the plan whose fullest position is smallest by the
