@@ -237,10 +237,11 @@ func (s *searcher) run() ([]*candidate, []*point, bool) {
 		}
 		return limit()
 	}
-	// next returns the most promising point that is not solved, nil if none is worth it.
+	// next returns the most promising point that is not solved, nil if none is worth it: of
+	// interleaved ones the time is known, of others only that they take no less.
 	next := func(points []*point) (first *point) {
 		for _, p := range points {
-			if !p.solved && p.least <= limitOf(p) && limitOf(p) >= p.rest && (first == nil || p.least < first.least) {
+			if !p.solved && p.least <= limitOf(p) && limitOf(p) >= p.rest && (first == nil || p.exact() && !first.exact() || p.exact() == first.exact() && p.least < first.least) {
 				first = p
 			}
 		}

@@ -71,6 +71,16 @@ func evenShare(blocks, stages, stage int) int {
 // depends on the number.)
 const anyChunks = math.MaxInt
 
+// chunkCounts lists the numbers of chunks of tracts.
+func (s *searcher) chunkCounts(pp int) []int {
+	counts := chunkCounts(s.opts, s.graphs.blocks, pp)
+	several := slices.IndexFunc(counts, func(n int) bool { return n > 1 })
+	if several < 0 || len(s.cluster.Pools) > 0 || s.rates.Crowded(pp) {
+		return counts
+	}
+	return append(counts[:several], anyChunks)
+}
+
 // counted lists an outline with every number of chunks that it stands for.
 func (s *searcher) counted(o outline) []outline {
 	if o.chunks != anyChunks {

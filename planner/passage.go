@@ -354,13 +354,18 @@ func (s *searcher) sends(o outline, size int) []partTimes {
 		way.transfers[o.chunks] = price
 	}
 	for _, n := range s.sending(trunk, o) {
-		for stage := range o.stages() {
-			to := stage + n.Attr.(ir.P2PAttr).Stage - n.Stage
-			if to < 0 || to == o.stages() {
+		hop := n.Attr.(ir.P2PAttr).Stage - n.Stage
+		for at := range o.pp {
+			// All stages of a position send the same way, but that at an end of the pipeline nowhere.
+			sending, from := max(o.chunks, 1), at
+			if to := at + hop; to < 0 || to == o.pp {
+				sending, from = sending-1, at+max(0, -hop)*o.pp
+			}
+			if sending == 0 {
 				continue
 			}
-			time := price.Send(n, mesh, ir.Coord{}, stage, to)
-			t := &all[stage%o.pp]
+			time := cost.Picoseconds(sending) * price.Send(n, mesh, ir.Coord{}, from, from+hop)
+			t := &all[at]
 			t.all += time
 			t.way += time
 			if n.Phase == ir.Forward {

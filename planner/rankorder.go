@@ -55,16 +55,9 @@ func (s *searcher) tractsOf(all []degrees) []*tract {
 		if s.units[key] = append(s.units[key], d); len(s.units[key]) > 1 {
 			continue
 		}
-		fewest := 0 // chunks, above one
-		for _, o := range outlines(s.opts, d, s.graphs.blocks, s.cluster) {
+		for o := range outlines(s.opts, d, s.chunkCounts(d.pp), s.cluster) {
 			if s.relieves(o) {
 				continue
-			}
-			if o.chunks > 1 && len(s.cluster.Pools) == 0 && !s.rates.Crowded(o.pp) {
-				if fewest = cmp.Or(fewest, o.chunks); o.chunks > fewest {
-					continue
-				}
-				o.chunks = anyChunks
 			}
 			for _, o.replicate = range append([]string{o.replicate}, s.replications(o)...) {
 				list = append(list, s.tract(s.anywhere(o)))
