@@ -278,7 +278,13 @@ func (s *searcher) order(o outline) *ways {
 		group cost.Group
 	}
 	var places []place
+	var offsets []int
 	for at := range o.pp {
+		offset := price.Offset(at)
+		if slices.Contains(offsets, offset) {
+			continue
+		}
+		offsets = append(offsets, offset)
 		as := price.As(at)
 		if x := (place{price.Kinds(at), as.Group(w.dp)}); !slices.Contains(places, x) {
 			places, w.prices = append(places, x), append(w.prices, as)

@@ -263,7 +263,11 @@ func (m *Program) route(from, to int) Route {
 	key := routeKey{m.place(at), end - at}
 	way, known := m.routes[key]
 	if !known {
-		way = route(m.As(from).rungs, m.on, m.plan, from, to)
+		rungs := m.rungs
+		if m.on != nil {
+			rungs = m.As(from).rungs
+		}
+		way = route(rungs, m.on, m.plan, from, to)
 		m.routes[key] = way
 	}
 	return way
