@@ -33,8 +33,10 @@ func (s *searcher) anywhere(o outline) outline {
 // places.
 type tract struct {
 	*pending
-	spares            []*pending // what spares memory beside it, where memory slows it down
-	opened, reordered bool       // its places are pending, in the usual order of ranks and in others; or the tracts of its numbers of chunks are there
+	spares []*pending // what spares memory beside it, where memory slows it down
+	// Its places are pending, in the usual order of ranks and in others; of any number of
+	// chunks the tracts of each are there.
+	opened, reordered bool
 }
 
 // least is the floor of the tract and of what spares memory beside it.
