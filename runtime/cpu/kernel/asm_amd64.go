@@ -86,6 +86,9 @@ func softmaxGradAVX2(ds []float32, p []float32, dp []float32, delta float32, sca
 // rotateAVX2 is isa.rotate.
 func rotateAVX2(lo []float32, hi []float32, a []float32, b []float32, cosines []float32, sines []float32)
 
+// dropoutFactorsAVX2 is isa.dropoutFactors for lengths that are multiples of 32.
+func dropoutFactorsAVX2(dst []float32, block uint64, seed uint64, op uint32, step uint32, threshold uint32, scale float32)
+
 // addAVX512 is isa.add.
 func addAVX512(dst []float32, a []float32, b []float32)
 
@@ -146,6 +149,9 @@ func softmaxGradAVX512(ds []float32, p []float32, dp []float32, delta float32, s
 // rotateAVX512 is isa.rotate.
 func rotateAVX512(lo []float32, hi []float32, a []float32, b []float32, cosines []float32, sines []float32)
 
+// dropoutFactorsAVX512 is isa.dropoutFactors for lengths that are multiples of 32.
+func dropoutFactorsAVX512(dst []float32, block uint64, seed uint64, op uint32, step uint32, threshold uint32, scale float32)
+
 // dotAVX2 is isa.dot.
 func dotAVX2(a []float32, b []float32) float32
 
@@ -166,9 +172,6 @@ func sumSquaresAVX2(x []float32) float64
 
 // colSumAVX2 is isa.colSum.
 func colSumAVX2(dst []float32, x []float32, rows int, ld int)
-
-// dropoutFactorsAVX2 is isa.dropoutFactors for lengths that are multiples of 32.
-func dropoutFactorsAVX2(dst []float32, block uint64, seed uint64, op uint32, step uint32, threshold uint32, scale float32)
 
 // widenBF16AVX2 is isa.widen of bfloat16, but for the last len%8 elements.
 func widenBF16AVX2(wide []float32, half []uint16)

@@ -8115,6 +8115,307 @@ done298:
 	VZEROUPPER
 	RET
 
+// func dropoutFactorsAVX2(dst []float32, block uint64, seed uint64, op uint32, step uint32, threshold uint32, scale float32)
+// Requires: AVX, AVX2
+TEXT ·dropoutFactorsAVX2(SB), NOSPLIT, $80-56
+	MOVQ         dst_base+0(FP), AX
+	MOVQ         dst_len+8(FP), CX
+	MOVL         seed+32(FP), DX
+	MOVL         DX, (SP)
+	ADDL         $0x9e3779b9, DX
+	MOVL         DX, 8(SP)
+	ADDL         $0x9e3779b9, DX
+	MOVL         DX, 16(SP)
+	ADDL         $0x9e3779b9, DX
+	MOVL         DX, 24(SP)
+	ADDL         $0x9e3779b9, DX
+	MOVL         DX, 32(SP)
+	ADDL         $0x9e3779b9, DX
+	MOVL         DX, 40(SP)
+	ADDL         $0x9e3779b9, DX
+	MOVL         DX, 48(SP)
+	ADDL         $0x9e3779b9, DX
+	MOVL         DX, 56(SP)
+	ADDL         $0x9e3779b9, DX
+	MOVL         DX, 64(SP)
+	ADDL         $0x9e3779b9, DX
+	MOVL         DX, 72(SP)
+	ADDL         $0x9e3779b9, DX
+	MOVL         seed+36(FP), DX
+	MOVL         DX, 4(SP)
+	ADDL         $0xbb67ae85, DX
+	MOVL         DX, 12(SP)
+	ADDL         $0xbb67ae85, DX
+	MOVL         DX, 20(SP)
+	ADDL         $0xbb67ae85, DX
+	MOVL         DX, 28(SP)
+	ADDL         $0xbb67ae85, DX
+	MOVL         DX, 36(SP)
+	ADDL         $0xbb67ae85, DX
+	MOVL         DX, 44(SP)
+	ADDL         $0xbb67ae85, DX
+	MOVL         DX, 52(SP)
+	ADDL         $0xbb67ae85, DX
+	MOVL         DX, 60(SP)
+	ADDL         $0xbb67ae85, DX
+	MOVL         DX, 68(SP)
+	ADDL         $0xbb67ae85, DX
+	MOVL         DX, 76(SP)
+	ADDL         $0xbb67ae85, DX
+	VBROADCASTSS threshold+48(FP), Y0
+	VBROADCASTSS scale+52(FP), Y1
+	VPBROADCASTQ block+24(FP), Y2
+	VPADDQ       countersAVX2<>+0(SB), Y2, Y2
+
+loop299:
+	CMPQ         CX, $0x20
+	JLT          last300
+	VMOVUPS      Y2, Y3
+	VPSRLQ       $0x20, Y2, Y4
+	VBROADCASTSS op+40(FP), Y5
+	VBROADCASTSS step+44(FP), Y6
+	VPADDQ       advanceAVX2<>+0(SB), Y2, Y2
+	VMOVUPS      Y2, Y7
+	VPSRLQ       $0x20, Y2, Y8
+	VBROADCASTSS op+40(FP), Y9
+	VBROADCASTSS step+44(FP), Y10
+	VPADDQ       advanceAVX2<>+0(SB), Y2, Y2
+	VPMULUDQ     wordd2511f53<>+0(SB), Y3, Y3
+	VPMULUDQ     wordcd9e8d57<>+0(SB), Y5, Y5
+	VPSRLQ       $0x20, Y5, Y11
+	VPBROADCASTD (SP), Y12
+	VPXOR        Y12, Y4, Y4
+	VPXOR        Y4, Y11, Y11
+	VPSRLQ       $0x20, Y3, Y4
+	VPBROADCASTD 4(SP), Y12
+	VPXOR        Y12, Y6, Y6
+	VPXOR        Y6, Y4, Y4
+	VPMULUDQ     wordd2511f53<>+0(SB), Y7, Y6
+	VPMULUDQ     wordcd9e8d57<>+0(SB), Y9, Y7
+	VPSRLQ       $0x20, Y7, Y9
+	VPBROADCASTD (SP), Y12
+	VPXOR        Y12, Y8, Y8
+	VPXOR        Y8, Y9, Y9
+	VPSRLQ       $0x20, Y6, Y8
+	VPBROADCASTD 4(SP), Y12
+	VPXOR        Y12, Y10, Y10
+	VPXOR        Y10, Y8, Y8
+	VPMULUDQ     wordd2511f53<>+0(SB), Y11, Y10
+	VPMULUDQ     wordcd9e8d57<>+0(SB), Y4, Y4
+	VPSRLQ       $0x20, Y4, Y11
+	VPBROADCASTD 8(SP), Y12
+	VPXOR        Y12, Y5, Y5
+	VPXOR        Y5, Y11, Y11
+	VPSRLQ       $0x20, Y10, Y5
+	VPBROADCASTD 12(SP), Y12
+	VPXOR        Y12, Y3, Y3
+	VPXOR        Y3, Y5, Y5
+	VPMULUDQ     wordd2511f53<>+0(SB), Y9, Y3
+	VPMULUDQ     wordcd9e8d57<>+0(SB), Y8, Y8
+	VPSRLQ       $0x20, Y8, Y9
+	VPBROADCASTD 8(SP), Y12
+	VPXOR        Y12, Y7, Y7
+	VPXOR        Y7, Y9, Y9
+	VPSRLQ       $0x20, Y3, Y7
+	VPBROADCASTD 12(SP), Y12
+	VPXOR        Y12, Y6, Y6
+	VPXOR        Y6, Y7, Y7
+	VPMULUDQ     wordd2511f53<>+0(SB), Y11, Y6
+	VPMULUDQ     wordcd9e8d57<>+0(SB), Y5, Y5
+	VPSRLQ       $0x20, Y5, Y11
+	VPBROADCASTD 16(SP), Y12
+	VPXOR        Y12, Y4, Y4
+	VPXOR        Y4, Y11, Y11
+	VPSRLQ       $0x20, Y6, Y4
+	VPBROADCASTD 20(SP), Y12
+	VPXOR        Y12, Y10, Y10
+	VPXOR        Y10, Y4, Y4
+	VPMULUDQ     wordd2511f53<>+0(SB), Y9, Y9
+	VPMULUDQ     wordcd9e8d57<>+0(SB), Y7, Y7
+	VPSRLQ       $0x20, Y7, Y10
+	VPBROADCASTD 16(SP), Y12
+	VPXOR        Y12, Y8, Y8
+	VPXOR        Y8, Y10, Y10
+	VPSRLQ       $0x20, Y9, Y8
+	VPBROADCASTD 20(SP), Y12
+	VPXOR        Y12, Y3, Y3
+	VPXOR        Y3, Y8, Y8
+	VPMULUDQ     wordd2511f53<>+0(SB), Y11, Y3
+	VPMULUDQ     wordcd9e8d57<>+0(SB), Y4, Y4
+	VPSRLQ       $0x20, Y4, Y11
+	VPBROADCASTD 24(SP), Y12
+	VPXOR        Y12, Y5, Y5
+	VPXOR        Y5, Y11, Y11
+	VPSRLQ       $0x20, Y3, Y5
+	VPBROADCASTD 28(SP), Y12
+	VPXOR        Y12, Y6, Y6
+	VPXOR        Y6, Y5, Y5
+	VPMULUDQ     wordd2511f53<>+0(SB), Y10, Y6
+	VPMULUDQ     wordcd9e8d57<>+0(SB), Y8, Y8
+	VPSRLQ       $0x20, Y8, Y10
+	VPBROADCASTD 24(SP), Y12
+	VPXOR        Y12, Y7, Y7
+	VPXOR        Y7, Y10, Y10
+	VPSRLQ       $0x20, Y6, Y7
+	VPBROADCASTD 28(SP), Y12
+	VPXOR        Y12, Y9, Y9
+	VPXOR        Y9, Y7, Y7
+	VPMULUDQ     wordd2511f53<>+0(SB), Y11, Y9
+	VPMULUDQ     wordcd9e8d57<>+0(SB), Y5, Y5
+	VPSRLQ       $0x20, Y5, Y11
+	VPBROADCASTD 32(SP), Y12
+	VPXOR        Y12, Y4, Y4
+	VPXOR        Y4, Y11, Y11
+	VPSRLQ       $0x20, Y9, Y4
+	VPBROADCASTD 36(SP), Y12
+	VPXOR        Y12, Y3, Y3
+	VPXOR        Y3, Y4, Y4
+	VPMULUDQ     wordd2511f53<>+0(SB), Y10, Y3
+	VPMULUDQ     wordcd9e8d57<>+0(SB), Y7, Y7
+	VPSRLQ       $0x20, Y7, Y10
+	VPBROADCASTD 32(SP), Y12
+	VPXOR        Y12, Y8, Y8
+	VPXOR        Y8, Y10, Y10
+	VPSRLQ       $0x20, Y3, Y8
+	VPBROADCASTD 36(SP), Y12
+	VPXOR        Y12, Y6, Y6
+	VPXOR        Y6, Y8, Y8
+	VPMULUDQ     wordd2511f53<>+0(SB), Y11, Y6
+	VPMULUDQ     wordcd9e8d57<>+0(SB), Y4, Y4
+	VPSRLQ       $0x20, Y4, Y11
+	VPBROADCASTD 40(SP), Y12
+	VPXOR        Y12, Y5, Y5
+	VPXOR        Y5, Y11, Y11
+	VPSRLQ       $0x20, Y6, Y5
+	VPBROADCASTD 44(SP), Y12
+	VPXOR        Y12, Y9, Y9
+	VPXOR        Y9, Y5, Y5
+	VPMULUDQ     wordd2511f53<>+0(SB), Y10, Y9
+	VPMULUDQ     wordcd9e8d57<>+0(SB), Y8, Y8
+	VPSRLQ       $0x20, Y8, Y10
+	VPBROADCASTD 40(SP), Y12
+	VPXOR        Y12, Y7, Y7
+	VPXOR        Y7, Y10, Y10
+	VPSRLQ       $0x20, Y9, Y7
+	VPBROADCASTD 44(SP), Y12
+	VPXOR        Y12, Y3, Y3
+	VPXOR        Y3, Y7, Y7
+	VPMULUDQ     wordd2511f53<>+0(SB), Y11, Y3
+	VPMULUDQ     wordcd9e8d57<>+0(SB), Y5, Y5
+	VPSRLQ       $0x20, Y5, Y11
+	VPBROADCASTD 48(SP), Y12
+	VPXOR        Y12, Y4, Y4
+	VPXOR        Y4, Y11, Y11
+	VPSRLQ       $0x20, Y3, Y4
+	VPBROADCASTD 52(SP), Y12
+	VPXOR        Y12, Y6, Y6
+	VPXOR        Y6, Y4, Y4
+	VPMULUDQ     wordd2511f53<>+0(SB), Y10, Y6
+	VPMULUDQ     wordcd9e8d57<>+0(SB), Y7, Y7
+	VPSRLQ       $0x20, Y7, Y10
+	VPBROADCASTD 48(SP), Y12
+	VPXOR        Y12, Y8, Y8
+	VPXOR        Y8, Y10, Y10
+	VPSRLQ       $0x20, Y6, Y8
+	VPBROADCASTD 52(SP), Y12
+	VPXOR        Y12, Y9, Y9
+	VPXOR        Y9, Y8, Y8
+	VPMULUDQ     wordd2511f53<>+0(SB), Y11, Y9
+	VPMULUDQ     wordcd9e8d57<>+0(SB), Y4, Y4
+	VPSRLQ       $0x20, Y4, Y11
+	VPBROADCASTD 56(SP), Y12
+	VPXOR        Y12, Y5, Y5
+	VPXOR        Y5, Y11, Y11
+	VPSRLQ       $0x20, Y9, Y5
+	VPBROADCASTD 60(SP), Y12
+	VPXOR        Y12, Y3, Y3
+	VPXOR        Y3, Y5, Y5
+	VPMULUDQ     wordd2511f53<>+0(SB), Y10, Y3
+	VPMULUDQ     wordcd9e8d57<>+0(SB), Y8, Y8
+	VPSRLQ       $0x20, Y8, Y10
+	VPBROADCASTD 56(SP), Y12
+	VPXOR        Y12, Y7, Y7
+	VPXOR        Y7, Y10, Y10
+	VPSRLQ       $0x20, Y3, Y7
+	VPBROADCASTD 60(SP), Y12
+	VPXOR        Y12, Y6, Y6
+	VPXOR        Y6, Y7, Y7
+	VPMULUDQ     wordd2511f53<>+0(SB), Y11, Y6
+	VPMULUDQ     wordcd9e8d57<>+0(SB), Y5, Y5
+	VPSRLQ       $0x20, Y5, Y11
+	VPBROADCASTD 64(SP), Y12
+	VPXOR        Y12, Y4, Y4
+	VPXOR        Y4, Y11, Y11
+	VPSRLQ       $0x20, Y6, Y4
+	VPBROADCASTD 68(SP), Y12
+	VPXOR        Y12, Y9, Y9
+	VPXOR        Y9, Y4, Y4
+	VPMULUDQ     wordd2511f53<>+0(SB), Y10, Y9
+	VPMULUDQ     wordcd9e8d57<>+0(SB), Y7, Y7
+	VPSRLQ       $0x20, Y7, Y10
+	VPBROADCASTD 64(SP), Y12
+	VPXOR        Y12, Y8, Y8
+	VPXOR        Y8, Y10, Y10
+	VPSRLQ       $0x20, Y9, Y8
+	VPBROADCASTD 68(SP), Y12
+	VPXOR        Y12, Y3, Y3
+	VPXOR        Y3, Y8, Y8
+	VPMULUDQ     wordd2511f53<>+0(SB), Y11, Y3
+	VPMULUDQ     wordcd9e8d57<>+0(SB), Y4, Y4
+	VPSRLQ       $0x20, Y4, Y11
+	VPBROADCASTD 72(SP), Y12
+	VPXOR        Y12, Y5, Y5
+	VPXOR        Y5, Y11, Y11
+	VPSRLQ       $0x20, Y3, Y5
+	VPBROADCASTD 76(SP), Y12
+	VPXOR        Y12, Y6, Y6
+	VPXOR        Y6, Y5, Y5
+	VPMULUDQ     wordd2511f53<>+0(SB), Y10, Y6
+	VPMULUDQ     wordcd9e8d57<>+0(SB), Y8, Y8
+	VPSRLQ       $0x20, Y8, Y10
+	VPBROADCASTD 72(SP), Y12
+	VPXOR        Y12, Y7, Y7
+	VPXOR        Y7, Y10, Y10
+	VPSRLQ       $0x20, Y6, Y7
+	VPBROADCASTD 76(SP), Y12
+	VPXOR        Y12, Y9, Y9
+	VPXOR        Y9, Y7, Y7
+	VPSLLQ       $0x20, Y4, Y4
+	VPBLENDD     $0xaa, Y4, Y11, Y11
+	VPSLLQ       $0x20, Y3, Y3
+	VPBLENDD     $0xaa, Y3, Y5, Y5
+	VPUNPCKLQDQ  Y5, Y11, Y3
+	VPMAXUD      Y0, Y3, Y4
+	VPCMPEQD     Y3, Y4, Y4
+	VPAND        Y1, Y4, Y4
+	VMOVUPS      Y4, (AX)
+	VPUNPCKHQDQ  Y5, Y11, Y3
+	VPMAXUD      Y0, Y3, Y4
+	VPCMPEQD     Y3, Y4, Y4
+	VPAND        Y1, Y4, Y4
+	VMOVUPS      Y4, 32(AX)
+	VPSLLQ       $0x20, Y8, Y8
+	VPBLENDD     $0xaa, Y8, Y10, Y10
+	VPSLLQ       $0x20, Y6, Y6
+	VPBLENDD     $0xaa, Y6, Y7, Y7
+	VPUNPCKLQDQ  Y7, Y10, Y3
+	VPMAXUD      Y0, Y3, Y4
+	VPCMPEQD     Y3, Y4, Y4
+	VPAND        Y1, Y4, Y4
+	VMOVUPS      Y4, 64(AX)
+	VPUNPCKHQDQ  Y7, Y10, Y3
+	VPMAXUD      Y0, Y3, Y4
+	VPCMPEQD     Y3, Y4, Y4
+	VPAND        Y1, Y4, Y4
+	VMOVUPS      Y4, 96(AX)
+	ADDQ         $0x00000080, AX
+	SUBQ         $0x20, CX
+	JMP          loop299
+
+last300:
+	VZEROUPPER
+	RET
+
 // func addAVX512(dst []float32, a []float32, b []float32)
 // Requires: AVX, AVX512F, BMI2, MMX+
 TEXT ·addAVX512(SB), NOSPLIT, $0-72
@@ -8124,9 +8425,9 @@ TEXT ·addAVX512(SB), NOSPLIT, $0-72
 	MOVQ dst_len+8(FP), BX
 	XORQ SI, SI
 
-many299:
+many302:
 	CMPQ       BX, $0x40
-	JLT        one300
+	JLT        one303
 	PREFETCHT0 2048(CX)(SI*1)
 	VMOVUPS    (CX)(SI*1), Z0
 	PREFETCHT0 2048(DX)(SI*1)
@@ -8157,11 +8458,11 @@ many299:
 	VMOVUPS    Z0, 192(AX)(SI*1)
 	ADDQ       $0x00000100, SI
 	SUBQ       $0x40, BX
-	JMP        many299
+	JMP        many302
 
-one300:
+one303:
 	CMPQ       BX, $0x10
-	JLT        tail301
+	JLT        tail304
 	PREFETCHT0 2048(CX)(SI*1)
 	VMOVUPS    (CX)(SI*1), Z0
 	PREFETCHT0 2048(DX)(SI*1)
@@ -8171,11 +8472,11 @@ one300:
 	VMOVUPS    Z0, (AX)(SI*1)
 	ADDQ       $0x40, SI
 	SUBQ       $0x10, BX
-	JMP        one300
+	JMP        one303
 
-tail301:
+tail304:
 	TESTQ     BX, BX
-	JZ        done302
+	JZ        done305
 	MOVQ      $0x00000001, DI
 	SHLXQ     BX, DI, DI
 	DECQ      DI
@@ -8185,7 +8486,7 @@ tail301:
 	VADDPS    Z1, Z0, Z0
 	VMOVUPS   Z0, K1, (AX)(SI*1)
 
-done302:
+done305:
 	VZEROUPPER
 	RET
 
@@ -8198,9 +8499,9 @@ TEXT ·mulAVX512(SB), NOSPLIT, $0-72
 	MOVQ dst_len+8(FP), BX
 	XORQ SI, SI
 
-many303:
+many306:
 	CMPQ       BX, $0x40
-	JLT        one304
+	JLT        one307
 	PREFETCHT0 2048(CX)(SI*1)
 	VMOVUPS    (CX)(SI*1), Z0
 	PREFETCHT0 2048(DX)(SI*1)
@@ -8231,11 +8532,11 @@ many303:
 	VMOVUPS    Z0, 192(AX)(SI*1)
 	ADDQ       $0x00000100, SI
 	SUBQ       $0x40, BX
-	JMP        many303
+	JMP        many306
 
-one304:
+one307:
 	CMPQ       BX, $0x10
-	JLT        tail305
+	JLT        tail308
 	PREFETCHT0 2048(CX)(SI*1)
 	VMOVUPS    (CX)(SI*1), Z0
 	PREFETCHT0 2048(DX)(SI*1)
@@ -8245,11 +8546,11 @@ one304:
 	VMOVUPS    Z0, (AX)(SI*1)
 	ADDQ       $0x40, SI
 	SUBQ       $0x10, BX
-	JMP        one304
+	JMP        one307
 
-tail305:
+tail308:
 	TESTQ     BX, BX
-	JZ        done306
+	JZ        done309
 	MOVQ      $0x00000001, DI
 	SHLXQ     BX, DI, DI
 	DECQ      DI
@@ -8259,7 +8560,7 @@ tail305:
 	VMULPS    Z1, Z0, Z0
 	VMOVUPS   Z0, K1, (AX)(SI*1)
 
-done306:
+done309:
 	VZEROUPPER
 	RET
 
@@ -8272,9 +8573,9 @@ TEXT ·maxAVX512(SB), NOSPLIT, $0-72
 	MOVQ dst_len+8(FP), BX
 	XORQ SI, SI
 
-many307:
+many310:
 	CMPQ       BX, $0x40
-	JLT        one308
+	JLT        one311
 	PREFETCHT0 2048(CX)(SI*1)
 	VMOVUPS    (CX)(SI*1), Z0
 	PREFETCHT0 2048(DX)(SI*1)
@@ -8305,11 +8606,11 @@ many307:
 	VMOVUPS    Z0, 192(AX)(SI*1)
 	ADDQ       $0x00000100, SI
 	SUBQ       $0x40, BX
-	JMP        many307
+	JMP        many310
 
-one308:
+one311:
 	CMPQ       BX, $0x10
-	JLT        tail309
+	JLT        tail312
 	PREFETCHT0 2048(CX)(SI*1)
 	VMOVUPS    (CX)(SI*1), Z0
 	PREFETCHT0 2048(DX)(SI*1)
@@ -8319,11 +8620,11 @@ one308:
 	VMOVUPS    Z0, (AX)(SI*1)
 	ADDQ       $0x40, SI
 	SUBQ       $0x10, BX
-	JMP        one308
+	JMP        one311
 
-tail309:
+tail312:
 	TESTQ     BX, BX
-	JZ        done310
+	JZ        done313
 	MOVQ      $0x00000001, DI
 	SHLXQ     BX, DI, DI
 	DECQ      DI
@@ -8333,7 +8634,7 @@ tail309:
 	VMAXPS    Z1, Z0, Z0
 	VMOVUPS   Z0, K1, (AX)(SI*1)
 
-done310:
+done313:
 	VZEROUPPER
 	RET
 
@@ -8346,9 +8647,9 @@ TEXT ·scaleAVX512(SB), NOSPLIT, $0-52
 	MOVQ         dst_len+8(FP), DX
 	XORQ         BX, BX
 
-many311:
+many314:
 	CMPQ       DX, $0x40
-	JLT        one312
+	JLT        one315
 	PREFETCHT0 2048(CX)(BX*1)
 	VMOVUPS    (CX)(BX*1), Z1
 	VMULPS     Z0, Z1, Z1
@@ -8371,11 +8672,11 @@ many311:
 	VMOVUPS    Z1, 192(AX)(BX*1)
 	ADDQ       $0x00000100, BX
 	SUBQ       $0x40, DX
-	JMP        many311
+	JMP        many314
 
-one312:
+one315:
 	CMPQ       DX, $0x10
-	JLT        tail313
+	JLT        tail316
 	PREFETCHT0 2048(CX)(BX*1)
 	VMOVUPS    (CX)(BX*1), Z1
 	VMULPS     Z0, Z1, Z1
@@ -8383,11 +8684,11 @@ one312:
 	VMOVUPS    Z1, (AX)(BX*1)
 	ADDQ       $0x40, BX
 	SUBQ       $0x10, DX
-	JMP        one312
+	JMP        one315
 
-tail313:
+tail316:
 	TESTQ     DX, DX
-	JZ        done314
+	JZ        done317
 	MOVQ      $0x00000001, SI
 	SHLXQ     DX, SI, SI
 	DECQ      SI
@@ -8396,7 +8697,7 @@ tail313:
 	VMULPS    Z0, Z1, Z1
 	VMOVUPS   Z1, K1, (AX)(BX*1)
 
-done314:
+done317:
 	VZEROUPPER
 	RET
 
@@ -8409,9 +8710,9 @@ TEXT ·axpyAVX512(SB), NOSPLIT, $0-52
 	MOVQ         dst_len+8(FP), DX
 	XORQ         BX, BX
 
-many315:
+many318:
 	CMPQ        DX, $0x40
-	JLT         one316
+	JLT         one319
 	PREFETCHT0  2048(AX)(BX*1)
 	VMOVUPS     (AX)(BX*1), Z1
 	PREFETCHT0  2048(CX)(BX*1)
@@ -8438,11 +8739,11 @@ many315:
 	VMOVUPS     Z1, 192(AX)(BX*1)
 	ADDQ        $0x00000100, BX
 	SUBQ        $0x40, DX
-	JMP         many315
+	JMP         many318
 
-one316:
+one319:
 	CMPQ        DX, $0x10
-	JLT         tail317
+	JLT         tail320
 	PREFETCHT0  2048(AX)(BX*1)
 	VMOVUPS     (AX)(BX*1), Z1
 	PREFETCHT0  2048(CX)(BX*1)
@@ -8451,11 +8752,11 @@ one316:
 	VMOVUPS     Z1, (AX)(BX*1)
 	ADDQ        $0x40, BX
 	SUBQ        $0x10, DX
-	JMP         one316
+	JMP         one319
 
-tail317:
+tail320:
 	TESTQ       DX, DX
-	JZ          done318
+	JZ          done321
 	MOVQ        $0x00000001, SI
 	SHLXQ       DX, SI, SI
 	DECQ        SI
@@ -8465,7 +8766,7 @@ tail317:
 	VFMADD231PS Z0, Z2, Z1
 	VMOVUPS     Z1, K1, (AX)(BX*1)
 
-done318:
+done321:
 	VZEROUPPER
 	RET
 
@@ -8481,9 +8782,9 @@ TEXT ·expSumAVX512(SB), NOSPLIT, $0-60
 	MOVQ         dst_len+8(FP), DX
 	XORQ         BX, BX
 
-many319:
+many322:
 	CMPQ         DX, $0x20
-	JLT          one320
+	JLT          one323
 	PREFETCHT0   2048(CX)(BX*1)
 	VMOVUPS      (CX)(BX*1), Z4
 	VFMSUB213PS  Z1, Z0, Z4
@@ -8540,11 +8841,11 @@ many319:
 	VADDPS       Z6, Z3, Z3
 	ADDQ         $0x00000080, BX
 	SUBQ         $0x20, DX
-	JMP          many319
+	JMP          many322
 
-one320:
+one323:
 	CMPQ         DX, $0x10
-	JLT          tail321
+	JLT          tail324
 	PREFETCHT0   2048(CX)(BX*1)
 	VMOVUPS      (CX)(BX*1), Z4
 	VFMSUB213PS  Z1, Z0, Z4
@@ -8574,11 +8875,11 @@ one320:
 	VADDPS       Z6, Z2, Z2
 	ADDQ         $0x40, BX
 	SUBQ         $0x10, DX
-	JMP          one320
+	JMP          one323
 
-tail321:
+tail324:
 	TESTQ        DX, DX
-	JZ           done322
+	JZ           done325
 	MOVQ         $0x00000001, SI
 	SHLXQ        DX, SI, SI
 	DECQ         SI
@@ -8610,7 +8911,7 @@ tail321:
 	VMOVAPS.Z    Z1, K1, Z1
 	VADDPS       Z1, Z2, Z2
 
-done322:
+done325:
 	VADDPS        Z3, Z2, Z2
 	VEXTRACTF64X4 $0x01, Z2, Y0
 	VADDPS        Y0, Y2, Y2
@@ -8634,9 +8935,9 @@ TEXT ·expMulAVX512(SB), NOSPLIT, $0-56
 	MOVQ         dst_len+8(FP), DX
 	XORQ         BX, BX
 
-many323:
+many326:
 	CMPQ         DX, $0x20
-	JLT          one324
+	JLT          one327
 	PREFETCHT0   2048(CX)(BX*1)
 	VMOVUPS      (CX)(BX*1), Z2
 	VSUBPS       Z0, Z2, Z2
@@ -8693,11 +8994,11 @@ many323:
 	VMOVUPS      Z4, 64(AX)(BX*1)
 	ADDQ         $0x00000080, BX
 	SUBQ         $0x20, DX
-	JMP          many323
+	JMP          many326
 
-one324:
+one327:
 	CMPQ         DX, $0x10
-	JLT          tail325
+	JLT          tail328
 	PREFETCHT0   2048(CX)(BX*1)
 	VMOVUPS      (CX)(BX*1), Z2
 	VSUBPS       Z0, Z2, Z2
@@ -8727,11 +9028,11 @@ one324:
 	VMOVUPS      Z4, (AX)(BX*1)
 	ADDQ         $0x40, BX
 	SUBQ         $0x10, DX
-	JMP          one324
+	JMP          one327
 
-tail325:
+tail328:
 	TESTQ        DX, DX
-	JZ           done326
+	JZ           done329
 	MOVQ         $0x00000001, SI
 	SHLXQ        DX, SI, SI
 	DECQ         SI
@@ -8762,7 +9063,7 @@ tail325:
 	VMULPS       Z1, Z3, Z3
 	VMOVUPS      Z3, K1, (AX)(BX*1)
 
-done326:
+done329:
 	VZEROUPPER
 	RET
 
@@ -8774,9 +9075,9 @@ TEXT ·geluAVX512(SB), NOSPLIT, $0-48
 	MOVQ y_len+8(FP), DX
 	XORQ BX, BX
 
-one328:
+one331:
 	CMPQ         DX, $0x10
-	JLT          tail329
+	JLT          tail332
 	PREFETCHT0   2048(CX)(BX*1)
 	VMOVUPS      (CX)(BX*1), Z0
 	VMULPS       wordbf000000<>+0(SB), Z0, Z1
@@ -8826,11 +9127,11 @@ one328:
 	VMOVUPS      Z1, (AX)(BX*1)
 	ADDQ         $0x40, BX
 	SUBQ         $0x10, DX
-	JMP          one328
+	JMP          one331
 
-tail329:
+tail332:
 	TESTQ        DX, DX
-	JZ           done330
+	JZ           done333
 	MOVQ         $0x00000001, SI
 	SHLXQ        DX, SI, SI
 	DECQ         SI
@@ -8881,7 +9182,7 @@ tail329:
 	VMULPS       Z0, Z1, Z1
 	VMOVUPS      Z1, K1, (AX)(BX*1)
 
-done330:
+done333:
 	VZEROUPPER
 	RET
 
@@ -8894,9 +9195,9 @@ TEXT ·geluGradAVX512(SB), NOSPLIT, $0-72
 	MOVQ dx_len+8(FP), BX
 	XORQ SI, SI
 
-one332:
+one335:
 	CMPQ         BX, $0x10
-	JLT          tail333
+	JLT          tail336
 	PREFETCHT0   2048(DX)(SI*1)
 	VMOVUPS      (DX)(SI*1), Z0
 	VMULPS       wordbf000000<>+0(SB), Z0, Z1
@@ -8950,11 +9251,11 @@ one332:
 	VMOVUPS      Z1, (AX)(SI*1)
 	ADDQ         $0x40, SI
 	SUBQ         $0x10, BX
-	JMP          one332
+	JMP          one335
 
-tail333:
+tail336:
 	TESTQ        BX, BX
-	JZ           done334
+	JZ           done337
 	MOVQ         $0x00000001, DI
 	SHLXQ        BX, DI, DI
 	DECQ         DI
@@ -9008,7 +9309,7 @@ tail333:
 	VMULPS       Z0, Z1, Z1
 	VMOVUPS      Z1, K1, (AX)(SI*1)
 
-done334:
+done337:
 	VZEROUPPER
 	RET
 
@@ -9020,9 +9321,9 @@ TEXT ·geluTanhAVX512(SB), NOSPLIT, $0-48
 	MOVQ y_len+8(FP), DX
 	XORQ BX, BX
 
-one336:
+one339:
 	CMPQ         DX, $0x10
-	JLT          tail337
+	JLT          tail340
 	PREFETCHT0   2048(CX)(BX*1)
 	VMOVUPS      (CX)(BX*1), Z0
 	VMULPS       Z0, Z0, Z1
@@ -9058,11 +9359,11 @@ one336:
 	VMOVUPS      Z2, (AX)(BX*1)
 	ADDQ         $0x40, BX
 	SUBQ         $0x10, DX
-	JMP          one336
+	JMP          one339
 
-tail337:
+tail340:
 	TESTQ        DX, DX
-	JZ           done338
+	JZ           done341
 	MOVQ         $0x00000001, SI
 	SHLXQ        DX, SI, SI
 	DECQ         SI
@@ -9099,7 +9400,7 @@ tail337:
 	VMULPS       Z0, Z2, Z2
 	VMOVUPS      Z2, K1, (AX)(BX*1)
 
-done338:
+done341:
 	VZEROUPPER
 	RET
 
@@ -9112,9 +9413,9 @@ TEXT ·geluTanhGradAVX512(SB), NOSPLIT, $0-72
 	MOVQ dx_len+8(FP), BX
 	XORQ SI, SI
 
-one340:
+one343:
 	CMPQ         BX, $0x10
-	JLT          tail341
+	JLT          tail344
 	PREFETCHT0   2048(DX)(SI*1)
 	VMOVUPS      (DX)(SI*1), Z0
 	VMULPS       Z0, Z0, Z1
@@ -9160,11 +9461,11 @@ one340:
 	VMOVUPS      Z3, (AX)(SI*1)
 	ADDQ         $0x40, SI
 	SUBQ         $0x10, BX
-	JMP          one340
+	JMP          one343
 
-tail341:
+tail344:
 	TESTQ        BX, BX
-	JZ           done342
+	JZ           done345
 	MOVQ         $0x00000001, DI
 	SHLXQ        BX, DI, DI
 	DECQ         DI
@@ -9210,7 +9511,7 @@ tail341:
 	VMULPS       Z0, Z3, Z3
 	VMOVUPS      Z3, K1, (AX)(SI*1)
 
-done342:
+done345:
 	VZEROUPPER
 	RET
 
@@ -9223,9 +9524,9 @@ TEXT ·swigluAVX512(SB), NOSPLIT, $0-72
 	MOVQ y_len+8(FP), BX
 	XORQ SI, SI
 
-one344:
+one347:
 	CMPQ         BX, $0x10
-	JLT          tail345
+	JLT          tail348
 	PREFETCHT0   2048(CX)(SI*1)
 	VMOVUPS      (CX)(SI*1), Z0
 	VPXORD       word80000000<>+0(SB), Z0, Z1
@@ -9259,11 +9560,11 @@ one344:
 	VMOVUPS      Z0, (AX)(SI*1)
 	ADDQ         $0x40, SI
 	SUBQ         $0x10, BX
-	JMP          one344
+	JMP          one347
 
-tail345:
+tail348:
 	TESTQ        BX, BX
-	JZ           done346
+	JZ           done349
 	MOVQ         $0x00000001, DI
 	SHLXQ        BX, DI, DI
 	DECQ         DI
@@ -9297,7 +9598,7 @@ tail345:
 	VMULPS       Z1, Z0, Z0
 	VMOVUPS      Z0, K1, (AX)(SI*1)
 
-done346:
+done349:
 	VZEROUPPER
 	RET
 
@@ -9312,9 +9613,9 @@ TEXT ·swigluGradAVX512(SB), NOSPLIT, $0-120
 	MOVQ dy_len+56(FP), DI
 	XORQ R8, R8
 
-one348:
+one351:
 	CMPQ         DI, $0x10
-	JLT          tail349
+	JLT          tail352
 	PREFETCHT0   2048(BX)(R8*1)
 	VMOVUPS      (BX)(R8*1), Z0
 	VPXORD       word80000000<>+0(SB), Z0, Z1
@@ -9360,11 +9661,11 @@ one348:
 	VMOVUPS      Z0, (CX)(R8*1)
 	ADDQ         $0x40, R8
 	SUBQ         $0x10, DI
-	JMP          one348
+	JMP          one351
 
-tail349:
+tail352:
 	TESTQ        DI, DI
-	JZ           done350
+	JZ           done353
 	MOVQ         $0x00000001, R9
 	SHLXQ        DI, R9, R9
 	DECQ         R9
@@ -9408,7 +9709,7 @@ tail349:
 	VMOVUPS      Z4, K1, (AX)(R8*1)
 	VMOVUPS      Z0, K1, (CX)(R8*1)
 
-done350:
+done353:
 	VZEROUPPER
 	RET
 
@@ -9432,9 +9733,9 @@ TEXT ·adamwAVX512(SB), NOSPLIT, $0-104
 	MOVQ         w_len+8(FP), SI
 	XORQ         DI, DI
 
-one352:
+one355:
 	CMPQ        SI, $0x10
-	JLT         tail353
+	JLT         tail356
 	PREFETCHT0  2048(BX)(DI*1)
 	VMOVUPS     (BX)(DI*1), Z9
 	VMULPS      Z0, Z9, Z9
@@ -9459,11 +9760,11 @@ one352:
 	VMOVUPS     Z9, (AX)(DI*1)
 	ADDQ        $0x40, DI
 	SUBQ        $0x10, SI
-	JMP         one352
+	JMP         one355
 
-tail353:
+tail356:
 	TESTQ       SI, SI
-	JZ          done354
+	JZ          done357
 	MOVQ        $0x00000001, R8
 	SHLXQ       SI, R8, R8
 	DECQ        R8
@@ -9487,7 +9788,7 @@ tail353:
 	VFMSUB213PS Z0, Z5, Z1
 	VMOVUPS     Z1, K1, (AX)(DI*1)
 
-done354:
+done357:
 	VZEROUPPER
 	RET
 
@@ -9503,9 +9804,9 @@ TEXT ·normalizeAVX512(SB), NOSPLIT, $0-104
 	MOVQ         y_len+8(FP), SI
 	XORQ         DI, DI
 
-many355:
+many358:
 	CMPQ        SI, $0x20
-	JLT         one356
+	JLT         one359
 	VMOVUPS     (CX)(DI*1), Z2
 	VSUBPS      Z0, Z2, Z2
 	VMULPS      Z1, Z2, Z2
@@ -9522,11 +9823,11 @@ many355:
 	VMOVUPS     Z3, 64(AX)(DI*1)
 	ADDQ        $0x00000080, DI
 	SUBQ        $0x20, SI
-	JMP         many355
+	JMP         many358
 
-one356:
+one359:
 	CMPQ        SI, $0x10
-	JLT         tail357
+	JLT         tail360
 	VMOVUPS     (CX)(DI*1), Z2
 	VSUBPS      Z0, Z2, Z2
 	VMULPS      Z1, Z2, Z2
@@ -9536,11 +9837,11 @@ one356:
 	VMOVUPS     Z3, (AX)(DI*1)
 	ADDQ        $0x40, DI
 	SUBQ        $0x10, SI
-	JMP         one356
+	JMP         one359
 
-tail357:
+tail360:
 	TESTQ       SI, SI
-	JZ          done358
+	JZ          done361
 	MOVQ        $0x00000001, R8
 	SHLXQ       SI, R8, R8
 	DECQ        R8
@@ -9553,7 +9854,7 @@ tail357:
 	VFMADD231PS Z1, Z2, Z0
 	VMOVUPS     Z0, K1, (AX)(DI*1)
 
-done358:
+done361:
 	VZEROUPPER
 	RET
 
@@ -9572,9 +9873,9 @@ TEXT ·normGradSumsAVX512(SB), NOSPLIT, $0-88
 	MOVQ         dy_len+8(FP), BX
 	XORQ         SI, SI
 
-many359:
+many362:
 	CMPQ        BX, $0x20
-	JLT         one360
+	JLT         one363
 	VMOVUPS     (CX)(SI*1), Z6
 	VSUBPS      Z0, Z6, Z6
 	VMULPS      Z1, Z6, Z6
@@ -9593,11 +9894,11 @@ many359:
 	VFMADD231PS Z7, Z6, Z5
 	ADDQ        $0x00000080, SI
 	SUBQ        $0x20, BX
-	JMP         many359
+	JMP         many362
 
-one360:
+one363:
 	CMPQ        BX, $0x10
-	JLT         tail361
+	JLT         tail364
 	VMOVUPS     (CX)(SI*1), Z6
 	VSUBPS      Z0, Z6, Z6
 	VMULPS      Z1, Z6, Z6
@@ -9608,11 +9909,11 @@ one360:
 	VFMADD231PS Z7, Z6, Z4
 	ADDQ        $0x40, SI
 	SUBQ        $0x10, BX
-	JMP         one360
+	JMP         one363
 
-tail361:
+tail364:
 	TESTQ       BX, BX
-	JZ          done362
+	JZ          done365
 	MOVQ        $0x00000001, DI
 	SHLXQ       BX, DI, DI
 	DECQ        DI
@@ -9626,7 +9927,7 @@ tail361:
 	VADDPS      Z0, Z2, Z2
 	VFMADD231PS Z0, Z6, Z4
 
-done362:
+done365:
 	VADDPS        Z3, Z2, Z2
 	VEXTRACTF64X4 $0x01, Z2, Y0
 	VADDPS        Y0, Y2, Y2
@@ -9664,9 +9965,9 @@ TEXT ·normGradRowAVX512(SB), NOSPLIT, $0-112
 	MOVQ         dx_len+8(FP), SI
 	XORQ         DI, DI
 
-many363:
+many366:
 	CMPQ         SI, $0x20
-	JLT          one364
+	JLT          one367
 	VMOVUPS      (DX)(DI*1), Z4
 	VSUBPS       Z0, Z4, Z4
 	VMULPS       Z1, Z4, Z4
@@ -9687,11 +9988,11 @@ many363:
 	VMOVUPS      Z5, 64(AX)(DI*1)
 	ADDQ         $0x00000080, DI
 	SUBQ         $0x20, SI
-	JMP          many363
+	JMP          many366
 
-one364:
+one367:
 	CMPQ         SI, $0x10
-	JLT          tail365
+	JLT          tail368
 	VMOVUPS      (DX)(DI*1), Z4
 	VSUBPS       Z0, Z4, Z4
 	VMULPS       Z1, Z4, Z4
@@ -9703,11 +10004,11 @@ one364:
 	VMOVUPS      Z5, (AX)(DI*1)
 	ADDQ         $0x40, DI
 	SUBQ         $0x10, SI
-	JMP          one364
+	JMP          one367
 
-tail365:
+tail368:
 	TESTQ        SI, SI
-	JZ           done366
+	JZ           done369
 	MOVQ         $0x00000001, R8
 	SHLXQ        SI, R8, R8
 	DECQ         R8
@@ -9722,7 +10023,7 @@ tail365:
 	VMULPS       Z1, Z0, Z0
 	VMOVUPS      Z0, K1, (AX)(DI*1)
 
-done366:
+done369:
 	VZEROUPPER
 	RET
 
@@ -9738,9 +10039,9 @@ TEXT ·normGradParamsAVX512(SB), NOSPLIT, $0-104
 	MOVQ         dw_len+8(FP), SI
 	XORQ         DI, DI
 
-many367:
+many370:
 	CMPQ        SI, $0x20
-	JLT         one368
+	JLT         one371
 	VMOVUPS     (BX)(DI*1), Z2
 	VSUBPS      Z0, Z2, Z2
 	VMULPS      Z1, Z2, Z2
@@ -9763,11 +10064,11 @@ many367:
 	VMOVUPS     Z3, 64(CX)(DI*1)
 	ADDQ        $0x00000080, DI
 	SUBQ        $0x20, SI
-	JMP         many367
+	JMP         many370
 
-one368:
+one371:
 	CMPQ        SI, $0x10
-	JLT         tail369
+	JLT         tail372
 	VMOVUPS     (BX)(DI*1), Z2
 	VSUBPS      Z0, Z2, Z2
 	VMULPS      Z1, Z2, Z2
@@ -9780,11 +10081,11 @@ one368:
 	VMOVUPS     Z3, (CX)(DI*1)
 	ADDQ        $0x40, DI
 	SUBQ        $0x10, SI
-	JMP         one368
+	JMP         one371
 
-tail369:
+tail372:
 	TESTQ       SI, SI
-	JZ          done370
+	JZ          done373
 	MOVQ        $0x00000001, R8
 	SHLXQ       SI, R8, R8
 	DECQ        R8
@@ -9800,7 +10101,7 @@ tail369:
 	VADDPS      Z1, Z0, Z0
 	VMOVUPS     Z0, K1, (CX)(DI*1)
 
-done370:
+done373:
 	VZEROUPPER
 	RET
 
@@ -9815,9 +10116,9 @@ TEXT ·softmaxGradAVX512(SB), NOSPLIT, $0-80
 	MOVQ         ds_len+8(FP), BX
 	XORQ         SI, SI
 
-many371:
+many374:
 	CMPQ    BX, $0x20
-	JLT     one372
+	JLT     one375
 	VMOVUPS (CX)(SI*1), Z2
 	VMOVUPS (DX)(SI*1), Z3
 	VMULPS  Z1, Z2, Z2
@@ -9832,11 +10133,11 @@ many371:
 	VMOVUPS Z3, 64(AX)(SI*1)
 	ADDQ    $0x00000080, SI
 	SUBQ    $0x20, BX
-	JMP     many371
+	JMP     many374
 
-one372:
+one375:
 	CMPQ    BX, $0x10
-	JLT     tail373
+	JLT     tail376
 	VMOVUPS (CX)(SI*1), Z2
 	VMOVUPS (DX)(SI*1), Z3
 	VMULPS  Z1, Z2, Z2
@@ -9845,11 +10146,11 @@ one372:
 	VMOVUPS Z3, (AX)(SI*1)
 	ADDQ    $0x40, SI
 	SUBQ    $0x10, BX
-	JMP     one372
+	JMP     one375
 
-tail373:
+tail376:
 	TESTQ     BX, BX
-	JZ        done374
+	JZ        done377
 	MOVQ      $0x00000001, DI
 	SHLXQ     BX, DI, DI
 	DECQ      DI
@@ -9861,7 +10162,7 @@ tail373:
 	VMULPS    Z2, Z3, Z3
 	VMOVUPS   Z3, K1, (AX)(SI*1)
 
-done374:
+done377:
 	VZEROUPPER
 	RET
 
@@ -9877,9 +10178,9 @@ TEXT ·rotateAVX512(SB), NOSPLIT, $0-144
 	MOVQ lo_len+8(FP), R8
 	XORQ R9, R9
 
-many375:
+many378:
 	CMPQ         R8, $0x20
-	JLT          one376
+	JLT          one379
 	VMOVUPS      (DX)(R9*1), Z0
 	VMOVUPS      (BX)(R9*1), Z1
 	VMOVUPS      (SI)(R9*1), Z2
@@ -9902,11 +10203,11 @@ many375:
 	VMOVUPS      Z1, 64(CX)(R9*1)
 	ADDQ         $0x00000080, R9
 	SUBQ         $0x20, R8
-	JMP          many375
+	JMP          many378
 
-one376:
+one379:
 	CMPQ         R8, $0x10
-	JLT          tail377
+	JLT          tail380
 	VMOVUPS      (DX)(R9*1), Z0
 	VMOVUPS      (BX)(R9*1), Z1
 	VMOVUPS      (SI)(R9*1), Z2
@@ -9919,11 +10220,11 @@ one376:
 	VMOVUPS      Z1, (CX)(R9*1)
 	ADDQ         $0x40, R9
 	SUBQ         $0x10, R8
-	JMP          one376
+	JMP          one379
 
-tail377:
+tail380:
 	TESTQ        R8, R8
-	JZ           done378
+	JZ           done381
 	MOVQ         $0x00000001, R10
 	SHLXQ        R8, R10, R10
 	DECQ         R10
@@ -9939,7 +10240,301 @@ tail377:
 	VMOVUPS      Z4, K1, (AX)(R9*1)
 	VMOVUPS      Z1, K1, (CX)(R9*1)
 
-done378:
+done381:
+	VZEROUPPER
+	RET
+
+// func dropoutFactorsAVX512(dst []float32, block uint64, seed uint64, op uint32, step uint32, threshold uint32, scale float32)
+// Requires: AVX, AVX512F
+TEXT ·dropoutFactorsAVX512(SB), NOSPLIT, $80-56
+	MOVQ         dst_base+0(FP), AX
+	MOVQ         dst_len+8(FP), CX
+	MOVL         seed+32(FP), DX
+	MOVL         DX, (SP)
+	ADDL         $0x9e3779b9, DX
+	MOVL         DX, 8(SP)
+	ADDL         $0x9e3779b9, DX
+	MOVL         DX, 16(SP)
+	ADDL         $0x9e3779b9, DX
+	MOVL         DX, 24(SP)
+	ADDL         $0x9e3779b9, DX
+	MOVL         DX, 32(SP)
+	ADDL         $0x9e3779b9, DX
+	MOVL         DX, 40(SP)
+	ADDL         $0x9e3779b9, DX
+	MOVL         DX, 48(SP)
+	ADDL         $0x9e3779b9, DX
+	MOVL         DX, 56(SP)
+	ADDL         $0x9e3779b9, DX
+	MOVL         DX, 64(SP)
+	ADDL         $0x9e3779b9, DX
+	MOVL         DX, 72(SP)
+	ADDL         $0x9e3779b9, DX
+	MOVL         seed+36(FP), DX
+	MOVL         DX, 4(SP)
+	ADDL         $0xbb67ae85, DX
+	MOVL         DX, 12(SP)
+	ADDL         $0xbb67ae85, DX
+	MOVL         DX, 20(SP)
+	ADDL         $0xbb67ae85, DX
+	MOVL         DX, 28(SP)
+	ADDL         $0xbb67ae85, DX
+	MOVL         DX, 36(SP)
+	ADDL         $0xbb67ae85, DX
+	MOVL         DX, 44(SP)
+	ADDL         $0xbb67ae85, DX
+	MOVL         DX, 52(SP)
+	ADDL         $0xbb67ae85, DX
+	MOVL         DX, 60(SP)
+	ADDL         $0xbb67ae85, DX
+	MOVL         DX, 68(SP)
+	ADDL         $0xbb67ae85, DX
+	MOVL         DX, 76(SP)
+	ADDL         $0xbb67ae85, DX
+	VBROADCASTSS threshold+48(FP), Z0
+	VBROADCASTSS scale+52(FP), Z1
+	VPBROADCASTQ block+24(FP), Z2
+	VPADDQ       countersAVX512<>+0(SB), Z2, Z2
+	MOVL         $0x0000aaaa, DX
+	KMOVW        DX, K1
+
+loop382:
+	CMPQ            CX, $0x40
+	JLT             last383
+	VMOVUPS         Z2, Z3
+	VPSRLQ          $0x20, Z2, Z4
+	VBROADCASTSS    op+40(FP), Z5
+	VBROADCASTSS    step+44(FP), Z6
+	VPADDQ          advanceAVX512<>+0(SB), Z2, Z2
+	VMOVUPS         Z2, Z7
+	VPSRLQ          $0x20, Z2, Z8
+	VBROADCASTSS    op+40(FP), Z9
+	VBROADCASTSS    step+44(FP), Z10
+	VPADDQ          advanceAVX512<>+0(SB), Z2, Z2
+	VPMULUDQ        wordd2511f53<>+0(SB), Z3, Z3
+	VPMULUDQ        wordcd9e8d57<>+0(SB), Z5, Z5
+	VPSRLQ          $0x20, Z5, Z11
+	VPTERNLOGD.BCST $0x96, (SP), Z4, Z11
+	VPSRLQ          $0x20, Z3, Z4
+	VPTERNLOGD.BCST $0x96, 4(SP), Z6, Z4
+	VPMULUDQ        wordd2511f53<>+0(SB), Z7, Z6
+	VPMULUDQ        wordcd9e8d57<>+0(SB), Z9, Z7
+	VPSRLQ          $0x20, Z7, Z9
+	VPTERNLOGD.BCST $0x96, (SP), Z8, Z9
+	VPSRLQ          $0x20, Z6, Z8
+	VPTERNLOGD.BCST $0x96, 4(SP), Z10, Z8
+	VPMULUDQ        wordd2511f53<>+0(SB), Z11, Z10
+	VPMULUDQ        wordcd9e8d57<>+0(SB), Z4, Z4
+	VPSRLQ          $0x20, Z4, Z11
+	VPTERNLOGD.BCST $0x96, 8(SP), Z5, Z11
+	VPSRLQ          $0x20, Z10, Z5
+	VPTERNLOGD.BCST $0x96, 12(SP), Z3, Z5
+	VPMULUDQ        wordd2511f53<>+0(SB), Z9, Z3
+	VPMULUDQ        wordcd9e8d57<>+0(SB), Z8, Z8
+	VPSRLQ          $0x20, Z8, Z9
+	VPTERNLOGD.BCST $0x96, 8(SP), Z7, Z9
+	VPSRLQ          $0x20, Z3, Z7
+	VPTERNLOGD.BCST $0x96, 12(SP), Z6, Z7
+	VPMULUDQ        wordd2511f53<>+0(SB), Z11, Z6
+	VPMULUDQ        wordcd9e8d57<>+0(SB), Z5, Z5
+	VPSRLQ          $0x20, Z5, Z11
+	VPTERNLOGD.BCST $0x96, 16(SP), Z4, Z11
+	VPSRLQ          $0x20, Z6, Z4
+	VPTERNLOGD.BCST $0x96, 20(SP), Z10, Z4
+	VPMULUDQ        wordd2511f53<>+0(SB), Z9, Z9
+	VPMULUDQ        wordcd9e8d57<>+0(SB), Z7, Z7
+	VPSRLQ          $0x20, Z7, Z10
+	VPTERNLOGD.BCST $0x96, 16(SP), Z8, Z10
+	VPSRLQ          $0x20, Z9, Z8
+	VPTERNLOGD.BCST $0x96, 20(SP), Z3, Z8
+	VPMULUDQ        wordd2511f53<>+0(SB), Z11, Z3
+	VPMULUDQ        wordcd9e8d57<>+0(SB), Z4, Z4
+	VPSRLQ          $0x20, Z4, Z11
+	VPTERNLOGD.BCST $0x96, 24(SP), Z5, Z11
+	VPSRLQ          $0x20, Z3, Z5
+	VPTERNLOGD.BCST $0x96, 28(SP), Z6, Z5
+	VPMULUDQ        wordd2511f53<>+0(SB), Z10, Z6
+	VPMULUDQ        wordcd9e8d57<>+0(SB), Z8, Z8
+	VPSRLQ          $0x20, Z8, Z10
+	VPTERNLOGD.BCST $0x96, 24(SP), Z7, Z10
+	VPSRLQ          $0x20, Z6, Z7
+	VPTERNLOGD.BCST $0x96, 28(SP), Z9, Z7
+	VPMULUDQ        wordd2511f53<>+0(SB), Z11, Z9
+	VPMULUDQ        wordcd9e8d57<>+0(SB), Z5, Z5
+	VPSRLQ          $0x20, Z5, Z11
+	VPTERNLOGD.BCST $0x96, 32(SP), Z4, Z11
+	VPSRLQ          $0x20, Z9, Z4
+	VPTERNLOGD.BCST $0x96, 36(SP), Z3, Z4
+	VPMULUDQ        wordd2511f53<>+0(SB), Z10, Z3
+	VPMULUDQ        wordcd9e8d57<>+0(SB), Z7, Z7
+	VPSRLQ          $0x20, Z7, Z10
+	VPTERNLOGD.BCST $0x96, 32(SP), Z8, Z10
+	VPSRLQ          $0x20, Z3, Z8
+	VPTERNLOGD.BCST $0x96, 36(SP), Z6, Z8
+	VPMULUDQ        wordd2511f53<>+0(SB), Z11, Z6
+	VPMULUDQ        wordcd9e8d57<>+0(SB), Z4, Z4
+	VPSRLQ          $0x20, Z4, Z11
+	VPTERNLOGD.BCST $0x96, 40(SP), Z5, Z11
+	VPSRLQ          $0x20, Z6, Z5
+	VPTERNLOGD.BCST $0x96, 44(SP), Z9, Z5
+	VPMULUDQ        wordd2511f53<>+0(SB), Z10, Z9
+	VPMULUDQ        wordcd9e8d57<>+0(SB), Z8, Z8
+	VPSRLQ          $0x20, Z8, Z10
+	VPTERNLOGD.BCST $0x96, 40(SP), Z7, Z10
+	VPSRLQ          $0x20, Z9, Z7
+	VPTERNLOGD.BCST $0x96, 44(SP), Z3, Z7
+	VPMULUDQ        wordd2511f53<>+0(SB), Z11, Z3
+	VPMULUDQ        wordcd9e8d57<>+0(SB), Z5, Z5
+	VPSRLQ          $0x20, Z5, Z11
+	VPTERNLOGD.BCST $0x96, 48(SP), Z4, Z11
+	VPSRLQ          $0x20, Z3, Z4
+	VPTERNLOGD.BCST $0x96, 52(SP), Z6, Z4
+	VPMULUDQ        wordd2511f53<>+0(SB), Z10, Z6
+	VPMULUDQ        wordcd9e8d57<>+0(SB), Z7, Z7
+	VPSRLQ          $0x20, Z7, Z10
+	VPTERNLOGD.BCST $0x96, 48(SP), Z8, Z10
+	VPSRLQ          $0x20, Z6, Z8
+	VPTERNLOGD.BCST $0x96, 52(SP), Z9, Z8
+	VPMULUDQ        wordd2511f53<>+0(SB), Z11, Z9
+	VPMULUDQ        wordcd9e8d57<>+0(SB), Z4, Z4
+	VPSRLQ          $0x20, Z4, Z11
+	VPTERNLOGD.BCST $0x96, 56(SP), Z5, Z11
+	VPSRLQ          $0x20, Z9, Z5
+	VPTERNLOGD.BCST $0x96, 60(SP), Z3, Z5
+	VPMULUDQ        wordd2511f53<>+0(SB), Z10, Z3
+	VPMULUDQ        wordcd9e8d57<>+0(SB), Z8, Z8
+	VPSRLQ          $0x20, Z8, Z10
+	VPTERNLOGD.BCST $0x96, 56(SP), Z7, Z10
+	VPSRLQ          $0x20, Z3, Z7
+	VPTERNLOGD.BCST $0x96, 60(SP), Z6, Z7
+	VPMULUDQ        wordd2511f53<>+0(SB), Z11, Z6
+	VPMULUDQ        wordcd9e8d57<>+0(SB), Z5, Z5
+	VPSRLQ          $0x20, Z5, Z11
+	VPTERNLOGD.BCST $0x96, 64(SP), Z4, Z11
+	VPSRLQ          $0x20, Z6, Z4
+	VPTERNLOGD.BCST $0x96, 68(SP), Z9, Z4
+	VPMULUDQ        wordd2511f53<>+0(SB), Z10, Z9
+	VPMULUDQ        wordcd9e8d57<>+0(SB), Z7, Z7
+	VPSRLQ          $0x20, Z7, Z10
+	VPTERNLOGD.BCST $0x96, 64(SP), Z8, Z10
+	VPSRLQ          $0x20, Z9, Z8
+	VPTERNLOGD.BCST $0x96, 68(SP), Z3, Z8
+	VPMULUDQ        wordd2511f53<>+0(SB), Z11, Z3
+	VPMULUDQ        wordcd9e8d57<>+0(SB), Z4, Z4
+	VPSRLQ          $0x20, Z4, Z11
+	VPTERNLOGD.BCST $0x96, 72(SP), Z5, Z11
+	VPSRLQ          $0x20, Z3, Z5
+	VPTERNLOGD.BCST $0x96, 76(SP), Z6, Z5
+	VPMULUDQ        wordd2511f53<>+0(SB), Z10, Z6
+	VPMULUDQ        wordcd9e8d57<>+0(SB), Z8, Z8
+	VPSRLQ          $0x20, Z8, Z10
+	VPTERNLOGD.BCST $0x96, 72(SP), Z7, Z10
+	VPSRLQ          $0x20, Z6, Z7
+	VPTERNLOGD.BCST $0x96, 76(SP), Z9, Z7
+	VPSHUFD         $0xa0, Z4, K1, Z11
+	VPSHUFD         $0xa0, Z3, K1, Z5
+	VPUNPCKLQDQ     Z5, Z11, Z3
+	VPCMPUD         $0x05, Z0, Z3, K2
+	VMOVAPS.Z       Z1, K2, Z3
+	VMOVUPS         Z3, (AX)
+	VPUNPCKHQDQ     Z5, Z11, Z3
+	VPCMPUD         $0x05, Z0, Z3, K2
+	VMOVAPS.Z       Z1, K2, Z3
+	VMOVUPS         Z3, 64(AX)
+	VPSHUFD         $0xa0, Z8, K1, Z10
+	VPSHUFD         $0xa0, Z6, K1, Z7
+	VPUNPCKLQDQ     Z7, Z10, Z3
+	VPCMPUD         $0x05, Z0, Z3, K2
+	VMOVAPS.Z       Z1, K2, Z3
+	VMOVUPS         Z3, 128(AX)
+	VPUNPCKHQDQ     Z7, Z10, Z3
+	VPCMPUD         $0x05, Z0, Z3, K2
+	VMOVAPS.Z       Z1, K2, Z3
+	VMOVUPS         Z3, 192(AX)
+	ADDQ            $0x00000100, AX
+	SUBQ            $0x40, CX
+	JMP             loop382
+
+last383:
+	TESTQ           CX, CX
+	JZ              done384
+	VMOVUPS         Z2, Z3
+	VPSRLQ          $0x20, Z2, Z4
+	VBROADCASTSS    op+40(FP), Z5
+	VBROADCASTSS    step+44(FP), Z6
+	VPADDQ          advanceAVX512<>+0(SB), Z2, Z2
+	VPMULUDQ        wordd2511f53<>+0(SB), Z3, Z2
+	VPMULUDQ        wordcd9e8d57<>+0(SB), Z5, Z3
+	VPSRLQ          $0x20, Z3, Z5
+	VPTERNLOGD.BCST $0x96, (SP), Z4, Z5
+	VPSRLQ          $0x20, Z2, Z4
+	VPTERNLOGD.BCST $0x96, 4(SP), Z6, Z4
+	VPMULUDQ        wordd2511f53<>+0(SB), Z5, Z5
+	VPMULUDQ        wordcd9e8d57<>+0(SB), Z4, Z4
+	VPSRLQ          $0x20, Z4, Z6
+	VPTERNLOGD.BCST $0x96, 8(SP), Z3, Z6
+	VPSRLQ          $0x20, Z5, Z3
+	VPTERNLOGD.BCST $0x96, 12(SP), Z2, Z3
+	VPMULUDQ        wordd2511f53<>+0(SB), Z6, Z2
+	VPMULUDQ        wordcd9e8d57<>+0(SB), Z3, Z3
+	VPSRLQ          $0x20, Z3, Z6
+	VPTERNLOGD.BCST $0x96, 16(SP), Z4, Z6
+	VPSRLQ          $0x20, Z2, Z4
+	VPTERNLOGD.BCST $0x96, 20(SP), Z5, Z4
+	VPMULUDQ        wordd2511f53<>+0(SB), Z6, Z5
+	VPMULUDQ        wordcd9e8d57<>+0(SB), Z4, Z4
+	VPSRLQ          $0x20, Z4, Z6
+	VPTERNLOGD.BCST $0x96, 24(SP), Z3, Z6
+	VPSRLQ          $0x20, Z5, Z3
+	VPTERNLOGD.BCST $0x96, 28(SP), Z2, Z3
+	VPMULUDQ        wordd2511f53<>+0(SB), Z6, Z2
+	VPMULUDQ        wordcd9e8d57<>+0(SB), Z3, Z3
+	VPSRLQ          $0x20, Z3, Z6
+	VPTERNLOGD.BCST $0x96, 32(SP), Z4, Z6
+	VPSRLQ          $0x20, Z2, Z4
+	VPTERNLOGD.BCST $0x96, 36(SP), Z5, Z4
+	VPMULUDQ        wordd2511f53<>+0(SB), Z6, Z5
+	VPMULUDQ        wordcd9e8d57<>+0(SB), Z4, Z4
+	VPSRLQ          $0x20, Z4, Z6
+	VPTERNLOGD.BCST $0x96, 40(SP), Z3, Z6
+	VPSRLQ          $0x20, Z5, Z3
+	VPTERNLOGD.BCST $0x96, 44(SP), Z2, Z3
+	VPMULUDQ        wordd2511f53<>+0(SB), Z6, Z2
+	VPMULUDQ        wordcd9e8d57<>+0(SB), Z3, Z3
+	VPSRLQ          $0x20, Z3, Z6
+	VPTERNLOGD.BCST $0x96, 48(SP), Z4, Z6
+	VPSRLQ          $0x20, Z2, Z4
+	VPTERNLOGD.BCST $0x96, 52(SP), Z5, Z4
+	VPMULUDQ        wordd2511f53<>+0(SB), Z6, Z5
+	VPMULUDQ        wordcd9e8d57<>+0(SB), Z4, Z4
+	VPSRLQ          $0x20, Z4, Z6
+	VPTERNLOGD.BCST $0x96, 56(SP), Z3, Z6
+	VPSRLQ          $0x20, Z5, Z3
+	VPTERNLOGD.BCST $0x96, 60(SP), Z2, Z3
+	VPMULUDQ        wordd2511f53<>+0(SB), Z6, Z2
+	VPMULUDQ        wordcd9e8d57<>+0(SB), Z3, Z3
+	VPSRLQ          $0x20, Z3, Z6
+	VPTERNLOGD.BCST $0x96, 64(SP), Z4, Z6
+	VPSRLQ          $0x20, Z2, Z4
+	VPTERNLOGD.BCST $0x96, 68(SP), Z5, Z4
+	VPMULUDQ        wordd2511f53<>+0(SB), Z6, Z5
+	VPMULUDQ        wordcd9e8d57<>+0(SB), Z4, Z4
+	VPSRLQ          $0x20, Z4, Z6
+	VPTERNLOGD.BCST $0x96, 72(SP), Z3, Z6
+	VPSRLQ          $0x20, Z5, Z3
+	VPTERNLOGD.BCST $0x96, 76(SP), Z2, Z3
+	VPSHUFD         $0xa0, Z4, K1, Z6
+	VPSHUFD         $0xa0, Z5, K1, Z3
+	VPUNPCKLQDQ     Z3, Z6, Z2
+	VPCMPUD         $0x05, Z0, Z2, K1
+	VMOVAPS.Z       Z1, K1, Z2
+	VMOVUPS         Z2, (AX)
+	VPUNPCKHQDQ     Z3, Z6, Z2
+	VPCMPUD         $0x05, Z0, Z2, K1
+	VMOVAPS.Z       Z1, K1, Z2
+	VMOVUPS         Z2, 64(AX)
+
+done384:
 	VZEROUPPER
 	RET
 
@@ -9955,9 +10550,9 @@ TEXT ·dotAVX2(SB), NOSPLIT, $0-52
 	MOVQ   a_len+8(FP), DX
 	XORQ   BX, BX
 
-many379:
+many385:
 	CMPQ        DX, $0x20
-	JLT         one380
+	JLT         one386
 	PREFETCHT0  2048(AX)(BX*1)
 	VMOVUPS     (AX)(BX*1), Y4
 	PREFETCHT0  2048(CX)(BX*1)
@@ -9980,11 +10575,11 @@ many379:
 	VFMADD231PS Y4, Y5, Y3
 	ADDQ        $0x00000080, BX
 	SUBQ        $0x20, DX
-	JMP         many379
+	JMP         many385
 
-one380:
+one386:
 	CMPQ        DX, $0x08
-	JLT         tail381
+	JLT         tail387
 	PREFETCHT0  2048(AX)(BX*1)
 	VMOVUPS     (AX)(BX*1), Y4
 	PREFETCHT0  2048(CX)(BX*1)
@@ -9992,11 +10587,11 @@ one380:
 	VFMADD231PS Y4, Y5, Y0
 	ADDQ        $0x20, BX
 	SUBQ        $0x08, DX
-	JMP         one380
+	JMP         one386
 
-tail381:
+tail387:
 	TESTQ       DX, DX
-	JZ          done382
+	JZ          done388
 	LEAQ        masks<>+0(SB), SI
 	NEGQ        DX
 	VMOVUPS     32(SI)(DX*4), Y4
@@ -10004,7 +10599,7 @@ tail381:
 	VMASKMOVPS  (CX)(BX*1), Y4, Y4
 	VFMADD231PS Y5, Y4, Y0
 
-done382:
+done388:
 	VADDPS       Y2, Y0, Y0
 	VADDPS       Y3, Y1, Y1
 	VADDPS       Y1, Y0, Y0
@@ -10029,9 +10624,9 @@ TEXT ·sumAVX2(SB), NOSPLIT, $0-28
 	MOVQ   x_len+8(FP), CX
 	XORQ   DX, DX
 
-many383:
+many389:
 	CMPQ       CX, $0x20
-	JLT        one384
+	JLT        one390
 	PREFETCHT0 2048(AX)(DX*1)
 	VMOVUPS    (AX)(DX*1), Y4
 	VADDPS     Y4, Y0, Y0
@@ -10046,28 +10641,28 @@ many383:
 	VADDPS     Y4, Y3, Y3
 	ADDQ       $0x00000080, DX
 	SUBQ       $0x20, CX
-	JMP        many383
+	JMP        many389
 
-one384:
+one390:
 	CMPQ       CX, $0x08
-	JLT        tail385
+	JLT        tail391
 	PREFETCHT0 2048(AX)(DX*1)
 	VMOVUPS    (AX)(DX*1), Y4
 	VADDPS     Y4, Y0, Y0
 	ADDQ       $0x20, DX
 	SUBQ       $0x08, CX
-	JMP        one384
+	JMP        one390
 
-tail385:
+tail391:
 	TESTQ      CX, CX
-	JZ         done386
+	JZ         done392
 	LEAQ       masks<>+0(SB), BX
 	NEGQ       CX
 	VMOVUPS    32(BX)(CX*4), Y4
 	VMASKMOVPS (AX)(DX*1), Y4, Y4
 	VADDPS     Y4, Y0, Y0
 
-done386:
+done392:
 	VADDPS       Y2, Y0, Y0
 	VADDPS       Y3, Y1, Y1
 	VADDPS       Y1, Y0, Y0
@@ -10093,9 +10688,9 @@ TEXT ·sumSquaresAboutAVX2(SB), NOSPLIT, $0-36
 	MOVQ         x_len+8(FP), CX
 	XORQ         DX, DX
 
-many387:
+many393:
 	CMPQ        CX, $0x20
-	JLT         one388
+	JLT         one394
 	PREFETCHT0  2048(AX)(DX*1)
 	VMOVUPS     (AX)(DX*1), Y5
 	VSUBPS      Y0, Y5, Y5
@@ -10114,22 +10709,22 @@ many387:
 	VFMADD231PS Y5, Y5, Y4
 	ADDQ        $0x00000080, DX
 	SUBQ        $0x20, CX
-	JMP         many387
+	JMP         many393
 
-one388:
+one394:
 	CMPQ        CX, $0x08
-	JLT         tail389
+	JLT         tail395
 	PREFETCHT0  2048(AX)(DX*1)
 	VMOVUPS     (AX)(DX*1), Y5
 	VSUBPS      Y0, Y5, Y5
 	VFMADD231PS Y5, Y5, Y1
 	ADDQ        $0x20, DX
 	SUBQ        $0x08, CX
-	JMP         one388
+	JMP         one394
 
-tail389:
+tail395:
 	TESTQ       CX, CX
-	JZ          done390
+	JZ          done396
 	LEAQ        masks<>+0(SB), BX
 	NEGQ        CX
 	VMOVUPS     32(BX)(CX*4), Y5
@@ -10138,7 +10733,7 @@ tail389:
 	VANDPS      Y5, Y6, Y6
 	VFMADD231PS Y6, Y6, Y1
 
-done390:
+done396:
 	VADDPS       Y3, Y1, Y1
 	VADDPS       Y4, Y2, Y2
 	VADDPS       Y2, Y1, Y1
@@ -10164,9 +10759,9 @@ TEXT ·maxOfAVX2(SB), NOSPLIT, $0-28
 	MOVQ    x_len+8(FP), CX
 	XORQ    DX, DX
 
-many391:
+many397:
 	CMPQ       CX, $0x20
-	JLT        one392
+	JLT        one398
 	PREFETCHT0 2048(AX)(DX*1)
 	VMOVUPS    (AX)(DX*1), Y5
 	VMAXPS     Y5, Y1, Y1
@@ -10181,21 +10776,21 @@ many391:
 	VMAXPS     Y5, Y4, Y4
 	ADDQ       $0x00000080, DX
 	SUBQ       $0x20, CX
-	JMP        many391
+	JMP        many397
 
-one392:
+one398:
 	CMPQ       CX, $0x08
-	JLT        tail393
+	JLT        tail399
 	PREFETCHT0 2048(AX)(DX*1)
 	VMOVUPS    (AX)(DX*1), Y5
 	VMAXPS     Y5, Y1, Y1
 	ADDQ       $0x20, DX
 	SUBQ       $0x08, CX
-	JMP        one392
+	JMP        one398
 
-tail393:
+tail399:
 	TESTQ      CX, CX
-	JZ         done394
+	JZ         done400
 	LEAQ       masks<>+0(SB), BX
 	NEGQ       CX
 	VMOVUPS    32(BX)(CX*4), Y5
@@ -10203,7 +10798,7 @@ tail393:
 	VBLENDVPS  Y5, Y6, Y0, Y6
 	VMAXPS     Y6, Y1, Y1
 
-done394:
+done400:
 	VMAXPS       Y3, Y1, Y1
 	VMAXPS       Y4, Y2, Y2
 	VMAXPS       Y2, Y1, Y1
@@ -10232,9 +10827,9 @@ TEXT ·sum64AVX2(SB), NOSPLIT, $0-32
 	MOVQ   x_len+8(FP), CX
 	XORQ   DX, DX
 
-many395:
+many401:
 	CMPQ         CX, $0x20
-	JLT          one396
+	JLT          one402
 	PREFETCHT0   2048(AX)(DX*1)
 	VMOVUPS      (AX)(DX*1), Y8
 	VEXTRACTF128 $0x01, Y8, X9
@@ -10265,11 +10860,11 @@ many395:
 	VADDPD       Y9, Y7, Y7
 	ADDQ         $0x00000080, DX
 	SUBQ         $0x20, CX
-	JMP          many395
+	JMP          many401
 
-one396:
+one402:
 	CMPQ         CX, $0x08
-	JLT          tail397
+	JLT          tail403
 	PREFETCHT0   2048(AX)(DX*1)
 	VMOVUPS      (AX)(DX*1), Y8
 	VEXTRACTF128 $0x01, Y8, X9
@@ -10279,11 +10874,11 @@ one396:
 	VADDPD       Y9, Y1, Y1
 	ADDQ         $0x20, DX
 	SUBQ         $0x08, CX
-	JMP          one396
+	JMP          one402
 
-tail397:
+tail403:
 	TESTQ        CX, CX
-	JZ           done398
+	JZ           done404
 	LEAQ         masks<>+0(SB), BX
 	NEGQ         CX
 	VMOVUPS      32(BX)(CX*4), Y8
@@ -10294,7 +10889,7 @@ tail397:
 	VADDPD       Y8, Y0, Y0
 	VADDPD       Y9, Y1, Y1
 
-done398:
+done404:
 	VADDPD       Y4, Y0, Y0
 	VADDPD       Y5, Y1, Y1
 	VADDPD       Y6, Y2, Y2
@@ -10325,9 +10920,9 @@ TEXT ·sumSquaresAVX2(SB), NOSPLIT, $0-32
 	MOVQ   x_len+8(FP), CX
 	XORQ   DX, DX
 
-many399:
+many405:
 	CMPQ         CX, $0x20
-	JLT          one400
+	JLT          one406
 	PREFETCHT0   2048(AX)(DX*1)
 	VMOVUPS      (AX)(DX*1), Y8
 	VEXTRACTF128 $0x01, Y8, X9
@@ -10358,11 +10953,11 @@ many399:
 	VFMADD231PD  Y9, Y9, Y7
 	ADDQ         $0x00000080, DX
 	SUBQ         $0x20, CX
-	JMP          many399
+	JMP          many405
 
-one400:
+one406:
 	CMPQ         CX, $0x08
-	JLT          tail401
+	JLT          tail407
 	PREFETCHT0   2048(AX)(DX*1)
 	VMOVUPS      (AX)(DX*1), Y8
 	VEXTRACTF128 $0x01, Y8, X9
@@ -10372,11 +10967,11 @@ one400:
 	VFMADD231PD  Y9, Y9, Y1
 	ADDQ         $0x20, DX
 	SUBQ         $0x08, CX
-	JMP          one400
+	JMP          one406
 
-tail401:
+tail407:
 	TESTQ        CX, CX
-	JZ           done402
+	JZ           done408
 	LEAQ         masks<>+0(SB), BX
 	NEGQ         CX
 	VMOVUPS      32(BX)(CX*4), Y8
@@ -10387,7 +10982,7 @@ tail401:
 	VFMADD231PD  Y8, Y8, Y0
 	VFMADD231PD  Y9, Y9, Y1
 
-done402:
+done408:
 	VADDPD       Y4, Y0, Y0
 	VADDPD       Y5, Y1, Y1
 	VADDPD       Y6, Y2, Y2
@@ -10412,9 +11007,9 @@ TEXT ·colSumAVX2(SB), NOSPLIT, $0-64
 	MOVQ dst_len+8(FP), BX
 	SHLQ $0x02, CX
 
-many403:
+many409:
 	CMPQ   BX, $0x20
-	JLT    one404
+	JLT    one410
 	VXORPS Y0, Y0, Y0
 	VXORPS Y1, Y1, Y1
 	VXORPS Y2, Y2, Y2
@@ -10422,18 +11017,18 @@ many403:
 	MOVQ   rows+48(FP), DI
 	MOVQ   DX, SI
 
-row407:
+row413:
 	TESTQ  DI, DI
-	JZ     done408
+	JZ     done414
 	VADDPS (SI), Y0, Y0
 	VADDPS 32(SI), Y1, Y1
 	VADDPS 64(SI), Y2, Y2
 	VADDPS 96(SI), Y3, Y3
 	ADDQ   CX, SI
 	DECQ   DI
-	JMP    row407
+	JMP    row413
 
-done408:
+done414:
 	VADDPS  (AX), Y0, Y0
 	VMOVUPS Y0, (AX)
 	VADDPS  32(AX), Y1, Y1
@@ -10445,34 +11040,34 @@ done408:
 	ADDQ    $0x00000080, AX
 	ADDQ    $0x00000080, DX
 	SUBQ    $0x20, BX
-	JMP     many403
+	JMP     many409
 
-one404:
+one410:
 	CMPQ   BX, $0x08
-	JLT    tail405
+	JLT    tail411
 	VXORPS Y0, Y0, Y0
 	MOVQ   rows+48(FP), DI
 	MOVQ   DX, SI
 
-row409:
+row415:
 	TESTQ  DI, DI
-	JZ     done410
+	JZ     done416
 	VADDPS (SI), Y0, Y0
 	ADDQ   CX, SI
 	DECQ   DI
-	JMP    row409
+	JMP    row415
 
-done410:
+done416:
 	VADDPS  (AX), Y0, Y0
 	VMOVUPS Y0, (AX)
 	ADDQ    $0x00000020, AX
 	ADDQ    $0x00000020, DX
 	SUBQ    $0x08, BX
-	JMP     one404
+	JMP     one410
 
-tail405:
+tail411:
 	TESTQ   BX, BX
-	JZ      done406
+	JZ      done412
 	LEAQ    masks<>+0(SB), SI
 	NEGQ    BX
 	VMOVUPS 32(SI)(BX*4), Y0
@@ -10480,293 +11075,23 @@ tail405:
 	MOVQ    rows+48(FP), SI
 	MOVQ    DX, BX
 
-row411:
+row417:
 	TESTQ      SI, SI
-	JZ         done412
+	JZ         done418
 	VMASKMOVPS (BX), Y0, Y2
 	VADDPS     Y2, Y1, Y1
 	ADDQ       CX, BX
 	DECQ       SI
-	JMP        row411
+	JMP        row417
 
-done412:
+done418:
 	VMASKMOVPS (AX), Y0, Y2
 	VADDPS     Y2, Y1, Y1
 	VMASKMOVPS Y1, Y0, (AX)
 	ADDQ       $0x00000020, AX
 	ADDQ       $0x00000020, DX
 
-done406:
-	VZEROUPPER
-	RET
-
-// func dropoutFactorsAVX2(dst []float32, block uint64, seed uint64, op uint32, step uint32, threshold uint32, scale float32)
-// Requires: AVX, AVX2
-TEXT ·dropoutFactorsAVX2(SB), NOSPLIT, $640-56
-	MOVQ         dst_base+0(FP), AX
-	MOVQ         dst_len+8(FP), CX
-	MOVQ         seed+32(FP), DX
-	VMOVD        DX, X0
-	VPBROADCASTD X0, Y0
-	VMOVDQU      Y0, (SP)
-	VPADDD       word9e3779b9<>+0(SB), Y0, Y0
-	VMOVDQU      Y0, 64(SP)
-	VPADDD       word9e3779b9<>+0(SB), Y0, Y0
-	VMOVDQU      Y0, 128(SP)
-	VPADDD       word9e3779b9<>+0(SB), Y0, Y0
-	VMOVDQU      Y0, 192(SP)
-	VPADDD       word9e3779b9<>+0(SB), Y0, Y0
-	VMOVDQU      Y0, 256(SP)
-	VPADDD       word9e3779b9<>+0(SB), Y0, Y0
-	VMOVDQU      Y0, 320(SP)
-	VPADDD       word9e3779b9<>+0(SB), Y0, Y0
-	VMOVDQU      Y0, 384(SP)
-	VPADDD       word9e3779b9<>+0(SB), Y0, Y0
-	VMOVDQU      Y0, 448(SP)
-	VPADDD       word9e3779b9<>+0(SB), Y0, Y0
-	VMOVDQU      Y0, 512(SP)
-	VPADDD       word9e3779b9<>+0(SB), Y0, Y0
-	VMOVDQU      Y0, 576(SP)
-	VPADDD       word9e3779b9<>+0(SB), Y0, Y0
-	SHRQ         $0x20, DX
-	VMOVD        DX, X0
-	VPBROADCASTD X0, Y0
-	VMOVDQU      Y0, 32(SP)
-	VPADDD       wordbb67ae85<>+0(SB), Y0, Y0
-	VMOVDQU      Y0, 96(SP)
-	VPADDD       wordbb67ae85<>+0(SB), Y0, Y0
-	VMOVDQU      Y0, 160(SP)
-	VPADDD       wordbb67ae85<>+0(SB), Y0, Y0
-	VMOVDQU      Y0, 224(SP)
-	VPADDD       wordbb67ae85<>+0(SB), Y0, Y0
-	VMOVDQU      Y0, 288(SP)
-	VPADDD       wordbb67ae85<>+0(SB), Y0, Y0
-	VMOVDQU      Y0, 352(SP)
-	VPADDD       wordbb67ae85<>+0(SB), Y0, Y0
-	VMOVDQU      Y0, 416(SP)
-	VPADDD       wordbb67ae85<>+0(SB), Y0, Y0
-	VMOVDQU      Y0, 480(SP)
-	VPADDD       wordbb67ae85<>+0(SB), Y0, Y0
-	VMOVDQU      Y0, 544(SP)
-	VPADDD       wordbb67ae85<>+0(SB), Y0, Y0
-	VMOVDQU      Y0, 608(SP)
-	VPADDD       wordbb67ae85<>+0(SB), Y0, Y0
-	SHRQ         $0x20, DX
-	VBROADCASTSS threshold+48(FP), Y0
-	VBROADCASTSS scale+52(FP), Y1
-	VPBROADCASTQ block+24(FP), Y2
-	VPADDQ       quads<>+0(SB), Y2, Y2
-
-loop413:
-	CMPQ         CX, $0x20
-	JLT          done414
-	VMOVDQA      Y2, Y3
-	VPSRLQ       $0x20, Y2, Y4
-	VBROADCASTSS op+40(FP), Y5
-	VBROADCASTSS step+44(FP), Y6
-	VPADDQ       four<>+0(SB), Y2, Y2
-	VPMULUDQ     wordd2511f53<>+0(SB), Y3, Y3
-	VPMULUDQ     wordcd9e8d57<>+0(SB), Y5, Y5
-	VPSRLQ       $0x20, Y5, Y7
-	VPXOR        (SP), Y4, Y4
-	VPXOR        Y4, Y7, Y7
-	VPSRLQ       $0x20, Y3, Y4
-	VPXOR        32(SP), Y6, Y6
-	VPXOR        Y6, Y4, Y4
-	VPMULUDQ     wordd2511f53<>+0(SB), Y7, Y6
-	VPMULUDQ     wordcd9e8d57<>+0(SB), Y4, Y4
-	VPSRLQ       $0x20, Y4, Y7
-	VPXOR        64(SP), Y5, Y5
-	VPXOR        Y5, Y7, Y7
-	VPSRLQ       $0x20, Y6, Y5
-	VPXOR        96(SP), Y3, Y3
-	VPXOR        Y3, Y5, Y5
-	VPMULUDQ     wordd2511f53<>+0(SB), Y7, Y3
-	VPMULUDQ     wordcd9e8d57<>+0(SB), Y5, Y5
-	VPSRLQ       $0x20, Y5, Y7
-	VPXOR        128(SP), Y4, Y4
-	VPXOR        Y4, Y7, Y7
-	VPSRLQ       $0x20, Y3, Y4
-	VPXOR        160(SP), Y6, Y6
-	VPXOR        Y6, Y4, Y4
-	VPMULUDQ     wordd2511f53<>+0(SB), Y7, Y6
-	VPMULUDQ     wordcd9e8d57<>+0(SB), Y4, Y4
-	VPSRLQ       $0x20, Y4, Y7
-	VPXOR        192(SP), Y5, Y5
-	VPXOR        Y5, Y7, Y7
-	VPSRLQ       $0x20, Y6, Y5
-	VPXOR        224(SP), Y3, Y3
-	VPXOR        Y3, Y5, Y5
-	VPMULUDQ     wordd2511f53<>+0(SB), Y7, Y3
-	VPMULUDQ     wordcd9e8d57<>+0(SB), Y5, Y5
-	VPSRLQ       $0x20, Y5, Y7
-	VPXOR        256(SP), Y4, Y4
-	VPXOR        Y4, Y7, Y7
-	VPSRLQ       $0x20, Y3, Y4
-	VPXOR        288(SP), Y6, Y6
-	VPXOR        Y6, Y4, Y4
-	VPMULUDQ     wordd2511f53<>+0(SB), Y7, Y6
-	VPMULUDQ     wordcd9e8d57<>+0(SB), Y4, Y4
-	VPSRLQ       $0x20, Y4, Y7
-	VPXOR        320(SP), Y5, Y5
-	VPXOR        Y5, Y7, Y7
-	VPSRLQ       $0x20, Y6, Y5
-	VPXOR        352(SP), Y3, Y3
-	VPXOR        Y3, Y5, Y5
-	VPMULUDQ     wordd2511f53<>+0(SB), Y7, Y3
-	VPMULUDQ     wordcd9e8d57<>+0(SB), Y5, Y5
-	VPSRLQ       $0x20, Y5, Y7
-	VPXOR        384(SP), Y4, Y4
-	VPXOR        Y4, Y7, Y7
-	VPSRLQ       $0x20, Y3, Y4
-	VPXOR        416(SP), Y6, Y6
-	VPXOR        Y6, Y4, Y4
-	VPMULUDQ     wordd2511f53<>+0(SB), Y7, Y6
-	VPMULUDQ     wordcd9e8d57<>+0(SB), Y4, Y4
-	VPSRLQ       $0x20, Y4, Y7
-	VPXOR        448(SP), Y5, Y5
-	VPXOR        Y5, Y7, Y7
-	VPSRLQ       $0x20, Y6, Y5
-	VPXOR        480(SP), Y3, Y3
-	VPXOR        Y3, Y5, Y5
-	VPMULUDQ     wordd2511f53<>+0(SB), Y7, Y3
-	VPMULUDQ     wordcd9e8d57<>+0(SB), Y5, Y5
-	VPSRLQ       $0x20, Y5, Y7
-	VPXOR        512(SP), Y4, Y4
-	VPXOR        Y4, Y7, Y7
-	VPSRLQ       $0x20, Y3, Y4
-	VPXOR        544(SP), Y6, Y6
-	VPXOR        Y6, Y4, Y4
-	VPMULUDQ     wordd2511f53<>+0(SB), Y7, Y6
-	VPMULUDQ     wordcd9e8d57<>+0(SB), Y4, Y4
-	VPSRLQ       $0x20, Y4, Y7
-	VPXOR        576(SP), Y5, Y5
-	VPXOR        Y5, Y7, Y7
-	VPSRLQ       $0x20, Y6, Y5
-	VPXOR        608(SP), Y3, Y3
-	VPXOR        Y3, Y5, Y5
-	VPSLLQ       $0x20, Y4, Y4
-	VPBLENDD     $0xaa, Y4, Y7, Y7
-	VPSLLQ       $0x20, Y6, Y6
-	VPBLENDD     $0xaa, Y6, Y5, Y5
-	VPUNPCKLQDQ  Y5, Y7, Y3
-	VPUNPCKHQDQ  Y5, Y7, Y4
-	VPERM2I128   $0x20, Y4, Y3, Y5
-	VPMAXUD      Y0, Y5, Y6
-	VPCMPEQD     Y5, Y6, Y6
-	VPAND        Y1, Y6, Y6
-	VMOVDQU      Y6, (AX)
-	VPERM2I128   $0x31, Y4, Y3, Y3
-	VPMAXUD      Y0, Y3, Y4
-	VPCMPEQD     Y3, Y4, Y4
-	VPAND        Y1, Y4, Y4
-	VMOVDQU      Y4, 32(AX)
-	VMOVDQA      Y2, Y3
-	VPSRLQ       $0x20, Y2, Y4
-	VBROADCASTSS op+40(FP), Y5
-	VBROADCASTSS step+44(FP), Y6
-	VPADDQ       four<>+0(SB), Y2, Y2
-	VPMULUDQ     wordd2511f53<>+0(SB), Y3, Y3
-	VPMULUDQ     wordcd9e8d57<>+0(SB), Y5, Y5
-	VPSRLQ       $0x20, Y5, Y7
-	VPXOR        (SP), Y4, Y4
-	VPXOR        Y4, Y7, Y7
-	VPSRLQ       $0x20, Y3, Y4
-	VPXOR        32(SP), Y6, Y6
-	VPXOR        Y6, Y4, Y4
-	VPMULUDQ     wordd2511f53<>+0(SB), Y7, Y6
-	VPMULUDQ     wordcd9e8d57<>+0(SB), Y4, Y4
-	VPSRLQ       $0x20, Y4, Y7
-	VPXOR        64(SP), Y5, Y5
-	VPXOR        Y5, Y7, Y7
-	VPSRLQ       $0x20, Y6, Y5
-	VPXOR        96(SP), Y3, Y3
-	VPXOR        Y3, Y5, Y5
-	VPMULUDQ     wordd2511f53<>+0(SB), Y7, Y3
-	VPMULUDQ     wordcd9e8d57<>+0(SB), Y5, Y5
-	VPSRLQ       $0x20, Y5, Y7
-	VPXOR        128(SP), Y4, Y4
-	VPXOR        Y4, Y7, Y7
-	VPSRLQ       $0x20, Y3, Y4
-	VPXOR        160(SP), Y6, Y6
-	VPXOR        Y6, Y4, Y4
-	VPMULUDQ     wordd2511f53<>+0(SB), Y7, Y6
-	VPMULUDQ     wordcd9e8d57<>+0(SB), Y4, Y4
-	VPSRLQ       $0x20, Y4, Y7
-	VPXOR        192(SP), Y5, Y5
-	VPXOR        Y5, Y7, Y7
-	VPSRLQ       $0x20, Y6, Y5
-	VPXOR        224(SP), Y3, Y3
-	VPXOR        Y3, Y5, Y5
-	VPMULUDQ     wordd2511f53<>+0(SB), Y7, Y3
-	VPMULUDQ     wordcd9e8d57<>+0(SB), Y5, Y5
-	VPSRLQ       $0x20, Y5, Y7
-	VPXOR        256(SP), Y4, Y4
-	VPXOR        Y4, Y7, Y7
-	VPSRLQ       $0x20, Y3, Y4
-	VPXOR        288(SP), Y6, Y6
-	VPXOR        Y6, Y4, Y4
-	VPMULUDQ     wordd2511f53<>+0(SB), Y7, Y6
-	VPMULUDQ     wordcd9e8d57<>+0(SB), Y4, Y4
-	VPSRLQ       $0x20, Y4, Y7
-	VPXOR        320(SP), Y5, Y5
-	VPXOR        Y5, Y7, Y7
-	VPSRLQ       $0x20, Y6, Y5
-	VPXOR        352(SP), Y3, Y3
-	VPXOR        Y3, Y5, Y5
-	VPMULUDQ     wordd2511f53<>+0(SB), Y7, Y3
-	VPMULUDQ     wordcd9e8d57<>+0(SB), Y5, Y5
-	VPSRLQ       $0x20, Y5, Y7
-	VPXOR        384(SP), Y4, Y4
-	VPXOR        Y4, Y7, Y7
-	VPSRLQ       $0x20, Y3, Y4
-	VPXOR        416(SP), Y6, Y6
-	VPXOR        Y6, Y4, Y4
-	VPMULUDQ     wordd2511f53<>+0(SB), Y7, Y6
-	VPMULUDQ     wordcd9e8d57<>+0(SB), Y4, Y4
-	VPSRLQ       $0x20, Y4, Y7
-	VPXOR        448(SP), Y5, Y5
-	VPXOR        Y5, Y7, Y7
-	VPSRLQ       $0x20, Y6, Y5
-	VPXOR        480(SP), Y3, Y3
-	VPXOR        Y3, Y5, Y5
-	VPMULUDQ     wordd2511f53<>+0(SB), Y7, Y3
-	VPMULUDQ     wordcd9e8d57<>+0(SB), Y5, Y5
-	VPSRLQ       $0x20, Y5, Y7
-	VPXOR        512(SP), Y4, Y4
-	VPXOR        Y4, Y7, Y7
-	VPSRLQ       $0x20, Y3, Y4
-	VPXOR        544(SP), Y6, Y6
-	VPXOR        Y6, Y4, Y4
-	VPMULUDQ     wordd2511f53<>+0(SB), Y7, Y6
-	VPMULUDQ     wordcd9e8d57<>+0(SB), Y4, Y4
-	VPSRLQ       $0x20, Y4, Y7
-	VPXOR        576(SP), Y5, Y5
-	VPXOR        Y5, Y7, Y7
-	VPSRLQ       $0x20, Y6, Y5
-	VPXOR        608(SP), Y3, Y3
-	VPXOR        Y3, Y5, Y5
-	VPSLLQ       $0x20, Y4, Y4
-	VPBLENDD     $0xaa, Y4, Y7, Y7
-	VPSLLQ       $0x20, Y6, Y6
-	VPBLENDD     $0xaa, Y6, Y5, Y5
-	VPUNPCKLQDQ  Y5, Y7, Y3
-	VPUNPCKHQDQ  Y5, Y7, Y4
-	VPERM2I128   $0x20, Y4, Y3, Y5
-	VPMAXUD      Y0, Y5, Y6
-	VPCMPEQD     Y5, Y6, Y6
-	VPAND        Y1, Y6, Y6
-	VMOVDQU      Y6, 64(AX)
-	VPERM2I128   $0x31, Y4, Y3, Y3
-	VPMAXUD      Y0, Y3, Y4
-	VPCMPEQD     Y3, Y4, Y4
-	VPAND        Y1, Y4, Y4
-	VMOVDQU      Y4, 96(AX)
-	ADDQ         $0x00000080, AX
-	SUBQ         $0x20, CX
-	JMP          loop413
-
-done414:
+done412:
 	VZEROUPPER
 	RET
 
@@ -10778,17 +11103,17 @@ TEXT ·widenBF16AVX2(SB), NOSPLIT, $0-48
 	MOVQ half_len+32(FP), DX
 	XORQ BX, BX
 
-eights415:
+eights419:
 	CMPQ      DX, $0x08
-	JLT       done416
+	JLT       done420
 	VPMOVZXWD (CX)(BX*2), Y0
 	VPSLLD    $0x10, Y0, Y0
 	VMOVUPS   Y0, (AX)(BX*4)
 	ADDQ      $0x08, BX
 	SUBQ      $0x08, DX
-	JMP       eights415
+	JMP       eights419
 
-done416:
+done420:
 	VZEROUPPER
 	RET
 
@@ -10803,9 +11128,9 @@ TEXT ·narrowBF16AVX2(SB), NOSPLIT, $0-48
 	MOVQ    half_len+32(FP), DX
 	XORQ    BX, BX
 
-eights417:
+eights421:
 	CMPQ         DX, $0x08
-	JLT          done418
+	JLT          done422
 	VMOVUPS      (AX)(BX*4), Y3
 	VCMPPS       $0x03, Y3, Y3, Y6
 	VPSRLD       $0x10, Y3, Y4
@@ -10820,9 +11145,9 @@ eights417:
 	VMOVDQU      X4, (CX)(BX*2)
 	ADDQ         $0x08, BX
 	SUBQ         $0x08, DX
-	JMP          eights417
+	JMP          eights421
 
-done418:
+done422:
 	VZEROUPPER
 	RET
 
@@ -10834,16 +11159,16 @@ TEXT ·widenF16C(SB), NOSPLIT, $0-48
 	MOVQ half_len+32(FP), DX
 	XORQ BX, BX
 
-eights419:
+eights423:
 	CMPQ      DX, $0x08
-	JLT       done420
+	JLT       done424
 	VCVTPH2PS (CX)(BX*2), Y0
 	VMOVUPS   Y0, (AX)(BX*4)
 	ADDQ      $0x08, BX
 	SUBQ      $0x08, DX
-	JMP       eights419
+	JMP       eights423
 
-done420:
+done424:
 	VZEROUPPER
 	RET
 
@@ -10855,16 +11180,16 @@ TEXT ·narrowF16C(SB), NOSPLIT, $0-48
 	MOVQ half_len+32(FP), DX
 	XORQ BX, BX
 
-eights421:
+eights425:
 	CMPQ      DX, $0x08
-	JLT       done422
+	JLT       done426
 	VMOVUPS   (AX)(BX*4), Y0
 	VCVTPS2PH $0x00, Y0, (CX)(BX*2)
 	ADDQ      $0x08, BX
 	SUBQ      $0x08, DX
-	JMP       eights421
+	JMP       eights425
 
-done422:
+done426:
 	VZEROUPPER
 	RET
 
@@ -10893,9 +11218,9 @@ TEXT ·addAsFixedAVX2(SB), NOSPLIT, $0-57
 	MOVQ         dst_len+8(FP), DX
 	XORQ         BX, BX
 
-one424:
+one428:
 	CMPQ         DX, $0x08
-	JLT          tail425
+	JLT          tail429
 	VMOVUPS      (CX)(BX*1), Y7
 	VEXTRACTF128 $0x01, Y7, X8
 	VCVTPS2PD    X7, Y7
@@ -10940,11 +11265,11 @@ one424:
 	VPOR         Y8, Y6, Y6
 	ADDQ         $0x20, BX
 	SUBQ         $0x08, DX
-	JMP          one424
+	JMP          one428
 
-tail425:
+tail429:
 	TESTQ        DX, DX
-	JZ           done426
+	JZ           done430
 	LEAQ         masks<>+0(SB), SI
 	NEGQ         DX
 	VMOVUPS      32(SI)(DX*4), Y7
@@ -10994,7 +11319,7 @@ tail425:
 	VPAND        Y0, Y9, Y9
 	VPOR         Y9, Y6, Y6
 
-done426:
+done430:
 	VMOVMSKPD Y6, AX
 	TESTL     AX, AX
 	SETEQ     AL
@@ -11019,9 +11344,9 @@ TEXT ·fixedSquaresAVX2(SB), NOSPLIT, $0-49
 	MOVQ         x_len+8(FP), CX
 	XORQ         DX, DX
 
-one428:
+one432:
 	CMPQ         CX, $0x08
-	JLT          tail429
+	JLT          tail433
 	VMOVUPS      (AX)(DX*1), Y6
 	VEXTRACTF128 $0x01, Y6, X7
 	VCVTPS2PD    X6, Y6
@@ -11052,11 +11377,11 @@ one428:
 	VPADDQ       Y7, Y4, Y4
 	ADDQ         $0x20, DX
 	SUBQ         $0x08, CX
-	JMP          one428
+	JMP          one432
 
-tail429:
+tail433:
 	TESTQ        CX, CX
-	JZ           done430
+	JZ           done434
 	LEAQ         masks<>+0(SB), BX
 	NEGQ         CX
 	VMOVUPS      32(BX)(CX*4), Y6
@@ -11089,7 +11414,7 @@ tail429:
 	VPSUBQ       Y1, Y7, Y7
 	VPADDQ       Y7, Y4, Y4
 
-done430:
+done434:
 	VMOVMSKPD    Y5, AX
 	TESTL        AX, AX
 	SETEQ        AL
@@ -11667,60 +11992,6 @@ DATA word80000000<>+56(SB)/4, $0x80000000
 DATA word80000000<>+60(SB)/4, $0x80000000
 GLOBL word80000000<>(SB), RODATA|NOPTR, $64
 
-DATA wordff800000<>+0(SB)/4, $0xff800000
-DATA wordff800000<>+4(SB)/4, $0xff800000
-DATA wordff800000<>+8(SB)/4, $0xff800000
-DATA wordff800000<>+12(SB)/4, $0xff800000
-DATA wordff800000<>+16(SB)/4, $0xff800000
-DATA wordff800000<>+20(SB)/4, $0xff800000
-DATA wordff800000<>+24(SB)/4, $0xff800000
-DATA wordff800000<>+28(SB)/4, $0xff800000
-DATA wordff800000<>+32(SB)/4, $0xff800000
-DATA wordff800000<>+36(SB)/4, $0xff800000
-DATA wordff800000<>+40(SB)/4, $0xff800000
-DATA wordff800000<>+44(SB)/4, $0xff800000
-DATA wordff800000<>+48(SB)/4, $0xff800000
-DATA wordff800000<>+52(SB)/4, $0xff800000
-DATA wordff800000<>+56(SB)/4, $0xff800000
-DATA wordff800000<>+60(SB)/4, $0xff800000
-GLOBL wordff800000<>(SB), RODATA|NOPTR, $64
-
-DATA word9e3779b9<>+0(SB)/4, $0x9e3779b9
-DATA word9e3779b9<>+4(SB)/4, $0x9e3779b9
-DATA word9e3779b9<>+8(SB)/4, $0x9e3779b9
-DATA word9e3779b9<>+12(SB)/4, $0x9e3779b9
-DATA word9e3779b9<>+16(SB)/4, $0x9e3779b9
-DATA word9e3779b9<>+20(SB)/4, $0x9e3779b9
-DATA word9e3779b9<>+24(SB)/4, $0x9e3779b9
-DATA word9e3779b9<>+28(SB)/4, $0x9e3779b9
-DATA word9e3779b9<>+32(SB)/4, $0x9e3779b9
-DATA word9e3779b9<>+36(SB)/4, $0x9e3779b9
-DATA word9e3779b9<>+40(SB)/4, $0x9e3779b9
-DATA word9e3779b9<>+44(SB)/4, $0x9e3779b9
-DATA word9e3779b9<>+48(SB)/4, $0x9e3779b9
-DATA word9e3779b9<>+52(SB)/4, $0x9e3779b9
-DATA word9e3779b9<>+56(SB)/4, $0x9e3779b9
-DATA word9e3779b9<>+60(SB)/4, $0x9e3779b9
-GLOBL word9e3779b9<>(SB), RODATA|NOPTR, $64
-
-DATA wordbb67ae85<>+0(SB)/4, $0xbb67ae85
-DATA wordbb67ae85<>+4(SB)/4, $0xbb67ae85
-DATA wordbb67ae85<>+8(SB)/4, $0xbb67ae85
-DATA wordbb67ae85<>+12(SB)/4, $0xbb67ae85
-DATA wordbb67ae85<>+16(SB)/4, $0xbb67ae85
-DATA wordbb67ae85<>+20(SB)/4, $0xbb67ae85
-DATA wordbb67ae85<>+24(SB)/4, $0xbb67ae85
-DATA wordbb67ae85<>+28(SB)/4, $0xbb67ae85
-DATA wordbb67ae85<>+32(SB)/4, $0xbb67ae85
-DATA wordbb67ae85<>+36(SB)/4, $0xbb67ae85
-DATA wordbb67ae85<>+40(SB)/4, $0xbb67ae85
-DATA wordbb67ae85<>+44(SB)/4, $0xbb67ae85
-DATA wordbb67ae85<>+48(SB)/4, $0xbb67ae85
-DATA wordbb67ae85<>+52(SB)/4, $0xbb67ae85
-DATA wordbb67ae85<>+56(SB)/4, $0xbb67ae85
-DATA wordbb67ae85<>+60(SB)/4, $0xbb67ae85
-GLOBL wordbb67ae85<>(SB), RODATA|NOPTR, $64
-
 DATA wordd2511f53<>+0(SB)/4, $0xd2511f53
 DATA wordd2511f53<>+4(SB)/4, $0xd2511f53
 DATA wordd2511f53<>+8(SB)/4, $0xd2511f53
@@ -11756,6 +12027,24 @@ DATA wordcd9e8d57<>+52(SB)/4, $0xcd9e8d57
 DATA wordcd9e8d57<>+56(SB)/4, $0xcd9e8d57
 DATA wordcd9e8d57<>+60(SB)/4, $0xcd9e8d57
 GLOBL wordcd9e8d57<>(SB), RODATA|NOPTR, $64
+
+DATA wordff800000<>+0(SB)/4, $0xff800000
+DATA wordff800000<>+4(SB)/4, $0xff800000
+DATA wordff800000<>+8(SB)/4, $0xff800000
+DATA wordff800000<>+12(SB)/4, $0xff800000
+DATA wordff800000<>+16(SB)/4, $0xff800000
+DATA wordff800000<>+20(SB)/4, $0xff800000
+DATA wordff800000<>+24(SB)/4, $0xff800000
+DATA wordff800000<>+28(SB)/4, $0xff800000
+DATA wordff800000<>+32(SB)/4, $0xff800000
+DATA wordff800000<>+36(SB)/4, $0xff800000
+DATA wordff800000<>+40(SB)/4, $0xff800000
+DATA wordff800000<>+44(SB)/4, $0xff800000
+DATA wordff800000<>+48(SB)/4, $0xff800000
+DATA wordff800000<>+52(SB)/4, $0xff800000
+DATA wordff800000<>+56(SB)/4, $0xff800000
+DATA wordff800000<>+60(SB)/4, $0xff800000
+GLOBL wordff800000<>(SB), RODATA|NOPTR, $64
 
 DATA word00007fff<>+0(SB)/4, $0x00007fff
 DATA word00007fff<>+4(SB)/4, $0x00007fff
@@ -11847,22 +12136,58 @@ DATA tileShapes<>+56(SB)/4, $0x00000000
 DATA tileShapes<>+60(SB)/4, $0x00000000
 GLOBL tileShapes<>(SB), RODATA|NOPTR, $64
 
-DATA quads<>+0(SB)/4, $0x00000000
-DATA quads<>+4(SB)/4, $0x00000000
-DATA quads<>+8(SB)/4, $0x00000001
-DATA quads<>+12(SB)/4, $0x00000000
-DATA quads<>+16(SB)/4, $0x00000002
-DATA quads<>+20(SB)/4, $0x00000000
-DATA quads<>+24(SB)/4, $0x00000003
-DATA quads<>+28(SB)/4, $0x00000000
-GLOBL quads<>(SB), RODATA|NOPTR, $32
+DATA countersAVX2<>+0(SB)/4, $0x00000000
+DATA countersAVX2<>+4(SB)/4, $0x00000000
+DATA countersAVX2<>+8(SB)/4, $0x00000002
+DATA countersAVX2<>+12(SB)/4, $0x00000000
+DATA countersAVX2<>+16(SB)/4, $0x00000001
+DATA countersAVX2<>+20(SB)/4, $0x00000000
+DATA countersAVX2<>+24(SB)/4, $0x00000003
+DATA countersAVX2<>+28(SB)/4, $0x00000000
+GLOBL countersAVX2<>(SB), RODATA|NOPTR, $32
 
-DATA four<>+0(SB)/4, $0x00000004
-DATA four<>+4(SB)/4, $0x00000000
-DATA four<>+8(SB)/4, $0x00000004
-DATA four<>+12(SB)/4, $0x00000000
-DATA four<>+16(SB)/4, $0x00000004
-DATA four<>+20(SB)/4, $0x00000000
-DATA four<>+24(SB)/4, $0x00000004
-DATA four<>+28(SB)/4, $0x00000000
-GLOBL four<>(SB), RODATA|NOPTR, $32
+DATA countersAVX512<>+0(SB)/4, $0x00000000
+DATA countersAVX512<>+4(SB)/4, $0x00000000
+DATA countersAVX512<>+8(SB)/4, $0x00000004
+DATA countersAVX512<>+12(SB)/4, $0x00000000
+DATA countersAVX512<>+16(SB)/4, $0x00000001
+DATA countersAVX512<>+20(SB)/4, $0x00000000
+DATA countersAVX512<>+24(SB)/4, $0x00000005
+DATA countersAVX512<>+28(SB)/4, $0x00000000
+DATA countersAVX512<>+32(SB)/4, $0x00000002
+DATA countersAVX512<>+36(SB)/4, $0x00000000
+DATA countersAVX512<>+40(SB)/4, $0x00000006
+DATA countersAVX512<>+44(SB)/4, $0x00000000
+DATA countersAVX512<>+48(SB)/4, $0x00000003
+DATA countersAVX512<>+52(SB)/4, $0x00000000
+DATA countersAVX512<>+56(SB)/4, $0x00000007
+DATA countersAVX512<>+60(SB)/4, $0x00000000
+GLOBL countersAVX512<>(SB), RODATA|NOPTR, $64
+
+DATA advanceAVX2<>+0(SB)/4, $0x00000004
+DATA advanceAVX2<>+4(SB)/4, $0x00000000
+DATA advanceAVX2<>+8(SB)/4, $0x00000004
+DATA advanceAVX2<>+12(SB)/4, $0x00000000
+DATA advanceAVX2<>+16(SB)/4, $0x00000004
+DATA advanceAVX2<>+20(SB)/4, $0x00000000
+DATA advanceAVX2<>+24(SB)/4, $0x00000004
+DATA advanceAVX2<>+28(SB)/4, $0x00000000
+GLOBL advanceAVX2<>(SB), RODATA|NOPTR, $32
+
+DATA advanceAVX512<>+0(SB)/4, $0x00000008
+DATA advanceAVX512<>+4(SB)/4, $0x00000000
+DATA advanceAVX512<>+8(SB)/4, $0x00000008
+DATA advanceAVX512<>+12(SB)/4, $0x00000000
+DATA advanceAVX512<>+16(SB)/4, $0x00000008
+DATA advanceAVX512<>+20(SB)/4, $0x00000000
+DATA advanceAVX512<>+24(SB)/4, $0x00000008
+DATA advanceAVX512<>+28(SB)/4, $0x00000000
+DATA advanceAVX512<>+32(SB)/4, $0x00000008
+DATA advanceAVX512<>+36(SB)/4, $0x00000000
+DATA advanceAVX512<>+40(SB)/4, $0x00000008
+DATA advanceAVX512<>+44(SB)/4, $0x00000000
+DATA advanceAVX512<>+48(SB)/4, $0x00000008
+DATA advanceAVX512<>+52(SB)/4, $0x00000000
+DATA advanceAVX512<>+56(SB)/4, $0x00000008
+DATA advanceAVX512<>+60(SB)/4, $0x00000000
+GLOBL advanceAVX512<>(SB), RODATA|NOPTR, $64

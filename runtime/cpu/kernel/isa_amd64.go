@@ -97,6 +97,9 @@ func avx512() isa {
 	set.swiglu, set.swigluGrad, set.rotate = swigluAVX512, swigluGradAVX512, rotateAVX512
 	set.normalize, set.normGradSums, set.normGradRow, set.normGradParams = normalizeAVX512, normGradSumsAVX512, normGradRowAVX512, normGradParamsAVX512
 	set.adamw = adamwAVX512
+	set.dropoutFactors = func(dst []float32, block uint64, key *MaskKey, threshold uint32, scale float32) {
+		dropoutFactorsAVX512(dst, block, key.Seed, key.Op, key.Step, threshold, scale)
+	}
 	set.multiplyAdd, set.multiplyAddFLOP = multiplyAddAVX512, 2*12*16
 	return set
 }

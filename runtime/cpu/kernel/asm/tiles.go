@@ -65,7 +65,7 @@ func (g *generator) tiles() {
 func (g *generator) tileProducts() {
 	g.function("tileProducts", "func(panels, steps int, a, b, c []float32, ldc int, acc bool, next []float32, lines, ldNext, rate int)",
 		"is isa.tileProducts.")
-	g.LEAQ(operand.NewDataAddr(operand.Symbol{Name: "tileShapes", Static: true}, 0), reg.RAX)
+	g.LEAQ(g.table("tileShapes"), reg.RAX)
 	g.tileConfig()
 	g.Load(g.Param("panels"), reg.R8)
 	g.Load(g.Param("a").Base(), reg.R9)
