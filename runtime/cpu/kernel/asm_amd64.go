@@ -21,10 +21,19 @@ func packRowsAVX2(dst []float32, src []float32, ld int, k int, n int, width int)
 func packColsAVX2(dst []float32, src []float32, ld int, k int, width int)
 
 // tileProducts is isa.tileProducts.
-func tileProducts(panels int, steps int, a []float32, b []float32, c []float32, ldc int, acc bool, next []float32, lines int, ldNext int, rate int)
+func tileProducts(panels int, steps int, a []float32, b []float32, gap int, c []float32, ldc int, acc bool, next []float32, lines int, ldNext int, rate int)
 
 // splitTiles is isa.splitTiles.
 func splitTiles(dst []float32, src []float32, ld int, pair int, step int, steps int)
+
+// maxRowsAVX512 is isa.maxRows.
+func maxRowsAVX512(top []float32, x []float32, ld int, seen int, m int)
+
+// expRowsAVX512 is isa.expRows.
+func expRowsAVX512(x []float32, ld int, seen int, m int, scale float32, shifts []float32, sums []float32, f []float32, ldf int)
+
+// gradRowsAVX512 is isa.gradRows.
+func gradRowsAVX512(p []float32, dp []float32, ld int, seen int, m int, scale float32, lse []float32, delta []float32, f []float32, ldf int)
 
 // addAVX2 is isa.add.
 func addAVX2(dst []float32, a []float32, b []float32)
@@ -151,6 +160,9 @@ func rotateAVX512(lo []float32, hi []float32, a []float32, b []float32, cosines 
 
 // dropoutFactorsAVX512 is isa.dropoutFactors for lengths that are multiples of 32.
 func dropoutFactorsAVX512(dst []float32, block uint64, seed uint64, op uint32, step uint32, threshold uint32, scale float32)
+
+// dropoutRowsAVX512 is isa.dropoutRows.
+func dropoutRowsAVX512(dst []float32, ld int, n int, start uint64, stride uint64, seed uint64, op uint32, step uint32, threshold uint32, scale float32)
 
 // dotAVX2 is isa.dot.
 func dotAVX2(a []float32, b []float32) float32

@@ -173,6 +173,7 @@ func (g *generator) tables() {
 	}
 	data("masks", masks)
 	data("tileShapes", g.tileShapes())
+	data("indices", []uint32{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15})
 	// 64-bit numbers for philox.
 	data("countersAVX2", []uint32{0, 0, 2, 0, 1, 0, 3, 0})
 	data("countersAVX512", []uint32{0, 0, 4, 0, 1, 0, 5, 0, 2, 0, 6, 0, 3, 0, 7, 0})

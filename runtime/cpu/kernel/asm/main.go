@@ -44,6 +44,7 @@ func generate() (map[string][]byte, error) {
 	g.peak(avx512Tile)
 	g.packs()
 	g.tiles()
+	g.scoreRows()
 	g.both(g.fetching(g.vectors, g.exponentials, g.gelus, g.swiglus, g.adamw), g.normalization, g.rotation, g.dropout)
 	g.fetching(g.reductions)()
 	g.halves()

@@ -18,77 +18,133 @@ const (
 // words in order when those of a lane are put side by side.
 type philox struct {
 	*generator
-	dst, n    reg.Register
 	keys      operand.Mem // of the rounds, two words each
-	ids       reg.VecVirtual
 	threshold reg.VecVirtual
 	scale     reg.VecVirtual
 	high      reg.Register // AVX-512's mask of the high halves
 }
 
-// dropout emits isa.dropoutFactors.
-func (g *generator) dropout() {
-	g.function("dropoutFactors"+g.set(), "func(dst []float32, block, seed uint64, op, step, threshold uint32, scale float32)",
-		"is isa.dropoutFactors for lengths that are multiples of 32.")
-	p := philox{generator: g, dst: g.base("dst"), n: g.length("dst")}
+// philox emits what comes before counters.
+func (g *generator) philox() *philox {
+	p := &philox{generator: g}
 	p.schedule()
-	p.threshold, p.scale, p.ids = g.broadcast("threshold"), g.broadcast("scale"), g.register()
-	g.VPBROADCASTQ(g.address("block"), p.ids)
-	g.VPADDQ(g.table("counters"+g.set()), p.ids, p.ids)
+	p.threshold, p.scale = g.broadcast("threshold"), g.broadcast("scale")
 	if g.wide {
 		bits := g.GP32()
 		g.MOVL(operand.U32(0xaaaa), bits)
 		p.high = g.K()
 		g.KMOVW(bits, p.high)
 	}
+	return p
+}
 
+// dropout emits isa.dropoutFactors and, in AVX-512, isa.dropoutRows.
+func (g *generator) dropout() {
+	g.dropoutFactors()
+	if g.wide {
+		g.dropoutRows()
+	}
+}
+
+func (g *generator) dropoutFactors() {
+	g.function("dropoutFactors"+g.set(), "func(dst []float32, block, seed uint64, op, step, threshold uint32, scale float32)",
+		"is isa.dropoutFactors for lengths that are multiples of 32.")
+	dst, n, p := g.base("dst"), g.length("dst"), g.philox()
 	// Two registers of counters at a time: alone, each would wait for its multiplications.
-	loop, last, done := g.label("loop"), g.label("last"), g.label("done")
+	ids := []reg.VecVirtual{g.register(), g.register()}
+	g.VPBROADCASTQ(g.address("block"), ids[0])
+	g.VPADDQ(g.table("counters"+g.set()), ids[0], ids[0])
+	g.VPADDQ(g.table("advance"+g.set()), ids[0], ids[1])
 	elements := 2 * g.lanes() // of a register of counters
+	out := func(i int) operand.Mem { return operand.Mem{Base: dst, Disp: 4 * elements * i} }
+
+	loop, last, done := g.label("loop"), g.label("last"), g.label("done")
 	g.Label(loop)
-	g.CMPQ(p.n, operand.Imm(uint64(2*elements)))
+	g.CMPQ(n, operand.Imm(uint64(2*elements)))
 	g.JLT(to(last))
-	p.factors(2)
-	g.ADDQ(operand.U32(uint32(2*elements*4)), p.dst)
-	g.SUBQ(operand.Imm(uint64(2*elements)), p.n)
+	p.factors(ids, out)
+	for _, id := range ids {
+		for range ids {
+			g.VPADDQ(g.table("advance"+g.set()), id, id)
+		}
+	}
+	g.ADDQ(operand.U32(uint32(2*elements*4)), dst)
+	g.SUBQ(operand.Imm(uint64(2*elements)), n)
 	g.JMP(to(loop))
 	g.Label(last)
 	if g.wide { // otherwise two are the least there is
-		g.TESTQ(p.n, p.n)
+		g.TESTQ(n, n)
 		g.JZ(to(done))
-		p.factors(1)
+		p.factors(ids[:1], out)
 		g.Label(done)
 	}
+	g.end()
+}
+
+// dropoutRows has a register of counters for each of four rows.
+func (g *generator) dropoutRows() {
+	g.function("dropoutRows"+g.set(), "func(dst []float32, ld, n int, start, stride, seed uint64, op, step, threshold uint32, scale float32)",
+		"is isa.dropoutRows.")
+	const scoreAlign = 16
+	dst, ld, n := g.base("dst"), g.integer("ld"), g.integer("n")
+	start, stride := g.integer("start"), g.integer("stride")
+	var ids []reg.VecVirtual
+	var rows []reg.Register
+	for range quad {
+		id, row, block, skip := g.register(), g.GP64(), g.GP64(), g.GP64()
+		g.MOVQ(start, block)
+		g.SHRQ(operand.Imm(2), block)
+		g.VPBROADCASTQ(block, id)
+		g.VPADDQ(g.table("counters"+g.set()), id, id)
+		g.MOVQ(start, skip)
+		g.ANDQ(operand.Imm(3), skip)
+		g.NEGQ(skip)
+		g.LEAQ(operand.Mem{Base: dst, Index: skip, Scale: 4, Disp: 4 * scoreAlign}, row)
+		ids, rows = append(ids, id), append(rows, row)
+		g.ADDQ(stride, start)
+		g.LEAQ(operand.Mem{Base: dst, Index: ld, Scale: 4}, dst)
+	}
+	p := g.philox()
+	loop := g.label("loop")
+	g.Label(loop)
+	p.factors(ids, func(i int) operand.Mem { return operand.Mem{Base: rows[i]} })
+	for i := range ids {
+		g.VPADDQ(g.table("advance"+g.set()), ids[i], ids[i])
+		g.ADDQ(operand.U32(2*4*widest), rows[i])
+	}
+	g.SUBQ(operand.Imm(2*widest), n)
+	g.JGT(to(loop))
 	g.end()
 }
 
 // schedule emits the computation of the keys of all rounds.
 func (p *philox) schedule() {
 	p.keys = p.AllocLocal(2 * rounds * 4)
+	seed := p.Load(p.Param("seed"), p.GP64()).(reg.GPVirtual)
 	for word, inc := range []uint32{inc0, inc1} {
 		key := p.GP32()
-		p.MOVL(p.address("seed").Offset(4*word), key)
+		p.MOVL(seed.As32(), key)
 		for round := range rounds {
 			p.MOVL(key, p.key(round, word))
 			p.ADDL(operand.U32(inc), key)
 		}
+		p.SHRQ(operand.Imm(32), seed)
 	}
 }
 
 func (p *philox) key(round, word int) operand.Mem { return p.keys.Offset(4 * (2*round + word)) }
 
-// factors emits the factors of so many registers of counters.
-func (p *philox) factors(registers int) {
-	c := make([][4]reg.VecVirtual, registers)
-	for i := range c {
+// factors emits the factors of registers of counters, each to a place of its own.
+func (p *philox) factors(ids []reg.VecVirtual, dst func(i int) operand.Mem) {
+	c := make([][4]reg.VecVirtual, len(ids))
+	for i, id := range ids {
 		for w := range c[i] {
 			c[i][w] = p.register()
 		}
-		p.VMOVUPS(p.ids, c[i][0])
-		p.VPSRLQ(operand.Imm(32), p.ids, c[i][1])
+		p.VMOVUPS(id, c[i][0])
+		p.VPSRLQ(operand.Imm(32), id, c[i][1])
 		p.VBROADCASTSS(p.address("op"), c[i][2])
 		p.VBROADCASTSS(p.address("step"), c[i][3])
-		p.VPADDQ(p.table("advance"+p.set()), p.ids, p.ids)
 	}
 	for round := range rounds {
 		for i := range c {
@@ -106,7 +162,7 @@ func (p *philox) factors(registers int) {
 		for half, unpack := range []func(ops ...operand.Op){p.VPUNPCKLQDQ, p.VPUNPCKHQDQ} {
 			words := p.register()
 			unpack(c[i][2], c[i][0], words)
-			p.VMOVUPS(p.kept(words), operand.Mem{Base: p.dst, Disp: 4 * p.lanes() * (2*i + half)})
+			p.VMOVUPS(p.kept(words), dst(i).Offset(4*p.lanes()*half))
 		}
 	}
 }
