@@ -434,7 +434,7 @@ func inTheRuntime() []mutant {
 // portable and assembly loops are held against each other by tests of their own.
 func inTheKernels() []mutant {
 	const kernel = "./runtime/cpu/kernel"
-	const causal = "seen := max(0, min(m, i+r-j+1)) // keys up to the query itself"
+	const causal = "seen := x.i + r - j + 1 // keys up to the first of the four queries itself"
 	return []mutant{{
 		bug: "non-causal mask", how: "forward",
 		file: "runtime/cpu/kernel/attention.go", old: causal, new: "seen := m",
@@ -442,7 +442,7 @@ func inTheKernels() []mutant {
 	}, {
 		bug: "non-causal mask", how: "added to the scores as 0 and 1",
 		file: "runtime/cpu/kernel/attention.go", old: causal,
-		new: "seen := m\n\t\t\tfor k := range max(0, min(m, i+r-j+1)) {\n\t\t\t\trow[k]++\n\t\t\t}",
+		new: "seen := m\n\t\tfor q := range scoreQuad {\n\t\t\tfor k := range max(0, min(m, x.i+r+q-j+1)) {\n\t\t\t\trows[q*ld+k]++\n\t\t\t}\n\t\t}",
 		pkg: ".", run: "^TestCausality$",
 	}, {
 		bug: "non-causal mask", how: "forward, against the definition",
@@ -450,14 +450,34 @@ func inTheKernels() []mutant {
 		pkg: kernel, run: "^TestAttention$",
 	}, {
 		bug: "non-causal mask", how: "backward",
-		file: "runtime/cpu/kernel/attention.go",
-		old:  "seen := max(0, min(m, i+r-j+1))\n\t\t\tclear(p[seen:])", new: "seen := m\n\t\t\tclear(p[seen:])",
+		file: "runtime/cpu/kernel/attention_grad.go",
+		old:  "seen := x.i + r - j + 1\n", new: "seen := m\n",
 		pkg: kernel, run: "^TestAttention$",
 	}, {
 		bug: "non-causal mask", how: "a block of scores on the diagonal is taken to be beyond it",
 		file: "runtime/cpu/kernel/attention.go",
-		old:  "first := max(0, j-offset) / rows * rows", new: "first := max(0, j+width-offset) / rows * rows",
+		old:  "for i := max(0, j-offset) / rows * rows;", new: "for i := max(0, j+width-offset) / rows * rows;",
 		pkg: kernel, run: "^TestAttention$",
+	}, {
+		bug: "attention on tiles", how: "columns of a right-hand matrix follow on the steps that count",
+		file: "runtime/cpu/kernel/attention_tiles.go",
+		old:  "s.values[j/tileLines*tileFloat:], (s.positions-seen)*tileFloat,", new: "s.values[j/tileLines*tileFloat:], 0,",
+		pkg: kernel, run: "^TestAttention$",
+	}, {
+		bug: "attention on tiles", how: "what some queries see is added for those after, too, again",
+		file: "runtime/cpu/kernel/attention_tiles.go",
+		old:  "from = seen", new: "from = 0",
+		pkg: kernel, run: "^TestAttention$",
+	}, {
+		bug: "attention on tiles", how: "gradients of keys in the order of positions",
+		file: "runtime/cpu/kernel/attention_tiles.go",
+		old:  "to.data[(run.Row+i+r)*to.rs:]", new: "to.data[(run.Pos+i+r)*to.rs:]",
+		pkg: kernel, run: "^TestAttentionOfRuns$",
+	}, {
+		bug: "dropout of rows of scores", how: "each from the start of a block of random numbers on",
+		file: "runtime/cpu/kernel/score_rows.go",
+		old:  "skip := int(start & 3)", new: "skip := 0 * int(start&3)",
+		pkg: kernel, run: "^TestScoreRows$",
 	}, {
 		bug: "blocked product", how: "a block of columns is taken to be packed already",
 		file: "runtime/cpu/kernel/matmul.go",
@@ -505,12 +525,12 @@ func inTheKernels() []mutant {
 		pkg: kernel, run: "^TestAttentionDecode$",
 	}, {
 		bug: "two backward outputs swapped", how: "gradients of queries and keys",
-		file: "runtime/cpu/kernel/attention.go",
+		file: "runtime/cpu/kernel/attention_grad.go",
 		old:  "dq: packed{dqkv, shape.T, parts, shape.First}, dk: packed{dqkv, shape.T, parts, parts - 2}", new: "dq: packed{dqkv, shape.T, parts, parts - 2}, dk: packed{dqkv, shape.T, parts, shape.First}",
 		pkg: kernel, run: "^TestAttention$",
 	}, {
 		bug: "two backward outputs swapped", how: "gradients of keys and values",
-		file: "runtime/cpu/kernel/attention.go",
+		file: "runtime/cpu/kernel/attention_grad.go",
 		old:  "s.dk, s.dv = t.head", new: "s.dv, s.dk = t.head",
 		pkg: kernel, run: "^TestAttention$",
 	}, {
@@ -521,7 +541,7 @@ func inTheKernels() []mutant {
 	}, {
 		bug: "wrong power on all ranks", how: "width of a head",
 		file: "runtime/cpu/kernel/attention.go",
-		old:  "scale := float32(1 / math.Sqrt(float64(t.D)))\n\tq, o :=", new: "scale := float32(1 / float64(t.D))\n\tq, o :=",
+		old:  "scale := float32(1 / math.Sqrt(float64(t.D)))", new: "scale := float32(1 / float64(t.D))",
 		pkg: kernel, run: "^TestAttention$",
 	}, {
 		bug: "epsilon changed on all ranks", how: "AdamW's under the square root, in portable Go",
