@@ -15,7 +15,7 @@ func inTheProcesses() []mutant {
 	return []mutant{{
 		bug: "a process adds up what another has not written", how: "it does not wait for all to enter",
 		file: "runtime/cpu/collective.go",
-		old:  "if g.apart && large(c) {\n\t\tif err := d.wait(g.arrivals, all, g.late); err != nil {", new: "if g.apart && large(c) {\n\t\tif err := d.wait(g.arrivals, 0, g.late); err != nil {",
+		old:  "if g.shared && large(c) {\n\t\tif err := d.wait(g.arrivals, all, g.late); err != nil {", new: "if g.shared && large(c) {\n\t\tif err := d.wait(g.arrivals, 0, g.late); err != nil {",
 		pkg: "./runtime/cpu", run: "^TestLateOperand$",
 	}, {
 		bug: "the last elements of a tensor are in nobody's share", how: "shares are whole lines of cache",
