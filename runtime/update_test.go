@@ -76,5 +76,6 @@ func TestJoin(t *testing.T) {
 	t.Run("where not", func(t *testing.T) {
 		require.Nil(t, newUpdate(&codegen.Program{Plan: &partition.Plan{}}, nil, codegen.Task{Phase: ir.Backward}, nil))
 		require.Nil(t, newUpdate(&codegen.Program{Plan: &partition.Plan{Overlap: true}}, nil, codegen.Task{Phase: ir.Update}, nil))
+		require.Nil(t, newUpdate(&codegen.Program{Plan: &partition.Plan{Stages: make([]partition.Stage, 2)}}, nil, codegen.Task{Phase: ir.Update}, nil))
 	})
 }
