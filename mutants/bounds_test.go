@@ -1,5 +1,3 @@
-//go:build mutants
-
 package mutants
 
 // inTheBounds has the bugs of bounds that promise too much, so that the search leaves out

@@ -1,5 +1,3 @@
-//go:build mutants
-
 package mutants
 
 // inTheCluster has the bugs of the network's hierarchy, of the checks of cluster
