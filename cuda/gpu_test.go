@@ -36,6 +36,22 @@ func machine(t *testing.T) *cuda.System {
 	return system
 }
 
+// current makes GPU 0 that of the test's thread, and returns a stream of it.
+func current(t *testing.T, system *cuda.System) (driver.Driver, driver.Stream) {
+	t.Helper()
+	goruntime.LockOSThread()
+	t.Cleanup(goruntime.UnlockOSThread)
+	drv := system.Driver
+	c, err := drv.RetainPrimary(0)
+	require.NoError(t, err)
+	t.Cleanup(func() { drv.ReleasePrimary(0) })
+	require.NoError(t, drv.SetCurrent(c))
+	s, err := drv.CreateStream()
+	require.NoError(t, err)
+	t.Cleanup(func() { drv.DestroyStream(s) })
+	return drv, s
+}
+
 // TestGPUConformance runs the suite of backends on a GPU, with all ranks on it.
 func TestGPUConformance(t *testing.T) {
 	system := machine(t)
@@ -58,19 +74,10 @@ func TestEpilogues(t *testing.T) {
 }
 
 func testEpilogues(t *testing.T, system *cuda.System) {
-	goruntime.LockOSThread()
-	defer goruntime.UnlockOSThread()
-	drv := system.Driver
-	c, err := drv.RetainPrimary(0)
-	require.NoError(t, err)
-	defer drv.ReleasePrimary(0)
-	require.NoError(t, drv.SetCurrent(c))
+	drv, s := current(t, system)
 	blas, err := system.BLAS(0)
 	require.NoError(t, err)
 	defer blas.Close()
-	s, err := drv.CreateStream()
-	require.NoError(t, err)
-	defer drv.DestroyStream(s)
 	const M, N, K, most = 136, 72, 200, 136 * 200
 	host, err := drv.AllocHost(4 * most)
 	require.NoError(t, err)
@@ -177,20 +184,11 @@ func TestOneRankNCCL(t *testing.T) {
 }
 
 func testMessagesToItself(t *testing.T, system *cuda.System) {
-	goruntime.LockOSThread()
-	defer goruntime.UnlockOSThread()
-	drv := system.Driver
 	lib, err := system.Collectives()
 	if err != nil {
 		t.Skip(err)
 	}
-	c, err := drv.RetainPrimary(0)
-	require.NoError(t, err)
-	defer drv.ReleasePrimary(0)
-	require.NoError(t, drv.SetCurrent(c))
-	s, err := drv.CreateStream()
-	require.NoError(t, err)
-	defer drv.DestroyStream(s)
+	drv, s := current(t, system)
 	const elems = 1031
 	host, err := drv.AllocHost(4 * elems)
 	require.NoError(t, err)
@@ -283,13 +281,7 @@ func TestGPUProductRates(t *testing.T) {
 		t.Skip("AUTOPAR_TEST_RATES is not set: it takes a GPU for a minute, and prints a table")
 	}
 	system := machine(t)
-	goruntime.LockOSThread()
-	defer goruntime.UnlockOSThread()
-	drv := system.Driver
-	c, err := drv.RetainPrimary(0)
-	require.NoError(t, err)
-	defer drv.ReleasePrimary(0)
-	require.NoError(t, drv.SetCurrent(c))
+	drv, s := current(t, system)
 	blas, err := system.BLAS(0)
 	require.NoError(t, err)
 	defer blas.Close()
@@ -301,9 +293,6 @@ func TestGPUProductRates(t *testing.T) {
 		require.NoError(t, err)
 		defer drv.Free(at[i])
 	}
-	s, err := drv.CreateStream()
-	require.NoError(t, err)
-	defer drv.DestroyStream(s)
 	noise(t, drv, at[:2], biggest, s)
 	fmt.Println("| product, 32,768 tokens | bf16 TFLOP/s | f32 TFLOP/s |\n|---|---|---|")
 	for _, l := range []struct {
