@@ -19,6 +19,7 @@ import (
 	"github.com/autopar/autopar/ir"
 	"github.com/autopar/autopar/models/gpt"
 	"github.com/autopar/autopar/partition"
+	"github.com/autopar/autopar/partition/partitiontest"
 	"github.com/autopar/autopar/planner"
 	"github.com/autopar/autopar/planner/cost"
 )
@@ -86,15 +87,7 @@ func program(t testing.TB, s shape) *codegen.Program {
 	p := &partition.Plan{
 		PlanNGPUs: unit, RuntimeNGPUs: unit * s.units, DP: s.dp, TP: s.tp, MicroBatch: s.micro, Schedule: s.schedule, Interleave: s.interleave, Stages: s.stages,
 		ZeRO: s.zero, ZeROGroup: s.group, Overlap: s.overlap, Offload: s.offload,
-		Placements: []partition.Placement{
-			{Match: `h\.[0-9]+\.attn\.c_attn\.weight`, Spec: "[_,tp,_,_]"},
-			{Match: `h\.[0-9]+\.attn\.c_attn\.bias`, Spec: "[_,tp,_]"},
-			{Match: `h\.[0-9]+\.attn\.c_proj\.weight`, Spec: "[_,tp,_]"},
-			{Match: `h\.[0-9]+\.mlp\.c_fc\.weight`, Spec: "[tp,_]"},
-			{Match: `h\.[0-9]+\.mlp\.c_fc\.bias`, Spec: "[tp]"},
-			{Match: `h\.[0-9]+\.mlp\.c_proj\.weight`, Spec: "[_,tp]"},
-			{Match: `wte\.weight`, Spec: "[tp,_]"},
-		},
+		Placements: partitiontest.Megatron(),
 	}
 	cfg := s.config()
 	g, err := cfg.TrainStep()

@@ -307,7 +307,7 @@ func inTheRuntime() []mutant {
 	}, {
 		bug:  "same initial weights on every shard",
 		file: "runtime/param.go",
-		old:  "dst[i:i+n], globalIndex(s.Slab, at+i)", new: "dst[i:i+n], uint64(at+i)",
+		old:  "dst[i:i+n], uint64(s.Slab.GlobalIndex(at+i))", new: "dst[i:i+n], uint64(at+i)",
 		pkg: "./runtime", run: shapes,
 	}, {
 		bug: "dropped all_reduce with the data flow kept", how: "the ranks meet and add nothing",
