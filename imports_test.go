@@ -63,6 +63,7 @@ func rooms() []string {
 		"checkpoint",
 		"train",
 		"explain",
+		"export",
 		"cmd/autopar",
 		"bench/curves",
 		"bench/galvatron",
