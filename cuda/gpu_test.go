@@ -22,20 +22,6 @@ import (
 	"github.com/autopar/autopar/runtime/backendtest"
 )
 
-// machine opens this machine's GPUs, or skips the test; with AUTOPAR_TEST_CUDA set it
-// fails instead (make test-cuda).
-func machine(t *testing.T) *cuda.System {
-	t.Helper()
-	system, err := cuda.Machine(cuda.MachineOptions{CacheDir: os.Getenv("AUTOPAR_TEST_CACHE")})
-	if err != nil && os.Getenv("AUTOPAR_TEST_CUDA") != "" {
-		t.Fatal("AUTOPAR_TEST_CUDA is set: ", err)
-	}
-	if err != nil {
-		t.Skip(err)
-	}
-	return system
-}
-
 // current makes GPU 0 that of the test's thread, and returns a stream of it.
 func current(t *testing.T, system *cuda.System) (driver.Driver, driver.Stream) {
 	t.Helper()
@@ -54,7 +40,7 @@ func current(t *testing.T, system *cuda.System) (driver.Driver, driver.Stream) {
 
 // TestGPUConformance runs the suite of backends on a GPU, with all ranks on it.
 func TestGPUConformance(t *testing.T) {
-	system := machine(t)
+	system := cudatest.Machine(t)
 	t.Log(system.Versions)
 	open := func(t *testing.T) runtime.Backend { return cuda.New(system, cuda.Options{Loopback: true}) }
 	backendtest.RunAlone(t, open)
@@ -64,7 +50,7 @@ func TestGPUConformance(t *testing.T) {
 
 // TestGPUEpilogues compares products with what cuBLASLt does besides with float64, where it is
 // slower than apart too.
-func TestGPUEpilogues(t *testing.T) { testEpilogues(t, machine(t)) }
+func TestGPUEpilogues(t *testing.T) { testEpilogues(t, cudatest.Machine(t)) }
 
 // TestEpilogues is the same on the fake.
 func TestEpilogues(t *testing.T) {
@@ -170,7 +156,7 @@ func testEpilogues(t *testing.T, system *cuda.System) {
 // copy: names, types, streams and ids are right if that works. And it sends messages to itself, in a
 // graph too.
 func TestGPUOneRankNCCL(t *testing.T) {
-	system := machine(t)
+	system := cudatest.Machine(t)
 	testOneRankNCCL(t, system)
 	testMessagesToItself(t, system)
 }
@@ -280,7 +266,7 @@ func TestGPUProductRates(t *testing.T) {
 	if os.Getenv("AUTOPAR_TEST_RATES") == "" {
 		t.Skip("AUTOPAR_TEST_RATES is not set: it takes a GPU for a minute, and prints a table")
 	}
-	system := machine(t)
+	system := cudatest.Machine(t)
 	drv, s := current(t, system)
 	blas, err := system.BLAS(0)
 	require.NoError(t, err)
