@@ -1,7 +1,7 @@
 // Package mutants plants bugs in the sources, one at a time, and demands that a
 // test turns red. Each is a bug that shipped somewhere: see table_test.go.
 //
-//	go test -tags mutants -timeout 20m -v ./mutants
+//	go test -tags mutants -timeout 3h -v ./mutants
 //	go test -tags mutants -v ./mutants -run 'TestMutants/.*p2p'
 //
 // It works in a copy of the tree and prints which test kills which mutant. It
