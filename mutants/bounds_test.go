@@ -28,12 +28,12 @@ func inTheBounds() []mutant {
 		bug:  "a floor sends every micro-batch twice",
 		file: "planner/passage.go",
 		old:  "time := price.Send(", new: "time := 2 * price.Send(",
-		pkg: "./planner", run: first,
+		pkg: "./planner", run: "^TestCostIsSimulation$/^seed_32$",
 	}, {
 		bug: "a floor adds up whole gradients that ZeRO shards", how: "of stage 2",
 		file: "planner/relax.go",
 		old:  "if zero >= 2 {", new: "if zero >= 3 {",
-		pkg: "./planner", run: first,
+		pkg: "./planner", run: "^TestCostIsSimulation$/^seed_61$",
 	}, {
 		bug: "a bound counts blocks that lie before a stage", how: "one",
 		file: "planner/bound.go",

@@ -31,7 +31,7 @@ func inTheCluster() []mutant {
 	}, {
 		bug:  "weights are cast to 8 bits for every micro-batch",
 		file: "planner/cost/program.go",
-		old:  "float64(ir.Elems(args[i])) / uses", new: "float64(ir.Elems(args[i]))",
+		old:  "float64(ir.Elems(args[i])) / uses", new: "float64(ir.Elems(args[i])) / min(1, uses)",
 		pkg: "./planner/cost", run: "^TestWeightsAreCastOnce$",
 	}, {
 		bug: "work divides over cores at no cost", how: "of ranks that wait",
