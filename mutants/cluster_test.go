@@ -84,6 +84,11 @@ func inTheCluster() []mutant {
 		old:  "|| time.Since(g.last) > idleTime", new: "",
 		pkg: "./train", run: "^TestGarbage$",
 	}, {
+		bug: "GOGC stays as a run has set it", how: "where another had set it before, and ended first",
+		file: "train/garbage.go",
+		old:  "now != backstop {", new: "now < 0 && now != backstop {",
+		pkg: "./train", run: "^TestGarbageOfTwoRuns$",
+	}, {
 		bug: "schedules share their prices on a crowded machine", how: "the first that is priced decides",
 		file: "planner/price.go",
 		old:  "return &under, schedule", new: "return &under, s.plan.Schedule",
