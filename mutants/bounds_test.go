@@ -1,5 +1,3 @@
-//go:build mutants
-
 package mutants
 
 // inTheBounds has the bugs of bounds that promise too much, so that the search leaves out
@@ -30,7 +28,7 @@ func inTheBounds() []mutant {
 		bug:  "a floor sends every micro-batch twice",
 		file: "planner/passage.go",
 		old:  "time := cost.Picoseconds(sending) *", new: "time := 2 * cost.Picoseconds(sending) *",
-		pkg: "./planner", run: first,
+		pkg: "./planner", run: "^TestCostIsSimulation$/^seed_32$",
 	}, {
 		bug: "any number of chunks keeps as much as one of them", how: "the one that keeps the most",
 		file: "planner/interleave.go",
@@ -55,7 +53,7 @@ func inTheBounds() []mutant {
 		bug: "a floor adds up whole gradients that ZeRO shards", how: "of stage 2",
 		file: "planner/relax.go",
 		old:  "if zero >= 2 {", new: "if zero >= 3 {",
-		pkg: "./planner", run: first,
+		pkg: "./planner", run: "^TestCostIsSimulation$/^seed_61$",
 	}, {
 		bug: "a bound counts blocks that lie before a stage", how: "one",
 		file: "planner/bound.go",

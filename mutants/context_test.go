@@ -1,5 +1,3 @@
-//go:build mutants
-
 package mutants
 
 // inContext has the bugs of context parallelism.

@@ -1,5 +1,3 @@
-//go:build mutants
-
 package mutants
 
 // inGroupedHeads has the bugs of heads that share keys and values.

@@ -1,5 +1,3 @@
-//go:build mutants
-
 package mutants
 
 // inRankOrders has the bugs of how the axes of a unit lie over its ranks.

@@ -1,5 +1,3 @@
-//go:build mutants
-
 package mutants
 
 import "slices"
@@ -7,32 +5,6 @@ import "slices"
 // mutants lists all planted bugs, by where they are planted.
 func mutants() []mutant {
 	return slices.Concat(inTheModel(), inLlama(), inThePartition(), inTheRuntime(), inTheKernels(), inTheLoop(), inThePrecision(), inTheReproducible(), inTheStreams(), inContext(), inTheMemory(), inTheAnswers(), inGroupedHeads(), inTheCluster(), inTheCompiler(), inTheFinals(), inTheFootprint(), inTheCertificate(), inThePrograms(), inThePools(), inRankOrders(), inReplicatedModules(), inTheBounds(), inTheDeviceCode(), inTheDevice(), inTheProcesses())
-}
-
-// inTheProcesses has the bugs of a run with a process for each rank.
-func inTheProcesses() []mutant {
-	const conformance = "^TestConformanceOfProcesses$"
-	return []mutant{{
-		bug: "a process adds up what another has not written", how: "it does not wait for all to enter",
-		file: "runtime/cpu/collective.go",
-		old:  "if g.shared && large(c) {\n\t\tif err := d.wait(g.arrivals, all, g.late); err != nil {", new: "if g.shared && large(c) {\n\t\tif err := d.wait(g.arrivals, 0, g.late); err != nil {",
-		pkg: "./runtime/cpu", run: "^TestLateOperand$",
-	}, {
-		bug: "the last elements of a tensor are in nobody's share", how: "shares are whole lines of cache",
-		file: "runtime/cpu/exchange.go",
-		old:  "if share+1 == shares {", new: "if share+1 == shares && n%lineElems == 0 {",
-		pkg: "./runtime/cpu", run: conformance,
-	}, {
-		bug: "wrong p2p destination", how: "on another machine",
-		file: "runtime/cpu/link.go",
-		old:  "bytes(runtime.OnDevice, int64(b), n)", new: "bytes(runtime.OnDevice, int64(b)+4, n)",
-		pkg: "./runtime/cpu", run: conformance,
-	}, {
-		bug: "processes stop before different steps", how: "each heeds its own signal",
-		file: "runtime/peers.go",
-		old:  "e.shared.stop = e.shared.stop || b[0] != 0", new: "e.shared.stop = e.shared.stop || b[0] != 0 && rank == e.first",
-		pkg: "./runtime", run: "^TestProcessesStopTogether$",
-	}}
 }
 
 // inReplicatedModules has those of weights that all tensor-parallel ranks hold.
@@ -361,7 +333,7 @@ func inTheRuntime() []mutant {
 	}, {
 		bug:  "same initial weights on every shard",
 		file: "runtime/param.go",
-		old:  "dst[i:i+n], globalIndex(s.Slab, at+i)", new: "dst[i:i+n], uint64(at+i)",
+		old:  "dst[i:i+n], uint64(s.Slab.GlobalIndex(at+i))", new: "dst[i:i+n], uint64(at+i)",
 		pkg: "./runtime", run: shapes,
 	}, {
 		bug: "dropped all_reduce with the data flow kept", how: "the ranks meet and add nothing",
