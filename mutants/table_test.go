@@ -284,6 +284,11 @@ func inThePartition() []mutant {
 		old:  "return []int{min(m, p.PP())}", new: "return []int{min(m, p.PP()-position)}",
 		pkg: "./codegen", run: "^TestPipelinesAreSound$",
 	}, {
+		bug: "slot reused while its micro-batch is in flight", how: "a forward pass goes before the first backward pass of a chunk",
+		file: "codegen/order.go",
+		old:  "(k-1-c)*n + 1 // of all", new: "(k-1-c)*n // of all",
+		pkg: "./codegen", run: "^TestOrders$",
+	}, {
 		bug: "interleaving deadlocks", how: "a number of micro-batches that is no multiple of the ranks",
 		file: "codegen/order.go",
 		old:  "rounded := (m + n - 1) / n * n", new: "rounded := m",
