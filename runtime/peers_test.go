@@ -163,6 +163,7 @@ func TestProcessesFail(t *testing.T) {
 	})
 	for name, perMachine := range map[string]int{"hangs beside": 4, "hangs afar": 1} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel() // ranks that hang are waited for
 			const timeout = 3 * time.Second
 			began := time.Now()
 			errs := processes(t, prog, perMachine, timeout, func(rank int, b *cpu.Backend) runtime.Backend {
