@@ -4,7 +4,7 @@ GO       ?= go
 BIN      := bin/autopar
 FUZZTIME ?= 5s
 
-.PHONY: help build demo test check fmt vet race golden fuzz bench bench-planner parity curves mutants peers rivals profile-check gpu gorgonia test-cuda validate-plots fit-memory
+.PHONY: help build demo test check fmt vet race golden fuzz bench bench-planner parity long curves mutants peers rivals profile-check gpu gorgonia test-cuda validate-plots fit-memory
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1	\2/p' $(MAKEFILE_LIST)
@@ -48,6 +48,10 @@ bench-planner: ## time whole searches over models, layers, devices and batches
 
 parity: ## train under every plan of the parity table and print it
 	$(GO) test -count=1 -timeout 20m -v -run TestParity . -args -parity-all
+
+long: ## every plan, long runs and large searches, of which make test takes samples: an hour or two
+	$(GO) test -count=1 -timeout 4h . -args -parity-all
+	$(GO) test -count=1 -timeout 1h -run IsExact ./planner -args -exact-all
 
 curves: build ## train 300 steps under five very different plans and draw their losses over each other
 	bench/curves.sh $(BIN)

@@ -17,7 +17,7 @@ import (
 // whatever else is cut, recomputed or sharded, changes nothing that is learned.
 // The plans that TestParity samples are here by name.
 func TestContextParity(t *testing.T) {
-	one := trainBatch(t, parityPlan(1, 1, 1, parityBatch, partition.GPipe, false), parityBatch, *paritySteps)
+	one := trainBatch(t, parityPlan(1, 1, 1, parityBatch, partition.GPipe, false), parityBatch, paritySteps())
 	tests := []struct {
 		dp, cp, tp, pp int
 		change         func(p *partition.Plan)
@@ -46,7 +46,7 @@ func TestContextParity(t *testing.T) {
 			tt.change(p)
 		}
 		t.Run(fmt.Sprintf("%s, %s, ZeRO %d, sequence parallel %t", p.Degrees(), p.ScheduleText(), p.ZeRO, p.SequenceParallel), func(t *testing.T) {
-			dLoss, dNorm := differences(one, trainBatch(t, p, parityBatch, *paritySteps))
+			dLoss, dNorm := differences(one, trainBatch(t, p, parityBatch, paritySteps()))
 			t.Logf("|dloss| %.1e, relative |dnorm| %.1e", dLoss, dNorm)
 			require.LessOrEqual(t, dLoss, 1e-5)
 			require.LessOrEqual(t, dNorm, 1e-6)
@@ -67,11 +67,11 @@ func TestContextHalfPrecision(t *testing.T) {
 			loss, norm = 6e-5, 5e-4
 		}
 		prog, exec := trainerIn(t, c, parityPlan(1, 1, 1, parityBatch, partition.GPipe, false), parityBatch)
-		one := stepsOf(t, prog, exec, parityBatch, *paritySteps)
+		one := stepsOf(t, prog, exec, parityBatch, paritySteps())
 		for _, p := range []*partition.Plan{zeroBubble, interleaved} {
 			prog, exec := trainerIn(t, c, p, parityBatch)
 			twoBytesOnTheWire(t, prog)
-			dLoss, dNorm := differences(one, stepsOf(t, prog, exec, parityBatch, *paritySteps))
+			dLoss, dNorm := differences(one, stepsOf(t, prog, exec, parityBatch, paritySteps()))
 			t.Logf("%s, %s: |dloss| %.1e, relative |dnorm| %.1e", c.name, p.ScheduleText(), dLoss, dNorm)
 			require.LessOrEqual(t, dLoss, loss, c.name)
 			require.LessOrEqual(t, dNorm, norm, c.name)

@@ -50,20 +50,16 @@ func groupedLayout(c gpt.Config, tp int) []partition.Placement {
 // values: a sample of the plans, larger with -parity-all, and those that cut the
 // heads of keys and values, unevenly too, by name.
 func TestParityOfGroupedHeads(t *testing.T) {
-	n := 8
-	if *parityAll {
-		n = 200
-	}
 	for _, c := range groupedModels() {
-		train := func(p *partition.Plan) trajectory {
+		train := func(p *partition.Plan, steps int) trajectory {
 			p.Placements = groupedLayout(c, p.TP)
 			prog, exec := compile(t, stepOf(t, c), p, parityBatch)
 			require.NoError(t, exec.InitParams(prog, 1337))
-			return stepsOf(t, prog, exec, parityBatch, *paritySteps)
+			return stepsOf(t, prog, exec, parityBatch, steps)
 		}
-		one := train(parityPlan(1, 1, 1, parityBatch, partition.GPipe, false))
+		one := train(parityPlan(1, 1, 1, parityBatch, partition.GPipe, false), learningSteps)
 		require.Less(t, one.loss[len(one.loss)-1], one.loss[0]-0.01, "it learns")
-		plans := sampleOf(t, allParityPlans(), n)
+		plans := sampleOf(t, allParityPlans(), most(200, 8))
 		for _, d := range [][4]int{{1, 1, 2, 1}, {1, 1, 3, 1}, {1, 3, 1, 1}, {1, 2, 2, 1}, {1, 2, 3, 1}, {1, 1, 2, 2}, {1, 1, 5, 1}, {2, 1, 4, 1}} {
 			p := contextPlan(d[0], d[1], d[2], d[3])
 			p.SequenceParallel = p.TP == 3 || p.TP == 4
@@ -71,7 +67,7 @@ func TestParityOfGroupedHeads(t *testing.T) {
 		}
 		for _, x := range plans {
 			p := x.plan
-			dLoss, dNorm := differences(one, train(p))
+			dLoss, dNorm := differences(one, train(p, paritySteps()))
 			row := fmt.Sprintf("%s, dp %d, cp %d, tp %d, pp %d, sp %v, zero %d, %s, recompute %s: max |Δloss| %.1e, max rel Δ‖grad‖ %.1e", c.HeadsText(),
 				p.DP, p.ContextParallel(), p.TP, p.PP(), p.SequenceParallel, p.ZeRO, p.ScheduleText(), x.recompute, dLoss, dNorm)
 			t.Log(row)

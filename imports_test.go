@@ -43,6 +43,7 @@ func rooms() []string {
 		"planner/galvatron",
 		"measured",
 		"launch",
+		"launch/launchtest",
 		"runtime",
 		"runtime/cpu/kernel/asm",
 		"runtime/cpu/kernel",
@@ -72,7 +73,7 @@ func rooms() []string {
 
 // forTests lists the packages that only tests, and each other, may import.
 func forTests() []string {
-	return []string{"ir/irtest", "partition/partitiontest", "runtime/backendtest", "cuda/driver/drivertest", "cuda/driver/fake", "cuda/cudatest"}
+	return []string{"ir/irtest", "partition/partitiontest", "launch/launchtest", "runtime/backendtest", "cuda/driver/drivertest", "cuda/driver/fake", "cuda/cudatest"}
 }
 
 // source is what one file says about its package.

@@ -78,21 +78,17 @@ func TestReproducibleLlama(t *testing.T) {
 // TestParityOfLlama is TestParity for a model with RMSNorm, RoPE, SwiGLU and a
 // head of its own: a sample of the plans, larger with -parity-all.
 func TestParityOfLlama(t *testing.T) {
-	train := func(p *partition.Plan) trajectory {
+	train := func(p *partition.Plan, steps int) trajectory {
 		p.Placements = llamaLayout(p.TP)
 		prog, exec := compile(t, stepOf(t, llamaModel()), p, parityBatch)
 		require.NoError(t, exec.InitParams(prog, 1337))
-		return stepsOf(t, prog, exec, parityBatch, *paritySteps)
+		return stepsOf(t, prog, exec, parityBatch, steps)
 	}
-	one := train(parityPlan(1, 1, 1, parityBatch, partition.GPipe, false))
+	one := train(parityPlan(1, 1, 1, parityBatch, partition.GPipe, false), learningSteps)
 	require.Less(t, one.loss[len(one.loss)-1], one.loss[0]-0.01, "it learns")
-	n := 16
-	if *parityAll {
-		n = 200
-	}
-	for _, c := range sampleOf(t, allParityPlans(), n) {
+	for _, c := range sampleOf(t, allParityPlans(), most(200, 16)) {
 		p := c.plan
-		dLoss, dNorm := differences(one, train(p))
+		dLoss, dNorm := differences(one, train(p, paritySteps()))
 		row := fmt.Sprintf("dp %d, cp %d, tp %d, pp %d, sp %v, zero %d, %s, recompute %s: max |Δloss| %.1e, max rel Δ‖grad‖ %.1e",
 			p.DP, p.ContextParallel(), p.TP, p.PP(), p.SequenceParallel, p.ZeRO, p.ScheduleText(), c.recompute, dLoss, dNorm)
 		t.Log(row)

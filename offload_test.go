@@ -67,7 +67,7 @@ func offloadCases() []offloaded {
 // host, in bytes of its own type, and the ranks copy as often, and as many bytes,
 // as the program says.
 func TestOffloadKeepsTheBits(t *testing.T) {
-	const batch, steps = 11, 6
+	const batch, steps = 11, 3
 	for _, c := range offloadCases() {
 		var want trajectory
 		var device []int64

@@ -16,7 +16,7 @@ import (
 // token table tied over its ends, and compares each step with one rank (rows 30,
 // 31 and 33).
 func TestPipelineParity(t *testing.T) {
-	one := trainBatch(t, parityPlan(1, 1, 1, parityBatch, partition.GPipe, false), parityBatch, *paritySteps)
+	one := trainBatch(t, parityPlan(1, 1, 1, parityBatch, partition.GPipe, false), parityBatch, paritySteps())
 	for _, c := range []struct {
 		dp, tp, pp, interleave, micro, zero int
 		sequence                            bool
@@ -45,7 +45,7 @@ func TestPipelineParity(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			prog, exec := trainer(t, p, parityBatch)
 			require.NoError(t, codegen.Check(prog))
-			got := stepsOf(t, prog, exec, parityBatch, *paritySteps)
+			got := stepsOf(t, prog, exec, parityBatch, paritySteps())
 			var dLoss, dNorm float64
 			for s := range one.loss {
 				dLoss = max(dLoss, math.Abs(got.loss[s]-one.loss[s]))

@@ -60,17 +60,13 @@ func TestHalfPrecisionParity(t *testing.T) {
 			loss, norm = 6e-5, 5e-4
 		}
 		prog, exec := trainerIn(t, c, parityPlan(1, 1, 1, parityBatch, partition.GPipe, false), parityBatch)
-		one := stepsOf(t, prog, exec, parityBatch, *paritySteps)
+		one := stepsOf(t, prog, exec, parityBatch, learningSteps)
 		require.Less(t, one.loss[len(one.loss)-1], one.loss[0]-0.05, "it learns")
-		n := 16
-		if *parityAll {
-			n = 200
-		}
-		for _, x := range sampleOf(t, allParityPlans(), n) {
+		for _, x := range sampleOf(t, allParityPlans(), most(200, 12)) {
 			p := x.plan
 			prog, exec := trainerIn(t, c, p, parityBatch)
 			twoBytesOnTheWire(t, prog)
-			dLoss, dNorm := differences(one, stepsOf(t, prog, exec, parityBatch, *paritySteps))
+			dLoss, dNorm := differences(one, stepsOf(t, prog, exec, parityBatch, paritySteps()))
 			require.NoError(t, exec.Close())
 			row := fmt.Sprintf("| %s | %d | %d | %d | %d | %d | %v | %d | %d | %s | %s | %.1e | %.1e |", c.name, p.RuntimeNGPUs, p.DP, p.ContextParallel(), p.TP, p.PP(),
 				p.SequenceParallel, p.ZeRO, p.MicroBatch, p.ScheduleText(), x.recompute, dLoss, dNorm)

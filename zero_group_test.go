@@ -25,7 +25,7 @@ func groupPlan(dp, tp, pp, micro, zero, group int) *partition.Plan {
 // tensor and pipeline parallelism and over several units, at batches that nested
 // cuts share out otherwise than one flat cut: the losses are those of one rank.
 func TestGroupParity(t *testing.T) {
-	const steps = 12
+	const steps = 6
 	one := map[int]trajectory{}
 	for _, c := range []struct{ dp, tp, pp, units, micro, zero, group, batch int }{
 		{4, 1, 1, 1, 1, 1, 2, 7},

@@ -358,7 +358,7 @@ func TestPlantedBugs(t *testing.T) {
 		})
 	}
 	t.Logf("%d programs refused in %v", len(plantings), spent)
-	require.Less(t, spent, 10*time.Second)
+	require.Less(t, spent, time.Minute)
 }
 
 // TestEveryInstructionMatters breaks each instruction of the program in turn, on

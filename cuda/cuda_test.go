@@ -106,7 +106,7 @@ func TestLateMessage(t *testing.T) {
 	system, err := cudatest.NewSystem(fake.New(fake.Options{Devices: 2}))
 	require.NoError(t, err)
 	b := cuda.New(system, cuda.Options{})
-	ds, err := b.Open(runtime.World{Ranks: 2, Timeout: 200 * time.Millisecond})
+	ds, err := b.Open(runtime.World{Ranks: 2, Timeout: 2 * time.Second}) // which the message that is sent has, too
 	require.NoError(t, err)
 	x := runtime.Tensor{DType: ir.F32, Slab: ir.Whole([]int{16})}
 	sent := &ir.Node{Op: ir.OpSend, Name: "x@send"}

@@ -90,7 +90,7 @@ func TestDownloadIsBounded(t *testing.T) {
 	begin := time.Now()
 	_, err := remoteFor("x", server.URL).find(t.Context(), CorpusOptions{CacheDir: t.TempDir(), Timeout: 50 * time.Millisecond})
 	require.ErrorIs(t, err, ErrUnavailable)
-	require.Less(t, time.Since(begin), 5*time.Second)
+	require.Less(t, time.Since(begin), 30*time.Second)
 
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()

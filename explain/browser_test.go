@@ -165,7 +165,7 @@ func (b *browser) wheel(selector string, by float64) {
 // visit opens a file and waits until it is there.
 func (b *browser) visit(path string) {
 	b.call("Page.navigate", map[string]any{"url": "file://" + path}, nil)
-	for range 300 {
+	for range 3000 {
 		if b.eval(`document.readyState + " " + location.protocol`) == "complete file:" {
 			return
 		}

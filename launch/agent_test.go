@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"os/exec"
 	"strings"
@@ -49,7 +50,7 @@ func (m *machines) run(ctx context.Context, node, procs int) <-chan error {
 		m.t.Skip(err)
 	}
 	a := &launch.Agent{
-		Exe: shell, Procs: procs, Least: m.least, Most: m.most, Node: node, Addr: m.addr, MaxRestarts: m.restarts, Patience: 5 * time.Second,
+		Exe: shell, Procs: procs, Least: m.least, Most: m.most, Node: node, Addr: m.addr, MaxRestarts: m.restarts, Patience: 30 * time.Second,
 		Brief: func(s launch.Start) ([]byte, error) {
 			if s.Number == 9 {
 				return nil, errors.New("no plan")
@@ -126,6 +127,7 @@ func TestAgents(t *testing.T) {
 // TestMachinesComeAndGo has machines come late, twice, wrongly, and leave. Three ranks do not
 // save when they are interrupted.
 func TestMachinesComeAndGo(t *testing.T) {
+	t.Parallel() // it waits for machines that do not come
 	m := &machines{t: t, addr: freeAddr(t), least: 1, most: 3, script: `test $WORLD_SIZE = 3 || trap 'exit 0' INT; echo $WORLD_SIZE ranks; while :; do sleep 0.01; done`}
 	all, end := context.WithCancel(t.Context())
 	defer end()
@@ -137,7 +139,9 @@ func TestMachinesComeAndGo(t *testing.T) {
 	second := m.run(ctx, 2, 1)
 	m.says("machine 2 has come", 1)
 	m.says("2 ranks\n", 2)
-	require.ErrorContains(t, <-m.run(t.Context(), 2, 1), "there is a machine 2 already")
+	patience, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+	defer cancel()
+	require.ErrorContains(t, <-m.run(patience, 2, 1), "there is a machine 2 already")
 	third := m.run(t.Context(), 1, 1)
 	m.says("3 ranks\n", 3)
 	leave()
@@ -163,6 +167,36 @@ func TestBriefFails(t *testing.T) {
 	require.EqualError(t, <-first, "no plan")
 	require.EqualError(t, <-second, "no plan")
 	require.Len(t, m.starts, 9)
+}
+
+// TestSilence: one that has said nothing is not turned away for good.
+func TestSilence(t *testing.T) {
+	m := &machines{t: t, addr: freeAddr(t), least: 2, most: 2}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	ranks := make(chan error, 1)
+	addr := freeAddr(t)
+	go func() {
+		_, err := launch.Join(ctx, launch.Place{World: 2, Addr: addr})
+		ranks <- err
+	}()
+	first := m.run(ctx, 0, 1)
+	for _, addr := range []string{m.addr, addr} {
+		var conn net.Conn
+		require.Eventually(t, func() (ok bool) {
+			var err error
+			conn, err = net.Dial("tcp", addr)
+			return err == nil
+		}, time.Minute, 5*time.Millisecond)
+		require.NoError(t, conn.(*net.TCPConn).CloseWrite())
+		said, err := io.ReadAll(conn)
+		require.NoError(t, err)
+		require.Empty(t, said)
+		conn.Close()
+	}
+	cancel()
+	require.ErrorIs(t, <-ranks, context.Canceled)
+	require.Error(t, <-first)
 }
 
 // TestLastAnswer has machine 0 answer once, and never again.

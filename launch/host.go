@@ -80,20 +80,22 @@ func newHost(a *Agent) (*host, error) {
 	return h, nil
 }
 
-// greet reads who has come, and then all that it says.
+// greet reads who has come, and then all that it says. One that does not say who it is in time may
+// come again.
 func (h *host) greet(conn *link) {
 	const patience = 5 * time.Second
 	_ = conn.SetReadDeadline(time.Now().Add(patience))
 	kind, text, err := conn.read()
 	_ = conn.SetReadDeadline(time.Time{})
-	m, procs := &member{conn: conn}, 0
-	if err == nil {
-		if _, err = fmt.Sscanf(string(text), "autopar agent 1 %d %d", &m.node, &procs); kind != kindHello || err != nil {
-			err = errors.New("it is no agent of this version of autopar")
-		}
+	if err != nil {
+		conn.Close()
+		return
 	}
+	m, procs := &member{conn: conn}, 0
+	_, err = fmt.Sscanf(string(text), "autopar agent 1 %d %d", &m.node, &procs)
 	switch {
-	case err != nil:
+	case kind != kindHello || err != nil:
+		err = errors.New("it is no agent of this version of autopar")
 	case m.node < 0 || m.node >= h.Most:
 		err = fmt.Errorf("the job has machines 0 to %d", h.Most-1)
 	case procs != h.Procs:

@@ -259,15 +259,15 @@ func (p *Peers) receiveAll(ctx context.Context, start time.Time) error {
 	return nil
 }
 
-// greet reads who has come. later is one that will be welcome when this process has started
-// anew, too.
+// greet reads who has come. later is one that may come again: it has not said who it is in time, or
+// will be welcome when this process has started anew, too.
 func (p *Peers) greet(conn *link) (rank int, later bool, err error) {
 	const patience = 5 * time.Second
 	_ = conn.SetReadDeadline(time.Now().Add(patience))
 	defer conn.SetReadDeadline(time.Time{})
 	kind, message, err := conn.read()
 	if err != nil {
-		return 0, false, err
+		return 0, true, err
 	}
 	who := Place{}
 	if _, err := fmt.Sscanf(string(message), "autopar 1 %d %d %d", &who.Rank, &who.World, &who.Restart); kind != kindHello || err != nil {

@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/autopar/autopar/launch"
+	"github.com/autopar/autopar/launch/launchtest"
 )
 
 func TestPlaceFrom(t *testing.T) {
@@ -52,10 +53,9 @@ func TestPlaceFrom(t *testing.T) {
 
 // freeAddr is where nobody listens.
 func freeAddr(t *testing.T) string {
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	addr, err := launchtest.FreeAddr()
 	require.NoError(t, err)
-	defer listener.Close()
-	return listener.Addr().String()
+	return addr
 }
 
 // each runs do for every process of a job at once, and returns their errors by rank.
@@ -167,7 +167,7 @@ func TestFailure(t *testing.T) {
 				require.Equal(t, who, peer.Rank)
 			}
 		}
-		require.Less(t, time.Since(began), 10*time.Second)
+		require.Less(t, time.Since(began), 30*time.Second) // a minute is what ctx has
 	}
 	errs := each(ctx, freeAddr(t), 3, func(p *launch.Peers) error {
 		if p.Rank() == 2 {
@@ -193,10 +193,10 @@ func TestLate(t *testing.T) {
 	began, addr := time.Now(), freeAddr(t)
 	_, err := launch.Join(short(), launch.Place{Rank: 1, World: 2, Addr: addr})
 	require.ErrorIs(t, err, context.DeadlineExceeded)
-	require.Regexp(t, "rank 1 of 2 has no answer of rank 0 at "+addr+` after 0\.\d s`, err)
+	require.Regexp(t, "rank 1 of 2 has no answer of rank 0 at "+addr+` after \d+\.\d s`, err)
 	_, err = launch.Join(short(), launch.Place{World: 3, Addr: addr})
 	require.ErrorIs(t, err, context.DeadlineExceeded)
-	require.Regexp(t, "of 3 ranks 2 have not come to rank 0 at "+addr+` after 0\.\d s, the first of them 1`, err)
+	require.Regexp(t, "of 3 ranks 2 have not come to rank 0 at "+addr+` after \d+\.\d s, the first of them 1`, err)
 	_, err = launch.Join(short(), launch.Place{World: 2, Addr: "203.0.113.1:1"})
 	require.Error(t, err)
 	errs := each(t.Context(), addr, 3, func(p *launch.Peers) error {
@@ -208,7 +208,7 @@ func TestLate(t *testing.T) {
 		return err
 	})
 	for _, err := range errs {
-		require.Regexp(t, `waited 0\.\d s for rank (1|0) at 127\.0\.0\.1`, err)
+		require.Regexp(t, `waited \d+\.\d s for rank (1|0) at 127\.0\.0\.1`, err)
 	}
-	require.Less(t, time.Since(began), 10*time.Second)
+	require.Less(t, time.Since(began), time.Minute)
 }

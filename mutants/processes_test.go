@@ -5,6 +5,16 @@ package mutants
 func inTheProcesses() []mutant {
 	const conformance, agents, elastic = "^TestConformanceOfProcesses$", "^TestAgents$", "^TestLaunchElastic$"
 	return []mutant{{
+		bug: "who is slow to say who it is is turned away for good", how: "by rank 0",
+		file: "launch/join.go",
+		old:  "return 0, true, err", new: "return 0, false, err",
+		pkg: "./launch", run: "^TestSilence$",
+	}, {
+		bug: "who is slow to say who it is is turned away for good", how: "by machine 0",
+		file: "launch/host.go",
+		old:  "if err != nil {\n\t\tconn.Close()\n\t\treturn\n\t}", new: "if err != nil {\n\t\tconn.write(kindFail, nil)\n\t\tconn.Close()\n\t\treturn\n\t}",
+		pkg: "./launch", run: "^TestSilence$",
+	}, {
 		bug: "a process adds up what another has not written", how: "it does not wait for all to enter",
 		file: "runtime/cpu/collective.go",
 		old:  "if g.shared && large(c) {\n\t\tif err := d.wait(g.arrivals, all, g.late); err != nil {", new: "if g.shared && large(c) {\n\t\tif err := d.wait(g.arrivals, 0, g.late); err != nil {",

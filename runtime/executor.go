@@ -187,16 +187,30 @@ func (e *Executor) Close() error {
 	defer deadline.Stop()
 	var errs []error
 	for _, r := range e.here {
-		select {
-		case <-r.exited:
-			errs = append(errs, r.device.Close())
-		case <-deadline.C:
+		if !r.gone(deadline.C) {
 			// It is using its device still.
 			errs = append(errs, fmt.Errorf("runtime: rank %d hangs, its device stays open", r.id))
 			deadline.Reset(0)
+			continue
 		}
+		errs = append(errs, r.device.Close())
 	}
 	return errors.Join(errs...)
+}
+
+// gone reports whether a rank has exited when a deadline comes, or had before.
+func (r *rank) gone(deadline <-chan time.Time) bool {
+	select {
+	case <-r.exited:
+		return true
+	case <-deadline:
+	}
+	select {
+	case <-r.exited:
+		return true
+	default:
+		return false
+	}
 }
 
 // ready returns a loaded program, or why nothing can run.

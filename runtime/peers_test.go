@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"sync"
 	"testing"
 	"time"
@@ -13,6 +12,7 @@ import (
 
 	"github.com/autopar/autopar/codegen"
 	"github.com/autopar/autopar/launch"
+	"github.com/autopar/autopar/launch/launchtest"
 	"github.com/autopar/autopar/partition"
 	"github.com/autopar/autopar/runtime"
 	"github.com/autopar/autopar/runtime/backendtest"
@@ -26,10 +26,8 @@ type process func(e *runtime.Executor, rank int) error
 // are, here in one; perMachine of them share memory. It returns their errors.
 func processes(t *testing.T, prog *codegen.Program, perMachine int, timeout time.Duration, backend func(rank int, b *cpu.Backend) runtime.Backend, do process) []error {
 	t.Helper()
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	addr, err := launchtest.FreeAddr()
 	require.NoError(t, err)
-	addr := listener.Addr().String()
-	require.NoError(t, listener.Close())
 	n := len(prog.Schedules)
 	errs := make([]error, n)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
@@ -166,6 +164,7 @@ func TestProcessesFail(t *testing.T) {
 	})
 	for name, perMachine := range map[string]int{"hangs beside": 4, "hangs afar": 1} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel() // ranks that hang are waited for
 			const timeout = 3 * time.Second
 			began := time.Now()
 			errs := processes(t, prog, perMachine, timeout, func(rank int, b *cpu.Backend) runtime.Backend {

@@ -3,7 +3,6 @@ package train
 import (
 	"context"
 	"encoding/json"
-	"net"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -19,6 +18,7 @@ import (
 	"github.com/autopar/autopar/cuda/cudatest"
 	"github.com/autopar/autopar/cuda/driver/fake"
 	"github.com/autopar/autopar/launch"
+	"github.com/autopar/autopar/launch/launchtest"
 	"github.com/autopar/autopar/partition"
 	"github.com/autopar/autopar/runtime"
 )
@@ -170,10 +170,8 @@ func wordsOf(log string) string {
 func TestProcessesOnGPUs(t *testing.T) {
 	cfg := tinyConfig(t, textData(t), "train.eval_interval=4", "train.max_iters=7")
 	processes := func(plan *partition.Plan, out string) (results []Result, errs []error) {
-		listener, err := net.Listen("tcp", "127.0.0.1:0")
+		addr, err := launchtest.FreeAddr()
 		require.NoError(t, err)
-		addr := listener.Addr().String()
-		require.NoError(t, listener.Close())
 		d := fake.New(fake.Options{Devices: plan.RuntimeNGPUs, Seed: 3})
 		results, errs = make([]Result, plan.RuntimeNGPUs), make([]error, plan.RuntimeNGPUs)
 		var all sync.WaitGroup

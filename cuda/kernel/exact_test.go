@@ -63,7 +63,7 @@ func ints(x ...int32) (b []byte) {
 }
 
 func openDevice(t *testing.T) *device {
-	d := &device{worker: startWorker(t, buildWorker(t))}
+	d := &device{worker: startWorker(t, buildWorker(t)), turned: map[string]bool{}}
 	return d
 }
 

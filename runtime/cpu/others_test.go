@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"os"
 	"slices"
 	"strings"
@@ -16,6 +15,7 @@ import (
 
 	"github.com/autopar/autopar/ir"
 	rendezvous "github.com/autopar/autopar/launch" // launch is what runs a kernel here
+	"github.com/autopar/autopar/launch/launchtest"
 	"github.com/autopar/autopar/runtime"
 	"github.com/autopar/autopar/runtime/backendtest"
 )
@@ -35,12 +35,10 @@ func oneMachine() *several {
 }
 
 func (s *several) Open(world runtime.World) ([]runtime.Device, error) {
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	addr, err := launchtest.FreeAddr()
 	if err != nil {
 		return nil, err
 	}
-	addr := listener.Addr().String()
-	listener.Close()
 	n := world.Ranks
 	s.backends, s.peers = make([]*Backend, n), make([]*rendezvous.Peers, n)
 	devices, errs := make([]runtime.Device, n), make([]error, n)
@@ -123,7 +121,7 @@ func TestSharedMemoryGoes(t *testing.T) {
 	for _, d := range devices {
 		require.NoError(t, d.Close())
 	}
-	require.Eventually(t, func() bool { return len(mapped(before)) == 0 }, 10*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return len(mapped(before)) == 0 }, time.Minute, time.Millisecond)
 }
 
 // TestLateOperand has the last rank write what it brings to a collective just before it enters, long after the others have.

@@ -1,11 +1,13 @@
 package fake
 
 import (
+	"gonum.org/v1/gonum/floats"
+
 	"github.com/autopar/autopar/cuda/driver"
 	"github.com/autopar/autopar/ir"
 )
 
-// BLAS returns products by three loops, with columns that lie together.
+// BLAS returns products by three loops in float64, with columns that lie together.
 func (d *Driver) BLAS() driver.BLAS { return &blas{d} }
 
 type blas struct{ driver *Driver }
@@ -51,25 +53,26 @@ func (b *blas) product(g driver.GEMM, x, y, z, vector, workspace driver.Ptr, s d
 	}
 	return b.driver.give(s, "cublasLtMatmul", reads, writes, func() error {
 		x := unpack(b.driver.Memory(rx), g.TypeA, g.LDA, g.M, g.K, g.TransA)
-		y := unpack(b.driver.Memory(ry), g.TypeB, g.LDB, g.N, g.K, !g.TransB)
+		y := unpack(b.driver.Memory(ry), g.TypeB, g.LDB, g.K, g.N, g.TransB)
 		z := b.driver.Memory(rz)
-		for col := range g.N {
-			if g.Epilogue == driver.SumB {
-				var sum float64
-				for _, v := range y[col*g.K : (col+1)*g.K] {
-					sum += v
-				}
-				g.TC.Write(b.driver.Memory(sums)[col*g.TC.Size():], float32(sum))
+		row := make([]float64, g.N) // of the product
+		if g.Epilogue == driver.SumB {
+			for k := range g.K {
+				floats.Add(row, y[k*g.N:(k+1)*g.N])
 			}
-			for row := range g.M {
-				var sum float64
-				of := y[col*g.K : (col+1)*g.K]
-				for k, v := range x[row*g.K : (row+1)*g.K] {
-					sum += v * of[k]
-				}
-				to := z[(col*g.LDC+row)*g.TC.Size():]
+			for col, sum := range row {
+				g.TC.Write(b.driver.Memory(sums)[int64(col)*g.TC.Size():], float32(sum))
+			}
+		}
+		for i := range g.M {
+			clear(row)
+			for k := range g.K {
+				floats.AddScaled(row, x[i*g.K+k], y[k*g.N:(k+1)*g.N])
+			}
+			for col, sum := range row {
+				to := z[(int64(col)*g.LDC+i)*g.TC.Size():]
 				if g.Epilogue == driver.AddBias {
-					sum += float64(g.TC.Read(b.driver.Memory(bias)[row*g.TC.Size():]))
+					sum += float64(g.TC.Read(b.driver.Memory(bias)[i*g.TC.Size():]))
 				}
 				if g.Accumulate {
 					sum += float64(g.TC.Read(to))

@@ -78,8 +78,9 @@ func (d *Driver) touch(s *stream, what string, r Range, write bool) error {
 		verb = "writes"
 	}
 	now := access{lo, hi, write, s.id, s.clock.at(s.id), fmt.Sprintf("%s, which %s [%d, %d) of 0x%x", what, verb, lo-a.base, hi-a.base, a.base)}
-	kept := a.history[:0]
-	for _, old := range a.history {
+	kept := 0
+	for i := range a.history {
+		old := &a.history[i]
 		if old.n <= d.host.at(old.stream) {
 			continue // before all that is given from here on
 		}
@@ -92,8 +93,11 @@ func (d *Driver) touch(s *stream, what string, r Range, write bool) error {
 				continue // who comes after this one comes after that one
 			}
 		}
-		kept = append(kept, old)
+		if kept != i {
+			a.history[kept] = *old
+		}
+		kept++
 	}
-	a.history = append(kept, now)
+	a.history = append(a.history[:kept], now)
 	return nil
 }

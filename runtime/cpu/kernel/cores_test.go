@@ -2,6 +2,7 @@ package kernel
 
 import (
 	"math"
+	goruntime "runtime"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -23,14 +24,12 @@ func enter(t *testing.T, p *Pool) {
 // busyTask notes how many chunks are computed at once, and by which cores.
 type busyTask struct {
 	now, most atomic.Int32
-	by        sync.Map // *worker
 }
 
 func (b *busyTask) do(w *worker, lo, hi int) {
 	n := b.now.Add(1)
 	for most := b.most.Load(); n > most && !b.most.CompareAndSwap(most, n); most = b.most.Load() {
 	}
-	b.by.Store(w, true)
 	time.Sleep(100 * time.Microsecond) // others get the processor
 	b.now.Add(-1)
 }
@@ -66,6 +65,26 @@ func TestPoolsShareCores(t *testing.T) {
 	}
 }
 
+// helpedTask has every core but one wait until that one has computed a chunk.
+type helpedTask struct {
+	by     *worker // that one
+	helped chan struct{}
+	once   sync.Once
+	late   atomic.Bool // it has not come for a minute
+}
+
+func (h *helpedTask) do(w *worker, lo, hi int) {
+	if w == h.by {
+		h.once.Do(func() { close(h.helped) })
+		return
+	}
+	select {
+	case <-h.helped:
+	case <-time.After(time.Minute):
+		h.late.Store(true)
+	}
+}
+
 // TestWaitingPoolHelps: a pool that waits computes chunks of another's operation with its core, and returns when what it waits
 // for is there.
 func TestWaitingPoolHelps(t *testing.T) {
@@ -75,17 +94,16 @@ func TestWaitingPoolHelps(t *testing.T) {
 	enter(t, busy)
 	enter(t, waiting)
 	require.ElementsMatch(t, []int{0, 1}, c.Holders())
-	lent := waiting.core
-	var b busyTask
+	h := helpedTask{by: waiting.core, helped: make(chan struct{})}
 	var done atomic.Int64
 	go func() {
-		busy.run(&b, 200, 1)
+		busy.run(&h, 200, 1)
 		done.Store(7)
 	}()
 	for !waiting.Lend(&done, 7) {
+		goruntime.Gosched()
 	}
-	_, helped := b.by.Load(lent)
-	require.True(t, helped)
+	require.False(t, h.late.Load())
 	busy.Close()
 	waiting.Close()
 }
