@@ -112,6 +112,9 @@ func (r *Row) habits() habits {
 		s.buffers, s.buckets = has("DeepSpeed"), has("DeepSpeed")
 	default:
 		s.gradient = 4 // with the parameters in float32
+		if has("Alpa") {
+			s.gradient = 2 // of a copy of them in 16 bits (TrainState of its model_util.py)
+		}
 		s.fusedLoss = has("llm-foundry", "flash-attn", "llm.c")
 		s.remakesGELU = has("flash-attn", "llm.c")
 		s.fusedNorm = has("torchtitan") // in Triton, where it is not compiled

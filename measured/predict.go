@@ -40,8 +40,8 @@ func (r *Row) Plan() (*partition.Plan, error) {
 	if r.DP == 1 {
 		p.ZeRO = 0
 	}
-	if p.ZeRO == 2 && strings.Contains(r.Framework, "Megatron") {
-		p.ZeRO = 1 // its distributed optimizer reduces gradients once a step, not every micro-batch
+	if p.ZeRO == 2 && (strings.Contains(r.Framework, "Megatron") || r.Framework == "Alpa") {
+		p.ZeRO = 1 // they reduce gradients once a step, not every micro-batch
 	}
 	if r.VirtualStages > 1 {
 		p.Schedule, p.Interleave = partition.Interleaved, r.VirtualStages
