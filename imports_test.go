@@ -62,6 +62,7 @@ func rooms() []string {
 		"checkpoint",
 		"train",
 		"explain",
+		"export",
 		"cmd/autopar",
 		"bench/curves",
 		"bench/galvatron",

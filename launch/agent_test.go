@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"os/exec"
 	"strings"
 	"sync"
@@ -72,10 +73,10 @@ func (m *machines) run(ctx context.Context, node, procs int) <-chan error {
 	return ended
 }
 
-// says waits until the agents or their processes have said something.
-func (m *machines) says(want string) {
+// says waits until the agents or their processes have said something so many times.
+func (m *machines) says(want string, times int) {
 	m.t.Helper()
-	require.Eventually(m.t, func() bool { return strings.Contains(m.text(), want) }, 30*time.Second, 5*time.Millisecond, "%s", want)
+	require.Eventually(m.t, func() bool { return strings.Count(m.text(), want) == times }, time.Minute, 5*time.Millisecond, "%s", want)
 }
 
 // TestAgents starts jobs of three machines with two processes each.
@@ -122,26 +123,27 @@ func TestAgents(t *testing.T) {
 	}
 }
 
-// TestMachinesComeAndGo has machines come late, twice, wrongly, and leave.
+// TestMachinesComeAndGo has machines come late, twice, wrongly, and leave. Three ranks do not
+// save when they are interrupted.
 func TestMachinesComeAndGo(t *testing.T) {
-	m := &machines{t: t, addr: freeAddr(t), least: 1, most: 3, script: `trap 'exit 0' INT; echo $WORLD_SIZE ranks; while :; do sleep 0.01; done`}
+	m := &machines{t: t, addr: freeAddr(t), least: 1, most: 3, script: `test $WORLD_SIZE = 3 || trap 'exit 0' INT; echo $WORLD_SIZE ranks; while :; do sleep 0.01; done`}
 	all, end := context.WithCancel(t.Context())
 	defer end()
 	first := m.run(all, 0, 1)
-	m.says("1 ranks\n")
+	m.says("1 ranks\n", 1)
 	require.ErrorContains(t, <-m.run(t.Context(), 1, 2), "it has 2 processes, machine 0 has 1")
 	require.ErrorContains(t, <-m.run(t.Context(), 3, 1), "the job has machines 0 to 2")
 	ctx, leave := context.WithCancel(t.Context())
 	second := m.run(ctx, 2, 1)
-	m.says("machine 2 has come")
-	m.says("2 ranks\n")
+	m.says("machine 2 has come", 1)
+	m.says("2 ranks\n", 2)
 	require.ErrorContains(t, <-m.run(t.Context(), 2, 1), "there is a machine 2 already")
 	third := m.run(t.Context(), 1, 1)
-	m.says("3 ranks\n")
+	m.says("3 ranks\n", 3)
 	leave()
 	require.NoError(t, <-second)
-	m.says("machine 2 leaves")
-	require.Eventually(t, func() bool { return strings.Count(m.text(), "2 ranks\n") == 4 }, 30*time.Second, 5*time.Millisecond)
+	m.says("machine 2 leaves", 1)
+	m.says("2 ranks\n", 4)
 	m.mu.Lock()
 	var worlds []int
 	for _, s := range m.starts {
@@ -161,4 +163,24 @@ func TestBriefFails(t *testing.T) {
 	require.EqualError(t, <-first, "no plan")
 	require.EqualError(t, <-second, "no plan")
 	require.Len(t, m.starts, 9)
+}
+
+// TestLastAnswer has machine 0 answer once, and never again.
+func TestLastAnswer(t *testing.T) {
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer listener.Close()
+	m := &machines{t: t, addr: listener.Addr().String(), least: 1, most: 3}
+	ctx, cancel := context.WithCancel(t.Context())
+	end := m.run(ctx, 2, 1)
+	const busy = "there is a machine 2 already"
+	for _, answer := range []string{"b\x00\x00\x00" + string(rune(len(busy))) + busy, ""} {
+		conn, err := listener.Accept()
+		require.NoError(t, err)
+		defer conn.Close()
+		_, err = conn.Write([]byte(answer))
+		require.NoError(t, err)
+	}
+	cancel()
+	require.ErrorContains(t, <-end, busy)
 }

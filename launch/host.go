@@ -147,6 +147,8 @@ func (h *host) run() (err error) {
 		switch {
 		case err != nil && (final(err) || h.ending):
 			return err
+		case err != nil && again: // what is stopped before it can save goes on from what was saved
+			h.note("%v, when it was to end", err)
 		case err != nil && h.restarts == h.MaxRestarts:
 			if h.restarts > 0 {
 				err = fmt.Errorf("%w, after %d restarts", err, h.restarts)
@@ -273,7 +275,7 @@ func (h *host) start(number int) error {
 }
 
 // watch waits for the end of all processes. Once one fails, or a machine is gone, the others end,
-// too; when a machine comes or leaves they are interrupted, to be started again.
+// too; when a machine comes or leaves before that, they are interrupted, to be started again.
 func (h *host) watch() (again bool, first error) {
 	running := maps.Clone(h.members)
 	stopped := map[byte]bool{}
@@ -306,7 +308,7 @@ func (h *host) watch() (again bool, first error) {
 					what = "leaves"
 				}
 				h.note("machine %d %s: the job is started anew from where it is", m.node, what)
-				again = true
+				again = again || first == nil
 				stop(stopGently)
 			}
 			if running[m.node] != m {

@@ -171,12 +171,22 @@ func (p *Peers) come(ctx context.Context, start time.Time) error {
 	return nil
 }
 
+// answer is a reply of whoever listens that is not yet the one wanted.
+type answer string
+
+func (a answer) Error() string { return string(a) }
+
 // reach connects with whoever listens at an address, again and again while nobody does. refused
-// is an answer that will not change.
+// is an answer that will not change. When ctx ends the error has the last answer there was,
+// though the last try may have got none.
 func reach(ctx context.Context, addr string, hello []byte) (conn *link, refused bool, err error) {
+	var last answer
 	for {
 		if conn, refused, err = ask(ctx, addr, hello); err == nil || refused {
 			return conn, refused, err
+		}
+		if heard := errors.As(err, &last); !heard && last != "" {
+			err = fmt.Errorf("%w, after the answer: %w", err, last)
 		}
 		select {
 		case <-ctx.Done():
@@ -198,7 +208,7 @@ func ask(ctx context.Context, addr string, hello []byte) (conn *link, refused bo
 	conn.write(kindHello, hello)
 	kind, message, err := conn.read()
 	if err == nil && kind != kindHello {
-		refused, err = kind == kindFail, errors.New(string(message))
+		refused, err = kind == kindFail, answer(message)
 	}
 	if err != nil {
 		tcp.Close()

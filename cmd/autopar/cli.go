@@ -33,7 +33,7 @@ type grammar struct {
 
 	Fit fitCmd `cmd:"" help:"Fit the constants of predictions to published measurements."`
 
-	Export laterCmd `cmd:"" hidden:"" help:"Write a plan for another system."`
+	Export exportCmd `cmd:"" help:"Write a plan in the words of another system."`
 }
 
 // Globals are the flags of every command.
@@ -84,17 +84,6 @@ type format struct {
 }
 
 func (f format) json() bool { return f.Format == "json" }
-
-// laterCmd is a command that this version does not have. It takes any
-// arguments, so that the answer is the same whatever they are.
-type laterCmd struct {
-	Args []string `arg:"" optional:"" passthrough:"all" help:"Ignored."`
-}
-
-// Run refuses.
-func (laterCmd) Run(ctx *kong.Context) error {
-	return usagef("%s: not in this version", ctx.Selected().Name)
-}
 
 // exitRequest is how kong's --help ends a parse.
 type exitRequest int

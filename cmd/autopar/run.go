@@ -59,8 +59,6 @@ func (c *runCmd) join(ctx context.Context, con *console, plan *partition.Plan) (
 		return nil, nil
 	case c.Loopback:
 		return nil, usagef("run: --loopback runs all ranks in one process, but the launcher has started %d", place.World)
-	case c.cuda() && plan.PP() > 1:
-		return nil, usagef("run: the plan has %d pipeline stages, which on GPUs have to be of one process: start it once, or plan with --pp 1", plan.PP())
 	}
 	if place.World != plan.RuntimeNGPUs {
 		return nil, usagef("run: the launcher has started %d processes, the plan has %d ranks: each process is one rank", place.World, plan.RuntimeNGPUs)

@@ -12,6 +12,7 @@ import (
 	"github.com/autopar/autopar/cuda"
 	"github.com/autopar/autopar/cuda/driver"
 	"github.com/autopar/autopar/data"
+	"github.com/autopar/autopar/export"
 	"github.com/autopar/autopar/launch"
 	"github.com/autopar/autopar/measured"
 	"github.com/autopar/autopar/models/gpt"
@@ -52,7 +53,7 @@ func status(err error) int {
 		return exit.Status
 	}
 	if is[*kong.ParseError](err) || is[*usageError](err) || is[*cuda.DeviceError](err) || is[*driver.MissingError](err) || is[*config.Error](err) || is[*gpt.ConfigError](err) ||
-		is[*data.InputError](err) || is[*cost.Error](err) || is[*measured.Error](err) || is[*cost.FieldError](err) || is[*checkpoint.Error](err) || is[*train.InputError](err) || is[*planner.OptionError](err) || is[*planner.DocumentError](err) || is[*planner.CertificateError](err) || is[*partition.PlanError](err) || is[*galvatron.FileError](err) {
+		is[*data.InputError](err) || is[*cost.Error](err) || is[*measured.Error](err) || is[*cost.FieldError](err) || is[*checkpoint.Error](err) || is[*train.InputError](err) || is[*planner.OptionError](err) || is[*planner.DocumentError](err) || is[*planner.CertificateError](err) || is[*partition.PlanError](err) || is[*galvatron.FileError](err) || is[*export.Error](err) {
 		return statusInput
 	}
 	return statusFailed

@@ -1,0 +1,40 @@
+package main
+
+import (
+	"bytes"
+	"os"
+
+	"github.com/autopar/autopar/export"
+)
+
+// exportCmd writes a plan for another system.
+type exportCmd struct {
+	planArg
+	Format string `required:"" enum:"megatron,torchtitan,slurm,k8s" help:"megatron (a script that starts Megatron-LM's pretrain_gpt.py), torchtitan (a job file of torchtitan 0.2), slurm (a batch script) or k8s (manifests); the last two train with autopar."`
+	Image  string `default:"autopar" placeholder:"NAME" help:"Container image that has autopar, for k8s."`
+	Out    string `short:"o" placeholder:"FILE" help:"File to write instead of the standard output."`
+}
+
+// Example is shown by --help.
+func (exportCmd) Example() string {
+	return `
+autopar export plan.json --format megatron -o pretrain.sh
+autopar export plan.json --format slurm | sbatch`
+}
+
+// Run writes the plan.
+func (c *exportCmd) Run(con *console) error {
+	doc, err := c.loadPlan()
+	if err != nil {
+		return err
+	}
+	var text bytes.Buffer
+	if err := export.Write(&text, doc, export.Options{Format: c.Format, Plan: c.Plan, Image: c.Image}); err != nil {
+		return err
+	}
+	if c.Out == "" {
+		_, err := con.stdout.Write(text.Bytes())
+		return err
+	}
+	return os.WriteFile(c.Out, text.Bytes(), 0o666)
+}

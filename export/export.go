@@ -1,0 +1,203 @@
+// Package export says a plan in the words of other systems: arguments for Megatron-LM, a
+// configuration for torchtitan, and jobs for Slurm and Kubernetes that run it with autopar itself.
+//
+// What another system runs must be the plan that was priced. Where it has no words for a part of
+// the plan, [Write] fails with an [*Error] that lists all such parts and what to plan with instead.
+// Where it trains the same plan slightly differently, a comment of what is written says how.
+package export
+
+import (
+	"cmp"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+
+	"github.com/autopar/autopar/partition"
+	"github.com/autopar/autopar/planner"
+)
+
+// The formats.
+const (
+	Megatron   = "megatron"   // a shell script that starts pretrain_gpt.py of Megatron-LM
+	Torchtitan = "torchtitan" // a job file (TOML) of torchtitan 0.2
+	Slurm      = "slurm"      // a batch script of autopar run
+	Kubernetes = "k8s"        // manifests of autopar launch
+)
+
+// Options say what the plan does not.
+type Options struct {
+	Format string // one of the above
+	Plan   string // the file the plan is in
+	Image  string // the container image that has autopar, for Kubernetes
+}
+
+// Error is a plan that another system cannot run.
+type Error struct {
+	Format string
+	Parts  []string // of the plan, each with what would do
+}
+
+func (e *Error) Error() string {
+	return fmt.Sprintf("export: %s has no words for this plan: %s", e.Format, strings.Join(e.Parts, "; "))
+}
+
+// Write writes the plan of a document.
+func Write(w io.Writer, doc *planner.Document, o Options) error {
+	write, ok := map[string]func(*plan, Options) string{
+		Megatron: (*plan).megatron, Torchtitan: (*plan).torchtitan, Slurm: (*plan).slurm, Kubernetes: (*plan).kubernetes,
+	}[o.Format]
+	if !ok {
+		return &Error{o.Format, []string{"it is none of megatron, torchtitan, slurm and k8s"}}
+	}
+	p := &plan{Document: doc, Plan: doc.Plan}
+	p.nodes()
+	text := write(p, o)
+	if len(p.missing) > 0 {
+		return &Error{o.Format, p.missing}
+	}
+	_, err := io.WriteString(w, text)
+	return err
+}
+
+// plan is a document on its way into another system's words.
+type plan struct {
+	*planner.Document
+	*partition.Plan
+	machines, perNode int      // of RuntimeNGPUs
+	missing           []string // what has no words
+	notes             []string // what differs a little
+}
+
+func (p *plan) lack(when bool, format string, args ...any) {
+	if when {
+		p.missing = append(p.missing, fmt.Sprintf(format, args...))
+	}
+}
+
+func (p *plan) note(when bool, format string, args ...any) {
+	if when {
+		p.notes = append(p.notes, fmt.Sprintf(format, args...))
+	}
+}
+
+// nodes deals the ranks out to nodes as the cluster has them.
+func (p *plan) nodes() {
+	p.lack(len(p.Cluster.Pools) > 0, "several kinds of devices: plan for one of them")
+	p.machines, p.perNode = 1, p.RuntimeNGPUs
+	if size := p.Cluster.DevicesPerNode; !p.Cluster.Device.Shared && p.RuntimeNGPUs > size {
+		p.lack(p.RuntimeNGPUs%size != 0, "%d ranks on nodes of %d devices: plan for whole nodes", p.RuntimeNGPUs, size)
+		p.machines, p.perNode = p.RuntimeNGPUs/size, size
+	}
+}
+
+// header is what stands first in everything that is written.
+func (p *plan) header(o Options, lines ...string) string {
+	m, each := &p.Config.Model, p.Predicted
+	text := []string{
+		fmt.Sprintf("%s for %d ranks of %s, %s: autopar predicts %.4g s per step,", o.Plan, p.RuntimeNGPUs, p.Cluster.Name, p.Cluster.Device.Name, each.StepSeconds),
+		fmt.Sprintf("%.0f tokens/s. %d blocks, %s, width %d, %d tokens, %d sequences per step.", each.TokensPerSecond, m.NLayer, m.HeadsText(), m.NEmbd, m.BlockSize, p.Config.Batch.Global),
+	}
+	text = append(text, lines...)
+	for _, n := range p.notes {
+		text = append(text, "Differs: "+n+".")
+	}
+	for i, line := range text {
+		text[i] = "# " + strings.ReplaceAll(line, "\n", " ") + "\n"
+	}
+	return strings.Join(text, "")
+}
+
+// foreign lists what no system but autopar runs.
+func (p *plan) foreign() {
+	cfg := p.Config
+	p.lack(len(cfg.Parallel.Pins) > 0, "pinned placements (parallel.pin)")
+	p.lack(p.TP > 1 && len(p.Replicated()) > 0, "%s kept whole beside tensor parallelism: plan with --replicate none", strings.Join(p.Replicated(), " and "))
+	p.lack(p.TP > 1 && p.TP > cfg.Model.KVHeads(), "tensor parallelism of %d over %d heads of keys and values: plan with --tp %[2]d", p.TP, cfg.Model.KVHeads())
+	p.lack(cfg.Model.NHead%p.TP != 0, "%d heads over %d tensor-parallel ranks: plan with a --tp that divides them", cfg.Model.NHead, p.TP)
+	p.lack(p.Offload.Moves(), "state that is fetched from the host's memory and stashed there: plan with --offload none")
+	p.lack(cfg.Train.Reproducible, "train.reproducible")
+	dp := p.DataParallel()
+	p.lack(cfg.Batch.Global%dp != 0, "%d sequences on %d data-parallel ranks, of which some get fewer", cfg.Batch.Global, dp)
+	local := cfg.Batch.Global / dp
+	even := p.MicroBatch
+	for local%even != 0 {
+		even--
+	}
+	p.lack(even != p.MicroBatch, "%d sequences of a data-parallel rank in micro-batches of %d, of which the last is smaller: plan with --micro-batch %d", local, p.MicroBatch, even)
+	p.lack(p.PP() == 1 && p.Schedule != partition.OneFOneB && local > p.MicroBatch, "schedule %s without a pipeline: plan with --schedule 1f1b", p.Schedule)
+	p.note(cfg.Optimizer.Schedule == "step", "the learning rate decays as a cosine, not in steps")
+}
+
+// numbered reports whether ranks are numbered over these axes, innermost first, those of the
+// units among the data-parallel ones.
+func (p *plan) numbered(order ...string) bool {
+	sizes := map[string]int{partition.AxisTP: p.TP, partition.AxisCP: p.ContextParallel(), partition.AxisDP: p.DataParallel(), partition.AxisPP: p.PP()}
+	strides, next := map[string]int{}, 1
+	for _, axis := range order {
+		strides[axis] = next
+		next *= sizes[axis]
+	}
+	cp := p.ContextParallel()
+	for position := range p.PP() {
+		for device := range p.DataParallel() * cp * p.TP {
+			at := position*strides[partition.AxisPP] + device%p.TP*strides[partition.AxisTP] +
+				device/p.TP%cp*strides[partition.AxisCP] + device/p.TP/cp*strides[partition.AxisDP]
+			if p.WorldRank(position, device) != at {
+				return false
+			}
+		}
+	}
+	return true
+}
+
+// recomputation says how many blocks of every stage, from the first, are recomputed in full, or
+// that the attention of all is. ok reports whether that says it.
+func (p *plan) recomputation() (blocks int, attention, ok bool) {
+	size := func(s partition.Stage) int { return s.Last - s.First }
+	all := func(is func(partition.Stage) bool) bool {
+		return !slices.ContainsFunc(p.Stages, func(s partition.Stage) bool { return !is(s) })
+	}
+	first := p.Stages[0]
+	switch {
+	case all(func(s partition.Stage) bool { return s.Selective == size(s) }):
+		return 0, true, true
+	case all(func(s partition.Stage) bool { return s.Recompute == size(s) }):
+		return p.most(), false, true
+	case all(func(s partition.Stage) bool { return s.Recompute == first.Recompute && s.Selective == 0 }):
+		return first.Recompute, false, true
+	}
+	return 0, false, false
+}
+
+// most is the largest number of blocks of a stage.
+func (p *plan) most() (n int) {
+	for _, s := range p.Stages {
+		n = max(n, s.Last-s.First)
+	}
+	return n
+}
+
+// microBatches is how many of them a data-parallel rank runs in a step.
+func (p *plan) microBatches() int {
+	return p.Config.Batch.Global / (p.MicroBatch * p.DataParallel())
+}
+
+// quote makes a word of a shell.
+func quote(s string) string {
+	plain := func(r rune) bool {
+		return r < 128 && (r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || strings.ContainsRune("-_./=:,+%@", r))
+	}
+	if s != "" && strings.IndexFunc(s, func(r rune) bool { return !plain(r) }) < 0 {
+		return s
+	}
+	return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'"
+}
+
+// device is what autopar runs the plan on.
+func (p *plan) device() string {
+	return map[bool]string{true: "cpu", false: "cuda"}[p.Cluster.Device.Shared]
+}
+
+// outDir is where the run writes.
+func (p *plan) outDir() string { return cmp.Or(p.Config.Train.OutDir, "out") }

@@ -1,0 +1,194 @@
+package export_test
+
+import (
+	"bytes"
+	"flag"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/goccy/go-yaml"
+	"github.com/stretchr/testify/require"
+
+	"github.com/autopar/autopar/config"
+	"github.com/autopar/autopar/export"
+	"github.com/autopar/autopar/partition"
+	"github.com/autopar/autopar/planner"
+	"github.com/autopar/autopar/planner/cost"
+)
+
+var update = flag.Bool("update", false, "rewrite the golden files")
+
+const gpt2 = `
+model: {n_layer: 12, n_head: 12, n_embd: 768, vocab_size: 50304, bias: true}
+batch: {global: 64}
+train: {max_iters: 999, out_dir: "it's out"}
+`
+
+const llama = `
+model: {preset: llama-3-8b}
+batch: {global: 64}
+train: {dtype: bf16, max_iters: 999}
+optimizer: {lr_decay_iters: 800}
+`
+
+// stages cuts blocks.
+func stages(blocks ...int) (all []partition.Stage) {
+	at := 0
+	for _, n := range blocks {
+		all = append(all, partition.Stage{First: at, Last: at + n})
+		at += n
+	}
+	return all
+}
+
+// document is a plan for 16 H100s.
+func document(t *testing.T, text string, change func(*partition.Plan)) *planner.Document {
+	t.Helper()
+	cfg, err := config.Parse("gpt.yaml", []byte(text), nil)
+	require.NoError(t, err)
+	require.NoError(t, cfg.Validate())
+	cluster, err := cost.Load("h100")
+	require.NoError(t, err)
+	p := &partition.Plan{PlanNGPUs: 16, RuntimeNGPUs: 16, DP: 16, TP: 1, MicroBatch: 2, Schedule: partition.OneFOneB, Stages: stages(cfg.Model.NLayer)}
+	change(p)
+	require.NoError(t, p.Validate(cfg.Model.NLayer, cfg.Batch.Global))
+	return &planner.Document{Plan: p, Config: cfg, Cluster: cluster, Predicted: planner.Predicted{StepSeconds: 1.25, TokensPerSecond: 52428.8}}
+}
+
+func written(t *testing.T, doc *planner.Document, format string) (string, error) {
+	t.Helper()
+	var text bytes.Buffer
+	err := export.Write(&text, doc, export.Options{Format: format, Plan: "plans/my plan.json", Image: "registry/autopar:1"})
+	return text.String(), err
+}
+
+// TestGolden holds what is written of several plans to files.
+func TestGolden(t *testing.T) {
+	pipeline := func(p *partition.Plan) {
+		p.DP, p.TP, p.SequenceParallel, p.ZeRO, p.Overlap, p.MicroBatch = 2, 2, true, 1, true, 4
+		p.Stages = stages(3, 3, 4, 2)
+		for i := range p.Stages {
+			p.Stages[i].Recompute = 2
+		}
+	}
+	units := func(p *partition.Plan) {
+		p.PlanNGPUs, p.DP, p.CP, p.TP, p.Interleave, p.Schedule, p.ZeRO = 8, 1, 2, 2, 2, partition.Interleaved, 1
+		p.Stages = stages(8, 8, 8, 8)
+	}
+	hybrid := func(p *partition.Plan) {
+		p.DP, p.TP, p.SequenceParallel, p.ZeRO, p.ZeROGroup = 8, 2, true, 3, 4
+		p.Stages[0].Recompute = 32
+	}
+	looped := func(p *partition.Plan) {
+		p.DP, p.TP, p.SequenceParallel, p.ZeRO, p.Interleave, p.Schedule, p.MicroBatch = 4, 2, true, 2, 2, partition.Interleaved, 1
+		p.Stages = stages(9, 9, 9, 5)
+	}
+	for name, c := range map[string]struct {
+		model, format string
+		plan          func(*partition.Plan)
+	}{
+		"megatron-pipeline.sh":   {gpt2, export.Megatron, pipeline},
+		"megatron-units.sh":      {llama, export.Megatron, units},
+		"megatron-hybrid.sh":     {llama, export.Megatron, hybrid},
+		"torchtitan-hybrid.toml": {llama, export.Torchtitan, hybrid},
+		"torchtitan-looped.toml": {strings.Replace(llama, "preset: llama-3-8b", "preset: llama-3-8b, n_embd: 2048, ffn_hidden: 7000", 1), export.Torchtitan, looped},
+		"slurm.sh":               {gpt2, export.Slurm, pipeline},
+		"k8s.yaml":               {gpt2, export.Kubernetes, pipeline},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got, err := written(t, document(t, c.model, c.plan), c.format)
+			require.NoError(t, err)
+			file := filepath.Join("testdata", name)
+			if *update {
+				require.NoError(t, os.WriteFile(file, []byte(got), 0o666))
+			}
+			want, err := os.ReadFile(file)
+			require.NoError(t, err)
+			require.Equal(t, string(want), got)
+		})
+	}
+}
+
+// TestSyntax has a shell and a YAML parser read what is for them.
+func TestSyntax(t *testing.T) {
+	doc := document(t, gpt2, func(p *partition.Plan) { p.ZeRO = 1 })
+	for _, format := range []string{export.Megatron, export.Slurm} {
+		text, err := written(t, doc, format)
+		require.NoError(t, err)
+		sh, err := exec.LookPath("sh")
+		if err != nil {
+			t.Skip(err)
+		}
+		cmd := exec.Command(sh, "-n")
+		cmd.Stdin = strings.NewReader(text)
+		out, err := cmd.CombinedOutput()
+		require.NoError(t, err, "%s", out)
+	}
+	text, err := written(t, doc, export.Kubernetes)
+	require.NoError(t, err)
+	decoder := yaml.NewDecoder(strings.NewReader(text))
+	for _, kind := range []string{"Service", "Job"} {
+		var object struct {
+			Kind string
+			Spec struct {
+				Completions int
+				Template    struct {
+					Spec struct{ Containers []struct{ Command []string } }
+				}
+			}
+		}
+		require.NoError(t, decoder.Decode(&object))
+		require.Equal(t, kind, object.Kind)
+		if kind == "Job" {
+			require.Equal(t, 2, object.Spec.Completions)
+			require.Equal(t, []string{
+				"autopar", "launch", "my plan.json", "--nnodes", "2", "--nproc", "8", "--max-restarts", "3", "--device", "cuda",
+				"--node-rank", "$(JOB_COMPLETION_INDEX)", "--master", "autopar-0.autopar:29500",
+			}, object.Spec.Template.Spec.Containers[0].Command)
+		}
+	}
+}
+
+// TestNoWords lists what other systems do not run. Slurm and Kubernetes run all but what no node
+// could.
+func TestNoWords(t *testing.T) {
+	for name, c := range map[string]struct {
+		model, format string
+		plan          func(*partition.Plan)
+		want          string
+	}{
+		"schedule": {gpt2, export.Megatron, func(p *partition.Plan) { p.DP, p.Stages, p.Schedule = 8, stages(6, 6), partition.ZeroBubble }, "schedule zero-bubble: plan with --schedule 1f1b or interleaved"},
+		"gpipe":    {gpt2, export.Megatron, func(p *partition.Plan) { p.Schedule = partition.GPipe }, "schedule gpipe without a pipeline: plan with --schedule 1f1b"},
+		"batch":    {gpt2, export.Megatron, func(p *partition.Plan) { p.MicroBatch = 3 }, "4 sequences of a data-parallel rank in micro-batches of 3, of which the last is smaller: plan with --micro-batch 2"},
+		"share":    {gpt2, export.Megatron, func(p *partition.Plan) { p.PlanNGPUs, p.RuntimeNGPUs, p.DP = 24, 24, 24 }, "64 sequences on 24 data-parallel ranks, of which some get fewer"},
+		"fsdp":     {gpt2, export.Megatron, func(p *partition.Plan) { p.DP, p.Stages, p.ZeRO = 8, stages(6, 6), 3 }, "ZeRO 3 beside a pipeline: plan with --zero 1"},
+		"some": {gpt2, export.Megatron, func(p *partition.Plan) {
+			p.DP, p.Stages = 8, []partition.Stage{{Last: 6, Recompute: 1}, {First: 6, Last: 12}}
+		}, "another number of recomputed blocks in each stage: plan with --recompute full, selective or none"},
+		"order": {gpt2, export.Megatron, func(p *partition.Plan) { p.DP, p.TP, p.Stages, p.RankOrder = 4, 2, stages(6, 6), "dp-tp-pp" },
+			"ranks in this order, units outermost: plan with --rank-order tp-cp-dp-pp and one unit"},
+		"heads": {gpt2, export.Megatron, func(p *partition.Plan) { p.DP, p.TP = 2, 8 }, "12 heads over 8 tensor-parallel ranks"},
+		"whole": {gpt2, export.Megatron, func(p *partition.Plan) {
+			p.DP, p.TP, p.SequenceParallel = 8, 2, true
+			p.Placements = []partition.Placement{{Match: `h\.[0-9]+\.attn\.c_proj\.weight`, Spec: "[_,_]"}}
+		}, "attn kept whole beside tensor parallelism: plan with --replicate none"},
+		"offload": {gpt2, export.Megatron, func(p *partition.Plan) { p.Offload = partition.OffloadOptimizer }, "plan with --offload none"},
+		"model":   {gpt2, export.Torchtitan, func(p *partition.Plan) {}, "this model: it trains Llamas"},
+		"zero 1":  {llama, export.Torchtitan, func(p *partition.Plan) { p.ZeRO = 1 }, "optimizer state that is sharded without the gradients: plan with --zero 2"},
+		"zero 0":  {llama, export.Torchtitan, func(p *partition.Plan) { p.DP, p.CP = 8, 2 }, "data parallelism without ZeRO beside another: plan with --zero 2"},
+		"no sp":   {llama, export.Torchtitan, func(p *partition.Plan) { p.DP, p.TP, p.ZeRO = 8, 2, 2 }, "plan with --sequence-parallel on"},
+		"partly":  {llama, export.Torchtitan, func(p *partition.Plan) { p.ZeRO, p.Stages[0].Recompute = 2, 5 }, "plan with --recompute full or none"},
+		"nodes":   {gpt2, export.Slurm, func(p *partition.Plan) { p.PlanNGPUs, p.RuntimeNGPUs, p.DP = 12, 12, 12 }, "12 ranks on nodes of 8 devices: plan for whole nodes"},
+		"format":  {gpt2, "make", func(p *partition.Plan) {}, "it is none of megatron, torchtitan, slurm and k8s"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			text, err := written(t, document(t, c.model, c.plan), c.format)
+			require.ErrorContains(t, err, c.want)
+			require.IsType(t, &export.Error{}, err)
+			require.Empty(t, text)
+		})
+	}
+}

@@ -1,0 +1,169 @@
+package export
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/autopar/autopar/models/gpt"
+	"github.com/autopar/autopar/partition"
+)
+
+// megatron writes arguments of Megatron-LM as of August 2026 (d98e8a64, megatron/training/arguments.py
+// and the configurations it is made of). Its pipelines run 1F1B, interleaved or not; a distributed
+// optimizer is ZeRO 1, and Megatron-FSDP shards gradients and parameters.
+func (p *plan) megatron(o Options) string {
+	p.foreign()
+	cfg, m := p.Config, &p.Config.Model
+	a := &arguments{}
+
+	a.add("tensor-model-parallel-size", p.TP)
+	a.add("pipeline-model-parallel-size", p.PP())
+	if cp := p.ContextParallel(); cp > 1 {
+		a.add("context-parallel-size", cp)
+		a.add("cp-comm-type", "all_gather")
+	}
+	a.flag(p.SequenceParallel && p.TP > 1, "sequence-parallel")
+	p.lack(p.PP() > 1 && (p.Schedule == partition.GPipe || p.Schedule == partition.ZeroBubble), "schedule %s: plan with --schedule 1f1b or interleaved", p.Schedule)
+	if p.PP() > 1 && (p.Chunks() > 1 || p.most()*len(p.Stages) != m.NLayer) {
+		a.add("pipeline-model-parallel-layout", p.layout())
+	}
+	switch usual, outside := p.numbered("tp", "cp", "dp", "pp"), p.numbered("tp", "cp", "pp", "dp"); {
+	case usual:
+	case outside:
+		a.flag(true, "use-tp-pp-dp-mapping")
+	default:
+		p.lack(true, "ranks in this order, units outermost: plan with --rank-order tp-cp-dp-pp and one unit")
+	}
+	a.add("micro-batch-size", p.MicroBatch)
+	a.add("global-batch-size", cfg.Batch.Global)
+	p.megatronZeRO(a)
+	blocks, attention, ok := p.recomputation()
+	p.lack(!ok, "another number of recomputed blocks in each stage: plan with --recompute full, selective or none")
+	switch {
+	case attention:
+		a.add("recompute-granularity", "selective")
+	case blocks > 0:
+		a.add("recompute-granularity", "full")
+		a.add("recompute-method", "block")
+		a.add("recompute-num-layers", blocks)
+	}
+
+	a.add("num-layers", m.NLayer)
+	a.add("hidden-size", m.NEmbd)
+	a.add("ffn-hidden-size", m.FFN())
+	a.add("num-attention-heads", m.NHead)
+	if m.KVHeads() != m.NHead {
+		a.flag(true, "group-query-attention")
+		a.add("num-query-groups", m.KVHeads())
+	}
+	a.add("seq-length", m.BlockSize)
+	a.add("max-position-embeddings", m.BlockSize)
+	a.add("make-vocab-size-divisible-by", 1)
+	p.note(m.VocabSize%p.TP != 0, "the vocabulary of %d is padded to a multiple of %d", m.VocabSize, p.TP)
+	a.add("attention-dropout", m.Dropout)
+	a.add("hidden-dropout", m.Dropout)
+	if m.Norm == gpt.RMSNorm {
+		a.add("normalization", "RMSNorm")
+	}
+	p.note(m.Norm == gpt.LayerNorm && !m.Bias, "LayerNorm has biases")
+	if m.Position == gpt.RoPE {
+		a.add("position-embedding-type", "rope")
+		a.add("rotary-base", int(m.Theta()))
+		p.note(m.Theta() != float64(int(m.Theta())), "the base of rope is %d", int(m.Theta()))
+	}
+	a.flag(!m.TieEmbeddings, "untie-embeddings-and-output-weights")
+	a.flag(!m.Bias, "disable-bias-linear")
+	a.flag(m.Activation == gpt.SwiGLU, "swiglu")
+	a.flag(m.Activation == gpt.GELU, "no-bias-gelu-fusion") // the fused one is the tanh form
+	p.note(m.Activation == gpt.GELUTanh && !m.Bias, "GELU is the exact form")
+
+	p.megatronTraining(a)
+	env := ""
+	if p.ZeRO < 2 && (p.TP > 1 || p.ContextParallel() > 1) {
+		env = "export CUDA_DEVICE_MAX_CONNECTIONS=1\n"
+	}
+	return "#!/bin/sh\n" + p.header(o,
+		"Start it on every node in a checkout of Megatron-LM, with the arguments of data and tokenizer:",
+		fmt.Sprintf("  NODE_RANK=0 MASTER_ADDR=HOST sh FILE --data-path ... --tokenizer-type ... (vocabulary %d)", m.VocabSize),
+	) + "set -eu\n" + env +
+		fmt.Sprintf("exec torchrun --nnodes %d --nproc-per-node %d --node-rank \"${NODE_RANK:-0}\" \\\n", p.machines, p.perNode) +
+		"  --master-addr \"${MASTER_ADDR:-127.0.0.1}\" --master-port \"${MASTER_PORT:-29500}\" \\\n  pretrain_gpt.py \\\n" + a.text.String() + "  \"$@\"\n"
+}
+
+// megatronZeRO says what data-parallel ranks shard, and what overlaps.
+func (p *plan) megatronZeRO(a *arguments) {
+	switch {
+	case p.DataParallel() == 1:
+		return
+	case p.ZeRO == 1:
+		a.flag(true, "use-distributed-optimizer")
+		a.flag(p.Overlap, "overlap-param-gather")
+	case p.ZeRO >= 2:
+		p.lack(p.PP() > 1, "ZeRO %d beside a pipeline: plan with --zero 1", p.ZeRO)
+		a.flag(true, "use-distributed-optimizer")
+		a.flag(true, "use-megatron-fsdp")
+		a.add("data-parallel-sharding-strategy", map[int]string{2: "optim_grads", 3: "optim_grads_params"}[p.ZeRO])
+		a.add("ckpt-format", "fsdp_dtensor")
+	}
+	if p.Copies() > 1 {
+		a.add("num-distributed-optimizer-instances", p.Copies())
+	}
+	a.flag(p.Overlap, "overlap-grad-reduce")
+}
+
+// megatronTraining says how the model is trained.
+func (p *plan) megatronTraining(a *arguments) {
+	t, o := &p.Config.Train, &p.Config.Optimizer
+	switch t.DType {
+	case "bfloat16":
+		a.flag(true, "bf16")
+		p.note(p.DataParallel() > 1, "gradients are summed over ranks in 4 bytes, not 2")
+	case "float16":
+		a.flag(true, "fp16")
+	}
+	p.lack(!t.MasterWeights, "training without master weights")
+	a.add("train-iters", t.MaxIters+1)
+	a.add("lr", o.LearningRate)
+	if o.DecayLR {
+		a.add("min-lr", o.MinLR)
+		a.add("lr-warmup-iters", o.WarmupIters)
+		a.add("lr-decay-iters", o.LRDecayIters)
+	}
+	a.add("lr-decay-style", map[bool]string{true: "cosine", false: "constant"}[o.DecayLR && o.Schedule != "constant"])
+	a.add("weight-decay", o.WeightDecay)
+	a.add("adam-beta1", o.Beta1)
+	a.add("adam-beta2", o.Beta2)
+	a.add("adam-eps", o.Eps)
+	a.add("clip-grad", o.GradClip)
+	a.add("eval-interval", t.EvalInterval)
+	a.add("eval-iters", t.EvalIters)
+	a.add("log-interval", t.LogInterval)
+	a.add("seed", t.Seed)
+}
+
+// layout is the pipeline as --pipeline-model-parallel-layout has it: a letter for the embedding,
+// each block and the loss, a bar between stages.
+func (p *plan) layout() string {
+	stages := make([]string, len(p.Stages))
+	for i, s := range p.Stages {
+		if n := s.Last - s.First; n > 0 {
+			stages[i] = fmt.Sprintf("t*%d", n)
+		}
+	}
+	stages[0] = strings.TrimSuffix("E,"+stages[0], ",")
+	stages[len(stages)-1] = strings.TrimPrefix(stages[len(stages)-1]+",L", ",")
+	return strings.Join(stages, "|")
+}
+
+// arguments are those of a command, a line each.
+type arguments struct{ text strings.Builder }
+
+func (a *arguments) add(name string, value any) {
+	fmt.Fprintf(&a.text, "  --%s %s \\\n", name, quote(fmt.Sprint(value)))
+}
+
+func (a *arguments) flag(when bool, name string) {
+	if when {
+		fmt.Fprintf(&a.text, "  --%s \\\n", name)
+	}
+}

@@ -1,0 +1,167 @@
+package export
+
+import (
+	"fmt"
+	"math"
+	"strings"
+
+	"github.com/autopar/autopar/models/gpt"
+	"github.com/autopar/autopar/partition"
+)
+
+// torchtitan writes a job file of torchtitan 0.2 (torchtitan/config/job_config.py of 0.2.2), which
+// trains Llamas. Its tensor parallelism is sequence parallel; FSDP, which shards gradients with the
+// optimizer state, is ZeRO 2 where parameters stay whole from the forward to the backward pass,
+// and ZeRO 3 where they do not.
+func (p *plan) torchtitan(o Options) string {
+	p.foreign()
+	cfg, m, t := p.Config, &p.Config.Model, &p.Config.Train
+	dp, sharded := p.DataParallel(), p.DataParallel() > 1 && p.ZeRO > 0
+	several := p.TP > 1 || p.PP() > 1 || p.ContextParallel() > 1
+	p.lack(m.Activation != gpt.SwiGLU || m.Norm != gpt.RMSNorm || m.Position != gpt.RoPE || m.TieEmbeddings || m.Bias || m.Dropout > 0,
+		"this model: it trains Llamas (swiglu, rmsnorm, rope, tie_embeddings: false, bias: false, dropout: 0)")
+	p.lack(p.TP > 1 && !p.SequenceParallel, "tensor parallelism without sequence parallelism: plan with --sequence-parallel on")
+	p.lack(dp > 1 && p.ZeRO == 1, "optimizer state that is sharded without the gradients: plan with --zero 2")
+	p.lack(dp > 1 && p.ZeRO == 0 && several, "data parallelism without ZeRO beside another: plan with --zero 2")
+	p.lack(!p.numbered("tp", "cp", "dp", "pp"), "ranks in this order, units outermost: plan with --rank-order tp-cp-dp-pp and one unit")
+	p.lack(t.DType == "float16", "float16: train in bfloat16")
+	p.lack(t.DType == "bfloat16" && t.MasterWeights && !sharded && several && p.ContextParallel() == 1, "bfloat16 with master weights without FSDP: plan with --zero 2")
+
+	f := &toml{}
+	f.section("model")
+	f.set("name", "llama3")
+	flavor, add := flavorOf(m)
+	f.set("flavor", flavor)
+	f.section("parallelism")
+	replicas, shards := dp, 1
+	if sharded {
+		replicas, shards = p.Copies(), p.ShardGroup()
+	}
+	f.set("data_parallel_replicate_degree", replicas)
+	f.set("data_parallel_shard_degree", shards)
+	if sharded {
+		p.note(!p.Overlap, "FSDP communicates beside the computation")
+		f.set("fsdp_reshard_after_forward", map[bool]string{true: "always", false: "never"}[p.ZeRO == 3])
+	}
+	f.set("tensor_parallel_degree", p.TP)
+	f.set("context_parallel_degree", p.ContextParallel())
+	local := p.MicroBatch
+	if p.PP() > 1 {
+		p.lack(p.Schedule == partition.ZeroBubble, "schedule %s: plan with --schedule 1f1b, interleaved or gpipe", p.Schedule)
+		f.set("pipeline_parallel_degree", p.PP())
+		f.set("pipeline_parallel_schedule", map[partition.Schedule]string{partition.GPipe: "GPipe", partition.OneFOneB: "1F1B", partition.Interleaved: "Interleaved1F1B"}[p.Schedule])
+		f.set("pipeline_parallel_microbatch_size", p.MicroBatch)
+		f.set("module_fqns_per_model_part", p.parts())
+		local *= p.microBatches()
+	}
+	f.section("training")
+	f.set("seq_len", m.BlockSize)
+	f.set("local_batch_size", local)
+	f.set("global_batch_size", cfg.Batch.Global)
+	f.set("steps", t.MaxIters+1)
+	f.set("max_norm", cfg.Optimizer.GradClip)
+	f.set("dtype", map[bool]string{true: "float32", false: "bfloat16"}[t.DType != "bfloat16" || t.MasterWeights])
+	f.set("mixed_precision_param", t.DType)
+	p.note(t.DType == "bfloat16" && dp > 1, "gradients are summed over ranks in 4 bytes, not 2")
+	f.section("activation_checkpoint")
+	blocks, attention, ok := p.recomputation()
+	p.lack(!ok || attention || blocks > 0 && blocks < p.most(), "recomputation of some blocks or of attention alone: plan with --recompute full or none")
+	f.set("mode", map[bool]string{true: "full", false: "none"}[blocks > 0])
+	f.section("optimizer")
+	f.set("name", "AdamW")
+	f.set("lr", cfg.Optimizer.LearningRate)
+	f.set("beta1", cfg.Optimizer.Beta1)
+	f.set("beta2", cfg.Optimizer.Beta2)
+	f.set("eps", cfg.Optimizer.Eps)
+	f.set("weight_decay", cfg.Optimizer.WeightDecay)
+	p.note(cfg.Optimizer.WeightDecay > 0, "the weights of norms decay, too")
+	f.section("lr_scheduler")
+	if cfg.Optimizer.DecayLR {
+		f.set("warmup_steps", cfg.Optimizer.WarmupIters)
+		if cfg.Optimizer.Schedule != "constant" {
+			f.set("total_steps", max(cfg.Optimizer.LRDecayIters, t.MaxIters+1))
+			p.note(cfg.Optimizer.LRDecayIters < t.MaxIters, "the learning rate decays until the last step")
+			f.set("decay_type", "cosine")
+			f.set("min_lr_factor", cfg.Optimizer.MinLR/cfg.Optimizer.LearningRate)
+		} else {
+			f.set("decay_ratio", 0.0)
+		}
+	} else {
+		f.set("warmup_steps", 0)
+		f.set("decay_ratio", 0.0)
+	}
+	f.section("metrics")
+	f.set("log_freq", t.LogInterval)
+	f.section("debug")
+	f.set("seed", t.Seed)
+
+	lines := []string{
+		"Beside it torchtitan wants its tokenizer and data (model.hf_assets_path, training.dataset):",
+		fmt.Sprintf("  torchrun --nnodes %d --nproc-per-node %d ... -m torchtitan.train --job.config_file FILE", p.machines, p.perNode),
+	}
+	if add != "" {
+		lines = append(lines, "Add this to llama3_args of torchtitan/models/llama3/__init__.py:", "  "+add)
+	}
+	return p.header(o, lines...) + f.text.String()
+}
+
+// parts names the modules of every stage.
+func (p *plan) parts() [][]string {
+	parts := make([][]string, len(p.Stages))
+	for i, s := range p.Stages {
+		if i == 0 {
+			parts[i] = append(parts[i], "tok_embeddings")
+		}
+		for block := s.First; block < s.Last; block++ {
+			parts[i] = append(parts[i], fmt.Sprintf("layers.%d", block))
+		}
+	}
+	last := len(parts) - 1
+	parts[last] = append(parts[last], "norm", "output")
+	return parts
+}
+
+// flavorOf names the model among torchtitan's Llamas. add is what would make it one.
+func flavorOf(m *gpt.Config) (name, add string) {
+	for _, known := range []struct {
+		name                         string
+		blocks, heads, kv, width, ff int
+	}{
+		{"8B", 32, 32, 8, 4096, 14336}, {"70B", 80, 64, 8, 8192, 28672}, {"405B", 126, 128, 8, 16384, 53248},
+	} {
+		if known.blocks == m.NLayer && known.heads == m.NHead && known.kv == m.KVHeads() && known.width == m.NEmbd && known.ff == m.FFN() && m.Theta() == 500000 {
+			return known.name, ""
+		}
+	}
+	// Its width of the MLP is 8/3 of the model's, times the multiplier, rounded up to multiple_of.
+	multiplier := math.Min(1, float64(m.FFN())/float64(8*m.NEmbd/3))
+	name = "autopar"
+	return name, fmt.Sprintf("%q: TransformerModelArgs(dim=%d, n_layers=%d, n_heads=%d, n_kv_heads=%d, multiple_of=%d, ffn_dim_multiplier=%.3f, rope_theta=%g),",
+		name, m.NEmbd, m.NLayer, m.NHead, m.KVHeads(), m.FFN(), math.Floor(multiplier*1000)/1000, m.Theta())
+}
+
+// toml is a file of sections, keys and values.
+type toml struct{ text strings.Builder }
+
+func (f *toml) section(name string) { fmt.Fprintf(&f.text, "\n[%s]\n", name) }
+
+func (f *toml) set(key string, value any) {
+	var text string
+	switch v := value.(type) {
+	case string:
+		text = fmt.Sprintf("%q", v)
+	case float64:
+		if text = fmt.Sprint(v); !strings.ContainsAny(text, ".e") {
+			text += ".0"
+		}
+	case [][]string:
+		var rows []string
+		for _, row := range v {
+			rows = append(rows, `    ["`+strings.Join(row, `", "`)+`"],`)
+		}
+		text = "[\n" + strings.Join(rows, "\n") + "\n]"
+	default:
+		text = fmt.Sprint(v)
+	}
+	fmt.Fprintf(&f.text, "%s = %s\n", key, text)
+}
