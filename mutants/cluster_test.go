@@ -16,16 +16,6 @@ func inTheCluster() []mutant {
 		old:  "sharing := max(r.ports, float64(senders))", new: "sharing := r.ports",
 		pkg: "./planner/cost", run: "^TestPortsAreShared$",
 	}, {
-		bug: "a transfer goes over all links of a device", how: "where no switch joins them",
-		file: "planner/cost/topology.go",
-		old:  "return r.rate(senders) * r.lanes(1)", new: "return r.rate(senders)",
-		pkg: "./planner/cost", run: "^TestLinks$",
-	}, {
-		bug: "a device is linked to one of each unit inside", how: "of those that a collective is over",
-		file: "planner/cost/topology.go",
-		old:  "r.lanes(reached*(f-1))", new: "r.lanes(f-1)",
-		pkg: "./planner/cost", run: "^TestLinks$",
-	}, {
 		bug: "what leaves a rack has the bandwidth of its nodes", how: "oversubscription is forgotten",
 		file: "planner/cost/topology.go",
 		old:  "network.bandwidth /= c.Oversubscription\n", new: "",

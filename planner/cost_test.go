@@ -39,7 +39,7 @@ func randomCluster(r *rand.Rand) *cost.Cluster {
 	case 2:
 		level := func(name string, devices int, bw float64) cost.Level {
 			l := link(bw)
-			return cost.Level{Name: name, Devices: devices, Bandwidth: l.Bandwidth, Efficiency: l.Efficiency, Latency: l.Latency, NICs: r.IntN(3), Links: r.IntN(4)}
+			return cost.Level{Name: name, Devices: devices, Bandwidth: l.Bandwidth, Efficiency: l.Efficiency, Latency: l.Latency, NICs: r.IntN(3)}
 		}
 		pair := 1 + r.IntN(2)
 		c.Levels = []cost.Level{level("pair", pair, 1e9), level("node", (1+r.IntN(3))*pair*2, 3e8), level("cluster", 0, 1e8)}

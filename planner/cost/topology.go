@@ -25,9 +25,6 @@ type Level struct {
 	// NICs are the ports that a unit inside has on this level; its devices share
 	// them, and one that sends alone has one. 0 is a port per device.
 	NICs int `json:"nics,omitempty"`
-	// Links is how many links of a device make up its bandwidth where no switch joins
-	// them: a device is at the other end of one of them only. 0 is a switch, or one link.
-	Links int `json:"links,omitempty"`
 }
 
 // maxLevels bounds the levels, so that a [Group] is a value.
@@ -62,7 +59,6 @@ func (c *Cluster) hierarchy() []rung {
 		if l.NICs > 0 {
 			r.ports = float64(l.NICs)
 		}
-		r.links = float64(l.Links)
 		add(r, l.Devices)
 	}
 	if len(c.Levels) > 0 {
@@ -90,7 +86,6 @@ type rung struct {
 	bandwidth       float64 // bytes/s reached by a device when all send
 	latency         float64 // seconds
 	ports           float64 // of a unit inside
-	links           float64 // of a device, to as many others; 0 where they are switched
 	// kinds, of the network of several pools, are the rungs there that messages go over:
 	// they reach what the slowest does, and inside and devices are addresses. See [lie].
 	kinds []rung
@@ -112,21 +107,6 @@ func (r rung) rate(senders int) float64 {
 		return r.bandwidth
 	}
 	return r.bandwidth * inside / sharing
-}
-
-// transfer is what each of so many devices reaches that send to one other each.
-func (r rung) transfer(senders int) float64 { return r.rate(senders) * r.lanes(1) }
-
-// lanes is the share of its bandwidth that a device has to so many others at once.
-func (r rung) lanes(others float64) float64 {
-	share := 1.0
-	for _, k := range r.kinds {
-		share = min(share, k.lanes(others))
-	}
-	if r.links > others {
-		share = others / r.links
-	}
-	return share
 }
 
 // Group is a set of ranks that communicate. Fan tells how they are spread over the
@@ -253,7 +233,7 @@ func route(rungs []rung, on *lie, p *partition.Plan, from, to int) Route {
 	}
 	slowest, found := Route{}, false
 	for l, n := range most {
-		if n > 0 && (!found || rungs[l].transfer(n) <= rungs[slowest.Level].transfer(slowest.Senders)) {
+		if n > 0 && (!found || rungs[l].rate(n) <= rungs[slowest.Level].rate(slowest.Senders)) {
 			slowest, found = Route{l, n}, true
 		}
 	}
@@ -312,8 +292,7 @@ func (m *Model) collective(op ir.Op, bytes int64, g Group, share float64) Picose
 	}
 	t, ring, tree, reached := 0.0, 0.0, 0.0, 1.0
 	for l, r := range m.rungs[:outermost+1] {
-		f := float64(g.Fan[l])
-		rate := m.together[l] * r.lanes(reached*(f-1))
+		f, rate := float64(g.Fan[l]), m.together[l]
 		// All ranks that are not the last of their unit send inside it.
 		hops := max(f-1, math.Ceil(n/reached)-math.Ceil(n/(reached*f)))
 		if op == ir.OpAllToAll {
@@ -384,7 +363,7 @@ func (m *Model) Transfer(bytes int64, way Route) Picoseconds {
 	if m.onePass { // read and written
 		return picoseconds(m.meeting(2) + 2*float64(bytes)/m.together[0])
 	}
-	return picoseconds(r.latency + float64(bytes)/r.transfer(way.Senders))
+	return picoseconds(r.latency + float64(bytes)/r.rate(way.Senders))
 }
 
 // network takes the levels of the cluster for a job of so many ranks.
@@ -455,8 +434,6 @@ func (c *Cluster) validateNetwork() error {
 			return bad(key("devices"), "is %d, must be a larger multiple of the %d of the level inside", l.Devices, inside)
 		case l.NICs < 0 || l.NICs > 1<<20:
 			return bad(key("nics"), "is %d, must be between 1 and %d", l.NICs, 1<<20)
-		case l.Links < 0 || l.Links > 1<<10:
-			return bad(key("links"), "is %d, must be between 1 and %d", l.Links, 1<<10)
 		}
 		names[l.Name] = true
 		inside = l.Devices

@@ -98,30 +98,6 @@ func TestPortsAreShared(t *testing.T) {
 	require.InDelta(t, float64(40010*us), float64(m.Transfer(1e6, Route{2, 8})), 1, "a quarter of 100 MB/s")
 }
 
-// TestLinks: where devices are joined by links of their own and no switch, each reaches
-// another over one of them, and more others over more.
-func TestLinks(t *testing.T) {
-	c := round()
-	link := func(name string, devices, links int, bandwidth float64) Level {
-		return Level{Name: name, Devices: devices, Links: links, Bandwidth: bandwidth, Efficiency: 1}
-	}
-	c.Levels = []Level{link("pair", 2, 0, 1e8), link("node", 8, 6, 6e8), link("cluster", 0, 0, 1e8)}
-	c.derive()
-	m := NewModel(c, 16)
-	require.Equal(t, 10000*us, m.Transfer(1e6, Route{1, 2}))
-	require.Equal(t, 10000*us, m.Transfer(1e6, Route{2, 8}), "the level around is switched")
-	require.Equal(t, 5000*us, m.Collective(ir.OpAllGather, 1e6, Group{2, Fan{1, 2}}), "half of it from the one other")
-	// 3/4 from three others.
-	require.Equal(t, 2500*us, m.Collective(ir.OpAllGather, 1e6, Group{4, Fan{1, 4}}))
-	// In pairs a half, of that a half from the two of the other pair.
-	require.Equal(t, 5000*us+1250*us, m.Collective(ir.OpAllGather, 1e6, Group{4, Fan{2, 2}}))
-	// Of all eight 3/4 of a half, from six others: over all links.
-	require.Equal(t, 5000*us+625*us, m.Collective(ir.OpAllGather, 1e6, Group{8, Fan{2, 4}}))
-	require.Equal(t, 2*(5000*us+625*us), m.Collective(ir.OpAllReduce, 1e6, Group{8, Fan{2, 4}}))
-	c.Levels[1].Links = -1
-	require.ErrorContains(t, c.Validate(), "levels[1].links: is -1, must be between 1 and")
-}
-
 // TestRoute: stages side by side in a node send inside it, those apart over the
 // ports that they share.
 func TestRoute(t *testing.T) {

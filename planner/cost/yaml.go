@@ -234,7 +234,7 @@ func (d *decoder) fields() []field {
 	}
 	for i := range c.Levels {
 		l, key := &c.Levels[i], levelKey(i)
-		fields = append(fields, field{key + ".name", &l.Name}, field{key + ".devices", &l.Devices}, field{key + ".nics", &l.NICs}, field{key + ".links", &l.Links},
+		fields = append(fields, field{key + ".name", &l.Name}, field{key + ".devices", &l.Devices}, field{key + ".nics", &l.NICs},
 			field{key + ".bandwidth", &l.Bandwidth}, field{key + ".efficiency", &l.Efficiency}, field{key + ".latency", &l.Latency})
 	}
 	return fields
@@ -274,7 +274,7 @@ func (d *decoder) optional(key string) bool {
 		return !d.writes("device.cache")
 	}
 	if strings.HasPrefix(key, "levels[") {
-		return strings.HasSuffix(key, ".devices") || strings.HasSuffix(key, ".nics") || strings.HasSuffix(key, ".links")
+		return strings.HasSuffix(key, ".devices") || strings.HasSuffix(key, ".nics")
 	}
 	isNetwork := key == "devices_per_node" || strings.HasPrefix(key, "inter_node.")
 	if d.writes("levels") {
