@@ -2,7 +2,6 @@ package autopar_test
 
 import (
 	"fmt"
-	"os"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -12,7 +11,6 @@ import (
 	"github.com/autopar/autopar/cuda/driver/fake"
 	"github.com/autopar/autopar/ir"
 	"github.com/autopar/autopar/ir/exact"
-	"github.com/autopar/autopar/models/gpt"
 	"github.com/autopar/autopar/partition"
 )
 
@@ -133,13 +131,7 @@ func TestPipelinesOverNCCL(t *testing.T) {
 // and on GPUs of their own over NCCL where there are as many, and compares each step with one
 // rank on the CPU: within 1e-4 in float32 and 1 % in bfloat16.
 func TestGPULoopbackParity(t *testing.T) {
-	system, err := cuda.Machine(cuda.MachineOptions{CacheDir: os.Getenv("AUTOPAR_TEST_CACHE")})
-	if err != nil && os.Getenv("AUTOPAR_TEST_CUDA") != "" {
-		t.Fatal("AUTOPAR_TEST_CUDA is set: ", err)
-	}
-	if err != nil {
-		t.Skip(err)
-	}
+	system := cudatest.Machine(t)
 	visible, err := system.Driver.DeviceCount()
 	require.NoError(t, err)
 	const steps = 20
@@ -151,9 +143,7 @@ func TestGPULoopbackParity(t *testing.T) {
 	for _, d := range []ir.DType{ir.F32, ir.BF16} {
 		model := parityModel
 		model.Float = d
-		opt := gpt.Optimizer{Beta1: .9, Beta2: .99, Eps: 1e-8, WeightDecay: .1, GradClip: 1}
-		g, err := gpt.TrainStep(model, opt, parityBatch, model.BlockSize)
-		require.NoError(t, err)
+		g := stepOf(t, model)
 		prog, exec := compile(t, g, parityPlan(1, 1, 1, parityBatch, partition.GPipe, false), parityBatch)
 		require.NoError(t, exec.InitParams(prog, 1337))
 		one := stepsOf(t, prog, exec, parityBatch, steps)
@@ -201,10 +191,7 @@ func TestGPULoopbackParity(t *testing.T) {
 // that become graphs too.
 func TestReproducibleOverNCCL(t *testing.T) {
 	const steps = 4
-	opt := gpt.Optimizer{Beta1: .9, Beta2: .99, Eps: 1e-8, WeightDecay: .1, GradClip: 1}
-	g, err := gpt.TrainStep(parityModel, opt, parityBatch, parityModel.BlockSize)
-	require.NoError(t, err)
-	g, err = exact.Sums(g)
+	g, err := exact.Sums(stepOf(t, parityModel))
 	require.NoError(t, err)
 	want, _ := stepsOnFake(t, g, parityPlan(1, 1, 1, parityBatch, partition.GPipe, false), fake.Options{}, cuda.Options{}, steps)
 	sharded, pipelined := parityPlan(3, 1, 1, 2, partition.OneFOneB, false), parityPlan(2, 1, 2, 3, partition.OneFOneB, true)
@@ -219,10 +206,7 @@ func TestReproducibleOverNCCL(t *testing.T) {
 
 // trainOnFake is trainBatch on the CUDA backend over a fake driver.
 func trainOnFake(t *testing.T, p *partition.Plan, fakes fake.Options, opts cuda.Options, steps int) (trajectory, *fake.Driver) {
-	opt := gpt.Optimizer{Beta1: .9, Beta2: .99, Eps: 1e-8, WeightDecay: .1, GradClip: 1}
-	g, err := gpt.TrainStep(parityModel, opt, parityBatch, parityModel.BlockSize)
-	require.NoError(t, err)
-	return stepsOnFake(t, g, p, fakes, opts, steps)
+	return stepsOnFake(t, stepOf(t, parityModel), p, fakes, opts, steps)
 }
 
 func stepsOnFake(t *testing.T, g *ir.Graph, p *partition.Plan, fakes fake.Options, opts cuda.Options, steps int) (trajectory, *fake.Driver) {

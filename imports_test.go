@@ -33,6 +33,7 @@ func rooms() []string {
 		"config/strictyaml",
 		"config",
 		"partition",
+		"partition/partitiontest",
 		"codegen",
 		"planner/cost/curve",
 		"planner/cost",
@@ -71,7 +72,7 @@ func rooms() []string {
 
 // forTests lists the packages that only tests, and each other, may import.
 func forTests() []string {
-	return []string{"ir/irtest", "runtime/backendtest", "cuda/driver/drivertest", "cuda/driver/fake", "cuda/cudatest"}
+	return []string{"ir/irtest", "partition/partitiontest", "runtime/backendtest", "cuda/driver/drivertest", "cuda/driver/fake", "cuda/cudatest"}
 }
 
 // source is what one file says about its package.

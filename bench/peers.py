@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 
-from models import MODELS, flops
+from models import MODELS, config, flops
 
 # Rounds, and steps of warm-up and under the clock of each visit.
 VISITS = {"quick": (3, 10, 50), "baby": (3, 2, 4), "baby-b64": (2, 1, 2), "gpt2-t64": (2, 1, 4),
@@ -53,14 +53,6 @@ def products(test):
         print(f"| {shape} |" + "".join(" " + " / ".join(f"{by[s].get(f, 0):.0f}" for f in ("fwd", "dX", "dW")) + " |" for s in sets))
 
 
-def config(model, to):
-    layers, heads, c, t, b, v = MODELS[model]
-    to.write(f"model:    {{n_layer: {layers}, n_head: {heads}, n_embd: {c}, block_size: {t}, vocab_size: {v}, dropout: 0.0, bias: false}}\n"
-             f"batch:    {{global: {b}, micro: {b}}}\nparallel: {{plan_ngpus: 1, runtime_ngpus: 1}}\n")
-    to.flush()
-    return to.name
-
-
 def visit(autopar, yaml, model, kind, python, warmup, steps):
     """Times steps of one contestant: the median in ms and the memory in MiB, or None where it fails."""
     if kind == "autopar":
@@ -86,13 +78,14 @@ def main():
         times, memory, peaks, out = {}, {}, [], {name for name, n in slow.items() if n >= 2}
         absent = set(out)
         with tempfile.NamedTemporaryFile("w", suffix=".yaml") as yaml:
-            path = config(model, yaml)
+            yaml.write(config(model, whole=True) + "parallel: {plan_ngpus: 1, runtime_ngpus: 1}\n")
+            yaml.flush()
             for number in range(rounds):
                 for name, kind, python in contestants:
                     if name in out:
                         continue
                     peaks.append(peak(test))
-                    got = visit(autopar, path, model, kind, python, warmup, steps)
+                    got = visit(autopar, yaml.name, model, kind, python, warmup, steps)
                     if got is None:
                         out.add(name)
                         continue

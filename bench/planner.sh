@@ -43,18 +43,21 @@ cat << 'END'
 ## Where it stands
 
 The goals are 100 ms for GPT-3 175B on 1,024 devices and a second for 1T on 16,384, in 200 MB, and 128 layers in 1.2 times the
-time of 12. On 2026-11-21 some forty other processes waited for the cores, which costs a fifth or more. In turns with the planner as it was that morning
-(commit 9ebe929; 177 ms and 1.4 to 1.8 s on an idle machine), medians of five: GPT-3 175B took 217 ms before and 120 ms then, 1T 1,606 ms
-and 507 ms, in 102 MB instead of 254. On an idle machine 175B would take about 100 ms: at the edge. 12 and 128 layers take the same time.
+time of 12. On 2026-11-21, in turns with the planner as it was that evening (commit bef1741), each search in a process of its own on a
+core nearly alone, medians of three: GPT-3 175B took 191 ms before and 109 ms then (0.57), in 46 MB instead of 60 and 151,000
+allocations instead of 241,000; 12 layers 316 and 292 ms, 128 layers 388 and 289 ms, so that 128 take the time of 12 where they took 1.23
+times as long. Searched again in the same process 175B takes 97 ms. On an idle machine, where it took 174 ms before, it is at the edge of the goal.
 
 Most of the space is left by tracts: outlines in any unit and order of ranks, bounded with the best place that there is for every axis by
-itself, what data-parallel ranks communicate and what memory makes necessary. Of 5,524 tracts of 1T 31 are looked at place by place, where
-33,405 rows of orders waited and 9,312 outlines of 8,986 of them were bounded one by one; what only spares memory is bounded where memory is
-what slows down a tract. Floors need no program of an outline: they know the accumulation of gradients, updates, copies of weights, what
-streams gather, and transfers between positions. Outlines and cuts are looked at best first.
-`go test ./planner -run '^$' -bench BenchmarkSearch/gpt3-175b -benchtime 10x -cpuprofile cpu` shows where the rest goes: a quarter
-compiles programs (half of it to find out how tensor-parallel ranks divide the weights), a quarter bounds tracts, a sixth prices instructions for
-every size of micro-batches, a seventh collects garbage.
+itself, what data-parallel ranks communicate and what memory makes necessary; interleaved ones with any number of chunks before each number
+is looked at by itself, which leaves 1,241 tracts of 175B instead of 2,546. What only spares memory is bounded where memory is
+what slows down a tract, and looked at with the micro-batches and schedules that it slows down. Floors need no program of an outline: they know
+the accumulation of gradients, updates, copies of weights, what streams gather, and transfers between positions. Outlines and cuts are looked
+at best first, interleaved ones, of which the time is known, before those of which it is bounded; their recomputation is compiled where memory
+makes it necessary.
+`go test ./planner -run '^$' -bench BenchmarkSearch/gpt3-175b -benchtime 10x -cpuprofile cpu` shows where the rest goes: a third
+compiles programs (a third of it to find out how tensor-parallel ranks divide the weights), a quarter bounds tracts, an eighth prices
+instructions for every size of micro-batches, a fifth collects garbage.
 
 The gap of 13B on 16,384 devices, by how much a plan could at most be faster where the search gave up on proving that none is, was 5.1 % and
 then 1.57 %. It is closed since bounds of cuts know how updates wait for each other: all positions for the norm of the gradients between

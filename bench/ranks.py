@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 
-from models import MODELS
+from models import config
 
 # Flags of a plan, besides its ranks, by the number of these.
 PLANS = [
@@ -32,20 +32,14 @@ def out(*command, cwd=None):
     return subprocess.run(command, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd=cwd).stdout
 
 
-def config(model, to):
-    layers, heads, c, t, b, v = MODELS[model]
-    with open(to, "w") as f:
-        f.write(f"model: {{n_layer: {layers}, n_head: {heads}, n_embd: {c}, block_size: {t}, vocab_size: {v}, dropout: 0.0, bias: false}}\n"
-                f"data:  {{dataset: text, dir: data}}\nbatch: {{global: {b}}}\n"
-                f"train: {{max_iters: {2 * STEPS[model]}, eval_interval: 1000000, eval_iters: 1, log_interval: 1, always_save_checkpoint: false}}\n")
-
-
 def ranks(autopar, where, rounds):
     """Steps of plans of several ranks against those of one."""
     print("\n## Ranks that share two cores, the same global batch\n\n| model | plan | ms/step | against one rank | arena of all ranks, MiB | resident, MiB |\n|---|---|---|---|---|---|")
     for model in STEPS:
         yaml = os.path.join(where, f"{model}.yaml")
-        config(model, yaml)
+        with open(yaml, "w") as f:
+            f.write(config(model) + "data: {dataset: text, dir: data}\n"
+                    f"train: {{max_iters: {2 * STEPS[model]}, eval_interval: 1000000, eval_iters: 1, log_interval: 1, always_save_checkpoint: false}}\n")
         times, held = {}, {}
         for number, (n, name, flags) in enumerate(PLANS):
             unit = [] if n > 1 else ["--dp", "1"]

@@ -11,6 +11,7 @@ import (
 	"github.com/autopar/autopar/ir"
 	"github.com/autopar/autopar/models/gpt"
 	"github.com/autopar/autopar/partition"
+	"github.com/autopar/autopar/partition/partitiontest"
 )
 
 const batch = 7
@@ -28,20 +29,9 @@ func trainGraph(t testing.TB, layers int) *ir.Graph {
 	return g
 }
 
-// megatron is the placement of Shoeybi et al. 2019, section 3.
-var megatron = []partition.Placement{
-	{Match: `h\.[0-9]+\.attn\.c_attn\.weight`, Spec: "[_,tp,_,_]"},
-	{Match: `h\.[0-9]+\.attn\.c_attn\.bias`, Spec: "[_,tp,_]"},
-	{Match: `h\.[0-9]+\.attn\.c_proj\.weight`, Spec: "[_,tp,_]"},
-	{Match: `h\.[0-9]+\.mlp\.c_fc\.weight`, Spec: "[tp,_]"},
-	{Match: `h\.[0-9]+\.mlp\.c_fc\.bias`, Spec: "[tp]"},
-	{Match: `h\.[0-9]+\.mlp\.c_proj\.weight`, Spec: "[_,tp]"},
-	{Match: `wte\.weight`, Spec: "[tp,_]"},
-}
-
 func plan(dp, tp, pp, mb, layers int, schedule partition.Schedule, recompute bool) *partition.Plan {
 	p := &partition.Plan{
-		PlanNGPUs: dp * tp * pp, RuntimeNGPUs: dp * tp * pp, DP: dp, TP: tp, MicroBatch: mb, Schedule: schedule, Placements: megatron,
+		PlanNGPUs: dp * tp * pp, RuntimeNGPUs: dp * tp * pp, DP: dp, TP: tp, MicroBatch: mb, Schedule: schedule, Placements: partitiontest.Megatron(),
 	}
 	for s := range pp {
 		st := partition.Stage{First: s * layers / pp, Last: (s + 1) * layers / pp}

@@ -17,35 +17,34 @@ import (
 func Order(p *partition.Plan, position, m int, training bool) []Task {
 	n, k := p.PP(), p.Chunks()
 	rounded := (m + n - 1) / n * n
-	forwards := passes(ir.Forward, n, k, rounded)
-	backwards := passes(ir.Backward, n, k, rounded)
+	forwards, backwards := rounded*k, rounded*k
 	warm := warmUp(p, position, rounded)
 	if !training {
-		warm, backwards = len(forwards), nil
+		warm, backwards = forwards, 0
 	}
-	var tasks []Task
-	add := func(phase ir.Phase, t Task) {
+	tasks := make([]Task, 0, (m*k+1)*(int(Releases(p, training))+1))
+	add := func(t Task) {
 		if t.MicroBatch < m {
-			tasks = append(tasks, Task{Phase: phase, Chunk: t.Chunk, MicroBatch: t.MicroBatch})
+			tasks = append(tasks, t)
 		}
 	}
-	for _, t := range forwards[:warm] {
-		add(ir.Forward, t)
+	for i := range warm {
+		add(pass(ir.Forward, i, n, k))
 	}
 	split := training && p.Schedule == partition.ZeroBubble
-	for i, b := range backwards {
-		if next := warm + i; next < len(forwards) {
-			add(ir.Forward, forwards[next])
+	for i := range backwards {
+		if next := warm + i; next < forwards {
+			add(pass(ir.Forward, next, n, k))
 		}
-		add(ir.Backward, b)
+		add(pass(ir.Backward, i, n, k))
 		// Later positions have fewer micro-batches in flight, so they can keep
 		// those longer: gradients of weights lag by as many as the position.
 		if mb := i - position; split && mb >= 0 {
-			add(ir.WeightGrad, Task{MicroBatch: mb})
+			add(Task{Phase: ir.WeightGrad, MicroBatch: mb})
 		}
 	}
-	for mb := max(0, len(backwards)-position); split && mb < m; mb++ {
-		add(ir.WeightGrad, Task{MicroBatch: mb})
+	for mb := max(0, backwards-position); split && mb < m; mb++ {
+		add(Task{Phase: ir.WeightGrad, MicroBatch: mb})
 	}
 	return append(tasks, Task{Phase: ir.Update})
 }
@@ -65,22 +64,15 @@ func warmUp(p *partition.Plan, position, m int) int {
 	return min(n-1-position, m)
 }
 
-// passes lists the passes of one phase over m micro-batches and k chunks in the
-// order of interleaving: n micro-batches at a time go through the first chunk of
-// every rank, then through the second.
-func passes(phase ir.Phase, n, k, m int) []Task {
-	tasks := make([]Task, 0, m*k)
-	for first := 0; first < m; first += n {
-		for c := range k {
-			if phase == ir.Backward {
-				c = k - 1 - c
-			}
-			for mb := first; mb < first+n; mb++ {
-				tasks = append(tasks, Task{Phase: phase, Chunk: c, MicroBatch: mb})
-			}
-		}
+// pass returns pass i of one phase over k chunks in the order of interleaving: n
+// micro-batches at a time go through the first chunk of every rank, then through the
+// second.
+func pass(phase ir.Phase, i, n, k int) Task {
+	chunk := i / n % k
+	if phase == ir.Backward {
+		chunk = k - 1 - chunk
 	}
-	return tasks
+	return Task{Phase: phase, Chunk: chunk, MicroBatch: i/(n*k)*n + i%n}
 }
 
 // InFlight returns how many micro-batches each chunk of a position keeps the
@@ -98,15 +90,13 @@ func InFlight(p *partition.Plan, position, m int, training bool) []int {
 	case p.Schedule == partition.ZeroBubble:
 		return []int{min(m, p.PP())}
 	}
-	live, most := make([]int, p.Chunks()), make([]int, p.Chunks())
-	for _, t := range Order(p, position, m, true) {
-		switch t.Phase {
-		case ir.Forward:
-			live[t.Chunk]++
-			most[t.Chunk] = max(most[t.Chunk], live[t.Chunk])
-		case ir.Backward:
-			live[t.Chunk]--
-		}
+	// A chunk keeps the most when its first backward pass begins: then n follow in a row,
+	// with no more forward passes between them, and all is as n micro-batches before.
+	n, k := p.PP(), p.Chunks()
+	most := make([]int, k)
+	for c := range most {
+		forwards := warmUp(p, position, m*n) + (k-1-c)*n + 1 // of all chunks until then
+		most[c] = min(m, forwards/(n*k)*n+min(n, max(0, forwards%(n*k)-c*n)))
 	}
 	return most
 }
@@ -114,9 +104,10 @@ func InFlight(p *partition.Plan, position, m int, training bool) []int {
 // Room returns how many slots and inboxes each chunk of a position has: as many
 // slots as micro-batches are in flight, and one inbox more.
 func Room(p *partition.Plan, position, m int, training bool) []Chunk {
-	var room []Chunk
-	for _, slots := range InFlight(p, position, m, training) {
-		room = append(room, Chunk{Slots: slots, Inboxes: min(slots+1, m)})
+	slots := InFlight(p, position, m, training)
+	room := make([]Chunk, len(slots))
+	for c, slots := range slots {
+		room[c] = Chunk{Slots: slots, Inboxes: min(slots+1, m)}
 	}
 	return room
 }

@@ -22,23 +22,25 @@ import (
 	"github.com/autopar/autopar/runtime/backendtest"
 )
 
-// machine opens this machine's GPUs, or skips the test; with AUTOPAR_TEST_CUDA set it
-// fails instead (make test-cuda).
-func machine(t *testing.T) *cuda.System {
+// current makes GPU 0 that of the test's thread, and returns a stream of it.
+func current(t *testing.T, system *cuda.System) (driver.Driver, driver.Stream) {
 	t.Helper()
-	system, err := cuda.Machine(cuda.MachineOptions{CacheDir: os.Getenv("AUTOPAR_TEST_CACHE")})
-	if err != nil && os.Getenv("AUTOPAR_TEST_CUDA") != "" {
-		t.Fatal("AUTOPAR_TEST_CUDA is set: ", err)
-	}
-	if err != nil {
-		t.Skip(err)
-	}
-	return system
+	goruntime.LockOSThread()
+	t.Cleanup(goruntime.UnlockOSThread)
+	drv := system.Driver
+	c, err := drv.RetainPrimary(0)
+	require.NoError(t, err)
+	t.Cleanup(func() { drv.ReleasePrimary(0) })
+	require.NoError(t, drv.SetCurrent(c))
+	s, err := drv.CreateStream()
+	require.NoError(t, err)
+	t.Cleanup(func() { drv.DestroyStream(s) })
+	return drv, s
 }
 
 // TestGPUConformance runs the suite of backends on a GPU, with all ranks on it.
 func TestGPUConformance(t *testing.T) {
-	system := machine(t)
+	system := cudatest.Machine(t)
 	t.Log(system.Versions)
 	open := func(t *testing.T) runtime.Backend { return cuda.New(system, cuda.Options{Loopback: true}) }
 	backendtest.RunAlone(t, open)
@@ -48,7 +50,7 @@ func TestGPUConformance(t *testing.T) {
 
 // TestGPUEpilogues compares products with what cuBLASLt does besides with float64, where it is
 // slower than apart too.
-func TestGPUEpilogues(t *testing.T) { testEpilogues(t, machine(t)) }
+func TestGPUEpilogues(t *testing.T) { testEpilogues(t, cudatest.Machine(t)) }
 
 // TestEpilogues is the same on the fake.
 func TestEpilogues(t *testing.T) {
@@ -58,19 +60,10 @@ func TestEpilogues(t *testing.T) {
 }
 
 func testEpilogues(t *testing.T, system *cuda.System) {
-	goruntime.LockOSThread()
-	defer goruntime.UnlockOSThread()
-	drv := system.Driver
-	c, err := drv.RetainPrimary(0)
-	require.NoError(t, err)
-	defer drv.ReleasePrimary(0)
-	require.NoError(t, drv.SetCurrent(c))
+	drv, s := current(t, system)
 	blas, err := system.BLAS(0)
 	require.NoError(t, err)
 	defer blas.Close()
-	s, err := drv.CreateStream()
-	require.NoError(t, err)
-	defer drv.DestroyStream(s)
 	const M, N, K, most = 136, 72, 200, 136 * 200
 	host, err := drv.AllocHost(4 * most)
 	require.NoError(t, err)
@@ -163,7 +156,7 @@ func testEpilogues(t *testing.T, system *cuda.System) {
 // copy: names, types, streams and ids are right if that works. And it sends messages to itself, in a
 // graph too.
 func TestGPUOneRankNCCL(t *testing.T) {
-	system := machine(t)
+	system := cudatest.Machine(t)
 	testOneRankNCCL(t, system)
 	testMessagesToItself(t, system)
 }
@@ -177,20 +170,11 @@ func TestOneRankNCCL(t *testing.T) {
 }
 
 func testMessagesToItself(t *testing.T, system *cuda.System) {
-	goruntime.LockOSThread()
-	defer goruntime.UnlockOSThread()
-	drv := system.Driver
 	lib, err := system.Collectives()
 	if err != nil {
 		t.Skip(err)
 	}
-	c, err := drv.RetainPrimary(0)
-	require.NoError(t, err)
-	defer drv.ReleasePrimary(0)
-	require.NoError(t, drv.SetCurrent(c))
-	s, err := drv.CreateStream()
-	require.NoError(t, err)
-	defer drv.DestroyStream(s)
+	drv, s := current(t, system)
 	const elems = 1031
 	host, err := drv.AllocHost(4 * elems)
 	require.NoError(t, err)
@@ -282,14 +266,8 @@ func TestGPUProductRates(t *testing.T) {
 	if os.Getenv("AUTOPAR_TEST_RATES") == "" {
 		t.Skip("AUTOPAR_TEST_RATES is not set: it takes a GPU for a minute, and prints a table")
 	}
-	system := machine(t)
-	goruntime.LockOSThread()
-	defer goruntime.UnlockOSThread()
-	drv := system.Driver
-	c, err := drv.RetainPrimary(0)
-	require.NoError(t, err)
-	defer drv.ReleasePrimary(0)
-	require.NoError(t, drv.SetCurrent(c))
+	system := cudatest.Machine(t)
+	drv, s := current(t, system)
 	blas, err := system.BLAS(0)
 	require.NoError(t, err)
 	defer blas.Close()
@@ -301,9 +279,6 @@ func TestGPUProductRates(t *testing.T) {
 		require.NoError(t, err)
 		defer drv.Free(at[i])
 	}
-	s, err := drv.CreateStream()
-	require.NoError(t, err)
-	defer drv.DestroyStream(s)
 	noise(t, drv, at[:2], biggest, s)
 	fmt.Println("| product, 32,768 tokens | bf16 TFLOP/s | f32 TFLOP/s |\n|---|---|---|")
 	for _, l := range []struct {

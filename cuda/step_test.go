@@ -2,6 +2,7 @@ package cuda
 
 import (
 	"errors"
+	"sync"
 	"testing"
 	"time"
 
@@ -20,6 +21,7 @@ import (
 // addresses must be of memory that is there.
 type hollow struct {
 	*fake.Driver
+	mu       sync.Mutex // of the rest, which all ranks come to
 	names    []string
 	launches int
 }
@@ -27,6 +29,8 @@ type hollow struct {
 func (h *hollow) LoadModule([]byte) (driver.Module, error) { return 1, nil }
 func (h *hollow) UnloadModule(driver.Module) error         { return nil }
 func (h *hollow) ModuleFunction(_ driver.Module, name string) (driver.Function, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
 	h.names = append(h.names, name)
 	return driver.Function(len(h.names)), nil
 }
@@ -36,7 +40,10 @@ func (h *hollow) SetFunctionAttribute(driver.Function, driver.FunctionAttribute,
 
 func (h *hollow) Launch(f driver.Function, grid, block driver.Dims, shared uint32, s driver.Stream, args []uint64) error {
 	const lowest = 1 << 52 // of the fake's addresses
+	h.mu.Lock()
 	h.launches++
+	name := h.names[f-1]
+	h.mu.Unlock()
 	threads := block[0] * block[1] * block[2]
 	if grid[0]*grid[1]*grid[2] == 0 || threads == 0 || threads > 1024 || shared > 227<<10 {
 		return errors.New("no GPU launches that")
@@ -47,7 +54,7 @@ func (h *hollow) Launch(f driver.Function, grid, block driver.Dims, shared uint3
 			reads = append(reads, fake.Range{At: driver.Ptr(a), Bytes: 1})
 		}
 	}
-	return h.Run(s, h.names[f-1], reads, nil, func() error { return nil })
+	return h.Run(s, name, reads, nil, func() error { return nil })
 }
 
 // hollowBLAS checks where operands lie, and computes nothing.

@@ -96,7 +96,7 @@ func (r *Report) alternatives(out io.Writer, n *ir.Node) {
 		}
 		fmt.Fprintf(out, "    %s %-22s %12s", mark, c.Rule, Grouped(c.Bytes))
 		if r.price != nil {
-			fmt.Fprintf(out, "  %10s  %10s", seconds(c.Seconds), seconds(c.StepSeconds))
+			fmt.Fprintf(out, "  %10s  %10s", Seconds(c.Seconds), Seconds(c.StepSeconds))
 		}
 		if c.Weight != "" {
 			fmt.Fprintf(out, "  with %s of %s bytes", c.Weight, Grouped(c.WeightBytes))

@@ -35,7 +35,7 @@ func (f *film) timelineDrawing() template.HTML {
 		for _, t := range r.Tasks {
 			w := max(0.4, float64(t.End-t.Start)*scale)
 			x := chartLeft + float64(t.Start)*scale
-			d.box(x, y, w, laneHeight, fmt.Sprintf("k%d task", t.Kind), fmt.Sprintf("%s: %s, %s", r.Label, t.Name, seconds(float64(t.End-t.Start)/1e9)))
+			d.box(x, y, w, laneHeight, fmt.Sprintf("k%d task", t.Kind), fmt.Sprintf("%s: %s, %s", r.Label, t.Name, Seconds(float64(t.End-t.Start)/1e9)))
 			if w > 16 && t.Kind != filmUpdate {
 				d.text(x+w/2, y+laneHeight/2+4, "ontask", "middle", fmt.Sprint(t.MicroBatch))
 			}
@@ -74,14 +74,14 @@ func (f *film) memoryDrawing(r *filmRank) template.HTML {
 	area("msaved", func(p point) int64 { return r.Persist + p.Saved })
 	level := r.Persist
 	for i, p := range slices.Backward(r.Parts) {
-		d.box(chartLeft, y(level), float64(f.Step)*scale, y(level-p.Bytes)-y(level), fmt.Sprintf("mpart%d", i%4), p.Kind+": "+size(p.Bytes))
+		d.box(chartLeft, y(level), float64(f.Step)*scale, y(level-p.Bytes)-y(level), fmt.Sprintf("mpart%d", i%4), p.Kind+": "+Bytes(p.Bytes))
 		if h := y(level-p.Bytes) - y(level); h > 16 {
-			d.text(chartLeft+10, y(level)+h/2+4, "ontask", "start", p.Kind+" "+size(p.Bytes))
+			d.text(chartLeft+10, y(level)+h/2+4, "ontask", "start", p.Kind+" "+Bytes(p.Bytes))
 		}
 		level -= p.Bytes
 	}
 	d.line(chartLeft, y(r.Arena), chartWidth-10, y(r.Arena), "limit")
-	d.text(chartWidth-14, y(r.Arena)-5, "tiny", "end", "allocated: "+size(r.Arena))
+	d.text(chartWidth-14, y(r.Arena)-5, "tiny", "end", "allocated: "+Bytes(r.Arena))
 	for _, t := range ticks(float64(f.Step)) {
 		d.text(x(int64(t)), bottom+18, "tiny muted", "middle", tickSeconds(t/1e9))
 	}
@@ -93,7 +93,7 @@ func tickSeconds(s float64) string {
 	if s == 0 {
 		return "0"
 	}
-	return seconds(s)
+	return Seconds(s)
 }
 
 // byteTicks returns amounts of memory from 0 to about a maximum that are round in
@@ -187,7 +187,7 @@ func (r *Report) frontSpots(options []Option, x func(Option) float64, label func
 				best = false
 			}
 		}
-		tip := fmt.Sprintf("%s\n%s per step, %s tokens/s, %s, %.4g GPU-hours for 1e9 tokens", o.Plan, seconds(o.StepSeconds), Grouped(int64(o.TokensPerSecond)), size(o.PeakBytes), o.GPUHours)
+		tip := fmt.Sprintf("%s\n%s per step, %s tokens/s, %s, %.4g GPU-hours for 1e9 tokens", o.Plan, Seconds(o.StepSeconds), Grouped(int64(o.TokensPerSecond)), Bytes(o.PeakBytes), o.GPUHours)
 		if r.HourPrice > 0 {
 			tip += fmt.Sprintf(", USD %.2f", o.Cost)
 		}
@@ -207,7 +207,7 @@ func shareDrawing(id string, shares []Share, total float64) template.HTML {
 		if w <= 0 {
 			continue
 		}
-		d.box(x, 0, w, 34, fmt.Sprintf("share%d", i), fmt.Sprintf("%s: %s, %.1f %%", s.Name, seconds(s.Seconds), 100*s.Seconds/total))
+		d.box(x, 0, w, 34, fmt.Sprintf("share%d", i), fmt.Sprintf("%s: %s, %.1f %%", s.Name, Seconds(s.Seconds), 100*s.Seconds/total))
 		if w > 36 {
 			d.text(x+w/2, 21, "ontask", "middle", fmt.Sprintf("%.0f %%", 100*s.Seconds/total))
 		}

@@ -17,7 +17,7 @@ import (
 func (r *Report) Dot(w io.Writer) error {
 	d := &dot{Report: r, out: bufio.NewWriter(w), ids: map[string]string{}, drawn: map[string]bool{}}
 	d.line("digraph plan {")
-	d.line("  label=%s; labelloc=t; rankdir=TB; fontname=\"sans-serif\";", quote(fmt.Sprintf("%s on %s, %s", r.Model, count(r.RuntimeNGPUs, "rank"), r.Mesh)))
+	d.line("  label=%s; labelloc=t; rankdir=TB; fontname=\"sans-serif\";", quote(fmt.Sprintf("%s on %s, %s", r.Model, Count(r.RuntimeNGPUs, "rank"), r.Mesh)))
 	d.line("  node [shape=box, style=\"rounded,filled\", fillcolor=white, fontname=\"sans-serif\", fontsize=10];")
 	d.line("  edge [fontname=\"sans-serif\", fontsize=9];")
 	for _, st := range r.Stages {

@@ -19,6 +19,7 @@ import (
 	"github.com/autopar/autopar/ir"
 	"github.com/autopar/autopar/models/gpt"
 	"github.com/autopar/autopar/partition"
+	"github.com/autopar/autopar/partition/partitiontest"
 	"github.com/autopar/autopar/planner"
 	"github.com/autopar/autopar/planner/cost"
 )
@@ -86,15 +87,7 @@ func program(t testing.TB, s shape) *codegen.Program {
 	p := &partition.Plan{
 		PlanNGPUs: unit, RuntimeNGPUs: unit * s.units, DP: s.dp, TP: s.tp, MicroBatch: s.micro, Schedule: s.schedule, Interleave: s.interleave, Stages: s.stages,
 		ZeRO: s.zero, ZeROGroup: s.group, Overlap: s.overlap, Offload: s.offload,
-		Placements: []partition.Placement{
-			{Match: `h\.[0-9]+\.attn\.c_attn\.weight`, Spec: "[_,tp,_,_]"},
-			{Match: `h\.[0-9]+\.attn\.c_attn\.bias`, Spec: "[_,tp,_]"},
-			{Match: `h\.[0-9]+\.attn\.c_proj\.weight`, Spec: "[_,tp,_]"},
-			{Match: `h\.[0-9]+\.mlp\.c_fc\.weight`, Spec: "[tp,_]"},
-			{Match: `h\.[0-9]+\.mlp\.c_fc\.bias`, Spec: "[tp]"},
-			{Match: `h\.[0-9]+\.mlp\.c_proj\.weight`, Spec: "[_,tp]"},
-			{Match: `wte\.weight`, Spec: "[tp,_]"},
-		},
+		Placements: partitiontest.Megatron(),
 	}
 	cfg := s.config()
 	g, err := cfg.TrainStep()
@@ -345,7 +338,7 @@ func TestCompare(t *testing.T) {
 	}}
 	require.NoError(t, r.Compare([]planner.DocumentAlternative{other}))
 	x := r.Rejected[0]
-	require.Equal(t, "dp 1 x tp 1 x pp 1 x 3 units, micro-batch 1, gpipe", x.Plan)
+	require.Equal(t, "3 x (dp 1 x tp 1 x pp 1), micro-batch 1, gpipe", x.Plan)
 	require.InDelta(t, 1+p.StepSeconds-r.Prediction.StepSeconds, x.DeltaSeconds, 1e-9)
 	require.Equal(t, loser.peak()-r.peak(), x.DeltaBytes)
 	require.Contains(t, x.Because, "bubble takes ")
@@ -543,4 +536,17 @@ func TestNames(t *testing.T) {
 	require.Equal(t, "-1,234,567", Grouped(-1234567))
 	require.Equal(t, "123", Grouped(123))
 	require.Equal(t, "65 = 17+16+16+16", cutText(ir.Axis{Size: 4}, 65))
+}
+
+func TestNumbersAsText(t *testing.T) {
+	require.Equal(t, "-1,234,567", Grouped(-1234567))
+	require.Equal(t, "999", Grouped(999))
+	require.Equal(t, "1023 B", Bytes(1023))
+	require.Equal(t, "1.00 KiB", Bytes(1024))
+	require.Equal(t, "19.10 GiB", Bytes(19<<30+107374182))
+	require.Equal(t, "12.35 us", Seconds(12.346e-6))
+	require.Equal(t, "0 s", Seconds(0))
+	require.Equal(t, "-2 s", Seconds(-2))
+	require.Equal(t, "1 rank", Count(1, "rank"))
+	require.Equal(t, "2 ranks", Count(2, "rank"))
 }

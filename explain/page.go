@@ -58,7 +58,7 @@ func (r *Report) HTML(w io.Writer) error {
 		files[name] = string(text)
 	}
 	page, err := template.New("page.html").Funcs(template.FuncMap{
-		"seconds": seconds, "grouped": Grouped, "size": size, "signed": signed, "signedSize": signedSize, "percent": percent,
+		"seconds": Seconds, "grouped": Grouped, "size": Bytes, "signed": signed, "signedSize": signedSize, "percent": percent,
 		"share":  func(part, whole float64) string { return fmt.Sprintf("%.1f %%", 100*part/whole) },
 		"minus":  func(a, b float64) float64 { return a - b },
 		"less":   func(a, b int64) int64 { return a - b },
@@ -78,8 +78,8 @@ func (r *Report) HTML(w io.Writer) error {
 	}
 	p := r.Prediction
 	data := pageData{
-		Report: r, CSS: template.CSS(files["page.css"]), JS: template.JS(files["page.js"]), Plan: planText(r.prog.Plan),
-		Title:   fmt.Sprintf("%s on %s of %s", r.Model, count(r.RuntimeNGPUs, "rank"), p.Cluster),
+		Report: r, CSS: template.CSS(files["page.css"]), JS: template.JS(files["page.js"]), Plan: PlanText(r.prog.Plan),
+		Title:   fmt.Sprintf("%s on %s of %s", r.Model, Count(r.RuntimeNGPUs, "rank"), p.Cluster),
 		MeshSVG: r.meshDrawing(), Block: r.blockDrawing(), Timeline: f.timelineDrawing(), Film: f, Kinds: filmKinds(),
 		Terms: shareDrawing("terms", p.Terms, p.StepSeconds), Binds: shareDrawing("binds", p.Binds, p.StepSeconds),
 	}
@@ -116,9 +116,9 @@ func (r *Report) tiles() []tile {
 		cost, note = fmt.Sprintf("USD %.2f", hours*r.HourPrice), fmt.Sprintf("%.4g GPU-hours", hours)
 	}
 	return []tile{
-		{"a step takes", seconds(p.StepSeconds), "predicted by simulation"},
+		{"a step takes", Seconds(p.StepSeconds), "predicted by simulation"},
 		{"tokens per second", Grouped(int64(p.TokensPerSecond)), fmt.Sprintf("%s tokens a step", Grouped(int64(r.Tokens)))},
-		{"peak of a rank", size(r.peak()), "the arena, to the byte"},
+		{"peak of a rank", Bytes(r.peak()), "the arena, to the byte"},
 		{"binds most", binds.Name, fmt.Sprintf("%.0f %% of the busiest rank's step", 100*binds.Seconds/p.StepSeconds)},
 		{"1e9 tokens take", cost, note},
 	}

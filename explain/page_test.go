@@ -76,8 +76,8 @@ func TestPage(t *testing.T) {
 			require.NotContains(t, svg, "NaN", name)
 			require.NotContains(t, svg, "Inf", name)
 		}
-		require.Contains(t, page, seconds(r.Prediction.StepSeconds))
-		require.Contains(t, page, size(r.peak()))
+		require.Contains(t, page, Seconds(r.Prediction.StepSeconds))
+		require.Contains(t, page, Bytes(r.peak()))
 		for rank := range r.prog.Schedules {
 			require.Contains(t, page, fmt.Sprintf("<title>rank %d: stage ", rank), name)
 		}

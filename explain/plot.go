@@ -32,7 +32,7 @@ const (
 // Picture writes a view as svg or png. It needs a prediction.
 func (r *Report) Picture(w io.Writer, view View, format string) error {
 	p := plot.New()
-	p.Title.Text = fmt.Sprintf("%s: %s", r.Model, planText(r.prog.Plan))
+	p.Title.Text = fmt.Sprintf("%s: %s", r.Model, PlanText(r.prog.Plan))
 	p.Title.Padding = 8
 	p.BackgroundColor = color.White
 	height := plotHeight

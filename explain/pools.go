@@ -46,7 +46,7 @@ func (p *Prediction) devicesText(out io.Writer) {
 	var rows [][]string
 	for _, d := range p.Devices {
 		rows = append(rows, []string{
-			fmt.Sprint(d.Stage), count(d.Blocks, "block"), fmt.Sprintf("busy %.1f%%", 100*d.Busy), size(d.Peak) + " of " + size(d.Limit),
+			fmt.Sprint(d.Stage), Count(d.Blocks, "block"), fmt.Sprintf("busy %.1f%%", 100*d.Busy), Bytes(d.Peak) + " of " + Bytes(d.Limit),
 			fmt.Sprintf("%.1f%%", 100*float64(d.Peak)/float64(d.Limit)), d.Devices,
 		})
 	}

@@ -116,16 +116,16 @@ func (r *Report) Spans(ranks ...int) ([]runtime.Span, error) {
 func duration(p cost.Picoseconds) time.Duration { return time.Duration(p / 1000) }
 
 func (p *Prediction) text(out io.Writer) {
-	fmt.Fprintf(out, "predicted on %s: %s per step, %s tokens/s\n", p.Cluster, seconds(p.StepSeconds), Grouped(int64(p.TokensPerSecond)))
+	fmt.Fprintf(out, "predicted on %s: %s per step, %s tokens/s\n", p.Cluster, Seconds(p.StepSeconds), Grouped(int64(p.TokensPerSecond)))
 	share := func(s float64) string { return fmt.Sprintf("%.1f%%", 100*s/p.StepSeconds) }
 	rows := [][]string{
-		{"compute", seconds(p.Compute), share(p.Compute)},
-		{"communication", seconds(p.Communication), share(p.Communication)},
-		{"optimizer", seconds(p.Optimizer), share(p.Optimizer)},
-		{"bubble", seconds(p.Bubble), share(p.Bubble)},
+		{"compute", Seconds(p.Compute), share(p.Compute)},
+		{"communication", Seconds(p.Communication), share(p.Communication)},
+		{"optimizer", Seconds(p.Optimizer), share(p.Optimizer)},
+		{"bubble", Seconds(p.Bubble), share(p.Bubble)},
 	}
 	if p.Overlapped > 0 {
-		rows = append(rows, []string{"beside it, communication", seconds(p.Overlapped), share(p.Overlapped)})
+		rows = append(rows, []string{"beside it, communication", Seconds(p.Overlapped), share(p.Overlapped)})
 	}
 	table(out, fmt.Sprintf("of which rank %d, the busiest, spends", p.Busiest), rows, 1, 2)
 	p.bindsText(out)

@@ -44,7 +44,7 @@ func NewRecost(doc *planner.Document, c *cost.Cluster, cfg *config.Config) (*Rec
 	if err != nil {
 		return nil, err
 	}
-	return &Recost{Plan: planText(doc.Plan), Was: *was, Now: *now}, nil
+	return &Recost{Plan: PlanText(doc.Plan), Was: *was, Now: *now}, nil
 }
 
 // price tells what a plan costs for a configuration on a cluster.
@@ -144,7 +144,7 @@ func (r *Recost) Text(w io.Writer) error {
 		rows = append(rows, []string{name, a, b, change})
 	}
 	time := func(name string, a, b float64) {
-		rows = append(rows, []string{name, seconds(a), seconds(b), share(a, b)})
+		rows = append(rows, []string{name, Seconds(a), Seconds(b), share(a, b)})
 	}
 	size := func(name string, a, b int64) {
 		rows = append(rows, []string{name, Grouped(a), Grouped(b), share(float64(a), float64(b))})

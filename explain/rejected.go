@@ -29,7 +29,7 @@ func (r *Report) Compare(alternatives []planner.DocumentAlternative) error {
 	}
 	p := r.Prediction
 	for _, a := range alternatives {
-		x := Rejected{Plan: planText(a.Plan), StepSeconds: a.Predicted.StepSeconds}
+		x := Rejected{Plan: PlanText(a.Plan), StepSeconds: a.Predicted.StepSeconds}
 		for _, bytes := range a.Predicted.PeakBytes {
 			x.PeakBytes = max(x.PeakBytes, bytes)
 		}
@@ -48,7 +48,7 @@ func (r *Report) Compare(alternatives []planner.DocumentAlternative) error {
 		} {
 			if more := part.theirs - part.our; more > most {
 				most = more
-				x.Because = fmt.Sprintf("%s takes %s more", part.name, seconds(more))
+				x.Because = fmt.Sprintf("%s takes %s more", part.name, Seconds(more))
 			}
 		}
 		r.Rejected = append(r.Rejected, x)
@@ -65,16 +65,11 @@ func (r *Report) peak() int64 {
 	return most
 }
 
-// planText names a plan by its degrees.
-func planText(p *partition.Plan) string {
-	recompute, selective := 0, 0
-	for _, s := range p.Stages {
-		recompute += s.Recompute
-		selective += s.Selective
-	}
+// PlanText is a plan in one line.
+func PlanText(p *partition.Plan) string {
 	text := p.Degrees()
 	if p.Units() > 1 {
-		text += fmt.Sprintf(" x %d units", p.Units())
+		text = fmt.Sprintf("%d x (%s)", p.Units(), text)
 	}
 	text += fmt.Sprintf(", micro-batch %d, %s", p.MicroBatch, p.ScheduleText()) + shardedText(p)
 	if p.RankOrder != "" {
@@ -83,13 +78,28 @@ func planText(p *partition.Plan) string {
 	if len(p.PoolOrder) > 0 {
 		text += fmt.Sprintf(", pools in order %d", p.PoolOrder)
 	}
-	if recompute > 0 {
-		text += ", recompute " + count(recompute, "block")
+	full, selective := 0, 0
+	for _, s := range p.Stages {
+		full, selective = full+s.Recompute, selective+s.Selective
 	}
-	if selective > 0 {
-		text += ", recompute attention of " + count(selective, "block")
+	if full+selective > 0 {
+		text += ", recomputing " + RecomputedText(full, selective)
 	}
 	return text
+}
+
+// RecomputedText counts blocks that compute activations again: all of them, or
+// those of attention.
+func RecomputedText(full, selective int) string {
+	switch {
+	case full+selective == 0:
+		return "none"
+	case selective == 0:
+		return Count(full, "block")
+	case full == 0:
+		return "attention of " + Count(selective, "block")
+	}
+	return fmt.Sprintf("%s, attention of %d", Count(full, "block"), selective)
 }
 
 // groupText names the groups that ZeRO shards over, where they are not all ranks.
@@ -97,7 +107,7 @@ func groupText(p *partition.Plan) string {
 	if p.Copies() == 1 {
 		return ""
 	}
-	return fmt.Sprintf(" in %d groups of %d", p.Copies(), p.ShardGroup())
+	return fmt.Sprintf(" in groups of %d", p.ShardGroup())
 }
 
 // shardedText names what a plan shards beyond its placements.
@@ -142,7 +152,7 @@ func (r *Report) rejectedText(out io.Writer) {
 	var rows [][]string
 	for _, x := range r.Rejected {
 		rows = append(rows, []string{
-			x.Plan, seconds(x.StepSeconds), signed(x.DeltaSeconds), percent(x.DeltaSeconds / r.Prediction.StepSeconds),
+			x.Plan, Seconds(x.StepSeconds), signed(x.DeltaSeconds), percent(x.DeltaSeconds / r.Prediction.StepSeconds),
 			Grouped(x.PeakBytes), signedBytes(x.DeltaBytes), x.Because,
 		})
 	}
@@ -151,9 +161,9 @@ func (r *Report) rejectedText(out io.Writer) {
 
 func signed(s float64) string {
 	if s < 0 {
-		return seconds(s)
+		return Seconds(s)
 	}
-	return "+" + seconds(s)
+	return "+" + Seconds(s)
 }
 
 func signedBytes(n int64) string {

@@ -138,7 +138,7 @@ func (s *Study) ask(x setting) (*Option, error) {
 	var option *planner.OptionError
 	switch {
 	case errors.As(err, &none):
-		o.Reason, o.cause = fmt.Sprintf("nothing fits: stage %d needs %s more at least", none.Stage, size(none.Needs-none.Limit)), err
+		o.Reason, o.cause = fmt.Sprintf("nothing fits: stage %d needs %s more at least", none.Stage, Bytes(none.Needs-none.Limit)), err
 	case errors.As(err, &option):
 		o.Reason, o.cause = err.Error()[len("planner: "):], err
 	case err != nil:
@@ -167,7 +167,7 @@ func (s *Study) tokens(batch int) float64 {
 
 // fill says what a plan does.
 func (o *Option) fill(tokens float64, p *partition.Plan, step float64, peaks []int64) {
-	o.Plan, o.Ranks, o.StepSeconds, o.TokensPerSecond = planText(p), p.RuntimeNGPUs, step, tokens/step
+	o.Plan, o.Ranks, o.StepSeconds, o.TokensPerSecond = PlanText(p), p.RuntimeNGPUs, step, tokens/step
 	for _, b := range peaks {
 		o.PeakBytes = max(o.PeakBytes, b)
 	}
@@ -286,7 +286,7 @@ func (s *Study) Fronts() error {
 			break
 		}
 		x.limit = int64(memoryStep * float64(o.PeakBytes))
-		x.change = "at most " + size(x.limit)
+		x.change = "at most " + Bytes(x.limit)
 	}
 	ranks := s.doc.Plan.RuntimeNGPUs
 	for _, x := range []struct{ by, over int }{{1, 4}, {1, 2}, {1, 1}, {2, 1}, {4, 1}} {
@@ -294,7 +294,7 @@ func (s *Study) Fronts() error {
 		if n*x.over != ranks*x.by {
 			continue
 		}
-		q := s.now(count(n, "device"))
+		q := s.now(Count(n, "device"))
 		q.ranks = n
 		if x.by > 1 {
 			q.cluster = q.cluster.Times(x.by)
@@ -338,8 +338,8 @@ func (r *Report) optionRow(o Option, base Option) []string {
 		return []string{o.Change, "-", "-", "-", "-", "-", r.costText(o), o.Reason}
 	}
 	return []string{
-		o.Change, seconds(o.StepSeconds), Grouped(int64(o.TokensPerSecond)), percent(o.TokensPerSecond/base.TokensPerSecond - 1),
-		size(o.PeakBytes), fmt.Sprintf("%.4g", o.GPUHours), r.costText(o), o.Plan,
+		o.Change, Seconds(o.StepSeconds), Grouped(int64(o.TokensPerSecond)), percent(o.TokensPerSecond/base.TokensPerSecond - 1),
+		Bytes(o.PeakBytes), fmt.Sprintf("%.4g", o.GPUHours), r.costText(o), o.Plan,
 	}
 }
 

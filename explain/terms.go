@@ -175,7 +175,7 @@ func (p *Prediction) bindsText(out io.Writer) {
 	var rows [][]string
 	for _, s := range p.Binds {
 		if s.Seconds > 0 {
-			rows = append(rows, []string{s.Name, seconds(s.Seconds), fmt.Sprintf("%.1f%%", 100*s.Seconds/p.StepSeconds), bindsNote(s.Name)})
+			rows = append(rows, []string{s.Name, Seconds(s.Seconds), fmt.Sprintf("%.1f%%", 100*s.Seconds/p.StepSeconds), bindsNote(s.Name)})
 		}
 	}
 	table(out, fmt.Sprintf("what binds rank %d", p.Busiest), rows, 1, 2)

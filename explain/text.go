@@ -50,12 +50,12 @@ func (r *Report) Text(w io.Writer) error {
 
 func (r *Report) header(out io.Writer) {
 	fmt.Fprintf(out, "%s: %s parameters, %d sequences and %s tokens per step\n", r.Model, Grouped(r.Parameters), r.Batch, Grouped(int64(r.Tokens)))
-	fmt.Fprintf(out, "%s: %s of %s, %s x %s; ", count(r.RuntimeNGPUs, "rank"), count(r.Units, "unit"), count(r.PlanNGPUs, "rank"),
-		r.prog.Plan.MeshDegrees(), count(r.PP, "stage"))
+	fmt.Fprintf(out, "%s: %s of %s, %s x %s; ", Count(r.RuntimeNGPUs, "rank"), Count(r.Units, "unit"), Count(r.PlanNGPUs, "rank"),
+		r.prog.Plan.MeshDegrees(), Count(r.PP, "stage"))
 	if n := r.CP; n > 1 {
-		fmt.Fprintf(out, "%s share every sequence; ", count(n, "rank"))
+		fmt.Fprintf(out, "%s share every sequence; ", Count(n, "rank"))
 	}
-	fmt.Fprintf(out, "%s of up to %s, %s schedule%s\n", count(r.MicroBatches, "micro-batch"), count(r.MicroBatch, "sequence"), r.prog.Plan.ScheduleText(), shardedText(r.prog.Plan))
+	fmt.Fprintf(out, "%s of up to %s, %s schedule%s\n", Count(r.MicroBatches, "micro-batch"), Count(r.MicroBatch, "sequence"), r.prog.Plan.ScheduleText(), shardedText(r.prog.Plan))
 	fmt.Fprintf(out, "every stage is a %s; what is not split over dp is the same on all data-parallel ranks\n", r.Mesh)
 	if p := r.prog.Plan; p.RankOrder != "" {
 		fmt.Fprintf(out, "ranks of a unit are numbered in order %s, innermost first\n", p.RankOrderText())
@@ -165,7 +165,7 @@ func blocksText(blocks []string) string {
 func (m Memory) text(out io.Writer) {
 	fmt.Fprintf(out, "  memory: arena of %s bytes = %s persistent", Grouped(m.Arena), Grouped(m.Persist))
 	for _, c := range m.Chunks {
-		fmt.Fprintf(out, " + %s of %s", count(c.Slots, "slot"), Grouped(c.Slot))
+		fmt.Fprintf(out, " + %s of %s", Count(c.Slots, "slot"), Grouped(c.Slot))
 		if c.Inbox > 0 {
 			fmt.Fprintf(out, " + %d to receive %s", c.Inboxes, Grouped(c.Inbox))
 		}
@@ -275,8 +275,8 @@ func shapeText(dtype string, shape []int) string {
 
 func times(n int) string { return fmt.Sprintf("x%d", n) }
 
-// count prints "1 rank", "2 ranks", "3 micro-batches".
-func count(n int, what string) string {
+// Count prints "1 rank", "2 ranks", "3 micro-batches".
+func Count(n int, what string) string {
 	switch {
 	case n == 1:
 	case strings.HasSuffix(what, "ch"):
@@ -323,10 +323,10 @@ func Grouped(n int64) string {
 	return sign + digits
 }
 
-// seconds prints a time with four significant digits.
-func seconds(s float64) string {
+// Seconds prints a time with four significant digits.
+func Seconds(s float64) string {
 	switch a := math.Abs(s); {
-	case a >= 1:
+	case a >= 1 || a == 0:
 		return fmt.Sprintf("%.4g s", s)
 	case a >= 1e-3:
 		return fmt.Sprintf("%.4g ms", s*1e3)

@@ -69,7 +69,7 @@ func (r *Report) Against(name string, plan *partition.Plan, limit int64) (*Versu
 	if err != nil {
 		return nil, err
 	}
-	v := &Versus{Name: name, Plan: planText(plan), Same: samePlan(plan, r.prog.Plan)}
+	v := &Versus{Name: name, Plan: PlanText(plan), Same: samePlan(plan, r.prog.Plan)}
 	p, q := r.Prediction, other.Prediction
 	v.StepSeconds, v.DeltaSeconds = q.StepSeconds, q.StepSeconds-p.StepSeconds
 	v.PeakBytes, v.DeltaBytes = other.peak(), other.peak()-r.peak()
@@ -108,7 +108,7 @@ func (r *Report) Infeasible(name string, err error) (*Versus, error) {
 	case !errors.As(err, &none):
 		return nil, err
 	}
-	v.Plan = planText(none.Closest)
+	v.Plan = PlanText(none.Closest)
 	other, err := r.sibling(none.Closest)
 	if err != nil {
 		return nil, err
@@ -188,17 +188,17 @@ func (st *Stage) overText(needs, limit int64) string {
 			continue // less than 2 % explains nothing
 		}
 		if p.Kind != partInFlight {
-			parts = append(parts, p.Kind+" "+size(p.Bytes))
+			parts = append(parts, p.Kind+" "+Bytes(p.Bytes))
 			continue
 		}
 		for _, c := range st.Memory.Chunks {
-			parts = append(parts, fmt.Sprintf("%d in flight x %s", c.Slots, size(c.Slot)))
+			parts = append(parts, fmt.Sprintf("%d in flight x %s", c.Slots, Bytes(c.Slot)))
 		}
 	}
 	if more := needs - listed; more > 0 {
-		parts = append(parts, "the evaluation "+size(more)+" beyond a step")
+		parts = append(parts, "the evaluation "+Bytes(more)+" beyond a step")
 	}
-	return fmt.Sprintf("stage %d over by %s: %s of %s: %s", st.Index, size(needs-limit), size(needs), size(limit), strings.Join(parts, " + "))
+	return fmt.Sprintf("stage %d over by %s: %s of %s: %s", st.Index, Bytes(needs-limit), Bytes(needs), Bytes(limit), strings.Join(parts, " + "))
 }
 
 func (v *Versus) text(out io.Writer, step float64) {
@@ -220,10 +220,10 @@ func (v *Versus) text(out io.Writer, step float64) {
 		how = "faster"
 	}
 	fmt.Fprintf(out, "  %s per step, %s %s (%s); %s on the fullest rank (%s)\n",
-		seconds(v.StepSeconds), seconds(max(v.DeltaSeconds, -v.DeltaSeconds)), how, percent(v.DeltaSeconds/step), size(v.PeakBytes), signedSize(v.DeltaBytes))
+		Seconds(v.StepSeconds), Seconds(max(v.DeltaSeconds, -v.DeltaSeconds)), how, percent(v.DeltaSeconds/step), Bytes(v.PeakBytes), signedSize(v.DeltaBytes))
 	var rows [][]string
 	add := func(t TermDifference) {
-		rows = append(rows, []string{t.Name, seconds(t.Ours), seconds(t.Theirs), signed(t.Theirs - t.Ours)})
+		rows = append(rows, []string{t.Name, Seconds(t.Ours), Seconds(t.Theirs), signed(t.Theirs - t.Ours)})
 	}
 	var ours, theirs float64
 	for _, t := range v.Time {
@@ -246,8 +246,8 @@ func (v *Versus) text(out io.Writer, step float64) {
 	table(out, "bytes of the fullest rank: this plan, the other, difference", rows, 1, 2, 3)
 }
 
-// size prints an amount of memory with three or more significant digits.
-func size(n int64) string {
+// Bytes prints an amount of memory with three or more significant digits.
+func Bytes(n int64) string {
 	value, unit := float64(n), "B"
 	for _, u := range []string{"KiB", "MiB", "GiB", "TiB"} {
 		if max(value, -value) < 1024 {
@@ -263,7 +263,7 @@ func size(n int64) string {
 
 func signedSize(n int64) string {
 	if n < 0 {
-		return size(n)
+		return Bytes(n)
 	}
-	return "+" + size(n)
+	return "+" + Bytes(n)
 }

@@ -71,7 +71,7 @@ func TestInfeasible(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, none.Needs, v.Breaks.Needs)
 	require.Equal(t, none.Limit, v.Breaks.Limit)
-	require.Contains(t, v.Breaks.Text, "stage 0 over by "+size(none.Needs-none.Limit))
+	require.Contains(t, v.Breaks.Text, "stage 0 over by "+Bytes(none.Needs-none.Limit))
 	require.Contains(t, v.Breaks.Text, "optimizer ")
 	require.Nil(t, v.Time)
 

@@ -292,6 +292,17 @@ type Slab struct{ Global, Offset, Local []int }
 // Elems returns the number of local elements.
 func (s Slab) Elems() int64 { return Elems(s.Local) }
 
+// GlobalIndex returns the row-major index in the whole of local element i.
+func (s Slab) GlobalIndex(i int) int64 {
+	at, stride := int64(0), int64(1)
+	for d := len(s.Local) - 1; d >= 0; d-- {
+		at += int64(s.Offset[d]+i%s.Local[d]) * stride
+		stride *= int64(s.Global[d])
+		i /= s.Local[d]
+	}
+	return at
+}
+
 // Whole returns the slab that is all of a shape.
 func Whole(shape []int) Slab {
 	return Slab{Global: shape, Offset: make([]int, len(shape)), Local: shape}

@@ -59,13 +59,7 @@ func TestLocalTiles(t *testing.T) {
 			slab := m.Local(shape, spec, c)
 			require.Equal(t, shape, slab.Global)
 			for local := range int(slab.Elems()) {
-				at, stride, rest := 0, 1, local
-				for d := len(shape) - 1; d >= 0; d-- {
-					at += (slab.Offset[d] + rest%slab.Local[d]) * stride
-					rest /= slab.Local[d]
-					stride *= shape[d]
-				}
-				count[at]++
+				count[slab.GlobalIndex(local)]++
 			}
 		})
 		for i, n := range count {

@@ -153,6 +153,7 @@ func TestFailure(t *testing.T) {
 		began := time.Now()
 		errs := each(ctx, freeAddr(t), 3, func(p *launch.Peers) error {
 			if p.Rank() == who {
+				time.Sleep(50 * time.Millisecond) // what the others gather has come
 				p.Fail(errors.New("no paper"))
 			}
 			_, err := p.Gather(ctx, nil)

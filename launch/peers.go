@@ -84,6 +84,9 @@ func (p *Peers) Gather(ctx context.Context, mine []byte) ([][]byte, error) {
 	if p.place.World == 1 {
 		return [][]byte{mine}, nil
 	}
+	if err := p.Err(); err != nil {
+		return nil, err // though what the others sent before they heard of it may be here
+	}
 	start := time.Now()
 	if p.place.Rank > 0 {
 		p.conns[0].write(kindGather, mine)

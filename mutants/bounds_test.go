@@ -1,5 +1,3 @@
-//go:build mutants
-
 package mutants
 
 // inTheBounds has the bugs of bounds that promise too much, so that the search leaves out
@@ -29,13 +27,33 @@ func inTheBounds() []mutant {
 	}, {
 		bug:  "a floor sends every micro-batch twice",
 		file: "planner/passage.go",
-		old:  "time := price.Send(", new: "time := 2 * price.Send(",
-		pkg: "./planner", run: first,
+		old:  "time := cost.Picoseconds(sending) *", new: "time := 2 * cost.Picoseconds(sending) *",
+		pkg: "./planner", run: "^TestCostIsSimulation$/^seed_32$",
+	}, {
+		bug: "any number of chunks keeps as much as one of them", how: "the one that keeps the most",
+		file: "planner/interleave.go",
+		old:  "min(least.flights, mine.flights)", new: "max(least.flights, mine.flights)",
+		pkg: "./planner", run: "^TestAnyChunks$",
+	}, {
+		bug: "any number of chunks has as many blocks before a position as one of them", how: "the one that has the most",
+		file: "planner/interleave.go",
+		old:  "min(least.before, mine.before)", new: "max(least.before, mine.before)",
+		pkg: "./planner", run: "^TestAnyChunks$",
+	}, {
+		bug: "the last chunk of a rank keeps as much as the first", how: "what the head of the model keeps",
+		file: "planner/interleave.go",
+		old:  "slot = m.lastSlot[e]", new: "slot = max(slot, m.lastSlot[e])",
+		pkg: "./planner", run: "^TestCostIsSimulation$",
+	}, {
+		bug: "memory that is short is spared with no size of micro-batches", how: "as it would be enough with another",
+		file: "planner/relief.go",
+		old:  "x.idle = !p.base.slowed(x, gain, what)", new: "x.idle = true",
+		pkg: "./planner", run: "^TestOffloadWhereMemoryIsShort$",
 	}, {
 		bug: "a floor adds up whole gradients that ZeRO shards", how: "of stage 2",
 		file: "planner/relax.go",
 		old:  "if zero >= 2 {", new: "if zero >= 3 {",
-		pkg: "./planner", run: first,
+		pkg: "./planner", run: "^TestCostIsSimulation$/^seed_61$",
 	}, {
 		bug: "a bound counts blocks that lie before a stage", how: "one",
 		file: "planner/bound.go",

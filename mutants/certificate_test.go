@@ -1,5 +1,3 @@
-//go:build mutants
-
 package mutants
 
 // inTheCertificate has the bugs of a search that proves too much, and of a checker that

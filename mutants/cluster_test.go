@@ -1,5 +1,3 @@
-//go:build mutants
-
 package mutants
 
 // inTheCluster has the bugs of the network's hierarchy, of the checks of cluster
@@ -33,7 +31,7 @@ func inTheCluster() []mutant {
 	}, {
 		bug:  "weights are cast to 8 bits for every micro-batch",
 		file: "planner/cost/program.go",
-		old:  "float64(ir.Elems(args[i])) / uses", new: "float64(ir.Elems(args[i]))",
+		old:  "float64(ir.Elems(args[i])) / uses", new: "float64(ir.Elems(args[i])) / min(1, uses)",
 		pkg: "./planner/cost", run: "^TestWeightsAreCastOnce$",
 	}, {
 		bug: "work divides over cores at no cost", how: "of ranks that wait",
@@ -85,6 +83,11 @@ func inTheCluster() []mutant {
 		file: "train/garbage.go",
 		old:  "|| time.Since(g.last) > idleTime", new: "",
 		pkg: "./train", run: "^TestGarbage$",
+	}, {
+		bug: "GOGC stays as a run has set it", how: "where another had set it before, and ended first",
+		file: "train/garbage.go",
+		old:  "now != backstop {", new: "now < 0 && now != backstop {",
+		pkg: "./train", run: "^TestGarbageOfTwoRuns$",
 	}, {
 		bug: "schedules share their prices on a crowded machine", how: "the first that is priced decides",
 		file: "planner/price.go",

@@ -1,5 +1,3 @@
-//go:build mutants
-
 package mutants
 
 // inTheCompiler has the bugs of what makes compiling fast: what is shared must be

@@ -1,5 +1,3 @@
-//go:build mutants
-
 package mutants
 
 // inContext has the bugs of context parallelism.
@@ -16,11 +14,11 @@ func inContext() []mutant {
 	}, {
 		bug: "non-causal mask", how: "rows of a folded sequence taken for positions",
 		file: "runtime/cpu/kernel/attention.go",
-		old:  "t.tile(w, u, g, run.Row+i, run.Pos+i, min(tileQueries, run.Len-i), keys", new: "t.tile(w, u, g, run.Row+i, run.Row+i, min(tileQueries, run.Len-i), keys",
+		old:  "queryTile{u, g, run.Row + i, run.Pos + i,", new: "queryTile{u, g, run.Row + i, run.Row + i,",
 		pkg: "./runtime/cpu", run: conformance,
 	}, {
 		bug: "key gradients of another head left in", how: "sums by position not cleared",
-		file: "runtime/cpu/kernel/attention.go",
+		file: "runtime/cpu/kernel/attention_grad.go",
 		old:  "\t\t\tclear(dk)\n", new: "",
 		pkg: "./runtime/cpu", run: conformance,
 	}, {

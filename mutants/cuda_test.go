@@ -1,5 +1,3 @@
-//go:build mutants
-
 package mutants
 
 // inTheDevice has the bugs of the CUDA backend apart from its kernels.

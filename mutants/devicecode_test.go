@@ -1,5 +1,3 @@
-//go:build mutants
-
 package mutants
 
 // inTheDeviceCode has the bugs of what GPUs run, as it runs on the CPU.
@@ -29,17 +27,17 @@ func inTheDeviceCode() []mutant {
 		bug: "device code: ids are looked up before all are noted", how: "no barrier between",
 		file: "cuda/kernel/embedding.cu",
 		old:  "			before += popcount(lanes);\n		}\n		sync_block();\n", new: "			before += popcount(lanes);\n		}\n",
-		pkg: pkg, run: "^TestManyIDs$",
+		pkg: pkg, run: "^TestOps$/^many_ids$",
 	}, {
 		bug: "device code: averages of rows are used before all are known", how: "no barrier in the gradient of norms",
 		file: "cuda/kernel/norm.cu",
 		old:  "		sync_block();\n		int here", new: "		int here",
-		pkg: pkg, run: "^TestFusedNorms$",
+		pkg: pkg, run: "^TestFused$",
 	}, {
 		bug: "device code: of many tensors in one launch the second is left out", how: "blocks look no further than the first",
 		file: "cuda/kernel/adamw.cu",
 		old:  "while (at + 1 < count && all", new: "while (at + 2 < count && all",
-		pkg: pkg, run: "^TestFusedUpdates$",
+		pkg: pkg, run: "^TestFused$/^updates$",
 	}, {
 		bug:  "device code: kernels done as one overtake what they depend on",
 		file: "cuda/kernel/fuse.go",

@@ -1,5 +1,3 @@
-//go:build mutants
-
 package mutants
 
 // inTheAnswers has the bugs of what explain and the robust choice say.

@@ -1,5 +1,3 @@
-//go:build mutants
-
 package mutants
 
 // inTheFinals has the bugs of what is said of plans that were found, without compiling

@@ -1,5 +1,3 @@
-//go:build mutants
-
 package mutants
 
 // inTheFootprint has bugs of what is told of memory beside an arena.

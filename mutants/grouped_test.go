@@ -1,5 +1,3 @@
-//go:build mutants
-
 package mutants
 
 // inGroupedHeads has the bugs of heads that share keys and values.
@@ -12,13 +10,13 @@ func inGroupedHeads() []mutant {
 		pkg: kernel, run: "^TestAttention$",
 	}, {
 		bug: "gradient of shared keys", how: "of the last query of a group alone",
-		file: "runtime/cpu/kernel/attention.go",
-		old:  "if t.keys != nil || g > 0 {", new: "if t.keys != nil {",
+		file: "runtime/cpu/kernel/attention_grad.go",
+		old:  "if t.keys != nil || x.g > 0 {", new: "if t.keys != nil {",
 		pkg: kernel, run: "^TestAttention$",
 	}, {
 		bug: "same dropout mask for all queries of a group", how: "backward and forward alike",
 		file: "runtime/cpu/kernel/attention.go",
-		old:  "uint64(s.packed())+uint64(s.First+g))", new: "uint64(s.packed()))",
+		old:  "uint64(s.packed())+uint64(s.First+q.g))", new: "uint64(s.packed()))",
 		pkg: kernel, run: "^TestAttention$",
 	}, {
 		bug: "queries of a group cut from their keys", how: "by a rule of the signature",
@@ -27,7 +25,7 @@ func inGroupedHeads() []mutant {
 		pkg: "./ir/interp", run: "^TestEveryRuleIsTrue$",
 	}, {
 		bug: "gradient of queries that other ranks do", how: "left as it was",
-		file: "runtime/cpu/kernel/attention.go",
+		file: "runtime/cpu/kernel/attention_grad.go",
 		old:  "\t\tt.clearOthers(u)\n", new: "",
 		pkg: kernel, run: "^TestAttentionOfSomeQueries$",
 	}, {

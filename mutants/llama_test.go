@@ -1,5 +1,3 @@
-//go:build mutants
-
 package mutants
 
 // inLlama has the bugs of what Llama does otherwise than GPT-2: RMSNorm, SwiGLU,

@@ -1,5 +1,3 @@
-//go:build mutants
-
 package mutants
 
 // inThePrograms has the bugs that the mixed integer programs show: of the search, for which

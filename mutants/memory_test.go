@@ -1,5 +1,3 @@
-//go:build mutants
-
 package mutants
 
 // inTheMemory has the bugs of where state lives: ZeRO groups and host memory.

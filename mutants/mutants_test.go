@@ -1,39 +1,25 @@
-//go:build mutants
-
 // Package mutants plants bugs in the sources, one at a time, and demands that a
 // test turns red. Each is a bug that shipped somewhere: see table_test.go.
 //
-//	go test -tags mutants -timeout 20m -v ./mutants
+//	go test -tags mutants -timeout 3h -v ./mutants
 //	go test -tags mutants -v ./mutants -run 'TestMutants/.*p2p'
 //
 // It works in a copy of the tree and prints which test kills which mutant. It
 // fails on a mutant that no test notices, and also, because they would prove
 // nothing, on one that does not apply any more, that does not compile, and on a
-// test that is red without it. It takes minutes, so it hides behind a build tag.
+// test that is red without it. It takes long, so it hides behind a build tag;
+// that the table is of this tree is tested without.
 package mutants
 
 import (
-	"bytes"
-	"context"
-	"errors"
 	"fmt"
-	"io/fs"
 	"os"
-	"os/exec"
 	"path/filepath"
-	"regexp"
-	"slices"
 	"strings"
 	"testing"
-	"text/tabwriter"
-	"time"
 
 	"github.com/stretchr/testify/require"
 )
-
-// limit bounds one run of a test. A mutant that makes ranks wait for ever is
-// dead when it is over.
-const limit = 30 * time.Second
 
 // mutant is one planted bug.
 type mutant struct {
@@ -52,155 +38,51 @@ func (m mutant) name() string {
 	return m.bug + ": " + m.how
 }
 
-func TestMutants(t *testing.T) {
-	tree := copyTree(t)
-	var table bytes.Buffer
-	tab := tabwriter.NewWriter(&table, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(tab, "mutant\tkilled by\tseconds")
-	sound := map[[2]string]error{} // package and tests -> what they say without a mutant
-	for _, m := range mutants() {
-		t.Run(m.name(), func(t *testing.T) {
-			key := [2]string{m.pkg, m.run}
-			if _, known := sound[key]; !known {
-				sound[key] = tree.green(m.pkg, m.run)
-			}
-			require.NoError(t, sound[key], "without the mutant")
-
-			begin := time.Now()
-			killer, said, err := tree.kill(m)
-			seconds := time.Since(begin).Seconds()
-			verdict := killer
-			if err != nil {
-				verdict = "ERROR"
-			} else if killer == "" {
-				verdict = "SURVIVES " + m.pkg + " " + m.run
-			}
-			fmt.Fprintf(tab, "%s\t%s\t%.1f\n", m.name(), verdict, seconds)
-			t.Logf("%s (%.1f s)\n%s", verdict, seconds, said)
-			require.NoError(t, err)
-			require.NotEmpty(t, killer, "%s of %s pass with the bug", m.run, m.pkg)
-		})
-	}
-	require.NoError(t, tab.Flush())
-	t.Logf("\n%s", &table)
-}
-
-// tree is a copy of the module in which files may be changed.
-type tree struct{ dir, binary string }
-
-// copyTree copies what git would commit, with the changes at hand.
-func copyTree(t *testing.T) *tree {
-	root, err := filepath.Abs("..")
-	require.NoError(t, err)
-	list := exec.Command("git", "ls-files", "--cached", "--others", "--exclude-standard", "-z")
-	list.Dir = root
-	names, err := list.Output()
-	if err != nil {
-		t.Skipf("git cannot list the files of %s: %v", root, err)
-	}
-	temp := t.TempDir()
-	tr := &tree{dir: filepath.Join(temp, "tree"), binary: filepath.Join(temp, "package.test")}
-	for _, name := range strings.Split(strings.TrimSuffix(string(names), "\x00"), "\x00") {
-		content, err := os.ReadFile(filepath.Join(root, name))
-		if errors.Is(err, fs.ErrNotExist) {
-			continue // deleted, and git not told yet
-		}
-		require.NoError(t, err)
-		path := filepath.Join(tr.dir, name)
-		require.NoError(t, os.MkdirAll(filepath.Dir(path), 0o755))
-		require.NoError(t, os.WriteFile(path, content, 0o644))
-	}
-	return tr
-}
-
-// kill returns the first test that fails with the mutant, or "", and what it
-// says. An error says that the mutant proves nothing.
-func (tr *tree) kill(m mutant) (killer, said string, err error) {
-	path := filepath.Join(tr.dir, m.file)
-	source, err := os.ReadFile(path)
-	if err != nil {
-		return "", "", err
+// plant returns the file of a tree that has the mutant, as it is and with the bug.
+func (m mutant) plant(tree string) (path string, source, bug []byte, err error) {
+	path = filepath.Join(tree, m.file)
+	if source, err = os.ReadFile(path); err != nil {
+		return "", nil, nil, err
 	}
 	if n := strings.Count(string(source), m.old); n != 1 {
-		return "", "", fmt.Errorf("the mutant no longer applies: %s has %d times\n%s", m.file, n, m.old)
+		return "", nil, nil, fmt.Errorf("the mutant no longer applies: %s has %d times\n%s", m.file, n, m.old)
 	}
-	defer func() { err = errors.Join(err, os.WriteFile(path, source, 0o644)) }()
-	if err := os.WriteFile(path, []byte(strings.Replace(string(source), m.old, m.new, 1)), 0o644); err != nil {
-		return "", "", err
-	}
-	if err := tr.compile(m.pkg); err != nil {
-		return "", "", fmt.Errorf("the mutant %w", err)
-	}
-	red, output := tr.test(m.pkg, m.run)
-	if !red {
-		return "", "", nil
-	}
-	killer, said = culprit(output)
-	return killer, said, nil
+	return path, source, []byte(strings.Replace(string(source), m.old, m.new, 1)), nil
 }
 
-// green fails unless the tests exist and pass.
-func (tr *tree) green(pkg, run string) error {
-	if err := tr.compile(pkg); err != nil {
-		return fmt.Errorf("%s %w", pkg, err)
+// tests are the names of the tests to run, without those of subtests.
+func (m mutant) tests() (names []string) {
+	for _, name := range strings.Split(m.run, "|") {
+		name, _, _ = strings.Cut(name, "/")
+		names = append(names, strings.Trim(name, "^$"))
 	}
-	red, output := tr.test(pkg, run)
-	if red {
-		return fmt.Errorf("%s is red in %s:\n%s", run, pkg, output)
-	}
-	for _, name := range strings.Split(run, "|") {
-		name, _, _ = strings.Cut(name, "/") // of a subtest, its test
-		name = strings.Trim(name, "^$")
-		if !strings.Contains(output, "--- PASS: "+name+" ") {
-			return fmt.Errorf("%s did not run in %s:\n%s", name, pkg, output)
-		}
-	}
-	return nil
+	return names
 }
 
-// compile builds the tests of a package, apart from running them: a program that
-// does not compile is no bug that a test has found.
-func (tr *tree) compile(pkg string) error {
-	build := exec.Command("go", "test", "-c", "-trimpath", "-o", tr.binary, pkg)
-	build.Dir = tr.dir
-	if output, err := build.CombinedOutput(); err != nil {
-		return fmt.Errorf("does not compile: %w\n%s", err, output)
+// TestTableIsOfThisTree holds what the table names against the sources: each text
+// stands once where it is said to, and the tests are there.
+func TestTableIsOfThisTree(t *testing.T) {
+	tests := map[string]string{} // package -> the text of its tests
+	listed := map[string]bool{}
+	for _, m := range mutants() {
+		t.Run(m.name(), func(t *testing.T) {
+			require.False(t, listed[m.name()], "there are two of this name")
+			listed[m.name()] = true
+			_, source, bug, err := m.plant("..")
+			require.NoError(t, err)
+			require.NotEqual(t, string(source), string(bug))
+			if tests[m.pkg] == "" {
+				files, err := filepath.Glob(filepath.Join("..", m.pkg, "*_test.go"))
+				require.NoError(t, err)
+				for _, file := range files {
+					text, err := os.ReadFile(file)
+					require.NoError(t, err)
+					tests[m.pkg] += string(text)
+				}
+			}
+			for _, name := range m.tests() {
+				require.True(t, strings.Contains(tests[m.pkg], "\nfunc "+name+"(t *testing.T)"), "%s has no %s", m.pkg, name)
+			}
+		})
 	}
-	return nil
-}
-
-// test runs tests of the package compiled last.
-func (tr *tree) test(pkg, run string) (red bool, output string) {
-	ctx, cancel := context.WithTimeout(context.Background(), 2*limit)
-	defer cancel()
-	cmd := exec.CommandContext(ctx, tr.binary, "-test.v", "-test.failfast", "-test.run="+run, "-test.timeout="+limit.String())
-	cmd.Dir = filepath.Join(tr.dir, pkg)
-	text, err := cmd.CombinedOutput()
-	return err != nil, string(text)
-}
-
-var (
-	failed  = regexp.MustCompile(`(?m)^--- FAIL: (\S+)`)
-	began   = regexp.MustCompile(`(?m)^=== RUN +([^\s/]+)`)
-	seed    = regexp.MustCompile(`seed \d+$`)
-	tooLong = regexp.MustCompile(`(?m)^panic: test timed out`)
-	reason  = regexp.MustCompile(`(?m)^(panic: .*|\s+\w+\.go:\d+: \S.*|\s+(Error|Messages):.*(\n\s+\t.*){0,3})$`)
-)
-
-// culprit names the test that failed, or was running when all came to an end,
-// and quotes its first reasons.
-func culprit(output string) (test, said string) {
-	reasons := slices.DeleteFunc(reason.FindAllString(output, -1), seed.MatchString)
-	said = strings.Join(reasons[:min(3, len(reasons))], "\n")
-	if m := failed.FindStringSubmatch(output); m != nil {
-		return m[1], said
-	}
-	how := " (panic)"
-	if tooLong.MatchString(output) {
-		how = " (hangs)"
-	}
-	if m := began.FindAllStringSubmatch(output, -1); m != nil {
-		return m[len(m)-1][1] + how, said
-	}
-	return "the test binary" + how, said
 }

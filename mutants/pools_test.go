@@ -1,5 +1,3 @@
-//go:build mutants
-
 package mutants
 
 // inThePools has the bugs of clusters with several kinds of devices.

@@ -1,5 +1,3 @@
-//go:build mutants
-
 package mutants
 
 // inRankOrders has the bugs of how the axes of a unit lie over its ranks.
@@ -7,7 +5,7 @@ func inRankOrders() []mutant {
 	return []mutant{{
 		bug: "ranks are found as in the usual order", how: "the inverse of another mapping",
 		file: "partition/plan.go",
-		old:  "return at(s.pp, p.PP()), (dp*cp+at(s.cp, cp))*p.TP + at(s.tp, p.TP)", new: "return at(s.pp, p.PP()), (dp*cp+at(s.tp, cp))*p.TP + at(s.cp, p.TP)",
+		old:  "return at(s.PP, p.PP()), (dp*cp+at(s.CP, cp))*p.TP + at(s.TP, p.TP)", new: "return at(s.PP, p.PP()), (dp*cp+at(s.TP, cp))*p.TP + at(s.CP, p.TP)",
 		pkg: "./partition", run: "^TestRankOrders$",
 	}, {
 		bug: "the devices of a stage are a run in every order", how: "senders are counted where there are none",

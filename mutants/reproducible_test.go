@@ -1,5 +1,3 @@
-//go:build mutants
-
 package mutants
 
 // inTheReproducible has the bugs that would make train.reproducible a promise.

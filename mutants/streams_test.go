@@ -1,5 +1,3 @@
-//go:build mutants
-
 package mutants
 
 // inTheStreams has the bugs of communication beside the kernels.

@@ -1,5 +1,3 @@
-//go:build mutants
-
 package mutants
 
 import "slices"
@@ -7,32 +5,6 @@ import "slices"
 // mutants lists all planted bugs, by where they are planted.
 func mutants() []mutant {
 	return slices.Concat(inTheModel(), inLlama(), inThePartition(), inTheRuntime(), inTheKernels(), inTheLoop(), inThePrecision(), inTheReproducible(), inTheStreams(), inContext(), inTheMemory(), inTheAnswers(), inGroupedHeads(), inTheCluster(), inTheCompiler(), inTheFinals(), inTheFootprint(), inTheCertificate(), inThePrograms(), inThePools(), inRankOrders(), inReplicatedModules(), inTheBounds(), inTheDeviceCode(), inTheDevice(), inTheProcesses())
-}
-
-// inTheProcesses has the bugs of a run with a process for each rank.
-func inTheProcesses() []mutant {
-	const conformance = "^TestConformanceOfProcesses$"
-	return []mutant{{
-		bug: "a process adds up what another has not written", how: "it does not wait for all to enter",
-		file: "runtime/cpu/collective.go",
-		old:  "if g.apart && large(c) {\n\t\tif err := d.wait(g.arrivals, all, g.late); err != nil {", new: "if g.apart && large(c) {\n\t\tif err := d.wait(g.arrivals, 0, g.late); err != nil {",
-		pkg: "./runtime/cpu", run: "^TestLateOperand$",
-	}, {
-		bug: "the last elements of a tensor are in nobody's share", how: "shares are whole lines of cache",
-		file: "runtime/cpu/exchange.go",
-		old:  "if share+1 == shares {", new: "if share+1 == shares && n%lineElems == 0 {",
-		pkg: "./runtime/cpu", run: conformance,
-	}, {
-		bug: "wrong p2p destination", how: "on another machine",
-		file: "runtime/cpu/link.go",
-		old:  "bytes(runtime.OnDevice, int64(b), n)", new: "bytes(runtime.OnDevice, int64(b)+4, n)",
-		pkg: "./runtime/cpu", run: conformance,
-	}, {
-		bug: "processes stop before different steps", how: "each heeds its own signal",
-		file: "runtime/peers.go",
-		old:  "e.shared.stop = e.shared.stop || b[0] != 0", new: "e.shared.stop = e.shared.stop || b[0] != 0 && rank == e.first",
-		pkg: "./runtime", run: "^TestProcessesStopTogether$",
-	}}
 }
 
 // inReplicatedModules has those of weights that all tensor-parallel ranks hold.
@@ -274,6 +246,11 @@ func inThePartition() []mutant {
 		old:  "return []int{min(m, p.PP())}", new: "return []int{min(m, p.PP()-position)}",
 		pkg: "./codegen", run: "^TestPipelinesAreSound$",
 	}, {
+		bug: "slot reused while its micro-batch is in flight", how: "a forward pass goes before the first backward pass of a chunk",
+		file: "codegen/order.go",
+		old:  "(k-1-c)*n + 1 // of all", new: "(k-1-c)*n // of all",
+		pkg: "./codegen", run: "^TestOrders$",
+	}, {
 		bug: "interleaving deadlocks", how: "a number of micro-batches that is no multiple of the ranks",
 		file: "codegen/order.go",
 		old:  "rounded := (m + n - 1) / n * n", new: "rounded := m",
@@ -301,7 +278,28 @@ func inThePartition() []mutant {
 func inTheRuntime() []mutant {
 	const shapes = "^TestShapes$"
 	const interp = "^TestInterp$"
+	const join = "^TestJoin$"
 	return []mutant{{
+		bug: "gradients are reduced before they are made", how: "with one that was reduced earlier",
+		file: "runtime/update.go",
+		old:  "(x.written || y.written)", new: "x.written",
+		pkg: "./runtime", run: join,
+	}, {
+		bug: "gradients are reduced among the wrong ranks", how: "with those of another group",
+		file: "runtime/update.go",
+		old:  "c == nil || c.Group != a.collective.Group ||", new: "c == nil ||",
+		pkg: "./runtime", run: join,
+	}, {
+		bug:  "all gradients are reduced in one go, however large",
+		file: "runtime/update.go",
+		old:  "if u.bytes[i]+bytes > joinBytes {", new: "if bytes > joinBytes {",
+		pkg: "./runtime", run: join,
+	}, {
+		bug: "every collective of a bucket takes the time of all", how: "in the profile of the machine",
+		file: "runtime/cpu/profile/programs.go",
+		old:  "if len(all) > 1 {", new: "if len(all) > len(s.instrs) {",
+		pkg: "./runtime/cpu/profile", run: "^TestTogether$",
+	}, {
 		bug: "gradients synced on the wrong micro-step", how: "the first micro-batch is overwritten",
 		file: "runtime/load.go",
 		old:  "codegen.AfterFirst && t.MicroBatch > 0", new: "codegen.AfterFirst && t.MicroBatch > 1",
@@ -335,7 +333,7 @@ func inTheRuntime() []mutant {
 	}, {
 		bug:  "same initial weights on every shard",
 		file: "runtime/param.go",
-		old:  "dst[i:i+n], globalIndex(s.Slab, at+i)", new: "dst[i:i+n], uint64(at+i)",
+		old:  "dst[i:i+n], uint64(s.Slab.GlobalIndex(at+i))", new: "dst[i:i+n], uint64(at+i)",
 		pkg: "./runtime", run: shapes,
 	}, {
 		bug: "dropped all_reduce with the data flow kept", how: "the ranks meet and add nothing",
@@ -429,7 +427,7 @@ func inTheRuntime() []mutant {
 // portable and assembly loops are held against each other by tests of their own.
 func inTheKernels() []mutant {
 	const kernel = "./runtime/cpu/kernel"
-	const causal = "seen := max(0, min(m, i+r-j+1)) // keys up to the query itself"
+	const causal = "seen := x.i + r - j + 1 // keys up to the first of the four queries itself"
 	return []mutant{{
 		bug: "non-causal mask", how: "forward",
 		file: "runtime/cpu/kernel/attention.go", old: causal, new: "seen := m",
@@ -437,7 +435,7 @@ func inTheKernels() []mutant {
 	}, {
 		bug: "non-causal mask", how: "added to the scores as 0 and 1",
 		file: "runtime/cpu/kernel/attention.go", old: causal,
-		new: "seen := m\n\t\t\tfor k := range max(0, min(m, i+r-j+1)) {\n\t\t\t\trow[k]++\n\t\t\t}",
+		new: "seen := m\n\t\tfor q := range scoreQuad {\n\t\t\tfor k := range max(0, min(m, x.i+r+q-j+1)) {\n\t\t\t\trows[q*ld+k]++\n\t\t\t}\n\t\t}",
 		pkg: ".", run: "^TestCausality$",
 	}, {
 		bug: "non-causal mask", how: "forward, against the definition",
@@ -445,14 +443,34 @@ func inTheKernels() []mutant {
 		pkg: kernel, run: "^TestAttention$",
 	}, {
 		bug: "non-causal mask", how: "backward",
-		file: "runtime/cpu/kernel/attention.go",
-		old:  "seen := max(0, min(m, i+r-j+1))\n\t\t\tclear(p[seen:])", new: "seen := m\n\t\t\tclear(p[seen:])",
+		file: "runtime/cpu/kernel/attention_grad.go",
+		old:  "seen := x.i + r - j + 1\n", new: "seen := m\n",
 		pkg: kernel, run: "^TestAttention$",
 	}, {
 		bug: "non-causal mask", how: "a block of scores on the diagonal is taken to be beyond it",
 		file: "runtime/cpu/kernel/attention.go",
-		old:  "first := max(0, j-offset) / rows * rows", new: "first := max(0, j+width-offset) / rows * rows",
+		old:  "for i := max(0, j-offset) / rows * rows;", new: "for i := max(0, j+width-offset) / rows * rows;",
 		pkg: kernel, run: "^TestAttention$",
+	}, {
+		bug: "attention on tiles", how: "columns of a right-hand matrix follow on the steps that count",
+		file: "runtime/cpu/kernel/attention_tiles.go",
+		old:  "s.values[j/tileLines*tileFloat:], (s.positions-seen)*tileFloat,", new: "s.values[j/tileLines*tileFloat:], 0,",
+		pkg: kernel, run: "^TestAttention$",
+	}, {
+		bug: "attention on tiles", how: "what some queries see is added for those after, too, again",
+		file: "runtime/cpu/kernel/attention_tiles.go",
+		old:  "from = seen", new: "from = 0",
+		pkg: kernel, run: "^TestAttention$",
+	}, {
+		bug: "attention on tiles", how: "gradients of keys in the order of positions",
+		file: "runtime/cpu/kernel/attention_tiles.go",
+		old:  "to.data[(run.Row+i+r)*to.rs:]", new: "to.data[(run.Pos+i+r)*to.rs:]",
+		pkg: kernel, run: "^TestAttentionOfRuns$",
+	}, {
+		bug: "dropout of rows of scores", how: "each from the start of a block of random numbers on",
+		file: "runtime/cpu/kernel/score_rows.go",
+		old:  "skip := int(start & 3)", new: "skip := 0 * int(start&3)",
+		pkg: kernel, run: "^TestScoreRows$",
 	}, {
 		bug: "blocked product", how: "a block of columns is taken to be packed already",
 		file: "runtime/cpu/kernel/matmul.go",
@@ -500,12 +518,12 @@ func inTheKernels() []mutant {
 		pkg: kernel, run: "^TestAttentionDecode$",
 	}, {
 		bug: "two backward outputs swapped", how: "gradients of queries and keys",
-		file: "runtime/cpu/kernel/attention.go",
+		file: "runtime/cpu/kernel/attention_grad.go",
 		old:  "dq: packed{dqkv, shape.T, parts, shape.First}, dk: packed{dqkv, shape.T, parts, parts - 2}", new: "dq: packed{dqkv, shape.T, parts, parts - 2}, dk: packed{dqkv, shape.T, parts, shape.First}",
 		pkg: kernel, run: "^TestAttention$",
 	}, {
 		bug: "two backward outputs swapped", how: "gradients of keys and values",
-		file: "runtime/cpu/kernel/attention.go",
+		file: "runtime/cpu/kernel/attention_grad.go",
 		old:  "s.dk, s.dv = t.head", new: "s.dv, s.dk = t.head",
 		pkg: kernel, run: "^TestAttention$",
 	}, {
@@ -516,7 +534,7 @@ func inTheKernels() []mutant {
 	}, {
 		bug: "wrong power on all ranks", how: "width of a head",
 		file: "runtime/cpu/kernel/attention.go",
-		old:  "scale := float32(1 / math.Sqrt(float64(t.D)))\n\tq, o :=", new: "scale := float32(1 / float64(t.D))\n\tq, o :=",
+		old:  "scale := float32(1 / math.Sqrt(float64(t.D)))", new: "scale := float32(1 / float64(t.D))",
 		pkg: kernel, run: "^TestAttention$",
 	}, {
 		bug: "epsilon changed on all ranks", how: "AdamW's under the square root, in portable Go",

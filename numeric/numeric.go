@@ -266,7 +266,7 @@ func (c *comparison) parameters() (map[string][]float32, error) {
 			values, from := whole[s.Name], holder[s.Name]
 			for i := range int(s.Slab.Elems()) {
 				x := math.Float32frombits(binary.NativeEndian.Uint32(local[4*i:]))
-				at := globalIndex(s.Slab, i)
+				at := s.Slab.GlobalIndex(i)
 				if from[at] >= 0 && math.Float32bits(x) != math.Float32bits(values[at]) {
 					return nil, fmt.Errorf("numeric: %s, element %d: is %v on rank %d and %v on rank %d", s.Name, at, values[at], from[at], x, r)
 				}
@@ -280,15 +280,4 @@ func (c *comparison) parameters() (map[string][]float32, error) {
 		}
 	}
 	return whole, nil
-}
-
-// globalIndex returns the row-major index in the whole of local element i.
-func globalIndex(s ir.Slab, i int) int {
-	at, stride := 0, 1
-	for d := len(s.Local) - 1; d >= 0; d-- {
-		at += (s.Offset[d] + i%s.Local[d]) * stride
-		stride *= s.Global[d]
-		i /= s.Local[d]
-	}
-	return at
 }

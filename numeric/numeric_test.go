@@ -12,6 +12,7 @@ import (
 	"github.com/autopar/autopar/models/gpt"
 	"github.com/autopar/autopar/numeric"
 	"github.com/autopar/autopar/partition"
+	"github.com/autopar/autopar/partition/partitiontest"
 	"github.com/autopar/autopar/runtime"
 	"github.com/autopar/autopar/runtime/cpu"
 )
@@ -30,15 +31,7 @@ func cut(dp, tp, pp, units, zero int) *partition.Plan {
 	p := &partition.Plan{
 		PlanNGPUs: dp * tp * pp, RuntimeNGPUs: dp * tp * pp * units, DP: dp, TP: tp, MicroBatch: 4, ZeRO: zero,
 		Schedule: partition.OneFOneB, SequenceParallel: tp > 1 && zero%2 == 0,
-		Placements: []partition.Placement{
-			{Match: `h\.[0-9]+\.attn\.c_attn\.weight`, Spec: "[_,tp,_,_]"},
-			{Match: `h\.[0-9]+\.attn\.c_attn\.bias`, Spec: "[_,tp,_]"},
-			{Match: `h\.[0-9]+\.attn\.c_proj\.weight`, Spec: "[_,tp,_]"},
-			{Match: `h\.[0-9]+\.mlp\.c_fc\.weight`, Spec: "[tp,_]"},
-			{Match: `h\.[0-9]+\.mlp\.c_fc\.bias`, Spec: "[tp]"},
-			{Match: `h\.[0-9]+\.mlp\.c_proj\.weight`, Spec: "[_,tp]"},
-			{Match: `wte\.weight`, Spec: "[tp,_]"},
-		},
+		Placements: partitiontest.Megatron(),
 	}
 	for s := range pp {
 		p.Stages = append(p.Stages, partition.Stage{First: s * 12 / pp, Last: (s + 1) * 12 / pp})

@@ -13,6 +13,7 @@ import (
 	"github.com/autopar/autopar/ir"
 	"github.com/autopar/autopar/models/gpt"
 	"github.com/autopar/autopar/partition"
+	"github.com/autopar/autopar/partition/partitiontest"
 )
 
 const batch = 7
@@ -27,22 +28,10 @@ func trainGraph(t testing.TB, layers int) *ir.Graph {
 	return g
 }
 
-func megatron() []partition.Placement {
-	return []partition.Placement{
-		{Match: `h\.[0-9]+\.attn\.c_attn\.weight`, Spec: "[_,tp,_,_]"},
-		{Match: `h\.[0-9]+\.attn\.c_attn\.bias`, Spec: "[_,tp,_]"},
-		{Match: `h\.[0-9]+\.attn\.c_proj\.weight`, Spec: "[_,tp,_]"},
-		{Match: `h\.[0-9]+\.mlp\.c_fc\.weight`, Spec: "[tp,_]"},
-		{Match: `h\.[0-9]+\.mlp\.c_fc\.bias`, Spec: "[tp]"},
-		{Match: `h\.[0-9]+\.mlp\.c_proj\.weight`, Spec: "[_,tp]"},
-		{Match: `wte\.weight`, Spec: "[tp,_]"},
-	}
-}
-
 func newPlan(dp, tp int, stages ...partition.Stage) *partition.Plan {
 	n := dp * tp * len(stages)
 	return &partition.Plan{
-		PlanNGPUs: n, RuntimeNGPUs: n, DP: dp, TP: tp, MicroBatch: 2, Schedule: partition.GPipe, Stages: stages, Placements: megatron(),
+		PlanNGPUs: n, RuntimeNGPUs: n, DP: dp, TP: tp, MicroBatch: 2, Schedule: partition.GPipe, Stages: stages, Placements: partitiontest.Megatron(),
 	}
 }
 

@@ -236,21 +236,23 @@ func (p *Plan) MicroBatchesOn(mesh ir.Mesh, batch int, at ir.Coord) int {
 // WorldRank returns the world rank of a device of a stage's mesh.
 func (p *Plan) WorldRank(stage, device int) int {
 	stage, _ = p.Position(stage)
-	cp, s := p.ContextParallel(), p.rankStrides()
+	cp := p.ContextParallel()
+	s := StridesOf(p.RankOrder, p.TP, cp, p.DP, p.PP())
 	inner := cp * p.TP
 	dp, within := device/inner, device%inner
 	unit, d := dp/p.DP, dp%p.DP
-	return unit*p.PlanNGPUs + stage*s.pp + d*s.dp + within/p.TP*s.cp + within%p.TP*s.tp
+	return unit*p.PlanNGPUs + stage*s.PP + d*s.DP + within/p.TP*s.CP + within%p.TP*s.TP
 }
 
 // StageDevice is the inverse of [Plan.WorldRank] for the first of a rank's stages:
 // its position in the pipeline.
 func (p *Plan) StageDevice(rank int) (stage, device int) {
-	cp, s := p.ContextParallel(), p.rankStrides()
+	cp := p.ContextParallel()
+	s := StridesOf(p.RankOrder, p.TP, cp, p.DP, p.PP())
 	unit, shard := rank/p.PlanNGPUs, rank%p.PlanNGPUs
 	at := func(stride, size int) int { return shard / stride % size }
-	dp := unit*p.DP + at(s.dp, p.DP)
-	return at(s.pp, p.PP()), (dp*cp+at(s.cp, cp))*p.TP + at(s.tp, p.TP)
+	dp := unit*p.DP + at(s.DP, p.DP)
+	return at(s.PP, p.PP()), (dp*cp+at(s.CP, cp))*p.TP + at(s.TP, p.TP)
 }
 
 // PlanError is a plan that cannot be applied. Key is the plan's field.

@@ -15,18 +15,17 @@ const UsualOrder = AxisTP + "-" + AxisCP + "-" + AxisDP + "-" + AxisPP
 // mesh: each has a mesh of its own.
 const AxisPP = "pp"
 
-// strides is by how much the number of a rank grows from one place of an axis of a unit
+// Strides is by how much the number of a rank grows from one place of an axis of a unit
 // to the next.
-type strides struct{ tp, cp, dp, pp int }
+type Strides struct{ TP, CP, DP, PP int }
 
-// rankStrides returns the strides of [Plan.RankOrder]. Axes that it leaves out, which are of
-// one rank, come after those that it names.
-func (p *Plan) rankStrides() strides {
-	tp, cp := p.TP, p.ContextParallel()
-	if p.RankOrder == "" {
-		return strides{1, tp, tp * cp, tp * cp * p.DP}
+// StridesOf returns the strides of an order as [Plan.RankOrder] has it, of axes of some sizes.
+// Axes that it leaves out, which are of one rank, come after those that it names.
+func StridesOf(order string, tp, cp, dp, pp int) Strides {
+	if order == "" {
+		return Strides{1, tp, tp * cp, tp * cp * dp}
 	}
-	var s strides
+	var s Strides
 	next := 1
 	take := func(stride *int, size int) {
 		if *stride == 0 {
@@ -34,27 +33,21 @@ func (p *Plan) rankStrides() strides {
 			next *= size
 		}
 	}
-	for _, order := range [...]string{p.RankOrder, UsualOrder} {
+	for _, order := range [...]string{order, UsualOrder} {
 		for at := 0; at+2 <= len(order); at += 3 { // names have two letters
 			switch order[at : at+2] {
 			case AxisTP:
-				take(&s.tp, tp)
+				take(&s.TP, tp)
 			case AxisCP:
-				take(&s.cp, cp)
+				take(&s.CP, cp)
 			case AxisDP:
-				take(&s.dp, p.DP)
+				take(&s.DP, dp)
 			case AxisPP:
-				take(&s.pp, p.PP())
+				take(&s.PP, pp)
 			}
 		}
 	}
 	return s
-}
-
-// Apart is by how much the numbers of neighbouring ranks on an axis of a unit differ.
-func (p *Plan) Apart(axis string) int {
-	s := p.rankStrides()
-	return map[string]int{AxisTP: s.tp, AxisCP: s.cp, AxisDP: s.dp, AxisPP: s.pp}[axis]
 }
 
 // RankOrderOf returns what a plan whose axes have some sizes inside the unit says of an

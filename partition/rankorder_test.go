@@ -27,7 +27,7 @@ func TestRankOrders(t *testing.T) {
 		require.Equal(t, tt.cp, p.WorldRank(2, 2)-at, tt.order)
 		require.Equal(t, tt.dp, p.WorldRank(2, 6)-at, tt.order)
 		require.Equal(t, 120, p.WorldRank(2, 24)-at, "the next unit, in order %q", tt.order)
-		require.Equal(t, tt.cp, p.Apart(partition.AxisCP))
+		require.Equal(t, partition.Strides{TP: tt.tp, CP: tt.cp, DP: tt.dp, PP: tt.pp}, partition.StridesOf(tt.order, 2, 3, 4, 5))
 		for rank := range p.RuntimeNGPUs {
 			stage, device := p.StageDevice(rank)
 			require.Equal(t, rank, p.WorldRank(stage, device), tt.order)

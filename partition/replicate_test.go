@@ -9,11 +9,12 @@ import (
 
 	"github.com/autopar/autopar/ir"
 	"github.com/autopar/autopar/partition"
+	"github.com/autopar/autopar/partition/partitiontest"
 )
 
-// replicating is [megatron] with the weights of modules whole.
+// replicating is [partitiontest.Megatron] with the weights of modules whole.
 func replicating(modules ...string) []partition.Placement {
-	all := megatron()
+	all := partitiontest.Megatron()
 	for i := range all {
 		if slices.Contains(modules, all[i].Module()) {
 			all[i].Spec = strings.ReplaceAll(all[i].Spec, "tp", "_")
@@ -69,6 +70,6 @@ func TestReplicatedModules(t *testing.T) {
 func TestReplicatedText(t *testing.T) {
 	p := &partition.Plan{Placements: replicating("wte", "attn")}
 	require.Equal(t, []string{"attn", "wte"}, p.Replicated())
-	require.Empty(t, (&partition.Plan{Placements: megatron()}).Replicated())
+	require.Empty(t, (&partition.Plan{Placements: partitiontest.Megatron()}).Replicated())
 	require.Equal(t, "lm_head", partition.Placement{Match: `lm_head\.weight`}.Module())
 }

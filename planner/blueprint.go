@@ -106,8 +106,10 @@ func (b *blueprint) compile(e extent) error {
 func (b *blueprint) attribute(prog *codegen.Program) {
 	for _, st := range prog.Stages {
 		for _, body := range st.Bodies {
-			for _, in := range body.Instrs {
-				b.async[in.Node] = in.Async
+			for i := range body.Instrs {
+				if in := &body.Instrs[i]; in.Async {
+					b.async[in.Node] = true
+				}
 			}
 		}
 	}
@@ -119,8 +121,8 @@ func (b *blueprint) attribute(prog *codegen.Program) {
 		if n.Op == ir.OpAllGather && n.Phase != ir.Update {
 			of = read[n.Results[0]]
 		}
-		b.ofBlock[n] = of
 		if of {
+			b.ofBlock[n] = true
 			for _, a := range n.Args {
 				read[a] = true
 			}

@@ -143,17 +143,22 @@ func (s *searcher) regions(winner cost.Picoseconds) []Region {
 	left := map[outline]bool{}
 	var whole []outline
 	for _, t := range s.tracts {
+		if t.opened && t.chunks == anyChunks {
+			continue // its numbers of chunks are tracts
+		}
 		beside := t.spares
 		if beside == nil {
 			beside = s.sparing(t.pending)
 		}
 		for _, p := range append([]*pending{t.pending}, beside...) {
 			s.raise(p, winner-1, flowLimited)
-			for _, o := range s.placesOf(p.outline) {
-				if !met[o] {
-					floors[o], left[o] = p.rest(), p.floor() >= winner
+			for _, x := range s.counted(p.outline) {
+				for _, o := range s.placesOf(x) {
+					if !met[o] {
+						floors[o], left[o] = p.rest(), p.floor() >= winner
+					}
+					whole = append(whole, o)
 				}
-				whole = append(whole, o)
 			}
 		}
 	}

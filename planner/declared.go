@@ -118,7 +118,7 @@ func (d *declared) eachOf(cut degrees, ranks string, visit func(outline)) {
 
 // replications lists what may be replicated: with ranks in the usual order, or the one that
 // is asked for, under sequence parallelism inside a node, and where the batch has no sequence for
-// each of dp x tp or tp is asked for, every set of up to three modules but all of them.
+// each of dp x tp or tp is asked for, every set of modules but all of them.
 func (d *declared) replications(cut degrees, ranks string, sequence bool) []string {
 	switch o := d.opts; {
 	case o.Replicate == "none":
@@ -130,13 +130,7 @@ func (d *declared) replications(cut degrees, ranks string, sequence bool) []stri
 	case d.replicas(cut)*cut.tp <= d.batch && o.TP <= 1, !sequence, cut.tp > d.cluster.DevicesPerNode && !d.cluster.Device.Shared, o.Policy != AutoDist, ranks != "" && o.RankOrder == "":
 		return []string{""}
 	}
-	all := append([]string{""}, d.modules...)
-	if n := len(d.modules); n == 1 {
-		all = all[:1]
-	} else if n == 3 {
-		all = append(all, d.modules[0]+"+"+d.modules[1], d.modules[0]+"+"+d.modules[2], d.modules[1]+"+"+d.modules[2])
-	}
-	return all
+	return append([]string{""}, replications(d.modules)...)
 }
 
 // hasChunks reports whether the chunks per rank are in the space.

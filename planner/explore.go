@@ -28,6 +28,7 @@ type sized struct {
 	schedule    partition.Schedule
 	free, floor cost.Picoseconds
 	level       level
+	idle        bool // it spares memory that is not short: see relieve
 }
 
 // level says what a floor knows, besides what those before do.
@@ -50,16 +51,23 @@ func (p *pending) rest() []sized {
 	return p.left
 }
 
-// floor is that of the sizes which are left.
+// floor is that of the sizes which are left, but for idle ones.
 func (p *pending) floor() cost.Picoseconds {
 	if p.left == nil {
 		return p.first.least
 	}
-	least := never
-	for i := range p.left {
-		least = min(least, p.left[i].floor)
+	if len(p.left) == 0 {
+		return never
 	}
-	return least
+	return p.left[p.best()].least()
+}
+
+// least is the floor, never of what is idle.
+func (x *sized) least() cost.Picoseconds {
+	if x.idle {
+		return never
+	}
+	return x.floor
 }
 
 // free lists the sizes which are left with the floors that hold if memory is without limit.
@@ -79,10 +87,9 @@ func byFloor(a, b *pending) int { return cmp.Compare(a.floor(), b.floor()) }
 // theirs; the most promising first. So are those of tracts that may have some; and what
 // would take as little with more memory is joined by what spares that.
 func (s *searcher) sight(limit cost.Picoseconds, relief bool, sighted, chosen func(*pending) bool) []*pending {
-	for _, t := range s.tracts {
-		if !relief && !t.opened && s.survey(t, limit) {
-			t.opened = true
-			s.place(t, false)
+	for i := 0; i < len(s.tracts); i++ { // those of numbers of chunks are appended
+		if t := s.tracts[i]; !relief && !t.opened && s.survey(t, limit) {
+			s.enter(t)
 		}
 	}
 	var open []*pending
@@ -107,7 +114,7 @@ func (s *searcher) sight(limit cost.Picoseconds, relief bool, sighted, chosen fu
 func (p *pending) best() int {
 	at := 0
 	for i := range p.left {
-		if p.left[i].floor < p.left[at].floor {
+		if p.left[i].least() < p.left[at].least() {
 			at = i
 		}
 	}
@@ -124,7 +131,9 @@ func (s *searcher) price(p *pending, limit cost.Picoseconds) *point {
 		return nil
 	}
 	if err == nil && p.skel == nil {
-		p.skel, err = s.skeleton(p.outline)
+		if p.skel, err = s.skeleton(p.outline); err == nil && p.chunks > 1 {
+			p.skel.most = s.opts.recompute(p.replicate).extents()[0] // see [pipeline.upTo]
+		}
 	}
 	var first *point
 	if err != nil {
@@ -170,7 +179,7 @@ func (s *searcher) raise(p *pending, limit cost.Picoseconds, to level) error {
 		p.left = slices.Clone(p.first.sizes)
 	}
 	for i := range p.left {
-		for x := &p.left[i]; x.floor <= limit && x.level < to; {
+		for x := &p.left[i]; x.least() <= limit && x.level < to; {
 			x.level = max(x.level, flowTrunk) + 1
 			var more *again
 			if x.level == flowLimited || x.level == refinedLimited {
@@ -228,10 +237,11 @@ func (s *searcher) run() ([]*candidate, []*point, bool) {
 		}
 		return limit()
 	}
-	// next returns the most promising point that is not solved, nil if none is worth it.
+	// next returns the most promising point that is not solved, nil if none is worth it: of
+	// interleaved ones the time is known, of others only that they take no less.
 	next := func(points []*point) (first *point) {
 		for _, p := range points {
-			if !p.solved && p.least <= limitOf(p) && limitOf(p) >= p.rest && (first == nil || p.least < first.least) {
+			if !p.solved && p.least <= limitOf(p) && limitOf(p) >= p.rest && (first == nil || p.exact() && !first.exact() || p.exact() == first.exact() && p.least < first.least) {
 				first = p
 			}
 		}

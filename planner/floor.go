@@ -18,16 +18,16 @@ import (
 // number of data-parallel ranks: micro-batches are of the size they are, so that its
 // time is known for all outlines once it is for one.
 type work struct {
-	of     *blueprint
-	instrs []workInstr
-	shared []workInstr     // on whose time the number of data-parallel ranks has a bearing
-	prices []*cost.Program // by how its groups may lie in the units of the network
-	kinds  []cost.Kinds    // and on which pools
-	mesh   ir.Mesh         // of one data-parallel rank
-	known  map[sizeOn]*workTimes
-	usual  *work // the same in the usual order of ranks, if it is in another
-	// shelves is what a block keeps, of a trunk.
-	shelves map[int]*shelf
+	of      *blueprint
+	instrs  []workInstr
+	shared  []workInstr     // on whose time the number of data-parallel ranks has a bearing
+	prices  []*cost.Program // by how its groups may lie in the units of the network
+	kinds   []cost.Kinds    // and on which pools
+	mesh    ir.Mesh         // of one data-parallel rank
+	known   map[sizeOn]*workTimes
+	usual   *work  // the same in the usual order of ranks, if it is in another
+	shelf   *shelf // of a trunk
+	flights map[int]*flight
 	again   [extents]*work // its backward pass with recomputation
 	// rest is what blocks do in the plan of a trunk that is not part of it: see apart.
 	rest   []workInstr
@@ -138,7 +138,7 @@ func (s *searcher) work(of *blueprint, o outline, trunk bool) *work {
 	}
 	job.PlanNGPUs, job.RuntimeNGPUs = o.cp*o.tp, s.opts.RuntimeNGPUs // they share the machine, or the network
 	job.PoolOrder = s.cluster.Orders()[o.order]
-	w := &work{of: of, known: map[sizeOn]*workTimes{}, shelves: map[int]*shelf{}}
+	w := &work{of: of, known: map[sizeOn]*workTimes{}, flights: map[int]*flight{}}
 	w.mesh.Axes = slices.Clone(of.progs[kept].Mesh.Axes)
 	for i := range w.mesh.Axes {
 		switch a := &w.mesh.Axes[i]; a.Name {

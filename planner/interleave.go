@@ -1,8 +1,10 @@
 package planner
 
 import (
+	"math"
 	"slices"
 
+	"github.com/autopar/autopar/codegen"
 	"github.com/autopar/autopar/partition"
 	"github.com/autopar/autopar/planner/cost"
 )
@@ -17,16 +19,18 @@ import (
 // chunkCounts lists how many chunks per rank the search tries, 1 for schedules
 // without interleaving: 2, 4 and all that cut the blocks evenly, or what the options fix.
 func chunkCounts(o Options, blocks, pp int) []int {
-	counts := []int{1}
-	switch {
-	case o.Schedule == partition.Interleaved || o.Interleave > 1:
-		counts = nil
-	case o.Schedule != "" || o.Interleave == 1:
+	var counts []int
+	if o.Interleave <= 1 && o.Schedule != partition.Interleaved {
+		counts = append(counts, 1)
+	}
+	if o.Schedule != "" && o.Schedule != partition.Interleaved || pp == 1 {
 		return counts
 	}
-	for k := 2; pp > 1 && pp*k <= blocks; k++ {
-		even := blocks%(pp*k) == 0
-		if k == o.Interleave && (even || o.Policy != Megatron) || o.Interleave == 0 && (even || o.Policy != Megatron && (k == 2 || k == 4)) {
+	for k := 2; pp*k <= blocks; k++ {
+		switch even := blocks%(pp*k) == 0; {
+		case o.Interleave > 0 && k != o.Interleave, o.Interleave == 0 && k != 2 && k != 4 && !even:
+		case o.Policy == Megatron && !even:
+		default:
 			counts = append(counts, k)
 		}
 	}
@@ -61,6 +65,86 @@ func evenShare(blocks, stages, stage int) int {
 	return blocks / stages
 }
 
+// anyChunks stands, as the chunks of an outline, for every number above one that the search
+// tries. Such an outline is bounded by the least that any of them has, and only where that
+// leaves something each is looked at by itself. (Where ranks share their cores, how many wait
+// depends on the number.)
+const anyChunks = math.MaxInt
+
+// chunkCounts lists the numbers of chunks of tracts.
+func (s *searcher) chunkCounts(pp int) []int {
+	counts := chunkCounts(s.opts, s.graphs.blocks, pp)
+	several := slices.IndexFunc(counts, func(n int) bool { return n > 1 })
+	if several < 0 || len(s.cluster.Pools) > 0 || s.rates.Crowded(pp) {
+		return counts
+	}
+	return append(counts[:several], anyChunks)
+}
+
+// counted lists an outline with every number of chunks that it stands for.
+func (s *searcher) counted(o outline) []outline {
+	if o.chunks != anyChunks {
+		return []outline{o}
+	}
+	var all []outline
+	for _, o.chunks = range chunkCounts(s.opts, s.graphs.blocks, o.pp) {
+		if o.chunks > 1 {
+			all = append(all, o)
+		}
+	}
+	return all
+}
+
+// evenShares is what an even cut leaves the positions of a pipeline, or, of several cuts, at least.
+type evenShares struct {
+	stages int // at most
+	at     []evenPart
+}
+
+// evenPart is that of a position: its blocks, those before its first stage, and for how many
+// micro-batches in flight its blocks keep something between them.
+type evenPart struct{ blocks, before, flights int }
+
+// evenOf returns what an interleaved outline with m micro-batches leaves the positions; for
+// none it does not say what is in flight.
+func (s *searcher) evenOf(o outline, m int) evenShares {
+	key := roomsKey{partition.Interleaved, o.pp, o.chunks, m}
+	all, known := s.evens[key]
+	if known {
+		return all
+	}
+	blocks := s.graphs.blocks
+	for k, x := range s.counted(o) {
+		if k == 0 {
+			all.at = make([]evenPart, o.pp)
+		}
+		all.stages = max(all.stages, x.stages())
+		var rooms [][]codegen.Chunk
+		if m > 0 {
+			rooms = s.rooms(x, m, partition.Interleaved)
+		}
+		before := 0
+		for at := range all.at {
+			mine := evenPart{before: before}
+			for i := at; i < x.stages(); i += o.pp {
+				n := evenShare(blocks, x.stages(), i)
+				mine.blocks += n
+				if m > 0 {
+					mine.flights += n * rooms[at][i/o.pp].Slots
+				}
+			}
+			if least := &all.at[at]; k == 0 {
+				*least = mine
+			} else {
+				*least = evenPart{min(least.blocks, mine.blocks), min(least.before, mine.before), min(least.flights, mine.flights)}
+			}
+			before += evenShare(blocks, x.stages(), at)
+		}
+	}
+	s.evens[key] = all
+	return all
+}
+
 // extents lists what a block may recompute, the least work first.
 func (r Recompute) extents() []extent {
 	switch r {
@@ -77,10 +161,25 @@ func (r Recompute) extents() []extent {
 // interleavedCut is the even cut with a choice of recomputation for each position.
 func (p *pipeline) interleavedCut(recompute Recompute, choice []int) []partition.Stage {
 	all := recompute.extents()
+	p.upTo(all[slices.Max(choice)])
 	return evenCut(p.skel.blocks, len(p.template.Stages), func(stage int) extent {
 		at, _ := p.template.Position(stage)
 		return all[choice[at]]
 	})
+}
+
+// upTo has the pipeline know blocks that are recomputed to an extent: most of the time
+// memory suffices for less.
+func (p *pipeline) upTo(e extent) {
+	if e <= p.most {
+		return
+	}
+	p.skel.upTo(e)
+	size := p.template.MicroBatch
+	p.most, p.memory = p.skel.most, p.skel.memoryOf(size)
+	if p.stages != nil {
+		p.stages = p.skel.times(size, p.template.Schedule)
+	}
 }
 
 // interleavedPeak bounds the arena of a position from below.
@@ -90,7 +189,11 @@ func (p *pipeline) interleavedPeak(cut []partition.Stage, at int) int64 {
 	var temp int64
 	for i := at; i < len(cut); i += p.template.PP() {
 		n, e := cut[i].Last-cut[i].First, recomputationOf(cut[i]).first()
-		bytes += int64(n-1) * (m.morePersist + int64(p.room[i].Slots)*m.moreSlot[e])
+		slot := m.slot[e]
+		if p.skel.of.chunk(&p.template, at == p.template.PP()-1, i/p.template.PP()) > 0 {
+			slot = m.lastSlot[e]
+		}
+		bytes += int64(n-1)*m.morePersist + int64(p.room[i].Slots)*(slot+int64(n-1)*m.moreSlot[e])
 		inboxes = min(inboxes, p.room[i].Inboxes)
 		temp = m.temp[e]
 	}
@@ -100,71 +203,61 @@ func (p *pipeline) interleavedPeak(cut []partition.Stage, at int) int64 {
 // mayFitInterleaved reports whether every position may fit with all of its blocks
 // recomputed to one extent or another.
 func (p *pipeline) mayFitInterleaved(limit int64) bool {
-	var cuts [extents][]partition.Stage
-	for e := range cuts {
-		cuts[e] = evenCut(p.skel.blocks, len(p.template.Stages), func(int) extent { return extent(e) })
-	}
-	for at := range p.template.PP() {
-		fits := func(cut []partition.Stage) bool { return p.interleavedPeak(cut, at) <= limit }
-		if !slices.ContainsFunc(cuts[:], fits) {
-			return false
+	fits := make([]bool, p.template.PP())
+	for e := kept; e < extents && slices.Contains(fits, false); e++ {
+		p.upTo(e)
+		cut := evenCut(p.skel.blocks, len(p.template.Stages), func(int) extent { return e })
+		for at := range fits {
+			fits[at] = fits[at] || p.interleavedPeak(cut, at) <= limit
 		}
 	}
-	return true
+	return !slices.Contains(fits, false)
 }
 
 // solveInterleaved returns the plan in which every position does the least work
 // with which it fits, nil if it takes longer than the ceiling or some position
 // never fits.
 func (c *cutter) solveInterleaved(ceiling cost.Picoseconds) *candidate {
-	p, recompute := c.pipe, c.search.opts.recompute(c.pipe.skel.replicate)
-	choice := c.choice // what did not fit will not fit under another ceiling
-	more := func(at int) bool {
-		if choice[at]+1 == len(recompute.extents()) {
-			c.least = never
-			return false
-		}
-		choice[at]++
-		return true
-	}
-	for {
-		cut := p.interleavedCut(recompute, choice)
-		for at := range choice {
-			for p.interleavedPeak(cut, at) > c.search.limit {
-				if !more(at) {
-					return nil
-				}
-				cut = p.interleavedCut(recompute, choice)
-			}
-		}
+	for c.least <= ceiling {
 		c.search.stats.PlansConsidered++
-		x := &candidate{pipe: p, plan: p.plan(cut), cut: cut, time: p.time(cut)}
-		if c.least = x.time; x.time > ceiling {
-			return nil
-		}
-		var err error
-		if x.peaks, _, err = c.search.peaks(x.plan); err != nil {
-			panic("BUG: a priced plan does not compile: " + err.Error())
-		}
-		fits := true
-		for at, peak := range x.peaks {
-			if peak > c.search.limitAt(x.plan, at) {
-				fits = false
-				if !more(at) {
-					return nil
-				}
-			}
-		}
-		if fits {
+		cut := c.pipe.interleavedCut(c.recompute(), c.choice)
+		x := &candidate{pipe: c.pipe, plan: c.pipe.plan(cut), cut: cut, time: c.least}
+		if c.allocate(x) < 0 {
 			return x
 		}
+		for at, peak := range x.peaks {
+			if peak > c.search.limitAt(x.plan, at) && !c.more(at) {
+				c.least = never
+				return nil
+			}
+		}
+		c.least = c.leastInterleaved()
 	}
+	return nil
 }
 
-// leastInterleaved is a lower bound of the time: nothing more is recomputed than
-// must be.
+func (c *cutter) recompute() Recompute { return c.search.opts.recompute(c.pipe.skel.replicate) }
+
+// more has a position recompute more from here on; false where there is no more.
+func (c *cutter) more(at int) bool {
+	if c.choice[at]+1 == len(c.recompute().extents()) {
+		return false
+	}
+	c.choice[at]++
+	return true
+}
+
+// leastInterleaved is the time in which nothing more is recomputed than what is known to be
+// necessary, a lower bound: never where some position does not fit.
 func (c *cutter) leastInterleaved() cost.Picoseconds {
-	return c.pipe.time(c.pipe.interleavedCut(c.search.opts.recompute(c.pipe.skel.replicate), c.choice))
+	for at := range c.choice {
+		for c.pipe.interleavedPeak(c.pipe.interleavedCut(c.recompute(), c.choice), at) > c.search.limit {
+			if !c.more(at) {
+				return never
+			}
+		}
+	}
+	return c.pipe.time(c.pipe.interleavedCut(c.recompute(), c.choice))
 }
 
 // leanestInterleaved returns the plan whose fullest position is smallest by the

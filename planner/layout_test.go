@@ -8,6 +8,7 @@ import (
 	"github.com/autopar/autopar/ir"
 	"github.com/autopar/autopar/models/gpt"
 	"github.com/autopar/autopar/partition"
+	"github.com/autopar/autopar/partition/partitiontest"
 	"github.com/autopar/autopar/planner/cost"
 )
 
@@ -51,16 +52,8 @@ func TestMegatronIsRediscovered(t *testing.T) {
 		for _, p := range found {
 			got[p.Match] = p.Spec
 		}
-		for match, spec := range map[string]string{
-			`h\.[0-9]+\.attn\.c_attn\.weight`: "[_,tp,_,_]",
-			`h\.[0-9]+\.attn\.c_attn\.bias`:   "[_,tp,_]",
-			`h\.[0-9]+\.attn\.c_proj\.weight`: "[_,tp,_]",
-			`h\.[0-9]+\.mlp\.c_fc\.weight`:    "[tp,_]",
-			`h\.[0-9]+\.mlp\.c_fc\.bias`:      "[tp]",
-			`h\.[0-9]+\.mlp\.c_proj\.weight`:  "[_,tp]",
-			`wte\.weight`:                     "[tp,_]",
-		} {
-			require.Equal(t, spec, got[match], "%s on %s", match, name)
+		for _, p := range partitiontest.Megatron() {
+			require.Equal(t, p.Spec, got[p.Match], "%s on %s", p.Match, name)
 		}
 	}
 }

@@ -20,6 +20,7 @@ type stageMemory struct {
 	temp        [extents]int64
 	calm        [extents]int64 // temp, but for the backward pass
 	inbox       int64          // for what the stage before sends
+	lastSlot    [extents]int64 // slot of the last of several chunks, of which slot is the first's
 	morePersist int64          // for every further block
 	moreSlot    [extents]int64 // for every further block, with its result, which the next one keeps
 	// apart is what the gradients of weights of each block read, where they are apart: a
@@ -54,9 +55,9 @@ func (s *skeleton) memoryOf(microBatch int) []stageMemory {
 	mesh := s.mesh(microBatch)
 	var more, apart [extents]int64
 	var sizes []int64
-	for e := range extents {
+	for e := range s.most + 1 {
 		got := s.inner.measure(e, 0, mesh, &sizes)
-		more[e], apart[e] = got.slot.block, got.apart
+		more[e], apart[e] = got.slot[0].block, got.apart
 	}
 	if s.inner != s.of {
 		sizes = nil
@@ -65,11 +66,12 @@ func (s *skeleton) memoryOf(microBatch int) []stageMemory {
 	var few []stageMemory // by position of the blueprint
 	for i := range s.of.plan.PP() {
 		m := stageMemory{moreSlot: more, apart: apart}
-		for e := range extents {
+		for e := range s.most + 1 {
 			got := s.of.measure(e, i, mesh, &sizes)
-			m.persist, m.morePersist = got.persist.fixed+got.persist.block, got.persist.block/chunks
+			m.persist, m.morePersist = got.persist.bytes(), got.persist.block/chunks
 			m.persist += (int64(s.plan.Chunks()) - chunks) * m.morePersist
-			m.slot[e], m.temp[e], m.calm[e] = got.slot.fixed+got.slot.block, got.temp, got.calm
+			m.slot[e], m.temp[e], m.calm[e] = got.slot[0].bytes(), got.temp, got.calm
+			m.lastSlot[e] = got.slot[fewChunks-1].bytes()
 			m.inbox = got.inbox
 		}
 		few = append(few, m)
@@ -88,15 +90,18 @@ func (s *skeleton) memoryOf(microBatch int) []stageMemory {
 
 // measured is what a stage of a program with one block keeps.
 type measured struct {
-	persist, slot memoryShare
-	inbox         int64
-	temp          int64 // the most live at one instruction
-	calm          int64 // of those outside the backward pass
-	apart         int64 // what gradients of weights of a block read that others made
+	persist memoryShare
+	slot    [fewChunks]memoryShare // by chunk
+	inbox   int64
+	temp    int64 // the most live at one instruction
+	calm    int64 // of those outside the backward pass
+	apart   int64 // what gradients of weights of a block read that others made
 }
 
 // memoryShare is bytes outside the blocks, and of the block.
 type memoryShare struct{ fixed, block int64 }
+
+func (m memoryShare) bytes() int64 { return m.fixed + m.block }
 
 // align is codegen's: buffers lie on lines of 64 bytes.
 func align(n int64) int64 { return (n + 63) / 64 * 64 }
@@ -209,7 +214,7 @@ func (b *blueprint) measure(e extent, position int, mesh ir.Mesh, sizes *[]int64
 		share := &m.persist
 		switch b.Region {
 		case codegen.Slot:
-			share = &m.slot
+			share = &m.slot[b.Chunk]
 		case codegen.Inbox:
 			m.inbox += size
 			continue

@@ -70,14 +70,10 @@ func (s *searcher) least(p *passage) cost.Picoseconds {
 	if *first != *last {
 		passes--
 	}
-	var rooms [][]codegen.Chunk
-	if more != nil && (o.pp == 1 || o.chunks > 1) {
-		rooms = s.rooms(o, m, schedule)
-	}
 	if o.pp == 1 {
 		recomputed := cost.Picoseconds(0)
 		if more != nil {
-			recomputed = more.time(blocks, blocks*rooms[0][0].Slots)
+			recomputed = more.time(blocks, blocks*s.rooms(o, m, schedule)[0][0].Slots)
 		}
 		if recomputed == never {
 			return never
@@ -86,23 +82,18 @@ func (s *searcher) least(p *passage) cost.Picoseconds {
 		return max(inOrder, cost.Picoseconds(blocks)*(cost.Picoseconds(m-1)*first[inBlock].beside+last[inBlock].beside))
 	}
 	ahead := max(first[inBlock].ahead, last[inBlock].ahead) + max(first[afterBlocks].ahead, last[afterBlocks].ahead)
-	bound := s.alone(p) - cost.Picoseconds(o.stages())*ahead
 	if o.chunks > 1 {
-		before := 0
-		for at := range o.pp {
-			mine, flights := 0, 0
-			for i := at; i < o.stages(); i += o.pp {
-				n := evenShare(blocks, o.stages(), i)
-				mine += n
-				if more != nil {
-					flights += n * rooms[at][i/o.pp].Slots
-				}
-			}
-			recomputed := more.time(mine, flights)
+		even := s.evenOf(o, 0)
+		if more != nil {
+			even = s.evenOf(o, m)
+		}
+		bound := s.alone(p) - cost.Picoseconds(even.stages)*ahead
+		for at, its := range even.at {
+			recomputed := more.time(its.blocks, its.flights)
 			if recomputed == never {
 				return never
 			}
-			time := passes*recomputed + all(inBlock, mine) + way(inBlock, before) - cost.Picoseconds(at+1)*ahead + update(mine)
+			time := passes*recomputed + all(inBlock, its.blocks) + way(inBlock, its.before) - cost.Picoseconds(at+1)*ahead + update(its.blocks)
 			time += cost.Picoseconds(m-1)*p.sent[whole][at].all + p.sent[rest][at].all
 			switch at {
 			case 0:
@@ -111,10 +102,10 @@ func (s *searcher) least(p *passage) cost.Picoseconds {
 				time += all(afterBlocks, 1)
 			}
 			bound = max(bound, time)
-			before += evenShare(blocks, o.stages(), at)
 		}
 		return bound
 	}
+	bound := s.alone(p) - cost.Picoseconds(o.stages())*ahead
 	share := (blocks + o.pp - 1) / o.pp
 	bound = max(bound, all(inBlock, share)+update(share), all(beforeBlocks, 1)+all(inBlock, 1)+update(1))
 	late := cost.Picoseconds(o.pp)*ahead - update(1)
@@ -363,13 +354,18 @@ func (s *searcher) sends(o outline, size int) []partTimes {
 		way.transfers[o.chunks] = price
 	}
 	for _, n := range s.sending(trunk, o) {
-		for stage := range o.stages() {
-			to := stage + n.Attr.(ir.P2PAttr).Stage - n.Stage
-			if to < 0 || to == o.stages() {
+		hop := n.Attr.(ir.P2PAttr).Stage - n.Stage
+		for at := range o.pp {
+			// All stages of a position send the same way, but that at an end of the pipeline nowhere.
+			sending, from := max(o.chunks, 1), at
+			if to := at + hop; to < 0 || to == o.pp {
+				sending, from = sending-1, at+max(0, -hop)*o.pp
+			}
+			if sending == 0 {
 				continue
 			}
-			time := price.Send(n, mesh, ir.Coord{}, stage, to)
-			t := &all[stage%o.pp]
+			time := cost.Picoseconds(sending) * price.Send(n, mesh, ir.Coord{}, from, from+hop)
+			t := &all[at]
 			t.all += time
 			t.way += time
 			if n.Phase == ir.Forward {

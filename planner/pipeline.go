@@ -26,6 +26,7 @@ type pipeline struct {
 	room         []codegen.Chunk // by stage: the micro-batches that it keeps
 	early        []int           // by position: see earlyForwards
 	frame        *frame          // of the simulation; nil until there is one
+	most         extent          // as in [skeleton]
 }
 
 // frame is what the simulations of a pipeline have in common: only times differ.
@@ -38,7 +39,7 @@ type frame struct {
 
 func newPipeline(s *skeleton, memory []stageMemory, microBatch int, schedule partition.Schedule) *pipeline {
 	p := &pipeline{
-		skel: s, memory: slices.Clone(memory),
+		skel: s, memory: slices.Clone(memory), most: s.most,
 		microBatches: s.mesh(microBatch).Size(partition.AxisMB),
 		room:         make([]codegen.Chunk, len(s.plan.Stages)),
 	}

@@ -301,7 +301,7 @@ func (s *skeleton) times(microBatch int, schedule partition.Schedule) []*stageTi
 			}
 			prices := [extents][]priced{kept: s.prices(kept, i, phase, size, mesh, at)}
 			if phase == ir.Backward {
-				for e := selective; e < extents; e++ {
+				for e := selective; e <= s.most; e++ {
 					prices[e] = s.prices(e, i, phase, size, mesh, at)
 				}
 			}
@@ -340,16 +340,16 @@ func (s *skeleton) body(stage int, pass ir.Phase, prices [extents][]priced, mesh
 		f = &flow{beside: s.price.Overlaps(), backward: pass == ir.Backward, known: map[flowKey][]span{}}
 	}
 	parts := s.split(stage, s.pass(prices[kept], pass), mesh, at, kept, f)
-	if phaseOf(pass) != ir.Backward {
-		for i := range parts {
-			for e := range extents {
-				parts[i].block[e] = parts[i].block[kept]
-				parts[i].beside.block[e] = parts[i].beside.block[kept]
-			}
+	for i := range parts {
+		for e := range extents {
+			parts[i].block[e] = parts[i].block[kept]
+			parts[i].beside.block[e] = parts[i].beside.block[kept]
 		}
+	}
+	if phaseOf(pass) != ir.Backward {
 		return parts
 	}
-	for e := selective; e < extents; e++ {
+	for e := selective; e <= s.most; e++ {
 		recomputed := s.split(stage, s.pass(prices[e], pass), mesh, at, e, f)
 		if len(recomputed) != len(parts) {
 			panic(fmt.Sprintf("BUG: stage %d: recomputation changes its transfers", stage))

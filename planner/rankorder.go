@@ -29,11 +29,14 @@ func (s *searcher) anywhere(o outline) outline {
 	return o
 }
 
-// tract is an outline anywhere, and what is known of its places.
+// tract is an outline anywhere, with one number of chunks or any, and what is known of its
+// places.
 type tract struct {
 	*pending
-	spares            []*pending // what spares memory beside it, where memory slows it down
-	opened, reordered bool       // its places are pending, in the usual order of ranks and in others
+	spares []*pending // what spares memory beside it, where memory slows it down
+	// Its places are pending, in the usual order of ranks and in others; of any number of
+	// chunks the tracts of each are there.
+	opened, reordered bool
 }
 
 // least is the floor of the tract and of what spares memory beside it.
@@ -54,24 +57,41 @@ func (s *searcher) tractsOf(all []degrees) []*tract {
 		if s.units[key] = append(s.units[key], d); len(s.units[key]) > 1 {
 			continue
 		}
-		for _, o := range outlines(s.opts, d, s.graphs.blocks, s.cluster) {
+		for o := range outlines(s.opts, d, s.chunkCounts(d.pp), s.cluster) {
 			if s.relieves(o) {
 				continue
 			}
 			for _, o.replicate = range append([]string{o.replicate}, s.replications(o)...) {
-				x := s.anywhere(o)
-				list = append(list, &tract{pending: &pending{outline: x, first: s.sizedOf(x)}})
+				list = append(list, s.tract(s.anywhere(o)))
 			}
 		}
 	}
 	return list
 }
 
+func (s *searcher) tract(o outline) *tract {
+	return &tract{pending: &pending{outline: o, first: s.sizedOf(o)}}
+}
+
+// enter adds a tract to what is pending, in the usual order of ranks, or with every number of
+// chunks to the tracts.
+func (s *searcher) enter(t *tract) {
+	t.opened = true
+	if t.chunks != anyChunks {
+		s.place(t, false)
+		return
+	}
+	t.reordered = true
+	for _, o := range s.counted(t.outline) {
+		s.tracts = append(s.tracts, s.tract(o))
+	}
+}
+
 // survey raises the floors of a tract that are at most the limit, and reports whether it, or
 // what spares memory beside it, may have plans of at most that time.
 func (s *searcher) survey(t *tract, limit cost.Picoseconds) bool {
 	if t.floor() <= limit {
-		if s.raise(t.pending, limit, flowLimited); t.spares == nil && t.held(limit) {
+		if s.raise(t.pending, limit, flowLimited); t.spares == nil && slices.ContainsFunc(t.rest(), func(x sized) bool { return x.held(limit) }) {
 			t.spares = s.sparing(t.pending)
 		}
 	}
@@ -116,7 +136,9 @@ func (s *searcher) unopened() []*pending {
 			continue
 		}
 		for _, p := range append([]*pending{t.pending}, t.spares...) {
-			all = append(all, &pending{outline: s.placesOf(p.outline)[0], left: p.rest()})
+			for _, o := range s.counted(p.outline) {
+				all = append(all, &pending{outline: s.placesOf(o)[0], left: p.rest()})
+			}
 		}
 	}
 	return all
@@ -214,24 +236,11 @@ func (s *searcher) liesOf(o outline) *lies {
 	case o.ranks == anywhere:
 		return s.best(o)
 	}
-	key := liesKey{o.tp, o.cp, 1, 1}
-	next := 1
-	for left := o.ranks; left != ""; {
-		var name string
-		switch name, left, _ = strings.Cut(left, "-"); name {
-		case partition.AxisTP:
-			key.tpApart, next = next, next*o.tp
-		case partition.AxisCP:
-			key.cpApart, next = next, next*o.cp
-		case partition.AxisDP:
-			next *= o.dp
-		case partition.AxisPP:
-			next *= o.pp
-		}
-	}
-	if (key.tp == 1 || key.tpApart == 1) && (key.cp == 1 || key.cpApart == key.tp) {
+	apart := partition.StridesOf(o.ranks, o.tp, o.cp, o.dp, o.pp)
+	if (o.tp == 1 || apart.TP == 1) && (o.cp == 1 || apart.CP == o.tp) {
 		return nil
 	}
+	key := liesKey{o.tp, o.cp, apart.TP, apart.CP}
 	if known := s.lies[key]; known != nil {
 		return known
 	}

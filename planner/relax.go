@@ -16,13 +16,19 @@ import (
 // recomputation. What else an outline does, gathers, reductions and copies of parameters,
 // is added from their sizes.
 
-// shelf is what a block keeps at least, on a rank, whatever data-parallel ranks share.
+// shelf is what a block keeps at least, on a rank, whatever data-parallel ranks share, but
+// for micro-batches.
 type shelf struct {
 	weights, gradients, state int64
-	other                     int64                     // of what lasts as long as they do
-	slot, apart               [extents]int64            // for a micro-batch in flight, by how much is recomputed: see stageMemory
-	more                      [extents]cost.Picoseconds // what that adds to a backward pass
+	other                     int64 // of what lasts as long as they do
 	shared                    []shared
+}
+
+// flight is what a block keeps at least for a micro-batch in flight, by how much is
+// recomputed.
+type flight struct {
+	slot, apart [extents]int64            // see stageMemory
+	more        [extents]cost.Picoseconds // what recomputation adds to a backward pass
 }
 
 // shared is a weight, its gradient or a state of the optimizer, which data-parallel ranks
@@ -58,13 +64,13 @@ func (b *shelf) persist(o sharding, ranks int64) int64 {
 	return weights + gradients + state + b.other
 }
 
-// shelfOf returns what a block of the trunk keeps, with micro-batches of a size.
-func (w *work) shelfOf(size, batch int) *shelf {
-	if known := w.shelves[size]; known != nil {
+// flightOf returns what a block of the trunk keeps for a micro-batch of a size.
+func (w *work) flightOf(size, batch int) *flight {
+	if known := w.flights[size]; known != nil {
 		return known
 	}
 	mesh := w.meshOf(size, batch)
-	b := &shelf{}
+	b := &flight{}
 	var sizes []int64
 	var plain []cost.Picoseconds // of a backward pass without recomputation, by kinds of devices
 	for e := range extents {
@@ -95,6 +101,19 @@ func (w *work) shelfOf(size, batch int) *shelf {
 			}
 		}
 	}
+	w.flights[size] = b
+	return b
+}
+
+// shelfOf returns what a block of the trunk keeps.
+func (w *work) shelfOf(batch int) *shelf {
+	if w.shelf != nil {
+		return w.shelf
+	}
+	mesh := w.meshOf(batch, batch)
+	b := &shelf{}
+	var sizes []int64
+	w.of.measure(kept, 0, mesh, &sizes)
 	for i := range w.of.held[kept][0] {
 		x := &w.of.held[kept][0][i]
 		if x.Region != codegen.Persist || !x.block {
@@ -133,7 +152,7 @@ func (w *work) shelfOf(size, batch int) *shelf {
 		v.bytes = mesh.LocalElems(v.value.Type.Shape, v.value.Spec, ir.Coord{}) * v.value.Type.DType.Size()
 		b.shared = append(b.shared, v)
 	}
-	w.shelves[size] = b
+	w.shelf = b
 	return b
 }
 
@@ -153,7 +172,7 @@ func (s *searcher) moved(o outline) *workTimes {
 	t := trunk.apart(o.zero, ranks)
 	each := &t[inBlock]
 	var gathered [ir.NumPhases]int64 // bytes, beside
-	for _, v := range trunk.shelfOf(1, s.batch).shared {
+	for _, v := range trunk.shelfOf(s.batch).shared {
 		cut := o.zero > 0 && partition.ReplicaDim(ranks, v.value.Spec, v.value.Type.Shape) >= 0
 		part := v.bytes
 		if cut {
@@ -257,17 +276,17 @@ func (s *searcher) again(o outline, size int, schedule partition.Schedule) *agai
 	if trunk == nil {
 		return nil
 	}
-	b := trunk.shelfOf(size, s.batch)
+	f := trunk.flightOf(size, s.batch)
 	ranks := o.group
 	if ranks == 0 {
 		ranks = o.dp * (s.opts.RuntimeNGPUs / o.plan)
 	}
 	a := &again{
-		limit: s.limit, persist: b.persist(o.sharding, int64(ranks)), slots: [][extents]int64{b.slot}, more: b.more,
+		limit: s.limit, persist: trunk.shelfOf(s.batch).persist(o.sharding, int64(ranks)), slots: [][extents]int64{f.slot}, more: f.more,
 		among: s.opts.recompute(o.replicate).extents(), alike: o.chunks > 1,
 	}
 	if schedule == partition.ZeroBubble {
-		a.slots = append(a.slots, b.apart)
+		a.slots = append(a.slots, f.apart)
 	}
 	return a
 }

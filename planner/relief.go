@@ -38,25 +38,48 @@ func (s *searcher) sparing(p *pending) []*pending {
 // at most the given time: where the limit on memory slows down the same plans without
 // what they spare, and leaves time to gain on the best of the same degrees.
 func (s *searcher) relieve(limit cost.Picoseconds, best map[degrees]*candidate) []*pending {
-	// slowed reports whether a plan without what p spares is slowed down by the limit,
-	// even with what p copies for an offload.
-	slowed := func(p *pending, what partition.Offload) bool {
+	// rouse leaves idle all sizes but those of which plans without what p spares are slowed
+	// down by the limit, even with what p copies for an offload.
+	rouse := func(p *pending, what partition.Offload) bool {
 		gain := limit
 		if mine := best[p.degrees]; mine != nil {
 			gain = min(gain, mine.time-1)
 		}
-		return p.base.held(gain) || slices.ContainsFunc(p.base.points, func(x *point) bool { return x.slowed(gain, what) })
+		for i := range p.left {
+			if x := &p.left[i]; x.least() <= limit {
+				x.idle = !p.base.slowed(x, gain, what)
+			}
+		}
+		return p.floor() <= limit
+	}
+	for _, p := range s.pending {
+		for i := range p.left {
+			p.left[i].idle = false
+		}
 	}
 	return s.sight(limit, true,
-		func(p *pending) bool { return slowed(p, partition.OffloadNone) },
-		func(p *pending) bool { return slowed(p, p.offload) })
+		func(p *pending) bool { return rouse(p, partition.OffloadNone) },
+		func(p *pending) bool { return rouse(p, p.offload) })
 }
 
-// held reports whether plans of an outline that might take at most the given time take
-// longer because of the limit on memory, or do not fit.
-func (p *pending) held(time cost.Picoseconds) bool {
-	return slices.ContainsFunc(p.rest(), func(x sized) bool { return x.free <= time && x.floor > time })
+// slowed reports whether the limit on memory slows down plans of an outline with the size
+// and schedule of x, so that they do not take at most the given time, with what they would
+// copy for an offload.
+func (p *pending) slowed(x *sized, time cost.Picoseconds, what partition.Offload) bool {
+	for _, mine := range p.rest() {
+		if mine.size == x.size && mine.schedule == x.schedule {
+			return mine.held(time)
+		}
+	}
+	return slices.ContainsFunc(p.points, func(mine *point) bool {
+		t := &mine.pipe.template
+		return t.MicroBatch == x.size && t.Schedule == x.schedule && mine.slowed(time, what)
+	})
 }
+
+// held reports whether plans that might take at most the given time take longer because of
+// the limit on memory, or do not fit.
+func (x *sized) held(time cost.Picoseconds) bool { return x.free <= time && x.floor > time }
 
 // copies is what a stage copies between device and host, as times of stretches of
 // work.

@@ -26,14 +26,11 @@ func (o Options) recompute(replicate string) Recompute {
 	return o.Recompute
 }
 
-// maxSubsets is up to how many modules all sets of them are tried.
-const maxSubsets = 3
-
 // replications lists what may be replicated of modules, as names joined by "+", beside
-// nothing: every set of them but all, or each alone where there are many.
+// nothing: every set of them but all.
 func replications(modules []string) []string {
 	var all []string
-	for set := 1; set < 1<<len(modules)-1 && len(modules) <= maxSubsets; set++ {
+	for set := 1; set < 1<<len(modules)-1; set++ {
 		var names []string
 		for i, name := range modules {
 			if set>>i&1 == 1 {
@@ -41,9 +38,6 @@ func replications(modules []string) []string {
 			}
 		}
 		all = append(all, strings.Join(names, "+"))
-	}
-	if len(modules) > maxSubsets {
-		all = modules
 	}
 	return all
 }
@@ -92,14 +86,13 @@ func (l *layouts) replicating(tp int, replicate string) ([]partition.Placement, 
 }
 
 // replications lists what the search tries to replicate in an outline, beside nothing: with
-// sequence parallelism, ranks of tp in one node and in the usual order, and where the batch
+// sequence parallelism, ranks of tp in one node, and where the batch
 // has no sequence for each of dp x tp or tp is asked for. Otherwise tp is there to spare
 // memory, which replication takes again.
 func (s *searcher) replications(o outline) []string {
 	within := s.cluster.Device.Shared || o.tp <= s.cluster.DevicesPerNode
 	pays := s.replicas(o)*o.tp > s.batch || s.opts.TP > 1
-	usual := o.ranks == "" || s.opts.RankOrder != ""
-	if s.opts.Replicate != "" || s.opts.Policy != AutoDist || !(o.sequence && within && pays && usual) {
+	if s.opts.Replicate != "" || s.opts.Policy != AutoDist || !(o.sequence && within && pays) {
 		return nil
 	}
 	if s.replicable == nil {

@@ -72,6 +72,7 @@ type searcher struct {
 	replicable []string              // see replications
 	lies       map[liesKey]*lies
 	allRooms   map[roomsKey][][]codegen.Chunk
+	evens      map[roomsKey]evenShares
 	passage    passage           // see leastOn
 	scratch    []position        // see positions
 	unsent     []partTimes       // of positions that send nothing
@@ -157,7 +158,7 @@ func newSearcher(g *ir.Graph, batch int, c *cost.Cluster, opts Options) *searche
 		opts: opts, blueprints: newBlueprints(graphs, batch), contexts: contexts{tokens: sequenceTokens(g)}, cluster: c,
 		works: map[workKey]*work{}, trunks: map[trunkKey]*work{}, rates: cost.NewModel(c, max(1, opts.RuntimeNGPUs)), families: map[family]*floors{}, orders: map[order]*ways{},
 		permuted: map[degrees][]string{}, lies: map[liesKey]*lies{},
-		refusals: map[outline]error{}, allRooms: map[roomsKey][][]codegen.Chunk{},
+		refusals: map[outline]error{}, allRooms: map[roomsKey][][]codegen.Chunk{}, evens: map[roomsKey]evenShares{},
 		finals: newFinals(),
 	}
 	s.limit = c.MemoryPerRank(opts.RuntimeNGPUs)
@@ -277,7 +278,13 @@ func (s *searcher) order(o outline) *ways {
 		group cost.Group
 	}
 	var places []place
+	var offsets []int
 	for at := range o.pp {
+		offset := price.Offset(at)
+		if slices.Contains(offsets, offset) {
+			continue
+		}
+		offsets = append(offsets, offset)
 		as := price.As(at)
 		if x := (place{price.Kinds(at), as.Group(w.dp)}); !slices.Contains(places, x) {
 			places, w.prices = append(places, x), append(w.prices, as)

@@ -28,6 +28,7 @@ type skeleton struct {
 	memory    map[int][]stageMemory // the same
 	copies    map[partition.Offload][]copies
 	lacks     []int64 // by position: see [searcher.lacks]
+	most      extent  // to which blocks are recomputed: of more, times and memory are not told
 }
 
 // newSkeleton finds what stands for a plan.
@@ -40,7 +41,7 @@ func newSkeleton(all *blueprints, p partition.Plan, c *cost.Cluster) (*skeleton,
 	if err != nil {
 		return nil, err
 	}
-	s := &skeleton{graphs: all.graphs, all: all, plan: p, batch: all.batch, blocks: all.graphs.blocks, of: of, inner: inner}
+	s := &skeleton{graphs: all.graphs, all: all, plan: p, batch: all.batch, blocks: all.graphs.blocks, of: of, inner: inner, most: full}
 	for i := range p.Stages {
 		s.like = append(s.like, of.like(&p, i))
 	}
@@ -65,6 +66,15 @@ func (s *skeleton) reprice(c *cost.Cluster) {
 		s.price = s.price.On(c)
 	}
 	s.memory, s.known, s.copies = map[int][]stageMemory{}, map[timesKey][]*stageTimes{}, map[partition.Offload][]copies{}
+}
+
+// upTo has times and memory told of blocks that are recomputed to an extent.
+func (s *skeleton) upTo(e extent) {
+	if e > s.most {
+		s.most = e
+		clear(s.memory)
+		clear(s.known)
+	}
 }
 
 // stage returns the code that stands for a stage, in a phase.

@@ -2,6 +2,7 @@ package planner
 
 import (
 	"cmp"
+	"iter"
 	"slices"
 
 	"github.com/autopar/autopar/partition"
@@ -64,15 +65,11 @@ func (o outline) inStep(size, replicas, batch int) bool {
 	return !o.overlap || o.zero >= 2 || (most+size-1)/size == (least+size-1)/size
 }
 
-// outlines lists the ways to shard beside some degrees, and to interleave that many blocks,
+// outlines lists the ways to shard beside some degrees, with every number of chunks per rank,
 // in the usual order of ranks or that of the options: without interleaving first, and with
 // overlap before without. Modules are replicated as the options say: for others see
 // [searcher.replications].
-func outlines(o Options, d degrees, blocks int, c *cost.Cluster) []outline {
-	var list []outline
-	if o.replicate() != "" && d.tp == 1 {
-		return nil
-	}
+func outlines(o Options, d degrees, counts []int, c *cost.Cluster) iter.Seq[outline] {
 	stages := []int{0, 1, 2, 3}
 	replicas := d.dp * (o.RuntimeNGPUs / d.plan)
 	switch {
@@ -85,20 +82,24 @@ func outlines(o Options, d degrees, blocks int, c *cost.Cluster) []outline {
 	}
 	sequences := []bool{false, true}
 	switch {
+	case o.replicate() != "" && d.tp == 1:
+		sequences = nil
 	case o.SequenceParallel == "off" || o.SequenceParallel == "" && d.tp == 1:
 		sequences = sequences[:1]
 	case o.SequenceParallel == "on":
 		sequences = sequences[1:]
 	}
-	for _, chunks := range chunkCounts(o, blocks, d.pp) {
-		for _, sequence := range sequences {
-			for _, zero := range stages {
-				for _, group := range zeroGroups(o, d, zero, replicas, chunks, c) {
-					for _, offload := range offloads(o, c) {
-						for _, overlap := range []bool{true, false} {
-							x := outline{d, sharding{zero, group, sequence, overlap, offload, o.replicate()}, chunks, o.ranks(d)}
-							if x.among(o) {
-								list = append(list, x)
+	return func(yield func(outline) bool) {
+		for _, chunks := range counts {
+			for _, sequence := range sequences {
+				for _, zero := range stages {
+					for _, group := range zeroGroups(o, d, zero, replicas, chunks, c) {
+						for _, offload := range offloads(o, c) {
+							for _, overlap := range []bool{true, false} {
+								x := outline{d, sharding{zero, group, sequence, overlap, offload, o.replicate()}, chunks, o.ranks(d)}
+								if x.among(o) && !yield(x) {
+									return
+								}
 							}
 						}
 					}
@@ -106,7 +107,6 @@ func outlines(o Options, d degrees, blocks int, c *cost.Cluster) []outline {
 			}
 		}
 	}
-	return list
 }
 
 // replicate is what the options replicate of modules.
@@ -255,9 +255,6 @@ func comparePlans(a, b *partition.Plan) int {
 		cmp.Compare(a.Offload, b.Offload),
 		compareBools(a.SequenceParallel, b.SequenceParallel),
 		slices.Compare(a.Replicated(), b.Replicated()),
-		slices.CompareFunc(a.Placements, b.Placements, func(x, y partition.Placement) int {
-			return cmp.Or(cmp.Compare(x.Match, y.Match), cmp.Compare(x.Spec, y.Spec))
-		}),
 		compareBools(a.Overlap, b.Overlap),
 		slices.Compare(a.PoolOrder, b.PoolOrder),
 		cmp.Compare(b.MicroBatch, a.MicroBatch),

@@ -44,10 +44,11 @@ type action struct {
 	kernel     *Kernel
 	collective *Collective
 	transfer   *Transfer
-	expects    bool  // of a transfer: it is expected from here on, and received later
-	await      int   // buckets of the task that must be done first
-	after      int64 // a send first waits for this event of the step of the peer
-	bytes      int64 // communicated
+	expects    bool     // of a transfer: it is expected from here on, and received later
+	await      int      // buckets of the task that must be done first
+	after      int64    // a send first waits for this event of the step of the peer
+	bytes      int64    // communicated
+	with       []string // nodes of collectives that are made with this one, for the trace
 
 	feed     *input // bytes from:to of it go to offset
 	from, to int64
@@ -183,6 +184,7 @@ func (l *loader) schedule(s *codegen.Schedule) ([]task, error) {
 		if i == 0 {
 			tasks[i].actions = l.prepare(s, stage, t)
 		}
+		upd := newUpdate(prog, stage, t, tasks[i].actions)
 		given := []int{0} // buckets given with so many asynchronous instructions of the body
 		instrs := stage.Run(t)
 		for j := range instrs {
@@ -206,6 +208,9 @@ func (l *loader) schedule(s *codegen.Schedule) ([]task, error) {
 				bucket := &tasks[i].actions[len(tasks[i].actions)-1]
 				bucket.collective.More = append(bucket.collective.More, a.collective)
 				bucket.bytes += a.bytes
+				continue
+			}
+			if upd.join(tasks[i].actions, &a, in) {
 				continue
 			}
 			a.await = given[in.Await]
@@ -286,18 +291,22 @@ func (l *loader) expect() error {
 	return nil
 }
 
-// observe lets the trace hear of what runs on the communication stream.
+// observe lets the trace hear of what runs on the communication stream, and of what is made together.
 func (l *loader) observe(s *codegen.Schedule, t *task) {
 	trace := l.exec.opts.Trace
 	for i := range t.actions {
-		c := t.actions[i].collective
-		if trace == nil || c == nil || c.Stream != Communication {
+		a := &t.actions[i]
+		c := a.collective
+		if trace == nil || c == nil {
 			continue
 		}
-		span := Span{Rank: s.Rank, Phase: t.Phase, MicroBatch: t.MicroBatch, Op: c.Node.Op, Name: c.Node.Name, Stream: Communication}
 		for _, more := range c.More {
-			span.With = append(span.With, more.Node.Name)
+			a.with = append(a.with, more.Node.Name)
 		}
+		if c.Stream != Communication {
+			continue
+		}
+		span := Span{Rank: s.Rank, Phase: t.Phase, MicroBatch: t.MicroBatch, Op: c.Node.Op, Name: c.Node.Name, Stream: Communication, With: a.with}
 		c.Ran = func(start, end time.Time) {
 			span := span
 			span.Start, span.End = start.Sub(l.program.start), end.Sub(l.program.start)

@@ -151,21 +151,10 @@ func (s Shard) fill(dst []float32, at int, seed uint64) {
 		}
 		for i := 0; i < len(dst); {
 			n := min(run-(at+i)%run, len(dst)-i)
-			key.FillNormal(dst[i:i+n], globalIndex(s.Slab, at+i), 0, s.Attr.Std)
+			key.FillNormal(dst[i:i+n], uint64(s.Slab.GlobalIndex(at+i)), 0, s.Attr.Std)
 			i += n
 		}
 	default:
 		panic(fmt.Sprintf("BUG: runtime: %s: unknown initial distribution %d", s.Name, s.Attr.Init))
 	}
-}
-
-// globalIndex returns the row-major index in the whole of local element i.
-func globalIndex(s ir.Slab, i int) uint64 {
-	at, stride := uint64(0), uint64(1)
-	for d := len(s.Local) - 1; d >= 0; d-- {
-		at += uint64(s.Offset[d]+i%s.Local[d]) * stride
-		stride *= uint64(s.Global[d])
-		i /= s.Local[d]
-	}
-	return at
 }

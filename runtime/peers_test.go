@@ -160,7 +160,8 @@ func TestProcessesFail(t *testing.T) {
 		}, steps)
 		require.Regexp(t, `^rank 3, step 7, \w+ mb=\d, \w+ \S+: injected fault$`, errs[3])
 		for rank, err := range errs[:3] {
-			require.Regexp(t, fmt.Sprintf(`^rank %d, step 7, .*: rank 3 has failed: rank 3, step 7, \w+ mb=\d, \w+ \S+: injected fault$`, rank), err)
+			at := fmt.Sprintf(`^(runtime: rank %d|rank %[1]d, step 7, .*): `, rank) // it may not have begun yet
+			require.Regexp(t, at+`rank 3 has failed: rank 3, step 7, \w+ mb=\d, \w+ \S+: injected fault$`, err)
 		}
 	})
 	for name, perMachine := range map[string]int{"hangs beside": 4, "hangs afar": 1} {

@@ -119,7 +119,7 @@ func (r *rank) step(p *program, start time.Time) error {
 				return err
 			}
 			if trace != nil {
-				trace(Span{Rank: r.id, Phase: task.Phase, MicroBatch: task.MicroBatch, Op: a.node.Op, Name: a.node.Name, Start: begin, End: time.Since(start)})
+				trace(Span{Rank: r.id, Phase: task.Phase, MicroBatch: task.MicroBatch, Op: a.node.Op, Name: a.node.Name, Start: begin, End: time.Since(start), With: a.with})
 			}
 		}
 		r.place.Store(int64(t)<<32 | int64(len(task.actions)))
@@ -168,7 +168,7 @@ func (r *rank) act(a *action) error {
 		}
 		return r.device.Launch(a.kernel)
 	case a.collective != nil:
-		r.counters.Collectives++
+		r.counters.Collectives += 1 + len(a.collective.More)
 		r.counters.CollectiveBytes += a.bytes
 		return r.device.Collective(a.collective)
 	case a.transfer != nil:

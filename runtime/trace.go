@@ -17,13 +17,13 @@ type Span struct {
 	Name       string // of the node
 	Start, End time.Duration
 	Stream     Stream
-	With       []string // the other nodes of a bucket of collectives
+	With       []string // the other nodes of collectives made together
 }
 
 // Counters say what one rank communicated in one step. A transfer counts on
 // both of its ends. Bytes are counted as in [codegen.Program.CommBytes].
 type Counters struct {
-	Collectives     int   // a bucket counts once
+	Collectives     int   // a bucket of the program counts once
 	CollectiveBytes int64 // received
 	Transfers       int
 	TransferBytes   int64 // sent and received

@@ -40,7 +40,12 @@ func collectGarbage() *garbage {
 	return g
 }
 
-func (g *garbage) restore() { debug.SetGCPercent(g.percent) }
+// restore leaves GOGC as it is if another run that has ended, or anybody else, has set it since.
+func (g *garbage) restore() {
+	if now := debug.SetGCPercent(g.percent); now != backstop {
+		debug.SetGCPercent(now)
+	}
+}
 
 func (g *garbage) collect() {
 	goruntime.GC()

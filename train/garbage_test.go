@@ -46,6 +46,23 @@ func TestGarbage(t *testing.T) {
 	require.Equal(t, -1, debug.SetGCPercent(percent))
 }
 
+// TestGarbageOfTwoRuns: GOGC is in the end what it was, whichever run ends first, or what somebody
+// has set meanwhile.
+func TestGarbageOfTwoRuns(t *testing.T) {
+	const percent = 777
+	defer debug.SetGCPercent(debug.SetGCPercent(percent))
+	for last := range 2 {
+		runs := [2]*garbage{collectGarbage(), collectGarbage()}
+		runs[1-last].restore()
+		runs[last].restore()
+		require.Equal(t, percent, debug.SetGCPercent(percent), "the run that began as number %d ends last", last)
+	}
+	g := collectGarbage()
+	debug.SetGCPercent(percent + 1)
+	g.restore()
+	require.Equal(t, percent+1, debug.SetGCPercent(percent))
+}
+
 // BenchmarkPauses trains for 300 steps with a line of log each, and reports how often and for how long the collector
 // stopped the ranks, and how long it does when it begins after each step, as after an hour.
 func BenchmarkPauses(b *testing.B) {

@@ -17,6 +17,7 @@ import (
 	"github.com/autopar/autopar/config"
 	"github.com/autopar/autopar/data"
 	"github.com/autopar/autopar/partition"
+	"github.com/autopar/autopar/partition/partitiontest"
 )
 
 // textData prepares a made-up text in which the next letter depends on the one before.
@@ -59,15 +60,7 @@ train:     {max_iters: 12, eval_interval: 5, eval_iters: 3, log_interval: 1, see
 func planOf(dp, tp, pp int) *partition.Plan {
 	p := &partition.Plan{
 		PlanNGPUs: dp * tp * pp, RuntimeNGPUs: dp * tp * pp, DP: dp, TP: tp, MicroBatch: 2, Schedule: partition.OneFOneB,
-		Placements: []partition.Placement{
-			{Match: `h\.[0-9]+\.attn\.c_attn\.weight`, Spec: "[_,tp,_,_]"},
-			{Match: `h\.[0-9]+\.attn\.c_attn\.bias`, Spec: "[_,tp,_]"},
-			{Match: `h\.[0-9]+\.attn\.c_proj\.weight`, Spec: "[_,tp,_]"},
-			{Match: `h\.[0-9]+\.mlp\.c_fc\.weight`, Spec: "[tp,_]"},
-			{Match: `h\.[0-9]+\.mlp\.c_fc\.bias`, Spec: "[tp]"},
-			{Match: `h\.[0-9]+\.mlp\.c_proj\.weight`, Spec: "[_,tp]"},
-			{Match: `wte\.weight`, Spec: "[tp,_]"},
-		},
+		Placements: partitiontest.Megatron(),
 	}
 	for s := range pp {
 		p.Stages = append(p.Stages, partition.Stage{First: 2 * s / pp, Last: 2 * (s + 1) / pp})

@@ -3,8 +3,6 @@ package train
 import (
 	"encoding/binary"
 	"math"
-	"path/filepath"
-	"strconv"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -35,19 +33,7 @@ func (r referenceReader) Read(param string, _ ir.DType, _ ir.Slab, dst []byte) e
 
 // TestLlamaDecodes: with rotary positions, cached keys and windows beyond the context, PyTorch's greedy tokens come out.
 func TestLlamaDecodes(t *testing.T) {
-	f, err := safetensors.Open(filepath.Join("..", "testdata", "oracle", "llama.safetensors"))
-	require.NoError(t, err)
-	t.Cleanup(func() { f.Close() })
-	meta := f.Metadata()
-	size := func(key string) int {
-		n, err := strconv.Atoi(meta[key])
-		require.NoError(t, err)
-		return n
-	}
-	cfg := gpt.Config{
-		NLayer: size("n_layer"), NHead: size("n_head"), NEmbd: size("n_embd"), FFNHidden: size("ffn_hidden"),
-		BlockSize: size("block_size"), VocabSize: size("vocab_size"), Activation: meta["activation"], Norm: meta["norm"], Position: meta["position"],
-	}
+	f, cfg := openOracle(t, "llama")
 	d, err := newDecoder(cfg, referenceReader{f, cfg}, cfg.BlockSize+5, JobOptions{})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, d.Close()) })

@@ -18,8 +18,8 @@ import (
 	"github.com/autopar/autopar/models/gpt"
 )
 
-// oracleModel returns a reference file, the model it is of, and a file with the weights alone.
-func oracleModel(t *testing.T, name string) (*safetensors.File, gpt.Config, string) {
+// openOracle opens a reference file, and returns the model it is of.
+func openOracle(t *testing.T, name string) (*safetensors.File, gpt.Config) {
 	t.Helper()
 	f, err := safetensors.Open(filepath.Join("..", "testdata", "oracle", name+".safetensors"))
 	require.NoError(t, err)
@@ -36,6 +36,17 @@ func oracleModel(t *testing.T, name string) (*safetensors.File, gpt.Config, stri
 	if meta["gelu"] == "tanh" {
 		cfg.Activation = gpt.GELUTanh
 	}
+	if meta["activation"] != "" {
+		cfg.FFNHidden, cfg.Activation = size("ffn_hidden"), meta["activation"]
+		cfg.Norm, cfg.Position, cfg.TieEmbeddings = meta["norm"], meta["position"], meta["tie_embeddings"] == "true"
+	}
+	return f, cfg
+}
+
+// oracleModel adds a file with the weights alone.
+func oracleModel(t *testing.T, name string) (*safetensors.File, gpt.Config, string) {
+	t.Helper()
+	f, cfg := openOracle(t, name)
 	var weights []safetensors.Tensor
 	for _, n := range f.Names() {
 		if strings.HasPrefix(n, "transformer.") {

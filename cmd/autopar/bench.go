@@ -384,7 +384,7 @@ func (c *benchCmd) summarize(cfg *config.Config, ranks int, peaks profile.Peaks,
 }
 
 func (r *benchResult) print(con *console) {
-	con.heading("%s, %d steps after %d", plural(r.Ranks, "rank"), r.Steps, r.BurnIn)
+	con.heading("%s, %d steps after %d", explain.Count(r.Ranks, "rank"), r.Steps, r.BurnIn)
 	rows := [][]string{
 		{"ms/step", fmt.Sprintf("%.2f", r.MeanMS), fmt.Sprintf("median %.2f, least %.2f, predicted %.2f", r.MedianMS, r.MinMS, r.PredictedMS)},
 		{"tokens/s", explain.Grouped(int64(r.TokensPerS))},
@@ -392,7 +392,7 @@ func (r *benchResult) print(con *console) {
 	}
 	if r.PeakRSS > 0 {
 		over := float64(r.PeakRSS)/float64(r.ArenaBytes) - 1
-		rows = append(rows, []string{"memory", bytesText(r.PeakRSS), fmt.Sprintf("at most, %.1f %% more than the arenas' %s", 100*over, bytesText(r.ArenaBytes))})
+		rows = append(rows, []string{"memory", explain.Bytes(r.PeakRSS), fmt.Sprintf("at most, %.1f %% more than the arenas' %s", 100*over, explain.Bytes(r.ArenaBytes))})
 	}
 	con.table(rows)
 	if w := r.Without; w != nil {
@@ -420,7 +420,7 @@ func (r *benchResult) print(con *console) {
 // measure times the steps of a plan.
 func (c *benchCmd) measure(ctx context.Context, con *console, found *planner.Document, system *cuda.System) (*benchResult, error) {
 	cfg := found.Config
-	con.note("plan: %s", planWords(found.Plan))
+	con.note("plan: %s", explain.PlanText(found.Plan))
 	programs, err := compile(cfg, found.Plan)
 	if err != nil {
 		return nil, err

@@ -73,7 +73,7 @@ func (c *checkpointInspectCmd) Run(con *console) error {
 	con.table([][]string{
 		{"updates made", explain.Grouped(int64(ck.Step))},
 		{"best val loss", best},
-		{"files", fmt.Sprintf("%d, %s", len(ck.Files), bytesText(bytes))},
+		{"files", fmt.Sprintf("%d, %s", len(ck.Files), explain.Bytes(bytes))},
 		{"tensors", fmt.Sprintf("%d, %s elements", len(ck.Tensors), explain.Grouped(elements))},
 	})
 	rows := [][]string{{"TENSOR", "TYPE", "PARTS"}}

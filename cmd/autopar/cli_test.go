@@ -14,7 +14,6 @@ import (
 	"github.com/autopar/autopar/codegen"
 	"github.com/autopar/autopar/config"
 	"github.com/autopar/autopar/data"
-	"github.com/autopar/autopar/explain"
 	"github.com/autopar/autopar/ir"
 	"github.com/autopar/autopar/models/gpt"
 	"github.com/autopar/autopar/partition"
@@ -68,19 +67,6 @@ func TestPanicsAreReported(t *testing.T) {
 	require.Equal(t, statusFailed, code)
 	require.Contains(t, stderr.String(), "BUG: ")
 	require.NotContains(t, stderr.String(), "goroutine")
-}
-
-func TestNumbersAsText(t *testing.T) {
-	require.Equal(t, "-1,234,567", explain.Grouped(-1234567))
-	require.Equal(t, "999", explain.Grouped(999))
-	require.Equal(t, "1023 B", bytesText(1023))
-	require.Equal(t, "1.00 KiB", bytesText(1024))
-	require.Equal(t, "19.10 GiB", bytesText(19<<30+107374182))
-	require.Equal(t, "12.35 us", secondsText(12.346e-6))
-	require.Equal(t, "0 s", secondsText(0))
-	require.Equal(t, "-2 s", secondsText(-2))
-	require.Equal(t, "1 rank", plural(1, "rank"))
-	require.Equal(t, "2 ranks", plural(2, "rank"))
 }
 
 func TestColourIsForTerminals(t *testing.T) {

@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 
+	"github.com/autopar/autopar/explain"
 	"github.com/autopar/autopar/planner/cost"
 )
 
@@ -64,7 +65,7 @@ func (c *clusterCmd) list(con *console) error {
 		if rate := max(k.Device.FLOPS["bf16"], k.Device.FLOPS["f16"]); rate > 0 {
 			half = fmt.Sprintf("%.4g TFLOP/s", rate/1e12)
 		}
-		rows = append(rows, []string{k.Name, k.Device.Name, perNode, bytesText(k.Device.Memory), fmt.Sprintf("%.4g GB/s", k.Device.MemoryBandwidth/1e9),
+		rows = append(rows, []string{k.Name, k.Device.Name, perNode, explain.Bytes(k.Device.Memory), fmt.Sprintf("%.4g GB/s", k.Device.MemoryBandwidth/1e9),
 			fmt.Sprintf("%.4g TFLOP/s", k.PeakFLOPS("f32", 1)/1e12), half, linkText(k.IntraNode), between})
 	}
 	if c.json() {

@@ -4,7 +4,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"math"
 	"os"
 	"text/tabwriter"
 	"time"
@@ -123,40 +122,4 @@ func (b bar) clear() {
 	if b.ProgressBar != nil {
 		b.Clear()
 	}
-}
-
-// bytesText prints an amount of memory with three significant digits or more.
-func bytesText(n int64) string {
-	value, unit := float64(n), "B"
-	for _, u := range []string{"KiB", "MiB", "GiB", "TiB"} {
-		if math.Abs(value) < 1024 {
-			break
-		}
-		value, unit = value/1024, u
-	}
-	if unit == "B" {
-		return fmt.Sprintf("%d B", n)
-	}
-	return fmt.Sprintf("%.2f %s", value, unit)
-}
-
-// secondsText prints a duration with four significant digits.
-func secondsText(s float64) string {
-	switch abs := math.Abs(s); {
-	case abs == 0:
-		return "0 s"
-	case abs < 1e-3:
-		return fmt.Sprintf("%.4g us", s*1e6)
-	case abs < 1:
-		return fmt.Sprintf("%.4g ms", s*1e3)
-	}
-	return fmt.Sprintf("%.4g s", s)
-}
-
-// plural prints a number of things.
-func plural(n int, thing string) string {
-	if n == 1 {
-		return "1 " + thing
-	}
-	return fmt.Sprintf("%d %ss", n, thing)
 }

@@ -157,7 +157,7 @@ func (c *explainCmd) study(con *console, report *explain.Report, doc *planner.Do
 		report.Price(c.Price)
 	}
 	if study.Searches > 0 {
-		con.note("searched %s in %s", plural(study.Searches, "time"), secondsText(study.Seconds))
+		con.note("searched %s in %s", explain.Count(study.Searches, "time"), explain.Seconds(study.Seconds))
 	}
 	return nil
 }

@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"slices"
 
+	"github.com/autopar/autopar/explain"
 	"github.com/autopar/autopar/measured"
 )
 
@@ -151,11 +152,11 @@ func (r fitted) print(con *console) {
 		table = append(table, []string{name, fmt.Sprint(s.Rows), percent(s.MAPE), fmt.Sprintf("%+.1f %%", 100*s.Bias), rank, percent(held.MAPE), fmt.Sprintf("%+.1f %%", 100*held.Bias)})
 	}
 	con.table(table)
-	con.printf("mean over %s: %s; each predicted without its own rows: %s\n", plural(len(names), "source"), percent(r.MeanMAPE), percent(r.LeftOut))
+	con.printf("mean over %s: %s; each predicted without its own rows: %s\n", explain.Count(len(names), "source"), percent(r.MeanMAPE), percent(r.LeftOut))
 	for name, s := range r.Low {
-		con.printf("of low confidence and not fitted: %s of %s, %s\n", plural(s.Rows, "row"), name, percent(s.MAPE))
+		con.printf("of low confidence and not fitted: %s of %s, %s\n", explain.Count(s.Rows, "row"), name, percent(s.MAPE))
 	}
 	if len(r.Skipped) > 0 {
-		con.printf("%s not modelled: see autopar validate\n", plural(len(r.Skipped), "row"))
+		con.printf("%s not modelled: see autopar validate\n", explain.Count(len(r.Skipped), "row"))
 	}
 }

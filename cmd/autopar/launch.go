@@ -12,6 +12,7 @@ import (
 	"github.com/autopar/autopar/checkpoint"
 	"github.com/autopar/autopar/config"
 	"github.com/autopar/autopar/data"
+	"github.com/autopar/autopar/explain"
 	"github.com/autopar/autopar/launch"
 	"github.com/autopar/autopar/planner"
 )
@@ -136,7 +137,7 @@ func (c *launchCmd) planAnew(con *console, doc *planner.Document, ranks int) ([]
 	if err != nil {
 		return nil, err
 	}
-	con.note("planned anew for %s: %s", plural(ranks, "rank"), planWords(anew.Plan))
+	con.note("planned anew for %s: %s", explain.Count(ranks, "rank"), explain.PlanText(anew.Plan))
 	return anew.Marshal()
 }
 

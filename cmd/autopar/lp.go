@@ -6,6 +6,7 @@ import (
 	"os"
 
 	"github.com/autopar/autopar/config"
+	"github.com/autopar/autopar/explain"
 	"github.com/autopar/autopar/planner"
 	"github.com/autopar/autopar/planner/cost"
 	"github.com/autopar/autopar/planner/lp"
@@ -42,6 +43,6 @@ func (c *planCmd) writeLP(con *console, cfg *config.Config, cluster *cost.Cluste
 	for _, all := range program.Choices {
 		binaries += len(all)
 	}
-	con.note("wrote %s: %s", c.LP, plural(binaries, "binary variable"))
+	con.note("wrote %s: %s", c.LP, explain.Count(binaries, "binary variable"))
 	return nil
 }

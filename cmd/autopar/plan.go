@@ -165,7 +165,7 @@ func (c *planCmd) Run(con *console) error {
 	case !doc.Search.Optimal:
 		proof = fmt.Sprintf("no other plan of these choices is more than %.2g %% faster", 100*doc.Search.Gap)
 	}
-	con.note("considered %s plans in %s; %s", explain.Grouped(int64(doc.Search.PlansConsidered)), secondsText(doc.Search.Seconds), proof)
+	con.note("considered %s plans in %s; %s", explain.Grouped(int64(doc.Search.PlansConsidered)), explain.Seconds(doc.Search.Seconds), proof)
 	if c.DumpDir != "" {
 		programs, err := compile(cfg, doc.Plan)
 		if err != nil {
@@ -189,7 +189,7 @@ func (c *planCmd) Run(con *console) error {
 		if err := os.WriteFile(c.Certificate, certificate.Marshal(), 0o666); err != nil {
 			return err
 		}
-		con.note("wrote %s: %s", c.Certificate, plural(len(certificate.Regions), "region"))
+		con.note("wrote %s: %s", c.Certificate, explain.Count(len(certificate.Regions), "region"))
 	}
 	if c.LP != "" {
 		if err := c.writeLP(con, cfg, cluster, options, doc); err != nil {
@@ -238,10 +238,10 @@ func search(cfg *config.Config, cluster *cost.Cluster, o planner.Options) (*plan
 // of the plan: how long the search took is not in it.
 func printPlan(con *console, doc *planner.Document) {
 	p, predicted := doc.Plan, doc.Predicted
-	con.heading("plan for %s on %s", plural(p.RuntimeNGPUs, "rank"), doc.Cluster.Name)
+	con.heading("plan for %s on %s", explain.Count(p.RuntimeNGPUs, "rank"), doc.Cluster.Name)
 	about := [][]string{
-		{"mesh", fmt.Sprintf("%s of %s", plural(p.Units(), "unit"), p.Degrees())},
-		{"micro-batch", fmt.Sprintf("%s, %d per step and data-parallel rank", plural(p.MicroBatch, "sequence"), p.MicroBatches(doc.Config.Batch.Global, ir.Coord{}))},
+		{"mesh", fmt.Sprintf("%s of %s", explain.Count(p.Units(), "unit"), p.Degrees())},
+		{"micro-batch", fmt.Sprintf("%s, %d per step and data-parallel rank", explain.Count(p.MicroBatch, "sequence"), p.MicroBatches(doc.Config.Batch.Global, ir.Coord{}))},
 		{"schedule", p.ScheduleText()},
 		{"sharded", shardedText(p)},
 	}
@@ -276,13 +276,13 @@ func printPlan(con *console, doc *planner.Document) {
 			blocks = append(blocks, blocksText(p.Stages[s]))
 			full, selective = full+p.Stages[s].Recompute, selective+p.Stages[s].Selective
 		}
-		peak := fmt.Sprintf("%s (%s bytes)", bytesText(predicted.PeakBytes[i]), explain.Grouped(predicted.PeakBytes[i]))
+		peak := fmt.Sprintf("%s (%s bytes)", explain.Bytes(predicted.PeakBytes[i]), explain.Grouped(predicted.PeakBytes[i]))
 		if i < len(predicted.HostBytes) {
-			peak += fmt.Sprintf(" and %s (%s bytes) of the host", bytesText(predicted.HostBytes[i]), explain.Grouped(predicted.HostBytes[i]))
+			peak += fmt.Sprintf(" and %s (%s bytes) of the host", explain.Bytes(predicted.HostBytes[i]), explain.Grouped(predicted.HostBytes[i]))
 		}
-		row := []string{fmt.Sprint(i), strings.Join(blocks, ", "), recomputedText(full, selective), peak}
+		row := []string{fmt.Sprint(i), strings.Join(blocks, ", "), explain.RecomputedText(full, selective), peak}
 		if pools {
-			row = append(row, bytesText(doc.Cluster.MemoryAt(p, i)), doc.Cluster.KindText(p, i))
+			row = append(row, explain.Bytes(doc.Cluster.MemoryAt(p, i)), doc.Cluster.KindText(p, i))
 		}
 		rows = append(rows, row)
 	}
@@ -296,13 +296,13 @@ func printPlan(con *console, doc *planner.Document) {
 		con.table(rows)
 	}
 	con.heading("predicted: %s per step, %s tokens/s, MFU %.2f %%",
-		secondsText(predicted.StepSeconds), explain.Grouped(int64(predicted.TokensPerSecond)), 100*predicted.MFU)
+		explain.Seconds(predicted.StepSeconds), explain.Grouped(int64(predicted.TokensPerSecond)), 100*predicted.MFU)
 	rows = nil
 	for _, part := range parts(predicted.Breakdown) {
-		rows = append(rows, []string{part.name, secondsText(part.seconds), fmt.Sprintf("%.1f %%", 100*part.seconds/predicted.StepSeconds)})
+		rows = append(rows, []string{part.name, explain.Seconds(part.seconds), fmt.Sprintf("%.1f %%", 100*part.seconds/predicted.StepSeconds)})
 	}
 	if beside := predicted.Breakdown.Overlapped; beside > 0 {
-		rows = append(rows, []string{"beside it, communication", secondsText(beside), fmt.Sprintf("%.1f %%", 100*beside/predicted.StepSeconds)})
+		rows = append(rows, []string{"beside it, communication", explain.Seconds(beside), fmt.Sprintf("%.1f %%", 100*beside/predicted.StepSeconds)})
 	}
 	con.table(rows)
 	if doc.Search.Robust != nil {
@@ -316,8 +316,8 @@ func printPlan(con *console, doc *planner.Document) {
 	for _, a := range doc.Search.Alternatives {
 		slower := a.Predicted.StepSeconds - predicted.StepSeconds
 		rows = append(rows, []string{
-			planWords(a.Plan), secondsText(a.Predicted.StepSeconds), fmt.Sprintf("%s (%.1f %%)", secondsText(slower), 100*slower/predicted.StepSeconds),
-			bytesText(slices.Max(a.Predicted.PeakBytes)), differences(predicted.Breakdown, a.Predicted.Breakdown),
+			explain.PlanText(a.Plan), explain.Seconds(a.Predicted.StepSeconds), fmt.Sprintf("%s (%.1f %%)", explain.Seconds(slower), 100*slower/predicted.StepSeconds),
+			explain.Bytes(slices.Max(a.Predicted.PeakBytes)), differences(predicted.Breakdown, a.Predicted.Breakdown),
 		})
 	}
 	con.table(rows)
@@ -344,53 +344,12 @@ func differences(a, b planner.PredictedBreakdown) string {
 		switch {
 		case math.Abs(d) < 1e-12: // not a picosecond
 		case d > 0:
-			words = append(words, now.name+" +"+secondsText(d))
+			words = append(words, now.name+" +"+explain.Seconds(d))
 		default:
-			words = append(words, now.name+" "+secondsText(d))
+			words = append(words, now.name+" "+explain.Seconds(d))
 		}
 	}
 	return strings.Join(words, ", ")
-}
-
-// planWords is a plan in one line.
-func planWords(p *partition.Plan) string {
-	words := p.Degrees()
-	if p.Units() > 1 {
-		words = fmt.Sprintf("%d x (%s)", p.Units(), words)
-	}
-	words += fmt.Sprintf(", micro-batch %d, %s", p.MicroBatch, p.ScheduleText())
-	if p.ZeRO > 0 {
-		words += fmt.Sprintf(", ZeRO %d", p.ZeRO)
-		if p.Copies() > 1 {
-			words += fmt.Sprintf(" in groups of %d", p.ShardGroup())
-		}
-	}
-	if p.SequenceParallel {
-		words += ", sequence parallel"
-	}
-	if modules := p.Replicated(); len(modules) > 0 {
-		words += ", " + strings.Join(modules, " and ") + " replicated"
-	}
-	if p.Overlap {
-		words += ", overlap"
-	}
-	if p.Offload.Moves() {
-		words += ", offload " + p.Offload.String()
-	}
-	if p.RankOrder != "" {
-		words += ", ranks in order " + p.RankOrderText()
-	}
-	if len(p.PoolOrder) > 0 {
-		words += fmt.Sprintf(", pools in order %d", p.PoolOrder)
-	}
-	full, selective := 0, 0
-	for _, s := range p.Stages {
-		full, selective = full+s.Recompute, selective+s.Selective
-	}
-	if full+selective > 0 {
-		words += ", recomputing " + recomputedText(full, selective)
-	}
-	return words
 }
 
 // shardedText says what is sharded beyond the placements: over data-parallel
@@ -406,20 +365,6 @@ func shardedText(p *partition.Plan) string {
 		text += "; the sequence between blocks over tp"
 	}
 	return text
-}
-
-// recomputedText counts blocks that compute activations again: all of them, or
-// those of attention.
-func recomputedText(full, selective int) string {
-	switch {
-	case full+selective == 0:
-		return "none"
-	case selective == 0:
-		return plural(full, "block")
-	case full == 0:
-		return "attention of " + plural(selective, "block")
-	}
-	return fmt.Sprintf("%s, attention of %d", plural(full, "block"), selective)
 }
 
 func blocksText(s partition.Stage) string {

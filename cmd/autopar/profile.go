@@ -120,17 +120,17 @@ func (c *profileCmd) gpus(ctx context.Context, con *console) error {
 	off := func(class string) string { return fmt.Sprintf("off %.0f %%", 100*result.Off[class]) }
 	network := "not measured: one GPU"
 	if result.NCCL != "" {
-		network = fmt.Sprintf("%s, %.4g GB/s by NCCL %s", secondsText(cluster.IntraNode.Latency), cluster.IntraNode.Bandwidth/1e9, result.NCCL)
+		network = fmt.Sprintf("%s, %.4g GB/s by NCCL %s", explain.Seconds(cluster.IntraNode.Latency), cluster.IntraNode.Bandwidth/1e9, result.NCCL)
 	}
 	con.heading("%d x %s", result.GPUs, result.GPU)
 	con.table([][]string{
 		{"large products", rate("bf16", e.Matmul) + ", " + rate("f32", e.Matmul), off("product")},
 		{"attention", rate("bf16", e.Attention), off("attention")},
 		{"memory", fmt.Sprintf("%.4g GB/s in kernels of training", e.Memory*d.MemoryBandwidth/1e9), off("vector")},
-		{"a kernel", secondsText(d.LaunchOverhead) + " in a graph, " + secondsText(result.Launch.Alone) + " alone", ""},
+		{"a kernel", explain.Seconds(d.LaunchOverhead) + " in a graph, " + explain.Seconds(result.Launch.Alone) + " alone", ""},
 		{"a message", network, ""},
-		{"the host", fmt.Sprintf("%s, %.4g GB/s", secondsText(cluster.Host.Latency), cluster.Host.Bandwidth/1e9), ""},
-		{"taken beside an arena", bytesText(d.Reserve), ""},
+		{"the host", fmt.Sprintf("%s, %.4g GB/s", explain.Seconds(cluster.Host.Latency), cluster.Host.Bandwidth/1e9), ""},
+		{"taken beside an arena", explain.Bytes(d.Reserve), ""},
 	})
 	return nil
 }
@@ -148,9 +148,9 @@ func (c *profileCmd) print(con *console, r *profile.Result) {
 		{"attention", fmt.Sprintf("%.0f %%", 100*e.Attention), spread["device.efficiency.attention"]},
 		{"other kernels", fmt.Sprintf("%.1f %%", 100*e.Vector), spread["device.efficiency.vector"]},
 		{"memory", fmt.Sprintf("%.4g GB/s", d.MemoryBandwidth/1e9), spread["device.memory_bandwidth"]},
-		{"caches", fmt.Sprintf("%.4g GB/s up to %s", d.Cache.Bandwidth/1e9, bytesText(d.Cache.Memory)), spread["device.cache"]},
-		{"an instruction", secondsText(d.LaunchOverhead), spread["device.launch_overhead"]},
-		{"a meeting", fmt.Sprintf("%s, %s for each turn on a core; collectives %.4g GB/s", secondsText(r.Cluster.IntraNode.Latency), secondsText(d.Turn), r.Cluster.IntraNode.Bandwidth/1e9), spread["intra_node"]},
+		{"caches", fmt.Sprintf("%.4g GB/s up to %s", d.Cache.Bandwidth/1e9, explain.Bytes(d.Cache.Memory)), spread["device.cache"]},
+		{"an instruction", explain.Seconds(d.LaunchOverhead), spread["device.launch_overhead"]},
+		{"a meeting", fmt.Sprintf("%s, %s for each turn on a core; collectives %.4g GB/s", explain.Seconds(r.Cluster.IntraNode.Latency), explain.Seconds(d.Turn), r.Cluster.IntraNode.Bandwidth/1e9), spread["intra_node"]},
 	})
 }
 

@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 
+	"github.com/autopar/autopar/explain"
 	"github.com/autopar/autopar/measured"
 )
 
@@ -24,13 +25,13 @@ func printRegret(con *console, r *measured.Regrets) {
 		return
 	}
 	con.printf("regret of choosing by the prediction among the measured plans of a model, machine and batch: mean %s, worst %s; the fastest is chosen in %d of %s, of %s\n",
-		percentText(r.Mean), percentText(r.Worst), r.Right, plural(len(r.Choices), "choice"), plural(r.Plans, "plan"))
+		percentText(r.Mean), percentText(r.Worst), r.Right, explain.Count(len(r.Choices), "choice"), explain.Count(r.Plans, "plan"))
 }
 
 // printNoise prints what measuring once more would tell, in a line a source.
 func printNoise(con *console, all []measured.Noise) {
 	for _, n := range all {
 		con.printf("noise of %s: times of %s measured more than once spread by %s; the ranks of a second measurement would correlate by %.3f, and choosing by it would cost %s\n",
-			n.SourceID, plural(n.Repeated, "plan"), percentText(n.Spread), n.Spearman, percentText(n.Regret))
+			n.SourceID, explain.Count(n.Repeated, "plan"), percentText(n.Spread), n.Spearman, percentText(n.Regret))
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"github.com/autopar/autopar/config"
+	"github.com/autopar/autopar/explain"
 	"github.com/autopar/autopar/partition"
 	"github.com/autopar/autopar/planner"
 	"github.com/autopar/autopar/planner/cost"
@@ -54,7 +55,7 @@ func robust(cfg *config.Config, cluster *cost.Cluster, o planner.Options, sample
 		return nil, err
 	}
 	for i := range r.Contenders {
-		r.Contenders[i].Name = planWords(plans[i])
+		r.Contenders[i].Name = explain.PlanText(plans[i])
 	}
 	chosen := all[r.Least]
 	found.Stats.Optimal = found.Stats.Optimal && r.Least == 0
@@ -72,7 +73,7 @@ func printRobust(con *console, doc *planner.Document) {
 	fastest, chosen := r.Contenders[0], r.Contenders[r.Least]
 	share := func(n int) string { return fmt.Sprintf("%.0f %%", 100*float64(n)/float64(r.Samples)) }
 	percent := func(x float64) string { return fmt.Sprintf("%.2f %%", 100*x) }
-	con.heading("robust: the fastest of %s stays the fastest in %s of %d clusters drawn with seed %d", plural(len(r.Contenders), "plan"), share(fastest.Best), r.Samples, r.Seed)
+	con.heading("robust: the fastest of %s stays the fastest in %s of %d clusters drawn with seed %d", explain.Count(len(r.Contenders), "plan"), share(fastest.Best), r.Samples, r.Seed)
 	if r.Least == 0 {
 		con.printf("  it has the least worst-case regret too: %s\n", percent(fastest.Worst))
 	} else {
@@ -85,7 +86,7 @@ func printRobust(con *console, doc *planner.Document) {
 		if i == r.Least {
 			name += " *"
 		}
-		rows = append(rows, []string{name, secondsText(x.StepSeconds), share(x.Best), percent(x.Mean), percent(x.Median), percent(x.P90), percent(x.Worst)})
+		rows = append(rows, []string{name, explain.Seconds(x.StepSeconds), share(x.Best), percent(x.Mean), percent(x.Median), percent(x.P90), percent(x.Worst)})
 	}
 	con.table(rows)
 }

@@ -114,11 +114,11 @@ func (c *sizeCmd) Run(con *console) error {
 	}
 	con.heading("memory in %s%s on one device, %d at once", cfg.Train.DType, kept, s.Bytes.Sequences)
 	con.table([][]string{
-		{"weights", bytesText(s.Bytes.Weights)},
-		{"gradients", bytesText(s.Bytes.Gradients)},
-		{"optimizer", bytesText(s.Bytes.Optimizer)},
-		{"activations", bytesText(s.Bytes.Activations), "by formula; a plan knows its own exact number"},
-		{"total", bytesText(s.Bytes.Total)},
+		{"weights", explain.Bytes(s.Bytes.Weights)},
+		{"gradients", explain.Bytes(s.Bytes.Gradients)},
+		{"optimizer", explain.Bytes(s.Bytes.Optimizer)},
+		{"activations", explain.Bytes(s.Bytes.Activations), "by formula; a plan knows its own exact number"},
+		{"total", explain.Bytes(s.Bytes.Total)},
 	})
 	return nil
 }

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/autopar/autopar/explain"
 	"github.com/autopar/autopar/measured"
 )
 
@@ -136,13 +137,13 @@ func (c *validateCmd) print(con *console, v validation) {
 		for _, r := range v.Rows {
 			took, off := "-", "-"
 			if r.MeasuredSeconds != nil {
-				took, off = secondsText(*r.MeasuredSeconds), fmt.Sprintf("%+.1f %%", 100**r.Error)
+				took, off = explain.Seconds(*r.MeasuredSeconds), fmt.Sprintf("%+.1f %%", 100**r.Error)
 			}
 			peak := "-"
 			if r.MeasuredBytes != nil {
-				peak = bytesText(*r.MeasuredBytes)
+				peak = explain.Bytes(*r.MeasuredBytes)
 			}
-			table = append(table, []string{r.RowID, r.SourceID, secondsText(r.PredictedSeconds), took, off, bytesText(r.PredictedBytes), peak, fmt.Sprint(r.Fits)})
+			table = append(table, []string{r.RowID, r.SourceID, explain.Seconds(r.PredictedSeconds), took, off, explain.Bytes(r.PredictedBytes), peak, fmt.Sprint(r.Fits)})
 		}
 		con.table(table)
 	}
@@ -163,14 +164,14 @@ func (c *validateCmd) print(con *console, v validation) {
 			table = append(table, []string{name, fmt.Sprint(s.Rows), percent(s.MAPE), fmt.Sprintf("%+.1f %%", 100*s.Bias), rank})
 		}
 		con.table(table)
-		con.printf("mean over %s: %s\n", plural(len(v.Sources), "source"), percent(*v.MeanMAPE))
+		con.printf("mean over %s: %s\n", explain.Count(len(v.Sources), "source"), percent(*v.MeanMAPE))
 	}
 	v.Memory.print(con)
 	v.printChosen(con)
 	if len(v.Skipped) == 0 {
 		return
 	}
-	con.heading("%s not modelled", plural(len(v.Skipped), "row"))
+	con.heading("%s not modelled", explain.Count(len(v.Skipped), "row"))
 	reasons := map[string]int{}
 	for _, s := range v.Skipped {
 		reasons[s.SourceID+": "+s.Reason]++
@@ -192,12 +193,12 @@ func (v *validation) printChosen(con *console) {
 	if len(v.Chosen) == 0 {
 		return
 	}
-	con.heading("%s with some of the plan left open, as the fastest choice that fits", plural(len(v.Chosen), "row"))
+	con.heading("%s with some of the plan left open, as the fastest choice that fits", explain.Count(len(v.Chosen), "row"))
 	table := [][]string{{"ROW", "SOURCE", "MICRO-BATCH", "RECOMPUTE", "CHUNKS", "PREDICTED", "MEASURED", "ERROR"}}
 	for _, c := range v.Chosen {
 		table = append(table, []string{
 			c.RowID, c.SourceID, fmt.Sprint(c.MicroBatch), c.Recompute, fmt.Sprint(c.Chunks),
-			secondsText(c.PredictedSeconds), secondsText(c.MeasuredSeconds), fmt.Sprintf("%+.1f %%", 100*c.Error),
+			explain.Seconds(c.PredictedSeconds), explain.Seconds(c.MeasuredSeconds), fmt.Sprintf("%+.1f %%", 100*c.Error),
 		})
 	}
 	con.table(table)

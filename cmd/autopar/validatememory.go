@@ -5,6 +5,7 @@ import (
 	"maps"
 	"slices"
 
+	"github.com/autopar/autopar/explain"
 	"github.com/autopar/autopar/measured"
 )
 
@@ -75,7 +76,7 @@ func (v *validatedMemory) print(con *console) {
 		con.table(table)
 	}
 	if c := v.Confusion; c.Rows() > 0 {
-		con.heading("fits in memory or not: %.1f %% right of %s", 100*c.Accuracy(), plural(c.Rows(), "row"))
+		con.heading("fits in memory or not: %.1f %% right of %s", 100*c.Accuracy(), explain.Count(c.Rows(), "row"))
 		con.table([][]string{
 			{"", "PREDICTED TO FIT", "PREDICTED NOT TO"},
 			{"ran", fmt.Sprint(c.Fits), fmt.Sprint(c.FalseOut)},

@@ -125,7 +125,7 @@ func (c *verifyCmd) checkCertificate(doc *planner.Document, of *compiled) (*plan
 		return nil, &planner.RefutedError{File: c.Certificate, Line: 3, Msg: fmt.Sprintf("the certificate is for a config with hash %.12s, %s has %.12s", cert.ConfigHash, c.Plan, doc.ConfigHash)}
 	}
 	if !reflect.DeepEqual(cert.Plan, doc.Plan) {
-		return nil, &planner.RefutedError{File: c.Certificate, Line: 8, Msg: fmt.Sprintf("the certificate is for %s, %s has %s", planWords(cert.Plan), c.Plan, planWords(doc.Plan))}
+		return nil, &planner.RefutedError{File: c.Certificate, Line: 8, Msg: fmt.Sprintf("the certificate is for %s, %s has %s", explain.PlanText(cert.Plan), c.Plan, explain.PlanText(doc.Plan))}
 	}
 	audit, err := planner.Certify(of.graph, doc.Config.Batch.Global, doc.Cluster, of.evalGraph, cert, c.Samples, c.Seed)
 	var refuted *planner.RefutedError
@@ -141,7 +141,7 @@ func printAudit(con *console, file string, audit *planner.Audit) {
 	rows := [][]string{{"LEFT OUT BECAUSE", "", "REGIONS", "PIPELINES", "PLANS", "CHECKED IN"}}
 	regions, points, plans := 0, 0, 0.0
 	row := func(reason, means string, regions, points int, plans, seconds float64) {
-		rows = append(rows, []string{reason, means, explain.Grouped(int64(regions)), explain.Grouped(int64(points)), countText(plans), secondsText(seconds)})
+		rows = append(rows, []string{reason, means, explain.Grouped(int64(regions)), explain.Grouped(int64(points)), countText(plans), explain.Seconds(seconds)})
 	}
 	for _, x := range audit.Reasons {
 		row(x.Reason, x.Means, x.Regions, x.Points, x.Plans, x.Seconds)
@@ -149,9 +149,9 @@ func printAudit(con *console, file string, audit *planner.Audit) {
 	}
 	row("all", "", regions, points, plans, audit.Seconds)
 	con.table(rows)
-	con.printf("every pipeline of the space, listed anew, is in one region, and every bound was computed anew; cut by cut %s were priced.\n", plural(audit.Cuts, "plan"))
+	con.printf("every pipeline of the space, listed anew, is in one region, and every bound was computed anew; cut by cut %s were priced.\n", explain.Count(audit.Cuts, "plan"))
 	if audit.Samples > 0 {
-		con.printf("of %s none that fits is faster", plural(audit.Samples, "random plan"))
+		con.printf("of %s none that fits is faster", explain.Count(audit.Samples, "random plan"))
 		if audit.Closest > 0 {
 			con.printf("; the closest takes %.4g times as long", audit.Closest)
 		}

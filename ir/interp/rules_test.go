@@ -234,12 +234,6 @@ func slabOf(shape []int, p ir.Placement, axis ir.Axis, part int) ir.Slab {
 // each calls f with the global and local index of every element of a slab.
 func each(s ir.Slab, f func(global, local int)) {
 	for local := range int(s.Elems()) {
-		global, stride, rest := 0, 1, local
-		for d := len(s.Local) - 1; d >= 0; d-- {
-			global += (s.Offset[d] + rest%s.Local[d]) * stride
-			rest /= s.Local[d]
-			stride *= s.Global[d]
-		}
-		f(global, local)
+		f(int(s.GlobalIndex(local)), local)
 	}
 }

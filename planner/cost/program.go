@@ -28,6 +28,7 @@ type Program struct {
 	plan   *partition.Plan
 	mesh   ir.Mesh
 	stage  int  // as which all instructions are priced, -1 for each as its own
+	at     int  // the place of that stage
 	on     *lie // nil with one kind of device
 	groups map[groupKey]Group
 	routes map[routeKey]Route
@@ -84,13 +85,17 @@ func (m *Program) On(c *Cluster) *Program {
 	if slices.EqualFunc(m.rungs, other.rungs, func(a, b rung) bool { return a.devices == b.devices && a.ports == b.ports }) {
 		other.groups = m.groups
 	}
+	if m.stage >= 0 {
+		return other.As(m.stage)
+	}
 	return &other
 }
 
 // As returns the same prices, of all instructions as if they belonged to a stage.
 func (m *Program) As(stage int) *Program {
 	as := *m
-	as.stage = stage
+	position, _ := m.plan.Position(stage)
+	as.stage, as.at = stage, m.place(position)
 	if m.on != nil {
 		as.Model = m.on.model(m.Kinds(stage))
 	}
@@ -194,10 +199,14 @@ func (m *Program) Grouped(groups map[int]Group) *Program {
 func (m *Program) Group(axis int) Group { return m.groupOf(m.stage, axis) }
 
 func (m *Program) groupOf(stage, axis int) Group {
-	position, _ := m.plan.Position(stage)
-	key := groupKey{m.place(position), axis}
+	key := groupKey{m.at, axis}
+	if stage != m.stage {
+		position, _ := m.plan.Position(stage)
+		key.place = m.place(position)
+	}
 	g, known := m.groups[key]
 	if !known {
+		position, _ := m.plan.Position(stage)
 		g = m.widest(position, axis)
 		m.groups[key] = g
 	}
@@ -263,7 +272,11 @@ func (m *Program) route(from, to int) Route {
 	key := routeKey{m.place(at), end - at}
 	way, known := m.routes[key]
 	if !known {
-		way = route(m.As(from).rungs, m.on, m.plan, from, to)
+		rungs := m.rungs
+		if m.on != nil {
+			rungs = m.As(from).rungs
+		}
+		way = route(rungs, m.on, m.plan, from, to)
 		m.routes[key] = way
 	}
 	return way

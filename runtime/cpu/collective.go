@@ -16,6 +16,7 @@ type group struct {
 	members  []member // by position
 	here     []int    // positions of those of this machine
 	apart    bool     // they are in several processes
+	shared   bool     // each makes a share of what is large
 	leaders  []int    // ranks: the first member of each other machine
 }
 
@@ -29,6 +30,7 @@ func (b *Backend) newGroup(c *runtime.Collective) *group {
 	k := len(c.Members)
 	at := c.Group * (2 + b.world.Ranks)
 	g := &group{arrivals: b.counter(groupID, at), done: b.counter(groupID, at+1), members: make([]member, k), apart: b.others != nil}
+	g.shared = g.apart || c.Stream == runtime.Compute && b.world.Ranks <= b.cores.Count()
 	for i, m := range c.Members {
 		g.members[i].entered = b.counter(groupID, at+2+i)
 		if !b.devices[m.Rank].away {
@@ -96,9 +98,9 @@ func (d *Device) Collective(c *runtime.Collective) error {
 // operands and results meanwhile, so that members meet only once. Those that wait
 // for it help, as in any operation.
 //
-// Ranks of other processes cannot help so: of what is large, each member makes a share
-// when all have entered. In both ways every element is made by the same operations in the
-// same order.
+// Ranks of other processes cannot help so, and those that have a core each need not: of
+// what is large, each member makes a share when all have entered. In both ways every
+// element is made by the same operations in the same order.
 func (d *Device) collective(c *runtime.Collective) error {
 	g := d.group(c)
 	if len(g.members) != len(c.Members) {
@@ -112,8 +114,11 @@ func (d *Device) collective(c *runtime.Collective) error {
 	g.members[c.Position].node.Store(c.Node)
 	g.members[c.Position].entered.n.Store(g.entered)
 	arrived, all := g.arrivals.add(1), g.entered*k
-	if g.apart && large(c) {
+	if g.shared && large(c) {
 		if err := d.wait(g.arrivals, all, g.late); err != nil {
+			return err
+		}
+		if err := g.alike(); err != nil {
 			return err
 		}
 		if err := d.exchangeAll(c, c.Position, len(g.members)); err != nil {
@@ -125,15 +130,23 @@ func (d *Device) collective(c *runtime.Collective) error {
 	if arrived < all {
 		return d.wait(g.done, all, g.late)
 	}
-	for i := range g.members {
-		if n := g.members[i].node.Load(); !g.apart && n != c.Node {
-			return fmt.Errorf("cpu: rank %d has entered %s %s instead", c.Members[i].Rank, n.Op, n.Name)
-		}
+	if err := g.alike(); err != nil {
+		return err
 	}
 	if err := d.exchangeAll(c, 0, 1); err != nil {
 		return err
 	}
 	g.done.add(k)
+	return nil
+}
+
+// alike makes sure that the members, all of which have entered, make the same collective.
+func (g *groupView) alike() error {
+	for i := range g.members {
+		if n := g.members[i].node.Load(); !g.apart && n != g.current.Node {
+			return fmt.Errorf("cpu: rank %d has entered %s %s instead", g.current.Members[i].Rank, n.Op, n.Name)
+		}
+	}
 	return nil
 }
 
@@ -153,13 +166,14 @@ func (d *Device) exchangeAll(c *runtime.Collective, share, shares int) error {
 	return nil
 }
 
-// large reports whether a collective is worth the work of several processes.
+// large reports whether a collective takes longer than for its members to meet once more:
+// with two of them, one core moves 32 KiB for each in a microsecond.
 func large(c *runtime.Collective) bool {
 	n := c.Members[0].Out.Slab.Elems()
 	for _, more := range c.More {
 		n += more.Members[0].Out.Slab.Elems()
 	}
-	return n*int64(len(c.Members)) > 8*unitElems
+	return n*int64(len(c.Members)) >= unitElems
 }
 
 // collectiveAcross is a collective of members on several machines. The first member of each

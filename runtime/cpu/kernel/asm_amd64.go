@@ -21,10 +21,19 @@ func packRowsAVX2(dst []float32, src []float32, ld int, k int, n int, width int)
 func packColsAVX2(dst []float32, src []float32, ld int, k int, width int)
 
 // tileProducts is isa.tileProducts.
-func tileProducts(panels int, steps int, a []float32, b []float32, c []float32, ldc int, acc bool, next []float32, lines int, ldNext int, rate int)
+func tileProducts(panels int, steps int, a []float32, b []float32, gap int, c []float32, ldc int, acc bool, next []float32, lines int, ldNext int, rate int)
 
 // splitTiles is isa.splitTiles.
 func splitTiles(dst []float32, src []float32, ld int, pair int, step int, steps int)
+
+// maxRowsAVX512 is isa.maxRows.
+func maxRowsAVX512(top []float32, x []float32, ld int, seen int, m int)
+
+// expRowsAVX512 is isa.expRows.
+func expRowsAVX512(x []float32, ld int, seen int, m int, scale float32, shifts []float32, sums []float32, f []float32, ldf int)
+
+// gradRowsAVX512 is isa.gradRows.
+func gradRowsAVX512(p []float32, dp []float32, ld int, seen int, m int, scale float32, lse []float32, delta []float32, f []float32, ldf int)
 
 // addAVX2 is isa.add.
 func addAVX2(dst []float32, a []float32, b []float32)
@@ -86,6 +95,9 @@ func softmaxGradAVX2(ds []float32, p []float32, dp []float32, delta float32, sca
 // rotateAVX2 is isa.rotate.
 func rotateAVX2(lo []float32, hi []float32, a []float32, b []float32, cosines []float32, sines []float32)
 
+// dropoutFactorsAVX2 is isa.dropoutFactors for lengths that are multiples of 32.
+func dropoutFactorsAVX2(dst []float32, block uint64, seed uint64, op uint32, step uint32, threshold uint32, scale float32)
+
 // addAVX512 is isa.add.
 func addAVX512(dst []float32, a []float32, b []float32)
 
@@ -146,6 +158,12 @@ func softmaxGradAVX512(ds []float32, p []float32, dp []float32, delta float32, s
 // rotateAVX512 is isa.rotate.
 func rotateAVX512(lo []float32, hi []float32, a []float32, b []float32, cosines []float32, sines []float32)
 
+// dropoutFactorsAVX512 is isa.dropoutFactors for lengths that are multiples of 32.
+func dropoutFactorsAVX512(dst []float32, block uint64, seed uint64, op uint32, step uint32, threshold uint32, scale float32)
+
+// dropoutRowsAVX512 is isa.dropoutRows.
+func dropoutRowsAVX512(dst []float32, ld int, n int, start uint64, stride uint64, seed uint64, op uint32, step uint32, threshold uint32, scale float32)
+
 // dotAVX2 is isa.dot.
 func dotAVX2(a []float32, b []float32) float32
 
@@ -166,9 +184,6 @@ func sumSquaresAVX2(x []float32) float64
 
 // colSumAVX2 is isa.colSum.
 func colSumAVX2(dst []float32, x []float32, rows int, ld int)
-
-// dropoutFactorsAVX2 is isa.dropoutFactors for lengths that are multiples of 32.
-func dropoutFactorsAVX2(dst []float32, block uint64, seed uint64, op uint32, step uint32, threshold uint32, scale float32)
 
 // widenBF16AVX2 is isa.widen of bfloat16, but for the last len%8 elements.
 func widenBF16AVX2(wide []float32, half []uint16)

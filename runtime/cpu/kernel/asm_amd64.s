@@ -5830,9 +5830,9 @@ done209:
 	VZEROUPPER
 	RET
 
-// func tileProducts(panels int, steps int, a []float32, b []float32, c []float32, ldc int, acc bool, next []float32, lines int, ldNext int, rate int)
+// func tileProducts(panels int, steps int, a []float32, b []float32, gap int, c []float32, ldc int, acc bool, next []float32, lines int, ldNext int, rate int)
 // Requires: AVX, MMX+
-TEXT ·tileProducts(SB), NOSPLIT, $0-152
+TEXT ·tileProducts(SB), NOSPLIT, $0-160
 	LEAQ tileShapes<>+0(SB), AX
 	BYTE $0xc4
 	BYTE $0xe2
@@ -5842,18 +5842,20 @@ TEXT ·tileProducts(SB), NOSPLIT, $0-152
 	MOVQ panels+0(FP), R8
 	MOVQ a_base+16(FP), R9
 	MOVQ b_base+40(FP), BX
-	MOVQ c_base+64(FP), DX
-	MOVQ ldc+88(FP), SI
+	MOVQ gap+64(FP), R14
+	SHLQ $0x02, R14
+	MOVQ c_base+72(FP), DX
+	MOVQ ldc+96(FP), SI
 	SHLQ $0x02, SI
 	MOVQ SI, DI
 	SHLQ $0x04, DI
 	ADDQ DX, DI
 	MOVQ $0x00000040, CX
-	MOVQ next_base+104(FP), R12
-	MOVQ lines+128(FP), R13
+	MOVQ next_base+112(FP), R12
+	MOVQ lines+136(FP), R13
 
 panel210:
-	MOVB  acc+96(FP), AL
+	MOVB  acc+104(FP), AL
 	TESTB AL, AL
 	JNZ   sum211
 	BYTE  $0xc4
@@ -5925,7 +5927,7 @@ start212:
 	MOVQ R9, AX
 
 step213:
-	MOVQ rate+144(FP), R11
+	MOVQ rate+152(FP), R11
 
 line214:
 	DECQ       R11
@@ -5934,12 +5936,12 @@ line214:
 	ADDQ       CX, R12
 	DECQ       R13
 	JNZ        same215
-	MOVQ       lines+128(FP), R13
+	MOVQ       lines+136(FP), R13
 	SHLQ       $0x06, R13
 	SUBQ       R13, R12
-	MOVQ       ldNext+136(FP), R13
+	MOVQ       ldNext+144(FP), R13
 	LEAQ       (R12)(R13*4), R12
-	MOVQ       lines+128(FP), R13
+	MOVQ       lines+136(FP), R13
 
 same215:
 	JMP line214
@@ -6249,6 +6251,7 @@ done216:
 	BYTE $0x00
 	BYTE $0x00
 	BYTE $0x00
+	ADDQ R14, BX
 	ADDQ $0x00000080, DX
 	ADDQ $0x00000080, DI
 	DECQ R8
@@ -6317,6 +6320,950 @@ row218:
 	VZEROUPPER
 	RET
 
+// func maxRowsAVX512(top []float32, x []float32, ld int, seen int, m int)
+// Requires: AVX, AVX512F, CMOV
+TEXT ·maxRowsAVX512(SB), NOSPLIT, $0-72
+	MOVQ         ld+48(FP), AX
+	MOVQ         m+64(FP), CX
+	SHLQ         $0x02, AX
+	LEAQ         (AX)(AX*2), DX
+	MOVQ         seen+56(FP), BX
+	VPBROADCASTD BX, Z1
+	INCQ         BX
+	VPBROADCASTD BX, Z2
+	INCQ         BX
+	VPBROADCASTD BX, Z3
+	INCQ         BX
+	VPBROADCASTD BX, Z4
+	INCQ         BX
+	VMOVUPS      indices<>+0(SB), Z0
+	MOVQ         x_base+24(FP), BX
+	VMOVUPS      wordff800000<>+0(SB), Z5
+	VMOVUPS      wordff800000<>+0(SB), Z6
+	VMOVUPS      wordff800000<>+0(SB), Z7
+	VMOVUPS      wordff800000<>+0(SB), Z8
+	MOVQ         seen+56(FP), SI
+	ADDQ         $0x03, SI
+	CMPQ         SI, CX
+	CMOVQGT      CX, SI
+	VPBROADCASTD CX, Z9
+	VPMINSD      Z9, Z1, Z1
+	VPMINSD      Z9, Z2, Z2
+	VPMINSD      Z9, Z3, Z3
+	VPMINSD      Z9, Z4, Z4
+	MOVL         $0x00000010, DI
+	VPBROADCASTD DI, Z9
+
+vector219:
+	TESTQ  SI, SI
+	JLE    rest220
+	VPCMPD $0x01, Z1, Z0, K1
+	VMAXPS (BX), Z5, K1, Z5
+	VPCMPD $0x01, Z2, Z0, K1
+	VMAXPS (BX)(AX*1), Z6, K1, Z6
+	VPCMPD $0x01, Z3, Z0, K1
+	VMAXPS (BX)(AX*2), Z7, K1, Z7
+	VPCMPD $0x01, Z4, Z0, K1
+	VMAXPS (BX)(DX*1), Z8, K1, Z8
+	VPADDD Z9, Z0, Z0
+	ADDQ   $0x40, BX
+	SUBQ   $0x10, CX
+	SUBQ   $0x10, SI
+	JMP    vector219
+
+rest220:
+	MOVQ          top_base+0(FP), AX
+	VEXTRACTF64X4 $0x01, Z5, Y0
+	VMAXPS        Y0, Y5, Y5
+	VEXTRACTF128  $0x01, Y5, X0
+	VMAXPS        X0, X5, X5
+	VMOVHLPS      X5, X5, X0
+	VMAXPS        X0, X5, X5
+	VMOVSHDUP     X5, X0
+	VMAXPS        X0, X5, X5
+	VMOVSS        X5, (AX)
+	VEXTRACTF64X4 $0x01, Z6, Y0
+	VMAXPS        Y0, Y6, Y6
+	VEXTRACTF128  $0x01, Y6, X0
+	VMAXPS        X0, X6, X6
+	VMOVHLPS      X6, X6, X0
+	VMAXPS        X0, X6, X6
+	VMOVSHDUP     X6, X0
+	VMAXPS        X0, X6, X6
+	VMOVSS        X6, 4(AX)
+	VEXTRACTF64X4 $0x01, Z7, Y0
+	VMAXPS        Y0, Y7, Y7
+	VEXTRACTF128  $0x01, Y7, X0
+	VMAXPS        X0, X7, X7
+	VMOVHLPS      X7, X7, X0
+	VMAXPS        X0, X7, X7
+	VMOVSHDUP     X7, X0
+	VMAXPS        X0, X7, X7
+	VMOVSS        X7, 8(AX)
+	VEXTRACTF64X4 $0x01, Z8, Y0
+	VMAXPS        Y0, Y8, Y8
+	VEXTRACTF128  $0x01, Y8, X0
+	VMAXPS        X0, X8, X8
+	VMOVHLPS      X8, X8, X0
+	VMAXPS        X0, X8, X8
+	VMOVSHDUP     X8, X0
+	VMAXPS        X0, X8, X8
+	VMOVSS        X8, 12(AX)
+	VZEROUPPER
+	RET
+
+// func expRowsAVX512(x []float32, ld int, seen int, m int, scale float32, shifts []float32, sums []float32, f []float32, ldf int)
+// Requires: AVX, AVX512F, CMOV
+TEXT ·expRowsAVX512(SB), NOSPLIT, $0-136
+	MOVQ         f_base+104(FP), AX
+	MOVQ         f_len+112(FP), CX
+	TESTQ        CX, CX
+	JZ           plain223
+	MOVQ         ldf+128(FP), CX
+	SHLQ         $0x02, CX
+	LEAQ         (CX)(CX*2), DX
+	MOVQ         ld+24(FP), BX
+	MOVQ         m+40(FP), SI
+	SHLQ         $0x02, BX
+	LEAQ         (BX)(BX*2), DI
+	MOVQ         seen+32(FP), R8
+	VPBROADCASTD R8, Z1
+	INCQ         R8
+	VPBROADCASTD R8, Z2
+	INCQ         R8
+	VPBROADCASTD R8, Z3
+	INCQ         R8
+	VPBROADCASTD R8, Z4
+	INCQ         R8
+	VMOVUPS      indices<>+0(SB), Z0
+	MOVQ         x_base+0(FP), R8
+	VBROADCASTSS scale+48(FP), Z5
+	MOVQ         shifts_base+56(FP), R9
+	VBROADCASTSS (R9), Z6
+	VBROADCASTSS 4(R9), Z7
+	VBROADCASTSS 8(R9), Z8
+	VBROADCASTSS 12(R9), Z9
+	VPXORD       Z10, Z10, Z10
+	VPXORD       Z11, Z11, Z11
+	VPXORD       Z12, Z12, Z12
+	VPXORD       Z13, Z13, Z13
+	MOVQ         seen+32(FP), R9
+	ADDQ         $0x03, R9
+	CMPQ         R9, SI
+	CMOVQGT      SI, R9
+	VPBROADCASTD SI, Z14
+	VPMINSD      Z14, Z1, Z1
+	VPMINSD      Z14, Z2, Z2
+	VPMINSD      Z14, Z3, Z3
+	VPMINSD      Z14, Z4, Z4
+	MOVL         $0x00000010, R10
+	VPBROADCASTD R10, Z14
+
+vector224:
+	TESTQ        R9, R9
+	JLE          rest225
+	VPCMPD       $0x01, Z1, Z0, K1
+	VMOVUPS.Z    (R8), K1, Z16
+	VFMSUB213PS  Z6, Z5, Z16
+	VMOVUPS      wordc2ae999a<>+0(SB), Z17
+	VMAXPS       Z16, Z17, Z16
+	VMOVUPS      word42b20000<>+0(SB), Z17
+	VMINPS       Z16, Z17, Z16
+	VMULPS       word3fb8aa3b<>+0(SB), Z16, Z17
+	VRNDSCALEPS  $0x08, Z17, Z17
+	VFNMADD231PS word3f318000<>+0(SB), Z17, Z16
+	VFNMADD231PS wordb95e8083<>+0(SB), Z17, Z16
+	VMOVUPS      word39506967<>+0(SB), Z18
+	VFMADD213PS  word3ab743ce<>+0(SB), Z16, Z18
+	VFMADD213PS  word3c088908<>+0(SB), Z16, Z18
+	VFMADD213PS  word3d2aa9c1<>+0(SB), Z16, Z18
+	VFMADD213PS  word3e2aaaaa<>+0(SB), Z16, Z18
+	VFMADD213PS  word3f000000<>+0(SB), Z16, Z18
+	VFMADD213PS  word3f800000<>+0(SB), Z16, Z18
+	VFMADD213PS  word3f800000<>+0(SB), Z16, Z18
+	VCVTPS2DQ    Z17, Z17
+	VPADDD       word0000007e<>+0(SB), Z17, Z17
+	VPSLLD       $0x17, Z17, Z17
+	VMULPS       Z17, Z18, Z18
+	VADDPS       Z18, Z18, Z18
+	VMOVAPS.Z    Z18, K1, Z18
+	VADDPS       Z18, Z10, Z10
+	VMULPS.Z     (AX), Z18, K1, Z18
+	VMOVUPS      Z18, (R8)
+	VPCMPD       $0x01, Z2, Z0, K1
+	VMOVUPS.Z    (R8)(BX*1), K1, Z16
+	VFMSUB213PS  Z7, Z5, Z16
+	VMOVUPS      wordc2ae999a<>+0(SB), Z17
+	VMAXPS       Z16, Z17, Z16
+	VMOVUPS      word42b20000<>+0(SB), Z17
+	VMINPS       Z16, Z17, Z16
+	VMULPS       word3fb8aa3b<>+0(SB), Z16, Z17
+	VRNDSCALEPS  $0x08, Z17, Z17
+	VFNMADD231PS word3f318000<>+0(SB), Z17, Z16
+	VFNMADD231PS wordb95e8083<>+0(SB), Z17, Z16
+	VMOVUPS      word39506967<>+0(SB), Z18
+	VFMADD213PS  word3ab743ce<>+0(SB), Z16, Z18
+	VFMADD213PS  word3c088908<>+0(SB), Z16, Z18
+	VFMADD213PS  word3d2aa9c1<>+0(SB), Z16, Z18
+	VFMADD213PS  word3e2aaaaa<>+0(SB), Z16, Z18
+	VFMADD213PS  word3f000000<>+0(SB), Z16, Z18
+	VFMADD213PS  word3f800000<>+0(SB), Z16, Z18
+	VFMADD213PS  word3f800000<>+0(SB), Z16, Z18
+	VCVTPS2DQ    Z17, Z17
+	VPADDD       word0000007e<>+0(SB), Z17, Z17
+	VPSLLD       $0x17, Z17, Z17
+	VMULPS       Z17, Z18, Z18
+	VADDPS       Z18, Z18, Z18
+	VMOVAPS.Z    Z18, K1, Z18
+	VADDPS       Z18, Z11, Z11
+	VMULPS.Z     (AX)(CX*1), Z18, K1, Z18
+	VMOVUPS      Z18, (R8)(BX*1)
+	VPCMPD       $0x01, Z3, Z0, K1
+	VMOVUPS.Z    (R8)(BX*2), K1, Z16
+	VFMSUB213PS  Z8, Z5, Z16
+	VMOVUPS      wordc2ae999a<>+0(SB), Z17
+	VMAXPS       Z16, Z17, Z16
+	VMOVUPS      word42b20000<>+0(SB), Z17
+	VMINPS       Z16, Z17, Z16
+	VMULPS       word3fb8aa3b<>+0(SB), Z16, Z17
+	VRNDSCALEPS  $0x08, Z17, Z17
+	VFNMADD231PS word3f318000<>+0(SB), Z17, Z16
+	VFNMADD231PS wordb95e8083<>+0(SB), Z17, Z16
+	VMOVUPS      word39506967<>+0(SB), Z18
+	VFMADD213PS  word3ab743ce<>+0(SB), Z16, Z18
+	VFMADD213PS  word3c088908<>+0(SB), Z16, Z18
+	VFMADD213PS  word3d2aa9c1<>+0(SB), Z16, Z18
+	VFMADD213PS  word3e2aaaaa<>+0(SB), Z16, Z18
+	VFMADD213PS  word3f000000<>+0(SB), Z16, Z18
+	VFMADD213PS  word3f800000<>+0(SB), Z16, Z18
+	VFMADD213PS  word3f800000<>+0(SB), Z16, Z18
+	VCVTPS2DQ    Z17, Z17
+	VPADDD       word0000007e<>+0(SB), Z17, Z17
+	VPSLLD       $0x17, Z17, Z17
+	VMULPS       Z17, Z18, Z18
+	VADDPS       Z18, Z18, Z18
+	VMOVAPS.Z    Z18, K1, Z18
+	VADDPS       Z18, Z12, Z12
+	VMULPS.Z     (AX)(CX*2), Z18, K1, Z18
+	VMOVUPS      Z18, (R8)(BX*2)
+	VPCMPD       $0x01, Z4, Z0, K1
+	VMOVUPS.Z    (R8)(DI*1), K1, Z16
+	VFMSUB213PS  Z9, Z5, Z16
+	VMOVUPS      wordc2ae999a<>+0(SB), Z17
+	VMAXPS       Z16, Z17, Z16
+	VMOVUPS      word42b20000<>+0(SB), Z17
+	VMINPS       Z16, Z17, Z16
+	VMULPS       word3fb8aa3b<>+0(SB), Z16, Z17
+	VRNDSCALEPS  $0x08, Z17, Z17
+	VFNMADD231PS word3f318000<>+0(SB), Z17, Z16
+	VFNMADD231PS wordb95e8083<>+0(SB), Z17, Z16
+	VMOVUPS      word39506967<>+0(SB), Z18
+	VFMADD213PS  word3ab743ce<>+0(SB), Z16, Z18
+	VFMADD213PS  word3c088908<>+0(SB), Z16, Z18
+	VFMADD213PS  word3d2aa9c1<>+0(SB), Z16, Z18
+	VFMADD213PS  word3e2aaaaa<>+0(SB), Z16, Z18
+	VFMADD213PS  word3f000000<>+0(SB), Z16, Z18
+	VFMADD213PS  word3f800000<>+0(SB), Z16, Z18
+	VFMADD213PS  word3f800000<>+0(SB), Z16, Z18
+	VCVTPS2DQ    Z17, Z17
+	VPADDD       word0000007e<>+0(SB), Z17, Z17
+	VPSLLD       $0x17, Z17, Z17
+	VMULPS       Z17, Z18, Z18
+	VADDPS       Z18, Z18, Z18
+	VMOVAPS.Z    Z18, K1, Z18
+	VADDPS       Z18, Z13, Z13
+	VMULPS.Z     (AX)(DX*1), Z18, K1, Z18
+	VMOVUPS      Z18, (R8)(DI*1)
+	VPADDD       Z14, Z0, Z0
+	ADDQ         $0x40, AX
+	ADDQ         $0x40, R8
+	SUBQ         $0x10, SI
+	SUBQ         $0x10, R9
+	JMP          vector224
+
+rest225:
+	VPXORD Z15, Z15, Z15
+
+zeros226:
+	TESTQ   SI, SI
+	JLE     done227
+	VMOVUPS Z15, (R8)
+	VMOVUPS Z15, (R8)(BX*1)
+	VMOVUPS Z15, (R8)(BX*2)
+	VMOVUPS Z15, (R8)(DI*1)
+	ADDQ    $0x40, AX
+	ADDQ    $0x40, R8
+	SUBQ    $0x10, SI
+	JMP     zeros226
+
+done227:
+	MOVQ          sums_base+80(FP), AX
+	VEXTRACTF64X4 $0x01, Z10, Y0
+	VADDPS        Y0, Y10, Y10
+	VEXTRACTF128  $0x01, Y10, X0
+	VADDPS        X0, X10, X10
+	VMOVHLPS      X10, X10, X0
+	VADDPS        X0, X10, X10
+	VMOVSHDUP     X10, X0
+	VADDPS        X0, X10, X10
+	VMOVSS        X10, (AX)
+	VEXTRACTF64X4 $0x01, Z11, Y0
+	VADDPS        Y0, Y11, Y11
+	VEXTRACTF128  $0x01, Y11, X0
+	VADDPS        X0, X11, X11
+	VMOVHLPS      X11, X11, X0
+	VADDPS        X0, X11, X11
+	VMOVSHDUP     X11, X0
+	VADDPS        X0, X11, X11
+	VMOVSS        X11, 4(AX)
+	VEXTRACTF64X4 $0x01, Z12, Y0
+	VADDPS        Y0, Y12, Y12
+	VEXTRACTF128  $0x01, Y12, X0
+	VADDPS        X0, X12, X12
+	VMOVHLPS      X12, X12, X0
+	VADDPS        X0, X12, X12
+	VMOVSHDUP     X12, X0
+	VADDPS        X0, X12, X12
+	VMOVSS        X12, 8(AX)
+	VEXTRACTF64X4 $0x01, Z13, Y0
+	VADDPS        Y0, Y13, Y13
+	VEXTRACTF128  $0x01, Y13, X0
+	VADDPS        X0, X13, X13
+	VMOVHLPS      X13, X13, X0
+	VADDPS        X0, X13, X13
+	VMOVSHDUP     X13, X0
+	VADDPS        X0, X13, X13
+	VMOVSS        X13, 12(AX)
+	VZEROUPPER
+	RET
+
+plain223:
+	MOVQ         ld+24(FP), AX
+	MOVQ         m+40(FP), CX
+	SHLQ         $0x02, AX
+	LEAQ         (AX)(AX*2), DX
+	MOVQ         seen+32(FP), BX
+	VPBROADCASTD BX, Z1
+	INCQ         BX
+	VPBROADCASTD BX, Z2
+	INCQ         BX
+	VPBROADCASTD BX, Z3
+	INCQ         BX
+	VPBROADCASTD BX, Z4
+	INCQ         BX
+	VMOVUPS      indices<>+0(SB), Z0
+	MOVQ         x_base+0(FP), BX
+	VBROADCASTSS scale+48(FP), Z5
+	MOVQ         shifts_base+56(FP), SI
+	VBROADCASTSS (SI), Z6
+	VBROADCASTSS 4(SI), Z7
+	VBROADCASTSS 8(SI), Z8
+	VBROADCASTSS 12(SI), Z9
+	VPXORD       Z10, Z10, Z10
+	VPXORD       Z11, Z11, Z11
+	VPXORD       Z12, Z12, Z12
+	VPXORD       Z13, Z13, Z13
+	MOVQ         seen+32(FP), SI
+	ADDQ         $0x03, SI
+	CMPQ         SI, CX
+	CMOVQGT      CX, SI
+	VPBROADCASTD CX, Z14
+	VPMINSD      Z14, Z1, Z1
+	VPMINSD      Z14, Z2, Z2
+	VPMINSD      Z14, Z3, Z3
+	VPMINSD      Z14, Z4, Z4
+	MOVL         $0x00000010, DI
+	VPBROADCASTD DI, Z14
+
+vector228:
+	TESTQ        SI, SI
+	JLE          rest229
+	VPCMPD       $0x01, Z1, Z0, K1
+	VMOVUPS.Z    (BX), K1, Z16
+	VFMSUB213PS  Z6, Z5, Z16
+	VMOVUPS      wordc2ae999a<>+0(SB), Z17
+	VMAXPS       Z16, Z17, Z16
+	VMOVUPS      word42b20000<>+0(SB), Z17
+	VMINPS       Z16, Z17, Z16
+	VMULPS       word3fb8aa3b<>+0(SB), Z16, Z17
+	VRNDSCALEPS  $0x08, Z17, Z17
+	VFNMADD231PS word3f318000<>+0(SB), Z17, Z16
+	VFNMADD231PS wordb95e8083<>+0(SB), Z17, Z16
+	VMOVUPS      word39506967<>+0(SB), Z18
+	VFMADD213PS  word3ab743ce<>+0(SB), Z16, Z18
+	VFMADD213PS  word3c088908<>+0(SB), Z16, Z18
+	VFMADD213PS  word3d2aa9c1<>+0(SB), Z16, Z18
+	VFMADD213PS  word3e2aaaaa<>+0(SB), Z16, Z18
+	VFMADD213PS  word3f000000<>+0(SB), Z16, Z18
+	VFMADD213PS  word3f800000<>+0(SB), Z16, Z18
+	VFMADD213PS  word3f800000<>+0(SB), Z16, Z18
+	VCVTPS2DQ    Z17, Z17
+	VPADDD       word0000007e<>+0(SB), Z17, Z17
+	VPSLLD       $0x17, Z17, Z17
+	VMULPS       Z17, Z18, Z18
+	VADDPS       Z18, Z18, Z18
+	VMOVAPS.Z    Z18, K1, Z18
+	VADDPS       Z18, Z10, Z10
+	VMOVUPS      Z18, (BX)
+	VPCMPD       $0x01, Z2, Z0, K1
+	VMOVUPS.Z    (BX)(AX*1), K1, Z16
+	VFMSUB213PS  Z7, Z5, Z16
+	VMOVUPS      wordc2ae999a<>+0(SB), Z17
+	VMAXPS       Z16, Z17, Z16
+	VMOVUPS      word42b20000<>+0(SB), Z17
+	VMINPS       Z16, Z17, Z16
+	VMULPS       word3fb8aa3b<>+0(SB), Z16, Z17
+	VRNDSCALEPS  $0x08, Z17, Z17
+	VFNMADD231PS word3f318000<>+0(SB), Z17, Z16
+	VFNMADD231PS wordb95e8083<>+0(SB), Z17, Z16
+	VMOVUPS      word39506967<>+0(SB), Z18
+	VFMADD213PS  word3ab743ce<>+0(SB), Z16, Z18
+	VFMADD213PS  word3c088908<>+0(SB), Z16, Z18
+	VFMADD213PS  word3d2aa9c1<>+0(SB), Z16, Z18
+	VFMADD213PS  word3e2aaaaa<>+0(SB), Z16, Z18
+	VFMADD213PS  word3f000000<>+0(SB), Z16, Z18
+	VFMADD213PS  word3f800000<>+0(SB), Z16, Z18
+	VFMADD213PS  word3f800000<>+0(SB), Z16, Z18
+	VCVTPS2DQ    Z17, Z17
+	VPADDD       word0000007e<>+0(SB), Z17, Z17
+	VPSLLD       $0x17, Z17, Z17
+	VMULPS       Z17, Z18, Z18
+	VADDPS       Z18, Z18, Z18
+	VMOVAPS.Z    Z18, K1, Z18
+	VADDPS       Z18, Z11, Z11
+	VMOVUPS      Z18, (BX)(AX*1)
+	VPCMPD       $0x01, Z3, Z0, K1
+	VMOVUPS.Z    (BX)(AX*2), K1, Z16
+	VFMSUB213PS  Z8, Z5, Z16
+	VMOVUPS      wordc2ae999a<>+0(SB), Z17
+	VMAXPS       Z16, Z17, Z16
+	VMOVUPS      word42b20000<>+0(SB), Z17
+	VMINPS       Z16, Z17, Z16
+	VMULPS       word3fb8aa3b<>+0(SB), Z16, Z17
+	VRNDSCALEPS  $0x08, Z17, Z17
+	VFNMADD231PS word3f318000<>+0(SB), Z17, Z16
+	VFNMADD231PS wordb95e8083<>+0(SB), Z17, Z16
+	VMOVUPS      word39506967<>+0(SB), Z18
+	VFMADD213PS  word3ab743ce<>+0(SB), Z16, Z18
+	VFMADD213PS  word3c088908<>+0(SB), Z16, Z18
+	VFMADD213PS  word3d2aa9c1<>+0(SB), Z16, Z18
+	VFMADD213PS  word3e2aaaaa<>+0(SB), Z16, Z18
+	VFMADD213PS  word3f000000<>+0(SB), Z16, Z18
+	VFMADD213PS  word3f800000<>+0(SB), Z16, Z18
+	VFMADD213PS  word3f800000<>+0(SB), Z16, Z18
+	VCVTPS2DQ    Z17, Z17
+	VPADDD       word0000007e<>+0(SB), Z17, Z17
+	VPSLLD       $0x17, Z17, Z17
+	VMULPS       Z17, Z18, Z18
+	VADDPS       Z18, Z18, Z18
+	VMOVAPS.Z    Z18, K1, Z18
+	VADDPS       Z18, Z12, Z12
+	VMOVUPS      Z18, (BX)(AX*2)
+	VPCMPD       $0x01, Z4, Z0, K1
+	VMOVUPS.Z    (BX)(DX*1), K1, Z16
+	VFMSUB213PS  Z9, Z5, Z16
+	VMOVUPS      wordc2ae999a<>+0(SB), Z17
+	VMAXPS       Z16, Z17, Z16
+	VMOVUPS      word42b20000<>+0(SB), Z17
+	VMINPS       Z16, Z17, Z16
+	VMULPS       word3fb8aa3b<>+0(SB), Z16, Z17
+	VRNDSCALEPS  $0x08, Z17, Z17
+	VFNMADD231PS word3f318000<>+0(SB), Z17, Z16
+	VFNMADD231PS wordb95e8083<>+0(SB), Z17, Z16
+	VMOVUPS      word39506967<>+0(SB), Z18
+	VFMADD213PS  word3ab743ce<>+0(SB), Z16, Z18
+	VFMADD213PS  word3c088908<>+0(SB), Z16, Z18
+	VFMADD213PS  word3d2aa9c1<>+0(SB), Z16, Z18
+	VFMADD213PS  word3e2aaaaa<>+0(SB), Z16, Z18
+	VFMADD213PS  word3f000000<>+0(SB), Z16, Z18
+	VFMADD213PS  word3f800000<>+0(SB), Z16, Z18
+	VFMADD213PS  word3f800000<>+0(SB), Z16, Z18
+	VCVTPS2DQ    Z17, Z17
+	VPADDD       word0000007e<>+0(SB), Z17, Z17
+	VPSLLD       $0x17, Z17, Z17
+	VMULPS       Z17, Z18, Z18
+	VADDPS       Z18, Z18, Z18
+	VMOVAPS.Z    Z18, K1, Z18
+	VADDPS       Z18, Z13, Z13
+	VMOVUPS      Z18, (BX)(DX*1)
+	VPADDD       Z14, Z0, Z0
+	ADDQ         $0x40, BX
+	SUBQ         $0x10, CX
+	SUBQ         $0x10, SI
+	JMP          vector228
+
+rest229:
+	VPXORD Z15, Z15, Z15
+
+zeros230:
+	TESTQ   CX, CX
+	JLE     done231
+	VMOVUPS Z15, (BX)
+	VMOVUPS Z15, (BX)(AX*1)
+	VMOVUPS Z15, (BX)(AX*2)
+	VMOVUPS Z15, (BX)(DX*1)
+	ADDQ    $0x40, BX
+	SUBQ    $0x10, CX
+	JMP     zeros230
+
+done231:
+	MOVQ          sums_base+80(FP), AX
+	VEXTRACTF64X4 $0x01, Z10, Y0
+	VADDPS        Y0, Y10, Y10
+	VEXTRACTF128  $0x01, Y10, X0
+	VADDPS        X0, X10, X10
+	VMOVHLPS      X10, X10, X0
+	VADDPS        X0, X10, X10
+	VMOVSHDUP     X10, X0
+	VADDPS        X0, X10, X10
+	VMOVSS        X10, (AX)
+	VEXTRACTF64X4 $0x01, Z11, Y0
+	VADDPS        Y0, Y11, Y11
+	VEXTRACTF128  $0x01, Y11, X0
+	VADDPS        X0, X11, X11
+	VMOVHLPS      X11, X11, X0
+	VADDPS        X0, X11, X11
+	VMOVSHDUP     X11, X0
+	VADDPS        X0, X11, X11
+	VMOVSS        X11, 4(AX)
+	VEXTRACTF64X4 $0x01, Z12, Y0
+	VADDPS        Y0, Y12, Y12
+	VEXTRACTF128  $0x01, Y12, X0
+	VADDPS        X0, X12, X12
+	VMOVHLPS      X12, X12, X0
+	VADDPS        X0, X12, X12
+	VMOVSHDUP     X12, X0
+	VADDPS        X0, X12, X12
+	VMOVSS        X12, 8(AX)
+	VEXTRACTF64X4 $0x01, Z13, Y0
+	VADDPS        Y0, Y13, Y13
+	VEXTRACTF128  $0x01, Y13, X0
+	VADDPS        X0, X13, X13
+	VMOVHLPS      X13, X13, X0
+	VADDPS        X0, X13, X13
+	VMOVSHDUP     X13, X0
+	VADDPS        X0, X13, X13
+	VMOVSS        X13, 12(AX)
+	VZEROUPPER
+	RET
+
+// func gradRowsAVX512(p []float32, dp []float32, ld int, seen int, m int, scale float32, lse []float32, delta []float32, f []float32, ldf int)
+// Requires: AVX, AVX512F, CMOV
+TEXT ·gradRowsAVX512(SB), NOSPLIT, $0-160
+	MOVQ         f_base+128(FP), AX
+	MOVQ         f_len+136(FP), CX
+	TESTQ        CX, CX
+	JZ           plain232
+	MOVQ         ldf+152(FP), CX
+	SHLQ         $0x02, CX
+	LEAQ         (CX)(CX*2), DX
+	MOVQ         ld+48(FP), BX
+	MOVQ         m+64(FP), SI
+	SHLQ         $0x02, BX
+	LEAQ         (BX)(BX*2), DI
+	MOVQ         seen+56(FP), R8
+	VPBROADCASTD R8, Z1
+	INCQ         R8
+	VPBROADCASTD R8, Z2
+	INCQ         R8
+	VPBROADCASTD R8, Z3
+	INCQ         R8
+	VPBROADCASTD R8, Z4
+	INCQ         R8
+	VMOVUPS      indices<>+0(SB), Z0
+	MOVQ         p_base+0(FP), R8
+	MOVQ         dp_base+24(FP), R9
+	VBROADCASTSS scale+72(FP), Z5
+	MOVQ         lse_base+80(FP), R10
+	VBROADCASTSS (R10), Z6
+	VBROADCASTSS 4(R10), Z7
+	VBROADCASTSS 8(R10), Z8
+	VBROADCASTSS 12(R10), Z9
+	MOVQ         delta_base+104(FP), R10
+	VBROADCASTSS (R10), Z10
+	VBROADCASTSS 4(R10), Z11
+	VBROADCASTSS 8(R10), Z12
+	VBROADCASTSS 12(R10), Z13
+	MOVQ         seen+56(FP), R10
+	ADDQ         $0x03, R10
+	CMPQ         R10, SI
+	CMOVQGT      SI, R10
+	VPBROADCASTD SI, Z14
+	VPMINSD      Z14, Z1, Z1
+	VPMINSD      Z14, Z2, Z2
+	VPMINSD      Z14, Z3, Z3
+	VPMINSD      Z14, Z4, Z4
+	MOVL         $0x00000010, R11
+	VPBROADCASTD R11, Z14
+
+vector233:
+	TESTQ        R10, R10
+	JLE          rest234
+	VPCMPD       $0x01, Z1, Z0, K1
+	VMOVUPS.Z    (R8), K1, Z16
+	VFMSUB213PS  Z6, Z5, Z16
+	VMOVUPS      wordc2ae999a<>+0(SB), Z17
+	VMAXPS       Z16, Z17, Z16
+	VMOVUPS      word42b20000<>+0(SB), Z17
+	VMINPS       Z16, Z17, Z16
+	VMULPS       word3fb8aa3b<>+0(SB), Z16, Z17
+	VRNDSCALEPS  $0x08, Z17, Z17
+	VFNMADD231PS word3f318000<>+0(SB), Z17, Z16
+	VFNMADD231PS wordb95e8083<>+0(SB), Z17, Z16
+	VMOVUPS      word39506967<>+0(SB), Z18
+	VFMADD213PS  word3ab743ce<>+0(SB), Z16, Z18
+	VFMADD213PS  word3c088908<>+0(SB), Z16, Z18
+	VFMADD213PS  word3d2aa9c1<>+0(SB), Z16, Z18
+	VFMADD213PS  word3e2aaaaa<>+0(SB), Z16, Z18
+	VFMADD213PS  word3f000000<>+0(SB), Z16, Z18
+	VFMADD213PS  word3f800000<>+0(SB), Z16, Z18
+	VFMADD213PS  word3f800000<>+0(SB), Z16, Z18
+	VCVTPS2DQ    Z17, Z17
+	VPADDD       word0000007e<>+0(SB), Z17, Z17
+	VPSLLD       $0x17, Z17, Z17
+	VMULPS       Z17, Z18, Z18
+	VADDPS       Z18, Z18, Z18
+	VMOVAPS.Z    Z18, K1, Z18
+	VMOVUPS.Z    (R9), K1, Z16
+	VMOVUPS.Z    (AX), K1, Z17
+	VMULPS       Z17, Z16, Z16
+	VMULPS       Z18, Z17, Z17
+	VMOVUPS      Z17, (R8)
+	VSUBPS       Z10, Z16, Z16
+	VMULPS       Z5, Z18, Z18
+	VMULPS.Z     Z18, Z16, K1, Z16
+	VMOVUPS      Z16, (R9)
+	VPCMPD       $0x01, Z2, Z0, K1
+	VMOVUPS.Z    (R8)(BX*1), K1, Z16
+	VFMSUB213PS  Z7, Z5, Z16
+	VMOVUPS      wordc2ae999a<>+0(SB), Z17
+	VMAXPS       Z16, Z17, Z16
+	VMOVUPS      word42b20000<>+0(SB), Z17
+	VMINPS       Z16, Z17, Z16
+	VMULPS       word3fb8aa3b<>+0(SB), Z16, Z17
+	VRNDSCALEPS  $0x08, Z17, Z17
+	VFNMADD231PS word3f318000<>+0(SB), Z17, Z16
+	VFNMADD231PS wordb95e8083<>+0(SB), Z17, Z16
+	VMOVUPS      word39506967<>+0(SB), Z18
+	VFMADD213PS  word3ab743ce<>+0(SB), Z16, Z18
+	VFMADD213PS  word3c088908<>+0(SB), Z16, Z18
+	VFMADD213PS  word3d2aa9c1<>+0(SB), Z16, Z18
+	VFMADD213PS  word3e2aaaaa<>+0(SB), Z16, Z18
+	VFMADD213PS  word3f000000<>+0(SB), Z16, Z18
+	VFMADD213PS  word3f800000<>+0(SB), Z16, Z18
+	VFMADD213PS  word3f800000<>+0(SB), Z16, Z18
+	VCVTPS2DQ    Z17, Z17
+	VPADDD       word0000007e<>+0(SB), Z17, Z17
+	VPSLLD       $0x17, Z17, Z17
+	VMULPS       Z17, Z18, Z18
+	VADDPS       Z18, Z18, Z18
+	VMOVAPS.Z    Z18, K1, Z18
+	VMOVUPS.Z    (R9)(BX*1), K1, Z16
+	VMOVUPS.Z    (AX)(CX*1), K1, Z17
+	VMULPS       Z17, Z16, Z16
+	VMULPS       Z18, Z17, Z17
+	VMOVUPS      Z17, (R8)(BX*1)
+	VSUBPS       Z11, Z16, Z16
+	VMULPS       Z5, Z18, Z18
+	VMULPS.Z     Z18, Z16, K1, Z16
+	VMOVUPS      Z16, (R9)(BX*1)
+	VPCMPD       $0x01, Z3, Z0, K1
+	VMOVUPS.Z    (R8)(BX*2), K1, Z16
+	VFMSUB213PS  Z8, Z5, Z16
+	VMOVUPS      wordc2ae999a<>+0(SB), Z17
+	VMAXPS       Z16, Z17, Z16
+	VMOVUPS      word42b20000<>+0(SB), Z17
+	VMINPS       Z16, Z17, Z16
+	VMULPS       word3fb8aa3b<>+0(SB), Z16, Z17
+	VRNDSCALEPS  $0x08, Z17, Z17
+	VFNMADD231PS word3f318000<>+0(SB), Z17, Z16
+	VFNMADD231PS wordb95e8083<>+0(SB), Z17, Z16
+	VMOVUPS      word39506967<>+0(SB), Z18
+	VFMADD213PS  word3ab743ce<>+0(SB), Z16, Z18
+	VFMADD213PS  word3c088908<>+0(SB), Z16, Z18
+	VFMADD213PS  word3d2aa9c1<>+0(SB), Z16, Z18
+	VFMADD213PS  word3e2aaaaa<>+0(SB), Z16, Z18
+	VFMADD213PS  word3f000000<>+0(SB), Z16, Z18
+	VFMADD213PS  word3f800000<>+0(SB), Z16, Z18
+	VFMADD213PS  word3f800000<>+0(SB), Z16, Z18
+	VCVTPS2DQ    Z17, Z17
+	VPADDD       word0000007e<>+0(SB), Z17, Z17
+	VPSLLD       $0x17, Z17, Z17
+	VMULPS       Z17, Z18, Z18
+	VADDPS       Z18, Z18, Z18
+	VMOVAPS.Z    Z18, K1, Z18
+	VMOVUPS.Z    (R9)(BX*2), K1, Z16
+	VMOVUPS.Z    (AX)(CX*2), K1, Z17
+	VMULPS       Z17, Z16, Z16
+	VMULPS       Z18, Z17, Z17
+	VMOVUPS      Z17, (R8)(BX*2)
+	VSUBPS       Z12, Z16, Z16
+	VMULPS       Z5, Z18, Z18
+	VMULPS.Z     Z18, Z16, K1, Z16
+	VMOVUPS      Z16, (R9)(BX*2)
+	VPCMPD       $0x01, Z4, Z0, K1
+	VMOVUPS.Z    (R8)(DI*1), K1, Z16
+	VFMSUB213PS  Z9, Z5, Z16
+	VMOVUPS      wordc2ae999a<>+0(SB), Z17
+	VMAXPS       Z16, Z17, Z16
+	VMOVUPS      word42b20000<>+0(SB), Z17
+	VMINPS       Z16, Z17, Z16
+	VMULPS       word3fb8aa3b<>+0(SB), Z16, Z17
+	VRNDSCALEPS  $0x08, Z17, Z17
+	VFNMADD231PS word3f318000<>+0(SB), Z17, Z16
+	VFNMADD231PS wordb95e8083<>+0(SB), Z17, Z16
+	VMOVUPS      word39506967<>+0(SB), Z18
+	VFMADD213PS  word3ab743ce<>+0(SB), Z16, Z18
+	VFMADD213PS  word3c088908<>+0(SB), Z16, Z18
+	VFMADD213PS  word3d2aa9c1<>+0(SB), Z16, Z18
+	VFMADD213PS  word3e2aaaaa<>+0(SB), Z16, Z18
+	VFMADD213PS  word3f000000<>+0(SB), Z16, Z18
+	VFMADD213PS  word3f800000<>+0(SB), Z16, Z18
+	VFMADD213PS  word3f800000<>+0(SB), Z16, Z18
+	VCVTPS2DQ    Z17, Z17
+	VPADDD       word0000007e<>+0(SB), Z17, Z17
+	VPSLLD       $0x17, Z17, Z17
+	VMULPS       Z17, Z18, Z18
+	VADDPS       Z18, Z18, Z18
+	VMOVAPS.Z    Z18, K1, Z18
+	VMOVUPS.Z    (R9)(DI*1), K1, Z16
+	VMOVUPS.Z    (AX)(DX*1), K1, Z17
+	VMULPS       Z17, Z16, Z16
+	VMULPS       Z18, Z17, Z17
+	VMOVUPS      Z17, (R8)(DI*1)
+	VSUBPS       Z13, Z16, Z16
+	VMULPS       Z5, Z18, Z18
+	VMULPS.Z     Z18, Z16, K1, Z16
+	VMOVUPS      Z16, (R9)(DI*1)
+	VPADDD       Z14, Z0, Z0
+	ADDQ         $0x40, AX
+	ADDQ         $0x40, R8
+	ADDQ         $0x40, R9
+	SUBQ         $0x10, SI
+	SUBQ         $0x10, R10
+	JMP          vector233
+
+rest234:
+	VPXORD Z15, Z15, Z15
+
+zeros235:
+	TESTQ   SI, SI
+	JLE     done236
+	VMOVUPS Z15, (R8)
+	VMOVUPS Z15, (R9)
+	VMOVUPS Z15, (R8)(BX*1)
+	VMOVUPS Z15, (R9)(BX*1)
+	VMOVUPS Z15, (R8)(BX*2)
+	VMOVUPS Z15, (R9)(BX*2)
+	VMOVUPS Z15, (R8)(DI*1)
+	VMOVUPS Z15, (R9)(DI*1)
+	ADDQ    $0x40, AX
+	ADDQ    $0x40, R8
+	ADDQ    $0x40, R9
+	SUBQ    $0x10, SI
+	JMP     zeros235
+
+done236:
+	VZEROUPPER
+	RET
+
+plain232:
+	MOVQ         ld+48(FP), AX
+	MOVQ         m+64(FP), CX
+	SHLQ         $0x02, AX
+	LEAQ         (AX)(AX*2), DX
+	MOVQ         seen+56(FP), BX
+	VPBROADCASTD BX, Z1
+	INCQ         BX
+	VPBROADCASTD BX, Z2
+	INCQ         BX
+	VPBROADCASTD BX, Z3
+	INCQ         BX
+	VPBROADCASTD BX, Z4
+	INCQ         BX
+	VMOVUPS      indices<>+0(SB), Z0
+	MOVQ         p_base+0(FP), BX
+	MOVQ         dp_base+24(FP), SI
+	VBROADCASTSS scale+72(FP), Z5
+	MOVQ         lse_base+80(FP), DI
+	VBROADCASTSS (DI), Z6
+	VBROADCASTSS 4(DI), Z7
+	VBROADCASTSS 8(DI), Z8
+	VBROADCASTSS 12(DI), Z9
+	MOVQ         delta_base+104(FP), DI
+	VBROADCASTSS (DI), Z10
+	VBROADCASTSS 4(DI), Z11
+	VBROADCASTSS 8(DI), Z12
+	VBROADCASTSS 12(DI), Z13
+	MOVQ         seen+56(FP), DI
+	ADDQ         $0x03, DI
+	CMPQ         DI, CX
+	CMOVQGT      CX, DI
+	VPBROADCASTD CX, Z14
+	VPMINSD      Z14, Z1, Z1
+	VPMINSD      Z14, Z2, Z2
+	VPMINSD      Z14, Z3, Z3
+	VPMINSD      Z14, Z4, Z4
+	MOVL         $0x00000010, R8
+	VPBROADCASTD R8, Z14
+
+vector237:
+	TESTQ        DI, DI
+	JLE          rest238
+	VPCMPD       $0x01, Z1, Z0, K1
+	VMOVUPS.Z    (BX), K1, Z16
+	VFMSUB213PS  Z6, Z5, Z16
+	VMOVUPS      wordc2ae999a<>+0(SB), Z17
+	VMAXPS       Z16, Z17, Z16
+	VMOVUPS      word42b20000<>+0(SB), Z17
+	VMINPS       Z16, Z17, Z16
+	VMULPS       word3fb8aa3b<>+0(SB), Z16, Z17
+	VRNDSCALEPS  $0x08, Z17, Z17
+	VFNMADD231PS word3f318000<>+0(SB), Z17, Z16
+	VFNMADD231PS wordb95e8083<>+0(SB), Z17, Z16
+	VMOVUPS      word39506967<>+0(SB), Z18
+	VFMADD213PS  word3ab743ce<>+0(SB), Z16, Z18
+	VFMADD213PS  word3c088908<>+0(SB), Z16, Z18
+	VFMADD213PS  word3d2aa9c1<>+0(SB), Z16, Z18
+	VFMADD213PS  word3e2aaaaa<>+0(SB), Z16, Z18
+	VFMADD213PS  word3f000000<>+0(SB), Z16, Z18
+	VFMADD213PS  word3f800000<>+0(SB), Z16, Z18
+	VFMADD213PS  word3f800000<>+0(SB), Z16, Z18
+	VCVTPS2DQ    Z17, Z17
+	VPADDD       word0000007e<>+0(SB), Z17, Z17
+	VPSLLD       $0x17, Z17, Z17
+	VMULPS       Z17, Z18, Z18
+	VADDPS       Z18, Z18, Z18
+	VMOVAPS.Z    Z18, K1, Z18
+	VMOVUPS.Z    (SI), K1, Z16
+	VMOVUPS      Z18, (BX)
+	VSUBPS       Z10, Z16, Z16
+	VMULPS       Z5, Z18, Z18
+	VMULPS.Z     Z18, Z16, K1, Z16
+	VMOVUPS      Z16, (SI)
+	VPCMPD       $0x01, Z2, Z0, K1
+	VMOVUPS.Z    (BX)(AX*1), K1, Z16
+	VFMSUB213PS  Z7, Z5, Z16
+	VMOVUPS      wordc2ae999a<>+0(SB), Z17
+	VMAXPS       Z16, Z17, Z16
+	VMOVUPS      word42b20000<>+0(SB), Z17
+	VMINPS       Z16, Z17, Z16
+	VMULPS       word3fb8aa3b<>+0(SB), Z16, Z17
+	VRNDSCALEPS  $0x08, Z17, Z17
+	VFNMADD231PS word3f318000<>+0(SB), Z17, Z16
+	VFNMADD231PS wordb95e8083<>+0(SB), Z17, Z16
+	VMOVUPS      word39506967<>+0(SB), Z18
+	VFMADD213PS  word3ab743ce<>+0(SB), Z16, Z18
+	VFMADD213PS  word3c088908<>+0(SB), Z16, Z18
+	VFMADD213PS  word3d2aa9c1<>+0(SB), Z16, Z18
+	VFMADD213PS  word3e2aaaaa<>+0(SB), Z16, Z18
+	VFMADD213PS  word3f000000<>+0(SB), Z16, Z18
+	VFMADD213PS  word3f800000<>+0(SB), Z16, Z18
+	VFMADD213PS  word3f800000<>+0(SB), Z16, Z18
+	VCVTPS2DQ    Z17, Z17
+	VPADDD       word0000007e<>+0(SB), Z17, Z17
+	VPSLLD       $0x17, Z17, Z17
+	VMULPS       Z17, Z18, Z18
+	VADDPS       Z18, Z18, Z18
+	VMOVAPS.Z    Z18, K1, Z18
+	VMOVUPS.Z    (SI)(AX*1), K1, Z16
+	VMOVUPS      Z18, (BX)(AX*1)
+	VSUBPS       Z11, Z16, Z16
+	VMULPS       Z5, Z18, Z18
+	VMULPS.Z     Z18, Z16, K1, Z16
+	VMOVUPS      Z16, (SI)(AX*1)
+	VPCMPD       $0x01, Z3, Z0, K1
+	VMOVUPS.Z    (BX)(AX*2), K1, Z16
+	VFMSUB213PS  Z8, Z5, Z16
+	VMOVUPS      wordc2ae999a<>+0(SB), Z17
+	VMAXPS       Z16, Z17, Z16
+	VMOVUPS      word42b20000<>+0(SB), Z17
+	VMINPS       Z16, Z17, Z16
+	VMULPS       word3fb8aa3b<>+0(SB), Z16, Z17
+	VRNDSCALEPS  $0x08, Z17, Z17
+	VFNMADD231PS word3f318000<>+0(SB), Z17, Z16
+	VFNMADD231PS wordb95e8083<>+0(SB), Z17, Z16
+	VMOVUPS      word39506967<>+0(SB), Z18
+	VFMADD213PS  word3ab743ce<>+0(SB), Z16, Z18
+	VFMADD213PS  word3c088908<>+0(SB), Z16, Z18
+	VFMADD213PS  word3d2aa9c1<>+0(SB), Z16, Z18
+	VFMADD213PS  word3e2aaaaa<>+0(SB), Z16, Z18
+	VFMADD213PS  word3f000000<>+0(SB), Z16, Z18
+	VFMADD213PS  word3f800000<>+0(SB), Z16, Z18
+	VFMADD213PS  word3f800000<>+0(SB), Z16, Z18
+	VCVTPS2DQ    Z17, Z17
+	VPADDD       word0000007e<>+0(SB), Z17, Z17
+	VPSLLD       $0x17, Z17, Z17
+	VMULPS       Z17, Z18, Z18
+	VADDPS       Z18, Z18, Z18
+	VMOVAPS.Z    Z18, K1, Z18
+	VMOVUPS.Z    (SI)(AX*2), K1, Z16
+	VMOVUPS      Z18, (BX)(AX*2)
+	VSUBPS       Z12, Z16, Z16
+	VMULPS       Z5, Z18, Z18
+	VMULPS.Z     Z18, Z16, K1, Z16
+	VMOVUPS      Z16, (SI)(AX*2)
+	VPCMPD       $0x01, Z4, Z0, K1
+	VMOVUPS.Z    (BX)(DX*1), K1, Z16
+	VFMSUB213PS  Z9, Z5, Z16
+	VMOVUPS      wordc2ae999a<>+0(SB), Z17
+	VMAXPS       Z16, Z17, Z16
+	VMOVUPS      word42b20000<>+0(SB), Z17
+	VMINPS       Z16, Z17, Z16
+	VMULPS       word3fb8aa3b<>+0(SB), Z16, Z17
+	VRNDSCALEPS  $0x08, Z17, Z17
+	VFNMADD231PS word3f318000<>+0(SB), Z17, Z16
+	VFNMADD231PS wordb95e8083<>+0(SB), Z17, Z16
+	VMOVUPS      word39506967<>+0(SB), Z18
+	VFMADD213PS  word3ab743ce<>+0(SB), Z16, Z18
+	VFMADD213PS  word3c088908<>+0(SB), Z16, Z18
+	VFMADD213PS  word3d2aa9c1<>+0(SB), Z16, Z18
+	VFMADD213PS  word3e2aaaaa<>+0(SB), Z16, Z18
+	VFMADD213PS  word3f000000<>+0(SB), Z16, Z18
+	VFMADD213PS  word3f800000<>+0(SB), Z16, Z18
+	VFMADD213PS  word3f800000<>+0(SB), Z16, Z18
+	VCVTPS2DQ    Z17, Z17
+	VPADDD       word0000007e<>+0(SB), Z17, Z17
+	VPSLLD       $0x17, Z17, Z17
+	VMULPS       Z17, Z18, Z18
+	VADDPS       Z18, Z18, Z18
+	VMOVAPS.Z    Z18, K1, Z18
+	VMOVUPS.Z    (SI)(DX*1), K1, Z16
+	VMOVUPS      Z18, (BX)(DX*1)
+	VSUBPS       Z13, Z16, Z16
+	VMULPS       Z5, Z18, Z18
+	VMULPS.Z     Z18, Z16, K1, Z16
+	VMOVUPS      Z16, (SI)(DX*1)
+	VPADDD       Z14, Z0, Z0
+	ADDQ         $0x40, BX
+	ADDQ         $0x40, SI
+	SUBQ         $0x10, CX
+	SUBQ         $0x10, DI
+	JMP          vector237
+
+rest238:
+	VPXORD Z15, Z15, Z15
+
+zeros239:
+	TESTQ   CX, CX
+	JLE     done240
+	VMOVUPS Z15, (BX)
+	VMOVUPS Z15, (SI)
+	VMOVUPS Z15, (BX)(AX*1)
+	VMOVUPS Z15, (SI)(AX*1)
+	VMOVUPS Z15, (BX)(AX*2)
+	VMOVUPS Z15, (SI)(AX*2)
+	VMOVUPS Z15, (BX)(DX*1)
+	VMOVUPS Z15, (SI)(DX*1)
+	ADDQ    $0x40, BX
+	ADDQ    $0x40, SI
+	SUBQ    $0x10, CX
+	JMP     zeros239
+
+done240:
+	VZEROUPPER
+	RET
+
 // func addAVX2(dst []float32, a []float32, b []float32)
 // Requires: AVX, MMX+
 TEXT ·addAVX2(SB), NOSPLIT, $0-72
@@ -6326,9 +7273,9 @@ TEXT ·addAVX2(SB), NOSPLIT, $0-72
 	MOVQ dst_len+8(FP), BX
 	XORQ SI, SI
 
-many219:
+many241:
 	CMPQ       BX, $0x20
-	JLT        one220
+	JLT        one242
 	PREFETCHT0 2048(CX)(SI*1)
 	VMOVUPS    (CX)(SI*1), Y0
 	PREFETCHT0 2048(DX)(SI*1)
@@ -6359,11 +7306,11 @@ many219:
 	VMOVUPS    Y0, 96(AX)(SI*1)
 	ADDQ       $0x00000080, SI
 	SUBQ       $0x20, BX
-	JMP        many219
+	JMP        many241
 
-one220:
+one242:
 	CMPQ       BX, $0x08
-	JLT        tail221
+	JLT        tail243
 	PREFETCHT0 2048(CX)(SI*1)
 	VMOVUPS    (CX)(SI*1), Y0
 	PREFETCHT0 2048(DX)(SI*1)
@@ -6373,11 +7320,11 @@ one220:
 	VMOVUPS    Y0, (AX)(SI*1)
 	ADDQ       $0x20, SI
 	SUBQ       $0x08, BX
-	JMP        one220
+	JMP        one242
 
-tail221:
+tail243:
 	TESTQ      BX, BX
-	JZ         done222
+	JZ         done244
 	LEAQ       masks<>+0(SB), DI
 	NEGQ       BX
 	VMOVUPS    32(DI)(BX*4), Y0
@@ -6386,7 +7333,7 @@ tail221:
 	VADDPS     Y2, Y1, Y1
 	VMASKMOVPS Y1, Y0, (AX)(SI*1)
 
-done222:
+done244:
 	VZEROUPPER
 	RET
 
@@ -6399,9 +7346,9 @@ TEXT ·mulAVX2(SB), NOSPLIT, $0-72
 	MOVQ dst_len+8(FP), BX
 	XORQ SI, SI
 
-many223:
+many245:
 	CMPQ       BX, $0x20
-	JLT        one224
+	JLT        one246
 	PREFETCHT0 2048(CX)(SI*1)
 	VMOVUPS    (CX)(SI*1), Y0
 	PREFETCHT0 2048(DX)(SI*1)
@@ -6432,11 +7379,11 @@ many223:
 	VMOVUPS    Y0, 96(AX)(SI*1)
 	ADDQ       $0x00000080, SI
 	SUBQ       $0x20, BX
-	JMP        many223
+	JMP        many245
 
-one224:
+one246:
 	CMPQ       BX, $0x08
-	JLT        tail225
+	JLT        tail247
 	PREFETCHT0 2048(CX)(SI*1)
 	VMOVUPS    (CX)(SI*1), Y0
 	PREFETCHT0 2048(DX)(SI*1)
@@ -6446,11 +7393,11 @@ one224:
 	VMOVUPS    Y0, (AX)(SI*1)
 	ADDQ       $0x20, SI
 	SUBQ       $0x08, BX
-	JMP        one224
+	JMP        one246
 
-tail225:
+tail247:
 	TESTQ      BX, BX
-	JZ         done226
+	JZ         done248
 	LEAQ       masks<>+0(SB), DI
 	NEGQ       BX
 	VMOVUPS    32(DI)(BX*4), Y0
@@ -6459,7 +7406,7 @@ tail225:
 	VMULPS     Y2, Y1, Y1
 	VMASKMOVPS Y1, Y0, (AX)(SI*1)
 
-done226:
+done248:
 	VZEROUPPER
 	RET
 
@@ -6472,9 +7419,9 @@ TEXT ·maxAVX2(SB), NOSPLIT, $0-72
 	MOVQ dst_len+8(FP), BX
 	XORQ SI, SI
 
-many227:
+many249:
 	CMPQ       BX, $0x20
-	JLT        one228
+	JLT        one250
 	PREFETCHT0 2048(CX)(SI*1)
 	VMOVUPS    (CX)(SI*1), Y0
 	PREFETCHT0 2048(DX)(SI*1)
@@ -6505,11 +7452,11 @@ many227:
 	VMOVUPS    Y0, 96(AX)(SI*1)
 	ADDQ       $0x00000080, SI
 	SUBQ       $0x20, BX
-	JMP        many227
+	JMP        many249
 
-one228:
+one250:
 	CMPQ       BX, $0x08
-	JLT        tail229
+	JLT        tail251
 	PREFETCHT0 2048(CX)(SI*1)
 	VMOVUPS    (CX)(SI*1), Y0
 	PREFETCHT0 2048(DX)(SI*1)
@@ -6519,11 +7466,11 @@ one228:
 	VMOVUPS    Y0, (AX)(SI*1)
 	ADDQ       $0x20, SI
 	SUBQ       $0x08, BX
-	JMP        one228
+	JMP        one250
 
-tail229:
+tail251:
 	TESTQ      BX, BX
-	JZ         done230
+	JZ         done252
 	LEAQ       masks<>+0(SB), DI
 	NEGQ       BX
 	VMOVUPS    32(DI)(BX*4), Y0
@@ -6532,7 +7479,7 @@ tail229:
 	VMAXPS     Y2, Y1, Y1
 	VMASKMOVPS Y1, Y0, (AX)(SI*1)
 
-done230:
+done252:
 	VZEROUPPER
 	RET
 
@@ -6545,9 +7492,9 @@ TEXT ·scaleAVX2(SB), NOSPLIT, $0-52
 	MOVQ         dst_len+8(FP), DX
 	XORQ         BX, BX
 
-many231:
+many253:
 	CMPQ       DX, $0x20
-	JLT        one232
+	JLT        one254
 	PREFETCHT0 2048(CX)(BX*1)
 	VMOVUPS    (CX)(BX*1), Y1
 	VMULPS     Y0, Y1, Y1
@@ -6570,11 +7517,11 @@ many231:
 	VMOVUPS    Y1, 96(AX)(BX*1)
 	ADDQ       $0x00000080, BX
 	SUBQ       $0x20, DX
-	JMP        many231
+	JMP        many253
 
-one232:
+one254:
 	CMPQ       DX, $0x08
-	JLT        tail233
+	JLT        tail255
 	PREFETCHT0 2048(CX)(BX*1)
 	VMOVUPS    (CX)(BX*1), Y1
 	VMULPS     Y0, Y1, Y1
@@ -6582,11 +7529,11 @@ one232:
 	VMOVUPS    Y1, (AX)(BX*1)
 	ADDQ       $0x20, BX
 	SUBQ       $0x08, DX
-	JMP        one232
+	JMP        one254
 
-tail233:
+tail255:
 	TESTQ      DX, DX
-	JZ         done234
+	JZ         done256
 	LEAQ       masks<>+0(SB), SI
 	NEGQ       DX
 	VMOVUPS    32(SI)(DX*4), Y1
@@ -6594,7 +7541,7 @@ tail233:
 	VMULPS     Y0, Y2, Y2
 	VMASKMOVPS Y2, Y1, (AX)(BX*1)
 
-done234:
+done256:
 	VZEROUPPER
 	RET
 
@@ -6607,9 +7554,9 @@ TEXT ·axpyAVX2(SB), NOSPLIT, $0-52
 	MOVQ         dst_len+8(FP), DX
 	XORQ         BX, BX
 
-many235:
+many257:
 	CMPQ        DX, $0x20
-	JLT         one236
+	JLT         one258
 	PREFETCHT0  2048(AX)(BX*1)
 	VMOVUPS     (AX)(BX*1), Y1
 	PREFETCHT0  2048(CX)(BX*1)
@@ -6636,11 +7583,11 @@ many235:
 	VMOVUPS     Y1, 96(AX)(BX*1)
 	ADDQ        $0x00000080, BX
 	SUBQ        $0x20, DX
-	JMP         many235
+	JMP         many257
 
-one236:
+one258:
 	CMPQ        DX, $0x08
-	JLT         tail237
+	JLT         tail259
 	PREFETCHT0  2048(AX)(BX*1)
 	VMOVUPS     (AX)(BX*1), Y1
 	PREFETCHT0  2048(CX)(BX*1)
@@ -6649,11 +7596,11 @@ one236:
 	VMOVUPS     Y1, (AX)(BX*1)
 	ADDQ        $0x20, BX
 	SUBQ        $0x08, DX
-	JMP         one236
+	JMP         one258
 
-tail237:
+tail259:
 	TESTQ       DX, DX
-	JZ          done238
+	JZ          done260
 	LEAQ        masks<>+0(SB), SI
 	NEGQ        DX
 	VMOVUPS     32(SI)(DX*4), Y1
@@ -6662,7 +7609,7 @@ tail237:
 	VFMADD231PS Y0, Y3, Y2
 	VMASKMOVPS  Y2, Y1, (AX)(BX*1)
 
-done238:
+done260:
 	VZEROUPPER
 	RET
 
@@ -6678,9 +7625,9 @@ TEXT ·expSumAVX2(SB), NOSPLIT, $0-60
 	MOVQ         dst_len+8(FP), DX
 	XORQ         BX, BX
 
-many239:
+many261:
 	CMPQ         DX, $0x10
-	JLT          one240
+	JLT          one262
 	PREFETCHT0   2048(CX)(BX*1)
 	VMOVUPS      (CX)(BX*1), Y4
 	VFMSUB213PS  Y1, Y0, Y4
@@ -6737,11 +7684,11 @@ many239:
 	VADDPS       Y6, Y3, Y3
 	ADDQ         $0x00000040, BX
 	SUBQ         $0x10, DX
-	JMP          many239
+	JMP          many261
 
-one240:
+one262:
 	CMPQ         DX, $0x08
-	JLT          tail241
+	JLT          tail263
 	PREFETCHT0   2048(CX)(BX*1)
 	VMOVUPS      (CX)(BX*1), Y4
 	VFMSUB213PS  Y1, Y0, Y4
@@ -6771,11 +7718,11 @@ one240:
 	VADDPS       Y6, Y2, Y2
 	ADDQ         $0x20, BX
 	SUBQ         $0x08, DX
-	JMP          one240
+	JMP          one262
 
-tail241:
+tail263:
 	TESTQ        DX, DX
-	JZ           done242
+	JZ           done264
 	LEAQ         masks<>+0(SB), SI
 	NEGQ         DX
 	VMOVUPS      32(SI)(DX*4), Y4
@@ -6806,7 +7753,7 @@ tail241:
 	VANDPS       Y4, Y1, Y1
 	VADDPS       Y1, Y2, Y2
 
-done242:
+done264:
 	VADDPS       Y3, Y2, Y2
 	VEXTRACTF128 $0x01, Y2, X0
 	VADDPS       X0, X2, X2
@@ -6828,9 +7775,9 @@ TEXT ·expMulAVX2(SB), NOSPLIT, $0-56
 	MOVQ         dst_len+8(FP), DX
 	XORQ         BX, BX
 
-many243:
+many265:
 	CMPQ         DX, $0x10
-	JLT          one244
+	JLT          one266
 	PREFETCHT0   2048(CX)(BX*1)
 	VMOVUPS      (CX)(BX*1), Y2
 	VSUBPS       Y0, Y2, Y2
@@ -6887,11 +7834,11 @@ many243:
 	VMOVUPS      Y4, 32(AX)(BX*1)
 	ADDQ         $0x00000040, BX
 	SUBQ         $0x10, DX
-	JMP          many243
+	JMP          many265
 
-one244:
+one266:
 	CMPQ         DX, $0x08
-	JLT          tail245
+	JLT          tail267
 	PREFETCHT0   2048(CX)(BX*1)
 	VMOVUPS      (CX)(BX*1), Y2
 	VSUBPS       Y0, Y2, Y2
@@ -6921,11 +7868,11 @@ one244:
 	VMOVUPS      Y4, (AX)(BX*1)
 	ADDQ         $0x20, BX
 	SUBQ         $0x08, DX
-	JMP          one244
+	JMP          one266
 
-tail245:
+tail267:
 	TESTQ        DX, DX
-	JZ           done246
+	JZ           done268
 	LEAQ         masks<>+0(SB), SI
 	NEGQ         DX
 	VMOVUPS      32(SI)(DX*4), Y2
@@ -6955,7 +7902,7 @@ tail245:
 	VMULPS       Y1, Y4, Y4
 	VMASKMOVPS   Y4, Y2, (AX)(BX*1)
 
-done246:
+done268:
 	VZEROUPPER
 	RET
 
@@ -6967,9 +7914,9 @@ TEXT ·geluAVX2(SB), NOSPLIT, $0-48
 	MOVQ y_len+8(FP), DX
 	XORQ BX, BX
 
-one248:
+one270:
 	CMPQ         DX, $0x08
-	JLT          tail249
+	JLT          tail271
 	PREFETCHT0   2048(CX)(BX*1)
 	VMOVUPS      (CX)(BX*1), Y0
 	VMULPS       wordbf000000<>+0(SB), Y0, Y1
@@ -7018,11 +7965,11 @@ one248:
 	VMOVUPS      Y4, (AX)(BX*1)
 	ADDQ         $0x20, BX
 	SUBQ         $0x08, DX
-	JMP          one248
+	JMP          one270
 
-tail249:
+tail271:
 	TESTQ        DX, DX
-	JZ           done250
+	JZ           done272
 	LEAQ         masks<>+0(SB), SI
 	NEGQ         DX
 	VMOVUPS      32(SI)(DX*4), Y0
@@ -7071,7 +8018,7 @@ tail249:
 	VMULPS       Y1, Y5, Y5
 	VMASKMOVPS   Y5, Y0, (AX)(BX*1)
 
-done250:
+done272:
 	VZEROUPPER
 	RET
 
@@ -7084,9 +8031,9 @@ TEXT ·geluGradAVX2(SB), NOSPLIT, $0-72
 	MOVQ dx_len+8(FP), BX
 	XORQ SI, SI
 
-one252:
+one274:
 	CMPQ         BX, $0x08
-	JLT          tail253
+	JLT          tail275
 	PREFETCHT0   2048(DX)(SI*1)
 	VMOVUPS      (DX)(SI*1), Y0
 	VMULPS       wordbf000000<>+0(SB), Y0, Y1
@@ -7139,11 +8086,11 @@ one252:
 	VMOVUPS      Y4, (AX)(SI*1)
 	ADDQ         $0x20, SI
 	SUBQ         $0x08, BX
-	JMP          one252
+	JMP          one274
 
-tail253:
+tail275:
 	TESTQ        BX, BX
-	JZ           done254
+	JZ           done276
 	LEAQ         masks<>+0(SB), DI
 	NEGQ         BX
 	VMOVUPS      32(DI)(BX*4), Y0
@@ -7195,7 +8142,7 @@ tail253:
 	VMULPS       Y1, Y5, Y5
 	VMASKMOVPS   Y5, Y0, (AX)(SI*1)
 
-done254:
+done276:
 	VZEROUPPER
 	RET
 
@@ -7207,9 +8154,9 @@ TEXT ·geluTanhAVX2(SB), NOSPLIT, $0-48
 	MOVQ y_len+8(FP), DX
 	XORQ BX, BX
 
-one256:
+one278:
 	CMPQ         DX, $0x08
-	JLT          tail257
+	JLT          tail279
 	PREFETCHT0   2048(CX)(BX*1)
 	VMOVUPS      (CX)(BX*1), Y0
 	VMULPS       Y0, Y0, Y1
@@ -7245,11 +8192,11 @@ one256:
 	VMOVUPS      Y2, (AX)(BX*1)
 	ADDQ         $0x20, BX
 	SUBQ         $0x08, DX
-	JMP          one256
+	JMP          one278
 
-tail257:
+tail279:
 	TESTQ        DX, DX
-	JZ           done258
+	JZ           done280
 	LEAQ         masks<>+0(SB), SI
 	NEGQ         DX
 	VMOVUPS      32(SI)(DX*4), Y0
@@ -7285,7 +8232,7 @@ tail257:
 	VMULPS       Y1, Y3, Y3
 	VMASKMOVPS   Y3, Y0, (AX)(BX*1)
 
-done258:
+done280:
 	VZEROUPPER
 	RET
 
@@ -7298,9 +8245,9 @@ TEXT ·geluTanhGradAVX2(SB), NOSPLIT, $0-72
 	MOVQ dx_len+8(FP), BX
 	XORQ SI, SI
 
-one260:
+one282:
 	CMPQ         BX, $0x08
-	JLT          tail261
+	JLT          tail283
 	PREFETCHT0   2048(DX)(SI*1)
 	VMOVUPS      (DX)(SI*1), Y0
 	VMULPS       Y0, Y0, Y1
@@ -7346,11 +8293,11 @@ one260:
 	VMOVUPS      Y3, (AX)(SI*1)
 	ADDQ         $0x20, SI
 	SUBQ         $0x08, BX
-	JMP          one260
+	JMP          one282
 
-tail261:
+tail283:
 	TESTQ        BX, BX
-	JZ           done262
+	JZ           done284
 	LEAQ         masks<>+0(SB), DI
 	NEGQ         BX
 	VMOVUPS      32(DI)(BX*4), Y0
@@ -7395,7 +8342,7 @@ tail261:
 	VMULPS       Y1, Y4, Y4
 	VMASKMOVPS   Y4, Y0, (AX)(SI*1)
 
-done262:
+done284:
 	VZEROUPPER
 	RET
 
@@ -7408,9 +8355,9 @@ TEXT ·swigluAVX2(SB), NOSPLIT, $0-72
 	MOVQ y_len+8(FP), BX
 	XORQ SI, SI
 
-one264:
+one286:
 	CMPQ         BX, $0x08
-	JLT          tail265
+	JLT          tail287
 	PREFETCHT0   2048(CX)(SI*1)
 	VMOVUPS      (CX)(SI*1), Y0
 	VXORPS       word80000000<>+0(SB), Y0, Y1
@@ -7444,11 +8391,11 @@ one264:
 	VMOVUPS      Y0, (AX)(SI*1)
 	ADDQ         $0x20, SI
 	SUBQ         $0x08, BX
-	JMP          one264
+	JMP          one286
 
-tail265:
+tail287:
 	TESTQ        BX, BX
-	JZ           done266
+	JZ           done288
 	LEAQ         masks<>+0(SB), DI
 	NEGQ         BX
 	VMOVUPS      32(DI)(BX*4), Y0
@@ -7481,7 +8428,7 @@ tail265:
 	VMULPS       Y2, Y1, Y1
 	VMASKMOVPS   Y1, Y0, (AX)(SI*1)
 
-done266:
+done288:
 	VZEROUPPER
 	RET
 
@@ -7496,9 +8443,9 @@ TEXT ·swigluGradAVX2(SB), NOSPLIT, $0-120
 	MOVQ dy_len+56(FP), DI
 	XORQ R8, R8
 
-one268:
+one290:
 	CMPQ         DI, $0x08
-	JLT          tail269
+	JLT          tail291
 	PREFETCHT0   2048(BX)(R8*1)
 	VMOVUPS      (BX)(R8*1), Y0
 	VXORPS       word80000000<>+0(SB), Y0, Y1
@@ -7544,11 +8491,11 @@ one268:
 	VMOVUPS      Y0, (CX)(R8*1)
 	ADDQ         $0x20, R8
 	SUBQ         $0x08, DI
-	JMP          one268
+	JMP          one290
 
-tail269:
+tail291:
 	TESTQ        DI, DI
-	JZ           done270
+	JZ           done292
 	LEAQ         masks<>+0(SB), R9
 	NEGQ         DI
 	VMOVUPS      32(R9)(DI*4), Y0
@@ -7591,7 +8538,7 @@ tail269:
 	VMASKMOVPS   Y5, Y0, (AX)(R8*1)
 	VMASKMOVPS   Y1, Y0, (CX)(R8*1)
 
-done270:
+done292:
 	VZEROUPPER
 	RET
 
@@ -7615,9 +8562,9 @@ TEXT ·adamwAVX2(SB), NOSPLIT, $0-104
 	MOVQ         w_len+8(FP), SI
 	XORQ         DI, DI
 
-one272:
+one294:
 	CMPQ        SI, $0x08
-	JLT         tail273
+	JLT         tail295
 	PREFETCHT0  2048(BX)(DI*1)
 	VMOVUPS     (BX)(DI*1), Y9
 	VMULPS      Y0, Y9, Y9
@@ -7642,11 +8589,11 @@ one272:
 	VMOVUPS     Y9, (AX)(DI*1)
 	ADDQ        $0x20, DI
 	SUBQ        $0x08, SI
-	JMP         one272
+	JMP         one294
 
-tail273:
+tail295:
 	TESTQ       SI, SI
-	JZ          done274
+	JZ          done296
 	LEAQ        masks<>+0(SB), R8
 	NEGQ        SI
 	VMOVUPS     32(R8)(SI*4), Y9
@@ -7669,7 +8616,7 @@ tail273:
 	VFMSUB213PS Y0, Y5, Y1
 	VMASKMOVPS  Y1, Y9, (AX)(DI*1)
 
-done274:
+done296:
 	VZEROUPPER
 	RET
 
@@ -7685,9 +8632,9 @@ TEXT ·normalizeAVX2(SB), NOSPLIT, $0-104
 	MOVQ         y_len+8(FP), SI
 	XORQ         DI, DI
 
-many275:
+many297:
 	CMPQ        SI, $0x10
-	JLT         one276
+	JLT         one298
 	VMOVUPS     (CX)(DI*1), Y2
 	VSUBPS      Y0, Y2, Y2
 	VMULPS      Y1, Y2, Y2
@@ -7704,11 +8651,11 @@ many275:
 	VMOVUPS     Y3, 32(AX)(DI*1)
 	ADDQ        $0x00000040, DI
 	SUBQ        $0x10, SI
-	JMP         many275
+	JMP         many297
 
-one276:
+one298:
 	CMPQ        SI, $0x08
-	JLT         tail277
+	JLT         tail299
 	VMOVUPS     (CX)(DI*1), Y2
 	VSUBPS      Y0, Y2, Y2
 	VMULPS      Y1, Y2, Y2
@@ -7718,11 +8665,11 @@ one276:
 	VMOVUPS     Y3, (AX)(DI*1)
 	ADDQ        $0x20, DI
 	SUBQ        $0x08, SI
-	JMP         one276
+	JMP         one298
 
-tail277:
+tail299:
 	TESTQ       SI, SI
-	JZ          done278
+	JZ          done300
 	LEAQ        masks<>+0(SB), R8
 	NEGQ        SI
 	VMOVUPS     32(R8)(SI*4), Y2
@@ -7734,7 +8681,7 @@ tail277:
 	VFMADD231PS Y1, Y3, Y0
 	VMASKMOVPS  Y0, Y2, (AX)(DI*1)
 
-done278:
+done300:
 	VZEROUPPER
 	RET
 
@@ -7753,9 +8700,9 @@ TEXT ·normGradSumsAVX2(SB), NOSPLIT, $0-88
 	MOVQ         dy_len+8(FP), BX
 	XORQ         SI, SI
 
-many279:
+many301:
 	CMPQ        BX, $0x10
-	JLT         one280
+	JLT         one302
 	VMOVUPS     (CX)(SI*1), Y6
 	VSUBPS      Y0, Y6, Y6
 	VMULPS      Y1, Y6, Y6
@@ -7774,11 +8721,11 @@ many279:
 	VFMADD231PS Y7, Y6, Y5
 	ADDQ        $0x00000040, SI
 	SUBQ        $0x10, BX
-	JMP         many279
+	JMP         many301
 
-one280:
+one302:
 	CMPQ        BX, $0x08
-	JLT         tail281
+	JLT         tail303
 	VMOVUPS     (CX)(SI*1), Y6
 	VSUBPS      Y0, Y6, Y6
 	VMULPS      Y1, Y6, Y6
@@ -7789,11 +8736,11 @@ one280:
 	VFMADD231PS Y7, Y6, Y4
 	ADDQ        $0x20, SI
 	SUBQ        $0x08, BX
-	JMP         one280
+	JMP         one302
 
-tail281:
+tail303:
 	TESTQ       BX, BX
-	JZ          done282
+	JZ          done304
 	LEAQ        masks<>+0(SB), DI
 	NEGQ        BX
 	VMOVUPS     32(DI)(BX*4), Y6
@@ -7806,7 +8753,7 @@ tail281:
 	VADDPS      Y0, Y2, Y2
 	VFMADD231PS Y0, Y7, Y4
 
-done282:
+done304:
 	VADDPS       Y3, Y2, Y2
 	VEXTRACTF128 $0x01, Y2, X0
 	VADDPS       X0, X2, X2
@@ -7840,9 +8787,9 @@ TEXT ·normGradRowAVX2(SB), NOSPLIT, $0-112
 	MOVQ         dx_len+8(FP), SI
 	XORQ         DI, DI
 
-many283:
+many305:
 	CMPQ         SI, $0x10
-	JLT          one284
+	JLT          one306
 	VMOVUPS      (DX)(DI*1), Y4
 	VSUBPS       Y0, Y4, Y4
 	VMULPS       Y1, Y4, Y4
@@ -7863,11 +8810,11 @@ many283:
 	VMOVUPS      Y5, 32(AX)(DI*1)
 	ADDQ         $0x00000040, DI
 	SUBQ         $0x10, SI
-	JMP          many283
+	JMP          many305
 
-one284:
+one306:
 	CMPQ         SI, $0x08
-	JLT          tail285
+	JLT          tail307
 	VMOVUPS      (DX)(DI*1), Y4
 	VSUBPS       Y0, Y4, Y4
 	VMULPS       Y1, Y4, Y4
@@ -7879,11 +8826,11 @@ one284:
 	VMOVUPS      Y5, (AX)(DI*1)
 	ADDQ         $0x20, DI
 	SUBQ         $0x08, SI
-	JMP          one284
+	JMP          one306
 
-tail285:
+tail307:
 	TESTQ        SI, SI
-	JZ           done286
+	JZ           done308
 	LEAQ         masks<>+0(SB), R8
 	NEGQ         SI
 	VMOVUPS      32(R8)(SI*4), Y4
@@ -7897,7 +8844,7 @@ tail285:
 	VMULPS       Y1, Y0, Y0
 	VMASKMOVPS   Y0, Y4, (AX)(DI*1)
 
-done286:
+done308:
 	VZEROUPPER
 	RET
 
@@ -7913,9 +8860,9 @@ TEXT ·normGradParamsAVX2(SB), NOSPLIT, $0-104
 	MOVQ         dw_len+8(FP), SI
 	XORQ         DI, DI
 
-many287:
+many309:
 	CMPQ        SI, $0x10
-	JLT         one288
+	JLT         one310
 	VMOVUPS     (BX)(DI*1), Y2
 	VSUBPS      Y0, Y2, Y2
 	VMULPS      Y1, Y2, Y2
@@ -7938,11 +8885,11 @@ many287:
 	VMOVUPS     Y3, 32(CX)(DI*1)
 	ADDQ        $0x00000040, DI
 	SUBQ        $0x10, SI
-	JMP         many287
+	JMP         many309
 
-one288:
+one310:
 	CMPQ        SI, $0x08
-	JLT         tail289
+	JLT         tail311
 	VMOVUPS     (BX)(DI*1), Y2
 	VSUBPS      Y0, Y2, Y2
 	VMULPS      Y1, Y2, Y2
@@ -7955,11 +8902,11 @@ one288:
 	VMOVUPS     Y3, (CX)(DI*1)
 	ADDQ        $0x20, DI
 	SUBQ        $0x08, SI
-	JMP         one288
+	JMP         one310
 
-tail289:
+tail311:
 	TESTQ       SI, SI
-	JZ          done290
+	JZ          done312
 	LEAQ        masks<>+0(SB), R8
 	NEGQ        SI
 	VMOVUPS     32(R8)(SI*4), Y2
@@ -7974,7 +8921,7 @@ tail289:
 	VADDPS      Y1, Y0, Y0
 	VMASKMOVPS  Y0, Y2, (CX)(DI*1)
 
-done290:
+done312:
 	VZEROUPPER
 	RET
 
@@ -7989,9 +8936,9 @@ TEXT ·softmaxGradAVX2(SB), NOSPLIT, $0-80
 	MOVQ         ds_len+8(FP), BX
 	XORQ         SI, SI
 
-many291:
+many313:
 	CMPQ    BX, $0x10
-	JLT     one292
+	JLT     one314
 	VMOVUPS (CX)(SI*1), Y2
 	VMOVUPS (DX)(SI*1), Y3
 	VMULPS  Y1, Y2, Y2
@@ -8006,11 +8953,11 @@ many291:
 	VMOVUPS Y3, 32(AX)(SI*1)
 	ADDQ    $0x00000040, SI
 	SUBQ    $0x10, BX
-	JMP     many291
+	JMP     many313
 
-one292:
+one314:
 	CMPQ    BX, $0x08
-	JLT     tail293
+	JLT     tail315
 	VMOVUPS (CX)(SI*1), Y2
 	VMOVUPS (DX)(SI*1), Y3
 	VMULPS  Y1, Y2, Y2
@@ -8019,11 +8966,11 @@ one292:
 	VMOVUPS Y3, (AX)(SI*1)
 	ADDQ    $0x20, SI
 	SUBQ    $0x08, BX
-	JMP     one292
+	JMP     one314
 
-tail293:
+tail315:
 	TESTQ      BX, BX
-	JZ         done294
+	JZ         done316
 	LEAQ       masks<>+0(SB), DI
 	NEGQ       BX
 	VMOVUPS    32(DI)(BX*4), Y2
@@ -8034,7 +8981,7 @@ tail293:
 	VMULPS     Y3, Y4, Y4
 	VMASKMOVPS Y4, Y2, (AX)(SI*1)
 
-done294:
+done316:
 	VZEROUPPER
 	RET
 
@@ -8050,9 +8997,9 @@ TEXT ·rotateAVX2(SB), NOSPLIT, $0-144
 	MOVQ lo_len+8(FP), R8
 	XORQ R9, R9
 
-many295:
+many317:
 	CMPQ         R8, $0x10
-	JLT          one296
+	JLT          one318
 	VMOVUPS      (DX)(R9*1), Y0
 	VMOVUPS      (BX)(R9*1), Y1
 	VMOVUPS      (SI)(R9*1), Y2
@@ -8075,11 +9022,11 @@ many295:
 	VMOVUPS      Y1, 32(CX)(R9*1)
 	ADDQ         $0x00000040, R9
 	SUBQ         $0x10, R8
-	JMP          many295
+	JMP          many317
 
-one296:
+one318:
 	CMPQ         R8, $0x08
-	JLT          tail297
+	JLT          tail319
 	VMOVUPS      (DX)(R9*1), Y0
 	VMOVUPS      (BX)(R9*1), Y1
 	VMOVUPS      (SI)(R9*1), Y2
@@ -8092,11 +9039,11 @@ one296:
 	VMOVUPS      Y1, (CX)(R9*1)
 	ADDQ         $0x20, R9
 	SUBQ         $0x08, R8
-	JMP          one296
+	JMP          one318
 
-tail297:
+tail319:
 	TESTQ        R8, R8
-	JZ           done298
+	JZ           done320
 	LEAQ         masks<>+0(SB), R10
 	NEGQ         R8
 	VMOVUPS      32(R10)(R8*4), Y0
@@ -8111,7 +9058,314 @@ tail297:
 	VMASKMOVPS   Y5, Y0, (AX)(R9*1)
 	VMASKMOVPS   Y2, Y0, (CX)(R9*1)
 
-done298:
+done320:
+	VZEROUPPER
+	RET
+
+// func dropoutFactorsAVX2(dst []float32, block uint64, seed uint64, op uint32, step uint32, threshold uint32, scale float32)
+// Requires: AVX, AVX2
+TEXT ·dropoutFactorsAVX2(SB), NOSPLIT, $80-56
+	MOVQ         dst_base+0(FP), AX
+	MOVQ         dst_len+8(FP), CX
+	MOVQ         seed+32(FP), DX
+	MOVL         DX, BX
+	MOVL         BX, (SP)
+	ADDL         $0x9e3779b9, BX
+	MOVL         BX, 8(SP)
+	ADDL         $0x9e3779b9, BX
+	MOVL         BX, 16(SP)
+	ADDL         $0x9e3779b9, BX
+	MOVL         BX, 24(SP)
+	ADDL         $0x9e3779b9, BX
+	MOVL         BX, 32(SP)
+	ADDL         $0x9e3779b9, BX
+	MOVL         BX, 40(SP)
+	ADDL         $0x9e3779b9, BX
+	MOVL         BX, 48(SP)
+	ADDL         $0x9e3779b9, BX
+	MOVL         BX, 56(SP)
+	ADDL         $0x9e3779b9, BX
+	MOVL         BX, 64(SP)
+	ADDL         $0x9e3779b9, BX
+	MOVL         BX, 72(SP)
+	ADDL         $0x9e3779b9, BX
+	SHRQ         $0x20, DX
+	MOVL         DX, BX
+	MOVL         BX, 4(SP)
+	ADDL         $0xbb67ae85, BX
+	MOVL         BX, 12(SP)
+	ADDL         $0xbb67ae85, BX
+	MOVL         BX, 20(SP)
+	ADDL         $0xbb67ae85, BX
+	MOVL         BX, 28(SP)
+	ADDL         $0xbb67ae85, BX
+	MOVL         BX, 36(SP)
+	ADDL         $0xbb67ae85, BX
+	MOVL         BX, 44(SP)
+	ADDL         $0xbb67ae85, BX
+	MOVL         BX, 52(SP)
+	ADDL         $0xbb67ae85, BX
+	MOVL         BX, 60(SP)
+	ADDL         $0xbb67ae85, BX
+	MOVL         BX, 68(SP)
+	ADDL         $0xbb67ae85, BX
+	MOVL         BX, 76(SP)
+	ADDL         $0xbb67ae85, BX
+	SHRQ         $0x20, DX
+	VBROADCASTSS threshold+48(FP), Y0
+	VBROADCASTSS scale+52(FP), Y1
+	VPBROADCASTQ block+24(FP), Y2
+	VPADDQ       countersAVX2<>+0(SB), Y2, Y2
+	VPADDQ       advanceAVX2<>+0(SB), Y2, Y3
+
+loop321:
+	CMPQ         CX, $0x20
+	JLT          last322
+	VMOVUPS      Y2, Y4
+	VPSRLQ       $0x20, Y2, Y5
+	VBROADCASTSS op+40(FP), Y6
+	VBROADCASTSS step+44(FP), Y7
+	VMOVUPS      Y3, Y8
+	VPSRLQ       $0x20, Y3, Y9
+	VBROADCASTSS op+40(FP), Y10
+	VBROADCASTSS step+44(FP), Y11
+	VPMULUDQ     wordd2511f53<>+0(SB), Y4, Y4
+	VPMULUDQ     wordcd9e8d57<>+0(SB), Y6, Y6
+	VPSRLQ       $0x20, Y6, Y12
+	VPBROADCASTD (SP), Y13
+	VPXOR        Y13, Y5, Y5
+	VPXOR        Y5, Y12, Y12
+	VPSRLQ       $0x20, Y4, Y5
+	VPBROADCASTD 4(SP), Y13
+	VPXOR        Y13, Y7, Y7
+	VPXOR        Y7, Y5, Y5
+	VPMULUDQ     wordd2511f53<>+0(SB), Y8, Y7
+	VPMULUDQ     wordcd9e8d57<>+0(SB), Y10, Y8
+	VPSRLQ       $0x20, Y8, Y10
+	VPBROADCASTD (SP), Y13
+	VPXOR        Y13, Y9, Y9
+	VPXOR        Y9, Y10, Y10
+	VPSRLQ       $0x20, Y7, Y9
+	VPBROADCASTD 4(SP), Y13
+	VPXOR        Y13, Y11, Y11
+	VPXOR        Y11, Y9, Y9
+	VPMULUDQ     wordd2511f53<>+0(SB), Y12, Y11
+	VPMULUDQ     wordcd9e8d57<>+0(SB), Y5, Y5
+	VPSRLQ       $0x20, Y5, Y12
+	VPBROADCASTD 8(SP), Y13
+	VPXOR        Y13, Y6, Y6
+	VPXOR        Y6, Y12, Y12
+	VPSRLQ       $0x20, Y11, Y6
+	VPBROADCASTD 12(SP), Y13
+	VPXOR        Y13, Y4, Y4
+	VPXOR        Y4, Y6, Y6
+	VPMULUDQ     wordd2511f53<>+0(SB), Y10, Y4
+	VPMULUDQ     wordcd9e8d57<>+0(SB), Y9, Y9
+	VPSRLQ       $0x20, Y9, Y10
+	VPBROADCASTD 8(SP), Y13
+	VPXOR        Y13, Y8, Y8
+	VPXOR        Y8, Y10, Y10
+	VPSRLQ       $0x20, Y4, Y8
+	VPBROADCASTD 12(SP), Y13
+	VPXOR        Y13, Y7, Y7
+	VPXOR        Y7, Y8, Y8
+	VPMULUDQ     wordd2511f53<>+0(SB), Y12, Y7
+	VPMULUDQ     wordcd9e8d57<>+0(SB), Y6, Y6
+	VPSRLQ       $0x20, Y6, Y12
+	VPBROADCASTD 16(SP), Y13
+	VPXOR        Y13, Y5, Y5
+	VPXOR        Y5, Y12, Y12
+	VPSRLQ       $0x20, Y7, Y5
+	VPBROADCASTD 20(SP), Y13
+	VPXOR        Y13, Y11, Y11
+	VPXOR        Y11, Y5, Y5
+	VPMULUDQ     wordd2511f53<>+0(SB), Y10, Y10
+	VPMULUDQ     wordcd9e8d57<>+0(SB), Y8, Y8
+	VPSRLQ       $0x20, Y8, Y11
+	VPBROADCASTD 16(SP), Y13
+	VPXOR        Y13, Y9, Y9
+	VPXOR        Y9, Y11, Y11
+	VPSRLQ       $0x20, Y10, Y9
+	VPBROADCASTD 20(SP), Y13
+	VPXOR        Y13, Y4, Y4
+	VPXOR        Y4, Y9, Y9
+	VPMULUDQ     wordd2511f53<>+0(SB), Y12, Y4
+	VPMULUDQ     wordcd9e8d57<>+0(SB), Y5, Y5
+	VPSRLQ       $0x20, Y5, Y12
+	VPBROADCASTD 24(SP), Y13
+	VPXOR        Y13, Y6, Y6
+	VPXOR        Y6, Y12, Y12
+	VPSRLQ       $0x20, Y4, Y6
+	VPBROADCASTD 28(SP), Y13
+	VPXOR        Y13, Y7, Y7
+	VPXOR        Y7, Y6, Y6
+	VPMULUDQ     wordd2511f53<>+0(SB), Y11, Y7
+	VPMULUDQ     wordcd9e8d57<>+0(SB), Y9, Y9
+	VPSRLQ       $0x20, Y9, Y11
+	VPBROADCASTD 24(SP), Y13
+	VPXOR        Y13, Y8, Y8
+	VPXOR        Y8, Y11, Y11
+	VPSRLQ       $0x20, Y7, Y8
+	VPBROADCASTD 28(SP), Y13
+	VPXOR        Y13, Y10, Y10
+	VPXOR        Y10, Y8, Y8
+	VPMULUDQ     wordd2511f53<>+0(SB), Y12, Y10
+	VPMULUDQ     wordcd9e8d57<>+0(SB), Y6, Y6
+	VPSRLQ       $0x20, Y6, Y12
+	VPBROADCASTD 32(SP), Y13
+	VPXOR        Y13, Y5, Y5
+	VPXOR        Y5, Y12, Y12
+	VPSRLQ       $0x20, Y10, Y5
+	VPBROADCASTD 36(SP), Y13
+	VPXOR        Y13, Y4, Y4
+	VPXOR        Y4, Y5, Y5
+	VPMULUDQ     wordd2511f53<>+0(SB), Y11, Y4
+	VPMULUDQ     wordcd9e8d57<>+0(SB), Y8, Y8
+	VPSRLQ       $0x20, Y8, Y11
+	VPBROADCASTD 32(SP), Y13
+	VPXOR        Y13, Y9, Y9
+	VPXOR        Y9, Y11, Y11
+	VPSRLQ       $0x20, Y4, Y9
+	VPBROADCASTD 36(SP), Y13
+	VPXOR        Y13, Y7, Y7
+	VPXOR        Y7, Y9, Y9
+	VPMULUDQ     wordd2511f53<>+0(SB), Y12, Y7
+	VPMULUDQ     wordcd9e8d57<>+0(SB), Y5, Y5
+	VPSRLQ       $0x20, Y5, Y12
+	VPBROADCASTD 40(SP), Y13
+	VPXOR        Y13, Y6, Y6
+	VPXOR        Y6, Y12, Y12
+	VPSRLQ       $0x20, Y7, Y6
+	VPBROADCASTD 44(SP), Y13
+	VPXOR        Y13, Y10, Y10
+	VPXOR        Y10, Y6, Y6
+	VPMULUDQ     wordd2511f53<>+0(SB), Y11, Y10
+	VPMULUDQ     wordcd9e8d57<>+0(SB), Y9, Y9
+	VPSRLQ       $0x20, Y9, Y11
+	VPBROADCASTD 40(SP), Y13
+	VPXOR        Y13, Y8, Y8
+	VPXOR        Y8, Y11, Y11
+	VPSRLQ       $0x20, Y10, Y8
+	VPBROADCASTD 44(SP), Y13
+	VPXOR        Y13, Y4, Y4
+	VPXOR        Y4, Y8, Y8
+	VPMULUDQ     wordd2511f53<>+0(SB), Y12, Y4
+	VPMULUDQ     wordcd9e8d57<>+0(SB), Y6, Y6
+	VPSRLQ       $0x20, Y6, Y12
+	VPBROADCASTD 48(SP), Y13
+	VPXOR        Y13, Y5, Y5
+	VPXOR        Y5, Y12, Y12
+	VPSRLQ       $0x20, Y4, Y5
+	VPBROADCASTD 52(SP), Y13
+	VPXOR        Y13, Y7, Y7
+	VPXOR        Y7, Y5, Y5
+	VPMULUDQ     wordd2511f53<>+0(SB), Y11, Y7
+	VPMULUDQ     wordcd9e8d57<>+0(SB), Y8, Y8
+	VPSRLQ       $0x20, Y8, Y11
+	VPBROADCASTD 48(SP), Y13
+	VPXOR        Y13, Y9, Y9
+	VPXOR        Y9, Y11, Y11
+	VPSRLQ       $0x20, Y7, Y9
+	VPBROADCASTD 52(SP), Y13
+	VPXOR        Y13, Y10, Y10
+	VPXOR        Y10, Y9, Y9
+	VPMULUDQ     wordd2511f53<>+0(SB), Y12, Y10
+	VPMULUDQ     wordcd9e8d57<>+0(SB), Y5, Y5
+	VPSRLQ       $0x20, Y5, Y12
+	VPBROADCASTD 56(SP), Y13
+	VPXOR        Y13, Y6, Y6
+	VPXOR        Y6, Y12, Y12
+	VPSRLQ       $0x20, Y10, Y6
+	VPBROADCASTD 60(SP), Y13
+	VPXOR        Y13, Y4, Y4
+	VPXOR        Y4, Y6, Y6
+	VPMULUDQ     wordd2511f53<>+0(SB), Y11, Y4
+	VPMULUDQ     wordcd9e8d57<>+0(SB), Y9, Y9
+	VPSRLQ       $0x20, Y9, Y11
+	VPBROADCASTD 56(SP), Y13
+	VPXOR        Y13, Y8, Y8
+	VPXOR        Y8, Y11, Y11
+	VPSRLQ       $0x20, Y4, Y8
+	VPBROADCASTD 60(SP), Y13
+	VPXOR        Y13, Y7, Y7
+	VPXOR        Y7, Y8, Y8
+	VPMULUDQ     wordd2511f53<>+0(SB), Y12, Y7
+	VPMULUDQ     wordcd9e8d57<>+0(SB), Y6, Y6
+	VPSRLQ       $0x20, Y6, Y12
+	VPBROADCASTD 64(SP), Y13
+	VPXOR        Y13, Y5, Y5
+	VPXOR        Y5, Y12, Y12
+	VPSRLQ       $0x20, Y7, Y5
+	VPBROADCASTD 68(SP), Y13
+	VPXOR        Y13, Y10, Y10
+	VPXOR        Y10, Y5, Y5
+	VPMULUDQ     wordd2511f53<>+0(SB), Y11, Y10
+	VPMULUDQ     wordcd9e8d57<>+0(SB), Y8, Y8
+	VPSRLQ       $0x20, Y8, Y11
+	VPBROADCASTD 64(SP), Y13
+	VPXOR        Y13, Y9, Y9
+	VPXOR        Y9, Y11, Y11
+	VPSRLQ       $0x20, Y10, Y9
+	VPBROADCASTD 68(SP), Y13
+	VPXOR        Y13, Y4, Y4
+	VPXOR        Y4, Y9, Y9
+	VPMULUDQ     wordd2511f53<>+0(SB), Y12, Y4
+	VPMULUDQ     wordcd9e8d57<>+0(SB), Y5, Y5
+	VPSRLQ       $0x20, Y5, Y12
+	VPBROADCASTD 72(SP), Y13
+	VPXOR        Y13, Y6, Y6
+	VPXOR        Y6, Y12, Y12
+	VPSRLQ       $0x20, Y4, Y6
+	VPBROADCASTD 76(SP), Y13
+	VPXOR        Y13, Y7, Y7
+	VPXOR        Y7, Y6, Y6
+	VPMULUDQ     wordd2511f53<>+0(SB), Y11, Y7
+	VPMULUDQ     wordcd9e8d57<>+0(SB), Y9, Y9
+	VPSRLQ       $0x20, Y9, Y11
+	VPBROADCASTD 72(SP), Y13
+	VPXOR        Y13, Y8, Y8
+	VPXOR        Y8, Y11, Y11
+	VPSRLQ       $0x20, Y7, Y8
+	VPBROADCASTD 76(SP), Y13
+	VPXOR        Y13, Y10, Y10
+	VPXOR        Y10, Y8, Y8
+	VPSLLQ       $0x20, Y5, Y5
+	VPBLENDD     $0xaa, Y5, Y12, Y12
+	VPSLLQ       $0x20, Y4, Y4
+	VPBLENDD     $0xaa, Y4, Y6, Y6
+	VPUNPCKLQDQ  Y6, Y12, Y4
+	VPMAXUD      Y0, Y4, Y5
+	VPCMPEQD     Y4, Y5, Y5
+	VPAND        Y1, Y5, Y5
+	VMOVUPS      Y5, (AX)
+	VPUNPCKHQDQ  Y6, Y12, Y4
+	VPMAXUD      Y0, Y4, Y5
+	VPCMPEQD     Y4, Y5, Y5
+	VPAND        Y1, Y5, Y5
+	VMOVUPS      Y5, 32(AX)
+	VPSLLQ       $0x20, Y9, Y9
+	VPBLENDD     $0xaa, Y9, Y11, Y11
+	VPSLLQ       $0x20, Y7, Y7
+	VPBLENDD     $0xaa, Y7, Y8, Y8
+	VPUNPCKLQDQ  Y8, Y11, Y4
+	VPMAXUD      Y0, Y4, Y5
+	VPCMPEQD     Y4, Y5, Y5
+	VPAND        Y1, Y5, Y5
+	VMOVUPS      Y5, 64(AX)
+	VPUNPCKHQDQ  Y8, Y11, Y4
+	VPMAXUD      Y0, Y4, Y5
+	VPCMPEQD     Y4, Y5, Y5
+	VPAND        Y1, Y5, Y5
+	VMOVUPS      Y5, 96(AX)
+	VPADDQ       advanceAVX2<>+0(SB), Y2, Y2
+	VPADDQ       advanceAVX2<>+0(SB), Y2, Y2
+	VPADDQ       advanceAVX2<>+0(SB), Y3, Y3
+	VPADDQ       advanceAVX2<>+0(SB), Y3, Y3
+	ADDQ         $0x00000080, AX
+	SUBQ         $0x20, CX
+	JMP          loop321
+
+last322:
 	VZEROUPPER
 	RET
 
@@ -8124,9 +9378,9 @@ TEXT ·addAVX512(SB), NOSPLIT, $0-72
 	MOVQ dst_len+8(FP), BX
 	XORQ SI, SI
 
-many299:
+many324:
 	CMPQ       BX, $0x40
-	JLT        one300
+	JLT        one325
 	PREFETCHT0 2048(CX)(SI*1)
 	VMOVUPS    (CX)(SI*1), Z0
 	PREFETCHT0 2048(DX)(SI*1)
@@ -8157,11 +9411,11 @@ many299:
 	VMOVUPS    Z0, 192(AX)(SI*1)
 	ADDQ       $0x00000100, SI
 	SUBQ       $0x40, BX
-	JMP        many299
+	JMP        many324
 
-one300:
+one325:
 	CMPQ       BX, $0x10
-	JLT        tail301
+	JLT        tail326
 	PREFETCHT0 2048(CX)(SI*1)
 	VMOVUPS    (CX)(SI*1), Z0
 	PREFETCHT0 2048(DX)(SI*1)
@@ -8171,11 +9425,11 @@ one300:
 	VMOVUPS    Z0, (AX)(SI*1)
 	ADDQ       $0x40, SI
 	SUBQ       $0x10, BX
-	JMP        one300
+	JMP        one325
 
-tail301:
+tail326:
 	TESTQ     BX, BX
-	JZ        done302
+	JZ        done327
 	MOVQ      $0x00000001, DI
 	SHLXQ     BX, DI, DI
 	DECQ      DI
@@ -8185,7 +9439,7 @@ tail301:
 	VADDPS    Z1, Z0, Z0
 	VMOVUPS   Z0, K1, (AX)(SI*1)
 
-done302:
+done327:
 	VZEROUPPER
 	RET
 
@@ -8198,9 +9452,9 @@ TEXT ·mulAVX512(SB), NOSPLIT, $0-72
 	MOVQ dst_len+8(FP), BX
 	XORQ SI, SI
 
-many303:
+many328:
 	CMPQ       BX, $0x40
-	JLT        one304
+	JLT        one329
 	PREFETCHT0 2048(CX)(SI*1)
 	VMOVUPS    (CX)(SI*1), Z0
 	PREFETCHT0 2048(DX)(SI*1)
@@ -8231,11 +9485,11 @@ many303:
 	VMOVUPS    Z0, 192(AX)(SI*1)
 	ADDQ       $0x00000100, SI
 	SUBQ       $0x40, BX
-	JMP        many303
+	JMP        many328
 
-one304:
+one329:
 	CMPQ       BX, $0x10
-	JLT        tail305
+	JLT        tail330
 	PREFETCHT0 2048(CX)(SI*1)
 	VMOVUPS    (CX)(SI*1), Z0
 	PREFETCHT0 2048(DX)(SI*1)
@@ -8245,11 +9499,11 @@ one304:
 	VMOVUPS    Z0, (AX)(SI*1)
 	ADDQ       $0x40, SI
 	SUBQ       $0x10, BX
-	JMP        one304
+	JMP        one329
 
-tail305:
+tail330:
 	TESTQ     BX, BX
-	JZ        done306
+	JZ        done331
 	MOVQ      $0x00000001, DI
 	SHLXQ     BX, DI, DI
 	DECQ      DI
@@ -8259,7 +9513,7 @@ tail305:
 	VMULPS    Z1, Z0, Z0
 	VMOVUPS   Z0, K1, (AX)(SI*1)
 
-done306:
+done331:
 	VZEROUPPER
 	RET
 
@@ -8272,9 +9526,9 @@ TEXT ·maxAVX512(SB), NOSPLIT, $0-72
 	MOVQ dst_len+8(FP), BX
 	XORQ SI, SI
 
-many307:
+many332:
 	CMPQ       BX, $0x40
-	JLT        one308
+	JLT        one333
 	PREFETCHT0 2048(CX)(SI*1)
 	VMOVUPS    (CX)(SI*1), Z0
 	PREFETCHT0 2048(DX)(SI*1)
@@ -8305,11 +9559,11 @@ many307:
 	VMOVUPS    Z0, 192(AX)(SI*1)
 	ADDQ       $0x00000100, SI
 	SUBQ       $0x40, BX
-	JMP        many307
+	JMP        many332
 
-one308:
+one333:
 	CMPQ       BX, $0x10
-	JLT        tail309
+	JLT        tail334
 	PREFETCHT0 2048(CX)(SI*1)
 	VMOVUPS    (CX)(SI*1), Z0
 	PREFETCHT0 2048(DX)(SI*1)
@@ -8319,11 +9573,11 @@ one308:
 	VMOVUPS    Z0, (AX)(SI*1)
 	ADDQ       $0x40, SI
 	SUBQ       $0x10, BX
-	JMP        one308
+	JMP        one333
 
-tail309:
+tail334:
 	TESTQ     BX, BX
-	JZ        done310
+	JZ        done335
 	MOVQ      $0x00000001, DI
 	SHLXQ     BX, DI, DI
 	DECQ      DI
@@ -8333,7 +9587,7 @@ tail309:
 	VMAXPS    Z1, Z0, Z0
 	VMOVUPS   Z0, K1, (AX)(SI*1)
 
-done310:
+done335:
 	VZEROUPPER
 	RET
 
@@ -8346,9 +9600,9 @@ TEXT ·scaleAVX512(SB), NOSPLIT, $0-52
 	MOVQ         dst_len+8(FP), DX
 	XORQ         BX, BX
 
-many311:
+many336:
 	CMPQ       DX, $0x40
-	JLT        one312
+	JLT        one337
 	PREFETCHT0 2048(CX)(BX*1)
 	VMOVUPS    (CX)(BX*1), Z1
 	VMULPS     Z0, Z1, Z1
@@ -8371,11 +9625,11 @@ many311:
 	VMOVUPS    Z1, 192(AX)(BX*1)
 	ADDQ       $0x00000100, BX
 	SUBQ       $0x40, DX
-	JMP        many311
+	JMP        many336
 
-one312:
+one337:
 	CMPQ       DX, $0x10
-	JLT        tail313
+	JLT        tail338
 	PREFETCHT0 2048(CX)(BX*1)
 	VMOVUPS    (CX)(BX*1), Z1
 	VMULPS     Z0, Z1, Z1
@@ -8383,11 +9637,11 @@ one312:
 	VMOVUPS    Z1, (AX)(BX*1)
 	ADDQ       $0x40, BX
 	SUBQ       $0x10, DX
-	JMP        one312
+	JMP        one337
 
-tail313:
+tail338:
 	TESTQ     DX, DX
-	JZ        done314
+	JZ        done339
 	MOVQ      $0x00000001, SI
 	SHLXQ     DX, SI, SI
 	DECQ      SI
@@ -8396,7 +9650,7 @@ tail313:
 	VMULPS    Z0, Z1, Z1
 	VMOVUPS   Z1, K1, (AX)(BX*1)
 
-done314:
+done339:
 	VZEROUPPER
 	RET
 
@@ -8409,9 +9663,9 @@ TEXT ·axpyAVX512(SB), NOSPLIT, $0-52
 	MOVQ         dst_len+8(FP), DX
 	XORQ         BX, BX
 
-many315:
+many340:
 	CMPQ        DX, $0x40
-	JLT         one316
+	JLT         one341
 	PREFETCHT0  2048(AX)(BX*1)
 	VMOVUPS     (AX)(BX*1), Z1
 	PREFETCHT0  2048(CX)(BX*1)
@@ -8438,11 +9692,11 @@ many315:
 	VMOVUPS     Z1, 192(AX)(BX*1)
 	ADDQ        $0x00000100, BX
 	SUBQ        $0x40, DX
-	JMP         many315
+	JMP         many340
 
-one316:
+one341:
 	CMPQ        DX, $0x10
-	JLT         tail317
+	JLT         tail342
 	PREFETCHT0  2048(AX)(BX*1)
 	VMOVUPS     (AX)(BX*1), Z1
 	PREFETCHT0  2048(CX)(BX*1)
@@ -8451,11 +9705,11 @@ one316:
 	VMOVUPS     Z1, (AX)(BX*1)
 	ADDQ        $0x40, BX
 	SUBQ        $0x10, DX
-	JMP         one316
+	JMP         one341
 
-tail317:
+tail342:
 	TESTQ       DX, DX
-	JZ          done318
+	JZ          done343
 	MOVQ        $0x00000001, SI
 	SHLXQ       DX, SI, SI
 	DECQ        SI
@@ -8465,7 +9719,7 @@ tail317:
 	VFMADD231PS Z0, Z2, Z1
 	VMOVUPS     Z1, K1, (AX)(BX*1)
 
-done318:
+done343:
 	VZEROUPPER
 	RET
 
@@ -8481,9 +9735,9 @@ TEXT ·expSumAVX512(SB), NOSPLIT, $0-60
 	MOVQ         dst_len+8(FP), DX
 	XORQ         BX, BX
 
-many319:
+many344:
 	CMPQ         DX, $0x20
-	JLT          one320
+	JLT          one345
 	PREFETCHT0   2048(CX)(BX*1)
 	VMOVUPS      (CX)(BX*1), Z4
 	VFMSUB213PS  Z1, Z0, Z4
@@ -8540,11 +9794,11 @@ many319:
 	VADDPS       Z6, Z3, Z3
 	ADDQ         $0x00000080, BX
 	SUBQ         $0x20, DX
-	JMP          many319
+	JMP          many344
 
-one320:
+one345:
 	CMPQ         DX, $0x10
-	JLT          tail321
+	JLT          tail346
 	PREFETCHT0   2048(CX)(BX*1)
 	VMOVUPS      (CX)(BX*1), Z4
 	VFMSUB213PS  Z1, Z0, Z4
@@ -8574,11 +9828,11 @@ one320:
 	VADDPS       Z6, Z2, Z2
 	ADDQ         $0x40, BX
 	SUBQ         $0x10, DX
-	JMP          one320
+	JMP          one345
 
-tail321:
+tail346:
 	TESTQ        DX, DX
-	JZ           done322
+	JZ           done347
 	MOVQ         $0x00000001, SI
 	SHLXQ        DX, SI, SI
 	DECQ         SI
@@ -8610,7 +9864,7 @@ tail321:
 	VMOVAPS.Z    Z1, K1, Z1
 	VADDPS       Z1, Z2, Z2
 
-done322:
+done347:
 	VADDPS        Z3, Z2, Z2
 	VEXTRACTF64X4 $0x01, Z2, Y0
 	VADDPS        Y0, Y2, Y2
@@ -8634,9 +9888,9 @@ TEXT ·expMulAVX512(SB), NOSPLIT, $0-56
 	MOVQ         dst_len+8(FP), DX
 	XORQ         BX, BX
 
-many323:
+many348:
 	CMPQ         DX, $0x20
-	JLT          one324
+	JLT          one349
 	PREFETCHT0   2048(CX)(BX*1)
 	VMOVUPS      (CX)(BX*1), Z2
 	VSUBPS       Z0, Z2, Z2
@@ -8693,11 +9947,11 @@ many323:
 	VMOVUPS      Z4, 64(AX)(BX*1)
 	ADDQ         $0x00000080, BX
 	SUBQ         $0x20, DX
-	JMP          many323
+	JMP          many348
 
-one324:
+one349:
 	CMPQ         DX, $0x10
-	JLT          tail325
+	JLT          tail350
 	PREFETCHT0   2048(CX)(BX*1)
 	VMOVUPS      (CX)(BX*1), Z2
 	VSUBPS       Z0, Z2, Z2
@@ -8727,11 +9981,11 @@ one324:
 	VMOVUPS      Z4, (AX)(BX*1)
 	ADDQ         $0x40, BX
 	SUBQ         $0x10, DX
-	JMP          one324
+	JMP          one349
 
-tail325:
+tail350:
 	TESTQ        DX, DX
-	JZ           done326
+	JZ           done351
 	MOVQ         $0x00000001, SI
 	SHLXQ        DX, SI, SI
 	DECQ         SI
@@ -8762,7 +10016,7 @@ tail325:
 	VMULPS       Z1, Z3, Z3
 	VMOVUPS      Z3, K1, (AX)(BX*1)
 
-done326:
+done351:
 	VZEROUPPER
 	RET
 
@@ -8774,9 +10028,9 @@ TEXT ·geluAVX512(SB), NOSPLIT, $0-48
 	MOVQ y_len+8(FP), DX
 	XORQ BX, BX
 
-one328:
+one353:
 	CMPQ         DX, $0x10
-	JLT          tail329
+	JLT          tail354
 	PREFETCHT0   2048(CX)(BX*1)
 	VMOVUPS      (CX)(BX*1), Z0
 	VMULPS       wordbf000000<>+0(SB), Z0, Z1
@@ -8826,11 +10080,11 @@ one328:
 	VMOVUPS      Z1, (AX)(BX*1)
 	ADDQ         $0x40, BX
 	SUBQ         $0x10, DX
-	JMP          one328
+	JMP          one353
 
-tail329:
+tail354:
 	TESTQ        DX, DX
-	JZ           done330
+	JZ           done355
 	MOVQ         $0x00000001, SI
 	SHLXQ        DX, SI, SI
 	DECQ         SI
@@ -8881,7 +10135,7 @@ tail329:
 	VMULPS       Z0, Z1, Z1
 	VMOVUPS      Z1, K1, (AX)(BX*1)
 
-done330:
+done355:
 	VZEROUPPER
 	RET
 
@@ -8894,9 +10148,9 @@ TEXT ·geluGradAVX512(SB), NOSPLIT, $0-72
 	MOVQ dx_len+8(FP), BX
 	XORQ SI, SI
 
-one332:
+one357:
 	CMPQ         BX, $0x10
-	JLT          tail333
+	JLT          tail358
 	PREFETCHT0   2048(DX)(SI*1)
 	VMOVUPS      (DX)(SI*1), Z0
 	VMULPS       wordbf000000<>+0(SB), Z0, Z1
@@ -8950,11 +10204,11 @@ one332:
 	VMOVUPS      Z1, (AX)(SI*1)
 	ADDQ         $0x40, SI
 	SUBQ         $0x10, BX
-	JMP          one332
+	JMP          one357
 
-tail333:
+tail358:
 	TESTQ        BX, BX
-	JZ           done334
+	JZ           done359
 	MOVQ         $0x00000001, DI
 	SHLXQ        BX, DI, DI
 	DECQ         DI
@@ -9008,7 +10262,7 @@ tail333:
 	VMULPS       Z0, Z1, Z1
 	VMOVUPS      Z1, K1, (AX)(SI*1)
 
-done334:
+done359:
 	VZEROUPPER
 	RET
 
@@ -9020,9 +10274,9 @@ TEXT ·geluTanhAVX512(SB), NOSPLIT, $0-48
 	MOVQ y_len+8(FP), DX
 	XORQ BX, BX
 
-one336:
+one361:
 	CMPQ         DX, $0x10
-	JLT          tail337
+	JLT          tail362
 	PREFETCHT0   2048(CX)(BX*1)
 	VMOVUPS      (CX)(BX*1), Z0
 	VMULPS       Z0, Z0, Z1
@@ -9058,11 +10312,11 @@ one336:
 	VMOVUPS      Z2, (AX)(BX*1)
 	ADDQ         $0x40, BX
 	SUBQ         $0x10, DX
-	JMP          one336
+	JMP          one361
 
-tail337:
+tail362:
 	TESTQ        DX, DX
-	JZ           done338
+	JZ           done363
 	MOVQ         $0x00000001, SI
 	SHLXQ        DX, SI, SI
 	DECQ         SI
@@ -9099,7 +10353,7 @@ tail337:
 	VMULPS       Z0, Z2, Z2
 	VMOVUPS      Z2, K1, (AX)(BX*1)
 
-done338:
+done363:
 	VZEROUPPER
 	RET
 
@@ -9112,9 +10366,9 @@ TEXT ·geluTanhGradAVX512(SB), NOSPLIT, $0-72
 	MOVQ dx_len+8(FP), BX
 	XORQ SI, SI
 
-one340:
+one365:
 	CMPQ         BX, $0x10
-	JLT          tail341
+	JLT          tail366
 	PREFETCHT0   2048(DX)(SI*1)
 	VMOVUPS      (DX)(SI*1), Z0
 	VMULPS       Z0, Z0, Z1
@@ -9160,11 +10414,11 @@ one340:
 	VMOVUPS      Z3, (AX)(SI*1)
 	ADDQ         $0x40, SI
 	SUBQ         $0x10, BX
-	JMP          one340
+	JMP          one365
 
-tail341:
+tail366:
 	TESTQ        BX, BX
-	JZ           done342
+	JZ           done367
 	MOVQ         $0x00000001, DI
 	SHLXQ        BX, DI, DI
 	DECQ         DI
@@ -9210,7 +10464,7 @@ tail341:
 	VMULPS       Z0, Z3, Z3
 	VMOVUPS      Z3, K1, (AX)(SI*1)
 
-done342:
+done367:
 	VZEROUPPER
 	RET
 
@@ -9223,9 +10477,9 @@ TEXT ·swigluAVX512(SB), NOSPLIT, $0-72
 	MOVQ y_len+8(FP), BX
 	XORQ SI, SI
 
-one344:
+one369:
 	CMPQ         BX, $0x10
-	JLT          tail345
+	JLT          tail370
 	PREFETCHT0   2048(CX)(SI*1)
 	VMOVUPS      (CX)(SI*1), Z0
 	VPXORD       word80000000<>+0(SB), Z0, Z1
@@ -9259,11 +10513,11 @@ one344:
 	VMOVUPS      Z0, (AX)(SI*1)
 	ADDQ         $0x40, SI
 	SUBQ         $0x10, BX
-	JMP          one344
+	JMP          one369
 
-tail345:
+tail370:
 	TESTQ        BX, BX
-	JZ           done346
+	JZ           done371
 	MOVQ         $0x00000001, DI
 	SHLXQ        BX, DI, DI
 	DECQ         DI
@@ -9297,7 +10551,7 @@ tail345:
 	VMULPS       Z1, Z0, Z0
 	VMOVUPS      Z0, K1, (AX)(SI*1)
 
-done346:
+done371:
 	VZEROUPPER
 	RET
 
@@ -9312,9 +10566,9 @@ TEXT ·swigluGradAVX512(SB), NOSPLIT, $0-120
 	MOVQ dy_len+56(FP), DI
 	XORQ R8, R8
 
-one348:
+one373:
 	CMPQ         DI, $0x10
-	JLT          tail349
+	JLT          tail374
 	PREFETCHT0   2048(BX)(R8*1)
 	VMOVUPS      (BX)(R8*1), Z0
 	VPXORD       word80000000<>+0(SB), Z0, Z1
@@ -9360,11 +10614,11 @@ one348:
 	VMOVUPS      Z0, (CX)(R8*1)
 	ADDQ         $0x40, R8
 	SUBQ         $0x10, DI
-	JMP          one348
+	JMP          one373
 
-tail349:
+tail374:
 	TESTQ        DI, DI
-	JZ           done350
+	JZ           done375
 	MOVQ         $0x00000001, R9
 	SHLXQ        DI, R9, R9
 	DECQ         R9
@@ -9408,7 +10662,7 @@ tail349:
 	VMOVUPS      Z4, K1, (AX)(R8*1)
 	VMOVUPS      Z0, K1, (CX)(R8*1)
 
-done350:
+done375:
 	VZEROUPPER
 	RET
 
@@ -9432,9 +10686,9 @@ TEXT ·adamwAVX512(SB), NOSPLIT, $0-104
 	MOVQ         w_len+8(FP), SI
 	XORQ         DI, DI
 
-one352:
+one377:
 	CMPQ        SI, $0x10
-	JLT         tail353
+	JLT         tail378
 	PREFETCHT0  2048(BX)(DI*1)
 	VMOVUPS     (BX)(DI*1), Z9
 	VMULPS      Z0, Z9, Z9
@@ -9459,11 +10713,11 @@ one352:
 	VMOVUPS     Z9, (AX)(DI*1)
 	ADDQ        $0x40, DI
 	SUBQ        $0x10, SI
-	JMP         one352
+	JMP         one377
 
-tail353:
+tail378:
 	TESTQ       SI, SI
-	JZ          done354
+	JZ          done379
 	MOVQ        $0x00000001, R8
 	SHLXQ       SI, R8, R8
 	DECQ        R8
@@ -9487,7 +10741,7 @@ tail353:
 	VFMSUB213PS Z0, Z5, Z1
 	VMOVUPS     Z1, K1, (AX)(DI*1)
 
-done354:
+done379:
 	VZEROUPPER
 	RET
 
@@ -9503,9 +10757,9 @@ TEXT ·normalizeAVX512(SB), NOSPLIT, $0-104
 	MOVQ         y_len+8(FP), SI
 	XORQ         DI, DI
 
-many355:
+many380:
 	CMPQ        SI, $0x20
-	JLT         one356
+	JLT         one381
 	VMOVUPS     (CX)(DI*1), Z2
 	VSUBPS      Z0, Z2, Z2
 	VMULPS      Z1, Z2, Z2
@@ -9522,11 +10776,11 @@ many355:
 	VMOVUPS     Z3, 64(AX)(DI*1)
 	ADDQ        $0x00000080, DI
 	SUBQ        $0x20, SI
-	JMP         many355
+	JMP         many380
 
-one356:
+one381:
 	CMPQ        SI, $0x10
-	JLT         tail357
+	JLT         tail382
 	VMOVUPS     (CX)(DI*1), Z2
 	VSUBPS      Z0, Z2, Z2
 	VMULPS      Z1, Z2, Z2
@@ -9536,11 +10790,11 @@ one356:
 	VMOVUPS     Z3, (AX)(DI*1)
 	ADDQ        $0x40, DI
 	SUBQ        $0x10, SI
-	JMP         one356
+	JMP         one381
 
-tail357:
+tail382:
 	TESTQ       SI, SI
-	JZ          done358
+	JZ          done383
 	MOVQ        $0x00000001, R8
 	SHLXQ       SI, R8, R8
 	DECQ        R8
@@ -9553,7 +10807,7 @@ tail357:
 	VFMADD231PS Z1, Z2, Z0
 	VMOVUPS     Z0, K1, (AX)(DI*1)
 
-done358:
+done383:
 	VZEROUPPER
 	RET
 
@@ -9572,9 +10826,9 @@ TEXT ·normGradSumsAVX512(SB), NOSPLIT, $0-88
 	MOVQ         dy_len+8(FP), BX
 	XORQ         SI, SI
 
-many359:
+many384:
 	CMPQ        BX, $0x20
-	JLT         one360
+	JLT         one385
 	VMOVUPS     (CX)(SI*1), Z6
 	VSUBPS      Z0, Z6, Z6
 	VMULPS      Z1, Z6, Z6
@@ -9593,11 +10847,11 @@ many359:
 	VFMADD231PS Z7, Z6, Z5
 	ADDQ        $0x00000080, SI
 	SUBQ        $0x20, BX
-	JMP         many359
+	JMP         many384
 
-one360:
+one385:
 	CMPQ        BX, $0x10
-	JLT         tail361
+	JLT         tail386
 	VMOVUPS     (CX)(SI*1), Z6
 	VSUBPS      Z0, Z6, Z6
 	VMULPS      Z1, Z6, Z6
@@ -9608,11 +10862,11 @@ one360:
 	VFMADD231PS Z7, Z6, Z4
 	ADDQ        $0x40, SI
 	SUBQ        $0x10, BX
-	JMP         one360
+	JMP         one385
 
-tail361:
+tail386:
 	TESTQ       BX, BX
-	JZ          done362
+	JZ          done387
 	MOVQ        $0x00000001, DI
 	SHLXQ       BX, DI, DI
 	DECQ        DI
@@ -9626,7 +10880,7 @@ tail361:
 	VADDPS      Z0, Z2, Z2
 	VFMADD231PS Z0, Z6, Z4
 
-done362:
+done387:
 	VADDPS        Z3, Z2, Z2
 	VEXTRACTF64X4 $0x01, Z2, Y0
 	VADDPS        Y0, Y2, Y2
@@ -9664,9 +10918,9 @@ TEXT ·normGradRowAVX512(SB), NOSPLIT, $0-112
 	MOVQ         dx_len+8(FP), SI
 	XORQ         DI, DI
 
-many363:
+many388:
 	CMPQ         SI, $0x20
-	JLT          one364
+	JLT          one389
 	VMOVUPS      (DX)(DI*1), Z4
 	VSUBPS       Z0, Z4, Z4
 	VMULPS       Z1, Z4, Z4
@@ -9687,11 +10941,11 @@ many363:
 	VMOVUPS      Z5, 64(AX)(DI*1)
 	ADDQ         $0x00000080, DI
 	SUBQ         $0x20, SI
-	JMP          many363
+	JMP          many388
 
-one364:
+one389:
 	CMPQ         SI, $0x10
-	JLT          tail365
+	JLT          tail390
 	VMOVUPS      (DX)(DI*1), Z4
 	VSUBPS       Z0, Z4, Z4
 	VMULPS       Z1, Z4, Z4
@@ -9703,11 +10957,11 @@ one364:
 	VMOVUPS      Z5, (AX)(DI*1)
 	ADDQ         $0x40, DI
 	SUBQ         $0x10, SI
-	JMP          one364
+	JMP          one389
 
-tail365:
+tail390:
 	TESTQ        SI, SI
-	JZ           done366
+	JZ           done391
 	MOVQ         $0x00000001, R8
 	SHLXQ        SI, R8, R8
 	DECQ         R8
@@ -9722,7 +10976,7 @@ tail365:
 	VMULPS       Z1, Z0, Z0
 	VMOVUPS      Z0, K1, (AX)(DI*1)
 
-done366:
+done391:
 	VZEROUPPER
 	RET
 
@@ -9738,9 +10992,9 @@ TEXT ·normGradParamsAVX512(SB), NOSPLIT, $0-104
 	MOVQ         dw_len+8(FP), SI
 	XORQ         DI, DI
 
-many367:
+many392:
 	CMPQ        SI, $0x20
-	JLT         one368
+	JLT         one393
 	VMOVUPS     (BX)(DI*1), Z2
 	VSUBPS      Z0, Z2, Z2
 	VMULPS      Z1, Z2, Z2
@@ -9763,11 +11017,11 @@ many367:
 	VMOVUPS     Z3, 64(CX)(DI*1)
 	ADDQ        $0x00000080, DI
 	SUBQ        $0x20, SI
-	JMP         many367
+	JMP         many392
 
-one368:
+one393:
 	CMPQ        SI, $0x10
-	JLT         tail369
+	JLT         tail394
 	VMOVUPS     (BX)(DI*1), Z2
 	VSUBPS      Z0, Z2, Z2
 	VMULPS      Z1, Z2, Z2
@@ -9780,11 +11034,11 @@ one368:
 	VMOVUPS     Z3, (CX)(DI*1)
 	ADDQ        $0x40, DI
 	SUBQ        $0x10, SI
-	JMP         one368
+	JMP         one393
 
-tail369:
+tail394:
 	TESTQ       SI, SI
-	JZ          done370
+	JZ          done395
 	MOVQ        $0x00000001, R8
 	SHLXQ       SI, R8, R8
 	DECQ        R8
@@ -9800,7 +11054,7 @@ tail369:
 	VADDPS      Z1, Z0, Z0
 	VMOVUPS     Z0, K1, (CX)(DI*1)
 
-done370:
+done395:
 	VZEROUPPER
 	RET
 
@@ -9815,9 +11069,9 @@ TEXT ·softmaxGradAVX512(SB), NOSPLIT, $0-80
 	MOVQ         ds_len+8(FP), BX
 	XORQ         SI, SI
 
-many371:
+many396:
 	CMPQ    BX, $0x20
-	JLT     one372
+	JLT     one397
 	VMOVUPS (CX)(SI*1), Z2
 	VMOVUPS (DX)(SI*1), Z3
 	VMULPS  Z1, Z2, Z2
@@ -9832,11 +11086,11 @@ many371:
 	VMOVUPS Z3, 64(AX)(SI*1)
 	ADDQ    $0x00000080, SI
 	SUBQ    $0x20, BX
-	JMP     many371
+	JMP     many396
 
-one372:
+one397:
 	CMPQ    BX, $0x10
-	JLT     tail373
+	JLT     tail398
 	VMOVUPS (CX)(SI*1), Z2
 	VMOVUPS (DX)(SI*1), Z3
 	VMULPS  Z1, Z2, Z2
@@ -9845,11 +11099,11 @@ one372:
 	VMOVUPS Z3, (AX)(SI*1)
 	ADDQ    $0x40, SI
 	SUBQ    $0x10, BX
-	JMP     one372
+	JMP     one397
 
-tail373:
+tail398:
 	TESTQ     BX, BX
-	JZ        done374
+	JZ        done399
 	MOVQ      $0x00000001, DI
 	SHLXQ     BX, DI, DI
 	DECQ      DI
@@ -9861,7 +11115,7 @@ tail373:
 	VMULPS    Z2, Z3, Z3
 	VMOVUPS   Z3, K1, (AX)(SI*1)
 
-done374:
+done399:
 	VZEROUPPER
 	RET
 
@@ -9877,9 +11131,9 @@ TEXT ·rotateAVX512(SB), NOSPLIT, $0-144
 	MOVQ lo_len+8(FP), R8
 	XORQ R9, R9
 
-many375:
+many400:
 	CMPQ         R8, $0x20
-	JLT          one376
+	JLT          one401
 	VMOVUPS      (DX)(R9*1), Z0
 	VMOVUPS      (BX)(R9*1), Z1
 	VMOVUPS      (SI)(R9*1), Z2
@@ -9902,11 +11156,11 @@ many375:
 	VMOVUPS      Z1, 64(CX)(R9*1)
 	ADDQ         $0x00000080, R9
 	SUBQ         $0x20, R8
-	JMP          many375
+	JMP          many400
 
-one376:
+one401:
 	CMPQ         R8, $0x10
-	JLT          tail377
+	JLT          tail402
 	VMOVUPS      (DX)(R9*1), Z0
 	VMOVUPS      (BX)(R9*1), Z1
 	VMOVUPS      (SI)(R9*1), Z2
@@ -9919,11 +11173,11 @@ one376:
 	VMOVUPS      Z1, (CX)(R9*1)
 	ADDQ         $0x40, R9
 	SUBQ         $0x10, R8
-	JMP          one376
+	JMP          one401
 
-tail377:
+tail402:
 	TESTQ        R8, R8
-	JZ           done378
+	JZ           done403
 	MOVQ         $0x00000001, R10
 	SHLXQ        R8, R10, R10
 	DECQ         R10
@@ -9939,7 +11193,714 @@ tail377:
 	VMOVUPS      Z4, K1, (AX)(R9*1)
 	VMOVUPS      Z1, K1, (CX)(R9*1)
 
-done378:
+done403:
+	VZEROUPPER
+	RET
+
+// func dropoutFactorsAVX512(dst []float32, block uint64, seed uint64, op uint32, step uint32, threshold uint32, scale float32)
+// Requires: AVX, AVX512F
+TEXT ·dropoutFactorsAVX512(SB), NOSPLIT, $80-56
+	MOVQ         dst_base+0(FP), AX
+	MOVQ         dst_len+8(FP), CX
+	MOVQ         seed+32(FP), DX
+	MOVL         DX, BX
+	MOVL         BX, (SP)
+	ADDL         $0x9e3779b9, BX
+	MOVL         BX, 8(SP)
+	ADDL         $0x9e3779b9, BX
+	MOVL         BX, 16(SP)
+	ADDL         $0x9e3779b9, BX
+	MOVL         BX, 24(SP)
+	ADDL         $0x9e3779b9, BX
+	MOVL         BX, 32(SP)
+	ADDL         $0x9e3779b9, BX
+	MOVL         BX, 40(SP)
+	ADDL         $0x9e3779b9, BX
+	MOVL         BX, 48(SP)
+	ADDL         $0x9e3779b9, BX
+	MOVL         BX, 56(SP)
+	ADDL         $0x9e3779b9, BX
+	MOVL         BX, 64(SP)
+	ADDL         $0x9e3779b9, BX
+	MOVL         BX, 72(SP)
+	ADDL         $0x9e3779b9, BX
+	SHRQ         $0x20, DX
+	MOVL         DX, BX
+	MOVL         BX, 4(SP)
+	ADDL         $0xbb67ae85, BX
+	MOVL         BX, 12(SP)
+	ADDL         $0xbb67ae85, BX
+	MOVL         BX, 20(SP)
+	ADDL         $0xbb67ae85, BX
+	MOVL         BX, 28(SP)
+	ADDL         $0xbb67ae85, BX
+	MOVL         BX, 36(SP)
+	ADDL         $0xbb67ae85, BX
+	MOVL         BX, 44(SP)
+	ADDL         $0xbb67ae85, BX
+	MOVL         BX, 52(SP)
+	ADDL         $0xbb67ae85, BX
+	MOVL         BX, 60(SP)
+	ADDL         $0xbb67ae85, BX
+	MOVL         BX, 68(SP)
+	ADDL         $0xbb67ae85, BX
+	MOVL         BX, 76(SP)
+	ADDL         $0xbb67ae85, BX
+	SHRQ         $0x20, DX
+	VBROADCASTSS threshold+48(FP), Z0
+	VBROADCASTSS scale+52(FP), Z1
+	MOVL         $0x0000aaaa, DX
+	KMOVW        DX, K1
+	VPBROADCASTQ block+24(FP), Z2
+	VPADDQ       countersAVX512<>+0(SB), Z2, Z2
+	VPADDQ       advanceAVX512<>+0(SB), Z2, Z3
+
+loop404:
+	CMPQ            CX, $0x40
+	JLT             last405
+	VMOVUPS         Z2, Z4
+	VPSRLQ          $0x20, Z2, Z5
+	VBROADCASTSS    op+40(FP), Z6
+	VBROADCASTSS    step+44(FP), Z7
+	VMOVUPS         Z3, Z8
+	VPSRLQ          $0x20, Z3, Z9
+	VBROADCASTSS    op+40(FP), Z10
+	VBROADCASTSS    step+44(FP), Z11
+	VPMULUDQ        wordd2511f53<>+0(SB), Z4, Z4
+	VPMULUDQ        wordcd9e8d57<>+0(SB), Z6, Z6
+	VPSRLQ          $0x20, Z6, Z12
+	VPTERNLOGD.BCST $0x96, (SP), Z5, Z12
+	VPSRLQ          $0x20, Z4, Z5
+	VPTERNLOGD.BCST $0x96, 4(SP), Z7, Z5
+	VPMULUDQ        wordd2511f53<>+0(SB), Z8, Z7
+	VPMULUDQ        wordcd9e8d57<>+0(SB), Z10, Z8
+	VPSRLQ          $0x20, Z8, Z10
+	VPTERNLOGD.BCST $0x96, (SP), Z9, Z10
+	VPSRLQ          $0x20, Z7, Z9
+	VPTERNLOGD.BCST $0x96, 4(SP), Z11, Z9
+	VPMULUDQ        wordd2511f53<>+0(SB), Z12, Z11
+	VPMULUDQ        wordcd9e8d57<>+0(SB), Z5, Z5
+	VPSRLQ          $0x20, Z5, Z12
+	VPTERNLOGD.BCST $0x96, 8(SP), Z6, Z12
+	VPSRLQ          $0x20, Z11, Z6
+	VPTERNLOGD.BCST $0x96, 12(SP), Z4, Z6
+	VPMULUDQ        wordd2511f53<>+0(SB), Z10, Z4
+	VPMULUDQ        wordcd9e8d57<>+0(SB), Z9, Z9
+	VPSRLQ          $0x20, Z9, Z10
+	VPTERNLOGD.BCST $0x96, 8(SP), Z8, Z10
+	VPSRLQ          $0x20, Z4, Z8
+	VPTERNLOGD.BCST $0x96, 12(SP), Z7, Z8
+	VPMULUDQ        wordd2511f53<>+0(SB), Z12, Z7
+	VPMULUDQ        wordcd9e8d57<>+0(SB), Z6, Z6
+	VPSRLQ          $0x20, Z6, Z12
+	VPTERNLOGD.BCST $0x96, 16(SP), Z5, Z12
+	VPSRLQ          $0x20, Z7, Z5
+	VPTERNLOGD.BCST $0x96, 20(SP), Z11, Z5
+	VPMULUDQ        wordd2511f53<>+0(SB), Z10, Z10
+	VPMULUDQ        wordcd9e8d57<>+0(SB), Z8, Z8
+	VPSRLQ          $0x20, Z8, Z11
+	VPTERNLOGD.BCST $0x96, 16(SP), Z9, Z11
+	VPSRLQ          $0x20, Z10, Z9
+	VPTERNLOGD.BCST $0x96, 20(SP), Z4, Z9
+	VPMULUDQ        wordd2511f53<>+0(SB), Z12, Z4
+	VPMULUDQ        wordcd9e8d57<>+0(SB), Z5, Z5
+	VPSRLQ          $0x20, Z5, Z12
+	VPTERNLOGD.BCST $0x96, 24(SP), Z6, Z12
+	VPSRLQ          $0x20, Z4, Z6
+	VPTERNLOGD.BCST $0x96, 28(SP), Z7, Z6
+	VPMULUDQ        wordd2511f53<>+0(SB), Z11, Z7
+	VPMULUDQ        wordcd9e8d57<>+0(SB), Z9, Z9
+	VPSRLQ          $0x20, Z9, Z11
+	VPTERNLOGD.BCST $0x96, 24(SP), Z8, Z11
+	VPSRLQ          $0x20, Z7, Z8
+	VPTERNLOGD.BCST $0x96, 28(SP), Z10, Z8
+	VPMULUDQ        wordd2511f53<>+0(SB), Z12, Z10
+	VPMULUDQ        wordcd9e8d57<>+0(SB), Z6, Z6
+	VPSRLQ          $0x20, Z6, Z12
+	VPTERNLOGD.BCST $0x96, 32(SP), Z5, Z12
+	VPSRLQ          $0x20, Z10, Z5
+	VPTERNLOGD.BCST $0x96, 36(SP), Z4, Z5
+	VPMULUDQ        wordd2511f53<>+0(SB), Z11, Z4
+	VPMULUDQ        wordcd9e8d57<>+0(SB), Z8, Z8
+	VPSRLQ          $0x20, Z8, Z11
+	VPTERNLOGD.BCST $0x96, 32(SP), Z9, Z11
+	VPSRLQ          $0x20, Z4, Z9
+	VPTERNLOGD.BCST $0x96, 36(SP), Z7, Z9
+	VPMULUDQ        wordd2511f53<>+0(SB), Z12, Z7
+	VPMULUDQ        wordcd9e8d57<>+0(SB), Z5, Z5
+	VPSRLQ          $0x20, Z5, Z12
+	VPTERNLOGD.BCST $0x96, 40(SP), Z6, Z12
+	VPSRLQ          $0x20, Z7, Z6
+	VPTERNLOGD.BCST $0x96, 44(SP), Z10, Z6
+	VPMULUDQ        wordd2511f53<>+0(SB), Z11, Z10
+	VPMULUDQ        wordcd9e8d57<>+0(SB), Z9, Z9
+	VPSRLQ          $0x20, Z9, Z11
+	VPTERNLOGD.BCST $0x96, 40(SP), Z8, Z11
+	VPSRLQ          $0x20, Z10, Z8
+	VPTERNLOGD.BCST $0x96, 44(SP), Z4, Z8
+	VPMULUDQ        wordd2511f53<>+0(SB), Z12, Z4
+	VPMULUDQ        wordcd9e8d57<>+0(SB), Z6, Z6
+	VPSRLQ          $0x20, Z6, Z12
+	VPTERNLOGD.BCST $0x96, 48(SP), Z5, Z12
+	VPSRLQ          $0x20, Z4, Z5
+	VPTERNLOGD.BCST $0x96, 52(SP), Z7, Z5
+	VPMULUDQ        wordd2511f53<>+0(SB), Z11, Z7
+	VPMULUDQ        wordcd9e8d57<>+0(SB), Z8, Z8
+	VPSRLQ          $0x20, Z8, Z11
+	VPTERNLOGD.BCST $0x96, 48(SP), Z9, Z11
+	VPSRLQ          $0x20, Z7, Z9
+	VPTERNLOGD.BCST $0x96, 52(SP), Z10, Z9
+	VPMULUDQ        wordd2511f53<>+0(SB), Z12, Z10
+	VPMULUDQ        wordcd9e8d57<>+0(SB), Z5, Z5
+	VPSRLQ          $0x20, Z5, Z12
+	VPTERNLOGD.BCST $0x96, 56(SP), Z6, Z12
+	VPSRLQ          $0x20, Z10, Z6
+	VPTERNLOGD.BCST $0x96, 60(SP), Z4, Z6
+	VPMULUDQ        wordd2511f53<>+0(SB), Z11, Z4
+	VPMULUDQ        wordcd9e8d57<>+0(SB), Z9, Z9
+	VPSRLQ          $0x20, Z9, Z11
+	VPTERNLOGD.BCST $0x96, 56(SP), Z8, Z11
+	VPSRLQ          $0x20, Z4, Z8
+	VPTERNLOGD.BCST $0x96, 60(SP), Z7, Z8
+	VPMULUDQ        wordd2511f53<>+0(SB), Z12, Z7
+	VPMULUDQ        wordcd9e8d57<>+0(SB), Z6, Z6
+	VPSRLQ          $0x20, Z6, Z12
+	VPTERNLOGD.BCST $0x96, 64(SP), Z5, Z12
+	VPSRLQ          $0x20, Z7, Z5
+	VPTERNLOGD.BCST $0x96, 68(SP), Z10, Z5
+	VPMULUDQ        wordd2511f53<>+0(SB), Z11, Z10
+	VPMULUDQ        wordcd9e8d57<>+0(SB), Z8, Z8
+	VPSRLQ          $0x20, Z8, Z11
+	VPTERNLOGD.BCST $0x96, 64(SP), Z9, Z11
+	VPSRLQ          $0x20, Z10, Z9
+	VPTERNLOGD.BCST $0x96, 68(SP), Z4, Z9
+	VPMULUDQ        wordd2511f53<>+0(SB), Z12, Z4
+	VPMULUDQ        wordcd9e8d57<>+0(SB), Z5, Z5
+	VPSRLQ          $0x20, Z5, Z12
+	VPTERNLOGD.BCST $0x96, 72(SP), Z6, Z12
+	VPSRLQ          $0x20, Z4, Z6
+	VPTERNLOGD.BCST $0x96, 76(SP), Z7, Z6
+	VPMULUDQ        wordd2511f53<>+0(SB), Z11, Z7
+	VPMULUDQ        wordcd9e8d57<>+0(SB), Z9, Z9
+	VPSRLQ          $0x20, Z9, Z11
+	VPTERNLOGD.BCST $0x96, 72(SP), Z8, Z11
+	VPSRLQ          $0x20, Z7, Z8
+	VPTERNLOGD.BCST $0x96, 76(SP), Z10, Z8
+	VPSHUFD         $0xa0, Z5, K1, Z12
+	VPSHUFD         $0xa0, Z4, K1, Z6
+	VPUNPCKLQDQ     Z6, Z12, Z4
+	VPCMPUD         $0x05, Z0, Z4, K2
+	VMOVAPS.Z       Z1, K2, Z4
+	VMOVUPS         Z4, (AX)
+	VPUNPCKHQDQ     Z6, Z12, Z4
+	VPCMPUD         $0x05, Z0, Z4, K2
+	VMOVAPS.Z       Z1, K2, Z4
+	VMOVUPS         Z4, 64(AX)
+	VPSHUFD         $0xa0, Z9, K1, Z11
+	VPSHUFD         $0xa0, Z7, K1, Z8
+	VPUNPCKLQDQ     Z8, Z11, Z4
+	VPCMPUD         $0x05, Z0, Z4, K2
+	VMOVAPS.Z       Z1, K2, Z4
+	VMOVUPS         Z4, 128(AX)
+	VPUNPCKHQDQ     Z8, Z11, Z4
+	VPCMPUD         $0x05, Z0, Z4, K2
+	VMOVAPS.Z       Z1, K2, Z4
+	VMOVUPS         Z4, 192(AX)
+	VPADDQ          advanceAVX512<>+0(SB), Z2, Z2
+	VPADDQ          advanceAVX512<>+0(SB), Z2, Z2
+	VPADDQ          advanceAVX512<>+0(SB), Z3, Z3
+	VPADDQ          advanceAVX512<>+0(SB), Z3, Z3
+	ADDQ            $0x00000100, AX
+	SUBQ            $0x40, CX
+	JMP             loop404
+
+last405:
+	TESTQ           CX, CX
+	JZ              done406
+	VMOVUPS         Z2, Z3
+	VPSRLQ          $0x20, Z2, Z2
+	VBROADCASTSS    op+40(FP), Z4
+	VBROADCASTSS    step+44(FP), Z5
+	VPMULUDQ        wordd2511f53<>+0(SB), Z3, Z3
+	VPMULUDQ        wordcd9e8d57<>+0(SB), Z4, Z4
+	VPSRLQ          $0x20, Z4, Z6
+	VPTERNLOGD.BCST $0x96, (SP), Z2, Z6
+	VPSRLQ          $0x20, Z3, Z2
+	VPTERNLOGD.BCST $0x96, 4(SP), Z5, Z2
+	VPMULUDQ        wordd2511f53<>+0(SB), Z6, Z5
+	VPMULUDQ        wordcd9e8d57<>+0(SB), Z2, Z2
+	VPSRLQ          $0x20, Z2, Z6
+	VPTERNLOGD.BCST $0x96, 8(SP), Z4, Z6
+	VPSRLQ          $0x20, Z5, Z4
+	VPTERNLOGD.BCST $0x96, 12(SP), Z3, Z4
+	VPMULUDQ        wordd2511f53<>+0(SB), Z6, Z3
+	VPMULUDQ        wordcd9e8d57<>+0(SB), Z4, Z4
+	VPSRLQ          $0x20, Z4, Z6
+	VPTERNLOGD.BCST $0x96, 16(SP), Z2, Z6
+	VPSRLQ          $0x20, Z3, Z2
+	VPTERNLOGD.BCST $0x96, 20(SP), Z5, Z2
+	VPMULUDQ        wordd2511f53<>+0(SB), Z6, Z5
+	VPMULUDQ        wordcd9e8d57<>+0(SB), Z2, Z2
+	VPSRLQ          $0x20, Z2, Z6
+	VPTERNLOGD.BCST $0x96, 24(SP), Z4, Z6
+	VPSRLQ          $0x20, Z5, Z4
+	VPTERNLOGD.BCST $0x96, 28(SP), Z3, Z4
+	VPMULUDQ        wordd2511f53<>+0(SB), Z6, Z3
+	VPMULUDQ        wordcd9e8d57<>+0(SB), Z4, Z4
+	VPSRLQ          $0x20, Z4, Z6
+	VPTERNLOGD.BCST $0x96, 32(SP), Z2, Z6
+	VPSRLQ          $0x20, Z3, Z2
+	VPTERNLOGD.BCST $0x96, 36(SP), Z5, Z2
+	VPMULUDQ        wordd2511f53<>+0(SB), Z6, Z5
+	VPMULUDQ        wordcd9e8d57<>+0(SB), Z2, Z2
+	VPSRLQ          $0x20, Z2, Z6
+	VPTERNLOGD.BCST $0x96, 40(SP), Z4, Z6
+	VPSRLQ          $0x20, Z5, Z4
+	VPTERNLOGD.BCST $0x96, 44(SP), Z3, Z4
+	VPMULUDQ        wordd2511f53<>+0(SB), Z6, Z3
+	VPMULUDQ        wordcd9e8d57<>+0(SB), Z4, Z4
+	VPSRLQ          $0x20, Z4, Z6
+	VPTERNLOGD.BCST $0x96, 48(SP), Z2, Z6
+	VPSRLQ          $0x20, Z3, Z2
+	VPTERNLOGD.BCST $0x96, 52(SP), Z5, Z2
+	VPMULUDQ        wordd2511f53<>+0(SB), Z6, Z5
+	VPMULUDQ        wordcd9e8d57<>+0(SB), Z2, Z2
+	VPSRLQ          $0x20, Z2, Z6
+	VPTERNLOGD.BCST $0x96, 56(SP), Z4, Z6
+	VPSRLQ          $0x20, Z5, Z4
+	VPTERNLOGD.BCST $0x96, 60(SP), Z3, Z4
+	VPMULUDQ        wordd2511f53<>+0(SB), Z6, Z3
+	VPMULUDQ        wordcd9e8d57<>+0(SB), Z4, Z4
+	VPSRLQ          $0x20, Z4, Z6
+	VPTERNLOGD.BCST $0x96, 64(SP), Z2, Z6
+	VPSRLQ          $0x20, Z3, Z2
+	VPTERNLOGD.BCST $0x96, 68(SP), Z5, Z2
+	VPMULUDQ        wordd2511f53<>+0(SB), Z6, Z5
+	VPMULUDQ        wordcd9e8d57<>+0(SB), Z2, Z2
+	VPSRLQ          $0x20, Z2, Z6
+	VPTERNLOGD.BCST $0x96, 72(SP), Z4, Z6
+	VPSRLQ          $0x20, Z5, Z4
+	VPTERNLOGD.BCST $0x96, 76(SP), Z3, Z4
+	VPSHUFD         $0xa0, Z2, K1, Z6
+	VPSHUFD         $0xa0, Z5, K1, Z4
+	VPUNPCKLQDQ     Z4, Z6, Z2
+	VPCMPUD         $0x05, Z0, Z2, K1
+	VMOVAPS.Z       Z1, K1, Z2
+	VMOVUPS         Z2, (AX)
+	VPUNPCKHQDQ     Z4, Z6, Z2
+	VPCMPUD         $0x05, Z0, Z2, K1
+	VMOVAPS.Z       Z1, K1, Z2
+	VMOVUPS         Z2, 64(AX)
+
+done406:
+	VZEROUPPER
+	RET
+
+// func dropoutRowsAVX512(dst []float32, ld int, n int, start uint64, stride uint64, seed uint64, op uint32, step uint32, threshold uint32, scale float32)
+// Requires: AVX, AVX512F
+TEXT ·dropoutRowsAVX512(SB), NOSPLIT, $80-80
+	MOVQ         dst_base+0(FP), AX
+	MOVQ         ld+24(FP), CX
+	MOVQ         n+32(FP), DX
+	MOVQ         start+40(FP), BX
+	MOVQ         stride+48(FP), SI
+	MOVQ         BX, DI
+	SHRQ         $0x02, DI
+	VPBROADCASTQ DI, Z0
+	VPADDQ       countersAVX512<>+0(SB), Z0, Z0
+	MOVQ         BX, DI
+	ANDQ         $0x03, DI
+	NEGQ         DI
+	LEAQ         64(AX)(DI*4), DI
+	ADDQ         SI, BX
+	LEAQ         (AX)(CX*4), AX
+	MOVQ         BX, R8
+	SHRQ         $0x02, R8
+	VPBROADCASTQ R8, Z1
+	VPADDQ       countersAVX512<>+0(SB), Z1, Z1
+	MOVQ         BX, R8
+	ANDQ         $0x03, R8
+	NEGQ         R8
+	LEAQ         64(AX)(R8*4), R8
+	ADDQ         SI, BX
+	LEAQ         (AX)(CX*4), AX
+	MOVQ         BX, R9
+	SHRQ         $0x02, R9
+	VPBROADCASTQ R9, Z2
+	VPADDQ       countersAVX512<>+0(SB), Z2, Z2
+	MOVQ         BX, R9
+	ANDQ         $0x03, R9
+	NEGQ         R9
+	LEAQ         64(AX)(R9*4), R9
+	ADDQ         SI, BX
+	LEAQ         (AX)(CX*4), AX
+	MOVQ         BX, R10
+	SHRQ         $0x02, R10
+	VPBROADCASTQ R10, Z3
+	VPADDQ       countersAVX512<>+0(SB), Z3, Z3
+	MOVQ         BX, R10
+	ANDQ         $0x03, R10
+	NEGQ         R10
+	LEAQ         64(AX)(R10*4), R10
+	ADDQ         SI, BX
+	LEAQ         (AX)(CX*4), AX
+	MOVQ         seed+56(FP), AX
+	MOVL         AX, CX
+	MOVL         CX, (SP)
+	ADDL         $0x9e3779b9, CX
+	MOVL         CX, 8(SP)
+	ADDL         $0x9e3779b9, CX
+	MOVL         CX, 16(SP)
+	ADDL         $0x9e3779b9, CX
+	MOVL         CX, 24(SP)
+	ADDL         $0x9e3779b9, CX
+	MOVL         CX, 32(SP)
+	ADDL         $0x9e3779b9, CX
+	MOVL         CX, 40(SP)
+	ADDL         $0x9e3779b9, CX
+	MOVL         CX, 48(SP)
+	ADDL         $0x9e3779b9, CX
+	MOVL         CX, 56(SP)
+	ADDL         $0x9e3779b9, CX
+	MOVL         CX, 64(SP)
+	ADDL         $0x9e3779b9, CX
+	MOVL         CX, 72(SP)
+	ADDL         $0x9e3779b9, CX
+	SHRQ         $0x20, AX
+	MOVL         AX, CX
+	MOVL         CX, 4(SP)
+	ADDL         $0xbb67ae85, CX
+	MOVL         CX, 12(SP)
+	ADDL         $0xbb67ae85, CX
+	MOVL         CX, 20(SP)
+	ADDL         $0xbb67ae85, CX
+	MOVL         CX, 28(SP)
+	ADDL         $0xbb67ae85, CX
+	MOVL         CX, 36(SP)
+	ADDL         $0xbb67ae85, CX
+	MOVL         CX, 44(SP)
+	ADDL         $0xbb67ae85, CX
+	MOVL         CX, 52(SP)
+	ADDL         $0xbb67ae85, CX
+	MOVL         CX, 60(SP)
+	ADDL         $0xbb67ae85, CX
+	MOVL         CX, 68(SP)
+	ADDL         $0xbb67ae85, CX
+	MOVL         CX, 76(SP)
+	ADDL         $0xbb67ae85, CX
+	SHRQ         $0x20, AX
+	VBROADCASTSS threshold+72(FP), Z4
+	VBROADCASTSS scale+76(FP), Z5
+	MOVL         $0x0000aaaa, AX
+	KMOVW        AX, K1
+
+loop407:
+	VMOVUPS         Z0, Z6
+	VPSRLQ          $0x20, Z0, Z7
+	VBROADCASTSS    op+64(FP), Z8
+	VBROADCASTSS    step+68(FP), Z9
+	VMOVUPS         Z1, Z10
+	VPSRLQ          $0x20, Z1, Z11
+	VBROADCASTSS    op+64(FP), Z12
+	VBROADCASTSS    step+68(FP), Z13
+	VMOVUPS         Z2, Z14
+	VPSRLQ          $0x20, Z2, Z15
+	VBROADCASTSS    op+64(FP), Z16
+	VBROADCASTSS    step+68(FP), Z17
+	VMOVUPS         Z3, Z18
+	VPSRLQ          $0x20, Z3, Z19
+	VBROADCASTSS    op+64(FP), Z20
+	VBROADCASTSS    step+68(FP), Z21
+	VPMULUDQ        wordd2511f53<>+0(SB), Z6, Z6
+	VPMULUDQ        wordcd9e8d57<>+0(SB), Z8, Z8
+	VPSRLQ          $0x20, Z8, Z22
+	VPTERNLOGD.BCST $0x96, (SP), Z7, Z22
+	VPSRLQ          $0x20, Z6, Z7
+	VPTERNLOGD.BCST $0x96, 4(SP), Z9, Z7
+	VPMULUDQ        wordd2511f53<>+0(SB), Z10, Z9
+	VPMULUDQ        wordcd9e8d57<>+0(SB), Z12, Z10
+	VPSRLQ          $0x20, Z10, Z12
+	VPTERNLOGD.BCST $0x96, (SP), Z11, Z12
+	VPSRLQ          $0x20, Z9, Z11
+	VPTERNLOGD.BCST $0x96, 4(SP), Z13, Z11
+	VPMULUDQ        wordd2511f53<>+0(SB), Z14, Z13
+	VPMULUDQ        wordcd9e8d57<>+0(SB), Z16, Z14
+	VPSRLQ          $0x20, Z14, Z16
+	VPTERNLOGD.BCST $0x96, (SP), Z15, Z16
+	VPSRLQ          $0x20, Z13, Z15
+	VPTERNLOGD.BCST $0x96, 4(SP), Z17, Z15
+	VPMULUDQ        wordd2511f53<>+0(SB), Z18, Z17
+	VPMULUDQ        wordcd9e8d57<>+0(SB), Z20, Z18
+	VPSRLQ          $0x20, Z18, Z20
+	VPTERNLOGD.BCST $0x96, (SP), Z19, Z20
+	VPSRLQ          $0x20, Z17, Z19
+	VPTERNLOGD.BCST $0x96, 4(SP), Z21, Z19
+	VPMULUDQ        wordd2511f53<>+0(SB), Z22, Z21
+	VPMULUDQ        wordcd9e8d57<>+0(SB), Z7, Z7
+	VPSRLQ          $0x20, Z7, Z22
+	VPTERNLOGD.BCST $0x96, 8(SP), Z8, Z22
+	VPSRLQ          $0x20, Z21, Z8
+	VPTERNLOGD.BCST $0x96, 12(SP), Z6, Z8
+	VPMULUDQ        wordd2511f53<>+0(SB), Z12, Z6
+	VPMULUDQ        wordcd9e8d57<>+0(SB), Z11, Z11
+	VPSRLQ          $0x20, Z11, Z12
+	VPTERNLOGD.BCST $0x96, 8(SP), Z10, Z12
+	VPSRLQ          $0x20, Z6, Z10
+	VPTERNLOGD.BCST $0x96, 12(SP), Z9, Z10
+	VPMULUDQ        wordd2511f53<>+0(SB), Z16, Z9
+	VPMULUDQ        wordcd9e8d57<>+0(SB), Z15, Z15
+	VPSRLQ          $0x20, Z15, Z16
+	VPTERNLOGD.BCST $0x96, 8(SP), Z14, Z16
+	VPSRLQ          $0x20, Z9, Z14
+	VPTERNLOGD.BCST $0x96, 12(SP), Z13, Z14
+	VPMULUDQ        wordd2511f53<>+0(SB), Z20, Z13
+	VPMULUDQ        wordcd9e8d57<>+0(SB), Z19, Z19
+	VPSRLQ          $0x20, Z19, Z20
+	VPTERNLOGD.BCST $0x96, 8(SP), Z18, Z20
+	VPSRLQ          $0x20, Z13, Z18
+	VPTERNLOGD.BCST $0x96, 12(SP), Z17, Z18
+	VPMULUDQ        wordd2511f53<>+0(SB), Z22, Z17
+	VPMULUDQ        wordcd9e8d57<>+0(SB), Z8, Z8
+	VPSRLQ          $0x20, Z8, Z22
+	VPTERNLOGD.BCST $0x96, 16(SP), Z7, Z22
+	VPSRLQ          $0x20, Z17, Z7
+	VPTERNLOGD.BCST $0x96, 20(SP), Z21, Z7
+	VPMULUDQ        wordd2511f53<>+0(SB), Z12, Z12
+	VPMULUDQ        wordcd9e8d57<>+0(SB), Z10, Z10
+	VPSRLQ          $0x20, Z10, Z21
+	VPTERNLOGD.BCST $0x96, 16(SP), Z11, Z21
+	VPSRLQ          $0x20, Z12, Z11
+	VPTERNLOGD.BCST $0x96, 20(SP), Z6, Z11
+	VPMULUDQ        wordd2511f53<>+0(SB), Z16, Z6
+	VPMULUDQ        wordcd9e8d57<>+0(SB), Z14, Z14
+	VPSRLQ          $0x20, Z14, Z16
+	VPTERNLOGD.BCST $0x96, 16(SP), Z15, Z16
+	VPSRLQ          $0x20, Z6, Z15
+	VPTERNLOGD.BCST $0x96, 20(SP), Z9, Z15
+	VPMULUDQ        wordd2511f53<>+0(SB), Z20, Z9
+	VPMULUDQ        wordcd9e8d57<>+0(SB), Z18, Z18
+	VPSRLQ          $0x20, Z18, Z20
+	VPTERNLOGD.BCST $0x96, 16(SP), Z19, Z20
+	VPSRLQ          $0x20, Z9, Z19
+	VPTERNLOGD.BCST $0x96, 20(SP), Z13, Z19
+	VPMULUDQ        wordd2511f53<>+0(SB), Z22, Z13
+	VPMULUDQ        wordcd9e8d57<>+0(SB), Z7, Z7
+	VPSRLQ          $0x20, Z7, Z22
+	VPTERNLOGD.BCST $0x96, 24(SP), Z8, Z22
+	VPSRLQ          $0x20, Z13, Z8
+	VPTERNLOGD.BCST $0x96, 28(SP), Z17, Z8
+	VPMULUDQ        wordd2511f53<>+0(SB), Z21, Z17
+	VPMULUDQ        wordcd9e8d57<>+0(SB), Z11, Z11
+	VPSRLQ          $0x20, Z11, Z21
+	VPTERNLOGD.BCST $0x96, 24(SP), Z10, Z21
+	VPSRLQ          $0x20, Z17, Z10
+	VPTERNLOGD.BCST $0x96, 28(SP), Z12, Z10
+	VPMULUDQ        wordd2511f53<>+0(SB), Z16, Z12
+	VPMULUDQ        wordcd9e8d57<>+0(SB), Z15, Z15
+	VPSRLQ          $0x20, Z15, Z16
+	VPTERNLOGD.BCST $0x96, 24(SP), Z14, Z16
+	VPSRLQ          $0x20, Z12, Z14
+	VPTERNLOGD.BCST $0x96, 28(SP), Z6, Z14
+	VPMULUDQ        wordd2511f53<>+0(SB), Z20, Z6
+	VPMULUDQ        wordcd9e8d57<>+0(SB), Z19, Z19
+	VPSRLQ          $0x20, Z19, Z20
+	VPTERNLOGD.BCST $0x96, 24(SP), Z18, Z20
+	VPSRLQ          $0x20, Z6, Z18
+	VPTERNLOGD.BCST $0x96, 28(SP), Z9, Z18
+	VPMULUDQ        wordd2511f53<>+0(SB), Z22, Z9
+	VPMULUDQ        wordcd9e8d57<>+0(SB), Z8, Z8
+	VPSRLQ          $0x20, Z8, Z22
+	VPTERNLOGD.BCST $0x96, 32(SP), Z7, Z22
+	VPSRLQ          $0x20, Z9, Z7
+	VPTERNLOGD.BCST $0x96, 36(SP), Z13, Z7
+	VPMULUDQ        wordd2511f53<>+0(SB), Z21, Z13
+	VPMULUDQ        wordcd9e8d57<>+0(SB), Z10, Z10
+	VPSRLQ          $0x20, Z10, Z21
+	VPTERNLOGD.BCST $0x96, 32(SP), Z11, Z21
+	VPSRLQ          $0x20, Z13, Z11
+	VPTERNLOGD.BCST $0x96, 36(SP), Z17, Z11
+	VPMULUDQ        wordd2511f53<>+0(SB), Z16, Z16
+	VPMULUDQ        wordcd9e8d57<>+0(SB), Z14, Z14
+	VPSRLQ          $0x20, Z14, Z17
+	VPTERNLOGD.BCST $0x96, 32(SP), Z15, Z17
+	VPSRLQ          $0x20, Z16, Z15
+	VPTERNLOGD.BCST $0x96, 36(SP), Z12, Z15
+	VPMULUDQ        wordd2511f53<>+0(SB), Z20, Z12
+	VPMULUDQ        wordcd9e8d57<>+0(SB), Z18, Z18
+	VPSRLQ          $0x20, Z18, Z20
+	VPTERNLOGD.BCST $0x96, 32(SP), Z19, Z20
+	VPSRLQ          $0x20, Z12, Z19
+	VPTERNLOGD.BCST $0x96, 36(SP), Z6, Z19
+	VPMULUDQ        wordd2511f53<>+0(SB), Z22, Z6
+	VPMULUDQ        wordcd9e8d57<>+0(SB), Z7, Z7
+	VPSRLQ          $0x20, Z7, Z22
+	VPTERNLOGD.BCST $0x96, 40(SP), Z8, Z22
+	VPSRLQ          $0x20, Z6, Z8
+	VPTERNLOGD.BCST $0x96, 44(SP), Z9, Z8
+	VPMULUDQ        wordd2511f53<>+0(SB), Z21, Z9
+	VPMULUDQ        wordcd9e8d57<>+0(SB), Z11, Z11
+	VPSRLQ          $0x20, Z11, Z21
+	VPTERNLOGD.BCST $0x96, 40(SP), Z10, Z21
+	VPSRLQ          $0x20, Z9, Z10
+	VPTERNLOGD.BCST $0x96, 44(SP), Z13, Z10
+	VPMULUDQ        wordd2511f53<>+0(SB), Z17, Z13
+	VPMULUDQ        wordcd9e8d57<>+0(SB), Z15, Z15
+	VPSRLQ          $0x20, Z15, Z17
+	VPTERNLOGD.BCST $0x96, 40(SP), Z14, Z17
+	VPSRLQ          $0x20, Z13, Z14
+	VPTERNLOGD.BCST $0x96, 44(SP), Z16, Z14
+	VPMULUDQ        wordd2511f53<>+0(SB), Z20, Z16
+	VPMULUDQ        wordcd9e8d57<>+0(SB), Z19, Z19
+	VPSRLQ          $0x20, Z19, Z20
+	VPTERNLOGD.BCST $0x96, 40(SP), Z18, Z20
+	VPSRLQ          $0x20, Z16, Z18
+	VPTERNLOGD.BCST $0x96, 44(SP), Z12, Z18
+	VPMULUDQ        wordd2511f53<>+0(SB), Z22, Z12
+	VPMULUDQ        wordcd9e8d57<>+0(SB), Z8, Z8
+	VPSRLQ          $0x20, Z8, Z22
+	VPTERNLOGD.BCST $0x96, 48(SP), Z7, Z22
+	VPSRLQ          $0x20, Z12, Z7
+	VPTERNLOGD.BCST $0x96, 52(SP), Z6, Z7
+	VPMULUDQ        wordd2511f53<>+0(SB), Z21, Z6
+	VPMULUDQ        wordcd9e8d57<>+0(SB), Z10, Z10
+	VPSRLQ          $0x20, Z10, Z21
+	VPTERNLOGD.BCST $0x96, 48(SP), Z11, Z21
+	VPSRLQ          $0x20, Z6, Z11
+	VPTERNLOGD.BCST $0x96, 52(SP), Z9, Z11
+	VPMULUDQ        wordd2511f53<>+0(SB), Z17, Z9
+	VPMULUDQ        wordcd9e8d57<>+0(SB), Z14, Z14
+	VPSRLQ          $0x20, Z14, Z17
+	VPTERNLOGD.BCST $0x96, 48(SP), Z15, Z17
+	VPSRLQ          $0x20, Z9, Z15
+	VPTERNLOGD.BCST $0x96, 52(SP), Z13, Z15
+	VPMULUDQ        wordd2511f53<>+0(SB), Z20, Z13
+	VPMULUDQ        wordcd9e8d57<>+0(SB), Z18, Z18
+	VPSRLQ          $0x20, Z18, Z20
+	VPTERNLOGD.BCST $0x96, 48(SP), Z19, Z20
+	VPSRLQ          $0x20, Z13, Z19
+	VPTERNLOGD.BCST $0x96, 52(SP), Z16, Z19
+	VPMULUDQ        wordd2511f53<>+0(SB), Z22, Z16
+	VPMULUDQ        wordcd9e8d57<>+0(SB), Z7, Z7
+	VPSRLQ          $0x20, Z7, Z22
+	VPTERNLOGD.BCST $0x96, 56(SP), Z8, Z22
+	VPSRLQ          $0x20, Z16, Z8
+	VPTERNLOGD.BCST $0x96, 60(SP), Z12, Z8
+	VPMULUDQ        wordd2511f53<>+0(SB), Z21, Z12
+	VPMULUDQ        wordcd9e8d57<>+0(SB), Z11, Z11
+	VPSRLQ          $0x20, Z11, Z21
+	VPTERNLOGD.BCST $0x96, 56(SP), Z10, Z21
+	VPSRLQ          $0x20, Z12, Z10
+	VPTERNLOGD.BCST $0x96, 60(SP), Z6, Z10
+	VPMULUDQ        wordd2511f53<>+0(SB), Z17, Z6
+	VPMULUDQ        wordcd9e8d57<>+0(SB), Z15, Z15
+	VPSRLQ          $0x20, Z15, Z17
+	VPTERNLOGD.BCST $0x96, 56(SP), Z14, Z17
+	VPSRLQ          $0x20, Z6, Z14
+	VPTERNLOGD.BCST $0x96, 60(SP), Z9, Z14
+	VPMULUDQ        wordd2511f53<>+0(SB), Z20, Z9
+	VPMULUDQ        wordcd9e8d57<>+0(SB), Z19, Z19
+	VPSRLQ          $0x20, Z19, Z20
+	VPTERNLOGD.BCST $0x96, 56(SP), Z18, Z20
+	VPSRLQ          $0x20, Z9, Z18
+	VPTERNLOGD.BCST $0x96, 60(SP), Z13, Z18
+	VPMULUDQ        wordd2511f53<>+0(SB), Z22, Z13
+	VPMULUDQ        wordcd9e8d57<>+0(SB), Z8, Z8
+	VPSRLQ          $0x20, Z8, Z22
+	VPTERNLOGD.BCST $0x96, 64(SP), Z7, Z22
+	VPSRLQ          $0x20, Z13, Z7
+	VPTERNLOGD.BCST $0x96, 68(SP), Z16, Z7
+	VPMULUDQ        wordd2511f53<>+0(SB), Z21, Z16
+	VPMULUDQ        wordcd9e8d57<>+0(SB), Z10, Z10
+	VPSRLQ          $0x20, Z10, Z21
+	VPTERNLOGD.BCST $0x96, 64(SP), Z11, Z21
+	VPSRLQ          $0x20, Z16, Z11
+	VPTERNLOGD.BCST $0x96, 68(SP), Z12, Z11
+	VPMULUDQ        wordd2511f53<>+0(SB), Z17, Z12
+	VPMULUDQ        wordcd9e8d57<>+0(SB), Z14, Z14
+	VPSRLQ          $0x20, Z14, Z17
+	VPTERNLOGD.BCST $0x96, 64(SP), Z15, Z17
+	VPSRLQ          $0x20, Z12, Z15
+	VPTERNLOGD.BCST $0x96, 68(SP), Z6, Z15
+	VPMULUDQ        wordd2511f53<>+0(SB), Z20, Z6
+	VPMULUDQ        wordcd9e8d57<>+0(SB), Z18, Z18
+	VPSRLQ          $0x20, Z18, Z20
+	VPTERNLOGD.BCST $0x96, 64(SP), Z19, Z20
+	VPSRLQ          $0x20, Z6, Z19
+	VPTERNLOGD.BCST $0x96, 68(SP), Z9, Z19
+	VPMULUDQ        wordd2511f53<>+0(SB), Z22, Z9
+	VPMULUDQ        wordcd9e8d57<>+0(SB), Z7, Z7
+	VPSRLQ          $0x20, Z7, Z22
+	VPTERNLOGD.BCST $0x96, 72(SP), Z8, Z22
+	VPSRLQ          $0x20, Z9, Z8
+	VPTERNLOGD.BCST $0x96, 76(SP), Z13, Z8
+	VPMULUDQ        wordd2511f53<>+0(SB), Z21, Z13
+	VPMULUDQ        wordcd9e8d57<>+0(SB), Z11, Z11
+	VPSRLQ          $0x20, Z11, Z21
+	VPTERNLOGD.BCST $0x96, 72(SP), Z10, Z21
+	VPSRLQ          $0x20, Z13, Z10
+	VPTERNLOGD.BCST $0x96, 76(SP), Z16, Z10
+	VPMULUDQ        wordd2511f53<>+0(SB), Z17, Z16
+	VPMULUDQ        wordcd9e8d57<>+0(SB), Z15, Z15
+	VPSRLQ          $0x20, Z15, Z17
+	VPTERNLOGD.BCST $0x96, 72(SP), Z14, Z17
+	VPSRLQ          $0x20, Z16, Z14
+	VPTERNLOGD.BCST $0x96, 76(SP), Z12, Z14
+	VPMULUDQ        wordd2511f53<>+0(SB), Z20, Z12
+	VPMULUDQ        wordcd9e8d57<>+0(SB), Z19, Z19
+	VPSRLQ          $0x20, Z19, Z20
+	VPTERNLOGD.BCST $0x96, 72(SP), Z18, Z20
+	VPSRLQ          $0x20, Z12, Z18
+	VPTERNLOGD.BCST $0x96, 76(SP), Z6, Z18
+	VPSHUFD         $0xa0, Z7, K1, Z22
+	VPSHUFD         $0xa0, Z9, K1, Z8
+	VPUNPCKLQDQ     Z8, Z22, Z6
+	VPCMPUD         $0x05, Z4, Z6, K2
+	VMOVAPS.Z       Z5, K2, Z6
+	VMOVUPS         Z6, (DI)
+	VPUNPCKHQDQ     Z8, Z22, Z6
+	VPCMPUD         $0x05, Z4, Z6, K2
+	VMOVAPS.Z       Z5, K2, Z6
+	VMOVUPS         Z6, 64(DI)
+	VPSHUFD         $0xa0, Z11, K1, Z21
+	VPSHUFD         $0xa0, Z13, K1, Z10
+	VPUNPCKLQDQ     Z10, Z21, Z6
+	VPCMPUD         $0x05, Z4, Z6, K2
+	VMOVAPS.Z       Z5, K2, Z6
+	VMOVUPS         Z6, (R8)
+	VPUNPCKHQDQ     Z10, Z21, Z6
+	VPCMPUD         $0x05, Z4, Z6, K2
+	VMOVAPS.Z       Z5, K2, Z6
+	VMOVUPS         Z6, 64(R8)
+	VPSHUFD         $0xa0, Z15, K1, Z17
+	VPSHUFD         $0xa0, Z16, K1, Z14
+	VPUNPCKLQDQ     Z14, Z17, Z6
+	VPCMPUD         $0x05, Z4, Z6, K2
+	VMOVAPS.Z       Z5, K2, Z6
+	VMOVUPS         Z6, (R9)
+	VPUNPCKHQDQ     Z14, Z17, Z6
+	VPCMPUD         $0x05, Z4, Z6, K2
+	VMOVAPS.Z       Z5, K2, Z6
+	VMOVUPS         Z6, 64(R9)
+	VPSHUFD         $0xa0, Z19, K1, Z20
+	VPSHUFD         $0xa0, Z12, K1, Z18
+	VPUNPCKLQDQ     Z18, Z20, Z6
+	VPCMPUD         $0x05, Z4, Z6, K2
+	VMOVAPS.Z       Z5, K2, Z6
+	VMOVUPS         Z6, (R10)
+	VPUNPCKHQDQ     Z18, Z20, Z6
+	VPCMPUD         $0x05, Z4, Z6, K2
+	VMOVAPS.Z       Z5, K2, Z6
+	VMOVUPS         Z6, 64(R10)
+	VPADDQ          advanceAVX512<>+0(SB), Z0, Z0
+	ADDQ            $0x00000080, DI
+	VPADDQ          advanceAVX512<>+0(SB), Z1, Z1
+	ADDQ            $0x00000080, R8
+	VPADDQ          advanceAVX512<>+0(SB), Z2, Z2
+	ADDQ            $0x00000080, R9
+	VPADDQ          advanceAVX512<>+0(SB), Z3, Z3
+	ADDQ            $0x00000080, R10
+	SUBQ            $0x20, DX
+	JGT             loop407
 	VZEROUPPER
 	RET
 
@@ -9955,9 +11916,9 @@ TEXT ·dotAVX2(SB), NOSPLIT, $0-52
 	MOVQ   a_len+8(FP), DX
 	XORQ   BX, BX
 
-many379:
+many408:
 	CMPQ        DX, $0x20
-	JLT         one380
+	JLT         one409
 	PREFETCHT0  2048(AX)(BX*1)
 	VMOVUPS     (AX)(BX*1), Y4
 	PREFETCHT0  2048(CX)(BX*1)
@@ -9980,11 +11941,11 @@ many379:
 	VFMADD231PS Y4, Y5, Y3
 	ADDQ        $0x00000080, BX
 	SUBQ        $0x20, DX
-	JMP         many379
+	JMP         many408
 
-one380:
+one409:
 	CMPQ        DX, $0x08
-	JLT         tail381
+	JLT         tail410
 	PREFETCHT0  2048(AX)(BX*1)
 	VMOVUPS     (AX)(BX*1), Y4
 	PREFETCHT0  2048(CX)(BX*1)
@@ -9992,11 +11953,11 @@ one380:
 	VFMADD231PS Y4, Y5, Y0
 	ADDQ        $0x20, BX
 	SUBQ        $0x08, DX
-	JMP         one380
+	JMP         one409
 
-tail381:
+tail410:
 	TESTQ       DX, DX
-	JZ          done382
+	JZ          done411
 	LEAQ        masks<>+0(SB), SI
 	NEGQ        DX
 	VMOVUPS     32(SI)(DX*4), Y4
@@ -10004,7 +11965,7 @@ tail381:
 	VMASKMOVPS  (CX)(BX*1), Y4, Y4
 	VFMADD231PS Y5, Y4, Y0
 
-done382:
+done411:
 	VADDPS       Y2, Y0, Y0
 	VADDPS       Y3, Y1, Y1
 	VADDPS       Y1, Y0, Y0
@@ -10029,9 +11990,9 @@ TEXT ·sumAVX2(SB), NOSPLIT, $0-28
 	MOVQ   x_len+8(FP), CX
 	XORQ   DX, DX
 
-many383:
+many412:
 	CMPQ       CX, $0x20
-	JLT        one384
+	JLT        one413
 	PREFETCHT0 2048(AX)(DX*1)
 	VMOVUPS    (AX)(DX*1), Y4
 	VADDPS     Y4, Y0, Y0
@@ -10046,28 +12007,28 @@ many383:
 	VADDPS     Y4, Y3, Y3
 	ADDQ       $0x00000080, DX
 	SUBQ       $0x20, CX
-	JMP        many383
+	JMP        many412
 
-one384:
+one413:
 	CMPQ       CX, $0x08
-	JLT        tail385
+	JLT        tail414
 	PREFETCHT0 2048(AX)(DX*1)
 	VMOVUPS    (AX)(DX*1), Y4
 	VADDPS     Y4, Y0, Y0
 	ADDQ       $0x20, DX
 	SUBQ       $0x08, CX
-	JMP        one384
+	JMP        one413
 
-tail385:
+tail414:
 	TESTQ      CX, CX
-	JZ         done386
+	JZ         done415
 	LEAQ       masks<>+0(SB), BX
 	NEGQ       CX
 	VMOVUPS    32(BX)(CX*4), Y4
 	VMASKMOVPS (AX)(DX*1), Y4, Y4
 	VADDPS     Y4, Y0, Y0
 
-done386:
+done415:
 	VADDPS       Y2, Y0, Y0
 	VADDPS       Y3, Y1, Y1
 	VADDPS       Y1, Y0, Y0
@@ -10093,9 +12054,9 @@ TEXT ·sumSquaresAboutAVX2(SB), NOSPLIT, $0-36
 	MOVQ         x_len+8(FP), CX
 	XORQ         DX, DX
 
-many387:
+many416:
 	CMPQ        CX, $0x20
-	JLT         one388
+	JLT         one417
 	PREFETCHT0  2048(AX)(DX*1)
 	VMOVUPS     (AX)(DX*1), Y5
 	VSUBPS      Y0, Y5, Y5
@@ -10114,22 +12075,22 @@ many387:
 	VFMADD231PS Y5, Y5, Y4
 	ADDQ        $0x00000080, DX
 	SUBQ        $0x20, CX
-	JMP         many387
+	JMP         many416
 
-one388:
+one417:
 	CMPQ        CX, $0x08
-	JLT         tail389
+	JLT         tail418
 	PREFETCHT0  2048(AX)(DX*1)
 	VMOVUPS     (AX)(DX*1), Y5
 	VSUBPS      Y0, Y5, Y5
 	VFMADD231PS Y5, Y5, Y1
 	ADDQ        $0x20, DX
 	SUBQ        $0x08, CX
-	JMP         one388
+	JMP         one417
 
-tail389:
+tail418:
 	TESTQ       CX, CX
-	JZ          done390
+	JZ          done419
 	LEAQ        masks<>+0(SB), BX
 	NEGQ        CX
 	VMOVUPS     32(BX)(CX*4), Y5
@@ -10138,7 +12099,7 @@ tail389:
 	VANDPS      Y5, Y6, Y6
 	VFMADD231PS Y6, Y6, Y1
 
-done390:
+done419:
 	VADDPS       Y3, Y1, Y1
 	VADDPS       Y4, Y2, Y2
 	VADDPS       Y2, Y1, Y1
@@ -10164,9 +12125,9 @@ TEXT ·maxOfAVX2(SB), NOSPLIT, $0-28
 	MOVQ    x_len+8(FP), CX
 	XORQ    DX, DX
 
-many391:
+many420:
 	CMPQ       CX, $0x20
-	JLT        one392
+	JLT        one421
 	PREFETCHT0 2048(AX)(DX*1)
 	VMOVUPS    (AX)(DX*1), Y5
 	VMAXPS     Y5, Y1, Y1
@@ -10181,21 +12142,21 @@ many391:
 	VMAXPS     Y5, Y4, Y4
 	ADDQ       $0x00000080, DX
 	SUBQ       $0x20, CX
-	JMP        many391
+	JMP        many420
 
-one392:
+one421:
 	CMPQ       CX, $0x08
-	JLT        tail393
+	JLT        tail422
 	PREFETCHT0 2048(AX)(DX*1)
 	VMOVUPS    (AX)(DX*1), Y5
 	VMAXPS     Y5, Y1, Y1
 	ADDQ       $0x20, DX
 	SUBQ       $0x08, CX
-	JMP        one392
+	JMP        one421
 
-tail393:
+tail422:
 	TESTQ      CX, CX
-	JZ         done394
+	JZ         done423
 	LEAQ       masks<>+0(SB), BX
 	NEGQ       CX
 	VMOVUPS    32(BX)(CX*4), Y5
@@ -10203,7 +12164,7 @@ tail393:
 	VBLENDVPS  Y5, Y6, Y0, Y6
 	VMAXPS     Y6, Y1, Y1
 
-done394:
+done423:
 	VMAXPS       Y3, Y1, Y1
 	VMAXPS       Y4, Y2, Y2
 	VMAXPS       Y2, Y1, Y1
@@ -10232,9 +12193,9 @@ TEXT ·sum64AVX2(SB), NOSPLIT, $0-32
 	MOVQ   x_len+8(FP), CX
 	XORQ   DX, DX
 
-many395:
+many424:
 	CMPQ         CX, $0x20
-	JLT          one396
+	JLT          one425
 	PREFETCHT0   2048(AX)(DX*1)
 	VMOVUPS      (AX)(DX*1), Y8
 	VEXTRACTF128 $0x01, Y8, X9
@@ -10265,11 +12226,11 @@ many395:
 	VADDPD       Y9, Y7, Y7
 	ADDQ         $0x00000080, DX
 	SUBQ         $0x20, CX
-	JMP          many395
+	JMP          many424
 
-one396:
+one425:
 	CMPQ         CX, $0x08
-	JLT          tail397
+	JLT          tail426
 	PREFETCHT0   2048(AX)(DX*1)
 	VMOVUPS      (AX)(DX*1), Y8
 	VEXTRACTF128 $0x01, Y8, X9
@@ -10279,11 +12240,11 @@ one396:
 	VADDPD       Y9, Y1, Y1
 	ADDQ         $0x20, DX
 	SUBQ         $0x08, CX
-	JMP          one396
+	JMP          one425
 
-tail397:
+tail426:
 	TESTQ        CX, CX
-	JZ           done398
+	JZ           done427
 	LEAQ         masks<>+0(SB), BX
 	NEGQ         CX
 	VMOVUPS      32(BX)(CX*4), Y8
@@ -10294,7 +12255,7 @@ tail397:
 	VADDPD       Y8, Y0, Y0
 	VADDPD       Y9, Y1, Y1
 
-done398:
+done427:
 	VADDPD       Y4, Y0, Y0
 	VADDPD       Y5, Y1, Y1
 	VADDPD       Y6, Y2, Y2
@@ -10325,9 +12286,9 @@ TEXT ·sumSquaresAVX2(SB), NOSPLIT, $0-32
 	MOVQ   x_len+8(FP), CX
 	XORQ   DX, DX
 
-many399:
+many428:
 	CMPQ         CX, $0x20
-	JLT          one400
+	JLT          one429
 	PREFETCHT0   2048(AX)(DX*1)
 	VMOVUPS      (AX)(DX*1), Y8
 	VEXTRACTF128 $0x01, Y8, X9
@@ -10358,11 +12319,11 @@ many399:
 	VFMADD231PD  Y9, Y9, Y7
 	ADDQ         $0x00000080, DX
 	SUBQ         $0x20, CX
-	JMP          many399
+	JMP          many428
 
-one400:
+one429:
 	CMPQ         CX, $0x08
-	JLT          tail401
+	JLT          tail430
 	PREFETCHT0   2048(AX)(DX*1)
 	VMOVUPS      (AX)(DX*1), Y8
 	VEXTRACTF128 $0x01, Y8, X9
@@ -10372,11 +12333,11 @@ one400:
 	VFMADD231PD  Y9, Y9, Y1
 	ADDQ         $0x20, DX
 	SUBQ         $0x08, CX
-	JMP          one400
+	JMP          one429
 
-tail401:
+tail430:
 	TESTQ        CX, CX
-	JZ           done402
+	JZ           done431
 	LEAQ         masks<>+0(SB), BX
 	NEGQ         CX
 	VMOVUPS      32(BX)(CX*4), Y8
@@ -10387,7 +12348,7 @@ tail401:
 	VFMADD231PD  Y8, Y8, Y0
 	VFMADD231PD  Y9, Y9, Y1
 
-done402:
+done431:
 	VADDPD       Y4, Y0, Y0
 	VADDPD       Y5, Y1, Y1
 	VADDPD       Y6, Y2, Y2
@@ -10412,9 +12373,9 @@ TEXT ·colSumAVX2(SB), NOSPLIT, $0-64
 	MOVQ dst_len+8(FP), BX
 	SHLQ $0x02, CX
 
-many403:
+many432:
 	CMPQ   BX, $0x20
-	JLT    one404
+	JLT    one433
 	VXORPS Y0, Y0, Y0
 	VXORPS Y1, Y1, Y1
 	VXORPS Y2, Y2, Y2
@@ -10422,18 +12383,18 @@ many403:
 	MOVQ   rows+48(FP), DI
 	MOVQ   DX, SI
 
-row407:
+row436:
 	TESTQ  DI, DI
-	JZ     done408
+	JZ     done437
 	VADDPS (SI), Y0, Y0
 	VADDPS 32(SI), Y1, Y1
 	VADDPS 64(SI), Y2, Y2
 	VADDPS 96(SI), Y3, Y3
 	ADDQ   CX, SI
 	DECQ   DI
-	JMP    row407
+	JMP    row436
 
-done408:
+done437:
 	VADDPS  (AX), Y0, Y0
 	VMOVUPS Y0, (AX)
 	VADDPS  32(AX), Y1, Y1
@@ -10445,34 +12406,34 @@ done408:
 	ADDQ    $0x00000080, AX
 	ADDQ    $0x00000080, DX
 	SUBQ    $0x20, BX
-	JMP     many403
+	JMP     many432
 
-one404:
+one433:
 	CMPQ   BX, $0x08
-	JLT    tail405
+	JLT    tail434
 	VXORPS Y0, Y0, Y0
 	MOVQ   rows+48(FP), DI
 	MOVQ   DX, SI
 
-row409:
+row438:
 	TESTQ  DI, DI
-	JZ     done410
+	JZ     done439
 	VADDPS (SI), Y0, Y0
 	ADDQ   CX, SI
 	DECQ   DI
-	JMP    row409
+	JMP    row438
 
-done410:
+done439:
 	VADDPS  (AX), Y0, Y0
 	VMOVUPS Y0, (AX)
 	ADDQ    $0x00000020, AX
 	ADDQ    $0x00000020, DX
 	SUBQ    $0x08, BX
-	JMP     one404
+	JMP     one433
 
-tail405:
+tail434:
 	TESTQ   BX, BX
-	JZ      done406
+	JZ      done435
 	LEAQ    masks<>+0(SB), SI
 	NEGQ    BX
 	VMOVUPS 32(SI)(BX*4), Y0
@@ -10480,293 +12441,23 @@ tail405:
 	MOVQ    rows+48(FP), SI
 	MOVQ    DX, BX
 
-row411:
+row440:
 	TESTQ      SI, SI
-	JZ         done412
+	JZ         done441
 	VMASKMOVPS (BX), Y0, Y2
 	VADDPS     Y2, Y1, Y1
 	ADDQ       CX, BX
 	DECQ       SI
-	JMP        row411
+	JMP        row440
 
-done412:
+done441:
 	VMASKMOVPS (AX), Y0, Y2
 	VADDPS     Y2, Y1, Y1
 	VMASKMOVPS Y1, Y0, (AX)
 	ADDQ       $0x00000020, AX
 	ADDQ       $0x00000020, DX
 
-done406:
-	VZEROUPPER
-	RET
-
-// func dropoutFactorsAVX2(dst []float32, block uint64, seed uint64, op uint32, step uint32, threshold uint32, scale float32)
-// Requires: AVX, AVX2
-TEXT ·dropoutFactorsAVX2(SB), NOSPLIT, $640-56
-	MOVQ         dst_base+0(FP), AX
-	MOVQ         dst_len+8(FP), CX
-	MOVQ         seed+32(FP), DX
-	VMOVD        DX, X0
-	VPBROADCASTD X0, Y0
-	VMOVDQU      Y0, (SP)
-	VPADDD       word9e3779b9<>+0(SB), Y0, Y0
-	VMOVDQU      Y0, 64(SP)
-	VPADDD       word9e3779b9<>+0(SB), Y0, Y0
-	VMOVDQU      Y0, 128(SP)
-	VPADDD       word9e3779b9<>+0(SB), Y0, Y0
-	VMOVDQU      Y0, 192(SP)
-	VPADDD       word9e3779b9<>+0(SB), Y0, Y0
-	VMOVDQU      Y0, 256(SP)
-	VPADDD       word9e3779b9<>+0(SB), Y0, Y0
-	VMOVDQU      Y0, 320(SP)
-	VPADDD       word9e3779b9<>+0(SB), Y0, Y0
-	VMOVDQU      Y0, 384(SP)
-	VPADDD       word9e3779b9<>+0(SB), Y0, Y0
-	VMOVDQU      Y0, 448(SP)
-	VPADDD       word9e3779b9<>+0(SB), Y0, Y0
-	VMOVDQU      Y0, 512(SP)
-	VPADDD       word9e3779b9<>+0(SB), Y0, Y0
-	VMOVDQU      Y0, 576(SP)
-	VPADDD       word9e3779b9<>+0(SB), Y0, Y0
-	SHRQ         $0x20, DX
-	VMOVD        DX, X0
-	VPBROADCASTD X0, Y0
-	VMOVDQU      Y0, 32(SP)
-	VPADDD       wordbb67ae85<>+0(SB), Y0, Y0
-	VMOVDQU      Y0, 96(SP)
-	VPADDD       wordbb67ae85<>+0(SB), Y0, Y0
-	VMOVDQU      Y0, 160(SP)
-	VPADDD       wordbb67ae85<>+0(SB), Y0, Y0
-	VMOVDQU      Y0, 224(SP)
-	VPADDD       wordbb67ae85<>+0(SB), Y0, Y0
-	VMOVDQU      Y0, 288(SP)
-	VPADDD       wordbb67ae85<>+0(SB), Y0, Y0
-	VMOVDQU      Y0, 352(SP)
-	VPADDD       wordbb67ae85<>+0(SB), Y0, Y0
-	VMOVDQU      Y0, 416(SP)
-	VPADDD       wordbb67ae85<>+0(SB), Y0, Y0
-	VMOVDQU      Y0, 480(SP)
-	VPADDD       wordbb67ae85<>+0(SB), Y0, Y0
-	VMOVDQU      Y0, 544(SP)
-	VPADDD       wordbb67ae85<>+0(SB), Y0, Y0
-	VMOVDQU      Y0, 608(SP)
-	VPADDD       wordbb67ae85<>+0(SB), Y0, Y0
-	SHRQ         $0x20, DX
-	VBROADCASTSS threshold+48(FP), Y0
-	VBROADCASTSS scale+52(FP), Y1
-	VPBROADCASTQ block+24(FP), Y2
-	VPADDQ       quads<>+0(SB), Y2, Y2
-
-loop413:
-	CMPQ         CX, $0x20
-	JLT          done414
-	VMOVDQA      Y2, Y3
-	VPSRLQ       $0x20, Y2, Y4
-	VBROADCASTSS op+40(FP), Y5
-	VBROADCASTSS step+44(FP), Y6
-	VPADDQ       four<>+0(SB), Y2, Y2
-	VPMULUDQ     wordd2511f53<>+0(SB), Y3, Y3
-	VPMULUDQ     wordcd9e8d57<>+0(SB), Y5, Y5
-	VPSRLQ       $0x20, Y5, Y7
-	VPXOR        (SP), Y4, Y4
-	VPXOR        Y4, Y7, Y7
-	VPSRLQ       $0x20, Y3, Y4
-	VPXOR        32(SP), Y6, Y6
-	VPXOR        Y6, Y4, Y4
-	VPMULUDQ     wordd2511f53<>+0(SB), Y7, Y6
-	VPMULUDQ     wordcd9e8d57<>+0(SB), Y4, Y4
-	VPSRLQ       $0x20, Y4, Y7
-	VPXOR        64(SP), Y5, Y5
-	VPXOR        Y5, Y7, Y7
-	VPSRLQ       $0x20, Y6, Y5
-	VPXOR        96(SP), Y3, Y3
-	VPXOR        Y3, Y5, Y5
-	VPMULUDQ     wordd2511f53<>+0(SB), Y7, Y3
-	VPMULUDQ     wordcd9e8d57<>+0(SB), Y5, Y5
-	VPSRLQ       $0x20, Y5, Y7
-	VPXOR        128(SP), Y4, Y4
-	VPXOR        Y4, Y7, Y7
-	VPSRLQ       $0x20, Y3, Y4
-	VPXOR        160(SP), Y6, Y6
-	VPXOR        Y6, Y4, Y4
-	VPMULUDQ     wordd2511f53<>+0(SB), Y7, Y6
-	VPMULUDQ     wordcd9e8d57<>+0(SB), Y4, Y4
-	VPSRLQ       $0x20, Y4, Y7
-	VPXOR        192(SP), Y5, Y5
-	VPXOR        Y5, Y7, Y7
-	VPSRLQ       $0x20, Y6, Y5
-	VPXOR        224(SP), Y3, Y3
-	VPXOR        Y3, Y5, Y5
-	VPMULUDQ     wordd2511f53<>+0(SB), Y7, Y3
-	VPMULUDQ     wordcd9e8d57<>+0(SB), Y5, Y5
-	VPSRLQ       $0x20, Y5, Y7
-	VPXOR        256(SP), Y4, Y4
-	VPXOR        Y4, Y7, Y7
-	VPSRLQ       $0x20, Y3, Y4
-	VPXOR        288(SP), Y6, Y6
-	VPXOR        Y6, Y4, Y4
-	VPMULUDQ     wordd2511f53<>+0(SB), Y7, Y6
-	VPMULUDQ     wordcd9e8d57<>+0(SB), Y4, Y4
-	VPSRLQ       $0x20, Y4, Y7
-	VPXOR        320(SP), Y5, Y5
-	VPXOR        Y5, Y7, Y7
-	VPSRLQ       $0x20, Y6, Y5
-	VPXOR        352(SP), Y3, Y3
-	VPXOR        Y3, Y5, Y5
-	VPMULUDQ     wordd2511f53<>+0(SB), Y7, Y3
-	VPMULUDQ     wordcd9e8d57<>+0(SB), Y5, Y5
-	VPSRLQ       $0x20, Y5, Y7
-	VPXOR        384(SP), Y4, Y4
-	VPXOR        Y4, Y7, Y7
-	VPSRLQ       $0x20, Y3, Y4
-	VPXOR        416(SP), Y6, Y6
-	VPXOR        Y6, Y4, Y4
-	VPMULUDQ     wordd2511f53<>+0(SB), Y7, Y6
-	VPMULUDQ     wordcd9e8d57<>+0(SB), Y4, Y4
-	VPSRLQ       $0x20, Y4, Y7
-	VPXOR        448(SP), Y5, Y5
-	VPXOR        Y5, Y7, Y7
-	VPSRLQ       $0x20, Y6, Y5
-	VPXOR        480(SP), Y3, Y3
-	VPXOR        Y3, Y5, Y5
-	VPMULUDQ     wordd2511f53<>+0(SB), Y7, Y3
-	VPMULUDQ     wordcd9e8d57<>+0(SB), Y5, Y5
-	VPSRLQ       $0x20, Y5, Y7
-	VPXOR        512(SP), Y4, Y4
-	VPXOR        Y4, Y7, Y7
-	VPSRLQ       $0x20, Y3, Y4
-	VPXOR        544(SP), Y6, Y6
-	VPXOR        Y6, Y4, Y4
-	VPMULUDQ     wordd2511f53<>+0(SB), Y7, Y6
-	VPMULUDQ     wordcd9e8d57<>+0(SB), Y4, Y4
-	VPSRLQ       $0x20, Y4, Y7
-	VPXOR        576(SP), Y5, Y5
-	VPXOR        Y5, Y7, Y7
-	VPSRLQ       $0x20, Y6, Y5
-	VPXOR        608(SP), Y3, Y3
-	VPXOR        Y3, Y5, Y5
-	VPSLLQ       $0x20, Y4, Y4
-	VPBLENDD     $0xaa, Y4, Y7, Y7
-	VPSLLQ       $0x20, Y6, Y6
-	VPBLENDD     $0xaa, Y6, Y5, Y5
-	VPUNPCKLQDQ  Y5, Y7, Y3
-	VPUNPCKHQDQ  Y5, Y7, Y4
-	VPERM2I128   $0x20, Y4, Y3, Y5
-	VPMAXUD      Y0, Y5, Y6
-	VPCMPEQD     Y5, Y6, Y6
-	VPAND        Y1, Y6, Y6
-	VMOVDQU      Y6, (AX)
-	VPERM2I128   $0x31, Y4, Y3, Y3
-	VPMAXUD      Y0, Y3, Y4
-	VPCMPEQD     Y3, Y4, Y4
-	VPAND        Y1, Y4, Y4
-	VMOVDQU      Y4, 32(AX)
-	VMOVDQA      Y2, Y3
-	VPSRLQ       $0x20, Y2, Y4
-	VBROADCASTSS op+40(FP), Y5
-	VBROADCASTSS step+44(FP), Y6
-	VPADDQ       four<>+0(SB), Y2, Y2
-	VPMULUDQ     wordd2511f53<>+0(SB), Y3, Y3
-	VPMULUDQ     wordcd9e8d57<>+0(SB), Y5, Y5
-	VPSRLQ       $0x20, Y5, Y7
-	VPXOR        (SP), Y4, Y4
-	VPXOR        Y4, Y7, Y7
-	VPSRLQ       $0x20, Y3, Y4
-	VPXOR        32(SP), Y6, Y6
-	VPXOR        Y6, Y4, Y4
-	VPMULUDQ     wordd2511f53<>+0(SB), Y7, Y6
-	VPMULUDQ     wordcd9e8d57<>+0(SB), Y4, Y4
-	VPSRLQ       $0x20, Y4, Y7
-	VPXOR        64(SP), Y5, Y5
-	VPXOR        Y5, Y7, Y7
-	VPSRLQ       $0x20, Y6, Y5
-	VPXOR        96(SP), Y3, Y3
-	VPXOR        Y3, Y5, Y5
-	VPMULUDQ     wordd2511f53<>+0(SB), Y7, Y3
-	VPMULUDQ     wordcd9e8d57<>+0(SB), Y5, Y5
-	VPSRLQ       $0x20, Y5, Y7
-	VPXOR        128(SP), Y4, Y4
-	VPXOR        Y4, Y7, Y7
-	VPSRLQ       $0x20, Y3, Y4
-	VPXOR        160(SP), Y6, Y6
-	VPXOR        Y6, Y4, Y4
-	VPMULUDQ     wordd2511f53<>+0(SB), Y7, Y6
-	VPMULUDQ     wordcd9e8d57<>+0(SB), Y4, Y4
-	VPSRLQ       $0x20, Y4, Y7
-	VPXOR        192(SP), Y5, Y5
-	VPXOR        Y5, Y7, Y7
-	VPSRLQ       $0x20, Y6, Y5
-	VPXOR        224(SP), Y3, Y3
-	VPXOR        Y3, Y5, Y5
-	VPMULUDQ     wordd2511f53<>+0(SB), Y7, Y3
-	VPMULUDQ     wordcd9e8d57<>+0(SB), Y5, Y5
-	VPSRLQ       $0x20, Y5, Y7
-	VPXOR        256(SP), Y4, Y4
-	VPXOR        Y4, Y7, Y7
-	VPSRLQ       $0x20, Y3, Y4
-	VPXOR        288(SP), Y6, Y6
-	VPXOR        Y6, Y4, Y4
-	VPMULUDQ     wordd2511f53<>+0(SB), Y7, Y6
-	VPMULUDQ     wordcd9e8d57<>+0(SB), Y4, Y4
-	VPSRLQ       $0x20, Y4, Y7
-	VPXOR        320(SP), Y5, Y5
-	VPXOR        Y5, Y7, Y7
-	VPSRLQ       $0x20, Y6, Y5
-	VPXOR        352(SP), Y3, Y3
-	VPXOR        Y3, Y5, Y5
-	VPMULUDQ     wordd2511f53<>+0(SB), Y7, Y3
-	VPMULUDQ     wordcd9e8d57<>+0(SB), Y5, Y5
-	VPSRLQ       $0x20, Y5, Y7
-	VPXOR        384(SP), Y4, Y4
-	VPXOR        Y4, Y7, Y7
-	VPSRLQ       $0x20, Y3, Y4
-	VPXOR        416(SP), Y6, Y6
-	VPXOR        Y6, Y4, Y4
-	VPMULUDQ     wordd2511f53<>+0(SB), Y7, Y6
-	VPMULUDQ     wordcd9e8d57<>+0(SB), Y4, Y4
-	VPSRLQ       $0x20, Y4, Y7
-	VPXOR        448(SP), Y5, Y5
-	VPXOR        Y5, Y7, Y7
-	VPSRLQ       $0x20, Y6, Y5
-	VPXOR        480(SP), Y3, Y3
-	VPXOR        Y3, Y5, Y5
-	VPMULUDQ     wordd2511f53<>+0(SB), Y7, Y3
-	VPMULUDQ     wordcd9e8d57<>+0(SB), Y5, Y5
-	VPSRLQ       $0x20, Y5, Y7
-	VPXOR        512(SP), Y4, Y4
-	VPXOR        Y4, Y7, Y7
-	VPSRLQ       $0x20, Y3, Y4
-	VPXOR        544(SP), Y6, Y6
-	VPXOR        Y6, Y4, Y4
-	VPMULUDQ     wordd2511f53<>+0(SB), Y7, Y6
-	VPMULUDQ     wordcd9e8d57<>+0(SB), Y4, Y4
-	VPSRLQ       $0x20, Y4, Y7
-	VPXOR        576(SP), Y5, Y5
-	VPXOR        Y5, Y7, Y7
-	VPSRLQ       $0x20, Y6, Y5
-	VPXOR        608(SP), Y3, Y3
-	VPXOR        Y3, Y5, Y5
-	VPSLLQ       $0x20, Y4, Y4
-	VPBLENDD     $0xaa, Y4, Y7, Y7
-	VPSLLQ       $0x20, Y6, Y6
-	VPBLENDD     $0xaa, Y6, Y5, Y5
-	VPUNPCKLQDQ  Y5, Y7, Y3
-	VPUNPCKHQDQ  Y5, Y7, Y4
-	VPERM2I128   $0x20, Y4, Y3, Y5
-	VPMAXUD      Y0, Y5, Y6
-	VPCMPEQD     Y5, Y6, Y6
-	VPAND        Y1, Y6, Y6
-	VMOVDQU      Y6, 64(AX)
-	VPERM2I128   $0x31, Y4, Y3, Y3
-	VPMAXUD      Y0, Y3, Y4
-	VPCMPEQD     Y3, Y4, Y4
-	VPAND        Y1, Y4, Y4
-	VMOVDQU      Y4, 96(AX)
-	ADDQ         $0x00000080, AX
-	SUBQ         $0x20, CX
-	JMP          loop413
-
-done414:
+done435:
 	VZEROUPPER
 	RET
 
@@ -10778,17 +12469,17 @@ TEXT ·widenBF16AVX2(SB), NOSPLIT, $0-48
 	MOVQ half_len+32(FP), DX
 	XORQ BX, BX
 
-eights415:
+eights442:
 	CMPQ      DX, $0x08
-	JLT       done416
+	JLT       done443
 	VPMOVZXWD (CX)(BX*2), Y0
 	VPSLLD    $0x10, Y0, Y0
 	VMOVUPS   Y0, (AX)(BX*4)
 	ADDQ      $0x08, BX
 	SUBQ      $0x08, DX
-	JMP       eights415
+	JMP       eights442
 
-done416:
+done443:
 	VZEROUPPER
 	RET
 
@@ -10803,9 +12494,9 @@ TEXT ·narrowBF16AVX2(SB), NOSPLIT, $0-48
 	MOVQ    half_len+32(FP), DX
 	XORQ    BX, BX
 
-eights417:
+eights444:
 	CMPQ         DX, $0x08
-	JLT          done418
+	JLT          done445
 	VMOVUPS      (AX)(BX*4), Y3
 	VCMPPS       $0x03, Y3, Y3, Y6
 	VPSRLD       $0x10, Y3, Y4
@@ -10820,9 +12511,9 @@ eights417:
 	VMOVDQU      X4, (CX)(BX*2)
 	ADDQ         $0x08, BX
 	SUBQ         $0x08, DX
-	JMP          eights417
+	JMP          eights444
 
-done418:
+done445:
 	VZEROUPPER
 	RET
 
@@ -10834,16 +12525,16 @@ TEXT ·widenF16C(SB), NOSPLIT, $0-48
 	MOVQ half_len+32(FP), DX
 	XORQ BX, BX
 
-eights419:
+eights446:
 	CMPQ      DX, $0x08
-	JLT       done420
+	JLT       done447
 	VCVTPH2PS (CX)(BX*2), Y0
 	VMOVUPS   Y0, (AX)(BX*4)
 	ADDQ      $0x08, BX
 	SUBQ      $0x08, DX
-	JMP       eights419
+	JMP       eights446
 
-done420:
+done447:
 	VZEROUPPER
 	RET
 
@@ -10855,16 +12546,16 @@ TEXT ·narrowF16C(SB), NOSPLIT, $0-48
 	MOVQ half_len+32(FP), DX
 	XORQ BX, BX
 
-eights421:
+eights448:
 	CMPQ      DX, $0x08
-	JLT       done422
+	JLT       done449
 	VMOVUPS   (AX)(BX*4), Y0
 	VCVTPS2PH $0x00, Y0, (CX)(BX*2)
 	ADDQ      $0x08, BX
 	SUBQ      $0x08, DX
-	JMP       eights421
+	JMP       eights448
 
-done422:
+done449:
 	VZEROUPPER
 	RET
 
@@ -10893,9 +12584,9 @@ TEXT ·addAsFixedAVX2(SB), NOSPLIT, $0-57
 	MOVQ         dst_len+8(FP), DX
 	XORQ         BX, BX
 
-one424:
+one451:
 	CMPQ         DX, $0x08
-	JLT          tail425
+	JLT          tail452
 	VMOVUPS      (CX)(BX*1), Y7
 	VEXTRACTF128 $0x01, Y7, X8
 	VCVTPS2PD    X7, Y7
@@ -10940,11 +12631,11 @@ one424:
 	VPOR         Y8, Y6, Y6
 	ADDQ         $0x20, BX
 	SUBQ         $0x08, DX
-	JMP          one424
+	JMP          one451
 
-tail425:
+tail452:
 	TESTQ        DX, DX
-	JZ           done426
+	JZ           done453
 	LEAQ         masks<>+0(SB), SI
 	NEGQ         DX
 	VMOVUPS      32(SI)(DX*4), Y7
@@ -10994,7 +12685,7 @@ tail425:
 	VPAND        Y0, Y9, Y9
 	VPOR         Y9, Y6, Y6
 
-done426:
+done453:
 	VMOVMSKPD Y6, AX
 	TESTL     AX, AX
 	SETEQ     AL
@@ -11019,9 +12710,9 @@ TEXT ·fixedSquaresAVX2(SB), NOSPLIT, $0-49
 	MOVQ         x_len+8(FP), CX
 	XORQ         DX, DX
 
-one428:
+one455:
 	CMPQ         CX, $0x08
-	JLT          tail429
+	JLT          tail456
 	VMOVUPS      (AX)(DX*1), Y6
 	VEXTRACTF128 $0x01, Y6, X7
 	VCVTPS2PD    X6, Y6
@@ -11052,11 +12743,11 @@ one428:
 	VPADDQ       Y7, Y4, Y4
 	ADDQ         $0x20, DX
 	SUBQ         $0x08, CX
-	JMP          one428
+	JMP          one455
 
-tail429:
+tail456:
 	TESTQ        CX, CX
-	JZ           done430
+	JZ           done457
 	LEAQ         masks<>+0(SB), BX
 	NEGQ         CX
 	VMOVUPS      32(BX)(CX*4), Y6
@@ -11089,7 +12780,7 @@ tail429:
 	VPSUBQ       Y1, Y7, Y7
 	VPADDQ       Y7, Y4, Y4
 
-done430:
+done457:
 	VMOVMSKPD    Y5, AX
 	TESTL        AX, AX
 	SETEQ        AL
@@ -11108,6 +12799,24 @@ done430:
 	MOVQ         AX, fine+40(FP)
 	VZEROUPPER
 	RET
+
+DATA wordff800000<>+0(SB)/4, $0xff800000
+DATA wordff800000<>+4(SB)/4, $0xff800000
+DATA wordff800000<>+8(SB)/4, $0xff800000
+DATA wordff800000<>+12(SB)/4, $0xff800000
+DATA wordff800000<>+16(SB)/4, $0xff800000
+DATA wordff800000<>+20(SB)/4, $0xff800000
+DATA wordff800000<>+24(SB)/4, $0xff800000
+DATA wordff800000<>+28(SB)/4, $0xff800000
+DATA wordff800000<>+32(SB)/4, $0xff800000
+DATA wordff800000<>+36(SB)/4, $0xff800000
+DATA wordff800000<>+40(SB)/4, $0xff800000
+DATA wordff800000<>+44(SB)/4, $0xff800000
+DATA wordff800000<>+48(SB)/4, $0xff800000
+DATA wordff800000<>+52(SB)/4, $0xff800000
+DATA wordff800000<>+56(SB)/4, $0xff800000
+DATA wordff800000<>+60(SB)/4, $0xff800000
+GLOBL wordff800000<>(SB), RODATA|NOPTR, $64
 
 DATA wordc2ae999a<>+0(SB)/4, $0xc2ae999a
 DATA wordc2ae999a<>+4(SB)/4, $0xc2ae999a
@@ -11667,60 +13376,6 @@ DATA word80000000<>+56(SB)/4, $0x80000000
 DATA word80000000<>+60(SB)/4, $0x80000000
 GLOBL word80000000<>(SB), RODATA|NOPTR, $64
 
-DATA wordff800000<>+0(SB)/4, $0xff800000
-DATA wordff800000<>+4(SB)/4, $0xff800000
-DATA wordff800000<>+8(SB)/4, $0xff800000
-DATA wordff800000<>+12(SB)/4, $0xff800000
-DATA wordff800000<>+16(SB)/4, $0xff800000
-DATA wordff800000<>+20(SB)/4, $0xff800000
-DATA wordff800000<>+24(SB)/4, $0xff800000
-DATA wordff800000<>+28(SB)/4, $0xff800000
-DATA wordff800000<>+32(SB)/4, $0xff800000
-DATA wordff800000<>+36(SB)/4, $0xff800000
-DATA wordff800000<>+40(SB)/4, $0xff800000
-DATA wordff800000<>+44(SB)/4, $0xff800000
-DATA wordff800000<>+48(SB)/4, $0xff800000
-DATA wordff800000<>+52(SB)/4, $0xff800000
-DATA wordff800000<>+56(SB)/4, $0xff800000
-DATA wordff800000<>+60(SB)/4, $0xff800000
-GLOBL wordff800000<>(SB), RODATA|NOPTR, $64
-
-DATA word9e3779b9<>+0(SB)/4, $0x9e3779b9
-DATA word9e3779b9<>+4(SB)/4, $0x9e3779b9
-DATA word9e3779b9<>+8(SB)/4, $0x9e3779b9
-DATA word9e3779b9<>+12(SB)/4, $0x9e3779b9
-DATA word9e3779b9<>+16(SB)/4, $0x9e3779b9
-DATA word9e3779b9<>+20(SB)/4, $0x9e3779b9
-DATA word9e3779b9<>+24(SB)/4, $0x9e3779b9
-DATA word9e3779b9<>+28(SB)/4, $0x9e3779b9
-DATA word9e3779b9<>+32(SB)/4, $0x9e3779b9
-DATA word9e3779b9<>+36(SB)/4, $0x9e3779b9
-DATA word9e3779b9<>+40(SB)/4, $0x9e3779b9
-DATA word9e3779b9<>+44(SB)/4, $0x9e3779b9
-DATA word9e3779b9<>+48(SB)/4, $0x9e3779b9
-DATA word9e3779b9<>+52(SB)/4, $0x9e3779b9
-DATA word9e3779b9<>+56(SB)/4, $0x9e3779b9
-DATA word9e3779b9<>+60(SB)/4, $0x9e3779b9
-GLOBL word9e3779b9<>(SB), RODATA|NOPTR, $64
-
-DATA wordbb67ae85<>+0(SB)/4, $0xbb67ae85
-DATA wordbb67ae85<>+4(SB)/4, $0xbb67ae85
-DATA wordbb67ae85<>+8(SB)/4, $0xbb67ae85
-DATA wordbb67ae85<>+12(SB)/4, $0xbb67ae85
-DATA wordbb67ae85<>+16(SB)/4, $0xbb67ae85
-DATA wordbb67ae85<>+20(SB)/4, $0xbb67ae85
-DATA wordbb67ae85<>+24(SB)/4, $0xbb67ae85
-DATA wordbb67ae85<>+28(SB)/4, $0xbb67ae85
-DATA wordbb67ae85<>+32(SB)/4, $0xbb67ae85
-DATA wordbb67ae85<>+36(SB)/4, $0xbb67ae85
-DATA wordbb67ae85<>+40(SB)/4, $0xbb67ae85
-DATA wordbb67ae85<>+44(SB)/4, $0xbb67ae85
-DATA wordbb67ae85<>+48(SB)/4, $0xbb67ae85
-DATA wordbb67ae85<>+52(SB)/4, $0xbb67ae85
-DATA wordbb67ae85<>+56(SB)/4, $0xbb67ae85
-DATA wordbb67ae85<>+60(SB)/4, $0xbb67ae85
-GLOBL wordbb67ae85<>(SB), RODATA|NOPTR, $64
-
 DATA wordd2511f53<>+0(SB)/4, $0xd2511f53
 DATA wordd2511f53<>+4(SB)/4, $0xd2511f53
 DATA wordd2511f53<>+8(SB)/4, $0xd2511f53
@@ -11847,22 +13502,76 @@ DATA tileShapes<>+56(SB)/4, $0x00000000
 DATA tileShapes<>+60(SB)/4, $0x00000000
 GLOBL tileShapes<>(SB), RODATA|NOPTR, $64
 
-DATA quads<>+0(SB)/4, $0x00000000
-DATA quads<>+4(SB)/4, $0x00000000
-DATA quads<>+8(SB)/4, $0x00000001
-DATA quads<>+12(SB)/4, $0x00000000
-DATA quads<>+16(SB)/4, $0x00000002
-DATA quads<>+20(SB)/4, $0x00000000
-DATA quads<>+24(SB)/4, $0x00000003
-DATA quads<>+28(SB)/4, $0x00000000
-GLOBL quads<>(SB), RODATA|NOPTR, $32
+DATA indices<>+0(SB)/4, $0x00000000
+DATA indices<>+4(SB)/4, $0x00000001
+DATA indices<>+8(SB)/4, $0x00000002
+DATA indices<>+12(SB)/4, $0x00000003
+DATA indices<>+16(SB)/4, $0x00000004
+DATA indices<>+20(SB)/4, $0x00000005
+DATA indices<>+24(SB)/4, $0x00000006
+DATA indices<>+28(SB)/4, $0x00000007
+DATA indices<>+32(SB)/4, $0x00000008
+DATA indices<>+36(SB)/4, $0x00000009
+DATA indices<>+40(SB)/4, $0x0000000a
+DATA indices<>+44(SB)/4, $0x0000000b
+DATA indices<>+48(SB)/4, $0x0000000c
+DATA indices<>+52(SB)/4, $0x0000000d
+DATA indices<>+56(SB)/4, $0x0000000e
+DATA indices<>+60(SB)/4, $0x0000000f
+GLOBL indices<>(SB), RODATA|NOPTR, $64
 
-DATA four<>+0(SB)/4, $0x00000004
-DATA four<>+4(SB)/4, $0x00000000
-DATA four<>+8(SB)/4, $0x00000004
-DATA four<>+12(SB)/4, $0x00000000
-DATA four<>+16(SB)/4, $0x00000004
-DATA four<>+20(SB)/4, $0x00000000
-DATA four<>+24(SB)/4, $0x00000004
-DATA four<>+28(SB)/4, $0x00000000
-GLOBL four<>(SB), RODATA|NOPTR, $32
+DATA countersAVX2<>+0(SB)/4, $0x00000000
+DATA countersAVX2<>+4(SB)/4, $0x00000000
+DATA countersAVX2<>+8(SB)/4, $0x00000002
+DATA countersAVX2<>+12(SB)/4, $0x00000000
+DATA countersAVX2<>+16(SB)/4, $0x00000001
+DATA countersAVX2<>+20(SB)/4, $0x00000000
+DATA countersAVX2<>+24(SB)/4, $0x00000003
+DATA countersAVX2<>+28(SB)/4, $0x00000000
+GLOBL countersAVX2<>(SB), RODATA|NOPTR, $32
+
+DATA countersAVX512<>+0(SB)/4, $0x00000000
+DATA countersAVX512<>+4(SB)/4, $0x00000000
+DATA countersAVX512<>+8(SB)/4, $0x00000004
+DATA countersAVX512<>+12(SB)/4, $0x00000000
+DATA countersAVX512<>+16(SB)/4, $0x00000001
+DATA countersAVX512<>+20(SB)/4, $0x00000000
+DATA countersAVX512<>+24(SB)/4, $0x00000005
+DATA countersAVX512<>+28(SB)/4, $0x00000000
+DATA countersAVX512<>+32(SB)/4, $0x00000002
+DATA countersAVX512<>+36(SB)/4, $0x00000000
+DATA countersAVX512<>+40(SB)/4, $0x00000006
+DATA countersAVX512<>+44(SB)/4, $0x00000000
+DATA countersAVX512<>+48(SB)/4, $0x00000003
+DATA countersAVX512<>+52(SB)/4, $0x00000000
+DATA countersAVX512<>+56(SB)/4, $0x00000007
+DATA countersAVX512<>+60(SB)/4, $0x00000000
+GLOBL countersAVX512<>(SB), RODATA|NOPTR, $64
+
+DATA advanceAVX2<>+0(SB)/4, $0x00000004
+DATA advanceAVX2<>+4(SB)/4, $0x00000000
+DATA advanceAVX2<>+8(SB)/4, $0x00000004
+DATA advanceAVX2<>+12(SB)/4, $0x00000000
+DATA advanceAVX2<>+16(SB)/4, $0x00000004
+DATA advanceAVX2<>+20(SB)/4, $0x00000000
+DATA advanceAVX2<>+24(SB)/4, $0x00000004
+DATA advanceAVX2<>+28(SB)/4, $0x00000000
+GLOBL advanceAVX2<>(SB), RODATA|NOPTR, $32
+
+DATA advanceAVX512<>+0(SB)/4, $0x00000008
+DATA advanceAVX512<>+4(SB)/4, $0x00000000
+DATA advanceAVX512<>+8(SB)/4, $0x00000008
+DATA advanceAVX512<>+12(SB)/4, $0x00000000
+DATA advanceAVX512<>+16(SB)/4, $0x00000008
+DATA advanceAVX512<>+20(SB)/4, $0x00000000
+DATA advanceAVX512<>+24(SB)/4, $0x00000008
+DATA advanceAVX512<>+28(SB)/4, $0x00000000
+DATA advanceAVX512<>+32(SB)/4, $0x00000008
+DATA advanceAVX512<>+36(SB)/4, $0x00000000
+DATA advanceAVX512<>+40(SB)/4, $0x00000008
+DATA advanceAVX512<>+44(SB)/4, $0x00000000
+DATA advanceAVX512<>+48(SB)/4, $0x00000008
+DATA advanceAVX512<>+52(SB)/4, $0x00000000
+DATA advanceAVX512<>+56(SB)/4, $0x00000008
+DATA advanceAVX512<>+60(SB)/4, $0x00000000
+GLOBL advanceAVX512<>(SB), RODATA|NOPTR, $64

@@ -7,11 +7,18 @@ import (
 	"github.com/autopar/autopar/ir"
 )
 
-// Tile of the attention scores that one worker holds at a time: queries by keys.
+// Tile of the attention scores that one worker holds at a time: queries, a number of quads, by keys.
 const (
 	tileQueries = 48
 	tileKeys    = 256
 )
+
+// scoreStride is the distance between rows of a tile of at most m keys: not a power of two, or the rows of a column would all
+// want the same few places of the cache.
+func scoreStride(m int) int { return scoreLine(m) + scoreAlign }
+
+// queryTile is what a tile of scores is of: n positions of query g of head u, from position i in row at on.
+type queryTile struct{ u, g, at, i, n int }
 
 // AttentionShape is the size of a causal self-attention: B sequences of T positions, H heads of keys and values of D
 // elements, and to each the heads of G queries (grouped-query attention: Ainslie et al., "GQA", 2023). G of 0 is 1, as many
@@ -143,18 +150,43 @@ func (s *heads) room() int {
 	return s.T * s.D
 }
 
-// factors returns the dropout multipliers of n keys from j on, for position i of query g of head u.
-func (s *heads) factors(w *worker, buf []float32, u, g, i, j, n int) []float32 {
-	b, h := u/s.H+s.drop.BatchOffset, u%s.H+s.drop.HeadOffset
-	row := (uint64(b)*uint64(s.packed())+uint64(s.First+g))*uint64(s.drop.GlobalHeads) + uint64(h)
-	start := (row*uint64(s.T)+uint64(i))*uint64(s.T) + uint64(j)
-	return s.mask.factors(w.isa, buf, start, n)
+// factors returns the dropout multipliers of four rows of scores, from row r of a tile on, and the distance between the rows: of
+// the keys from j on that each sees, m at most. Without dropout there are none.
+func (s *heads) factors(w *worker, buf []float32, q queryTile, r, j, m int) (f []float32, ld int) {
+	if s.drop.P == 0 {
+		return nil, 0
+	}
+	b, h := q.u/s.H+s.drop.BatchOffset, q.u%s.H+s.drop.HeadOffset
+	head := (uint64(b)*uint64(s.packed())+uint64(s.First+q.g))*uint64(s.drop.GlobalHeads) + uint64(h)
+	ld = factorStride(m)
+	if n := min(m, q.i+r+scoreQuad-j); n > 0 { // of the last row
+		start := (head*uint64(s.T)+uint64(q.i+r))*uint64(s.T) + uint64(j)
+		w.isa.dropoutRows(buf, ld, n, start, uint64(s.T), &s.mask.key, uint32(s.mask.threshold), s.mask.scale)
+	}
+	return buf[scoreAlign:], ld
 }
+
+// factorStride is the distance between rows of factors of m keys: the first of a row is aligned.
+func factorStride(m int) int { return scoreLine(scoreAlign + maskRoom(m)) }
+
+// factorRoom is the size of a buffer for factors.
+func factorRoom(m int) int { return scoreQuad * factorStride(m) }
 
 // packedSize is the room for a T by D matrix or its transpose in panels.
 func (s *heads) packedSize(width int) int {
 	up := func(n int) int { return (n + width - 1) / width * width }
 	return max(up(s.T)*s.D, s.T*up(s.D))
+}
+
+// eachTile calls f with the tiles of at most n queries of head u.
+func (s *heads) eachTile(u, n int, f func(q queryTile)) {
+	for g := range s.group() {
+		for _, run := range s.queries {
+			for i := 0; i < run.Len; i += n {
+				f(queryTile{u, g, run.Row + i, run.Pos + i, min(n, run.Len-i)})
+			}
+		}
+	}
 }
 
 // transposed returns the view of x with rows and columns exchanged.
@@ -174,211 +206,91 @@ type attentionTask struct {
 	q, k, v packed
 }
 
+// attentionRows is the memory of one worker for the rows of a tile of scores.
+type attentionRows struct {
+	top, total  []float32 // largest score and sum of exponentials so far
+	peaks, sums []float32 // of four rows
+	factors     []float32
+}
+
+// rowRoom is the size of attentionRows of n rows of at most m keys.
+func rowRoom(n, m int) int { return 2*n + 2*scoreQuad + factorRoom(m) }
+
+func carveRows(buf *[]float32, n, m int) attentionRows {
+	return attentionRows{carve(buf, n), carve(buf, n), carve(buf, scoreQuad), carve(buf, scoreQuad), carve(buf, factorRoom(m))}
+}
+
 func (t *attentionTask) do(w *worker, lo, hi int) {
+	if t.onTiles(w) {
+		t.doBlocks(w, lo, hi)
+		return
+	}
 	packed := t.packedSize(w.isa.cols)
-	ld := min(tileKeys, t.T)
-	buf := w.scratch(2*packed + tileQueries*ld + 2*tileQueries + maskRoom(ld) + t.room())
+	width := min(tileKeys, t.T)
+	ld := scoreStride(width)
+	buf := w.scratch(2*packed + tileQueries*ld + rowRoom(tileQueries, width) + t.room())
 	keys, values := carve(&buf, packed), carve(&buf, packed)
-	scores := carve(&buf, tileQueries*ld)
-	top, total, rows := carve(&buf, tileQueries), carve(&buf, tileQueries), carve(&buf, t.room())
+	scores, rows := carve(&buf, tileQueries*ld), carveRows(&buf, tileQueries, width)
 
 	for u := lo; u < hi; u++ {
-		w.packRight(keys, t.ordered(rows, t.head(t.k, u)).transposed(), t.D, t.T)
-		w.packRight(values, t.ordered(rows, t.head(t.v, u)), t.T, t.D)
-		for g := range t.group() {
-			for _, run := range t.queries {
-				for i := 0; i < run.Len; i += tileQueries {
-					t.tile(w, u, g, run.Row+i, run.Pos+i, min(tileQueries, run.Len-i), keys, values, scores, ld, top, total, buf)
-				}
-			}
-		}
+		w.packRight(keys, t.ordered(buf, t.head(t.k, u)).transposed(), t.D, t.T)
+		w.packRight(values, t.ordered(buf, t.head(t.v, u)), t.T, t.D)
+		t.eachTile(u, tileQueries, func(q queryTile) { t.tile(w, q, keys, values, scores, ld, &rows) })
 	}
 }
 
-// tile computes the output of n positions of query g of head u, from the one in row at, position i, on.
-func (t *attentionTask) tile(w *worker, u, g, at, i, n int, keys, values, scores []float32, ld int, top, total, buf []float32) {
+// tile computes the output of a tile's queries.
+func (t *attentionTask) tile(w *worker, x queryTile, keys, values, scores []float32, ld int, rows *attentionRows) {
 	width := w.isa.cols
+	q, o := t.head(t.q.query(x.g), x.u).at(x.at, 0), t.head(t.o.query(x.g), x.u).at(x.at, 0)
+	for j := 0; j < x.i+x.n; j += tileKeys {
+		m := min(tileKeys, x.i+x.n-j) // keys of this tile
+		w.productsBelow(x.i-j, x.n, m, t.D, q, keys[j*t.D:], scores, ld)
+		t.softmax(w, x, j, m, scores, ld, rows, o)
+		w.productsOfLower(x.i-j, x.n, t.D, m, scores, ld, values[j*width:], width*t.T, o.data, o.rs, j > 0)
+	}
+	t.finish(w, x, rows, o)
+}
+
+// softmax replaces the scores of m keys from j on by their exponentials over those of the largest so far of each row, with
+// dropout. It adds up the sums before dropout and brings what o holds to the new largest.
+func (t *attentionTask) softmax(w *worker, x queryTile, j, m int, scores []float32, ld int, s *attentionRows, o matrix) {
 	scale := float32(1 / math.Sqrt(float64(t.D)))
-	q, o := t.head(t.q.query(g), u).at(at, 0), t.head(t.o.query(g), u).at(at, 0)
-	lse := t.lse[t.queryHead(u, g)*t.rows+at:]
-	for j := 0; j < i+n; j += ld {
-		m := min(ld, i+n-j) // keys of this tile
-		w.productsBelow(i-j, n, m, t.D, q, keys[j*t.D:], scores, ld)
-		for r := range n {
-			row := scores[r*ld : r*ld+m]
-			seen := max(0, min(m, i+r-j+1)) // keys up to the query itself
-			clear(row[seen:])
-			if seen == 0 {
-				continue
+	for r := 0; r < x.n; r += scoreQuad {
+		rows, top, total := scores[r*ld:], s.top[r:], s.total[r:]
+		seen := x.i + r - j + 1 // keys up to the first of the four queries itself
+		w.isa.maxRows(s.peaks, rows, ld, seen, m)
+		for i := range s.peaks {
+			s.peaks[i] *= scale
+			if j > 0 && !(s.peaks[i] > top[i]) {
+				s.peaks[i] = top[i]
 			}
-			row = row[:seen]
-			peak := scale * w.isa.maxOf(row)
-			if j > 0 && !(peak > top[r]) {
-				peak = top[r]
-			}
-			sum := w.isa.expSum(row, row, scale, peak)
-			if j > 0 && peak != top[r] {
-				// A larger maximum: what was summed so far counts for less.
-				shrink := float32(math.Exp(float64(top[r] - peak)))
-				total[r] *= shrink
-				out := o.data[r*o.rs : r*o.rs+t.D]
-				w.isa.scale(out, out, shrink)
-			}
+		}
+		f, ldf := t.factors(w, s.factors, x, r, j, m)
+		w.isa.expRows(rows, ld, seen, m, scale, s.peaks, s.sums, f, ldf)
+		for i := range min(scoreQuad, x.n-r) {
 			if j > 0 {
-				sum += total[r]
-			}
-			top[r], total[r] = peak, sum
-			if t.drop.P != 0 {
-				w.isa.mul(row, row, t.factors(w, buf, u, g, i+r, j, seen))
-			}
-		}
-		w.productsOfLower(i-j, n, t.D, m, scores, ld, values[j*width:], width*t.T, o.data, o.rs, j > 0)
-	}
-	for r := range n {
-		out := o.data[r*o.rs : r*o.rs+t.D]
-		w.isa.scale(out, out, 1/total[r])
-		lse[r] = float32(float64(top[r]) + math.Log(float64(total[r])))
-	}
-}
-
-// AttentionGrad sets dqkv[B,T,G+2,H,D] to the gradient of qkv from that of Attention's result, do[B,T,G,H,D]: what the
-// queries that are done contribute to it. qkv, o and lse
-// are Attention's; shape and drop must be the same. Probabilities are recomputed tile by tile from lse.
-func AttentionGrad(p *Pool, dqkv, do, qkv, o, lse []float32, shape AttentionShape, drop DropoutArgs) {
-	shape.check("AttentionGrad", drop)
-	shape.checkOperands("AttentionGrad", shape.T, qkv, lse, o, do)
-	checkLen("AttentionGrad", "dqkv", dqkv, len(qkv))
-	group, parts := shape.group(), shape.parts()
-	p = p.orInline()
-	t := &p.task.attnGrad
-	*t = attentionGradTask{
-		heads: heads{AttentionShape: shape, drop: drop, mask: newMask(drop.P, drop.Key)}, lse: lse,
-		dout: packed{do, shape.T, group, 0}, o: packed{o, shape.T, group, 0},
-		q: packed{qkv, shape.T, parts, shape.First}, k: packed{qkv, shape.T, parts, parts - 2}, v: packed{qkv, shape.T, parts, parts - 1},
-		dq: packed{dqkv, shape.T, parts, shape.First}, dk: packed{dqkv, shape.T, parts, parts - 2}, dv: packed{dqkv, shape.T, parts, parts - 1},
-	}
-	t.inOrder()
-	p.run(t, shape.B*shape.H, 1)
-}
-
-type attentionGradTask struct {
-	heads
-	dout, o    packed
-	lse        []float32
-	q, k, v    packed
-	dq, dk, dv packed
-}
-
-// attentionGradScratch is the memory of one worker: the operands that are right-hand matrices, packed, and two tiles.
-type attentionGradScratch struct {
-	keysT, valuesT []float32 // transposed, all keys
-	keys           []float32 // all keys
-	queries, dout  []float32 // those of the tile
-	probs, grads   []float32 // tiles of probabilities and of score gradients, ld apart
-	delta, mask    []float32
-	ld             int
-	rows           []float32 // keys or values by position
-	dk, dv         matrix    // by position
-}
-
-func (t *attentionGradTask) do(w *worker, lo, hi int) {
-	width := w.isa.cols
-	packed := t.packedSize(width)
-	row := tileQueries * (t.D + width)
-	s := attentionGradScratch{ld: min(tileKeys, t.T)}
-	buf := w.scratch(3*packed + 2*row + 2*tileQueries*s.ld + tileQueries + maskRoom(s.ld) + 3*t.room())
-	s.keysT, s.valuesT, s.keys = carve(&buf, packed), carve(&buf, packed), carve(&buf, packed)
-	s.queries, s.dout = carve(&buf, row), carve(&buf, row)
-	s.probs, s.grads = carve(&buf, tileQueries*s.ld), carve(&buf, tileQueries*s.ld)
-	s.delta, s.rows = carve(&buf, tileQueries), carve(&buf, t.room())
-	dk, dv := carve(&buf, t.room()), carve(&buf, t.room())
-	s.mask = buf
-
-	for u := lo; u < hi; u++ {
-		k := t.ordered(s.rows, t.head(t.k, u))
-		w.packRight(s.keysT, k.transposed(), t.D, t.T)
-		w.packRight(s.keys, k, t.T, t.D)
-		w.packRight(s.valuesT, t.ordered(s.rows, t.head(t.v, u)).transposed(), t.D, t.T)
-		s.dk, s.dv = t.head(t.dk, u), t.head(t.dv, u)
-		t.clearOthers(u)
-		if t.keys != nil {
-			clear(dk)
-			clear(dv)
-			s.dk, s.dv = matrix{dk, t.D, 1}, matrix{dv, t.D, 1}
-		}
-		for g := range t.group() {
-			for _, run := range t.queries {
-				for i := 0; i < run.Len; i += tileQueries {
-					t.tile(w, u, g, run.Row+i, run.Pos+i, min(tileQueries, run.Len-i), &s)
+				if s.peaks[i] != top[i] {
+					// A larger maximum: what was summed so far counts for less.
+					shrink := float32(math.Exp(float64(top[i] - s.peaks[i])))
+					total[i] *= shrink
+					out := o.data[(r+i)*o.rs:][:t.D]
+					w.isa.scale(out, out, shrink)
 				}
+				s.sums[i] += total[i]
 			}
-		}
-		if t.keys != nil {
-			t.putBack(t.head(t.dk, u), dk)
-			t.putBack(t.head(t.dv, u), dv)
+			top[i], total[i] = s.peaks[i], s.sums[i]
 		}
 	}
 }
 
-// clearOthers sets the gradient of the queries of head u that are not to be done.
-func (t *attentionGradTask) clearOthers(u int) {
-	for g := range t.packed() {
-		if t.group() == t.packed() || g >= t.First && g < t.First+t.group() {
-			continue
-		}
-		dq := t.head(t.dq.query(g-t.First), u)
-		for i := range t.rows {
-			clear(dq.data[i*dq.rs:][:t.D])
-		}
-	}
-}
-
-// tile adds the contribution of n positions of query g of head u, from the one in row at, position i, on, to the gradients
-// of the keys and values up to them, and sets the queries' own.
-func (t *attentionGradTask) tile(w *worker, u, g, at, i, n int, s *attentionGradScratch) {
-	width, ld := w.isa.cols, s.ld
-	scale := float32(1 / math.Sqrt(float64(t.D)))
-	q, dq := t.head(t.q.query(g), u).at(at, 0), t.head(t.dq.query(g), u).at(at, 0)
-	o, dout := t.head(t.o.query(g), u).at(at, 0), t.head(t.dout.query(g), u).at(at, 0)
-	lse := t.lse[t.queryHead(u, g)*t.rows+at:]
-	fresh := i
-	if t.keys != nil || g > 0 {
-		fresh = t.T // all were cleared, or set by the first query
-	}
-	w.packRight(s.queries, q, n, t.D)
-	w.packRight(s.dout, dout, n, t.D)
-	for r := range n {
-		s.delta[r] = w.isa.dot(dout.data[r*dout.rs:r*dout.rs+t.D], o.data[r*o.rs:r*o.rs+t.D])
-	}
-
-	for j := 0; j < i+n; j += ld {
-		m := min(ld, i+n-j)
-		w.productsBelow(i-j, n, m, t.D, q, s.keysT[j*t.D:], s.probs, ld)
-		w.productsBelow(i-j, n, m, t.D, dout, s.valuesT[j*t.D:], s.grads, ld)
-		for r := range n {
-			p, dp := s.probs[r*ld:r*ld+m], s.grads[r*ld:r*ld+m]
-			seen := max(0, min(m, i+r-j+1))
-			clear(p[seen:])
-			clear(dp[seen:])
-			if seen == 0 {
-				continue
-			}
-			p, dp = p[:seen], dp[:seen]
-			w.isa.expSum(p, p, scale, lse[r])
-			if t.drop.P == 0 {
-				w.isa.softmaxGrad(dp, p, dp, s.delta[r], scale)
-				continue
-			}
-			f := t.factors(w, s.mask, u, g, i+r, j, seen)
-			w.isa.mul(dp, dp, f)
-			w.isa.softmaxGrad(dp, p, dp, s.delta[r], scale)
-			w.isa.mul(p, p, f)
-		}
-		// A key's first contribution comes from the tile of the first query that holds its own position, which is where
-		// the tiles so far end.
-		w.productsOfLower(i-j, n, t.D, m, s.grads, ld, s.keys[j*width:], width*t.T, dq.data, dq.rs, j > 0)
-		w.addTransposed(s.grads, ld, i, n, j, m, fresh, t.D, s.queries, s.dk)
-		w.addTransposed(s.probs, ld, i, n, j, m, fresh, t.D, s.dout, s.dv)
+// finish sets the results of a tile's queries, which may be what o holds.
+func (t *attentionTask) finish(w *worker, x queryTile, s *attentionRows, o matrix) {
+	to := t.head(t.o.query(x.g), x.u).at(x.at, 0)
+	lse := t.lse[t.queryHead(x.u, x.g)*t.rows+x.at:]
+	for r := range x.n {
+		w.isa.scale(to.data[r*to.rs:][:t.D], o.data[r*o.rs:][:t.D], 1/s.total[r])
+		lse[r] = float32(float64(s.top[r]) + math.Log(float64(s.total[r])))
 	}
 }
 
@@ -389,9 +301,10 @@ func (t *attentionGradTask) tile(w *worker, u, g, at, i, n int, s *attentionGrad
 func (w *worker) productsBelow(offset, n, m, k int, a matrix, b, c []float32, ldc int) {
 	rows, width := w.isa.rows, w.isa.cols
 	for j := 0; j < m; j += width {
-		first := max(0, j-offset) / rows * rows
-		if first < n {
-			w.products(n-first, min(width, m-j), k, a.at(first, 0), rows*a.rs, b[j*k:], 0, c[first*ldc+j:], ldc, false)
+		for i := max(0, j-offset) / rows * rows; i < n; i += rows {
+			h := min(rows, n-i)
+			seen := min(width, m-j, i+h+offset-j)
+			w.isa.product(h, seen, k, a.data[i*a.rs:], a.rs, a.cs, b[j*k:], c[i*ldc+j:], ldc, false)
 		}
 	}
 }
@@ -405,23 +318,5 @@ func (w *worker) productsOfLower(offset, n, d, m int, tile []float32, ld int, b 
 			k := max(0, min(m, i+h+offset)) // zero terms give zero
 			w.isa.product(h, min(width, d-j), k, tile[i*ld:], ld, 1, b[j/width*panelB:], c[i*ldc+j:], ldc, acc)
 		}
-	}
-}
-
-// addTransposed adds the transpose of tile[n,m], of queries from i on, times packed x[n,d] to rows j to j+m of dst, setting
-// the rows from fresh on instead.
-func (w *worker) addTransposed(tile []float32, ld, i, n, j, m, fresh, d int, x []float32, dst matrix) {
-	rows, width := w.isa.rows, w.isa.cols
-	for at := 0; at < m; {
-		h := min(rows, m-at)
-		if old := fresh - j; at < old {
-			h = min(h, old-at)
-		}
-		first := min(n, max(0, j+at-i)) // the first query that sees any of these keys
-		for c := 0; c < d; c += width {
-			w.isa.product(h, min(width, d-c), n-first, tile[min(first*ld+at, len(tile)):], 1, ld, x[c*n+first*width:],
-				dst.data[(j+at)*dst.rs+c:], dst.rs, j+at < fresh)
-		}
-		at += h
 	}
 }

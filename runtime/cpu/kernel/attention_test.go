@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"math"
 	"testing"
+
+	"github.com/autopar/autopar/ir"
 )
 
 // attentionReference computes Attention and AttentionGrad in float64 from their definition.
@@ -66,6 +68,9 @@ func TestAttention(t *testing.T) {
 		{B: 1, T: 100, H: 3, D: 20}, {B: 1, T: 300, H: 1, D: 33}, {B: 1, T: 600, H: 1, D: 8}, {B: 7, T: 5, H: 3, D: 64},
 		// Grouped queries, with more tiles of queries than one and of keys.
 		{B: 3, T: 7, H: 3, D: 5, G: 2}, {B: 2, T: 33, H: 1, D: 7, G: 5}, {B: 1, T: 100, H: 3, D: 20, G: 3}, {B: 1, T: 300, H: 2, D: 9, G: 2},
+		// Where AMX has tiles: a last block that is partly beyond the end, of positions and of queries, and more than one of keys.
+		{B: 1, T: 260, H: 1, D: 96}, {B: 1, T: 397, H: 2, D: 64}, {B: 1, T: 201, H: 1, D: 128, G: 2},
+		{B: 1, T: 129, H: 1, D: 192},
 	} {
 		var drop DropoutArgs
 		if i%2 == 1 {
@@ -116,6 +121,58 @@ func TestAttentionOfSomeQueries(t *testing.T) {
 		}
 		return [][]float32{o, dqkv}
 	})
+}
+
+// Queries and keys in runs attend and get gradients as they do in order: of keys all, of queries those here.
+func TestAttentionOfRuns(t *testing.T) {
+	rnd := random(t, 64)
+	for _, s := range []AttentionShape{{B: 2, T: 53, H: 3, D: 7, G: 2}, {B: 1, T: 400, H: 2, D: 64}} {
+		drop := DropoutArgs{P: 0.2, Key: MaskKey{Seed: 9, Op: 8, Step: 7}, BatchOffset: 3, HeadOffset: 2, GlobalHeads: 6}
+		cut := s.T/4 + 1
+		where := Context{Queries: []ir.Run{{Pos: cut, Len: cut}, {Row: cut, Pos: 3 * cut, Len: s.T - 3*cut}}}
+		for at, run := range []ir.Run{{Pos: 2 * cut, Len: cut}, {Pos: 0, Len: cut}, {Pos: 3 * cut, Len: s.T - 3*cut}, {Pos: cut, Len: cut}} {
+			if run.Row = at * cut; at > 2 {
+				run.Row = s.T - cut
+			}
+			where.Keys = append(where.Keys, run)
+		}
+		G, part, rows := s.group(), s.H*s.D, where.rows()
+		qkv, dout := rnd.floats(s.B*s.T*s.parts()*part), make([]float32, s.B*s.T*G*part)
+		here, kv, do := make([]float32, s.B*rows*s.parts()*part), make([]float32, s.B*s.T*2*part), rnd.floats(s.B*rows*G*part)
+		// each calls f with row of queries or keys and position, in units of rows of the whole batch.
+		each := func(runs []ir.Run, rows int, f func(row, pos int)) {
+			for b := range s.B {
+				for _, run := range runs {
+					for i := range run.Len {
+						f(b*rows+run.Row+i, b*s.T+run.Pos+i)
+					}
+				}
+			}
+		}
+		each(where.Queries, rows, func(row, pos int) {
+			copy(here[row*s.parts()*part:][:G*part], qkv[pos*s.parts()*part:])
+			copy(dout[pos*G*part:][:G*part], do[row*G*part:])
+		})
+		each(where.Keys, s.T, func(row, pos int) { copy(kv[row*2*part:][:2*part], qkv[(pos*s.parts()+G)*part:]) })
+		o, lse, dqkv := attentionReference(qkv, dout, s, drop)
+		wantO, wantLSE := make([]float64, len(do)), make([]float64, s.B*G*s.H*rows)
+		wantDQ, wantDKV := make([]float64, len(do)), make([]float64, len(kv))
+		each(where.Queries, rows, func(row, pos int) {
+			copy(wantO[row*G*part:][:G*part], o[pos*G*part:])
+			copy(wantDQ[row*G*part:][:G*part], dqkv[pos*s.parts()*part:])
+			for head := range G * s.H {
+				wantLSE[(row/rows*G*s.H+head)*rows+row%rows] = lse[(pos/s.T*G*s.H+head)*s.T+pos%s.T]
+			}
+		})
+		each(where.Keys, s.T, func(row, pos int) { copy(wantDKV[row*2*part:][:2*part], dqkv[(pos*s.parts()+G)*part:]) })
+		check(t, fmt.Sprint("in runs ", s), 3e-5, [][]float64{wantO, wantLSE, wantDQ, wantDKV}, func(p *Pool) [][]float32 {
+			o, lse := make([]float32, len(do)), make([]float32, len(wantLSE))
+			dq, dkv := rnd.floats(len(do)), rnd.floats(len(kv))
+			AttentionKV(p, o, lse, here, kv, s, where, drop)
+			AttentionKVGrad(p, dq, dkv, do, here, kv, o, lse, s, where, drop)
+			return [][]float32{o, lse, dq, dkv}
+		})
+	}
 }
 
 // Decoding token by token gives what Attention gives at once.

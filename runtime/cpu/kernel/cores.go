@@ -90,6 +90,9 @@ func newCores(n int, set isa) *Cores {
 	return c
 }
 
+// Count returns how many cores there are.
+func (c *Cores) Count() int { return len(c.all) }
+
 // Close ends the helpers and waits for them. No pool may be in an operation.
 func (c *Cores) Close() {
 	c.mu.Lock()

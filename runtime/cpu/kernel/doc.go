@@ -8,7 +8,7 @@
 // into chunks for its goroutines. The inner loops are the fields of one isa value, chosen when the Pool is made: Go
 // assembly generated from ./asm (see there) where the processor has it, plain Go elsewhere. A task never asks which of the
 // two it got. The environment can leave sets out, for tests and measurements: GODEBUG=cpu.amxtile=off has matrix products
-// in AVX-512, cpu.avx512f=off everything in AVX2 and cpu.avx2=off in plain Go.
+// and attention in AVX-512, cpu.avx512f=off everything in AVX2 and cpu.avx2=off in plain Go.
 //
 // # Determinism
 //

@@ -68,7 +68,7 @@ func TestDropoutWhole(t *testing.T) {
 func TestDropoutFactors(t *testing.T) {
 	for _, block := range []uint64{0, 1, 1<<32 - 5, 1<<40 + 3} {
 		key := MaskKey{Seed: 0xfedcba9876543210, Op: 0x89abcdef, Step: 0x76543210}
-		want := make([]float32, 10*dropoutStep)
+		want := make([]float32, 11*dropoutStep)
 		dropoutFactorsGeneric(want, block, &key, 0x80000001, 2)
 		for _, set := range instructionSets() {
 			got := make([]float32, len(want))

@@ -21,8 +21,8 @@ type isa struct {
 
 	// tileProducts, where not nil, takes the place of product in matrix products: see tiles.go. It computes 32 rows and
 	// panels times 32 columns of c, or adds them with acc, from a and b packed by splitTiles, in so many steps of 32 terms.
-	// Meanwhile it fetches, rate cache lines a step, segments of so many lines of next, ldNext apart.
-	tileProducts func(panels, steps int, a, b, c []float32, ldc int, acc bool, next []float32, lines, ldNext, rate int)
+	// Between the steps of one panel of b and those of the next lie gap numbers. Meanwhile it fetches, rate cache lines a step, segments of so many lines of next, ldNext apart.
+	tileProducts func(panels, steps int, a, b []float32, gap int, c []float32, ldc int, acc bool, next []float32, lines, ldNext, rate int)
 	// splitTiles packs a tile of each part for each step. Word j of a tile's row i is a pair of parts of the numbers
 	// src[i*ld+j] and src[i*ld+j+pair]; from one step to the next src moves on by step and dst to the next six tiles.
 	splitTiles func(dst, src []float32, ld, pair, step, steps int)
@@ -59,6 +59,16 @@ type isa struct {
 	addAsFixed        func(dst []int64, x []float32, scale float64) bool // dst += scale*x, rounded; reports whether all fits
 	fixedSquares      func(x []float32, scale float64) squareSum
 
+	// Loops over four rows of attention scores, ld apart, of which the first seen elements of the first count, one more of each
+	// row after, and never more than m. What is beyond them, up to m rounded up to scoreAlign, is set to zero. Factors, where
+	// there are any, are in rows ldf apart.
+	maxRows  func(top, x []float32, ld, seen, m int)
+	expRows  func(x []float32, ld, seen, m int, scale float32, shifts, sums, f []float32, ldf int)   // x = exp(scale*x - shift), its sums, then x *= f
+	gradRows func(p, dp []float32, ld, seen, m int, scale float32, lse, delta, f []float32, ldf int) // p = exp(scale*p - lse), dp = scale*p*(dp*f - delta), then p *= f
+	// dropoutRows sets rows of n factors, scoreAlign elements after each row's begin, those of elements start to start+n of the
+	// global tensor and so on, stride apart. It may write 3 before and dropoutStep+2 after them.
+	dropoutRows func(dst []float32, ld, n int, start, stride uint64, key *MaskKey, threshold uint32, scale float32)
+
 	widen, narrow [2]func(wide []float32, half []uint16) // by Format: wide = half, and back
 }
 
@@ -70,7 +80,7 @@ func bestISA() isa {
 
 // portable is the implementation in plain Go. It is also the reference of the tests.
 func portable() isa {
-	return isa{
+	set := isa{
 		name: "portable",
 		rows: 4, cols: 16, left: 144, right: 8 << 20,
 		product:         productGeneric,
@@ -111,4 +121,6 @@ func portable() isa {
 		widen:           [2]func([]float32, []uint16){BF16: widenBF16Generic, F16: widenF16Generic},
 		narrow:          [2]func([]float32, []uint16){BF16: narrowBF16Generic, F16: narrowF16Generic},
 	}
+	set.scoresByRow()
+	return set
 }

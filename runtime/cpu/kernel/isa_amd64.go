@@ -67,6 +67,7 @@ func avx2() isa {
 		widen:  portable().widen,
 		narrow: portable().narrow,
 	}
+	set.scoresByRow()
 	set.widen[BF16] = eights(widenBF16AVX2, widenBF16Generic)
 	set.narrow[BF16] = eights(narrowBF16AVX2, narrowBF16Generic)
 	if cpu.X86.HasF16C {
@@ -93,10 +94,20 @@ func avx512() isa {
 	set.product = productAVX512
 	set.axpy, set.add, set.mul, set.max, set.scale = axpyAVX512, addAVX512, mulAVX512, maxAVX512, scaleAVX512
 	set.expSum, set.expMul, set.softmaxGrad = expSumAVX512, expMulAVX512, softmaxGradAVX512
+	set.maxRows, set.expRows, set.gradRows = maxRowsAVX512, expRowsAVX512, gradRowsAVX512
 	set.gelu, set.geluTanh, set.geluGrad, set.geluTanhGrad = geluAVX512, geluTanhAVX512, geluGradAVX512, geluTanhGradAVX512
 	set.swiglu, set.swigluGrad, set.rotate = swigluAVX512, swigluGradAVX512, rotateAVX512
 	set.normalize, set.normGradSums, set.normGradRow, set.normGradParams = normalizeAVX512, normGradSumsAVX512, normGradRowAVX512, normGradParamsAVX512
 	set.adamw = adamwAVX512
+	set.dropoutFactors = func(dst []float32, block uint64, key *MaskKey, threshold uint32, scale float32) {
+		dropoutFactorsAVX512(dst, block, key.Seed, key.Op, key.Step, threshold, scale)
+	}
+	set.dropoutRows = func(dst []float32, ld, n int, start, stride uint64, key *MaskKey, threshold uint32, scale float32) {
+		if (start|stride)&3 != 0 {
+			n += 3 // rows begin in the middle of a block of random numbers
+		}
+		dropoutRowsAVX512(dst, ld, n, start, stride, key.Seed, key.Op, key.Step, threshold, scale)
+	}
 	set.multiplyAdd, set.multiplyAddFLOP = multiplyAddAVX512, 2*12*16
 	return set
 }

@@ -28,5 +28,6 @@ func neon() isa {
 	set.swiglu, set.swigluGrad, set.rotate = swigluNEON, swigluGradNEON, rotateNEON
 	set.normalize, set.normGradSums, set.normGradRow, set.normGradParams = normalizeNEON, normGradSumsNEON, normGradRowNEON, normGradParamsNEON
 	set.adamw = adamwNEON
+	set.scoresByRow()
 	return set
 }

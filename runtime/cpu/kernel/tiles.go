@@ -87,7 +87,7 @@ func (t tileTask) rows(w *worker, h *terms, i, m, j, n int) {
 		steps := tileSteps(depth)
 		w.packTiles(left, h.a.at(i, q), m, depth, true)
 		next, lines, ldNext, rate := h.ahead(t.m, i+w.stride(), q, depth, panels*steps)
-		w.isa.tileProducts(panels, steps, left, right, sums, ld, q > 0, next, lines, ldNext, rate)
+		w.isa.tileProducts(panels, steps, left, right, 0, sums, ld, q > 0, next, lines, ldNext, rate)
 		right = right[panels*steps*tileFloat:]
 	}
 	for r := 0; apart && r < m; r++ {

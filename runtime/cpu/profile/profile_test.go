@@ -139,6 +139,18 @@ func TestWaiting(t *testing.T) {
 	require.Equal(t, timedRun{took: 12, spent: []time.Duration{2, 5}, waited: 2}, run, "4 of one rank, none of the other")
 }
 
+// TestTogether: collectives made together share the time by their bytes, wherever the program has them.
+func TestTogether(t *testing.T) {
+	collective := func(name string, bytes int64) timedInstr {
+		return timedInstr{op: ir.OpAllReduce, name: name, work: cost.Work{Class: collectiveClass, Bytes: bytes}}
+	}
+	s := &timedStep{instrs: []timedInstr{collective("r", 100), {op: ir.OpSumSquares, name: "a"}, collective("q", 300)}}
+	run := s.spent(20, [][]runtime.Span{{
+		{Op: ir.OpAllReduce, Name: "r", With: []string{"q"}, Start: 0, End: 12}, {Op: ir.OpSumSquares, Name: "a", Start: 12, End: 14},
+	}})
+	require.Equal(t, timedRun{took: 20, spent: []time.Duration{3, 2, 9}}, run)
+}
+
 // TestPairsAreOfTheSameWork: the cores of a rank are judged by the same instructions.
 func TestPairsAreOfTheSameWork(t *testing.T) {
 	all := workloads(2)

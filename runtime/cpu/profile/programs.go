@@ -180,27 +180,44 @@ type timedRun struct {
 
 // spent returns the time of each instruction in a step: on rank 0, and of a
 // collective on the rank that comes last and so does not wait. The others' waiting is
-// apart.
+// apart. Collectives made together have shares of the time by what they move.
 func (s *timedStep) spent(took time.Duration, spans [][]runtime.Span) timedRun {
 	run := timedRun{took: took, spent: make([]time.Duration, len(s.instrs))}
+	places := map[string][]int{} // one for each micro-batch
+	for i, in := range s.instrs {
+		places[in.name] = append(places[in.name], i)
+	}
 	var together time.Duration // at collectives, of all ranks
 	for r, of := range spans {
-		next := 0 // feeding the inputs comes in between
+		ran, seen := 0, map[string]int{}
 		for _, span := range of {
-			if next == len(run.spent) || span.Op != s.instrs[next].op || span.Name != s.instrs[next].name {
-				continue
+			if seen[span.Name] == len(places[span.Name]) {
+				continue // what the step is fed with
 			}
-			d, meets := span.End-span.Start, s.instrs[next].work.Class == collectiveClass
-			if r == 0 || meets && d < run.spent[next] {
-				run.spent[next] = d
+			var all []int
+			sum := 0.0
+			for _, name := range append([]string{span.Name}, span.With...) {
+				i := places[name][seen[name]]
+				seen[name]++
+				all = append(all, i)
+				sum += moved(s.instrs[i])
 			}
-			if meets {
-				together += d
+			ran += len(all)
+			for _, i := range all {
+				d, meets := span.End-span.Start, s.instrs[i].work.Class == collectiveClass
+				if len(all) > 1 {
+					d = time.Duration(float64(d) * moved(s.instrs[i]) / sum)
+				}
+				if r == 0 || meets && d < run.spent[i] {
+					run.spent[i] = d
+				}
+				if meets {
+					together += d
+				}
 			}
-			next++
 		}
-		if next != len(run.spent) {
-			panic(fmt.Sprintf("BUG: profile: rank %d ran %d instructions of %d", r, next, len(run.spent)))
+		if ran != len(run.spent) {
+			panic(fmt.Sprintf("BUG: profile: rank %d ran %d instructions of %d", r, ran, len(run.spent)))
 		}
 	}
 	run.waited = together / time.Duration(len(spans))

@@ -113,15 +113,25 @@ func (g *generator) integer(param string) reg.Register {
 	return g.Load(g.Param(param), g.GP64())
 }
 
-// broadcast loads a float32 parameter into all lanes.
+// broadcast loads a parameter of 32 bits into all lanes.
 func (g *generator) broadcast(param string) reg.VecVirtual {
+	y := g.register()
+	g.VBROADCASTSS(g.address(param), y)
+	return y
+}
+
+// address returns where a parameter lies.
+func (g *generator) address(param string) operand.Mem {
 	b, err := g.Param(param).Resolve()
 	if err != nil {
 		panic(err)
 	}
-	y := g.register()
-	g.VBROADCASTSS(b.Addr, y)
-	return y
+	return b.Addr
+}
+
+// table returns a memory operand of the words of that name, see tables.
+func (g *generator) table(name string) operand.Mem {
+	return operand.NewDataAddr(operand.Symbol{Name: name, Static: true}, 0)
 }
 
 // constant returns a memory operand of c in every lane.
@@ -135,7 +145,7 @@ func (g *generator) bits(word uint32) operand.Mem {
 		g.constants[word] = name
 		g.order = append(g.order, word)
 	}
-	return operand.NewDataAddr(operand.Symbol{Name: name, Static: true}, 0)
+	return g.table(name)
 }
 
 // constantIn returns a register of c in every lane.
@@ -163,14 +173,18 @@ func (g *generator) tables() {
 	}
 	data("masks", masks)
 	data("tileShapes", g.tileShapes())
-	data("quads", []uint32{0, 0, 1, 0, 2, 0, 3, 0}) // 64-bit 0, 1, 2, 3
-	data("four", []uint32{4, 0, 4, 0, 4, 0, 4, 0})
+	data("indices", []uint32{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15})
+	// 64-bit numbers for philox.
+	data("countersAVX2", []uint32{0, 0, 2, 0, 1, 0, 3, 0})
+	data("countersAVX512", []uint32{0, 0, 4, 0, 1, 0, 5, 0, 2, 0, 6, 0, 3, 0, 7, 0})
+	data("advanceAVX2", slices.Repeat([]uint32{4, 0}, 4))
+	data("advanceAVX512", slices.Repeat([]uint32{8, 0}, 8))
 }
 
 // mask returns a register whose first n lanes are all ones, for n in a register, from 0 to 8. It overwrites n.
 func (g *generator) mask(n reg.Register) reg.VecVirtual {
 	table, y := g.GP64(), g.YMM()
-	g.LEAQ(operand.NewDataAddr(operand.Symbol{Name: "masks", Static: true}, 0), table)
+	g.LEAQ(g.table("masks"), table)
 	g.NEGQ(n)
 	g.VMOVUPS(operand.Mem{Base: table, Index: n, Scale: 4, Disp: vector}, y)
 	return y

@@ -63,13 +63,15 @@ func (g *generator) tiles() {
 
 // tileProducts emits the product of 32 rows and any number of panels of 32 columns.
 func (g *generator) tileProducts() {
-	g.function("tileProducts", "func(panels, steps int, a, b, c []float32, ldc int, acc bool, next []float32, lines, ldNext, rate int)",
+	g.function("tileProducts", "func(panels, steps int, a, b []float32, gap int, c []float32, ldc int, acc bool, next []float32, lines, ldNext, rate int)",
 		"is isa.tileProducts.")
-	g.LEAQ(operand.NewDataAddr(operand.Symbol{Name: "tileShapes", Static: true}, 0), reg.RAX)
+	g.LEAQ(g.table("tileShapes"), reg.RAX)
 	g.tileConfig()
 	g.Load(g.Param("panels"), reg.R8)
 	g.Load(g.Param("a").Base(), reg.R9)
 	g.Load(g.Param("b").Base(), reg.RBX)
+	g.Load(g.Param("gap"), reg.R14)
+	g.SHLQ(operand.Imm(2), reg.R14)
 	g.Load(g.Param("c").Base(), reg.RDX)
 	g.Load(g.Param("ldc"), reg.RSI)
 	g.SHLQ(operand.Imm(2), reg.RSI)
@@ -102,6 +104,7 @@ func (g *generator) tileProducts() {
 	g.DECQ(reg.R10)
 	g.JNZ(to(step))
 	g.tileCorners(vexF3)
+	g.ADDQ(reg.R14, reg.RBX)
 	g.ADDQ(operand.U32(2*64), reg.RDX)
 	g.ADDQ(operand.U32(2*64), reg.RDI)
 	g.DECQ(reg.R8)

@@ -1,0 +1,58 @@
+package mutants
+
+// inTheProcesses has the bugs of a run with a process for each rank, and of what
+// starts and watches them.
+func inTheProcesses() []mutant {
+	const conformance, agents, elastic = "^TestConformanceOfProcesses$", "^TestAgents$", "^TestLaunchElastic$"
+	return []mutant{{
+		bug: "a process adds up what another has not written", how: "it does not wait for all to enter",
+		file: "runtime/cpu/collective.go",
+		old:  "if g.shared && large(c) {\n\t\tif err := d.wait(g.arrivals, all, g.late); err != nil {", new: "if g.shared && large(c) {\n\t\tif err := d.wait(g.arrivals, 0, g.late); err != nil {",
+		pkg: "./runtime/cpu", run: "^TestLateOperand$",
+	}, {
+		bug: "the last elements of a tensor are in nobody's share", how: "shares are whole lines of cache",
+		file: "runtime/cpu/exchange.go",
+		old:  "if share+1 == shares {", new: "if share+1 == shares && n%lineElems == 0 {",
+		pkg: "./runtime/cpu", run: conformance,
+	}, {
+		bug: "wrong p2p destination", how: "on another machine",
+		file: "runtime/cpu/link.go",
+		old:  "bytes(runtime.OnDevice, int64(b), n)", new: "bytes(runtime.OnDevice, int64(b)+4, n)",
+		pkg: "./runtime/cpu", run: conformance,
+	}, {
+		bug: "processes stop before different steps", how: "each heeds its own signal",
+		file: "runtime/peers.go",
+		old:  "e.shared.stop = e.shared.stop || b[0] != 0", new: "e.shared.stop = e.shared.stop || b[0] != 0 && rank == e.first",
+		pkg: "./runtime", run: "^TestProcessesStopTogether$",
+	}, {
+		bug:  "a machine that comes is left waiting",
+		file: "launch/host.go",
+		old:  "\t\t\t\tstop(stopGently)\n", new: "\t\t\t\t_ = stopGently\n",
+		pkg: "./launch", run: "^TestMachinesComeAndGo$",
+	}, {
+		bug:  "wrong input is tried again",
+		file: "launch/agent.go",
+		old:  "return exit.Status == 2 || exit.Status == 3", new: "return false",
+		pkg: "./launch", run: agents,
+	}, {
+		bug:  "the end of a last line is lost",
+		file: "launch/agent.go",
+		old:  "out.flush()", new: "_ = out.flush",
+		pkg: "./launch", run: agents,
+	}, {
+		bug:  "a job goes on by the plan of another number of ranks",
+		file: "cmd/autopar/launch.go",
+		old:  "n != ranks {", new: "n < 0 {",
+		pkg: "./cmd/autopar", run: elastic,
+	}, {
+		bug:  "a restarted job begins from the start",
+		file: "cmd/autopar/launch.go",
+		old:  "c.Resume || s.Number > 0 && checkpoint.Saved(c.Out).After(before)", new: "c.Resume || before.IsZero() && s.Number < 0",
+		pkg: "./cmd/autopar", run: elastic,
+	}, {
+		bug:  "a process that has failed gathers what others sent before they knew",
+		file: "launch/peers.go",
+		old:  "if err := p.Err(); err != nil {", new: "if err := p.Err(); err != nil && false {",
+		pkg: "./launch", run: "^TestFailure$",
+	}}
+}

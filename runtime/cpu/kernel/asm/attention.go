@@ -1,0 +1,213 @@
+package main
+
+import (
+	"math"
+
+	"github.com/mmcloughlin/avo/operand"
+	"github.com/mmcloughlin/avo/reg"
+)
+
+// quad is how many rows of scores a loop takes at a time, so that as many chains of dependent instructions are under way.
+const quad = 4
+
+// scoreRows is a loop over the vectors of four rows, ld apart, of which the first has seen elements that count and each one more
+// than the one before, at most m in all.
+type scoreRows struct {
+	*generator
+	counts  [quad]reg.VecVirtual
+	indices reg.VecVirtual // of the elements of the vector
+	ld, ld3 reg.Register   // in bytes
+	m       reg.Register
+}
+
+// scoreRows emits the loops over rows of attention scores, in AVX-512.
+func (g *generator) scoreRows() {
+	g.wide = true
+	g.maxRows()
+	g.expRows()
+	g.gradRows()
+	g.wide = false
+}
+
+// rows loads the sizes that loops over rows of scores share.
+func (g *generator) rows() *scoreRows {
+	s := &scoreRows{generator: g, ld: g.integer("ld"), m: g.integer("m"), indices: g.register()}
+	s.ld3 = g.stride3(s.ld)
+	seen := g.integer("seen")
+	for r := range s.counts {
+		s.counts[r] = g.register()
+		g.VPBROADCASTD(seen.(reg.GPVirtual).As32(), s.counts[r])
+		g.INCQ(seen)
+	}
+	g.VMOVUPS(g.table("indices"), s.indices)
+	return s
+}
+
+// stride3 turns a stride in numbers into one in bytes and returns three times that.
+func (g *generator) stride3(ld reg.Register) reg.Register {
+	g.SHLQ(operand.Imm(2), ld)
+	three := g.GP64()
+	g.LEAQ(operand.Mem{Base: ld, Index: ld, Scale: 2}, three)
+	return three
+}
+
+// row is where the current vector of row r lies.
+func row(base, ld, ld3 reg.Register, r int) operand.Mem {
+	switch r {
+	case 0:
+		return operand.Mem{Base: base}
+	case 3:
+		return operand.Mem{Base: base, Index: ld3, Scale: 1}
+	default:
+		return operand.Mem{Base: base, Index: ld, Scale: uint8(r)}
+	}
+}
+
+// each emits the loop over the vectors in which the last row has elements that count, and then one that clears the rest of
+// those that are to be, up to m. Bases move on with the vectors.
+func (s *scoreRows) each(body func(r int, counts reg.Register), clear []reg.Register, bases ...reg.Register) {
+	left := s.integer("seen") // of the last row
+	s.ADDQ(operand.Imm(quad-1), left)
+	s.CMPQ(left, s.m)
+	s.CMOVQGT(s.m, left)
+	loop, rest, zeros, done := s.label("vector"), s.label("rest"), s.label("zeros"), s.label("done")
+	advance := func() {
+		for _, base := range bases {
+			s.ADDQ(operand.Imm(64), base)
+		}
+		s.SUBQ(operand.Imm(widest), s.m)
+	}
+	limit := s.register() // beyond m nothing counts
+	s.VPBROADCASTD(s.m.(reg.GPVirtual).As32(), limit)
+	for r := range s.counts {
+		s.VPMINSD(limit, s.counts[r], s.counts[r])
+	}
+	step := s.register()
+	words := s.GP32()
+	s.MOVL(operand.U32(widest), words)
+	s.VPBROADCASTD(words, step)
+	s.Label(loop)
+	s.TESTQ(left, left)
+	s.JLE(to(rest))
+	for r := range quad {
+		const less = 1
+		counts := s.K()
+		s.VPCMPD(operand.Imm(less), s.counts[r], s.indices, counts)
+		body(r, counts)
+	}
+	s.VPADDD(step, s.indices, s.indices)
+	advance()
+	s.SUBQ(operand.Imm(widest), left)
+	s.JMP(to(loop))
+	s.Label(rest)
+	if len(clear) == 0 {
+		return
+	}
+	zero := s.zeros(1)[0]
+	s.Label(zeros)
+	s.TESTQ(s.m, s.m)
+	s.JLE(to(done))
+	for r := range quad {
+		for _, base := range clear {
+			s.VMOVUPS(zero, row(base, s.ld, s.ld3, r))
+		}
+	}
+	advance()
+	s.JMP(to(zeros))
+	s.Label(done)
+}
+
+func (g *generator) maxRows() {
+	g.function("maxRowsAVX512", "func(top, x []float32, ld, seen, m int)", "is isa.maxRows.")
+	s, x := g.rows(), g.base("x")
+	acc := [quad]reg.VecVirtual{}
+	for r := range acc {
+		acc[r] = g.constantIn(math.Inf(-1))
+	}
+	s.each(func(r int, counts reg.Register) {
+		g.VMAXPS(row(x, s.ld, s.ld3, r), acc[r], counts, acc[r])
+	}, nil, x)
+	top := g.base("top")
+	for r := range acc {
+		g.VMOVSS(g.across(acc[r], g.VMAXPS).AsX(), operand.Mem{Base: top, Disp: 4 * r})
+	}
+	g.end()
+}
+
+// fromParam returns a register for each row, of the elements of a slice.
+func (g *generator) fromParam(param string) (values [quad]reg.VecVirtual) {
+	base := g.base(param)
+	for r := range values {
+		values[r] = g.register()
+		g.VBROADCASTSS(operand.Mem{Base: base, Disp: 4 * r}, values[r])
+	}
+	return values
+}
+
+// withFactors emits two versions of a function's rest, one for rows that are to be multiplied by factors.
+func (g *generator) withFactors(rest func(factor func(r int) operand.Mem, bases ...reg.Register)) {
+	f, plain := g.base("f"), g.label("plain")
+	n := g.length("f")
+	g.TESTQ(n, n)
+	g.JZ(to(plain))
+	ldf := g.integer("ldf")
+	ldf3 := g.stride3(ldf)
+	rest(func(r int) operand.Mem { return row(f, ldf, ldf3, r) }, f)
+	g.Label(plain)
+	rest(nil)
+}
+
+func (g *generator) expRows() {
+	g.function("expRowsAVX512", "func(x []float32, ld, seen, m int, scale float32, shifts, sums, f []float32, ldf int)", "is isa.expRows.")
+	g.withFactors(func(factor func(r int) operand.Mem, bases ...reg.Register) {
+		s, x := g.rows(), g.base("x")
+		scale, shifts := g.broadcast("scale"), g.fromParam("shifts")
+		acc := g.zeros(quad)
+		s.each(func(r int, counts reg.Register) {
+			y := g.register()
+			g.VMOVUPS_Z(row(x, s.ld, s.ld3, r), counts, y)
+			g.VFMSUB213PS(shifts[r], scale, y)
+			y = g.exp(y)
+			g.VMOVAPS_Z(y, counts, y)
+			g.VADDPS(y, acc[r], acc[r])
+			if factor != nil {
+				g.VMULPS_Z(factor(r), y, counts, y)
+			}
+			g.VMOVUPS(y, row(x, s.ld, s.ld3, r))
+		}, []reg.Register{x}, append(bases, x)...)
+		sums := g.base("sums")
+		for r := range acc {
+			g.VMOVSS(g.across(acc[r], g.VADDPS).AsX(), operand.Mem{Base: sums, Disp: 4 * r})
+		}
+		g.end()
+	})
+}
+
+func (g *generator) gradRows() {
+	g.function("gradRowsAVX512", "func(p, dp []float32, ld, seen, m int, scale float32, lse, delta, f []float32, ldf int)", "is isa.gradRows.")
+	g.withFactors(func(factor func(r int) operand.Mem, bases ...reg.Register) {
+		s, p, dp := g.rows(), g.base("p"), g.base("dp")
+		scale, lse, delta := g.broadcast("scale"), g.fromParam("lse"), g.fromParam("delta")
+		s.each(func(r int, counts reg.Register) {
+			y, grad, kept := g.register(), g.register(), g.register()
+			g.VMOVUPS_Z(row(p, s.ld, s.ld3, r), counts, y)
+			g.VFMSUB213PS(lse[r], scale, y)
+			y = g.exp(y)
+			g.VMOVAPS_Z(y, counts, y)
+			g.VMOVUPS_Z(row(dp, s.ld, s.ld3, r), counts, grad)
+			if factor != nil {
+				g.VMOVUPS_Z(factor(r), counts, kept)
+				g.VMULPS(kept, grad, grad)
+				g.VMULPS(y, kept, kept)
+				g.VMOVUPS(kept, row(p, s.ld, s.ld3, r))
+			} else {
+				g.VMOVUPS(y, row(p, s.ld, s.ld3, r))
+			}
+			g.VSUBPS(delta[r], grad, grad)
+			g.VMULPS(scale, y, y)
+			g.VMULPS_Z(y, grad, counts, grad)
+			g.VMOVUPS(grad, row(dp, s.ld, s.ld3, r))
+		}, []reg.Register{p, dp}, append(bases, p, dp)...)
+		g.end()
+	})
+}
