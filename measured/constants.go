@@ -88,7 +88,8 @@ func software(figure func(*cost.Software) *float64, names ...string) func(*Const
 }
 
 // Parameters are the constants that the rows decide. V100, A10G and B200 have too
-// few rows, or none, and share what is not their datasheet's with the A100 and H100.
+// few rows, or none, and share what is not their datasheet's with the A100 and H100,
+// but for products of the V100, which others measured (its cluster file).
 func Parameters() []Parameter {
 	ampere, hopper, slow := []string{"a100-80g", "a100-40g", "a10g", "v100", "v100-32g"}, []string{"h100", "h200", "b200"}, []string{"h100-96g"}
 	hoppers := slices.Concat(hopper, slow)
@@ -99,7 +100,7 @@ func Parameters() []Parameter {
 	links := func(c *cost.Cluster) *float64 { return &c.IntraNode.Efficiency }
 	network := func(c *cost.Cluster) *float64 { return &c.InterNode.Efficiency }
 	return []Parameter{
-		{"products, A100", "of the peak", 0.7, 0.92, 0.82, "cuBLAS on large squares, 250 to 265 TFLOP/s", devices(matmul, ampere...)},
+		{"products, A100", "of the peak", 0.7, 0.92, 0.82, "cuBLAS on large squares, 250 to 265 TFLOP/s", devices(matmul, ampere[:3]...)},
 		{"products, H100", "of the peak", 0.55, 0.85, 0.7, "cuBLAS on large squares at 700 W, 650 to 750 TFLOP/s", devices(matmul, hopper...)},
 		{"products, H100 at 500 W", "of the peak", 0.4, 0.75, 0.57, "the H100's by the power", devices(matmul, slow...)},
 		{"8-bit products, H100", "of the peak", 0.4, 0.85, 0.65, "Transformer Engine, 1.2 to 1.4 PFLOP/s", devices(func(c *cost.Cluster) *float64 { return &c.Device.Efficiency.MatmulF8 }, hopper...)},

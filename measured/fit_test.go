@@ -26,6 +26,9 @@ func TestConstantsArePlausible(t *testing.T) {
 			require.Equal(t, p.value(k), *at, p.Name)
 		}
 	}
+	for _, name := range []string{"v100", "v100-32g"} { // products of 75 to 95 TFLOP/s: see their files
+		require.InDelta(t, 0.68, k.Clusters[name].Device.Efficiency.Matmul, 0.08, name)
+	}
 	for _, s := range k.Software {
 		for what, multiple := range map[string]float64{
 			"RMSNorm": s.RMSNorm, "activation": s.Activation, "rotation": s.Rotation, "loss": s.Loss, "optimizer": s.Optimizer,

@@ -100,6 +100,16 @@ func TestSkipsWithAReason(t *testing.T) {
 	}, reasons)
 }
 
+// TestOnceAStep: what reduces gradients once a step has them whole until then.
+func TestOnceAStep(t *testing.T) {
+	for framework, want := range map[string]int{"Megatron-Core": 1, "Alpa": 1, "llm-foundry/Composer FSDP": 2} {
+		r := Row{Framework: framework, GPUs: 2, DP: 2, TP: 1, PP: 1, CP: 1, VirtualStages: 1, Layers: 2, ZeRO: 2, MicroBatch: 1, Recompute: "none"}
+		p, err := r.Plan()
+		require.NoError(t, err)
+		require.Equal(t, want, p.ZeRO, framework)
+	}
+}
+
 // TestGroupedHeads: fewer heads of keys and values are less work and memory.
 func TestGroupedHeads(t *testing.T) {
 	rows := read(t, header+gptRow+strings.Replace(strings.Replace(gptRow, "r1", "r2", 1), "12,12", "12,4", 1))

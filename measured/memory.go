@@ -15,6 +15,7 @@ import (
 type Memory struct {
 	Context, Communicator, Fragmentation float64
 	Norm, SwiGLU, Gathered, Rounded      float64
+	Operand8                             float64
 	FlashAttention1                      float64
 	EagerScores, EagerLive               float64
 	FusedScores, FusedLive               float64
@@ -43,7 +44,8 @@ func (m *Memory) Constants() []Constant {
 		{"norm", "bytes an element", "RMSNorm of several kernels keeps its operand in float32 (4) and the quotient (2)", &m.Norm, 5.6, 4, 7},
 		{"swiglu", "bytes an element", "SwiGLU of two kernels keeps silu(gate) in bfloat16", &m.SwiGLU, 2, 2, 2},
 		{"rounded", "bytes an element", "bfloat16: what is not kept where it is made again", &m.Rounded, 2, 2, 2},
-		{"gathered", "bytes an element", "sequence parallelism keeps what it gathered; autopar gathers again", &m.Gathered, 2, 2, 2},
+		{"gathered", "bytes an element", "sequence parallelism keeps what it gathered; autopar gathers again, as Megatron does (Korthikanti et al. 2022, section 4.2.2)", &m.Gathered, 2, 2, 2},
+		{"8-bit operand", "bytes an element", "Transformer Engine keeps an operand of a block's product as it multiplies it", &m.Operand8, 1, 1, 1},
 		{"flash attention 1", "bytes an element of the result", "copies of its operands without padding", &m.FlashAttention1, 2.7, 0, 6},
 		{"eager scores", "bytes a score", "softmax in float32, the mask, the rounded result: kept", &m.EagerScores, 5.4, 4, 8},
 		{"eager scores live", "bytes a score", "scores and gradients of them in the backward pass", &m.EagerLive, 7.4, 4, 16},
@@ -84,6 +86,8 @@ type habits struct {
 	gaps        bool    // activations of many sizes come and go; FSDP's and XLA's are planned
 	buffers     bool    // keeps the results of the stage for the micro-batches in flight
 	buckets     bool    // reduces gradients in separate buckets, in float32
+	regathers   bool    // does not keep what sequence parallelism gathered
+	operands8   bool    // keeps operands of the products of blocks in 8 bits
 	scores      scores
 }
 
@@ -110,8 +114,12 @@ func (r *Row) habits() habits {
 	case has("Megatron", "DeepSpeed", "NeMo"):
 		s.scores, s.fusedNorm, s.fusedMLP, s.fusedLoss, s.gaps = fusedSoftmax, true, true, true, true
 		s.buffers, s.buckets = has("DeepSpeed"), has("DeepSpeed")
+		s.regathers, s.operands8 = true, r.DType == "fp8"
 	default:
 		s.gradient = 4 // with the parameters in float32
+		if has("Alpa") {
+			s.gradient = 2 // of a copy of them in 16 bits (TrainState of its model_util.py)
+		}
 		s.fusedLoss = has("llm-foundry", "flash-attn", "llm.c")
 		s.remakesGELU = has("flash-attn", "llm.c")
 		s.fusedNorm = has("torchtitan") // in Triton, where it is not compiled
@@ -155,10 +163,14 @@ func (u Use) Total() int64 { return u.States + u.Saved + u.Working + u.Gaps + u.
 func (m *Memory) Use(r *Row, f *planner.Footprint) Use {
 	const gib = 1 << 30
 	s := r.habits()
-	states := float64(f.Weights+f.State+f.Other) + s.gradient*float64(f.Elements)
-	if over := r.DP * r.CP; r.ZeRO == 3 && r.CP > 1 && (r.ZeROGroup == 0 || r.ZeROGroup == over) {
-		states /= float64(r.CP) // where autopar shards over data-parallel ranks alone
+	states, sharded := float64(f.Weights+f.Other)+s.gradient*float64(f.Elements), float64(f.State)
+	if over := r.DP * r.CP; r.ZeRO > 0 && (r.ZeROGroup == 0 || r.ZeROGroup == over) {
+		sharded /= float64(r.CP) // where autopar shards over data-parallel ranks alone
+		if r.ZeRO == 3 {
+			states /= float64(r.CP)
+		}
 	}
+	states += sharded
 	var kept, live, again, head float64
 	for _, made := range f.Forward {
 		stays, while := m.besides(&s, r, &made)
@@ -174,7 +186,8 @@ func (m *Memory) Use(r *Row, f *planner.Footprint) Use {
 	if s.buffers && r.PP > 1 {
 		kept += m.Buffered * float64(f.InFlight) * float64(r.MicroBatch*r.SeqLen*r.Hidden)
 	}
-	saved, block := float64(f.Saved)+kept, float64(f.Temp)+live+again
+	// Slots are rings of a chunk; software takes memory as it needs it.
+	saved, block := (float64(f.Saved)+kept)*float64(f.AtOnce)/float64(f.Slots), float64(f.Temp)+live+again
 	gaps := 0.0
 	if s.gaps {
 		gaps = m.Fragmentation * block
@@ -228,7 +241,7 @@ func (m *Memory) besides(s *habits, r *Row, made *planner.Made) (kept, live floa
 			kept = m.SwiGLU * result
 		}
 	case ir.OpAllGather:
-		if made.InBlock && r.SequenceParallel && grown > 0 {
+		if made.InBlock && r.SequenceParallel && grown > 0 && !s.regathers {
 			kept = m.Gathered * grown
 		}
 	case ir.OpAttention, ir.OpAttentionKV:
@@ -240,6 +253,15 @@ func (m *Memory) besides(s *habits, r *Row, made *planner.Made) (kept, live floa
 			kept, live = m.FusedScores*written, m.FusedLive*written
 		case eager:
 			kept, live = m.EagerScores*written, m.EagerLive*written
+		}
+		if s.operands8 {
+			kept += m.Operand8 * result // beside what its own gradient needs
+		}
+	}
+	switch made.Op {
+	case ir.OpLayerNorm, ir.OpRMSNorm, ir.OpGELU, ir.OpSwiGLU:
+		if s.operands8 && made.InBlock {
+			kept += (m.Operand8 - m.Rounded) * result
 		}
 	}
 	return kept, live

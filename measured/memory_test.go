@@ -44,6 +44,7 @@ func TestUseStartsFromTheArena(t *testing.T) {
 		c.GradDType = "fp32"
 		var none Memory
 		for i := range c.footprints {
+			c.footprints[i].AtOnce = c.footprints[i].Slots // of rings
 			u := none.Use(&c.Row, &c.footprints[i])
 			require.Zero(t, u.Gaps+u.Reserve)
 			rounding := int64(64 * 1000) // gradients are on lines of 64 bytes
@@ -142,6 +143,38 @@ func TestPeakUnits(t *testing.T) {
 	}
 }
 
+// TestMegatron: Megatron gathers for sequence parallelism again, keeps what 8-bit products
+// read in 8 bits, shards its optimizer over the ranks of a context too, and has as many
+// micro-batches in memory as are in flight at once. Alpa's gradients are in 16 bits.
+func TestMegatron(t *testing.T) {
+	m := DefaultMemory()
+	row := Row{SequenceParallel: true, Hidden: 64, Heads: 4, SeqLen: 128, FlashAttention: true}
+	keeps := func(framework, dtype string, op ir.Op, block bool) float64 {
+		row.Framework, row.DType = framework, dtype
+		s := row.habits()
+		kept, _ := m.besides(&s, &row, &planner.Made{Op: op, Result: 2000, Source: 1000, InBlock: block})
+		return kept
+	}
+	require.Equal(t, 2*1000.0, keeps("torchtitan", "bf16", ir.OpAllGather, true))
+	require.Zero(t, keeps("Megatron-Core", "bf16", ir.OpAllGather, true))
+	require.Zero(t, keeps("Megatron-Core", "bf16", ir.OpSwiGLU, true))
+	require.Equal(t, -2000.0, keeps("Megatron-Core", "fp8", ir.OpSwiGLU, true))
+	require.Equal(t, -2000.0, keeps("Megatron-Core", "fp8", ir.OpRMSNorm, true))
+	require.Zero(t, keeps("Megatron-Core", "fp8", ir.OpRMSNorm, false), "the head's product is in 16 bits")
+	require.Equal(t, 2000.0, keeps("Megatron-Core", "fp8", ir.OpAttention, true), "its own gradient reads it in 16")
+
+	var none Memory
+	f := planner.Footprint{Weights: 600, State: 1200, Elements: 300, Saved: 1000, Slots: 5, AtOnce: 4}
+	states := func(r Row) int64 { return none.Use(&r, &f).States }
+	require.EqualValues(t, 600+2*300+1200, states(Row{Framework: "Megatron-Core", DP: 2, CP: 1, ZeRO: 1}))
+	require.EqualValues(t, 600+2*300+600, states(Row{Framework: "Megatron-Core", DP: 2, CP: 2, ZeRO: 1, ZeROGroup: 4}))
+	require.EqualValues(t, 600+2*300+1200, states(Row{Framework: "Megatron-Core", DP: 2, CP: 2, ZeRO: 1, ZeROGroup: 2}))
+	require.EqualValues(t, 600+2*300+1200, states(Row{Framework: "Megatron-Core", DP: 2, CP: 2}))
+	require.EqualValues(t, (600+4*300+1200)/2, states(Row{Framework: "torchtitan", DP: 2, CP: 2, ZeRO: 3}))
+	require.EqualValues(t, 600+2*300+1200, states(Row{Framework: "Alpa", DP: 2, CP: 1, ZeRO: 1}))
+	require.EqualValues(t, 800, none.Use(&Row{Framework: "Megatron-Core", CP: 1}, &f).Saved)
+}
+
 // TestCompiledNorms: a compiler makes the two norms of a block again rather than keep
 // them in bfloat16.
 func TestCompiledNorms(t *testing.T) {
@@ -206,7 +239,7 @@ func TestFitMemory(t *testing.T) {
 	var cases []*Case
 	for layers := 1; layers <= 60; layers++ {
 		c := &Case{Row: Row{Layers: layers, Line: layers, Heads: 8, Hidden: 1024, SeqLen: 2048, TP: 1, PP: 1, DP: 8, CP: 1, MicroBatch: 1, Vocab: 1000, Kernels: "torch", ZeRO: 1}}
-		c.footprints = []planner.Footprint{{Saved: 1 << 30, Forward: []planner.Made{{Op: ir.OpAttention, Result: 2048 * 1024, Kept: layers, InBlock: true}}}}
+		c.footprints = []planner.Footprint{{Saved: 1 << 30, Slots: 1, AtOnce: 1, Forward: []planner.Made{{Op: ir.OpAttention, Result: 2048 * 1024, Kept: layers, InBlock: true}}}}
 		c.device = 5 << 30
 		fits := fullest(c.uses(&truth)).Total() <= c.device
 		c.Fits = &fits

@@ -40,8 +40,8 @@ func (r *Row) Plan() (*partition.Plan, error) {
 	if r.DP == 1 {
 		p.ZeRO = 0
 	}
-	if p.ZeRO == 2 && strings.Contains(r.Framework, "Megatron") {
-		p.ZeRO = 1 // its distributed optimizer reduces gradients once a step, not every micro-batch
+	if p.ZeRO == 2 && (strings.Contains(r.Framework, "Megatron") || r.Framework == "Alpa") {
+		p.ZeRO = 1 // they reduce gradients once a step, not every micro-batch
 	}
 	if r.VirtualStages > 1 {
 		p.Schedule, p.Interleave = partition.Interleaved, r.VirtualStages
@@ -79,8 +79,9 @@ func (r *Row) Plan() (*partition.Plan, error) {
 
 // overlaps reports whether a framework communicates gradients, and parameters that
 // are sharded, beside the computation: what is built on FSDP, DDP or
-// Megatron-Core does. XLA waits for them where its scheduler is not told otherwise. Megatron-LM of 2021 and DeepSpeed of those years did not
-// overlap the reduction of gradients.
+// Megatron-Core does. XLA's loop over layers waits for what begins and ends each turn of
+// it, even where its scheduler is told to hide latencies. Megatron-LM of 2021 and DeepSpeed
+// of those years did not overlap the reduction of gradients.
 func overlaps(framework string) bool {
 	for _, f := range []string{"FSDP", "torchtitan", "Lightning", "llm.c", "Megatron-Core", "Megatron-Bridge"} {
 		if strings.Contains(framework, f) {

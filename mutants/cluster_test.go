@@ -119,6 +119,26 @@ func inTheCluster() []mutant {
 		old:  "return axis != partition.AxisTP && axis != partition.AxisCP", new: "return axis != partition.AxisCP",
 		pkg: "./planner/cost", run: "^TestAllReduce$",
 	}, {
+		bug: "rings of slots are taken for what is in flight", how: "of interleaved chunks, in the memory of others' software",
+		file: "measured/memory.go",
+		old:  "*float64(f.AtOnce)/float64(f.Slots)", new: "",
+		pkg: "./measured", run: "^TestMegatron$",
+	}, {
+		bug: "Megatron keeps what sequence parallelism gathered", how: "as autograd does",
+		file: "measured/memory.go",
+		old:  " && !s.regathers", new: "",
+		pkg: "./measured", run: "^TestMegatron$",
+	}, {
+		bug: "the memory of interleaved stages is a bound that lacks a block of each chunk", how: "where it is estimated",
+		file: "planner/estimate.go",
+		old:  "int64(pipe.room[i].Slots) * max(0,", new: "0 * max(0,",
+		pkg: "./planner", run: "^TestFootprint$",
+	}, {
+		bug: "heads whose rows are not aligned are computed on tensor cores", how: "all scores of them",
+		file: "planner/cost/kernel.go",
+		old:  "rate = m.peak // rows", new: "// rows",
+		pkg: "./planner/cost", run: "^TestAttention$",
+	}, {
 		bug: "times of plans measured once count as noise", how: "the first of a plan is free too",
 		file: "measured/noise.go",
 		old:  "free += len(logs) - 1", new: "free += len(logs)",

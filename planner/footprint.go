@@ -19,6 +19,9 @@ type Footprint struct {
 	// Elements is how many elements of gradients there are, whatever their type.
 	Elements int64
 	InFlight int // micro-batches, of the first chunk
+	// Slots is how many micro-batches all chunks have room for, and AtOnce how many are in
+	// flight at once: of interleaved chunks not all have the most at the same time.
+	Slots, AtOnce int
 	// Forward lists what the forward pass of one micro-batch makes.
 	Forward []Made
 }
@@ -50,10 +53,21 @@ func (p *pipeline) footprint(stages []partition.Stage, at int, peak int64) Footp
 	st, mesh := s.of.prog(kept).Stages[position], s.mesh(p.template.MicroBatch)
 	mine := p.chunks(at)
 	blocks := 0
+	f := Footprint{InFlight: p.room[at].Slots}
 	for _, i := range mine {
+		f.Slots += p.room[i].Slots
 		blocks += stages[i].Last - stages[i].First
 	}
-	f := Footprint{InFlight: p.room[at].Slots}
+	live := 0
+	for _, t := range codegen.Order(&p.template, at, p.microBatches, true) {
+		switch t.Phase {
+		case ir.Forward:
+			live++
+			f.AtOnce = max(f.AtOnce, live)
+		case ir.Backward:
+			live--
+		}
+	}
 	used := usedBuffers(st)
 	for id := range st.Buffers {
 		b := &st.Buffers[id]

@@ -24,6 +24,9 @@ func TestFootprint(t *testing.T) {
 		{DP: 4, TP: 1, MicroBatch: 2, Schedule: partition.GPipe, ZeRO: 3, Stages: stages(partition.Stage{Last: 3}, partition.Stage{First: 3, Last: 9, Selective: 6})},
 		{DP: 2, TP: 1, MicroBatch: 3, Schedule: partition.Interleaved, Interleave: 2, ZeRO: 1, Stages: stages(
 			partition.Stage{Last: 3}, partition.Stage{First: 3, Last: 5, Recompute: 2}, partition.Stage{First: 5, Last: 7}, partition.Stage{First: 7, Last: 9, Recompute: 2})},
+		{DP: 1, TP: 1, MicroBatch: 2, Schedule: partition.Interleaved, Interleave: 3, Stages: stages(
+			partition.Stage{Last: 2}, partition.Stage{First: 2, Last: 4}, partition.Stage{First: 4, Last: 6},
+			partition.Stage{First: 6, Last: 7}, partition.Stage{First: 7, Last: 8}, partition.Stage{First: 8, Last: 9})},
 	} {
 		t.Run(fmt.Sprint(i), func(t *testing.T) {
 			p.PlanNGPUs = p.DP * p.TP * p.PP()
@@ -39,7 +42,20 @@ func TestFootprint(t *testing.T) {
 				require.Equal(t, peaks[at], f.Arena())
 				require.Equal(t, prog.Stages[at].Persist, f.Weights+f.Gradients+f.State+f.Other, "position %d", at)
 				require.LessOrEqual(t, f.Arena(), prog.Stages[at].Arena())
+				require.Greater(t, f.Arena(), prog.Stages[at].Arena()*3/4)
 				require.Positive(t, f.Saved)
+				slots, atOnce := 0, min(p.PP()-at, batch/p.DP/p.MicroBatch)
+				for _, c := range prog.Stages[at].Chunks {
+					slots += c.Slots
+				}
+				switch n := p.Chunks(); {
+				case p.Schedule == partition.GPipe:
+					atOnce = slots
+				case n > 1: // Narayanan et al. 2021, section 2.2
+					atOnce = 2*(p.PP()-at-1) + (n-1)*p.PP() + 1
+				}
+				require.Equal(t, slots, f.Slots)
+				require.Equal(t, atOnce, f.AtOnce, "position %d", at)
 				require.Equal(t, prog.Stages[at].Chunks[0].Slots, f.InFlight)
 				var swiglu, norms int
 				for _, m := range f.Forward {

@@ -171,13 +171,9 @@ func (m *Model) plainAttention(w *work) float64 {
 	if w.backward {
 		flops, passes = 2*w.flops/5*4, 1.5*m.software.ScoreBytes
 	}
-	t := flops / float64(m.rate(w.dtype)*m.efficiency.Matmul)
+	rate := m.rate(w.dtype)
 	if w.scores > 0 && math.Mod(w.head(), 8) != 0 {
-		t *= misaligned
+		rate = m.peak // rows of a head are no multiple of 16 bytes: without tensor cores
 	}
-	return t + passes*w.scores/m.memory
+	return flops/float64(rate*m.efficiency.Matmul) + passes*w.scores/m.memory
 }
-
-// misaligned is how much longer batched products take whose rows are no multiple
-// of 16 bytes: they cannot be loaded at once.
-const misaligned = 6

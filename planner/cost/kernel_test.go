@@ -97,8 +97,11 @@ func TestAttention(t *testing.T) {
 	about(t, plain, NewModel(c, 1).kernel(w), "all scores, in two products, and 10 bytes each")
 	w.backward, w.flops = true, w.flops/2*5
 	about(t, 2*(plain-10*w.scores/1e10)+15*w.scores/1e10, NewModel(c, 1).kernel(w), "four products")
+	c.Device.FLOPS["f16"], w.dtype = 16*c.Device.FLOPS["f32"], ir.F16
+	products := 8 * w.scores * 128 / 500e9
+	about(t, products/16+15*w.scores/1e10, NewModel(c, 1).kernel(w), "on tensor cores")
 	w.flops = w.flops / 128 * 108
-	about(t, misaligned*8*w.scores*108/500e9+15*w.scores/1e10, NewModel(c, 1).kernel(w), "heads of 108 are no multiple of 16 bytes")
+	about(t, products/128*108+15*w.scores/1e10, NewModel(c, 1).kernel(w), "heads of 108 are no multiple of 16 bytes: at the rate of f32")
 }
 
 // TestHost: a kernel takes no less than its launch by the host, but for the update's.
