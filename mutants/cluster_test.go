@@ -129,11 +129,6 @@ func inTheCluster() []mutant {
 		old:  " && !s.regathers", new: "",
 		pkg: "./measured", run: "^TestMegatron$",
 	}, {
-		bug: "the memory of interleaved stages is a bound that lacks a block of each chunk", how: "where it is estimated",
-		file: "planner/estimate.go",
-		old:  "int64(pipe.room[i].Slots) * max(0,", new: "0 * max(0,",
-		pkg: "./planner", run: "^TestFootprint$",
-	}, {
 		bug: "heads whose rows are not aligned are computed on tensor cores", how: "all scores of them",
 		file: "planner/cost/kernel.go",
 		old:  "rate = m.peak // rows", new: "// rows",

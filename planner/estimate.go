@@ -80,11 +80,7 @@ func (e *Estimator) Footprints() []Footprint {
 // peak bounds the arena of a position of the plan from below.
 func (e *Estimator) peak(pipe *pipeline, at int) int64 {
 	if e.plan.Chunks() > 1 {
-		m, bytes := &pipe.memory[at], pipe.interleavedPeak(e.plan.Stages, at)
-		for _, i := range pipe.chunks(at) { // which leaves out a block of each chunk, that keeps more than its result
-			bytes += int64(pipe.room[i].Slots) * max(0, m.moreSlot[recomputationOf(e.plan.Stages[i]).first()]-m.inbox)
-		}
-		return bytes
+		return pipe.interleavedPeak(e.plan.Stages, at)
 	}
 	st := e.plan.Stages[at]
 	return pipe.memory[at].atLeast(st.Last-st.First, recomputationOf(st), pipe.room[at])
