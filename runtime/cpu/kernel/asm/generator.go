@@ -134,6 +134,10 @@ func (g *generator) table(name string) operand.Mem {
 	return operand.NewDataAddr(operand.Symbol{Name: name, Static: true}, 0)
 }
 
+// constantPrefix begins the names of constants, of as many equal elements as a register of AVX2 has; [embedBroadcasts] sees
+// to wider ones.
+const constantPrefix = "word"
+
 // constant returns a memory operand of c in every lane.
 func (g *generator) constant(c float64) operand.Mem { return g.bits(math.Float32bits(float32(c))) }
 
@@ -141,7 +145,7 @@ func (g *generator) constant(c float64) operand.Mem { return g.bits(math.Float32
 func (g *generator) bits(word uint32) operand.Mem {
 	name, ok := g.constants[word]
 	if !ok {
-		name = fmt.Sprintf("word%08x", word)
+		name = fmt.Sprintf("%s%08x", constantPrefix, word)
 		g.constants[word] = name
 		g.order = append(g.order, word)
 	}
@@ -165,7 +169,7 @@ func (g *generator) tables() {
 		}
 	}
 	for _, w := range g.order {
-		data(g.constants[w], slices.Repeat([]uint32{w}, widest))
+		data(g.constants[w], slices.Repeat([]uint32{w}, lanes))
 	}
 	masks := make([]uint32, 2*lanes)
 	for i := range lanes {

@@ -58,6 +58,7 @@ func generate() (map[string][]byte, error) {
 	if err := pass.Compile.Execute(file); err != nil {
 		return nil, fmt.Errorf("compile: %w", err)
 	}
+	embedBroadcasts(file)
 	config := printer.Config{Name: "autopar", Argv: []string{"go", "run", "./runtime/cpu/kernel/asm"}, Pkg: "kernel"}
 	text, err := printer.NewGoAsm(config).Print(file)
 	if err != nil {
