@@ -1,6 +1,7 @@
 package runtime
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"sync"
@@ -183,14 +184,13 @@ func (e *Executor) Close() error {
 	for _, r := range e.here {
 		close(r.jobs)
 	}
-	deadline := time.NewTimer(min(e.opts.Timeout, grace))
-	defer deadline.Stop()
+	bounded, cancel := context.WithTimeout(context.Background(), min(e.opts.Timeout, grace))
+	defer cancel()
 	var errs []error
 	for _, r := range e.here {
-		if !r.gone(deadline.C) {
+		if !r.gone(bounded) {
 			// It is using its device still.
 			errs = append(errs, fmt.Errorf("runtime: rank %d hangs, its device stays open", r.id))
-			deadline.Reset(0)
 			continue
 		}
 		errs = append(errs, r.device.Close())
@@ -198,12 +198,12 @@ func (e *Executor) Close() error {
 	return errors.Join(errs...)
 }
 
-// gone reports whether a rank has exited when a deadline comes, or had before.
-func (r *rank) gone(deadline <-chan time.Time) bool {
+// gone reports whether a rank has exited when the wait is over, or had before.
+func (r *rank) gone(bounded context.Context) bool {
 	select {
 	case <-r.exited:
 		return true
-	case <-deadline:
+	case <-bounded.Done():
 	}
 	select {
 	case <-r.exited:
