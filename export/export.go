@@ -7,7 +7,6 @@
 package export
 
 import (
-	"cmp"
 	"fmt"
 	"io"
 	"slices"
@@ -129,21 +128,14 @@ func (p *plan) foreign() {
 	p.note(cfg.Optimizer.Schedule == "step", "the learning rate decays as a cosine, not in steps")
 }
 
-// numbered reports whether ranks are numbered over these axes, innermost first, those of the
-// units among the data-parallel ones.
-func (p *plan) numbered(order ...string) bool {
-	sizes := map[string]int{partition.AxisTP: p.TP, partition.AxisCP: p.ContextParallel(), partition.AxisDP: p.DataParallel(), partition.AxisPP: p.PP()}
-	strides, next := map[string]int{}, 1
-	for _, axis := range order {
-		strides[axis] = next
-		next *= sizes[axis]
-	}
-	cp := p.ContextParallel()
+// numbered reports whether ranks are numbered in an order of axes, those of the units being
+// data-parallel ones.
+func (p *plan) numbered(order string) bool {
+	q := *p.Plan
+	q.PlanNGPUs, q.DP, q.RankOrder = p.RuntimeNGPUs, p.DataParallel(), order
 	for position := range p.PP() {
-		for device := range p.DataParallel() * cp * p.TP {
-			at := position*strides[partition.AxisPP] + device%p.TP*strides[partition.AxisTP] +
-				device/p.TP%cp*strides[partition.AxisCP] + device/p.TP/cp*strides[partition.AxisDP]
-			if p.WorldRank(position, device) != at {
+		for device := range p.Mesh(p.Config.Batch.Global).Devices() {
+			if p.WorldRank(position, device) != q.WorldRank(position, device) {
 				return false
 			}
 		}
@@ -178,11 +170,6 @@ func (p *plan) most() (n int) {
 	return n
 }
 
-// microBatches is how many of them a data-parallel rank runs in a step.
-func (p *plan) microBatches() int {
-	return p.Config.Batch.Global / (p.MicroBatch * p.DataParallel())
-}
-
 // quote makes a word of a shell.
 func quote(s string) string {
 	plain := func(r rune) bool {
@@ -198,6 +185,3 @@ func quote(s string) string {
 func (p *plan) device() string {
 	return map[bool]string{true: "cpu", false: "cuda"}[p.Cluster.Device.Shared]
 }
-
-// outDir is where the run writes.
-func (p *plan) outDir() string { return cmp.Or(p.Config.Train.OutDir, "out") }

@@ -27,7 +27,7 @@ if [ -n "${SLURM_RESTART_COUNT:-}" ] && autopar checkpoint inspect %[1]s >/dev/n
   resume=--resume
 fi
 exec srun --kill-on-bad-exit=1 autopar run %[2]s --device %[3]s --out %[1]s $resume
-`, quote(p.outDir()), quote(o.Plan), p.device())
+`, quote(p.Config.Train.OutDir), quote(o.Plan), p.device())
 }
 
 // kubernetes writes an Indexed Job with a pod for each node (Kubernetes 1.24 or later), whose

@@ -27,7 +27,7 @@ func (p *plan) megatron(o Options) string {
 	if p.PP() > 1 && (p.Chunks() > 1 || p.most()*len(p.Stages) != m.NLayer) {
 		a.add("pipeline-model-parallel-layout", p.layout())
 	}
-	switch usual, outside := p.numbered("tp", "cp", "dp", "pp"), p.numbered("tp", "cp", "pp", "dp"); {
+	switch usual, outside := p.numbered(partition.UsualOrder), p.numbered("tp-cp-pp-dp"); {
 	case usual:
 	case outside:
 		a.flag(true, "use-tp-pp-dp-mapping")

@@ -23,7 +23,7 @@ func (p *plan) torchtitan(o Options) string {
 	p.lack(p.TP > 1 && !p.SequenceParallel, "tensor parallelism without sequence parallelism: plan with --sequence-parallel on")
 	p.lack(dp > 1 && p.ZeRO == 1, "optimizer state that is sharded without the gradients: plan with --zero 2")
 	p.lack(dp > 1 && p.ZeRO == 0 && several, "data parallelism without ZeRO beside another: plan with --zero 2")
-	p.lack(!p.numbered("tp", "cp", "dp", "pp"), "ranks in this order, units outermost: plan with --rank-order tp-cp-dp-pp and one unit")
+	p.lack(!p.numbered(partition.UsualOrder), "ranks in this order, units outermost: plan with --rank-order tp-cp-dp-pp and one unit")
 	p.lack(t.DType == "float16", "float16: train in bfloat16")
 	p.lack(t.DType == "bfloat16" && t.MasterWeights && !sharded && several && p.ContextParallel() == 1, "bfloat16 with master weights without FSDP: plan with --zero 2")
 
@@ -52,7 +52,7 @@ func (p *plan) torchtitan(o Options) string {
 		f.set("pipeline_parallel_schedule", map[partition.Schedule]string{partition.GPipe: "GPipe", partition.OneFOneB: "1F1B", partition.Interleaved: "Interleaved1F1B"}[p.Schedule])
 		f.set("pipeline_parallel_microbatch_size", p.MicroBatch)
 		f.set("module_fqns_per_model_part", p.parts())
-		local *= p.microBatches()
+		local = cfg.Batch.Global / dp
 	}
 	f.section("training")
 	f.set("seq_len", m.BlockSize)
