@@ -59,9 +59,13 @@ type ExitError struct {
 	Rank   int
 	Status int            // exit status, -1 after a signal
 	Signal syscall.Signal // that ended it, or 0
+	Late   bool           // the signal is its agent's: it had not ended in time after the failure of another
 }
 
 func (e *ExitError) Error() string {
+	if e.Late {
+		return fmt.Sprintf("rank %d had not ended %v after the job was to end", e.Rank, grace)
+	}
 	if e.Signal != 0 {
 		return fmt.Sprintf("rank %d was ended by signal %d (%v)", e.Rank, int(e.Signal), e.Signal)
 	}
@@ -240,7 +244,9 @@ func (a *Agent) start(text []byte, stop <-chan byte) error {
 	var running []*exec.Cmd
 	var pids []int
 	exits := make(chan ended, a.Procs)
+	killed := false
 	kill := func() {
+		killed = true
 		for _, cmd := range running {
 			_ = cmd.Process.Kill() // one that has ended is no matter
 		}
@@ -273,7 +279,11 @@ func (a *Agent) start(text []byte, stop <-chan byte) error {
 		select {
 		case e := <-exits:
 			left--
-			if err := exitOf(e); err != nil && (first == nil || worse(err, first)) {
+			err := exitOf(e)
+			if exit, ok := err.(*ExitError); ok {
+				exit.Late = killed && exit.Signal == syscall.SIGKILL
+			}
+			if err != nil && (first == nil || worse(err, first)) {
 				first = err
 			}
 			if first != nil && late == nil {
@@ -320,7 +330,7 @@ func worse(now, before error) bool {
 		switch {
 		case final(err):
 			return 2
-		case errors.As(err, &lost), errors.As(err, &exit) && exit.Signal != 0 && exit.Signal != syscall.SIGKILL: // which may be an agent's
+		case errors.As(err, &lost), errors.As(err, &exit) && exit.Signal != 0 && !exit.Late:
 			return 1
 		}
 		return 0

@@ -97,6 +97,7 @@ func TestAgents(t *testing.T) {
 		"restarts": {`test $RANK != 4 || test $TORCHELASTIC_RESTART_COUNT = 2 || exit 7; exec sleep 0.2`, 2, 3, []string{"rank 4 ended with exit status 7: restart 2 of at most 2"}, -1, 0},
 		"too many": {`test $RANK != 4 || exit 7`, 1, 2, []string{"restart 1 of at most 1"}, 4, 7},
 		"signal":   {`test $RANK != 3 || kill -SEGV $$; sleep 1; exit 1`, 0, 1, nil, 3, -1},
+		"killed":   {`test $RANK != 3 || { sleep 0.3; kill -KILL $$; }; exit 1`, 0, 1, nil, 3, -1}, // as one that takes too much memory
 		"input":    {`test $RANK != 2 || { sleep 0.3; exit 2; }; exit 1`, 5, 1, nil, 2, 2},
 	} {
 		t.Run(name, func(t *testing.T) {

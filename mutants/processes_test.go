@@ -45,6 +45,11 @@ func inTheProcesses() []mutant {
 		old:  "return exit.Status == 2 || exit.Status == 3", new: "return false",
 		pkg: "./launch", run: agents,
 	}, {
+		bug:  "another rank is blamed for one that the system has killed",
+		file: "launch/agent.go",
+		old:  "exit.Late = killed && exit.Signal", new: "exit.Late = (killed || first != nil) && exit.Signal",
+		pkg: "./launch", run: agents,
+	}, {
 		bug:  "the end of a last line is lost",
 		file: "launch/agent.go",
 		old:  "out.flush()", new: "_ = out.flush",

@@ -141,15 +141,16 @@ func (s *syncBuffer) String() string {
 	return s.b.String()
 }
 
-// TestLaunchRestarts kills a rank after 150 updates or more, and again later another: the job goes on from
-// its checkpoints and ends as an undisturbed one does, to the bit.
+// TestLaunchRestarts kills a rank after 60 updates or more, and a rank of the second start after 160: the job
+// says who was killed, goes on from its checkpoints and ends as an undisturbed one does, to the bit.
 func TestLaunchRestarts(t *testing.T) {
 	const iters = 400
 	w := newWorkplace(t, iters)
 	w.run(t, "run", "plan.json", "--out", "whole", "-q")
 	j := w.launch(t, "--out", "disturbed", "--max-restarts", "2")
-	for i, at := range []int{150, 250} {
+	for i, at := range []int{60, 160} {
 		w.waitFor(t, "disturbed", at)
+		require.Eventually(t, func() bool { return strings.Count(j.output.String(), "are processes") == i+1 }, time.Minute, 10*time.Millisecond)
 		require.NoError(t, syscall.Kill(j.pids(t)[3-3*i], syscall.SIGKILL))
 		require.Eventually(t, func() bool {
 			return strings.Contains(j.output.String(), fmt.Sprintf("restart %d of at most 2", i+1))
@@ -157,8 +158,9 @@ func TestLaunchRestarts(t *testing.T) {
 	}
 	require.NoError(t, j.Wait(), "%s", &j.output)
 	require.Regexp(t, `rank 3 was ended by signal 9 \(killed\): restart 1 of at most 2`, j.output.String())
+	require.Regexp(t, `rank 0 was ended by signal 9 \(killed\): restart 2 of at most 2`, j.output.String())
 	require.Regexp(t, `rank 0, step \d+, .*: rank 3 (has failed: rank 3 )?at 127\.0\.0\.1:\d+ is gone`, j.output.String())
-	require.Regexp(t, `resuming at iteration (150|200|250|300|350) from `, j.output.String())
+	require.Regexp(t, `resuming at iteration (50|100|150|200|250|300|350) from `, j.output.String())
 	whole, disturbed := w.losses(t, "whole"), w.losses(t, "disturbed")
 	require.Equal(t, iters+1, len(whole), "an evaluation and the updates")
 	require.True(t, slices.Equal(whole, disturbed), "losses differ")
