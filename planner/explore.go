@@ -157,6 +157,7 @@ func (s *searcher) raiseAll(p *pending, limit cost.Picoseconds) {
 	if p.first.least > limit {
 		return
 	}
+	s.list(p)
 	p.first.least, s.passage.enough = never, limit
 	for i := range p.first.sizes {
 		x := &p.first.sizes[i]
@@ -232,6 +233,9 @@ func (s *searcher) run() ([]*candidate, []*point, bool) {
 	}
 	least := never
 	for _, t := range s.tracts {
+		if t.floor() < least {
+			s.list(t.pending)
+		}
 		if floor := t.floor(); floor > 0 { // where it is 0 there are no programs
 			least = min(least, floor)
 		}

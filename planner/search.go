@@ -315,30 +315,38 @@ func (w *ways) hostCopy(bytes int64) cost.Picoseconds {
 	return least
 }
 
-// sizedOf lists what micro-batches an outline anywhere may have, with their floors, and the
-// least of those.
-func (s *searcher) sizedOf(o outline) *floors {
+// floorsOf returns the first floors of an outline anywhere, of which only that of what it
+// exchanges is known until they are listed.
+func (s *searcher) floorsOf(o outline) *floors {
 	key := family{o.degrees, o.chunks, o.sequence, o.overlap, o.zero >= 2, o.replicate}
 	all := s.families[key]
 	if all == nil {
-		all = &floors{least: never}
-		trunk, schedules, sizes := s.trunk(o), o.schedules(s.opts), s.sizes(o)
-		all.sizes = make([]sized, 0, len(sizes)*len(schedules))
-		for _, b := range sizes {
-			for _, schedule := range schedules {
-				free := s.floor(o, trunk, b, schedule)
-				all.sizes = append(all.sizes, sized{size: b, schedule: schedule, free: free, floor: free})
-				all.least = min(all.least, free)
-			}
-		}
+		all = &floors{least: s.exchanged(o)}
 		s.families[key] = all
 	}
 	return all
 }
 
+// list has a tract list what micro-batches it may have, with their floors.
+func (s *searcher) list(t *pending) {
+	if t.first.sizes != nil {
+		return
+	}
+	t.first.least = never
+	trunk, schedules, sizes := s.trunk(t.outline), t.schedules(s.opts), s.sizes(t.outline)
+	t.first.sizes = make([]sized, 0, len(sizes)*len(schedules))
+	for _, b := range sizes {
+		for _, schedule := range schedules {
+			free := s.floor(t.outline, trunk, b, schedule)
+			t.first.sizes = append(t.first.sizes, sized{size: b, schedule: schedule, free: free, floor: free})
+			t.first.least = min(t.first.least, free)
+		}
+	}
+}
+
 // floors are the first of all outlines of a family.
 type floors struct {
-	sizes []sized
+	sizes []sized // nil until they are listed
 	least cost.Picoseconds
 }
 
