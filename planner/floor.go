@@ -26,6 +26,7 @@ type work struct {
 	mesh    ir.Mesh         // of one data-parallel rank
 	known   map[sizeOn]*workTimes
 	usual   *work  // the same in the usual order of ranks, if it is in another
+	piped   bool   // it stands for stages of a pipeline, which join no collectives of the update
 	shelf   *shelf // of a trunk
 	flights map[int]*flight
 	again   [extents]*work // its backward pass with recomputation
@@ -109,7 +110,7 @@ type workKey struct {
 	of            *blueprint
 	cp, tp, order int
 	lies          *lies
-	trunk         bool
+	trunk, piped  bool
 }
 
 // sizeOn is a size of micro-batches on some kinds of devices.
@@ -124,7 +125,8 @@ type sizeOn struct {
 // or adds up parameters and their gradients.
 func (s *searcher) work(of *blueprint, o outline, trunk bool) *work {
 	lies := s.liesOf(o)
-	key := workKey{of, o.cp, o.tp, o.order, lies, trunk}
+	piped := !trunk && o.pp > 1
+	key := workKey{of, o.cp, o.tp, o.order, lies, trunk, piped}
 	if w := s.works[key]; w != nil {
 		return w
 	}
@@ -141,7 +143,7 @@ func (s *searcher) work(of *blueprint, o outline, trunk bool) *work {
 	}
 	job.PlanNGPUs, job.RuntimeNGPUs = o.cp*o.tp, s.opts.RuntimeNGPUs // they share the machine, or the network
 	job.PoolOrder = s.cluster.Orders()[o.order]
-	w := &work{of: of, exchange: -1, known: map[sizeOn]*workTimes{}, flights: map[int]*flight{}}
+	w := &work{of: of, piped: piped, exchange: -1, known: map[sizeOn]*workTimes{}, flights: map[int]*flight{}}
 	w.mesh.Axes = slices.Clone(of.progs[kept].Mesh.Axes)
 	for i := range w.mesh.Axes {
 		switch a := &w.mesh.Axes[i]; a.Name {
@@ -199,10 +201,14 @@ func (w *work) collect(instrs []codegen.Instr, phase ir.Phase, trunk bool) {
 	for i := range instrs {
 		in := &instrs[i]
 		n := in.Node
-		if in.Async || in.Fused || in.Last {
+		if in.Async || in.Fused && !w.piped || in.Last {
 			continue // not in order, or not with every micro-batch
 		}
-		x := workInstr{Instr: in, all: codegen.Bucket(instrs, i), part: part, pass: phase, ahead: phase == ir.Backward && (n.Op == ir.OpAllGather || n.Op == ir.OpFetch)}
+		all := codegen.Bucket(instrs, i)
+		if w.piped {
+			all = all[:1]
+		}
+		x := workInstr{Instr: in, all: all, part: part, pass: phase, ahead: phase == ir.Backward && (n.Op == ir.OpAllGather || n.Op == ir.OpFetch)}
 		switch {
 		case w.of.ofBlock[n]:
 			x.part, part = inBlock, after
