@@ -132,7 +132,7 @@ func (s *searcher) regions(winner cost.Picoseconds) []Region {
 	points, met := map[cell]*point{}, map[outline]bool{}
 	for _, p := range s.looked {
 		t := &p.pipe.template
-		o := outline{p.degrees, sharding{t.ZeRO, t.ZeROGroup, t.SequenceParallel, t.Overlap, t.Offload, p.replicate}, t.Chunks(), t.RankOrder}
+		o := outline{p.degrees, sharding{t.ZeRO, t.ZeROGroup, t.SequenceParallel, t.Overlap, t.Offload, p.split}, t.Chunks(), t.RankOrder}
 		points[cell{o, t.MicroBatch, t.Schedule}], met[o] = p, true
 	}
 	floors := map[outline][]sized{}
@@ -360,6 +360,10 @@ func (c *Certificate) Marshal() []byte {
 		if r.replicate != "" {
 			word("replicate", r.replicate)
 		}
+		if r.rows > 0 {
+			number("rows", r.rows)
+			word("grid", r.grid)
+		}
 		if ranks := strings.Join(r.ranks, ","); ranks != "" {
 			word("ranks", ranks)
 		}
@@ -549,6 +553,10 @@ func parseRegion(word, text string) (Region, error) {
 	}
 	if strings.Contains(text, " replicate=") { // where nothing is, it is not said
 		read["replicate"] = func(text string) error { r.replicate = text; return nil }
+	}
+	if strings.Contains(text, " rows=") { // or on a grid
+		read["rows"] = number(&r.rows)
+		read["grid"] = func(text string) error { r.grid = text; return nil }
 	}
 	if strings.Contains(text, " ranks=") { // those in the usual order do without
 		read["ranks"] = func(text string) error { r.ranks = strings.Split(text, ","); return nil }

@@ -103,10 +103,10 @@ func (t *workTimes) add(in *workInstr, time cost.Picoseconds) {
 }
 
 type workKey struct {
-	of            *blueprint
-	cp, tp, order int
-	lies          *lies
-	trunk         bool
+	of                  *blueprint
+	cp, tp, rows, order int
+	lies                *lies
+	trunk               bool
 }
 
 // sizeOn is a size of micro-batches on some kinds of devices.
@@ -121,7 +121,7 @@ type sizeOn struct {
 // or adds up parameters and their gradients.
 func (s *searcher) work(of *blueprint, o outline, trunk bool) *work {
 	lies := s.liesOf(o)
-	key := workKey{of, o.cp, o.tp, o.order, lies, trunk}
+	key := workKey{of, o.cp, o.tp, o.rows, o.order, lies, trunk}
 	if w := s.works[key]; w != nil {
 		return w
 	}
@@ -132,7 +132,7 @@ func (s *searcher) work(of *blueprint, o outline, trunk bool) *work {
 		return s.works[key]
 	}
 	job := of.plan
-	job.DP, job.ZeROGroup, job.TP = 1, 0, o.tp
+	job.DP, job.ZeROGroup, job.TP, job.TPRows = 1, 0, o.tp, o.rows
 	if job.CP > 0 {
 		job.CP = o.cp
 	}
@@ -147,7 +147,9 @@ func (s *searcher) work(of *blueprint, o outline, trunk bool) *work {
 		case partition.AxisCP:
 			a.Size = o.cp
 		case partition.AxisTP:
-			a.Size = o.tp
+			a.Size = o.tp / max(o.rows, 1)
+		case partition.AxisTPR:
+			a.Size = o.rows
 		}
 	}
 	w.lie(s.cluster, job)
@@ -167,7 +169,7 @@ func (w *work) lie(c *cost.Cluster, job partition.Plan) {
 	price := cost.NewProgram(c, &job, w.mesh)
 	type way struct {
 		kinds  cost.Kinds
-		groups [2]cost.Group
+		groups [3]cost.Group
 	}
 	var ways []way
 	for at := range job.Stages {
@@ -175,7 +177,7 @@ func (w *work) lie(c *cost.Cluster, job partition.Plan) {
 			break
 		}
 		x := way{kinds: price.Kinds(at)}
-		for i, name := range []string{partition.AxisTP, partition.AxisCP} {
+		for i, name := range []string{partition.AxisTP, partition.AxisTPR, partition.AxisCP} {
 			if axis := w.mesh.Axis(name); axis >= 0 {
 				x.groups[i] = price.As(at).Group(axis)
 			}
@@ -199,7 +201,7 @@ func (w *work) collect(instrs []codegen.Instr, phase ir.Phase, trunk bool) {
 		if in.Async || in.Fused || in.Last {
 			continue // not in order, or not with every micro-batch
 		}
-		x := workInstr{Instr: in, part: part, pass: phase, ahead: phase == ir.Backward && (n.Op == ir.OpAllGather || n.Op == ir.OpFetch)}
+		x := workInstr{Instr: in, part: part, pass: phase, ahead: phase == ir.Backward && (n.Op == ir.OpAllGather || n.Op == ir.OpAllToAll || n.Op == ir.OpSlice || n.Op == ir.OpFetch)}
 		switch {
 		case w.of.ofBlock[n]:
 			x.part, part = inBlock, after
@@ -348,14 +350,14 @@ func (s *searcher) split(o outline, size int) (m, last int) {
 type trunkKey struct {
 	cp, tp, order int
 	sequence      bool
-	replicate     string
-	lies          *lies
+	split
+	lies *lies
 }
 
 // trunk returns the work that outlines with the same tensor and context parallelism
 // all do, nil where they have no programs.
 func (s *searcher) trunk(o outline) *work {
-	key := trunkKey{o.cp, o.tp, o.order, o.sequence, o.replicate, s.liesOf(o)}
+	key := trunkKey{o.cp, o.tp, o.order, o.sequence, o.split, s.liesOf(o)}
 	w, known := s.trunks[key]
 	if !known {
 		if of, err := s.trunkOf(o, 1); err == nil {
@@ -368,7 +370,7 @@ func (s *searcher) trunk(o outline) *work {
 
 // trunkOf returns the blueprint of a trunk in so many stages.
 func (s *searcher) trunkOf(o outline, stages int) (*blueprint, error) {
-	plan, err := s.template(outline{degrees: degrees{plan: o.cp * o.tp * stages, dp: 1, cp: o.cp, tp: o.tp, pp: stages}, sharding: sharding{sequence: o.sequence, replicate: o.replicate}})
+	plan, err := s.template(outline{degrees: degrees{plan: o.cp * o.tp * stages, dp: 1, cp: o.cp, tp: o.tp, pp: stages}, sharding: sharding{sequence: o.sequence, split: o.split}})
 	if err != nil {
 		return nil, err
 	}

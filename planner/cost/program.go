@@ -359,7 +359,7 @@ func (m *Program) synchronized(n *ir.Node, bytes int64, axis string, g Group) Pi
 
 // replicated reports whether the ranks along an axis have the same parameters.
 func replicated(axis string) bool {
-	return axis != partition.AxisTP && axis != partition.AxisCP
+	return axis != partition.AxisTP && axis != partition.AxisTPR && axis != partition.AxisCP
 }
 
 // buffered is the share of the hops of a collective over data-parallel ranks that a
