@@ -74,7 +74,10 @@ func replicate(p *partition.Plan, modules ...string) {
 // onGrid has tensor-parallel ranks form a grid of two rows, over which modules are cut in both
 // dimensions and the others in one.
 func onGrid(p *partition.Plan, modules ...string) {
-	p.TPRows, p.Placements = 2, layout(p.TP/2)
+	p.TPRows, p.Placements = 2, layout(p.TP)
+	if slices.Contains(modules, "attn") {
+		p.Placements = layout(p.TP / 2) // a head for each column will do
+	}
 	for i := range p.Placements {
 		x := &p.Placements[i]
 		matrix := strings.HasSuffix(x.Match, "weight")
