@@ -40,7 +40,7 @@ type workInstr struct {
 	*codegen.Instr
 	all   []codegen.Instr // with those it is made with
 	bare  *codegen.Instr  // unless nil, only what it takes longer than this one counts
-	part  int            // of the model
+	part  int             // of the model
 	pass  ir.Phase
 	ahead bool
 }
