@@ -41,13 +41,13 @@ func grids(modules []string, rows int) []split {
 	return all
 }
 
-// splits lists how the search cuts weights in an outline: in one dimension or as the options say,
-// and what it tries beside.
+// splits lists how the search cuts weights in an outline, beside in one dimension or as the options
+// replicate modules; where they ask for a grid there is nothing else.
 func (s *searcher) splits(o outline) []split {
 	if rows := s.opts.TPRows; rows > 1 {
 		return s.grids(o, rows)
 	}
-	all := []split{{replicate: s.opts.replicate()}}
+	var all []split
 	for _, replicate := range s.replications(o) {
 		all = append(all, split{replicate: replicate})
 	}

@@ -61,6 +61,9 @@ func (s *searcher) tractsOf(all []degrees) []*tract {
 			if s.relieves(o) {
 				continue
 			}
+			if s.opts.TPRows < 2 {
+				list = append(list, s.tract(s.anywhere(o)))
+			}
 			for _, o.split = range s.splits(o) {
 				list = append(list, s.tract(s.anywhere(o)))
 			}
