@@ -133,6 +133,9 @@ func (p *pipeline) footprint(stages []partition.Stage, at int, peak int64) Footp
 			if n.Op == ir.OpAttention {
 				again += counts[selective]
 			}
+			if partition.Pointwise(n.Op) {
+				again += counts[pointwise]
+			}
 			m.Again = m.Again || again > 0
 			m.Kept += p.room[i].Slots * (stages[i].Last - stages[i].First - again)
 		}

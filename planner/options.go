@@ -73,6 +73,7 @@ type Recompute string
 const (
 	RecomputeSearched  Recompute = ""          // of every stage the least work with which it fits
 	RecomputeNone      Recompute = "none"      // none
+	RecomputePointwise Recompute = "pointwise" // norms and activation functions of all
 	RecomputeSelective Recompute = "selective" // the attention of all
 	RecomputeFull      Recompute = "full"      // all
 )
@@ -280,7 +281,7 @@ func (o Options) validateWords() error {
 		{"overlap", o.Overlap, " on off "},
 		{"offload", o.Offload, " none optimizer params "},
 		{"schedule", string(o.Schedule), " gpipe 1f1b interleaved zero-bubble "},
-		{"recompute", string(o.Recompute), " none selective full "},
+		{"recompute", string(o.Recompute), " none pointwise selective full "},
 		{"policy", string(o.Policy), " dp fsdp megatron autodist "},
 	} {
 		if x.value != "" && !regexp.MustCompile(`\s`+regexp.QuoteMeta(x.value)+`\s`).MatchString(x.want) {
