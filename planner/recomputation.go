@@ -22,6 +22,29 @@ const (
 	extents
 )
 
+// partial reports whether some of a block is recomputed, and some not.
+func (e extent) partial() bool { return e == pointwise || e == selective }
+
+// covers reports whether what an op of a block makes is recomputed.
+func (e extent) covers(op ir.Op) bool {
+	switch e {
+	case pointwise:
+		return partition.Pointwise(op)
+	case selective:
+		return op == ir.OpAttention || op == ir.OpAttentionKV
+	}
+	return e == full
+}
+
+// drops reports whether a value is what such an op makes, wherever it lies.
+func (e extent) drops(v *ir.Value) bool {
+	n := v.Def
+	for len(n.Args) > 0 && (n.Op.Class() == ir.Comm || n.Op == ir.OpCast) {
+		n = n.Args[0].Def
+	}
+	return e.covers(n.Op)
+}
+
 // recomputation is how many blocks of a stage are recomputed: from the first, so
 // many in full, then so many selectively and so many pointwise.
 type recomputation struct{ full, selective, pointwise int }
