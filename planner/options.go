@@ -71,7 +71,7 @@ type Recompute string
 
 // The choices of recomputation.
 const (
-	RecomputeSearched  Recompute = ""          // of every stage the least work with which it fits
+	RecomputeSearched  Recompute = ""          // of every stage the least work with which it fits: see [Certificate]
 	RecomputeNone      Recompute = "none"      // none
 	RecomputePointwise Recompute = "pointwise" // norms and activation functions of all
 	RecomputeSelective Recompute = "selective" // the attention of all

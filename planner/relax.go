@@ -12,8 +12,8 @@ import (
 )
 
 // The bounds of this file need no program but those of one block: the trunk that all
-// outlines with the same tensor and context parallelism have, at three extents of
-// recomputation. What else an outline does, gathers, reductions and copies of parameters,
+// outlines with the same tensor and context parallelism have, with all of it recomputed and
+// with nothing, from which that of a part follows. What else an outline does, gathers, reductions and copies of parameters,
 // is added from their sizes.
 
 // shelf is what a block keeps at least, on a rank, whatever data-parallel ranks share, but
