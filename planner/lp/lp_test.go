@@ -261,5 +261,5 @@ func TestWhatCannotBeStated(t *testing.T) {
 
 	plan.PlanNGPUs, plan.RuntimeNGPUs, plan.Stages = 2, 2, []partition.Stage{{Last: 40}, {First: 40, Last: 96}}
 	_, err = lp.New(j.graph(t), 1, c, plan, lp.Options{})
-	require.ErrorContains(t, err, "96 blocks in 2 stages with any recomputation take 304190 binary variables")
+	require.ErrorContains(t, err, "96 blocks in 2 stages with any recomputation take 599070 binary variables")
 }
