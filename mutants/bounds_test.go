@@ -47,7 +47,7 @@ func inTheBounds() []mutant {
 	}, {
 		bug: "attention is never what is recomputed alone", how: "whatever norms and activation functions take",
 		file: "planner/recomputation.go",
-		old:  "more > 0 || more+p.early[pointwise]-p.early[selective] > 0 {", new: "more > never {",
+		old:  "all := []extent{pointwise, selective}", new: "all := []extent{pointwise}",
 		pkg: "./planner", run: "^TestPartialRecomputation$",
 	}, {
 		bug: "a floor keeps the norms that are recomputed", how: "and the activation functions",
