@@ -34,6 +34,7 @@ func TestContextParity(t *testing.T) {
 		{1, 3, 3, 1, func(p *partition.Plan) { p.SequenceParallel = true }},
 		{1, 2, 7, 1, func(p *partition.Plan) { p.SequenceParallel = true }}, // more than heads: tp shares positions too
 		{1, 2, 1, 2, func(p *partition.Plan) { p.Stages[0].Recompute, p.Stages[1].Selective = 2, 3 }},
+		{1, 2, 2, 1, func(p *partition.Plan) { p.SequenceParallel = true; p.Stages[0].Pointwise = 8 }},
 		{2, 2, 2, 2, func(p *partition.Plan) { p.ZeRO = 3; p.SequenceParallel = true; p.Stages[1].Recompute = 4 }},
 		{1, 3, 1, 2, func(p *partition.Plan) { p.Schedule = partition.GPipe; p.MicroBatch = 1 }},
 		{1, 2, 1, 3, func(p *partition.Plan) { p.Schedule = partition.ZeroBubble; p.Stages[1].Recompute = 2 }},

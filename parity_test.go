@@ -258,7 +258,7 @@ func parityPlans(n int) []parityCase {
 				for sp := range min(tp, 2) {
 					for zero := 0; zero <= 3 && (zero == 0 || dp > 1); zero++ {
 						for _, schedule := range paritySchedules(n / (dp * cp * tp)) {
-							for _, again := range []string{"none", "selective", "full"} {
+							for _, again := range []string{"none", "pointwise", "selective", "full"} {
 								p := contextPlan(dp, cp, tp, n/(dp*cp*tp))
 								p.SequenceParallel, p.ZeRO = sp == 1, zero
 								if p.Schedule = schedule; schedule == partition.Interleaved {
@@ -321,6 +321,8 @@ func recomputeHalf(p *partition.Plan, again string) {
 			p.Stages[s].Recompute = half
 		case "selective":
 			p.Stages[s].Selective = half
+		case "pointwise":
+			p.Stages[s].Pointwise = half
 		}
 	}
 }

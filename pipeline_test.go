@@ -34,6 +34,7 @@ func TestPipelineParity(t *testing.T) {
 		{dp: 1, tp: 1, pp: 2, micro: 1},
 		{dp: 1, tp: 1, pp: 4, micro: 1, recompute: "full"},
 		{dp: 1, tp: 1, pp: 3, micro: 2, recompute: "selective"},
+		{dp: 1, tp: 2, pp: 3, micro: 2, recompute: "pointwise"},
 		{dp: 1, tp: 2, pp: 4, micro: 3, sequence: true, recompute: "full"},
 		{dp: 2, tp: 1, pp: 2, micro: 1, zero: 1},
 		{dp: 2, tp: 2, pp: 2, micro: 1, zero: 2, recompute: "full"},
@@ -74,6 +75,8 @@ func pipelinePlan(dp, tp, pp, interleave, micro int, recompute string) *partitio
 			s.Recompute = half
 		case "selective":
 			s.Selective = half
+		case "pointwise":
+			s.Pointwise = half
 		}
 	}
 	return p

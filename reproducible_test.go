@@ -57,7 +57,7 @@ func reproduciblePlans() []*partition.Plan {
 				}
 				for s := range p.Stages {
 					half := (p.Stages[s].Last - p.Stages[s].First + 1) / 2
-					switch i % 5 {
+					switch i % 6 {
 					case 1:
 						p.Stages[s].Recompute = half
 					case 2:
@@ -66,6 +66,8 @@ func reproduciblePlans() []*partition.Plan {
 						p.Stages[s].Recompute, p.Stages[s].Selective = half/2, half/2
 					case 4:
 						p.Stages[s].Recompute = p.Stages[s].Last - p.Stages[s].First
+					case 5:
+						p.Stages[s].Recompute, p.Stages[s].Pointwise = half/2, p.Stages[s].Last-p.Stages[s].First-half/2
 					}
 				}
 				plans = append(plans, p)

@@ -196,6 +196,13 @@ func TestRecomputeShrinksSlots(t *testing.T) {
 	p := plan(1, 1, 1, 1, 4, partition.GPipe, false)
 	p.Stages[0].Selective = 4
 	require.Less(t, generate(t, g, p).Stages[0].Chunks[0].Slot, keep.Chunks[0].Slot)
+	p.Stages[0].Selective, p.Stages[0].Pointwise = 0, 4
+	pointwise := generate(t, g, p).Stages[0]
+	require.Less(t, pointwise.Chunks[0].Slot, keep.Chunks[0].Slot)
+	for _, b := range pointwise.Buffers {
+		again := b.Value.Def.Block() != "" && (b.Value.Def.Op == ir.OpLayerNorm || b.Value.Def.Op == ir.OpGELU)
+		require.False(t, again && b.Region == codegen.Slot && b.Value.Def.Phase == ir.Forward && b.Size > 0 && b.To >= len(pointwise.Bodies[ir.Forward].Instrs), "%s is kept", b.Value.Name())
+	}
 	require.Less(t, drop.Arena(), keep.Arena())
 }
 

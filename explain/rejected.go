@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"strconv"
 	"strings"
 
 	"github.com/autopar/autopar/partition"
@@ -78,28 +79,36 @@ func PlanText(p *partition.Plan) string {
 	if len(p.PoolOrder) > 0 {
 		text += fmt.Sprintf(", pools in order %d", p.PoolOrder)
 	}
-	full, selective := 0, 0
-	for _, s := range p.Stages {
-		full, selective = full+s.Recompute, selective+s.Selective
-	}
-	if full+selective > 0 {
-		text += ", recomputing " + RecomputedText(full, selective)
+	if again := RecomputedText(p.Stages...); again != "none" {
+		text += ", recomputing " + again
 	}
 	return text
 }
 
-// RecomputedText counts blocks that compute activations again: all of them, or
-// those of attention.
-func RecomputedText(full, selective int) string {
-	switch {
-	case full+selective == 0:
-		return "none"
-	case selective == 0:
-		return Count(full, "block")
-	case full == 0:
-		return "attention of " + Count(selective, "block")
+// RecomputedText counts the blocks of stages that compute activations again: all of them,
+// those of attention, or those of norms and activation functions.
+func RecomputedText(stages ...partition.Stage) string {
+	var all partition.Stage
+	for _, s := range stages {
+		all.Recompute, all.Selective, all.Pointwise = all.Recompute+s.Recompute, all.Selective+s.Selective, all.Pointwise+s.Pointwise
 	}
-	return fmt.Sprintf("%s, attention of %d", Count(full, "block"), selective)
+	var parts []string
+	for _, x := range []struct {
+		of     string
+		blocks int
+	}{{"", all.Recompute}, {"attention of ", all.Selective}, {"pointwise of ", all.Pointwise}} {
+		switch {
+		case x.blocks == 0:
+		case len(parts) == 0:
+			parts = append(parts, x.of+Count(x.blocks, "block"))
+		default:
+			parts = append(parts, x.of+strconv.Itoa(x.blocks))
+		}
+	}
+	if len(parts) == 0 {
+		return "none"
+	}
+	return strings.Join(parts, ", ")
 }
 
 // groupText names the groups that ZeRO shards over, where they are not all ranks.

@@ -62,6 +62,10 @@ type Stage struct {
 	// Chunks are the blocks of each chunk, where ranks run several stages of the plan.
 	Chunks    [][]string `json:"chunks,omitempty"`
 	Recompute int        `json:"recompute"` // how many of the blocks, from the first, are computed again in the backward pass
+	// Selective and Pointwise are of how many blocks after those attention is, or norms and
+	// activation functions are.
+	Selective int `json:"selective,omitempty"`
+	Pointwise int `json:"pointwise,omitempty"`
 	// Tensors are all buffers of the persistent region, of a slot and of host memory.
 	Tensors []Tensor `json:"tensors"`
 	// Communication is what Busiest does in a step.
@@ -128,6 +132,8 @@ func Of(prog *codegen.Program, cfg *config.Config) (*Report, error) {
 			ps := p.Stages[s]
 			st.Blocks = append(st.Blocks, blocks[ps.First:ps.Last]...)
 			st.Recompute += ps.Recompute
+			st.Selective += ps.Selective
+			st.Pointwise += ps.Pointwise
 			if p.Chunks() > 1 {
 				st.Chunks = append(st.Chunks, blocks[ps.First:ps.Last])
 			}

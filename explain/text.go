@@ -76,6 +76,12 @@ func (r *Report) stageText(out io.Writer, st *Stage) {
 	if st.Recompute > 0 {
 		fmt.Fprintf(out, ", activations computed again in the first %d", st.Recompute)
 	}
+	if st.Selective > 0 {
+		fmt.Fprintf(out, ", attention computed again in %d", st.Selective)
+	}
+	if st.Pointwise > 0 {
+		fmt.Fprintf(out, ", norms and activation functions computed again in %d", st.Pointwise)
+	}
 	fmt.Fprintln(out)
 
 	headings := map[string]string{

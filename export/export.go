@@ -145,7 +145,8 @@ func (p *plan) numbered(order string) bool {
 }
 
 // recomputation says how many blocks of every stage, from the first, are recomputed in full, or
-// that the attention of all is. ok reports whether that says it.
+// that the attention of all is. ok reports whether that says it: norms and activation functions
+// alone have no words that all blocks of either system understand.
 func (p *plan) recomputation() (blocks int, attention, ok bool) {
 	size := func(s partition.Stage) int { return s.Last - s.First }
 	all := func(is func(partition.Stage) bool) bool {
@@ -157,7 +158,7 @@ func (p *plan) recomputation() (blocks int, attention, ok bool) {
 		return 0, true, true
 	case all(func(s partition.Stage) bool { return s.Recompute == size(s) }):
 		return p.most(), false, true
-	case all(func(s partition.Stage) bool { return s.Recompute == first.Recompute && s.Selective == 0 }):
+	case all(func(s partition.Stage) bool { return s.Recompute == first.Recompute && s.Selective+s.Pointwise == 0 }):
 		return first.Recompute, false, true
 	}
 	return 0, false, false

@@ -167,7 +167,7 @@ func TestNoWords(t *testing.T) {
 		"fsdp":     {gpt2, export.Megatron, func(p *partition.Plan) { p.DP, p.Stages, p.ZeRO = 8, stages(6, 6), 3 }, "ZeRO 3 beside a pipeline: plan with --zero 1"},
 		"some": {gpt2, export.Megatron, func(p *partition.Plan) {
 			p.DP, p.Stages = 8, []partition.Stage{{Last: 6, Recompute: 1}, {First: 6, Last: 12}}
-		}, "another number of recomputed blocks in each stage: plan with --recompute full, selective or none"},
+		}, "another number of recomputed blocks in each stage, or norms and activation functions alone: plan with --recompute full, selective or none"},
 		"order": {gpt2, export.Megatron, func(p *partition.Plan) { p.DP, p.TP, p.Stages, p.RankOrder = 4, 2, stages(6, 6), "dp-tp-pp" },
 			"ranks in this order, units outermost: plan with --rank-order tp-cp-dp-pp and one unit"},
 		"heads": {gpt2, export.Megatron, func(p *partition.Plan) { p.DP, p.TP = 2, 8 }, "12 heads over 8 tensor-parallel ranks"},
@@ -183,6 +183,7 @@ func TestNoWords(t *testing.T) {
 		"zero 0":  {llama, export.Torchtitan, func(p *partition.Plan) { p.DP, p.CP = 8, 2 }, "data parallelism without ZeRO beside another: plan with --zero 2"},
 		"no sp":   {llama, export.Torchtitan, func(p *partition.Plan) { p.DP, p.TP, p.ZeRO = 8, 2, 2 }, "plan with --sequence-parallel on"},
 		"partly":  {llama, export.Torchtitan, func(p *partition.Plan) { p.ZeRO, p.Stages[0].Recompute = 2, 5 }, "plan with --recompute full or none"},
+		"norms":   {llama, export.Torchtitan, func(p *partition.Plan) { p.ZeRO, p.Stages[0].Pointwise = 2, 5 }, "plan with --recompute full or none"},
 		"nodes":   {gpt2, export.Slurm, func(p *partition.Plan) { p.PlanNGPUs, p.RuntimeNGPUs, p.DP = 12, 12, 12 }, "12 ranks on nodes of 8 devices: plan for whole nodes"},
 		"format":  {gpt2, "make", func(p *partition.Plan) {}, "it is none of megatron, torchtitan, slurm and k8s"},
 	} {

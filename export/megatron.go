@@ -38,7 +38,7 @@ func (p *plan) megatron(o Options) string {
 	a.add("global-batch-size", cfg.Batch.Global)
 	p.megatronZeRO(a)
 	blocks, attention, ok := p.recomputation()
-	p.lack(!ok, "another number of recomputed blocks in each stage: plan with --recompute full, selective or none")
+	p.lack(!ok, "another number of recomputed blocks in each stage, or norms and activation functions alone: plan with --recompute full, selective or none")
 	switch {
 	case attention:
 		a.add("recompute-granularity", "selective")

@@ -65,7 +65,7 @@ func (p *plan) torchtitan(o Options) string {
 	p.note(t.DType == "bfloat16" && dp > 1, "gradients are summed over ranks in 4 bytes, not 2")
 	f.section("activation_checkpoint")
 	blocks, attention, ok := p.recomputation()
-	p.lack(!ok || attention || blocks > 0 && blocks < p.most(), "recomputation of some blocks or of attention alone: plan with --recompute full or none")
+	p.lack(!ok || attention || blocks > 0 && blocks < p.most(), "recomputation of some blocks, of attention or of norms and activation functions alone: plan with --recompute full or none")
 	f.set("mode", map[bool]string{true: "full", false: "none"}[blocks > 0])
 	f.section("optimizer")
 	f.set("name", "AdamW")

@@ -57,8 +57,23 @@ func inTheBounds() []mutant {
 	}, {
 		bug: "the last chunk of a rank keeps as much as the first", how: "what the head of the model keeps",
 		file: "planner/interleave.go",
-		old:  "slot = m.lastSlot[e]", new: "slot = max(slot, m.lastSlot[e])",
+		old:  "one = &m.lastSlot", new: "one = &m.slot",
 		pkg: "./planner", run: "^TestCostIsSimulation$",
+	}, {
+		bug: "attention is never what is recomputed alone", how: "whatever norms and activation functions take",
+		file: "planner/recomputation.go",
+		old:  "all := []extent{pointwise, selective}", new: "all := []extent{pointwise}",
+		pkg: "./planner", run: "^TestPartialRecomputation$",
+	}, {
+		bug: "a floor keeps the norms that are recomputed", how: "and the activation functions",
+		file: "planner/relax.go",
+		old:  "case e.partial() && e.drops(x.Value):", new: "case e.partial() && e.drops(x.Value) && e == selective:",
+		pkg: "./planner", run: first,
+	}, {
+		bug: "ranks of interleaved schedules recompute nothing or everything", how: "and not norms alone",
+		file: "planner/interleave.go",
+		old:  "return []extent{kept, pointwise, full}", new: "return []extent{kept, full}",
+		pkg: "./planner", run: "^TestInterleavedSearchIsExact$",
 	}, {
 		bug: "memory that is short is spared with no size of micro-batches", how: "as it would be enough with another",
 		file: "planner/relief.go",

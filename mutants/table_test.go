@@ -214,6 +214,11 @@ func inThePartition() []mutant {
 		old:  "off := min(i*a.Chunk, size)", new: "off := max(0, min(i*a.Chunk, size-a.Chunk))",
 		pkg: "./ir", run: "^TestCutIsUneven$",
 	}, {
+		bug: "norms are kept where they are computed again", how: "and only the activation function is not",
+		file: "partition/recompute.go",
+		old:  "case ir.OpLayerNorm, ir.OpRMSNorm, ir.OpGELU, ir.OpSwiGLU:", new: "case ir.OpGELU, ir.OpSwiGLU:",
+		pkg: "./codegen", run: "^TestRecomputeShrinksSlots$",
+	}, {
 		bug:  "recompute draws another mask",
 		file: "partition/recompute.go",
 		old:  `c.Name, c.Phase = n.Name+"@re", ir.Backward`,

@@ -87,7 +87,11 @@ func shrinkStages(stages []partition.Stage) []partition.Stage {
 		if s.Recompute+s.Selective < s.Last-s.First {
 			selective = min(selective, 1)
 		}
-		s.First, s.Last, s.Recompute, s.Selective = next, next+blocks, again, selective
+		pointwise := min(s.Pointwise, blocks-again-selective)
+		if s.Recomputed() < s.Last-s.First {
+			pointwise = min(pointwise, 1)
+		}
+		s.First, s.Last, s.Recompute, s.Selective, s.Pointwise = next, next+blocks, again, selective, pointwise
 		next = s.Last
 		out = append(out, s)
 	}

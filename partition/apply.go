@@ -17,11 +17,15 @@ func Apply(g *ir.Graph, p *Plan, batch int) (*ir.Graph, error) {
 	}
 	again := map[string]extent{}
 	for _, s := range p.Stages {
-		for i, b := range blocks[s.First : s.First+s.Recompute+s.Selective] {
-			again[b] = full
-			if i >= s.Recompute {
-				again[b] = attentionOnly
+		next := s.First
+		for _, x := range []struct {
+			extent
+			count int
+		}{{full, s.Recompute}, {attentionOnly, s.Selective}, {pointwiseOnly, s.Pointwise}} {
+			for _, b := range blocks[next : next+x.count] {
+				again[b] = x.extent
 			}
+			next += x.count
 		}
 	}
 	work := g

@@ -296,6 +296,7 @@ func TestPlansRefused(t *testing.T) {
 		"zero alone":       {func(p *partition.Plan) { p.DP, p.PlanNGPUs, p.RuntimeNGPUs, p.ZeRO = 1, 2, 2, 1 }, "zero: stage 1 needs at least 2 data-parallel ranks"},
 		"sequence":         {func(p *partition.Plan) { p.TP, p.PlanNGPUs, p.RuntimeNGPUs, p.SequenceParallel = 1, 2, 2, true }, "sequence_parallel: needs tp of at least 2"},
 		"selective":        {func(p *partition.Plan) { p.Stages[0].Recompute, p.Stages[0].Selective = 1, 2 }, "stages[0].selective: is 2 besides 1 recomputed, of 2 blocks"},
+		"pointwise":        {func(p *partition.Plan) { p.Stages[0].Selective, p.Stages[0].Pointwise = 1, 2 }, "stages[0].pointwise: is 2 besides 1 recomputed more, of 2 blocks"},
 		"regexp":           {func(p *partition.Plan) { p.Placements[0].Match = "(" }, "placements[0].match"},
 		"axis":             {func(p *partition.Plan) { p.Placements[0].Spec = "[_,xp,_,_]" }, `no axis "xp"`},
 		"batch axis":       {func(p *partition.Plan) { p.Placements[0].Spec = "[dp,_,_,_]" }, "only tp can be placed"},

@@ -106,7 +106,14 @@ type Stage struct {
 	// Selective says how many blocks after those compute only their attention
 	// again (Korthikanti et al. 2022, section 5).
 	Selective int `json:"selective"`
+	// Pointwise says how many blocks after those compute only their norms and activation
+	// functions again, of which the backward pass has the operands anyway (as Megatron-Core
+	// does with recompute_modules layernorm and moe_act).
+	Pointwise int `json:"pointwise,omitempty"`
 }
+
+// Recomputed returns how many of the blocks compute something again.
+func (s Stage) Recomputed() int { return s.Recompute + s.Selective + s.Pointwise }
 
 // Placement places the values whose whole name matches the regular expression.
 // The spec has the text form of [ir.ShardSpec], without the data-parallel and
@@ -344,6 +351,9 @@ func (p *Plan) Validate(blocks, batch int) error {
 		}
 		if s.Selective < 0 || s.Recompute+s.Selective > s.Last-s.First {
 			return planErrorf(key+".selective", "is %d besides %d recomputed, of %d blocks", s.Selective, s.Recompute, s.Last-s.First)
+		}
+		if s.Pointwise < 0 || s.Recomputed() > s.Last-s.First {
+			return planErrorf(key+".pointwise", "is %d besides %d recomputed more, of %d blocks", s.Pointwise, s.Recompute+s.Selective, s.Last-s.First)
 		}
 		next = s.Last
 	}

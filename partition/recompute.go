@@ -23,9 +23,32 @@ type extent uint8
 
 const (
 	nothing extent = iota
+	pointwiseOnly
 	attentionOnly
 	full
 )
+
+// covers reports whether what an op makes is computed again.
+func (e extent) covers(op ir.Op) bool {
+	switch e {
+	case pointwiseOnly:
+		return Pointwise(op)
+	case attentionOnly:
+		return op == ir.OpAttention
+	}
+	return e == full
+}
+
+// Pointwise reports whether an op is one of those that [Stage.Pointwise] computes again:
+// a norm or an activation function, of whose operands the backward pass keeps the large
+// one anyway.
+func Pointwise(op ir.Op) bool {
+	switch op {
+	case ir.OpLayerNorm, ir.OpRMSNorm, ir.OpGELU, ir.OpSwiGLU:
+		return true
+	}
+	return false
+}
 
 // recompute makes the backward pass of each listed block compute the block's
 // activations again from its input (Chen et al. 2016), by cloning the forward
@@ -80,7 +103,7 @@ type recomputer struct {
 func (r *recomputer) cloneForward(nodes []*ir.Node, block string, much extent) []*ir.Node {
 	mine := func(v *ir.Value) bool {
 		d := v.Def
-		return d.Phase == ir.Forward && d.Op.Class() == ir.Compute && r.blockOf[d.ID()] == block && (much == full || d.Op == ir.OpAttention)
+		return d.Phase == ir.Forward && d.Op.Class() == ir.Compute && r.blockOf[d.ID()] == block && much.covers(d.Op)
 	}
 	for i := len(nodes) - 1; i >= 0; i-- {
 		n := nodes[i]

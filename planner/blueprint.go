@@ -81,11 +81,10 @@ func (b *blueprint) prog(e extent) *codegen.Program {
 }
 
 func (b *blueprint) compile(e extent) error {
-	again := [extents]recomputation{kept: {}, selective: {selective: 1}, full: {full: 1}}[e]
 	plan := b.plan
 	plan.Stages = nil
 	for i := range b.plan.Stages {
-		plan.Stages = append(plan.Stages, b.graphs.scaled(again.stage(i, 1)))
+		plan.Stages = append(plan.Stages, b.graphs.scaled(uniform(e, 1).stage(i, 1)))
 	}
 	prog, err := codegen.Draft(b.graph(), &plan, b.batch)
 	if err != nil {

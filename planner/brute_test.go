@@ -181,7 +181,7 @@ func (b *brute) sizes(s *searcher, o outline, local int) {
 }
 
 // interleaved goes through the even cut with the same recomputation in all blocks
-// of a rank: least work is none, attention, all.
+// of a rank: least work is none, norms and activation functions, all.
 func (b *brute) interleaved(plan partition.Plan) {
 	if plan.Schedule = partition.Interleaved; b.counting {
 		b.plans++
@@ -197,8 +197,8 @@ func (b *brute) interleaved(plan partition.Plan) {
 			last := first + (b.blocks+stages-1-i)/stages
 			st := partition.Stage{First: first, Last: last}
 			switch of[i%plan.PP()] {
-			case selective:
-				st.Selective = last - first
+			case pointwise:
+				st.Pointwise = last - first
 			case full:
 				st.Recompute = last - first
 			}
@@ -210,7 +210,12 @@ func (b *brute) interleaved(plan partition.Plan) {
 		// The first position that does not fit recomputes more; positions do not
 		// depend on each other.
 		if prog.Stages[at].Arena() > b.limitAt(&p, at) {
-			if of[at]++; of[at] == extents {
+			switch of[at] {
+			case kept:
+				of[at] = pointwise
+			case pointwise:
+				of[at] = full
+			default:
 				return
 			}
 			continue
@@ -263,8 +268,10 @@ func (b *brute) recomputations(plan partition.Plan, cut []partition.Stage) {
 				return
 			}
 			for f := 0; f <= n; f++ {
-				for s := 0; s <= n-f; s++ {
-					try(append(stages[:i:i], recomputation{f, s}.stage(cut[i].First, n)))
+				try(append(stages[:i:i], recomputation{full: f}.stage(cut[i].First, n)))
+				for k := 1; k <= n-f; k++ {
+					try(append(stages[:i:i], recomputation{full: f, selective: k}.stage(cut[i].First, n)))
+					try(append(stages[:i:i], recomputation{full: f, pointwise: k}.stage(cut[i].First, n)))
 				}
 			}
 			return
@@ -401,7 +408,7 @@ func TestSearchIsExact(t *testing.T) {
 		}
 		schedules[res.Plan.Schedule]++
 		for _, s := range res.Plan.Stages {
-			if s.Recompute+s.Selective > 0 {
+			if s.Recomputed() > 0 {
 				recomputing++
 				break
 			}
@@ -441,7 +448,7 @@ func TestInterleavedSearchIsExact(t *testing.T) {
 		require.Equal(t, b.best.time, res.Prediction.Step, "seed %d case %d", seed, k)
 		require.Equal(t, b.best.peaks, res.Prediction.PeakBytes, "seed %d case %d", seed, k)
 		chunks[res.Plan.Interleave]++
-		if res.Plan.Stages[0].Recompute+res.Plan.Stages[0].Selective > 0 {
+		if res.Plan.Stages[0].Recomputed() > 0 {
 			recomputing++
 		}
 	}

@@ -41,11 +41,13 @@ import (
 //     more;
 //   - schedules 1f1b, gpipe, zero-bubble and interleaved;
 //   - all cuts of the blocks into contiguous stages, and of every stage all numbers of
-//     blocks recomputed in full and, after them, selectively.
+//     blocks recomputed in full and, after them, of those of which attention, or else norms and
+//     activation functions, are computed again.
 //
 // Not in S are: context parallelism where it hardly pays, see [Options]; uneven cuts of
 // interleaved schedules, and choices of recomputation there other than the least of
-// none, attention and all with which a rank fits; ZeRO groups that are neither all ranks
+// none, pointwise and all with which a rank fits, and attention of some blocks
+// beside pointwise others in one stage; ZeRO groups that are neither all ranks
 // nor the largest inside a node; under schedules of one position all but 1f1b; and
 // placements of parameters other than whole, on a grid or those that tensor parallelism of a degree has.
 //

@@ -170,7 +170,6 @@ func (v *cutAudit) branch(stage, first int, before cost.Picoseconds) *candidate 
 // fits.
 func (v *cutAudit) interleaved() *candidate {
 	recompute := v.opts.recompute(v.pipe.skel.replicate)
-	extents := recompute.extents()
 	choice := make([]int, v.pipe.template.PP())
 	for {
 		cut := v.pipe.interleavedCut(recompute, choice)
@@ -186,7 +185,7 @@ func (v *cutAudit) interleaved() *candidate {
 		fits := true
 		for at, peak := range peaks {
 			if peak > v.limitAt(x.plan, at) {
-				if fits = false; choice[at]+1 == len(extents) {
+				if fits = false; choice[at]+1 == len(recompute.ladder()) {
 					return nil
 				}
 				choice[at]++

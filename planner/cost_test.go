@@ -99,7 +99,8 @@ func randomCut(r *rand.Rand, blocks, stages int) []partition.Stage {
 		}
 		again := recomputation{full: []int{0, n, r.IntN(n + 1)}[r.IntN(3)]}
 		if left := n - again.full; left > 0 {
-			again.selective = []int{0, left, r.IntN(left + 1)}[r.IntN(3)]
+			count := []int{0, left, r.IntN(left + 1)}[r.IntN(3)]
+			again = mixed(again.full, []extent{selective, pointwise}[(first+count)%2], count)
 		}
 		cut[i] = again.stage(first, n)
 		first += n
@@ -248,7 +249,7 @@ func testCostIsSimulation(t *testing.T, seed uint64, kinds int) {
 		if sh.replicate != "" { // nothing is recomputed beside
 			extents = 1
 			for i := range cut {
-				cut[i].Recompute, cut[i].Selective = 0, 0
+				cut[i] = partition.Stage{First: cut[i].First, Last: cut[i].Last}
 			}
 		}
 		plan := p.plan(cut)
@@ -276,7 +277,8 @@ func testCostIsSimulation(t *testing.T, seed uint64, kinds int) {
 			even := evenCut(blocks, d.pp, func(int) extent { return kept })
 			floored = min(floored, p.time(even))
 			for i := range even {
-				even[i].Selective = r.IntN(2) * (even[i].Last - even[i].First)
+				n := r.IntN(2) * (even[i].Last - even[i].First)
+				even[i] = uniform([]extent{selective, pointwise}[i%2], n).stage(even[i].First, even[i].Last-even[i].First)
 			}
 			floored = min(floored, p.time(even))
 		}
@@ -371,7 +373,7 @@ func testCostIsSimulation(t *testing.T, seed uint64, kinds int) {
 		bounds := newBounds(p, 1<<60, Options{}, nil)
 		for i, c := range cut {
 			n := c.Last - c.First
-			if c.Recompute+c.Selective == 0 {
+			if c.Recomputed() == 0 {
 				require.LessOrEqual(t, bounds.time[i][n-1], got, "seed %d case %d: bound of stage %d: %+v %+v %+v micro-batch %d of %d %s", seed, k, i, d, sh, cut, b, batch, schedule)
 			}
 			arena := prog.Stages[i].Arena()

@@ -260,6 +260,8 @@ func (d *declared) recomputations(n int, replicate string) []recomputation {
 	switch d.opts.recompute(replicate) {
 	case RecomputeNone:
 		return []recomputation{{}}
+	case RecomputePointwise:
+		return []recomputation{{pointwise: n}}
 	case RecomputeSelective:
 		return []recomputation{{selective: n}}
 	case RecomputeFull:
@@ -267,8 +269,9 @@ func (d *declared) recomputations(n int, replicate string) []recomputation {
 	}
 	var all []recomputation
 	for f := 0; f <= n; f++ {
-		for s := 0; s <= n-f; s++ {
-			all = append(all, recomputation{f, s})
+		all = append(all, recomputation{full: f})
+		for k := 1; k <= n-f; k++ {
+			all = append(all, recomputation{full: f, selective: k}, recomputation{full: f, pointwise: k})
 		}
 	}
 	return all
@@ -289,7 +292,7 @@ func (d *declared) plans(x outline) float64 {
 			for n := 1; w > 0 && before+n <= d.blocks; n++ {
 				choices := 1.0
 				if d.opts.recompute(x.replicate) == RecomputeSearched {
-					choices = float64((n + 1) * (n + 2) / 2)
+					choices = float64((n + 1) * (n + 1))
 				}
 				next[before+n] += w * choices
 			}

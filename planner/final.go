@@ -274,12 +274,12 @@ func (s *searcher) fewer(of *blueprint, p *partition.Plan, position int, most ro
 			}
 			first := blocks
 			var rows [extents]int
-			for _, e := range []extent{full, selective, kept} { // as they stand in a stage
+			for _, e := range []extent{full, selective, pointwise, kept} { // as they stand in a stage
 				rows[e] = blocks
 				blocks += counts[e]
 			}
 			f.rows[i] = append(f.rows[i], rows)
-			f.plan.Stages = append(f.plan.Stages, recomputation{counts[full], counts[selective]}.stage(first, blocks-first))
+			f.plan.Stages = append(f.plan.Stages, recomputation{counts[full], counts[selective], counts[pointwise]}.stage(first, blocks-first))
 		}
 	}
 	return f

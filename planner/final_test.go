@@ -180,8 +180,14 @@ func TestFewBlocksShowMany(t *testing.T) {
 		for i := range cut {
 			n := 1 + r.IntN(12)
 			again := recomputation{full: []int{0, n, r.IntN(n + 1)}[r.IntN(3)]}
-			if r.IntN(2) == 0 {
+			switch r.IntN(4) {
+			case 0:
 				again.selective = n - again.full
+			case 1:
+				again.pointwise = n - again.full
+			case 2:
+				again.selective = r.IntN(n - again.full + 1)
+				again.pointwise = n - again.full - again.selective
 			}
 			cut[i] = again.stage(blocks, n)
 			blocks += n

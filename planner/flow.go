@@ -77,24 +77,13 @@ func (f *flow) expand(n int, r recomputation) []stretch {
 		for i := range n {
 			s := s
 			if f.backward {
-				s = f.segments[extentOf(n-1-i, r)][k]
+				s = f.segments[r.of(n-1-i)][k]
 			}
 			s.items = ofBlock(s.items, i == 0, i == n-1)
 			all = append(all, s)
 		}
 	}
 	return all
-}
-
-// extentOf returns how much of a stage's block is recomputed.
-func extentOf(block int, r recomputation) extent {
-	switch {
-	case block < r.full:
-		return full
-	case block < r.full+r.selective:
-		return selective
-	}
-	return kept
 }
 
 // ofBlock returns the items of one of the blocks. The first block receives, and

@@ -129,9 +129,11 @@ func (p *pipeline) footprint(stages []partition.Stage, at int, peak int64) Footp
 		}
 		for _, i := range mine {
 			counts := recomputationOf(stages[i]).counts(stages[i].Last - stages[i].First)
-			again := counts[full]
-			if n.Op == ir.OpAttention {
-				again += counts[selective]
+			again := 0
+			for e, count := range counts {
+				if extent(e).covers(n.Op) {
+					again += count
+				}
 			}
 			m.Again = m.Again || again > 0
 			m.Kept += p.room[i].Slots * (stages[i].Last - stages[i].First - again)

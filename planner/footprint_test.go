@@ -21,7 +21,7 @@ func TestFootprint(t *testing.T) {
 	for i, p := range []partition.Plan{
 		{DP: 1, TP: 1, MicroBatch: 6, Schedule: partition.OneFOneB, Stages: stages(partition.Stage{Last: 9})},
 		{DP: 2, TP: 3, MicroBatch: 4, Schedule: partition.OneFOneB, ZeRO: 1, SequenceParallel: true, Stages: stages(partition.Stage{Last: 5, Recompute: 2, Selective: 1}, partition.Stage{First: 5, Last: 9, Recompute: 4})},
-		{DP: 4, TP: 1, MicroBatch: 2, Schedule: partition.GPipe, ZeRO: 3, Stages: stages(partition.Stage{Last: 3}, partition.Stage{First: 3, Last: 9, Selective: 6})},
+		{DP: 4, TP: 1, MicroBatch: 2, Schedule: partition.GPipe, ZeRO: 3, Stages: stages(partition.Stage{Last: 3}, partition.Stage{First: 3, Last: 9, Selective: 3, Pointwise: 2})},
 		{DP: 2, TP: 1, MicroBatch: 3, Schedule: partition.Interleaved, Interleave: 2, ZeRO: 1, Stages: stages(
 			partition.Stage{Last: 3}, partition.Stage{First: 3, Last: 5, Recompute: 2}, partition.Stage{First: 5, Last: 7}, partition.Stage{First: 7, Last: 9, Recompute: 2})},
 		{DP: 1, TP: 1, MicroBatch: 2, Schedule: partition.Interleaved, Interleave: 3, Stages: stages(
@@ -68,7 +68,7 @@ func TestFootprint(t *testing.T) {
 				}
 				kept := 0
 				for k := at; k < len(p.Stages); k += p.PP() {
-					kept += prog.Stages[at].Chunks[k/p.PP()].Slots * (p.Stages[k].Last - p.Stages[k].First - p.Stages[k].Recompute)
+					kept += prog.Stages[at].Chunks[k/p.PP()].Slots * (p.Stages[k].Last - p.Stages[k].First - p.Stages[k].Recompute - p.Stages[k].Pointwise)
 				}
 				require.Equal(t, kept, swiglu, "position %d", at)
 				require.Equal(t, 2, norms, "one block stands for all")

@@ -51,10 +51,14 @@ func recomputed(p *partition.Plan) string {
 	for _, s := range p.Stages {
 		r.full += s.Recompute
 		r.selective += s.Selective
+		r.pointwise += s.Pointwise
 	}
 	text := fmt.Sprintf("%d of %d blocks", r.full, p.Stages[len(p.Stages)-1].Last)
 	if r.selective > 0 {
 		text += fmt.Sprintf(" and the attention of %d", r.selective)
+	}
+	if r.pointwise > 0 {
+		text += fmt.Sprintf(" and %d pointwise", r.pointwise)
 	}
 	return text
 }

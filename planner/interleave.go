@@ -12,7 +12,7 @@ import (
 // Interleaved schedules are searched over fewer plans than the others, because a
 // rank shares its memory among its chunks and a cut has many stages: the blocks are
 // cut as evenly as they can be (evenCut), and all stages of a rank recompute nothing,
-// the attention of all of their blocks, or everything. So one plan belongs to a
+// all of their blocks pointwise, or everything. So one plan belongs to a
 // choice of recomputation for each position, and the search need not bound it: it
 // is simulated.
 
@@ -44,14 +44,7 @@ func evenCut(blocks, stages int, r func(stage int) extent) []partition.Stage {
 	first := 0
 	for i := range cut {
 		n := evenShare(blocks, stages, i)
-		var again recomputation
-		switch r(i) {
-		case selective:
-			again.selective = n
-		case full:
-			again.full = n
-		}
-		cut[i] = again.stage(first, n)
+		cut[i] = uniform(r(i), n).stage(first, n)
 		first += n
 	}
 	return cut
@@ -145,22 +138,33 @@ func (s *searcher) evenOf(o outline, m int) evenShares {
 	return all
 }
 
-// extents lists what a block may recompute, the least work first.
+// extents lists what a block may recompute.
 func (r Recompute) extents() []extent {
 	switch r {
 	case RecomputeNone:
 		return []extent{kept}
+	case RecomputePointwise:
+		return []extent{pointwise}
 	case RecomputeSelective:
 		return []extent{selective}
 	case RecomputeFull:
 		return []extent{full}
 	}
-	return []extent{kept, selective, full}
+	return []extent{kept, pointwise, selective, full}
+}
+
+// ladder lists what the blocks of a rank may recompute under interleaved schedules, the least
+// work first: each does all that the one before does. Attention alone would be no step of it.
+func (r Recompute) ladder() []extent {
+	if r == RecomputeSearched {
+		return []extent{kept, pointwise, full}
+	}
+	return r.extents()
 }
 
 // interleavedCut is the even cut with a choice of recomputation for each position.
 func (p *pipeline) interleavedCut(recompute Recompute, choice []int) []partition.Stage {
-	all := recompute.extents()
+	all := recompute.ladder()
 	p.upTo(all[slices.Max(choice)])
 	return evenCut(p.skel.blocks, len(p.template.Stages), func(stage int) extent {
 		at, _ := p.template.Position(stage)
@@ -188,14 +192,14 @@ func (p *pipeline) interleavedPeak(cut []partition.Stage, at int) int64 {
 	bytes, inboxes := m.persist, p.microBatches
 	var temp int64
 	for i := at; i < len(cut); i += p.template.PP() {
-		n, e := cut[i].Last-cut[i].First, recomputationOf(cut[i]).first()
-		slot := m.slot[e]
+		n, one := cut[i].Last-cut[i].First, &m.slot
 		if p.skel.of.chunk(&p.template, at == p.template.PP()-1, i/p.template.PP()) > 0 {
-			slot = m.lastSlot[e]
+			one = &m.lastSlot
 		}
-		bytes += int64(n-1)*m.morePersist + int64(p.room[i].Slots)*(slot+int64(n-1)*m.moreSlot[e])
+		var slot int64
+		slot, temp = m.kept(one, n, recomputationOf(cut[i]))
+		bytes += int64(n-1)*m.morePersist + int64(p.room[i].Slots)*slot
 		inboxes = min(inboxes, p.room[i].Inboxes)
-		temp = m.temp[e]
 	}
 	return bytes + int64(inboxes)*m.inbox + temp
 }
@@ -240,7 +244,7 @@ func (c *cutter) recompute() Recompute { return c.search.opts.recompute(c.pipe.s
 
 // more has a position recompute more from here on; false where there is no more.
 func (c *cutter) more(at int) bool {
-	if c.choice[at]+1 == len(c.recompute().extents()) {
+	if c.choice[at]+1 == len(c.recompute().ladder()) {
 		return false
 	}
 	c.choice[at]++
@@ -268,7 +272,7 @@ func leanestInterleaved(p *pipeline, recompute Recompute) (*partition.Plan, int6
 	for at := range choice {
 		var best int
 		var least int64
-		for i := range recompute.extents() {
+		for i := range recompute.ladder() {
 			choice[at] = i
 			if bytes := p.interleavedPeak(p.interleavedCut(recompute, choice), at); i == 0 || bytes < least {
 				best, least = i, bytes

@@ -30,19 +30,26 @@ type stageMemory struct {
 
 // atLeast returns the bound for n blocks, r of them recomputed.
 func (m *stageMemory) atLeast(n int, r recomputation, c codegen.Chunk) int64 {
+	slot, temp := m.kept(&m.slot, n, r)
+	apart := int64(0)
+	for e, count := range r.counts(n) {
+		apart += int64(count) * m.apart[e]
+	}
+	return m.persist + int64(n-1)*m.morePersist + int64(c.Slots)*max(slot, apart) + int64(c.Inboxes)*m.inbox + temp
+}
+
+// kept returns what n blocks, r of them recomputed, keep for a micro-batch where a stage of
+// one keeps so much, and what they need beside.
+func (m *stageMemory) kept(one *[extents]int64, n int, r recomputation) (slot, temp int64) {
 	first := r.first()
-	slot, temp := m.slot[first]-m.moreSlot[first], int64(0)
+	slot = one[first] - m.moreSlot[first]
 	for e, count := range r.counts(n) {
 		slot += int64(count) * m.moreSlot[e]
 		if count > 0 {
 			temp = max(temp, m.temp[e])
 		}
 	}
-	apart := int64(0)
-	for e, count := range r.counts(n) {
-		apart += int64(count) * m.apart[e]
-	}
-	return m.persist + int64(n-1)*m.morePersist + int64(c.Slots)*max(slot, apart) + int64(c.Inboxes)*m.inbox + temp
+	return slot, temp
 }
 
 // memoryOf bounds the stages of a skeleton at a size of micro-batch. What a

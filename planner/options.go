@@ -75,8 +75,9 @@ type Recompute string
 
 // The choices of recomputation.
 const (
-	RecomputeSearched  Recompute = ""          // of every stage the least work with which it fits
+	RecomputeSearched  Recompute = ""          // of every stage the least work with which it fits: see [Certificate]
 	RecomputeNone      Recompute = "none"      // none
+	RecomputePointwise Recompute = "pointwise" // norms and activation functions of all
 	RecomputeSelective Recompute = "selective" // the attention of all
 	RecomputeFull      Recompute = "full"      // all
 )
@@ -296,7 +297,7 @@ func (o Options) validateWords() error {
 		{"overlap", o.Overlap, " on off "},
 		{"offload", o.Offload, " none optimizer params "},
 		{"schedule", string(o.Schedule), " gpipe 1f1b interleaved zero-bubble "},
-		{"recompute", string(o.Recompute), " none selective full "},
+		{"recompute", string(o.Recompute), " none pointwise selective full "},
 		{"policy", string(o.Policy), " dp fsdp megatron autodist "},
 	} {
 		if x.value != "" && !regexp.MustCompile(`\s`+regexp.QuoteMeta(x.value)+`\s`).MatchString(x.want) {

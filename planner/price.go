@@ -295,7 +295,7 @@ func (s *skeleton) times(microBatch int, schedule partition.Schedule) []*stageTi
 			}
 			prices := [extents][]priced{kept: s.prices(kept, i, phase, size, mesh, at)}
 			if phase == ir.Backward {
-				for e := selective; e <= s.most; e++ {
+				for e := kept + 1; e <= s.most; e++ {
 					prices[e] = s.prices(e, i, phase, size, mesh, at)
 				}
 			}
@@ -343,7 +343,7 @@ func (s *skeleton) body(stage int, pass ir.Phase, prices [extents][]priced, mesh
 	if phaseOf(pass) != ir.Backward {
 		return parts
 	}
-	for e := selective; e <= s.most; e++ {
+	for e := kept + 1; e <= s.most; e++ {
 		recomputed := s.split(stage, s.pass(prices[e], pass), mesh, at, e, f)
 		if len(recomputed) != len(parts) {
 			panic(fmt.Sprintf("BUG: stage %d: recomputation changes its transfers", stage))

@@ -16,65 +16,91 @@ type extent int
 
 const (
 	kept      extent = iota // nothing
+	pointwise               // its norms and activation function
 	selective               // its attention
 	full                    // all
 	extents
 )
 
+// partial reports whether some of a block is recomputed, and some not.
+func (e extent) partial() bool { return e == pointwise || e == selective }
+
+// covers reports whether what an op of a block makes is recomputed.
+func (e extent) covers(op ir.Op) bool {
+	switch e {
+	case pointwise:
+		return partition.Pointwise(op)
+	case selective:
+		return op == ir.OpAttention || op == ir.OpAttentionKV
+	}
+	return e == full
+}
+
+// drops reports whether a value is what such an op makes, wherever it lies.
+func (e extent) drops(v *ir.Value) bool {
+	n := v.Def
+	for len(n.Args) > 0 && (n.Op.Class() == ir.Comm || n.Op == ir.OpCast) {
+		n = n.Args[0].Def
+	}
+	return e.covers(n.Op)
+}
+
 // recomputation is how many blocks of a stage are recomputed: from the first, so
-// many in full and then so many selectively.
-type recomputation struct{ full, selective int }
+// many in full, then so many selectively and so many pointwise.
+type recomputation struct{ full, selective, pointwise int }
 
 func recomputationOf(s partition.Stage) recomputation {
-	return recomputation{s.Recompute, s.Selective}
+	return recomputation{s.Recompute, s.Selective, s.Pointwise}
+}
+
+// uniform recomputes n blocks to one extent.
+func uniform(e extent, n int) recomputation {
+	var counts [extents]int
+	counts[e] = n
+	return recomputation{counts[full], counts[selective], counts[pointwise]}
 }
 
 // stage returns a stage of n blocks from first on.
 func (r recomputation) stage(first, n int) partition.Stage {
-	return partition.Stage{First: first, Last: first + n, Recompute: r.full, Selective: r.selective}
+	return partition.Stage{First: first, Last: first + n, Recompute: r.full, Selective: r.selective, Pointwise: r.pointwise}
 }
+
+// some returns how many blocks compute something again.
+func (r recomputation) some() int { return r.full + r.selective + r.pointwise }
 
 // counts returns how many of n blocks there are of each extent.
 func (r recomputation) counts(n int) [extents]int {
-	return [extents]int{kept: n - r.full - r.selective, selective: r.selective, full: r.full}
+	return [extents]int{kept: n - r.some(), pointwise: r.pointwise, selective: r.selective, full: r.full}
+}
+
+// of returns the extent of a block of the stage.
+func (r recomputation) of(block int) extent {
+	switch {
+	case block < r.full:
+		return full
+	case block < r.full+r.selective:
+		return selective
+	case block < r.some():
+		return pointwise
+	}
+	return kept
 }
 
 // last returns the extent of the last of n blocks, which the backward pass meets
 // first.
-func (r recomputation) last(n int) extent {
-	switch {
-	case r.full == n:
-		return full
-	case r.full+r.selective == n:
-		return selective
-	}
-	return kept
-}
+func (r recomputation) last(n int) extent { return r.of(n - 1) }
 
 // first returns the extent of the first block.
-func (r recomputation) first() extent {
-	switch {
-	case r.full > 0:
-		return full
-	case r.selective > 0:
-		return selective
-	}
-	return kept
-}
+func (r recomputation) first() extent { return r.of(0) }
 
-// choices lists a stage of n blocks without recomputation, with all of them
-// recomputed selectively and in full, as far as they are to choose from.
+// choices lists a stage of n blocks with all of them recomputed to each extent, as far as
+// those are to choose from.
 func (r Recompute) choices(n int) []recomputation {
-	switch all := []recomputation{{}, {selective: n}, {full: n}}; r {
-	case RecomputeNone:
-		return all[:1]
-	case RecomputeSelective:
-		return all[1:2]
-	case RecomputeFull:
-		return all[2:]
-	default:
-		return all
+	var all []recomputation
+	for _, e := range r.extents() {
+		all = append(all, uniform(e, n))
 	}
+	return all
 }
 
 // tried is a stage with blocks of which some are recomputed, found not to fit
@@ -125,21 +151,27 @@ func (b *bounds) options(stage, n int, opts Options, learned map[tried]bool) []r
 		return nil
 	}
 	var all []recomputation
-	for f := 0; f < n; f++ {
-		for s := m.fewestSelective(n, f, room, b.limit); s < n-f; s++ {
-			if r := (recomputation{f, s}); fits(r) {
+	partly := b.partly(stage, n, learned)
+	for f := range n {
+		if r := (recomputation{full: f}); fits(r) {
+			all = append(all, r)
+			break // more in full would only be more
+		}
+		for _, e := range partly {
+			for k := m.fewest(e, n, f, room, b.limit); k < n-f; k++ {
+				if r := mixed(f, e, k); fits(r) {
+					all = append(all, r)
+					break
+				}
+			}
+		}
+	}
+	for _, e := range partly {
+		for f := range n {
+			if r := mixed(f, e, n-f); fits(r) {
 				all = append(all, r)
 				break
 			}
-		}
-		if len(all) > 0 && all[len(all)-1] == (recomputation{f, 0}) {
-			break // more in full would only be more
-		}
-	}
-	for f := 0; f < n; f++ {
-		if r := (recomputation{f, n - f}); fits(r) {
-			all = append(all, r)
-			break
 		}
 	}
 	if r := (recomputation{full: n}); fits(r) {
@@ -148,12 +180,47 @@ func (b *bounds) options(stage, n int, opts Options, learned map[tried]bool) []r
 	return b.undominated(stage, n, all)
 }
 
+// partly lists to which extents other than in full blocks of a stage may be recomputed in
+// the fastest plan. Where pointwise recomputation takes no more time in any stretch and no
+// more memory than that of attention, a plan is no slower with it; but with n blocks for
+// which the bound of the memory has been too low, the latter may fit where it does not.
+func (b *bounds) partly(stage, n int, learned map[tried]bool) []extent {
+	all := []extent{pointwise, selective}
+	for t := range learned {
+		if t.stage == stage && t.blocks == n && t.recomputed.pointwise > 0 {
+			return all
+		}
+	}
+	m := &b.pipe.memory[stage]
+	if b.pipe.template.Overlap || m.temp[pointwise] > m.temp[selective] || m.apart[pointwise] > m.apart[selective] ||
+		m.moreSlot[pointwise] > m.moreSlot[selective] || m.slot[pointwise] > m.slot[selective] {
+		return all
+	}
+	for _, phase := range []ir.Phase{ir.Backward, ir.WeightGrad} {
+		for size := range 2 {
+			for _, p := range b.pipe.body(stage, phase, size) {
+				if more := p.block[pointwise] - p.block[selective]; more > 0 || more+p.early[pointwise]-p.early[selective] > 0 {
+					return all
+				}
+			}
+		}
+	}
+	return all[:1]
+}
+
+// mixed recomputes f blocks in full and so many to another extent.
+func mixed(f int, e extent, count int) recomputation {
+	r := uniform(e, count)
+	r.full += f
+	return r
+}
+
 // undominated leaves out what takes at least as long as another everywhere; of equals
 // all but the one of the least work, and of those the one with the fewest full ones.
 // With overlap, where comparing them takes longer than bounding them, it sorts them.
 func (b *bounds) undominated(stage, n int, all []recomputation) []recomputation {
 	slices.SortFunc(all, func(x, y recomputation) int {
-		return cmp.Or(cmp.Compare(b.work[stage].at(n, x), b.work[stage].at(n, y)), cmp.Compare(x.full, y.full), cmp.Compare(x.selective, y.selective))
+		return cmp.Or(cmp.Compare(b.work[stage].at(n, x), b.work[stage].at(n, y)), cmp.Compare(x.full, y.full), cmp.Compare(x.selective, y.selective), cmp.Compare(x.pointwise, y.pointwise))
 	})
 	if len(all) < 2 || b.pipe.template.Overlap {
 		return all
@@ -194,15 +261,12 @@ func (p *pipeline) stretches(stage, n int, r recomputation) []cost.Picoseconds {
 	return all
 }
 
-// fewestSelective returns the fewest selectively recomputed of n blocks with
-// which they may fit besides f recomputed in full; more than n-f if none does.
-func (m *stageMemory) fewestSelective(n, f int, room codegen.Chunk, limit int64) int {
-	fits := func(s int) bool { return m.atLeast(n, recomputation{f, s}, room) <= limit }
-	if fits(0) {
-		return 0
-	}
-	if m.moreSlot[selective] >= m.moreSlot[kept] || m.apart[selective] > m.apart[kept] {
-		return 1 // selective recomputation may save nothing: nothing to skip
+// fewest returns the fewest of n blocks, at least one, with which they may fit when those are
+// recomputed to an extent besides f in full; more than n-f if none does.
+func (m *stageMemory) fewest(e extent, n, f int, room codegen.Chunk, limit int64) int {
+	fits := func(k int) bool { return m.atLeast(n, mixed(f, e, k), room) <= limit }
+	if m.moreSlot[e] >= m.moreSlot[kept] || m.apart[e] > m.apart[kept] {
+		return 1 // this recomputation may save nothing: nothing to skip
 	}
 	return 1 + sort.Search(n-f, func(k int) bool { return fits(1 + k) })
 }
@@ -210,7 +274,7 @@ func (m *stageMemory) fewestSelective(n, f int, room codegen.Chunk, limit int64)
 // least bounds n blocks with any recomputation.
 func (m *stageMemory) least(n int, room codegen.Chunk) int64 {
 	slot, more, temp, apart := m.slot[kept], m.moreSlot[kept], m.temp[kept], m.apart[kept]
-	for e := selective; e < extents; e++ {
+	for e := kept + 1; e < extents; e++ {
 		slot, more, temp, apart = min(slot, m.slot[e]), min(more, m.moreSlot[e]), min(temp, m.temp[e]), min(apart, m.apart[e])
 	}
 	return m.persist + int64(n-1)*m.morePersist + int64(room.Slots)*max(slot+int64(n-1)*more, int64(n)*apart) + int64(room.Inboxes)*m.inbox + temp

@@ -12,8 +12,8 @@ import (
 )
 
 // The bounds of this file need no program but those of one block: the trunk that all
-// outlines with the same tensor and context parallelism have, at three extents of
-// recomputation. What else an outline does, gathers, reductions and copies of parameters,
+// outlines with the same tensor and context parallelism have, with all of it recomputed and
+// with nothing, from which that of a part follows. What else an outline does, gathers, reductions and copies of parameters,
 // is added from their sizes.
 
 // shelf is what a block keeps at least, on a rank, whatever data-parallel ranks share, but
@@ -74,35 +74,60 @@ func (w *work) flightOf(size, batch int) *flight {
 	var sizes []int64
 	var plain []cost.Picoseconds // of a backward pass without recomputation, by kinds of devices
 	for e := range extents {
-		w.of.measure(e, 0, mesh, &sizes)
-		for i := range w.of.held[e][0] {
-			x := &w.of.held[e][0][i]
+		like := e
+		if e.partial() {
+			like = kept
+		}
+		w.of.measure(like, 0, mesh, &sizes)
+		for i := range w.of.held[like][0] {
+			x := &w.of.held[like][0][i]
 			switch sequences := x.Value.Spec[mesh.Axis(partition.AxisMB)].Kind == ir.Shard; {
 			case !sequences: // made of weights, which ZeRO may gather again
+			case e.partial() && e.drops(x.Value):
 			case x.apart:
 				b.apart[e] += sizes[x.kind]
 			case x.Region == codegen.Slot && x.block:
 				b.slot[e] += sizes[x.kind]
 			}
 		}
-		if w.again[e] == nil {
-			backward := *w
-			backward.instrs, backward.rest = nil, nil
-			backward.collect(w.of.prog(e).Stages[0].Bodies[ir.Backward].Instrs, ir.Backward, true)
-			w.again[e] = &backward
-		}
 		for i, kinds := range w.everywhere() {
-			time := w.again[e].times(mesh, kinds)[inBlock].all
-			if e == kept {
+			time := w.passOf(e).times(mesh, kinds)[inBlock].all
+			switch {
+			case e == kept:
 				plain = append(plain, time)
+				time = 0
+			case e == full:
+				time = max(0, time-plain[i])
 			}
-			if more := max(0, time-plain[i]); i == 0 || more < b.more[e] {
-				b.more[e] = more
+			if i == 0 || time < b.more[e] {
+				b.more[e] = time
 			}
 		}
 	}
 	w.flights[size] = b
 	return b
+}
+
+// passOf returns the work of a block's backward pass with recomputation. What blocks that are
+// recomputed in part do besides that of one that keeps everything, and keep less, is seen from
+// the program of the latter: here it is that work alone.
+func (w *work) passOf(e extent) *work {
+	if w.again[e] != nil {
+		return w.again[e]
+	}
+	pass := *w
+	pass.instrs, pass.rest = nil, nil
+	if e.partial() {
+		for _, in := range w.of.prog(kept).Stages[0].Bodies[ir.Forward].Instrs {
+			if e.covers(in.Node.Op) {
+				pass.collect([]codegen.Instr{in}, ir.Forward, true)
+			}
+		}
+	} else {
+		pass.collect(w.of.prog(e).Stages[0].Bodies[ir.Backward].Instrs, ir.Backward, true)
+	}
+	w.again[e] = &pass
+	return w.again[e]
 }
 
 // shelfOf returns what a block of the trunk keeps.

@@ -90,7 +90,7 @@ type searcher struct {
 // options leave (for context parallelism and overlap see there), and ZeRO in groups
 // and offload where memory is short (see relieve), under the cost of planner/sim;
 // interleaved schedules with 2, 4, or as many chunks as share the blocks evenly, cut evenly. Of every stage so many
-// blocks are recomputed, in full and selectively, that it fits and does the least
+// blocks are recomputed, in full and of others either attention or norms and activation functions, that it fits and does the least
 // work; of equal work the fewest in full. Plans that take the same time are ordered
 // by peak memory, then by comparePlans. It fails with an *InfeasibleError when no
 // plan fits, an *OptionError.

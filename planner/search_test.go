@@ -99,6 +99,7 @@ func TestOptions(t *testing.T) {
 		{Options{PlanNGPUs: 3, PP: 3, Policy: Megatron}, func(p *partition.Plan) bool {
 			return p.Schedule == "1f1b" && p.Stages[0].Last == 1 && p.Stages[1].Last == 2
 		}},
+		{Options{PlanNGPUs: 1, Recompute: "pointwise"}, func(p *partition.Plan) bool { return p.Stages[0].Pointwise == 3 }},
 		{Options{PlanNGPUs: 1, Recompute: "full"}, func(p *partition.Plan) bool { return p.Stages[0].Recompute == 3 }},
 		{Options{PlanNGPUs: 2, TP: 2, Pins: []partition.Placement{{Match: `wte\.weight`, Spec: "[_,tp]"}}},
 			func(p *partition.Plan) bool { return p.Placements[0].Spec == "[_,tp]" }},

@@ -129,6 +129,6 @@ func (s *shrunken) keep(n int) *ir.Graph {
 // scaled turns a stage of blocks to distribute into one of blocks of the graph.
 func (s *shrunken) scaled(st partition.Stage) partition.Stage {
 	return partition.Stage{
-		First: st.First * s.scale, Last: st.Last * s.scale, Recompute: st.Recompute * s.scale, Selective: st.Selective * s.scale,
+		First: st.First * s.scale, Last: st.Last * s.scale, Recompute: st.Recompute * s.scale, Selective: st.Selective * s.scale, Pointwise: st.Pointwise * s.scale,
 	}
 }

@@ -262,7 +262,7 @@ func comparePlans(a, b *partition.Plan) int {
 		cmp.Compare(a.Schedule, b.Schedule),
 		cmp.Compare(a.Chunks(), b.Chunks()),
 		slices.CompareFunc(a.Stages, b.Stages, func(x, y partition.Stage) int {
-			return cmp.Or(cmp.Compare(x.Last, y.Last), cmp.Compare(x.Recompute, y.Recompute), cmp.Compare(x.Selective, y.Selective))
+			return cmp.Or(cmp.Compare(x.Last, y.Last), cmp.Compare(x.Recompute, y.Recompute), cmp.Compare(x.Selective, y.Selective), cmp.Compare(x.Pointwise, y.Pointwise))
 		}),
 	)
 }

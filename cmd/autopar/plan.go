@@ -49,7 +49,7 @@ type fixed struct {
 	RankOrder        string `group:"fix" placeholder:"tp-cp-dp-pp" help:"Order of the axes over the ranks of a unit, innermost first."`
 	Zero             *int   `group:"fix" placeholder:"N" help:"ZeRO stage, 0 to 3: shard optimizer state (1), gradients (2) and parameters (3) over data-parallel ranks."`
 	ZeroGroup        *int   `group:"fix" placeholder:"N" help:"Data-parallel ranks that ZeRO shards over: a divisor of all of them. Groups hold copies of each other."`
-	Recompute        string `group:"fix" enum:",none,selective,full" default:"" placeholder:"none|selective|full" help:"Drop activations and compute them again: none, those of attention, or all."`
+	Recompute        string `group:"fix" enum:",none,pointwise,selective,full" default:"" placeholder:"none|pointwise|selective|full" help:"Drop activations and compute them again: none, those of norms and activation functions, those of attention, or all."`
 	SequenceParallel string `group:"fix" enum:",on,off" default:"" placeholder:"on|off" help:"Shard the sequence between tensor-parallel regions."`
 	Replicate        string `group:"fix" placeholder:"none|MODULES" help:"Modules whose weights all tensor-parallel ranks hold instead of splitting them: none, or of attn, mlp and wte (the vocabulary; lm_head where that is untied) some, such as mlp+wte."`
 	Overlap          string `group:"fix" enum:",on,off" default:"" placeholder:"on|off" help:"Communicate gradients and sharded parameters beside the computation; off where ranks share processors."`
@@ -276,16 +276,16 @@ func printPlan(con *console, doc *planner.Document) {
 	}
 	for i := range p.PP() {
 		var blocks []string
-		full, selective := 0, 0
+		var stages []partition.Stage
 		for s := i; s < len(p.Stages); s += p.PP() { // its chunks
 			blocks = append(blocks, blocksText(p.Stages[s]))
-			full, selective = full+p.Stages[s].Recompute, selective+p.Stages[s].Selective
+			stages = append(stages, p.Stages[s])
 		}
 		peak := fmt.Sprintf("%s (%s bytes)", explain.Bytes(predicted.PeakBytes[i]), explain.Grouped(predicted.PeakBytes[i]))
 		if i < len(predicted.HostBytes) {
 			peak += fmt.Sprintf(" and %s (%s bytes) of the host", explain.Bytes(predicted.HostBytes[i]), explain.Grouped(predicted.HostBytes[i]))
 		}
-		row := []string{fmt.Sprint(i), strings.Join(blocks, ", "), explain.RecomputedText(full, selective), peak}
+		row := []string{fmt.Sprint(i), strings.Join(blocks, ", "), explain.RecomputedText(stages...), peak}
 		if pools {
 			row = append(row, explain.Bytes(doc.Cluster.MemoryAt(p, i)), doc.Cluster.KindText(p, i))
 		}

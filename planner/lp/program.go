@@ -24,10 +24,11 @@ type Options struct {
 }
 
 // Choice is what a position of the pipeline may hold: Blocks of the model, of which the
-// first Full are recomputed in full and the next Selective but for their attention.
+// first Full are recomputed in full, of the next Selective attention is, and of the next
+// Pointwise norms and activation functions are.
 type Choice struct {
-	Blocks, Full, Selective int
-	Bytes                   int64 // of the arena
+	Blocks, Full, Selective, Pointwise int
+	Bytes                              int64 // of the arena
 }
 
 // Program is a mixed integer program: the binaries Choices, and an event for every time
@@ -107,6 +108,8 @@ func choices(n int, of planner.Recompute) []Choice {
 	switch of {
 	case planner.RecomputeNone:
 		return []Choice{{Blocks: n}}
+	case planner.RecomputePointwise:
+		return []Choice{{Blocks: n, Pointwise: n}}
 	case planner.RecomputeSelective:
 		return []Choice{{Blocks: n, Selective: n}}
 	case planner.RecomputeFull:
@@ -114,8 +117,9 @@ func choices(n int, of planner.Recompute) []Choice {
 	}
 	var all []Choice
 	for f := range n + 1 {
-		for s := range n - f + 1 {
-			all = append(all, Choice{Blocks: n, Full: f, Selective: s})
+		all = append(all, Choice{Blocks: n, Full: f})
+		for k := 1; k <= n-f; k++ {
+			all = append(all, Choice{Blocks: n, Full: f, Selective: k}, Choice{Blocks: n, Full: f, Pointwise: k})
 		}
 	}
 	return all
@@ -207,7 +211,7 @@ func (p *Program) Plan(picked []int) *partition.Plan {
 	first := 0
 	for at, k := range picked {
 		x := p.Choices[at][k]
-		plan.Stages = append(plan.Stages, partition.Stage{First: first, Last: first + x.Blocks, Recompute: x.Full, Selective: x.Selective})
+		plan.Stages = append(plan.Stages, partition.Stage{First: first, Last: first + x.Blocks, Recompute: x.Full, Selective: x.Selective, Pointwise: x.Pointwise})
 		first += x.Blocks
 	}
 	return &plan

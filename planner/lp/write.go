@@ -12,10 +12,10 @@ import (
 )
 
 // Name is that of the binary variable for a choice of a position:
-// x_position_blocks_full_selective.
+// x_position_blocks_full_selective_pointwise.
 func (p *Program) Name(position, choice int) string {
 	x := p.Choices[position][choice]
-	return fmt.Sprintf("x_%d_%d_%d_%d", position, x.Blocks, x.Full, x.Selective)
+	return fmt.Sprintf("x_%d_%d_%d_%d_%d", position, x.Blocks, x.Full, x.Selective, x.Pointwise)
 }
 
 // Digits is how many digits of picoseconds the unit of the objective has after it: times
@@ -58,7 +58,7 @@ func (p *Program) Write(w io.Writer, name string, claimed cost.Picoseconds) erro
 		fmt.Sprintf("The choice of cuts and recomputation of %d blocks for %s, micro-batches of %d,", p.blocks, p.plan.Degrees(), p.plan.MicroBatch),
 		fmt.Sprintf("schedule %s, as a mixed integer program: see package planner/lp.", p.plan.ScheduleText()),
 		fmt.Sprintf("Times are in 10^%d ps, memory in 10^6 bytes.", digits),
-		"x_P_N_F_S = 1: position P has N blocks, F recomputed in full, then S selectively. F, B, W and U",
+		"x_P_N_F_S_Q = 1: position P has N blocks, F recomputed in full, then S selectively, then Q pointwise. F, B, W and U",
 		"name what it does forward, backward, for weights and in the update, t_ when something is.",
 		fmt.Sprintf("The planner says that the optimum is %s. To see for oneself:", decimal(int64(claimed), digits)),
 		fmt.Sprintf("  cbc %s -ratioGap 0 -allowableGap 0 -solve -solution /dev/stdout", name),
