@@ -35,8 +35,7 @@ type Device struct {
 	split    int
 	base     int // the first of them
 	unit     func(int)
-	targets  []runtime.Member // see collectiveAcross
-	terms    [][]float32      // see fixedSum
+	terms    [][]float32 // see fixedSum
 
 	wide    runtime.Kernel // the float32 form of a launch on values of two bytes
 	scratch []float32      // of its operands and results
