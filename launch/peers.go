@@ -148,7 +148,7 @@ func (p *Peers) late(ctx context.Context, start time.Time, ranks []int) error {
 	for i, r := range ranks {
 		names[i] = fmt.Sprintf("%d at %s", r, p.hosts[r])
 	}
-	return p.Fail(fmt.Errorf("waited %.1f s for rank %s: %w", time.Since(start).Seconds(), strings.Join(names, ", "), ctx.Err()))
+	return p.Fail(fmt.Errorf("waited %v for rank %s: %w", time.Since(start).Round(100*time.Millisecond), strings.Join(names, ", "), ctx.Err()))
 }
 
 // Failed is closed when the job has failed, here or elsewhere: see Err.

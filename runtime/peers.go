@@ -45,11 +45,15 @@ func (e *Executor) share(ctx context.Context, p *program) error {
 			mine = binary.LittleEndian.AppendUint32(mine, math.Float32bits(p.outputs[o.name]))
 		}
 	}
-	bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), e.opts.Timeout)
+	wait := e.opts.Timeout
+	if e.opts.Peers.Rank() > 0 {
+		wait += wait / 4 // rank 0, which waits for all, is to say first who is late
+	}
+	bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), wait)
 	defer cancel()
 	all, err := e.opts.Peers.Gather(bounded, mine)
 	if err != nil {
-		return err
+		return fmt.Errorf("the end of the step: %w", err)
 	}
 	e.shared.counters, e.shared.stop = make([]Counters, len(all)), false
 	const head = 1 + 8*len(counterWords{})

@@ -177,7 +177,7 @@ func TestProcessesFail(t *testing.T) {
 			}, steps)
 			require.Less(t, time.Since(began), 10*timeout)
 			for _, err := range errs { // the first to wait in vain, and those it tells
-				require.Regexp(t, `^rank \d, step 7, .*(waited 3s for rank|hangs: no progress)`, err)
+				require.Regexp(t, `^rank \d, step 7, .*(waited 3(\.\d)?s for rank|hangs: no progress)`, err)
 			}
 		})
 	}
