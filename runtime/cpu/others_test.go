@@ -13,10 +13,10 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/autopar/autopar/codegen"
 	"github.com/autopar/autopar/ir"
 	rendezvous "github.com/autopar/autopar/launch" // launch is what runs a kernel here
 	"github.com/autopar/autopar/launch/launchtest"
-	"github.com/autopar/autopar/codegen"
 	"github.com/autopar/autopar/runtime"
 	"github.com/autopar/autopar/runtime/backendtest"
 )
