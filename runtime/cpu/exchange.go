@@ -180,7 +180,7 @@ func within(part, parts, i, n int) (lo, hi int) {
 
 // gatherUnit fills a part of a member's result from what the members hold of it.
 func gatherUnit[E element](d *Device, c *runtime.Collective, position, part int) {
-	me, k, run := &c.Members[position], len(c.Members), 0
+	me, k, run, taken := &c.Members[position], len(c.Members), 0, 0
 	out := elems[E](d.backend, me.Rank, &me.Out)
 	for i := range k {
 		m := &c.Members[(position+i)%k] // units that run at once read different ones
@@ -188,21 +188,25 @@ func gatherUnit[E element](d *Device, c *runtime.Collective, position, part int)
 		runtime.EachRun(m.In.Slab, me.Out.Slab, func(from, to, n int) {
 			lo, hi := within(part, d.split, run, n)
 			run++
+			if lo < hi && &out[to+lo] == &in[from+lo] {
+				return // it is a view: see runtime.Viewer
+			}
 			for at := lo; at < hi; at += blockElems { // long copies bypass the caches
 				end := min(at+blockElems, hi)
 				copy(out[to+at:to+end], in[from+at:from+end])
 			}
 			if i > 0 {
-				d.took(me, hi-lo)
+				taken += hi - lo
 			}
 		})
 	}
+	d.took(me, taken)
 }
 
 // reduceUnit makes a part of a member's result of a reduce_scatter of words. ins has
 // room for the members' operands.
 func (d *Device) reduceUnit(c *runtime.Collective, position, part int, ins [][]float32) {
-	me, run := &c.Members[position], 0
+	me, run, taken := &c.Members[position], 0, 0
 	out := elems[float32](d.backend, me.Rank, &me.Out)
 	runtime.EachRun(me.In.Slab, me.Out.Slab, func(from, to, n int) {
 		lo, hi := within(part, d.split, run, n)
@@ -214,8 +218,9 @@ func (d *Device) reduceUnit(c *runtime.Collective, position, part int, ins [][]f
 			ins[i] = elems[float32](d.backend, m.Rank, &m.In)[from+lo : from+hi]
 		}
 		kernel.CombineAlone(d.pool, c.Attr.Reduce == ir.Max, out[to+lo:to+hi], ins)
-		d.took(me, (hi-lo)*(len(ins)-1))
+		taken += (hi - lo) * (len(ins) - 1)
 	})
+	d.took(me, taken)
 }
 
 // blockElems is how many elements are reduced at a time where they are converted, to
