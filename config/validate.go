@@ -65,6 +65,9 @@ func (c *Config) atLeast(least int, values map[string]int) error {
 	return nil
 }
 
+// maxBatch is some hundred times the largest batch there is, in sequences. Pipelines are simulated by the micro-batch.
+const maxBatch = 1 << 24
+
 func (c *Config) validateRun() error {
 	err := c.atLeast(1, map[string]int{
 		"batch.global":        c.Batch.Global,
@@ -83,6 +86,9 @@ func (c *Config) validateRun() error {
 	})
 	if err != nil {
 		return err
+	}
+	if c.Batch.Global > maxBatch {
+		return c.refuse("batch.global", "is %d sequences, must be at most %d", c.Batch.Global, maxBatch)
 	}
 	if int(c.Batch.Micro) > c.Batch.Global {
 		return c.refuse("batch.micro", "%d is more than batch.global %d", c.Batch.Micro, c.Batch.Global)

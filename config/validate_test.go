@@ -21,6 +21,7 @@ func TestValidate(t *testing.T) {
 		{"data: {dataset: ''}", "data.dataset: is empty"},
 		{"train: {out_dir: ''}", "train.out_dir: is empty"},
 		{"batch: {global: 0}", "batch.global: is 0, must be at least 1"},
+		{"batch: {global: 1000000007}", "batch.global: is 1000000007 sequences, must be at most 16777216"},
 		{"batch: {global: 7, micro: 8}", "batch.micro: 8 is more than batch.global 7"},
 		{"train: {eval_interval: 0}", "train.eval_interval: is 0, must be at least 1"},
 		{"train: {log_interval: -1}", "train.log_interval: is -1, must be at least 1"},

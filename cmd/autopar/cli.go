@@ -4,6 +4,8 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"os"
+	"reflect"
 	"runtime/debug"
 	"slices"
 	"strings"
@@ -119,6 +121,12 @@ func execute(ctx context.Context, args []string, stdout, stderr io.Writer) (code
 	parsed, err := parser.Parse(args)
 	if err == nil {
 		con.configure(cli.Globals)
+		if !heeds(parsed.Selected()) { // it has nothing to save, and what it writes is whole or not there
+			defer context.AfterFunc(ctx, func() {
+				con.failure("%s", message(context.Canceled))
+				os.Exit(statusFailed)
+			})()
+		}
 		err = parsed.Run()
 	}
 	if err == nil {
@@ -134,6 +142,17 @@ func execute(ctx context.Context, args []string, stdout, stderr io.Writer) (code
 		fmt.Fprintf(con.stderr, "Run \"%s --help\" for more information.\n", commandOf(usage.Context))
 	}
 	return status(err)
+}
+
+// heeds reports whether a command ends by itself when it is interrupted: its Run takes the context.
+func heeds(command *kong.Node) bool {
+	run := command.Target.Addr().MethodByName("Run").Type()
+	for i := range run.NumIn() {
+		if run.In(i) == reflect.TypeFor[context.Context]() {
+			return true
+		}
+	}
+	return false
 }
 
 func commandOf(ctx *kong.Context) string {

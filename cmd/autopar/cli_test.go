@@ -5,6 +5,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 	"testing"
 	"time"
 
@@ -67,6 +69,29 @@ func TestPanicsAreReported(t *testing.T) {
 	require.Equal(t, statusFailed, code)
 	require.Contains(t, stderr.String(), "BUG: ")
 	require.NotContains(t, stderr.String(), "goroutine")
+}
+
+// TestInterrupt interrupts a search that would take minutes: it ends, without a plan.
+func TestInterrupt(t *testing.T) {
+	exe, err := os.Executable()
+	require.NoError(t, err)
+	w := workplace{t.TempDir()}
+	require.NoError(t, os.Symlink(exe, filepath.Join(w.dir, "autopar")))
+	require.NoError(t, os.WriteFile(filepath.Join(w.dir, "deep.yaml"), []byte("model: {n_layer: 10000, n_head: 2, n_embd: 32}\n"), 0o666))
+	cmd := w.command("plan", "deep.yaml", "--cluster", "h100", "--plan-ngpus", "8")
+	require.NoError(t, cmd.Start())
+	time.Sleep(300 * time.Millisecond)
+	require.NoError(t, cmd.Process.Signal(os.Interrupt))
+	ended := make(chan error, 1)
+	go func() { ended <- cmd.Wait() }()
+	select {
+	case err := <-ended:
+		require.Error(t, err)
+	case <-time.After(30 * time.Second):
+		_ = cmd.Process.Kill()
+		t.Fatal("it goes on")
+	}
+	require.NoFileExists(t, filepath.Join(w.dir, "plan.json"))
 }
 
 func TestColourIsForTerminals(t *testing.T) {

@@ -64,7 +64,7 @@ type checkedProgram struct {
 }
 
 // Run proves both programs, and runs the training program if asked to.
-func (c *verifyCmd) Run(ctx context.Context, con *console) error {
+func (c *verifyCmd) Run(con *console) error {
 	if c.Samples < 0 {
 		return usagef("verify: --samples is %d, must not be negative", c.Samples)
 	}
@@ -82,7 +82,7 @@ func (c *verifyCmd) Run(ctx context.Context, con *console) error {
 	result := verified{Plan: c.Plan, Programs: []checkedProgram{count(programs.training), count(programs.evaluation)}}
 	var mismatch *numeric.MismatchError
 	if c.Numeric {
-		result.Numeric, err = runNumeric(ctx, doc)
+		result.Numeric, err = runNumeric(doc)
 		if err != nil && !errors.As(err, &mismatch) {
 			return err
 		}
@@ -169,12 +169,12 @@ func countText(n float64) string {
 
 // runNumeric compares the programs at reduced sizes with the interpreter. The
 // result is there with a [numeric.MismatchError] too.
-func runNumeric(ctx context.Context, doc *planner.Document) (*numericRun, error) {
+func runNumeric(doc *planner.Document) (*numericRun, error) {
 	cfg, plan, err := numeric.Shrink(doc.Config, doc.Plan)
 	if err != nil {
 		return nil, err
 	}
-	report, err := numeric.Run(ctx, cfg, plan, numeric.Options{})
+	report, err := numeric.Run(context.Background(), cfg, plan, numeric.Options{})
 	m := cfg.Model
 	run := &numericRun{m.NLayer, m.NHead, 0, m.NEmbd, m.BlockSize, m.VocabSize, cfg.Batch.Global, report}
 	if m.QueryGroup() > 1 {

@@ -48,6 +48,10 @@ const (
 // MaxVocabSize is beyond any vocabulary there is; a larger one is a mistake.
 const MaxVocabSize = 1 << 24
 
+// MaxLayers is ten times the depth of the deepest Transformer there is (DeepNet, Wang et al. 2022: 1,000 layers). A graph
+// has some hundred nodes a layer: a number mistyped by three digits would take all memory before anything is said.
+const MaxLayers = 10_000
+
 // ConfigError is a model key whose value cannot be used. Key is the yaml name without its section.
 type ConfigError struct {
 	Key string
@@ -202,6 +206,9 @@ func (c Config) Validate() error {
 		if size.value < size.least {
 			return refuse(size.key, "is %d, must be at least %d", size.value, size.least)
 		}
+	}
+	if c.NLayer > MaxLayers {
+		return refuse("n_layer", "is %d, must be at most %d", c.NLayer, MaxLayers)
 	}
 	if c.NEmbd%c.NHead != 0 {
 		return refuse("n_embd", "%d does not divide by n_head %d", c.NEmbd, c.NHead)

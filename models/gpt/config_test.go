@@ -50,6 +50,7 @@ func TestValidateNamesKeyAndNumbers(t *testing.T) {
 		{"dropout 1", func(c *Config) { c.Dropout = 1 }, "dropout", "is 1"},
 		{"dropout NaN", func(c *Config) { c.Dropout = math.NaN() }, "dropout", "NaN"},
 		{"unknown word", func(c *Config) { c.Activation = "relu" }, "activation", `"relu"`},
+		{"too deep", func(c *Config) { c.NLayer = 10_001 }, "n_layer", "must be at most 10000"},
 		{"beyond int64", func(c *Config) { c.NEmbd = 12 << 30 }, "n_embd", "beyond what can be counted"},
 		{"ffn overflows", func(c *Config) { c.NEmbd = 12 << 58 }, "n_embd", "beyond what can be counted"},
 		{"rope of odd heads", func(c *Config) { c.NEmbd, c.Position = 12*7, RoPE }, "n_embd", "84 over n_head 12 makes heads 7 wide; position rope rotates pairs and needs an even width"},

@@ -83,6 +83,10 @@ func (d *Device) Alloc(space runtime.Space, bytes int64) error {
 }
 
 func (d *Device) setArena(space runtime.Space, words []float32) {
+	if o := d.backend.others; o != nil { // whose listeners write into it
+		o.mu.Lock()
+		defer o.mu.Unlock()
+	}
 	d.arenas[space], d.comm.lane.arenas[space] = words, words
 }
 

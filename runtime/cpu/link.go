@@ -119,7 +119,9 @@ func (o *others) receive(l *link, in io.Reader, kind byte, a, b, n int) error {
 			o.ring(l.rank, c, now)
 		}
 	case kindPut:
+		o.mu.Lock()
 		dst, err := o.backend.devices[o.self].bytes(runtime.OnDevice, int64(b), n)
+		o.mu.Unlock()
 		if err != nil {
 			return err
 		}
