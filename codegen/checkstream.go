@@ -9,8 +9,8 @@ import (
 // checkStreams makes sure that what runs beside the kernels of a body does not
 // disturb them: nothing reads the result of an asynchronous instruction, or
 // writes a buffer that it reads or writes, before having waited for it; buckets
-// hold collectives of one kind; and what runs in the last micro-batch only is
-// what the step does once.
+// hold collectives of one kind that do not disturb each other; and what runs in
+// the last micro-batch only is what the step does once.
 func checkStreams(s *Stage) error {
 	for phase := range s.Bodies {
 		body := &s.Bodies[phase]
@@ -50,7 +50,8 @@ func checkStreams(s *Stage) error {
 }
 
 // checkLives makes sure that buffers are held to be live as long as instructions,
-// asynchronous ones until they are waited for, use them.
+// asynchronous ones until they are waited for and all of a bucket until its end, use
+// them: with [checkLayout], what a bucket reads and writes lies apart.
 func checkLives(s *Stage) error {
 	before := 0 // instructions in earlier bodies
 	for phase := range s.Bodies {
@@ -75,7 +76,7 @@ func checkLives(s *Stage) error {
 }
 
 // lasts returns for each instruction of a body the last position at which it may
-// be running.
+// be running: no earlier than any of its bucket.
 func lasts(body *Body) []int {
 	ends := make([]int, len(body.Instrs))
 	var running []int // asynchronous ones, from the first of the body
@@ -92,6 +93,11 @@ func lasts(body *Body) []int {
 	for _, i := range running[done:] {
 		ends[i] = len(body.Instrs) - 1
 	}
+	for i := len(ends) - 1; i > 0; i-- {
+		if body.Instrs[i].Fused && ends[i-1] < ends[i] {
+			ends[i-1] = ends[i]
+		}
+	}
 	return ends
 }
 
@@ -107,21 +113,19 @@ func checkBucket(body *Body, i int, fail func(*ir.Value, string, ...any) error) 
 		return fail(nil, "runs in the last micro-batch only, and not beside it")
 	case !in.Fused:
 		return nil
-	case i == 0 || !in.Async || !body.Instrs[i-1].Async:
-		return fail(nil, "is to be made with the instruction before it, which is no asynchronous collective")
+	case i == 0 || !Collective(in.Node.Op) || !Collective(body.Instrs[i-1].Node.Op):
+		return fail(nil, "is to be made with the instruction before it, and both are no collectives")
+	case in.Await > 0:
+		return fail(nil, "waits for the stream when the bucket that it is in has begun")
 	}
 	with := &body.Instrs[i-1]
 	a, b := in.Node.Attr.(ir.CommAttr), with.Node.Attr.(ir.CommAttr)
-	if in.Node.Op != with.Node.Op || a.Axis != b.Axis || in.Last != with.Last {
+	if in.Node.Op != with.Node.Op || a.Axis != b.Axis || in.Async != with.Async || in.Last != with.Last {
 		return fail(nil, "is to be made with %s, which is another kind of collective", with.Node.Name)
 	}
 	for k := i - 1; k >= 0; k-- {
-		for _, r := range body.Instrs[k].Results {
-			for _, a := range in.Args {
-				if r == a {
-					return fail(nil, "reads b%d, which %s makes in the same collective", a, body.Instrs[k].Node.Name)
-				}
-			}
+		if err := collide(in, &body.Instrs[k], fail); err != nil {
+			return err
 		}
 		if !body.Instrs[k].Fused {
 			break

@@ -31,6 +31,7 @@ type tables struct {
 	lastUse []*ir.Node // the last of the stage's nodes to read a value
 	at      []int      // node -> place among the stage's nodes
 	folded  []bool     // nodes: accumulations done by the kernel that makes the operand
+	fused   []bool     // nodes: collectives made with the one before
 	modes   []Accum    // of values
 
 	// Of overlap, nil without.
@@ -45,9 +46,9 @@ const unplaced = -1
 func newTables(prog *Program) (*tables, [][]*ir.Node) {
 	g, plan := prog.Graph, prog.Plan
 	n := g.IDs()
-	flags := make([]bool, 4*n)
+	flags := make([]bool, 5*n)
 	t := &tables{
-		of: make([]int, n), uses: make([]int, n), keep: flags[:n], next: flags[n : 2*n], saved: flags[2*n : 3*n], folded: flags[3*n:],
+		of: make([]int, n), uses: make([]int, n), keep: flags[:n], next: flags[n : 2*n], saved: flags[2*n : 3*n], folded: flags[3*n : 4*n], fused: flags[4*n:],
 		lastUse: make([]*ir.Node, n), at: make([]int, n), modes: make([]Accum, n),
 	}
 	for i := range t.of {
@@ -108,6 +109,7 @@ func (b *stageBuilder) build() error {
 	b.persistent()
 	b.accumulators()
 	b.overlap()
+	b.join()
 	for i, n := range b.nodes {
 		b.at[n.ID()] = i
 		for _, a := range n.Args {
@@ -408,7 +410,7 @@ func (b *stageBuilder) canOverwrite(n *ir.Node, i int, region Region) bool {
 
 func (b *stageBuilder) emit(n *ir.Node) {
 	s := b.spot(n)
-	in := Instr{Node: n, Chunk: b.chunk(n), Async: s.async, Fused: s.fused, Last: s.last, Segment: s.segment}
+	in := Instr{Node: n, Chunk: b.chunk(n), Async: s.async, Fused: b.fused[n.ID()], Last: s.last, Segment: s.segment}
 	if n.Op != ir.OpRecv { // its operand is the sender's
 		in.Args = b.list(len(n.Args))
 		for i, a := range n.Args {

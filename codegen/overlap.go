@@ -26,10 +26,10 @@ import (
 // spot is where the instruction of a node stands, if not simply at the place of
 // the node in the body of its phase.
 type spot struct {
-	async, fused, last bool
-	body               ir.Phase
-	segment            int
-	await              *ir.Node // it does not start before this asynchronous node is done
+	async, last bool
+	body        ir.Phase
+	segment     int
+	await       *ir.Node // it does not start before this asynchronous node is done
 }
 
 // bodyOf returns the body that the instruction of a node belongs to.
@@ -319,7 +319,7 @@ func (b *stageBuilder) bucket(async []*ir.Node) []*ir.Node {
 			if taken[n] || !b.together(first, n) || depth(n, async) != depth(first, async) {
 				continue
 			}
-			b.spots[n.ID()].fused = true
+			b.fused[n.ID()] = true
 			taken[n] = true
 			nodes = append(nodes, n)
 		}
@@ -375,8 +375,8 @@ func (b *stageBuilder) awaits(body *Body) {
 }
 
 // joined returns for each instruction of a body the last position at which it may
-// still be running: its own, or of an asynchronous one that before the first which
-// waits for it, else the end.
+// still be running: its own, of a bucket that of the last in it, and of an asynchronous
+// one that before the first which waits for it, else the end.
 func (body *Body) joined() []int {
 	last := make([]int, len(body.Instrs))
 	var running []int // asynchronous ones that nothing has waited for, in order
@@ -393,6 +393,11 @@ func (body *Body) joined() []int {
 	}
 	for _, i := range running {
 		last[i] = len(body.Instrs) - 1
+	}
+	for i := len(last) - 2; i >= 0; i-- {
+		if body.Instrs[i+1].Fused {
+			last[i] = max(last[i], last[i+1])
+		}
 	}
 	return last
 }

@@ -44,7 +44,9 @@ func TestVerifyAcceptsOverlap(t *testing.T) {
 						n, bytes := communicated(prog, r)
 						m, same := communicated(without, r)
 						require.Equal(t, same, bytes, "%s: rank %d", name, r)
-						require.Less(t, n, m, "%s: rank %d makes fewer collectives", name, r)
+						if zero >= 2 { // otherwise those of an update may be in buckets without overlap too
+							require.Less(t, n, m, "%s: rank %d makes fewer collectives", name, r)
+						}
 					}
 				}
 			}

@@ -196,8 +196,8 @@ type Instr struct {
 	// communication stream: it starts when all others before it are done, and
 	// nothing waits for it but an Await and the end of the task.
 	Async bool
-	// Fused says that an asynchronous instruction is made in one collective with
-	// the one before it: a bucket.
+	// Fused says that the instruction, a collective, is made in one go with the one
+	// before it: in a [Bucket].
 	Fused bool
 	// Last says that the instruction runs in the rank's last micro-batch only.
 	Last bool
@@ -207,6 +207,16 @@ type Instr struct {
 	// Segment numbers the stretch of the body that the instruction works for: see
 	// overlap.go. It is 0 in a plan without overlap.
 	Segment int
+}
+
+// Bucket returns the instructions that are made in one go, of which the first is number i:
+// a collective and those that are fused with it, or one alone.
+func Bucket(instrs []Instr, i int) []Instr {
+	end := i + 1
+	for end < len(instrs) && instrs[end].Fused {
+		end++
+	}
+	return instrs[i:end]
 }
 
 // Body is the straight-line code of one phase: of its chunks one after another in

@@ -87,12 +87,7 @@ func (l *ledger) account(instrs []codegen.Instr, at ir.Coord, time cost.Picoseco
 	var shares [cost.NumResources]float64
 	sum := 0.0
 	for r, p := range l.faster {
-		var less cost.Picoseconds
-		if len(instrs) > 1 {
-			less = p.Bucket(instrs, l.mesh, at)
-		} else {
-			less, _ = p.Instr(&instrs[0], l.mesh, at)
-		}
+		less, _ := p.Bucket(instrs, l.mesh, at)
 		shares[r] = max(0, float64(time-less))
 		sum += shares[r]
 	}

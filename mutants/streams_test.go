@@ -43,9 +43,24 @@ func inTheStreams() []mutant {
 		old:  "start = max(start, st.given[st.done-1].end)", new: "start = max(start, st.given[st.done-1].start)",
 		pkg: "./planner/sim", run: "^TestStreamRunsBeside$",
 	}, {
+		bug: "gradients are reduced before they are made", how: "with those of the block that were earlier",
+		file: "codegen/join.go",
+		old:  "at > group[n.Args[0].Def.ID()]", new: "at > 0",
+		pkg: "./codegen", run: "^TestJoin$",
+	}, {
+		bug: "gradients of all blocks are reduced in one go", how: "the planner counts on one for each",
+		file: "codegen/join.go",
+		old:  "n.Block(), b.chunk(n)}", new: "\"\", b.chunk(n)}",
+		pkg: "./codegen", run: "^TestJoin$",
+	}, {
+		bug: "what a bucket reads is overwritten by it", how: "lives end at its first members",
+		file: "codegen/overlap.go",
+		old:  "if body.Instrs[i+1].Fused {", new: "if body.Instrs[i+1].Fused && body.Instrs[i].Async {",
+		pkg: "./codegen", run: "^TestJoin$",
+	}, {
 		bug:  "bucket priced as its first member",
 		file: "planner/cost/program.go",
-		old:  "for i := range instrs {\n\t\tbytes += collectiveBytes", new: "for i := range instrs[:1] {\n\t\tbytes += collectiveBytes",
+		old:  "for i := range instrs {\n\t\tone := collectiveBytes", new: "for i := range instrs[:1] {\n\t\tone := collectiveBytes",
 		pkg: "./planner/cost", run: "^TestBucket$",
 	}}
 }

@@ -278,28 +278,7 @@ func inThePartition() []mutant {
 func inTheRuntime() []mutant {
 	const shapes = "^TestShapes$"
 	const interp = "^TestInterp$"
-	const join = "^TestJoin$"
 	return []mutant{{
-		bug: "gradients are reduced before they are made", how: "with one that was reduced earlier",
-		file: "runtime/update.go",
-		old:  "(x.written || y.written)", new: "x.written",
-		pkg: "./runtime", run: join,
-	}, {
-		bug: "gradients are reduced among the wrong ranks", how: "with those of another group",
-		file: "runtime/update.go",
-		old:  "c == nil || c.Group != a.collective.Group ||", new: "c == nil ||",
-		pkg: "./runtime", run: join,
-	}, {
-		bug:  "all gradients are reduced in one go, however large",
-		file: "runtime/update.go",
-		old:  "if u.bytes[i]+bytes > joinBytes {", new: "if bytes > joinBytes {",
-		pkg: "./runtime", run: join,
-	}, {
-		bug: "every collective of a bucket takes the time of all", how: "in the profile of the machine",
-		file: "runtime/cpu/profile/programs.go",
-		old:  "if len(all) > 1 {", new: "if len(all) > len(s.instrs) {",
-		pkg: "./runtime/cpu/profile", run: "^TestTogether$",
-	}, {
 		bug: "gradients synced on the wrong micro-step", how: "the first micro-batch is overwritten",
 		file: "runtime/load.go",
 		old:  "codegen.AfterFirst && t.MicroBatch > 0", new: "codegen.AfterFirst && t.MicroBatch > 1",

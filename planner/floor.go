@@ -38,7 +38,8 @@ type work struct {
 
 type workInstr struct {
 	*codegen.Instr
-	bare  *codegen.Instr // unless nil, only what it takes longer than this one counts
+	all   []codegen.Instr // with those it is made with
+	bare  *codegen.Instr  // unless nil, only what it takes longer than this one counts
 	part  int            // of the model
 	pass  ir.Phase
 	ahead bool
@@ -199,7 +200,7 @@ func (w *work) collect(instrs []codegen.Instr, phase ir.Phase, trunk bool) {
 		if in.Async || in.Fused || in.Last {
 			continue // not in order, or not with every micro-batch
 		}
-		x := workInstr{Instr: in, part: part, pass: phase, ahead: phase == ir.Backward && (n.Op == ir.OpAllGather || n.Op == ir.OpFetch)}
+		x := workInstr{Instr: in, all: codegen.Bucket(instrs, i), part: part, pass: phase, ahead: phase == ir.Backward && (n.Op == ir.OpAllGather || n.Op == ir.OpFetch)}
 		switch {
 		case w.of.ofBlock[n]:
 			x.part, part = inBlock, after
@@ -217,13 +218,14 @@ func (w *work) collect(instrs []codegen.Instr, phase ir.Phase, trunk bool) {
 				w.rest = append(w.rest, x)
 			}
 		case trunk:
-			alone := *in
+			once := slices.Clone(x.all)
+			alone := &once[0]
 			alone.Accum = make([]codegen.Accum, len(in.Accum)) // gradients may be added up elsewhere
 			if x.part == inBlock && len(in.Accum) > 0 {
-				x.bare = &alone
+				x.bare = alone
 				w.rest = append(w.rest, x)
 			}
-			x.Instr, x.bare = &alone, nil
+			x.Instr, x.all, x.bare = alone, once, nil
 			w.instrs = append(w.instrs, x)
 		case shared:
 			w.shared = append(w.shared, x)
@@ -299,7 +301,7 @@ func (w *work) times(mesh ir.Mesh, kinds cost.Kinds) *workTimes {
 func least(prices []*cost.Program, in *workInstr, mesh ir.Mesh) cost.Picoseconds {
 	time := never
 	for _, price := range prices {
-		other, _ := price.Instr(in.Instr, mesh, ir.Coord{})
+		other, _ := price.Bucket(in.all, mesh, ir.Coord{})
 		time = min(time, other)
 	}
 	return time
@@ -317,7 +319,7 @@ func (w *work) sharedTimes(p *partition.Plan, price *cost.Program, batch int) ma
 		}
 		as, t := price.As(at), &workTimes{}
 		for i := range w.shared {
-			time, _ := as.Instr(w.shared[i].Instr, mesh, ir.Coord{})
+			time, _ := as.Bucket(w.shared[i].all, mesh, ir.Coord{})
 			t.add(&w.shared[i], time)
 		}
 		seen[offset] = true

@@ -33,14 +33,8 @@ func (s *skeleton) prices(of extent, stage int, phase ir.Phase, size int, mesh i
 		switch {
 		case in.Node.Op == ir.OpSend:
 			x.time = s.price.Send(in.Node, mesh, at, stage, stage+s.of.hop(&s.plan, in.Node))
-		case in.Async:
-			end := i + 1
-			for end < len(instrs) && instrs[end].Fused {
-				end++
-			}
-			x.time = price.Bucket(instrs[i:end], mesh, at)
 		default:
-			x.time, _ = price.Instr(in, mesh, at)
+			x.time, _ = price.Bucket(codegen.Bucket(instrs, i), mesh, at)
 		}
 		all = append(all, x)
 	}

@@ -171,7 +171,9 @@ func (s *searcher) moved(o outline) *workTimes {
 	ranks := cmp.Or(o.group, replicas)
 	t := trunk.apart(o.zero, ranks)
 	each := &t[inBlock]
-	var gathered [ir.NumPhases]int64 // bytes, beside
+	// Bytes of a block that are communicated together: beside a pass, and in the update.
+	var gathered [ir.NumPhases]int64
+	once := map[ir.Op]int64{}
 	for _, v := range trunk.shelfOf(s.batch).shared {
 		cut := o.zero > 0 && partition.ReplicaDim(ranks, v.value.Spec, v.value.Type.Shape) >= 0
 		part := v.bytes
@@ -205,11 +207,12 @@ func (s *searcher) moved(o outline) *workTimes {
 			}
 		case o.overlap:
 		case o.zero == 0:
-			each.update += way.collective(ir.OpAllReduce, v.bytes)
+			once[ir.OpAllReduce] += v.bytes
 		case cut && o.zero == 1:
-			each.update += way.collective(ir.OpReduceScatter, v.bytes) + way.collective(ir.OpAllGather, v.bytes)
+			once[ir.OpReduceScatter] += v.bytes
+			once[ir.OpAllGather] += v.bytes
 		case cut && o.zero == 2:
-			each.update += way.collective(ir.OpAllGather, v.bytes)
+			once[ir.OpAllGather] += v.bytes
 		}
 		if o.offload == partition.OffloadParams && !v.state && !v.gradient {
 			copied := way.hostCopy(part)
@@ -224,10 +227,13 @@ func (s *searcher) moved(o outline) *workTimes {
 			}
 		}
 	}
-	for _, pass := range []ir.Phase{ir.Forward, ir.Backward} { // what is gathered together is one collective
+	for _, pass := range []ir.Phase{ir.Forward, ir.Backward} {
 		if gathered[pass] > 0 {
 			each.beside += way.collective(ir.OpAllGather, gathered[pass])
 		}
+	}
+	for op, bytes := range once {
+		each.update += way.collective(op, bytes)
 	}
 	way.moved[o.sharding] = t
 	return t

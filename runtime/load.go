@@ -185,7 +185,6 @@ func (l *loader) schedule(s *codegen.Schedule) ([]task, error) {
 		if i == 0 {
 			tasks[i].actions = l.prepare(s, stage, t)
 		}
-		upd := newUpdate(prog, stage, t, tasks[i].actions)
 		given := []int{0} // buckets given with so many asynchronous instructions of the body
 		instrs := stage.Run(t)
 		for j := range instrs {
@@ -209,9 +208,6 @@ func (l *loader) schedule(s *codegen.Schedule) ([]task, error) {
 				bucket := &tasks[i].actions[len(tasks[i].actions)-1]
 				bucket.collective.More = append(bucket.collective.More, a.collective)
 				bucket.bytes += a.bytes
-				continue
-			}
-			if upd.join(tasks[i].actions, &a, in) {
 				continue
 			}
 			a.await = given[in.Await]

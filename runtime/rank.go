@@ -168,7 +168,7 @@ func (r *rank) act(a *action) error {
 		}
 		return r.device.Launch(a.kernel)
 	case a.collective != nil:
-		r.counters.Collectives += 1 + len(a.collective.More)
+		r.counters.Collectives++
 		r.counters.CollectiveBytes += a.bytes
 		return r.device.Collective(a.collective)
 	case a.transfer != nil:

@@ -66,11 +66,13 @@ func workOf(prog *codegen.Program, cluster *cost.Cluster) map[string]cost.Work {
 	for r := range prog.Schedules {
 		s := &prog.Schedules[r]
 		for _, task := range s.Tasks {
-			for _, in := range prog.Stages[s.Stage].Run(task) {
-				if !s.Runs(&in, task) {
+			instrs := prog.Stages[s.Stage].Run(task)
+			for i := range instrs {
+				in := &instrs[i]
+				if !s.Runs(in, task) {
 					continue
 				}
-				w := price.WorkOf(&in, prog.Mesh, s.Coord)
+				w := price.WorkOf(instrs[i:i+1], prog.Mesh, s.Coord)
 				sum := all[in.Node.Op.String()]
 				sum.Class, sum.FLOPs, sum.Bytes = w.Class, sum.FLOPs+w.FLOPs, sum.Bytes+w.Bytes
 				all[in.Node.Op.String()] = sum

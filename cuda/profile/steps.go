@@ -121,7 +121,7 @@ func (w workload) step(float ir.DType) (*step, *codegen.Program, error) {
 	for _, task := range sched.Tasks {
 		instrs := prog.Stages[sched.Stage].Run(task)
 		for i := range instrs {
-			work := s.price.WorkOf(&instrs[i], prog.Mesh, sched.Coord)
+			work := s.price.WorkOf(instrs[i:i+1], prog.Mesh, sched.Coord)
 			if work.Class != "" && sched.Runs(&instrs[i], task) && instrs[i].Node.Op != ir.OpInput {
 				s.kernels = append(s.kernels, timedKernel{instr: &instrs[i], at: sched.Coord, work: work})
 			}

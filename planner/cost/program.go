@@ -326,7 +326,8 @@ func (m *Program) instr(in *codegen.Instr, mesh ir.Mesh, at ir.Coord) (Picosecon
 	if n.Op.Class() == ir.Comm {
 		axis := mesh.Axis(n.Attr.(ir.CommAttr).Axis)
 		bytes := collectiveBytes(n, mesh, at)
-		t := m.synchronized(n, bytes, mesh.Axes[axis].Name, m.group(n, axis))
+		name := mesh.Axes[axis].Name
+		t := m.synchronized(n, bytes, m.buffered(bytes, name), name, m.group(n, axis))
 		if m.software.AsyncTP && mesh.Axes[axis].Name == partition.AxisTP {
 			t = m.beside(n, t, mesh, at)
 		}
@@ -335,22 +336,32 @@ func (m *Program) instr(in *codegen.Instr, mesh ir.Mesh, at ir.Coord) (Picosecon
 	return m.compute(in, mesh, at, len(n.Args)), kind
 }
 
-// Bucket returns the time of collectives of one kind that are made together: that
-// of one of as many bytes.
-func (m *Program) Bucket(instrs []codegen.Instr, mesh ir.Mesh, at ir.Coord) Picoseconds {
+// Bucket returns the time of an instruction, or of a [codegen.Bucket] of collectives, which
+// is that of one of as many bytes, or of as many as the software has buffers for them.
+func (m *Program) Bucket(instrs []codegen.Instr, mesh ir.Mesh, at ir.Coord) (Picoseconds, Kind) {
+	if len(instrs) == 1 {
+		return m.Instr(&instrs[0], mesh, at)
+	}
 	n := instrs[0].Node
 	m = m.each(n.Stage)
-	var bytes int64
-	for i := range instrs {
-		bytes += collectiveBytes(instrs[i].Node, mesh, at)
-	}
 	axis := n.Attr.(ir.CommAttr).Axis
-	return m.crowded(m.synchronized(n, bytes, axis, m.group(n, mesh.Axis(axis))), n.Phase, mesh)
+	bytes, share := int64(0), 1.0
+	if m.buffers(axis) {
+		share = 0
+	}
+	for i := range instrs {
+		one := collectiveBytes(instrs[i].Node, mesh, at)
+		bytes += one
+		if m.buffers(axis) {
+			share += m.buffered(one, axis)
+		}
+	}
+	return m.crowded(m.synchronized(n, bytes, share, axis, m.group(n, mesh.Axis(axis))), n.Phase, mesh), Communication
 }
 
 // synchronized is the time of a collective over an axis as the software makes it.
-func (m *Program) synchronized(n *ir.Node, bytes int64, axis string, g Group) Picoseconds {
-	op, share := n.Op, m.buffered(bytes, axis)
+func (m *Program) synchronized(n *ir.Node, bytes int64, share float64, axis string, g Group) Picoseconds {
+	op := n.Op
 	if wide := m.software.AllReduce; wide > 0 && op == ir.OpReduceScatter && replicated(axis) {
 		op, bytes = ir.OpAllReduce, int64(wide)*(bytes/n.Args[0].Type.DType.Size())
 	}
@@ -362,10 +373,13 @@ func replicated(axis string) bool {
 	return axis != partition.AxisTP && axis != partition.AxisCP
 }
 
-// buffered is the share of the hops of a collective over data-parallel ranks that a
-// tensor has which goes in one buffer with others.
+// buffers reports whether the software has buffers of its own for collectives over an axis.
+func (m *Model) buffers(axis string) bool { return m.software.Buffer > 0 && replicated(axis) }
+
+// buffered is the share of the hops of a collective that a tensor has which goes in one
+// buffer with others, or in one of its own if it is larger.
 func (m *Model) buffered(bytes int64, axis string) float64 {
-	if m.software.Buffer == 0 || !replicated(axis) {
+	if !m.buffers(axis) {
 		return 1
 	}
 	return min(1, float64(bytes)/m.software.Buffer)

@@ -47,7 +47,8 @@ type Software struct {
 	// see [Program.unread].
 	WholeBlock bool `json:"whole_block,omitempty"`
 	// Buffer is how many bytes of gradients or parameters go in one collective of
-	// data-parallel ranks; 0 is those of one tensor, or of one bucket of the program.
+	// data-parallel ranks; a larger tensor has one of its own. 0 is those of one bucket of
+	// the program.
 	Buffer float64 `json:"buffer,omitempty"`
 	// AllReduce is how many bytes an element has in which all data-parallel ranks sum
 	// gradients of which each keeps a part; 0 is that each sums its part, in their type.
@@ -77,7 +78,8 @@ const Current = "torch-compile"
 // Generations is the table of software. Buffers are the defaults of each: one for all
 // gradients in Megatron-LM, 40 million elements of 2 bytes in Megatron-Core, 5e8 in
 // DeepSpeed (5e7 of parameters that ZeRO-3 gathers ahead). FSDP gathers blocks, which are
-// the buckets of the program; XLA combines little in its loop over layers.
+// the buckets of the program; XLA combines nothing in its loop over layers, so each tensor
+// is larger than its buffer.
 func Generations() []Software {
 	return []Software{
 		// This project's own runtime: one kernel per op.
@@ -112,7 +114,7 @@ func Generations() []Software {
 		// bytes, written by the product and read for the maximum, for the sum, for the
 		// quotient, which is written, and by the next product.
 		{Name: "torch-compile", CastBytes: 5, FusedBias: true, RMSNorm: 1, Activation: 1, Rotation: 1, Loss: 1.5, Optimizer: 1, Elementwise: 0.7, Host: 5e-6},
-		{Name: "xla", CastBytes: 2, FusedBias: true, Scores: true, ScoreBytes: 12, RMSNorm: 1, Activation: 1, Rotation: 1, Loss: 1.5, Optimizer: 1, Elementwise: 0.7, Host: 1e-6},
+		{Name: "xla", Buffer: 1, CastBytes: 2, FusedBias: true, Scores: true, ScoreBytes: 12, RMSNorm: 1, Activation: 1, Rotation: 1, Loss: 1.5, Optimizer: 1, Elementwise: 0.7, Host: 1e-6},
 		// Kernels by hand for training, since 2022: flash-attn's, Transformer Engine, llm.c.
 		{Name: "fused", Buffer: 80e6, FusedBias: true, RMSNorm: 1, Activation: 0.8, Rotation: 1, Loss: 0.6, Optimizer: 1, Elementwise: 0.8, Cast: 0.3, Host: 3e-6, Scatter: true, AsyncTP: true, ChunkedTP: true, AsyncSend: true, CastBytes: 2},
 		// The same with PyTorch's automatic mixed precision: f32 weights are cast for every

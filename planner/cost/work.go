@@ -16,9 +16,10 @@ type Work struct {
 	Group  Group   // of a collective
 }
 
-// WorkOf returns the work of an instruction at a position of a mesh: see
-// [Program.Instr].
-func (m *Program) WorkOf(in *codegen.Instr, mesh ir.Mesh, at ir.Coord) Work {
+// WorkOf returns the work of an instruction at a position of a mesh, or of a bucket: see
+// [Program.Bucket].
+func (m *Program) WorkOf(instrs []codegen.Instr, mesh ir.Mesh, at ir.Coord) Work {
+	in := &instrs[0]
 	n := in.Node
 	switch n.Op {
 	case ir.OpInput, ir.OpSlice, ir.OpFold, ir.OpUnfold, ir.OpToPartial:
@@ -30,7 +31,11 @@ func (m *Program) WorkOf(in *codegen.Instr, mesh ir.Mesh, at ir.Coord) Work {
 	}
 	if n.Op.Class() == ir.Comm {
 		axis := mesh.Axis(n.Attr.(ir.CommAttr).Axis)
-		return Work{Class: "collective", Bytes: collectiveBytes(n, mesh, at), Group: m.group(n, axis)}
+		w := Work{Class: "collective", Group: m.group(n, axis)}
+		for i := range instrs {
+			w.Bytes += collectiveBytes(instrs[i].Node, mesh, at)
+		}
+		return w
 	}
 	w := m.work(in, mesh, at)
 	class := [...]string{vector: "vector", product: "product", attention: "attention"}[classOf(n.Op)]

@@ -92,12 +92,8 @@ func (b *bodyReader) body(s *codegen.Schedule, t codegen.Task) []segment {
 	now, stream := clock{0}, clock{0}
 	done := []clock{nil} // what so many asynchronous instructions end with
 	for i := 0; i < len(instrs); i++ {
-		in, end := &instrs[i], i+1
-		for in.Async && end < len(instrs) && instrs[end].Fused {
-			end++
-		}
-		bucket := instrs[i:end]
-		i = end - 1
+		in, bucket := &instrs[i], codegen.Bucket(instrs, i)
+		i += len(bucket) - 1
 		if !s.Runs(in, t) {
 			if in.Async {
 				for range bucket {
@@ -106,10 +102,7 @@ func (b *bodyReader) body(s *codegen.Schedule, t codegen.Task) []segment {
 			}
 			continue
 		}
-		time, _ := b.price.Instr(in, b.prog.Mesh, at)
-		if len(bucket) > 1 {
-			time = b.price.Bucket(bucket, b.prog.Mesh, at)
-		}
+		time, _ := b.price.Bucket(bucket, b.prog.Mesh, at)
 		if in.Await > 0 && done[in.Await] != nil {
 			now = latest(now, done[in.Await])
 		}

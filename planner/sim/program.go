@@ -230,11 +230,8 @@ func (b *builder) body(s *codegen.Schedule, t codegen.Task) (*body, error) {
 	x := &body{accounts: make([]float64, b.accounts)}
 	given := []int{0} // ops given to the stream, with so many asynchronous instructions of the body
 	for i := 0; i < len(instrs); i++ {
-		in := &instrs[i]
-		bucket := 0
-		for in.Async && i+bucket+1 < len(instrs) && instrs[i+bucket+1].Fused {
-			bucket++
-		}
+		in, all := &instrs[i], codegen.Bucket(instrs, i)
+		bucket := len(all) - 1
 		runs := s.Runs(in, t)
 		// Where ranks share processors the work of a bucket takes the time of the
 		// kernels, but still nothing waits for the other members.
@@ -251,15 +248,12 @@ func (b *builder) body(s *codegen.Schedule, t codegen.Task) (*body, error) {
 		if !runs {
 			continue
 		}
-		time, kind := b.price.Instr(in, b.prog.Mesh, at)
-		if bucket > 0 {
-			time = b.price.Bucket(instrs[first:first+bucket+1], b.prog.Mesh, at)
-		}
+		time, kind := b.price.Bucket(all, b.prog.Mesh, at)
 		if time < 0 {
 			return nil, fmt.Errorf("sim: %s takes %d ps", in.Node.Name, time)
 		}
 		if b.account != nil && !(stream && !apart) {
-			b.account(instrs[first:first+bucket+1], at, time, x.accounts)
+			b.account(all, at, time, x.accounts)
 		}
 		op, await := opKind(b.prog.Mesh, in.Node), given[in.Await]
 		last := len(x.ops) - 1
@@ -281,7 +275,7 @@ func (b *builder) body(s *codegen.Schedule, t codegen.Task) (*body, error) {
 			x.beside += time
 			if b.account != nil {
 				o.accounts = make([]float64, b.accounts)
-				b.account(instrs[first:first+bucket+1], at, time, o.accounts)
+				b.account(all, at, time, o.accounts)
 			}
 		} else {
 			x.spent[kind] += time

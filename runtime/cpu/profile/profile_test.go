@@ -139,16 +139,20 @@ func TestWaiting(t *testing.T) {
 	require.Equal(t, timedRun{took: 12, spent: []time.Duration{2, 5}, waited: 2}, run, "4 of one rank, none of the other")
 }
 
-// TestTogether: collectives made together share the time by their bytes, wherever the program has them.
-func TestTogether(t *testing.T) {
-	collective := func(name string, bytes int64) timedInstr {
-		return timedInstr{op: ir.OpAllReduce, name: name, work: cost.Work{Class: collectiveClass, Bytes: bytes}}
+// TestBucketsAreTimed: what is made in one go is timed as one collective of all its bytes.
+func TestBucketsAreTimed(t *testing.T) {
+	s, err := workload{2, 4, 128, 64, 12, 2, 0, 1}.compile()
+	require.NoError(t, err)
+	var all []timedInstr
+	for _, in := range s.instrs {
+		if in.work.Class == collectiveClass {
+			all = append(all, in)
+		}
 	}
-	s := &timedStep{instrs: []timedInstr{collective("r", 100), {op: ir.OpSumSquares, name: "a"}, collective("q", 300)}}
-	run := s.spent(20, [][]runtime.Span{{
-		{Op: ir.OpAllReduce, Name: "r", With: []string{"q"}, Start: 0, End: 12}, {Op: ir.OpSumSquares, Name: "a", Start: 12, End: 14},
-	}})
-	require.Equal(t, timedRun{took: 20, spent: []time.Duration{3, 2, 9}}, run)
+	const width = 128
+	block := int64(4 * (12*width*width + 2*width)) // weights and norms in f32
+	require.Len(t, all, 3, "what is in no block, and each block")
+	require.Equal(t, []int64{block, block}, []int64{all[1].work.Bytes, all[2].work.Bytes})
 }
 
 // TestPairsAreOfTheSameWork: the cores of a rank are judged by the same instructions.

@@ -44,8 +44,8 @@ func workloads(cores int) []workload {
 	return all
 }
 
-// timedInstr is an instruction with its work and its time: the mean over the
-// quietest steps, so that the times of a step add up.
+// timedInstr is an instruction, or a bucket of collectives by the name of the first, with
+// its work and its time: the mean over the quietest steps, so that the times of a step add up.
 type timedInstr struct {
 	op      ir.Op
 	name    string
@@ -92,8 +92,9 @@ func (w workload) compile() (*timedStep, error) {
 	}
 	s := &timedStep{workload: w, prog: prog}
 	price := cost.NewProgram(&cost.Cluster{Device: cost.Device{Shared: true, Cores: 1}}, plan, prog.Mesh)
-	s.each(func(in *codegen.Instr, at ir.Coord) {
-		s.instrs = append(s.instrs, timedInstr{op: in.Node.Op, name: in.Node.Name, work: price.WorkOf(in, prog.Mesh, at)})
+	s.each(func(instrs []codegen.Instr, at ir.Coord) {
+		n := instrs[0].Node
+		s.instrs = append(s.instrs, timedInstr{op: n.Op, name: n.Name, work: price.WorkOf(instrs, prog.Mesh, at)})
 	})
 	return s, nil
 }
@@ -180,44 +181,27 @@ type timedRun struct {
 
 // spent returns the time of each instruction in a step: on rank 0, and of a
 // collective on the rank that comes last and so does not wait. The others' waiting is
-// apart. Collectives made together have shares of the time by what they move.
+// apart.
 func (s *timedStep) spent(took time.Duration, spans [][]runtime.Span) timedRun {
 	run := timedRun{took: took, spent: make([]time.Duration, len(s.instrs))}
-	places := map[string][]int{} // one for each micro-batch
-	for i, in := range s.instrs {
-		places[in.name] = append(places[in.name], i)
-	}
 	var together time.Duration // at collectives, of all ranks
 	for r, of := range spans {
-		ran, seen := 0, map[string]int{}
+		next := 0 // feeding the inputs comes in between
 		for _, span := range of {
-			if seen[span.Name] == len(places[span.Name]) {
-				continue // what the step is fed with
+			if next == len(run.spent) || span.Op != s.instrs[next].op || span.Name != s.instrs[next].name {
+				continue
 			}
-			var all []int
-			sum := 0.0
-			for _, name := range append([]string{span.Name}, span.With...) {
-				i := places[name][seen[name]]
-				seen[name]++
-				all = append(all, i)
-				sum += moved(s.instrs[i])
+			d, meets := span.End-span.Start, s.instrs[next].work.Class == collectiveClass
+			if r == 0 || meets && d < run.spent[next] {
+				run.spent[next] = d
 			}
-			ran += len(all)
-			for _, i := range all {
-				d, meets := span.End-span.Start, s.instrs[i].work.Class == collectiveClass
-				if len(all) > 1 {
-					d = time.Duration(float64(d) * moved(s.instrs[i]) / sum)
-				}
-				if r == 0 || meets && d < run.spent[i] {
-					run.spent[i] = d
-				}
-				if meets {
-					together += d
-				}
+			if meets {
+				together += d
 			}
+			next++
 		}
-		if ran != len(run.spent) {
-			panic(fmt.Sprintf("BUG: profile: rank %d ran %d instructions of %d", r, ran, len(run.spent)))
+		if next != len(run.spent) {
+			panic(fmt.Sprintf("BUG: profile: rank %d ran %d instructions of %d", r, next, len(run.spent)))
 		}
 	}
 	run.waited = together / time.Duration(len(spans))
@@ -243,13 +227,14 @@ func (s *timedStep) average(steps []timedRun) {
 	s.spread = steps[len(steps)/2].took.Seconds()/s.seconds - 1
 }
 
-// each calls f with what rank 0 runs in a step; all ranks run as much.
-func (s *timedStep) each(f func(in *codegen.Instr, at ir.Coord)) {
+// each calls f with what rank 0 runs in a step, bucket by bucket; all ranks run as much.
+func (s *timedStep) each(f func(instrs []codegen.Instr, at ir.Coord)) {
 	sched := &s.prog.Schedules[0]
 	for _, task := range sched.Tasks {
-		for _, in := range s.prog.Stages[sched.Stage].Run(task) {
-			if sched.Runs(&in, task) {
-				f(&in, s.prog.At(sched, task))
+		instrs := s.prog.Stages[sched.Stage].Run(task)
+		for i := range instrs {
+			if sched.Runs(&instrs[i], task) && !instrs[i].Fused {
+				f(codegen.Bucket(instrs, i), s.prog.At(sched, task))
 			}
 		}
 	}
@@ -322,8 +307,8 @@ func moved(in timedInstr) float64 {
 // other, and how often ranks meet in it.
 func (s *timedStep) price(c *cost.Cluster) (seconds float64, meetings int) {
 	price := cost.NewProgram(c, s.prog.Plan, s.prog.Mesh)
-	s.each(func(in *codegen.Instr, at ir.Coord) {
-		t, _ := price.Instr(in, s.prog.Mesh, at)
+	s.each(func(instrs []codegen.Instr, at ir.Coord) {
+		t, _ := price.Bucket(instrs, s.prog.Mesh, at)
 		seconds += t.Seconds()
 	})
 	return seconds, count([]*timedStep{s}, collectiveClass)

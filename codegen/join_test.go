@@ -1,0 +1,136 @@
+package codegen_test
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/autopar/autopar/codegen"
+	"github.com/autopar/autopar/ir"
+	"github.com/autopar/autopar/partition"
+)
+
+// TestJoin: in the update all of a block that is communicated alike is in one bucket, a chain
+// of reductions in one for each link, and what is in no block beside; nothing is in a pipeline
+// or where the communication stream has it.
+func TestJoin(t *testing.T) {
+	g := trainGraph(t, 2)
+	all := func(op, axis string) []string {
+		return []string{op + " " + axis + " rest", op + " " + axis + " h.0", op + " " + axis + " h.1"}
+	}
+	chain := func(a, b []string) []string {
+		var both []string
+		for i := range a {
+			both = append(both, a[i], b[i])
+		}
+		return both
+	}
+	norm := func(axes ...string) []string {
+		var some []string
+		for _, a := range axes {
+			some = append(some, "all_reduce "+a+" rest")
+		}
+		return some
+	}
+	for name, c := range map[string]struct {
+		set  func(*partition.Plan)
+		want []string
+	}{
+		"ZeRO 0": {func(*partition.Plan) {}, all("all_reduce", "dp")},
+		"ZeRO 1": {func(p *partition.Plan) { p.ZeRO = 1 }, slices.Concat(all("reduce_scatter", "dp"), norm("dp"), all("all_gather", "dp"))},
+		"groups of ranks": {func(p *partition.Plan) { p.ZeRO, p.DP, p.ZeROGroup, p.PlanNGPUs, p.RuntimeNGPUs = 1, 4, 2, 4, 4 },
+			slices.Concat(chain(all("reduce_scatter", "dp"), all("all_reduce", "rep")), norm("dp", "rep"), all("all_gather", "dp"))},
+		"sequence parallel": {func(p *partition.Plan) {
+			p.ZeRO, p.TP, p.SequenceParallel, p.PlanNGPUs, p.RuntimeNGPUs = 0, 2, true, 4, 4
+		}, slices.Concat(norm("dp"), chain(all("all_reduce", "tp")[1:], all("all_reduce", "dp")[1:]), norm("tp", "dp", "tp"))}, // the last norm comes last
+		"pipeline": {func(p *partition.Plan) {
+			p.PlanNGPUs, p.RuntimeNGPUs, p.Stages = 4, 4, []partition.Stage{{First: 0, Last: 1}, {First: 1, Last: 2}}
+		}, nil},
+		"overlap": {func(p *partition.Plan) { p.Overlap = true }, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := plan(2, 1, 1, 2, 2, partition.OneFOneB, false)
+			c.set(p)
+			prog := generate(t, g, p)
+			require.NoError(t, codegen.Verify(prog, g))
+			var got []string
+			instrs := prog.Stages[0].Bodies[ir.Update].Instrs
+			for i, in := range instrs {
+				if in.Async || in.Fused || !codegen.Collective(in.Node.Op) {
+					continue
+				}
+				bucket := codegen.Bucket(instrs, i)
+				if c.want == nil {
+					require.Len(t, bucket, 1)
+					continue
+				}
+				block := in.Node.Block()
+				if block == "" {
+					block = "rest"
+				}
+				got = append(got, fmt.Sprintf("%s %s %s", in.Node.Op, in.Node.Attr.(ir.CommAttr).Axis, block))
+				for _, with := range bucket {
+					require.Equal(t, in.Node.Block(), with.Node.Block())
+				}
+			}
+			require.Equal(t, c.want, got)
+		})
+	}
+}
+
+// TestJoinMutants breaks buckets of the update. Each must be refused with its place named.
+func TestJoinMutants(t *testing.T) {
+	traced := trainGraph(t, 2)
+	const second = "h.1.attn.c_attn/matmul@dw@accumulate_mb@reduce_scatter_dp"
+	for name, c := range map[string]struct {
+		breakIt func(s *codegen.Stage, instrs []codegen.Instr, at int)
+		names   string
+	}{
+		"operand is free before the bucket ends": {func(s *codegen.Stage, instrs []codegen.Instr, at int) {
+			// The first of the gathers' operands, as if each ended with its own.
+			for i := range instrs {
+				if instrs[i].Node.Op == ir.OpAllGather && len(codegen.Bucket(instrs, i)) > 1 {
+					s.Buffers[instrs[i].Args[0]].To = i
+					return
+				}
+			}
+		}, "which is live from"},
+		"result where another reads": {func(_ *codegen.Stage, instrs []codegen.Instr, at int) {
+			// In order it would do: nothing reads the whole gradient again.
+			from, to := instrs[at+1].Results[0], instrs[at].Args[0]
+			for i := range instrs[at+1:] {
+				for _, ids := range [][]int{instrs[at+1+i].Args, instrs[at+1+i].Results} {
+					for k := range ids {
+						if ids[k] == from {
+							ids[k] = to
+						}
+					}
+				}
+			}
+		}, "which "+second+" may still be using"},
+		"with a kernel": {func(_ *codegen.Stage, instrs []codegen.Instr, at int) {
+			i := slices.IndexFunc(instrs, func(in codegen.Instr) bool { return in.Node.Op == ir.OpSumSquares })
+			instrs[i].Fused = true
+		}, "both are no collectives"},
+		"before its operand is there": {func(_ *codegen.Stage, instrs []codegen.Instr, at int) {
+			i := slices.IndexFunc(instrs, func(in codegen.Instr) bool { return in.Node.Name == "grad_norm/add_n@all_reduce_dp" })
+			instrs[i].Fused = true // with what is before it
+		}, "grad_norm/add_n"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := plan(2, 1, 1, 2, 2, partition.OneFOneB, false)
+			p.ZeRO = 1
+			prog := generate(t, traced, p)
+			require.NoError(t, codegen.Verify(prog, traced))
+			instrs := prog.Stages[0].Bodies[ir.Update].Instrs
+			at := slices.IndexFunc(instrs, func(in codegen.Instr) bool { return in.Node.Name == second })
+			require.True(t, instrs[at].Fused)
+			c.breakIt(prog.Stages[0], instrs, at)
+			err := codegen.Check(prog)
+			require.ErrorContains(t, err, c.names)
+			t.Log(err)
+		})
+	}
+}
