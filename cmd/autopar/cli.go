@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"os"
 	"reflect"
 	"runtime/debug"
 	"slices"
@@ -122,10 +121,7 @@ func execute(ctx context.Context, args []string, stdout, stderr io.Writer) (code
 	if err == nil {
 		con.configure(cli.Globals)
 		if !heeds(parsed.Selected()) { // it has nothing to save, and what it writes is whole or not there
-			defer context.AfterFunc(ctx, func() {
-				con.failure("%s", message(context.Canceled))
-				os.Exit(statusFailed)
-			})()
+			defer context.AfterFunc(ctx, func() { endAtOnce(con) })()
 		}
 		err = parsed.Run()
 	}

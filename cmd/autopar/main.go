@@ -19,3 +19,9 @@ func main() {
 	context.AfterFunc(ctx, stop)
 	os.Exit(execute(ctx, os.Args[1:], os.Stdout, os.Stderr))
 }
+
+// endAtOnce ends the process of a command that does not heed an interrupt.
+func endAtOnce(con *console) {
+	con.failure("%s", message(context.Canceled))
+	os.Exit(statusFailed)
+}
