@@ -46,6 +46,24 @@ func TestOverlapParity(t *testing.T) {
 	t.Logf("plans by ZeRO stage: %v", tried)
 }
 
+// TestOverlapRoundsAlike: gradients of 16-bit models that are rounded and reduced beside the
+// backward pass are those of the same plan without overlap, to the bit.
+func TestOverlapRoundsAlike(t *testing.T) {
+	for _, c := range precisions() {
+		for zero, p := range []*partition.Plan{parityPlan(2, 1, 2, 2, partition.OneFOneB, false), parityPlan(2, 2, 1, 2, partition.OneFOneB, false)} {
+			p.ZeRO, p.SequenceParallel = zero, p.TP > 1
+			var got [2]trajectory
+			for i := range got {
+				p.Overlap = i == 1
+				prog, exec := trainerIn(t, c, p, parityBatch)
+				got[i] = stepsOf(t, prog, exec, parityBatch, most(learningSteps, 3))
+				require.NoError(t, exec.Close())
+			}
+			require.Equal(t, got[0], got[1], "%s: %+v", c.name, *p)
+		}
+	}
+}
+
 // counted returns the collectives and their bytes that the program of a rank has
 // in one step; a bucket is one.
 func counted(prog *codegen.Program, rank int) (collectives int, bytes int64) {

@@ -109,8 +109,8 @@ func checkBucket(body *Body, i int, fail func(*ir.Value, string, ...any) error) 
 		return fail(nil, "is %s, which cannot run on the communication stream", in.Node.Op)
 	case in.Async && in.Await > 0:
 		return fail(nil, "waits for the stream that it runs on")
-	case in.Last && !in.Async:
-		return fail(nil, "runs in the last micro-batch only, and not beside it")
+	case in.Last && !in.Async && in.Node.Op.Class() != ir.Compute:
+		return fail(nil, "is communication of the last micro-batch only, and not beside it")
 	case !in.Fused:
 		return nil
 	case i == 0 || !Collective(in.Node.Op) || !Collective(body.Instrs[i-1].Node.Op):

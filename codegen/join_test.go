@@ -109,7 +109,7 @@ func TestJoinMutants(t *testing.T) {
 					}
 				}
 			}
-		}, "which "+second+" may still be using"},
+		}, "which " + second + " may still be using"},
 		"with a kernel": {func(_ *codegen.Stage, instrs []codegen.Instr, at int) {
 			i := slices.IndexFunc(instrs, func(in codegen.Instr) bool { return in.Node.Op == ir.OpSumSquares })
 			instrs[i].Fused = true

@@ -15,7 +15,9 @@ import (
 //     before computes,
 //   - the gradients that it completes are reduced while the next one computes:
 //     where they are accumulated over micro-batches first, in the last
-//     micro-batch only, and otherwise in each, to be accumulated a segment later,
+//     micro-batch only, after the segment has rounded them if their type is
+//     narrower than that of the sum, and otherwise in each, to be accumulated a
+//     segment later,
 //   - the weights that it updates are gathered (ZeRO 1 and 2) while the next one
 //     updates.
 //
@@ -34,7 +36,7 @@ type spot struct {
 
 // bodyOf returns the body that the instruction of a node belongs to.
 func (b *stageBuilder) bodyOf(n *ir.Node) ir.Phase {
-	if s := b.spot(n); s.async {
+	if s := b.spot(n); s.async || s.last {
 		return s.body
 	}
 	return n.Phase
@@ -52,6 +54,7 @@ func (b *stageBuilder) spot(n *ir.Node) spot {
 type segment struct {
 	nodes   []*ir.Node
 	gathers []*ir.Node // what must be gathered before it
+	narrows []*ir.Node // gradients that are rounded at its end, in the last micro-batch
 	reduces []*ir.Node // what can be communicated after it
 	sums    []*ir.Node // accumulations that wait for those
 }
@@ -79,7 +82,8 @@ func (b *stageBuilder) overlap() {
 }
 
 // hoist finds the reductions of the update whose operand is complete when the
-// last micro-batch has gone backward, and the body in which that happens.
+// last micro-batch has gone backward, with the rounding of operands before them,
+// and the body in which that happens.
 func (b *stageBuilder) hoist(update []*ir.Node) map[*ir.Node]ir.Phase {
 	hoisted := map[*ir.Node]ir.Phase{}
 	complete := map[*ir.Value]ir.Phase{}
@@ -102,7 +106,7 @@ func (b *stageBuilder) hoist(update []*ir.Node) map[*ir.Node]ir.Phase {
 		case len(n.Args) == 0 || phase == ir.Update:
 		case b.folded[n.ID()]:
 			complete[n.Results[0]] = phase
-		case n.Op == ir.OpAllReduce || n.Op == ir.OpReduceScatter:
+		case reduces(n), n.Op == ir.OpCast && slices.ContainsFunc(b.readers[n.ID()], reduces):
 			complete[n.Results[0]] = phase
 			hoisted[n] = phase
 		}
@@ -110,11 +114,14 @@ func (b *stageBuilder) hoist(update []*ir.Node) map[*ir.Node]ir.Phase {
 	return hoisted
 }
 
+// reduces reports whether a node sums what ranks have.
+func reduces(n *ir.Node) bool { return n.Op == ir.OpAllReduce || n.Op == ir.OpReduceScatter }
+
 // delayed reports whether an accumulation adds up what a reduction of every
 // micro-batch makes.
 func (b *stageBuilder) delayed(n *ir.Node) bool {
 	d := n.Args[0].Def
-	return !b.folded[n.ID()] && d.Phase == n.Phase && (d.Op == ir.OpAllReduce || d.Op == ir.OpReduceScatter)
+	return !b.folded[n.ID()] && d.Phase == n.Phase && reduces(d)
 }
 
 // stream returns the nodes of a body in the order in which they are given to the
@@ -159,6 +166,11 @@ func (b *stageBuilder) stream(phase ir.Phase, nodes, update []*ir.Node, hoisted 
 		if body, ok := hoisted[n]; ok && body == phase {
 			at := b.completed(n.Args[0], of)
 			of[n] = at
+			if n.Op == ir.OpCast {
+				segments[at].narrows = append(segments[at].narrows, n)
+				b.spots[n.ID()] = spot{last: true, body: phase}
+				continue
+			}
 			segments[at].reduces = append(segments[at].reduces, n)
 			place(n, true)
 		}
@@ -194,7 +206,7 @@ func (b *stageBuilder) prefetched(n *ir.Node) bool {
 // reducedEach reports whether a node reduces a gradient in every micro-batch, for
 // nothing but to be accumulated.
 func (b *stageBuilder) reducedEach(n *ir.Node) bool {
-	if n.Phase == ir.Update || n.Phase == ir.Forward || n.Op != ir.OpAllReduce && n.Op != ir.OpReduceScatter {
+	if n.Phase == ir.Update || n.Phase == ir.Forward || !reduces(n) {
 		return false
 	}
 	readers := b.readers[n.ID()]
@@ -273,9 +285,10 @@ func (b *stageBuilder) interleave(segments []segment) []*ir.Node {
 		b.hold(at(k-2).sums, at(k-2).reduces)
 		b.hold(at(k).nodes, at(k).gathers)
 		nodes = append(nodes, at(k).nodes...)
+		nodes = append(nodes, at(k).narrows...)
 	}
 	for k, s := range segments {
-		for _, list := range [][]*ir.Node{s.nodes, s.gathers, s.reduces, s.sums} {
+		for _, list := range [][]*ir.Node{s.nodes, s.narrows, s.gathers, s.reduces, s.sums} {
 			for _, n := range list {
 				b.spots[n.ID()].segment = k
 			}

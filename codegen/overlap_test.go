@@ -9,6 +9,7 @@ import (
 
 	"github.com/autopar/autopar/codegen"
 	"github.com/autopar/autopar/ir"
+	"github.com/autopar/autopar/models/gpt"
 	"github.com/autopar/autopar/partition"
 )
 
@@ -260,6 +261,52 @@ func TestOverlapStreamsCheckThemselves(t *testing.T) {
 					in.Await = was
 				}
 			}
+		}
+	}
+}
+
+// TestOverlapRounds: gradients of 16-bit models are rounded as soon as those of their block
+// are whole, in the last micro-batch, and reduced beside the next block as others are.
+func TestOverlapRounds(t *testing.T) {
+	c := model(3)
+	c.Float = ir.BF16
+	g, err := gpt.TrainStep(c, gpt.Optimizer{Beta1: .9, Beta2: .99, Eps: 1e-8, WeightDecay: .1, GradClip: 1}, batch, 33)
+	require.NoError(t, err)
+	for zero, op := range []string{"all_reduce", "reduce_scatter"} {
+		for _, pp := range []int{1, 3} {
+			prog := generate(t, g, overlapped(2, 1, pp, 2, 3, zero))
+			require.NoError(t, codegen.Verify(prog, g))
+			for _, st := range prog.Stages {
+				for _, in := range st.Bodies[ir.Update].Instrs {
+					if in.Node.Block() != "" {
+						require.NotEqual(t, op, in.Node.Op.String(), in.Node.Name)
+						require.NotContains(t, in.Node.Name, "@narrow")
+					}
+				}
+			}
+			if pp > 1 {
+				continue
+			}
+			var got []string
+			for _, in := range prog.Stages[0].Bodies[ir.Backward].Instrs {
+				at := in.Node.Block()
+				if at == "" {
+					at = "rest"
+				}
+				switch {
+				case in.Last && !in.Async:
+					at = "round " + at
+				case in.Last:
+					at = in.Node.Op.String() + " " + at
+				}
+				if len(got) == 0 || got[len(got)-1] != at {
+					got = append(got, at)
+				}
+			}
+			require.Equal(t, []string{
+				"rest", "round rest", op + " rest", "h.2", "round h.2", op + " h.2", "h.1", "round h.1", op + " h.1",
+				"h.0", "round h.0", op + " h.0", "rest", "round rest", op + " rest",
+			}, got)
 		}
 	}
 }

@@ -199,7 +199,8 @@ type Instr struct {
 	// Fused says that the instruction, a collective, is made in one go with the one
 	// before it: in a [Bucket].
 	Fused bool
-	// Last says that the instruction runs in the rank's last micro-batch only.
+	// Last says that the instruction, of the update by its node, runs in the rank's last
+	// micro-batch only.
 	Last bool
 	// Await is how many of the body's asynchronous instructions, those that run
 	// in the last micro-batch only included, are done before this one starts.

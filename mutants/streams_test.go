@@ -58,6 +58,21 @@ func inTheStreams() []mutant {
 		old:  "if body.Instrs[i+1].Fused {", new: "if body.Instrs[i+1].Fused && body.Instrs[i].Async {",
 		pkg: "./codegen", run: "^TestJoin$",
 	}, {
+		bug: "gradients are rounded before they are whole", how: "while the block before theirs computes",
+		file: "codegen/overlap.go",
+		old:  "segments[at].narrows = append(segments[at].narrows, n)", new: "segments[max(0, at-1)].narrows = append(segments[max(0, at-1)].narrows, n)",
+		pkg: "./codegen", run: "^TestOverlapRounds$",
+	}, {
+		bug: "gradients are rounded before they are whole", how: "in every micro-batch",
+		file: "codegen/program.go",
+		old:  "return !in.Last || t.MicroBatch", new: "return !in.Last || !in.Async || t.MicroBatch",
+		pkg: "./codegen", run: "^TestOverlapRounds$",
+	}, {
+		bug:  "a bucket takes the hops of its last tensor alone",
+		file: "planner/cost/program.go",
+		old:  "share += m.buffered(one, axis)", new: "share = m.buffered(one, axis)",
+		pkg: "./planner/cost", run: "^TestBucketInBuffers$",
+	}, {
 		bug:  "bucket priced as its first member",
 		file: "planner/cost/program.go",
 		old:  "for i := range instrs {\n\t\tone := collectiveBytes", new: "for i := range instrs[:1] {\n\t\tone := collectiveBytes",

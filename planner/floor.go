@@ -40,7 +40,7 @@ type workInstr struct {
 	*codegen.Instr
 	all   []codegen.Instr // with those it is made with
 	bare  *codegen.Instr  // unless nil, only what it takes longer than this one counts
-	part  int            // of the model
+	part  int             // of the model
 	pass  ir.Phase
 	ahead bool
 }
@@ -197,17 +197,20 @@ func (w *work) collect(instrs []codegen.Instr, phase ir.Phase, trunk bool) {
 	for i := range instrs {
 		in := &instrs[i]
 		n := in.Node
-		if in.Async || in.Fused || in.Last {
-			continue // not in order, or not with every micro-batch
+		if in.Async || in.Fused {
+			continue // not in order, or with the one before
 		}
 		x := workInstr{Instr: in, all: codegen.Bucket(instrs, i), part: part, pass: phase, ahead: phase == ir.Backward && (n.Op == ir.OpAllGather || n.Op == ir.OpFetch)}
 		switch {
 		case w.of.ofBlock[n]:
 			x.part, part = inBlock, after
-		case phase == ir.Update:
+		case n.Phase == ir.Update:
 			x.part = beforeBlocks
 		}
-		if w.of.ofWeight[n] {
+		switch {
+		case in.Last: // after what the pass sends
+			x.pass = ir.Update
+		case w.of.ofWeight[n]:
 			x.pass = ir.WeightGrad
 		}
 		follows, shared := w.shares(n)

@@ -404,7 +404,7 @@ func (s *skeleton) split(stage int, instrs []priced, mesh ir.Mesh, at ir.Coord, 
 			p.beside.block[kept] += time
 		case in.Async:
 			p.beside.fixed += time
-		case s.of.ofBlock[n] && s.plan.Chunks() > 1 && n.Phase == ir.Update:
+		case s.of.ofBlock[n] && s.plan.Chunks() > 1 && n.Phase == ir.Update && !in.Last:
 			p.chunks[s.of.chunkOf[n.Block()]] += time
 		case s.of.ofBlock[n]:
 			p.block[kept] += time

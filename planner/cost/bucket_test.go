@@ -36,6 +36,32 @@ func TestBucket(t *testing.T) {
 	require.Less(t, together, apart)
 }
 
+// TestBucketInBuffers: software that has buffers of its own lets each tensor of a bucket
+// have its share of the hops of one, or if it is larger those of one of its own.
+func TestBucketInBuffers(t *testing.T) {
+	c, err := Load("h100")
+	require.NoError(t, err)
+	p := &partition.Plan{PlanNGPUs: 16, RuntimeNGPUs: 16, DP: 16, TP: 1, MicroBatch: 1, Schedule: partition.GPipe, Stages: []partition.Stage{{Last: 1}}}
+	mesh := p.Mesh(16)
+	for _, buffer := range []float64{1, 1e5, 1e9} {
+		c.Software = Software{Buffer: buffer}
+		m := NewProgram(c, p, mesh)
+		var bucket []codegen.Instr
+		var apart Picoseconds
+		for _, n := range []int{1 << 14, 1 << 20, 1 << 16} {
+			typ := ir.Type{DType: ir.F32, Shape: []int{n}}
+			node := &ir.Node{Op: ir.OpReduceScatter, Phase: ir.Update, Attr: ir.CommAttr{Axis: partition.AxisDP}}
+			node.Args, node.Results = []*ir.Value{{Type: typ}}, []*ir.Value{{Type: typ, Def: node}}
+			bucket = append(bucket, codegen.Instr{Node: node, Fused: len(bucket) > 0})
+			time, _ := m.Instr(&bucket[len(bucket)-1], mesh, ir.Coord{})
+			apart += time
+		}
+		together, kind := m.Bucket(bucket, mesh, ir.Coord{})
+		require.InDelta(t, float64(apart), float64(together), 3, "buffers of %g bytes", buffer) // each is rounded up
+		require.Equal(t, Communication, kind)
+	}
+}
+
 // TestAllReduce: software that sums whole gradients in 32 bits reduces and gathers
 // twice the bytes of bfloat16 where others scatter, among data-parallel ranks alone;
 // what it gathers after is as large as ever, and the floor of it no more.
