@@ -43,10 +43,10 @@ cat << 'END'
 ## Where it stands
 
 The goals are 100 ms for GPT-3 175B on 1,024 devices and a second for 1T on 16,384, in 200 MB, and 128 layers in 1.2 times the
-time of 12. On 2026-11-21, in turns with the planner as it was that evening (commit bef1741), each search in a process of its own on a
-core nearly alone, medians of three: GPT-3 175B took 191 ms before and 109 ms then (0.57), in 46 MB instead of 60 and 151,000
-allocations instead of 241,000; 12 layers 316 and 292 ms, 128 layers 388 and 289 ms, so that 128 take the time of 12 where they took 1.23
-times as long. Searched again in the same process 175B takes 97 ms. On an idle machine, where it took 174 ms before, it is at the edge of the goal.
+time of 12. On 2026-11-22, in turns with the planner as it was that night (commit b4a2877), each search in a process of its own on a
+core nearly alone of a busy machine, medians of seven and three: GPT-3 175B took 115 ms before and 81 ms then (0.71), with 148,000
+allocations instead of 159,000, 12 layers 408 and 246 ms, 128 layers 311 and 245 ms, 1T 496 and 376 ms, GPT-2 xl 86 and 45 ms. No
+idle machine was at hand.
 
 Most of the space is left by tracts: outlines in any unit and order of ranks, bounded with the best place that there is for every axis by
 itself, what data-parallel ranks communicate and what memory makes necessary; interleaved ones with any number of chunks before each number
@@ -55,9 +55,12 @@ what slows down a tract, and looked at with the micro-batches and schedules that
 the accumulation of gradients, updates, copies of weights, what streams gather, and transfers between positions. Outlines and cuts are looked
 at best first, interleaved ones, of which the time is known, before those of which it is bounded; their recomputation is compiled where memory
 makes it necessary.
+Before any size of micro-batches is priced a tract is bounded by what its blocks exchange, which leaves all tensor parallelism across nodes
+(27 s for 64 ranks of 175B), and chains of events are followed only where simpler bounds leave something. The heap is collected from
+64 MB on, as most of it lasts as long as the search (planner/garbage.go): without that 175B took 0.85 times as long as before, in 41 MB.
 `go test ./planner -run '^$' -bench BenchmarkSearch/gpt3-175b -benchtime 10x -cpuprofile cpu` shows where the rest goes: a third
-compiles programs (a third of it to find out how tensor-parallel ranks divide the weights), a quarter bounds tracts, an eighth prices
-instructions for every size of micro-batches, a fifth collects garbage.
+compiles some 45 programs (23 of them, a tenth of the time, to find out how tensor-parallel ranks divide the weights), a twelfth lays out the
+winner's memory, as much what the last zero-bubble pipeline keeps, a quarter bounds tracts.
 
 The gap of 13B on 16,384 devices, by how much a plan could at most be faster where the search gave up on proving that none is, was 5.1 % and
 then 1.57 %. It is closed since bounds of cuts know how updates wait for each other: all positions for the norm of the gradients between

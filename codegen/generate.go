@@ -23,9 +23,16 @@ func Compile(g *ir.Graph, p *partition.Plan, batch int, share *Program) (*Progra
 // its steps (evaluation between training steps): parameters lie where share has
 // them, and everything else reuses the rest of the arena.
 func Generate(g *ir.Graph, p *partition.Plan, batch int, share *Program) (*Program, error) {
-	prog, err := stages(g, p, batch, share)
+	prog, err := stages(g, p, batch)
 	if err != nil {
 		return nil, err
+	}
+	for i, st := range prog.Stages {
+		var shared *Stage
+		if share != nil {
+			shared = share.Stages[i]
+		}
+		st.allocate(shared)
 	}
 	// Ranks of a stage that run as many micro-batches run the same tasks.
 	type alike struct{ stage, microBatches int }
@@ -46,26 +53,24 @@ func Generate(g *ir.Graph, p *partition.Plan, batch int, share *Program) (*Progr
 	return prog, nil
 }
 
-// Lay compiles a plan as [Compile] does, but for the schedules of the ranks: what
-// each stage runs and where everything lies in its arena.
-func Lay(g *ir.Graph, p *partition.Plan, batch int, share *Program) (*Program, error) {
+// Draft compiles a plan as [Compile] does, but for the schedules of the ranks and for where
+// buffers lie: what each stage runs, and when every buffer is live. Where they would lie, on
+// this mesh or another, [Program.Longer] tells.
+func Draft(g *ir.Graph, p *partition.Plan, batch int) (*Program, error) {
 	parts, err := partition.Apply(g, p, batch)
 	if err != nil {
 		return nil, err
 	}
-	return stages(parts, p, batch, share)
+	return stages(parts, p, batch)
 }
 
 // stages generates the code of every position of the pipeline.
-func stages(g *ir.Graph, p *partition.Plan, batch int, share *Program) (*Program, error) {
+func stages(g *ir.Graph, p *partition.Plan, batch int) (*Program, error) {
 	prog := &Program{Graph: g, Plan: p, Batch: batch, Mesh: g.Mesh}
 	training := prog.Training()
 	tables, nodes := newTables(prog)
 	for s := range p.PP() {
 		st := &stageBuilder{prog: prog, training: training, tables: tables, nodes: nodes[s], Stage: &Stage{Index: s}}
-		if share != nil {
-			st.shared = share.Stages[s]
-		}
 		if err := st.build(); err != nil {
 			return nil, fmt.Errorf("codegen: stage %d: %w", s, err)
 		}

@@ -15,7 +15,6 @@ type stageBuilder struct {
 	*tables
 	prog     *Program
 	training bool
-	shared   *Stage
 	nodes    []*ir.Node
 	numbers  []int // room for the operands and results of instructions
 }
@@ -55,6 +54,9 @@ func newTables(prog *Program) (*tables, [][]*ir.Node) {
 		t.of[i] = unplaced
 	}
 	nodes := make([][]*ir.Node, plan.PP())
+	for i := range nodes {
+		nodes[i] = make([]*ir.Node, 0, len(g.Nodes)/len(nodes)+len(nodes))
+	}
 	reads := 0
 	for _, n := range g.Nodes {
 		position, _ := plan.Position(n.Stage)
@@ -119,7 +121,6 @@ func (b *stageBuilder) build() error {
 	b.updates()
 	b.bodies()
 	b.liveness()
-	b.allocate()
 	for _, o := range b.prog.Graph.Outputs {
 		if position, _ := plan.Position(o.Value.Def.Stage); position == b.Index {
 			b.Outputs[o.Name] = b.of[o.Value.ID]
@@ -474,13 +475,13 @@ func alignUp(n int64) int64 { return (n + align - 1) / align * align }
 // another, parameters first; the others take the lowest gap between buffers
 // whose lives overlap theirs, the largest placed first (Pisarchyk and Lee 2020,
 // greedy by size).
-func (b *stageBuilder) allocate() {
-	used := b.used()
+func (s *Stage) allocate(shared *Stage) {
+	used := s.used()
 	var persist, host []int
-	slot, inbox := make([][]int, len(b.Chunks)), make([][]int, len(b.Chunks))
+	slot, inbox := make([][]int, len(s.Chunks)), make([][]int, len(s.Chunks))
 	var temp [ir.NumPhases][]int
-	for id := range b.Buffers {
-		buf := &b.Buffers[id]
+	for id := range s.Buffers {
+		buf := &s.Buffers[id]
 		switch {
 		case buf.Region == Host:
 			host = append(host, id)
@@ -499,33 +500,33 @@ func (b *stageBuilder) allocate() {
 		}
 	}
 	for _, ids := range [][]int{persist, host} {
-		slices.SortStableFunc(ids, func(x, y int) int { return cmp.Compare(b.rank(x), b.rank(y)) })
+		slices.SortStableFunc(ids, func(x, y int) int { return cmp.Compare(s.rank(x), s.rank(y)) })
 	}
-	if b.shared != nil {
-		b.Persist, b.Host = b.shared.Durable, b.shared.Host
+	if shared != nil {
+		s.Persist, s.Host = shared.Durable, shared.Host
 	}
 	for _, id := range host {
-		if buf := &b.Buffers[id]; !b.share(buf) {
-			buf.Offset = b.Host
-			b.Host += alignUp(buf.Size)
+		if buf := &s.Buffers[id]; !shared.share(buf) {
+			buf.Offset = s.Host
+			s.Host += alignUp(buf.Size)
 		}
 	}
 	for _, id := range persist {
-		buf := &b.Buffers[id]
-		if b.share(buf) {
+		buf := &s.Buffers[id]
+		if shared.share(buf) {
 			continue
 		}
-		buf.Offset = b.Persist
-		b.Persist += alignUp(buf.Size)
-		if b.rank(id) <= rankConst {
-			b.Durable = b.Persist
+		buf.Offset = s.Persist
+		s.Persist += alignUp(buf.Size)
+		if s.rank(id) <= rankConst {
+			s.Durable = s.Persist
 		}
 	}
-	for i := range b.Chunks {
-		b.Chunks[i].Slot, b.Chunks[i].Inbox = pack(b.Buffers, slot[i]), pack(b.Buffers, inbox[i])
+	for i := range s.Chunks {
+		s.Chunks[i].Slot, s.Chunks[i].Inbox = pack(s.Buffers, slot[i]), pack(s.Buffers, inbox[i])
 	}
 	for _, ids := range temp {
-		b.Temp = max(b.Temp, pack(b.Buffers, ids))
+		s.Temp = max(s.Temp, pack(s.Buffers, ids))
 	}
 }
 
@@ -545,18 +546,18 @@ func (s *Stage) used() []bool {
 	return used
 }
 
-// share places a parameter where the program that the arenas are shared with has
-// it, if it has it.
-func (b *stageBuilder) share(buf *Buffer) bool {
-	if b.shared == nil || buf.Value.Def.Op != ir.OpParam {
+// share places a parameter of another program where this one, whose arenas that shares, has
+// it, if it has it. There may be no such stage.
+func (s *Stage) share(buf *Buffer) bool {
+	if s == nil || buf.Value.Def.Op != ir.OpParam {
 		return false
 	}
-	at, ok := b.shared.Params[partition.BaseName(buf.Value.Def.Name)]
+	at, ok := s.Params[partition.BaseName(buf.Value.Def.Name)]
 	if ok {
-		if b.shared.Buffers[at].Region != buf.Region {
-			panic(fmt.Sprintf("BUG: %s is in the %s and in the %s region of programs that share it", buf.Value.Name(), b.shared.Buffers[at].Region, buf.Region))
+		if s.Buffers[at].Region != buf.Region {
+			panic(fmt.Sprintf("BUG: %s is in the %s and in the %s region of programs that share it", buf.Value.Name(), s.Buffers[at].Region, buf.Region))
 		}
-		buf.Offset = b.shared.Buffers[at].Offset
+		buf.Offset = s.Buffers[at].Offset
 	}
 	return ok
 }
@@ -569,7 +570,7 @@ const (
 	rankStep // step inputs, accumulators, outputs
 )
 
-func (b *stageBuilder) rank(id int) int { return rankOf(b.Buffers[id].Value.Def) }
+func (s *Stage) rank(id int) int { return rankOf(s.Buffers[id].Value.Def) }
 
 func rankOf(n *ir.Node) int {
 	attr, _ := n.Attr.(ir.ParamAttr)

@@ -368,7 +368,7 @@ func (t *tape) repeat(block, more int) bool {
 	return true
 }
 
-// keep adds what is kept across micro-batches or steps, as [stageBuilder.allocate] lays
+// keep adds what is kept across micro-batches or steps, as [Stage.allocate] lays
 // it out.
 func (t *tape) keep(mesh ir.Mesh, repeats []Repeat, shared *Stage, r *Regions) {
 	used := t.stage.used()

@@ -8,6 +8,13 @@ type Arena struct {
 	lists  slab[*Value]
 }
 
+// Expect makes room for so many nodes of a training step at once, most of which have one result.
+func (a *Arena) Expect(nodes int) {
+	a.nodes.expect(nodes)
+	a.values.expect(nodes * 5 / 4)
+	a.lists.expect(3 * nodes)
+}
+
 // Node returns a copy of n with room for its operands and results: nil ones, to be
 // filled in.
 func (a *Arena) Node(n Node, args, results int) *Node {
@@ -39,6 +46,8 @@ type slab[T any] struct {
 }
 
 const maxSlab = 512
+
+func (s *slab[T]) expect(n int) { s.free = make([]T, n) }
 
 func (s *slab[T]) take(n int) []T {
 	if n > len(s.free) {

@@ -111,6 +111,12 @@ func NewGraph(name string) *Graph {
 	return &Graph{Name: name}
 }
 
+// Expect makes room for so many nodes of a training step.
+func (g *Graph) Expect(nodes int) {
+	g.Nodes = slices.Grow(g.Nodes, nodes)
+	g.arena.Expect(nodes)
+}
+
 // Leaf appends a parameter, input or constant of the given type.
 func (g *Graph) Leaf(op Op, name string, t Type, attr Attr) (*Value, error) {
 	if op.Class() != Leaf {

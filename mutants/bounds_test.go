@@ -30,6 +30,21 @@ func inTheBounds() []mutant {
 		old:  "time := cost.Picoseconds(sending) *", new: "time := 2 * cost.Picoseconds(sending) *",
 		pkg: "./planner", run: "^TestCostIsSimulation$/^seed_32$",
 	}, {
+		bug: "a floor of what is exchanged has a block too many", how: "at the position that has most",
+		file: "planner/floor.go",
+		old:  "blocks := (s.graphs.blocks + o.pp - 1) / o.pp", new: "blocks := (s.graphs.blocks+o.pp-1)/o.pp + 1",
+		pkg: "./planner", run: "^TestExchangedWhateverTheSize$",
+	}, {
+		bug: "GOGC of others is overwritten", how: "at the end of a search",
+		file: "planner/garbage.go",
+		old:  "now != q.percent {", new: "now != now {",
+		pkg: "./planner", run: "^TestQuietEnds$",
+	}, {
+		bug: "a certificate has nothing to say of what a coarse floor left", how: "its micro-batches are not listed",
+		file: "planner/certificate.go",
+		old:  "\t\ts.list(t.pending)\n", new: "",
+		pkg: "./planner", run: "^TestCertificateOfExchanges$",
+	}, {
 		bug: "any number of chunks keeps as much as one of them", how: "the one that keeps the most",
 		file: "planner/interleave.go",
 		old:  "min(least.flights, mine.flights)", new: "max(least.flights, mine.flights)",

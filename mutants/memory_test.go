@@ -32,7 +32,7 @@ func inTheMemory() []mutant {
 	}, {
 		bug: "fetch of a stale copy", how: "moments of another parameter, whose place they take",
 		file: "codegen/layout.go",
-		old:  "b.Host += alignUp(buf.Size)", new: "b.Host = max(b.Host, alignUp(buf.Size))\n\t\t\tbuf.Offset = 0",
+		old:  "s.Host += alignUp(buf.Size)", new: "s.Host = max(s.Host, alignUp(buf.Size))\n\t\t\tbuf.Offset = 0",
 		pkg: "./codegen", run: sound,
 	}, {
 		bug: "parameters fetched in another chunk", how: "the first of their rank",
@@ -52,7 +52,7 @@ func inTheMemory() []mutant {
 	}, {
 		bug:  "evaluation with host copies of its own",
 		file: "codegen/layout.go",
-		old:  "if buf := &b.Buffers[id]; !b.share(buf) {", new: "if buf := &b.Buffers[id]; !b.share(buf) || b.shared != nil {",
+		old:  "if buf := &s.Buffers[id]; !shared.share(buf) {", new: "if buf := &s.Buffers[id]; !shared.share(buf) || shared != nil {",
 		pkg: "./train", run: "^TestOffload$",
 	}}
 }

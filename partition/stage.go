@@ -103,6 +103,7 @@ func cut(g *ir.Graph, p *Plan) (*ir.Graph, error) {
 		terms: map[placed]*ir.Value{}, weights: weightsOf(g), params: map[string]*ir.Node{},
 	}
 	c.dst.Nodes = make([]*ir.Node, 0, len(g.Nodes)*9/8)
+	c.arena.Expect(len(g.Nodes))
 	c.assign(p)
 	for _, n := range g.Nodes {
 		switch s := c.owner[n.ID()]; {

@@ -56,7 +56,7 @@ const (
 func newBlueprint(graphs *shrunken, p partition.Plan, batch int) *blueprint {
 	b := &blueprint{
 		graphs: graphs, plan: p, batch: batch, chunkOf: map[string]int{}, wires: map[*ir.Node]int{}, kinds: map[heldKind]int{},
-		ofBlock: map[*ir.Node]bool{}, ofWeight: map[*ir.Node]bool{}, async: map[*ir.Node]bool{},
+		ofWeight: map[*ir.Node]bool{}, async: map[*ir.Node]bool{},
 	}
 	b.plan.MicroBatch, b.plan.Schedule = batch, partition.OneFOneB // one: the shortest schedules
 	if p.Interleave > 1 {
@@ -87,7 +87,7 @@ func (b *blueprint) compile(e extent) error {
 	for i := range b.plan.Stages {
 		plan.Stages = append(plan.Stages, b.graphs.scaled(again.stage(i, 1)))
 	}
-	prog, err := codegen.Lay(b.graph(), &plan, b.batch, nil)
+	prog, err := codegen.Draft(b.graph(), &plan, b.batch)
 	if err != nil {
 		return err
 	}
@@ -114,17 +114,20 @@ func (b *blueprint) attribute(prog *codegen.Program) {
 		}
 	}
 	maps.Copy(b.ofWeight, partition.WeightGrads(prog.Graph))
-	read := map[*ir.Value]bool{} // by a block
+	if b.ofBlock == nil {
+		b.ofBlock = make(map[*ir.Node]bool, len(prog.Graph.Nodes))
+	}
+	read := make([]bool, prog.Graph.IDs()) // by a block
 	for i := len(prog.Graph.Nodes) - 1; i >= 0; i-- {
 		n := prog.Graph.Nodes[i]
 		of := n.Block() != "" && n.Op != ir.OpRecv
 		if n.Op == ir.OpAllGather && n.Phase != ir.Update {
-			of = read[n.Results[0]]
+			of = read[n.Results[0].ID]
 		}
 		if of {
 			b.ofBlock[n] = true
 			for _, a := range n.Args {
-				read[a] = true
+				read[a.ID] = true
 			}
 		}
 	}

@@ -146,6 +146,7 @@ func (s *searcher) regions(winner cost.Picoseconds) []Region {
 		if t.opened && t.chunks == anyChunks {
 			continue // its numbers of chunks are tracts
 		}
+		s.list(t.pending)
 		beside := t.spares
 		if beside == nil {
 			beside = s.sparing(t.pending)

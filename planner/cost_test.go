@@ -282,6 +282,10 @@ func testCostIsSimulation(t *testing.T, seed uint64, kinds int) {
 		require.LessOrEqual(t, free, floored, "seed %d case %d: floor of the flow of %+v %+v, %d chunks, %s", seed, k, d, sh, chunks, schedule)
 		require.LessOrEqual(t, s.common(o, b, schedule), floored, "seed %d case %d: floor of the family of %+v %+v, %d chunks, %s", seed, k, d, sh, chunks, schedule)
 		far := s.anywhere(o)
+		require.LessOrEqual(t, s.exchanged(far), floored, "seed %d case %d: what %+v %+v exchanges, %d chunks, %s", seed, k, d, sh, chunks, schedule)
+		if chunks == 1 {
+			require.LessOrEqual(t, s.exchanged(far), s.floor(far, s.trunk(far), b, schedule), "seed %d case %d: what %+v %+v exchanges, beside its floor, %d chunks, %s", seed, k, d, sh, chunks, schedule)
+		}
 		require.LessOrEqual(t, s.flowing(far, b, schedule, nil), floored, "seed %d case %d: floor anywhere of %+v %+v, %d chunks, %s", seed, k, d, sh, chunks, schedule)
 		require.LessOrEqual(t, s.common(far, b, schedule), floored, "seed %d case %d: floor of the family of %+v %+v anywhere, %d chunks, %s", seed, k, d, sh, chunks, schedule)
 		keeps := s.again(o, b, schedule)

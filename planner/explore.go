@@ -157,21 +157,24 @@ func (s *searcher) raiseAll(p *pending, limit cost.Picoseconds) {
 	if p.first.least > limit {
 		return
 	}
-	p.first.least = never
+	s.list(p)
+	p.first.least, s.passage.enough = never, limit
 	for i := range p.first.sizes {
 		x := &p.first.sizes[i]
 		if x.floor <= limit && x.level < flowTrunk {
-			x.level = flowTrunk
 			x.free = max(x.free, s.common(p.outline, x.size, x.schedule))
-			x.floor = x.free
+			if x.floor = x.free; x.floor <= limit || !s.passage.short {
+				x.level = flowTrunk
+			}
 		}
 		p.first.least = min(p.first.least, x.floor)
 	}
 }
 
-// raise raises the floors that are at most the limit up to a level. It fails from
+// raise raises the floors that are at most the limit, above it or up to a level. It fails from
 // refinedFree on when there is no program.
 func (s *searcher) raise(p *pending, limit cost.Picoseconds, to level) error {
+	defer func() { s.passage.enough = never }()
 	if p.left == nil {
 		if s.raiseAll(p, limit); p.floor() > limit {
 			return nil
@@ -180,15 +183,17 @@ func (s *searcher) raise(p *pending, limit cost.Picoseconds, to level) error {
 	}
 	for i := range p.left {
 		for x := &p.left[i]; x.least() <= limit && x.level < to; {
-			x.level = max(x.level, flowTrunk) + 1
+			next := max(x.level, flowTrunk) + 1
 			var more *again
-			if x.level == flowLimited || x.level == refinedLimited {
+			if next == flowLimited || next == refinedLimited {
 				more = s.again(p.outline, x.size, x.schedule)
 			}
 			bound, err := cost.Picoseconds(0), error(nil)
-			if x.level >= refinedFree {
+			if next >= refinedFree {
+				s.passage.enough = never // it says which bound it is, see [Region.leave]
 				bound, err = s.refined(p, x.size, x.schedule, more)
 			} else {
+				s.passage.enough = limit
 				bound = s.flowing(p.outline, x.size, x.schedule, more)
 			}
 			if err != nil {
@@ -196,6 +201,9 @@ func (s *searcher) raise(p *pending, limit cost.Picoseconds, to level) error {
 			}
 			if x.floor = max(x.floor, bound); more == nil {
 				x.free = max(x.free, bound)
+			}
+			if bound <= limit || !s.passage.short {
+				x.level = next
 			}
 		}
 	}
@@ -225,6 +233,9 @@ func (s *searcher) run() ([]*candidate, []*point, bool) {
 	}
 	least := never
 	for _, t := range s.tracts {
+		if t.floor() < least {
+			s.list(t.pending)
+		}
 		if floor := t.floor(); floor > 0 { // where it is 0 there are no programs
 			least = min(least, floor)
 		}

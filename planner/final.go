@@ -193,13 +193,13 @@ func (s *searcher) compile(of *blueprint, p *partition.Plan, position int, most 
 	}
 	f := s.fewer(of, p, position, most)
 	blocks := f.plan.Stages[len(f.plan.Stages)-1].Last
-	step, err := codegen.Lay(s.graphs.with(blocks), &f.plan, s.batch, nil)
+	step, err := codegen.Draft(s.graphs.with(blocks), &f.plan, s.batch)
 	if err != nil {
 		return nil, err
 	}
 	var eval *codegen.Program
 	if s.evals != nil {
-		if eval, err = codegen.Lay(s.evals.with(blocks), &f.plan, s.batch, step); err != nil {
+		if eval, err = codegen.Draft(s.evals.with(blocks), &f.plan, s.batch); err != nil {
 			return nil, fmt.Errorf("planner: evaluation: %w", err)
 		}
 	}

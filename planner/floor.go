@@ -26,12 +26,15 @@ type work struct {
 	mesh    ir.Mesh         // of one data-parallel rank
 	known   map[sizeOn]*workTimes
 	usual   *work  // the same in the usual order of ranks, if it is in another
+	piped   bool   // it stands for stages of a pipeline, which join no collectives of the update
 	shelf   *shelf // of a trunk
 	flights map[int]*flight
 	again   [extents]*work // its backward pass with recomputation
 	// rest is what blocks do in the plan of a trunk that is not part of it: see apart.
 	rest   []workInstr
 	steady *workTimes
+	// exchange is what a block exchanges for the whole batch in one micro-batch, -1 until it is asked for.
+	exchange cost.Picoseconds
 	// sending is what two stages of a trunk send, nil until it is asked for.
 	sending *[]*ir.Node
 }
@@ -107,7 +110,7 @@ type workKey struct {
 	of            *blueprint
 	cp, tp, order int
 	lies          *lies
-	trunk         bool
+	trunk, piped  bool
 }
 
 // sizeOn is a size of micro-batches on some kinds of devices.
@@ -122,7 +125,8 @@ type sizeOn struct {
 // or adds up parameters and their gradients.
 func (s *searcher) work(of *blueprint, o outline, trunk bool) *work {
 	lies := s.liesOf(o)
-	key := workKey{of, o.cp, o.tp, o.order, lies, trunk}
+	piped := !trunk && o.pp > 1
+	key := workKey{of, o.cp, o.tp, o.order, lies, trunk, piped}
 	if w := s.works[key]; w != nil {
 		return w
 	}
@@ -139,7 +143,7 @@ func (s *searcher) work(of *blueprint, o outline, trunk bool) *work {
 	}
 	job.PlanNGPUs, job.RuntimeNGPUs = o.cp*o.tp, s.opts.RuntimeNGPUs // they share the machine, or the network
 	job.PoolOrder = s.cluster.Orders()[o.order]
-	w := &work{of: of, known: map[sizeOn]*workTimes{}, flights: map[int]*flight{}}
+	w := &work{of: of, piped: piped, exchange: -1, known: map[sizeOn]*workTimes{}, flights: map[int]*flight{}}
 	w.mesh.Axes = slices.Clone(of.progs[kept].Mesh.Axes)
 	for i := range w.mesh.Axes {
 		switch a := &w.mesh.Axes[i]; a.Name {
@@ -197,10 +201,14 @@ func (w *work) collect(instrs []codegen.Instr, phase ir.Phase, trunk bool) {
 	for i := range instrs {
 		in := &instrs[i]
 		n := in.Node
-		if in.Async || in.Fused {
+		if in.Async || in.Fused && !w.piped {
 			continue // not in order, or with the one before
 		}
-		x := workInstr{Instr: in, all: codegen.Bucket(instrs, i), part: part, pass: phase, ahead: phase == ir.Backward && (n.Op == ir.OpAllGather || n.Op == ir.OpFetch)}
+		all := codegen.Bucket(instrs, i)
+		if w.piped {
+			all = all[:1]
+		}
+		x := workInstr{Instr: in, all: all, part: part, pass: phase, ahead: phase == ir.Backward && (n.Op == ir.OpAllGather || n.Op == ir.OpFetch)}
 		switch {
 		case w.of.ofBlock[n]:
 			x.part, part = inBlock, after
@@ -379,6 +387,30 @@ func (s *searcher) trunkOf(o outline, stages int) (*blueprint, error) {
 	}
 	plan.RuntimeNGPUs = plan.PlanNGPUs
 	return s.find(&plan)
+}
+
+// exchanged bounds the plans of an outline from below, whatever the size of micro-batches, by
+// what tensor- and context-parallel ranks exchange for the blocks of the position that has
+// most. The time of a collective is a straight line over the bytes, so that it takes no less
+// in parts than the same share of one for the whole batch, but for the rounding of each.
+func (s *searcher) exchanged(o outline) cost.Picoseconds {
+	trunk := s.trunk(o)
+	if trunk == nil || len(s.cluster.Pools) > 0 || !s.rates.Straight() {
+		return 0
+	}
+	if trunk.exchange < 0 {
+		trunk.exchange = 0
+		mesh := trunk.meshOf(s.batch, s.batch)
+		for i := range trunk.instrs {
+			if in := &trunk.instrs[i]; in.part == inBlock && in.Node.Op.Class() == ir.Comm {
+				trunk.exchange += max(0, least(trunk.prices, in, mesh)-1)
+			}
+		}
+	}
+	replicas := s.replicas(o)
+	local := (s.batch + replicas - 1) / replicas
+	blocks := (s.graphs.blocks + o.pp - 1) / o.pp
+	return cost.Picoseconds(float64(trunk.exchange) / float64(s.batch) * float64(local*blocks) * (1 - 1e-9))
 }
 
 // floor bounds the plans of an outline with micro-batches of a size from below, of a

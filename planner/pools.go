@@ -85,7 +85,7 @@ func (w *work) everywhere() []cost.Kinds {
 func (s *searcher) leastOn(o outline, size int, schedule partition.Schedule, more *again, flows, sent bool, times func(size int, kinds cost.Kinds) workTimes) cost.Picoseconds {
 	m, last := s.split(o, size)
 	p := &s.passage
-	*p = passage{outline: o, schedule: schedule, m: m, more: more}
+	*p = passage{outline: o, schedule: schedule, m: m, more: more, enough: p.enough}
 	if sent {
 		p.sent = [2][]partTimes{whole: s.sends(o, size), rest: s.sends(o, last)}
 	} else {

@@ -70,7 +70,7 @@ func (s *searcher) tractsOf(all []degrees) []*tract {
 }
 
 func (s *searcher) tract(o outline) *tract {
-	return &tract{pending: &pending{outline: o, first: s.sizedOf(o)}}
+	return &tract{pending: &pending{outline: o, first: s.floorsOf(o)}}
 }
 
 // enter adds a tract to what is pending, in the usual order of ranks, or with every number of
@@ -135,6 +135,7 @@ func (s *searcher) unopened() []*pending {
 		if t.opened {
 			continue
 		}
+		s.list(t.pending)
 		for _, p := range append([]*pending{t.pending}, t.spares...) {
 			for _, o := range s.counted(p.outline) {
 				all = append(all, &pending{outline: s.placesOf(o)[0], left: p.rest()})
@@ -284,7 +285,7 @@ func (s *searcher) best(o outline) *lies {
 // work returns work of which only the groups lie otherwise than as usual.
 func (l *lies) work(usual *work) *work {
 	w := *usual
-	w.usual, w.known, w.prices = usual, map[sizeOn]*workTimes{}, nil
+	w.usual, w.known, w.prices, w.exchange = usual, map[sizeOn]*workTimes{}, nil, -1
 	for i := range max(len(l[0]), len(l[1])) {
 		groups := map[int]cost.Group{}
 		for k, name := range []string{partition.AxisTP, partition.AxisCP} {

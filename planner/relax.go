@@ -171,9 +171,17 @@ func (s *searcher) moved(o outline) *workTimes {
 	ranks := cmp.Or(o.group, replicas)
 	t := trunk.apart(o.zero, ranks)
 	each := &t[inBlock]
-	// Bytes of a block that are communicated together: beside a pass, and in the update.
+	// Bytes of a block that are communicated together: beside a pass, and in the update, but in
+	// a pipeline (see codegen's join).
 	var gathered [ir.NumPhases]int64
-	once := map[ir.Op]int64{}
+	joined := map[ir.Op]int64{}
+	once := func(op ir.Op, bytes int64) {
+		if o.pp == 1 {
+			joined[op] += bytes
+		} else {
+			each.update += way.collective(op, bytes)
+		}
+	}
 	for _, v := range trunk.shelfOf(s.batch).shared {
 		cut := o.zero > 0 && partition.ReplicaDim(ranks, v.value.Spec, v.value.Type.Shape) >= 0
 		part := v.bytes
@@ -207,12 +215,12 @@ func (s *searcher) moved(o outline) *workTimes {
 			}
 		case o.overlap:
 		case o.zero == 0:
-			once[ir.OpAllReduce] += v.bytes
+			once(ir.OpAllReduce, v.bytes)
 		case cut && o.zero == 1:
-			once[ir.OpReduceScatter] += v.bytes
-			once[ir.OpAllGather] += v.bytes
+			once(ir.OpReduceScatter, v.bytes)
+			once(ir.OpAllGather, v.bytes)
 		case cut && o.zero == 2:
-			once[ir.OpAllGather] += v.bytes
+			once(ir.OpAllGather, v.bytes)
 		}
 		if o.offload == partition.OffloadParams && !v.state && !v.gradient {
 			copied := way.hostCopy(part)
@@ -232,7 +240,7 @@ func (s *searcher) moved(o outline) *workTimes {
 			each.beside += way.collective(ir.OpAllGather, gathered[pass])
 		}
 	}
-	for op, bytes := range once {
+	for op, bytes := range joined {
 		each.update += way.collective(op, bytes)
 	}
 	way.moved[o.sharding] = t

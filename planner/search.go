@@ -79,6 +79,7 @@ type searcher struct {
 	refused    error             // why the last of the outlines that cannot be compiled was not
 	refusals   map[outline]error // of all of them
 	looked     []*point          // what the search looked at
+	quiet      *quiet            // nil where nothing is searched
 	steps      int               // of the proof that nothing beats the winner
 }
 
@@ -105,7 +106,10 @@ func newSearch(g *ir.Graph, batch int, c *cost.Cluster, opts Options, steps int)
 	if err != nil {
 		return nil, nil, err
 	}
+	quiet := newQuiet()
+	defer quiet.end()
 	s := newSearcher(g, batch, c, opts)
+	s.quiet = quiet
 	s.steps = steps
 	if err := s.checkReplicate(); err != nil {
 		return nil, nil, err
@@ -159,7 +163,7 @@ func newSearcher(g *ir.Graph, batch int, c *cost.Cluster, opts Options) *searche
 		works: map[workKey]*work{}, trunks: map[trunkKey]*work{}, rates: cost.NewModel(c, max(1, opts.RuntimeNGPUs)), families: map[family]*floors{}, orders: map[order]*ways{},
 		permuted: map[degrees][]string{}, lies: map[liesKey]*lies{},
 		refusals: map[outline]error{}, allRooms: map[roomsKey][][]codegen.Chunk{}, evens: map[roomsKey]evenShares{},
-		finals: newFinals(),
+		finals: newFinals(), passage: passage{enough: never},
 	}
 	s.limit = c.MemoryPerRank(opts.RuntimeNGPUs)
 	if opts.MemoryLimit > 0 && (len(c.Pools) == 0 || opts.MemoryLimit < s.limit) {
@@ -315,30 +319,38 @@ func (w *ways) hostCopy(bytes int64) cost.Picoseconds {
 	return least
 }
 
-// sizedOf lists what micro-batches an outline anywhere may have, with their floors, and the
-// least of those.
-func (s *searcher) sizedOf(o outline) *floors {
+// floorsOf returns the first floors of an outline anywhere, of which only that of what it
+// exchanges is known until they are listed.
+func (s *searcher) floorsOf(o outline) *floors {
 	key := family{o.degrees, o.chunks, o.sequence, o.overlap, o.zero >= 2, o.replicate}
 	all := s.families[key]
 	if all == nil {
-		all = &floors{least: never}
-		trunk, schedules, sizes := s.trunk(o), o.schedules(s.opts), s.sizes(o)
-		all.sizes = make([]sized, 0, len(sizes)*len(schedules))
-		for _, b := range sizes {
-			for _, schedule := range schedules {
-				free := s.floor(o, trunk, b, schedule)
-				all.sizes = append(all.sizes, sized{size: b, schedule: schedule, free: free, floor: free})
-				all.least = min(all.least, free)
-			}
-		}
+		all = &floors{least: s.exchanged(o)}
 		s.families[key] = all
 	}
 	return all
 }
 
+// list has a tract list what micro-batches it may have, with their floors.
+func (s *searcher) list(t *pending) {
+	if t.first.sizes != nil {
+		return
+	}
+	t.first.least = never
+	trunk, schedules, sizes := s.trunk(t.outline), t.schedules(s.opts), s.sizes(t.outline)
+	t.first.sizes = make([]sized, 0, len(sizes)*len(schedules))
+	for _, b := range sizes {
+		for _, schedule := range schedules {
+			free := s.floor(t.outline, trunk, b, schedule)
+			t.first.sizes = append(t.first.sizes, sized{size: b, schedule: schedule, free: free, floor: free})
+			t.first.least = min(t.first.least, free)
+		}
+	}
+}
+
 // floors are the first of all outlines of a family.
 type floors struct {
-	sizes []sized
+	sizes []sized // nil until they are listed
 	least cost.Picoseconds
 }
 

@@ -35,8 +35,14 @@ type blockRow struct {
 	graph  *ir.Graph
 	names  []string
 	blocks [][]*ir.Node
-	at     []place // by node
+	at     []place     // by node
+	first  []*ir.Node  // all that are not in blocks behind the first few
+	made   []*ir.Value // copies of the last graph that was made, by the ID of the original
+	begun  []bool      // by node
 }
+
+// firstBlocks is how many blocks most graphs have that are made of a row.
+const firstBlocks = 8
 
 // place is where a node stands: block and index in it. A node outside has block
 // outside.
@@ -55,6 +61,12 @@ func newBlockRow(g *ir.Graph) (row *blockRow, ok bool) {
 	}
 	for _, n := range g.Nodes {
 		b, inside := number[n.Block()]
+		if !inside {
+			b = outside
+		}
+		if b < firstBlocks {
+			r.first = append(r.first, n)
+		}
 		if !inside {
 			r.at[n.ID()].block = outside
 			continue
@@ -144,9 +156,19 @@ func (r *blockRow) sameAttr(a, b int, x, y ir.Attr) bool {
 // keep returns a graph with the first n blocks; ok is false when a block reads from
 // further than its neighbours.
 func (r *blockRow) keep(n int) (small *ir.Graph, ok bool) {
-	s := &shortener{blockRow: r, n: n, dst: ir.NewGraph(r.graph.Name), made: make([]*ir.Value, r.graph.IDs()), begun: make([]bool, r.graph.IDs())}
+	if r.made == nil {
+		r.made, r.begun = make([]*ir.Value, r.graph.IDs()), make([]bool, r.graph.IDs())
+	}
+	clear(r.made)
+	clear(r.begun)
+	s := &shortener{blockRow: r, n: n, dst: ir.NewGraph(r.graph.Name)}
 	s.dst.Mesh = r.graph.Mesh
-	for _, n := range r.graph.Nodes {
+	s.dst.Expect(len(r.graph.Nodes) - (len(r.blocks)-n)*len(r.blocks[0]))
+	nodes := r.graph.Nodes
+	if n <= firstBlocks {
+		nodes = r.first
+	}
+	for _, n := range nodes {
 		if !s.removed(n) && !s.add(n) {
 			return nil, false
 		}
@@ -165,10 +187,8 @@ func (r *blockRow) keep(n int) (small *ir.Graph, ok bool) {
 // shortener builds the graph with the first n blocks of a row.
 type shortener struct {
 	*blockRow
-	n     int
-	dst   *ir.Graph
-	made  []*ir.Value // copies, by the ID of the original
-	begun []bool      // by node
+	n   int
+	dst *ir.Graph
 }
 
 func (s *shortener) removed(n *ir.Node) bool { return s.at[n.ID()].block >= s.n }

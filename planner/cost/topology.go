@@ -357,6 +357,10 @@ func (m *Model) NoFaster(g, than Group) bool {
 	return true
 }
 
+// Straight reports whether the times of collectives, in or beside a model, are straight lines
+// over their bytes: not where ranks share memory, or where products hide a part of them.
+func (m *Model) Straight() bool { return !m.onePass && m.crowd == 0 && !m.software.AsyncTP }
+
 // Transfer is the time to send bytes to a rank of another stage.
 func (m *Model) Transfer(bytes int64, way Route) Picoseconds {
 	r := m.rungs[way.Level]
