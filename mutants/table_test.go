@@ -322,12 +322,12 @@ func inTheRuntime() []mutant {
 	}, {
 		bug: "dropped all_reduce with the data flow kept", how: "the ranks meet and add nothing",
 		file: "runtime/cpu/exchange.go",
-		old:  "kernel.Combine(d.pool, c.Attr.Reduce == ir.Max, outs, ins)", new: "for i := range ins {\n\t\t\tcopy(outs[i], ins[i])\n\t\t}",
+		old:  "kernel.Combine(d.pool, c.Attr.Reduce == ir.Max, d.outs, d.ins)", new: "for i := range d.ins {\n\t\t\tcopy(d.outs[i], d.ins[i])\n\t\t}",
 		pkg: "./runtime", run: shapes,
 	}, {
 		bug: "loss scale different", how: "gradients are averaged over replicas, not added",
 		file: "runtime/cpu/exchange.go",
-		old:  "d.ins, d.outs = ins, outs", new: "d.ins, d.outs = ins, outs\n\t\tfor _, x := range outs {\n\t\t\tkernel.Scale(d.pool, x, x, 1/float32(len(c.Members)))\n\t\t}",
+		old:  "d.outs, d.ins)\n\t\treturn nil", new: "d.outs, d.ins)\n\t\tfor _, x := range d.outs {\n\t\t\tkernel.Scale(d.pool, x, x, 1/float32(len(c.Members)))\n\t\t}\n\t\treturn nil",
 		pkg: "./runtime", run: shapes,
 	}, {
 		bug: "loss scale different", how: "on one rank",

@@ -443,3 +443,40 @@ func TestFeeds(t *testing.T) {
 	_, err = e.Step(context.Background(), prog, bad)
 	require.EqualError(t, err, "rank 0, step 1, fwd mb=0, embedding wte/embedding: id 65 at index 40 is out of range [0, 65)")
 }
+
+// withoutViews is a backend whose devices are no [runtime.Viewer].
+type withoutViews struct{ runtime.Backend }
+
+func (b withoutViews) Open(w runtime.World) ([]runtime.Device, error) {
+	devices, err := b.Backend.Open(w)
+	for i, d := range devices {
+		devices[i] = struct{ runtime.Device }{d}
+	}
+	return devices, err
+}
+
+// TestViews holds steps that update shares of parameters in their places to those that cut them out, bit by bit.
+func TestViews(t *testing.T) {
+	g := trainGraph(t)
+	for _, s := range []shape{
+		{dp: 3, tp: 1, pp: 1, micro: 1, zero: 1, schedule: partition.GPipe},
+		{dp: 2, tp: 1, pp: 2, micro: 2, zero: 2, schedule: partition.OneFOneB, overlap: true},
+	} {
+		prog := compile(t, g, s, nil)
+		var after [2]map[string][]float32
+		for i := range after {
+			b, err := cpu.New(cpu.Options{})
+			require.NoError(t, err)
+			e, err := runtime.New(prog, []runtime.Backend{b, withoutViews{b}}[i], runtime.Options{})
+			require.NoError(t, err)
+			require.NoError(t, e.InitParams(prog, 42))
+			for step := range 3 {
+				_, err := e.Step(context.Background(), prog, feeds(step))
+				require.NoError(t, err)
+			}
+			after[i] = weights(t, e, prog)
+			require.NoError(t, e.Close())
+		}
+		require.Equal(t, after[1], after[0], "%s", s)
+	}
+}

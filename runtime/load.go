@@ -91,7 +91,7 @@ func (e *Executor) Add(prog *codegen.Program) error {
 	p := &program{src: prog, byName: map[string]*input{}, outputs: Outputs{}}
 	p.run = job{of: p, do: func(r *rank) error { return r.step(p, p.start) }}
 	p.finish = job{of: p, do: func(r *rank) error { return r.last(p) }}
-	l := &loader{exec: e, program: p, wires: map[wire]int{}, members: map[meeting][]Member{}, messages: map[message]*Transfer{}, last: codegen.Releases(prog.Plan, prog.Training()), uses: uses(prog.Graph)}
+	l := &loader{exec: e, program: p, wires: map[wire]int{}, members: map[meeting][]Member{}, messages: map[message]*Transfer{}, views: map[*codegen.Stage]map[int]view{}, last: codegen.Releases(prog.Plan, prog.Training()), uses: uses(prog.Graph)}
 	for i := range prog.Schedules { // of other processes too: all number groups and wires alike
 		tasks, err := l.schedule(&prog.Schedules[i])
 		if err != nil {
@@ -151,6 +151,7 @@ type loader struct {
 	uses    map[*ir.Value]int
 
 	messages map[message]*Transfer // of their receivers, if they are meetings
+	views    map[*codegen.Stage]map[int]view
 }
 
 // message is one of those on a wire.
@@ -408,7 +409,13 @@ func (l *loader) action(s *codegen.Schedule, stage *codegen.Stage, t codegen.Tas
 
 func (l *loader) tensor(s *codegen.Schedule, stage *codegen.Stage, t codegen.Task, v *ir.Value, buffer int) Tensor {
 	prog := l.program.src
-	return Tensor{Space: spaceOf(stage, buffer), Offset: stage.Offset(buffer, t.MicroBatch), DType: v.Type.DType, Slab: prog.Slab(v, prog.At(s, t))}
+	x := Tensor{Space: spaceOf(stage, buffer), Offset: stage.Offset(buffer, t.MicroBatch), DType: v.Type.DType, Slab: prog.Slab(v, prog.At(s, t))}
+	if w, ok := l.viewsOf(stage)[buffer]; ok {
+		if at, ok := w.place(stage.Offset(w.of, t.MicroBatch), prog.Slab(w.whole, prog.At(s, t)), x.Slab); ok {
+			x.Offset = at
+		}
+	}
+	return x
 }
 
 // spaceOf returns the space of a buffer.

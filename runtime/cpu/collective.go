@@ -24,6 +24,7 @@ type group struct {
 type member struct {
 	entered *counter                // collectives
 	node    atomic.Pointer[ir.Node] // of the one entered last, in a world of one process
+	_       [lineBytes - 16]byte    // members write at the same time
 }
 
 func (b *Backend) newGroup(c *runtime.Collective) *group {
@@ -48,6 +49,7 @@ type groupView struct {
 	entered int64               // collectives, by this rank
 	current *runtime.Collective // in progress
 	late    func() []int        // whom this rank waits for
+	_       [lineBytes - 32]byte
 }
 
 func (d *Device) group(c *runtime.Collective) *groupView {

@@ -35,8 +35,7 @@ type Device struct {
 	split    int
 	base     int // the first of them
 	unit     func(int)
-	targets  []runtime.Member // see collectiveAcross
-	terms    [][]float32      // see fixedSum
+	terms    [][]float32 // see fixedSum
 
 	wide    runtime.Kernel // the float32 form of a launch on values of two bytes
 	scratch []float32      // of its operands and results
@@ -185,6 +184,9 @@ func (d *Device) wire(t *runtime.Transfer) (sent *counter, received *int64) {
 	}
 	return d.wires[t.Wire], &d.received[t.Wire]
 }
+
+// Views says that what is in its place is left alone: see [runtime.Viewer].
+func (d *Device) Views() bool { return true }
 
 // Close ends what the device runs; the last to close frees the arenas, as ranks read
 // those of others. After a failure a stream may still do so, and they stay.

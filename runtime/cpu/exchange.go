@@ -31,40 +31,29 @@ func (d *Device) exchange(c *runtime.Collective, share, shares int) error {
 	return nil
 }
 
-// here returns the members of this machine.
-func (d *Device) here(c *runtime.Collective) []runtime.Member {
-	d.targets = d.targets[:0]
-	for _, m := range c.Members {
-		if !d.backend.devices[m.Rank].away {
-			d.targets = append(d.targets, m)
-		}
-	}
-	return d.targets
-}
-
 // element is the type of the numbers in a tensor that communicates. Integers go as
 // words, and floating-point numbers of two bytes by their bits.
 type element interface{ float32 | int64 | uint16 }
 
 // elems returns the elements of a tensor of a rank.
-func elems[E element](b *Backend, rank int, t runtime.Tensor) []E {
-	x := b.devices[rank].words(t)
+func elems[E element](b *Backend, rank int, t *runtime.Tensor) []E {
+	x := b.devices[rank].words(*t)
 	return unsafe.Slice((*E)(unsafe.Pointer(unsafe.SliceData(x))), t.Slab.Elems())
 }
 
 // took counts elements that a member takes from others.
-func (d *Device) took(m runtime.Member, elems int) {
+func (d *Device) took(m *runtime.Member, elems int) {
 	d.backend.devices[m.Rank].moved.Add(int64(elems) * m.In.DType.Size())
 }
 
-// reduceToAll makes a share of the elements of an all_reduce.
+// reduceToAll makes a share of the elements of an all_reduce. It takes members by their places:
+// copies of their descriptions would cost a small one more than its numbers.
 func (d *Device) reduceToAll(c *runtime.Collective, share, shares int) error {
-	b, here, k := d.backend, d.here(c), len(c.Members)
-	first := here[0]
-	n := int(first.Out.Slab.Elems())
-	for i, m := range c.Members { // as if each made a share whole for all
-		if own := codegen.ReduceShare(n, k, i).Len; share == 0 {
-			d.took(m, n-own+(k-1)*own)
+	b, k := d.backend, len(c.Members)
+	n := int(c.Members[0].Out.Slab.Elems())
+	for i := range c.Members { // as if each made a share whole for all
+		if own := codegen.ReduceShare(n, k, i).Len; shares == 1 || i == share {
+			d.took(&c.Members[i], n-own+(k-1)*own)
 		}
 	}
 	lo, hi := n*share/shares/lineElems*lineElems, n*(share+1)/shares/lineElems*lineElems
@@ -74,30 +63,39 @@ func (d *Device) reduceToAll(c *runtime.Collective, share, shares int) error {
 	if lo == hi {
 		return nil
 	}
-	switch t := first.In.DType; {
-	case t == ir.Q64:
-		if err := d.reduceFixed(c, elems[int64](b, first.Rank, first.Out)[lo:hi], lo); err != nil {
-			return err
+	t := c.Members[0].In.DType
+	if t != ir.Q64 && !t.Half() {
+		d.ins, d.outs = d.ins[:0], d.outs[:0]
+		for i := range c.Members {
+			m := &c.Members[i]
+			d.ins = append(d.ins, elems[float32](b, m.Rank, &m.In)[lo:hi])
+			if !b.devices[m.Rank].away {
+				d.outs = append(d.outs, elems[float32](b, m.Rank, &m.Out)[lo:hi])
+			}
 		}
-	case t.Half():
-		d.reduceHalf(c, elems[uint16](b, first.Rank, first.Out)[lo:hi], lo)
-	default:
-		ins, outs := d.ins[:0], d.outs[:0]
-		for _, m := range c.Members {
-			ins = append(ins, elems[float32](b, m.Rank, m.In)[lo:hi])
-		}
-		for _, m := range here {
-			outs = append(outs, elems[float32](b, m.Rank, m.Out)[lo:hi])
-		}
-		kernel.Combine(d.pool, c.Attr.Reduce == ir.Max, outs, ins)
-		d.ins, d.outs = ins, outs
+		kernel.Combine(d.pool, c.Attr.Reduce == ir.Max, d.outs, d.ins)
 		return nil
 	}
-	part := first.Out
-	size := part.DType.Size()
-	from, to := int64(lo)*size/4, (int64(hi)*size+3)/4 // in words: a share begins with a line
-	for _, m := range here[1:] {
-		kernel.Copy(d.pool, b.devices[m.Rank].words(m.Out)[from:to], b.devices[first.Rank].words(part)[from:to])
+	var made []float32                                         // by the first member of this machine
+	from, to := int64(lo)*t.Size()/4, (int64(hi)*t.Size()+3)/4 // in words: a share begins with a line
+	for i := range c.Members {
+		m := &c.Members[i]
+		if b.devices[m.Rank].away {
+			continue
+		}
+		out := b.devices[m.Rank].words(m.Out)[from:to]
+		switch {
+		case made != nil:
+			kernel.Copy(d.pool, out, made)
+			continue
+		case t == ir.Q64:
+			if err := d.reduceFixed(c, elems[int64](b, m.Rank, &m.Out)[lo:hi], lo); err != nil {
+				return err
+			}
+		default:
+			d.reduceHalf(c, elems[uint16](b, m.Rank, &m.Out)[lo:hi], lo)
+		}
+		made = out
 	}
 	return nil
 }
@@ -108,13 +106,13 @@ const lineElems = 32
 // reducePart makes a member's result of a reduce_scatter of numbers that are not
 // added as they are.
 func (d *Device) reducePart(c *runtime.Collective, position int) (err error) {
-	me := c.Members[position]
+	me := &c.Members[position]
 	runtime.EachRun(me.In.Slab, me.Out.Slab, func(from, to, n int) {
 		d.took(me, n*(len(c.Members)-1))
 		if me.In.DType != ir.Q64 {
-			d.reduceHalf(c, elems[uint16](d.backend, me.Rank, me.Out)[to:to+n], from)
+			d.reduceHalf(c, elems[uint16](d.backend, me.Rank, &me.Out)[to:to+n], from)
 		} else if err == nil {
-			err = d.reduceFixed(c, elems[int64](d.backend, me.Rank, me.Out)[to:to+n], from)
+			err = d.reduceFixed(c, elems[int64](d.backend, me.Rank, &me.Out)[to:to+n], from)
 		}
 	})
 	return err
@@ -182,41 +180,47 @@ func within(part, parts, i, n int) (lo, hi int) {
 
 // gatherUnit fills a part of a member's result from what the members hold of it.
 func gatherUnit[E element](d *Device, c *runtime.Collective, position, part int) {
-	me, k, run := c.Members[position], len(c.Members), 0
-	out := elems[E](d.backend, me.Rank, me.Out)
+	me, k, run, taken := &c.Members[position], len(c.Members), 0, 0
+	out := elems[E](d.backend, me.Rank, &me.Out)
 	for i := range k {
-		m := c.Members[(position+i)%k] // units that run at once read different ones
-		in := elems[E](d.backend, m.Rank, m.In)
+		m := &c.Members[(position+i)%k] // units that run at once read different ones
+		in := elems[E](d.backend, m.Rank, &m.In)
 		runtime.EachRun(m.In.Slab, me.Out.Slab, func(from, to, n int) {
 			lo, hi := within(part, d.split, run, n)
 			run++
+			if lo < hi && &out[to+lo] == &in[from+lo] {
+				return // it is a view: see runtime.Viewer
+			}
 			for at := lo; at < hi; at += blockElems { // long copies bypass the caches
 				end := min(at+blockElems, hi)
 				copy(out[to+at:to+end], in[from+at:from+end])
 			}
 			if i > 0 {
-				d.took(me, hi-lo)
+				taken += hi - lo
 			}
 		})
 	}
+	d.took(me, taken)
 }
 
 // reduceUnit makes a part of a member's result of a reduce_scatter of words. ins has
 // room for the members' operands.
 func (d *Device) reduceUnit(c *runtime.Collective, position, part int, ins [][]float32) {
-	me, run := c.Members[position], 0
-	out := elems[float32](d.backend, me.Rank, me.Out)
+	me, run, taken := &c.Members[position], 0, 0
+	out := elems[float32](d.backend, me.Rank, &me.Out)
 	runtime.EachRun(me.In.Slab, me.Out.Slab, func(from, to, n int) {
 		lo, hi := within(part, d.split, run, n)
 		if run++; lo == hi {
 			return
 		}
-		for i, m := range c.Members {
-			ins[i] = elems[float32](d.backend, m.Rank, m.In)[from+lo : from+hi]
+		for i := range c.Members {
+			m := &c.Members[i]
+			ins[i] = elems[float32](d.backend, m.Rank, &m.In)[from+lo : from+hi]
 		}
 		kernel.CombineAlone(d.pool, c.Attr.Reduce == ir.Max, out[to+lo:to+hi], ins)
-		d.took(me, (hi-lo)*(len(ins)-1))
+		taken += (hi - lo) * (len(ins) - 1)
 	})
+	d.took(me, taken)
 }
 
 // blockElems is how many elements are reduced at a time where they are converted, to

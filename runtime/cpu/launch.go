@@ -269,9 +269,13 @@ func slice(d *Device, k *runtime.Kernel) error {
 	return nil
 }
 
-// copyPart copies what two parts of a value have in common.
+// copyPart copies what two parts of a value have in common, unless it is there.
 func copyPart[E element](k *runtime.Kernel, y, x []E) {
-	runtime.EachRun(k.Args[0].Slab, k.Results[0].Slab, func(from, to, n int) { copy(y[to:to+n], x[from:from+n]) })
+	runtime.EachRun(k.Args[0].Slab, k.Results[0].Slab, func(from, to, n int) {
+		if n > 0 && &y[to] != &x[from] {
+			copy(y[to:to+n], x[from:from+n])
+		}
+	})
 }
 
 // toPartial makes a whole value a sum of which the first rank holds all.

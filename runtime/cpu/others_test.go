@@ -13,6 +13,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/autopar/autopar/codegen"
 	"github.com/autopar/autopar/ir"
 	rendezvous "github.com/autopar/autopar/launch" // launch is what runs a kernel here
 	"github.com/autopar/autopar/launch/launchtest"
@@ -124,11 +125,17 @@ func TestSharedMemoryGoes(t *testing.T) {
 	require.Eventually(t, func() bool { return len(mapped(before)) == 0 }, time.Minute, time.Millisecond)
 }
 
-// TestLateOperand has the last rank write what it brings to a collective just before it enters, long after the others have.
+// TestLateOperand has the last rank write what it brings to a collective just before it enters, long after the others have, and
+// counts what each takes.
 func TestLateOperand(t *testing.T) {
-	for name, backend := range map[string]runtime.Backend{"goroutines": alone(t), "processes": oneMachine()} {
+	cores := func(n int) runtime.Backend {
+		b, err := New(Options{Threads: n})
+		require.NoError(t, err)
+		return b
+	}
+	for name, backend := range map[string]runtime.Backend{"two cores": cores(2), "a core each": cores(3), "processes": oneMachine()} {
 		t.Run(name, func(t *testing.T) {
-			const n = 200_001 // each process makes a share
+			const n = 200_001 // each rank makes a share, but on two cores
 			devices, err := backend.Open(runtime.World{Ranks: 3, Timeout: time.Minute})
 			require.NoError(t, err)
 			all, _, _ := collectives(t, devices, ir.OpAllReduce, n)
@@ -150,6 +157,8 @@ func TestLateOperand(t *testing.T) {
 			ranks.Wait()
 			for r, d := range devices {
 				require.Equal(t, slices.Repeat([]float32{6}, n), got[r], "rank %d", r)
+				own := codegen.ReduceShare(n, 3, r).Len
+				require.Equal(t, int64(4*(n-own+2*own)), d.(*Device).moved.Load(), "rank %d", r)
 				require.NoError(t, d.Close())
 			}
 		})

@@ -27,9 +27,19 @@ type parked struct {
 	want int64
 }
 
+// newCounter returns a counter of ranks of one process. Its count has lines of cache of its own, as it has in the table
+// that processes share: one who waits for it reads it all the time.
 func newCounter() *counter {
-	return &counter{n: new(atomic.Int64), least: make([]atomic.Int64, 1)}
+	own := new(struct {
+		_ [lineBytes]byte
+		n atomic.Int64
+		_ [lineBytes - 8]byte
+	})
+	return &counter{n: &own.n, least: make([]atomic.Int64, 1)}
 }
+
+// lineBytes keeps apart what different ranks write: processors fetch lines of cache of 64 bytes in pairs.
+const lineBytes = 128
 
 // add counts some more, wakes those who wait for it, and returns the count.
 func (c *counter) add(more int64) int64 {

@@ -15,11 +15,12 @@ func Combine(p *Pool, largest bool, outs, ins [][]float32) {
 	}
 	p = p.orInline()
 	p.task.combine = combineTask{outs: outs, ins: ins, f: p.combination(largest)}
-	p.run(&p.task.combine, len(outs[0]), combineGrain)
+	p.run(&p.task.combine, len(outs[0]), max(combineElems/len(ins), 1))
 }
 
-// combineGrain is less than grainLight: of every element there are several.
-const combineGrain = 4096
+// combineElems is how many elements of all ins are worth a chunk: half of one of two tensors of 64 KiB, which two ranks
+// make a half of each (runtime/cpu), costs more by the second core than it saves.
+const combineElems = 1 << 15
 
 // CombineAlone is Combine to one place, which is none of ins, by the calling goroutine alone: for the function that [Pool.Each]
 // calls.

@@ -188,7 +188,7 @@ func TestSharedCoresKeepTheBits(t *testing.T) {
 func TestCombine(t *testing.T) {
 	rnd := random(t, 6)
 	for ins := 1; ins <= 5; ins++ {
-		for _, n := range []int{0, 1, 7, combineBlock, combineBlock + 5, 3*combineGrain + 1} {
+		for _, n := range []int{0, 1, 7, combineBlock, combineBlock + 5, combineElems + 1} {
 			for _, largest := range []bool{false, true} {
 				var from [][]float32
 				want := make([]float32, n)
