@@ -71,6 +71,27 @@ func replicate(p *partition.Plan, modules ...string) {
 	}
 }
 
+// onGrid has tensor-parallel ranks form a grid of two rows, over which modules are cut in both
+// dimensions and the others in one.
+func onGrid(p *partition.Plan, modules ...string) {
+	p.TPRows, p.Placements = 2, layout(p.TP)
+	if slices.Contains(modules, "attn") {
+		p.Placements = layout(p.TP / 2) // a head for each column will do
+	}
+	for i := range p.Placements {
+		x := &p.Placements[i]
+		matrix := strings.HasSuffix(x.Match, "weight")
+		switch {
+		case !slices.Contains(modules, x.Module()):
+			x.Spec = strings.Replace(x.Spec, "tp", "tp.tpr", 1)
+		case matrix && strings.Contains(x.Match, "c_proj"): // its first dimension is its outputs
+			x.Spec = "[tpr" + x.Spec[2:]
+		case matrix:
+			x.Spec = x.Spec[:len(x.Spec)-2] + "tpr]"
+		}
+	}
+}
+
 func parityPlan(dp, tp, pp, micro int, schedule partition.Schedule, recompute bool) *partition.Plan {
 	n := dp * tp * pp
 	p := &partition.Plan{PlanNGPUs: n, RuntimeNGPUs: n, DP: dp, TP: tp, MicroBatch: micro, Schedule: schedule, Placements: layout(tp)}
@@ -150,8 +171,8 @@ func TestParity(t *testing.T) {
 	one := trainBatch(t, parityPlan(1, 1, 1, parityBatch, partition.GPipe, false), parityBatch, learningSteps)
 	require.Less(t, one.loss[len(one.loss)-1], one.loss[0]-0.05, "it learns")
 	if testing.Verbose() {
-		fmt.Println("| ranks | dp | cp | tp | pp | sp | replicated | zero | group | micro-batch | schedule | recompute | overlap | offload | rank order | max abs Δloss | max rel Δ‖grad‖ |")
-		fmt.Println("|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|")
+		fmt.Println("| ranks | dp | cp | tp | pp | sp | replicated | on a grid | zero | group | micro-batch | schedule | recompute | overlap | offload | rank order | max abs Δloss | max rel Δ‖grad‖ |")
+		fmt.Println("|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|")
 	}
 	plans := allParityPlans()
 	plans = sampleOf(t, plans, most(len(plans), 40))
@@ -162,8 +183,8 @@ func TestParity(t *testing.T) {
 		got := stepsOf(t, prog, exec, parityBatch, paritySteps())
 		require.NoError(t, exec.Close())
 		dLoss, dNorm := differences(one, got)
-		row := fmt.Sprintf("| %d | %d | %d | %d | %d | %v | %s | %d | %d | %d | %s | %s | %v | %s | %s | %.1e | %.1e |", p.RuntimeNGPUs, p.DP, p.ContextParallel(), p.TP, p.PP(),
-			p.SequenceParallel, strings.Join(p.Replicated(), " "), p.ZeRO, p.ShardGroup(), p.MicroBatch, p.ScheduleText(), c.recompute, p.Overlap, p.Offload, p.RankOrderText(), dLoss, dNorm)
+		row := fmt.Sprintf("| %d | %d | %d | %d | %d | %v | %s | %s | %d | %d | %d | %s | %s | %v | %s | %s | %.1e | %.1e |", p.RuntimeNGPUs, p.DP, p.ContextParallel(), p.TP, p.PP(),
+			p.SequenceParallel, strings.Join(p.Replicated(), " "), strings.Join(p.OnGrid(), " "), p.ZeRO, p.ShardGroup(), p.MicroBatch, p.ScheduleText(), c.recompute, p.Overlap, p.Offload, p.RankOrderText(), dLoss, dNorm)
 		if testing.Verbose() {
 			fmt.Println(row)
 		}
@@ -266,6 +287,9 @@ func takeTurns(p *partition.Plan, n int) {
 	if p.TP > 1 {
 		sets := []string{"", "", "attn", "mlp", "wte", "attn mlp", "attn wte", "mlp wte"}
 		replicate(p, strings.Fields(sets[rand.New(rand.NewPCG(uint64(n), 0)).IntN(len(sets))])...)
+	}
+	if p.TP >= 4 && p.TP%2 == 0 && (p.ContextParallel() == 1 || p.ZeROGroup == 0) && n%2 == 0 {
+		onGrid(p, [][]string{{"attn", "mlp"}, {"attn"}, {"mlp"}}[n/2%3]...)
 	}
 	p.RankOrder = []string{"", "dp-tp-cp-pp", "pp-cp-dp-tp", "cp-pp-tp-dp"}[n/5%4]
 	switch n % 5 {

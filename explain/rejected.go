@@ -122,6 +122,9 @@ func shardedText(p *partition.Plan) string {
 	if modules := p.Replicated(); len(modules) > 0 {
 		text += ", " + strings.Join(modules, " and ") + " replicated"
 	}
+	if modules := p.OnGrid(); len(modules) > 0 {
+		text += fmt.Sprintf(", %s on a grid of %d rows", strings.Join(modules, " and "), p.Rows())
+	}
 	if p.Overlap {
 		text += ", overlap"
 	}

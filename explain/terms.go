@@ -110,7 +110,7 @@ func termOf(n *ir.Node) int {
 		return termHost
 	case codegen.Collective(n.Op) && collective:
 		switch {
-		case attr.Axis == partition.AxisTP:
+		case attr.Axis == partition.AxisTP || attr.Axis == partition.AxisTPR:
 			return termTensor
 		case attr.Axis == partition.AxisCP:
 			return termContext

@@ -175,6 +175,8 @@ func TestNoWords(t *testing.T) {
 			p.DP, p.TP, p.SequenceParallel = 8, 2, true
 			p.Placements = []partition.Placement{{Match: `h\.[0-9]+\.attn\.c_proj\.weight`, Spec: "[_,_]"}}
 		}, "attn kept whole beside tensor parallelism: plan with --replicate none"},
+		"grid": {gpt2, export.Megatron, func(p *partition.Plan) { p.DP, p.TP, p.TPRows = 4, 4, 2 },
+			"weights cut in two dimensions over 2 rows of tensor-parallel ranks: plan with --tp-rows 1"},
 		"offload": {gpt2, export.Megatron, func(p *partition.Plan) { p.Offload = partition.OffloadOptimizer }, "plan with --offload none"},
 		"model":   {gpt2, export.Torchtitan, func(p *partition.Plan) {}, "this model: it trains Llamas"},
 		"zero 1":  {llama, export.Torchtitan, func(p *partition.Plan) { p.ZeRO = 1 }, "optimizer state that is sharded without the gradients: plan with --zero 2"},

@@ -116,7 +116,7 @@ func inTheCluster() []mutant {
 	}, {
 		bug: "tensor-parallel ranks have the same parameters", how: "their sums are priced as those of replicas",
 		file: "planner/cost/program.go",
-		old:  "return axis != partition.AxisTP && axis != partition.AxisCP", new: "return axis != partition.AxisCP",
+		old:  "axis != partition.AxisTP && axis != partition.AxisTPR", new: "axis != partition.AxisTPR",
 		pkg: "./planner/cost", run: "^TestAllReduce$",
 	}, {
 		bug: "rings of slots are taken for what is in flight", how: "of interleaved chunks, in the memory of others' software",

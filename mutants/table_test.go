@@ -4,7 +4,7 @@ import "slices"
 
 // mutants lists all planted bugs, by where they are planted.
 func mutants() []mutant {
-	return slices.Concat(inTheModel(), inLlama(), inThePartition(), inTheRuntime(), inTheKernels(), inTheLoop(), inThePrecision(), inTheReproducible(), inTheStreams(), inContext(), inTheMemory(), inTheAnswers(), inGroupedHeads(), inTheCluster(), inTheCompiler(), inTheFinals(), inTheFootprint(), inTheCertificate(), inThePrograms(), inThePools(), inRankOrders(), inReplicatedModules(), inTheBounds(), inTheDeviceCode(), inTheDevice(), inTheProcesses())
+	return slices.Concat(inTheModel(), inLlama(), inThePartition(), inTheRuntime(), inTheKernels(), inTheLoop(), inThePrecision(), inTheReproducible(), inTheStreams(), inContext(), inTheMemory(), inTheAnswers(), inGroupedHeads(), inTheCluster(), inTheCompiler(), inTheFinals(), inTheFootprint(), inTheCertificate(), inThePrograms(), inThePools(), inRankOrders(), inReplicatedModules(), inGrids(), inTheBounds(), inTheDeviceCode(), inTheDevice(), inTheProcesses())
 }
 
 // inReplicatedModules has those of weights that all tensor-parallel ranks hold.
@@ -27,8 +27,8 @@ func inReplicatedModules() []mutant {
 		pkg: "./partition", run: modules,
 	}, {
 		bug: "a faster plan is missed", how: "the search replicates no module",
-		file: "planner/rankorder.go",
-		old:  "append([]string{o.replicate}, s.replications(o)...)", new: "[]string{o.replicate}",
+		file: "planner/grid.go",
+		old:  "range s.replications(o) {", new: "range s.replications(o)[:0] {",
 		pkg: "./planner", run: "^TestReplicatedSearchIsExact$",
 	}}
 }

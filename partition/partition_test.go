@@ -280,6 +280,8 @@ func TestPlansRefused(t *testing.T) {
 			p.Schedule, p.Interleave = partition.Interleaved, 2
 			p.Stages = []partition.Stage{{First: 0, Last: 1}, {First: 1, Last: 2}}
 		}, "stages: are 2, interleave 2 needs a multiple of it and at least 4: 4 would do"},
+		"rows":       {func(p *partition.Plan) { p.TP, p.PlanNGPUs, p.RuntimeNGPUs, p.TPRows = 4, 8, 8, 3 }, "tp_rows: is 3, which does not cut 4 tensor-parallel ranks into rows"},
+		"one column": {func(p *partition.Plan) { p.TP, p.PlanNGPUs, p.RuntimeNGPUs, p.TPRows = 4, 8, 8, 4 }, "tp_rows: is 4, which does not cut 4 tensor-parallel ranks into rows of at least 2"},
 		"rank order": {func(p *partition.Plan) { p.RankOrder = "tp-xp" }, `rank_order: is "tp-xp", and "xp" is no axis of a unit; want tp, cp, dp and pp`},
 		"axis twice": {func(p *partition.Plan) { p.RankOrder = "tp-dp-tp" }, `rank_order: is "tp-dp-tp", which names tp twice`},
 		"axis left out": {func(p *partition.Plan) { p.RankOrder = "pp-tp" },

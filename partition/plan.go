@@ -37,7 +37,10 @@ const (
 	AxisRep = "rep"
 	AxisDP  = "dp" // data parallel, over the units too
 	AxisCP  = "cp" // context parallel; there is no such axis of size 1
-	AxisTP  = "tp" // tensor parallel
+	AxisTP  = "tp" // tensor parallel, of a grid the ranks along its columns
+	// AxisTPR is the rows of the grid of tensor-parallel ranks, inside tp; there is no such
+	// axis of size 1.
+	AxisTPR = "tpr"
 	AxisMB  = "mb" // micro-batches, in time
 )
 
@@ -45,13 +48,18 @@ const (
 // shard r mod PlanNGPUs of unit r div PlanNGPUs; inside a unit ranks are
 // numbered stage-major, then dp, then cp, then tp, or as RankOrder says.
 type Plan struct {
-	PlanNGPUs    int      `json:"plan_ngpus"`
-	RuntimeNGPUs int      `json:"runtime_ngpus"`
-	DP           int      `json:"dp"`           // inside the unit
-	CP           int      `json:"cp,omitempty"` // context parallel: see [Plan.ContextParallel]
-	TP           int      `json:"tp"`
-	MicroBatch   int      `json:"micro_batch"` // sequences per micro-batch of one data-parallel rank
-	Schedule     Schedule `json:"schedule"`
+	PlanNGPUs    int `json:"plan_ngpus"`
+	RuntimeNGPUs int `json:"runtime_ngpus"`
+	DP           int `json:"dp"`           // inside the unit
+	CP           int `json:"cp,omitempty"` // context parallel: see [Plan.ContextParallel]
+	TP           int `json:"tp"`
+	// TPRows is how many rows the tensor-parallel ranks form, of TP / TPRows columns: a grid over
+	// which placements may cut a weight in both of its dimensions, outputs over tp and inputs
+	// over tpr (two-dimensional tensor parallelism: Xu et al. 2021, section 5.1; Xu and You 2023,
+	// "Optimus"). 0 stands for 1, no grid.
+	TPRows     int      `json:"tp_rows,omitempty"`
+	MicroBatch int      `json:"micro_batch"` // sequences per micro-batch of one data-parallel rank
+	Schedule   Schedule `json:"schedule"`
 	// Interleave is how many stages, called chunks of the model, each rank runs:
 	// stage s runs at position s mod PP of the pipeline. See [Plan.Chunks].
 	Interleave int `json:"interleave,omitempty"`
@@ -133,6 +141,19 @@ func (p *Plan) Replicated() []string {
 	return modules
 }
 
+// OnGrid names the modules of which placements cut weights in two dimensions over rows and
+// columns of tensor-parallel ranks.
+func (p *Plan) OnGrid() []string {
+	var modules []string
+	for _, x := range p.Placements {
+		nested := strings.Contains(x.Spec, AxisTP+"."+AxisTPR) // in one dimension
+		if name := x.Module(); strings.Contains(x.Spec, AxisTPR) && !nested && !slices.Contains(modules, name) {
+			modules = append(modules, name)
+		}
+	}
+	return modules
+}
+
 // PP returns the pipeline-parallel degree: the number of positions that stages
 // run at, each with its own ranks.
 func (p *Plan) PP() int { return len(p.Stages) / p.Chunks() }
@@ -160,6 +181,12 @@ func (p *Plan) Units() int { return p.RuntimeNGPUs / p.PlanNGPUs }
 // ContextParallel returns the context-parallel degree: the ranks that share a
 // sequence all through the model. 0 stands for 1.
 func (p *Plan) ContextParallel() int { return max(p.CP, 1) }
+
+// Rows returns how many rows the tensor-parallel ranks form. 0 stands for 1.
+func (p *Plan) Rows() int { return max(p.TPRows, 1) }
+
+// tensorParallel reports whether an axis is one of tensor-parallel ranks.
+func tensorParallel(a ir.Axis) bool { return a.Name == AxisTP || a.Name == AxisTPR }
 
 // Degrees is how a unit is cut, in words: dp 2 x cp 2 x tp 1 x pp 2, without cp
 // where that is 1.
@@ -205,8 +232,11 @@ func (p *Plan) Mesh(batch int) ir.Mesh {
 	if n := p.ContextParallel(); n > 1 {
 		axes = append(axes, ir.Axis{Name: AxisCP, Size: n})
 	}
+	axes = append(axes, ir.Axis{Name: AxisTP, Size: p.TP / p.Rows()})
+	if n := p.Rows(); n > 1 {
+		axes = append(axes, ir.Axis{Name: AxisTPR, Size: n})
+	}
 	return ir.Mesh{Axes: append(axes,
-		ir.Axis{Name: AxisTP, Size: p.TP},
 		ir.Axis{Name: AxisMB, Size: (local + p.MicroBatch - 1) / p.MicroBatch, Chunk: p.MicroBatch, Time: true},
 	)}
 }
@@ -339,6 +369,9 @@ func (p *Plan) Validate(blocks, batch int) error {
 	if err := p.validateRankOrder(); err != nil {
 		return err
 	}
+	if err := p.validateRows(); err != nil {
+		return err
+	}
 	if p.SequenceParallel && p.TP == 1 {
 		return planErrorf("sequence_parallel", "needs tp of at least 2")
 	}
@@ -349,7 +382,6 @@ func (p *Plan) Validate(blocks, batch int) error {
 		return nil
 	}
 	mesh := p.Mesh(batch)
-	tp := mesh.Axis(AxisTP)
 	for i, pl := range p.Placements {
 		if _, err := newPattern(pl.Match); err != nil {
 			return planErrorf(fmt.Sprintf("placements[%d].match", i), "%v", err)
@@ -358,7 +390,7 @@ func (p *Plan) Validate(blocks, batch int) error {
 		if err != nil {
 			return planErrorf(fmt.Sprintf("placements[%d].spec", i), "%v", err)
 		}
-		if !onlyAxis(spec, tp) {
+		if !onlyTensorParallel(mesh, spec) {
 			return planErrorf(fmt.Sprintf("placements[%d].spec", i), "%s names an axis that follows the batch; only tp can be placed", pl.Spec)
 		}
 	}
@@ -415,6 +447,19 @@ func (p *Plan) validateGroup() error {
 	return nil
 }
 
+// validateRows checks that the tensor-parallel ranks form a grid.
+func (p *Plan) validateRows() error {
+	switch r := p.TPRows; {
+	case r == 0 || r == 1:
+		return nil
+	case r < 0 || r >= p.TP || p.TP%r != 0:
+		return planErrorf("tp_rows", "is %d, which does not cut %d tensor-parallel ranks into rows of at least 2; want 0 or a smaller divisor of tp", r, p.TP)
+	case p.Copies() > 1 && p.ContextParallel() > 1:
+		return planErrorf("tp_rows", "is %d beside zero_group %d and cp %d: a mesh has at most %d axes; drop one of the three", r, p.ZeROGroup, p.CP, ir.MaxAxes)
+	}
+	return nil
+}
+
 // NearestGroups names the divisors of n next to g, from 2 up.
 func NearestGroups(n, g int) string {
 	below, above := 0, 0
@@ -436,9 +481,13 @@ func NearestGroups(n, g int) string {
 	return fmt.Sprintf("%d, %d", below, above)
 }
 
-// onlyAxis reports whether a spec places nothing on other axes.
-func onlyAxis(spec ir.ShardSpec, axis int) bool {
-	spec[axis] = ir.Placement{}
+// onlyTensorParallel reports whether a spec places nothing on axes but those of tensor parallelism.
+func onlyTensorParallel(mesh ir.Mesh, spec ir.ShardSpec) bool {
+	for i, a := range mesh.Axes {
+		if tensorParallel(a) {
+			spec[i] = ir.Placement{}
+		}
+	}
 	return spec == ir.ShardSpec{}
 }
 

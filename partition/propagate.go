@@ -306,7 +306,9 @@ func (pr *propagator) choose(n *ir.Node, args []*ir.Value) (argSpecs, resSpecs [
 	if err != nil {
 		return nil, nil, err
 	}
+	var rules [ir.MaxAxes]int
 	for axis, a := range pr.mesh.Axes {
+		rules[axis] = ir.ReplicateAll
 		if a.Size == 1 && !a.Time && whole(args, axis) {
 			continue // as in the zero spec: there is nothing to place
 		}
@@ -319,15 +321,15 @@ func (pr *propagator) choose(n *ir.Node, args []*ir.Value) (argSpecs, resSpecs [
 				continue // it runs after the last micro-batch, once
 			}
 			ra, rr, ok := sig.Rule(rule)
-			if !ok || rule >= 0 && !a.Time && sig.Dims[rule].Size < a.Size {
+			if !ok || rule >= 0 && !a.Time && sig.Dims[rule].Size < a.Size*pr.parts(rules[:axis], rule) {
 				continue
 			}
-			if pinned && a.Name == AxisTP && rr[0] != pin[axis] {
+			if pinned && tensorParallel(a) && rr[0] != pin[axis] {
 				continue
 			}
 			cost := pr.cost(n, sig, args, axis, rule, ra, rr)
 			if cost < best {
-				best = cost
+				best, rules[axis] = cost, rule
 				for i := range ra {
 					argSpecs[i][axis] = ra[i]
 				}
@@ -348,6 +350,17 @@ func (pr *propagator) choose(n *ir.Node, args []*ir.Value) (argSpecs, resSpecs [
 		}
 	}
 	return argSpecs, resSpecs, nil
+}
+
+// parts is into how many parts the rules of some axes cut a dimension over devices.
+func (pr *propagator) parts(rules []int, dim int) int {
+	n := 1
+	for axis, rule := range rules {
+		if a := &pr.mesh.Axes[axis]; rule == dim && !a.Time {
+			n *= a.Size
+		}
+	}
+	return n
 }
 
 // whole reports whether an axis places nothing of any value.
@@ -415,7 +428,7 @@ func (pr *propagator) cost(n *ir.Node, sig *ir.Signature, args []*ir.Value, axis
 			c += tiePartial
 		}
 		along := ra[i].Kind == ir.Shard && pr.alongSequence(n, axis, rr)
-		if v.Def.Op == ir.OpParam || ra[i].Kind == ir.Shard && !home && !along && !pr.alongWhole(n, v, axis, ra[i], rr) || repeatsAttention(n, i, from) || n.Op == ir.OpAddN && from.Kind == ir.Partial && len(v.Type.Shape) == 0 && v.Def.Block() != "" {
+		if v.Def.Op == ir.OpParam || ra[i].Kind == ir.Shard && !home && !along && !pr.alongWhole(n, v, axis, ra[i], rr) && !pr.alongRows(n, args, axis, ra, rr) || repeatsAttention(n, i, from) || n.Op == ir.OpAddN && from.Kind == ir.Partial && len(v.Type.Shape) == 0 && v.Def.Block() != "" {
 			// The last: a sum of scalars, as the norm of the gradients is one, is reduced once,
 			// with however few blocks, where terms of theirs are to be reduced.
 			c += lastResort
@@ -438,6 +451,9 @@ func (pr *propagator) cost(n *ir.Node, sig *ir.Signature, args []*ir.Value, axis
 			continue
 		}
 		cost += moveBytes(rr[i], to, float64(r.Type.Bytes()), size)
+		if a.Name == AxisTPR && to.Kind == ir.Shard && rr[i] != to {
+			cost += lastResort // a gradient is made in the parts that the rows hold
+		}
 	}
 	return cost
 }
@@ -466,7 +482,7 @@ func (pr *propagator) ofBatch(v *ir.Value) bool {
 // a slice of the sequence of its result [batch, sequence, ...], in a plan that
 // wants that (Korthikanti et al. 2022, section 4.2.2).
 func (pr *propagator) alongSequence(n *ir.Node, axis int, results []ir.Placement) bool {
-	return pr.plan.SequenceParallel && pr.mesh.Axes[axis].Name == AxisTP && n.Phase != ir.Update &&
+	return pr.plan.SequenceParallel && tensorParallel(pr.mesh.Axes[axis]) && n.Phase != ir.Update &&
 		len(n.Results[0].Type.Shape) >= 3 && results[0] == ir.ShardOn(1)
 }
 
@@ -476,7 +492,7 @@ func (pr *propagator) alongSequence(n *ir.Node, axis int, results []ir.Placement
 // it made them, for heads of all tokens (Jacobs et al. 2023, "DeepSpeed Ulysses", section 3.1);
 // the loss takes its tokens' targets, which every rank has.
 func (pr *propagator) alongWhole(n *ir.Node, v *ir.Value, axis int, to ir.Placement, results []ir.Placement) bool {
-	if !pr.plan.SequenceParallel || pr.mesh.Axes[axis].Name != AxisTP {
+	if !pr.plan.SequenceParallel || !tensorParallel(pr.mesh.Axes[axis]) {
 		return false
 	}
 	switch n.Op {
@@ -488,11 +504,24 @@ func (pr *propagator) alongWhole(n *ir.Node, v *ir.Value, axis int, to ir.Placem
 	return false
 }
 
+// alongRows reports whether a rule multiplies with the part of a weight that a row of
+// tensor-parallel ranks holds, or makes its gradient: what it meets is cut as that is.
+func (pr *propagator) alongRows(n *ir.Node, args []*ir.Value, axis int, to, results []ir.Placement) bool {
+	if n.Op != ir.OpMatMul || pr.mesh.Axes[axis].Name != AxisTPR {
+		return false
+	}
+	if of := pr.of(n.Results[0]); of.isGrad {
+		return results[0].Kind == ir.Shard && of.want[axis] == results[0]
+	}
+	w := args[1]
+	return w.Def.Op == ir.OpParam && to[1].Kind == ir.Shard && w.Spec[axis] == to[1]
+}
+
 // sumsSequence reports whether a rule makes the gradient of a weight that is whole on all
 // tensor-parallel ranks a sum over their slices of the sequence, in a plan that has such.
 // It is what the plan wants, wherever the operands come from: they are recomputed or not.
 func (pr *propagator) sumsSequence(n *ir.Node, axis int, args []ir.Placement) bool {
-	if !pr.plan.SequenceParallel || pr.mesh.Axes[axis].Name != AxisTP || n.Op != ir.OpMatMul && n.Op != ir.OpEmbeddingGrad {
+	if !pr.plan.SequenceParallel || !tensorParallel(pr.mesh.Axes[axis]) || n.Op != ir.OpMatMul && n.Op != ir.OpEmbeddingGrad {
 		return false
 	}
 	of := pr.of(n.Results[0])

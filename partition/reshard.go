@@ -70,8 +70,9 @@ type Step struct {
 }
 
 // Path returns the collectives that lead from one spec to another. Where several
-// axes shard one dimension the inner ones are gathered before an outer one
-// changes and cut again after: their slices nest.
+// axes shard one dimension their slices nest: an inner axis leaves it before an outer one
+// changes, and comes to it after. If none can go first the inner ones are gathered before an
+// outer one changes and cut again after.
 func Path(mesh ir.Mesh, from, to ir.ShardSpec) ([]Step, error) {
 	return appendPath(nil, mesh, from, to)
 }
@@ -89,10 +90,10 @@ func appendPath(steps []Step, mesh ir.Mesh, from, to ir.ShardSpec) ([]Step, erro
 			return nil, fmt.Errorf("placement %s cannot become %s over axis %s: micro-batches do not see each other", from[i], to[i], a.Name)
 		}
 	}
-	// Inner axes first, so that outer slices are whole when they change.
-	for i := len(mesh.Axes) - 1; i >= 0; i-- {
-		if cur[i] == to[i] {
-			continue
+	for {
+		i := nextAxis(mesh, cur, to)
+		if i < 0 {
+			break
 		}
 		for _, p := range []ir.Placement{cur[i], to[i]} {
 			if p.Kind != ir.Shard {
@@ -127,11 +128,30 @@ func appendPath(steps []Step, mesh ir.Mesh, from, to ir.ShardSpec) ([]Step, erro
 			return nil, fmt.Errorf("no collective leads from %s to %s over axis %s", f, t, mesh.Axes[i].Name)
 		}
 	}
-	// Gathered inner axes may have to be cut again.
-	for i := range mesh.Axes {
-		if cur[i] != to[i] {
-			add(i, ir.OpSlice, to[i], ir.CommAttr{Dim: int(to[i].Dim)})
-		}
-	}
 	return steps, nil
 }
+
+// nextAxis returns the axis to change next, the innermost of those that need not wait for
+// another, or of all that are left; -1 if none is.
+func nextAxis(mesh ir.Mesh, cur, to ir.ShardSpec) int {
+	last := -1
+	for i := len(mesh.Axes) - 1; i >= 0; i-- {
+		if cur[i] == to[i] {
+			continue
+		}
+		last = max(last, i)
+		waits := false
+		for j := range mesh.Axes {
+			inner := j > i && (meets(cur[j], cur[i]) || meets(cur[j], to[i]))
+			outer := j < i && cur[j] != to[j] && (meets(cur[j], to[i]) || meets(to[j], to[i]))
+			waits = waits || inner || outer
+		}
+		if !waits {
+			return i
+		}
+	}
+	return last
+}
+
+// meets reports whether two placements shard the same dimension.
+func meets(a, b ir.Placement) bool { return a.Kind == ir.Shard && a == b }

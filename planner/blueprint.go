@@ -112,7 +112,7 @@ func (b *blueprint) compile(e extent) error {
 }
 
 // attribute finds the instructions of blocks. They are called after their block;
-// but what is gathered in the passes belongs to who reads it: the gradient that a
+// but what is gathered, exchanged or sliced in the passes belongs to who reads it: the gradient that a
 // stage receives is gathered by its last block, as those from block to block
 // are, and the gradient that the first block hands to the embedding once.
 func (b *blueprint) attribute(prog *codegen.Program) {
@@ -133,7 +133,7 @@ func (b *blueprint) attribute(prog *codegen.Program) {
 	for i := len(prog.Graph.Nodes) - 1; i >= 0; i-- {
 		n := prog.Graph.Nodes[i]
 		of := n.Block() != "" && n.Op != ir.OpRecv
-		if n.Op == ir.OpAllGather && n.Phase != ir.Update {
+		if rearranges(n) && n.Phase != ir.Update {
 			of = read[n.Results[0].ID]
 		}
 		if of {
@@ -155,6 +155,15 @@ func (b *blueprint) attribute(prog *codegen.Program) {
 			count[key]++
 		}
 	}
+}
+
+// rearranges reports whether a node gathers or exchanges a value, or slices a gradient.
+func rearranges(n *ir.Node) bool {
+	of := n
+	for of.Op.Class() == ir.Comm && of.Op != ir.OpRecv {
+		of = of.Args[0].Def
+	}
+	return n.Op == ir.OpAllGather || n.Op == ir.OpAllToAll || n.Op == ir.OpSlice && of.Phase == ir.Backward
 }
 
 // noteCuts notes the dimensions that are cut, for the smallest of which there must
@@ -345,9 +354,9 @@ func (b *blueprints) room(p *partition.Plan, position, m int) []codegen.Chunk {
 // structure is what programs have in common that differ in numbers only.
 type structure struct {
 	dp, cp, tp, stages, chunks int // as compiled
-	sharding
-	placements string
-	shards     string // the dimension of each parameter that ZeRO cuts
+	sharding                       // of its split the rows, as compiled; placements say the rest
+	placements                 string
+	shards                     string // the dimension of each parameter that ZeRO cuts
 }
 
 func newBlueprints(graphs *shrunken, batch int) *blueprints {
@@ -362,6 +371,9 @@ func (b *blueprints) find(p *partition.Plan) (*blueprint, error) {
 		dp: two(p.DataParallel()), cp: two(p.ContextParallel()), tp: two(p.TP), chunks: min(p.Chunks(), fewChunks),
 		sharding:   sharding{zero: p.ZeRO, sequence: p.SequenceParallel, overlap: p.Overlap, offload: p.Offload},
 		placements: placementText(p.Placements),
+	}
+	if p.Rows() > 1 {
+		key.tp, key.rows = 4, 2
 	}
 	key.stages = min(p.PP(), fewPositions) * key.chunks
 	group := key.dp
@@ -400,12 +412,12 @@ func (b *blueprints) find(p *partition.Plan) (*blueprint, error) {
 	}
 	if !enough || err != nil || !one.standsFor(p.Mesh(b.batch)) {
 		// Something is cut in another way there, perhaps as with other tensor-parallel ranks.
-		key.dp, key.cp, key.tp, key.group = p.DataParallel(), p.ContextParallel(), 0, p.ZeROGroup
+		key.dp, key.cp, key.tp, key.group, key.rows = p.DataParallel(), p.ContextParallel(), 0, p.ZeROGroup, min(p.TPRows, 2)
 		many := key.single()
 		all := b.many[many]
 		at := slices.IndexFunc(all, func(x *blueprint) bool { return x.standsFor(p.Mesh(b.batch)) })
-		if key.tp = p.TP; at >= 0 {
-			key.tp = all[at].plan.TP
+		if key.tp, key.rows = p.TP, p.TPRows; at >= 0 {
+			key.tp, key.rows = all[at].plan.TP, all[at].plan.TPRows
 		}
 		if one, err = b.compile(key.single(), p.Placements); err == nil && at < 0 {
 			b.many[many] = append(all, one)
@@ -448,7 +460,7 @@ func (b *blueprints) lazy(key structure, placements []partition.Placement) *blue
 	}
 	ranks := key.dp * key.cp * key.tp * key.stages / key.chunks
 	p := partition.Plan{
-		PlanNGPUs: ranks, RuntimeNGPUs: ranks, DP: key.dp, TP: key.tp, ZeRO: key.zero, ZeROGroup: key.group, Offload: key.offload,
+		PlanNGPUs: ranks, RuntimeNGPUs: ranks, DP: key.dp, TP: key.tp, TPRows: key.rows, ZeRO: key.zero, ZeROGroup: key.group, Offload: key.offload,
 		SequenceParallel: key.sequence, Overlap: key.overlap, Stages: make([]partition.Stage, key.stages), Placements: placements,
 	}
 	if key.cp > 1 {
@@ -465,6 +477,9 @@ func (b *blueprints) lazy(key structure, placements []partition.Placement) *blue
 // over n ranks.
 func (b *blueprints) shards(p *partition.Plan, n int) (string, error) {
 	whole := structure{dp: 1, cp: 1, tp: min(p.TP, 2), stages: 1, chunks: 1, placements: placementText(p.Placements)}
+	if p.Rows() > 1 {
+		whole.tp, whole.rows = 4, 2
+	}
 	base, err := b.compile(whole, p.Placements)
 	if err != nil {
 		return "", err

@@ -79,7 +79,7 @@ func newBounds(p *pipeline, limit int64, opts Options, learned map[tried]bool) *
 		ahead := cost.Picoseconds(0)
 		for size := range 2 {
 			l := p.body(i, ir.Backward, size).through()
-			ahead = max(ahead, l.gathersAhead())
+			ahead = max(ahead, l.gathersAhead(), works[i].weight[size].spares())
 		}
 		b.ahead = append(b.ahead, ahead)
 		b.through = append(b.through, f)
@@ -87,7 +87,7 @@ func newBounds(p *pipeline, limit int64, opts Options, learned map[tried]bool) *
 		b.passes = append(b.passes, works[i].passes)
 	}
 	tails := newTails(p)
-	b.end = tails.of(0, 1) + works[0].weight[rest].at(1, recomputation{})
+	b.end = tails.of(0, 1) + works[0].weight[rest].at(1, recomputation{}) - works[0].weight[rest].spares()
 	var through [2][]cost.Picoseconds
 	for size := range through {
 		for _, l := range back[size] {
@@ -179,6 +179,12 @@ func (l *line) gathersAhead() cost.Picoseconds {
 		less = max(less, l.block[kept]-l.block[e]-l.early[e])
 	}
 	return less
+}
+
+// spares is by how much less gradients of weights that are apart may take when their block is
+// recomputed: what they read has been gathered for that.
+func (l *line) spares() cost.Picoseconds {
+	return max(0, l.block[kept]-l.block[selective], l.block[kept]-l.block[full])
 }
 
 // stageWork is all the work of a stage but for its update.

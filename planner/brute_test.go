@@ -96,8 +96,8 @@ func (b *brute) run() {
 											for _, offload := range offloads(b.opts, b.cluster) {
 												if !overlap || !offload.Moves() {
 													for _, ranks := range orders {
-														for _, replicate := range b.replications(s, d, sequence, ranks) {
-															b.sizes(s, outline{d, sharding{zero, group, sequence, overlap, offload, replicate}, chunks, ranks}, (b.batch+all-1)/all)
+														for _, split := range b.splits(s, d, group, sequence, ranks) {
+															b.sizes(s, outline{d, sharding{zero, group, sequence, overlap, offload, split}, chunks, ranks}, (b.batch+all-1)/all)
 														}
 													}
 												}
@@ -130,14 +130,26 @@ func (b *brute) rankOrders(d degrees) []string {
 	return slices.Sorted(maps.Keys(met))
 }
 
-// replications lists the modules that may be replicated, with ranks in an order.
-func (b *brute) replications(s *searcher, d degrees, sequence bool, ranks string) []string {
-	if b.opts.Replicate == "none" || !sequence || ranks != "" || d.dp*d.tp*b.opts.RuntimeNGPUs/d.plan <= b.batch && b.opts.TP <= 1 || d.tp > b.cluster.DevicesPerNode && !b.cluster.Device.Shared {
-		return []string{""}
+// splits lists the modules that may be replicated or on a grid, with ranks in an order.
+func (b *brute) splits(s *searcher, d degrees, group int, sequence bool, ranks string) []split {
+	all := []split{{}}
+	many := d.dp*d.tp*b.opts.RuntimeNGPUs/d.plan > b.batch || b.opts.TP > 1
+	if !sequence || ranks != "" || d.tp > b.cluster.DevicesPerNode && !b.cluster.Device.Shared {
+		return all
 	}
-	m := s.layouts.modules()
-	require.Len(b.t, m, 3)
-	return []string{"", m[0], m[1], m[2], m[0] + "+" + m[1], m[0] + "+" + m[2], m[1] + "+" + m[2]}
+	if many && b.opts.Replicate != "none" {
+		m := s.layouts.modules()
+		require.Len(b.t, m, 3)
+		for _, replicate := range []string{m[0], m[1], m[2], m[0] + "+" + m[1], m[0] + "+" + m[2], m[1] + "+" + m[2]} {
+			all = append(all, split{replicate: replicate})
+		}
+	}
+	for rows := 2; rows*rows <= d.tp && (many || d.tp >= 16) && b.opts.TPRows == 0; rows++ {
+		if d.tp%rows == 0 && (d.cp == 1 || group == 0) {
+			all = append(all, split{"", "attn", rows}, split{"", "mlp", rows}, split{"", "attn+mlp", rows})
+		}
+	}
+	return all
 }
 
 // sizes goes through the sizes of micro-batches and the schedules.

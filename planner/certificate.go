@@ -35,6 +35,9 @@ import (
 //   - modules that tensor-parallel ranks replicate: of attention, MLP and vocabulary any but
 //     all, under sequence parallelism, inside a node, in the usual order of ranks, where
 //     the batch has no sequence for each of dp x tp, or tp is given, and with no recomputation but what is given;
+//   - attention, MLP or both cut in two dimensions over a grid of tensor-parallel ranks with no
+//     more rows than columns, under the same conditions or of sixteen such ranks or more, but
+//     not beside replicated modules, nor, with context parallelism, beside ZeRO in groups;
 //   - micro-batch sizes: all up to 16 sequences, and the divisors and powers of two of
 //     more;
 //   - schedules 1f1b, gpipe, zero-bubble and interleaved;
@@ -45,7 +48,7 @@ import (
 // interleaved schedules, and choices of recomputation there other than the least of
 // none, attention and all with which a rank fits; ZeRO groups that are neither all ranks
 // nor the largest inside a node; under schedules of one position all but 1f1b; and
-// placements of parameters other than whole or those that tensor parallelism of a degree has.
+// placements of parameters other than whole, on a grid or those that tensor parallelism of a degree has.
 //
 // C is the time of planner/sim in whole picoseconds, and a plan fits when codegen lays
 // out no arena larger than the limit in bytes. Of plans of equal time the search takes
@@ -133,7 +136,7 @@ func (s *searcher) regions(winner cost.Picoseconds) []Region {
 	points, met := map[cell]*point{}, map[outline]bool{}
 	for _, p := range s.looked {
 		t := &p.pipe.template
-		o := outline{p.degrees, sharding{t.ZeRO, t.ZeROGroup, t.SequenceParallel, t.Overlap, t.Offload, p.replicate}, t.Chunks(), t.RankOrder}
+		o := outline{p.degrees, sharding{t.ZeRO, t.ZeROGroup, t.SequenceParallel, t.Overlap, t.Offload, p.split}, t.Chunks(), t.RankOrder}
 		points[cell{o, t.MicroBatch, t.Schedule}], met[o] = p, true
 	}
 	floors := map[outline][]sized{}
@@ -362,6 +365,10 @@ func (c *Certificate) Marshal() []byte {
 		if r.replicate != "" {
 			word("replicate", r.replicate)
 		}
+		if r.rows > 0 {
+			number("rows", r.rows)
+			word("grid", r.grid)
+		}
 		if ranks := strings.Join(r.ranks, ","); ranks != "" {
 			word("ranks", ranks)
 		}
@@ -551,6 +558,10 @@ func parseRegion(word, text string) (Region, error) {
 	}
 	if strings.Contains(text, " replicate=") { // where nothing is, it is not said
 		read["replicate"] = func(text string) error { r.replicate = text; return nil }
+	}
+	if strings.Contains(text, " rows=") { // or on a grid
+		read["rows"] = number(&r.rows)
+		read["grid"] = func(text string) error { r.grid = text; return nil }
 	}
 	if strings.Contains(text, " ranks=") { // those in the usual order do without
 		read["ranks"] = func(text string) error { r.ranks = strings.Split(text, ","); return nil }

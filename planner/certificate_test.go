@@ -103,7 +103,7 @@ func TestCertificateOptions(t *testing.T) {
 		{}, {PlanNGPUs: 4}, {CP: 2}, {TP: 2}, {PP: 2}, {DP: 2}, {MicroBatch: 2}, {Schedule: partition.GPipe}, {Schedule: partition.ZeroBubble},
 		{Schedule: partition.Interleaved}, {Interleave: 2}, {Interleave: 1}, {Recompute: RecomputeFull}, {Recompute: RecomputeSelective}, {Recompute: RecomputeNone},
 		{Policy: DP}, {Policy: FSDP}, {Policy: Megatron}, {Policy: Megatron, Interleave: 2}, {ZeRO: stage(0)}, {ZeRO: stage(2)}, {ZeROGroup: 2}, {ZeRO: stage(3), ZeROGroup: 4},
-		{SequenceParallel: "on"}, {SequenceParallel: "off"}, {Overlap: "on"}, {Overlap: "off"}, {Offload: "optimizer"}, {Offload: "params"}, {RankOrder: "dp-tp-cp-pp"}, {RankOrder: "pp-dp-cp-tp", PlanNGPUs: 4},
+		{SequenceParallel: "on"}, {SequenceParallel: "off"}, {Overlap: "on"}, {Overlap: "off"}, {Offload: "optimizer"}, {Offload: "params"}, {RankOrder: "dp-tp-cp-pp"}, {RankOrder: "pp-dp-cp-tp", PlanNGPUs: 4}, {TP: 4}, {TPRows: 2}, {TPRows: 1, TP: 4},
 		{Pins: []partition.Placement{{Match: `wte\.weight`, Spec: "[_,_]"}}},
 	} {
 		r := rand.New(rand.NewPCG(seed, uint64(k)))
@@ -123,7 +123,7 @@ func TestCertificateOptions(t *testing.T) {
 // orders of ranks.
 func (r *Region) ways(p *proven) string {
 	plan := partition.Plan{
-		PlanNGPUs: r.plan, RuntimeNGPUs: p.cert.Plan.RuntimeNGPUs, DP: r.dp, CP: r.cp, TP: r.tp, ZeRO: r.zero, ZeROGroup: r.group,
+		PlanNGPUs: r.plan, RuntimeNGPUs: p.cert.Plan.RuntimeNGPUs, DP: r.dp, CP: r.cp, TP: r.tp, TPRows: r.rows, ZeRO: r.zero, ZeROGroup: r.group,
 		MicroBatch: p.batch, Stages: make([]partition.Stage, r.pp), RankOrder: r.ranks[0],
 	}
 	return cost.NewProgram(p.cluster, &plan, plan.Mesh(p.batch)).Ways()

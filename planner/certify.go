@@ -108,7 +108,7 @@ func Certify(g *ir.Graph, batch int, c *cost.Cluster, eval *ir.Graph, cert *Cert
 	}
 	a := &auditor{
 		searcher: s, cert: cert, audit: &Audit{}, outlines: map[outline]*pending{}, failed: map[outline]error{}, known: map[outline]int{},
-		declared: declared{opts: opts, cluster: c, blocks: s.graphs.blocks, batch: batch, tokens: s.contexts.tokens, everywhere: cert.Everywhere, rates: s.rates, modules: s.layouts.modules()},
+		declared: declared{opts: opts, cluster: c, blocks: s.graphs.blocks, batch: batch, tokens: s.contexts.tokens, everywhere: cert.Everywhere, rates: s.rates, modules: s.layouts.modules(), gridded: s.layouts.gridModules()},
 	}
 	if err := a.winner(g, eval); err != nil {
 		return nil, err
@@ -145,7 +145,7 @@ func (a *auditor) winner(g, eval *ir.Graph) error {
 	}
 	o := outline{
 		degrees{t.PlanNGPUs, t.DP, t.ContextParallel(), t.TP, t.PP(), a.cluster.Order(t)},
-		sharding{t.ZeRO, t.ZeROGroup, t.SequenceParallel, t.Overlap, t.Offload, a.replicated(t)}, t.Chunks(), t.RankOrder,
+		sharding{t.ZeRO, t.ZeROGroup, t.SequenceParallel, t.Overlap, t.Offload, a.splitOf(t)}, t.Chunks(), t.RankOrder,
 	}
 	for i := range cert.Regions {
 		for c := range cert.Regions[i].cells() {
@@ -345,7 +345,7 @@ func (a *auditor) alike(r *Region, like outline) error {
 	var ways [2]string
 	for i, o := range []outline{like, twin} {
 		p := partition.Plan{
-			PlanNGPUs: o.plan, RuntimeNGPUs: a.opts.RuntimeNGPUs, DP: o.dp, CP: o.cp, TP: o.tp, ZeRO: o.zero, ZeROGroup: o.group,
+			PlanNGPUs: o.plan, RuntimeNGPUs: a.opts.RuntimeNGPUs, DP: o.dp, CP: o.cp, TP: o.tp, TPRows: o.rows, ZeRO: o.zero, ZeROGroup: o.group,
 			MicroBatch: a.batch, Stages: make([]partition.Stage, o.pp), PoolOrder: a.cluster.Orders()[o.order], RankOrder: o.ranks,
 		}
 		ways[i] = cost.NewProgram(a.cluster, &p, p.Mesh(a.batch)).Ways()

@@ -148,6 +148,9 @@ func testCostIsSimulation(t *testing.T, seed uint64, kinds int) {
 		if r.IntN(3) == 0 {
 			d.cp += 1 + r.IntN(3)
 		}
+		if x := rand.New(rand.NewPCG(seed, uint64(k)+4)); x.IntN(4) == 0 {
+			d.tp = 4 + 2*x.IntN(3) // a grid
+		}
 		d.plan = d.dp * d.cp * d.tp * d.pp
 		units := 1 + r.IntN(2)
 		if d.dp*units > batch {
@@ -203,17 +206,21 @@ func testCostIsSimulation(t *testing.T, seed uint64, kinds int) {
 		}
 		s := newSearcher(g, batch, c, Options{RuntimeNGPUs: d.plan * units})
 		if x := rand.New(rand.NewPCG(seed, uint64(k)+2)); d.tp > 1 && x.IntN(2) == 0 {
-			sets := replications(s.layouts.modules())
-			sh.replicate = sets[x.IntN(len(sets))]
+			whole := replications(s.layouts.modules())
+			sh.replicate = whole[x.IntN(len(whole))]
+		}
+		if x := rand.New(rand.NewPCG(seed, uint64(k)+3)); len(gridRows(d.tp)) > 0 && (d.cp == 1 || sh.group == 0) && x.IntN(3) > 0 {
+			all := grids(s.layouts.gridModules(), gridRows(d.tp)[0])
+			sh.split = all[x.IntN(len(all))]
 		}
 		ranks := ""
-		if orders := rand.New(rand.NewPCG(seed, uint64(k)+1)); kinds == 1 {
+		if orders := rand.New(rand.NewPCG(seed, uint64(k)+1)); kinds == 1 && sh.rows == 0 {
 			ranks = randomRankOrder(orders, d)
 		}
 		o := outline{d, sh, chunks, ranks}
 		if fewer := o; k%2 == 0 && d.tp > 2 { // whose programs may stand for those of more
-			fewer.tp--
-			fewer.plan -= d.dp * d.cp * d.pp
+			fewer.tp -= max(1, sh.rows)
+			fewer.plan -= d.dp * d.cp * max(1, sh.rows) * d.pp
 			s.opts.RuntimeNGPUs = fewer.plan * units
 			_, _ = s.skeleton(fewer)
 			s.opts.RuntimeNGPUs = d.plan * units

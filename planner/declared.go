@@ -20,6 +20,7 @@ type declared struct {
 	everywhere bool
 	rates      *cost.Model // for the levels of the network
 	modules    []string    // that tensor parallelism may split
+	gridded    []string    // that it may cut in both dimensions
 }
 
 // each calls visit for every outline of the space.
@@ -102,8 +103,8 @@ func (d *declared) eachOf(cut degrees, ranks string, visit func(outline)) {
 				for _, offload := range []partition.Offload{partition.OffloadNone, partition.OffloadOptimizer, partition.OffloadParams} {
 					for _, sequence := range []bool{false, true} {
 						for _, overlap := range []bool{false, true} {
-							for _, replicate := range d.replications(cut, ranks, sequence) {
-								x := outline{cut, sharding{zero, group, sequence, overlap, offload, replicate}, chunks, ranks}
+							for _, split := range d.splits(cut, group, ranks, sequence) {
+								x := outline{cut, sharding{zero, group, sequence, overlap, offload, split}, chunks, ranks}
 								if d.hasChunks(x) && d.hasSharding(x) && len(d.schedules(x)) > 0 {
 									visit(x)
 								}
@@ -114,6 +115,33 @@ func (d *declared) eachOf(cut degrees, ranks string, visit func(outline)) {
 			}
 		}
 	}
+}
+
+// splits lists how weights are cut: in one dimension, with modules replicated, or on grids. A grid
+// has no more rows than columns or as many as are asked for, is in the usual order of ranks, and
+// searched where replication is and of sixteen ranks or more.
+func (d *declared) splits(cut degrees, group int, ranks string, sequence bool) []split {
+	var all []split
+	for _, replicate := range d.replications(cut, ranks, sequence) {
+		all = append(all, split{replicate: replicate})
+	}
+	o := d.opts
+	if o.TPRows > 1 {
+		all = nil
+	}
+	many := cut.tp >= 16 || d.replicas(cut)*cut.tp > d.batch || o.TP > 1
+	within := cut.tp <= d.cluster.DevicesPerNode || d.cluster.Device.Shared
+	searched := sequence && many && within && o.TPRows == 0 && o.Policy == AutoDist && (o.Replicate == "" || o.Replicate == "none")
+	for rows := 2; rows < cut.tp; rows++ {
+		has := rows == o.TPRows || searched && rows*rows <= cut.tp
+		if !has || cut.tp%rows != 0 || ranks != "" || cut.cp > 1 && group > 0 {
+			continue
+		}
+		for _, grid := range sets(d.gridded) {
+			all = append(all, split{grid: grid, rows: rows})
+		}
+	}
+	return all
 }
 
 // replications lists what may be replicated: with ranks in the usual order, or the one that
@@ -325,6 +353,9 @@ func (o outline) text() string {
 	}
 	if o.replicate != "" {
 		text += ", " + o.replicate + " replicated"
+	}
+	if o.rows > 0 {
+		text += fmt.Sprintf(", %s on a grid of %d rows", o.grid, o.rows)
 	}
 	return text + fmt.Sprintf(", sequence parallelism %s, overlap %s, offload %s", onOff(o.sequence), onOff(o.overlap), o.offload)
 }

@@ -142,7 +142,7 @@ func (s *searcher) price(p *pending, limit cost.Picoseconds) *point {
 	} else {
 		s.stats.PlansConsidered++
 		at := p.best()
-		first = &point{degrees: p.degrees, replicate: p.replicate, cutter: newCutter(s, p.skel, p.left[at].size, p.left[at].schedule)}
+		first = &point{degrees: p.degrees, split: p.split, cutter: newCutter(s, p.skel, p.left[at].size, p.left[at].schedule)}
 		p.left, p.points = slices.Delete(p.left, at, at+1), append(p.points, first)
 	}
 	if len(p.left) == 0 {

@@ -81,7 +81,7 @@ func standIn(position, pp int) (at, positions int) {
 // footprintKey is what the footprint of a position depends on.
 type footprintKey struct {
 	stageKey
-	dp, cp, tp, copies, microBatch int
+	dp, cp, tp, rows, copies, microBatch int
 }
 
 // chunksOf lists the stages of a position as if each were the first.
@@ -154,7 +154,7 @@ func (s *searcher) footprintsOf(p *partition.Plan) ([]footprint, error) {
 		rows = rows[1:]
 	}
 	for at := range all {
-		key := footprintKey{stageKeyOf(of, p, at, whole), p.DataParallel(), p.ContextParallel(), p.TP, p.Copies(), p.MicroBatch}
+		key := footprintKey{stageKeyOf(of, p, at, whole), p.DataParallel(), p.ContextParallel(), p.TP, p.Rows(), p.Copies(), p.MicroBatch}
 		f, known := s.footprints[key]
 		for _, most := range rows {
 			if known {
@@ -262,7 +262,7 @@ func (s *searcher) fewer(of *blueprint, p *partition.Plan, position int, most ro
 	}
 	like := &of.plan
 	f.plan.DP, f.plan.CP, f.plan.TP, f.plan.ZeROGroup, f.plan.MicroBatch = like.DP, like.CP, like.TP, like.ZeROGroup, like.MicroBatch
-	f.plan.PlanNGPUs = like.PlanNGPUs / like.PP() * n
+	f.plan.TPRows, f.plan.PlanNGPUs = like.TPRows, like.PlanNGPUs/like.PP()*n
 	f.plan.RuntimeNGPUs = f.plan.PlanNGPUs
 	f.plan.Stages, f.plan.RankOrder = nil, "" // of other axes
 	blocks := 0

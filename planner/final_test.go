@@ -20,6 +20,10 @@ func randomOutline(r *rand.Rand, blocks, batch int) (o outline, units int, ok bo
 	if r.IntN(3) == 0 {
 		d.cp += 1 + r.IntN(3)
 	}
+	grid := d.tp == 3 && d.dp%2 == 1
+	if grid {
+		d.tp = 8
+	}
 	d.plan = d.dp * d.cp * d.tp * d.pp
 	units = 1 + r.IntN(2)
 	all := d.dp * units
@@ -41,6 +45,9 @@ func randomOutline(r *rand.Rand, blocks, batch int) (o outline, units int, ok bo
 	}
 	if d.tp > 1 && r.IntN(3) == 0 {
 		sh.replicate = []string{"attn", "mlp", "wte", "attn+mlp", "attn+wte", "mlp+wte"}[r.IntN(6)]
+	}
+	if grid && (d.cp == 1 || sh.group == 0) {
+		sh.split = split{grid: []string{"attn", "mlp", "attn+mlp"}[blocks%3], rows: []int{2, 4}[batch%2]}
 	}
 	return outline{d, sh, chunks, ""}, units, all <= batch
 }

@@ -107,10 +107,10 @@ func (t *workTimes) add(in *workInstr, time cost.Picoseconds) {
 }
 
 type workKey struct {
-	of            *blueprint
-	cp, tp, order int
-	lies          *lies
-	trunk, piped  bool
+	of                  *blueprint
+	cp, tp, rows, order int
+	lies                *lies
+	trunk, piped        bool
 }
 
 // sizeOn is a size of micro-batches on some kinds of devices.
@@ -126,7 +126,7 @@ type sizeOn struct {
 func (s *searcher) work(of *blueprint, o outline, trunk bool) *work {
 	lies := s.liesOf(o)
 	piped := !trunk && o.pp > 1
-	key := workKey{of, o.cp, o.tp, o.order, lies, trunk, piped}
+	key := workKey{of, o.cp, o.tp, o.rows, o.order, lies, trunk, piped}
 	if w := s.works[key]; w != nil {
 		return w
 	}
@@ -137,7 +137,7 @@ func (s *searcher) work(of *blueprint, o outline, trunk bool) *work {
 		return s.works[key]
 	}
 	job := of.plan
-	job.DP, job.ZeROGroup, job.TP = 1, 0, o.tp
+	job.DP, job.ZeROGroup, job.TP, job.TPRows = 1, 0, o.tp, o.rows
 	if job.CP > 0 {
 		job.CP = o.cp
 	}
@@ -152,7 +152,9 @@ func (s *searcher) work(of *blueprint, o outline, trunk bool) *work {
 		case partition.AxisCP:
 			a.Size = o.cp
 		case partition.AxisTP:
-			a.Size = o.tp
+			a.Size = o.tp / max(o.rows, 1)
+		case partition.AxisTPR:
+			a.Size = o.rows
 		}
 	}
 	w.lie(s.cluster, job)
@@ -172,7 +174,7 @@ func (w *work) lie(c *cost.Cluster, job partition.Plan) {
 	price := cost.NewProgram(c, &job, w.mesh)
 	type way struct {
 		kinds  cost.Kinds
-		groups [2]cost.Group
+		groups [3]cost.Group
 	}
 	var ways []way
 	for at := range job.Stages {
@@ -180,7 +182,7 @@ func (w *work) lie(c *cost.Cluster, job partition.Plan) {
 			break
 		}
 		x := way{kinds: price.Kinds(at)}
-		for i, name := range []string{partition.AxisTP, partition.AxisCP} {
+		for i, name := range []string{partition.AxisTP, partition.AxisTPR, partition.AxisCP} {
 			if axis := w.mesh.Axis(name); axis >= 0 {
 				x.groups[i] = price.As(at).Group(axis)
 			}
@@ -208,7 +210,7 @@ func (w *work) collect(instrs []codegen.Instr, phase ir.Phase, trunk bool) {
 		if w.piped {
 			all = all[:1]
 		}
-		x := workInstr{Instr: in, all: all, part: part, pass: phase, ahead: phase == ir.Backward && (n.Op == ir.OpAllGather || n.Op == ir.OpFetch)}
+		x := workInstr{Instr: in, all: all, part: part, pass: phase, ahead: phase == ir.Backward && (n.Op == ir.OpAllGather || n.Op == ir.OpAllToAll || n.Op == ir.OpSlice || n.Op == ir.OpFetch)}
 		switch {
 		case w.of.ofBlock[n]:
 			x.part, part = inBlock, after
@@ -361,14 +363,14 @@ func (s *searcher) split(o outline, size int) (m, last int) {
 type trunkKey struct {
 	cp, tp, order int
 	sequence      bool
-	replicate     string
-	lies          *lies
+	split
+	lies *lies
 }
 
 // trunk returns the work that outlines with the same tensor and context parallelism
 // all do, nil where they have no programs.
 func (s *searcher) trunk(o outline) *work {
-	key := trunkKey{o.cp, o.tp, o.order, o.sequence, o.replicate, s.liesOf(o)}
+	key := trunkKey{o.cp, o.tp, o.order, o.sequence, o.split, s.liesOf(o)}
 	w, known := s.trunks[key]
 	if !known {
 		if of, err := s.trunkOf(o, 1); err == nil {
@@ -381,7 +383,7 @@ func (s *searcher) trunk(o outline) *work {
 
 // trunkOf returns the blueprint of a trunk in so many stages.
 func (s *searcher) trunkOf(o outline, stages int) (*blueprint, error) {
-	plan, err := s.template(outline{degrees: degrees{plan: o.cp * o.tp * stages, dp: 1, cp: o.cp, tp: o.tp, pp: stages}, sharding: sharding{sequence: o.sequence, replicate: o.replicate}})
+	plan, err := s.template(outline{degrees: degrees{plan: o.cp * o.tp * stages, dp: 1, cp: o.cp, tp: o.tp, pp: stages}, sharding: sharding{sequence: o.sequence, split: o.split}})
 	if err != nil {
 		return nil, err
 	}

@@ -132,6 +132,9 @@ func (x goldenCase) text(model gpt.Config, c *cost.Cluster, found *Result) strin
 	if modules := p.Replicated(); len(modules) > 0 {
 		line("replicated", "%s", strings.Join(modules, " "))
 	}
+	if modules := p.OnGrid(); len(modules) > 0 {
+		line("grid", "%s over %d rows", strings.Join(modules, " "), p.Rows())
+	}
 	line("overlap", "%s", onOff(p.Overlap))
 	line("offload", "%s", p.Offload)
 	line("optimal", "%v", found.Stats.Optimal)

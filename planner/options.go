@@ -50,6 +50,10 @@ type Options struct {
 	// attn+wte, or "none"; empty searches it where it may pay: see [searcher.replications].
 	// Beside modules that are replicated nothing is recomputed unless Recompute says so.
 	Replicate string
+	// TPRows is how many rows the grid of tensor-parallel ranks has, of which some modules are cut
+	// in both dimensions, as in [partition.Plan.TPRows]; 1 is no grid, 0 searches it where it may
+	// pay: see [searcher.splits].
+	TPRows int
 	// Pins come before all placements of the search, so they hold.
 	Pins []partition.Placement
 	// TopK is how many alternatives to return: the best plans with other degrees.
@@ -145,7 +149,7 @@ func (o Options) validate(batch int) (Options, error) {
 	for _, f := range []struct {
 		name  string
 		value int
-	}{{"plan-ngpus", o.PlanNGPUs}, {"runtime-ngpus", o.RuntimeNGPUs}, {"dp", o.DP}, {"cp", o.CP}, {"tp", o.TP}, {"pp", o.PP}, {"micro-batch", o.MicroBatch}, {"top", o.TopK}} {
+	}{{"plan-ngpus", o.PlanNGPUs}, {"runtime-ngpus", o.RuntimeNGPUs}, {"dp", o.DP}, {"cp", o.CP}, {"tp", o.TP}, {"tp-rows", o.TPRows}, {"pp", o.PP}, {"micro-batch", o.MicroBatch}, {"top", o.TopK}} {
 		if f.value < 0 || f.value > 1<<20 {
 			return o, optionErrorf(f.name, "is %d, must be between 0 and %d", f.value, 1<<20)
 		}
@@ -256,6 +260,18 @@ func (o Options) validateSharding() error {
 	}
 	if o.Replicate != "" && o.Replicate != "none" && o.TP == 1 {
 		return optionErrorf("replicate", "is %s, but tp is 1: it needs at least 2", o.Replicate)
+	}
+	if rows := o.TPRows; rows > 1 {
+		switch {
+		case o.TP > 0 && (o.TP%rows != 0 || o.TP == rows):
+			return optionErrorf("tp-rows", "is %d, which does not cut tp %d into rows of at least 2", rows, o.TP)
+		case o.Replicate != "" && o.Replicate != "none":
+			return optionErrorf("tp-rows", "is %d, but replicate is %s: the search has one of them", rows, o.Replicate)
+		case o.RankOrder != "" && o.RankOrder != partition.UsualOrder:
+			return optionErrorf("tp-rows", "is %d, but rank-order is %s: the search has grids in the order %s alone; a plan that says so runs", rows, o.RankOrder, partition.UsualOrder)
+		case o.Policy != AutoDist:
+			return optionErrorf("tp-rows", "is %d, but policy %s cuts weights in one dimension", rows, o.Policy)
+		}
 	}
 	if o.SequenceParallel == "on" && o.TP == 1 {
 		return optionErrorf("sequence-parallel", "is on, but tp is 1: it needs at least 2")

@@ -338,7 +338,7 @@ func (s *searcher) positions(p *passage) []position {
 // be while they send, it is nothing.
 func (s *searcher) sends(o outline, size int) []partTimes {
 	way := s.order(o)
-	key := sendKey{o.sequence, o.replicate, size, o.chunks}
+	key := sendKey{o.sequence, o.split, size, o.chunks}
 	all, known := way.sent[key]
 	if known {
 		return all
@@ -403,7 +403,7 @@ func (s *searcher) sending(trunk *work, o outline) []*ir.Node {
 
 // sendKey is what sends follow from beside degrees.
 type sendKey struct {
-	sequence     bool
-	replicate    string
+	sequence bool
+	split
 	size, chunks int
 }

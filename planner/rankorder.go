@@ -61,7 +61,10 @@ func (s *searcher) tractsOf(all []degrees) []*tract {
 			if s.relieves(o) {
 				continue
 			}
-			for _, o.replicate = range append([]string{o.replicate}, s.replications(o)...) {
+			if s.opts.TPRows < 2 {
+				list = append(list, s.tract(s.anywhere(o)))
+			}
+			for _, o.split = range s.splits(o) {
 				list = append(list, s.tract(s.anywhere(o)))
 			}
 		}
@@ -159,7 +162,7 @@ func (s *searcher) placesOf(o outline) []outline {
 	for _, o.degrees = range s.units[o.degrees] {
 		o.ranks = s.opts.ranks(o.degrees)
 		all = append(all, o)
-		if o.replicate != s.opts.replicate() {
+		if o.split != (split{replicate: s.opts.replicate()}) {
 			continue // in the usual order only
 		}
 		for _, o.ranks = range s.rankOrders(o.degrees) {
@@ -229,10 +232,10 @@ type liesKey struct{ tp, cp, tpApart, cpApart int }
 
 // liesOf returns how the groups of an outline lie in another order than the usual one,
 // the same value for all that lie alike; nil where they lie as in that, or none that it may
-// have lies better.
+// have lies better. Those of a grid always lie as in that.
 func (s *searcher) liesOf(o outline) *lies {
 	switch {
-	case o.ranks == "" || o.cp == 1 && o.tp == 1:
+	case o.ranks == "" || o.cp == 1 && o.tp == 1 || o.rows > 0:
 		return nil
 	case o.ranks == anywhere:
 		return s.best(o)

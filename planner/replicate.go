@@ -29,8 +29,14 @@ func (o Options) recompute(replicate string) Recompute {
 // replications lists what may be replicated of modules, as names joined by "+", beside
 // nothing: every set of them but all.
 func replications(modules []string) []string {
+	all := sets(modules)
+	return all[:max(len(all), 1)-1]
+}
+
+// sets lists every set of some of the names, joined by "+", that of all last.
+func sets(modules []string) []string {
 	var all []string
-	for set := 1; set < 1<<len(modules)-1; set++ {
+	for set := 1; set < 1<<len(modules); set++ {
 		var names []string
 		for i, name := range modules {
 			if set>>i&1 == 1 {
@@ -67,14 +73,17 @@ func (l *layouts) modules() []string {
 	return names
 }
 
-// replicating returns the layout for a degree of tensor parallelism with some modules
-// replicated: all others are split as [layouts.find] has them.
-func (l *layouts) replicating(tp int, replicate string) ([]partition.Placement, error) {
+// splitting returns the layout for a degree of tensor parallelism with some modules on a
+// grid, or replicated: all others are split as [layouts.find] has them.
+func (l *layouts) splitting(tp int, x split) ([]partition.Placement, error) {
+	if x.rows > 0 {
+		return l.onGrid(tp, x)
+	}
 	split, err := l.find(tp)
-	if err != nil || replicate == "" {
+	if err != nil || x.replicate == "" {
 		return split, err
 	}
-	modules := strings.Split(replicate, "+")
+	modules := strings.Split(x.replicate, "+")
 	of := func(p partition.Placement) bool { return slices.Contains(modules, p.Module()) }
 	all := slices.DeleteFunc(slices.Clone(split), of)
 	for _, p := range l.wholes() {
@@ -90,9 +99,7 @@ func (l *layouts) replicating(tp int, replicate string) ([]partition.Placement, 
 // has no sequence for each of dp x tp or tp is asked for. Otherwise tp is there to spare
 // memory, which replication takes again.
 func (s *searcher) replications(o outline) []string {
-	within := s.cluster.Device.Shared || o.tp <= s.cluster.DevicesPerNode
-	pays := s.replicas(o)*o.tp > s.batch || s.opts.TP > 1
-	if s.opts.Replicate != "" || s.opts.Policy != AutoDist || !(o.sequence && within && pays) {
+	if s.opts.Replicate != "" || s.opts.Policy != AutoDist || !(o.sequence && s.within(o) && s.pays(o)) {
 		return nil
 	}
 	if s.replicable == nil {
@@ -101,10 +108,21 @@ func (s *searcher) replications(o outline) []string {
 	return s.replicable
 }
 
-// replicated names what a plan of the search replicates, beside its pins.
-func (s *searcher) replicated(p *partition.Plan) string {
-	free := partition.Plan{Placements: p.Placements[min(len(s.opts.Pins), len(p.Placements)):]}
-	return strings.Join(free.Replicated(), "+")
+// within reports whether the tensor-parallel ranks of an outline lie in one node.
+func (s *searcher) within(o outline) bool {
+	return s.cluster.Device.Shared || o.tp <= s.cluster.DevicesPerNode
+}
+
+// pays reports whether the batch has no sequence for each of dp x tp, or tp is asked for.
+func (s *searcher) pays(o outline) bool { return s.replicas(o)*o.tp > s.batch || s.opts.TP > 1 }
+
+// splitOf is how a plan of the search cuts weights, beside its pins.
+func (s *searcher) splitOf(p *partition.Plan) split {
+	free := partition.Plan{TPRows: p.TPRows, Placements: p.Placements[min(len(s.opts.Pins), len(p.Placements)):]}
+	if p.Rows() > 1 {
+		return split{grid: strings.Join(free.OnGrid(), "+"), rows: p.Rows()}
+	}
+	return split{replicate: strings.Join(free.Replicated(), "+")}
 }
 
 // checkReplicate checks that option against the modules there are.

@@ -70,6 +70,7 @@ type searcher struct {
 	tracts     []*tract
 	units      map[degrees][]degrees // by degrees anywhere
 	replicable []string              // see replications
+	gridded    []string              // see grids
 	lies       map[liesKey]*lies
 	allRooms   map[roomsKey][][]codegen.Chunk
 	evens      map[roomsKey]evenShares
@@ -85,7 +86,7 @@ type searcher struct {
 
 // Search returns the fastest plan for a training step traced for a global batch,
 // among those that fit: the minimum over the degrees, the orders of the cluster's pools
-// of devices, micro-batch sizes, schedules, ZeRO stages, sequence parallelism or not, modules replicated, and contiguous cuts that the
+// of devices, micro-batch sizes, schedules, ZeRO stages, sequence parallelism or not, modules replicated or on grids, and contiguous cuts that the
 // options leave (for context parallelism and overlap see there), and ZeRO in groups
 // and offload where memory is short (see relieve), under the cost of planner/sim;
 // interleaved schedules with 2, 4, or as many chunks as share the blocks evenly, cut evenly. Of every stage so many
@@ -115,7 +116,7 @@ func newSearch(g *ir.Graph, batch int, c *cost.Cluster, opts Options, steps int)
 		return nil, nil, err
 	}
 	found, pipes, optimal, err := s.search()
-	if err == nil && opts.CP == 0 && (len(found) == 0 || opts.Replicate == "" && s.replicated(found[0].plan) != "") {
+	if err == nil && opts.CP == 0 && (len(found) == 0 || opts.Replicate == "" && s.splitOf(found[0].plan).replicate != "") {
 		s.everywhere = true
 		found, pipes, optimal, err = s.search()
 	}
@@ -176,7 +177,7 @@ func newSearcher(g *ir.Graph, batch int, c *cost.Cluster, opts Options) *searche
 // point is a pipeline of the space under search.
 type point struct {
 	degrees
-	replicate string // as in [outline]
+	split // as in [outline]
 	*cutter
 	solved bool             // its best plan is among the best of its degrees
 	unsure bool             // it may have a better plan than was found
@@ -198,6 +199,10 @@ func (s *searcher) outlines() error {
 	if len(all) == 0 && s.opts.Overlap == "on" {
 		return optionErrorf("overlap", "needs at least 2 data-parallel ranks; no dp x tp x pp of %s devices in %d has them with %d blocks and a global batch of %d",
 			degree(s.opts.PlanNGPUs), s.opts.RuntimeNGPUs, s.graphs.blocks, s.batch)
+	}
+	if rows := s.opts.TPRows; len(all) == 0 && rows > 1 {
+		return optionErrorf("tp-rows", "is %d, which needs tp of %d or another multiple; no dp x tp x pp of %s devices in %d has it with %d blocks and a global batch of %d",
+			rows, 2*rows, degree(s.opts.PlanNGPUs), s.opts.RuntimeNGPUs, s.graphs.blocks, s.batch)
 	}
 	if len(all) == 0 && s.opts.SequenceParallel == "on" {
 		return optionErrorf("sequence-parallel", "needs tp of at least 2; no dp x tp x pp of %s devices in %d has it with %d blocks and a global batch of %d",
@@ -225,7 +230,7 @@ func (s *searcher) outlines() error {
 // order of its ranks, only in the numbers of ranks: if every group and every transfer goes
 // the same way through the network, every plan takes the same time and memory.
 func (s *searcher) twin(o outline) bool {
-	key := order{o.degrees, o.group, o.ranks}
+	key := order{o.degrees, o.group, o.rows, o.ranks}
 	twin, known := s.isTwin[key]
 	if !known {
 		ways, unit := s.order(o).text, key
@@ -242,8 +247,8 @@ func (s *searcher) replicas(o outline) int { return o.dp * (s.opts.RuntimeNGPUs 
 // order is what the ways of an outline through the network follow from.
 type order struct {
 	degrees
-	group int
-	ranks string
+	group, rows int
+	ranks       string
 }
 
 // ways is how everything that an outline communicates goes through the network.
@@ -260,7 +265,7 @@ type ways struct {
 
 // order returns the ways of an outline.
 func (s *searcher) order(o outline) *ways {
-	key := order{o.degrees, o.group, o.ranks}
+	key := order{o.degrees, o.group, o.rows, o.ranks}
 	w, known := s.orders[key]
 	if known {
 		return w
@@ -271,7 +276,7 @@ func (s *searcher) order(o outline) *ways {
 		return w
 	}
 	p := &partition.Plan{
-		PlanNGPUs: o.plan, RuntimeNGPUs: s.opts.RuntimeNGPUs, DP: o.dp, CP: o.cp, TP: o.tp, ZeROGroup: o.group,
+		PlanNGPUs: o.plan, RuntimeNGPUs: s.opts.RuntimeNGPUs, DP: o.dp, CP: o.cp, TP: o.tp, TPRows: o.rows, ZeROGroup: o.group,
 		MicroBatch: s.batch, Stages: make([]partition.Stage, o.pp), PoolOrder: s.cluster.Orders()[o.order], RankOrder: o.ranks,
 	}
 	mesh := p.Mesh(s.batch)
@@ -322,7 +327,7 @@ func (w *ways) hostCopy(bytes int64) cost.Picoseconds {
 // floorsOf returns the first floors of an outline anywhere, of which only that of what it
 // exchanges is known until they are listed.
 func (s *searcher) floorsOf(o outline) *floors {
-	key := family{o.degrees, o.chunks, o.sequence, o.overlap, o.zero >= 2, o.replicate}
+	key := family{o.degrees, o.chunks, o.sequence, o.overlap, o.zero >= 2, o.split}
 	all := s.families[key]
 	if all == nil {
 		all = &floors{least: s.exchanged(o)}
@@ -359,7 +364,7 @@ type family struct {
 	degrees
 	chunks                   int
 	sequence, overlap, often bool // often: data-parallel ranks communicate in every micro-batch
-	replicate                string
+	split
 }
 
 // sizes lists the sizes of micro-batches that an outline may have.
@@ -389,7 +394,7 @@ func (s *searcher) skeleton(o outline) (*skeleton, error) {
 // template returns the plan of which stages, micro-batch size and schedule are
 // still open. It fails when no parameter can be split so.
 func (s *searcher) template(d outline) (partition.Plan, error) {
-	placements, err := s.layouts.replicating(d.tp, d.replicate)
+	placements, err := s.layouts.splitting(d.tp, d.split)
 	if err != nil {
 		return partition.Plan{}, err
 	}
@@ -400,7 +405,7 @@ func (s *searcher) template(d outline) (partition.Plan, error) {
 	}
 	plan := partition.Plan{
 		PlanNGPUs: d.plan, RuntimeNGPUs: s.opts.RuntimeNGPUs, DP: d.dp, TP: d.tp,
-		ZeRO: d.zero, ZeROGroup: d.group, Offload: d.offload, SequenceParallel: d.sequence, Overlap: d.overlap,
+		TPRows: d.rows, ZeRO: d.zero, ZeROGroup: d.group, Offload: d.offload, SequenceParallel: d.sequence, Overlap: d.overlap,
 		Stages: make([]partition.Stage, d.stages()), Placements: placements, PoolOrder: s.cluster.Orders()[d.order], RankOrder: d.ranks,
 	}
 	if d.cp > 1 {

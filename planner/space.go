@@ -21,8 +21,7 @@ type sharding struct {
 	sequence bool
 	overlap  bool // communication beside the kernels
 	offload  partition.Offload
-	// replicate is modules whose weights tensor-parallel ranks all hold, joined by "+".
-	replicate string
+	split    // of tensor parallelism
 }
 
 // outline is a plan but for micro-batches, schedule and cut.
@@ -68,8 +67,8 @@ func (o outline) inStep(size, replicas, batch int) bool {
 
 // outlines lists the ways to shard beside some degrees, with every number of chunks per rank,
 // in the usual order of ranks or that of the options: without interleaving first, and with
-// overlap before without. Modules are replicated as the options say: for others see
-// [searcher.replications].
+// overlap before without. Modules are replicated as the options say: for others, and grids, see
+// [searcher.splits].
 func outlines(o Options, d degrees, counts []int, c *cost.Cluster) iter.Seq[outline] {
 	stages := []int{0, 1, 2, 3}
 	replicas := d.dp * (o.RuntimeNGPUs / d.plan)
@@ -97,7 +96,7 @@ func outlines(o Options, d degrees, counts []int, c *cost.Cluster) iter.Seq[outl
 					for _, group := range zeroGroups(o, d, zero, replicas, chunks, c) {
 						for _, offload := range offloads(o, c) {
 							for _, overlap := range []bool{true, false} {
-								x := outline{d, sharding{zero, group, sequence, overlap, offload, o.replicate()}, chunks, o.ranks(d)}
+								x := outline{d, sharding{zero, group, sequence, overlap, offload, split{replicate: o.replicate()}}, chunks, o.ranks(d)}
 								if x.among(o) && !yield(x) {
 									return
 								}
@@ -240,7 +239,7 @@ func schedules(o Options, pp, chunks int) []partition.Schedule {
 }
 
 // comparePlans orders plans that cost the same: ranks in the usual order, smaller units, less
-// context parallelism, less tensor parallelism, fewer stages, less sharding, nothing replicated, no
+// context parallelism, less tensor parallelism, fewer rows of it, fewer stages, less sharding, nothing replicated, few modules on a grid, no
 // overlap, pools as they stand in the cluster, larger micro-batches, 1f1b, then gpipe, fewer chunks,
 // then the cut. It is 0 for equal plans of one search only: placements follow from the degrees
 // and what is replicated.
@@ -250,12 +249,14 @@ func comparePlans(a, b *partition.Plan) int {
 		cmp.Compare(a.PlanNGPUs, b.PlanNGPUs),
 		cmp.Compare(a.ContextParallel(), b.ContextParallel()),
 		cmp.Compare(a.TP, b.TP),
+		cmp.Compare(a.Rows(), b.Rows()),
 		cmp.Compare(a.PP(), b.PP()),
 		cmp.Compare(a.ZeRO, b.ZeRO),
 		cmp.Compare(a.ZeROGroup, b.ZeROGroup),
 		cmp.Compare(a.Offload, b.Offload),
 		compareBools(a.SequenceParallel, b.SequenceParallel),
 		slices.Compare(a.Replicated(), b.Replicated()),
+		slices.Compare(a.OnGrid(), b.OnGrid()),
 		compareBools(a.Overlap, b.Overlap),
 		slices.Compare(a.PoolOrder, b.PoolOrder),
 		cmp.Compare(b.MicroBatch, a.MicroBatch),

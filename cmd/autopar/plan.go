@@ -40,6 +40,7 @@ type fixed struct {
 	Policy           string `group:"fix" enum:"dp,fsdp,megatron,autodist" default:"autodist" help:"Search only a well-known family: dp, fsdp, megatron, or autodist for everything."`
 	DP               *int   `group:"fix" name:"dp" placeholder:"N" help:"Data-parallel degree."`
 	TP               *int   `group:"fix" name:"tp" placeholder:"N" help:"Tensor-parallel degree."`
+	TPRows           *int   `group:"fix" name:"tp-rows" placeholder:"N" help:"Rows of the grid that tensor-parallel ranks form, over which weights of attention, MLP or both are cut in two dimensions; 1 is no grid."`
 	CP               *int   `group:"fix" name:"cp" placeholder:"N" help:"Context-parallel degree: ranks that share every sequence."`
 	PP               *int   `group:"fix" name:"pp" placeholder:"N" help:"Pipeline stages."`
 	MicroBatch       *int   `group:"fix" placeholder:"N" help:"Sequences per micro-batch of one data-parallel rank."`
@@ -63,7 +64,7 @@ func (c *planCmd) options(cfg *config.Config) (planner.Options, error) {
 		value *int
 		least int
 	}{
-		{"--dp", c.DP, 1}, {"--tp", c.TP, 1}, {"--cp", c.CP, 1}, {"--pp", c.PP, 1},
+		{"--dp", c.DP, 1}, {"--tp", c.TP, 1}, {"--tp-rows", c.TPRows, 1}, {"--cp", c.CP, 1}, {"--pp", c.PP, 1},
 		{"--micro-batch", c.MicroBatch, 1}, {"--interleave", c.Interleave, 1}, {"--zero", c.Zero, 0}, {"--zero-group", c.ZeroGroup, 2}, {"--top", &c.Top, 0},
 	} {
 		if n.value != nil && *n.value < n.least {
@@ -77,7 +78,7 @@ func (c *planCmd) options(cfg *config.Config) (planner.Options, error) {
 		RankOrder: c.RankOrder,
 		Schedule:  partition.Schedule(c.Schedule), Interleave: deref(c.Interleave), ZeRO: c.Zero, ZeROGroup: deref(c.ZeroGroup),
 		Recompute: planner.Recompute(c.Recompute), SequenceParallel: c.SequenceParallel, Overlap: c.Overlap, Offload: c.Offload,
-		Replicate: c.Replicate, Policy: planner.Policy(c.Policy), TopK: c.Top,
+		TPRows: deref(c.TPRows), Replicate: c.Replicate, Policy: planner.Policy(c.Policy), TopK: c.Top,
 	}
 	if c.MicroBatch != nil {
 		o.MicroBatch = *c.MicroBatch
@@ -247,6 +248,10 @@ func printPlan(con *console, doc *planner.Document) {
 	}
 	if modules := p.Replicated(); len(modules) > 0 {
 		about = append(about, []string{"replicated", "the weights of " + strings.Join(modules, " and ") + " over tp"})
+	}
+	if modules := p.OnGrid(); len(modules) > 0 {
+		grid := fmt.Sprintf("the weights of %s, over %d rows and %d columns of tp", strings.Join(modules, " and "), p.Rows(), p.TP/p.Rows())
+		about = append(about, []string{"in two dims", grid})
 	}
 	if p.RankOrder != "" {
 		about = append(about, []string{"rank order", p.RankOrderText() + ", innermost first"})

@@ -370,7 +370,7 @@ func (m *Program) synchronized(n *ir.Node, bytes int64, share float64, axis stri
 
 // replicated reports whether the ranks along an axis have the same parameters.
 func replicated(axis string) bool {
-	return axis != partition.AxisTP && axis != partition.AxisCP
+	return axis != partition.AxisTP && axis != partition.AxisTPR && axis != partition.AxisCP
 }
 
 // buffers reports whether the software has buffers of its own for collectives over an axis.

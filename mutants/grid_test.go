@@ -1,0 +1,37 @@
+package mutants
+
+// inGrids has those of weights that are cut over rows and columns of tensor-parallel ranks.
+func inGrids() []mutant {
+	const collectives, exact = "^TestGridCollectives$", "^TestGridSearchIsExact$"
+	return []mutant{{
+		bug: "weights on a grid are gathered", how: "what meets a part of a weight is not cut as that is",
+		file: "partition/propagate.go",
+		old:  "return w.Def.Op == ir.OpParam && to[1].Kind == ir.Shard && w.Spec[axis] == to[1]", new: "return false",
+		pkg: "./partition", run: collectives,
+	}, {
+		bug: "gradients of weights on a grid are whole over its rows", how: "a sum over tokens costs no more than their parts",
+		file: "partition/propagate.go",
+		old:  "cost += lastResort // a gradient is made in the parts that the rows hold", new: "cost += 0",
+		pkg: "./partition", run: collectives,
+	}, {
+		bug: "an axis comes to a dimension before one outside of it", how: "it has to be gathered and cut again",
+		file: "partition/reshard.go",
+		old:  "outer := j < i && cur[j] != to[j]", new: "outer := false && cur[j] != to[j]",
+		pkg: "./partition", run: "^TestNestedSlicesMove$",
+	}, {
+		bug: "a faster grid is missed", how: "the search has none but what are asked for",
+		file: "planner/grid.go",
+		old:  "range gridRows(o.tp) {", new: "range gridRows(o.tp)[:0] {",
+		pkg: "./planner", run: exact,
+	}, {
+		bug: "tokens are exchanged for features once a stage", how: "the exchange of the gradient that a stage receives is not its last block's",
+		file: "planner/blueprint.go",
+		old:  "n.Op == ir.OpAllGather || n.Op == ir.OpAllToAll || n.Op == ir.OpSlice && of", new: "n.Op == ir.OpAllGather || n.Op == ir.OpSlice && of",
+		pkg: "./planner", run: exact,
+	}, {
+		bug: "the checker's space has no grid", how: "regions of grids are none of it",
+		file: "planner/declared.go",
+		old:  "searched && rows*rows <= cut.tp", new: "searched && rows*rows < cut.tp",
+		pkg: "./planner", run: "^TestCertificateOptions$",
+	}}
+}
