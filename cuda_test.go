@@ -90,11 +90,13 @@ func TestPipelinesOverNCCL(t *testing.T) {
 	one := trainBatch(t, parityPlan(1, 1, 1, parityBatch, partition.GPipe, false), parityBatch, steps)
 	zero := parityPlan(2, 1, 2, 3, partition.OneFOneB, true)
 	zero.ZeRO, zero.Overlap = 2, true
+	chunks, bubble := pipelinePlan(2, 1, 2, 2, 1, ""), pipelinePlan(2, 1, 2, 0, 2, "") // gradients reduced beside other tasks
+	chunks.ZeRO, chunks.Overlap, bubble.Overlap = 1, true, true
 	plans := []*partition.Plan{
 		parityPlan(1, 1, 2, 2, partition.GPipe, false), parityPlan(1, 1, 4, 3, partition.GPipe, true),
 		parityPlan(3, 1, 2, 1, partition.OneFOneB, false), parityPlan(1, 2, 4, 2, partition.OneFOneB, false), zero,
 		pipelinePlan(1, 1, 2, 2, 2, ""), pipelinePlan(1, 2, 2, 3, 3, "full"), pipelinePlan(2, 1, 4, 2, 1, ""),
-		pipelinePlan(1, 1, 2, 0, 1, ""), pipelinePlan(2, 2, 2, 0, 2, ""), pipelinePlan(1, 1, 4, 0, 2, "selective"),
+		pipelinePlan(1, 1, 2, 0, 1, ""), pipelinePlan(2, 2, 2, 0, 2, ""), pipelinePlan(1, 1, 4, 0, 2, "selective"), chunks, bubble,
 	}
 	for i, p := range plans {
 		t.Run(fmt.Sprintf("%s dp %d tp %d pp %d", p.ScheduleText(), p.DP, p.TP, p.PP()), func(t *testing.T) {
@@ -116,7 +118,7 @@ func TestPipelinesOverNCCL(t *testing.T) {
 			return got
 		},
 	} {
-		for _, i := range []int{2, 7} {
+		for _, i := range []int{2, 7, 11, 12} {
 			t.Run(fmt.Sprintf("%s/%s dp %d tp %d pp %d", name, plans[i].ScheduleText(), plans[i].DP, plans[i].TP, plans[i].PP()), func(t *testing.T) {
 				dLoss, _ := differences(one, run(plans[i]))
 				require.LessOrEqual(t, dLoss, 1e-5)

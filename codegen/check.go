@@ -187,12 +187,12 @@ func checkCode(p *Program, s *Stage) error {
 				return c.fail(in.Node, nil, "belongs to the %s body, stands in the %s body", in.Node.Phase, ir.Phase(phase))
 			}
 			switch _, chunk := p.Plan.Position(in.Node.Stage); {
-			case chunk != in.Chunk:
+			case chunk != in.Chunk && !in.Last: // what a step does once belongs to the position
 				return c.fail(in.Node, nil, "belongs to chunk %d, stands in chunk %d", chunk, in.Chunk)
-			case i > 0 && body.Instrs[i-1].Chunk != chunk && chunks[chunk] > 0:
-				return c.fail(in.Node, nil, "stands apart from the rest of chunk %d", chunk)
+			case i > 0 && body.Instrs[i-1].Chunk != in.Chunk && chunks[in.Chunk] > 0:
+				return c.fail(in.Node, nil, "stands apart from the rest of chunk %d", in.Chunk)
 			default:
-				chunks[chunk]++
+				chunks[in.Chunk]++
 			}
 			if err := c.step(in, writers); err != nil {
 				return err

@@ -2,6 +2,7 @@ package codegen
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/autopar/autopar/ir"
 )
@@ -12,41 +13,96 @@ import (
 // hold collectives of one kind that do not disturb each other; and what runs in
 // the last micro-batch only is what the step does once.
 func checkStreams(s *Stage) error {
-	for phase := range s.Bodies {
-		body := &s.Bodies[phase]
-		var running []*Instr // asynchronous ones, from the first of the body
-		done := 0
-		for i := range body.Instrs {
-			in := &body.Instrs[i]
-			fail := func(v *ir.Value, format string, args ...any) error {
-				e := &CheckError{Rank: -1, Stage: s.Index, Instr: in.Node.Name, Msg: fmt.Sprintf(format, args...)}
-				if v != nil {
-					e.Value = v.Name()
+	for phase := range ir.NumPhases {
+		for _, instrs := range s.runs(phase) {
+			var running []*Instr // asynchronous ones, from the first of the task
+			done := 0
+			for i := range instrs {
+				in := &instrs[i]
+				fail := s.failing(in)
+				if err := checkBucket(instrs, i, fail); err != nil {
+					return err
 				}
-				return e
-			}
-			if err := checkBucket(body, i, fail); err != nil {
-				return err
-			}
-			if once := in.Node.Phase == ir.Update && ir.Phase(phase) != ir.Update; once != in.Last {
-				return fail(nil, "runs in the last micro-batch only: %v, want %v", in.Last, once)
-			}
-			if in.Await > len(running) {
-				return fail(nil, "waits for %d asynchronous instructions, %d are before it", in.Await, len(running))
-			}
-			done = max(done, in.Await)
-			if !in.Async {
-				for _, other := range running[done:] {
-					if err := collide(in, other, fail); err != nil {
-						return err
+				if once := in.Node.Phase == ir.Update && phase != ir.Update; once != in.Last {
+					return fail(nil, "runs in the last micro-batch only: %v, want %v", in.Last, once)
+				}
+				if in.Await > len(running) {
+					return fail(nil, "waits for %d asynchronous instructions, %d are before it", in.Await, len(running))
+				}
+				done = max(done, in.Await)
+				if !in.Async {
+					for _, other := range running[done:] {
+						if err := collide(in, other, fail); err != nil {
+							return err
+						}
 					}
+				} else {
+					running = append(running, in)
 				}
-			} else {
-				running = append(running, in)
 			}
 		}
 	}
+	if err := checkLate(s); err != nil {
+		return err
+	}
 	return checkLives(s)
+}
+
+// failing returns what makes the errors of an instruction.
+func (s *Stage) failing(in *Instr) func(v *ir.Value, format string, args ...any) error {
+	return func(v *ir.Value, format string, args ...any) error {
+		e := &CheckError{Rank: -1, Stage: s.Index, Instr: in.Node.Name, Msg: fmt.Sprintf(format, args...)}
+		if v != nil {
+			e.Value = v.Name()
+		}
+		return e
+	}
+}
+
+// checkLate makes sure that what runs in the last micro-batch only, which nothing waits
+// for before the update, is not disturbed by the tasks after its own: those of other
+// chunks, and the later passes of its own. (Of the same pass of the same chunk no more
+// micro-batches follow.) Its buffers are not given to others when its task ends.
+func checkLate(s *Stage) error {
+	type late struct {
+		*Instr
+		of part
+	}
+	using := map[int][]late{} // by buffer
+	for phase := range ir.Update {
+		for i := range s.Bodies[phase].Instrs {
+			in := &s.Bodies[phase].Instrs[i]
+			if !in.Async || !in.Last {
+				continue
+			}
+			values := slices.Concat(in.Node.Args, in.Node.Results)
+			for k, id := range slices.Concat(in.Args, in.Results) {
+				if r := s.Buffers[id].Region; r != Persist {
+					return s.failing(in)(values[k], "is in b%d of the %s region, and in use beyond the end of the task", id, r)
+				}
+				using[id] = append(using[id], late{in, part{phase, in.Chunk}})
+			}
+		}
+	}
+	for phase := range ir.Update {
+		for i := range s.Bodies[phase].Instrs {
+			in := &s.Bodies[phase].Instrs[i]
+			if in.Async {
+				continue
+			}
+			for _, id := range slices.Concat(in.Args, in.Results) {
+				for _, other := range using[id] {
+					if other.of.chunk == in.Chunk && other.of.phase >= phase {
+						continue
+					}
+					if err := collide(in, other.Instr, s.failing(in)); err != nil {
+						return err
+					}
+				}
+			}
+		}
+	}
+	return nil
 }
 
 // checkLives makes sure that buffers are held to be live as long as instructions,
@@ -56,7 +112,13 @@ func checkLives(s *Stage) error {
 	before := 0 // instructions in earlier bodies
 	for phase := range s.Bodies {
 		body := &s.Bodies[phase]
-		ends := lasts(body)
+		var ends []int
+		for _, instrs := range s.runs(ir.Phase(phase)) {
+			first := len(ends)
+			for _, end := range lasts(instrs) {
+				ends = append(ends, first+end)
+			}
+		}
 		for i, in := range body.Instrs {
 			for _, id := range append(append([]int{}, in.Args...), in.Results...) {
 				b := &s.Buffers[id]
@@ -75,13 +137,13 @@ func checkLives(s *Stage) error {
 	return nil
 }
 
-// lasts returns for each instruction of a body the last position at which it may
-// be running: no earlier than any of its bucket.
-func lasts(body *Body) []int {
-	ends := make([]int, len(body.Instrs))
-	var running []int // asynchronous ones, from the first of the body
+// lasts returns for each instruction of a task the last position at which it may
+// be running, beyond the end or not: no earlier than any of its bucket.
+func lasts(instrs []Instr) []int {
+	ends := make([]int, len(instrs))
+	var running []int // asynchronous ones, from the first of the task
 	done := 0
-	for i, in := range body.Instrs {
+	for i, in := range instrs {
 		ends[i] = i
 		for ; done < min(in.Await, len(running)); done++ {
 			ends[running[done]] = i - 1
@@ -91,10 +153,10 @@ func lasts(body *Body) []int {
 		}
 	}
 	for _, i := range running[done:] {
-		ends[i] = len(body.Instrs) - 1
+		ends[i] = len(instrs) - 1
 	}
 	for i := len(ends) - 1; i > 0; i-- {
-		if body.Instrs[i].Fused && ends[i-1] < ends[i] {
+		if instrs[i].Fused && ends[i-1] < ends[i] {
 			ends[i-1] = ends[i]
 		}
 	}
@@ -102,8 +164,8 @@ func lasts(body *Body) []int {
 }
 
 // checkBucket checks the place of one instruction in its bucket.
-func checkBucket(body *Body, i int, fail func(*ir.Value, string, ...any) error) error {
-	in := &body.Instrs[i]
+func checkBucket(instrs []Instr, i int, fail func(*ir.Value, string, ...any) error) error {
+	in := &instrs[i]
 	switch {
 	case in.Async && !Collective(in.Node.Op):
 		return fail(nil, "is %s, which cannot run on the communication stream", in.Node.Op)
@@ -113,21 +175,21 @@ func checkBucket(body *Body, i int, fail func(*ir.Value, string, ...any) error) 
 		return fail(nil, "is communication of the last micro-batch only, and not beside it")
 	case !in.Fused:
 		return nil
-	case i == 0 || !Collective(in.Node.Op) || !Collective(body.Instrs[i-1].Node.Op):
+	case i == 0 || !Collective(in.Node.Op) || !Collective(instrs[i-1].Node.Op):
 		return fail(nil, "is to be made with the instruction before it, and both are no collectives")
 	case in.Await > 0:
 		return fail(nil, "waits for the stream when the bucket that it is in has begun")
 	}
-	with := &body.Instrs[i-1]
+	with := &instrs[i-1]
 	a, b := in.Node.Attr.(ir.CommAttr), with.Node.Attr.(ir.CommAttr)
 	if in.Node.Op != with.Node.Op || a.Axis != b.Axis || in.Async != with.Async || in.Last != with.Last {
 		return fail(nil, "is to be made with %s, which is another kind of collective", with.Node.Name)
 	}
 	for k := i - 1; k >= 0; k-- {
-		if err := collide(in, &body.Instrs[k], fail); err != nil {
+		if err := collide(in, &instrs[k], fail); err != nil {
 			return err
 		}
-		if !body.Instrs[k].Fused {
+		if !instrs[k].Fused {
 			break
 		}
 	}

@@ -362,8 +362,10 @@ func (b *stageBuilder) bodies() {
 		}
 		b.emit(n)
 	}
-	for phase := range b.Bodies {
-		b.awaits(&b.Bodies[phase])
+	for phase := range ir.NumPhases {
+		for _, instrs := range b.runs(phase) {
+			b.awaits(instrs)
+		}
 	}
 }
 
@@ -411,7 +413,7 @@ func (b *stageBuilder) canOverwrite(n *ir.Node, i int, region Region) bool {
 
 func (b *stageBuilder) emit(n *ir.Node) {
 	s := b.spot(n)
-	in := Instr{Node: n, Chunk: b.chunk(n), Async: s.async, Fused: b.fused[n.ID()], Last: s.last, Segment: s.segment}
+	in := Instr{Node: n, Chunk: b.partOf(n).chunk, Async: s.async, Fused: b.fused[n.ID()], Last: s.last, Segment: s.segment}
 	if n.Op != ir.OpRecv { // its operand is the sender's
 		in.Args = b.list(len(n.Args))
 		for i, a := range n.Args {
@@ -442,13 +444,19 @@ func (b *stageBuilder) liveness() {
 	before := 0 // instructions in earlier bodies
 	for k := range b.Bodies {
 		body := &b.Bodies[k]
-		joined := body.joined()
+		var ends []int
+		for _, instrs := range b.runs(ir.Phase(k)) {
+			first := len(ends)
+			for _, end := range joined(instrs) {
+				ends = append(ends, first+end)
+			}
+		}
 		for i := range body.Instrs {
 			in := &body.Instrs[i]
 			for _, ids := range [2][]int{in.Args, in.Results} {
 				for _, id := range ids {
 					buf := &b.Buffers[id]
-					from, to := i, joined[i]
+					from, to := i, ends[i]
 					if buf.Region == Slot || buf.Region == Inbox {
 						from, to = from+before, to+before
 					}

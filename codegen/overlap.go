@@ -24,22 +24,30 @@ import (
 // Collectives of one kind over one axis that a segment hands over together are
 // made in one go. Blocks are alike, so every inner block adds the same
 // instructions to a body: the planner counts on it.
+//
+// The body of each chunk falls into segments of its own. What runs in the last
+// micro-batch only is waited for before the update, not at the end of its task: of
+// interleaved stages the gradients of one are reduced while the next go on, and
+// under a zero-bubble schedule those that are complete first while the others are made.
 
 // spot is where the instruction of a node stands, if not simply at the place of
 // the node in the body of its phase.
 type spot struct {
 	async, last bool
-	body        ir.Phase
+	part        part // of an asynchronous node
 	segment     int
 	await       *ir.Node // it does not start before this asynchronous node is done
 }
 
 // bodyOf returns the body that the instruction of a node belongs to.
-func (b *stageBuilder) bodyOf(n *ir.Node) ir.Phase {
+func (b *stageBuilder) bodyOf(n *ir.Node) ir.Phase { return b.partOf(n).phase }
+
+// partOf returns the part of that body.
+func (b *stageBuilder) partOf(n *ir.Node) part {
 	if s := b.spot(n); s.async || s.last {
-		return s.body
+		return s.part
 	}
-	return n.Phase
+	return part{n.Phase, b.chunk(n)}
 }
 
 // spot returns where a node stands, the zero spot without overlap.
@@ -77,38 +85,48 @@ func (b *stageBuilder) overlap() {
 	hoisted := b.hoist(bodies[ir.Update])
 	b.nodes = leaves
 	for phase, nodes := range bodies {
-		b.nodes = append(b.nodes, b.stream(ir.Phase(phase), nodes, bodies[ir.Update], hoisted)...)
+		for len(nodes) > 0 {
+			of, length := part{phase: ir.Phase(phase)}, len(nodes)
+			if of.phase != ir.Update {
+				of.chunk = b.chunk(nodes[0])
+				if other := slices.IndexFunc(nodes, func(n *ir.Node) bool { return b.chunk(n) != of.chunk }); other > 0 {
+					length = other
+				}
+			}
+			b.nodes = append(b.nodes, b.stream(of, nodes[:length], bodies[ir.Update], hoisted)...)
+			nodes = nodes[length:]
+		}
 	}
 }
 
 // hoist finds the reductions of the update whose operand is complete when the
 // last micro-batch has gone backward, with the rounding of operands before them,
-// and the body in which that happens.
-func (b *stageBuilder) hoist(update []*ir.Node) map[*ir.Node]ir.Phase {
-	hoisted := map[*ir.Node]ir.Phase{}
-	complete := map[*ir.Value]ir.Phase{}
+// and the part of a body in which that happens: one chunk must make all of it.
+func (b *stageBuilder) hoist(update []*ir.Node) map[*ir.Node]part {
+	hoisted := map[*ir.Node]part{}
+	complete := map[*ir.Value]part{}
 	for _, n := range b.nodes {
 		if n.Op == ir.OpAccumulate && n.Phase != ir.Forward && !b.delayed(n) {
-			complete[n.Results[0]] = n.Phase
+			complete[n.Results[0]] = part{n.Phase, b.chunk(n)}
 		}
 	}
 	for _, n := range update {
-		phase := ir.Forward
-		for _, a := range n.Args {
+		var of part
+		for i, a := range n.Args {
 			p, ok := complete[a]
-			if !ok {
-				phase = ir.Update
+			if !ok || i > 0 && p.chunk != of.chunk {
+				of.phase = ir.Update
 				break
 			}
-			phase = max(phase, p)
+			of = part{max(of.phase, p.phase), p.chunk}
 		}
 		switch {
-		case len(n.Args) == 0 || phase == ir.Update:
+		case len(n.Args) == 0 || of.phase == ir.Update:
 		case b.folded[n.ID()]:
-			complete[n.Results[0]] = phase
+			complete[n.Results[0]] = of
 		case reduces(n), n.Op == ir.OpCast && slices.ContainsFunc(b.readers[n.ID()], reduces):
-			complete[n.Results[0]] = phase
-			hoisted[n] = phase
+			complete[n.Results[0]] = of
+			hoisted[n] = of
 		}
 	}
 	return hoisted
@@ -124,12 +142,13 @@ func (b *stageBuilder) delayed(n *ir.Node) bool {
 	return !b.folded[n.ID()] && d.Phase == n.Phase && reduces(d)
 }
 
-// stream returns the nodes of a body in the order in which they are given to the
-// streams, those hoisted from the update included.
-func (b *stageBuilder) stream(phase ir.Phase, nodes, update []*ir.Node, hoisted map[*ir.Node]ir.Phase) []*ir.Node {
+// stream returns the nodes of a part of a body in the order in which they are given to
+// the streams, those hoisted from the update included.
+func (b *stageBuilder) stream(here part, nodes, update []*ir.Node, hoisted map[*ir.Node]part) []*ir.Node {
+	phase := here.phase
 	segments, of := cutSegments(b.remaining(phase, nodes, hoisted))
 	place := func(n *ir.Node, last bool) {
-		b.spots[n.ID()] = spot{async: true, last: last, body: phase}
+		b.spots[n.ID()] = spot{async: true, last: last, part: here}
 	}
 	readBy := map[*ir.Value]int{} // the first segment that reads a gathered value
 	for i := len(segments) - 1; i >= 0; i-- {
@@ -141,7 +160,15 @@ func (b *stageBuilder) stream(phase ir.Phase, nodes, update []*ir.Node, hoisted 
 			}
 		}
 	}
-	made := func(v *ir.Value) int { return of[v.Def] }
+	// made is the segment that makes a value, or if a pass before has, the first of its block.
+	made := func(v *ir.Value) int {
+		if at, here := of[v.Def]; here {
+			return at
+		}
+		return max(0, slices.IndexFunc(segments, func(s segment) bool {
+			return slices.ContainsFunc(s.nodes, func(n *ir.Node) bool { return n.Op.Class() == ir.Compute && n.Block() == v.Def.Block() })
+		}))
+	}
 	for i := len(nodes) - 1; i >= 0; i-- { // chains of gathers: their readers first
 		if n := nodes[i]; b.prefetched(n) {
 			at := readBy[n.Results[0]]
@@ -163,12 +190,12 @@ func (b *stageBuilder) stream(phase ir.Phase, nodes, update []*ir.Node, hoisted 
 		}
 	}
 	for _, n := range update {
-		if body, ok := hoisted[n]; ok && body == phase {
+		if in, ok := hoisted[n]; ok && in == here {
 			at := b.completed(n.Args[0], of)
 			of[n] = at
 			if n.Op == ir.OpCast {
 				segments[at].narrows = append(segments[at].narrows, n)
-				b.spots[n.ID()] = spot{last: true, body: phase}
+				b.spots[n.ID()] = spot{last: true, part: here}
 				continue
 			}
 			segments[at].reduces = append(segments[at].reduces, n)
@@ -191,7 +218,7 @@ func (b *stageBuilder) completed(v *ir.Value, of map[*ir.Node]int) int {
 }
 
 // remaining returns the nodes of a body that stay where they are.
-func (b *stageBuilder) remaining(phase ir.Phase, nodes []*ir.Node, hoisted map[*ir.Node]ir.Phase) []*ir.Node {
+func (b *stageBuilder) remaining(phase ir.Phase, nodes []*ir.Node, hoisted map[*ir.Node]part) []*ir.Node {
 	return slices.DeleteFunc(slices.Clone(nodes), func(n *ir.Node) bool {
 		_, up := hoisted[n]
 		return up || b.prefetched(n) || b.reducedEach(n) || phase == ir.Update && b.regathered(n) || n.Op == ir.OpAccumulate && b.delayed(n)
@@ -345,16 +372,15 @@ func (b *stageBuilder) together(x, y *ir.Node) bool {
 	return x.Op == y.Op && x.Attr.(ir.CommAttr).Axis == y.Attr.(ir.CommAttr).Axis && b.spots[x.ID()].last == b.spots[y.ID()].last
 }
 
-// awaits says of every instruction for how many of the body's asynchronous ones
-// it waits: those that make what it reads, and at the head of a segment those
+// awaits says of every instruction of a task for how many of the task's asynchronous
+// ones it waits: those that make what it reads, and at the head of a segment those
 // that gather for it. An instruction that follows one which waits for as many
 // need not wait again.
-func (b *stageBuilder) awaits(body *Body) {
+func (b *stageBuilder) awaits(instrs []Instr) {
 	if b.spots == nil {
 		return
 	}
 	number := map[*ir.Node]int{} // of asynchronous instructions, with the rest of the bucket
-	instrs := body.Instrs
 	issued := 0
 	for i := range instrs {
 		if !instrs[i].Async {
@@ -387,28 +413,29 @@ func (b *stageBuilder) awaits(body *Body) {
 	}
 }
 
-// joined returns for each instruction of a body the last position at which it may
+// joined returns for each instruction of a task the last position at which it may
 // still be running: its own, of a bucket that of the last in it, and of an asynchronous
-// one that before the first which waits for it, else the end.
-func (body *Body) joined() []int {
-	last := make([]int, len(body.Instrs))
+// one that before the first which waits for it, else the end. (What runs on beyond the
+// end has buffers that last.)
+func joined(instrs []Instr) []int {
+	last := make([]int, len(instrs))
 	var running []int // asynchronous ones that nothing has waited for, in order
 	done := 0
-	for i := range body.Instrs {
-		for ; done < body.Instrs[i].Await && len(running) > 0; done++ {
+	for i := range instrs {
+		for ; done < instrs[i].Await && len(running) > 0; done++ {
 			last[running[0]] = i - 1
 			running = running[1:]
 		}
 		last[i] = i
-		if body.Instrs[i].Async {
+		if instrs[i].Async {
 			running = append(running, i)
 		}
 	}
 	for _, i := range running {
-		last[i] = len(body.Instrs) - 1
+		last[i] = len(instrs) - 1
 	}
 	for i := len(last) - 2; i >= 0; i-- {
-		if body.Instrs[i+1].Fused {
+		if instrs[i+1].Fused {
 			last[i] = max(last[i], last[i+1])
 		}
 	}

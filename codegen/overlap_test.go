@@ -20,22 +20,41 @@ func overlapped(dp, tp, pp, mb, layers, zero int) *partition.Plan {
 	return p
 }
 
+// chunked has each rank of a plan run so many of its stages, instead of one.
+func chunked(p *partition.Plan, chunks int) *partition.Plan {
+	p.Schedule, p.Interleave, p.PlanNGPUs, p.RuntimeNGPUs = partition.Interleaved, chunks, p.PlanNGPUs/chunks, p.RuntimeNGPUs/chunks
+	return p
+}
+
 // TestVerifyAcceptsOverlap: programs with overlap are sound and compute the traced
-// graph, with uneven micro-batches and recomputation too, and communicate the bytes
-// that the same plan communicates without.
+// graph, under every schedule, with uneven micro-batches and recomputation too, and
+// communicate the bytes that the same plan communicates without.
 func TestVerifyAcceptsOverlap(t *testing.T) {
 	const layers = 4
 	g := trainGraph(t, layers)
+	for _, schedule := range []partition.Schedule{partition.OneFOneB, partition.ZeroBubble, partition.Interleaved} {
+		verifyOverlap(t, g, layers, schedule)
+	}
+}
+
+func verifyOverlap(t *testing.T, g *ir.Graph, layers int, schedule partition.Schedule) {
 	for _, pp := range []int{1, 2, 4} {
+		if schedule == partition.Interleaved && pp == 1 {
+			continue
+		}
 		for _, tp := range []int{1, 2} {
 			for _, dp := range []int{2, 3} {
 				for zero := range 4 {
 					p := overlapped(dp, tp, pp, 1+(pp+zero)%3, layers, zero)
+					p.Schedule = schedule
+					if schedule == partition.Interleaved {
+						p = chunked(overlapped(dp, tp, 4, 1+zero%2, layers, zero), 2)
+					}
 					p.SequenceParallel = tp > 1 && zero%2 == 0
 					for s := range p.Stages {
 						p.Stages[s].Recompute = zero % 2
 					}
-					name := fmt.Sprintf("dp %d tp %d pp %d zero %d", dp, tp, pp, zero)
+					name := fmt.Sprintf("%s dp %d tp %d pp %d zero %d", schedule, dp, tp, pp, zero)
 					prog := generate(t, g, p)
 					require.NoError(t, codegen.Verify(prog, g), name)
 					apart := *p
@@ -263,6 +282,25 @@ func TestOverlapStreamsCheckThemselves(t *testing.T) {
 			}
 		}
 	}
+}
+
+// TestLateStreamsAreChecked: what is reduced beside tasks of other chunks is not in memory
+// that those use.
+func TestLateStreamsAreChecked(t *testing.T) {
+	traced := trainGraph(t, 4)
+	prog := generate(t, traced, chunked(overlapped(2, 1, 4, 1, 4, 1), 2))
+	require.NoError(t, codegen.Verify(prog, traced))
+	st := prog.Stages[0]
+	instrs := st.Run(codegen.Task{Phase: ir.Backward, Chunk: 1})
+	late := &instrs[slices.IndexFunc(instrs, func(in codegen.Instr) bool { return in.Last })]
+	require.Equal(t, 1, late.Chunk)
+
+	b := &st.Buffers[late.Results[0]]
+	b.Region, b.Body, b.Offset, b.From, b.To = codegen.Temp, ir.Backward, (st.Temp+63)/64*64, 0, 1e6
+	st.Temp = b.Offset + b.Size
+	err := codegen.Check(prog)
+	require.ErrorContains(t, err, late.Node.Name)
+	require.ErrorContains(t, err, "of the temp region, and in use beyond the end of the task")
 }
 
 // TestOverlapRounds: gradients of 16-bit models are rounded as soon as those of their block

@@ -87,11 +87,31 @@ func (s *Stage) Run(t Task) []Instr {
 	if from < 0 {
 		return nil
 	}
-	length := slices.IndexFunc(instrs[from:], func(in Instr) bool { return in.Chunk != t.Chunk })
-	if length < 0 {
-		length = len(instrs) - from
+	return instrs[from : from+sameChunk(instrs[from:])]
+}
+
+// runs lists the instructions of a body by the tasks that run them: all tasks of a chunk
+// run the same.
+func (s *Stage) runs(phase ir.Phase) [][]Instr {
+	instrs := s.Bodies[phase].Instrs
+	if phase == ir.Update || len(s.Chunks) == 1 {
+		return [][]Instr{instrs}
 	}
-	return instrs[from : from+length]
+	var all [][]Instr
+	for len(instrs) > 0 {
+		n := sameChunk(instrs)
+		all = append(all, instrs[:n])
+		instrs = instrs[n:]
+	}
+	return all
+}
+
+// sameChunk counts the instructions that belong to the chunk of the first.
+func sameChunk(instrs []Instr) int {
+	if n := slices.IndexFunc(instrs, func(in Instr) bool { return in.Chunk != instrs[0].Chunk }); n >= 0 {
+		return n
+	}
+	return len(instrs)
 }
 
 // Region says how long a buffer lives.
@@ -194,7 +214,8 @@ type Instr struct {
 	Chunk int
 	// Async says that the instruction, a collective, runs on the rank's
 	// communication stream: it starts when all others before it are done, and
-	// nothing waits for it but an Await and the end of the task.
+	// nothing waits for it but an Await and the end of the task, or of what runs in the
+	// last micro-batch only the start of the update.
 	Async bool
 	// Fused says that the instruction, a collective, is made in one go with the one
 	// before it: in a [Bucket].
@@ -202,11 +223,12 @@ type Instr struct {
 	// Last says that the instruction, of the update by its node, runs in the rank's last
 	// micro-batch only.
 	Last bool
-	// Await is how many of the body's asynchronous instructions, those that run
-	// in the last micro-batch only included, are done before this one starts.
+	// Await is how many of the task's asynchronous instructions, those that run
+	// in the last micro-batch only included, are done before this one starts, and with
+	// them all that were given to the stream before.
 	Await int
-	// Segment numbers the stretch of the body that the instruction works for: see
-	// overlap.go. It is 0 in a plan without overlap.
+	// Segment numbers the stretch of the chunk's part of the body that the instruction
+	// works for: see overlap.go. It is 0 in a plan without overlap.
 	Segment int
 }
 

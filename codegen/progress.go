@@ -2,6 +2,7 @@ package codegen
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/autopar/autopar/ir"
 )
@@ -9,7 +10,8 @@ import (
 // walker runs the communication of all ranks, without data, under the rules of
 // the runtime: a collective needs all its members, a receive needs its message,
 // a send needs the receiver's slot to be free, because it writes there, and an
-// instruction that awaits asynchronous ones needs those to be done. These go
+// instruction that awaits asynchronous ones needs those to be done, as does the end of
+// a task, or the update for what runs in the last micro-batch only. These go
 // through the rank's communication stream one after another, and meet those of
 // the other ranks' streams.
 //
@@ -20,7 +22,7 @@ type walker struct {
 	stops   []map[part][]stop // by stage: the instructions that may wait
 	last    ir.Phase          // the pass that frees a slot
 	at      []place           // by rank
-	streams [][]entry         // by rank: asynchronous collectives of the task in hand that are not done
+	streams [][]entry         // by rank: asynchronous collectives that are not done
 	freed   [][]int           // by rank and chunk: micro-batches that have left
 	rooms   map[*ir.Node]room // of sends
 	sent    map[channel]int   // messages delivered
@@ -47,7 +49,7 @@ type room struct{ chunk, size int }
 type place struct{ task, instr int }
 
 // stop is an instruction that may wait. number counts the asynchronous ones of
-// its body.
+// its task.
 type stop struct {
 	*Instr
 	number int
@@ -58,6 +60,7 @@ type entry struct {
 	node   *ir.Node
 	task   Task
 	number int
+	last   bool // see [Instr.Last]
 }
 
 type channel struct {
@@ -76,16 +79,21 @@ func newWalker(p *Program) *walker {
 	}
 	for _, s := range p.Stages {
 		stops := map[part][]stop{}
-		for phase, body := range s.Bodies {
-			number := 0
-			for i := range body.Instrs {
-				in := &body.Instrs[i]
-				if in.Async {
-					number++
-				}
-				if op := in.Node.Op; (Collective(op) || op == ir.OpSend || op == ir.OpRecv || in.Await > 0) && !in.Fused {
-					of := part{ir.Phase(phase), in.Chunk}
-					stops[of] = append(stops[of], stop{in, number})
+		for phase := range ir.NumPhases {
+			for _, instrs := range s.runs(phase) {
+				number := 0
+				for i := range instrs {
+					in := &instrs[i]
+					if in.Async {
+						number++
+					}
+					if op := in.Node.Op; (Collective(op) || op == ir.OpSend || op == ir.OpRecv || in.Await > 0) && !in.Fused {
+						of := part{phase, in.Chunk}
+						if phase == ir.Update {
+							of.chunk = 0 // one task has them all
+						}
+						stops[of] = append(stops[of], stop{in, number})
+					}
 				}
 			}
 		}
@@ -148,15 +156,19 @@ func (w *walker) stuck(r int) (Task, *ir.Node) {
 }
 
 // here returns the instruction that may wait at which a rank stands, or nil at
-// the end of its schedule, of a task whose stream has work left, or of what it does in
-// this round.
+// the end of its schedule, of a task that waits for its stream, before an update that
+// does, or at the end of what it does in this round.
 func (w *walker) here(r int) (Task, *stop) {
 	s := &w.prog.Schedules[r]
 	if w.at[r].task == len(s.Tasks) {
 		return Task{}, nil
 	}
 	task := s.Tasks[w.at[r].task]
+	stream := w.streams[r]
 	if w.ended[r] == w.round {
+		return task, nil
+	}
+	if task.Phase == ir.Update && len(stream) > 0 && stream[0].task != task {
 		return task, nil
 	}
 	stops := w.stops[s.Stage][part{task.Phase, task.Chunk}]
@@ -166,7 +178,7 @@ func (w *walker) here(r int) (Task, *stop) {
 	if w.at[r].instr < len(stops) {
 		return task, &stops[w.at[r].instr]
 	}
-	if len(w.streams[r]) > 0 {
+	if slices.ContainsFunc(stream, func(e entry) bool { return !e.last }) {
 		return task, nil
 	}
 	if task.Phase == w.last {
@@ -202,7 +214,7 @@ func (w *walker) advance(r int) error {
 		case w.held(r, in):
 			w.waiting[r] = w.streams[r][0].node.Name
 		case in.Async:
-			w.streams[r] = append(w.streams[r], entry{in.Node, task, in.number})
+			w.streams[r] = append(w.streams[r], entry{in.Node, task, in.number, in.Last})
 			ready = true
 		case in.Node.Op == ir.OpSend:
 			w.sending = append(w.sending, r)
@@ -327,5 +339,9 @@ func (w *walker) stands(r int, async bool) (Task, *ir.Node) {
 
 // held reports whether an instruction of a rank awaits its stream.
 func (w *walker) held(r int, in *stop) bool {
-	return in.Await > 0 && len(w.streams[r]) > 0 && w.streams[r][0].number <= in.Await
+	if in.Await == 0 || len(w.streams[r]) == 0 {
+		return false
+	}
+	first := w.streams[r][0]
+	return first.number <= in.Await || first.task != w.prog.Schedules[r].Tasks[w.at[r].task]
 }

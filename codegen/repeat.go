@@ -145,15 +145,17 @@ func (b *Buffer) sizeOn(mesh ir.Mesh) int64 {
 // kernel before it, its own in the update, or in a body with a stream that of the segment during which it
 // is handed over.
 func (t *tape) blocks(instrs []Instr) []int {
-	of := map[int]int{} // by segment
+	type place struct{ chunk, segment int }
+	of := map[place]int{}
 	streams := false
 	async := map[*ir.Node]bool{}
 	for i := range instrs {
 		in := &instrs[i]
 		streams = streams || in.Segment > 0
 		async[in.Node] = in.Async
-		if _, known := of[in.Segment]; !known && in.Node.Op.Class() == ir.Compute {
-			of[in.Segment] = t.block(in.Node)
+		at := place{in.Chunk, in.Segment}
+		if _, known := of[at]; !known && in.Node.Op.Class() == ir.Compute {
+			of[at] = t.block(in.Node)
 		}
 	}
 	all := make([]int, len(instrs))
@@ -171,7 +173,7 @@ func (t *tape) blocks(instrs []Instr) []int {
 				at += 2
 			}
 			var known bool
-			if block, known = of[at]; !known {
+			if block, known = of[place{in.Chunk, at}]; !known {
 				block = -1
 			}
 		case in.Node.Op.Class() == ir.Compute || in.Node.Phase == ir.Update:

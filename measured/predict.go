@@ -49,9 +49,7 @@ func (r *Row) Plan() (*partition.Plan, error) {
 	if g := r.ZeROGroup; p.ZeRO > 0 && g > 1 && g < r.DP && r.DP%g == 0 {
 		p.ZeROGroup = g
 	}
-	// Interleaved schedules have no overlap here, and with context parallelism it is
-	// not priced.
-	p.Overlap = r.DP > 1 && r.CP == 1 && r.VirtualStages == 1 && overlaps(r.Framework)
+	p.Overlap = r.DP > 1 && r.CP == 1 && overlaps(r.Framework) // with context parallelism it is not priced
 	switch {
 	case r.MicroBatch == 0:
 		return nil, fmt.Errorf("micro_batch is not stated")

@@ -5,13 +5,33 @@ func inTheStreams() []mutant {
 	return []mutant{{
 		bug: "buffer freed while it is communicated", how: "lives end where asynchronous instructions start",
 		file: "codegen/overlap.go",
-		old:  "if body.Instrs[i].Async {\n\t\t\trunning", new: "if i < 0 {\n\t\t\trunning",
+		old:  "if instrs[i].Async {\n\t\t\trunning", new: "if i < 0 {\n\t\t\trunning",
 		pkg: "./codegen", run: "^TestVerifyAcceptsOverlap$",
 	}, {
 		bug: "gradient reduced before the last backward", how: "in every micro-batch",
 		file: "codegen/program.go",
 		old:  "return !in.Last || ", new: "return true || ",
 		pkg: "./codegen", run: "^TestVerifyAcceptsOverlap$",
+	}, {
+		bug: "update before gradients of interleaved stages are reduced", how: "nothing waits for what its tasks left",
+		file: "runtime/rank.go",
+		old:  "if task.Phase == ir.Update && task.before > 0 {", new: "if task.Phase == ir.Update && task.before < 0 {",
+		pkg: ".", run: "^TestPipelinesOverNCCL$",
+	}, {
+		bug: "update before gradients of interleaved stages are reduced", how: "in the simulation",
+		file: "planner/sim/program.go",
+		old:  "Joins: t.Phase == ir.Update,", new: "Joins: t.Phase == ir.NumPhases,",
+		pkg: "./planner", run: "^TestCostIsSimulation$",
+	}, {
+		bug: "gradient of one chunk reduced with another's", how: "by the first chunk to come",
+		file: "codegen/overlap.go",
+		old:  "of = part{max(of.phase, p.phase), p.chunk}", new: "of = part{max(of.phase, p.phase), 0}",
+		pkg: "./codegen", run: "^TestVerifyAcceptsOverlap$",
+	}, {
+		bug: "reduced gradient overwritten by a later task", how: "it may lie in memory of its own task",
+		file: "codegen/checkstream.go",
+		old:  "; r != Persist {", new: "; r == Host {",
+		pkg: "./codegen", run: "^TestLateStreamsAreChecked$",
 	}, {
 		bug: "accumulated before it is reduced", how: "nothing waits for what it reads",
 		file: "codegen/overlap.go",
@@ -55,7 +75,7 @@ func inTheStreams() []mutant {
 	}, {
 		bug: "what a bucket reads is overwritten by it", how: "lives end at its first members",
 		file: "codegen/overlap.go",
-		old:  "if body.Instrs[i+1].Fused {", new: "if body.Instrs[i+1].Fused && body.Instrs[i].Async {",
+		old:  "if instrs[i+1].Fused {", new: "if instrs[i+1].Fused && instrs[i].Async {",
 		pkg: "./codegen", run: "^TestJoin$",
 	}, {
 		bug: "gradients are rounded before they are whole", how: "while the block before theirs computes",

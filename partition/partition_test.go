@@ -275,7 +275,6 @@ func TestPlansRefused(t *testing.T) {
 		"batch":      {func(p *partition.Plan) { p.DP, p.PlanNGPUs, p.RuntimeNGPUs = 8, 16, 16 }, "8 data-parallel ranks cannot share a global batch of 7"},
 		"schedule":   {func(p *partition.Plan) { p.Schedule = "2f2b" }, `unknown schedule "2f2b"`},
 		"interleave": {func(p *partition.Plan) { p.Interleave = 2 }, "interleave: is 2, which only schedule interleaved can run; gpipe runs 1 stage per rank"},
-		"overlap":    {func(p *partition.Plan) { p.Schedule, p.Overlap = partition.ZeroBubble, true }, "overlap: is not in this version for schedule zero-bubble; set overlap to false, or schedule to 1f1b or gpipe"},
 		"one chunk":  {func(p *partition.Plan) { p.Schedule = partition.Interleaved }, "interleave: is 0, schedule interleaved needs at least 2 stages per rank"},
 		"chunks": {func(p *partition.Plan) {
 			p.Schedule, p.Interleave = partition.Interleaved, 2

@@ -78,7 +78,7 @@ type Plan struct {
 	// along the sequence over tp.
 	SequenceParallel bool `json:"sequence_parallel"`
 	// Overlap lets gradients be reduced, and sharded parameters be gathered, on a
-	// stream of communication beside the computation, under schedules gpipe and 1f1b.
+	// stream of communication beside the computation.
 	Overlap bool `json:"overlap,omitempty"`
 	// PoolOrder is the order in which world ranks are numbered along the pools of a
 	// cluster that has several kinds of devices, by their places in the cluster: with
@@ -423,9 +423,6 @@ func (p *Plan) validateSchedule() error {
 		}
 	default:
 		return planErrorf("schedule", "unknown schedule %q (want gpipe, 1f1b, interleaved or zero-bubble)", p.Schedule)
-	}
-	if p.Overlap && (p.Interleave > 1 || p.Schedule == ZeroBubble) {
-		return planErrorf("overlap", "is not in this version for schedule %s; set overlap to false, or schedule to 1f1b or gpipe", p.Schedule)
 	}
 	if p.Interleave < 0 {
 		return planErrorf("interleave", "is %d, want at least 0", p.Interleave)

@@ -36,6 +36,7 @@ type blueprint struct {
 	batches                  []int                         // sizes of the dimensions that are cut into micro-batches
 	kinds                    map[heldKind]int
 	kindValues               []*ir.Value // one of each kind
+	apart                    *blueprint  // see split
 }
 
 // valueCut is a dimension of some value, or the smallest of those that lie on the
@@ -66,6 +67,17 @@ func newBlueprint(graphs *shrunken, p partition.Plan, batch int) *blueprint {
 		_, b.chunkOf[block] = b.plan.Position(i / graphs.scale)
 	}
 	return b
+}
+
+// split returns the same blueprint, compiled, with the backward pass in two, as a zero-bubble
+// schedule has it.
+func (b *blueprint) split() *blueprint {
+	if b.apart == nil {
+		b.apart = newBlueprint(b.graphs, b.plan, b.batch)
+		b.apart.plan.Schedule = partition.ZeroBubble
+		b.apart.prog(kept)
+	}
+	return b.apart
 }
 
 func (b *blueprint) graph() *ir.Graph { return b.graphs.keep(len(b.plan.Stages)) }

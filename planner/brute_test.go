@@ -85,7 +85,7 @@ func (b *brute) run() {
 										continue
 									}
 									for _, overlap := range []bool{false, true} {
-										if overlap && (all == 1 || cp > 1 || chunks > 1) {
+										if overlap && (all == 1 || cp > 1 || chunks > 1 && b.opts.Overlap != "on") || !overlap && b.opts.Overlap == "on" {
 											continue
 										}
 										groups := zeroGroups(b.opts, d, zero, all, chunks, b.cluster)
@@ -172,8 +172,9 @@ func (b *brute) sizes(s *searcher, o outline, local int) {
 			continue
 		}
 		for _, plan.Schedule = range []partition.Schedule{partition.OneFOneB, partition.GPipe, partition.ZeroBubble} {
-			if o.pp == 1 && plan.Schedule != partition.OneFOneB && b.opts.Schedule == "" || o.overlap && plan.Schedule == partition.ZeroBubble {
-				continue // nothing to order, or it cannot
+			if o.pp == 1 && plan.Schedule != partition.OneFOneB && b.opts.Schedule == "" || o.overlap && plan.Schedule == partition.ZeroBubble && b.opts.Overlap != "on" ||
+				b.opts.Schedule != "" && plan.Schedule != b.opts.Schedule {
+				continue // nothing to order, or not asked for
 			}
 			b.cuts(plan, nil, 0)
 		}
@@ -422,7 +423,7 @@ func TestSearchIsExact(t *testing.T) {
 }
 
 // TestInterleavedSearchIsExact: the same among interleaved schedules alone, which
-// seldom win.
+// seldom win, and where they or zero-bubble ones have overlap, which has to be asked for.
 func TestInterleavedSearchIsExact(t *testing.T) {
 	const seed = 6
 	r := rand.New(rand.NewPCG(seed, 0))
@@ -437,6 +438,13 @@ func TestInterleavedSearchIsExact(t *testing.T) {
 		}
 		b.limit = []int64{1 << 40, 300e3 + r.Int64N(900e3)}[r.IntN(2)]
 		b.opts.MemoryLimit = b.limit
+		if k%3 == 0 {
+			b.opts.RuntimeNGPUs, b.opts.Overlap = 4, "on"
+		}
+		if k%6 == 0 {
+			b.g, b.blocks, b.opts.Schedule, b.opts.PP = step(t, tiny(3), batch), 3, partition.ZeroBubble, 2
+			b.tokens = tiny(3).BlockSize
+		}
 		b.run()
 		res, err := Search(b.g, batch, b.cluster, b.opts)
 		if b.best == nil {

@@ -30,7 +30,8 @@ import (
 //     many as cut the blocks evenly, their ranks along the pools of the cluster in every order;
 //   - the axes of a unit over its ranks in every order, where the cluster has one kind of
 //     device and the ranks are on more than one unit of its innermost level;
-//   - sequence parallelism, ZeRO stage and group, overlap and offload on and off;
+//   - sequence parallelism, ZeRO stage and group, offload, and overlap on and off, under
+//     interleaved and zero-bubble schedules only as given;
 //   - modules that tensor-parallel ranks replicate: of attention, MLP and vocabulary any but
 //     all, under sequence parallelism, inside a node, in the usual order of ranks, where
 //     the batch has no sequence for each of dp x tp, or tp is given, and with no recomputation but what is given;

@@ -224,7 +224,9 @@ func TestTamperedCertificates(t *testing.T) {
 				usual.ranks = []string{""}
 				return r.ranks[0] != "" && r.reason != byTwin && r.ways(p) != usual.ways(p) && found(c, func(y *Region) bool {
 					return y.outline == r.outline && y.ranks[0] == "" && y.reason != byTwin
-				}) != nil
+				}) != nil && found(c, func(y *Region) bool { // nothing is alike to it
+					return y.reason == byTwin && y.unit == r.plan && slices.Contains(r.ranks, y.as)
+				}) == nil
 			})
 			if x != nil {
 				x.reason, x.unit, x.as = byTwin, x.plan, ""

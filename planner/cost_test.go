@@ -202,6 +202,9 @@ func testCostIsSimulation(t *testing.T, seed uint64, kinds int) {
 		} else if d.cp == 1 && !sh.offload.Moves() {
 			sh.overlap = r.IntN(3) > 0
 		}
+		if x := rand.New(rand.NewPCG(seed, uint64(k)+3)); chunks > 1 && d.cp == 1 && !sh.offload.Moves() {
+			sh.overlap = x.IntN(3) > 0
+		}
 		s := newSearcher(g, batch, c, Options{RuntimeNGPUs: d.plan * units})
 		if x := rand.New(rand.NewPCG(seed, uint64(k)+2)); d.tp > 1 && x.IntN(2) == 0 {
 			whole := replications(s.layouts.modules())
@@ -235,9 +238,6 @@ func testCostIsSimulation(t *testing.T, seed uint64, kinds int) {
 			b++
 		}
 		schedule := []partition.Schedule{partition.GPipe, partition.OneFOneB, partition.ZeroBubble}[r.IntN(3)]
-		if sh.overlap && schedule == partition.ZeroBubble {
-			schedule = partition.OneFOneB
-		}
 		if chunks > 1 {
 			schedule = partition.Interleaved
 			interleaved++

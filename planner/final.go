@@ -362,7 +362,7 @@ func (w *spending) position(at int) {
 	var first, last ir.Coord
 	mb := mesh.Axis(partition.AxisMB)
 	last[mb] = mesh.Axes[mb].Size - 1
-	for _, phase := range []ir.Phase{ir.Forward, ir.Backward} {
+	for phase := range ir.Update {
 		for i := at; i < len(w.cut); i += p.template.PP() {
 			w.pass(i, phase, whole, p.microBatches-1, mesh, first)
 			w.pass(i, phase, rest, 1, mesh, last)
@@ -385,7 +385,7 @@ func (w *spending) pass(stage int, phase ir.Phase, size, times int, mesh ir.Mesh
 	}
 	n := w.cut[stage].Last - w.cut[stage].First
 	counts := recomputationOf(w.cut[stage]).counts(n)
-	if phase != ir.Backward {
+	if phase == ir.Forward || phase == ir.Update {
 		counts = recomputation{}.counts(n)
 	}
 	add := func(x priced, kind cost.Kind, count int) {

@@ -12,26 +12,47 @@ import (
 // flow is a body of a plan with overlap: segments, of which those of a block are
 // there as often as the stage has blocks, and the order in which codegen hands
 // their communication to the stream. With it the time of a body is no sum any
-// more, but it is a max-plus expression of the times at which the body began and
-// its transfers ended, in which any number of blocks costs a handful of additions
-// each (Baccelli et al. 1992, section 1.2).
+// more, but it is a max-plus expression of the times at which the stream was done with
+// what it had, the body began and its transfers ended, in which any number of blocks
+// costs a handful of additions each (Baccelli et al. 1992, section 1.2).
 type flow struct {
 	// segments of the skeleton by how much of the block is recomputed.
 	segments [extents][]stretch
 	beside   bool // communication runs beside the kernels; otherwise it takes their time
 	backward bool // blocks come from the last to the first
-	known    map[flowKey][]span
+	joins    bool // it begins when the stream is done with what it had
+	known    map[flowKey]flowTimes
 }
 
 type flowKey struct {
-	blocks int
+	blocks tally
 	recomputation
+}
+
+// flowTimes is what a flow takes.
+type flowTimes struct {
+	spans  []span
+	leaves []cost.Picoseconds // see [sim.Op]
+}
+
+// tally is how many blocks a body has, of an update those of each chunk that the
+// blueprint has.
+type tally [fewChunks]int
+
+func (t tally) all() int {
+	sum := 0
+	for _, n := range t {
+		sum += n
+	}
+	return sum
 }
 
 // stretch is one segment: see codegen's overlap.
 type stretch struct {
 	block            bool
+	chunk            int                // see [tally]
 	gathers, reduces []cost.Picoseconds // buckets
+	late             []bool             // of reductions: the end of the body does not wait for them
 	// each is how many of the reductions the accumulations wait for.
 	each  int
 	sums  cost.Picoseconds // accumulations
@@ -43,20 +64,20 @@ type item struct {
 	kind sim.OpKind
 	time cost.Picoseconds
 	each bool // once for every block of the stage, though outside them
-	sum  *sum // an add_n over blocks instead
+	// chunk is that of those blocks.
+	chunk int
+	sum   *sum // an add_n over blocks instead
 }
 
 // span is the time of a part of a body: what it takes from the end of the last
-// transfer on, and at least since the start of the body and the ends of its
-// transfers.
+// transfer on, or the start, and at least since the marks before that.
 type span struct {
 	time  cost.Picoseconds
 	since []cost.Picoseconds
 }
 
-// at returns the spans between the transfers of the body with n blocks, r of them
-// recomputed.
-func (f *flow) at(n int, r recomputation) []span {
+// at returns the times of the body with n blocks, r of them recomputed.
+func (f *flow) at(n tally, r recomputation) flowTimes {
 	key := flowKey{n, r}
 	if s, ok := f.known[key]; ok {
 		return s
@@ -67,13 +88,14 @@ func (f *flow) at(n int, r recomputation) []span {
 }
 
 // expand lists the segments of a body with n blocks.
-func (f *flow) expand(n int, r recomputation) []stretch {
+func (f *flow) expand(blocks tally, r recomputation) []stretch {
 	var all []stretch
 	for k, s := range f.segments[kept] {
 		if !s.block {
 			all = append(all, s)
 			continue
 		}
+		n := blocks[s.chunk]
 		for i := range n {
 			s := s
 			if f.backward {
@@ -141,8 +163,12 @@ type runner struct {
 }
 
 // run goes through the segments of a body with n blocks as codegen orders them.
-func (f *flow) run(segments []stretch, n int) []span {
-	r := &runner{beside: f.beside, now: moment{0}, stream: moment{0}}
+func (f *flow) run(segments []stretch, n tally) flowTimes {
+	r := &runner{beside: f.beside, now: moment{-1, 0}, stream: moment{0, -1}}
+	if f.joins {
+		r.now = later(r.now, r.stream)
+	}
+	var left, joined moment // what is late, and what else the stream does
 	gathered := make([]moment, len(segments))
 	reduced := make([]moment, len(segments))
 	at := func(k int) *stretch {
@@ -154,13 +180,20 @@ func (f *flow) run(segments []stretch, n int) []span {
 	gather := func(k int) {
 		for _, t := range at(k).gathers {
 			gathered[k] = r.give(t)
+			joined = gathered[k]
 		}
 	}
 	gather(0)
 	for k := range len(segments) + 2 {
 		for i, t := range at(k - 1).reduces {
-			if done := r.give(t); i < at(k-1).each {
+			done := r.give(t)
+			if i < at(k-1).each {
 				reduced[k-1] = done
+			}
+			if at(k - 1).late[i] {
+				left = done
+			} else {
+				joined = done
 			}
 		}
 		gather(k + 1)
@@ -175,17 +208,17 @@ func (f *flow) run(segments []stretch, n int) []span {
 			case x.kind != sim.Work:
 				r.transfer()
 			case x.sum != nil:
-				r.now = r.now.plus(x.sum.time(x.sum.fixed + n*x.sum.perBlock))
+				r.now = r.now.plus(x.sum.time(x.sum.fixed + n.all()*x.sum.perBlock))
 			case x.each:
-				r.now = r.now.plus(cost.Picoseconds(n) * x.time)
+				r.now = r.now.plus(cost.Picoseconds(n[x.chunk]) * x.time)
 			default:
 				r.now = r.now.plus(x.time)
 			}
 		}
 	}
-	r.now = later(r.now, r.stream)
+	r.now = later(r.now, joined)
 	r.close()
-	return r.spans
+	return flowTimes{r.spans, left}
 }
 
 // give hands a bucket to the stream, and returns when it is done.
@@ -226,21 +259,23 @@ func (f *flow) follow(e extent, in *codegen.Instr, block bool, async map[*ir.Nod
 	case in.Async && n.Op == ir.OpAllGather && n.Phase != ir.Update:
 		s.gathers = append(s.gathers, x.time)
 	case in.Async:
-		s.reduces = append(s.reduces, x.time)
+		s.reduces, s.late = append(s.reduces, x.time), append(s.late, in.Last)
 		if !in.Last {
 			s.each = len(s.reduces)
 		}
 	case n.Op == ir.OpAccumulate && async[n.Args[0].Def]:
 		s.sums += x.time
 	default:
-		s.block = s.block || block
+		if block {
+			s.block, s.chunk = true, x.chunk
+		}
 		s.items = append(s.items, x)
 	}
 }
 
-// alike makes sure that recomputation leaves the segments what they are.
-func (f *flow) alike() {
-	for e := range extents {
+// alike makes sure that recomputation up to an extent leaves the segments what they are.
+func (f *flow) alike(most extent) {
+	for e := range most + 1 {
 		if len(f.segments[e]) != len(f.segments[kept]) {
 			panic(fmt.Sprintf("BUG: a body has %d segments, with recomputation %d", len(f.segments[kept]), len(f.segments[e])))
 		}

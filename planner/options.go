@@ -43,7 +43,8 @@ type Options struct {
 	SequenceParallel string
 	// Overlap is "on" or "off"; empty searches it where ranks do not share a device,
 	// and is off where they do. Only data-parallel ranks have it, if all run as many
-	// micro-batches, under schedules gpipe and 1f1b, without context parallelism and offload.
+	// micro-batches, without context parallelism and offload; of interleaved and
+	// zero-bubble schedules it is only searched when it is on.
 	Overlap string
 	// Replicate is the modules whose weights tensor-parallel ranks all hold, such as mlp or
 	// attn+wte, or "none"; empty searches it where it may pay: see [searcher.replications].
@@ -250,10 +251,6 @@ func (o Options) validateSharding() error {
 			return optionErrorf("overlap", "is on, but cp is %d: the search has no overlap with context parallelism in this version; a plan that says so runs", o.CP)
 		case o.Offload == "optimizer" || o.Offload == "params":
 			return optionErrorf("overlap", "is on, but offload is %s: the search has no overlap with offload in this version; a plan that says so runs", o.Offload)
-		case o.Interleave > 1:
-			return optionErrorf("overlap", "is on, but interleave is %d: interleaved schedules have no overlap in this version, gpipe and 1f1b do", o.Interleave)
-		case o.Schedule == partition.Interleaved || o.Schedule == partition.ZeroBubble:
-			return optionErrorf("overlap", "is on, but schedule is %s: it has no overlap in this version, gpipe and 1f1b do", o.Schedule)
 		}
 	}
 	switch g := o.ZeROGroup; {

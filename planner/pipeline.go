@@ -128,12 +128,6 @@ func (p *pipeline) system(cut []partition.Stage) *sim.System {
 		p.frame = p.newFrame(len(cut))
 	}
 	f := p.frame
-	price := func(ops []sim.Op, b body, n int, r recomputation) {
-		for k := range b {
-			span := b[k].spans(n, r)
-			ops[k].Time, ops[k].Since = span.time, span.since
-		}
-	}
 	changed := make([]bool, positions)
 	for i, st := range cut {
 		n, r := st.Last-st.First, recomputationOf(st)
@@ -143,7 +137,7 @@ func (p *pipeline) system(cut []partition.Stage) *sim.System {
 		changed[i%positions] = true
 		for phase := range ir.Update {
 			for size := range 2 {
-				price(f.passes[i][phase][size], p.body(i, phase, size), n, r)
+				p.body(i, phase, size).price(f.passes[i][phase][size], tally{n}, r)
 			}
 		}
 	}
@@ -152,18 +146,12 @@ func (p *pipeline) system(cut []partition.Stage) *sim.System {
 		if !again {
 			continue
 		}
-		blocks := 0 // of all chunks
-		for i := at; i < len(cut); i += positions {
-			blocks += cut[i].Last - cut[i].First
+		var blocks tally // of all chunks
+		for chunk := range p.template.Chunks() {
+			c := cut[at+chunk*positions]
+			blocks[p.skel.of.chunk(&p.template, at == positions-1, chunk)] += c.Last - c.First
 		}
-		price(f.updates[at], p.stages[at].update, blocks, recomputation{})
-		for k, part := range p.stages[at].update {
-			for chunk := range p.template.Chunks() {
-				c := cut[at+chunk*positions]
-				time := part.chunks[p.skel.of.chunk(&p.template, at == positions-1, chunk)]
-				f.updates[at][k].Time += cost.Picoseconds(c.Last-c.First) * time
-			}
-		}
+		p.stages[at].update.price(f.updates[at], blocks, recomputation{})
 	}
 	return &f.system
 }

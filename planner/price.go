@@ -41,10 +41,10 @@ func (s *skeleton) prices(of extent, stage int, phase ir.Phase, size int, mesh i
 	return all
 }
 
-// pass picks from what a stage does in the forward or the backward phase: all of
-// it, or of a backward phase in two its parts input and [ir.WeightGrad].
+// pass picks from what a stage does in a phase: all of it, or of a backward phase in two
+// its parts input and [ir.WeightGrad].
 func (s *skeleton) pass(all []priced, phase ir.Phase) []priced {
-	if phase != input && phase != ir.WeightGrad {
+	if phase != input && phase != ir.WeightGrad || s.of.plan.Schedule == partition.ZeroBubble {
 		return all
 	}
 	var some []priced
@@ -54,14 +54,6 @@ func (s *skeleton) pass(all []priced, phase ir.Phase) []priced {
 		}
 	}
 	return some
-}
-
-// phaseOf returns the phase of the skeleton's programs that a pass is part of.
-func phaseOf(pass ir.Phase) ir.Phase {
-	if pass == input || pass == ir.WeightGrad {
-		return ir.Backward
-	}
-	return pass
 }
 
 // input stands for what a zero-bubble schedule leaves in the backward pass: the
@@ -119,13 +111,23 @@ func (l *line) at(n int, r recomputation) cost.Picoseconds {
 	return t
 }
 
-// spans returns the time with n blocks, r of them recomputed, since the part began
-// and since earlier marks of the body.
-func (p *part) spans(n int, r recomputation) span {
-	if p.flow == nil || p.kind != sim.Work {
-		return span{time: p.at(n, r)}
+// price sets the times of ops that stand for a body with n blocks, r of them recomputed.
+func (b body) price(ops []sim.Op, n tally, r recomputation) {
+	for k := range b {
+		p, op := &b[k], &ops[k]
+		if p.flow == nil || p.kind != sim.Work {
+			op.Time = p.at(n.all(), r)
+			for chunk, time := range p.chunks {
+				op.Time += cost.Picoseconds(n[chunk]) * time
+			}
+			continue
+		}
+		times := p.flow.at(n, r)
+		op.Time, op.Since = times.spans[p.nth].time, times.spans[p.nth].since
+		if p.nth == len(times.spans)-1 {
+			op.Leaves = times.leaves
+		}
 	}
-	return p.flow.at(n, r)[p.nth]
 }
 
 func (l *line) add(p *part) {
@@ -193,8 +195,7 @@ func (b body) through() line {
 // which may be smaller, and, as the first stage of its position, once per step.
 type stageTimes struct {
 	forward, backward [2]body
-	// input and weight are the backward pass in two, as a zero-bubble schedule has it,
-	// in a plan without overlap.
+	// input and weight are the backward pass in two, as a zero-bubble schedule has it.
 	input, weight [2]body
 	update        body
 }
@@ -214,9 +215,20 @@ func (t *stageTimes) pass(phase ir.Phase) *[2]body {
 	panic(fmt.Sprintf("BUG: no pass %s", phase))
 }
 
-// passes lists what a stage does for a micro-batch, under any schedule.
-func passes() []ir.Phase {
-	return []ir.Phase{ir.Forward, ir.Backward, input, ir.WeightGrad}
+// passes lists what a stage does for a micro-batch that a phase of the skeleton's programs
+// is or has: the backward phase both passes of a schedule that splits it too, but with
+// overlap, which makes other programs for those.
+func (s *skeleton) passes(phase ir.Phase) []ir.Phase {
+	split := s.of.plan.Schedule == partition.ZeroBubble
+	switch {
+	case phase == ir.WeightGrad && !split:
+		return nil
+	case phase == ir.Backward && split:
+		return []ir.Phase{input}
+	case phase == ir.Backward && !s.plan.Overlap:
+		return []ir.Phase{ir.Backward, input, ir.WeightGrad}
+	}
+	return []ir.Phase{phase}
 }
 
 // uneven reports whether the last of m micro-batches is smaller than the others.
@@ -263,14 +275,21 @@ type timesKey struct {
 	schedule   partition.Schedule // "" where it does not matter
 }
 
-// under returns the skeleton with the prices of a schedule, and which of them those are:
-// but on a crowded machine all schedules share theirs.
+// under returns the skeleton with the programs and prices of a schedule, and which of them
+// those are: but on a crowded machine, or where overlap orders a backward pass in two by
+// itself, all schedules share theirs.
 func (s *skeleton) under(schedule partition.Schedule) (*skeleton, partition.Schedule) {
-	if !s.price.Crowded(s.plan.PP()) {
+	crowded, split := s.price.Crowded(s.plan.PP()), s.plan.Overlap && schedule == partition.ZeroBubble
+	if !crowded && !split {
 		return s, ""
 	}
 	under := *s
-	under.price = s.price.Scheduled(schedule)
+	if crowded {
+		under.price = s.price.Scheduled(schedule)
+	}
+	if split {
+		under.of = s.of.split()
+	}
 	return &under, schedule
 }
 
@@ -284,25 +303,21 @@ func (s *skeleton) times(microBatch int, schedule partition.Schedule) []*stageTi
 	}
 	even := s.of.even(s.mesh(microBatch))
 	all = s.each(microBatch, func(t *stageTimes, i, size int, mesh ir.Mesh, at ir.Coord) {
-		for _, phase := range []ir.Phase{ir.Forward, ir.Backward} {
+		for phase := range ir.Update {
 			if size == rest && even && !s.ofLast(i, phase) {
-				for _, pass := range passes() {
-					if phaseOf(pass) == phase {
-						t.pass(pass)[rest] = t.pass(pass)[whole]
-					}
+				for _, pass := range s.passes(phase) {
+					t.pass(pass)[rest] = t.pass(pass)[whole]
 				}
 				continue
 			}
 			prices := [extents][]priced{kept: s.prices(kept, i, phase, size, mesh, at)}
-			if phase == ir.Backward {
+			if phase != ir.Forward {
 				for e := kept + 1; e <= s.most; e++ {
 					prices[e] = s.prices(e, i, phase, size, mesh, at)
 				}
 			}
-			for _, pass := range passes() {
-				if phaseOf(pass) == phase && (pass == phase || !s.plan.Overlap) {
-					t.pass(pass)[size] = s.body(i, pass, prices, mesh, at)
-				}
+			for _, pass := range s.passes(phase) {
+				t.pass(pass)[size] = s.body(i, pass, prices, mesh, at)
 			}
 		}
 		if i < s.plan.PP() && size == whole {
@@ -331,7 +346,7 @@ func (s *skeleton) mesh(microBatch int) ir.Mesh {
 func (s *skeleton) body(stage int, pass ir.Phase, prices [extents][]priced, mesh ir.Mesh, at ir.Coord) body {
 	var f *flow
 	if s.plan.Overlap {
-		f = &flow{beside: s.price.Overlaps(), backward: pass == ir.Backward, known: map[flowKey][]span{}}
+		f = &flow{beside: s.price.Overlaps(), backward: pass != ir.Forward && pass != ir.Update, joins: pass == ir.Update, known: map[flowKey]flowTimes{}}
 	}
 	parts := s.split(stage, s.pass(prices[kept], pass), mesh, at, kept, f)
 	for i := range parts {
@@ -340,7 +355,7 @@ func (s *skeleton) body(stage int, pass ir.Phase, prices [extents][]priced, mesh
 			parts[i].beside.block[e] = parts[i].beside.block[kept]
 		}
 	}
-	if phaseOf(pass) != ir.Backward {
+	if pass == ir.Forward || pass == ir.Update {
 		return parts
 	}
 	for e := kept + 1; e <= s.most; e++ {
@@ -359,7 +374,7 @@ func (s *skeleton) body(stage int, pass ir.Phase, prices [extents][]priced, mesh
 		}
 	}
 	if f != nil {
-		f.alike()
+		f.alike(s.most)
 	}
 	return parts
 }
@@ -395,6 +410,9 @@ func (s *skeleton) split(stage int, instrs []priced, mesh ir.Mesh, at ir.Coord, 
 		}
 		p := next(kind)
 		x := item{kind: kind, time: time, each: s.of.ofBlock[n]}
+		if s.plan.Chunks() > 1 && n.Phase == ir.Update && !in.Last {
+			x.chunk = s.of.chunkOf[n.Block()]
+		}
 		switch {
 		case kind == sim.Send:
 			p.fixed, p.wire, p.hop = time, s.of.wires[n], s.of.hop(&s.plan, n)
@@ -405,7 +423,7 @@ func (s *skeleton) split(stage int, instrs []priced, mesh ir.Mesh, at ir.Coord, 
 		case in.Async:
 			p.beside.fixed += time
 		case s.of.ofBlock[n] && s.plan.Chunks() > 1 && n.Phase == ir.Update && !in.Last:
-			p.chunks[s.of.chunkOf[n.Block()]] += time
+			p.chunks[x.chunk] += time
 		case s.of.ofBlock[n]:
 			p.block[kept] += time
 		case n.Op == ir.OpAddN && blockOperands(n) > 0:

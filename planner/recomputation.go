@@ -244,17 +244,15 @@ func (b *bounds) undominated(stage, n int, all []recomputation) []recomputation 
 	return kept
 }
 
-// stretches lists the time of everything that a stage does between two transfers, and
-// how long after others it ends at least.
+// stretches lists the time of everything that a stage does between two transfers, in a
+// plan without overlap.
 func (p *pipeline) stretches(stage, n int, r recomputation) []cost.Picoseconds {
 	var all []cost.Picoseconds
 	for _, phase := range []ir.Phase{ir.Backward, ir.WeightGrad} {
 		for size := range 2 {
 			body := p.body(stage, phase, size)
 			for i := range body {
-				x := body[i].spans(n, r)
-				all = append(all, x.time)
-				all = append(all, x.since...)
+				all = append(all, body[i].at(n, r))
 			}
 		}
 	}

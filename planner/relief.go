@@ -234,7 +234,7 @@ func (p *pipeline) offloaded(what partition.Offload) *pipeline {
 		*t = *p.stages[i]
 		known[key] = t
 		q.stages = append(q.stages, t)
-		for _, pass := range passes() {
+		for _, pass := range []ir.Phase{ir.Forward, ir.Backward, input, ir.WeightGrad} {
 			for size := range 2 {
 				b := &t.pass(pass)[size]
 				*b = append(slices.Clip(*b), all[pass].scaled(busy))

@@ -52,8 +52,6 @@ func TestOptions(t *testing.T) {
 		{Options{PlanNGPUs: 2, Schedule: "zero-bubble", Interleave: 2}, "interleave: is 2, but schedule zero-bubble runs one stage per rank"},
 		{Options{PlanNGPUs: 2, Interleave: 2, PP: 1}, "pp: is 1, but schedule interleaved needs at least 2"},
 		{Options{PlanNGPUs: 2, Interleave: 2}, "interleave: 2 chunks per rank need a pipeline of 2 ranks or more with a block for each chunk; no dp x tp x pp of 2 devices in 2 has that with 3 blocks"},
-		{Options{PlanNGPUs: 2, Schedule: "zero-bubble", Overlap: "on"}, "overlap: is on, but schedule is zero-bubble: it has no overlap in this version, gpipe and 1f1b do"},
-		{Options{PlanNGPUs: 2, Interleave: 2, Overlap: "on"}, "overlap: is on, but interleave is 2"},
 		{Options{PlanNGPUs: 2, CP: 2, Overlap: "on"}, "overlap: is on, but cp is 2"},
 		{Options{PlanNGPUs: 2, Offload: "params", Overlap: "on"}, "overlap: is on, but offload is params"},
 		{Options{PlanNGPUs: 2, Schedule: "zero-bubble", Policy: Megatron}, "schedule: is zero-bubble, but policy megatron has 1f1b or interleaved"},

@@ -34,11 +34,12 @@ type outline struct {
 
 func (o outline) stages() int { return o.pp * max(o.chunks, 1) }
 
-// schedules lists the orders that the search tries with an outline. Interleaved and
-// zero-bubble ones have no overlap in this version: see [partition.Plan.Validate].
+// schedules lists the orders that the search tries with an outline: with overlap
+// interleaved and zero-bubble ones only if overlap is asked for, as floors do not tell
+// them apart from those without it, and searches would take half as long again.
 func (o outline) schedules(opts Options) []partition.Schedule {
 	return slices.DeleteFunc(schedules(opts, o.pp, o.chunks), func(s partition.Schedule) bool {
-		return o.overlap && s != partition.GPipe && s != partition.OneFOneB
+		return o.overlap && opts.Overlap != "on" && s != partition.GPipe && s != partition.OneFOneB
 	})
 }
 

@@ -35,6 +35,7 @@ type task struct {
 	event   int64 // of the step on the compute stream: the task is done
 	before  int64 // buckets given to the communication stream before it
 	buckets int   // given in it
+	joins   int   // of those, how many are done at its end: see [codegen.Instr.Async]
 }
 
 // action is one instruction of one task. Exactly one of kernel, collective,
@@ -196,6 +197,9 @@ func (l *loader) schedule(s *codegen.Schedule) ([]task, error) {
 					n++
 				}
 				given = append(given, n)
+				if !in.Last {
+					tasks[i].joins = n
+				}
 			}
 			if !runs {
 				continue

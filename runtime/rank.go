@@ -90,6 +90,12 @@ func (r *rank) step(p *program, start time.Time) error {
 	var done int64 // events of the compute stream in this step
 	for t := range p.tasks[r.id] {
 		task := &p.tasks[r.id][t]
+		if task.Phase == ir.Update && task.before > 0 {
+			r.place.Store(int64(t) << 32)
+			if err := r.await(task.before); err != nil {
+				return err
+			}
+		}
 		for i := range task.actions {
 			r.place.Store(int64(t)<<32 | int64(i))
 			a := &task.actions[i]
@@ -123,8 +129,8 @@ func (r *rank) step(p *program, start time.Time) error {
 			}
 		}
 		r.place.Store(int64(t)<<32 | int64(len(task.actions)))
-		if task.buckets > 0 {
-			if err := r.await(task.before + int64(task.buckets)); err != nil {
+		if task.joins > 0 {
+			if err := r.await(task.before + int64(task.joins)); err != nil {
 				return err
 			}
 		}

@@ -249,6 +249,8 @@ func TestWhatCannotBeStated(t *testing.T) {
 	}
 	_, err = lp.New(g, j.batch, c, plan, lp.Options{})
 	require.ErrorContains(t, err, "2 chunks per rank, which are cut evenly")
+	_, err = lp.New(g, j.batch, c, &partition.Plan{Schedule: partition.ZeroBubble, Overlap: true}, lp.Options{})
+	require.ErrorContains(t, err, "want overlap off, or schedule 1f1b")
 
 	deep := tiny(96)
 	j.model, j.batch = deep, 1

@@ -56,11 +56,15 @@ type duration struct {
 
 // New states the choice of cuts and of recomputation for a plan as a mixed integer
 // program. Of the plan's stages only their number counts. It fails for interleaved
-// plans, whose stages are cut evenly, and for models of too many blocks.
+// plans, whose stages are cut evenly, for overlap under a zero-bubble schedule, and for
+// models of too many blocks.
 func New(g *ir.Graph, batch int, c *cost.Cluster, plan *partition.Plan, options Options) (*Program, error) {
 	blocks := len(partition.Blocks(g))
 	if plan.Chunks() > 1 {
 		return nil, fmt.Errorf("lp: the plan has %d chunks per rank, which are cut evenly: there is nothing to choose; want interleave 1", plan.Chunks())
+	}
+	if plan.Overlap && plan.Schedule == partition.ZeroBubble {
+		return nil, fmt.Errorf("lp: communication that goes on beside the next pass, as with overlap under schedule zero-bubble, cannot be stated in this version; want overlap off, or schedule 1f1b")
 	}
 	if err := plan.Validate(blocks, batch); err != nil {
 		return nil, err

@@ -9,7 +9,8 @@
 // receive waits for the copy to end. A rank does one thing at a time, but for
 // what it hands to its communication stream: that does one thing at a time too,
 // beside the rank, each when the rank has come to it and the one before is done;
-// the rank waits for it where an op says so and at the end of the task.
+// the rank waits for it where an op says so, and at the end of the task or, for what is
+// late, at the start of a task that joins it.
 //
 // Such a system is a max-plus recurrence: its times do not depend on the order in
 // which ranks are looked at, and never decrease when a duration grows.
@@ -37,14 +38,19 @@ type Op struct {
 	Kind OpKind
 	Time cost.Picoseconds
 	Peer int // group for Join, channel for Send and Recv
-	// Async says that the op, Work or a Join, is handed to the stream.
-	Async bool
+	// Async says that the op, Work or a Join, is handed to the stream, and Late that the
+	// end of the task does not wait for it.
+	Async, Late bool
 	// Await is how many of the task's asynchronous ops are done before the op starts.
 	Await int
-	// Since makes Work end no sooner than Since[i] after the task's i-th transfer,
-	// or for i 0 after its start: a stretch that stands for a program with a stream
-	// of its own. Negative entries mean nothing.
+	// Since makes Work end no sooner than Since[i] after mark i of the task, a stretch
+	// that stands for a program with a stream of its own. The marks are when the stream
+	// has done what tasks before left it, when the task began, and when each of its
+	// transfers so far ended. Negative entries mean nothing.
 	Since []cost.Picoseconds
+	// Leaves, as Since, says when the stream has done what the task leaves it, of Work at
+	// its end. nil leaves it nothing but late ops.
+	Leaves []cost.Picoseconds
 }
 
 // Task is one pass of a process over a list of ops.
@@ -53,6 +59,7 @@ type Task struct {
 	Chunk      int
 	MicroBatch int
 	Releases   bool // the end of this task frees the micro-batch's slot in the chunk
+	Joins      bool // it starts when the stream has done what tasks before left it
 }
 
 // Process is the work of one rank.
@@ -156,17 +163,19 @@ type state struct {
 	joined   bool                 // waits at a Join that it has been counted in
 	released [][]cost.Picoseconds // by chunk and micro-batch
 	waiting  []int                // processes that wait for something this one does
-	marks    []cost.Picoseconds   // when the task began, and after each of its transfers
+	marks    []cost.Picoseconds   // see Op.Since
+	left     cost.Picoseconds     // when the stream has done what ops with Leaves left it
 
-	// The stream, in the task in hand.
-	given     []given
-	done      int  // of those
-	streaming bool // the next waits at a Join that it has been counted in
+	// The stream.
+	given     []given // in the task in hand, after what tasks before left it
+	before    int     // how many of those that is
+	done      int     // of all
+	streaming bool    // the next waits at a Join that it has been counted in
 }
 
 // given is an op handed to the stream. start and end are set when it is done.
 type given struct {
-	op             int
+	task, op       int
 	at, start, end cost.Picoseconds
 }
 
@@ -197,19 +206,22 @@ func (r *runner) advance(p int) {
 	}()
 	for ; st.task < len(proc.Tasks); st.task++ {
 		t := &proc.Tasks[st.task]
-		if st.op == 0 && len(st.given) == 0 && len(st.marks) == 0 {
-			st.marks = append(st.marks, st.now)
+		r.stream(p, st)
+		if len(st.marks) == 0 {
+			if t.Joins && !r.await(p, st, st.before) {
+				return
+			}
+			st.marks = append(st.marks, st.left, st.now)
 		}
-		r.stream(p, st, t)
 		for st.op < len(t.Ops) {
 			o := &t.Ops[st.op]
-			if o.Await > 0 && !r.await(p, st, o.Await) {
+			if o.Await > 0 && !r.await(p, st, st.before+o.Await) {
 				return
 			}
 			if o.Async {
-				st.given = append(st.given, given{op: st.op, at: st.now})
+				st.given = append(st.given, given{task: st.task, op: st.op, at: st.now})
 				st.op++
-				r.stream(p, st, t)
+				r.stream(p, st)
 				continue
 			}
 			if !r.step(p, st, t) {
@@ -220,18 +232,25 @@ func (r *runner) advance(p int) {
 			}
 			st.op++
 		}
-		if !r.await(p, st, len(st.given)) {
+		n := len(st.given)
+		for n > st.before && t.Ops[st.given[n-1].op].Late {
+			n--
+		}
+		if n > st.before && !r.await(p, st, n) {
 			return
 		}
-		st.op, st.done = 0, 0
-		st.given, st.marks = st.given[:0], st.marks[:0]
+		if n == len(st.given) && (n > st.before || t.Joins) { // all is done, and waited for
+			st.given, st.done = st.given[:0], 0
+		}
+		st.op, st.before = 0, len(st.given)
+		st.marks = st.marks[:0]
 		if t.Releases {
 			st.released[t.Chunk][t.MicroBatch] = st.now
 		}
 	}
 }
 
-// await holds a process until so many asynchronous ops of the task are done, and
+// await holds a process until so many of the ops given to its stream are done, and
 // reports whether they are.
 func (r *runner) await(p int, st *state, n int) bool {
 	switch {
@@ -247,7 +266,7 @@ func (r *runner) await(p int, st *state, n int) bool {
 			waited := max(0, min(g.end, until)-max(g.start, st.now))
 			r.Exposed[p] += waited
 			if r.Waited != nil && waited > 0 {
-				r.Waited(p, st.task, g.op, waited)
+				r.Waited(p, g.task, g.op, waited)
 			}
 		}
 	}
@@ -256,10 +275,10 @@ func (r *runner) await(p int, st *state, n int) bool {
 }
 
 // stream does what the stream of a process has been given, as far as it can.
-func (r *runner) stream(p int, st *state, t *Task) {
+func (r *runner) stream(p int, st *state) {
 	for st.done < len(st.given) && !st.streaming {
 		g := &st.given[st.done]
-		op := &t.Ops[g.op]
+		op := &r.Processes[p].Tasks[g.task].Ops[g.op]
 		start := g.at
 		if st.done > 0 {
 			start = max(start, st.given[st.done-1].end)
@@ -293,7 +312,7 @@ func (r *runner) streamed(p int, st *state, start, end cost.Picoseconds) {
 	st.done++
 	st.streaming = false
 	if r.Trace != nil {
-		r.Trace(p, st.task, g.op, start, end)
+		r.Trace(p, g.task, g.op, start, end)
 	}
 }
 
@@ -307,6 +326,11 @@ func (r *runner) step(p int, st *state, t *Task) bool {
 		for i, since := range op.Since {
 			if since >= 0 {
 				end = max(end, st.marks[i]+since)
+			}
+		}
+		for i, since := range op.Leaves {
+			if since >= 0 {
+				st.left = max(st.left, st.marks[i]+since)
 			}
 		}
 		r.finish(p, st, start, end)

@@ -175,6 +175,7 @@ type stretch struct {
 	times  []cost.Picoseconds
 	work   cost.Picoseconds
 	stream bool
+	late   bool // the end of the task does not wait for it
 	silent bool // only a meeting: its work is an op of its own
 	await  int  // asynchronous ops of the task
 
@@ -208,7 +209,9 @@ func (b *builder) build() error {
 				ops[body] = b.ops(s, t, body)
 			}
 			used = append(used, body)
-			proc.Tasks = append(proc.Tasks, Task{Ops: ops[body], Chunk: t.Chunk, MicroBatch: t.MicroBatch, Releases: t.Phase == last})
+			proc.Tasks = append(proc.Tasks, Task{
+				Ops: ops[body], Chunk: t.Chunk, MicroBatch: t.MicroBatch, Releases: t.Phase == last, Joins: t.Phase == ir.Update,
+			})
 		}
 		b.used = append(b.used, used)
 		b.system.Processes = append(b.system.Processes, proc)
@@ -260,12 +263,12 @@ func (b *builder) body(s *codegen.Schedule, t codegen.Task) (*body, error) {
 		if apart {
 			x.ops = append(x.ops,
 				stretch{kind: Work, instrs: []int{first}, bucket: bucket, work: time, times: []cost.Picoseconds{time}},
-				stretch{kind: op, instrs: []int{first}, stream: true, silent: true})
+				stretch{kind: op, instrs: []int{first}, stream: true, late: in.Last, silent: true})
 			x.spent[kind] += time
 			continue
 		}
 		if op != Work || bucket > 0 || stream || await > 0 || last < 0 || x.ops[last].kind != Work || x.ops[last].bucket > 0 || x.ops[last].stream {
-			x.ops = append(x.ops, stretch{kind: op, bucket: bucket, stream: stream, await: await})
+			x.ops = append(x.ops, stretch{kind: op, bucket: bucket, stream: stream, late: stream && in.Last, await: await})
 			last++
 		}
 		o := &x.ops[last]
@@ -308,7 +311,7 @@ func (b *builder) ops(s *codegen.Schedule, t codegen.Task, x *body) []Op {
 		o := &x.ops[i]
 		in := &instrs[o.instrs[0]]
 		n := in.Node
-		ops[i] = Op{Kind: o.kind, Time: o.work, Async: o.stream, Await: o.await}
+		ops[i] = Op{Kind: o.kind, Time: o.work, Async: o.stream, Late: o.late, Await: o.await}
 		switch o.kind {
 		case Join:
 			ops[i].Peer = b.group(s, n, in.Async)

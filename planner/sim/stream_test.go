@@ -45,16 +45,45 @@ func TestWorkSinceMarks(t *testing.T) {
 	s := System{
 		Processes: []Process{
 			{Tasks: []Task{task(0, false, work(30), send(5, 0))}},
-			{Tasks: []Task{task(0, false, work(3), recv(0), Op{Kind: Work, Time: 2, Since: []cost.Picoseconds{60}}, work(1))}},
-			{Tasks: []Task{task(0, false, Op{Kind: Work, Time: 2, Since: []cost.Picoseconds{-1}})}},
+			{Tasks: []Task{task(0, false, work(3), recv(0), Op{Kind: Work, Time: 2, Since: []cost.Picoseconds{-1, 60}}, work(1))}},
+			{Tasks: []Task{task(0, false, Op{Kind: Work, Time: 2, Since: []cost.Picoseconds{-1, -1}})}},
 		},
 		Channels: []Channel{{From: 0, To: 1}},
 	}
 	ends, err := s.Run()
 	require.NoError(t, err)
 	require.Equal(t, []cost.Picoseconds{35, 61, 2}, ends)
-	s.Processes[1].Tasks[0].Ops[2].Since[0] = 10
+	s.Processes[1].Tasks[0].Ops[2].Since[1] = 10
 	ends, err = s.Run()
 	require.NoError(t, err)
 	require.Equal(t, cost.Picoseconds(38), ends[1])
+}
+
+// What is late runs on while later tasks work, after each other, until a task joins the stream.
+func TestStreamLeftBehind(t *testing.T) {
+	late := func(o Op) Op { o.Async, o.Late = true, true; return o }
+	update := task(0, false, work(1))
+	update.Joins = true
+	s := System{
+		Processes: []Process{
+			{Tasks: []Task{task(0, false, work(5), late(join(10, 0))), task(0, false, work(3), late(join(20, 0))), task(1, false, work(4), beside(join(1, 1)), work(2), after(1, work(1))), update}},
+			{Tasks: []Task{task(0, false, work(7), late(join(10, 0))), task(0, false, work(3), late(join(20, 0))), task(1, false, work(4), beside(join(1, 1)), work(2)), update}},
+		},
+		Groups: [][]int{{0, 1}, {0, 1}}, Exposed: make([]cost.Picoseconds, 2),
+	}
+	ends, err := s.Run()
+	require.NoError(t, err)
+	// The meetings: 7 to 17, 17 to 37, 37 to 38. The first process works to 5, 8 and 14, and waits for the third.
+	require.Equal(t, []cost.Picoseconds{40, 39}, ends)
+	require.Equal(t, []cost.Picoseconds{38 - 14, 38 - 16}, s.Exposed)
+
+	// The same, without the third, of a process that stands for both by what its work leaves.
+	stands := func(work cost.Picoseconds, leaves ...cost.Picoseconds) Task {
+		return Task{Ops: []Op{{Kind: Work, Time: work, Leaves: leaves}}}
+	}
+	ends, err = (&System{Processes: []Process{{Tasks: []Task{
+		stands(7, 10, 17), stands(3, 20, 23), stands(6), {Ops: []Op{{Kind: Work, Time: 1, Since: []cost.Picoseconds{1, -1}}}},
+	}}}}).Run()
+	require.NoError(t, err)
+	require.Equal(t, []cost.Picoseconds{38}, ends)
 }
