@@ -35,11 +35,6 @@ func inTheBounds() []mutant {
 		old:  "blocks := (s.graphs.blocks + o.pp - 1) / o.pp", new: "blocks := (s.graphs.blocks+o.pp-1)/o.pp + 1",
 		pkg: "./planner", run: "^TestExchangedWhateverTheSize$",
 	}, {
-		bug: "GOGC of others is overwritten", how: "at the end of a search",
-		file: "planner/garbage.go",
-		old:  "now != q.percent {", new: "now != now {",
-		pkg: "./planner", run: "^TestQuietEnds$",
-	}, {
 		bug: "a certificate has nothing to say of what a coarse floor left", how: "its micro-batches are not listed",
 		file: "planner/certificate.go",
 		old:  "\t\ts.list(t.pending)\n", new: "",

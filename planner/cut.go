@@ -96,7 +96,6 @@ func (c *cutter) descend(stage, left int, before cost.Picoseconds) {
 func (c *cutter) leaf() {
 	c.budget -= 100 + len(c.cut)*(8+c.pipe.microBatches/4) // a simulation is worth many steps
 	c.search.stats.PlansConsidered++
-	c.search.quiet.heed()
 	time := c.pipe.time(c.cut)
 	if time > c.ceiling {
 		return
@@ -156,7 +155,6 @@ func (c *cutter) allocate(x *candidate) int {
 }
 
 func newCutter(s *searcher, skel *skeleton, size int, schedule partition.Schedule) *cutter {
-	s.quiet.heed()
 	p := newPipeline(skel, skel.memoryOf(size), size, schedule)
 	c := &cutter{search: s, pipe: p, learned: map[tried]bool{}, cut: make([]partition.Stage, len(skel.plan.Stages)), choice: make([]int, p.template.PP()), least: never}
 	if p.mayFit(s.limit) {

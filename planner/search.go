@@ -80,7 +80,6 @@ type searcher struct {
 	refused    error             // why the last of the outlines that cannot be compiled was not
 	refusals   map[outline]error // of all of them
 	looked     []*point          // what the search looked at
-	quiet      *quiet            // nil where nothing is searched
 	steps      int               // of the proof that nothing beats the winner
 }
 
@@ -107,10 +106,7 @@ func newSearch(g *ir.Graph, batch int, c *cost.Cluster, opts Options, steps int)
 	if err != nil {
 		return nil, nil, err
 	}
-	quiet := newQuiet()
-	defer quiet.end()
 	s := newSearcher(g, batch, c, opts)
-	s.quiet = quiet
 	s.steps = steps
 	if err := s.checkReplicate(); err != nil {
 		return nil, nil, err

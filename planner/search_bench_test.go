@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"runtime"
 	"strings"
 	"testing"
 
@@ -15,7 +16,7 @@ import (
 
 // The benchmarks of this file are whole searches, on one core: `make bench-planner` runs
 // them and writes bench/planner.md. The time of a search does not include tracing, which
-// BenchmarkTraceModel measures.
+// BenchmarkTraceModel measures. The heap begins at 64 MB, as that of `autopar plan` does.
 
 // trillion is Megatron's 1T model (Narayanan et al. 2021, table 1).
 func trillion() gpt.Config {
@@ -69,6 +70,8 @@ func (x benchCase) trace(b testing.TB) *ir.Graph {
 func (x benchCase) run(b *testing.B) {
 	b.Run(x.name, func(b *testing.B) {
 		b.ReportAllocs()
+		ballast := make([]byte, 64<<20)
+		defer runtime.KeepAlive(ballast)
 		g, h100 := x.trace(b), cluster(b, "h100")
 		var stats Stats
 		for b.Loop() {
@@ -123,6 +126,8 @@ func BenchmarkSearchInfeasible(b *testing.B) {
 	} {
 		b.Run(x.name, func(b *testing.B) {
 			b.ReportAllocs()
+			ballast := make([]byte, 64<<20)
+			defer runtime.KeepAlive(ballast)
 			g, h100 := x.trace(b), cluster(b, "h100")
 			for b.Loop() {
 				_, err := Search(g, x.batch, h100, Options{RuntimeNGPUs: x.devices})

@@ -39,7 +39,7 @@ func (o outline) stages() int { return o.pp * max(o.chunks, 1) }
 // them apart from those without it, and searches would take half as long again.
 func (o outline) schedules(opts Options) []partition.Schedule {
 	return slices.DeleteFunc(schedules(opts, o.pp, o.chunks), func(s partition.Schedule) bool {
-		return o.overlap && opts.Overlap != "on" && s != partition.GPipe && s != partition.OneFOneB
+		return o.overlap && !opts.late && s != partition.GPipe && s != partition.OneFOneB
 	})
 }
 
