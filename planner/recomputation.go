@@ -247,7 +247,7 @@ func (b *bounds) undominated(stage, n int, all []recomputation) []recomputation 
 // stretches lists the time of everything that a stage does between two transfers, in a
 // plan without overlap.
 func (p *pipeline) stretches(stage, n int, r recomputation) []cost.Picoseconds {
-	var all []cost.Picoseconds
+	all := make([]cost.Picoseconds, 0, 16)
 	for _, phase := range []ir.Phase{ir.Backward, ir.WeightGrad} {
 		for size := range 2 {
 			body := p.body(stage, phase, size)

@@ -186,7 +186,6 @@ func (c *cutter) freed(what partition.Offload) *freed {
 	if known := c.free[what]; known != nil {
 		return known
 	}
-	opts := c.search.opts
 	if c.pipe.stages == nil {
 		c.pipe.stages = c.pipe.skel.times(c.pipe.template.MicroBatch, c.pipe.template.Schedule)
 	}
@@ -196,12 +195,9 @@ func (c *cutter) freed(what partition.Offload) *freed {
 	}
 	f := &freed{}
 	if c.chunks() > 1 {
-		f.least = like.time(like.interleavedCut(opts.recompute(like.skel.replicate), make([]int, len(c.choice))))
+		f.least = like.time(like.interleavedCut(c.search.opts.recompute(like.skel.replicate), make([]int, len(c.choice))))
 	} else {
-		if opts.Recompute == RecomputeSearched {
-			opts.Recompute = RecomputeNone // the least work
-		}
-		b := newBounds(like, 1<<62, opts, nil)
+		b := newBounds(like, 1<<62, c.search.opts, nil) // a block that gathers ahead may be faster recomputed
 		f.least, f.time = b.best(), b.time
 	}
 	if c.free == nil {

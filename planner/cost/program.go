@@ -427,8 +427,11 @@ func (m *Program) compute(in *codegen.Instr, mesh ir.Mesh, at ir.Coord, operands
 	n := in.Node
 	w := m.work(in, mesh, at)
 	if n.Op == ir.OpAddN && operands != len(n.Args) {
-		one := localBytes(n.Results[0], mesh, at)
-		w.bytes += int64(operands-len(n.Args)) * one
+		more := int64(operands-len(n.Args)) * localBytes(n.Results[0], mesh, at)
+		w.bytes += more
+		if across(n) {
+			w.across += more
+		}
 		w.flops = w.flops / float64(len(n.Args)) * float64(operands)
 	}
 	t := m.kernel(&w) + m.terms(n, mesh, at)
