@@ -77,8 +77,23 @@ func inTheBounds() []mutant {
 	}, {
 		bug: "a floor adds up whole gradients that ZeRO shards", how: "of stage 2",
 		file: "planner/relax.go",
-		old:  "if zero >= 2 {", new: "if zero >= 3 {",
-		pkg: "./planner", run: "^TestCostIsSimulation$/^seed_61$",
+		old:  "if zero >= 2 {\n\t\treturn t", new: "if zero >= 3 {\n\t\treturn t",
+		pkg: "./planner", run: "^TestCostIsSimulation$/^seed_105$",
+	}, {
+		bug: "a floor takes a bucket for its first collective", how: "the others may be of what data-parallel ranks share",
+		file: "planner/floor.go",
+		old:  "w.shares(all)", new: "w.shares(all[:1])",
+		pkg: "./planner", run: "^TestCostIsSimulation$/^seed_105$",
+	}, {
+		bug: "a floor takes the update of the first position for that of all", how: "data-parallel ranks of others may lie nearer",
+		file: "planner/floor.go",
+		old:  "\t\t\tleast.fastest(t)\n", new: "\t\t\tcontinue\n",
+		pkg: "./planner", run: "^TestCostIsSimulation$/^seed_105$",
+	}, {
+		bug: "a floor shares out what a kernel takes that is larger than the cache", how: "a part of it may lie in that",
+		file: "planner/relax.go",
+		old:  "block.update = w.near[inBlock].update /", new: "block.update = w.steady[inBlock].update /",
+		pkg: "./planner", run: "^TestCostIsSimulation$/^seed_107$",
 	}, {
 		bug: "a bound counts blocks that lie before a stage", how: "one",
 		file: "planner/bound.go",

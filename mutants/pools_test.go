@@ -20,7 +20,7 @@ func inThePools() []mutant {
 	}, {
 		bug: "the floor of a job on two kinds is that of the slower", how: "not admissible",
 		file: "planner/pools.go",
-		old:  "t[i].all, t[i].forward = min(t[i].all, u[i].all), min(t[i].forward, u[i].forward)", new: "t[i].all, t[i].forward = max(t[i].all, u[i].all), max(t[i].forward, u[i].forward)",
+		old:  "a.forward, a.weight = min(a.forward, b.forward), min(a.weight, b.weight)", new: "a.forward, a.weight = max(a.forward, b.forward), max(a.weight, b.weight)",
 		pkg: "./planner", run: "^TestStagesFollowSpeed$",
 	}, {
 		bug: "one order of the pools is searched", how: "the memory that comes first may be too little",

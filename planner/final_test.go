@@ -162,7 +162,7 @@ func TestFinishIsTheProgram(t *testing.T) {
 func TestFewBlocksShowMany(t *testing.T) {
 	const seed = 41
 	r := rand.New(rand.NewPCG(seed, 0))
-	cases := 80
+	cases := 120
 	if testing.Short() {
 		cases = 20
 	}

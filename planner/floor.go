@@ -30,9 +30,11 @@ type work struct {
 	shelf   *shelf // of a trunk
 	flights map[int]*flight
 	again   [extents]*work // its backward pass with recomputation
-	// rest is what blocks do in the plan of a trunk that is not part of it: see apart.
-	rest   []workInstr
-	steady *workTimes
+	// rest is what blocks do in the plan of a trunk that is not part of it (see apart), and sums
+	// are products of the trunk that add to what there is (see adding).
+	rest, sums   []workInstr
+	steady, near *workTimes
+	added        map[sizeOn]*workTimes
 	// exchange is what a block exchanges for the whole batch in one micro-batch, -1 until it is asked for.
 	exchange cost.Picoseconds
 	// sending is what two stages of a trunk send, nil until it is asked for.
@@ -143,7 +145,7 @@ func (s *searcher) work(of *blueprint, o outline, trunk bool) *work {
 	}
 	job.PlanNGPUs, job.RuntimeNGPUs = o.cp*o.tp, s.opts.RuntimeNGPUs // they share the machine, or the network
 	job.PoolOrder = s.cluster.Orders()[o.order]
-	w := &work{of: of, piped: piped, exchange: -1, known: map[sizeOn]*workTimes{}, flights: map[int]*flight{}}
+	w := &work{of: of, piped: piped, exchange: -1, known: map[sizeOn]*workTimes{}, added: map[sizeOn]*workTimes{}, flights: map[int]*flight{}}
 	w.mesh.Axes = slices.Clone(of.progs[kept].Mesh.Axes)
 	for i := range w.mesh.Axes {
 		switch a := &w.mesh.Axes[i]; a.Name {
@@ -223,7 +225,7 @@ func (w *work) collect(instrs []codegen.Instr, phase ir.Phase, trunk bool) {
 		case w.of.ofWeight[n]:
 			x.pass = ir.WeightGrad
 		}
-		follows, shared := w.shares(n)
+		follows, shared := w.shares(all)
 		switch {
 		case n.Op == ir.OpAddN && phase == ir.Update: // may have other operands in another stage
 		case trunk && (phase == ir.Update || !follows):
@@ -234,9 +236,9 @@ func (w *work) collect(instrs []codegen.Instr, phase ir.Phase, trunk bool) {
 			once := slices.Clone(x.all)
 			alone := &once[0]
 			alone.Accum = make([]codegen.Accum, len(in.Accum)) // gradients may be added up elsewhere
-			if x.part == inBlock && len(in.Accum) > 0 {
+			if x.part == inBlock && slices.ContainsFunc(in.Accum, func(a codegen.Accum) bool { return a != codegen.Overwrite }) {
 				x.bare = alone
-				w.rest = append(w.rest, x)
+				w.sums = append(w.sums, x)
 			}
 			x.Instr, x.all, x.bare = alone, once, nil
 			w.instrs = append(w.instrs, x)
@@ -248,28 +250,30 @@ func (w *work) collect(instrs []codegen.Instr, phase ir.Phase, trunk bool) {
 	}
 }
 
-// shares reports whether what a node makes follows the batch, or is a product, and
+// shares reports whether what is made in one go follows the batch, or is a product, and
 // whether its time depends on the number of data-parallel ranks.
-func (w *work) shares(n *ir.Node) (follows, shared bool) {
+func (w *work) shares(all []codegen.Instr) (follows, shared bool) {
 	mb := w.mesh.Axis(partition.AxisMB)
-	follows = n.Op == ir.OpMatMul || isAttention(n.Op)
 	over := func(v *ir.Value) {
+		follows = follows || v.Spec[mb].Kind == ir.Shard
 		for a, axis := range w.mesh.Axes {
 			if (axis.Name == partition.AxisDP || axis.Name == partition.AxisRep) && v.Spec[a].Kind == ir.Shard && v.Spec[mb].Kind != ir.Shard {
 				shared = true
 			}
 		}
 	}
-	for _, a := range n.Args {
-		over(a)
-		follows = follows || a.Spec[mb].Kind == ir.Shard
-	}
-	for _, r := range n.Results {
-		over(r)
-		follows = follows || r.Spec[mb].Kind == ir.Shard
-	}
-	if attr, ok := n.Attr.(ir.CommAttr); ok && (attr.Axis == partition.AxisDP || attr.Axis == partition.AxisRep) {
-		shared = true
+	for i := range all {
+		n := all[i].Node
+		follows = follows || n.Op == ir.OpMatMul || isAttention(n.Op)
+		for _, a := range n.Args {
+			over(a)
+		}
+		for _, r := range n.Results {
+			over(r)
+		}
+		if attr, ok := n.Attr.(ir.CommAttr); ok && (attr.Axis == partition.AxisDP || attr.Axis == partition.AxisRep) {
+			shared = true
+		}
 	}
 	return follows, shared
 }
@@ -336,15 +340,10 @@ func (w *work) sharedTimes(p *partition.Plan, price *cost.Program, batch int) ma
 			t.add(&w.shared[i], time)
 		}
 		seen[offset] = true
-		least := all[price.Kinds(at)]
-		if least == nil {
+		if least := all[price.Kinds(at)]; least != nil {
+			least.fastest(t)
+		} else {
 			all[price.Kinds(at)] = t
-			continue
-		}
-		for i := range t {
-			if t[i].all < least[i].all {
-				least[i] = t[i]
-			}
 		}
 	}
 	return all
@@ -437,7 +436,9 @@ func (s *searcher) common(o outline, size int, schedule partition.Schedule) cost
 		zero = 2
 	}
 	apart := trunk.apart(zero, s.replicas(o))
-	return s.leastOn(o, size, schedule, nil, true, false, func(size int, kinds cost.Kinds) workTimes { return trunk.at(size, s.batch, kinds).plus(apart) })
+	return s.leastOn(o, size, schedule, nil, true, false, func(size int, kinds cost.Kinds) workTimes {
+		return trunk.adding(zero, size, s.batch, kinds).plus(apart)
+	})
 }
 
 // flowing bounds the same plans by the way of micro-batches through the trunk, with the
@@ -449,7 +450,7 @@ func (s *searcher) flowing(o outline, size int, schedule partition.Schedule, mor
 	}
 	moved := s.moved(o)
 	return s.leastOn(o, size, schedule, more, true, o.ranks != anywhere, func(size int, kinds cost.Kinds) workTimes {
-		return trunk.at(size, s.batch, kinds).plus(moved)
+		return trunk.adding(o.zero, size, s.batch, kinds).plus(moved)
 	})
 }
 

@@ -128,12 +128,16 @@ func (s *searcher) leastOn(o outline, size int, schedule partition.Schedule, mor
 	return bound
 }
 
-// fastest takes the smaller of each two times.
+// fastest takes the smaller of each two times: of each pass by itself, as bounds take passes
+// from one another.
 func (t *workTimes) fastest(u *workTimes) {
 	for i := range t {
-		t[i].all, t[i].forward = min(t[i].all, u[i].all), min(t[i].forward, u[i].forward)
-		t[i].way, t[i].ahead = min(t[i].way, u[i].way), max(t[i].ahead, u[i].ahead)
-		t[i].weight, t[i].update = min(t[i].weight, u[i].weight), min(t[i].update, u[i].update)
-		t[i].beside = min(t[i].beside, u[i].beside)
+		a, b := &t[i], &u[i]
+		input := min(a.all-a.forward-a.weight, b.all-b.forward-b.weight)
+		back := min(a.way-a.forward, b.way-b.forward)
+		a.forward, a.weight = min(a.forward, b.forward), min(a.weight, b.weight)
+		a.all, a.way = a.forward+input+a.weight, a.forward+back
+		a.ahead = max(a.ahead, b.ahead)
+		a.update, a.beside = min(a.update, b.update), min(a.beside, b.beside)
 	}
 }

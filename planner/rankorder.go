@@ -288,7 +288,7 @@ func (s *searcher) best(o outline) *lies {
 // work returns work of which only the groups lie otherwise than as usual.
 func (l *lies) work(usual *work) *work {
 	w := *usual
-	w.usual, w.known, w.prices, w.exchange = usual, map[sizeOn]*workTimes{}, nil, -1
+	w.usual, w.known, w.added, w.prices, w.exchange = usual, map[sizeOn]*workTimes{}, map[sizeOn]*workTimes{}, nil, -1
 	for i := range max(len(l[0]), len(l[1])) {
 		groups := map[int]cost.Group{}
 		for k, name := range []string{partition.AxisTP, partition.AxisCP} {

@@ -116,7 +116,7 @@ func (w *work) passOf(e extent) *work {
 		return w.again[e]
 	}
 	pass := *w
-	pass.instrs, pass.rest = nil, nil
+	pass.instrs, pass.rest, pass.sums = nil, nil, nil
 	if e.partial() {
 		for _, in := range w.of.prog(kept).Stages[0].Bodies[ir.Forward].Instrs {
 			if e.covers(in.Node.Op) {
@@ -273,39 +273,63 @@ func (s *searcher) moved(o outline) *workTimes {
 }
 
 // apart bounds from below what the trunk's plan does for a block but does not have for
-// each micro-batch anew, under a ZeRO stage over so many ranks: it adds up gradients,
-// which are whole up to stage 1, and updates, a part of the weights from stage 1 on. Of
-// kernels on a part of the data none takes less than that part of the time.
+// each micro-batch anew, under a ZeRO stage over so many ranks: it narrows and adds up
+// gradients, which are whole up to stage 1, and updates, a part of the weights from stage 1
+// on. Of kernels on a part of the data none takes less than that part of the time that the
+// whole would take in the cache, where the part may fit when the whole does not.
 func (w *work) apart(zero, ranks int) *workTimes {
 	if w.steady == nil {
-		for _, kinds := range w.everywhere() {
-			t := &workTimes{}
-			price := w.on(kinds)[0]
-			for i := range w.rest {
-				in := &w.rest[i]
-				time, _ := price.Instr(in.Instr, w.mesh, ir.Coord{})
-				if in.bare != nil {
-					less, _ := price.Instr(in.bare, w.mesh, ir.Coord{})
-					time = max(0, time-less)
-				}
-				t.add(in, time)
-			}
-			if w.steady == nil {
-				w.steady = t
-			}
-			w.steady.fastest(t)
-		}
+		w.steady, w.near = w.steadily(func(p *cost.Program) *cost.Program { return p }), w.steadily((*cost.Program).Near)
 	}
 	t := &workTimes{}
 	*t = *w.steady
 	block := &t[inBlock]
 	if zero >= 1 {
-		block.update /= cost.Picoseconds(ranks)
+		block.update = w.near[inBlock].update / cost.Picoseconds(ranks)
 	}
 	if zero >= 2 {
-		t[inBlock] = partTimes{update: block.update}
+		*block = partTimes{update: block.update}
 	}
 	return t
+}
+
+// steadily returns the time of the rest on the fastest kinds of devices, by prices made of
+// those of the work.
+func (w *work) steadily(by func(*cost.Program) *cost.Program) *workTimes {
+	var least *workTimes
+	for _, kinds := range w.everywhere() {
+		t, price := &workTimes{}, by(w.on(kinds)[0])
+		for i := range w.rest {
+			time, _ := price.Instr(w.rest[i].Instr, w.mesh, ir.Coord{})
+			t.add(&w.rest[i], time)
+		}
+		if least == nil {
+			least = t
+		}
+		least.fastest(t)
+	}
+	return least
+}
+
+// adding returns the times of the trunk for a micro-batch of a size, and below ZeRO stage 2
+// of adding to gradients in the products that make them, which is hidden in some sizes.
+func (w *work) adding(zero, size, batch int, kinds cost.Kinds) *workTimes {
+	t := w.at(size, batch, kinds)
+	if zero >= 2 {
+		return t
+	}
+	key := sizeOn{size, kinds}
+	if w.added[key] == nil {
+		sum, price, mesh := *t, w.on(kinds)[0], w.meshOf(size, batch)
+		for i := range w.sums {
+			in := &w.sums[i]
+			time, _ := price.Instr(in.Instr, mesh, ir.Coord{})
+			bare, _ := price.Instr(in.bare, mesh, ir.Coord{})
+			sum.add(in, max(0, time-bare))
+		}
+		w.added[key] = &sum
+	}
+	return w.added[key]
 }
 
 // again returns what recomputation a limit on memory makes necessary under an outline,

@@ -195,6 +195,23 @@ func (m *Program) Grouped(groups map[int]Group) *Program {
 	return as
 }
 
+// Near returns the same prices, of kernels as if all that they read and write lay in the
+// cache: a part of what one does takes no less than that part of its time.
+func (m *Program) Near() *Program {
+	near := *m
+	near.Model = m.Model.asNear()
+	return &near
+}
+
+func (m *Model) asNear() *Model {
+	near := *m
+	near.near, near.kinds = true, nil
+	for _, k := range m.kinds {
+		near.kinds = append(near.kinds, k.asNear())
+	}
+	return &near
+}
+
 // Group returns the group over an axis at the stage that instructions are priced as.
 func (m *Program) Group(axis int) Group { return m.groupOf(m.stage, axis) }
 

@@ -54,6 +54,7 @@ type Model struct {
 	halfPeak   map[ir.DType]float64
 	memory     float64   // bytes/s reached
 	cache      Cache     // of the rank
+	near       bool      // all that kernels read and write lies in it
 	rungs      []rung    // of the network, innermost first
 	together   []float64 // by level, bytes/s a device reaches when all ranks send
 	host       Link      // without bandwidth where there is none
@@ -144,7 +145,7 @@ func classOf(op ir.Op) kernelClass {
 
 // traffic is the time in which a kernel reads and writes bytes.
 func (m *Model) traffic(bytes int64) float64 {
-	if m.cache.Bandwidth > 0 && bytes <= m.cache.Memory {
+	if m.cache.Bandwidth > 0 && (m.near || bytes <= m.cache.Memory) {
 		return float64(bytes) / m.cache.Bandwidth
 	}
 	return float64(bytes) / m.memory
