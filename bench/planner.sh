@@ -43,10 +43,9 @@ cat << 'END'
 ## Where it stands
 
 The goals are 100 ms for GPT-3 175B on 1,024 devices and a second for 1T on 16,384, in 200 MB, and 128 layers in 1.2 times the
-time of 12. On 2026-11-22, in turns with the planner as it was that night (commit b4a2877), each search in a process of its own on a
-core nearly alone of a busy machine, medians of seven and three: GPT-3 175B took 115 ms before and 81 ms then (0.71), with 148,000
-allocations instead of 159,000, 12 layers 408 and 246 ms, 128 layers 311 and 245 ms, 1T 496 and 376 ms, GPT-2 xl 86 and 45 ms. No
-idle machine was at hand.
+time of 12. On 2026-11-22, idle, GPT-3 175B took 79 ms (median of seven processes, 77 to 80), 1T 0.42 s, 128 layers 0.94 times 12; the day
+before 107 ms, 0.44 s and 0.99 times, without pointwise recomputation, grids and 16-bit overlap in the space. More than 200 MB only the
+batch of 16,384 takes, which also ends with a gap.
 
 Most of the space is left by tracts: outlines in any unit and order of ranks, bounded with the best place that there is for every axis by
 itself, what data-parallel ranks communicate and what memory makes necessary; interleaved ones with any number of chunks before each number
@@ -56,8 +55,8 @@ the accumulation of gradients, updates, copies of weights, what streams gather, 
 at best first, interleaved ones, of which the time is known, before those of which it is bounded; their recomputation is compiled where memory
 makes it necessary.
 Before any size of micro-batches is priced a tract is bounded by what its blocks exchange, which leaves all tensor parallelism across nodes
-(27 s for 64 ranks of 175B), and chains of events are followed only where simpler bounds leave something. The heap is collected from
-64 MB on, as most of it lasts as long as the search (planner/garbage.go): without that 175B took 0.85 times as long as before, in 41 MB.
+(27 s for 64 ranks of 175B), and chains of events are followed only where simpler bounds leave something. The heap begins with
+64 MB that are never touched, here as in `autopar plan`, as most of what a search makes lasts to its end: collecting the first megabytes took a fifth of it.
 `go test ./planner -run '^$' -bench BenchmarkSearch/gpt3-175b -benchtime 10x -cpuprofile cpu` shows where the rest goes: a third
 compiles some 45 programs (23 of them, a tenth of the time, to find out how tensor-parallel ranks divide the weights), a twelfth lays out the
 winner's memory, as much what the last zero-bubble pipeline keeps, a quarter bounds tracts.
@@ -65,4 +64,25 @@ winner's memory, as much what the last zero-bubble pipeline keeps, a quarter bou
 The gap of 13B on 16,384 devices, by how much a plan could at most be faster where the search gave up on proving that none is, was 5.1 % and
 then 1.57 %. It is closed since bounds of cuts know how updates wait for each other: all positions for the norm of the gradients between
 the two halves of an update, and the last for the first one's share of a tied table (planner/tail.go).
+
+## Grids of tensor-parallel ranks
+
+Weights cut in two dimensions (`--tp-rows`, [`grid.go`](../planner/grid.go)), 2026-11-22, predicted steps in bf16 of the whole search with and without
+grids (`--tp-rows 1`); nodes of 64 or 16 devices are the cluster's links and devices with `devices_per_node` changed:
+
+| model | devices | batch | | without | with | faster by |
+|---|---|---|---|---|---|---|
+| GPT-3 175B | 1,024 B200, 64 a node | 64 | everything searched | 324.9 ms (cp 2 x tp 8) | 317.0 ms (tp 16, 2 rows) | 2.4 % |
+| GPT-3 175B | the same | 256 | tp 16 | 941.4 ms | 828.8 ms (2 rows) | 12.0 % |
+| GPT-3 175B | 1,024 H100, 16 a node | 1,536 | tp 16 | 9.67 s | 8.76 s (2 rows) | 9.4 % |
+| GPT-3 13B | 64 V100-32G, 16 a node | 32 | tp 16 | 10.08 s | 9.29 s (attention, 4 rows) | 7.9 % |
+| GPT-3 175B | 1,024 B200, 64 a node | 1,536 | everything searched, or tp 16 | | the same plan | 0 |
+| GPT-2 | 8 H100 or 8 A10G | 8 | tp 8, 12 heads | | the same plan, attention and MLP replicated | 0 |
+
+Of one step of two blocks of 175B on one sequence, tp 16 in a node of H100s, 12.7 % are gained, but 8.2 % of that also where every weight stays
+cut in one dimension and each collective is made over columns and then over rows: rings over fewer ranks have fewer hops, and a library whose
+collectives take fewer steps than a ring's leaves only the rest, the bytes. On A10Gs, where bytes are what counts, it is 9.1 % and 1.0 %. With
+eight ranks grids of one block gain 0.4 to 3.4 %, mostly hops, so that they are searched from sixteen on (or where the batch has no sequence for
+each of dp x tp, or with `--tp`). Attention cut over columns alone, beside an MLP cut over all ranks or on a grid, was never the fastest
+of these. The search for 175B on 1,024 H100s, which meets no grid, allocates 0.9 % more.
 END
