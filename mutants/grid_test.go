@@ -6,7 +6,7 @@ func inGrids() []mutant {
 	return []mutant{{
 		bug: "weights on a grid are gathered", how: "what meets a part of a weight is not cut as that is",
 		file: "partition/propagate.go",
-		old:  "return w.Def.Op == ir.OpParam && to[1].Kind == ir.Shard && w.Spec[axis] == to[1]", new: "return false",
+		old:  "return w.Def.Op == ir.OpParam && to[1].Kind == ir.Shard && w.Spec[axis] == to[1]", new: "return w.Def.Op == ir.OpParam && to[1].Kind == ir.Partial && w.Spec[axis] == to[1]",
 		pkg: "./partition", run: collectives,
 	}, {
 		bug: "gradients of weights on a grid are whole over its rows", how: "a sum over tokens costs no more than their parts",
