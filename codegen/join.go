@@ -14,7 +14,7 @@ import "github.com/autopar/autopar/ir"
 // the same instructions to the update, whatever the sizes, and the planner counts on it.
 //
 // In a pipeline all are made one by one: its stages come to the update at different times, and
-// where their ranks share cores, steps take 2 to 5 % longer with buckets (nanoGPT's model for a
+// where their ranks share cores, steps take 3 to 5 % longer with buckets (nanoGPT's model for a
 // CPU, dp 2, pp 2 on two cores, 2026-11-22), most of it at the gathers.
 func (b *stageBuilder) join() {
 	if b.prog.Plan.Overlap || b.prog.Plan.PP() > 1 {
