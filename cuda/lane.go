@@ -64,12 +64,6 @@ type tally struct {
 
 func (t *tally) add() { t.addN(1) }
 
-func (t *tally) count() int64 {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return t.n
-}
-
 func (t *tally) addN(n int64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
