@@ -64,11 +64,6 @@ func inTheCluster() []mutant {
 		old:  "return terms * min(cols, cols/cores", new: "return terms * min(cols/cores, cols/cores",
 		pkg: "./planner/cost", run: "^TestPacking$",
 	}, {
-		bug: "a part of a product takes more than its part", how: "rows that cores read of each other are packed for nothing",
-		file: "planner/cost/shared.go",
-		old:  "return terms * cols / cores", new: "return terms * cols / cores * min(1, 1e4/terms)",
-		pkg: "./planner/cost", run: "^TestPackingBounds$",
-	}, {
 		bug: "ranks that share a core pack as if each had one", how: "in the price of a product",
 		file: "planner/cost/shared.go",
 		old:  "c.Device.Pack * max(1, m.crowd)", new: "c.Device.Pack",
