@@ -56,8 +56,33 @@ func inTheCluster() []mutant {
 	}, {
 		bug: "two cores share work that one does sooner", how: "in its price",
 		file: "planner/cost/shared.go",
-		old:  "return min(t+m.fork+float64(bytes*m.remote), float64(t*m.alone))", new: "return t + m.fork + float64(bytes*m.remote)",
+		old:  "return min(float64(t*m.divide)+m.packing(w, m.alone)+m.fork+float64(bytes*m.remote), float64(t*m.alone)+one)", new: "return max(float64(t*m.divide)+m.packing(w, m.alone)+m.fork+float64(bytes*m.remote), one)",
 		pkg: "./planner/cost", run: "^TestKernelsOfSeveralCores$",
+	}, {
+		bug: "what a product packs is divided with it", how: "where cores divide its rows, each packs all columns",
+		file: "planner/cost/shared.go",
+		old:  "return terms * min(cols, cols/cores", new: "return terms * min(cols/cores, cols/cores",
+		pkg: "./planner/cost", run: "^TestPacking$",
+	}, {
+		bug: "ranks that share a core pack as if each had one", how: "in the price of a product",
+		file: "planner/cost/shared.go",
+		old:  "c.Device.Pack * max(1, m.crowd)", new: "c.Device.Pack",
+		pkg: "./planner/cost", run: "^TestPacking$",
+	}, {
+		bug: "what cores lose in proportion is put down to each kernel alike", how: "in the fit",
+		file: "runtime/cpu/profile/fit.go",
+		old:  "if f[0] > 1 {", new: "if f[0] > 2 {",
+		pkg: "./runtime/cpu/profile", run: "^TestFitsFindWhatMadeTheTimes$",
+	}, {
+		bug: "the middle one of three blocks of columns is packed by both cores", how: "products on tiles are cut as for one",
+		file: "runtime/cpu/kernel/tiles.go",
+		old:  "a < min(first+threads, panels+1)", new: "a < first+1",
+		pkg: "./runtime/cpu/kernel", run: "^TestTileBlocks$",
+	}, {
+		bug: "cores divide the columns of products of many rows", how: "a number of the left counts once",
+		file: "runtime/cpu/kernel/tiles.go",
+		old:  "packed := 2*parts*a*m/threads", new: "packed := parts*a*m/threads/8",
+		pkg: "./runtime/cpu/kernel", run: "^TestTileBlocks$",
 	}, {
 		bug: "caches of one core hold what all do", how: "what a kernel finds near others",
 		file: "planner/cost/shared.go",
@@ -66,12 +91,12 @@ func inTheCluster() []mutant {
 	}, {
 		bug: "what all kernels of several cores lose is put down to reading across", how: "in the fit",
 		file: "runtime/cpu/profile/fit.go",
-		old:  "(p.together - p.apart - fork)", new: "(p.together - p.apart)",
+		old:  "(p.lost(pack, share) - fork)", new: "p.lost(pack, share)",
 		pkg: "./runtime/cpu/profile", run: "^TestFitsFindWhatMadeTheTimes$",
 	}, {
 		bug: "an update by each of several ranks counts as shared by them", how: "when their kernels are set beside those of one rank",
 		file: "runtime/cpu/profile/programs.go",
-		old:  "in.seconds / cores * of.work.FLOPs / in.work.FLOPs", new: "in.seconds",
+		old:  "part = of.work.FLOPs / in.work.FLOPs / cores", new: "part = 1",
 		pkg: "./runtime/cpu/profile", run: "^TestPairsAreOfTheSameWork$",
 	}, {
 		bug: "what a whole model is priced wrong is put down to turns", how: "in the fit",
@@ -146,7 +171,7 @@ func inTheCluster() []mutant {
 	}, {
 		bug: "a constant fitted to the time of an instruction with its overhead in it", how: "the straight line has no offset",
 		file: "runtime/cpu/profile/fit.go",
-		old:  "return 1 / (a * factor), b / a, off", new: "return 1 / (a * factor), 0, off",
+		old:  "f[1] / f[0], f[2] * factor, off", new: "0, f[2] * factor, off",
 		pkg: "./runtime/cpu/profile", run: "^TestFitsFindWhatMadeTheTimes$",
 	}}
 }
