@@ -271,7 +271,7 @@ func multiple(a, b int) int {
 // Hops take their latency: around the ring that joins all ranks, or of an all_reduce
 // up a tree of nodes and down again (PLANNING.md 2.5), whichever is shorter.
 func (m *Model) Collective(op ir.Op, bytes int64, g Group) Picoseconds {
-	return m.collective(op, bytes, g, crossing{hops: 1, network: 1})
+	return m.collective(op, bytes, 0, g, crossing{hops: 1, network: 1})
 }
 
 // crossing is how software has a tensor cross the network in a collective.
@@ -280,13 +280,14 @@ type crossing struct {
 	network float64 // multiplies the rate between nodes: see [Software.Replicas]
 }
 
-// collective is [Model.Collective] as software makes it.
-func (m *Model) collective(op ir.Op, bytes int64, g Group, by crossing) Picoseconds {
+// collective is [Model.Collective] as software makes it, of a tensor of which every rank has
+// so many bytes there, which counts in one pass: around a ring nobody moves what is its own.
+func (m *Model) collective(op ir.Op, bytes, there int64, g Group, by crossing) Picoseconds {
 	if g.Size <= 1 {
 		return 0
 	}
 	if m.onePass {
-		return m.inOnePass(op, bytes, g)
+		return m.inOnePass(op, bytes, there, g)
 	}
 	size, n := float64(bytes), float64(g.Size)
 	outermost := 0
@@ -338,7 +339,7 @@ func (m *Model) crossed(level int, by crossing) float64 {
 // Where an outer level is the faster one, all inside it count as fast.
 func (m *Model) nearest(op ir.Op, bytes int64, ranks int, by crossing) Picoseconds {
 	if m.onePass || ranks <= 1 {
-		return m.collective(op, bytes, Group{Size: ranks}, by)
+		return m.collective(op, bytes, own(op, bytes, ranks), Group{Size: ranks}, by)
 	}
 	n, rate, latency := float64(ranks), 0.0, math.Inf(1)
 	t, ring, tree, outside := 0.0, 0.0, 0.0, n
@@ -364,7 +365,7 @@ func (m *Model) NoFaster(g, than Group) bool {
 		for _, bytes := range []int64{0, 1 << 33} { // of much more the time is out of range
 			for _, axis := range []string{partition.AxisTP, partition.AxisDP} {
 				by := crossing{hops: 1, network: m.beyond(axis)}
-				if m.collective(op, bytes, g, by) < m.collective(op, bytes, than, by) {
+				if m.collective(op, bytes, 0, g, by) < m.collective(op, bytes, 0, than, by) {
 					return false
 				}
 			}
