@@ -122,7 +122,7 @@ func inTheBounds() []mutant {
 	}, {
 		bug: "a collective is nearer than any group", how: "inner levels count as fast as outer ones",
 		file: "planner/cost/topology.go",
-		old:  "rate, latency = max(rate, m.together[l]), min(latency, m.rungs[l].latency)", new: "rate, latency = m.together[l], m.rungs[l].latency",
+		old:  "rate, latency = max(rate, m.crossed(l, by)), min(latency, m.rungs[l].latency)", new: "rate, latency = m.crossed(l, by), m.rungs[l].latency",
 		pkg: "./planner/cost", run: "^TestWaysOfAll$",
 	}, {
 		bug: "a step waits for all that its updates send", how: "one after the other",

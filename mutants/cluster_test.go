@@ -139,6 +139,36 @@ func inTheCluster() []mutant {
 		old:  "op, bytes = ir.OpAllReduce, int64(wide)", new: "bytes = int64(wide)",
 		pkg: "./planner/cost", run: "^TestAllReduce$",
 	}, {
+		bug: "data-parallel ranks lose no network", how: "whatever their software reduces by",
+		file: "planner/cost/program.go",
+		old:  "if s := m.software.Replicas; s > 0 && replicated(axis)", new: "if s := 0.0; s > 0 && replicated(axis)",
+		pkg: "./planner/cost", run: "^TestReplicas$",
+	}, {
+		bug: "all ranks lose network", how: "as data-parallel ones do",
+		file: "planner/cost/program.go",
+		old:  "s > 0 && replicated(axis) {\n\t\treturn s", new: "s > 0 {\n\t\treturn s",
+		pkg: "./planner/cost", run: "^TestReplicas$",
+	}, {
+		bug: "the floor of a data-parallel collective has the whole network", how: "or another one than the collective",
+		file: "planner/cost/program.go",
+		old:  "hops: m.buffered(bytes, axis), network: m.beyond(axis)", new: "hops: m.buffered(bytes, axis), network: 1",
+		pkg: "./planner/cost", run: "^TestReplicas$",
+	}, {
+		bug: "groups are compared for tensor parallelism alone", how: "one that is faster for replicas is left out",
+		file: "planner/cost/topology.go",
+		old:  "[]string{partition.AxisTP, partition.AxisDP}", new: "[]string{partition.AxisTP}",
+		pkg: "./planner/cost", run: "^TestNoFasterOfReplicas$",
+	}, {
+		bug:  "DeepSpeed reduces gradients of bfloat16 as it does those of float16",
+		file: "measured/software.go",
+		old:  `return "megatron-deepspeed-bf16"`, new: `return "megatron-deepspeed"`,
+		pkg: "./measured", run: "^TestSoftwareByRule$",
+	}, {
+		bug:  "flash-attn's cross entropy takes as much as Megatron's",
+		file: "measured/memory.go",
+		old:  `has("llm-foundry", "flash-attn") || has("torchtitan")`, new: `has("torchtitan")`,
+		pkg: "./measured", run: "^TestLoss$",
+	}, {
 		bug: "tensor-parallel ranks have the same parameters", how: "their sums are priced as those of replicas",
 		file: "planner/cost/program.go",
 		old:  "axis != partition.AxisTP && axis != partition.AxisTPR", new: "axis != partition.AxisTPR",
