@@ -428,10 +428,10 @@ func (pr *propagator) cost(n *ir.Node, sig *ir.Signature, args []*ir.Value, axis
 			c += tiePartial
 		}
 		along := ra[i].Kind == ir.Shard && pr.alongSequence(n, axis, rr)
-		if v.Def.Op == ir.OpParam || ra[i].Kind == ir.Shard && !home && !along && !pr.alongWhole(n, v, axis, ra[i], rr) && !pr.alongRows(n, args, axis, ra, rr) || repeatsAttention(n, i, from) || n.Op == ir.OpAddN && from.Kind == ir.Partial && len(v.Type.Shape) == 0 && (v.Def.Block() != "" || v.Def.Op == ir.OpRecv) {
-			// The last: a sum of scalars, as the norm of the gradients is one, is reduced once,
-			// with however few blocks, where terms of theirs are to be reduced, or those of the
-			// stages before: all stages between the ends do the same.
+		if v.Def.Op == ir.OpParam || ra[i].Kind == ir.Shard && !home && !along && !pr.alongWhole(n, v, axis, ra[i], rr) && !pr.alongRows(n, args, axis, ra, rr) || repeatsAttention(n, i, from) || pr.sumsNorm(n) && from.Kind == ir.Partial && (v.Def.Block() != "" || v.Def.Op == ir.OpRecv) {
+			// The last: the norm of the gradients is reduced once, with however few blocks,
+			// where terms of theirs are to be reduced, or those of the stages before: all stages
+			// between the ends do the same.
 			c += lastResort
 		}
 		if !along || from.Kind != ir.Replicate {
@@ -457,6 +457,12 @@ func (pr *propagator) cost(n *ir.Node, sig *ir.Signature, args []*ir.Value, axis
 		}
 	}
 	return cost
+}
+
+// sumsNorm reports whether a node adds up terms of the norm of the gradients, a scalar or, in fixed
+// point, two numbers: nothing else is summed in the update but gradients.
+func (pr *propagator) sumsNorm(n *ir.Node) bool {
+	return n.Op == ir.OpAddN && n.Phase == ir.Update && !pr.of(n.Results[0]).isGrad
 }
 
 // repeatsAttention reports whether operand i of a gradient of attention lies as the
