@@ -20,7 +20,7 @@ func checkStreams(s *Stage) error {
 			for i := range instrs {
 				in := &instrs[i]
 				fail := s.failing(in)
-				if err := checkBucket(instrs, i, fail); err != nil {
+				if err := s.checkBucket(instrs, i, fail); err != nil {
 					return err
 				}
 				if once := in.Node.Phase == ir.Update && phase != ir.Update; once != in.Last {
@@ -32,7 +32,7 @@ func checkStreams(s *Stage) error {
 				done = max(done, in.Await)
 				if !in.Async {
 					for _, other := range running[done:] {
-						if err := collide(in, other, fail); err != nil {
+						if err := s.collide(in, other, fail); err != nil {
 							return err
 						}
 					}
@@ -80,7 +80,7 @@ func checkLate(s *Stage) error {
 				if r := s.Buffers[id].Region; r != Persist {
 					return s.failing(in)(values[k], "is in b%d of the %s region, and in use beyond the end of the task", id, r)
 				}
-				using[id] = append(using[id], late{in, part{phase, in.Chunk}})
+				using[s.base(id)] = append(using[s.base(id)], late{in, part{phase, in.Chunk}})
 			}
 		}
 	}
@@ -91,11 +91,11 @@ func checkLate(s *Stage) error {
 				continue
 			}
 			for _, id := range slices.Concat(in.Args, in.Results) {
-				for _, other := range using[id] {
+				for _, other := range using[s.base(id)] {
 					if other.of.chunk == in.Chunk && other.of.phase >= phase {
 						continue
 					}
-					if err := collide(in, other.Instr, s.failing(in)); err != nil {
+					if err := s.collide(in, other.Instr, s.failing(in)); err != nil {
 						return err
 					}
 				}
@@ -164,7 +164,7 @@ func lasts(instrs []Instr) []int {
 }
 
 // checkBucket checks the place of one instruction in its bucket.
-func checkBucket(instrs []Instr, i int, fail func(*ir.Value, string, ...any) error) error {
+func (s *Stage) checkBucket(instrs []Instr, i int, fail func(*ir.Value, string, ...any) error) error {
 	in := &instrs[i]
 	switch {
 	case in.Async && !Collective(in.Node.Op):
@@ -186,7 +186,7 @@ func checkBucket(instrs []Instr, i int, fail func(*ir.Value, string, ...any) err
 		return fail(nil, "is to be made with %s, which is another kind of collective", with.Node.Name)
 	}
 	for k := i - 1; k >= 0; k-- {
-		if err := collide(in, &instrs[k], fail); err != nil {
+		if err := s.collide(in, &instrs[k], fail); err != nil {
 			return err
 		}
 		if !instrs[k].Fused {
@@ -196,18 +196,19 @@ func checkBucket(instrs []Instr, i int, fail func(*ir.Value, string, ...any) err
 	return nil
 }
 
-// collide reports a conflict of an instruction with one that may be running.
-func collide(in, other *Instr, fail func(*ir.Value, string, ...any) error) error {
+// collide reports a conflict of an instruction with one that may be running. Views of one buffer
+// are taken for one.
+func (s *Stage) collide(in, other *Instr, fail func(*ir.Value, string, ...any) error) error {
 	for i, id := range in.Args {
 		for _, r := range other.Results {
-			if id == r {
+			if s.base(id) == s.base(r) {
 				return fail(in.Node.Args[i], "operand %d is read from b%d, into which %s may still be writing", i, id, other.Node.Name)
 			}
 		}
 	}
 	for i, id := range in.Results {
 		for _, r := range append(append([]int{}, other.Args...), other.Results...) {
-			if id == r {
+			if s.base(id) == s.base(r) {
 				return fail(in.Node.Results[i], "writes b%d, which %s may still be using", id, other.Node.Name)
 			}
 		}

@@ -82,12 +82,16 @@ func TestSpread(t *testing.T) {
 				require.NotContains(t, text, "tp", "no placement keeps it")
 				found++
 			}
+			if n.Name == "h.0.mlp.c_fc/matmul" {
+				require.Equal(t, ir.Placement{}, n.Args[1].Spec[g.Mesh.Axis(partition.AxisTP)], "%+v: whole in use", x)
+				found++
+			}
 			if n.Op == ir.OpAccumulate && strings.HasPrefix(n.Name, "h.0.mlp.c_fc/matmul@dw") {
 				require.Equal(t, x.sum, text, "%+v", x)
 				found++
 			}
 		}
-		require.Equal(t, 4, found)
+		require.Equal(t, 5, found)
 	}
 }
 
