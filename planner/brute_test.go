@@ -141,7 +141,7 @@ func (b *brute) splits(s *searcher, d degrees, group int, sequence bool, ranks s
 	replicas := d.dp * b.opts.RuntimeNGPUs / d.plan
 	few := 4*b.tokens*((b.batch+replicas-1)/replicas) <= s.layouts.vocabulary()
 	if !sequence && ranks == "" && within && few && d.tp > 1 && d.cp == 1 && replicas*d.tp <= b.batch && b.opts.BatchParallel == "" {
-		all = append(all, split{replicate: "attn+mlp", batch: true})
+		all = append(all, split{replicate: "attn", batch: true}, split{replicate: "mlp", batch: true}, split{replicate: "attn+mlp", batch: true})
 	}
 	if !sequence || ranks != "" || d.tp > b.cluster.DevicesPerNode && !b.cluster.Device.Shared {
 		return all

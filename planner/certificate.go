@@ -35,7 +35,7 @@ import (
 //   - modules that tensor-parallel ranks replicate: of attention, MLP and vocabulary any but
 //     all, under sequence parallelism, inside a node, in the usual order of ranks, where
 //     the batch has no sequence for each of dp x tp, or tp is given, and with no recomputation but what is given;
-//   - with batch parallelism attention and MLP replicated, and the vocabulary split: inside a node, in the usual order
+//   - with batch parallelism attention, MLP or both replicated, and the vocabulary split: inside a node, in the usual order
 //     of ranks, without context parallelism, where the batch has a sequence for each of dp x tp, and a step
 //     four times as many symbols in the vocabulary as tokens of a data-parallel rank; or what is given;
 //   - attention, MLP or both cut in two dimensions over a grid of tensor-parallel ranks with no

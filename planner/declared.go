@@ -21,7 +21,7 @@ type declared struct {
 	rates      *cost.Model // for the levels of the network
 	modules    []string    // that tensor parallelism may split
 	gridded    []string    // that it may cut in both dimensions
-	ofBlocks   string      // those of blocks, joined by "+"
+	ofBlocks   []string    // sets of those of blocks
 	vocabulary int         // rows of the largest table of tokens
 }
 
@@ -134,7 +134,7 @@ func (d *declared) splits(cut degrees, group int, ranks string, sequence bool) [
 	if d.batched(cut, ranks) {
 		for _, replicate := range append([]string{""}, replications(d.modules)...) {
 			given := o.Replicate != "" && replicate == o.replicate() && (replicate != "" || o.BatchParallel == "on")
-			if given || o.Replicate == "" && (o.BatchParallel == "on" || replicate == d.ofBlocks) {
+			if given || o.Replicate == "" && (o.BatchParallel == "on" || slices.Contains(d.ofBlocks, replicate)) {
 				all = append(all, split{replicate: replicate, batch: true})
 			}
 		}

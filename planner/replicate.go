@@ -118,8 +118,8 @@ func (s *searcher) replications(o outline) []string {
 	return s.replicable
 }
 
-// batched lists what the search replicates over tensor-parallel ranks that share the batch: the modules of
-// blocks, which are then data parallel over all ranks but for the vocabulary, and what options say.
+// batched lists what the search replicates over tensor-parallel ranks that share the batch: modules of
+// blocks, with all of which only the vocabulary is not data parallel over all ranks, or what options say.
 // Each rank must have a sequence. Unless it is asked for it is searched where ranks of tp lie in one node,
 // without context parallelism, and where a step has no more than a token for four of the vocabulary: tokens are
 // exchanged at its table and head in both passes, where its gradients, which need not be summed then, are
@@ -140,7 +140,7 @@ func (s *searcher) batched(d degrees) []split {
 	}
 	s.whole = []split{}
 	for _, x := range append([]string{""}, replications(s.layouts.modules())...) {
-		searched := x == s.layouts.ofBlocks()
+		searched := slices.Contains(s.layouts.ofBlocks(), x)
 		switch on := o.BatchParallel == "on"; {
 		case o.Replicate != "":
 			searched = x == o.replicate() && (x != "" || on)
@@ -186,15 +186,15 @@ func (l *layouts) tables() []*ir.Value {
 	return all
 }
 
-// ofBlocks names the modules of blocks, as one set.
-func (l *layouts) ofBlocks() string {
+// ofBlocks lists the sets of modules of blocks.
+func (l *layouts) ofBlocks() []string {
 	var names []string
 	for _, g := range l.groups() {
 		if ir.BlockOf(g.weights[0].Def.Name) != "" {
 			names = append(names, splitOf(g.weights[0], -1).Module())
 		}
 	}
-	return strings.Join(names, "+")
+	return sets(names)
 }
 
 // within reports whether the tensor-parallel ranks of some degrees lie in one node.
