@@ -171,8 +171,8 @@ func TestParity(t *testing.T) {
 	one := trainBatch(t, parityPlan(1, 1, 1, parityBatch, partition.GPipe, false), parityBatch, learningSteps)
 	require.Less(t, one.loss[len(one.loss)-1], one.loss[0]-0.05, "it learns")
 	if testing.Verbose() {
-		fmt.Println("| ranks | dp | cp | tp | pp | sp | replicated | on a grid | zero | group | micro-batch | schedule | recompute | overlap | offload | rank order | max abs Δloss | max rel Δ‖grad‖ |")
-		fmt.Println("|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|")
+		fmt.Println("| ranks | dp | cp | tp | pp | sp | bp | replicated | on a grid | zero | group | micro-batch | schedule | recompute | overlap | offload | rank order | max abs Δloss | max rel Δ‖grad‖ |")
+		fmt.Println("|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|")
 	}
 	plans := allParityPlans()
 	plans = sampleOf(t, plans, most(len(plans), 40))
@@ -183,8 +183,8 @@ func TestParity(t *testing.T) {
 		got := stepsOf(t, prog, exec, parityBatch, paritySteps())
 		require.NoError(t, exec.Close())
 		dLoss, dNorm := differences(one, got)
-		row := fmt.Sprintf("| %d | %d | %d | %d | %d | %v | %s | %s | %d | %d | %d | %s | %s | %v | %s | %s | %.1e | %.1e |", p.RuntimeNGPUs, p.DP, p.ContextParallel(), p.TP, p.PP(),
-			p.SequenceParallel, strings.Join(p.Replicated(), " "), strings.Join(p.OnGrid(), " "), p.ZeRO, p.ShardGroup(), p.MicroBatch, p.ScheduleText(), c.recompute, p.Overlap, p.Offload, p.RankOrderText(), dLoss, dNorm)
+		row := fmt.Sprintf("| %d | %d | %d | %d | %d | %v | %v | %s | %s | %d | %d | %d | %s | %s | %v | %s | %s | %.1e | %.1e |", p.RuntimeNGPUs, p.DP, p.ContextParallel(), p.TP, p.PP(),
+			p.SequenceParallel, p.BatchParallel, strings.Join(p.Replicated(), " "), strings.Join(p.OnGrid(), " "), p.ZeRO, p.ShardGroup(), p.MicroBatch, p.ScheduleText(), c.recompute, p.Overlap, p.Offload, p.RankOrderText(), dLoss, dNorm)
 		if testing.Verbose() {
 			fmt.Println(row)
 		}
@@ -290,6 +290,12 @@ func takeTurns(p *partition.Plan, n int) {
 	}
 	if p.TP >= 4 && p.TP%2 == 0 && (p.ContextParallel() == 1 || p.ZeROGroup == 0) && n%2 == 0 {
 		onGrid(p, [][]string{{"attn", "mlp"}, {"attn"}, {"mlp"}}[n/2%3]...)
+	}
+	if n%2 == 1 && p.TP > 1 && !p.SequenceParallel && p.DataParallel()*p.TP <= parityBatch { // in place of what all ranks repeat
+		p.BatchParallel, p.MicroBatch = true, min(p.TP+n%3, (parityBatch+p.DataParallel()-1)/p.DataParallel())
+		if p.DataParallel() == 1 && p.Replicas() > 1 {
+			p.ZeRO = n / 2 % 4
+		}
 	}
 	p.RankOrder = []string{"", "dp-tp-cp-pp", "pp-cp-dp-tp", "cp-pp-tp-dp"}[n/5%4]
 	switch n % 5 {

@@ -245,9 +245,14 @@ func (b *stageBuilder) reducedEach(n *ir.Node) bool {
 	return len(readers) > 0 && !b.keep[n.ID()]
 }
 
-// regathered reports whether a node makes an updated weight whole again.
+// regathered reports whether a node makes an updated weight whole again, over one axis or, with
+// others after it, over several.
 func (b *stageBuilder) regathered(n *ir.Node) bool {
-	return n.Op == ir.OpAllGather && b.next[n.ID()] && len(b.readers[n.ID()]) == 0
+	readers := b.readers[n.ID()]
+	if n.Op != ir.OpAllGather || len(readers) == 0 {
+		return n.Op == ir.OpAllGather && b.next[n.ID()]
+	}
+	return !b.next[n.ID()] && !slices.ContainsFunc(readers, func(r *ir.Node) bool { return !b.regathered(r) })
 }
 
 // cutSegments cuts the nodes of a body where the block changes, or in the update,

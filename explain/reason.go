@@ -144,13 +144,28 @@ func (w *reasons) state(v *ir.Value) string {
 	if w.owner[v] == nil {
 		return "kept from step to step, the same everywhere"
 	}
-	if dp := w.prog.Mesh.Axis(partition.AxisDP); v.Spec[dp].Kind == ir.Shard {
-		return fmt.Sprintf("sharded over dp by ZeRO stage %d%s", w.prog.Plan.ZeRO, groupText(w.prog.Plan))
+	mesh := w.prog.Mesh
+	var over []string
+	if v.Spec[mesh.Axis(partition.AxisDP)].Kind == ir.Shard {
+		over = append(over, partition.AxisDP)
+	}
+	if w.spread(v, w.owner[v]) {
+		over = append(over, partition.AxisTP)
+	}
+	if len(over) > 0 {
+		return fmt.Sprintf("sharded over %s by ZeRO stage %d%s", strings.Join(over, " and "), w.prog.Plan.ZeRO, groupText(w.prog.Plan))
 	}
 	if v.OnHost() {
 		return "lies as its weight"
 	}
 	return "lies as its weight, which adamw updates in place"
+}
+
+// spread reports whether ZeRO shards a value over tensor-parallel ranks: it lies so, though the
+// placement of its weight keeps that whole.
+func (w *reasons) spread(v, weight *ir.Value) bool {
+	at := w.placement(weight)
+	return v.Spec[w.prog.Mesh.Axis(partition.AxisTP)].Kind == ir.Shard && at >= 0 && !strings.Contains(w.prog.Plan.Placements[at].Spec, partition.AxisTP)
 }
 
 // weight gives the reason for the placement of a weight.
@@ -170,6 +185,10 @@ func (w *reasons) weight(v *ir.Value) string {
 		if a.Time || a.Size == 1 || partition.FollowsBatch(a) && v.Spec[axis].Kind == ir.Replicate {
 			continue // that every data-parallel rank holds the weights is said once
 		}
+		if a.Name == partition.AxisTP && w.spread(v, v) {
+			parts = append(parts, fmt.Sprintf("sharded over tp by ZeRO stage %d", w.prog.Plan.ZeRO))
+			continue
+		}
 		parts = append(parts, w.onAxis(v, axis))
 	}
 	if len(parts) == 0 {
@@ -185,6 +204,9 @@ func (w *reasons) leaf(v *ir.Value) string {
 	switch {
 	case isParam && attr.State && w.owner[v] != nil:
 		reason := "lies as " + w.owner[v].Name() + " does"
+		if v.Spec != w.owner[v].Spec {
+			reason = w.state(v)
+		}
 		if v.OnHost() {
 			reason += "; " + hostState
 		}
@@ -200,20 +222,23 @@ func (w *reasons) leaf(v *ir.Value) string {
 // placedBy names the placement that holds for a value, or returns "". Those that
 // the user pinned come first in a plan, as they were written.
 func (w *reasons) placedBy(v *ir.Value) string {
-	name := partition.BaseName(v.Name())
-	for i, re := range w.placed {
-		if !re.MatchString(name) {
-			continue
-		}
-		pl := w.prog.Plan.Placements[i]
-		for _, pin := range w.pins {
-			if strings.Contains(pl.Match, pin.Match) && pl.Spec == "["+strings.Join(pin.Placement, ",")+"]" {
-				return fmt.Sprintf("pinned by the user (%s)", pin.Match)
-			}
-		}
-		return fmt.Sprintf("placements[%d] of the plan", i)
+	at := w.placement(v)
+	if at < 0 {
+		return ""
 	}
-	return ""
+	pl := w.prog.Plan.Placements[at]
+	for _, pin := range w.pins {
+		if strings.Contains(pl.Match, pin.Match) && pl.Spec == "["+strings.Join(pin.Placement, ",")+"]" {
+			return fmt.Sprintf("pinned by the user (%s)", pin.Match)
+		}
+	}
+	return fmt.Sprintf("placements[%d] of the plan", at)
+}
+
+// placement returns which of the plan's placements holds for a value, -1 if none does.
+func (w *reasons) placement(v *ir.Value) int {
+	name := partition.BaseName(v.Name())
+	return slices.IndexFunc(w.placed, func(re *regexp.Regexp) bool { return re.MatchString(name) })
 }
 
 // onAxis says what the forward reader of a value makes of its placement on an

@@ -128,6 +128,9 @@ func shardedText(p *partition.Plan) string {
 	if p.SequenceParallel {
 		text += ", sequence parallel"
 	}
+	if p.BatchParallel {
+		text += ", batch parallel over tp"
+	}
 	if modules := p.Replicated(); len(modules) > 0 {
 		text += ", " + strings.Join(modules, " and ") + " replicated"
 	}
@@ -152,6 +155,9 @@ func ReproducibleText(p *partition.Plan) string {
 		split = fmt.Sprintf("of the same placements over tp %d", p.TP)
 		if p.SequenceParallel {
 			split += ", with sequence parallelism"
+		}
+		if p.BatchParallel {
+			split += ", with the batch shared by them"
 		}
 	}
 	if n := p.ContextParallel(); n > 1 {

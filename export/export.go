@@ -112,6 +112,7 @@ func (p *plan) foreign() {
 	cfg := p.Config
 	p.lack(len(cfg.Parallel.Pins) > 0, "pinned placements (parallel.pin)")
 	p.lack(p.TP > 1 && len(p.Replicated()) > 0, "%s kept whole beside tensor parallelism: plan with --replicate none", strings.Join(p.Replicated(), " and "))
+	p.lack(p.BatchParallel, "sequences of a micro-batch shared by tensor-parallel ranks: plan with --batch-parallel off")
 	p.lack(p.Rows() > 1, "weights cut in two dimensions over %d rows of tensor-parallel ranks: plan with --tp-rows 1", p.Rows())
 	p.lack(p.TP > 1 && p.TP > cfg.Model.KVHeads(), "tensor parallelism of %d over %d heads of keys and values: plan with --tp %[2]d", p.TP, cfg.Model.KVHeads())
 	p.lack(cfg.Model.NHead%p.TP != 0, "%d heads over %d tensor-parallel ranks: plan with a --tp that divides them", cfg.Model.NHead, p.TP)

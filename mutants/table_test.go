@@ -4,7 +4,7 @@ import "slices"
 
 // mutants lists all planted bugs, by where they are planted.
 func mutants() []mutant {
-	return slices.Concat(inTheModel(), inLlama(), inThePartition(), inTheRuntime(), inTheKernels(), inTheLoop(), inThePrecision(), inTheReproducible(), inTheStreams(), inContext(), inTheMemory(), inTheAnswers(), inGroupedHeads(), inTheCluster(), inTheCompiler(), inTheFinals(), inTheFootprint(), inTheCertificate(), inThePrograms(), inThePools(), inRankOrders(), inReplicatedModules(), inGrids(), inTheBounds(), inTheDeviceCode(), inTheDevice(), inTheProcesses(), inViews())
+	return slices.Concat(inTheModel(), inLlama(), inThePartition(), inTheRuntime(), inTheKernels(), inTheLoop(), inThePrecision(), inTheReproducible(), inTheStreams(), inContext(), inTheMemory(), inTheAnswers(), inGroupedHeads(), inTheCluster(), inTheCompiler(), inTheFinals(), inTheFootprint(), inTheCertificate(), inThePrograms(), inThePools(), inRankOrders(), inReplicatedModules(), inBatchParallel(), inGrids(), inTheBounds(), inTheDeviceCode(), inTheDevice(), inTheProcesses(), inViews())
 }
 
 // inReplicatedModules has those of weights that all tensor-parallel ranks hold.
@@ -13,7 +13,7 @@ func inReplicatedModules() []mutant {
 	return []mutant{{
 		bug: "every rank does all heads", how: "attention does not exchange tokens for them",
 		file: "partition/propagate.go",
-		old:  "return v.Spec[axis] == ir.ShardOn(1) && to.Kind == ir.Shard && to.Dim > 1", new: "return false",
+		old:  "return v.Spec[axis] == along && to.Kind == ir.Shard && to.Dim > 1", new: "return false",
 		pkg: "./partition", run: modules,
 	}, {
 		bug: "the loss gathers logits", how: "it does not take the targets of its tokens",
@@ -30,6 +30,51 @@ func inReplicatedModules() []mutant {
 		file: "planner/grid.go",
 		old:  "range s.replications(o) {", new: "range s.replications(o)[:0] {",
 		pkg: "./planner", run: "^TestReplicatedSearchIsExact$",
+	}}
+}
+
+// inBatchParallel has those of tensor-parallel ranks that share the batch, and of what ZeRO shards over them.
+func inBatchParallel() []mutant {
+	return []mutant{{
+		bug: "tensor-parallel ranks share the sequence where they should share the batch", how: "a dimension too far",
+		file: "partition/plan.go",
+		old:  "case p.BatchParallel:\n\t\treturn 0", new: "case p.BatchParallel:\n\t\treturn 1",
+		pkg: "./partition", run: "^TestBatchParallel$",
+	}, {
+		bug: "a parameter that is sharded at rest is used in parts", how: "over tensor-parallel ranks",
+		file: "partition/propagate.go",
+		old:  "if v.Def.Op == ir.OpParam && known.spread &&", new: "if v.Def.Op == ir.OpInput && known.spread &&",
+		pkg: "./partition", run: "^TestSpread$",
+	}, {
+		bug: "gradients that ZeRO shards over tensor-parallel ranks add up whole", how: "of stage 2",
+		file: "partition/propagate.go",
+		old:  "a.Name == AxisTP && pr.of(r).spread", new: "a.Name == AxisTP && isGrad && pr.plan.ZeRO > 3",
+		pkg: "./partition", run: "^TestSpread$",
+	}, {
+		bug: "the first block sums what others have summed", how: "it adds to terms of the table's",
+		file: "partition/propagate.go",
+		old:  "return v.Spec[axis].Kind == ir.Partial && v.Def.Block() != n.Block()", new: "return false",
+		pkg: "./planner", run: "^TestCostIsSimulation$/^seed_503$",
+	}, {
+		bug: "the norm of few blocks is summed otherwise than that of many", how: "in fixed point",
+		file: "partition/propagate.go",
+		old:  "n.Op == ir.OpAddN && n.Phase == ir.Update && !pr.of(n.Results[0]).isGrad", new: "n.Op == ir.OpAddN && len(n.Results[0].Type.Shape) == 0",
+		pkg: "./planner", run: "^TestCostIsSimulation$/^seed_302$",
+	}, {
+		bug: "weights that are gathered over two axes wait for the first of them", how: "in the order of the update",
+		file: "codegen/overlap.go",
+		old:  "return !b.next[n.ID()] && !slices.ContainsFunc(readers,", new: "return len(readers) < 0 && !slices.ContainsFunc(readers,",
+		pkg: "./planner", run: "^TestCostIsSimulation$/^seed_61$",
+	}, {
+		bug: "a faster plan is missed", how: "no ranks share the batch and the vocabulary",
+		file: "planner/rankorder.go",
+		old:  "s.batched(d)", new: "s.batched(d)[:0]",
+		pkg: "./planner", run: "^TestBatchParallelSearchIsExact$",
+	}, {
+		bug: "a floor forgets what ZeRO shards", how: "over tensor-parallel ranks",
+		file: "planner/relax.go",
+		old:  "t := trunk.apart(o.zero, o.sharers(ranks))", new: "t := trunk.apart(o.zero, ranks)",
+		pkg: "./planner", run: "^TestCostIsSimulation$",
 	}}
 }
 

@@ -30,7 +30,7 @@ func large() *config.Config {
 func cut(dp, tp, pp, units, zero int) *partition.Plan {
 	p := &partition.Plan{
 		PlanNGPUs: dp * tp * pp, RuntimeNGPUs: dp * tp * pp * units, DP: dp, TP: tp, MicroBatch: 4, ZeRO: zero,
-		Schedule: partition.OneFOneB, SequenceParallel: tp > 1 && zero%2 == 0,
+		Schedule: partition.OneFOneB, SequenceParallel: tp > 1 && zero%2 == 0, BatchParallel: tp > 1 && zero%2 == 1,
 		Placements: partitiontest.Megatron(),
 	}
 	for s := range pp {

@@ -59,12 +59,16 @@ func Shrink(cfg *config.Config, plan *partition.Plan) (*config.Config, *partitio
 	// The batch: all micro-batches but the last of the last rank are full.
 	mesh := plan.Mesh(cfg.Batch.Global)
 	microBatches := min(mesh.Size(partition.AxisMB), 2*p.PP())
-	p.MicroBatch = min(p.MicroBatch, 2)
+	least := 1 // sequences of a micro-batch
+	if p.BatchParallel {
+		least = p.TP
+	}
+	p.MicroBatch = min(p.MicroBatch, least+1)
 	if dp*microBatches*p.MicroBatch*m.BlockSize > maxTokens {
-		p.MicroBatch = 1
+		p.MicroBatch = least
 	}
 	batch := dp * microBatches * p.MicroBatch
-	if p.MicroBatch > 1 {
+	if p.MicroBatch > least {
 		batch--
 	}
 	c.Batch.Global = min(c.Batch.Global, batch)

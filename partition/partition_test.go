@@ -139,7 +139,7 @@ func TestGroupCollectives(t *testing.T) {
 		g, err := partition.Apply(trainGraph(t, 2), p, batch)
 		require.NoError(t, err)
 		require.NoError(t, g.Verify())
-		require.Equal(t, "mesh(rep=2, dp=2, tp=1, mb=1/2t)", g.Mesh.String())
+		require.Equal(t, "mesh(rep=2, dp=2, mb=1/2t, tp=1)", g.Mesh.String())
 		kinds := map[string]bool{}
 		for _, n := range g.Nodes {
 			if attr, ok := n.Attr.(ir.CommAttr); ok && attr.Axis != partition.AxisMB && n.Op != ir.OpSlice && n.Block() != "" {

@@ -77,6 +77,11 @@ type Plan struct {
 	// SequenceParallel shards the residual stream between tensor-parallel regions
 	// along the sequence over tp.
 	SequenceParallel bool `json:"sequence_parallel"`
+	// BatchParallel shards it along the batch instead: each tensor-parallel rank has some of
+	// the sequences of a micro-batch. Where modules are held whole (see [Plan.Replicated]) they
+	// are then data parallel over tp, also attention, while others, such as the
+	// vocabulary's table and head, are split.
+	BatchParallel bool `json:"batch_parallel,omitempty"`
 	// Overlap lets gradients be reduced, and sharded parameters be gathered, on a
 	// stream of communication beside the computation.
 	Overlap bool `json:"overlap,omitempty"`
@@ -146,6 +151,28 @@ func (p *Plan) Replicated() []string {
 		}
 	}
 	return modules
+}
+
+// streamDim returns the dimension in which the residual stream, [batch, sequence, width], is
+// sharded over tensor-parallel ranks between their regions, -1 where all of them hold it.
+func (p *Plan) streamDim() int {
+	switch {
+	case p.BatchParallel:
+		return 0
+	case p.SequenceParallel:
+		return 1
+	}
+	return -1
+}
+
+// Replicas returns how many ranks ZeRO shards a weight over that placements keep whole on all
+// tensor-parallel ranks: those of a ZeRO group, and where the residual stream is sharded over
+// tensor-parallel ranks, so that each has a term of its gradient, those too.
+func (p *Plan) Replicas() int {
+	if p.streamDim() >= 0 && p.Rows() == 1 && len(p.Replicated()) > 0 {
+		return p.ShardGroup() * p.TP
+	}
+	return p.ShardGroup()
 }
 
 // OnGrid names the modules of which placements cut weights in two dimensions over rows and
@@ -227,15 +254,18 @@ func (p *Plan) Copies() int { return p.DataParallel() / p.ShardGroup() }
 func FollowsBatch(a ir.Axis) bool { return a.Time || a.Name == AxisRep || a.Name == AxisDP }
 
 // Mesh returns the mesh of each stage for a global batch: the data-parallel ranks
-// of all units, as copies of ZeRO groups where there are several; cp, tp, and the
-// micro-batches as an axis in time.
+// of all units, as copies of ZeRO groups where there are several; the micro-batches as an
+// axis in time; cp and tp, which share what a micro-batch has.
 func (p *Plan) Mesh(batch int) ir.Mesh {
 	local := (batch + p.DataParallel() - 1) / p.DataParallel()
 	var axes []ir.Axis
 	if n := p.Copies(); n > 1 {
 		axes = append(axes, ir.Axis{Name: AxisRep, Size: n})
 	}
-	axes = append(axes, ir.Axis{Name: AxisDP, Size: p.ShardGroup()})
+	axes = append(axes,
+		ir.Axis{Name: AxisDP, Size: p.ShardGroup()},
+		ir.Axis{Name: AxisMB, Size: (local + p.MicroBatch - 1) / p.MicroBatch, Chunk: p.MicroBatch, Time: true},
+	)
 	if n := p.ContextParallel(); n > 1 {
 		axes = append(axes, ir.Axis{Name: AxisCP, Size: n})
 	}
@@ -243,9 +273,7 @@ func (p *Plan) Mesh(batch int) ir.Mesh {
 	if n := p.Rows(); n > 1 {
 		axes = append(axes, ir.Axis{Name: AxisTPR, Size: n})
 	}
-	return ir.Mesh{Axes: append(axes,
-		ir.Axis{Name: AxisMB, Size: (local + p.MicroBatch - 1) / p.MicroBatch, Chunk: p.MicroBatch, Time: true},
-	)}
+	return ir.Mesh{Axes: axes}
 }
 
 // MicroBatches returns how many micro-batches the ranks at a position of the mesh
@@ -360,7 +388,7 @@ func (p *Plan) Validate(blocks, batch int) error {
 	if p.ZeRO < 0 || p.ZeRO > 3 {
 		return planErrorf("zero", "is %d, want 0 to 3", p.ZeRO)
 	}
-	if p.ZeRO > 0 && p.DataParallel() == 1 {
+	if p.ZeRO > 0 && p.Replicas() == 1 {
 		return planErrorf("zero", "stage %d needs at least 2 data-parallel ranks", p.ZeRO)
 	}
 	switch p.Offload {
@@ -384,6 +412,9 @@ func (p *Plan) Validate(blocks, batch int) error {
 	}
 	if p.SequenceParallel && p.TP == 1 {
 		return planErrorf("sequence_parallel", "needs tp of at least 2")
+	}
+	if err := p.validateBatchParallel(batch); err != nil {
+		return err
 	}
 	if next != blocks {
 		return planErrorf("stages", "cover %d blocks, the model has %d", next, blocks)
@@ -466,6 +497,23 @@ func (p *Plan) validateRows() error {
 		return planErrorf("tp_rows", "is %d, which does not cut %d tensor-parallel ranks into rows of at least 2; want 0 or a smaller divisor of tp", r, p.TP)
 	case p.Copies() > 1 && p.ContextParallel() > 1:
 		return planErrorf("tp_rows", "is %d beside zero_group %d and cp %d: a mesh has at most %d axes; drop one of the three", r, p.ZeROGroup, p.CP, ir.MaxAxes)
+	}
+	return nil
+}
+
+// validateBatchParallel checks that every tensor-parallel rank has a sequence of a whole micro-batch.
+func (p *Plan) validateBatchParallel(batch int) error {
+	switch all := p.DataParallel() * p.TP; {
+	case !p.BatchParallel:
+		return nil
+	case p.TP == 1:
+		return planErrorf("batch_parallel", "needs tp of at least 2")
+	case p.SequenceParallel:
+		return planErrorf("batch_parallel", "and sequence_parallel both shard the residual stream over tp; want one of them")
+	case p.MicroBatch < p.TP:
+		return planErrorf("batch_parallel", "micro-batches of %d sequences cannot be shared by tp %d ranks; want micro_batch %d or more, or a smaller tp", p.MicroBatch, p.TP, p.TP)
+	case all > batch:
+		return planErrorf("batch_parallel", "%d data-parallel x tp %d ranks cannot share a global batch of %d sequences", p.DataParallel(), p.TP, batch)
 	}
 	return nil
 }

@@ -3,6 +3,7 @@ package partition
 import (
 	"fmt"
 	"math"
+	"slices"
 
 	"github.com/autopar/autopar/ir"
 )
@@ -27,6 +28,7 @@ type propagator struct {
 type fact struct {
 	isGrad  bool
 	tied    bool         // a gradient that is added to others of the same parameter
+	spread  bool         // a parameter, its state or gradient that ZeRO shards over tensor-parallel ranks
 	want    ir.ShardSpec // placement of the parameter a gradient is for
 	escapes bool         // read by the update phase, or an output
 	sum     *ir.Value    // over micro-batches, if it escapes
@@ -139,7 +141,7 @@ func (pr *propagator) leaves() error {
 		}
 		switch {
 		case n.Op == ir.OpParam:
-			spec, _, err := pr.placer.find(pr.mesh, BaseName(name), v.Type.Shape)
+			spec, placed, err := pr.placer.find(pr.mesh, BaseName(name), v.Type.Shape)
 			if err != nil {
 				return err
 			}
@@ -148,6 +150,9 @@ func (pr *propagator) leaves() error {
 				pr.alongBatch(v)
 			} else if pr.plan.ZeRO >= stage {
 				v.Spec = pr.overReplicas(spec, v.Type.Shape)
+				if placed {
+					pr.overTensorParallel(v)
+				}
 			}
 		case n.Op == ir.OpInput && followsBatch(v):
 			pr.alongBatch(v)
@@ -164,6 +169,26 @@ func (pr *propagator) overReplicas(spec ir.ShardSpec, shape []int) ir.ShardSpec 
 		spec[dp] = ir.ShardOn(d)
 	}
 	return spec
+}
+
+// overTensorParallel shards a value that a placement keeps whole over tensor-parallel ranks too,
+// where each has a term of its gradient: in the largest dimension that is left. That one does
+// not depend on how many they are, so that the planner's programs of two stand for more.
+func (pr *propagator) overTensorParallel(v *ir.Value) {
+	tp := pr.mesh.Axis(AxisTP)
+	if !pr.sharesStream(tp) || pr.plan.Rows() > 1 || v.Spec[tp].Kind != ir.Replicate {
+		return
+	}
+	largest := -1
+	for d, size := range v.Type.Shape {
+		if len(v.Spec.ShardAxes(d)) == 0 && size >= pr.mesh.Axes[tp].Size && (largest < 0 || size > v.Type.Shape[largest]) {
+			largest = d
+		}
+	}
+	if largest >= 0 && pr.mesh.Axes[tp].Size > 1 {
+		v.Spec[tp] = ir.ShardOn(largest)
+		pr.of(v).spread = true
+	}
 }
 
 // ReplicaDim returns the dimension in which ZeRO shards a value over n ranks: the
@@ -213,12 +238,12 @@ func (pr *propagator) gradients() {
 		switch n.Op {
 		case ir.OpAdamW:
 			grad := pr.of(n.Args[3])
-			grad.isGrad, grad.want = true, n.Args[1].Spec
+			grad.isGrad, grad.want, grad.spread = true, n.Args[1].Spec, pr.of(n.Args[1]).spread
 		case ir.OpAddN, ir.OpCast, ir.OpFromFixed, ir.OpSend, ir.OpRecv:
 			if r := pr.of(n.Results[0]); r.isGrad {
 				for _, a := range n.Args {
 					term := pr.of(a)
-					term.isGrad, term.want, term.tied = true, r.want, r.tied || n.Op == ir.OpAddN
+					term.isGrad, term.want, term.tied, term.spread = true, r.want, r.tied || n.Op == ir.OpAddN, r.spread
 				}
 			}
 		}
@@ -399,6 +424,11 @@ func (pr *propagator) cost(n *ir.Node, sig *ir.Signature, args []*ir.Value, axis
 	if rule == ir.ReplicateAll {
 		cost += tieWhole
 	}
+	if rule == ir.PassPartial && tensorParallel(*a) && n.Phase == ir.Forward && n.Block() != "" && slices.ContainsFunc(args, func(v *ir.Value) bool {
+		return v.Spec[axis].Kind == ir.Partial && v.Def.Block() != n.Block()
+	}) {
+		return math.Inf(1) // the first block adds to what is looked up as others do to what comes from a block
+	}
 	for i, v := range args {
 		from := v.Spec[axis]
 		if from == ra[i] {
@@ -415,9 +445,15 @@ func (pr *propagator) cost(n *ir.Node, sig *ir.Signature, args []*ir.Value, axis
 			return math.Inf(1)
 		}
 		known := pr.of(v)
-		if pr.sumsSequence(n, axis, ra) {
+		if pr.sumsStream(n, axis, ra) {
 			cost += tieChange
 			continue
+		}
+		if v.Def.Op == ir.OpParam && known.spread && tensorParallel(*a) && n.Phase != ir.Update {
+			if ra[i].Kind == ir.Replicate {
+				continue // it lies so at rest, and is whole in use
+			}
+			return math.Inf(1)
 		}
 		home := known.isGrad && known.want[axis] == ra[i]
 		if home && (n.Op == ir.OpSumSquares || n.Op == ir.OpFixedSquares) {
@@ -427,11 +463,11 @@ func (pr *propagator) cost(n *ir.Node, sig *ir.Signature, args []*ir.Value, axis
 		if ra[i].Kind == ir.Partial {
 			c += tiePartial
 		}
-		along := ra[i].Kind == ir.Shard && pr.alongSequence(n, axis, rr)
-		if v.Def.Op == ir.OpParam || ra[i].Kind == ir.Shard && !home && !along && !pr.alongWhole(n, v, axis, ra[i], rr) && !pr.alongRows(n, args, axis, ra, rr) || repeatsAttention(n, i, from) || n.Op == ir.OpAddN && from.Kind == ir.Partial && len(v.Type.Shape) == 0 && (v.Def.Block() != "" || v.Def.Op == ir.OpRecv) {
-			// The last: a sum of scalars, as the norm of the gradients is one, is reduced once,
-			// with however few blocks, where terms of theirs are to be reduced, or those of the
-			// stages before: all stages between the ends do the same.
+		along := ra[i].Kind == ir.Shard && pr.alongStream(n, axis, rr)
+		if v.Def.Op == ir.OpParam || ra[i].Kind == ir.Shard && !home && !along && !pr.alongWhole(n, v, axis, ra[i], rr) && !pr.alongRows(n, args, axis, ra, rr) || repeatsAttention(n, i, from) || pr.sumsNorm(n) && from.Kind == ir.Partial && (v.Def.Block() != "" || v.Def.Op == ir.OpRecv) {
+			// The last: the norm of the gradients is reduced once, with however few blocks,
+			// where terms of theirs are to be reduced, or those of the stages before: all stages
+			// between the ends do the same.
 			c += lastResort
 		}
 		if !along || from.Kind != ir.Replicate {
@@ -459,6 +495,12 @@ func (pr *propagator) cost(n *ir.Node, sig *ir.Signature, args []*ir.Value, axis
 	return cost
 }
 
+// sumsNorm reports whether a node adds up terms of the norm of the gradients, a scalar or, in fixed
+// point, two numbers: nothing else is summed in the update but gradients.
+func (pr *propagator) sumsNorm(n *ir.Node) bool {
+	return n.Op == ir.OpAddN && n.Phase == ir.Update && !pr.of(n.Results[0]).isGrad
+}
+
 // repeatsAttention reports whether operand i of a gradient of attention lies as the
 // ranks divided attention: by queries that share heads, where there are more ranks
 // than such heads. It is not gathered, for every rank to do all of them.
@@ -470,7 +512,9 @@ func repeatsAttention(n *ir.Node, i int, from ir.Placement) bool {
 // gradient from ZeRO stage 2 on, which would be reduced with every micro-batch
 // after it too, in more bytes. Any other cast is made where its operand lies.
 func (pr *propagator) reducesFirst(n *ir.Node, axis int) bool {
-	return pr.of(n.Results[0]).isGrad && pr.plan.ZeRO >= 2 && n.Phase == ir.Backward && pr.mesh.Axes[axis].Name == AxisDP
+	of := pr.of(n.Results[0])
+	shares := pr.mesh.Axes[axis].Name == AxisDP || of.spread && pr.mesh.Axes[axis].Name == AxisTP
+	return of.isGrad && pr.plan.ZeRO >= 2 && n.Phase == ir.Backward && shares
 }
 
 // ofBatch reports whether a value is cut as the batch is. A parameter is not, nor
@@ -479,28 +523,34 @@ func (pr *propagator) ofBatch(v *ir.Value) bool {
 	return v.Def.Op != ir.OpParam && v.Spec[pr.mb].Kind == ir.Shard
 }
 
-// alongSequence reports whether a rule gives each rank of the tensor-parallel axis
-// a slice of the sequence of its result [batch, sequence, ...], in a plan that
-// wants that (Korthikanti et al. 2022, section 4.2.2).
-func (pr *propagator) alongSequence(n *ir.Node, axis int, results []ir.Placement) bool {
-	return pr.plan.SequenceParallel && tensorParallel(pr.mesh.Axes[axis]) && n.Phase != ir.Update &&
-		len(n.Results[0].Type.Shape) >= 3 && results[0] == ir.ShardOn(1)
+// sharesStream reports whether ranks of an axis each have a part of the residual stream.
+func (pr *propagator) sharesStream(axis int) bool {
+	return pr.plan.streamDim() >= 0 && tensorParallel(pr.mesh.Axes[axis])
+}
+
+// alongStream reports whether a rule gives each rank of the tensor-parallel axis
+// a slice of the sequence (Korthikanti et al. 2022, section 4.2.2), or of the batch, of its
+// result [batch, sequence, ...], in a plan that wants that.
+func (pr *propagator) alongStream(n *ir.Node, axis int, results []ir.Placement) bool {
+	return pr.sharesStream(axis) && n.Phase != ir.Update &&
+		len(n.Results[0].Type.Shape) >= 3 && results[0] == ir.ShardOn(pr.plan.streamDim())
 }
 
 // alongWhole reports whether an operand is cut along the sequence over the tensor-parallel
 // axis, or from there by heads, for an op whose weights are whole, in a plan that wants
-// sequences sharded. Attention exchanges its tokens with all heads, as the projections before
+// the stream sharded. Attention exchanges its tokens with all heads, as the projections before
 // it made them, for heads of all tokens (Jacobs et al. 2023, "DeepSpeed Ulysses", section 3.1);
 // the loss takes its tokens' targets, which every rank has.
 func (pr *propagator) alongWhole(n *ir.Node, v *ir.Value, axis int, to ir.Placement, results []ir.Placement) bool {
-	if !pr.plan.SequenceParallel || !tensorParallel(pr.mesh.Axes[axis]) {
+	if !pr.sharesStream(axis) {
 		return false
 	}
+	along := ir.ShardOn(pr.plan.streamDim())
 	switch n.Op {
 	case ir.OpAttention, ir.OpAttentionGrad:
-		return v.Spec[axis] == ir.ShardOn(1) && to.Kind == ir.Shard && to.Dim > 1
+		return v.Spec[axis] == along && to.Kind == ir.Shard && to.Dim > 1
 	case ir.OpRowPick, ir.OpNLL:
-		return v.Spec[axis].Kind == ir.Replicate && to == ir.ShardOn(1) && results[0] == to
+		return v.Spec[axis].Kind == ir.Replicate && to == along && results[0] == to
 	}
 	return false
 }
@@ -518,18 +568,20 @@ func (pr *propagator) alongRows(n *ir.Node, args []*ir.Value, axis int, to, resu
 	return w.Def.Op == ir.OpParam && to[1].Kind == ir.Shard && w.Spec[axis] == to[1]
 }
 
-// sumsSequence reports whether a rule makes the gradient of a weight that is whole on all
-// tensor-parallel ranks a sum over their slices of the sequence, in a plan that has such.
+// sumsStream reports whether a rule makes the gradient of a weight that is whole on all
+// tensor-parallel ranks a sum over their slices of the stream, in a plan that has such.
 // It is what the plan wants, wherever the operands come from: they are recomputed or not.
-func (pr *propagator) sumsSequence(n *ir.Node, axis int, args []ir.Placement) bool {
-	if !pr.plan.SequenceParallel || !tensorParallel(pr.mesh.Axes[axis]) || n.Op != ir.OpMatMul && n.Op != ir.OpEmbeddingGrad {
+func (pr *propagator) sumsStream(n *ir.Node, axis int, args []ir.Placement) bool {
+	if !pr.sharesStream(axis) || n.Op != ir.OpMatMul && n.Op != ir.OpEmbeddingGrad {
 		return false
 	}
 	of := pr.of(n.Results[0])
 	if n.Op == ir.OpEmbeddingGrad && !of.tied {
 		return false // a table that is only looked up is mostly more than its tokens
 	}
-	return of.isGrad && of.want[axis].Kind == ir.Replicate && args[0] == ir.ShardOn(1) && args[1] == ir.ShardOn(1)
+	along := ir.ShardOn(pr.plan.streamDim())
+	whole := of.spread || of.want[axis].Kind == ir.Replicate
+	return of.isGrad && whole && args[0] == along && args[1] == along
 }
 
 // moveBytes is what each of n ranks receives when a value of the given size goes
@@ -555,18 +607,24 @@ func moveBytes(from, to ir.Placement, bytes float64, n int) float64 {
 // reduced to the rank's shard first, with every micro-batch, so that the whole
 // gradient never accumulates.
 func (pr *propagator) accumulate(r *ir.Value) error {
-	mb, dp := pr.mb, pr.mesh.Axis(AxisDP)
+	mb := pr.mb
 	if r.Spec[mb].Kind != ir.Partial {
 		return nil
 	}
 	v := r
 	isGrad, want := pr.of(r).isGrad, pr.of(r).want
-	if isGrad && pr.plan.ZeRO >= 2 && want[dp].Kind == ir.Shard && r.Spec[dp].Kind == ir.Partial {
+	if isGrad && pr.plan.ZeRO >= 2 {
 		to := r.Spec
-		to[dp] = want[dp]
+		for axis, a := range pr.mesh.Axes {
+			shares := a.Name == AxisDP || a.Name == AxisTP && pr.of(r).spread
+			if shares && want[axis].Kind == ir.Shard && to[axis].Kind == ir.Partial {
+				to[axis] = want[axis]
+			}
+		}
 		if checkSplit(pr.mesh, to, r.Type.Shape) != nil {
 			// The op has cut the same dimension too, over ranks that are to hold the gradient
 			// otherwise: too small to be cut by both.
+			dp := pr.mesh.Axis(AxisDP)
 			for a := range pr.mesh.Axes {
 				if a != dp && a != mb && meets(to[a], to[dp]) {
 					to[a] = want[a]
@@ -581,7 +639,7 @@ func (pr *propagator) accumulate(r *ir.Value) error {
 	to := v.Spec
 	to[mb] = ir.Placement{}
 	sum := pr.comm(ir.OpAccumulate, v, to, r.Def.Stage, r.Def.Phase, ir.CommAttr{Axis: AxisMB}).Results[0]
-	pr.of(sum).isGrad, pr.of(sum).want = isGrad, want
+	pr.of(sum).isGrad, pr.of(sum).want, pr.of(sum).spread = isGrad, want, pr.of(r).spread
 	pr.of(r).sum = sum
 	return nil
 }

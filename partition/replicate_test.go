@@ -50,7 +50,7 @@ func TestReplicatedModules(t *testing.T) {
 				for _, op := range []ir.Op{ir.OpAllReduce, ir.OpAllGather, ir.OpReduceScatter, ir.OpAllToAll} {
 					switch {
 					case n.Op != op:
-					case n.Phase == ir.Update && len(n.Args[0].Type.Shape) > 1 && n.Args[0].Spec[1].Kind == ir.Partial:
+					case n.Phase == ir.Update && len(n.Args[0].Type.Shape) > 1 && n.Args[0].Spec[g.Mesh.Axis(partition.AxisTP)].Kind == ir.Partial:
 						updated++ // the gradient of a matrix
 					case n.Phase != ir.Update && n.Block() == "h.1":
 						count[op.String()]++

@@ -144,7 +144,9 @@ func nextAxis(mesh ir.Mesh, cur, to ir.ShardSpec) int {
 		for j := range mesh.Axes {
 			inner := j > i && (meets(cur[j], cur[i]) || meets(cur[j], to[i]))
 			outer := j < i && cur[j] != to[j] && (meets(cur[j], to[i]) || meets(to[j], to[i]))
-			waits = waits || inner || outer
+			// Of gathers of other dimensions outer ones, over links that may be slower, have the smaller part.
+			smaller := j < i && gathers(cur[j], to[j]) && gathers(cur[i], to[i]) && cur[j] != cur[i]
+			waits = waits || inner || outer || smaller
 		}
 		if !waits {
 			return i
@@ -152,6 +154,9 @@ func nextAxis(mesh ir.Mesh, cur, to ir.ShardSpec) int {
 	}
 	return last
 }
+
+// gathers reports whether what is sharded becomes whole.
+func gathers(from, to ir.Placement) bool { return from.Kind == ir.Shard && to.Kind == ir.Replicate }
 
 // meets reports whether two placements shard the same dimension.
 func meets(a, b ir.Placement) bool { return a.Kind == ir.Shard && a == b }

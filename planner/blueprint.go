@@ -353,7 +353,7 @@ func (b *blueprints) room(p *partition.Plan, position, m int) []codegen.Chunk {
 // structure is what programs have in common that differ in numbers only.
 type structure struct {
 	dp, cp, tp, stages, chunks int // as compiled
-	sharding                       // of its split the rows, as compiled; placements say the rest
+	sharding                       // of its split the rows, as compiled, and the batch; placements say the rest
 	placements                 string
 	shards                     string // the dimension of each parameter that ZeRO cuts
 }
@@ -368,7 +368,7 @@ func (b *blueprints) find(p *partition.Plan) (*blueprint, error) {
 	two := func(n int) int { return min(n, 2) }
 	key := structure{
 		dp: two(p.DataParallel()), cp: two(p.ContextParallel()), tp: two(p.TP), chunks: min(p.Chunks(), fewChunks),
-		sharding:   sharding{zero: p.ZeRO, sequence: p.SequenceParallel, overlap: p.Overlap, offload: p.Offload},
+		sharding:   sharding{zero: p.ZeRO, sequence: p.SequenceParallel, overlap: p.Overlap, offload: p.Offload, split: split{batch: p.BatchParallel}},
 		placements: placementText(p.Placements),
 	}
 	if p.Rows() > 1 {
@@ -460,7 +460,7 @@ func (b *blueprints) lazy(key structure, placements []partition.Placement) *blue
 	ranks := key.dp * key.cp * key.tp * key.stages / key.chunks
 	p := partition.Plan{
 		PlanNGPUs: ranks, RuntimeNGPUs: ranks, DP: key.dp, TP: key.tp, TPRows: key.rows, ZeRO: key.zero, ZeROGroup: key.group, Offload: key.offload,
-		SequenceParallel: key.sequence, Overlap: key.overlap, Stages: make([]partition.Stage, key.stages), Placements: placements,
+		SequenceParallel: key.sequence, BatchParallel: key.batch, Overlap: key.overlap, Stages: make([]partition.Stage, key.stages), Placements: placements,
 	}
 	if key.cp > 1 {
 		p.CP = key.cp

@@ -74,7 +74,7 @@ func (b *brute) run() {
 					}
 					for zero := range 4 {
 						for _, sequence := range []bool{false, true} {
-							if zero > 0 && all == 1 || sequence && tp == 1 || b.opts.ZeRO != nil && zero != *b.opts.ZeRO {
+							if zero > 0 && all*tp == 1 || sequence && tp == 1 || b.opts.ZeRO != nil && zero != *b.opts.ZeRO {
 								continue
 							}
 							d := degrees{unit, dp, cp, tp, pp, 0}
@@ -85,7 +85,7 @@ func (b *brute) run() {
 										continue
 									}
 									for _, overlap := range []bool{false, true} {
-										if overlap && (all == 1 || cp > 1) || !overlap && b.opts.Overlap == "on" {
+										if overlap && (all*tp == 1 || cp > 1) || !overlap && b.opts.Overlap == "on" {
 											continue
 										}
 										groups := zeroGroups(b.opts, d, zero, all, chunks, b.cluster)
@@ -97,6 +97,9 @@ func (b *brute) run() {
 												if !overlap || !offload.Moves() {
 													for _, ranks := range orders {
 														for _, split := range b.splits(s, d, group, sequence, ranks) {
+															if all == 1 && !split.batch && (zero > 0 || overlap) {
+																continue
+															}
 															b.sizes(s, outline{d, sharding{zero, group, sequence, overlap, offload, split}, chunks, ranks}, (b.batch+all-1)/all)
 														}
 													}
@@ -134,6 +137,12 @@ func (b *brute) rankOrders(d degrees) []string {
 func (b *brute) splits(s *searcher, d degrees, group int, sequence bool, ranks string) []split {
 	all := []split{{}}
 	many := d.dp*d.tp*b.opts.RuntimeNGPUs/d.plan > b.batch || b.opts.TP > 1
+	within := d.tp <= b.cluster.DevicesPerNode || b.cluster.Device.Shared
+	replicas := d.dp * b.opts.RuntimeNGPUs / d.plan
+	few := 4*b.tokens*((b.batch+replicas-1)/replicas) <= s.layouts.vocabulary()
+	if !sequence && ranks == "" && within && few && d.tp > 1 && d.cp == 1 && replicas*d.tp <= b.batch && b.opts.BatchParallel == "" {
+		all = append(all, split{replicate: "attn", batch: true}, split{replicate: "mlp", batch: true}, split{replicate: "attn+mlp", batch: true})
+	}
 	if !sequence || ranks != "" || d.tp > b.cluster.DevicesPerNode && !b.cluster.Device.Shared {
 		return all
 	}
@@ -146,7 +155,7 @@ func (b *brute) splits(s *searcher, d degrees, group int, sequence bool, ranks s
 	}
 	for rows := 2; rows*rows <= d.tp && (many || d.tp >= 16) && b.opts.TPRows == 0; rows++ {
 		if d.tp%rows == 0 && (d.cp == 1 || group == 0) {
-			all = append(all, split{"", "attn", rows}, split{"", "mlp", rows}, split{"", "attn+mlp", rows})
+			all = append(all, split{grid: "attn", rows: rows}, split{grid: "mlp", rows: rows}, split{grid: "attn+mlp", rows: rows})
 		}
 	}
 	return all
@@ -161,7 +170,7 @@ func (b *brute) sizes(s *searcher, o outline, local int) {
 	for size := 1; size <= local; size++ {
 		plan := skel.plan
 		plan.MicroBatch = size
-		if !o.inStep(size, plan.DataParallel(), b.batch) {
+		if !o.inStep(size, plan.DataParallel(), b.batch) || o.batch && size < o.tp {
 			continue
 		}
 		if o.chunks > 1 {
@@ -304,7 +313,7 @@ func (b *brute) recomputations(plan partition.Plan, cut []partition.Stage) {
 func (b *brute) compare(seed, k int) (*Result, *Audit) {
 	t := b.t
 	b.run()
-	if b.plans > 0 && b.opts.CP == 0 && (b.best == nil || len(b.best.plan.Replicated()) > 0) {
+	if b.plans > 0 && b.opts.CP == 0 && (b.best == nil || len(b.best.plan.Replicated()) > 0 && !b.best.plan.BatchParallel) {
 		b.everywhere = true
 		b.run()
 	}

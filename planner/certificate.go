@@ -34,6 +34,9 @@ import (
 //   - modules that tensor-parallel ranks replicate: of attention, MLP and vocabulary any but
 //     all, under sequence parallelism, inside a node, in the usual order of ranks, where
 //     the batch has no sequence for each of dp x tp, or tp is given, and with no recomputation but what is given;
+//   - with batch parallelism attention, MLP or both replicated, and the vocabulary split: inside a node, in the usual order
+//     of ranks, without context parallelism, where the batch has a sequence for each of dp x tp, and a step
+//     four times as many symbols in the vocabulary as tokens of a data-parallel rank; or what is given;
 //   - attention, MLP or both cut in two dimensions over a grid of tensor-parallel ranks with no
 //     more rows than columns, under the same conditions or of sixteen such ranks or more, but
 //     not beside replicated modules, nor, with context parallelism, beside ZeRO in groups;
@@ -367,6 +370,9 @@ func (c *Certificate) Marshal() []byte {
 		if r.replicate != "" {
 			word("replicate", r.replicate)
 		}
+		if r.batch {
+			word("bp", onOff(r.batch))
+		}
 		if r.rows > 0 {
 			number("rows", r.rows)
 			word("grid", r.grid)
@@ -560,6 +566,9 @@ func parseRegion(word, text string) (Region, error) {
 	}
 	if strings.Contains(text, " replicate=") { // where nothing is, it is not said
 		read["replicate"] = func(text string) error { r.replicate = text; return nil }
+	}
+	if strings.Contains(text, " bp=") { // or shared by tensor-parallel ranks
+		read["bp"] = toggle(&r.batch)
 	}
 	if strings.Contains(text, " rows=") { // or on a grid
 		read["rows"] = number(&r.rows)

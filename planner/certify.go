@@ -108,7 +108,7 @@ func Certify(g *ir.Graph, batch int, c *cost.Cluster, eval *ir.Graph, cert *Cert
 	}
 	a := &auditor{
 		searcher: s, cert: cert, audit: &Audit{}, outlines: map[outline]*pending{}, failed: map[outline]error{}, known: map[outline]int{},
-		declared: declared{opts: opts, cluster: c, blocks: s.graphs.blocks, batch: batch, tokens: s.contexts.tokens, everywhere: cert.Everywhere, rates: s.rates, modules: s.layouts.modules(), gridded: s.layouts.gridModules()},
+		declared: declared{opts: opts, cluster: c, blocks: s.graphs.blocks, batch: batch, tokens: s.contexts.tokens, everywhere: cert.Everywhere, rates: s.rates, modules: s.layouts.modules(), gridded: s.layouts.gridModules(), ofBlocks: s.layouts.ofBlocks(), vocabulary: s.layouts.vocabulary()},
 	}
 	if err := a.winner(g, eval); err != nil {
 		return nil, err

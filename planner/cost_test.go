@@ -112,7 +112,7 @@ func randomCut(r *rand.Rand, blocks, stages int) []partition.Stage {
 // stage, is to the picosecond what the simulation of the whole program says; and
 // the memory bound never exceeds the arena.
 func TestCostIsSimulation(t *testing.T) {
-	for _, seed := range []uint64{12, 13, 32, 44, 61, 74, 105, 107, 210, 303, 305} { // each meets something that the others do not
+	for _, seed := range []uint64{12, 13, 32, 44, 61, 74, 105, 107, 210, 302, 303, 305, 503} { // each meets something that the others do not
 		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) { testCostIsSimulation(t, seed, 1) })
 		if testing.Short() {
 			break
@@ -209,6 +209,12 @@ func testCostIsSimulation(t *testing.T, seed uint64, kinds int) {
 		if x := rand.New(rand.NewPCG(seed, uint64(k)+2)); d.tp > 1 && x.IntN(2) == 0 {
 			whole := replications(s.layouts.modules())
 			sh.replicate = whole[x.IntN(len(whole))]
+			if y := rand.New(rand.NewPCG(seed, uint64(k)+5)); d.dp*d.tp*units <= batch && (batch+d.dp*units-1)/(d.dp*units) >= d.tp && y.IntN(2) == 0 {
+				sh.batch, sh.sequence = true, false
+				if d.dp*units == 1 {
+					sh.zero = y.IntN(4)
+				}
+			}
 		}
 		if x := rand.New(rand.NewPCG(seed, uint64(k)+3)); len(gridRows(d.tp)) > 0 && (d.cp == 1 || sh.group == 0) && x.IntN(3) > 0 {
 			all := grids(s.layouts.gridModules(), gridRows(d.tp)[0])
@@ -234,7 +240,7 @@ func testCostIsSimulation(t *testing.T, seed uint64, kinds int) {
 			stoodFor++
 		}
 		b := 1 + r.IntN((batch+skel.plan.DataParallel()-1)/skel.plan.DataParallel())
-		for !o.inStep(b, skel.plan.DataParallel(), batch) {
+		for !o.inStep(b, skel.plan.DataParallel(), batch) || o.batch && b < o.tp {
 			b++
 		}
 		schedule := []partition.Schedule{partition.GPipe, partition.OneFOneB, partition.ZeroBubble}[r.IntN(3)]

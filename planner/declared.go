@@ -21,6 +21,8 @@ type declared struct {
 	rates      *cost.Model // for the levels of the network
 	modules    []string    // that tensor parallelism may split
 	gridded    []string    // that it may cut in both dimensions
+	ofBlocks   []string    // sets of those of blocks
+	vocabulary int         // rows of the largest table of tokens
 }
 
 // each calls visit for every outline of the space.
@@ -129,6 +131,14 @@ func (d *declared) splits(cut degrees, group int, ranks string, sequence bool) [
 	if o.TPRows > 1 {
 		all = nil
 	}
+	if d.batched(cut, ranks) {
+		for _, replicate := range append([]string{""}, replications(d.modules)...) {
+			given := o.Replicate != "" && replicate == o.replicate() && (replicate != "" || o.BatchParallel == "on")
+			if given || o.Replicate == "" && (o.BatchParallel == "on" || slices.Contains(d.ofBlocks, replicate)) {
+				all = append(all, split{replicate: replicate, batch: true})
+			}
+		}
+	}
 	many := cut.tp >= 16 || d.replicas(cut)*cut.tp > d.batch || o.TP > 1
 	within := cut.tp <= d.cluster.DevicesPerNode || d.cluster.Device.Shared
 	searched := sequence && many && within && o.TPRows == 0 && o.Policy == AutoDist && (o.Replicate == "" || o.Replicate == "none")
@@ -161,6 +171,16 @@ func (d *declared) replications(cut degrees, ranks string, sequence bool) []stri
 	return append([]string{""}, replications(d.modules)...)
 }
 
+// batched reports whether tensor-parallel ranks may share the batch: each has a sequence, and unless it is
+// asked for the vocabulary is four times their tokens, and they lie in a node, in the usual order of ranks or the one that is asked for, without context parallelism.
+func (d *declared) batched(cut degrees, ranks string) bool {
+	o := d.opts
+	usual := ranks == "" || o.RankOrder != ""
+	tokens := (d.batch + d.replicas(cut) - 1) / d.replicas(cut) * d.tokens
+	searched := o.Policy == AutoDist && cut.cp == 1 && 4*tokens <= d.vocabulary && (cut.tp <= d.cluster.DevicesPerNode || d.cluster.Device.Shared)
+	return cut.tp > 1 && o.TPRows <= 1 && o.BatchParallel != "off" && usual && d.replicas(cut)*cut.tp <= d.batch && (searched || o.BatchParallel == "on")
+}
+
 // hasChunks reports whether the chunks per rank are in the space.
 func (d *declared) hasChunks(x outline) bool {
 	o := d.opts
@@ -182,14 +202,18 @@ func (d *declared) hasChunks(x outline) bool {
 // hasSharding reports whether what is sharded beside the model is in the space.
 func (d *declared) hasSharding(x outline) bool {
 	o, replicas := d.opts, d.replicas(x.degrees)
+	sharers := replicas
+	if x.batch {
+		sharers *= x.tp
+	}
 	switch {
-	case o.ZeRO != nil && x.zero != *o.ZeRO, x.zero > 0 && replicas == 1:
+	case o.ZeRO != nil && x.zero != *o.ZeRO, x.zero > 0 && sharers == 1:
 		return false
 	case o.ZeROGroup > 0 && (x.zero == 0 || replicas%o.ZeROGroup != 0):
 		return false
-	case x.sequence && (x.tp == 1 || o.SequenceParallel == "off"), !x.sequence && o.SequenceParallel == "on":
+	case x.sequence && (x.tp == 1 || o.SequenceParallel == "off"), !x.sequence && o.SequenceParallel == "on", x.batch && x.sequence, !x.batch && o.BatchParallel == "on":
 		return false
-	case x.overlap && (o.Overlap == "off" || x.cp > 1 || replicas == 1 || x.offload.Moves()), !x.overlap && o.Overlap == "on":
+	case x.overlap && (o.Overlap == "off" || x.cp > 1 || sharers == 1 || x.offload.Moves()), !x.overlap && o.Overlap == "on":
 		return false
 	case o.Offload == "" && d.cluster.Host == nil:
 		return !x.offload.Moves()
@@ -246,7 +270,7 @@ func (d *declared) sizes(x outline) []int {
 	for n := 1; n <= local; n++ {
 		power := n&(n-1) == 0
 		asked := d.opts.MicroBatch == 0 && (local <= 16 || power || local%n == 0) || n == min(d.opts.MicroBatch, local)
-		if asked && (!x.overlap || x.zero >= 2 || (local+n-1)/n == (fewest+n-1)/n) {
+		if asked && (!x.batch || n >= x.tp) && (!x.overlap || x.zero >= 2 || (local+n-1)/n == (fewest+n-1)/n) {
 			all = append(all, n)
 		}
 	}
@@ -359,7 +383,7 @@ func (o outline) text() string {
 	if o.rows > 0 {
 		text += fmt.Sprintf(", %s on a grid of %d rows", o.grid, o.rows)
 	}
-	return text + fmt.Sprintf(", sequence parallelism %s, overlap %s, offload %s", onOff(o.sequence), onOff(o.overlap), o.offload)
+	return text + fmt.Sprintf(", %s, overlap %s, offload %s", streamText(o.sequence, o.batch), onOff(o.overlap), o.offload)
 }
 
 // divisors lists those of n, increasing.

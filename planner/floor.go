@@ -437,7 +437,7 @@ func (s *searcher) common(o outline, size int, schedule partition.Schedule) cost
 	if o.zero >= 2 {
 		zero = 2
 	}
-	apart := trunk.apart(zero, s.replicas(o))
+	apart := trunk.apart(zero, o.sharers(s.replicas(o)))
 	return s.leastOn(o, size, schedule, nil, true, false, func(size int, kinds cost.Kinds) workTimes {
 		return trunk.adding(zero, size, s.batch, kinds).plus(apart)
 	})

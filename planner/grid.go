@@ -25,6 +25,7 @@ type split struct {
 	replicate string // modules whose weights all its ranks hold, joined by "+"
 	grid      string // modules whose weights it cuts in both dimensions, the same
 	rows      int    // of the grid, 0 without one
+	batch     bool   // its ranks share the batch between its regions: see [partition.Plan.BatchParallel]
 }
 
 // gridRows lists the numbers of rows that grids of ranks have: no more than columns.
@@ -47,11 +48,14 @@ func (s *searcher) splits(o outline) []split {
 	if rows := s.opts.TPRows; rows > 1 {
 		return s.grids(o, rows)
 	}
+	if o.batch {
+		return nil
+	}
 	var all []split
 	for _, replicate := range s.replications(o) {
 		all = append(all, split{replicate: replicate})
 	}
-	if s.opts.Policy == AutoDist && s.opts.TPRows == 0 && s.opts.replicate() == "" && o.sequence && s.within(o) && (s.pays(o) || o.tp >= fewestGrid) {
+	if s.opts.Policy == AutoDist && s.opts.TPRows == 0 && s.opts.replicate() == "" && o.sequence && s.within(o.degrees) && (s.pays(o) || o.tp >= fewestGrid) {
 		for _, rows := range gridRows(o.tp) {
 			all = append(all, s.grids(o, rows)...)
 		}

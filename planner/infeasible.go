@@ -25,9 +25,18 @@ type InfeasibleError struct {
 func (e *InfeasibleError) Error() string {
 	p := e.Closest
 	return fmt.Sprintf("planner: no feasible plan: stage %d needs %s, %s more than the limit of %s; its largest part is %s with %s; "+
-		"closest plan: %s, zero %d%s, offload %s, sequence parallelism %s, micro-batch %d, %s, recomputing %s",
+		"closest plan: %s, zero %d%s, offload %s, %s, micro-batch %d, %s, recomputing %s",
 		e.Stage, gib(e.Needs), gib(e.Needs-e.Limit), gib(e.Limit), e.Largest, gib(e.LargestBytes),
-		p.Degrees(), p.ZeRO, groupText(p), p.Offload, onOff(p.SequenceParallel), p.MicroBatch, p.ScheduleText(), recomputed(p))
+		p.Degrees(), p.ZeRO, groupText(p), p.Offload, streamText(p.SequenceParallel, p.BatchParallel), p.MicroBatch, p.ScheduleText(), recomputed(p))
+}
+
+// streamText says what tensor-parallel ranks share of the residual stream.
+func streamText(sequence, batch bool) string {
+	text := "sequence parallelism " + onOff(sequence)
+	if batch {
+		text += ", batch parallelism on"
+	}
+	return text
 }
 
 func gib(bytes int64) string { return fmt.Sprintf("%.4g GiB", float64(bytes)/(1<<30)) }

@@ -41,6 +41,8 @@ type Options struct {
 	ZeROGroup int
 	// SequenceParallel is "on" or "off"; empty searches it.
 	SequenceParallel string
+	// BatchParallel is "on" or "off"; empty searches it where it may pay: see [searcher.batched].
+	BatchParallel string
 	// Overlap is "on" or "off"; empty searches it where ranks do not share a device,
 	// and is off where they do. Only data-parallel ranks have it, if all run as many
 	// micro-batches, without context parallelism and offload.
@@ -273,6 +275,14 @@ func (o Options) validateSharding() error {
 			return optionErrorf("tp-rows", "is %d, but policy %s cuts weights in one dimension", rows, o.Policy)
 		}
 	}
+	switch on := o.BatchParallel == "on"; {
+	case on && o.TP == 1:
+		return optionErrorf("batch-parallel", "is on, but tp is 1: it needs at least 2")
+	case on && o.SequenceParallel == "on":
+		return optionErrorf("batch-parallel", "and sequence-parallel are on: tensor-parallel ranks share the batch or the sequence")
+	case on && o.TPRows > 1:
+		return optionErrorf("batch-parallel", "is on, but tp-rows is %d: the search has one of them; a plan that says so runs", o.TPRows)
+	}
 	if o.SequenceParallel == "on" && o.TP == 1 {
 		return optionErrorf("sequence-parallel", "is on, but tp is 1: it needs at least 2")
 	}
@@ -290,6 +300,7 @@ func degree(n int) string {
 func (o Options) validateWords() error {
 	for _, x := range []struct{ option, value, want string }{
 		{"sequence-parallel", o.SequenceParallel, " on off "},
+		{"batch-parallel", o.BatchParallel, " on off "},
 		{"overlap", o.Overlap, " on off "},
 		{"offload", o.Offload, " none optimizer params "},
 		{"schedule", string(o.Schedule), " gpipe 1f1b interleaved zero-bubble "},

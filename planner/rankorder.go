@@ -57,11 +57,11 @@ func (s *searcher) tractsOf(all []degrees) []*tract {
 		if s.units[key] = append(s.units[key], d); len(s.units[key]) > 1 {
 			continue
 		}
-		for o := range outlines(s.opts, d, s.chunkCounts(d.pp), s.cluster) {
+		for o := range outlines(s.opts, d, s.chunkCounts(d.pp), s.batched(d), s.cluster) {
 			if s.relieves(o) {
 				continue
 			}
-			if s.opts.TPRows < 2 {
+			if s.opts.TPRows < 2 || o.batch {
 				list = append(list, s.tract(s.anywhere(o)))
 			}
 			for _, o.split = range s.splits(o) {

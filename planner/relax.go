@@ -195,7 +195,7 @@ func (s *searcher) moved(o outline) *workTimes {
 	trunk := s.trunk(o)
 	replicas := o.dp * (s.opts.RuntimeNGPUs / o.plan)
 	ranks := cmp.Or(o.group, replicas)
-	t := trunk.apart(o.zero, ranks)
+	t := trunk.apart(o.zero, o.sharers(ranks))
 	each := &t[inBlock]
 	// Bytes of a block that are communicated together: beside a pass, and in the update, but in
 	// a pipeline (see codegen's join).
@@ -208,7 +208,11 @@ func (s *searcher) moved(o outline) *workTimes {
 			each.update += way.collective(op, bytes)
 		}
 	}
+	tp := trunk.mesh.Axis(partition.AxisTP)
 	for _, v := range trunk.shelfOf(s.batch).shared {
+		if o.zero > 0 && v.value.Spec[tp].Kind == ir.Replicate {
+			v.bytes /= int64(o.sharers(1)) // before they are communicated, or after
+		}
 		cut := o.zero > 0 && partition.ReplicaDim(ranks, v.value.Spec, v.value.Type.Shape) >= 0
 		part := v.bytes
 		if cut {
@@ -359,7 +363,7 @@ func (s *searcher) again(o outline, size int, schedule partition.Schedule) *agai
 		ranks = o.dp * (s.opts.RuntimeNGPUs / o.plan)
 	}
 	a := &again{
-		limit: s.limit, persist: trunk.shelfOf(s.batch).persist(o.sharding, int64(ranks)), slots: [][extents]int64{f.slot}, more: f.more,
+		limit: s.limit, persist: trunk.shelfOf(s.batch).persist(o.sharding, int64(o.sharers(ranks))), slots: [][extents]int64{f.slot}, more: f.more,
 		among: s.opts.recompute(o.replicate).extents(), alike: o.chunks > 1,
 	}
 	if schedule == partition.ZeroBubble {

@@ -4,6 +4,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/autopar/autopar/ir"
 	"github.com/autopar/autopar/partition"
 )
 
@@ -12,9 +13,12 @@ import (
 // its input and its sum, as a split one does with every micro-batch, only the gradients of
 // its weights, once a step. Attention exchanges tokens for heads if there are enough, which is
 // less than to gather and to reduce (Jacobs et al. 2023, "DeepSpeed Ulysses"); with fewer, every
-// rank does all of them, and the projections of its tokens. Without sequence parallelism every rank would do the same.
+// rank does all of them, and the projections of its tokens. Where ranks share the sequences of a micro-batch
+// instead attention exchanges nothing: with all blocks replicated that is data parallelism of which the
+// vocabulary's table and head are split over the same ranks. With neither every rank would do the same.
 //
-// What it costs is memory, so that most of these outlines cannot win. A plan may be faster the
+// What it costs is memory, of the weights and gradients, as the optimizer's state is sharded over these ranks too
+// from ZeRO stage 1 on, so that most of these outlines cannot win. A plan may be faster the
 // more of its blocks recompute, which then exchange in a bubble, so that of these outlines not
 // all recomputations are searched, but what the options say, or none.
 
@@ -80,8 +84,14 @@ func (l *layouts) splitting(tp int, x split) ([]partition.Placement, error) {
 		return l.onGrid(tp, x)
 	}
 	split, err := l.find(tp)
-	if err != nil || x.replicate == "" {
-		return split, err
+	if err != nil {
+		return nil, err
+	}
+	if x.batch { // also tables that are only looked up: all that is left to share
+		split = l.withTables(split, tp)
+	}
+	if x.replicate == "" {
+		return split, nil
 	}
 	modules := strings.Split(x.replicate, "+")
 	of := func(p partition.Placement) bool { return slices.Contains(modules, p.Module()) }
@@ -99,7 +109,7 @@ func (l *layouts) splitting(tp int, x split) ([]partition.Placement, error) {
 // has no sequence for each of dp x tp or tp is asked for. Otherwise tp is there to spare
 // memory, which replication takes again.
 func (s *searcher) replications(o outline) []string {
-	if s.opts.Replicate != "" || s.opts.Policy != AutoDist || !(o.sequence && s.within(o) && s.pays(o)) {
+	if s.opts.Replicate != "" || s.opts.Policy != AutoDist || !(o.sequence && s.within(o.degrees) && s.pays(o)) {
 		return nil
 	}
 	if s.replicable == nil {
@@ -108,9 +118,88 @@ func (s *searcher) replications(o outline) []string {
 	return s.replicable
 }
 
-// within reports whether the tensor-parallel ranks of an outline lie in one node.
-func (s *searcher) within(o outline) bool {
-	return s.cluster.Device.Shared || o.tp <= s.cluster.DevicesPerNode
+// batched lists what the search replicates over tensor-parallel ranks that share the batch: modules of
+// blocks, with all of which only the vocabulary is not data parallel over all ranks, or what options say.
+// Each rank must have a sequence. Unless it is asked for it is searched where ranks of tp lie in one node,
+// without context parallelism, and where a step has no more than a token for four of the vocabulary: tokens are
+// exchanged at its table and head in both passes, where its gradients, which need not be summed then, are
+// exchanged twice, and may be beside the computation.
+func (s *searcher) batched(d degrees) []split {
+	o, replicas := s.opts, s.replicas(outline{degrees: d})
+	if o.BatchParallel == "off" || d.tp == 1 || o.TPRows > 1 || replicas*d.tp > s.batch {
+		return nil
+	}
+	if o.BatchParallel == "" {
+		tokens := (s.batch + replicas - 1) / replicas * s.contexts.tokens
+		if o.Policy != AutoDist || o.SequenceParallel == "on" || d.cp > 1 || !s.within(d) || 4*tokens > s.layouts.vocabulary() {
+			return nil
+		}
+	}
+	if s.whole != nil {
+		return s.whole
+	}
+	s.whole = []split{}
+	for _, x := range append([]string{""}, replications(s.layouts.modules())...) {
+		searched := slices.Contains(s.layouts.ofBlocks(), x)
+		switch on := o.BatchParallel == "on"; {
+		case o.Replicate != "":
+			searched = x == o.replicate() && (x != "" || on)
+		case on:
+			searched = true
+		}
+		if searched {
+			s.whole = append(s.whole, split{replicate: x, batch: true})
+		}
+	}
+	return s.whole
+}
+
+// withTables adds placements that split tables over their rows, where there is none.
+func (l *layouts) withTables(placed []partition.Placement, tp int) []partition.Placement {
+	all := slices.Clone(placed)
+	for _, v := range l.tables() {
+		p := splitOf(v, 0)
+		if v.Type.Shape[0] >= tp && !slices.ContainsFunc(placed, func(q partition.Placement) bool { return q.Match == p.Match }) {
+			all = append(all, p)
+		}
+	}
+	return all
+}
+
+// vocabulary is how many rows the largest table has that tokens are looked up in, 0 without one.
+func (l *layouts) vocabulary() int {
+	rows := 0
+	for _, v := range l.tables() {
+		rows = max(rows, v.Type.Shape[0])
+	}
+	return rows
+}
+
+// tables lists those that tokens of the batch are looked up in.
+func (l *layouts) tables() []*ir.Value {
+	var all []*ir.Value
+	for _, n := range l.graph.Nodes {
+		if n.Op == ir.OpEmbedding && n.Phase == ir.Forward && len(n.Results[0].Type.Shape) > 2 && n.Args[0].Def.Op == ir.OpParam {
+			all = append(all, n.Args[0])
+		}
+	}
+	return all
+}
+
+// ofBlocks lists the sets of modules of blocks.
+func (l *layouts) ofBlocks() []string {
+	var names []string
+	for _, g := range l.groups() {
+		if ir.BlockOf(g.weights[0].Def.Name) != "" {
+			names = append(names, splitOf(g.weights[0], -1).Module())
+		}
+	}
+	return sets(names)
+}
+
+// within reports whether the tensor-parallel ranks of some degrees lie in one node.
+func (s *searcher) within(d degrees) bool {
+	return s.cluster.Device.Shared || d.tp <= s.cluster.DevicesPerNode
 }
 
 // pays reports whether the batch has no sequence for each of dp x tp, or tp is asked for.
@@ -122,7 +211,7 @@ func (s *searcher) splitOf(p *partition.Plan) split {
 	if p.Rows() > 1 {
 		return split{grid: strings.Join(free.OnGrid(), "+"), rows: p.Rows()}
 	}
-	return split{replicate: strings.Join(free.Replicated(), "+")}
+	return split{replicate: strings.Join(free.Replicated(), "+"), batch: p.BatchParallel}
 }
 
 // checkReplicate checks that option against the modules there are.

@@ -71,6 +71,7 @@ type searcher struct {
 	units      map[degrees][]degrees // by degrees anywhere
 	replicable []string              // see replications
 	gridded    []string              // see grids
+	whole      []split               // see batched
 	lies       map[liesKey]*lies
 	allRooms   map[roomsKey][][]codegen.Chunk
 	evens      map[roomsKey]evenShares
@@ -85,7 +86,7 @@ type searcher struct {
 
 // Search returns the fastest plan for a training step traced for a global batch,
 // among those that fit: the minimum over the degrees, the orders of the cluster's pools
-// of devices, micro-batch sizes, schedules, ZeRO stages, sequence parallelism or not, modules replicated or on grids, and contiguous cuts that the
+// of devices, micro-batch sizes, schedules, ZeRO stages, sequence or batch parallelism or neither, modules replicated or on grids, and contiguous cuts that the
 // options leave (for context parallelism and overlap see there), and ZeRO in groups
 // and offload where memory is short (see relieve), under the cost of planner/sim;
 // interleaved schedules with 2, 4, or as many chunks as share the blocks evenly, cut evenly. Of every stage so many
@@ -112,7 +113,7 @@ func newSearch(g *ir.Graph, batch int, c *cost.Cluster, opts Options, steps int)
 		return nil, nil, err
 	}
 	found, pipes, optimal, err := s.search()
-	if err == nil && opts.CP == 0 && (len(found) == 0 || opts.Replicate == "" && s.splitOf(found[0].plan).replicate != "") {
+	if err == nil && opts.CP == 0 && (len(found) == 0 || opts.Replicate == "" && s.splitOf(found[0].plan).replicate != "" && !found[0].plan.BatchParallel) {
 		s.everywhere = true
 		found, pipes, optimal, err = s.search()
 	}
@@ -199,6 +200,10 @@ func (s *searcher) outlines() error {
 	if rows := s.opts.TPRows; len(all) == 0 && rows > 1 {
 		return optionErrorf("tp-rows", "is %d, which needs tp of %d or another multiple; no dp x tp x pp of %s devices in %d has it with %d blocks and a global batch of %d",
 			rows, 2*rows, degree(s.opts.PlanNGPUs), s.opts.RuntimeNGPUs, s.graphs.blocks, s.batch)
+	}
+	if len(all) == 0 && s.opts.BatchParallel == "on" {
+		return optionErrorf("batch-parallel", "needs tp of at least 2 and a sequence for each rank of dp x tp; no dp x tp x pp of %s devices in %d has them with %d blocks and a global batch of %d",
+			degree(s.opts.PlanNGPUs), s.opts.RuntimeNGPUs, s.graphs.blocks, s.batch)
 	}
 	if len(all) == 0 && s.opts.SequenceParallel == "on" {
 		return optionErrorf("sequence-parallel", "needs tp of at least 2; no dp x tp x pp of %s devices in %d has it with %d blocks and a global batch of %d",
@@ -371,7 +376,7 @@ func (s *searcher) sizes(o outline) []int {
 	if s.opts.MicroBatch > 0 {
 		sizes = []int{min(s.opts.MicroBatch, local)}
 	}
-	return slices.DeleteFunc(sizes, func(b int) bool { return !o.inStep(b, replicas, s.batch) })
+	return slices.DeleteFunc(sizes, func(b int) bool { return !o.inStep(b, replicas, s.batch) || o.batch && b < o.tp })
 }
 
 // skeleton returns that of an outline. It fails when no parameter can be split so.
@@ -401,7 +406,7 @@ func (s *searcher) template(d outline) (partition.Plan, error) {
 	}
 	plan := partition.Plan{
 		PlanNGPUs: d.plan, RuntimeNGPUs: s.opts.RuntimeNGPUs, DP: d.dp, TP: d.tp,
-		TPRows: d.rows, ZeRO: d.zero, ZeROGroup: d.group, Offload: d.offload, SequenceParallel: d.sequence, Overlap: d.overlap,
+		TPRows: d.rows, ZeRO: d.zero, ZeROGroup: d.group, Offload: d.offload, SequenceParallel: d.sequence, BatchParallel: d.batch, Overlap: d.overlap,
 		Stages: make([]partition.Stage, d.stages()), Placements: placements, PoolOrder: s.cluster.Orders()[d.order], RankOrder: d.ranks,
 	}
 	if d.cp > 1 {

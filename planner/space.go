@@ -42,10 +42,29 @@ func (o outline) among(opts Options) bool {
 	return opts.Overlap != "off" && o.overlaps(opts) && !o.offload.Moves()
 }
 
-// overlaps reports whether with the degrees there is anything to overlap of which
-// the search knows the time: what context parallelism gathers between the kernels
-// is not in [flow] yet.
-func (d degrees) overlaps(o Options) bool { return d.cp == 1 && d.dp*(o.RuntimeNGPUs/d.plan) > 1 }
+// overlaps reports whether there is anything to overlap of which the search knows the time:
+// what context parallelism gathers between the kernels is not in [flow] yet.
+func (o outline) overlaps(opts Options) bool {
+	return o.cp == 1 && o.replicas(opts) > 1
+}
+
+// replicas is how many ranks train on sequences of their own.
+func (o outline) replicas(opts Options) int {
+	n := o.dp * (opts.RuntimeNGPUs / o.plan)
+	if o.batch {
+		n *= o.tp
+	}
+	return n
+}
+
+// sharers is how many ranks share what ZeRO shards of a weight that all tensor-parallel ranks hold,
+// of so many data-parallel ones: those too where each has a part of the residual stream.
+func (o outline) sharers(replicas int) int {
+	if (o.sequence || o.batch) && o.replicate != "" && o.rows == 0 {
+		return replicas * o.tp
+	}
+	return replicas
+}
 
 // inStep reports whether the data-parallel ranks of an outline run as many
 // micro-batches of a size each, which from ZeRO stage 2 on they do anyway. With overlap
@@ -58,37 +77,18 @@ func (o outline) inStep(size, replicas, batch int) bool {
 
 // outlines lists the ways to shard beside some degrees, with every number of chunks per rank,
 // in the usual order of ranks or that of the options: without interleaving first, and with
-// overlap before without. Modules are replicated as the options say: for others, and grids, see
-// [searcher.splits].
-func outlines(o Options, d degrees, counts []int, c *cost.Cluster) iter.Seq[outline] {
-	stages := []int{0, 1, 2, 3}
-	replicas := d.dp * (o.RuntimeNGPUs / d.plan)
-	switch {
-	case o.ZeRO != nil:
-		stages = []int{*o.ZeRO}
-	case replicas == 1:
-		stages = stages[:1]
-	case o.ZeROGroup > 0:
-		stages = stages[1:]
-	}
-	sequences := []bool{false, true}
-	switch {
-	case o.replicate() != "" && d.tp == 1:
-		sequences = nil
-	case o.SequenceParallel == "off" || o.SequenceParallel == "" && d.tp == 1:
-		sequences = sequences[:1]
-	case o.SequenceParallel == "on":
-		sequences = sequences[1:]
-	}
+// overlap before without. Modules are replicated as the options say, or as batched has it, over ranks
+// that share the batch: for others, and grids, see [searcher.splits].
+func outlines(o Options, d degrees, counts []int, batched []split, c *cost.Cluster) iter.Seq[outline] {
 	return func(yield func(outline) bool) {
 		for _, chunks := range counts {
-			for _, sequence := range sequences {
-				for _, zero := range stages {
-					for _, group := range zeroGroups(o, d, zero, replicas, chunks, c) {
-						for _, offload := range offloads(o, c) {
-							for _, overlap := range []bool{true, false} {
-								x := outline{d, sharding{zero, group, sequence, overlap, offload, split{replicate: o.replicate()}}, chunks, o.ranks(d)}
-								if x.among(o) && !yield(x) {
+			for _, stream := range streams(o, d, batched) {
+				of := outline{d, stream, chunks, o.ranks(d)}
+				for _, of.zero = range of.zeros(o) {
+					for _, of.group = range zeroGroups(o, d, of.zero, d.dp*(o.RuntimeNGPUs/d.plan), chunks, c) {
+						for _, of.offload = range offloads(o, c) {
+							for _, of.overlap = range []bool{true, false} {
+								if of.among(o) && !yield(of) {
 									return
 								}
 							}
@@ -98,6 +98,39 @@ func outlines(o Options, d degrees, counts []int, c *cost.Cluster) iter.Seq[outl
 			}
 		}
 	}
+}
+
+// streams lists how tensor-parallel ranks may share the residual stream: all of them hold it, or each
+// a part of every sequence, or some of the sequences with a way to cut weights.
+func streams(o Options, d degrees, batched []split) []sharding {
+	var all []sharding
+	for _, sequence := range []bool{false, true} {
+		asked := o.SequenceParallel == "" || sequence == (o.SequenceParallel == "on")
+		if asked && o.BatchParallel != "on" && (d.tp > 1 || !sequence && o.replicate() == "") {
+			all = append(all, sharding{sequence: sequence, split: split{replicate: o.replicate()}})
+		}
+	}
+	for _, x := range batched {
+		all = append(all, sharding{split: x})
+	}
+	return all
+}
+
+// zeros lists the ZeRO stages that an outline may have.
+func (o outline) zeros(opts Options) []int {
+	all := []int{0, 1, 2, 3}
+	alone := o.replicas(opts) == 1
+	switch {
+	case opts.ZeRO != nil && alone && *opts.ZeRO > 0:
+		return nil
+	case opts.ZeRO != nil:
+		return []int{*opts.ZeRO}
+	case alone:
+		return all[:1]
+	case opts.ZeROGroup > 0:
+		return all[1:]
+	}
+	return all
 }
 
 // replicate is what the options replicate of modules.
@@ -183,13 +216,7 @@ func degreesOf(o Options, blocks, batch int, c *cost.Cluster, plan, cp int) []de
 			if o.Policy == Megatron && blocks%pp != 0 {
 				continue
 			}
-			if o.ZeRO != nil && *o.ZeRO > 0 && dp*(o.RuntimeNGPUs/plan) == 1 || o.SequenceParallel == "on" && tp == 1 {
-				continue
-			}
 			d := degrees{plan: plan, dp: dp, cp: cp, tp: tp, pp: pp}
-			if o.Overlap == "on" && !d.overlaps(o) {
-				continue
-			}
 			if g := o.ZeROGroup; g > 0 && (dp*(o.RuntimeNGPUs/plan)%g != 0 || dp*(o.RuntimeNGPUs/plan) < 2) {
 				continue
 			}
@@ -230,7 +257,7 @@ func schedules(o Options, pp, chunks int) []partition.Schedule {
 }
 
 // comparePlans orders plans that cost the same: ranks in the usual order, smaller units, less
-// context parallelism, less tensor parallelism, fewer rows of it, fewer stages, less sharding, nothing replicated, few modules on a grid, no
+// context parallelism, less tensor parallelism, fewer rows of it, fewer stages, less sharding, of the residual stream too, nothing replicated, few modules on a grid, no
 // overlap, pools as they stand in the cluster, larger micro-batches, 1f1b, then gpipe, fewer chunks,
 // then the cut. It is 0 for equal plans of one search only: placements follow from the degrees
 // and what is replicated.
@@ -246,6 +273,7 @@ func comparePlans(a, b *partition.Plan) int {
 		cmp.Compare(a.ZeROGroup, b.ZeROGroup),
 		cmp.Compare(a.Offload, b.Offload),
 		compareBools(a.SequenceParallel, b.SequenceParallel),
+		compareBools(a.BatchParallel, b.BatchParallel),
 		slices.Compare(a.Replicated(), b.Replicated()),
 		slices.Compare(a.OnGrid(), b.OnGrid()),
 		compareBools(a.Overlap, b.Overlap),

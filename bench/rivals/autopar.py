@@ -57,5 +57,6 @@ def words(plan):
     cut = f"{blocks[0]} blocks a stage" if min(blocks) == max(blocks) else f"{min(blocks)} to {max(blocks)} blocks a stage"
     again, attention = (sum(s[kind] for s in plan["stages"]) for kind in ("recompute", "selective"))
     return (f"tp {tp}, pp {pp}{f' x {chunks}' if chunks > 1 else ''}, dp {dp}, micro-batch {plan['micro_batch']}, ZeRO {plan['zero']}"
-            + (", sequence parallel" if plan["sequence_parallel"] else "") + (", overlap" if plan.get("overlap") else "")
+            + (", sequence parallel" if plan["sequence_parallel"] else "") + (", batch parallel over tp" if plan.get("batch_parallel") else "")
+            + "".join(f", {module} whole" for module in ("attn", "mlp") if tp > 1 and any(module in p["match"] and "tp" not in p["spec"] for p in plan["placements"])) + (", overlap" if plan.get("overlap") else "")
             + (f", {again} blocks recomputed" if again else "") + (f", attention of {attention}" if attention else "") + (f", {plan['rank_order']}" if plan.get("rank_order") else "") + f", {cut}")

@@ -52,6 +52,7 @@ type fixed struct {
 	ZeroGroup        *int   `group:"fix" placeholder:"N" help:"Data-parallel ranks that ZeRO shards over: a divisor of all of them. Groups hold copies of each other."`
 	Recompute        string `group:"fix" enum:",none,pointwise,selective,full" default:"" placeholder:"none|pointwise|selective|full" help:"Drop activations and compute them again: none, those of norms and activation functions, those of attention, or all."`
 	SequenceParallel string `group:"fix" enum:",on,off" default:"" placeholder:"on|off" help:"Shard the sequence between tensor-parallel regions."`
+	BatchParallel    string `group:"fix" enum:",on,off" default:"" placeholder:"on|off" help:"Share the sequences of a micro-batch between tensor-parallel regions: modules that are replicated are data parallel over tensor-parallel ranks."`
 	Replicate        string `group:"fix" placeholder:"none|MODULES" help:"Modules whose weights all tensor-parallel ranks hold instead of splitting them: none, or of attn, mlp and wte (the vocabulary; lm_head where that is untied) some, such as mlp+wte."`
 	Overlap          string `group:"fix" enum:",on,off" default:"" placeholder:"on|off" help:"Communicate gradients and sharded parameters beside the computation; off where ranks share processors."`
 	Offload          string `group:"fix" enum:",none,optimizer,params" default:"" placeholder:"none|optimizer|params" help:"Keep optimizer state, or parameters at rest too, in host memory."`
@@ -78,7 +79,7 @@ func (c *planCmd) options(cfg *config.Config) (planner.Options, error) {
 		DP: deref(c.DP), TP: deref(c.TP), CP: deref(c.CP), PP: deref(c.PP), MicroBatch: int(cfg.Batch.Micro),
 		RankOrder: c.RankOrder,
 		Schedule:  partition.Schedule(c.Schedule), Interleave: deref(c.Interleave), ZeRO: c.Zero, ZeROGroup: deref(c.ZeroGroup),
-		Recompute: planner.Recompute(c.Recompute), SequenceParallel: c.SequenceParallel, Overlap: c.Overlap, Offload: c.Offload,
+		Recompute: planner.Recompute(c.Recompute), SequenceParallel: c.SequenceParallel, BatchParallel: c.BatchParallel, Overlap: c.Overlap, Offload: c.Offload,
 		TPRows: deref(c.TPRows), Replicate: c.Replicate, Policy: planner.Policy(c.Policy), TopK: c.Top,
 	}
 	if c.MicroBatch != nil {
@@ -363,16 +364,23 @@ func differences(a, b planner.PredictedBreakdown) string {
 }
 
 // shardedText says what is sharded beyond the placements: over data-parallel
-// ranks by ZeRO, and over tensor-parallel ones by sequence parallelism.
+// ranks by ZeRO, and over tensor-parallel ones by the residual stream.
 func shardedText(p *partition.Plan) string {
 	text := [...]string{
 		"nothing", "optimizer state", "optimizer state and gradients", "optimizer state, gradients and parameters",
-	}[p.ZeRO] + fmt.Sprintf(" over dp (ZeRO %d)", p.ZeRO)
+	}[p.ZeRO] + " over dp"
+	if p.Replicas() > p.ShardGroup() {
+		text += " and tp"
+	}
+	text += fmt.Sprintf(" (ZeRO %d)", p.ZeRO)
 	if p.Copies() > 1 {
 		text += fmt.Sprintf(", in %d groups of %d ranks", p.Copies(), p.ShardGroup())
 	}
 	if p.SequenceParallel {
 		text += "; the sequence between blocks over tp"
+	}
+	if p.BatchParallel {
+		text += "; the batch between blocks over tp"
 	}
 	return text
 }
