@@ -8,6 +8,7 @@ import (
 
 	"github.com/autopar/autopar/codegen"
 	"github.com/autopar/autopar/ir"
+	"github.com/autopar/autopar/models/gpt"
 	"github.com/autopar/autopar/partition"
 )
 
@@ -24,6 +25,24 @@ func TestLossSlices(t *testing.T) {
 			p.SequenceParallel = c.tp > 1 && c.mb == 2
 			prog := generate(t, g, p)
 			require.NoError(t, codegen.Check(prog), "%+v in %d slices", c, parts)
+		}
+	}
+}
+
+// TestLossSlicesInHalves: gradients that are rounded or cast before they are added up are so slice by slice.
+func TestLossSlicesInHalves(t *testing.T) {
+	for _, float := range []ir.DType{ir.BF16, ir.F16} {
+		for _, noMaster := range []bool{false, float == ir.BF16} {
+			m := model(2)
+			m.Float = float
+			g, err := gpt.TrainStep(m, gpt.Optimizer{Beta1: .9, Beta2: .99, Eps: 1e-8, GradClip: 1, NoMaster: noMaster}, batch, 33)
+			require.NoError(t, err)
+			for _, zero := range []int{0, 1, 2} {
+				p := plan(2, 1, 2, 2, 2, partition.OneFOneB, true)
+				p.ZeRO, p.LossSlices = zero, 3
+				prog := generate(t, g, p)
+				require.NoError(t, codegen.Check(prog))
+			}
 		}
 	}
 }
