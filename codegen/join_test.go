@@ -9,6 +9,7 @@ import (
 
 	"github.com/autopar/autopar/codegen"
 	"github.com/autopar/autopar/ir"
+	"github.com/autopar/autopar/models/gpt"
 	"github.com/autopar/autopar/partition"
 )
 
@@ -78,6 +79,40 @@ func TestJoin(t *testing.T) {
 			require.Equal(t, c.want, got)
 		})
 	}
+}
+
+// TestJoinReadsOnce: a gradient of a few elements that ZeRO 2 and context parallelism share is
+// reduced for the norm and for the update. They are no bucket: the later is made in place.
+func TestJoinReadsOnce(t *testing.T) {
+	c := model(1)
+	c.NHead, c.NKVHead, c.NEmbd, c.Float = 1, 1, 2, ir.BF16
+	g, err := gpt.TrainStep(c, gpt.Optimizer{Beta1: .9, Beta2: .99, Eps: 1e-8, WeightDecay: .1, GradClip: 1}, batch, 33)
+	require.NoError(t, err)
+	p := plan(2, 1, 1, 2, 1, partition.OneFOneB, false)
+	p.ZeRO, p.CP, p.PlanNGPUs, p.RuntimeNGPUs, p.Placements = 2, 2, 4, 4, nil
+	prog := generate(t, g, p)
+	require.NoError(t, codegen.Verify(prog, g))
+	instrs := prog.Stages[0].Bodies[ir.Update].Instrs
+	readers := map[*ir.Value]int{}
+	for i, in := range instrs {
+		if !codegen.Collective(in.Node.Op) {
+			continue
+		}
+		readers[in.Node.Args[0]]++
+		if in.Fused {
+			continue
+		}
+		once := map[*ir.Value]bool{}
+		for _, with := range codegen.Bucket(instrs, i) {
+			require.False(t, once[with.Node.Args[0]], with.Node.Name)
+			once[with.Node.Args[0]] = true
+		}
+	}
+	most := 0
+	for _, n := range readers {
+		most = max(most, n)
+	}
+	require.Equal(t, 2, most, "nothing is reduced twice")
 }
 
 // TestJoinMutants breaks buckets of the update. Each must be refused with its place named.

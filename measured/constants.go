@@ -118,7 +118,12 @@ func Parameters() []Parameter {
 		{"RMSNorm of torch", "times one kernel's traffic", 6, 20, 12, "counted kernels", software(func(s *cost.Software) *float64 { return &s.RMSNorm }, "torch", "scaling")},
 		{"elementwise of torch", "times one kernel's traffic", 0.8, 2, 1.1, "counted kernels", software(func(s *cost.Software) *float64 { return &s.Elementwise }, "torch", "scaling")},
 		{"host of torch", "s an op", 4e-6, 30e-6, 10e-6, "two to three launches of 4 us", software(func(s *cost.Software) *float64 { return &s.Host }, "torch", "scaling")},
-		{"wait of Megatron-DeepSpeed", "s a kernel", 2e-6, 100e-6, 15e-6, "launches that the host waits for", software(func(s *cost.Software) *float64 { return &s.Sync }, "megatron-deepspeed")},
-		{"network of DeepSpeed", "of others'", 0.2, 1, 0.6, "unknown; Scaling's too", software(func(s *cost.Software) *float64 { return &s.Network }, "deepspeed-2021", "megatron-deepspeed", "scaling")},
+		{"wait of Megatron-DeepSpeed", "s a kernel", 2e-6, 100e-6, 30e-6, "an op: 10 us of the host, and two to three launches that it waits for, of 8 us", software(func(s *cost.Software) *float64 { return &s.Sync }, "megatron-deepspeed", "megatron-deepspeed-bf16")},
+		{"network of DeepSpeed", "of others'", 0.2, 1, 0.6, "unknown; Scaling's too", software(func(s *cost.Software) *float64 {
+			if s.Name == "scaling" {
+				return &s.Network
+			}
+			return &s.Replicas
+		}, "deepspeed-2021", "megatron-deepspeed", "scaling")},
 	}
 }

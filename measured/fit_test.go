@@ -123,6 +123,8 @@ func TestSoftwareByRule(t *testing.T) {
 		{Row{Framework: "Megatron-LM", Ref: "arXiv:2205.05198 Table 5"}, "megatron-2022"},
 		{Row{Framework: "DeepSpeed ZeRO-3"}, "deepspeed-2021"},
 		{Row{Framework: "Megatron-DeepSpeed"}, "megatron-deepspeed"},
+		{Row{Framework: "Megatron-DeepSpeed", DType: "fp16", GradDType: "fp16"}, "megatron-deepspeed"},
+		{Row{Framework: "Megatron-DeepSpeed", DType: "bf16", GradDType: "fp32"}, "megatron-deepspeed-bf16"},
 		{Row{Framework: "llm-foundry/Composer FSDP"}, "torch"},
 		{Row{Framework: "torchtitan", Compiled: true}, "torch-compile"},
 		{Row{Framework: "torchtitan"}, "torch"},

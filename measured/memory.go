@@ -21,7 +21,7 @@ type Memory struct {
 	FusedScores, FusedLive               float64
 	Logits, LogitsFused, LogitsWhole     float64
 	LogitsBefore, LogitsSplit            float64
-	LogitsParallel, LogitsCompiled       float64
+	LogitsParallel, LogitsHalf           float64
 	Buffered, Bucket, Flat               float64
 }
 
@@ -57,7 +57,7 @@ func (m *Memory) Constants() []Constant {
 		{"logits before", "bytes a logit", "those of the micro-batch before in the last stage's buffer", &m.LogitsBefore, 2.9, 0, 6},
 		{"gathered logits", "bytes a logit", "the pieces of the tensor ranks beside the whole, and their gradients", &m.LogitsSplit, 8, 0, 8},
 		{"parallel logits", "bytes a logit", "DTensor's loss over a split vocabulary: the logits (2), and in float32 the log-softmax, its exponents, the gradient before and after they are added (4 each)", &m.LogitsParallel, 18, 18, 18},
-		{"compiled logits", "bytes a logit", "a compiled loss: the logits and their gradients in bfloat16, nothing in float32", &m.LogitsCompiled, 4, 4, 4},
+		{"half logits", "bytes a logit", "a compiled loss or flash-attn's: the logits and their gradients in bfloat16, nothing in float32", &m.LogitsHalf, 4, 4, 4},
 		{"stage buffers", "bytes an element", "a stage's results of the micro-batches in flight, which DeepSpeed keeps beside its inputs", &m.Buffered, 2, 2, 2},
 		{"flat buffers", "GiB", "DeepSpeed's buckets of gradients and parameters (2 of 5e8 elements each) and copies of its flat partitions", &m.Flat, 6, 1.8, 6},
 		{"bucket", "elements", "gradients are reduced in buckets, copied to float32: DeepSpeed's default", &m.Bucket, 5e8, 5e8, 5e8},
@@ -82,7 +82,7 @@ type habits struct {
 	fusedLoss   bool    // cross entropy of one kernel, over the vocabulary's parts
 	wholeLogits bool    // every tensor rank has the logits of the whole vocabulary
 	dtensor     bool    // cross entropy of DTensor's kernels where tensor ranks share the vocabulary
-	compiled    bool    // cross entropy is compiled
+	half        bool    // cross entropy has logits and gradients in 16 bits alone
 	gaps        bool    // activations of many sizes come and go; FSDP's and XLA's are planned
 	buffers     bool    // keeps the results of the stage for the micro-batches in flight
 	buckets     bool    // reduces gradients in separate buckets, in float32
@@ -120,11 +120,13 @@ func (r *Row) habits() habits {
 		if has("Alpa") {
 			s.gradient = 2 // of a copy of them in 16 bits (TrainState of its model_util.py)
 		}
-		s.fusedLoss = has("llm-foundry", "flash-attn", "llm.c")
+		s.fusedLoss = has("llm.c")
 		s.remakesGELU = has("flash-attn", "llm.c")
 		s.fusedNorm = has("torchtitan") // in Triton, where it is not compiled
 		s.dtensor = has("torchtitan")
-		s.compiled = has("torchtitan") && r.Compiled && strings.Contains(r.Ref, "_2025") // later than its rows of 2024
+		// flash-attn's kernel, the default of llm-foundry (loss_fn: fused_crossentropy), and
+		// the loss that torchtitan compiles, later than its rows of 2024.
+		s.half = has("llm-foundry", "flash-attn") || has("torchtitan") && r.Compiled && strings.Contains(r.Ref, "_2025")
 	}
 	switch {
 	case r.Kernels == "fused":
@@ -272,8 +274,8 @@ func (m *Memory) head(s *habits, r *Row, logits float64) float64 {
 	switch {
 	case s.fusedLoss:
 		return m.LogitsFused * logits
-	case s.compiled:
-		return m.LogitsCompiled * logits
+	case s.half:
+		return m.LogitsHalf * logits
 	case s.dtensor && r.TP > 1:
 		return m.LogitsParallel * logits
 	case !s.wholeLogits:

@@ -117,7 +117,9 @@ func TestLoss(t *testing.T) {
 		{Row{Framework: "Lightning", TP: 8}, m.Logits},
 		{Row{Framework: "torchtitan", TP: 1, Compiled: true, Ref: "benchmarks/llama3_h100_202412_torchtitan.md"}, m.Logits},
 		{Row{Framework: "torchtitan", TP: 8, Compiled: true, Ref: "benchmarks/llama3_h100_202412_torchtitan.md"}, m.LogitsParallel},
-		{Row{Framework: "torchtitan", TP: 8, Compiled: true, Ref: "benchmarks/llama3-8b_h200_202506_x.md"}, m.LogitsCompiled},
+		{Row{Framework: "torchtitan", TP: 8, Compiled: true, Ref: "benchmarks/llama3-8b_h200_202506_x.md"}, m.LogitsHalf},
+		{Row{Framework: "llm-foundry/Composer FSDP", TP: 1}, m.LogitsHalf},
+		{Row{Framework: "llm.c", TP: 1}, m.LogitsFused},
 		{Row{Framework: "torchtitan", TP: 8, Ref: "benchmarks/llama3-8b_h200_202506_x.md"}, m.LogitsParallel},
 	} {
 		s := c.row.habits()

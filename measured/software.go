@@ -22,6 +22,8 @@ func (r *Row) generation() string {
 		return "deepspeed-2021"
 	case has("AA-Scaling"):
 		return "scaling"
+	case has("Megatron-DeepSpeed") && r.DType == "bf16" && r.GradDType == "fp32":
+		return "megatron-deepspeed-bf16"
 	case has("Megatron-DeepSpeed"):
 		return "megatron-deepspeed"
 	case r.Framework == "Megatron-LM" && strings.HasPrefix(r.Ref, "arXiv:21"):

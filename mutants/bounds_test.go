@@ -105,19 +105,29 @@ func inTheBounds() []mutant {
 		old:  "\t\treturn 1\n", new: "\t\treturn 0\n",
 		pkg: "./planner", run: first,
 	}, {
-		bug: "zero-bubble slots hold gradients of the embedding for each block", how: "as they serve weights alone",
-		file: "planner/memory.go",
-		old:  "!b.ofBlock[in.Node] || sequences {", new: "!b.ofBlock[in.Node] || sequences && mb < 0 {",
-		pkg: "./planner", run: "^TestCostIsSimulation$/^seed_13$",
+		bug: "the first block of a model hands its gradient to the embedding with those of weights", how: "where that has one gradient, unlike other blocks",
+		file: "partition/weightgrad.go",
+		old:  "with && !handsOn {", new: "with && (!handsOn || handsOn) {",
+		pkg: "./planner", run: "^TestOverlapUnderZeroBubble$",
+	}, {
+		bug: "what a stream still has to do is added to what the position does meanwhile", how: "after handing it over",
+		file: "planner/outlast.go",
+		old:  "t.stream-t.order-t.sums)", new: "t.stream-t.sums)",
+		pkg: "./planner", run: "^TestOutlasts$",
+	}, {
+		bug: "a bound forgets that a stream outlasts the last pass", how: "so that overlap under late schedules ends with a gap",
+		file: "planner/bound.go",
+		old:  "tail := tail + p.outlasts(i, n, r)", new: "tail := tail + 0*p.outlasts(i, n, r)",
+		pkg: "./planner", run: "^TestBoundsKnowStreams$",
 	}, {
 		bug: "a collective is nearer than any group", how: "inner levels count as fast as outer ones",
 		file: "planner/cost/topology.go",
-		old:  "rate, latency = max(rate, m.together[l]), min(latency, m.rungs[l].latency)", new: "rate, latency = m.together[l], m.rungs[l].latency",
+		old:  "rate, latency = max(rate, m.crossed(l, by)), min(latency, m.rungs[l].latency)", new: "rate, latency = m.crossed(l, by), m.rungs[l].latency",
 		pkg: "./planner/cost", run: "^TestWaysOfAll$",
 	}, {
 		bug: "a step waits for all that its updates send", how: "one after the other",
 		file: "planner/tail.go",
-		old:  "left = max(left, t.sent(stage, k)) +", new: "left += t.sent(stage, k) +",
+		old:  "max(own[k], max(left, t.sent(stage, k))+", new: "max(own[k], left+t.sent(stage, k)+",
 		pkg: "./planner", run: first,
 	}, {
 		bug: "updates wait for nobody", how: "bounds of zero-bubble pipelines are far",

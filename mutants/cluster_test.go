@@ -56,8 +56,33 @@ func inTheCluster() []mutant {
 	}, {
 		bug: "two cores share work that one does sooner", how: "in its price",
 		file: "planner/cost/shared.go",
-		old:  "return min(t+m.fork+float64(bytes*m.remote), float64(t*m.alone))", new: "return t + m.fork + float64(bytes*m.remote)",
+		old:  "return min(float64(t*m.divide)+m.packing(w, m.alone)+m.fork+float64(bytes*m.remote), float64(t*m.alone)+one)", new: "return max(float64(t*m.divide)+m.packing(w, m.alone)+m.fork+float64(bytes*m.remote), one)",
 		pkg: "./planner/cost", run: "^TestKernelsOfSeveralCores$",
+	}, {
+		bug: "what a product packs is divided with it", how: "where cores divide its rows, each packs all columns",
+		file: "planner/cost/shared.go",
+		old:  "return terms * min(cols, cols/cores", new: "return terms * min(cols/cores, cols/cores",
+		pkg: "./planner/cost", run: "^TestPacking$",
+	}, {
+		bug: "ranks that share a core pack as if each had one", how: "in the price of a product",
+		file: "planner/cost/shared.go",
+		old:  "c.Device.Pack * max(1, m.crowd)", new: "c.Device.Pack",
+		pkg: "./planner/cost", run: "^TestPacking$",
+	}, {
+		bug: "what cores lose in proportion is put down to each kernel alike", how: "in the fit",
+		file: "runtime/cpu/profile/fit.go",
+		old:  "if f[0] > 1 {", new: "if f[0] > 2 {",
+		pkg: "./runtime/cpu/profile", run: "^TestFitsFindWhatMadeTheTimes$",
+	}, {
+		bug: "the middle one of three blocks of columns is packed by both cores", how: "products on tiles are cut as for one",
+		file: "runtime/cpu/kernel/tiles.go",
+		old:  "a < min(first+threads, panels+1)", new: "a < first+1",
+		pkg: "./runtime/cpu/kernel", run: "^TestTileBlocks$",
+	}, {
+		bug: "cores divide the columns of products of many rows", how: "a number of the left counts once",
+		file: "runtime/cpu/kernel/tiles.go",
+		old:  "packed := 2*parts*a*m/threads", new: "packed := parts*a*m/threads/8",
+		pkg: "./runtime/cpu/kernel", run: "^TestTileBlocks$",
 	}, {
 		bug: "caches of one core hold what all do", how: "what a kernel finds near others",
 		file: "planner/cost/shared.go",
@@ -66,12 +91,12 @@ func inTheCluster() []mutant {
 	}, {
 		bug: "what all kernels of several cores lose is put down to reading across", how: "in the fit",
 		file: "runtime/cpu/profile/fit.go",
-		old:  "(p.together - p.apart - fork)", new: "(p.together - p.apart)",
+		old:  "(p.lost(pack, share) - fork)", new: "p.lost(pack, share)",
 		pkg: "./runtime/cpu/profile", run: "^TestFitsFindWhatMadeTheTimes$",
 	}, {
 		bug: "an update by each of several ranks counts as shared by them", how: "when their kernels are set beside those of one rank",
 		file: "runtime/cpu/profile/programs.go",
-		old:  "in.seconds / cores * of.work.FLOPs / in.work.FLOPs", new: "in.seconds",
+		old:  "part = of.work.FLOPs / in.work.FLOPs / cores", new: "part = 1",
 		pkg: "./runtime/cpu/profile", run: "^TestPairsAreOfTheSameWork$",
 	}, {
 		bug: "what a whole model is priced wrong is put down to turns", how: "in the fit",
@@ -114,6 +139,36 @@ func inTheCluster() []mutant {
 		old:  "op, bytes = ir.OpAllReduce, int64(wide)", new: "bytes = int64(wide)",
 		pkg: "./planner/cost", run: "^TestAllReduce$",
 	}, {
+		bug: "data-parallel ranks lose no network", how: "whatever their software reduces by",
+		file: "planner/cost/program.go",
+		old:  "if s := m.software.Replicas; s > 0 && replicated(axis)", new: "if s := 0.0; s > 0 && replicated(axis)",
+		pkg: "./planner/cost", run: "^TestReplicas$",
+	}, {
+		bug: "all ranks lose network", how: "as data-parallel ones do",
+		file: "planner/cost/program.go",
+		old:  "s > 0 && replicated(axis) {\n\t\treturn s", new: "s > 0 {\n\t\treturn s",
+		pkg: "./planner/cost", run: "^TestReplicas$",
+	}, {
+		bug: "the floor of a data-parallel collective has the whole network", how: "or another one than the collective",
+		file: "planner/cost/program.go",
+		old:  "hops: m.buffered(bytes, axis), network: m.beyond(axis)", new: "hops: m.buffered(bytes, axis), network: 1",
+		pkg: "./planner/cost", run: "^TestReplicas$",
+	}, {
+		bug: "groups are compared for tensor parallelism alone", how: "one that is faster for replicas is left out",
+		file: "planner/cost/topology.go",
+		old:  "[]string{partition.AxisTP, partition.AxisDP}", new: "[]string{partition.AxisTP}",
+		pkg: "./planner/cost", run: "^TestNoFasterOfReplicas$",
+	}, {
+		bug:  "DeepSpeed reduces gradients of bfloat16 as it does those of float16",
+		file: "measured/software.go",
+		old:  `return "megatron-deepspeed-bf16"`, new: `return "megatron-deepspeed"`,
+		pkg: "./measured", run: "^TestSoftwareByRule$",
+	}, {
+		bug:  "flash-attn's cross entropy takes as much as Megatron's",
+		file: "measured/memory.go",
+		old:  `has("llm-foundry", "flash-attn") || has("torchtitan")`, new: `has("torchtitan")`,
+		pkg: "./measured", run: "^TestLoss$",
+	}, {
 		bug: "tensor-parallel ranks have the same parameters", how: "their sums are priced as those of replicas",
 		file: "planner/cost/program.go",
 		old:  "axis != partition.AxisTP && axis != partition.AxisTPR", new: "axis != partition.AxisTPR",
@@ -146,7 +201,7 @@ func inTheCluster() []mutant {
 	}, {
 		bug: "a constant fitted to the time of an instruction with its overhead in it", how: "the straight line has no offset",
 		file: "runtime/cpu/profile/fit.go",
-		old:  "return 1 / (a * factor), b / a, off", new: "return 1 / (a * factor), 0, off",
+		old:  "f[1] / f[0], f[2] * factor, off", new: "0, f[2] * factor, off",
 		pkg: "./runtime/cpu/profile", run: "^TestFitsFindWhatMadeTheTimes$",
 	}}
 }

@@ -58,6 +58,11 @@ func inTheStreams() []mutant {
 		old:  "at > group[n.Args[0].Def.ID()]", new: "at > 0",
 		pkg: "./codegen", run: "^TestJoin$",
 	}, {
+		bug: "what a bucket reads is overwritten by it", how: "a later member is made in the place of what an earlier one reads",
+		file: "codegen/join.go",
+		old:  " && !reads(groups[at-1], n.Args[0])", new: "",
+		pkg: "./codegen", run: "^TestJoinReadsOnce$",
+	}, {
 		bug: "gradients of all blocks are reduced in one go", how: "the planner counts on one for each",
 		file: "codegen/join.go",
 		old:  "n.Block(), b.chunk(n)}", new: "\"\", b.chunk(n)}",

@@ -268,7 +268,7 @@ func inThePartition() []mutant {
 	}, {
 		bug: "backward pass split wrongly", how: "a gradient that another stage waits for is put off",
 		file: "partition/weightgrad.go",
-		old:  "if reach[n.ID()] != many && !passed[n.ID()] && with {", new: "if reach[n.ID()] != many && with || n.Op == ir.OpSend {",
+		old:  "if of != many && !passed[n.ID()] && with && !handsOn {", new: "if of != many && with && !handsOn || n.Op == ir.OpSend {",
 		pkg: "./codegen", run: "^TestPipelinesAreSound$",
 	}, {
 		bug: "optimizer holding stale weights", how: "the new weight has a place of its own",

@@ -262,6 +262,34 @@ func TestWeightGrads(t *testing.T) {
 	require.Equal(t, products[ir.Forward], products[ir.WeightGrad])
 }
 
+// TestWeightGradsOfBlocks: where the embedding has one gradient, what leads to it from the first block
+// is no gradient of a weight of that block, and stays where it is in the others.
+func TestWeightGradsOfBlocks(t *testing.T) {
+	c := gpt.DefaultConfig()
+	c.NLayer, c.NHead, c.NEmbd, c.BlockSize, c.VocabSize = 3, 2, 16, 8, 33
+	c.Norm, c.Position, c.TieEmbeddings = gpt.RMSNorm, gpt.RoPE, false
+	g, err := gpt.TrainStep(c, gpt.Optimizer{Beta1: .9, Beta2: .99, Eps: 1e-8}, batch, 8)
+	require.NoError(t, err)
+	g, err = partition.Apply(g, newPlan(1, 1, partition.Stage{Last: 3}), batch)
+	require.NoError(t, err)
+	apart := map[string]map[string]bool{}
+	embedding := false
+	for n := range partition.WeightGrads(g) {
+		if n.Block() == "" || n.Op.Class() != ir.Compute {
+			embedding = embedding || n.Op == ir.OpEmbeddingGrad
+			continue
+		}
+		if apart[n.Block()] == nil {
+			apart[n.Block()] = map[string]bool{}
+		}
+		apart[n.Block()][strings.TrimPrefix(n.Name, n.Block())] = true
+	}
+	require.True(t, embedding)
+	require.Len(t, apart, 3)
+	require.Equal(t, apart["h.1"], apart["h.0"])
+	require.Equal(t, apart["h.2"], apart["h.0"])
+}
+
 func TestPlansRefused(t *testing.T) {
 	g := trainGraph(t, 2)
 	for name, c := range map[string]struct {

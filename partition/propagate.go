@@ -564,6 +564,15 @@ func (pr *propagator) accumulate(r *ir.Value) error {
 	if isGrad && pr.plan.ZeRO >= 2 && want[dp].Kind == ir.Shard && r.Spec[dp].Kind == ir.Partial {
 		to := r.Spec
 		to[dp] = want[dp]
+		if checkSplit(pr.mesh, to, r.Type.Shape) != nil {
+			// The op has cut the same dimension too, over ranks that are to hold the gradient
+			// otherwise: too small to be cut by both.
+			for a := range pr.mesh.Axes {
+				if a != dp && a != mb && meets(to[a], to[dp]) {
+					to[a] = want[a]
+				}
+			}
+		}
 		var err error
 		if v, err = pr.reshard(r, to, r.Def.Stage, r.Def.Phase, nil); err != nil {
 			return err

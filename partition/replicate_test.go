@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/autopar/autopar/ir"
+	"github.com/autopar/autopar/models/gpt"
 	"github.com/autopar/autopar/partition"
 	"github.com/autopar/autopar/partition/partitiontest"
 )
@@ -64,6 +65,25 @@ func TestReplicatedModules(t *testing.T) {
 			require.Equal(t, map[string]int{"": 0, "attn": 4, "mlp": 4, "wte": 1}[module], updated, "%s %+v", module, recompute)
 			require.Equal(t, module == "wte", outside <= 1, "%s: %d outside of blocks", module, outside) // wpe's
 		}
+	}
+}
+
+// TestFewHeadsBetweenTwoAxes: under ZeRO 2 a gradient that attention has cut by heads, while its
+// weight is whole on all tensor-parallel ranks, is reduced over the data-parallel ones in
+// every micro-batch, which may cut the same dimension: heads may be too few for both.
+func TestFewHeadsBetweenTwoAxes(t *testing.T) {
+	for _, again := range []int{0, 1, 2} {
+		cfg := gpt.Config{
+			NLayer: 2, NHead: 4, NKVHead: 4, NEmbd: 32, FFNHidden: 11, BlockSize: 9, VocabSize: 17,
+			Activation: "gelu_tanh", Norm: "rmsnorm", Position: "learned", TieEmbeddings: true,
+		}
+		g, err := gpt.TrainStep(cfg, gpt.Optimizer{Beta1: .9, Beta2: .99, Eps: 1e-8, WeightDecay: .1, GradClip: 1}, batch, cfg.BlockSize)
+		require.NoError(t, err)
+		p := newPlan(2, 3, partition.Stage{Last: 2, Recompute: again})
+		p.ZeRO, p.SequenceParallel, p.Placements = 2, true, replicating("attn")
+		q, err := partition.Apply(g, p, batch)
+		require.NoError(t, err)
+		require.NoError(t, q.Verify())
 	}
 }
 

@@ -37,7 +37,8 @@ func splitBackward(g *ir.Graph) {
 // gradients of parameters (Qi et al. 2024, section 2): every node whose results
 // reach one gradient and nothing else, no other stage in particular. What reaches
 // several gradients is on the way back through the model, which other stages wait
-// for.
+// for. What a block makes for the embedding alone stays on that way, as what it would make
+// for another block does, so that all blocks of a stage are alike.
 func WeightGrads(g *ir.Graph) map[*ir.Node]bool {
 	const many = -1
 	// By the ID of a node of the backward phase or of a value.
@@ -86,7 +87,9 @@ func WeightGrads(g *ir.Graph) map[*ir.Node]bool {
 		}
 		// A sum goes with the kernel that makes its terms, which may do the adding.
 		with := n.Op != ir.OpAccumulate || found[n.Args[0].Def]
-		if reach[n.ID()] != many && !passed[n.ID()] && with {
+		of := reach[n.ID()]
+		handsOn := of > 0 && n.Op.Class() == ir.Compute && n.Block() != "" && n.Block() != g.Nodes[of-1].Block()
+		if of != many && !passed[n.ID()] && with && !handsOn {
 			found[n] = true
 		}
 	}

@@ -7,6 +7,7 @@ import (
 	"github.com/autopar/autopar/ir"
 	"github.com/autopar/autopar/partition"
 	"github.com/autopar/autopar/planner/cost"
+	"github.com/autopar/autopar/planner/sim"
 )
 
 // bounds are lower bounds of the time of a pipeline, whatever the other stages
@@ -18,19 +19,20 @@ import (
 // once backward
 // (PLANNING.md 2.7).
 type bounds struct {
-	pipe    *pipeline
-	limit   int64                // bytes
-	again   [][][]option         // [stage][n-1]: the recomputations that may fit
-	time    [][]cost.Picoseconds // [stage][n-1]: with the best of them
-	atLeast [][]cost.Picoseconds // of n blocks or more
-	through []line               // forward and backward of micro-batch 0, for prefixes
-	work    []line               // with what communication streams do
-	passes  []line               // all micro-batches, but for gradients of weights that are apart
-	ahead   []cost.Picoseconds   // by stage: see gathersAhead
-	end     cost.Picoseconds     // what follows on the last backward pass of stage 0
-	back    cost.Picoseconds     // a block in the backward pass of micro-batch 0
-	before  []cost.Picoseconds   // by stage: micro-batch 0 through the stages before, but for blocks
-	each    cost.Picoseconds     // one of those blocks
+	pipe     *pipeline
+	limit    int64                // bytes
+	again    [][][]option         // [stage][n-1]: the recomputations that may fit
+	compared [][]bool             // [stage][n-1]: see choices
+	time     [][]cost.Picoseconds // [stage][n-1]: with the best of them
+	atLeast  [][]cost.Picoseconds // of n blocks or more
+	through  []line               // forward and backward of micro-batch 0, for prefixes
+	work     []line               // with what communication streams do
+	passes   []line               // all micro-batches, but for gradients of weights that are apart
+	ahead    []cost.Picoseconds   // by stage: see gathersAhead
+	end      cost.Picoseconds     // what follows on the last backward pass of stage 0
+	back     cost.Picoseconds     // a block in the backward pass of micro-batch 0
+	before   []cost.Picoseconds   // by stage: micro-batch 0 through the stages before, but for blocks
+	each     cost.Picoseconds     // one of those blocks
 }
 
 // never is the bound of what does not fit.
@@ -87,7 +89,7 @@ func newBounds(p *pipeline, limit int64, opts Options, learned map[tried]bool) *
 		b.passes = append(b.passes, works[i].passes)
 	}
 	tails := newTails(p)
-	b.end = tails.of(0, 1) + works[0].weight[rest].at(1, recomputation{}) - works[0].weight[rest].spares()
+	b.end = p.lastPass(0)[0].flow.outlastsAtLeast(tally{blocks}) + tails.of(0, 1) + works[0].weight[rest].at(1, recomputation{}) - works[0].weight[rest].spares()
 	var through [2][]cost.Picoseconds
 	for size := range through {
 		for _, l := range back[size] {
@@ -111,6 +113,7 @@ func newBounds(p *pipeline, limit int64, opts Options, learned map[tried]bool) *
 		slower := p.stages[i].forward[first].through().block[kept] - forward.block[kept] + back[first][i].block[kept] - block[first]
 		b.again = append(b.again, make([][]option, 0, blocks-stages+1))
 		b.time = append(b.time, make([]cost.Picoseconds, 0, blocks-stages+1))
+		b.compared = append(b.compared, make([]bool, blocks-stages+1))
 		for n := 1; n <= blocks-stages+1; n++ {
 			// So many blocks at least are not before stage i.
 			from := n + stages - 1 - i
@@ -120,6 +123,7 @@ func newBounds(p *pipeline, limit int64, opts Options, learned map[tried]bool) *
 			var all []option
 			least, tail := never, tails.of(i, n)
 			for _, r := range b.options(i, n, opts, learned) {
+				tail := tail + p.outlasts(i, n, r)
 				left := works[i].left(p, i, n, r)
 				// Gradients of weights that a zero-bubble schedule has before its last backward pass.
 				apart := cost.Picoseconds(max(0, p.microBatches-1-i)) * works[i].weight[whole].at(n, r)
@@ -148,6 +152,31 @@ func newBounds(p *pipeline, limit int64, opts Options, learned map[tried]bool) *
 		b.atLeast = append(b.atLeast, least)
 	}
 	return b
+}
+
+// lastPass is the pass in which the gradients of stage i are completed.
+func (p *pipeline) lastPass(i int) body {
+	if p.template.Schedule == partition.ZeroBubble {
+		return p.body(i, ir.WeightGrad, rest)
+	}
+	return p.body(i, ir.Backward, rest)
+}
+
+// outlasts bounds from below by how much later the stream of stage i with n blocks is done
+// than its last pass, on account of what that hands to it once nobody is waited for.
+func (p *pipeline) outlasts(i, n int, r recomputation) cost.Picoseconds {
+	last := p.lastPass(i)
+	all := last[0].flow.outlasts(tally{n}, r)
+	if all == nil {
+		return 0
+	}
+	from := 0
+	for k := range last {
+		if last[k].kind == sim.Recv {
+			from = last[k].nth
+		}
+	}
+	return slices.Max(all[from:])
 }
 
 // ahead is the least time of the forward pass of stage i that lies on the way of a

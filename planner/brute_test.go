@@ -85,7 +85,7 @@ func (b *brute) run() {
 										continue
 									}
 									for _, overlap := range []bool{false, true} {
-										if overlap && (all == 1 || cp > 1 || chunks > 1 && b.opts.Overlap != "on") || !overlap && b.opts.Overlap == "on" {
+										if overlap && (all == 1 || cp > 1) || !overlap && b.opts.Overlap == "on" {
 											continue
 										}
 										groups := zeroGroups(b.opts, d, zero, all, chunks, b.cluster)
@@ -172,7 +172,7 @@ func (b *brute) sizes(s *searcher, o outline, local int) {
 			continue
 		}
 		for _, plan.Schedule = range []partition.Schedule{partition.OneFOneB, partition.GPipe, partition.ZeroBubble} {
-			if o.pp == 1 && plan.Schedule != partition.OneFOneB && b.opts.Schedule == "" || o.overlap && plan.Schedule == partition.ZeroBubble && b.opts.Overlap != "on" ||
+			if o.pp == 1 && plan.Schedule != partition.OneFOneB && b.opts.Schedule == "" ||
 				b.opts.Schedule != "" && plan.Schedule != b.opts.Schedule {
 				continue // nothing to order, or not asked for
 			}

@@ -30,8 +30,7 @@ import (
 //     many as cut the blocks evenly, their ranks along the pools of the cluster in every order;
 //   - the axes of a unit over its ranks in every order, where the cluster has one kind of
 //     device and the ranks are on more than one unit of its innermost level;
-//   - sequence parallelism, ZeRO stage and group, offload, and overlap on and off, under
-//     interleaved and zero-bubble schedules only as given;
+//   - sequence parallelism, ZeRO stage and group, offload, and overlap on and off;
 //   - modules that tensor-parallel ranks replicate: of attention, MLP and vocabulary any but
 //     all, under sequence parallelism, inside a node, in the usual order of ranks, where
 //     the batch has no sequence for each of dp x tp, or tp is given, and with no recomputation but what is given;
@@ -194,7 +193,7 @@ func (s *searcher) regions(winner cost.Picoseconds) []Region {
 
 // regionsOf is regions for an outline.
 func (s *searcher) regionsOf(o outline, winner cost.Picoseconds, twins map[outline]twin, points map[cell]*point, floors map[outline][]sized) []Region {
-	whole := Region{outline: o, ranks: []string{o.ranks}, sizes: s.sizes(o), schedules: o.schedules(s.opts)}
+	whole := Region{outline: o, ranks: []string{o.ranks}, sizes: s.sizes(o), schedules: schedules(s.opts, o.pp, o.chunks)}
 	whole.outline.ranks = ""
 	if s.refusals[o] != nil {
 		whole.reason = refused
@@ -303,6 +302,7 @@ func (p *point) say(r *Region, winner cost.Picoseconds) {
 // whatever spares the most. It is all of them under interleaved schedules, whose chunks
 // share memory.
 func (p *pipeline) holds(limit int64) int {
+	p.measureApart()
 	sum := 0
 	for i := range p.memory {
 		n := 0

@@ -120,6 +120,9 @@ func (v *cutAudit) all(stage, first int) *candidate {
 // fit whose memory was bounded too low, it looks again, knowing that.
 func (v *cutAudit) below() *candidate {
 	for {
+		if v.missed {
+			v.pipe.measureApart()
+		}
 		v.bounds, v.missed = newBounds(v.pipe, v.limit, v.opts, v.learned), false
 		v.room = make([]int, len(v.cut)+1)
 		for i := len(v.cut) - 1; i >= 0; i-- {
@@ -152,7 +155,7 @@ func (v *cutAudit) branch(stage, first int, before cost.Picoseconds) *candidate 
 		if left-n > v.room[stage+1] {
 			continue
 		}
-		for _, r := range v.bounds.again[stage][n-1] {
+		for _, r := range v.bounds.choices(stage, n) {
 			passed := before + v.bounds.passes[stage].at(n, r.recomputation) + v.bounds.end
 			if r.time >= v.cert.Step || passed >= v.cert.Step {
 				continue

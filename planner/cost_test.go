@@ -242,9 +242,6 @@ func testCostIsSimulation(t *testing.T, seed uint64, kinds int) {
 			schedule = partition.Interleaved
 			interleaved++
 		}
-		if kinds > 1 && sh.overlap && schedule != partition.GPipe && schedule != partition.OneFOneB {
-			continue // see [Options.on]
-		}
 		p := newPipeline(skel, skel.memoryOf(b), b, schedule)
 		p.stages = skel.times(b, schedule)
 		cut := randomCut(r, blocks, d.pp*chunks)
@@ -380,9 +377,12 @@ func testCostIsSimulation(t *testing.T, seed uint64, kinds int) {
 				require.LessOrEqual(t, bounds.time[i][n-1], got, "seed %d case %d: bound of stage %d: %+v %+v %+v micro-batch %d of %d %s", seed, k, i, d, sh, cut, b, batch, schedule)
 			}
 			arena := prog.Stages[i].Arena()
-			least := p.memory[i].atLeast(n, recomputationOf(c), p.room[i])
-			require.LessOrEqual(t, least, arena, "seed %d case %d: memory of stage %d: %+v %+v %+v", seed, k, i, d, sh, cut)
-			slack = max(slack, 1-float64(least)/float64(arena))
+			for range 2 {
+				least := p.memory[i].atLeast(n, recomputationOf(c), p.room[i])
+				require.LessOrEqual(t, least, arena, "seed %d case %d: memory of stage %d: %+v %+v %+v %s, measured %v", seed, k, i, d, sh, cut, schedule, p.measured)
+				slack = max(slack, 1-float64(least)/float64(arena))
+				p.measureApart()
+			}
 		}
 	}
 	require.Greater(t, interleaved, cases/20)

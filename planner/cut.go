@@ -78,7 +78,7 @@ func (c *cutter) descend(stage, left int, before cost.Picoseconds) {
 		if c.bounds.time[stage][n-1] > c.ceiling || c.reach[stage+1][left-n] > c.ceiling {
 			continue // or n blocks do not fit though more may
 		}
-		again := c.bounds.again[stage][n-1]
+		again := c.bounds.choices(stage, n)
 		for k := range again {
 			c.budget--
 			r := &again[k]
@@ -195,6 +195,7 @@ func (c *cutter) solve(ceiling cost.Picoseconds, steps int) (*candidate, bool) {
 		if fits {
 			return best, c.budget >= 0
 		}
+		c.pipe.measureApart()
 		c.bound() // the bound of the memory was too low; now it knows
 	}
 }

@@ -228,7 +228,6 @@ func (d *declared) schedules(x outline) []partition.Schedule {
 	for _, s := range []partition.Schedule{partition.OneFOneB, partition.GPipe, partition.ZeroBubble, partition.Interleaved} {
 		switch {
 		case (s == partition.Interleaved) != (x.chunks > 1):
-		case x.overlap && !d.opts.late && s != partition.OneFOneB && s != partition.GPipe:
 		case x.chunks > 1, d.opts.Schedule == s:
 			all = append(all, s)
 		case d.opts.Schedule == "" && (x.pp > 1 || s == partition.OneFOneB):

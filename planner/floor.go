@@ -69,6 +69,7 @@ type partTimes struct {
 	ahead   cost.Picoseconds // what recomputation may do before the gradient is there
 	update  cost.Picoseconds // once a step
 	beside  cost.Picoseconds // what the communication stream does, forward and backward
+	once    cost.Picoseconds // and in the last backward pass besides
 }
 
 // plus adds times.
@@ -82,6 +83,7 @@ func (t *workTimes) plus(u *workTimes) workTimes {
 		sum[i].ahead += u[i].ahead
 		sum[i].update += u[i].update
 		sum[i].beside += u[i].beside
+		sum[i].once += u[i].once
 	}
 	return sum
 }

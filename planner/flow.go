@@ -2,6 +2,7 @@ package planner
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/autopar/autopar/codegen"
 	"github.com/autopar/autopar/ir"
@@ -74,6 +75,11 @@ type item struct {
 type span struct {
 	time  cost.Picoseconds
 	since []cost.Picoseconds
+}
+
+// streams reports whether the stream has anything to do.
+func (f *flow) streams() bool {
+	return f != nil && slices.ContainsFunc(f.segments[kept], func(s stretch) bool { return len(s.gathers)+len(s.reduces) > 0 })
 }
 
 // at returns the times of the body with n blocks, r of them recomputed.
@@ -268,6 +274,12 @@ func (f *flow) follow(e extent, in *codegen.Instr, block bool, async map[*ir.Nod
 	default:
 		if block {
 			s.block, s.chunk = true, x.chunk
+		}
+		if k := len(s.items) - 1; k >= 0 && x.kind == sim.Work && x.sum == nil {
+			if before := &s.items[k]; before.kind == sim.Work && before.sum == nil && before.each == x.each && before.chunk == x.chunk {
+				before.time += x.time
+				return
+			}
 		}
 		s.items = append(s.items, x)
 	}

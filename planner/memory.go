@@ -23,15 +23,16 @@ type stageMemory struct {
 	lastSlot    [extents]int64 // slot of the last of several chunks, of which slot is the first's
 	morePersist int64          // for every further block
 	moreSlot    [extents]int64 // for every further block, with its result, which the next one keeps
-	// apart is what the gradients of weights of each block read, where they are apart: a
-	// slot has it from the end of its backward pass on.
+	// apart is what the gradients of weights of each block read, where they are apart, and left what
+	// others do: a slot has it from the end of its backward pass on.
 	apart [extents]int64
+	left  int64
 }
 
 // atLeast returns the bound for n blocks, r of them recomputed.
 func (m *stageMemory) atLeast(n int, r recomputation, c codegen.Chunk) int64 {
 	slot, temp := m.kept(&m.slot, n, r)
-	apart := int64(0)
+	apart := m.left
 	for e, count := range r.counts(n) {
 		apart += int64(count) * m.apart[e]
 	}
@@ -168,11 +169,11 @@ func (b *blueprint) sizesOn(mesh ir.Mesh, sizes []int64) []int64 {
 }
 
 // heldBy lists the buffers of a stage that take memory of the device.
-func (b *blueprint) heldBy(st *codegen.Stage, mb int) []held {
+func (b *blueprint) heldBy(st *codegen.Stage) []held {
 	used := usedBuffers(st)
 	forward := len(st.Bodies[ir.Forward].Instrs)
 	var all []held
-	for _, id := range b.readApart(st, mb) {
+	for _, id := range b.readApart(st) {
 		x := &st.Buffers[id]
 		all = append(all, held{x, true, true, b.kindOf(st, x)})
 	}
@@ -191,14 +192,11 @@ func (b *blueprint) heldBy(st *codegen.Stage, mb int) []held {
 }
 
 // readApart lists the buffers that gradients of weights of a block read and others have
-// made: the block itself, or in the backward pass the one after it. What has sequences
-// and yet serves gradients of weights alone, as the gradients before an embedding, is not
-// of each block.
-func (b *blueprint) readApart(st *codegen.Stage, mb int) []int {
+// made: the block itself, or in the backward pass the one after it.
+func (b *blueprint) readApart(st *codegen.Stage) []int {
 	var all []int
 	for _, in := range st.Bodies[ir.Backward].Instrs {
-		sequences := slices.ContainsFunc(in.Node.Results, func(v *ir.Value) bool { return v.Spec[mb].Kind == ir.Shard })
-		if !b.ofWeight[in.Node] || !b.ofBlock[in.Node] || sequences {
+		if !b.ofWeight[in.Node] || !b.ofBlock[in.Node] {
 			continue
 		}
 		for i, v := range in.Node.Args {
@@ -217,7 +215,7 @@ func (b *blueprint) readApart(st *codegen.Stage, mb int) []int {
 func (b *blueprint) measure(e extent, position int, mesh ir.Mesh, sizes *[]int64) measured {
 	st := b.prog(e).Stages[position]
 	if b.held[e][position] == nil {
-		b.held[e][position] = b.heldBy(st, mesh.Axis(partition.AxisMB))
+		b.held[e][position] = b.heldBy(st)
 	}
 	*sizes = b.sizesOn(mesh, *sizes)
 	var m measured
@@ -261,6 +259,60 @@ func (b *blueprint) measure(e extent, position int, mesh ir.Mesh, sizes *[]int64
 		}
 	}
 	return m
+}
+
+// measureApart bounds what slots have from the end of their backward pass on by programs that have it
+// in two: those of others do not show all of what gradients of weights read of what is recomputed.
+func (p *pipeline) measureApart() {
+	if p.template.Schedule != partition.ZeroBubble || p.measured {
+		return
+	}
+	p.measured = true
+	s := p.skel
+	of, mesh := s.of.split(), s.mesh(p.template.MicroBatch)
+	for e := range p.most + 1 {
+		shares := make([]memoryShare, s.of.plan.PP())
+		for i := range shares {
+			shares[i] = of.crossing(e, i, mesh)
+		}
+		for i := range p.memory {
+			position, _ := s.of.plan.Position(s.like[i])
+			p.memory[i].apart[e] = shares[position].block
+			if left := shares[position].fixed; e == kept || left < p.memory[i].left {
+				p.memory[i].left = left
+			}
+		}
+	}
+}
+
+// crossing measures what a position of the blueprint keeps for a micro-batch from its backward
+// pass on for the gradients of weights, which are apart in its programs: of a block what it has made
+// and those of the block read, and the same outside of blocks.
+func (b *blueprint) crossing(e extent, position int, mesh ir.Mesh) memoryShare {
+	st := b.prog(e).Stages[position]
+	at := len(st.Bodies[ir.Forward].Instrs) + len(st.Bodies[ir.Backward].Instrs)
+	var share memoryShare
+	counted := make([]bool, len(st.Buffers))
+	for _, ofBlocks := range []bool{true, false} {
+		for _, in := range st.Bodies[ir.WeightGrad].Instrs {
+			block := in.Node.Block()
+			for i, id := range in.Args {
+				x, def := &st.Buffers[id], in.Node.Args[i].Def
+				if (block != "") != ofBlocks || def.Block() != block || counted[id] || x.Region != codegen.Slot || x.From >= at || x.To < at {
+					continue
+				}
+				counted[id] = true
+				size := align(mesh.LocalElems(x.Value.Type.Shape, x.Value.Spec, ir.Coord{}) * x.Value.Type.DType.Size())
+				switch {
+				case ofBlocks:
+					share.block += size
+				case def.Block() == "":
+					share.fixed += size
+				}
+			}
+		}
+	}
+	return share
 }
 
 // usedBuffers tells, by buffer, whether any instruction names it. What none does was

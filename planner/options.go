@@ -1,7 +1,6 @@
 package planner
 
 import (
-	"cmp"
 	"fmt"
 	"regexp"
 	"strings"
@@ -44,12 +43,8 @@ type Options struct {
 	SequenceParallel string
 	// Overlap is "on" or "off"; empty searches it where ranks do not share a device,
 	// and is off where they do. Only data-parallel ranks have it, if all run as many
-	// micro-batches, without context parallelism and offload; of interleaved and
-	// zero-bubble schedules it is only searched when it is on.
+	// micro-batches, without context parallelism and offload.
 	Overlap string
-	// late says that overlap is searched under schedules whose streams outlast the tasks that began what
-	// is in them: interleaved and zero-bubble ones. See [Options.on].
-	late bool
 	// Replicate is the modules whose weights tensor-parallel ranks all hold, such as mlp or
 	// attn+wte, or "none"; empty searches it where it may pay: see [searcher.replications].
 	// Beside modules that are replicated nothing is recomputed unless Recompute says so.
@@ -133,11 +128,6 @@ func (o Options) on(c *cost.Cluster, batch int) (Options, error) {
 	}
 	if o.Overlap == "" && c.Device.Shared {
 		o.Overlap = "off" // there communication takes the time of kernels
-	}
-	// Of several kinds of devices the streams of some wait for others, which the times of first ranks do not show.
-	if o.late = o.Overlap == "on" && len(c.Pools) == 0; o.Overlap == "on" && !o.late && (o.Schedule == partition.ZeroBubble || o.Schedule == partition.Interleaved || o.Interleave > 1) {
-		return o, optionErrorf("overlap", "is on, but the schedule is %s and cluster %s has %d kinds of devices: the search has that overlap on one kind alone in this version; a plan that says so runs",
-			cmp.Or(o.Schedule, partition.Interleaved), c.Name, len(c.Pools))
 	}
 	if n := c.Devices(); n > 0 && o.RuntimeNGPUs > n {
 		return o, optionErrorf("runtime-ngpus", "is %d, but cluster %s has %d devices", o.RuntimeNGPUs, c.Name, n)

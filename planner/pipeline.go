@@ -27,6 +27,7 @@ type pipeline struct {
 	early        []int           // by position: see earlyForwards
 	frame        *frame          // of the simulation; nil until there is one
 	most         extent          // as in [skeleton]
+	measured     bool            // see measureApart
 }
 
 // frame is what the simulations of a pipeline have in common: only times differ.
@@ -49,6 +50,9 @@ func newPipeline(s *skeleton, memory []stageMemory, microBatch int, schedule par
 		// Temporary values of the backward pass may lie in the slots instead.
 		for i := range p.memory {
 			p.memory[i].temp = p.memory[i].calm
+		}
+		if s.plan.Overlap { // for which there are such programs anyway
+			p.measureApart()
 		}
 	} else {
 		for i := range p.memory {

@@ -138,6 +138,6 @@ func (t *workTimes) fastest(u *workTimes) {
 		a.forward, a.weight = min(a.forward, b.forward), min(a.weight, b.weight)
 		a.all, a.way = a.forward+input+a.weight, a.forward+back
 		a.ahead = max(a.ahead, b.ahead)
-		a.update, a.beside = min(a.update, b.update), min(a.beside, b.beside)
+		a.update, a.beside, a.once = min(a.update, b.update), min(a.beside, b.beside), min(a.once, b.once)
 	}
 }

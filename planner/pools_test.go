@@ -203,26 +203,3 @@ func TestRoomyPoolComesFirst(t *testing.T) {
 	require.ErrorAs(t, err, &none)
 	require.Contains(t, []int64{least, least / 2}, none.Limit, "that of the stage it names")
 }
-
-// On several kinds of devices overlap is not searched under schedules whose streams outlast their tasks: it is
-// refused with them, and left out beside others.
-func TestOverlapOnPools(t *testing.T) {
-	c := randomPools(rand.New(rand.NewPCG(5, 0)), 4)
-	c.Device.Shared = false
-	g := step(t, tiny(4), 8)
-	for _, opts := range []Options{{Schedule: partition.ZeroBubble}, {Schedule: partition.Interleaved}, {Interleave: 2}} {
-		opts.PlanNGPUs, opts.RuntimeNGPUs, opts.PP, opts.Overlap = 4, 4, 2, "on"
-		_, err := Search(g, 8, c, opts)
-		var bad *OptionError
-		require.ErrorAs(t, err, &bad, "%+v", opts)
-		require.ErrorContains(t, err, "has 2 kinds of devices")
-	}
-	opts, err := Options{PlanNGPUs: 4, RuntimeNGPUs: 4, PP: 2, Overlap: "on"}.on(c, 8)
-	require.NoError(t, err)
-	for _, chunks := range []int{1, 2} {
-		o := outline{degrees: degrees{plan: 4, dp: 2, cp: 1, tp: 1, pp: 2}, sharding: sharding{overlap: true}, chunks: chunks}
-		for _, s := range o.schedules(opts) {
-			require.Contains(t, []partition.Schedule{partition.OneFOneB, partition.GPipe}, s)
-		}
-	}
-}

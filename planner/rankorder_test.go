@@ -36,6 +36,9 @@ func TestRankOrderSearchIsExact(t *testing.T) {
 		b := &brute{t: t, g: step(t, model, batch), blocks: model.NLayer, batch: batch, tokens: model.BlockSize, cluster: randomCluster(r), limit: 1 << 40}
 		b.cluster.DevicesPerNode, b.cluster.Levels = 1+r.IntN(3), nil
 		b.cluster.InterNode.Latency /= 10 // bytes count, not messages
+		if k%3 == 0 {
+			b.cluster.Software.Replicas = 0.3
+		}
 		b.opts = Options{RuntimeNGPUs: 4, TP: 2, Offload: "none", MemoryLimit: b.limit, ZeRO: stage(r.IntN(4) / 3)}
 		if r.IntN(2) == 0 {
 			b.opts.PlanNGPUs = 4

@@ -217,18 +217,26 @@ func mixed(f int, e extent, count int) recomputation {
 
 // undominated leaves out what takes at least as long as another everywhere; of equals
 // all but the one of the least work, and of those the one with the fewest full ones.
-// With overlap, where comparing them takes longer than bounding them, it sorts them.
+// With overlap, where comparing them takes longer than bounding them, it sorts them: see [bounds.choices].
 func (b *bounds) undominated(stage, n int, all []recomputation) []recomputation {
 	slices.SortFunc(all, func(x, y recomputation) int {
 		return cmp.Or(cmp.Compare(b.work[stage].at(n, x), b.work[stage].at(n, y)), cmp.Compare(x.full, y.full), cmp.Compare(x.selective, y.selective), cmp.Compare(x.pointwise, y.pointwise))
 	})
-	if len(all) < 2 || b.pipe.template.Overlap {
+	if b.pipe.template.Overlap {
 		return all
 	}
-	var kept []recomputation
+	return undominated(all, func(r recomputation) []cost.Picoseconds { return b.pipe.stretches(stage, n, r) })
+}
+
+// undominated leaves out what takes in no stretch less than something before it.
+func undominated[T any](all []T, stretches func(T) []cost.Picoseconds) []T {
+	if len(all) < 2 {
+		return all
+	}
+	var kept []T
 	var times [][]cost.Picoseconds
-	for _, r := range all {
-		mine := b.pipe.stretches(stage, n, r)
+	for _, x := range all {
+		mine := stretches(x)
 		dominated := slices.ContainsFunc(times, func(other []cost.Picoseconds) bool {
 			for i := range other {
 				if other[i] > mine[i] {
@@ -238,19 +246,37 @@ func (b *bounds) undominated(stage, n int, all []recomputation) []recomputation 
 			return true
 		})
 		if !dominated {
-			kept, times = append(kept, r), append(times, mine)
+			kept, times = append(kept, x), append(times, mine)
 		}
 	}
 	return kept
 }
 
-// stretches lists the time of everything that a stage does between two transfers, in a
-// plan without overlap.
+// choices returns the options of a stage with n blocks. With overlap it leaves out dominated ones
+// only here, as few numbers of blocks are ever asked for.
+func (b *bounds) choices(stage, n int) []option {
+	if b.pipe.template.Overlap && !b.compared[stage][n-1] {
+		b.compared[stage][n-1] = true
+		b.again[stage][n-1] = undominated(b.again[stage][n-1], func(o option) []cost.Picoseconds { return b.pipe.stretches(stage, n, o.recomputation) })
+	}
+	return b.again[stage][n-1]
+}
+
+// stretches lists the time of everything that a stage does between two transfers, or with
+// overlap, where its stream does something, how that follows from the marks of its bodies.
 func (p *pipeline) stretches(stage, n int, r recomputation) []cost.Picoseconds {
 	all := make([]cost.Picoseconds, 0, 16)
 	for _, phase := range []ir.Phase{ir.Backward, ir.WeightGrad} {
 		for size := range 2 {
 			body := p.body(stage, phase, size)
+			if len(body) > 0 && body[0].flow.streams() {
+				times := body[0].flow.at(tally{n}, r)
+				for _, span := range times.spans {
+					all = append(append(all, span.time), span.since...)
+				}
+				all = append(all, times.leaves...)
+				continue
+			}
 			for i := range body {
 				all = append(all, body[i].at(n, r))
 			}
@@ -275,5 +301,5 @@ func (m *stageMemory) least(n int, room codegen.Chunk) int64 {
 	for e := kept + 1; e < extents; e++ {
 		slot, more, temp, apart = min(slot, m.slot[e]), min(more, m.moreSlot[e]), min(temp, m.temp[e]), min(apart, m.apart[e])
 	}
-	return m.persist + int64(n-1)*m.morePersist + int64(room.Slots)*max(slot+int64(n-1)*more, int64(n)*apart) + int64(room.Inboxes)*m.inbox + temp
+	return m.persist + int64(n-1)*m.morePersist + int64(room.Slots)*max(slot+int64(n-1)*more, m.left+int64(n)*apart) + int64(room.Inboxes)*m.inbox + temp
 }

@@ -185,7 +185,8 @@ func (w *work) shelfOf(batch int) *shelf {
 // but for what is beside: what data-parallel ranks communicate, what is copied between
 // device and host, and work on gradients and weights. The gradients of a step are summed
 // once, or from ZeRO stage 2 on in every micro-batch; what then lies on several ranks is
-// gathered: the new weights, or those of stage 3 in every pass.
+// gathered: the new weights, or those of stage 3 in every pass. With overlap the new weights
+// of a block are gathered beside the update of the next.
 func (s *searcher) moved(o outline) *workTimes {
 	way := s.order(o)
 	if way.moved[o.sharding] != nil {
@@ -199,7 +200,7 @@ func (s *searcher) moved(o outline) *workTimes {
 	// Bytes of a block that are communicated together: beside a pass, and in the update, but in
 	// a pipeline (see codegen's join).
 	var gathered [ir.NumPhases]int64
-	joined := map[ir.Op]int64{}
+	joined, reduced, renewed := map[ir.Op]int64{}, map[ir.Op]int64{}, int64(0)
 	once := func(op ir.Op, bytes int64) {
 		if o.pp == 1 {
 			joined[op] += bytes
@@ -238,6 +239,13 @@ func (s *searcher) moved(o outline) *workTimes {
 			if v.read[ir.Backward] {
 				each.all += gather
 			}
+		case o.overlap && o.zero == 0:
+			reduced[ir.OpAllReduce] += v.bytes
+		case o.overlap && cut:
+			if o.zero == 1 {
+				reduced[ir.OpReduceScatter] += v.bytes
+			}
+			renewed += v.bytes
 		case o.overlap:
 		case o.zero == 0:
 			once(ir.OpAllReduce, v.bytes)
@@ -267,6 +275,12 @@ func (s *searcher) moved(o outline) *workTimes {
 	}
 	for op, bytes := range joined {
 		each.update += way.collective(op, bytes)
+	}
+	for op, bytes := range reduced {
+		each.once += way.collective(op, bytes)
+	}
+	if renewed > 0 {
+		each.update = max(each.update, way.collective(ir.OpAllGather, renewed))
 	}
 	way.moved[o.sharding] = t
 	return t

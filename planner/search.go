@@ -344,7 +344,7 @@ func (s *searcher) list(t *pending) {
 		return
 	}
 	t.first.least = never
-	trunk, schedules, sizes := s.trunk(t.outline), t.schedules(s.opts), s.sizes(t.outline)
+	trunk, schedules, sizes := s.trunk(t.outline), schedules(s.opts, t.pp, t.chunks), s.sizes(t.outline)
 	t.first.sizes = make([]sized, 0, len(sizes)*len(schedules))
 	for _, b := range sizes {
 		for _, schedule := range schedules {

@@ -34,21 +34,12 @@ type outline struct {
 
 func (o outline) stages() int { return o.pp * max(o.chunks, 1) }
 
-// schedules lists the orders that the search tries with an outline: with overlap
-// interleaved and zero-bubble ones only if overlap is asked for, as floors do not tell
-// them apart from those without it, and searches would take half as long again.
-func (o outline) schedules(opts Options) []partition.Schedule {
-	return slices.DeleteFunc(schedules(opts, o.pp, o.chunks), func(s partition.Schedule) bool {
-		return o.overlap && !opts.late && s != partition.GPipe && s != partition.OneFOneB
-	})
-}
-
 // among reports whether the options leave an outline as far as overlap goes.
 func (o outline) among(opts Options) bool {
 	if !o.overlap {
 		return opts.Overlap != "on"
 	}
-	return opts.Overlap != "off" && o.overlaps(opts) && !o.offload.Moves() && len(o.schedules(opts)) > 0
+	return opts.Overlap != "off" && o.overlaps(opts) && !o.offload.Moves()
 }
 
 // overlaps reports whether with the degrees there is anything to overlap of which

@@ -96,3 +96,52 @@ func TestAllReduce(t *testing.T) {
 	time, m = price(Software{}, ir.OpReduceScatter, partition.AxisDP)
 	require.Equal(t, m.Collective(ir.OpReduceScatter, 2*elements, dp), time)
 }
+
+// TestReplicas: what software loses of the network when data-parallel ranks sum and gather
+// is no loss of what others send: tensor-parallel ranks on two nodes and stages.
+func TestReplicas(t *testing.T) {
+	c, err := Load("a100-80g")
+	require.NoError(t, err)
+	p := &partition.Plan{PlanNGPUs: 64, RuntimeNGPUs: 64, DP: 2, TP: 16, MicroBatch: 1, ZeRO: 1, Schedule: partition.GPipe, Stages: []partition.Stage{{Last: 1}, {First: 1, Last: 2}}}
+	mesh := p.Mesh(2)
+	times := func(s Software) (dp, tp, send, floor, nearest Picoseconds) {
+		c.Software = s
+		m := NewProgram(c, p, mesh)
+		typ := ir.Type{DType: ir.BF16, Shape: []int{1 << 24}}
+		over := func(axis string) Picoseconds {
+			n := &ir.Node{Op: ir.OpAllGather, Phase: ir.Update, Attr: ir.CommAttr{Axis: axis}}
+			n.Args, n.Results = []*ir.Value{{Type: typ}}, []*ir.Value{{Type: typ, Def: n}}
+			time, _ := m.Instr(&codegen.Instr{Node: n}, mesh, ir.Coord{})
+			return time
+		}
+		n := &ir.Node{Op: ir.OpSend, Phase: ir.Forward, Attr: ir.P2PAttr{Stage: 1}, Results: []*ir.Value{{Type: typ}}}
+		group := m.group(&ir.Node{}, mesh.Axis(partition.AxisDP))
+		return over(partition.AxisDP), over(partition.AxisTP), m.Send(n, mesh, ir.Coord{}, 0, 1),
+			m.Replicas(ir.OpAllGather, 2<<24, group), m.Nearest(ir.OpAllGather, 2<<24, 16)
+	}
+	dp, tp, send, floor, nearest := times(Software{})
+	slowDP, slowTP, slowSend, slowFloor, slowNearest := times(Software{Replicas: 0.25})
+	require.Equal(t, tp, slowTP)
+	require.Equal(t, send, slowSend)
+	require.InDelta(t, 4, float64(slowDP)/float64(dp), 0.1)
+	require.LessOrEqual(t, slowFloor, slowDP)
+	require.Greater(t, slowFloor, floor)
+	require.Greater(t, slowNearest, nearest)
+	dp, tp, send, _, _ = times(Software{Network: 0.25})
+	require.Equal(t, slowDP, dp)
+	require.Greater(t, tp, slowTP)
+	require.Greater(t, send, slowSend)
+}
+
+// TestNoFasterOfReplicas: of two groups one may be no faster for tensor parallelism, and
+// faster for data-parallel ranks that lose much of the network.
+func TestNoFasterOfReplicas(t *testing.T) {
+	c, err := Load("a100-80g")
+	require.NoError(t, err)
+	c.IntraNode.Bandwidth, c.IntraNode.Latency = c.InterNode.Bandwidth/2, 0
+	c.IntraNode.Efficiency, c.InterNode.Efficiency, c.InterNode.Latency = 1, 1, 0
+	dense, sparse := Group{8, Fan{4, 2}}, Group{8, Fan{2, 4}}
+	require.True(t, NewModel(c, 64).NoFaster(dense, sparse))
+	c.Software.Replicas = 0.25
+	require.False(t, NewModel(c, 64).NoFaster(dense, sparse))
+}

@@ -397,7 +397,7 @@ func (m *Program) synchronized(n *ir.Node, bytes, there int64, share float64, ax
 	if wide := m.software.AllReduce; wide > 0 && op == ir.OpReduceScatter && replicated(axis) {
 		op, bytes = ir.OpAllReduce, int64(wide)*(bytes/n.Args[0].Type.DType.Size())
 	}
-	return m.collective(op, bytes, there, g, share)
+	return m.collective(op, bytes, there, g, crossing{hops: share, network: m.beyond(axis)})
 }
 
 // replicated reports whether the ranks along an axis have the same parameters.
@@ -417,15 +417,28 @@ func (m *Model) buffered(bytes int64, axis string) float64 {
 	return min(1, float64(bytes)/m.software.Buffer)
 }
 
+// beyond multiplies the rate of the network between nodes for collectives over an axis.
+func (m *Model) beyond(axis string) float64 {
+	if s := m.software.Replicas; s > 0 && replicated(axis) {
+		return s
+	}
+	return 1
+}
+
+// crossing is how the software has one tensor cross the network over an axis.
+func (m *Model) crossing(bytes int64, axis string) crossing {
+	return crossing{hops: m.buffered(bytes, axis), network: m.beyond(axis)}
+}
+
 // Replicas returns the least time of a collective of a tensor over data-parallel ranks.
 func (m *Model) Replicas(op ir.Op, bytes int64, g Group) Picoseconds {
-	return m.collective(m.replicas(op), bytes, own(op, bytes, g.Size), g, m.buffered(bytes, partition.AxisDP))
+	return m.collective(m.replicas(op), bytes, own(op, bytes, g.Size), g, m.crossing(bytes, partition.AxisDP))
 }
 
 // Nearest is the least time of [Model.Replicas] of so many ranks, wherever they lie, on a
 // cluster of one kind of device.
 func (m *Model) Nearest(op ir.Op, bytes int64, ranks int) Picoseconds {
-	return m.nearest(m.replicas(op), bytes, ranks, m.buffered(bytes, partition.AxisDP))
+	return m.nearest(m.replicas(op), bytes, ranks, m.crossing(bytes, partition.AxisDP))
 }
 
 // own is what each of so many ranks has at most of the result of a collective before it.

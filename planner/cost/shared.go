@@ -40,10 +40,14 @@ func (m *Model) share(c *Cluster, ranks int) {
 	if cores := float64(c.Device.Cores); m.cache.Remote > 0 {
 		m.apart = max(1, m.crowd) * (1 - 1/cores) / m.cache.Remote
 	}
+	m.pack = c.Device.Pack * max(1, m.crowd)
 	if m.crowd >= 1 {
 		return
 	}
-	m.alone, m.fork = 1/m.crowd, c.Device.Fork
+	m.alone, m.fork, m.divide = 1/m.crowd, c.Device.Fork, 1
+	if share := c.Device.Efficiency.Divided; share > 0 {
+		m.divide = 1 / share
+	}
 	// Each of a rank's cores does its share of a kernel, and of the operands of that it has
 	// written its share itself.
 	if m.cache.Remote > 0 {
@@ -66,19 +70,45 @@ func across(n *ir.Node) bool {
 	return n.Phase == ir.Update
 }
 
-// divided is the time of a kernel that takes t on all cores of a rank: what they lose by
-// dividing it, or one of them takes alone. Of what lies near other cores each holds its
+// packed is how many numbers of the right-hand matrix of a product the core packs that
+// packs most of so many: all, where cores divide the rows, or, where they divide the
+// columns, its part of them. Then each also reads and packs rows that otherwise another
+// would, and those count twice, since they lie near that one. Of sums over all tokens each
+// core has some of the terms. More rows, columns or terms are never less to pack, and a
+// part of a product no less than its part.
+func packed(flops, rows, cols, across, cores float64) float64 {
+	if rows == 0 || cols == 0 {
+		return 0
+	}
+	terms := flops / 2 / rows / cols
+	if across > 0 {
+		return terms * cols / cores
+	}
+	return terms * min(cols, cols/cores+float64(2*rows*(1-1/cores)))
+}
+
+// packing is the time in which a core packs its part of a product that so many divide.
+func (m *Model) packing(w *work, cores float64) float64 {
+	if m.pack == 0 || w.class != product {
+		return 0
+	}
+	return m.pack * packed(w.flops, float64(w.rows), float64(w.cols), float64(w.across), cores)
+}
+
+// divided is the time of a kernel that takes t on all cores of a rank, beside what each
+// packs: what they lose by dividing it, or one of them takes alone. Of what lies near other cores each holds its
 // share of the caches at most. But a core that sums products over all tokens packs them
 // all for itself, however many.
 func (m *Model) divided(w *work, t float64) float64 {
+	one := m.packing(w, 1)
 	if m.alone == 0 {
-		return t
+		return t + one
 	}
 	bytes := float64(w.across)
 	if w.class != product {
 		bytes = min(bytes, float64(m.cache.Memory)*m.crowd)
 	}
-	return min(t+m.fork+float64(bytes*m.remote), float64(t*m.alone))
+	return min(float64(t*m.divide)+m.packing(w, m.alone)+m.fork+float64(bytes*m.remote), float64(t*m.alone)+one)
 }
 
 // reached is the share of the peak rate that a kernel reaches, by its op where that is
@@ -106,6 +136,8 @@ func (c *Cluster) validateShared() error {
 		return bad("device.turn", "has no meaning where ranks share no cores: device.shared is false")
 	case c.Device.Fork != 0:
 		return bad("device.fork", "has no meaning where ranks share no cores: device.shared is false")
+	case c.Device.Pack != 0:
+		return bad("device.pack", "has no meaning where ranks share no cores: device.shared is false")
 	case len(c.Device.Kernels) > 0:
 		return bad("device.kernels", "are of a shared machine: device.shared is false")
 	}

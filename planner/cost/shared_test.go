@@ -1,6 +1,7 @@
 package cost
 
 import (
+	"math/rand/v2"
 	"strings"
 	"testing"
 
@@ -64,10 +65,68 @@ func TestKernelsOfSeveralCores(t *testing.T) {
 	c.Device.Fork = 20e-6
 	equal(1020, 1, near, "")
 	equal(2000, 2, near, "who has one core divides nothing")
+	c.Device.Efficiency.Divided = 0.8
+	equal(1250+20, 1, near, "each keeps four fifths of its rate")
+	equal(1250+20+50, 1, far, "")
+	equal(2000, 2, near, "")
+	c.Device.Efficiency.Divided = 0
 	short := &work{class: product, dtype: ir.F32, flops: 2e6, bytes: 1e3}
 	equal(20, 1, short, "by one core: both would take 10 us and 20")
 	c.Device.Efficiency.Threads = 0.8
 	equal(1020, 1, near, "which is of cores that help another rank")
+}
+
+// TestPacking: a product packs its right-hand matrix whatever the number of its rows, and
+// cores that divide it each their part or all of it.
+func TestPacking(t *testing.T) {
+	c := two(t)
+	c.Device.LaunchOverhead, c.Device.Fork, c.Device.Pack = 0, 0, 1e-9
+	equal := func(want float64, ranks int, w *work, why string) {
+		t.Helper()
+		require.InDelta(t, want*float64(us), float64(NewModel(c, ranks).kernel(w)), 2, why)
+	}
+	equal(1000+500, 2, productOf(100, 1000, 500), "of a core, half a million numbers")
+	equal(2*(1000+500), 4, productOf(100, 1000, 500), "two ranks a core")
+	equal(500+500*0.6, 1, productOf(100, 1000, 500), "of two cores each half the columns, and half the rows, twice")
+	equal(5000+500, 1, productOf(1000, 1000, 500), "of many rows each half of them, and all columns")
+	sums := productOf(100, 1000, 500)
+	sums.across = 1
+	equal(500+250, 1, sums, "of a sum over all tokens each half the terms")
+	equal(1000, 1, &work{dtype: ir.F32, flops: 2e8}, "no product")
+	c.Device.Fork = 20e-6
+	equal(0.2+10, 1, productOf(1, 20, 500), "a core alone packs all; two would pack 5.5 us, and lose 20")
+	faster := c.Faster(Arithmetic, 2)
+	require.InDelta(t, 750*float64(us), float64(NewModel(faster, 2).kernel(productOf(100, 1000, 500))), 2)
+	instr := Work{Class: "product", FLOPs: 1e8, Rows: 100, Cols: 1000}
+	require.InDelta(t, 5e5, instr.Packed(1), 1e-3)
+	require.InDelta(t, 3e5, instr.Packed(2), 1e-3)
+	instr.Class = "vector"
+	require.Zero(t, instr.Packed(1))
+}
+
+// TestPackingBounds: as [TestProductBounds], of what cores pack.
+func TestPackingBounds(t *testing.T) {
+	const seed = 12
+	r := rand.New(rand.NewPCG(seed, 0))
+	for range 3000 {
+		c := two(t)
+		c.Device.Cores, c.Device.Pack, c.Device.Fork = 1+r.IntN(8), 1e-9*r.Float64(), 1e-5*r.Float64()
+		m := NewModel(c, 1+r.IntN(8))
+		of := func(rows, cols, terms int64, across bool) *work {
+			w := productOf(rows, cols, terms)
+			if across {
+				w.across = 4 * (rows + cols) * terms
+			}
+			return w
+		}
+		sums, parts := r.IntN(2) == 0, 1+r.Int64N(8)
+		rows, cols, terms := parts*(1+r.Int64N(3000)), parts*(1+r.Int64N(3000)), parts*(1+r.Int64N(3000))
+		whole := m.kernel(of(rows, cols, terms, sums))
+		require.LessOrEqual(t, whole, m.kernel(of(rows+r.Int64N(99), cols+r.Int64N(99), terms+r.Int64N(99), sums))+1, "seed %d", seed)
+		for _, part := range []*work{of(rows/parts, cols, terms, sums), of(rows, cols/parts, terms, sums), of(rows, cols, terms/parts, sums)} {
+			require.LessOrEqual(t, whole, Picoseconds(parts)*m.kernel(part), "seed %d", seed)
+		}
+	}
 }
 
 // TestAcross: what parts of a kernel find near other cores.
@@ -109,11 +168,13 @@ func TestSharedYAML(t *testing.T) {
 		require.Contains(t, string(source), old)
 		return Parse("x.yaml", []byte(strings.Replace(string(source), old, new, 1)))
 	}
-	c, err := edit("efficiency: {", "kernels: {gelu: 0.07}\n  cache: {memory: 2MiB, bandwidth: 1e11, remote: 8e9}\n  efficiency: {attention_half_keys: 90, ")
+	c, err := edit("efficiency: {", "kernels: {gelu: 0.07}\n  pack: 3e-10\n  cache: {memory: 2MiB, bandwidth: 1e11, remote: 8e9}\n  efficiency: {attention_half_keys: 90, divided: 0.9, ")
 	require.NoError(t, err)
 	require.Equal(t, map[string]float64{"gelu": 0.07}, c.Device.Kernels)
 	require.Equal(t, 8e9, c.Device.Cache.Remote)
 	require.Equal(t, 90.0, c.Device.Efficiency.AttentionHalf)
+	require.Equal(t, 3e-10, c.Device.Pack)
+	require.Equal(t, 0.9, c.Device.Efficiency.Divided)
 	require.Equal(t, OnePass, c.Collectives)
 	for _, tt := range []struct{ old, new, want string }{
 		{"efficiency: {", "efficiency: {crowd: 0.8, ", "device.efficiency.crowd: is of an earlier version, whose ranks did not compute for others while they waited: measure the machine again with autopar profile"},
@@ -123,6 +184,9 @@ func TestSharedYAML(t *testing.T) {
 		{"collectives: one_pass", "collectives: two_pass", "collectives: is two_pass; there is one_pass, and rings and trees where nothing is said"},
 		{"turn: 50e-6", "turn: -1", "device.turn: is -1 s, must be between 0 and 1"},
 		{"fork: 10e-6", "fork: -1", "device.fork: is -1 s, must be between 0 and 1"},
+		{"efficiency: {", "efficiency: {divided: 2, ", "device.efficiency.divided: is 2, must be between 0 and 1"},
+		{"fork: 10e-6", "pack: 3", "device.pack: is 3 s, must be between 0 and 1e-06"},
+		{"fork: 10e-6", "pack: [3]", "device.pack: wants one value"},
 	} {
 		_, err := edit(tt.old, tt.new)
 		require.ErrorContains(t, err, tt.want)
@@ -133,6 +197,7 @@ func TestSharedYAML(t *testing.T) {
 		{"devices_per_node: 8", "devices_per_node: 8\ncollectives: one_pass", "collectives: is one_pass, of ranks that share memory: device.shared is false"},
 		{"  memory_bandwidth", "  turn: 1e-6\n  memory_bandwidth", "device.turn: has no meaning where ranks share no cores"},
 		{"  memory_bandwidth", "  fork: 1e-6\n  memory_bandwidth", "device.fork: has no meaning where ranks share no cores"},
+		{"  memory_bandwidth", "  pack: 1e-10\n  memory_bandwidth", "device.pack: has no meaning where ranks share no cores"},
 		{"  memory_bandwidth", "  kernels: {gelu: 0.1}\n  memory_bandwidth", "device.kernels: are of a shared machine"},
 	} {
 		require.Contains(t, string(h100), tt.old)

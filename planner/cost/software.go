@@ -55,6 +55,8 @@ type Software struct {
 	AllReduce float64 `json:"all_reduce,omitempty"`
 	// Network multiplies the rate of the network between nodes; 0 is 1.
 	Network float64 `json:"network,omitempty"`
+	// Replicas multiplies it for collectives of data-parallel ranks alone; 0 is 1.
+	Replicas float64 `json:"replicas,omitempty"`
 	// AsyncTP runs collectives of tensor parallelism beside products in the backward
 	// pass, and ChunkedTP in both passes, in chunks: see [Program.beside].
 	AsyncTP   bool `json:"async_tp,omitempty"`
@@ -95,8 +97,12 @@ func Generations() []Software {
 		// DeepSpeed of 2021: Megatron's kernels under its own ZeRO, or under its pipeline.
 		// What it sends reaches less of the network than others do: each rank's part of a
 		// bucket is reduced by itself.
-		{Name: "deepspeed-2021", Buffer: 1e8, WholeBlock: true, Scores: true, ScoreBytes: 13, FusedBias: true, Loss: 6, Cast: 0.6, Host: 6e-6, Network: 0.277},
-		{Name: "megatron-deepspeed", Buffer: 1e9, WholeBlock: true, Scores: true, ScoreBytes: 13, FusedBias: true, Loss: 6, Cast: 0.6, Scatter: true, Host: 6e-6, Sync: 18.9e-6, Network: 0.277},
+		{Name: "deepspeed-2021", Buffer: 1e8, WholeBlock: true, Scores: true, ScoreBytes: 13, FusedBias: true, Loss: 6, Cast: 0.6, Host: 6e-6, Replicas: 0.28},
+		{Name: "megatron-deepspeed", Buffer: 1e9, WholeBlock: true, Scores: true, ScoreBytes: 13, FusedBias: true, Loss: 6, Cast: 0.6, Scatter: true, Host: 6e-6, Sync: 63e-6, Replicas: 0.28},
+		// The same in bfloat16, whose optimizer has no ZeRO's reduction: gradients are summed
+		// in f32, 18 bytes beside 10, and all of them by an all-reduce of f32 (DeepSpeed's
+		// runtime/bf16_optimizer.py, and _bf16_reduce_grads of its pipe/engine.py).
+		{Name: "megatron-deepspeed-bf16", Buffer: 1e9, AllReduce: 4, WholeBlock: true, Scores: true, ScoreBytes: 13, FusedBias: true, Loss: 6, Cast: 1.8, Scatter: true, Host: 6e-6, Sync: 63e-6},
 		// PyTorch with its own kernels, one per line of the program. RMSNorm written out is
 		// 34 bytes an element forward and 88 backward beside 4 and 6; silu and product 10
 		// and 18 beside 6 and 10; rotation 40 beside 12; cross-entropy 36 bytes a logit. The
@@ -104,7 +110,7 @@ func Generations() []Software {
 		// bytes beside 10, and in buckets of 5e8 summed by an all-reduce in 32, after which
 		// each rank updates its part and gathers the others' (its optimizer as published).
 		{Name: "torch", CastBytes: 5, WholeBlock: true, Flash: 0.481, FusedBias: true, RMSNorm: 14.1, Activation: 1.7, Rotation: 3.3, Loss: 3.6, Optimizer: 3, Elementwise: 1.11, Host: 10e-6},
-		{Name: "scaling", Buffer: 1e9, AllReduce: 4, Cast: 0.6, CastBytes: 5, WholeBlock: true, Flash: 0.481, FusedBias: true, RMSNorm: 14.1, Activation: 1.7, Rotation: 3.3, Loss: 3.6, Optimizer: 3, Elementwise: 1.11, Host: 10e-6, Network: 0.277},
+		{Name: "scaling", Buffer: 1e9, AllReduce: 4, Cast: 0.6, CastBytes: 5, WholeBlock: true, Flash: 0.481, FusedBias: true, RMSNorm: 14.1, Activation: 1.7, Rotation: 3.3, Loss: 3.6, Optimizer: 3, Elementwise: 1.11, Host: 10e-6, Network: 0.28},
 		// torch.compile and XLA: elementwise chains are one kernel. Operands of 8-bit products are
 		// read for their largest element, then read and written. Transformer Engine reads an
 		// operand once, by the largest element of steps before, and writes it twice, for the

@@ -271,13 +271,18 @@ func multiple(a, b int) int {
 // Hops take their latency: around the ring that joins all ranks, or of an all_reduce
 // up a tree of nodes and down again (PLANNING.md 2.5), whichever is shorter.
 func (m *Model) Collective(op ir.Op, bytes int64, g Group) Picoseconds {
-	return m.collective(op, bytes, 0, g, 1)
+	return m.collective(op, bytes, 0, g, crossing{hops: 1, network: 1})
 }
 
-// collective is [Model.Collective] of a tensor of which every rank has so many bytes there,
-// which counts in one pass: around a ring nobody moves what is its own. It has a share of the
-// hops: those of a buffer that is sent with it.
-func (m *Model) collective(op ir.Op, bytes, there int64, g Group, share float64) Picoseconds {
+// crossing is how software has a tensor cross the network in a collective.
+type crossing struct {
+	hops    float64 // its share of the hops: those of a buffer that it is sent in
+	network float64 // multiplies the rate between nodes: see [Software.Replicas]
+}
+
+// collective is [Model.Collective] as software makes it, of a tensor of which every rank has
+// so many bytes there, which counts in one pass: around a ring nobody moves what is its own.
+func (m *Model) collective(op ir.Op, bytes, there int64, g Group, by crossing) Picoseconds {
 	if g.Size <= 1 {
 		return 0
 	}
@@ -293,7 +298,7 @@ func (m *Model) collective(op ir.Op, bytes, there int64, g Group, share float64)
 	}
 	t, ring, tree, reached := 0.0, 0.0, 0.0, 1.0
 	for l, r := range m.rungs[:outermost+1] {
-		f, rate := float64(g.Fan[l]), m.together[l]
+		f, rate := float64(g.Fan[l]), m.crossed(l, by)
 		// All ranks that are not the last of their unit send inside it.
 		hops := max(f-1, math.Ceil(n/reached)-math.Ceil(n/(reached*f)))
 		if op == ir.OpAllToAll {
@@ -315,24 +320,32 @@ func (m *Model) collective(op ir.Op, bytes, there int64, g Group, share float64)
 		reached *= f
 	}
 	if op == ir.OpAllReduce { // reduce-scatter, then all-gather; or up a tree and down
-		return picoseconds(2*t + share*(2*min(ring, tree)+m.launch))
+		return picoseconds(2*t + by.hops*(2*min(ring, tree)+m.launch))
 	}
-	return picoseconds(t + share*(ring+m.launch))
+	return picoseconds(t + by.hops*(ring+m.launch))
+}
+
+// crossed is the rate that a device reaches at a level when all ranks send.
+func (m *Model) crossed(level int, by crossing) float64 {
+	if level == 0 {
+		return m.together[0]
+	}
+	return m.together[level] * by.network
 }
 
 // nearest is the least time of a collective that sums or gathers over so many ranks, wherever
 // they lie: of no level can a group have more inside a unit than that has devices, so that by
 // summation by parts it sends, and hops, no less further out than if its units were full.
 // Where an outer level is the faster one, all inside it count as fast.
-func (m *Model) nearest(op ir.Op, bytes int64, ranks int, share float64) Picoseconds {
+func (m *Model) nearest(op ir.Op, bytes int64, ranks int, by crossing) Picoseconds {
 	if m.onePass || ranks <= 1 {
-		return m.collective(op, bytes, own(op, bytes, ranks), Group{Size: ranks}, share)
+		return m.collective(op, bytes, own(op, bytes, ranks), Group{Size: ranks}, by)
 	}
 	n, rate, latency := float64(ranks), 0.0, math.Inf(1)
 	t, ring, tree, outside := 0.0, 0.0, 0.0, n
 	for l := len(m.rungs) - 1; l >= 0; l-- {
 		inside := min(n, float64(m.rungs[l].inside))
-		rate, latency = max(rate, m.together[l]), min(latency, m.rungs[l].latency)
+		rate, latency = max(rate, m.crossed(l, by)), min(latency, m.rungs[l].latency)
 		t += (1/inside - 1/outside) * float64(bytes) / rate
 		ring += (math.Ceil(n/inside) - math.Ceil(n/outside)) * latency
 		tree += math.Log2(outside/inside) * latency
@@ -340,18 +353,21 @@ func (m *Model) nearest(op ir.Op, bytes int64, ranks int, share float64) Picosec
 	}
 	const rounding = 1 - 1e-9
 	if op == ir.OpAllReduce {
-		return picoseconds((2*t + share*(2*min(ring, tree)+m.launch)) * rounding)
+		return picoseconds((2*t + by.hops*(2*min(ring, tree)+m.launch)) * rounding)
 	}
-	return picoseconds((t + share*(ring+m.launch)) * rounding)
+	return picoseconds((t + by.hops*(ring+m.launch)) * rounding)
 }
 
-// NoFaster reports whether no collective over a group takes less time than over another:
-// their times are straight lines over the bytes.
+// NoFaster reports whether no collective over a group, of data-parallel ranks or others,
+// takes less time than over another: their times are straight lines over the bytes.
 func (m *Model) NoFaster(g, than Group) bool {
 	for _, op := range []ir.Op{ir.OpAllReduce, ir.OpAllGather, ir.OpReduceScatter, ir.OpAllToAll} {
 		for _, bytes := range []int64{0, 1 << 33} { // of much more the time is out of range
-			if m.Collective(op, bytes, g) < m.Collective(op, bytes, than) {
-				return false
+			for _, axis := range []string{partition.AxisTP, partition.AxisDP} {
+				by := crossing{hops: 1, network: m.beyond(axis)}
+				if m.collective(op, bytes, 0, g, by) < m.collective(op, bytes, 0, than, by) {
+					return false
+				}
 			}
 		}
 	}

@@ -12,9 +12,20 @@ type Work struct {
 	FLOPs  float64
 	Bytes  int64   // of memory traffic, or of a collective's tensor
 	Keys   float64 // of attention: how many a query has before it is masked
-	Across int64   // bytes that its parts read of what all parts of kernels before have written, or write of what those have read
-	There  int64   // bytes of a collective's result that every rank has where they belong
-	Group  Group   // of a collective
+	Rows   float64 // of a product, of its result
+	Cols   float64
+	Across int64 // bytes that its parts read of what all parts of kernels before have written, or write of what those have read
+	There  int64 // bytes of a collective's result that every rank has where they belong
+	Group  Group // of a collective
+}
+
+// Packed is how many numbers of a product's right-hand matrix the core packs that packs
+// most, where so many divide the product.
+func (w *Work) Packed(cores float64) float64 {
+	if w.Class != "product" {
+		return 0
+	}
+	return packed(w.FLOPs, w.Rows, w.Cols, float64(w.Across), cores)
 }
 
 // WorkOf returns the work of an instruction at a position of a mesh, or of a bucket: see
@@ -44,5 +55,5 @@ func (m *Program) WorkOf(instrs []codegen.Instr, mesh ir.Mesh, at ir.Coord) Work
 	}
 	w := m.work(in, mesh, at)
 	class := [...]string{vector: "vector", product: "product", attention: "attention"}[classOf(n.Op)]
-	return Work{Class: class, FLOPs: w.flops, Bytes: w.bytes, Keys: w.keys, Across: w.across}
+	return Work{Class: class, FLOPs: w.flops, Bytes: w.bytes, Keys: w.keys, Rows: float64(w.rows), Cols: float64(w.cols), Across: w.across}
 }

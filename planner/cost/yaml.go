@@ -118,7 +118,8 @@ type Error = strictyaml.Error
 // Parse reads a cluster from YAML; name stands for the file in errors. Every key
 // is required except source, software, device.shared, device.cores, device.reserve, device.cache,
 // device.units, device.efficiency.tile_fill, device.efficiency.matmul_f8,
-// device.efficiency.threads, what else refines a shared machine (collectives, device.turn, device.fork,
+// device.efficiency.threads, what else refines a shared machine (collectives, device.turn, device.fork, device.pack,
+// device.efficiency.divided,
 // device.kernels, device.cache.remote, device.efficiency.attention_half_keys), host, what refines the
 // network (nics_per_node, oversubscription, nodes_per_rack), and on a shared machine
 // devices_per_node and inter_node. levels stand in place of devices_per_node,
@@ -209,7 +210,7 @@ func (d *decoder) fields() []field {
 		{"device.memory", &c.Device.Memory}, {"device.reserve", &c.Device.Reserve}, {"device.flops.f32", nil},
 		{"device.memory_bandwidth", &c.Device.MemoryBandwidth}, {"device.launch_overhead", &c.Device.LaunchOverhead},
 		{"device.cache.memory", &d.cache.Memory}, {"device.cache.bandwidth", &d.cache.Bandwidth}, {"device.cache.remote", &d.cache.Remote},
-		{"device.turn", &c.Device.Turn}, {"device.fork", &c.Device.Fork}, {"collectives", &c.Collectives},
+		{"device.turn", &c.Device.Turn}, {"device.fork", &c.Device.Fork}, {"device.pack", &c.Device.Pack}, {"collectives", &c.Collectives},
 		{"device.efficiency.matmul", &c.Device.Efficiency.Matmul},
 		{"device.efficiency.matmul_half_flops", &c.Device.Efficiency.MatmulHalf},
 		{"device.units", &c.Device.Units},
@@ -217,7 +218,7 @@ func (d *decoder) fields() []field {
 		{"device.efficiency.matmul_f8", &c.Device.Efficiency.MatmulF8},
 		{"device.efficiency.attention", &c.Device.Efficiency.Attention},
 		{"device.efficiency.vector", &c.Device.Efficiency.Vector},
-		{"device.efficiency.threads", &c.Device.Efficiency.Threads},
+		{"device.efficiency.threads", &c.Device.Efficiency.Threads}, {"device.efficiency.divided", &c.Device.Efficiency.Divided},
 		{"device.efficiency.attention_half_keys", &c.Device.Efficiency.AttentionHalf},
 		{"device.efficiency.memory", &c.Device.Efficiency.Memory},
 		{"devices_per_node", &c.DevicesPerNode},
@@ -260,7 +261,7 @@ func (d *decoder) optional(key string) bool {
 	}
 	switch key {
 	case "source", "software", "device.shared", "device.cores", "device.reserve", "device.units", "device.efficiency.tile_fill", "device.efficiency.matmul_f8",
-		"device.efficiency.threads", "device.efficiency.attention_half_keys", "device.turn", "device.fork", "device.cache.remote", "collectives",
+		"device.efficiency.threads", "device.efficiency.divided", "device.efficiency.attention_half_keys", "device.turn", "device.fork", "device.pack", "device.cache.remote", "collectives",
 		"nics_per_node", "oversubscription", "nodes_per_rack":
 		return true
 	}

@@ -4,34 +4,83 @@ package curve
 
 import (
 	"math"
+	"slices"
 	"strconv"
 )
 
 // Line returns the a and b with which a·x + b comes nearest to y, all
 // deviations taken relative to y, and neither is negative.
 func Line(x, y []float64) (a, b float64) {
-	return Weighted(x, y, func(i int) float64 { return 1 / y[i] / y[i] })
+	ab := Fit([][]float64{x, slices.Repeat([]float64{1}, len(x))}, y, func(i int) float64 { return 1 / y[i] / y[i] })
+	return ab[0], ab[1]
 }
 
-// Weighted is [Line] with a weight of its own for the square of each deviation.
-func Weighted(x, y []float64, weight func(i int) float64) (a, b float64) {
-	var xx, x1, one, sx, s1 float64
-	for i := range x {
-		w := weight(i)
-		xx, x1, one = xx+w*x[i]*x[i], x1+w*x[i], one+w
-		sx, s1 = sx+w*x[i]*y[i], s1+w*y[i]
+// Fit returns the factors of the columns x with which their sum comes nearest to y, by the
+// weighted squares of the deviations. What would have a negative factor is left out, and so
+// is a column that others make up.
+func Fit(x [][]float64, y []float64, weight func(i int) float64) []float64 {
+	factors := make([]float64, len(x))
+	var used []int
+	for j := range x {
+		used = append(used, j)
 	}
-	det := xx*one - x1*x1
-	if det > 0 {
-		a, b = (sx*one-s1*x1)/det, (xx*s1-x1*sx)/det
+	for len(used) > 0 {
+		f := solve(x, y, weight, used)
+		worst := 0
+		for i := range f {
+			if f[i] < f[worst] || math.IsNaN(f[i]) {
+				worst = i
+			}
+		}
+		if f[worst] >= 0 {
+			for i, j := range used {
+				factors[j] = f[i]
+			}
+			break
+		}
+		used = slices.Delete(used, worst, worst+1)
 	}
-	switch {
-	case det <= 0 || b < 0:
-		return sx / xx, 0
-	case a < 0:
-		return 0, s1 / one
+	return factors
+}
+
+// solve returns the factors of the used columns, or NaN of one that the ones before it
+// make up, by Gauss elimination of the normal equations. These are symmetric and
+// positive, so that no rows change places.
+func solve(x [][]float64, y []float64, weight func(i int) float64, used []int) []float64 {
+	n := len(used)
+	rows := make([][]float64, n)
+	for i, p := range used {
+		rows[i] = make([]float64, n+1)
+		for k := range y {
+			w := weight(k)
+			for j, q := range used {
+				rows[i][j] += w * x[p][k] * x[q][k]
+			}
+			rows[i][n] += w * x[p][k] * y[k]
+		}
 	}
-	return a, b
+	f := make([]float64, n)
+	for i := range n {
+		whole := rows[i][i]
+		for j := range i {
+			by := rows[i][j] / rows[j][j]
+			for c := j; c <= n; c++ {
+				rows[i][c] -= by * rows[j][c]
+			}
+		}
+		if !(rows[i][i] > 1e-12*whole) {
+			f[i] = math.NaN()
+			return f
+		}
+	}
+	for i := n - 1; i >= 0; i-- {
+		f[i] = rows[i][n]
+		for j := i + 1; j < n; j++ {
+			f[i] -= rows[i][j] * f[j]
+		}
+		f[i] /= rows[i][i]
+	}
+	return f
 }
 
 // Exchange is one measured collective: messages that follow each other, and the

@@ -115,7 +115,7 @@ func (p *Pool) product(t *productTask) {
 	}
 	serial := p.task.product.serial
 	if p.isa.tileProducts != nil {
-		t.mc, t.nc = p.tileBlocks(t.m, t.n, t.halves[0].k)
+		t.mc, t.nc = p.tileBlocks(t.m, t.n, t.halves[0].k, parts)
 	} else {
 		t.mc, t.nc = p.blocks(t.m, t.n, t.halves[0].k, parts)
 	}

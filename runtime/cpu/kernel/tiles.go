@@ -1,5 +1,7 @@
 package kernel
 
+import "math"
+
 // Products in the tile registers of AMX, which multiply matrices of bf16 and add up in float32, sixteen times as fast as the
 // vector units multiply float32. A float32 is exactly the sum of three bf16, of its high, middle and low eight significant
 // bits; of the nine products of two such sums the three smallest, at most 2^-23 of the whole together, are left out:
@@ -27,14 +29,25 @@ func tileSteps(k int) int { return (k + tileDepth - 1) / tileDepth }
 // after the other, each by panels of 32 columns.
 type tileTask struct{ *productTask }
 
-// tileBlocks is blocks for a tileTask.
-func (p *Pool) tileBlocks(m, n, k int) (mc, nc int) {
-	panels := max(1, tileRight/(4*tileSteps(k)*tileFloat))
-	across := (n + panels*tileLines - 1) / (panels * tileLines)
-	if mc = tileLines; p.Threads() == 1 {
+// tileBlocks is blocks for a tileTask. What fits one core's cache at a time makes a least number of blocks side by side. Of that
+// and more it takes the number for which the core that packs most packs least: of the right-hand matrix the blocks that it takes
+// part in, and its share of the left-hand one for each. A number of the left counts twice, since where cores divide the columns,
+// each reads rows that another has near, and so will the kernel that reads the result.
+func (p *Pool) tileBlocks(m, n, k, parts int) (mc, nc int) {
+	panels, threads := (n+tileLines-1)/tileLines, p.Threads()
+	fit := tileRight / (4 * tileSteps(k) * tileFloat)
+	first := (panels + fit - 1) / fit
+	across, least := first, math.MaxInt
+	for a := first; a < min(first+threads, panels+1); a++ {
+		wide := (panels + a - 1) / a * tileLines
+		if packed := 2*parts*a*m/threads + (parts*a+threads-1)/threads*wide; packed < least {
+			across, least = a, packed
+		}
+	}
+	if mc = tileLines; threads == 1 {
 		mc = m
 	}
-	return mc, ((n+across-1)/across + tileLines - 1) &^ (tileLines - 1)
+	return mc, (panels + across - 1) / across * tileLines
 }
 
 func (t tileTask) do(w *worker, lo, hi int) {

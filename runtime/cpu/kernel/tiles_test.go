@@ -130,3 +130,27 @@ func TestMatMulForgets(t *testing.T) {
 		p.Close()
 	}
 }
+
+// Cores divide the columns of a product of few rows, so that each packs its part of the right-hand matrix, and the rows of one of
+// many, which each then has near. One core has no more blocks than its cache wants.
+func TestTileBlocks(t *testing.T) {
+	for _, c := range []struct {
+		threads, m, n, k, parts int
+		mc, nc                  int
+	}{
+		{1, 64, 384, 384, 1, 64, 384},
+		{1, 1024, 1536, 384, 1, 1024, 512}, // 21 panels of 384 terms fit
+		{2, 64, 384, 384, 1, 32, 192},
+		{2, 512, 384, 384, 1, 32, 384},
+		{2, 128, 1536, 384, 1, 32, 384}, // four blocks: of three both would pack that in the middle
+		{2, 1024, 1536, 384, 1, 32, 512},
+		{2, 64, 384, 384, 2, 32, 384}, // a core a half of the terms
+		{2, 64, 20, 384, 1, 32, 32},   // one panel
+		{4, 32, 1536, 384, 1, 32, 384},
+	} {
+		p := newPool(c.threads, portable())
+		mc, nc := p.tileBlocks(c.m, c.n, c.k, c.parts)
+		p.Close()
+		require.Equal(t, [2]int{c.mc, c.nc}, [2]int{mc, nc}, "%+v", c)
+	}
+}

@@ -13,6 +13,7 @@ type sample struct {
 	flops   float64
 	bytes   float64
 	keys    float64 // of attention
+	packed  float64 // numbers of a product: see [cost.Work.Packed]
 	seconds float64
 	weight  float64 // 1 over the time of its step: every step counts the same
 }
@@ -36,16 +37,18 @@ func balance(samples []sample, model func(sample) float64) (factor, off float64)
 }
 
 // fitProducts returns the share of a peak rate (FLOP/s of the machine) that large
-// products reach and at how many operations they reach half of it, and how far the
-// samples are from that.
-func fitProducts(samples []sample, peak float64) (efficiency, half, off float64) {
-	x, y := make([]float64, len(samples)), make([]float64, len(samples))
+// products reach and at how many operations they reach half of it, the seconds that a
+// core takes to pack a number, and how far the samples are from that. Each is of a rank
+// with a core.
+func fitProducts(samples []sample, peak float64) (efficiency, half, pack, off float64) {
+	x, y := make([][]float64, 3), make([]float64, len(samples))
 	for i, s := range samples {
-		x[i], y[i] = s.flops, s.seconds*peak*s.share
+		x[0], x[1], x[2] = append(x[0], s.ideal(peak)), append(x[1], 1/(peak*s.share)), append(x[2], s.packed)
+		y[i] = s.seconds
 	}
-	a, b := curve.Weighted(x, y, func(i int) float64 { return samples[i].weight / y[i] }) // long ones make the step
-	factor, off := balance(samples, func(s sample) float64 { return (a*s.flops + b) / (peak * s.share) })
-	return 1 / (a * factor), b / a, off
+	f := curve.Fit(x, y, func(i int) float64 { return samples[i].weight / y[i] }) // long ones make the step
+	factor, off := balance(samples, func(s sample) float64 { return f[0]*s.ideal(peak) + f[1]/(peak*s.share) + f[2]*s.packed })
+	return 1 / (f[0] * factor), f[1] / f[0], f[2] * factor, off
 }
 
 // fitAttention returns the share of the peak rate that attention reaches to many keys,
@@ -76,7 +79,12 @@ type pair struct {
 	apart    float64 // seconds of a core, if it did its share of what the rank does
 	together float64 // seconds of the rank
 	weight   float64 // see [sample]
+	packed   float64 // numbers that a core packs more of what the rank does than of its share by itself
 }
+
+// lost is how much longer the rank takes than cores apart, each of which keeps a share of
+// its rate, for anything but packing.
+func (p pair) lost(pack, share float64) float64 { return p.together - p.apart/share - pack*p.packed }
 
 // fitThreads returns the share of their rate that cores keep which compute together, all in
 // all.
@@ -91,30 +99,37 @@ func fitThreads(pairs []pair) float64 {
 	return min(apart/together, 1)
 }
 
-// fitFork returns the seconds that a kernel loses which cores divide that have near what it
-// reads.
-func fitFork(pairs []pair) float64 {
-	var lost, kernels float64
+// fitDivided returns the share of their rate that cores keep which divide a kernel, and the
+// seconds that it loses besides: of kernels whose cores have near what they read, and
+// beside what it takes to pack a number.
+func fitDivided(pairs []pair, pack float64) (share, fork float64) {
+	x, weights := make([][]float64, 2), []float64(nil)
+	var y []float64
 	for _, p := range pairs {
-		if p.across == 0 {
-			lost, kernels = lost+p.weight*(p.together-p.apart), kernels+p.weight
+		if packing := pack * p.packed; p.across == 0 && p.together > packing {
+			x[0], x[1], y = append(x[0], p.apart), append(x[1], 1), append(y, p.together-packing)
+			weights = append(weights, p.weight/p.together)
 		}
 	}
-	if kernels == 0 {
-		return 0
+	f := curve.Fit(x, y, func(i int) float64 { return weights[i] })
+	if f[0] > 1 {
+		return 1 / f[0], f[1]
 	}
-	return max(0, lost/kernels)
+	for i := range y {
+		y[i] -= x[0][i]
+	}
+	return 1, curve.Fit(x[1:], y, func(i int) float64 { return weights[i] })[0]
 }
 
 // fitRemote returns the bytes/s at which a core reads what lies near another: what a rank
 // with all cores takes longer than one a core to read across, beside what all kernels lose,
 // or 0 if it does not.
-func fitRemote(pairs []pair, fork, cores float64) float64 {
+func fitRemote(pairs []pair, pack, share, fork, cores float64) float64 {
 	var moved, lost float64
 	for _, p := range pairs {
 		if p.across > 0 {
 			moved += p.weight * p.across * (1 - 1/cores) / cores
-			lost += p.weight * (p.together - p.apart - fork)
+			lost += p.weight * (p.lost(pack, share) - fork)
 		}
 	}
 	if lost <= 0 {

@@ -93,19 +93,23 @@ func (r *Result) fit(steps []*timedStep, cores int) {
 	of := func(class string, op ir.Op) []sample { return samples(steps, cores, class, op, start) }
 
 	around, both := near{cached, cache, memory}, pairs(steps, float64(cores), cached/float64(cores))
-	threads, fork := fitThreads(both), fitFork(both)
 	off := map[string]float64{}
+	matmul, half, pack, offProducts := fitProducts(of(productClass, ir.OpInvalid), peak)
+	off[productClass] = offProducts
+	threads := fitThreads(both)
+	divided, fork := fitDivided(both, pack)
+	divided = curve.Share(divided)
 	d := cost.Device{
 		Name: r.Machine, Shared: true, Cores: cores, Memory: installed(), FLOPS: map[string]float64{"f32": curve.Round(core)},
-		MemoryBandwidth: curve.Round(memory), LaunchOverhead: curve.Round(gap + start), Fork: curve.Round(fork), Efficiency: cost.Efficiency{Memory: 1, Threads: curve.Share(threads)},
-		Cache:   &cost.Cache{Memory: int64(cached), Bandwidth: curve.Round(cache), Remote: curve.Round(fitRemote(both, fork, float64(cores)))},
-		Kernels: map[string]float64{},
+		MemoryBandwidth: curve.Round(memory), LaunchOverhead: curve.Round(gap + start), Fork: curve.Round(fork), Pack: curve.Round(pack),
+		Efficiency: cost.Efficiency{Matmul: curve.Share(matmul), MatmulHalf: curve.Round(half), Memory: 1, Threads: curve.Share(threads), Divided: divided},
+		Cache:      &cost.Cache{Memory: int64(cached), Bandwidth: curve.Round(cache), Remote: curve.Round(fitRemote(both, pack, divided, fork, float64(cores)))},
+		Kernels:    map[string]float64{},
 	}
 	e := &d.Efficiency
-	e.Matmul, e.MatmulHalf, off[productClass] = fitProducts(of(productClass, ir.OpInvalid), peak)
 	e.Attention, e.AttentionHalf, off[attentionClass] = fitAttention(of(attentionClass, ir.OpInvalid), peak)
 	e.Vector, off[vectorClass] = fitVector(of(vectorClass, ir.OpInvalid), peak, around)
-	e.Matmul, e.MatmulHalf, e.Attention, e.AttentionHalf, e.Vector = curve.Share(e.Matmul), curve.Round(e.MatmulHalf), curve.Share(e.Attention), curve.Round(e.AttentionHalf), curve.Share(e.Vector)
+	e.Attention, e.AttentionHalf, e.Vector = curve.Share(e.Attention), curve.Round(e.AttentionHalf), curve.Share(e.Vector)
 	for _, op := range ir.Ops() {
 		if all := of(attentionClass, op); len(all) > 0 {
 			share, _ := attentionShare(all, peak, e.AttentionHalf)

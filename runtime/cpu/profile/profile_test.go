@@ -29,23 +29,25 @@ func TestFitsFindWhatMadeTheTimes(t *testing.T) {
 		for range 400 {
 			share := 1 / float64(1+r.IntN(4))
 			f := math.Pow(10, 5+4*r.Float64())
-			products = append(products, sample{share: share, flops: f, seconds: noisy((f + 3e5) / (0.7 * peak * share)), weight: 1})
+			packed := f / math.Pow(10, 1+2*r.Float64())
+			products = append(products, sample{share: share, flops: f, packed: packed, seconds: noisy((f+3e5)/(0.7*peak*share) + 4e-10*packed), weight: 1})
 			v := sample{share: share, flops: f / 10, bytes: f / 10 * math.Pow(10, 2*r.Float64()-1), weight: 1}
 			v.seconds = noisy(around.time(v, 0.08*peak))
 			vectors = append(vectors, v)
 			a := sample{share: share, flops: f, keys: math.Pow(10, 1+3*r.Float64()), weight: 1}
 			a.seconds = noisy(a.ideal(peak) * (1 + 200/a.keys) / 0.5)
 			attentions = append(attentions, a)
-			p := pair{apart: f / peak, weight: 1 / f}
+			p := pair{apart: f / peak, weight: 1 / f, packed: f * (r.Float64() - 0.3) / 1e3}
 			if r.IntN(2) == 0 {
 				p.across = f / 10
 			}
-			p.together = noisy(p.apart + 1e-6 + p.across*3/4/4/5e9)
+			p.together = noisy(p.apart/0.8 + 1e-6 + p.across*3/4/4/5e9 + p.packed*4e-10)
 			both = append(both, p)
 		}
-		efficiency, half, off := fitProducts(products, peak)
+		efficiency, half, pack, off := fitProducts(products, peak)
 		require.InEpsilon(t, 0.7, efficiency, tolerance, "seed %d", seed)
 		require.InEpsilon(t, 3e5, half, 4*tolerance, "seed %d", seed)
+		require.InEpsilon(t, 4e-10, pack, 2*tolerance, "seed %d", seed)
 		require.InDelta(t, noise/2, off, 0.02, "seed %d", seed)
 		attention, half, off := fitAttention(attentions, peak)
 		require.InEpsilon(t, 0.5, attention, tolerance, "seed %d", seed)
@@ -53,10 +55,11 @@ func TestFitsFindWhatMadeTheTimes(t *testing.T) {
 		require.InDelta(t, noise/2, off, 0.02, "seed %d", seed)
 		share, _ := fitVector(vectors, peak, around)
 		require.InEpsilon(t, 0.08, share, tolerance+0.02, "seed %d", seed)
-		fork := fitFork(both)
+		divided, fork := fitDivided(both, 4e-10)
+		require.InEpsilon(t, 0.8, divided, tolerance, "seed %d", seed)
 		require.InEpsilon(t, 1e-6, fork, 2*tolerance, "seed %d", seed)
-		require.InEpsilon(t, 5e9, fitRemote(both, fork, 4), 8*tolerance, "seed %d: a quarter of what three other cores wrote", seed)
-		require.Zero(t, fitRemote(both, 1, 4), "no slower than others")
+		require.InEpsilon(t, 5e9, fitRemote(both, 4e-10, 0.8, fork, 4), 8*tolerance, "seed %d: a quarter of what three other cores wrote", seed)
+		require.Zero(t, fitRemote(both, 4e-10, 0.8, 1, 4), "no slower than others")
 		var apart, together float64
 		for _, p := range both {
 			apart, together = apart+p.weight*p.apart, together+p.weight*p.together
@@ -158,7 +161,7 @@ func TestBucketsAreTimed(t *testing.T) {
 // TestPairsAreOfTheSameWork: the cores of a rank are judged by the same instructions.
 func TestPairsAreOfTheSameWork(t *testing.T) {
 	all := workloads(2)
-	for i := 0; i < 8; i += 2 {
+	for i := 0; i < 10; i += 2 {
 		one, each := all[i], all[i+1]
 		require.Equal(t, 1, one.ranks)
 		one.ranks = each.ranks

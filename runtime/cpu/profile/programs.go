@@ -28,11 +28,12 @@ type workload struct {
 // workloads are small models at sizes apart from each other, each by one rank with
 // all threads and by one rank a core, whose collectives are timed too. The narrowest has
 // layers enough that it finds no more near the cores than a deep model does; it is in small
-// parts, too, which tell what it costs to divide a kernel. One has its parameters gathered where they are read, so that ranks meet all
+// parts, too, which tell what it costs to divide a kernel, and so is one of the widest, whose products have few rows for what they
+// pack. One has its parameters gathered where they are read, so that ranks meet all
 // the time. The last is by two ranks a core, as the one before it but for that.
 func workloads(cores int) []workload {
 	var all []workload
-	for _, w := range []workload{{6, 4, 128, 64, 6 * cores, 1, 0, 1}, {1, 4, 256, 128, 4 * cores, 1, 0, 1}, {1, 6, 384, 256, 2 * cores, 1, 0, 1}, {6, 4, 128, 64, 6 * cores, 1, 0, 6}} {
+	for _, w := range []workload{{6, 4, 128, 64, 6 * cores, 1, 0, 1}, {1, 4, 256, 128, 4 * cores, 1, 0, 1}, {1, 6, 384, 256, 2 * cores, 1, 0, 1}, {6, 4, 128, 64, 6 * cores, 1, 0, 6}, {1, 6, 384, 128, 2 * cores, 1, 0, 2}} {
 		all = append(all, w)
 		if w.ranks = cores; cores > 1 {
 			all = append(all, w)
@@ -280,10 +281,11 @@ func pairs(steps []*timedStep, cores, near float64) []pair {
 			of := s.instrs[next]
 			next++
 			// An update of all parameters is as much work for each rank as for one.
-			p := pair{float64(of.work.Across), in.seconds / cores * float64(of.work.Bytes) / float64(in.work.Bytes), of.seconds, 1 / s.seconds}
+			part := float64(of.work.Bytes) / float64(in.work.Bytes) / cores
 			if of.work.FLOPs > 0 {
-				p.apart = in.seconds / cores * of.work.FLOPs / in.work.FLOPs
+				part = of.work.FLOPs / in.work.FLOPs / cores
 			}
+			p := pair{float64(of.work.Across), in.seconds * part, of.seconds, 1 / s.seconds, of.work.Packed(cores) - in.work.Packed(1)*part}
 			if of.work.Class != productClass {
 				p.across = min(p.across, near)
 			}
@@ -324,7 +326,7 @@ func samples(steps []*timedStep, cores int, class string, op ir.Op, overhead flo
 		}
 		for _, in := range s.instrs {
 			if seconds := in.seconds - overhead; in.work.Class == class && (op == ir.OpInvalid || in.op == op) && seconds > 0 && in.seconds > 2e-6 {
-				all = append(all, sample{1 / float64(s.ranks), in.work.FLOPs, float64(in.work.Bytes), in.work.Keys, seconds, 1 / s.seconds})
+				all = append(all, sample{1 / float64(s.ranks), in.work.FLOPs, float64(in.work.Bytes), in.work.Keys, in.work.Packed(1), seconds, 1 / s.seconds})
 			}
 		}
 	}

@@ -1,0 +1,152 @@
+package planner
+
+import (
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/autopar/autopar/partition"
+	"github.com/autopar/autopar/planner/cost"
+	"github.com/autopar/autopar/planner/sim"
+)
+
+// randomFlow is a backward pass of segments before, of and after blocks, whose gradients are reduced
+// once and not waited for.
+func randomFlow(r *rand.Rand) *flow {
+	f := &flow{beside: true, backward: true, known: map[flowKey]flowTimes{}}
+	before, after := r.IntN(2), 1+r.IntN(2)
+	for e := range extents {
+		for k := range before + 1 + after {
+			s := stretch{block: k == before}
+			for range 1 + r.IntN(3) {
+				s.items = append(s.items, item{time: cost.Picoseconds(1 + r.IntN(50)), each: s.block})
+			}
+			if e > kept { // what is reduced does not depend on recomputation
+				s.reduces, s.late = f.segments[kept][k].reduces, f.segments[kept][k].late
+			} else {
+				for range r.IntN(3) {
+					s.reduces, s.late = append(s.reduces, cost.Picoseconds(r.IntN(90))), append(s.late, true)
+				}
+			}
+			f.segments[e] = append(f.segments[e], s)
+		}
+	}
+	return f
+}
+
+// TestOutlasts: of a body that waits for nothing it is no bound but the time itself, with any number of
+// blocks, and the bound for any number is that of all of them.
+func TestOutlasts(t *testing.T) {
+	const seed = 5
+	r := rand.New(rand.NewPCG(seed, 0))
+	outlasted, blocks := 0, 9
+	for k := range 200 {
+		f := randomFlow(r)
+		least := f.outlastsAtLeast(tally{blocks})
+		for n := 1; n <= blocks; n++ {
+			again := recomputation{full: r.IntN(n + 1)}
+			again.pointwise = r.IntN(n - again.full + 1)
+			times, got := f.at(tally{n}, again), f.outlasts(tally{n}, again)
+			require.Len(t, got, 1)
+			want := cost.Picoseconds(0)
+			if times.leaves != nil {
+				want = max(0, times.leaves[1]-times.spans[0].time)
+			}
+			require.Equal(t, want, got[0], "seed %d case %d: %d blocks, %+v", seed, k, n, again)
+			require.LessOrEqual(t, least, got[0], "seed %d case %d: %d blocks, %+v", seed, k, n, again)
+			if want > 0 {
+				outlasted++
+			}
+		}
+	}
+	require.Greater(t, outlasted, 500)
+	require.Nil(t, (*flow)(nil).outlasts(tally{1}, recomputation{}))
+}
+
+// TestOutlastsBetweenTransfers: what is handed over before a transfer counts before it.
+func TestOutlastsBetweenTransfers(t *testing.T) {
+	f := &flow{beside: true, backward: true}
+	f.segments[kept] = []stretch{
+		{items: []item{{time: 10}}, reduces: []cost.Picoseconds{100}, late: []bool{true}},
+		{items: []item{{kind: sim.Send, time: 5}, {time: 20}}, reduces: []cost.Picoseconds{30}, late: []bool{true}},
+	}
+	require.Equal(t, []cost.Picoseconds{100 + 30 - 5 - 20, 30}, f.outlasts(tally{1}, recomputation{}))
+	require.Zero(t, f.outlastsAtLeast(tally{1}), "a chain may begin after the transfer")
+}
+
+// TestOverlapUnderZeroBubble: of a model whose embedding has one gradient, as Llama's, which leads there from
+// the first block of the first stage alone, plans take the time of their programs, also where streams are what
+// steps wait for.
+func TestOverlapUnderZeroBubble(t *testing.T) {
+	a100 := cluster(t, "a100-80g")
+	a100.IntraNode.Bandwidth /= 1e5
+	g := step(t, llama(tiny(5)), 8)
+	for _, pp := range []int{1, 2} {
+		opts := Options{PlanNGPUs: 4, RuntimeNGPUs: 4, PP: pp, TP: 1, Schedule: partition.ZeroBubble, Overlap: "on"}
+		found, err := Search(g, 8, a100, opts)
+		require.NoError(t, err)
+		whole, err := Predict(g, 8, a100, found.Plan, nil)
+		require.NoError(t, err)
+		require.Equal(t, whole.Step, found.Prediction.Step, "%+v", found.Plan)
+	}
+}
+
+// TestOverlapIsSearchedUnderEverySchedule: where gradients take long it pays under each of them, on one kind
+// of device and on several, and the certificates hold.
+func TestOverlapIsSearchedUnderEverySchedule(t *testing.T) {
+	r := rand.New(rand.NewPCG(5, 0))
+	one := cluster(t, "a100-80g")
+	one.InterNode.Bandwidth, one.DevicesPerNode = one.InterNode.Bandwidth/50, 2
+	pools := randomPools(r, 4)
+	g := step(t, llama(tiny(4)), 8)
+	for _, c := range []*cost.Cluster{one, pools} {
+		for _, opts := range []Options{{Schedule: partition.OneFOneB}, {Schedule: partition.GPipe}, {Schedule: partition.ZeroBubble}, {Schedule: partition.Interleaved}, {Interleave: 2}} {
+			opts.PlanNGPUs, opts.RuntimeNGPUs, opts.PP, opts.TP, opts.ZeRO = 4, 4, 2, 1, stage(0)
+			found, cert, err := SearchCertified(g, 8, c, opts)
+			require.NoError(t, err, "%+v", opts)
+			require.True(t, slices.ContainsFunc(cert.Regions, func(r Region) bool { return r.overlap }), "%+v", opts)
+			whole, err := Predict(g, 8, c, found.Plan, nil)
+			require.NoError(t, err)
+			require.Equal(t, whole.Step, found.Prediction.Step, "%+v", found.Plan)
+			_, err = Certify(g, 8, c, nil, cert, 20, 1)
+			require.NoError(t, err, "%+v", opts)
+			opts.Overlap = "on"
+			with, err := Search(g, 8, c, opts)
+			require.NoError(t, err)
+			require.GreaterOrEqual(t, with.Prediction.Step, found.Prediction.Step)
+			if c == one {
+				require.True(t, found.Plan.Overlap, "%+v", opts)
+			}
+		}
+	}
+}
+
+// TestBoundsKnowStreams: of layers of GPT-2 xl with overlap the bound of one stage is the time of the plan but for some hundred picoseconds, and that
+// of zero-bubble pipelines is close to what they take.
+func TestBoundsKnowStreams(t *testing.T) {
+	model := preset(t, "gpt2-xl")
+	model.NLayer = 12
+	g, c := step(t, model, 64), cluster(t, "h100")
+	for _, x := range []struct {
+		pp    int
+		close float64
+	}{{1, 0.9999}, {2, 0.98}, {4, 0.95}} {
+		s := newSearcher(g, 64, c, Options{RuntimeNGPUs: 32, PlanNGPUs: 32})
+		o := outline{degrees{32, 32 / x.pp, 1, 1, x.pp, 0}, sharding{zero: 1, overlap: true}, 1, ""}
+		skel, err := s.skeleton(o)
+		require.NoError(t, err)
+		schedule := partition.ZeroBubble
+		p := newPipeline(skel, skel.memoryOf(1), 1, schedule)
+		p.stages = skel.times(1, schedule)
+		cut := evenCut(12, x.pp, func(int) extent { return kept })
+		b, time := newBounds(p, 1<<60, Options{Recompute: RecomputeNone}, nil), p.time(cut)
+		bound := cost.Picoseconds(0)
+		for i, st := range cut {
+			bound = max(bound, b.time[i][st.Last-st.First-1])
+		}
+		require.LessOrEqual(t, bound, time)
+		require.GreaterOrEqual(t, float64(bound), x.close*float64(time), "%d stages", x.pp)
+	}
+}
