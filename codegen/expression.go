@@ -38,7 +38,7 @@ type exprKey struct {
 	args  string // their ids
 }
 
-// expressions interns expressions (hash-consing). Four rewrites make equal what
+// expressions interns expressions (hash-consing). Five rewrites make equal what
 // a partition may write in several ways:
 //
 //   - communication is the identity: it moves parts of a value, which stays what
@@ -48,6 +48,7 @@ type exprKey struct {
 //     are the sum of all;
 //   - a cast of a sum is the sum of the casts, up to rounding: stages cast their
 //     terms before they exchange them;
+//   - what slices of the loss make is part of what the whole makes: see ofSliced;
 //   - constants are their value, and the copies name@sN of a leaf are the leaf.
 type expressions struct {
 	table map[exprKey]*expr
@@ -72,6 +73,9 @@ func (x *expressions) leaf(v *ir.Value) *expr {
 
 // result returns the expression of result i of a node, given its operands'.
 func (x *expressions) result(n *ir.Node, i int, args []*expr) *expr {
+	if sliced, ok := x.ofSliced(n, i, args); ok {
+		return sliced
+	}
 	folded, ok := x.ofFolded(n, i, args)
 	switch {
 	case ok:
@@ -96,7 +100,7 @@ func (x *expressions) sum(terms []*expr, name string) *expr {
 			flat = append(flat, t)
 		}
 	}
-	if len(flat) == 1 {
+	if flat = x.joined(flat); len(flat) == 1 {
 		return flat[0]
 	}
 	slices.SortFunc(flat, func(a, b *expr) int { return a.id - b.id })

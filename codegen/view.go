@@ -12,7 +12,7 @@ import (
 // moves nothing either. NCCL calls the gather one in place.
 //
 // From the first instruction that touches the part to the gather nothing else may touch the whole, and after it nothing the
-// part. [checkViews] and [code.touch] prove it of every program.
+// part. [checkViews] and [code.aliases] prove it of every program.
 func (s *Stage) views() {
 	instrs := s.Bodies[ir.Update].Instrs
 	touched := make([][]int, len(s.Buffers)) // by which instructions, in order

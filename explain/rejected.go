@@ -140,6 +140,9 @@ func shardedText(p *partition.Plan) string {
 	if p.Overlap {
 		text += ", overlap"
 	}
+	if p.LossSlices > 1 {
+		text += fmt.Sprintf(", the loss in %d slices", p.LossSlices)
+	}
 	if p.Offload.Moves() {
 		text += ", offload " + p.Offload.String()
 	}

@@ -125,6 +125,9 @@ type LossScaleAttr struct {
 	Interval        int
 }
 
+// RowsAttr belongs to OpRows: part number Part of Parts equal ones.
+type RowsAttr struct{ Part, Parts int }
+
 // CommAttr belongs to the ops that partition inserts, except send, recv, fetch and
 // stash.
 type CommAttr struct {
@@ -152,5 +155,6 @@ func (DropoutAttr) attr()       {}
 func (AdamWAttr) attr()         {}
 func (CastAttr) attr()          {}
 func (LossScaleAttr) attr()     {}
+func (RowsAttr) attr()          {}
 func (CommAttr) attr()          {}
 func (P2PAttr) attr()           {}

@@ -42,6 +42,8 @@ func attrOf(op Op) Attr {
 		return CastAttr{}
 	case OpLossScale:
 		return LossScaleAttr{}
+	case OpRows:
+		return RowsAttr{}
 	case OpSend, OpRecv:
 		return P2PAttr{}
 	case OpFetch, OpStash:
@@ -117,6 +119,10 @@ func checkAttr(op Op, attr Attr) error {
 	case RoPEAttr:
 		if a.Theta <= 0 {
 			return fmt.Errorf("attribute theta is %v, want more than 0", a.Theta)
+		}
+	case RowsAttr:
+		if a.Parts < 1 || a.Parts > maxAxisSize || a.Part < 0 || a.Part >= a.Parts {
+			return fmt.Errorf("attributes part and parts are %d and %d, want a number below another of at most %d", a.Part, a.Parts, maxAxisSize)
 		}
 	case CommAttr:
 		if min(a.Dim, a.To) < 0 || max(a.Dim, a.To) > maxRank {

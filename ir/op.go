@@ -54,6 +54,9 @@ const (
 	OpAttentionKVGrad // its gradients, those of keys and values over all positions
 	OpJoinQKV         // gradients of queries and of keys and values, packed
 
+	OpRows     // part of the positions of all sequences
+	OpJoinRows // values of all positions, of those of each part
+
 	// Softmax cross-entropy, in parts that each split over the vocabulary.
 	OpRowMax
 	OpRowSumExp
@@ -180,6 +183,10 @@ var opTable = [numOps]opInfo{
 	OpAttentionKV:     {name: "attention_kv", sig: "qkv[b t !roles h !d] kv[b !s !two h !d] seed:i32[] step:i32[] -> o[b t !g* h !d] lse:f32[b !g* h t]", class: Compute, flops: 2, noGrad: true},
 	OpAttentionKVGrad: {name: "attention_kv_grad", sig: "do[b t !g* h !d] qkv[b t !roles h !d] kv[b !s !two h !d] o[b t !g* h !d] lse:f32[b !g* h t] seed:i32[] step:i32[] -> dq[b t !g* h !d] dkv[b !s !two h !d]", class: Compute, flops: 5, noGrad: true},
 	OpJoinQKV:         {name: "join_qkv", sig: "dq[b t !g* h d] dkv[b t !two h d] -> dqkv[b t !roles h d]", class: Compute, noGrad: true},
+
+	// The loss in slices: see partition.Plan.LossSlices. Positions are split within a rank.
+	OpRows:     {name: "rows", sig: "x[b !t d*] -> y[b !s d*]", class: Compute, linear: all, noGrad: true},
+	OpJoinRows: {name: "join_rows", sig: "x...[b !s d*] -> y[b !t d*]", class: Compute, linear: all, noGrad: true},
 
 	OpRowMax:           {name: "row_max", sig: "x[r* v] -> max:f32[r*]", class: Compute, reduce: Max, flops: 1},
 	OpRowSumExp:        {name: "row_sum_exp", sig: "x[r* v] max:f32[r*] -> sum:f32[r*]", class: Compute, flops: 8},

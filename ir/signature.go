@@ -59,6 +59,9 @@ func Resolve(op Op, attr Attr, args []Type) (*Signature, error) {
 	if err := b.resolveGroups(operands, args); err != nil {
 		return nil, err
 	}
+	if err := b.rows(op, attr, args); err != nil {
+		return nil, err
+	}
 	elem, err := elements(op, attr, operands, args)
 	if err != nil {
 		return nil, err
@@ -97,7 +100,7 @@ func elements(op Op, attr Attr, operands []operand, args []Type) (DType, error) 
 		}
 		return cast.To, nil
 	}
-	if op.Class() == Comm { // communication moves any type
+	if op.Class() == Comm || op == OpRows { // what only moves moves any type
 		return args[0].DType, nil
 	}
 	open, known := F32, false
@@ -391,6 +394,22 @@ func (b *binder) group(ops []operand, args []Type) error {
 	}
 	b.sizes = map[string]int{rolesDim: queries + 2, queryGroup + "0": queries}
 	b.groups[queryGroup] = min(queries-1, 1)
+	return nil
+}
+
+// rows relates all positions to those of a part of them.
+func (b *binder) rows(op Op, attr Attr, args []Type) error {
+	switch {
+	case op != OpRows && op != OpJoinRows || len(args[0].Shape) < 2:
+	case op == OpJoinRows:
+		b.sizes = map[string]int{"t": args[0].Shape[1] * len(args)}
+	default:
+		n, parts := args[0].Shape[1], attr.(RowsAttr).Parts
+		if parts < 1 || n%parts != 0 {
+			return fmt.Errorf("ir: rows: %d positions are not %d equal parts", n, parts)
+		}
+		b.sizes = map[string]int{"s": n / parts}
+	}
 	return nil
 }
 

@@ -54,6 +54,10 @@ func Shrink(cfg *config.Config, plan *partition.Plan) (*config.Config, *partitio
 		m.FFNHidden = min(m.FFNHidden, 2*m.NEmbd+1)
 	}
 	m.BlockSize = min(m.BlockSize, max(9, 2*inner*p.ContextParallel()+1))
+	if p.LossSlices > 1 { // equal ones
+		p.LossSlices = min(p.LossSlices, m.BlockSize)
+		m.BlockSize -= m.BlockSize % p.LossSlices
+	}
 	m.VocabSize = min(m.VocabSize, max(17, 2*p.TP+1, dp+1))
 
 	// The batch: all micro-batches but the last of the last rank are full.

@@ -29,10 +29,13 @@ func Apply(g *ir.Graph, p *Plan, batch int) (*ir.Graph, error) {
 		}
 	}
 	work := g
-	if len(again) > 0 || p.ContextParallel() > 1 {
+	if len(again) > 0 || p.ContextParallel() > 1 || p.LossSlices > 1 {
 		work, _ = g.Clone() // to be rewritten
 	}
 	recompute(work, again)
+	if err := sliceLoss(work, p.LossSlices); err != nil {
+		return nil, err
+	}
 	if err := context(work, p); err != nil {
 		return nil, err
 	}

@@ -85,6 +85,10 @@ type Plan struct {
 	// Overlap lets gradients be reduced, and sharded parameters be gathered, on a
 	// stream of communication beside the computation.
 	Overlap bool `json:"overlap,omitempty"`
+	// LossSlices is in how many slices of their positions the head and the loss run, forward
+	// and backward of each together, so that there are never more logits than those of one; but
+	// under a zero-bubble schedule their gradients wait for that of the head's weight. 0 stands for 1.
+	LossSlices int `json:"loss_slices,omitempty"`
 	// PoolOrder is the order in which world ranks are numbered along the pools of a
 	// cluster that has several kinds of devices, by their places in the cluster: with
 	// [1,0] rank 0 is the first device of the second pool. Empty is as they stand there.
@@ -403,6 +407,12 @@ func (p *Plan) Validate(blocks, batch int) error {
 		if !slices.Contains(p.PoolOrder, i) {
 			return planErrorf("pool_order", "is %v, want each number from 0 to %d once", p.PoolOrder, len(p.PoolOrder)-1)
 		}
+	}
+	switch {
+	case p.LossSlices < 0:
+		return planErrorf("loss_slices", "is %d, want at least 0, which stands for 1", p.LossSlices)
+	case p.LossSlices > 1 && p.ContextParallel() > 1:
+		return planErrorf("loss_slices", "is %d beside cp %d: context-parallel ranks share the positions that slices are made of; use loss_slices 0", p.LossSlices, p.CP)
 	}
 	if err := p.validateRankOrder(); err != nil {
 		return err

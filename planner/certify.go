@@ -101,7 +101,11 @@ func Certify(g *ir.Graph, batch int, c *cost.Cluster, eval *ir.Graph, cert *Cert
 		}
 	}
 	opts.Eval = eval
-	s := newSearcher(g, batch, c, opts)
+	work, err := opts.sliced(g)
+	if err != nil {
+		return nil, refute(5, "options: %v", err)
+	}
+	s := newSearcher(work, batch, c, opts)
 	s.everywhere = cert.Everywhere
 	if s.limit != cert.Limit {
 		return nil, refute(6, "the limit is %d bytes, but options and cluster give %d", cert.Limit, s.limit)

@@ -28,13 +28,16 @@ func NewEstimator(g *ir.Graph, batch int, c *cost.Cluster, plan *partition.Plan,
 	if err := c.Holds(plan); err != nil {
 		return nil, err
 	}
+	g, err := partition.SliceLoss(g, plan.LossSlices)
+	if err != nil {
+		return nil, err
+	}
 	s := newSearcher(g, batch, c, Options{RuntimeNGPUs: plan.RuntimeNGPUs, Pins: pins})
 	if s.graphs.scale != 1 {
 		return nil, fmt.Errorf("planner: the blocks of %s are not alike", g.Name)
 	}
 	e := &Estimator{plan: *plan}
 	p := &e.plan
-	var err error
 	if p.TP > 1 && len(p.Placements) == 0 {
 		found, err := s.layouts.find(p.TP)
 		if err != nil {
@@ -42,7 +45,9 @@ func NewEstimator(g *ir.Graph, batch int, c *cost.Cluster, plan *partition.Plan,
 		}
 		p.Placements = slices.Concat(pins, found)
 	}
-	if e.skel, err = newSkeleton(s.blueprints, s.open(*p), c); err != nil {
+	open := s.open(*p)
+	open.LossSlices = 0 // they are in the graph
+	if e.skel, err = newSkeleton(s.blueprints, open, c); err != nil {
 		return nil, err
 	}
 	return e, nil

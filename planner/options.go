@@ -69,6 +69,19 @@ type Options struct {
 	// Interleave is the number of chunks per rank; 0 searches it. More than 1 is
 	// the interleaved schedule.
 	Interleave int
+	// LossSlices is that of the plan: see [partition.Plan.LossSlices]. It is not searched: 0 is 1.
+	LossSlices int
+}
+
+// sliced returns the graph that plans with the options are made of, and sets the evaluation's: with the
+// loss in slices they are other graphs, of which the search need know nothing.
+func (o *Options) sliced(g *ir.Graph) (*ir.Graph, error) {
+	eval, err := partition.SliceLoss(o.Eval, o.LossSlices)
+	if err != nil {
+		return nil, err
+	}
+	o.Eval = eval
+	return partition.SliceLoss(g, o.LossSlices)
 }
 
 // Recompute says which blocks compute their activations again in the backward
@@ -151,13 +164,19 @@ func (o Options) validate(batch int) (Options, error) {
 	for _, f := range []struct {
 		name  string
 		value int
-	}{{"plan-ngpus", o.PlanNGPUs}, {"runtime-ngpus", o.RuntimeNGPUs}, {"dp", o.DP}, {"cp", o.CP}, {"tp", o.TP}, {"tp-rows", o.TPRows}, {"pp", o.PP}, {"micro-batch", o.MicroBatch}, {"top", o.TopK}} {
+	}{{"plan-ngpus", o.PlanNGPUs}, {"runtime-ngpus", o.RuntimeNGPUs}, {"dp", o.DP}, {"cp", o.CP}, {"tp", o.TP}, {"tp-rows", o.TPRows}, {"pp", o.PP}, {"micro-batch", o.MicroBatch}, {"top", o.TopK}, {"loss-slices", o.LossSlices}} {
 		if f.value < 0 || f.value > 1<<20 {
 			return o, optionErrorf(f.name, "is %d, must be between 0 and %d", f.value, 1<<20)
 		}
 	}
 	if o.MemoryLimit < 0 {
 		return o, optionErrorf("memory-limit", "is %d bytes", o.MemoryLimit)
+	}
+	if o.LossSlices > 1 {
+		if o.CP > 1 {
+			return o, optionErrorf("loss-slices", "is %d, but cp is %d: context-parallel ranks share the positions that slices are made of", o.LossSlices, o.CP)
+		}
+		o.CP = 1
 	}
 	if o.Policy == DP || o.Policy == FSDP {
 		for _, d := range []struct {

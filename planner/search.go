@@ -107,6 +107,9 @@ func newSearch(g *ir.Graph, batch int, c *cost.Cluster, opts Options, steps int)
 	if err != nil {
 		return nil, nil, err
 	}
+	if g, err = opts.sliced(g); err != nil {
+		return nil, nil, err
+	}
 	s := newSearcher(g, batch, c, opts)
 	s.steps = steps
 	if err := s.checkReplicate(); err != nil {
@@ -129,6 +132,9 @@ func newSearch(g *ir.Graph, batch int, c *cost.Cluster, opts Options, steps int)
 		p, err := s.finish(x)
 		if err != nil {
 			return nil, nil, err
+		}
+		if opts.LossSlices > 1 { // of the graph that was traced
+			x.plan.LossSlices = opts.LossSlices
 		}
 		if i == 0 {
 			res.Plan, res.Prediction = x.plan, p

@@ -55,6 +55,7 @@ type fixed struct {
 	BatchParallel    string `group:"fix" enum:",on,off" default:"" placeholder:"on|off" help:"Share the sequences of a micro-batch between tensor-parallel regions: modules that are replicated are data parallel over tensor-parallel ranks."`
 	Replicate        string `group:"fix" placeholder:"none|MODULES" help:"Modules whose weights all tensor-parallel ranks hold instead of splitting them: none, or of attn, mlp and wte (the vocabulary; lm_head where that is untied) some, such as mlp+wte."`
 	Overlap          string `group:"fix" enum:",on,off" default:"" placeholder:"on|off" help:"Communicate gradients and sharded parameters beside the computation; off where ranks share processors."`
+	LossSlices       *int   `group:"fix" placeholder:"N" help:"Slices of the positions of sequences in which the head and the loss run, forward and backward of each together, so that logits take as much less memory; a divisor of the tokens of a sequence. It is not searched: 1 without."`
 	Offload          string `group:"fix" enum:",none,optimizer,params" default:"" placeholder:"none|optimizer|params" help:"Keep optimizer state, or parameters at rest too, in host memory."`
 }
 
@@ -67,7 +68,7 @@ func (c *planCmd) options(cfg *config.Config) (planner.Options, error) {
 		least int
 	}{
 		{"--dp", c.DP, 1}, {"--tp", c.TP, 1}, {"--tp-rows", c.TPRows, 1}, {"--cp", c.CP, 1}, {"--pp", c.PP, 1},
-		{"--micro-batch", c.MicroBatch, 1}, {"--interleave", c.Interleave, 1}, {"--zero", c.Zero, 0}, {"--zero-group", c.ZeroGroup, 2}, {"--top", &c.Top, 0},
+		{"--micro-batch", c.MicroBatch, 1}, {"--interleave", c.Interleave, 1}, {"--zero", c.Zero, 0}, {"--zero-group", c.ZeroGroup, 2}, {"--loss-slices", c.LossSlices, 1}, {"--top", &c.Top, 0},
 	} {
 		if n.value != nil && *n.value < n.least {
 			return planner.Options{}, usagef("plan: %s is %d, must be at least %d", n.flag, *n.value, n.least)
@@ -80,7 +81,7 @@ func (c *planCmd) options(cfg *config.Config) (planner.Options, error) {
 		RankOrder: c.RankOrder,
 		Schedule:  partition.Schedule(c.Schedule), Interleave: deref(c.Interleave), ZeRO: c.Zero, ZeROGroup: deref(c.ZeroGroup),
 		Recompute: planner.Recompute(c.Recompute), SequenceParallel: c.SequenceParallel, BatchParallel: c.BatchParallel, Overlap: c.Overlap, Offload: c.Offload,
-		TPRows: deref(c.TPRows), Replicate: c.Replicate, Policy: planner.Policy(c.Policy), TopK: c.Top,
+		TPRows: deref(c.TPRows), LossSlices: deref(c.LossSlices), Replicate: c.Replicate, Policy: planner.Policy(c.Policy), TopK: c.Top,
 	}
 	if c.MicroBatch != nil {
 		o.MicroBatch = *c.MicroBatch
@@ -264,6 +265,9 @@ func printPlan(con *console, doc *planner.Document) {
 	}
 	if p.Overlap {
 		about = append(about, []string{"overlap", "gradients and sharded parameters travel beside the computation"})
+	}
+	if p.LossSlices > 1 {
+		about = append(about, []string{"loss", fmt.Sprintf("in %d slices of the sequences", p.LossSlices)})
 	}
 	if p.Offload.Moves() {
 		about = append(about, []string{"offloaded", map[partition.Offload]string{

@@ -139,3 +139,28 @@ func joinQKV(l *list) error {
 	}
 	return l.move(size, l.result(0)+address(queries*size), l.arg(1), dim{n, some, all}, dim{some, 1, 1})
 }
+
+// someRows copies part of the positions of every sequence, and joinRows brings such parts together.
+func someRows(l *list) error {
+	y := l.Results[0]
+	return l.movePositions(0, int64(l.Node.Attr.(ir.RowsAttr).Part*y.Slab.Local[1]), 0, y.Slab.Local[1])
+}
+
+func joinRows(l *list) error {
+	at := 0
+	for i, x := range l.Args {
+		if err := l.movePositions(i, 0, int64(at), x.Slab.Local[1]); err != nil {
+			return err
+		}
+		at += x.Slab.Local[1]
+	}
+	return nil
+}
+
+// movePositions copies n positions of all sequences from operand i to the result, each from one of its own on.
+func (l *list) movePositions(i int, first, at int64, n int) error {
+	x, y := l.Args[i], l.Results[0]
+	row, size := rowElems(y), y.DType.Size()
+	return l.move(size, l.result(0)+address(at*row*size), l.arg(i)+address(first*row*size),
+		dim{int64(y.Slab.Local[0]), int64(x.Slab.Local[1]) * row, int64(y.Slab.Local[1]) * row}, dim{int64(n) * row, 1, 1})
+}

@@ -44,6 +44,9 @@ var ops = [...]func(l *list) error{
 	ir.OpAttentionKVGrad: attentionGrad,
 	ir.OpJoinQKV:         joinQKV,
 
+	ir.OpRows:     someRows,
+	ir.OpJoinRows: joinRows,
+
 	ir.OpRowMax:           rowMax,
 	ir.OpRowSumExp:        rowSumExp,
 	ir.OpRowPick:          rowPick,

@@ -192,6 +192,10 @@ func kernelOf(op ir.Op) kernelFunc {
 		return attentionKVGrad
 	case ir.OpJoinQKV:
 		return joinQKV
+	case ir.OpRows:
+		return someRows
+	case ir.OpJoinRows:
+		return joinRows
 	case ir.OpFold, ir.OpUnfold:
 		return fold
 	case ir.OpRowMax:

@@ -10,7 +10,7 @@ import (
 var allMotifs = []func(*graphBuilder){
 	addMotif, addNMotif, scaleMotif, sumToMotif, expandMotif, sumMotif,
 	matMulMotif, embeddingMotif, layerNormMotif, rmsNormMotif, geluMotif,
-	swiGLUMotif, dropoutMotif, ropeMotif, attentionMotif, contextMotif, decodeMotif,
+	swiGLUMotif, dropoutMotif, ropeMotif, attentionMotif, contextMotif, rowsMotif, decodeMotif,
 	crossEntropyMotif, adamWMotif, castMotif, lossScaleMotif, fixedMotif,
 }
 
@@ -141,6 +141,17 @@ func contextMotif(b *graphBuilder) {
 	out := b.op(ir.OpAttentionKV, attr, qkv, kv, b.seed, b.step)
 	grads := b.op(ir.OpAttentionKVGrad, attr, b.like(out[0]), qkv, kv, out[0], out[1], b.seed, b.step)
 	b.op(ir.OpJoinQKV, nil, grads[0], grads[1])
+}
+
+// rowsMotif is the loss in slices.
+func rowsMotif(b *graphBuilder) {
+	parts := 1 + b.rng.IntN(3)
+	x := b.fresh(b.size(), parts*b.size(), b.size())
+	var all []*ir.Value
+	for part := range parts {
+		all = append(all, b.op(ir.OpRows, ir.RowsAttr{Part: part, Parts: parts}, x)[0])
+	}
+	b.op(ir.OpJoinRows, nil, all...)
 }
 
 func decodeMotif(b *graphBuilder) {

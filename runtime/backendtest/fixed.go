@@ -45,6 +45,9 @@ func (o *opTest) download(t *testing.T, r runtime.Tensor, added bool) []float64 
 		return out
 	}
 	for i, x := range download(t, o.device, r) {
+		if r.DType == ir.I32 {
+			x = float32(int32(math.Float32bits(x)))
+		}
 		out[i] = float64(x)
 		if added {
 			out[i] -= before(r.DType)

@@ -134,6 +134,12 @@ func samples() []sample {
 			add(ir.OpAttentionKVGrad, attr, group, groupQKV, kv, group, groupLSE, number, number).positive = 1 << 4
 		}
 	}
+	for part := range 3 {
+		rows := ir.RowsAttr{Part: part, Parts: 3}
+		add(ir.OpRows, rows, f32(B, 3*T, C))
+		add(ir.OpRows, rows, i32(B, 3*T))
+	}
+	add(ir.OpJoinRows, nil, f32(B, T, C), f32(B, T, C), f32(B, T, C))
 	add(ir.OpKeysValues, nil, qkv)
 	add(ir.OpJoinQKV, nil, heads, kv)
 	add(ir.OpKeysValues, nil, groupQKV)
@@ -347,6 +353,11 @@ func newOpTest(t *testing.T, d runtime.Device, s sample, seed uint64) *opTest {
 	require.NoError(t, err)
 	o.want, err = interp.Eval(o.node, o.args)
 	require.NoError(t, err)
+	for i := range o.want {
+		for _, n := range o.want[i].I { // small enough for either
+			o.want[i].F = append(o.want[i].F, float64(n))
+		}
+	}
 	return o
 }
 

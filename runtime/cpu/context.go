@@ -116,3 +116,31 @@ func attentionKVGrad(d *Device, k *runtime.Kernel) error {
 		shape, where, drop)
 	return nil
 }
+
+// someRows copies part of the positions of every sequence, and joinRows brings such parts together.
+func someRows(d *Device, k *runtime.Kernel) error {
+	some, all := k.Results[0], k.Args[0]
+	n, stride := perSequence(some), perSequence(all)
+	d.copyPositions(some, n, d.result(k, 0), n, d.arg(k, 0)[min(k.Node.Attr.(ir.RowsAttr).Part*n, len(d.arg(k, 0))):], stride)
+	return nil
+}
+
+func joinRows(d *Device, k *runtime.Kernel) error {
+	stride, at := perSequence(k.Results[0]), 0
+	for i, x := range k.Args {
+		n := perSequence(x)
+		d.copyPositions(x, n, d.result(k, 0)[min(at, len(d.result(k, 0))):], stride, d.arg(k, i), n)
+		at += n
+	}
+	return nil
+}
+
+// perSequence returns the elements of a part that belong to one sequence.
+func perSequence(t runtime.Tensor) int { return int(ir.Elems(t.Slab.Local[1:])) }
+
+// copyPositions copies n elements of each sequence of a part.
+func (d *Device) copyPositions(part runtime.Tensor, n int, to []float32, toStride int, from []float32, fromStride int) {
+	if sequences := part.Slab.Local[0]; sequences > 0 && n > 0 {
+		kernel.CopyRows(d.pool, sequences, n, to, toStride, from, fromStride)
+	}
+}

@@ -50,6 +50,9 @@ var launches = [...]launch{
 	ir.OpAttentionKVGrad: attentionKVGrad,
 	ir.OpJoinQKV:         joinQKV,
 
+	ir.OpRows:     someRows,
+	ir.OpJoinRows: joinRows,
+
 	ir.OpRowMax:           rowMax,
 	ir.OpRowSumExp:        rowSumExp,
 	ir.OpRowPick:          rowPick,
@@ -101,7 +104,7 @@ func (d *Device) Check(k *runtime.Kernel) error {
 		}
 	}
 	for i, t := range k.Results {
-		moved := op == ir.OpFold || op == ir.OpUnfold || op == ir.OpSlice // whatever the elements are
+		moved := op == ir.OpFold || op == ir.OpUnfold || op == ir.OpSlice || op == ir.OpRows // whatever the elements are
 		if !known(t.DType) || t.DType == ir.I32 && !moved {
 			return fmt.Errorf("cpu: no kernel for %s with result %d of %s", op, i, t.DType)
 		}

@@ -1,0 +1,52 @@
+package mutants
+
+// inLossSlices has the bugs of the head and the loss in slices.
+func inLossSlices() []mutant {
+	const parity, proof = "^TestLossSlicesParity$", "^TestLossSlices$"
+	return []mutant{{
+		bug: "a slice of the loss is left out", how: "all positions are the last slice's",
+		file: "partition/lossslices.go",
+		old:  "ir.RowsAttr{Part: part, Parts: s.parts}", new: "ir.RowsAttr{Part: s.parts - 1 + 0*part, Parts: s.parts}",
+		pkg: "./codegen", run: proof,
+	}, {
+		bug: "a slice of the loss is left out", how: "gradients of the head's operand are joined in another order",
+		file: "partition/lossslices.go",
+		old:  "m, err := s.add(ir.OpJoinRows, nil, n.Name, -1, n, s.terms[r])", new: "slices.Reverse(s.terms[r])\n\t\t\t\tm, err := s.add(ir.OpJoinRows, nil, n.Name, -1, n, s.terms[r])",
+		pkg: "./codegen", run: proof,
+	}, {
+		bug: "a slice of the loss is left out", how: "of the gradient of a weight that only the update reads",
+		file: "partition/lossslices.go",
+		old:  "args, changed = append(args, terms...), true", new: "args, changed = append(args, terms[1:]...), true",
+		pkg: "./codegen", run: proof,
+	}, {
+		bug: "a slice of the loss that is left out is not refused", how: "some parts are taken for the sum",
+		file: "codegen/sliced.go",
+		old:  "if !ok || len(found[k]) < rows.Parts {", new: "if !ok || len(found[k]) < rows.Parts-1 {",
+		pkg: "./codegen", run: "^TestLossSlicesAreProven$",
+	}, {
+		bug: "a slice of the loss that is left out is not refused", how: "rows are joined in any order",
+		file: "codegen/sliced.go",
+		old:  "|| rows != (ir.RowsAttr{Part: part, Parts: len(args)}) {", new: "|| rows.Parts != len(args) || part < 0 {",
+		pkg: "./codegen", run: "^TestLossSlicesAreProven$",
+	}, {
+		bug: "positions of another slice", how: "the CPU takes the first",
+		file: "runtime/cpu/context.go",
+		old:  "min(k.Node.Attr.(ir.RowsAttr).Part*n, len(d.arg(k, 0)))", new: "min(0*k.Node.Attr.(ir.RowsAttr).Part, n)",
+		pkg: ".", run: parity,
+	}, {
+		bug: "logits of all positions are kept", how: "the forward pass makes them",
+		file: "partition/lossslices.go",
+		old:  "s.head, s.last, s.phase = append(s.head, n), i, n.Phase", new: "s.head, s.last = append(s.head, n), i",
+		pkg: ".", run: "^TestLossSlicesTakeLess$",
+	}, {
+		bug: "plans with the loss in slices are priced without", how: "by the search",
+		file: "planner/options.go",
+		old:  "return partition.SliceLoss(g, o.LossSlices)", new: "return g, nil",
+		pkg: "./planner", run: "^TestLossSlicesArePlanned$",
+	}, {
+		bug: "plans with the loss in slices are priced without", how: "by the estimator",
+		file: "planner/estimate.go",
+		old:  "g, err := partition.SliceLoss(g, plan.LossSlices)", new: "g, err := partition.SliceLoss(g, min(plan.LossSlices, 1))",
+		pkg: "./planner", run: "^TestLossSlicesArePlanned$",
+	}}
+}

@@ -1,0 +1,301 @@
+package partition
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/autopar/autopar/ir"
+)
+
+// sliceLoss rewrites a graph so that the head and the loss work on some of the positions of the sequences at a time, forward
+// and backward of each slice together: logits, the largest value there is with a large vocabulary, are there for one slice
+// only (as in Liger Kernel's fused linear cross entropy, Hsu et al. 2024, and torchtune's chunked one). What a slice reads
+// is taken out by rows; gradients of the head's operand are brought together by join_rows, and sums over the positions,
+// the loss and the gradient of the head's weight, by add_n, of which kernels add the terms in place. So in a training step
+// the head's forward pass belongs to the backward pass.
+//
+// It is a rewrite of the graph, as that of context parallelism is: what follows, from placements to prices, needs to know
+// nothing of it, and [codegen.CheckEquivalent] proves the result by the signatures of the ops.
+func sliceLoss(g *ir.Graph, parts int) error {
+	if parts <= 1 {
+		return nil
+	}
+	loss := slices.IndexFunc(g.Nodes, func(n *ir.Node) bool { return n.Op == ir.OpNLL })
+	if loss < 0 {
+		return nil // there are no targets
+	}
+	logits := g.Nodes[loss].Args[0].Def.Args[0]
+	if len(logits.Type.Shape) != 3 || logits.Def.Op != ir.OpMatMul {
+		return planErrorf("loss_slices", "%s is %s %s, want the product of a head, of positions of sequences; use loss_slices 0", logits.Name(), logits.Def.Op, logits.Type)
+	}
+	if tokens := logits.Type.Shape[1]; tokens%parts != 0 {
+		return planErrorf("loss_slices", "%d slices of sequences of %d tokens are not equal; the nearest that are: %s", parts, tokens, NearestGroups(tokens, parts))
+	}
+	s := &lossSlicer{
+		parts: parts, logits: logits.Def,
+		roles: map[*ir.Value]sliceRole{}, now: map[*ir.Value]*ir.Value{}, terms: map[*ir.Value][]*ir.Value{},
+	}
+	if err := s.find(g); err != nil {
+		return err
+	}
+	return s.rewrite(g)
+}
+
+// SliceLoss returns a graph as a plan with so many [Plan.LossSlices] has it: the same graph for one.
+func SliceLoss(g *ir.Graph, parts int) (*ir.Graph, error) {
+	if g == nil || parts <= 1 {
+		return g, nil
+	}
+	work, _ := g.Clone()
+	return work, sliceLoss(work, parts)
+}
+
+// sliceRole is what becomes of a value that the head makes.
+type sliceRole uint8
+
+const (
+	perSlice sliceRole = iota + 1 // it is made and read slice by slice
+	joined                        // it has the positions of all slices
+	summed                        // it is a sum over them
+)
+
+// lossSlicer rewrites one graph.
+type lossSlicer struct {
+	parts  int
+	logits *ir.Node // the product that makes them
+	head   []*ir.Node
+	roles  map[*ir.Value]sliceRole
+	last   int // where the last node of the head is
+	phase  ir.Phase
+	out    []*ir.Node
+	now    map[*ir.Value]*ir.Value   // what stands for a value of the graph
+	terms  map[*ir.Value][]*ir.Value // of a sum
+}
+
+// find finds the head: what makes logits, and whatever reads them or what is made of them position by position.
+func (s *lossSlicer) find(g *ir.Graph) error {
+	for i, n := range g.Nodes {
+		reads := func(role sliceRole) bool {
+			return slices.ContainsFunc(n.Args, func(v *ir.Value) bool { return s.roles[v] == role })
+		}
+		cast := n.Op == ir.OpCast && n.Phase != ir.Update && reads(summed) // of a gradient
+		if n != s.logits && !cast && !reads(perSlice) {
+			continue
+		}
+		if n.Phase == ir.Update {
+			return planErrorf("loss_slices", "%s reads what the head makes after the last micro-batch; use loss_slices 0", n.Name)
+		}
+		if ir.Frac(n.Attr) > 0 {
+			return planErrorf("loss_slices", "%s adds up in fixed point, sequence by sequence, which slices of them would change: train.reproducible needs loss_slices 0", n.Name)
+		}
+		s.head, s.last, s.phase = append(s.head, n), i, n.Phase
+		dim := s.positions(n)
+		sig := ir.SignatureOf(n)
+		for k, r := range n.Results {
+			switch at := slices.Index(sig.Results[k], dim); {
+			case cast || at < 0:
+				s.roles[r] = summed
+			case at != 1:
+				return planErrorf("loss_slices", "%s has positions in dimension %d; use loss_slices 0", r.Name(), at)
+			case n.Op == ir.OpMatMul && n != s.logits:
+				s.roles[r] = joined
+			default:
+				s.roles[r] = perSlice
+			}
+		}
+	}
+	return nil
+}
+
+// positions returns the dimension of a node of the head that runs over positions, -1 for none.
+func (s *lossSlicer) positions(n *ir.Node) int {
+	sig := ir.SignatureOf(n)
+	if n == s.logits {
+		return sig.Results[0][1]
+	}
+	for i, a := range n.Args {
+		if s.roles[a] == perSlice {
+			return sig.Args[i][1]
+		}
+	}
+	return -1
+}
+
+// rewrite puts the slices where the last node of the head was, and what reads what they make after them.
+func (s *lossSlicer) rewrite(g *ir.Graph) error {
+	late := map[*ir.Node]bool{} // what comes after the slices
+	var after []*ir.Node
+	for i, n := range g.Nodes {
+		switch {
+		case slices.Contains(s.head, n):
+		case i < s.last && slices.ContainsFunc(n.Args, func(v *ir.Value) bool { return s.roles[v] != 0 || late[v.Def] }):
+			late[n] = true
+			n.Phase = max(n.Phase, s.phase)
+			after = append(after, n)
+		default:
+			s.emit(n)
+		}
+		if i != s.last {
+			continue
+		}
+		for _, n := range s.head {
+			for _, a := range n.Args {
+				if late[a.Def] {
+					return planErrorf("loss_slices", "%s reads %s, which is made of all slices; use loss_slices 0", n.Name, a.Name())
+				}
+			}
+		}
+		for part := range s.parts {
+			if err := s.slice(part); err != nil {
+				return err
+			}
+		}
+		if err := s.whole(g); err != nil {
+			return err
+		}
+		for _, n := range after {
+			s.emit(n)
+		}
+	}
+	g.Nodes = s.out
+	for i, o := range g.Outputs {
+		if v := s.now[o.Value]; v != nil {
+			g.Outputs[i].Value = v
+		}
+	}
+	g.Renumber()
+	return nil
+}
+
+// emit appends a node of the graph that reads what stands for its operands: of a sum, in a sum, its terms.
+func (s *lossSlicer) emit(n *ir.Node) {
+	changed := false
+	var args []*ir.Value
+	for _, a := range n.Args {
+		terms, v := s.terms[a], s.now[a]
+		switch {
+		case n.Op == ir.OpAddN && n.Phase == ir.Update && terms != nil:
+			args, changed = append(args, terms...), true
+		case v != nil:
+			args, changed = append(args, v), true
+		default:
+			args = append(args, a)
+		}
+	}
+	if changed {
+		n.Args = args
+		n.Sign()
+	}
+	s.out = append(s.out, n)
+}
+
+// slice appends the head of one slice.
+func (s *lossSlicer) slice(part int) error {
+	mine := map[*ir.Value]*ir.Value{} // what the slice has of values
+	for _, n := range s.head {
+		dim, sig := s.positions(n), ir.SignatureOf(n)
+		var args []*ir.Value
+		for i, a := range n.Args {
+			at := slices.Index(sig.Args[i], dim)
+			if v := mine[a]; v != nil {
+				args = append(args, v)
+				continue
+			}
+			if at < 0 || dim < 0 {
+				args = append(args, a)
+				continue
+			}
+			if at != 1 {
+				return planErrorf("loss_slices", "%s has positions in dimension %d; use loss_slices 0", a.Name(), at)
+			}
+			rows, err := s.add(ir.OpRows, ir.RowsAttr{Part: part, Parts: s.parts}, a.Name(), part, n, []*ir.Value{a})
+			if err != nil {
+				return err
+			}
+			mine[a] = rows.Results[0]
+			args = append(args, rows.Results[0])
+		}
+		m, err := s.add(n.Op, n.Attr, n.Name, part, n, args)
+		if err != nil {
+			return err
+		}
+		for i, r := range n.Results {
+			mine[r] = m.Results[i]
+			if s.roles[r] != perSlice {
+				s.terms[r] = append(s.terms[r], m.Results[i])
+			}
+		}
+	}
+	return nil
+}
+
+// add appends a node of a slice in the place of another.
+func (s *lossSlicer) add(op ir.Op, attr ir.Attr, name string, part int, at *ir.Node, args []*ir.Value) (*ir.Node, error) {
+	if part >= 0 {
+		name = fmt.Sprintf("%s@slice%d", name, part)
+	}
+	types := make([]ir.Type, len(args))
+	for i, a := range args {
+		types[i] = a.Type
+	}
+	sig, err := ir.Resolve(op, attr, types)
+	if err != nil {
+		return nil, err
+	}
+	n := &ir.Node{Op: op, Attr: attr, Name: name, Phase: max(at.Phase, s.phase), Pos: at.Pos, Args: args}
+	for i, t := range sig.ResultTypes() {
+		n.Results = append(n.Results, &ir.Value{Type: t, Def: n, Index: i})
+	}
+	n.Sign()
+	s.out = append(s.out, n)
+	return n, nil
+}
+
+// whole appends what the values that all slices make are after them: those of all positions, and sums. Sums that the update
+// alone reads, gradients, are made there, so that their terms are added up over micro-batches before.
+func (s *lossSlicer) whole(g *ir.Graph) error {
+	for _, n := range s.head {
+		for _, r := range n.Results {
+			switch s.roles[r] {
+			case joined:
+				m, err := s.add(ir.OpJoinRows, nil, n.Name, -1, n, s.terms[r])
+				if err != nil {
+					return err
+				}
+				s.now[r] = m.Results[0]
+				delete(s.terms, r)
+			case summed:
+				update, passes := s.readers(g, r)
+				if !passes && !update {
+					continue // but sums in which its terms stand
+				}
+				m, err := s.add(ir.OpAddN, nil, n.Name+"@slices", -1, n, s.terms[r])
+				if err != nil {
+					return err
+				}
+				s.now[r] = m.Results[0]
+				if passes {
+					delete(s.terms, r)
+				} else {
+					m.Phase = ir.Update
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// readers tells who reads a value beside the head: the update by other than sums of gradients, and the passes.
+func (s *lossSlicer) readers(g *ir.Graph, v *ir.Value) (update, passes bool) {
+	for _, n := range g.Nodes {
+		if !slices.Contains(n.Args, v) || slices.Contains(s.head, n) {
+			continue
+		}
+		update = update || n.Phase == ir.Update && n.Op != ir.OpAddN
+		passes = passes || n.Phase != ir.Update
+	}
+	for _, o := range g.Outputs {
+		passes = passes || o.Value == v
+	}
+	return update, passes
+}
