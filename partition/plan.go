@@ -80,6 +80,10 @@ type Plan struct {
 	// Overlap lets gradients be reduced, and sharded parameters be gathered, on a
 	// stream of communication beside the computation.
 	Overlap bool `json:"overlap,omitempty"`
+	// OverlapTP lets tensor-parallel ranks exchange activations and their gradients beside
+	// kernels that do not need the result: in the backward pass that is the product for the
+	// gradient of a weight, or of an input. See codegen's beside.
+	OverlapTP bool `json:"overlap_tp,omitempty"`
 	// PoolOrder is the order in which world ranks are numbered along the pools of a
 	// cluster that has several kinds of devices, by their places in the cluster: with
 	// [1,0] rank 0 is the first device of the second pool. Empty is as they stand there.
@@ -385,6 +389,9 @@ func (p *Plan) Validate(blocks, batch int) error {
 	if p.SequenceParallel && p.TP == 1 {
 		return planErrorf("sequence_parallel", "needs tp of at least 2")
 	}
+	if err := p.validateOverlapTP(); err != nil {
+		return err
+	}
 	if next != blocks {
 		return planErrorf("stages", "cover %d blocks, the model has %d", next, blocks)
 	}
@@ -453,6 +460,20 @@ func (p *Plan) validateGroup() error {
 		return planErrorf("zero_group", "is %d, but zero is 0: there is nothing to shard in groups; want zero 1 to 3, or no zero_group", g)
 	case g < 2 || g > all || all%g != 0:
 		return planErrorf("zero_group", "is %d, which does not cut %d data-parallel ranks into equal groups of at least 2; the nearest that do: %s", g, all, NearestGroups(all, g))
+	}
+	return nil
+}
+
+// validateOverlapTP checks that there may be kernels beside which tensor-parallel ranks
+// communicate.
+func (p *Plan) validateOverlapTP() error {
+	switch {
+	case !p.OverlapTP:
+		return nil
+	case p.TP == 1:
+		return planErrorf("overlap_tp", "needs tp of at least 2")
+	case p.Schedule == ZeroBubble:
+		return planErrorf("overlap_tp", "is on, but schedule %s puts off the products beside which it would be; want overlap_tp off, or schedule %s", p.Schedule, OneFOneB)
 	}
 	return nil
 }

@@ -47,6 +47,11 @@ type Options struct {
 	// micro-batches, without context parallelism and offload; of interleaved and
 	// zero-bubble schedules it is only searched when it is on.
 	Overlap string
+	// OverlapTP is "on" or "off": collectives of tensor parallelism beside kernels, in every plan
+	// that has any, but under zero-bubble schedules, which put those kernels off. Empty is on,
+	// and off where ranks share a device: it costs no memory to speak of, so there is nothing
+	// to search.
+	OverlapTP string
 	// late says that overlap is searched under schedules whose streams outlast the tasks that began what
 	// is in them: interleaved and zero-bubble ones. See [Options.on].
 	late bool
@@ -120,6 +125,12 @@ func (o Options) on(c *cost.Cluster, batch int) (Options, error) {
 	}
 	if o.Overlap == "" && c.Device.Shared {
 		o.Overlap = "off" // there communication takes the time of kernels
+	}
+	switch {
+	case o.OverlapTP == "" && c.Device.Shared:
+		o.OverlapTP = "off"
+	case o.OverlapTP == "":
+		o.OverlapTP = "on"
 	}
 	// Of several kinds of devices the streams of some wait for others, which the times of first ranks do not show.
 	if o.late = o.Overlap == "on" && len(c.Pools) == 0; o.Overlap == "on" && !o.late && (o.Schedule == partition.ZeroBubble || o.Schedule == partition.Interleaved || o.Interleave > 1) {
@@ -262,6 +273,14 @@ func (o Options) validateSharding() error {
 			return optionErrorf("overlap", "is on, but offload is %s: the search has no overlap with offload in this version; a plan that says so runs", o.Offload)
 		}
 	}
+	if o.OverlapTP == "on" {
+		switch {
+		case o.TP == 1:
+			return optionErrorf("overlap-tp", "is on, but tp is 1: it needs at least 2")
+		case o.Schedule == partition.ZeroBubble:
+			return optionErrorf("overlap-tp", "is on, but schedule %s puts off the products beside which it would be; leave one of them out", o.Schedule)
+		}
+	}
 	switch g := o.ZeROGroup; {
 	case g < 0 || g == 1:
 		return optionErrorf("zero-group", "is %d, must be at least 2 data-parallel ranks", g)
@@ -301,6 +320,7 @@ func (o Options) validateWords() error {
 	for _, x := range []struct{ option, value, want string }{
 		{"sequence-parallel", o.SequenceParallel, " on off "},
 		{"overlap", o.Overlap, " on off "},
+		{"overlap-tp", o.OverlapTP, " on off "},
 		{"offload", o.Offload, " none optimizer params "},
 		{"schedule", string(o.Schedule), " gpipe 1f1b interleaved zero-bubble "},
 		{"recompute", string(o.Recompute), " none pointwise selective full "},
