@@ -137,6 +137,9 @@ func shardedText(p *partition.Plan) string {
 	if p.Overlap {
 		text += ", overlap"
 	}
+	if p.OverlapTP {
+		text += ", overlap of tp"
+	}
 	if p.Offload.Moves() {
 		text += ", offload " + p.Offload.String()
 	}

@@ -43,14 +43,14 @@ type work struct {
 
 type workInstr struct {
 	*codegen.Instr
-	all   []codegen.Instr // with those it is made with
-	bare  *codegen.Instr  // unless nil, only what it takes longer than this one counts
+	all  []codegen.Instr // with those it is made with
+	bare *codegen.Instr  // unless nil, only what it takes longer than this one counts
 	// beside is what runs beside it: only what it takes longer than they counts, unless all
 	// is in order, as under a zero-bubble schedule.
 	beside []codegen.Instr
-	part  int             // of the model
-	pass  ir.Phase
-	ahead bool
+	part   int // of the model
+	pass   ir.Phase
+	ahead  bool
 }
 
 // The parts of a model.
@@ -439,7 +439,9 @@ func (s *searcher) floor(o outline, trunk *work, size int, schedule partition.Sc
 	if trunk == nil {
 		return 0
 	}
-	return s.leastOn(o, size, schedule, nil, false, false, func(size int, kinds cost.Kinds) workTimes { return *trunk.at(sizeOn{size, kinds, inOrder(schedule)}, s.batch) })
+	return s.leastOn(o, size, schedule, nil, false, false, func(size int, kinds cost.Kinds) workTimes {
+		return *trunk.at(sizeOn{size, kinds, inOrder(schedule)}, s.batch)
+	})
 }
 
 // common bounds the plans of all outlines of a family, as that of the same one, by the

@@ -54,6 +54,7 @@ type fixed struct {
 	SequenceParallel string `group:"fix" enum:",on,off" default:"" placeholder:"on|off" help:"Shard the sequence between tensor-parallel regions."`
 	Replicate        string `group:"fix" placeholder:"none|MODULES" help:"Modules whose weights all tensor-parallel ranks hold instead of splitting them: none, or of attn, mlp and wte (the vocabulary; lm_head where that is untied) some, such as mlp+wte."`
 	Overlap          string `group:"fix" enum:",on,off" default:"" placeholder:"on|off" help:"Communicate gradients and sharded parameters beside the computation; off where ranks share processors."`
+	OverlapTP        string `group:"fix" name:"overlap-tp" enum:",on,off" default:"" placeholder:"on|off" help:"Have tensor-parallel ranks communicate beside products of the backward pass; off where ranks share processors."`
 	Offload          string `group:"fix" enum:",none,optimizer,params" default:"" placeholder:"none|optimizer|params" help:"Keep optimizer state, or parameters at rest too, in host memory."`
 }
 
@@ -78,7 +79,7 @@ func (c *planCmd) options(cfg *config.Config) (planner.Options, error) {
 		DP: deref(c.DP), TP: deref(c.TP), CP: deref(c.CP), PP: deref(c.PP), MicroBatch: int(cfg.Batch.Micro),
 		RankOrder: c.RankOrder,
 		Schedule:  partition.Schedule(c.Schedule), Interleave: deref(c.Interleave), ZeRO: c.Zero, ZeROGroup: deref(c.ZeroGroup),
-		Recompute: planner.Recompute(c.Recompute), SequenceParallel: c.SequenceParallel, Overlap: c.Overlap, Offload: c.Offload,
+		Recompute: planner.Recompute(c.Recompute), SequenceParallel: c.SequenceParallel, Overlap: c.Overlap, OverlapTP: c.OverlapTP, Offload: c.Offload,
 		TPRows: deref(c.TPRows), Replicate: c.Replicate, Policy: planner.Policy(c.Policy), TopK: c.Top,
 	}
 	if c.MicroBatch != nil {
@@ -263,6 +264,9 @@ func printPlan(con *console, doc *planner.Document) {
 	}
 	if p.Overlap {
 		about = append(about, []string{"overlap", "gradients and sharded parameters travel beside the computation"})
+	}
+	if p.OverlapTP {
+		about = append(about, []string{"overlap of tp", "in the backward pass its ranks communicate beside products"})
 	}
 	if p.Offload.Moves() {
 		about = append(about, []string{"offloaded", map[partition.Offload]string{
