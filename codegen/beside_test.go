@@ -102,3 +102,37 @@ func TestBeside(t *testing.T) {
 		{"h.1.attn.c_attn/matmul@dx@reduce_scatter_tp", "h.1.attn.c_attn/matmul@dw"},
 	}, block())
 }
+
+// TestBesideIsChecked: what disturbs a collective that runs beside kernels is refused, though
+// instructions in order would compute the graph.
+func TestBesideIsChecked(t *testing.T) {
+	traced := trainGraph(t, 2)
+	for name, m := range map[string]struct {
+		breakIt func(instrs []codegen.Instr, i int)
+		says    string
+	}{
+		"its result is read beside it":       {func(instrs []codegen.Instr, i int) { instrs[i].Beside++ }, "into which"},
+		"its operand is overwritten":         {func(instrs []codegen.Instr, i int) { instrs[i+1].Results[0] = instrs[i].Args[0] }, "may still be using"},
+		"nothing waits for it":               {func(instrs []codegen.Instr, i int) { instrs[i].Beside = len(instrs) - i - 1 }, "and then is waited for"},
+		"a kernel with others beside it":     {func(instrs []codegen.Instr, i int) { instrs[i+1].Beside = 1 }, "which cannot run beside kernels"},
+		"a collective beside it":             {func(instrs []codegen.Instr, i int) { instrs[i-2].Beside = 2 }, "cannot run beside"},
+		"a kernel that waits for a stream":   {func(instrs []codegen.Instr, i int) { instrs[i+1].Await = 1 }, "waits"},
+		"on the communication stream":        {func(instrs []codegen.Instr, i int) { instrs[i].Async = true }, "communication stream"},
+		"its operand is freed too early":     {func(instrs []codegen.Instr, i int) { instrs[i].Beside = -1 }, "beside the next -1"},
+		"what comes after is not always run": {func(instrs []codegen.Instr, i int) { instrs[i+instrs[i].Beside+1].Async = true }, "waits for"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := plan(2, 2, 1, 2, 2, partition.OneFOneB, false)
+			p.OverlapTP = true
+			prog := generate(t, traced, p)
+			require.NoError(t, codegen.Verify(prog, traced))
+			instrs := prog.Stages[0].Bodies[ir.Backward].Instrs
+			for i := range instrs {
+				if instrs[i].Node.Name == "h.1.mlp.c_fc/matmul@dx@all_reduce_tp" {
+					m.breakIt(instrs, i)
+				}
+			}
+			require.ErrorContains(t, codegen.Check(prog), m.says)
+		})
+	}
+}

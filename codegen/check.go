@@ -36,7 +36,8 @@ func (e *CheckError) Error() string {
 //     supplies is what its consumer needs;
 //   - every node of the graph runs, once per task, on exactly the values it
 //     names: nothing is read before it is written or after it is overwritten,
-//     and live buffers do not overlap;
+//     in part or whole, live buffers do not overlap, and views lie where their
+//     part of the whole does, on every rank;
 //   - gradients of all micro-batches are added up, before they are reduced;
 //   - nothing touches what the communication stream may still be using;
 //   - every rank runs each micro-batch through each of its chunks forward once,
@@ -50,6 +51,9 @@ func Check(p *Program) error {
 	}
 	for _, s := range p.Stages {
 		if err := checkLayout(s); err != nil {
+			return err
+		}
+		if err := checkViews(p, s); err != nil {
 			return err
 		}
 		if err := checkCode(p, s); err != nil {
@@ -101,8 +105,8 @@ func checkLayout(s *Stage) error {
 	var live []int
 	for id := range s.Buffers {
 		b := &s.Buffers[id]
-		if !used[id] && b.Value.Def.Op.Class() != ir.Leaf {
-			continue
+		if b.View || !used[id] && b.Value.Def.Op.Class() != ir.Leaf {
+			continue // of no place of its own: see checkViews
 		}
 		if b.Offset < 0 || b.Offset%align != 0 || b.Offset+b.Size > limit(b) {
 			return &CheckError{Rank: -1, Stage: s.Index, Value: b.Value.Name(),
@@ -133,6 +137,8 @@ type code struct {
 	prog  *Program
 	stage *Stage
 	holds map[int]*ir.Value // what each buffer holds now
+	torn  map[int]*ir.Node  // what has written a part of it since
+	near  map[int][]int     // buffers that share memory with it
 	same  map[*ir.Value]*ir.Value
 	terms map[*ir.Value]bool // what kernels add into an accumulator themselves
 }
@@ -140,7 +146,7 @@ type code struct {
 // checkCode runs the forward, backward and update bodies once, over names of
 // values instead of numbers.
 func checkCode(p *Program, s *Stage) error {
-	c := &code{p, s, map[int]*ir.Value{}, map[*ir.Value]*ir.Value{}, map[*ir.Value]bool{}}
+	c := &code{p, s, map[int]*ir.Value{}, map[int]*ir.Node{}, s.near(), map[*ir.Value]*ir.Value{}, map[*ir.Value]bool{}}
 	runs := map[*ir.Node]int{}
 	writers := map[int][]Instr{} // accumulating instructions by buffer, in order
 	for _, body := range s.Bodies {
@@ -240,6 +246,8 @@ func (c *code) step(in Instr, writers map[int][]Instr) error {
 				return err
 			}
 			switch held := c.holds[in.Args[i]]; {
+			case held == nil && c.torn[in.Args[i]] != nil:
+				return c.fail(n, a, "operand %d is read from b%d, of which %s has overwritten some", i, in.Args[i], c.torn[in.Args[i]].Name)
 			case held == nil:
 				return c.fail(n, a, "operand %d is read from b%d before anything is written there", i, in.Args[i])
 			case held != c.canon(a):
@@ -252,6 +260,9 @@ func (c *code) step(in Instr, writers map[int][]Instr) error {
 	}
 	if len(in.Results) != len(n.Results) || len(in.Accum) != len(n.Results) {
 		return c.fail(n, nil, "has %d results, its node has %d", len(in.Results), len(n.Results))
+	}
+	if err := c.aliases(in); err != nil {
+		return err
 	}
 	for i, r := range n.Results {
 		id := in.Results[i]
@@ -269,6 +280,11 @@ func (c *code) step(in Instr, writers map[int][]Instr) error {
 			return err
 		}
 		c.holds[id] = c.canon(r)
+		for _, other := range c.near[id] {
+			if !in.Idle() {
+				c.holds[other], c.torn[other] = nil, n
+			}
+		}
 	}
 	return nil
 }

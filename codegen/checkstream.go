@@ -20,10 +20,10 @@ func checkStreams(s *Stage) error {
 			for i := range instrs {
 				in := &instrs[i]
 				fail := s.failing(in)
-				if err := checkBucket(instrs, i, fail); err != nil {
+				if err := s.checkBucket(instrs, i, fail); err != nil {
 					return err
 				}
-				if err := checkBeside(s, instrs, i); err != nil {
+				if err := s.checkBeside(instrs, i); err != nil {
 					return err
 				}
 				if once := in.Node.Phase == ir.Update && phase != ir.Update; once != in.Last {
@@ -35,7 +35,7 @@ func checkStreams(s *Stage) error {
 				done = max(done, in.Await)
 				if !in.Async {
 					for _, other := range running[done:] {
-						if err := collide(in, other, fail); err != nil {
+						if err := s.collide(in, other, fail); err != nil {
 							return err
 						}
 					}
@@ -83,7 +83,7 @@ func checkLate(s *Stage) error {
 				if r := s.Buffers[id].Region; r != Persist {
 					return s.failing(in)(values[k], "is in b%d of the %s region, and in use beyond the end of the task", id, r)
 				}
-				using[id] = append(using[id], late{in, part{phase, in.Chunk}})
+				using[s.base(id)] = append(using[s.base(id)], late{in, part{phase, in.Chunk}})
 			}
 		}
 	}
@@ -94,11 +94,11 @@ func checkLate(s *Stage) error {
 				continue
 			}
 			for _, id := range slices.Concat(in.Args, in.Results) {
-				for _, other := range using[id] {
+				for _, other := range using[s.base(id)] {
 					if other.of.chunk == in.Chunk && other.of.phase >= phase {
 						continue
 					}
-					if err := collide(in, other.Instr, s.failing(in)); err != nil {
+					if err := s.collide(in, other.Instr, s.failing(in)); err != nil {
 						return err
 					}
 				}
@@ -172,7 +172,7 @@ func lasts(instrs []Instr) []int {
 }
 
 // checkBucket checks the place of one instruction in its bucket.
-func checkBucket(instrs []Instr, i int, fail func(*ir.Value, string, ...any) error) error {
+func (s *Stage) checkBucket(instrs []Instr, i int, fail func(*ir.Value, string, ...any) error) error {
 	in := &instrs[i]
 	switch {
 	case in.Async && !Collective(in.Node.Op):
@@ -194,7 +194,7 @@ func checkBucket(instrs []Instr, i int, fail func(*ir.Value, string, ...any) err
 		return fail(nil, "is to be made with %s, which is another kind of collective", with.Node.Name)
 	}
 	for k := i - 1; k >= 0; k-- {
-		if err := collide(in, &instrs[k], fail); err != nil {
+		if err := s.collide(in, &instrs[k], fail); err != nil {
 			return err
 		}
 		if !instrs[k].Fused {
@@ -206,7 +206,7 @@ func checkBucket(instrs []Instr, i int, fail func(*ir.Value, string, ...any) err
 
 // checkBeside makes sure that what runs beside a collective are kernels that do not disturb
 // it, with something after them that waits for it.
-func checkBeside(s *Stage, instrs []Instr, i int) error {
+func (s *Stage) checkBeside(instrs []Instr, i int) error {
 	in := &instrs[i]
 	fail := s.failing(in)
 	switch {
@@ -219,6 +219,9 @@ func checkBeside(s *Stage, instrs []Instr, i int) error {
 	case in.Async || in.Fused || instrs[i+1].Fused:
 		return fail(nil, "runs beside the next %d instructions, and in a bucket or on the communication stream", in.Beside)
 	}
+	if after := &instrs[i+in.Beside+1]; after.Last || after.Async || after.Fused {
+		return s.failing(after)(nil, "waits for %s, and is not of every micro-batch or on the communication stream", in.Node.Name)
+	}
 	for k := i + 1; k <= i+in.Beside; k++ {
 		other := &instrs[k]
 		switch {
@@ -227,25 +230,26 @@ func checkBeside(s *Stage, instrs []Instr, i int) error {
 		case other.Await > 0 || other.Last:
 			return s.failing(other)(nil, "waits for the communication stream, beside %s", in.Node.Name)
 		}
-		if err := collide(other, in, s.failing(other)); err != nil {
+		if err := s.collide(other, in, s.failing(other)); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// collide reports a conflict of an instruction with one that may be running.
-func collide(in, other *Instr, fail func(*ir.Value, string, ...any) error) error {
+// collide reports a conflict of an instruction with one that may be running. Views of one buffer
+// are taken for one.
+func (s *Stage) collide(in, other *Instr, fail func(*ir.Value, string, ...any) error) error {
 	for i, id := range in.Args {
 		for _, r := range other.Results {
-			if id == r {
+			if s.base(id) == s.base(r) {
 				return fail(in.Node.Args[i], "operand %d is read from b%d, into which %s may still be writing", i, id, other.Node.Name)
 			}
 		}
 	}
 	for i, id := range in.Results {
 		for _, r := range append(append([]int{}, other.Args...), other.Results...) {
-			if id == r {
+			if s.base(id) == s.base(r) {
 				return fail(in.Node.Results[i], "writes b%d, which %s may still be using", id, other.Node.Name)
 			}
 		}

@@ -10,6 +10,7 @@ import (
 type memory struct {
 	fixed []content           // buffers that are not of a slot or inbox, by buffer
 	slots map[inSlot]*content // the others
+	near  map[int][]int       // buffers that share memory: see [Stage.near]
 }
 
 // inSlot is a buffer of one slot.
@@ -146,6 +147,16 @@ func (e *equivalence) write(c *class, t Task, in *Instr, i int, v *ir.Value, x *
 	now := content{expr: x, typ: v.Type, spec: v.Spec, microBatch: once, task: c.at.task}
 	if e.timeAt >= 0 && v.Spec[e.timeAt].Kind != ir.Replicate {
 		now.microBatch = t.MicroBatch
+	}
+	for _, other := range c.memory[e.code(c.Schedule, t)].near[buffer] {
+		if in.Idle() {
+			break
+		}
+		lost, err := e.cell(c, t, other)
+		if err != nil {
+			return e.fail(c, t, n, v, "%v", err)
+		}
+		*lost = content{}
 	}
 	if n.Op != ir.OpAccumulate && in.Accum[i] == Overwrite {
 		*cell = now

@@ -159,7 +159,7 @@ func (e *equivalence) load(c *class, st *Stage) error {
 	if c.memory[st] != nil {
 		return nil
 	}
-	m := &memory{fixed: make([]content, len(st.Buffers)), slots: map[inSlot]*content{}}
+	m := &memory{fixed: make([]content, len(st.Buffers)), slots: map[inSlot]*content{}, near: st.near()}
 	for id := range st.Buffers {
 		b := &st.Buffers[id]
 		if (b.Region == Persist || b.Region == Host) && b.Value.Def.Op.Class() == ir.Leaf {

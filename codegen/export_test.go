@@ -12,3 +12,9 @@ func CheckEquivalentOf(p *Program, traced *ir.Graph, own map[int]*Stage) error {
 		return p.Stages[s.Stage]
 	})
 }
+
+// Views finds the views of a stage.
+func (s *Stage) Views() { s.views() }
+
+// CheckStreams checks what runs beside the kernels of a stage.
+func (s *Stage) CheckStreams() error { return checkStreams(s) }

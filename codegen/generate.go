@@ -32,6 +32,7 @@ func Generate(g *ir.Graph, p *partition.Plan, batch int, share *Program) (*Progr
 		if share != nil {
 			shared = share.Stages[i]
 		}
+		st.settle(prog.Mesh)
 		st.allocate(shared)
 	}
 	// Ranks of a stage that run as many micro-batches run the same tasks.

@@ -368,6 +368,7 @@ func (b *stageBuilder) bodies() {
 		}
 		b.emit(n)
 	}
+	b.views()
 	for phase := range ir.NumPhases {
 		for _, instrs := range b.runs(phase) {
 			b.awaits(instrs)
@@ -507,8 +508,8 @@ func (s *Stage) allocate(shared *Stage) {
 			host = append(host, id)
 		case buf.Value.Def.Op == ir.OpParam:
 			persist = append(persist, id)
-		case !used[id] && buf.Value.Def.Op.Class() != ir.Leaf:
-			// Merged into another buffer.
+		case buf.View || !used[id] && buf.Value.Def.Op.Class() != ir.Leaf:
+			// It lies in another buffer.
 		case buf.Region == Persist:
 			persist = append(persist, id)
 		case buf.Region == Slot:
@@ -641,5 +642,8 @@ func pack(buffers []Buffer, ids []int) int64 {
 }
 
 func (b Buffer) String() string {
+	if b.View {
+		return fmt.Sprintf("%s view of b%d %d bytes live %d..%d %s", b.Region, b.Of, b.Size, b.From, b.To, b.Value.Name())
+	}
 	return fmt.Sprintf("%s+%d %d bytes live %d..%d %s", b.Region, b.Offset, b.Size, b.From, b.To, b.Value.Name())
 }

@@ -37,7 +37,11 @@ func (p *Program) Fprint(w io.Writer, rank int) error {
 	}
 	fmt.Fprintln(out)
 	for id, b := range st.Buffers {
-		fmt.Fprintf(out, "  b%d  %s+%d  %d bytes  %s %s\n", id, b.Region, b.Offset, b.Size, b.Value.Name(), b.Value.Type)
+		place := fmt.Sprintf("%s+%d", b.Region, b.Offset)
+		if b.View {
+			place = fmt.Sprintf("%s in b%d", b.Region, b.Of)
+		}
+		fmt.Fprintf(out, "  b%d  %s  %d bytes  %s %s\n", id, place, b.Size, b.Value.Name(), b.Value.Type)
 	}
 	at := 0
 	for _, task := range s.Tasks {
@@ -69,6 +73,9 @@ func (p *Program) instrText(s *Schedule, task Task, in Instr) string {
 		where = "  group=" + strings.Trim(strings.ReplaceAll(fmt.Sprint(group), " ", ","), "[]")
 	case op.Class() == ir.Comm:
 		kind = "local"
+	}
+	if in.InPlace {
+		where += "  in place"
 	}
 	if in.Async {
 		where += "  async"

@@ -148,11 +148,21 @@ type Buffer struct {
 	Chunk int
 	// Value is the first value the buffer holds.
 	Value *ir.Value
+	// View says that the buffer has no bytes of its own: it lies in buffer Of, where the
+	// part of a value that a rank has as Value lies in what it has as Of's: see [Place].
+	// Its Region says how long what it holds lasts. In a [Draft] it is so on meshes that
+	// allow it: see [Fits].
+	View bool
+	Of   int
 }
 
-// Offset returns where buffer b lies in its arena for a micro-batch.
+// Offset returns where buffer b lies in its arena for a micro-batch, or the buffer that it
+// is a view of: see [Program.Offset].
 func (s *Stage) Offset(b, microBatch int) int64 {
 	buf := &s.Buffers[b]
+	if buf.View {
+		buf = &s.Buffers[buf.Of]
+	}
 	at := buf.Offset
 	if buf.Region == Persist || buf.Region == Host {
 		return at
@@ -231,6 +241,10 @@ type Instr struct {
 	// in the last micro-batch only included, are done before this one starts, and with
 	// them all that were given to the stream before.
 	Await int
+	// InPlace says that of the buffers of the instruction, a slice or an all_gather, one is a
+	// view of the other: a slice has nothing to do, and an all_gather to move only what the
+	// other members have.
+	InPlace bool
 	// Segment numbers the stretch of the chunk's part of the body that the instruction
 	// works for: see overlap.go. It is 0 in a plan without overlap.
 	Segment int

@@ -135,9 +135,12 @@ func newTape(p *Program, stage int) *tape {
 	return t
 }
 
-// sizeOn returns the bytes of a buffer on a mesh.
-func (b *Buffer) sizeOn(mesh ir.Mesh) int64 {
+// sizeOn returns the bytes of a buffer on a mesh: none if it is a view there.
+func (s *Stage) sizeOn(b *Buffer, mesh ir.Mesh) int64 {
 	v := b.Value
+	if b.View && Fits(mesh, s.Buffers[b.Of].Value, v) {
+		return 0
+	}
 	return mesh.Local(v.Type.Shape, v.Spec, ir.Coord{}).Elems() * v.Type.DType.Size()
 }
 
@@ -385,7 +388,7 @@ func (t *tape) keep(mesh ir.Mesh, repeats []Repeat, shared *Stage, r *Regions) {
 				continue
 			}
 		}
-		size := alignUp(b.sizeOn(mesh))
+		size := alignUp(t.stage.sizeOn(b, mesh))
 		if at := slices.IndexFunc(repeats, func(r Repeat) bool { return r.Block == t.block(n) }); at >= 0 {
 			size *= int64(1 + repeats[at].More)
 		}
@@ -428,7 +431,7 @@ func (t *tape) pack(mesh ir.Mesh, r *Regions) {
 	var temp [ir.NumPhases][]int
 	for i, l := range t.lives {
 		b := t.stage.Buffers[l.buffer]
-		b.Size, b.From, b.To = b.sizeOn(mesh), position(l.from), position(l.to)
+		b.Size, b.From, b.To = t.stage.sizeOn(&b, mesh), position(l.from), position(l.to)
 		buffers[i] = b
 		switch b.Region {
 		case Slot:

@@ -223,7 +223,7 @@ func (l *lane) exchange(c *runtime.Collective) error {
 	case ir.OpAllGather, ir.OpAllToAll:
 		for _, m := range c.Members {
 			err := eachRun(m.In.Slab, me.Out.Slab, func(from, to, n int) error {
-				return l.device.drv.Copy(l.result(me, to), l.operand(m, from), int64(n)*me.Out.DType.Size(), l.stream)
+				return l.bring(l.result(me, to), l.operand(m, from), int64(n)*me.Out.DType.Size())
 			})
 			if err != nil {
 				return err
@@ -232,6 +232,14 @@ func (l *lane) exchange(c *runtime.Collective) error {
 		return nil
 	}
 	panic(fmt.Sprintf("BUG: cuda: %s is not a collective", c.Node.Op))
+}
+
+// bring copies bytes to where they belong, if they are not there.
+func (l *lane) bring(to, from driver.Ptr, bytes int64) error {
+	if to == from {
+		return nil
+	}
+	return l.device.drv.Copy(to, from, bytes, l.stream)
 }
 
 // reduce sets n elements of the member's result to the reduction, over the members in

@@ -234,7 +234,7 @@ func (l *lane) scatter(comm driver.Comm, c *runtime.Collective) error {
 		var err error
 		if i == c.Position {
 			err = eachRun(me.In.Slab, me.Out.Slab, func(from, to, n int) error {
-				return l.device.drv.Copy(l.result(me, to), l.operand(me, from), int64(n)*d.Size(), l.stream)
+				return l.bring(l.result(me, to), l.operand(me, from), int64(n)*d.Size())
 			})
 		} else {
 			err = eachRun(me.In.Slab, m.Out.Slab, func(from, _, n int) error {

@@ -94,7 +94,7 @@ func occupied(code *codegen.Stage) []int {
 	}
 	var ids []int
 	for id := range code.Buffers {
-		if used[id] || code.Buffers[id].Value.Def.Op.Class() == ir.Leaf {
+		if b := &code.Buffers[id]; !b.View && (used[id] || b.Value.Def.Op.Class() == ir.Leaf) {
 			ids = append(ids, id)
 		}
 	}

@@ -401,8 +401,8 @@ func (l *timeline) operand(s *step, n *ir.Node, a *ir.Value, ran map[made]time.D
 		return nil
 	case a.Def.Op.Class() == ir.Leaf:
 		return nil // there before the step
-	case folded(a.Def):
-		// Done by the kernels that make its operands.
+	case folded(a.Def) || a.Def.Op == ir.OpSlice:
+		// Done by the kernels that make its operands, or there already.
 		for _, b := range a.Def.Args {
 			if err := l.operand(s, n, b, ran); err != nil {
 				return err

@@ -48,16 +48,6 @@ func inTheStreams() []mutant {
 		old:  "for _, more := range c.More {\n\t\tif err := d.exchange(more, ", new: "for _, more := range c.More[:0] {\n\t\tif err := d.exchange(more, ",
 		pkg: "./runtime/cpu", run: "^TestConformance$",
 	}, {
-		bug: "a share of a parameter is updated in a place that is not its own", how: "it is in several pieces",
-		file: "runtime/view.go",
-		old:  "runs == 1", new: "runs >= 1",
-		pkg: "./runtime", run: "^TestPlace$",
-	}, {
-		bug: "a share of a parameter is updated in a place that is not its own", how: "and read after the whole is there",
-		file: "runtime/view.go",
-		old:  "case gathered && touches(part), !gathered", new: "case !gathered",
-		pkg: "./runtime", run: "^TestGathers$",
-	}, {
 		bug: "collectives of a stream beside each other", how: "in the simulation",
 		file: "planner/sim/engine.go",
 		old:  "start = max(start, st.given[st.done-1].end)", new: "start = max(start, st.given[st.done-1].start)",

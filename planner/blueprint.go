@@ -35,8 +35,8 @@ type blueprint struct {
 	held                     [extents][fewPositions][]held // by position; nil until it is measured
 	batches                  []int                         // sizes of the dimensions that are cut into micro-batches
 	kinds                    map[heldKind]int
-	kindValues               []*ir.Value // one of each kind
-	apart                    *blueprint  // see split
+	kindValues               []kindValues // of each kind
+	apart                    *blueprint   // see split
 }
 
 // valueCut is a dimension of some value, or the smallest of those that lie on the

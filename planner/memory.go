@@ -126,12 +126,22 @@ type heldKind struct {
 	shape string
 	dtype ir.DType
 	spec  ir.ShardSpec
+	view  bool // of a value placed so:
+	of    ir.ShardSpec
 }
 
-// kindOf returns the kind of a value, and keeps one value of each.
-func (b *blueprint) kindOf(v *ir.Value) int {
+// kindValues is one value of a kind, and of a view that of which it is a part.
+type kindValues struct{ part, whole *ir.Value }
+
+// kindOf returns the kind of a buffer, and keeps the values of one of each.
+func (b *blueprint) kindOf(st *codegen.Stage, x *codegen.Buffer) int {
 	var shape [32]byte
-	key := heldKind{"", v.Type.DType, v.Spec}
+	v := x.Value
+	key, values := heldKind{dtype: v.Type.DType, spec: v.Spec, view: x.View}, kindValues{part: v}
+	if x.View {
+		values.whole = st.Buffers[x.Of].Value
+		key.of = values.whole.Spec
+	}
 	text := shape[:0]
 	for _, d := range v.Type.Shape {
 		text = binary.AppendUvarint(text, uint64(d))
@@ -140,15 +150,19 @@ func (b *blueprint) kindOf(v *ir.Value) int {
 	kind, known := b.kinds[key]
 	if !known {
 		kind = len(b.kindValues)
-		b.kinds[key], b.kindValues = kind, append(b.kindValues, v)
+		b.kinds[key], b.kindValues = kind, append(b.kindValues, values)
 	}
 	return kind
 }
 
 // sizesOn returns the bytes of each kind of buffer on a mesh.
 func (b *blueprint) sizesOn(mesh ir.Mesh, sizes []int64) []int64 {
-	for _, v := range b.kindValues[len(sizes):] {
-		sizes = append(sizes, align(mesh.LocalElems(v.Type.Shape, v.Spec, ir.Coord{})*v.Type.DType.Size()))
+	for _, values := range b.kindValues[len(sizes):] {
+		v, size := values.part, int64(0)
+		if values.whole == nil || !codegen.Fits(mesh, values.whole, v) {
+			size = align(mesh.LocalElems(v.Type.Shape, v.Spec, ir.Coord{}) * v.Type.DType.Size())
+		}
+		sizes = append(sizes, size)
 	}
 	return sizes
 }
@@ -160,7 +174,7 @@ func (b *blueprint) heldBy(st *codegen.Stage, mb int) []held {
 	var all []held
 	for _, id := range b.readApart(st, mb) {
 		x := &st.Buffers[id]
-		all = append(all, held{x, true, true, b.kindOf(x.Value)})
+		all = append(all, held{x, true, true, b.kindOf(st, x)})
 	}
 	for id := range st.Buffers {
 		x := &st.Buffers[id]
@@ -170,7 +184,7 @@ func (b *blueprint) heldBy(st *codegen.Stage, mb int) []held {
 		case x.Region == codegen.Slot && (x.From >= forward || x.To < forward): // not there between forward and backward
 		case x.Region == codegen.Temp && x.From < 0:
 		default:
-			all = append(all, held{x, x.Value.Def.Block() != "" && x.Value.Def.Op != ir.OpRecv, false, b.kindOf(x.Value)})
+			all = append(all, held{x, x.Value.Def.Block() != "" && x.Value.Def.Op != ir.OpRecv, false, b.kindOf(st, x)})
 		}
 	}
 	return all

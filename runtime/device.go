@@ -146,13 +146,6 @@ type Meeter interface {
 	Expect(t *Transfer) error
 }
 
-// Viewer is a Device to which the result of a slice may lie where it does in its operand, and the operand of an all_gather
-// where it comes to in its result: what is in its place is left alone.
-type Viewer interface {
-	// Views reports whether they may, on this device and all others of its world.
-	Views() bool
-}
-
 // Fuser is a Device that does the work of some kernels together. The executor tells it,
 // while it loads a program, of kernels that it will always launch in this order, with
 // nothing between them on the compute stream.
@@ -177,7 +170,7 @@ func (t Tensor) Bytes() int64 { return t.Slab.Elems() * t.DType.Size() }
 //
 // Where the op allows it (see [ir.Op.InPlace]) result 0 may be at the place of
 // operand 0. AdamW and attention_decode update in place: their new values may be
-// at the places of the old. All other tensors are disjoint, but see [Viewer].
+// at the places of the old. All other tensors are disjoint.
 type Kernel struct {
 	Node    *ir.Node // op and attributes
 	Args    []Tensor
@@ -197,7 +190,8 @@ type Member struct {
 
 // Collective is one rank's view of a collective. Elements that several members
 // end with have the same bits on all of them, and from run to run. Out may be at
-// the place of In in an all_reduce; otherwise they are disjoint, but see [Viewer].
+// the place of In in an all_reduce, and In of an all_gather where it comes to in Out, on all
+// members or none; otherwise they are disjoint.
 type Collective struct {
 	Node *ir.Node // op; it is the same for all members
 	Attr ir.CommAttr

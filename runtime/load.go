@@ -95,7 +95,7 @@ func (e *Executor) Add(prog *codegen.Program) error {
 	p := &program{src: prog, byName: map[string]*input{}, outputs: Outputs{}}
 	p.run = job{of: p, do: func(r *rank) error { return r.step(p, p.start) }}
 	p.finish = job{of: p, do: func(r *rank) error { return r.last(p) }}
-	l := &loader{exec: e, program: p, wires: map[wire]int{}, members: map[meeting][]Member{}, messages: map[message]*Transfer{}, views: map[*codegen.Stage]map[int]view{}, last: codegen.Releases(prog.Plan, prog.Training()), uses: uses(prog.Graph)}
+	l := &loader{exec: e, program: p, wires: map[wire]int{}, members: map[meeting][]Member{}, messages: map[message]*Transfer{}, last: codegen.Releases(prog.Plan, prog.Training()), uses: uses(prog.Graph)}
 	for i := range prog.Schedules { // of other processes too: all number groups and wires alike
 		tasks, err := l.schedule(&prog.Schedules[i])
 		if err != nil {
@@ -156,7 +156,6 @@ type loader struct {
 	uses    map[*ir.Value]int
 
 	messages map[message]*Transfer // of their receivers, if they are meetings
-	views    map[*codegen.Stage]map[int]view
 }
 
 // message is one of those on a wire.
@@ -191,6 +190,7 @@ func (l *loader) schedule(s *codegen.Schedule) ([]task, error) {
 			tasks[i].actions = l.prepare(s, stage, t)
 		}
 		given := []int{0} // buckets given with so many asynchronous instructions of the body
+		awaits := 0       // of instructions that have nothing to do
 		exchanges, until := 0, 0
 		instrs := stage.Run(t)
 		for j := range instrs {
@@ -209,6 +209,10 @@ func (l *loader) schedule(s *codegen.Schedule) ([]task, error) {
 			if !runs {
 				continue
 			}
+			awaits = max(awaits, given[in.Await])
+			if in.Idle() {
+				continue
+			}
 			a, err := l.action(s, stage, t, in)
 			if err != nil {
 				return nil, fmt.Errorf("%s: %s: %w", t, in.Node.Name, err)
@@ -219,8 +223,8 @@ func (l *loader) schedule(s *codegen.Schedule) ([]task, error) {
 				bucket.bytes += a.bytes
 				continue
 			}
-			a.await = given[in.Await]
-			if until > 0 && j == until {
+			a.await, awaits = awaits, 0
+			if until > 0 && j >= until {
 				a.rejoin, until = exchanges, 0
 			}
 			if in.Beside > 0 {
@@ -426,13 +430,7 @@ func (l *loader) action(s *codegen.Schedule, stage *codegen.Stage, t codegen.Tas
 
 func (l *loader) tensor(s *codegen.Schedule, stage *codegen.Stage, t codegen.Task, v *ir.Value, buffer int) Tensor {
 	prog := l.program.src
-	x := Tensor{Space: spaceOf(stage, buffer), Offset: stage.Offset(buffer, t.MicroBatch), DType: v.Type.DType, Slab: prog.Slab(v, prog.At(s, t))}
-	if w, ok := l.viewsOf(stage)[buffer]; ok {
-		if at, ok := w.place(stage.Offset(w.of, t.MicroBatch), prog.Slab(w.whole, prog.At(s, t)), x.Slab); ok {
-			x.Offset = at
-		}
-	}
-	return x
+	return Tensor{Space: spaceOf(stage, buffer), Offset: prog.Offset(s, t, buffer), DType: v.Type.DType, Slab: prog.Slab(v, prog.At(s, t))}
 }
 
 // spaceOf returns the space of a buffer.

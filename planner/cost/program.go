@@ -330,6 +330,9 @@ func (m *Program) instr(in *codegen.Instr, mesh ir.Mesh, at ir.Coord) (Picosecon
 	}
 	switch n.Op {
 	case ir.OpInput, ir.OpSlice, ir.OpFold, ir.OpUnfold, ir.OpToPartial:
+		if !in.Moves(mesh) {
+			return 0, kind
+		}
 		return m.kernel(&work{bytes: 2 * localBytes(n.Results[0], mesh, at)}), kind // read and written
 	case ir.OpAccumulate:
 		return m.kernel(&work{bytes: 3 * localBytes(n.Results[0], mesh, at)}), kind
@@ -344,7 +347,7 @@ func (m *Program) instr(in *codegen.Instr, mesh ir.Mesh, at ir.Coord) (Picosecon
 		axis := mesh.Axis(n.Attr.(ir.CommAttr).Axis)
 		bytes := collectiveBytes(n, mesh, at)
 		name := mesh.Axes[axis].Name
-		t := m.synchronized(n, bytes, m.buffered(bytes, name), name, m.group(n, axis))
+		t := m.synchronized(n, bytes, m.there(in, mesh, at), m.buffered(bytes, name), name, m.group(n, axis))
 		if m.software.AsyncTP && in.Beside == 0 && mesh.Axes[axis].Name == partition.AxisTP {
 			t = m.beside(n, t, mesh, at)
 		}
@@ -362,18 +365,19 @@ func (m *Program) Bucket(instrs []codegen.Instr, mesh ir.Mesh, at ir.Coord) (Pic
 	n := instrs[0].Node
 	m = m.each(n.Stage)
 	axis := n.Attr.(ir.CommAttr).Axis
-	bytes, share := int64(0), 1.0
+	bytes, there, share := int64(0), int64(0), 1.0
 	if m.buffers(axis) {
 		share = 0
 	}
 	for i := range instrs {
 		one := collectiveBytes(instrs[i].Node, mesh, at)
 		bytes += one
+		there += m.there(&instrs[i], mesh, at)
 		if m.buffers(axis) {
 			share += m.buffered(one, axis)
 		}
 	}
-	return m.crowded(m.synchronized(n, bytes, share, axis, m.group(n, mesh.Axis(axis))), n.Phase, mesh), Communication
+	return m.crowded(m.synchronized(n, bytes, there, share, axis, m.group(n, mesh.Axis(axis))), n.Phase, mesh), Communication
 }
 
 // InOrder returns the time of instructions one after another, none of them in a bucket.
@@ -385,13 +389,24 @@ func (m *Program) InOrder(instrs []codegen.Instr, mesh ir.Mesh, at ir.Coord) (su
 	return sum
 }
 
-// synchronized is the time of a collective over an axis as the software makes it.
-func (m *Program) synchronized(n *ir.Node, bytes int64, share float64, axis string, g Group) Picoseconds {
+// there is how many bytes of the result of an all_gather every rank has where they belong.
+func (m *Program) there(in *codegen.Instr, mesh ir.Mesh, at ir.Coord) int64 {
+	if in.Node.Op != ir.OpAllGather || in.Moves(mesh) {
+		return 0
+	}
+	axis := mesh.Axis(in.Node.Attr.(ir.CommAttr).Axis)
+	at[axis] = mesh.Axes[axis].Size - 1 // the smallest part
+	return localBytes(in.Node.Args[0], mesh, at)
+}
+
+// synchronized is the time of a collective over an axis as the software makes it, of which
+// each rank has so many bytes where they belong.
+func (m *Program) synchronized(n *ir.Node, bytes, there int64, share float64, axis string, g Group) Picoseconds {
 	op := n.Op
 	if wide := m.software.AllReduce; wide > 0 && op == ir.OpReduceScatter && replicated(axis) {
 		op, bytes = ir.OpAllReduce, int64(wide)*(bytes/n.Args[0].Type.DType.Size())
 	}
-	return m.collective(op, bytes, g, share)
+	return m.collective(op, bytes, there, g, share)
 }
 
 // replicated reports whether the ranks along an axis have the same parameters.
@@ -413,13 +428,21 @@ func (m *Model) buffered(bytes int64, axis string) float64 {
 
 // Replicas returns the least time of a collective of a tensor over data-parallel ranks.
 func (m *Model) Replicas(op ir.Op, bytes int64, g Group) Picoseconds {
-	return m.collective(m.replicas(op), bytes, g, m.buffered(bytes, partition.AxisDP))
+	return m.collective(m.replicas(op), bytes, own(op, bytes, g.Size), g, m.buffered(bytes, partition.AxisDP))
 }
 
 // Nearest is the least time of [Model.Replicas] of so many ranks, wherever they lie, on a
 // cluster of one kind of device.
 func (m *Model) Nearest(op ir.Op, bytes int64, ranks int) Picoseconds {
 	return m.nearest(m.replicas(op), bytes, ranks, m.buffered(bytes, partition.AxisDP))
+}
+
+// own is what each of so many ranks has at most of the result of a collective before it.
+func own(op ir.Op, bytes int64, ranks int) int64 {
+	if op != ir.OpAllGather {
+		return 0
+	}
+	return bytes / int64(ranks)
 }
 
 // replicas is as which collective the software makes one over data-parallel ranks.

@@ -18,14 +18,14 @@ import (
 const OnePass = "one_pass"
 
 // inOnePass is the time of a collective by [OnePass]: what a rank loses to a meeting,
-// its share of what all read and write, as all groups are at it together, and that of
-// reading the result, of which most lies near the cores of others.
-func (m *Model) inOnePass(op ir.Op, bytes int64, g Group) Picoseconds {
+// its share of what all read and write but for what is there, as all groups are at it together,
+// and that of reading the result, of which most lies near the cores of others.
+func (m *Model) inOnePass(op ir.Op, bytes, there int64, g Group) Picoseconds {
 	n, read, written := float64(g.Size), float64(bytes), float64(bytes)
 	if op == ir.OpReduceScatter {
 		written /= n
 	}
-	return picoseconds((read+written)/m.together[0] + m.apart*min(written, float64(m.cache.Memory)) + m.meeting(n) + m.launch)
+	return picoseconds((read+written-float64(2*there))/m.together[0] + m.apart*min(written, float64(m.cache.Memory)) + m.meeting(n) + m.launch)
 }
 
 // meeting is the time that each of n ranks loses where they meet. More of them than there

@@ -271,17 +271,18 @@ func multiple(a, b int) int {
 // Hops take their latency: around the ring that joins all ranks, or of an all_reduce
 // up a tree of nodes and down again (PLANNING.md 2.5), whichever is shorter.
 func (m *Model) Collective(op ir.Op, bytes int64, g Group) Picoseconds {
-	return m.collective(op, bytes, g, 1)
+	return m.collective(op, bytes, 0, g, 1)
 }
 
-// collective is [Model.Collective] of a tensor that has a share of the hops: those of
-// a buffer that is sent with it.
-func (m *Model) collective(op ir.Op, bytes int64, g Group, share float64) Picoseconds {
+// collective is [Model.Collective] of a tensor of which every rank has so many bytes there,
+// which counts in one pass: around a ring nobody moves what is its own. It has a share of the
+// hops: those of a buffer that is sent with it.
+func (m *Model) collective(op ir.Op, bytes, there int64, g Group, share float64) Picoseconds {
 	if g.Size <= 1 {
 		return 0
 	}
 	if m.onePass {
-		return m.inOnePass(op, bytes, g)
+		return m.inOnePass(op, bytes, there, g)
 	}
 	size, n := float64(bytes), float64(g.Size)
 	outermost := 0
@@ -325,7 +326,7 @@ func (m *Model) collective(op ir.Op, bytes int64, g Group, share float64) Picose
 // Where an outer level is the faster one, all inside it count as fast.
 func (m *Model) nearest(op ir.Op, bytes int64, ranks int, share float64) Picoseconds {
 	if m.onePass || ranks <= 1 {
-		return m.collective(op, bytes, Group{Size: ranks}, share)
+		return m.collective(op, bytes, own(op, bytes, ranks), Group{Size: ranks}, share)
 	}
 	n, rate, latency := float64(ranks), 0.0, math.Inf(1)
 	t, ring, tree, outside := 0.0, 0.0, 0.0, n

@@ -69,7 +69,7 @@ func TestHops(t *testing.T) {
 	require.InDelta(t, float64(2*(3+40)*us), float64(hops(ir.OpAllReduce)), 1)
 	require.InDelta(t, float64(2*3*us), float64(m.Collective(ir.OpAllReduce, 0, Group{4, Fan{4, 1}})), 1, "in a node it is a chain")
 
-	full, half := m.collective(ir.OpAllGather, 1e6, all, 1), m.collective(ir.OpAllGather, 1e6, all, 0.5)
+	full, half := m.collective(ir.OpAllGather, 1e6, 0, all, 1), m.collective(ir.OpAllGather, 1e6, 0, all, 0.5)
 	require.InDelta(t, float64(hops(ir.OpAllGather))/2, float64(full-half), 2)
 	p := Program{Model: m}
 	require.Equal(t, 1.0, p.buffered(1e6, partition.AxisDP), "one tensor at a time")

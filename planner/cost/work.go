@@ -13,6 +13,7 @@ type Work struct {
 	Bytes  int64   // of memory traffic, or of a collective's tensor
 	Keys   float64 // of attention: how many a query has before it is masked
 	Across int64   // bytes that its parts read of what all parts of kernels before have written, or write of what those have read
+	There  int64   // bytes of a collective's result that every rank has where they belong
 	Group  Group   // of a collective
 }
 
@@ -23,6 +24,9 @@ func (m *Program) WorkOf(instrs []codegen.Instr, mesh ir.Mesh, at ir.Coord) Work
 	n := in.Node
 	switch n.Op {
 	case ir.OpInput, ir.OpSlice, ir.OpFold, ir.OpUnfold, ir.OpToPartial:
+		if !in.Moves(mesh) {
+			return Work{}
+		}
 		return Work{Class: "vector", Bytes: 2 * localBytes(n.Results[0], mesh, at)}
 	case ir.OpAccumulate:
 		return Work{Class: "vector", Bytes: 3 * localBytes(n.Results[0], mesh, at)}
@@ -34,6 +38,7 @@ func (m *Program) WorkOf(instrs []codegen.Instr, mesh ir.Mesh, at ir.Coord) Work
 		w := Work{Class: "collective", Group: m.group(n, axis)}
 		for i := range instrs {
 			w.Bytes += collectiveBytes(instrs[i].Node, mesh, at)
+			w.There += m.there(&instrs[i], mesh, at)
 		}
 		return w
 	}

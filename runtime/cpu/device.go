@@ -188,9 +188,6 @@ func (d *Device) wire(t *runtime.Transfer) (sent *counter, received *int64) {
 	return d.wires[t.Wire], &d.received[t.Wire]
 }
 
-// Views says that what is in its place is left alone: see [runtime.Viewer].
-func (d *Device) Views() bool { return true }
-
 // Close ends what the device runs; the last to close frees the arenas, as ranks read
 // those of others. After a failure a stream may still do so, and they stay.
 func (d *Device) Close() error {

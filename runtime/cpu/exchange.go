@@ -189,7 +189,7 @@ func gatherUnit[E element](d *Device, c *runtime.Collective, position, part int)
 			lo, hi := within(part, d.split, run, n)
 			run++
 			if lo < hi && &out[to+lo] == &in[from+lo] {
-				return // it is a view: see runtime.Viewer
+				return // it is in its place
 			}
 			for at := lo; at < hi; at += blockElems { // long copies bypass the caches
 				end := min(at+blockElems, hi)

@@ -233,7 +233,7 @@ func (s *timedStep) each(f func(instrs []codegen.Instr, at ir.Coord)) {
 	for _, task := range sched.Tasks {
 		instrs := s.prog.Stages[sched.Stage].Run(task)
 		for i := range instrs {
-			if sched.Runs(&instrs[i], task) && !instrs[i].Fused {
+			if in := &instrs[i]; sched.Runs(in, task) && !in.Fused && !in.Idle() {
 				f(codegen.Bucket(instrs, i), s.prog.At(sched, task))
 			}
 		}
@@ -300,7 +300,7 @@ func moved(in timedInstr) float64 {
 	if in.op == ir.OpReduceScatter {
 		return float64(in.work.Bytes) * (1 + 1/float64(in.work.Group.Size))
 	}
-	return 2 * float64(in.work.Bytes)
+	return 2 * float64(in.work.Bytes-in.work.There)
 }
 
 // price returns what a cluster's figures say that the step takes, of one rank after the
