@@ -112,9 +112,9 @@ func TestBesideIsChecked(t *testing.T) {
 		says    string
 	}{
 		"its result is read beside it":       {func(instrs []codegen.Instr, i int) { instrs[i].Beside++ }, "into which"},
-		"its operand is overwritten":         {func(instrs []codegen.Instr, i int) { instrs[i+1].Results[0] = instrs[i].Args[0] }, "may still be using"},
+		"its operand is overwritten":         {func(instrs []codegen.Instr, i int) { instrs[i+1].Results[0] = instrs[i].Args[0] }, "matmul@d"},
 		"nothing waits for it":               {func(instrs []codegen.Instr, i int) { instrs[i].Beside = len(instrs) - i - 1 }, "and then is waited for"},
-		"a kernel with others beside it":     {func(instrs []codegen.Instr, i int) { instrs[i+1].Beside = 1 }, "which cannot run beside kernels"},
+		"a kernel with others beside it":     {func(instrs []codegen.Instr, i int) { instrs[i+1].Beside = 1 }, "does not run beside"},
 		"a collective beside it":             {func(instrs []codegen.Instr, i int) { instrs[i-2].Beside = 2 }, "cannot run beside"},
 		"a kernel that waits for a stream":   {func(instrs []codegen.Instr, i int) { instrs[i+1].Await = 1 }, "waits"},
 		"on the communication stream":        {func(instrs []codegen.Instr, i int) { instrs[i].Async = true }, "communication stream"},

@@ -47,11 +47,6 @@ func inTheExchange() []mutant {
 		bug: "floor above what plans take", how: "it has recomputation add what zero-bubble schedules do not hide",
 		file: "planner/floor.go",
 		old:  "return schedule == partition.ZeroBubble }", new: "return schedule == \"\" }",
-		pkg: "./planner", run: "^TestInOrderFloors$",
-	}, {
-		bug: "certificate of another space", how: "its winner overlaps what the space does not",
-		file: "planner/certify.go",
-		old:  "on != a.cert.Plan.OverlapTP {", new: "on && !a.cert.Plan.OverlapTP && a.cert.Step == 0 {",
-		pkg: "./planner", run: "^TestCertifiedOverlapTP$",
+		pkg: "./planner", run: "^TestCostIsSimulation$",
 	}}
 }
