@@ -16,7 +16,7 @@ func inTheExchange() []mutant {
 	}, {
 		bug: "exchanged before it is made", how: "the collective goes back too far",
 		file: "codegen/beside.go",
-		old:  "at == 0 || nodes[at-1] == c.Args[0].Def ||", new: "at == 0 ||",
+		old:  "nodes[at-1] == c.Args[0].Def ||", new: "c == nil ||",
 		pkg: "./codegen", run: accepted,
 	}, {
 		bug: "a kernel disturbs what runs beside it", how: "nobody looks",

@@ -389,8 +389,8 @@ func (p *Plan) Validate(blocks, batch int) error {
 	if p.SequenceParallel && p.TP == 1 {
 		return planErrorf("sequence_parallel", "needs tp of at least 2")
 	}
-	if err := p.validateOverlapTP(); err != nil {
-		return err
+	if p.OverlapTP && p.Schedule == ZeroBubble {
+		return planErrorf("overlap_tp", "is on, but schedule %s puts off the products beside which it would be; want overlap_tp off, or schedule %s", p.Schedule, OneFOneB)
 	}
 	if next != blocks {
 		return planErrorf("stages", "cover %d blocks, the model has %d", next, blocks)
@@ -460,20 +460,6 @@ func (p *Plan) validateGroup() error {
 		return planErrorf("zero_group", "is %d, but zero is 0: there is nothing to shard in groups; want zero 1 to 3, or no zero_group", g)
 	case g < 2 || g > all || all%g != 0:
 		return planErrorf("zero_group", "is %d, which does not cut %d data-parallel ranks into equal groups of at least 2; the nearest that do: %s", g, all, NearestGroups(all, g))
-	}
-	return nil
-}
-
-// validateOverlapTP checks that there may be kernels beside which tensor-parallel ranks
-// communicate.
-func (p *Plan) validateOverlapTP() error {
-	switch {
-	case !p.OverlapTP:
-		return nil
-	case p.TP == 1:
-		return planErrorf("overlap_tp", "needs tp of at least 2")
-	case p.Schedule == ZeroBubble:
-		return planErrorf("overlap_tp", "is on, but schedule %s puts off the products beside which it would be; want overlap_tp off, or schedule %s", p.Schedule, OneFOneB)
 	}
 	return nil
 }
