@@ -57,13 +57,16 @@ func TestReplayedParity(t *testing.T) {
 	overlapped := parityPlan(2, 1, 1, 3, partition.OneFOneB, false)
 	overlapped.ZeRO, overlapped.Overlap = 2, true
 	sequence := parityPlan(1, 3, 1, 11, partition.OneFOneB, true)
-	sequence.SequenceParallel, sequence.Overlap = true, true
+	sequence.SequenceParallel, sequence.Overlap, sequence.OverlapTP = true, true, true
+	exchanged := parityPlan(1, 2, 1, 4, partition.OneFOneB, false)
+	exchanged.OverlapTP = true
 	offloaded := parityPlan(2, 1, 1, 11, partition.OneFOneB, false)
 	offloaded.ZeRO, offloaded.Offload = 1, partition.OffloadOptimizer
 	for name, p := range map[string]*partition.Plan{
 		"one rank":                   parityPlan(1, 1, 1, 4, partition.GPipe, false),
 		"data-parallel, overlapped":  overlapped,
 		"tensor-parallel, sequences": sequence,
+		"tensor-parallel, exchanged": exchanged,
 		"context-parallel":           contextPlan(1, 2, 1, 1),
 		"offloaded":                  offloaded,
 	} {
@@ -97,6 +100,9 @@ func TestPipelinesOverNCCL(t *testing.T) {
 		parityPlan(3, 1, 2, 1, partition.OneFOneB, false), parityPlan(1, 2, 4, 2, partition.OneFOneB, false), zero,
 		pipelinePlan(1, 1, 2, 2, 2, ""), pipelinePlan(1, 2, 2, 3, 3, "full"), pipelinePlan(2, 1, 4, 2, 1, ""),
 		pipelinePlan(1, 1, 2, 0, 1, ""), pipelinePlan(2, 2, 2, 0, 2, ""), pipelinePlan(1, 1, 4, 0, 2, "selective"), chunks, bubble,
+	}
+	for _, p := range plans {
+		p.OverlapTP = p.TP > 1 && p.Schedule != partition.ZeroBubble
 	}
 	for i, p := range plans {
 		t.Run(fmt.Sprintf("%s dp %d tp %d pp %d", p.ScheduleText(), p.DP, p.TP, p.PP()), func(t *testing.T) {

@@ -26,7 +26,7 @@ func TestOverlapParity(t *testing.T) {
 	for _, c := range plans {
 		p := c.plan
 		tried[p.ZeRO]++
-		p.Overlap = true
+		p.Overlap, p.OverlapTP = true, p.TP > 1 && p.Schedule != partition.ZeroBubble
 		prog, exec := trainer(t, p, parityBatch)
 		require.NoError(t, codegen.Check(prog))
 		got := stepsOf(t, prog, exec, parityBatch, paritySteps())
@@ -43,6 +43,24 @@ func TestOverlapParity(t *testing.T) {
 		require.NoError(t, exec.Close())
 	}
 	t.Logf("plans by ZeRO stage: %v", tried)
+}
+
+// TestOverlapTPAlike: what tensor-parallel ranks exchange beside kernels is what they exchange
+// between them, to the bit, on the CPU and on GPUs.
+func TestOverlapTPAlike(t *testing.T) {
+	for i, p := range []*partition.Plan{parityPlan(1, 3, 1, 4, partition.OneFOneB, false), parityPlan(2, 2, 2, 2, partition.GPipe, true), pipelinePlan(1, 2, 2, 2, 3, "")} {
+		for _, sequence := range []bool{false, true} {
+			p.SequenceParallel, p.ZeRO, p.Overlap = sequence, min(i*2, 3)*min(p.DP-1, 1), i == 1
+			var got [2]trajectory
+			for k := range got {
+				p.OverlapTP = k == 1
+				prog, exec := trainer(t, p, parityBatch)
+				got[k] = stepsOf(t, prog, exec, parityBatch, most(learningSteps, 3))
+				require.NoError(t, exec.Close())
+			}
+			require.Equal(t, got[0], got[1], "%+v", *p)
+		}
+	}
 }
 
 // TestOverlapRoundsAlike: gradients of 16-bit models that are rounded and reduced beside the

@@ -171,8 +171,8 @@ func TestParity(t *testing.T) {
 	one := trainBatch(t, parityPlan(1, 1, 1, parityBatch, partition.GPipe, false), parityBatch, learningSteps)
 	require.Less(t, one.loss[len(one.loss)-1], one.loss[0]-0.05, "it learns")
 	if testing.Verbose() {
-		fmt.Println("| ranks | dp | cp | tp | pp | sp | bp | replicated | on a grid | zero | group | micro-batch | schedule | recompute | overlap | offload | rank order | max abs Δloss | max rel Δ‖grad‖ |")
-		fmt.Println("|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|")
+		fmt.Println("| ranks | dp | cp | tp | pp | sp | bp | replicated | on a grid | zero | group | micro-batch | schedule | recompute | overlap | overlap tp | offload | rank order | max abs Δloss | max rel Δ‖grad‖ |")
+		fmt.Println("|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|")
 	}
 	plans := allParityPlans()
 	plans = sampleOf(t, plans, most(len(plans), 40))
@@ -183,8 +183,8 @@ func TestParity(t *testing.T) {
 		got := stepsOf(t, prog, exec, parityBatch, paritySteps())
 		require.NoError(t, exec.Close())
 		dLoss, dNorm := differences(one, got)
-		row := fmt.Sprintf("| %d | %d | %d | %d | %d | %v | %v | %s | %s | %d | %d | %d | %s | %s | %v | %s | %s | %.1e | %.1e |", p.RuntimeNGPUs, p.DP, p.ContextParallel(), p.TP, p.PP(),
-			p.SequenceParallel, p.BatchParallel, strings.Join(p.Replicated(), " "), strings.Join(p.OnGrid(), " "), p.ZeRO, p.ShardGroup(), p.MicroBatch, p.ScheduleText(), c.recompute, p.Overlap, p.Offload, p.RankOrderText(), dLoss, dNorm)
+		row := fmt.Sprintf("| %d | %d | %d | %d | %d | %v | %v | %s | %s | %d | %d | %d | %s | %s | %v | %v | %s | %s | %.1e | %.1e |", p.RuntimeNGPUs, p.DP, p.ContextParallel(), p.TP, p.PP(),
+			p.SequenceParallel, p.BatchParallel, strings.Join(p.Replicated(), " "), strings.Join(p.OnGrid(), " "), p.ZeRO, p.ShardGroup(), p.MicroBatch, p.ScheduleText(), c.recompute, p.Overlap, p.OverlapTP, p.Offload, p.RankOrderText(), dLoss, dNorm)
 		if testing.Verbose() {
 			fmt.Println(row)
 		}
@@ -281,6 +281,7 @@ func parityPlans(n int) []parityCase {
 func takeTurns(p *partition.Plan, n int) {
 	p.MicroBatch = 1 + n%3
 	p.Overlap = n/3%2 == 1 && (p.Schedule == partition.GPipe || p.Schedule == partition.OneFOneB)
+	p.OverlapTP = p.TP > 1 && p.Schedule != partition.ZeroBubble && rand.New(rand.NewPCG(uint64(n), 1)).IntN(2) == 0
 	if dp := p.DataParallel(); p.ZeRO > 0 && dp > 2 && dp%2 == 0 && n/2%2 == 1 {
 		p.ZeROGroup = 2
 	}

@@ -23,6 +23,9 @@ func checkStreams(s *Stage) error {
 				if err := s.checkBucket(instrs, i, fail); err != nil {
 					return err
 				}
+				if err := s.checkBeside(instrs, i); err != nil {
+					return err
+				}
 				if once := in.Node.Phase == ir.Update && phase != ir.Update; once != in.Last {
 					return fail(nil, "runs in the last micro-batch only: %v, want %v", in.Last, once)
 				}
@@ -155,6 +158,11 @@ func lasts(instrs []Instr) []int {
 	for _, i := range running[done:] {
 		ends[i] = len(instrs) - 1
 	}
+	for i, in := range instrs {
+		if end := i + in.Beside; end < len(instrs) && ends[i] < end {
+			ends[i] = end
+		}
+	}
 	for i := len(ends) - 1; i > 0; i-- {
 		if instrs[i].Fused && ends[i-1] < ends[i] {
 			ends[i-1] = ends[i]
@@ -191,6 +199,39 @@ func (s *Stage) checkBucket(instrs []Instr, i int, fail func(*ir.Value, string, 
 		}
 		if !instrs[k].Fused {
 			break
+		}
+	}
+	return nil
+}
+
+// checkBeside makes sure that what runs beside a collective are kernels that do not disturb
+// it, with something after them that waits for it.
+func (s *Stage) checkBeside(instrs []Instr, i int) error {
+	in := &instrs[i]
+	fail := s.failing(in)
+	switch {
+	case in.Beside == 0:
+		return nil
+	case in.Beside < 0 || i+in.Beside+1 >= len(instrs):
+		return fail(nil, "runs beside the next %d instructions and then is waited for, there are %d", in.Beside, len(instrs)-i-1)
+	case !Collective(in.Node.Op):
+		return fail(nil, "is %s, which cannot run beside kernels", in.Node.Op)
+	case in.Async || in.Fused || instrs[i+1].Fused:
+		return fail(nil, "runs beside the next %d instructions, and in a bucket or on the communication stream", in.Beside)
+	}
+	if after := &instrs[i+in.Beside+1]; after.Last || after.Async || after.Fused {
+		return s.failing(after)(nil, "waits for %s, and is not of every micro-batch or on the communication stream", in.Node.Name)
+	}
+	for k := i + 1; k <= i+in.Beside; k++ {
+		other := &instrs[k]
+		switch {
+		case !launched(other.Node) || other.Beside > 0:
+			return s.failing(other)(nil, "is %s, which does not run beside %s", other.Node.Op, in.Node.Name)
+		case other.Await > 0 || other.Last:
+			return s.failing(other)(nil, "waits for the communication stream, beside %s", in.Node.Name)
+		}
+		if err := s.collide(other, in, s.failing(other)); err != nil {
+			return err
 		}
 	}
 	return nil

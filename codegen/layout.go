@@ -36,6 +36,11 @@ type tables struct {
 	// Of overlap, nil without.
 	spots   []spot       // of nodes
 	readers [][]*ir.Node // of values
+
+	// Of overlap of tensor parallelism, nil without: of collectives how many instructions
+	// run beside them, and of those the collective. See beside.go.
+	along  []int
+	during []*ir.Node
 }
 
 const unplaced = -1
@@ -112,6 +117,7 @@ func (b *stageBuilder) build() error {
 	b.accumulators()
 	b.overlap()
 	b.join()
+	b.beside()
 	for i, n := range b.nodes {
 		b.at[n.ID()] = i
 		for _, a := range n.Args {
@@ -389,6 +395,9 @@ func (b *stageBuilder) canOverwrite(n *ir.Node, i int, region Region) bool {
 			}
 		}
 	}
+	if b.during != nil && b.during[n.ID()] != nil && b.during[n.ID()].Args[0] == x {
+		return false // it is being communicated
+	}
 	id := b.of[x.ID]
 	switch buf := b.Buffers[id]; buf.Region {
 	case Persist:
@@ -415,6 +424,9 @@ func (b *stageBuilder) canOverwrite(n *ir.Node, i int, region Region) bool {
 func (b *stageBuilder) emit(n *ir.Node) {
 	s := b.spot(n)
 	in := Instr{Node: n, Chunk: b.partOf(n).chunk, Async: s.async, Fused: b.fused[n.ID()], Last: s.last, Segment: s.segment}
+	if b.along != nil {
+		in.Beside = b.along[n.ID()]
+	}
 	if n.Op != ir.OpRecv { // its operand is the sender's
 		in.Args = b.list(len(n.Args))
 		for i, a := range n.Args {

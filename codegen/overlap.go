@@ -419,8 +419,8 @@ func (b *stageBuilder) awaits(instrs []Instr) {
 }
 
 // joined returns for each instruction of a task the last position at which it may
-// still be running: its own, of a bucket that of the last in it, and of an asynchronous
-// one that before the first which waits for it, else the end. (What runs on beyond the
+// still be running: its own, of a bucket that of the last in it, of a collective that of the
+// last kernel beside it, and of an asynchronous one that before the first which waits for it, else the end. (What runs on beyond the
 // end has buffers that last.)
 func joined(instrs []Instr) []int {
 	last := make([]int, len(instrs))
@@ -438,6 +438,9 @@ func joined(instrs []Instr) []int {
 	}
 	for _, i := range running {
 		last[i] = len(instrs) - 1
+	}
+	for i := range last {
+		last[i] = max(last[i], i+instrs[i].Beside)
 	}
 	for i := len(last) - 2; i >= 0; i-- {
 		if instrs[i+1].Fused {

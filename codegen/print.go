@@ -83,6 +83,9 @@ func (p *Program) instrText(s *Schedule, task Task, in Instr) string {
 	if in.Fused {
 		where += " with the last"
 	}
+	if in.Beside > 0 {
+		where += fmt.Sprintf("  beside the next %d", in.Beside)
+	}
 	if in.Await > 0 {
 		where += fmt.Sprintf("  await=%d", in.Await)
 	}

@@ -233,6 +233,10 @@ type Instr struct {
 	// Last says that the instruction, of the update by its node, runs in the rank's last
 	// micro-batch only.
 	Last bool
+	// Beside is how many instructions after this one, a collective of tensor-parallel ranks,
+	// run beside it: all kernels. They start when it does, and the one after them when
+	// all are done. See beside.go.
+	Beside int
 	// Await is how many of the task's asynchronous instructions, those that run
 	// in the last micro-batch only included, are done before this one starts, and with
 	// them all that were given to the stream before.

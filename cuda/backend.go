@@ -275,8 +275,8 @@ func (b *Backend) release() error {
 	var errs []error
 	b.devices = slices.DeleteFunc(b.devices, func(d *Device) bool { return d == nil })
 	for _, d := range b.devices {
-		if d.comm != nil {
-			d.comm.stop()
+		for _, l := range d.lanes() {
+			l.stop()
 		}
 	}
 	errs = append(errs, b.others.close())

@@ -127,7 +127,7 @@ func (l *lane) barrier(v *view) error {
 	return nil
 }
 
-// Collective makes a collective, or gives it to the communication lane.
+// Collective makes a collective, or gives it to the lane of its stream.
 func (d *Device) Collective(c *runtime.Collective) error {
 	if err := d.enter(); err != nil {
 		return err
@@ -141,7 +141,7 @@ func (d *Device) collective(c *runtime.Collective) error {
 	err := l.run(task{do: func() error {
 		start := time.Now()
 		if err := l.collective(c); err != nil {
-			if c.Stream == runtime.Communication {
+			if c.Stream != runtime.Compute {
 				err = &runtime.StreamError{Stream: c.Stream, Node: c.Node, Err: err}
 			}
 			return err

@@ -21,10 +21,11 @@ type Device struct {
 	gpu     *gpu
 	rank    int
 
-	compute, comm *lane
-	arena         driver.Ptr // of device memory
-	arenaBytes    int64
-	host          []byte // pinned
+	compute    *lane
+	streams    [runtime.Host]*lane // the compute lane among them
+	arena      driver.Ptr          // of device memory
+	arenaBytes int64
+	host       []byte // pinned
 
 	workspace, scratch driver.Ptr
 	scratchBytes       int64
@@ -78,12 +79,12 @@ func newDevice(b *Backend, g *gpu, rank int) *Device {
 
 // open takes what the rank needs on its GPU, which is current.
 func (d *Device) open() (err error) {
-	if d.compute, err = newLane(d, false); err != nil {
-		return err
+	for s := range d.streams {
+		if d.streams[s], err = newLane(d, s != int(runtime.Compute) && d.backend.meetsOnHost()); err != nil {
+			return err
+		}
 	}
-	if d.comm, err = newLane(d, d.backend.meetsOnHost()); err != nil {
-		return err
-	}
+	d.compute = d.streams[runtime.Compute]
 	for _, l := range d.lanes() {
 		if !d.Meets() {
 			break
@@ -366,16 +367,11 @@ func (d *Device) record(s runtime.Stream) error {
 	return l.run(task{record: true, do: l.record})
 }
 
-func (d *Device) lane(s runtime.Stream) *lane {
-	if s == runtime.Communication {
-		return d.comm
-	}
-	return d.compute
-}
+func (d *Device) lane(s runtime.Stream) *lane { return d.streams[s] }
 
 // lanes are all that there are.
 func (d *Device) lanes() (all []*lane) {
-	for _, l := range []*lane{d.compute, d.comm} {
+	for _, l := range d.streams {
 		if l != nil {
 			all = append(all, l)
 		}
@@ -412,17 +408,15 @@ func (d *Device) Wait(s runtime.Stream, e runtime.Event) error {
 		return err
 	}
 	if err := d.poll(func() (bool, error) { return of.done(e.N) }); err != nil {
-		return d.comm.blame(e, err)
+		return d.lane(e.Stream).blame(e, err)
 	}
 	return nil
 }
 
 // waitFor holds a stream back until an event of a rank has happened.
 func (d *Device) waitFor(s runtime.Stream, of *lane, e runtime.Event) error {
-	if s == runtime.Communication {
-		return d.comm.run(task{do: func() error { return d.hold(d.comm, of, e) }})
-	}
-	return d.hold(d.compute, of, e)
+	l := d.lane(s)
+	return l.run(task{do: func() error { return d.hold(l, of, e) }})
 }
 
 // waitOwn holds a stream back until an event of a stream of the same rank has happened.
@@ -458,9 +452,9 @@ func (d *Device) recorded(of *lane, e runtime.Event) error {
 	return nil
 }
 
-// blame names the collective that an event of the communication lane stands for.
+// blame names the collective that an event of a lane beside the compute lane stands for.
 func (l *lane) blame(e runtime.Event, err error) error {
-	if e.Stream != runtime.Communication || e.Rank != l.device.rank {
+	if e.Stream == runtime.Compute || e.Rank != l.device.rank {
 		return err
 	}
 	if g, ok := l.waiting(); ok {

@@ -11,7 +11,7 @@ import (
 	"github.com/autopar/autopar/runtime"
 )
 
-// lane is one of the two streams of a rank: a stream of the driver, and the events
+// lane is one of the streams of a rank: a stream of the driver, and the events
 // recorded on it. What the compute lane is given, the caller hands to the driver at once. So
 // does the communication lane, unless ranks meet on the host (loopback): then a goroutine of
 // its own waits for the others.

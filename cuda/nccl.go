@@ -341,7 +341,7 @@ func (d *Device) hangs(waited time.Duration) error {
 		}
 		return late
 	}
-	for s, l := range []*lane{runtime.Compute: d.compute, runtime.Communication: d.comm} {
+	for s, l := range d.streams {
 		if l.beside {
 			continue
 		}

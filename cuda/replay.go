@@ -119,7 +119,7 @@ func (r *replay) begin() {
 			r.live = append(r.live, s)
 		}
 	}
-	for s, l := range []*lane{runtime.Compute: r.compute, runtime.Communication: r.comm} {
+	for s, l := range r.streams {
 		r.base[s] = l.count()
 	}
 }
@@ -229,10 +229,12 @@ func (r *replay) run(s *sequence) error {
 	if err := r.drv.LaunchGraph(s.exec, r.compute.stream); err != nil {
 		return err
 	}
-	if err := r.compute.recordOn(r.compute.stream, recorded(s.calls, runtime.Compute)); err != nil {
-		return err
+	for of, l := range r.streams {
+		if err := l.recordOn(r.compute.stream, recorded(s.calls, runtime.Stream(of))); err != nil {
+			return err
+		}
 	}
-	return r.comm.recordOn(r.compute.stream, recorded(s.calls, runtime.Communication))
+	return nil
 }
 
 // learn remembers the step that has been done, and captures it the second time in a row.

@@ -14,7 +14,7 @@ type flow struct {
 	leaves, comes time.Duration
 }
 
-// beside lists the arrows to and from what runs on a rank's communication stream:
+// beside lists the arrows to and from what runs on a rank's streams beside the kernels:
 // from the last that made one of its operands, and to the first that reads one of
 // its results.
 func beside(steps []step) []flow {
@@ -34,20 +34,20 @@ func beside(steps []step) []flow {
 					if m := made[d]; m != nil && m.Stream != s.Stream && (maker == nil || m.End > maker.End) {
 						maker = m
 					}
-					if from := pending[d]; from != nil && s.Stream != runtime.Communication && !read[from] {
+					if from := pending[d]; from != nil && s.Stream == runtime.Compute && !read[from] {
 						read[from] = true
-						flows = append(flows, flow{name: from.Name, from: streamThread, to: s.thread(), leaves: from.End, comes: s.Start})
+						flows = append(flows, flow{name: from.Name, from: from.thread(), to: s.thread(), leaves: from.End, comes: s.Start})
 					}
 				}
 			}
 		}
-		if s.Stream == runtime.Communication && maker != nil {
-			flows = append(flows, flow{name: s.Name, from: maker.thread(), to: streamThread, leaves: maker.End, comes: s.Start})
+		if s.Stream != runtime.Compute && maker != nil {
+			flows = append(flows, flow{name: s.Name, from: maker.thread(), to: s.thread(), leaves: maker.End, comes: s.Start})
 		}
 		for _, n := range s.nodes() {
 			made[n] = s
 			delete(pending, n)
-			if s.Stream == runtime.Communication {
+			if s.Stream != runtime.Compute {
 				pending[n] = s
 			}
 		}

@@ -102,8 +102,11 @@ func (r *Report) Spans(ranks ...int) ([]runtime.Span, error) {
 		spans[i] = runtime.Span{
 			Rank: s.Rank, Phase: task.Phase, MicroBatch: task.MicroBatch, Op: n.Op, Name: n.Name, Start: duration(s.Start), End: duration(s.End),
 		}
-		if s.Stream {
+		switch {
+		case s.Stream:
 			spans[i].Stream = runtime.Communication
+		case s.Beside:
+			spans[i].Stream = runtime.Exchange
 		}
 		for _, with := range instrs[1 : 1+s.Bucket] {
 			spans[i].With = append(spans[i].With, with.Node.Name)

@@ -140,6 +140,9 @@ func shardedText(p *partition.Plan) string {
 	if p.Overlap {
 		text += ", overlap"
 	}
+	if p.OverlapTP {
+		text += ", overlap of tp"
+	}
 	if p.LossSlices > 1 {
 		text += fmt.Sprintf(", the loss in %d slices", p.LossSlices)
 	}

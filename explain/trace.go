@@ -118,9 +118,10 @@ func (m micros) MarshalJSON() ([]byte, error) {
 
 // Threads of a rank.
 const (
-	computeThread = 1
-	commThread    = 2
-	streamThread  = 3
+	computeThread  = 1
+	commThread     = 2
+	streamThread   = 3
+	exchangeThread = 4
 )
 
 // timeline is the spans of a step beside the program that they are of.
@@ -145,6 +146,8 @@ func (s *step) thread() int {
 	switch {
 	case s.Stream == runtime.Communication:
 		return streamThread
+	case s.Stream == runtime.Exchange:
+		return exchangeThread
 	case communicates(s.Op):
 		return commThread
 	}
@@ -266,6 +269,9 @@ func (l *timeline) labels(rank int) []event {
 	}
 	if l.prog.Plan.Overlap {
 		labels = append(labels, event{Name: "thread_name", Kind: "M", Process: rank, Thread: streamThread, Args: map[string]any{"name": "communication stream"}})
+	}
+	if l.prog.Plan.OverlapTP {
+		labels = append(labels, event{Name: "thread_name", Kind: "M", Process: rank, Thread: exchangeThread, Args: map[string]any{"name": "exchange stream"}})
 	}
 	return labels
 }

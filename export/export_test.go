@@ -68,14 +68,14 @@ func written(t *testing.T, doc *planner.Document, format string) (string, error)
 // TestGolden holds what is written of several plans to files.
 func TestGolden(t *testing.T) {
 	pipeline := func(p *partition.Plan) {
-		p.DP, p.TP, p.SequenceParallel, p.ZeRO, p.Overlap, p.MicroBatch = 2, 2, true, 1, true, 4
+		p.DP, p.TP, p.SequenceParallel, p.ZeRO, p.Overlap, p.OverlapTP, p.MicroBatch = 2, 2, true, 1, true, true, 4
 		p.Stages = stages(3, 3, 4, 2)
 		for i := range p.Stages {
 			p.Stages[i].Recompute = 2
 		}
 	}
 	units := func(p *partition.Plan) {
-		p.PlanNGPUs, p.DP, p.CP, p.TP, p.Interleave, p.Schedule, p.ZeRO = 8, 1, 2, 2, 2, partition.Interleaved, 1
+		p.PlanNGPUs, p.DP, p.CP, p.TP, p.OverlapTP, p.Interleave, p.Schedule, p.ZeRO = 8, 1, 2, 2, true, 2, partition.Interleaved, 1
 		p.Stages = stages(8, 8, 8, 8)
 	}
 	hybrid := func(p *partition.Plan) {

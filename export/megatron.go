@@ -78,6 +78,7 @@ func (p *plan) megatron(o Options) string {
 	p.note(m.Activation == gpt.GELUTanh && !m.Bias, "GELU is the exact form")
 
 	p.megatronTraining(a)
+	p.note(p.TP > 1 && !p.OverlapTP, "tensor-parallel ranks communicate beside the products of the backward pass")
 	env := ""
 	if p.ZeRO < 2 && (p.TP > 1 || p.ContextParallel() > 1) {
 		env = "export CUDA_DEVICE_MAX_CONNECTIONS=1\n"

@@ -21,6 +21,7 @@ func (p *plan) torchtitan(o Options) string {
 	p.lack(m.Activation != gpt.SwiGLU || m.Norm != gpt.RMSNorm || m.Position != gpt.RoPE || m.TieEmbeddings || m.Bias || m.Dropout > 0,
 		"this model: it trains Llamas (swiglu, rmsnorm, rope, tie_embeddings: false, bias: false, dropout: 0)")
 	p.lack(p.TP > 1 && !p.SequenceParallel, "tensor parallelism without sequence parallelism: plan with --sequence-parallel on")
+	p.lack(p.TP > 1 && p.OverlapTP, "tensor-parallel communication beside the products of the backward pass: plan with --overlap-tp off")
 	p.lack(dp > 1 && p.ZeRO == 1, "optimizer state that is sharded without the gradients: plan with --zero 2")
 	p.lack(dp > 1 && p.ZeRO == 0 && several, "data parallelism without ZeRO beside another: plan with --zero 2")
 	p.lack(!p.numbered(partition.UsualOrder), "ranks in this order, units outermost: plan with --rank-order tp-cp-dp-pp and one unit")

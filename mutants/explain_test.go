@@ -5,7 +5,7 @@ func inTheAnswers() []mutant {
 	return []mutant{{
 		bug: "communication beside kernels counts as exposed", how: "in the accounts of the simulator",
 		file: "planner/sim/program.go",
-		old:  "if b.account != nil && !(stream && !apart) {", new: "if b.account != nil {",
+		old:  "if b.account != nil && !((stream || beside) && !apart) {", new: "if b.account != nil {",
 		pkg: "./explain", run: "^TestTermsAddUp$",
 	}, {
 		bug: "slower memory is taken for faster", how: "where the share of a resource is read off the price",

@@ -40,7 +40,7 @@ func inTheStreams() []mutant {
 	}, {
 		bug: "kernels do not wait for the communication stream", how: "on the CPU",
 		file: "runtime/cpu/stream.go",
-		old:  "case of == d && e.Stream == runtime.Communication:", new: "case of == d && e.Stream == runtime.Communication && s == runtime.Compute:\n\t\treturn nil\n\tcase of == d && e.Stream == runtime.Communication:",
+		old:  "case of == d && e.Stream != runtime.Compute:", new: "case of == d && e.Stream == runtime.Communication && s == runtime.Compute:\n\t\treturn nil\n\tcase of == d && e.Stream != runtime.Compute:",
 		pkg: "./runtime/cpu", run: "^TestConformance$",
 	}, {
 		bug: "bucket member missing", how: "the CPU makes the first of a bucket only",

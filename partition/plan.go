@@ -85,6 +85,10 @@ type Plan struct {
 	// Overlap lets gradients be reduced, and sharded parameters be gathered, on a
 	// stream of communication beside the computation.
 	Overlap bool `json:"overlap,omitempty"`
+	// OverlapTP lets tensor-parallel ranks exchange activations and their gradients beside
+	// kernels that do not need the result: in the backward pass that is the product for the
+	// gradient of a weight, or of an input. See codegen's beside.
+	OverlapTP bool `json:"overlap_tp,omitempty"`
 	// LossSlices is in how many slices of their positions the head and the loss run, forward
 	// and backward of each together, so that there are never more logits than those of one; but
 	// under a zero-bubble schedule their gradients wait for that of the head's weight. 0 stands for 1.
@@ -425,6 +429,9 @@ func (p *Plan) Validate(blocks, batch int) error {
 	}
 	if err := p.validateBatchParallel(batch); err != nil {
 		return err
+	}
+	if p.OverlapTP && p.Schedule == ZeroBubble {
+		return planErrorf("overlap_tp", "is on, but schedule %s puts off the products beside which it would be; want overlap_tp off, or schedule %s", p.Schedule, OneFOneB)
 	}
 	if next != blocks {
 		return planErrorf("stages", "cover %d blocks, the model has %d", next, blocks)

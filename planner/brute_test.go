@@ -167,9 +167,10 @@ func (b *brute) sizes(s *searcher, o outline, local int) {
 	if err != nil {
 		return
 	}
+	beside := o.tp > 1 && b.opts.OverlapTP != "off" && !b.cluster.Device.Shared
 	for size := 1; size <= local; size++ {
 		plan := skel.plan
-		plan.MicroBatch = size
+		plan.MicroBatch, plan.OverlapTP = size, beside
 		if !o.inStep(size, plan.DataParallel(), b.batch) || o.batch && size < o.tp {
 			continue
 		}
@@ -185,6 +186,7 @@ func (b *brute) sizes(s *searcher, o outline, local int) {
 				b.opts.Schedule != "" && plan.Schedule != b.opts.Schedule {
 				continue // nothing to order, or not asked for
 			}
+			plan.OverlapTP = beside && plan.Schedule != partition.ZeroBubble
 			b.cuts(plan, nil, 0)
 		}
 	}

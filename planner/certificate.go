@@ -31,6 +31,8 @@ import (
 //   - the axes of a unit over its ranks in every order, where the cluster has one kind of
 //     device and the ranks are on more than one unit of its innermost level;
 //   - sequence parallelism, ZeRO stage and group, offload, and overlap on and off;
+//   - overlap of tensor parallelism in all plans that have any or in none, as given, but under
+//     zero-bubble schedules, which have none;
 //   - modules that tensor-parallel ranks replicate: of attention, MLP and vocabulary any but
 //     all, under sequence parallelism, inside a node, in the usual order of ranks, where
 //     the batch has no sequence for each of dp x tp, or tp is given, and with no recomputation but what is given;

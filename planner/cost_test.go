@@ -205,7 +205,8 @@ func testCostIsSimulation(t *testing.T, seed uint64, kinds int) {
 		if x := rand.New(rand.NewPCG(seed, uint64(k)+3)); chunks > 1 && d.cp == 1 && !sh.offload.Moves() {
 			sh.overlap = x.IntN(3) > 0
 		}
-		s := newSearcher(g, batch, c, Options{RuntimeNGPUs: d.plan * units})
+		opts := Options{RuntimeNGPUs: d.plan * units, OverlapTP: onOff(rand.New(rand.NewPCG(seed, uint64(k)+5)).IntN(3) > 0)}
+		s := newSearcher(g, batch, c, opts)
 		if x := rand.New(rand.NewPCG(seed, uint64(k)+2)); d.tp > 1 && x.IntN(2) == 0 {
 			whole := replications(s.layouts.modules())
 			sh.replicate = whole[x.IntN(len(whole))]

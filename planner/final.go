@@ -389,7 +389,7 @@ func (w *spending) pass(stage int, phase ir.Phase, size, times int, mesh ir.Mesh
 		counts = recomputation{}.counts(n)
 	}
 	add := func(x priced, kind cost.Kind, count int) {
-		w.spent[kind] += cost.Picoseconds(times*count) * x.time
+		w.spent[kind] += cost.Picoseconds(times*count) * (x.time + x.hidden)
 	}
 	for e, count := range counts {
 		if count == 0 && extent(e) != kept {

@@ -28,7 +28,7 @@ type work struct {
 	usual   *work  // the same in the usual order of ranks, if it is in another
 	piped   bool   // it stands for stages of a pipeline, which join no collectives of the update
 	shelf   *shelf // of a trunk
-	flights map[int]*flight
+	flights map[flightKey]*flight
 	again   [extents]*work // its backward pass with recomputation
 	// rest is what blocks do in the plan of a trunk that is not part of it (see apart), and sums
 	// are products of the trunk that add to what there is (see adding).
@@ -43,11 +43,14 @@ type work struct {
 
 type workInstr struct {
 	*codegen.Instr
-	all   []codegen.Instr // with those it is made with
-	bare  *codegen.Instr  // unless nil, only what it takes longer than this one counts
-	part  int             // of the model
-	pass  ir.Phase
-	ahead bool
+	all  []codegen.Instr // with those it is made with
+	bare *codegen.Instr  // unless nil, only what it takes longer than this one counts
+	// beside is what runs beside it: only what it takes longer than they counts, unless all
+	// is in order, as under a zero-bubble schedule.
+	beside []codegen.Instr
+	part   int // of the model
+	pass   ir.Phase
+	ahead  bool
 }
 
 // The parts of a model.
@@ -117,11 +120,17 @@ type workKey struct {
 	trunk, piped        bool
 }
 
-// sizeOn is a size of micro-batches on some kinds of devices.
+// sizeOn is a size of micro-batches on some kinds of devices, under schedules that run
+// something beside tensor-parallel collectives or not.
 type sizeOn struct {
-	size  int
-	kinds cost.Kinds
+	size    int
+	kinds   cost.Kinds
+	inOrder bool
 }
+
+// inOrder reports whether a schedule runs nothing beside the collectives of tensor-parallel
+// ranks, whatever the options say.
+func inOrder(schedule partition.Schedule) bool { return schedule == partition.ZeroBubble }
 
 // work returns what a blueprint of one stage does with the degrees of an outline: all
 // of it that is done in order, or only the trunk: what is made anew with each
@@ -147,7 +156,7 @@ func (s *searcher) work(of *blueprint, o outline, trunk bool) *work {
 	}
 	job.PlanNGPUs, job.RuntimeNGPUs = o.cp*o.tp, s.opts.RuntimeNGPUs // they share the machine, or the network
 	job.PoolOrder = s.cluster.Orders()[o.order]
-	w := &work{of: of, piped: piped, exchange: -1, known: map[sizeOn]*workTimes{}, added: map[sizeOn]*workTimes{}, flights: map[int]*flight{}}
+	w := &work{of: of, piped: piped, exchange: -1, known: map[sizeOn]*workTimes{}, added: map[sizeOn]*workTimes{}, flights: map[flightKey]*flight{}}
 	w.mesh.Axes = slices.Clone(of.progs[kept].Mesh.Axes)
 	for i := range w.mesh.Axes {
 		switch a := &w.mesh.Axes[i]; a.Name {
@@ -214,7 +223,7 @@ func (w *work) collect(instrs []codegen.Instr, phase ir.Phase, trunk bool) {
 		if w.piped {
 			all = all[:1]
 		}
-		x := workInstr{Instr: in, all: all, part: part, pass: phase, ahead: phase == ir.Backward && (n.Op == ir.OpAllGather || n.Op == ir.OpAllToAll || n.Op == ir.OpSlice || n.Op == ir.OpFetch)}
+		x := workInstr{Instr: in, all: all, part: part, pass: phase, ahead: phase == ir.Backward && (n.Op == ir.OpAllGather || n.Op == ir.OpAllToAll || n.Op == ir.OpSlice || n.Op == ir.OpFetch), beside: instrs[i+1:][:in.Beside]}
 		switch {
 		case w.of.ofBlock[n]:
 			x.part, part = inBlock, after
@@ -282,16 +291,16 @@ func (w *work) shares(all []codegen.Instr) (follows, shared bool) {
 
 // at returns the times for a micro-batch of a size on some kinds of devices, of what does
 // not depend on the number of data-parallel ranks.
-func (w *work) at(size, batch int, kinds cost.Kinds) *workTimes {
-	if known := w.known[sizeOn{size, kinds}]; known != nil {
+func (w *work) at(on sizeOn, batch int) *workTimes {
+	if known := w.known[on]; known != nil {
 		return known
 	}
 	if w.usual != nil {
-		w.known[sizeOn{size, kinds}] = w.asUsual(size, batch)
+		w.known[on] = w.asUsual(on, batch)
 	} else {
-		w.known[sizeOn{size, kinds}] = w.times(w.meshOf(size, batch), kinds)
+		w.known[on] = w.times(w.meshOf(on.size, batch), on)
 	}
-	return w.known[sizeOn{size, kinds}]
+	return w.known[on]
 }
 
 // meshOf is the mesh with micro-batches of a size.
@@ -303,17 +312,28 @@ func (w *work) meshOf(size, batch int) ir.Mesh {
 	return mesh
 }
 
-func (w *work) times(mesh ir.Mesh, kinds cost.Kinds) *workTimes {
-	prices := w.on(kinds)
+func (w *work) times(mesh ir.Mesh, on sizeOn) *workTimes {
+	prices := w.on(on.kinds)
 	t := &workTimes{}
 	for i := range w.instrs {
 		in, among := &w.instrs[i], prices
 		if in.Node.Op.Class() != ir.Comm {
 			among = prices[:1]
 		}
-		t.add(in, least(among, in, mesh))
+		t.add(in, exposed(among, in, mesh, on.inOrder))
 	}
 	return t
+}
+
+// exposed is the least time of an instruction by some prices, but for what is hidden by what
+// runs beside it: with all of the model's parameters that adds to gradients, and so as long
+// as it ever takes.
+func exposed(prices []*cost.Program, in *workInstr, mesh ir.Mesh, inOrder bool) cost.Picoseconds {
+	time := least(prices, in, mesh)
+	if len(in.beside) == 0 || inOrder || !prices[0].Overlaps() {
+		return time
+	}
+	return max(0, time-prices[0].InOrder(in.beside, mesh, ir.Coord{}))
 }
 
 // least is the least time of an instruction by some prices.
@@ -338,8 +358,7 @@ func (w *work) sharedTimes(p *partition.Plan, price *cost.Program, batch int) ma
 		}
 		as, t := price.As(at), &workTimes{}
 		for i := range w.shared {
-			time, _ := as.Bucket(w.shared[i].all, mesh, ir.Coord{})
-			t.add(&w.shared[i], time)
+			t.add(&w.shared[i], exposed([]*cost.Program{as}, &w.shared[i], mesh, false))
 		}
 		seen[offset] = true
 		if least := all[price.Kinds(at)]; least != nil {
@@ -422,7 +441,9 @@ func (s *searcher) floor(o outline, trunk *work, size int, schedule partition.Sc
 	if trunk == nil {
 		return 0
 	}
-	return s.leastOn(o, size, schedule, nil, false, false, func(size int, kinds cost.Kinds) workTimes { return *trunk.at(size, s.batch, kinds) })
+	return s.leastOn(o, size, schedule, nil, false, false, func(size int, kinds cost.Kinds) workTimes {
+		return *trunk.at(sizeOn{size, kinds, inOrder(schedule)}, s.batch)
+	})
 }
 
 // common bounds the plans of all outlines of a family, as that of the same one, by the
@@ -439,7 +460,7 @@ func (s *searcher) common(o outline, size int, schedule partition.Schedule) cost
 	}
 	apart := trunk.apart(zero, o.sharers(s.replicas(o)))
 	return s.leastOn(o, size, schedule, nil, true, false, func(size int, kinds cost.Kinds) workTimes {
-		return trunk.adding(zero, size, s.batch, kinds).plus(apart)
+		return trunk.adding(zero, sizeOn{size, kinds, inOrder(schedule)}, s.batch).plus(apart)
 	})
 }
 
@@ -452,7 +473,7 @@ func (s *searcher) flowing(o outline, size int, schedule partition.Schedule, mor
 	}
 	moved := s.moved(o)
 	return s.leastOn(o, size, schedule, more, true, o.ranks != anywhere, func(size int, kinds cost.Kinds) workTimes {
-		return trunk.adding(o.zero, size, s.batch, kinds).plus(moved)
+		return trunk.adding(o.zero, sizeOn{size, kinds, inOrder(schedule)}, s.batch).plus(moved)
 	})
 }
 
@@ -472,7 +493,7 @@ func (s *searcher) refined(p *pending, size int, schedule partition.Schedule, mo
 		p.shared = p.work.sharedTimes(&plan, cost.NewProgram(s.cluster, &plan, plan.Mesh(s.batch)), s.batch)
 	}
 	return s.leastOn(p.outline, size, schedule, more, true, true, func(size int, kinds cost.Kinds) workTimes {
-		return p.work.at(size, s.batch, kinds).plus(p.shared[kinds])
+		return p.work.at(sizeOn{size, kinds, inOrder(schedule)}, s.batch).plus(p.shared[kinds])
 	}), nil
 }
 

@@ -136,6 +136,7 @@ func (x goldenCase) text(model gpt.Config, c *cost.Cluster, found *Result) strin
 		line("grid", "%s over %d rows", strings.Join(modules, " "), p.Rows())
 	}
 	line("overlap", "%s", onOff(p.Overlap))
+	line("overlap of tp", "%s", onOff(p.OverlapTP))
 	line("offload", "%s", p.Offload)
 	line("optimal", "%v", found.Stats.Optimal)
 	b.WriteString("\n")

@@ -47,6 +47,11 @@ type Options struct {
 	// and is off where they do. Only data-parallel ranks have it, if all run as many
 	// micro-batches, without context parallelism and offload.
 	Overlap string
+	// OverlapTP is "on" or "off": collectives of tensor parallelism beside kernels, in every plan
+	// that has any, but under zero-bubble schedules, which put those kernels off. Empty is on,
+	// and off where ranks share a device: it costs no memory to speak of, so there is nothing
+	// to search.
+	OverlapTP string
 	// Replicate is the modules whose weights tensor-parallel ranks all hold, such as mlp or
 	// attn+wte, or "none"; empty searches it where it may pay: see [searcher.replications].
 	// Beside modules that are replicated nothing is recomputed unless Recompute says so.
@@ -130,6 +135,12 @@ func (o Options) on(c *cost.Cluster, batch int) (Options, error) {
 	}
 	if o.Overlap == "" && c.Device.Shared {
 		o.Overlap = "off" // there communication takes the time of kernels
+	}
+	switch {
+	case o.OverlapTP == "" && c.Device.Shared:
+		o.OverlapTP = "off"
+	case o.OverlapTP == "":
+		o.OverlapTP = "on"
 	}
 	if n := c.Devices(); n > 0 && o.RuntimeNGPUs > n {
 		return o, optionErrorf("runtime-ngpus", "is %d, but cluster %s has %d devices", o.RuntimeNGPUs, c.Name, n)
@@ -273,6 +284,14 @@ func (o Options) validateSharding() error {
 			return optionErrorf("overlap", "is on, but offload is %s: the search has no overlap with offload in this version; a plan that says so runs", o.Offload)
 		}
 	}
+	if o.OverlapTP == "on" {
+		switch {
+		case o.TP == 1:
+			return optionErrorf("overlap-tp", "is on, but tp is 1: it needs at least 2")
+		case o.Schedule == partition.ZeroBubble:
+			return optionErrorf("overlap-tp", "is on, but schedule %s puts off the products beside which it would be; leave one of them out", o.Schedule)
+		}
+	}
 	switch g := o.ZeROGroup; {
 	case g < 0 || g == 1:
 		return optionErrorf("zero-group", "is %d, must be at least 2 data-parallel ranks", g)
@@ -321,6 +340,7 @@ func (o Options) validateWords() error {
 		{"sequence-parallel", o.SequenceParallel, " on off "},
 		{"batch-parallel", o.BatchParallel, " on off "},
 		{"overlap", o.Overlap, " on off "},
+		{"overlap-tp", o.OverlapTP, " on off "},
 		{"offload", o.Offload, " none optimizer params "},
 		{"schedule", string(o.Schedule), " gpipe 1f1b interleaved zero-bubble "},
 		{"recompute", string(o.Recompute), " none pointwise selective full "},

@@ -46,6 +46,7 @@ func newPipeline(s *skeleton, memory []stageMemory, microBatch int, schedule par
 	}
 	p.template = s.plan
 	p.template.MicroBatch, p.template.Schedule = microBatch, schedule
+	p.template.OverlapTP = p.template.OverlapTP && schedule != partition.ZeroBubble
 	if schedule == partition.ZeroBubble {
 		// Temporary values of the backward pass may lie in the slots instead.
 		for i := range p.memory {

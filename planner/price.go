@@ -12,11 +12,11 @@ import (
 )
 
 // priced is an instruction with its time, the first of a bucket with that of the
-// bucket; ahead is the part of it that recomputation may do before the gradient is
-// there.
+// bucket, a collective with kernels beside it with what it takes longer than they;
+// hidden is the rest.
 type priced struct {
 	*codegen.Instr
-	time, ahead cost.Picoseconds
+	time, hidden cost.Picoseconds
 }
 
 // prices lists what a stage does in a phase over a micro-batch of a size.
@@ -35,6 +35,10 @@ func (s *skeleton) prices(of extent, stage int, phase ir.Phase, size int, mesh i
 			x.time = s.price.Send(in.Node, mesh, at, stage, stage+s.of.hop(&s.plan, in.Node))
 		default:
 			x.time, _ = price.Bucket(codegen.Bucket(instrs, i), mesh, at)
+		}
+		if in.Beside > 0 && price.Overlaps() {
+			x.hidden = min(x.time, price.InOrder(instrs[i+1:][:in.Beside], mesh, at))
+			x.time -= x.hidden
 		}
 		all = append(all, x)
 	}
@@ -225,7 +229,7 @@ func (s *skeleton) passes(phase ir.Phase) []ir.Phase {
 		return nil
 	case phase == ir.Backward && split:
 		return []ir.Phase{input}
-	case phase == ir.Backward && !s.plan.Overlap:
+	case phase == ir.Backward && !s.plan.Overlap && !s.plan.OverlapTP:
 		return []ir.Phase{ir.Backward, input, ir.WeightGrad}
 	}
 	return []ir.Phase{phase}
@@ -279,7 +283,7 @@ type timesKey struct {
 // those are: but on a crowded machine, or where overlap orders a backward pass in two by
 // itself, all schedules share theirs.
 func (s *skeleton) under(schedule partition.Schedule) (*skeleton, partition.Schedule) {
-	crowded, split := s.price.Crowded(s.plan.PP()), s.plan.Overlap && schedule == partition.ZeroBubble
+	crowded, split := s.price.Crowded(s.plan.PP()), (s.plan.Overlap || s.plan.OverlapTP) && schedule == partition.ZeroBubble
 	if !crowded && !split {
 		return s, ""
 	}

@@ -303,12 +303,12 @@ func (l *lies) work(usual *work) *work {
 
 // asUsual returns the times of work for a micro-batch of a size: as usual, but for what
 // is communicated.
-func (w *work) asUsual(size, batch int) *workTimes {
-	t := *w.usual.at(size, batch, 0)
-	mesh := w.meshOf(size, batch)
+func (w *work) asUsual(on sizeOn, batch int) *workTimes {
+	t := *w.usual.at(sizeOn{on.size, 0, on.inOrder}, batch)
+	mesh := w.meshOf(on.size, batch)
 	for i := range w.instrs {
 		if in := &w.instrs[i]; in.Node.Op.Class() == ir.Comm {
-			t.add(in, least(w.prices, in, mesh)-least(w.usual.prices, in, mesh))
+			t.add(in, exposed(w.prices, in, mesh, on.inOrder)-exposed(w.usual.prices, in, mesh, on.inOrder))
 		}
 	}
 	return &t

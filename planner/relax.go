@@ -31,6 +31,12 @@ type flight struct {
 	more        [extents]cost.Picoseconds // what recomputation adds to a backward pass
 }
 
+// flightKey is what a flight follows from.
+type flightKey struct {
+	size    int
+	inOrder bool // see [sizeOn]
+}
+
 // shared is a weight, its gradient or a state of the optimizer, which data-parallel ranks
 // all have.
 type shared struct {
@@ -65,11 +71,11 @@ func (b *shelf) persist(o sharding, ranks int64) int64 {
 }
 
 // flightOf returns what a block of the trunk keeps for a micro-batch of a size.
-func (w *work) flightOf(size, batch int) *flight {
-	if known := w.flights[size]; known != nil {
+func (w *work) flightOf(key flightKey, batch int) *flight {
+	if known := w.flights[key]; known != nil {
 		return known
 	}
-	mesh := w.meshOf(size, batch)
+	mesh := w.meshOf(key.size, batch)
 	b := &flight{}
 	var sizes []int64
 	var plain []cost.Picoseconds // of a backward pass without recomputation, by kinds of devices
@@ -91,7 +97,7 @@ func (w *work) flightOf(size, batch int) *flight {
 			}
 		}
 		for i, kinds := range w.everywhere() {
-			time := w.passOf(e).times(mesh, kinds)[inBlock].all
+			time := w.passOf(e).times(mesh, sizeOn{key.size, kinds, key.inOrder})[inBlock].all
 			switch {
 			case e == kept:
 				plain = append(plain, time)
@@ -104,7 +110,7 @@ func (w *work) flightOf(size, batch int) *flight {
 			}
 		}
 	}
-	w.flights[size] = b
+	w.flights[key] = b
 	return b
 }
 
@@ -331,23 +337,22 @@ func (w *work) steadily(by func(*cost.Program) *cost.Program) *workTimes {
 
 // adding returns the times of the trunk for a micro-batch of a size, and below ZeRO stage 2
 // of adding to gradients in the products that make them, which is hidden in some sizes.
-func (w *work) adding(zero, size, batch int, kinds cost.Kinds) *workTimes {
-	t := w.at(size, batch, kinds)
+func (w *work) adding(zero int, on sizeOn, batch int) *workTimes {
+	t := w.at(on, batch)
 	if zero >= 2 {
 		return t
 	}
-	key := sizeOn{size, kinds}
-	if w.added[key] == nil {
-		sum, price, mesh := *t, w.on(kinds)[0], w.meshOf(size, batch)
+	if w.added[on] == nil {
+		sum, price, mesh := *t, w.on(on.kinds)[0], w.meshOf(on.size, batch)
 		for i := range w.sums {
 			in := &w.sums[i]
 			time, _ := price.Instr(in.Instr, mesh, ir.Coord{})
 			bare, _ := price.Instr(in.bare, mesh, ir.Coord{})
 			sum.add(in, max(0, time-bare))
 		}
-		w.added[key] = &sum
+		w.added[on] = &sum
 	}
-	return w.added[key]
+	return w.added[on]
 }
 
 // again returns what recomputation a limit on memory makes necessary under an outline,
@@ -357,7 +362,7 @@ func (s *searcher) again(o outline, size int, schedule partition.Schedule) *agai
 	if trunk == nil {
 		return nil
 	}
-	f := trunk.flightOf(size, s.batch)
+	f := trunk.flightOf(flightKey{size, inOrder(schedule)}, s.batch)
 	ranks := o.group
 	if ranks == 0 {
 		ranks = o.dp * (s.opts.RuntimeNGPUs / o.plan)

@@ -412,7 +412,7 @@ func (s *searcher) template(d outline) (partition.Plan, error) {
 	}
 	plan := partition.Plan{
 		PlanNGPUs: d.plan, RuntimeNGPUs: s.opts.RuntimeNGPUs, DP: d.dp, TP: d.tp,
-		TPRows: d.rows, ZeRO: d.zero, ZeROGroup: d.group, Offload: d.offload, SequenceParallel: d.sequence, BatchParallel: d.batch, Overlap: d.overlap,
+		TPRows: d.rows, ZeRO: d.zero, ZeROGroup: d.group, Offload: d.offload, SequenceParallel: d.sequence, BatchParallel: d.batch, Overlap: d.overlap, OverlapTP: d.tp > 1 && s.opts.OverlapTP == "on",
 		Stages: make([]partition.Stage, d.stages()), Placements: placements, PoolOrder: s.cluster.Orders()[d.order], RankOrder: d.ranks,
 	}
 	if d.cp > 1 {

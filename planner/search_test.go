@@ -54,6 +54,8 @@ func TestOptions(t *testing.T) {
 		{Options{PlanNGPUs: 2, Interleave: 2}, "interleave: 2 chunks per rank need a pipeline of 2 ranks or more with a block for each chunk; no dp x tp x pp of 2 devices in 2 has that with 3 blocks"},
 		{Options{PlanNGPUs: 2, CP: 2, Overlap: "on"}, "overlap: is on, but cp is 2"},
 		{Options{PlanNGPUs: 2, Offload: "params", Overlap: "on"}, "overlap: is on, but offload is params"},
+		{Options{PlanNGPUs: 2, TP: 1, OverlapTP: "on"}, "overlap-tp: is on, but tp is 1"},
+		{Options{PlanNGPUs: 2, Schedule: "zero-bubble", OverlapTP: "on"}, "overlap-tp: is on, but schedule zero-bubble"},
 		{Options{PlanNGPUs: 2, Schedule: "zero-bubble", Policy: Megatron}, "schedule: is zero-bubble, but policy megatron has 1f1b or interleaved"},
 		{Options{PlanNGPUs: 2, SequenceParallel: "on", TP: 1}, "sequence-parallel: is on, but tp is 1"},
 		{Options{PlanNGPUs: 2, SequenceParallel: "on", DP: 2}, "sequence-parallel: needs tp of at least 2; no dp x tp x pp of 2 devices in 2"},

@@ -60,11 +60,14 @@ type Stream uint8
 // The streams.
 const (
 	Compute       Stream = iota // kernels, transfers, and the collectives that kernels wait for
-	Communication               // collectives beside them
+	Communication               // collectives beside them: of parameters, gradients and weights
+	Exchange                    // collectives of tensor-parallel ranks beside the kernels that follow them
 	Host                        // the caller, for Wait
 )
 
-func (s Stream) String() string { return [...]string{"compute", "communication", "host"}[s] }
+func (s Stream) String() string {
+	return [...]string{"compute", "communication", "exchange", "host"}[s]
+}
 
 // Event is something that happens when the work of a stream of a rank has come so
 // far. Events of each stream count from 1.
@@ -75,7 +78,7 @@ type Event struct {
 }
 
 // Device is where one rank computes. It has one arena of memory in each space and
-// two streams of work: what is given to a stream takes effect in order, and the
+// three streams of work: what is given to a stream takes effect in order, and the
 // streams wait for each other by events only. Calls may return before their effect;
 // Download, and Wait of the [Host], return after it.
 //

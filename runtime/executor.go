@@ -94,7 +94,7 @@ func New(prog *codegen.Program, backend Backend, opts Options) (*Executor, error
 	}
 	e := &Executor{
 		opts: opts, backend: backend, first: first, done: make(chan int, end-first), timer: time.NewTimer(opts.Timeout),
-		events:   [Host][]int64{make([]int64, n), make([]int64, n)},
+		events:   [Host][]int64{make([]int64, n), make([]int64, n), make([]int64, n)},
 		programs: map[*codegen.Program]*program{}, groups: map[string]int{},
 	}
 	e.late, e.meets = true, true

@@ -36,6 +36,8 @@ type task struct {
 	before  int64 // buckets given to the communication stream before it
 	buckets int   // given in it
 	joins   int   // of those, how many are done at its end: see [codegen.Instr.Async]
+	// exchanged is how many collectives are given to the exchange stream before it.
+	exchanged int64
 }
 
 // action is one instruction of one task. Exactly one of kernel, collective,
@@ -47,6 +49,7 @@ type action struct {
 	transfer   *Transfer
 	expects    bool     // of a transfer: it is expected from here on, and received later
 	await      int      // buckets of the task that must be done first
+	rejoin     int      // collectives of the task's on the exchange stream that must be done first
 	after      int64    // a send first waits for this event of the step of the peer
 	bytes      int64    // communicated
 	with       []string // nodes of collectives that are made with this one, for the trace
@@ -101,6 +104,7 @@ func (e *Executor) Add(prog *codegen.Program) error {
 		last := &tasks[len(tasks)-1]
 		p.events[Compute] = append(p.events[Compute], last.event)
 		p.events[Communication] = append(p.events[Communication], last.before+int64(last.buckets))
+		p.events[Exchange] = append(p.events[Exchange], last.event-int64(len(tasks))-last.before-int64(last.buckets))
 		if e.local(i) == nil {
 			tasks = nil
 		}
@@ -179,14 +183,15 @@ func (l *loader) schedule(s *codegen.Schedule) ([]task, error) {
 	prog := l.program.src
 	stage := prog.Stages[s.Stage]
 	tasks := make([]task, len(s.Tasks))
-	var before int64
+	var before, exchanged int64
 	for i, t := range s.Tasks {
-		tasks[i].Task, tasks[i].before = t, before
+		tasks[i].Task, tasks[i].before, tasks[i].exchanged = t, before, exchanged
 		if i == 0 {
 			tasks[i].actions = l.prepare(s, stage, t)
 		}
 		given := []int{0} // buckets given with so many asynchronous instructions of the body
 		awaits := 0       // of instructions that have nothing to do
+		exchanges, until := 0, 0
 		instrs := stage.Run(t)
 		for j := range instrs {
 			in := &instrs[j]
@@ -219,11 +224,19 @@ func (l *loader) schedule(s *codegen.Schedule) ([]task, error) {
 				continue
 			}
 			a.await, awaits = awaits, 0
+			if until > 0 && j >= until {
+				a.rejoin, until = exchanges, 0
+			}
+			if in.Beside > 0 {
+				exchanges++
+				until = j + 1 + in.Beside
+			}
 			tasks[i].actions = append(tasks[i].actions, a)
 		}
 		tasks[i].buckets = given[len(given)-1]
 		before += int64(tasks[i].buckets)
-		tasks[i].event = before + int64(i) + 1
+		exchanged += int64(exchanges)
+		tasks[i].event = before + exchanged + int64(i) + 1
 		l.observe(s, &tasks[i])
 		if err := l.fuse(s, tasks[i].actions); err != nil {
 			return nil, fmt.Errorf("%s: %w", t, err)
@@ -245,7 +258,7 @@ func (l *loader) fuse(s *codegen.Schedule, actions []action) error {
 	var run []*Kernel
 	for i := range actions {
 		a := &actions[i]
-		if a.kernel != nil && a.await == 0 {
+		if a.kernel != nil && a.await == 0 && a.rejoin == 0 {
 			run = append(run, a.kernel)
 			continue
 		}
@@ -296,7 +309,7 @@ func (l *loader) expect() error {
 	return nil
 }
 
-// observe lets the trace hear of what runs on the communication stream, and of what is made together.
+// observe lets the trace hear of what runs on streams beside the kernels, and of what is made together.
 func (l *loader) observe(s *codegen.Schedule, t *task) {
 	trace := l.exec.opts.Trace
 	for i := range t.actions {
@@ -308,10 +321,10 @@ func (l *loader) observe(s *codegen.Schedule, t *task) {
 		for _, more := range c.More {
 			a.with = append(a.with, more.Node.Name)
 		}
-		if c.Stream != Communication {
+		if c.Stream == Compute {
 			continue
 		}
-		span := Span{Rank: s.Rank, Phase: t.Phase, MicroBatch: t.MicroBatch, Op: c.Node.Op, Name: c.Node.Name, Stream: Communication, With: a.with}
+		span := Span{Rank: s.Rank, Phase: t.Phase, MicroBatch: t.MicroBatch, Op: c.Node.Op, Name: c.Node.Name, Stream: c.Stream, With: a.with}
 		c.Ran = func(start, end time.Time) {
 			span := span
 			span.Start, span.End = start.Sub(l.program.start), end.Sub(l.program.start)
@@ -328,7 +341,7 @@ func (l *loader) event(s *codegen.Schedule, task int) int64 {
 		n++
 		instrs := stage.Run(t)
 		for i := range instrs {
-			if in := &instrs[i]; in.Async && !in.Fused && s.Runs(in, t) {
+			if in := &instrs[i]; (in.Async && !in.Fused || in.Beside > 0) && s.Runs(in, t) {
 				n++
 			}
 		}
@@ -448,8 +461,11 @@ func (l *loader) collective(a *action, s *codegen.Schedule, stage *codegen.Stage
 		l.members[key] = members
 	}
 	stream := Compute
-	if in.Async {
+	switch {
+	case in.Async:
 		stream = Communication
+	case in.Beside > 0:
+		stream = Exchange
 	}
 	name := fmt.Sprint(stream, ranks)
 	group, ok := l.exec.groups[name]

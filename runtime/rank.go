@@ -104,13 +104,18 @@ func (r *rank) step(p *program, start time.Time) error {
 					return err
 				}
 			}
+			if a.rejoin > 0 {
+				if err := r.waitFor(Exchange, task.exchanged+int64(a.rejoin)); err != nil {
+					return err
+				}
+			}
 			if a.expects {
 				if err := r.device.(Meeter).Expect(a.transfer); err != nil {
 					return err
 				}
 				continue
 			}
-			if a.collective != nil && a.collective.Stream == Communication {
+			if a.collective != nil && a.collective.Stream != Compute {
 				done++
 				if err := r.give(a, done); err != nil {
 					return err
@@ -143,25 +148,28 @@ func (r *rank) step(p *program, start time.Time) error {
 }
 
 // await holds the compute stream back until the n-th bucket of the step is done.
-func (r *rank) await(n int64) error {
-	return r.device.Wait(Compute, Event{r.id, Communication, r.exec.events[Communication][r.id] + n})
+func (r *rank) await(n int64) error { return r.waitFor(Communication, n) }
+
+// waitFor holds the compute stream back until the n-th event of the step of another stream.
+func (r *rank) waitFor(s Stream, n int64) error {
+	return r.device.Wait(Compute, Event{r.id, s, r.exec.events[s][r.id] + n})
 }
 
-// give hands a collective to the communication stream, to be made when all work
-// before it is done. n is the number of the event, in this step, that says so.
+// give hands a collective to its stream, to be made when all work before it is done. n is the number of the event, in this step, that says so.
 func (r *rank) give(a *action, n int64) error {
 	r.counters.Collectives++
 	r.counters.CollectiveBytes += a.bytes
 	if err := r.device.Record(Compute); err != nil {
 		return err
 	}
-	if err := r.device.Wait(Communication, Event{r.id, Compute, r.exec.events[Compute][r.id] + n}); err != nil {
+	s := a.collective.Stream
+	if err := r.device.Wait(s, Event{r.id, Compute, r.exec.events[Compute][r.id] + n}); err != nil {
 		return err
 	}
 	if err := r.device.Collective(a.collective); err != nil {
 		return err
 	}
-	return r.device.Record(Communication)
+	return r.device.Record(s)
 }
 
 // act runs one action on the compute stream.
@@ -216,8 +224,8 @@ func (r *rank) where() (task codegen.Task, node *ir.Node, ok bool) {
 // waited in vain.
 func (r *rank) describe(err error) error {
 	var beside *StreamError
-	if errors.As(err, &beside) && beside.Stream == Communication {
-		err = fmt.Errorf("on the communication stream: %w", beside.Err)
+	if errors.As(err, &beside) && beside.Stream != Compute {
+		err = fmt.Errorf("on the %s stream: %w", beside.Stream, beside.Err)
 	}
 	var wait *WaitError
 	if errors.As(err, &wait) {

@@ -55,6 +55,7 @@ type fixed struct {
 	BatchParallel    string `group:"fix" enum:",on,off" default:"" placeholder:"on|off" help:"Share the sequences of a micro-batch between tensor-parallel regions: modules that are replicated are data parallel over tensor-parallel ranks."`
 	Replicate        string `group:"fix" placeholder:"none|MODULES" help:"Modules whose weights all tensor-parallel ranks hold instead of splitting them: none, or of attn, mlp and wte (the vocabulary; lm_head where that is untied) some, such as mlp+wte."`
 	Overlap          string `group:"fix" enum:",on,off" default:"" placeholder:"on|off" help:"Communicate gradients and sharded parameters beside the computation; off where ranks share processors."`
+	OverlapTP        string `group:"fix" name:"overlap-tp" enum:",on,off" default:"" placeholder:"on|off" help:"Have tensor-parallel ranks communicate beside products of the backward pass; off where ranks share processors."`
 	LossSlices       *int   `group:"fix" placeholder:"N" help:"Slices of the positions of sequences in which the head and the loss run, forward and backward of each together, so that logits take as much less memory; a divisor of the tokens of a sequence. It is not searched: 1 without."`
 	Offload          string `group:"fix" enum:",none,optimizer,params" default:"" placeholder:"none|optimizer|params" help:"Keep optimizer state, or parameters at rest too, in host memory."`
 }
@@ -80,7 +81,7 @@ func (c *planCmd) options(cfg *config.Config) (planner.Options, error) {
 		DP: deref(c.DP), TP: deref(c.TP), CP: deref(c.CP), PP: deref(c.PP), MicroBatch: int(cfg.Batch.Micro),
 		RankOrder: c.RankOrder,
 		Schedule:  partition.Schedule(c.Schedule), Interleave: deref(c.Interleave), ZeRO: c.Zero, ZeROGroup: deref(c.ZeroGroup),
-		Recompute: planner.Recompute(c.Recompute), SequenceParallel: c.SequenceParallel, BatchParallel: c.BatchParallel, Overlap: c.Overlap, Offload: c.Offload,
+		Recompute: planner.Recompute(c.Recompute), SequenceParallel: c.SequenceParallel, BatchParallel: c.BatchParallel, Overlap: c.Overlap, OverlapTP: c.OverlapTP, Offload: c.Offload,
 		TPRows: deref(c.TPRows), LossSlices: deref(c.LossSlices), Replicate: c.Replicate, Policy: planner.Policy(c.Policy), TopK: c.Top,
 	}
 	if c.MicroBatch != nil {
@@ -265,6 +266,9 @@ func printPlan(con *console, doc *planner.Document) {
 	}
 	if p.Overlap {
 		about = append(about, []string{"overlap", "gradients and sharded parameters travel beside the computation"})
+	}
+	if p.OverlapTP {
+		about = append(about, []string{"overlap of tp", "in the backward pass its ranks communicate beside products"})
 	}
 	if p.LossSlices > 1 {
 		about = append(about, []string{"loss", fmt.Sprintf("in %d slices of the sequences", p.LossSlices)})

@@ -4,6 +4,7 @@
 # Start it on every node in a checkout of Megatron-LM, with the arguments of data and tokenizer:
 #   NODE_RANK=0 MASTER_ADDR=HOST sh FILE --data-path ... --tokenizer-type ... (vocabulary 128256)
 # Differs: gradients are summed over ranks in 4 bytes, not 2.
+# Differs: tensor-parallel ranks communicate beside the products of the backward pass.
 set -eu
 exec torchrun --nnodes 2 --nproc-per-node 8 --node-rank "${NODE_RANK:-0}" \
   --master-addr "${MASTER_ADDR:-127.0.0.1}" --master-port "${MASTER_PORT:-29500}" \

@@ -348,7 +348,7 @@ func (m *Program) instr(in *codegen.Instr, mesh ir.Mesh, at ir.Coord) (Picosecon
 		bytes := collectiveBytes(n, mesh, at)
 		name := mesh.Axes[axis].Name
 		t := m.synchronized(n, bytes, m.there(in, mesh, at), m.buffered(bytes, name), name, m.group(n, axis))
-		if m.software.AsyncTP && mesh.Axes[axis].Name == partition.AxisTP {
+		if m.software.AsyncTP && in.Beside == 0 && mesh.Axes[axis].Name == partition.AxisTP {
 			t = m.beside(n, t, mesh, at)
 		}
 		return t, Communication
@@ -378,6 +378,15 @@ func (m *Program) Bucket(instrs []codegen.Instr, mesh ir.Mesh, at ir.Coord) (Pic
 		}
 	}
 	return m.crowded(m.synchronized(n, bytes, there, share, axis, m.group(n, mesh.Axis(axis))), n.Phase, mesh), Communication
+}
+
+// InOrder returns the time of instructions one after another, none of them in a bucket.
+func (m *Program) InOrder(instrs []codegen.Instr, mesh ir.Mesh, at ir.Coord) (sum Picoseconds) {
+	for i := range instrs {
+		t, _ := m.Instr(&instrs[i], mesh, at)
+		sum += t
+	}
+	return sum
 }
 
 // there is how many bytes of the result of an all_gather every rank has where they belong.

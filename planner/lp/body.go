@@ -90,7 +90,8 @@ func (b *bodyReader) body(s *codegen.Schedule, t codegen.Task) []segment {
 	at := b.prog.At(s, t)
 	var segments []segment
 	now, stream := clock{0}, clock{0}
-	done := []clock{nil} // what so many asynchronous instructions end with
+	until, beside := -1, clock(nil) // the first instruction after what runs beside a collective, and when that ends
+	done := []clock{nil}            // what so many asynchronous instructions end with
 	for i := 0; i < len(instrs); i++ {
 		in, bucket := &instrs[i], codegen.Bucket(instrs, i)
 		i += len(bucket) - 1
@@ -103,10 +104,15 @@ func (b *bodyReader) body(s *codegen.Schedule, t codegen.Task) []segment {
 			continue
 		}
 		time, _ := b.price.Bucket(bucket, b.prog.Mesh, at)
+		if i == until {
+			now = latest(now, beside)
+		}
 		if in.Await > 0 && done[in.Await] != nil {
 			now = latest(now, done[in.Await])
 		}
 		switch {
+		case in.Beside > 0 && b.price.Overlaps():
+			until, beside = i+1+in.Beside, now.plus(time)
 		case in.Async:
 			if !b.price.Overlaps() { // ranks share processors: the work of it takes their time
 				now, time = now.plus(time), 0

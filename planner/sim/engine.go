@@ -10,7 +10,8 @@
 // what it hands to its communication stream: that does one thing at a time too,
 // beside the rank, each when the rank has come to it and the one before is done;
 // the rank waits for it where an op says so, and at the end of the task or, for what is
-// late, at the start of a task that joins it.
+// late, at the start of a task that joins it. Of a collective that ops run beside, the rank
+// only says that it has come to it, and waits for its end after those ops.
 //
 // Such a system is a max-plus recurrence: its times do not depend on the order in
 // which ranks are looked at, and never decrease when a duration grows.
@@ -41,6 +42,9 @@ type Op struct {
 	// Async says that the op, Work or a Join, is handed to the stream, and Late that the
 	// end of the task does not wait for it.
 	Async, Late bool
+	// Beside is how many ops after a Join, all of them Work, the process goes on with when it
+	// has come to the meeting: it waits for the end of that after them.
+	Beside int
 	// Await is how many of the task's asynchronous ops are done before the op starts.
 	Await int
 	// Since makes Work end no sooner than Since[i] after mark i of the task, a stretch
@@ -166,11 +170,21 @@ type state struct {
 	marks    []cost.Picoseconds   // see Op.Since
 	left     cost.Picoseconds     // when the stream has done what ops with Leaves left it
 
+	forked fork // the meeting that the process runs something beside
+
 	// The stream.
 	given     []given // in the task in hand, after what tasks before left it
 	before    int     // how many of those that is
 	done      int     // of all
 	streaming bool    // the next waits at a Join that it has been counted in
+}
+
+// fork is a Join that ops of its process run beside, up to but not including one of the task;
+// until is 0 if there is none. start and end are set when all have come to it.
+type fork struct {
+	op, until  int
+	met        bool
+	start, end cost.Picoseconds
 }
 
 // given is an op handed to the stream. start and end are set when it is done.
@@ -214,7 +228,14 @@ func (r *runner) advance(p int) {
 			st.marks = append(st.marks, st.left, st.now)
 		}
 		for st.op < len(t.Ops) {
+			if st.forked.until > 0 && st.op == st.forked.until && !r.rejoin(p, st) {
+				return
+			}
 			o := &t.Ops[st.op]
+			if o.Beside > 0 {
+				r.fork(p, st, o)
+				continue
+			}
 			if o.Await > 0 && !r.await(p, st, st.before+o.Await) {
 				return
 			}
@@ -248,6 +269,50 @@ func (r *runner) advance(p int) {
 			st.released[t.Chunk][t.MicroBatch] = st.now
 		}
 	}
+}
+
+// fork has a process say that it has come to a meeting, and go on. The last to come tells the
+// others when the meeting ends.
+func (r *runner) fork(p int, st *state, o *Op) {
+	st.forked = fork{op: st.op, until: st.op + 1 + o.Beside}
+	st.op++
+	meet := &r.groups[o.Peer]
+	meet.arrived++
+	meet.latest = max(meet.latest, st.now)
+	members := r.Groups[o.Peer]
+	if meet.arrived < len(members) {
+		return
+	}
+	start := meet.latest
+	*meet = meeting{}
+	for _, m := range members {
+		f := &r.states[m].forked
+		f.met, f.start, f.end = true, start, start+o.Time
+		if r.Trace != nil {
+			r.Trace(m, r.states[m].task, f.op, f.start, f.end)
+		}
+		if m != p {
+			r.woken = append(r.woken, m)
+		}
+	}
+}
+
+// rejoin holds a process until the meeting is over that it has run ops beside, and reports
+// whether that is known to have begun.
+func (r *runner) rejoin(p int, st *state) bool {
+	f := &st.forked
+	if !f.met {
+		return false
+	}
+	if waited := f.end - max(f.start, st.now); waited > 0 && r.Exposed != nil {
+		r.Exposed[p] += waited
+		if r.Waited != nil {
+			r.Waited(p, st.task, f.op, waited)
+		}
+	}
+	st.now = max(st.now, f.end)
+	*f = fork{}
+	return true
 }
 
 // await holds a process until so many of the ops given to its stream are done, and

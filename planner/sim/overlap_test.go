@@ -8,6 +8,7 @@ import (
 	"github.com/autopar/autopar/codegen"
 	"github.com/autopar/autopar/models/gpt"
 	"github.com/autopar/autopar/partition"
+	"github.com/autopar/autopar/partition/partitiontest"
 	"github.com/autopar/autopar/planner/cost"
 	"github.com/autopar/autopar/planner/sim"
 )
@@ -45,5 +46,41 @@ func TestOverlapHidesCommunication(t *testing.T) {
 		shared := *gpu
 		shared.Device.Shared = true
 		require.Zero(t, run(&shared, true).Breakdown().Overlapped, "zero %d", zero)
+	}
+}
+
+// TestOverlapTPHidesCommunication: in the backward pass tensor-parallel ranks of GPUs hide what
+// they exchange behind products; of ranks that share processors it takes as long as before.
+func TestOverlapTPHidesCommunication(t *testing.T) {
+	c := gpt.DefaultConfig()
+	c.NLayer, c.NHead, c.NEmbd, c.BlockSize, c.VocabSize = 4, 8, 2048, 1024, 512
+	g, err := gpt.TrainStep(c, gpt.Optimizer{Beta1: .9, Beta2: .99, Eps: 1e-8, GradClip: 1}, 8, 1024)
+	require.NoError(t, err)
+	gpu, err := cost.Load("a100-80g")
+	require.NoError(t, err)
+	shared := *gpu
+	shared.Device.Shared, shared.Device.Cores = true, 8
+	for _, sequence := range []bool{false, true} {
+		run := func(cluster *cost.Cluster, beside bool) *sim.Timeline {
+			p := &partition.Plan{
+				PlanNGPUs: 4, RuntimeNGPUs: 4, DP: 1, TP: 4, MicroBatch: 4, Schedule: partition.OneFOneB, SequenceParallel: sequence, OverlapTP: beside,
+				Stages: []partition.Stage{{Last: 4}}, Placements: partitiontest.Megatron(),
+			}
+			prog, err := codegen.Compile(g, p, 8, nil)
+			require.NoError(t, err)
+			line, err := sim.Run(prog, cluster, sim.Options{})
+			require.NoError(t, err)
+			for _, r := range line.Ranks {
+				require.Equal(t, line.Step, r.Breakdown.Total())
+			}
+			return line
+		}
+		before, now := run(gpu, false), run(gpu, true)
+		hidden := now.Breakdown().Overlapped
+		require.Equal(t, before.Step, now.Step+hidden)
+		require.Equal(t, before.Breakdown().Communication, now.Breakdown().Communication+hidden)
+		// In a block two sums of four, or four gathers and sums of sequences of ten.
+		require.Greater(t, hidden, before.Breakdown().Communication/3)
+		require.Equal(t, run(&shared, false).Step, run(&shared, true).Step)
 	}
 }

@@ -52,6 +52,7 @@ type Span struct {
 	Instr      int  // index into [codegen.Stage.Run] of the task
 	Bucket     int  // instructions after that which are made with it
 	Stream     bool // on the rank's communication stream
+	Beside     bool // a collective of tensor-parallel ranks, beside the instructions after it
 	Start, End cost.Picoseconds
 }
 
@@ -79,8 +80,8 @@ func Run(prog *codegen.Program, c *cost.Cluster, opts Options) (*Timeline, error
 			if o.silent {
 				return
 			}
-			if o.bucket > 0 || o.stream {
-				line.Spans = append(line.Spans, Span{Rank: p, Task: task, Instr: o.instrs[0], Bucket: o.bucket, Stream: o.stream, Start: start, End: end})
+			if o.bucket > 0 || o.stream || o.beside {
+				line.Spans = append(line.Spans, Span{Rank: p, Task: task, Instr: o.instrs[0], Bucket: o.bucket, Stream: o.stream, Beside: o.beside, Start: start, End: end})
 				return
 			}
 			for i, k := range o.instrs {
@@ -178,14 +179,15 @@ type stretch struct {
 	late   bool // the end of the task does not wait for it
 	silent bool // only a meeting: its work is an op of its own
 	await  int  // asynchronous ops of the task
+	beside bool // the next op runs beside it
 
 	accounts []float64 // of an op of the stream
 }
 
 type groupKey struct {
-	stage, axis int
-	async       bool
-	at          ir.Coord // of the first member
+	stage, axis   int
+	async, beside bool
+	at            ir.Coord // of the first member
 }
 
 type channelKey struct {
@@ -231,6 +233,7 @@ func (b *builder) body(s *codegen.Schedule, t codegen.Task) (*body, error) {
 		return x, nil
 	}
 	x := &body{accounts: make([]float64, b.accounts)}
+	until := 0        // the first instruction after what runs beside a collective
 	given := []int{0} // ops given to the stream, with so many asynchronous instructions of the body
 	for i := 0; i < len(instrs); i++ {
 		in, all := &instrs[i], codegen.Bucket(instrs, i)
@@ -238,7 +241,8 @@ func (b *builder) body(s *codegen.Schedule, t codegen.Task) (*body, error) {
 		runs := s.Runs(in, t)
 		// Where ranks share processors the work of a bucket takes the time of the
 		// kernels, but still nothing waits for the other members.
-		stream, apart := in.Async, in.Async && !b.price.Overlaps()
+		stream, beside := in.Async, in.Beside > 0
+		apart := (stream || beside) && !b.price.Overlaps()
 		for k := 0; in.Async && k <= bucket; k++ {
 			n := given[len(given)-1]
 			if runs && stream && k == 0 {
@@ -255,7 +259,7 @@ func (b *builder) body(s *codegen.Schedule, t codegen.Task) (*body, error) {
 		if time < 0 {
 			return nil, fmt.Errorf("sim: %s takes %d ps", in.Node.Name, time)
 		}
-		if b.account != nil && !(stream && !apart) {
+		if b.account != nil && !((stream || beside) && !apart) {
 			b.account(all, at, time, x.accounts)
 		}
 		op, await := opKind(b.prog.Mesh, in.Node), given[in.Await]
@@ -263,18 +267,24 @@ func (b *builder) body(s *codegen.Schedule, t codegen.Task) (*body, error) {
 		if apart {
 			x.ops = append(x.ops,
 				stretch{kind: Work, instrs: []int{first}, bucket: bucket, work: time, times: []cost.Picoseconds{time}},
-				stretch{kind: op, instrs: []int{first}, stream: true, late: in.Last, silent: true})
+				stretch{kind: op, instrs: []int{first}, stream: stream, beside: beside, late: in.Last, silent: true})
 			x.spent[kind] += time
+			if beside {
+				until = first + 1 + in.Beside
+			}
 			continue
 		}
-		if op != Work || bucket > 0 || stream || await > 0 || last < 0 || x.ops[last].kind != Work || x.ops[last].bucket > 0 || x.ops[last].stream {
-			x.ops = append(x.ops, stretch{kind: op, bucket: bucket, stream: stream, late: stream && in.Last, await: await})
+		if op != Work || bucket > 0 || stream || await > 0 || first == until || last < 0 || x.ops[last].kind != Work || x.ops[last].bucket > 0 || x.ops[last].stream {
+			x.ops = append(x.ops, stretch{kind: op, bucket: bucket, stream: stream, beside: beside, late: stream && in.Last, await: await})
 			last++
+		}
+		if beside {
+			until = first + 1 + in.Beside
 		}
 		o := &x.ops[last]
 		o.instrs, o.times = append(o.instrs, first), append(o.times, time)
 		o.work += time
-		if stream {
+		if stream || beside {
 			x.beside += time
 			if b.account != nil {
 				o.accounts = make([]float64, b.accounts)
@@ -312,9 +322,12 @@ func (b *builder) ops(s *codegen.Schedule, t codegen.Task, x *body) []Op {
 		in := &instrs[o.instrs[0]]
 		n := in.Node
 		ops[i] = Op{Kind: o.kind, Time: o.work, Async: o.stream, Late: o.late, Await: o.await}
+		if o.beside {
+			ops[i].Beside = 1
+		}
 		switch o.kind {
 		case Join:
-			ops[i].Peer = b.group(s, n, in.Async)
+			ops[i].Peer = b.group(s, in)
 		case Send:
 			ops[i].Peer = b.channel(s, n)
 		case Recv:
@@ -324,15 +337,15 @@ func (b *builder) ops(s *codegen.Schedule, t codegen.Task, x *body) []Op {
 	return ops
 }
 
-func (b *builder) group(s *codegen.Schedule, n *ir.Node, async bool) int {
-	axis := b.prog.Mesh.Axis(n.Attr.(ir.CommAttr).Axis)
-	key := groupKey{s.Stage, axis, async, s.Coord}
+func (b *builder) group(s *codegen.Schedule, in *codegen.Instr) int {
+	axis := b.prog.Mesh.Axis(in.Node.Attr.(ir.CommAttr).Axis)
+	key := groupKey{s.Stage, axis, in.Async, in.Beside > 0, s.Coord}
 	key.at[axis] = 0
 	id, ok := b.groups[key]
 	if !ok {
 		id = len(b.system.Groups)
 		b.groups[key] = id
-		ranks, _ := b.prog.Group(s, n)
+		ranks, _ := b.prog.Group(s, in.Node)
 		b.system.Groups = append(b.system.Groups, ranks)
 	}
 	return id

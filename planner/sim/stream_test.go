@@ -40,6 +40,23 @@ func TestStreamRunsBeside(t *testing.T) {
 	require.Equal(t, []cost.Picoseconds{17 - 12 + 37 - 18, 0}, s.Exposed, "while the stream was communicating")
 }
 
+// Two processes meet while they work, each for another time, and go on when both the meeting
+// and their work are over.
+func TestMeetingRunsBeside(t *testing.T) {
+	process := func(before, beside cost.Picoseconds) Process {
+		meet := join(10, 0)
+		meet.Beside = 1
+		return Process{Tasks: []Task{task(0, false, work(before), meet, work(beside), work(1)), task(1, false, work(before), meet, work(beside), work(1))}}
+	}
+	s := System{Processes: []Process{process(5, 3), process(7, 50)}, Groups: [][]int{{0, 1}}, Exposed: make([]cost.Picoseconds, 2)}
+	ends, err := s.Run()
+	require.NoError(t, err)
+	// The meetings: 7 to 17, and 65 to 75. The first process works to 8, waits and works to 18, and
+	// comes to the second at 23; it waits from 26 on. The second works to 57 and 58, to 115 and 116.
+	require.Equal(t, []cost.Picoseconds{76, 116}, ends)
+	require.Equal(t, []cost.Picoseconds{17 - 8 + 75 - 65, 0}, s.Exposed, "while they were communicating")
+}
+
 // What stands for a program with a stream ends no sooner than its marks say.
 func TestWorkSinceMarks(t *testing.T) {
 	s := System{

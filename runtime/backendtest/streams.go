@@ -12,10 +12,10 @@ import (
 	"github.com/autopar/autopar/runtime"
 )
 
-// testStreams makes buckets of collectives on the communication stream while the
+// testStream makes buckets of collectives on a stream while the
 // compute stream doubles other tensors. Events order the two: a bucket starts after
 // the kernel that makes its operands, and the kernel that reads its results after it.
-func testStreams(t *testing.T, open Open) {
+func testStream(t *testing.T, open Open, s runtime.Stream) {
 	const ranks, rounds = 3, 20
 	slab := ir.Whole([]int{1031})
 	double := addNode(t, slab.Local)
@@ -45,7 +45,7 @@ func testStreams(t *testing.T, open Open) {
 	errs := together(ds, func(r int, d runtime.Device) error {
 		var collectives [bucket]*runtime.Collective
 		for i := range bucket {
-			c := &runtime.Collective{Node: reduce, Group: 7, Position: r, Stream: runtime.Communication}
+			c := &runtime.Collective{Node: reduce, Group: 7, Position: r, Stream: s}
 			for m := range ranks {
 				c.Members = append(c.Members, runtime.Member{Rank: m, In: out[i], Out: out[i]})
 			}
@@ -60,15 +60,15 @@ func testStreams(t *testing.T, open Open) {
 			}
 			n := int64(round + 1)
 			err = errors.Join(err, d.Record(runtime.Compute),
-				d.Wait(runtime.Communication, runtime.Event{Rank: r, Stream: runtime.Compute, N: n}),
-				d.Collective(collectives[0]), d.Record(runtime.Communication),
+				d.Wait(s, runtime.Event{Rank: r, Stream: runtime.Compute, N: n}),
+				d.Collective(collectives[0]), d.Record(s),
 				d.Launch(twice(aside, aside)), // beside it
-				d.Wait(runtime.Compute, runtime.Event{Rank: r, Stream: runtime.Communication, N: n}))
+				d.Wait(runtime.Compute, runtime.Event{Rank: r, Stream: s, N: n}))
 			for i := range bucket {
 				err = errors.Join(err, d.Launch(twice(out[i], read[i])))
 			}
 			if err == nil && round%5 == 4 {
-				err = d.Wait(runtime.Host, runtime.Event{Rank: r, Stream: runtime.Communication, N: n})
+				err = d.Wait(runtime.Host, runtime.Event{Rank: r, Stream: s, N: n})
 			}
 			if err != nil {
 				return err
@@ -90,16 +90,16 @@ func testStreams(t *testing.T, open Open) {
 	}
 }
 
-// testStreamFailures checks that a failure on the communication stream reaches who
+// testStreamFailures checks that a failure on a stream reaches who
 // waits for the stream, with the collective, and that Abort ends its waits.
-func testStreamFailures(t *testing.T, open Open) {
+func testStreamFailures(t *testing.T, open Open, s runtime.Stream) {
 	const timeout = 100 * time.Millisecond
-	own := runtime.Event{Rank: 0, Stream: runtime.Communication, N: 1}
+	own := runtime.Event{Rank: 0, Stream: s, N: 1}
 	t.Run("late", func(t *testing.T) {
 		ds, _ := devices(t, open, 2, timeout)
 		c := newMeeting(t, ds).collective
-		c.Stream = runtime.Communication
-		err := errors.Join(ds[0].Collective(c), ds[0].Record(runtime.Communication), ds[0].Wait(runtime.Compute, own), ds[0].Wait(runtime.Host, own))
+		c.Stream = s
+		err := errors.Join(ds[0].Collective(c), ds[0].Record(s), ds[0].Wait(runtime.Compute, own), ds[0].Wait(runtime.Host, own))
 		var beside *runtime.StreamError
 		require.ErrorAs(t, err, &beside)
 		require.Equal(t, c.Node, beside.Node)
@@ -110,13 +110,13 @@ func testStreamFailures(t *testing.T, open Open) {
 	t.Run("abort", func(t *testing.T) {
 		ds, b := devices(t, open, 2, time.Minute)
 		c := newMeeting(t, ds).collective
-		c.Stream = runtime.Communication
+		c.Stream = s
 		go func() {
 			time.Sleep(10 * time.Millisecond)
 			b.Abort()
 		}()
 		start := time.Now()
-		err := errors.Join(ds[0].Collective(c), ds[0].Record(runtime.Communication), ds[0].Wait(runtime.Compute, own), ds[0].Wait(runtime.Host, own))
+		err := errors.Join(ds[0].Collective(c), ds[0].Record(s), ds[0].Wait(runtime.Compute, own), ds[0].Wait(runtime.Host, own))
 		require.ErrorIs(t, err, runtime.ErrAborted)
 		require.Less(t, time.Since(start), 10*time.Second)
 	})

@@ -45,8 +45,10 @@ func RunFixedPoint(t *testing.T, open Open) {
 func RunTogether(t *testing.T, open Open) {
 	t.Run("collectives", func(t *testing.T) { testCollectives(t, open) })
 	t.Run("transfers", func(t *testing.T) { testTransfers(t, open) })
-	t.Run("streams", func(t *testing.T) { testStreams(t, open) })
-	t.Run("stream failures", func(t *testing.T) { testStreamFailures(t, open) })
+	for _, s := range []runtime.Stream{runtime.Communication, runtime.Exchange} {
+		t.Run(s.String()+" stream", func(t *testing.T) { testStream(t, open, s) })
+		t.Run(s.String()+" stream failures", func(t *testing.T) { testStreamFailures(t, open, s) })
+	}
 	t.Run("timeouts", func(t *testing.T) { testTimeouts(t, open) })
 	t.Run("abort", func(t *testing.T) { testAbort(t, open) })
 }

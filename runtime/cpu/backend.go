@@ -81,14 +81,19 @@ func (b *Backend) Open(world runtime.World) ([]runtime.Device, error) {
 	b.open.Store(int32(end - first))
 	var devices []runtime.Device
 	for i := range world.Ranks {
-		d := &Device{backend: b, rank: i, events: b.counter(eventID, 2*i), comm: &stream{events: b.counter(eventID, 2*i+1)}}
+		d := &Device{backend: b, rank: i, events: b.counter(eventID, streams*i)}
+		for s := range beside {
+			d.beside[s] = &stream{of: runtime.Stream(s) + 1, events: b.counter(eventID, streams*i+1+s)}
+		}
 		if i < first || i >= end {
 			if err := b.others.lookInto(d); err != nil {
 				return nil, err
 			}
 		} else {
 			d.pool, d.timer = b.cores.NewPool(i), stopped()
-			d.comm = newStream(d)
+			for s := range beside {
+				d.beside[s].open(d)
+			}
 			devices = append(devices, d)
 		}
 		b.devices = append(b.devices, d)

@@ -85,10 +85,10 @@ func (g *groupView) missing() []int {
 	return late
 }
 
-// Collective makes a collective, or gives it to the communication stream.
+// Collective makes a collective, or gives it to a stream.
 func (d *Device) Collective(c *runtime.Collective) error {
-	if c.Stream == runtime.Communication {
-		d.comm.give(work{collective: c})
+	if c.Stream != runtime.Compute {
+		d.stream(c.Stream).give(work{collective: c})
 		return nil
 	}
 	defer d.pool.Offer()

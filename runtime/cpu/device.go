@@ -14,7 +14,7 @@ import (
 )
 
 // Device is one rank. Its compute stream is the caller's goroutine: every call
-// returns after its effect. Its communication stream is a goroutine of its own.
+// returns after its effect. Each of the streams beside it is a goroutine of its own.
 type Device struct {
 	backend *Backend
 	rank    int
@@ -23,7 +23,7 @@ type Device struct {
 	arenas  [2][]float32 // by space
 	memory  [2]arena     // in which they lie
 	events  *counter     // recorded on the compute stream
-	comm    *stream
+	beside  [beside]*stream
 
 	groups   []*groupView // by Collective.Group
 	wires    []*counter   // by Transfer.Wire
@@ -87,7 +87,10 @@ func (d *Device) setArena(space runtime.Space, words []float32) {
 		o.mu.Lock()
 		defer o.mu.Unlock()
 	}
-	d.arenas[space], d.comm.lane.arenas[space] = words, words
+	d.arenas[space] = words
+	for _, s := range d.beside {
+		s.lane.arenas[space] = words
+	}
 }
 
 // Upload copies src into an arena.
@@ -188,7 +191,9 @@ func (d *Device) wire(t *runtime.Transfer) (sent *counter, received *int64) {
 // Close ends what the device runs; the last to close frees the arenas, as ranks read
 // those of others. After a failure a stream may still do so, and they stay.
 func (d *Device) Close() error {
-	d.comm.close()
+	for _, s := range d.beside {
+		s.close()
+	}
 	d.pool.Close()
 	err := d.file.close()
 	b := d.backend

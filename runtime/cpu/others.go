@@ -47,7 +47,7 @@ type place struct{ group, position int }
 type counterKind uint8
 
 const (
-	eventID counterKind = iota // two for each rank: of the compute and the communication stream
+	eventID counterKind = iota // streams for each rank
 	wireID                     // by Transfer.Wire
 	groupID                    // by Collective.Group: arrivals, done, and entered by position
 )
@@ -63,11 +63,11 @@ const (
 func (o *others) base(kind counterKind) (first, count int) {
 	switch kind {
 	case eventID:
-		return 0, 2 * o.Ranks
+		return 0, streams * o.Ranks
 	case wireID:
-		return 2 * o.Ranks, maxWires
+		return streams * o.Ranks, maxWires
 	}
-	return 2*o.Ranks + maxWires, maxGroups * (2 + o.Ranks)
+	return streams*o.Ranks + maxWires, maxGroups * (2 + o.Ranks)
 }
 
 // stride is the bytes of a counter in the table, in whole lines of cache: its count, and what

@@ -10,9 +10,16 @@ import (
 	"github.com/autopar/autopar/runtime"
 )
 
-// stream is the communication stream of a rank: a goroutine, started when it is
+// streams is how many streams a rank has, and beside how many of those a goroutine.
+const (
+	streams = int(runtime.Host)
+	beside  = streams - 1
+)
+
+// stream is a stream of a rank beside its compute stream: a goroutine, started when it is
 // first given work and asleep without any, that does what it is given in order.
 type stream struct {
+	of   runtime.Stream
 	lane *Device // over the rank's arena, with what a goroutine needs for itself
 
 	mu      sync.Mutex
@@ -35,10 +42,13 @@ type work struct {
 	rank       int // whose counter it is
 }
 
-func newStream(d *Device) *stream {
-	s := &stream{lane: &Device{backend: d.backend, rank: d.rank, pool: d.backend.cores.NewPool(d.rank), timer: stopped()}, events: d.comm.events}
+// stream returns a stream of the rank beside its compute stream.
+func (d *Device) stream(s runtime.Stream) *stream { return d.beside[s-1] }
+
+// open makes the stream ready for work of a rank.
+func (s *stream) open(d *Device) {
+	s.lane = &Device{backend: d.backend, rank: d.rank, pool: d.backend.cores.NewPool(d.rank), timer: stopped()}
 	s.given = sync.NewCond(&s.mu)
-	return s
 }
 
 // give adds to the end of the queue.
@@ -102,7 +112,7 @@ func (s *stream) do(w work) (err error) {
 			err = fmt.Errorf("panic: %v\n%s", x, stack)
 		}
 		if err != nil && w.collective != nil {
-			err = &runtime.StreamError{Stream: runtime.Communication, Node: w.collective.Node, Err: err}
+			err = &runtime.StreamError{Stream: s.of, Node: w.collective.Node, Err: err}
 		}
 	}()
 	if w.until != nil {
@@ -139,35 +149,35 @@ func (s *stream) close() {
 // Record makes the next event of a stream. On the compute stream it has happened
 // at once.
 func (d *Device) Record(s runtime.Stream) error {
-	if s == runtime.Communication {
-		d.comm.give(work{})
+	if s != runtime.Compute {
+		d.stream(s).give(work{})
 	} else {
 		d.events.add(1)
 	}
 	return nil
 }
 
-// Wait waits for an event. The communication stream waits in its own goroutine;
-// the compute stream is the caller.
+// Wait waits for an event. Other streams wait in their own goroutines; the compute stream is
+// the caller.
 func (d *Device) Wait(s runtime.Stream, e runtime.Event) error {
 	of := d.backend.devices[e.Rank]
 	c := of.events
-	if e.Stream == runtime.Communication {
-		c = of.comm.events
+	if e.Stream != runtime.Compute {
+		c = of.stream(e.Stream).events
 	}
 	defer d.pool.Offer()
 	switch {
-	case s == runtime.Communication:
+	case s != runtime.Compute && s != runtime.Host:
 		if c.n.Load() < e.N {
-			d.comm.give(work{until: c, n: e.N, rank: e.Rank})
+			d.stream(s).give(work{until: c, n: e.N, rank: e.Rank})
 		}
 		return nil
-	case of == d && e.Stream == runtime.Communication:
+	case of == d && e.Stream != runtime.Compute:
 		// Whatever the stream waits for ends in time: it needs no limit of its own.
 		if err := d.waitFor(c, e.N, math.MaxInt64, nil); err != nil {
 			return err
 		}
-		return d.comm.failure()
+		return d.stream(e.Stream).failure()
 	}
 	d.backend.others.await(e.Rank, c, e.N)
 	err := d.wait(c, e.N, func() []int { return []int{e.Rank} })

@@ -1,0 +1,127 @@
+package codegen
+
+import (
+	"slices"
+
+	"github.com/autopar/autopar/ir"
+	"github.com/autopar/autopar/partition"
+)
+
+// Tensor-parallel ranks exchange activations and their gradients in every block, and most
+// kernels around need what they exchange. But of the two products that a linear layer has in
+// the backward pass neither needs the other: the gradient of its input is summed over the
+// ranks while that of its weight is made (Megatron-LM's asynchronous all-reduce: Narayanan et
+// al. SC'21), and under sequence parallelism the input, of which each rank has kept its part,
+// is gathered again while the gradient of the input is made (Korthikanti et al. 2022, section
+// 4.2.2; the bulk overlap of Transformer Engine).
+//
+// It is found rather than known: a collective goes back to the nearest place, after what it
+// reads is made, that a product follows which does not read it. That product and the kernels
+// around it run beside the collective. Such a group begins and ends in one block and one
+// task, and nothing in it waits for anything else, so that it takes the time of the longer of
+// the two sides: it is priced, and proven, by itself. No buffer lives much longer: what is
+// gathered is there while the product makes what is summed, as it would be a product later.
+
+// beside reorders the nodes of the passes and says which run beside a collective.
+func (b *stageBuilder) beside() {
+	if !b.prog.Plan.OverlapTP {
+		return
+	}
+	if b.along == nil {
+		b.along, b.during = make([]int, len(b.of)), make([]*ir.Node, len(b.of))
+	}
+	for from, to := 0, 0; from < len(b.nodes); from = to {
+		for to = from + 1; to < len(b.nodes) && b.continues(b.nodes[to-1], b.nodes[to]); to++ {
+		}
+		b.pair(b.nodes[from:to])
+	}
+}
+
+// continues reports whether nothing forbids that a node changes places with the one before:
+// both are of a block and a task, neither is known to another rank by its place but for
+// collectives, and nothing else waits there.
+func (b *stageBuilder) continues(before, n *ir.Node) bool {
+	if n.Phase == ir.Update || n.Phase != before.Phase || n.Stage != before.Stage || n.Block() != before.Block() {
+		return false
+	}
+	x, y := b.spot(before), b.spot(n)
+	return x.segment == y.segment && b.movable(before) && b.movable(n)
+}
+
+// movable reports whether a node is a kernel, a copy or a collective of every micro-batch that
+// no instruction of the communication stream is tied to.
+func (b *stageBuilder) movable(n *ir.Node) bool {
+	s := b.spot(n)
+	late := n.Op == ir.OpAccumulate && b.spot(n.Args[0].Def).async
+	return !s.async && !s.last && s.await == nil && !late && (launched(n) || Collective(n.Op) || HostCopy(n.Op))
+}
+
+// launched reports whether a node is work of the rank alone, on its device.
+func launched(n *ir.Node) bool {
+	switch n.Op {
+	case ir.OpSend, ir.OpRecv:
+		return false
+	}
+	return n.Op.Class() != ir.Leaf && !Collective(n.Op) && !HostCopy(n.Op)
+}
+
+// pair finds what runs beside the collectives of a stretch of nodes.
+func (b *stageBuilder) pair(nodes []*ir.Node) {
+	for i, c := range nodes {
+		if !b.ofTensorParallel(c) {
+			continue
+		}
+		at, kernels := b.window(nodes, i)
+		if len(kernels) == 0 {
+			continue
+		}
+		copy(nodes[at+1:i+1], nodes[at:i])
+		nodes[at] = c
+		for _, n := range kernels {
+			b.during[n.ID()] = c
+			if !b.folded[n.ID()] {
+				b.along[c.ID()]++
+			}
+		}
+	}
+}
+
+// ofTensorParallel reports whether a node makes tensor-parallel ranks communicate.
+func (b *stageBuilder) ofTensorParallel(n *ir.Node) bool {
+	if !Collective(n.Op) {
+		return false
+	}
+	axis := n.Attr.(ir.CommAttr).Axis
+	return (axis == partition.AxisTP || axis == partition.AxisTPR) && b.prog.Mesh.Size(axis) > 1
+}
+
+// window returns the place to which collective i of a stretch goes, and the kernels after it
+// that run beside it: none if it stays as it is.
+func (b *stageBuilder) window(nodes []*ir.Node, i int) (at int, kernels []*ir.Node) {
+	c := nodes[i]
+	for at = i; ; at-- {
+		if kernels = b.after(nodes, at, i); slices.ContainsFunc(kernels, func(n *ir.Node) bool { return n.Op == ir.OpMatMul }) {
+			return at, kernels
+		}
+		if at == 0 || nodes[at-1] == c.Args[0].Def || b.during[nodes[at-1].ID()] != nil {
+			return i, nil
+		}
+	}
+}
+
+// after returns the kernels in a row that would follow collective i at a place and could run
+// beside it. One more node of the stretch comes after them.
+func (b *stageBuilder) after(nodes []*ir.Node, at, i int) []*ir.Node {
+	var kernels []*ir.Node
+	for k := at; k < len(nodes); k++ {
+		n := nodes[k]
+		switch {
+		case k == i:
+		case !launched(n) || b.during[n.ID()] != nil || slices.Contains(n.Args, nodes[i].Results[0]):
+			return kernels
+		default:
+			kernels = append(kernels, n)
+		}
+	}
+	return nil // nothing of the stretch would wait for it
+}

@@ -1,0 +1,52 @@
+package mutants
+
+// inTheExchange has the bugs of what tensor-parallel ranks exchange beside kernels.
+func inTheExchange() []mutant {
+	const accepted = "^TestVerifyAcceptsOverlapTP$"
+	return []mutant{{
+		bug: "memory freed while it is exchanged", how: "beside kernels",
+		file: "codegen/overlap.go",
+		old:  "last[i] = max(last[i], i+instrs[i].Beside)", new: "last[i] = max(last[i], i)",
+		pkg: "./codegen", run: accepted,
+	}, {
+		bug: "what is exchanged is read too early", how: "by a kernel beside it",
+		file: "codegen/beside.go",
+		old:  " || slices.Contains(n.Args, nodes[i].Results[0]):", new: ":",
+		pkg: "./codegen", run: accepted,
+	}, {
+		bug: "exchanged before it is made", how: "the collective goes back too far",
+		file: "codegen/beside.go",
+		old:  "nodes[at-1] == c.Args[0].Def ||", new: "c == nil ||",
+		pkg: "./codegen", run: accepted,
+	}, {
+		bug: "a kernel disturbs what runs beside it", how: "nobody looks",
+		file: "codegen/checkstream.go",
+		old:  "for k := i + 1; k <= i+in.Beside; k++ {", new: "for k := i + 1; k < i+in.Beside; k++ {",
+		pkg: "./codegen", run: "^TestBesideIsChecked$",
+	}, {
+		bug: "ranks go on before they have what they exchange", how: "in the simulation",
+		file: "planner/sim/engine.go",
+		old:  "st.now = max(st.now, f.end)", new: "st.now += 0",
+		pkg: "./planner/sim", run: "^TestMeetingRunsBeside$",
+	}, {
+		bug: "ranks go on before they have what they exchange", how: "on GPUs",
+		file: "runtime/rank.go",
+		old:  "if a.rejoin > 0 {", new: "if a.rejoin < 0 {",
+		pkg: ".", run: "^TestReplayedParity$",
+	}, {
+		bug: "what is exchanged beside a product costs nothing", how: "however long it takes",
+		file: "planner/price.go",
+		old:  "x.hidden = min(x.time, price.InOrder(", new: "x.hidden = max(x.time, price.InOrder(",
+		pkg: "./planner", run: "^TestCostIsSimulation$",
+	}, {
+		bug: "floor above what plans take", how: "nothing is hidden by products in it",
+		file: "planner/floor.go",
+		old:  "if len(in.beside) == 0 || inOrder", new: "if len(in.beside) >= 0 || inOrder",
+		pkg: "./planner", run: "^TestCostIsSimulation$",
+	}, {
+		bug: "floor above what plans take", how: "it has recomputation add what zero-bubble schedules do not hide",
+		file: "planner/floor.go",
+		old:  "return schedule == partition.ZeroBubble }", new: "return schedule == \"\" }",
+		pkg: "./planner", run: "^TestCostIsSimulation$",
+	}}
+}
