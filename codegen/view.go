@@ -105,6 +105,9 @@ func (in *Instr) Moves(mesh ir.Mesh) bool {
 
 // Fits reports whether a part of a value can be a view of the whole on a mesh: if on every device it is in one piece there and
 // starts where a tensor may. It is the same for all ranks of a stage, as they share its code.
+//
+// An axis cuts into larger parts and then smaller ones, so that its first two positions and its last two tell of all: their
+// sizes are the two there are, and every part begins as many of those further on as lie before it.
 func Fits(mesh ir.Mesh, whole, part *ir.Value) bool {
 	size := part.Type.DType.Size()
 	at := ir.Coord{}
@@ -114,15 +117,18 @@ func Fits(mesh ir.Mesh, whole, part *ir.Value) bool {
 			elems, ok := Place(mesh.Local(whole.Type.Shape, whole.Spec, at), mesh.Local(part.Type.Shape, part.Spec, at))
 			return ok && elems*size%align == 0
 		}
-		n, step := mesh.Axes[axis].Size, 1
+		n, near := mesh.Axes[axis].Size, 2
 		switch {
 		case part.Spec[axis].Kind != ir.Shard:
 			n = 1
 		case whole.Spec[axis] == part.Spec[axis]:
-			step = max(1, n-1) // an axis cuts into parts of two sizes: those of its ends
+			near = 1 // where the part begins in the whole depends on their sizes alone
 		}
 		defer func(was int) { at[axis] = was }(at[axis])
-		for i := 0; i < n; i += step {
+		for i := 0; i < n; i++ {
+			if near <= i && i < n-near {
+				i = n - near
+			}
 			if at[axis] = i; !every(axis + 1) {
 				return false
 			}

@@ -1,6 +1,7 @@
 package codegen_test
 
 import (
+	"math/rand/v2"
 	"slices"
 	"testing"
 
@@ -100,6 +101,39 @@ func TestFits(t *testing.T) {
 		part := &ir.Value{Type: whole.Type, Spec: spec(c.dp, c.tp)}
 		require.Equal(t, c.want, codegen.Fits(mesh, whole, part), name)
 	}
+}
+
+// TestFitsEverywhere: the positions that Fits looks at tell of all of them.
+func TestFitsEverywhere(t *testing.T) {
+	const seed = 4
+	r := rand.New(rand.NewPCG(seed, 0))
+	fit := 0
+	for range 5000 {
+		mesh := ir.Mesh{Axes: []ir.Axis{{Name: "dp", Size: 1 + r.IntN(9)}, {Name: "tp", Size: 1 + r.IntN(9)}}}
+		whole := &ir.Value{Type: ir.Type{DType: ir.F32, Shape: []int{1 + r.IntN(40), 8 * (1 + r.IntN(8))}}}
+		part := &ir.Value{Type: whole.Type}
+		for axis := range mesh.Axes {
+			if r.IntN(3) > 0 {
+				part.Spec[axis] = ir.ShardOn(r.IntN(2))
+			}
+			if r.IntN(2) > 0 {
+				whole.Spec[axis] = part.Spec[axis]
+			}
+		}
+		all := true
+		for dp := range mesh.Axes[0].Size {
+			for tp := range mesh.Axes[1].Size {
+				at := ir.Coord{dp, tp}
+				elem, ok := codegen.Place(mesh.Local(whole.Type.Shape, whole.Spec, at), mesh.Local(part.Type.Shape, part.Spec, at))
+				all = all && ok && elem%16 == 0
+			}
+		}
+		require.Equal(t, all, codegen.Fits(mesh, whole, part), "seed %d: %v of %v on %v", seed, part.Spec, whole, mesh)
+		if all {
+			fit++
+		}
+	}
+	require.Greater(t, fit, 500)
 }
 
 // viewed is a program whose ranks update shares of wide parameters in their places.

@@ -19,6 +19,11 @@ func inViews() []mutant {
 		old:  "return ok && elems*size%align == 0", new: "return ok && elems*size >= 0",
 		pkg: "./codegen", run: "^TestFits$",
 	}, {
+		bug: "a share of a parameter starts where no tensor may", how: "on ranks that are neither first nor last",
+		file: "codegen/view.go",
+		old:  "mesh.Axes[axis].Size, 2", new: "mesh.Axes[axis].Size, 1",
+		pkg: "./codegen", run: "^TestFitsEverywhere$",
+	}, {
 		bug: "a parameter is read when some of it is new", how: "its share is updated in its place before",
 		file: "codegen/view.go",
 		old:  "if last != i || !apart ||", new: "if last != i || !apart && false ||",
