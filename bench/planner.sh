@@ -43,13 +43,13 @@ cat << 'END'
 ## Where it stands
 
 The goals are 100 ms for GPT-3 175B on 1,024 devices and a second for 1T on 16,384, in 200 MB, and 128 layers in 1.2 times the
-time of 12. On 2026-11-22, idle, GPT-3 175B took 79 ms (median of seven processes, 77 to 80), 1T 0.42 s, 128 layers 0.94 times 12; the day
-before 107 ms, 0.44 s and 0.99 times, without pointwise recomputation, grids and 16-bit overlap in the space. More than 200 MB only the
-batch of 16,384 took, which also ended with a gap.
+time of 12. Idle, on 2026-11-22, GPT-3 175B takes 100 ms (median of seven processes, 98 to 104), 1T 0.31 s, 128 layers 1.36 times
+12 layers; nothing takes more than 130 MB and no gap is left. On the same machine and in turns the search of some hours before, without overlap under
+interleaved and zero-bubble schedules and that of tensor parallelism, ranks that share the batch and views in the space, takes 88 ms for 175B (88.9, 87.8,
+88.6 against 99.7, 98.4, 99.6): the larger space costs 12 %, and the goal is met with nothing to spare. That of 128 layers
+against 12 is missed. 1T took 0.42 s, 48 layers 0.2 s, a batch of 16,384 0.73 s in 250 MB with a gap of 0.49 % (here 0.19 s and none); Llama 3 70B 93 ms, of whose
+pipelines many are nearly as fast and fit by the bound but not in fact (179 ms).
 
-Since then overlap is searched under interleaved and zero-bubble schedules too. By turns with the search without, on a loaded machine, GPT-3 175B
-takes 98 ms and 98 ms without, 1T 0.32 s and 0.51 s (116 and 150 MB), 48 layers 82 and 241 ms, a batch of 4,096 136 and 355 ms, of 16,384 443 and
-856 ms; 24 layers 340 and 297 ms. Llama 3 70B, of whose pipelines many are nearly as fast and fit by the bound but not in fact, takes several times the 110 ms that it took. The tables above are of the search without.
 It takes no longer as bounds know streams: after the last pass over its blocks a position waits until the stream has reduced their
 gradients, and after AdamW until it has gathered their weights, which floors have per block (passage.go) and bounds of cuts to the picosecond
 where the stream waits for nobody (outlast.go). Before that the search gave up on zero-bubble pipelines with overlap, with gaps of 0.6 to
@@ -78,7 +78,7 @@ the two halves of an update, and the last for the first one's share of a tied ta
 
 ## Grids of tensor-parallel ranks
 
-Weights cut in two dimensions (`--tp-rows`, [`grid.go`](../planner/grid.go)), 2026-11-22, predicted steps in bf16 of the whole search with and without
+Weights cut in two dimensions (`--tp-rows`, [`grid.go`](../planner/grid.go)), 2026-11-22, before tensor-parallel ranks communicated beside products, predicted steps in bf16 of the whole search with and without
 grids (`--tp-rows 1`); nodes of 64 or 16 devices are the cluster's links and devices with `devices_per_node` changed:
 
 | model | devices | batch | | without | with | faster by |

@@ -29,7 +29,7 @@ type workload struct {
 // all threads and by one rank a core, whose collectives are timed too. The narrowest has
 // layers enough that it finds no more near the cores than a deep model does; it is in small
 // parts, too, which tell what it costs to divide a kernel, and so is one of the widest, whose products have few rows for what they
-// pack. One has its parameters gathered where they are read, so that ranks meet all
+// pack. One has its parameters gathered where they are read, in every micro-batch, so that ranks meet all
 // the time. The last is by two ranks a core, as the one before it but for that.
 func workloads(cores int) []workload {
 	var all []workload
@@ -40,7 +40,7 @@ func workloads(cores int) []workload {
 		}
 	}
 	if cores > 1 {
-		all = append(all, workload{6, 4, 128, 64, 6 * cores, cores, 3, 1}, workload{6, 4, 128, 64, 6 * cores, 2 * cores, 3, 1})
+		all = append(all, workload{6, 4, 128, 64, 6 * cores, cores, 3, 3}, workload{6, 4, 128, 64, 6 * cores, 2 * cores, 3, 3})
 	}
 	return all
 }
