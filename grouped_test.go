@@ -52,7 +52,7 @@ func groupedLayout(c gpt.Config, tp int) []partition.Placement {
 func TestParityOfGroupedHeads(t *testing.T) {
 	for _, c := range groupedModels() {
 		train := func(p *partition.Plan, steps int) trajectory {
-			p.Placements = groupedLayout(c, p.TP)
+			place(p, groupedLayout(c, p.TP))
 			prog, exec := compile(t, stepOf(t, c), p, parityBatch)
 			require.NoError(t, exec.InitParams(prog, 1337))
 			return stepsOf(t, prog, exec, parityBatch, steps)

@@ -56,7 +56,7 @@ func TestReproducibleLlama(t *testing.T) {
 		require.NoError(t, err)
 		require.NoError(t, g.Verify())
 		run := func(p *partition.Plan) (trajectory, map[string][]float32) {
-			p.Placements = groupedLayout(c, p.TP)
+			place(p, groupedLayout(c, p.TP))
 			copied, _ := g.Clone()
 			prog, exec := compile(t, copied, p, parityBatch)
 			require.NoError(t, exec.InitParams(prog, 1337))
@@ -79,7 +79,7 @@ func TestReproducibleLlama(t *testing.T) {
 // head of its own: a sample of the plans, larger with -parity-all.
 func TestParityOfLlama(t *testing.T) {
 	train := func(p *partition.Plan, steps int) trajectory {
-		p.Placements = llamaLayout(p.TP)
+		place(p, llamaLayout(p.TP))
 		prog, exec := compile(t, stepOf(t, llamaModel()), p, parityBatch)
 		require.NoError(t, exec.InitParams(prog, 1337))
 		return stepsOf(t, prog, exec, parityBatch, steps)

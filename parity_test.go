@@ -307,6 +307,15 @@ func takeTurns(p *partition.Plan, n int) {
 	}
 }
 
+// place gives a plan of the sample the placements of another model. They keep no module whole, of which
+// ZeRO shards the weights over tensor-parallel ranks where there is no data parallelism.
+func place(p *partition.Plan, placements []partition.Placement) {
+	p.Placements = placements
+	if p.Replicas() == 1 {
+		p.ZeRO = 0
+	}
+}
+
 // paritySchedules lists the schedules of a pipeline; with one stage they are the
 // same, and for two stages per rank there must be blocks enough.
 func paritySchedules(pp int) []partition.Schedule {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"net"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -20,7 +21,7 @@ import (
 // launchCmd trains in several processes: it starts `autopar run` once for each rank.
 type launchCmd struct {
 	runCmd
-	NProc       int    `name:"nproc" placeholder:"N" help:"Processes on this machine, a rank each. The default is the plan's ranks over the machines."`
+	NProc       *int   `name:"nproc" placeholder:"N" help:"Processes on this machine, a rank each. The default is the plan's ranks over the machines."`
 	NNodes      string `name:"nnodes" default:"1" placeholder:"MIN:MAX" help:"Machines. Start this command on each. With MIN:MAX the job starts anew, by a plan for as many as there are, when one comes or goes."`
 	NodeRank    int    `name:"node-rank" placeholder:"N" help:"Which of the machines this is, from 0."`
 	Master      string `placeholder:"HOST:PORT" help:"Where machine 0 is reached by the others."`
@@ -49,16 +50,21 @@ func (c *launchCmd) Run(ctx context.Context, con *console) error {
 		return err
 	}
 	ranks := doc.Plan.RuntimeNGPUs
-	if c.NProc == 0 {
-		c.NProc = max(1, ranks/most)
+	procs := max(1, ranks/most)
+	if c.NProc != nil {
+		procs = *c.NProc
 	}
 	switch {
+	case procs < 1:
+		return usagef("launch: --nproc is %d, must be at least 1", procs)
 	case c.NodeRank < 0 || c.NodeRank >= most:
 		return usagef("launch: --node-rank is %d of --nnodes %s, want 0 to %d", c.NodeRank, c.NNodes, most-1)
-	case ranks%c.NProc != 0 || ranks/c.NProc < least || ranks/c.NProc > most:
-		return usagef("launch: %s machines with %d processes each cannot be the %d ranks of the plan: each process is one rank", c.NNodes, c.NProc, ranks)
+	case ranks%procs != 0 || ranks/procs < least || ranks/procs > most:
+		return usagef("launch: %s machines with %d processes each cannot be the %d ranks of the plan: each process is one rank", c.NNodes, procs, ranks)
 	case most > 1 && c.Master == "":
 		return usagef("launch: --nnodes %s needs --master, the address of machine 0", c.NNodes)
+	case c.Master != "" && !hasPort(c.Master):
+		return usagef("launch: --master is %q, want HOST:PORT, such as 10.0.0.1:29500", c.Master)
 	case c.MaxRestarts < 0:
 		return usagef("launch: --max-restarts is %d, must be at least 0", c.MaxRestarts)
 	}
@@ -71,11 +77,11 @@ func (c *launchCmd) Run(ctx context.Context, con *console) error {
 	}
 	before := checkpoint.Saved(c.Out)
 	agent := &launch.Agent{
-		Exe: exe, Procs: c.NProc, Least: least, Most: most, Node: c.NodeRank, Addr: c.Master, MaxRestarts: c.MaxRestarts, Patience: c.Timeout,
+		Exe: exe, Procs: procs, Least: least, Most: most, Node: c.NodeRank, Addr: c.Master, MaxRestarts: c.MaxRestarts, Patience: c.Timeout,
 		Stdout: con.stdout, Stderr: con.stderr, Note: con.note,
 		Brief: func(s launch.Start) ([]byte, error) {
 			b := brief{Resume: c.Resume || s.Number > 0 && checkpoint.Saved(c.Out).After(before)}
-			if n := s.Nodes * c.NProc; n != ranks {
+			if n := s.Nodes * procs; n != ranks {
 				if b.Plan, err = c.planAnew(con, doc, n); err != nil {
 					return nil, err
 				}
@@ -89,7 +95,7 @@ func (c *launchCmd) Run(ctx context.Context, con *console) error {
 			}
 			plan := c.Plan
 			if b.Plan != nil {
-				plan = filepath.Join(c.Out, fmt.Sprintf("plan-%d.json", s.Nodes*c.NProc))
+				plan = filepath.Join(c.Out, fmt.Sprintf("plan-%d.json", s.Nodes*procs))
 				if err := data.WriteFile(plan, b.Plan); err != nil {
 					return nil, err
 				}
@@ -98,6 +104,13 @@ func (c *launchCmd) Run(ctx context.Context, con *console) error {
 		},
 	}
 	return agent.Run(ctx)
+}
+
+// hasPort reports whether an address has a port, from 1 to 65535.
+func hasPort(addr string) bool {
+	_, port, err := net.SplitHostPort(addr)
+	n, bad := strconv.ParseUint(port, 10, 16)
+	return err == nil && bad == nil && n > 0
 }
 
 // brief is what machine 0 says to all of a start.
