@@ -12,6 +12,7 @@ import (
 // TestBatchParallelSearchIsExact: the search against every plan where ranks that share the batch
 // may best share the vocabulary: it is large, sequences are short, and links slow.
 func TestBatchParallelSearchIsExact(t *testing.T) {
+	t.Parallel()
 	const seed = 43
 	r := rand.New(rand.NewPCG(seed, 0))
 	cases, plans, winners, sharded := 10, 0, 0, 0

@@ -346,6 +346,7 @@ func (b *brute) compare(seed, k int) (*Result, *Audit) {
 }
 
 func TestSearchIsExact(t *testing.T) {
+	t.Parallel()
 	const seed = 5
 	r := rand.New(rand.NewPCG(seed, 0))
 	cases, skipped, infeasible, recomputing, contexts, plans := 40, 0, 0, 0, 0, 0
@@ -436,6 +437,7 @@ func TestSearchIsExact(t *testing.T) {
 // TestInterleavedSearchIsExact: the same among interleaved schedules alone, which
 // seldom win, and where they or zero-bubble ones have overlap, which has to be asked for.
 func TestInterleavedSearchIsExact(t *testing.T) {
+	t.Parallel()
 	const seed = 6
 	r := rand.New(rand.NewPCG(seed, 0))
 	recomputing, chunks := 0, map[int]int{}

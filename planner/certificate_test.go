@@ -59,6 +59,7 @@ func randomProven(t *testing.T, r *rand.Rand, opts Options) *proven {
 // TestCertificates: what the search proves is accepted, in memory and read from its
 // text, and says what the search says without a proof.
 func TestCertificates(t *testing.T) {
+	t.Parallel()
 	const seed = 21
 	r := rand.New(rand.NewPCG(seed, 0))
 	cases := 24
@@ -98,6 +99,7 @@ func TestCertificates(t *testing.T) {
 // TestCertificateOptions: the space of the checker, which lists it by itself, is that of
 // the search under whatever options.
 func TestCertificateOptions(t *testing.T) {
+	t.Parallel()
 	const seed = 22
 	for k, opts := range []Options{
 		{}, {PlanNGPUs: 4}, {CP: 2}, {TP: 2}, {PP: 2}, {DP: 2}, {MicroBatch: 2}, {Schedule: partition.GPipe}, {Schedule: partition.ZeroBubble},
@@ -131,6 +133,7 @@ func (r *Region) ways(p *proven) string {
 
 // TestTamperedCertificates: whatever is changed is found, with the line.
 func TestTamperedCertificates(t *testing.T) {
+	t.Parallel()
 	const seed = 23
 	r := rand.New(rand.NewPCG(seed, 0))
 	found := func(c *Certificate, ok func(r *Region) bool) *Region {

@@ -113,7 +113,10 @@ func randomCut(r *rand.Rand, blocks, stages int) []partition.Stage {
 // the memory bound never exceeds the arena.
 func TestCostIsSimulation(t *testing.T) {
 	for _, seed := range []uint64{12, 13, 32, 44, 61, 74, 105, 107, 210, 302, 303, 305, 503} { // each meets something that the others do not
-		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) { testCostIsSimulation(t, seed, 1) })
+		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
+			t.Parallel()
+			testCostIsSimulation(t, seed, 1)
+		})
 		if testing.Short() {
 			break
 		}
@@ -121,7 +124,10 @@ func TestCostIsSimulation(t *testing.T) {
 }
 
 // The same on clusters of several kinds of devices.
-func TestCostOnPoolsIsSimulation(t *testing.T) { testCostIsSimulation(t, 12, 2) }
+func TestCostOnPoolsIsSimulation(t *testing.T) {
+	t.Parallel()
+	testCostIsSimulation(t, 12, 2)
+}
 
 // testCostIsSimulation takes clusters with at least so many kinds of devices.
 func testCostIsSimulation(t *testing.T, seed uint64, kinds int) {

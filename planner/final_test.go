@@ -56,6 +56,7 @@ func randomOutline(r *rand.Rand, blocks, batch int) (o outline, units int, ok bo
 // the byte, also with an evaluation beside, and where the time goes to the
 // picosecond.
 func TestFinishIsTheProgram(t *testing.T) {
+	t.Parallel()
 	const seed = 31
 	r := rand.New(rand.NewPCG(seed, 0))
 	cases := 70

@@ -14,6 +14,7 @@ import (
 // of the pools, as it does on one. One kind is fast and has little memory, the other is
 // slow and has much, so that by speed alone the blocks would lie the other way around.
 func TestSearchOnPoolsIsExact(t *testing.T) {
+	t.Parallel()
 	const seed = 3
 	r := rand.New(rand.NewPCG(seed, 0))
 	cases := 30

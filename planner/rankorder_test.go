@@ -22,6 +22,7 @@ func TestNearerOrders(t *testing.T) {
 // of a unit lie over its ranks: short sequences, so that gradients may be more than what
 // tensor parallelism sends, and ranks on several nodes.
 func TestRankOrderSearchIsExact(t *testing.T) {
+	t.Parallel()
 	const seed = 31
 	r := rand.New(rand.NewPCG(seed, 0))
 	cases, others, plans := 24, 0, 0

@@ -84,6 +84,7 @@ func TestZeROGroupOptions(t *testing.T) {
 // gets short the search finds what the best of three searches with offload fixed
 // finds, offloads at last, and says what the host holds.
 func TestOffloadWhereMemoryIsShort(t *testing.T) {
+	t.Parallel()
 	const seed = 4
 	r := rand.New(rand.NewPCG(seed, 0))
 	offloaded := map[partition.Offload]int{}

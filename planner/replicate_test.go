@@ -13,6 +13,7 @@ import (
 // tensor-parallel ranks hold may win: links of little latency and much less bandwidth than
 // there is arithmetic, so that a block's activations are more to exchange than its gradients.
 func TestReplicatedSearchIsExact(t *testing.T) {
+	t.Parallel()
 	const seed = 41
 	r := rand.New(rand.NewPCG(seed, 0))
 	cases, plans, winners := 10, 0, map[string]int{}
