@@ -98,7 +98,7 @@ func newTables(prog *Program) (*tables, [][]*ir.Node) {
 	return t, nodes
 }
 
-func (b *stageBuilder) build() error {
+func (b *stageBuilder) build() {
 	params := 0
 	for _, n := range b.nodes {
 		if n.Op == ir.OpParam {
@@ -132,7 +132,6 @@ func (b *stageBuilder) build() error {
 			b.Outputs[o.Name] = b.of[o.Value.ID]
 		}
 	}
-	return nil
 }
 
 // inOrder sorts the nodes as they run for a micro-batch: by phase, and by chunk

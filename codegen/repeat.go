@@ -53,7 +53,7 @@ func (p *Program) Longer(stage int, repeats []Repeat, share *Program) (*Longer, 
 }
 
 // Regions returns the memory of the stage on a mesh that has the axes of the program's:
-// what [Generate] would say of it.
+// what [Compile] would say of it.
 func (l *Longer) Regions(mesh ir.Mesh) Regions {
 	r := Regions{Chunks: slices.Clone(l.tape.stage.Chunks)}
 	if l.shared != nil {
