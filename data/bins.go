@@ -20,8 +20,7 @@ type BinsOptions struct {
 // Bins are the open train.bin and val.bin of a data directory.
 type Bins struct {
 	Train, Val *Split
-	Meta       *Meta // of meta.pkl, or nil
-	VocabSize  int   // every id is below it
+	VocabSize  int // every id is below it
 }
 
 // OpenBins opens the bins in dir and checks them: sizes are even and hold more
@@ -40,7 +39,6 @@ func OpenBins(dir string, opts BinsOptions) (*Bins, error) {
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, err
 	}
-	b.Meta = meta
 	switch {
 	case b.VocabSize > 0:
 	case meta != nil:
@@ -72,9 +70,6 @@ type Split struct {
 
 // Tokens is the number of ids in the file.
 func (s *Split) Tokens() int { return s.tokens }
-
-// Path is the name of the file.
-func (s *Split) Path() string { return s.path }
 
 // maxScan is how many ids openSplit checks; more would delay the start of a run.
 const maxScan = 1 << 29
