@@ -12,7 +12,7 @@ import (
 // BinsOptions says what the bins must fit.
 type BinsOptions struct {
 	BlockSize int // tokens in a training sequence, at least 1
-	// VocabSize of the model. 0 takes the one in meta.pkl, or DefaultVocab where
+	// VocabSize of the model. 0 takes the one in meta.pkl, or defaultVocab where
 	// there is none.
 	VocabSize int
 }
@@ -35,7 +35,7 @@ func OpenBins(dir string, opts BinsOptions) (*Bins, error) {
 		return nil, inputErrorf(dir, "vocab_size %d is negative", opts.VocabSize)
 	}
 	b := &Bins{VocabSize: opts.VocabSize}
-	meta, err := ReadMeta(filepath.Join(dir, MetaFile))
+	meta, err := readMeta(filepath.Join(dir, MetaFile))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, err
 	}
@@ -44,7 +44,7 @@ func OpenBins(dir string, opts BinsOptions) (*Bins, error) {
 	case meta != nil:
 		b.VocabSize = meta.VocabSize
 	default:
-		b.VocabSize = DefaultVocab
+		b.VocabSize = defaultVocab
 	}
 	if b.Train, err = openSplit(filepath.Join(dir, TrainFile), opts.BlockSize, b.VocabSize); err != nil {
 		return nil, err

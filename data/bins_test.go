@@ -33,7 +33,7 @@ func TestBinsFill(t *testing.T) {
 	bins, err := OpenBins(dir, BinsOptions{BlockSize: 33})
 	require.NoError(t, err)
 	defer bins.Close()
-	require.Equal(t, []int{65, 34, DefaultVocab}, []int{bins.Train.Tokens(), bins.Val.Tokens(), bins.VocabSize})
+	require.Equal(t, []int{65, 34, defaultVocab}, []int{bins.Train.Tokens(), bins.Val.Tokens(), bins.VocabSize})
 
 	ids, targets := make([]int32, 2*33), make([]int32, 2*33)
 	require.NoError(t, bins.Train.Fill(ids, targets, []int{7, 31, 0, 5}, 1, 3))

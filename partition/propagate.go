@@ -585,7 +585,7 @@ func (pr *propagator) sumsStream(n *ir.Node, axis int, args []ir.Placement) bool
 }
 
 // moveBytes is what each of n ranks receives when a value of the given size goes
-// from one placement to another (PLANNING.md 2.5, bandwidth terms), in the measure
+// from one placement to another (Thakur et al. 2005, terms of bandwidth), in the measure
 // of two ranks however many there are: plans that differ in degrees alone must be
 // one program, as the planner prices them all from one of two ranks an axis.
 func moveBytes(from, to ir.Placement, bytes float64, n int) float64 {
