@@ -719,5 +719,10 @@ func inThePrecision() []mutant {
 		file: "train/job.go",
 		old:  "name := s.Name\n\t\t\tif !state {", new: "name := s.Name\n\t\t\tif s.Name == \"loss_scale.good\" {\n\t\t\t\tcontinue\n\t\t\t}\n\t\t\tif !state {",
 		pkg: "./train", run: resume,
+	}, {
+		bug: "a package imports what is below it", how: "the table of README.md has ir before the formats that it imports",
+		file: "README.md",
+		old:  "| `ir/half`, `ir` |", new: "| `ir`, `ir/half` |",
+		pkg: ".", run: "^TestImportsOnlyPointUp$",
 	}}
 }
