@@ -601,7 +601,7 @@ func inTheLoop() []mutant {
 	}, {
 		bug: "a resumed run has two values for one iteration", how: "in the events",
 		file: "train/tensorboard.go",
-		old:  "!ok || step >= int64(from) && keep > 0", new: "!ok",
+		old:  "!ok || step >= int64(from) && keep > 0", new: "!ok || step < 0",
 		pkg: "./train", run: "^TestEventsAreTheMetrics$",
 	}, {
 		bug:  "sampler off by one in the targets",
