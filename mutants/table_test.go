@@ -594,6 +594,16 @@ func inTheLoop() []mutant {
 	const resume = "^TestResumeIsExact$"
 	const graph = "^TestStepIsTheGraph$"
 	return []mutant{{
+		bug: "TensorBoard refuses the events", how: "checksums are not masked",
+		file: "train/tensorboard.go",
+		old:  "return (c>>15 | c<<17) + 0xa282ead8", new: "return c",
+		pkg: "./train", run: "^TestRecord$",
+	}, {
+		bug: "a resumed run has two values for one iteration", how: "in the events",
+		file: "train/tensorboard.go",
+		old:  "!ok || step >= int64(from) && keep > 0", new: "!ok || step < 0",
+		pkg: "./train", run: "^TestEventsAreTheMetrics$",
+	}, {
 		bug:  "sampler off by one in the targets",
 		file: "data/sampler.go",
 		old:  "row[1:])", new: "row[:n])",

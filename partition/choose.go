@@ -117,7 +117,16 @@ func (pr *propagator) cost(n *ir.Node, sig *ir.Signature, args []*ir.Value, axis
 		return math.Inf(1) // the first block adds to what is looked up as others do to what comes from a block
 	}
 	for i, v := range args {
-		from := v.Spec[axis]
+		from, known := v.Spec[axis], pr.of(v)
+		home := known.isGrad && known.want[axis] == ra[i]
+		if squares := n.Op == ir.OpSumSquares || n.Op == ir.OpFixedSquares; squares && known.isGrad {
+			if home {
+				continue // the optimizer needs it there anyway
+			}
+			if known.want[axis].Kind == ir.Shard {
+				cost += lastResort // a second way through the other axes, for the norm alone
+			}
+		}
 		if from == ra[i] {
 			continue
 		}
@@ -131,7 +140,6 @@ func (pr *propagator) cost(n *ir.Node, sig *ir.Signature, args []*ir.Value, axis
 		if a.Time || follows && stays {
 			return math.Inf(1)
 		}
-		known := pr.of(v)
 		if pr.sumsStream(n, axis, ra) {
 			cost += tieChange
 			continue
@@ -141,10 +149,6 @@ func (pr *propagator) cost(n *ir.Node, sig *ir.Signature, args []*ir.Value, axis
 				continue // it lies so at rest, and is whole in use
 			}
 			return math.Inf(1)
-		}
-		home := known.isGrad && known.want[axis] == ra[i]
-		if home && (n.Op == ir.OpSumSquares || n.Op == ir.OpFixedSquares) {
-			continue // the optimizer needs it there anyway
 		}
 		c := moveBytes(from, ra[i], float64(v.Type.Bytes()), size)
 		if ra[i].Kind == ir.Partial {

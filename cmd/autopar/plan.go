@@ -13,6 +13,9 @@ import (
 	"github.com/autopar/autopar/planner/cost"
 )
 
+// mostSamples is how many perturbed clusters or random plans may be asked for: they take minutes already.
+const mostSamples = 4096
+
 // planCmd searches a plan.
 type planCmd struct {
 	yamlArgs
@@ -153,8 +156,8 @@ func (c *planCmd) Run(con *console) error {
 		return usagef("plan: --lp leaves any cut to a solver, which finds the fastest plan; want it without --robust and --policy megatron")
 	}
 	if c.Robust {
-		if c.Samples < 1 {
-			return usagef("plan: --samples is %d, must be at least 1", c.Samples)
+		if c.Samples < 1 || c.Samples > mostSamples {
+			return usagef("plan: --samples is %d, must be between 1 and %d", c.Samples, mostSamples)
 		}
 		find = func(cfg *config.Config, cluster *cost.Cluster, o planner.Options) (*planner.Document, error) {
 			return robust(cfg, cluster, o, c.Samples, c.Seed)
