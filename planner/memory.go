@@ -288,8 +288,9 @@ func (p *pipeline) measureApart() {
 }
 
 // crossing measures what a position of the blueprint keeps for a micro-batch from its backward
-// pass on for the gradients of weights, which are apart in its programs: of a block what it has made
-// and those of the block read, and the same outside of blocks.
+// pass on for the gradients of weights, which are apart in its programs: of a block what those of
+// the block read that it has made, or in the backward pass the one after it, and outside of blocks what
+// others read of each other. What the first block hands to the embedding is there once, and left out.
 func (b *blueprint) crossing(e extent, position int, mesh ir.Mesh) memoryShare {
 	st := b.prog(e).Stages[position]
 	at := len(st.Bodies[ir.Forward].Instrs) + len(st.Bodies[ir.Backward].Instrs)
@@ -297,18 +298,20 @@ func (b *blueprint) crossing(e extent, position int, mesh ir.Mesh) memoryShare {
 	counted := make([]bool, len(st.Buffers))
 	for _, ofBlocks := range []bool{true, false} {
 		for _, in := range st.Bodies[ir.WeightGrad].Instrs {
-			block := in.Node.Block()
+			if b.ofBlock[in.Node] != ofBlocks {
+				continue
+			}
 			for i, id := range in.Args {
 				x, def := &st.Buffers[id], in.Node.Args[i].Def
-				if (block != "") != ofBlocks || def.Block() != block || counted[id] || x.Region != codegen.Slot || x.From >= at || x.To < at {
+				if counted[id] || x.Region != codegen.Slot || x.From >= at || x.To < at {
 					continue
 				}
 				counted[id] = true
 				size := align(mesh.LocalElems(x.Value.Type.Shape, x.Value.Spec, ir.Coord{}) * x.Value.Type.DType.Size())
 				switch {
-				case ofBlocks:
+				case ofBlocks && (def.Block() == in.Node.Block() || def.Phase == ir.Backward):
 					share.block += size
-				case def.Block() == "":
+				case !ofBlocks && def.Block() == "":
 					share.fixed += size
 				}
 			}
