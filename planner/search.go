@@ -2,6 +2,7 @@ package planner
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -156,9 +157,20 @@ func (s *searcher) search() ([]*candidate, []*point, bool, error) {
 	found, points, optimal := s.run()
 	s.looked = points
 	if len(points)+len(s.pending) == 0 && !slices.ContainsFunc(s.tracts, func(t *tract) bool { return !t.opened }) {
-		return nil, nil, false, s.refused
+		return nil, nil, false, s.noProgram()
 	}
 	return found, points, optimal, nil
+}
+
+// noProgram says why no outline can be compiled, by the last one. A degree that was not asked for is what
+// blocks and sequences have left of the devices.
+func (s *searcher) noProgram() error {
+	var at *OptionError
+	if s.opts.TP == 0 && errors.As(s.refused, &at) && at.Option == "tp" {
+		return optionErrorf("plan-ngpus", "no dp x tp x pp of %s devices in %d suits %d blocks and a global batch of %d, which leave so much to tp that %s; use fewer devices",
+			degree(s.opts.PlanNGPUs), s.opts.RuntimeNGPUs, s.graphs.blocks, s.batch, at.Msg)
+	}
+	return s.refused
 }
 
 func newSearcher(g *ir.Graph, batch int, c *cost.Cluster, opts Options) *searcher {
