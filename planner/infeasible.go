@@ -108,7 +108,7 @@ func (s *searcher) infeasible(points []*point) error {
 		consider(newPipeline(x.skel, x.skel.memoryOf(x.size), x.size, x.schedule))
 	}
 	if closest == nil {
-		return s.refused
+		return s.noProgram()
 	}
 	prog, peaks, err := s.allocate(closest)
 	if err != nil {
