@@ -56,7 +56,7 @@ func inTheExchange() []mutant {
 	}, {
 		bug: "floor above what plans take", how: "nothing is hidden by products in it",
 		file: "planner/floor.go",
-		old:  "if len(in.beside) == 0 || inOrder", new: "if len(in.beside) >= 0 || inOrder",
+		old:  "if len(in.beside) == 0 || !prices", new: "if len(in.beside) >= 0 || !prices",
 		pkg: "./planner", run: "^TestCostIsSimulation$",
 	}, {
 		bug: "floor above what plans take", how: "it has recomputation add what zero-bubble schedules do not hide",

@@ -111,7 +111,7 @@ func (s *searcher) infeasible(points []*point) error {
 		return s.sizeless()
 	}
 	if closest == nil {
-		return s.refused
+		return s.noProgram()
 	}
 	prog, peaks, err := s.allocate(closest)
 	if err != nil {
