@@ -53,7 +53,7 @@ func (p *Program) Longer(stage int, repeats []Repeat, share *Program) (*Longer, 
 }
 
 // Regions returns the memory of the stage on a mesh that has the axes of the program's:
-// what [Generate] would say of it.
+// what [Compile] would say of it.
 func (l *Longer) Regions(mesh ir.Mesh) Regions {
 	r := Regions{Chunks: slices.Clone(l.tape.stage.Chunks)}
 	if l.shared != nil {
@@ -241,11 +241,9 @@ func (t *tape) relativeTo(l life, block, as int) (relative, bool) {
 	return r, ok
 }
 
-// repeat makes a block stand for more like it, if its neighbours are like it.
-func (t *tape) repeat(block, more int) bool {
-	// The runs, and where each has gone: of the block, its first copy.
-	var bodies [ir.NumPhases][]run
-	var moved [ir.NumPhases][]int
+// lengthened returns the runs with more copies of a block, and where each run has gone: of the
+// block, its first copy. It fails where the block's neighbours run otherwise.
+func (t *tape) lengthened(block, more int) (bodies [ir.NumPhases][]run, moved [ir.NumPhases][]int, ok bool) {
 	for phase, runs := range t.bodies {
 		for k, r := range runs {
 			moved[phase] = append(moved[phase], len(bodies[phase]))
@@ -257,7 +255,7 @@ func (t *tape) repeat(block, more int) bool {
 				bodies[phase] = append(bodies[phase], r)
 			default:
 				if k == 0 || k == len(runs)-1 || runs[k-1].n != r.n || runs[k+1].n != r.n {
-					return false
+					return bodies, moved, false
 				}
 				switch [2]int{runs[k-1].block - block, runs[k+1].block - block} {
 				case [2]int{-1, 1}:
@@ -270,10 +268,53 @@ func (t *tape) repeat(block, more int) bool {
 					}
 					moved[phase][k] += more
 				default:
-					return false
+					return bodies, moved, false
 				}
 			}
 		}
+	}
+	return bodies, moved, true
+}
+
+// twins returns the lives that begin in a block. It fails where a neighbour of the block lacks one.
+func (t *tape) twins(block int) (twins map[relative]bool, ok bool) {
+	twins = map[relative]bool{}
+	for _, l := range t.lives {
+		if t.bodies[l.from.body][l.from.run].block == block {
+			r, ok := t.relativeTo(l, block, block)
+			if !ok {
+				return nil, false
+			}
+			twins[r] = true
+		}
+	}
+	for _, near := range []int{-1, 1} { // each has what the block has
+		found := map[relative]bool{}
+		for _, l := range t.lives {
+			if t.bodies[l.from.body][l.from.run].block == block+near {
+				if r, ok := t.relativeTo(l, block+near, block); ok {
+					found[r] = true
+				}
+			}
+		}
+		for r := range twins {
+			if !found[r] {
+				return nil, false
+			}
+		}
+	}
+	return twins, true
+}
+
+// repeat makes a block stand for more like it, if its neighbours are like it.
+func (t *tape) repeat(block, more int) bool {
+	bodies, moved, ok := t.lengthened(block, more)
+	if !ok {
+		return false
+	}
+	twins, ok := t.twins(block)
+	if !ok {
+		return false
 	}
 	// place returns where an instruction has gone that belongs to a block after it has
 	// been moved by so many.
@@ -308,31 +349,6 @@ func (t *tape) repeat(block, more int) bool {
 			}
 		}
 		return m, true
-	}
-	twins := map[relative]bool{}
-	for _, l := range t.lives {
-		if t.bodies[l.from.body][l.from.run].block == block {
-			r, ok := t.relativeTo(l, block, block)
-			if !ok {
-				return false
-			}
-			twins[r] = true
-		}
-	}
-	for _, near := range []int{-1, 1} { // each has what the block has
-		found := map[relative]bool{}
-		for _, l := range t.lives {
-			if t.bodies[l.from.body][l.from.run].block == block+near {
-				if r, ok := t.relativeTo(l, block+near, block); ok {
-					found[r] = true
-				}
-			}
-		}
-		for r := range twins {
-			if !found[r] {
-				return false
-			}
-		}
 	}
 	var lives []life
 	for _, l := range t.lives {

@@ -39,11 +39,7 @@ func NewEstimator(g *ir.Graph, batch int, c *cost.Cluster, plan *partition.Plan,
 	e := &Estimator{plan: *plan}
 	p := &e.plan
 	if p.TP > 1 && len(p.Placements) == 0 {
-		found, err := s.layouts.find(p.TP)
-		if err != nil {
-			return nil, err
-		}
-		p.Placements = slices.Concat(pins, found)
+		p.Placements = slices.Concat(pins, s.layouts.find(p.TP))
 	}
 	open := s.open(*p)
 	open.LossSlices = 0 // they are in the graph

@@ -401,11 +401,7 @@ func (s *searcher) skeleton(o outline) (*skeleton, error) {
 // template returns the plan of which stages, micro-batch size and schedule are
 // still open. It fails when no parameter can be split so.
 func (s *searcher) template(d outline) (partition.Plan, error) {
-	placements, err := s.layouts.splitting(d.tp, d.split)
-	if err != nil {
-		return partition.Plan{}, err
-	}
-	placements = append(append([]partition.Placement{}, s.opts.Pins...), placements...)
+	placements := append(append([]partition.Placement{}, s.opts.Pins...), s.layouts.splitting(d.tp, d.split)...)
 	split := func(p partition.Placement) bool { return splitDim(p.Spec) >= 0 }
 	if d.tp > 1 && (len(placements) == 0 || d.replicate != "" && !slices.ContainsFunc(placements, split)) {
 		return partition.Plan{}, optionErrorf("tp", "no parameter can be split over %d ranks", d.tp)

@@ -292,9 +292,9 @@ func (o *others) await(rank int, c *counter, n int64) {
 
 // close ends the links. The memory goes when they have ended: a process that has not
 // come so far may still ring, but nobody has work in progress unless the run has failed.
-func (o *others) close(failed bool) error {
+func (o *others) close(failed bool) {
 	if o == nil {
-		return nil
+		return
 	}
 	for _, l := range o.links {
 		if l != nil {
@@ -307,7 +307,6 @@ func (o *others) close(failed bool) error {
 			_ = o.unmap() // it is of no consequence for a run that has ended
 		}()
 	}
-	return nil
 }
 
 func (o *others) unmap() error {
