@@ -61,12 +61,17 @@ func inTheCluster() []mutant {
 	}, {
 		bug: "what a product packs is divided with it", how: "where cores divide its rows, each packs all columns",
 		file: "planner/cost/shared.go",
-		old:  "(rows/cores + min(cols, cols/cores", new: "(rows/cores + min(cols/cores, cols/cores",
+		old:  "return left, terms * min(cols, cols/cores", new: "return left, terms * min(cols/cores, cols/cores",
 		pkg: "./planner/cost", run: "^TestPacking$",
 	}, {
 		bug: "a product packs its right-hand matrix alone", how: "in its price",
 		file: "planner/cost/shared.go",
-		old:  "(rows/cores + min(cols, cols/cores", new: "(0*rows + min(cols, cols/cores",
+		old:  "left = terms * rows / cores", new: "left = 0 * rows",
+		pkg: "./planner/cost", run: "^TestPacking$",
+	}, {
+		bug: "weights that no cache holds are packed as fast as others", how: "on any machine",
+		file: "planner/cost/shared.go",
+		old:  "t += packedBytes * right /", new: "t += 0 * packedBytes * right /",
 		pkg: "./planner/cost", run: "^TestPacking$",
 	}, {
 		bug: "attention needs as many keys as its gradient for half its rate", how: "where both are stated",
