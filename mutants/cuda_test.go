@@ -28,6 +28,11 @@ func inTheDevice() []mutant {
 		old:  "return comm.Recv(l.result(me, to), int64(n), d, i, l.stream)", new: "return comm.Recv(l.result(me, 0), int64(n), d, i, l.stream)",
 		pkg: "./cuda", run: "^TestNCCL$",
 	}, {
+		bug: "a library that is missing is missing without a reason", how: "dlerror is asked on another thread",
+		file: "cuda/driver/dl_linux.go",
+		old:  "	runtime.LockOSThread()\n	defer runtime.UnlockOSThread()\n	return purego.Dlopen", new: "	return purego.Dlopen",
+		pkg: "./cuda/driver", run: "^TestDlopenSaysWhy$",
+	}, {
 		bug: "NCCL adds numbers up as another type", how: "bfloat16",
 		file: "cuda/driver/nccl.go",
 		old:  "ir.BF16: 9}", new: "ir.BF16: 6}",

@@ -7,11 +7,19 @@ import (
 	"github.com/ebitengine/purego"
 )
 
+// dlopen and dlsym stay on their thread: the reason of a failure is asked for by a second call, and
+// dlerror knows those of its own thread alone.
 func dlopen(file string) (uintptr, error) {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
 	return purego.Dlopen(file, purego.RTLD_NOW|purego.RTLD_LOCAL)
 }
 
-func dlsym(handle uintptr, name string) (uintptr, error) { return purego.Dlsym(handle, name) }
+func dlsym(handle uintptr, name string) (uintptr, error) {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	return purego.Dlsym(handle, name)
+}
 
 // call runs a function on integers and pointers. Pointers are converted in the call
 // itself, which keeps what they point to alive and in place.
