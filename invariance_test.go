@@ -23,9 +23,7 @@ func compile(t testing.TB, g *ir.Graph, p *partition.Plan, batch int) (*codegen.
 }
 
 func compileOn(t testing.TB, backend runtime.Backend, g *ir.Graph, p *partition.Plan, batch int) (*codegen.Program, *runtime.Executor) {
-	q, err := partition.Apply(g, p, batch)
-	require.NoError(t, err)
-	prog, err := codegen.Generate(q, p, batch, nil)
+	prog, err := codegen.Compile(g, p, batch, nil)
 	require.NoError(t, err)
 	require.NoError(t, codegen.Verify(prog, g))
 	exec, err := runtime.New(prog, backend, runtime.Options{})

@@ -43,12 +43,14 @@ cat << 'END'
 ## Where it stands
 
 The goals are 100 ms for GPT-3 175B on 1,024 devices and a second for 1T on 16,384, in 200 MB, and 128 layers in 1.2 times the
-time of 12. Idle, on 2026-11-22, GPT-3 175B takes 100 ms (median of seven processes, 98 to 104), 1T 0.31 s, 128 layers 1.36 times
-12 layers; nothing takes more than 130 MB and no gap is left. On the same machine and in turns the search of some hours before, without overlap under
-interleaved and zero-bubble schedules and that of tensor parallelism, ranks that share the batch and views in the space, takes 88 ms for 175B (88.9, 87.8,
-88.6 against 99.7, 98.4, 99.6): the larger space costs 12 %, and the goal is met with nothing to spare. That of 128 layers
-against 12 is missed. 1T took 0.42 s, 48 layers 0.2 s, a batch of 16,384 0.73 s in 250 MB with a gap of 0.49 % (here 0.19 s and none); Llama 3 70B 93 ms, of whose
-pipelines many are nearly as fast and fit by the bound but not in fact (179 ms).
+time of 12. In turns with the search of the same morning, on a machine with neighbours on 2026-11-22 (three processes each), GPT-3 175B takes
+93 ms (92.7 to 97.5; 109.8 before, 100 idle), Llama 3 70B 113 ms (174 before), 128 layers 94 ms (104 before), 12 layers 71 and 24 layers 202 ms (as before):
+128 layers take 1.3 times 12, and that goal is missed. No gap is left, and plans are the same. Of Llama 3 70B three pipelines were laid out that fitted
+by the bound but not in fact, as all chunks of a rank were taken to receive no more than the one that receives least; the bound of interleaved
+memory is now what codegen lays out, to the byte, in all of these. The winner's memory is told from five chunks where a rank has more (a sixth of the
+search of 175B was the compilation of twelve), and what trunks take is priced once for outlines that differ in how data-parallel ranks communicate.
+Of 24 layers a quarter goes to programs of zero-bubble pipelines that then do not fit: their memory is known only from programs of every recomputation.
+With some thousand layers the time is quadratic: half of it places buffers by size (codegen's pack), a third bounds stages of every number of blocks.
 
 It takes no longer as bounds know streams: after the last pass over its blocks a position waits until the stream has reduced their
 gradients, and after AdamW until it has gathered their weights, which floors have per block (passage.go) and bounds of cuts to the picosecond

@@ -438,7 +438,7 @@ func FuzzManifest(f *testing.F) {
 	f.Add(text)
 	f.Add([]byte(`{"version":1,"tensors":[{"name":"w","dtype":"f32","shape":[4611686018427387904,4]}]}`))
 	f.Fuzz(func(t *testing.T, text []byte) {
-		m, err := ParseManifest("fuzz", text)
+		m, err := parseManifest("fuzz", text)
 		if err != nil {
 			var bad *Error
 			require.ErrorAs(t, err, &bad)
@@ -446,7 +446,7 @@ func FuzzManifest(f *testing.F) {
 		}
 		out, err := json.Marshal(m)
 		require.NoError(t, err)
-		again, err := ParseManifest("fuzz", out)
+		again, err := parseManifest("fuzz", out)
 		require.NoError(t, err)
 		require.Equal(t, len(m.Tensors), len(again.Tensors))
 	})

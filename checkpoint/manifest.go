@@ -67,8 +67,8 @@ const (
 	maxManifestBytes = 256 << 20
 )
 
-// ParseManifest reads and checks a manifest; path is for errors, which are *Error.
-func ParseManifest(path string, text []byte) (*Manifest, error) {
+// parseManifest reads and checks a manifest; path is for errors, which are *Error.
+func parseManifest(path string, text []byte) (*Manifest, error) {
 	if !utf8.Valid(text) {
 		return nil, errorf(path, "", "is not UTF-8")
 	}

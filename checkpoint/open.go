@@ -37,7 +37,7 @@ func Open(path string) (*Checkpoint, error) {
 	if err != nil {
 		return nil, err
 	}
-	m, err := ParseManifest(filepath.Join(dir, manifestFile), text)
+	m, err := parseManifest(filepath.Join(dir, manifestFile), text)
 	if err != nil {
 		return nil, err
 	}

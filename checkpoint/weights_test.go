@@ -24,7 +24,7 @@ func tinyModel() gpt.Config {
 }
 
 // numbered is a model whose every element is a different number that half precision can hold.
-type numbered struct{ cfg gpt.Config }
+type numbered struct{}
 
 func (n numbered) Read(name string, _ ir.DType, slab ir.Slab, dst []byte) error {
 	runs(slab, slab, ir.Whole(slab.Global), func(a, b, count int64) {

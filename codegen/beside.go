@@ -17,10 +17,14 @@ import (
 //
 // It is found rather than known: a collective goes back to the nearest place, after what it
 // reads is made, that a product follows which does not read it. That product and the kernels
-// around it run beside the collective. Such a group begins and ends in one block and one
+// around it run beside the collective. Where there is none, as all that follows waits for what
+// is gathered, the nearest product before it that it does not read is put off, with all that
+// reads that product: the gradient of the weight that the MLP ends with is made while the
+// gradient of attention's output is gathered. Such a group begins and ends in one block and one
 // task, and nothing in it waits for anything else, so that it takes the time of the longer of
-// the two sides: it is priced, and proven, by itself. No buffer lives much longer: what is
-// gathered is there while the product makes what is summed, as it would be a product later.
+// the two sides: it is priced, and proven, by itself. Few buffers live longer: what is
+// gathered is there while the product makes what is summed, as it would be a product later,
+// and of one product at a time that is put off what it reads stays until then.
 
 // beside reorders the nodes of the passes and says which run beside a collective.
 func (b *stageBuilder) beside() {
@@ -30,8 +34,9 @@ func (b *stageBuilder) beside() {
 	if b.along == nil {
 		b.along, b.during = make([]int, len(b.of)), make([]*ir.Node, len(b.of))
 	}
+	enter := entries(b.nodes)
 	for from, to := 0, 0; from < len(b.nodes); from = to {
-		for to = from + 1; to < len(b.nodes) && b.continues(b.nodes[to-1], b.nodes[to]); to++ {
+		for to = from + 1; to < len(b.nodes) && b.continues(b.nodes[to-1], b.nodes[to]) && !enter[b.nodes[to]]; to++ {
 		}
 		b.pair(b.nodes[from:to])
 	}
@@ -46,6 +51,25 @@ func (b *stageBuilder) continues(before, n *ir.Node) bool {
 	}
 	x, y := b.spot(before), b.spot(n)
 	return x.segment == y.segment && b.movable(before) && b.movable(n)
+}
+
+// entries returns the first node of every block's backward pass that reads what the pass has made
+// in another block: after what is recomputed, a gradient. The first block of a stage waits for it
+// there to be received, and the others, which are to be like it, put nothing across.
+func entries(nodes []*ir.Node) map[*ir.Node]bool {
+	entered, first := map[string]bool{}, map[*ir.Node]bool{}
+	for _, n := range nodes {
+		if n.Phase != ir.Backward {
+			continue
+		}
+		block := n.Block()
+		if !entered[block] && slices.ContainsFunc(n.Args, func(a *ir.Value) bool {
+			return a.Def.Phase == n.Phase && a.Def.Op.Class() != ir.Leaf && a.Def.Block() != block
+		}) {
+			entered[block], first[n] = true, true
+		}
+	}
+	return first
 }
 
 // movable reports whether a node is a kernel, a copy or a collective of every micro-batch that
@@ -67,20 +91,22 @@ func launched(n *ir.Node) bool {
 
 // pair finds what runs beside the collectives of a stretch of nodes.
 func (b *stageBuilder) pair(nodes []*ir.Node) {
-	for i, c := range nodes {
-		if !b.ofTensorParallel(c) {
-			continue
-		}
-		at, kernels := b.window(nodes, i)
-		if len(kernels) == 0 {
-			continue
-		}
-		copy(nodes[at+1:i+1], nodes[at:i])
-		nodes[at] = c
-		for _, n := range kernels {
-			b.during[n.ID()] = c
-			if !b.folded[n.ID()] {
-				b.along[c.ID()]++
+	for _, find := range []func([]*ir.Node, int) (int, []*ir.Node){b.window, b.putOff} {
+		for i, c := range nodes {
+			if !b.ofTensorParallel(c) || b.along[c.ID()] > 0 {
+				continue
+			}
+			at, kernels := find(nodes, i)
+			if len(kernels) == 0 {
+				continue
+			}
+			copy(nodes[at+1:i+1], nodes[at:i])
+			nodes[at] = c
+			for _, n := range kernels {
+				b.during[n.ID()] = c
+				if !b.folded[n.ID()] {
+					b.along[c.ID()]++
+				}
 			}
 		}
 	}
@@ -124,4 +150,50 @@ func (b *stageBuilder) after(nodes []*ir.Node, at, i int) []*ir.Node {
 		}
 	}
 	return nil // nothing of the stretch would wait for it
+}
+
+// putOff moves the nearest product before collective i of a stretch that nothing up to the
+// collective needs, with all that reads it, behind the others there. It returns the place to
+// which the collective goes, before them, and the kernels after it that run beside it: none if
+// there is no such product.
+func (b *stageBuilder) putOff(nodes []*ir.Node, i int) (at int, kernels []*ir.Node) {
+	for k := i - 1; k >= 0; k-- {
+		if nodes[k].Op != ir.OpMatMul {
+			continue
+		}
+		late := b.from(nodes[k:i])
+		if late == nil || readsAny(nodes[i], late) {
+			continue
+		}
+		before := slices.Clone(nodes[k:i])
+		rest := slices.DeleteFunc(nodes[k:i], func(n *ir.Node) bool { return slices.Contains(late, n) })
+		at = k + len(rest)
+		copy(nodes[at:i], late)
+		if kernels = b.after(nodes, at, i); len(kernels) > 0 {
+			return at, kernels
+		}
+		copy(nodes[k:i], before)
+	}
+	return i, nil
+}
+
+// from returns the first of some nodes and all of them that follow from it, or nil if one is no
+// kernel or runs beside a collective already.
+func (b *stageBuilder) from(nodes []*ir.Node) []*ir.Node {
+	var late []*ir.Node
+	for i, n := range nodes {
+		if i > 0 && !readsAny(n, late) {
+			continue
+		}
+		if !launched(n) || b.during[n.ID()] != nil {
+			return nil
+		}
+		late = append(late, n)
+	}
+	return late
+}
+
+// readsAny reports whether a node reads what one of some others makes.
+func readsAny(n *ir.Node, others []*ir.Node) bool {
+	return slices.ContainsFunc(n.Args, func(a *ir.Value) bool { return slices.Contains(others, a.Def) })
 }

@@ -73,7 +73,7 @@ func TestVerifyAcceptsOverlapTP(t *testing.T) {
 
 // TestBeside: of a linear layer the gradient of the input is summed while that of the weight is
 // made, and under sequence parallelism what the layer has read is gathered while that of the
-// input is.
+// input is, and the gradient of attention's output while that of the MLP's last weight is made.
 func TestBeside(t *testing.T) {
 	g := trainGraph(t, 2)
 	p := plan(1, 2, 1, 2, 2, partition.OneFOneB, false)
@@ -98,6 +98,7 @@ func TestBeside(t *testing.T) {
 	require.Equal(t, [][]string{
 		{"h.1.ln_2/layer_norm@all_gather_tp_1", "h.1.mlp.c_fc/matmul@dx"},
 		{"h.1.mlp.c_fc/matmul@dx@reduce_scatter_tp", "h.1.mlp.c_fc/matmul@dw"},
+		{"h.1.attn/dropout@dx@all_gather_tp", "h.1.mlp.c_proj/matmul@dw"},
 		{"h.1.ln_1/layer_norm@all_gather_tp_1", "h.1.attn.c_attn/matmul@dx"},
 		{"h.1.attn.c_attn/matmul@dx@reduce_scatter_tp", "h.1.attn.c_attn/matmul@dw"},
 	}, block())

@@ -44,9 +44,7 @@ func plan(dp, tp, pp, mb, layers int, schedule partition.Schedule, recompute boo
 }
 
 func generate(t testing.TB, g *ir.Graph, p *partition.Plan) *codegen.Program {
-	q, err := partition.Apply(g, p, batch)
-	require.NoError(t, err)
-	prog, err := codegen.Generate(q, p, batch, nil)
+	prog, err := codegen.Compile(g, p, batch, nil)
 	require.NoError(t, err)
 	require.NoError(t, codegen.CheckEquivalent(prog, g))
 	return prog
@@ -98,9 +96,7 @@ func TestForwardPrograms(t *testing.T) {
 	train := generate(t, trainGraph(t, 2), plan(2, 2, 2, 2, 2, partition.OneFOneB, false))
 	eval, err := gpt.EvalStep(cfg, batch, 33)
 	require.NoError(t, err)
-	q, err := partition.Apply(eval, train.Plan, batch)
-	require.NoError(t, err)
-	shared, err := codegen.Generate(q, train.Plan, batch, train)
+	shared, err := codegen.Compile(eval, train.Plan, batch, train)
 	require.NoError(t, err)
 	require.NoError(t, codegen.Verify(shared, eval))
 	for s, st := range shared.Stages {
@@ -115,9 +111,7 @@ func TestForwardPrograms(t *testing.T) {
 	require.NoError(t, err)
 	for _, g := range []*ir.Graph{logits, decode} {
 		p := plan(1, 1, 1, 3, 2, partition.GPipe, false)
-		q, err := partition.Apply(g, p, 3)
-		require.NoError(t, err)
-		prog, err := codegen.Generate(q, p, 3, nil)
+		prog, err := codegen.Compile(g, p, 3, nil)
 		require.NoError(t, err)
 		require.NoError(t, codegen.Verify(prog, g))
 		p.MicroBatch = 2
@@ -343,8 +337,7 @@ func ExampleProgram_Fprint() {
 	s, _ := g.Add(ir.OpSum, nil, "y/sum", ir.Forward, n.Results[0])
 	g.Outputs = []ir.Output{{Name: "y", Value: s.Results[0]}}
 	p := &partition.Plan{PlanNGPUs: 1, RuntimeNGPUs: 1, DP: 1, TP: 1, MicroBatch: 4, Schedule: partition.GPipe, Stages: []partition.Stage{{}}}
-	q, _ := partition.Apply(g, p, 4)
-	prog, _ := codegen.Generate(q, p, 4, nil)
+	prog, _ := codegen.Compile(g, p, 4, nil)
 	var b bytes.Buffer
 	_ = prog.Fprint(&b, 0)
 	fmt.Print(b.String())

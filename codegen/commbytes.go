@@ -21,7 +21,7 @@ func (p *Program) CommBytes(s *Schedule, n *ir.Node, t Task) int64 {
 		members := p.Mesh.Axes[axis].Size
 		switch n.Op {
 		case ir.OpAllGather, ir.OpAllToAll:
-			elems -= Overlap(out, p.Slab(n.Args[0], at))
+			elems -= inCommon(out, p.Slab(n.Args[0], at))
 		case ir.OpReduceScatter:
 			elems *= int64(members - 1)
 		case ir.OpAllReduce:
@@ -42,8 +42,8 @@ func ReduceShare(elems, members, position int) ir.Span {
 	return ir.Axis{Size: members}.Cut(elems, position)
 }
 
-// Overlap returns how many elements two parts of one value have in common.
-func Overlap(a, b ir.Slab) int64 {
+// inCommon returns how many elements two parts of one value have in common.
+func inCommon(a, b ir.Slab) int64 {
 	n := int64(1)
 	for d := range a.Local {
 		lo := max(a.Offset[d], b.Offset[d])

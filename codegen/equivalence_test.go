@@ -118,7 +118,7 @@ func (v *victim) constant(st *codegen.Stage, attr ir.Attr) {
 	v.Fatal("no seed of the backward pass")
 }
 
-// plantings are the bugs of design/ACCEPTANCE.md that a program can have. Those
+// plantings are the bugs that a program can have. Those
 // of kernels are caught by running it: see package numeric.
 var plantings = []struct {
 	bug         string

@@ -1,32 +1,22 @@
 package codegen
 
 import (
-	"fmt"
-
 	"github.com/autopar/autopar/ir"
 	"github.com/autopar/autopar/partition"
 )
 
-// Compile applies a plan to a traced graph and generates its program. See
-// [partition.Apply] and [Generate].
+// Compile applies a plan to a traced graph, as [partition.Apply] does, and generates
+// its program. batch is the global batch.
+//
+// When share is not nil the program runs in the same arenas as share, between
+// its steps (evaluation between training steps): parameters lie where share has
+// them, and everything else reuses the rest of the arena.
 func Compile(g *ir.Graph, p *partition.Plan, batch int, share *Program) (*Program, error) {
 	parts, err := partition.Apply(g, p, batch)
 	if err != nil {
 		return nil, err
 	}
-	return Generate(parts, p, batch, share)
-}
-
-// Generate compiles a partitioned graph. batch is the global batch.
-//
-// When share is not nil the program runs in the same arenas as share, between
-// its steps (evaluation between training steps): parameters lie where share has
-// them, and everything else reuses the rest of the arena.
-func Generate(g *ir.Graph, p *partition.Plan, batch int, share *Program) (*Program, error) {
-	prog, err := stages(g, p, batch)
-	if err != nil {
-		return nil, err
-	}
+	prog := stages(parts, p, batch)
 	for i, st := range prog.Stages {
 		var shared *Stage
 		if share != nil {
@@ -62,20 +52,18 @@ func Draft(g *ir.Graph, p *partition.Plan, batch int) (*Program, error) {
 	if err != nil {
 		return nil, err
 	}
-	return stages(parts, p, batch)
+	return stages(parts, p, batch), nil
 }
 
 // stages generates the code of every position of the pipeline.
-func stages(g *ir.Graph, p *partition.Plan, batch int) (*Program, error) {
+func stages(g *ir.Graph, p *partition.Plan, batch int) *Program {
 	prog := &Program{Graph: g, Plan: p, Batch: batch, Mesh: g.Mesh}
 	training := prog.Training()
 	tables, nodes := newTables(prog)
 	for s := range p.PP() {
 		st := &stageBuilder{prog: prog, training: training, tables: tables, nodes: nodes[s], Stage: &Stage{Index: s}}
-		if err := st.build(); err != nil {
-			return nil, fmt.Errorf("codegen: stage %d: %w", s, err)
-		}
+		st.build()
 		prog.Stages = append(prog.Stages, st.Stage)
 	}
-	return prog, nil
+	return prog
 }

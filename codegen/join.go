@@ -1,10 +1,6 @@
 package codegen
 
-import (
-	"slices"
-
-	"github.com/autopar/autopar/ir"
-)
+import "github.com/autopar/autopar/ir"
 
 // join puts collectives of the update of a stage together, where [stageBuilder.overlap]
 // has not. The gradient of every parameter is reduced, and every updated one gathered, by
@@ -16,7 +12,6 @@ import (
 // has been made by then, and nothing is sent to another stage or received in between. Buckets
 // are of one block, or of what is in none, as those of overlap: every inner block then adds
 // the same instructions to the update, whatever the sizes, and the planner counts on it.
-// No two in a bucket read the same value: the later may be made in the place of what it reads.
 //
 // In a pipeline all are made one by one: its stages come to the update at different times, and
 // where their ranks share cores, steps take 3 to 5 % longer with buckets (nanoGPT's model for a
@@ -51,7 +46,7 @@ func (b *stageBuilder) join() {
 			continue
 		}
 		k := kind{n.Op, n.Attr.(ir.CommAttr).Axis, n.Block(), b.chunk(n)}
-		if at := open[k]; at > group[n.Args[0].Def.ID()] && !reads(groups[at-1], n.Args[0]) {
+		if at := open[k]; at > group[n.Args[0].Def.ID()] {
 			groups[at-1] = append(groups[at-1], n)
 			group[n.ID()] = at
 			b.fused[n.ID()] = true
@@ -66,9 +61,4 @@ func (b *stageBuilder) join() {
 			places = places[1:]
 		}
 	}
-}
-
-// reads reports whether one of the nodes reads a value.
-func reads(nodes []*ir.Node, v *ir.Value) bool {
-	return slices.ContainsFunc(nodes, func(n *ir.Node) bool { return n.Args[0] == v })
 }

@@ -27,8 +27,8 @@ func (r *Regions) Arena() int64 {
 	return bytes
 }
 
-// Longer is a stage with more blocks than have been compiled: the lives of its buffers
-// in its bodies.
+// Longer is a stage with more blocks or chunks than have been compiled: the lives of its
+// buffers in its bodies.
 type Longer struct {
 	tape    *tape
 	shared  *tape // of the program that shares its arenas, nil for none
@@ -39,9 +39,19 @@ type Longer struct {
 // arenas, nil for none. It returns false when the neighbours of a block do not show that
 // it can be repeated: when the lives of their buffers are not those of its own.
 func (p *Program) Longer(stage int, repeats []Repeat, share *Program) (*Longer, bool) {
-	l := &Longer{tape: newTape(p, stage), repeats: repeats}
+	return p.longer(stage, false, repeats, share)
+}
+
+// MoreChunks is [Program.Longer] with a chunk of the stage that stands for so many more after it, all of
+// its blocks and what comes with them.
+func (p *Program) MoreChunks(stage, chunk, more int, share *Program) (*Longer, bool) {
+	return p.longer(stage, true, []Repeat{{chunk, more}}, share)
+}
+
+func (p *Program) longer(stage int, chunks bool, repeats []Repeat, share *Program) (*Longer, bool) {
+	l := &Longer{tape: newTape(p, stage, chunks), repeats: repeats}
 	if share != nil {
-		l.shared = newTape(share, stage)
+		l.shared = newTape(share, stage, chunks)
 	}
 	// From the last on, the numbers of the others stay what they are.
 	for _, r := range slices.SortedFunc(slices.Values(repeats), func(a, b Repeat) int { return b.Block - a.Block }) {
@@ -53,7 +63,7 @@ func (p *Program) Longer(stage int, repeats []Repeat, share *Program) (*Longer, 
 }
 
 // Regions returns the memory of the stage on a mesh that has the axes of the program's:
-// what [Generate] would say of it.
+// what [Compile] would say of it.
 func (l *Longer) Regions(mesh ir.Mesh) Regions {
 	r := Regions{Chunks: slices.Clone(l.tape.stage.Chunks)}
 	if l.shared != nil {
@@ -65,16 +75,23 @@ func (l *Longer) Regions(mesh ir.Mesh) Regions {
 		l.tape.keep(mesh, l.repeats, nil, &r)
 	}
 	l.tape.pack(mesh, &r)
+	if l.tape.chunks {
+		like := l.repeats[0]
+		r.Chunks = slices.Insert(r.Chunks, like.Block, slices.Repeat(r.Chunks[like.Block:][:1], like.More)...)
+	}
 	return r
 }
 
 // tape is the bodies of a stage as runs of instructions of one block each, and the
-// lives of its buffers in them.
+// lives of its buffers in them. With chunks each of those counts as a block.
 type tape struct {
 	stage   *Stage
+	chunks  bool
 	ordinal map[string]int // of blocks
 	bodies  [ir.NumPhases][]run
 	lives   []life
+	// apart are, with chunks, those of what each keeps in flight: for it others are of no account.
+	apart []life
 }
 
 // run is so many instructions, one after another, of a block; of none where block is
@@ -102,16 +119,19 @@ func (t *tape) block(n *ir.Node) int {
 }
 
 // newTape cuts the bodies of a stage into runs and marks the lives.
-func newTape(p *Program, stage int) *tape {
-	t := &tape{stage: p.Stages[stage], ordinal: map[string]int{}}
+func newTape(p *Program, stage int, chunks bool) *tape {
+	t := &tape{stage: p.Stages[stage], chunks: chunks, ordinal: map[string]int{}}
 	for i, b := range partition.Blocks(p.Graph) {
-		t.ordinal[b] = i
+		if t.ordinal[b] = i; chunks {
+			of := slices.IndexFunc(p.Plan.Stages, func(st partition.Stage) bool { return i < st.Last })
+			_, t.ordinal[b] = p.Plan.Position(of)
+		}
 	}
 	var marks [ir.NumPhases][]mark
 	for phase := range t.stage.Bodies {
 		instrs := t.stage.Bodies[phase].Instrs
 		last := -2
-		for _, block := range t.blocks(instrs) {
+		for _, block := range t.blocks(ir.Phase(phase), instrs) {
 			if block != last {
 				t.bodies[phase] = append(t.bodies[phase], run{block: block})
 				last = block
@@ -128,6 +148,8 @@ func newTape(p *Program, stage int) *tape {
 		case b.From < 0:
 		case b.Region == Temp:
 			t.lives = append(t.lives, life{id, marks[b.Body][b.From], marks[b.Body][b.To]})
+		case b.Region.InFlight() && chunks:
+			t.apart = append(t.apart, life{id, flat[b.From], flat[b.To]})
 		case b.Region.InFlight():
 			t.lives = append(t.lives, life{id, flat[b.From], flat[b.To]})
 		}
@@ -147,7 +169,14 @@ func (s *Stage) sizeOn(b *Buffer, mesh ir.Mesh) int64 {
 // blocks returns the block for which each instruction of a body is there: that of the
 // kernel before it, its own in the update, or in a body with a stream that of the segment during which it
 // is handed over.
-func (t *tape) blocks(instrs []Instr) []int {
+func (t *tape) blocks(phase ir.Phase, instrs []Instr) []int {
+	if t.chunks && phase != ir.Update { // where what every chunk does stands together
+		all := make([]int, len(instrs))
+		for i := range instrs {
+			all[i] = instrs[i].Chunk
+		}
+		return all
+	}
 	type place struct{ chunk, segment int }
 	of := map[place]int{}
 	streams := false
@@ -241,11 +270,9 @@ func (t *tape) relativeTo(l life, block, as int) (relative, bool) {
 	return r, ok
 }
 
-// repeat makes a block stand for more like it, if its neighbours are like it.
-func (t *tape) repeat(block, more int) bool {
-	// The runs, and where each has gone: of the block, its first copy.
-	var bodies [ir.NumPhases][]run
-	var moved [ir.NumPhases][]int
+// lengthened returns the runs with more copies of a block, and where each run has gone: of the
+// block, its first copy. It fails where the block's neighbours run otherwise.
+func (t *tape) lengthened(block, more int) (bodies [ir.NumPhases][]run, moved [ir.NumPhases][]int, ok bool) {
 	for phase, runs := range t.bodies {
 		for k, r := range runs {
 			moved[phase] = append(moved[phase], len(bodies[phase]))
@@ -257,7 +284,7 @@ func (t *tape) repeat(block, more int) bool {
 				bodies[phase] = append(bodies[phase], r)
 			default:
 				if k == 0 || k == len(runs)-1 || runs[k-1].n != r.n || runs[k+1].n != r.n {
-					return false
+					return bodies, moved, false
 				}
 				switch [2]int{runs[k-1].block - block, runs[k+1].block - block} {
 				case [2]int{-1, 1}:
@@ -270,10 +297,53 @@ func (t *tape) repeat(block, more int) bool {
 					}
 					moved[phase][k] += more
 				default:
-					return false
+					return bodies, moved, false
 				}
 			}
 		}
+	}
+	return bodies, moved, true
+}
+
+// twins returns the lives that begin in a block. It fails where a neighbour of the block lacks one.
+func (t *tape) twins(block int) (twins map[relative]bool, ok bool) {
+	twins = map[relative]bool{}
+	for _, l := range t.lives {
+		if t.bodies[l.from.body][l.from.run].block == block {
+			r, ok := t.relativeTo(l, block, block)
+			if !ok {
+				return nil, false
+			}
+			twins[r] = true
+		}
+	}
+	for _, near := range []int{-1, 1} { // each has what the block has
+		found := map[relative]bool{}
+		for _, l := range t.lives {
+			if t.bodies[l.from.body][l.from.run].block == block+near {
+				if r, ok := t.relativeTo(l, block+near, block); ok {
+					found[r] = true
+				}
+			}
+		}
+		for r := range twins {
+			if !found[r] {
+				return nil, false
+			}
+		}
+	}
+	return twins, true
+}
+
+// repeat makes a block stand for more like it, if its neighbours are like it.
+func (t *tape) repeat(block, more int) bool {
+	bodies, moved, ok := t.lengthened(block, more)
+	if !ok {
+		return false
+	}
+	twins, ok := t.twins(block)
+	if !ok {
+		return false
 	}
 	// place returns where an instruction has gone that belongs to a block after it has
 	// been moved by so many.
@@ -308,31 +378,6 @@ func (t *tape) repeat(block, more int) bool {
 			}
 		}
 		return m, true
-	}
-	twins := map[relative]bool{}
-	for _, l := range t.lives {
-		if t.bodies[l.from.body][l.from.run].block == block {
-			r, ok := t.relativeTo(l, block, block)
-			if !ok {
-				return false
-			}
-			twins[r] = true
-		}
-	}
-	for _, near := range []int{-1, 1} { // each has what the block has
-		found := map[relative]bool{}
-		for _, l := range t.lives {
-			if t.bodies[l.from.body][l.from.run].block == block+near {
-				if r, ok := t.relativeTo(l, block+near, block); ok {
-					found[r] = true
-				}
-			}
-		}
-		for r := range twins {
-			if !found[r] {
-				return false
-			}
-		}
 	}
 	var lives []life
 	for _, l := range t.lives {
@@ -369,6 +414,11 @@ func (t *tape) repeat(block, more int) bool {
 			lives = append(lives, next)
 		}
 	}
+	for i := range t.apart {
+		for _, m := range []*mark{&t.apart[i].from, &t.apart[i].to} {
+			m.run = moved[m.body][m.run]
+		}
+	}
 	t.bodies, t.lives = bodies, lives
 	return true
 }
@@ -389,7 +439,11 @@ func (t *tape) keep(mesh ir.Mesh, repeats []Repeat, shared *Stage, r *Regions) {
 			}
 		}
 		size := alignUp(t.stage.sizeOn(b, mesh))
-		if at := slices.IndexFunc(repeats, func(r Repeat) bool { return r.Block == t.block(n) }); at >= 0 {
+		block := t.block(n)
+		if t.chunks && block < 0 {
+			block = b.Chunk
+		}
+		if at := slices.IndexFunc(repeats, func(r Repeat) bool { return r.Block == block }); at >= 0 {
 			size *= int64(1 + repeats[at].More)
 		}
 		if b.Region == Host {
@@ -416,7 +470,8 @@ func (t *tape) pack(mesh ir.Mesh, r *Regions) {
 		}
 	}
 	position := func(m mark) int { return starts[m.body][m.run] + m.at }
-	slices.SortStableFunc(t.lives, func(a, b life) int {
+	lives := slices.Concat(t.lives, t.apart)
+	slices.SortStableFunc(lives, func(a, b life) int {
 		early := func(l life) int {
 			switch t.stage.Buffers[l.buffer].Value.Def.Op {
 			case ir.OpRecv, ir.OpInput:
@@ -426,10 +481,10 @@ func (t *tape) pack(mesh ir.Mesh, r *Regions) {
 		}
 		return cmp.Or(cmp.Compare(early(a), early(b)), cmp.Compare(position(a.from), position(b.from)))
 	})
-	buffers := make([]Buffer, len(t.lives))
+	buffers := make([]Buffer, len(lives))
 	slot, inbox := make([][]int, len(r.Chunks)), make([][]int, len(r.Chunks))
 	var temp [ir.NumPhases][]int
-	for i, l := range t.lives {
+	for i, l := range lives {
 		b := t.stage.Buffers[l.buffer]
 		b.Size, b.From, b.To = t.stage.sizeOn(&b, mesh), position(l.from), position(l.to)
 		buffers[i] = b

@@ -92,9 +92,9 @@ type DeviceError struct{ Msg string }
 
 func (e *DeviceError) Error() string { return "cuda: " + e.Msg }
 
-// MinCapability is the oldest compute capability, 10*major + minor, that has what the
+// minCapability is the oldest compute capability, 10*major + minor, that has what the
 // kernels use: bfloat16 and asynchronous copies to shared memory (Ampere).
-const MinCapability = 80
+const minCapability = 80
 
 // GPUsFor returns the GPU of each rank, or why there are not enough.
 func (o Options) GPUsFor(d driver.Driver, ranks int) ([]int, error) {
@@ -204,8 +204,8 @@ func (b *Backend) gpu(ordinal int) (*gpu, error) {
 	return g, nil
 }
 
-// Capability returns the compute capability of a GPU, 10*major + minor.
-func Capability(d driver.Driver, gpu int) (int, error) {
+// capabilityOf returns the compute capability of a GPU, 10*major + minor.
+func capabilityOf(d driver.Driver, gpu int) (int, error) {
 	major, err := d.Attribute(gpu, driver.CapabilityMajor)
 	if err != nil {
 		return 0, err
@@ -216,11 +216,11 @@ func Capability(d driver.Driver, gpu int) (int, error) {
 
 // Usable returns a [DeviceError] when a GPU is too old.
 func Usable(d driver.Driver, gpu int) error {
-	capability, err := Capability(d, gpu)
+	capability, err := capabilityOf(d, gpu)
 	if err != nil {
 		return fmt.Errorf("cuda: GPU %d: %w", gpu, err)
 	}
-	if capability >= MinCapability {
+	if capability >= minCapability {
 		return nil
 	}
 	name, err := d.DeviceName(gpu)
@@ -228,7 +228,7 @@ func Usable(d driver.Driver, gpu int) error {
 		return fmt.Errorf("cuda: GPU %d: %w", gpu, err)
 	}
 	return &DeviceError{fmt.Sprintf("GPU %d (%s) has compute capability %d.%d, want at least %d.%d",
-		gpu, name, capability/10, capability%10, MinCapability/10, MinCapability%10)}
+		gpu, name, capability/10, capability%10, minCapability/10, minCapability%10)}
 }
 
 // explain says, once, why steps are told to the GPU call by call.

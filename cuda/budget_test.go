@@ -79,9 +79,7 @@ func TestBudget(t *testing.T) {
 		PlanNGPUs: 1, RuntimeNGPUs: 1, DP: 1, TP: 1, MicroBatch: batch, Schedule: partition.OneFOneB,
 		Stages: []partition.Stage{{First: 0, Last: model.NLayer}},
 	}
-	parted, err := partition.Apply(g, plan, batch)
-	require.NoError(t, err)
-	prog, err := codegen.Generate(parted, plan, batch, nil)
+	prog, err := codegen.Compile(g, plan, batch, nil)
 	require.NoError(t, err)
 	var heard listener
 	e, err := runtime.New(prog, &heard, runtime.Options{Timeout: time.Minute})

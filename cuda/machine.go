@@ -50,7 +50,7 @@ func Machine(opts MachineOptions) (*System, error) {
 	return &System{
 		Driver: drv,
 		Engine: func(gpu int) (Engine, error) {
-			capability, err := Capability(drv, gpu)
+			capability, err := capabilityOf(drv, gpu)
 			if err != nil {
 				return nil, err
 			}

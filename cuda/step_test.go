@@ -124,9 +124,7 @@ func launchStep(t *testing.T, model gpt.Config, ranks int) {
 			plan.Placements = plan.Placements[1:]
 		}
 	}
-	parted, err := partition.Apply(g, plan, batch)
-	require.NoError(t, err)
-	prog, err := codegen.Generate(parted, plan, batch, nil)
+	prog, err := codegen.Compile(g, plan, batch, nil)
 	require.NoError(t, err)
 	h := &hollow{Driver: fake.New(fake.Options{})}
 	backend := New(&System{

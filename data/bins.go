@@ -12,7 +12,7 @@ import (
 // BinsOptions says what the bins must fit.
 type BinsOptions struct {
 	BlockSize int // tokens in a training sequence, at least 1
-	// VocabSize of the model. 0 takes the one in meta.pkl, or DefaultVocab where
+	// VocabSize of the model. 0 takes the one in meta.pkl, or defaultVocab where
 	// there is none.
 	VocabSize int
 }
@@ -20,8 +20,7 @@ type BinsOptions struct {
 // Bins are the open train.bin and val.bin of a data directory.
 type Bins struct {
 	Train, Val *Split
-	Meta       *Meta // of meta.pkl, or nil
-	VocabSize  int   // every id is below it
+	VocabSize  int // every id is below it
 }
 
 // OpenBins opens the bins in dir and checks them: sizes are even and hold more
@@ -36,17 +35,16 @@ func OpenBins(dir string, opts BinsOptions) (*Bins, error) {
 		return nil, inputErrorf(dir, "vocab_size %d is negative", opts.VocabSize)
 	}
 	b := &Bins{VocabSize: opts.VocabSize}
-	meta, err := ReadMeta(filepath.Join(dir, MetaFile))
+	meta, err := readMeta(filepath.Join(dir, MetaFile))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, err
 	}
-	b.Meta = meta
 	switch {
 	case b.VocabSize > 0:
 	case meta != nil:
 		b.VocabSize = meta.VocabSize
 	default:
-		b.VocabSize = DefaultVocab
+		b.VocabSize = defaultVocab
 	}
 	if b.Train, err = openSplit(filepath.Join(dir, TrainFile), opts.BlockSize, b.VocabSize); err != nil {
 		return nil, err
@@ -72,9 +70,6 @@ type Split struct {
 
 // Tokens is the number of ids in the file.
 func (s *Split) Tokens() int { return s.tokens }
-
-// Path is the name of the file.
-func (s *Split) Path() string { return s.path }
 
 // maxScan is how many ids openSplit checks; more would delay the start of a run.
 const maxScan = 1 << 29

@@ -33,7 +33,7 @@ func TestBinsFill(t *testing.T) {
 	bins, err := OpenBins(dir, BinsOptions{BlockSize: 33})
 	require.NoError(t, err)
 	defer bins.Close()
-	require.Equal(t, []int{65, 34, DefaultVocab}, []int{bins.Train.Tokens(), bins.Val.Tokens(), bins.VocabSize})
+	require.Equal(t, []int{65, 34, defaultVocab}, []int{bins.Train.Tokens(), bins.Val.Tokens(), bins.VocabSize})
 
 	ids, targets := make([]int32, 2*33), make([]int32, 2*33)
 	require.NoError(t, bins.Train.Fill(ids, targets, []int{7, 31, 0, 5}, 1, 3))
@@ -42,18 +42,18 @@ func TestBinsFill(t *testing.T) {
 		require.Equal(t, []int32{int32(i), int32(1 + i)}, []int32{ids[33+i], targets[33+i]})
 	}
 	require.NoError(t, bins.Train.Fill(nil, nil, []int{7}, 1, 1), "a rank without rows")
-	require.PanicsWithValue(t, "BUG: data: start 32 in "+bins.Train.Path()+" of 65 tokens, block_size 33", func() {
+	require.PanicsWithValue(t, "BUG: data: start 32 in "+bins.Train.path+" of 65 tokens, block_size 33", func() {
 		bins.Train.Fill(ids[:33], targets[:33], []int{32}, 0, 1)
 	})
 
 	// The file is cut, or an id damaged, after it was opened.
-	writeBin(t, bins.Train.Path(), append(counting(6), 50304, 0, 0)...)
+	writeBin(t, bins.Train.path, append(counting(6), 50304, 0, 0)...)
 	err = bins.Train.Fill(ids[:33], targets[:33], []int{0}, 0, 1)
-	require.EqualError(t, err, "data: "+bins.Train.Path()+": ends at byte 18, but had 130 bytes when it was opened")
+	require.EqualError(t, err, "data: "+bins.Train.path+": ends at byte 18, but had 130 bytes when it was opened")
 	small := *bins.Train
 	small.blockSize = 7
 	err = small.Fill(ids[:7], targets[:7], []int{1}, 0, 1)
-	require.EqualError(t, err, "data: "+bins.Train.Path()+": id 50304 at byte 12 is not below vocab_size 50304")
+	require.EqualError(t, err, "data: "+bins.Train.path+": id 50304 at byte 12 is not below vocab_size 50304")
 }
 
 func TestOpenBinsErrors(t *testing.T) {

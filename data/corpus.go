@@ -105,13 +105,13 @@ func Shakespeare(ctx context.Context, opts CorpusOptions) (Corpus, error) {
 }
 
 // ShakespeareOrGoSource is Shakespeare, or where that is unavailable the text
-// of GoSource, with the reason in the corpus.
+// of goSource, with the reason in the corpus.
 func ShakespeareOrGoSource(ctx context.Context, opts CorpusOptions) (Corpus, error) {
 	corpus, err := Shakespeare(ctx, opts)
 	if !errors.Is(err, ErrUnavailable) {
 		return corpus, err
 	}
-	fallback, fallbackErr := GoSource(ctx)
+	fallback, fallbackErr := goSource(ctx)
 	if fallbackErr != nil {
 		return Corpus{}, errors.Join(err, fallbackErr)
 	}

@@ -129,7 +129,7 @@ func TestGoSource(t *testing.T) {
 	require.True(t, isASCII([]byte(text)))
 	require.Contains(t, text, "package bufio")
 
-	again, err := GoSource(t.Context())
+	again, err := goSource(t.Context())
 	require.NoError(t, err)
 	require.True(t, text == readCorpus(t, again), "not deterministic")
 

@@ -19,9 +19,9 @@ const (
 	MetaFile  = "meta.pkl"
 )
 
-// DefaultVocab is the vocabulary nanoGPT assumes for bins without meta.pkl: the
+// defaultVocab is the vocabulary nanoGPT assumes for bins without meta.pkl: the
 // 50,257 tokens of GPT-2, padded to a multiple of 64.
-const DefaultVocab = 50304
+const defaultVocab = 50304
 
 // InputError reports a file or a name that the user gave and that is wrong, as
 // opposed to work that failed.

@@ -11,11 +11,11 @@ import (
 	"time"
 )
 
-// goSourceSize bounds GoSource: the size of tiny Shakespeare, so that a run on
+// goSourceSize bounds goSource: the size of tiny Shakespeare, so that a run on
 // either takes about as long.
 const goSourceSize = 1_115_394
 
-// goSourcePackages lists the packages that GoSource joins, in this order.
+// goSourcePackages lists the packages that goSource joins, in this order.
 func goSourcePackages() []string {
 	return []string{
 		"bufio", "bytes", "encoding/json", "errors", "fmt", "go/ast", "go/parser", "go/printer", "io",
@@ -23,12 +23,12 @@ func goSourcePackages() []string {
 	}
 }
 
-// GoSource is the corpus that is present wherever autopar is built: the source
+// goSource is the corpus that is present wherever autopar is built: the source
 // text of some packages of the Go standard library. It joins the ASCII-only
 // .go files that are not tests, in sorted order, and stops at a line end within
 // 1,115,394 bytes, so one toolchain always gives one text. The error wraps
 // ErrUnavailable when there is no toolchain.
-func GoSource(ctx context.Context) (Corpus, error) {
+func goSource(ctx context.Context) (Corpus, error) {
 	root, version, err := goToolchain(ctx)
 	if err != nil {
 		return Corpus{}, fmt.Errorf("data: Go source text is %w: %w", ErrUnavailable, err)

@@ -18,9 +18,9 @@ type Meta struct {
 // maxMetaSize bounds meta.pkl: 65,536 symbols in both tables, with room.
 const maxMetaSize = 4 << 20
 
-// ReadMeta reads a meta.pkl, written here or by nanoGPT. An error is an
+// readMeta reads a meta.pkl, written here or by nanoGPT. An error is an
 // *InputError; it wraps fs.ErrNotExist when there is no such file.
-func ReadMeta(path string) (*Meta, error) {
+func readMeta(path string) (*Meta, error) {
 	f, err := os.Open(path)
 	if err != nil {
 		return nil, &InputError{File: path, Detail: "cannot open", Err: withoutPath(err)}

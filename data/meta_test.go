@@ -15,7 +15,7 @@ import (
 // The files are written by Python: testdata/make_meta.py.
 func TestReadMetaOfNanoGPT(t *testing.T) {
 	for _, protocol := range []int{2, 3, 4} {
-		meta, err := ReadMeta(fmt.Sprintf("testdata/meta-protocol%d.pkl", protocol))
+		meta, err := readMeta(fmt.Sprintf("testdata/meta-protocol%d.pkl", protocol))
 		require.NoError(t, err)
 		require.Equal(t, 10, meta.VocabSize)
 		require.Equal(t, "\n !'\\abzé𝄞", string(meta.Symbols))
@@ -108,7 +108,7 @@ func TestMetaErrors(t *testing.T) {
 	}
 
 	missing := filepath.Join(t.TempDir(), MetaFile)
-	_, err := ReadMeta(missing)
+	_, err := readMeta(missing)
 	require.ErrorIs(t, err, fs.ErrNotExist)
 	var input *InputError
 	require.ErrorAs(t, err, &input)

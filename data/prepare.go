@@ -79,7 +79,7 @@ func Prepare(ctx context.Context, corpus Corpus, encoding Encoding, dir string) 
 		if len(symbols) > 1<<16 {
 			return nil, inputErrorf(corpus.Source, "%d different characters do not fit in uint16 ids", len(symbols))
 		}
-		char := NewChar(symbols)
+		char := newChar(symbols)
 		encode = func(emit func(int) error) textEncoder { return charStream{char, emit} }
 		meta = appendMeta(nil, symbols)
 		p.VocabSize = len(symbols)

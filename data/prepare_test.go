@@ -88,7 +88,7 @@ func TestPrepareCountsCharactersAsPython(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, "\x00\x00\x00\x00", string(val))
 	require.Equal(t, []string{MetaFile, TrainFile, ValFile}, fileNames(t, dir))
-	meta, err := ReadMeta(filepath.Join(dir, MetaFile))
+	meta, err := readMeta(filepath.Join(dir, MetaFile))
 	require.NoError(t, err)
 	require.Equal(t, "\nabé𝄞", string(meta.Symbols))
 

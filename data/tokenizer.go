@@ -25,7 +25,7 @@ type Tokenizer interface {
 // chooses it: characters if dir has a meta.pkl, else GPT-2.
 func LoadTokenizer(dir string) (Tokenizer, error) {
 	path := filepath.Join(dir, MetaFile)
-	meta, err := ReadMeta(path)
+	meta, err := readMeta(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return NewGPT2()
 	}
@@ -35,7 +35,7 @@ func LoadTokenizer(dir string) (Tokenizer, error) {
 	if meta.Symbols == nil {
 		return nil, inputErrorf(path, "has no itos table, so text cannot be encoded")
 	}
-	return NewChar(meta.Symbols), nil
+	return newChar(meta.Symbols), nil
 }
 
 // Char is the character tokenizer: id i is the character symbols[i].
@@ -44,9 +44,9 @@ type Char struct {
 	ids     map[rune]uint16
 }
 
-// NewChar returns the tokenizer of distinct symbols, of which there are at most
+// newChar returns the tokenizer of distinct symbols, of which there are at most
 // 65,536.
-func NewChar(symbols []rune) *Char {
+func newChar(symbols []rune) *Char {
 	if len(symbols) > 1<<16 {
 		panic(fmt.Sprintf("BUG: data: %d symbols do not fit uint16 ids", len(symbols)))
 	}

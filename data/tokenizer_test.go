@@ -12,7 +12,7 @@ import (
 )
 
 func TestChar(t *testing.T) {
-	tok := NewChar([]rune("\n abé"))
+	tok := newChar([]rune("\n abé"))
 	require.Equal(t, 5, tok.VocabSize())
 	ids, err := tok.Encode("éa b\n")
 	require.NoError(t, err)

@@ -61,11 +61,9 @@ func (f *film) memoryDrawing(r *filmRank) template.HTML {
 	area := func(class string, of func(point) int64) {
 		var path strings.Builder
 		fmt.Fprintf(&path, "M%.1f %.1f", x(0), bottom)
-		level := r.Persist
-		fmt.Fprintf(&path, "V%.1f", y(level))
+		fmt.Fprintf(&path, "V%.1f", y(r.Persist))
 		for _, p := range r.Points {
 			fmt.Fprintf(&path, "H%.1fV%.1f", x(p.Time), y(of(p)))
-			level = of(p)
 		}
 		fmt.Fprintf(&path, "H%.1fV%.1fZ", x(f.Step), bottom)
 		d.add(`<path d="%s" class="%s"/>`, path.String(), class)

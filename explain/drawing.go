@@ -155,12 +155,6 @@ func meshNote(p *partition.Plan, units, rows, stages, nodes int) string {
 	return note
 }
 
-// diagramRow is an op of a column of the diagram.
-type diagramRow struct {
-	node *ir.Node
-	y    float64
-}
-
 // The measures of the diagram.
 const (
 	diagramLeft  = 104.0 // of the weights

@@ -22,7 +22,10 @@ import (
 // the kernels, and a curve of memory; and arrows from sends to receives, and from
 // what makes the operands of a collective beside the kernels to it, and from it to
 // what reads its result. spans are those of a run ([runtime.Span]), or with nil the predicted
-// ones. They are checked first: see [CheckSpans].
+// ones. They must be a timeline of
+// the program: spans of one stream of a rank do not overlap, so that tasks nest them;
+// every send has one receive, which does not end before the send begins; and nothing
+// begins before its operands are made.
 func (r *Report) Trace(w io.Writer, spans []runtime.Span) error {
 	if spans == nil {
 		var err error
@@ -318,14 +321,7 @@ func newTimeline(prog *codegen.Program, spans []runtime.Span) (*timeline, error)
 	return l, l.check()
 }
 
-// CheckSpans checks a timeline against its program: spans of one stream of a rank
-// do not overlap, so that tasks nest them; every send has one receive, which does not
-// end before the send begins; and nothing begins before its operands are made.
-func CheckSpans(prog *codegen.Program, spans []runtime.Span) error {
-	_, err := newTimeline(prog, spans)
-	return err
-}
-
+// check says where the spans are no timeline of the program: see [Report.Trace].
 func (l *timeline) check() error {
 	sends, receives := map[message]*step{}, map[message]*step{}
 	for rank, steps := range l.ranks {

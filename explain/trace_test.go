@@ -69,7 +69,8 @@ func TestPredictedTrace(t *testing.T) {
 		r := report(t, s)
 		predicted, err := r.Spans()
 		require.NoError(t, err)
-		require.NoError(t, CheckSpans(r.prog, predicted), name)
+		_, err = newTimeline(r.prog, predicted)
+		require.NoError(t, err, name)
 		instrs := 0
 		for _, sched := range r.prog.Schedules {
 			for _, task := range sched.Tasks {
@@ -176,7 +177,7 @@ func TestBrokenTimelines(t *testing.T) {
 		}},
 		{"another program", "the program has not", func(s []runtime.Span) []runtime.Span { s[0].Name = "h.7/add"; return s }},
 	} {
-		err := CheckSpans(r.prog, tt.damage(slices.Clone(predicted)))
+		_, err := newTimeline(r.prog, tt.damage(slices.Clone(predicted)))
 		require.ErrorContains(t, err, tt.want, tt.name)
 	}
 	require.ErrorContains(t, (&Report{}).Trace(&bytes.Buffer{}, nil), "no timeline")

@@ -183,6 +183,30 @@ func TestFailure(t *testing.T) {
 	require.ErrorContains(t, errs[1], "rank 2 at 127.0.0.1:")
 }
 
+// TestLostHearsWhy: a process that finds another gone waits for what that has heard of a third one; where there is
+// nothing to hear it says which it has lost.
+func TestLostHearsWhy(t *testing.T) {
+	gone := &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 1}
+	for _, reason := range []bool{true, false} {
+		errs := each(t.Context(), freeAddr(t), 3, func(p *launch.Peers) error {
+			switch {
+			case p.Rank() == 1:
+				return p.Lost(0, gone, io.ErrClosedPipe)
+			case p.Rank() == 2 && reason:
+				time.Sleep(50 * time.Millisecond)
+				return p.Fail(errors.New("no paper"))
+			}
+			<-p.Failed()
+			return p.Err()
+		})
+		want := "rank 0 at 127.0.0.1:1"
+		if reason {
+			want = "no paper"
+		}
+		require.ErrorContains(t, errs[1], want)
+	}
+}
+
 // TestLate bounds every wait, and its error names who is waited for, where, and for how long.
 func TestLate(t *testing.T) {
 	short := func() context.Context {

@@ -172,9 +172,25 @@ func (p *Peers) Fail(err error) error {
 	return p.err
 }
 
-// Lost tells all processes that this one cannot reach another any more, unless the job has
-// failed already.
-func (p *Peers) Lost(rank int, addr net.Addr, err error) {
+// hearsay is how long a process may take to hear why another has ended.
+const hearsay = time.Second
+
+// Lost says that a connection to another process has broken that [Join] did not make, and returns the
+// first failure of the job. A process that ends because of a failure elsewhere has passed that on, but over
+// another connection: only where nothing is heard for a moment all are told that it is lost itself.
+func (p *Peers) Lost(rank int, addr net.Addr, err error) error {
+	moment := time.NewTimer(hearsay)
+	defer moment.Stop()
+	select {
+	case <-p.failed:
+	case <-moment.C:
+		p.lost(rank, addr, err)
+	}
+	return p.err
+}
+
+// lost tells all processes that another has ended without a word, unless the job has failed already.
+func (p *Peers) lost(rank int, addr net.Addr, err error) {
 	lost := &LostError{rank, addr.String(), err}
 	p.fail(lost, rank, lost.Error())
 }
@@ -237,7 +253,7 @@ func (p *Peers) listen(rank int, conn *link) {
 			gone := p.gone[rank]
 			p.mu.Unlock()
 			if !gone && !conn.closing.Load() {
-				p.Lost(rank, conn.RemoteAddr(), err)
+				p.lost(rank, conn.RemoteAddr(), err)
 			}
 			return
 		}

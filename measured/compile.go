@@ -28,12 +28,6 @@ func newCase(r Row, e *planner.Estimator) (*Case, error) {
 	return &Case{r, e, e.Footprints(), cluster.Device.Memory}, nil
 }
 
-// Compile traces the row's model and compiles its plan.
-func Compile(r Row) (*Case, error) {
-	cases, errs := compile([]Row{r})
-	return cases[0], errs[0]
-}
-
 // Predict prices the case on the cluster of its row, or one with other figures.
 func (c *Case) Predict(cluster *cost.Cluster) Outcome {
 	p := c.estimator.Price(c.equipped(cluster))

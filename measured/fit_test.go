@@ -58,7 +58,7 @@ func synthetic(t *testing.T, k *Constants) []Row {
 	}
 	rows := read(t, text)
 	for i, r := range rows {
-		c, err := Compile(r)
+		c, err := compileRow(r)
 		require.NoError(t, err)
 		rows[i].StepSeconds = c.seconds(k)
 	}

@@ -38,7 +38,7 @@ type Constant struct {
 // Constants lists the figures of m.
 func (m *Memory) Constants() []Constant {
 	return []Constant{
-		{"context", "GiB", "CUDA's context and the workspaces of its libraries: PLANNING.md 2.4 has 0.6 to 1.5", &m.Context, 0.8, 0.4, 1.5},
+		{"context", "GiB", "CUDA's context and the workspaces of its libraries", &m.Context, 0.8, 0.4, 1.5},
 		{"communicator", "GiB a group", "NCCL's channels for each of the tensor, data and pipeline groups", &m.Communicator, 0.35, 0.02, 0.5},
 		{"fragmentation", "of activations", "gaps between blocks of the caching allocator, and blocks rounded up to 2 MiB", &m.Fragmentation, 0.223, 0.02, 0.3},
 		{"norm", "bytes an element", "RMSNorm of several kernels keeps its operand in float32 (4) and the quotient (2)", &m.Norm, 5.6, 4, 7},

@@ -1,7 +1,6 @@
 package measured
 
 import (
-	"flag"
 	"math"
 	"os"
 	"path/filepath"
@@ -30,10 +29,14 @@ func TestMemoryConstants(t *testing.T) {
 }
 
 func compiled(t *testing.T, line string) *Case {
-	rows := read(t, header+line)
-	c, err := Compile(rows[0])
+	c, err := compileRow(read(t, header+line)[0])
 	require.NoError(t, err)
 	return c
+}
+
+func compileRow(r Row) (*Case, error) {
+	cases, errs := compile([]Row{r})
+	return cases[0], errs[0]
 }
 
 // TestUseStartsFromTheArena: with every figure zero, and gradients in the type in
@@ -233,34 +236,6 @@ func TestJudge(t *testing.T) {
 	require.True(t, math.IsNaN((&Outcome{}).MemoryError()))
 }
 
-// TestFitMemory: figures are found that tell nearly the outcomes that others made,
-// and stay in their ranges.
-func TestFitMemory(t *testing.T) {
-	truth := DefaultMemory()
-	truth.EagerScores = 4.1
-	var cases []*Case
-	for layers := 1; layers <= 60; layers++ {
-		c := &Case{Row: Row{Layers: layers, Line: layers, Heads: 8, Hidden: 1024, SeqLen: 2048, TP: 1, PP: 1, DP: 8, CP: 1, MicroBatch: 1, Vocab: 1000, Kernels: "torch", ZeRO: 1}}
-		c.footprints = []planner.Footprint{{Saved: 1 << 30, Slots: 1, AtOnce: 1, Forward: []planner.Made{{Op: ir.OpAttention, Result: 2048 * 1024, Kept: layers, InBlock: true}}}}
-		c.device = 5 << 30
-		fits := fullest(c.uses(&truth)).Total() <= c.device
-		c.Fits = &fits
-		cases = append(cases, c)
-	}
-	fitted := FitMemory(middleMemory(), cases)
-	for _, c := range fitted.Constants() {
-		require.GreaterOrEqual(t, *c.Value, c.Least, c.Name)
-		require.LessOrEqual(t, *c.Value, c.Most, c.Name)
-	}
-	before := middleMemory()
-	start := Judge(before.judge(cases), nil).Accuracy()
-	require.Less(t, start, 0.94)
-	require.GreaterOrEqual(t, Judge(fitted.judge(cases), nil).Accuracy(), 0.95)
-	for _, h := range CrossFitMemory(cases) {
-		require.Contains(t, []string{"model", "row"}, h.By, "the others have one group here")
-	}
-}
-
 // TestPublishedMemory holds the table of outcomes to what bench/validate.md says.
 func TestPublishedMemory(t *testing.T) {
 	file, err := os.Open(filepath.Join("..", "..", "shared", "measured", "memory_fit_train.csv"))
@@ -279,58 +254,4 @@ func TestPublishedMemory(t *testing.T) {
 	outcomes, skipped := Evaluate(some, nil)
 	require.Empty(t, skipped)
 	require.Greater(t, Judge(outcomes, nil).Accuracy(), 0.965)
-}
-
-var fitMemory = flag.Bool("fit-memory", false, "refit the figures of memory on the published tables and print them, with halves held out")
-
-// TestFitPublishedMemory refits, where asked to: make fit-memory.
-func TestFitPublishedMemory(t *testing.T) {
-	if !*fitMemory {
-		t.Skip("not asked for")
-	}
-	var cases []*Case
-	for _, name := range []string{"memory_fit_train.csv", "train.csv"} {
-		file, err := os.Open(filepath.Join("..", "..", "shared", "measured", name))
-		require.NoError(t, err)
-		defer file.Close()
-		rows, err := Read(name, file)
-		require.NoError(t, err)
-		for _, r := range rows {
-			if r.Fits == nil && r.Peak == 0 {
-				continue
-			}
-			c, err := Compile(r)
-			if err != nil {
-				t.Log(r.ID, err)
-				continue
-			}
-			cases = append(cases, c)
-		}
-	}
-	outcome := func(o *Outcome) bool { return o.Fits != nil }
-	report := func(by, group string, c Confusion) {
-		t.Logf("%-34s %-19s rows %3d  right %5.1f %%  false fits %d  false out of memory %d", by, group, c.Rows(), 100*c.Accuracy(), c.FalseFits, c.FalseOut)
-	}
-	start := middleMemory()
-	fitted, now := FitMemory(start, cases), DefaultMemory()
-	for i, c := range fitted.Constants() {
-		d := now.Constants()[i]
-		t.Logf("%-18s %8.4g now %8.4g  of %g to %g %s: %s", c.Name, *c.Value, *d.Value, c.Least, c.Most, c.Unit, c.Origin)
-	}
-	report("middle of ranges", "all", Judge(start.judge(cases), outcome))
-	report("fitted", "all", Judge(fitted.judge(cases), outcome))
-	report("as built in", "all", Judge(now.judge(cases), outcome))
-	for source, s := range SummarizeMemory(now.judge(cases)) {
-		t.Logf("peaks of %s: %d rows, mean error %.1f %%, bias %+.1f %%", source, s.Rows, 100*s.MAPE, 100*s.Bias)
-	}
-	for _, h := range CrossFitMemory(cases) {
-		if h.Confusion.Rows() > 0 {
-			report("not fitted on: "+h.By, h.Group, h.Confusion)
-		}
-	}
-	for _, o := range now.judge(cases) {
-		if o.Fits != nil && *o.Fits != o.PredictedFits {
-			t.Logf("wrong: %s %s, %s, %s, tp %d pp %d dp %d micro-batch %d: fits %v, predicted %.1f GiB", o.ID, o.ModelName, o.Kernels, o.Recompute, o.TP, o.PP, o.DP, o.MicroBatch, *o.Fits, float64(o.PredictedBytes)/(1<<30))
-		}
-	}
 }

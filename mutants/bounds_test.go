@@ -6,7 +6,7 @@ func inTheBounds() []mutant {
 	const first = "^TestCostIsSimulation$/^seed_12$"
 	return []mutant{{
 		bug: "a rule's choice depends on the degree", how: "the share that n ranks receive",
-		file: "partition/propagate.go",
+		file: "partition/choose.go",
 		old:  "\treturn bytes / 2\n", new: "\treturn bytes * float64(n-1) / float64(n)\n",
 		pkg: "./planner", run: "^TestCostIsSimulation$/^seed_61$",
 	}, {
@@ -52,8 +52,18 @@ func inTheBounds() []mutant {
 	}, {
 		bug: "the last chunk of a rank keeps as much as the first", how: "what the head of the model keeps",
 		file: "planner/interleave.go",
-		old:  "one = &m.lastSlot", new: "one = &m.slot",
+		old:  "= &m.lastSlot, m.lastInbox", new: "= &m.slot, m.lastInbox",
 		pkg: "./planner", run: "^TestCostIsSimulation$",
+	}, {
+		bug: "a chunk of a rank has room to receive a micro-batch more", how: "than codegen gives it",
+		file: "planner/interleave.go",
+		old:  "int64(p.room[i].Inboxes)*inbox", new: "int64(p.room[i].Inboxes+1)*inbox",
+		pkg: "./planner", run: "^TestCostIsSimulation$",
+	}, {
+		bug: "every block keeps what the first hands to the embedding", how: "as it is gathered under the block's name",
+		file: "planner/memory.go",
+		old:  "if b.ofBlock[in.Node] != ofBlocks {", new: "if (in.Node.Block() != \"\") != ofBlocks {",
+		pkg: "./planner", run: "^TestCostIsSimulation$/^seed_44$",
 	}, {
 		bug: "attention is never what is recomputed alone", how: "whatever norms and activation functions take",
 		file: "planner/recomputation.go",

@@ -33,7 +33,7 @@ func inContext() []mutant {
 		pkg: "./runtime/cpu", run: conformance,
 	}, {
 		bug: "work repeated by ranks that share a sequence", how: "activations gathered where that is cheap",
-		file: "partition/propagate.go",
+		file: "partition/choose.go",
 		old:  "stays = !sig.Dims[sig.Args[i][from.Dim]].Frozen", new: "stays = false",
 		pkg: ".", run: "^TestContextTraffic$",
 	}, {

@@ -19,6 +19,21 @@ func inTheExchange() []mutant {
 		old:  "nodes[at-1] == c.Args[0].Def ||", new: "c == nil ||",
 		pkg: "./codegen", run: accepted,
 	}, {
+		bug: "exchanged before it is made", how: "the product that makes it is put off",
+		file: "codegen/beside.go",
+		old:  "late == nil || readsAny(nodes[i], late)", new: "late == nil",
+		pkg: "./codegen", run: accepted,
+	}, {
+		bug: "a gradient is read before it is made", how: "its product is put off alone",
+		file: "codegen/beside.go",
+		old:  "if i > 0 && !readsAny(n, late) {", new: "if i > 0 {",
+		pkg: "./codegen", run: accepted,
+	}, {
+		bug: "the first block of a stage runs unlike the others", how: "products are put off past where its gradient is received",
+		file: "codegen/beside.go",
+		old:  "&& !enter[b.nodes[to]]", new: "&& enter != nil",
+		pkg: "./planner", run: "^TestCostIsSimulation$",
+	}, {
 		bug: "a kernel disturbs what runs beside it", how: "nobody looks",
 		file: "codegen/checkstream.go",
 		old:  "for k := i + 1; k <= i+in.Beside; k++ {", new: "for k := i + 1; k < i+in.Beside; k++ {",
@@ -41,7 +56,7 @@ func inTheExchange() []mutant {
 	}, {
 		bug: "floor above what plans take", how: "nothing is hidden by products in it",
 		file: "planner/floor.go",
-		old:  "if len(in.beside) == 0 || inOrder", new: "if len(in.beside) >= 0 || inOrder",
+		old:  "if len(in.beside) == 0 || !prices", new: "if len(in.beside) >= 0 || !prices",
 		pkg: "./planner", run: "^TestCostIsSimulation$",
 	}, {
 		bug: "floor above what plans take", how: "it has recomputation add what zero-bubble schedules do not hide",

@@ -16,7 +16,17 @@ func inTheFinals() []mutant {
 	}, {
 		bug: "what blocks keep does not grow with them", how: "but for weights",
 		file: "codegen/repeat.go",
-		old:  "r.Block == t.block(n) });", new: "r.Block == t.block(n) && n.Op == ir.OpParam });",
+		old:  "r.Block == block });", new: "r.Block == block && n.Op == ir.OpParam });",
 		pkg: "./planner", run: "^TestFewBlocksShowMany$",
+	}, {
+		bug: "chunks that are not compiled keep nothing", how: "for micro-batches in flight",
+		file: "codegen/repeat.go",
+		old:  "slices.Repeat(r.Chunks[like.Block:][:1], like.More)...", new: "make([]Chunk, like.More)...",
+		pkg: "./planner", run: "^TestFewChunksShowMany$",
+	}, {
+		bug: "chunks that are not compiled have no weights", how: "nor what else lasts",
+		file: "codegen/repeat.go",
+		old:  "_, t.ordinal[b] = p.Plan.Position(of)", new: "t.ordinal[b], _ = p.Plan.Position(of)",
+		pkg: "./planner", run: "^TestFewChunksShowMany$",
 	}}
 }

@@ -5,12 +5,12 @@ func inGrids() []mutant {
 	const collectives, exact = "^TestGridCollectives$", "^TestGridSearchIsExact$"
 	return []mutant{{
 		bug: "weights on a grid are gathered", how: "what meets a part of a weight is not cut as that is",
-		file: "partition/propagate.go",
+		file: "partition/choose.go",
 		old:  "return w.Def.Op == ir.OpParam && to[1].Kind == ir.Shard && w.Spec[axis] == to[1]", new: "return w.Def.Op == ir.OpParam && to[1].Kind == ir.Partial && w.Spec[axis] == to[1]",
 		pkg: "./partition", run: collectives,
 	}, {
 		bug: "gradients of weights on a grid are whole over its rows", how: "a sum over tokens costs no more than their parts",
-		file: "partition/propagate.go",
+		file: "partition/choose.go",
 		old:  "cost += lastResort // a gradient is made in the parts that the rows hold", new: "cost += 0",
 		pkg: "./partition", run: collectives,
 	}, {

@@ -52,7 +52,7 @@ func inLlama() []mutant {
 		pkg: kernel, run: "^TestRoPE$",
 	}, {
 		bug:  "the first block unlike the others",
-		file: "partition/propagate.go",
+		file: "partition/choose.go",
 		old:  "if !along || from.Kind != ir.Replicate {", new: "if from != ra[i] {",
 		pkg: "./planner", run: "^TestCostIsSimulation$",
 	}, {

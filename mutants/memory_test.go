@@ -31,7 +31,7 @@ func inTheMemory() []mutant {
 		pkg: ".", run: "^TestParametersAreHeldOnce$",
 	}, {
 		bug: "fetch of a stale copy", how: "moments of another parameter, whose place they take",
-		file: "codegen/layout.go",
+		file: "codegen/allocate.go",
 		old:  "s.Host += alignUp(buf.Size)", new: "s.Host = max(s.Host, alignUp(buf.Size))\n\t\t\tbuf.Offset = 0",
 		pkg: "./codegen", run: sound,
 	}, {
@@ -51,7 +51,7 @@ func inTheMemory() []mutant {
 		pkg: ".", run: "^TestOffloadKeepsTheBits$",
 	}, {
 		bug:  "evaluation with host copies of its own",
-		file: "codegen/layout.go",
+		file: "codegen/allocate.go",
 		old:  "if buf := &s.Buffers[id]; !shared.share(buf) {", new: "if buf := &s.Buffers[id]; !shared.share(buf) || shared != nil {",
 		pkg: "./train", run: "^TestOffload$",
 	}}

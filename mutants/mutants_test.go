@@ -23,7 +23,7 @@ import (
 
 // mutant is one planted bug.
 type mutant struct {
-	bug      string // what is wrong, in the words of the acceptance list
+	bug      string // what is wrong
 	how      string // how it comes about; "" where there is one way only
 	file     string // relative to the module
 	old, new string // old occurs once in file

@@ -74,5 +74,10 @@ func inTheProcesses() []mutant {
 		file: "launch/peers.go",
 		old:  "if err := p.Err(); err != nil {", new: "if err := p.Err(); err != nil && false {",
 		pkg: "./launch", run: "^TestFailure$",
+	}, {
+		bug:  "a process that has ended because of another is blamed",
+		file: "launch/peers.go",
+		old:  "case <-moment.C:\n\t\tp.lost(rank, addr, err)\n\t}", new: "default:\n\t\tp.lost(rank, addr, err)\n\t}",
+		pkg: "./launch", run: "^TestLostHearsWhy$",
 	}}
 }

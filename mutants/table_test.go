@@ -12,17 +12,17 @@ func inReplicatedModules() []mutant {
 	const modules = "^TestReplicatedModules$"
 	return []mutant{{
 		bug: "every rank does all heads", how: "attention does not exchange tokens for them",
-		file: "partition/propagate.go",
+		file: "partition/choose.go",
 		old:  "return v.Spec[axis] == along && to.Kind == ir.Shard && to.Dim > 1", new: "return false",
 		pkg: "./partition", run: modules,
 	}, {
 		bug: "the loss gathers logits", how: "it does not take the targets of its tokens",
-		file: "partition/propagate.go",
+		file: "partition/choose.go",
 		old:  "case ir.OpRowPick, ir.OpNLL:", new: "case ir.OpNLL:",
 		pkg: "./partition", run: modules,
 	}, {
 		bug: "gradients are placed by how much is recomputed", how: "a sum over the sequence costs what its operands move",
-		file: "partition/propagate.go",
+		file: "partition/choose.go",
 		old:  "cost += tieChange\n\t\t\tcontinue", new: "cost += tieChange",
 		pkg: "./partition", run: modules,
 	}, {
@@ -42,7 +42,7 @@ func inBatchParallel() []mutant {
 		pkg: "./partition", run: "^TestBatchParallel$",
 	}, {
 		bug: "a parameter that is sharded at rest is used in parts", how: "over tensor-parallel ranks",
-		file: "partition/propagate.go",
+		file: "partition/choose.go",
 		old:  "if v.Def.Op == ir.OpParam && known.spread &&", new: "if v.Def.Op == ir.OpInput && known.spread &&",
 		pkg: "./partition", run: "^TestSpread$",
 	}, {
@@ -52,12 +52,12 @@ func inBatchParallel() []mutant {
 		pkg: "./partition", run: "^TestSpread$",
 	}, {
 		bug: "the first block sums what others have summed", how: "it adds to terms of the table's",
-		file: "partition/propagate.go",
+		file: "partition/choose.go",
 		old:  "return v.Spec[axis].Kind == ir.Partial && v.Def.Block() != n.Block()", new: "return false",
 		pkg: "./planner", run: "^TestCostIsSimulation$/^seed_503$",
 	}, {
 		bug: "the norm of few blocks is summed otherwise than that of many", how: "in fixed point",
-		file: "partition/propagate.go",
+		file: "partition/choose.go",
 		old:  "n.Op == ir.OpAddN && n.Phase == ir.Update && !pr.of(n.Results[0]).isGrad", new: "n.Op == ir.OpAddN && len(n.Results[0].Type.Shape) == 0",
 		pkg: "./planner", run: "^TestCostIsSimulation$/^seed_302$",
 	}, {
@@ -330,22 +330,22 @@ func inTheRuntime() []mutant {
 	const interp = "^TestInterp$"
 	return []mutant{{
 		bug: "gradients synced on the wrong micro-step", how: "the first micro-batch is overwritten",
-		file: "runtime/load.go",
+		file: "runtime/action.go",
 		old:  "codegen.AfterFirst && t.MicroBatch > 0", new: "codegen.AfterFirst && t.MicroBatch > 1",
 		pkg: "./runtime", run: shapes,
 	}, {
 		bug: "gradients synced on the wrong micro-step", how: "the sum goes on in the next step",
-		file: "runtime/load.go",
+		file: "runtime/action.go",
 		old:  "codegen.AfterFirst && t.MicroBatch > 0", new: "codegen.AfterFirst",
 		pkg: "./runtime", run: interp,
 	}, {
 		bug:  "same rows on every replica",
-		file: "runtime/load.go",
+		file: "runtime/action.go",
 		old:  "a.from = int64(slab.Offset[0]) * row", new: "a.from = 0 * row",
 		pkg: "./runtime", run: shapes,
 	}, {
 		bug: "wrong p2p destination", how: "the slot of another micro-batch",
-		file: "runtime/load.go",
+		file: "runtime/action.go",
 		old:  "to.Offset(buffer, t.MicroBatch)", new: "to.Offset(buffer, 0)",
 		pkg: "./runtime", run: shapes,
 	}, {
@@ -594,6 +594,16 @@ func inTheLoop() []mutant {
 	const resume = "^TestResumeIsExact$"
 	const graph = "^TestStepIsTheGraph$"
 	return []mutant{{
+		bug: "TensorBoard refuses the events", how: "checksums are not masked",
+		file: "train/tensorboard.go",
+		old:  "return (c>>15 | c<<17) + 0xa282ead8", new: "return c",
+		pkg: "./train", run: "^TestRecord$",
+	}, {
+		bug: "a resumed run has two values for one iteration", how: "in the events",
+		file: "train/tensorboard.go",
+		old:  "!ok || step >= int64(from) && keep > 0", new: "!ok || step < 0",
+		pkg: "./train", run: "^TestEventsAreTheMetrics$",
+	}, {
 		bug:  "sampler off by one in the targets",
 		file: "data/sampler.go",
 		old:  "row[1:])", new: "row[:n])",
@@ -719,5 +729,10 @@ func inThePrecision() []mutant {
 		file: "train/job.go",
 		old:  "name := s.Name\n\t\t\tif !state {", new: "name := s.Name\n\t\t\tif s.Name == \"loss_scale.good\" {\n\t\t\t\tcontinue\n\t\t\t}\n\t\t\tif !state {",
 		pkg: "./train", run: resume,
+	}, {
+		bug: "a package imports what is below it", how: "the table of README.md has ir before the formats that it imports",
+		file: "README.md",
+		old:  "| `ir/half`, `ir` |", new: "| `ir`, `ir/half` |",
+		pkg: ".", run: "^TestImportsOnlyPointUp$",
 	}}
 }

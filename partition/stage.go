@@ -233,14 +233,13 @@ func (c *cutter) follows(n *ir.Node) (stage int, ok bool) {
 }
 
 // emit appends the copy of a node that runs on a stage.
-func (c *cutter) emit(n *ir.Node, s int) *ir.Node {
+func (c *cutter) emit(n *ir.Node, s int) {
 	m := c.arena.Node(*n, len(n.Args), len(n.Results))
 	m.Stage, m.Name = s, c.name(n, s)
 	for i, a := range n.Args {
 		m.Args[i] = c.at(a, s, n.Phase)
 	}
 	c.place(n, m, s)
-	return m
 }
 
 // name returns the name of a node's copy on stage s: the plain name on its home

@@ -16,8 +16,7 @@ import (
 // goes forward through all stages and backward to stage i; stage i then does what
 // it has left; its last backward goes on to stage 0, which updates, and what waits for
 // that follows (see tails). Whatever the cut, all blocks lie on that chain once forward and
-// once backward
-// (PLANNING.md 2.7).
+// once backward.
 type bounds struct {
 	pipe     *pipeline
 	limit    int64                // bytes

@@ -120,7 +120,7 @@ func SearchCertified(g *ir.Graph, batch int, c *cost.Cluster, opts Options) (*Re
 	}
 	opts.Eval = nil
 	cert := &Certificate{
-		GraphHash: GraphHash(g), ClusterHash: clusterHash(c), Options: opts, Limit: s.limit, Everywhere: s.everywhere,
+		GraphHash: graphHash(g), ClusterHash: clusterHash(c), Options: opts, Limit: s.limit, Everywhere: s.everywhere,
 		Plan: res.Plan, Step: res.Prediction.Step, Peaks: res.Prediction.PeakBytes,
 	}
 	cert.Regions = s.regions(cert.Step)

@@ -95,7 +95,7 @@ func Certify(g *ir.Graph, batch int, c *cost.Cluster, eval *ir.Graph, cert *Cert
 		line       int
 		what       string
 		says, want string
-	}{{2, "graph", cert.GraphHash, GraphHash(g)}, {4, "cluster", cert.ClusterHash, clusterHash(c)}} {
+	}{{2, "graph", cert.GraphHash, graphHash(g)}, {4, "cluster", cert.ClusterHash, clusterHash(c)}} {
 		if x.says != x.want {
 			return nil, refute(x.line, "the certificate is for a %s with hash %.12s, this one has %.12s", x.what, x.says, x.want)
 		}

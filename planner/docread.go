@@ -86,7 +86,7 @@ func (d *Document) validate() error {
 	if err := checkHeld("plan", d.Plan, d.Cluster); err != nil {
 		return err
 	}
-	if err := d.Predicted.validate("predicted", d.Plan); err != nil {
+	if err := d.Predicted.validate("predicted"); err != nil {
 		return err
 	}
 	for i, a := range d.Search.Alternatives {
@@ -97,7 +97,7 @@ func (d *Document) validate() error {
 		if err := checkHeld(key+".plan", a.Plan, d.Cluster); err != nil {
 			return err
 		}
-		if err := a.Predicted.validate(key+".predicted", a.Plan); err != nil {
+		if err := a.Predicted.validate(key + ".predicted"); err != nil {
 			return err
 		}
 	}
@@ -126,7 +126,7 @@ func planErrorAt(key string, err error) error {
 	return err
 }
 
-func (p *Predicted) validate(key string, plan *partition.Plan) error {
+func (p *Predicted) validate(key string) error {
 	for _, f := range []struct {
 		name  string
 		value float64

@@ -86,7 +86,7 @@ type DocumentAlternative struct {
 // NewDocument writes down the result of a search for the graph of a configuration.
 func NewDocument(cfg *config.Config, g *ir.Graph, c *cost.Cluster, r *Result) *Document {
 	d := &Document{
-		Config: cfg, ConfigHash: hash(cfg.Marshal()), GraphHash: GraphHash(g), Cluster: c, Plan: r.Plan,
+		Config: cfg, ConfigHash: hash(cfg.Marshal()), GraphHash: graphHash(g), Cluster: c, Plan: r.Plan,
 		Predicted: NewPredicted(cfg, c, r.Plan, r.Prediction),
 		Search: SearchInfo{
 			Seconds: r.Stats.Seconds, PlansConsidered: r.Stats.PlansConsidered, Optimal: r.Stats.Optimal, Gap: r.Stats.Gap,
@@ -116,9 +116,9 @@ func NewPredicted(cfg *config.Config, c *cost.Cluster, p *partition.Plan, x Pred
 	}
 }
 
-// GraphHash is the hash of a graph's text without source positions, which change
+// graphHash is the hash of a graph's text without source positions, which change
 // when the model's source is edited.
-func GraphHash(g *ir.Graph) string {
+func graphHash(g *ir.Graph) string {
 	var b bytes.Buffer
 	cols := []ir.Column{ir.NameColumn, ir.AttrColumn, ir.TypeColumn, ir.SpecColumn, ir.PhaseColumn}
 	if err := g.Fprint(&b, ir.PrintOptions{Columns: cols}); err != nil {
@@ -208,7 +208,7 @@ func (d *Document) Check(g *ir.Graph) error {
 	if got := hash(d.Config.Marshal()); got != d.ConfigHash {
 		return &DocumentError{Key: "config_hash", Msg: fmt.Sprintf("is %.12s, but config hashes to %.12s: the config was changed after planning; plan again", d.ConfigHash, got)}
 	}
-	if got := GraphHash(g); got != d.GraphHash {
+	if got := graphHash(g); got != d.GraphHash {
 		return &DocumentError{Key: "graph_hash", Msg: fmt.Sprintf("is %.12s, but the model makes a graph with %.12s: the plan was made by another version of the model; plan again", d.GraphHash, got)}
 	}
 	return nil

@@ -35,11 +35,7 @@ func NewEstimator(g *ir.Graph, batch int, c *cost.Cluster, plan *partition.Plan,
 	e := &Estimator{plan: *plan}
 	p := &e.plan
 	if p.TP > 1 && len(p.Placements) == 0 {
-		found, err := s.layouts.find(p.TP)
-		if err != nil {
-			return nil, err
-		}
-		p.Placements = slices.Concat(pins, found)
+		p.Placements = slices.Concat(pins, s.layouts.find(p.TP))
 	}
 	var err error
 	if e.skel, err = newSkeleton(s.blueprints, s.open(*p), c); err != nil {

@@ -110,21 +110,29 @@ func (c *compiledStage) footprint(p *partition.Plan, position int, most row, mes
 		return f, false
 	}
 	var repeats []codegen.Repeat
-	for chunk, st := range chunksOf(p, position) {
+	chunks := chunksOf(p, position)
+	few := most.chunks(p)
+	longer := func(prog, share *codegen.Program) (*codegen.Longer, bool) {
+		if more := len(chunks) - few; more > 0 {
+			return prog.MoreChunks(c.stage, few/2, more, share)
+		}
+		return prog.Longer(c.stage, repeats, share)
+	}
+	for chunk, st := range chunks[:few] {
 		for e, count := range recomputationOf(st).counts(st.Last) {
 			if more := count - most.blocks; more > 0 {
 				repeats = append(repeats, codegen.Repeat{Block: c.rows[chunk][e] + most.repeated, More: more})
 			}
 		}
 	}
-	step, ok := c.step.Longer(c.stage, repeats, nil)
+	step, ok := longer(c.step, nil)
 	if !ok {
 		c.unlike = true
 		return f, false
 	}
 	f.step = step.Regions(mesh)
 	if c.eval != nil {
-		eval, ok := c.eval.Longer(c.stage, repeats, c.step)
+		eval, ok := longer(c.eval, c.step)
 		if !ok {
 			c.unlike = true
 			return f, false
@@ -177,7 +185,7 @@ func stageKeyOf(of *blueprint, p *partition.Plan, position int, most row) stageK
 	key := stageKey{of: of, split: p.Schedule == partition.ZeroBubble, whole: most.repeated == 0}
 	key.position, key.positions = standIn(position, p.PP())
 	var short [][extents]int
-	for _, st := range chunksOf(p, position) {
+	for _, st := range chunksOf(p, position)[:most.chunks(p)] {
 		short = append(short, most.short(st))
 	}
 	key.stages = fmt.Sprint(short)
@@ -247,6 +255,24 @@ func (r row) short(st partition.Stage) [extents]int {
 	return counts
 }
 
+// chunks returns how many chunks of each rank are compiled, of which the one in the middle stands
+// for the others: all, unless those of a rank have as many blocks each, none of which are left out.
+func (r row) chunks(p *partition.Plan) int {
+	const few = 5
+	if p.Chunks() <= few || r.repeated == 0 {
+		return p.Chunks()
+	}
+	for at := range p.PP() {
+		all := chunksOf(p, at)
+		if slices.ContainsFunc(all, func(st partition.Stage) bool {
+			return st != all[0] || r.short(st) != recomputationOf(st).counts(st.Last)
+		}) {
+			return p.Chunks()
+		}
+	}
+	return few
+}
+
 // fewer returns what stands for a position of a plan, and for others that are not
 // known, one of each kind, with at most a row of blocks that recompute as much. Stages
 // that stand for none have one block.
@@ -265,8 +291,11 @@ func (s *searcher) fewer(of *blueprint, p *partition.Plan, position int, most ro
 	f.plan.TPRows, f.plan.PlanNGPUs = like.TPRows, like.PlanNGPUs/like.PP()*n
 	f.plan.RuntimeNGPUs = f.plan.PlanNGPUs
 	f.plan.Stages, f.plan.RankOrder = nil, "" // of other axes
-	blocks := 0
-	for chunk := range p.Chunks() {
+	blocks, chunks := 0, most.chunks(p)
+	if chunks < p.Chunks() {
+		f.plan.Interleave = chunks
+	}
+	for chunk := range chunks {
 		for i, at := range f.of {
 			counts := [extents]int{kept: 1}
 			if at >= 0 {

@@ -298,12 +298,23 @@ func (w *work) at(on sizeOn, batch int) *workTimes {
 	if known := w.known[on]; known != nil {
 		return known
 	}
-	if w.usual != nil {
-		w.known[on] = w.asUsual(on, batch)
-	} else {
-		w.known[on] = w.times(w.meshOf(on.size, batch), on)
+	both := w.asUsual
+	if w.usual == nil {
+		both = func(on sizeOn, batch int) [2]*workTimes { return w.times(w.meshOf(on.size, batch), on.kinds) }
 	}
+	other := on
+	other.inOrder = !on.inOrder
+	times := both(on, batch)
+	w.known[on], w.known[other] = times[ordered(on.inOrder)], times[ordered(other.inOrder)]
 	return w.known[on]
+}
+
+// ordered is the place of times in which something runs beside collectives, or nothing does.
+func ordered(inOrder bool) int {
+	if inOrder {
+		return 1
+	}
+	return 0
 }
 
 // meshOf is the mesh with micro-batches of a size.
@@ -315,9 +326,10 @@ func (w *work) meshOf(size, batch int) ir.Mesh {
 	return mesh
 }
 
-func (w *work) times(mesh ir.Mesh, on sizeOn) *workTimes {
-	prices := w.on(on.kinds)
-	t := &workTimes{}
+// times prices the work with what runs beside collectives, and with all of it in order.
+func (w *work) times(mesh ir.Mesh, kinds cost.Kinds) [2]*workTimes {
+	prices := w.on(kinds)
+	beside, all := &workTimes{}, &workTimes{}
 	for i := range w.instrs {
 		in, among := &w.instrs[i], prices
 		switch {
@@ -326,20 +338,21 @@ func (w *work) times(mesh ir.Mesh, on sizeOn) *workTimes {
 		case in.Node.Op.Class() != ir.Comm:
 			among = prices[:1]
 		}
-		t.add(in, exposed(among, in, mesh, on.inOrder))
+		time := least(among, in, mesh)
+		all.add(in, time)
+		beside.add(in, max(0, time-hides(among, in, mesh)))
 	}
-	return t
+	return [2]*workTimes{beside, all}
 }
 
-// exposed is the least time of an instruction by some prices, but for what is hidden by what
-// runs beside it: with all of the model's parameters that adds to gradients, and so as long
-// as it ever takes.
-func exposed(prices []*cost.Program, in *workInstr, mesh ir.Mesh, inOrder bool) cost.Picoseconds {
-	time := least(prices, in, mesh)
-	if len(in.beside) == 0 || inOrder || !prices[0].Overlaps() {
-		return time
+// hides is the time of what runs beside an instruction, nothing unless it is a collective of
+// tensor-parallel ranks: with all of the model's parameters that adds to gradients, and so as
+// long as it ever takes.
+func hides(prices []*cost.Program, in *workInstr, mesh ir.Mesh) cost.Picoseconds {
+	if len(in.beside) == 0 || !prices[0].Overlaps() {
+		return 0
 	}
-	return max(0, time-prices[0].InOrder(in.beside, mesh, ir.Coord{}))
+	return prices[0].InOrder(in.beside, mesh, ir.Coord{})
 }
 
 // least is the least time of an instruction by some prices.
@@ -364,7 +377,8 @@ func (w *work) sharedTimes(p *partition.Plan, price *cost.Program, batch int) ma
 		}
 		as, t := price.As(at), &workTimes{}
 		for i := range w.shared {
-			t.add(&w.shared[i], exposed([]*cost.Program{as}, &w.shared[i], mesh, false))
+			in, of := &w.shared[i], []*cost.Program{as}
+			t.add(in, max(0, least(of, in, mesh)-hides(of, in, mesh)))
 		}
 		seen[offset] = true
 		if least := all[price.Kinds(at)]; least != nil {

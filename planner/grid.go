@@ -87,15 +87,8 @@ func (l *layouts) gridModules() []string {
 }
 
 // onGrid returns the layout for tensor-parallel ranks with some modules on a grid of them.
-func (l *layouts) onGrid(tp int, x split) ([]partition.Placement, error) {
-	line, err := l.find(tp)
-	if err != nil {
-		return nil, err
-	}
-	columns, err := l.find(tp / x.rows)
-	if err != nil {
-		return nil, err
-	}
+func (l *layouts) onGrid(tp int, x split) []partition.Placement {
+	line, columns := l.find(tp), l.find(tp/x.rows)
 	modules := strings.Split(x.grid, "+")
 	of := func(p partition.Placement) bool { return slices.Contains(modules, p.Module()) }
 	var all []partition.Placement
@@ -110,7 +103,7 @@ func (l *layouts) onGrid(tp int, x split) ([]partition.Placement, error) {
 			all = append(all, p)
 		}
 	}
-	return all, nil
+	return all
 }
 
 // overRows cuts a weight that is cut over columns of ranks over their rows too, in the largest

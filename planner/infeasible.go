@@ -115,8 +115,11 @@ func (s *searcher) infeasible(points []*point) error {
 		}
 		consider(newPipeline(x.skel, x.skel.memoryOf(x.size), x.size, x.schedule))
 	}
+	if closest == nil && s.refused == nil {
+		return s.sizeless()
+	}
 	if closest == nil {
-		return s.refused
+		return s.noProgram()
 	}
 	prog, peaks, err := s.allocate(closest)
 	if err != nil {
@@ -130,6 +133,17 @@ func (s *searcher) infeasible(points []*point) error {
 	}
 	e.Largest, e.LargestBytes = largestPart(prog.Stages[e.Stage])
 	return e
+}
+
+// sizeless says why no outline has micro-batches of the size that the options ask for; without one
+// every outline has some.
+func (s *searcher) sizeless() error {
+	size := s.opts.MicroBatch
+	if !slices.ContainsFunc(s.tracts, func(t *tract) bool { return !t.batch || t.tp <= size }) {
+		return optionErrorf("micro-batch", "is %d, but all plans that are left share the sequences of a micro-batch between more tensor-parallel ranks", size)
+	}
+	return optionErrorf("micro-batch", "is %d, of which data-parallel ranks run different numbers for a global batch of %d, and overlap is on: "+
+		"the search has both from zero 2 on in this version; a plan that says so runs", size, s.batch)
 }
 
 // leanest returns the cut of a pipeline whose fullest stage is smallest by the

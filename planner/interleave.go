@@ -189,19 +189,18 @@ func (p *pipeline) upTo(e extent) {
 // interleavedPeak bounds the arena of a position from below.
 func (p *pipeline) interleavedPeak(cut []partition.Stage, at int) int64 {
 	m := &p.memory[at]
-	bytes, inboxes := m.persist, p.microBatches
+	bytes := m.persist
 	var temp int64
 	for i := at; i < len(cut); i += p.template.PP() {
-		n, one := cut[i].Last-cut[i].First, &m.slot
+		n, one, inbox := cut[i].Last-cut[i].First, &m.slot, m.inbox
 		if p.skel.of.chunk(&p.template, at == p.template.PP()-1, i/p.template.PP()) > 0 {
-			one = &m.lastSlot
+			one, inbox = &m.lastSlot, m.lastInbox
 		}
 		var slot int64
 		slot, temp = m.kept(one, n, recomputationOf(cut[i]))
-		bytes += int64(n-1)*m.morePersist + int64(p.room[i].Slots)*slot
-		inboxes = min(inboxes, p.room[i].Inboxes)
+		bytes += int64(n-1)*m.morePersist + int64(p.room[i].Slots)*slot + int64(p.room[i].Inboxes)*inbox
 	}
-	return bytes + int64(inboxes)*m.inbox + temp
+	return bytes + temp
 }
 
 // mayFitInterleaved reports whether every position may fit with all of its blocks

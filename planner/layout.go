@@ -48,28 +48,24 @@ type group struct {
 }
 
 // find returns the layout for a degree of tensor parallelism.
-func (l *layouts) find(tp int) ([]partition.Placement, error) {
+func (l *layouts) find(tp int) []partition.Placement {
 	if tp == 1 {
-		return nil, nil
+		return nil
 	}
-	all, err := l.byGroup(tp)
-	return slices.Concat(all...), err
+	return slices.Concat(l.byGroup(tp)...)
 }
 
 // byGroup returns the layout of every group. That of two ranks is found first, and serves
 // larger degrees if the sizes allow, or that of half as many: whether rows or columns are
 // cheaper does not depend on how many there are.
-func (l *layouts) byGroup(tp int) ([][]partition.Placement, error) {
+func (l *layouts) byGroup(tp int) [][]partition.Placement {
 	if found, ok := l.known[tp]; ok {
-		return found, nil
+		return found
 	}
 	groups := l.groups()
 	all := make([][]partition.Placement, len(groups))
 	for smaller := 2; smaller < tp; smaller = tp / 2 {
-		base, err := l.byGroup(smaller)
-		if err != nil {
-			return nil, err
-		}
+		base := l.byGroup(smaller)
 		for i := range all {
 			if all[i] == nil && l.fits(base[i], tp) {
 				all[i] = base[i]
@@ -82,17 +78,13 @@ func (l *layouts) byGroup(tp int) ([][]partition.Placement, error) {
 	// One stage, and as much data parallelism as there may be beside.
 	dp := max(1, min(l.ranks/tp, l.batch))
 	for i, g := range groups {
-		if all[i] != nil {
-			continue
-		}
-		var err error
-		if all[i], err = l.solve(g, dp, tp); err != nil {
-			return nil, err
+		if all[i] == nil {
+			all[i] = l.solve(g, dp, tp)
 		}
 	}
 	l.price = nil // it keeps every program that it has priced
 	l.known[tp] = all
-	return all, nil
+	return all
 }
 
 // fits reports whether every placed parameter has at least tp slices.
@@ -148,7 +140,7 @@ func moduleOf(name string) string {
 }
 
 // solve returns the cheapest split of a group among those of the most bytes.
-func (l *layouts) solve(g group, dp, tp int) ([]partition.Placement, error) {
+func (l *layouts) solve(g group, dp, tp int) []partition.Placement {
 	type candidate struct {
 		placements []partition.Placement
 		bytes      int64
@@ -194,7 +186,7 @@ func (l *layouts) solve(g group, dp, tp int) ([]partition.Placement, error) {
 			best, bestTime, bestBytes = c.placements, time, c.bytes
 		}
 	}
-	return best, nil
+	return best
 }
 
 // splitOf places a parameter and its repeats in other blocks: split in a dimension, or whole

@@ -45,8 +45,7 @@ func cluster(t testing.TB, name string) *cost.Cluster {
 func TestMegatronIsRediscovered(t *testing.T) {
 	for _, name := range []string{"cpu", "a100-80g"} {
 		l := layouts{graph: step(t, tiny(1), 7), batch: 7, ranks: 2, cluster: cluster(t, name), known: map[int][][]partition.Placement{}}
-		found, err := l.find(2)
-		require.NoError(t, err)
+		found := l.find(2)
 		t.Log(found)
 		got := map[string]string{}
 		for _, p := range found {
@@ -63,8 +62,7 @@ func TestMegatronIsRediscovered(t *testing.T) {
 func TestMegatronOfLlamaIsRediscovered(t *testing.T) {
 	for _, name := range []string{"cpu", "a100-80g"} {
 		l := layouts{graph: step(t, llama(tiny(1)), 7), batch: 7, ranks: 2, cluster: cluster(t, name), known: map[int][][]partition.Placement{}}
-		found, err := l.find(2)
-		require.NoError(t, err)
+		found := l.find(2)
 		require.ElementsMatch(t, []partition.Placement{
 			{Match: `h\.[0-9]+\.attn\.c_attn\.weight`, Spec: "[_,tp,_,_]"},
 			{Match: `h\.[0-9]+\.attn\.c_attn\.bias`, Spec: "[_,tp,_]"},

@@ -15,12 +15,14 @@ import (
 // allocated for real.
 type stageMemory struct {
 	// With one block, by how much of it is recomputed.
-	persist     int64 // weights, gradients, optimizer state; and what the devices lack to the limit
-	slot        [extents]int64
-	temp        [extents]int64
-	calm        [extents]int64 // temp, but for the backward pass
-	inbox       int64          // for what the stage before sends
-	lastSlot    [extents]int64 // slot of the last of several chunks, of which slot is the first's
+	persist int64 // weights, gradients, optimizer state; and what the devices lack to the limit
+	slot    [extents]int64
+	temp    [extents]int64
+	calm    [extents]int64 // temp, but for the backward pass
+	inbox   int64          // for what the stage before sends
+	// lastSlot and lastInbox are those of the last of several chunks, of which slot and inbox are the first's.
+	lastSlot    [extents]int64
+	lastInbox   int64
 	morePersist int64          // for every further block
 	moreSlot    [extents]int64 // for every further block, with its result, which the next one keeps
 	// apart is what the gradients of weights of each block read, where they are apart, and left what
@@ -80,7 +82,7 @@ func (s *skeleton) memoryOf(microBatch int) []stageMemory {
 			m.persist += (int64(s.plan.Chunks()) - chunks) * m.morePersist
 			m.slot[e], m.temp[e], m.calm[e] = got.slot[0].bytes(), got.temp, got.calm
 			m.lastSlot[e] = got.slot[fewChunks-1].bytes()
-			m.inbox = got.inbox
+			m.inbox, m.lastInbox = got.inbox[0], got.inbox[fewChunks-1]
 		}
 		few = append(few, m)
 	}
@@ -100,7 +102,7 @@ func (s *skeleton) memoryOf(microBatch int) []stageMemory {
 type measured struct {
 	persist memoryShare
 	slot    [fewChunks]memoryShare // by chunk
-	inbox   int64
+	inbox   [fewChunks]int64
 	temp    int64 // the most live at one instruction
 	calm    int64 // of those outside the backward pass
 	apart   int64 // what gradients of weights of a block read that others made
@@ -235,7 +237,7 @@ func (b *blueprint) measure(e extent, position int, mesh ir.Mesh, sizes *[]int64
 		case codegen.Slot:
 			share = &m.slot[b.Chunk]
 		case codegen.Inbox:
-			m.inbox += size
+			m.inbox[b.Chunk] += size
 			continue
 		case codegen.Temp:
 			live[b.Body][b.From] += size
@@ -286,8 +288,9 @@ func (p *pipeline) measureApart() {
 }
 
 // crossing measures what a position of the blueprint keeps for a micro-batch from its backward
-// pass on for the gradients of weights, which are apart in its programs: of a block what it has made
-// and those of the block read, and the same outside of blocks.
+// pass on for the gradients of weights, which are apart in its programs: of a block what those of
+// the block read that it has made, or in the backward pass the one after it, and outside of blocks what
+// others read of each other. What the first block hands to the embedding is there once, and left out.
 func (b *blueprint) crossing(e extent, position int, mesh ir.Mesh) memoryShare {
 	st := b.prog(e).Stages[position]
 	at := len(st.Bodies[ir.Forward].Instrs) + len(st.Bodies[ir.Backward].Instrs)
@@ -295,18 +298,20 @@ func (b *blueprint) crossing(e extent, position int, mesh ir.Mesh) memoryShare {
 	counted := make([]bool, len(st.Buffers))
 	for _, ofBlocks := range []bool{true, false} {
 		for _, in := range st.Bodies[ir.WeightGrad].Instrs {
-			block := in.Node.Block()
+			if b.ofBlock[in.Node] != ofBlocks {
+				continue
+			}
 			for i, id := range in.Args {
 				x, def := &st.Buffers[id], in.Node.Args[i].Def
-				if (block != "") != ofBlocks || def.Block() != block || counted[id] || x.Region != codegen.Slot || x.From >= at || x.To < at {
+				if counted[id] || x.Region != codegen.Slot || x.From >= at || x.To < at {
 					continue
 				}
 				counted[id] = true
 				size := align(mesh.LocalElems(x.Value.Type.Shape, x.Value.Spec, ir.Coord{}) * x.Value.Type.DType.Size())
 				switch {
-				case ofBlocks:
+				case ofBlocks && (def.Block() == in.Node.Block() || def.Phase == ir.Backward):
 					share.block += size
-				case def.Block() == "":
+				case !ofBlocks && def.Block() == "":
 					share.fixed += size
 				}
 			}

@@ -56,9 +56,8 @@ func (s *searcher) flow(p *passage) cost.Picoseconds {
 // Position i of a pipeline starts when micro-batch 0 has come through the positions
 // before, does all its work, and then its last backward pass goes on to position 0,
 // which updates: the time is at least that of one micro-batch through the positions
-// before and of all micro-batches through position i (PLANNING.md 2.7). How many
-// blocks lie before is open; all lie on that way for the last position, and some
-// position has its even share.
+// before and of all micro-batches through position i. How many blocks lie before is
+// open; all lie on that way for the last position, and some position has its even share.
 func (s *searcher) least(p *passage) cost.Picoseconds {
 	o, first, last, m, schedule, more := p.outline, &p.first, &p.last, p.m, p.schedule, p.more
 	blocks := s.graphs.blocks

@@ -301,15 +301,23 @@ func (l *lies) work(usual *work) *work {
 	return &w
 }
 
-// asUsual returns the times of work for a micro-batch of a size: as usual, but for what
+// asUsual returns the times of work for a micro-batch of a size, as [work.times] does: as usual, but for what
 // is communicated.
-func (w *work) asUsual(on sizeOn, batch int) *workTimes {
-	t := *w.usual.at(sizeOn{on.size, 0, on.inOrder}, batch)
+func (w *work) asUsual(on sizeOn, batch int) [2]*workTimes {
+	var both [2]*workTimes
+	for k, inOrder := range []bool{false, true} {
+		t := *w.usual.at(sizeOn{on.size, 0, inOrder}, batch)
+		both[k] = &t
+	}
 	mesh := w.meshOf(on.size, batch)
 	for i := range w.instrs {
-		if in := &w.instrs[i]; in.Node.Op.Class() == ir.Comm {
-			t.add(in, exposed(w.prices, in, mesh, on.inOrder)-exposed(w.usual.prices, in, mesh, on.inOrder))
+		in := &w.instrs[i]
+		if in.Node.Op.Class() != ir.Comm {
+			continue
 		}
+		here, usual, beside := least(w.prices, in, mesh), least(w.usual.prices, in, mesh), hides(w.prices, in, mesh)
+		both[0].add(in, max(0, here-beside)-max(0, usual-beside))
+		both[1].add(in, here-usual)
 	}
-	return &t
+	return both
 }

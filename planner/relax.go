@@ -97,7 +97,7 @@ func (w *work) flightOf(key flightKey, batch int) *flight {
 			}
 		}
 		for i, kinds := range w.everywhere() {
-			time := w.passOf(e).times(mesh, sizeOn{key.size, kinds, key.inOrder})[inBlock].all
+			time := w.passOf(e).times(mesh, kinds)[ordered(key.inOrder)][inBlock].all
 			switch {
 			case e == kept:
 				plain = append(plain, time)

@@ -79,19 +79,16 @@ func (l *layouts) modules() []string {
 
 // splitting returns the layout for a degree of tensor parallelism with some modules on a
 // grid, or replicated: all others are split as [layouts.find] has them.
-func (l *layouts) splitting(tp int, x split) ([]partition.Placement, error) {
+func (l *layouts) splitting(tp int, x split) []partition.Placement {
 	if x.rows > 0 {
 		return l.onGrid(tp, x)
 	}
-	split, err := l.find(tp)
-	if err != nil {
-		return nil, err
-	}
+	split := l.find(tp)
 	if x.batch { // also tables that are only looked up: all that is left to share
 		split = l.withTables(split, tp)
 	}
 	if x.replicate == "" {
-		return split, nil
+		return split
 	}
 	modules := strings.Split(x.replicate, "+")
 	of := func(p partition.Placement) bool { return slices.Contains(modules, p.Module()) }
@@ -101,7 +98,7 @@ func (l *layouts) splitting(tp int, x split) ([]partition.Placement, error) {
 			all = append(all, p)
 		}
 	}
-	return all, nil
+	return all
 }
 
 // replications lists what the search tries to replicate in an outline, beside nothing: with

@@ -39,9 +39,6 @@ type Contender struct {
 	Worst       float64         `json:"worst_regret"`
 }
 
-// RobustSamples is how many clusters are drawn unless something else is asked for.
-const RobustSamples = 64
-
 // Robust prices plans on clusters of which every uncertain figure is multiplied by
 // exp(u z), where u is its relative uncertainty and z a standard normal number
 // drawn by seed, sample and place in [cost.Cluster.Constants]. A plan is compiled

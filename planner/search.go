@@ -2,6 +2,7 @@ package planner
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -63,6 +64,7 @@ type searcher struct {
 	trunks     map[trunkKey]*work
 	rates      *cost.Model
 	families   map[family]*floors
+	busyTrunks map[family][]sized // see trunkFloors
 	orders     map[order]*ways
 	seen       map[order][]string // the ways of outlines that are not like earlier ones, by degrees with the number of replicas
 	isTwin     map[order]bool
@@ -153,16 +155,27 @@ func (s *searcher) search() ([]*candidate, []*point, bool, error) {
 	found, points, optimal := s.run()
 	s.looked = points
 	if len(points)+len(s.pending) == 0 && !slices.ContainsFunc(s.tracts, func(t *tract) bool { return !t.opened }) {
-		return nil, nil, false, s.refused
+		return nil, nil, false, s.noProgram()
 	}
 	return found, points, optimal, nil
+}
+
+// noProgram says why no outline can be compiled, by the last one. A degree that was not asked for is what
+// blocks and sequences have left of the devices.
+func (s *searcher) noProgram() error {
+	var at *OptionError
+	if s.opts.TP == 0 && errors.As(s.refused, &at) && at.Option == "tp" {
+		return optionErrorf("plan-ngpus", "no dp x tp x pp of %s devices in %d suits %d blocks and a global batch of %d, which leave so much to tp that %s; use fewer devices",
+			degree(s.opts.PlanNGPUs), s.opts.RuntimeNGPUs, s.graphs.blocks, s.batch, at.Msg)
+	}
+	return s.refused
 }
 
 func newSearcher(g *ir.Graph, batch int, c *cost.Cluster, opts Options) *searcher {
 	graphs := newShrunken(g)
 	s := &searcher{
 		opts: opts, blueprints: newBlueprints(graphs, batch), contexts: contexts{tokens: sequenceTokens(g)}, cluster: c,
-		works: map[workKey]*work{}, trunks: map[trunkKey]*work{}, rates: cost.NewModel(c, max(1, opts.RuntimeNGPUs)), families: map[family]*floors{}, orders: map[order]*ways{},
+		works: map[workKey]*work{}, trunks: map[trunkKey]*work{}, rates: cost.NewModel(c, max(1, opts.RuntimeNGPUs)), families: map[family]*floors{}, busyTrunks: map[family][]sized{}, orders: map[order]*ways{},
 		permuted: map[degrees][]string{}, lies: map[liesKey]*lies{},
 		refusals: map[outline]error{}, allRooms: map[roomsKey][][]codegen.Chunk{}, evens: map[roomsKey]evenShares{},
 		finals: newFinals(), passage: passage{enough: never},
@@ -354,15 +367,34 @@ func (s *searcher) list(t *pending) {
 		return
 	}
 	t.first.least = never
-	trunk, schedules, sizes := s.trunk(t.outline), schedules(s.opts, t.pp, t.chunks), s.sizes(t.outline)
-	t.first.sizes = make([]sized, 0, len(sizes)*len(schedules))
-	for _, b := range sizes {
-		for _, schedule := range schedules {
-			free := s.floor(t.outline, trunk, b, schedule)
-			t.first.sizes = append(t.first.sizes, sized{size: b, schedule: schedule, free: free, floor: free})
-			t.first.least = min(t.first.least, free)
+	all, replicas := s.trunkFloors(t.outline), s.replicas(t.outline)
+	t.first.sizes = make([]sized, 0, len(all))
+	for _, x := range all {
+		if t.inStep(x.size, replicas, s.batch) {
+			t.first.sizes = append(t.first.sizes, x)
+			t.first.least = min(t.first.least, x.floor)
 		}
 	}
+}
+
+// trunkFloors lists all sizes of micro-batches with what the trunk alone takes, which is the
+// same however data-parallel ranks communicate.
+func (s *searcher) trunkFloors(o outline) []sized {
+	o.overlap, o.zero = false, 0
+	key := family{degrees: o.degrees, chunks: o.chunks, sequence: o.sequence, split: o.split}
+	if all, known := s.busyTrunks[key]; known {
+		return all
+	}
+	trunk, schedules, sizes := s.trunk(o), schedules(s.opts, o.pp, o.chunks), s.sizes(o)
+	all := make([]sized, 0, len(sizes)*len(schedules))
+	for _, b := range sizes {
+		for _, schedule := range schedules {
+			free := s.floor(o, trunk, b, schedule)
+			all = append(all, sized{size: b, schedule: schedule, free: free, floor: free})
+		}
+	}
+	s.busyTrunks[key] = all
+	return all
 }
 
 // floors are the first of all outlines of a family.
@@ -406,11 +438,7 @@ func (s *searcher) skeleton(o outline) (*skeleton, error) {
 // template returns the plan of which stages, micro-batch size and schedule are
 // still open. It fails when no parameter can be split so.
 func (s *searcher) template(d outline) (partition.Plan, error) {
-	placements, err := s.layouts.splitting(d.tp, d.split)
-	if err != nil {
-		return partition.Plan{}, err
-	}
-	placements = append(append([]partition.Placement{}, s.opts.Pins...), placements...)
+	placements := append(append([]partition.Placement{}, s.opts.Pins...), s.layouts.splitting(d.tp, d.split)...)
 	split := func(p partition.Placement) bool { return splitDim(p.Spec) >= 0 }
 	if d.tp > 1 && (len(placements) == 0 || d.replicate != "" && !slices.ContainsFunc(placements, split)) {
 		return partition.Plan{}, optionErrorf("tp", "no parameter can be split over %d ranks", d.tp)

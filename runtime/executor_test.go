@@ -77,9 +77,7 @@ func (s shape) plan() *partition.Plan {
 func compile(t testing.TB, g *ir.Graph, s shape, share *codegen.Program) *codegen.Program {
 	t.Helper()
 	p := s.plan()
-	parted, err := partition.Apply(g, p, batch)
-	require.NoError(t, err)
-	prog, err := codegen.Generate(parted, p, batch, share)
+	prog, err := codegen.Compile(g, p, batch, share)
 	require.NoError(t, err)
 	require.NoError(t, codegen.Verify(prog, g))
 	return prog

@@ -158,7 +158,7 @@ func TestProcessesFail(t *testing.T) {
 		}, steps)
 		require.Regexp(t, `^rank 3, step 7, \w+ mb=\d, \w+ \S+: injected fault$`, errs[3])
 		for rank, err := range errs[:3] {
-			at := fmt.Sprintf(`^(runtime: rank %d|rank %[1]d, step 7, .*): `, rank) // it may not have begun yet
+			at := fmt.Sprintf(`^(runtime: (rank %d|loading train)|rank %[1]d, step 7, .*): `, rank) // it may not have begun yet, or heard that all have loaded it
 			require.Regexp(t, at+`rank 3 has failed: rank 3, step 7, \w+ mb=\d, \w+ \S+: injected fault$`, err)
 		}
 	})

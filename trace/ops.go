@@ -15,11 +15,6 @@ func (t *Tracer) Scale(x, s Tensor) Tensor { return t.record(ir.OpScale, nil, x,
 // Sum returns the sum of all elements, a scalar.
 func (t *Tracer) Sum(x Tensor) Tensor { return t.record(ir.OpSum, nil, x)[0] }
 
-// Cast returns x in another floating-point type.
-func (t *Tracer) Cast(x Tensor, to ir.DType) Tensor {
-	return t.record(ir.OpCast, ir.CastAttr{To: to}, x)[0]
-}
-
 // Linear returns x wᵀ + b for x[..., in...], w[out..., in...] and b[out...],
 // contracting the last k dimensions of both. b may be missing.
 func (t *Tracer) Linear(x, w, b Tensor, k int) Tensor {

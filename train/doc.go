@@ -1,6 +1,6 @@
 // Package train runs programs on data: the training loop of nanoGPT, and sampling.
 //
-//	config, plan ── NewJob ──▶ Job ── Run ──▶ log lines, DIR/metrics.jsonl, DIR/ckpt/step-NNNNNNNN
+//	config, plan ── NewJob ──▶ Job ── Run ──▶ log lines, DIR/metrics.jsonl (for TensorBoard too), DIR/ckpt/step-NNNNNNNN
 //	checkpoint or weights file ── Sample ──▶ text
 //
 // A [Job] is a training step and an evaluation step, compiled for the same plan into the same memory and checked before

@@ -40,8 +40,11 @@ type EvalMetrics struct {
 	ValLoss   float32 `json:"val_loss"`
 }
 
-// metricsLog appends to metrics.jsonl. A nil *metricsLog writes nothing.
-type metricsLog struct{ f *os.File }
+// metricsLog appends to metrics.jsonl and to the events of TensorBoard. A nil *metricsLog writes nothing.
+type metricsLog struct {
+	f      *os.File
+	events *eventLog
+}
 
 // openMetrics opens the metrics of a run that begins at iteration from. What the file has of later iterations belongs to
 // a run that this one replaces, and is cut off.
@@ -64,7 +67,11 @@ func openMetrics(dir string, from int) (*metricsLog, error) {
 	if _, err := f.Seek(keep, io.SeekStart); err != nil {
 		return nil, errors.Join(fmt.Errorf("train: %w", err), f.Close())
 	}
-	return &metricsLog{f}, nil
+	events, err := openEvents(dir, from)
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("train: %w", err), f.Close())
+	}
+	return &metricsLog{f, events}, nil
 }
 
 // metricsBefore returns how many bytes of the file are whole lines of iterations before from.
@@ -107,6 +114,9 @@ func (m *metricsLog) write(record any) error {
 	if _, err := m.f.Write(append(line, '\n')); err != nil {
 		return fmt.Errorf("train: %w", err)
 	}
+	if err := m.events.write(line); err != nil {
+		return fmt.Errorf("train: %w", err)
+	}
 	return nil
 }
 
@@ -114,5 +124,5 @@ func (m *metricsLog) close() error {
 	if m == nil {
 		return nil
 	}
-	return m.f.Close()
+	return errors.Join(m.f.Close(), m.events.f.Close())
 }

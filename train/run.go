@@ -59,7 +59,6 @@ const scratch = "scratch"
 type Progress struct {
 	Evaluating  bool // Done and Total count batches of an evaluation, else updates
 	Done, Total int
-	Loss        float32 // of the last update
 }
 
 // Result is how a run ended.
@@ -253,7 +252,7 @@ func (r *run) evaluate(ctx context.Context, it int) error {
 	var progress func(done, total int)
 	if r.opts.Progress != nil {
 		progress = func(done, total int) {
-			r.opts.Progress(Progress{Evaluating: true, Done: done, Total: total, Loss: r.result.Loss})
+			r.opts.Progress(Progress{Evaluating: true, Done: done, Total: total})
 		}
 	}
 	l, err := r.Evaluate(ctx, progress)
@@ -331,7 +330,7 @@ func (r *run) finished(st StepStats) error {
 		}
 	}
 	if r.opts.Progress != nil {
-		r.opts.Progress(Progress{Done: it + 1, Total: r.last, Loss: st.Loss})
+		r.opts.Progress(Progress{Done: it + 1, Total: r.last})
 	}
 	return nil
 }

@@ -222,7 +222,7 @@ def ours(layers, gib):
     """autopar's plans of one axis of all devices, the fastest by it first, its processor seconds, and its choice of all.
 
     Data-parallel ranks split every op along the batch, tensor-parallel ones along the width, or if they share the batch along that
-    and the vocabulary.
+    and the vocabulary. None communicates beside its kernels, of which nnScaler has no term, but in the choice of all.
     """
     config = f"""
 model: {{n_layer: {layers}, n_head: {HEADS}, n_embd: {WIDTH}, vocab_size: {VOCAB}, block_size: {SEQUENCE}, dropout: 0.1, bias: false, tie_embeddings: false}}
@@ -235,7 +235,7 @@ train: {{dtype: bfloat16}}
     for flags in (["--dp", GPUS, "--tp", 1, "--micro-batch", BATCH // GPUS, "--zero", 1, "--replicate", "none"],
                   [*width, "--batch-parallel", "off", "--replicate", "none"], *([*width, "--batch-parallel", "on", "--replicate", whole, "--zero", 1] for whole in ("attn+mlp", "attn"))):
         found, seconds = autopar.search(binary, config, CLUSTER, GPUS, "--pp", "1", "--cp", "1", "--offload", "none", "--recompute", "none",
-                                        "--schedule", "1f1b", *limit, *map(str, flags), unit=GPUS)
+                                        "--overlap", "off", "--overlap-tp", "off", "--schedule", "1f1b", *limit, *map(str, flags), unit=GPUS)
         plans += found
         took += seconds
     free, seconds = autopar.search(binary, config, CLUSTER, GPUS, *limit, unit=GPUS)

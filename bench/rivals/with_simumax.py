@@ -135,9 +135,9 @@ def translate(plan, full, attention):
 def ours(limit):
     """autopar's plans that SimuMax can express, the one that it predicts to be fastest first, and the processor seconds of its search.
 
-    SimuMax has 1F1B, the usual order of ranks, optimizer state sharded, and no gradients reduced beside the computation. limit is GiB.
+    SimuMax has 1F1B, the usual order of ranks, optimizer state sharded, and no communication beside the computation. limit is GiB.
     """
-    return autopar.search(binary, CONFIG, cluster(), GPUS, "--cp", "1", "--offload", "none", "--schedule", "1f1b", "--zero", "1", "--overlap", "off",
+    return autopar.search(binary, CONFIG, cluster(), GPUS, "--cp", "1", "--offload", "none", "--schedule", "1f1b", "--zero", "1", "--overlap", "off", "--overlap-tp", "off",
                           "--rank-order", "tp-cp-dp-pp", "--memory-limit", f"{int(limit * 1024)}MiB", unit=GPUS)
 
 

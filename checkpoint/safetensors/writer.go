@@ -7,10 +7,12 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"maps"
 	"os"
 	"path/filepath"
 	"slices"
+	"syscall"
 	"unicode/utf8"
 )
 
@@ -61,7 +63,7 @@ func Create(path string, infos []Info, metadata map[string]string) (*Writer, err
 	if err != nil {
 		return nil, err
 	}
-	temp, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".*.tmp")
+	temp, err := createBeside(path)
 	if err != nil {
 		return nil, fmt.Errorf("safetensors: %w", err)
 	}
@@ -74,6 +76,18 @@ func Create(path string, infos []Info, metadata map[string]string) (*Writer, err
 		return nil, errors.Join(fmt.Errorf("safetensors: %s: write header: %w", path, err), w.Close())
 	}
 	return w, nil
+}
+
+// createBeside creates a file that can be moved to path. Its errors name path, not that file.
+func createBeside(path string) (*os.File, error) {
+	if info, err := os.Stat(path); err == nil && info.IsDir() {
+		return nil, &fs.PathError{Op: "create", Path: path, Err: syscall.EISDIR}
+	}
+	temp, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".*.tmp")
+	if at, ok := errors.AsType[*fs.PathError](err); ok {
+		return nil, &fs.PathError{Op: "create", Path: path, Err: at.Err}
+	}
+	return temp, err
 }
 
 // Write writes a declared tensor, each exactly once.

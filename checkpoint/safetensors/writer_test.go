@@ -170,9 +170,21 @@ func TestWriteAtomic(t *testing.T) {
 func TestCommitFails(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "m.safetensors")
+	w, err := Create(path, nil, nil)
+	require.NoError(t, err)
 	require.NoError(t, os.Mkdir(path, 0o755))
-	require.ErrorContains(t, WriteFile(path, nil), "commit")
+	require.ErrorContains(t, w.Commit(), "commit")
 	requireFiles(t, dir, "m.safetensors")
+}
+
+// What cannot be written at all is named as the caller names it, not by the temporary file beside it.
+func TestCreateNamesThePath(t *testing.T) {
+	dir := t.TempDir()
+	require.EqualError(t, WriteFile(dir, nil), "safetensors: create "+dir+": is a directory")
+	require.EqualError(t, WriteFile("/", nil), "safetensors: create /: is a directory")
+	missing := filepath.Join(dir, "none", "m.safetensors")
+	require.EqualError(t, WriteFile(missing, nil), "safetensors: create "+missing+": no such file or directory")
+	requireFiles(t, dir)
 }
 
 func requireFiles(t *testing.T, dir string, want ...string) {

@@ -5,12 +5,9 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"maps"
-	"math/rand/v2"
 	"os"
 	"slices"
 	"sort"
-	"sync"
 	"time"
 
 	"github.com/autopar/autopar/codegen"
@@ -18,11 +15,8 @@ import (
 	"github.com/autopar/autopar/cuda"
 	"github.com/autopar/autopar/explain"
 	"github.com/autopar/autopar/ir"
-	"github.com/autopar/autopar/partition"
 	"github.com/autopar/autopar/planner"
 	"github.com/autopar/autopar/planner/cost"
-	"github.com/autopar/autopar/runtime"
-	"github.com/autopar/autopar/runtime/cpu"
 	"github.com/autopar/autopar/runtime/cpu/profile"
 )
 
@@ -164,181 +158,6 @@ func (c *benchCmd) load() (*config.Config, error) {
 		return nil, err
 	}
 	return cfg, cfg.Validate()
-}
-
-// stopwatch adds up how long ranks spend in each op.
-type stopwatch struct {
-	mu    sync.Mutex
-	on    bool
-	spent map[ir.Op]time.Duration
-	calls map[ir.Op]int
-	spans []runtime.Span // of the step in progress, if they are kept
-	keep  bool
-}
-
-func (s *stopwatch) note(span runtime.Span) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.keep {
-		s.spans = append(s.spans, span)
-	} else if s.on {
-		s.spent[span.Op] += span.End - span.Start
-		s.calls[span.Op]++
-	}
-}
-
-func (s *stopwatch) start() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.on, s.spent, s.calls = true, map[ir.Op]time.Duration{}, map[ir.Op]int{}
-}
-
-// record keeps the spans of the next step, which counts in nothing else.
-func (s *stopwatch) record() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.keep = true
-}
-
-// timed is a program whose steps are timed.
-type timed struct {
-	prog  *codegen.Program
-	watch stopwatch
-	times []time.Duration // of each step after the burn-in
-	exec  *runtime.Executor
-	feeds runtime.Feeds
-	ended time.Time // of the step before, or when the first began
-}
-
-// opener makes a backend for a program, and what hears of its instructions, if anything.
-type opener func(p *timed) (runtime.Backend, func(runtime.Span), error)
-
-func openCPU(p *timed) (runtime.Backend, func(runtime.Span), error) {
-	backend, err := cpu.New(cpu.Options{})
-	return backend, p.watch.note, err
-}
-
-// timeOnGPU times whole steps, in which nothing waits, and then where the time goes with
-// every instruction waited for, which adds up to more.
-func (c *benchCmd) timeOnGPU(ctx context.Context, con *console, cfg *config.Config, system *cuda.System, programs ...*timed) error {
-	err := c.timeSteps(ctx, con, cfg, func(*timed) (runtime.Backend, func(runtime.Span), error) {
-		return cuda.New(system, c.options()), nil, nil
-	}, programs...)
-	if err != nil {
-		return err
-	}
-	times := make([][]time.Duration, len(programs))
-	for i, p := range programs {
-		times[i], p.times = p.times, nil
-	}
-	err = c.timeSteps(ctx, con, cfg, func(p *timed) (runtime.Backend, func(runtime.Span), error) {
-		opts := c.options()
-		opts.Synchronous = true
-		return cuda.New(system, opts), p.watch.note, nil
-	}, programs...)
-	for i, p := range programs {
-		p.times = times[i]
-	}
-	return err
-}
-
-// timeSteps runs training programs on random tokens and notes how long each step
-// after the burn-in took, and where the time went. Several take turns, so that
-// what else the machine does troubles all alike.
-func (c *benchCmd) timeSteps(ctx context.Context, con *console, cfg *config.Config, open opener, programs ...*timed) error {
-	for _, p := range programs {
-		backend, trace, err := open(p)
-		if err != nil {
-			return err
-		}
-		if p.exec, err = runtime.New(p.prog, backend, runtime.Options{Trace: trace}); err != nil {
-			return err
-		}
-		defer p.exec.Close()
-		if err := p.exec.InitParams(p.prog, uint64(cfg.Train.Seed)); err != nil {
-			return err
-		}
-		p.feeds = randomBatch(cfg, p.prog)
-	}
-	bar := con.bar(c.BurnIn+c.Steps, "bench")
-	defer bar.clear()
-	late := len(programs) == 1 && programs[0].exec.Late()
-	for step := range c.BurnIn + c.Steps {
-		for _, p := range programs {
-			if step == c.BurnIn {
-				p.watch.start()
-			}
-			p.feeds["step"] = runtime.Ints(int32(step)) // every program has one: AdamW counts it
-			if step == 0 || !late {
-				p.ended = time.Now()
-			}
-			if err := p.exec.Begin(ctx, p.prog, p.feeds); err != nil {
-				return err
-			}
-			first := c.BurnIn // of those that are noted
-			if late {         // the host is a step ahead, as in training
-				first++
-			}
-			if late && step == 0 {
-				continue
-			}
-			if err := p.finish(ctx, step >= first); err != nil {
-				return err
-			}
-		}
-		bar.set(step + 1)
-	}
-	if late {
-		if err := programs[0].finish(ctx, true); err != nil {
-			return err
-		}
-	}
-	if c.Trace == "" {
-		return nil
-	}
-	p := programs[0]
-	p.watch.record()
-	p.feeds["step"] = runtime.Ints(int32(c.BurnIn + c.Steps))
-	_, err := p.exec.Step(ctx, p.prog, p.feeds)
-	return err
-}
-
-// finish waits for the first step that is not finished, and notes how long after the end of
-// the one before it ended, if asked.
-func (p *timed) finish(ctx context.Context, note bool) error {
-	_, err := p.exec.Finish(ctx)
-	start := p.ended
-	p.ended = time.Now()
-	if note {
-		p.times = append(p.times, p.ended.Sub(start))
-	}
-	return err
-}
-
-// randomBatch feeds a training step with tokens that mean nothing: the time of a
-// step does not depend on them.
-func randomBatch(cfg *config.Config, prog *codegen.Program) runtime.Feeds {
-	B, T := cfg.Batch.Global, cfg.Model.BlockSize
-	random := rand.New(rand.NewPCG(uint64(cfg.Train.Seed), 0))
-	ids, targets, positions := make([]int32, B*T), make([]int32, B*T), make([]int32, T)
-	for i := range ids {
-		ids[i], targets[i] = int32(random.IntN(cfg.Model.VocabSize)), int32(random.IntN(cfg.Model.VocabSize))
-	}
-	for i := range positions {
-		positions[i] = int32(i)
-	}
-	feeds := runtime.Feeds{
-		"ids": runtime.Ints(ids...), "targets": runtime.Ints(targets...), "positions": runtime.Ints(positions...),
-		"seed": runtime.Ints(int32(cfg.Train.Seed)), "step": runtime.Ints(0),
-		"lr": runtime.Floats(float32(cfg.Optimizer.LR(0))), "loss_weight": runtime.Floats(1 / float32(B*T)),
-	}
-	// A program without dropout has no seed.
-	read := map[string]bool{}
-	for _, v := range prog.Graph.Inputs() {
-		read[partition.BaseName(v.Name())] = true
-	}
-	maps.DeleteFunc(feeds, func(name string, _ runtime.Array) bool { return !read[name] })
-	return feeds
 }
 
 // summarize turns times into the result. work is that of each op in a step.

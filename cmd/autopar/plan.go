@@ -2,19 +2,19 @@ package main
 
 import (
 	"fmt"
-	"math"
 	"os"
 	goruntime "runtime"
-	"slices"
 	"strings"
 
 	"github.com/autopar/autopar/config"
 	"github.com/autopar/autopar/explain"
-	"github.com/autopar/autopar/ir"
 	"github.com/autopar/autopar/partition"
 	"github.com/autopar/autopar/planner"
 	"github.com/autopar/autopar/planner/cost"
 )
+
+// mostSamples is how many perturbed clusters or random plans may be asked for: they take minutes already.
+const mostSamples = 4096
 
 // planCmd searches a plan.
 type planCmd struct {
@@ -156,8 +156,8 @@ func (c *planCmd) Run(con *console) error {
 		return usagef("plan: --lp leaves any cut to a solver, which finds the fastest plan; want it without --robust and --policy megatron")
 	}
 	if c.Robust {
-		if c.Samples < 1 {
-			return usagef("plan: --samples is %d, must be at least 1", c.Samples)
+		if c.Samples < 1 || c.Samples > mostSamples {
+			return usagef("plan: --samples is %d, must be between 1 and %d", c.Samples, mostSamples)
 		}
 		find = func(cfg *config.Config, cluster *cost.Cluster, o planner.Options) (*planner.Document, error) {
 			return robust(cfg, cluster, o, c.Samples, c.Seed)
@@ -241,161 +241,4 @@ func search(cfg *config.Config, cluster *cost.Cluster, o planner.Options) (*plan
 		return nil, err
 	}
 	return planner.NewDocument(cfg, training, cluster, found), nil
-}
-
-// printPlan prints a plan, what it costs and what lost to it. It is a function
-// of the plan: how long the search took is not in it.
-func printPlan(con *console, doc *planner.Document) {
-	p, predicted := doc.Plan, doc.Predicted
-	con.heading("plan for %s on %s", explain.Count(p.RuntimeNGPUs, "rank"), doc.Cluster.Name)
-	about := [][]string{
-		{"mesh", fmt.Sprintf("%s of %s", explain.Count(p.Units(), "unit"), p.Degrees())},
-		{"micro-batch", fmt.Sprintf("%s, %d per step and data-parallel rank", explain.Count(p.MicroBatch, "sequence"), p.MicroBatches(doc.Config.Batch.Global, ir.Coord{}))},
-		{"schedule", p.ScheduleText()},
-		{"sharded", shardedText(p)},
-	}
-	if modules := p.Replicated(); len(modules) > 0 {
-		about = append(about, []string{"replicated", "the weights of " + strings.Join(modules, " and ") + " over tp"})
-	}
-	if modules := p.OnGrid(); len(modules) > 0 {
-		grid := fmt.Sprintf("the weights of %s, over %d rows and %d columns of tp", strings.Join(modules, " and "), p.Rows(), p.TP/p.Rows())
-		about = append(about, []string{"in two dims", grid})
-	}
-	if p.RankOrder != "" {
-		about = append(about, []string{"rank order", p.RankOrderText() + ", innermost first"})
-	}
-	if p.Overlap {
-		about = append(about, []string{"overlap", "gradients and sharded parameters travel beside the computation"})
-	}
-	if p.OverlapTP {
-		about = append(about, []string{"overlap of tp", "in the backward pass its ranks communicate beside products"})
-	}
-	if p.LossSlices > 1 {
-		about = append(about, []string{"loss", fmt.Sprintf("in %d slices of the sequences", p.LossSlices)})
-	}
-	if p.Offload.Moves() {
-		about = append(about, []string{"offloaded", map[partition.Offload]string{
-			partition.OffloadOptimizer: "optimizer state, to host memory",
-			partition.OffloadParams:    "optimizer state and parameters, to host memory",
-		}[p.Offload]})
-	}
-	if doc.Config.Train.Reproducible {
-		about = append(about, []string{"reproducible", explain.ReproducibleText(p)})
-	}
-	con.table(about)
-	rows := [][]string{{"STAGE", "BLOCKS", "RECOMPUTED", "PEAK MEMORY OF A RANK"}}
-	pools := len(doc.Cluster.Pools) > 0
-	if pools {
-		rows[0] = append(rows[0], "OF", "DEVICES")
-	}
-	for i := range p.PP() {
-		var blocks []string
-		var stages []partition.Stage
-		for s := i; s < len(p.Stages); s += p.PP() { // its chunks
-			blocks = append(blocks, blocksText(p.Stages[s]))
-			stages = append(stages, p.Stages[s])
-		}
-		peak := fmt.Sprintf("%s (%s bytes)", explain.Bytes(predicted.PeakBytes[i]), explain.Grouped(predicted.PeakBytes[i]))
-		if i < len(predicted.HostBytes) {
-			peak += fmt.Sprintf(" and %s (%s bytes) of the host", explain.Bytes(predicted.HostBytes[i]), explain.Grouped(predicted.HostBytes[i]))
-		}
-		row := []string{fmt.Sprint(i), strings.Join(blocks, ", "), explain.RecomputedText(stages...), peak}
-		if pools {
-			row = append(row, explain.Bytes(doc.Cluster.MemoryAt(p, i)), doc.Cluster.KindText(p, i))
-		}
-		rows = append(rows, row)
-	}
-	con.table(rows)
-	if con.verbose {
-		con.heading("placements, the first that matches; other parameters are whole on every rank")
-		rows = nil
-		for _, pl := range p.Placements {
-			rows = append(rows, []string{pl.Match, pl.Spec})
-		}
-		con.table(rows)
-	}
-	con.heading("predicted: %s per step, %s tokens/s, MFU %.2f %%",
-		explain.Seconds(predicted.StepSeconds), explain.Grouped(int64(predicted.TokensPerSecond)), 100*predicted.MFU)
-	rows = nil
-	for _, part := range parts(predicted.Breakdown) {
-		rows = append(rows, []string{part.name, explain.Seconds(part.seconds), fmt.Sprintf("%.1f %%", 100*part.seconds/predicted.StepSeconds)})
-	}
-	if beside := predicted.Breakdown.Overlapped; beside > 0 {
-		rows = append(rows, []string{"beside it, communication", explain.Seconds(beside), fmt.Sprintf("%.1f %%", 100*beside/predicted.StepSeconds)})
-	}
-	con.table(rows)
-	if doc.Search.Robust != nil {
-		printRobust(con, doc)
-	}
-	if len(doc.Search.Alternatives) == 0 {
-		return
-	}
-	con.heading("alternatives")
-	rows = [][]string{{"PLAN", "STEP", "SLOWER BY", "PEAK MEMORY", "BECAUSE"}}
-	for _, a := range doc.Search.Alternatives {
-		slower := a.Predicted.StepSeconds - predicted.StepSeconds
-		rows = append(rows, []string{
-			explain.PlanText(a.Plan), explain.Seconds(a.Predicted.StepSeconds), fmt.Sprintf("%s (%.1f %%)", explain.Seconds(slower), 100*slower/predicted.StepSeconds),
-			explain.Bytes(slices.Max(a.Predicted.PeakBytes)), differences(predicted.Breakdown, a.Predicted.Breakdown),
-		})
-	}
-	con.table(rows)
-}
-
-// part is a share of a step.
-type part struct {
-	name    string
-	seconds float64
-}
-
-func parts(b planner.PredictedBreakdown) []part {
-	return []part{
-		{"compute", b.Compute}, {"exposed communication", b.Communication}, {"optimizer", b.Optimizer}, {"bubble", b.Bubble},
-	}
-}
-
-// differences says in which parts b differs from a.
-func differences(a, b planner.PredictedBreakdown) string {
-	var words []string
-	before := parts(a)
-	for i, now := range parts(b) {
-		d := now.seconds - before[i].seconds
-		switch {
-		case math.Abs(d) < 1e-12: // not a picosecond
-		case d > 0:
-			words = append(words, now.name+" +"+explain.Seconds(d))
-		default:
-			words = append(words, now.name+" "+explain.Seconds(d))
-		}
-	}
-	return strings.Join(words, ", ")
-}
-
-// shardedText says what is sharded beyond the placements: over data-parallel
-// ranks by ZeRO, and over tensor-parallel ones by the residual stream.
-func shardedText(p *partition.Plan) string {
-	text := [...]string{
-		"nothing", "optimizer state", "optimizer state and gradients", "optimizer state, gradients and parameters",
-	}[p.ZeRO] + " over dp"
-	if p.Replicas() > p.ShardGroup() {
-		text += " and tp"
-	}
-	text += fmt.Sprintf(" (ZeRO %d)", p.ZeRO)
-	if p.Copies() > 1 {
-		text += fmt.Sprintf(", in %d groups of %d ranks", p.Copies(), p.ShardGroup())
-	}
-	if p.SequenceParallel {
-		text += "; the sequence between blocks over tp"
-	}
-	if p.BatchParallel {
-		text += "; the batch between blocks over tp"
-	}
-	return text
-}
-
-func blocksText(s partition.Stage) string {
-	if s.Last-s.First == 1 {
-		return fmt.Sprint(s.First)
-	}
-	return fmt.Sprintf("%d to %d", s.First, s.Last-1)
 }

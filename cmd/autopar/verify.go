@@ -65,8 +65,8 @@ type checkedProgram struct {
 
 // Run proves both programs, and runs the training program if asked to.
 func (c *verifyCmd) Run(con *console) error {
-	if c.Samples < 0 {
-		return usagef("verify: --samples is %d, must not be negative", c.Samples)
+	if c.Samples < 0 || c.Samples > mostSamples {
+		return usagef("verify: --samples is %d, must be between 0 and %d", c.Samples, mostSamples)
 	}
 	doc, err := c.loadPlan()
 	if err != nil {

@@ -39,9 +39,6 @@ type Attribute int32
 // The attributes that are asked for.
 const (
 	SharedPerBlockMax Attribute = 97 // bytes of shared memory a block can have when its function is told
-	ClockKHz          Attribute = 13
-	MemoryClockKHz    Attribute = 36
-	BusWidth          Attribute = 37 // bits
 	Multiprocessors   Attribute = 16
 	CapabilityMajor   Attribute = 75
 	CapabilityMinor   Attribute = 76
@@ -54,9 +51,8 @@ type FunctionAttribute int32
 // The function attributes that are used. SharedMax is set before a launch with more than
 // 48 KB of dynamic shared memory.
 const (
-	LocalBytes FunctionAttribute = 3 // of a thread: spills
-	Registers  FunctionAttribute = 4
-	SharedMax  FunctionAttribute = 8
+	Registers FunctionAttribute = 4
+	SharedMax FunctionAttribute = 8
 )
 
 // Dims are the numbers of blocks or threads in each dimension.

@@ -56,10 +56,7 @@ func folders(env func(string) string) []string {
 		}
 	}
 	list = append(list, "/usr/local/cuda/lib64", "/usr/local/cuda/targets/*/lib", "/usr/local/cuda-1[23]*/lib64", "/opt/cuda/lib64")
-	var packages []string
-	for _, root := range filepath.SplitList(env("PYTHONPATH")) {
-		packages = append(packages, root)
-	}
+	packages := filepath.SplitList(env("PYTHONPATH"))
 	for _, root := range []string{env("VIRTUAL_ENV"), env("CONDA_PREFIX"), home(env, ".local"), home(env, ".pyenv/versions/*"), "/opt/conda", "/opt/venv", "/usr/local", "/usr"} {
 		if root != "" {
 			packages = append(packages, filepath.Join(root, "lib/python3*/site-packages"), filepath.Join(root, "lib/python3*/dist-packages"))

@@ -9,9 +9,9 @@ import (
 // Fixed point, as package ir has it: every sequence's term is summed in f32 and then added as an integer. A sum that does
 // not fit becomes NaN where a number is made of it.
 
-// AddAsFixed returns the launch that adds elems terms in f32 to a fixed-point sum of so many fraction bits, or sets the sum
+// addAsFixed returns the launch that adds elems terms in f32 to a fixed-point sum of so many fraction bits, or sets the sum
 // to them: what a matmul with fixed-point result does with the product of each sequence.
-func AddAsFixed(sum, term uint64, elems int64, frac int, add bool) Launch {
+func addAsFixed(sum, term uint64, elems int64, frac int, add bool) Launch {
 	accum := int32(0)
 	if add {
 		accum = 1
@@ -33,7 +33,7 @@ func Void(flag, x uint64, elems int64) Launch {
 // asFixed adds the term of sequence s to result i.
 func (l *list) asFixed(i int, term address, s int) {
 	if n := l.Results[i].Slab.Elems(); n > 0 {
-		l.out = append(l.out, AddAsFixed(uint64(l.result(i)), uint64(term), n, ir.Frac(l.Node.Attr), s > 0 || l.Accum[i]))
+		l.out = append(l.out, addAsFixed(uint64(l.result(i)), uint64(term), n, ir.Frac(l.Node.Attr), s > 0 || l.Accum[i]))
 	}
 }
 

@@ -45,12 +45,12 @@ const (
 	RoPE    = "rope"
 )
 
-// MaxVocabSize is beyond any vocabulary there is; a larger one is a mistake.
-const MaxVocabSize = 1 << 24
+// maxVocabSize is beyond any vocabulary there is; a larger one is a mistake.
+const maxVocabSize = 1 << 24
 
-// MaxLayers is ten times the depth of the deepest Transformer there is (DeepNet, Wang et al. 2022: 1,000 layers). A graph
+// maxLayers is ten times the depth of the deepest Transformer there is (DeepNet, Wang et al. 2022: 1,000 layers). A graph
 // has some hundred nodes a layer: a number mistyped by three digits would take all memory before anything is said.
-const MaxLayers = 10_000
+const maxLayers = 10_000
 
 // ConfigError is a model key whose value cannot be used. Key is the yaml name without its section.
 type ConfigError struct {
@@ -207,8 +207,8 @@ func (c Config) Validate() error {
 			return refuse(size.key, "is %d, must be at least %d", size.value, size.least)
 		}
 	}
-	if c.NLayer > MaxLayers {
-		return refuse("n_layer", "is %d, must be at most %d", c.NLayer, MaxLayers)
+	if c.NLayer > maxLayers {
+		return refuse("n_layer", "is %d, must be at most %d", c.NLayer, maxLayers)
 	}
 	if c.NEmbd%c.NHead != 0 {
 		return refuse("n_embd", "%d does not divide by n_head %d", c.NEmbd, c.NHead)
@@ -226,8 +226,8 @@ func (c Config) Validate() error {
 	if !(c.RopeTheta >= 0) || math.IsInf(c.RopeTheta, 1) {
 		return refuse("rope_theta", "is %v, must be positive, or 0 for 10000", c.RopeTheta)
 	}
-	if c.VocabSize > MaxVocabSize {
-		return refuse("vocab_size", "is %d, must be at most %d", c.VocabSize, MaxVocabSize)
+	if c.VocabSize > maxVocabSize {
+		return refuse("vocab_size", "is %d, must be at most %d", c.VocabSize, maxVocabSize)
 	}
 	if !(c.Dropout >= 0 && c.Dropout < 1) {
 		return refuse("dropout", "is %v, must be in [0, 1)", c.Dropout)

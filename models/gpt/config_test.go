@@ -68,6 +68,6 @@ func TestValidateNamesKeyAndNumbers(t *testing.T) {
 		})
 	}
 	c := DefaultConfig()
-	c.VocabSize, c.NKVHead = MaxVocabSize, c.NHead
+	c.VocabSize, c.NKVHead = maxVocabSize, c.NHead
 	require.NoError(t, c.Validate(), "the limits themselves are legal")
 }

@@ -2,9 +2,11 @@
 // the hardware as YAML, and pure functions from shapes to integer picoseconds.
 //
 // Integers make sums exact and independent of their order, so that two plans tie
-// or do not tie on every machine alike. The formulas stand beside the functions;
-// their sources are PLANNING.md sections 2.5 and 2.8 (collectives after Thakur et
-// al. 2005, kernels by the roofline with a saturating matmul efficiency).
+// or do not tie on every machine alike. The formulas stand beside the functions:
+// collectives after Thakur et al. 2005 ([Model.Collective]), kernels by the roofline with
+// an efficiency of products that saturates ([NewProgram] prices instructions).
+//
+// Begin reading at time.go; what a cluster file may say is in cluster.go.
 package cost
 
 import (

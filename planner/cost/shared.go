@@ -34,8 +34,8 @@ func (m *Model) meeting(n float64) float64 {
 	return m.rungs[0].latency + m.turn*max(0, n/float64(m.cluster.Device.Cores)-1)
 }
 
-// share takes the figures that only a shared machine has, for so many ranks.
-func (m *Model) share(c *Cluster, ranks int) {
+// share takes the figures that only a shared machine has.
+func (m *Model) share(c *Cluster) {
 	m.onePass, m.turn = c.Collectives == OnePass, c.Device.Turn
 	if cores := float64(c.Device.Cores); m.cache.Remote > 0 {
 		m.apart = max(1, m.crowd) * (1 - 1/cores) / m.cache.Remote

@@ -113,7 +113,7 @@ func NewModel(c *Cluster, ranks int) *Model {
 		}
 	}
 	if c.Device.Shared {
-		m.share(c, ranks)
+		m.share(c)
 		m.cache.Memory /= int64(ranks)
 		m.cache.Bandwidth /= float64(ranks)
 		m.host.Bandwidth /= float64(ranks)

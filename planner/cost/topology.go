@@ -266,10 +266,10 @@ func multiple(a, b int) int {
 // part. It goes level by level, rings inside and between units: a device carries
 // the share of its unit that the levels inside leave it, through its own port or
 // its part of those of the unit, as all of the job send at the same time
-// (PLANNING.md 2.5; Thakur et al. 2005).
+// (Thakur et al. 2005).
 //
 // Hops take their latency: around the ring that joins all ranks, or of an all_reduce
-// up a tree of nodes and down again (PLANNING.md 2.5), whichever is shorter.
+// up a tree of nodes and down again (double binary trees: Sanders et al. 2009), whichever is shorter.
 func (m *Model) Collective(op ir.Op, bytes int64, g Group) Picoseconds {
 	return m.collective(op, bytes, 0, g, crossing{hops: 1, network: 1})
 }

@@ -30,9 +30,7 @@ func program(t *testing.T, schedule partition.Schedule) (*codegen.Program, *cost
 			{Match: `wte\.weight`, Spec: "[tp,_]"},
 		},
 	}
-	parts, err := partition.Apply(g, p, 7)
-	require.NoError(t, err)
-	prog, err := codegen.Generate(parts, p, 7, nil)
+	prog, err := codegen.Compile(g, p, 7, nil)
 	require.NoError(t, err)
 	cluster, err := cost.Load("a100-80g")
 	require.NoError(t, err)

@@ -201,7 +201,7 @@ func (d *Device) Close() error {
 		return err
 	}
 	b.cores.Close()
-	err = errors.Join(err, b.others.close(d.aborted()))
+	b.others.close(d.aborted())
 	for _, other := range b.devices {
 		for space := range other.memory {
 			if !d.aborted() {

@@ -52,10 +52,7 @@ func (l *link) send(kind byte, a, b int, parts ...[]byte) error {
 		buffers := append(net.Buffers{l.head[:]}, parts...)
 		_, err = buffers.WriteTo(l.conn)
 	}
-	if err != nil {
-		return fmt.Errorf("sending to rank %d: %w", l.rank, err)
-	}
-	return nil
+	return err
 }
 
 // end says that nothing more comes. After a failure nothing more is wanted either.
@@ -81,7 +78,7 @@ func (o *others) listen() {
 		o.readers.Go(func() {
 			err := o.read(l)
 			if !errors.Is(err, io.EOF) && !l.done.Load() {
-				o.Peers.Lost(l.rank, l.conn.RemoteAddr(), err)
+				_ = o.Peers.Lost(l.rank, l.conn.RemoteAddr(), err) // it is the job's
 			}
 			if l.done.Load() {
 				l.conn.Close()

@@ -42,9 +42,7 @@ func testMoved(t *testing.T, d ir.DType) {
 			{Match: `wpe\.weight`, Spec: "[_,tp]"},
 		},
 	}
-	parted, err := partition.Apply(g, plan, batch)
-	require.NoError(t, err)
-	prog, err := codegen.Generate(parted, plan, batch, nil)
+	prog, err := codegen.Compile(g, plan, batch, nil)
 	require.NoError(t, err)
 
 	b, err := New(Options{})

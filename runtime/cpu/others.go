@@ -241,7 +241,7 @@ func (o *others) give(leader int, c *runtime.Collective, position int) error {
 	for _, more := range c.More {
 		parts = append(parts, bytesOf(o.backend.operand(more, position)))
 	}
-	return o.links[leader].send(kindOperand, c.Group, position, parts...)
+	return o.deliver(leader, kindOperand, c.Group, position, parts...)
 }
 
 // take puts the operands of a member of another machine, which have come, in their places.
@@ -268,7 +268,16 @@ func (b *Backend) operand(c *runtime.Collective, position int) []float32 {
 
 // put sends a tensor to its place in the arena of another machine's rank.
 func (o *others) put(t *runtime.Transfer, src []float32) error {
-	return o.links[t.Peer].send(kindPut, t.Wire, int(t.Remote), bytesOf(src))
+	return o.deliver(t.Peer, kindPut, t.Wire, int(t.Remote), bytesOf(src))
+}
+
+// deliver sends what another process needs. It fails with the first failure of the job.
+func (o *others) deliver(rank int, kind byte, a, b int, parts ...[]byte) error {
+	l := o.links[rank]
+	if err := l.send(kind, a, b, parts...); err != nil {
+		return o.Peers.Lost(rank, l.conn.RemoteAddr(), err)
+	}
+	return nil
 }
 
 // ring wakes those of another process who wait for a count that has been reached.
@@ -292,9 +301,9 @@ func (o *others) await(rank int, c *counter, n int64) {
 
 // close ends the links. The memory goes when they have ended: a process that has not
 // come so far may still ring, but nobody has work in progress unless the run has failed.
-func (o *others) close(failed bool) error {
+func (o *others) close(failed bool) {
 	if o == nil {
-		return nil
+		return
 	}
 	for _, l := range o.links {
 		if l != nil {
@@ -307,7 +316,6 @@ func (o *others) close(failed bool) error {
 			_ = o.unmap() // it is of no consequence for a run that has ended
 		}()
 	}
-	return nil
 }
 
 func (o *others) unmap() error {

@@ -29,12 +29,11 @@ func (c *clock) join(o clock) {
 }
 
 // tick counts one more piece of work of a stream.
-func (c *clock) tick(stream int) int64 {
+func (c *clock) tick(stream int) {
 	for len(*c) <= stream {
 		*c = append(*c, 0)
 	}
 	(*c)[stream]++
-	return (*c)[stream]
 }
 
 func (c clock) copy() clock { return append(clock(nil), c...) }

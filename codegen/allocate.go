@@ -1,0 +1,171 @@
+package codegen
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+
+	"github.com/autopar/autopar/ir"
+	"github.com/autopar/autopar/partition"
+)
+
+// align keeps buffers on cache lines, and on the 64 bytes of the widest vectors.
+const align = 64
+
+func alignUp(n int64) int64 { return (n + align - 1) / align * align }
+
+// allocate gives every buffer its offset. Persistent buffers lie one after
+// another, parameters first; the others take the lowest gap between buffers
+// whose lives overlap theirs, the largest placed first (Pisarchyk and Lee 2020,
+// greedy by size).
+func (s *Stage) allocate(shared *Stage) {
+	used := s.used()
+	var persist, host []int
+	slot, inbox := make([][]int, len(s.Chunks)), make([][]int, len(s.Chunks))
+	var temp [ir.NumPhases][]int
+	for id := range s.Buffers {
+		buf := &s.Buffers[id]
+		switch {
+		case buf.Region == Host:
+			host = append(host, id)
+		case buf.Value.Def.Op == ir.OpParam:
+			persist = append(persist, id)
+		case buf.View || !used[id] && buf.Value.Def.Op.Class() != ir.Leaf:
+			// It lies in another buffer.
+		case buf.Region == Persist:
+			persist = append(persist, id)
+		case buf.Region == Slot:
+			slot[buf.Chunk] = append(slot[buf.Chunk], id)
+		case buf.Region == Inbox:
+			inbox[buf.Chunk] = append(inbox[buf.Chunk], id)
+		default:
+			temp[buf.Body] = append(temp[buf.Body], id)
+		}
+	}
+	for _, ids := range [][]int{persist, host} {
+		slices.SortStableFunc(ids, func(x, y int) int { return cmp.Compare(s.rank(x), s.rank(y)) })
+	}
+	if shared != nil {
+		s.Persist, s.Host = shared.Durable, shared.Host
+	}
+	for _, id := range host {
+		if buf := &s.Buffers[id]; !shared.share(buf) {
+			buf.Offset = s.Host
+			s.Host += alignUp(buf.Size)
+		}
+	}
+	for _, id := range persist {
+		buf := &s.Buffers[id]
+		if shared.share(buf) {
+			continue
+		}
+		buf.Offset = s.Persist
+		s.Persist += alignUp(buf.Size)
+		if s.rank(id) <= rankConst {
+			s.Durable = s.Persist
+		}
+	}
+	for i := range s.Chunks {
+		s.Chunks[i].Slot, s.Chunks[i].Inbox = pack(s.Buffers, slot[i]), pack(s.Buffers, inbox[i])
+	}
+	for _, ids := range temp {
+		s.Temp = max(s.Temp, pack(s.Buffers, ids))
+	}
+}
+
+// used says which buffers an instruction has to do with.
+func (s *Stage) used() []bool {
+	used := make([]bool, len(s.Buffers))
+	for _, body := range s.Bodies {
+		for i := range body.Instrs {
+			for _, id := range body.Instrs[i].Args {
+				used[id] = true
+			}
+			for _, id := range body.Instrs[i].Results {
+				used[id] = true
+			}
+		}
+	}
+	return used
+}
+
+// share places a parameter of another program where this one, whose arenas that shares, has
+// it, if it has it. There may be no such stage.
+func (s *Stage) share(buf *Buffer) bool {
+	if s == nil || buf.Value.Def.Op != ir.OpParam {
+		return false
+	}
+	at, ok := s.Params[partition.BaseName(buf.Value.Def.Name)]
+	if ok {
+		if s.Buffers[at].Region != buf.Region {
+			panic(fmt.Sprintf("BUG: %s is in the %s and in the %s region of programs that share it", buf.Value.Name(), s.Buffers[at].Region, buf.Region))
+		}
+		buf.Offset = s.Buffers[at].Offset
+	}
+	return ok
+}
+
+// The order of persistent buffers: what must survive between steps comes first.
+const (
+	rankWeight = iota
+	rankState
+	rankConst
+	rankStep // step inputs, accumulators, outputs
+)
+
+func (s *Stage) rank(id int) int { return rankOf(s.Buffers[id].Value.Def) }
+
+func rankOf(n *ir.Node) int {
+	attr, _ := n.Attr.(ir.ParamAttr)
+	switch {
+	case n.Op == ir.OpParam && !attr.State:
+		return rankWeight
+	case n.Op == ir.OpParam:
+		return rankState
+	case n.Op == ir.OpConst:
+		return rankConst
+	}
+	return rankStep
+}
+
+// pack assigns offsets to buffers with lifetimes, given in ascending order, and
+// returns the space they take.
+func pack(buffers []Buffer, ids []int) int64 {
+	order := slices.Clone(ids)
+	slices.SortFunc(order, func(x, y int) int {
+		return cmp.Or(cmp.Compare(buffers[y].Size, buffers[x].Size), cmp.Compare(x, y))
+	})
+	type space struct {
+		at, end  int64
+		from, to int
+	}
+	var placed []space // by offset
+	var total int64
+	for _, id := range order {
+		buf := &buffers[id]
+		size := alignUp(buf.Size)
+		var at int64
+		for i := range placed {
+			other := &placed[i]
+			if other.to < buf.From || buf.To < other.from {
+				continue
+			}
+			if other.at >= at+size {
+				break
+			}
+			at = max(at, other.end)
+		}
+		buf.Offset = at
+		total = max(total, at+size)
+		i, _ := slices.BinarySearchFunc(placed, at, func(o space, off int64) int { return cmp.Compare(o.at, off) })
+		placed = slices.Insert(placed, i, space{at, at + size, buf.From, buf.To})
+	}
+	return total
+}
+
+func (b Buffer) String() string {
+	if b.View {
+		return fmt.Sprintf("%s view of b%d %d bytes live %d..%d %s", b.Region, b.Of, b.Size, b.From, b.To, b.Value.Name())
+	}
+	return fmt.Sprintf("%s+%d %d bytes live %d..%d %s", b.Region, b.Offset, b.Size, b.From, b.To, b.Value.Name())
+}

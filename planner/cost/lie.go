@@ -1,0 +1,229 @@
+package cost
+
+import (
+	"math"
+	"math/bits"
+	"slices"
+
+	"github.com/autopar/autopar/ir"
+	"github.com/autopar/autopar/partition"
+)
+
+// lie is how the ranks of a plan lie on the pools of a cluster; nil with one kind, where
+// rank r is device r.
+//
+// Devices have addresses, in which the units of every level of the network are equally
+// large in all pools, so that groups and routes are found as with one kind. Between
+// them there are gaps where a pool has fewer devices a node than another, or no racks.
+type lie struct {
+	plan    *partition.Plan
+	pools   []placed // in the order of the ranks
+	slots   []int    // by level, the addresses of a unit
+	kinds   []Kinds  // by position
+	models  []*Model // by pool of the cluster
+	rungs   [][]rung // by pool of the cluster, as many as there are slots
+	between rung     // the level around them
+	mixed   map[Kinds]*Model
+	classes []int // by position; nil until asked for
+}
+
+// placed is a pool with the ranks that lie on it.
+type placed struct {
+	first, devices int
+	base           int   // its first address
+	sizes          []int // by level, the devices of a unit
+}
+
+// newLie places the ranks of a plan.
+func newLie(c *Cluster, p *partition.Plan) *lie {
+	if len(c.Pools) == 0 {
+		return nil
+	}
+	if err := c.Holds(p); err != nil {
+		panic("BUG: " + err.Error())
+	}
+	l := &lie{plan: p, mixed: map[Kinds]*Model{}}
+	levels := 0
+	for _, pool := range c.Pools {
+		m := NewModel(pool.Cluster, p.RuntimeNGPUs)
+		l.models = append(l.models, m)
+		levels = max(levels, len(m.rungs))
+	}
+	sizes := make([][]int, len(c.Pools))
+	l.slots = slices.Repeat([]int{1}, levels)
+	for i, pool := range c.Pools {
+		// The outermost level is that of the pool; between it and the others there may
+		// be levels that this pool does not have.
+		rungs := l.models[i].rungs
+		own := make([]rung, levels)
+		copy(own, rungs[:len(rungs)-1])
+		own[levels-1] = rungs[len(rungs)-1]
+		l.rungs = append(l.rungs, own)
+		inside := 1
+		for level := range own {
+			size := inside
+			switch {
+			case level == levels-1:
+				size = max(pool.Devices, inside)
+			case level < len(rungs)-1:
+				size = own[level].devices
+			}
+			sizes[i] = append(sizes[i], size)
+			l.slots[level] = max(l.slots[level], (size+inside-1)/inside)
+			inside = size
+		}
+	}
+	for level := 1; level < levels; level++ { // from units inside to addresses
+		l.slots[level] *= l.slots[level-1]
+	}
+	order := p.PoolOrder
+	first := 0
+	for i := range c.Pools {
+		pool := i
+		if len(order) > 0 {
+			pool = order[i]
+		}
+		l.pools = append(l.pools, placed{first, c.Pools[pool].Devices, pool * l.slots[levels-1], sizes[pool]})
+		first += c.Pools[pool].Devices
+	}
+	share := c.Software.Network
+	if share == 0 {
+		share = 1
+	}
+	l.between = rung{bandwidth: c.Between.Bandwidth * c.Between.Efficiency * share, latency: c.Between.Latency, ports: math.Inf(1)}
+	for at := range p.PP() {
+		l.kinds = append(l.kinds, c.KindsAt(p, at))
+	}
+	return l
+}
+
+// address returns where a rank lies.
+func (l *lie) address(rank int) int {
+	if l == nil {
+		return rank
+	}
+	at := 0
+	for at+1 < len(l.pools) && rank >= l.pools[at+1].first {
+		at++
+	}
+	p := &l.pools[at]
+	device, address := rank-p.first, p.base
+	for level := len(p.sizes) - 1; level > 0; level-- {
+		address += device / p.sizes[level-1] * l.slots[level-1]
+		device %= p.sizes[level-1]
+	}
+	return address + device
+}
+
+// period is after how many ranks the network looks the same again; on pools it does not.
+func (l *lie) period(rungs []rung) int {
+	if l == nil {
+		return period(rungs)
+	}
+	return l.plan.RuntimeNGPUs
+}
+
+// model returns the prices of ranks that lie on some pools.
+func (l *lie) model(kinds Kinds) *Model {
+	if m := l.mixed[kinds]; m != nil {
+		return m
+	}
+	var of []*Model
+	var pools []int
+	for i, m := range l.models {
+		if kinds.has(i) {
+			of, pools = append(of, m), append(pools, i)
+		}
+	}
+	m := *of[0]
+	m.rungs, m.together = nil, nil
+	if bits.OnesCount8(uint8(kinds)) > 1 {
+		m.kinds = of
+	}
+	for _, k := range of[1:] {
+		m.launch, m.memory = max(m.launch, k.launch), min(m.memory, k.memory)
+		m.host.Bandwidth, m.host.Latency = min(m.host.Bandwidth, k.host.Bandwidth), max(m.host.Latency, k.host.Latency)
+	}
+	add := func(r rung, level int) {
+		if r.inside = 1; level > 0 {
+			r.inside = l.slots[level-1]
+		}
+		r.devices = math.MaxInt
+		if level < len(l.slots) {
+			r.devices = l.slots[level]
+		}
+		together := math.Inf(1)
+		for _, k := range r.kinds {
+			r.latency = max(r.latency, k.latency)
+			together = min(together, k.rate(min(l.plan.RuntimeNGPUs, k.inside)))
+		}
+		m.rungs, m.together = append(m.rungs, r), append(m.together, together)
+	}
+	for level := range l.slots {
+		r := rung{kinds: []rung{}}
+		for _, pool := range pools {
+			if own := l.rungs[pool][level]; own.bandwidth > 0 {
+				r.kinds = append(r.kinds, own)
+			}
+		}
+		add(r, level)
+	}
+	between := l.between
+	between.inside = l.pools[0].devices
+	add(rung{kinds: []rung{between}}, len(l.slots))
+	l.mixed[kinds] = &m
+	return &m
+}
+
+// Kinds returns the pools that a stage lies on, 0 where the cluster has one kind.
+func (m *Program) Kinds(stage int) Kinds {
+	if m.on == nil {
+		return 0
+	}
+	position, _ := m.plan.Position(stage)
+	return m.on.kinds[position]
+}
+
+// OnKinds returns the same prices, of groups as they are, on some pools.
+func (m *Program) OnKinds(kinds Kinds) *Program {
+	if m.on == nil {
+		return m
+	}
+	on := *m
+	on.Model = m.on.model(kinds)
+	return &on
+}
+
+// classes numbers the positions by what they are: those on the same kinds, with the same
+// groups over every axis and the same routes to their neighbours have one number.
+func (m *Program) classes() []int {
+	if m.on.classes != nil {
+		return m.on.classes
+	}
+	type class struct {
+		kinds          Kinds
+		groups         [ir.MaxAxes]Group
+		next, previous Route
+	}
+	known := map[class]int{}
+	positions := m.plan.PP()
+	for at := range positions {
+		c := class{kinds: m.on.kinds[at]}
+		for axis := range m.mesh.Axes {
+			c.groups[axis] = m.groupOf(at, axis)
+		}
+		if at+1 < positions {
+			c.next = m.route(at, at+1)
+		}
+		if at > 0 {
+			c.previous = m.route(at, at-1)
+		}
+		n, met := known[c]
+		if !met {
+			n = len(known)
+			known[c] = n
+		}
+		m.on.classes = append(m.on.classes, n)
+	}
+	return m.on.classes
+}

@@ -1,0 +1,183 @@
+package runtime
+
+import (
+	"encoding/binary"
+	"fmt"
+	"math"
+
+	"github.com/autopar/autopar/codegen"
+	"github.com/autopar/autopar/ir"
+	"github.com/autopar/autopar/partition"
+)
+
+// prepare feeds what is fed once a step.
+func (l *loader) prepare(s *codegen.Schedule, stage *codegen.Stage, t codegen.Task) []action {
+	var actions []action
+	for _, id := range stage.Consts {
+		v := stage.Buffers[id].Value
+		x := v.Def.Attr.(ir.ConstAttr).Value
+		bits := math.Float32bits(float32(x))
+		if v.Type.DType == ir.I32 {
+			bits = uint32(int32(x))
+		}
+		word := binary.NativeEndian.AppendUint32(nil, bits)
+		actions = append(actions, action{node: v.Def, feed: &input{data: word}, to: 4, offset: stage.Offset(id, 0)})
+	}
+	for _, id := range stage.StepInputs {
+		v := stage.Buffers[id].Value
+		actions = append(actions, l.feed(v, l.program.src.Slab(v, l.program.src.At(s, t)), stage.Offset(id, 0)))
+	}
+	return actions
+}
+
+// feed copies the rows of an input that a rank needs to its buffer.
+func (l *loader) feed(v *ir.Value, slab ir.Slab, offset int64) action {
+	name := partition.BaseName(v.Def.Name)
+	in, ok := l.program.byName[name]
+	if !ok {
+		in = &input{name: name, typ: v.Type}
+		l.program.byName[name] = in
+		l.program.inputs = append(l.program.inputs, in)
+	}
+	a := action{node: v.Def, feed: in, to: slab.Elems() * v.Type.DType.Size(), offset: offset}
+	if len(slab.Local) > 0 {
+		row := v.Type.Bytes() / int64(slab.Global[0])
+		a.from = int64(slab.Offset[0]) * row
+		a.to += a.from
+	}
+	return a
+}
+
+func (l *loader) action(s *codegen.Schedule, stage *codegen.Stage, t codegen.Task, in *codegen.Instr) (action, error) {
+	prog, n := l.program.src, in.Node
+	a := action{node: n, bytes: prog.CommBytes(s, n, t)}
+	switch {
+	case n.Op == ir.OpInput:
+		v := n.Results[0]
+		slab := prog.Slab(v, prog.At(s, t))
+		for d := 1; d < len(slab.Local); d++ {
+			if slab.Local[d] != slab.Global[d] {
+				return a, fmt.Errorf("input is cut in dimension %d; only the batch can be", d)
+			}
+		}
+		return l.feed(v, slab, stage.Offset(in.Results[0], t.MicroBatch)), nil
+	case n.Op == ir.OpSend || n.Op == ir.OpRecv:
+		return a, l.transfer(&a, s, stage, t, in)
+	case codegen.Collective(n.Op):
+		l.collective(&a, s, stage, t, in)
+		return a, nil
+	}
+	k := &Kernel{Node: n, Accum: make([]bool, len(in.Results))}
+	for i, v := range n.Args {
+		k.Args = append(k.Args, l.tensor(s, stage, t, v, in.Args[i]))
+	}
+	for i, v := range n.Results {
+		k.Results = append(k.Results, l.tensor(s, stage, t, v, in.Results[i]))
+		k.Accum[i] = in.Accum[i] == codegen.Always || in.Accum[i] == codegen.AfterFirst && t.MicroBatch > 0
+	}
+	if _, ok := n.Attr.(ir.CommAttr); ok {
+		_, k.Position = prog.Group(s, n)
+	}
+	if r := l.exec.local(s.Rank); r == nil {
+		return a, nil
+	} else if c, ok := r.device.(Checker); ok {
+		if err := c.Check(k); err != nil {
+			return a, err
+		}
+	}
+	a.kernel = k
+	return a, nil
+}
+
+func (l *loader) tensor(s *codegen.Schedule, stage *codegen.Stage, t codegen.Task, v *ir.Value, buffer int) Tensor {
+	prog := l.program.src
+	return Tensor{Space: spaceOf(stage, buffer), Offset: prog.Offset(s, t, buffer), DType: v.Type.DType, Slab: prog.Slab(v, prog.At(s, t))}
+}
+
+// spaceOf returns the space of a buffer.
+func spaceOf(stage *codegen.Stage, buffer int) Space {
+	if stage.Buffers[buffer].Region == codegen.Host {
+		return OnHost
+	}
+	return OnDevice
+}
+
+func (l *loader) collective(a *action, s *codegen.Schedule, stage *codegen.Stage, t codegen.Task, in *codegen.Instr) {
+	prog, n := l.program.src, in.Node
+	ranks, position := prog.Group(s, n)
+	key := meeting{n, t.MicroBatch, ranks[0]}
+	if in.Last {
+		key.microBatch = 0 // the last of some members comes before that of others
+	}
+	members, ok := l.members[key]
+	if !ok {
+		for _, r := range ranks {
+			other := &prog.Schedules[r]
+			members = append(members, Member{
+				Rank: r,
+				In:   l.tensor(other, stage, t, n.Args[0], in.Args[0]),
+				Out:  l.tensor(other, stage, t, n.Results[0], in.Results[0]),
+			})
+		}
+		l.members[key] = members
+	}
+	stream := Compute
+	switch {
+	case in.Async:
+		stream = Communication
+	case in.Beside > 0:
+		stream = Exchange
+	}
+	name := fmt.Sprint(stream, ranks)
+	group, ok := l.exec.groups[name]
+	if !ok {
+		group = len(l.exec.groups)
+		l.exec.groups[name] = group
+	}
+	a.collective = &Collective{Node: n, Attr: n.Attr.(ir.CommAttr), Group: group, Members: members, Position: position, Stream: stream}
+}
+
+// transfer builds one end of a transfer. A sender writes into the buffer of the
+// receiver's slot, so it waits until the micro-batch that had the slot before
+// has left it.
+func (l *loader) transfer(a *action, s *codegen.Schedule, stage *codegen.Stage, t codegen.Task, in *codegen.Instr) error {
+	prog, n := l.program.src, in.Node
+	peer := &prog.Schedules[prog.Peer(s, n)]
+	a.transfer = &Transfer{Node: n, Peer: peer.Rank}
+	if n.Op == ir.OpRecv {
+		a.transfer.Wire = l.wire(wire{n.Args[0].Def, peer.Rank, s.Rank})
+		a.transfer.Local = l.tensor(s, stage, t, n.Results[0], in.Results[0])
+		if l.exec.meets && l.exec.local(s.Rank) != nil {
+			l.messages[message{wire{n.Args[0].Def, peer.Rank, s.Rank}, t.MicroBatch}] = a.transfer
+		}
+		return nil
+	}
+	a.transfer.Wire = l.wire(wire{n, s.Rank, peer.Rank})
+	a.transfer.Local = l.tensor(s, stage, t, n.Args[0], in.Args[0])
+
+	to := prog.Stages[peer.Stage]
+	buffer, chunk := -1, 0
+	for _, other := range to.Bodies[t.Phase].Instrs {
+		if other.Node.Op == ir.OpRecv && other.Node.Args[0] == n.Results[0] {
+			buffer, chunk = other.Results[0], other.Chunk
+		}
+	}
+	if buffer < 0 || find(peer, codegen.Task{Phase: t.Phase, Chunk: chunk, MicroBatch: t.MicroBatch}) < 0 {
+		return fmt.Errorf("rank %d does not receive it in %s", peer.Rank, t)
+	}
+	a.transfer.Remote = to.Offset(buffer, t.MicroBatch)
+	if _, room := to.RoomFor(n); room > 0 && t.MicroBatch >= room {
+		a.after = l.event(peer, find(peer, codegen.Task{Phase: l.last, Chunk: chunk, MicroBatch: t.MicroBatch - room}))
+	}
+	return nil
+}
+
+func (l *loader) wire(w wire) int {
+	id, ok := l.wires[w]
+	if !ok {
+		id = l.exec.wires
+		l.exec.wires++
+		l.wires[w] = id
+	}
+	return id
+}

@@ -1,0 +1,219 @@
+package backendtest
+
+import (
+	"github.com/autopar/autopar/ir"
+)
+
+// sample is one use of an op at odd sizes.
+type sample struct {
+	op   ir.Op
+	attr ir.Attr
+	args []ir.Type
+	// positive lists operands (by bit) that must be greater than zero.
+	positive uint32
+	zero     uint32 // lists operands (by bit) that are zero
+	// low and high bound integer operands: low <= x < high.
+	low, high int32
+	// loose allows for operands of products being rounded: errors of so many parts of the largest
+	// element of a result.
+	loose float64
+}
+
+func f32(shape ...int) ir.Type { return ir.Type{DType: ir.F32, Shape: shape} }
+
+func i32(shape ...int) ir.Type { return ir.Type{DType: ir.I32, Shape: shape} }
+
+// samples covers every compute op.
+func samples() []sample {
+	const (
+		B, T, NH, D = 3, 33, 5, 7
+		G           = 3 // grouped queries
+		C, V        = 35, 65
+	)
+	scalar, number := f32(), i32()
+	q64 := func(shape ...int) ir.Type { return ir.Type{DType: ir.Q64, Shape: shape} }
+	qkv, kv, heads, lse := f32(B, T, 3, NH, D), f32(B, T, 2, NH, D), f32(B, T, NH, D), f32(B, NH, T)
+	groupQKV, group, groupLSE := f32(B, T, G+2, NH, D), f32(B, T, G, NH, D), f32(B, G, NH, T)
+	rows, logits, targets := f32(B, T), f32(B, T, V), i32(B, T)
+	var s []sample
+	add := func(op ir.Op, attr ir.Attr, args ...ir.Type) *sample {
+		s = append(s, sample{op: op, attr: attr, args: args, high: 1 << 20})
+		return &s[len(s)-1]
+	}
+	add(ir.OpAdd, nil, f32(B, T, C), f32(B, T, C))
+	add(ir.OpAdd, nil, f32(B, T, 3, NH, D), f32(3, NH, D))
+	add(ir.OpAdd, nil, scalar, scalar)
+	add(ir.OpAddN, nil, f32(B, C))
+	add(ir.OpAddN, nil, f32(B, C), f32(B, C))
+	add(ir.OpAddN, nil, f32(B, C), f32(B, C), f32(B, C), f32(B, C))
+	add(ir.OpAddN, nil, q64(B, C), q64(B, C), q64(B, C))
+	add(ir.OpFromFixed, ir.FixedAttr{Frac: ir.GradientFrac}, q64(V, C))
+	add(ir.OpFixedSquares, nil, f32(B, T, C))
+	add(ir.OpFixedRoot, nil, q64(2)).positive = 1
+	add(ir.OpScale, nil, f32(B, T, C), scalar)
+	add(ir.OpSumTo, ir.SumToAttr{Keep: 1}, f32(B, T, C))
+	add(ir.OpSumTo, ir.SumToAttr{Keep: 2}, f32(B, T, C))
+	add(ir.OpSumTo, ir.SumToAttr{Keep: 0}, f32(B, C))
+	add(ir.OpSumTo, ir.SumToAttr{Keep: 1, Frac: ir.GradientFrac}, f32(B, T, C))
+	add(ir.OpSumTo, ir.SumToAttr{Keep: 2, Frac: ir.GradientFrac}, f32(B, T, C))
+	add(ir.OpSumTo, ir.SumToAttr{Keep: 0, Frac: ir.LossFrac}, f32(B, T))
+	add(ir.OpExpand, nil, f32(C), f32(B, T, C))
+	add(ir.OpExpand, nil, scalar, f32(B, T))
+	add(ir.OpSum, nil, f32(B, T, C))
+	add(ir.OpSumSquares, nil, f32(B, T, C))
+	add(ir.OpSqrt, nil, scalar).positive = 1
+	add(ir.OpClipScale, ir.ClipAttr{MaxNorm: 1}, scalar).positive = 1
+	add(ir.OpClipScale, ir.ClipAttr{MaxNorm: 100}, scalar).positive = 1
+	for _, to := range []ir.DType{ir.F32, ir.BF16, ir.F16} {
+		add(ir.OpCast, ir.CastAttr{To: to}, f32(B, T, C))
+	}
+
+	add(ir.OpMatMul, ir.MatMulAttr{Form: ir.MatMulNT, K: 1}, f32(B, T, C), f32(V, C))
+	add(ir.OpMatMul, ir.MatMulAttr{Form: ir.MatMulNT, K: 1}, f32(B, T, C), f32(3, NH, D, C))
+	add(ir.OpMatMul, ir.MatMulAttr{Form: ir.MatMulNT, K: 2}, heads, f32(C, NH, D))
+	add(ir.OpMatMul, ir.MatMulAttr{Form: ir.MatMulNN, K: 1}, f32(B, T, V), f32(V, C))
+	add(ir.OpMatMul, ir.MatMulAttr{Form: ir.MatMulNN, K: 3}, qkv, f32(3, NH, D, C))
+	add(ir.OpMatMul, ir.MatMulAttr{Form: ir.MatMulTN, K: 2}, f32(B, T, C), heads)
+	add(ir.OpMatMul, ir.MatMulAttr{Form: ir.MatMulTN, K: 1}, f32(T, 3), f32(T, C))
+	add(ir.OpMatMul, ir.MatMulAttr{Form: ir.MatMulTN, K: 2, Frac: ir.GradientFrac}, f32(B, T, C), heads)
+
+	add(ir.OpEmbedding, nil, f32(V, C), targets).high = V
+	add(ir.OpEmbeddingGrad, ir.EmbeddingGradAttr{Rows: V}, targets, f32(B, T, C)).high = V
+	add(ir.OpEmbeddingGrad, ir.EmbeddingGradAttr{Rows: V, Frac: ir.GradientFrac}, targets, f32(B, T, C)).high = V
+	for _, bias := range []bool{false, true} {
+		attr := ir.LayerNormAttr{Eps: 1e-5, Bias: bias}
+		args := []ir.Type{f32(B, T, C), f32(C), f32(C)}
+		if !bias {
+			args = args[:2]
+		}
+		add(ir.OpLayerNorm, attr, args...)
+		for _, attr.Frac = range []int{0, ir.GradientFrac} {
+			add(ir.OpLayerNormGrad, attr, f32(B, T, C), f32(B, T, C), f32(C), rows, rows).positive = 1 << 4
+		}
+	}
+	add(ir.OpRMSNorm, ir.RMSNormAttr{Eps: 1e-5}, f32(B, T, C), f32(C))
+	for _, frac := range []int{0, ir.GradientFrac} {
+		add(ir.OpRMSNormGrad, ir.RMSNormAttr{Eps: 1e-5, Frac: frac}, f32(B, T, C), f32(B, T, C), f32(C), rows).positive = 1 << 3
+	}
+	add(ir.OpSwiGLU, nil, f32(B, T, 2, C))
+	add(ir.OpSwiGLUGrad, nil, f32(B, T, 2, C), f32(B, T, C))
+	for _, inverse := range []bool{false, true} {
+		attr := ir.RoPEAttr{Theta: 10000, Inverse: inverse}
+		add(ir.OpRoPE, attr, f32(B, T, 3, NH, 2*D), i32(T)).high = 5000
+		add(ir.OpRoPE, attr, f32(B, 1, 3, NH, 2*D), i32(1)).high = 5000
+		add(ir.OpRoPE, attr, f32(B, T, G+2, NH, 2*D), i32(T)).high = 5000
+	}
+	for _, tanh := range []bool{false, true} {
+		add(ir.OpGELU, ir.GELUAttr{Tanh: tanh}, f32(B, T, C))
+		add(ir.OpGELUGrad, ir.GELUAttr{Tanh: tanh}, f32(B, T, C), f32(B, T, C))
+	}
+	for _, p := range []float64{0, 0.3} {
+		attr := ir.DropoutAttr{P: p, Key: "h.3.attn/dropout"}
+		add(ir.OpDropout, attr, f32(B, T, C), number, number)
+		add(ir.OpAttention, attr, qkv, number, number)
+		add(ir.OpAttentionGrad, attr, heads, qkv, heads, lse, number, number).positive = 1 << 3
+		add(ir.OpAttention, attr, groupQKV, number, number)
+		add(ir.OpAttentionGrad, attr, group, groupQKV, group, groupLSE, number, number).positive = 1 << 3
+		for _, parts := range []int{0, 2, 3, 5} {
+			attr.Fold, attr.Dim = parts, 1
+			add(ir.OpDropout, attr, f32(B, T, C), number, number)
+			attr.Dim = 0
+			add(ir.OpAttentionKV, attr, qkv, kv, number, number)
+			add(ir.OpAttentionKVGrad, attr, heads, qkv, kv, heads, lse, number, number).positive = 1 << 4
+			add(ir.OpAttentionKV, attr, groupQKV, kv, number, number)
+			add(ir.OpAttentionKVGrad, attr, group, groupQKV, kv, group, groupLSE, number, number).positive = 1 << 4
+		}
+	}
+	for part := range 3 {
+		rows := ir.RowsAttr{Part: part, Parts: 3}
+		add(ir.OpRows, rows, f32(B, 3*T, C))
+		add(ir.OpRows, rows, i32(B, 3*T))
+	}
+	add(ir.OpJoinRows, nil, f32(B, T, C), f32(B, T, C), f32(B, T, C))
+	add(ir.OpKeysValues, nil, qkv)
+	add(ir.OpJoinQKV, nil, heads, kv)
+	add(ir.OpKeysValues, nil, groupQKV)
+	add(ir.OpJoinQKV, nil, group, kv)
+	for _, roles := range []int{3, G + 2} {
+		decode := add(ir.OpAttentionDecode, nil, f32(B, 1, roles, NH, D), kv, number)
+		decode.low, decode.high = 17, 18
+	}
+
+	add(ir.OpRowMax, nil, logits)
+	add(ir.OpRowSumExp, nil, logits, rows)
+	pick := add(ir.OpRowPick, nil, logits, targets)
+	pick.low, pick.high = -1, V
+	loss := add(ir.OpNLL, nil, rows, rows, rows, targets)
+	loss.low, loss.high, loss.positive = -1, V, 1<<1
+	grad := add(ir.OpCrossEntropyGrad, nil, logits, rows, rows, targets, rows)
+	grad.low, grad.high, grad.positive = -1, V, 1<<2
+
+	adamw := add(ir.OpAdamW, ir.AdamWAttr{Beta1: 0.9, Beta2: 0.95, Eps: 1e-8, WeightDecay: 0.1},
+		f32(V, C), f32(V, C), f32(V, C), f32(V, C), scalar, scalar, number)
+	adamw.positive, adamw.high = 1<<2, 100
+	scaled := add(ir.OpAdamW, ir.AdamWAttr{Beta1: 0.9, Beta2: 0.95, Eps: 1e-8},
+		f32(V, C), f32(V, C), f32(V, C), f32(V, C), scalar, scalar, number, scalar)
+	scaled.positive, scaled.low, scaled.high = 1<<2|1<<4, 50, 100
+	skipped := add(ir.OpAdamW, ir.AdamWAttr{Beta1: 0.9, Beta2: 0.95, Eps: 1e-8},
+		f32(C), f32(C), f32(C), f32(C), scalar, scalar, number, scalar)
+	skipped.positive, skipped.low, skipped.high, skipped.zero = 1<<2, 50, 100, 1<<4
+	add(ir.OpLossScale, ir.LossScaleAttr{Growth: 2, Backoff: 0.5, Interval: 2000}, scalar, scalar, scalar, scalar).positive = 1
+	return append(s, longSamples()...)
+}
+
+// longSamples have rows of whole vectors, and more or longer rows than some hundred threads take at once.
+func longSamples() []sample {
+	const B, T, C, V, many = 2, 5, 264, 1103, 197
+	x, w, rows, logits, targets := f32(B, T, C), f32(C), f32(B, T), f32(B, T, V), i32(B, T)
+	return []sample{
+		{op: ir.OpAdd, args: []ir.Type{x, w}},
+		{op: ir.OpSum, args: []ir.Type{f32(B, many, 35)}},
+		{op: ir.OpSumSquares, args: []ir.Type{f32(B, many, 35)}},
+		{op: ir.OpFixedSquares, args: []ir.Type{f32(B, many, 35)}},
+		{op: ir.OpSumTo, attr: ir.SumToAttr{Keep: 1}, args: []ir.Type{f32(B, many, 5)}},
+		{op: ir.OpSumTo, attr: ir.SumToAttr{Keep: 1}, args: []ir.Type{x}},
+		{op: ir.OpLayerNorm, attr: ir.LayerNormAttr{Eps: 1e-5, Bias: true}, args: []ir.Type{x, w, w}},
+		{op: ir.OpLayerNormGrad, attr: ir.LayerNormAttr{Eps: 1e-5, Bias: true}, args: []ir.Type{x, x, w, rows, rows}, positive: 1 << 4},
+		{op: ir.OpRMSNorm, attr: ir.RMSNormAttr{Eps: 1e-5}, args: []ir.Type{x, w}},
+		{op: ir.OpRMSNormGrad, attr: ir.RMSNormAttr{Eps: 1e-5}, args: []ir.Type{x, x, w, rows}, positive: 1 << 3},
+		{op: ir.OpEmbedding, args: []ir.Type{f32(9, C), targets}, high: 9},
+		{op: ir.OpEmbeddingGrad, attr: ir.EmbeddingGradAttr{Rows: 19}, args: []ir.Type{i32(B, T), x}, high: 19},
+		{op: ir.OpEmbeddingGrad, attr: ir.EmbeddingGradAttr{Rows: 97}, args: []ir.Type{i32(B, many), f32(B, many, 3)}, high: 97},
+		{op: ir.OpSwiGLU, args: []ir.Type{f32(B, T, 2, C)}},
+		{op: ir.OpSwiGLUGrad, args: []ir.Type{f32(B, T, 2, C), x}},
+		{op: ir.OpRowMax, args: []ir.Type{logits}},
+		{op: ir.OpRowSumExp, args: []ir.Type{logits, rows}},
+		{op: ir.OpCrossEntropyGrad, args: []ir.Type{logits, rows, rows, targets, rows}, low: -1, high: V, positive: 1 << 2},
+	}
+}
+
+// wideHeads are samples of attention to more keys than a tile holds, with heads as tensor cores
+// take them, in types of two bytes.
+func wideHeads() (all []sample) {
+	const (
+		B, T, NH, G = 1, 133, 2, 2
+		low, high   = 0, 1000
+	)
+	for _, d := range []ir.DType{ir.BF16, ir.F16} {
+		for _, width := range []int{64, 128} {
+			if d == ir.F16 && width == 128 {
+				continue // as with the other type
+			}
+			typ := func(shape ...int) ir.Type { return ir.Type{DType: d, Shape: append(shape, NH, width)} }
+			qkv, group, kv, lse := typ(B, T, G+2), typ(B, T, G), typ(B, T, 2), f32(B, G, NH, T)
+			add := func(op ir.Op, attr ir.DropoutAttr, positive uint32, args ...ir.Type) {
+				args = append(args, i32(), i32())
+				all = append(all, sample{op: op, attr: attr, args: args, low: low, high: high, positive: positive, loose: 4 * epsilon(d)})
+			}
+			attr := ir.DropoutAttr{Key: "h.3.attn/dropout"}
+			add(ir.OpAttention, attr, 0, typ(B, T, 3))
+			attr.P = 0.3
+			add(ir.OpAttention, attr, 0, qkv)
+			add(ir.OpAttentionGrad, attr, 1<<3, group, qkv, group, lse)
+			attr.Fold = 3
+			add(ir.OpAttentionKV, attr, 0, qkv, kv)
+			add(ir.OpAttentionKVGrad, attr, 1<<4, group, qkv, kv, group, lse)
+		}
+	}
+	return all
+}

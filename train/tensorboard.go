@@ -1,0 +1,186 @@
+package train
+
+import (
+	"bufio"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"io"
+	"io/fs"
+	"maps"
+	"math"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+)
+
+// EventsFile is the name of the same metrics for TensorBoard, which reads every file of a directory that has tfevents in
+// its name: a scalar for every number of metrics.jsonl, its tag the key, its step the iteration.
+//
+// A file is a sequence of records, each of the length, its checksum, a message and its checksum
+// (tensorflow/core/lib/io/record_writer.h). The messages are protocol buffers (tensorflow/core/util/event.proto):
+//
+//	Event   {double wall_time = 1; int64 step = 2; string file_version = 3; Summary summary = 5}
+//	Summary {repeated Value {string tag = 1; float simple_value = 2} value = 1}
+const EventsFile = "events.out.tfevents.autopar"
+
+// Keys of fields: the number and how it is encoded.
+const (
+	fieldWallTime    = 1<<3 | 1 // 8 bytes
+	fieldStep        = 2<<3 | 0 // varint
+	fieldVersion     = 3<<3 | 2 // length and bytes, as messages
+	fieldSummary     = 5<<3 | 2
+	fieldValue       = 1<<3 | 2
+	fieldTag         = 1<<3 | 2
+	fieldSimpleValue = 2<<3 | 5 // 4 bytes
+)
+
+// eventLog appends to the events of a run.
+type eventLog struct{ f *os.File }
+
+// openEvents opens them as openMetrics does.
+func openEvents(dir string, from int) (*eventLog, error) {
+	path := filepath.Join(dir, EventsFile)
+	keep, err := eventsBefore(path, from)
+	if err != nil {
+		return nil, err
+	}
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY, 0o644)
+	if err != nil {
+		return nil, err
+	}
+	e := &eventLog{f}
+	if err := f.Truncate(keep); err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	if _, err := f.Seek(keep, io.SeekStart); err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	if keep > 0 {
+		return e, nil
+	}
+	const version = "brain.Event:2"
+	if err := e.event(time.Now(), 0, append([]byte{fieldVersion, byte(len(version))}, version...)); err != nil {
+		return nil, errors.Join(err, f.Close())
+	}
+	return e, nil
+}
+
+// eventsBefore returns how many bytes of the file are whole events before iteration from.
+func eventsBefore(path string, from int) (int64, error) {
+	f, err := os.Open(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return 0, nil
+	}
+	if err != nil {
+		return 0, err
+	}
+	defer f.Close()
+	keep := int64(0)
+	for r := bufio.NewReader(f); ; {
+		event, err := readRecord(r)
+		if errors.Is(err, errNoRecord) {
+			return keep, nil // what is not whole was being written
+		}
+		if err != nil {
+			return 0, err
+		}
+		if step, ok := stepOf(event); !ok || step >= int64(from) && keep > 0 {
+			return keep, nil
+		}
+		keep += int64(len(event)) + recordOverhead
+	}
+}
+
+// write appends the numbers of a line of metrics.jsonl.
+func (e *eventLog) write(line []byte) error {
+	var numbers map[string]float64
+	if err := json.Unmarshal(line, &numbers); err != nil {
+		return err
+	}
+	var summary []byte
+	for _, tag := range slices.Sorted(maps.Keys(numbers)) {
+		if tag == "iter" {
+			continue
+		}
+		value := append(binary.AppendUvarint([]byte{fieldTag}, uint64(len(tag))), tag...)
+		value = binary.LittleEndian.AppendUint32(append(value, fieldSimpleValue), math.Float32bits(float32(numbers[tag])))
+		summary = append(binary.AppendUvarint(append(summary, fieldValue), uint64(len(value))), value...)
+	}
+	what := append(binary.AppendUvarint([]byte{fieldSummary}, uint64(len(summary))), summary...)
+	return e.event(time.Now(), int64(numbers["iter"]), what)
+}
+
+// event appends an event that says what at a step.
+func (e *eventLog) event(at time.Time, step int64, what []byte) error {
+	wall := float64(at.UnixMicro()) / 1e6 // seconds
+	event := binary.LittleEndian.AppendUint64([]byte{fieldWallTime}, math.Float64bits(wall))
+	event = binary.AppendUvarint(append(event, fieldStep), uint64(step))
+	_, err := e.f.Write(record(append(event, what...)))
+	return err
+}
+
+// stepOf reads the step of an event as [eventLog.event] writes it.
+func stepOf(event []byte) (step int64, ok bool) {
+	const at = 1 + 8
+	if len(event) <= at || event[0] != fieldWallTime || event[at] != fieldStep {
+		return 0, false
+	}
+	n, size := binary.Uvarint(event[at+1:])
+	return int64(n), size > 0
+}
+
+const (
+	lengthSize     = 8
+	checksumSize   = 4
+	recordOverhead = lengthSize + 2*checksumSize
+	longestRecord  = 1 << 20 // of what is read back: far more than any
+)
+
+// errNoRecord is the end of the records of a file.
+var errNoRecord = errors.New("no record")
+
+// record frames a message.
+func record(message []byte) []byte {
+	b := binary.LittleEndian.AppendUint64(nil, uint64(len(message)))
+	b = binary.LittleEndian.AppendUint32(b, checksum(b))
+	b = append(b, message...)
+	return binary.LittleEndian.AppendUint32(b, checksum(message))
+}
+
+// readRecord returns the next message, or errNoRecord where there is none whole.
+func readRecord(r io.Reader) ([]byte, error) {
+	var head [lengthSize + checksumSize]byte
+	if _, err := io.ReadFull(r, head[:]); err != nil {
+		return nil, ended(err)
+	}
+	n := binary.LittleEndian.Uint64(head[:])
+	if n > longestRecord || binary.LittleEndian.Uint32(head[lengthSize:]) != checksum(head[:lengthSize]) {
+		return nil, errNoRecord
+	}
+	body := make([]byte, n+checksumSize)
+	if _, err := io.ReadFull(r, body); err != nil {
+		return nil, ended(err)
+	}
+	if binary.LittleEndian.Uint32(body[n:]) != checksum(body[:n]) {
+		return nil, errNoRecord
+	}
+	return body[:n], nil
+}
+
+func ended(err error) error {
+	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
+		return errNoRecord
+	}
+	return fmt.Errorf("%s: %w", EventsFile, err)
+}
+
+// checksum is the masked CRC-32C of records: a rotation and a constant keep checksums of data that
+// holds checksums from being special.
+func checksum(data []byte) uint32 {
+	c := crc32.Checksum(data, crc32.MakeTable(crc32.Castagnoli))
+	return (c>>15 | c<<17) + 0xa282ead8
+}
