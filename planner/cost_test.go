@@ -362,6 +362,23 @@ func testCostIsSimulation(t *testing.T, seed uint64, kinds int) {
 			on.stages = bare.times(b, schedule)
 			on = on.offloaded(sh.offload)
 		}
+		if sh.slices > 0 { // what the search of their number builds on: the same plan with one
+			one := sh
+			one.slices = 0
+			bare, err := s.skeleton(outline{d, one, chunks, ranks})
+			require.NoError(t, err)
+			last, without := d.pp-1, newPipeline(bare, bare.memoryOf(b), b, schedule)
+			without.leaveHead(&without.memory[last])
+			st := cut[last]
+			least := without.memory[last].atLeast(st.Last-st.First, recomputationOf(st), without.room[last])
+			if chunks > 1 {
+				least = without.interleavedPeak(cut, last)
+			}
+			require.LessOrEqual(t, least, prog.Stages[last].Arena(), "seed %d case %d: memory without the head of %+v %+v %+v", seed, k, d, sh, cut)
+			if without.stages = bare.times(b, schedule); schedule != partition.GPipe {
+				require.LessOrEqual(t, without.time(cut)-without.inHead(), p.time(cut), "seed %d case %d: with one slice %+v %+v %s %+v", seed, k, d, sh, schedule, cut)
+			}
+		}
 		if chunks > 1 {
 			for at := range d.pp {
 				require.LessOrEqual(t, p.interleavedPeak(cut, at), prog.Stages[at].Arena(), "seed %d case %d: memory of position %d: %+v %+v %+v", seed, k, at, d, sh, cut)

@@ -27,7 +27,7 @@ type work struct {
 	known   map[sizeOn]*workTimes
 	usual   *work  // the same in the usual order of ranks, if it is in another
 	piped   bool   // it stands for stages of a pipeline, which join no collectives of the update
-	sliced  bool   // of the head what it does in a slice of the loss may lie in the cache
+	sliced  bool   // of the head it has what any number of slices of the loss do
 	shelf   *shelf // of a trunk
 	flights map[flightKey]*flight
 	again   [extents]*work // its backward pass with recomputation
@@ -158,7 +158,7 @@ func (s *searcher) work(of *blueprint, o outline, trunk bool) *work {
 	}
 	job.PlanNGPUs, job.RuntimeNGPUs = o.cp*o.tp, s.opts.RuntimeNGPUs // they share the machine, or the network
 	job.PoolOrder = s.cluster.Orders()[o.order]
-	w := &work{of: of, piped: piped, sliced: s.opts.searchesSlices() && o.cp == 1 && s.rates.Cached(), exchange: -1, known: map[sizeOn]*workTimes{}, added: map[sizeOn]*workTimes{}, flights: map[flightKey]*flight{}}
+	w := &work{of: of, piped: piped, sliced: s.opts.searchesSlices() && o.cp == 1, exchange: -1, known: map[sizeOn]*workTimes{}, added: map[sizeOn]*workTimes{}, flights: map[flightKey]*flight{}}
 	w.mesh.Axes = slices.Clone(of.progs[kept].Mesh.Axes)
 	for i := range w.mesh.Axes {
 		switch a := &w.mesh.Axes[i]; a.Name {
@@ -238,7 +238,12 @@ func (w *work) collect(instrs []codegen.Instr, phase ir.Phase, trunk bool) {
 		case w.of.ofWeight[n]:
 			x.pass = ir.WeightGrad
 		}
-		x.near = w.sliced && x.part == afterBlocks && x.pass != ir.Update && n.Op.Class() != ir.Comm
+		if w.sliced && x.part == afterBlocks && x.pass != ir.Update {
+			if ofTP(n) {
+				continue // it may run beside products of other slices
+			}
+			x.near = n.Op.Class() != ir.Comm && w.prices[0].Cached()
+		}
 		follows, shared := w.shares(all)
 		switch {
 		case n.Op == ir.OpAddN && phase == ir.Update: // may have other operands in another stage

@@ -18,8 +18,7 @@ import (
 //
 // So they are looked at where the limit on memory slows down the last position of a pipeline with half as many. The
 // floors that have led to that hold for any number of slices. Recomputation that they know to be necessary is that of
-// blocks; and what the head does is priced as if it lay in the cache, where there is one, see [pipeline.inHead]. (Should a slice's
-// collectives of tensor-parallel ranks ever run beside products of the next, a plan may be left out that is faster by that.)
+// blocks; and of the head they have no more than all slices do, see [pipeline.inHead].
 
 // mostSlices is up to how many slices of the loss are searched, powers of two.
 const mostSlices = 16
@@ -224,22 +223,32 @@ func (b *blueprint) tempOfBlocks(e extent, position int, sizes []int64) (most in
 	return most
 }
 
-// inHead bounds from above by how much less a step may take with the loss in more slices, as values of a slice lie in a cache that
-// is too small for all.
+// inHead bounds from above by how much less a step may take with the loss in more slices: collectives of tensor-parallel ranks may
+// run beside products of other slices, and values of a slice lie in a cache that is too small for all.
 func (p *pipeline) inHead() cost.Picoseconds {
 	s := p.skel
-	if !s.price.Cached() {
+	if s.plan.TP == 1 && !s.price.Cached() {
 		return 0
 	}
 	last := len(s.plan.Stages) - 1
 	mesh, near, sum := s.mesh(p.template.MicroBatch), s.price.As(last).Near(), cost.Picoseconds(0)
 	for _, phase := range []ir.Phase{ir.Forward, ir.Backward} {
 		for _, x := range s.prices(kept, last, phase, whole, mesh, ir.Coord{}) {
-			if !s.of.ofBlock[x.Node] && x.Node.Op.Class() != ir.Comm {
+			switch {
+			case s.of.ofBlock[x.Node]:
+			case ofTP(x.Node):
+				sum += x.time
+			case x.Node.Op.Class() != ir.Comm:
 				time, _ := near.Instr(x.Instr, mesh, ir.Coord{})
 				sum += max(0, x.time-time)
 			}
 		}
 	}
 	return cost.Picoseconds(p.microBatches) * sum
+}
+
+// ofTP reports whether a node is a collective of tensor-parallel ranks.
+func ofTP(n *ir.Node) bool {
+	attr, ok := n.Attr.(ir.CommAttr)
+	return ok && (attr.Axis == partition.AxisTP || attr.Axis == partition.AxisTPR)
 }
