@@ -56,22 +56,47 @@ func inTheCluster() []mutant {
 	}, {
 		bug: "two cores share work that one does sooner", how: "in its price",
 		file: "planner/cost/shared.go",
-		old:  "return min(float64(t*m.divide)+m.packing(w, m.alone)+m.fork+float64(bytes*m.remote), float64(t*m.alone)+one)", new: "return max(float64(t*m.divide)+m.packing(w, m.alone)+m.fork+float64(bytes*m.remote), one)",
+		old:  "return min(t+m.packing(w, m.alone)+m.fork+float64(bytes*m.remote), float64(t*m.alone)+one)", new: "return max(t+m.packing(w, m.alone)+m.fork+float64(bytes*m.remote), one)",
 		pkg: "./planner/cost", run: "^TestKernelsOfSeveralCores$",
 	}, {
 		bug: "what a product packs is divided with it", how: "where cores divide its rows, each packs all columns",
 		file: "planner/cost/shared.go",
-		old:  "return terms * min(cols, cols/cores", new: "return terms * min(cols/cores, cols/cores",
+		old:  "return left, terms * min(cols, cols/cores", new: "return left, terms * min(cols/cores, cols/cores",
 		pkg: "./planner/cost", run: "^TestPacking$",
+	}, {
+		bug: "a product packs its right-hand matrix alone", how: "in its price",
+		file: "planner/cost/shared.go",
+		old:  "left = terms * rows / cores", new: "left = 0 * rows",
+		pkg: "./planner/cost", run: "^TestPacking$",
+	}, {
+		bug: "weights that no cache holds are packed as fast as others", how: "on any machine",
+		file: "planner/cost/shared.go",
+		old:  "t += packedBytes * right /", new: "t += 0 * packedBytes * right /",
+		pkg: "./planner/cost", run: "^TestPacking$",
+	}, {
+		bug: "attention needs as many keys as its gradient for half its rate", how: "where both are stated",
+		file: "planner/cost/kernel.go",
+		old:  "if w.backward && m.efficiency.AttentionGradHalf > 0 {", new: "if m.efficiency.AttentionGradHalf > 0 {",
+		pkg: "./planner/cost", run: "^TestKernelsByOp$",
+	}, {
+		bug: "what computes nothing moves its bytes at the full rate", how: "whatever the cluster states of it",
+		file: "planner/cost/kernel.go",
+		old:  "traffic /= m.reached(w, 1)", new: "traffic /= max(1, m.reached(w, 1))",
+		pkg: "./planner/cost", run: "^TestKernelsByOp$",
+	}, {
+		bug: "figures of shared machines are read of others, and mean nothing", how: "all but those by op",
+		file: "planner/cost/shared.go",
+		old:  "if figure != 0 {", new: "if figure < 0 {",
+		pkg: "./planner/cost", run: "^TestSharedYAML$",
 	}, {
 		bug: "ranks that share a core pack as if each had one", how: "in the price of a product",
 		file: "planner/cost/shared.go",
 		old:  "c.Device.Pack * max(1, m.crowd)", new: "c.Device.Pack",
 		pkg: "./planner/cost", run: "^TestPacking$",
 	}, {
-		bug: "what cores lose in proportion is put down to each kernel alike", how: "in the fit",
+		bug: "what cores lose that divide a product is put down to products of one, too", how: "in the fit",
 		file: "runtime/cpu/profile/fit.go",
-		old:  "if f[0] > 1 {", new: "if f[0] > 2 {",
+		old:  "if s.share*cores > 1 {", new: "if s.share*cores >= 1 {",
 		pkg: "./runtime/cpu/profile", run: "^TestFitsFindWhatMadeTheTimes$",
 	}, {
 		bug: "the middle one of three blocks of columns is packed by both cores", how: "products on tiles are cut as for one",
@@ -89,9 +114,9 @@ func inTheCluster() []mutant {
 		old:  "bytes = min(bytes, float64(m.cache.Memory)*m.crowd)", new: "bytes = min(bytes, float64(m.cache.Memory))",
 		pkg: "./planner/cost", run: "^TestKernelsOfSeveralCores$",
 	}, {
-		bug: "what all kernels of several cores lose is put down to reading across", how: "in the fit",
+		bug: "what all products of several cores lose is put down to reading across", how: "in the fit",
 		file: "runtime/cpu/profile/fit.go",
-		old:  "(p.lost(pack, share) - fork)", new: "p.lost(pack, share)",
+		old:  "forked, apart = 1, s.across", new: "forked, apart = 0, s.across",
 		pkg: "./runtime/cpu/profile", run: "^TestFitsFindWhatMadeTheTimes$",
 	}, {
 		bug: "an update by each of several ranks counts as shared by them", how: "when their kernels are set beside those of one rank",
@@ -201,7 +226,7 @@ func inTheCluster() []mutant {
 	}, {
 		bug: "a constant fitted to the time of an instruction with its overhead in it", how: "the straight line has no offset",
 		file: "runtime/cpu/profile/fit.go",
-		old:  "f[1] / f[0], f[2] * factor, off", new: "0, f[2] * factor, off",
+		old:  "half: f[1] / f[0]", new: "half: 0",
 		pkg: "./runtime/cpu/profile", run: "^TestFitsFindWhatMadeTheTimes$",
 	}}
 }

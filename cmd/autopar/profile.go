@@ -15,6 +15,7 @@ import (
 	gpuprofile "github.com/autopar/autopar/cuda/profile"
 	"github.com/autopar/autopar/explain"
 	"github.com/autopar/autopar/measured"
+	"github.com/autopar/autopar/partition"
 	"github.com/autopar/autopar/planner"
 	"github.com/autopar/autopar/planner/cost"
 	"github.com/autopar/autopar/runtime"
@@ -27,7 +28,7 @@ type profileCmd struct {
 	Device string `enum:"cpu,cuda" default:"cpu" help:"cpu, or cuda: all visible GPUs, with NCCL where there are several."`
 	Out    string `short:"o" default:"cluster.yaml" placeholder:"FILE" help:"Cluster file to write; - prints it."`
 	Budget int    `default:"16" placeholder:"SECONDS" help:"About how long to measure."`
-	Check  bool   `help:"Then hold predictions against measured steps of twelve plans of two small models, and print the table in Markdown."`
+	Check  bool   `help:"Hold predictions against measured steps of twelve plans of two small models, taken between the turns of the measurement, and print the table in Markdown."`
 	Steps  int    `default:"40" help:"Steps of each plan that --check times."`
 }
 
@@ -45,14 +46,37 @@ func (c *profileCmd) Run(ctx context.Context, con *console) error {
 		return usagef("profile: --check is for --device cpu; autopar bench compares a step on GPUs with its prediction")
 	case c.Budget < 1 || c.Budget > 600:
 		return usagef("profile: --budget is %d, must be 1 to 600 seconds", c.Budget)
-	case c.Steps < rounds:
-		return usagef("profile: --steps is %d, must be at least %d", c.Steps, rounds)
+	case c.Steps < profile.Turns:
+		return usagef("profile: --steps is %d, must be at least %d", c.Steps, profile.Turns)
 	}
 	con.note("measuring %d s; leave the machine alone", c.Budget)
 	if c.Device == "cuda" {
 		return c.gpus(ctx, con)
 	}
-	result, err := profile.Measure(ctx, time.Duration(c.Budget)*time.Second)
+	m, err := profile.Begin(ctx, time.Duration(c.Budget)*time.Second)
+	if err != nil {
+		return err
+	}
+	defer m.Close()
+	var check *check
+	for turn := range profile.Turns {
+		if err := m.Turn(ctx); err != nil {
+			return err
+		}
+		if !c.Check {
+			continue
+		}
+		if turn == 0 {
+			if check, err = newCheck(m); err != nil {
+				return err
+			}
+		}
+		if err := check.round(ctx, c.Steps/profile.Turns); err != nil {
+			return err
+		}
+		con.note("round %d of %d", turn+1, profile.Turns)
+	}
+	result, err := m.Result()
 	if err != nil {
 		return err
 	}
@@ -63,10 +87,10 @@ func (c *profileCmd) Run(ctx context.Context, con *console) error {
 	if c.Out != "-" {
 		c.print(con, result)
 	}
-	if !c.Check {
+	if check == nil {
 		return nil
 	}
-	rows, err := c.check(ctx, con, cluster)
+	rows, err := check.rows(cluster)
 	if err != nil {
 		return err
 	}
@@ -159,6 +183,7 @@ type checkedPlan struct {
 	model, name string
 	ranks       int
 	with        planner.Options
+	plan        *partition.Plan // found
 
 	predicted float64
 	quiet     float64 // the mean of the quietest tenth of the steps, as the profile has it
@@ -194,10 +219,23 @@ func checkedPlans() []checkedPlan {
 	}
 }
 
-// check predicts and times twelve plans, which take turns, so that what else the
-// machine does troubles all alike.
-func (c *profileCmd) check(ctx context.Context, con *console, cluster *cost.Cluster) ([]checkedPlan, error) {
-	configs := map[string]*config.Config{}
+// check times twelve plans, in as many rounds as a measurement has turns, one after each: so
+// what else the machine does troubles predictions and what they are held against alike.
+type check struct {
+	plans   []checkedPlan
+	configs map[string]*config.Config
+	timed   []*timed
+	each    [][]float64 // by plan and round, the quietest steps in seconds
+}
+
+// newCheck finds the plans with the figures that a measurement has so far. They decide about
+// what a plan of the check leaves open; predicted it is with those of the whole.
+func newCheck(m *profile.Measurement) (*check, error) {
+	soFar, err := m.Result()
+	if err != nil {
+		return nil, err
+	}
+	c := &check{plans: checkedPlans(), configs: map[string]*config.Config{}}
 	for _, m := range checkedModels {
 		cfg, err := config.Parse("check", []byte(m.config), nil)
 		if err != nil {
@@ -206,44 +244,58 @@ func (c *profileCmd) check(ctx context.Context, con *console, cluster *cost.Clus
 		if err := cfg.Validate(); err != nil {
 			return nil, err
 		}
-		configs[m.name] = cfg
+		c.configs[m.name] = cfg
 	}
-	rows := checkedPlans()
-	var programs []*timed
-	for i := range rows {
-		k := &rows[i]
+	for i := range c.plans {
+		k := &c.plans[i]
 		o := k.with
 		o.PlanNGPUs, o.RuntimeNGPUs, o.Overlap = k.ranks, k.ranks, "off"
 		o.DP, o.TP, o.PP, o.CP = max(o.DP, 1), max(o.TP, 1), max(o.PP, 1), 1
-		doc, err := search(configs[k.model], cluster, o)
+		doc, err := search(c.configs[k.model], soFar.Cluster, o)
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", k.name, err)
 		}
-		compiled, err := compile(configs[k.model], doc.Plan)
+		compiled, err := compile(c.configs[k.model], doc.Plan)
 		if err != nil {
 			return nil, err
 		}
-		k.predicted = doc.Predicted.StepSeconds
-		programs = append(programs, &timed{prog: compiled.training})
+		k.plan = doc.Plan
+		c.timed = append(c.timed, &timed{prog: compiled.training})
 	}
-	for round := range rounds {
-		for i, p := range programs {
-			if err := timeRound(ctx, configs[rows[i].model], p, c.Steps/rounds); err != nil {
-				return nil, err
-			}
+	c.each = make([][]float64, len(c.plans))
+	return c, nil
+}
+
+// round times some steps of every plan.
+func (c *check) round(ctx context.Context, steps int) error {
+	for i, p := range c.timed {
+		from := len(p.times)
+		if err := timeRound(ctx, c.configs[c.plans[i].model], p, steps); err != nil {
+			return err
 		}
-		con.note("round %d of %d", round+1, rounds)
+		c.each[i] = append(c.each[i], quietest(slices.Clone(p.times[from:])))
 	}
-	for i, p := range programs {
-		var each []float64
-		for round := range slices.Chunk(p.times, c.Steps/rounds) {
-			each = append(each, quietest(round))
+	return nil
+}
+
+// rows returns what was timed, and what a cluster's figures predict.
+func (c *check) rows(cluster *cost.Cluster) ([]checkedPlan, error) {
+	for i := range c.plans {
+		k, cfg := &c.plans[i], c.configs[c.plans[i].model]
+		training, evaluation, err := traceSteps(cfg)
+		if err != nil {
+			return nil, err
 		}
-		rows[i].quiet = quietest(p.times)
-		rows[i].noise = stderr(each) / rows[i].quiet
-		rows[i].median = p.times[len(p.times)/2].Seconds()
+		x, err := planner.Predict(training, cfg.Batch.Global, cluster, k.plan, evaluation)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", k.name, err)
+		}
+		k.predicted = x.Step.Seconds()
+		k.quiet = quietest(c.timed[i].times)
+		k.noise = stderr(c.each[i]) / k.quiet
+		k.median = c.timed[i].times[len(c.timed[i].times)/2].Seconds()
 	}
-	return rows, nil
+	return c.plans, nil
 }
 
 // quietest sorts times and returns the mean of the least tenth of them, in seconds.
@@ -268,9 +320,6 @@ func stderr(x []float64) float64 {
 	}
 	return math.Sqrt(squares / n / (n - 1))
 }
-
-// rounds is how many turns a plan has in the check.
-const rounds = 4
 
 // timeRound times some steps of a program after some that find its memory in no
 // cache. Nothing watches the instructions, which would take time too.

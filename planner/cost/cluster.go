@@ -81,10 +81,9 @@ type Device struct {
 	// compute for one rank: until all have begun, and the last has ended. What takes less
 	// on one of them that one computes alone.
 	Fork float64 `json:"fork,omitempty"`
-	// Pack, on a shared machine, is the seconds in which a core copies a number of the
-	// right-hand matrix of a product into the order in which it multiplies, whatever the
-	// number of rows. See [Work.Packed] for how many numbers that are where cores divide
-	// a product.
+	// Pack, on a shared machine, is the seconds in which a core copies a number of one of
+	// the matrices of a product into the order in which it multiplies. See [Work.Packed]
+	// for how many numbers that are where cores divide a product.
 	Pack float64 `json:"pack,omitempty"`
 	// Units is how many parts of the device compute tiles of a product side by side,
 	// such as streaming multiprocessors; 0 where it does not show.
@@ -121,14 +120,13 @@ type Efficiency struct {
 	Attention float64 `json:"attention"`           // of the peak rate, for fused attention
 	Vector    float64 `json:"vector"`              // of the peak rate, for everything else
 	// AttentionHalf is the number of keys at which fused attention on a shared machine
-	// reaches half of that rate, for blocks on the diagonal that are half empty.
-	AttentionHalf float64 `json:"attention_half_keys,omitempty"`
+	// reaches half of that rate, for blocks on the diagonal that are half empty, and
+	// AttentionGradHalf that of its gradient; 0 is that of attention.
+	AttentionHalf     float64 `json:"attention_half_keys,omitempty"`
+	AttentionGradHalf float64 `json:"attention_grad_half_keys,omitempty"`
 	// Threads, on a shared machine, is the share of their rate that cores keep, all in
 	// all, when those of ranks that wait compute for another; 0 is all of it.
 	Threads float64 `json:"threads,omitempty"`
-	// Divided, on a shared machine, is the share of their rate that the cores of a rank
-	// keep which divide a kernel, beside Fork; 0 is all of it.
-	Divided float64 `json:"divided,omitempty"`
 	Memory  float64 `json:"memory"` // of the memory bandwidth
 }
 
@@ -197,8 +195,8 @@ func (c *Cluster) Validate() error {
 		{"device.efficiency.attention", e.Attention, 1e-4, 1, ""},
 		{"device.efficiency.vector", e.Vector, 1e-4, 1, ""},
 		{"device.efficiency.threads", e.Threads, 0, 1, ""},
-		{"device.efficiency.divided", e.Divided, 0, 1, ""},
 		{"device.efficiency.attention_half_keys", e.AttentionHalf, 0, 1e5, " keys"},
+		{"device.efficiency.attention_grad_half_keys", e.AttentionGradHalf, 0, 1e5, " keys"},
 		{"device.turn", d.Turn, 0, 1, " s"},
 		{"device.fork", d.Fork, 0, 1, " s"},
 		{"device.pack", d.Pack, 0, 1e-6, " s"},

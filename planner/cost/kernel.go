@@ -9,6 +9,7 @@ import (
 // work is what one kernel does at its local shapes.
 type work struct {
 	node  *ir.Node // nil for a copy
+	copy  ir.Op    // the op of a copy
 	class kernelClass
 	dtype ir.DType
 	flops float64
@@ -44,6 +45,9 @@ func (m *Model) kernel(w *work) Picoseconds {
 		}
 	}
 	traffic := m.traffic(bytes)
+	if w.class == vector && w.flops == 0 {
+		traffic /= m.reached(w, 1)
+	}
 	var arithmetic float64
 	switch w.class {
 	case product:
@@ -144,7 +148,11 @@ func (m *Model) flashAttention(w *work) float64 {
 		return t
 	}
 	if m.units == 0 {
-		return t * (1 + m.efficiency.AttentionHalf/w.keys)
+		half := m.efficiency.AttentionHalf
+		if w.backward && m.efficiency.AttentionGradHalf > 0 {
+			half = m.efficiency.AttentionGradHalf
+		}
+		return t * (1 + half/w.keys)
 	}
 	t *= 1 + halfKeys/w.keys
 	if s := m.software.Flash; s > 0 { // FlashAttention-1 does not mind the head

@@ -338,9 +338,9 @@ func (m *Program) instr(in *codegen.Instr, mesh ir.Mesh, at ir.Coord) (Picosecon
 		if !in.Moves(mesh) {
 			return 0, kind
 		}
-		return m.kernel(&work{bytes: 2 * localBytes(n.Results[0], mesh, at)}), kind // read and written
+		return m.kernel(&work{copy: n.Op, bytes: 2 * localBytes(n.Results[0], mesh, at)}), kind // read and written
 	case ir.OpAccumulate:
-		return m.kernel(&work{bytes: 3 * localBytes(n.Results[0], mesh, at)}), kind
+		return m.kernel(&work{copy: n.Op, bytes: 3 * localBytes(n.Results[0], mesh, at)}), kind
 	case ir.OpSend:
 		return m.send(n, mesh, at, n.Stage, n.Attr.(ir.P2PAttr).Stage), Communication
 	case ir.OpFetch, ir.OpStash:

@@ -18,14 +18,14 @@ import (
 const OnePass = "one_pass"
 
 // inOnePass is the time of a collective by [OnePass]: what a rank loses to a meeting,
-// its share of what all read and write but for what is there, as all groups are at it together,
-// and that of reading the result, of which most lies near the cores of others.
+// and its share of what all read and write but for what is there, as all groups are at it
+// together.
 func (m *Model) inOnePass(op ir.Op, bytes, there int64, g Group) Picoseconds {
 	n, read, written := float64(g.Size), float64(bytes), float64(bytes)
 	if op == ir.OpReduceScatter {
 		written /= n
 	}
-	return picoseconds((read+written-float64(2*there))/m.together[0] + m.apart*min(written, float64(m.cache.Memory)) + m.meeting(n) + m.launch)
+	return picoseconds((read+written-float64(2*there))/m.together[0] + m.meeting(n) + m.launch)
 }
 
 // meeting is the time that each of n ranks loses where they meet. More of them than there
@@ -37,17 +37,11 @@ func (m *Model) meeting(n float64) float64 {
 // share takes the figures that only a shared machine has.
 func (m *Model) share(c *Cluster) {
 	m.onePass, m.turn = c.Collectives == OnePass, c.Device.Turn
-	if cores := float64(c.Device.Cores); m.cache.Remote > 0 {
-		m.apart = max(1, m.crowd) * (1 - 1/cores) / m.cache.Remote
-	}
 	m.pack = c.Device.Pack * max(1, m.crowd)
 	if m.crowd >= 1 {
 		return
 	}
-	m.alone, m.fork, m.divide = 1/m.crowd, c.Device.Fork, 1
-	if share := c.Device.Efficiency.Divided; share > 0 {
-		m.divide = 1 / share
-	}
+	m.alone, m.fork = 1/m.crowd, c.Device.Fork
 	// Each of a rank's cores does its share of a kernel, and of the operands of that it has
 	// written its share itself.
 	if m.cache.Remote > 0 {
@@ -70,30 +64,41 @@ func across(n *ir.Node) bool {
 	return n.Phase == ir.Update
 }
 
-// packed is how many numbers of the right-hand matrix of a product the core packs that
-// packs most of so many: all, where cores divide the rows, or, where they divide the
-// columns, its part of them. Then each also reads and packs rows that otherwise another
-// would, and those count twice, since they lie near that one. Of sums over all tokens each
-// core has some of the terms. More rows, columns or terms are never less to pack, and a
-// part of a product no less than its part.
-func packed(flops, rows, cols, across, cores float64) float64 {
+// packed is how many numbers of both matrices of a product the core packs that packs most
+// of so many: where cores divide the rows, its part of the left-hand matrix and all of the
+// right-hand one, or, where they divide the columns, its part of that. Then each also reads
+// and packs rows that otherwise another would, and those count twice, since they lie near
+// that one. Of sums over all tokens each core has some of the terms. More rows, columns or
+// terms are never less to pack, and a part of a product no less than its part.
+func packed(flops, rows, cols, across, cores float64) (left, right float64) {
 	if rows == 0 || cols == 0 {
-		return 0
+		return 0, 0
 	}
 	terms := flops / 2 / rows / cols
+	left = terms * rows / cores
 	if across > 0 {
-		return terms * cols / cores
+		return left, terms * cols / cores
 	}
-	return terms * min(cols, cols/cores+float64(2*rows*(1-1/cores)))
+	return left, terms * min(cols, cols/cores+float64(2*rows*(1-1/cores)))
 }
 
-// packing is the time in which a core packs its part of a product that so many divide.
+// packing is the time in which a core packs its part of a product that so many divide. A
+// right-hand matrix that no cache of a core holds comes from memory, and goes there in part:
+// the left-hand one is fetched ahead.
 func (m *Model) packing(w *work, cores float64) float64 {
 	if m.pack == 0 || w.class != product {
 		return 0
 	}
-	return m.pack * packed(w.flops, float64(w.rows), float64(w.cols), float64(w.across), cores)
+	left, right := packed(w.flops, float64(w.rows), float64(w.cols), float64(w.across), cores)
+	t := float64(m.pack * (left + right))
+	if own := min(m.crowd, 1); m.cache.Memory > 0 && !m.near && 2*w.flops > own*float64(m.cache.Memory*w.rows) {
+		t += packedBytes * right / float64(m.memory*own)
+	}
+	return t
 }
+
+// packedBytes is how many bytes packing moves for a number: it is read, and written elsewhere.
+const packedBytes = 8
 
 // divided is the time of a kernel that takes t on all cores of a rank, beside what each
 // packs: what they lose by dividing it, or one of them takes alone. Of what lies near other cores each holds its
@@ -108,16 +113,18 @@ func (m *Model) divided(w *work, t float64) float64 {
 	if w.class != product {
 		bytes = min(bytes, float64(m.cache.Memory)*m.crowd)
 	}
-	return min(float64(t*m.divide)+m.packing(w, m.alone)+m.fork+float64(bytes*m.remote), float64(t*m.alone)+one)
+	return min(t+m.packing(w, m.alone)+m.fork+float64(bytes*m.remote), float64(t*m.alone)+one)
 }
 
 // reached is the share of the peak rate that a kernel reaches, by its op where that is
 // known.
 func (m *Model) reached(w *work, otherwise float64) float64 {
-	if w.node != nil && int(w.node.Op) < len(m.kernels) {
-		if share := m.kernels[w.node.Op]; share > 0 {
-			return share
-		}
+	op := w.copy
+	if w.node != nil {
+		op = w.node.Op
+	}
+	if int(op) < len(m.kernels) && m.kernels[op] > 0 {
+		return m.kernels[op]
 	}
 	return otherwise
 }
@@ -132,20 +139,23 @@ func (c *Cluster) validateShared() error {
 		return nil
 	case c.Collectives != "":
 		return bad("collectives", "is %s, of ranks that share memory: device.shared is false", c.Collectives)
-	case c.Device.Turn != 0:
-		return bad("device.turn", "has no meaning where ranks share no cores: device.shared is false")
-	case c.Device.Fork != 0:
-		return bad("device.fork", "has no meaning where ranks share no cores: device.shared is false")
-	case c.Device.Pack != 0:
-		return bad("device.pack", "has no meaning where ranks share no cores: device.shared is false")
 	case len(c.Device.Kernels) > 0:
 		return bad("device.kernels", "are of a shared machine: device.shared is false")
+	}
+	d, e := &c.Device, &c.Device.Efficiency
+	for key, figure := range map[string]float64{
+		"device.turn": d.Turn, "device.fork": d.Fork, "device.pack": d.Pack, "device.efficiency.threads": e.Threads,
+		"device.efficiency.attention_half_keys": e.AttentionHalf, "device.efficiency.attention_grad_half_keys": e.AttentionGradHalf,
+	} {
+		if figure != 0 {
+			return bad(key, "has no meaning where ranks share no cores: device.shared is false")
+		}
 	}
 	return nil
 }
 
-// kernelOps are the ops of which device.kernels may state a rate.
-func kernelOps() []string {
+// KernelOps lists the ops of which device.kernels may state a rate.
+func KernelOps() []string {
 	var names []string
 	for _, op := range ir.Ops() {
 		if op.Class() != ir.Comm && op != ir.OpMatMul {
@@ -165,7 +175,7 @@ func (d *decoder) kernels(node ast.Node) error {
 	for _, e := range entries {
 		key := "device.kernels." + e.Name
 		d.at[key] = e.At
-		if all := kernelOps(); !slices.Contains(all, e.Name) {
+		if all := KernelOps(); !slices.Contains(all, e.Name) {
 			return e.At.Refuse(key, "is no op of which a rate can be stated; did you mean %s?", config.Nearest(e.Name, all))
 		}
 		value, ok := strictyaml.ScalarOf(e.Value)

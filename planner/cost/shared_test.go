@@ -36,9 +36,6 @@ func TestOnePass(t *testing.T) {
 	require.Zero(t, m.Collective(ir.OpAllReduce, 1e6, Group{Size: 1}))
 	equal((100+10+1)*us, NewModel(c, 2).Collective(ir.OpAllReduce, 1e6, Group{2, Fan{2}}), "twice the machine")
 
-	c.Device.Cache = &Cache{Memory: 8e6, Bandwidth: 1e12, Remote: 5e9}
-	equal((100+10+1+100)*us, NewModel(c, 2).Collective(ir.OpAllReduce, 1e6, Group{2, Fan{2}}), "half the result comes from the other core")
-	equal((125+10+50+2+50)*us, NewModel(c, 4).Collective(ir.OpReduceScatter, 1e6, all), "of a quarter, for two ranks in turn")
 	c.Collectives = ""
 	equal((150+6*20+2)*us, NewModel(c, 4).Collective(ir.OpAllReduce, 1e6, all), "a ring, where nothing is said")
 }
@@ -65,11 +62,6 @@ func TestKernelsOfSeveralCores(t *testing.T) {
 	c.Device.Fork = 20e-6
 	equal(1020, 1, near, "")
 	equal(2000, 2, near, "who has one core divides nothing")
-	c.Device.Efficiency.Divided = 0.8
-	equal(1250+20, 1, near, "each keeps four fifths of its rate")
-	equal(1250+20+50, 1, far, "")
-	equal(2000, 2, near, "")
-	c.Device.Efficiency.Divided = 0
 	short := &work{class: product, dtype: ir.F32, flops: 2e6, bytes: 1e3}
 	equal(20, 1, short, "by one core: both would take 10 us and 20")
 	c.Device.Efficiency.Threads = 0.8
@@ -77,7 +69,7 @@ func TestKernelsOfSeveralCores(t *testing.T) {
 }
 
 // TestPacking: a product packs its right-hand matrix whatever the number of its rows, and
-// cores that divide it each their part or all of it.
+// cores that divide it each their part or all of it; and its left-hand one.
 func TestPacking(t *testing.T) {
 	c := two(t)
 	c.Device.LaunchOverhead, c.Device.Fork, c.Device.Pack = 0, 0, 1e-9
@@ -85,23 +77,39 @@ func TestPacking(t *testing.T) {
 		t.Helper()
 		require.InDelta(t, want*float64(us), float64(NewModel(c, ranks).kernel(w)), 2, why)
 	}
-	equal(1000+500, 2, productOf(100, 1000, 500), "of a core, half a million numbers")
-	equal(2*(1000+500), 4, productOf(100, 1000, 500), "two ranks a core")
-	equal(500+500*0.6, 1, productOf(100, 1000, 500), "of two cores each half the columns, and half the rows, twice")
-	equal(5000+500, 1, productOf(1000, 1000, 500), "of many rows each half of them, and all columns")
+	equal(1000+550, 2, productOf(100, 1000, 500), "of a core, half a million numbers, and a tenth of that of the left-hand matrix")
+	equal(2*(1000+550), 4, productOf(100, 1000, 500), "two ranks a core")
+	equal(500+500*(0.6+0.05), 1, productOf(100, 1000, 500), "of two cores each half the columns, and half the rows, twice")
+	equal(5000+500+250, 1, productOf(1000, 1000, 500), "of many rows each half of them, and all columns")
 	sums := productOf(100, 1000, 500)
 	sums.across = 1
-	equal(500+250, 1, sums, "of a sum over all tokens each half the terms")
+	equal(500+275, 1, sums, "of a sum over all tokens each half the terms")
 	equal(1000, 1, &work{dtype: ir.F32, flops: 2e8}, "no product")
 	c.Device.Fork = 20e-6
-	equal(0.2+10, 1, productOf(1, 20, 500), "a core alone packs all; two would pack 5.5 us, and lose 20")
+	equal(0.2+10.5, 1, productOf(1, 20, 500), "a core alone packs all; two would pack 5.75 us, and lose 20")
 	faster := c.Faster(Arithmetic, 2)
-	require.InDelta(t, 750*float64(us), float64(NewModel(faster, 2).kernel(productOf(100, 1000, 500))), 2)
+	require.InDelta(t, 775*float64(us), float64(NewModel(faster, 2).kernel(productOf(100, 1000, 500))), 2)
 	instr := Work{Class: "product", FLOPs: 1e8, Rows: 100, Cols: 1000}
-	require.InDelta(t, 5e5, instr.Packed(1), 1e-3)
-	require.InDelta(t, 3e5, instr.Packed(2), 1e-3)
+	for cores, want := range map[float64][2]float64{1: {5.5e5, 8 * 5e5}, 2: {3.25e5, 8 * 3e5}} {
+		numbers, bytes := instr.Packed(cores, 2e6-1)
+		require.InDeltaSlice(t, want[:], []float64{numbers, bytes}, 1e-3)
+		_, bytes = instr.Packed(cores, 2e6)
+		require.Zero(t, bytes, "its cache holds half a million numbers")
+	}
 	instr.Class = "vector"
-	require.Zero(t, instr.Packed(1))
+	numbers, bytes := instr.Packed(1, 0)
+	require.Zero(t, numbers+bytes)
+
+	c.Device.Fork, c.Device.MemoryBandwidth, c.Device.Efficiency.Memory = 0, 16e9, 1
+	c.Device.Cache = &Cache{Memory: 4e6 - 2, Bandwidth: 1e12}
+	equal(1000+550+500, 2, productOf(100, 1000, 500), "beside that half a million numbers at 8 GB/s, 8 bytes each")
+	equal(2*(1000+550+500), 4, productOf(100, 1000, 500), "and at 4 GB/s")
+	equal(500+325+300, 1, productOf(100, 1000, 500), "")
+	near := NewModel(c, 2).asNear()
+	require.InDelta(t, 1550*float64(us), float64(near.kernel(productOf(100, 1000, 500))), 2)
+	c.Device.Cache.Memory += 2
+	equal(1000+550, 2, productOf(100, 1000, 500), "a cache of a core holds them")
+	equal(500+325, 1, productOf(100, 1000, 500), "")
 }
 
 // TestPackingBounds: as [TestProductBounds], of what cores pack.
@@ -142,7 +150,7 @@ func TestAcross(t *testing.T) {
 }
 
 // TestKernelsByOp: an op has a rate of its own where the cluster states one, and attention
-// less of it to few keys.
+// less of it to few keys, and its gradient; one that computes nothing, of the memory's.
 func TestKernelsByOp(t *testing.T) {
 	c := two(t)
 	c.Device.LaunchOverhead = 0
@@ -155,6 +163,18 @@ func TestKernelsByOp(t *testing.T) {
 	require.Equal(t, 2000*us, time(ir.OpGELU, vector))
 	require.Equal(t, 3000*us, time(ir.OpAttentionGrad, attention))
 	require.Equal(t, 12000*us, time(ir.OpAttention, attention))
+	c.Device.Efficiency.AttentionGradHalf = 50
+	require.Equal(t, 12000*us, time(ir.OpAttention, attention))
+	gradient := &work{node: &ir.Node{Op: ir.OpAttentionGrad}, class: attention, dtype: ir.F32, flops: 1e8, bytes: 1, scores: 1, keys: 50, backward: true}
+	require.Equal(t, 2000*us, NewModel(c, 2).kernel(gradient))
+	c.Device.Efficiency.AttentionGradHalf = 0
+	require.Equal(t, 3000*us, NewModel(c, 2).kernel(gradient), "as attention")
+	c.Device.Kernels["embedding"], c.Device.Kernels["accumulate"] = 0.5, 0.25
+	moved := NewModel(c, 2)
+	all := moved.kernel(&work{bytes: 31e3})
+	require.Equal(t, 2*all, moved.kernel(&work{node: &ir.Node{Op: ir.OpEmbedding}, bytes: 31e3}))
+	require.Equal(t, 4*all, moved.kernel(&work{copy: ir.OpAccumulate, bytes: 31e3}))
+	require.Equal(t, all, moved.kernel(&work{copy: ir.OpSlice, bytes: 31e3}))
 	copied := c.Clone()
 	copied.Device.Kernels["gelu"] = 1
 	require.Equal(t, 0.5, c.Device.Kernels["gelu"])
@@ -168,25 +188,26 @@ func TestSharedYAML(t *testing.T) {
 		require.Contains(t, string(source), old)
 		return Parse("x.yaml", []byte(strings.Replace(string(source), old, new, 1)))
 	}
-	c, err := edit("efficiency: {", "kernels: {gelu: 0.07}\n  pack: 3e-10\n  cache: {memory: 2MiB, bandwidth: 1e11, remote: 8e9}\n  efficiency: {attention_half_keys: 90, divided: 0.9, ")
+	c, err := edit("efficiency: {", "kernels: {gelu: 0.07}\n  cache: {memory: 2MiB, bandwidth: 1e11, remote: 8e9}\n  efficiency: {attention_half_keys: 90, attention_grad_half_keys: 60, ")
 	require.NoError(t, err)
 	require.Equal(t, map[string]float64{"gelu": 0.07}, c.Device.Kernels)
 	require.Equal(t, 8e9, c.Device.Cache.Remote)
 	require.Equal(t, 90.0, c.Device.Efficiency.AttentionHalf)
-	require.Equal(t, 3e-10, c.Device.Pack)
-	require.Equal(t, 0.9, c.Device.Efficiency.Divided)
+	require.Equal(t, 0.25e-9, c.Device.Pack)
+	require.Equal(t, 60.0, c.Device.Efficiency.AttentionGradHalf)
 	require.Equal(t, OnePass, c.Collectives)
 	for _, tt := range []struct{ old, new, want string }{
 		{"efficiency: {", "efficiency: {crowd: 0.8, ", "device.efficiency.crowd: is of an earlier version, whose ranks did not compute for others while they waited: measure the machine again with autopar profile"},
 		{"efficiency: {", "kernels: {gello: 0.07}\n  efficiency: {", "device.kernels.gello: is no op of which a rate can be stated; did you mean gelu?"},
 		{"efficiency: {", "kernels: {gelu: fast}\n  efficiency: {", "device.kernels.gelu: wants a number"},
-		{"efficiency: {", "kernels: {gelu: 1.5}\n  efficiency: {", "x.yaml:15:13: device.kernels.gelu: is 1.5, must be between"},
+		{"efficiency: {", "kernels: {gelu: 1.5}\n  efficiency: {", "x.yaml:16:13: device.kernels.gelu: is 1.5, must be between"},
 		{"collectives: one_pass", "collectives: two_pass", "collectives: is two_pass; there is one_pass, and rings and trees where nothing is said"},
 		{"turn: 50e-6", "turn: -1", "device.turn: is -1 s, must be between 0 and 1"},
 		{"fork: 10e-6", "fork: -1", "device.fork: is -1 s, must be between 0 and 1"},
-		{"efficiency: {", "efficiency: {divided: 2, ", "device.efficiency.divided: is 2, must be between 0 and 1"},
-		{"fork: 10e-6", "pack: 3", "device.pack: is 3 s, must be between 0 and 1e-06"},
-		{"fork: 10e-6", "pack: [3]", "device.pack: wants one value"},
+		{"efficiency: {", "efficiency: {divided: 0.9, ", "device.efficiency.divided: is of an earlier version, in which cores packed one matrix of a product: measure the machine again with autopar profile"},
+		{"efficiency: {", "efficiency: {attention_grad_half_keys: -1, ", "device.efficiency.attention_grad_half_keys: is -1 keys, must be between 0 and 100000"},
+		{"pack: 0.25e-9", "pack: 3", "device.pack: is 3 s, must be between 0 and 1e-06"},
+		{"pack: 0.25e-9", "pack: [3]", "device.pack: wants one value"},
 	} {
 		_, err := edit(tt.old, tt.new)
 		require.ErrorContains(t, err, tt.want)
@@ -199,6 +220,9 @@ func TestSharedYAML(t *testing.T) {
 		{"  memory_bandwidth", "  fork: 1e-6\n  memory_bandwidth", "device.fork: has no meaning where ranks share no cores"},
 		{"  memory_bandwidth", "  pack: 1e-10\n  memory_bandwidth", "device.pack: has no meaning where ranks share no cores"},
 		{"  memory_bandwidth", "  kernels: {gelu: 0.1}\n  memory_bandwidth", "device.kernels: are of a shared machine"},
+		{"  efficiency: {", "  efficiency: {threads: 0.9, ", "device.efficiency.threads: has no meaning where ranks share no cores"},
+		{"  efficiency: {", "  efficiency: {attention_half_keys: 9, ", "device.efficiency.attention_half_keys: has no meaning where ranks share no cores"},
+		{"  efficiency: {", "  efficiency: {attention_grad_half_keys: 9, ", "device.efficiency.attention_grad_half_keys: has no meaning where ranks share no cores"},
 	} {
 		require.Contains(t, string(h100), tt.old)
 		_, err := Parse("x.yaml", []byte(strings.Replace(string(h100), tt.old, tt.new, 1)))

@@ -66,10 +66,8 @@ type Model struct {
 	turn       float64   // seconds that a core takes from a rank that waits to another
 	alone      float64   // how much longer one core of the rank takes than all of them; 0 where it has no more than one
 	fork       float64   // seconds that a kernel loses which the rank's cores divide
-	divide     float64   // how much longer each of the rank's cores takes for its share of a kernel than for that alone
 	pack       float64   // seconds a number that a core packs of a product
 	remote     float64   // seconds a byte of a kernel's that lies near all cores of the rank; 0 where that does not count
-	apart      float64   // seconds a byte of a collective's result
 	kernels    []float64 // by op, the share of the peak it reaches, where not 0
 	shares     *sync.Map // of [Model.Busy], by crowd
 	efficiency Efficiency

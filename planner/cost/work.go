@@ -19,13 +19,18 @@ type Work struct {
 	Group  Group // of a collective
 }
 
-// Packed is how many numbers of a product's right-hand matrix the core packs that packs
-// most, where so many divide the product.
-func (w *Work) Packed(cores float64) float64 {
+// Packed is how many numbers of a product's matrices the core packs that packs most, where
+// so many divide the product, and what bytes it moves for that to and from memory where its
+// cache holds so many.
+func (w *Work) Packed(cores, cached float64) (numbers, bytes float64) {
 	if w.Class != "product" {
-		return 0
+		return 0, 0
 	}
-	return packed(w.FLOPs, w.Rows, w.Cols, float64(w.Across), cores)
+	left, right := packed(w.FLOPs, w.Rows, w.Cols, float64(w.Across), cores)
+	if 2*w.FLOPs > cached*w.Rows {
+		bytes = packedBytes * right
+	}
+	return left + right, bytes
 }
 
 // WorkOf returns the work of an instruction at a position of a mesh, or of a bucket: see

@@ -218,8 +218,9 @@ func (d *decoder) fields() []field {
 		{"device.efficiency.matmul_f8", &c.Device.Efficiency.MatmulF8},
 		{"device.efficiency.attention", &c.Device.Efficiency.Attention},
 		{"device.efficiency.vector", &c.Device.Efficiency.Vector},
-		{"device.efficiency.threads", &c.Device.Efficiency.Threads}, {"device.efficiency.divided", &c.Device.Efficiency.Divided},
+		{"device.efficiency.threads", &c.Device.Efficiency.Threads},
 		{"device.efficiency.attention_half_keys", &c.Device.Efficiency.AttentionHalf},
+		{"device.efficiency.attention_grad_half_keys", &c.Device.Efficiency.AttentionGradHalf},
 		{"device.efficiency.memory", &c.Device.Efficiency.Memory},
 		{"devices_per_node", &c.DevicesPerNode},
 		{"intra_node.bandwidth", &c.IntraNode.Bandwidth}, {"intra_node.efficiency", &c.IntraNode.Efficiency},
@@ -261,7 +262,7 @@ func (d *decoder) optional(key string) bool {
 	}
 	switch key {
 	case "source", "software", "device.shared", "device.cores", "device.reserve", "device.units", "device.efficiency.tile_fill", "device.efficiency.matmul_f8",
-		"device.efficiency.threads", "device.efficiency.divided", "device.efficiency.attention_half_keys", "device.turn", "device.fork", "device.pack", "device.cache.remote", "collectives",
+		"device.efficiency.threads", "device.efficiency.attention_half_keys", "device.efficiency.attention_grad_half_keys", "device.turn", "device.fork", "device.pack", "device.cache.remote", "collectives",
 		"nics_per_node", "oversubscription", "nodes_per_rack":
 		return true
 	}
@@ -360,6 +361,8 @@ func (d *decoder) set(key string, node ast.Node) error {
 		return d.kernels(node)
 	case "device.efficiency.crowd":
 		return refuse("is of an earlier version, whose ranks did not compute for others while they waited: measure the machine again with autopar profile")
+	case "device.efficiency.divided":
+		return refuse("is of an earlier version, in which cores packed one matrix of a product: measure the machine again with autopar profile")
 	case "levels":
 		return d.levels(node)
 	case "pools":

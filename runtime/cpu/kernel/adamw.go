@@ -49,7 +49,7 @@ func AdamW(p *Pool, w, m, v, g []float32, args AdamWArgs) {
 		rootBias:  float32(1 / math.Sqrt(float64(args.BiasCorrection2))),
 		epsilon:   args.Eps,
 	}}
-	p.run(&p.task.adamw, len(w), grainLight)
+	p.run(&p.task.adamw, len(w), grainHeavy)
 }
 
 type adamwTask struct {

@@ -3,7 +3,7 @@ package kernel
 // Chunks of work, in elements: a chunk costs some microseconds, a few times what handing it to a worker does.
 const (
 	grainLight = 16384 // one or two operations an element
-	grainHeavy = 4096  // an exponential an element
+	grainHeavy = 4096  // an exponential an element, or a step of AdamW
 )
 
 // sumChunk is the number of elements that a full reduction sums before it adds up in float64. It is fixed, so that the
@@ -135,11 +135,8 @@ func ColSum(p *Pool, rows, cols int, dst, x []float32, acc bool) {
 	checkLen("ColSum", "x", x, rows*cols)
 	p = p.orInline()
 	p.task.colSum = colSumTask{dst: dst, x: x, rows: rows, acc: acc}
-	grain := 64 // columns: whole cache lines, of as many rows as there are
-	if rows*cols <= grainLight {
-		grain = cols
-	}
-	p.run(&p.task.colSum, cols, grain)
+	const lines = 64 // columns: whole cache lines
+	p.run(&p.task.colSum, cols, (rowGrain(rows, grainLight)+lines-1)/lines*lines)
 }
 
 type colSumTask struct {

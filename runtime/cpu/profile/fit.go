@@ -14,6 +14,8 @@ type sample struct {
 	bytes   float64
 	keys    float64 // of attention
 	packed  float64 // numbers of a product: see [cost.Work.Packed]
+	across  float64 // bytes of a product: see [cost.Work]
+	moved   float64 // seconds in which a core moves what it packs to and from memory
 	seconds float64
 	weight  float64 // 1 over the time of its step: every step counts the same
 }
@@ -36,55 +38,70 @@ func balance(samples []sample, model func(sample) float64) (factor, off float64)
 	return factor, off / all
 }
 
-// fitProducts returns the share of a peak rate (FLOP/s of the machine) that large
-// products reach and at how many operations they reach half of it, the seconds that a
-// core takes to pack a number, and how far the samples are from that. Each is of a rank
-// with a core.
-func fitProducts(samples []sample, peak float64) (efficiency, half, pack, off float64) {
-	x, y := make([][]float64, 3), make([]float64, len(samples))
-	for i, s := range samples {
-		x[0], x[1], x[2] = append(x[0], s.ideal(peak)), append(x[1], 1/(peak*s.share)), append(x[2], s.packed)
-		y[i] = s.seconds
-	}
-	f := curve.Fit(x, y, func(i int) float64 { return samples[i].weight / y[i] }) // long ones make the step
-	factor, off := balance(samples, func(s sample) float64 { return f[0]*s.ideal(peak) + f[1]/(peak*s.share) + f[2]*s.packed })
-	return 1 / (f[0] * factor), f[1] / f[0], f[2] * factor, off
+// productFit are the constants of matrix products.
+type productFit struct {
+	efficiency float64 // of a peak rate, that large ones reach
+	half       float64 // operations at which they reach half of that
+	pack       float64 // seconds in which a core packs a number
+	fork       float64 // seconds that one loses which several cores divide
+	remote     float64 // bytes/s at which a core reads what lies near another; 0 where that takes no longer
 }
 
-// fitAttention returns the share of the peak rate that attention reaches to many keys,
-// and with how many it reaches half of that.
-func fitAttention(samples []sample, peak float64) (efficiency, half, off float64) {
-	x, y := make([]float64, len(samples)), make([]float64, len(samples))
+// fitProducts fits the constants to products of ranks with one core and with all of them,
+// given the peak rate of the machine (FLOP/s), and returns how far the samples are from that.
+func fitProducts(samples []sample, peak, cores float64) (p productFit, off float64) {
+	x, y := make([][]float64, 5), make([]float64, len(samples))
 	for i, s := range samples {
-		x[i], y[i] = 1/s.keys, s.seconds/s.ideal(peak)
+		forked, apart := 0.0, 0.0
+		if s.share*cores > 1 {
+			forked, apart = 1, s.across*(1-1/cores)/cores
+		}
+		for j, v := range []float64{s.ideal(peak), 1 / (peak * s.share), s.packed, forked, apart} {
+			x[j] = append(x[j], v)
+		}
+		y[i] = max(0, s.seconds-s.moved)
 	}
-	b, a := curve.Line(x, y)
-	if a > 0 {
-		half = b / a
+	f := curve.Fit(x, y, func(i int) float64 { return samples[i].weight / samples[i].seconds }) // long ones make the step
+	all, fitted := 0.0, 0.0
+	model := make([]float64, len(samples))
+	for i, s := range samples {
+		for j := range f {
+			model[i] += f[j] * x[j][i]
+		}
+		all, fitted = all+s.weight*y[i], fitted+s.weight*model[i]
 	}
-	efficiency, off = attentionShare(samples, peak, half)
-	return efficiency, half, off
+	factor := all / fitted
+	for i, s := range samples {
+		off += s.weight * math.Abs(factor*model[i]-y[i]) / all
+	}
+	p = productFit{efficiency: 1 / (f[0] * factor), half: f[1] / f[0], pack: f[2] * factor, fork: f[3] * factor}
+	if f[4] > 0 {
+		p.remote = 1 / (f[4] * factor)
+	}
+	return p, off
 }
 
-// attentionShare is the share with which the times add up, given that half.
-func attentionShare(samples []sample, peak, half float64) (share, off float64) {
+// fitAttention returns the share of the peak rate that an op of attention reaches to many
+// keys, and with how many it reaches half of that, and how far the samples are from that.
+func fitAttention(samples []sample, peak float64) (share, half, off float64) {
+	x, y := make([][]float64, 2), make([]float64, len(samples))
+	for i, s := range samples {
+		x[0], x[1], y[i] = append(x[0], s.ideal(peak)), append(x[1], s.ideal(peak)/s.keys), s.seconds
+	}
+	if f := curve.Fit(x, y, func(i int) float64 { return samples[i].weight / y[i] }); f[0] > 0 { // long ones make the step
+		half = f[1] / f[0]
+	}
 	factor, off := balance(samples, func(s sample) float64 { return s.ideal(peak) * (1 + half/s.keys) })
-	return 1 / factor, off
+	return 1 / factor, half, off
 }
 
 // pair is an instruction as ranks with a core each run it, and as one rank with all
 // cores runs all of it.
 type pair struct {
-	across   float64 // bytes: see [cost.Work]
 	apart    float64 // seconds of a core, if it did its share of what the rank does
 	together float64 // seconds of the rank
 	weight   float64 // see [sample]
-	packed   float64 // numbers that a core packs more of what the rank does than of its share by itself
 }
-
-// lost is how much longer the rank takes than cores apart, each of which keeps a share of
-// its rate, for anything but packing.
-func (p pair) lost(pack, share float64) float64 { return p.together - p.apart/share - pack*p.packed }
 
 // fitThreads returns the share of their rate that cores keep which compute together, all in
 // all.
@@ -99,58 +116,29 @@ func fitThreads(pairs []pair) float64 {
 	return min(apart/together, 1)
 }
 
-// fitDivided returns the share of their rate that cores keep which divide a kernel, and the
-// seconds that it loses besides: of kernels whose cores have near what they read, and
-// beside what it takes to pack a number.
-func fitDivided(pairs []pair, pack float64) (share, fork float64) {
-	x, weights := make([][]float64, 2), []float64(nil)
-	var y []float64
-	for _, p := range pairs {
-		if packing := pack * p.packed; p.across == 0 && p.together > packing {
-			x[0], x[1], y = append(x[0], p.apart), append(x[1], 1), append(y, p.together-packing)
-			weights = append(weights, p.weight/p.together)
-		}
-	}
-	f := curve.Fit(x, y, func(i int) float64 { return weights[i] })
-	if f[0] > 1 {
-		return 1 / f[0], f[1]
-	}
-	for i := range y {
-		y[i] -= x[0][i]
-	}
-	return 1, curve.Fit(x[1:], y, func(i int) float64 { return weights[i] })[0]
-}
-
-// fitRemote returns the bytes/s at which a core reads what lies near another: what a rank
-// with all cores takes longer than one a core to read across, beside what all kernels lose,
-// or 0 if it does not.
-func fitRemote(pairs []pair, pack, share, fork, cores float64) float64 {
-	var moved, lost float64
-	for _, p := range pairs {
-		if p.across > 0 {
-			moved += p.weight * p.across * (1 - 1/cores) / cores
-			lost += p.weight * (p.lost(pack, share) - fork)
-		}
-	}
-	if lost <= 0 {
-		return 0
-	}
-	return moved / lost
-}
-
 // near is what vector kernels are measured against: caches and memory.
 type near struct {
 	cached            float64 // bytes near the processors of the whole machine
 	cache, memoryRate float64 // bytes/s of the machine
 }
 
-// time of a kernel that computes at a rate (FLOP/s of the machine).
-func (n near) time(s sample, rate float64) float64 {
+// traffic is the time in which a kernel's bytes move.
+func (n near) traffic(s sample) float64 {
 	moved := n.memoryRate
 	if s.bytes <= n.cached*s.share {
 		moved = n.cache
 	}
-	return max(s.ideal(rate), s.bytes/(moved*s.share))
+	return s.bytes / (moved * s.share)
+}
+
+// time of a kernel that computes at a rate (FLOP/s of the machine).
+func (n near) time(s sample, rate float64) float64 { return max(s.ideal(rate), n.traffic(s)) }
+
+// fitMoves returns the share of the rate of memory and caches that an op reaches which
+// computes nothing.
+func fitMoves(samples []sample, n near) float64 {
+	factor, _ := balance(samples, n.traffic)
+	return 1 / factor
 }
 
 // fitVector returns the share of the peak rate at which kernels between products

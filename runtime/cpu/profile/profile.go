@@ -49,21 +49,96 @@ type Figure struct {
 // Measure measures this machine in about the given time. It needs the machine for
 // itself to tell what it can do.
 func Measure(ctx context.Context, budget time.Duration) (*Result, error) {
-	cores := goruntime.GOMAXPROCS(0)
-	r := &Result{When: time.Now().UTC().Truncate(time.Second), Machine: machine(cores), Load: load()}
-	begin := time.Now()
-	r.Products = products(ctx, 1, budget/20)
-	if cores > 1 {
-		r.Products = append(r.Products, products(ctx, cores, budget/20)...)
-	}
-	r.Streams = streams(ctx, cores, budget/10)
-	steps, err := timeAll(ctx, workloads(cores), budget*8/10)
+	m, err := Begin(ctx, budget)
 	if err != nil {
 		return nil, err
 	}
-	r.fit(steps, cores)
+	defer m.Close()
+	for range Turns {
+		if err := m.Turn(ctx); err != nil {
+			return nil, err
+		}
+	}
+	return m.Result()
+}
+
+// Turns is in how many turns training steps are timed.
+const Turns = 4
+
+// Measurement is a measurement in progress. What is to be held against it may be timed
+// between its turns, so that both find the machine in the same state.
+type Measurement struct {
+	result Result // but for what is fitted
+	cores  int
+	steps  []*running
+	turn   time.Duration // that a turn may take
+	round  time.Duration // that a step of each workload took lately
+}
+
+// Begin measures the rates of single kernels, and prepares the training steps of [Turns]
+// turns, all in about the given time. It is to be closed.
+func Begin(ctx context.Context, budget time.Duration) (*Measurement, error) {
+	cores := goruntime.GOMAXPROCS(0)
+	m := &Measurement{cores: cores, turn: budget * 9 / 10 / Turns}
+	m.result = Result{When: time.Now().UTC().Truncate(time.Second), Machine: machine(cores), Load: load()}
+	begin := time.Now()
+	r := &m.result
+	r.Products = products(ctx, 1, budget/40)
+	if cores > 1 {
+		r.Products = append(r.Products, products(ctx, cores, budget/40)...)
+	}
+	r.Streams = streams(ctx, cores, budget/20)
+	for _, w := range workloads(cores) {
+		s, err := w.start()
+		if err != nil {
+			m.Close()
+			return nil, err
+		}
+		m.steps = append(m.steps, s)
+	}
+	if err := m.each(ctx, 1); err != nil {
+		m.Close()
+		return nil, err
+	}
 	r.Took = time.Since(begin)
-	return r, r.Cluster.Validate()
+	return m, nil
+}
+
+// Turn times as many steps of each workload as there is time for.
+func (m *Measurement) Turn(ctx context.Context) error {
+	return m.each(ctx, max(1, int(m.turn/m.round)-1))
+}
+
+// each times so many steps of each workload, after one that finds its memory in no cache.
+func (m *Measurement) each(ctx context.Context, steps int) error {
+	begin := time.Now()
+	for _, s := range m.steps {
+		if err := s.run(ctx, steps); err != nil {
+			return err
+		}
+	}
+	took := time.Since(begin)
+	m.round = took / time.Duration(1+steps)
+	m.result.Took += took
+	return nil
+}
+
+// Result makes figures of what has been measured so far.
+func (m *Measurement) Result() (*Result, error) {
+	r := m.result
+	var steps []*timedStep
+	for _, s := range m.steps {
+		steps = append(steps, s.average())
+	}
+	r.fit(steps, m.cores)
+	return &r, r.Cluster.Validate()
+}
+
+// Close ends the workloads.
+func (m *Measurement) Close() {
+	for _, s := range m.steps {
+		s.exec.Close()
+	}
 }
 
 // fit makes the constants.
@@ -90,34 +165,33 @@ func (r *Result) fit(steps []*timedStep, cores int) {
 		}
 	}
 	start := overhead(steps) // of an instruction that does nothing
-	of := func(class string, op ir.Op) []sample { return samples(steps, cores, class, op, start) }
-
-	around, both := near{cached, cache, memory}, pairs(steps, float64(cores), cached/float64(cores))
-	off := map[string]float64{}
-	matmul, half, pack, offProducts := fitProducts(of(productClass, ir.OpInvalid), peak)
+	around, off := near{cached, cache, memory}, map[string]float64{}
+	of := func(class string, op ir.Op) []sample { return samples(steps, cores, class, op, start, around) }
+	p, offProducts := fitProducts(of(productClass, ir.OpInvalid), peak, float64(cores))
 	off[productClass] = offProducts
-	threads := fitThreads(both)
-	divided, fork := fitDivided(both, pack)
-	divided = curve.Share(divided)
 	d := cost.Device{
 		Name: r.Machine, Shared: true, Cores: cores, Memory: installed(), FLOPS: map[string]float64{"f32": curve.Round(core)},
-		MemoryBandwidth: curve.Round(memory), LaunchOverhead: curve.Round(gap + start), Fork: curve.Round(fork), Pack: curve.Round(pack),
-		Efficiency: cost.Efficiency{Matmul: curve.Share(matmul), MatmulHalf: curve.Round(half), Memory: 1, Threads: curve.Share(threads), Divided: divided},
-		Cache:      &cost.Cache{Memory: int64(cached), Bandwidth: curve.Round(cache), Remote: curve.Round(fitRemote(both, pack, divided, fork, float64(cores)))},
+		MemoryBandwidth: curve.Round(memory), LaunchOverhead: curve.Round(gap + start), Fork: curve.Round(p.fork), Pack: curve.Round(p.pack),
+		Efficiency: cost.Efficiency{Matmul: curve.Share(p.efficiency), MatmulHalf: curve.Round(p.half), Memory: 1, Threads: curve.Share(fitThreads(pairs(steps, float64(cores))))},
+		Cache:      &cost.Cache{Memory: int64(cached), Bandwidth: curve.Round(cache), Remote: curve.Round(p.remote)},
 		Kernels:    map[string]float64{},
 	}
 	e := &d.Efficiency
-	e.Attention, e.AttentionHalf, off[attentionClass] = fitAttention(of(attentionClass, ir.OpInvalid), peak)
-	e.Vector, off[vectorClass] = fitVector(of(vectorClass, ir.OpInvalid), peak, around)
-	e.Attention, e.AttentionHalf, e.Vector = curve.Share(e.Attention), curve.Round(e.AttentionHalf), curve.Share(e.Vector)
+	share, half, _ := fitAttention(of(attentionClass, ir.OpAttention), peak)
+	e.Attention, e.AttentionHalf = curve.Share(share), curve.Round(half)
+	share, half, off[attentionClass] = fitAttention(of(attentionClass, ir.OpAttentionGrad), peak)
+	e.AttentionGradHalf = curve.Round(half)
+	for _, op := range []ir.Op{ir.OpAttentionGrad, ir.OpAttentionKVGrad} { // the same kernel
+		d.Kernels[op.String()] = curve.Share(share)
+	}
+	share, off[vectorClass] = fitVector(of(vectorClass, ir.OpInvalid), peak, around)
+	e.Vector = curve.Share(share)
 	for _, op := range ir.Ops() {
-		if all := of(attentionClass, op); len(all) > 0 {
-			share, _ := attentionShare(all, peak, e.AttentionHalf)
-			d.Kernels[op.String()] = curve.Share(share)
-		}
 		if all := of(vectorClass, op); len(all) > 0 && all[0].flops > 0 {
 			share, _ := fitVector(all, peak, around)
 			d.Kernels[op.String()] = curve.Share(share)
+		} else if len(all) > 0 && slices.Contains(cost.KernelOps(), op.String()) {
+			d.Kernels[op.String()] = curve.Share(fitMoves(all, around))
 		}
 	}
 	link := cost.Link{Bandwidth: memory, Efficiency: 1}

@@ -26,21 +26,25 @@ type workload struct {
 }
 
 // workloads are small models at sizes apart from each other, each by one rank with
-// all threads and by one rank a core, whose collectives are timed too. The narrowest has
-// layers enough that it finds no more near the cores than a deep model does; it is in small
-// parts, too, which tell what it costs to divide a kernel, and so is one of the widest, whose products have few rows for what they
-// pack. One has its parameters gathered where they are read, in every micro-batch, so that ranks meet all
-// the time. The last is by two ranks a core, as the one before it but for that.
+// all threads and by one rank a core, which tells what it costs to divide a kernel. The narrowest
+// has layers enough to find no more near the cores than a deep model does. Two are in small parts,
+// whose products have few rows for what they pack. Of ranks with a core each, gradients are summed
+// whole, or for the rank that updates them, and those of the last two have their parameters
+// gathered where they are read, in every micro-batch, so that ranks meet all the time: one rank a
+// core, and two, which tells what a turn costs.
 func workloads(cores int) []workload {
 	var all []workload
-	for _, w := range []workload{{6, 4, 128, 64, 6 * cores, 1, 0, 1}, {1, 4, 256, 128, 4 * cores, 1, 0, 1}, {1, 6, 384, 256, 2 * cores, 1, 0, 1}, {6, 4, 128, 64, 6 * cores, 1, 0, 6}, {1, 6, 384, 128, 2 * cores, 1, 0, 2}} {
+	for i, w := range []workload{
+		{6, 4, 128, 64, 6 * cores, 1, 0, 1}, {1, 4, 256, 128, 4 * cores, 1, 0, 1}, {1, 6, 384, 256, 2 * cores, 1, 0, 1},
+		{6, 4, 128, 64, 6 * cores, 1, 0, 6}, {1, 6, 384, 128, 2 * cores, 1, 0, 2},
+	} {
 		all = append(all, w)
-		if w.ranks = cores; cores > 1 {
+		if w.ranks, w.zero = cores, i%3; cores > 1 {
 			all = append(all, w)
 		}
 	}
 	if cores > 1 {
-		all = append(all, workload{6, 4, 128, 64, 6 * cores, cores, 3, 3}, workload{6, 4, 128, 64, 6 * cores, 2 * cores, 3, 3})
+		all = append(all, workload{3, 4, 128, 64, 6 * cores, cores, 3, 3}, workload{3, 4, 128, 64, 6 * cores, 2 * cores, 3, 3})
 	}
 	return all
 }
@@ -127,10 +131,9 @@ func (w workload) start() (*running, error) {
 	return r, r.exec.InitParams(s.prog, 1)
 }
 
-// run runs steps for about as long as it may.
-func (r *running) run(ctx context.Context, budget time.Duration) error {
-	const warm = 1
-	for begin, n := time.Now(), 0; n <= warm || time.Since(begin) < budget; n++ {
+// run times so many steps after one that finds its memory in no cache.
+func (r *running) run(ctx context.Context, steps int) error {
+	for n := range 1 + steps {
 		for i := range r.spans {
 			r.spans[i] = r.spans[i][:0]
 		}
@@ -138,39 +141,11 @@ func (r *running) run(ctx context.Context, budget time.Duration) error {
 		if _, err := r.exec.Step(ctx, r.prog, r.feeds); err != nil {
 			return err
 		}
-		if took := time.Since(start); n >= warm {
+		if took := time.Since(start); n > 0 {
 			r.runs = append(r.runs, r.spent(took, r.spans))
 		}
 	}
 	return nil
-}
-
-// timeAll times workloads in about the given time. They take turns, so that what else the
-// machine does troubles all alike.
-func timeAll(ctx context.Context, all []workload, budget time.Duration) ([]*timedStep, error) {
-	var ready []*running
-	for _, w := range all {
-		r, err := w.start()
-		if err != nil {
-			return nil, err
-		}
-		defer r.exec.Close()
-		ready = append(ready, r)
-	}
-	const turns = 5
-	for range turns {
-		for _, r := range ready {
-			if err := r.run(ctx, budget/turns/time.Duration(len(ready))); err != nil {
-				return nil, err
-			}
-		}
-	}
-	var steps []*timedStep
-	for _, r := range ready {
-		r.average(r.runs)
-		steps = append(steps, r.timedStep)
-	}
-	return steps, nil
 }
 
 // timedRun is one step: what it took and what its instructions did.
@@ -214,10 +189,12 @@ func (s *timedStep) spent(took time.Duration, spans [][]runtime.Span) timedRun {
 	return run
 }
 
-// average takes the times from the tenth of the steps that took least.
-func (s *timedStep) average(steps []timedRun) {
-	slices.SortFunc(steps, func(a, b timedRun) int { return int(a.took - b.took) })
-	quiet := steps[:max(1, len(steps)/10)]
+// average returns the step with the times of the tenth of the runs that took least.
+func (r *running) average() *timedStep {
+	s := *r.timedStep
+	s.instrs = slices.Clone(s.instrs)
+	runs := slices.SortedFunc(slices.Values(r.runs), func(a, b timedRun) int { return int(a.took - b.took) })
+	quiet := runs[:max(1, len(runs)/10)]
 	for _, run := range quiet {
 		s.seconds += run.took.Seconds() / float64(len(quiet))
 		s.waited += run.waited.Seconds() / float64(len(quiet))
@@ -225,7 +202,8 @@ func (s *timedStep) average(steps []timedRun) {
 			s.instrs[i].seconds += d.Seconds() / float64(len(quiet))
 		}
 	}
-	s.spread = steps[len(steps)/2].took.Seconds()/s.seconds - 1
+	s.spread = runs[len(runs)/2].took.Seconds()/s.seconds - 1
+	return &s
 }
 
 // each calls f with what rank 0 runs in a step, bucket by bucket; all ranks run as much.
@@ -264,10 +242,12 @@ const (
 	collectiveClass = "collective"
 )
 
+// divisible is how many seconds of a core a kernel takes at least that is worth dividing.
+const divisible = 10e-6
+
 // pairs returns what one rank a core and one rank with all cores both ran, but for kernels
-// so short that dividing them is no gain. A core has so many bytes near it.
-func pairs(steps []*timedStep, cores, near float64) []pair {
-	const least = 10e-6 // seconds, of a core's share
+// so short that dividing them is no gain.
+func pairs(steps []*timedStep, cores float64) []pair {
 	var all []pair
 	for i, s := range steps {
 		if s.ranks > 1 || i+1 == len(steps) || steps[i+1].ranks == 1 {
@@ -285,11 +265,7 @@ func pairs(steps []*timedStep, cores, near float64) []pair {
 			if of.work.FLOPs > 0 {
 				part = of.work.FLOPs / in.work.FLOPs / cores
 			}
-			p := pair{float64(of.work.Across), in.seconds * part, of.seconds, 1 / s.seconds, of.work.Packed(cores) - in.work.Packed(1)*part}
-			if of.work.Class != productClass {
-				p.across = min(p.across, near)
-			}
-			if p.apart > least {
+			if p := (pair{in.seconds * part, of.seconds, 1 / s.seconds}); p.apart > divisible {
 				all = append(all, p)
 			}
 		}
@@ -317,16 +293,25 @@ func (s *timedStep) price(c *cost.Cluster) (seconds float64, meetings int) {
 }
 
 // samples returns the instructions of a class, or of one op of it, by ranks that have a
-// core each, their times without the overhead of an instruction.
-func samples(steps []*timedStep, cores int, class string, op ir.Op, overhead float64) []sample {
+// core each, and of products those by ranks that have more as well; their times without the
+// overhead of an instruction.
+func samples(steps []*timedStep, cores int, class string, op ir.Op, overhead float64, around near) []sample {
 	var all []sample
 	for _, s := range steps {
-		if s.ranks != cores {
+		own := float64(cores) / float64(s.ranks)
+		if own != 1 && class != productClass {
 			continue
 		}
 		for _, in := range s.instrs {
-			if seconds := in.seconds - overhead; in.work.Class == class && (op == ir.OpInvalid || in.op == op) && seconds > 0 && in.seconds > 2e-6 {
-				all = append(all, sample{1 / float64(s.ranks), in.work.FLOPs, float64(in.work.Bytes), in.work.Keys, in.work.Packed(1), seconds, 1 / s.seconds})
+			if in.work.Class != class || op != ir.OpInvalid && in.op != op || in.seconds < 2e-6 || own > 1 && in.seconds < divisible {
+				continue
+			}
+			if seconds := in.seconds - overhead; seconds > 0 {
+				packed, moved := in.work.Packed(own, around.cached/float64(cores))
+				all = append(all, sample{
+					share: 1 / float64(s.ranks), flops: in.work.FLOPs, bytes: float64(in.work.Bytes), keys: in.work.Keys, packed: packed,
+					across: float64(in.work.Across), moved: moved / around.memoryRate * float64(cores), seconds: seconds, weight: 1 / s.seconds,
+				})
 			}
 		}
 	}

@@ -39,15 +39,15 @@ func (r *Result) WriteYAML(w io.Writer) error {
 	line("  turn: %s", curve.Number(d.Turn))
 	line("  # seconds that a kernel loses which several cores divide for one rank")
 	line("  fork: %s", curve.Number(d.Fork))
-	line("  # seconds in which a core packs a number of the right-hand matrix of a product")
+	line("  # seconds in which a core packs a number of a matrix for a product")
 	line("  pack: %s", curve.Number(d.Pack))
 	line("  # Shares of the peak that instructions of training steps reach: products%s,", r.spread("device.efficiency.matmul"))
 	line("  # attention%s, what is between them%s", r.spread("device.efficiency.attention"), r.spread("device.efficiency.vector"))
 	e := d.Efficiency
-	line("  # and of their rate that cores keep which compute for one rank: all in all while others wait, and which divide a kernel beside fork")
-	line("  efficiency: {matmul: %s, matmul_half_flops: %s, attention: %s, attention_half_keys: %s, vector: %s, memory: %s, threads: %s, divided: %s}",
-		curve.Number(e.Matmul), curve.Number(e.MatmulHalf), curve.Number(e.Attention), curve.Number(e.AttentionHalf), curve.Number(e.Vector), curve.Number(e.Memory), curve.Number(e.Threads), curve.Number(e.Divided))
-	line("  # by op, where it was timed")
+	line("  # and of their rate that cores keep, all in all, which compute for one rank while others wait")
+	line("  efficiency: {matmul: %s, matmul_half_flops: %s, attention: %s, attention_half_keys: %s, attention_grad_half_keys: %s, vector: %s, memory: %s, threads: %s}",
+		curve.Number(e.Matmul), curve.Number(e.MatmulHalf), curve.Number(e.Attention), curve.Number(e.AttentionHalf), curve.Number(e.AttentionGradHalf), curve.Number(e.Vector), curve.Number(e.Memory), curve.Number(e.Threads))
+	line("  # by op, where it was timed; of one that computes nothing, of the rate of memory or cache")
 	line("  kernels:")
 	for _, op := range slices.Sorted(maps.Keys(d.Kernels)) {
 		line("    %s: %s", op, curve.Number(d.Kernels[op]))
