@@ -129,7 +129,7 @@ func (s *Study) ask(x setting) (*Option, error) {
 	start := time.Now()
 	found, err := planner.Search(graphs[0], x.batch, x.cluster, planner.Options{
 		PlanNGPUs: s.unit(x.ranks), RuntimeNGPUs: x.ranks, MemoryLimit: x.limit, Policy: x.policy, Eval: graphs[1],
-		MicroBatch: int(s.doc.Config.Batch.Micro), Pins: s.pins(), LossSlices: s.doc.Plan.LossSlices,
+		MicroBatch: int(s.doc.Config.Batch.Micro), Pins: s.pins(),
 	})
 	s.Searches++
 	s.Seconds += time.Since(start).Seconds()

@@ -39,14 +39,29 @@ func inLossSlices() []mutant {
 		old:  "s.head, s.last, s.phase = append(s.head, n), i, n.Phase", new: "s.head, s.last = append(s.head, n), i",
 		pkg: ".", run: "^TestLossSlicesTakeLess$",
 	}, {
-		bug: "plans with the loss in slices are priced without", how: "by the search",
-		file: "planner/options.go",
-		old:  "return partition.SliceLoss(g, o.LossSlices)", new: "return g, nil",
+		bug: "plans with the loss in slices are priced without", how: "by programs that stand for theirs",
+		file: "planner/blueprint.go",
+		old:  "Offload: key.offload, LossSlices: key.slices,", new: "Offload: key.offload,",
 		pkg: "./planner", run: "^TestLossSlicesArePlanned$",
 	}, {
-		bug: "plans with the loss in slices are priced without", how: "by the estimator",
-		file: "planner/estimate.go",
-		old:  "g, err := partition.SliceLoss(g, plan.LossSlices)", new: "g, err := partition.SliceLoss(g, min(plan.LossSlices, 1))",
-		pkg: "./planner", run: "^TestLossSlicesArePlanned$",
+		bug: "slices of the loss are not looked at where they pay", how: "as half of the most fit",
+		file: "planner/slices.go",
+		old:  "o.slices = 2 * max(1, o.slices)", new: "o.slices = 2 * max(1, min(o.slices, 1))",
+		pkg: "./planner", run: "^TestSlicesAreSearched$",
+	}, {
+		bug: "slices of the loss are not looked at where they pay", how: "as the last position keeps logits without them",
+		file: "planner/slices.go",
+		old:  "	p.leaveHead(&p.memory[last])\n", new: "",
+		pkg: "./planner", run: "^TestSlicesAreSearched$",
+	}, {
+		bug: "slices of the loss are not looked at where they pay", how: "as values that weights' gradients read count twice",
+		file: "planner/slices.go",
+		old:  "x.block && !x.apart && x.Body", new: "x.block && x.Body",
+		pkg: "./planner", run: "^TestCostIsSimulation$",
+	}, {
+		bug: "a certificate leaves out slices of the loss", how: "and nobody minds",
+		file: "planner/declared.go",
+		old:  "return append([]int{0}, d.slices...)", new: "return []int{0}",
+		pkg: "./planner", run: "^TestSlicesAreSearched$",
 	}}
 }

@@ -369,7 +369,7 @@ func (b *blueprints) find(p *partition.Plan) (*blueprint, error) {
 	two := func(n int) int { return min(n, 2) }
 	key := structure{
 		dp: two(p.DataParallel()), cp: two(p.ContextParallel()), tp: two(p.TP), chunks: min(p.Chunks(), fewChunks),
-		sharding:   sharding{zero: p.ZeRO, sequence: p.SequenceParallel, overlap: p.Overlap, offload: p.Offload, split: split{batch: p.BatchParallel}},
+		sharding:   sharding{zero: p.ZeRO, sequence: p.SequenceParallel, overlap: p.Overlap, offload: p.Offload, slices: slicesOf(p), split: split{batch: p.BatchParallel}},
 		overlapTP:  p.OverlapTP,
 		placements: placementText(p.Placements),
 	}
@@ -461,7 +461,7 @@ func (b *blueprints) lazy(key structure, placements []partition.Placement) *blue
 	}
 	ranks := key.dp * key.cp * key.tp * key.stages / key.chunks
 	p := partition.Plan{
-		PlanNGPUs: ranks, RuntimeNGPUs: ranks, DP: key.dp, TP: key.tp, TPRows: key.rows, ZeRO: key.zero, ZeROGroup: key.group, Offload: key.offload,
+		PlanNGPUs: ranks, RuntimeNGPUs: ranks, DP: key.dp, TP: key.tp, TPRows: key.rows, ZeRO: key.zero, ZeROGroup: key.group, Offload: key.offload, LossSlices: key.slices,
 		SequenceParallel: key.sequence, BatchParallel: key.batch, Overlap: key.overlap, OverlapTP: key.overlapTP, Stages: make([]partition.Stage, key.stages), Placements: placements,
 	}
 	if key.cp > 1 {

@@ -100,7 +100,7 @@ func (b *brute) run() {
 															if all == 1 && !split.batch && (zero > 0 || overlap) {
 																continue
 															}
-															b.sizes(s, outline{d, sharding{zero, group, sequence, overlap, offload, split}, chunks, ranks}, (b.batch+all-1)/all)
+															b.sizes(s, outline{d, sharding{zero, group, sequence, overlap, offload, 0, split}, chunks, ranks}, (b.batch+all-1)/all)
 														}
 													}
 												}
@@ -171,11 +171,12 @@ func (b *brute) sizes(s *searcher, o outline, local int) {
 	for size := 1; size <= local; size++ {
 		plan := skel.plan
 		plan.MicroBatch, plan.OverlapTP = size, beside
-		if !o.inStep(size, plan.DataParallel(), b.batch) || o.batch && size < o.tp {
+		asked := b.opts.MicroBatch == 0 || size == min(b.opts.MicroBatch, local)
+		if !asked || !o.inStep(size, plan.DataParallel(), b.batch) || o.batch && size < o.tp {
 			continue
 		}
 		if o.chunks > 1 {
-			b.interleaved(plan)
+			b.sliced(plan, b.interleaved)
 			continue
 		}
 		if b.opts.Schedule == partition.Interleaved {
@@ -195,8 +196,8 @@ func (b *brute) sizes(s *searcher, o outline, local int) {
 // interleaved goes through the even cut with the same recomputation in all blocks
 // of a rank: least work is none, norms and activation functions, all.
 func (b *brute) interleaved(plan partition.Plan) {
-	if plan.Schedule = partition.Interleaved; b.counting {
-		b.plans++
+	plan.Schedule = partition.Interleaved
+	if b.plans++; b.counting {
 		return
 	}
 	stages := len(plan.Stages)
@@ -237,15 +238,45 @@ func (b *brute) interleaved(plan partition.Plan) {
 		}
 		line, err := sim.Run(prog, b.cluster, sim.Options{})
 		require.NoError(b.t, err)
-		b.plans++
 		x := &candidate{plan: &p, time: line.Step}
 		for _, st := range prog.Stages {
 			x.peaks = append(x.peaks, st.Arena())
+		}
+		if b.fitsWithFewer(&p) {
+			return
 		}
 		if b.best == nil || x.less(b.best) {
 			b.best = x
 		}
 	}
+}
+
+// sliced calls try with a plan and, where it may have them, those with the loss in slices.
+func (b *brute) sliced(plan partition.Plan, try func(partition.Plan)) {
+	try(plan)
+	for n := 2; n <= 16 && b.tokens%n == 0 && plan.ContextParallel() == 1 && b.opts.LossSlices == 0 && !b.counting; n *= 2 {
+		plan.LossSlices = n
+		try(plan)
+	}
+}
+
+// fitsWithFewer reports whether a plan fits with half as many slices of the loss.
+func (b *brute) fitsWithFewer(p *partition.Plan) bool {
+	if p.LossSlices == 0 {
+		return false
+	}
+	fewer := *p
+	if fewer.LossSlices /= 2; fewer.LossSlices == 1 {
+		fewer.LossSlices = 0
+	}
+	prog, err := codegen.Compile(b.g, &fewer, b.batch, nil)
+	require.NoError(b.t, err)
+	for i, st := range prog.Stages {
+		if st.Arena() > b.limitAt(&fewer, i) {
+			return false
+		}
+	}
+	return true
 }
 
 // limitAt is what a rank at a position may take.
@@ -291,21 +322,29 @@ func (b *brute) recomputations(plan partition.Plan, cut []partition.Stage) {
 		if b.plans++; b.counting {
 			return
 		}
-		p := plan
-		p.Stages = stages
-		prog, err := codegen.Compile(b.g, &p, b.batch, nil)
-		require.NoError(b.t, err)
-		line, err := sim.Run(prog, b.cluster, sim.Options{})
-		require.NoError(b.t, err)
-		x := &candidate{plan: &p, time: line.Step}
-		fits := true
-		for i, st := range prog.Stages {
-			x.peaks = append(x.peaks, st.Arena())
-			fits = fits && st.Arena() <= b.limitAt(&p, i)
-		}
-		if fits && (b.best == nil || x.less(b.best)) {
-			b.best = x
-		}
+		fits := false
+		plan.Stages = stages
+		b.sliced(plan, func(p partition.Plan) { // more slices where fewer do not fit
+			if fits {
+				return
+			}
+			prog, err := codegen.Compile(b.g, &p, b.batch, nil)
+			require.NoError(b.t, err)
+			x := &candidate{plan: &p}
+			fits = true
+			for i, st := range prog.Stages {
+				x.peaks = append(x.peaks, st.Arena())
+				fits = fits && st.Arena() <= b.limitAt(&p, i)
+			}
+			if !fits {
+				return
+			}
+			line, err := sim.Run(prog, b.cluster, sim.Options{})
+			require.NoError(b.t, err)
+			if x.time = line.Step; b.best == nil || x.less(b.best) {
+				b.best = x
+			}
+		})
 	}
 	try(nil)
 }

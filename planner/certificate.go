@@ -42,6 +42,7 @@ import (
 //   - attention, MLP or both cut in two dimensions over a grid of tensor-parallel ranks with no
 //     more rows than columns, under the same conditions or of sixteen such ranks or more, but
 //     not beside replicated modules, nor, with context parallelism, beside ZeRO in groups;
+//   - the loss in 2, 4, 8 or 16 slices where they are equal, without context parallelism, of plans that do not fit with half as many;
 //   - micro-batch sizes: all up to 16 sequences, and the divisors and powers of two of
 //     more;
 //   - schedules 1f1b, gpipe, zero-bubble and interleaved;
@@ -78,8 +79,9 @@ type Certificate struct {
 // Region is a part of the space, with the reason why no plan of it is faster than the
 // winner.
 type Region struct {
-	outline            // but for ranks
+	outline            // but for ranks and slices
 	ranks     []string // as in [partition.Plan.RankOrder]
+	slices    []int    // of the loss, 0 for one
 	sizes     []int
 	schedules []partition.Schedule
 	reason    reason
@@ -142,7 +144,7 @@ func (s *searcher) regions(winner cost.Picoseconds) []Region {
 	points, met := map[cell]*point{}, map[outline]bool{}
 	for _, p := range s.looked {
 		t := &p.pipe.template
-		o := outline{p.degrees, sharding{t.ZeRO, t.ZeROGroup, t.SequenceParallel, t.Overlap, t.Offload, p.split}, t.Chunks(), t.RankOrder}
+		o := p.outline()
 		points[cell{o, t.MicroBatch, t.Schedule}], met[o] = p, true
 	}
 	floors := map[outline][]sized{}
@@ -182,7 +184,7 @@ func (s *searcher) regions(winner cost.Picoseconds) []Region {
 		}
 		for _, x := range s.regionsOf(o, winner, twins, points, floors) {
 			at := slices.IndexFunc(regions[first:], func(r Region) bool {
-				return o.ranks != "" && r.ranks[0] != "" && r.reason == x.reason && slices.Equal(r.sizes, x.sizes) && slices.Equal(r.schedules, x.schedules) && r.unit == x.unit && r.as == x.as
+				return o.ranks != "" && r.ranks[0] != "" && r.reason == x.reason && slices.Equal(r.slices, x.slices) && slices.Equal(r.sizes, x.sizes) && slices.Equal(r.schedules, x.schedules) && r.unit == x.unit && r.as == x.as
 			})
 			if at < 0 {
 				regions = append(regions, x)
@@ -198,36 +200,60 @@ func (s *searcher) regions(winner cost.Picoseconds) []Region {
 
 // regionsOf is regions for an outline.
 func (s *searcher) regionsOf(o outline, winner cost.Picoseconds, twins map[outline]twin, points map[cell]*point, floors map[outline][]sized) []Region {
-	whole := Region{outline: o, ranks: []string{o.ranks}, sizes: s.sizes(o), schedules: schedules(s.opts, o.pp, o.chunks)}
-	whole.outline.ranks = ""
-	if s.refusals[o] != nil {
-		whole.reason = refused
+	whole := Region{outline: o, ranks: []string{o.ranks}, slices: []int{o.slices}, sizes: s.sizes(o), schedules: schedules(s.opts, o.pp, o.chunks)}
+	whole.outline.ranks, whole.outline.slices = "", 0
+	more := s.slicesBeside(o)
+	_, twin := twins[o]
+	if s.refusals[o] != nil || twin {
+		whole.reason, whole.unit, whole.as = refused, twins[o].unit, twins[o].ranks
+		if twin {
+			whole.reason = byTwin
+		}
+		whole.slices = append(whole.slices, more...)
 		return []Region{whole}
 	}
-	if x, found := twins[o]; found {
-		whole.reason, whole.unit, whole.as = byTwin, x.unit, x.ranks
-		return []Region{whole}
+	left := floors[o]
+	regions := s.regionsIn(&whole, o, winner, points, left)
+	for _, o.slices = range more {
+		for _, x := range s.regionsIn(&whole, o, winner, points, left) {
+			regions = merge(regions, 0, x, func(r *Region) { r.slices = append(r.slices, o.slices) }, func(r *Region) bool {
+				return r.slices[len(r.slices)-1] < o.slices && slices.Equal(r.sizes, x.sizes) && slices.Equal(r.schedules, x.schedules)
+			})
+		}
+	}
+	return regions
+}
+
+// regionsIn is regions for an outline with one number of slices of the loss.
+func (s *searcher) regionsIn(whole *Region, o outline, winner cost.Picoseconds, points map[cell]*point, floors []sized) []Region {
+	if s.refusals[o] != nil {
+		all := *whole
+		all.slices, all.reason = []int{o.slices}, refused
+		return []Region{all}
 	}
 	var regions []Region
 	for _, size := range whole.sizes {
 		at := len(regions)
 		for _, schedule := range whole.schedules {
-			x := Region{outline: whole.outline, ranks: whole.ranks, sizes: []int{size}, schedules: []partition.Schedule{schedule}}
+			x := Region{outline: whole.outline, ranks: whole.ranks, slices: []int{o.slices}, sizes: []int{size}, schedules: []partition.Schedule{schedule}}
 			if p := points[cell{o, size, schedule}]; p != nil {
 				p.say(&x, winner)
 			} else {
-				x.leave(floors[o], winner)
+				x.leave(floors, winner)
 			}
-			regions = merge(regions, at, x, func(r *Region) { r.schedules = append(r.schedules, schedule) })
+			regions = merge(regions, at, x, func(r *Region) { r.schedules = append(r.schedules, schedule) }, nil)
 		}
 		found := slices.Clone(regions[at:])
 		regions = regions[:at]
 		for i := range found {
-			regions = merge(regions, 0, found[i], func(r *Region) { r.sizes = append(r.sizes, size) }, found[i].schedules...)
+			regions = merge(regions, 0, found[i], func(r *Region) { r.sizes = append(r.sizes, size) }, func(r *Region) bool { return slices.Equal(r.schedules, found[i].schedules) })
 		}
 	}
 	return regions
 }
+
+// points is how many cells a region has.
+func (r *Region) points() int { return len(r.ranks) * len(r.slices) * len(r.sizes) * len(r.schedules) }
 
 // cells lists the outlines of a region with the sizes of micro-batches and schedules.
 func (r *Region) cells() iter.Seq[cell] {
@@ -235,10 +261,12 @@ func (r *Region) cells() iter.Seq[cell] {
 		for _, ranks := range r.ranks {
 			o := r.outline
 			o.ranks = ranks
-			for _, size := range r.sizes {
-				for _, schedule := range r.schedules {
-					if !yield(cell{o, size, schedule}) {
-						return
+			for _, o.slices = range r.slices {
+				for _, size := range r.sizes {
+					for _, schedule := range r.schedules {
+						if !yield(cell{o, size, schedule}) {
+							return
+						}
 					}
 				}
 			}
@@ -277,9 +305,13 @@ func (s *searcher) twins(all []outline, left, met map[outline]bool) map[outline]
 	return twins
 }
 
-// leave says why a cell was not looked at, by the floors of its outline.
+// leave says why a cell was not looked at, by the floors of its outline, which are those of any number of slices of the loss.
 func (r *Region) leave(floors []sized, winner cost.Picoseconds) {
 	at := slices.IndexFunc(floors, func(x sized) bool { return x.size == r.sizes[0] && x.schedule == r.schedules[0] })
+	if at < 0 { // but not with more of those
+		r.reason = spares
+		return
+	}
 	switch x := &floors[at]; {
 	case x.floor < winner:
 		r.reason = spares
@@ -326,10 +358,10 @@ func (p *pipeline) holds(limit int64) int {
 }
 
 // merge adds a region to those from the given one on, or to one of them with the same
-// reason, and the same schedules if they are given. The weaker bound is that of both.
-func merge(regions []Region, from int, x Region, into func(*Region), schedules ...partition.Schedule) []Region {
+// reason that is like it unless that is nil. The weaker bound is that of both.
+func merge(regions []Region, from int, x Region, into func(*Region), like func(*Region) bool) []Region {
 	for i := from; i < len(regions); i++ {
-		if r := &regions[i]; r.reason == x.reason && (schedules == nil || slices.Equal(r.schedules, schedules)) {
+		if r := &regions[i]; r.reason == x.reason && (like == nil || like(r)) {
 			into(r)
 			r.bound, r.holds = min(r.bound, x.bound), max(r.holds, x.holds)
 			return regions
@@ -378,6 +410,13 @@ func (c *Certificate) Marshal() []byte {
 		if r.rows > 0 {
 			number("rows", r.rows)
 			word("grid", r.grid)
+		}
+		if len(r.slices) > 1 || r.slices[0] > 0 {
+			var counts []int
+			for _, n := range r.slices {
+				counts = append(counts, max(1, n))
+			}
+			word("slices", rangesText(counts))
 		}
 		if ranks := strings.Join(r.ranks, ","); ranks != "" {
 			word("ranks", ranks)
@@ -516,7 +555,7 @@ func parseCertificate(data []byte) (c *Certificate, line int, err error) {
 
 // parseRegion reads the line of a region.
 func parseRegion(word, text string) (Region, error) {
-	r := Region{reason: reason(word), ranks: []string{""}}
+	r := Region{reason: reason(word), ranks: []string{""}, slices: []int{0}}
 	last := map[reason]string{byTrunk: "bound", byStages: "bound", byCuts: "bound", byMemory: "holds", byTwin: "of"}[r.reason]
 	if last == "" && r.reason != refused && r.reason != bySearch && r.reason != spares {
 		return r, fmt.Errorf("%q is no reason, must be one of trunk stages cuts memory alike refused searched spares", word)
@@ -575,6 +614,17 @@ func parseRegion(word, text string) (Region, error) {
 	if strings.Contains(text, " rows=") { // or on a grid
 		read["rows"] = number(&r.rows)
 		read["grid"] = func(text string) error { r.grid = text; return nil }
+	}
+	if strings.Contains(text, " slices=") { // those with the loss in one do without
+		read["slices"] = func(text string) (err error) {
+			r.slices, err = parseRanges(text)
+			for i, n := range r.slices {
+				if n == 1 {
+					r.slices[i] = 0
+				}
+			}
+			return err
+		}
 	}
 	if strings.Contains(text, " ranks=") { // those in the usual order do without
 		read["ranks"] = func(text string) error { r.ranks = strings.Split(text, ","); return nil }

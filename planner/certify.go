@@ -101,18 +101,17 @@ func Certify(g *ir.Graph, batch int, c *cost.Cluster, eval *ir.Graph, cert *Cert
 		}
 	}
 	opts.Eval = eval
-	work, err := opts.sliced(g)
-	if err != nil {
+	if err := opts.checkSlices(g); err != nil {
 		return nil, refute(5, "options: %v", err)
 	}
-	s := newSearcher(work, batch, c, opts)
+	s := newSearcher(g, batch, c, opts)
 	s.everywhere = cert.Everywhere
 	if s.limit != cert.Limit {
 		return nil, refute(6, "the limit is %d bytes, but options and cluster give %d", cert.Limit, s.limit)
 	}
 	a := &auditor{
 		searcher: s, cert: cert, audit: &Audit{}, outlines: map[outline]*pending{}, failed: map[outline]error{}, known: map[outline]int{},
-		declared: declared{opts: opts, cluster: c, blocks: s.graphs.blocks, batch: batch, tokens: s.contexts.tokens, everywhere: cert.Everywhere, rates: s.rates, modules: s.layouts.modules(), gridded: s.layouts.gridModules(), ofBlocks: s.layouts.ofBlocks(), vocabulary: s.layouts.vocabulary()},
+		declared: declared{opts: opts, cluster: c, blocks: s.graphs.blocks, batch: batch, tokens: s.contexts.tokens, everywhere: cert.Everywhere, rates: s.rates, slices: s.sliceCounts(), modules: s.layouts.modules(), gridded: s.layouts.gridModules(), ofBlocks: s.layouts.ofBlocks(), vocabulary: s.layouts.vocabulary()},
 	}
 	if err := a.winner(g, eval); err != nil {
 		return nil, err
@@ -149,7 +148,7 @@ func (a *auditor) winner(g, eval *ir.Graph) error {
 	}
 	o := outline{
 		degrees{t.PlanNGPUs, t.DP, t.ContextParallel(), t.TP, t.PP(), a.cluster.Order(t)},
-		sharding{t.ZeRO, t.ZeROGroup, t.SequenceParallel, t.Overlap, t.Offload, a.splitOf(t)}, t.Chunks(), t.RankOrder,
+		sharding{t.ZeRO, t.ZeROGroup, t.SequenceParallel, t.Overlap, t.Offload, slicesOf(t), a.splitOf(t)}, t.Chunks(), t.RankOrder,
 	}
 	for i := range cert.Regions {
 		for c := range cert.Regions[i].cells() {
@@ -198,7 +197,7 @@ func (a *auditor) regions() error {
 		}
 		row := rows[string(r.reason)]
 		row.Regions++
-		points := len(r.ranks) * len(r.sizes) * len(r.schedules)
+		points := r.points()
 		row.Points += points
 		stages := r.pp
 		if r.chunks > 1 {
@@ -224,7 +223,7 @@ func (a *auditor) region(r *Region) error {
 	case byTwin, refused:
 		for _, ranks := range r.ranks {
 			o := r.outline
-			o.ranks = ranks
+			o.ranks, o.slices = ranks, r.slices[0]
 			if err := a.outline(r, o); err != nil {
 				return err
 			}
@@ -260,10 +259,10 @@ func (a *auditor) cell(r *Region, c cell) error {
 	var bound cost.Picoseconds
 	switch r.reason {
 	case byTrunk:
-		bound = a.trunks(o, size, schedule, a.again(o, size, schedule), r.bound)
+		bound = a.trunks(a.usual(o), size, schedule, a.again(o, size, schedule), r.bound)
 	case byStages:
 		var err error
-		if bound, err = a.stages(o, size, schedule, a.again(o, size, schedule), r.bound); err != nil {
+		if bound, err = a.stages(a.usual(o), size, schedule, a.again(o, size, schedule), r.bound); err != nil {
 			return refute(r.line, "%s cannot be compiled: %v", o.text(), err)
 		}
 	case byCuts, byMemory:
@@ -294,6 +293,25 @@ func (a *auditor) cell(r *Region, c cell) error {
 		return refute(r.line, "the bound is %d ps with micro-batches of %d under %s, the certificate says %d", int64(bound), size, schedule, int64(r.bound))
 	}
 	return nil
+}
+
+// usual is an outline with the number of slices of the loss for which there are floors: they hold for all.
+func (a *auditor) usual(o outline) outline {
+	o.slices = a.opts.slices()
+	return o
+}
+
+// fitsWithFewer reports whether a plan fits with half as many slices of the loss, so that it is not in the space.
+func (a *auditor) fitsWithFewer(p *partition.Plan) bool {
+	if p.LossSlices < 2 || a.opts.LossSlices > 0 {
+		return false
+	}
+	fewer := *p
+	if fewer.LossSlices /= 2; fewer.LossSlices == 1 {
+		fewer.LossSlices = 0
+	}
+	peaks, _, err := a.peaks(&fewer)
+	return err == nil && a.over(&fewer, peaks) < 0
 }
 
 // stages bounds the plans of an outline by the trunk, and by all that its stages do in
@@ -383,14 +401,14 @@ func (a *auditor) sample(count int, seed uint64) error {
 	total := 0
 	var until []int
 	for _, x := range a.cert.Regions {
-		total += len(x.ranks) * len(x.sizes) * len(x.schedules)
+		total += x.points()
 		until = append(until, total)
 	}
 	for k := range count {
 		at, _ := slices.BinarySearch(until, 1+r.IntN(total))
 		x := &a.cert.Regions[at]
 		o := x.outline
-		o.ranks = x.ranks[r.IntN(len(x.ranks))]
+		o.ranks, o.slices = x.ranks[r.IntN(len(x.ranks))], x.slices[r.IntN(len(x.slices))]
 		skel, err := a.skeletonOf(o)
 		if err != nil {
 			continue
@@ -406,7 +424,7 @@ func (a *auditor) sample(count int, seed uint64) error {
 				return refute(x.line, "random plan %d of seed %d takes %d ps, %d in its whole program (%v): %s", k, seed, int64(time), int64(p.Step), err, mustJSON(plan))
 			}
 		}
-		if least, err := a.stages(o, size, schedule, nil, never); err != nil || time < least {
+		if least, err := a.stages(a.usual(o), size, schedule, nil, never); err != nil || time < least {
 			return refute(x.line, "random plan %d of seed %d takes %d ps, less than the bound of %d ps: %s", k, seed, int64(time), int64(least), mustJSON(plan))
 		}
 		a.audit.Samples++
@@ -418,7 +436,7 @@ func (a *auditor) sample(count int, seed uint64) error {
 		if err != nil {
 			return refute(x.line, "random plan %d of seed %d does not compile: %v: %s", k, seed, err, mustJSON(plan))
 		}
-		if a.over(plan, peaks) >= 0 {
+		if a.over(plan, peaks) >= 0 || a.fitsWithFewer(plan) {
 			continue
 		}
 		if time < a.cert.Step {

@@ -25,7 +25,7 @@ func (a *auditor) search(r *Region, c cell) error {
 		}
 		return refute(r.line, "%s cannot be compiled: %v", o.text(), err)
 	}
-	if bound, err := a.stages(o, size, schedule, a.again(o, size, schedule), a.cert.Step); err == nil && bound >= a.cert.Step {
+	if bound, err := a.stages(a.usual(o), size, schedule, a.again(o, size, schedule), a.cert.Step); err == nil && bound >= a.cert.Step {
 		return nil
 	}
 	pipe := newPipeline(skel, skel.memoryOf(size), size, schedule)
@@ -85,7 +85,7 @@ func (v *cutAudit) price(cut []partition.Stage) *candidate {
 			}
 		}
 	}
-	if !fits {
+	if !fits || v.fitsWithFewer(plan) {
 		return nil
 	}
 	return &candidate{plan: plan, time: time, peaks: peaks}
@@ -193,6 +193,9 @@ func (v *cutAudit) interleaved() *candidate {
 				}
 				choice[at]++
 			}
+		}
+		if fits && v.fitsWithFewer(x.plan) {
+			return nil
 		}
 		if fits {
 			return x

@@ -136,7 +136,7 @@ func testCostIsSimulation(t *testing.T, seed uint64, kinds int) {
 	if testing.Short() {
 		cases = 30
 	}
-	slack, floors, tighter, compared, interleaved, raised, reached, stoodFor, waiting := 0.0, 0.0, 0.0, 0.0, 0, 0, 0, 0, 0
+	slack, floors, tighter, compared, interleaved, raised, reached, stoodFor, waiting, sliced := 0.0, 0.0, 0.0, 0.0, 0, 0, 0, 0, 0, 0
 	for k := range cases {
 		blocks, batch := 1+r.IntN(8), 1+r.IntN(13)
 		model := tiny(blocks)
@@ -226,6 +226,13 @@ func testCostIsSimulation(t *testing.T, seed uint64, kinds int) {
 		if x := rand.New(rand.NewPCG(seed, uint64(k)+3)); len(gridRows(d.tp)) > 0 && (d.cp == 1 || sh.group == 0) && x.IntN(3) > 0 {
 			all := grids(s.layouts.gridModules(), gridRows(d.tp)[0])
 			sh.split = all[x.IntN(len(all))]
+		}
+		if x := rand.New(rand.NewPCG(seed, uint64(k)+5)); d.cp == 1 && k%6 != 3 && x.IntN(3) == 0 {
+			sh.slices = []int{3, 4, 8}[x.IntN(3)]
+			if model.BlockSize%sh.slices > 0 {
+				sh.slices = 3
+			}
+			sliced++
 		}
 		ranks := ""
 		if orders := rand.New(rand.NewPCG(seed, uint64(k)+1)); kinds == 1 && sh.rows == 0 {
@@ -355,6 +362,23 @@ func testCostIsSimulation(t *testing.T, seed uint64, kinds int) {
 			on.stages = bare.times(b, schedule)
 			on = on.offloaded(sh.offload)
 		}
+		if sh.slices > 0 { // what the search of their number builds on: the same plan with one
+			one := sh
+			one.slices = 0
+			bare, err := s.skeleton(outline{d, one, chunks, ranks})
+			require.NoError(t, err)
+			last, without := d.pp-1, newPipeline(bare, bare.memoryOf(b), b, schedule)
+			without.leaveHead(&without.memory[last])
+			st := cut[last]
+			least := without.memory[last].atLeast(st.Last-st.First, recomputationOf(st), without.room[last])
+			if chunks > 1 {
+				least = without.interleavedPeak(cut, last)
+			}
+			require.LessOrEqual(t, least, prog.Stages[last].Arena(), "seed %d case %d: memory without the head of %+v %+v %+v", seed, k, d, sh, cut)
+			if without.stages = bare.times(b, schedule); schedule != partition.GPipe {
+				require.LessOrEqual(t, without.time(cut)-without.inHead(), p.time(cut), "seed %d case %d: with one slice %+v %+v %s %+v", seed, k, d, sh, schedule, cut)
+			}
+		}
 		if chunks > 1 {
 			for at := range d.pp {
 				require.LessOrEqual(t, p.interleavedPeak(cut, at), prog.Stages[at].Arena(), "seed %d case %d: memory of position %d: %+v %+v %+v", seed, k, at, d, sh, cut)
@@ -400,6 +424,7 @@ func testCostIsSimulation(t *testing.T, seed uint64, kinds int) {
 	}
 	require.Greater(t, interleaved, cases/20)
 	require.Positive(t, raised)
+	require.Positive(t, sliced)
 	require.Positive(t, reached)
 	require.Positive(t, waiting)
 	t.Logf("the memory bound is at most %.1f %% below the arena, the floors are %.1f %% and %.1f %% of the time on average, %d raised by memory, %d by all stages; %d interleaved, %d of more ranks than heads by fewer, updates of %d stages that others wait for", 100*slack, 100*floors/compared, 100*tighter/compared, raised, reached, interleaved, stoodFor, waiting)

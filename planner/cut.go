@@ -46,6 +46,8 @@ type cutter struct {
 	learned map[tried]bool
 	choice  []int                // by position: how much an interleaved schedule recomputes
 	reach   [][]cost.Picoseconds // see [bounds.reach]
+	bare    cost.Picoseconds     // see withoutHead, with so much that was known
+	knew    int
 
 	ceiling cost.Picoseconds // plans that take longer are of no interest
 	ties    []*candidate     // the fastest so far

@@ -23,9 +23,10 @@ type declared struct {
 	gridded    []string    // that it may cut in both dimensions
 	ofBlocks   []string    // sets of those of blocks
 	vocabulary int         // rows of the largest table of tokens
+	slices     []int       // of the loss, that the graphs can have beside one
 }
 
-// each calls visit for every outline of the space.
+// each calls visit for every outline of the space, with the number of slices of the loss that the options have.
 func (d *declared) each(visit func(outline)) {
 	o := d.opts
 	for _, unit := range divisors(o.RuntimeNGPUs) {
@@ -99,6 +100,7 @@ func (d *declared) rankOrders(cut degrees) []string {
 
 // eachOf visits the outlines of the same degrees and order of ranks.
 func (d *declared) eachOf(cut degrees, ranks string, visit func(outline)) {
+	o := d.opts
 	for chunks := 1; chunks <= max(1, d.blocks/cut.pp); chunks++ {
 		for zero := range 4 {
 			for _, group := range d.groups(cut, zero, chunks) {
@@ -106,7 +108,7 @@ func (d *declared) eachOf(cut degrees, ranks string, visit func(outline)) {
 					for _, sequence := range []bool{false, true} {
 						for _, overlap := range []bool{false, true} {
 							for _, split := range d.splits(cut, group, ranks, sequence) {
-								x := outline{cut, sharding{zero, group, sequence, overlap, offload, split}, chunks, ranks}
+								x := outline{cut, sharding{zero, group, sequence, overlap, offload, o.slices(), split}, chunks, ranks}
 								if d.hasChunks(x) && d.hasSharding(x) && len(d.schedules(x)) > 0 {
 									visit(x)
 								}
@@ -261,6 +263,17 @@ func (d *declared) schedules(x outline) []partition.Schedule {
 	return all
 }
 
+// sliceCounts lists the numbers of slices of the loss of an outline, of which one is 0: those that are asked for, or 1 to 16.
+func (d *declared) sliceCounts(x outline) []int {
+	switch {
+	case d.opts.LossSlices > 1:
+		return []int{d.opts.LossSlices}
+	case d.opts.LossSlices == 1 || d.opts.Policy != AutoDist || x.cp > 1:
+		return []int{0}
+	}
+	return append([]int{0}, d.slices...)
+}
+
 // sizes lists the sizes of micro-batches of an outline.
 func (d *declared) sizes(x outline) []int {
 	replicas := d.replicas(x.degrees)
@@ -329,29 +342,34 @@ func (d *declared) plans(x outline) float64 {
 // does.
 func (d *declared) tile(regions []Region) error {
 	type grid struct {
+		slices    []int
 		sizes     []int
 		schedules []partition.Schedule
-		taken     []int // the line of the region, by size and schedule
+		taken     []int // the line of the region, by slices, size and schedule
 	}
 	space := map[outline]*grid{}
+	any := func(x outline) outline { // number of slices
+		x.slices = 0
+		return x
+	}
 	d.each(func(x outline) {
-		g := &grid{sizes: d.sizes(x), schedules: d.schedules(x)}
-		g.taken = make([]int, len(g.sizes)*len(g.schedules))
-		space[x] = g
+		g := &grid{slices: d.sliceCounts(x), sizes: d.sizes(x), schedules: d.schedules(x)}
+		g.taken = make([]int, len(g.slices)*len(g.sizes)*len(g.schedules))
+		space[any(x)] = g
 	})
 	for i := range regions {
 		r := &regions[i]
 		for c := range r.cells() {
 			x, size, schedule := c.outline, c.size, c.schedule
-			g := space[x]
-			if g == nil {
+			g := space[any(x)]
+			if g == nil || !slices.Contains(g.slices, x.slices) {
 				return refute(r.line, "the space has no %s", x.text())
 			}
 			a, b := slices.Index(g.sizes, size), slices.Index(g.schedules, schedule)
 			if a < 0 || b < 0 {
 				return refute(r.line, "the space has no micro-batches of %d under %s with %s", size, schedule, x.text())
 			}
-			at := &g.taken[a*len(g.schedules)+b]
+			at := &g.taken[(slices.Index(g.slices, x.slices)*len(g.sizes)+a)*len(g.schedules)+b]
 			if *at > 0 {
 				return refute(r.line, "micro-batches of %d under %s with %s are in the region of line %d already", size, schedule, x.text(), *at)
 			}
@@ -360,9 +378,10 @@ func (d *declared) tile(regions []Region) error {
 	}
 	var gap error
 	d.each(func(x outline) {
-		g := space[x]
+		g := space[any(x)]
 		if at := slices.Index(g.taken, 0); at >= 0 && gap == nil {
-			gap = refute(0, "no region has micro-batches of %d under %s with %s", g.sizes[at/len(g.schedules)], g.schedules[at%len(g.schedules)], x.text())
+			x.slices = g.slices[at/len(g.schedules)/len(g.sizes)]
+			gap = refute(0, "no region has micro-batches of %d under %s with %s", g.sizes[at/len(g.schedules)%len(g.sizes)], g.schedules[at%len(g.schedules)], x.text())
 		}
 	})
 	return gap
@@ -382,6 +401,9 @@ func (o outline) text() string {
 	}
 	if o.rows > 0 {
 		text += fmt.Sprintf(", %s on a grid of %d rows", o.grid, o.rows)
+	}
+	if o.slices > 0 {
+		text += fmt.Sprintf(", the loss in %d slices", o.slices)
 	}
 	return text + fmt.Sprintf(", %s, overlap %s, offload %s", streamText(o.sequence, o.batch), onOff(o.overlap), o.offload)
 }

@@ -28,10 +28,6 @@ func NewEstimator(g *ir.Graph, batch int, c *cost.Cluster, plan *partition.Plan,
 	if err := c.Holds(plan); err != nil {
 		return nil, err
 	}
-	g, err := partition.SliceLoss(g, plan.LossSlices)
-	if err != nil {
-		return nil, err
-	}
 	s := newSearcher(g, batch, c, Options{RuntimeNGPUs: plan.RuntimeNGPUs, Pins: pins})
 	if s.graphs.scale != 1 {
 		return nil, fmt.Errorf("planner: the blocks of %s are not alike", g.Name)
@@ -41,9 +37,8 @@ func NewEstimator(g *ir.Graph, batch int, c *cost.Cluster, plan *partition.Plan,
 	if p.TP > 1 && len(p.Placements) == 0 {
 		p.Placements = slices.Concat(pins, s.layouts.find(p.TP))
 	}
-	open := s.open(*p)
-	open.LossSlices = 0 // they are in the graph
-	if e.skel, err = newSkeleton(s.blueprints, open, c); err != nil {
+	var err error
+	if e.skel, err = newSkeleton(s.blueprints, s.open(*p), c); err != nil {
 		return nil, err
 	}
 	return e, nil

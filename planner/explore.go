@@ -290,6 +290,9 @@ func (s *searcher) run() ([]*candidate, []*point, bool) {
 				if len(open) == 0 {
 					open = s.relieve(limit(), best)
 				}
+				if len(open) == 0 && s.slice(limit(), best, points) {
+					open = s.sight(limit(), false, all, all)
+				}
 				done = len(open) == 0
 			}
 		}

@@ -317,8 +317,8 @@ func (s *searcher) fewer(of *blueprint, p *partition.Plan, position int, most ro
 // peaks returns the arena of each position of a plan, the larger of the step's and of
 // the evaluation's, and what each keeps in host memory, nil where none does.
 func (s *searcher) peaks(p *partition.Plan) (peaks, host []int64, err error) {
-	if s.evals == nil && s.opts.Eval != nil {
-		s.evals = newShrunken(s.opts.Eval)
+	if s.opts.Eval != nil {
+		s.evaluation()
 	}
 	if s.evals != nil && s.evals.scale != s.graphs.scale { // its blocks are not alike, those of the step are
 		prog, peaks, err := s.allocate(p)
@@ -340,6 +340,14 @@ func (s *searcher) peaks(p *partition.Plan) (peaks, host []int64, err error) {
 		host = nil
 	}
 	return peaks, host, nil
+}
+
+// evaluation keeps the graphs of the evaluation with few blocks.
+func (s *searcher) evaluation() *shrunken {
+	if s.evals == nil {
+		s.evals = newShrunken(s.opts.Eval)
+	}
+	return s.evals
 }
 
 // finish tells everything of a plan that was found: what [Predict] would say of it.

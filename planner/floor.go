@@ -27,6 +27,7 @@ type work struct {
 	known   map[sizeOn]*workTimes
 	usual   *work  // the same in the usual order of ranks, if it is in another
 	piped   bool   // it stands for stages of a pipeline, which join no collectives of the update
+	sliced  bool   // of the head it has what any number of slices of the loss do
 	shelf   *shelf // of a trunk
 	flights map[flightKey]*flight
 	again   [extents]*work // its backward pass with recomputation
@@ -51,6 +52,7 @@ type workInstr struct {
 	part   int // of the model
 	pass   ir.Phase
 	ahead  bool
+	near   bool // priced as if what it reads and writes lay in the cache
 }
 
 // The parts of a model.
@@ -156,7 +158,7 @@ func (s *searcher) work(of *blueprint, o outline, trunk bool) *work {
 	}
 	job.PlanNGPUs, job.RuntimeNGPUs = o.cp*o.tp, s.opts.RuntimeNGPUs // they share the machine, or the network
 	job.PoolOrder = s.cluster.Orders()[o.order]
-	w := &work{of: of, piped: piped, exchange: -1, known: map[sizeOn]*workTimes{}, added: map[sizeOn]*workTimes{}, flights: map[flightKey]*flight{}}
+	w := &work{of: of, piped: piped, sliced: s.opts.searchesSlices() && o.cp == 1, exchange: -1, known: map[sizeOn]*workTimes{}, added: map[sizeOn]*workTimes{}, flights: map[flightKey]*flight{}}
 	w.mesh.Axes = slices.Clone(of.progs[kept].Mesh.Axes)
 	for i := range w.mesh.Axes {
 		switch a := &w.mesh.Axes[i]; a.Name {
@@ -235,6 +237,12 @@ func (w *work) collect(instrs []codegen.Instr, phase ir.Phase, trunk bool) {
 			x.pass = ir.Update
 		case w.of.ofWeight[n]:
 			x.pass = ir.WeightGrad
+		}
+		if w.sliced && x.part == afterBlocks && x.pass != ir.Update {
+			if ofTP(n) {
+				continue // it may run beside products of other slices
+			}
+			x.near = n.Op.Class() != ir.Comm && w.prices[0].Cached()
 		}
 		follows, shared := w.shares(all)
 		switch {
@@ -329,7 +337,10 @@ func (w *work) times(mesh ir.Mesh, kinds cost.Kinds) [2]*workTimes {
 	beside, all := &workTimes{}, &workTimes{}
 	for i := range w.instrs {
 		in, among := &w.instrs[i], prices
-		if in.Node.Op.Class() != ir.Comm {
+		switch {
+		case in.near:
+			among = []*cost.Program{prices[0].Near()}
+		case in.Node.Op.Class() != ir.Comm:
 			among = prices[:1]
 		}
 		time := least(among, in, mesh)
@@ -417,7 +428,7 @@ func (s *searcher) trunk(o outline) *work {
 
 // trunkOf returns the blueprint of a trunk in so many stages.
 func (s *searcher) trunkOf(o outline, stages int) (*blueprint, error) {
-	plan, err := s.template(outline{degrees: degrees{plan: o.cp * o.tp * stages, dp: 1, cp: o.cp, tp: o.tp, pp: stages}, sharding: sharding{sequence: o.sequence, split: o.split}})
+	plan, err := s.template(outline{degrees: degrees{plan: o.cp * o.tp * stages, dp: 1, cp: o.cp, tp: o.tp, pp: stages}, sharding: sharding{sequence: o.sequence, slices: s.opts.slices(), split: o.split}})
 	if err != nil {
 		return nil, err
 	}

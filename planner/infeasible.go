@@ -25,9 +25,9 @@ type InfeasibleError struct {
 func (e *InfeasibleError) Error() string {
 	p := e.Closest
 	return fmt.Sprintf("planner: no feasible plan: stage %d needs %s, %s more than the limit of %s; its largest part is %s with %s; "+
-		"closest plan: %s, zero %d%s, offload %s, %s, micro-batch %d, %s, recomputing %s",
+		"closest plan: %s, zero %d%s, offload %s, %s, micro-batch %d, %s, %srecomputing %s",
 		e.Stage, gib(e.Needs), gib(e.Needs-e.Limit), gib(e.Limit), e.Largest, gib(e.LargestBytes),
-		p.Degrees(), p.ZeRO, groupText(p), p.Offload, streamText(p.SequenceParallel, p.BatchParallel), p.MicroBatch, p.ScheduleText(), recomputed(p))
+		p.Degrees(), p.ZeRO, groupText(p), p.Offload, streamText(p.SequenceParallel, p.BatchParallel), p.MicroBatch, p.ScheduleText(), slicesText(p), recomputed(p))
 }
 
 // streamText says what tensor-parallel ranks share of the residual stream.
@@ -46,6 +46,14 @@ func groupText(p *partition.Plan) string {
 		return ""
 	}
 	return fmt.Sprintf(" in groups of %d", p.ZeROGroup)
+}
+
+// slicesText says in how many slices the loss is made, if not in one.
+func slicesText(p *partition.Plan) string {
+	if p.LossSlices < 2 {
+		return ""
+	}
+	return fmt.Sprintf("loss in %d slices, ", p.LossSlices)
 }
 
 func onOff(on bool) string {

@@ -253,14 +253,22 @@ func (c *cutter) more(at int) bool {
 // leastInterleaved is the time in which nothing more is recomputed than what is known to be
 // necessary, a lower bound: never where some position does not fit.
 func (c *cutter) leastInterleaved() cost.Picoseconds {
+	if !c.choose() {
+		return never
+	}
+	return c.pipe.time(c.pipe.interleavedCut(c.recompute(), c.choice))
+}
+
+// choose has every position recompute what is known to be necessary; false where one does not fit.
+func (c *cutter) choose() bool {
 	for at := range c.choice {
 		for c.pipe.interleavedPeak(c.pipe.interleavedCut(c.recompute(), c.choice), at) > c.search.limit {
 			if !c.more(at) {
-				return never
+				return false
 			}
 		}
 	}
-	return c.pipe.time(c.pipe.interleavedCut(c.recompute(), c.choice))
+	return true
 }
 
 // leanestInterleaved returns the plan whose fullest position is smallest by the

@@ -42,7 +42,7 @@ func TestLossSlicesArePlanned(t *testing.T) {
 		_, err = Certify(g, batch, c, eval, certificate, 20, 1)
 		require.NoError(t, err)
 
-		one := Options{RuntimeNGPUs: 1, Eval: eval, MicroBatch: batch}
+		one := Options{RuntimeNGPUs: 1, Eval: eval, MicroBatch: batch, LossSlices: 1}
 		without, err := Search(g, batch, c, one)
 		require.NoError(t, err)
 		one.LossSlices = 4
@@ -52,7 +52,7 @@ func TestLossSlicesArePlanned(t *testing.T) {
 		one.MemoryLimit = sliced.Prediction.PeakBytes[0]
 		_, err = Search(g, batch, c, one)
 		require.NoError(t, err)
-		one.LossSlices, one.Recompute = 0, "full"
+		one.LossSlices, one.Recompute = 1, "full"
 		var none *InfeasibleError
 		_, err = Search(g, batch, c, one)
 		require.ErrorAs(t, err, &none)

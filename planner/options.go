@@ -74,19 +74,9 @@ type Options struct {
 	// Interleave is the number of chunks per rank; 0 searches it. More than 1 is
 	// the interleaved schedule.
 	Interleave int
-	// LossSlices is that of the plan: see [partition.Plan.LossSlices]. It is not searched: 0 is 1.
+	// LossSlices is that of the plan: see [partition.Plan.LossSlices]; 0 searches 1 to 16 slices, without context
+	// parallelism, where memory is short.
 	LossSlices int
-}
-
-// sliced returns the graph that plans with the options are made of, and sets the evaluation's: with the
-// loss in slices they are other graphs, of which the search need know nothing.
-func (o *Options) sliced(g *ir.Graph) (*ir.Graph, error) {
-	eval, err := partition.SliceLoss(o.Eval, o.LossSlices)
-	if err != nil {
-		return nil, err
-	}
-	o.Eval = eval
-	return partition.SliceLoss(g, o.LossSlices)
 }
 
 // Recompute says which blocks compute their activations again in the backward

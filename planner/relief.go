@@ -213,7 +213,7 @@ func (c *cutter) freed(what partition.Offload) *freed {
 // it takes the share of its time that is left by ranks which wait.
 func (p *pipeline) offloaded(what partition.Offload) *pipeline {
 	q := *p
-	q.stages = nil
+	q.stages, q.frame = nil, nil
 	type alike struct {
 		times *stageTimes
 		like  int

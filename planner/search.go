@@ -74,6 +74,7 @@ type searcher struct {
 	replicable []string              // see replications
 	gridded    []string              // see grids
 	whole      []split               // see batched
+	counts     []int                 // see sliceCounts
 	lies       map[liesKey]*lies
 	allRooms   map[roomsKey][][]codegen.Chunk
 	evens      map[roomsKey]evenShares
@@ -89,8 +90,8 @@ type searcher struct {
 // Search returns the fastest plan for a training step traced for a global batch,
 // among those that fit: the minimum over the degrees, the orders of the cluster's pools
 // of devices, micro-batch sizes, schedules, ZeRO stages, sequence or batch parallelism or neither, modules replicated or on grids, and contiguous cuts that the
-// options leave (for context parallelism and overlap see there), and ZeRO in groups
-// and offload where memory is short (see relieve), under the cost of planner/sim;
+// options leave (for context parallelism and overlap see there), and ZeRO in groups,
+// offload and the loss in slices where memory is short (see relieve and slice), under the cost of planner/sim;
 // interleaved schedules with 2, 4, or as many chunks as share the blocks evenly, cut evenly. Of every stage so many
 // blocks are recomputed, in full and of others either attention or norms and activation functions, that it fits and does the least
 // work; of equal work the fewest in full. Plans that take the same time are ordered
@@ -109,7 +110,7 @@ func newSearch(g *ir.Graph, batch int, c *cost.Cluster, opts Options, steps int)
 	if err != nil {
 		return nil, nil, err
 	}
-	if g, err = opts.sliced(g); err != nil {
+	if err := opts.checkSlices(g); err != nil {
 		return nil, nil, err
 	}
 	s := newSearcher(g, batch, c, opts)
@@ -134,9 +135,6 @@ func newSearch(g *ir.Graph, batch int, c *cost.Cluster, opts Options, steps int)
 		p, err := s.finish(x)
 		if err != nil {
 			return nil, nil, err
-		}
-		if opts.LossSlices > 1 { // of the graph that was traced
-			x.plan.LossSlices = opts.LossSlices
 		}
 		if i == 0 {
 			res.Plan, res.Prediction = x.plan, p
@@ -197,7 +195,14 @@ type point struct {
 	*cutter
 	solved bool             // its best plan is among the best of its degrees
 	unsure bool             // it may have a better plan than was found
+	sliced bool             // so are those with twice as many slices of the loss, if any, or there are none to look at
 	rest   cost.Picoseconds // the limit under which it is left alone, as there is nothing or the search gave up
+}
+
+// outline is that of the point.
+func (p *point) outline() outline {
+	t := &p.pipe.template
+	return outline{p.degrees, sharding{t.ZeRO, t.ZeROGroup, t.SequenceParallel, t.Overlap, t.Offload, slicesOf(t), p.split}, t.Chunks(), t.RankOrder}
 }
 
 // outlines lists the space by tracts.
@@ -440,7 +445,7 @@ func (s *searcher) template(d outline) (partition.Plan, error) {
 	}
 	plan := partition.Plan{
 		PlanNGPUs: d.plan, RuntimeNGPUs: s.opts.RuntimeNGPUs, DP: d.dp, TP: d.tp,
-		TPRows: d.rows, ZeRO: d.zero, ZeROGroup: d.group, Offload: d.offload, SequenceParallel: d.sequence, BatchParallel: d.batch, Overlap: d.overlap, OverlapTP: d.tp > 1 && s.opts.OverlapTP == "on",
+		TPRows: d.rows, ZeRO: d.zero, ZeROGroup: d.group, Offload: d.offload, LossSlices: d.slices, SequenceParallel: d.sequence, BatchParallel: d.batch, Overlap: d.overlap, OverlapTP: d.tp > 1 && s.opts.OverlapTP == "on",
 		Stages: make([]partition.Stage, d.stages()), Placements: placements, PoolOrder: s.cluster.Orders()[d.order], RankOrder: d.ranks,
 	}
 	if d.cp > 1 {

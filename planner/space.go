@@ -21,7 +21,8 @@ type sharding struct {
 	sequence bool
 	overlap  bool // communication beside the kernels
 	offload  partition.Offload
-	split    // of tensor parallelism
+	slices   int // of the loss, 0 for one: see [partition.Plan.LossSlices]
+	split        // of tensor parallelism
 }
 
 // outline is a plan but for micro-batches, schedule and cut.
@@ -84,6 +85,7 @@ func outlines(o Options, d degrees, counts []int, batched []split, c *cost.Clust
 		for _, chunks := range counts {
 			for _, stream := range streams(o, d, batched) {
 				of := outline{d, stream, chunks, o.ranks(d)}
+				of.slices = o.slices()
 				for _, of.zero = range of.zeros(o) {
 					for _, of.group = range zeroGroups(o, d, of.zero, d.dp*(o.RuntimeNGPUs/d.plan), chunks, c) {
 						for _, of.offload = range offloads(o, c) {
@@ -257,7 +259,7 @@ func schedules(o Options, pp, chunks int) []partition.Schedule {
 }
 
 // comparePlans orders plans that cost the same: ranks in the usual order, smaller units, less
-// context parallelism, less tensor parallelism, fewer rows of it, fewer stages, less sharding, of the residual stream too, nothing replicated, few modules on a grid, no
+// context parallelism, less tensor parallelism, fewer rows of it, fewer stages, less sharding, of the residual stream too, few slices of the loss, nothing replicated, few modules on a grid, no
 // overlap, pools as they stand in the cluster, larger micro-batches, 1f1b, then gpipe, fewer chunks,
 // then the cut. It is 0 for equal plans of one search only: placements follow from the degrees
 // and what is replicated.
@@ -272,6 +274,7 @@ func comparePlans(a, b *partition.Plan) int {
 		cmp.Compare(a.ZeRO, b.ZeRO),
 		cmp.Compare(a.ZeROGroup, b.ZeROGroup),
 		cmp.Compare(a.Offload, b.Offload),
+		cmp.Compare(a.LossSlices, b.LossSlices),
 		compareBools(a.SequenceParallel, b.SequenceParallel),
 		compareBools(a.BatchParallel, b.BatchParallel),
 		slices.Compare(a.Replicated(), b.Replicated()),

@@ -203,6 +203,11 @@ func (m *Program) Near() *Program {
 	return &near
 }
 
+// Cached reports whether kernels take less time where what they read and write lies in a cache.
+func (m *Model) Cached() bool {
+	return m.cache.Bandwidth > 0 || slices.ContainsFunc(m.kinds, (*Model).Cached)
+}
+
 func (m *Model) asNear() *Model {
 	near := *m
 	near.near, near.kinds = true, nil

@@ -1,0 +1,254 @@
+package planner
+
+import (
+	"maps"
+	"slices"
+	"sort"
+
+	"github.com/autopar/autopar/codegen"
+	"github.com/autopar/autopar/ir"
+	"github.com/autopar/autopar/partition"
+	"github.com/autopar/autopar/planner/cost"
+)
+
+// The loss in slices spares memory of the last position: logits are there for one slice only. Products of
+// fewer rows take no less time for as many, the gradient of the head's weight is added up once a slice and
+// there is more to launch, so that several slices are of use only where fewer do not fit: a plan
+// is in the space with 2 to 16 of them where the same plan with half as many needs more than the limit.
+//
+// So they are looked at where the limit on memory slows down the last position of a pipeline with half as many. The
+// floors that have led to that hold for any number of slices. Recomputation that they know to be necessary is that of
+// blocks; and of the head they have no more than all slices do, see [pipeline.inHead].
+
+// mostSlices is up to how many slices of the loss are searched, powers of two.
+const mostSlices = 16
+
+// slicesOf is how an outline has the slices of a plan.
+func slicesOf(p *partition.Plan) int {
+	if p.LossSlices > 1 {
+		return p.LossSlices
+	}
+	return 0
+}
+
+// slices is how many the options fix, 0 for one.
+func (o Options) slices() int {
+	if o.LossSlices > 1 {
+		return o.LossSlices
+	}
+	return 0
+}
+
+// checkSlices checks that a graph, and the evaluation's, has as many slices of the loss as the options fix.
+func (o Options) checkSlices(g *ir.Graph) error {
+	for _, g := range []*ir.Graph{g, o.Eval} {
+		if _, err := partition.SliceLoss(g, o.LossSlices); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// searchesSlices reports whether the options leave the number of slices open.
+func (o Options) searchesSlices() bool { return o.LossSlices == 0 && o.Policy == AutoDist }
+
+// sliceCounts lists the numbers of slices that the search tries beside one.
+func (s *searcher) sliceCounts() []int {
+	if s.counts != nil || !s.opts.searchesSlices() {
+		return s.counts
+	}
+	s.counts = []int{}
+	of := []*shrunken{s.graphs}
+	if s.opts.Eval != nil {
+		of = append(of, s.evaluation())
+	}
+	for n := 2; n <= mostSlices; n *= 2 {
+		for _, x := range of {
+			one := x.with(x.scale)
+			if cut, err := partition.SliceLoss(one, n); err != nil || len(cut.Nodes) == len(one.Nodes) {
+				return s.counts // or there is no loss
+			}
+		}
+		s.counts = append(s.counts, n)
+	}
+	return s.counts
+}
+
+// slicesBeside lists the numbers of slices in the space beside an outline with the number that the options have.
+func (s *searcher) slicesBeside(o outline) []int {
+	if o.cp > 1 {
+		return nil
+	}
+	return s.sliceCounts()
+}
+
+// slice adds outlines with twice as many slices of the loss to what is pending, beside points which the limit on memory
+// slows down in the last position, so that they may leave time to gain on the best of the same degrees or on the given one.
+// It reports whether there are any.
+func (s *searcher) slice(limit cost.Picoseconds, best map[degrees]*candidate, points []*point) bool {
+	before := len(s.pending)
+	for _, p := range points {
+		if p.sliced || p.cp > 1 || !s.opts.searchesSlices() {
+			continue
+		}
+		gain := limit
+		if mine := best[p.degrees]; mine != nil {
+			gain = min(gain, mine.time-1)
+		}
+		least := p.withoutHead()
+		if least > gain {
+			continue
+		}
+		p.sliced = true
+		o, t := p.outline(), &p.pipe.template
+		if o.slices = 2 * max(1, o.slices); !slices.Contains(s.sliceCounts(), o.slices) {
+			continue
+		}
+		s.pending = append(s.pending, &pending{
+			outline: o, sighted: true, // what spares memory beside one slice has slices, too
+			left: []sized{{size: t.MicroBatch, schedule: t.Schedule, free: least, floor: least, level: refinedLimited}},
+		})
+	}
+	return len(s.pending) > before
+}
+
+// withoutHead bounds plans of the pipeline with more slices of the loss that do not fit with as many as there are: in memory the
+// last position has no more than it has without the head, in time no less than it has with one. It is never where there
+// are none, as the last position fits without recomputation.
+func (c *cutter) withoutHead() cost.Picoseconds {
+	knows := len(c.learned) // and what is recomputed, both of which only grow
+	for _, n := range c.choice {
+		knows += n
+	}
+	if c.bare == 0 || c.knew != knows {
+		c.bare, c.knew = c.leastWithoutHead(), knows
+	}
+	return c.bare
+}
+
+func (c *cutter) leastWithoutHead() cost.Picoseconds {
+	if !c.crammed() {
+		return never
+	}
+	p, last := *c.pipe, c.pipe.template.PP()-1
+	p.memory = slices.Clone(p.memory)
+	p.leaveHead(&p.memory[last])
+	if !p.mayFit(c.search.limit) {
+		return never
+	}
+	if p.stages == nil {
+		p.stages = p.skel.times(p.template.MicroBatch, p.template.Schedule)
+	}
+	var least cost.Picoseconds
+	if c.chunks() > 1 {
+		like := *c
+		like.pipe, like.choice = &p, slices.Clone(c.choice)
+		if like.choice[last] = 0; !like.choose() || c.least < never && slices.Equal(like.choice, c.choice) {
+			return never
+		}
+		least = p.time(p.interleavedCut(c.recompute(), like.choice))
+	} else {
+		others := maps.Clone(c.learned)
+		maps.DeleteFunc(others, func(t tried, _ bool) bool { return t.stage == last })
+		least = newBounds(&p, c.search.limit, c.search.opts, others).best()
+	}
+	if least < never {
+		least -= p.inHead()
+	}
+	return least
+}
+
+// crammed reports whether the last position has to recompute something, or does not fit, with some number of blocks
+// of which the others can hold the rest.
+func (c *cutter) crammed() bool {
+	p, last := c.pipe, c.pipe.template.PP()-1
+	if c.chunks() > 1 {
+		return c.least == never || c.choice[last] > 0
+	}
+	left := p.skel.blocks // for the last position
+	for i := range last {
+		m := &p.memory[i]
+		n := sort.Search(p.skel.blocks-last, func(n int) bool { return m.least(n+1, p.room[i]) > c.search.limit })
+		if n == 0 {
+			return false
+		}
+		left -= n
+	}
+	for n := max(1, left); n <= p.skel.blocks-last; n++ {
+		r := c.recompute().choices(n)[0]
+		if p.memory[last].atLeast(n, r, p.room[last]) > c.search.limit || c.learned[tried{last, n, r}] {
+			return true
+		}
+	}
+	return false
+}
+
+// leaveHead leaves of the memory of the last position what blocks have and what lasts, which any number of slices have.
+func (p *pipeline) leaveHead(m *stageMemory) {
+	s := p.skel
+	of, last := s.of, s.of.plan.PP()-1
+	mesh := s.mesh(p.template.MicroBatch)
+	var sizes []int64
+	for e := range s.most + 1 {
+		got := of.measure(e, last, mesh, &sizes)
+		m.lastSlot[e] = got.slot[fewChunks-1].block
+		if p.template.Chunks() == 1 {
+			m.slot[e] = got.slot[0].block
+		}
+		m.temp[e] = 0
+		if p.template.Schedule != partition.ZeroBubble { // under which temporary values may lie in slots
+			m.temp[e] = of.tempOfBlocks(e, last, sizes)
+		}
+	}
+	m.left = 0
+}
+
+// tempOfBlocks is the most that temporary values of blocks take at one instruction of a position of the blueprint that is
+// measured.
+func (b *blueprint) tempOfBlocks(e extent, position int, sizes []int64) (most int64) {
+	for phase, body := range b.prog(e).Stages[position].Bodies {
+		live := make([]int64, len(body.Instrs)+1)
+		for i := range b.held[e][position] {
+			if x := &b.held[e][position][i]; x.Region == codegen.Temp && x.block && !x.apart && x.Body == ir.Phase(phase) {
+				live[x.From] += sizes[x.kind]
+				live[x.To+1] -= sizes[x.kind]
+			}
+		}
+		var now int64
+		for _, change := range live {
+			now += change
+			most = max(most, now)
+		}
+	}
+	return most
+}
+
+// inHead bounds from above by how much less a step may take with the loss in more slices: collectives of tensor-parallel ranks may
+// run beside products of other slices, and values of a slice lie in a cache that is too small for all.
+func (p *pipeline) inHead() cost.Picoseconds {
+	s := p.skel
+	if s.plan.TP == 1 && !s.price.Cached() {
+		return 0
+	}
+	last := len(s.plan.Stages) - 1
+	mesh, near, sum := s.mesh(p.template.MicroBatch), s.price.As(last).Near(), cost.Picoseconds(0)
+	for _, phase := range []ir.Phase{ir.Forward, ir.Backward} {
+		for _, x := range s.prices(kept, last, phase, whole, mesh, ir.Coord{}) {
+			switch {
+			case s.of.ofBlock[x.Node]:
+			case ofTP(x.Node):
+				sum += x.time
+			case x.Node.Op.Class() != ir.Comm:
+				time, _ := near.Instr(x.Instr, mesh, ir.Coord{})
+				sum += max(0, x.time-time)
+			}
+		}
+	}
+	return cost.Picoseconds(p.microBatches) * sum
+}
+
+// ofTP reports whether a node is a collective of tensor-parallel ranks.
+func ofTP(n *ir.Node) bool {
+	attr, ok := n.Attr.(ir.CommAttr)
+	return ok && (attr.Axis == partition.AxisTP || attr.Axis == partition.AxisTPR)
+}

@@ -1,0 +1,76 @@
+package planner
+
+import (
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/autopar/autopar/partition"
+	"github.com/autopar/autopar/planner/cost"
+)
+
+// TestSlicesAreSearched: of models whose logits are much of what they keep, with no more memory than plans with the loss in some number of slices need, the
+// search finds what the simulation of all plans does, and proves it: with the loss in more slices the less memory there is.
+func TestSlicesAreSearched(t *testing.T) {
+	t.Parallel()
+	const seed = 7
+	r := rand.New(rand.NewPCG(seed, 0))
+	found, infeasible, recomputing := map[int]int{}, 0, 0
+	for k := range 16 {
+		model := tiny(1 + r.IntN(2))
+		model.Bias, model.Dropout, model.BlockSize, model.VocabSize = false, 0, []int{16, 24, 8}[k%3], 600+r.IntN(3000)
+		if k%5 == 0 {
+			model = llama(model)
+		}
+		batch := 3 + r.IntN(4)
+		c := randomCluster(r)
+		if k%4 == 3 { // a slice may lie in the cache where all do not
+			c.Device.Cache = &cost.Cache{Memory: 30e3, Bandwidth: 10 * c.Device.MemoryBandwidth}
+		}
+		b := &brute{
+			t: t, g: step(t, model, batch), blocks: model.NLayer, batch: batch, tokens: model.BlockSize, cluster: c,
+			opts: Options{RuntimeNGPUs: 1, TopK: r.IntN(3), Offload: []string{"none", "none", ""}[r.IntN(3)], MicroBatch: batch},
+		}
+		switch k % 5 {
+		case 1, 2:
+			b.opts.RuntimeNGPUs, b.opts.PlanNGPUs, b.opts.TP, b.opts.MicroBatch = 2, 2, k%5, batch/2
+			if zero := r.IntN(4); k%5 == 1 {
+				b.opts.ZeRO = &zero
+			}
+		case 3:
+			b.opts.RuntimeNGPUs, b.opts.PlanNGPUs, b.opts.TP, b.opts.PP, b.opts.MicroBatch = 2, 2, 1, 2, 2
+			b.opts.Schedule = []partition.Schedule{"", partition.GPipe, partition.ZeroBubble}[r.IntN(3)]
+			if model = tiny(2 + 2*r.IntN(2)); model.NLayer == 4 {
+				b.opts.Schedule = partition.Interleaved
+			}
+			model.Bias, model.Dropout, model.BlockSize, model.VocabSize = false, 0, b.tokens, 1500
+			b.g, b.blocks = step(t, model, batch), model.NLayer
+		}
+		asked := b.opts // what fits in so many
+		asked.LossSlices, asked.Recompute = []int{8, 4, 2, 4, 8, 2, 1}[k%7], []Recompute{RecomputeNone, RecomputeNone, RecomputePointwise}[r.IntN(3)]
+		like, err := Search(b.g, batch, c, asked)
+		if err != nil {
+			continue
+		}
+		b.limit = slices.Max(like.Prediction.PeakBytes) + r.Int64N(2)*500
+		b.opts.MemoryLimit = b.limit
+		if b.skip() {
+			continue
+		}
+		res, _ := b.compare(seed, k)
+		if res == nil {
+			infeasible++
+			continue
+		}
+		if found[res.Plan.LossSlices]++; res.Plan.LossSlices > 0 && res.Plan.Stages[len(res.Plan.Stages)-1].Recomputed() > 0 {
+			recomputing++
+		}
+	}
+	t.Logf("slices %v, %d of them recompute, %d infeasible", found, recomputing, infeasible)
+	for _, n := range []int{0, 2, 4} {
+		require.Positive(t, found[n], "slices %d", n)
+	}
+	require.Positive(t, recomputing)
+}
