@@ -62,7 +62,7 @@ func TestCertificates(t *testing.T) {
 	t.Parallel()
 	const seed = 21
 	r := rand.New(rand.NewPCG(seed, 0))
-	cases := 24
+	cases := 16
 	if testing.Short() {
 		cases = 6
 	}
@@ -113,6 +113,7 @@ func TestCertificateOptions(t *testing.T) {
 		model.BlockSize = 24
 		p := proven{g: step(t, model, 8), batch: 8, cluster: randomCluster(r)}
 		opts.RuntimeNGPUs = 4
+		opts.LossSlices = k % 2 // every second leaves them open, which makes spaces larger
 		var err error
 		_, p.cert, err = SearchCertified(p.g, p.batch, p.cluster, opts)
 		require.NoError(t, err, "%+v", opts)
