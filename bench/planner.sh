@@ -43,19 +43,20 @@ cat << 'END'
 ## Where it stands
 
 The goals are 100 ms for GPT-3 175B on 1,024 devices and a second for 1T on 16,384, in 200 MB, and 128 layers in 1.2 times the
-time of 12. In turns with the search of the same morning, on a machine with neighbours on 2026-11-22 (three processes each), GPT-3 175B takes
-93 ms (92.7 to 97.5; 109.8 before, 100 idle), Llama 3 70B 113 ms (174 before), 128 layers 94 ms (104 before), 12 layers 71 and 24 layers 202 ms (as before):
-128 layers take 1.3 times 12, and that goal is missed. No gap is left, and plans are the same. Of Llama 3 70B three pipelines were laid out that fitted
-by the bound but not in fact, as all chunks of a rank were taken to receive no more than the one that receives least; the bound of interleaved
-memory is now what codegen lays out, to the byte, in all of these. The winner's memory is told from five chunks where a rank has more (a sixth of the
-search of 175B was the compilation of twelve), and what trunks take is priced once for outlines that differ in how data-parallel ranks communicate.
+time of 12. On 2026-11-22, nothing else on the machine, GPT-3 175B takes 91 ms (median of seven processes, 87 to 122), 1T 0.24 s, Llama 3 70B 124 ms
+(three, 116 to 127), 12 layers 82 ms and 128 layers 87 ms (medians of nine by turns; the least of each are 69.9 and 83.8 ms, 1.2 times). No gap is left.
+What memory makes necessary costs most: the batch of 16,384, 13B on 64 and 128 devices and models that fit nowhere. With a batch of 16,384 the search takes 0.45 s and
+252 MB, as it looks at the loss in slices beside each of the many pipelines whose last stage recomputes (`autopar plan`, with its alternatives, takes 1.8 times
+as long and 1.55 times the memory as with `--loss-slices 1`, for the same plan): the goal of 200 MB is missed there. The bound of interleaved
+memory counts the inbox of each chunk as codegen lays it out. The winner's memory is told from five chunks where a rank has more, and what
+trunks take is priced once for outlines that differ in how data-parallel ranks communicate.
 Of 24 layers a quarter goes to programs of zero-bubble pipelines that then do not fit: their memory is known only from programs of every recomputation.
 With some thousand layers the time is quadratic: half of it places buffers by size (codegen's pack), a third bounds stages of every number of blocks.
 
 It takes no longer as bounds know streams: after the last pass over its blocks a position waits until the stream has reduced their
 gradients, and after AdamW until it has gathered their weights, which floors have per block (passage.go) and bounds of cuts to the picosecond
-where the stream waits for nobody (outlast.go). Before that the search gave up on zero-bubble pipelines with overlap, with gaps of 0.6 to
-2.1 %, and on overlap with a batch of 16,384, with one of 0.49 %. There options that do as little as another in no stretch are left out
+where the stream waits for nobody (outlast.go). With a batch of 16,384 options
+that do as little as another in no stretch are left out
 where a number of blocks is asked for, and 71.07 s are proven. Zero-bubble slots are
 bounded by what gradients of weights read across the end of the backward pass, in programs that have it in two: with recomputation that is up to
 a quarter more than what the others show, and what does not fit is not looked at again and again.
@@ -74,9 +75,8 @@ Before any size of micro-batches is priced a tract is bounded by what its blocks
 compiles some 45 programs (23 of them, a tenth of the time, to find out how tensor-parallel ranks divide the weights), a twelfth lays out the
 winner's memory, as much what the last zero-bubble pipeline keeps, a quarter bounds tracts.
 
-The gap of 13B on 16,384 devices, by how much a plan could at most be faster where the search gave up on proving that none is, was 5.1 % and
-then 1.57 %. It is closed since bounds of cuts know how updates wait for each other: all positions for the norm of the gradients between
-the two halves of an update, and the last for the first one's share of a tied table (planner/tail.go).
+13B on 16,384 devices leaves no gap because bounds of cuts know how updates wait for each other: all positions for the norm of the gradients
+between the two halves of an update, and the last for the first one's share of a tied table (planner/tail.go).
 
 ## Grids of tensor-parallel ranks
 
