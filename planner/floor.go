@@ -260,9 +260,6 @@ func (w *work) collect(instrs []codegen.Instr, phase ir.Phase, trunk bool) {
 				w.sums = append(w.sums, x)
 			}
 			x.Instr, x.all, x.bare = alone, once, nil
-			if len(x.beside) == 0 && x.part == inBlock && phase == ir.Backward && ofTP(n) {
-				x.beside = mayBePutOff(instrs, i)
-			}
 			w.instrs = append(w.instrs, x)
 		case shared:
 			w.shared = append(w.shared, x)
@@ -315,31 +312,6 @@ func (w *work) at(on sizeOn, batch int) *workTimes {
 	times := both(on, batch)
 	w.known[on], w.known[other] = times[ordered(on.inOrder)], times[ordered(other.inOrder)]
 	return w.known[on]
-}
-
-// mayBePutOff returns the kernels before a collective of a block's backward pass that may be put off beside
-// it, in the program of some outline of the family though not here: those that it does not wait for. Nothing
-// is put off to where the gradient of the block comes in.
-func mayBePutOff(instrs []codegen.Instr, i int) (late []codegen.Instr) {
-	n := instrs[i].Node
-	needed := map[*ir.Node]bool{}
-	for _, v := range n.Args {
-		if v.Def.Phase == n.Phase && v.Def.Op.Class() != ir.Leaf && v.Def.Block() != n.Block() {
-			return nil
-		}
-		needed[v.Def] = true
-	}
-	for _, in := range slices.Backward(instrs[:i]) {
-		switch {
-		case needed[in.Node]:
-			for _, v := range in.Node.Args {
-				needed[v.Def] = true
-			}
-		case in.Node.Op.Class() == ir.Compute && in.Node.Block() == n.Block():
-			late = append(late, in)
-		}
-	}
-	return late
 }
 
 // ordered is the place of times in which something runs beside collectives, or nothing does.
