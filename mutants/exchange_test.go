@@ -59,11 +59,6 @@ func inTheExchange() []mutant {
 		old:  "if len(in.beside) == 0 || !prices", new: "if len(in.beside) >= 0 || !prices",
 		pkg: "./planner", run: "^TestCostIsSimulation$",
 	}, {
-		bug: "floor above what plans take", how: "what hides nothing in the trunk's program hides nothing in any",
-		file: "planner/floor.go",
-		old:  "x.beside = mayBePutOff(instrs, i)", new: "_ = mayBePutOff(instrs, i)",
-		pkg: "./planner", run: "^TestFloorKnowsWhatIsPutOff$",
-	}, {
 		bug: "floor above what plans take", how: "it has recomputation add what zero-bubble schedules do not hide",
 		file: "planner/floor.go",
 		old:  "return schedule == partition.ZeroBubble }", new: "return schedule == \"\" }",

@@ -67,26 +67,3 @@ func TestCertificateOfExchanges(t *testing.T) {
 	_, err = p.check(p.copy(t), 20)
 	require.NoError(t, err)
 }
-
-// TestFloorKnowsWhatIsPutOff: ranks that share the dimensions of heads gather keys and values again in the backward pass,
-// beside the MLP's last weight gradient in the program of a plan, though beside nothing in that of the trunk.
-func TestFloorKnowsWhatIsPutOff(t *testing.T) {
-	c := preset(t, "gpt3-175b")
-	c.Float = ir.BF16
-	const ranks, batch = 128, 1536
-	g := step(t, c, batch)
-	h100 := cluster(t, "h100")
-	opts, err := Options{PlanNGPUs: ranks, RuntimeNGPUs: 8 * ranks}.on(h100, batch)
-	require.NoError(t, err)
-	s := newSearcher(g, batch, h100, opts)
-	o := outline{degrees: degrees{plan: ranks, dp: 1, cp: 1, tp: ranks, pp: 1}, sharding: sharding{zero: 1, sequence: true, overlap: true}, chunks: 1}
-	skel, err := s.skeleton(o)
-	require.NoError(t, err)
-	for _, size := range []int{1, 2, 4, 8} {
-		pipe := newPipeline(skel, skel.memoryOf(size), size, partition.OneFOneB)
-		pipe.stages = skel.times(size, partition.OneFOneB)
-		took := pipe.time([]partition.Stage{{Last: c.NLayer}})
-		require.LessOrEqual(t, s.common(o, size, partition.OneFOneB), took, "micro-batches of %d", size)
-		require.LessOrEqual(t, s.flowing(o, size, partition.OneFOneB, nil), took, "micro-batches of %d", size)
-	}
-}
