@@ -34,12 +34,25 @@ func (b *stageBuilder) beside() {
 	if b.along == nil {
 		b.along, b.during = make([]int, len(b.of)), make([]*ir.Node, len(b.of))
 	}
+	b.leavesFirst()
 	enter := entries(b.nodes)
 	for from, to := 0, 0; from < len(b.nodes); from = to {
 		for to = from + 1; to < len(b.nodes) && b.continues(b.nodes[to-1], b.nodes[to]) && !enter[b.nodes[to]]; to++ {
 		}
 		b.pair(b.nodes[from:to])
 	}
+}
+
+// leavesFirst puts what there is from the start before all else, as it is no instruction between others: weights
+// that ZeRO has gathered, say.
+func (b *stageBuilder) leavesFirst() {
+	at := func(n *ir.Node) int {
+		if b.silent(n) {
+			return 0
+		}
+		return 1
+	}
+	slices.SortStableFunc(b.nodes, func(x, y *ir.Node) int { return at(x) - at(y) })
 }
 
 // continues reports whether nothing forbids that a node changes places with the one before:

@@ -138,8 +138,8 @@ func (b *stageBuilder) build() {
 func (b *stageBuilder) inOrder() {
 	key := func(n *ir.Node) int {
 		switch _, chunk := b.prog.Plan.Position(n.Stage); {
-		case n.Op.Class() == ir.Leaf && !(n.Op == ir.OpInput && b.overTime(n.Results[0])):
-			return -1 // has no instruction
+		case b.silent(n):
+			return -1
 		case n.Phase == ir.Backward:
 			return int(n.Phase)*len(b.prog.Plan.Stages) - chunk
 		default:
@@ -147,6 +147,11 @@ func (b *stageBuilder) inOrder() {
 		}
 	}
 	slices.SortStableFunc(b.nodes, func(x, y *ir.Node) int { return cmp.Compare(key(x), key(y)) })
+}
+
+// silent reports whether a node has no instruction: its value is there before the step.
+func (b *stageBuilder) silent(n *ir.Node) bool {
+	return n.Op.Class() == ir.Leaf && !(n.Op == ir.OpInput && b.overTime(n.Results[0]))
 }
 
 // buffer makes a buffer for v. Its size is that at the first position of every

@@ -76,7 +76,7 @@ func (b *stageBuilder) overlap() {
 	var leaves []*ir.Node
 	bodies := make([][]*ir.Node, len(b.Bodies))
 	for _, n := range b.nodes {
-		if n.Op.Class() == ir.Leaf && !(n.Op == ir.OpInput && b.overTime(n.Results[0])) {
+		if b.silent(n) {
 			leaves = append(leaves, n)
 		} else {
 			bodies[n.Phase] = append(bodies[n.Phase], n)

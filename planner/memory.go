@@ -263,6 +263,23 @@ func (b *blueprint) measure(e extent, position int, mesh ir.Mesh, sizes *[]int64
 	return m
 }
 
+// measureInOrder bounds what stages need beside slots by programs in which nothing runs beside collectives: with
+// every block kept, which is when least of it is temporary.
+func (p *pipeline) measureInOrder() {
+	of, mesh := p.skel.of.split(), p.skel.mesh(p.template.MicroBatch)
+	var sizes []int64
+	var calm []int64 // by position of the blueprint
+	for i := range of.plan.PP() {
+		calm = append(calm, of.measure(kept, i, mesh, &sizes).calm)
+	}
+	for i := range p.memory {
+		position, _ := of.plan.Position(p.skel.like[i])
+		for e := range p.most + 1 {
+			p.memory[i].temp[e] = min(p.memory[i].temp[e], calm[position])
+		}
+	}
+}
+
 // measureApart bounds what slots have from the end of their backward pass on by programs that have it
 // in two: those of others do not show all of what gradients of weights read of what is recomputed.
 func (p *pipeline) measureApart() {

@@ -52,6 +52,9 @@ func newPipeline(s *skeleton, memory []stageMemory, microBatch int, schedule par
 		for i := range p.memory {
 			p.memory[i].temp = p.memory[i].calm
 		}
+		if s.plan.OverlapTP { // nothing runs beside collectives then, so that less is gathered at once
+			p.measureInOrder()
+		}
 		if s.plan.Overlap { // for which there are such programs anyway
 			p.measureApart()
 		}
