@@ -416,7 +416,10 @@ func (b *blueprints) find(p *partition.Plan) (*blueprint, error) {
 		key.dp, key.cp, key.tp, key.group, key.rows = p.DataParallel(), p.ContextParallel(), 0, p.ZeROGroup, min(p.TPRows, 2)
 		many := key.single()
 		all := b.many[many]
-		at := slices.IndexFunc(all, func(x *blueprint) bool { return x.standsFor(p.Mesh(b.batch)) })
+		at := slices.IndexFunc(all, func(x *blueprint) bool {
+			// Of more ranks than the plan's it may have cut less: not in dimensions smaller than they are many.
+			return x.plan.Rows() <= p.Rows() && x.plan.TP*p.Rows() <= p.TP*x.plan.Rows() && x.standsFor(p.Mesh(b.batch))
+		})
 		if key.tp, key.rows = p.TP, p.TPRows; at >= 0 {
 			key.tp, key.rows = all[at].plan.TP, all[at].plan.TPRows
 		}
