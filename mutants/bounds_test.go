@@ -102,7 +102,7 @@ func inTheBounds() []mutant {
 	}, {
 		bug: "a floor shares out what a kernel takes that is larger than the cache", how: "a part of it may lie in that",
 		file: "planner/relax.go",
-		old:  "block.update = w.near[inBlock].update /", new: "block.update = w.steady[inBlock].update /",
+		old:  "near := &w.near[inBlock]", new: "near := &w.steady[inBlock]",
 		pkg: "./planner", run: "^TestCostIsSimulation$/^seed_107$",
 	}, {
 		bug: "a bound counts blocks that lie before a stage", how: "one",

@@ -55,8 +55,38 @@ func inTheExchange() []mutant {
 		pkg: "./planner", run: "^TestCostIsSimulation$",
 	}, {
 		bug: "floor above what plans take", how: "nothing is hidden by products in it",
-		file: "planner/floor.go",
+		file: "planner/beside.go",
 		old:  "if len(in.beside) == 0 || !prices", new: "if len(in.beside) >= 0 || !prices",
+		pkg: "./planner", run: "^TestCostIsSimulation$",
+	}, {
+		bug: "floor above what plans take", how: "what hides nothing in the trunk's program hides nothing in any",
+		file: "planner/floor.go",
+		old:  "x.putOff, x.beside = true, w.mayBePutOff(instrs, i)", new: "x.putOff = false",
+		pkg: "./planner", run: "^TestFloorsOfLargeModels$",
+	}, {
+		bug: "floor above what plans take", how: "tensor-parallel ranks reduce the whole of gradients that they share",
+		file: "planner/relax.go",
+		old:  "v.value.Spec[tp].Kind != ir.Shard {", new: "v.value.Spec[tp].Kind == ir.Replicate {",
+		pkg: "./planner", run: "^TestFloorsOfLargeModels$",
+	}, {
+		bug: "floor above what plans take", how: "sums of gradients are narrowed once they are reduced",
+		file: "planner/passage.go",
+		old:  "return t.all - t.forward + t.closing", new: "return t.all - t.forward",
+		pkg: "./planner", run: "^TestFloorsOfLargeModels$",
+	}, {
+		bug: "the price of a plan is that of another", how: "programs of more tensor-parallel ranks stand for those of fewer",
+		file: "planner/blueprint.go",
+		old:  "x.plan.TP*p.Rows() <= p.TP*x.plan.Rows()", new: "x.plan.TP*p.Rows() > 0",
+		pkg: "./planner", run: "^TestFloorsOfLargeModels$",
+	}, {
+		bug: "weights are gathered while nothing else is done", how: "a parameter stands between products",
+		file: "codegen/beside.go",
+		old:  "	b.leavesFirst()\n", new: "",
+		pkg: "./planner", run: "^TestFloorsOfLargeModels$",
+	}, {
+		bug: "floor below what is exchanged", how: "each kernel that is put off hides all that it may",
+		file: "planner/beside.go",
+		old:  "beside[inBlock].wait(", new: "new(partTimes).wait(",
 		pkg: "./planner", run: "^TestCostIsSimulation$",
 	}, {
 		bug: "floor above what plans take", how: "it has recomputation add what zero-bubble schedules do not hide",

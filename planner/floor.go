@@ -25,10 +25,10 @@ type work struct {
 	kinds   []cost.Kinds    // and on which pools
 	mesh    ir.Mesh         // of one data-parallel rank
 	known   map[sizeOn]*workTimes
-	usual   *work  // the same in the usual order of ranks, if it is in another
-	piped   bool   // it stands for stages of a pipeline, which join no collectives of the update
-	sliced  bool   // of the head it has what any number of slices of the loss do
-	shelf   *shelf // of a trunk
+	kernels map[sizeOn]*workTimes // of these, what is not communicated, in whatever order ranks lie
+	piped   bool                  // it stands for stages of a pipeline, which join no collectives of the update
+	sliced  bool                  // of the head it has what any number of slices of the loss do
+	shelf   *shelf                // of a trunk
 	flights map[flightKey]*flight
 	again   [extents]*work // its backward pass with recomputation
 	// rest is what blocks do in the plan of a trunk that is not part of it (see apart), and sums
@@ -36,6 +36,8 @@ type work struct {
 	rest, sums   []workInstr
 	steady, near *workTimes
 	added        map[sizeOn]*workTimes
+	// idle are kernels of a trunk's block that may be put off beside collectives which have none, in all.
+	idle []codegen.Instr
 	// exchange is what a block exchanges for the whole batch in one micro-batch, -1 until it is asked for.
 	exchange cost.Picoseconds
 	// sending is what two stages of a trunk send, nil until it is asked for.
@@ -49,7 +51,8 @@ type workInstr struct {
 	// beside is what runs beside it: only what it takes longer than they counts, unless all
 	// is in order, as under a zero-bubble schedule.
 	beside []codegen.Instr
-	part   int // of the model
+	putOff bool // what is beside it is so in the programs of some outlines only, if not beside another
+	part   int  // of the model
 	pass   ir.Phase
 	ahead  bool
 	near   bool // priced as if what it reads and writes lay in the cache
@@ -73,6 +76,7 @@ type partTimes struct {
 	weight  cost.Picoseconds // of all, gradients of weights, which a zero-bubble schedule has apart
 	ahead   cost.Picoseconds // what recomputation may do before the gradient is there
 	update  cost.Picoseconds // once a step
+	closing cost.Picoseconds // of update, what ends the last backward pass
 	beside  cost.Picoseconds // what the communication stream does, forward and backward
 	once    cost.Picoseconds // and in the last backward pass besides
 }
@@ -87,6 +91,7 @@ func (t *workTimes) plus(u *workTimes) workTimes {
 		sum[i].weight += u[i].weight
 		sum[i].ahead += u[i].ahead
 		sum[i].update += u[i].update
+		sum[i].closing += u[i].closing
 		sum[i].beside += u[i].beside
 		sum[i].once += u[i].once
 	}
@@ -98,6 +103,9 @@ func (t *workTimes) add(in *workInstr, time cost.Picoseconds) {
 	part := &t[in.part]
 	if in.pass == ir.Update {
 		part.update += time
+		if in.Last || in.Node.Op == ir.OpCast { // of a sum of gradients, which with data-parallel ranks is made before they reduce it
+			part.closing += time
+		}
 		return
 	}
 	part.all += time
@@ -158,7 +166,7 @@ func (s *searcher) work(of *blueprint, o outline, trunk bool) *work {
 	}
 	job.PlanNGPUs, job.RuntimeNGPUs = o.cp*o.tp, s.opts.RuntimeNGPUs // they share the machine, or the network
 	job.PoolOrder = s.cluster.Orders()[o.order]
-	w := &work{of: of, piped: piped, sliced: s.opts.searchesSlices() && o.cp == 1, exchange: -1, known: map[sizeOn]*workTimes{}, added: map[sizeOn]*workTimes{}, flights: map[flightKey]*flight{}}
+	w := &work{of: of, piped: piped, sliced: s.opts.searchesSlices() && o.cp == 1, exchange: -1, known: map[sizeOn]*workTimes{}, kernels: map[sizeOn]*workTimes{}, added: map[sizeOn]*workTimes{}, flights: map[flightKey]*flight{}}
 	w.mesh.Axes = slices.Clone(of.progs[kept].Mesh.Axes)
 	for i := range w.mesh.Axes {
 		switch a := &w.mesh.Axes[i]; a.Name {
@@ -260,6 +268,9 @@ func (w *work) collect(instrs []codegen.Instr, phase ir.Phase, trunk bool) {
 				w.sums = append(w.sums, x)
 			}
 			x.Instr, x.all, x.bare = alone, once, nil
+			if len(x.beside) == 0 && x.part == inBlock && phase == ir.Backward && ofTP(n) {
+				x.putOff, x.beside = true, w.mayBePutOff(instrs, i)
+			}
 			w.instrs = append(w.instrs, x)
 		case shared:
 			w.shared = append(w.shared, x)
@@ -303,14 +314,16 @@ func (w *work) at(on sizeOn, batch int) *workTimes {
 	if known := w.known[on]; known != nil {
 		return known
 	}
-	both := w.asUsual
-	if w.usual == nil {
-		both = func(on sizeOn, batch int) [2]*workTimes { return w.times(w.meshOf(on.size, batch), on.kinds) }
+	mesh := w.meshOf(on.size, batch)
+	alike := sizeOn{size: on.size, kinds: on.kinds}
+	if w.kernels[alike] == nil {
+		w.kernels[alike] = w.computes(mesh, on.kinds)
 	}
-	other := on
-	other.inOrder = !on.inOrder
-	times := both(on, batch)
-	w.known[on], w.known[other] = times[ordered(on.inOrder)], times[ordered(other.inOrder)]
+	both := w.exchanges(mesh, on.kinds)
+	for _, inOrder := range []bool{false, true} {
+		t := both[ordered(inOrder)].plus(w.kernels[alike])
+		w.known[sizeOn{on.size, on.kinds, inOrder}] = &t
+	}
 	return w.known[on]
 }
 
@@ -332,32 +345,26 @@ func (w *work) meshOf(size, batch int) ir.Mesh {
 }
 
 // times prices the work with what runs beside collectives, and with all of it in order.
-func (w *work) times(mesh ir.Mesh, kinds cost.Kinds) [2]*workTimes {
-	prices := w.on(kinds)
-	beside, all := &workTimes{}, &workTimes{}
+func (w *work) times(mesh ir.Mesh, kinds cost.Kinds) [2]workTimes {
+	kernels, both := w.computes(mesh, kinds), w.exchanges(mesh, kinds)
+	return [2]workTimes{both[0].plus(kernels), both[1].plus(kernels)}
+}
+
+// computes is what of these times is not that of collectives.
+func (w *work) computes(mesh ir.Mesh, kinds cost.Kinds) *workTimes {
+	t, prices := &workTimes{}, w.on(kinds)[:1]
+	near := []*cost.Program{prices[0].Near()}
 	for i := range w.instrs {
 		in, among := &w.instrs[i], prices
 		switch {
+		case in.Node.Op.Class() == ir.Comm:
+			continue
 		case in.near:
-			among = []*cost.Program{prices[0].Near()}
-		case in.Node.Op.Class() != ir.Comm:
-			among = prices[:1]
+			among = near
 		}
-		time := least(among, in, mesh)
-		all.add(in, time)
-		beside.add(in, max(0, time-hides(among, in, mesh)))
+		t.add(in, least(among, in, mesh))
 	}
-	return [2]*workTimes{beside, all}
-}
-
-// hides is the time of what runs beside an instruction, nothing unless it is a collective of
-// tensor-parallel ranks: with all of the model's parameters that adds to gradients, and so as
-// long as it ever takes.
-func hides(prices []*cost.Program, in *workInstr, mesh ir.Mesh) cost.Picoseconds {
-	if len(in.beside) == 0 || !prices[0].Overlaps() {
-		return 0
-	}
-	return prices[0].InOrder(in.beside, mesh, ir.Coord{})
+	return t
 }
 
 // least is the least time of an instruction by some prices.

@@ -135,9 +135,9 @@ func (s *searcher) least(p *passage) cost.Picoseconds {
 func (p *passage) reduction(last *workTimes, at int) (each, pass, after cost.Picoseconds) {
 	of := func(t *partTimes) cost.Picoseconds {
 		if p.schedule == partition.ZeroBubble {
-			return t.weight
+			return t.weight + t.closing
 		}
-		return t.all - t.forward
+		return t.all - t.forward + t.closing
 	}
 	if at == 0 {
 		after = of(&last[beforeBlocks])

@@ -138,6 +138,8 @@ func (t *workTimes) fastest(u *workTimes) {
 		a.forward, a.weight = min(a.forward, b.forward), min(a.weight, b.weight)
 		a.all, a.way = a.forward+input+a.weight, a.forward+back
 		a.ahead = max(a.ahead, b.ahead)
-		a.update, a.beside, a.once = min(a.update, b.update), min(a.beside, b.beside), min(a.once, b.once)
+		after := min(a.update-a.closing, b.update-b.closing)
+		a.closing = min(a.closing, b.closing)
+		a.update, a.beside, a.once = a.closing+after, min(a.beside, b.beside), min(a.once, b.once)
 	}
 }

@@ -5,7 +5,6 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/autopar/autopar/ir"
 	"github.com/autopar/autopar/partition"
 	"github.com/autopar/autopar/planner/cost"
 )
@@ -288,7 +287,7 @@ func (s *searcher) best(o outline) *lies {
 // work returns work of which only the groups lie otherwise than as usual.
 func (l *lies) work(usual *work) *work {
 	w := *usual
-	w.usual, w.known, w.added, w.prices, w.exchange = usual, map[sizeOn]*workTimes{}, map[sizeOn]*workTimes{}, nil, -1
+	w.known, w.added, w.prices, w.exchange = map[sizeOn]*workTimes{}, map[sizeOn]*workTimes{}, nil, -1
 	for i := range max(len(l[0]), len(l[1])) {
 		groups := map[int]cost.Group{}
 		for k, name := range []string{partition.AxisTP, partition.AxisCP} {
@@ -299,25 +298,4 @@ func (l *lies) work(usual *work) *work {
 		w.prices = append(w.prices, usual.prices[0].Grouped(groups))
 	}
 	return &w
-}
-
-// asUsual returns the times of work for a micro-batch of a size, as [work.times] does: as usual, but for what
-// is communicated.
-func (w *work) asUsual(on sizeOn, batch int) [2]*workTimes {
-	var both [2]*workTimes
-	for k, inOrder := range []bool{false, true} {
-		t := *w.usual.at(sizeOn{on.size, 0, inOrder}, batch)
-		both[k] = &t
-	}
-	mesh := w.meshOf(on.size, batch)
-	for i := range w.instrs {
-		in := &w.instrs[i]
-		if in.Node.Op.Class() != ir.Comm {
-			continue
-		}
-		here, usual, beside := least(w.prices, in, mesh), least(w.usual.prices, in, mesh), hides(w.prices, in, mesh)
-		both[0].add(in, max(0, here-beside)-max(0, usual-beside))
-		both[1].add(in, here-usual)
-	}
-	return both
 }

@@ -20,6 +20,7 @@ import (
 // for micro-batches.
 type shelf struct {
 	weights, gradients, state int64
+	reduced                   int64 // gradients, wherever else tensor-parallel ranks hold them: as evenly as can be
 	other                     int64 // of what lasts as long as they do
 	shared                    []shared
 }
@@ -55,8 +56,8 @@ func (b *shelf) persist(o sharding, ranks int64) int64 {
 	if o.zero >= 1 {
 		state /= ranks
 	}
-	if o.zero >= 2 {
-		gradients /= ranks
+	if o.zero >= 2 { // reduced in every micro-batch, they lie as their weights do
+		gradients = b.reduced / ranks
 	}
 	if o.zero >= 3 {
 		weights /= ranks
@@ -122,7 +123,7 @@ func (w *work) passOf(e extent) *work {
 		return w.again[e]
 	}
 	pass := *w
-	pass.instrs, pass.rest, pass.sums = nil, nil, nil
+	pass.instrs, pass.rest, pass.sums, pass.idle = nil, nil, nil, nil
 	if e.partial() {
 		for _, in := range w.of.prog(kept).Stages[0].Bodies[ir.Forward].Instrs {
 			if e.covers(in.Node.Op) {
@@ -162,6 +163,15 @@ func (w *work) shelfOf(batch int) *shelf {
 			sum = &b.gradients
 		}
 		*sum += sizes[x.kind]
+		if sum == &b.gradients {
+			even := x.Value.Type.Bytes()
+			for axis, a := range mesh.Axes {
+				if x.Value.Spec[axis].Kind == ir.Shard {
+					even /= int64(a.Size)
+				}
+			}
+			b.reduced += min(sizes[x.kind], even)
+		}
 		v := shared{value: x.Value, state: attr.State, gradient: sum == &b.gradients}
 		switch {
 		case n.Op == ir.OpParam:
@@ -216,7 +226,7 @@ func (s *searcher) moved(o outline) *workTimes {
 	}
 	tp := trunk.mesh.Axis(partition.AxisTP)
 	for _, v := range trunk.shelfOf(s.batch).shared {
-		if o.zero > 0 && v.value.Spec[tp].Kind == ir.Replicate {
+		if o.zero > 0 && v.value.Spec[tp].Kind != ir.Shard {
 			v.bytes /= int64(o.sharers(1)) // before they are communicated, or after
 		}
 		cut := o.zero > 0 && partition.ReplicaDim(ranks, v.value.Spec, v.value.Type.Shape) >= 0
@@ -309,10 +319,11 @@ func (w *work) apart(zero, ranks int) *workTimes {
 	*t = *w.steady
 	block := &t[inBlock]
 	if zero >= 1 {
-		block.update = w.near[inBlock].update / cost.Picoseconds(ranks)
+		near := &w.near[inBlock]
+		block.update, block.closing = near.update/cost.Picoseconds(ranks), near.closing/cost.Picoseconds(ranks)
 	}
 	if zero >= 2 {
-		*block = partTimes{update: block.update}
+		*block = partTimes{update: block.update, closing: block.closing}
 	}
 	return t
 }

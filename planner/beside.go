@@ -1,0 +1,96 @@
+package planner
+
+import (
+	"slices"
+
+	"github.com/autopar/autopar/codegen"
+	"github.com/autopar/autopar/ir"
+	"github.com/autopar/autopar/planner/cost"
+)
+
+// Floors know what runs beside the collectives of tensor-parallel ranks. The programs that they come from say
+// so, but for what is put off in the trunk's (package codegen, beside.go), where the nearest product may be taken
+// by a collective that some outlines do not have: a weight that is whole under ZeRO is not gathered.
+
+// exchanges is what of these times is that of collectives.
+func (w *work) exchanges(mesh ir.Mesh, kinds cost.Kinds) [2]workTimes {
+	prices := w.on(kinds)
+	var beside, all workTimes
+	hidden := cost.Picoseconds(0) // by what is put off
+	for i := range w.instrs {
+		in := &w.instrs[i]
+		if in.Node.Op.Class() != ir.Comm {
+			continue
+		}
+		time := least(prices, in, mesh)
+		exposed := max(0, time-hides(prices, in, mesh))
+		all.add(in, time)
+		beside.add(in, exposed)
+		if in.putOff {
+			hidden += time - exposed
+		}
+	}
+	if hidden > 0 { // each kernel hides but one of them
+		beside[inBlock].wait(max(0, hidden-prices[0].InOrder(w.idle, mesh, ir.Coord{})))
+	}
+	return [2]workTimes{beside, all}
+}
+
+// hides is the time of what runs beside an instruction, nothing unless it is a collective of
+// tensor-parallel ranks: with all of the model's parameters that adds to gradients, and so as
+// long as it ever takes.
+func hides(prices []*cost.Program, in *workInstr, mesh ir.Mesh) cost.Picoseconds {
+	if len(in.beside) == 0 || !prices[0].Overlaps() {
+		return 0
+	}
+	return prices[0].InOrder(in.beside, mesh, ir.Coord{})
+}
+
+// wait adds to the backward pass what some collectives of it take, whichever.
+func (t *partTimes) wait(time cost.Picoseconds) {
+	t.all += time
+	t.way += time
+	t.ahead += time
+}
+
+// mayBePutOff returns the kernels before a collective of a block's backward pass that may be put off beside
+// it in the programs of some outlines, though not in the trunk's, where they run beside a collective that those
+// outlines do not have, or beside none: those that it does not wait for. Nothing is put off to where the
+// gradient of the block comes in.
+func (w *work) mayBePutOff(instrs []codegen.Instr, i int) (late []codegen.Instr) {
+	n := instrs[i].Node
+	needed := map[*ir.Node]bool{}
+	for _, v := range n.Args {
+		if v.Def.Phase == n.Phase && v.Def.Op.Class() != ir.Leaf && v.Def.Block() != n.Block() {
+			return nil
+		}
+		needed[v.Def] = true
+	}
+	for k, in := range slices.Backward(instrs[:i]) {
+		switch {
+		case needed[in.Node]:
+			for _, v := range in.Node.Args {
+				needed[v.Def] = true
+			}
+		case in.Node.Op.Class() == ir.Compute && in.Node.Block() == n.Block() && !w.taken(instrs[:i], k):
+			late = append(late, in)
+			if !slices.ContainsFunc(w.idle, func(x codegen.Instr) bool { return x.Node == in.Node }) {
+				w.idle = append(w.idle, in)
+			}
+		}
+	}
+	return late
+}
+
+// taken reports whether an instruction runs beside a collective that all outlines of the family have.
+func (w *work) taken(instrs []codegen.Instr, k int) bool {
+	i := k - 1
+	for i >= 0 && instrs[i].Node.Op.Class() != ir.Comm {
+		i--
+	}
+	if i < 0 || k > i+instrs[i].Beside {
+		return false
+	}
+	follows, _ := w.shares(instrs[i:][:1])
+	return follows
+}

@@ -1,0 +1,74 @@
+package planner
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/autopar/autopar/ir"
+	"github.com/autopar/autopar/partition"
+)
+
+// TestFloorsOfLargeModels: floors of GPT-3 175B on 1,024 devices are no more than plans take where the trunk's program, or
+// that of one stage, is not quite what plans run. TestCostIsSimulation draws small models, whose times hide this.
+func TestFloorsOfLargeModels(t *testing.T) {
+	c := preset(t, "gpt3-175b")
+	c.Float = ir.BF16
+	const devices, batch = 1024, 1536
+	g := step(t, c, batch)
+	h100 := cluster(t, "h100")
+	opts, err := Options{RuntimeNGPUs: devices}.on(h100, batch)
+	require.NoError(t, err)
+	whole := split{replicate: "attn+mlp", batch: true}
+	for name, x := range map[string]struct {
+		outline
+		before []degrees // that are looked at before
+		sizes  []int
+	}{
+		"attention's second gather is beside the MLP's last weight gradient, which the trunk has beside a weight's": {
+			outline: outline{degrees: degrees{plan: 128, dp: 1, cp: 1, tp: 128, pp: 1}, sharding: sharding{zero: 1, sequence: true, overlap: true}}, sizes: []int{1, 2, 4, 8},
+		},
+		"with more ranks than a head has dimensions attention is divided in another way": {
+			outline: outline{degrees: degrees{plan: 128, dp: 1, cp: 1, tp: 128, pp: 1}, sharding: sharding{overlap: true}}, sizes: []int{1, 48},
+			before: []degrees{{plan: 256, dp: 1, cp: 1, tp: 256, pp: 1}},
+		},
+		"tensor-parallel ranks share the sums of gradients": {
+			outline: outline{degrees: degrees{plan: 64, dp: 16, cp: 1, tp: 2, pp: 2}, sharding: sharding{zero: 2, overlap: true, split: whole}, chunks: 24}, sizes: []int{1, 3},
+		},
+		"weights are gathered beside products in stages as in one": {
+			outline: outline{degrees: degrees{plan: 16, dp: 4, cp: 1, tp: 2, pp: 2}, sharding: sharding{zero: 3, split: whole}, chunks: 2}, sizes: []int{3, 6},
+		},
+		"sums of gradients are narrowed while those of other blocks are reduced": {
+			outline: outline{degrees: degrees{plan: 1024, dp: 512, cp: 1, tp: 2, pp: 1}, sharding: sharding{overlap: true}, ranks: "dp-tp"}, sizes: []int{1, 2, 3},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s, o, schedule := newSearcher(g, batch, h100, opts), x.outline, partition.OneFOneB
+			if o.chunks == 0 {
+				o.chunks = 1
+			}
+			if o.chunks > 1 {
+				schedule = partition.Interleaved
+			}
+			for _, d := range x.before {
+				other := o
+				other.degrees = d
+				require.NotNil(t, s.trunk(other))
+			}
+			skel, err := s.skeleton(o)
+			require.NoError(t, err)
+			for _, size := range x.sizes {
+				pipe := newPipeline(skel, skel.memoryOf(size), size, schedule)
+				pipe.stages = skel.times(size, schedule)
+				took := pipe.time(pipe.interleavedCut("", make([]int, o.pp)))
+				refined, err := s.refined(&pending{outline: o}, size, schedule, nil)
+				require.NoError(t, err)
+				require.LessOrEqual(t, refined, took, "all that stages do, with micro-batches of %d", size)
+				for _, o := range []outline{o, s.anywhere(o)} {
+					require.LessOrEqual(t, s.common(o, size, schedule), took, "the family's, with micro-batches of %d", size)
+					require.LessOrEqual(t, s.flowing(o, size, schedule, nil), took, "the flow's, with micro-batches of %d", size)
+				}
+			}
+		})
+	}
+}
