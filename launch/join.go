@@ -20,6 +20,7 @@ import (
 const (
 	kindHello  byte = 'h' // who comes
 	kindGather byte = 'g' // to rank 0 a part, from it the whole
+	kindAside  byte = 'a' // the same of [Peers.GatherAside]
 	kindFail   byte = 'f' // whose failure, and its text
 	kindBye    byte = 'b' // of an agent to another: how the job has ended
 
@@ -85,10 +86,10 @@ func Join(ctx context.Context, place Place) (*Peers, error) {
 	n := place.World
 	p := &Peers{
 		place: place, key: machine() + " " + place.Node, hosts: make([]string, n), keys: make([]string, n), conns: make([]*link, n),
-		inbox: make([]chan []byte, n), failed: make(chan struct{}), left: make(chan struct{}), gone: make([]bool, n), staying: n - 1,
+		inbox: make([]chan []byte, n), aside: make([]chan []byte, n), failed: make(chan struct{}), left: make(chan struct{}), gone: make([]bool, n), staying: n - 1,
 	}
 	for rank := range p.inbox {
-		p.inbox[rank] = make(chan []byte, 1)
+		p.inbox[rank], p.aside[rank] = make(chan []byte, 1), make(chan []byte, 1)
 	}
 	p.keys[place.Rank] = p.key
 	if n == 1 {

@@ -30,6 +30,9 @@ type Place struct {
 	// Restart counts how often the job has been started anew. Processes of
 	// different starts do not join each other.
 	Restart int
+	// Memory is the descriptor of a file of memory that the launcher keeps for whoever has this place, over
+	// restarts; 0 is none.
+	Memory int
 }
 
 // EnvError is a variable of the environment that makes no sense.
@@ -67,6 +70,9 @@ func PlaceFrom(env func(string) string) (Place, error) {
 			continue
 		}
 		p := Place{World: number(d.world, 1, 1<<20)}
+		if env(memoryVariable) != "" {
+			p.Memory = number(memoryVariable, firstExtra, 1<<20)
+		}
 		if p.Rank = number(d.rank, 0, max(1, p.World)); first == nil && p.World > 1 {
 			port := defaultPort
 			if env("MASTER_PORT") != "" || i == 0 {

@@ -169,6 +169,9 @@ func (e *Executor) Here() []int {
 	return ranks
 }
 
+// Timeout bounds every wait of one rank for another.
+func (e *Executor) Timeout() time.Duration { return e.opts.Timeout }
+
 // Peers returns the processes of the run, nil when this is the only one.
 func (e *Executor) Peers() *launch.Peers { return e.opts.Peers }
 

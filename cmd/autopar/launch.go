@@ -25,7 +25,7 @@ type launchCmd struct {
 	NNodes      string `name:"nnodes" default:"1" placeholder:"MIN:MAX" help:"Machines. Start this command on each. With MIN:MAX the job starts anew, by a plan for as many as there are, when one comes or goes."`
 	NodeRank    int    `name:"node-rank" placeholder:"N" help:"Which of the machines this is, from 0."`
 	Master      string `placeholder:"HOST:PORT" help:"Where machine 0 is reached by the others."`
-	MaxRestarts int    `name:"max-restarts" placeholder:"N" help:"How often to go on from the newest checkpoint when a process has failed."`
+	MaxRestarts int    `name:"max-restarts" placeholder:"N" help:"How often to go on, from the newest snapshot in memory or on disk, when a process has failed."`
 }
 
 // Example is shown by --help.
@@ -157,7 +157,7 @@ func (c *launchCmd) planAnew(con *console, doc *planner.Document, ranks int) ([]
 // args are those of the command that each process runs.
 func (c *launchCmd) args(con *console, plan string, resume bool) []string {
 	args := []string{"autopar", "run", plan, "--device", c.Device, "--timeout", c.Timeout.String()}
-	for flag, on := range map[string]bool{"--loopback": c.Loopback, "--resume": resume, "--quiet": con.quiet, "--verbose": con.verbose} {
+	for flag, on := range map[string]bool{"--loopback": c.Loopback, "--blocking-save": c.Blocking, "--resume": resume, "--quiet": con.quiet, "--verbose": con.verbose} {
 		if on {
 			args = append(args, flag)
 		}

@@ -26,7 +26,8 @@ type runCmd struct {
 	Offload  string `name:"offload-dir" placeholder:"DIR" help:"Keep what the plan offloads in files of this directory, mapped into memory, instead of in memory."`
 	InitFrom string `placeholder:"scratch|DIR|FILE" default:"scratch" help:"Weights to start from: scratch, the directory of another run, or a safetensors file."`
 
-	Timeout time.Duration `default:"5m" help:"How long a rank waits for another before the run fails."`
+	Blocking bool          `name:"blocking-save" help:"Hold training up until a checkpoint is on disk. The default is to write a copy in host memory, as large as what is saved, while training goes on."`
+	Timeout  time.Duration `default:"5m" help:"How long a rank waits for another before the run fails."`
 }
 
 // Example is shown by --help.
@@ -48,25 +49,29 @@ func (c *runCmd) check() error {
 }
 
 // join finds the other processes of the run, where a launcher's variables say that there are
-// some.
-func (c *runCmd) join(ctx context.Context, con *console, plan *partition.Plan) (*launch.Peers, error) {
+// some, and the memory that it keeps for this one, or nil.
+func (c *runCmd) join(ctx context.Context, con *console, plan *partition.Plan) (peers *launch.Peers, memory *os.File, err error) {
 	place, err := launch.PlaceFrom(os.Getenv)
 	if err != nil {
-		return nil, usagef("run: %v", err)
+		return nil, nil, usagef("run: %v", err)
+	}
+	if place.Memory > 0 {
+		memory = os.NewFile(uintptr(place.Memory), "memory")
 	}
 	switch {
 	case place.World == 1:
-		return nil, nil
+		return nil, memory, nil
 	case c.Loopback:
-		return nil, usagef("run: --loopback runs all ranks in one process, but the launcher has started %d", place.World)
+		return nil, nil, usagef("run: --loopback runs all ranks in one process, but the launcher has started %d", place.World)
 	}
 	if place.World != plan.RuntimeNGPUs {
-		return nil, usagef("run: the launcher has started %d processes, the plan has %d ranks: each process is one rank", place.World, plan.RuntimeNGPUs)
+		return nil, nil, usagef("run: the launcher has started %d processes, the plan has %d ranks: each process is one rank", place.World, plan.RuntimeNGPUs)
 	}
 	con.quiet, con.progress = con.quiet || place.Rank > 0, con.progress && place.Rank == 0
 	bounded, cancel := context.WithTimeout(ctx, c.Timeout)
 	defer cancel()
-	return launch.Join(bounded, place)
+	peers, err = launch.Join(bounded, place)
+	return peers, memory, err
 }
 
 // Run trains until it is done or interrupted.
@@ -85,7 +90,7 @@ func (c *runCmd) Run(ctx context.Context, con *console) (err error) {
 	if c.Offload != "" && !doc.Plan.Offload.Moves() {
 		return usagef("run: --offload-dir is %s, but the plan offloads nothing; plan with --offload optimizer or params", c.Offload)
 	}
-	peers, err := c.join(ctx, con, doc.Plan)
+	peers, memory, err := c.join(ctx, con, doc.Plan)
 	if err != nil {
 		return err
 	}
@@ -128,7 +133,7 @@ func (c *runCmd) Run(ctx context.Context, con *console) (err error) {
 	p := &progress{con: con}
 	defer p.end()
 	opts := train.RunOptions{
-		Out: out, Resume: c.Resume, InitFrom: c.InitFrom, Keep: checkpoint.Retention{Last: 2},
+		Out: out, Resume: c.Resume, InitFrom: c.InitFrom, Memory: memory, Blocking: c.Blocking, Keep: checkpoint.Retention{Last: 2},
 		Log: p, PeakFLOPS: cluster.PeakFLOPS(doc.Config.DType().String(), doc.Plan.RuntimeNGPUs),
 	}
 	if c.Steps != nil {
