@@ -62,6 +62,9 @@ func (p *Peers) Rank() int { return p.place.Rank }
 // World returns the number of processes.
 func (p *Peers) World() int { return p.place.World }
 
+// Host returns the address by which a rank is reached.
+func (p *Peers) Host(rank int) string { return p.hosts[rank] }
+
 // Machine returns the first of the ranks that are on one machine with a rank.
 func (p *Peers) Machine(rank int) int { return slices.Index(p.keys, p.keys[rank]) }
 

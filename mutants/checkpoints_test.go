@@ -42,7 +42,7 @@ func inCheckpoints() []mutant {
 	}, {
 		bug: "processes go on from memory where not all can", how: "one has nothing there",
 		file: "train/save.go",
-		old:  "if other.Step != step || ", new: "if ",
+		old:  "other.Step != step || step", new: "other.Step > step || step",
 		pkg: "./train", run: goesOn,
 	}, {
 		bug: "processes go on from memory where not all can", how: "the disk has a later step",

@@ -31,7 +31,7 @@ type launchCmd struct {
 // Example is shown by --help.
 func (launchCmd) Example() string {
 	return `
-autopar launch plan.json --nproc 4 --max-restarts 2
+autopar launch plan.json --nproc 4 --max-restarts 2 --node-check
 autopar launch plan.json --nproc 4 --nnodes 2 --node-rank 1 --master 10.0.0.1:29500
 autopar launch plan.json --nproc 8 --nnodes 2:4 --node-rank 3 --master 10.0.0.1:29500 --max-restarts 3`
 }
@@ -157,7 +157,7 @@ func (c *launchCmd) planAnew(con *console, doc *planner.Document, ranks int) ([]
 // args are those of the command that each process runs.
 func (c *launchCmd) args(con *console, plan string, resume bool) []string {
 	args := []string{"autopar", "run", plan, "--device", c.Device, "--timeout", c.Timeout.String()}
-	for flag, on := range map[string]bool{"--loopback": c.Loopback, "--blocking-save": c.Blocking, "--resume": resume, "--quiet": con.quiet, "--verbose": con.verbose} {
+	for flag, on := range map[string]bool{"--loopback": c.Loopback, "--blocking-save": c.Blocking, "--node-check": c.Check, "--resume": resume, "--quiet": con.quiet, "--verbose": con.verbose} {
 		if on {
 			args = append(args, flag)
 		}

@@ -27,6 +27,7 @@ type runCmd struct {
 	InitFrom string `placeholder:"scratch|DIR|FILE" default:"scratch" help:"Weights to start from: scratch, the directory of another run, or a safetensors file."`
 
 	Blocking bool          `name:"blocking-save" help:"Hold training up until a checkpoint is on disk. The default is to write a copy in host memory, as large as what is saved, while training goes on."`
+	Check    bool          `name:"node-check" help:"Before training, time a product and an exchange on every rank, and end if one fails or takes more than twice the median."`
 	Timeout  time.Duration `default:"5m" help:"How long a rank waits for another before the run fails."`
 }
 
@@ -102,13 +103,13 @@ func (c *runCmd) Run(ctx context.Context, con *console) (err error) {
 			peers.Close()
 		}()
 	}
+	var system *cuda.System
 	on := train.JobOptions{HostDir: c.Offload, Runtime: runtime.Options{Timeout: c.Timeout, Peers: peers}}
 	if c.cuda() {
 		if c.Offload != "" {
 			return usagef("run: --offload-dir is for --device cpu; GPUs keep what is offloaded in pinned memory")
 		}
-		system, err := c.openCUDA(con, doc.Plan.RuntimeNGPUs, peers)
-		if err != nil {
+		if system, err = c.openCUDA(con, doc.Plan.RuntimeNGPUs, peers); err != nil {
 			return err
 		}
 		if cluster, err = clusterOfGPU(system.Driver); err != nil {
@@ -120,6 +121,11 @@ func (c *runCmd) Run(ctx context.Context, con *console) (err error) {
 		opts := c.options()
 		opts.Note = func(text string) { con.note("%s", text) }
 		on.Backend = cuda.New(system, opts)
+	}
+	if c.Check {
+		if err := c.checkNodes(ctx, con, peers, system); err != nil {
+			return err
+		}
 	}
 	job, err := train.NewJob(doc.Config, doc.Plan, on)
 	if err != nil {
