@@ -157,6 +157,17 @@ func (e *Executor) Counters(rank int) Counters {
 	return e.shared.counters[rank]
 }
 
+// Computed returns how long a rank computed in the last step, without what it exchanged or waited for. It is known in runs
+// of several processes, but not of [Late] devices, which compute when nobody looks: then it is 0.
+func (e *Executor) Computed(rank int) time.Duration {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.late || e.shared.computed == nil {
+		return 0
+	}
+	return e.shared.computed[rank]
+}
+
 // Ranks returns the number of ranks, those of other processes included.
 func (e *Executor) Ranks() int { return len(e.events[Compute]) }
 

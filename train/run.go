@@ -7,6 +7,7 @@ import (
 	"io"
 	"math"
 	"os"
+	"slices"
 
 	"github.com/autopar/autopar/checkpoint"
 )
@@ -35,6 +36,9 @@ type RunOptions struct {
 	Log      io.Writer // nil discards; of several processes only that of rank 0 is written, as the metrics are
 	// Progress, when set, is told of every step and every batch of an evaluation.
 	Progress func(Progress)
+	// Expected is how long each rank is expected to compute in a step, in any unit: of several processes, those that take
+	// more than twice as long as the median makes them expect are reported. nil expects the same of all.
+	Expected []float64
 	// PeakFLOPS is that of one rank, against which MFU is measured; 0 is nanoGPT's constant, that of an A100 in bfloat16.
 	PeakFLOPS float64
 }
@@ -42,7 +46,7 @@ type RunOptions struct {
 // nanoGPTPeakFLOPS is the peak of an A100 in bfloat16 (nanoGPT, model.py).
 const nanoGPTPeakFLOPS = 312e12
 
-func (o *RunOptions) validate() error {
+func (o *RunOptions) validate(ranks int) error {
 	switch {
 	case o.Steps < 0:
 		return &InputError{What: "steps", Msg: fmt.Sprintf("is %d, must be at least 0", o.Steps)}
@@ -50,6 +54,10 @@ func (o *RunOptions) validate() error {
 		return &InputError{What: "resume", Msg: "needs the directory of the run"}
 	case o.Resume && o.InitFrom != "" && o.InitFrom != scratch:
 		return &InputError{What: "resume", Msg: "cannot be used with init-from " + o.InitFrom}
+	case o.Expected != nil && len(o.Expected) != ranks:
+		return &InputError{What: "expected", Msg: fmt.Sprintf("has times of %d ranks, there are %d", len(o.Expected), ranks)}
+	case slices.ContainsFunc(o.Expected, func(x float64) bool { return !(x > 0) }):
+		return &InputError{What: "expected", Msg: fmt.Sprintf("times are %v, want more than 0", o.Expected)}
 	case !(o.PeakFLOPS >= 0):
 		return &InputError{What: "peak FLOP/s", Msg: fmt.Sprintf("is %v, must be at least 0", o.PeakFLOPS)}
 	}
@@ -80,13 +88,14 @@ type Result struct {
 // run is one call of Job.Run.
 type run struct {
 	*Job
-	opts     RunOptions
-	last     int // iteration at which to stop
-	metrics  *metricsLog
-	mfu      mfu
-	result   Result
-	bestStep int
-	saved    int // step of the newest checkpoint of this run, on disk or on its way, or -1
+	opts       RunOptions
+	last       int // iteration at which to stop
+	metrics    *metricsLog
+	mfu        mfu
+	stragglers stragglers
+	result     Result
+	bestStep   int
+	saved      int // step of the newest checkpoint of this run, on disk or on its way, or -1
 
 	memory     *checkpoint.Memory
 	background *checkpoint.Background // nil when checkpoints hold the run up
@@ -100,7 +109,7 @@ type run struct {
 // Of several processes all stop after the same step when the context of one is cancelled.
 // A loss or gradient norm that is not finite is a [*DivergedError].
 func (j *Job) Run(ctx context.Context, opts RunOptions) (Result, error) {
-	if err := opts.validate(); err != nil {
+	if err := opts.validate(j.exec.Ranks()); err != nil {
 		return Result{}, err
 	}
 	r := &run{Job: j, opts: opts, last: j.Config.Train.MaxIters + 1, saved: -1}
@@ -108,6 +117,7 @@ func (j *Job) Run(ctx context.Context, opts RunOptions) (Result, error) {
 		r.last = opts.Steps
 	}
 	r.result.BestVal = float32(math.Inf(1))
+	r.stragglers.expected = opts.Expected
 	r.openCheckpoints()
 	if err := r.begin(ctx); err != nil {
 		return Result{}, errors.Join(err, r.closeCheckpoints())
@@ -317,6 +327,9 @@ func (r *run) finished(st StepStats) error {
 	}
 	r.result.Steps, r.result.Loss = it+1, st.Loss
 	r.mfu.steps++
+	if r.exec.Peers() != nil {
+		r.stragglers.add(r.exec.Ranks(), r.exec.Computed)
+	}
 	if it%r.Config.Train.LogInterval == 0 {
 		if err := r.report(st); err != nil {
 			return err

@@ -18,7 +18,7 @@ func BenchmarkSave(b *testing.B) {
 	for _, blocking := range []bool{true, false} {
 		b.Run(map[bool]string{true: "blocking", false: "background"}[blocking], func(b *testing.B) {
 			r := &run{Job: job, opts: RunOptions{Out: b.TempDir(), Blocking: blocking, Keep: checkpoint.Retention{Last: 1}}, saved: -1}
-			require.NoError(b, r.opts.validate())
+			require.NoError(b, r.opts.validate(1))
 			r.openCheckpoints()
 			require.NoError(b, r.reserveMemory())
 			require.NoError(b, r.Init())

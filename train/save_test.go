@@ -22,9 +22,12 @@ import (
 	"github.com/autopar/autopar/runtime/cpu"
 )
 
-// trainProcesses trains with a process for each rank, here in one; memory has the file of each. It returns the log of
-// rank 0.
-func trainProcesses(t *testing.T, cfg *config.Config, plan *partition.Plan, opts RunOptions, memory []*os.File) (string, error) {
+// plain leaves the backend of a rank as it is.
+func plain(_ int, b runtime.Backend) runtime.Backend { return b }
+
+// trainProcesses trains with a process for each rank, here in one, on its backend as it is changed; memory has the file of
+// each. It returns the log of rank 0.
+func trainProcesses(t *testing.T, cfg *config.Config, plan *partition.Plan, opts RunOptions, memory []*os.File, on func(rank int, b runtime.Backend) runtime.Backend) (string, error) {
 	t.Helper()
 	addr, err := launchtest.FreeAddr()
 	require.NoError(t, err)
@@ -50,7 +53,7 @@ func trainProcesses(t *testing.T, cfg *config.Config, plan *partition.Plan, opts
 				if err != nil {
 					return err
 				}
-				job, err := NewJob(cfg, plan, JobOptions{Backend: backend, Runtime: runtime.Options{Peers: peers, Timeout: time.Minute}})
+				job, err := NewJob(cfg, plan, JobOptions{Backend: on(rank, backend), Runtime: runtime.Options{Peers: peers, Timeout: time.Minute}})
 				if err != nil {
 					return err
 				}
@@ -86,7 +89,7 @@ func TestGoesOnFromMemory(t *testing.T) {
 		return all
 	}
 	whole := t.TempDir()
-	_, err := trainProcesses(t, cfg, plan, RunOptions{Out: whole}, make([]*os.File, 4))
+	_, err := trainProcesses(t, cfg, plan, RunOptions{Out: whole}, make([]*os.File, 4), plain)
 	require.NoError(t, err)
 	want, _ := readMetrics(t, whole)
 
@@ -107,20 +110,20 @@ func TestGoesOnFromMemory(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			out, memory := t.TempDir(), files()
 			if name == "newer on disk" {
-				_, err := trainProcesses(t, cfg, plan, RunOptions{Out: out, Steps: 9}, memory)
+				_, err := trainProcesses(t, cfg, plan, RunOptions{Out: out, Steps: 9}, memory, plain)
 				require.NoError(t, err)
-				_, err = trainProcesses(t, cfg, plan, RunOptions{Out: out, Steps: 10, Resume: true}, make([]*os.File, 4))
+				_, err = trainProcesses(t, cfg, plan, RunOptions{Out: out, Steps: 10, Resume: true}, make([]*os.File, 4), plain)
 				require.NoError(t, err)
 			} else {
-				_, err := trainProcesses(t, cfg, plan, RunOptions{Out: out, Steps: 7}, make([]*os.File, 4))
+				_, err := trainProcesses(t, cfg, plan, RunOptions{Out: out, Steps: 7}, make([]*os.File, 4), plain)
 				require.NoError(t, err)
 				other := t.TempDir()
 				require.NoError(t, os.CopyFS(other, os.DirFS(out)))
-				_, err = trainProcesses(t, cfg, plan, RunOptions{Out: other, Steps: 9, Resume: true}, memory)
+				_, err = trainProcesses(t, cfg, plan, RunOptions{Out: other, Steps: 9, Resume: true}, memory, plain)
 				require.NoError(t, err)
 			}
 			require.NoError(t, c.after(out, memory))
-			log, err := trainProcesses(t, cfg, plan, RunOptions{Out: out, Resume: c.resume}, memory)
+			log, err := trainProcesses(t, cfg, plan, RunOptions{Out: out, Resume: c.resume}, memory, plain)
 			require.NoError(t, err)
 			require.Contains(t, log, c.want)
 			require.Equal(t, contents(t, whole), contents(t, out))

@@ -11,7 +11,9 @@ import (
 	"github.com/autopar/autopar/cuda"
 	"github.com/autopar/autopar/launch"
 	"github.com/autopar/autopar/partition"
+	"github.com/autopar/autopar/planner"
 	"github.com/autopar/autopar/planner/cost"
+	"github.com/autopar/autopar/planner/sim"
 	"github.com/autopar/autopar/runtime"
 	"github.com/autopar/autopar/train"
 )
@@ -142,6 +144,9 @@ func (c *runCmd) Run(ctx context.Context, con *console) (err error) {
 		Out: out, Resume: c.Resume, InitFrom: c.InitFrom, Memory: memory, Blocking: c.Blocking, Keep: checkpoint.Retention{Last: 2},
 		Log: p, PeakFLOPS: cluster.PeakFLOPS(doc.Config.DType().String(), doc.Plan.RuntimeNGPUs),
 	}
+	if peers != nil && peers.Rank() == 0 {
+		opts.Expected = expected(con, doc, job)
+	}
 	if c.Steps != nil {
 		opts.Steps = *c.Steps
 	}
@@ -158,6 +163,20 @@ func (c *runCmd) Run(ctx context.Context, con *console) (err error) {
 		con.note("go on with: autopar run %s --resume --out %s", c.Plan, out)
 	}
 	return nil
+}
+
+// expected is how long each rank computes in a step by the cost model, on the cluster of the plan: stages of a pipeline may
+// have more or less to do, and kinds of devices differ.
+func expected(con *console, doc *planner.Document, job *train.Job) (seconds []float64) {
+	line, err := sim.Run(job.Train, doc.Cluster, sim.Options{})
+	if err != nil {
+		con.note("stragglers are looked for as if all ranks had as much to do: %v", err)
+		return nil
+	}
+	for _, r := range line.Ranks {
+		seconds = append(seconds, (r.Breakdown.Compute + r.Breakdown.Optimizer).Seconds())
+	}
+	return seconds
 }
 
 // progress prints the lines of a run, with a bar below them on a terminal.
