@@ -14,6 +14,9 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/autopar/autopar/cuda"
+	"github.com/autopar/autopar/cuda/cudatest"
+	"github.com/autopar/autopar/cuda/driver/fake"
 	"github.com/autopar/autopar/launch"
 	"github.com/autopar/autopar/launch/launchtest"
 	"github.com/autopar/autopar/nodecheck"
@@ -131,6 +134,39 @@ func TestFindsTwo(t *testing.T) {
 	require.Equal(t, []int{0, 1}, ranksOf(t, errs))
 	_, errs = check(t, 2, nodecheck.Options{Repeats: 3}, healthy(1, func(w *work) { w.product *= 4 }))
 	require.Equal(t, []int{1}, ranksOf(t, errs))
+}
+
+// oneSided sends what the other waits for, and then finds that it has failed.
+type oneSided struct{ *work }
+
+func (w oneSided) Exchange(conn net.Conn) (time.Duration, error) {
+	took, err := w.work.Exchange(conn)
+	return took, errors.Join(err, broken)
+}
+
+// TestOneSideFails: an exchange that is well for one of two has failed for both, or the one would vouch for the other.
+func TestOneSideFails(t *testing.T) {
+	_, errs := check(t, 2, nodecheck.Options{Repeats: 1}, func(rank int) nodecheck.Work {
+		w := healthy(-1, nil)(rank)
+		if rank == 1 {
+			return oneSided{w.(*work)}
+		}
+		return w
+	})
+	require.Equal(t, []int{0, 1}, ranksOf(t, errs))
+}
+
+// TestOnGPU does the work of a rank on a GPU.
+func TestOnGPU(t *testing.T) {
+	system, err := cudatest.NewSystem(fake.New(fake.Options{Devices: 1}))
+	require.NoError(t, err)
+	device, err := nodecheck.NewDevice(cuda.New(system, cuda.Options{Eager: true}), 65, time.Minute)
+	require.NoError(t, err)
+	for range 2 {
+		_, err = device.Product()
+		require.NoError(t, err)
+	}
+	require.NoError(t, device.Close())
 }
 
 // TestHealthy checks ranks that compute and send, again and again, on a machine that may have much else to do.
