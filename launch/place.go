@@ -5,7 +5,8 @@
 // [Place] by environment variables. [Join] brings them together over TCP at the
 // address of rank 0 and returns their [Peers]: small messages from all to all
 // ([Peers.Gather]), a connection between any two ([Peers.Connect]), and the news of a
-// failure anywhere ([Peers.Failed]). Every wait ends, and its error names the ranks, the
+// failure anywhere ([Peers.Failed]). What a process leaves in [Place.Memory] the one that
+// [Agent] starts in its place finds there. Every wait ends, and its error names the ranks, the
 // address and the seconds.
 //
 // Whoever can reach the ports can join: the network of a job is trusted, as with
