@@ -197,10 +197,18 @@ func checksum(b []byte) uint32 { return crc32.Checksum(b, crc32.MakeTable(crc32.
 
 // replace returns a snapshot that is read from memory as far as that has it.
 func (m *Memory) replace(s Snapshot, h *head) Snapshot {
+	type key struct {
+		rank int
+		name string
+	}
+	held := map[key]heldPart{}
+	for _, p := range h.Parts {
+		held[key{p.Rank, p.Name}] = p
+	}
 	s.Shards = slices.Clone(s.Shards)
 	for i := range s.Shards {
 		x := &s.Shards[i]
-		if p := h.find(x.Rank, x.Name); p != nil {
+		if p, ok := held[key{x.Rank, x.Name}]; ok {
 			x.Read = func(dst []byte) error { copy(dst, m.bytes[p.At:p.At+p.size()]); return nil }
 		}
 	}

@@ -129,12 +129,12 @@ func (j *Job) Run(ctx context.Context, opts RunOptions) (Result, error) {
 
 // begin gives the parameters their values and opens the metrics.
 func (r *run) begin(ctx context.Context) error {
-	if err := r.parameters(ctx); err != nil {
-		return err
-	}
 	first := r.exec.Here()[0] == 0
 	if !first {
 		r.opts.Log = io.Discard
+	}
+	if err := r.parameters(ctx); err != nil {
+		return err
 	}
 	if r.opts.Out != "" && first {
 		var err error
