@@ -11,6 +11,9 @@
 // [Save] writes into a temporary directory, makes it durable, gives it its name and then replaces latest, each in one
 // atomic move. Whenever the writer is killed, latest leads to a complete checkpoint: the new one or the one before.
 //
+// A [Background] does the same while the run goes on, from a copy in a [Memory], which may outlive the process: then another
+// that takes its place finds there what it had [Held].
+//
 // Reading treats the directory as hostile. [Open] holds the manifest against itself and against the size, the SHA-256
 // and the header of every file; what does not fit is an [*Error] that names the file, the tensor and the numbers.
 //

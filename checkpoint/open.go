@@ -83,6 +83,17 @@ func Saved(dir string) time.Time {
 	return info.ModTime()
 }
 
+// Newest returns the directory and the step of the newest checkpoint in the DIR of a run, by its name alone.
+func Newest(dir string) (path string, step int, err error) {
+	root := filepath.Join(dir, rootDir)
+	name, err := readLatest(root)
+	if err != nil {
+		return "", 0, err
+	}
+	s, _ := parseName(name)
+	return filepath.Join(root, name), s.step, nil
+}
+
 // readLatest returns the name of the newest checkpoint under root.
 func readLatest(root string) (string, error) {
 	path := filepath.Join(root, latestFile)

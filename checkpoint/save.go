@@ -136,7 +136,7 @@ func together(peers *launch.Peers, mine progress, err error) ([]progress, error)
 	if err2 != nil {
 		return nil, err2
 	}
-	texts, err2 := peers.Gather(context.Background(), b)
+	texts, err2 := peers.GatherAside(context.Background(), b)
 	if err2 != nil {
 		return nil, err2
 	}

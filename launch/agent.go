@@ -52,6 +52,7 @@ type Start struct {
 	Nodes, Node int    // machines that take part, and which of them this is
 	Addr        string // host:port where rank 0 will listen
 	Brief       []byte // what all should know of this start
+	Memory      bool   // each process gets a file of memory that outlives it
 }
 
 // ExitError is the end of a process of a job that was not a success.
@@ -148,6 +149,8 @@ func (a *Agent) serve(ctx context.Context, host *link) error {
 			}
 		}
 	}()
+	var memory memories
+	defer func() { memory.close() }()
 	var stop chan byte // of the processes that run
 	exited := make(chan error, 1)
 	leave := ctx.Done()
@@ -173,7 +176,7 @@ func (a *Agent) serve(ctx context.Context, host *link) error {
 				stop <- m.text[0]
 			case m.kind == kindStart && stop == nil:
 				stop = make(chan byte, 3) // each reason comes once at most
-				go func(stop <-chan byte) { exited <- a.start(m.text, stop) }(stop)
+				go func(stop <-chan byte) { exited <- a.start(m.text, &memory, stop) }(stop)
 			}
 		}
 	}
@@ -228,7 +231,7 @@ type ended struct {
 
 // start starts the processes and returns when all have ended. What comes from stop ends them
 // earlier.
-func (a *Agent) start(text []byte, stop <-chan byte) error {
+func (a *Agent) start(text []byte, memory *memories, stop <-chan byte) error {
 	var of Start
 	if err := json.Unmarshal(text, &of); err != nil {
 		return fmt.Errorf("launch: machine 0 does not speak as this version of autopar: %w", err)
@@ -236,6 +239,11 @@ func (a *Agent) start(text []byte, stop <-chan byte) error {
 	args, err := a.Args(of)
 	if err != nil {
 		return err
+	}
+	if of.Memory {
+		if err := memory.grow(a.Procs); err != nil {
+			return err
+		}
 	}
 	// The system ends the processes when the thread that has started them ends.
 	goruntime.LockOSThread()
@@ -256,6 +264,8 @@ func (a *Agent) start(text []byte, stop <-chan byte) error {
 	for i := range a.Procs {
 		cmd, out, err := a.command(of, args, i, &mu)
 		if err == nil {
+			files, env := memory.of(i)
+			cmd.ExtraFiles, cmd.Env = files, append(cmd.Env, env...)
 			err = cmd.Start()
 		}
 		if err != nil {

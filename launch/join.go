@@ -20,6 +20,7 @@ import (
 const (
 	kindHello  byte = 'h' // who comes
 	kindGather byte = 'g' // to rank 0 a part, from it the whole
+	kindAside  byte = 'a' // the same of [Peers.GatherAside]
 	kindFail   byte = 'f' // whose failure, and its text
 	kindBye    byte = 'b' // of an agent to another: how the job has ended
 
@@ -85,10 +86,10 @@ func Join(ctx context.Context, place Place) (*Peers, error) {
 	n := place.World
 	p := &Peers{
 		place: place, key: machine() + " " + place.Node, hosts: make([]string, n), keys: make([]string, n), conns: make([]*link, n),
-		inbox: make([]chan []byte, n), failed: make(chan struct{}), left: make(chan struct{}), gone: make([]bool, n), staying: n - 1,
+		inbox: make([]chan []byte, n), aside: make([]chan []byte, n), failed: make(chan struct{}), left: make(chan struct{}), gone: make([]bool, n), staying: n - 1,
 	}
 	for rank := range p.inbox {
-		p.inbox[rank] = make(chan []byte, 1)
+		p.inbox[rank], p.aside[rank] = make(chan []byte, 1), make(chan []byte, 1)
 	}
 	p.keys[place.Rank] = p.key
 	if n == 1 {
@@ -291,70 +292,6 @@ func listen(ctx context.Context, addr string) (net.Listener, error) {
 		return config.Listen(ctx, "tcp", ":"+port)
 	}
 	return listener, err
-}
-
-// Connect makes a TCP connection between any two processes and returns those of this one, by
-// rank, nil for its own. All call it. They are the caller's to close.
-func (p *Peers) Connect(ctx context.Context) (conns []net.Conn, err error) {
-	conns = make([]net.Conn, p.place.World)
-	if p.place.World == 1 {
-		return conns, nil
-	}
-	start := time.Now()
-	defer func() {
-		if err == nil {
-			return
-		}
-		for _, conn := range conns {
-			if conn != nil {
-				conn.Close()
-			}
-		}
-		err = p.Fail(fmt.Errorf("launch: connecting with the others for %.1f s: %w", time.Since(start).Seconds(), err))
-	}()
-	host := p.hosts[0]
-	if p.place.Rank > 0 {
-		host = hostOf(p.conns[0].LocalAddr())
-	}
-	var config net.ListenConfig
-	listener, err := config.Listen(ctx, "tcp", net.JoinHostPort(host, "0"))
-	if err != nil {
-		return conns, err
-	}
-	defer listener.Close()
-	defer context.AfterFunc(ctx, func() { listener.Close() })()
-	_, port, err := net.SplitHostPort(listener.Addr().String())
-	if err != nil {
-		return conns, err
-	}
-	ports, err := p.Gather(ctx, []byte(port))
-	if err != nil {
-		return conns, err
-	}
-	for rank := range p.place.Rank { // the one that comes first listens
-		var dialer net.Dialer
-		conn, err := dialer.DialContext(ctx, "tcp", net.JoinHostPort(p.hosts[rank], string(ports[rank])))
-		if err != nil {
-			return conns, fmt.Errorf("rank %d: %w", rank, err)
-		}
-		conns[rank] = conn
-		newLink(conn).write(kindHello, p.place.hello())
-	}
-	for missing := p.place.World - 1 - p.place.Rank; missing > 0; missing-- {
-		conn, err := listener.Accept()
-		if err != nil {
-			return conns, errors.Join(ctx.Err(), err)
-		}
-		rank, _, err := p.greet(newLink(conn))
-		if err != nil || rank < p.place.Rank || conns[rank] != nil {
-			conn.Close()
-			missing++ // who says something else is no rank
-			continue
-		}
-		conns[rank] = conn
-	}
-	_, err = p.Gather(ctx, nil) // nobody sends before all are there
-	return conns, err
 }
 
 func hostOf(addr net.Addr) string {

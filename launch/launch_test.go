@@ -33,6 +33,8 @@ func TestPlaceFrom(t *testing.T) {
 		{env{"SLURM_PROCID": "2", "SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_NODELIST": "gpu[07-09,12],x", "MASTER_PORT": "7"}, launch.Place{Rank: 2, World: 4, Addr: "gpu07:7"}, ""},
 		{env{"SLURM_PROCID": "2", "SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_NODELIST": "a1,b[1-2]", "MASTER_PORT": "7"}, launch.Place{Rank: 2, World: 4, Addr: "a1:7"}, ""},
 		{env{"SLURM_PROCID": "0"}, launch.Place{World: 1}, ""}, // a batch script
+		{env{"RANK": "0", "WORLD_SIZE": "1", "AUTOPAR_MEMORY_FD": "3"}, launch.Place{World: 1, Memory: 3}, ""},
+		{env{"RANK": "0", "WORLD_SIZE": "1", "AUTOPAR_MEMORY_FD": "2"}, launch.Place{}, `AUTOPAR_MEMORY_FD is "2", want a number of 3 to`},
 		{env{"RANK": "4", "WORLD_SIZE": "4"}, launch.Place{}, `RANK is "4", want a number of 0 to 3`},
 		{env{"RANK": "1"}, launch.Place{}, `WORLD_SIZE is "", want a number`},
 		{env{"RANK": "1", "WORLD_SIZE": "2"}, launch.Place{}, `MASTER_PORT is ""`},
@@ -107,6 +109,9 @@ func TestPeers(t *testing.T) {
 		if want := p.Rank() / 2 * 2; local[0] != want || p.LocalRank() != p.Rank()-want || len(local) != min(2, world-want) {
 			return fmt.Errorf("rank %d is with %v", p.Rank(), local)
 		}
+		aside := make(chan error, 1)
+		go func() { aside <- gatherAside(ctx, p) }()
+		defer func() { <-aside }()
 		for round := range 20 {
 			all, err := p.Gather(ctx, fmt.Appendf(nil, "%d of %03d", p.Rank(), round)[:round%8])
 			if err != nil {
@@ -140,9 +145,28 @@ func TestPeers(t *testing.T) {
 			}
 			conn.Close()
 		}
-		return nil
+		err = <-aside
+		aside <- nil
+		return err
 	})
 	require.NoError(t, errors.Join(errs...))
+}
+
+// gatherAside gathers at another pace than the steps of a job.
+func gatherAside(ctx context.Context, p *launch.Peers) error {
+	for round := range 20 {
+		all, err := p.GatherAside(ctx, fmt.Appendf(nil, "aside %d of %d", p.Rank(), round))
+		if err != nil {
+			return err
+		}
+		for rank, got := range all {
+			if want := fmt.Sprintf("aside %d of %d", rank, round); string(got) != want {
+				return fmt.Errorf("gathered %q of rank %d, want %q", got, rank, want)
+			}
+		}
+		time.Sleep(time.Duration(p.Rank()) * time.Millisecond)
+	}
+	return nil
 }
 
 // TestFailure tells all who has failed and why, or who has gone without a word.

@@ -14,7 +14,7 @@ import (
 
 // Peers are the processes of a job, seen from one of them. Every process has a connection
 // with rank 0, which passes on what concerns all. Methods may be called from any goroutine,
-// but Gather and Connect from one at a time, and in the same order in all processes.
+// but Gather and Connect from one at a time, and in the same order in all processes; so GatherAside.
 type Peers struct {
 	place Place
 	key   string   // of the machine
@@ -22,6 +22,7 @@ type Peers struct {
 	keys  []string // by rank: of the machine
 	conns []*link  // to rank 0, or by rank of all others; nil for oneself
 	inbox []chan []byte
+	aside []chan []byte // the inbox of GatherAside
 
 	once   sync.Once
 	failed chan struct{}
@@ -61,6 +62,9 @@ func (p *Peers) Rank() int { return p.place.Rank }
 // World returns the number of processes.
 func (p *Peers) World() int { return p.place.World }
 
+// Host returns the address by which a rank is reached.
+func (p *Peers) Host(rank int) string { return p.hosts[rank] }
+
 // Machine returns the first of the ranks that are on one machine with a rank.
 func (p *Peers) Machine(rank int) int { return slices.Index(p.keys, p.keys[rank]) }
 
@@ -81,6 +85,15 @@ func (p *Peers) LocalRank() int { return slices.Index(p.Local(), p.place.Rank) }
 // Gather gives every process the bytes of all, by rank. All call it, and none returns before
 // the last has. After an error, which is also that of the end of ctx, the job has failed.
 func (p *Peers) Gather(ctx context.Context, mine []byte) ([][]byte, error) {
+	return p.gather(ctx, kindGather, p.inbox, mine)
+}
+
+// GatherAside is Gather for work beside the steps: the two do not meet, whichever comes first on which rank.
+func (p *Peers) GatherAside(ctx context.Context, mine []byte) ([][]byte, error) {
+	return p.gather(ctx, kindAside, p.aside, mine)
+}
+
+func (p *Peers) gather(ctx context.Context, kind byte, inbox []chan []byte, mine []byte) ([][]byte, error) {
 	if p.place.World == 1 {
 		return [][]byte{mine}, nil
 	}
@@ -89,8 +102,8 @@ func (p *Peers) Gather(ctx context.Context, mine []byte) ([][]byte, error) {
 	}
 	start := time.Now()
 	if p.place.Rank > 0 {
-		p.conns[0].write(kindGather, mine)
-		table, ok := p.receive(ctx, 0)
+		p.conns[0].write(kind, mine)
+		table, ok := p.receive(ctx, inbox[0])
 		if !ok {
 			return nil, p.late(ctx, start, []int{0})
 		}
@@ -104,10 +117,10 @@ func (p *Peers) Gather(ctx context.Context, mine []byte) ([][]byte, error) {
 	all[0] = mine
 	for rank := 1; rank < p.place.World; rank++ {
 		var ok bool
-		if all[rank], ok = p.receive(ctx, rank); !ok {
+		if all[rank], ok = p.receive(ctx, inbox[rank]); !ok {
 			late := []int{rank}
 			for other := rank + 1; other < p.place.World; other++ {
-				if len(p.inbox[other]) == 0 {
+				if len(inbox[other]) == 0 {
 					late = append(late, other)
 				}
 			}
@@ -116,20 +129,20 @@ func (p *Peers) Gather(ctx context.Context, mine []byte) ([][]byte, error) {
 	}
 	table := pack(all)
 	for _, conn := range p.conns[1:] {
-		conn.write(kindGather, table)
+		conn.write(kind, table)
 	}
 	return all, nil
 }
 
 // receive waits for the next message of a rank.
-func (p *Peers) receive(ctx context.Context, rank int) ([]byte, bool) {
+func (p *Peers) receive(ctx context.Context, inbox chan []byte) ([]byte, bool) {
 	select {
-	case b := <-p.inbox[rank]:
+	case b := <-inbox:
 		return b, true
 	default:
 	}
 	select {
-	case b := <-p.inbox[rank]:
+	case b := <-inbox:
 		return b, true
 	case <-p.failed:
 	case <-ctx.Done():
@@ -258,9 +271,13 @@ func (p *Peers) listen(rank int, conn *link) {
 			return
 		}
 		switch kind {
-		case kindGather:
+		case kindGather, kindAside:
+			inbox := p.inbox[rank]
+			if kind == kindAside {
+				inbox = p.aside[rank]
+			}
 			select {
-			case p.inbox[rank] <- message:
+			case inbox <- message:
 			case <-p.failed:
 			}
 		case kindBye:

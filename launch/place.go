@@ -5,7 +5,8 @@
 // [Place] by environment variables. [Join] brings them together over TCP at the
 // address of rank 0 and returns their [Peers]: small messages from all to all
 // ([Peers.Gather]), a connection between any two ([Peers.Connect]), and the news of a
-// failure anywhere ([Peers.Failed]). Every wait ends, and its error names the ranks, the
+// failure anywhere ([Peers.Failed]). What a process leaves in [Place.Memory] the one that
+// [Agent] starts in its place finds there. Every wait ends, and its error names the ranks, the
 // address and the seconds.
 //
 // Whoever can reach the ports can join: the network of a job is trusted, as with
@@ -30,6 +31,9 @@ type Place struct {
 	// Restart counts how often the job has been started anew. Processes of
 	// different starts do not join each other.
 	Restart int
+	// Memory is the descriptor of a file of memory that the launcher keeps for whoever has this place, over
+	// restarts; 0 is none.
+	Memory int
 }
 
 // EnvError is a variable of the environment that makes no sense.
@@ -67,6 +71,9 @@ func PlaceFrom(env func(string) string) (Place, error) {
 			continue
 		}
 		p := Place{World: number(d.world, 1, 1<<20)}
+		if env(memoryVariable) != "" {
+			p.Memory = number(memoryVariable, firstExtra, 1<<20)
+		}
 		if p.Rank = number(d.rank, 0, max(1, p.World)); first == nil && p.World > 1 {
 			port := defaultPort
 			if env("MASTER_PORT") != "" || i == 0 {

@@ -44,7 +44,7 @@ func inTheDevice() []mutant {
 		pkg: "./train", run: "^TestLossesAreReadLate$",
 	}, {
 		bug: "a checkpoint of a step too few", how: "the update that is not read yet is not counted",
-		file: "train/run.go",
+		file: "train/save.go",
 		old:  "\tif err := r.flush(ctx, 0); err != nil {\n\t\treturn err\n\t}\n\tstep := r.result.Steps", new: "\tstep := r.result.Steps",
 		pkg: "./train", run: "^TestLossesAreReadLate$",
 	}, {

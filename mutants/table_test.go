@@ -4,7 +4,7 @@ import "slices"
 
 // mutants lists all planted bugs, by where they are planted.
 func mutants() []mutant {
-	return slices.Concat(inTheModel(), inLlama(), inThePartition(), inTheRuntime(), inTheKernels(), inTheLoop(), inThePrecision(), inTheReproducible(), inTheStreams(), inTheExchange(), inContext(), inTheMemory(), inTheAnswers(), inGroupedHeads(), inTheCluster(), inTheCompiler(), inTheFinals(), inTheFootprint(), inTheCertificate(), inThePrograms(), inThePools(), inRankOrders(), inReplicatedModules(), inBatchParallel(), inGrids(), inTheBounds(), inTheDeviceCode(), inTheDevice(), inTheProcesses(), inViews(), inLossSlices())
+	return slices.Concat(inTheModel(), inLlama(), inThePartition(), inTheRuntime(), inTheKernels(), inTheLoop(), inThePrecision(), inTheReproducible(), inTheStreams(), inTheExchange(), inContext(), inTheMemory(), inTheAnswers(), inGroupedHeads(), inTheCluster(), inTheCompiler(), inTheFinals(), inTheFootprint(), inTheCertificate(), inThePrograms(), inThePools(), inRankOrders(), inReplicatedModules(), inBatchParallel(), inGrids(), inTheBounds(), inTheDeviceCode(), inTheDevice(), inTheProcesses(), inCheckpoints(), inSlowRanks(), inViews(), inLossSlices())
 }
 
 // inReplicatedModules has those of weights that all tensor-parallel ranks hold.
@@ -645,12 +645,12 @@ func inTheLoop() []mutant {
 		pkg: "./train", run: resume,
 	}, {
 		bug:  "checkpoint forgets the best validation loss",
-		file: "train/run.go",
+		file: "train/save.go",
 		old:  "r.result.BestVal, r.bestStep = *c.BestVal, c.BestStep", new: "r.bestStep = c.BestStep",
 		pkg: "./train", run: resume,
 	}, {
 		bug:  "checkpoint forgets when the loss was best",
-		file: "train/run.go",
+		file: "train/save.go",
 		old:  "r.result.BestVal, r.bestStep = *c.BestVal, c.BestStep", new: "r.result.BestVal = *c.BestVal",
 		pkg: "./train", run: resume,
 	}, {

@@ -157,6 +157,17 @@ func (e *Executor) Counters(rank int) Counters {
 	return e.shared.counters[rank]
 }
 
+// Computed returns how long a rank computed in the last step, without what it exchanged or waited for. It is known in runs
+// of several processes, but not of [Late] devices, which compute when nobody looks: then it is 0.
+func (e *Executor) Computed(rank int) time.Duration {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.late || e.shared.computed == nil {
+		return 0
+	}
+	return e.shared.computed[rank]
+}
+
 // Ranks returns the number of ranks, those of other processes included.
 func (e *Executor) Ranks() int { return len(e.events[Compute]) }
 
@@ -168,6 +179,9 @@ func (e *Executor) Here() []int {
 	}
 	return ranks
 }
+
+// Timeout bounds every wait of one rank for another.
+func (e *Executor) Timeout() time.Duration { return e.opts.Timeout }
 
 // Peers returns the processes of the run, nil when this is the only one.
 func (e *Executor) Peers() *launch.Peers { return e.opts.Peers }

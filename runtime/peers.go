@@ -7,14 +7,16 @@ import (
 	"fmt"
 	"hash/fnv"
 	"math"
+	"time"
 
 	"github.com/autopar/autopar/codegen"
 )
 
 // shared is what the processes of a run tell each other after a step.
 type shared struct {
-	counters []Counters // by rank
-	stop     bool       // the context of some process was cancelled
+	counters []Counters      // by rank
+	computed []time.Duration // by rank
+	stop     bool            // the context of some process was cancelled
 }
 
 // Cancelled returns [context.Canceled] when the next step is not to start: ctx is cancelled, or
@@ -40,6 +42,7 @@ func (e *Executor) share(ctx context.Context, p *program) error {
 	if err != nil {
 		return err
 	}
+	mine = binary.LittleEndian.AppendUint64(mine, uint64(e.here[0].computed))
 	for _, o := range p.scalars {
 		if e.local(o.rank) != nil {
 			mine = binary.LittleEndian.AppendUint32(mine, math.Float32bits(p.outputs[o.name]))
@@ -55,8 +58,8 @@ func (e *Executor) share(ctx context.Context, p *program) error {
 	if err != nil {
 		return fmt.Errorf("the end of the step: %w", err)
 	}
-	e.shared.counters, e.shared.stop = make([]Counters, len(all)), false
-	const head = 1 + 8*len(counterWords{})
+	e.shared.counters, e.shared.computed, e.shared.stop = make([]Counters, len(all)), make([]time.Duration, len(all)), false
+	const head = 1 + 8*len(counterWords{}) + 8
 	for rank, b := range all {
 		if len(b) < head {
 			return fmt.Errorf("rank %d tells %d bytes of the step, want at least %d", rank, len(b), head)
@@ -67,6 +70,7 @@ func (e *Executor) share(ctx context.Context, p *program) error {
 			return err
 		}
 		e.shared.counters[rank] = words.counters()
+		e.shared.computed[rank] = time.Duration(binary.LittleEndian.Uint64(b[head-8:]))
 		all[rank] = b[head:]
 	}
 	for _, o := range p.scalars {

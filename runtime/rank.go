@@ -34,6 +34,8 @@ type rank struct {
 	exited   chan struct{}
 	counters Counters
 	words    []byte // scalars of the step that was finished last
+	// Of the last step: how long it computed, and how long it exchanged or waited instead.
+	computed, apart time.Duration
 
 	// Where the rank is: the program, and the index of the task and its action.
 	// They are for reports and for the watch over progress.
@@ -85,7 +87,8 @@ func (r *rank) guard(j job) (err error) {
 
 // step runs the rank's tasks of one step.
 func (r *rank) step(p *program, start time.Time) error {
-	r.counters = Counters{}
+	r.counters, r.apart = Counters{}, 0
+	began := time.Now()
 	trace := r.exec.opts.Trace
 	var done int64 // events of the compute stream in this step
 	for t := range p.tasks[r.id] {
@@ -144,6 +147,7 @@ func (r *rank) step(p *program, start time.Time) error {
 			return err
 		}
 	}
+	r.computed = time.Since(began) - r.apart
 	return r.end(p, done)
 }
 
@@ -152,7 +156,10 @@ func (r *rank) await(n int64) error { return r.waitFor(Communication, n) }
 
 // waitFor holds the compute stream back until the n-th event of the step of another stream.
 func (r *rank) waitFor(s Stream, n int64) error {
-	return r.device.Wait(Compute, Event{r.id, s, r.exec.events[s][r.id] + n})
+	began := time.Now()
+	err := r.device.Wait(Compute, Event{r.id, s, r.exec.events[s][r.id] + n})
+	r.apart += time.Since(began)
+	return err
 }
 
 // give hands a collective to its stream, to be made when all work before it is done. n is the number of the event, in this step, that says so.
@@ -181,26 +188,35 @@ func (r *rank) act(a *action) error {
 			r.counters.HostBytes += a.bytes
 		}
 		return r.device.Launch(a.kernel)
-	case a.collective != nil:
+	case a.collective == nil && a.transfer == nil:
+		return r.device.Upload(OnDevice, a.offset, a.feed.data[a.from:a.to])
+	}
+	began := time.Now()
+	err := r.exchange(a)
+	r.apart += time.Since(began)
+	return err
+}
+
+// exchange takes part in a collective or a transfer.
+func (r *rank) exchange(a *action) error {
+	if a.collective != nil {
 		r.counters.Collectives++
 		r.counters.CollectiveBytes += a.bytes
 		return r.device.Collective(a.collective)
-	case a.transfer != nil:
-		r.counters.Transfers++
-		r.counters.TransferBytes += a.bytes
-		if a.node.Op == ir.OpRecv {
-			return r.device.Recv(a.transfer)
-		}
-		// The place is free at an event of this step, or else since the end of the one before.
-		peer := a.transfer.Peer
-		if n := r.exec.events[Compute][peer] + a.after; !r.exec.meets && (a.after > 0 || n > 0 && r.exec.late) {
-			if err := r.device.Wait(Compute, Event{peer, Compute, n}); err != nil {
-				return err
-			}
-		}
-		return r.device.Send(a.transfer)
 	}
-	return r.device.Upload(OnDevice, a.offset, a.feed.data[a.from:a.to])
+	r.counters.Transfers++
+	r.counters.TransferBytes += a.bytes
+	if a.node.Op == ir.OpRecv {
+		return r.device.Recv(a.transfer)
+	}
+	// The place is free at an event of this step, or else since the end of the one before.
+	peer := a.transfer.Peer
+	if n := r.exec.events[Compute][peer] + a.after; !r.exec.meets && (a.after > 0 || n > 0 && r.exec.late) {
+		if err := r.device.Wait(Compute, Event{peer, Compute, n}); err != nil {
+			return err
+		}
+	}
+	return r.device.Send(a.transfer)
 }
 
 // where returns the task and node at which the rank is, in a step.

@@ -109,7 +109,7 @@ func TestLossesAreReadLate(t *testing.T) {
 	}
 	wantOut, gotOut := t.TempDir(), t.TempDir()
 	cfg := tinyConfig(t, textData(t), settings...)
-	want, wantLog := train(t, cfg, planOf(2, 1, 1), RunOptions{Out: wantOut})
+	want, wantLog := train(t, cfg, planOf(2, 1, 1), RunOptions{Out: wantOut, Blocking: true}) // else the log says when the disk was done
 
 	for name, opts := range map[string]cuda.Options{"loopback": {Loopback: true}, "graphs": {}} {
 		t.Run(name, func(t *testing.T) {
@@ -122,7 +122,7 @@ func TestLossesAreReadLate(t *testing.T) {
 			job, err := NewJob(cfg, planOf(2, 1, 1), JobOptions{Backend: b})
 			require.NoError(t, err)
 			var log strings.Builder
-			got, err := job.Run(t.Context(), RunOptions{Out: gotOut, Log: &log})
+			got, err := job.Run(t.Context(), RunOptions{Out: gotOut, Log: &log, Blocking: true})
 			require.NoError(t, err)
 			require.NoError(t, job.Close())
 			require.Equal(t, want.Steps, got.Steps)

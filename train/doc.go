@@ -7,6 +7,9 @@
 // anything runs. [Job.Run] is a function of configuration and step alone: batches, learning rate, dropout and initial
 // weights depend on nothing that happened before. So a run that is stopped and resumed under the same plan gives the same
 // bits as one that was not, and one resumed under another plan differs only by rounding.
+//
+// Checkpoints are written while the run goes on, see [RunOptions]. Of a run of several processes the log names those that
+// compute for much longer than others.
 package train
 
 import (

@@ -43,11 +43,18 @@ func (r *run) report(st StepStats) error {
 		r.printf(", loss_scale %g, skipped %d", st.LossScale, st.Skipped)
 	}
 	r.printf("\n")
-	return r.metrics.write(StepMetrics{
+	m := StepMetrics{
 		Iter: st.Iter, Loss: st.Loss, LR: st.LR, GradNorm: st.GradNorm, TimeMS: ms,
 		TokensPerS: float64(r.TokensPerStep()) / st.Duration.Seconds(), MFU: mfu, PeakBytes: r.PeakBytes(),
 		CommBytes: st.CommBytes, Collectives: st.Collectives, LossScale: st.LossScale, SkippedSteps: st.Skipped,
-	})
+	}
+	for _, s := range r.stragglers.take() {
+		r.printf("%s of %d ranks\n", s, r.exec.Ranks())
+		if s.times > m.StragglerFactor {
+			m.Straggler, m.StragglerFactor = &s.rank, s.times
+		}
+	}
+	return r.metrics.write(m)
 }
 
 // mfu is the model FLOPs utilization of the whole job, as nanoGPT's estimate_mfu smooths it: the FLOPs that the model

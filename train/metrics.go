@@ -31,6 +31,11 @@ type StepMetrics struct {
 	// Of a float16 run: the scale of the loss after this step, and the steps skipped so far.
 	LossScale    float32 `json:"loss_scale,omitempty"`
 	SkippedSteps int     `json:"skipped_steps,omitempty"`
+
+	// The rank that computed for longest beside the median since the last look, and how many times as long, if it is a
+	// straggler; in runs of several processes.
+	Straggler       *int    `json:"straggler,omitempty"`
+	StragglerFactor float64 `json:"straggler_factor,omitempty"`
 }
 
 // EvalMetrics is one evaluation.

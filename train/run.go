@@ -7,6 +7,7 @@ import (
 	"io"
 	"math"
 	"os"
+	"slices"
 
 	"github.com/autopar/autopar/checkpoint"
 )
@@ -25,10 +26,19 @@ type RunOptions struct {
 	// InitFrom is where the weights of a new run come from: "" or "scratch", a directory with a checkpoint, or a
 	// safetensors file.
 	InitFrom string
+	// Memory is a file of memory that outlives this process, see [launch.Place.Memory]; nil is none. If all processes
+	// of the run find what they have left there together, and nothing newer is on disk, the run goes on from there.
+	Memory *os.File
+	// Blocking holds training up until a checkpoint is on disk. Else it is written from a copy in host memory while
+	// training goes on.
+	Blocking bool
 	Keep     checkpoint.Retention
 	Log      io.Writer // nil discards; of several processes only that of rank 0 is written, as the metrics are
 	// Progress, when set, is told of every step and every batch of an evaluation.
 	Progress func(Progress)
+	// Expected is how long each rank is expected to compute in a step, in any unit: of several processes, those that take
+	// more than twice as long as the median makes them expect are reported. nil expects the same of all.
+	Expected []float64
 	// PeakFLOPS is that of one rank, against which MFU is measured; 0 is nanoGPT's constant, that of an A100 in bfloat16.
 	PeakFLOPS float64
 }
@@ -36,7 +46,7 @@ type RunOptions struct {
 // nanoGPTPeakFLOPS is the peak of an A100 in bfloat16 (nanoGPT, model.py).
 const nanoGPTPeakFLOPS = 312e12
 
-func (o *RunOptions) validate() error {
+func (o *RunOptions) validate(ranks int) error {
 	switch {
 	case o.Steps < 0:
 		return &InputError{What: "steps", Msg: fmt.Sprintf("is %d, must be at least 0", o.Steps)}
@@ -44,6 +54,10 @@ func (o *RunOptions) validate() error {
 		return &InputError{What: "resume", Msg: "needs the directory of the run"}
 	case o.Resume && o.InitFrom != "" && o.InitFrom != scratch:
 		return &InputError{What: "resume", Msg: "cannot be used with init-from " + o.InitFrom}
+	case o.Expected != nil && len(o.Expected) != ranks:
+		return &InputError{What: "expected", Msg: fmt.Sprintf("has times of %d ranks, there are %d", len(o.Expected), ranks)}
+	case slices.ContainsFunc(o.Expected, func(x float64) bool { return !(x > 0) }):
+		return &InputError{What: "expected", Msg: fmt.Sprintf("times are %v, want more than 0", o.Expected)}
 	case !(o.PeakFLOPS >= 0):
 		return &InputError{What: "peak FLOP/s", Msg: fmt.Sprintf("is %v, must be at least 0", o.PeakFLOPS)}
 	}
@@ -74,13 +88,17 @@ type Result struct {
 // run is one call of Job.Run.
 type run struct {
 	*Job
-	opts     RunOptions
-	last     int // iteration at which to stop
-	metrics  *metricsLog
-	mfu      mfu
-	result   Result
-	bestStep int
-	saved    int // step of the newest checkpoint of this run, or -1
+	opts       RunOptions
+	last       int // iteration at which to stop
+	metrics    *metricsLog
+	mfu        mfu
+	stragglers stragglers
+	result     Result
+	bestStep   int
+	saved      int // step of the newest checkpoint of this run, on disk or on its way, or -1
+
+	memory     *checkpoint.Memory
+	background *checkpoint.Background // nil when checkpoints hold the run up
 }
 
 // Run trains. Its loop is nanoGPT's: every eval_interval iterations, from 0 on, an evaluation and, if the validation
@@ -91,7 +109,7 @@ type run struct {
 // Of several processes all stop after the same step when the context of one is cancelled.
 // A loss or gradient norm that is not finite is a [*DivergedError].
 func (j *Job) Run(ctx context.Context, opts RunOptions) (Result, error) {
-	if err := opts.validate(); err != nil {
+	if err := opts.validate(j.exec.Ranks()); err != nil {
 		return Result{}, err
 	}
 	r := &run{Job: j, opts: opts, last: j.Config.Train.MaxIters + 1, saved: -1}
@@ -99,21 +117,24 @@ func (j *Job) Run(ctx context.Context, opts RunOptions) (Result, error) {
 		r.last = opts.Steps
 	}
 	r.result.BestVal = float32(math.Inf(1))
-	if err := r.begin(); err != nil {
-		return Result{}, err
+	r.stragglers.expected = opts.Expected
+	r.openCheckpoints()
+	if err := r.begin(ctx); err != nil {
+		return Result{}, errors.Join(err, r.closeCheckpoints())
 	}
 	err := r.loop(ctx)
-	return r.result, errors.Join(err, r.metrics.close())
+	err = errors.Join(err, r.closeCheckpoints(), r.metrics.close())
+	return r.result, err
 }
 
 // begin gives the parameters their values and opens the metrics.
-func (r *run) begin() error {
-	if err := r.parameters(); err != nil {
-		return err
-	}
+func (r *run) begin(ctx context.Context) error {
 	first := r.exec.Here()[0] == 0
 	if !first {
 		r.opts.Log = io.Discard
+	}
+	if err := r.parameters(ctx); err != nil {
+		return err
 	}
 	if r.opts.Out != "" && first {
 		var err error
@@ -130,10 +151,13 @@ func (r *run) begin() error {
 	}
 	r.mfu = mfu{flopsPerStep: float64(r.Config.Model.FLOPsPerToken()) * float64(r.TokensPerStep()), peak: peak * float64(r.exec.Ranks()), running: -1}
 	r.printHeader(peak)
-	return nil
+	return r.reserveMemory()
 }
 
-func (r *run) parameters() error {
+func (r *run) parameters(ctx context.Context) error {
+	if resumed, err := r.resumeFromMemory(ctx); resumed || err != nil {
+		return err
+	}
 	from := r.opts.InitFrom
 	switch {
 	case r.opts.Resume:
@@ -173,35 +197,14 @@ func (r *run) openWeights(from string) (weightSource, error) {
 	return checkpoint.OpenWeights(from, r.Config.Model)
 }
 
-func (r *run) resume() error {
-	c, err := checkpoint.Open(r.opts.Out)
-	if err != nil {
-		return err
-	}
-	defer c.Close()
-	for _, rank := range r.exec.Here() {
-		for _, s := range r.exec.Shards(r.Train, rank) {
-			if err := c.CheckType(s.Name, s.Type.DType); err != nil {
-				return err
-			}
-		}
-	}
-	if err := r.Load(c, true); err != nil {
-		return err
-	}
-	r.result.Steps, r.result.Checkpoint, r.saved = c.Step, c.Dir, c.Step
-	if c.BestVal != nil {
-		r.result.BestVal, r.bestStep = *c.BestVal, c.BestStep
-	}
-	r.printf("resuming at iteration %d from %s\n", c.Step, c.Dir)
-	return nil
-}
-
 func (r *run) loop(ctx context.Context) error {
 	waste := collectGarbage()
 	defer waste.restore()
 	for it := r.result.Steps; it < r.last; it++ {
 		waste.between()
+		if err := r.pollCheckpoints(); err != nil {
+			return err
+		}
 		if it%r.Config.Train.EvalInterval == 0 {
 			if err := r.flush(ctx, 0); err != nil {
 				return err
@@ -230,12 +233,12 @@ func (r *run) loop(ctx context.Context) error {
 			}
 		}
 	}
-	return r.save(ctx)
+	return r.saveAndWait(ctx)
 }
 
 // interrupt saves and reports.
 func (r *run) interrupt(ctx context.Context) error {
-	if err := r.save(ctx); err != nil {
+	if err := r.saveAndWait(ctx); err != nil {
 		return err
 	}
 	r.result.Interrupted = true
@@ -324,6 +327,9 @@ func (r *run) finished(st StepStats) error {
 	}
 	r.result.Steps, r.result.Loss = it+1, st.Loss
 	r.mfu.steps++
+	if r.exec.Peers() != nil {
+		r.stragglers.add(r.exec.Ranks(), r.exec.Computed)
+	}
 	if it%r.Config.Train.LogInterval == 0 {
 		if err := r.report(st); err != nil {
 			return err
@@ -339,31 +345,8 @@ func (r *run) finite(it int, quantity string, x float32) error {
 	if y := float64(x); !math.IsNaN(y) && !math.IsInf(y, 0) {
 		return nil
 	}
+	if err := r.waitForCheckpoint(); err != nil {
+		return err
+	}
 	return &DivergedError{Iter: it, Quantity: quantity, Value: x, LR: r.Config.Optimizer.LR(it), Checkpoint: r.result.Checkpoint}
-}
-
-// save saves the state as it is, unless that is done already, there is no place for it, or nothing is learned yet.
-func (r *run) save(ctx context.Context) error {
-	if err := r.flush(ctx, 0); err != nil {
-		return err
-	}
-	step := r.result.Steps
-	if r.opts.Out == "" || step == 0 || r.saved == step {
-		return nil
-	}
-	snap, err := r.Snapshot(step)
-	if err != nil {
-		return err
-	}
-	if !math.IsInf(float64(r.result.BestVal), 0) {
-		best := r.result.BestVal
-		snap.BestVal, snap.BestStep = &best, r.bestStep
-	}
-	dir, err := checkpoint.Save(r.opts.Out, snap, r.opts.Keep)
-	if err != nil {
-		return err
-	}
-	r.saved, r.result.Checkpoint = step, dir
-	r.printf("saving checkpoint to %s\n", dir)
-	return nil
 }

@@ -440,6 +440,8 @@ func TestRefusals(t *testing.T) {
 		want string
 	}{
 		"negative steps":          {RunOptions{Steps: -1}, "steps: is -1"},
+		"expected of none":        {RunOptions{Expected: []float64{0}}, "expected: times are [0], want more than 0"},
+		"expected of others":      {RunOptions{Expected: []float64{1, 2}}, "expected: has times of 2 ranks, there are 1"},
 		"resume without a place":  {RunOptions{Resume: true}, "resume: needs the directory"},
 		"resume and init":         {RunOptions{Out: empty, Resume: true, InitFrom: wide}, "resume: cannot be used with init-from"},
 		"nothing to resume":       {RunOptions{Out: empty, Resume: true}, "holds no checkpoint"},

@@ -25,13 +25,13 @@ type launchCmd struct {
 	NNodes      string `name:"nnodes" default:"1" placeholder:"MIN:MAX" help:"Machines. Start this command on each. With MIN:MAX the job starts anew, by a plan for as many as there are, when one comes or goes."`
 	NodeRank    int    `name:"node-rank" placeholder:"N" help:"Which of the machines this is, from 0."`
 	Master      string `placeholder:"HOST:PORT" help:"Where machine 0 is reached by the others."`
-	MaxRestarts int    `name:"max-restarts" placeholder:"N" help:"How often to go on from the newest checkpoint when a process has failed."`
+	MaxRestarts int    `name:"max-restarts" placeholder:"N" help:"How often to go on, from the newest snapshot in memory or on disk, when a process has failed."`
 }
 
 // Example is shown by --help.
 func (launchCmd) Example() string {
 	return `
-autopar launch plan.json --nproc 4 --max-restarts 2
+autopar launch plan.json --nproc 4 --max-restarts 2 --node-check
 autopar launch plan.json --nproc 4 --nnodes 2 --node-rank 1 --master 10.0.0.1:29500
 autopar launch plan.json --nproc 8 --nnodes 2:4 --node-rank 3 --master 10.0.0.1:29500 --max-restarts 3`
 }
@@ -157,7 +157,7 @@ func (c *launchCmd) planAnew(con *console, doc *planner.Document, ranks int) ([]
 // args are those of the command that each process runs.
 func (c *launchCmd) args(con *console, plan string, resume bool) []string {
 	args := []string{"autopar", "run", plan, "--device", c.Device, "--timeout", c.Timeout.String()}
-	for flag, on := range map[string]bool{"--loopback": c.Loopback, "--resume": resume, "--quiet": con.quiet, "--verbose": con.verbose} {
+	for flag, on := range map[string]bool{"--loopback": c.Loopback, "--blocking-save": c.Blocking, "--node-check": c.Check, "--resume": resume, "--quiet": con.quiet, "--verbose": con.verbose} {
 		if on {
 			args = append(args, flag)
 		}

@@ -11,7 +11,9 @@ import (
 	"github.com/autopar/autopar/cuda"
 	"github.com/autopar/autopar/launch"
 	"github.com/autopar/autopar/partition"
+	"github.com/autopar/autopar/planner"
 	"github.com/autopar/autopar/planner/cost"
+	"github.com/autopar/autopar/planner/sim"
 	"github.com/autopar/autopar/runtime"
 	"github.com/autopar/autopar/train"
 )
@@ -26,7 +28,9 @@ type runCmd struct {
 	Offload  string `name:"offload-dir" placeholder:"DIR" help:"Keep what the plan offloads in files of this directory, mapped into memory, instead of in memory."`
 	InitFrom string `placeholder:"scratch|DIR|FILE" default:"scratch" help:"Weights to start from: scratch, the directory of another run, or a safetensors file."`
 
-	Timeout time.Duration `default:"5m" help:"How long a rank waits for another before the run fails."`
+	Blocking bool          `name:"blocking-save" help:"Hold training up until a checkpoint is on disk. The default is to write a copy in host memory, as large as what is saved, while training goes on."`
+	Check    bool          `name:"node-check" help:"Before training, time a product and an exchange on every rank, and end if one fails or takes more than twice the median."`
+	Timeout  time.Duration `default:"5m" help:"How long a rank waits for another before the run fails."`
 }
 
 // Example is shown by --help.
@@ -48,25 +52,29 @@ func (c *runCmd) check() error {
 }
 
 // join finds the other processes of the run, where a launcher's variables say that there are
-// some.
-func (c *runCmd) join(ctx context.Context, con *console, plan *partition.Plan) (*launch.Peers, error) {
+// some, and the memory that it keeps for this one, or nil.
+func (c *runCmd) join(ctx context.Context, con *console, plan *partition.Plan) (peers *launch.Peers, memory *os.File, err error) {
 	place, err := launch.PlaceFrom(os.Getenv)
 	if err != nil {
-		return nil, usagef("run: %v", err)
+		return nil, nil, usagef("run: %v", err)
+	}
+	if place.Memory > 0 {
+		memory = os.NewFile(uintptr(place.Memory), "memory")
 	}
 	switch {
 	case place.World == 1:
-		return nil, nil
+		return nil, memory, nil
 	case c.Loopback:
-		return nil, usagef("run: --loopback runs all ranks in one process, but the launcher has started %d", place.World)
+		return nil, nil, usagef("run: --loopback runs all ranks in one process, but the launcher has started %d", place.World)
 	}
 	if place.World != plan.RuntimeNGPUs {
-		return nil, usagef("run: the launcher has started %d processes, the plan has %d ranks: each process is one rank", place.World, plan.RuntimeNGPUs)
+		return nil, nil, usagef("run: the launcher has started %d processes, the plan has %d ranks: each process is one rank", place.World, plan.RuntimeNGPUs)
 	}
 	con.quiet, con.progress = con.quiet || place.Rank > 0, con.progress && place.Rank == 0
 	bounded, cancel := context.WithTimeout(ctx, c.Timeout)
 	defer cancel()
-	return launch.Join(bounded, place)
+	peers, err = launch.Join(bounded, place)
+	return peers, memory, err
 }
 
 // Run trains until it is done or interrupted.
@@ -85,7 +93,7 @@ func (c *runCmd) Run(ctx context.Context, con *console) (err error) {
 	if c.Offload != "" && !doc.Plan.Offload.Moves() {
 		return usagef("run: --offload-dir is %s, but the plan offloads nothing; plan with --offload optimizer or params", c.Offload)
 	}
-	peers, err := c.join(ctx, con, doc.Plan)
+	peers, memory, err := c.join(ctx, con, doc.Plan)
 	if err != nil {
 		return err
 	}
@@ -97,13 +105,13 @@ func (c *runCmd) Run(ctx context.Context, con *console) (err error) {
 			peers.Close()
 		}()
 	}
+	var system *cuda.System
 	on := train.JobOptions{HostDir: c.Offload, Runtime: runtime.Options{Timeout: c.Timeout, Peers: peers}}
 	if c.cuda() {
 		if c.Offload != "" {
 			return usagef("run: --offload-dir is for --device cpu; GPUs keep what is offloaded in pinned memory")
 		}
-		system, err := c.openCUDA(con, doc.Plan.RuntimeNGPUs, peers)
-		if err != nil {
+		if system, err = c.openCUDA(con, doc.Plan.RuntimeNGPUs, peers); err != nil {
 			return err
 		}
 		if cluster, err = clusterOfGPU(system.Driver); err != nil {
@@ -115,6 +123,11 @@ func (c *runCmd) Run(ctx context.Context, con *console) (err error) {
 		opts := c.options()
 		opts.Note = func(text string) { con.note("%s", text) }
 		on.Backend = cuda.New(system, opts)
+	}
+	if c.Check {
+		if err := c.checkNodes(ctx, con, peers, system); err != nil {
+			return err
+		}
 	}
 	job, err := train.NewJob(doc.Config, doc.Plan, on)
 	if err != nil {
@@ -128,8 +141,11 @@ func (c *runCmd) Run(ctx context.Context, con *console) (err error) {
 	p := &progress{con: con}
 	defer p.end()
 	opts := train.RunOptions{
-		Out: out, Resume: c.Resume, InitFrom: c.InitFrom, Keep: checkpoint.Retention{Last: 2},
+		Out: out, Resume: c.Resume, InitFrom: c.InitFrom, Memory: memory, Blocking: c.Blocking, Keep: checkpoint.Retention{Last: 2},
 		Log: p, PeakFLOPS: cluster.PeakFLOPS(doc.Config.DType().String(), doc.Plan.RuntimeNGPUs),
+	}
+	if peers != nil && peers.Rank() == 0 {
+		opts.Expected = expected(con, doc, job)
 	}
 	if c.Steps != nil {
 		opts.Steps = *c.Steps
@@ -147,6 +163,20 @@ func (c *runCmd) Run(ctx context.Context, con *console) (err error) {
 		con.note("go on with: autopar run %s --resume --out %s", c.Plan, out)
 	}
 	return nil
+}
+
+// expected is how long each rank computes in a step by the cost model, on the cluster of the plan: stages of a pipeline may
+// have more or less to do, and kinds of devices differ.
+func expected(con *console, doc *planner.Document, job *train.Job) (seconds []float64) {
+	line, err := sim.Run(job.Train, doc.Cluster, sim.Options{})
+	if err != nil {
+		con.note("stragglers are looked for as if all ranks had as much to do: %v", err)
+		return nil
+	}
+	for _, r := range line.Ranks {
+		seconds = append(seconds, (r.Breakdown.Compute + r.Breakdown.Optimizer).Seconds())
+	}
+	return seconds
 }
 
 // progress prints the lines of a run, with a bar below them on a terminal.

@@ -1,0 +1,68 @@
+package mutants
+
+// inCheckpoints has the bugs of checkpoints that are written while training goes on, and of going
+// on from memory.
+func inCheckpoints() []mutant {
+	const whole, background, goesOn = "^TestMemoryIsWholeOrNothing$", "^TestBackground$", "^TestGoesOnFromMemory$"
+	return []mutant{{
+		bug:  "what is written is what the ranks hold a step later",
+		file: "checkpoint/memory.go",
+		old:  "return m.replace(s, &h), nil", new: "return s, nil",
+		pkg: "./checkpoint", run: background,
+	}, {
+		bug:  "half a copy passes for a snapshot",
+		file: "checkpoint/memory.go",
+		old:  "\tclear(m.bytes[:sealBytes])\n", new: "",
+		pkg: "./checkpoint", run: whole,
+	}, {
+		bug:  "damage in memory is not seen",
+		file: "checkpoint/memory.go",
+		old:  "sum != p.CRC32C", new: "sum == 0",
+		pkg: "./checkpoint", run: whole,
+	}, {
+		bug:  "a run goes on from the memory of another",
+		file: "checkpoint/memory.go",
+		old:  "h.Config == s.Config && ", new: "",
+		pkg: "./checkpoint", run: "^TestMemoryOutlivesAProcess$",
+	}, {
+		bug:  "a snapshot is copied over one that is being written",
+		file: "checkpoint/background.go",
+		old:  "if err := b.Wait(); err != nil {", new: "if err := b.Poll(); err != nil {",
+		pkg: "./checkpoint", run: background,
+	}, {
+		bug:  "nobody hears that a checkpoint could not be written",
+		file: "checkpoint/background.go",
+		old:  "\treturn w.err\n", new: "\treturn nil\n",
+		pkg: "./checkpoint", run: "^TestBackgroundFails$",
+	}, {
+		bug:  "a run ends before its last checkpoint is on disk",
+		file: "train/save.go",
+		old:  "return r.background.Wait()", new: "return r.background.Poll()",
+		pkg: "./train", run: "^TestInterrupt$",
+	}, {
+		bug: "processes go on from memory where not all can", how: "one has nothing there",
+		file: "train/save.go",
+		old:  "other.Step != step || step", new: "other.Step > step || step",
+		pkg: "./train", run: goesOn,
+	}, {
+		bug: "processes go on from memory where not all can", how: "the disk has a later step",
+		file: "train/save.go",
+		old:  "step < max(1, disk)", new: "step < 1",
+		pkg: "./train", run: goesOn,
+	}, {
+		bug:  "what a job goes on with from memory is not written",
+		file: "train/save.go",
+		old:  "r.background.Resume(held, snap)", new: "_ = snap",
+		pkg: "./train", run: "^TestMemoryIsWritten$",
+	}, {
+		bug:  "memory does not outlive a process",
+		file: "launch/agent.go",
+		old:  "memory.of(i)", new: "memory.of(a.Procs)",
+		pkg: "./launch", run: "^TestAgents$",
+	}, {
+		bug:  "what checkpoints tell each other is taken for a step's",
+		file: "launch/peers.go",
+		old:  "if kind == kindAside {", new: "if kind == kindAside && false {",
+		pkg: "./launch", run: "^TestPeers$",
+	}}
+}

@@ -1,0 +1,148 @@
+// Package nodecheck finds the ranks of a job that are broken or slow before it trains.
+//
+// In two rounds every rank times a product by itself and an exchange with another rank. In the second round the suspects of
+// the first meet ranks that are none, and all meet others than before. An exchange that is bad may be the fault of either
+// rank; who has a good one with anybody is well, and who has none is at fault (as in the network check of DLRover). A rank
+// is slow whose best is more than twice the median of all.
+package nodecheck
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/autopar/autopar/launch"
+)
+
+// Options of a check. The zero value is ready for use.
+type Options struct {
+	// Repeats is how often each thing is timed, the least of which counts; 0 is 20.
+	Repeats int
+	// Timeout bounds an exchange, and the wait for other ranks; 0 is a minute.
+	Timeout time.Duration
+}
+
+func (o *Options) validate() error {
+	if o.Repeats < 0 || o.Timeout < 0 {
+		return fmt.Errorf("nodecheck: %d repeats within %v, want at least 0", o.Repeats, o.Timeout)
+	}
+	if o.Repeats == 0 {
+		o.Repeats = 20
+	}
+	if o.Timeout == 0 {
+		o.Timeout = time.Minute
+	}
+	return nil
+}
+
+// measure is what a rank has found in a round.
+type measure struct {
+	Product    time.Duration // least
+	ProductErr string        // why there is no product, or ""
+	Exchanges  []exchange
+}
+
+// exchange is what a rank has found with another.
+type exchange struct {
+	Partner int
+	Took    time.Duration // least
+	Err     string
+}
+
+// Run checks all ranks: every process calls it with the work of its rank. The error of ranks that are at fault is an
+// [*Error], the same in all processes.
+func Run(ctx context.Context, peers *launch.Peers, work Work, opts Options) (*Report, error) {
+	if err := opts.validate(); err != nil {
+		return nil, err
+	}
+	n := peers.World()
+	if n < 2 {
+		return nil, errors.New("nodecheck: there is nobody to compare one rank with")
+	}
+	var all [][]measure
+	meetings := firstMeetings(n)
+	for range rounds {
+		one, err := round(ctx, peers, work, meetings, opts)
+		if err != nil {
+			return nil, fmt.Errorf("node check: %w", err)
+		}
+		all = append(all, one)
+		meetings = nextMeetings(one)
+	}
+	report := &Report{figures(all)}
+	if found := findings(report.figures); len(found) > 0 {
+		hosts := make([]string, n)
+		for rank := range hosts {
+			hosts[rank] = peers.Host(rank)
+		}
+		return nil, &Error{found, hosts}
+	}
+	return report, nil
+}
+
+// rounds is how many it takes to tell a rank at fault from its partner.
+const rounds = 2
+
+// round has all ranks measure, and returns what they have found, by rank.
+func round(ctx context.Context, peers *launch.Peers, work Work, meetings []pair, opts Options) ([]measure, error) {
+	var mine measure
+	mine.Product, mine.ProductErr = least(opts.Repeats, work.Product)
+	wait := 3 * opts.Timeout // others may wait for two exchanges to end
+	if peers.Rank() > 0 {
+		wait += opts.Timeout // rank 0, which waits for all, is to say first who is late
+	}
+	bounded, cancel := context.WithTimeout(ctx, wait)
+	defer cancel()
+	conns, err := peers.ConnectWhere(bounded, func(a, b int) bool {
+		return slices.Contains(meetings, pair{a, b}) || slices.Contains(meetings, pair{b, a})
+	})
+	if err != nil {
+		return nil, err
+	}
+	for _, m := range meetings {
+		partner, ok := m.with(peers.Rank())
+		if !ok {
+			continue
+		}
+		conn := conns[partner]
+		if err := conn.SetDeadline(time.Now().Add(opts.Timeout)); err != nil {
+			return nil, err
+		}
+		took, failed := least(opts.Repeats, func() (time.Duration, error) { return work.Exchange(conn) })
+		mine.Exchanges = append(mine.Exchanges, exchange{partner, took, failed})
+		conn.Close()
+	}
+	text, err := json.Marshal(mine)
+	if err != nil {
+		return nil, err
+	}
+	texts, err := peers.Gather(bounded, text)
+	if err != nil {
+		return nil, err
+	}
+	all := make([]measure, len(texts))
+	for rank, text := range texts {
+		if err := json.Unmarshal(text, &all[rank]); err != nil {
+			return nil, fmt.Errorf("what rank %d has found: %w", rank, err)
+		}
+	}
+	return all, nil
+}
+
+// least returns the shortest time of some calls, or why one failed.
+func least(calls int, do func() (time.Duration, error)) (time.Duration, string) {
+	best := time.Duration(0)
+	for i := range calls {
+		took, err := do()
+		if err != nil {
+			return 0, err.Error()
+		}
+		if i == 0 || took < best {
+			best = took
+		}
+	}
+	return best, ""
+}

@@ -1,0 +1,225 @@
+package train
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"math"
+
+	"github.com/autopar/autopar/checkpoint"
+)
+
+// openCheckpoints says how the run saves.
+func (r *run) openCheckpoints() {
+	if r.opts.Out == "" || r.opts.Blocking {
+		return
+	}
+	r.memory = checkpoint.NewMemory(r.opts.Memory)
+	r.background = &checkpoint.Background{Dir: r.opts.Out, Keep: r.opts.Keep, Memory: r.memory, Patience: r.exec.Timeout(), Done: r.wrote}
+}
+
+func (r *run) closeCheckpoints() error {
+	if r.background == nil {
+		return nil
+	}
+	return r.background.Close()
+}
+
+// reserveMemory sees to the memory for checkpoints, and says how much it is.
+func (r *run) reserveMemory() error {
+	if r.background == nil {
+		return nil
+	}
+	snap, err := r.Snapshot(0)
+	if err != nil {
+		return err
+	}
+	bytes, err := r.memory.Reserve(snap)
+	if err != nil {
+		return fmt.Errorf("train: the copy of what checkpoints save, which a blocking save does without: %w", err)
+	}
+	r.printf("checkpoints: written while training goes on, from a copy of %.1f MiB in host memory\n", float64(bytes)/(1<<20))
+	return nil
+}
+
+// wrote takes note of a checkpoint that is on disk.
+func (r *run) wrote(_ int, dir string) {
+	r.result.Checkpoint = dir
+	r.printf("saving checkpoint to %s\n", dir)
+}
+
+// pollCheckpoints returns why a checkpoint could not be written, without waiting for one that is being written.
+func (r *run) pollCheckpoints() error {
+	if r.background == nil {
+		return nil
+	}
+	return r.background.Poll()
+}
+
+// waitForCheckpoint waits until what is saved is on disk.
+func (r *run) waitForCheckpoint() error {
+	if r.background == nil {
+		return nil
+	}
+	return r.background.Wait()
+}
+
+// save saves the state as it is, unless that is done already, there is no place for it, or nothing is learned yet.
+// When it returns the state may be on its way to disk still.
+func (r *run) save(ctx context.Context) error {
+	if err := r.flush(ctx, 0); err != nil {
+		return err
+	}
+	step := r.result.Steps
+	if r.opts.Out == "" || step == 0 || r.saved == step {
+		return nil
+	}
+	snap, err := r.snapshot(step)
+	if err != nil {
+		return err
+	}
+	if r.background != nil {
+		err = r.background.Save(snap)
+	} else {
+		var dir string
+		if dir, err = checkpoint.Save(r.opts.Out, snap, r.opts.Keep); err == nil {
+			r.wrote(step, dir)
+		}
+	}
+	if err == nil {
+		r.saved = step
+	}
+	return err
+}
+
+func (r *run) saveAndWait(ctx context.Context) error {
+	if err := r.save(ctx); err != nil {
+		return err
+	}
+	return r.waitForCheckpoint()
+}
+
+// snapshot is the state of the run.
+func (r *run) snapshot(step int) (checkpoint.Snapshot, error) {
+	snap, err := r.Snapshot(step)
+	if err == nil && !math.IsInf(float64(r.result.BestVal), 0) {
+		best := r.result.BestVal
+		snap.BestVal, snap.BestStep = &best, r.bestStep
+	}
+	return snap, err
+}
+
+func (r *run) resume() error {
+	c, err := checkpoint.Open(r.opts.Out)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	for _, rank := range r.exec.Here() {
+		for _, s := range r.exec.Shards(r.Train, rank) {
+			if err := c.CheckType(s.Name, s.Type.DType); err != nil {
+				return err
+			}
+		}
+	}
+	if err := r.Load(c, true); err != nil {
+		return err
+	}
+	r.result.Steps, r.result.Checkpoint, r.saved = c.Step, c.Dir, c.Step
+	if c.BestVal != nil {
+		r.result.BestVal, r.bestStep = *c.BestVal, c.BestStep
+	}
+	r.printf("resuming at iteration %d from %s\n", c.Step, c.Dir)
+	return nil
+}
+
+// found is what a process finds in its memory when a run begins, and on disk.
+type found struct {
+	Step int    // in memory, -1 is none that it can go on from
+	Why  string // what is wrong with what is there
+	Disk int    // the newest on disk that the run is of, or -1
+}
+
+// resumeFromMemory goes on from what an earlier start of the job has left in memory, if every process has the same step of
+// this very run and there is nothing newer on disk. What of it is not on disk is then written.
+func (r *run) resumeFromMemory(ctx context.Context) (bool, error) {
+	snap, err := r.Snapshot(0)
+	if err != nil {
+		return false, err
+	}
+	mine := found{Step: -1, Disk: -1}
+	var held *checkpoint.Held
+	if r.background != nil && r.opts.Memory != nil {
+		if held, err = r.memory.Held(); err != nil {
+			mine.Why = err.Error()
+		} else if held != nil && held.Fits(snap) {
+			mine.Step = held.Step
+		}
+	}
+	dir := ""
+	if r.opts.Resume {
+		path, step, err := checkpoint.Newest(r.opts.Out)
+		if err == nil {
+			dir, mine.Disk = path, step
+		} else if !errors.Is(err, fs.ErrNotExist) {
+			return false, err
+		}
+	}
+	all, err := r.tell(ctx, mine)
+	if err != nil {
+		return false, err
+	}
+	for rank, other := range all {
+		if other.Why != "" {
+			r.printf("what rank %d has in memory is not whole: %s\n", rank, other.Why)
+		}
+	}
+	// All go by what rank 0 sees on disk.
+	step, disk := all[0].Step, all[0].Disk
+	for _, other := range all {
+		if other.Step != step || step < max(1, disk) {
+			return false, nil
+		}
+	}
+	if err := r.Load(held, true); err != nil {
+		return false, err
+	}
+	r.result.Steps, r.saved = step, step
+	if held.BestVal != nil {
+		r.result.BestVal, r.bestStep = *held.BestVal, held.BestStep
+	}
+	r.printf("resuming at iteration %d from memory\n", step)
+	if step == disk {
+		r.result.Checkpoint = dir
+	} else {
+		r.background.Resume(held, snap)
+	}
+	return true, nil
+}
+
+// tell gives every process what all have found, by rank.
+func (r *run) tell(ctx context.Context, mine found) ([]found, error) {
+	peers := r.exec.Peers()
+	if peers == nil {
+		return []found{mine}, nil
+	}
+	text, err := json.Marshal(mine)
+	if err != nil {
+		return nil, err
+	}
+	bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), r.exec.Timeout())
+	defer cancel()
+	texts, err := peers.Gather(bounded, text)
+	if err != nil {
+		return nil, fmt.Errorf("train: what the processes have in memory: %w", err)
+	}
+	all := make([]found, len(texts))
+	for rank, text := range texts {
+		if err := json.Unmarshal(text, &all[rank]); err != nil {
+			return nil, fmt.Errorf("train: what rank %d has in memory: %w", rank, err)
+		}
+	}
+	return all, nil
+}

@@ -1,0 +1,78 @@
+package train
+
+import (
+	"fmt"
+	"slices"
+	"time"
+)
+
+// stragglers finds ranks that compute for longer than others do, from what each computed, not waited, in many steps.
+type stragglers struct {
+	expected []float64 // by rank, seconds a step in any unit; nil is the same for all
+	spent    []time.Duration
+	steps    int
+}
+
+const (
+	// stragglerSteps are looked at together: a single step may be held up by anything.
+	stragglerSteps = 10
+	// stragglerFactor is how much longer than the median of all a straggler takes.
+	stragglerFactor = 2
+	// stragglerNoise is how much longer a rank may take for a step at any rate.
+	stragglerNoise = 5 * time.Millisecond
+)
+
+// straggler is a rank that is slower than others.
+type straggler struct {
+	rank   int
+	takes  time.Duration // a step
+	times  float64       // as long as it would at the median speed of all ranks
+	wanted time.Duration // what it would take then
+}
+
+func (s straggler) String() string {
+	return fmt.Sprintf("straggler: rank %d computes %.1f ms a step, %.1f times the %.1f ms that it would at the median speed",
+		s.rank, 1e3*s.takes.Seconds(), s.times, 1e3*s.wanted.Seconds())
+}
+
+// add takes note of a step.
+func (s *stragglers) add(ranks int, computed func(rank int) time.Duration) {
+	if s.spent == nil {
+		s.spent = make([]time.Duration, ranks)
+	}
+	for rank := range s.spent {
+		s.spent[rank] += computed(rank)
+	}
+	s.steps++
+}
+
+// take returns the stragglers of the steps since the last time, when there were enough of them. What is held against each
+// other is time over what was expected of the rank: the stages of a pipeline may have more or less to do.
+func (s *stragglers) take() (found []straggler) {
+	if s.steps < stragglerSteps {
+		return nil
+	}
+	pace := make([]float64, len(s.spent))
+	for rank := range pace {
+		pace[rank] = s.spent[rank].Seconds() / float64(s.steps) / s.share(rank)
+	}
+	sorted := slices.Sorted(slices.Values(pace))
+	median := sorted[(len(sorted)-1)/2] // the lower of two: one of two ranks can be slow
+	for rank, p := range pace {
+		takes := s.spent[rank] / time.Duration(s.steps)
+		wanted := time.Duration(median * s.share(rank) * float64(time.Second))
+		if p > stragglerFactor*median && takes > wanted+stragglerNoise {
+			found = append(found, straggler{rank, takes, p / median, wanted})
+		}
+	}
+	clear(s.spent)
+	s.steps = 0
+	return found
+}
+
+func (s *stragglers) share(rank int) float64 {
+	if s.expected == nil {
+		return 1
+	}
+	return s.expected[rank]
+}
