@@ -109,6 +109,16 @@ func inTheCluster() []mutant {
 		old:  "packed := 2*parts*a*m/threads", new: "packed := parts*a*m/threads/8",
 		pkg: "./runtime/cpu/kernel", run: "^TestTileBlocks$",
 	}, {
+		bug: "ranks that take turns find their tensors near another core", how: "who has waited longest gets any core",
+		file: "runtime/cpu/kernel/cores.go",
+		old:  "return p.home == w || p.home == nil", new: "return true",
+		pkg: "./runtime/cpu/kernel", run: "^TestCoreGoesToWhoHadItLast$",
+	}, {
+		bug: "a rank waits for others for ever", how: "its own core never comes free",
+		file: "runtime/cpu/kernel/cores.go",
+		old:  "c.queue[0].home = nil", new: "_ = c.queue[0].home",
+		pkg: "./runtime/cpu/kernel", run: "^TestCoreGoesToWhoHadItLast$",
+	}, {
 		bug: "caches of one core hold what all do", how: "what a kernel finds near others",
 		file: "planner/cost/shared.go",
 		old:  "bytes = min(bytes, float64(m.cache.Memory)*m.crowd)", new: "bytes = min(bytes, float64(m.cache.Memory))",
