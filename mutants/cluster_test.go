@@ -109,6 +109,11 @@ func inTheCluster() []mutant {
 		old:  "packed := 2*parts*a*m/threads", new: "packed := parts*a*m/threads/8",
 		pkg: "./runtime/cpu/kernel", run: "^TestTileBlocks$",
 	}, {
+		bug: "gathering is priced as fast as summing in place", how: "lines are written that nobody has read",
+		file: "planner/cost/shared.go",
+		old:  "return float64(3 * (bytes - there))", new: "return float64(2 * (bytes - there))",
+		pkg: "./planner/cost", run: "^TestOnePass$",
+	}, {
 		bug: "ranks that take turns find their tensors near another core", how: "who has waited longest gets any core",
 		file: "runtime/cpu/kernel/cores.go",
 		old:  "return p.home == w || p.home == nil", new: "return true",
