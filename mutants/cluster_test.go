@@ -46,7 +46,7 @@ func inTheCluster() []mutant {
 	}, {
 		bug: "each rank writes all that a reduce_scatter makes", how: "in its price",
 		file: "planner/cost/shared.go",
-		old:  "written /= n", new: "written /= 1",
+		old:  "return float64(bytes) + float64(2*bytes)/n", new: "return float64(bytes) + float64(2*bytes)",
 		pkg: "./planner/cost", run: "^TestOnePass$",
 	}, {
 		bug: "a core has near what another has written", how: "in the price of an update",
