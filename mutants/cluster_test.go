@@ -46,7 +46,7 @@ func inTheCluster() []mutant {
 	}, {
 		bug: "each rank writes all that a reduce_scatter makes", how: "in its price",
 		file: "planner/cost/shared.go",
-		old:  "written /= n", new: "written /= 1",
+		old:  "return float64(bytes) + float64(2*bytes)/n", new: "return float64(bytes) + float64(2*bytes)",
 		pkg: "./planner/cost", run: "^TestOnePass$",
 	}, {
 		bug: "a core has near what another has written", how: "in the price of an update",
@@ -108,6 +108,21 @@ func inTheCluster() []mutant {
 		file: "runtime/cpu/kernel/tiles.go",
 		old:  "packed := 2*parts*a*m/threads", new: "packed := parts*a*m/threads/8",
 		pkg: "./runtime/cpu/kernel", run: "^TestTileBlocks$",
+	}, {
+		bug: "gathering is priced as fast as summing in place", how: "lines are written that nobody has read",
+		file: "planner/cost/shared.go",
+		old:  "return float64(3 * (bytes - there))", new: "return float64(2 * (bytes - there))",
+		pkg: "./planner/cost", run: "^TestOnePass$",
+	}, {
+		bug: "ranks that take turns find their tensors near another core", how: "who has waited longest gets any core",
+		file: "runtime/cpu/kernel/cores.go",
+		old:  "return p.home == w || p.home == nil", new: "return true",
+		pkg: "./runtime/cpu/kernel", run: "^TestCoreGoesToWhoHadItLast$",
+	}, {
+		bug: "a rank waits for others for ever", how: "its own core never comes free",
+		file: "runtime/cpu/kernel/cores.go",
+		old:  "c.queue[0].home = nil", new: "_ = c.queue[0].home",
+		pkg: "./runtime/cpu/kernel", run: "^TestCoreGoesToWhoHadItLast$",
 	}, {
 		bug: "caches of one core hold what all do", how: "what a kernel finds near others",
 		file: "planner/cost/shared.go",

@@ -17,15 +17,24 @@ import (
 // written by all cores, and its latency that of ranks that meet.
 const OnePass = "one_pass"
 
-// inOnePass is the time of a collective by [OnePass]: what a rank loses to a meeting,
-// and its share of what all read and write but for what is there, as all groups are at it
-// together.
+// inOnePass is the time of a collective by [OnePass]: what a rank loses to a meeting, and its
+// share of what all read and write, as all groups are at it together.
 func (m *Model) inOnePass(op ir.Op, bytes, there int64, g Group) Picoseconds {
-	n, read, written := float64(g.Size), float64(bytes), float64(bytes)
-	if op == ir.OpReduceScatter {
-		written /= n
+	n := float64(g.Size)
+	return picoseconds(passed(op, bytes, there, n)/m.together[0] + m.meeting(n) + m.launch)
+}
+
+// passed is how many bytes of memory a collective by [OnePass] moves for each of n ranks. Sums
+// take the place of their terms; but what is written to a place of its own a processor reads
+// before, line by line, as it knows of no line that all of it will be new. What is there stays.
+func passed(op ir.Op, bytes, there int64, n float64) float64 {
+	switch op {
+	case ir.OpAllReduce:
+		return float64(2 * bytes)
+	case ir.OpReduceScatter:
+		return float64(bytes) + float64(2*bytes)/n
 	}
-	return picoseconds((read+written-float64(2*there))/m.together[0] + m.meeting(n) + m.launch)
+	return float64(3 * (bytes - there))
 }
 
 // meeting is the time that each of n ranks loses where they meet. More of them than there

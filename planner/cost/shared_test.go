@@ -29,8 +29,9 @@ func TestOnePass(t *testing.T) {
 	all := Group{4, Fan{4}}
 	m := NewModel(c, 4) // an instruction starts in 2 us
 	equal((200+10+50+2)*us, m.Collective(ir.OpAllReduce, 1e6, all), "2 MB of each rank at 10 GB/s; two more ranks than cores")
-	equal((200+10+50+2)*us, m.Collective(ir.OpAllGather, 1e6, all), "")
-	equal((125+10+50+2)*us, m.Collective(ir.OpReduceScatter, 1e6, all), "a quarter is written")
+	equal((300+10+50+2)*us, m.Collective(ir.OpAllGather, 1e6, all), "and where it is written it is read before")
+	equal((300+10+50+2)*us, m.Collective(ir.OpAllToAll, 1e6, all), "")
+	equal((150+10+50+2)*us, m.Collective(ir.OpReduceScatter, 1e6, all), "a quarter is written, to a place of its own")
 	equal((200+10+2)*us, m.Collective(ir.OpAllReduce, 1e6, Group{2, Fan{2}}), "a core for each of two")
 	equal((200+10)*us, m.Transfer(1e6, Route{}), "")
 	require.Zero(t, m.Collective(ir.OpAllReduce, 1e6, Group{Size: 1}))

@@ -14,9 +14,9 @@ type Work struct {
 	Keys   float64 // of attention: how many a query has before it is masked
 	Rows   float64 // of a product, of its result
 	Cols   float64
-	Across int64 // bytes that its parts read of what all parts of kernels before have written, or write of what those have read
-	There  int64 // bytes of a collective's result that every rank has where they belong
-	Group  Group // of a collective
+	Across int64   // bytes that its parts read of what all parts of kernels before have written, or write of what those have read
+	Group  Group   // of a collective
+	Moved  float64 // bytes of memory that a collective by [OnePass] moves for each rank
 }
 
 // Packed is how many numbers of a product's matrices the core packs that packs most, where
@@ -53,8 +53,9 @@ func (m *Program) WorkOf(instrs []codegen.Instr, mesh ir.Mesh, at ir.Coord) Work
 		axis := mesh.Axis(n.Attr.(ir.CommAttr).Axis)
 		w := Work{Class: "collective", Group: m.group(n, axis)}
 		for i := range instrs {
-			w.Bytes += collectiveBytes(instrs[i].Node, mesh, at)
-			w.There += m.there(&instrs[i], mesh, at)
+			bytes := collectiveBytes(instrs[i].Node, mesh, at)
+			w.Bytes += bytes
+			w.Moved += passed(n.Op, bytes, m.there(&instrs[i], mesh, at), float64(w.Group.Size))
 		}
 		return w
 	}

@@ -9,9 +9,10 @@ import (
 	"time"
 )
 
-// spinTime is how long an idle thread looks for work before it parks. Waking a parked goroutine costs tens of microseconds,
-// as much as a small matrix product; operations of one training step follow each other closer than this.
-const spinTime = 40 * time.Microsecond
+// spinTime is how long an idle thread looks for work before it parks. Waking a parked goroutine costs tens of microseconds where
+// its processor still runs, and 200 in a virtual machine whose processor has halted: as much as a matrix product. One that looks
+// for as long as waking takes loses at most twice what it must.
+const spinTime = 200 * time.Microsecond
 
 // quantum is how long a pool keeps its core while others wait for one, at least.
 const quantum = 10 * time.Millisecond
@@ -157,8 +158,7 @@ func (p *Pool) Wake() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if w := c.take(); w != nil {
-		w.holder = p
-		p.granted <- w
+		p.grant(w)
 	} else {
 		c.enqueue(p)
 	}
@@ -185,7 +185,23 @@ func (c *Cores) enqueue(p *Pool) {
 	c.wanted.Add(1)
 }
 
-func (p *Pool) hold(w *worker) { p.core, w.holder, p.since = w, p, time.Now() }
+func (p *Pool) hold(w *worker) { p.core, p.home, w.holder, p.since = w, w, p, time.Now() }
+
+// grant gives a core to a pool that waits for one. The caller holds c.mu.
+func (p *Pool) grant(w *worker) {
+	w.holder, p.home = p, w
+	p.granted <- w
+}
+
+// next returns the place in the queue of the pool that gets a core: the first that held it last, whose tensors it has near. One
+// that is passed over for another takes whichever comes next. The caller holds c.mu.
+func (c *Cores) next(w *worker) int {
+	at := max(0, slices.IndexFunc(c.queue, func(p *Pool) bool { return p.home == w || p.home == nil }))
+	if at > 0 {
+		c.queue[0].home = nil
+	}
+	return at
+}
 
 // Offer says that the pool's goroutine computes nothing at the moment. The pool keeps its core, and likely has it still when it
 // enters again, but another may take it.
@@ -240,8 +256,7 @@ func (p *Pool) again() {
 	}
 	if w := c.take(); w != nil {
 		c.dequeue(at)
-		w.holder = p
-		p.granted <- w
+		p.grant(w)
 	}
 }
 
@@ -317,10 +332,10 @@ func (c *Cores) serve(w *worker, n *atomic.Int64, want int64) bool {
 func (c *Cores) put(w *worker) {
 	w.holder = nil
 	if len(c.queue) > 0 {
-		p := c.queue[0]
-		c.dequeue(0)
-		w.holder = p
-		p.granted <- w
+		at := c.next(w)
+		p := c.queue[at]
+		c.dequeue(at)
+		p.grant(w)
 		return
 	}
 	c.idle = append(c.idle, w)

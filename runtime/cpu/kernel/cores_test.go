@@ -147,6 +147,48 @@ func TestWaitingPoolGivesWay(t *testing.T) {
 	require.Equal(t, int32(1), c.free.Load())
 }
 
+// TestCoreGoesToWhoHadItLast: of the pools that wait, the first gets a core that held it last; but one that has been passed over
+// once gets the next, whichever it is.
+func TestCoreGoesToWhoHadItLast(t *testing.T) {
+	c := NewCores(2)
+	defer c.Close()
+	x, y := c.NewPool(0), c.NewPool(1)
+	enter(t, x)
+	enter(t, y)
+	core := map[byte]*worker{'x': x.core, 'y': y.core}
+	for _, row := range []struct{ homes, left, served string }{
+		{"yxx", "xxx", "102"},   // the first has waited for one that had the core, and for no more
+		{"yyxyx", "xxy", "201"}, // as has each that has become the first
+		{"yyx", "yyy", "012"},
+		{"xxx", "yyy", "012"}, // nobody's
+	} {
+		var waiting []*Pool
+		for id, home := range []byte(row.homes) {
+			p := c.NewPool(id)
+			p.home = core[home]
+			require.False(t, p.Enter())
+			waiting = append(waiting, p)
+		}
+		var served []byte
+		for i := range row.left {
+			w := core[row.left[i]]
+			w.holder.Leave()
+			for id, p := range waiting {
+				if w.holder == p {
+					require.True(t, p.Await(nil, time.Minute, time.NewTimer(time.Hour)))
+					served = append(served, '0'+byte(id))
+				}
+			}
+		}
+		require.Equal(t, row.served, string(served), row.homes)
+		for _, p := range waiting {
+			if p.core == nil {
+				p.Withdraw()
+			}
+		}
+	}
+}
+
 // TestSharedCoresKeepTheBits: an operation gives the same bits whoever helps with it.
 func TestSharedCoresKeepTheBits(t *testing.T) {
 	const m, n, k = 70, 90, 300

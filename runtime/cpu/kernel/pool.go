@@ -21,6 +21,7 @@ type Pool struct {
 	task  tasks
 
 	core    *worker      // held
+	home    *worker      // held last; nil for any: of Cores.mu while the pool is queued
 	offered bool         // to whoever wants it
 	since   time.Time    // when it got it
 	granted chan *worker // the core of one that waits

@@ -273,14 +273,6 @@ func pairs(steps []*timedStep, cores float64) []pair {
 	return all
 }
 
-// moved is how many bytes a collective reads and writes for each rank.
-func moved(in timedInstr) float64 {
-	if in.op == ir.OpReduceScatter {
-		return float64(in.work.Bytes) * (1 + 1/float64(in.work.Group.Size))
-	}
-	return 2 * float64(in.work.Bytes-in.work.There)
-}
-
 // price returns what a cluster's figures say that the step takes, of one rank after the
 // other, and how often ranks meet in it.
 func (s *timedStep) price(c *cost.Cluster) (seconds float64, meetings int) {
@@ -326,7 +318,7 @@ func exchanges(steps []*timedStep, cores int, overhead float64) []curve.Exchange
 			if s.ranks != cores || in.work.Class != collectiveClass || in.work.Group.Size < 2 || in.seconds <= overhead {
 				continue
 			}
-			all = append(all, curve.Exchange{Messages: 1, Bytes: moved(in), Seconds: in.seconds - overhead})
+			all = append(all, curve.Exchange{Messages: 1, Bytes: in.work.Moved, Seconds: in.seconds - overhead})
 		}
 	}
 	return all
