@@ -33,6 +33,7 @@ echo
 echo "\`make bench-planner\`, $(date -u +%F): one core of $cpu (load $(cut -d' ' -f1 /proc/loadavg) on $(nproc) cores), $(go version | cut -d' ' -f3), on the H100 cluster in bf16."
 echo "The time is that of \`planner.Search\` on a traced graph, of which tracing is a table of its own; the peak is that of the whole process. One run each."
 table "Models as they are trained" "model / devices" BenchmarkSearch gpt2-xl/64 llama-3-70b/512 gpt3-175b/1024 1t/16384
+table "Options that leave few degrees: GPT-2 xl on 8 devices, batch 32, with five alternatives" "options" BenchmarkSearchOptions none tp-2 pp-4 dp-2
 table "No plan fits" "model / devices" BenchmarkSearchInfeasible gpt3-175b/8 llama-3.1-405b/16
 table "Layers: GPT-3 175B with other numbers of layers on 1,024 devices, batch 1,536" "layers" BenchmarkSearchLayers 12 24 48 96 128
 table "Devices: GPT-3 13B, batch 16,384" "devices" BenchmarkSearchDevices 8 16 32 64 128 256 512 1024 2048 4096 8192 16384

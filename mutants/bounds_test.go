@@ -80,6 +80,16 @@ func inTheBounds() []mutant {
 		old:  "return []extent{kept, pointwise, full}", new: "return []extent{kept, full}",
 		pkg: "./planner", run: "^TestInterleavedSearchIsExact$",
 	}, {
+		bug: "plans of degrees that are found are of interest though they take longer", how: "with fewer degrees than are asked for all are",
+		file: "planner/incumbents.go",
+		old:  "return min(x.limit(), mine.time)", new: "return x.limit()",
+		pkg: "./planner", run: "^TestFewDegreesAreNoMoreWork$",
+	}, {
+		bug: "plans of other degrees are of interest only while nothing is found", how: "alternatives are slower",
+		file: "planner/incumbents.go",
+		old:  "len(all) >= x.wanted {\n\t\tx.worst = all[x.wanted-1].time", new: "true {\n\t\tx.worst = all[0].time",
+		pkg: "./planner", run: "^TestAlternativesAreTheBestOfTheirDegrees$",
+	}, {
 		bug: "memory that is short is spared with no size of micro-batches", how: "as it would be enough with another",
 		file: "planner/relief.go",
 		old:  "x.idle = !p.base.slowed(x, gain, what)", new: "x.idle = true",

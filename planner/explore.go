@@ -82,18 +82,19 @@ func (p *pending) free() []sized {
 // byFloor puts the most promising first.
 func byFloor(a, b *pending) int { return cmp.Compare(a.floor(), b.floor()) }
 
-// sight lists the pending outlines that may have plans of at most the given time, of
+// sight lists the pending outlines that may have plans of interest, of
 // those that only spare memory or of the others, by all floors that need no program of
 // theirs; the most promising first. So are those of tracts that may have some; and what
 // would take as little with more memory is joined by what spares that.
-func (s *searcher) sight(limit cost.Picoseconds, relief bool, sighted, chosen func(*pending) bool) []*pending {
+func (s *searcher) sight(relief bool, sighted, chosen func(*pending) bool) []*pending {
 	for i := 0; i < len(s.tracts); i++ { // those of numbers of chunks are appended
-		if t := s.tracts[i]; !relief && !t.opened && s.survey(t, limit) {
+		if t := s.tracts[i]; !relief && !t.opened && s.survey(t, s.limitAnywhere(t)) {
 			s.enter(t)
 		}
 	}
 	var open []*pending
 	for _, p := range s.pending { // not those that are appended
+		limit := s.found.limitOf(p.degrees)
 		if (p.base != nil) != relief || p.floor() > limit || !sighted(p) {
 			continue
 		}
@@ -219,18 +220,8 @@ func (s *searcher) raise(p *pending, limit cost.Picoseconds, to level) error {
 // found under a ceiling is the best there is.
 func (s *searcher) run() ([]*candidate, []*point, bool) {
 	var points []*point
-	best := map[degrees]*candidate{}
-	worst := func() cost.Picoseconds { // of those we want
-		if kept := ranked(best); len(kept) > s.opts.TopK {
-			return kept[s.opts.TopK].time
-		}
-		return never - 1
-	}
-	take := func(p *point, x *candidate) {
-		if x != nil && (best[p.degrees] == nil || x.less(best[p.degrees])) {
-			best[p.degrees] = x
-		}
-	}
+	found := newIncumbents(s.opts.TopK + 1)
+	s.found = found
 	least := never
 	for _, t := range s.tracts {
 		if t.floor() < least {
@@ -240,97 +231,79 @@ func (s *searcher) run() ([]*candidate, []*point, bool) {
 			least = min(least, floor)
 		}
 	}
-	var ceiling cost.Picoseconds
-	limit := func() cost.Picoseconds { return min(ceiling, worst()) }
-	limitOf := func(p *point) cost.Picoseconds { // of its plans that are of interest
-		if mine := best[p.degrees]; mine != nil {
-			return min(limit(), mine.time)
-		}
-		return limit()
+	every := 0 // how many degrees there are
+	for _, units := range s.units {
+		every += len(units)
 	}
 	// next returns the most promising point that is not solved, nil if none is worth it: of
 	// interleaved ones the time is known, of others only that they take no less.
 	next := func(points []*point) (first *point) {
 		for _, p := range points {
-			if !p.solved && p.least <= limitOf(p) && limitOf(p) >= p.rest && (first == nil || p.exact() && !first.exact() || p.exact() == first.exact() && p.least < first.least) {
+			if !p.solved && p.least <= found.limitOf(p.degrees) && found.limitOf(p.degrees) >= p.rest && (first == nil || p.exact() && !first.exact() || p.exact() == first.exact() && p.least < first.least) {
 				first = p
 			}
 		}
 		return first
 	}
 	all := func(*pending) bool { return true }
-	for ceiling = least + least/64; ; ceiling += ceiling/64 + 1 {
-		last := ceiling > 4*least
+	for found.ceiling = least + least/64; ; found.ceiling += found.ceiling/64 + 1 {
+		last := found.ceiling > 4*least
 		if last {
-			ceiling = never - 1
+			found.ceiling = never - 1
 		}
-		open := s.sight(limit(), false, all, all)
+		open := s.sight(false, all, all)
 		for done := false; !done; {
 			p := next(points)
 			switch {
-			case len(open) > 0 && open[0].floor() > limit():
-				open = nil
+			case len(open) > 0 && open[0].floor() > found.limitOf(open[0].degrees):
+				open = open[1:]
 			case len(open) > 0 && (p == nil || open[0].floor() <= p.least):
-				if p := s.price(open[0], limit()); p != nil {
+				if p := s.price(open[0], found.limitOf(open[0].degrees)); p != nil {
 					points = append(points, p)
 				}
 				slices.SortStableFunc(open, byFloor)
 			case p != nil:
-				limit := limitOf(p)
+				limit := found.limitOf(p.degrees)
 				x, certain := p.solve(limit, quick)
 				p.solved, p.unsure, p.rest = x != nil, !certain, limit+1
 				if p.unsure {
-					p.rest = max(p.rest, 2*ceiling-p.least)
+					p.rest = max(p.rest, 2*found.ceiling-p.least)
 				}
-				take(p, x)
+				found.take(p.degrees, x)
 			default: // until nothing relieves what was found, nor is in another order
-				if len(best) > 0 && s.reorder(limit()) {
-					open = s.sight(limit(), false, all, all)
+				if len(found.best) > 0 && s.reorder() {
+					open = s.sight(false, all, all)
 				}
 				if len(open) == 0 {
-					open = s.relieve(limit(), best)
+					open = s.relieve()
 				}
-				if len(open) == 0 && s.slice(limit(), best, points) {
-					open = s.sight(limit(), false, all, all)
+				if len(open) == 0 && s.slice(points) {
+					open = s.sight(false, all, all)
 				}
 				done = len(open) == 0
 			}
 		}
-		if last || len(best) > s.opts.TopK {
+		if last || len(found.best) > s.opts.TopK || len(found.best) == every {
 			break
 		}
 	}
 	// Where the search gave up, look again below the winner only.
 	optimal, steps, bound := true, s.steps, never
 	for _, p := range points {
-		kept := ranked(best)
+		kept := found.ranked()
 		if len(kept) == 0 || !p.unsure || p.least >= kept[0].time {
 			continue
 		}
 		x, certain := p.solve(kept[0].time-1, steps)
 		steps = max(p.budget, 0)
-		take(p, x)
+		found.take(p.degrees, x)
 		if !certain {
 			optimal, bound = false, min(bound, p.least)
 		}
 	}
-	if kept := ranked(best); !optimal {
+	if kept := found.ranked(); !optimal {
 		s.stats.Gap = 1 - float64(bound)/float64(kept[0].time)
 	}
-	kept := ranked(best)
+	kept := found.ranked()
 	return kept[:min(len(kept), s.opts.TopK+1)], points, optimal
-}
-
-func ranked(best map[degrees]*candidate) []*candidate {
-	all := make([]*candidate, 0, len(best))
-	for _, x := range best {
-		all = append(all, x)
-	}
-	slices.SortFunc(all, func(a, b *candidate) int {
-		if a.less(b) {
-			return -1
-		}
-		return 1
-	})
-	return all
 }

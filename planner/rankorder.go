@@ -115,13 +115,13 @@ func (s *searcher) place(t *tract, reorder bool) {
 	}
 }
 
-// reorder adds tracts that may have plans of at most the given time to what is pending in
+// reorder adds tracts that may have plans of interest to what is pending in
 // other orders of ranks, and reports whether there is any. Before something fits it is of no
 // use, as plans need the same memory in any order.
-func (s *searcher) reorder(limit cost.Picoseconds) bool {
+func (s *searcher) reorder() bool {
 	before := len(s.pending)
 	for _, t := range s.tracts {
-		if t.opened && !t.reordered && t.least() <= limit {
+		if t.opened && !t.reordered && t.least() <= s.limitAnywhere(t) {
 			t.reordered = true
 			s.place(t, true)
 		}

@@ -35,16 +35,13 @@ func (s *searcher) sparing(p *pending) []*pending {
 }
 
 // relieve lists the pending outlines that spare memory and may have plans of
-// at most the given time: where the limit on memory slows down the same plans without
+// interest: where the limit on memory slows down the same plans without
 // what they spare, and leaves time to gain on the best of the same degrees.
-func (s *searcher) relieve(limit cost.Picoseconds, best map[degrees]*candidate) []*pending {
+func (s *searcher) relieve() []*pending {
 	// rouse leaves idle all sizes but those of which plans without what p spares are slowed
 	// down by the limit, even with what p copies for an offload.
 	rouse := func(p *pending, what partition.Offload) bool {
-		gain := limit
-		if mine := best[p.degrees]; mine != nil {
-			gain = min(gain, mine.time-1)
-		}
+		limit, gain := s.found.limitOf(p.degrees), s.found.gainOf(p.degrees)
 		for i := range p.left {
 			if x := &p.left[i]; x.least() <= limit {
 				x.idle = !p.base.slowed(x, gain, what)
@@ -57,7 +54,7 @@ func (s *searcher) relieve(limit cost.Picoseconds, best map[degrees]*candidate) 
 			p.left[i].idle = false
 		}
 	}
-	return s.sight(limit, true,
+	return s.sight(true,
 		func(p *pending) bool { return rouse(p, partition.OffloadNone) },
 		func(p *pending) bool { return rouse(p, p.offload) })
 }

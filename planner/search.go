@@ -83,8 +83,9 @@ type searcher struct {
 	unsent     []partTimes       // of positions that send nothing
 	refused    error             // why the last of the outlines that cannot be compiled was not
 	refusals   map[outline]error // of all of them
-	looked     []*point          // what the search looked at
-	steps      int               // of the proof that nothing beats the winner
+	found      *incumbents
+	looked     []*point // what the search looked at
+	steps      int      // of the proof that nothing beats the winner
 }
 
 // Search returns the fastest plan for a training step traced for a global batch,

@@ -12,6 +12,7 @@ import (
 
 	"github.com/autopar/autopar/ir"
 	"github.com/autopar/autopar/models/gpt"
+	"github.com/autopar/autopar/planner/cost"
 )
 
 // The benchmarks of this file are whole searches, on one core: `make bench-planner` runs
@@ -33,6 +34,12 @@ type benchCase struct {
 	name           string
 	model          gpt.Config
 	devices, batch int
+	opts           Options // but for the devices
+}
+
+func (x benchCase) search(g *ir.Graph, c *cost.Cluster) (*Result, error) {
+	x.opts.RuntimeNGPUs = x.devices
+	return Search(g, x.batch, c, x.opts)
 }
 
 // peakMB is the most memory that the process has had so far, tracing included; 0 where
@@ -75,7 +82,7 @@ func (x benchCase) run(b *testing.B) {
 		g, h100 := x.trace(b), cluster(b, "h100")
 		var stats Stats
 		for b.Loop() {
-			found, err := Search(g, x.batch, h100, Options{RuntimeNGPUs: x.devices})
+			found, err := x.search(g, h100)
 			require.NoError(b, err)
 			stats = found.Stats
 		}
@@ -88,10 +95,10 @@ func (x benchCase) run(b *testing.B) {
 // BenchmarkSearch finds plans of models and clusters as they are trained.
 func BenchmarkSearch(b *testing.B) {
 	for _, x := range []benchCase{
-		{"gpt2-xl/64", preset(b, "gpt2-xl"), 64, 512},
-		{"llama-3-70b/512", preset(b, "llama-3-70b"), 512, 1024},
-		{"gpt3-175b/1024", preset(b, "gpt3-175b"), 1024, 1536},
-		{"1t/16384", trillion(), 16384, 3072},
+		{"gpt2-xl/64", preset(b, "gpt2-xl"), 64, 512, Options{}},
+		{"llama-3-70b/512", preset(b, "llama-3-70b"), 512, 1024, Options{}},
+		{"gpt3-175b/1024", preset(b, "gpt3-175b"), 1024, 1536, Options{}},
+		{"1t/16384", trillion(), 16384, 3072, Options{}},
 	} {
 		x.run(b)
 	}
@@ -100,14 +107,14 @@ func BenchmarkSearch(b *testing.B) {
 // BenchmarkSearchLayers has ever more layers on 1,024 devices.
 func BenchmarkSearchLayers(b *testing.B) {
 	for _, layers := range []int{12, 24, 48, 96, 128} {
-		benchCase{fmt.Sprint(layers), layered(b, layers), 1024, 1536}.run(b)
+		benchCase{fmt.Sprint(layers), layered(b, layers), 1024, 1536, Options{}}.run(b)
 	}
 }
 
 // BenchmarkSearchDevices plans GPT-3 13B, which fits, on ever more devices.
 func BenchmarkSearchDevices(b *testing.B) {
 	for devices := 8; devices <= 16384; devices *= 2 {
-		benchCase{fmt.Sprint(devices), preset(b, "gpt3-13b"), devices, 16384}.run(b)
+		benchCase{fmt.Sprint(devices), preset(b, "gpt3-13b"), devices, 16384, Options{}}.run(b)
 	}
 }
 
@@ -115,14 +122,27 @@ func BenchmarkSearchDevices(b *testing.B) {
 // GPT-3 175B on 1,024 devices.
 func BenchmarkSearchBatch(b *testing.B) {
 	for batch := 256; batch <= 16384; batch *= 4 {
-		benchCase{fmt.Sprint(batch), preset(b, "gpt3-175b"), 1024, batch}.run(b)
+		benchCase{fmt.Sprint(batch), preset(b, "gpt3-175b"), 1024, batch, Options{}}.run(b)
+	}
+}
+
+// BenchmarkSearchOptions plans GPT-2 xl on 8 devices with `autopar plan`'s five alternatives, where options leave fewer degrees.
+func BenchmarkSearchOptions(b *testing.B) {
+	for _, x := range []struct {
+		name string
+		opts Options
+	}{
+		{"none", Options{}}, {"tp-2", Options{TP: 2}}, {"pp-4", Options{PP: 4}}, {"dp-2", Options{DP: 2}},
+	} {
+		x.opts.PlanNGPUs, x.opts.TopK = 8, 5
+		benchCase{x.name, preset(b, "gpt2-xl"), 8, 32, x.opts}.run(b)
 	}
 }
 
 // BenchmarkSearchInfeasible says that models fit nowhere.
 func BenchmarkSearchInfeasible(b *testing.B) {
 	for _, x := range []benchCase{
-		{"gpt3-175b/8", preset(b, "gpt3-175b"), 8, 1536}, {"llama-3.1-405b/16", preset(b, "llama-3.1-405b"), 16, 1024},
+		{"gpt3-175b/8", preset(b, "gpt3-175b"), 8, 1536, Options{}}, {"llama-3.1-405b/16", preset(b, "llama-3.1-405b"), 16, 1024, Options{}},
 	} {
 		b.Run(x.name, func(b *testing.B) {
 			b.ReportAllocs()
@@ -130,7 +150,7 @@ func BenchmarkSearchInfeasible(b *testing.B) {
 			defer runtime.KeepAlive(ballast)
 			g, h100 := x.trace(b), cluster(b, "h100")
 			for b.Loop() {
-				_, err := Search(g, x.batch, h100, Options{RuntimeNGPUs: x.devices})
+				_, err := x.search(g, h100)
 				var none *InfeasibleError
 				require.True(b, errors.As(err, &none), "%v", err)
 			}
@@ -142,7 +162,7 @@ func BenchmarkSearchInfeasible(b *testing.B) {
 // BenchmarkTraceModel traces the training step, which precedes a search.
 func BenchmarkTraceModel(b *testing.B) {
 	for _, x := range []benchCase{
-		{"gpt2-xl", preset(b, "gpt2-xl"), 0, 512}, {"gpt3-175b", preset(b, "gpt3-175b"), 0, 1536}, {"1t", trillion(), 0, 3072},
+		{"gpt2-xl", preset(b, "gpt2-xl"), 0, 512, Options{}}, {"gpt3-175b", preset(b, "gpt3-175b"), 0, 1536, Options{}}, {"1t", trillion(), 0, 3072, Options{}},
 	} {
 		b.Run(x.name, func(b *testing.B) {
 			b.ReportAllocs()

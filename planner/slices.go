@@ -83,20 +83,16 @@ func (s *searcher) slicesBeside(o outline) []int {
 }
 
 // slice adds outlines with twice as many slices of the loss to what is pending, beside points which the limit on memory
-// slows down in the last position, so that they may leave time to gain on the best of the same degrees or on the given one.
+// slows down in the last position, so that they may leave time to gain on the best of the same degrees.
 // It reports whether there are any.
-func (s *searcher) slice(limit cost.Picoseconds, best map[degrees]*candidate, points []*point) bool {
+func (s *searcher) slice(points []*point) bool {
 	before := len(s.pending)
 	for _, p := range points {
 		if p.sliced || p.cp > 1 || !s.opts.searchesSlices() {
 			continue
 		}
-		gain := limit
-		if mine := best[p.degrees]; mine != nil {
-			gain = min(gain, mine.time-1)
-		}
 		least := p.withoutHead()
-		if least > gain {
+		if least > s.found.gainOf(p.degrees) {
 			continue
 		}
 		p.sliced = true
