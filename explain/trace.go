@@ -226,7 +226,7 @@ func (l *timeline) events() []event {
 				}
 				var bytes int64
 				for _, n := range s.nodes() {
-					bytes += l.prog.CommBytes(&l.prog.Schedules[rank], n, t)
+					bytes += l.prog.CommBytes(&l.prog.Schedules[rank], &codegen.Instr{Node: n, Part: s.Part, Parts: s.Parts}, t)
 				}
 				args["bytes"] = strconv.FormatInt(bytes, 10)
 				if len(s.with) > 0 {

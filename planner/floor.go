@@ -344,8 +344,12 @@ func (w *work) times(mesh ir.Mesh, kinds cost.Kinds) [2]*workTimes {
 			among = prices[:1]
 		}
 		time := least(among, in, mesh)
+		exposed := max(0, time-hides(among, in, mesh))
+		beside.add(in, exposed)
+		if in.Parts > 0 { // whose other parts are beside it under every schedule
+			time = exposed
+		}
 		all.add(in, time)
-		beside.add(in, max(0, time-hides(among, in, mesh)))
 	}
 	return [2]*workTimes{beside, all}
 }

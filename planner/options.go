@@ -52,6 +52,8 @@ type Options struct {
 	// and off where ranks share a device: it costs no memory to speak of, so there is nothing
 	// to search.
 	OverlapTP string
+	// TPPieces is that of every plan with tensor parallelism: see [partition.Plan.TPPieces]. 1 is none.
+	TPPieces int
 	// Replicate is the modules whose weights tensor-parallel ranks all hold, such as mlp or
 	// attn+wte, or "none"; empty searches it where it may pay: see [searcher.replications].
 	// Beside modules that are replicated nothing is recomputed unless Recompute says so.

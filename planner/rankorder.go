@@ -317,6 +317,9 @@ func (w *work) asUsual(on sizeOn, batch int) [2]*workTimes {
 		}
 		here, usual, beside := least(w.prices, in, mesh), least(w.usual.prices, in, mesh), hides(w.prices, in, mesh)
 		both[0].add(in, max(0, here-beside)-max(0, usual-beside))
+		if in.Parts > 0 {
+			here, usual = max(0, here-beside), max(0, usual-beside)
+		}
 		both[1].add(in, here-usual)
 	}
 	return both

@@ -53,7 +53,7 @@ func (m *Program) WorkOf(instrs []codegen.Instr, mesh ir.Mesh, at ir.Coord) Work
 		axis := mesh.Axis(n.Attr.(ir.CommAttr).Axis)
 		w := Work{Class: "collective", Group: m.group(n, axis)}
 		for i := range instrs {
-			w.Bytes += collectiveBytes(instrs[i].Node, mesh, at)
+			w.Bytes += collectiveBytes(&instrs[i], mesh, at)
 			w.There += m.there(&instrs[i], mesh, at)
 		}
 		return w
