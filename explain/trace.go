@@ -273,7 +273,7 @@ func (l *timeline) labels(rank int) []event {
 	if l.prog.Plan.Overlap {
 		labels = append(labels, event{Name: "thread_name", Kind: "M", Process: rank, Thread: streamThread, Args: map[string]any{"name": "communication stream"}})
 	}
-	if l.prog.Plan.OverlapTP {
+	if l.prog.Plan.OverlapTP || l.prog.Plan.TPPieces > 1 {
 		labels = append(labels, event{Name: "thread_name", Kind: "M", Process: rank, Thread: exchangeThread, Args: map[string]any{"name": "exchange stream"}})
 	}
 	return labels

@@ -276,6 +276,12 @@ func (o Options) validateSharding() error {
 			return optionErrorf("overlap", "is on, but offload is %s: the search has no overlap with offload in this version; a plan that says so runs", o.Offload)
 		}
 	}
+	switch {
+	case o.TPPieces < 0 || o.TPPieces > partition.MaxTPPieces:
+		return optionErrorf("tp-pieces", "is %d, want 1 to %d", o.TPPieces, partition.MaxTPPieces)
+	case o.TPPieces > 1 && o.TP == 1:
+		return optionErrorf("tp-pieces", "is %d, but tp is 1: it needs at least 2", o.TPPieces)
+	}
 	if o.OverlapTP == "on" {
 		switch {
 		case o.TP == 1:
