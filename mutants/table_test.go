@@ -276,8 +276,8 @@ func inThePartition() []mutant {
 	}, {
 		bug: "gradient reduce launched before the last micro-batch's backward", how: "it stands in the backward body",
 		file: "codegen/layout.go",
-		old:  "body := &b.Bodies[b.bodyOf(n)]",
-		new:  "phase := b.bodyOf(n)\n\tif n.Op == ir.OpAllReduce && n.Args[0].Def.Op == ir.OpAccumulate {\n\t\tphase = ir.Backward\n\t}\n\tbody := &b.Bodies[phase]",
+		old:  "body := &b.Bodies[b.bodyOf(in.Node)]",
+		new:  "n := in.Node\n\tphase := b.bodyOf(n)\n\tif n.Op == ir.OpAllReduce && n.Args[0].Def.Op == ir.OpAccumulate {\n\t\tphase = ir.Backward\n\t}\n\tbody := &b.Bodies[phase]",
 		pkg:  "./codegen", run: sound,
 	}, {
 		bug: "gradient reduce launched before the last micro-batch's backward", how: "the update is not last",
