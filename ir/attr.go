@@ -54,12 +54,6 @@ type MatMulAttr struct {
 	Frac int
 }
 
-var matMulSigs = [...]string{
-	MatMulNT: "a[m* k*] b[n* k*] -> y[m* n*]",
-	MatMulNN: "a[m* k*] b[k* n*] -> y[m* n*]",
-	MatMulTN: "a[k* m*] b[k* n*] -> y[m* n*]",
-}
-
 // SumToAttr belongs to OpSumTo: the number of trailing dimensions kept. With Frac
 // the result is fixed point.
 type SumToAttr struct{ Keep, Frac int }

@@ -244,6 +244,24 @@ func SignatureOf(n *Node) *Signature {
 // [SignatureOf] otherwise finds anew each time that it is asked.
 func (n *Node) Sign() { n.sig = SignatureOf(n) }
 
+// Infer notes the signature of a node that was put together by hand, as [Node.Sign] does,
+// and makes the results that it has by its operands. It fails as [Resolve] does.
+func (n *Node) Infer() error {
+	types := make([]Type, len(n.Args))
+	for i, a := range n.Args {
+		types[i] = a.Type
+	}
+	sig, err := Resolve(n.Op, n.Attr, types)
+	if err != nil {
+		return err
+	}
+	n.sig, n.Results = sig, nil
+	for i, t := range sig.ResultTypes() {
+		n.Results = append(n.Results, &Value{Type: t, Def: n, Index: i})
+	}
+	return nil
+}
+
 // IDs returns the number that the IDs of all values are below.
 func (g *Graph) IDs() int { return g.nextID }
 

@@ -69,28 +69,44 @@ type dimRef struct {
 
 type sigTemplate struct{ args, results []operand }
 
-// template parses the signature line of an op. Lines are short and parsing is
-// cheap beside everything done with the result, so nothing is cached.
-func template(op Op, attr Attr) (sigTemplate, error) {
-	if op <= OpInvalid || op >= numOps {
-		return sigTemplate{}, fmt.Errorf("ir: unknown op %d", op)
+// opTemplates and matMulTemplates are the signature lines of all ops, parsed: read only.
+var (
+	opTemplates     = parseSignatures()
+	matMulTemplates = [...]sigTemplate{
+		MatMulNT: parseSignature("a[m* k*] b[n* k*] -> y[m* n*]"),
+		MatMulNN: parseSignature("a[m* k*] b[k* n*] -> y[m* n*]"),
+		MatMulTN: parseSignature("a[k* m*] b[k* n*] -> y[m* n*]"),
 	}
-	line := opTable[op].sig
+)
+
+func parseSignatures() (all [numOps]sigTemplate) {
+	for op := range all {
+		all[op] = parseSignature(opTable[op].sig)
+	}
+	return all
+}
+
+// template returns the signature line of an op. It is shared: read only.
+func template(op Op, attr Attr) (*sigTemplate, error) {
+	if op <= OpInvalid || op >= numOps {
+		return nil, fmt.Errorf("ir: unknown op %d", op)
+	}
 	if op == OpMatMul {
 		a, ok := attr.(MatMulAttr)
-		if !ok || int(a.Form) >= len(matMulSigs) || a.K < 1 {
-			return sigTemplate{}, fmt.Errorf("ir: matmul: bad attribute %+v", attr)
+		if !ok || int(a.Form) >= len(matMulTemplates) || a.K < 1 {
+			return nil, fmt.Errorf("ir: matmul: bad attribute %+v", attr)
 		}
-		line = matMulSigs[a.Form]
+		return &matMulTemplates[a.Form], nil
 	}
 	if opTable[op].class == Leaf {
-		return sigTemplate{}, fmt.Errorf("ir: %s: a leaf has no operands to infer from", op)
+		return nil, fmt.Errorf("ir: %s: a leaf has no operands to infer from", op)
 	}
+	return &opTemplates[op], nil
+}
+
+func parseSignature(line string) sigTemplate {
 	left, right, _ := strings.Cut(line, "->")
-	var t sigTemplate
-	t.args = parseOperands(left)
-	t.results = parseOperands(right)
-	return t, nil
+	return sigTemplate{parseOperands(left), parseOperands(right)}
 }
 
 func parseOperands(s string) []operand {
@@ -119,7 +135,7 @@ func parseOperands(s string) []operand {
 }
 
 // operands matches the template with the number of operands given.
-func (t sigTemplate) operands(op Op, n int) ([]operand, error) {
+func (t *sigTemplate) operands(op Op, n int) ([]operand, error) {
 	if len(t.args) == 1 && t.args[0].repeated {
 		if n < 1 {
 			return nil, fmt.Errorf("ir: %s: no operands", op)
@@ -246,7 +262,7 @@ func (b *binder) resolveGroups(ops []operand, args []Type) error {
 // expand turns the dimensions of one operand or result into indexes, binding
 // sizes from shape when bind is set.
 func (b *binder) expand(o operand, shape []int, bind bool) ([]int, error) {
-	var names []dimRef
+	names := make([]dimRef, 0, max(len(o.dims), len(shape)))
 	for _, d := range o.dims {
 		if !d.group {
 			names = append(names, d)

@@ -234,19 +234,10 @@ func (s *lossSlicer) add(op ir.Op, attr ir.Attr, name string, part int, at *ir.N
 	if part >= 0 {
 		name = fmt.Sprintf("%s@slice%d", name, part)
 	}
-	types := make([]ir.Type, len(args))
-	for i, a := range args {
-		types[i] = a.Type
-	}
-	sig, err := ir.Resolve(op, attr, types)
-	if err != nil {
+	n := &ir.Node{Op: op, Attr: attr, Name: name, Phase: max(at.Phase, s.phase), Pos: at.Pos, Args: args}
+	if err := n.Infer(); err != nil {
 		return nil, err
 	}
-	n := &ir.Node{Op: op, Attr: attr, Name: name, Phase: max(at.Phase, s.phase), Pos: at.Pos, Args: args}
-	for i, t := range sig.ResultTypes() {
-		n.Results = append(n.Results, &ir.Value{Type: t, Def: n, Index: i})
-	}
-	n.Sign()
 	s.out = append(s.out, n)
 	return n, nil
 }

@@ -89,7 +89,7 @@ func (b *brute) run() {
 											continue
 										}
 										groups := zeroGroups(b.opts, d, zero, all, chunks, b.cluster)
-										if b.opts.ZeRO == nil && b.limit == 1<<40 && len(b.cluster.Pools) == 0 && !overlap {
+										if b.opts.ZeRO == nil && b.roomy() && !overlap {
 											groups = groups[:1] // the others only spare memory
 										}
 										for _, group := range groups {
@@ -251,9 +251,12 @@ func (b *brute) interleaved(plan partition.Plan) {
 	}
 }
 
-// sliced calls try with a plan and, where it may have them, those with the loss in slices.
+// sliced calls try with a plan and, where it may have them, those with the loss in slices. Where
+// everything fits, everything fits with fewer.
 func (b *brute) sliced(plan partition.Plan, try func(partition.Plan)) {
-	try(plan)
+	if try(plan); b.roomy() {
+		return
+	}
 	for n := 2; n <= 16 && b.tokens%n == 0 && plan.ContextParallel() == 1 && b.opts.LossSlices == 0 && !b.counting; n *= 2 {
 		plan.LossSlices = n
 		try(plan)
@@ -278,6 +281,9 @@ func (b *brute) fitsWithFewer(p *partition.Plan) bool {
 	}
 	return true
 }
+
+// roomy reports whether every plan fits.
+func (b *brute) roomy() bool { return b.limit == 1<<40 && len(b.cluster.Pools) == 0 }
 
 // limitAt is what a rank at a position may take.
 func (b *brute) limitAt(p *partition.Plan, at int) int64 {

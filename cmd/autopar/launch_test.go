@@ -144,6 +144,7 @@ func (s *syncBuffer) String() string {
 // TestLaunchRestarts kills a rank after 60 updates or more, and a rank of the second start after 160: the job
 // says who was killed, goes on from its checkpoints and ends as an undisturbed one does, to the bit.
 func TestLaunchRestarts(t *testing.T) {
+	t.Parallel() // with the others: processes are waited for
 	const iters = 400
 	w := newWorkplace(t, iters)
 	w.run(t, "run", "plan.json", "--out", "whole", "-q")
@@ -169,6 +170,7 @@ func TestLaunchRestarts(t *testing.T) {
 // TestLaunchEnds kills or stops a rank, or kills the agent: everything ends in bounded time, with
 // an error that names rank, step and op, and no process is left.
 func TestLaunchEnds(t *testing.T) {
+	t.Parallel() // with the others: processes are waited for
 	w := newWorkplace(t, 1_000_000)
 	for name, c := range map[string]struct {
 		signal syscall.Signal
@@ -200,6 +202,7 @@ func TestLaunchEnds(t *testing.T) {
 // TestLaunchOverNetwork runs two machines, each a network namespace, that reach each other by
 // address alone.
 func TestLaunchOverNetwork(t *testing.T) {
+	t.Parallel() // with the others: processes are waited for
 	w := newWorkplace(t, 20)
 	ip := func(args string) error { return exec.Command("ip", strings.Fields(args)...).Run() }
 	var names [2]string
@@ -242,6 +245,7 @@ func TestLaunchOverNetwork(t *testing.T) {
 // TestLaunchElastic has a job of four machines lose one, get it back, and let another go: it goes
 // on with the machines that there are, by a plan for them, and its losses are those of four.
 func TestLaunchElastic(t *testing.T) {
+	t.Parallel() // with the others: processes are waited for
 	const iters = 700
 	w := newWorkplace(t, iters)
 	w.run(t, "run", "plan.json", "--out", "whole", "-q")

@@ -1,6 +1,9 @@
 package fake
 
 import (
+	"encoding/binary"
+	"math"
+
 	"gonum.org/v1/gonum/floats"
 
 	"github.com/autopar/autopar/cuda/driver"
@@ -54,7 +57,10 @@ func (b *blas) product(g driver.GEMM, x, y, z, vector, workspace driver.Ptr, s d
 	return b.driver.give(s, "cublasLtMatmul", reads, writes, func() error {
 		x := unpack(b.driver.Memory(rx), g.TypeA, g.LDA, g.M, g.K, g.TransA)
 		y := unpack(b.driver.Memory(ry), g.TypeB, g.LDB, g.K, g.N, g.TransB)
-		z := b.driver.Memory(rz)
+		z, added := b.driver.Memory(rz), []byte(nil)
+		if g.Epilogue == driver.AddBias {
+			added = b.driver.Memory(bias)
+		}
 		row := make([]float64, g.N) // of the product
 		if g.Epilogue == driver.SumB {
 			for k := range g.K {
@@ -71,8 +77,8 @@ func (b *blas) product(g driver.GEMM, x, y, z, vector, workspace driver.Ptr, s d
 			}
 			for col, sum := range row {
 				to := z[(int64(col)*g.LDC+i)*g.TC.Size():]
-				if g.Epilogue == driver.AddBias {
-					sum += float64(g.TC.Read(b.driver.Memory(bias)[i*g.TC.Size():]))
+				if added != nil {
+					sum += float64(g.TC.Read(added[i*g.TC.Size():]))
 				}
 				if g.Accumulate {
 					sum += float64(g.TC.Read(to))
@@ -84,16 +90,26 @@ func (b *blas) product(g driver.GEMM, x, y, z, vector, workspace driver.Ptr, s d
 	})
 }
 
-// unpack returns op(a) row by row: a has rows x cols if it is not transposed.
+// unpack returns op(a) row by row: a has rows x cols if it is not transposed. Most of what is
+// multiplied is float32, which is worth a loop of its own.
 func unpack(m []byte, d ir.DType, ld, rows, cols int64, trans bool) []float64 {
-	x := make([]float64, 0, rows*cols)
+	x := make([]float64, rows*cols)
+	down, across := d.Size(), ld*d.Size() // from element to element, in bytes
+	if trans {
+		down, across = across, down
+	}
 	for row := range rows {
-		for col := range cols {
-			if trans {
-				x = append(x, float64(d.Read(m[(row*ld+col)*d.Size():])))
-			} else {
-				x = append(x, float64(d.Read(m[(col*ld+row)*d.Size():])))
+		at, line := row*down, x[row*cols:(row+1)*cols]
+		if d == ir.F32 {
+			for col := range line {
+				line[col] = float64(math.Float32frombits(binary.LittleEndian.Uint32(m[at:])))
+				at += across
 			}
+			continue
+		}
+		for col := range line {
+			line[col] = float64(d.Read(m[at:]))
+			at += across
 		}
 	}
 	return x

@@ -51,6 +51,15 @@ type access struct {
 	stream int
 	n      int64 // the stream's count
 	what   string
+	base   uint64 // of the allocation
+}
+
+func (a *access) String() string {
+	verb := "reads"
+	if a.write {
+		verb = "writes"
+	}
+	return fmt.Sprintf("%s, which %s [%d, %d) of 0x%x", a.what, verb, a.lo-a.base, a.hi-a.base, a.base)
 }
 
 // RaceError is two pieces of work on the same memory, one of which writes, with no order
@@ -72,11 +81,7 @@ func (d *Driver) touch(s *stream, what string, r Range, write bool) error {
 	if a == nil || hi > a.base+uint64(len(a.memory)) {
 		return fmt.Errorf("fake: %s: no memory at [0x%x, 0x%x)", what, lo, hi)
 	}
-	verb := "reads"
-	if write {
-		verb = "writes"
-	}
-	now := access{lo, hi, write, s.id, s.clock.at(s.id), fmt.Sprintf("%s, which %s [%d, %d) of 0x%x", what, verb, lo-a.base, hi-a.base, a.base)}
+	now := access{lo, hi, write, s.id, s.clock.at(s.id), what, a.base}
 	kept := 0
 	for i := range a.history {
 		old := &a.history[i]
@@ -86,7 +91,7 @@ func (d *Driver) touch(s *stream, what string, r Range, write bool) error {
 		if old.lo < hi && lo < old.hi {
 			before := old.n <= s.clock.at(old.stream)
 			if !before && (write || old.write) {
-				return &RaceError{old.what, now.what}
+				return &RaceError{old.String(), now.String()}
 			}
 			if before && lo <= old.lo && old.hi <= hi && (write || !old.write) {
 				continue // who comes after this one comes after that one
