@@ -20,7 +20,7 @@ import time
 import autopar
 
 GPUS, BATCH = 1024, 2048
-PIECES = int(os.environ.get("PIECES", 4))  # in which autopar makes products of the forward pass
+PIECES = int(os.environ.get("PIECES", 1))  # parts in which autopar makes products of the forward pass
 source, binary = sys.argv[1:3]
 name = sys.argv[3] if len(sys.argv) > 3 else "a100_80g"
 sys.path.insert(0, source)
