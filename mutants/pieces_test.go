@@ -55,7 +55,7 @@ func inPieces() []mutant {
 		pkg: "./planner/sim", run: "^TestPiecesHideCommunication$",
 	}, {
 		bug: "floor above what plans take", how: "a zero-bubble schedule hides nothing of parts in it",
-		file: "planner/floor.go",
+		file: "planner/beside.go",
 		old:  "if in.Parts > 0 { // whose", new: "if in.Parts < 0 { // whose",
 		pkg: "./planner", run: "^TestCostInPiecesIsSimulation$",
 	}, {
