@@ -133,7 +133,7 @@ func TestContextTraffic(t *testing.T) {
 		for _, task := range s.Tasks {
 			got := map[ir.Op]int64{}
 			for _, in := range prog.Stages[0].Bodies[task.Phase].Instrs {
-				bytes := prog.CommBytes(s, in.Node, task)
+				bytes := prog.CommBytes(s, &in, task)
 				total += bytes
 				if in.Node.Block() == "h.3" && codegen.Collective(in.Node.Op) {
 					got[in.Node.Op] += bytes

@@ -183,7 +183,7 @@ func checkCounters(t *testing.T, prog *codegen.Program, exec *runtime.Executor) 
 		var want runtime.Counters
 		for _, task := range s.Tasks {
 			for _, in := range prog.Stages[s.Stage].Run(task) {
-				bytes := prog.CommBytes(s, in.Node, task)
+				bytes := prog.CommBytes(s, &in, task)
 				switch op := in.Node.Op; {
 				case codegen.Collective(op):
 					want.Collectives++

@@ -123,7 +123,7 @@ func copiesOf(prog *codegen.Program, rank int) [2]int64 {
 		for _, in := range prog.Stages[s.Stage].Run(task) {
 			if codegen.HostCopy(in.Node.Op) {
 				n[0]++
-				n[1] += prog.CommBytes(s, in.Node, task)
+				n[1] += prog.CommBytes(s, &in, task)
 			}
 		}
 	}

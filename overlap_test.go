@@ -95,7 +95,7 @@ func counted(prog *codegen.Program, rank int) (collectives int, bytes int64) {
 			if !in.Fused {
 				collectives++
 			}
-			bytes += prog.CommBytes(s, in.Node, task)
+			bytes += prog.CommBytes(s, in, task)
 		}
 	}
 	return collectives, bytes

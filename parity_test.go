@@ -129,11 +129,22 @@ func trainer(t testing.TB, p *partition.Plan, batch int) (*codegen.Program, *run
 	return prog, exec
 }
 
+// tokensOf is how long the sequences of a program are.
+func tokensOf(prog *codegen.Program) int {
+	for _, n := range prog.Graph.Nodes {
+		if partition.BaseName(n.Name) == "ids" {
+			return n.Results[0].Type.Shape[1]
+		}
+	}
+	return 0
+}
+
 // stepsOf trains on random text in which each token follows from the one before,
 // with noise.
 func stepsOf(t testing.TB, prog *codegen.Program, exec *runtime.Executor, batch, steps int) trajectory {
 	rng := rand.New(rand.NewPCG(7, 7))
-	ids := make([]int32, batch*parityModel.BlockSize)
+	tokens := tokensOf(prog)
+	ids := make([]int32, batch*tokens)
 	targets := make([]int32, len(ids))
 	var out trajectory
 	for step := range steps {
@@ -142,7 +153,7 @@ func stepsOf(t testing.TB, prog *codegen.Program, exec *runtime.Executor, batch,
 			targets[i] = (ids[i]*7 + int32(rng.IntN(3))) % 65
 		}
 		r, err := exec.Step(context.Background(), prog, runtime.Feeds{
-			"ids": runtime.Ints(ids...), "targets": runtime.Ints(targets...), "positions": runtime.Ints(upTo(parityModel.BlockSize)...),
+			"ids": runtime.Ints(ids...), "targets": runtime.Ints(targets...), "positions": runtime.Ints(upTo(tokens)...),
 			"seed": runtime.Ints(1337), "step": runtime.Ints(int32(step)),
 			"lr": runtime.Floats(1e-3 * min(1, float32(step+1)/101)), "loss_weight": runtime.Floats(1 / float32(len(ids))),
 		})

@@ -59,7 +59,7 @@ func Check(p *Program) error {
 		if err := checkCode(p, s); err != nil {
 			return err
 		}
-		if err := checkStreams(s); err != nil {
+		if err := checkStreams(p.Mesh, s); err != nil {
 			return err
 		}
 	}
@@ -138,6 +138,7 @@ type code struct {
 	stage *Stage
 	holds map[int]*ir.Value // what each buffer holds now
 	torn  map[int]*ir.Node  // what has written a part of it since
+	made  map[int]int       // parts of what it holds that are there, of a value that is being made in parts
 	near  map[int][]int     // buffers that share memory with it
 	same  map[*ir.Value]*ir.Value
 	terms map[*ir.Value]bool // what kernels add into an accumulator themselves
@@ -146,12 +147,12 @@ type code struct {
 // checkCode runs the forward, backward and update bodies once, over names of
 // values instead of numbers.
 func checkCode(p *Program, s *Stage) error {
-	c := &code{p, s, map[int]*ir.Value{}, map[int]*ir.Node{}, s.near(), map[*ir.Value]*ir.Value{}, map[*ir.Value]bool{}}
-	runs := map[*ir.Node]int{}
+	c := &code{p, s, map[int]*ir.Value{}, map[int]*ir.Node{}, map[int]int{}, s.near(), map[*ir.Value]*ir.Value{}, map[*ir.Value]bool{}}
+	runs := map[*ir.Node][]*Instr{}
 	writers := map[int][]Instr{} // accumulating instructions by buffer, in order
 	for _, body := range s.Bodies {
-		for _, in := range body.Instrs {
-			runs[in.Node]++
+		for at, in := range body.Instrs {
+			runs[in.Node] = append(runs[in.Node], &body.Instrs[at])
 			for i, mode := range in.Accum {
 				if mode != Overwrite {
 					writers[in.Results[i]] = append(writers[in.Results[i]], in)
@@ -169,7 +170,7 @@ func checkCode(p *Program, s *Stage) error {
 			continue // step inputs have no instruction
 		case n.Op.Class() == ir.Leaf:
 			want = 0
-		case runs[n] == 0 && (n.Op == ir.OpAccumulate || n.Op == ir.OpAddN):
+		case len(runs[n]) == 0 && (n.Op == ir.OpAccumulate || n.Op == ir.OpAddN):
 			// Folded into the kernels that make its operands, if those add.
 			want = 0
 			for _, a := range n.Args {
@@ -177,8 +178,13 @@ func checkCode(p *Program, s *Stage) error {
 				c.terms[c.canon(a)] = c.terms[c.canon(a)] || n.Op == ir.OpAccumulate
 			}
 		}
-		if runs[n] != want {
-			return c.fail(n, nil, "runs %d times per task, want %d", runs[n], want)
+		switch got := len(runs[n]); {
+		case want == 1 && got > 0:
+			if err := c.checkParts(n, runs[n]); err != nil {
+				return err
+			}
+		case got != want:
+			return c.fail(n, nil, "runs %d times per task, want %d", got, want)
 		}
 	}
 	for id, b := range s.Buffers {
@@ -252,6 +258,8 @@ func (c *code) step(in Instr, writers map[int][]Instr) error {
 				return c.fail(n, a, "operand %d is read from b%d before anything is written there", i, in.Args[i])
 			case held != c.canon(a):
 				return c.fail(n, a, "operand %d is read from b%d, which holds %s by then", i, in.Args[i], held.Name())
+			case c.made[in.Args[i]] > 0 && !(in.Part < c.made[in.Args[i]] && in.Parts > 0 && sequenceWise(c.prog.Mesh, a)):
+				return c.fail(n, a, "operand %d is read from b%d, which holds the first %d parts of it by then", i, in.Args[i], c.made[in.Args[i]])
 			}
 		}
 	}
@@ -280,6 +288,9 @@ func (c *code) step(in Instr, writers map[int][]Instr) error {
 			return err
 		}
 		c.holds[id] = c.canon(r)
+		if delete(c.made, id); in.Part+1 < in.Parts {
+			c.made[id] = in.Part + 1
+		}
 		for _, other := range c.near[id] {
 			if !in.Idle() {
 				c.holds[other], c.torn[other] = nil, n

@@ -12,7 +12,7 @@ import (
 // writes a buffer that it reads or writes, before having waited for it; buckets
 // hold collectives of one kind that do not disturb each other; and what runs in
 // the last micro-batch only is what the step does once.
-func checkStreams(s *Stage) error {
+func checkStreams(mesh ir.Mesh, s *Stage) error {
 	for phase := range ir.NumPhases {
 		for _, instrs := range s.runs(phase) {
 			var running []*Instr // asynchronous ones, from the first of the task
@@ -23,7 +23,7 @@ func checkStreams(s *Stage) error {
 				if err := s.checkBucket(instrs, i, fail); err != nil {
 					return err
 				}
-				if err := s.checkBeside(instrs, i); err != nil {
+				if err := s.checkBeside(mesh, instrs, i); err != nil {
 					return err
 				}
 				if once := in.Node.Phase == ir.Update && phase != ir.Update; once != in.Last {
@@ -206,7 +206,7 @@ func (s *Stage) checkBucket(instrs []Instr, i int, fail func(*ir.Value, string, 
 
 // checkBeside makes sure that what runs beside a collective are kernels that do not disturb
 // it, with something after them that waits for it.
-func (s *Stage) checkBeside(instrs []Instr, i int) error {
+func (s *Stage) checkBeside(mesh ir.Mesh, instrs []Instr, i int) error {
 	in := &instrs[i]
 	fail := s.failing(in)
 	switch {
@@ -230,11 +230,35 @@ func (s *Stage) checkBeside(instrs []Instr, i int) error {
 		case other.Await > 0 || other.Last:
 			return s.failing(other)(nil, "waits for the communication stream, beside %s", in.Node.Name)
 		}
+		if s.otherParts(mesh, in, other) {
+			continue
+		}
 		if err := s.collide(other, in, s.failing(other)); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// otherParts reports whether of two instructions one makes, in parts, what the other reads of other
+// sequences, and they have no buffer in common but that one, in which they touch different bytes.
+func (s *Stage) otherParts(mesh ir.Mesh, in, other *Instr) bool {
+	if in.Parts == 0 || in.Parts != other.Parts || in.Part == other.Part {
+		return false
+	}
+	shared := 0
+	for i, a := range slices.Concat(in.Node.Args, in.Node.Results) {
+		for k, b := range slices.Concat(other.Node.Args, other.Node.Results) {
+			switch {
+			case s.base(slices.Concat(in.Args, in.Results)[i]) != s.base(slices.Concat(other.Args, other.Results)[k]):
+			case a != b || !sequenceWise(mesh, a):
+				return false
+			default:
+				shared++
+			}
+		}
+	}
+	return shared == 1
 }
 
 // collide reports a conflict of an instruction with one that may be running. Views of one buffer

@@ -3,7 +3,7 @@ package codegen
 import "github.com/autopar/autopar/ir"
 
 // CommBytes returns the bytes that one rank receives in one run of a
-// communication instruction, or for a send the bytes it sends; 0 for anything
+// communication instruction, of its part if it has one, or for a send the bytes it sends; 0 for anything
 // else. It counts exactly what any rank must receive at least, slices of uneven
 // size included:
 //
@@ -12,16 +12,16 @@ import "github.com/autopar/autopar/ir"
 //   - all_reduce: a reduce_scatter and an all_gather of nearly equal shares, in
 //     all 2(n-1)/n of the value where n members cut it evenly;
 //   - send, recv, fetch, stash: the value.
-func (p *Program) CommBytes(s *Schedule, n *ir.Node, t Task) int64 {
-	at := p.At(s, t)
-	out := p.Slab(n.Results[0], at)
+func (p *Program) CommBytes(s *Schedule, in *Instr, t Task) int64 {
+	n, at := in.Node, p.At(s, t)
+	out := in.Slab(p.Mesh, n.Results[0], at)
 	elems := out.Elems()
 	if attr, ok := n.Attr.(ir.CommAttr); ok {
 		axis := p.Mesh.Axis(attr.Axis)
 		members := p.Mesh.Axes[axis].Size
 		switch n.Op {
 		case ir.OpAllGather, ir.OpAllToAll:
-			elems -= inCommon(out, p.Slab(n.Args[0], at))
+			elems -= inCommon(out, in.Slab(p.Mesh, n.Args[0], at))
 		case ir.OpReduceScatter:
 			elems *= int64(members - 1)
 		case ir.OpAllReduce:

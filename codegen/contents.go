@@ -45,6 +45,8 @@ type content struct {
 	microBatch int
 	task       int    // index of the task that wrote it
 	terms      []term // of a sum over micro-batches that is being accumulated
+	// made is how many parts of it are there, of what is being made in parts; 0 is all.
+	made int
 }
 
 // once says that a value is the same in every micro-batch.
@@ -82,7 +84,8 @@ func (e *equivalence) cell(c *class, t Task, buffer int) (*content, error) {
 }
 
 // read returns what an operand is, once it is complete and lies as it should.
-func (e *equivalence) read(c *class, t Task, n *ir.Node, v *ir.Value, buffer int) (*content, error) {
+func (e *equivalence) read(c *class, t Task, in *Instr, v *ir.Value, buffer int) (*content, error) {
+	n := in.Node
 	held, err := e.cell(c, t, buffer)
 	if err != nil {
 		return nil, e.fail(c, t, n, v, "%v", err)
@@ -95,6 +98,9 @@ func (e *equivalence) read(c *class, t Task, n *ir.Node, v *ir.Value, buffer int
 	}
 	if held, err = e.total(c, held); err != nil {
 		return nil, e.fail(c, t, n, v, "%v", err)
+	}
+	if held.made > 0 && !(in.Part < held.made && in.Parts > 0 && sequenceWise(e.prog.Mesh, v)) {
+		return nil, e.fail(c, t, n, v, "is read from b%d, which holds the first %d parts of it", buffer, held.made)
 	}
 	if !held.typ.Equal(v.Type) {
 		return nil, e.fail(c, t, n, v, "is read as %s from b%d, which holds %s, %s", v.Type, buffer, held.expr.name, held.typ)
@@ -159,8 +165,17 @@ func (e *equivalence) write(c *class, t Task, in *Instr, i int, v *ir.Value, x *
 		*lost = content{}
 	}
 	if n.Op != ir.OpAccumulate && in.Accum[i] == Overwrite {
+		if in.Part > 0 && (cell.made != in.Part || cell.expr != x || cell.task != now.task || cell.microBatch != now.microBatch) {
+			return e.fail(c, t, n, v, "is part %d of what b%d does not hold the %d before of", in.Part, buffer, in.Part)
+		}
+		if in.Part+1 < in.Parts {
+			now.made = in.Part + 1
+		}
 		*cell = now
 		return nil
+	}
+	if in.Parts > 0 {
+		return e.fail(c, t, n, v, "is added to b%d in parts", buffer)
 	}
 	if t.MicroBatch < 0 || t.MicroBatch >= c.MicroBatches || t.Phase == ir.Update {
 		return e.fail(c, t, n, v, "is added to b%d in no micro-batch of the rank's %d", buffer, c.MicroBatches)

@@ -274,7 +274,7 @@ func (e *equivalence) step(c *class, t Task, in *Instr) (ready bool, err error) 
 			return false, e.fail(c, t, n, nil, "has %d operands, its node has %d", len(in.Args), len(n.Args))
 		}
 		for i, a := range n.Args {
-			x, err := e.read(c, t, n, a, in.Args[i])
+			x, err := e.read(c, t, in, a, in.Args[i])
 			if err != nil {
 				return false, err
 			}

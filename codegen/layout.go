@@ -40,6 +40,8 @@ type tables struct {
 	// run beside them, and of those the collective. See beside.go.
 	along  []int
 	during []*ir.Node
+
+	pieces []bool // of two nodes in a row that are made in parts the first, nil without: see pieces.go
 }
 
 const unplaced = -1
@@ -117,6 +119,7 @@ func (b *stageBuilder) build() {
 	b.overlap()
 	b.join()
 	b.beside()
+	b.inPieces()
 	for i, n := range b.nodes {
 		b.at[n.ID()] = i
 		for _, a := range n.Args {
@@ -338,9 +341,10 @@ func (b *stageBuilder) bodies() {
 		b.Bodies[phase].Instrs = make([]Instr, 0, n)
 	}
 	b.numbers = make([]int, operands)
+	var first *ir.Node // of two that are made in parts
 	for _, n := range b.nodes {
 		if n.Op == ir.OpInput && b.overTime(n.Results[0]) {
-			b.emit(n)
+			b.append(b.instr(n))
 			continue
 		}
 		if n.Op.Class() == ir.Leaf || b.folded[n.ID()] {
@@ -369,7 +373,15 @@ func (b *stageBuilder) bodies() {
 			}
 			b.buffer(r, region, n.Phase)
 		}
-		b.emit(n)
+		switch {
+		case first != nil:
+			b.emitPieces(first, n)
+			first = nil
+		case b.inPart(n):
+			first = n
+		default:
+			b.append(b.instr(n))
+		}
 	}
 	b.views()
 	for phase := range ir.NumPhases {
@@ -398,8 +410,8 @@ func (b *stageBuilder) canOverwrite(n *ir.Node, i int, region Region) bool {
 			}
 		}
 	}
-	if b.during != nil && b.during[n.ID()] != nil && b.during[n.ID()].Args[0] == x {
-		return false // it is being communicated
+	if b.during != nil && b.during[n.ID()] != nil && b.during[n.ID()].Args[0] == x || b.inPart(x.Def) {
+		return false // it is being communicated, or made
 	}
 	id := b.of[x.ID]
 	switch buf := b.Buffers[id]; buf.Region {
@@ -424,7 +436,17 @@ func (b *stageBuilder) canOverwrite(n *ir.Node, i int, region Region) bool {
 	return x.Type.DType.Size() >= r.Type.DType.Size() && slices.Equal(x.Type.Shape, r.Type.Shape) && b.elems(x) == b.elems(r)
 }
 
-func (b *stageBuilder) emit(n *ir.Node) {
+// inPart reports whether a node is the first of two that are made in parts.
+func (b *stageBuilder) inPart(n *ir.Node) bool { return b.pieces != nil && b.pieces[n.ID()] }
+
+// append appends an instruction to its body.
+func (b *stageBuilder) append(in Instr) {
+	body := &b.Bodies[b.bodyOf(in.Node)]
+	body.Instrs = append(body.Instrs, in)
+}
+
+// instr returns the instruction of a node.
+func (b *stageBuilder) instr(n *ir.Node) Instr {
 	s := b.spot(n)
 	in := Instr{Node: n, Chunk: b.partOf(n).chunk, Async: s.async, Fused: b.fused[n.ID()], Last: s.last, Segment: s.segment}
 	if b.along != nil {
@@ -441,8 +463,7 @@ func (b *stageBuilder) emit(n *ir.Node) {
 		in.Results = append(in.Results, b.of[r.ID])
 		in.Accum = append(in.Accum, b.modes[r.ID])
 	}
-	body := &b.Bodies[b.bodyOf(n)]
-	body.Instrs = append(body.Instrs, in)
+	return in
 }
 
 // list returns room for n numbers, nil for none.

@@ -80,7 +80,7 @@ func communicated(p *codegen.Program, rank int) (collectives int, bytes int64) {
 	for _, task := range s.Tasks {
 		for _, in := range p.Stages[s.Stage].Run(task) {
 			if codegen.Collective(in.Node.Op) && s.Runs(&in, task) {
-				bytes += p.CommBytes(s, in.Node, task)
+				bytes += p.CommBytes(s, &in, task)
 				if !in.Fused {
 					collectives++
 				}

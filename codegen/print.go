@@ -86,6 +86,9 @@ func (p *Program) instrText(s *Schedule, task Task, in Instr) string {
 	if in.Beside > 0 {
 		where += fmt.Sprintf("  beside the next %d", in.Beside)
 	}
+	if in.Parts > 0 {
+		where += fmt.Sprintf("  part %d of %d", in.Part, in.Parts)
+	}
 	if in.Await > 0 {
 		where += fmt.Sprintf("  await=%d", in.Await)
 	}

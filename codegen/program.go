@@ -237,6 +237,9 @@ type Instr struct {
 	// run beside it: all kernels. They start when it does, and the one after them when
 	// all are done. See beside.go.
 	Beside int
+	// Part says which of Parts the instruction makes of what its node makes, which that many instructions make one
+	// after another: so many of the sequences of the micro-batch. Parts is 0 where one makes all. See pieces.go.
+	Part, Parts int
 	// Await is how many of the task's asynchronous instructions, those that run
 	// in the last micro-batch only included, are done before this one starts, and with
 	// them all that were given to the stream before.

@@ -170,7 +170,7 @@ func (r *Report) reshard(v *ir.Value, from, to ir.ShardSpec, at *ir.Node) (bytes
 	for _, step := range steps {
 		n := &ir.Node{Op: step.Op, Attr: step.Attr, Stage: at.Stage, Phase: at.Phase, Args: []*ir.Value{{Type: v.Type, Spec: from}}}
 		n.Results = []*ir.Value{{Type: v.Type, Def: n, Spec: step.Spec}}
-		bytes += r.prog.CommBytes(s, n, task)
+		bytes += r.prog.CommBytes(s, &codegen.Instr{Node: n}, task)
 		if r.price != nil {
 			t, _ := r.price.Instr(&codegen.Instr{Node: n, Accum: make([]codegen.Accum, 1)}, r.prog.Mesh, r.prog.At(s, task))
 			time += t

@@ -286,7 +286,7 @@ func TestTrafficIsThePrograms(t *testing.T) {
 					if !sched.Runs(&in, task) {
 						continue
 					}
-					bytes := r.prog.CommBytes(sched, in.Node, task)
+					bytes := r.prog.CommBytes(sched, &in, task)
 					switch {
 					case codegen.Collective(in.Node.Op):
 						if !in.Fused {

@@ -101,6 +101,7 @@ func (r *Report) Spans(ranks ...int) ([]runtime.Span, error) {
 		n := instrs[0].Node
 		spans[i] = runtime.Span{
 			Rank: s.Rank, Phase: task.Phase, MicroBatch: task.MicroBatch, Op: n.Op, Name: n.Name, Start: duration(s.Start), End: duration(s.End),
+			Part: instrs[0].Part, Parts: instrs[0].Parts,
 		}
 		switch {
 		case s.Stream:

@@ -143,6 +143,9 @@ func shardedText(p *partition.Plan) string {
 	if p.OverlapTP {
 		text += ", overlap of tp"
 	}
+	if p.TPPieces > 1 {
+		text += fmt.Sprintf(", tp in %d pieces", p.TPPieces)
+	}
 	if p.LossSlices > 1 {
 		text += fmt.Sprintf(", the loss in %d slices", p.LossSlices)
 	}

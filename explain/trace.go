@@ -226,7 +226,7 @@ func (l *timeline) events() []event {
 				}
 				var bytes int64
 				for _, n := range s.nodes() {
-					bytes += l.prog.CommBytes(&l.prog.Schedules[rank], n, t)
+					bytes += l.prog.CommBytes(&l.prog.Schedules[rank], &codegen.Instr{Node: n, Part: s.Part, Parts: s.Parts}, t)
 				}
 				args["bytes"] = strconv.FormatInt(bytes, 10)
 				if len(s.with) > 0 {
@@ -273,7 +273,7 @@ func (l *timeline) labels(rank int) []event {
 	if l.prog.Plan.Overlap {
 		labels = append(labels, event{Name: "thread_name", Kind: "M", Process: rank, Thread: streamThread, Args: map[string]any{"name": "communication stream"}})
 	}
-	if l.prog.Plan.OverlapTP {
+	if l.prog.Plan.OverlapTP || l.prog.Plan.TPPieces > 1 {
 		labels = append(labels, event{Name: "thread_name", Kind: "M", Process: rank, Thread: exchangeThread, Args: map[string]any{"name": "exchange stream"}})
 	}
 	return labels

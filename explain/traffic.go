@@ -30,10 +30,10 @@ func (r *Report) communication(st *Stage, s *codegen.Schedule) ([]Comm, Traffic)
 				runs = 1
 			}
 			// All micro-batches have the size of the first, but for the last.
-			each := r.prog.CommBytes(s, n, first)
+			each := r.prog.CommBytes(s, in, first)
 			last := first
 			last.MicroBatch += runs - 1
-			bytes := int64(runs-1)*each + r.prog.CommBytes(s, n, last)
+			bytes := int64(runs-1)*each + r.prog.CommBytes(s, in, last)
 			c := Comm{Op: n.Op.String(), Phase: ir.Phase(phase).String(), Ranks: 2, Runs: runs, Single: each, Bytes: bytes}
 			switch attr := n.Attr.(type) {
 			case ir.CommAttr:

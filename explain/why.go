@@ -221,7 +221,7 @@ func (r *Report) whyCompute(out io.Writer, n *ir.Node) {
 func (r *Report) commText(n *ir.Node) string {
 	s := r.firstRank(n.Stage)
 	first, runs := r.microBatches(s, n)
-	each := r.prog.CommBytes(s, n, first)
+	each := r.prog.CommBytes(s, &codegen.Instr{Node: n}, first)
 	text := n.Op.String()
 	switch attr := n.Attr.(type) {
 	case ir.CommAttr:

@@ -8,7 +8,7 @@ func inTheBounds() []mutant {
 		bug: "a rule's choice depends on the degree", how: "the share that n ranks receive",
 		file: "partition/choose.go",
 		old:  "\treturn bytes / 2\n", new: "\treturn bytes * float64(n-1) / float64(n)\n",
-		pkg: "./planner", run: "^TestCostIsSimulation$/^seed_61$",
+		pkg: "./planner", run: "^TestCostIsSimulation$/^seed_210$",
 	}, {
 		bug: "a floor forgets what ZeRO shards", how: "weights of stage 3",
 		file: "planner/relax.go",
@@ -28,7 +28,7 @@ func inTheBounds() []mutant {
 		bug:  "a floor sends every micro-batch twice",
 		file: "planner/passage.go",
 		old:  "time := cost.Picoseconds(sending) *", new: "time := 2 * cost.Picoseconds(sending) *",
-		pkg: "./planner", run: "^TestCostIsSimulation$/^seed_32$",
+		pkg: "./planner", run: "^TestSearchIsExact$",
 	}, {
 		bug: "a floor of what is exchanged has a block too many", how: "at the position that has most",
 		file: "planner/floor.go",

@@ -4,7 +4,7 @@ import "slices"
 
 // mutants lists all planted bugs, by where they are planted.
 func mutants() []mutant {
-	return slices.Concat(inTheModel(), inLlama(), inThePartition(), inTheRuntime(), inTheKernels(), inTheLoop(), inThePrecision(), inTheReproducible(), inTheStreams(), inTheExchange(), inContext(), inTheMemory(), inTheAnswers(), inGroupedHeads(), inTheCluster(), inTheCompiler(), inTheFinals(), inTheFootprint(), inTheCertificate(), inThePrograms(), inThePools(), inRankOrders(), inReplicatedModules(), inBatchParallel(), inGrids(), inTheBounds(), inTheDeviceCode(), inTheDevice(), inTheProcesses(), inCheckpoints(), inSlowRanks(), inViews(), inLossSlices())
+	return slices.Concat(inTheModel(), inLlama(), inThePartition(), inTheRuntime(), inTheKernels(), inTheLoop(), inThePrecision(), inTheReproducible(), inTheStreams(), inTheExchange(), inContext(), inTheMemory(), inTheAnswers(), inGroupedHeads(), inTheCluster(), inTheCompiler(), inTheFinals(), inTheFootprint(), inTheCertificate(), inThePrograms(), inThePools(), inRankOrders(), inReplicatedModules(), inBatchParallel(), inGrids(), inTheBounds(), inTheDeviceCode(), inTheDevice(), inTheProcesses(), inCheckpoints(), inSlowRanks(), inViews(), inLossSlices(), inPieces())
 }
 
 // inReplicatedModules has those of weights that all tensor-parallel ranks hold.
@@ -276,8 +276,8 @@ func inThePartition() []mutant {
 	}, {
 		bug: "gradient reduce launched before the last micro-batch's backward", how: "it stands in the backward body",
 		file: "codegen/layout.go",
-		old:  "body := &b.Bodies[b.bodyOf(n)]",
-		new:  "phase := b.bodyOf(n)\n\tif n.Op == ir.OpAllReduce && n.Args[0].Def.Op == ir.OpAccumulate {\n\t\tphase = ir.Backward\n\t}\n\tbody := &b.Bodies[phase]",
+		old:  "body := &b.Bodies[b.bodyOf(in.Node)]",
+		new:  "n := in.Node\n\tphase := b.bodyOf(n)\n\tif n.Op == ir.OpAllReduce && n.Args[0].Def.Op == ir.OpAccumulate {\n\t\tphase = ir.Backward\n\t}\n\tbody := &b.Bodies[phase]",
 		pkg:  "./codegen", run: sound,
 	}, {
 		bug: "gradient reduce launched before the last micro-batch's backward", how: "the update is not last",

@@ -29,6 +29,10 @@ const (
 	ZeroBubble Schedule = "zero-bubble"
 )
 
+// MaxTPPieces is the most that [Plan.TPPieces] may be: what parts leave in the open falls with their number, what
+// it takes to launch them grows.
+const MaxTPPieces = 16
+
 // Axis names of the mesh of a stage.
 const (
 	// AxisRep is the copies of a ZeRO group, outside dp; there is no such axis of
@@ -88,6 +92,10 @@ type Plan struct {
 	// kernels that do not need the result: in the backward pass that is the product for the
 	// gradient of a weight, or of an input. See codegen's beside.
 	OverlapTP bool `json:"overlap_tp,omitempty"`
+	// TPPieces is in how many parts of whole sequences products of the forward pass and the
+	// collectives of tensor-parallel ranks next to them are made, each part of one beside a part of the
+	// other. 0 stands for 1. See codegen's pieces.
+	TPPieces int `json:"tp_pieces,omitempty"`
 	// LossSlices is in how many slices of their positions the head and the loss run, forward
 	// and backward of each together, so that there are never more logits than those of one; but
 	// under a zero-bubble schedule their gradients wait for that of the head's weight. 0 stands for 1.

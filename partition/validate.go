@@ -46,6 +46,9 @@ func (p *Plan) Validate(blocks, batch int) error {
 	if p.OverlapTP && p.Schedule == ZeroBubble {
 		return planErrorf("overlap_tp", "is on, but schedule %s puts off the products beside which it would be; want overlap_tp off, or schedule %s", p.Schedule, OneFOneB)
 	}
+	if p.TPPieces < 0 || p.TPPieces > MaxTPPieces {
+		return planErrorf("tp_pieces", "is %d, want 0, which stands for 1, to %d", p.TPPieces, MaxTPPieces)
+	}
 	if last := p.Stages[len(p.Stages)-1].Last; last != blocks {
 		return planErrorf("stages", "cover %d blocks, the model has %d", last, blocks)
 	}

@@ -24,11 +24,14 @@ func (w *work) exchanges(mesh ir.Mesh, kinds cost.Kinds) [2]workTimes {
 		}
 		time := least(prices, in, mesh)
 		exposed := max(0, time-hides(prices, in, mesh))
-		all.add(in, time)
 		beside.add(in, exposed)
 		if in.putOff {
 			hidden += time - exposed
 		}
+		if in.Parts > 0 { // whose other parts are beside it under every schedule
+			time = exposed
+		}
+		all.add(in, time)
 	}
 	if hidden > 0 { // each kernel hides but one of them
 		beside[inBlock].wait(max(0, hidden-prices[0].InOrder(w.idle, mesh, ir.Coord{})))

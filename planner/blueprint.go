@@ -355,6 +355,7 @@ type structure struct {
 	dp, cp, tp, stages, chunks int // as compiled
 	sharding                       // of its split the rows, as compiled, and the batch; placements say the rest
 	overlapTP                  bool
+	pieces                     int // of tensor parallelism: see [partition.Plan.TPPieces]
 	placements                 string
 	shards                     string // the dimension of each parameter that ZeRO cuts
 }
@@ -371,6 +372,7 @@ func (b *blueprints) find(p *partition.Plan) (*blueprint, error) {
 		dp: two(p.DataParallel()), cp: two(p.ContextParallel()), tp: two(p.TP), chunks: min(p.Chunks(), fewChunks),
 		sharding:   sharding{zero: p.ZeRO, sequence: p.SequenceParallel, overlap: p.Overlap, offload: p.Offload, slices: slicesOf(p), split: split{batch: p.BatchParallel}},
 		overlapTP:  p.OverlapTP,
+		pieces:     p.TPPieces,
 		placements: placementText(p.Placements),
 	}
 	if p.Rows() > 1 {
@@ -465,7 +467,7 @@ func (b *blueprints) lazy(key structure, placements []partition.Placement) *blue
 	ranks := key.dp * key.cp * key.tp * key.stages / key.chunks
 	p := partition.Plan{
 		PlanNGPUs: ranks, RuntimeNGPUs: ranks, DP: key.dp, TP: key.tp, TPRows: key.rows, ZeRO: key.zero, ZeROGroup: key.group, Offload: key.offload, LossSlices: key.slices,
-		SequenceParallel: key.sequence, BatchParallel: key.batch, Overlap: key.overlap, OverlapTP: key.overlapTP, Stages: make([]partition.Stage, key.stages), Placements: placements,
+		SequenceParallel: key.sequence, BatchParallel: key.batch, Overlap: key.overlap, OverlapTP: key.overlapTP, TPPieces: key.pieces, Stages: make([]partition.Stage, key.stages), Placements: placements,
 	}
 	if key.cp > 1 {
 		p.CP = key.cp
@@ -480,7 +482,7 @@ func (b *blueprints) lazy(key structure, placements []partition.Placement) *blue
 // shards says in which dimension ZeRO cuts each parameter, and its optimizer state,
 // over n ranks.
 func (b *blueprints) shards(p *partition.Plan, n int) (string, error) {
-	whole := structure{dp: 1, cp: 1, tp: min(p.TP, 2), stages: 1, chunks: 1, overlapTP: p.OverlapTP, placements: placementText(p.Placements)}
+	whole := structure{dp: 1, cp: 1, tp: min(p.TP, 2), stages: 1, chunks: 1, overlapTP: p.OverlapTP, pieces: p.TPPieces, placements: placementText(p.Placements)}
 	if p.Rows() > 1 {
 		whole.tp, whole.rows = 4, 2
 	}

@@ -522,6 +522,32 @@ func TestInterleavedSearchIsExact(t *testing.T) {
 	require.Positive(t, recomputing)
 }
 
+// TestSearchInPiecesIsExact: the same where products and the collectives next to them are made in parts.
+func TestSearchInPiecesIsExact(t *testing.T) {
+	t.Parallel()
+	const seed = 7
+	r := rand.New(rand.NewPCG(seed, 0))
+	inPieces := 0
+	for k := range 8 {
+		model := tiny(2 + k%2)
+		model.Bias, model.NEmbd, model.BlockSize = k%3 == 0, 48, 16
+		batch := 3 + r.IntN(3)
+		b := &brute{
+			t: t, g: step(t, model, batch), blocks: model.NLayer, batch: batch, tokens: model.BlockSize, cluster: randomCluster(r),
+			opts:  Options{RuntimeNGPUs: 2 + k%2*2, PlanNGPUs: 2 + k%2*2, CP: 1, TP: 2, ZeRO: stage(k / 2 % 2), Offload: "none", Replicate: "none", TPPieces: 2 + k%3, LossSlices: 1},
+			limit: 1 << 40,
+		}
+		if k%2 == 0 {
+			b.opts.ZeRO = nil
+		}
+		b.opts.MemoryLimit = b.limit
+		if res, _ := b.compare(seed, k); res != nil && res.Plan.TPPieces == 2+k%3 {
+			inPieces++
+		}
+	}
+	require.Equal(t, 8, inPieces)
+}
+
 func TestInfeasible(t *testing.T) {
 	g := step(t, tiny(3), 7)
 	_, err := Search(g, 7, cluster(t, "h100"), Options{PlanNGPUs: 2, MemoryLimit: 100 << 10})

@@ -166,6 +166,9 @@ func (a *auditor) isTemplate(o outline) error {
 	if err != nil {
 		return refute(8, "the winner: %v", err)
 	}
+	if template.TPPieces != a.cert.Plan.TPPieces {
+		return refute(8, "the winner makes products next to collectives in %d parts, the space in %d", a.cert.Plan.TPPieces, template.TPPieces)
+	}
 	if on := template.OverlapTP && a.cert.Plan.Schedule != partition.ZeroBubble; on != a.cert.Plan.OverlapTP {
 		return refute(8, "the winner has overlap of tensor parallelism %s, the space %s", onOff(a.cert.Plan.OverlapTP), onOff(on))
 	}

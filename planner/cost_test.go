@@ -3,6 +3,7 @@ package planner
 import (
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"testing"
 
@@ -115,7 +116,7 @@ func TestCostIsSimulation(t *testing.T) {
 	for _, seed := range []uint64{12, 13, 32, 44, 61, 74, 105, 107, 210, 302, 303, 305, 503, 901} { // each meets something that the others do not
 		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
 			t.Parallel()
-			testCostIsSimulation(t, seed, 1)
+			testCostIsSimulation(t, seed, 1, false)
 		})
 		if testing.Short() {
 			break
@@ -126,17 +127,28 @@ func TestCostIsSimulation(t *testing.T) {
 // The same on clusters of several kinds of devices.
 func TestCostOnPoolsIsSimulation(t *testing.T) {
 	t.Parallel()
-	testCostIsSimulation(t, 12, 2)
+	testCostIsSimulation(t, 12, 2, false)
 }
 
-// testCostIsSimulation takes clusters with at least so many kinds of devices.
-func testCostIsSimulation(t *testing.T, seed uint64, kinds int) {
+// The same where products and collectives next to them are made in parts.
+func TestCostInPiecesIsSimulation(t *testing.T) {
+	for _, seed := range []uint64{12, 61, 305} {
+		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
+			t.Parallel()
+			testCostIsSimulation(t, seed, 1, true)
+		})
+	}
+}
+
+// testCostIsSimulation takes clusters with at least so many kinds of devices; with pieces, models of which sequences
+// start where tensors may, and plans that make products in parts.
+func testCostIsSimulation(t *testing.T, seed uint64, kinds int, pieces bool) {
 	r := rand.New(rand.NewPCG(seed, 0))
 	cases := 150
 	if testing.Short() {
 		cases = 30
 	}
-	slack, floors, tighter, compared, interleaved, raised, reached, stoodFor, waiting, sliced := 0.0, 0.0, 0.0, 0.0, 0, 0, 0, 0, 0, 0
+	slack, floors, tighter, compared, interleaved, raised, reached, stoodFor, waiting, sliced, inPieces := 0.0, 0.0, 0.0, 0.0, 0, 0, 0, 0, 0, 0, 0
 	for k := range cases {
 		blocks, batch := 1+r.IntN(8), 1+r.IntN(13)
 		model := tiny(blocks)
@@ -148,6 +160,9 @@ func testCostIsSimulation(t *testing.T, seed uint64, kinds int) {
 			model.NKVHead = model.NHead / 2
 		}
 		model.BlockSize = []int{33, 24}[r.IntN(2)]
+		if pieces {
+			model.BlockSize, model.NEmbd = 32, model.NHead*32
+		}
 		if k%4 == 0 {
 			model = llama(model)
 		}
@@ -212,6 +227,9 @@ func testCostIsSimulation(t *testing.T, seed uint64, kinds int) {
 			sh.overlap = x.IntN(3) > 0
 		}
 		opts := Options{RuntimeNGPUs: d.plan * units, OverlapTP: onOff(rand.New(rand.NewPCG(seed, uint64(k)+5)).IntN(3) > 0)}
+		if pieces {
+			opts.TPPieces = 2 + k%3
+		}
 		s := newSearcher(g, batch, c, opts)
 		if x := rand.New(rand.NewPCG(seed, uint64(k)+2)); d.tp > 1 && x.IntN(2) == 0 {
 			whole := replications(s.layouts.modules())
@@ -231,6 +249,9 @@ func testCostIsSimulation(t *testing.T, seed uint64, kinds int) {
 			sh.slices = []int{3, 4, 8}[x.IntN(3)]
 			if model.BlockSize%sh.slices > 0 {
 				sh.slices = 3
+			}
+			if pieces {
+				sh.slices = 4
 			}
 			sliced++
 		}
@@ -276,6 +297,9 @@ func testCostIsSimulation(t *testing.T, seed uint64, kinds int) {
 
 		prog, err := codegen.Compile(g, plan, batch, nil)
 		require.NoError(t, err)
+		if slices.ContainsFunc(prog.Stages[0].Bodies[ir.Forward].Instrs, func(in codegen.Instr) bool { return in.Parts > 0 }) {
+			inPieces++
+		}
 		line, err := sim.Run(prog, s.cluster, sim.Options{})
 		require.NoError(t, err)
 		got := p.time(cut)
@@ -427,5 +451,6 @@ func testCostIsSimulation(t *testing.T, seed uint64, kinds int) {
 	require.Positive(t, sliced)
 	require.Positive(t, reached)
 	require.Positive(t, waiting)
+	require.Equal(t, pieces, inPieces > cases/4, "%d in pieces", inPieces)
 	t.Logf("the memory bound is at most %.1f %% below the arena, the floors are %.1f %% and %.1f %% of the time on average, %d raised by memory, %d by all stages; %d interleaved, %d of more ranks than heads by fewer, updates of %d stages that others wait for", 100*slack, 100*floors/compared, 100*tighter/compared, raised, reached, interleaved, stoodFor, waiting)
 }

@@ -52,6 +52,8 @@ type Options struct {
 	// and off where ranks share a device: it costs no memory to speak of, so there is nothing
 	// to search.
 	OverlapTP string
+	// TPPieces is that of every plan with tensor parallelism: see [partition.Plan.TPPieces]. 1 is none.
+	TPPieces int
 	// Replicate is the modules whose weights tensor-parallel ranks all hold, such as mlp or
 	// attn+wte, or "none"; empty searches it where it may pay: see [searcher.replications].
 	// Beside modules that are replicated nothing is recomputed unless Recompute says so.
@@ -273,6 +275,12 @@ func (o Options) validateSharding() error {
 		case o.Offload == "optimizer" || o.Offload == "params":
 			return optionErrorf("overlap", "is on, but offload is %s: the search has no overlap with offload in this version; a plan that says so runs", o.Offload)
 		}
+	}
+	switch {
+	case o.TPPieces < 0 || o.TPPieces > partition.MaxTPPieces:
+		return optionErrorf("tp-pieces", "is %d, want 1 to %d", o.TPPieces, partition.MaxTPPieces)
+	case o.TPPieces > 1 && o.TP == 1:
+		return optionErrorf("tp-pieces", "is %d, but tp is 1: it needs at least 2", o.TPPieces)
 	}
 	if o.OverlapTP == "on" {
 		switch {

@@ -448,6 +448,9 @@ func (s *searcher) template(d outline) (partition.Plan, error) {
 		TPRows: d.rows, ZeRO: d.zero, ZeROGroup: d.group, Offload: d.offload, LossSlices: d.slices, SequenceParallel: d.sequence, BatchParallel: d.batch, Overlap: d.overlap, OverlapTP: d.tp > 1 && s.opts.OverlapTP == "on",
 		Stages: make([]partition.Stage, d.stages()), Placements: placements, PoolOrder: s.cluster.Orders()[d.order], RankOrder: d.ranks,
 	}
+	if d.tp > 1 && s.opts.TPPieces > 1 {
+		plan.TPPieces = s.opts.TPPieces
+	}
 	if d.cp > 1 {
 		plan.CP = d.cp
 	}

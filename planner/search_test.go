@@ -56,6 +56,8 @@ func TestOptions(t *testing.T) {
 		{Options{PlanNGPUs: 2, Offload: "params", Overlap: "on"}, "overlap: is on, but offload is params"},
 		{Options{PlanNGPUs: 3, DP: 3, MicroBatch: 2, ZeRO: stage(1), Overlap: "on"}, "micro-batch: is 2, of which data-parallel ranks run different numbers for a global batch of 7, and overlap is on"},
 		{Options{PlanNGPUs: 3, TP: 3, MicroBatch: 2, BatchParallel: "on"}, "micro-batch: is 2, but all plans that are left share the sequences of a micro-batch between more tensor-parallel ranks"},
+		{Options{PlanNGPUs: 2, TP: 1, TPPieces: 2}, "tp-pieces: is 2, but tp is 1"},
+		{Options{PlanNGPUs: 2, TPPieces: 17}, "tp-pieces: is 17, want 1 to 16"},
 		{Options{PlanNGPUs: 2, TP: 1, OverlapTP: "on"}, "overlap-tp: is on, but tp is 1"},
 		{Options{PlanNGPUs: 2, Schedule: "zero-bubble", OverlapTP: "on"}, "overlap-tp: is on, but schedule zero-bubble"},
 		{Options{PlanNGPUs: 2, Schedule: "zero-bubble", Policy: Megatron}, "schedule: is zero-bubble, but policy megatron has 1f1b or interleaved"},

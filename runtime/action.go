@@ -50,7 +50,7 @@ func (l *loader) feed(v *ir.Value, slab ir.Slab, offset int64) action {
 
 func (l *loader) action(s *codegen.Schedule, stage *codegen.Stage, t codegen.Task, in *codegen.Instr) (action, error) {
 	prog, n := l.program.src, in.Node
-	a := action{node: n, bytes: prog.CommBytes(s, n, t)}
+	a := action{node: n, bytes: prog.CommBytes(s, in, t), part: in.Part, parts: in.Parts}
 	switch {
 	case n.Op == ir.OpInput:
 		v := n.Results[0]
@@ -69,10 +69,10 @@ func (l *loader) action(s *codegen.Schedule, stage *codegen.Stage, t codegen.Tas
 	}
 	k := &Kernel{Node: n, Accum: make([]bool, len(in.Results))}
 	for i, v := range n.Args {
-		k.Args = append(k.Args, l.tensor(s, stage, t, v, in.Args[i]))
+		k.Args = append(k.Args, l.tensor(s, stage, t, in, v, in.Args[i]))
 	}
 	for i, v := range n.Results {
-		k.Results = append(k.Results, l.tensor(s, stage, t, v, in.Results[i]))
+		k.Results = append(k.Results, l.tensor(s, stage, t, in, v, in.Results[i]))
 		k.Accum[i] = in.Accum[i] == codegen.Always || in.Accum[i] == codegen.AfterFirst && t.MicroBatch > 0
 	}
 	if _, ok := n.Attr.(ir.CommAttr); ok {
@@ -89,9 +89,15 @@ func (l *loader) action(s *codegen.Schedule, stage *codegen.Stage, t codegen.Tas
 	return a, nil
 }
 
-func (l *loader) tensor(s *codegen.Schedule, stage *codegen.Stage, t codegen.Task, v *ir.Value, buffer int) Tensor {
+// tensor is what an instruction has to do with of a value in a buffer: all of it, or some of the sequences, which follow each other there.
+func (l *loader) tensor(s *codegen.Schedule, stage *codegen.Stage, t codegen.Task, in *codegen.Instr, v *ir.Value, buffer int) Tensor {
 	prog := l.program.src
-	return Tensor{Space: spaceOf(stage, buffer), Offset: prog.Offset(s, t, buffer), DType: v.Type.DType, Slab: prog.Slab(v, prog.At(s, t))}
+	at := prog.At(s, t)
+	x := Tensor{Space: spaceOf(stage, buffer), Offset: prog.Offset(s, t, buffer), DType: v.Type.DType, Slab: in.Slab(prog.Mesh, v, at)}
+	if share, parts := in.ShareOf(prog.Mesh, v, at); parts {
+		x.Offset += int64(share.Off) * ir.Elems(x.Slab.Local[1:]) * v.Type.DType.Size()
+	}
+	return x
 }
 
 // spaceOf returns the space of a buffer.
@@ -105,7 +111,7 @@ func spaceOf(stage *codegen.Stage, buffer int) Space {
 func (l *loader) collective(a *action, s *codegen.Schedule, stage *codegen.Stage, t codegen.Task, in *codegen.Instr) {
 	prog, n := l.program.src, in.Node
 	ranks, position := prog.Group(s, n)
-	key := meeting{n, t.MicroBatch, ranks[0]}
+	key := meeting{n, in.Part, t.MicroBatch, ranks[0]}
 	if in.Last {
 		key.microBatch = 0 // the last of some members comes before that of others
 	}
@@ -115,8 +121,8 @@ func (l *loader) collective(a *action, s *codegen.Schedule, stage *codegen.Stage
 			other := &prog.Schedules[r]
 			members = append(members, Member{
 				Rank: r,
-				In:   l.tensor(other, stage, t, n.Args[0], in.Args[0]),
-				Out:  l.tensor(other, stage, t, n.Results[0], in.Results[0]),
+				In:   l.tensor(other, stage, t, in, n.Args[0], in.Args[0]),
+				Out:  l.tensor(other, stage, t, in, n.Results[0], in.Results[0]),
 			})
 		}
 		l.members[key] = members
@@ -146,14 +152,14 @@ func (l *loader) transfer(a *action, s *codegen.Schedule, stage *codegen.Stage, 
 	a.transfer = &Transfer{Node: n, Peer: peer.Rank}
 	if n.Op == ir.OpRecv {
 		a.transfer.Wire = l.wire(wire{n.Args[0].Def, peer.Rank, s.Rank})
-		a.transfer.Local = l.tensor(s, stage, t, n.Results[0], in.Results[0])
+		a.transfer.Local = l.tensor(s, stage, t, in, n.Results[0], in.Results[0])
 		if l.exec.meets && l.exec.local(s.Rank) != nil {
 			l.messages[message{wire{n.Args[0].Def, peer.Rank, s.Rank}, t.MicroBatch}] = a.transfer
 		}
 		return nil
 	}
 	a.transfer.Wire = l.wire(wire{n, s.Rank, peer.Rank})
-	a.transfer.Local = l.tensor(s, stage, t, n.Args[0], in.Args[0])
+	a.transfer.Local = l.tensor(s, stage, t, in, n.Args[0], in.Args[0])
 
 	to := prog.Stages[peer.Stage]
 	buffer, chunk := -1, 0

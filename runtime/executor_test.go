@@ -336,7 +336,7 @@ func TestCounters(t *testing.T) {
 					if !in.Fused && !in.Idle() {
 						instrs++
 					}
-					bytes := prog.CommBytes(sched, in.Node, task)
+					bytes := prog.CommBytes(sched, &in, task)
 					switch {
 					case codegen.Collective(in.Node.Op):
 						if !in.Fused {

@@ -52,6 +52,8 @@ type action struct {
 	bytes      int64    // communicated
 	with       []string // nodes of collectives that are made with this one, for the trace
 
+	part, parts int // of the instruction
+
 	feed     *input // bytes from:to of it go to offset
 	from, to int64
 	offset   int64
@@ -171,6 +173,7 @@ type wire struct {
 // meeting is one run of a collective.
 type meeting struct {
 	node       *ir.Node
+	part       int
 	microBatch int
 	first      int // world rank of the first member
 }
@@ -256,14 +259,14 @@ func (l *loader) fuse(s *codegen.Schedule, actions []action) error {
 	var run []*Kernel
 	for i := range actions {
 		a := &actions[i]
-		if a.kernel != nil && a.await == 0 && a.rejoin == 0 {
+		if a.kernel != nil && a.await == 0 && a.rejoin == 0 && a.parts == 0 {
 			run = append(run, a.kernel)
 			continue
 		}
 		if err := f.Fuse(run, l.uses); err != nil {
 			return err
 		}
-		if run = nil; a.kernel != nil {
+		if run = nil; a.kernel != nil && a.parts == 0 { // others read all of what parts make
 			run = []*Kernel{a.kernel}
 		}
 	}
@@ -322,7 +325,7 @@ func (l *loader) observe(s *codegen.Schedule, t *task) {
 		if c.Stream == Compute {
 			continue
 		}
-		span := Span{Rank: s.Rank, Phase: t.Phase, MicroBatch: t.MicroBatch, Op: c.Node.Op, Name: c.Node.Name, Stream: c.Stream, With: a.with}
+		span := Span{Rank: s.Rank, Phase: t.Phase, MicroBatch: t.MicroBatch, Op: c.Node.Op, Name: c.Node.Name, Stream: c.Stream, With: a.with, Part: a.part, Parts: a.parts}
 		c.Ran = func(start, end time.Time) {
 			span := span
 			span.Start, span.End = start.Sub(l.program.start), end.Sub(l.program.start)

@@ -133,7 +133,7 @@ func (r *rank) step(p *program, start time.Time) error {
 				return err
 			}
 			if trace != nil {
-				trace(Span{Rank: r.id, Phase: task.Phase, MicroBatch: task.MicroBatch, Op: a.node.Op, Name: a.node.Name, Start: begin, End: time.Since(start), With: a.with})
+				trace(Span{Rank: r.id, Phase: task.Phase, MicroBatch: task.MicroBatch, Op: a.node.Op, Name: a.node.Name, Start: begin, End: time.Since(start), With: a.with, Part: a.part, Parts: a.parts})
 			}
 		}
 		r.place.Store(int64(t)<<32 | int64(len(task.actions)))

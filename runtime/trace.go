@@ -18,6 +18,8 @@ type Span struct {
 	Start, End time.Duration
 	Stream     Stream
 	With       []string // the other nodes of collectives made together
+	// Part and Parts are those of the instruction: see [codegen.Instr].
+	Part, Parts int
 }
 
 // Counters say what one rank communicated in one step. A transfer counts on

@@ -20,6 +20,7 @@ import time
 import autopar
 
 GPUS, BATCH = 1024, 2048
+PIECES = int(os.environ.get("PIECES", 1))  # parts in which autopar makes products of the forward pass
 source, binary = sys.argv[1:3]
 name = sys.argv[3] if len(sys.argv) > 3 else "a100_80g"
 sys.path.insert(0, source)
@@ -38,7 +39,8 @@ system = System(figures)
 
 
 class Beside(Llm):
-    """An execution without Calculon's overlap of tensor parallelism, but with autopar's: collectives of the backward pass beside whole products.
+    """An execution without Calculon's overlap of tensor parallelism, but with autopar's: collectives of the backward pass beside whole products, of
+    the forward pass in parts of whole sequences, each beside a part of the product next to it.
 
     Calculon has both passes overlapped tile by tile or neither. Time that is left over and the slowdown of a product are as it has them of its tiles.
     """
@@ -46,17 +48,24 @@ class Beside(Llm):
     def _build_mlp_block(self):
         super()._build_mlp_block()
         products = {"AttnBlock_F": ("AttnBlock_Query", "AttnBlock_Key", "AttnBlock_Value"), "MlpBlock_F": ("MlpBlock_Mlp1",), "AttnBlock_G": ("MlpBlock_Mlp2",)}
+        next_to = products | {"AttnBlock_G": ("AttnBlock_MLP",), "MlpBlock_G": ("MlpBlock_Mlp2",)}
         for comm in self._llm_block:
-            if isinstance(comm, TPComm) and comm.name in products:
-                along = [layer for layer in self._llm_block if layer.name in products[comm.name]]
-                comm.get_exposed_net_time = lambda stage, baseblock=True, comm=comm, along=along: self._left(comm, along, stage, baseblock)
+            if isinstance(comm, TPComm) and comm.name in next_to:
+                along = [layer for layer in self._llm_block if layer.name in products.get(comm.name, ())]
+                near = [layer for layer in self._llm_block if layer.name in next_to[comm.name]]
+                assert near, comm.name
+                comm.get_exposed_net_time = lambda stage, baseblock=True, comm=comm, along=along, near=near: self._left(comm, along, near, stage, baseblock)
 
-    def _left(self, comm, along, stage, baseblock):
+    def _left(self, comm, along, near, stage, baseblock):
         """What a collective adds: of a gradient beside products for weights, or of what is gathered again beside those for inputs."""
         seconds = comm.compute_net_time(stage, baseblock)
-        if stage == "fw" or stage == "wgrad" and self.exe.activation_recompute == "full":  # which is the forward pass again
-            return seconds
         usage = comm.net.processor_usage
+        if stage == "fw":
+            parts = min(PIECES, self.exe.microbatch_size)
+            part, slowed = seconds / parts, sum(layer.compute_flops_time("fw") for layer in near) / parts / (1 - usage)
+            return part + (parts - 1) * (max(part - slowed, 0) + min(part, slowed) * usage)
+        if not along or stage == "wgrad" and self.exe.activation_recompute == "full":  # which is the forward pass again
+            return seconds
         slowed = sum(layer.compute_flops_time("wgrad" if stage == "agrad" else "agrad") for layer in along) / (1 - usage)
         return max(seconds - slowed, 0) + min(seconds, slowed) * usage
 
@@ -97,8 +106,7 @@ def search():
 def expressible(x):
     """Whether autopar's programs do what an execution does, or may do for some of a group.
 
-    They overlap no collective of tensor parallelism in the forward pass, gather sequences again for the backward pass, and keep no
-    scores of attention.
+    They overlap collectives of tensor parallelism as [Beside] has it, gather sequences again for the backward pass, and keep no scores of attention.
     """
     return (x["tensor_par_overlap"] == "none" and x["tensor_par_comm_type"] != "p2p_rs_ag"
             and x["activation_recompute"] != "none" and x["seq_par_ag_redo"] == Llm.can_redo_ag(x["tensor_par_comm_type"], x["activation_recompute"]))
@@ -242,7 +250,7 @@ def ours(memory):
     """autopar's plans that Calculon can express, the one that it predicts to be fastest first, and the processor seconds of all searches."""
     plans, took = [], 0
     for schedule, recompute, zero in itertools.product(("1f1b", "interleaved"), ("none", "selective", "full"), "01"):
-        found, seconds = autopar.search(binary, CONFIG, cluster(memory), GPUS, "--cp", "1", "--offload", "none", "--schedule", schedule, "--recompute", recompute, "--zero", zero)
+        found, seconds = autopar.search(binary, CONFIG, cluster(memory), GPUS, "--cp", "1", "--offload", "none", "--schedule", schedule, "--recompute", recompute, "--zero", zero, "--tp-pieces", str(PIECES))
         plans += found
         took += seconds
     return sorted(plans, key=lambda p: p["seconds"]), took

@@ -314,7 +314,7 @@ func footprint(p *codegen.Program) (received, arenas int64) {
 		for _, task := range s.Tasks {
 			for _, in := range p.Stages[s.Stage].Run(task) {
 				if in.Node.Op != ir.OpSend && s.Runs(&in, task) { // the receiver counts what is sent
-					received += p.CommBytes(s, in.Node, task)
+					received += p.CommBytes(s, &in, task)
 				}
 			}
 		}

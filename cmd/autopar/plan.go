@@ -56,6 +56,7 @@ type fixed struct {
 	Replicate        string `group:"fix" placeholder:"none|MODULES" help:"Modules whose weights all tensor-parallel ranks hold instead of splitting them: none, or of attn, mlp and wte (the vocabulary; lm_head where that is untied) some, such as mlp+wte."`
 	Overlap          string `group:"fix" enum:",on,off" default:"" placeholder:"on|off" help:"Communicate gradients and sharded parameters beside the computation; off where ranks share processors."`
 	OverlapTP        string `group:"fix" name:"overlap-tp" enum:",on,off" default:"" placeholder:"on|off" help:"Have tensor-parallel ranks communicate beside products of the backward pass; off where ranks share processors."`
+	TPPieces         *int   `group:"fix" name:"tp-pieces" placeholder:"N" help:"Parts of whole sequences in which products of the forward pass and the collectives of tensor-parallel ranks next to them are made, each part of one beside a part of the other. Needs overlap of tensor parallelism."`
 	LossSlices       *int   `group:"fix" placeholder:"N" help:"Slices of the positions of sequences in which the head and the loss run, forward and backward of each together, so that logits take as much less memory; a divisor of the tokens of a sequence. Without, 1 to 16 are searched where memory is short."`
 	Offload          string `group:"fix" enum:",none,optimizer,params" default:"" placeholder:"none|optimizer|params" help:"Keep optimizer state, or parameters at rest too, in host memory."`
 }
@@ -69,7 +70,7 @@ func (c *planCmd) options(cfg *config.Config) (planner.Options, error) {
 		least int
 	}{
 		{"--dp", c.DP, 1}, {"--tp", c.TP, 1}, {"--tp-rows", c.TPRows, 1}, {"--cp", c.CP, 1}, {"--pp", c.PP, 1},
-		{"--micro-batch", c.MicroBatch, 1}, {"--interleave", c.Interleave, 1}, {"--zero", c.Zero, 0}, {"--zero-group", c.ZeroGroup, 2}, {"--loss-slices", c.LossSlices, 1}, {"--top", &c.Top, 0},
+		{"--micro-batch", c.MicroBatch, 1}, {"--interleave", c.Interleave, 1}, {"--zero", c.Zero, 0}, {"--zero-group", c.ZeroGroup, 2}, {"--loss-slices", c.LossSlices, 1}, {"--tp-pieces", c.TPPieces, 1}, {"--top", &c.Top, 0},
 	} {
 		if n.value != nil && *n.value < n.least {
 			return planner.Options{}, usagef("plan: %s is %d, must be at least %d", n.flag, *n.value, n.least)
@@ -82,7 +83,7 @@ func (c *planCmd) options(cfg *config.Config) (planner.Options, error) {
 		RankOrder: c.RankOrder,
 		Schedule:  partition.Schedule(c.Schedule), Interleave: deref(c.Interleave), ZeRO: c.Zero, ZeROGroup: deref(c.ZeroGroup),
 		Recompute: planner.Recompute(c.Recompute), SequenceParallel: c.SequenceParallel, BatchParallel: c.BatchParallel, Overlap: c.Overlap, OverlapTP: c.OverlapTP, Offload: c.Offload,
-		TPRows: deref(c.TPRows), LossSlices: deref(c.LossSlices), Replicate: c.Replicate, Policy: planner.Policy(c.Policy), TopK: c.Top,
+		TPRows: deref(c.TPRows), LossSlices: deref(c.LossSlices), TPPieces: deref(c.TPPieces), Replicate: c.Replicate, Policy: planner.Policy(c.Policy), TopK: c.Top,
 	}
 	if c.MicroBatch != nil {
 		o.MicroBatch = *c.MicroBatch

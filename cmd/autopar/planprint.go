@@ -64,6 +64,9 @@ func choices(doc *planner.Document) [][]string {
 	if p.OverlapTP {
 		about = append(about, []string{"overlap of tp", "in the backward pass its ranks communicate beside products"})
 	}
+	if p.TPPieces > 1 {
+		about = append(about, []string{"in pieces", fmt.Sprintf("products of the forward pass and collectives of tp, in %d parts of the sequences", p.TPPieces)})
+	}
 	if p.LossSlices > 1 {
 		about = append(about, []string{"loss", fmt.Sprintf("in %d slices of the sequences", p.LossSlices)})
 	}

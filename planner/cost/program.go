@@ -42,6 +42,8 @@ type workKey struct {
 	batch ir.Axis // of the mesh, that of micro-batches
 	at    ir.Coord
 	more  bool // it adds to its results
+
+	part, parts int // of an instruction in parts
 }
 
 // room is where local shapes are written down while a kernel is priced.
@@ -333,6 +335,12 @@ func (m *Program) instr(in *codegen.Instr, mesh ir.Mesh, at ir.Coord) (Picosecon
 	if n.Phase == ir.Update {
 		kind = Optimizer
 	}
+	if share, parts := in.ShareOf(mesh, n.Results[0], at); parts && share.Len == 0 {
+		if n.Op.Class() == ir.Comm {
+			kind = Communication
+		}
+		return 0, kind // there are fewer sequences than parts
+	}
 	switch n.Op {
 	case ir.OpInput, ir.OpSlice, ir.OpFold, ir.OpUnfold, ir.OpToPartial:
 		if !in.Moves(mesh) {
@@ -350,10 +358,10 @@ func (m *Program) instr(in *codegen.Instr, mesh ir.Mesh, at ir.Coord) (Picosecon
 	}
 	if n.Op.Class() == ir.Comm {
 		axis := mesh.Axis(n.Attr.(ir.CommAttr).Axis)
-		bytes := collectiveBytes(n, mesh, at)
+		bytes := collectiveBytes(in, mesh, at)
 		name := mesh.Axes[axis].Name
 		t := m.synchronized(n, bytes, m.there(in, mesh, at), m.buffered(bytes, name), name, m.group(n, axis))
-		if m.software.AsyncTP && in.Beside == 0 && mesh.Axes[axis].Name == partition.AxisTP {
+		if m.software.AsyncTP && in.Beside == 0 && in.Parts == 0 && mesh.Axes[axis].Name == partition.AxisTP {
 			t = m.beside(n, t, mesh, at)
 		}
 		return t, Communication
@@ -375,7 +383,7 @@ func (m *Program) Bucket(instrs []codegen.Instr, mesh ir.Mesh, at ir.Coord) (Pic
 		share = 0
 	}
 	for i := range instrs {
-		one := collectiveBytes(instrs[i].Node, mesh, at)
+		one := collectiveBytes(&instrs[i], mesh, at)
 		bytes += one
 		there += m.there(&instrs[i], mesh, at)
 		if m.buffers(axis) {
@@ -472,12 +480,21 @@ func (m *Model) replicas(op ir.Op) ir.Op {
 }
 
 // collectiveBytes is the size of the tensor of a collective. See [Model.Collective].
-func collectiveBytes(n *ir.Node, mesh ir.Mesh, at ir.Coord) int64 {
+func collectiveBytes(in *codegen.Instr, mesh ir.Mesh, at ir.Coord) int64 {
+	n := in.Node
 	at[mesh.Axis(n.Attr.(ir.CommAttr).Axis)] = 0 // the group waits for its largest part
 	if n.Op == ir.OpReduceScatter || n.Op == ir.OpAllToAll {
-		return localBytes(n.Args[0], mesh, at)
+		return instrBytes(in, n.Args[0], mesh, at)
 	}
-	return localBytes(n.Results[0], mesh, at)
+	return instrBytes(in, n.Results[0], mesh, at)
+}
+
+// instrBytes is how much of a value that it reads or makes an instruction has to do with.
+func instrBytes(in *codegen.Instr, v *ir.Value, mesh ir.Mesh, at ir.Coord) int64 {
+	if in.Parts > 0 {
+		return in.Slab(mesh, v, at).Elems() * v.Type.DType.Size()
+	}
+	return localBytes(v, mesh, at)
 }
 
 // AddN returns the time of an add_n as if it had the given number of operands.
@@ -573,7 +590,7 @@ func (m *Program) work(in *codegen.Instr, mesh ir.Mesh, at ir.Coord) work {
 	if m.works == nil {
 		return m.workOf(in, mesh, at)
 	}
-	key := workKey{node: in.Node, at: at}
+	key := workKey{node: in.Node, at: at, part: in.Part, parts: in.Parts}
 	if mb := mesh.Axis(partition.AxisMB); mb >= 0 {
 		key.batch = mesh.Axes[mb]
 	}
@@ -596,6 +613,9 @@ func (m *Program) workOf(in *codegen.Instr, mesh ir.Mesh, at ir.Coord) work {
 		for _, v := range vs {
 			from := len(dims)
 			dims = mesh.LocalShape(dims, v.Type.Shape, v.Spec, at)
+			if share, parts := in.ShareOf(mesh, v, at); parts {
+				dims[from] = share.Len
+			}
 			local = append(local, dims[from:])
 			w.bytes += ir.Elems(dims[from:]) * v.Type.DType.Size()
 		}

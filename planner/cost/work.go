@@ -53,7 +53,7 @@ func (m *Program) WorkOf(instrs []codegen.Instr, mesh ir.Mesh, at ir.Coord) Work
 		axis := mesh.Axis(n.Attr.(ir.CommAttr).Axis)
 		w := Work{Class: "collective", Group: m.group(n, axis)}
 		for i := range instrs {
-			bytes := collectiveBytes(instrs[i].Node, mesh, at)
+			bytes := collectiveBytes(&instrs[i], mesh, at)
 			w.Bytes += bytes
 			w.Moved += passed(n.Op, bytes, m.there(&instrs[i], mesh, at), float64(w.Group.Size))
 		}

@@ -63,7 +63,7 @@ func testMoved(t *testing.T, d ir.DType) {
 		for _, task := range s.Tasks {
 			for _, in := range prog.Stages[s.Stage].Run(task) {
 				if in.Node.Op != ir.OpSend {
-					received += prog.CommBytes(s, in.Node, task)
+					received += prog.CommBytes(s, &in, task)
 				}
 			}
 		}

@@ -1,0 +1,151 @@
+package codegen_test
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/autopar/autopar/codegen"
+	"github.com/autopar/autopar/ir"
+	"github.com/autopar/autopar/models/gpt"
+	"github.com/autopar/autopar/partition"
+)
+
+// evenGraph is trainGraph with sequences that start where tensors may.
+func evenGraph(t testing.TB, layers int) *ir.Graph {
+	m := model(layers)
+	m.BlockSize, m.NEmbd, m.NHead, m.NKVHead = 16, 48, 3, 3
+	g, err := gpt.TrainStep(m, gpt.Optimizer{Beta1: .9, Beta2: .99, Eps: 1e-8, WeightDecay: .1, GradClip: 1}, batch, m.BlockSize)
+	require.NoError(t, err)
+	return g
+}
+
+// pieces returns what a body makes in parts: the instructions in a row, with a line before those beside which the
+// next runs.
+func pieces(instrs []codegen.Instr) (all []string) {
+	for _, in := range instrs {
+		if in.Parts == 0 {
+			continue
+		}
+		text := fmt.Sprintf("%s %d/%d", in.Node.Name, in.Part, in.Parts)
+		if in.Beside > 0 {
+			text = "| " + text
+		}
+		all = append(all, text)
+	}
+	return all
+}
+
+// TestVerifyAcceptsPieces: programs that make products of the forward pass and collectives in parts are sound and compute
+// the traced graph, and communicate as many bytes as without.
+func TestVerifyAcceptsPieces(t *testing.T) {
+	const layers = 4
+	g := evenGraph(t, layers)
+	for k := range 64 {
+		zero, sequence, overlap, interleaved := k%4, k/4%2 == 1, k/8%2 == 1, k/16%2 == 1
+		p := plan(2, 2, 1+k/32*3, 1+k%3, layers, partition.OneFOneB, false)
+		if interleaved {
+			p = chunked(plan(2, 2, 4, 1+k%2, layers, partition.OneFOneB, false), 2)
+		}
+		p.ZeRO, p.SequenceParallel, p.Overlap, p.OverlapTP, p.TPPieces = zero, sequence, overlap, k/3%2 == 0, 2+k%3
+		for s := range p.Stages {
+			switch k % 5 {
+			case 1:
+				p.Stages[s].Recompute = 1
+			case 2:
+				p.Stages[s].Selective = 1
+			case 3:
+				p.Stages[s].Pointwise = 1
+			}
+		}
+		name := fmt.Sprintf("%+v", *p)
+		prog := generate(t, g, p)
+		require.NoError(t, codegen.Verify(prog, g), name)
+		made := 0
+		for _, st := range prog.Stages {
+			made += len(pieces(st.Bodies[ir.Forward].Instrs))
+			require.Empty(t, pieces(st.Bodies[ir.Backward].Instrs))
+		}
+		pairs := 2 * layers // the sums after attention and the MLP
+		if sequence {
+			pairs = 4 * layers // and the gathers before them
+		}
+		require.Equal(t, pairs*2*p.TPPieces, made, name)
+		whole := *p
+		whole.TPPieces = 0
+		without := generate(t, g, &whole)
+		for r := range prog.Schedules {
+			_, bytes := communicated(prog, r)
+			_, same := communicated(without, r)
+			require.Equal(t, same, bytes, "%s: rank %d", name, r)
+		}
+	}
+}
+
+// TestPieces: each part of a gather runs beside the part of the product before it, and each part of a product beside
+// the sum of the one before; values of which sequences do not start where a tensor may stay whole.
+func TestPieces(t *testing.T) {
+	p := plan(1, 2, 1, 2, 2, partition.OneFOneB, false)
+	p.OverlapTP, p.TPPieces, p.SequenceParallel = true, 3, true
+	block := func(g *ir.Graph) []string {
+		prog := generate(t, g, p)
+		require.NoError(t, codegen.Verify(prog, g))
+		var of []string
+		for _, name := range pieces(prog.Stages[0].Bodies[ir.Forward].Instrs) {
+			if len(of) < 12 {
+				of = append(of, name)
+			}
+		}
+		return of
+	}
+	require.Equal(t, []string{
+		"h.0.ln_1/layer_norm@all_gather_tp 0/3",
+		"| h.0.ln_1/layer_norm@all_gather_tp 1/3", "h.0.attn.c_attn/matmul 0/3",
+		"| h.0.ln_1/layer_norm@all_gather_tp 2/3", "h.0.attn.c_attn/matmul 1/3",
+		"h.0.attn.c_attn/matmul 2/3",
+		"h.0.attn.c_proj/matmul 0/3",
+		"| h.0.attn.c_proj/matmul@reduce_scatter_tp 0/3", "h.0.attn.c_proj/matmul 1/3",
+		"| h.0.attn.c_proj/matmul@reduce_scatter_tp 1/3", "h.0.attn.c_proj/matmul 2/3",
+		"h.0.attn.c_proj/matmul@reduce_scatter_tp 2/3",
+	}, block(evenGraph(t, 2)))
+	require.Empty(t, block(trainGraph(t, 2)))
+}
+
+// TestPiecesAreChecked: programs in which parts are missing, come in another order or disturb each other are refused, by
+// the check of soundness and by that of what is computed.
+func TestPiecesAreChecked(t *testing.T) {
+	traced := evenGraph(t, 2)
+	// The instructions are gather 0, gather 1 beside product 0, gather 2 beside product 1, product 2.
+	for name, m := range map[string]struct {
+		breakIt        func(in []codegen.Instr)
+		says, computes string // "" where what is computed is right
+	}{
+		"a part is missing":             {func(in []codegen.Instr) { in[1].Part = 2 }, "runs part 2 of 3 after 1 of 3", "does not hold the 2 before of"},
+		"a part is made twice":          {func(in []codegen.Instr) { in[4].Part = 0 }, "runs part 0 of 3 after 1 of 3", "does not hold the 2 before of"},
+		"a part is all":                 {func(in []codegen.Instr) { in[0].Parts = 0 }, "part 1 of 3 after 1 of 0", "does not hold the 1 before of"},
+		"it is read before it is there": {func(in []codegen.Instr) { in[2], in[1] = in[1], in[2]; in[2].Beside, in[0].Beside = 0, 1 }, "may still be writing", ""},
+		"a part that is not there": {func(in []codegen.Instr) {
+			in[1], in[2], in[3], in[4] = in[2], in[4], in[1], in[3]
+			in[3].Beside, in[4].Beside = 0, 0
+		}, "holds the first 1 parts of it by then", "holds the first 1 parts of it"},
+		"the part that is gathered is read": {func(in []codegen.Instr) { in[0].Beside, in[1].Beside, in[1], in[2] = 1, 0, in[2], in[1] }, "may still be writing", ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := plan(2, 2, 1, 3, 2, partition.OneFOneB, false)
+			p.OverlapTP, p.SequenceParallel, p.TPPieces = true, true, 3
+			prog := generate(t, traced, p)
+			require.NoError(t, codegen.Verify(prog, traced))
+			instrs := prog.Stages[0].Bodies[ir.Forward].Instrs
+			at := slices.IndexFunc(instrs, func(in codegen.Instr) bool { return in.Node.Name == "h.1.ln_2/layer_norm@all_gather_tp" })
+			m.breakIt(instrs[at : at+6])
+			require.ErrorContains(t, codegen.Check(prog), m.says)
+			if m.computes == "" {
+				require.NoError(t, codegen.CheckEquivalent(prog, traced))
+			} else {
+				require.ErrorContains(t, codegen.CheckEquivalent(prog, traced), m.computes)
+			}
+		})
+	}
+}

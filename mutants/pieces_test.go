@@ -1,0 +1,67 @@
+package mutants
+
+// inPieces has the bugs of products and collectives that are made in parts.
+func inPieces() []mutant {
+	const checked = "^TestPiecesAreChecked$"
+	return []mutant{{
+		bug: "a part is made of what is not there yet", how: "nobody looks which parts are",
+		file: "codegen/check.go",
+		old:  "case c.made[in.Args[i]] > 0 && !(in.Part", new: "case c.made[in.Args[i]] < 0 && !(in.Part",
+		pkg: "./codegen", run: checked,
+	}, {
+		bug: "a part is made of what is not there yet", how: "nobody looks what it is made of",
+		file: "codegen/contents.go",
+		old:  "if held.made > 0 && !(in.Part", new: "if held.made < 0 && !(in.Part",
+		pkg: "./codegen", run: checked,
+	}, {
+		bug: "a part is missing", how: "whatever part follows is the next",
+		file: "codegen/pieces.go",
+		old:  "if in.Parts != parts || in.Part != i {", new: "if in.Parts != parts {",
+		pkg: "./codegen", run: checked,
+	}, {
+		bug: "a part is missing", how: "what is computed needs none before it",
+		file: "codegen/contents.go",
+		old:  "if in.Part > 0 && (cell.made != in.Part", new: "if in.Part < 0 && (cell.made != in.Part",
+		pkg: "./codegen", run: checked,
+	}, {
+		bug: "the part that is gathered is read", how: "parts are taken for others",
+		file: "codegen/checkstream.go",
+		old:  "in.Parts != other.Parts || in.Part == other.Part {", new: "in.Parts != other.Parts {",
+		pkg: "./codegen", run: checked,
+	}, {
+		bug: "a part starts where no tensor may", how: "whatever the sizes",
+		file: "codegen/pieces.go",
+		old:  "if bytes%align != 0 {", new: "if bytes%align < 0 {",
+		pkg: "./codegen", run: "^TestPieces$",
+	}, {
+		bug: "ranks exchange the first sequences again and again", how: "parts lie where the whole does",
+		file: "runtime/action.go",
+		old:  "x.Offset += int64(share.Off)", new: "x.Offset += 0 * int64(share.Off)",
+		pkg: ".", run: "^TestPiecesParity$",
+	}, {
+		bug: "parts are taken for the whole", how: "by kernels that are made together",
+		file: "runtime/load.go",
+		old:  "a.rejoin == 0 && a.parts == 0 {", new: "a.rejoin == 0 {",
+		pkg: ".", run: "^TestPiecesParity$",
+	}, {
+		bug: "more bytes are counted than are moved", how: "every part counts as all",
+		file: "codegen/commbytes.go",
+		old:  "out := in.Slab(p.Mesh, n.Results[0], at)", new: "out := p.Slab(n.Results[0], at)",
+		pkg: "./codegen", run: "^TestVerifyAcceptsPieces$",
+	}, {
+		bug: "parts take as long as the whole", how: "the gathers",
+		file: "planner/cost/program.go",
+		old:  "if in.Parts > 0 {\n\t\treturn in.Slab", new: "if in.Parts < 0 {\n\t\treturn in.Slab",
+		pkg: "./planner/sim", run: "^TestPiecesHideCommunication$",
+	}, {
+		bug: "floor above what plans take", how: "a zero-bubble schedule hides nothing of parts in it",
+		file: "planner/beside.go",
+		old:  "if in.Parts > 0 { // whose", new: "if in.Parts < 0 { // whose",
+		pkg: "./planner", run: "^TestCostInPiecesIsSimulation$",
+	}, {
+		bug: "floor above what plans take", how: "what ZeRO gathers keeps products whole",
+		file: "codegen/pieces.go",
+		old:  "case first >= 0 && b.ofWeights(n):", new: "case first >= 0 && n == nil:",
+		pkg: "./codegen", run: "^TestVerifyAcceptsPieces$",
+	}}
+}
