@@ -4,6 +4,11 @@ package mutants
 func inLossSlices() []mutant {
 	const parity, proof = "^TestLossSlicesParity$", "^TestLossSlices$"
 	return []mutant{{
+		bug: "a plan with the loss in slices is taken for slower than it is", how: "the gradient of a head that is whole is summed as with one slice",
+		file: "planner/slices.go",
+		old:  "if !s.of.ofBlock[x.Node] && ofTP(x.Node) {", new: "if false {",
+		pkg: "./planner", run: "^TestSlicesOfAHeadThatIsWhole$",
+	}, {
 		bug: "a slice of the loss is left out", how: "all positions are the last slice's",
 		file: "partition/lossslices.go",
 		old:  "ir.RowsAttr{Part: part, Parts: s.parts}", new: "ir.RowsAttr{Part: s.parts - 1 + 0*part, Parts: s.parts}",

@@ -72,18 +72,23 @@ func TestReplicatedModules(t *testing.T) {
 // weight is whole on all tensor-parallel ranks, is reduced over the data-parallel ones in
 // every micro-batch, which may cut the same dimension: heads may be too few for both.
 func TestFewHeadsBetweenTwoAxes(t *testing.T) {
-	for _, again := range []int{0, 1, 2} {
-		cfg := gpt.Config{
-			NLayer: 2, NHead: 4, NKVHead: 4, NEmbd: 32, FFNHidden: 11, BlockSize: 9, VocabSize: 17,
-			Activation: "gelu_tanh", Norm: "rmsnorm", Position: "learned", TieEmbeddings: true,
+	for _, x := range []struct {
+		heads, ranks int
+		bias         bool
+	}{{4, 3, false}, {2, 2, true}} {
+		for _, again := range []int{0, 1, 2} {
+			cfg := gpt.Config{
+				NLayer: 2, NHead: x.heads, NKVHead: x.heads, NEmbd: 32, FFNHidden: 11, BlockSize: 9, VocabSize: 17, Bias: x.bias,
+				Activation: "gelu_tanh", Norm: "rmsnorm", Position: "learned", TieEmbeddings: true,
+			}
+			g, err := gpt.TrainStep(cfg, gpt.Optimizer{Beta1: .9, Beta2: .99, Eps: 1e-8, WeightDecay: .1, GradClip: 1}, batch, cfg.BlockSize)
+			require.NoError(t, err)
+			p := newPlan(2, x.ranks, partition.Stage{Last: 2, Recompute: again})
+			p.ZeRO, p.SequenceParallel, p.Placements = 2, true, replicating("attn")
+			q, err := partition.Apply(g, p, batch)
+			require.NoError(t, err)
+			require.NoError(t, q.Verify())
 		}
-		g, err := gpt.TrainStep(cfg, gpt.Optimizer{Beta1: .9, Beta2: .99, Eps: 1e-8, WeightDecay: .1, GradClip: 1}, batch, cfg.BlockSize)
-		require.NoError(t, err)
-		p := newPlan(2, 3, partition.Stage{Last: 2, Recompute: again})
-		p.ZeRO, p.SequenceParallel, p.Placements = 2, true, replicating("attn")
-		q, err := partition.Apply(g, p, batch)
-		require.NoError(t, err)
-		require.NoError(t, q.Verify())
 	}
 }
 

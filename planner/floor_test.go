@@ -6,7 +6,9 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/autopar/autopar/ir"
+	"github.com/autopar/autopar/models/gpt"
 	"github.com/autopar/autopar/partition"
+	"github.com/autopar/autopar/planner/cost"
 )
 
 // TestFloorsOfLargeModels: floors of GPT-3 175B on 1,024 devices are no more than plans take where the trunk's program, or
@@ -71,4 +73,28 @@ func TestFloorsOfLargeModels(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestFloorOfAnUpdateInTheCache: what a rank updates under ZeRO may lie in its cache where all of it does not, and so take less
+// than its share of the whole.
+func TestFloorOfAnUpdateInTheCache(t *testing.T) {
+	const batch, ranks = 8, 8
+	model := gpt.Config{
+		NLayer: 4, NHead: 4, NKVHead: 4, NEmbd: 256, BlockSize: 8, VocabSize: 64,
+		Activation: gpt.GELU, Norm: gpt.LayerNorm, Position: gpt.Learned, TieEmbeddings: true,
+	}
+	c := *cluster(t, "h100")
+	c.Device.Cache = &cost.Cache{Memory: 1 << 20, Bandwidth: 30 * c.Device.MemoryBandwidth} // a block has 3 MiB of weights
+	c.Device.MemoryBandwidth /= 100
+	opts, err := Options{RuntimeNGPUs: ranks}.on(&c, batch)
+	require.NoError(t, err)
+	s := newSearcher(step(t, model, batch), batch, &c, opts)
+	o := outline{degrees: degrees{plan: ranks, dp: ranks, cp: 1, tp: 1, pp: 1}, sharding: sharding{zero: 1}, chunks: 1}
+	skel, err := s.skeleton(o)
+	require.NoError(t, err)
+	p := newPipeline(skel, skel.memoryOf(1), 1, partition.OneFOneB)
+	p.stages = skel.times(1, partition.OneFOneB)
+	took := p.time([]partition.Stage{{Last: model.NLayer}})
+	require.LessOrEqual(t, s.common(o, 1, partition.OneFOneB), took)
+	require.LessOrEqual(t, s.flowing(o, 1, partition.OneFOneB, nil), took)
 }

@@ -224,7 +224,8 @@ func (b *blueprint) tempOfBlocks(e extent, position int, sizes []int64) (most in
 }
 
 // inHead bounds from above by how much less a step may take with the loss in more slices: collectives of tensor-parallel ranks may
-// run beside products of other slices, and values of a slice lie in a cache that is too small for all.
+// run beside products of other slices, and values of a slice lie in a cache that is too small for all; and the gradient of a
+// head whose weight is whole is summed over these ranks in the pass, not in the update.
 func (p *pipeline) inHead() cost.Picoseconds {
 	s := p.skel
 	if s.plan.TP == 1 && !s.price.Cached() {
@@ -244,7 +245,15 @@ func (p *pipeline) inHead() cost.Picoseconds {
 			}
 		}
 	}
-	return cost.Picoseconds(p.microBatches) * sum
+	sum *= cost.Picoseconds(p.microBatches)
+	for _, stage := range []int{0, last} {
+		for _, x := range s.prices(kept, stage, ir.Update, whole, mesh, ir.Coord{}) {
+			if !s.of.ofBlock[x.Node] && ofTP(x.Node) {
+				sum += x.time
+			}
+		}
+	}
+	return sum
 }
 
 // ofTP reports whether a node is a collective of tensor-parallel ranks.

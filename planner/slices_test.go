@@ -7,6 +7,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/autopar/autopar/models/gpt"
 	"github.com/autopar/autopar/partition"
 	"github.com/autopar/autopar/planner/cost"
 )
@@ -73,4 +74,43 @@ func TestSlicesAreSearched(t *testing.T) {
 		require.Positive(t, found[n], "slices %d", n)
 	}
 	require.Positive(t, recomputing)
+}
+
+// TestSlicesOfAHeadThatIsWhole: where every tensor-parallel rank holds the head, its gradient is summed over them in the update
+// with one slice of the loss and in the pass with more, which may take less.
+func TestSlicesOfAHeadThatIsWhole(t *testing.T) {
+	const batch = 32
+	model := gpt.Config{
+		NLayer: 5, NHead: 4, NKVHead: 4, NEmbd: 512, BlockSize: 32, VocabSize: 4099,
+		Activation: gpt.GELU, Norm: gpt.LayerNorm, Position: gpt.Learned, TieEmbeddings: true,
+	}
+	v100 := cluster(t, "v100")
+	opts, err := Options{RuntimeNGPUs: 36}.on(v100, batch)
+	require.NoError(t, err)
+	s := newSearcher(step(t, model, batch), batch, v100, opts)
+	faster := 0
+	for _, d := range []degrees{{plan: 36, dp: 3, cp: 1, tp: 4, pp: 3}, {plan: 12, dp: 3, cp: 1, tp: 2, pp: 2}} {
+		o := outline{degrees: d, sharding: sharding{sequence: true, split: split{replicate: "attn+wte"}, slices: 1}, chunks: 1}
+		cut := evenCut(s.graphs.blocks, d.pp, func(int) extent { return kept })
+		for _, size := range []int{1, 4, 8} {
+			of := func(slices int) *pipeline {
+				o := o
+				o.slices = slices
+				skel, err := s.skeleton(o)
+				require.NoError(t, err)
+				p := newPipeline(skel, skel.memoryOf(size), size, partition.OneFOneB)
+				p.stages = skel.times(size, partition.OneFOneB)
+				return p
+			}
+			one, two := of(1), of(2)
+			require.LessOrEqual(t, one.time(cut)-one.inHead(), two.time(cut), "%+v, micro-batches of %d", d, size)
+			refined, err := s.refined(&pending{outline: o}, size, partition.OneFOneB, nil)
+			require.NoError(t, err)
+			require.LessOrEqual(t, refined, two.time(cut), "%+v, micro-batches of %d", d, size)
+			if two.time(cut) < one.time(cut) {
+				faster++
+			}
+		}
+	}
+	require.Positive(t, faster)
 }
