@@ -128,7 +128,7 @@ func (m *Memory) parts(s Snapshot) (parts []Shard, err error) {
 	return parts, nil
 }
 
-// layout says where the parts of a snapshot come, and how many bytes of memory all takes.
+// layout says where the parts of a snapshot come, and how many bytes of memory all takes, without the slack.
 func (m *Memory) layout(s Snapshot) (h head, parts []Shard, total int64, err error) {
 	parts, err = m.parts(s)
 	if err != nil {
@@ -141,11 +141,11 @@ func (m *Memory) layout(s Snapshot) (h head, parts []Shard, total int64, err err
 		at += x.Slab.Elems() * x.Type.DType.Size()
 	}
 	text, err := json.Marshal(h)
-	return h, parts, at + int64(len(text)) + slack + 10*int64(len(parts)), err
+	return h, parts, at + int64(len(text)) + 10*int64(len(parts)), err
 }
 
-// slack is for the digits of a step and of a loss, which a head has not yet when room is made for it; ten more for each part
-// are for its checksum.
+// slack is for the digits of a step and of a loss, which a head has not yet when memory is reserved for it; ten more bytes for
+// each part are for its checksum.
 const slack = 256
 
 // Reserve sees to the memory for snapshots like this one before the first comes, which then does not wait for the system
@@ -155,7 +155,14 @@ func (m *Memory) Reserve(s Snapshot) (int64, error) {
 	if err != nil {
 		return 0, err
 	}
+	total += slack
 	return total, m.room(total)
+}
+
+// Missing is how many more bytes of memory [Memory.Reserve] would take.
+func (m *Memory) Missing(s Snapshot) (int64, error) {
+	_, _, total, err := m.layout(s)
+	return max(0, total+slack-int64(len(m.bytes))), err
 }
 
 // Hold copies a snapshot and returns it with the copy in place of what the ranks hold. What the memory held before is lost,

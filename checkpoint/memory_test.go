@@ -116,6 +116,28 @@ func (m *Memory) layoutEnd(t *testing.T, s Snapshot) int {
 	return end
 }
 
+// TestReserve: what is reserved is enough for whatever a run comes to, and a copy comes into that memory, not into new.
+func TestReserve(t *testing.T) {
+	for _, file := range []*os.File{nil, memoryFile(t)} {
+		m, s := NewMemory(file), snapshot(0)
+		missing, err := m.Missing(s)
+		require.NoError(t, err)
+		reserved, err := m.Reserve(s)
+		require.NoError(t, err)
+		require.Equal(t, missing, reserved)
+		at, best := &m.bytes[0], float32(-1.2345678e-30)
+		s.Step, s.BestVal, s.BestStep = 1<<31-1, &best, 1<<31-2
+		_, err = m.Hold(s)
+		require.NoError(t, err)
+		require.Same(t, at, &m.bytes[0])
+		require.Len(t, m.bytes, int(reserved))
+		missing, err = m.Missing(snapshot(0))
+		require.NoError(t, err)
+		require.Zero(t, missing)
+		require.NoError(t, m.Close())
+	}
+}
+
 // TestMemoryOfAProcess: in memory of its own a process keeps each part once.
 func TestMemoryOfAProcess(t *testing.T) {
 	m := NewMemory(nil)

@@ -55,6 +55,31 @@ func inCheckpoints() []mutant {
 		old:  "r.background.Resume(held, snap)", new: "_ = snap",
 		pkg: "./train", run: "^TestMemoryIsWritten$",
 	}, {
+		bug:  "a first copy moves to new memory beside what was reserved",
+		file: "checkpoint/memory.go",
+		old:  "\ttotal += slack\n", new: "",
+		pkg: "./checkpoint", run: "^TestReserve$",
+	}, {
+		bug: "a copy takes memory that is not there", how: "that of arenas which nobody has written yet",
+		file: "train/room.go",
+		old:  "m.Copy > m.Spare-m.Arenas", new: "m.Copy > m.Spare",
+		pkg: "./train", run: "^TestCopyHasRoom$",
+	}, {
+		bug: "a copy takes memory that is not there", how: "every process of a machine counts on all that is spare",
+		file: "train/room.go",
+		old:  "room{m.Copy + f.Copy, m.Arenas + f.Arenas, f.Spare}", new: "f.room",
+		pkg: "./train", run: "^TestCopiesHaveRoom$",
+	}, {
+		bug: "a copy takes memory that is not there", how: "that of a control group around the process's",
+		file: "train/room.go",
+		old:  "len(dir) >= len(root); dir = path.Dir(dir)", new: "len(dir) >= len(root); dir = \"\"",
+		pkg: "./train", run: "^TestSpareMemory$",
+	}, {
+		bug:  "checkpoints hold up a run whose copy is there already",
+		file: "train/room.go",
+		old:  "m.Copy > 0 && ", new: "",
+		pkg: "./train", run: "^TestCopiesHaveRoom$",
+	}, {
 		bug:  "memory does not outlive a process",
 		file: "launch/agent.go",
 		old:  "memory.of(i)", new: "memory.of(a.Procs)",

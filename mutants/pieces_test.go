@@ -41,7 +41,7 @@ func inPieces() []mutant {
 	}, {
 		bug: "parts are taken for the whole", how: "by kernels that are made together",
 		file: "runtime/load.go",
-		old:  "a.rejoin == 0 && a.parts == 0 {", new: "a.rejoin == 0 {",
+		old:  "run = nil; a.kernel != nil && a.parts == 0 {", new: "run = nil; a.kernel != nil {",
 		pkg: ".", run: "^TestPiecesParity$",
 	}, {
 		bug: "more bytes are counted than are moved", how: "every part counts as all",

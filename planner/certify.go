@@ -109,10 +109,7 @@ func Certify(g *ir.Graph, batch int, c *cost.Cluster, eval *ir.Graph, cert *Cert
 	if s.limit != cert.Limit {
 		return nil, refute(6, "the limit is %d bytes, but options and cluster give %d", cert.Limit, s.limit)
 	}
-	a := &auditor{
-		searcher: s, cert: cert, audit: &Audit{}, outlines: map[outline]*pending{}, failed: map[outline]error{}, known: map[outline]int{},
-		declared: declared{opts: opts, cluster: c, blocks: s.graphs.blocks, batch: batch, tokens: s.contexts.tokens, everywhere: cert.Everywhere, rates: s.rates, slices: s.sliceCounts(), modules: s.layouts.modules(), gridded: s.layouts.gridModules(), ofBlocks: s.layouts.ofBlocks(), vocabulary: s.layouts.vocabulary()},
-	}
+	a := newAuditor(s, cert)
 	if err := a.winner(g, eval); err != nil {
 		return nil, err
 	}
@@ -127,6 +124,13 @@ func Certify(g *ir.Graph, batch int, c *cost.Cluster, eval *ir.Graph, cert *Cert
 	}
 	a.audit.Seconds = time.Since(start).Seconds()
 	return a.audit, nil
+}
+
+func newAuditor(s *searcher, cert *Certificate) *auditor {
+	return &auditor{
+		searcher: s, cert: cert, audit: &Audit{}, outlines: map[outline]*pending{}, failed: map[outline]error{}, known: map[outline]int{},
+		declared: declared{opts: s.opts, cluster: s.cluster, blocks: s.graphs.blocks, batch: s.batch, tokens: s.contexts.tokens, everywhere: cert.Everywhere, rates: s.rates, slices: s.sliceCounts(), modules: s.layouts.modules(), gridded: s.layouts.gridModules(), ofBlocks: s.layouts.ofBlocks(), vocabulary: s.layouts.vocabulary()},
+	}
 }
 
 // winner prices the winner from its program, and finds it in the space.

@@ -1,12 +1,15 @@
 package planner
 
 import (
+	"math/rand/v2"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/autopar/autopar/ir"
+	"github.com/autopar/autopar/models/gpt"
 	"github.com/autopar/autopar/partition"
+	"github.com/autopar/autopar/planner/cost"
 )
 
 // TestFloorsOfLargeModels: floors of GPT-3 175B on 1,024 devices are no more than plans take where the trunk's program, or
@@ -70,5 +73,76 @@ func TestFloorsOfLargeModels(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// TestFloorOfAnUpdateInTheCache: what a rank updates under ZeRO may lie in its cache where all of it does not, and so take less
+// than its share of the whole.
+func TestFloorOfAnUpdateInTheCache(t *testing.T) {
+	const batch, ranks = 8, 8
+	model := gpt.Config{
+		NLayer: 4, NHead: 4, NKVHead: 4, NEmbd: 256, BlockSize: 8, VocabSize: 64,
+		Activation: gpt.GELU, Norm: gpt.LayerNorm, Position: gpt.Learned, TieEmbeddings: true,
+	}
+	c := *cluster(t, "h100")
+	c.Device.Cache = &cost.Cache{Memory: 1 << 20, Bandwidth: 30 * c.Device.MemoryBandwidth} // a block has 3 MiB of weights
+	c.Device.MemoryBandwidth /= 100
+	opts, err := Options{RuntimeNGPUs: ranks}.on(&c, batch)
+	require.NoError(t, err)
+	s := newSearcher(step(t, model, batch), batch, &c, opts)
+	o := outline{degrees: degrees{plan: ranks, dp: ranks, cp: 1, tp: 1, pp: 1}, sharding: sharding{zero: 1}, chunks: 1}
+	skel, err := s.skeleton(o)
+	require.NoError(t, err)
+	p := newPipeline(skel, skel.memoryOf(1), 1, partition.OneFOneB)
+	p.stages = skel.times(1, partition.OneFOneB)
+	took := p.time([]partition.Stage{{Last: model.NLayer}})
+	require.LessOrEqual(t, s.common(o, 1, partition.OneFOneB), took)
+	require.LessOrEqual(t, s.flowing(o, 1, partition.OneFOneB, nil), took)
+}
+
+// TestNoFloorIsAboveAPlan: random plans of models that people train, from all over the regions of certificates, take no less than the
+// floors of their outlines, whether they fit or not.
+func TestNoFloorIsAboveAPlan(t *testing.T) {
+	t.Parallel()
+	for _, x := range []struct {
+		model, cluster        string
+		devices, batch, plans int // without -exact-all
+	}{
+		{"gpt2-xl", "h100", 64, 512, 60}, {"gpt3-175b", "h100", 1024, 1536, 0}, {"gpt2-xl", "v100", 96, 100, 0}, {"llama-3-8b", "h100", 64, 64, 0},
+	} {
+		if *exactAll {
+			x.plans = 4000
+		}
+		if x.plans == 0 {
+			continue
+		}
+		c := preset(t, x.model)
+		c.Float = ir.BF16
+		g, on := step(t, c, x.batch), cluster(t, x.cluster)
+		_, cert, err := SearchCertified(g, x.batch, on, Options{RuntimeNGPUs: x.devices})
+		require.NoError(t, err)
+		opts, err := cert.Options.on(on, x.batch)
+		require.NoError(t, err)
+		s := newSearcher(g, x.batch, on, opts)
+		s.everywhere = cert.Everywhere
+		a := newAuditor(s, cert)
+		r := rand.New(rand.NewPCG(1, 0))
+		for range x.plans {
+			region := &cert.Regions[r.IntN(len(cert.Regions))]
+			o := region.outline
+			o.ranks, o.slices = region.ranks[r.IntN(len(region.ranks))], region.slices[r.IntN(len(region.slices))]
+			skel, err := a.skeletonOf(o)
+			if err != nil {
+				continue
+			}
+			size, schedule := region.sizes[r.IntN(len(region.sizes))], region.schedules[r.IntN(len(region.schedules))]
+			p := newPipeline(skel, skel.memoryOf(size), size, schedule)
+			p.stages = skel.times(size, schedule)
+			cut := a.randomCut(r, region)
+			floor, err := a.stages(a.usual(o), size, schedule, nil, never)
+			require.NoError(t, err)
+			require.LessOrEqual(t, floor, p.time(cut), "%s on %d: %s, micro-batches of %d under %s, %+v", x.model, x.devices, o.text(), size, schedule, cut)
+			clear(a.outlines) // of thousands each takes memory
+		}
 	}
 }

@@ -123,6 +123,13 @@ type Checker interface {
 	Check(k *Kernel) error
 }
 
+// Hosted is a Device whose arenas are memory of the host that nobody has yet.
+type Hosted interface {
+	// Unwritten is how many bytes of memory the arenas take, beside what the system counts as taken, once all of them
+	// has been written. It supposes that nothing has.
+	Unwritten() int64
+}
+
 // Late is a Device whose steps need not be waited for where they end: it can be told the
 // next meanwhile. The executor tells it where a step ends, in place of a wait of the Host.
 type Late interface {

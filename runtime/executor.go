@@ -180,6 +180,17 @@ func (e *Executor) Here() []int {
 	return ranks
 }
 
+// Unwritten is how many bytes of this machine's memory the arenas of this process take when its ranks first write them:
+// see [Hosted].
+func (e *Executor) Unwritten() (bytes int64) {
+	for _, r := range e.here {
+		if d, ok := r.device.(Hosted); ok {
+			bytes += d.Unwritten()
+		}
+	}
+	return bytes
+}
+
 // Timeout bounds every wait of one rank for another.
 func (e *Executor) Timeout() time.Duration { return e.opts.Timeout }
 

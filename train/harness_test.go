@@ -81,6 +81,9 @@ func train(t *testing.T, cfg *config.Config, plan *partition.Plan, opts RunOptio
 	t.Helper()
 	var log bytes.Buffer
 	opts.Log = &log
+	if opts.host == nil {
+		opts.host = hostWith(1 << 40)
+	}
 	r, err := newJob(t, cfg, plan).Run(t.Context(), opts)
 	require.NoError(t, err)
 	return r, log.String()

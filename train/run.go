@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"math"
 	"os"
 	"slices"
@@ -30,7 +31,7 @@ type RunOptions struct {
 	// of the run find what they have left there together, and nothing newer is on disk, the run goes on from there.
 	Memory *os.File
 	// Blocking holds training up until a checkpoint is on disk. Else it is written from a copy in host memory while
-	// training goes on.
+	// training goes on, if on every machine the copy fits beside the arenas in what there is to spare.
 	Blocking bool
 	Keep     checkpoint.Retention
 	Log      io.Writer // nil discards; of several processes only that of rank 0 is written, as the metrics are
@@ -41,6 +42,8 @@ type RunOptions struct {
 	Expected []float64
 	// PeakFLOPS is that of one rank, against which MFU is measured; 0 is nanoGPT's constant, that of an A100 in bfloat16.
 	PeakFLOPS float64
+
+	host fs.FS // where the system says what memory it has; nil is the root of all files
 }
 
 // nanoGPTPeakFLOPS is the peak of an A100 in bfloat16 (nanoGPT, model.py).
@@ -63,6 +66,9 @@ func (o *RunOptions) validate(ranks int) error {
 	}
 	if o.Log == nil {
 		o.Log = io.Discard
+	}
+	if o.host == nil {
+		o.host = os.DirFS("/")
 	}
 	return nil
 }

@@ -254,6 +254,7 @@ func TestEvalOnly(t *testing.T) {
 	require.Zero(t, r.Steps)
 	require.Contains(t, log, "step 0: train loss")
 	require.NotContains(t, log, "iter 0:")
+	require.NotContains(t, log, "checkpoints:", "it has nothing to save")
 	require.NoDirExists(t, filepath.Join(out, "ckpt"))
 }
 

@@ -13,7 +13,7 @@ import (
 
 // openCheckpoints says how the run saves.
 func (r *run) openCheckpoints() {
-	if r.opts.Out == "" || r.opts.Blocking {
+	if r.opts.Out == "" || r.opts.Blocking || r.Config.Train.EvalOnly {
 		return
 	}
 	r.memory = checkpoint.NewMemory(r.opts.Memory)
@@ -27,9 +27,9 @@ func (r *run) closeCheckpoints() error {
 	return r.background.Close()
 }
 
-// reserveMemory sees to the memory for checkpoints, and says how much it is.
+// reserveMemory sees to the memory for checkpoints, if there is anything left to save, and says how much it is.
 func (r *run) reserveMemory() error {
-	if r.background == nil {
+	if r.background == nil || r.result.Steps >= r.last {
 		return nil
 	}
 	snap, err := r.Snapshot(0)
@@ -135,8 +135,9 @@ func (r *run) resume() error {
 	return nil
 }
 
-// found is what a process finds in its memory when a run begins, and on disk.
+// found is what a process finds in its memory when a run begins, and on disk, and how much memory there is.
 type found struct {
+	room
 	Step int    // in memory, -1 is none that it can go on from
 	Why  string // what is wrong with what is there
 	Disk int    // the newest on disk that the run is of, or -1
@@ -158,6 +159,11 @@ func (r *run) resumeFromMemory(ctx context.Context) (bool, error) {
 			mine.Step = held.Step
 		}
 	}
+	if r.background != nil {
+		if mine.room, err = r.findRoom(snap); err != nil {
+			return false, err
+		}
+	}
 	dir := ""
 	if r.opts.Resume {
 		path, step, err := checkpoint.Newest(r.opts.Out)
@@ -174,6 +180,11 @@ func (r *run) resumeFromMemory(ctx context.Context) (bool, error) {
 	for rank, other := range all {
 		if other.Why != "" {
 			r.printf("what rank %d has in memory is not whole: %s\n", rank, other.Why)
+		}
+	}
+	if r.background != nil {
+		if err := r.shareRoom(all); err != nil {
+			return false, err
 		}
 	}
 	// All go by what rank 0 sees on disk.

@@ -31,6 +31,9 @@ func trainProcesses(t *testing.T, cfg *config.Config, plan *partition.Plan, opts
 	t.Helper()
 	addr, err := launchtest.FreeAddr()
 	require.NoError(t, err)
+	if opts.host == nil {
+		opts.host = hostWith(1 << 40)
+	}
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	var log bytes.Buffer

@@ -28,7 +28,7 @@ type runCmd struct {
 	Offload  string `name:"offload-dir" placeholder:"DIR" help:"Keep what the plan offloads in files of this directory, mapped into memory, instead of in memory."`
 	InitFrom string `placeholder:"scratch|DIR|FILE" default:"scratch" help:"Weights to start from: scratch, the directory of another run, or a safetensors file."`
 
-	Blocking bool          `name:"blocking-save" help:"Hold training up until a checkpoint is on disk. The default is to write a copy in host memory, as large as what is saved, while training goes on."`
+	Blocking bool          `name:"blocking-save" help:"Hold training up until a checkpoint is on disk. The default is to write a copy in host memory, as large as what is saved, while training goes on, if there is room for it."`
 	Check    bool          `name:"node-check" help:"Before training, time a product and an exchange on every rank, and end if one fails or takes more than twice the median."`
 	Timeout  time.Duration `default:"5m" help:"How long a rank waits for another before the run fails."`
 }

@@ -82,6 +82,15 @@ func (d *Device) Alloc(space runtime.Space, bytes int64) error {
 	return nil
 }
 
+// Unwritten implements [runtime.Hosted]. What lies in a file of HostDir can go back there.
+func (d *Device) Unwritten() int64 {
+	words := len(d.arenas[runtime.OnDevice])
+	if d.file.file == nil {
+		words += len(d.arenas[runtime.OnHost])
+	}
+	return 4 * int64(words)
+}
+
 func (d *Device) setArena(space runtime.Space, words []float32) {
 	if o := d.backend.others; o != nil { // whose listeners write into it
 		o.mu.Lock()
