@@ -172,7 +172,7 @@ func TestAlternativesAreWorse(t *testing.T) {
 func TestAlternativesAreTheBestOfTheirDegrees(t *testing.T) {
 	g, h100 := step(t, tiny(4), 8), cluster(t, "h100")
 	opts := Options{PlanNGPUs: 8, CP: 1, TP: 2, TopK: 9}
-	for _, opts.MemoryLimit = range []int64{0, 300_000} {
+	for _, opts.MemoryLimit = range []int64{0, 250_000} {
 		res, err := Search(g, 8, h100, opts)
 		require.NoError(t, err)
 		require.Len(t, res.Alternatives, 2) // all that there are
@@ -188,12 +188,12 @@ func TestAlternativesAreTheBestOfTheirDegrees(t *testing.T) {
 }
 
 // Where the options leave fewer degrees than are asked for, of each no more is looked at than where they
-// leave more: 93 plans and groups of plans here, and more than 11,000 when nothing but the number of
+// leave more: 188 plans and groups of plans here, and 4,399 when nothing but the number of
 // degrees limited what is of interest.
 func TestFewDegreesAreNoMoreWork(t *testing.T) {
-	few := benchCase{"", preset(t, "gpt2-xl"), 8, 32, Options{PlanNGPUs: 8, TP: 2, TopK: 5}}
+	few := benchCase{"", preset(t, "gpt2"), 8, 32, Options{PlanNGPUs: 8, TP: 2, TopK: 5}}
 	res, err := few.search(few.trace(t), cluster(t, "h100"))
 	require.NoError(t, err)
 	require.Len(t, res.Alternatives, 2)
-	require.Less(t, res.Stats.PlansConsidered, 200)
+	require.Less(t, res.Stats.PlansConsidered, 500)
 }
