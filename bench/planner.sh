@@ -44,11 +44,10 @@ cat << 'END'
 ## Where it stands
 
 The goals are 100 ms for GPT-3 175B on 1,024 devices and a second for 1T on 16,384, in 200 MB, and 128 layers in 1.2 times the
-time of 12. On 2026-11-22, nothing else on the machine, GPT-3 175B takes 91 ms (median of seven processes, 87 to 122), 1T 0.24 s, Llama 3 70B 124 ms
-(three, 116 to 127), 12 layers 82 ms and 128 layers 87 ms (medians of nine by turns; the least of each are 69.9 and 83.8 ms, 1.2 times). No gap is left.
-What memory makes necessary costs most: the batch of 16,384, 13B on 64 and 128 devices and models that fit nowhere. With a batch of 16,384 the search takes 0.45 s and
-252 MB, as it looks at the loss in slices beside each of the many pipelines whose last stage recomputes (`autopar plan`, with its alternatives, takes 1.8 times
-as long and 1.55 times the memory as with `--loss-slices 1`, for the same plan): the goal of 200 MB is missed there. The bound of interleaved
+time of 12. On 2026-11-22, nothing else on the machine, GPT-3 175B takes 94 ms (median of seven processes, 86 to 120), 1T 0.23 s, Llama 3 70B 0.12 s,
+12 layers 78 ms and 128 layers 94 ms (medians of seven by turns, 1.21 times; the least of each are 72.5 and 91.6 ms, 1.26 times). No gap is left.
+What memory makes necessary costs most: the batch of 16,384, 13B on 64 and 128 devices and models that fit nowhere. With a batch of 16,384 the search takes 0.43 s and
+164 to 175 MB, as it looks at the loss in slices beside each of the many pipelines whose last stage recomputes. The bound of interleaved
 memory counts the inbox of each chunk as codegen lays it out. The winner's memory is told from five chunks where a rank has more, and what
 trunks take is priced once for outlines that differ in how data-parallel ranks communicate.
 Of 24 layers a quarter goes to programs of zero-bubble pipelines that then do not fit: their memory is known only from programs of every recomputation.
