@@ -6,8 +6,18 @@ func inLossSlices() []mutant {
 	return []mutant{{
 		bug: "a plan with the loss in slices is taken for slower than it is", how: "the gradient of a head that is whole is summed as with one slice",
 		file: "planner/slices.go",
-		old:  "if !s.of.ofBlock[x.Node] && ofTP(x.Node) {", new: "if false {",
+		old:  "if !s.of.ofBlock[x.Node] && variesBySlices(x.Node) {", new: "if false {",
 		pkg: "./planner", run: "^TestSlicesOfAHeadThatIsWhole$",
+	}, {
+		bug: "a plan with the loss in slices is taken for slower than it is", how: "its weight is copied from the host twice, as with one slice",
+		file: "planner/slices.go",
+		old:  "return codegen.Collective(n.Op) || codegen.HostCopy(n.Op)", new: "return ofTP(n)",
+		pkg: "./planner", run: "^TestCostIsSimulation$/^seed_2016$",
+	}, {
+		bug: "a plan with the loss in slices is taken for larger than it is", how: "a gradient is whole until the update, as with one slice",
+		file: "planner/slices.go",
+		old:  "m.persist -= sizes[x.kind] -", new: "m.persist -= 0 * sizes[x.kind] *",
+		pkg: "./planner", run: "^TestCostIsSimulation$/^seed_2006$",
 	}, {
 		bug: "a slice of the loss is left out", how: "all positions are the last slice's",
 		file: "partition/lossslices.go",

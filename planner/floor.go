@@ -246,13 +246,10 @@ func (w *work) collect(instrs []codegen.Instr, phase ir.Phase, trunk bool) {
 		case w.of.ofWeight[n]:
 			x.pass = ir.WeightGrad
 		}
-		if w.sliced && x.part != inBlock && n.Phase == ir.Update && ofTP(n) {
-			continue // the gradient of a head that is whole may be summed in the pass, with other slices
+		if w.sliced && x.part != inBlock && (x.part == afterBlocks || n.Phase == ir.Update) && variesBySlices(n) {
+			continue
 		}
 		if w.sliced && x.part == afterBlocks && x.pass != ir.Update {
-			if ofTP(n) {
-				continue // it may run beside products of other slices
-			}
 			x.near = n.Op.Class() != ir.Comm && w.prices[0].Cached()
 		}
 		follows, shared := w.shares(all)

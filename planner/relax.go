@@ -132,6 +132,11 @@ func (w *work) passOf(e extent) *work {
 		}
 	} else {
 		pass.collect(w.of.prog(e).Stages[0].Bodies[ir.Backward].Instrs, ir.Backward, true)
+		for i := range pass.instrs {
+			if in := &pass.instrs[i]; e == kept && in.putOff { // it is taken away, and so no less than it may be
+				in.beside, in.putOff = nil, false
+			}
+		}
 	}
 	w.again[e] = &pass
 	return w.again[e]

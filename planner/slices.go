@@ -197,6 +197,13 @@ func (p *pipeline) leaveHead(m *stageMemory) {
 		}
 	}
 	m.left = 0
+	// A gradient that every tensor-parallel rank has a term of may be summed, and cut, in the pass.
+	tp := mesh.Axis(partition.AxisTP)
+	for i := range of.held[kept][last] {
+		if x := &of.held[kept][last][i]; x.Region == codegen.Persist && !x.block && x.Value.Def.Phase == ir.Backward && x.Value.Spec[tp].Kind == ir.Partial {
+			m.persist -= sizes[x.kind] - sizes[x.kind]/int64(mesh.Axes[tp].Size)
+		}
+	}
 }
 
 // tempOfBlocks is the most that temporary values of blocks take at one instruction of a position of the blueprint that is
@@ -219,21 +226,19 @@ func (b *blueprint) tempOfBlocks(e extent, position int, sizes []int64) (most in
 	return most
 }
 
-// inHead bounds from above by how much less a step may take with the loss in more slices: collectives of tensor-parallel ranks may
-// run beside products of other slices, and values of a slice lie in a cache that is too small for all; and the gradient of a
-// head whose weight is whole is summed over these ranks in the pass, not in the update.
+// inHead bounds from above by how much less a step may take with the loss in more slices. What is communicated or copied outside
+// of blocks, in the passes or for the loss, may run beside products of other slices or once instead of twice; the gradient of a head whose
+// weight is whole is summed over tensor-parallel ranks in the pass, not in the update; and values of a slice lie in a cache that is
+// too small for all.
 func (p *pipeline) inHead() cost.Picoseconds {
 	s := p.skel
-	if s.plan.TP == 1 && !s.price.Cached() {
-		return 0
-	}
 	last := len(s.plan.Stages) - 1
 	mesh, near, sum := s.mesh(p.template.MicroBatch), s.price.As(last).Near(), cost.Picoseconds(0)
 	for _, phase := range []ir.Phase{ir.Forward, ir.Backward} {
 		for _, x := range s.prices(kept, last, phase, whole, mesh, ir.Coord{}) {
 			switch {
 			case s.of.ofBlock[x.Node]:
-			case ofTP(x.Node):
+			case variesBySlices(x.Node):
 				sum += x.time
 			case x.Node.Op.Class() != ir.Comm:
 				time, _ := near.Instr(x.Instr, mesh, ir.Coord{})
@@ -244,12 +249,21 @@ func (p *pipeline) inHead() cost.Picoseconds {
 	sum *= cost.Picoseconds(p.microBatches)
 	for _, stage := range []int{0, last} {
 		for _, x := range s.prices(kept, stage, ir.Update, whole, mesh, ir.Coord{}) {
-			if !s.of.ofBlock[x.Node] && ofTP(x.Node) {
+			if !s.of.ofBlock[x.Node] && variesBySlices(x.Node) {
 				sum += x.time
 			}
 		}
 	}
 	return sum
+}
+
+// variesBySlices reports whether what a node outside of blocks communicates or copies may be done at another time, or less
+// often, with the loss in another number of slices: in the update the loss itself, and what tensor-parallel ranks sum.
+func variesBySlices(n *ir.Node) bool {
+	if n.Phase == ir.Update {
+		return codegen.Collective(n.Op) && (ofTP(n) || n.Results[0].Type.Elems() == 1)
+	}
+	return codegen.Collective(n.Op) || codegen.HostCopy(n.Op)
 }
 
 // ofTP reports whether a node is a collective of tensor-parallel ranks.
