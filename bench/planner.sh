@@ -47,7 +47,7 @@ The goals are 100 ms for GPT-3 175B on 1,024 devices and a second for 1T on 16,3
 time of 12. On 2026-11-22, nothing else on the machine, GPT-3 175B takes 94 ms (median of seven processes, 86 to 120), 1T 0.23 s, Llama 3 70B 0.12 s,
 12 layers 78 ms and 128 layers 94 ms (medians of seven by turns, 1.21 times; the least of each are 72.5 and 91.6 ms, 1.26 times). No gap is left.
 What memory makes necessary costs most: the batch of 16,384, 13B on 64 and 128 devices and models that fit nowhere. With a batch of 16,384 the search takes 0.43 s and
-160 to 175 MB in ten processes of eleven and 243 MB in one, by when the heap is collected, as it looks at the loss in slices beside each of the many pipelines whose last stage recomputes. The bound of interleaved
+160 to 175 MB in fourteen processes of fifteen and 243 MB in one, by when the heap is collected, as it looks at the loss in slices beside each of the many pipelines whose last stage recomputes. The bound of interleaved
 memory counts the inbox of each chunk as codegen lays it out. The winner's memory is told from five chunks where a rank has more, and what
 trunks take is priced once for outlines that differ in how data-parallel ranks communicate.
 Of 24 layers a quarter goes to programs of zero-bubble pipelines that then do not fit: their memory is known only from programs of every recomputation.
