@@ -25,6 +25,27 @@ func beside(instrs []codegen.Instr) (groups [][]string) {
 	return groups
 }
 
+// tensorParallel is plan k of 64 with two tensor-parallel ranks: with every ZeRO stage, sequence parallelism or not, overlap of
+// gradients or not, interleaved or not, and blocks that are recomputed in every way.
+func tensorParallel(k, layers int) *partition.Plan {
+	p := plan(2, 2, 1+k/32*3, 1+k%3, layers, partition.OneFOneB, false)
+	if interleaved := k/16%2 == 1; interleaved {
+		p = chunked(plan(2, 2, 4, 1+k%2, layers, partition.OneFOneB, false), 2)
+	}
+	p.ZeRO, p.SequenceParallel, p.Overlap = k%4, k/4%2 == 1, k/8%2 == 1
+	for s := range p.Stages {
+		switch k % 5 {
+		case 1:
+			p.Stages[s].Recompute = 1
+		case 2:
+			p.Stages[s].Selective = 1
+		case 3:
+			p.Stages[s].Pointwise = 1
+		}
+	}
+	return p
+}
+
 // TestVerifyAcceptsOverlapTP: programs in which tensor-parallel ranks communicate beside
 // kernels are sound and compute the traced graph, under every schedule that has it, with
 // sequence parallelism or not, every ZeRO stage, overlap of gradients or not, and
@@ -33,22 +54,8 @@ func TestVerifyAcceptsOverlapTP(t *testing.T) {
 	const layers = 4
 	g := trainGraph(t, layers)
 	for k := range 64 {
-		zero, sequence, overlap, interleaved := k%4, k/4%2 == 1, k/8%2 == 1, k/16%2 == 1
-		p := plan(2, 2, 1+k/32*3, 1+k%3, layers, partition.OneFOneB, false)
-		if interleaved {
-			p = chunked(plan(2, 2, 4, 1+k%2, layers, partition.OneFOneB, false), 2)
-		}
-		p.ZeRO, p.SequenceParallel, p.Overlap, p.OverlapTP = zero, sequence, overlap, true
-		for s := range p.Stages {
-			switch k % 5 {
-			case 1:
-				p.Stages[s].Recompute = 1
-			case 2:
-				p.Stages[s].Selective = 1
-			case 3:
-				p.Stages[s].Pointwise = 1
-			}
-		}
+		p := tensorParallel(k, layers)
+		p.OverlapTP = true
 		name := fmt.Sprintf("%+v", *p)
 		prog := generate(t, g, p)
 		require.NoError(t, codegen.Verify(prog, g), name)

@@ -44,22 +44,8 @@ func TestVerifyAcceptsPieces(t *testing.T) {
 	const layers = 4
 	g := evenGraph(t, layers)
 	for k := range 64 {
-		zero, sequence, overlap, interleaved := k%4, k/4%2 == 1, k/8%2 == 1, k/16%2 == 1
-		p := plan(2, 2, 1+k/32*3, 1+k%3, layers, partition.OneFOneB, false)
-		if interleaved {
-			p = chunked(plan(2, 2, 4, 1+k%2, layers, partition.OneFOneB, false), 2)
-		}
-		p.ZeRO, p.SequenceParallel, p.Overlap, p.OverlapTP, p.TPPieces = zero, sequence, overlap, k/3%2 == 0, 2+k%3
-		for s := range p.Stages {
-			switch k % 5 {
-			case 1:
-				p.Stages[s].Recompute = 1
-			case 2:
-				p.Stages[s].Selective = 1
-			case 3:
-				p.Stages[s].Pointwise = 1
-			}
-		}
+		p := tensorParallel(k, layers)
+		p.OverlapTP, p.TPPieces = k/3%2 == 0, 2+k%3
 		name := fmt.Sprintf("%+v", *p)
 		prog := generate(t, g, p)
 		require.NoError(t, codegen.Verify(prog, g), name)
@@ -69,7 +55,7 @@ func TestVerifyAcceptsPieces(t *testing.T) {
 			require.Empty(t, pieces(st.Bodies[ir.Backward].Instrs))
 		}
 		pairs := 2 * layers // the sums after attention and the MLP
-		if sequence {
+		if p.SequenceParallel {
 			pairs = 4 * layers // and the gathers before them
 		}
 		require.Equal(t, pairs*2*p.TPPieces, made, name)

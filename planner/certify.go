@@ -401,6 +401,33 @@ func (a *auditor) skeletonOf(o outline) (*skeleton, error) {
 // and simulated whole, too.
 const smallPrograms = 64
 
+// drawn is a random plan of a region.
+type drawn struct {
+	outline
+	pipe *pipeline
+	cut  []partition.Stage
+}
+
+// draw returns a random plan of a region, nil where it has no programs.
+func (a *auditor) draw(r *rand.Rand, x *Region) *drawn {
+	o := x.outline
+	o.ranks, o.slices = x.ranks[r.IntN(len(x.ranks))], x.slices[r.IntN(len(x.slices))]
+	skel, err := a.skeletonOf(o)
+	if err != nil {
+		return nil
+	}
+	size, schedule := x.sizes[r.IntN(len(x.sizes))], x.schedules[r.IntN(len(x.schedules))]
+	pipe := newPipeline(skel, skel.memoryOf(size), size, schedule)
+	pipe.stages = skel.times(size, schedule)
+	return &drawn{o, pipe, a.randomCut(r, x)}
+}
+
+// floorOf is the largest of the bounds that hold whatever memory there is.
+func (a *auditor) floorOf(d *drawn) (cost.Picoseconds, error) {
+	t := &d.pipe.template
+	return a.stages(a.usual(d.outline), t.MicroBatch, t.Schedule, nil, never)
+}
+
 // sample prices random plans from all over the space. None takes less than the stages
 // at least do, and those that fit take no less than the winner.
 func (a *auditor) sample(count int, seed uint64) error {
@@ -414,24 +441,18 @@ func (a *auditor) sample(count int, seed uint64) error {
 	for k := range count {
 		at, _ := slices.BinarySearch(until, 1+r.IntN(total))
 		x := &a.cert.Regions[at]
-		o := x.outline
-		o.ranks, o.slices = x.ranks[r.IntN(len(x.ranks))], x.slices[r.IntN(len(x.slices))]
-		skel, err := a.skeletonOf(o)
-		if err != nil {
+		d := a.draw(r, x)
+		if d == nil {
 			continue
 		}
-		size, schedule := x.sizes[r.IntN(len(x.sizes))], x.schedules[r.IntN(len(x.schedules))]
-		pipe := newPipeline(skel, skel.memoryOf(size), size, schedule)
-		pipe.stages = skel.times(size, schedule)
-		cut := a.randomCut(r, x)
-		plan, time := pipe.plan(cut), pipe.time(cut)
+		plan, time := d.pipe.plan(d.cut), d.pipe.time(d.cut)
 		if whole := a.opts.RuntimeNGPUs*a.graphs.blocks <= smallPrograms; whole {
 			p, err := Predict(a.graphs.graph, a.batch, a.cluster, plan, a.opts.Eval)
 			if err != nil || p.Step != time {
 				return refute(x.line, "random plan %d of seed %d takes %d ps, %d in its whole program (%v): %s", k, seed, int64(time), int64(p.Step), err, mustJSON(plan))
 			}
 		}
-		if least, err := a.stages(a.usual(o), size, schedule, nil, never); err != nil || time < least {
+		if least, err := a.floorOf(d); err != nil || time < least {
 			return refute(x.line, "random plan %d of seed %d takes %d ps, less than the bound of %d ps: %s", k, seed, int64(time), int64(least), mustJSON(plan))
 		}
 		a.audit.Samples++

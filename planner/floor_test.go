@@ -129,19 +129,14 @@ func TestNoFloorIsAboveAPlan(t *testing.T) {
 		r := rand.New(rand.NewPCG(1, 0))
 		for range x.plans {
 			region := &cert.Regions[r.IntN(len(cert.Regions))]
-			o := region.outline
-			o.ranks, o.slices = region.ranks[r.IntN(len(region.ranks))], region.slices[r.IntN(len(region.slices))]
-			skel, err := a.skeletonOf(o)
-			if err != nil {
+			d := a.draw(r, region)
+			if d == nil {
 				continue
 			}
-			size, schedule := region.sizes[r.IntN(len(region.sizes))], region.schedules[r.IntN(len(region.schedules))]
-			p := newPipeline(skel, skel.memoryOf(size), size, schedule)
-			p.stages = skel.times(size, schedule)
-			cut := a.randomCut(r, region)
-			floor, err := a.stages(a.usual(o), size, schedule, nil, never)
+			floor, err := a.floorOf(d)
 			require.NoError(t, err)
-			require.LessOrEqual(t, floor, p.time(cut), "%s on %d: %s, micro-batches of %d under %s, %+v", x.model, x.devices, o.text(), size, schedule, cut)
+			template := &d.pipe.template
+			require.LessOrEqual(t, floor, d.pipe.time(d.cut), "%s on %d: %s, micro-batches of %d under %s, %+v", x.model, x.devices, d.outline.text(), template.MicroBatch, template.Schedule, d.cut)
 			clear(a.outlines) // of thousands each takes memory
 		}
 	}
