@@ -25,6 +25,16 @@ func inTheProcesses() []mutant {
 		old:  "shares == 1 || i == share", new: "shares == 1",
 		pkg: "./runtime/cpu", run: "^TestLateOperand$",
 	}, {
+		bug: "the last elements of a tensor are in nobody's share", how: "elements that lie together begin with their first",
+		file: "runtime/slab.go",
+		old:  "for skip := lo % run; ", new: "for skip := 0; ",
+		pkg: "./runtime", run: "^TestEachRunOf$",
+	}, {
+		bug: "one core makes a collective while another is idle", how: "elements do not lie together in large numbers",
+		file: "runtime/cpu/exchange.go",
+		old:  "d.split = max(n/unitElems, (4*d.pool.Threads()+made-1)/made)", new: "d.split = max(min(n/unitElems, c.Members[0].Out.Slab.Local[len(c.Members[0].Out.Slab.Local)-1]/512), 1)",
+		pkg: "./runtime/cpu", run: "^TestExchangeOfShortRuns$",
+	}, {
 		bug: "the last elements of a tensor are in nobody's share", how: "shares are whole lines of cache",
 		file: "runtime/cpu/exchange.go",
 		old:  "if share+1 == shares {", new: "if share+1 == shares && n%lineElems == 0 {",

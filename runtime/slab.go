@@ -2,6 +2,7 @@ package runtime
 
 import (
 	"fmt"
+	"math"
 
 	"github.com/autopar/autopar/ir"
 )
@@ -11,26 +12,33 @@ const maxRank = 8
 
 // EachRun calls do for every run of elements that lie together in both parts of
 // a value, with their local indexes and number.
-func EachRun(a, b ir.Slab, do func(inA, inB, n int)) {
+func EachRun(a, b ir.Slab, do func(inA, inB, n int)) { EachRunOf(a, b, 0, math.MaxInt, do) }
+
+// EachRunOf does so for elements lo to hi alone of those that both parts have, in their order, and
+// returns how many these are in all. Both may lie outside.
+func EachRunOf(a, b ir.Slab, lo, hi int, do func(inA, inB, n int)) int {
 	rank := len(a.Global)
 	if rank == 0 {
-		do(0, 0, 1)
-		return
+		if lo <= 0 && hi > 0 {
+			do(0, 0, 1)
+		}
+		return 1
 	}
 	if rank > maxRank {
 		panic(fmt.Sprintf("BUG: runtime: value of %d dimensions, want at most %d", rank, maxRank))
 	}
 	var size, strideA, strideB, index [maxRank]int
-	atA, atB, sa, sb := 0, 0, 1, 1
+	atA, atB, sa, sb, all := 0, 0, 1, 1, 1
 	for i := rank - 1; i >= 0; i-- {
-		lo := max(a.Offset[i], b.Offset[i])
-		size[i] = min(a.Offset[i]+a.Local[i], b.Offset[i]+b.Local[i]) - lo
+		first := max(a.Offset[i], b.Offset[i])
+		size[i] = min(a.Offset[i]+a.Local[i], b.Offset[i]+b.Local[i]) - first
 		if size[i] <= 0 {
-			return
+			return 0
 		}
+		all *= size[i]
 		strideA[i], strideB[i] = sa, sb
-		atA += (lo - a.Offset[i]) * sa
-		atB += (lo - b.Offset[i]) * sb
+		atA += (first - a.Offset[i]) * sa
+		atB += (first - b.Offset[i]) * sb
 		sa *= a.Local[i]
 		sb *= b.Local[i]
 	}
@@ -39,10 +47,17 @@ func EachRun(a, b ir.Slab, do func(inA, inB, n int)) {
 	for ; inner > 0 && size[inner] == a.Local[inner] && size[inner] == b.Local[inner]; inner-- {
 		run *= size[inner-1]
 	}
-	for {
-		do(atA, atB, run)
-		d := inner - 1
-		for ; d >= 0; d-- {
+	lo, hi = max(lo, 0), min(hi, all)
+	for d, before := inner-1, lo/run; d >= 0 && before > 0; d-- {
+		index[d] = before % size[d]
+		before /= size[d]
+		atA, atB = atA+index[d]*strideA[d], atB+index[d]*strideB[d]
+	}
+	for skip := lo % run; lo < hi; skip = 0 {
+		n := min(run-skip, hi-lo)
+		do(atA+skip, atB+skip, n)
+		lo += n
+		for d := inner - 1; d >= 0; d-- {
 			atA, atB = atA+strideA[d], atB+strideB[d]
 			if index[d]++; index[d] < size[d] {
 				break
@@ -50,8 +65,6 @@ func EachRun(a, b ir.Slab, do func(inA, inB, n int)) {
 			atA, atB = atA-size[d]*strideA[d], atB-size[d]*strideB[d]
 			index[d] = 0
 		}
-		if d < 0 {
-			return
-		}
 	}
+	return all
 }

@@ -33,7 +33,8 @@ type Device struct {
 	outs     [][]float32
 	current  *runtime.Collective // that this rank makes, in units, so many for each member
 	split    int
-	base     int // the first of them
+	first    int // member that it makes, of so many
+	made     int
 	unit     func(int)
 	terms    [][]float32 // see fixedSum
 

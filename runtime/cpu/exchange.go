@@ -121,21 +121,17 @@ func (d *Device) reducePart(c *runtime.Collective, position int) (err error) {
 // unitElems is how many elements of a collective are worth a unit of work.
 const unitElems = 16384
 
-// inUnits makes a collective by runs of elements that lie together, in units: so many
-// for each member, each of which takes a share of all runs. Of several shares of the
+// inUnits makes a collective by runs of elements that lie together, in units of about as many elements: so many
+// for each member, each of which takes a share of the elements. Of several shares of the
 // collective, each is what one member ends with.
 func (d *Device) inUnits(c *runtime.Collective, share, shares int) {
-	k, first := len(c.Members), c.Members[0]
-	made := k / shares // members
-	n, longest := int(first.Out.Slab.Elems()), 0
-	d.current, d.split = c, 1
+	k := len(c.Members)
+	n, made := int(c.Members[0].Out.Slab.Elems()), k/shares // members
+	d.current, d.split, d.first, d.made = c, 1, share*made, made
 	if n*made > unitElems {
-		runtime.EachRun(first.In.Slab, first.Out.Slab, func(_, _, n int) { longest = max(longest, n) })
-		// Every unit looks at every run, which takes the time of moving some hundred elements.
-		d.split = max(min(n/unitElems, longest/512), (2*d.pool.Threads()+made-1)/made)
+		d.split = max(n/unitElems, (4*d.pool.Threads()+made-1)/made)
 	}
-	d.base = share * made * d.split
-	for units := k * d.split; len(d.ins) < units*k; {
+	for units := made * d.split; len(d.ins) < units*k; {
 		d.ins = append(d.ins, nil)
 	}
 	if d.unit == nil {
@@ -150,9 +146,10 @@ func (d *Device) inUnits(c *runtime.Collective, share, shares int) {
 	}
 }
 
+// doUnit makes a unit. Those that follow each other take the same elements, as far as members end with them, so
+// that a core reads again what it has near.
 func (d *Device) doUnit(unit int) {
-	unit += d.base
-	c, position, part := d.current, unit/d.split, unit%d.split
+	c, position, part := d.current, d.first+unit%d.made, unit/d.made
 	switch {
 	case d.backend.devices[c.Members[position].Rank].away:
 	case c.Node.Op == ir.OpReduceScatter:
@@ -166,39 +163,30 @@ func (d *Device) doUnit(unit int) {
 	}
 }
 
-// within returns which of n elements, which are run number i, are of a part of so
-// many: a share of a long run, or all or none of a short one.
-func within(part, parts, i, n int) (lo, hi int) {
-	switch {
-	case n >= 512*parts:
-		return n * part / parts, n * (part + 1) / parts
-	case i%parts == part:
-		return 0, n
-	}
-	return 0, 0
-}
-
 // gatherUnit fills a part of a member's result from what the members hold of it.
 func gatherUnit[E element](d *Device, c *runtime.Collective, position, part int) {
-	me, k, run, taken := &c.Members[position], len(c.Members), 0, 0
+	me, k, taken := &c.Members[position], len(c.Members), 0
 	out := elems[E](d.backend, me.Rank, &me.Out)
+	lo, hi := d.part(part, len(out))
 	for i := range k {
-		m := &c.Members[(position+i)%k] // units that run at once read different ones
+		at := i
+		if d.made == 1 {
+			at = (position + i) % k // members that each make a share read different ones
+		}
+		m := &c.Members[at]
 		in := elems[E](d.backend, m.Rank, &m.In)
-		runtime.EachRun(m.In.Slab, me.Out.Slab, func(from, to, n int) {
-			lo, hi := within(part, d.split, run, n)
-			run++
-			if lo < hi && &out[to+lo] == &in[from+lo] {
+		passed := runtime.EachRunOf(m.In.Slab, me.Out.Slab, lo, hi, func(from, to, n int) {
+			if &out[to] == &in[from] {
 				return // it is in its place
 			}
-			for at := lo; at < hi; at += blockElems { // long copies bypass the caches
-				end := min(at+blockElems, hi)
-				copy(out[to+at:to+end], in[from+at:from+end])
+			for end := to + n; to < end; to, from = to+blockElems, from+blockElems { // long copies bypass the caches
+				copy(out[to:min(to+blockElems, end)], in[from:])
 			}
-			if i > 0 {
-				taken += hi - lo
+			if m != me {
+				taken += n
 			}
 		})
+		lo, hi = lo-passed, hi-passed
 	}
 	d.took(me, taken)
 }
@@ -206,22 +194,22 @@ func gatherUnit[E element](d *Device, c *runtime.Collective, position, part int)
 // reduceUnit makes a part of a member's result of a reduce_scatter of words. ins has
 // room for the members' operands.
 func (d *Device) reduceUnit(c *runtime.Collective, position, part int, ins [][]float32) {
-	me, run, taken := &c.Members[position], 0, 0
+	me, taken := &c.Members[position], 0
 	out := elems[float32](d.backend, me.Rank, &me.Out)
-	runtime.EachRun(me.In.Slab, me.Out.Slab, func(from, to, n int) {
-		lo, hi := within(part, d.split, run, n)
-		if run++; lo == hi {
-			return
-		}
+	lo, hi := d.part(part, len(out))
+	runtime.EachRunOf(me.In.Slab, me.Out.Slab, lo, hi, func(from, to, n int) {
 		for i := range c.Members {
 			m := &c.Members[i]
-			ins[i] = elems[float32](d.backend, m.Rank, &m.In)[from+lo : from+hi]
+			ins[i] = elems[float32](d.backend, m.Rank, &m.In)[from : from+n]
 		}
-		kernel.CombineAlone(d.pool, c.Attr.Reduce == ir.Max, out[to+lo:to+hi], ins)
-		taken += (hi - lo) * (len(ins) - 1)
+		kernel.CombineAlone(d.pool, c.Attr.Reduce == ir.Max, out[to:to+n], ins)
+		taken += n * (len(ins) - 1)
 	})
 	d.took(me, taken)
 }
+
+// part returns the elements of a unit, of all that a member ends with.
+func (d *Device) part(i, all int) (lo, hi int) { return all * i / d.split, all * (i + 1) / d.split }
 
 // blockElems is how many elements are reduced at a time where they are converted, to
 // stay in cache.
