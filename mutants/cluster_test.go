@@ -39,6 +39,11 @@ func inTheCluster() []mutant {
 		old:  "return max(m.crowd, more*t)", new: "return more",
 		pkg: "./planner/cost", run: "^TestCrowdedPipeline$",
 	}, {
+		bug: "cores are idle that have less to do", how: "the largest share is every rank's",
+		file: "planner/cost/crowd.go",
+		old:  "return sum / Picoseconds(ranks)", new: "return most",
+		pkg: "./planner/cost", run: "^TestUnevenShares$",
+	}, {
 		bug: "ranks that have a core each wait for one", how: "where they meet",
 		file: "planner/cost/shared.go",
 		old:  "n/float64(m.cluster.Device.Cores)-1", new: "n-1",

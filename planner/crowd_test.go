@@ -1,6 +1,7 @@
 package planner
 
 import (
+	"math/rand/v2"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -33,4 +34,34 @@ func TestSchedulesOfACrowd(t *testing.T) {
 	c = cluster(t, "h100")
 	alone := prices(partition.OneFOneB, partition.ZeroBubble)
 	require.Same(t, alone[0], alone[1])
+}
+
+// TestSharedSearchIsExact: also where ranks share the processors, and heads that do not divide among them.
+func TestSharedSearchIsExact(t *testing.T) {
+	t.Parallel()
+	const seed = 5
+	r := rand.New(rand.NewPCG(seed, 0))
+	uneven, plans := 0, 0
+	for k := range 4 {
+		model := tiny(2) // of three heads
+		model.Bias, model.Dropout = false, 0
+		batch := 2 + r.IntN(3)
+		b := &brute{
+			t: t, g: step(t, model, batch), blocks: model.NLayer, batch: batch, tokens: model.BlockSize, cluster: sharing(r, randomCluster(r)), limit: 1 << 40,
+			opts: Options{RuntimeNGPUs: 2, PlanNGPUs: 2, TP: 2, MemoryLimit: 1 << 40, Overlap: "off", OverlapTP: "off", Offload: "none"},
+		}
+		if k%2 == 1 {
+			b.opts.RuntimeNGPUs, b.opts.PlanNGPUs = 4, 4
+		}
+		if b.skip() {
+			continue
+		}
+		res, _ := b.compare(seed, k)
+		require.NotNil(t, res)
+		if plans += b.plans; res.Plan.TP > 1 {
+			uneven++
+		}
+	}
+	t.Logf("%d plans, %d winners with heads that do not divide", plans, uneven)
+	require.Positive(t, uneven)
 }

@@ -13,12 +13,53 @@ import (
 // the micro-batch axis. A part that is smaller than the first rank's of the first
 // micro-batch takes no longer than that one, whatever tiles it is made of.
 func (m *Program) Instr(in *codegen.Instr, mesh ir.Mesh, at ir.Coord) (Picoseconds, Kind) {
+	t, kind := m.atMost(in, mesh, at)
+	if kind != Communication && m.crowd > 0 {
+		t = m.evenly(in, mesh, at, t)
+	}
+	return m.crowded(t, in.Node.Phase, mesh), kind
+}
+
+func (m *Program) atMost(in *codegen.Instr, mesh ir.Mesh, at ir.Coord) (Picoseconds, Kind) {
 	t, kind := m.instr(in, mesh, at)
 	if at != (ir.Coord{}) {
 		first, _ := m.instr(in, mesh, ir.Coord{})
 		t = min(t, first)
 	}
-	return m.crowded(t, in.Node.Phase, mesh), kind
+	return t, kind
+}
+
+// evenly is the mean of the times of a kernel, one of which is t, over the ranks that share what a
+// data-parallel rank has of a stage. On a shared machine those that have less to do wait, where they meet next, while the
+// cores work for those that have more. The last rank has least.
+func (m *Program) evenly(in *codegen.Instr, mesh ir.Mesh, at ir.Coord, t Picoseconds) Picoseconds {
+	ranks, last := 1, at
+	for i, a := range mesh.Axes {
+		if !partition.FollowsBatch(a) {
+			at[i], last[i] = 0, a.Size-1
+			ranks *= a.Size
+		}
+	}
+	if ranks == 1 {
+		return t
+	}
+	most, _ := m.atMost(in, mesh, at)
+	if least, _ := m.atMost(in, mesh, last); least == most {
+		return most
+	}
+	sum := Picoseconds(ranks - 1) // rounded up
+	for rank := range ranks {
+		left := rank
+		for i, a := range mesh.Axes {
+			if !partition.FollowsBatch(a) {
+				at[i] = left % a.Size
+				left /= a.Size
+			}
+		}
+		t, _ := m.atMost(in, mesh, at)
+		sum += t
+	}
+	return sum / Picoseconds(ranks)
 }
 
 // crowded is the time of work whose price is that of ranks which are all busy. On a

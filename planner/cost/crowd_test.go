@@ -2,13 +2,16 @@ package cost
 
 import (
 	"fmt"
+	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/autopar/autopar/codegen"
 	"github.com/autopar/autopar/ir"
+	"github.com/autopar/autopar/models/gpt"
 	"github.com/autopar/autopar/partition"
+	"github.com/autopar/autopar/partition/partitiontest"
 )
 
 // TestCrowdedPipeline: four stages get what the waiting ones leave; updates are as ever.
@@ -67,4 +70,38 @@ func TestBusy(t *testing.T) {
 			}
 		}
 	}
+}
+
+// TestUnevenShares: on a shared machine the cores of ranks with fewer heads work for those with more, so that each
+// rank has the mean. Elsewhere each has its own, as have data-parallel ranks of unequal batches, who meet once a step.
+func TestUnevenShares(t *testing.T) {
+	const batch = 3
+	model := gpt.DefaultConfig()
+	model.NLayer, model.NHead, model.NEmbd, model.BlockSize, model.VocabSize = 1, 6, 48, 64, 64
+	g, err := gpt.TrainStep(model, gpt.Optimizer{Beta1: 0.9, Beta2: 0.99, Eps: 1e-8, GradClip: 1}, batch, model.BlockSize)
+	require.NoError(t, err)
+	plan := &partition.Plan{
+		PlanNGPUs: 8, RuntimeNGPUs: 8, DP: 2, TP: 4, MicroBatch: 2, Schedule: partition.OneFOneB, Stages: []partition.Stage{{Last: 1}},
+		Placements: partitiontest.Megatron(),
+	}
+	prog, err := codegen.Compile(g, plan, batch, nil)
+	require.NoError(t, err)
+	instrs := prog.Stages[0].Bodies[ir.Forward].Instrs
+	in := &instrs[slices.IndexFunc(instrs, func(in codegen.Instr) bool { return in.Node.Op == ir.OpAttention })]
+	shared, apart := NewProgram(two(t), plan, prog.Mesh), NewProgram(round(), plan, prog.Mesh)
+	times := func(price func(*codegen.Instr, ir.Mesh, ir.Coord) (Picoseconds, Kind)) (all []Picoseconds) {
+		for rank := range plan.RuntimeNGPUs {
+			x, _ := price(in, prog.Mesh, prog.Mesh.Coord(rank))
+			all = append(all, x)
+		}
+		return all
+	}
+	require.Equal(t, times(apart.instr), times(apart.Instr))
+	own, got := times(shared.instr), times(shared.Instr)
+	for rank := 0; rank < len(got); rank += plan.TP {
+		require.Equal(t, []bool{true, true, true}, []bool{own[rank] == own[rank+1], own[rank+1] > own[rank+2], own[rank+2] == own[rank+3]}, "two heads, two, one and one")
+		mean := (own[rank] + own[rank+2] + 1) / 2
+		require.Equal(t, []Picoseconds{mean, mean, mean, mean}, got[rank:][:plan.TP])
+	}
+	require.Less(t, got[plan.TP], got[0], "one sequence of three")
 }
