@@ -19,6 +19,7 @@ type stageMemory struct {
 	slot    [extents]int64
 	temp    [extents]int64
 	calm    [extents]int64 // temp, but for the backward pass
+	update  memoryShare    // temp, in the update of many blocks: see updating
 	inbox   int64          // for what the stage before sends
 	// lastSlot and lastInbox are those of the last of several chunks, of which slot and inbox are the first's.
 	lastSlot    [extents]int64
@@ -52,7 +53,7 @@ func (m *stageMemory) kept(one *[extents]int64, n int, r recomputation) (slot, t
 			temp = max(temp, m.temp[e])
 		}
 	}
-	return slot, temp
+	return slot, max(temp, m.update.of(n))
 }
 
 // memoryOf bounds the stages of a skeleton at a size of micro-batch. What a
@@ -74,6 +75,7 @@ func (s *skeleton) memoryOf(microBatch int) []stageMemory {
 	}
 	chunks := int64(s.of.plan.Chunks())
 	var few []stageMemory // by position of the blueprint
+	var update int64
 	for i := range s.of.plan.PP() {
 		m := stageMemory{moreSlot: more, apart: apart}
 		for e := range s.most + 1 {
@@ -84,7 +86,14 @@ func (s *skeleton) memoryOf(microBatch int) []stageMemory {
 			m.lastSlot[e] = got.slot[fewChunks-1].bytes()
 			m.inbox, m.lastInbox = got.inbox[0], got.inbox[fewChunks-1]
 		}
+		m.update = s.of.updating(i, sizes)
 		few = append(few, m)
+		update = max(update, m.update.block)
+	}
+	for i := range few { // between its ends a pipeline has nothing but blocks, which are updated in the same order
+		if few[i].update.block < update {
+			few[i].update = memoryShare{block: update}
+		}
 	}
 	all := make([]stageMemory, s.plan.PP())
 	for i := range all {
@@ -111,7 +120,19 @@ type measured struct {
 // memoryShare is bytes outside the blocks, and of the block.
 type memoryShare struct{ fixed, block int64 }
 
-func (m memoryShare) bytes() int64 { return m.fixed + m.block }
+func (m memoryShare) bytes() int64 { return m.of(1) }
+
+// add adds bytes, of the block or not.
+func (m *memoryShare) add(bytes int64, block bool) {
+	if block {
+		m.block += bytes
+	} else {
+		m.fixed += bytes
+	}
+}
+
+// of is that of n blocks.
+func (m memoryShare) of(n int) int64 { return m.fixed + int64(n)*m.block }
 
 // align is codegen's: buffers lie on lines of 64 bytes.
 func align(n int64) int64 { return (n + 63) / 64 * 64 }
@@ -244,11 +265,7 @@ func (b *blueprint) measure(e extent, position int, mesh ir.Mesh, sizes *[]int64
 			live[b.Body][b.To+1] -= size
 			continue
 		}
-		if b.block {
-			share.block += size
-		} else {
-			share.fixed += size
-		}
+		share.add(size, b.block)
 	}
 	for phase, changes := range live {
 		var now int64
@@ -335,6 +352,63 @@ func (b *blueprint) crossing(e extent, position int, mesh ir.Mesh) memoryShare {
 		}
 	}
 	return share
+}
+
+// updating bounds what is temporary in the update of a position with many blocks, from that of one which is measured, with one
+// chunk. What a block keeps for or from its AdamW while others do something, all blocks keep then, as each does what comes
+// before, and none what comes after: gradients that are reduced or narrowed before all are clipped, weights that have come from
+// the host before any is cast. The block that is updated first, or last, has besides what that AdamW reads and writes.
+func (b *blueprint) updating(position int, sizes []int64) memoryShare {
+	st := b.prog(kept).Stages[position]
+	body := st.Bodies[ir.Update].Instrs
+	if b.plan.Chunks() > 1 {
+		return memoryShare{} // whose blocks are updated one after another
+	}
+	var updates []int // of the block
+	for k := range body {
+		if n := body[k].Node; n.Op == ir.OpAdamW && n.Block() != "" {
+			updates = append(updates, k)
+		}
+	}
+	if len(updates) == 0 {
+		return memoryShare{}
+	}
+	first, last := updates[0], updates[len(updates)-1]
+	var temp []*held                         // of the block
+	live := make([]memoryShare, len(body)+1) // changes, by instruction
+	for i := range b.held[kept][position] {
+		x := &b.held[kept][position][i]
+		if x.Region != codegen.Temp || x.Body != ir.Update {
+			continue
+		}
+		temp = append(temp, x)
+		if !x.block || x.From <= last && x.To >= first {
+			live[x.From].add(sizes[x.kind], x.block)
+			live[x.To+1].add(-sizes[x.kind], x.block)
+		}
+	}
+	var now, most memoryShare
+	at := -1
+	for k := range body {
+		now = memoryShare{now.fixed + live[k].fixed, now.block + live[k].block}
+		if now.block > most.block && body[k].Node.Block() == "" {
+			most, at = now, k
+		}
+	}
+	if at < 0 {
+		return most
+	}
+	for _, k := range updates {
+		with := -most.block
+		for _, x := range temp {
+			mine := func(id int) bool { return x.block && &st.Buffers[id] == x.Buffer }
+			if x.From <= k && k <= x.To && (x.From <= at && at <= x.To || slices.ContainsFunc(body[k].Args, mine) || slices.ContainsFunc(body[k].Results, mine)) {
+				with += sizes[x.kind]
+			}
+		}
+		most.fixed = max(most.fixed, with)
+	}
+	return most
 }
 
 // usedBuffers tells, by buffer, whether any instruction names it. What none does was
