@@ -94,6 +94,35 @@ func (c *cutter) descend(stage, left int, before cost.Picoseconds) {
 	}
 }
 
+// dive follows the bounds to a cut that takes no more than the ceiling, nil for none: what is slower than that is not looked at.
+func (c *cutter) dive() *candidate {
+	left, before := c.pipe.skel.blocks, cost.Picoseconds(0)
+	for i := range c.cut {
+		least, most := never, 0
+		var best option
+		for n := 1; n <= left-(len(c.cut)-1-i); n++ {
+			after := c.reach[i+1][left-n]
+			for k := range c.bounds.again[i][n-1] {
+				o := &c.bounds.again[i][n-1][k]
+				if time := max(after, c.bounds.from(i, left, n, o, before)); time < least {
+					least, most, best = time, n, *o
+				}
+			}
+		}
+		if least > c.ceiling {
+			return nil
+		}
+		c.cut[i] = best.stage(c.pipe.skel.blocks-left, most)
+		left, before = left-most, before+c.bounds.through[i].at(most, best.recomputation)
+	}
+	time := c.pipe.time(c.cut)
+	if time > c.ceiling {
+		return nil
+	}
+	c.ceiling = time
+	return &candidate{pipe: c.pipe, plan: c.pipe.plan(c.cut), cut: slices.Clone(c.cut), time: time}
+}
+
 // leaf costs a complete cut, and keeps it if none is faster.
 func (c *cutter) leaf() {
 	c.budget -= 100 + len(c.cut)*(8+c.pipe.microBatches/4) // a simulation is worth many steps
@@ -192,7 +221,11 @@ func (c *cutter) solve(ceiling cost.Picoseconds, steps int) (*candidate, bool) {
 		if c.least = max(c.least, min(c.reach[0][c.pipe.skel.blocks], ceiling+1)); c.least > ceiling {
 			return nil, true
 		}
+		first := c.dive()
 		c.descend(0, c.pipe.skel.blocks, 0)
+		if len(c.ties) == 0 && first != nil {
+			c.ties = append(c.ties, first) // given up before it was met
+		}
 		best, fits := c.pick()
 		if fits {
 			return best, c.budget >= 0

@@ -30,16 +30,54 @@ type stageMemory struct {
 	// others do: a slot has it from the end of its backward pass on.
 	apart [extents]int64
 	left  int64
+	// during is what a slot has of a block at some time of its backward pass, and across what it has all that time
+	// of what blocks neither make nor read: 0 unless gradients of weights are apart.
+	during [extents]int64
+	across int64
 }
 
 // atLeast returns the bound for n blocks, r of them recomputed.
 func (m *stageMemory) atLeast(n int, r recomputation, c codegen.Chunk) int64 {
-	slot, temp := m.kept(&m.slot, n, r)
+	return m.before(n, r, c) + int64(c.Slots)*max(0, m.passing(n, r)-m.around(n, r))
+}
+
+// before is atLeast but for what is in slots during a backward pass.
+func (m *stageMemory) before(n int, r recomputation, c codegen.Chunk) int64 {
+	_, temp := m.kept(&m.slot, n, r)
+	return m.persist + int64(n-1)*m.morePersist + int64(c.Slots)*m.around(n, r) + int64(c.Inboxes)*m.inbox + temp
+}
+
+// around is the most that a slot has before a backward pass, or after it.
+func (m *stageMemory) around(n int, r recomputation) int64 {
+	slot, _ := m.kept(&m.slot, n, r)
 	apart := m.left
 	for e, count := range r.counts(n) {
 		apart += int64(count) * m.apart[e]
 	}
-	return m.persist + int64(n-1)*m.morePersist + int64(c.Slots)*max(slot, apart) + int64(c.Inboxes)*m.inbox + temp
+	return max(slot, apart)
+}
+
+// passing is the most that a slot has during a backward pass: when that is at a block, those before it have what they
+// kept, and those after it what gradients of their weights read.
+func (m *stageMemory) passing(n int, r recomputation) (most int64) {
+	if m.during == [extents]int64{} {
+		return 0
+	}
+	var kept, read int64 // of blocks before and after
+	counts := r.counts(n)
+	for e, count := range counts {
+		read += int64(count) * m.apart[e]
+	}
+	for _, e := range []extent{full, selective, pointwise, 0} { // as they stand in a stage
+		count := int64(counts[e])
+		if count == 0 {
+			continue
+		}
+		most = max(most, kept+m.during[e]+read-m.apart[e]) // at the first of them
+		kept, read = kept+count*m.moreSlot[e], read-count*m.apart[e]
+		most = max(most, kept-m.moreSlot[e]+m.during[e]+read) // at the last
+	}
+	return most + m.across
 }
 
 // kept returns what n blocks, r of them recomputed, keep for a micro-batch where a stage of
@@ -74,8 +112,8 @@ func (s *skeleton) memoryOf(microBatch int) []stageMemory {
 		sizes = nil
 	}
 	chunks := int64(s.of.plan.Chunks())
-	var few []stageMemory // by position of the blueprint
-	var update int64
+	var few []stageMemory  // by position of the blueprint
+	var update memoryShare // of blocks
 	for i := range s.of.plan.PP() {
 		m := stageMemory{moreSlot: more, apart: apart}
 		for e := range s.most + 1 {
@@ -86,13 +124,15 @@ func (s *skeleton) memoryOf(microBatch int) []stageMemory {
 			m.lastSlot[e] = got.slot[fewChunks-1].bytes()
 			m.inbox, m.lastInbox = got.inbox[0], got.inbox[fewChunks-1]
 		}
-		m.update = s.of.updating(i, sizes)
+		var blocks memoryShare
+		if m.update, blocks = s.of.updating(i, sizes); blocks.block > update.block {
+			update = blocks
+		}
 		few = append(few, m)
-		update = max(update, m.update.block)
 	}
 	for i := range few { // between its ends a pipeline has nothing but blocks, which are updated in the same order
-		if few[i].update.block < update {
-			few[i].update = memoryShare{block: update}
+		if few[i].update.block < update.block {
+			few[i].update = update
 		}
 	}
 	all := make([]stageMemory, s.plan.PP())
@@ -306,63 +346,117 @@ func (p *pipeline) measureApart() {
 	p.measured = true
 	s := p.skel
 	of, mesh := s.of.split(), s.mesh(p.template.MicroBatch)
+	var sizes []int64
 	for e := range p.most + 1 {
-		shares := make([]memoryShare, s.of.plan.PP())
-		for i := range shares {
-			shares[i] = of.crossing(e, i, mesh)
+		all := make([]crossing, s.of.plan.PP())
+		for i := range all {
+			got := of.measure(e, i, mesh, &sizes)
+			all[i] = of.crossing(e, i, mesh)
+			all[i].temp = got.temp
 		}
 		for i := range p.memory {
 			position, _ := s.of.plan.Position(s.like[i])
-			p.memory[i].apart[e] = shares[position].block
-			if left := shares[position].fixed; e == kept || left < p.memory[i].left {
-				p.memory[i].left = left
+			m, x := &p.memory[i], &all[position]
+			m.apart[e], m.during[e], m.temp[e] = x.apart, x.during, x.temp
+			if e == kept {
+				m.left, m.across = x.left, x.across
 			}
+			m.left, m.across = min(m.left, x.left), min(m.across, x.across)
 		}
 	}
 }
 
-// crossing measures what a position of the blueprint keeps for a micro-batch from its backward
-// pass on for the gradients of weights, which are apart in its programs: of a block what those of
-// the block read that it has made, or in the backward pass the one after it, and outside of blocks what
-// others read of each other. What the first block hands to the embedding is there once, and left out.
-func (b *blueprint) crossing(e extent, position int, mesh ir.Mesh) memoryShare {
+// crossing is what a stage with one block keeps for a micro-batch when gradients of weights are apart.
+type crossing struct {
+	apart, left    int64 // from the backward pass on, of the block and of others
+	during, across int64 // at some time of the backward pass of the block, of the block, and all that time of others
+	temp           int64 // as measured
+}
+
+// crossing measures what a position of the blueprint keeps for a micro-batch for the gradients of weights, which are apart in
+// its programs: of a block what those of the block read that it has made, or in the backward pass the one after it, and outside
+// of blocks what others read of each other. What the first block hands to the embedding is there once, and left out.
+func (b *blueprint) crossing(e extent, position int, mesh ir.Mesh) (x crossing) {
 	st := b.prog(e).Stages[position]
-	at := len(st.Bodies[ir.Forward].Instrs) + len(st.Bodies[ir.Backward].Instrs)
-	var share memoryShare
-	counted := make([]bool, len(st.Buffers))
+	size := func(buf *codegen.Buffer) int64 {
+		return align(mesh.LocalElems(buf.Value.Type.Shape, buf.Value.Spec, ir.Coord{}) * buf.Value.Type.DType.Size())
+	}
+	forward, backward := len(st.Bodies[ir.Forward].Instrs), st.Bodies[ir.Backward].Instrs
+	at := forward + len(backward)
+	read := make([]bool, len(st.Buffers)) // by gradients of weights, or by the block
 	for _, ofBlocks := range []bool{true, false} {
 		for _, in := range st.Bodies[ir.WeightGrad].Instrs {
 			if b.ofBlock[in.Node] != ofBlocks {
 				continue
 			}
 			for i, id := range in.Args {
-				x, def := &st.Buffers[id], in.Node.Args[i].Def
-				if counted[id] || x.Region != codegen.Slot || x.From >= at || x.To < at {
+				buf, def := &st.Buffers[id], in.Node.Args[i].Def
+				if read[id] || buf.Region != codegen.Slot || buf.From >= at || buf.To < at {
 					continue
 				}
-				counted[id] = true
-				size := align(mesh.LocalElems(x.Value.Type.Shape, x.Value.Spec, ir.Coord{}) * x.Value.Type.DType.Size())
+				read[id] = true
 				switch {
 				case ofBlocks && (def.Block() == in.Node.Block() || def.Phase == ir.Backward):
-					share.block += size
+					x.apart += size(buf)
 				case !ofBlocks && def.Block() == "":
-					share.fixed += size
+					x.left += size(buf)
 				}
 			}
 		}
 	}
-	return share
+	from, to := -1, at // of the block's backward pass, until it has read what another has made in the forward pass
+	last := 0
+	for k := range backward {
+		if !b.ofBlock[backward[k].Node] {
+			continue
+		}
+		if last = forward + k; from < 0 {
+			from = last
+		}
+		for i, id := range backward[k].Args {
+			if def := backward[k].Node.Args[i].Def; def.Block() == "" || def.Op == ir.OpRecv {
+				if read[id] = true; def.Phase == ir.Forward && def.Op.Class() != ir.Leaf {
+					to = min(to, st.Buffers[id].To)
+				}
+			}
+		}
+	}
+	if from < 0 {
+		return x
+	}
+	to = min(to, last)
+	used := usedBuffers(st)
+	live := make([]int64, at+2) // changes
+	for id := range st.Buffers {
+		buf := &st.Buffers[id]
+		switch {
+		case buf.Region != codegen.Slot || buf.View || !used[id]:
+		case buf.Value.Def.Block() != "" && buf.Value.Def.Op != ir.OpRecv:
+			live[min(buf.From, at+1)] += size(buf)
+			live[min(buf.To+1, at+1)] -= size(buf)
+		case !read[id] && buf.From <= from && buf.To >= last:
+			x.across += size(buf)
+		}
+	}
+	now := int64(0)
+	for k := range to + 1 {
+		if now += live[k]; k >= from {
+			x.during = max(x.during, now)
+		}
+	}
+	return x
 }
 
 // updating bounds what is temporary in the update of a position with many blocks, from that of one which is measured, with one
 // chunk. What a block keeps for or from its AdamW while others do something, all blocks keep then, as each does what comes
 // before, and none what comes after: gradients that are reduced or narrowed before all are clipped, weights that have come from
 // the host before any is cast. The block that is updated first, or last, has besides what that AdamW reads and writes.
-func (b *blueprint) updating(position int, sizes []int64) memoryShare {
+// blocks is that of the blocks alone.
+func (b *blueprint) updating(position int, sizes []int64) (most, blocks memoryShare) {
 	st := b.prog(kept).Stages[position]
 	body := st.Bodies[ir.Update].Instrs
 	if b.plan.Chunks() > 1 {
-		return memoryShare{} // whose blocks are updated one after another
+		return most, blocks // blocks are updated one after another
 	}
 	var updates []int // of the block
 	for k := range body {
@@ -371,7 +465,7 @@ func (b *blueprint) updating(position int, sizes []int64) memoryShare {
 		}
 	}
 	if len(updates) == 0 {
-		return memoryShare{}
+		return most, blocks
 	}
 	first, last := updates[0], updates[len(updates)-1]
 	var temp []*held                         // of the block
@@ -387,7 +481,7 @@ func (b *blueprint) updating(position int, sizes []int64) memoryShare {
 			live[x.To+1].add(-sizes[x.kind], x.block)
 		}
 	}
-	var now, most memoryShare
+	var now memoryShare
 	at := -1
 	for k := range body {
 		now = memoryShare{now.fixed + live[k].fixed, now.block + live[k].block}
@@ -396,19 +490,23 @@ func (b *blueprint) updating(position int, sizes []int64) memoryShare {
 		}
 	}
 	if at < 0 {
-		return most
+		return most, blocks
 	}
 	for _, k := range updates {
-		with := -most.block
+		with, alone := -most.block, -most.block
 		for _, x := range temp {
 			mine := func(id int) bool { return x.block && &st.Buffers[id] == x.Buffer }
 			if x.From <= k && k <= x.To && (x.From <= at && at <= x.To || slices.ContainsFunc(body[k].Args, mine) || slices.ContainsFunc(body[k].Results, mine)) {
 				with += sizes[x.kind]
+				if x.block {
+					alone += sizes[x.kind]
+				}
 			}
 		}
-		most.fixed = max(most.fixed, with)
+		most.fixed, blocks.fixed = max(most.fixed, with), max(blocks.fixed, alone)
 	}
-	return most
+	blocks.block = most.block
+	return most, blocks
 }
 
 // usedBuffers tells, by buffer, whether any instruction names it. What none does was

@@ -123,10 +123,11 @@ func (c *cutter) withoutHead() cost.Picoseconds {
 }
 
 func (c *cutter) leastWithoutHead() cost.Picoseconds {
-	if !c.crammed() {
+	p, last := *c.pipe, c.pipe.template.PP()-1
+	crammed := c.crammed()
+	if !slices.Contains(crammed, true) {
 		return never
 	}
-	p, last := *c.pipe, c.pipe.template.PP()-1
 	p.memory = slices.Clone(p.memory)
 	p.leaveHead(&p.memory[last])
 	if !p.mayFit(c.search.limit) {
@@ -146,7 +147,11 @@ func (c *cutter) leastWithoutHead() cost.Picoseconds {
 	} else {
 		others := maps.Clone(c.learned)
 		maps.DeleteFunc(others, func(t tried, _ bool) bool { return t.stage == last })
-		least = newBounds(&p, c.search.limit, c.search.opts, others).best()
+		b := newBounds(&p, c.search.limit, c.search.opts, others)
+		b.leave(last, crammed)
+		if least = b.best(); least < never {
+			least = b.reach(never - 1)[0][p.skel.blocks]
+		}
 	}
 	if least < never {
 		least -= p.inHead()
@@ -154,29 +159,28 @@ func (c *cutter) leastWithoutHead() cost.Picoseconds {
 	return least
 }
 
-// crammed reports whether the last position has to recompute something, or does not fit, with some number of blocks
-// of which the others can hold the rest.
-func (c *cutter) crammed() bool {
+// crammed tells, by number of blocks less one, with which the last position has to recompute something, or does not fit, of
+// those of which the others can hold the rest; with several chunks there is one number.
+func (c *cutter) crammed() []bool {
 	p, last := c.pipe, c.pipe.template.PP()-1
 	if c.chunks() > 1 {
-		return c.least == never || c.choice[last] > 0
+		return []bool{c.least == never || c.choice[last] > 0}
 	}
+	all := make([]bool, p.skel.blocks-last)
 	left := p.skel.blocks // for the last position
 	for i := range last {
 		m := &p.memory[i]
 		n := sort.Search(p.skel.blocks-last, func(n int) bool { return m.least(n+1, p.room[i]) > c.search.limit })
 		if n == 0 {
-			return false
+			return all
 		}
 		left -= n
 	}
 	for n := max(1, left); n <= p.skel.blocks-last; n++ {
 		r := c.recompute().choices(n)[0]
-		if p.memory[last].atLeast(n, r, p.room[last]) > c.search.limit || c.learned[tried{last, n, r}] {
-			return true
-		}
+		all[n-1] = p.memory[last].atLeast(n, r, p.room[last]) > c.search.limit || c.learned[tried{last, n, r}]
 	}
-	return false
+	return all
 }
 
 // leaveHead leaves of the memory of the last position what blocks have and what lasts, which any number of slices have.
@@ -196,7 +200,7 @@ func (p *pipeline) leaveHead(m *stageMemory) {
 			m.temp[e] = of.tempOfBlocks(e, last, sizes)
 		}
 	}
-	m.left, m.update.fixed = 0, 0
+	m.left, m.across, m.update.fixed = 0, 0, 0
 	// A gradient that every tensor-parallel rank has a term of may be summed, and cut, in the pass.
 	tp := mesh.Axis(partition.AxisTP)
 	for i := range of.held[kept][last] {
