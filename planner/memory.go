@@ -124,6 +124,10 @@ func (s *skeleton) memoryOf(microBatch int) []stageMemory {
 			m.lastSlot[e] = got.slot[fewChunks-1].bytes()
 			m.inbox, m.lastInbox = got.inbox[0], got.inbox[fewChunks-1]
 		}
+		for e := s.most + 1; e < extents; e++ {
+			m.moreSlot[e], m.apart[e], m.slot[e] = more[s.most], apart[s.most], m.slot[s.most]
+			m.temp[e], m.calm[e], m.lastSlot[e] = m.temp[s.most], m.calm[s.most], m.lastSlot[s.most]
+		}
 		var blocks memoryShare
 		if m.update, blocks = s.of.updating(i, sizes); blocks.block > update.block {
 			update = blocks
