@@ -52,7 +52,8 @@ type cutter struct {
 	ceiling cost.Picoseconds // plans that take longer are of no interest
 	ties    []*candidate     // the fastest so far
 	cut     []partition.Stage
-	budget  int // work that is left; below zero the search has given up
+	budget  int              // work that is left; below zero the search has given up
+	dived   cost.Picoseconds // the time of the cut that the bounds have led to, never as long as there is none
 }
 
 // Work limits. A search that gives up is not claimed to be optimal. Of cuts that
@@ -116,7 +117,7 @@ func (c *cutter) dive() *candidate {
 		left, before = left-most, before+c.bounds.through[i].at(most, best.recomputation)
 	}
 	time := c.pipe.time(c.cut)
-	if time > c.ceiling {
+	if c.dived = time; time > c.ceiling {
 		return nil
 	}
 	c.ceiling = time
@@ -187,7 +188,7 @@ func (c *cutter) allocate(x *candidate) int {
 
 func newCutter(s *searcher, skel *skeleton, size int, schedule partition.Schedule) *cutter {
 	p := newPipeline(skel, skel.memoryOf(size), size, schedule)
-	c := &cutter{search: s, pipe: p, learned: map[tried]bool{}, cut: make([]partition.Stage, len(skel.plan.Stages)), choice: make([]int, p.template.PP()), least: never}
+	c := &cutter{search: s, pipe: p, learned: map[tried]bool{}, cut: make([]partition.Stage, len(skel.plan.Stages)), choice: make([]int, p.template.PP()), least: never, dived: never}
 	if p.mayFit(s.limit) {
 		p.stages = skel.times(size, schedule)
 		c.bound()

@@ -212,11 +212,16 @@ func (p *pipeline) leaveHead(m *stageMemory) {
 
 // tempOfBlocks is the most that temporary values of blocks take at one instruction of a position of the blueprint that is
 // measured.
-func (b *blueprint) tempOfBlocks(e extent, position int, sizes []int64) (most int64) {
+func (b *blueprint) tempOfBlocks(e extent, position int, sizes []int64) int64 {
+	return b.mostTemp(e, position, sizes, func(*held) bool { return true })
+}
+
+// mostTemp is that of some of these values.
+func (b *blueprint) mostTemp(e extent, position int, sizes []int64, some func(*held) bool) (most int64) {
 	for phase, body := range b.prog(e).Stages[position].Bodies {
 		live := make([]int64, len(body.Instrs)+1)
 		for i := range b.held[e][position] {
-			if x := &b.held[e][position][i]; x.Region == codegen.Temp && x.block && !x.apart && x.Body == ir.Phase(phase) {
+			if x := &b.held[e][position][i]; x.Region == codegen.Temp && x.block && !x.apart && x.Body == ir.Phase(phase) && some(x) {
 				live[x.From] += sizes[x.kind]
 				live[x.To+1] -= sizes[x.kind]
 			}
