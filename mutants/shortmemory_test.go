@@ -6,7 +6,7 @@ func inShortMemory() []mutant {
 	return []mutant{{
 		bug: "memory bound of an update too high", how: "what lives beside the gradients, but not until AdamW",
 		file: "planner/memory.go",
-		old:  "if !x.block || x.From <= last && x.To >= first {", new: "if true {",
+		old:  "if !x.block || x.From <= last && x.To >= first {", new: "if !x.block || x.From <= last || x.To >= first {",
 		pkg: "./planner", run: exact,
 	}, {
 		bug: "memory bound of an update too low", how: "positions between the ends",
