@@ -144,13 +144,28 @@ func newBounds(p *pipeline, limit int64, opts Options, learned map[tried]bool) *
 		before += l.fixed - l.gathersAhead()
 	}
 	for _, time := range b.time {
-		least := slices.Clone(time)
-		for n := len(least) - 2; n >= 0; n-- {
-			least[n] = min(least[n], least[n+1])
-		}
-		b.atLeast = append(b.atLeast, least)
+		b.atLeast = append(b.atLeast, orMore(time))
 	}
 	return b
+}
+
+// orMore lists the least of each time and those after it.
+func orMore(time []cost.Picoseconds) []cost.Picoseconds {
+	least := slices.Clone(time)
+	for n := len(least) - 2; n >= 0; n-- {
+		least[n] = min(least[n], least[n+1])
+	}
+	return least
+}
+
+// leave leaves a stage only some numbers of blocks, by one less than they are.
+func (b *bounds) leave(stage int, some []bool) {
+	for n, ok := range some {
+		if !ok {
+			b.again[stage][n], b.time[stage][n] = nil, never
+		}
+	}
+	b.atLeast[stage] = orMore(b.time[stage])
 }
 
 // lastPass is the pass in which the gradients of stage i are completed.

@@ -268,6 +268,9 @@ func testCostIsSimulation(t *testing.T, seed uint64, kinds int, pieces bool) {
 			s.opts.RuntimeNGPUs = d.plan * units
 		}
 		skel, err := s.skeleton(o)
+		if err == nil {
+			skel.upTo(full) // whatever is replicated
+		}
 		if err != nil {
 			continue // nothing to split so far
 		}
@@ -382,6 +385,7 @@ func testCostIsSimulation(t *testing.T, seed uint64, kinds int, pieces bool) {
 			base.offload = partition.OffloadNone
 			bare, err := s.skeleton(outline{d, base, chunks, ranks})
 			require.NoError(t, err)
+			bare.upTo(full)
 			on = newPipeline(bare, bare.memoryOf(b), b, schedule)
 			on.stages = bare.times(b, schedule)
 			on = on.offloaded(sh.offload)
@@ -391,6 +395,7 @@ func testCostIsSimulation(t *testing.T, seed uint64, kinds int, pieces bool) {
 			one.slices = 0
 			bare, err := s.skeleton(outline{d, one, chunks, ranks})
 			require.NoError(t, err)
+			bare.upTo(full)
 			last, without := d.pp-1, newPipeline(bare, bare.memoryOf(b), b, schedule)
 			without.leaveHead(&without.memory[last])
 			st := cut[last]

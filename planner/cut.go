@@ -52,7 +52,8 @@ type cutter struct {
 	ceiling cost.Picoseconds // plans that take longer are of no interest
 	ties    []*candidate     // the fastest so far
 	cut     []partition.Stage
-	budget  int // work that is left; below zero the search has given up
+	budget  int              // work that is left; below zero the search has given up
+	dived   cost.Picoseconds // the time of the cut that the bounds have led to, never as long as there is none
 }
 
 // Work limits. A search that gives up is not claimed to be optimal. Of cuts that
@@ -92,6 +93,35 @@ func (c *cutter) descend(stage, left int, before cost.Picoseconds) {
 			c.descend(stage+1, left-n, before+c.bounds.through[stage].at(n, r.recomputation))
 		}
 	}
+}
+
+// dive follows the bounds to a cut that takes no more than the ceiling, nil for none: what is slower than that is not looked at.
+func (c *cutter) dive() *candidate {
+	left, before := c.pipe.skel.blocks, cost.Picoseconds(0)
+	for i := range c.cut {
+		least, most := never, 0
+		var best option
+		for n := 1; n <= left-(len(c.cut)-1-i); n++ {
+			after := c.reach[i+1][left-n]
+			for k := range c.bounds.again[i][n-1] {
+				o := &c.bounds.again[i][n-1][k]
+				if time := max(after, c.bounds.from(i, left, n, o, before)); time < least {
+					least, most, best = time, n, *o
+				}
+			}
+		}
+		if least > c.ceiling {
+			return nil
+		}
+		c.cut[i] = best.stage(c.pipe.skel.blocks-left, most)
+		left, before = left-most, before+c.bounds.through[i].at(most, best.recomputation)
+	}
+	time := c.pipe.time(c.cut)
+	if c.dived = time; time > c.ceiling {
+		return nil
+	}
+	c.ceiling = time
+	return &candidate{pipe: c.pipe, plan: c.pipe.plan(c.cut), cut: slices.Clone(c.cut), time: time}
 }
 
 // leaf costs a complete cut, and keeps it if none is faster.
@@ -158,7 +188,7 @@ func (c *cutter) allocate(x *candidate) int {
 
 func newCutter(s *searcher, skel *skeleton, size int, schedule partition.Schedule) *cutter {
 	p := newPipeline(skel, skel.memoryOf(size), size, schedule)
-	c := &cutter{search: s, pipe: p, learned: map[tried]bool{}, cut: make([]partition.Stage, len(skel.plan.Stages)), choice: make([]int, p.template.PP()), least: never}
+	c := &cutter{search: s, pipe: p, learned: map[tried]bool{}, cut: make([]partition.Stage, len(skel.plan.Stages)), choice: make([]int, p.template.PP()), least: never, dived: never}
 	if p.mayFit(s.limit) {
 		p.stages = skel.times(size, schedule)
 		c.bound()
@@ -192,7 +222,11 @@ func (c *cutter) solve(ceiling cost.Picoseconds, steps int) (*candidate, bool) {
 		if c.least = max(c.least, min(c.reach[0][c.pipe.skel.blocks], ceiling+1)); c.least > ceiling {
 			return nil, true
 		}
+		first := c.dive()
 		c.descend(0, c.pipe.skel.blocks, 0)
+		if len(c.ties) == 0 && first != nil {
+			c.ties = append(c.ties, first) // given up before it was met
+		}
 		best, fits := c.pick()
 		if fits {
 			return best, c.budget >= 0

@@ -267,7 +267,7 @@ func (s *searcher) run() ([]*candidate, []*point, bool) {
 				x, certain := p.solve(limit, quick)
 				p.solved, p.unsure, p.rest = x != nil, !certain, limit+1
 				if p.unsure {
-					p.rest = max(p.rest, 2*found.ceiling-p.least)
+					p.rest = max(p.rest, min(2*found.ceiling-p.least, p.dived))
 				}
 				found.take(p.degrees, x)
 			default: // until nothing relieves what was found, nor is in another order

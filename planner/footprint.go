@@ -97,6 +97,7 @@ func (p *pipeline) footprint(stages []partition.Stage, at int, peak int64) Footp
 			f.Other += size
 		}
 	}
+	f.Temp = p.memory[at].update.of(blocks)
 	for _, i := range mine {
 		for e, count := range recomputationOf(stages[i]).counts(stages[i].Last - stages[i].First) {
 			if count > 0 {

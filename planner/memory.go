@@ -19,6 +19,7 @@ type stageMemory struct {
 	slot    [extents]int64
 	temp    [extents]int64
 	calm    [extents]int64 // temp, but for the backward pass
+	update  memoryShare    // temp, in the update of many blocks: see updating
 	inbox   int64          // for what the stage before sends
 	// lastSlot and lastInbox are those of the last of several chunks, of which slot and inbox are the first's.
 	lastSlot    [extents]int64
@@ -29,16 +30,54 @@ type stageMemory struct {
 	// others do: a slot has it from the end of its backward pass on.
 	apart [extents]int64
 	left  int64
+	// during is what a slot has of a block at some time of its backward pass, and across what it has all that time
+	// of what blocks neither make nor read: 0 unless gradients of weights are apart.
+	during [extents]int64
+	across int64
 }
 
 // atLeast returns the bound for n blocks, r of them recomputed.
 func (m *stageMemory) atLeast(n int, r recomputation, c codegen.Chunk) int64 {
-	slot, temp := m.kept(&m.slot, n, r)
+	return m.before(n, r, c) + int64(c.Slots)*max(0, m.passing(n, r)-m.around(n, r))
+}
+
+// before is atLeast but for what is in slots during a backward pass.
+func (m *stageMemory) before(n int, r recomputation, c codegen.Chunk) int64 {
+	_, temp := m.kept(&m.slot, n, r)
+	return m.persist + int64(n-1)*m.morePersist + int64(c.Slots)*m.around(n, r) + int64(c.Inboxes)*m.inbox + temp
+}
+
+// around is the most that a slot has before a backward pass, or after it.
+func (m *stageMemory) around(n int, r recomputation) int64 {
+	slot, _ := m.kept(&m.slot, n, r)
 	apart := m.left
 	for e, count := range r.counts(n) {
 		apart += int64(count) * m.apart[e]
 	}
-	return m.persist + int64(n-1)*m.morePersist + int64(c.Slots)*max(slot, apart) + int64(c.Inboxes)*m.inbox + temp
+	return max(slot, apart)
+}
+
+// passing is the most that a slot has during a backward pass: when that is at a block, those before it have what they
+// kept, and those after it what gradients of their weights read.
+func (m *stageMemory) passing(n int, r recomputation) (most int64) {
+	if m.during == [extents]int64{} {
+		return 0
+	}
+	var kept, read int64 // of blocks before and after
+	counts := r.counts(n)
+	for e, count := range counts {
+		read += int64(count) * m.apart[e]
+	}
+	for _, e := range []extent{full, selective, pointwise, 0} { // as they stand in a stage
+		count := int64(counts[e])
+		if count == 0 {
+			continue
+		}
+		most = max(most, kept+m.during[e]+read-m.apart[e]) // at the first of them
+		kept, read = kept+count*m.moreSlot[e], read-count*m.apart[e]
+		most = max(most, kept-m.moreSlot[e]+m.during[e]+read) // at the last
+	}
+	return most + m.across
 }
 
 // kept returns what n blocks, r of them recomputed, keep for a micro-batch where a stage of
@@ -52,7 +91,7 @@ func (m *stageMemory) kept(one *[extents]int64, n int, r recomputation) (slot, t
 			temp = max(temp, m.temp[e])
 		}
 	}
-	return slot, temp
+	return slot, max(temp, m.update.of(n))
 }
 
 // memoryOf bounds the stages of a skeleton at a size of micro-batch. What a
@@ -73,7 +112,8 @@ func (s *skeleton) memoryOf(microBatch int) []stageMemory {
 		sizes = nil
 	}
 	chunks := int64(s.of.plan.Chunks())
-	var few []stageMemory // by position of the blueprint
+	var few []stageMemory  // by position of the blueprint
+	var update memoryShare // of blocks
 	for i := range s.of.plan.PP() {
 		m := stageMemory{moreSlot: more, apart: apart}
 		for e := range s.most + 1 {
@@ -84,7 +124,20 @@ func (s *skeleton) memoryOf(microBatch int) []stageMemory {
 			m.lastSlot[e] = got.slot[fewChunks-1].bytes()
 			m.inbox, m.lastInbox = got.inbox[0], got.inbox[fewChunks-1]
 		}
+		for e := s.most + 1; e < extents; e++ {
+			m.moreSlot[e], m.apart[e], m.slot[e] = more[s.most], apart[s.most], m.slot[s.most]
+			m.temp[e], m.calm[e], m.lastSlot[e] = m.temp[s.most], m.calm[s.most], m.lastSlot[s.most]
+		}
+		var blocks memoryShare
+		if m.update, blocks = s.of.updating(i, sizes); blocks.block > update.block {
+			update = blocks
+		}
 		few = append(few, m)
+	}
+	for i := range few { // between its ends a pipeline has nothing but blocks, which are updated in the same order
+		if few[i].update.block < update.block {
+			few[i].update = update
+		}
 	}
 	all := make([]stageMemory, s.plan.PP())
 	for i := range all {
@@ -111,7 +164,19 @@ type measured struct {
 // memoryShare is bytes outside the blocks, and of the block.
 type memoryShare struct{ fixed, block int64 }
 
-func (m memoryShare) bytes() int64 { return m.fixed + m.block }
+func (m memoryShare) bytes() int64 { return m.of(1) }
+
+// add adds bytes, of the block or not.
+func (m *memoryShare) add(bytes int64, block bool) {
+	if block {
+		m.block += bytes
+	} else {
+		m.fixed += bytes
+	}
+}
+
+// of is that of n blocks.
+func (m memoryShare) of(n int) int64 { return m.fixed + int64(n)*m.block }
 
 // align is codegen's: buffers lie on lines of 64 bytes.
 func align(n int64) int64 { return (n + 63) / 64 * 64 }
@@ -244,11 +309,7 @@ func (b *blueprint) measure(e extent, position int, mesh ir.Mesh, sizes *[]int64
 			live[b.Body][b.To+1] -= size
 			continue
 		}
-		if b.block {
-			share.block += size
-		} else {
-			share.fixed += size
-		}
+		share.add(size, b.block)
 	}
 	for phase, changes := range live {
 		var now int64
@@ -289,52 +350,167 @@ func (p *pipeline) measureApart() {
 	p.measured = true
 	s := p.skel
 	of, mesh := s.of.split(), s.mesh(p.template.MicroBatch)
+	var sizes []int64
 	for e := range p.most + 1 {
-		shares := make([]memoryShare, s.of.plan.PP())
-		for i := range shares {
-			shares[i] = of.crossing(e, i, mesh)
+		all := make([]crossing, s.of.plan.PP())
+		for i := range all {
+			got := of.measure(e, i, mesh, &sizes)
+			all[i] = of.crossing(e, i, mesh)
+			all[i].temp = got.temp
 		}
 		for i := range p.memory {
 			position, _ := s.of.plan.Position(s.like[i])
-			p.memory[i].apart[e] = shares[position].block
-			if left := shares[position].fixed; e == kept || left < p.memory[i].left {
-				p.memory[i].left = left
+			m, x := &p.memory[i], &all[position]
+			m.apart[e], m.during[e], m.temp[e] = x.apart, x.during, x.temp
+			if e == kept {
+				m.left, m.across = x.left, x.across
 			}
+			m.left, m.across = min(m.left, x.left), min(m.across, x.across)
 		}
 	}
 }
 
-// crossing measures what a position of the blueprint keeps for a micro-batch from its backward
-// pass on for the gradients of weights, which are apart in its programs: of a block what those of
-// the block read that it has made, or in the backward pass the one after it, and outside of blocks what
-// others read of each other. What the first block hands to the embedding is there once, and left out.
-func (b *blueprint) crossing(e extent, position int, mesh ir.Mesh) memoryShare {
+// crossing is what a stage with one block keeps for a micro-batch when gradients of weights are apart.
+type crossing struct {
+	apart, left    int64 // from the backward pass on, of the block and of others
+	during, across int64 // at some time of the backward pass of the block, of the block, and all that time of others
+	temp           int64 // as measured
+}
+
+// crossing measures what a position of the blueprint keeps for a micro-batch for the gradients of weights, which are apart in
+// its programs: of a block what those of the block read that it has made, or in the backward pass the one after it, and outside
+// of blocks what others read of each other. What the first block hands to the embedding is there once, and left out.
+func (b *blueprint) crossing(e extent, position int, mesh ir.Mesh) (x crossing) {
 	st := b.prog(e).Stages[position]
-	at := len(st.Bodies[ir.Forward].Instrs) + len(st.Bodies[ir.Backward].Instrs)
-	var share memoryShare
-	counted := make([]bool, len(st.Buffers))
+	size := func(buf *codegen.Buffer) int64 {
+		return align(mesh.LocalElems(buf.Value.Type.Shape, buf.Value.Spec, ir.Coord{}) * buf.Value.Type.DType.Size())
+	}
+	forward, backward := len(st.Bodies[ir.Forward].Instrs), st.Bodies[ir.Backward].Instrs
+	at := forward + len(backward)
+	read := make([]bool, len(st.Buffers)) // by gradients of weights, or by the block
 	for _, ofBlocks := range []bool{true, false} {
 		for _, in := range st.Bodies[ir.WeightGrad].Instrs {
 			if b.ofBlock[in.Node] != ofBlocks {
 				continue
 			}
 			for i, id := range in.Args {
-				x, def := &st.Buffers[id], in.Node.Args[i].Def
-				if counted[id] || x.Region != codegen.Slot || x.From >= at || x.To < at {
+				buf, def := &st.Buffers[id], in.Node.Args[i].Def
+				if read[id] || buf.Region != codegen.Slot || buf.From >= at || buf.To < at {
 					continue
 				}
-				counted[id] = true
-				size := align(mesh.LocalElems(x.Value.Type.Shape, x.Value.Spec, ir.Coord{}) * x.Value.Type.DType.Size())
+				read[id] = true
 				switch {
 				case ofBlocks && (def.Block() == in.Node.Block() || def.Phase == ir.Backward):
-					share.block += size
+					x.apart += size(buf)
 				case !ofBlocks && def.Block() == "":
-					share.fixed += size
+					x.left += size(buf)
 				}
 			}
 		}
 	}
-	return share
+	from, to := -1, at // of the block's backward pass, until it has read what another has made in the forward pass
+	last := 0
+	for k := range backward {
+		if !b.ofBlock[backward[k].Node] {
+			continue
+		}
+		if last = forward + k; from < 0 {
+			from = last
+		}
+		for i, id := range backward[k].Args {
+			if def := backward[k].Node.Args[i].Def; def.Block() == "" || def.Op == ir.OpRecv {
+				if read[id] = true; def.Phase == ir.Forward && def.Op.Class() != ir.Leaf {
+					to = min(to, st.Buffers[id].To)
+				}
+			}
+		}
+	}
+	if from < 0 {
+		return x
+	}
+	to = min(to, last)
+	used := usedBuffers(st)
+	live := make([]int64, at+2) // changes
+	for id := range st.Buffers {
+		buf := &st.Buffers[id]
+		switch {
+		case buf.Region != codegen.Slot || buf.View || !used[id]:
+		case buf.Value.Def.Block() != "" && buf.Value.Def.Op != ir.OpRecv:
+			live[min(buf.From, at+1)] += size(buf)
+			live[min(buf.To+1, at+1)] -= size(buf)
+		case !read[id] && buf.From <= from && buf.To >= last:
+			x.across += size(buf)
+		}
+	}
+	now := int64(0)
+	for k := range to + 1 {
+		if now += live[k]; k >= from {
+			x.during = max(x.during, now)
+		}
+	}
+	return x
+}
+
+// updating bounds what is temporary in the update of a position with many blocks, from that of one which is measured, with one
+// chunk. What a block keeps for or from its AdamW while others do something, all blocks keep then, as each does what comes
+// before, and none what comes after: gradients that are reduced or narrowed before all are clipped, weights that have come from
+// the host before any is cast. The block that is updated first, or last, has besides what that AdamW reads and writes.
+// blocks is that of the blocks alone.
+func (b *blueprint) updating(position int, sizes []int64) (most, blocks memoryShare) {
+	st := b.prog(kept).Stages[position]
+	body := st.Bodies[ir.Update].Instrs
+	if b.plan.Chunks() > 1 {
+		return most, blocks // blocks are updated one after another
+	}
+	var updates []int // of the block
+	for k := range body {
+		if n := body[k].Node; n.Op == ir.OpAdamW && n.Block() != "" {
+			updates = append(updates, k)
+		}
+	}
+	if len(updates) == 0 {
+		return most, blocks
+	}
+	first, last := updates[0], updates[len(updates)-1]
+	var temp []*held                         // of the block
+	live := make([]memoryShare, len(body)+1) // changes, by instruction
+	for i := range b.held[kept][position] {
+		x := &b.held[kept][position][i]
+		if x.Region != codegen.Temp || x.Body != ir.Update {
+			continue
+		}
+		temp = append(temp, x)
+		if !x.block || x.From <= last && x.To >= first {
+			live[x.From].add(sizes[x.kind], x.block)
+			live[x.To+1].add(-sizes[x.kind], x.block)
+		}
+	}
+	var now memoryShare
+	at := -1
+	for k := range body {
+		now = memoryShare{now.fixed + live[k].fixed, now.block + live[k].block}
+		if now.block > most.block && body[k].Node.Block() == "" {
+			most, at = now, k
+		}
+	}
+	if at < 0 {
+		return most, blocks
+	}
+	for _, k := range updates {
+		with, alone := -most.block, -most.block
+		for _, x := range temp {
+			mine := func(id int) bool { return x.block && &st.Buffers[id] == x.Buffer }
+			if x.From <= k && k <= x.To && (x.From <= at && at <= x.To || slices.ContainsFunc(body[k].Args, mine) || slices.ContainsFunc(body[k].Results, mine)) {
+				with += sizes[x.kind]
+				if x.block {
+					alone += sizes[x.kind]
+				}
+			}
+		}
+		most.fixed, blocks.fixed = max(most.fixed, with), max(blocks.fixed, alone)
+	}
+	blocks.block = most.block
+	return most, blocks
 }
 
 // usedBuffers tells, by buffer, whether any instruction names it. What none does was

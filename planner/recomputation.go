@@ -288,7 +288,7 @@ func (p *pipeline) stretches(stage, n int, r recomputation) []cost.Picoseconds {
 // fewest returns the fewest of n blocks, at least one, with which they may fit when those are
 // recomputed to an extent besides f in full; more than n-f if none does.
 func (m *stageMemory) fewest(e extent, n, f int, room codegen.Chunk, limit int64) int {
-	fits := func(k int) bool { return m.atLeast(n, mixed(f, e, k), room) <= limit }
+	fits := func(k int) bool { return m.before(n, mixed(f, e, k), room) <= limit } // which falls with k
 	if m.moreSlot[e] >= m.moreSlot[kept] || m.apart[e] > m.apart[kept] {
 		return 1 // this recomputation may save nothing: nothing to skip
 	}
@@ -301,5 +301,5 @@ func (m *stageMemory) least(n int, room codegen.Chunk) int64 {
 	for e := kept + 1; e < extents; e++ {
 		slot, more, temp, apart = min(slot, m.slot[e]), min(more, m.moreSlot[e]), min(temp, m.temp[e]), min(apart, m.apart[e])
 	}
-	return m.persist + int64(n-1)*m.morePersist + int64(room.Slots)*max(slot+int64(n-1)*more, m.left+int64(n)*apart) + int64(room.Inboxes)*m.inbox + temp
+	return m.persist + int64(n-1)*m.morePersist + int64(room.Slots)*max(slot+int64(n-1)*more, m.left+int64(n)*apart) + int64(room.Inboxes)*m.inbox + max(temp, m.update.of(n))
 }

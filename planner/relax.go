@@ -30,6 +30,7 @@ type shelf struct {
 type flight struct {
 	slot, apart [extents]int64            // see stageMemory
 	more        [extents]cost.Picoseconds // what recomputation adds to a backward pass
+	temp        int64                     // beside, in a pass, whatever is recomputed; 0 where that may lie in slots
 }
 
 // flightKey is what a flight follows from.
@@ -111,8 +112,21 @@ func (w *work) flightOf(key flightKey, batch int) *flight {
 			}
 		}
 	}
+	if !key.inOrder {
+		w.of.measure(kept, 0, mesh, &sizes)
+		b.temp = w.of.tempOfSequences(kept, mesh, sizes)
+		w.of.measure(full, 0, mesh, &sizes)
+		b.temp = min(b.temp, w.of.tempOfSequences(full, mesh, sizes))
+	}
 	w.flights[key] = b
 	return b
+}
+
+// tempOfSequences is the most that temporary values of blocks take at one instruction of a pass of one stage that is measured,
+// but for those that are made of weights alone.
+func (b *blueprint) tempOfSequences(e extent, mesh ir.Mesh, sizes []int64) int64 {
+	mb := mesh.Axis(partition.AxisMB)
+	return b.mostTemp(e, 0, sizes, func(x *held) bool { return x.Body != ir.Update && x.Value.Spec[mb].Kind == ir.Shard })
 }
 
 // passOf returns the work of a block's backward pass with recomputation. What blocks that are
@@ -384,7 +398,7 @@ func (s *searcher) again(o outline, size int, schedule partition.Schedule) *agai
 		ranks = o.dp * (s.opts.RuntimeNGPUs / o.plan)
 	}
 	a := &again{
-		limit: s.limit, persist: trunk.shelfOf(s.batch).persist(o.sharding, int64(o.sharers(ranks))), slots: [][extents]int64{f.slot}, more: f.more,
+		limit: s.limit - f.temp, persist: trunk.shelfOf(s.batch).persist(o.sharding, int64(o.sharers(ranks))), slots: [][extents]int64{f.slot}, more: f.more,
 		among: s.opts.recompute(o.replicate).extents(), alike: o.chunks > 1,
 	}
 	if schedule == partition.ZeroBubble {
@@ -396,7 +410,7 @@ func (s *searcher) again(o outline, size int, schedule partition.Schedule) *agai
 // again bounds from below what recomputation adds to a backward pass of a position: so
 // much that what its blocks keep fits.
 type again struct {
-	limit   int64
+	limit   int64                     // but for what is temporary
 	persist int64                     // of a block
 	slots   [][extents]int64          // for a micro-batch in flight, at several moments
 	more    [extents]cost.Picoseconds // work of a block
@@ -474,10 +488,10 @@ func (s *searcher) keeps(o outline, size int, schedule partition.Schedule) int64
 	}
 	blocks := s.graphs.blocks
 	if o.pp == 1 || o.chunks > 1 {
-		return int64(blocks/o.pp) * slices.Max(each)
+		return s.limit - a.limit + int64(blocks/o.pp)*slices.Max(each)
 	}
 	most := int64(blocks) * slices.Max(each)
-	return int64(sort.Search(int(most), func(bytes int) bool {
+	return s.limit - a.limit + int64(sort.Search(int(most), func(bytes int) bool {
 		left := int64(blocks)
 		for _, b := range each {
 			left -= int64(bytes) / b

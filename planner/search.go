@@ -432,6 +432,10 @@ func (s *searcher) skeleton(o outline) (*skeleton, error) {
 	skel, err := newSkeleton(s.blueprints, plan, s.cluster)
 	if err == nil {
 		skel.lacks, skel.replicate = s.lacks(&plan), o.replicate
+		if o.chunks <= 1 {
+			all := s.opts.recompute(o.replicate).extents()
+			skel.most = all[len(all)-1] // nothing is compiled of more
+		}
 	}
 	return skel, err
 }

@@ -37,7 +37,9 @@ func newSkeleton(all *blueprints, p partition.Plan, c *cost.Cluster) (*skeleton,
 	if err != nil {
 		return nil, err
 	}
-	inner, err := all.inner(p)
+	further := p // a block after which others come, of which the loss is not: with whole logits its programs are those of most outlines
+	further.LossSlices = 0
+	inner, err := all.inner(further)
 	if err != nil {
 		return nil, err
 	}

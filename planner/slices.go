@@ -123,10 +123,11 @@ func (c *cutter) withoutHead() cost.Picoseconds {
 }
 
 func (c *cutter) leastWithoutHead() cost.Picoseconds {
-	if !c.crammed() {
+	p, last := *c.pipe, c.pipe.template.PP()-1
+	crammed := c.crammed()
+	if !slices.Contains(crammed, true) {
 		return never
 	}
-	p, last := *c.pipe, c.pipe.template.PP()-1
 	p.memory = slices.Clone(p.memory)
 	p.leaveHead(&p.memory[last])
 	if !p.mayFit(c.search.limit) {
@@ -146,7 +147,11 @@ func (c *cutter) leastWithoutHead() cost.Picoseconds {
 	} else {
 		others := maps.Clone(c.learned)
 		maps.DeleteFunc(others, func(t tried, _ bool) bool { return t.stage == last })
-		least = newBounds(&p, c.search.limit, c.search.opts, others).best()
+		b := newBounds(&p, c.search.limit, c.search.opts, others)
+		b.leave(last, crammed)
+		if least = b.best(); least < never {
+			least = b.reach(never - 1)[0][p.skel.blocks]
+		}
 	}
 	if least < never {
 		least -= p.inHead()
@@ -154,29 +159,28 @@ func (c *cutter) leastWithoutHead() cost.Picoseconds {
 	return least
 }
 
-// crammed reports whether the last position has to recompute something, or does not fit, with some number of blocks
-// of which the others can hold the rest.
-func (c *cutter) crammed() bool {
+// crammed tells, by number of blocks less one, with which the last position has to recompute something, or does not fit, of
+// those of which the others can hold the rest; with several chunks there is one number.
+func (c *cutter) crammed() []bool {
 	p, last := c.pipe, c.pipe.template.PP()-1
 	if c.chunks() > 1 {
-		return c.least == never || c.choice[last] > 0
+		return []bool{c.least == never || c.choice[last] > 0}
 	}
+	all := make([]bool, p.skel.blocks-last)
 	left := p.skel.blocks // for the last position
 	for i := range last {
 		m := &p.memory[i]
 		n := sort.Search(p.skel.blocks-last, func(n int) bool { return m.least(n+1, p.room[i]) > c.search.limit })
 		if n == 0 {
-			return false
+			return all
 		}
 		left -= n
 	}
 	for n := max(1, left); n <= p.skel.blocks-last; n++ {
 		r := c.recompute().choices(n)[0]
-		if p.memory[last].atLeast(n, r, p.room[last]) > c.search.limit || c.learned[tried{last, n, r}] {
-			return true
-		}
+		all[n-1] = p.memory[last].atLeast(n, r, p.room[last]) > c.search.limit || c.learned[tried{last, n, r}]
 	}
-	return false
+	return all
 }
 
 // leaveHead leaves of the memory of the last position what blocks have and what lasts, which any number of slices have.
@@ -196,7 +200,7 @@ func (p *pipeline) leaveHead(m *stageMemory) {
 			m.temp[e] = of.tempOfBlocks(e, last, sizes)
 		}
 	}
-	m.left = 0
+	m.left, m.across, m.update.fixed = 0, 0, 0
 	// A gradient that every tensor-parallel rank has a term of may be summed, and cut, in the pass.
 	tp := mesh.Axis(partition.AxisTP)
 	for i := range of.held[kept][last] {
@@ -208,11 +212,16 @@ func (p *pipeline) leaveHead(m *stageMemory) {
 
 // tempOfBlocks is the most that temporary values of blocks take at one instruction of a position of the blueprint that is
 // measured.
-func (b *blueprint) tempOfBlocks(e extent, position int, sizes []int64) (most int64) {
+func (b *blueprint) tempOfBlocks(e extent, position int, sizes []int64) int64 {
+	return b.mostTemp(e, position, sizes, func(*held) bool { return true })
+}
+
+// mostTemp is that of some of these values.
+func (b *blueprint) mostTemp(e extent, position int, sizes []int64, some func(*held) bool) (most int64) {
 	for phase, body := range b.prog(e).Stages[position].Bodies {
 		live := make([]int64, len(body.Instrs)+1)
 		for i := range b.held[e][position] {
-			if x := &b.held[e][position][i]; x.Region == codegen.Temp && x.block && !x.apart && x.Body == ir.Phase(phase) {
+			if x := &b.held[e][position][i]; x.Region == codegen.Temp && x.block && !x.apart && x.Body == ir.Phase(phase) && some(x) {
 				live[x.From] += sizes[x.kind]
 				live[x.To+1] -= sizes[x.kind]
 			}

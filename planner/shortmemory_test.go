@@ -1,0 +1,80 @@
+package planner
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/autopar/autopar/codegen"
+	"github.com/autopar/autopar/ir"
+	"github.com/autopar/autopar/partition"
+)
+
+// TestMemoryOfManyBlocks: the bound of a stage's memory is near its arena with many blocks, where that has what grows with them:
+// gradients that are reduced before all are clipped, weights that come from the host before any is cast, and under a zero-bubble
+// schedule what slots have during a backward pass. That it is never above is in TestCostIsSimulation.
+func TestMemoryOfManyBlocks(t *testing.T) {
+	const batch, blocks = 8, 24
+	model := tiny(blocks)
+	model.Float = ir.BF16
+	g := step(t, model, batch)
+	for name, x := range map[string]struct {
+		sharding
+		schedule partition.Schedule
+		again    extent
+		near     float64 // share of the arena
+	}{
+		"gradients reduced":   {sharding{zero: 1, offload: partition.OffloadOptimizer}, partition.OneFOneB, full, 0.97},
+		"weights of the host": {sharding{offload: partition.OffloadOptimizer}, partition.OneFOneB, full, 0.97},
+		"zero-bubble":         {sharding{}, partition.ZeroBubble, kept, 0.98},
+		"recomputed":          {sharding{}, partition.ZeroBubble, selective, 0.98},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newSearcher(g, batch, cluster(t, "a100-80g"), Options{RuntimeNGPUs: 6})
+			skel, err := s.skeleton(outline{degrees: degrees{plan: 6, dp: 2, cp: 1, tp: 1, pp: 3}, sharding: x.sharding, chunks: 1})
+			require.NoError(t, err)
+			p := newPipeline(skel, skel.memoryOf(1), 1, x.schedule)
+			p.measureApart()
+			cut := evenCut(blocks, 3, func(int) extent { return x.again })
+			prog, err := codegen.Draft(g, p.plan(cut), batch)
+			require.NoError(t, err)
+			peaks, _, err := s.peaks(prog.Plan)
+			require.NoError(t, err)
+			for at, arena := range peaks {
+				least := p.memory[at].atLeast(blocks/3, recomputationOf(cut[at]), p.room[at])
+				require.LessOrEqual(t, least, arena, "position %d", at)
+				require.Greater(t, float64(least)/float64(arena), x.near, "position %d: %d of %d bytes", at, least, arena)
+			}
+		})
+	}
+}
+
+// TestSearchWhereMemoryIsShort lays out few stages and looks at few pipelines: GPT-3 13B on 16 A10Gs took more than 1,600
+// layouts when zero-bubble slots were bounded between passes only, and the update by that of one block.
+func TestSearchWhereMemoryIsShort(t *testing.T) {
+	if testing.Short() {
+		t.Skip("a search of half a second")
+	}
+	zero := 1
+	_, s, err := newSearch(step(t, preset(t, "gpt3-13b"), 60), 60, cluster(t, "a10g"), Options{PlanNGPUs: 16, RuntimeNGPUs: 16, Schedule: partition.ZeroBubble, ZeRO: &zero, TopK: 5}, thorough)
+	require.NoError(t, err)
+	require.Less(t, len(s.footprints), 40)
+	require.Less(t, len(s.looked), 100)
+}
+
+// TestCutThatBoundsLeadTo: a search of cuts that gives up at once still has the cut to which its bounds lead.
+func TestCutThatBoundsLeadTo(t *testing.T) {
+	const batch, blocks = 8, 24
+	s := newSearcher(step(t, tiny(blocks), batch), batch, cluster(t, "a100-80g"), Options{RuntimeNGPUs: 4})
+	s.limit = 1 << 40
+	skel, err := s.skeleton(outline{degrees: degrees{plan: 4, dp: 1, cp: 1, tp: 1, pp: 4}, chunks: 1})
+	require.NoError(t, err)
+	c := newCutter(s, skel, 1, partition.GPipe)
+	got, certain := c.solve(never-1, -1)
+	require.False(t, certain)
+	require.NotNil(t, got)
+	best, certain := newCutter(s, skel, 1, partition.GPipe).solve(never-1, thorough)
+	require.True(t, certain)
+	require.LessOrEqual(t, float64(got.time), 1.02*float64(best.time))
+	require.Equal(t, got.time, c.dived)
+}
