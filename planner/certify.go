@@ -244,7 +244,17 @@ func (a *auditor) region(r *Region) error {
 			return refute(r.line, "the bound %d ps is less than the %d ps of the winner", int64(r.bound), int64(a.cert.Step))
 		}
 	}
+	any := map[cell]cost.Picoseconds{} // bounds that hold for every number of parts
 	for c := range r.cells() {
+		if r.reason == byTrunk {
+			whole := cell{a.undivided(a.usual(c.outline)), c.size, c.schedule}
+			if _, known := any[whole]; !known {
+				any[whole] = a.trunks(whole.outline, c.size, c.schedule, a.again(whole.outline, c.size, c.schedule), r.bound)
+			}
+			if any[whole] >= r.bound {
+				continue
+			}
+		}
 		if err := a.cell(r, c); err != nil {
 			return err
 		}
