@@ -572,6 +572,43 @@ func TestSearchInPiecesIsExact(t *testing.T) {
 	require.Equal(t, 8, inPieces)
 }
 
+// TestPiecesAreSearched: the same where the number of parts is searched, on networks on which one, two or four are best.
+func TestPiecesAreSearched(t *testing.T) {
+	t.Parallel()
+	const seed = 8
+	r := rand.New(rand.NewPCG(seed, 0))
+	found := map[int]int{}
+	for k := range 24 {
+		model, ranks := tiny(2), 2+k%6/5*2
+		model.Bias, model.NEmbd, model.BlockSize = k%3 == 0, 48, 16
+		batch := 3 + r.IntN(4)
+		c := randomCluster(r)
+		c.Device.LaunchOverhead, c.Device.Efficiency.MatmulHalf = c.Device.LaunchOverhead/1e3, c.Device.Efficiency.MatmulHalf*float64(k%4)/1e3
+		for _, l := range []*cost.Link{&c.IntraNode, &c.InterNode} {
+			l.Latency /= []float64{1, 30, 1e4}[k%3]
+		}
+		b := &brute{
+			t: t, g: step(t, model, batch), blocks: model.NLayer, batch: batch, tokens: model.BlockSize, cluster: c,
+			opts:  Options{RuntimeNGPUs: ranks, PlanNGPUs: ranks, CP: 1, TP: 2, ZeRO: stage(k / 2 % 2), Offload: "none", Replicate: "none", LossSlices: 1},
+			limit: []int64{1 << 40, 250e3 + r.Int64N(400e3)}[k/4%2],
+		}
+		if ranks == 2 {
+			b.opts.ZeRO = nil
+		}
+		b.opts.MemoryLimit = b.limit
+		if b.skip() {
+			continue
+		}
+		if res, _ := b.compare(seed, k); res != nil {
+			found[res.Plan.TPPieces]++
+		}
+	}
+	t.Logf("parts %v", found)
+	for _, n := range pieceCounts() {
+		require.Positive(t, found[n], "parts %d", n)
+	}
+}
+
 func TestInfeasible(t *testing.T) {
 	g := step(t, tiny(3), 7)
 	_, err := Search(g, 7, cluster(t, "h100"), Options{PlanNGPUs: 2, MemoryLimit: 100 << 10})
