@@ -265,6 +265,8 @@ func (s *searcher) run() ([]*candidate, []*point, bool) {
 					points = append(points, p)
 				}
 				slices.SortStableFunc(open, byFloor)
+			case p != nil && p.rough:
+				p.settle()
 			case p != nil:
 				limit := found.limitOf(p.degrees)
 				x, certain := p.solve(limit, quick)

@@ -154,7 +154,7 @@ func (c *cutter) slowed(time cost.Picoseconds, what partition.Offload) bool {
 		return true // it does not fit at all
 	}
 	if c.chunks() > 1 {
-		if c.least != never && slices.Max(c.choice) == 0 {
+		if !c.rough && c.least != never && slices.Max(c.choice) == 0 {
 			return false
 		}
 		return c.freed(what).least <= time
