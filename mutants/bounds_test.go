@@ -127,7 +127,7 @@ func inTheBounds() []mutant {
 	}, {
 		bug: "the first block of a model hands its gradient to the embedding with those of weights", how: "where that has one gradient, unlike other blocks",
 		file: "partition/weightgrad.go",
-		old:  "with && !handsOn {", new: "with && (!handsOn || handsOn) {",
+		old:  "&& !handsOn {", new: "&& (!handsOn || handsOn) {",
 		pkg: "./planner", run: "^TestOverlapUnderZeroBubble$",
 	}, {
 		bug: "what a stream still has to do is added to what the position does meanwhile", how: "after handing it over",

@@ -313,8 +313,13 @@ func inThePartition() []mutant {
 	}, {
 		bug: "backward pass split wrongly", how: "a gradient that another stage waits for is put off",
 		file: "partition/weightgrad.go",
-		old:  "if of != many && !passed[n.ID()] && with && !handsOn {", new: "if of != many && with && !handsOn || n.Op == ir.OpSend {",
+		old:  "if of != many && !passed[n.ID()] && !waited", new: "if n.Op == ir.OpSend || of != many && !waited",
 		pkg: "./codegen", run: "^TestPipelinesAreSound$",
+	}, {
+		bug: "backward pass split wrongly", how: "what a kernel that stays reads is put off",
+		file: "partition/weightgrad.go",
+		old:  "&& !waited[n.ID()] && !handsOn {", new: "&& (!waited[n.ID()] || true) && !handsOn {",
+		pkg: "./partition", run: "^TestWeightGradsOfOneToken$",
 	}, {
 		bug: "optimizer holding stale weights", how: "the new weight has a place of its own",
 		file: "codegen/layout.go",

@@ -38,7 +38,7 @@ func Shrink(cfg *config.Config, plan *partition.Plan) (*config.Config, *partitio
 	c.Model.NLayer = p.Stages[len(p.Stages)-1].Last
 	m, dp, inner := &c.Model, p.DataParallel(), max(p.TP, p.ContextParallel())
 
-	width, group := m.HeadDim(), m.QueryGroup()
+	width, group := max(m.HeadDim(), 4), m.QueryGroup() // a norm of two elements is their signs: its gradient is rounding
 	kvHeads := min(m.KVHeads(), p.TP+1)
 	if kvHeads < p.TP { // the plan may split something else
 		group = min(group, p.TP)

@@ -290,6 +290,31 @@ func TestWeightGradsOfBlocks(t *testing.T) {
 	require.Equal(t, apart["h.2"], apart["h.0"])
 }
 
+// TestWeightGradsOfOneToken: where every rank has one token, gradients of what is left whole are gathered and cut again
+// inside a block. What waits for the cut stays, and so the cut does.
+func TestWeightGradsOfOneToken(t *testing.T) {
+	c := gpt.DefaultConfig()
+	c.NLayer, c.NHead, c.NEmbd, c.BlockSize, c.VocabSize, c.Position = 2, 2, 12, 1, 17, gpt.RoPE
+	g, err := gpt.TrainStep(c, gpt.Optimizer{Beta1: .9, Beta2: .99, Eps: 1e-8}, 2, 1)
+	require.NoError(t, err)
+	p := newPlan(1, 2, partition.Stage{Last: 1}, partition.Stage{First: 1, Last: 2})
+	p.Schedule, p.BatchParallel, p.Placements = partition.ZeroBubble, true, replicating("attn", "mlp")
+	i := slices.IndexFunc(p.Placements, func(x partition.Placement) bool { return x.Module() == "wte" })
+	p.Placements[i].Spec = "[_,tp]"
+	g, err = partition.Apply(g, p, 2)
+	require.NoError(t, err)
+	cuts := 0
+	for _, n := range g.Nodes {
+		if n.Op == ir.OpSlice && n.Phase == ir.Backward {
+			cuts++
+		}
+		for _, a := range n.Args {
+			require.LessOrEqual(t, a.Def.Phase, n.Phase, "%s reads %s", n.Name, a.Name())
+		}
+	}
+	require.NotZero(t, cuts)
+}
+
 func TestPlansRefused(t *testing.T) {
 	g := trainGraph(t, 2)
 	for name, c := range map[string]struct {

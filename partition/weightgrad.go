@@ -81,16 +81,25 @@ func WeightGrads(g *ir.Graph) map[*ir.Node]bool {
 		}
 	}
 	found := map[*ir.Node]bool{}
-	for _, n := range g.Nodes {
+	waited := make([]bool, g.IDs()) // read by what stays
+	for _, n := range slices.Backward(g.Nodes) {
 		if n.Phase != ir.Backward {
 			continue
 		}
-		// A sum goes with the kernel that makes its terms, which may do the adding.
-		with := n.Op != ir.OpAccumulate || found[n.Args[0].Def]
 		of := reach[n.ID()]
 		handsOn := of > 0 && n.Op.Class() == ir.Compute && n.Block() != "" && n.Block() != g.Nodes[of-1].Block()
-		if of != many && !passed[n.ID()] && with && !handsOn {
+		if of != many && !passed[n.ID()] && !waited[n.ID()] && !handsOn {
 			found[n] = true
+			continue
+		}
+		for _, a := range n.Args {
+			waited[a.Def.ID()] = true
+		}
+	}
+	// A sum goes with the kernel that makes its terms, which may do the adding.
+	for n := range found {
+		if n.Op == ir.OpAccumulate && !found[n.Args[0].Def] {
+			delete(found, n)
 		}
 	}
 	return found
