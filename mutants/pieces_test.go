@@ -82,7 +82,7 @@ func inPieces() []mutant {
 		bug: "floor above what plans take", how: "of a product and its sum each part has the one before beside it",
 		file: "planner/pieces.go",
 		old:  "time += first + max(0, second-first)", new: "time += first + second",
-		pkg: "./planner", run: "^TestCostInPiecesIsSimulation$",
+		pkg: "./planner", run: "^TestTrunksTellWhatPartsTake$",
 	}, {
 		bug: "a certificate that leaves out plans is accepted", how: "nobody asks for those in several parts",
 		file: "planner/declared.go",
