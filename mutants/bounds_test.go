@@ -92,7 +92,7 @@ func inTheBounds() []mutant {
 	}, {
 		bug: "memory that is short is spared with no size of micro-batches", how: "as it would be enough with another",
 		file: "planner/relief.go",
-		old:  "x.idle = !p.base.slowed(x, gain, what)", new: "x.idle = true",
+		old:  "x.idle = !p.base.slowed(x, p.pieces, gain, what)", new: "x.idle = true",
 		pkg: "./planner", run: "^TestOffloadWhereMemoryIsShort$",
 	}, {
 		bug: "a floor adds up whole gradients that ZeRO shards", how: "of stage 2",

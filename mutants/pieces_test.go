@@ -2,7 +2,7 @@ package mutants
 
 // inPieces has the bugs of products and collectives that are made in parts.
 func inPieces() []mutant {
-	const checked = "^TestPiecesAreChecked$"
+	const checked, searched = "^TestPiecesAreChecked$", "^TestPiecesAreSearched$"
 	return []mutant{{
 		bug: "a part is made of what is not there yet", how: "nobody looks which parts are",
 		file: "codegen/check.go",
@@ -63,5 +63,30 @@ func inPieces() []mutant {
 		file: "codegen/pieces.go",
 		old:  "case first >= 0 && b.ofWeights(n):", new: "case first >= 0 && n == nil:",
 		pkg: "./codegen", run: "^TestVerifyAcceptsPieces$",
+	}, {
+		bug: "a faster plan is left", how: "floors of plans in any number of parts are those of plans in one",
+		file: "planner/pieces.go",
+		old:  "t.fastest(w.divided(of, batch))", new: "w.divided(of, batch)",
+		pkg: "./planner", run: searched,
+	}, {
+		bug: "a faster plan is left", how: "plans in four parts",
+		file: "planner/pieces.go",
+		old:  "for n := 2; n <= mostPieces; n *= 2 {", new: "for n := 2; n < mostPieces; n *= 2 {",
+		pkg: "./planner", run: searched,
+	}, {
+		bug: "a faster plan is left", how: "parts of which one is empty",
+		file: "planner/pieces.go",
+		old:  "pieces < 2 || 2*size > pieces }", new: "pieces < 2 || size >= pieces }",
+		pkg: "./planner", run: searched,
+	}, {
+		bug: "floor above what plans take", how: "of a product and its sum each part has the one before beside it",
+		file: "planner/pieces.go",
+		old:  "time += first + max(0, second-first)", new: "time += first + second",
+		pkg: "./planner", run: "^TestTrunksTellWhatPartsTake$",
+	}, {
+		bug: "a certificate that leaves out plans is accepted", how: "nobody asks for those in several parts",
+		file: "planner/declared.go",
+		old:  "	return []int{0, 2, 4}\n", new: "	return []int{0}\n",
+		pkg: "./planner", run: searched,
 	}}
 }

@@ -324,6 +324,8 @@ type blueprints struct {
 	// parameters in the same dimensions.
 	sharing map[shardsKey][2]int
 	many    map[structure][]*blueprint // of one stage and other than two ranks, but for how many are tensor-parallel
+	// trunkPieces is how many parts programs of trunks have (see [searcher.trunkOf]).
+	trunkPieces int
 }
 
 // shardsKey is what tells in which dimensions ZeRO cuts parameters.
@@ -355,13 +357,12 @@ type structure struct {
 	dp, cp, tp, stages, chunks int // as compiled
 	sharding                       // of its split the rows, as compiled, and the batch; placements say the rest
 	overlapTP                  bool
-	pieces                     int // of tensor parallelism: see [partition.Plan.TPPieces]
 	placements                 string
 	shards                     string // the dimension of each parameter that ZeRO cuts
 }
 
 func newBlueprints(graphs *shrunken, batch int) *blueprints {
-	return &blueprints{graphs, batch, sequenceTokens(graphs.graph), fewestHeads(graphs.graph), map[structure]*blueprint{}, map[structure]error{}, map[roomKey][]codegen.Chunk{}, map[shardsKey][2]int{}, map[structure][]*blueprint{}}
+	return &blueprints{graphs: graphs, batch: batch, tokens: sequenceTokens(graphs.graph), heads: fewestHeads(graphs.graph), known: map[structure]*blueprint{}, failed: map[structure]error{}, rooms: map[roomKey][]codegen.Chunk{}, sharing: map[shardsKey][2]int{}, many: map[structure][]*blueprint{}}
 }
 
 // find returns the blueprint for a plan, of which stages, cut, micro-batch size and
@@ -370,9 +371,8 @@ func (b *blueprints) find(p *partition.Plan) (*blueprint, error) {
 	two := func(n int) int { return min(n, 2) }
 	key := structure{
 		dp: two(p.DataParallel()), cp: two(p.ContextParallel()), tp: two(p.TP), chunks: min(p.Chunks(), fewChunks),
-		sharding:   sharding{zero: p.ZeRO, sequence: p.SequenceParallel, overlap: p.Overlap, offload: p.Offload, slices: slicesOf(p), split: split{batch: p.BatchParallel}},
+		sharding:   sharding{zero: p.ZeRO, sequence: p.SequenceParallel, overlap: p.Overlap, offload: p.Offload, slices: slicesOf(p), pieces: piecesOf(p), split: split{batch: p.BatchParallel}},
 		overlapTP:  p.OverlapTP,
-		pieces:     p.TPPieces,
 		placements: placementText(p.Placements),
 	}
 	if p.Rows() > 1 {
@@ -482,7 +482,10 @@ func (b *blueprints) lazy(key structure, placements []partition.Placement) *blue
 // shards says in which dimension ZeRO cuts each parameter, and its optimizer state,
 // over n ranks.
 func (b *blueprints) shards(p *partition.Plan, n int) (string, error) {
-	whole := structure{dp: 1, cp: 1, tp: min(p.TP, 2), stages: 1, chunks: 1, overlapTP: p.OverlapTP, pieces: p.TPPieces, placements: placementText(p.Placements)}
+	whole := structure{dp: 1, cp: 1, tp: min(p.TP, 2), stages: 1, chunks: 1, overlapTP: p.OverlapTP, placements: placementText(p.Placements)}
+	if p.TP > 1 {
+		whole.pieces = b.trunkPieces
+	}
 	if p.Rows() > 1 {
 		whole.tp, whole.rows = 4, 2
 	}

@@ -100,7 +100,7 @@ func (b *brute) run() {
 															if all == 1 && !split.batch && (zero > 0 || overlap) {
 																continue
 															}
-															b.sizes(s, outline{d, sharding{zero, group, sequence, overlap, offload, 0, split}, chunks, ranks}, (b.batch+all-1)/all)
+															b.sizes(s, outline{d, sharding{zero, group, sequence, overlap, offload, 0, 0, split}, chunks, ranks}, (b.batch+all-1)/all)
 														}
 													}
 												}
@@ -163,16 +163,40 @@ func (b *brute) splits(s *searcher, d degrees, group int, sequence bool, ranks s
 
 // sizes goes through the sizes of micro-batches and the schedules.
 func (b *brute) sizes(s *searcher, o outline, local int) {
+	beside := o.tp > 1 && b.opts.OverlapTP != "off" && !b.cluster.Device.Shared
+	switch o.pieces = 0; {
+	case o.tp > 1 && b.opts.TPPieces > 1:
+		o.pieces = b.opts.TPPieces
+	case beside && b.opts.TPPieces == 0:
+		for _, pieces := range []int{4, 2} {
+			in := o
+			if in.pieces = pieces; b.inParts(s, in) {
+				b.sizesOf(s, in, local, beside)
+			}
+		}
+	}
+	b.sizesOf(s, o, local, beside)
+}
+
+// inParts reports whether a program of an outline makes anything in parts.
+func (b *brute) inParts(s *searcher, o outline) bool {
+	skel, err := s.skeleton(o)
+	if err != nil {
+		return false
+	}
+	return slices.ContainsFunc(skel.inner.prog(kept).Stages[0].Bodies[ir.Forward].Instrs, func(in codegen.Instr) bool { return in.Parts > 0 })
+}
+
+func (b *brute) sizesOf(s *searcher, o outline, local int, beside bool) {
 	skel, err := s.skeleton(o)
 	if err != nil {
 		return
 	}
-	beside := o.tp > 1 && b.opts.OverlapTP != "off" && !b.cluster.Device.Shared
 	for size := 1; size <= local; size++ {
 		plan := skel.plan
 		plan.MicroBatch, plan.OverlapTP = size, beside
 		asked := b.opts.MicroBatch == 0 || size == min(b.opts.MicroBatch, local)
-		if !asked || !o.inStep(size, plan.DataParallel(), b.batch) || o.batch && size < o.tp {
+		if !asked || !o.inStep(size, plan.DataParallel(), b.batch) || o.batch && size < o.tp || b.opts.TPPieces == 0 && o.pieces >= 2*size {
 			continue
 		}
 		if o.chunks > 1 {
@@ -546,6 +570,43 @@ func TestSearchInPiecesIsExact(t *testing.T) {
 		}
 	}
 	require.Equal(t, 8, inPieces)
+}
+
+// TestPiecesAreSearched: the same where the number of parts is searched, on networks on which one, two or four are best.
+func TestPiecesAreSearched(t *testing.T) {
+	t.Parallel()
+	const seed = 8
+	r := rand.New(rand.NewPCG(seed, 0))
+	found := map[int]int{}
+	for k := range 24 {
+		model, ranks := tiny(2), 2+k%6/5*2
+		model.Bias, model.NEmbd, model.BlockSize = k%3 == 0, 48, 16
+		batch := 3 + r.IntN(4)
+		c := randomCluster(r)
+		c.Device.LaunchOverhead, c.Device.Efficiency.MatmulHalf = c.Device.LaunchOverhead/1e3, c.Device.Efficiency.MatmulHalf*float64(k%4)/1e3
+		for _, l := range []*cost.Link{&c.IntraNode, &c.InterNode} {
+			l.Latency /= []float64{1, 30, 1e4}[k%3]
+		}
+		b := &brute{
+			t: t, g: step(t, model, batch), blocks: model.NLayer, batch: batch, tokens: model.BlockSize, cluster: c,
+			opts:  Options{RuntimeNGPUs: ranks, PlanNGPUs: ranks, CP: 1, TP: 2, ZeRO: stage(k / 2 % 2), Offload: "none", Replicate: "none", LossSlices: 1},
+			limit: []int64{1 << 40, 250e3 + r.Int64N(400e3)}[k/4%2],
+		}
+		if ranks == 2 {
+			b.opts.ZeRO = nil
+		}
+		b.opts.MemoryLimit = b.limit
+		if b.skip() {
+			continue
+		}
+		if res, _ := b.compare(seed, k); res != nil {
+			found[res.Plan.TPPieces]++
+		}
+	}
+	t.Logf("parts %v", found)
+	for _, n := range pieceCounts() {
+		require.Positive(t, found[n], "parts %d", n)
+	}
 }
 
 func TestInfeasible(t *testing.T) {

@@ -43,6 +43,8 @@ import (
 //     more rows than columns, under the same conditions or of sixteen such ranks or more, but
 //     not beside replicated modules, nor, with context parallelism, beside ZeRO in groups;
 //   - the loss in 2, 4, 8 or 16 slices where they are equal, without context parallelism, of plans that do not fit with half as many;
+//   - products and collectives of tensor parallelism next to each other in 1, 2 or 4 parts, where its overlap is on, anything
+//     can be made in parts, and a micro-batch has sequences for more than half of them, or as given;
 //   - micro-batch sizes: all up to 16 sequences, and the divisors and powers of two of
 //     more;
 //   - schedules 1f1b, gpipe, zero-bubble and interleaved;
@@ -79,9 +81,10 @@ type Certificate struct {
 // Region is a part of the space, with the reason why no plan of it is faster than the
 // winner.
 type Region struct {
-	outline            // but for ranks and slices
+	outline            // but for ranks, slices and pieces
 	ranks     []string // as in [partition.Plan.RankOrder]
 	slices    []int    // of the loss, 0 for one
+	pieces    []int    // of tensor parallelism, 0 for one; micro-batches of sizes that do not have so many are not there
 	sizes     []int
 	schedules []partition.Schedule
 	reason    reason
@@ -145,11 +148,11 @@ func (s *searcher) regions(winner cost.Picoseconds) []Region {
 	for _, p := range s.looked {
 		t := &p.pipe.template
 		o := p.outline()
-		points[cell{o, t.MicroBatch, t.Schedule}], met[o] = p, true
+		points[cell{o, t.MicroBatch, t.Schedule}], met[s.undivided(o)] = p, true
 	}
 	floors := map[outline][]sized{}
 	for _, p := range s.pending {
-		floors[p.outline], met[p.outline] = p.rest(), true
+		floors[p.outline], met[s.undivided(p.outline)] = p.rest(), true
 	}
 	// What is not met was left with its tract, or is alike.
 	left := map[outline]bool{}
@@ -184,7 +187,7 @@ func (s *searcher) regions(winner cost.Picoseconds) []Region {
 		}
 		for _, x := range s.regionsOf(o, winner, twins, points, floors) {
 			at := slices.IndexFunc(regions[first:], func(r Region) bool {
-				return o.ranks != "" && r.ranks[0] != "" && r.reason == x.reason && slices.Equal(r.slices, x.slices) && slices.Equal(r.sizes, x.sizes) && slices.Equal(r.schedules, x.schedules) && r.unit == x.unit && r.as == x.as
+				return o.ranks != "" && r.ranks[0] != "" && r.reason == x.reason && slices.Equal(r.slices, x.slices) && slices.Equal(r.pieces, x.pieces) && slices.Equal(r.sizes, x.sizes) && slices.Equal(r.schedules, x.schedules) && r.unit == x.unit && r.as == x.as
 			})
 			if at < 0 {
 				regions = append(regions, x)
@@ -201,21 +204,48 @@ func (s *searcher) regions(winner cost.Picoseconds) []Region {
 // regionsOf is regions for an outline.
 func (s *searcher) regionsOf(o outline, winner cost.Picoseconds, twins map[outline]twin, points map[cell]*point, floors map[outline][]sized) []Region {
 	whole := Region{outline: o, ranks: []string{o.ranks}, slices: []int{o.slices}, sizes: s.sizes(o), schedules: schedules(s.opts, o.pp, o.chunks)}
-	whole.outline.ranks, whole.outline.slices = "", 0
+	whole.outline.ranks, whole.outline.slices, whole.outline.pieces = "", 0, 0
 	more := s.slicesBeside(o)
-	_, twin := twins[o]
-	if s.refusals[o] != nil || twin {
-		whole.reason, whole.unit, whole.as = refused, twins[o].unit, twins[o].ranks
-		if twin {
-			whole.reason = byTwin
-		}
+	if as, twin := twins[o]; twin {
+		whole.reason, whole.unit, whole.as = byTwin, as.unit, as.ranks
 		whole.slices = append(whole.slices, more...)
+		for _, x := range o.inPieces() {
+			whole.pieces = append(whole.pieces, x.pieces)
+		}
 		return []Region{whole}
 	}
-	left := floors[o]
-	regions := s.regionsIn(&whole, o, winner, points, left)
+	var regions []Region
+	for _, of := range o.inPieces() {
+		left, divided := floors[of]
+		if !divided {
+			left = floors[o]
+		}
+		part := whole
+		if part.pieces = []int{of.pieces}; o.pieces == anyPieces {
+			part.sizes = divisible(whole.sizes, of.pieces)
+		}
+		if len(part.sizes) == 0 {
+			continue
+		}
+		for _, x := range s.regionsOfParts(&part, of, winner, more, points, left) {
+			regions = merge(regions, 0, x, func(r *Region) { r.pieces = append(r.pieces, of.pieces) }, func(r *Region) bool {
+				return slices.Equal(r.slices, x.slices) && slices.Equal(divisible(r.sizes, of.pieces), x.sizes) && slices.Equal(r.schedules, x.schedules)
+			})
+		}
+	}
+	return regions
+}
+
+// regionsOfParts is regions for an outline with one number of parts.
+func (s *searcher) regionsOfParts(whole *Region, o outline, winner cost.Picoseconds, more []int, points map[cell]*point, left []sized) []Region {
+	if s.refusals[o] != nil {
+		all := *whole
+		all.reason, all.slices = refused, append(slices.Clone(whole.slices), more...)
+		return []Region{all}
+	}
+	regions := s.regionsIn(whole, o, winner, points, left)
 	for _, o.slices = range more {
-		for _, x := range s.regionsIn(&whole, o, winner, points, left) {
+		for _, x := range s.regionsIn(whole, o, winner, points, left) {
 			regions = merge(regions, 0, x, func(r *Region) { r.slices = append(r.slices, o.slices) }, func(r *Region) bool {
 				return r.slices[len(r.slices)-1] < o.slices && slices.Equal(r.sizes, x.sizes) && slices.Equal(r.schedules, x.schedules)
 			})
@@ -235,7 +265,7 @@ func (s *searcher) regionsIn(whole *Region, o outline, winner cost.Picoseconds, 
 	for _, size := range whole.sizes {
 		at := len(regions)
 		for _, schedule := range whole.schedules {
-			x := Region{outline: whole.outline, ranks: whole.ranks, slices: []int{o.slices}, sizes: []int{size}, schedules: []partition.Schedule{schedule}}
+			x := Region{outline: whole.outline, ranks: whole.ranks, slices: []int{o.slices}, pieces: whole.pieces, sizes: []int{size}, schedules: []partition.Schedule{schedule}}
 			if p := points[cell{o, size, schedule}]; p != nil {
 				p.say(&x, winner)
 			} else {
@@ -253,7 +283,21 @@ func (s *searcher) regionsIn(whole *Region, o outline, winner cost.Picoseconds, 
 }
 
 // points is how many cells a region has.
-func (r *Region) points() int { return len(r.ranks) * len(r.slices) * len(r.sizes) * len(r.schedules) }
+func (r *Region) points() int {
+	sizes := 0
+	for _, n := range r.pieces {
+		sizes += len(r.sizesIn(n))
+	}
+	return len(r.ranks) * len(r.slices) * sizes * len(r.schedules)
+}
+
+// sizesIn lists the sizes of micro-batches that a region has in so many parts.
+func (r *Region) sizesIn(pieces int) []int {
+	if len(r.pieces) == 1 {
+		return r.sizes
+	}
+	return divisible(r.sizes, pieces)
+}
 
 // cells lists the outlines of a region with the sizes of micro-batches and schedules.
 func (r *Region) cells() iter.Seq[cell] {
@@ -262,10 +306,12 @@ func (r *Region) cells() iter.Seq[cell] {
 			o := r.outline
 			o.ranks = ranks
 			for _, o.slices = range r.slices {
-				for _, size := range r.sizes {
-					for _, schedule := range r.schedules {
-						if !yield(cell{o, size, schedule}) {
-							return
+				for _, o.pieces = range r.pieces {
+					for _, size := range r.sizesIn(o.pieces) {
+						for _, schedule := range r.schedules {
+							if !yield(cell{o, size, schedule}) {
+								return
+							}
 						}
 					}
 				}
@@ -411,12 +457,17 @@ func (c *Certificate) Marshal() []byte {
 			number("rows", r.rows)
 			word("grid", r.grid)
 		}
-		if len(r.slices) > 1 || r.slices[0] > 0 {
-			var counts []int
-			for _, n := range r.slices {
-				counts = append(counts, max(1, n))
+		for _, of := range []struct {
+			key    string
+			counts []int
+		}{{"slices", r.slices}, {"pieces", r.pieces}} {
+			if len(of.counts) > 1 || of.counts[0] > 0 {
+				var counts []int
+				for _, n := range of.counts {
+					counts = append(counts, max(1, n))
+				}
+				word(of.key, rangesText(counts))
 			}
-			word("slices", rangesText(counts))
 		}
 		if ranks := strings.Join(r.ranks, ","); ranks != "" {
 			word("ranks", ranks)
@@ -555,7 +606,7 @@ func parseCertificate(data []byte) (c *Certificate, line int, err error) {
 
 // parseRegion reads the line of a region.
 func parseRegion(word, text string) (Region, error) {
-	r := Region{reason: reason(word), ranks: []string{""}, slices: []int{0}}
+	r := Region{reason: reason(word), ranks: []string{""}, slices: []int{0}, pieces: []int{0}}
 	last := map[reason]string{byTrunk: "bound", byStages: "bound", byCuts: "bound", byMemory: "holds", byTwin: "of"}[r.reason]
 	if last == "" && r.reason != refused && r.reason != bySearch && r.reason != spares {
 		return r, fmt.Errorf("%q is no reason, must be one of trunk stages cuts memory alike refused searched spares", word)
@@ -615,15 +666,17 @@ func parseRegion(word, text string) (Region, error) {
 		read["rows"] = number(&r.rows)
 		read["grid"] = func(text string) error { r.grid = text; return nil }
 	}
-	if strings.Contains(text, " slices=") { // those with the loss in one do without
-		read["slices"] = func(text string) (err error) {
-			r.slices, err = parseRanges(text)
-			for i, n := range r.slices {
-				if n == 1 {
-					r.slices[i] = 0
+	for key, counts := range map[string]*[]int{"slices": &r.slices, "pieces": &r.pieces} {
+		if strings.Contains(text, " "+key+"=") { // those with the loss, or products, in one do without
+			read[key] = func(text string) (err error) {
+				*counts, err = parseRanges(text)
+				for i, n := range *counts {
+					if n == 1 {
+						(*counts)[i] = 0
+					}
 				}
+				return err
 			}
-			return err
 		}
 	}
 	if strings.Contains(text, " ranks=") { // those in the usual order do without

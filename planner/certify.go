@@ -129,7 +129,7 @@ func Certify(g *ir.Graph, batch int, c *cost.Cluster, eval *ir.Graph, cert *Cert
 func newAuditor(s *searcher, cert *Certificate) *auditor {
 	return &auditor{
 		searcher: s, cert: cert, audit: &Audit{}, outlines: map[outline]*pending{}, failed: map[outline]error{}, known: map[outline]int{},
-		declared: declared{opts: s.opts, cluster: s.cluster, blocks: s.graphs.blocks, batch: s.batch, tokens: s.contexts.tokens, everywhere: cert.Everywhere, rates: s.rates, slices: s.sliceCounts(), modules: s.layouts.modules(), gridded: s.layouts.gridModules(), ofBlocks: s.layouts.ofBlocks(), vocabulary: s.layouts.vocabulary()},
+		declared: declared{opts: s.opts, cluster: s.cluster, blocks: s.graphs.blocks, batch: s.batch, tokens: s.contexts.tokens, everywhere: cert.Everywhere, rates: s.rates, slices: s.sliceCounts(), inParts: s.inParts, modules: s.layouts.modules(), gridded: s.layouts.gridModules(), ofBlocks: s.layouts.ofBlocks(), vocabulary: s.layouts.vocabulary()},
 	}
 }
 
@@ -152,7 +152,7 @@ func (a *auditor) winner(g, eval *ir.Graph) error {
 	}
 	o := outline{
 		degrees{t.PlanNGPUs, t.DP, t.ContextParallel(), t.TP, t.PP(), a.cluster.Order(t)},
-		sharding{t.ZeRO, t.ZeROGroup, t.SequenceParallel, t.Overlap, t.Offload, slicesOf(t), a.splitOf(t)}, t.Chunks(), t.RankOrder,
+		sharding{t.ZeRO, t.ZeROGroup, t.SequenceParallel, t.Overlap, t.Offload, slicesOf(t), piecesOf(t), a.splitOf(t)}, t.Chunks(), t.RankOrder,
 	}
 	for i := range cert.Regions {
 		for c := range cert.Regions[i].cells() {
@@ -169,9 +169,6 @@ func (a *auditor) isTemplate(o outline) error {
 	template, err := a.template(o)
 	if err != nil {
 		return refute(8, "the winner: %v", err)
-	}
-	if template.TPPieces != a.cert.Plan.TPPieces {
-		return refute(8, "the winner makes products next to collectives in %d parts, the space in %d", a.cert.Plan.TPPieces, template.TPPieces)
 	}
 	if on := template.OverlapTP && a.cert.Plan.Schedule != partition.ZeroBubble; on != a.cert.Plan.OverlapTP {
 		return refute(8, "the winner has overlap of tensor parallelism %s, the space %s", onOff(a.cert.Plan.OverlapTP), onOff(on))
@@ -231,8 +228,14 @@ func (a *auditor) region(r *Region) error {
 		for _, ranks := range r.ranks {
 			o := r.outline
 			o.ranks, o.slices = ranks, r.slices[0]
-			if err := a.outline(r, o); err != nil {
-				return err
+			pieces := r.pieces
+			if r.reason == byTwin {
+				pieces = pieces[:1] // on which nothing of it depends
+			}
+			for _, o.pieces = range pieces {
+				if err := a.outline(r, o); err != nil {
+					return err
+				}
 			}
 		}
 		return nil
@@ -241,7 +244,17 @@ func (a *auditor) region(r *Region) error {
 			return refute(r.line, "the bound %d ps is less than the %d ps of the winner", int64(r.bound), int64(a.cert.Step))
 		}
 	}
+	any := map[cell]cost.Picoseconds{} // bounds that hold for every number of parts
 	for c := range r.cells() {
+		if r.reason == byTrunk {
+			whole := cell{a.undivided(a.usual(c.outline)), c.size, c.schedule}
+			if _, known := any[whole]; !known {
+				any[whole] = a.trunks(whole.outline, c.size, c.schedule, a.again(whole.outline, c.size, c.schedule), r.bound)
+			}
+			if any[whole] >= r.bound {
+				continue
+			}
+		}
 		if err := a.cell(r, c); err != nil {
 			return err
 		}
@@ -334,19 +347,21 @@ func (a *auditor) stages(o outline, size int, schedule partition.Schedule, more 
 
 // trunks bounds them by the trunk alone, where they lie and anywhere, also with memory
 // without limit and nothing to spare it: a bound that knows more may yet be less, by the
-// thousandth to which it is found.
+// thousandth to which it is found; as may that with one number of parts than that with any.
 func (a *auditor) trunks(o outline, size int, schedule partition.Schedule, more *again, enough cost.Picoseconds) cost.Picoseconds {
-	bare := o
-	if a.relieves(o) {
-		bare.offload = partition.OffloadNone
-	}
-	bound := a.common(o, size, schedule)
-	for _, x := range []struct {
-		outline
-		*again
-	}{{a.anywhere(o), more}, {o, more}, {a.anywhere(bare), nil}, {bare, nil}, {a.anywhere(o), nil}, {o, nil}} {
-		if bound < enough {
-			bound = max(bound, a.common(x.outline, size, schedule), a.flowing(x.outline, size, schedule, x.again))
+	bound := cost.Picoseconds(0)
+	for _, o := range []outline{a.undivided(o), o} {
+		bare := o
+		if a.relieves(o) {
+			bare.offload = partition.OffloadNone
+		}
+		for _, x := range []struct {
+			outline
+			*again
+		}{{a.anywhere(o), more}, {o, more}, {a.anywhere(bare), nil}, {bare, nil}, {a.anywhere(o), nil}, {o, nil}} {
+			if bound < enough {
+				bound = max(bound, a.common(x.outline, size, schedule), a.flowing(x.outline, size, schedule, x.again))
+			}
 		}
 	}
 	return bound
@@ -411,12 +426,16 @@ type drawn struct {
 // draw returns a random plan of a region, nil where it has no programs.
 func (a *auditor) draw(r *rand.Rand, x *Region) *drawn {
 	o := x.outline
-	o.ranks, o.slices = x.ranks[r.IntN(len(x.ranks))], x.slices[r.IntN(len(x.slices))]
+	o.ranks, o.slices, o.pieces = x.ranks[r.IntN(len(x.ranks))], x.slices[r.IntN(len(x.slices))], x.pieces[r.IntN(len(x.pieces))]
 	skel, err := a.skeletonOf(o)
 	if err != nil {
 		return nil
 	}
-	size, schedule := x.sizes[r.IntN(len(x.sizes))], x.schedules[r.IntN(len(x.schedules))]
+	sizes := x.sizesIn(o.pieces)
+	if len(sizes) == 0 {
+		return nil
+	}
+	size, schedule := sizes[r.IntN(len(sizes))], x.schedules[r.IntN(len(x.schedules))]
 	pipe := newPipeline(skel, skel.memoryOf(size), size, schedule)
 	pipe.stages = skel.times(size, schedule)
 	return &drawn{o, pipe, a.randomCut(r, x)}

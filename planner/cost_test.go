@@ -229,6 +229,9 @@ func testCostIsSimulation(t *testing.T, seed uint64, kinds int, pieces bool) {
 		opts := Options{RuntimeNGPUs: d.plan * units, OverlapTP: onOff(rand.New(rand.NewPCG(seed, uint64(k)+5)).IntN(3) > 0)}
 		if pieces {
 			opts.TPPieces = 2 + k%3
+			if d.tp > 1 {
+				sh.pieces = opts.TPPieces
+			}
 		}
 		s := newSearcher(g, batch, c, opts)
 		if x := rand.New(rand.NewPCG(seed, uint64(k)+2)); d.tp > 1 && x.IntN(2) == 0 {

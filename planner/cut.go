@@ -45,6 +45,7 @@ type cutter struct {
 	least   cost.Picoseconds // a lower bound of the time of all cuts
 	learned map[tried]bool
 	choice  []int                // by position: how much an interleaved schedule recomputes
+	rough   bool                 // nobody has asked yet whether it fits, so that least is with no more than the options recompute
 	reach   [][]cost.Picoseconds // see [bounds.reach]
 	bare    cost.Picoseconds     // see withoutHead, with so much that was known
 	knew    int
@@ -189,11 +190,27 @@ func (c *cutter) allocate(x *candidate) int {
 func newCutter(s *searcher, skel *skeleton, size int, schedule partition.Schedule) *cutter {
 	p := newPipeline(skel, skel.memoryOf(size), size, schedule)
 	c := &cutter{search: s, pipe: p, learned: map[tried]bool{}, cut: make([]partition.Stage, len(skel.plan.Stages)), choice: make([]int, p.template.PP()), least: never, dived: never}
-	if p.mayFit(s.limit) {
+	if c.chunks() > 1 {
+		p.stages = skel.times(size, schedule)
+		c.rough, c.least = true, p.time(p.interleavedCut(c.recompute(), c.choice))
+		p.frame = nil
+	} else if p.mayFit(s.limit) {
 		p.stages = skel.times(size, schedule)
 		c.bound()
 	}
 	return c
+}
+
+// settle finds out what an interleaved schedule has to recompute, of which more has to be compiled, and whether it fits.
+func (c *cutter) settle() {
+	if !c.rough {
+		return
+	}
+	c.rough, c.least, c.bare = false, never, 0
+	if p := c.pipe; p.mayFit(c.search.limit) {
+		p.stages = p.skel.times(p.template.MicroBatch, p.template.Schedule)
+		c.bound()
+	}
 }
 
 func (c *cutter) bound() {
@@ -207,7 +224,7 @@ func (c *cutter) bound() {
 }
 
 // exact reports whether plans take the time that bounds them, if they fit.
-func (c *cutter) exact() bool { return c.chunks() > 1 }
+func (c *cutter) exact() bool { return c.chunks() > 1 && !c.rough }
 
 // solve returns the best plan of the pipeline that takes at most ceiling, nil if
 // there is none, and whether that is certain after the given number of steps.

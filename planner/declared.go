@@ -18,15 +18,16 @@ type declared struct {
 	batch      int // sequences
 	tokens     int // of a sequence, 0 without attention
 	everywhere bool
-	rates      *cost.Model // for the levels of the network
-	modules    []string    // that tensor parallelism may split
-	gridded    []string    // that it may cut in both dimensions
-	ofBlocks   []string    // sets of those of blocks
-	vocabulary int         // rows of the largest table of tokens
-	slices     []int       // of the loss, that the graphs can have beside one
+	rates      *cost.Model        // for the levels of the network
+	modules    []string           // that tensor parallelism may split
+	gridded    []string           // that it may cut in both dimensions
+	ofBlocks   []string           // sets of those of blocks
+	vocabulary int                // rows of the largest table of tokens
+	slices     []int              // of the loss, that the graphs can have beside one
+	inParts    func(outline) bool // whether anything can be made in parts
 }
 
-// each calls visit for every outline of the space, with the number of slices of the loss that the options have.
+// each calls visit for every outline of the space, with the number of slices of the loss that the options have, in one part.
 func (d *declared) each(visit func(outline)) {
 	o := d.opts
 	for _, unit := range divisors(o.RuntimeNGPUs) {
@@ -108,7 +109,7 @@ func (d *declared) eachOf(cut degrees, ranks string, visit func(outline)) {
 					for _, sequence := range []bool{false, true} {
 						for _, overlap := range []bool{false, true} {
 							for _, split := range d.splits(cut, group, ranks, sequence) {
-								x := outline{cut, sharding{zero, group, sequence, overlap, offload, o.slices(), split}, chunks, ranks}
+								x := outline{cut, sharding{zero, group, sequence, overlap, offload, o.slices(), 0, split}, chunks, ranks}
 								if d.hasChunks(x) && d.hasSharding(x) && len(d.schedules(x)) > 0 {
 									visit(x)
 								}
@@ -274,6 +275,21 @@ func (d *declared) sliceCounts(x outline) []int {
 	return append([]int{0}, d.slices...)
 }
 
+// pieceCounts lists the numbers of parts of tensor parallelism of an outline, 0 for one: that which is asked for, or 1, 2 and 4 where it is
+// overlapped on devices that do so.
+func (d *declared) pieceCounts(x outline) []int {
+	o := d.opts
+	switch {
+	case x.tp == 1, o.TPPieces == 1:
+		return []int{0}
+	case o.TPPieces > 1:
+		return []int{o.TPPieces}
+	case o.OverlapTP != "on" || o.Policy != AutoDist || d.cluster.Device.Shared || !d.inParts(x):
+		return []int{0}
+	}
+	return []int{0, 2, 4}
+}
+
 // sizes lists the sizes of micro-batches of an outline.
 func (d *declared) sizes(x outline) []int {
 	replicas := d.replicas(x.degrees)
@@ -343,18 +359,31 @@ func (d *declared) plans(x outline) float64 {
 func (d *declared) tile(regions []Region) error {
 	type grid struct {
 		slices    []int
+		pieces    []int
 		sizes     []int
 		schedules []partition.Schedule
-		taken     []int // the line of the region, by slices, size and schedule
+		taken     []int // the line of the region, by slices, parts, size and schedule
 	}
 	space := map[outline]*grid{}
-	any := func(x outline) outline { // number of slices
-		x.slices = 0
+	any := func(x outline) outline { // number of slices and parts
+		x.slices, x.pieces = 0, 0
 		return x
 	}
+	has := func(g *grid, pieces, size int) bool { return len(g.pieces) == 1 || pieces == 0 || size > pieces/2 }
+	const nowhere = -1
 	d.each(func(x outline) {
-		g := &grid{slices: d.sliceCounts(x), sizes: d.sizes(x), schedules: d.schedules(x)}
-		g.taken = make([]int, len(g.slices)*len(g.sizes)*len(g.schedules))
+		g := &grid{slices: d.sliceCounts(x), pieces: d.pieceCounts(x), sizes: d.sizes(x), schedules: d.schedules(x)}
+		for range g.slices {
+			for _, pieces := range g.pieces {
+				for _, size := range g.sizes {
+					taken := 0
+					if !has(g, pieces, size) {
+						taken = nowhere
+					}
+					g.taken = append(g.taken, slices.Repeat([]int{taken}, len(g.schedules))...)
+				}
+			}
+		}
 		space[any(x)] = g
 	})
 	for i := range regions {
@@ -362,14 +391,14 @@ func (d *declared) tile(regions []Region) error {
 		for c := range r.cells() {
 			x, size, schedule := c.outline, c.size, c.schedule
 			g := space[any(x)]
-			if g == nil || !slices.Contains(g.slices, x.slices) {
+			if g == nil || !slices.Contains(g.slices, x.slices) || !slices.Contains(g.pieces, x.pieces) {
 				return refute(r.line, "the space has no %s", x.text())
 			}
 			a, b := slices.Index(g.sizes, size), slices.Index(g.schedules, schedule)
-			if a < 0 || b < 0 {
+			if a < 0 || b < 0 || !has(g, x.pieces, size) {
 				return refute(r.line, "the space has no micro-batches of %d under %s with %s", size, schedule, x.text())
 			}
-			at := &g.taken[(slices.Index(g.slices, x.slices)*len(g.sizes)+a)*len(g.schedules)+b]
+			at := &g.taken[((slices.Index(g.slices, x.slices)*len(g.pieces)+slices.Index(g.pieces, x.pieces))*len(g.sizes)+a)*len(g.schedules)+b]
 			if *at > 0 {
 				return refute(r.line, "micro-batches of %d under %s with %s are in the region of line %d already", size, schedule, x.text(), *at)
 			}
@@ -380,7 +409,8 @@ func (d *declared) tile(regions []Region) error {
 	d.each(func(x outline) {
 		g := space[any(x)]
 		if at := slices.Index(g.taken, 0); at >= 0 && gap == nil {
-			x.slices = g.slices[at/len(g.schedules)/len(g.sizes)]
+			x.pieces = g.pieces[at/len(g.schedules)/len(g.sizes)%len(g.pieces)]
+			x.slices = g.slices[at/len(g.schedules)/len(g.sizes)/len(g.pieces)]
 			gap = refute(0, "no region has micro-batches of %d under %s with %s", g.sizes[at/len(g.schedules)%len(g.sizes)], g.schedules[at%len(g.schedules)], x.text())
 		}
 	})
@@ -404,6 +434,9 @@ func (o outline) text() string {
 	}
 	if o.slices > 0 {
 		text += fmt.Sprintf(", the loss in %d slices", o.slices)
+	}
+	if o.pieces > 0 {
+		text += fmt.Sprintf(", tp in %d pieces", o.pieces)
 	}
 	return text + fmt.Sprintf(", %s, overlap %s, offload %s", streamText(o.sequence, o.batch), onOff(o.overlap), o.offload)
 }

@@ -13,6 +13,7 @@ type pending struct {
 	outline
 	base    *pending                  // unless nil, it only spares memory that this one needs: see relieve
 	points  []*point                  // of it that are looked at
+	parts   []*pending                // with each number of parts, once it is divided
 	sighted bool                      // those that spare memory beside it are pending, too
 	work    *work                     // that a stage does, nil until it is known
 	shared  map[cost.Kinds]*workTimes // see work
@@ -258,10 +259,14 @@ func (s *searcher) run() ([]*candidate, []*point, bool) {
 			case len(open) > 0 && open[0].floor() > found.limitOf(open[0].degrees):
 				open = open[1:]
 			case len(open) > 0 && (p == nil || open[0].floor() <= p.least):
-				if p := s.price(open[0], found.limitOf(open[0].degrees)); p != nil {
+				if q := open[0]; q.pieces == anyPieces {
+					open = append(open[1:], s.divide(q, found.limitOf(q.degrees))...)
+				} else if p := s.price(q, found.limitOf(q.degrees)); p != nil {
 					points = append(points, p)
 				}
 				slices.SortStableFunc(open, byFloor)
+			case p != nil && p.rough:
+				p.settle()
 			case p != nil:
 				limit := found.limitOf(p.degrees)
 				x, certain := p.solve(limit, quick)

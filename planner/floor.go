@@ -33,9 +33,11 @@ type work struct {
 	again   [extents]*work // its backward pass with recomputation
 	// rest is what blocks do in the plan of a trunk that is not part of it (see apart), and sums
 	// are products of the trunk that add to what there is (see adding).
-	rest, sums   []workInstr
-	steady, near *workTimes
-	added        map[sizeOn]*workTimes
+	rest, sums    []workInstr
+	steady, near  *workTimes
+	added, parted map[sizeOn]*workTimes
+	// pairs are what of a trunk is made in parts, in instrs as if it were whole.
+	pairs []pair
 	// idle are kernels of a trunk's block that may be put off beside collectives which have none, in all.
 	idle []codegen.Instr
 	// exchange is what a block exchanges for the whole batch in one micro-batch, -1 until it is asked for.
@@ -131,11 +133,13 @@ type workKey struct {
 }
 
 // sizeOn is a size of micro-batches on some kinds of devices, under schedules that run
-// something beside tensor-parallel collectives or not.
+// something beside tensor-parallel collectives or not, in so many parts (see [outline]), which but for a
+// trunk's are those of the program.
 type sizeOn struct {
 	size    int
 	kinds   cost.Kinds
 	inOrder bool
+	pieces  int
 }
 
 // inOrder reports whether a schedule runs nothing beside the collectives of tensor-parallel
@@ -166,7 +170,7 @@ func (s *searcher) work(of *blueprint, o outline, trunk bool) *work {
 	}
 	job.PlanNGPUs, job.RuntimeNGPUs = o.cp*o.tp, s.opts.RuntimeNGPUs // they share the machine, or the network
 	job.PoolOrder = s.cluster.Orders()[o.order]
-	w := &work{of: of, piped: piped, sliced: s.opts.searchesSlices() && o.cp == 1, exchange: -1, known: map[sizeOn]*workTimes{}, kernels: map[sizeOn]*workTimes{}, added: map[sizeOn]*workTimes{}, flights: map[flightKey]*flight{}}
+	w := &work{of: of, piped: piped, sliced: s.opts.searchesSlices() && o.cp == 1, exchange: -1, known: map[sizeOn]*workTimes{}, kernels: map[sizeOn]*workTimes{}, added: map[sizeOn]*workTimes{}, parted: map[sizeOn]*workTimes{}, flights: map[flightKey]*flight{}}
 	w.mesh.Axes = slices.Clone(of.progs[kept].Mesh.Axes)
 	for i := range w.mesh.Axes {
 		switch a := &w.mesh.Axes[i]; a.Name {
@@ -254,6 +258,8 @@ func (w *work) collect(instrs []codegen.Instr, phase ir.Phase, trunk bool) {
 		}
 		follows, shared := w.shares(all)
 		switch {
+		case trunk && in.Parts > 0 && !w.pairUp(&x):
+			continue
 		case n.Op == ir.OpAddN && phase == ir.Update: // may have other operands in another stage
 		case trunk && (phase == ir.Update || !follows):
 			if x.part == inBlock && n.Op.Class() == ir.Compute {
@@ -314,6 +320,13 @@ func (w *work) at(on sizeOn, batch int) *workTimes {
 	if known := w.known[on]; known != nil {
 		return known
 	}
+	if on.pieces > 0 {
+		whole := on
+		whole.pieces = 0
+		t := w.at(whole, batch).plus(w.divided(on, batch))
+		w.known[on] = &t
+		return &t
+	}
 	mesh := w.meshOf(on.size, batch)
 	alike := sizeOn{size: on.size, kinds: on.kinds}
 	if w.kernels[alike] == nil {
@@ -322,7 +335,7 @@ func (w *work) at(on sizeOn, batch int) *workTimes {
 	both := w.exchanges(mesh, on.kinds)
 	for _, inOrder := range []bool{false, true} {
 		t := both[ordered(inOrder)].plus(w.kernels[alike])
-		w.known[sizeOn{on.size, on.kinds, inOrder}] = &t
+		w.known[sizeOn{on.size, on.kinds, inOrder, 0}] = &t
 	}
 	return w.known[on]
 }
@@ -435,7 +448,7 @@ func (s *searcher) trunk(o outline) *work {
 
 // trunkOf returns the blueprint of a trunk in so many stages.
 func (s *searcher) trunkOf(o outline, stages int) (*blueprint, error) {
-	plan, err := s.template(outline{degrees: degrees{plan: o.cp * o.tp * stages, dp: 1, cp: o.cp, tp: o.tp, pp: stages}, sharding: sharding{sequence: o.sequence, slices: s.opts.slices(), split: o.split}})
+	plan, err := s.template(outline{degrees: degrees{plan: o.cp * o.tp * stages, dp: 1, cp: o.cp, tp: o.tp, pp: stages}, sharding: sharding{sequence: o.sequence, slices: s.opts.slices(), pieces: s.trunkPieces, split: o.split}})
 	if err != nil {
 		return nil, err
 	}
@@ -474,7 +487,7 @@ func (s *searcher) floor(o outline, trunk *work, size int, schedule partition.Sc
 		return 0
 	}
 	return s.leastOn(o, size, schedule, nil, false, false, func(size int, kinds cost.Kinds) workTimes {
-		return *trunk.at(sizeOn{size, kinds, inOrder(schedule)}, s.batch)
+		return *trunk.at(sizeOn{size, kinds, inOrder(schedule), o.pieces}, s.batch)
 	})
 }
 
@@ -492,7 +505,7 @@ func (s *searcher) common(o outline, size int, schedule partition.Schedule) cost
 	}
 	apart := trunk.apart(zero, o.sharers(s.replicas(o)))
 	return s.leastOn(o, size, schedule, nil, true, false, func(size int, kinds cost.Kinds) workTimes {
-		return trunk.adding(zero, sizeOn{size, kinds, inOrder(schedule)}, s.batch).plus(apart)
+		return trunk.adding(zero, sizeOn{size, kinds, inOrder(schedule), o.pieces}, s.batch).plus(apart)
 	})
 }
 
@@ -505,7 +518,7 @@ func (s *searcher) flowing(o outline, size int, schedule partition.Schedule, mor
 	}
 	moved := s.moved(o)
 	return s.leastOn(o, size, schedule, more, true, o.ranks != anywhere, func(size int, kinds cost.Kinds) workTimes {
-		return trunk.adding(o.zero, sizeOn{size, kinds, inOrder(schedule)}, s.batch).plus(moved)
+		return trunk.adding(o.zero, sizeOn{size, kinds, inOrder(schedule), o.pieces}, s.batch).plus(moved)
 	})
 }
 
@@ -525,7 +538,7 @@ func (s *searcher) refined(p *pending, size int, schedule partition.Schedule, mo
 		p.shared = p.work.sharedTimes(&plan, cost.NewProgram(s.cluster, &plan, plan.Mesh(s.batch)), s.batch)
 	}
 	return s.leastOn(p.outline, size, schedule, more, true, true, func(size int, kinds cost.Kinds) workTimes {
-		return p.work.at(sizeOn{size, kinds, inOrder(schedule)}, s.batch).plus(p.shared[kinds])
+		return p.work.at(sizeOn{size, kinds, inOrder(schedule), 0}, s.batch).plus(p.shared[kinds])
 	}), nil
 }
 

@@ -137,6 +137,9 @@ func (x goldenCase) text(model gpt.Config, c *cost.Cluster, found *Result) strin
 	}
 	line("overlap", "%s", onOff(p.Overlap))
 	line("overlap of tp", "%s", onOff(p.OverlapTP))
+	if p.TPPieces > 1 {
+		line("in pieces", "%d", p.TPPieces)
+	}
 	line("offload", "%s", p.Offload)
 	line("optimal", "%v", found.Stats.Optimal)
 	b.WriteString("\n")

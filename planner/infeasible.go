@@ -109,7 +109,7 @@ func (s *searcher) infeasible(points []*point) error {
 			break
 		}
 		if x.skel == nil {
-			if x.skel, s.refused = s.skeleton(x.outline); s.refused != nil {
+			if x.skel, s.refused = s.skeleton(x.outline.whole()); s.refused != nil { // parts spare no memory
 				continue
 			}
 		}

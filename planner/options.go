@@ -52,7 +52,9 @@ type Options struct {
 	// and off where ranks share a device: it costs no memory to speak of, so there is nothing
 	// to search.
 	OverlapTP string
-	// TPPieces is that of every plan with tensor parallelism: see [partition.Plan.TPPieces]. 1 is none.
+	// TPPieces is that of every plan with tensor parallelism: see [partition.Plan.TPPieces]. 1 is none; 0 searches 1, 2 and 4
+	// where OverlapTP is on and ranks do not share a device, of micro-batches with sequences for more than half of
+	// them, and is 1 where it is off, they do, or Policy is not AutoDist.
 	TPPieces int
 	// Replicate is the modules whose weights tensor-parallel ranks all hold, such as mlp or
 	// attn+wte, or "none"; empty searches it where it may pay: see [searcher.replications].

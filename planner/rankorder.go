@@ -72,6 +72,7 @@ func (s *searcher) tractsOf(all []degrees) []*tract {
 }
 
 func (s *searcher) tract(o outline) *tract {
+	o.pieces = s.pieces(o)
 	return &tract{pending: &pending{outline: o, first: s.floorsOf(o)}}
 }
 
@@ -287,7 +288,7 @@ func (s *searcher) best(o outline) *lies {
 // work returns work of which only the groups lie otherwise than as usual.
 func (l *lies) work(usual *work) *work {
 	w := *usual
-	w.known, w.added, w.prices, w.exchange = map[sizeOn]*workTimes{}, map[sizeOn]*workTimes{}, nil, -1
+	w.known, w.added, w.parted, w.prices, w.exchange = map[sizeOn]*workTimes{}, map[sizeOn]*workTimes{}, map[sizeOn]*workTimes{}, nil, -1
 	for i := range max(len(l[0]), len(l[1])) {
 		groups := map[int]cost.Group{}
 		for k, name := range []string{partition.AxisTP, partition.AxisCP} {

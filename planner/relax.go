@@ -137,7 +137,7 @@ func (w *work) passOf(e extent) *work {
 		return w.again[e]
 	}
 	pass := *w
-	pass.instrs, pass.rest, pass.sums, pass.idle = nil, nil, nil, nil
+	pass.instrs, pass.rest, pass.sums, pass.idle, pass.pairs = nil, nil, nil, nil, nil
 	if e.partial() {
 		for _, in := range w.of.prog(kept).Stages[0].Bodies[ir.Forward].Instrs {
 			if e.covers(in.Node.Op) {
@@ -224,6 +224,7 @@ func (w *work) shelfOf(batch int) *shelf {
 // of a block are gathered beside the update of the next.
 func (s *searcher) moved(o outline) *workTimes {
 	way := s.order(o)
+	o.pieces = 0 // whatever they are
 	if way.moved[o.sharding] != nil {
 		return way.moved[o.sharding]
 	}
@@ -372,17 +373,25 @@ func (w *work) adding(zero int, on sizeOn, batch int) *workTimes {
 	if zero >= 2 {
 		return t
 	}
-	if w.added[on] == nil {
-		sum, price, mesh := *t, w.on(on.kinds)[0], w.meshOf(on.size, batch)
+	if w.added[on] != nil {
+		return w.added[on]
+	}
+	sum := *t
+	if on.pieces > 0 {
+		whole := on
+		whole.pieces = 0
+		sum = w.adding(zero, whole, batch).plus(w.divided(on, batch))
+	} else {
+		price, mesh := w.on(on.kinds)[0], w.meshOf(on.size, batch)
 		for i := range w.sums {
 			in := &w.sums[i]
 			time, _ := price.Instr(in.Instr, mesh, ir.Coord{})
 			bare, _ := price.Instr(in.bare, mesh, ir.Coord{})
 			sum.add(in, max(0, time-bare))
 		}
-		w.added[on] = &sum
 	}
-	return w.added[on]
+	w.added[on] = &sum
+	return &sum
 }
 
 // again returns what recomputation a limit on memory makes necessary under an outline,

@@ -44,7 +44,7 @@ func (s *searcher) relieve() []*pending {
 		limit, gain := s.found.limitOf(p.degrees), s.found.gainOf(p.degrees)
 		for i := range p.left {
 			if x := &p.left[i]; x.least() <= limit {
-				x.idle = !p.base.slowed(x, gain, what)
+				x.idle = !p.base.slowed(x, p.pieces, gain, what)
 			}
 		}
 		return p.floor() <= limit
@@ -60,9 +60,14 @@ func (s *searcher) relieve() []*pending {
 }
 
 // slowed reports whether the limit on memory slows down plans of an outline with the size
-// and schedule of x, so that they do not take at most the given time, with what they would
+// and schedule of x, and so many parts, so that they do not take at most the given time, with what they would
 // copy for an offload.
-func (p *pending) slowed(x *sized, time cost.Picoseconds, what partition.Offload) bool {
+func (p *pending) slowed(x *sized, pieces int, time cost.Picoseconds, what partition.Offload) bool {
+	for _, q := range p.parts {
+		if (pieces == anyPieces || q.pieces == pieces) && q.slowed(x, pieces, time, what) {
+			return true
+		}
+	}
 	for _, mine := range p.rest() {
 		if mine.size == x.size && mine.schedule == x.schedule {
 			return mine.held(time)
@@ -149,7 +154,7 @@ func (c *cutter) slowed(time cost.Picoseconds, what partition.Offload) bool {
 		return true // it does not fit at all
 	}
 	if c.chunks() > 1 {
-		if c.least != never && slices.Max(c.choice) == 0 {
+		if !c.rough && c.least != never && slices.Max(c.choice) == 0 {
 			return false
 		}
 		return c.freed(what).least <= time

@@ -181,6 +181,9 @@ func newSearcher(g *ir.Graph, batch int, c *cost.Cluster, opts Options) *searche
 		refusals: map[outline]error{}, allRooms: map[roomsKey][][]codegen.Chunk{}, evens: map[roomsKey]evenShares{},
 		finals: newFinals(), passage: passage{enough: never},
 	}
+	if opts.pieces(c) > 0 {
+		s.trunkPieces = 2
+	}
 	s.limit = c.MemoryPerRank(opts.RuntimeNGPUs)
 	if opts.MemoryLimit > 0 && (len(c.Pools) == 0 || opts.MemoryLimit < s.limit) {
 		s.limit = opts.MemoryLimit
@@ -203,7 +206,7 @@ type point struct {
 // outline is that of the point.
 func (p *point) outline() outline {
 	t := &p.pipe.template
-	return outline{p.degrees, sharding{t.ZeRO, t.ZeROGroup, t.SequenceParallel, t.Overlap, t.Offload, slicesOf(t), p.split}, t.Chunks(), t.RankOrder}
+	return outline{p.degrees, sharding{t.ZeRO, t.ZeROGroup, t.SequenceParallel, t.Overlap, t.Offload, slicesOf(t), piecesOf(t), p.split}, t.Chunks(), t.RankOrder}
 }
 
 // outlines lists the space by tracts.
@@ -453,8 +456,10 @@ func (s *searcher) template(d outline) (partition.Plan, error) {
 		TPRows: d.rows, ZeRO: d.zero, ZeROGroup: d.group, Offload: d.offload, LossSlices: d.slices, SequenceParallel: d.sequence, BatchParallel: d.batch, Overlap: d.overlap, OverlapTP: d.tp > 1 && s.opts.OverlapTP == "on",
 		Stages: make([]partition.Stage, d.stages()), Placements: placements, PoolOrder: s.cluster.Orders()[d.order], RankOrder: d.ranks,
 	}
-	if d.tp > 1 && s.opts.TPPieces > 1 {
-		plan.TPPieces = s.opts.TPPieces
+	if d.tp > 1 && d.pieces == anyPieces {
+		plan.TPPieces = 2 // which stands for all
+	} else if d.tp > 1 {
+		plan.TPPieces = d.pieces
 	}
 	if d.cp > 1 {
 		plan.CP = d.cp

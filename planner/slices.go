@@ -91,6 +91,15 @@ func (s *searcher) slice(points []*point) bool {
 		if p.sliced || p.cp > 1 || !s.opts.searchesSlices() {
 			continue
 		}
+		if p.rough { // it takes no less with what is necessary to recompute
+			if p.bare == 0 {
+				p.bare = p.least - p.pipe.inHead()
+			}
+			if p.bare > s.found.gainOf(p.degrees) {
+				continue
+			}
+			p.settle()
+		}
 		least := p.withoutHead()
 		if least > s.found.gainOf(p.degrees) {
 			continue

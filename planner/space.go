@@ -22,6 +22,7 @@ type sharding struct {
 	overlap  bool // communication beside the kernels
 	offload  partition.Offload
 	slices   int // of the loss, 0 for one: see [partition.Plan.LossSlices]
+	pieces   int // of tensor parallelism, 0 for one: see [partition.Plan.TPPieces]
 	split        // of tensor parallelism
 }
 
@@ -259,7 +260,7 @@ func schedules(o Options, pp, chunks int) []partition.Schedule {
 }
 
 // comparePlans orders plans that cost the same: ranks in the usual order, smaller units, less
-// context parallelism, less tensor parallelism, fewer rows of it, fewer stages, less sharding, of the residual stream too, few slices of the loss, nothing replicated, few modules on a grid, no
+// context parallelism, less tensor parallelism, fewer rows of it, fewer stages, less sharding, of the residual stream too, few slices of the loss, few parts of products and collectives, nothing replicated, few modules on a grid, no
 // overlap, pools as they stand in the cluster, larger micro-batches, 1f1b, then gpipe, fewer chunks,
 // then the cut. It is 0 for equal plans of one search only: placements follow from the degrees
 // and what is replicated.
@@ -275,6 +276,7 @@ func comparePlans(a, b *partition.Plan) int {
 		cmp.Compare(a.ZeROGroup, b.ZeROGroup),
 		cmp.Compare(a.Offload, b.Offload),
 		cmp.Compare(a.LossSlices, b.LossSlices),
+		cmp.Compare(a.TPPieces, b.TPPieces),
 		compareBools(a.SequenceParallel, b.SequenceParallel),
 		compareBools(a.BatchParallel, b.BatchParallel),
 		slices.Compare(a.Replicated(), b.Replicated()),
