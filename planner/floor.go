@@ -52,10 +52,12 @@ type workInstr struct {
 	// is in order, as under a zero-bubble schedule.
 	beside []codegen.Instr
 	putOff bool // what is beside it is so in the programs of some outlines only, if not beside another
-	part   int  // of the model
-	pass   ir.Phase
-	ahead  bool
-	near   bool // priced as if what it reads and writes lay in the cache
+	// product is that with which a whole collective is made in parts in some programs, or under some schedules.
+	product []codegen.Instr
+	part    int // of the model
+	pass    ir.Phase
+	ahead   bool
+	near    bool // priced as if what it reads and writes lay in the cache
 }
 
 // The parts of a model.
@@ -222,6 +224,7 @@ func (w *work) collect(instrs []codegen.Instr, phase ir.Phase, trunk bool) {
 	part, after := beforeBlocks, afterBlocks
 	if phase == ir.Backward {
 		part, after = afterBlocks, beforeBlocks
+		instrs = w.undecided(instrs)
 	}
 	for i := range instrs {
 		in := &instrs[i]
@@ -248,6 +251,9 @@ func (w *work) collect(instrs []codegen.Instr, phase ir.Phase, trunk bool) {
 		}
 		if w.sliced && x.part != inBlock && (x.part == afterBlocks || n.Phase == ir.Update) && variesBySlices(n) {
 			continue
+		}
+		if w.of.plan.TPPieces > 1 && phase == ir.Backward && x.part == inBlock && in.Parts == 0 && ofTP(n) {
+			x.product = w.productNextTo(instrs, n)
 		}
 		if w.sliced && x.part == afterBlocks && x.pass != ir.Update {
 			x.near = n.Op.Class() != ir.Comm && w.prices[0].Cached()

@@ -134,7 +134,7 @@ func (w *work) passOf(e extent) *work {
 		pass.collect(w.of.prog(e).Stages[0].Bodies[ir.Backward].Instrs, ir.Backward, true)
 		for i := range pass.instrs {
 			if in := &pass.instrs[i]; e == kept && in.putOff { // it is taken away, and so no less than it may be
-				in.beside, in.putOff = nil, false
+				in.beside, in.product, in.putOff = nil, nil, false
 			}
 		}
 	}

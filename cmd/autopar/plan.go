@@ -56,7 +56,7 @@ type fixed struct {
 	Replicate        string `group:"fix" placeholder:"none|MODULES" help:"Modules whose weights all tensor-parallel ranks hold instead of splitting them: none, or of attn, mlp and wte (the vocabulary; lm_head where that is untied) some, such as mlp+wte."`
 	Overlap          string `group:"fix" enum:",on,off" default:"" placeholder:"on|off" help:"Communicate gradients and sharded parameters beside the computation; off where ranks share processors."`
 	OverlapTP        string `group:"fix" name:"overlap-tp" enum:",on,off" default:"" placeholder:"on|off" help:"Have tensor-parallel ranks communicate beside products of the backward pass; off where ranks share processors."`
-	TPPieces         *int   `group:"fix" name:"tp-pieces" placeholder:"N" help:"Parts of whole sequences in which products of the forward pass and the collectives of tensor-parallel ranks next to them are made, each part of one beside a part of the other. Needs overlap of tensor parallelism."`
+	TPPieces         *int   `group:"fix" name:"tp-pieces" placeholder:"N" help:"Parts of whole sequences in which products and the collectives of tensor-parallel ranks next to them are made, each part of one beside a part of the other, where none runs beside a whole product."`
 	LossSlices       *int   `group:"fix" placeholder:"N" help:"Slices of the positions of sequences in which the head and the loss run, forward and backward of each together, so that logits take as much less memory; a divisor of the tokens of a sequence. Without, 1 to 16 are searched where memory is short."`
 	Offload          string `group:"fix" enum:",none,optimizer,params" default:"" placeholder:"none|optimizer|params" help:"Keep optimizer state, or parameters at rest too, in host memory."`
 }
