@@ -150,8 +150,10 @@ func checkCode(p *Program, s *Stage) error {
 	c := &code{p, s, map[int]*ir.Value{}, map[int]*ir.Node{}, map[int]int{}, s.near(), map[*ir.Value]*ir.Value{}, map[*ir.Value]bool{}}
 	runs := map[*ir.Node][]*Instr{}
 	writers := map[int][]Instr{} // accumulating instructions by buffer, in order
+	order := map[*ir.Node]int{}  // of nodes that have instructions
 	for _, body := range s.Bodies {
 		for at, in := range body.Instrs {
+			order[in.Node] = len(order)
 			runs[in.Node] = append(runs[in.Node], &body.Instrs[at])
 			for i, mode := range in.Accum {
 				if mode != Overwrite {
@@ -173,10 +175,14 @@ func checkCode(p *Program, s *Stage) error {
 		case len(runs[n]) == 0 && (n.Op == ir.OpAccumulate || n.Op == ir.OpAddN):
 			// Folded into the kernels that make its operands, if those add.
 			want = 0
+			last := c.canon(n.Args[0]) // with it the sum is complete
 			for _, a := range n.Args {
-				c.same[n.Results[0]] = c.canon(a)
-				c.terms[c.canon(a)] = c.terms[c.canon(a)] || n.Op == ir.OpAccumulate
+				if a = c.canon(a); order[a.Def] > order[last.Def] {
+					last = a
+				}
+				c.terms[a] = c.terms[a] || n.Op == ir.OpAccumulate
 			}
+			c.same[n.Results[0]] = last
 		}
 		switch got := len(runs[n]); {
 		case want == 1 && got > 0:

@@ -120,6 +120,7 @@ func (b *stageBuilder) build() {
 	b.join()
 	b.beside()
 	b.inPieces()
+	b.orderMerged()
 	for i, n := range b.nodes {
 		b.at[n.ID()] = i
 		for _, a := range n.Args {
@@ -270,7 +271,8 @@ func (b *stageBuilder) accumulators() {
 }
 
 // orderMerged lets, of several terms merged into one accumulator, the one that
-// runs first in a micro-batch be the one that overwrites.
+// runs first in a micro-batch be the one that overwrites. Again where nodes have moved: a kernel that
+// makes such a term, as of a slice of the loss, may have been put off behind another.
 func (b *stageBuilder) orderMerged() {
 	first := map[int]bool{}
 	for _, n := range b.nodes {
@@ -286,6 +288,9 @@ func (b *stageBuilder) orderMerged() {
 		} else {
 			first[id] = true
 			b.modes[v] = AfterFirst
+		}
+		if b.folded[v] {
+			b.modes[n.Args[0].ID] = b.modes[v]
 		}
 	}
 }

@@ -1,7 +1,9 @@
 package codegen_test
 
 import (
+	"fmt"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -26,6 +28,36 @@ func TestLossSlices(t *testing.T) {
 			prog := generate(t, g, p)
 			require.NoError(t, codegen.Check(prog), "%+v in %d slices", c, parts)
 		}
+	}
+}
+
+// TestLossSlicesOutOfOrder: the gradient of the head's weight is summed over slices in the order in which they run, and products
+// of some are put off to run beside what tensor-parallel ranks gather, that of the first, which overwrites, and that of the last, too.
+func TestLossSlicesOutOfOrder(t *testing.T) {
+	for _, tied := range []bool{true, false} {
+		m := model(2)
+		m.TieEmbeddings = tied
+		g, err := gpt.TrainStep(m, gpt.Optimizer{Beta1: .9, Beta2: .99, Eps: 1e-8}, batch, 33)
+		require.NoError(t, err)
+		moved := 0
+		for _, parts := range []int{3, 11} {
+			p := plan(2, 2, 1, 2, 2, partition.OneFOneB, false)
+			p.LossSlices, p.SequenceParallel, p.OverlapTP = parts, true, true
+			p.Placements[len(p.Placements)-1].Spec = "[_,_]" // of the vocabulary
+			prog := generate(t, g, p)
+			require.NoError(t, codegen.Check(prog), "%d slices, tied %v", parts, tied)
+			next := 0 // slice
+			for _, in := range prog.Stages[0].Bodies[ir.Backward].Instrs {
+				if strings.HasPrefix(in.Node.Name, "lm_head/matmul@dw@slice") {
+					if in.Node.Name != fmt.Sprintf("lm_head/matmul@dw@slice%d", next) {
+						moved++
+					}
+					next++
+				}
+			}
+			require.Equal(t, parts, next)
+		}
+		require.NotZero(t, moved)
 	}
 }
 

@@ -59,6 +59,16 @@ func inLossSlices() []mutant {
 		old:  "Offload: key.offload, LossSlices: key.slices,", new: "Offload: key.offload,",
 		pkg: "./planner", run: "^TestLossSlicesArePlanned$",
 	}, {
+		bug: "a slice whose product is put off overwrites what others have summed", how: "the first in the graph, not in the program",
+		file: "codegen/layout.go",
+		old:  "\tb.inPieces()\n\tb.orderMerged()\n", new: "\tb.inPieces()\n",
+		pkg: "./codegen", run: "^TestLossSlicesOutOfOrder$",
+	}, {
+		bug: "a sum of slices is complete with the last in the graph", how: "which is not the last to run",
+		file: "codegen/check.go",
+		old:  "order[a.Def] > order[last.Def]", new: "order[a.Def] >= 0",
+		pkg: "./codegen", run: "^TestLossSlicesOutOfOrder$",
+	}, {
 		bug: "slices of the loss are not looked at where they pay", how: "as half of the most fit",
 		file: "planner/slices.go",
 		old:  "o.slices = 2 * max(1, o.slices)", new: "o.slices = 2 * max(1, min(o.slices, 1))",
