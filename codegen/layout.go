@@ -41,7 +41,7 @@ type tables struct {
 	along  []int
 	during []*ir.Node
 
-	pieces []bool // of two nodes in a row that are made in parts the first, nil without: see pieces.go
+	pieces []*ir.Node // of each of two nodes in a row that are made in parts the other, nil without: see pieces.go
 }
 
 const unplaced = -1
@@ -382,7 +382,7 @@ func (b *stageBuilder) bodies() {
 		case first != nil:
 			b.emitPieces(first, n)
 			first = nil
-		case b.inPart(n):
+		case b.inPiecesWith(n) != nil:
 			first = n
 		default:
 			b.append(b.instr(n))
@@ -415,7 +415,7 @@ func (b *stageBuilder) canOverwrite(n *ir.Node, i int, region Region) bool {
 			}
 		}
 	}
-	if b.during != nil && b.during[n.ID()] != nil && b.during[n.ID()].Args[0] == x || b.inPart(x.Def) {
+	if b.during != nil && b.during[n.ID()] != nil && b.during[n.ID()].Args[0] == x || b.inPiecesWith(x.Def) == n {
 		return false // it is being communicated, or made
 	}
 	id := b.of[x.ID]
@@ -440,9 +440,6 @@ func (b *stageBuilder) canOverwrite(n *ir.Node, i int, region Region) bool {
 	// A narrower result takes the first part of its operand's place.
 	return x.Type.DType.Size() >= r.Type.DType.Size() && slices.Equal(x.Type.Shape, r.Type.Shape) && b.elems(x) == b.elems(r)
 }
-
-// inPart reports whether a node is the first of two that are made in parts.
-func (b *stageBuilder) inPart(n *ir.Node) bool { return b.pieces != nil && b.pieces[n.ID()] }
 
 // append appends an instruction to its body.
 func (b *stageBuilder) append(in Instr) {

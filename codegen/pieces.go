@@ -7,7 +7,7 @@ import (
 	"github.com/autopar/autopar/partition"
 )
 
-// In the forward pass every kernel around a collective of tensor-parallel ranks waits for it: a product for what is
+// Most kernels around a collective of tensor-parallel ranks wait for it: a product for what is
 // gathered, or the sum for the product that makes its terms. But neither needs all of the other: sequences are products
 // of their own. So a product and the collective next to it are made in parts of whole sequences, and each part of the
 // collective runs beside a part of the product that does not need it: that of the sequences before, which have been gathered,
@@ -18,8 +18,14 @@ import (
 //
 // Sequences follow each other in memory, so that a part is where it belongs and nothing is copied: only tensors of
 // which every sequence starts where a tensor may are cut. What is cut does not depend on the size of
-// micro-batches: where there are fewer sequences than parts the last parts are empty. Backward, products that need
-// nothing of a collective run beside it, if the plan has that: see beside.go.
+// micro-batches: where there are fewer sequences than parts the last parts are empty. Gradients of weights, which are sums over
+// all sequences, are made whole.
+//
+// A collective beside a whole product is hidden but for what it takes longer; of one in parts the first or the last part never is, and
+// the product is less efficient. So whole products are put beside collectives first, if the plan has that (beside.go), and in
+// parts are made those collectives and products for which that finds nothing: the forward pass, the gradient with which the
+// backward pass of a block begins, blocks that are recomputed, sums of products behind which nothing is put off, and under a
+// zero-bubble schedule, which runs nothing beside, all gradients of activations.
 
 // inPieces notes which neighbours among the nodes are made in parts. What is made of weights alone, such as those that ZeRO
 // gathers, stands before them, so that all plans that cut weights alike make the same in parts.
@@ -28,7 +34,7 @@ func (b *stageBuilder) inPieces() {
 		return
 	}
 	if b.pieces == nil {
-		b.pieces = make([]bool, len(b.of))
+		b.pieces = make([]*ir.Node, len(b.of))
 	}
 	first := -1
 	for i, n := range b.nodes {
@@ -38,12 +44,20 @@ func (b *stageBuilder) inPieces() {
 			moved := b.nodes[first]
 			copy(b.nodes[first:i-1], b.nodes[first+1:i])
 			b.nodes[i-1] = moved
-			b.pieces[moved.ID()], first = true, -1
+			b.pieces[moved.ID()], b.pieces[n.ID()], first = n, moved, -1
 		case first >= 0 && b.ofWeights(n):
 		default:
 			first = i
 		}
 	}
+}
+
+// inPiecesWith returns the node with which a node is made in parts, nil if it is made whole.
+func (b *stageBuilder) inPiecesWith(n *ir.Node) *ir.Node {
+	if b.pieces == nil {
+		return nil
+	}
+	return b.pieces[n.ID()]
 }
 
 // ofWeights reports whether a node follows no batch: what it reads and makes is the same for all micro-batches.
@@ -52,18 +66,23 @@ func (b *stageBuilder) ofWeights(n *ir.Node) bool {
 }
 
 // makesPieces reports whether two nodes in a row are made in parts: a product and a collective of tensor-parallel
-// ranks, beside which nothing runs yet, in a block of the forward pass.
+// ranks, beside which nothing runs yet, in a block.
 func (b *stageBuilder) makesPieces(first, second *ir.Node) bool {
 	c, product := first, second
 	if !Collective(c.Op) {
 		c, product = second, first
 	}
+	enters := c == first && first.Phase == ir.Backward && first.Block() != second.Block() // it is called after the block that made it
 	switch x, y := b.spot(first), b.spot(second); {
-	case first.Phase != ir.Forward || first.Block() == "" || first.Block() != second.Block() || first.Stage != second.Stage:
+	case first.Phase > ir.Backward || first.Phase != second.Phase || first.Stage != second.Stage:
+		return false
+	case second.Block() == "" || first.Block() != second.Block() && !enters:
 		return false
 	case x.async || y.async || x.segment != y.segment || second.Args[0] != first.Results[0]:
 		return false
-	case !b.ofTensorParallel(c) || product.Op != ir.OpMatMul || b.along != nil && (b.along[c.ID()] > 0 || b.during[product.ID()] != nil):
+	case !b.ofTensorParallel(c) || product.Op != ir.OpMatMul:
+		return false
+	case b.along != nil && (b.along[c.ID()] > 0 || b.during[product.ID()] != nil):
 		return false
 	}
 	return bySequence(b.prog.Mesh, c) && bySequence(b.prog.Mesh, product) && b.aligned(c) && b.aligned(product)

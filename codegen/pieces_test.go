@@ -38,27 +38,39 @@ func pieces(instrs []codegen.Instr) (all []string) {
 	return all
 }
 
-// TestVerifyAcceptsPieces: programs that make products of the forward pass and collectives in parts are sound and compute
-// the traced graph, and communicate as many bytes as without.
+// TestVerifyAcceptsPieces: programs that make products and collectives in parts are sound and compute the traced graph,
+// and communicate as many bytes as without.
 func TestVerifyAcceptsPieces(t *testing.T) {
 	const layers = 4
 	g := evenGraph(t, layers)
-	for k := range 64 {
+	for k := range 80 {
 		p := tensorParallel(k, layers)
 		p.OverlapTP, p.TPPieces = k/3%2 == 0, 2+k%3
+		if k >= 64 {
+			p = plan(2, 2, 2, 1+k%3, layers, partition.ZeroBubble, false)
+			p.ZeRO, p.SequenceParallel, p.Overlap, p.TPPieces = k%4, k/4%2 == 1, k/8%2 == 1, 2+k%3
+		}
 		name := fmt.Sprintf("%+v", *p)
 		prog := generate(t, g, p)
 		require.NoError(t, codegen.Verify(prog, g), name)
-		made := 0
+		var made [ir.NumPhases]int
 		for _, st := range prog.Stages {
-			made += len(pieces(st.Bodies[ir.Forward].Instrs))
-			require.Empty(t, pieces(st.Bodies[ir.Backward].Instrs))
+			for phase := range made {
+				made[phase] += len(pieces(st.Bodies[phase].Instrs))
+			}
 		}
 		pairs := 2 * layers // the sums after attention and the MLP
 		if p.SequenceParallel {
 			pairs = 4 * layers // and the gathers before them
 		}
-		require.Equal(t, pairs*2*p.TPPieces, made, name)
+		require.Equal(t, pairs*2*p.TPPieces, made[ir.Forward], name)
+		switch {
+		case p.Schedule == partition.ZeroBubble: // the same collectives of gradients
+			require.Equal(t, made[ir.Forward], made[ir.Backward], name)
+		case p.SequenceParallel: // at least the first gathers
+			require.GreaterOrEqual(t, made[ir.Backward], layers*2*p.TPPieces, name)
+		}
+		require.Zero(t, made[ir.WeightGrad]+made[ir.Update], name)
 		whole := *p
 		whole.TPPieces = 0
 		without := generate(t, g, &whole)
@@ -86,17 +98,55 @@ func TestPieces(t *testing.T) {
 		}
 		return of
 	}
-	require.Equal(t, []string{
-		"h.0.ln_1/layer_norm@all_gather_tp 0/3",
-		"| h.0.ln_1/layer_norm@all_gather_tp 1/3", "h.0.attn.c_attn/matmul 0/3",
-		"| h.0.ln_1/layer_norm@all_gather_tp 2/3", "h.0.attn.c_attn/matmul 1/3",
-		"h.0.attn.c_attn/matmul 2/3",
-		"h.0.attn.c_proj/matmul 0/3",
-		"| h.0.attn.c_proj/matmul@reduce_scatter_tp 0/3", "h.0.attn.c_proj/matmul 1/3",
-		"| h.0.attn.c_proj/matmul@reduce_scatter_tp 1/3", "h.0.attn.c_proj/matmul 2/3",
-		"h.0.attn.c_proj/matmul@reduce_scatter_tp 2/3",
-	}, block(evenGraph(t, 2)))
+	require.Equal(t, append(
+		gathered("h.0.ln_1/layer_norm@all_gather_tp", "h.0.attn.c_attn/matmul"),
+		summed("h.0.attn.c_proj/matmul", "h.0.attn.c_proj/matmul@reduce_scatter_tp")...,
+	), block(evenGraph(t, 2)))
 	require.Empty(t, block(trainGraph(t, 2)))
+}
+
+// gathered is what [pieces] says of a product in three parts and the gather before it.
+func gathered(gather, product string) []string {
+	return []string{gather + " 0/3", "| " + gather + " 1/3", product + " 0/3", "| " + gather + " 2/3", product + " 1/3", product + " 2/3"}
+}
+
+// summed is the same of a product and the sum after it.
+func summed(product, sum string) []string {
+	return []string{product + " 0/3", "| " + sum + " 0/3", product + " 1/3", "| " + sum + " 1/3", product + " 2/3", sum + " 2/3"}
+}
+
+// TestPiecesBackward: beside whole products the backward pass has the gradient with which a block begins in parts, and what
+// a block that is recomputed gathers and sums again; where nothing is put off it has all gradients of activations in parts.
+func TestPiecesBackward(t *testing.T) {
+	m := model(3)
+	m.BlockSize, m.NEmbd, m.NHead, m.NKVHead, m.Dropout = 16, 48, 3, 3, 0
+	g, err := gpt.TrainStep(m, gpt.Optimizer{Beta1: .9, Beta2: .99, Eps: 1e-8, WeightDecay: .1, GradClip: 1}, batch, m.BlockSize)
+	require.NoError(t, err)
+	backward := func(p *partition.Plan) (of []string) {
+		p.TPPieces, p.SequenceParallel = 3, true
+		prog := generate(t, g, p)
+		require.NoError(t, codegen.Verify(prog, g))
+		for _, st := range prog.Stages {
+			of = append(of, pieces(st.Bodies[ir.Backward].Instrs)...)
+		}
+		return of
+	}
+	p := plan(1, 2, 3, 2, 3, partition.OneFOneB, false)
+	p.OverlapTP, p.Stages[2].Recompute = true, 1
+	require.Equal(t, slices.Concat(
+		gathered("h.1.ln_1/layer_norm@add@recv0@all_gather_tp", "h.0.mlp.c_proj/matmul@dx"),
+		gathered("h.2.ln_1/layer_norm@add@recv1@all_gather_tp", "h.1.mlp.c_proj/matmul@dx"),
+		gathered("h.2.ln_1/layer_norm@re@all_gather_tp", "h.2.attn.c_attn/matmul@re"),
+		summed("h.2.attn.c_proj/matmul@re", "h.2.attn.c_proj/matmul@re@reduce_scatter_tp"),
+		gathered("h.2.ln_2/layer_norm@re@all_gather_tp", "h.2.mlp.c_fc/matmul@re"),
+		gathered("ln_f/layer_norm@dx@all_gather_tp", "h.2.mlp.c_proj/matmul@dx"),
+	), backward(p))
+	require.Equal(t, slices.Concat(
+		gathered("ln_f/layer_norm@dx@all_gather_tp", "h.2.mlp.c_proj/matmul@dx"),
+		summed("h.2.mlp.c_fc/matmul@dx", "h.2.mlp.c_fc/matmul@dx@reduce_scatter_tp"),
+		gathered("h.2.ln_2/layer_norm@add@all_gather_tp", "h.2.attn.c_proj/matmul@dx"),
+		summed("h.2.attn.c_attn/matmul@dx", "h.2.attn.c_attn/matmul@dx@reduce_scatter_tp"),
+	), backward(plan(1, 2, 3, 2, 3, partition.ZeroBubble, false))[48:])
 }
 
 // TestPiecesAreChecked: programs in which parts are missing, come in another order or disturb each other are refused, by
@@ -118,20 +168,22 @@ func TestPiecesAreChecked(t *testing.T) {
 		}, "holds the first 1 parts of it by then", "holds the first 1 parts of it"},
 		"the part that is gathered is read": {func(in []codegen.Instr) { in[0].Beside, in[1].Beside, in[1], in[2] = 1, 0, in[2], in[1] }, "may still be writing", ""},
 	} {
-		t.Run(name, func(t *testing.T) {
-			p := plan(2, 2, 1, 3, 2, partition.OneFOneB, false)
-			p.OverlapTP, p.SequenceParallel, p.TPPieces = true, true, 3
-			prog := generate(t, traced, p)
-			require.NoError(t, codegen.Verify(prog, traced))
-			instrs := prog.Stages[0].Bodies[ir.Forward].Instrs
-			at := slices.IndexFunc(instrs, func(in codegen.Instr) bool { return in.Node.Name == "h.1.ln_2/layer_norm@all_gather_tp" })
-			m.breakIt(instrs[at : at+6])
-			require.ErrorContains(t, codegen.Check(prog), m.says)
-			if m.computes == "" {
-				require.NoError(t, codegen.CheckEquivalent(prog, traced))
-			} else {
-				require.ErrorContains(t, codegen.CheckEquivalent(prog, traced), m.computes)
-			}
-		})
+		for phase, gather := range []string{ir.Forward: "h.1.ln_2/layer_norm@all_gather_tp", ir.Backward: "h.1.mlp/dropout@dx@all_gather_tp"} {
+			t.Run(fmt.Sprintf("%s, %s", name, ir.Phase(phase)), func(t *testing.T) {
+				p := plan(2, 2, 1, 3, 2, partition.OneFOneB, false)
+				p.OverlapTP, p.SequenceParallel, p.TPPieces = true, true, 3
+				prog := generate(t, traced, p)
+				require.NoError(t, codegen.Verify(prog, traced))
+				instrs := prog.Stages[0].Bodies[phase].Instrs
+				at := slices.IndexFunc(instrs, func(in codegen.Instr) bool { return in.Node.Name == gather })
+				m.breakIt(instrs[at : at+6])
+				require.ErrorContains(t, codegen.Check(prog), m.says)
+				if m.computes == "" {
+					require.NoError(t, codegen.CheckEquivalent(prog, traced))
+				} else {
+					require.ErrorContains(t, codegen.CheckEquivalent(prog, traced), m.computes)
+				}
+			})
+		}
 	}
 }

@@ -50,12 +50,17 @@ type shape struct {
 	overlap              bool
 	offload              partition.Offload
 	interleave           int
+	sequence             bool // sequence and overlap of tensor parallelism
+	pieces               int  // of products and the collectives next to them
 }
 
 // config has as many layers as the stages.
 func (s shape) config() *config.Config {
 	c := testConfig()
 	c.Model.NLayer = s.stages[len(s.stages)-1].Last
+	if s.pieces > 1 { // sequences start where tensors may
+		c.Model.BlockSize, c.Model.NEmbd = 16, 48
+	}
 	return c
 }
 
@@ -74,6 +79,7 @@ func shapes() map[string]shape {
 			dp: 1, tp: 2, units: 1, micro: 2, schedule: partition.Interleaved, interleave: 2,
 			stages: []partition.Stage{{Last: 1}, {First: 1, Last: 3}, {First: 3, Last: 4, Recompute: 1}, {First: 4, Last: 5}},
 		},
+		"in parts": {dp: 1, tp: 3, units: 1, micro: 4, stages: []partition.Stage{{Last: 2}, {First: 2, Last: 3, Recompute: 1}}, schedule: partition.OneFOneB, sequence: true, pieces: 3},
 		"hosted": {
 			dp: 2, tp: 1, units: 2, micro: 1, stages: []partition.Stage{{Last: 1}, {First: 1, Last: 3, Recompute: 1}}, schedule: partition.OneFOneB,
 			zero: 3, group: 2, offload: partition.OffloadParams,
@@ -87,6 +93,7 @@ func program(t testing.TB, s shape) *codegen.Program {
 	p := &partition.Plan{
 		PlanNGPUs: unit, RuntimeNGPUs: unit * s.units, DP: s.dp, TP: s.tp, MicroBatch: s.micro, Schedule: s.schedule, Interleave: s.interleave, Stages: s.stages,
 		ZeRO: s.zero, ZeROGroup: s.group, Overlap: s.overlap, Offload: s.offload,
+		SequenceParallel: s.sequence, OverlapTP: s.sequence, TPPieces: s.pieces,
 		Placements: partitiontest.Megatron(),
 	}
 	cfg := s.config()

@@ -19,8 +19,12 @@ type flow struct {
 // its results.
 func beside(steps []step) []flow {
 	var flows []flow
-	made := map[*ir.Node]*step{}    // the last run of a node
-	pending := map[*ir.Node]*step{} // on the stream, not read yet
+	type of struct {
+		node *ir.Node
+		part int // of a node in parts, counted from 1, or the last of all
+	}
+	made := map[of]*step{}    // the last run of a node
+	pending := map[of]*step{} // on the stream, not read yet
 	read := map[*step]bool{}
 	for i := range steps {
 		s := &steps[i]
@@ -30,7 +34,11 @@ func beside(steps []step) []flow {
 				break
 			}
 			for _, a := range n.Args {
-				for _, d := range makers(a.Def) {
+				for _, def := range makers(a.Def) {
+					d := of{node: def}
+					if part := (of{def, s.Part + 1}); s.Parts > 0 && made[part] != nil {
+						d = part
+					}
 					if m := made[d]; m != nil && m.Stream != s.Stream && (maker == nil || m.End > maker.End) {
 						maker = m
 					}
@@ -45,10 +53,12 @@ func beside(steps []step) []flow {
 			flows = append(flows, flow{name: s.Name, from: maker.thread(), to: s.thread(), leaves: maker.End, comes: s.Start})
 		}
 		for _, n := range s.nodes() {
-			made[n] = s
-			delete(pending, n)
-			if s.Stream != runtime.Compute {
-				pending[n] = s
+			for _, d := range []of{{node: n}, {n, s.Part + 1}} {
+				made[d] = s
+				delete(pending, d)
+				if s.Stream != runtime.Compute {
+					pending[d] = s
+				}
 			}
 		}
 	}

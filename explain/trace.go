@@ -341,7 +341,9 @@ func (l *timeline) check() error {
 				return err
 			}
 			for _, n := range s.nodes() {
-				ran[made{n, s.MicroBatch}], ran[made{n, anyMicroBatch}] = s.End, s.End
+				if ran[made{n, s.MicroBatch, s.Part + 1}] = s.End; s.Part+1 >= s.Parts {
+					ran[made{n, s.MicroBatch, whole}], ran[made{n, anyMicroBatch, whole}] = s.End, s.End
+				}
 			}
 			table := sends
 			switch s.Op {
@@ -361,13 +363,17 @@ func (l *timeline) check() error {
 	return pair(sends, receives)
 }
 
-// made is a run of a node.
+// made is a run of a node, or of one of its parts, counted from 1.
 type made struct {
 	node *ir.Node
 	mb   int
+	part int
 }
 
-const anyMicroBatch = -1
+const (
+	anyMicroBatch = -1
+	whole         = 0
+)
 
 // operands checks that what a step reads was made before, in the same
 // micro-batch or, for the update, in any.
@@ -386,12 +392,15 @@ func (l *timeline) operands(s *step, ran map[made]time.Duration) error {
 }
 
 func (l *timeline) operand(s *step, n *ir.Node, a *ir.Value, ran map[made]time.Duration) error {
-	from := made{a.Def, s.MicroBatch}
+	from := made{a.Def, s.MicroBatch, whole}
 	// What is done once a step has a phase of its own wherever it runs.
 	if n.Phase == ir.Update && (a.Def.Phase != ir.Update || s.Phase == ir.Update) {
 		from.mb = anyMicroBatch
 	}
 	end, done := ran[from]
+	if part, made := ran[made{a.Def, s.MicroBatch, s.Part + 1}]; s.Parts > 0 && made {
+		end, done = part, true // of other sequences it reads nothing
+	}
 	switch {
 	case done && end <= s.Start:
 		return nil

@@ -127,7 +127,7 @@ func (p *plan) foreign() {
 	}
 	p.lack(even != p.MicroBatch, "%d sequences of a data-parallel rank in micro-batches of %d, of which the last is smaller: plan with --micro-batch %d", local, p.MicroBatch, even)
 	p.lack(p.PP() == 1 && p.Schedule != partition.OneFOneB && local > p.MicroBatch, "schedule %s without a pipeline: plan with --schedule 1f1b", p.Schedule)
-	p.note(p.TPPieces > 1, "products and collectives of tensor parallelism are made whole in the forward pass: the plan has them in %d parts, each beside another", p.TPPieces)
+	p.note(p.TPPieces > 1, "products and collectives of tensor parallelism are made whole: the plan has them in %d parts, each beside another", p.TPPieces)
 	p.note(p.LossSlices > 1, "the head and the loss run in one piece: logits take %d times the memory", p.LossSlices)
 	p.note(cfg.Optimizer.Schedule == "step", "the learning rate decays as a cosine, not in steps")
 }

@@ -56,7 +56,7 @@ func inTheExchange() []mutant {
 	}, {
 		bug: "floor above what plans take", how: "nothing is hidden by products in it",
 		file: "planner/beside.go",
-		old:  "if len(in.beside) == 0 || !prices", new: "if len(in.beside) >= 0 || !prices",
+		old:  "return kernels(prices, in.beside, mesh)", new: "return kernels(prices, nil, mesh)",
 		pkg: "./planner", run: "^TestCostIsSimulation$",
 	}, {
 		bug: "floor above what plans take", how: "what hides nothing in the trunk's program hides nothing in any",

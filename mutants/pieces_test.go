@@ -88,5 +88,40 @@ func inPieces() []mutant {
 		file: "planner/declared.go",
 		old:  "	return []int{0, 2, 4}\n", new: "	return []int{0}\n",
 		pkg: "./planner", run: searched,
+	}, {
+		bug: "the gradient with which a block begins is gathered whole", how: "it is called after another block",
+		file: "codegen/pieces.go",
+		old:  "enters := c == first &&", new: "enters := c == second &&",
+		pkg: "./codegen", run: "^TestPiecesBackward$",
+	}, {
+		bug: "sums are computed where their terms are still made", how: "in place, in parts",
+		file: "codegen/layout.go",
+		old:  " || b.inPiecesWith(x.Def) == n {", new: " {",
+		pkg: "./codegen", run: "^TestVerifyAcceptsPieces$",
+	}, {
+		bug: "collectives beside whole products are made in parts", how: "nobody asks what beside.go has found",
+		file: "codegen/pieces.go",
+		old:  "b.along[c.ID()] > 0 || b.during", new: "b.during",
+		pkg: "./codegen", run: "^TestPiecesBackward$",
+	}, {
+		bug: "a zero-bubble plan is priced by the program of another schedule", how: "which has other parts",
+		file: "planner/price.go",
+		old:  "return s.plan.Overlap || s.plan.OverlapTP || s.plan.TPPieces > 1 }", new: "return s.plan.Overlap || s.plan.OverlapTP }",
+		pkg: "./planner", run: "^TestCostInPiecesIsSimulation$",
+	}, {
+		bug: "floor above what plans take", how: "of what a zero-bubble schedule has in parts nothing is hidden",
+		file: "planner/beside.go",
+		old:  "all.add(in, max(0, time-inParts))", new: "all.add(in, time)",
+		pkg: "./planner", run: "^TestFloorsOfLargeModels$",
+	}, {
+		bug: "floor above what plans take", how: "parts of one program count for all",
+		file: "planner/undecided.go",
+		old:  "if in.Parts > 0 && !entering[in.Node] {", new: "if in.Parts < 0 && !entering[in.Node] {",
+		pkg: "./planner", run: "^TestUndecided$",
+	}, {
+		bug: "no timeline of a plan in parts", how: "a part of a product waits for all of the gather",
+		file: "explain/trace.go",
+		old:  "s.Parts > 0 && made {", new: "s.Parts < 0 && made {",
+		pkg: "./explain", run: "^TestPredictedTrace$",
 	}}
 }

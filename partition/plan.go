@@ -92,9 +92,9 @@ type Plan struct {
 	// kernels that do not need the result: in the backward pass that is the product for the
 	// gradient of a weight, or of an input. See codegen's beside.
 	OverlapTP bool `json:"overlap_tp,omitempty"`
-	// TPPieces is in how many parts of whole sequences products of the forward pass and the
-	// collectives of tensor-parallel ranks next to them are made, each part of one beside a part of the
-	// other. 0 stands for 1. See codegen's pieces.
+	// TPPieces is in how many parts of whole sequences products and the collectives of
+	// tensor-parallel ranks next to them are made, each part of one beside a part of the other: those of the
+	// forward pass, and of the backward pass those that OverlapTP leaves. 0 stands for 1. See codegen's pieces.
 	TPPieces int `json:"tp_pieces,omitempty"`
 	// LossSlices is in how many slices of their positions the head and the loss run, forward
 	// and backward of each together, so that there are never more logits than those of one; but

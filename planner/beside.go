@@ -12,8 +12,9 @@ import (
 // so, but for what is put off in the trunk's (package codegen, beside.go), where the nearest product may be taken
 // by a collective that some outlines do not have: a weight that is whole under ZeRO is not gathered.
 
-// exchanges is what of these times is that of collectives.
-func (w *work) exchanges(mesh ir.Mesh, kinds cost.Kinds) [2]workTimes {
+// exchanges is what of these times is that of collectives. With parts, what may be made in parts with the product next to it
+// takes what that leaves of it.
+func (w *work) exchanges(mesh ir.Mesh, kinds cost.Kinds, parts bool) [2]workTimes {
 	prices := w.on(kinds)
 	var beside, all workTimes
 	hidden := cost.Picoseconds(0) // by what is put off
@@ -23,15 +24,19 @@ func (w *work) exchanges(mesh ir.Mesh, kinds cost.Kinds) [2]workTimes {
 			continue
 		}
 		time := least(prices, in, mesh)
-		exposed := max(0, time-hides(prices, in, mesh))
+		inParts := cost.Picoseconds(0)
+		if parts {
+			inParts = kernels(prices, in.product, mesh)
+		}
+		exposed := max(0, time-max(hides(prices, in, mesh), inParts))
 		beside.add(in, exposed)
 		if in.putOff {
-			hidden += time - exposed
+			hidden += max(0, time-exposed-inParts)
 		}
 		if in.Parts > 0 { // whose other parts are beside it under every schedule
 			time = exposed
 		}
-		all.add(in, time)
+		all.add(in, max(0, time-inParts))
 	}
 	if hidden > 0 { // each kernel hides but one of them
 		beside[inBlock].wait(max(0, hidden-prices[0].InOrder(w.idle, mesh, ir.Coord{})))
@@ -43,10 +48,15 @@ func (w *work) exchanges(mesh ir.Mesh, kinds cost.Kinds) [2]workTimes {
 // tensor-parallel ranks: with all of the model's parameters that adds to gradients, and so as
 // long as it ever takes.
 func hides(prices []*cost.Program, in *workInstr, mesh ir.Mesh) cost.Picoseconds {
-	if len(in.beside) == 0 || !prices[0].Overlaps() {
+	return kernels(prices, in.beside, mesh)
+}
+
+// kernels is the time of kernels that something may run beside, nothing where nothing may.
+func kernels(prices []*cost.Program, instrs []codegen.Instr, mesh ir.Mesh) cost.Picoseconds {
+	if len(instrs) == 0 || !prices[0].Overlaps() {
 		return 0
 	}
-	return prices[0].InOrder(in.beside, mesh, ir.Coord{})
+	return prices[0].InOrder(instrs, mesh, ir.Coord{})
 }
 
 // wait adds to the backward pass what some collectives of it take, whichever.
@@ -75,7 +85,7 @@ func (w *work) mayBePutOff(instrs []codegen.Instr, i int) (late []codegen.Instr)
 			for _, v := range in.Node.Args {
 				needed[v.Def] = true
 			}
-		case in.Node.Op.Class() == ir.Compute && in.Node.Block() == n.Block() && !w.taken(instrs[:i], k):
+		case in.Node.Op.Class() == ir.Compute && in.Parts == 0 && in.Node.Block() == n.Block() && !w.taken(instrs[:i], k):
 			late = append(late, in)
 			if !slices.ContainsFunc(w.idle, func(x codegen.Instr) bool { return x.Node == in.Node }) {
 				w.idle = append(w.idle, in)

@@ -26,6 +26,7 @@ type work struct {
 	mesh    ir.Mesh         // of one data-parallel rank
 	known   map[sizeOn]*workTimes
 	kernels map[sizeOn]*workTimes // of these, what is not communicated, in whatever order ranks lie
+	trunk   bool                  // see [searcher.trunk]
 	piped   bool                  // it stands for stages of a pipeline, which join no collectives of the update
 	sliced  bool                  // of the head it has what any number of slices of the loss do
 	shelf   *shelf                // of a trunk
@@ -54,10 +55,12 @@ type workInstr struct {
 	// is in order, as under a zero-bubble schedule.
 	beside []codegen.Instr
 	putOff bool // what is beside it is so in the programs of some outlines only, if not beside another
-	part   int  // of the model
-	pass   ir.Phase
-	ahead  bool
-	near   bool // priced as if what it reads and writes lay in the cache
+	// product is that with which a whole collective is made in parts in some programs, or under some schedules.
+	product []codegen.Instr
+	part    int // of the model
+	pass    ir.Phase
+	ahead   bool
+	near    bool // priced as if what it reads and writes lay in the cache
 }
 
 // The parts of a model.
@@ -170,7 +173,7 @@ func (s *searcher) work(of *blueprint, o outline, trunk bool) *work {
 	}
 	job.PlanNGPUs, job.RuntimeNGPUs = o.cp*o.tp, s.opts.RuntimeNGPUs // they share the machine, or the network
 	job.PoolOrder = s.cluster.Orders()[o.order]
-	w := &work{of: of, piped: piped, sliced: s.opts.searchesSlices() && o.cp == 1, exchange: -1, known: map[sizeOn]*workTimes{}, kernels: map[sizeOn]*workTimes{}, added: map[sizeOn]*workTimes{}, parted: map[sizeOn]*workTimes{}, flights: map[flightKey]*flight{}}
+	w := &work{of: of, piped: piped, trunk: trunk, sliced: s.opts.searchesSlices() && o.cp == 1, exchange: -1, known: map[sizeOn]*workTimes{}, kernels: map[sizeOn]*workTimes{}, added: map[sizeOn]*workTimes{}, parted: map[sizeOn]*workTimes{}, flights: map[flightKey]*flight{}}
 	w.mesh.Axes = slices.Clone(of.progs[kept].Mesh.Axes)
 	for i := range w.mesh.Axes {
 		switch a := &w.mesh.Axes[i]; a.Name {
@@ -226,6 +229,7 @@ func (w *work) collect(instrs []codegen.Instr, phase ir.Phase, trunk bool) {
 	part, after := beforeBlocks, afterBlocks
 	if phase == ir.Backward {
 		part, after = afterBlocks, beforeBlocks
+		instrs = w.undecided(instrs)
 	}
 	for i := range instrs {
 		in := &instrs[i]
@@ -252,6 +256,9 @@ func (w *work) collect(instrs []codegen.Instr, phase ir.Phase, trunk bool) {
 		}
 		if w.sliced && x.part != inBlock && (x.part == afterBlocks || n.Phase == ir.Update) && variesBySlices(n) {
 			continue
+		}
+		if w.of.plan.TPPieces > 1 && phase == ir.Backward && x.part == inBlock && in.Parts == 0 && ofTP(n) {
+			x.product = w.productNextTo(instrs, n)
 		}
 		if w.sliced && x.part == afterBlocks && x.pass != ir.Update {
 			x.near = n.Op.Class() != ir.Comm && w.prices[0].Cached()
@@ -320,22 +327,18 @@ func (w *work) at(on sizeOn, batch int) *workTimes {
 	if known := w.known[on]; known != nil {
 		return known
 	}
-	if on.pieces > 0 {
-		whole := on
-		whole.pieces = 0
-		t := w.at(whole, batch).plus(w.divided(on, batch))
-		w.known[on] = &t
-		return &t
-	}
 	mesh := w.meshOf(on.size, batch)
 	alike := sizeOn{size: on.size, kinds: on.kinds}
 	if w.kernels[alike] == nil {
 		w.kernels[alike] = w.computes(mesh, on.kinds)
 	}
-	both := w.exchanges(mesh, on.kinds)
+	both := w.exchanges(mesh, on.kinds, on.size > 1 && (on.pieces > 0 || !w.trunk))
 	for _, inOrder := range []bool{false, true} {
 		t := both[ordered(inOrder)].plus(w.kernels[alike])
-		w.known[sizeOn{on.size, on.kinds, inOrder, 0}] = &t
+		if on.pieces > 0 {
+			t = t.plus(w.divided(on, batch))
+		}
+		w.known[sizeOn{on.size, on.kinds, inOrder, on.pieces}] = &t
 	}
 	return w.known[on]
 }
@@ -358,8 +361,8 @@ func (w *work) meshOf(size, batch int) ir.Mesh {
 }
 
 // times prices the work with what runs beside collectives, and with all of it in order.
-func (w *work) times(mesh ir.Mesh, kinds cost.Kinds) [2]workTimes {
-	kernels, both := w.computes(mesh, kinds), w.exchanges(mesh, kinds)
+func (w *work) times(mesh ir.Mesh, kinds cost.Kinds, parts bool) [2]workTimes {
+	kernels, both := w.computes(mesh, kinds), w.exchanges(mesh, kinds, parts)
 	return [2]workTimes{both[0].plus(kernels), both[1].plus(kernels)}
 }
 

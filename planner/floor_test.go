@@ -1,6 +1,7 @@
 package planner
 
 import (
+	"cmp"
 	"math/rand/v2"
 	"testing"
 
@@ -25,11 +26,19 @@ func TestFloorsOfLargeModels(t *testing.T) {
 	whole := split{replicate: "attn+mlp", batch: true}
 	for name, x := range map[string]struct {
 		outline
-		before []degrees // that are looked at before
-		sizes  []int
+		before   []degrees // that are looked at before
+		sizes    []int
+		pieces   int
+		schedule partition.Schedule // 1F1B or interleaved unless given
 	}{
 		"attention's second gather is beside the MLP's last weight gradient, which the trunk has beside a weight's": {
 			outline: outline{degrees: degrees{plan: 128, dp: 1, cp: 1, tp: 128, pp: 1}, sharding: sharding{zero: 1, sequence: true, overlap: true}}, sizes: []int{1, 2, 4, 8},
+		},
+		"what the trunk has in parts is beside the MLP's last weight gradient": {
+			outline: outline{degrees: degrees{plan: 128, dp: 1, cp: 1, tp: 128, pp: 1}, sharding: sharding{zero: 1, sequence: true, overlap: true}}, sizes: []int{2, 4, 8}, pieces: 4,
+		},
+		"a zero-bubble schedule has in parts what others have beside whole products": {
+			outline: outline{degrees: degrees{plan: 8, dp: 1, cp: 1, tp: 8, pp: 1}, sharding: sharding{zero: 1, sequence: true}}, sizes: []int{2, 4, 8}, pieces: 4, schedule: partition.ZeroBubble,
 		},
 		"with more ranks than a head has dimensions attention is divided in another way": {
 			outline: outline{degrees: degrees{plan: 128, dp: 1, cp: 1, tp: 128, pp: 1}, sharding: sharding{overlap: true}}, sizes: []int{1, 48},
@@ -46,7 +55,10 @@ func TestFloorsOfLargeModels(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s, o, schedule := newSearcher(g, batch, h100, opts), x.outline, partition.OneFOneB
+			opts := opts
+			opts.TPPieces = x.pieces
+			s, o, schedule := newSearcher(g, batch, h100, opts), x.outline, cmp.Or(x.schedule, partition.OneFOneB)
+			o.pieces = x.pieces
 			if o.chunks == 0 {
 				o.chunks = 1
 			}
@@ -67,7 +79,9 @@ func TestFloorsOfLargeModels(t *testing.T) {
 				refined, err := s.refined(&pending{outline: o}, size, schedule, nil)
 				require.NoError(t, err)
 				require.LessOrEqual(t, refined, took, "all that stages do, with micro-batches of %d", size)
-				for _, o := range []outline{o, s.anywhere(o)} {
+				inAny := o
+				inAny.pieces = anyPieces
+				for _, o := range []outline{o, s.anywhere(o), inAny} {
 					require.LessOrEqual(t, s.common(o, size, schedule), took, "the family's, with micro-batches of %d", size)
 					require.LessOrEqual(t, s.flowing(o, size, schedule, nil), took, "the flow's, with micro-batches of %d", size)
 				}
@@ -107,8 +121,10 @@ func TestNoFloorIsAboveAPlan(t *testing.T) {
 	for _, x := range []struct {
 		model, cluster        string
 		devices, batch, plans int // without -exact-all
+		pieces                int
 	}{
-		{"gpt2-xl", "h100", 64, 512, 60}, {"gpt3-175b", "h100", 1024, 1536, 0}, {"gpt2-xl", "v100", 96, 100, 0}, {"llama-3-8b", "h100", 64, 64, 0},
+		{"gpt2-xl", "h100", 64, 512, 60, 0}, {"gpt3-175b", "h100", 1024, 1536, 0, 0}, {"gpt2-xl", "v100", 96, 100, 0, 0}, {"llama-3-8b", "h100", 64, 64, 0, 0},
+		{"gpt2-xl", "h100", 64, 512, 60, 3}, {"gpt3-175b", "h100", 1024, 1536, 0, 4}, {"gpt2-xl", "v100", 96, 100, 0, 2},
 	} {
 		if *exactAll {
 			x.plans = 2000
@@ -119,7 +135,7 @@ func TestNoFloorIsAboveAPlan(t *testing.T) {
 		c := preset(t, x.model)
 		c.Float = ir.BF16
 		g, on := step(t, c, x.batch), cluster(t, x.cluster)
-		_, cert, err := SearchCertified(g, x.batch, on, Options{RuntimeNGPUs: x.devices})
+		_, cert, err := SearchCertified(g, x.batch, on, Options{RuntimeNGPUs: x.devices, TPPieces: x.pieces})
 		require.NoError(t, err)
 		opts, err := cert.Options.on(on, x.batch)
 		require.NoError(t, err)

@@ -229,11 +229,15 @@ func (s *skeleton) passes(phase ir.Phase) []ir.Phase {
 		return nil
 	case phase == ir.Backward && split:
 		return []ir.Phase{input}
-	case phase == ir.Backward && !s.plan.Overlap && !s.plan.OverlapTP:
+	case phase == ir.Backward && !s.overlaps():
 		return []ir.Phase{ir.Backward, input, ir.WeightGrad}
 	}
 	return []ir.Phase{phase}
 }
+
+// overlaps reports whether the plan runs communication beside something, of which a backward pass in two has
+// its own.
+func (s *skeleton) overlaps() bool { return s.plan.Overlap || s.plan.OverlapTP || s.plan.TPPieces > 1 }
 
 // uneven reports whether the last of m micro-batches is smaller than the others.
 func (s *skeleton) uneven(m, microBatch int) bool {
@@ -283,7 +287,7 @@ type timesKey struct {
 // those are: but on a crowded machine, or where overlap orders a backward pass in two by
 // itself, all schedules share theirs.
 func (s *skeleton) under(schedule partition.Schedule) (*skeleton, partition.Schedule) {
-	crowded, split := s.price.Crowded(s.plan.PP()), (s.plan.Overlap || s.plan.OverlapTP) && schedule == partition.ZeroBubble
+	crowded, split := s.price.Crowded(s.plan.PP()), s.overlaps() && schedule == partition.ZeroBubble
 	if !crowded && !split {
 		return s, ""
 	}

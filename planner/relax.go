@@ -37,6 +37,7 @@ type flight struct {
 type flightKey struct {
 	size    int
 	inOrder bool // see [sizeOn]
+	parts   bool // something may be made in parts
 }
 
 // shared is a weight, its gradient or a state of the optimizer, which data-parallel ranks
@@ -99,7 +100,7 @@ func (w *work) flightOf(key flightKey, batch int) *flight {
 			}
 		}
 		for i, kinds := range w.everywhere() {
-			time := w.passOf(e).times(mesh, kinds)[ordered(key.inOrder)][inBlock].all
+			time := w.passOf(e).times(mesh, kinds, key.parts)[ordered(key.inOrder)][inBlock].all
 			switch {
 			case e == kept:
 				plain = append(plain, time)
@@ -148,7 +149,7 @@ func (w *work) passOf(e extent) *work {
 		pass.collect(w.of.prog(e).Stages[0].Bodies[ir.Backward].Instrs, ir.Backward, true)
 		for i := range pass.instrs {
 			if in := &pass.instrs[i]; e == kept && in.putOff { // it is taken away, and so no less than it may be
-				in.beside, in.putOff = nil, false
+				in.beside, in.product, in.putOff = nil, nil, false
 			}
 		}
 	}
@@ -377,18 +378,12 @@ func (w *work) adding(zero int, on sizeOn, batch int) *workTimes {
 		return w.added[on]
 	}
 	sum := *t
-	if on.pieces > 0 {
-		whole := on
-		whole.pieces = 0
-		sum = w.adding(zero, whole, batch).plus(w.divided(on, batch))
-	} else {
-		price, mesh := w.on(on.kinds)[0], w.meshOf(on.size, batch)
-		for i := range w.sums {
-			in := &w.sums[i]
-			time, _ := price.Instr(in.Instr, mesh, ir.Coord{})
-			bare, _ := price.Instr(in.bare, mesh, ir.Coord{})
-			sum.add(in, max(0, time-bare))
-		}
+	price, mesh := w.on(on.kinds)[0], w.meshOf(on.size, batch)
+	for i := range w.sums {
+		in := &w.sums[i]
+		time, _ := price.Instr(in.Instr, mesh, ir.Coord{})
+		bare, _ := price.Instr(in.bare, mesh, ir.Coord{})
+		sum.add(in, max(0, time-bare))
 	}
 	w.added[on] = &sum
 	return &sum
@@ -401,7 +396,7 @@ func (s *searcher) again(o outline, size int, schedule partition.Schedule) *agai
 	if trunk == nil {
 		return nil
 	}
-	f := trunk.flightOf(flightKey{size, inOrder(schedule)}, s.batch)
+	f := trunk.flightOf(flightKey{size, inOrder(schedule), size > 1 && o.pieces > 0}, s.batch)
 	ranks := o.group
 	if ranks == 0 {
 		ranks = o.dp * (s.opts.RuntimeNGPUs / o.plan)

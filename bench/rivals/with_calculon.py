@@ -20,7 +20,7 @@ import time
 import autopar
 
 GPUS, BATCH = 1024, 2048
-PIECES = int(os.environ.get("PIECES", 1))  # parts in which autopar makes products of the forward pass
+PIECES = int(os.environ.get("PIECES", 1))  # parts in which autopar makes products next to collectives
 source, binary = sys.argv[1:3]
 name = sys.argv[3] if len(sys.argv) > 3 else "a100_80g"
 sys.path.insert(0, source)
@@ -39,8 +39,8 @@ system = System(figures)
 
 
 class Beside(Llm):
-    """An execution without Calculon's overlap of tensor parallelism, but with autopar's: collectives of the backward pass beside whole products, of
-    the forward pass in parts of whole sequences, each beside a part of the product next to it.
+    """An execution without Calculon's overlap of tensor parallelism, but with autopar's: collectives of the backward pass beside whole products; of
+    the forward pass, and the gather that the backward pass of a block begins with, in parts of whole sequences, each beside a part of the product next to it.
 
     Calculon has both passes overlapped tile by tile or neither. Time that is left over and the slowdown of a product are as it has them of its tiles.
     """
@@ -60,9 +60,9 @@ class Beside(Llm):
         """What a collective adds: of a gradient beside products for weights, or of what is gathered again beside those for inputs."""
         seconds = comm.compute_net_time(stage, baseblock)
         usage = comm.net.processor_usage
-        if stage == "fw":
+        if stage == "fw" or stage == "agrad" and not along:
             parts = min(PIECES, self.exe.microbatch_size)
-            part, slowed = seconds / parts, sum(layer.compute_flops_time("fw") for layer in near) / parts / (1 - usage)
+            part, slowed = seconds / parts, sum(layer.compute_flops_time(stage) for layer in near) / parts / (1 - usage)
             return part + (parts - 1) * (max(part - slowed, 0) + min(part, slowed) * usage)
         if not along or stage == "wgrad" and self.exe.activation_recompute == "full":  # which is the forward pass again
             return seconds

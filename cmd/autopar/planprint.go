@@ -65,7 +65,7 @@ func choices(doc *planner.Document) [][]string {
 		about = append(about, []string{"overlap of tp", "in the backward pass its ranks communicate beside products"})
 	}
 	if p.TPPieces > 1 {
-		about = append(about, []string{"in pieces", fmt.Sprintf("products of the forward pass and collectives of tp, in %d parts of the sequences", p.TPPieces)})
+		about = append(about, []string{"in pieces", fmt.Sprintf("products and collectives of tp next to them, in %d parts of the sequences", p.TPPieces)})
 	}
 	if p.LossSlices > 1 {
 		about = append(about, []string{"loss", fmt.Sprintf("in %d slices of the sequences", p.LossSlices)})
