@@ -15,6 +15,11 @@ func inTheBounds() []mutant {
 		old:  "\t\tweights /= ranks", new: "\t\tweights /= 1",
 		pkg: "./planner", run: first,
 	}, {
+		bug: "a floor has tensor-parallel ranks make whole gradients of weights that they hold whole", how: "as in a trunk, where ZeRO shards none",
+		file: "planner/floor.go",
+		old:  "if trunk && w.gathers(n) {", new: "if trunk && n == nil && w.gathers(n) {",
+		pkg: "./planner", run: "^TestCostInPiecesIsSimulation$/^seed_3107$",
+	}, {
 		bug: "a floor keeps more micro-batches than are in flight", how: "one",
 		file: "planner/passage.go",
 		old:  "x.flights = rooms[at][0].Slots", new: "x.flights = rooms[at][0].Slots + 1",

@@ -264,8 +264,12 @@ func (w *work) collect(instrs []codegen.Instr, phase ir.Phase, trunk bool) {
 			x.near = n.Op.Class() != ir.Comm && w.prices[0].Cached()
 		}
 		follows, shared := w.shares(all)
+		if trunk && w.gathers(n) {
+			x.Instr = w.spread(in)
+			x.all = []codegen.Instr{*x.Instr}
+		}
 		switch {
-		case trunk && in.Parts > 0 && !w.pairUp(&x):
+		case trunk && (in.Parts > 0 && !w.pairUp(&x) || w.gathersFor(n, instrs)):
 			continue
 		case n.Op == ir.OpAddN && phase == ir.Update: // may have other operands in another stage
 		case trunk && (phase == ir.Update || !follows):

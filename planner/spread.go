@@ -1,0 +1,52 @@
+package planner
+
+import (
+	"slices"
+
+	"github.com/autopar/autopar/codegen"
+	"github.com/autopar/autopar/ir"
+	"github.com/autopar/autopar/partition"
+)
+
+// Under sequence or batch parallelism the gradient of a weight that tensor-parallel ranks hold whole is made in one of two ways: every rank
+// gathers what all have, and makes all of it, or each makes what its own tokens add, and that is reduced. The one that moves fewer
+// bytes is taken, and that may be the first in a trunk's program, where all ranks want the whole gradient, and the second under
+// ZeRO, where each wants a share. So of the first a trunk has only what the second does.
+
+// gathers reports whether a product of a trunk makes on every tensor-parallel rank the whole gradient of a weight.
+func (w *work) gathers(n *ir.Node) bool {
+	tp := w.mesh.Axis(partition.AxisTP)
+	return tp >= 0 && w.mesh.Axes[tp].Size > 1 && n.Op == ir.OpMatMul && w.of.ofWeight[n] && n.Results[0].Spec[tp].Kind == ir.Replicate
+}
+
+// gathersFor reports whether all that reads a collective's result are such products.
+func (w *work) gathersFor(n *ir.Node, instrs []codegen.Instr) bool {
+	if n.Op != ir.OpAllGather || !w.of.ofWeight[n] {
+		return false
+	}
+	reads := func(in codegen.Instr) bool { return slices.Contains(in.Node.Args, n.Results[0]) }
+	return !slices.ContainsFunc(instrs, func(in codegen.Instr) bool { return reads(in) && !w.gathers(in.Node) }) && slices.ContainsFunc(instrs, reads)
+}
+
+// spread returns the product that makes what a rank's own tokens add.
+func (w *work) spread(in *codegen.Instr) *codegen.Instr {
+	tp := w.mesh.Axis(partition.AxisTP)
+	n := *in.Node
+	placed := func(v *ir.Value, p ir.Placement) *ir.Value {
+		of := *v
+		of.Spec[tp] = p
+		return &of
+	}
+	tokens := 1 // of [batch, tokens, features]
+	if w.of.plan.BatchParallel {
+		tokens = 0
+	}
+	n.Args = slices.Clone(n.Args)
+	for i, a := range n.Args {
+		n.Args[i] = placed(a, ir.ShardOn(tokens))
+	}
+	n.Results = []*ir.Value{placed(n.Results[0], ir.PartialOf(ir.Sum))}
+	one := *in
+	one.Node = &n
+	return &one
+}
