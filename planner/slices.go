@@ -249,7 +249,9 @@ func (b *blueprint) mostTemp(e extent, position int, sizes []int64, some func(*h
 // weight is whole is summed over tensor-parallel ranks in the pass, not in the update; and values of a slice lie in a cache that is
 // too small for all.
 func (p *pipeline) inHead() cost.Picoseconds {
-	s := p.skel
+	under, _ := p.skel.under(p.template.Schedule) // whose ranks may crowd a machine
+	s := *p.skel
+	s.price = under.price
 	last := len(s.plan.Stages) - 1
 	mesh, near, sum := s.mesh(p.template.MicroBatch), s.price.As(last).Near(), cost.Picoseconds(0)
 	for _, phase := range []ir.Phase{ir.Forward, ir.Backward} {
