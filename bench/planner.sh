@@ -43,14 +43,14 @@ cat << 'END'
 
 ## Where it stands
 
-Since parts of tensor-parallel overlap are searched, GPT-3 175B takes 118 to 136 ms where it took 94 (by turns, 2026-11-22), over its goal of 100, 1T 279 ms (235),
-GPT-2 xl 41 ms (36), Llama 3 70B 0.22 s (0.13), the batch of 16,384 0.81 s (0.46). With four parts fixed it took 125 ms: the winner recomputes, which has to be compiled. The rest is from before.
-
 The goals are 100 ms for GPT-3 175B on 1,024 devices and a second for 1T on 16,384, in 200 MB, and 128 layers in 1.2 times the
-time of 12. On 2026-11-22, nothing else on the machine, GPT-3 175B takes 94 ms (median of seven processes, 86 to 120), 1T 0.23 s, Llama 3 70B 0.12 s,
-12 layers 78 ms and 128 layers 94 ms (medians of seven by turns, 1.21 times; the least of each are 72.5 and 91.6 ms, 1.26 times). No gap is left.
-What memory makes necessary costs most: the batch of 16,384, 13B on 64 and 128 devices and models that fit nowhere. With a batch of 16,384 the search takes 0.43 s and
-160 to 175 MB in fourteen processes of fifteen and 243 MB in one, by when the heap is collected, as it looks at the loss in slices beside each of the many pipelines whose last stage recomputes. The bound of interleaved
+time of 12. On 2026-11-22, nothing else on the machine, GPT-3 175B takes 0.12 s (117 to 129 ms in five processes by turns), 1T 0.25 s, Llama 3 70B 0.18 s,
+12 layers 138 ms and 128 layers 108 ms (medians of five). No gap is left. GPT-3 175B took 93 ms, 12 layers 77 and 128 layers 97 before the number of parts of tensor-parallel overlap was searched, Llama 3 70B 0.12 s:
+more outlines are looked at, those in 2 and in 4 parts have programs of their own, and the winner in 4 parts recomputes, which has to be compiled; with four parts fixed the search before took 125 ms, too.
+What memory makes necessary costs most: the batch of 16,384, 13B on 64 and 128 devices and models that fit nowhere. The loss in slices is looked at only where a cut with which the last position is
+short may be fast enough: before parts were searched that took the batch of 16,384 from 0.45 to 0.21 s, 13B on 64 devices from 0.29 to 0.16 and on 128 devices from 0.23 to 0.17 (by turns, one core). With parts the batch of 16,384 takes
+0.31 s in 132 MB (203 MB in one process of five, by when the heap is collected). Where nothing fits it is 0.50 to 0.56 s, 0.33 to 0.37 before, as more outlines are compiled to name the closest plan. On a machine that has memory for none
+of its ranks, as GPT-3 175B for 1,024 ranks on the built-in CPU, it takes three minutes to say so. The bound of interleaved
 memory counts the inbox of each chunk as codegen lays it out. The winner's memory is told from five chunks where a rank has more, and what
 trunks take is priced once for outlines that differ in how data-parallel ranks communicate.
 Of 24 layers a quarter goes to programs of zero-bubble pipelines that then do not fit: their memory is known only from programs of every recomputation.
@@ -79,11 +79,18 @@ compiles some 45 programs (23 of them, a tenth of the time, to find out how tens
 winner's memory, as much what the last zero-bubble pipeline keeps, a quarter bounds tracts.
 
 Where options leave fewer degrees than alternatives are asked for, the best plan of each degrees limits what is looked at of these. On
-2026-11-22 `autopar plan examples/gpt2-xl.yaml --set batch.global=32 --cluster h100 --plan-ngpus 8 --runtime-ngpus 8 --tp 2` takes 0.65 s (three runs,
-0.64 to 0.67), which took 56 s of processor time when all outlines were compiled and priced. Alternatives still are what is slow where memory
-is short: GPT-3 13B on 64 V100s with a batch of 8 and `--schedule gpipe` takes 1.2 s of processor time with `--top 0` and 11 s with five, as some degrees have no plan that fits, or none
-that is near the best, and all ways to replicate modules or lay them on grids are compiled there to know their memory; on 16 A10Gs with a
-batch of 60, `--schedule zero-bubble --zero 1`, it is 1.4 s and more than 20 s, as cuts of which the bound says that they fit are laid out one by one.
+2026-11-22 `autopar plan examples/gpt2-xl.yaml --set batch.global=32 --cluster h100 --plan-ngpus 8 --runtime-ngpus 8 --tp 2` takes 0.81 s (0.65 before parts were searched), which took 56 s of processor time when all outlines were compiled and priced. Where memory is short
+alternatives still take longest: GPT-3 13B (float32) on 64 V100s with a batch of 8 and `--schedule gpipe` takes 4.7 s of processor time and 0.7 GB (2026-11-22,
+by turns with the program before, 10.9 s and 1.7 GB; 62,000 plans considered before, 31,000 now), most of it to compile programs of some 400 outlines of which bounds cannot tell
+that they are slower; on 16 A10Gs with a batch of 60, `--schedule zero-bubble --zero 1`, 0.31 s (three runs; before it did not end in 20 s).
+
+What memory bounds know of many blocks made the difference: what all blocks keep in an update until the norm of the gradients is there, or
+until weights that came from the host are cast; what zero-bubble slots have in the middle of a backward pass; and in floors what a pass keeps at once. A search
+of cuts begins with the cut that its bounds lead to, so that one that gives up has that at least. Of 127 random searches (14 models of 0.1 to 175B, six kinds of GPUs, 4 to 256
+devices, three quarters of them short of memory by `--memory-limit`, most with options; 2026-11-22, beside other work, at most 15 s of processor time each) 51 took more
+than 2 s or did not end before, 12 of them not in 15 s; now 27 take more than 2 s, five of these more than 6 s: most with modules on grids or with an offload in a few
+hundred MB to 3 GB, or where nothing fits.
+No plan changed that had been proven the fastest, and of 6 that had been left with a gap of 10 to 24 % the new ones are 8 to 15 % faster, one of them proven.
 
 13B on 16,384 devices leaves no gap because bounds of cuts know how updates wait for each other: all positions for the norm of the gradients
 between the two halves of an update, and the last for the first one's share of a tied table (planner/tail.go).
