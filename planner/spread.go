@@ -16,7 +16,7 @@ import (
 // gathers reports whether a product of a trunk makes on every tensor-parallel rank the whole gradient of a weight.
 func (w *work) gathers(n *ir.Node) bool {
 	tp := w.mesh.Axis(partition.AxisTP)
-	return tp >= 0 && w.mesh.Axes[tp].Size > 1 && n.Op == ir.OpMatMul && w.of.ofWeight[n] && n.Results[0].Spec[tp].Kind == ir.Replicate
+	return w.whole && tp >= 0 && w.mesh.Axes[tp].Size > 1 && n.Op == ir.OpMatMul && w.of.ofWeight[n] && n.Results[0].Spec[tp].Kind == ir.Replicate
 }
 
 // gathersFor reports whether all that reads a collective's result are such products.
