@@ -149,11 +149,11 @@ type code struct {
 func checkCode(p *Program, s *Stage) error {
 	c := &code{p, s, map[int]*ir.Value{}, map[int]*ir.Node{}, map[int]int{}, s.near(), map[*ir.Value]*ir.Value{}, map[*ir.Value]bool{}}
 	runs := map[*ir.Node][]*Instr{}
-	writers := map[int][]Instr{} // accumulating instructions by buffer, in order
-	order := map[*ir.Node]int{}  // of nodes that have instructions
+	writers := map[int][]Instr{}         // accumulating instructions by buffer, in order
+	order, next := map[*ir.Node]int{}, 0 // of the last instructions of nodes
 	for _, body := range s.Bodies {
 		for at, in := range body.Instrs {
-			order[in.Node] = len(order)
+			order[in.Node], next = next, next+1
 			runs[in.Node] = append(runs[in.Node], &body.Instrs[at])
 			for i, mode := range in.Accum {
 				if mode != Overwrite {

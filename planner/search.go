@@ -457,7 +457,7 @@ func (s *searcher) template(d outline) (partition.Plan, error) {
 		Stages: make([]partition.Stage, d.stages()), Placements: placements, PoolOrder: s.cluster.Orders()[d.order], RankOrder: d.ranks,
 	}
 	if d.tp > 1 && d.pieces == anyPieces {
-		plan.TPPieces = 2 // which stands for all
+		plan.TPPieces = s.trunkPieces // which stand for any
 	} else if d.tp > 1 {
 		plan.TPPieces = d.pieces
 	}
