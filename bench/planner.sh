@@ -79,7 +79,7 @@ compiles some 45 programs (23 of them, a tenth of the time, to find out how tens
 winner's memory, as much what the last zero-bubble pipeline keeps, a quarter bounds tracts.
 
 Where options leave fewer degrees than alternatives are asked for, the best plan of each degrees limits what is looked at of these. On
-2026-11-22 `autopar plan examples/gpt2-xl.yaml --set batch.global=32 --cluster h100 --plan-ngpus 8 --runtime-ngpus 8 --tp 2` takes 0.81 s (0.65 before parts were searched), which took 56 s of processor time when all outlines were compiled and priced. Where memory is short
+2026-11-22 `autopar plan examples/gpt2-xl.yaml --set batch.global=32 --cluster h100 --plan-ngpus 8 --runtime-ngpus 8 --tp 2` takes 0.95 s (three runs, 0.94 to 0.96; 0.65 before parts were searched), which took 56 s of processor time when all outlines were compiled and priced. Where memory is short
 alternatives still take longest: GPT-3 13B (float32) on 64 V100s with a batch of 8 and `--schedule gpipe` takes 4.7 s of processor time and 0.7 GB (2026-11-22,
 by turns with the program before, 10.9 s and 1.7 GB; 62,000 plans considered before, 31,000 now), most of it to compile programs of some 400 outlines of which bounds cannot tell
 that they are slower; on 16 A10Gs with a batch of 60, `--schedule zero-bubble --zero 1`, 0.31 s (three runs; before it did not end in 20 s).
