@@ -66,6 +66,10 @@ func (s *Stage) allocate(shared *Stage) {
 		}
 	}
 	for i := range s.Chunks {
+		slices.SortStableFunc(slot[i], func(x, y int) int { // sums have their numbers before others
+			a, b := &s.Buffers[x], &s.Buffers[y]
+			return cmp.Compare(a.filled(a.From), b.filled(b.From))
+		})
 		s.Chunks[i].Slot, s.Chunks[i].Inbox = pack(s.Buffers, slot[i]), pack(s.Buffers, inbox[i])
 	}
 	for _, ids := range temp {
@@ -128,13 +132,20 @@ func rankOf(n *ir.Node) int {
 	return rankStep
 }
 
-// pack assigns offsets to buffers with lifetimes, given in ascending order, and
+// filled is when a buffer is written that is first touched at some place: before all, where others write it.
+func (b *Buffer) filled(from int) int {
+	switch b.Value.Def.Op {
+	case ir.OpRecv, ir.OpInput:
+		return -1
+	}
+	return from
+}
+
+// pack assigns offsets to buffers with lifetimes, of as many bytes in the order that is given, and
 // returns the space they take.
 func pack(buffers []Buffer, ids []int) int64 {
 	order := slices.Clone(ids)
-	slices.SortFunc(order, func(x, y int) int {
-		return cmp.Or(cmp.Compare(buffers[y].Size, buffers[x].Size), cmp.Compare(x, y))
-	})
+	slices.SortStableFunc(order, func(x, y int) int { return cmp.Compare(buffers[y].Size, buffers[x].Size) })
 	type space struct {
 		at, end  int64
 		from, to int

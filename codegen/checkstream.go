@@ -71,7 +71,7 @@ func checkLate(s *Stage) error {
 		*Instr
 		of part
 	}
-	using := map[int][]late{} // by buffer
+	using, update := map[int][]late{}, s.beforeUpdate() // by buffer
 	for phase := range ir.Update {
 		for i := range s.Bodies[phase].Instrs {
 			in := &s.Bodies[phase].Instrs[i]
@@ -80,8 +80,8 @@ func checkLate(s *Stage) error {
 			}
 			values := slices.Concat(in.Node.Args, in.Node.Results)
 			for k, id := range slices.Concat(in.Args, in.Results) {
-				if r := s.Buffers[id].Region; r != Persist {
-					return s.failing(in)(values[k], "is in b%d of the %s region, and in use beyond the end of the task", id, r)
+				if b := &s.Buffers[id]; b.Region != Persist && !(b.Region == Slot && b.To >= update) {
+					return s.failing(in)(values[k], "is in b%d of the %s region, and in use beyond the end of the task", id, b.Region)
 				}
 				using[s.base(id)] = append(using[s.base(id)], late{in, part{phase, in.Chunk}})
 			}
@@ -126,7 +126,7 @@ func checkLives(s *Stage) error {
 			for _, id := range append(append([]int{}, in.Args...), in.Results...) {
 				b := &s.Buffers[id]
 				from, to := i, ends[i]
-				if b.Region == Slot || b.Region == Inbox {
+				if b.Region.throughBodies() {
 					from, to = from+before, to+before
 				}
 				if b.Region != Persist && b.Region != Host && (b.From > from || b.To < to) {

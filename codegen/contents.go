@@ -80,6 +80,9 @@ func (e *equivalence) cell(c *class, t Task, buffer int) (*content, error) {
 	if slots < 1 || t.MicroBatch < 0 {
 		return nil, fmt.Errorf("runs micro-batch %d in %d slots", t.MicroBatch, slots)
 	}
+	if t.Phase == ir.Update && c.MicroBatches > 1 {
+		return nil, fmt.Errorf("names buffer b%d, of the slot of one of %d micro-batches", buffer, c.MicroBatches)
+	}
 	return m.slot(buffer, t.MicroBatch%slots), nil
 }
 

@@ -205,7 +205,11 @@ func (b *stageBuilder) persistent() {
 				b.StepInputs = append(b.StepInputs, id)
 			}
 		case ir.OpAccumulate:
-			b.buffer(v, Persist, n.Phase)
+			region := Persist
+			if n.Phase == ir.Backward && !b.keep[v.ID] {
+				region = b.sums()
+			}
+			b.buffer(v, region, n.Phase)
 		case ir.OpRecv:
 			// The sender writes here ahead of the receiver's program, so nothing
 			// else may: the buffer is live as long as its slot or inbox.
@@ -223,6 +227,14 @@ func (b *stageBuilder) persistent() {
 			}
 		}
 	}
+}
+
+// sums is the region of what passes make for the update. Stages of a pipeline are seldom without other micro-batches.
+func (b *stageBuilder) sums() Region {
+	if len(b.prog.Plan.Stages) > 1 {
+		return Persist
+	}
+	return Sums
 }
 
 // accumulators folds accumulations into the kernels that can add into their
@@ -370,7 +382,7 @@ func (b *stageBuilder) bodies() {
 			case b.saved[r.ID]:
 				region = Slot
 			case b.bodyOf(n) != n.Phase:
-				region = Persist // made in a pass, read in the update
+				region = b.sums() // made in a pass, read in the update
 			}
 			if b.canOverwrite(n, i, region) {
 				b.of[r.ID] = b.of[n.Args[i].ID]
@@ -420,7 +432,7 @@ func (b *stageBuilder) canOverwrite(n *ir.Node, i int, region Region) bool {
 	}
 	id := b.of[x.ID]
 	switch buf := b.Buffers[id]; buf.Region {
-	case Persist:
+	case Persist, Sums:
 		if n.Phase != ir.Update {
 			return false // the accumulator of other micro-batches too
 		}
@@ -496,7 +508,7 @@ func (b *stageBuilder) liveness() {
 				for _, id := range ids {
 					buf := &b.Buffers[id]
 					from, to := i, ends[i]
-					if buf.Region == Slot || buf.Region == Inbox {
+					if buf.Region.throughBodies() {
 						from, to = from+before, to+before
 					}
 					if buf.From < 0 {
@@ -511,4 +523,18 @@ func (b *stageBuilder) liveness() {
 		}
 		before += len(body.Instrs)
 	}
+	for id := range b.Buffers {
+		if buf := &b.Buffers[id]; buf.Region == Sums && buf.From >= 0 { // what reduces it may run on until the update
+			buf.To = max(buf.To, b.beforeUpdate())
+		}
+	}
+}
+
+// beforeUpdate is how many instructions the bodies before the update have.
+func (s *Stage) beforeUpdate() int {
+	n := 0
+	for _, body := range s.Bodies[:ir.Update] {
+		n += len(body.Instrs)
+	}
+	return n
 }

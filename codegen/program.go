@@ -74,6 +74,18 @@ func (s *Stage) Saved() int64 {
 	return sum
 }
 
+// SumsInSlots returns the bytes that the update finds in a slot: those of [Sums], if a step has one micro-batch.
+func (s *Stage) SumsInSlots() int64 {
+	var sum int64
+	used, update := s.used(), s.beforeUpdate()
+	for id := range s.Buffers {
+		if b := &s.Buffers[id]; b.Region == Slot && used[id] && !b.View && b.To >= update {
+			sum += alignUp(b.Size)
+		}
+	}
+	return sum
+}
+
 // Arena returns the bytes a rank of this stage allocates.
 func (s *Stage) Arena() int64 { return s.Persist + s.Saved() + s.Temp }
 
@@ -124,13 +136,21 @@ const (
 	Temp                  // inside one body
 	Inbox                 // as Slot, and before that while it arrives
 	Host                  // across steps, in host memory
+	// Sums is, in a [Draft], sums over micro-batches that the update reads: Persist, but of a step of one micro-batch
+	// Slot, where they take the place of what has been read, from when they are made to their last reader.
+	Sums
 )
 
-func (r Region) String() string { return [...]string{"persist", "slot", "temp", "inbox", "host"}[r] }
+func (r Region) String() string {
+	return [...]string{"persist", "slot", "temp", "inbox", "host", "sums"}[r]
+}
 
 // InFlight reports whether the region has a part for each micro-batch in flight
 // through a chunk.
 func (r Region) InFlight() bool { return r == Slot || r == Inbox }
+
+// throughBodies reports whether lives in the region are counted over all bodies.
+func (r Region) throughBodies() bool { return r.InFlight() || r == Sums }
 
 // Buffer is a place in a region. Values that alias (in-place results, merged
 // accumulators) share one.
@@ -139,8 +159,8 @@ type Buffer struct {
 	Offset int64 // bytes from the start of the region (of the slot or inbox)
 	Size   int64 // bytes: the largest over ranks and micro-batches
 	// From and To are the first and last positions at which the buffer is live,
-	// counted over the instructions of the bodies one after another for Slot and
-	// Inbox, of its body for Temp.
+	// counted over the instructions of the bodies one after another for Slot, Inbox
+	// and Sums, of its body for Temp.
 	From, To int
 	// Body is the phase a Temp buffer belongs to, Chunk the chunk that any but a
 	// Persist or Host buffer belongs to.

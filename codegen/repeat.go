@@ -36,22 +36,22 @@ type Longer struct {
 }
 
 // Longer repeats blocks of a stage of a program. share is the program that shares its
-// arenas, nil for none. It returns false when the neighbours of a block do not show that
-// it can be repeated: when the lives of their buffers are not those of its own.
-func (p *Program) Longer(stage int, repeats []Repeat, share *Program) (*Longer, bool) {
-	return p.longer(stage, false, repeats, share)
+// arenas, nil for none; sums is where [Sums] are: see [SumsOn]. It returns false when the neighbours of a block do not
+// show that it can be repeated: when the lives of their buffers are not those of its own.
+func (p *Program) Longer(stage int, sums Region, repeats []Repeat, share *Program) (*Longer, bool) {
+	return p.longer(stage, false, sums, repeats, share)
 }
 
 // MoreChunks is [Program.Longer] with a chunk of the stage that stands for so many more after it, all of
 // its blocks and what comes with them.
 func (p *Program) MoreChunks(stage, chunk, more int, share *Program) (*Longer, bool) {
-	return p.longer(stage, true, []Repeat{{chunk, more}}, share)
+	return p.longer(stage, true, Persist, []Repeat{{chunk, more}}, share)
 }
 
-func (p *Program) longer(stage int, chunks bool, repeats []Repeat, share *Program) (*Longer, bool) {
-	l := &Longer{tape: newTape(p, stage, chunks), repeats: repeats}
+func (p *Program) longer(stage int, chunks bool, sums Region, repeats []Repeat, share *Program) (*Longer, bool) {
+	l := &Longer{tape: newTape(p, stage, chunks, sums), repeats: repeats}
 	if share != nil {
-		l.shared = newTape(share, stage, chunks)
+		l.shared = newTape(share, stage, chunks, sums)
 	}
 	// From the last on, the numbers of the others stay what they are.
 	for _, r := range slices.SortedFunc(slices.Values(repeats), func(a, b Repeat) int { return b.Block - a.Block }) {
@@ -62,8 +62,8 @@ func (p *Program) longer(stage int, chunks bool, repeats []Repeat, share *Progra
 	return l, true
 }
 
-// Regions returns the memory of the stage on a mesh that has the axes of the program's:
-// what [Compile] would say of it.
+// Regions returns the memory of the stage on a mesh that has the axes of the program's, with sums where the
+// stage has them: what [Compile] would say of it.
 func (l *Longer) Regions(mesh ir.Mesh) Regions {
 	r := Regions{Chunks: slices.Clone(l.tape.stage.Chunks)}
 	if l.shared != nil {
@@ -87,6 +87,7 @@ func (l *Longer) Regions(mesh ir.Mesh) Regions {
 type tape struct {
 	stage   *Stage
 	chunks  bool
+	sums    Region         // where those are
 	ordinal map[string]int // of blocks
 	bodies  [ir.NumPhases][]run
 	lives   []life
@@ -119,8 +120,8 @@ func (t *tape) block(n *ir.Node) int {
 }
 
 // newTape cuts the bodies of a stage into runs and marks the lives.
-func newTape(p *Program, stage int, chunks bool) *tape {
-	t := &tape{stage: p.Stages[stage], chunks: chunks, ordinal: map[string]int{}}
+func newTape(p *Program, stage int, chunks bool, sums Region) *tape {
+	t := &tape{stage: p.Stages[stage], chunks: chunks, sums: sums, ordinal: map[string]int{}}
 	for i, b := range partition.Blocks(p.Graph) {
 		if t.ordinal[b] = i; chunks {
 			of := slices.IndexFunc(p.Plan.Stages, func(st partition.Stage) bool { return i < st.Last })
@@ -148,13 +149,22 @@ func newTape(p *Program, stage int, chunks bool) *tape {
 		case b.From < 0:
 		case b.Region == Temp:
 			t.lives = append(t.lives, life{id, marks[b.Body][b.From], marks[b.Body][b.To]})
-		case b.Region.InFlight() && chunks:
+		case !t.region(b).InFlight():
+		case chunks:
 			t.apart = append(t.apart, life{id, flat[b.From], flat[b.To]})
-		case b.Region.InFlight():
+		default:
 			t.lives = append(t.lives, life{id, flat[b.From], flat[b.To]})
 		}
 	}
 	return t
+}
+
+// region is where a buffer is.
+func (t *tape) region(b *Buffer) Region {
+	if b.Region == Sums {
+		return t.sums
+	}
+	return b.Region
 }
 
 // sizeOn returns the bytes of a buffer on a mesh: none if it is a view there.
@@ -430,7 +440,7 @@ func (t *tape) keep(mesh ir.Mesh, repeats []Repeat, shared *Stage, r *Regions) {
 	for id := range t.stage.Buffers {
 		b := &t.stage.Buffers[id]
 		n := b.Value.Def
-		if b.Region != Host && b.Region != Persist || b.Region == Persist && !used[id] && n.Op.Class() != ir.Leaf {
+		if region := t.region(b); region != Host && region != Persist || region == Persist && !used[id] && n.Op.Class() != ir.Leaf {
 			continue // merged into another buffer
 		}
 		if shared != nil && n.Op == ir.OpParam {
@@ -471,16 +481,8 @@ func (t *tape) pack(mesh ir.Mesh, r *Regions) {
 	}
 	position := func(m mark) int { return starts[m.body][m.run] + m.at }
 	lives := slices.Concat(t.lives, t.apart)
-	slices.SortStableFunc(lives, func(a, b life) int {
-		early := func(l life) int {
-			switch t.stage.Buffers[l.buffer].Value.Def.Op {
-			case ir.OpRecv, ir.OpInput:
-				return 0
-			}
-			return 1
-		}
-		return cmp.Or(cmp.Compare(early(a), early(b)), cmp.Compare(position(a.from), position(b.from)))
-	})
+	filled := func(l life) int { return t.stage.Buffers[l.buffer].filled(position(l.from)) }
+	slices.SortStableFunc(lives, func(a, b life) int { return cmp.Compare(filled(a), filled(b)) })
 	buffers := make([]Buffer, len(lives))
 	slot, inbox := make([][]int, len(r.Chunks)), make([][]int, len(r.Chunks))
 	var temp [ir.NumPhases][]int
@@ -488,7 +490,7 @@ func (t *tape) pack(mesh ir.Mesh, r *Regions) {
 		b := t.stage.Buffers[l.buffer]
 		b.Size, b.From, b.To = t.stage.sizeOn(&b, mesh), position(l.from), position(l.to)
 		buffers[i] = b
-		switch b.Region {
+		switch t.region(&b) {
 		case Slot:
 			slot[b.Chunk] = append(slot[b.Chunk], i)
 		case Inbox:

@@ -4,6 +4,7 @@ import (
 	"slices"
 
 	"github.com/autopar/autopar/ir"
+	"github.com/autopar/autopar/partition"
 )
 
 // views finds buffers that need no place of their own: parts of values that are gathered to the whole. So are the shares of
@@ -62,11 +63,16 @@ func (s *Stage) alike(buffer int, v *ir.Value) bool {
 	return v.Type.Equal(b.Type) && v.Spec == b.Spec
 }
 
-// settle gives up views that do not fit on a mesh, that of the program.
+// settle gives up views that do not fit on a mesh, that of the program, and puts sums where they belong on it.
 func (s *Stage) settle(mesh ir.Mesh) {
+	sums := SumsOn(mesh)
 	for id := range s.Buffers {
-		if b := &s.Buffers[id]; b.View && !Fits(mesh, s.Buffers[b.Of].Value, b.Value) {
+		b := &s.Buffers[id]
+		if b.View && !Fits(mesh, s.Buffers[b.Of].Value, b.Value) {
 			b.View, b.Of = false, 0
+		}
+		if b.Region == Sums {
+			b.Region = sums
 		}
 	}
 	for phase := range s.Bodies {
@@ -77,6 +83,14 @@ func (s *Stage) settle(mesh ir.Mesh) {
 			}
 		}
 	}
+}
+
+// SumsOn is the region of [Sums] on a mesh.
+func SumsOn(mesh ir.Mesh) Region {
+	if mesh.Size(partition.AxisMB) == 1 {
+		return Slot
+	}
+	return Persist
 }
 
 // inPlace returns the buffers of an instruction of which one is a view of the other.

@@ -160,7 +160,7 @@ func TestViewsInPrograms(t *testing.T) {
 			st := prog.Stages[0]
 			draft, err := codegen.Draft(g, p, batch)
 			require.NoError(t, err)
-			longer, ok := draft.Longer(0, nil, nil)
+			longer, ok := draft.Longer(0, codegen.SumsOn(prog.Mesh), nil, nil)
 			require.True(t, ok)
 			r := longer.Regions(prog.Mesh)
 			require.Equal(t, st.Arena(), r.Arena())

@@ -91,7 +91,7 @@ func memory(code *codegen.Stage, stages int, tensors []Tensor) Memory {
 		}
 	}
 	var passes []codegen.Instr
-	for _, body := range code.Bodies[:ir.Update] {
+	for _, body := range code.Bodies {
 		passes = append(passes, body.Instrs...)
 	}
 	for i, c := range code.Chunks {

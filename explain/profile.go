@@ -60,7 +60,7 @@ func (e *editor) profile(stage int, t codegen.Task) *profile {
 		switch b := &code.Buffers[id]; {
 		case b.Region == codegen.Temp && b.Body == t.Phase && b.Chunk == t.Chunk:
 			count(temp, b, from)
-		case b.Region.InFlight() && b.Chunk == t.Chunk && t.Phase != ir.Update:
+		case b.Region.InFlight() && b.Chunk == t.Chunk:
 			count(slot, b, before+from)
 		}
 	}
@@ -90,7 +90,7 @@ func (e *editor) profile(stage int, t codegen.Task) *profile {
 			at := from + i
 			switch {
 			case x.Region == codegen.Temp && x.Body == t.Phase && x.Chunk == t.Chunk:
-			case x.Region.InFlight() && x.Chunk == t.Chunk && t.Phase != ir.Update:
+			case x.Region.InFlight() && x.Chunk == t.Chunk:
 				at += before
 			default:
 				continue

@@ -89,10 +89,10 @@ func (w *reasons) kind(b *codegen.Buffer) string {
 		return KindInput
 	case v.Def.Op == ir.OpConst:
 		return KindConstant
-	case b.Region == codegen.Slot || b.Region == codegen.Inbox:
-		return KindSaved
 	case w.owner[v] != nil:
 		return KindGradient
+	case b.Region == codegen.Slot || b.Region == codegen.Inbox:
+		return KindSaved
 	}
 	return KindOther
 }

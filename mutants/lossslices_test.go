@@ -16,7 +16,7 @@ func inLossSlices() []mutant {
 	}, {
 		bug: "a plan with the loss in slices is taken for larger than it is", how: "a gradient is whole until the update, as with one slice",
 		file: "planner/slices.go",
-		old:  "m.persist -= sizes[x.kind] -", new: "m.persist -= 0 * sizes[x.kind] *",
+		old:  "less := sizes[x.kind] -", new: "less := 0 * sizes[x.kind] *",
 		pkg: "./planner", run: "^TestCostIsSimulation$/^seed_2006$",
 	}, {
 		bug: "a slice of the loss is left out", how: "all positions are the last slice's",

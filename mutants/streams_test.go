@@ -30,7 +30,7 @@ func inTheStreams() []mutant {
 	}, {
 		bug: "reduced gradient overwritten by a later task", how: "it may lie in memory of its own task",
 		file: "codegen/checkstream.go",
-		old:  "; r != Persist {", new: "; r == Host {",
+		old:  "b.Region != Persist && !(", new: "b.Region == Host && !(",
 		pkg: "./codegen", run: "^TestLateStreamsAreChecked$",
 	}, {
 		bug: "accumulated before it is reduced", how: "nothing waits for what it reads",

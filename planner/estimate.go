@@ -62,10 +62,13 @@ func (e *Estimator) Price(c *cost.Cluster) Prediction {
 }
 
 // Footprints returns what the bytes of [Estimator.Price] are for, by position of
-// the pipeline. They do not depend on the cluster.
+// the pipeline, where gradients have room throughout the step. They do not depend on the cluster.
 func (e *Estimator) Footprints() []Footprint {
 	p := &e.plan
 	pipe := newPipeline(e.skel, e.skel.memoryOf(p.MicroBatch), p.MicroBatch, p.Schedule)
+	for at := range pipe.memory {
+		pipe.memory[at].keepSums()
+	}
 	var all []Footprint
 	for at := range p.PP() {
 		all = append(all, pipe.footprint(p.Stages, at, e.peak(pipe, at)))

@@ -116,7 +116,7 @@ func (c *compiledStage) footprint(p *partition.Plan, position int, most row, mes
 		if more := len(chunks) - few; more > 0 {
 			return prog.MoreChunks(c.stage, few/2, more, share)
 		}
-		return prog.Longer(c.stage, repeats, share)
+		return prog.Longer(c.stage, codegen.SumsOn(mesh), repeats, share)
 	}
 	for chunk, st := range chunks[:few] {
 		for e, count := range recomputationOf(st).counts(st.Last) {

@@ -8,7 +8,7 @@ import (
 
 // Footprint is what a rank of one position of the pipeline holds when it holds the
 // most, by what it is for. The bytes are those of the buffers that codegen lays
-// out, without the gaps of packing.
+// out, without the gaps of packing, but for gradients of a step of one micro-batch, which have room of their own here.
 type Footprint struct {
 	Weights   int64 // parameters as the passes read them
 	Gradients int64 // accumulators
@@ -26,7 +26,7 @@ type Footprint struct {
 	Forward []Made
 }
 
-// Arena returns all bytes together, those of [Prediction.PeakBytes].
+// Arena returns all bytes together.
 func (f *Footprint) Arena() int64 {
 	return f.Weights + f.Gradients + f.State + f.Other + f.Saved + f.Temp
 }
@@ -72,7 +72,7 @@ func (p *pipeline) footprint(stages []partition.Stage, at int, peak int64) Footp
 	for id := range st.Buffers {
 		b := &st.Buffers[id]
 		n := b.Value.Def
-		if b.Region != codegen.Persist || !used[id] && n.Op.Class() != ir.Leaf {
+		if b.Region != codegen.Persist && b.Region != codegen.Sums || !used[id] && n.Op.Class() != ir.Leaf {
 			continue
 		}
 		elems := mesh.Local(b.Value.Type.Shape, b.Value.Spec, ir.Coord{}).Elems()

@@ -187,7 +187,8 @@ func leanest(p *pipeline, recompute Recompute) (*partition.Plan, int64) {
 
 // largestPart names what takes most of an arena.
 func largestPart(st *codegen.Stage) (string, int64) {
-	parts := map[string]int64{"activations": st.Saved() + st.Temp}
+	sums := st.SumsInSlots()
+	parts := map[string]int64{"activations": st.Saved() - sums + st.Temp}
 	weights, state := int64(0), int64(0)
 	for _, id := range st.Params {
 		b := &st.Buffers[id]
@@ -201,7 +202,7 @@ func largestPart(st *codegen.Stage) (string, int64) {
 		}
 	}
 	parts["weights"], parts["optimizer state"] = weights, state
-	parts["gradients and step values"] = st.Persist - st.Durable
+	parts["gradients and step values"] = st.Persist - st.Durable + sums
 	var name string
 	for _, n := range []string{"optimizer state", "activations", "gradients and step values", "weights"} {
 		if parts[n] > parts[name] || name == "" {

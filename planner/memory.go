@@ -16,11 +16,14 @@ import (
 type stageMemory struct {
 	// With one block, by how much of it is recomputed.
 	persist int64 // weights, gradients, optimizer state; and what the devices lack to the limit
-	slot    [extents]int64
-	temp    [extents]int64
-	calm    [extents]int64 // temp, but for the backward pass
-	update  memoryShare    // temp, in the update of many blocks: see updating
-	inbox   int64          // for what the stage before sends
+	// sums is gradients where slots have them, which they do after what the passes keep: of the only micro-batch of a stage
+	// by itself.
+	sums   memoryShare
+	slot   [extents]int64
+	temp   [extents]int64
+	calm   [extents]int64 // temp, but for the backward pass
+	update memoryShare    // temp, in the update of many blocks: see updating
+	inbox  int64          // for what the stage before sends
 	// lastSlot and lastInbox are those of the last of several chunks, of which slot and inbox are the first's.
 	lastSlot    [extents]int64
 	lastInbox   int64
@@ -44,7 +47,15 @@ func (m *stageMemory) atLeast(n int, r recomputation, c codegen.Chunk) int64 {
 // before is atLeast but for what is in slots during a backward pass.
 func (m *stageMemory) before(n int, r recomputation, c codegen.Chunk) int64 {
 	_, temp := m.kept(&m.slot, n, r)
-	return m.persist + int64(n-1)*m.morePersist + int64(c.Slots)*m.around(n, r) + int64(c.Inboxes)*m.inbox + temp
+	slots := max(int64(c.Slots)*m.around(n, r), m.sums.of(n))
+	return m.persist + int64(n-1)*m.morePersist + slots + int64(c.Inboxes)*m.inbox + temp
+}
+
+// keepSums keeps gradients throughout the step.
+func (m *stageMemory) keepSums() {
+	m.persist += m.sums.bytes()
+	m.morePersist += m.sums.block
+	m.sums = memoryShare{}
 }
 
 // around is the most that a slot has before a backward pass, or after it.
@@ -120,6 +131,7 @@ func (s *skeleton) memoryOf(microBatch int) []stageMemory {
 			got := s.of.measure(e, i, mesh, &sizes)
 			m.persist, m.morePersist = got.persist.bytes(), got.persist.block/chunks
 			m.persist += (int64(s.plan.Chunks()) - chunks) * m.morePersist
+			m.sums = got.sums
 			m.slot[e], m.temp[e], m.calm[e] = got.slot[0].bytes(), got.temp, got.calm
 			m.lastSlot[e] = got.slot[fewChunks-1].bytes()
 			m.inbox, m.lastInbox = got.inbox[0], got.inbox[fewChunks-1]
@@ -131,6 +143,9 @@ func (s *skeleton) memoryOf(microBatch int) []stageMemory {
 		var blocks memoryShare
 		if m.update, blocks = s.of.updating(i, sizes); blocks.block > update.block {
 			update = blocks
+		}
+		if codegen.SumsOn(mesh) == codegen.Persist {
+			m.keepSums()
 		}
 		few = append(few, m)
 	}
@@ -154,6 +169,7 @@ func (s *skeleton) memoryOf(microBatch int) []stageMemory {
 // measured is what a stage of a program with one block keeps.
 type measured struct {
 	persist memoryShare
+	sums    memoryShare
 	slot    [fewChunks]memoryShare // by chunk
 	inbox   [fewChunks]int64
 	temp    int64 // the most live at one instruction
@@ -299,6 +315,8 @@ func (b *blueprint) measure(e extent, position int, mesh ir.Mesh, sizes *[]int64
 		}
 		share := &m.persist
 		switch b.Region {
+		case codegen.Sums:
+			share = &m.sums
 		case codegen.Slot:
 			share = &m.slot[b.Chunk]
 		case codegen.Inbox:

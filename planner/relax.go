@@ -52,8 +52,8 @@ type shared struct {
 	wide bool
 }
 
-// persist returns the bytes that last under a way to shard, over so many ranks.
-func (b *shelf) persist(o sharding, ranks int64) int64 {
+// persist returns the bytes that last under a way to shard, over so many ranks; without gradients where slots have them.
+func (b *shelf) persist(o sharding, ranks int64, alone bool) int64 {
 	weights, gradients, state := b.weights, b.gradients, b.state
 	if o.zero >= 1 {
 		state /= ranks
@@ -63,6 +63,9 @@ func (b *shelf) persist(o sharding, ranks int64) int64 {
 	}
 	if o.zero >= 3 {
 		weights /= ranks
+	}
+	if alone {
+		gradients = 0
 	}
 	switch o.offload {
 	case partition.OffloadParams:
@@ -168,7 +171,7 @@ func (w *work) shelfOf(batch int) *shelf {
 	w.of.measure(kept, 0, mesh, &sizes)
 	for i := range w.of.held[kept][0] {
 		x := &w.of.held[kept][0][i]
-		if x.Region != codegen.Persist || !x.block {
+		if x.Region != codegen.Persist && x.Region != codegen.Sums || !x.block {
 			continue
 		}
 		n := x.Value.Def
@@ -401,8 +404,10 @@ func (s *searcher) again(o outline, size int, schedule partition.Schedule) *agai
 	if ranks == 0 {
 		ranks = o.dp * (s.opts.RuntimeNGPUs / o.plan)
 	}
+	m, _ := s.split(o, size)
+	persist := trunk.shelfOf(s.batch).persist(o.sharding, int64(o.sharers(ranks)), m == 1 && o.stages() == 1)
 	a := &again{
-		limit: s.limit - f.temp, persist: trunk.shelfOf(s.batch).persist(o.sharding, int64(o.sharers(ranks))), slots: [][extents]int64{f.slot}, more: f.more,
+		limit: s.limit - f.temp, persist: persist, slots: [][extents]int64{f.slot}, more: f.more,
 		among: s.opts.recompute(o.replicate).extents(), alike: o.chunks > 1,
 	}
 	if schedule == partition.ZeroBubble {

@@ -213,8 +213,16 @@ func (p *pipeline) leaveHead(m *stageMemory) {
 	// A gradient that every tensor-parallel rank has a term of may be summed, and cut, in the pass.
 	tp := mesh.Axis(partition.AxisTP)
 	for i := range of.held[kept][last] {
-		if x := &of.held[kept][last][i]; x.Region == codegen.Persist && !x.block && x.Value.Def.Phase == ir.Backward && x.Value.Spec[tp].Kind == ir.Partial {
-			m.persist -= sizes[x.kind] - sizes[x.kind]/int64(mesh.Axes[tp].Size)
+		x := &of.held[kept][last][i]
+		if x.block || x.Value.Def.Phase != ir.Backward || x.Value.Spec[tp].Kind != ir.Partial {
+			continue
+		}
+		less := sizes[x.kind] - sizes[x.kind]/int64(mesh.Axes[tp].Size)
+		switch {
+		case x.Region == codegen.Sums && codegen.SumsOn(mesh) == codegen.Slot:
+			m.sums.fixed -= less
+		case x.Region == codegen.Sums || x.Region == codegen.Persist:
+			m.persist -= less
 		}
 	}
 }

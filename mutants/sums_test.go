@@ -1,0 +1,42 @@
+package mutants
+
+// inSums has the bugs of gradients that lie where activations were, of the only micro-batch of a step.
+func inSums() []mutant {
+	const floors = "^TestCostIsSimulation$"
+	return []mutant{{
+		bug: "a micro-batch writes over sums of the one before", how: "nobody looks",
+		file: "codegen/contents.go",
+		old:  "if t.Phase == ir.Update && c.MicroBatches > 1 {", new: "if t.Phase == ir.Update && c.MicroBatches > 2 {",
+		pkg: "./codegen", run: "^TestSumsAreChecked$",
+	}, {
+		bug: "a micro-batch writes over sums of the one before", how: "they lie in slots of several",
+		file: "codegen/view.go",
+		old:  "if mesh.Size(partition.AxisMB) == 1 {", new: "if mesh.Size(partition.AxisMB) <= 2 {",
+		pkg: "./codegen", run: "^TestCheckAcceptsEveryProgram$|^TestSumsInSlots$",
+	}, {
+		bug: "memory freed while it is reduced", how: "until the update",
+		file: "codegen/layout.go",
+		old:  "buf.To = max(buf.To, b.beforeUpdate())", new: "buf.To = max(buf.To, 0*b.beforeUpdate())",
+		pkg: "./codegen", run: "^TestSumsInSlots$",
+	}, {
+		bug: "memory freed while it is reduced", how: "nobody looks",
+		file: "codegen/checkstream.go",
+		old:  "b.To >= update)", new: "b.To >= 0*update)",
+		pkg: "./codegen", run: "^TestSumsAreChecked$",
+	}, {
+		bug: "peak of a plan not that of its program", how: "gradients are placed in another order",
+		file: "codegen/allocate.go",
+		old:  "return cmp.Compare(a.filled(a.From), b.filled(b.From))", new: "return cmp.Compare(a.filled(0), b.filled(0))",
+		pkg: "./planner", run: "^TestBatchParallelSearchIsExact$",
+	}, {
+		bug: "floor of memory above what plans need", how: "gradients of the only micro-batch take room throughout",
+		file: "planner/memory.go",
+		old:  "if codegen.SumsOn(mesh) == codegen.Persist {", new: "if codegen.SumsOn(mesh) != codegen.Temp {",
+		pkg: "./planner", run: floors,
+	}, {
+		bug: "floor of memory above what plans need", how: "gradients of the only micro-batch take room throughout, in trunks",
+		file: "planner/relax.go",
+		old:  "m == 1 && o.stages() == 1)", new: "m == 0 && o.stages() == 1)",
+		pkg: "./planner", run: floors,
+	}}
+}
