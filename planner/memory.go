@@ -41,13 +41,18 @@ type stageMemory struct {
 
 // atLeast returns the bound for n blocks, r of them recomputed.
 func (m *stageMemory) atLeast(n int, r recomputation, c codegen.Chunk) int64 {
-	return m.before(n, r, c) + int64(c.Slots)*max(0, m.passing(n, r)-m.around(n, r))
+	return m.holding(n, r, c, max(m.passing(n, r), m.around(n, r)))
 }
 
 // before is atLeast but for what is in slots during a backward pass.
 func (m *stageMemory) before(n int, r recomputation, c codegen.Chunk) int64 {
+	return m.holding(n, r, c, m.around(n, r))
+}
+
+// holding is the bound where a slot has so much at some time.
+func (m *stageMemory) holding(n int, r recomputation, c codegen.Chunk, slot int64) int64 {
 	_, temp := m.kept(&m.slot, n, r)
-	slots := max(int64(c.Slots)*m.around(n, r), m.sums.of(n))
+	slots := max(int64(c.Slots)*slot, m.sums.of(n))
 	return m.persist + int64(n-1)*m.morePersist + slots + int64(c.Inboxes)*m.inbox + temp
 }
 
