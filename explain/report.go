@@ -144,13 +144,15 @@ func Of(prog *codegen.Program, cfg *config.Config) (*Report, error) {
 	}
 	for i := range prog.Schedules {
 		s := &prog.Schedules[i]
-		st := r.Stages[s.Stage]
-		rows, total := r.communication(st, s)
+		st, total := r.Stages[s.Stage], r.traffic(s)
 		if len(st.Ranks) == 0 || total.bytes() > r.Traffic[st.Busiest].bytes() {
-			st.Busiest, st.Communication = i, rows
+			st.Busiest = i
 		}
 		st.Ranks = append(st.Ranks, i)
 		r.Traffic = append(r.Traffic, total)
+	}
+	for _, st := range r.Stages {
+		st.Communication = r.communication(st, &prog.Schedules[st.Busiest])
 	}
 	return r, nil
 }
