@@ -39,6 +39,8 @@ type Report struct {
 	Traffic []Traffic `json:"traffic"`
 	// Prediction is missing when nothing was predicted.
 	Prediction *Prediction `json:"prediction,omitempty"`
+	// Divisions are the numbers of parts in which products of tensor-parallel ranks might be made: see [Report.Divide].
+	Divisions []Division `json:"divisions,omitempty"`
 	// Rejected are the plans that lost, best first.
 	Rejected []Rejected `json:"rejected,omitempty"`
 	// Versus, Sensitivities and Fronts are missing where nobody asked: see [Study].

@@ -3,6 +3,11 @@ package mutants
 // inTheAnswers has the bugs of what explain and the robust choice say.
 func inTheAnswers() []mutant {
 	return []mutant{{
+		bug: "what parts hide is told of the plan as it is", how: "the number of parts is not changed",
+		file: "explain/division.go",
+		old:  "if plan.TPPieces = pieces; pieces == 1 {", new: "if pieces == 1 {",
+		pkg: "./explain", run: "^TestDivisions$",
+	}, {
 		bug: "ranks with less to do are simulated as the first", how: "whatever their parts are",
 		file: "planner/sim/program.go",
 		old:  "prog.Mesh.Device(canonical(s.Coord))", new: "prog.Mesh.Device(ir.Coord{})",

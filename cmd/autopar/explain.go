@@ -129,6 +129,9 @@ func (c *explainCmd) study(con *console, report *explain.Report, doc *planner.Do
 	if err := report.Compare(doc.Search.Alternatives[:min(c.Top, len(doc.Search.Alternatives))]); err != nil {
 		return err
 	}
+	if err := report.Divide(); err != nil {
+		return err
+	}
 	study := explain.NewStudy(doc, report)
 	page := c.Format == "html" && !c.Quick
 	switch {
