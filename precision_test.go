@@ -62,7 +62,7 @@ func TestHalfPrecisionParity(t *testing.T) {
 		prog, exec := trainerIn(t, c, parityPlan(1, 1, 1, parityBatch, partition.GPipe, false), parityBatch)
 		one := stepsOf(t, prog, exec, parityBatch, learningSteps)
 		require.Less(t, one.loss[len(one.loss)-1], one.loss[0]-0.05, "it learns")
-		for _, x := range sampleOf(t, allParityPlans(), most(200, 12)) {
+		for _, x := range append(sampleOf(t, allParityPlans(), most(200, 12)), crowdedHeads()) {
 			p := x.plan
 			prog, exec := trainerIn(t, c, p, parityBatch)
 			twoBytesOnTheWire(t, prog)
@@ -78,6 +78,17 @@ func TestHalfPrecisionParity(t *testing.T) {
 			}
 		}
 	}
+}
+
+// crowdedHeads is a plan in which the gradient of a bias comes out cut by heads, over two
+// tensor-parallel ranks that all hold it whole, and ZeRO 2 cuts those over five others, before it
+// is made f32: five heads are too few for both.
+func crowdedHeads() parityCase {
+	p := parityPlan(5, 2, 1, 2, partition.OneFOneB, false)
+	p.ZeRO, p.SequenceParallel = 2, true
+	replicate(p, "attn")
+	p.Placements = slices.DeleteFunc(p.Placements, func(x partition.Placement) bool { return strings.HasSuffix(x.Match, `c_attn\.bias`) })
+	return parityCase{p, "none"}
 }
 
 // twoBytesOnTheWire checks that what ranks exchange has two bytes an element, but

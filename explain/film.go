@@ -109,9 +109,9 @@ const (
 	filmLargest = 6       // tensors named at a moment
 )
 
-// cast chooses the ranks to show: all if they are few, else one of each position of
-// the pipeline, and the busiest.
-func (r *Report) cast() []int {
+// cast chooses the ranks to show, which run so many instructions at most unless it is one: all if they are few, else one
+// of each position of the pipeline, and the busiest.
+func (r *Report) cast(most int) []int {
 	var ranks []int
 	if len(r.prog.Schedules) <= filmRanks {
 		for rank := range r.prog.Schedules {
@@ -133,7 +133,7 @@ func (r *Report) cast() []int {
 		}
 		return n
 	}
-	fit := min(filmRanks, max(1, filmWork/max(1, work(ranks[0]))))
+	fit := min(filmRanks, max(1, most/max(1, work(ranks[0]))))
 	if len(ranks) <= fit {
 		return ranks
 	}
@@ -152,7 +152,7 @@ func (r *Report) film() (*film, error) {
 	if r.Prediction == nil {
 		return nil, fmt.Errorf("explain: there is nothing to show over time: nothing was predicted")
 	}
-	ranks := r.cast()
+	ranks := r.cast(filmWork)
 	line, err := sim.Run(r.prog, r.Prediction.cluster, sim.Options{Spans: true, Only: ranks})
 	if err != nil {
 		return nil, fmt.Errorf("explain: %w", err)
@@ -162,13 +162,9 @@ func (r *Report) film() (*film, error) {
 	if n := len(r.prog.Schedules); len(ranks) < n {
 		notes = append(notes, fmt.Sprintf("%d of %d ranks are shown: the busiest, and those of stages beside it", len(ranks), n))
 	}
-	detailed := r.detailed(line.Spans)
+	detailed := r.detailed(len(line.Spans), filmSpans, func(i int) int { return line.Spans[i].Rank })
 	if len(detailed) < len(ranks) {
-		what := "not the instructions of passes"
-		if len(detailed) > 0 {
-			what = "instructions of passes only on " + rankText(detailed)
-		}
-		notes = append(notes, what+", for there are "+Grouped(int64(len(line.Spans))))
+		notes = append(notes, leftOut(detailed, len(line.Spans)))
 	}
 	f.Note = strings.Join(notes, "; ")
 	e := &editor{report: r, film: f, names: map[string]int{}, profiles: map[profileKey]*profile{}, bins: max(filmBins, filmPoints/len(r.prog.Schedules[ranks[0]].Tasks))}
@@ -183,16 +179,26 @@ func (r *Report) film() (*film, error) {
 	return f, nil
 }
 
+// leftOut says of which ranks every instruction is shown, of so many.
+func leftOut(detailed []int, spans int) string {
+	what := "not the instructions of passes"
+	if len(detailed) > 0 {
+		what = "instructions of passes only on " + rankText(detailed)
+	}
+	return what + ", for there are " + Grouped(int64(spans))
+}
+
 // detailed chooses the ranks of which every instruction is shown: the busiest, and as
-// many others as there is room for.
-func (r *Report) detailed(spans []sim.Span) []int {
+// many others as there is room for. rank is that of one of so many spans.
+func (r *Report) detailed(spans, room int, rank func(int) int) []int {
 	counts := map[int]int{}
-	var ranks []int
-	for _, x := range spans {
-		if counts[x.Rank] == 0 {
-			ranks = append(ranks, x.Rank)
+	ranks := []int{}
+	for i := range spans {
+		of := rank(i)
+		if counts[of] == 0 {
+			ranks = append(ranks, of)
 		}
-		counts[x.Rank]++
+		counts[of]++
 	}
 	first := r.Prediction.Busiest
 	slices.SortStableFunc(ranks, func(a, b int) int {
@@ -204,7 +210,6 @@ func (r *Report) detailed(spans []sim.Span) []int {
 		}
 		return 0
 	})
-	room := filmSpans
 	ranks = slices.DeleteFunc(ranks, func(rank int) bool {
 		room -= counts[rank]
 		return room < 0

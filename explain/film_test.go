@@ -74,5 +74,5 @@ func TestFilmOfMany(t *testing.T) {
 		}
 	}
 	r.Prediction.Busiest = 2
-	require.Equal(t, []int{0, 2}, r.detailed(many))
+	require.Equal(t, []int{0, 2}, r.detailed(len(many), filmSpans, func(i int) int { return many[i].Rank }))
 }

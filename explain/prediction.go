@@ -36,6 +36,7 @@ type Prediction struct {
 	Devices []StageDevices `json:"devices,omitempty"`
 
 	cluster *cost.Cluster
+	like    []int // by rank, the first that does the same at the same times
 }
 
 // RankTime is what one rank does in a step; the parts add up to the step.
@@ -64,6 +65,7 @@ func (r *Report) Predict(c *cost.Cluster) error {
 	}
 	for rank, t := range line.Ranks {
 		b := t.Breakdown
+		p.like = append(p.like, t.Like)
 		p.Ranks = append(p.Ranks, RankTime{rank, b.Compute.Seconds(), b.Communication.Seconds(), b.Optimizer.Seconds(), b.Bubble.Seconds(), b.Overlapped.Seconds()})
 		if b.Bubble < line.Ranks[p.Busiest].Breakdown.Bubble {
 			p.Busiest = rank

@@ -39,6 +39,8 @@ type Report struct {
 	Traffic []Traffic `json:"traffic"`
 	// Prediction is missing when nothing was predicted.
 	Prediction *Prediction `json:"prediction,omitempty"`
+	// Divisions are the numbers of parts in which products of tensor-parallel ranks might be made: see [Report.Divide].
+	Divisions []Division `json:"divisions,omitempty"`
 	// Rejected are the plans that lost, best first.
 	Rejected []Rejected `json:"rejected,omitempty"`
 	// Versus, Sensitivities and Fronts are missing where nobody asked: see [Study].
@@ -144,13 +146,15 @@ func Of(prog *codegen.Program, cfg *config.Config) (*Report, error) {
 	}
 	for i := range prog.Schedules {
 		s := &prog.Schedules[i]
-		st := r.Stages[s.Stage]
-		rows, total := r.communication(st, s)
+		st, total := r.Stages[s.Stage], r.traffic(s)
 		if len(st.Ranks) == 0 || total.bytes() > r.Traffic[st.Busiest].bytes() {
-			st.Busiest, st.Communication = i, rows
+			st.Busiest = i
 		}
 		st.Ranks = append(st.Ranks, i)
 		r.Traffic = append(r.Traffic, total)
+	}
+	for _, st := range r.Stages {
+		st.Communication = r.communication(st, &prog.Schedules[st.Busiest])
 	}
 	return r, nil
 }

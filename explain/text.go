@@ -23,6 +23,7 @@ func (r *Report) summary(out io.Writer) {
 	if r.Prediction != nil {
 		r.Prediction.text(out)
 	}
+	r.divisionsText(out)
 	for _, v := range r.Versus {
 		v.text(out, r.Prediction.StepSeconds)
 	}

@@ -2,12 +2,12 @@ package explain
 
 import (
 	"bufio"
-	"cmp"
 	"encoding/json"
 	"fmt"
 	"io"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/autopar/autopar/codegen"
@@ -16,28 +16,69 @@ import (
 	"github.com/autopar/autopar/runtime"
 )
 
-// Trace writes a timeline in the Trace Event Format, which Perfetto and
+// Trace writes the timeline of a run in the Trace Event Format, which Perfetto and
 // chrome://tracing open: a process per rank, in it a track of tasks and the
 // kernels in them, a track of communication, with overlap another of that beside
 // the kernels, and a curve of memory; and arrows from sends to receives, and from
 // what makes the operands of a collective beside the kernels to it, and from it to
-// what reads its result. spans are those of a run ([runtime.Span]), or with nil the predicted
-// ones. They must be a timeline of
+// what reads its result. spans are those of all ranks. They must be a timeline of
 // the program: spans of one stream of a rank do not overlap, so that tasks nest them;
 // every send has one receive, which does not end before the send begins; and nothing
 // begins before its operands are made.
 func (r *Report) Trace(w io.Writer, spans []runtime.Span) error {
-	if spans == nil {
-		var err error
-		if spans, err = r.Spans(); err != nil {
-			return err
-		}
-	}
-	line, err := newTimeline(r.prog, spans)
+	line, err := newTimeline(r.prog, spans, nil)
 	if err != nil {
 		return err
 	}
-	return writeTrace(w, line.events())
+	return writeTrace(w, line.events(), "")
+}
+
+// The bounds of a predicted trace in which nobody asked for a rank: of some 80 MB.
+const (
+	traceWork  = 1 << 20 // instructions of the ranks that are shown, at most
+	traceSpans = 300_000 // instructions that are shown, at most
+)
+
+// PredictedTrace writes the predicted timeline as [Report.Trace] does, of one rank or, where that is nil, of all if they
+// are few, else of one of each position of the pipeline and the busiest, with the instructions of as many as there is room
+// for. It returns what is left out, as the file says it too. It needs a prediction.
+func (r *Report) PredictedTrace(w io.Writer, rank *int) (note string, err error) {
+	if r.Prediction == nil {
+		return "", fmt.Errorf("explain: there is no timeline: nothing was predicted or measured")
+	}
+	ranks := r.cast(traceWork)
+	if rank != nil {
+		ranks = []int{*rank}
+	}
+	spans, err := r.Spans(ranks...)
+	if err != nil {
+		return "", err
+	}
+	line, err := newTimeline(r.prog, spans, ranks)
+	if err != nil {
+		return "", err
+	}
+	if len(ranks) < len(r.prog.Schedules) {
+		line.like = r.Prediction.like
+		note = fmt.Sprintf("%s of %d: ", rankText(ranks), len(line.like))
+		same := 0
+		for _, like := range line.like {
+			if slices.ContainsFunc(ranks, func(shown int) bool { return line.like[shown] == like }) {
+				same++
+			}
+		}
+		note += fmt.Sprintf("%d others do the same at the same times as one of these", same-len(ranks))
+		if left := len(line.like) - same; left > 0 {
+			note += fmt.Sprintf(", %d have parts of other sizes", left)
+		}
+	}
+	if rank == nil {
+		line.detailed = r.detailed(len(spans), traceSpans, func(i int) int { return spans[i].Rank })
+		if len(line.detailed) < len(ranks) {
+			note += "; " + leftOut(line.detailed, len(spans))
+		}
+	}
+	return strings.TrimPrefix(note, "; "), writeTrace(w, line.events(), note)
 }
 
 // TraceBeside writes the spans of a run and the predicted ones as two processes, measured and predicted, with the tracks of
@@ -52,7 +93,7 @@ func (r *Report) TraceBeside(w io.Writer, measured []runtime.Span) error {
 		name  string
 		spans []runtime.Span
 	}{{"measured", measured}, {"predicted", predicted}} {
-		line, err := newTimeline(r.prog, of.spans)
+		line, err := newTimeline(r.prog, of.spans, nil)
 		if err != nil {
 			return fmt.Errorf("%s: %w", of.name, err)
 		}
@@ -75,13 +116,17 @@ func (r *Report) TraceBeside(w io.Writer, measured []runtime.Span) error {
 			all = append(all, e)
 		}
 	}
-	return writeTrace(w, all)
+	return writeTrace(w, all, "")
 }
 
-// writeTrace writes events as a file.
-func writeTrace(w io.Writer, events []event) error {
+// writeTrace writes events as a file, with a note if there is one.
+func writeTrace(w io.Writer, events []event, note string) error {
 	out := bufio.NewWriter(w)
-	fmt.Fprint(out, `{"displayTimeUnit":"ms","traceEvents":[`)
+	fmt.Fprint(out, `{"displayTimeUnit":"ms",`)
+	if note != "" {
+		fmt.Fprintf(out, `"otherData":{"note":%q},`, note)
+	}
+	fmt.Fprint(out, `"traceEvents":[`)
 	for i, e := range events {
 		text, err := json.Marshal(e)
 		if err != nil {
@@ -127,75 +172,26 @@ const (
 	exchangeThread = 4
 )
 
-// timeline is the spans of a step beside the program that they are of.
-type timeline struct {
-	prog  *codegen.Program
-	nodes map[string]*ir.Node
-	ranks [][]step // by world rank, in order
-}
-
-// step is a span with the node that it runs.
-type step struct {
-	runtime.Span
-	node *ir.Node
-	with []*ir.Node // the rest of a bucket
-}
-
-// nodes lists what the step runs.
-func (s *step) nodes() []*ir.Node { return append([]*ir.Node{s.node}, s.with...) }
-
-// thread returns the track of the step.
-func (s *step) thread() int {
-	switch {
-	case s.Stream == runtime.Communication:
-		return streamThread
-	case s.Stream == runtime.Exchange:
-		return exchangeThread
-	case communicates(s.Op):
-		return commThread
-	}
-	return computeThread
-}
-
-// task returns the task that a step belongs to.
-func (l *timeline) task(s *step) codegen.Task {
-	if s.Phase == ir.Update {
-		return codegen.Task{Phase: ir.Update}
-	}
-	_, chunk := l.prog.Plan.Position(s.node.Stage)
-	return codegen.Task{Phase: s.Phase, Chunk: chunk, MicroBatch: s.MicroBatch}
-}
-
-// message names a transfer from both of its ends.
-type message struct {
-	send     string
-	from, to int
-	mb       int
-}
-
-func (l *timeline) message(s *step) message {
-	sched := &l.prog.Schedules[s.Rank]
-	peer := l.prog.Peer(sched, s.node)
-	if s.node.Op == ir.OpSend {
-		return message{s.Name, s.Rank, peer, s.MicroBatch}
-	}
-	return message{s.node.Args[0].Def.Name, peer, s.Rank, s.MicroBatch}
-}
-
 // events lists everything to draw, by rank and time.
 func (l *timeline) events() []event {
 	var events []event
 	ids := map[message]int{}
 	arrows := len(l.ranks) * len(l.prog.Graph.Nodes) * (l.prog.Mesh.Size(partition.AxisMB) + 1) // more than messages
 	for rank, steps := range l.ranks {
+		if len(steps) == 0 {
+			continue // nothing is shown of it
+		}
+		detailed := l.detailed == nil || slices.Contains(l.detailed, rank)
 		events = append(events, l.labels(rank)...)
 		add := func(name, category string, thread int, start, end time.Duration, args map[string]any) {
 			length := micros(end - start)
 			events = append(events, event{Name: name, Category: category, Kind: "X", Process: rank, Thread: thread, Time: micros(start), Duration: &length, Args: args})
 		}
-		for _, a := range beside(steps) {
-			arrows++
-			events = append(events, a.events(rank, arrows)...)
+		if detailed {
+			for _, a := range beside(steps) {
+				arrows++
+				events = append(events, a.events(rank, arrows)...)
+			}
 		}
 		inFlight := make([]int, len(l.prog.Stages[l.prog.Schedules[rank].Stage].Chunks))
 		last := codegen.Releases(l.prog.Plan, l.prog.Training())
@@ -219,6 +215,9 @@ func (l *timeline) events() []event {
 			}
 			for k := range steps[from:i] {
 				s := &steps[from+k]
+				if !detailed && s.Op != ir.OpSend && s.Op != ir.OpRecv {
+					continue
+				}
 				args := map[string]any{"op": s.Op.String(), "task": t.String()}
 				if !communicates(s.Op) {
 					add(s.Name, "compute", computeThread, s.Start, s.End, args)
@@ -233,7 +232,7 @@ func (l *timeline) events() []event {
 					args["with"] = s.With
 				}
 				add(s.Name, "comm", s.thread(), s.Start, s.End, args)
-				if s.Op == ir.OpSend || s.Op == ir.OpRecv {
+				if (s.Op == ir.OpSend || s.Op == ir.OpRecv) && l.shown(l.message(s)) {
 					events = append(events, l.arrow(s, ids))
 				}
 			}
@@ -265,6 +264,15 @@ func (l *timeline) labels(rank int) []event {
 			name += fmt.Sprintf(" %s=%d", a.Name, s.Coord[i])
 		}
 	}
+	if l.like != nil {
+		others := -1
+		for _, like := range l.like {
+			if like == l.like[rank] {
+				others++
+			}
+		}
+		name += fmt.Sprintf(", as %d others", others)
+	}
 	labels := []event{
 		{Name: "process_name", Kind: "M", Process: rank, Args: map[string]any{"name": name}},
 		{Name: "thread_name", Kind: "M", Process: rank, Thread: computeThread, Args: map[string]any{"name": "compute"}},
@@ -292,161 +300,4 @@ func (l *timeline) arrow(s *step, ids map[message]int) event {
 		e.Kind, e.Time, e.BindPoint = "f", micros(s.End), "e"
 	}
 	return e
-}
-
-// newTimeline orders spans and checks them.
-func newTimeline(prog *codegen.Program, spans []runtime.Span) (*timeline, error) {
-	l := &timeline{prog: prog, nodes: map[string]*ir.Node{}, ranks: make([][]step, len(prog.Schedules))}
-	for _, n := range prog.Graph.Nodes {
-		l.nodes[n.Name] = n
-	}
-	for _, s := range spans {
-		n := l.nodes[s.Name]
-		if n == nil || s.Rank < 0 || s.Rank >= len(l.ranks) {
-			return nil, fmt.Errorf("explain: the timeline has %s on rank %d, the program has not", s.Name, s.Rank)
-		}
-		x := step{Span: s, node: n}
-		for _, name := range s.With {
-			if l.nodes[name] == nil {
-				return nil, fmt.Errorf("explain: the timeline has %s on rank %d, the program has not", name, s.Rank)
-			}
-			x.with = append(x.with, l.nodes[name])
-		}
-		l.ranks[s.Rank] = append(l.ranks[s.Rank], x)
-	}
-	for _, steps := range l.ranks {
-		// Stable: what takes no time keeps its place.
-		slices.SortStableFunc(steps, func(a, b step) int { return cmp.Or(cmp.Compare(a.Start, b.Start), cmp.Compare(a.End, b.End)) })
-	}
-	return l, l.check()
-}
-
-// check says where the spans are no timeline of the program: see [Report.Trace].
-func (l *timeline) check() error {
-	sends, receives := map[message]*step{}, map[message]*step{}
-	for rank, steps := range l.ranks {
-		ran := map[made]time.Duration{} // when what began before this step ended
-		var last [runtime.Host]*step    // of each stream
-		for i := range steps {
-			s := &steps[i]
-			before := last[s.Stream]
-			last[s.Stream] = s
-			switch {
-			case s.End < s.Start:
-				return fmt.Errorf("explain: rank %d: %s ends at %s, before it starts at %s", rank, s.Name, s.End, s.Start)
-			case before != nil && s.Start < before.End:
-				return fmt.Errorf("explain: rank %d: %s starts at %s, inside %s, which ends at %s", rank, s.Name, s.Start, before.Name, before.End)
-			}
-			if err := l.operands(s, ran); err != nil {
-				return err
-			}
-			for _, n := range s.nodes() {
-				if ran[made{n, s.MicroBatch, s.Part + 1}] = s.End; s.Part+1 >= s.Parts {
-					ran[made{n, s.MicroBatch, whole}], ran[made{n, anyMicroBatch, whole}] = s.End, s.End
-				}
-			}
-			table := sends
-			switch s.Op {
-			case ir.OpRecv:
-				table = receives
-			case ir.OpSend:
-			default:
-				continue
-			}
-			m := l.message(s)
-			if table[m] != nil {
-				return fmt.Errorf("explain: rank %d: %s of micro-batch %d happens twice", rank, s.Name, s.MicroBatch)
-			}
-			table[m] = s
-		}
-	}
-	return pair(sends, receives)
-}
-
-// made is a run of a node, or of one of its parts, counted from 1.
-type made struct {
-	node *ir.Node
-	mb   int
-	part int
-}
-
-const (
-	anyMicroBatch = -1
-	whole         = 0
-)
-
-// operands checks that what a step reads was made before, in the same
-// micro-batch or, for the update, in any.
-func (l *timeline) operands(s *step, ran map[made]time.Duration) error {
-	if s.Op == ir.OpRecv {
-		return nil // its operand is the sender's
-	}
-	for _, n := range s.nodes() {
-		for _, a := range n.Args {
-			if err := l.operand(s, n, a, ran); err != nil {
-				return err
-			}
-		}
-	}
-	return nil
-}
-
-func (l *timeline) operand(s *step, n *ir.Node, a *ir.Value, ran map[made]time.Duration) error {
-	from := made{a.Def, s.MicroBatch, whole}
-	// What is done once a step has a phase of its own wherever it runs.
-	if n.Phase == ir.Update && (a.Def.Phase != ir.Update || s.Phase == ir.Update) {
-		from.mb = anyMicroBatch
-	}
-	end, done := ran[from]
-	if part, made := ran[made{a.Def, s.MicroBatch, s.Part + 1}]; s.Parts > 0 && made {
-		end, done = part, true // of other sequences it reads nothing
-	}
-	switch {
-	case done && end <= s.Start:
-		return nil
-	case a.Def.Op.Class() == ir.Leaf:
-		return nil // there before the step
-	case folded(a.Def) || a.Def.Op == ir.OpSlice:
-		// Done by the kernels that make its operands, or there already.
-		for _, b := range a.Def.Args {
-			if err := l.operand(s, n, b, ran); err != nil {
-				return err
-			}
-		}
-		return nil
-	}
-	return fmt.Errorf("explain: rank %d: %s of micro-batch %d starts at %s, before its operand %s is made", s.Rank, s.Name, s.MicroBatch, s.Start, a.Name())
-}
-
-// folded reports whether a node may have no instruction of its own: sums that
-// kernels make by adding into their result.
-func folded(n *ir.Node) bool { return n.Op == ir.OpAccumulate || n.Op == ir.OpAddN }
-
-func pair(sends, receives map[message]*step) error {
-	for _, m := range sortedMessages(sends) {
-		s, r := sends[m], receives[m]
-		switch {
-		case r == nil:
-			return fmt.Errorf("explain: rank %d sends %s of micro-batch %d to rank %d, which never receives it", m.from, m.send, m.mb, m.to)
-		case r.End < s.Start:
-			return fmt.Errorf("explain: rank %d has received %s of micro-batch %d at %s, before rank %d sends it at %s", m.to, m.send, m.mb, r.End, m.from, s.Start)
-		}
-	}
-	for _, m := range sortedMessages(receives) {
-		if sends[m] == nil {
-			return fmt.Errorf("explain: rank %d receives %s of micro-batch %d from rank %d, which never sends it", m.to, m.send, m.mb, m.from)
-		}
-	}
-	return nil
-}
-
-func sortedMessages(of map[message]*step) []message {
-	var ms []message
-	for m := range of {
-		ms = append(ms, m)
-	}
-	slices.SortFunc(ms, func(a, b message) int {
-		return cmp.Or(cmp.Compare(a.from, b.from), cmp.Compare(a.to, b.to), cmp.Compare(a.mb, b.mb), cmp.Compare(a.send, b.send))
-	})
-	return ms
 }

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"fmt"
 	"slices"
 	"sync"
 	"testing"
@@ -69,7 +70,7 @@ func TestPredictedTrace(t *testing.T) {
 		r := report(t, s)
 		predicted, err := r.Spans()
 		require.NoError(t, err)
-		_, err = newTimeline(r.prog, predicted)
+		_, err = newTimeline(r.prog, predicted, nil)
 		require.NoError(t, err, name)
 		instrs := 0
 		for _, sched := range r.prog.Schedules {
@@ -83,9 +84,85 @@ func TestPredictedTrace(t *testing.T) {
 		}
 		require.Len(t, predicted, instrs, name)
 		var out bytes.Buffer
-		require.NoError(t, r.Trace(&out, nil))
+		note, err := r.PredictedTrace(&out, nil)
+		require.NoError(t, err)
+		require.Empty(t, note, name)
 		checkTrace(t, out.Bytes())
 	}
+}
+
+// TestTraceOfMany: of many ranks one of each position is shown and the busiest, with arrows between them, and it is said how
+// many are alike. Another is shown by its number.
+func TestTraceOfMany(t *testing.T) {
+	r := report(t, shape{dp: 3, tp: 3, units: 1, micro: 1, stages: []partition.Stage{{Last: 2}, {First: 2, Last: 3}}, schedule: partition.OneFOneB})
+	var out bytes.Buffer
+	note, err := r.PredictedTrace(&out, nil)
+	require.NoError(t, err)
+	require.Contains(t, out.String(), note)
+	checkTrace(t, out.Bytes())
+	shown := []int{0, 9} // 7 sequences are 3, 2 and 2
+	require.Equal(t, shown, tracedRanks(t, out.Bytes()))
+	alike := 0
+	all, err := r.Spans()
+	require.NoError(t, err)
+	for _, rank := range shown {
+		for other := range r.prog.Schedules {
+			if other != rank && slices.Equal(timesOf(all, rank), timesOf(all, other)) {
+				alike++
+			}
+		}
+	}
+	require.Positive(t, alike)
+	require.Equal(t, fmt.Sprintf("ranks 0,9 of 18: %d others do the same at the same times as one of these, %d have parts of other sizes", alike, 16-alike), note)
+	require.Contains(t, out.String(), `"cat":"transfer"`)
+
+	// Only tasks and transfers of rank 9.
+	spans, err := r.Spans(shown...)
+	require.NoError(t, err)
+	line, err := newTimeline(r.prog, spans, shown)
+	require.NoError(t, err)
+	line.detailed = []int{0}
+	kinds := map[string]int{}
+	for _, e := range line.events() {
+		if e.Process == 9 && e.Kind == "X" {
+			kinds[e.Category]++
+		}
+	}
+	require.Zero(t, kinds["compute"])
+	require.Equal(t, len(r.prog.Schedules[9].Tasks), kinds["task"])
+	require.Equal(t, r.Traffic[9].Transfers, kinds["comm"])
+
+	out.Reset()
+	rank := 10
+	note, err = r.PredictedTrace(&out, &rank)
+	require.NoError(t, err)
+	require.Contains(t, note, "rank 10 of 18: ")
+	checkTrace(t, out.Bytes())
+	require.Equal(t, []int{10}, tracedRanks(t, out.Bytes()))
+}
+
+// timesOf lists when a rank does what.
+func timesOf(spans []runtime.Span, rank int) []string {
+	var times []string
+	for _, s := range spans {
+		if s.Rank == rank {
+			times = append(times, fmt.Sprint(s.Name, s.MicroBatch, s.Part, s.Start, s.End))
+		}
+	}
+	return times
+}
+
+// tracedRanks lists the processes of a trace.
+func tracedRanks(t *testing.T, data []byte) []int {
+	var file struct{ TraceEvents []struct{ Pid int } }
+	require.NoError(t, json.Unmarshal(data, &file))
+	var ranks []int
+	for _, e := range file.TraceEvents {
+		if !slices.Contains(ranks, e.Pid) {
+			ranks = append(ranks, e.Pid)
+		}
+	}
+	return ranks
 }
 
 // TestMeasuredRun: a run on CPU ranks has a timeline that passes the same checks,
@@ -177,8 +254,9 @@ func TestBrokenTimelines(t *testing.T) {
 		}},
 		{"another program", "the program has not", func(s []runtime.Span) []runtime.Span { s[0].Name = "h.7/add"; return s }},
 	} {
-		_, err := newTimeline(r.prog, tt.damage(slices.Clone(predicted)))
+		_, err := newTimeline(r.prog, tt.damage(slices.Clone(predicted)), nil)
 		require.ErrorContains(t, err, tt.want, tt.name)
 	}
-	require.ErrorContains(t, (&Report{}).Trace(&bytes.Buffer{}, nil), "no timeline")
+	_, err = (&Report{}).PredictedTrace(&bytes.Buffer{}, nil)
+	require.ErrorContains(t, err, "no timeline")
 }

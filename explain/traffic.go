@@ -9,68 +9,102 @@ import (
 
 func (t Traffic) bytes() int64 { return t.CollectiveBytes + t.TransferBytes + t.HostBytes }
 
-// communication lists what one rank communicates in a step, and counts it as
-// the runtime does.
-func (r *Report) communication(st *Stage, s *codegen.Schedule) ([]Comm, Traffic) {
+// exchange is what a rank does in all runs of an instruction that communicates.
+type exchange struct {
+	node      *ir.Node
+	phase     ir.Phase
+	fused     bool // with others, as one collective
+	runs      int
+	each, all int64 // bytes of the first run, and of all
+}
+
+// exchanges calls visit for everything that one rank communicates in a step.
+func (r *Report) exchanges(s *codegen.Schedule, visit func(exchange)) {
+	type passes struct {
+		first codegen.Task
+		runs  int
+	}
+	for phase, body := range r.prog.Stages[s.Stage].Bodies {
+		chunks := make([]passes, len(r.prog.Stages[s.Stage].Chunks))
+		for chunk := range chunks {
+			chunks[chunk].first, chunks[chunk].runs = microBatches(s, ir.Phase(phase), chunk)
+		}
+		for i := range body.Instrs {
+			in := &body.Instrs[i]
+			of := chunks[in.Chunk]
+			if !communicates(in.Node.Op) || of.runs == 0 {
+				continue
+			}
+			if in.Last {
+				of.runs = 1
+			}
+			// All micro-batches have the size of the first, but for the last.
+			x := exchange{node: in.Node, phase: ir.Phase(phase), fused: in.Fused, runs: of.runs, each: r.prog.CommBytes(s, in, of.first)}
+			last := of.first
+			last.MicroBatch += of.runs - 1
+			x.all = int64(of.runs-1)*x.each + r.prog.CommBytes(s, in, last)
+			visit(x)
+		}
+	}
+}
+
+// traffic counts what one rank communicates in a step, as the runtime does.
+func (r *Report) traffic(s *codegen.Schedule) Traffic {
 	total := Traffic{Rank: s.Rank}
+	r.exchanges(s, func(x exchange) {
+		switch x.node.Attr.(type) {
+		case ir.CommAttr:
+			if !x.fused {
+				total.Collectives += x.runs
+			}
+			total.CollectiveBytes += x.all
+		case ir.P2PAttr:
+			total.Transfers += x.runs
+			total.TransferBytes += x.all
+		default:
+			total.HostCopies += x.runs
+			total.HostBytes += x.all
+		}
+	})
+	return total
+}
+
+// communication lists what one rank communicates in a step.
+func (r *Report) communication(st *Stage, s *codegen.Schedule) []Comm {
 	type key struct{ name, op, phase, from, to string }
 	at := map[key]int{}
 	var rows []Comm
 	var names [][]string
-	code := r.prog.Stages[s.Stage]
-	for phase, body := range code.Bodies {
-		for i := range body.Instrs {
-			in := &body.Instrs[i]
-			n := in.Node
-			first, runs := microBatches(s, ir.Phase(phase), in.Chunk)
-			if !communicates(n.Op) || runs == 0 {
-				continue
-			}
-			if in.Last {
-				runs = 1
-			}
-			// All micro-batches have the size of the first, but for the last.
-			each := r.prog.CommBytes(s, in, first)
-			last := first
-			last.MicroBatch += runs - 1
-			bytes := int64(runs-1)*each + r.prog.CommBytes(s, in, last)
-			c := Comm{Op: n.Op.String(), Phase: ir.Phase(phase).String(), Ranks: 2, Runs: runs, Single: each, Bytes: bytes}
-			switch attr := n.Attr.(type) {
-			case ir.CommAttr:
-				c.Axis, c.Ranks = attr.Axis, r.prog.Mesh.Size(attr.Axis)
-				if !in.Fused {
-					total.Collectives += runs
-				}
-				total.CollectiveBytes += bytes
-			case ir.P2PAttr:
-				c.Peer = &attr.Stage
-				total.Transfers += runs
-				total.TransferBytes += bytes
-			default:
-				c.Host, c.Ranks = true, 1
-				total.HostCopies += runs
-				total.HostBytes += bytes
-			}
-			v, out := n.Args[0], n.Results[0]
-			c.Of = v.Type.String()
-			c.From, c.To = v.Spec.Format(r.prog.Mesh, len(v.Type.Shape)), out.Spec.Format(r.prog.Mesh, len(out.Type.Shape))
-			k := key{class(n.Name), c.Op, c.Phase, c.From, c.To + fmt.Sprint(c.Of, each, bytes)}
-			row, seen := at[k]
-			if !seen {
-				row = len(rows)
-				at[k] = row
-				rows, names = append(rows, c), append(names, nil)
-			} else {
-				rows[row].Runs += runs
-				rows[row].Bytes += bytes
-			}
-			names[row] = append(names[row], n.Name)
+	r.exchanges(s, func(x exchange) {
+		n := x.node
+		c := Comm{Op: n.Op.String(), Phase: x.phase.String(), Ranks: 2, Runs: x.runs, Single: x.each, Bytes: x.all}
+		switch attr := n.Attr.(type) {
+		case ir.CommAttr:
+			c.Axis, c.Ranks = attr.Axis, r.prog.Mesh.Size(attr.Axis)
+		case ir.P2PAttr:
+			c.Peer = &attr.Stage
+		default:
+			c.Host, c.Ranks = true, 1
 		}
-	}
+		v, out := n.Args[0], n.Results[0]
+		c.Of = v.Type.String()
+		c.From, c.To = v.Spec.Format(r.prog.Mesh, len(v.Type.Shape)), out.Spec.Format(r.prog.Mesh, len(out.Type.Shape))
+		k := key{class(n.Name), c.Op, c.Phase, c.From, c.To + fmt.Sprint(c.Of, x.each, x.all)}
+		row, seen := at[k]
+		if !seen {
+			row = len(rows)
+			at[k] = row
+			rows, names = append(rows, c), append(names, nil)
+		} else {
+			rows[row].Runs += x.runs
+			rows[row].Bytes += x.all
+		}
+		names[row] = append(names[row], n.Name)
+	})
 	for i := range rows {
 		rows[i].Name = st.merged(names[i])
 	}
-	return rows, total
+	return rows
 }
 
 // microBatches returns the first task of a phase of a chunk and how many a rank

@@ -11,6 +11,7 @@ import (
 	"github.com/autopar/autopar/codegen"
 	"github.com/autopar/autopar/partition"
 	"github.com/autopar/autopar/planner"
+	"github.com/autopar/autopar/planner/cost"
 )
 
 // Versus is why the plan reported was preferred to another: where each second and
@@ -33,6 +34,10 @@ type Versus struct {
 	Time []TermDifference `json:"time,omitempty"`
 	// Imbalances are parts of the kernels' terms: see [Prediction.Imbalance].
 	Imbalance TermDifference `json:"imbalance"`
+	// Launches, of kernels and collectives, are parts of all terms, and Beside is communication that kernels hide, no part
+	// of the step: what overlap and products in parts change.
+	Launches TermDifference `json:"launches"`
+	Beside   TermDifference `json:"beside"`
 	// Memory compares the parts of the fullest stages' arenas. They add up to the
 	// peaks of the step, which an evaluation may exceed.
 	Memory []PartDifference `json:"memory,omitempty"`
@@ -77,6 +82,8 @@ func (r *Report) Against(name string, plan *partition.Plan, limit int64) (*Versu
 		v.Time = append(v.Time, TermDifference{t.Name, t.Seconds, q.Terms[i].Seconds})
 	}
 	v.Imbalance = TermDifference{"computed beyond the mean rank", p.Imbalance, q.Imbalance}
+	v.Launches = TermDifference{"starting kernels and collectives", p.Binds[cost.Launch].Seconds, q.Binds[cost.Launch].Seconds}
+	v.Beside = TermDifference{"beside it, communication", p.Overlapped, q.Overlapped}
 	ours, theirs := r.fullest().Memory.parts(), other.fullest().Memory.parts()
 	for i := range ours {
 		if ours[i].Bytes > 0 || theirs[i].Bytes > 0 {
@@ -233,9 +240,14 @@ func (v *Versus) text(out io.Writer, step float64) {
 		}
 	}
 	add(TermDifference{"step", ours, theirs})
-	if v.Imbalance.Ours > 0 || v.Imbalance.Theirs > 0 {
-		v.Imbalance.Name = "of which " + v.Imbalance.Name
-		add(v.Imbalance)
+	for _, t := range []TermDifference{v.Imbalance, v.Launches} {
+		if t.Ours > 0 || t.Theirs > 0 {
+			t.Name = "of which " + t.Name
+			add(t)
+		}
+	}
+	if v.Beside.Ours > 0 || v.Beside.Theirs > 0 {
+		add(v.Beside)
 	}
 	table(out, "time of the busiest rank: this plan, the other, difference", rows, 1, 2, 3)
 	rows = nil

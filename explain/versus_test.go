@@ -36,6 +36,8 @@ func TestAgainst(t *testing.T) {
 		}
 		require.InEpsilon(t, r.Prediction.StepSeconds, a, 1e-9, name)
 		require.InEpsilon(t, other.Prediction.StepSeconds, b, 1e-9, name)
+		require.Equal(t, []float64{r.Prediction.Overlapped, other.Prediction.Overlapped}, []float64{v.Beside.Ours, v.Beside.Theirs})
+		require.Equal(t, []float64{r.Prediction.Binds[cost.Launch].Seconds, other.Prediction.Binds[cost.Launch].Seconds}, []float64{v.Launches.Ours, v.Launches.Theirs})
 		require.InDelta(t, b-a, v.DeltaSeconds, 1e-12, name)
 		var m, n int64
 		for _, x := range v.Memory {
@@ -53,6 +55,37 @@ func TestAgainst(t *testing.T) {
 		require.Contains(t, v.Breaks.Text, "over by 1 B: ", name)
 		require.Contains(t, v.Breaks.Text, " in flight x ", name)
 	}
+}
+
+// TestDivisions: what a plan would cost in other numbers of parts is what those plans cost, and the text says what is hidden.
+func TestDivisions(t *testing.T) {
+	r := report(t, shapes()["in parts"])
+	require.NoError(t, r.Divide())
+	var parts []int
+	for _, d := range r.Divisions {
+		parts = append(parts, d.Parts)
+		plan := *r.prog.Plan
+		plan.TPPieces = d.Parts
+		other, err := r.sibling(&plan)
+		require.NoError(t, err)
+		p := other.Prediction
+		require.Equal(t, d.Parts == r.prog.Plan.TPPieces, d.Chosen)
+		require.Equal(t, []float64{p.StepSeconds, p.Terms[termTensor].Seconds, p.Overlapped, p.Binds[cost.Launch].Seconds}, []float64{d.StepSeconds, d.Exposed, d.Beside, d.Launches})
+		require.Equal(t, other.peak(), d.PeakBytes)
+		rest := p.Bubble + p.Terms[termGradients].Seconds + p.Terms[termParameters].Seconds + p.Terms[termTransfers].Seconds + p.Terms[termOptimizer].Seconds
+		require.InEpsilon(t, d.StepSeconds, d.Exposed+d.Kernels+rest, 1e-9)
+	}
+	require.Equal(t, []int{1, 2, 3, 4}, parts, "those that the search tries, and its own")
+	require.Greater(t, r.Divisions[2].Beside, r.Divisions[0].Beside)
+	require.Greater(t, r.Divisions[2].Launches, r.Divisions[0].Launches)
+	var text bytes.Buffer
+	require.NoError(t, r.Summary(&text))
+	require.Contains(t, text.String(), "are made in 3 parts:")
+	require.Contains(t, text.String(), " than whole: exposed communication over tp ")
+
+	whole := report(t, shapes()["tensor"]) // without overlap the search has no parts
+	require.NoError(t, whole.Divide())
+	require.Empty(t, whole.Divisions)
 }
 
 // TestInfeasible: the limit that a policy breaks is told with what the closest plan
@@ -167,6 +200,8 @@ func TestAnswersText(t *testing.T) {
 		Breaks:    &Breaks{Text: "stage 0 over by 1.30 GiB: 3.00 GiB of 1.70 GiB: optimizer 1.00 GiB + 5 in flight x 400.00 MiB"},
 		Time:      []TermDifference{{"kernels of the blocks", 4, 5}, {"reducing gradients", 0, 1}, {"recomputation", 0, 0}, {"bubble", 6, 6}},
 		Imbalance: TermDifference{"computed beyond the mean rank", 0.5, 0},
+		Launches:  TermDifference{"starting kernels and collectives", 1, 0.25},
+		Beside:    TermDifference{"beside it, communication", 2, 0},
 		Memory:    []PartDifference{{"weight", 1 << 30, 2 << 30}, {partInFlight, 3 << 30, 1 << 30}},
 	}, {Name: "dp", Plan: "dp 8 x tp 1 x pp 1", Reason: "none fits in memory", Breaks: &Breaks{Text: "stage 0 over by 1 B: 2 B of 1 B: weight 2 B"}}}
 	planned := Option{Change: "as planned", Plan: "P", StepSeconds: 10, TokensPerSecond: 1000, PeakBytes: 4 << 30, GPUHours: 7, plan: r.prog.Plan}
@@ -175,6 +210,10 @@ func TestAnswersText(t *testing.T) {
 	less.Change, less.plan, less.Reason = "at most 1.00 GiB", nil, "nothing fits: stage 0 needs 1.00 MiB more at least"
 	r.Sensitivities = &Sensitivities{Planned: planned, Now: planned, Changes: []Option{more}}
 	r.Fronts = &Fronts{Planned: planned, Memory: []Option{planned, less}, Devices: []Option{planned}}
+	r.Divisions = []Division{
+		{Parts: 1, StepSeconds: 12, Exposed: 4, Kernels: 5, Launches: 0.5, PeakBytes: 3 << 30},
+		{Parts: 2, Chosen: true, StepSeconds: 10, Exposed: 1.5, Kernels: 5.5, Launches: 0.75, Beside: 2, PeakBytes: 4 << 30},
+	}
 	r.Price(2)
 	var text bytes.Buffer
 	require.NoError(t, r.Summary(&text))

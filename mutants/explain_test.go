@@ -3,6 +3,26 @@ package mutants
 // inTheAnswers has the bugs of what explain and the robust choice say.
 func inTheAnswers() []mutant {
 	return []mutant{{
+		bug: "what parts hide is told of the plan as it is", how: "the number of parts is not changed",
+		file: "explain/division.go",
+		old:  "if plan.TPPieces = pieces; pieces == 1 {", new: "if pieces == 1 {",
+		pkg: "./explain", run: "^TestDivisions$",
+	}, {
+		bug: "ranks with less to do are simulated as the first", how: "whatever their parts are",
+		file: "planner/sim/program.go",
+		old:  "prog.Mesh.Device(canonical(s.Coord))", new: "prog.Mesh.Device(ir.Coord{})",
+		pkg: "./planner/sim", run: "^TestAlike$",
+	}, {
+		bug: "a meeting waits for ranks that nobody simulates", how: "those that are like others",
+		file: "planner/sim/program.go",
+		old:  "if b.like[r] == r {", new: "{",
+		pkg: "./planner/sim", run: "^TestAlike$",
+	}, {
+		bug: "a timeline says that a rank is as another which does less", how: "all of a position are",
+		file: "explain/trace.go",
+		old:  "return line.like[shown] == like })", new: "return r.prog.Schedules[shown].Stage == r.prog.Schedules[like].Stage })",
+		pkg: "./explain", run: "^TestTraceOfMany$",
+	}, {
 		bug: "communication beside kernels counts as exposed", how: "in the accounts of the simulator",
 		file: "planner/sim/program.go",
 		old:  "if b.account != nil && !((stream || beside) && !apart) {", new: "if b.account != nil {",

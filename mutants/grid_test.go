@@ -24,6 +24,11 @@ func inGrids() []mutant {
 		old:  "if checkSplit(pr.mesh, to, r.Type.Shape) != nil {", new: "if false {",
 		pkg: "./partition", run: "^TestFewHeadsBetweenTwoAxes$",
 	}, {
+		bug: "a gradient of 16 bits cut by too few heads has no way to be reduced", how: "a cast is made where its operand lies",
+		file: "partition/choose.go",
+		old:  "!(home && from.Kind == ir.Shard && pr.crowded(sig, before, sig.Args[i][from.Dim]))", new: "true",
+		pkg: "./partition", run: "^TestFewHeadsBetweenTwoAxes$",
+	}, {
 		bug: "a faster grid is missed", how: "the search has none but what are asked for",
 		file: "planner/grid.go",
 		old:  "range gridRows(o.tp) {", new: "range gridRows(o.tp)[:0] {",

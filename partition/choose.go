@@ -33,13 +33,13 @@ func (pr *propagator) choose(n *ir.Node, args []*ir.Value) (argSpecs, resSpecs [
 				continue // it runs after the last micro-batch, once
 			}
 			ra, rr, ok := sig.Rule(rule)
-			if !ok || rule >= 0 && !a.Time && sig.Dims[rule].Size < a.Size*pr.parts(rules[:axis], rule) {
+			if !ok || pr.crowded(sig, rules[:axis], rule) {
 				continue
 			}
 			if pinned && tensorParallel(a) && rr[0] != pin[axis] {
 				continue
 			}
-			cost := pr.cost(n, sig, args, axis, rule, ra, rr)
+			cost := pr.cost(n, sig, args, rules[:axis], rule, ra, rr)
 			if cost < best {
 				best, rules[axis] = cost, rule
 				for i := range ra {
@@ -75,6 +75,13 @@ func (pr *propagator) parts(rules []int, dim int) int {
 	return n
 }
 
+// crowded reports whether a rule would cut a dimension that is too short for it: the rules of the
+// axes before have cut it too.
+func (pr *propagator) crowded(sig *ir.Signature, before []int, rule int) bool {
+	a := &pr.mesh.Axes[len(before)]
+	return rule >= 0 && !a.Time && sig.Dims[rule].Size < a.Size*pr.parts(before, rule)
+}
+
 // whole reports whether an axis places nothing of any value.
 func whole(values []*ir.Value, axis int) bool {
 	for _, v := range values {
@@ -97,13 +104,14 @@ const (
 	tieWhole   = 1e-4 // the work is repeated on every rank
 )
 
-// cost is what a rule costs on one axis: moving the operands, reducing Partial
+// cost is what a rule costs on one axis, after the rules of those before: moving the operands, reducing Partial
 // results some day, and bringing gradients to where their parameter lies. A
 // gradient moved there already costs nothing. The batch stays cut: micro-batches
 // cannot see each other, and data-parallel ranks do not repeat each other's work;
 // nor do context-parallel ranks, so a sequence is gathered only for operands that
 // their op needs whole: the keys and values of attention.
-func (pr *propagator) cost(n *ir.Node, sig *ir.Signature, args []*ir.Value, axis, rule int, ra, rr []ir.Placement) float64 {
+func (pr *propagator) cost(n *ir.Node, sig *ir.Signature, args []*ir.Value, before []int, rule int, ra, rr []ir.Placement) float64 {
+	axis := len(before)
 	a := &pr.mesh.Axes[axis]
 	size, context := a.Size, a.Name == AxisCP
 	follows := a.Time || (context || FollowsBatch(*a)) && n.Phase != ir.Update
@@ -130,7 +138,8 @@ func (pr *propagator) cost(n *ir.Node, sig *ir.Signature, args []*ir.Value, axis
 		if from == ra[i] {
 			continue
 		}
-		if n.Op == ir.OpCast && !(pr.reducesFirst(n, axis) && ra[i].Kind == ir.Shard) {
+		if n.Op == ir.OpCast && !(pr.reducesFirst(n, axis) && ra[i].Kind == ir.Shard) &&
+			!(home && from.Kind == ir.Shard && pr.crowded(sig, before, sig.Args[i][from.Dim])) {
 			return math.Inf(1)
 		}
 		stays := from.Kind == ir.Shard && pr.ofBatch(v)
@@ -201,7 +210,8 @@ func repeatsAttention(n *ir.Node, i int, from ir.Placement) bool {
 
 // reducesFirst reports whether a cast has its operand reduced before: that of a
 // gradient from ZeRO stage 2 on, which would be reduced with every micro-batch
-// after it too, in more bytes. Any other cast is made where its operand lies.
+// after it too, in more bytes. Any other cast is made where its operand lies, unless that
+// reduction leaves no room there: heads that attention has cut may be too few for both.
 func (pr *propagator) reducesFirst(n *ir.Node, axis int) bool {
 	of := pr.of(n.Results[0])
 	shares := pr.mesh.Axes[axis].Name == AxisDP || of.spread && pr.mesh.Axes[axis].Name == AxisTP

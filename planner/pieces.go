@@ -34,6 +34,22 @@ func piecesOf(p *partition.Plan) int {
 	return 0
 }
 
+// PieceCounts lists the numbers of parts, 1 for whole, that the search has tried for a plan on a cluster, its own among them;
+// nil where it has tried none.
+func PieceCounts(p *partition.Plan, c *cost.Cluster) []int {
+	if p.TPPieces < 2 && (!p.OverlapTP || c.Device.Shared) {
+		return nil
+	}
+	counts := []int{1}
+	for _, n := range append(pieceCounts()[1:], p.TPPieces) {
+		if n == p.TPPieces || divides(p.MicroBatch, n) {
+			counts = append(counts, n)
+		}
+	}
+	slices.Sort(counts)
+	return slices.Compact(slices.DeleteFunc(counts, func(n int) bool { return n == 0 }))
+}
+
 // pieces is how many parts the options fix, 0 for one, anyPieces where they leave that open on a cluster.
 func (o Options) pieces(c *cost.Cluster) int {
 	switch {

@@ -15,7 +15,7 @@ type explainCmd struct {
 	planArg
 	Format        string  `enum:"text,json,html,svg,png,dot,trace" default:"text" help:"text, json, html (one page that needs no network), svg or png (see --view), dot (Graphviz) or trace (a timeline for ui.perfetto.dev)."`
 	View          string  `enum:"timeline,memory,pareto" default:"timeline" help:"What to draw as svg or png: timeline, memory or pareto."`
-	Rank          *int    `placeholder:"R" help:"Print the program of one rank."`
+	Rank          *int    `placeholder:"R" help:"Print the program of one rank, or with --format trace its timeline."`
 	Why           string  `placeholder:"NAME" help:"Explain one tensor or op: a name, or a regular expression."`
 	Versus        string  `placeholder:"dp|fsdp|megatron|all|FILE" help:"Hold this plan against the best one of a policy, of all three, or another plan file, term by term."`
 	Sensitivities bool    `help:"Search again: what more memory, faster links and HBM, another batch and more devices would buy."`
@@ -43,8 +43,8 @@ func (c *explainCmd) Run(con *console) error {
 	switch {
 	case c.Rank != nil && c.Why != "":
 		return usagef("explain: --rank and --why cannot be combined")
-	case c.Rank != nil && c.Format != "text" || c.Why != "" && c.Format != "text" && c.Format != "json":
-		return usagef("explain: --rank is text, --why text or json; --format %s is not for them", c.Format)
+	case c.Rank != nil && c.Format != "text" && c.Format != "trace" || c.Why != "" && c.Format != "text" && c.Format != "json":
+		return usagef("explain: --rank is text or trace, --why text or json; --format %s is not for them", c.Format)
 	case c.Top < 0:
 		return usagef("explain: --top is %d, must be at least 0", c.Top)
 	case !(c.Price >= 0) || math.IsInf(c.Price, 0):
@@ -81,7 +81,7 @@ func (c *explainCmd) Run(con *console) error {
 
 func (c *explainCmd) write(con *console, w io.Writer, report *explain.Report, doc *planner.Document) error {
 	switch {
-	case c.Rank != nil:
+	case c.Rank != nil && c.Format == "text":
 		return report.Rank(w, *c.Rank)
 	case c.Format == "dot":
 		return report.Dot(w)
@@ -100,7 +100,11 @@ func (c *explainCmd) write(con *console, w io.Writer, report *explain.Report, do
 		}
 		return nil
 	case c.Format == "trace":
-		return report.Trace(w, nil)
+		note, err := report.PredictedTrace(w, c.Rank)
+		if note != "" {
+			con.note("%s; --rank shows another", note)
+		}
+		return err
 	}
 	if err := c.study(con, report, doc); err != nil {
 		return err
@@ -123,6 +127,9 @@ func (c *explainCmd) write(con *console, w io.Writer, report *explain.Report, do
 // study adds to the report what others than this plan would cost.
 func (c *explainCmd) study(con *console, report *explain.Report, doc *planner.Document) error {
 	if err := report.Compare(doc.Search.Alternatives[:min(c.Top, len(doc.Search.Alternatives))]); err != nil {
+		return err
+	}
+	if err := report.Divide(); err != nil {
 		return err
 	}
 	study := explain.NewStudy(doc, report)

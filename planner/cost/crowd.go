@@ -48,6 +48,7 @@ func (m *Program) evenly(in *codegen.Instr, mesh ir.Mesh, at ir.Coord, t Picosec
 		return most
 	}
 	sum := Picoseconds(ranks - 1) // rounded up
+	before := at
 	for rank := range ranks {
 		left := rank
 		for i, a := range mesh.Axes {
@@ -56,10 +57,33 @@ func (m *Program) evenly(in *codegen.Instr, mesh ir.Mesh, at ir.Coord, t Picosec
 				left /= a.Size
 			}
 		}
-		t, _ := m.atMost(in, mesh, at)
+		if rank == 0 || !sameParts(in, mesh, at, before) { // the largest come first
+			t, _ = m.atMost(in, mesh, at)
+		}
 		sum += t
+		before = at
 	}
 	return sum / Picoseconds(ranks)
+}
+
+// sameParts reports whether all that an instruction reads and makes is as large at two positions.
+func sameParts(in *codegen.Instr, mesh ir.Mesh, a, b ir.Coord) bool {
+	for _, values := range [2][]*ir.Value{in.Node.Args, in.Node.Results} {
+		for _, v := range values {
+			for d, size := range v.Type.Shape {
+				one, other := size, size
+				for axis, p := range v.Spec { // the outer ones first
+					if p.Kind == ir.Shard && int(p.Dim) == d {
+						one, other = mesh.Axes[axis].Cut(one, a[axis]).Len, mesh.Axes[axis].Cut(other, b[axis]).Len
+					}
+				}
+				if one != other {
+					return false
+				}
+			}
+		}
+	}
+	return true
 }
 
 // crowded is the time of work whose price is that of ranks which are all busy. On a
@@ -120,12 +144,6 @@ type crowd struct {
 	positions, chunks, microBatches int
 }
 
-// crowdPass is a task of a position of a crowd.
-type crowdPass struct {
-	phase             ir.Phase
-	stage, microBatch int
-}
-
 // length returns how long the passes of a step take, in forward passes, if a position
 // works at a speed that depends on how many are busy.
 func (c crowd) length(speed func(busy int) float64) float64 {
@@ -142,21 +160,25 @@ func (c crowd) length(speed func(busy int) float64) float64 {
 	for at := range tasks {
 		tasks[at] = codegen.Order(plan, at, c.microBatches, true)
 	}
-	done := map[crowdPass]bool{}
+	var done [ir.Update + 1][]bool // by phase, stage and micro-batch
+	for phase := range done {
+		done[phase] = make([]bool, len(plan.Stages)*c.microBatches)
+	}
 	ready := func(at int) bool {
-		t := tasks[at][0]
+		t := &tasks[at][0]
 		stage := at + t.Chunk*c.positions
 		switch {
 		case t.Phase == ir.Forward && stage > 0:
-			return done[crowdPass{ir.Forward, stage - 1, t.MicroBatch}]
+			return done[ir.Forward][(stage-1)*c.microBatches+t.MicroBatch]
 		case t.Phase == ir.Backward && stage < len(plan.Stages)-1:
-			return done[crowdPass{ir.Backward, stage + 1, t.MicroBatch}]
+			return done[ir.Backward][(stage+1)*c.microBatches+t.MicroBatch]
 		}
 		return true
 	}
 	now := 0.0
+	busy := make([]int, 0, c.positions)
 	for {
-		var busy []int
+		busy = busy[:0]
 		least := math.Inf(1)
 		for at := range tasks {
 			if tasks[at][0].Phase == ir.Update || left[at] == 0 && !ready(at) {
@@ -180,7 +202,8 @@ func (c crowd) length(speed func(busy int) float64) float64 {
 				continue
 			}
 			left[at] = 0
-			done[crowdPass{tasks[at][0].Phase, at + tasks[at][0].Chunk*c.positions, tasks[at][0].MicroBatch}] = true
+			t := &tasks[at][0]
+			done[t.Phase][(at+t.Chunk*c.positions)*c.microBatches+t.MicroBatch] = true
 			tasks[at] = tasks[at][1:]
 		}
 	}

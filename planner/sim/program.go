@@ -37,6 +37,7 @@ type Timeline struct {
 // Rank is what one rank spends.
 type Rank struct {
 	First     bool // of its position: the one with the most to do
+	Like      int  // the first rank of its position that does as much, at the same times
 	End       cost.Picoseconds
 	Breakdown cost.Breakdown // of the whole step: what is not busy is bubble
 	PeakBytes int64          // the arena
@@ -56,8 +57,24 @@ type Span struct {
 	Start, End cost.Picoseconds
 }
 
-// Run simulates one step of a program on a cluster. It is deterministic.
+// Run simulates one step of a program on a cluster. It is deterministic. Ranks that have as much to do,
+// at positions which every axis cuts alike, do it at the same times, as whoever they meet does: one of them is
+// simulated for all.
 func Run(prog *codegen.Program, c *cost.Cluster, opts Options) (*Timeline, error) {
+	return run(prog, c, opts, alike)
+}
+
+// alike returns for every rank the one that is simulated for it.
+func alike(prog *codegen.Program, canonical func(ir.Coord) ir.Coord) []int {
+	like := make([]int, len(prog.Schedules))
+	for r := range prog.Schedules {
+		s := &prog.Schedules[r]
+		like[r] = prog.Plan.WorldRank(s.Stage, prog.Mesh.Device(canonical(s.Coord)))
+	}
+	return like
+}
+
+func run(prog *codegen.Program, c *cost.Cluster, opts Options, alike func(*codegen.Program, func(ir.Coord) ir.Coord) []int) (*Timeline, error) {
 	if err := c.Holds(prog.Plan); err != nil {
 		return nil, fmt.Errorf("sim: %w", err)
 	}
@@ -66,13 +83,15 @@ func Run(prog *codegen.Program, c *cost.Cluster, opts Options) (*Timeline, error
 		bodies: map[bodyKey]*body{}, account: opts.Account, accounts: opts.Accounts,
 		groups: map[groupKey]int{}, channels: map[channelKey]int{},
 	}
+	b.like = alike(prog, b.canonical)
 	if err := b.build(); err != nil {
 		return nil, err
 	}
 	line := &Timeline{Ranks: make([]Rank, len(prog.Schedules))}
 	if opts.Spans {
+		shown := b.shown(opts.Only)
 		b.system.Trace = func(p, task, op int, start, end cost.Picoseconds) {
-			if opts.Only != nil && !slices.Contains(opts.Only, p) {
+			if len(shown[p]) == 0 {
 				return
 			}
 			body := b.used[p][task]
@@ -80,19 +99,24 @@ func Run(prog *codegen.Program, c *cost.Cluster, opts Options) (*Timeline, error
 			if o.silent {
 				return
 			}
+			add := func(x Span) {
+				for _, x.Rank = range shown[p] {
+					line.Spans = append(line.Spans, x)
+				}
+			}
 			if o.bucket > 0 || o.stream || o.beside {
-				line.Spans = append(line.Spans, Span{Rank: p, Task: task, Instr: o.instrs[0], Bucket: o.bucket, Stream: o.stream, Beside: o.beside, Start: start, End: end})
+				add(Span{Task: task, Instr: o.instrs[0], Bucket: o.bucket, Stream: o.stream, Beside: o.beside, Start: start, End: end})
 				return
 			}
 			for i, k := range o.instrs {
 				// Instructions of one op follow each other; a meeting is one.
-				line.Spans = append(line.Spans, Span{Rank: p, Task: task, Instr: k, Start: start, End: start + o.times[i]})
+				add(Span{Task: task, Instr: k, Start: start, End: start + o.times[i]})
 				start += o.times[i]
 			}
 		}
 	}
-	b.system.Exposed = make([]cost.Picoseconds, len(prog.Schedules))
-	exposed := make([][]float64, len(prog.Schedules))
+	b.system.Exposed = make([]cost.Picoseconds, len(b.ranks))
+	exposed := make([][]float64, len(b.ranks))
 	if opts.Account != nil {
 		for p := range exposed {
 			exposed[p] = make([]float64, opts.Accounts)
@@ -110,25 +134,30 @@ func Run(prog *codegen.Program, c *cost.Cluster, opts Options) (*Timeline, error
 	if err != nil {
 		return nil, err
 	}
-	for r := range ends {
-		line.Step = max(line.Step, ends[r])
+	for p := range ends {
+		line.Step = max(line.Step, ends[p])
 	}
-	for r, end := range ends {
-		rank := Rank{First: prog.Schedules[r].Device == 0, End: end, PeakBytes: prog.Stages[prog.Schedules[r].Stage].Arena()}
-		for _, body := range b.used[r] {
+	for p, end := range ends {
+		r := b.ranks[p]
+		rank := Rank{Like: r, End: end, PeakBytes: prog.Stages[prog.Schedules[r].Stage].Arena()}
+		for _, body := range b.used[p] {
 			rank.Breakdown.Compute += body.spent[cost.Compute]
 			rank.Breakdown.Communication += body.spent[cost.Communication]
 			rank.Breakdown.Optimizer += body.spent[cost.Optimizer]
 			rank.Breakdown.Overlapped += body.beside
 			for i, a := range body.accounts {
-				exposed[r][i] += a
+				exposed[p][i] += a
 			}
 		}
-		rank.Accounts = exposed[r]
-		rank.Breakdown.Communication += b.system.Exposed[r]
-		rank.Breakdown.Overlapped -= b.system.Exposed[r]
+		rank.Accounts = exposed[p]
+		rank.Breakdown.Communication += b.system.Exposed[p]
+		rank.Breakdown.Overlapped -= b.system.Exposed[p]
 		rank.Breakdown.Bubble = line.Step - rank.Breakdown.Total()
 		line.Ranks[r] = rank
+	}
+	for r, like := range b.like {
+		line.Ranks[r] = line.Ranks[like]
+		line.Ranks[r].First = prog.Schedules[r].Device == 0
 	}
 	if opts.Spans {
 		sortSpans(line.Spans)
@@ -141,10 +170,13 @@ type builder struct {
 	prog      *codegen.Program
 	price     *cost.Program
 	canonical func(ir.Coord) ir.Coord
+	like      []int // by rank, the one that is simulated for it
+	ranks     []int // that are simulated: those of the system's processes
+	processes []int // by rank, that of the one which is like it
 	bodies    map[bodyKey]*body
 	groups    map[groupKey]int
 	channels  map[channelKey]int
-	used      [][]*body // by rank and task
+	used      [][]*body // by process and task
 	system    System
 	account   Account
 	accounts  int
@@ -195,9 +227,33 @@ type channelKey struct {
 	device int
 }
 
+// shown lists for every process the ranks whose spans are asked for: those of only, or all where that is nil.
+func (b *builder) shown(only []int) [][]int {
+	shown := make([][]int, len(b.ranks))
+	for r, p := range b.processes {
+		if only == nil || slices.Contains(only, r) {
+			shown[p] = append(shown[p], r)
+		}
+	}
+	return shown
+}
+
 func (b *builder) build() error {
 	last := codegen.Releases(b.prog.Plan, b.prog.Training())
-	for r := range b.prog.Schedules {
+	b.processes = make([]int, len(b.like))
+	for r, like := range b.like {
+		if r == like {
+			b.processes[r] = len(b.ranks)
+			b.ranks = append(b.ranks, r)
+		}
+	}
+	for r, like := range b.like {
+		if a, b := b.prog.Schedules[r].MicroBatches, b.prog.Schedules[like].MicroBatches; a != b {
+			return fmt.Errorf("sim: rank %d is cut as rank %d, but runs %d micro-batches, not %d", r, like, a, b)
+		}
+		b.processes[r] = b.processes[like]
+	}
+	for _, r := range b.ranks {
 		s := &b.prog.Schedules[r]
 		var proc Process
 		ops := map[*body][]Op{}
@@ -345,8 +401,14 @@ func (b *builder) group(s *codegen.Schedule, in *codegen.Instr) int {
 	if !ok {
 		id = len(b.system.Groups)
 		b.groups[key] = id
+		var members []int
 		ranks, _ := b.prog.Group(s, in.Node)
-		b.system.Groups = append(b.system.Groups, ranks)
+		for _, r := range ranks {
+			if b.like[r] == r {
+				members = append(members, b.processes[r])
+			}
+		}
+		b.system.Groups = append(b.system.Groups, members)
 	}
 	return id
 }
@@ -362,7 +424,7 @@ func (b *builder) channel(s *codegen.Schedule, send *ir.Node) int {
 		position, _ := b.prog.Plan.Position(to)
 		chunk, room := b.prog.Stages[position].RoomFor(send)
 		b.system.Channels = append(b.system.Channels, Channel{
-			From: b.prog.Plan.WorldRank(send.Stage, s.Device), To: b.prog.Plan.WorldRank(to, s.Device),
+			From: b.processes[b.prog.Plan.WorldRank(send.Stage, s.Device)], To: b.processes[b.prog.Plan.WorldRank(to, s.Device)],
 			Chunk: chunk, Room: room,
 		})
 	}
@@ -382,8 +444,19 @@ func (t *Timeline) Breakdown() cost.Breakdown {
 	return busiest
 }
 
-// sortSpans orders spans by rank and start. The simulation visits each stream's
-// own spans in order, so what takes no time keeps its place.
+// sortSpans orders spans by rank and time, and those of the rank itself before those of its streams. The simulation
+// visits each stream's own spans in order, so what takes no time keeps its place.
 func sortSpans(spans []Span) {
-	slices.SortStableFunc(spans, func(a, b Span) int { return cmp.Or(cmp.Compare(a.Rank, b.Rank), cmp.Compare(a.Start, b.Start)) })
+	stream := func(x Span) int {
+		switch {
+		case x.Stream:
+			return 1
+		case x.Beside:
+			return 2
+		}
+		return 0
+	}
+	slices.SortStableFunc(spans, func(a, b Span) int {
+		return cmp.Or(cmp.Compare(a.Rank, b.Rank), cmp.Compare(a.Start, b.Start), cmp.Compare(a.End, b.End), cmp.Compare(stream(a), stream(b)))
+	})
 }
