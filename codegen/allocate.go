@@ -129,9 +129,25 @@ func rankOf(n *ir.Node) int {
 }
 
 // pack assigns offsets to buffers with lifetimes, given in ascending order, and
-// returns the space they take.
+// returns the space they take. Those of which none lives on when the next begin, as
+// most of what chunks need beside each other, know nothing of one another.
 func pack(buffers []Buffer, ids []int) int64 {
 	order := slices.Clone(ids)
+	slices.SortFunc(order, func(x, y int) int { return cmp.Compare(buffers[x].From, buffers[y].From) })
+	var total int64
+	for len(order) > 0 {
+		n, end := 1, buffers[order[0]].To
+		for ; n < len(order) && buffers[order[n]].From <= end; n++ {
+			end = max(end, buffers[order[n]].To)
+		}
+		total = max(total, packTogether(buffers, order[:n]))
+		order = order[n:]
+	}
+	return total
+}
+
+// packTogether is pack for buffers whose lives hang together, in any order.
+func packTogether(buffers []Buffer, order []int) int64 {
 	slices.SortFunc(order, func(x, y int) int {
 		return cmp.Or(cmp.Compare(buffers[y].Size, buffers[x].Size), cmp.Compare(x, y))
 	})
