@@ -66,10 +66,6 @@ func (s *Stage) allocate(shared *Stage) {
 		}
 	}
 	for i := range s.Chunks {
-		slices.SortStableFunc(slot[i], func(x, y int) int { // sums have their numbers before others
-			a, b := &s.Buffers[x], &s.Buffers[y]
-			return cmp.Compare(a.filled(a.From), b.filled(b.From))
-		})
 		s.Chunks[i].Slot, s.Chunks[i].Inbox = pack(s.Buffers, slot[i]), pack(s.Buffers, inbox[i])
 	}
 	for _, ids := range temp {
@@ -132,20 +128,38 @@ func rankOf(n *ir.Node) int {
 	return rankStep
 }
 
-// filled is when a buffer is written that is first touched at some place: before all, where others write it.
-func (b *Buffer) filled(from int) int {
+// filled is when a buffer is first written: before all, where others write it.
+func (b *Buffer) filled() int {
 	switch b.Value.Def.Op {
 	case ir.OpRecv, ir.OpInput:
 		return -1
 	}
-	return from
+	return b.From
 }
 
-// pack assigns offsets to buffers with lifetimes, of as many bytes in the order that is given, and
-// returns the space they take.
+// pack assigns offsets to buffers with lifetimes and returns the space they take. Those of which none lives on when
+// the next begin, as most of what chunks need beside each other, know nothing of one another.
 func pack(buffers []Buffer, ids []int) int64 {
 	order := slices.Clone(ids)
-	slices.SortStableFunc(order, func(x, y int) int { return cmp.Compare(buffers[y].Size, buffers[x].Size) })
+	slices.SortFunc(order, func(x, y int) int { return cmp.Compare(buffers[x].From, buffers[y].From) })
+	var total int64
+	for len(order) > 0 {
+		n, end := 1, buffers[order[0]].To
+		for ; n < len(order) && buffers[order[n]].From <= end; n++ {
+			end = max(end, buffers[order[n]].To)
+		}
+		total = max(total, packTogether(buffers, order[:n]))
+		order = order[n:]
+	}
+	return total
+}
+
+// packTogether is pack for buffers whose lives hang together, in any order.
+func packTogether(buffers []Buffer, order []int) int64 {
+	slices.SortFunc(order, func(x, y int) int {
+		a, b := &buffers[x], &buffers[y]
+		return cmp.Or(cmp.Compare(b.Size, a.Size), cmp.Compare(a.filled(), b.filled()), cmp.Compare(x, y))
+	})
 	type space struct {
 		at, end  int64
 		from, to int

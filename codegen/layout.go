@@ -351,7 +351,7 @@ func (b *stageBuilder) bodies() {
 		if b.folded[n.ID()] || n.Op.Class() == ir.Leaf && n.Op != ir.OpInput {
 			continue
 		}
-		lengths[b.bodyOf(n)]++
+		lengths[b.bodyOf(n)] += b.instrs(n)
 		operands += len(n.Args) + len(n.Results)
 	}
 	for phase, n := range lengths {

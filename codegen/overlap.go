@@ -260,7 +260,7 @@ func (b *stageBuilder) regathered(n *ir.Node) bool {
 // Communication belongs to who reads it, but what is summed or sent to who made it.
 func cutSegments(nodes []*ir.Node) ([]segment, map[*ir.Node]int) {
 	segments := []segment{{}}
-	of := map[*ir.Node]int{}
+	of := make(map[*ir.Node]int, len(nodes))
 	var ahead []*ir.Node
 	var before *ir.Node
 	add := func(nodes ...*ir.Node) {

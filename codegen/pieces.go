@@ -60,9 +60,17 @@ func (b *stageBuilder) inPiecesWith(n *ir.Node) *ir.Node {
 	return b.pieces[n.ID()]
 }
 
+// instrs is how many instructions a node has.
+func (b *stageBuilder) instrs(n *ir.Node) int {
+	if b.inPiecesWith(n) != nil {
+		return b.prog.Plan.TPPieces
+	}
+	return 1
+}
+
 // ofWeights reports whether a node follows no batch: what it reads and makes is the same for all micro-batches.
 func (b *stageBuilder) ofWeights(n *ir.Node) bool {
-	return n.Op != ir.OpSend && n.Op != ir.OpRecv && !slices.ContainsFunc(slices.Concat(n.Args, n.Results), func(v *ir.Value) bool { return b.overTime(v) })
+	return n.Op != ir.OpSend && n.Op != ir.OpRecv && !slices.ContainsFunc(n.Args, b.overTime) && !slices.ContainsFunc(n.Results, b.overTime)
 }
 
 // makesPieces reports whether two nodes in a row are made in parts: a product and a collective of tensor-parallel
@@ -112,7 +120,7 @@ func (b *stageBuilder) aligned(n *ir.Node) bool {
 		}
 		bytes := v.Type.DType.Size()
 		for d, size := range v.Type.Shape[1:] {
-			if len(v.Spec.ShardAxes(d+1)) == 0 {
+			if !v.Spec.Shards(d + 1) {
 				bytes *= int64(size)
 			}
 		}

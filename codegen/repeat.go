@@ -1,7 +1,6 @@
 package codegen
 
 import (
-	"cmp"
 	"slices"
 
 	"github.com/autopar/autopar/ir"
@@ -173,7 +172,7 @@ func (s *Stage) sizeOn(b *Buffer, mesh ir.Mesh) int64 {
 	if b.View && Fits(mesh, s.Buffers[b.Of].Value, v) {
 		return 0
 	}
-	return mesh.Local(v.Type.Shape, v.Spec, ir.Coord{}).Elems() * v.Type.DType.Size()
+	return mesh.LocalElems(v.Type.Shape, v.Spec, ir.Coord{}) * v.Type.DType.Size()
 }
 
 // blocks returns the block for which each instruction of a body is there: that of the
@@ -315,25 +314,34 @@ func (t *tape) lengthened(block, more int) (bodies [ir.NumPhases][]run, moved [i
 	return bodies, moved, true
 }
 
-// twins returns the lives that begin in a block. It fails where a neighbour of the block lacks one.
-func (t *tape) twins(block int) (twins map[relative]bool, ok bool) {
-	twins = map[relative]bool{}
+// beginning lists the lives that begin in a block.
+func (t *tape) beginning(block int) []life {
+	var all []life
 	for _, l := range t.lives {
 		if t.bodies[l.from.body][l.from.run].block == block {
-			r, ok := t.relativeTo(l, block, block)
-			if !ok {
-				return nil, false
-			}
-			twins[r] = true
+			all = append(all, l)
 		}
 	}
+	return all
+}
+
+// twins returns the lives that begin in a block. It fails where a neighbour of the block lacks one.
+func (t *tape) twins(block int) (twins map[relative]bool, ok bool) {
+	begin := t.beginning(block)
+	twins = make(map[relative]bool, len(begin))
+	for _, l := range begin {
+		r, ok := t.relativeTo(l, block, block)
+		if !ok {
+			return nil, false
+		}
+		twins[r] = true
+	}
 	for _, near := range []int{-1, 1} { // each has what the block has
-		found := map[relative]bool{}
-		for _, l := range t.lives {
-			if t.bodies[l.from.body][l.from.run].block == block+near {
-				if r, ok := t.relativeTo(l, block+near, block); ok {
-					found[r] = true
-				}
+		begin := t.beginning(block + near)
+		found := make(map[relative]bool, len(begin))
+		for _, l := range begin {
+			if r, ok := t.relativeTo(l, block+near, block); ok {
+				found[r] = true
 			}
 		}
 		for r := range twins {
@@ -389,7 +397,7 @@ func (t *tape) repeat(block, more int) bool {
 		}
 		return m, true
 	}
-	var lives []life
+	lives := make([]life, 0, len(t.lives)+more*len(t.beginning(block)))
 	for _, l := range t.lives {
 		first, last := t.bodies[l.from.body][l.from.run].block, t.bodies[l.to.body][l.to.run].block
 		copies, by := 0, 0
@@ -471,9 +479,7 @@ func (t *tape) keep(mesh ir.Mesh, repeats []Repeat, shared *Stage, r *Regions) {
 func (t *tape) pack(mesh ir.Mesh, r *Regions) {
 	var starts [ir.NumPhases][]int
 	at := 0
-	var before [ir.NumPhases]int
 	for phase, runs := range t.bodies {
-		before[phase] = at
 		for _, x := range runs {
 			starts[phase] = append(starts[phase], at)
 			at += x.n
@@ -481,9 +487,7 @@ func (t *tape) pack(mesh ir.Mesh, r *Regions) {
 	}
 	position := func(m mark) int { return starts[m.body][m.run] + m.at }
 	lives := slices.Concat(t.lives, t.apart)
-	filled := func(l life) int { return t.stage.Buffers[l.buffer].filled(position(l.from)) }
-	slices.SortStableFunc(lives, func(a, b life) int { return cmp.Compare(filled(a), filled(b)) })
-	buffers := make([]Buffer, len(lives))
+	buffers := make([]Buffer, len(lives)) // of as many bytes and the same start those of earlier blocks first
 	slot, inbox := make([][]int, len(r.Chunks)), make([][]int, len(r.Chunks))
 	var temp [ir.NumPhases][]int
 	for i, l := range lives {

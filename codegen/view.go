@@ -16,6 +16,9 @@ import (
 // part. [checkViews] and [code.aliases] prove it of every program.
 func (s *Stage) views() {
 	instrs := s.Bodies[ir.Update].Instrs
+	if !slices.ContainsFunc(instrs, func(in Instr) bool { return in.Node.Op == ir.OpAllGather }) {
+		return
+	}
 	touched := make([][]int, len(s.Buffers)) // by which instructions, in order
 	for i := range instrs {
 		in := &instrs[i]

@@ -2,6 +2,7 @@ package ir
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 )
 
@@ -168,6 +169,9 @@ func (s ShardSpec) HasPartial() bool {
 	}
 	return false
 }
+
+// Shards reports whether any axis shards dimension dim.
+func (s ShardSpec) Shards(dim int) bool { return slices.Contains(s[:], ShardOn(dim)) }
 
 // ShardAxes returns, major first, the axes that shard dimension dim.
 func (s ShardSpec) ShardAxes(dim int) []int {

@@ -102,7 +102,7 @@ func inTheBounds() []mutant {
 	}, {
 		bug: "a floor adds up whole gradients that ZeRO shards", how: "of stage 2",
 		file: "planner/relax.go",
-		old:  "if zero >= 2 {\n\t\treturn t", new: "if zero >= 3 {\n\t\treturn t",
+		old:  "if zero >= 2 {\n\t\treturn w.at(", new: "if zero >= 3 {\n\t\treturn w.at(",
 		pkg: "./planner", run: "^TestCostIsSimulation$/^seed_105$",
 	}, {
 		bug: "a floor takes a bucket for its first collective", how: "the others may be of what data-parallel ranks share",

@@ -28,5 +28,20 @@ func inTheFinals() []mutant {
 		file: "codegen/repeat.go",
 		old:  "_, t.ordinal[b] = p.Plan.Position(of)", new: "t.ordinal[b], _ = p.Plan.Position(of)",
 		pkg: "./planner", run: "^TestFewChunksShowMany$",
+	}, {
+		bug: "what the chunks of a rank spend is that of one", how: "as if the first and the last had no table and no loss",
+		file: "planner/final.go",
+		old:  "like[i] != like[stage] || ", new: "like[i] < 0 || ",
+		pkg: "./planner", run: "^TestFinishIsTheProgram$",
+	}, {
+		bug: "buffers lie on what is still read", how: "one ends at the instruction where the next begins",
+		file: "codegen/allocate.go",
+		old:  "buffers[order[n]].From <= end", new: "buffers[order[n]].From < end",
+		pkg: "./codegen", run: "^TestVerifyAcceptsOverlap$",
+	}, {
+		bug: "a faster order of ranks is taken for the usual one", how: "nobody asks how neighbours reach each other",
+		file: "planner/cost/program.go",
+		old:  "make([]int, 0, 3), at+1, at-1)", new: "make([]int, 0, 3), at, at)",
+		pkg: "./planner/cost", run: "^TestSameWays$",
 	}}
 }

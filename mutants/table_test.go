@@ -199,7 +199,7 @@ func inThePartition() []mutant {
 	}, {
 		bug: "clip by each stage's own norm", how: "of all its terms but the first",
 		file: "partition/stage.go",
-		old:  "node := &ir.Node{Op: n.Op, Attr: n.Attr, Args: args,", new: "node := &ir.Node{Op: n.Op, Attr: n.Attr, Args: args[1:],",
+		old:  "node.Args = args", new: "node.Args = args[1:]",
 		pkg: "./codegen", run: sound,
 	}, {
 		bug: "epsilon changed on one rank", how: "of layer norm, on those of the second stage",

@@ -39,7 +39,7 @@ func Apply(g *ir.Graph, p *Plan, batch int) (*ir.Graph, error) {
 	if err := context(work, p); err != nil {
 		return nil, err
 	}
-	work, err := cut(work, p)
+	work, err := cut(work, p, blocks)
 	if err != nil {
 		return nil, err
 	}

@@ -9,10 +9,12 @@ import (
 )
 
 // choose picks a rule for every axis. Axes are independent: the placements of
-// one do not change which rules of another are legal.
+// one do not change which rules of another are legal. What it returns is good until it is called again.
 func (pr *propagator) choose(n *ir.Node, args []*ir.Value) (argSpecs, resSpecs []ir.ShardSpec, err error) {
 	sig := ir.SignatureOf(n)
-	specs := make([]ir.ShardSpec, len(n.Args)+len(n.Results))
+	specs := slices.Grow(pr.specs[:0], len(n.Args)+len(n.Results))[:len(n.Args)+len(n.Results)]
+	clear(specs)
+	pr.specs = specs
 	argSpecs, resSpecs = specs[:len(n.Args)], specs[len(n.Args):]
 	pin, pinned, err := pr.placer.find(pr.mesh, BaseName(n.Name), n.Results[0].Type.Shape)
 	if err != nil {
@@ -38,6 +40,9 @@ func (pr *propagator) choose(n *ir.Node, args []*ir.Value) (argSpecs, resSpecs [
 			}
 			if pinned && tensorParallel(a) && rr[0] != pin[axis] {
 				continue
+			}
+			if a.Time && n.Phase != ir.Update && !lie(args, axis, ra) {
+				continue // micro-batches cannot see each other
 			}
 			cost := pr.cost(n, sig, args, rules[:axis], rule, ra, rr)
 			if cost < best {
@@ -86,6 +91,16 @@ func (pr *propagator) crowded(sig *ir.Signature, before []int, rule int) bool {
 func whole(values []*ir.Value, axis int) bool {
 	for _, v := range values {
 		if v.Spec[axis] != (ir.Placement{}) {
+			return false
+		}
+	}
+	return true
+}
+
+// lie reports whether values lie on an axis as placements have it.
+func lie(values []*ir.Value, axis int, as []ir.Placement) bool {
+	for i, v := range values {
+		if v.Spec[axis] != as[i] {
 			return false
 		}
 	}

@@ -315,13 +315,31 @@ func (p *Plan) MicroBatchesOn(mesh ir.Mesh, batch int, at ir.Coord) int {
 
 // WorldRank returns the world rank of a device of a stage's mesh.
 func (p *Plan) WorldRank(stage, device int) int {
-	stage, _ = p.Position(stage)
-	cp := p.ContextParallel()
-	s := StridesOf(p.RankOrder, p.TP, cp, p.DP, p.PP())
-	inner := cp * p.TP
+	ranks := p.StageRanks(stage)
+	return ranks.Of(device)
+}
+
+// StageRanks is where the devices of a stage lie among the ranks.
+type StageRanks struct {
+	tp, cp, dp int // their sizes in a unit
+	unit       int // ranks
+	first      int // of the stage in a unit
+	strides    Strides
+}
+
+// StageRanks returns where the devices of a stage lie.
+func (p *Plan) StageRanks(stage int) StageRanks {
+	cp, pp := p.ContextParallel(), p.PP()
+	s := StridesOf(p.RankOrder, p.TP, cp, p.DP, pp)
+	return StageRanks{p.TP, cp, p.DP, p.PlanNGPUs, stage % pp * s.PP, s}
+}
+
+// Of returns the world rank of a device of the stage's mesh.
+func (s *StageRanks) Of(device int) int {
+	inner := s.cp * s.tp
 	dp, within := device/inner, device%inner
-	unit, d := dp/p.DP, dp%p.DP
-	return unit*p.PlanNGPUs + stage*s.PP + d*s.DP + within/p.TP*s.CP + within%p.TP*s.TP
+	unit, d := dp/s.dp, dp%s.dp
+	return unit*s.unit + s.first + d*s.strides.DP + within/s.tp*s.strides.CP + within%s.tp*s.strides.TP
 }
 
 // StageDevice is the inverse of [Plan.WorldRank] for the first of a rank's stages:

@@ -19,6 +19,7 @@ type propagator struct {
 	arena  ir.Arena
 	facts  []fact // by ID, those of new values after those of the source graph
 	steps  []Step
+	specs  []ir.ShardSpec // see choose
 	names  map[string]int // of communication nodes
 	mb     int            // the axis of micro-batches
 }
@@ -180,7 +181,7 @@ func (pr *propagator) overTensorParallel(v *ir.Value) {
 	}
 	largest := -1
 	for d, size := range v.Type.Shape {
-		if len(v.Spec.ShardAxes(d)) == 0 && size >= pr.mesh.Axes[tp].Size && (largest < 0 || size > v.Type.Shape[largest]) {
+		if !v.Spec.Shards(d) && size >= pr.mesh.Axes[tp].Size && (largest < 0 || size > v.Type.Shape[largest]) {
 			largest = d
 		}
 	}
@@ -198,7 +199,7 @@ func ReplicaDim(n int, spec ir.ShardSpec, shape []int) int {
 	best, least := -1, math.Inf(1)
 	for d, size := range shape {
 		part := float64(ir.Axis{Size: n}.Cut(size, 0).Len) / float64(size)
-		if n > 1 && size >= n && len(spec.ShardAxes(d)) == 0 && part < least {
+		if n > 1 && size >= n && part < least && !spec.Shards(d) {
 			best, least = d, part
 		}
 	}

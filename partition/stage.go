@@ -11,7 +11,8 @@ import (
 // BaseName strips the stage suffix that cutting adds to leaves which several
 // stages hold: the base name of wte.weight@s3 is wte.weight.
 func BaseName(name string) string {
-	if i := strings.LastIndex(name, "@s"); i >= 0 && strings.Trim(name[i+2:], "0123456789") == "" {
+	i := strings.LastIndexByte(name, '@')
+	if stage, ok := strings.CutPrefix(name[i+1:], "s"); i >= 0 && ok && strings.Trim(stage, "0123456789") == "" {
 		return name[:i]
 	}
 	return name
@@ -94,17 +95,17 @@ type placed struct {
 	stage int
 }
 
-// cut returns the graph with every node assigned to a stage and sends and
+// cut returns the graph, of these blocks, with every node assigned to a stage and sends and
 // receives between them.
-func cut(g *ir.Graph, p *Plan) (*ir.Graph, error) {
+func cut(g *ir.Graph, p *Plan, blocks []string) (*ir.Graph, error) {
 	c := &cutter{
 		src: g, dst: ir.NewGraph(g.Name), plan: p,
 		owner: make([]int, g.IDs()), holders: make([][]int, g.IDs()), made: make([]copied, g.IDs()),
-		terms: map[placed]*ir.Value{}, weights: weightsOf(g), params: map[string]*ir.Node{},
+		terms: map[placed]*ir.Value{}, weights: weightsOf(g), params: make(map[string]*ir.Node, len(g.Nodes)/6),
 	}
 	c.dst.Nodes = make([]*ir.Node, 0, len(g.Nodes)*9/8)
 	c.arena.Expect(len(g.Nodes))
-	c.assign(p)
+	c.assign(p, blocks)
 	for _, n := range g.Nodes {
 		switch s := c.owner[n.ID()]; {
 		case n.Op == ir.OpAdamW:
@@ -151,9 +152,8 @@ func followsBatch(input *ir.Value) bool { return len(input.Type.Shape) >= 2 }
 
 // assign decides the stage of every node that has just one, and the stages that
 // hold each parameter.
-func (c *cutter) assign(p *Plan) {
-	blocks := Blocks(c.src)
-	stageOfBlock := map[string]int{}
+func (c *cutter) assign(p *Plan, blocks []string) {
+	stageOfBlock := make(map[string]int, len(blocks))
 	for s, st := range p.Stages {
 		for _, b := range blocks[st.First:st.Last] {
 			stageOfBlock[b] = s
@@ -418,10 +418,11 @@ func (c *cutter) partial(n *ir.Node, args []*ir.Value, name string, key placed, 
 	if v, ok := c.terms[key]; ok {
 		return v
 	}
-	node := &ir.Node{Op: n.Op, Attr: n.Attr, Args: args, Phase: n.Phase, Pos: n.Pos, Name: name}
+	node := c.arena.Node(ir.Node{Op: n.Op, Attr: n.Attr, Phase: n.Phase, Pos: n.Pos, Name: name}, 0, 1)
+	node.Args = args
 	node.Sign()
-	v := &ir.Value{ID: len(c.made), Type: n.Results[0].Type, Def: node}
-	node.Results = []*ir.Value{v}
+	v := c.arena.Value(ir.Value{ID: len(c.made), Type: n.Results[0].Type, Def: node})
+	node.Results[0] = v
 	c.owner, c.holders = append(c.owner, t), append(c.holders, nil)
 	c.weights, c.made = append(c.weights, nil), append(c.made, copied{})
 	c.terms[key] = v

@@ -169,11 +169,13 @@ func (s *searcher) regions(winner cost.Picoseconds) []Region {
 		for _, p := range append([]*pending{t.pending}, beside...) {
 			s.raise(p, winner-1, flowLimited)
 			for _, x := range s.counted(p.outline) {
-				for _, o := range s.placesOf(x) {
-					if !met[o] {
-						floors[o], left[o] = p.rest(), p.floor() >= winner
+				for _, usual := range s.places(x) {
+					for _, o := range append([]outline{usual}, s.otherOrders(usual)...) {
+						if !met[o] {
+							floors[o], left[o] = p.rest(), p.floor() >= winner
+						}
+						whole = append(whole, o)
 					}
-					whole = append(whole, o)
 				}
 			}
 		}

@@ -89,14 +89,17 @@ func byFloor(a, b *pending) int { return cmp.Compare(a.floor(), b.floor()) }
 // would take as little with more memory is joined by what spares that.
 func (s *searcher) sight(relief bool, sighted, chosen func(*pending) bool) []*pending {
 	for i := 0; i < len(s.tracts); i++ { // those of numbers of chunks are appended
-		if t := s.tracts[i]; !relief && !t.opened && s.survey(t, s.limitAnywhere(t)) {
+		if t := s.tracts[i]; !relief && !t.opened && t.least() <= s.found.limit() && s.survey(t, s.limitAnywhere(t)) {
 			s.enter(t)
 		}
 	}
 	var open []*pending
 	for _, p := range s.pending { // not those that are appended
+		if (p.base != nil) != relief || p.floor() > s.found.limit() {
+			continue
+		}
 		limit := s.found.limitOf(p.degrees)
-		if (p.base != nil) != relief || p.floor() > limit || !sighted(p) {
+		if p.floor() > limit || !sighted(p) {
 			continue
 		}
 		s.raise(p, limit, flowLimited)

@@ -400,12 +400,26 @@ func (w *spending) position(at int) {
 	mb := mesh.Axis(partition.AxisMB)
 	last[mb] = mesh.Axes[mb].Size - 1
 	for phase := range ir.Update {
-		for i := at; i < len(w.cut); i += p.template.PP() {
-			w.pass(i, phase, whole, p.microBatches-1, mesh, first)
-			w.pass(i, phase, rest, 1, mesh, last)
+		for i, alike := at, 0; i < len(w.cut); i += alike * p.template.PP() {
+			alike = w.alike(i)
+			w.pass(i, phase, whole, alike*(p.microBatches-1), mesh, first)
+			w.pass(i, phase, rest, alike, mesh, last)
 		}
 	}
 	w.pass(at, ir.Update, whole, 1, mesh, first)
+}
+
+// alike counts the chunks from a stage on that do the same.
+func (w *spending) alike(stage int) int {
+	like, first := w.pipe.skel.like, w.cut[stage]
+	n := 1
+	for i := stage + w.pipe.template.PP(); i < len(w.cut); i += w.pipe.template.PP() {
+		if st := w.cut[i]; like[i] != like[stage] || st.Last-st.First != first.Last-first.First || recomputationOf(st) != recomputationOf(first) {
+			break
+		}
+		n++
+	}
+	return n
 }
 
 // pass adds so many passes of a stage over micro-batches of a size.

@@ -232,6 +232,9 @@ func (w *work) collect(instrs []codegen.Instr, phase ir.Phase, trunk bool) {
 		part, after = afterBlocks, beforeBlocks
 		instrs = w.undecided(instrs)
 	}
+	if !trunk || phase != ir.Update {
+		w.instrs = slices.Grow(w.instrs, len(instrs))
+	}
 	for i := range instrs {
 		in := &instrs[i]
 		n := in.Node
@@ -513,7 +516,7 @@ func (s *searcher) common(o outline, size int, schedule partition.Schedule) cost
 	}
 	apart := trunk.apart(zero, o.sharers(s.replicas(o)))
 	return s.leastOn(o, size, schedule, nil, true, false, func(size int, kinds cost.Kinds) workTimes {
-		return trunk.adding(zero, sizeOn{size, kinds, inOrder(schedule), o.pieces}, s.batch).plus(apart)
+		return trunk.adding(zero, sizeOn{size, kinds, inOrder(schedule), o.pieces}, s.batch).plus(&apart)
 	})
 }
 

@@ -87,12 +87,12 @@ func (l *layouts) byGroup(tp int) [][]partition.Placement {
 	return all
 }
 
-// fits reports whether every placed parameter has at least tp slices.
+// fits reports whether every parameter that a group places has at least tp slices.
 func (l *layouts) fits(placements []partition.Placement, tp int) bool {
-	for _, p := range placements {
-		re := regexp.MustCompile("^(?:" + p.Match + ")$")
-		for _, v := range l.graph.Params() {
-			if re.MatchString(v.Def.Name) && v.Type.Shape[splitDim(p.Spec)] < tp {
+	for _, v := range l.graph.Params() {
+		class := classOf(v.Def.Name)
+		for _, p := range placements {
+			if p.Match == class && v.Type.Shape[splitDim(p.Spec)] < tp {
 				return false
 			}
 		}

@@ -107,10 +107,17 @@ func (s *searcher) survey(t *tract, limit cost.Picoseconds) bool {
 // place adds a tract to what is pending in all of its units, in the usual order of their
 // ranks or that of the options, or in others.
 func (s *searcher) place(t *tract, reorder bool) {
-	places := s.placesOf(t.outline)
+	places := s.places(t.outline)
+	if reorder {
+		var others []outline
+		for _, o := range places {
+			others = append(others, s.otherOrders(o)...)
+		}
+		places = others
+	}
 	slices.SortStableFunc(places, func(a, b outline) int { return cmp.Compare(a.ranks, b.ranks) }) // as comparePlans does
 	for _, o := range places {
-		if (o.ranks != s.opts.ranks(o.degrees)) == reorder && !s.twin(o) {
+		if !s.twin(o) {
 			s.pending = append(s.pending, &pending{outline: o, left: t.free()})
 		}
 	}
@@ -141,7 +148,7 @@ func (s *searcher) unopened() []*pending {
 		s.list(t.pending)
 		for _, p := range append([]*pending{t.pending}, t.spares...) {
 			for _, o := range s.counted(p.outline) {
-				all = append(all, &pending{outline: s.placesOf(o)[0], left: p.rest()})
+				all = append(all, &pending{outline: s.places(o)[0], left: p.rest()})
 			}
 		}
 	}
@@ -156,18 +163,26 @@ func (o Options) ranks(d degrees) string {
 	return partition.RankOrderOf(o.RankOrder, d.sizes())
 }
 
-// placesOf lists the units of an outline anywhere and the orders of their ranks.
-func (s *searcher) placesOf(o outline) []outline {
-	var all []outline
-	for _, o.degrees = range s.units[o.degrees] {
+// places lists the units of an outline anywhere with their ranks in the usual order, or that of the options.
+func (s *searcher) places(o outline) []outline {
+	units := s.units[o.degrees]
+	all := make([]outline, 0, len(units))
+	for _, o.degrees = range units {
 		o.ranks = s.opts.ranks(o.degrees)
 		all = append(all, o)
-		if o.split != (split{replicate: s.opts.replicate()}) {
-			continue // in the usual order only
-		}
-		for _, o.ranks = range s.rankOrders(o.degrees) {
-			all = append(all, o)
-		}
+	}
+	return all
+}
+
+// otherOrders lists one of them with its ranks in the other orders that are searched.
+func (s *searcher) otherOrders(o outline) []outline {
+	if o.split != (split{replicate: s.opts.replicate()}) {
+		return nil // in the usual order only
+	}
+	orders := s.rankOrders(o.degrees)
+	all := make([]outline, 0, len(orders))
+	for _, o.ranks = range orders {
+		all = append(all, o)
 	}
 	return all
 }

@@ -82,48 +82,54 @@ func (w *work) flightOf(key flightKey, batch int) *flight {
 		return known
 	}
 	mesh := w.meshOf(key.size, batch)
-	b := &flight{}
+	var both [2]flight // by [ordered]
 	var sizes []int64
-	var plain []cost.Picoseconds // of a backward pass without recomputation, by kinds of devices
+	var plain [][2]workTimes // of a backward pass without recomputation, by kinds of devices
 	for e := range extents {
 		like := e
 		if e.partial() {
 			like = kept
 		}
 		w.of.measure(like, 0, mesh, &sizes)
+		var slot, apart int64
 		for i := range w.of.held[like][0] {
 			x := &w.of.held[like][0][i]
 			switch sequences := x.Value.Spec[mesh.Axis(partition.AxisMB)].Kind == ir.Shard; {
 			case !sequences: // made of weights, which ZeRO may gather again
 			case e.partial() && e.drops(x.Value):
 			case x.apart:
-				b.apart[e] += sizes[x.kind]
+				apart += sizes[x.kind]
 			case x.Region == codegen.Slot && x.block:
-				b.slot[e] += sizes[x.kind]
+				slot += sizes[x.kind]
 			}
+		}
+		for k := range both {
+			both[k].slot[e], both[k].apart[e] = slot, apart
 		}
 		for i, kinds := range w.everywhere() {
-			time := w.passOf(e).times(mesh, kinds, key.parts)[ordered(key.inOrder)][inBlock].all
-			switch {
-			case e == kept:
-				plain = append(plain, time)
-				time = 0
-			case e == full:
-				time = max(0, time-plain[i])
+			times := w.passOf(e).times(mesh, kinds, key.parts)
+			if e == kept {
+				plain = append(plain, times)
 			}
-			if i == 0 || time < b.more[e] {
-				b.more[e] = time
+			for k := range both {
+				time := times[k][inBlock].all
+				switch {
+				case e == kept:
+					time = 0
+				case e == full:
+					time = max(0, time-plain[i][k][inBlock].all)
+				}
+				if i == 0 || time < both[k].more[e] {
+					both[k].more[e] = time
+				}
 			}
 		}
 	}
-	if !key.inOrder {
-		w.of.measure(kept, 0, mesh, &sizes)
-		b.temp = w.of.tempOfSequences(kept, mesh, sizes)
-		w.of.measure(full, 0, mesh, &sizes)
-		b.temp = min(b.temp, w.of.tempOfSequences(full, mesh, sizes))
+	both[ordered(false)].temp = min(w.of.tempOfSequences(kept, mesh, sizes), w.of.tempOfSequences(full, mesh, sizes))
+	for _, inOrder := range []bool{false, true} {
+		w.flights[flightKey{key.size, inOrder, key.parts}] = &both[ordered(inOrder)]
 	}
-	w.flights[key] = b
-	return b
+	return w.flights[key]
 }
 
 // tempOfSequences is the most that temporary values of blocks take at one instruction of a pass of one stage that is measured,
@@ -229,8 +235,8 @@ func (w *work) shelfOf(batch int) *shelf {
 func (s *searcher) moved(o outline) *workTimes {
 	way := s.order(o)
 	o.pieces = 0 // whatever they are
-	if way.moved[o.sharding] != nil {
-		return way.moved[o.sharding]
+	if known := way.moved[o.sharding]; known != nil {
+		return known
 	}
 	trunk := s.trunk(o)
 	replicas := o.dp * (s.opts.RuntimeNGPUs / o.plan)
@@ -326,8 +332,8 @@ func (s *searcher) moved(o outline) *workTimes {
 	if renewed > 0 {
 		each.update = max(each.update, way.collective(ir.OpAllGather, renewed))
 	}
-	way.moved[o.sharding] = t
-	return t
+	way.moved[o.sharding] = &t
+	return &t
 }
 
 // apart bounds from below what the trunk's plan does for a block but does not have for
@@ -335,12 +341,11 @@ func (s *searcher) moved(o outline) *workTimes {
 // gradients, which are whole up to stage 1, and updates, a part of the weights from stage 1
 // on. Of kernels on a part of the data none takes less than that part of the time that the
 // whole would take in the cache, where the part may fit when the whole does not.
-func (w *work) apart(zero, ranks int) *workTimes {
+func (w *work) apart(zero, ranks int) workTimes {
 	if w.steady == nil {
 		w.steady, w.near = w.steadily(func(p *cost.Program) *cost.Program { return p }), w.steadily((*cost.Program).Near)
 	}
-	t := &workTimes{}
-	*t = *w.steady
+	t := *w.steady
 	block := &t[inBlock]
 	if zero >= 1 {
 		near := &w.near[inBlock]
@@ -373,14 +378,13 @@ func (w *work) steadily(by func(*cost.Program) *cost.Program) *workTimes {
 // adding returns the times of the trunk for a micro-batch of a size, and below ZeRO stage 2
 // of adding to gradients in the products that make them, which is hidden in some sizes.
 func (w *work) adding(zero int, on sizeOn, batch int) *workTimes {
-	t := w.at(on, batch)
 	if zero >= 2 {
-		return t
+		return w.at(on, batch)
 	}
-	if w.added[on] != nil {
-		return w.added[on]
+	if known := w.added[on]; known != nil {
+		return known
 	}
-	sum := *t
+	sum := *w.at(on, batch)
 	price, mesh := w.on(on.kinds)[0], w.meshOf(on.size, batch)
 	for i := range w.sums {
 		in := &w.sums[i]

@@ -119,12 +119,15 @@ func (m *Model) product(w *work) float64 {
 	for _, t := range tiles() {
 		count := float64(ceil(w.rows, t.rows) * ceil(w.cols, t.cols))
 		for split := 1.0; split <= 32; split *= 2 {
+			partial := 0.0
+			if split > 1 {
+				if partial = 8 * split * float64(w.rows*w.cols) / m.memory; partial >= best {
+					break // so are those of more
+				}
+			}
 			waves := math.Ceil(count * split / m.units)
 			seconds := waves * 2 * float64(t.rows*t.cols) * (terms/split + m.efficiency.TileFill) / float64(perUnit*t.share)
-			if split > 1 {
-				seconds += 8 * split * float64(w.rows*w.cols) / m.memory
-			}
-			best = min(best, seconds)
+			best = min(best, seconds+partial)
 		}
 	}
 	return best + (flat - w.flops/float64(peak*eff))

@@ -173,7 +173,11 @@ func (m *Program) Ways() string {
 		}
 		b = append(b, '|')
 		number(k)
-		for _, to := range [...]int{at + 1, at - 1, 0, positions - 1} {
+		ends := append(make([]int, 0, 3), at+1, at-1)
+		if at == 0 || at == positions-1 { // which send to each other
+			ends = append(ends, positions-1-at)
+		}
+		for _, to := range ends {
 			if key := (routeKey{m.place(at), to - at}); to >= 0 && to < positions && to != at && !seen[key] {
 				seen[key] = true
 				way := m.route(at, to)
@@ -265,11 +269,11 @@ func (m *Program) widest(position, axis int) Group {
 			ofUnit = min(ofUnit, multiple(inner, whole))
 		}
 	}
-	ranks := make([]int, size)
+	lie, ranks := m.plan.StageRanks(position), make([]int, size)
 	for unit := range units {
 		for from := 0; from < ofUnit; from += stride * size {
 			for d := unit*m.plan.DP*inner + from; d < unit*m.plan.DP*inner+from+stride; d++ {
-				at := start{m.offset(m.plan.WorldRank(position, d)), 0}
+				at := start{m.offset(lie.Of(d)), 0}
 				if stride >= inner { // data-parallel ranks may lie in several units of the plan
 					at.shard = d / inner % m.plan.DP
 				}
@@ -278,7 +282,7 @@ func (m *Program) widest(position, axis int) Group {
 				}
 				seen[at] = true
 				for i := range ranks {
-					ranks[i] = m.on.address(m.plan.WorldRank(position, d+i*stride))
+					ranks[i] = m.on.address(lie.Of(d + i*stride))
 				}
 				if g := spread(m.rungs, ranks); worst.Size == 1 || g.wider(worst) {
 					worst = g

@@ -199,13 +199,15 @@ type Route struct {
 // periods, show all there is.
 func route(rungs []rung, on *lie, p *partition.Plan, from, to int) Route {
 	run := p.DP * p.ContextParallel() * p.TP
-	first, further := p.WorldRank(from, 0), p.WorldRank(to, 0)-p.WorldRank(from, 0)
+	ranks := p.StageRanks(from)
+	first, further := ranks.Of(0), p.WorldRank(to, 0)-ranks.Of(0)
 	whole := on.period(rungs)
 	units := min(p.Units(), multiple(p.PlanNGPUs, whole)/p.PlanNGPUs)
 	var apart []int // the devices of a stage in a unit, where they are no run
 	if p.RankOrder != "" {
-		for d := range run {
-			apart = append(apart, p.WorldRank(from, d))
+		apart = make([]int, run)
+		for d := range apart {
+			apart[d] = ranks.Of(d)
 		}
 		slices.Sort(apart)
 	} else if p.PlanNGPUs%whole == 0 {

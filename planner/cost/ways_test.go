@@ -116,3 +116,49 @@ func TestWaysOfAll(t *testing.T) {
 	}
 	require.Greater(t, near, 1000)
 }
+
+// TestSameWays: where the ways of two orders of ranks are the same, what programs communicate goes the same way: between
+// neighbours, and from end to end of the pipeline.
+func TestSameWays(t *testing.T) {
+	const seed = 9
+	r := rand.New(rand.NewPCG(seed, 0))
+	some := []int{1, 2, 2, 3, 4, 6}
+	one := func() int { return some[r.IntN(len(some))] }
+	same, ends := 0, 0
+	for range 1000 {
+		c := round()
+		c.DevicesPerNode = 2 + r.IntN(7)
+		if r.IntN(2) == 0 {
+			c.NodesPerRack, c.Oversubscription = 2+r.IntN(3), 4
+		}
+		p := &partition.Plan{DP: one(), CP: 1, TP: one(), MicroBatch: 1, Stages: make([]partition.Stage, 3+r.IntN(7))}
+		p.PlanNGPUs = p.DP * p.TP * p.PP()
+		p.RuntimeNGPUs = p.PlanNGPUs
+		var all []*Program
+		for _, order := range []string{"", "tp-pp-dp", "pp-tp-dp", "dp-tp-pp", "dp-pp-tp", "pp-dp-tp"} {
+			q := *p
+			q.RankOrder = order
+			all = append(all, NewProgram(c, &q, q.Mesh(q.DP)))
+		}
+		for i, a := range all {
+			for _, b := range all[:i] {
+				last := p.PP() - 1
+				apart := a.route(0, last) != b.route(0, last) || a.route(last, 0) != b.route(last, 0)
+				if a.Ways() != b.Ways() {
+					if apart {
+						ends++
+					}
+					continue
+				}
+				same++
+				require.False(t, apart, "seed %d: the ends of %+v and %+v", seed, a.plan, b.plan)
+				for at := range last {
+					require.Equal(t, a.route(at, at+1), b.route(at, at+1), "seed %d: %+v and %+v", seed, a.plan, b.plan)
+					require.Equal(t, a.route(at+1, at), b.route(at+1, at), "seed %d: %+v and %+v", seed, a.plan, b.plan)
+				}
+			}
+		}
+	}
+	require.Positive(t, same)
+	require.Positive(t, ends)
+}
