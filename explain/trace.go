@@ -193,8 +193,12 @@ func (l *timeline) events() []event {
 				events = append(events, a.events(rank, arrows)...)
 			}
 		}
-		inFlight := make([]int, len(l.prog.Stages[l.prog.Schedules[rank].Stage].Chunks))
+		stage := l.prog.Stages[l.prog.Schedules[rank].Stage]
+		inFlight := make([]int, len(stage.Chunks))
 		last := codegen.Releases(l.prog.Plan, l.prog.Training())
+		if stage.SumsInSlots() > 0 {
+			last = ir.Update
+		}
 		for i := 0; i < len(steps); {
 			from := i
 			t := l.task(&steps[from])
