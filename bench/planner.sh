@@ -46,7 +46,9 @@ cat << 'END'
 The goals are 100 ms for GPT-3 175B on 1,024 devices and a second for 1T on 16,384, in 200 MB, and 128 layers in 1.2 times the
 time of 12. On 2026-11-22, nothing else on the machine, GPT-3 175B takes 0.12 s (117 to 129 ms in five processes by turns), 1T 0.25 s, Llama 3 70B 0.18 s,
 12 layers 138 ms and 128 layers 108 ms (medians of five). No gap is left. GPT-3 175B took 93 ms, 12 layers 77 and 128 layers 97 before the number of parts of tensor-parallel overlap was searched, Llama 3 70B 0.12 s:
-more outlines are looked at, those in 2 and in 4 parts have programs of their own, and the winner in 4 parts recomputes, which has to be compiled; with four parts fixed the search before took 125 ms, too.
+more outlines are looked at, those in 4 parts have programs of their own (those in 2 are left out by what trunks take), and the winner recomputes, which has to be compiled; with four parts fixed the search before took 125 ms, too.
+With programs that are made with fewer allocations (a fifth of the time was the system's, for memory touched for the first time), buffers of which none lives on when the next begin placed by themselves, and nothing priced twice, it is 0.86 to 0.89 of that: by turns
+with the program before and beside other work 97 ms of 113 (medians of seven) and, on a busier machine, 110 of 123 (of nine); 12 layers take 131 ms of 141, 128 layers 97 of 110, Llama 3 70B 174 of 195, 1T 233 of 258 and the batch of 16,384 317 of 328 (of five); 50 MB are allocated of 57. The table is from before.
 What memory makes necessary costs most: the batch of 16,384, 13B on 64 and 128 devices and models that fit nowhere. The loss in slices is looked at only where a cut with which the last position is
 short may be fast enough: before parts were searched that took the batch of 16,384 from 0.45 to 0.21 s, 13B on 64 devices from 0.29 to 0.16 and on 128 devices from 0.23 to 0.17 (by turns, one core). With parts the batch of 16,384 takes
 0.31 s in 132 MB (203 MB in one process of five, by when the heap is collected). Where nothing fits it is 0.50 to 0.56 s, 0.33 to 0.37 before, as more outlines are compiled to name the closest plan. On a machine that has memory for none
@@ -75,7 +77,7 @@ Before any size of micro-batches is priced a tract is bounded by what its blocks
 (27 s for 64 ranks of 175B), and chains of events are followed only where simpler bounds leave something. The heap begins with
 64 MB that are never touched, here as in `autopar plan`, as most of what a search makes lasts to its end: collecting the first megabytes took a fifth of it.
 `go test ./planner -run '^$' -bench BenchmarkSearch/gpt3-175b -benchtime 10x -cpuprofile cpu` shows where the rest goes: a third
-compiles some 45 programs (23 of them, a tenth of the time, to find out how tensor-parallel ranks divide the weights), a twelfth lays out the
+compiles 42 programs (22 of them, a twelfth of the time, to find out how tensor-parallel ranks divide the weights; the largest, 30 blocks of the winner, a tenth), a twentieth lays out the
 winner's memory, as much what the last zero-bubble pipeline keeps, a quarter bounds tracts.
 
 Where options leave fewer degrees than alternatives are asked for, the best plan of each degrees limits what is looked at of these. On
