@@ -120,7 +120,7 @@ func inPieces() []mutant {
 		pkg: "./planner", run: "^TestUndecided$",
 	}, {
 		bug: "no timeline of a plan in parts", how: "a part of a product waits for all of the gather",
-		file: "explain/trace.go",
+		file: "explain/spans.go",
 		old:  "s.Parts > 0 && made {", new: "s.Parts < 0 && made {",
 		pkg: "./explain", run: "^TestPredictedTrace$",
 	}}
