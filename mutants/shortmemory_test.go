@@ -4,11 +4,6 @@ package mutants
 func inShortMemory() []mutant {
 	const exact, near = "^TestCostIsSimulation$", "^TestMemoryOfManyBlocks$"
 	return []mutant{{
-		bug: "a position of several chunks is updated block by block", how: "in the bound of its memory",
-		file: "planner/interleave.go",
-		old:  "max(temp, m.update.of(blocks))", new: "temp",
-		pkg: "./planner", run: "^TestMemoryOfManyChunks$",
-	}, {
 		bug: "memory bound of an update too high", how: "what lives beside the gradients, but not until AdamW",
 		file: "planner/memory.go",
 		old:  "if !x.block || x.From <= last && x.To >= first {", new: "if !x.block || x.From <= last || x.To >= first {",

@@ -191,17 +191,16 @@ func (p *pipeline) interleavedPeak(cut []partition.Stage, at int) int64 {
 	m := &p.memory[at]
 	bytes := m.persist
 	var temp int64
-	blocks := 0
 	for i := at; i < len(cut); i += p.template.PP() {
 		n, one, inbox := cut[i].Last-cut[i].First, &m.slot, m.inbox
 		if p.skel.of.chunk(&p.template, at == p.template.PP()-1, i/p.template.PP()) > 0 {
 			one, inbox = &m.lastSlot, m.lastInbox
 		}
-		slot, most := m.kept(one, n, recomputationOf(cut[i]))
-		temp, blocks = max(temp, most), blocks+n
+		var slot int64
+		slot, temp = m.kept(one, n, recomputationOf(cut[i]))
 		bytes += int64(n-1)*m.morePersist + int64(p.room[i].Slots)*slot + int64(p.room[i].Inboxes)*inbox
 	}
-	return bytes + max(temp, m.update.of(blocks))
+	return bytes + temp
 }
 
 // mayFitInterleaved reports whether every position may fit with all of its blocks

@@ -124,15 +124,12 @@ func (s *skeleton) memoryOf(microBatch int) []stageMemory {
 		got := s.inner.measure(e, 0, mesh, &sizes)
 		more[e], apart[e] = got.slot[0].block, got.apart
 	}
-	chunks := int64(s.of.plan.Chunks())
-	var few []stageMemory  // by position of the blueprint
-	var update memoryShare // of blocks
-	if chunks > 1 {
-		_, update = s.inner.updating(0, sizes) // all chunks of a position are updated in one body
-	}
 	if s.inner != s.of {
 		sizes = nil
 	}
+	chunks := int64(s.of.plan.Chunks())
+	var few []stageMemory  // by position of the blueprint
+	var update memoryShare // of blocks
 	for i := range s.of.plan.PP() {
 		m := stageMemory{moreSlot: more, apart: apart}
 		for e := range s.most + 1 {
@@ -486,7 +483,7 @@ func (b *blueprint) updating(position int, sizes []int64) (most, blocks memorySh
 	st := b.prog(kept).Stages[position]
 	body := st.Bodies[ir.Update].Instrs
 	if b.plan.Chunks() > 1 {
-		return most, blocks // which of them a block is of decides what is live: see [skeleton.memoryOf]
+		return most, blocks // blocks are updated one after another
 	}
 	var updates []int // of the block
 	for k := range body {
