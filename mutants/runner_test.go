@@ -6,13 +6,13 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
-	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -23,10 +23,12 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// A run of a test without a mutant may take longest. With one it may take as
-// much longer as extra: a mutant that makes ranks wait for ever is dead then.
+// A run of a test without a mutant may take longest. With one it may take some
+// times as long, on a machine that others share, and extra: a mutant that makes
+// ranks wait for ever is dead then.
 const (
 	longest = 5 * time.Minute
+	times   = 4
 	extra   = 30 * time.Second
 )
 
@@ -54,7 +56,7 @@ func TestMutants(t *testing.T) {
 			require.NoError(t, err, "without the mutant")
 
 			begin := time.Now()
-			killer, said, err := tree.kill(m, i+1, tests, took+extra)
+			killer, said, err := tree.kill(m, i+1, tests, times*took+extra)
 			seconds := time.Since(begin).Seconds()
 			verdict := killer
 			if err != nil {
@@ -82,7 +84,7 @@ type laboratory struct {
 }
 
 func newLaboratory(t *testing.T) *laboratory {
-	n := runtime.GOMAXPROCS(0)
+	n := flag.Lookup("test.parallel").Value.(flag.Getter).Get().(int)
 	lab := &laboratory{table: mutants(), trees: make(chan *tree, n), dir: t.TempDir()}
 	for range n {
 		lab.trees <- copyTree(t)

@@ -13,14 +13,17 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
 )
 
 // planted is the environment variable that says which mutant of a program is
 // run, by its place in the table, of which the first is 1.
 const planted = "AUTOPAR_PLANTED_MUTANT"
 
-// which is a file of each package that mutants change.
-const which = `package %s
+// selector is a file of each package that mutants change: its name, and planted.
+const selector = `package %s
 
 import (
 	"os"
@@ -62,7 +65,7 @@ func (tr *tree) build(pkg, dir string, table []mutant) (*program, error) {
 		for _, place := range has {
 			p.has[place] = true
 		}
-		for file, text := range map[string]string{file: text, filepath.Join(filepath.Dir(file), "planted_mutant.go"): fmt.Sprintf(which, name, planted)} {
+		for file, text := range map[string]string{file: text, filepath.Join(filepath.Dir(file), "planted_mutant.go"): fmt.Sprintf(selector, name, planted)} {
 			to := p.path + "_" + strings.ReplaceAll(file, "/", "_")
 			overlay[filepath.Join(tr.dir, file)] = to
 			if err := os.WriteFile(to, []byte(text), 0o644); err != nil {
@@ -116,6 +119,9 @@ func splice(source string, places []int, table []mutant) (text, pkg string, has 
 	before := map[int]string{} // where a body begins -> those before it
 	for _, place := range places {
 		m := table[place-1]
+		if strings.Count(source, m.old) != 1 {
+			continue // it no longer applies, and is said not to when it is planted by itself
+		}
 		from := strings.Index(source, m.old)
 		to := from + len(m.old)
 		for _, decl := range parsed.Decls {
@@ -169,4 +175,56 @@ func nests(fn *ast.FuncDecl) bool {
 		return true
 	})
 	return nests
+}
+
+func TestSplice(t *testing.T) {
+	const source = `package p
+
+func (x T) twice() int { return 2 * int(x) }
+
+func set(p *int) {
+	*p = 1
+}
+
+func open() (err error) {
+	f, err := os.Open("f")
+	return close(f, err)
+}
+`
+	table := []mutant{
+		{old: "2 *", new: "3 *"},
+		{old: "*p = 1", new: "*p = 2"},
+		{old: "int(x)", new: "-int(x)"},
+		{old: `"f"`, new: `"g"`},         // err would be another variable
+		{old: "(p *int) {", new: "() {"}, // more than a body
+		{old: "func", new: "func "},      // more than once
+	}
+	text, pkg, has := splice(source, []int{1, 2, 3, 4, 5, 6}, table)
+	require.Equal(t, "p", pkg)
+	require.Equal(t, []int{1, 2, 3}, has)
+	require.Equal(t, `package p
+
+func (x T) twice() int {
+if plantedMutant == 1 { return 3 * int(x) 
+}
+
+if plantedMutant == 3 { return 2 * -int(x) 
+}
+ return 2 * int(x) }
+
+func set(p *int) {
+if plantedMutant == 2 {
+	*p = 2
+
+return
+}
+
+	*p = 1
+}
+
+func open() (err error) {
+	f, err := os.Open("f")
+	return close(f, err)
+}
+`, text)
 }
