@@ -173,7 +173,8 @@ func (tr *tree) kill(m mutant, place int, tests *program, limit time.Duration) (
 func (tr *tree) green(m mutant, program string) error {
 	red, output := tr.test(m, 0, program, longest)
 	if red {
-		return fmt.Errorf("%s is red in %s:\n%s", m.run, m.pkg, output)
+		test, said := culprit(output)
+		return fmt.Errorf("%s is red in %s:\n%s", test, m.pkg, said)
 	}
 	for _, name := range m.tests() {
 		if !strings.Contains(output, "--- PASS: "+name+" ") {
