@@ -24,6 +24,7 @@ PLANS = [
     (4, "dp 4, ZeRO 1", ["--dp", "4", "--zero", "1"]),
     (4, "dp 2, tp 2", ["--dp", "2", "--tp", "2"]),
     (4, "dp 2, pp 2, 1F1B", ["--dp", "2", "--pp", "2", "--schedule", "1f1b", "--micro-batch", "3"]),
+    (4, "as autopar chooses", []),
 ]
 STEPS = {"quick": 40, "baby": 6}
 
