@@ -37,6 +37,6 @@ func inShortMemory() []mutant {
 		bug: "memory of slices never short", how: "numbers of blocks with which the last position needs no recomputation",
 		file: "planner/bound.go",
 		old:  "if !ok {", new: "if ok {",
-		pkg: "./planner", run: "^TestSlicesAreSearched",
+		pkg: "./planner", run: "^TestSlicesAreSearched$",
 	}}
 }
