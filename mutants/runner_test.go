@@ -27,7 +27,7 @@ import (
 // times as long, on a machine that others share, and extra: a mutant that makes
 // ranks wait for ever is dead then.
 const (
-	longest = 5 * time.Minute
+	longest = 15 * time.Minute
 	times   = 4
 	extra   = 30 * time.Second
 )
