@@ -59,7 +59,7 @@ curves: build ## train 300 steps under five very different plans and draw their 
 	bench/curves.sh $(BIN)
 
 mutants: ## plant known bugs one at a time; each must turn a test red
-	$(GO) test -tags mutants -count=1 -timeout 3h -v ./mutants
+	GOGC=400 $(GO) test -tags mutants -count=1 -timeout 3h -v ./mutants
 
 peers: build ## time training steps beside PyTorch and JAX, installed for the occasion, in a quarter of an hour
 	bench/cpu.sh $(BIN) > bench/cpu.md

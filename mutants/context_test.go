@@ -15,12 +15,12 @@ func inContext() []mutant {
 		bug: "non-causal mask", how: "rows of a folded sequence taken for positions",
 		file: "runtime/cpu/kernel/attention.go",
 		old:  "queryTile{u, g, run.Row + i, run.Pos + i,", new: "queryTile{u, g, run.Row + i, run.Row + i,",
-		pkg: "./runtime/cpu", run: conformance,
+		pkg: "./runtime/cpu", run: "^TestConformance$/^3_threads$/^ops$/^attention_kv$",
 	}, {
 		bug: "key gradients of another head left in", how: "sums by position not cleared",
 		file: "runtime/cpu/kernel/attention_grad.go",
 		old:  "\t\t\tclear(dk)\n", new: "",
-		pkg: "./runtime/cpu", run: conformance,
+		pkg: "./runtime/cpu", run: "^TestConformance$/^1_thread$/^ops$/^attention_kv_grad$",
 	}, {
 		bug: "dropout mask of rows instead of positions", how: "activations are not told of the fold",
 		file: "partition/context.go",
@@ -30,7 +30,7 @@ func inContext() []mutant {
 		bug: "dropout mask of rows instead of positions", how: "runs of a folded sequence start where the part does",
 		file: "runtime/cpu/context.go",
 		old:  "part.Offset[attr.Dim], part.Local[attr.Dim] = run.Pos, run.Len", new: "part.Offset[attr.Dim], part.Local[attr.Dim] = run.Row, run.Len",
-		pkg: "./runtime/cpu", run: conformance,
+		pkg: "./runtime/cpu", run: "^TestConformance$/^1_thread$/^ops$/^dropout$",
 	}, {
 		bug: "work repeated by ranks that share a sequence", how: "activations gathered where that is cheap",
 		file: "partition/choose.go",

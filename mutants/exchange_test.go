@@ -32,7 +32,7 @@ func inTheExchange() []mutant {
 		bug: "the first block of a stage runs unlike the others", how: "products are put off past where its gradient is received",
 		file: "codegen/beside.go",
 		old:  "&& !enter[b.nodes[to]]", new: "&& enter != nil",
-		pkg: "./planner", run: "^TestCostIsSimulation$",
+		pkg: "./planner", run: "^TestCostIsSimulation$/^seed_13$",
 	}, {
 		bug: "a kernel disturbs what runs beside it", how: "nobody looks",
 		file: "codegen/checkstream.go",
@@ -52,12 +52,12 @@ func inTheExchange() []mutant {
 		bug: "what is exchanged beside a product costs nothing", how: "however long it takes",
 		file: "planner/price.go",
 		old:  "x.hidden = min(x.time, price.InOrder(", new: "x.hidden = max(x.time, price.InOrder(",
-		pkg: "./planner", run: "^TestCostIsSimulation$",
+		pkg: "./planner", run: "^TestCostIsSimulation$/^seed_12$",
 	}, {
 		bug: "floor above what plans take", how: "nothing is hidden by products in it",
 		file: "planner/beside.go",
 		old:  "return kernels(prices, in.beside, mesh)", new: "return kernels(prices, nil, mesh)",
-		pkg: "./planner", run: "^TestCostIsSimulation$",
+		pkg: "./planner", run: "^TestCostIsSimulation$/^seed_12$",
 	}, {
 		bug: "floor above what plans take", how: "what hides nothing in the trunk's program hides nothing in any",
 		file: "planner/floor.go",
@@ -87,7 +87,7 @@ func inTheExchange() []mutant {
 		bug: "floor below what is exchanged", how: "each kernel that is put off hides all that it may",
 		file: "planner/beside.go",
 		old:  "beside[inBlock].wait(", new: "new(partTimes).wait(",
-		pkg: "./planner", run: "^TestCostIsSimulation$",
+		pkg: "./planner", run: "^TestCostIsSimulation$/^seed_901$",
 	}, {
 		bug: "floor above what plans take", how: "it has recomputation add what zero-bubble schedules do not hide",
 		file: "planner/floor.go",

@@ -4,11 +4,12 @@
 //	go test -tags mutants -timeout 3h -v ./mutants
 //	go test -tags mutants -v ./mutants -run 'TestMutants/.*p2p'
 //
-// It works in a copy of the tree and prints which test kills which mutant. It
-// fails on a mutant that no test notices, and also, because they would prove
-// nothing, on one that does not apply any more, that does not compile, and on a
-// test that is red without it. It takes long, so it hides behind a build tag;
-// that the table is of this tree is tested without.
+// It works in copies of the tree, on as many mutants at a time as go test is given
+// with -parallel, and prints which test kills which mutant. It fails on a mutant that
+// no test notices, and also, because they would prove nothing, on one that does not
+// apply any more, that does not compile, and on a test that is red without it.
+// It takes long, so it hides behind a build tag; that the table is of this tree
+// is tested without. A row is cheapest where it names one test, or one seed of it.
 package mutants
 
 import (

@@ -3,7 +3,7 @@ package mutants
 // inTheProcesses has the bugs of a run with a process for each rank, and of what
 // starts and watches them.
 func inTheProcesses() []mutant {
-	const conformance, agents, elastic = "^TestConformanceOfProcesses$", "^TestAgents$", "^TestLaunchElastic$"
+	const agents, elastic = "^TestAgents$", "^TestLaunchElastic$"
 	return []mutant{{
 		bug: "who is slow to say who it is is turned away for good", how: "by rank 0",
 		file: "launch/join.go",
@@ -38,12 +38,12 @@ func inTheProcesses() []mutant {
 		bug: "the last elements of a tensor are in nobody's share", how: "shares are whole lines of cache",
 		file: "runtime/cpu/exchange.go",
 		old:  "if share+1 == shares {", new: "if share+1 == shares && n%lineElems == 0 {",
-		pkg: "./runtime/cpu", run: conformance,
+		pkg: "./runtime/cpu", run: "^TestConformanceOfProcesses$/^shared_memory$/^collectives$/^all_reduce$",
 	}, {
 		bug: "wrong p2p destination", how: "on another machine",
 		file: "runtime/cpu/link.go",
 		old:  "bytes(runtime.OnDevice, int64(b), n)", new: "bytes(runtime.OnDevice, int64(b)+4, n)",
-		pkg: "./runtime/cpu", run: conformance,
+		pkg: "./runtime/cpu", run: "^TestConformanceOfProcesses$/^TCP$/^transfers$",
 	}, {
 		bug: "processes stop before different steps", how: "each heeds its own signal",
 		file: "runtime/peers.go",

@@ -3,6 +3,7 @@ package lp_test
 import (
 	"bytes"
 	"context"
+	"fmt"
 	"math/rand/v2"
 	"os"
 	"os/exec"
@@ -236,6 +237,22 @@ func chosen(t *testing.T, p *lp.Program, solution string) []int {
 		picked = append(picked, k)
 	}
 	return picked
+}
+
+// TestMemoryRows reads from a program's text what choices and positions are said to take and
+// to have, which a solver would read, where there is none.
+func TestMemoryRows(t *testing.T) {
+	_, _, found, p := jobs()[1].state(t)
+	var text bytes.Buffer
+	require.NoError(t, p.Write(&text, "a.lp", found.Prediction.Step))
+	for at, all := range p.Choices {
+		want := fmt.Sprintf(" memory_%d:", at)
+		for k, x := range all {
+			want += fmt.Sprintf(" + %g %s", float64(x.Bytes)/1e6, p.Name(at, k))
+		}
+		want += fmt.Sprintf(" <= %g\n", float64(p.Limit(at))/1e6)
+		require.Contains(t, strings.ReplaceAll(text.String(), "\n +", " +"), want)
+	}
 }
 
 func TestWhatCannotBeStated(t *testing.T) {
