@@ -33,7 +33,7 @@ func inTheBounds() []mutant {
 		bug:  "a floor sends every micro-batch twice",
 		file: "planner/passage.go",
 		old:  "time := cost.Picoseconds(sending) *", new: "time := 2 * cost.Picoseconds(sending) *",
-		pkg: "./planner", run: "^TestSearchIsExact$",
+		pkg: "./planner", run: "^TestNoFloorIsAboveAPlan$",
 	}, {
 		bug: "a floor of what is exchanged has a block too many", how: "at the position that has most",
 		file: "planner/floor.go",
