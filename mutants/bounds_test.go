@@ -43,7 +43,7 @@ func inTheBounds() []mutant {
 		bug: "a certificate has nothing to say of what a coarse floor left", how: "its micro-batches are not listed",
 		file: "planner/certificate.go",
 		old:  "\t\ts.list(t.pending)\n", new: "",
-		pkg: "./planner", run: "^TestCertificateOfExchanges$",
+		pkg: "./planner", run: "^TestCertificateOptions$",
 	}, {
 		bug: "any number of chunks keeps as much as one of them", how: "the one that keeps the most",
 		file: "planner/interleave.go",
