@@ -74,6 +74,11 @@ func inTheExchange() []mutant {
 		old:  "return t.all - t.forward + t.closing", new: "return t.all - t.forward",
 		pkg: "./planner", run: "^TestFloorsOfLargeModels$",
 	}, {
+		bug: "every block gathers the table that is cut by columns", how: "what a block reads is always gathered again by the next",
+		file: "planner/blueprint.go",
+		old:  "v.Type.Equal(from.Type) && v.Spec == from.Spec", new: "v.Type.Equal(from.Type)",
+		pkg: "./planner", run: "^TestColumnsOfATableAreGatheredOnce$",
+	}, {
 		bug: "the price of a plan is that of another", how: "programs of more tensor-parallel ranks stand for those of fewer",
 		file: "planner/blueprint.go",
 		old:  "x.plan.TP*p.Rows() <= p.TP*x.plan.Rows()", new: "x.plan.TP*p.Rows() > 0",

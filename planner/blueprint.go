@@ -113,7 +113,8 @@ func (b *blueprint) compile(e extent) error {
 // attribute finds the instructions of blocks. They are called after their block;
 // but what is gathered, exchanged or sliced in the passes belongs to who reads it: the gradient that a
 // stage receives is gathered by its last block, as those from block to block
-// are, and the gradient that the first block hands to the embedding once.
+// are, and the gradient that the first block hands to the embedding once; so is
+// what the first block alone has to gather.
 func (b *blueprint) attribute(prog *codegen.Program) {
 	for _, st := range prog.Stages {
 		for _, body := range st.Bodies {
@@ -128,17 +129,25 @@ func (b *blueprint) attribute(prog *codegen.Program) {
 	if b.ofBlock == nil {
 		b.ofBlock = make(map[*ir.Node]bool, len(prog.Graph.Nodes))
 	}
-	read := make([]bool, prog.Graph.IDs()) // by a block
+	read, left := make([]bool, prog.Graph.IDs()), make([]bool, prog.Graph.IDs()) // by a block, by others
+	var leaving []*ir.Value                                                      // what blocks hand on
 	for i := len(prog.Graph.Nodes) - 1; i >= 0; i-- {
 		n := prog.Graph.Nodes[i]
 		of := n.Block() != "" && n.Op != ir.OpRecv
 		if rearranges(n) && n.Phase != ir.Update {
-			of = read[n.Results[0].ID]
+			of = read[n.Results[0].ID] && repeats(n, leaving)
 		}
+		by := left
 		if of {
 			b.ofBlock[n] = true
-			for _, a := range n.Args {
-				read[a.ID] = true
+			by = read
+		}
+		for _, a := range n.Args {
+			by[a.ID] = true
+		}
+		for _, r := range n.Results {
+			if of && left[r.ID] {
+				leaving = append(leaving, r)
 			}
 		}
 	}
@@ -154,6 +163,22 @@ func (b *blueprint) attribute(prog *codegen.Program) {
 			count[key]++
 		}
 	}
+}
+
+// repeats reports whether what a node that a block reads gathers or exchanges is there again between two blocks: what
+// comes from outside is not if the blocks hand on no such value. A table that is cut by columns is gathered once, for
+// the first.
+func repeats(n *ir.Node, leaving []*ir.Value) bool {
+	for rearranges(n) {
+		n = n.Args[0].Def
+	}
+	if n.Block() != "" || n.Op == ir.OpRecv {
+		return true
+	}
+	from := n.Results[0]
+	return slices.ContainsFunc(leaving, func(v *ir.Value) bool {
+		return v.Def.Phase == n.Phase && v.Type.Equal(from.Type) && v.Spec == from.Spec
+	})
 }
 
 // rearranges reports whether a node gathers or exchanges a value, or slices a gradient.
