@@ -121,16 +121,25 @@ const maxSize = 64 << 10
 // Load reads a gpt.yaml, or the config.json of a HuggingFace GPT-2 model, and applies overrides of the form
 // section.key=value in order. It does not call Validate. A file that cannot be read gives an *Error too.
 func Load(path string, overrides []string) (*Config, error) {
-	file, err := os.Open(path)
-	if err != nil {
-		return nil, &Error{File: path, Msg: "cannot be read", Err: err}
-	}
-	defer file.Close()
-	data, err := io.ReadAll(io.LimitReader(file, maxSize+1))
+	data, err := ReadFile(path, maxSize)
 	if err != nil {
 		return nil, &Error{File: path, Msg: "cannot be read", Err: err}
 	}
 	return Parse(path, data, overrides)
+}
+
+// ReadFile reads a file of at most so many bytes. What is larger was given by mistake, or has no end, as devices have none.
+func ReadFile(path string, most int64) ([]byte, error) {
+	file, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer file.Close()
+	text, err := io.ReadAll(io.LimitReader(file, most+1))
+	if err == nil && int64(len(text)) > most {
+		err = fmt.Errorf("it has more than %d bytes, too many for what it is given as", most)
+	}
+	return text, err
 }
 
 // Parse is Load for bytes in hand; name stands for the file in errors.

@@ -185,7 +185,7 @@ func TestLoadNamesTheFile(t *testing.T) {
 	bin := filepath.Join(t.TempDir(), "train.bin")
 	require.NoError(t, os.WriteFile(bin, make([]byte, maxSize+7), 0o600))
 	_, err = Load(bin, nil)
-	require.EqualError(t, err, bin+": is more than 65536 bytes, too large for a configuration")
+	require.EqualError(t, err, bin+": cannot be read: it has more than 65536 bytes, too many for what it is given as")
 }
 
 func TestReadsWindowsFiles(t *testing.T) {
@@ -265,4 +265,15 @@ func TestExamples(t *testing.T) {
 	require.Equal(t, 2000, quick.Optimizer.LRDecayIters)
 	require.Equal(t, 20, quick.Train.EvalIters)
 	require.Equal(t, 0.99, quick.Optimizer.Beta2)
+}
+
+// TestReadFile: a file without end is not read to its end.
+func TestReadFile(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "f")
+	require.NoError(t, os.WriteFile(path, make([]byte, 5), 0o600))
+	text, err := ReadFile(path, 5)
+	require.NoError(t, err)
+	require.Len(t, text, 5)
+	_, err = ReadFile(path, 4)
+	require.ErrorContains(t, err, "more than 4 bytes")
 }

@@ -3,12 +3,12 @@
 package measured
 
 import (
+	"bytes"
 	"encoding/csv"
 	"errors"
 	"fmt"
 	"io"
 	"math"
-	"os"
 	"strconv"
 	"strings"
 
@@ -87,14 +87,16 @@ func known() []string {
 		"peak_tflops_for_mfu", "peak_mem_gib", "peak_mem_kind", "confidence", "note", "fits")
 }
 
+// maxTable is far beyond any table, in bytes.
+const maxTable = 64 << 20
+
 // Load reads a table from a file: see [Read].
 func Load(path string) ([]Row, error) {
-	file, err := os.Open(path)
+	text, err := config.ReadFile(path, maxTable)
 	if err != nil {
 		return nil, &Error{File: path, Msg: "cannot be read: " + err.Error()}
 	}
-	defer file.Close()
-	return Read(path, file)
+	return Read(path, bytes.NewReader(text))
 }
 
 // Read reads a table; file stands for it in errors. Every row must state its model,

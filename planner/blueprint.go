@@ -166,18 +166,18 @@ func (b *blueprint) attribute(prog *codegen.Program) {
 }
 
 // repeats reports whether what a node that a block reads gathers or exchanges is there again between two blocks: what
-// comes from outside is not if the blocks hand on no such value. A table that is cut by columns is gathered once, for
+// comes from outside in the forward pass is not if the blocks hand on no such value. A table that is cut by columns is gathered once, for
 // the first.
 func repeats(n *ir.Node, leaving []*ir.Value) bool {
 	for rearranges(n) {
 		n = n.Args[0].Def
 	}
-	if n.Block() != "" || n.Op == ir.OpRecv {
+	if n.Phase != ir.Forward || n.Block() != "" || n.Op == ir.OpRecv || n.Op.Class() == ir.Leaf {
 		return true
 	}
 	from := n.Results[0]
 	return slices.ContainsFunc(leaving, func(v *ir.Value) bool {
-		return v.Def.Phase == n.Phase && v.Type.Equal(from.Type) && v.Spec == from.Spec
+		return v.Def.Phase == ir.Forward && v.Type.Equal(from.Type) && v.Spec == from.Spec
 	})
 }
 

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"reflect"
 	"strconv"
 	"strings"
@@ -16,9 +15,12 @@ import (
 	"github.com/autopar/autopar/planner/cost"
 )
 
+// maxDocument is far beyond any plan.json, in bytes.
+const maxDocument = 64 << 20
+
 // ReadDocument reads a plan.json. See [ParseDocument].
 func ReadDocument(path string) (*Document, error) {
-	data, err := os.ReadFile(path)
+	data, err := config.ReadFile(path, maxDocument)
 	if err != nil {
 		return nil, &DocumentError{File: path, Msg: "cannot be read", Err: err}
 	}

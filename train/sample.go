@@ -132,10 +132,13 @@ func loadTokenizer(dir string, cfg gpt.Config) (data.Tokenizer, error) {
 	return t, nil
 }
 
+// maxStart is far beyond any text to go on from, in bytes.
+const maxStart = 16 << 20
+
 // encodeStart returns the tokens to go on from.
 func encodeStart(start string, tokens data.Tokenizer) ([]int32, error) {
 	if path, ok := strings.CutPrefix(start, "FILE:"); ok {
-		text, err := os.ReadFile(path)
+		text, err := config.ReadFile(path, maxStart)
 		if err != nil {
 			return nil, &InputError{What: "start", Msg: "cannot be read", Err: err}
 		}

@@ -63,6 +63,9 @@ func Create(path string, infos []Info, metadata map[string]string) (*Writer, err
 	if err != nil {
 		return nil, err
 	}
+	if info, err := os.Stat(path); err == nil && !info.Mode().IsRegular() && !info.IsDir() {
+		return nil, fmt.Errorf("safetensors: %s is there and no file, which would be in its place", path) // such as a device
+	}
 	temp, err := createBeside(path)
 	if err != nil {
 		return nil, fmt.Errorf("safetensors: %w", err)

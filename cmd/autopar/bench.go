@@ -1,11 +1,10 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
-	"io"
-	"os"
 	"slices"
 	"sort"
 	"time"
@@ -144,7 +143,7 @@ func isPlan(name string) bool {
 	var plan struct {
 		Plan json.RawMessage `json:"plan"`
 	}
-	data, err := os.ReadFile(name)
+	data, err := config.ReadFile(name, 64<<20)
 	return err == nil && json.Unmarshal(data, &plan) == nil && plan.Plan != nil
 }
 
@@ -283,7 +282,11 @@ func (c *benchCmd) measure(ctx context.Context, con *console, found *planner.Doc
 		if err := report.Predict(found.Cluster); err != nil {
 			return nil, err
 		}
-		if err := writeFile(c.Trace, func(w io.Writer) error { return report.TraceBeside(w, all[0].watch.spans) }); err != nil {
+		var text bytes.Buffer
+		if err := report.TraceBeside(&text, all[0].watch.spans); err != nil {
+			return nil, err
+		}
+		if err := writeFile(c.Trace, text.Bytes()); err != nil {
 			return nil, err
 		}
 		con.note("wrote %s", c.Trace)

@@ -2,7 +2,6 @@ package main
 
 import (
 	"fmt"
-	"io"
 	"os"
 	"strconv"
 	"strings"
@@ -108,18 +107,4 @@ const peakBudget = 400 * time.Millisecond
 func peaksOf(doc *planner.Document) profile.Peaks {
 	c := doc.Cluster
 	return profile.Peaks{FLOPS: c.JobFLOPS(doc.Config.DType().String(), doc.Plan), Bandwidth: c.Device.MemoryBandwidth * float64(doc.Plan.RuntimeNGPUs)}
-}
-
-// writeFile writes what a function writes to a file.
-func writeFile(name string, write func(io.Writer) error) (err error) {
-	f, err := os.Create(name)
-	if err != nil {
-		return err
-	}
-	defer func() {
-		if closed := f.Close(); err == nil {
-			err = closed
-		}
-	}()
-	return write(f)
 }

@@ -123,7 +123,9 @@ func execute(ctx context.Context, args []string, stdout, stderr io.Writer) (code
 		if !heeds(parsed.Selected()) { // it has nothing to save, and what it writes is whole or not there
 			defer context.AfterFunc(ctx, func() { endAtOnce(con) })()
 		}
-		err = parsed.Run()
+		if err = parsed.Run(); err == nil {
+			err = con.lost
+		}
 	}
 	if err == nil {
 		return statusDone

@@ -16,6 +16,7 @@ import (
 // stderr.
 type console struct {
 	stdout, stderr io.Writer
+	lost           error // the first from printing a result
 	quiet, verbose bool
 	// color and progress are on only where the stream is a terminal.
 	color, progress bool
@@ -40,7 +41,17 @@ func isTerminal(w io.Writer) bool {
 }
 
 // printf prints a result.
-func (c *console) printf(format string, args ...any) { fmt.Fprintf(c.stdout, format, args...) }
+func (c *console) printf(format string, args ...any) {
+	_, err := fmt.Fprintf(c.stdout, format, args...)
+	c.lose(err)
+}
+
+// lose keeps that a result is not where it should be: the command has failed, whatever else it did.
+func (c *console) lose(err error) {
+	if err != nil && c.lost == nil {
+		c.lost = fmt.Errorf("results are lost: %w", err)
+	}
+}
 
 // note tells the user what is going on.
 func (c *console) note(format string, args ...any) {
@@ -88,7 +99,7 @@ func (c *console) table(rows [][]string) {
 		}
 		fmt.Fprintln(w)
 	}
-	w.Flush()
+	c.lose(w.Flush())
 }
 
 // bar draws progress towards a total on a terminal, and nothing elsewhere.

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"io"
 	"math"
-	"os"
 
 	"github.com/autopar/autopar/explain"
 	"github.com/autopar/autopar/planner"
@@ -76,7 +75,7 @@ func (c *explainCmd) Run(con *console) error {
 		_, err = con.stdout.Write(text.Bytes())
 		return err
 	}
-	return os.WriteFile(c.Out, text.Bytes(), 0o666)
+	return writeFile(c.Out, text.Bytes())
 }
 
 func (c *explainCmd) write(con *console, w io.Writer, report *explain.Report, doc *planner.Document) error {

@@ -2,7 +2,6 @@ package main
 
 import (
 	"bytes"
-	"os"
 
 	"github.com/autopar/autopar/export"
 )
@@ -36,5 +35,5 @@ func (c *exportCmd) Run(con *console) error {
 		_, err := con.stdout.Write(text.Bytes())
 		return err
 	}
-	return os.WriteFile(c.Out, text.Bytes(), 0o666)
+	return writeFile(c.Out, text.Bytes())
 }

@@ -2,7 +2,6 @@ package main
 
 import (
 	"fmt"
-	"os"
 	goruntime "runtime"
 	"strings"
 
@@ -190,13 +189,13 @@ func (c *planCmd) Run(con *console) error {
 		return err
 	}
 	if c.Out != "-" {
-		if err := os.WriteFile(c.Out, text, 0o666); err != nil {
+		if err := writeFile(c.Out, text); err != nil {
 			return err
 		}
 		con.note("wrote %s", c.Out)
 	}
 	if certificate != nil {
-		if err := os.WriteFile(c.Certificate, certificate.Marshal(), 0o666); err != nil {
+		if err := writeFile(c.Certificate, certificate.Marshal()); err != nil {
 			return err
 		}
 		con.note("wrote %s: %s", c.Certificate, explain.Count(len(certificate.Regions), "region"))

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"math"
-	"os"
 	"slices"
 	"time"
 
@@ -112,7 +111,7 @@ func (c *profileCmd) write(con *console, yaml func(io.Writer) error) (*cost.Clus
 		con.printf("%s", text.Bytes())
 		return cluster, nil
 	}
-	if err := os.WriteFile(c.Out, text.Bytes(), 0o666); err != nil {
+	if err := writeFile(c.Out, text.Bytes()); err != nil {
 		return nil, err
 	}
 	con.note("wrote %s", c.Out)

@@ -2,7 +2,6 @@ package main
 
 import (
 	"bytes"
-	"os"
 
 	"github.com/autopar/autopar/config"
 	"github.com/autopar/autopar/explain"
@@ -60,5 +59,5 @@ func (c *explainCmd) recost(con *console) error {
 		_, err = con.stdout.Write(text.Bytes())
 		return err
 	}
-	return os.WriteFile(c.Out, text.Bytes(), 0o666)
+	return writeFile(c.Out, text.Bytes())
 }

@@ -194,7 +194,9 @@ func (p *progress) Write(lines []byte) (int, error) {
 	if bytes.IndexByte(lines, '\n') >= 0 {
 		p.bar.clear()
 	}
-	return p.con.stdout.Write(lines)
+	n, err := p.con.stdout.Write(lines)
+	p.con.lose(err)
+	return n, err
 }
 
 func (p *progress) update(now train.Progress) {

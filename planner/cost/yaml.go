@@ -83,12 +83,15 @@ func Load(nameOrFile string) (*Cluster, error) {
 	return load(nameOrFile, false)
 }
 
+// maxCluster is far beyond any cluster file, in bytes.
+const maxCluster = 16 << 20
+
 // load is [Load], of a cluster that is to be a pool of another or not.
 func load(nameOrFile string, isPool bool) (*Cluster, error) {
 	if slices.Contains(Names(), nameOrFile) {
 		return loadBuiltin(nameOrFile)
 	}
-	data, err := os.ReadFile(nameOrFile)
+	data, err := config.ReadFile(nameOrFile, maxCluster)
 	switch {
 	case errors.Is(err, os.ErrNotExist) && strings.Contains(nameOrFile, ":") && !isPool:
 		return loadPools(nameOrFile)

@@ -1,0 +1,20 @@
+package main
+
+import (
+	"os"
+	"path/filepath"
+
+	"github.com/autopar/autopar/data"
+)
+
+// writeFile writes a result to a file, whole or not at all: what is there stays when the disk is full. What is no
+// file, such as a pipe, is written to.
+func writeFile(path string, text []byte) error {
+	if at, err := filepath.EvalSymlinks(path); err == nil {
+		path = at
+	}
+	if info, err := os.Stat(path); err == nil && !info.Mode().IsRegular() {
+		return os.WriteFile(path, text, 0o666)
+	}
+	return data.WriteFile(path, text)
+}
