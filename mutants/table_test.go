@@ -4,7 +4,7 @@ import "slices"
 
 // mutants lists all planted bugs, by where they are planted.
 func mutants() []mutant {
-	return slices.Concat(inTheModel(), inLlama(), inThePartition(), inTheRuntime(), inTheKernels(), inTheLoop(), inThePrecision(), inTheReproducible(), inTheStreams(), inTheExchange(), inContext(), inTheMemory(), inTheAnswers(), inGroupedHeads(), inTheCluster(), inTheCompiler(), inTheFinals(), inTheFootprint(), inTheCertificate(), inThePrograms(), inThePools(), inRankOrders(), inReplicatedModules(), inBatchParallel(), inGrids(), inTheBounds(), inTheDeviceCode(), inTheDevice(), inTheProcesses(), inCheckpoints(), inSlowRanks(), inViews(), inLossSlices(), inPieces(), inShortMemory(), inSums())
+	return slices.Concat(inTheModel(), inLlama(), inThePartition(), inTheRuntime(), inTheKernels(), inTheLoop(), inThePrecision(), inTheReproducible(), inTheStreams(), inTheExchange(), inContext(), inTheMemory(), inTheAnswers(), inGroupedHeads(), inTheCluster(), inTheCompiler(), inTheFinals(), inTheFootprint(), inTheCertificate(), inThePrograms(), inThePools(), inRankOrders(), inReplicatedModules(), inBatchParallel(), inGrids(), inTheBounds(), inTheDeviceCode(), inTheDevice(), inTheProcesses(), inCheckpoints(), inSlowRanks(), inViews(), inLossSlices(), inPieces(), inShortMemory(), inSums(), inFiles())
 }
 
 // inReplicatedModules has those of weights that all tensor-parallel ranks hold.
@@ -50,16 +50,6 @@ func inBatchParallel() []mutant {
 		file: "partition/propagate.go",
 		old:  "a.Name == AxisTP && pr.of(r).spread", new: "a.Name == AxisTP && isGrad && pr.plan.ZeRO > 3",
 		pkg: "./partition", run: "^TestSpread$",
-	}, {
-		bug: "the first block sums what others have summed", how: "it adds to terms of the table's",
-		file: "partition/choose.go",
-		old:  "return v.Spec[axis].Kind == ir.Partial && v.Def.Block() != n.Block()", new: "return false",
-		pkg: "./planner", run: "^TestCostIsSimulation$/^seed_503$",
-	}, {
-		bug: "the norm of few blocks is summed otherwise than that of many", how: "in fixed point",
-		file: "partition/choose.go",
-		old:  "n.Op == ir.OpAddN && n.Phase == ir.Update && !pr.of(n.Results[0]).isGrad", new: "n.Op == ir.OpAddN && len(n.Results[0].Type.Shape) == 0",
-		pkg: "./planner", run: "^TestCostIsSimulation$/^seed_302$",
 	}, {
 		bug: "weights that are gathered over two axes wait for the first of them", how: "in the order of the update",
 		file: "codegen/overlap.go",
