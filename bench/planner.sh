@@ -44,15 +44,15 @@ cat << 'END'
 ## Where it stands
 
 The goals are 100 ms for GPT-3 175B on 1,024 devices and a second for 1T on 16,384, in 200 MB, and 128 layers in 1.2 times the
-time of 12. On 2026-11-22, nothing else on the machine, GPT-3 175B takes 0.12 s (117 to 129 ms in five processes by turns), 1T 0.25 s, Llama 3 70B 0.18 s,
+time of 12. Earlier on 2026-11-22, nothing else on the machine, GPT-3 175B took 0.12 s (117 to 129 ms in five processes by turns), 1T 0.25 s, Llama 3 70B 0.18 s,
 12 layers 138 ms and 128 layers 108 ms (medians of five). No gap is left. GPT-3 175B took 93 ms, 12 layers 77 and 128 layers 97 before the number of parts of tensor-parallel overlap was searched, Llama 3 70B 0.12 s:
 more outlines are looked at, those in 4 parts have programs of their own (those in 2 are left out by what trunks take), and the winner recomputes, which has to be compiled; with four parts fixed the search before took 125 ms, too.
 With programs that are made with fewer allocations (a fifth of the time was the system's, for memory touched for the first time), buffers of which none lives on when the next begin placed by themselves, and nothing priced twice, it is 0.86 to 0.89 of that: by turns
-with the program before and beside other work 97 ms of 113 (medians of seven) and, on a busier machine, 110 of 123 (of nine); 12 layers take 131 ms of 141, 128 layers 97 of 110, Llama 3 70B 174 of 195, 1T 233 of 258 and the batch of 16,384 317 of 328 (of five); 50 MB are allocated of 57. The table is from before.
+with the program before and beside other work 97 ms of 113 (medians of seven) and, on a busier machine, 110 of 123 (of nine); 12 layers take 131 ms of 141, 128 layers 97 of 110, Llama 3 70B 174 of 195, 1T 233 of 258 and the batch of 16,384 317 of 328 (of five); 50 MB are allocated of 57. On the machine with nothing else running, the table: 98 ms, and 101 where it is one of the numbers of layers.
 What memory makes necessary costs most: the batch of 16,384, 13B on 64 and 128 devices and models that fit nowhere. The loss in slices is looked at only where a cut with which the last position is
 short may be fast enough: before parts were searched that took the batch of 16,384 from 0.45 to 0.21 s, 13B on 64 devices from 0.29 to 0.16 and on 128 devices from 0.23 to 0.17 (by turns, one core). With parts the batch of 16,384 takes
 0.31 s in 132 MB (203 MB in one process of five, by when the heap is collected). Where nothing fits it is 0.50 to 0.56 s, 0.33 to 0.37 before, as more outlines are compiled to name the closest plan. On a machine that has memory for none
-of its ranks, as GPT-3 175B for 1,024 ranks on the built-in CPU, it takes three minutes to say so. The bound of interleaved
+of its ranks, as GPT-3 175B for 1,024 ranks on the built-in CPU, it takes 30 s of processor time to say so; it took 170 when the waits of crowded pipelines were kept in maps. The bound of interleaved
 memory counts the inbox of each chunk as codegen lays it out. The winner's memory is told from five chunks where a rank has more, and what
 trunks take is priced once for outlines that differ in how data-parallel ranks communicate.
 Of 24 layers a quarter goes to programs of zero-bubble pipelines that then do not fit: their memory is known only from programs of every recomputation.
