@@ -266,6 +266,10 @@ func TestLaunchElastic(t *testing.T) {
 		}, 2*time.Minute, 10*time.Millisecond, "%s: %s", want, &jobs[0].output)
 	}
 	w.waitFor(t, "elastic", 60)
+	require.Eventually(t, func() bool { // that of iteration 50 is written while training goes on
+		_, err := os.Stat(filepath.Join(w.dir, "elastic", "ckpt", "latest"))
+		return err == nil
+	}, 2*time.Minute, 10*time.Millisecond)
 	lost := jobs[3].pids(t)
 	require.NoError(t, jobs[3].Process.Kill())
 	require.Error(t, jobs[3].Wait())
