@@ -237,6 +237,14 @@ func (b *stageBuilder) sums() Region {
 	return Sums
 }
 
+// SumsOn is the region of [Sums] on a mesh.
+func SumsOn(mesh ir.Mesh) Region {
+	if mesh.Size(partition.AxisMB) == 1 {
+		return Slot
+	}
+	return Persist
+}
+
 // accumulators folds accumulations into the kernels that can add into their
 // result, and merges the accumulators of one gradient that has several terms.
 func (b *stageBuilder) accumulators() {

@@ -4,7 +4,6 @@ import (
 	"slices"
 
 	"github.com/autopar/autopar/ir"
-	"github.com/autopar/autopar/partition"
 )
 
 // views finds buffers that need no place of their own: parts of values that are gathered to the whole. So are the shares of
@@ -86,14 +85,6 @@ func (s *Stage) settle(mesh ir.Mesh) {
 			}
 		}
 	}
-}
-
-// SumsOn is the region of [Sums] on a mesh.
-func SumsOn(mesh ir.Mesh) Region {
-	if mesh.Size(partition.AxisMB) == 1 {
-		return Slot
-	}
-	return Persist
 }
 
 // inPlace returns the buffers of an instruction of which one is a view of the other.

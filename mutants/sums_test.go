@@ -10,7 +10,7 @@ func inSums() []mutant {
 		pkg: "./codegen", run: "^TestSumsAreChecked$",
 	}, {
 		bug: "a micro-batch writes over sums of the one before", how: "they lie in slots of several",
-		file: "codegen/view.go",
+		file: "codegen/layout.go",
 		old:  "if mesh.Size(partition.AxisMB) == 1 {", new: "if mesh.Size(partition.AxisMB) <= 2 {",
 		pkg: "./codegen", run: "^TestCheckAcceptsEveryProgram$|^TestSumsInSlots$",
 	}, {

@@ -166,8 +166,8 @@ func (b *blueprint) attribute(prog *codegen.Program) {
 }
 
 // repeats reports whether what a node that a block reads gathers or exchanges is there again between two blocks: what
-// comes from outside in the forward pass is not if the blocks hand on no such value. A table that is cut by columns is gathered once, for
-// the first.
+// comes from outside in the forward pass is not if the blocks hand on no such value. A table that is cut by columns is
+// gathered once, for the first.
 func repeats(n *ir.Node, leaving []*ir.Value) bool {
 	for rearranges(n) {
 		n = n.Args[0].Def

@@ -15,12 +15,12 @@ import (
 	"github.com/autopar/autopar/planner/cost"
 )
 
-// maxDocument is far beyond any plan.json, in bytes.
-const maxDocument = 64 << 20
+// MaxDocument is far beyond any plan.json, in bytes.
+const MaxDocument = 64 << 20
 
 // ReadDocument reads a plan.json. See [ParseDocument].
 func ReadDocument(path string) (*Document, error) {
-	data, err := config.ReadFile(path, maxDocument)
+	data, err := config.ReadFile(path, MaxDocument)
 	if err != nil {
 		return nil, &DocumentError{File: path, Msg: "cannot be read", Err: err}
 	}

@@ -143,7 +143,7 @@ func isPlan(name string) bool {
 	var plan struct {
 		Plan json.RawMessage `json:"plan"`
 	}
-	data, err := config.ReadFile(name, 64<<20)
+	data, err := config.ReadFile(name, planner.MaxDocument)
 	return err == nil && json.Unmarshal(data, &plan) == nil && plan.Plan != nil
 }
 
