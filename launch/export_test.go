@@ -4,5 +4,5 @@ package launch
 func Drop(p *Peers) {
 	p.conns[0].closing.Store(true)
 	p.conns[0].Close()
-	p.once.Do(func() { close(p.failed) })
+	p.once.Do(func() { close(p.failed); close(p.told) })
 }

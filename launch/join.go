@@ -86,7 +86,7 @@ func Join(ctx context.Context, place Place) (*Peers, error) {
 	n := place.World
 	p := &Peers{
 		place: place, key: machine() + " " + place.Node, hosts: make([]string, n), keys: make([]string, n), conns: make([]*link, n),
-		inbox: make([]chan []byte, n), aside: make([]chan []byte, n), failed: make(chan struct{}), left: make(chan struct{}), gone: make([]bool, n), staying: n - 1,
+		inbox: make([]chan []byte, n), aside: make([]chan []byte, n), failed: make(chan struct{}), told: make(chan struct{}), left: make(chan struct{}), gone: make([]bool, n), staying: n - 1,
 	}
 	for rank := range p.inbox {
 		p.inbox[rank], p.aside[rank] = make(chan []byte, 1), make(chan []byte, 1)

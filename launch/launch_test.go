@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"strings"
 	"testing"
 	"time"
 
@@ -218,7 +219,8 @@ func TestLostHearsWhy(t *testing.T) {
 				return p.Lost(0, gone, io.ErrClosedPipe)
 			case p.Rank() == 2 && reason:
 				time.Sleep(50 * time.Millisecond)
-				return p.Fail(errors.New("no paper"))
+				// Long, so that rank 0 is still telling rank 1 when it has heard, and ends itself.
+				return p.Fail(errors.New("no paper" + strings.Repeat(".", 4<<20)))
 			}
 			<-p.Failed()
 			return p.Err()

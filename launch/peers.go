@@ -27,6 +27,7 @@ type Peers struct {
 	once   sync.Once
 	failed chan struct{}
 	err    error         // why, once failed is closed
+	told   chan struct{} // closed when the others have been told
 	left   chan struct{} // closed when all have said goodbye that this one hears of
 
 	mu      sync.Mutex
@@ -219,14 +220,15 @@ func (p *Peers) fail(err error, rank int, text string) {
 				conn.write(kindFail, message)
 			}
 		}
+		close(p.told)
 	})
 }
 
 // leave waits this long for the others.
 const leave = 10 * time.Second
 
-// Close says goodbye and waits for the others to, for a while. After a failure it returns at
-// once.
+// Close says goodbye and waits for the others to, for a while. After a failure it only waits until
+// they have been told: who has heard of it may be here before who tells them.
 func (p *Peers) Close() error {
 	if p.place.World == 1 {
 		return nil
@@ -239,6 +241,10 @@ func (p *Peers) Close() error {
 	select {
 	case <-p.left:
 	case <-p.failed:
+		select {
+		case <-p.told:
+		case <-patience.C:
+		}
 	case <-patience.C:
 	}
 	var errs []error

@@ -89,5 +89,10 @@ func inTheProcesses() []mutant {
 		file: "launch/peers.go",
 		old:  "case <-moment.C:\n\t\tp.lost(rank, addr, err)\n\t}", new: "default:\n\t\tp.lost(rank, addr, err)\n\t}",
 		pkg: "./launch", run: "^TestLostHearsWhy$",
+	}, {
+		bug:  "rank 0 ends before it has told the others of a failure",
+		file: "launch/peers.go",
+		old:  "case <-p.told:", new: "case <-p.failed:",
+		pkg: "./launch", run: "^TestLostHearsWhy$",
 	}}
 }
