@@ -2,6 +2,7 @@ package config
 
 import (
 	"errors"
+	"math"
 	"regexp"
 	"slices"
 
@@ -104,6 +105,10 @@ func (c *Config) validatePrecision() error {
 	return nil
 }
 
+// smallestNormal is the smallest float32 that arithmetic does not take for 0: under a smaller eps what has no gradient, such
+// as the embedding of a token that never occurs, would be moved by 0/0.
+const smallestNormal = 0x1p-126
+
 func (c *Config) validateOptimizer() error {
 	o := c.Optimizer
 	err := c.atLeast(0, map[string]int{
@@ -123,9 +128,9 @@ func (c *Config) validateOptimizer() error {
 		{"learning_rate", o.LearningRate, o.LearningRate >= 0, "at least 0"},
 		{"min_lr", o.MinLR, o.MinLR >= 0, "at least 0"},
 		{"weight_decay", o.WeightDecay, o.WeightDecay >= 0, "at least 0"},
-		{"beta1", o.Beta1, o.Beta1 >= 0 && o.Beta1 < 1, "in [0, 1)"},
-		{"beta2", o.Beta2, o.Beta2 >= 0 && o.Beta2 < 1, "in [0, 1)"},
-		{"eps", o.Eps, o.Eps > 0, "more than 0"},
+		{"beta1", o.Beta1, o.Beta1 >= 0 && float32(o.Beta1) < 1, "in [0, 1), also as a float32"},
+		{"beta2", o.Beta2, o.Beta2 >= 0 && float32(o.Beta2) < 1, "in [0, 1), also as a float32"},
+		{"eps", o.Eps, o.Eps >= smallestNormal && o.Eps <= math.MaxFloat32, "a normal float32 of more than 0"},
 		{"grad_clip", o.GradClip, o.GradClip >= 0, "at least 0"},
 		{"step_factor", o.StepFactor, o.StepFactor > 0 && o.StepFactor <= 1, "in (0, 1]"},
 	} {
