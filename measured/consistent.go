@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 
 	"github.com/autopar/autopar/config"
 )
@@ -16,7 +17,8 @@ func (p *parser) consistent(r *Row) {
 	}
 	refuse := func(column, format string, args ...any) { p.refuse(column, fmt.Sprintf(format, args...)) }
 	if _, known := clusters()[r.GPU]; !known {
-		refuse("gpu", "is %q, which is unknown; did you mean %s?", r.GPU, config.Nearest(r.GPU, slices.Sorted(maps.Keys(clusters()))))
+		names := slices.Sorted(maps.Keys(clusters()))
+		refuse("gpu", "is %q, which is unknown; did you mean %s? There are %s", r.GPU, config.Nearest(r.GPU, names), strings.Join(names, ", "))
 	}
 	if product := r.TP * r.PP * r.CP * r.DP; product != r.GPUs {
 		refuse("n_gpus", "is %d, but tp %d x pp %d x cp %d x dp %d is %d", r.GPUs, r.TP, r.PP, r.CP, r.DP, product)
@@ -39,8 +41,14 @@ func (p *parser) consistent(r *Row) {
 	if r.VirtualStages > 1 && r.PP == 1 {
 		refuse("vpp", "is %d, but pp is 1: only the ranks of a pipeline have several stages", r.VirtualStages)
 	}
+	if r.ZeROGroup > 0 && r.GPUs%r.ZeROGroup != 0 {
+		refuse("zero_shard_degree", "is %d, which does not divide n_gpus %d", r.ZeROGroup, r.GPUs)
+	}
 	if r.Schedule == "none" && r.PP > 1 {
 		refuse("schedule", "is none, but pp is %d", r.PP)
+	}
+	if r.Schedule == "interleaved_1f1b" && r.VirtualStages == 1 || r.Schedule == "1f1b" && r.VirtualStages > 1 {
+		refuse("schedule", "is %s, but vpp is %d", r.Schedule, r.VirtualStages)
 	}
 	if r.GPUs > r.GPUsPerNode && r.GPUs%r.GPUsPerNode != 0 {
 		refuse("gpus_per_node", "is %d, which does not divide n_gpus %d", r.GPUsPerNode, r.GPUs)

@@ -30,7 +30,7 @@ type Row struct {
 
 	TP, PP, VirtualStages, CP, DP int
 	SequenceParallel              bool
-	Schedule                      string // none, 1f1b, interleaved_1f1b or unstated
+	Schedule                      string // none, 1f1b, interleaved_1f1b, unstated or ""
 	ZeRO, ZeROGroup               int
 	MicroBatch, GlobalBatch       int    // sequences
 	Recompute                     string // none, selective, full or unstated
@@ -189,7 +189,7 @@ func (p *parser) row() Row {
 		Gated: p.flag("ffn_gated"), Tied: p.flag("tied_embeddings"),
 		GPU: p.text("gpu"), GPUs: p.count("n_gpus"), GPUsPerNode: p.count("gpus_per_node"), Network: 1e9 * p.number("inter_node_gb_s_per_gpu"),
 		TP: p.count("tp"), PP: p.count("pp"), VirtualStages: max(1, p.atLeast("vpp", 0)), CP: p.count("cp"), DP: p.count("dp"),
-		SequenceParallel: p.flag("sequence_parallel"), Schedule: p.text("schedule"),
+		SequenceParallel: p.flag("sequence_parallel"), Schedule: p.schedule(),
 		ZeRO: p.atLeast("zero_stage", 0), ZeROGroup: p.atLeast("zero_shard_degree", 0),
 		MicroBatch: p.atLeast("micro_batch", 0), GlobalBatch: p.count("global_batch"),
 		Recompute: p.word("recompute", "none", "selective", "full", "unstated"), DType: p.word("dtype", "fp32", "bf16", "fp16", "fp8"),
@@ -205,6 +205,11 @@ func (p *parser) row() Row {
 	}
 	if p.err == nil && r.Fits == nil && r.StepSeconds <= 0 {
 		p.refuse("step_time_s", "is missing")
+	}
+	for _, column := range []string{"row_id", "source_id", "gpu"} {
+		if p.text(column) == "" {
+			p.refuse(column, "is missing")
+		}
 	}
 	p.consistent(&r)
 	return r
@@ -274,6 +279,14 @@ func (p *parser) flag(column string) bool {
 		p.refuse(column, fmt.Sprintf("is %q, want 0 or 1", text))
 		return false
 	}
+}
+
+// schedule returns the schedule of a pipeline, "" where the table does not state it.
+func (p *parser) schedule() string {
+	if p.text("schedule") == "" {
+		return ""
+	}
+	return p.word("schedule", "none", "1f1b", "interleaved_1f1b", "unstated")
 }
 
 func (p *parser) word(column string, words ...string) string {
