@@ -88,6 +88,15 @@ func (c *Config) validateRun() error {
 	if err != nil {
 		return err
 	}
+	// Steps and seeds are 32-bit integers of the graph; max_iters+1 updates are made.
+	for _, n := range []struct {
+		name        string
+		value, most int
+	}{{"train.max_iters", c.Train.MaxIters, math.MaxInt32 - 1}, {"train.seed", c.Train.Seed, math.MaxInt32}} {
+		if n.value > n.most {
+			return c.refuse(n.name, "is %d, must be at most %d", n.value, n.most)
+		}
+	}
 	if c.Batch.Global > maxBatch {
 		return c.refuse("batch.global", "is %d sequences, must be at most %d", c.Batch.Global, maxBatch)
 	}
