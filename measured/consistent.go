@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/autopar/autopar/config"
+	"github.com/autopar/autopar/planner/cost"
 )
 
 // consistent refuses a row whose cells contradict each other, and a GPU of which
@@ -16,7 +17,9 @@ func (p *parser) consistent(r *Row) {
 		return
 	}
 	refuse := func(column, format string, args ...any) { p.refuse(column, fmt.Sprintf(format, args...)) }
-	if _, known := clusters()[r.GPU]; !known {
+	if k := slices.IndexFunc(p.own, func(c *cost.Cluster) bool { return c.Device.Name == r.GPU }); k >= 0 {
+		r.machine = p.own[k]
+	} else if _, known := clusters()[r.GPU]; !known {
 		names := slices.Sorted(maps.Keys(clusters()))
 		refuse("gpu", "is %q, which is unknown; did you mean %s? There are %s", r.GPU, config.Nearest(r.GPU, names), strings.Join(names, ", "))
 	}

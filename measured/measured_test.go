@@ -61,6 +61,27 @@ func scheduled(word, row string) string {
 	return strings.Replace(header, "framework", "schedule", 1) + row[:strings.LastIndex(row, ",")+1] + word + "\n"
 }
 
+// TestOwnCluster: rows with the device of a cluster of one's own are predicted on it, and only those.
+func TestOwnCluster(t *testing.T) {
+	own, err := cost.Load("a100-80g")
+	require.NoError(t, err)
+	slow := *own
+	slow.Device.Efficiency.Matmul /= 4
+	builtin, _ := Evaluate(read(t, header+gptRow+llamaRow), nil)
+	rows, err := Read("t.csv", strings.NewReader(header+gptRow+llamaRow), &slow)
+	require.NoError(t, err)
+	got, _ := Evaluate(rows, nil)
+	require.Greater(t, got[0].PredictedSeconds, 1.5*builtin[0].PredictedSeconds)
+	require.Equal(t, builtin[1].PredictedSeconds, got[1].PredictedSeconds)
+
+	same := *own
+	same.Device.Name = "MINE"
+	rows, err = Read("t.csv", strings.NewReader(header+strings.Replace(gptRow, "A100-80GB-SXM", "MINE", 1)), &same)
+	require.NoError(t, err)
+	got, _ = Evaluate(rows, nil)
+	require.Equal(t, builtin[0].PredictedSeconds, got[0].PredictedSeconds)
+}
+
 func TestReadRefuses(t *testing.T) {
 	for _, c := range []struct{ name, text, want string }{
 		{"empty", "", "t.csv: is empty"},

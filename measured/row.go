@@ -13,6 +13,7 @@ import (
 	"strings"
 
 	"github.com/autopar/autopar/config"
+	"github.com/autopar/autopar/planner/cost"
 )
 
 // Row is one published run. Counts that its source does not state are 0.
@@ -26,7 +27,8 @@ type Row struct {
 
 	GPU               string // of hardware.csv
 	GPUs, GPUsPerNode int
-	Network           float64 // bytes/s per GPU and direction between nodes; 0 is not stated
+	Network           float64       // bytes/s per GPU and direction between nodes; 0 is not stated
+	machine           *cost.Cluster // nil is the built-in one with the GPU
 
 	TP, PP, VirtualStages, CP, DP int
 	SequenceParallel              bool
@@ -91,17 +93,18 @@ func known() []string {
 const maxTable = 64 << 20
 
 // Load reads a table from a file: see [Read].
-func Load(path string) ([]Row, error) {
+func Load(path string, own ...*cost.Cluster) ([]Row, error) {
 	text, err := config.ReadFile(path, maxTable)
 	if err != nil {
 		return nil, &Error{File: path, Msg: "cannot be read: " + err.Error()}
 	}
-	return Read(path, bytes.NewReader(text))
+	return Read(path, bytes.NewReader(text), own...)
 }
 
 // Read reads a table; file stands for it in errors. Every row must state its model,
-// its machine and its plan, and either a step time or whether it fits.
-func Read(file string, r io.Reader) ([]Row, error) {
+// its machine and its plan, and either a step time or whether it fits. A cluster of
+// one's own takes the place of the built-in one with the same device, or adds one.
+func Read(file string, r io.Reader, own ...*cost.Cluster) ([]Row, error) {
 	lines := csv.NewReader(r)
 	header, err := lines.Read()
 	if err != nil {
@@ -143,7 +146,7 @@ func Read(file string, r io.Reader) ([]Row, error) {
 			return nil, readError(file, err)
 		}
 		line, _ := lines.FieldPos(0)
-		p := parser{file: file, line: line, cells: cells, at: at}
+		p := parser{file: file, line: line, cells: cells, at: at, own: own}
 		row := p.row()
 		if p.err != nil {
 			return nil, p.err
@@ -177,6 +180,7 @@ type parser struct {
 	line  int
 	cells []string
 	at    map[string]int
+	own   []*cost.Cluster
 	err   error
 }
 
