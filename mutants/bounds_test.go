@@ -6,7 +6,7 @@ func inTheBounds() []mutant {
 	const first = "^TestCostIsSimulation$/^seed_12$"
 	return []mutant{{
 		bug: "a rule's choice depends on the degree", how: "the share that n ranks receive",
-		file: "partition/choose.go",
+		file: "partition/rulecost.go",
 		old:  "\treturn bytes / 2\n", new: "\treturn bytes * float64(n-1) / float64(n)\n",
 		pkg: "./planner", run: "^TestCostIsSimulation$/^seed_210$",
 	}, {
