@@ -191,7 +191,7 @@ func (c Config) Theta() float64 {
 func (c Config) HeadDim() int { return c.NEmbd / c.NHead }
 
 // Same reports, as a *ConfigError, the first key by which c computes something else of the same weights than other does.
-// The preset is a name, dropout is not part of the model that is trained, and Float is no key.
+// The preset is a name, dropout is not part of the model that is trained, Float is no key, and rotary positions have no end.
 func (c Config) Same(other Config) error {
 	for _, k := range []struct {
 		key      string
@@ -203,7 +203,8 @@ func (c Config) Same(other Config) error {
 		{"norm", c.Norm, other.Norm}, {"position", c.Position, other.Position}, {"rope_theta", c.Theta(), other.Theta()},
 		{"tie_embeddings", c.TieEmbeddings, other.TieEmbeddings},
 	} {
-		if k.is != k.want && (k.key != "rope_theta" || c.Position == RoPE) {
+		rotary := c.Position == RoPE
+		if k.is != k.want && (k.key != "rope_theta" || rotary) && (k.key != "block_size" || !rotary) {
 			return &ConfigError{k.key, fmt.Sprintf("is %v, not %v", k.is, k.want)}
 		}
 	}

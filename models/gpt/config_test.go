@@ -53,6 +53,10 @@ func TestSame(t *testing.T) {
 	same := base
 	same.Preset, same.Dropout, same.NKVHead, same.FFNHidden, same.RopeTheta = "mine", 0.5, 12, 3072, 7
 	require.NoError(t, same.Same(base))
+	same.Position = RoPE
+	longer := same
+	longer.BlockSize *= 2
+	require.NoError(t, longer.Same(same), "rotary positions have no table that ends")
 }
 
 func TestValidateNamesKeyAndNumbers(t *testing.T) {
