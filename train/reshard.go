@@ -17,7 +17,7 @@ import (
 // Reshard saves a checkpoint under dir as the ranks of a plan would have saved it, and returns its directory. Resuming
 // under another plan does not need this; it spares the ranks of a large job files of which they need little.
 func Reshard(c *checkpoint.Checkpoint, cfg *config.Config, plan *partition.Plan, dir string) (string, error) {
-	if err := sameModel(c, cfg.Model, "reshard"); err != nil {
+	if err := resumes(c, cfg.Model, "reshard"); err != nil {
 		return "", err
 	}
 	g, err := cfg.TrainStep()
@@ -39,15 +39,29 @@ func Reshard(c *checkpoint.Checkpoint, cfg *config.Config, plan *partition.Plan,
 	return checkpoint.Save(dir, snap, checkpoint.Retention{})
 }
 
-// sameModel refuses a checkpoint of another model than the one wanted. Tensors alone do not tell: those of one without
-// biases, or with fewer layers, are all there.
-func sameModel(c *checkpoint.Checkpoint, want gpt.Config, what string) error {
+// modelOf returns the model of a checkpoint.
+func modelOf(c *checkpoint.Checkpoint) (gpt.Config, error) {
 	cfg, err := config.Parse(c.Dir+": config", []byte(c.Config), nil)
+	if err != nil {
+		return gpt.Config{}, err
+	}
+	return cfg.Model, nil
+}
+
+// resumes refuses a checkpoint of another model than the one wanted.
+func resumes(c *checkpoint.Checkpoint, want gpt.Config, what string) error {
+	is, err := modelOf(c)
 	if err != nil {
 		return err
 	}
+	return sameModel(c, is, want, what)
+}
+
+// sameModel says how the model of a checkpoint is not the one wanted. Tensors alone do not tell: those of one without
+// biases, or with fewer layers, are all there.
+func sameModel(c *checkpoint.Checkpoint, is, want gpt.Config, what string) error {
 	var differs *gpt.ConfigError
-	if err := cfg.Model.Same(want); errors.As(err, &differs) {
+	if err := is.Same(want); errors.As(err, &differs) {
 		return &InputError{What: what, Msg: fmt.Sprintf("%s holds another model: its model.%s %s", c.Dir, differs.Key, differs.Msg)}
 	}
 	return nil

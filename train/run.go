@@ -11,6 +11,7 @@ import (
 	"slices"
 
 	"github.com/autopar/autopar/checkpoint"
+	"github.com/autopar/autopar/ir"
 )
 
 // RunOptions says how far a run goes and what it writes. The zero value trains from scratch to max_iters and writes
@@ -204,10 +205,30 @@ func (r *run) openWeights(from string) (weightSource, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := sameModel(c, r.Config.Model, "init-from"); err != nil {
+	cfg, err := modelOf(c)
+	if err != nil {
 		return nil, errors.Join(err, c.Close())
 	}
-	return c, nil
+	positions := cfg.BlockSize
+	cfg.BlockSize = min(positions, r.Config.Model.BlockSize)
+	if err := sameModel(c, cfg, r.Config.Model, "init-from"); err != nil {
+		return nil, errors.Join(err, c.Close())
+	}
+	return cropped{c, positions}, nil
+}
+
+// cropped is a checkpoint of a model of so many positions, for one of as many or fewer: of the table the rest is left, as of
+// that of a weights file.
+type cropped struct {
+	*checkpoint.Checkpoint
+	positions int
+}
+
+func (c cropped) Read(name string, dtype ir.DType, slab ir.Slab, dst []byte) error {
+	if name == "wpe.weight" && len(slab.Global) == 2 {
+		slab.Global = []int{c.positions, slab.Global[1]}
+	}
+	return c.Checkpoint.Read(name, dtype, slab, dst)
 }
 
 func (r *run) loop(ctx context.Context) error {

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/binary"
+	"fmt"
 	"maps"
 	"math"
 	"os"
@@ -426,6 +427,17 @@ func TestInitFrom(t *testing.T) {
 		losses = append(losses, r.Last)
 	}
 	require.Equal(t, losses[0], losses[1])
+
+	shorter := tinyConfig(t, textData(t), fmt.Sprint("model.block_size=", cfg.Model.BlockSize/2))
+	losses = nil
+	for _, from := range []string{out, file} {
+		r, _ := train(t, shorter, planOf(1, 2, 1), RunOptions{InitFrom: from, Steps: 1})
+		losses = append(losses, r.Last)
+	}
+	require.Equal(t, losses[0], losses[1], "with the first positions")
+	longer := tinyConfig(t, textData(t), fmt.Sprint("model.block_size=", cfg.Model.BlockSize+1))
+	_, err = newJob(t, longer, planOf(1, 1, 1)).Run(t.Context(), RunOptions{InitFrom: out, Steps: 1})
+	require.ErrorContains(t, err, fmt.Sprintf("its model.block_size is %d, not %d", cfg.Model.BlockSize, cfg.Model.BlockSize+1))
 }
 
 func TestRefusals(t *testing.T) {

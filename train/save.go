@@ -117,7 +117,7 @@ func (r *run) resume() error {
 		return err
 	}
 	defer c.Close()
-	if err := sameModel(c, r.Config.Model, "resume"); err != nil {
+	if err := resumes(c, r.Config.Model, "resume"); err != nil {
 		return err
 	}
 	for _, rank := range r.exec.Here() {
