@@ -146,7 +146,7 @@ func (b *stageBuilder) delayed(n *ir.Node) bool {
 // the streams, those hoisted from the update included.
 func (b *stageBuilder) stream(here part, nodes, update []*ir.Node, hoisted map[*ir.Node]part) []*ir.Node {
 	phase := here.phase
-	segments, of := cutSegments(b.remaining(phase, nodes, hoisted))
+	segments, of := b.cutSegments(b.remaining(phase, nodes, hoisted))
 	place := func(n *ir.Node, last bool) {
 		b.spots[n.ID()] = spot{async: true, last: last, part: here}
 	}
@@ -258,7 +258,7 @@ func (b *stageBuilder) regathered(n *ir.Node) bool {
 // cutSegments cuts the nodes of a body where the block changes, or in the update,
 // which does one thing to the parameters of all blocks after the other, the op.
 // Communication belongs to who reads it, but what is summed or sent to who made it.
-func cutSegments(nodes []*ir.Node) ([]segment, map[*ir.Node]int) {
+func (b *stageBuilder) cutSegments(nodes []*ir.Node) ([]segment, map[*ir.Node]int) {
 	segments := []segment{{}}
 	of := make(map[*ir.Node]int, len(nodes))
 	var ahead []*ir.Node
@@ -279,6 +279,17 @@ func cutSegments(nodes []*ir.Node) ([]segment, map[*ir.Node]int) {
 			ahead = append(ahead, n)
 		default:
 			if before != nil && (n.Block() != before.Block() || n.Phase == ir.Update && n.Op != before.Op) {
+				if n.Phase != ir.Update {
+					var read []*ir.Node
+					for _, c := range ahead {
+						if b.computedWith(c) {
+							read = append(read, c)
+						} else {
+							add(c)
+						}
+					}
+					ahead = read
+				}
 				segments = append(segments, segment{})
 			}
 			before = n
@@ -288,6 +299,14 @@ func cutSegments(nodes []*ir.Node) ([]segment, map[*ir.Node]int) {
 	}
 	add(ahead...)
 	return segments, of
+}
+
+// computedWith reports whether a kernel reads what a node communicates, or what others that do no more make of it. If none does
+// that is a gradient, on its way to be summed.
+func (b *stageBuilder) computedWith(n *ir.Node) bool {
+	return slices.ContainsFunc(b.readers[n.ID()], func(r *ir.Node) bool {
+		return r.Op.Class() == ir.Compute || r.Op.Class() == ir.Comm && r.Op != ir.OpAccumulate && b.computedWith(r)
+	})
 }
 
 // interleave puts the segments one after another, each after what is handed to

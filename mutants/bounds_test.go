@@ -25,6 +25,21 @@ func inTheBounds() []mutant {
 		old:  "\t\tweights /= ranks", new: "\t\tweights /= 1",
 		pkg: "./planner", run: first,
 	}, {
+		bug: "a floor has each tensor-parallel rank add up all of a gradient of which it updates a share", how: "as in a trunk, where ZeRO shards none",
+		file: "planner/relax.go",
+		old:  "gradients -= b.whole - b.whole/int64(o.sharers(1))", new: "gradients -= 0 * b.whole",
+		pkg: "./planner", run: "^TestKeptSharesOfWholeGradients$",
+	}, {
+		bug: "the first block gathers its input again for its backward pass", how: "where other blocks have kept theirs",
+		file: "partition/reshard.go",
+		old:  "ir.OpAllGather && !entersBlocks(v, user) {", new: "ir.OpAllGather && (user == nil || user != nil) {",
+		pkg: "./planner", run: "^TestFirstBlocksAreLikeOthers$",
+	}, {
+		bug: "gradients of the head are reduced with those of a block", how: "as what moves them stands before it",
+		file: "codegen/overlap.go",
+		old:  "if b.computedWith(c) {", new: "if b.computedWith(c) || c != nil {",
+		pkg: "./planner", run: "^TestFirstBlocksAreLikeOthers$",
+	}, {
 		bug: "a floor has tensor-parallel ranks make whole gradients of weights that they hold whole", how: "as in a trunk, where ZeRO shards none",
 		file: "planner/floor.go",
 		old:  "if trunk && w.gathers(n) {", new: "if trunk && n == nil && w.gathers(n) {",

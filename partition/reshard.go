@@ -23,7 +23,7 @@ func (pr *propagator) reshard(v *ir.Value, to ir.ShardSpec, stage int, phase ir.
 	}
 	key := movedKey{spec: to, stage: stage}
 	for _, s := range steps {
-		if s.Op == ir.OpAllGather {
+		if s.Op == ir.OpAllGather && !entersBlocks(v, user) {
 			key.phase = phase
 			if v.Def.Op == ir.OpParam && user != nil {
 				key.block = user.Block()
@@ -44,6 +44,13 @@ func (pr *propagator) reshard(v *ir.Value, to ir.ShardSpec, stage int, phase ir.
 	}
 	pr.of(v).moved = &moved{key, m, pr.of(v).moved}
 	return m, nil
+}
+
+// entersBlocks reports whether a value is what the first block is given by what comes before. It keeps that for its backward pass as
+// other blocks keep what they are given, and does not gather it there again as none of them does.
+func entersBlocks(v *ir.Value, user *ir.Node) bool {
+	n := v.Def
+	return user != nil && user.Block() != "" && n.Block() == "" && n.Phase == ir.Forward && n.Op.Class() != ir.Leaf && n.Op != ir.OpRecv
 }
 
 // comm appends one communication node.

@@ -129,26 +129,19 @@ func (b *blueprint) attribute(prog *codegen.Program) {
 	if b.ofBlock == nil {
 		b.ofBlock = make(map[*ir.Node]bool, len(prog.Graph.Nodes))
 	}
-	read, left := make([]bool, prog.Graph.IDs()), make([]bool, prog.Graph.IDs()) // by a block, by others
-	var leaving []*ir.Value                                                      // what blocks hand on
+	read := make([]bool, prog.Graph.IDs()) // by a block
 	for i := len(prog.Graph.Nodes) - 1; i >= 0; i-- {
 		n := prog.Graph.Nodes[i]
 		of := n.Block() != "" && n.Op != ir.OpRecv
 		if rearranges(n) && n.Phase != ir.Update {
-			of = read[n.Results[0].ID] && repeats(n, leaving)
+			of = read[n.Results[0].ID] && !enters(n)
 		}
-		by := left
-		if of {
-			b.ofBlock[n] = true
-			by = read
+		if !of {
+			continue
 		}
+		b.ofBlock[n] = true
 		for _, a := range n.Args {
-			by[a.ID] = true
-		}
-		for _, r := range n.Results {
-			if of && left[r.ID] {
-				leaving = append(leaving, r)
-			}
+			read[a.ID] = true
 		}
 	}
 	type between struct {
@@ -165,20 +158,13 @@ func (b *blueprint) attribute(prog *codegen.Program) {
 	}
 }
 
-// repeats reports whether what a node that a block reads gathers or exchanges is there again between two blocks: what
-// comes from outside in the forward pass is not if the blocks hand on no such value. A table that is cut by columns is
-// gathered once, for the first.
-func repeats(n *ir.Node, leaving []*ir.Value) bool {
+// enters reports whether what a node gathers or exchanges comes from before the blocks, as the rows of a table that is cut by
+// columns do: the first block alone is given it.
+func enters(n *ir.Node) bool {
 	for rearranges(n) {
 		n = n.Args[0].Def
 	}
-	if n.Phase != ir.Forward || n.Block() != "" || n.Op == ir.OpRecv || n.Op.Class() == ir.Leaf {
-		return true
-	}
-	from := n.Results[0]
-	return slices.ContainsFunc(leaving, func(v *ir.Value) bool {
-		return v.Def.Phase == ir.Forward && v.Type.Equal(from.Type) && v.Spec == from.Spec
-	})
+	return n.Phase == ir.Forward && n.Block() == "" && n.Op != ir.OpRecv && n.Op.Class() != ir.Leaf
 }
 
 // rearranges reports whether a node gathers or exchanges a value, or slices a gradient.

@@ -114,6 +114,26 @@ func TestFloorOfAnUpdateInTheCache(t *testing.T) {
 	require.LessOrEqual(t, s.flowing(o, 1, partition.OneFOneB, nil), took)
 }
 
+// TestKeptSharesOfWholeGradients: of a weight that all tensor-parallel ranks hold each may add up the share of the gradient alone
+// that it updates, from ZeRO stage 1 on: where all of it is larger than what the ranks would gather to make their shares.
+func TestKeptSharesOfWholeGradients(t *testing.T) {
+	const batch, size = 4, 1
+	model := tiny(2)
+	model.NHead, model.NEmbd, model.BlockSize = 4, 128, 32
+	model = llama(model)
+	c := cluster(t, "h100")
+	opts, err := Options{RuntimeNGPUs: 6}.on(c, batch)
+	require.NoError(t, err)
+	s := newSearcher(step(t, model, batch), batch, c, opts)
+	for zero := range 4 {
+		o := outline{degrees: degrees{plan: 6, dp: 2, cp: 1, tp: 3, pp: 1}, sharding: sharding{zero: zero, sequence: true, split: split{replicate: "mlp"}}, chunks: 1}
+		skel, err := s.skeleton(o)
+		require.NoError(t, err)
+		takes := skel.memoryOf(size)[0].morePersist
+		require.LessOrEqual(t, s.again(o, size, partition.OneFOneB).persist, takes, "ZeRO %d", zero)
+	}
+}
+
 // TestNoFloorIsAboveAPlan: random plans of models that people train, from all over the regions of certificates, take no less than the
 // floors of their outlines, whether they fit or not.
 func TestNoFloorIsAboveAPlan(t *testing.T) {

@@ -20,6 +20,7 @@ import (
 // for micro-batches.
 type shelf struct {
 	weights, gradients, state int64
+	whole                     int64 // of gradients, those of which each tensor-parallel rank has all
 	reduced                   int64 // gradients, wherever else tensor-parallel ranks hold them: as evenly as can be
 	other                     int64 // of what lasts as long as they do
 	shared                    []shared
@@ -52,11 +53,14 @@ type shared struct {
 	wide bool
 }
 
-// persist returns the bytes that last under a way to shard, over so many ranks; without gradients where slots have them.
-func (b *shelf) persist(o sharding, ranks int64, alone bool) int64 {
+// persist returns the bytes that last under an outline, in which ZeRO shards over so many data-parallel ranks; without gradients
+// where slots have them.
+func (b *shelf) persist(o outline, replicas int, alone bool) int64 {
 	weights, gradients, state := b.weights, b.gradients, b.state
+	ranks := int64(o.sharers(replicas))
 	if o.zero >= 1 {
 		state /= ranks
+		gradients -= b.whole - b.whole/int64(o.sharers(1)) // each may add up the share that it will update
 	}
 	if o.zero >= 2 { // reduced in every micro-batch, they lie as their weights do
 		gradients = b.reduced / ranks
@@ -193,6 +197,9 @@ func (w *work) shelfOf(batch int) *shelf {
 		}
 		*sum += sizes[x.kind]
 		if sum == &b.gradients {
+			if tp := mesh.Axis(partition.AxisTP); tp >= 0 && x.Value.Spec[tp].Kind != ir.Shard {
+				b.whole += sizes[x.kind]
+			}
 			even := x.Value.Type.Bytes()
 			for axis, a := range mesh.Axes {
 				if x.Value.Spec[axis].Kind == ir.Shard {
@@ -409,7 +416,7 @@ func (s *searcher) again(o outline, size int, schedule partition.Schedule) *agai
 		ranks = o.dp * (s.opts.RuntimeNGPUs / o.plan)
 	}
 	m, _ := s.split(o, size)
-	persist := trunk.shelfOf(s.batch).persist(o.sharding, int64(o.sharers(ranks)), m == 1 && o.stages() == 1)
+	persist := trunk.shelfOf(s.batch).persist(o, ranks, m == 1 && o.stages() == 1)
 	a := &again{
 		limit: s.limit - f.temp, persist: persist, slots: [][extents]int64{f.slot}, more: f.more,
 		among: s.opts.recompute(o.replicate).extents(), alike: o.chunks > 1,
