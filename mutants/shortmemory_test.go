@@ -9,6 +9,16 @@ func inShortMemory() []mutant {
 		old:  "if !x.block || x.From <= last && x.To >= first {", new: "if !x.block || x.From <= last || x.To >= first {",
 		pkg: "./planner", run: "^TestCostIsSimulation$/^seed_107$",
 	}, {
+		bug: "memory bound of an update too low", how: "what its stream reads of all blocks at its end",
+		file: "planner/memory.go",
+		old:  "left.block > most.block {", new: "left.block < 0 {",
+		pkg: "./planner", run: "^TestSearchOfOneMicroBatch$",
+	}, {
+		bug: "memory bound of the only micro-batch too low", how: "gradients of the head beside what blocks keep",
+		file: "planner/memory.go",
+		old:  "kept+m.crest[r.last(n)])", new: "kept)",
+		pkg: "./planner", run: "^TestSearchOfOneMicroBatch$",
+	}, {
 		bug: "memory bound of an update too low", how: "positions between the ends",
 		file: "planner/memory.go",
 		old:  "if few[i].update.block < update.block {", new: "if false {",

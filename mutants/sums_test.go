@@ -25,7 +25,7 @@ func inSums() []mutant {
 		pkg: "./codegen", run: "^TestSumsAreChecked$",
 	}, {
 		bug: "peak of a plan not that of its program", how: "gradients are placed in another order",
-		file: "codegen/allocate.go",
+		file: "codegen/pack.go",
 		old:  "cmp.Compare(a.filled(), b.filled()), ", new: "",
 		pkg: "./planner", run: "^TestBatchParallelSearchIsExact$",
 	}, {

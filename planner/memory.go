@@ -18,7 +18,9 @@ type stageMemory struct {
 	persist int64 // weights, gradients, optimizer state; and what the devices lack to the limit
 	// sums is gradients where slots have them, which they do after what the passes keep: of the only micro-batch of a stage
 	// by itself.
-	sums   memoryShare
+	sums memoryShare
+	// crest is by how much more than slot a slot has when the backward pass gets to the blocks: sums, of the head.
+	crest  [extents]int64
 	slot   [extents]int64
 	temp   [extents]int64
 	calm   [extents]int64 // temp, but for the backward pass
@@ -51,8 +53,8 @@ func (m *stageMemory) before(n int, r recomputation, c codegen.Chunk) int64 {
 
 // holding is the bound where a slot has so much at some time.
 func (m *stageMemory) holding(n int, r recomputation, c codegen.Chunk, slot int64) int64 {
-	_, temp := m.kept(&m.slot, n, r)
-	slots := max(int64(c.Slots)*slot, m.sums.of(n))
+	kept, temp := m.kept(&m.slot, n, r)
+	slots := max(int64(c.Slots)*slot, m.sums.of(n), kept+m.crest[r.last(n)])
 	return m.persist + int64(n-1)*m.morePersist + slots + int64(c.Inboxes)*m.inbox + temp
 }
 
@@ -60,7 +62,7 @@ func (m *stageMemory) holding(n int, r recomputation, c codegen.Chunk, slot int6
 func (m *stageMemory) keepSums() {
 	m.persist += m.sums.bytes()
 	m.morePersist += m.sums.block
-	m.sums = memoryShare{}
+	m.sums, m.crest = memoryShare{}, [extents]int64{}
 }
 
 // around is the most that a slot has before a backward pass, or after it.
@@ -136,13 +138,13 @@ func (s *skeleton) memoryOf(microBatch int) []stageMemory {
 			got := s.of.measure(e, i, mesh, &sizes)
 			m.persist, m.morePersist = got.persist.bytes(), got.persist.block/chunks
 			m.persist += (int64(s.plan.Chunks()) - chunks) * m.morePersist
-			m.sums = got.sums
+			m.sums, m.crest[e] = got.sums, got.crest
 			m.slot[e], m.temp[e], m.calm[e] = got.slot[0].bytes(), got.temp, got.calm
 			m.lastSlot[e] = got.slot[fewChunks-1].bytes()
 			m.inbox, m.lastInbox = got.inbox[0], got.inbox[fewChunks-1]
 		}
 		for e := s.most + 1; e < extents; e++ {
-			m.moreSlot[e], m.apart[e], m.slot[e] = more[s.most], apart[s.most], m.slot[s.most]
+			m.moreSlot[e], m.apart[e], m.slot[e], m.crest[e] = more[s.most], apart[s.most], m.slot[s.most], m.crest[s.most]
 			m.temp[e], m.calm[e], m.lastSlot[e] = m.temp[s.most], m.calm[s.most], m.lastSlot[s.most]
 		}
 		var blocks memoryShare
@@ -175,6 +177,7 @@ func (s *skeleton) memoryOf(microBatch int) []stageMemory {
 type measured struct {
 	persist memoryShare
 	sums    memoryShare
+	crest   int64
 	slot    [fewChunks]memoryShare // by chunk
 	inbox   [fewChunks]int64
 	temp    int64 // the most live at one instruction
@@ -311,6 +314,7 @@ func (b *blueprint) measure(e extent, position int, mesh ir.Mesh, sizes *[]int64
 	for phase, body := range st.Bodies {
 		live[phase] = make([]int64, len(body.Instrs)+1)
 	}
+	blocks := len(st.Bodies[ir.Forward].Instrs) + slices.IndexFunc(st.Bodies[ir.Backward].Instrs, func(in codegen.Instr) bool { return b.ofBlock[in.Node] })
 	for i := range b.held[e][position] {
 		b := &b.held[e][position][i]
 		size := (*sizes)[b.kind]
@@ -321,9 +325,13 @@ func (b *blueprint) measure(e extent, position int, mesh ir.Mesh, sizes *[]int64
 		share := &m.persist
 		switch b.Region {
 		case codegen.Sums:
-			share = &m.sums
+			if share = &m.sums; b.From <= blocks {
+				m.crest += size
+			}
 		case codegen.Slot:
-			share = &m.slot[b.Chunk]
+			if share = &m.slot[b.Chunk]; b.To < blocks {
+				m.crest -= size
+			}
 		case codegen.Inbox:
 			m.inbox[b.Chunk] += size
 			continue
@@ -478,7 +486,7 @@ func (b *blueprint) crossing(e extent, position int, mesh ir.Mesh) (x crossing) 
 // chunk. What a block keeps for or from its AdamW while others do something, all blocks keep then, as each does what comes
 // before, and none what comes after: gradients that are reduced or narrowed before all are clipped, weights that have come from
 // the host before any is cast. The block that is updated first, or last, has besides what that AdamW reads and writes.
-// blocks is that of the blocks alone.
+// blocks is that of the blocks alone. Where more is left to a stream that nobody waits for, it is that: see [blueprint.left].
 func (b *blueprint) updating(position int, sizes []int64) (most, blocks memoryShare) {
 	st := b.prog(kept).Stages[position]
 	body := st.Bodies[ir.Update].Instrs
@@ -516,6 +524,9 @@ func (b *blueprint) updating(position int, sizes []int64) (most, blocks memorySh
 			most, at = now, k
 		}
 	}
+	if left := b.left(position, first, sizes); left.block > most.block {
+		return left, blocks
+	}
 	if at < 0 {
 		return most, blocks
 	}
@@ -534,6 +545,21 @@ func (b *blueprint) updating(position int, sizes []int64) (most, blocks memorySh
 	}
 	blocks.block = most.block
 	return most, blocks
+}
+
+// left is what is there when an update ends, if nothing waits for its stream from an instruction on: then what the stream
+// reads of one block, as shares of weights that it gathers, it still may of all.
+func (b *blueprint) left(position, from int, sizes []int64) (left memoryShare) {
+	body := b.prog(kept).Stages[position].Bodies[ir.Update].Instrs
+	if slices.ContainsFunc(body[from:], func(in codegen.Instr) bool { return in.Await > 0 }) {
+		return left
+	}
+	for i := range b.held[kept][position] {
+		if x := &b.held[kept][position][i]; x.Region == codegen.Temp && x.Body == ir.Update && x.To == len(body)-1 {
+			left.add(sizes[x.kind], x.block)
+		}
+	}
+	return left
 }
 
 // usedBuffers tells, by buffer, whether any instruction names it. What none does was
