@@ -14,6 +14,26 @@ func inShortMemory() []mutant {
 		old:  "left.block > most.block {", new: "left.block < 0 {",
 		pkg: "./planner", run: "^TestSearchOfOneMicroBatch$",
 	}, {
+		bug: "memory bound of an update too low", how: "that of several chunks has the blocks of one",
+		file: "planner/interleave.go",
+		old:  "max(temp, m.update.of(blocks))", new: "temp",
+		pkg: "./planner", run: "^TestMemoryOfManyChunks$",
+	}, {
+		bug: "the plan named where none fits is not the closest", how: "none has the loss in slices",
+		file: "planner/leanest.go",
+		old:  "x.withoutHead() >= least {", new: "x.least > 0 {",
+		pkg: "./planner", run: "^TestClosestIsExact$",
+	}, {
+		bug: "the plan named where none fits is not the closest", how: "every position recomputes as the first",
+		file: "planner/leanest.go",
+		old:  "choice[at] = best\n", new: "choice[at] = choice[0]\n",
+		pkg: "./planner", run: "^TestClosestIsExact$",
+	}, {
+		bug: "the plan named where none fits is said to be the closest", how: "though none has been laid out in all ways",
+		file: "planner/leanest.go",
+		old:  "if lay(x); !x.certain() {", new: "if lay(x); false {",
+		pkg: "./planner", run: "^TestClosestIsExact$",
+	}, {
 		bug: "memory bound of the only micro-batch too low", how: "gradients of the head beside what blocks keep",
 		file: "planner/memory.go",
 		old:  "kept+m.crest[r.last(n)])", new: "kept)",

@@ -2,6 +2,7 @@ package planner
 
 import (
 	"encoding/binary"
+	"math"
 	"slices"
 
 	"github.com/autopar/autopar/codegen"
@@ -483,7 +484,7 @@ func (b *blueprint) crossing(e extent, position int, mesh ir.Mesh) (x crossing) 
 }
 
 // updating bounds what is temporary in the update of a position with many blocks, from that of one which is measured, with one
-// chunk. What a block keeps for or from its AdamW while others do something, all blocks keep then, as each does what comes
+// block of each chunk. What a block keeps for or from its AdamW while others do something, all blocks keep then, as each does what comes
 // before, and none what comes after: gradients that are reduced or narrowed before all are clipped, weights that have come from
 // the host before any is cast. The block that is updated first, or last, has besides what that AdamW reads and writes.
 // blocks is that of the blocks alone. Where more is left to a stream that nobody waits for, it is that: see [blueprint.left].
@@ -491,7 +492,7 @@ func (b *blueprint) updating(position int, sizes []int64) (most, blocks memorySh
 	st := b.prog(kept).Stages[position]
 	body := st.Bodies[ir.Update].Instrs
 	if b.plan.Chunks() > 1 {
-		return most, blocks // blocks are updated one after another
+		return b.updatingChunks(position, sizes)
 	}
 	var updates []int // of the block
 	for k := range body {
@@ -547,15 +548,86 @@ func (b *blueprint) updating(position int, sizes []int64) (most, blocks memorySh
 	return most, blocks
 }
 
-// left is what is there when an update ends, if nothing waits for its stream from an instruction on: then what the stream
-// reads of one block, as shares of weights that it gathers, it still may of all.
-func (b *blueprint) left(position, from int, sizes []int64) (left memoryShare) {
-	body := b.prog(kept).Stages[position].Bodies[ir.Update].Instrs
-	if slices.ContainsFunc(body[from:], func(in codegen.Instr) bool { return in.Await > 0 }) {
-		return left
+// updatingChunks is updating with several chunks, of whose blocks each has at least what a block of any chunk has.
+func (b *blueprint) updatingChunks(position int, sizes []int64) (most, blocks memoryShare) {
+	st := b.prog(kept).Stages[position]
+	body := st.Bodies[ir.Update].Instrs
+	var updates [fewChunks][]int // AdamW, by chunk
+	for k := range body {
+		if n := body[k].Node; n.Op == ir.OpAdamW && n.Block() != "" {
+			chunk := b.chunkOf[n.Block()]
+			updates[chunk] = append(updates[chunk], k)
+		}
+	}
+	var temp [fewChunks][]*held
+	var live [1 + fewChunks][]int64 // changes, by chunk and of what is not of blocks
+	for i := range live {
+		live[i] = make([]int64, len(body)+1)
 	}
 	for i := range b.held[kept][position] {
-		if x := &b.held[kept][position][i]; x.Region == codegen.Temp && x.Body == ir.Update && x.To == len(body)-1 {
+		x := &b.held[kept][position][i]
+		if x.Region != codegen.Temp || x.Body != ir.Update {
+			continue
+		}
+		of := fewChunks
+		if x.block {
+			of = b.chunkOf[x.Value.Def.Block()]
+			if temp[of] = append(temp[of], x); x.From > updates[of][len(updates[of])-1] || x.To < updates[of][0] {
+				continue
+			}
+		}
+		live[of][x.From] += sizes[x.kind]
+		live[of][x.To+1] -= sizes[x.kind]
+	}
+	var now [1 + fewChunks]int64
+	at := -1
+	for k := range body {
+		for i := range now {
+			now[i] += live[i][k]
+		}
+		if block := slices.Min(now[:fewChunks]); block > most.block && body[k].Node.Block() == "" {
+			most, at = memoryShare{now[fewChunks], block}, k
+		}
+	}
+	if at < 0 {
+		return most, blocks
+	}
+	least := int64(math.MaxInt64) // by chunk, the most that a block has at one of its AdamW
+	for chunk, updates := range updates {
+		alone := int64(0)
+		for _, k := range updates {
+			var bytes int64
+			for _, x := range temp[chunk] {
+				mine := func(id int) bool { return &st.Buffers[id] == x.Buffer }
+				if x.From <= k && k <= x.To && (x.From <= at && at <= x.To || slices.ContainsFunc(body[k].Args, mine) || slices.ContainsFunc(body[k].Results, mine)) {
+					bytes += sizes[x.kind]
+				}
+			}
+			alone = max(alone, bytes)
+		}
+		least = min(least, alone)
+	}
+	return most, memoryShare{least - most.block, most.block}
+}
+
+// left is what the stream of an update may still have to do with at its end, if nothing waits for it from an instruction on: of
+// one block, as the shares of weights that it gathers, and so of all.
+func (b *blueprint) left(position, from int, sizes []int64) (left memoryShare) {
+	st := b.prog(kept).Stages[position]
+	body := st.Bodies[ir.Update].Instrs
+	running := map[*codegen.Buffer]bool{}
+	for i := range body[from:] {
+		switch in := &body[from+i]; {
+		case in.Await > 0:
+			return left
+		case in.Async:
+			for _, id := range slices.Concat(in.Args, in.Results) {
+				running[&st.Buffers[id]] = true
+			}
+		}
+	}
+	for i := range b.held[kept][position] {
+		if x := &b.held[kept][position][i]; x.Region == codegen.Temp && x.Body == ir.Update && running[x.Buffer] {
 			left.add(sizes[x.kind], x.block)
 		}
 	}

@@ -49,6 +49,40 @@ func TestMemoryOfManyBlocks(t *testing.T) {
 	}
 }
 
+// TestMemoryOfManyChunks: so is that of a position with several chunks, all of whose blocks are updated in one body.
+func TestMemoryOfManyChunks(t *testing.T) {
+	const batch, blocks, chunks = 8, 24, 4
+	model := tiny(blocks)
+	model.Float = ir.BF16
+	g := step(t, model, batch)
+	for name, x := range map[string]sharding{
+		"gradients reduced":   {zero: 1, offload: partition.OffloadOptimizer},
+		"weights of the host": {offload: partition.OffloadOptimizer},
+		"all of the host":     {offload: partition.OffloadParams},
+		"kept":                {zero: 2},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newSearcher(g, batch, cluster(t, "a100-80g"), Options{RuntimeNGPUs: 6})
+			skel, err := s.skeleton(outline{degrees: degrees{plan: 6, dp: 2, cp: 1, tp: 1, pp: 3}, sharding: x, chunks: chunks})
+			require.NoError(t, err)
+			p := newPipeline(skel, skel.memoryOf(1), 1, partition.Interleaved)
+			for e := range extents {
+				p.upTo(e)
+				cut := evenCut(blocks, 3*chunks, func(int) extent { return e })
+				prog, err := codegen.Draft(g, p.plan(cut), batch)
+				require.NoError(t, err)
+				peaks, _, err := s.peaks(prog.Plan)
+				require.NoError(t, err)
+				for at, arena := range peaks {
+					least := p.interleavedPeak(cut, at)
+					require.LessOrEqual(t, least, arena, "position %d", at)
+					require.Greater(t, float64(least)/float64(arena), 0.95, "position %d: %d of %d bytes", at, least, arena)
+				}
+			}
+		})
+	}
+}
+
 // TestSearchWhereMemoryIsShort lays out few stages and looks at few pipelines: GPT-3 13B on 16 A10Gs took more than 1,600
 // layouts when zero-bubble slots were bounded between passes only, and the update by that of one block.
 func TestSearchWhereMemoryIsShort(t *testing.T) {
