@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"math/bits"
 	"slices"
+	"sort"
 )
 
 // pack assigns offsets to buffers with lifetimes and returns the space they take. Those of which none lives on when
@@ -26,7 +27,10 @@ func pack(buffers []Buffer, ids []int) int64 {
 // packTogether is pack for buffers whose lives hang together, in any order: the largest first, each at the lowest
 // offset at which nothing that was placed before lives when it does.
 func packTogether(buffers []Buffer, order []int) int64 {
-	taken := newOccupancy(buffers, order)
+	place := new(placed).place
+	if len(order) > manyBuffers {
+		place = newOccupancy(buffers, order).place
+	}
 	slices.SortFunc(order, func(x, y int) int {
 		a, b := &buffers[x], &buffers[y]
 		return cmp.Or(cmp.Compare(b.Size, a.Size), cmp.Compare(a.filled(), b.filled()), cmp.Compare(x, y))
@@ -34,10 +38,39 @@ func packTogether(buffers []Buffer, order []int) int64 {
 	var total int64
 	for _, id := range order {
 		buf := &buffers[id]
-		buf.Offset = taken.place(alignUp(buf.Size), buf)
+		buf.Offset = place(alignUp(buf.Size), buf)
 		total = max(total, buf.Offset+alignUp(buf.Size))
 	}
 	return total
+}
+
+// manyBuffers is how many are placed faster by an [occupancy] than next to each other.
+const manyBuffers = 1024
+
+// placed is buffers that have been placed, by offset.
+type placed []space
+
+// space is where a buffer lies, and when.
+type space struct {
+	span
+	from, to int
+}
+
+// place takes the lowest offset from which on so many bytes are free as long as a buffer lives, and returns it.
+func (p *placed) place(size int64, b *Buffer) (at int64) {
+	for i := range *p {
+		other := &(*p)[i]
+		if other.to < b.From || b.To < other.from {
+			continue
+		}
+		if other.at >= at+size {
+			break
+		}
+		at = max(at, other.end)
+	}
+	i := sort.Search(len(*p), func(i int) bool { return (*p)[i].at >= at })
+	*p = slices.Insert(*p, i, space{span{at, at + size}, b.From, b.To})
+	return at
 }
 
 // occupancy says which offsets are taken when. It is a tree over time, of which a node stands for a stretch and its
@@ -65,7 +98,7 @@ func newOccupancy(buffers []Buffer, ids []int) *occupancy {
 	return &occupancy{times: times, nodes: make([]taken, 2<<bits.Len(uint(len(times)-1)))}
 }
 
-// place takes the lowest offset from which on so many bytes are free as long as a buffer lives, and returns it.
+// place is that of [placed].
 func (o *occupancy) place(size int64, b *Buffer) int64 {
 	from, _ := slices.BinarySearch(o.times, b.From)
 	to, _ := slices.BinarySearch(o.times, b.To+1)

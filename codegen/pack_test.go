@@ -32,6 +32,11 @@ func TestPack(t *testing.T) {
 			buffers, ids = append(buffers, Buffer{Value: made, Size: size, From: from, To: to}), append(ids, id)
 		}
 		total := pack(buffers, ids)
+		many, all := newOccupancy(buffers, ids), new(placed)
+		for _, id := range r.Perm(n) { // in any order
+			b := &buffers[id]
+			require.Equal(t, all.place(alignUp(b.Size), b), many.place(alignUp(b.Size), b), "seed %d case %d: among many", seed, k)
+		}
 		meet := func(a, b *Buffer) bool { return a.From <= b.To && b.From <= a.To }
 		first := func(a, b int) bool { // placed before it
 			x, y := &buffers[a], &buffers[b]

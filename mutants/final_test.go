@@ -46,7 +46,7 @@ func inTheFinals() []mutant {
 	}, {
 		bug: "peak of a plan not that of its program", how: "gaps as large as a buffer are left empty",
 		file: "codegen/pack.go",
-		old:  "all[i][0].at < at+size;", new: "all[i][0].at <= at+size;",
+		old:  "other.at >= at+size {", new: "other.at > at+size {",
 		pkg: "./codegen", run: "^TestPack$",
 	}, {
 		bug: "a faster order of ranks is taken for the usual one", how: "nobody asks how neighbours reach each other",
