@@ -115,12 +115,15 @@ func (s *searcher) infeasible(points []*point) error {
 	return e
 }
 
-// layLeanest lays out plans of a pipeline that may need less than so many bytes, until none is left. It returns the one that
-// needs the least, with what that is; nil if none needs less.
+// layLeanest lays out plans of a pipeline that may need less than so many bytes, until none is left: of one that is not certain,
+// none that would need more if its bound missed as little as those of the others (zero-bubble slots have bounds that miss much of one
+// cut and little of another). It returns the one that needs the least, with what that
+// is; nil if none needs less.
 func (s *searcher) layLeanest(x *lean, least int64) (closest *partition.Plan, needs int64) {
+	missed := int64(0)
 	for {
 		cut, may := x.leanest()
-		if may >= least {
+		if may+missed >= least {
 			return closest, least
 		}
 		plan := x.plan(cut)
@@ -134,6 +137,9 @@ func (s *searcher) layLeanest(x *lean, least int64) (closest *partition.Plan, ne
 				peak += x.skel.lacks[at]
 			}
 			x.known[triedOf(at, cut[at])], most = peak, max(most, peak)
+		}
+		if miss := most - may; !x.certain() && x.template.Schedule != partition.ZeroBubble && (missed == 0 || miss < missed) {
+			missed = miss
 		}
 		if most < least {
 			closest, least = plan, most
