@@ -46,7 +46,7 @@ bench: ## run every benchmark once, for its time and allocations
 	$(GO) test -run '^$$' -bench . -benchmem ./...
 
 bench-planner: ## time whole searches over models, layers, devices and batches
-	bench/planner.sh > bench/planner.md
+	bench/planner.sh
 
 parity: ## train under every plan of the parity table and print it
 	$(GO) test -count=1 -timeout 20m -v -run TestParity . -args -parity-all

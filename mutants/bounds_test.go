@@ -5,8 +5,18 @@ package mutants
 func inTheBounds() []mutant {
 	const first = "^TestCostIsSimulation$/^seed_12$"
 	return []mutant{{
+		bug: "the first block unlike the others", how: "it adds to terms of what is looked up",
+		file: "partition/rulecost.go",
+		old:  "return v.Spec[t.axis].Kind == ir.Partial && v.Def.Block() != t.n.Block()", new: "return false",
+		pkg: "./planner", run: "^TestCostIsSimulation$/^seed_7003$",
+	}, {
+		bug: "a program of one block is no program of many", how: "the norm's terms of one block are reduced one by one",
+		file: "partition/rulecost.go",
+		old:  "return n.Op == ir.OpAddN && n.Phase == ir.Update", new: "return n.Op == ir.OpMatMul && n.Phase == ir.Update",
+		pkg: "./partition", run: "^TestNormIsReducedOnce$",
+	}, {
 		bug: "a rule's choice depends on the degree", how: "the share that n ranks receive",
-		file: "partition/choose.go",
+		file: "partition/rulecost.go",
 		old:  "\treturn bytes / 2\n", new: "\treturn bytes * float64(n-1) / float64(n)\n",
 		pkg: "./planner", run: "^TestCostIsSimulation$/^seed_210$",
 	}, {

@@ -33,8 +33,8 @@ func inContext() []mutant {
 		pkg: "./runtime/cpu", run: "^TestConformance$/^1_thread$/^ops$/^dropout$",
 	}, {
 		bug: "work repeated by ranks that share a sequence", how: "activations gathered where that is cheap",
-		file: "partition/choose.go",
-		old:  "stays = !sig.Dims[sig.Args[i][from.Dim]].Frozen", new: "stays = false",
+		file: "partition/rulecost.go",
+		old:  "return !t.sig.Dims[t.sig.Args[i][from.Dim]].Frozen", new: "return false",
 		pkg: ".", run: "^TestContextTraffic$",
 	}, {
 		bug:  "logits in the order of a folded sequence",

@@ -5,12 +5,12 @@ func inGrids() []mutant {
 	const collectives, exact = "^TestGridCollectives$", "^TestGridSearchIsExact$"
 	return []mutant{{
 		bug: "weights on a grid are gathered", how: "what meets a part of a weight is not cut as that is",
-		file: "partition/choose.go",
-		old:  "return w.Def.Op == ir.OpParam && to[1].Kind == ir.Shard && w.Spec[axis] == to[1]", new: "return w.Def.Op == ir.OpParam && to[1].Kind == ir.Partial && w.Spec[axis] == to[1]",
+		file: "partition/rulecost.go",
+		old:  "return w.Def.Op == ir.OpParam && to.Kind == ir.Shard && w.Spec[t.axis] == to", new: "return w.Def.Op == ir.OpParam && to.Kind == ir.Partial && w.Spec[t.axis] == to",
 		pkg: "./partition", run: collectives,
 	}, {
 		bug: "gradients of weights on a grid are whole over its rows", how: "a sum over tokens costs no more than their parts",
-		file: "partition/choose.go",
+		file: "partition/rulecost.go",
 		old:  "cost += lastResort // a gradient is made in the parts that the rows hold", new: "cost += 0",
 		pkg: "./partition", run: collectives,
 	}, {
@@ -25,8 +25,8 @@ func inGrids() []mutant {
 		pkg: "./partition", run: "^TestFewHeadsBetweenTwoAxes$",
 	}, {
 		bug: "a gradient of 16 bits cut by too few heads has no way to be reduced", how: "a cast is made where its operand lies",
-		file: "partition/choose.go",
-		old:  "!(home && from.Kind == ir.Shard && pr.crowded(sig, before, sig.Args[i][from.Dim]))", new: "true",
+		file: "partition/rulecost.go",
+		old:  "return !reduced && !roomless", new: "_ = roomless\n\treturn !reduced",
 		pkg: "./partition", run: "^TestFewHeadsBetweenTwoAxes$",
 	}, {
 		bug: "a faster grid is missed", how: "the search has none but what are asked for",

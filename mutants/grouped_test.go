@@ -30,7 +30,7 @@ func inGroupedHeads() []mutant {
 		pkg: kernel, run: "^TestAttentionOfSomeQueries$",
 	}, {
 		bug: "attention repeated on every rank", how: "backward",
-		file: "partition/choose.go",
+		file: "partition/rulecost.go",
 		old:  "n.Op == ir.OpAttentionGrad && i == 2", new: "n.Op == ir.OpAttentionGrad && i == -1",
 		pkg: ".", run: "^TestMoreRanksThanGroups$",
 	}, {

@@ -52,8 +52,8 @@ func inLlama() []mutant {
 		pkg: kernel, run: "^TestRoPE$",
 	}, {
 		bug:  "the first block unlike the others",
-		file: "partition/choose.go",
-		old:  "if !along || from.Kind != ir.Replicate {", new: "if from != ra[i] {",
+		file: "partition/rulecost.go",
+		old:  "if !along || from.Kind != ir.Replicate {", new: "if from != to {",
 		pkg: "./planner", run: "^TestCostIsSimulation$/^seed_12$",
 	}, {
 		bug:  "a head of its own that is the token table",

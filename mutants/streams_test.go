@@ -59,7 +59,7 @@ func inTheStreams() []mutant {
 		pkg: "./codegen", run: "^TestJoin$",
 	}, {
 		bug: "gradients are reduced twice", how: "for the norm as well, where some are whole",
-		file: "partition/choose.go",
+		file: "partition/rulecost.go",
 		old:  "cost += lastResort // a second way", new: "cost += 0 // a second way",
 		pkg: "./codegen", run: "^TestGradientsAreReducedOnce$",
 	}, {

@@ -12,18 +12,18 @@ func inReplicatedModules() []mutant {
 	const modules = "^TestReplicatedModules$"
 	return []mutant{{
 		bug: "every rank does all heads", how: "attention does not exchange tokens for them",
-		file: "partition/choose.go",
-		old:  "return v.Spec[axis] == along && to.Kind == ir.Shard && to.Dim > 1", new: "return false",
+		file: "partition/rulecost.go",
+		old:  "return from == along && to.Kind == ir.Shard && to.Dim > 1", new: "return false",
 		pkg: "./partition", run: modules,
 	}, {
 		bug: "the loss gathers logits", how: "it does not take the targets of its tokens",
-		file: "partition/choose.go",
+		file: "partition/rulecost.go",
 		old:  "case ir.OpRowPick, ir.OpNLL:", new: "case ir.OpNLL:",
 		pkg: "./partition", run: modules,
 	}, {
 		bug: "gradients are placed by how much is recomputed", how: "a sum over the sequence costs what its operands move",
-		file: "partition/choose.go",
-		old:  "cost += tieChange\n\t\t\tcontinue", new: "cost += tieChange",
+		file: "partition/rulecost.go",
+		old:  "case pr.sumsStream(t):", new: "case t.n == nil:",
 		pkg: "./partition", run: modules,
 	}, {
 		bug: "a faster plan is missed", how: "the search replicates no module",
@@ -42,8 +42,8 @@ func inBatchParallel() []mutant {
 		pkg: "./partition", run: "^TestBatchParallel$",
 	}, {
 		bug: "a parameter that is sharded at rest is used in parts", how: "over tensor-parallel ranks",
-		file: "partition/choose.go",
-		old:  "if v.Def.Op == ir.OpParam && known.spread &&", new: "if v.Def.Op == ir.OpInput && known.spread &&",
+		file: "partition/rulecost.go",
+		old:  "atRest := v.Def.Op == ir.OpParam && known.spread &&", new: "atRest := v.Def.Op == ir.OpInput && known.spread &&",
 		pkg: "./partition", run: "^TestSpread$",
 	}, {
 		bug: "gradients that ZeRO shards over tensor-parallel ranks add up whole", how: "of stage 2",

@@ -26,13 +26,16 @@ func TestBatchParallel(t *testing.T) {
 		g, err := partition.Apply(trainGraph(t, 2), p, batch)
 		require.NoError(t, err)
 		require.NoError(t, g.Verify())
-		count, outside := map[string]int{}, map[string]int{}
+		count, first, outside := map[string]int{}, map[string]int{}, map[string]int{}
 		for _, n := range g.Nodes {
 			attr, ok := n.Attr.(ir.CommAttr)
 			if !ok || attr.Axis != partition.AxisTP || n.Phase == ir.Update {
 				continue
 			}
-			if n.Block() == "h.1" {
+			switch n.Block() {
+			case "h.0":
+				first[n.Op.String()]++
+			case "h.1":
 				count[n.Op.String()]++
 			}
 			if x := n.Args[0]; n.Block() == "" && len(x.Type.Shape) == 3 {
@@ -40,6 +43,7 @@ func TestBatchParallel(t *testing.T) {
 			}
 		}
 		require.Equal(t, want, count, modules)
+		require.Equal(t, want, first, modules)
 		require.Equal(t, map[string]int{
 			"[dp.mb,_,_]+{tp} reduce_scatter": 2, "[dp.mb.tp,_,_] all_gather": 3,
 		}, outside, modules)

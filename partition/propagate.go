@@ -272,7 +272,7 @@ func (pr *propagator) node(n *ir.Node) error {
 		argSpecs, resSpecs = pr.refold(n, args[0])
 	default:
 		var err error
-		if argSpecs, resSpecs, err = pr.choose(n, args); err != nil {
+		if argSpecs, resSpecs, err = pr.choose(n); err != nil {
 			return err
 		}
 	}

@@ -1,26 +1,29 @@
 // Package planner finds the fastest plan that fits.
 //
-// The space is units x dp x cp x tp x pp x size of micro-batches x schedule x ZeRO x
-// sequence parallelism x modules replicated or on a grid x overlap x parts of products and their collectives x offload x slices of the loss x stage cuts x recomputation x order of the
-// kinds of devices (space.go; as plain loops in declared.go); the cost of a plan is the simulation of its program by
-// planner/sim, to the picosecond, and its memory the arena that codegen lays out, to
-// the byte. The result is the minimum: see [Search] for what that means and
-// TestSearchIsExact for how it is held to it. [SearchCertified] writes down why, and
-// [Certify] checks that.
+// The cost of a plan is the simulation of its program by planner/sim, to the picosecond, and its memory the arena that
+// codegen lays out, to the byte. The result is the minimum over the whole space: see [Search] for what that means and
+// TestSearchIsExact for how it is held to it. [SearchCertified] writes down why, and [Certify] checks that. [Document]
+// is plan.json, the result with all that is needed to run it.
 //
-// It is fast because little is compiled and less is priced. Repeated blocks are solved
-// once ([Shrink]); a program with one block per stage, of three positions and two ranks
-// of an axis, stands for all larger ones (blueprint.go). Floors from one stage of it
-// rule out most of the space: what positions do (floor.go), what parameters add to it and
-// the recomputation that memory makes necessary (relax.go), and how micro-batches flow
-// through the positions (passage.go); what is left gets time and memory of every cut
-// (skeleton.go, price.go, memory.go) and bounds from them (bound.go), and is searched
-// best first (explore.go, cut.go) with exact costs (pipeline.go, flow.go). How
-// parameters are split is found from the op signatures (layout.go), which modules are not
-// split at all is searched (replicate.go), as is which are in two dimensions (grid.go), and, last, in how many parts
-// products and collectives next to them are made (pieces.go). What
-// only spares memory is looked at where that is short (relief.go, slices.go). What is said of the
-// winners is read off few positions and blocks (final.go).
+// It is fast because little is compiled and less is priced: repeated blocks are solved once, a small program stands
+// for all larger ones, bounds rule out most of the space without any, and what is left is searched best first. The
+// files, in the order in which to read them:
 //
-// [Document] is plan.json, the result with all that is needed to run it.
+//   - What is asked and found: options.go, search.go; document.go and docread.go, the file. An outline is all of a plan
+//     but its cut and what is recomputed: space.go lists outlines as the search meets them, declared.go again as plain
+//     loops, which the certificate tiles.
+//   - What a plan costs: shrink.go leaves one block of many; blueprint.go has the program of one block per stage, three
+//     positions and two ranks of an axis, which stands for all of its kind; skeleton.go and price.go are the times of its
+//     instructions, memory.go and footprint.go the bytes of its stages; pipeline.go and flow.go put micro-batches through
+//     the positions; final.go says of the winner what its whole program would, estimate.go of any plan.
+//   - What is chosen beside degrees, a file each: layout.go how parameters are split, found from the op signatures,
+//     replicate.go which modules are not, grid.go which in two dimensions; context.go; rankorder.go; recomputation.go;
+//     interleave.go; pieces.go and undecided.go in how many parts products and their collectives are made; pools.go on
+//     which kind of device a stage lies. What only spares memory is looked at where that is short: relief.go, slices.go.
+//   - Bounds of outlines, from one stage: floor.go what positions do, relax.go what parameters add to it and the
+//     recomputation that memory makes necessary, passage.go how micro-batches flow, beside.go and spread.go what programs
+//     make in one of several ways. Bounds of cuts: bound.go, outlast.go, tail.go.
+//   - The search: explore.go over outlines, cut.go over the cuts of one, incumbents.go the best so far.
+//   - Around it: infeasible.go names the closest plan, robust.go perturbs the cluster, certificate.go makes the proof and certificate_text.go writes it,
+//     certify.go and certify_cuts.go check it.
 package planner

@@ -175,9 +175,9 @@ func TestProcessesFail(t *testing.T) {
 				t.Cleanup(f.Release)
 				return f
 			}, steps)
-			require.Less(t, time.Since(began), 10*timeout)
+			require.Less(t, time.Since(began), time.Minute)
 			for _, err := range errs { // the first to wait in vain, and those it tells
-				require.Regexp(t, `^rank \d, step 7, .*(waited 3(\.\d)?s for rank|hangs: no progress)`, err)
+				require.Regexp(t, `^rank \d, step 7, .*(waited \d+(\.\d)?s for rank|hangs: no progress)`, err)
 			}
 		})
 	}

@@ -52,11 +52,25 @@ func status(err error) int {
 	if as(err, &exit) && exit.Status > statusFailed { // as the process of that rank knows
 		return exit.Status
 	}
-	if is[*kong.ParseError](err) || is[*usageError](err) || is[*cuda.DeviceError](err) || is[*driver.MissingError](err) || is[*config.Error](err) || is[*gpt.ConfigError](err) ||
-		is[*data.InputError](err) || is[*cost.Error](err) || is[*measured.Error](err) || is[*cost.FieldError](err) || is[*checkpoint.Error](err) || is[*train.InputError](err) || is[*planner.OptionError](err) || is[*planner.DocumentError](err) || is[*planner.CertificateError](err) || is[*partition.PlanError](err) || is[*galvatron.FileError](err) || is[*export.Error](err) {
+	if blamesInput(err) {
 		return statusInput
 	}
 	return statusFailed
+}
+
+// blamesInput reports whether a command line, or a file or device that it names, is wrong.
+func blamesInput(err error) bool {
+	for _, blames := range []func(error) bool{
+		is[*kong.ParseError], is[*usageError], is[*config.Error], is[*gpt.ConfigError], is[*data.InputError], is[*train.InputError],
+		is[*cost.Error], is[*cost.FieldError], is[*measured.Error], is[*galvatron.FileError], is[*checkpoint.Error], is[*export.Error],
+		is[*planner.OptionError], is[*planner.DocumentError], is[*planner.CertificateError], is[*partition.PlanError],
+		is[*cuda.DeviceError], is[*driver.MissingError],
+	} {
+		if blames(err) {
+			return true
+		}
+	}
+	return false
 }
 
 // message is how an error is told to the user.

@@ -45,6 +45,7 @@ KERNEL(columns_part, 128)(float* part, const T* x, i64 rows, i64 cols, i64 chunk
 	each_of_all<T>(cols, lines_up<T>(cols), [&](auto width, i64 c) {
 		constexpr int w = decltype(width)::value;
 		Pack<w> sum = {};
+#pragma unroll 4
 		for (i64 r = first; r < end; r++) {
 			Pack<w> z = load<w>(x + r * cols + c);
 			for (int j = 0; j < w; j++) sum[j] += z[j];

@@ -1,0 +1,28 @@
+package partition_test
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/autopar/autopar/ir"
+	"github.com/autopar/autopar/partition"
+)
+
+// TestNormIsReducedOnce: terms of the norm of the gradients are added up before ranks are, be there one of a block or
+// more, so that a program of one block stands for those of many.
+func TestNormIsReducedOnce(t *testing.T) {
+	for _, blocks := range []int{1, 2, 3} {
+		p := newPlan(1, 2, partition.Stage{Last: blocks})
+		p.Placements = []partition.Placement{{Match: `h\.[0-9]+\.attn\.c_attn\.weight`, Spec: "[_,_,tp,_]"}}
+		g, err := partition.Apply(trainGraph(t, blocks), p, batch)
+		require.NoError(t, err)
+		var reduced []string
+		for _, n := range g.Nodes {
+			if n.Op == ir.OpAllReduce && n.Phase == ir.Update && n.Results[0].Type.Elems() == 1 {
+				reduced = append(reduced, n.Args[0].Name())
+			}
+		}
+		require.Equal(t, []string{"grad_norm/add_n"}, reduced, "%d blocks", blocks)
+	}
+}
