@@ -37,7 +37,7 @@ type Weights struct {
 }
 
 // OpenWeights opens a weights file for a model of the given configuration. A missing tensor, one that the model does not
-// have, and one of another shape are an *Error that names it. Which layout the file has shows in the shapes. The head
+// have, and one of another shape are an *Error that names it, and so are heads of another number than the file says. Which layout the file has shows in the shapes. The head
 // may be absent; if it is there it must equal the token table, to which it is tied. A position table longer than the
 // model's block size is cut.
 func OpenWeights(path string, cfg gpt.Config) (*Weights, error) {
@@ -103,7 +103,27 @@ func (w *Weights) check() error {
 			return errorf(w.path, name, "is not a tensor of this model (%d layers, bias %v)", w.cfg.NLayer, w.cfg.Bias)
 		}
 	}
-	return w.checkHead()
+	return errors.Join(w.checkStated(), w.checkHead())
+}
+
+// checkStated compares the model with what no tensor shows, where the file says it: the number of heads, and in a file of
+// [ExportWeights] the activation. HuggingFace's config.json says tanh, where nanoGPT takes the exact GELU.
+func (w *Weights) checkStated() error {
+	meta := w.file.Metadata()
+	stated := w.cfg
+	if err := w.heads(&stated); err != nil {
+		if _, said := meta["n_head"]; said {
+			return err
+		}
+		return nil
+	}
+	if stated.NHead != w.cfg.NHead {
+		return errorf(w.path, "", "is of a model with n_head %d, not %d", stated.NHead, w.cfg.NHead)
+	}
+	if a, said := meta["activation"]; said && a != w.cfg.Activation {
+		return errorf(w.path, "", "is of a model with activation %.40s, not %s", a, w.cfg.Activation)
+	}
+	return nil
 }
 
 // checkHead compares the head with the token table, if the file has both.

@@ -153,6 +153,13 @@ func TestForeignFiles(t *testing.T) {
 	want := tinyModel()
 	want.BlockSize = 9
 	require.Equal(t, want, cfg)
+
+	other := tinyModel()
+	other.Activation = gpt.GELU // as nanoGPT reads them
+	requireNumbered(t, path, other)
+	other.NHead = 4
+	_, err = OpenWeights(path, other)
+	require.ErrorContains(t, err, "is of a model with n_head 3, not 4")
 }
 
 func TestWrongWeights(t *testing.T) {
@@ -184,6 +191,15 @@ func TestWrongWeights(t *testing.T) {
 			require.ErrorAs(t, err, &bad)
 			require.ErrorContains(t, err, test.want)
 		})
+	}
+	for want, change := range map[string]func(*gpt.Config){
+		"is of a model with n_head 3, not 4":                func(c *gpt.Config) { c.NHead = 4 },
+		"is of a model with activation gelu_tanh, not gelu": func(c *gpt.Config) { c.Activation = gpt.GELU },
+	} {
+		cfg := tinyModel()
+		change(&cfg)
+		_, err := OpenWeights(export(t, NanoGPT), cfg)
+		require.ErrorContains(t, err, want)
 	}
 	_, err := OpenWeights(filepath.Join(t.TempDir(), "none"), tinyModel())
 	var bad *Error

@@ -1,7 +1,9 @@
 package config
 
 import (
+	"cmp"
 	"reflect"
+	"slices"
 	"strings"
 
 	"github.com/autopar/autopar/models/gpt"
@@ -112,16 +114,23 @@ func nearestKey(section, name string) string {
 	return best
 }
 
-// Nearest returns the word closest to the one written, by edit distance, for
-// messages about words that do not exist.
+// Nearest returns the word closest to the one written, for messages about words
+// that do not exist, by edit distance; what it begins is but one edit away.
 func Nearest(written string, words []string) string {
-	best, bestDistance := "", 0
-	for _, w := range words {
-		if d := editDistance(written, w); best == "" || d < bestDistance {
-			best, bestDistance = w, d
-		}
+	if len(words) == 0 {
+		return ""
 	}
-	return best
+	return slices.MinFunc(words, func(a, b string) int {
+		return cmp.Or(cmp.Compare(distance(written, a), distance(written, b)), cmp.Compare(editDistance(written, a), editDistance(written, b)))
+	})
+}
+
+func distance(written, word string) int {
+	d := editDistance(written, word)
+	if len(written) > 1 && strings.HasPrefix(word, written) {
+		return min(d, 1)
+	}
+	return d
 }
 
 // editDistance is Levenshtein's, over bytes. Only the first 64 bytes count: keys are short.

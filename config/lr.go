@@ -25,7 +25,7 @@ func (o Optimizer) LR(it int) float64 {
 	case it < w && o.WarmupFromZero:
 		return o.LearningRate * float64(it) / float64(w)
 	case it < w:
-		return o.LearningRate * float64(it+1) / float64(w+1)
+		return o.LearningRate * float64(it+1) / (float64(w) + 1) // w+1 may be more than an int holds
 	}
 	switch o.Schedule {
 	case Constant:

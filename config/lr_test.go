@@ -48,4 +48,6 @@ func TestLRWithoutRoomToDecay(t *testing.T) {
 	require.Equal(t, []float64{6.0 / 11, 7.0 / 11, 0.1}, []float64{o.LR(5), o.LR(6), o.LR(10)})
 	o.WarmupIters, o.LRDecayIters = 0, 0
 	require.Equal(t, []float64{1, 0.1}, []float64{o.LR(0), o.LR(1)})
+	o.WarmupIters, o.LRDecayIters = math.MaxInt, math.MaxInt // a warmup without end
+	require.InEpsilon(t, 1/float64(math.MaxInt), o.LR(0), 1e-9)
 }

@@ -2,6 +2,7 @@ package config
 
 import (
 	"errors"
+	"math"
 	"regexp"
 	"slices"
 
@@ -87,6 +88,15 @@ func (c *Config) validateRun() error {
 	if err != nil {
 		return err
 	}
+	// Steps and seeds are 32-bit integers of the graph; max_iters+1 updates are made.
+	for _, n := range []struct {
+		name        string
+		value, most int
+	}{{"train.max_iters", c.Train.MaxIters, math.MaxInt32 - 1}, {"train.seed", c.Train.Seed, math.MaxInt32}} {
+		if n.value > n.most {
+			return c.refuse(n.name, "is %d, must be at most %d", n.value, n.most)
+		}
+	}
 	if c.Batch.Global > maxBatch {
 		return c.refuse("batch.global", "is %d sequences, must be at most %d", c.Batch.Global, maxBatch)
 	}
@@ -103,6 +113,10 @@ func (c *Config) validatePrecision() error {
 	}
 	return nil
 }
+
+// smallestNormal is the smallest float32 that arithmetic does not take for 0: under a smaller eps what has no gradient, such
+// as the embedding of a token that never occurs, would be moved by 0/0.
+const smallestNormal = 0x1p-126
 
 func (c *Config) validateOptimizer() error {
 	o := c.Optimizer
@@ -123,9 +137,9 @@ func (c *Config) validateOptimizer() error {
 		{"learning_rate", o.LearningRate, o.LearningRate >= 0, "at least 0"},
 		{"min_lr", o.MinLR, o.MinLR >= 0, "at least 0"},
 		{"weight_decay", o.WeightDecay, o.WeightDecay >= 0, "at least 0"},
-		{"beta1", o.Beta1, o.Beta1 >= 0 && o.Beta1 < 1, "in [0, 1)"},
-		{"beta2", o.Beta2, o.Beta2 >= 0 && o.Beta2 < 1, "in [0, 1)"},
-		{"eps", o.Eps, o.Eps > 0, "more than 0"},
+		{"beta1", o.Beta1, o.Beta1 >= 0 && float32(o.Beta1) < 1, "in [0, 1), also as a float32"},
+		{"beta2", o.Beta2, o.Beta2 >= 0 && float32(o.Beta2) < 1, "in [0, 1), also as a float32"},
+		{"eps", o.Eps, o.Eps >= smallestNormal && o.Eps <= math.MaxFloat32, "a normal float32 of more than 0"},
 		{"grad_clip", o.GradClip, o.GradClip >= 0, "at least 0"},
 		{"step_factor", o.StepFactor, o.StepFactor > 0 && o.StepFactor <= 1, "in (0, 1]"},
 	} {

@@ -75,9 +75,9 @@ func (s *Split) Tokens() int { return s.tokens }
 const maxScan = 1 << 29
 
 func openSplit(path string, blockSize, vocabSize int) (*Split, error) {
-	f, err := os.Open(path)
+	f, err := openRegular(path, "cannot open (`autopar data prepare` writes it)")
 	if err != nil {
-		return nil, &InputError{File: path, Detail: "cannot open (`autopar data prepare` writes it)", Err: withoutPath(err)}
+		return nil, err
 	}
 	s := &Split{f: f, path: path, blockSize: blockSize, vocabSize: vocabSize}
 	if err := s.check(); err != nil {
@@ -87,13 +87,26 @@ func openSplit(path string, blockSize, vocabSize int) (*Split, error) {
 	return s, nil
 }
 
+// openRegular opens a regular file. It asks before it opens: to open a pipe is to wait for who writes to it.
+func openRegular(path, detail string) (*os.File, error) {
+	info, err := os.Stat(path)
+	if err == nil && !info.Mode().IsRegular() {
+		return nil, inputErrorf(path, "not a regular file")
+	}
+	var f *os.File
+	if err == nil {
+		f, err = os.Open(path)
+	}
+	if err != nil {
+		return nil, &InputError{File: path, Detail: detail, Err: withoutPath(err)}
+	}
+	return f, nil
+}
+
 func (s *Split) check() error {
 	info, err := s.f.Stat()
 	if err != nil {
 		return &InputError{File: s.path, Detail: "cannot read", Err: withoutPath(err)}
-	}
-	if !info.Mode().IsRegular() {
-		return inputErrorf(s.path, "not a regular file")
 	}
 	if info.Size()%2 != 0 {
 		return inputErrorf(s.path, "%d bytes do not hold a whole number of uint16 ids: the file is cut short or is not a bin", info.Size())

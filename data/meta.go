@@ -3,7 +3,6 @@ package data
 import (
 	"fmt"
 	"io"
-	"os"
 	"unicode/utf8"
 )
 
@@ -21,9 +20,9 @@ const maxMetaSize = 4 << 20
 // readMeta reads a meta.pkl, written here or by nanoGPT. An error is an
 // *InputError; it wraps fs.ErrNotExist when there is no such file.
 func readMeta(path string) (*Meta, error) {
-	f, err := os.Open(path)
+	f, err := openRegular(path, "cannot open")
 	if err != nil {
-		return nil, &InputError{File: path, Detail: "cannot open", Err: withoutPath(err)}
+		return nil, err
 	}
 	defer f.Close()
 	b, err := io.ReadAll(io.LimitReader(f, maxMetaSize+1))

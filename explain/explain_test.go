@@ -491,6 +491,23 @@ func TestWhyJSON(t *testing.T) {
 	require.ErrorContains(t, r.WhyJSON(&out, "h.9"), "no tensor or op")
 }
 
+// TestWhyFindsEverything: every op and every value of a program is found by its name.
+func TestWhyFindsEverything(t *testing.T) {
+	r := report(t, shapes()["combined"])
+	for _, n := range r.prog.Graph.Nodes {
+		names := []string{n.Name, partition.BaseName(n.Name)}
+		for _, v := range n.Results {
+			names = append(names, v.Name())
+		}
+		for _, name := range names {
+			found, err := r.find(name)
+			require.NoError(t, err)
+			require.Contains(t, found, n, name)
+			require.Equal(t, partition.BaseName(n.Name), partition.BaseName(found[0].Name), "%s is another's", name)
+		}
+	}
+}
+
 func TestWhyRefuses(t *testing.T) {
 	r := report(t, shapes()["single"])
 	require.ErrorContains(t, r.Why(&bytes.Buffer{}, "h.9"), `no tensor or op is named "h.9"`)

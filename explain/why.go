@@ -65,24 +65,17 @@ func (r *Report) alike(nodes []*ir.Node) []*likeNodes {
 	return groups
 }
 
-// find returns the nodes that a question means.
+// find returns the nodes that a question means. Results after the first are named by their node, "#" and their number; what is
+// made of them has that in the middle of its name.
 func (r *Report) find(name string) ([]*ir.Node, error) {
 	graph := r.prog.Graph
-	base, _, _ := strings.Cut(name, "#")
-	var exact, inClass []*ir.Node
-	for _, n := range graph.Nodes {
-		switch {
-		case n.Name == base || partition.BaseName(n.Name) == base:
-			exact = append(exact, n)
-		case class(n.Name) == base:
-			inClass = append(inClass, n)
+	if found := r.named(name); len(found) > 0 {
+		return found, nil
+	}
+	if i := strings.LastIndex(name, "#"); i >= 0 {
+		if found := r.named(name[:i]); len(found) > 0 {
+			return found, nil
 		}
-	}
-	if len(exact) > 0 {
-		return exact, nil
-	}
-	if len(inClass) > 0 {
-		return inClass, nil
 	}
 	re, err := regexp.Compile(name)
 	if err != nil {
@@ -98,6 +91,23 @@ func (r *Report) find(name string) ([]*ir.Node, error) {
 		return nil, fmt.Errorf("explain: no tensor or op is named %q or matches it; names look like %s", name, graph.Nodes[0].Name)
 	}
 	return found, nil
+}
+
+// named returns the nodes of a name, or else those whose names differ from it by the block alone.
+func (r *Report) named(name string) []*ir.Node {
+	var exact, inClass []*ir.Node
+	for _, n := range r.prog.Graph.Nodes {
+		switch {
+		case n.Name == name || partition.BaseName(n.Name) == name:
+			exact = append(exact, n)
+		case class(n.Name) == name:
+			inClass = append(inClass, n)
+		}
+	}
+	if len(exact) > 0 {
+		return exact
+	}
+	return inClass
 }
 
 // placementText tells nodes apart that are placed differently.

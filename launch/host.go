@@ -305,11 +305,14 @@ func (h *host) watch() (again bool, first error) {
 		case e := <-h.events:
 			m := e.from
 			if h.attend(e) {
-				what := "has come"
+				what, then := "has come", "is started anew from where it is"
 				if e.kind == kindLeave {
 					what = "leaves"
 				}
-				h.note("machine %d %s: the job is started anew from where it is", m.node, what)
+				if h.ending {
+					then = "ends"
+				}
+				h.note("machine %d %s: the job %s", m.node, what, then)
 				again = again || first == nil
 				stop(stopGently)
 			}

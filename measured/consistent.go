@@ -4,8 +4,10 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 
 	"github.com/autopar/autopar/config"
+	"github.com/autopar/autopar/planner/cost"
 )
 
 // consistent refuses a row whose cells contradict each other, and a GPU of which
@@ -15,8 +17,11 @@ func (p *parser) consistent(r *Row) {
 		return
 	}
 	refuse := func(column, format string, args ...any) { p.refuse(column, fmt.Sprintf(format, args...)) }
-	if _, known := clusters()[r.GPU]; !known {
-		refuse("gpu", "is %q, which is unknown; did you mean %s?", r.GPU, config.Nearest(r.GPU, slices.Sorted(maps.Keys(clusters()))))
+	if k := slices.IndexFunc(p.own, func(c *cost.Cluster) bool { return c.Device.Name == r.GPU }); k >= 0 {
+		r.machine = p.own[k]
+	} else if _, known := clusters()[r.GPU]; !known {
+		names := slices.Sorted(maps.Keys(clusters()))
+		refuse("gpu", "is %q, which is unknown; did you mean %s? There are %s", r.GPU, config.Nearest(r.GPU, names), strings.Join(names, ", "))
 	}
 	if product := r.TP * r.PP * r.CP * r.DP; product != r.GPUs {
 		refuse("n_gpus", "is %d, but tp %d x pp %d x cp %d x dp %d is %d", r.GPUs, r.TP, r.PP, r.CP, r.DP, product)
@@ -39,8 +44,14 @@ func (p *parser) consistent(r *Row) {
 	if r.VirtualStages > 1 && r.PP == 1 {
 		refuse("vpp", "is %d, but pp is 1: only the ranks of a pipeline have several stages", r.VirtualStages)
 	}
+	if r.ZeROGroup > 0 && r.GPUs%r.ZeROGroup != 0 {
+		refuse("zero_shard_degree", "is %d, which does not divide n_gpus %d", r.ZeROGroup, r.GPUs)
+	}
 	if r.Schedule == "none" && r.PP > 1 {
 		refuse("schedule", "is none, but pp is %d", r.PP)
+	}
+	if r.Schedule == "interleaved_1f1b" && r.VirtualStages == 1 || r.Schedule == "1f1b" && r.VirtualStages > 1 {
+		refuse("schedule", "is %s, but vpp is %d", r.Schedule, r.VirtualStages)
 	}
 	if r.GPUs > r.GPUsPerNode && r.GPUs%r.GPUsPerNode != 0 {
 		refuse("gpus_per_node", "is %d, which does not divide n_gpus %d", r.GPUsPerNode, r.GPUs)

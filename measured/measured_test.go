@@ -56,6 +56,32 @@ func TestPredictionIsThePlanners(t *testing.T) {
 	require.True(t, outcomes[0].PredictedFits)
 }
 
+// scheduled is the table of a row with the column of the schedule.
+func scheduled(word, row string) string {
+	return strings.Replace(header, "framework", "schedule", 1) + row[:strings.LastIndex(row, ",")+1] + word + "\n"
+}
+
+// TestOwnCluster: rows with the device of a cluster of one's own are predicted on it, and only those.
+func TestOwnCluster(t *testing.T) {
+	own, err := cost.Load("a100-80g")
+	require.NoError(t, err)
+	slow := *own
+	slow.Device.Efficiency.Matmul /= 4
+	builtin, _ := Evaluate(read(t, header+gptRow+llamaRow), nil)
+	rows, err := Read("t.csv", strings.NewReader(header+gptRow+llamaRow), &slow)
+	require.NoError(t, err)
+	got, _ := Evaluate(rows, nil)
+	require.Greater(t, got[0].PredictedSeconds, 1.5*builtin[0].PredictedSeconds)
+	require.Equal(t, builtin[1].PredictedSeconds, got[1].PredictedSeconds)
+
+	same := *own
+	same.Device.Name = "MINE"
+	rows, err = Read("t.csv", strings.NewReader(header+strings.Replace(gptRow, "A100-80GB-SXM", "MINE", 1)), &same)
+	require.NoError(t, err)
+	got, _ = Evaluate(rows, nil)
+	require.Equal(t, builtin[0].PredictedSeconds, got[0].PredictedSeconds)
+}
+
 func TestReadRefuses(t *testing.T) {
 	for _, c := range []struct{ name, text, want string }{
 		{"empty", "", "t.csv: is empty"},
@@ -74,6 +100,14 @@ func TestReadRefuses(t *testing.T) {
 		{"groups", header + strings.Replace(gptRow, "768,12,12", "768,12,5", 1), "t.csv:2: n_kv_heads: is 5, which does not divide n_heads 12"},
 		{"virtual stages", header + strings.Replace(gptRow, ",2,1,1,1,2,", ",2,1,2,1,2,", 1), "t.csv:2: vpp: is 2, but pp is 1"},
 		{"unknown GPU", header + strings.Replace(gptRow, "A100-80GB-SXM", "A100-80GB-SMX", 1), `t.csv:2: gpu: is "A100-80GB-SMX", which is unknown; did you mean A100-80GB-SXM?`},
+		{"the beginning of a GPU", header + strings.Replace(gptRow, "A100-80GB-SXM", "H100", 1), `t.csv:2: gpu: is "H100", which is unknown; did you mean H100-80GB-SXM? There are A100-40GB-SXM, `},
+		{"no GPU", header + strings.Replace(gptRow, "A100-80GB-SXM", "", 1), "t.csv:2: gpu: is missing"},
+		{"no name", header + strings.Replace(gptRow, "r1", " ", 1), "t.csv:2: row_id: is missing"},
+		{"no source", header + strings.Replace(gptRow, "r1,s", "r1,", 1), "t.csv:2: source_id: is missing"},
+		{"schedule", scheduled("gpipe", gptRow), `t.csv:2: schedule: is "gpipe", want one of none, 1f1b, interleaved_1f1b, unstated; did you mean`},
+		{"chunks of 1F1B", scheduled("1f1b", llamaRow), "t.csv:2: schedule: is 1f1b, but vpp is 2"},
+		{"interleaved without chunks", scheduled("interleaved_1f1b", gptRow), "t.csv:2: schedule: is interleaved_1f1b, but vpp is 1"},
+		{"shards", strings.Replace(header, "framework", "zero_shard_degree", 1) + strings.Replace(gptRow, "torchtitan", "3", 1), "t.csv:2: zero_shard_degree: is 3, which does not divide n_gpus 4"},
 		{"no GPUs", header + strings.Replace(gptRow, "SXM,4", "SXM,0", 1), `t.csv:2: n_gpus: is "0", want a count of at least 1`},
 		{"nodes", header + strings.Replace(gptRow, "SXM,4,8", "SXM,4,3", 1), "t.csv:2: gpus_per_node: is 3, which does not divide n_gpus 4"},
 		{"row twice", header + gptRow + gptRow, "t.csv:3: row_id: r1 is on line 2 already"},

@@ -99,6 +99,9 @@ func clusters() map[string]string {
 
 // Cluster returns the row's machine.
 func (r *Row) Cluster() (*cost.Cluster, error) {
+	if r.machine != nil {
+		return r.onto(r.machine), nil
+	}
 	name, ok := clusters()[r.GPU]
 	if !ok {
 		return nil, fmt.Errorf("unknown gpu %s; did you mean %s?", r.GPU, config.Nearest(r.GPU, slices.Sorted(maps.Keys(clusters()))))

@@ -13,6 +13,7 @@ import (
 	"strings"
 
 	"github.com/autopar/autopar/config"
+	"github.com/autopar/autopar/planner/cost"
 )
 
 // Row is one published run. Counts that its source does not state are 0.
@@ -26,11 +27,12 @@ type Row struct {
 
 	GPU               string // of hardware.csv
 	GPUs, GPUsPerNode int
-	Network           float64 // bytes/s per GPU and direction between nodes; 0 is not stated
+	Network           float64       // bytes/s per GPU and direction between nodes; 0 is not stated
+	machine           *cost.Cluster // nil is the built-in one with the GPU
 
 	TP, PP, VirtualStages, CP, DP int
 	SequenceParallel              bool
-	Schedule                      string // none, 1f1b, interleaved_1f1b or unstated
+	Schedule                      string // none, 1f1b, interleaved_1f1b, unstated or ""
 	ZeRO, ZeROGroup               int
 	MicroBatch, GlobalBatch       int    // sequences
 	Recompute                     string // none, selective, full or unstated
@@ -91,17 +93,18 @@ func known() []string {
 const maxTable = 64 << 20
 
 // Load reads a table from a file: see [Read].
-func Load(path string) ([]Row, error) {
+func Load(path string, own ...*cost.Cluster) ([]Row, error) {
 	text, err := config.ReadFile(path, maxTable)
 	if err != nil {
 		return nil, &Error{File: path, Msg: "cannot be read: " + err.Error()}
 	}
-	return Read(path, bytes.NewReader(text))
+	return Read(path, bytes.NewReader(text), own...)
 }
 
 // Read reads a table; file stands for it in errors. Every row must state its model,
-// its machine and its plan, and either a step time or whether it fits.
-func Read(file string, r io.Reader) ([]Row, error) {
+// its machine and its plan, and either a step time or whether it fits. A cluster of
+// one's own takes the place of the built-in one with the same device, or adds one.
+func Read(file string, r io.Reader, own ...*cost.Cluster) ([]Row, error) {
 	lines := csv.NewReader(r)
 	header, err := lines.Read()
 	if err != nil {
@@ -143,7 +146,7 @@ func Read(file string, r io.Reader) ([]Row, error) {
 			return nil, readError(file, err)
 		}
 		line, _ := lines.FieldPos(0)
-		p := parser{file: file, line: line, cells: cells, at: at}
+		p := parser{file: file, line: line, cells: cells, at: at, own: own}
 		row := p.row()
 		if p.err != nil {
 			return nil, p.err
@@ -177,6 +180,7 @@ type parser struct {
 	line  int
 	cells []string
 	at    map[string]int
+	own   []*cost.Cluster
 	err   error
 }
 
@@ -189,7 +193,7 @@ func (p *parser) row() Row {
 		Gated: p.flag("ffn_gated"), Tied: p.flag("tied_embeddings"),
 		GPU: p.text("gpu"), GPUs: p.count("n_gpus"), GPUsPerNode: p.count("gpus_per_node"), Network: 1e9 * p.number("inter_node_gb_s_per_gpu"),
 		TP: p.count("tp"), PP: p.count("pp"), VirtualStages: max(1, p.atLeast("vpp", 0)), CP: p.count("cp"), DP: p.count("dp"),
-		SequenceParallel: p.flag("sequence_parallel"), Schedule: p.text("schedule"),
+		SequenceParallel: p.flag("sequence_parallel"), Schedule: p.schedule(),
 		ZeRO: p.atLeast("zero_stage", 0), ZeROGroup: p.atLeast("zero_shard_degree", 0),
 		MicroBatch: p.atLeast("micro_batch", 0), GlobalBatch: p.count("global_batch"),
 		Recompute: p.word("recompute", "none", "selective", "full", "unstated"), DType: p.word("dtype", "fp32", "bf16", "fp16", "fp8"),
@@ -205,6 +209,11 @@ func (p *parser) row() Row {
 	}
 	if p.err == nil && r.Fits == nil && r.StepSeconds <= 0 {
 		p.refuse("step_time_s", "is missing")
+	}
+	for _, column := range []string{"row_id", "source_id", "gpu"} {
+		if p.text(column) == "" {
+			p.refuse(column, "is missing")
+		}
 	}
 	p.consistent(&r)
 	return r
@@ -274,6 +283,14 @@ func (p *parser) flag(column string) bool {
 		p.refuse(column, fmt.Sprintf("is %q, want 0 or 1", text))
 		return false
 	}
+}
+
+// schedule returns the schedule of a pipeline, "" where the table does not state it.
+func (p *parser) schedule() string {
+	if p.text("schedule") == "" {
+		return ""
+	}
+	return p.word("schedule", "none", "1f1b", "interleaved_1f1b", "unstated")
 }
 
 func (p *parser) word(column string, words ...string) string {

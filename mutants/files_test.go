@@ -1,6 +1,6 @@
 package mutants
 
-// inFiles has the bugs of files that commands read and write.
+// inFiles has the bugs of files that commands read and write, and of flags that nobody heeds.
 func inFiles() []mutant {
 	return []mutant{{
 		bug: "results that nobody gets count as done", how: "what is printed is lost",
@@ -22,5 +22,35 @@ func inFiles() []mutant {
 		file: "config/config.go",
 		old:  "int64(len(text)) > most {", new: "int64(len(text)) > most+1 {",
 		pkg: "./config", run: "^TestReadFile$",
+	}, {
+		bug: "a run goes on with the weights of another model", how: "whose tensors would do",
+		file: "train/reshard.go",
+		old:  "if err := cfg.Model.Same(want); errors.As", new: "if err := cfg.Model.Same(cfg.Model); errors.As",
+		pkg: "./train", run: "^TestOtherModelOfTheSameTensors$",
+	}, {
+		bug: "a run goes on with the weights of another model", how: "with another activation",
+		file: "models/gpt/config.go",
+		old:  "{\"activation\", c.Activation, other.Activation},", new: "",
+		pkg: "./models/gpt", run: "^TestSame$",
+	}, {
+		bug: "weights of a file are cut into other heads", how: "than it says",
+		file: "checkpoint/weights.go",
+		old:  "stated.NHead != w.cfg.NHead {", new: "stated.NHead == 0 {",
+		pkg: "./checkpoint", run: "^TestForeignFiles$",
+	}, {
+		bug: "a run is held against another machine than the one given", how: "the built-in one",
+		file: "measured/predict.go",
+		old:  "if r.machine != nil {", new: "if r.machine != nil && r.GPU == \"\" {",
+		pkg: "./measured", run: "^TestOwnCluster$",
+	}, {
+		bug: "a flag is taken and does nothing", how: "without the one that it is for",
+		file: "cmd/autopar/cli.go",
+		old:  "other != \"\" && !given[other] {", new: "other != \"\" && given[other+\"?\"] {",
+		pkg: "./cmd/autopar", run: "^TestIdleFlags$",
+	}, {
+		bug: "a flag is taken and does nothing", how: "in a view that shows nothing of it",
+		file: "cmd/autopar/explain.go",
+		old:  "if flag.given && !flag.shown {", new: "if flag.given && flag.where == \"\" {",
+		pkg: "./cmd/autopar", run: "^TestIdleFlags$",
 	}}
 }

@@ -606,7 +606,7 @@ func inTheLoop() []mutant {
 	}, {
 		bug:  "warmup off by one",
 		file: "config/lr.go",
-		old:  "return o.LearningRate * float64(it+1) / float64(w+1)", new: "return o.LearningRate * float64(it) / float64(w+1)",
+		old:  "return o.LearningRate * float64(it+1) / (float64(w) + 1)", new: "return o.LearningRate * float64(it) / (float64(w) + 1)",
 		pkg: "./config", run: "^TestLR$",
 	}, {
 		bug: "warmup off by one", how: "the loop feeds the next iteration's rate",

@@ -58,9 +58,6 @@ func NewJob(cfg *config.Config, plan *partition.Plan, opts JobOptions) (*Job, er
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
-	if cfg.Train.Seed > math.MaxInt32 {
-		return nil, &InputError{What: "train.seed", Msg: fmt.Sprintf("is %d, must be at most %d", cfg.Train.Seed, math.MaxInt32)}
-	}
 	j := &Job{Config: cfg, Plan: plan}
 	if err := j.compile(); err != nil {
 		return nil, err

@@ -2,11 +2,14 @@ package train
 
 import (
 	"encoding/json"
+	"errors"
+	"fmt"
 
 	"github.com/autopar/autopar/checkpoint"
 	"github.com/autopar/autopar/codegen"
 	"github.com/autopar/autopar/config"
 	"github.com/autopar/autopar/ir"
+	"github.com/autopar/autopar/models/gpt"
 	"github.com/autopar/autopar/partition"
 	"github.com/autopar/autopar/runtime"
 )
@@ -14,6 +17,9 @@ import (
 // Reshard saves a checkpoint under dir as the ranks of a plan would have saved it, and returns its directory. Resuming
 // under another plan does not need this; it spares the ranks of a large job files of which they need little.
 func Reshard(c *checkpoint.Checkpoint, cfg *config.Config, plan *partition.Plan, dir string) (string, error) {
+	if err := sameModel(c, cfg.Model, "reshard"); err != nil {
+		return "", err
+	}
 	g, err := cfg.TrainStep()
 	if err != nil {
 		return "", err
@@ -31,6 +37,20 @@ func Reshard(c *checkpoint.Checkpoint, cfg *config.Config, plan *partition.Plan,
 		return "", err
 	}
 	return checkpoint.Save(dir, snap, checkpoint.Retention{})
+}
+
+// sameModel refuses a checkpoint of another model than the one wanted. Tensors alone do not tell: those of one without
+// biases, or with fewer layers, are all there.
+func sameModel(c *checkpoint.Checkpoint, want gpt.Config, what string) error {
+	cfg, err := config.Parse(c.Dir+": config", []byte(c.Config), nil)
+	if err != nil {
+		return err
+	}
+	var differs *gpt.ConfigError
+	if err := cfg.Model.Same(want); errors.As(err, &differs) {
+		return &InputError{What: what, Msg: fmt.Sprintf("%s holds another model: its model.%s %s", c.Dir, differs.Key, differs.Msg)}
+	}
+	return nil
 }
 
 // Initial is the checkpoint of a run that has not begun: the weights as given, their master copies too, moments and other

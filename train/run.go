@@ -197,10 +197,17 @@ func (r *run) openWeights(from string) (weightSource, error) {
 	if err != nil {
 		return nil, &InputError{What: "init-from", Msg: "is neither scratch, nor a directory with a checkpoint, nor a file", Err: err}
 	}
-	if info.IsDir() {
-		return checkpoint.Open(from)
+	if !info.IsDir() {
+		return checkpoint.OpenWeights(from, r.Config.Model)
 	}
-	return checkpoint.OpenWeights(from, r.Config.Model)
+	c, err := checkpoint.Open(from)
+	if err != nil {
+		return nil, err
+	}
+	if err := sameModel(c, r.Config.Model, "init-from"); err != nil {
+		return nil, errors.Join(err, c.Close())
+	}
+	return c, nil
 }
 
 func (r *run) loop(ctx context.Context) error {

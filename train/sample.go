@@ -10,6 +10,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"unicode/utf8"
 
 	"github.com/autopar/autopar/checkpoint"
 	"github.com/autopar/autopar/config"
@@ -67,6 +68,9 @@ func Sample(ctx context.Context, opts SampleOptions, w io.Writer) error {
 	}
 	defer weights.Close()
 	if opts.DataDir != "" {
+		if info, err := os.Stat(opts.DataDir); err != nil || !info.IsDir() {
+			return &InputError{What: "data", Msg: opts.DataDir + " is no directory", Err: err}
+		}
 		dataDir = opts.DataDir
 	}
 	tokens, err := loadTokenizer(dataDir, cfg)
@@ -77,7 +81,8 @@ func Sample(ctx context.Context, opts SampleOptions, w io.Writer) error {
 	if err != nil {
 		return err
 	}
-	d, err := newDecoder(cfg, weights, len(prompt)+opts.MaxNewTokens-1, opts.Job)
+	// Whether they exceed the context is all that counts: the sum of both may exceed an int.
+	d, err := newDecoder(cfg, weights, len(prompt)-1+min(opts.MaxNewTokens, cfg.BlockSize+1), opts.Job)
 	if err != nil {
 		return err
 	}
@@ -135,14 +140,17 @@ func loadTokenizer(dir string, cfg gpt.Config) (data.Tokenizer, error) {
 // maxStart is far beyond any text to go on from, in bytes.
 const maxStart = 16 << 20
 
-// encodeStart returns the tokens to go on from.
+// encodeStart returns the tokens to go on from. A file is read as a corpus is: its lines end in "\n".
 func encodeStart(start string, tokens data.Tokenizer) ([]int32, error) {
 	if path, ok := strings.CutPrefix(start, "FILE:"); ok {
 		text, err := config.ReadFile(path, maxStart)
 		if err != nil {
 			return nil, &InputError{What: "start", Msg: "cannot be read", Err: err}
 		}
-		start = string(text)
+		start = strings.NewReplacer("\r\n", "\n", "\r", "\n").Replace(string(text))
+	}
+	if !utf8.ValidString(start) {
+		return nil, &InputError{What: "start", Msg: "is not valid UTF-8"}
 	}
 	ids, err := tokens.Encode(start)
 	if err != nil {
@@ -162,7 +170,7 @@ func encodeStart(start string, tokens data.Tokenizer) ([]int32, error) {
 // ones. What is cached of the prompt stays for the next call.
 func (d *decoder) generate(ctx context.Context, prompt []int32, n int, choose func(logits []float32, i int) (int, error)) ([]int, error) {
 	d.rewind(len(prompt))
-	ids := slices.Grow(slices.Clone(prompt), n)
+	ids := slices.Clone(prompt)
 	for i := range n {
 		logits, err := d.next(ctx, ids)
 		if err != nil {

@@ -2,6 +2,7 @@ package train
 
 import (
 	"bytes"
+	"context"
 	"math"
 	"math/rand/v2"
 	"os"
@@ -9,6 +10,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -195,6 +197,10 @@ func TestSample(t *testing.T) {
 	require.NoError(t, os.WriteFile(prompt, []byte("ab"), 0o644))
 	require.Equal(t, texts, sample(func(o *SampleOptions) { o.Start = "FILE:" + prompt }))
 
+	for written, want := range map[string]string{"a\nb": "a\nb", "a\r\nb": "a\nb", "a\rb": "a\nb"} { // lines end as in the corpus
+		require.NoError(t, os.WriteFile(prompt, []byte(written), 0o644))
+		require.True(t, strings.HasPrefix(sample(func(o *SampleOptions) { o.Start = "FILE:" + prompt })[0], want), "%q", written)
+	}
 	for name, test := range map[string]struct {
 		change func(*SampleOptions)
 		want   string
@@ -206,6 +212,8 @@ func TestSample(t *testing.T) {
 		"negative k":      {func(o *SampleOptions) { o.TopK = -1 }, "top-k: is -1"},
 		"no start":        {func(o *SampleOptions) { o.Start = "" }, "start: is empty"},
 		"foreign start":   {func(o *SampleOptions) { o.Start = "aé" }, "start: cannot be encoded"},
+		"no text":         {func(o *SampleOptions) { o.Start = "a\xff" }, "start: is not valid UTF-8"},
+		"no data":         {func(o *SampleOptions) { o.DataDir = prompt + "/none" }, "data: " + prompt + "/none is no directory"},
 		"missing file":    {func(o *SampleOptions) { o.Start = "FILE:" + prompt + "2" }, "start: cannot be read"},
 		"nothing there":   {func(o *SampleOptions) { o.From += "/none" }, "from: is neither"},
 		"large tokenizer": {func(o *SampleOptions) { o.DataDir = t.TempDir() }, "has 50257 tokens, the model 65"},
@@ -220,5 +228,17 @@ func TestSample(t *testing.T) {
 			test.change(&o)
 			require.ErrorContains(t, Sample(t.Context(), o, &bytes.Buffer{}), test.want)
 		})
+	}
+}
+
+// TestSampleWithoutEnd: more tokens than memory has room for, or than can be counted, are made until somebody has had enough.
+func TestSampleWithoutEnd(t *testing.T) {
+	dir, out := textData(t), t.TempDir()
+	train(t, tinyConfig(t, dir), planOf(1, 1, 1), RunOptions{Out: out, Steps: 1})
+	for _, n := range []int{math.MaxInt, 1 << 40} {
+		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+		err := Sample(ctx, SampleOptions{From: out, Start: "ab", NumSamples: 1, MaxNewTokens: n, Temperature: 1}, &bytes.Buffer{})
+		cancel()
+		require.ErrorIs(t, err, context.DeadlineExceeded)
 	}
 }

@@ -117,6 +117,9 @@ func (r *run) resume() error {
 		return err
 	}
 	defer c.Close()
+	if err := sameModel(c, r.Config.Model, "resume"); err != nil {
+		return err
+	}
 	for _, rank := range r.exec.Here() {
 		for _, s := range r.exec.Shards(r.Train, rank) {
 			if err := c.CheckType(s.Name, s.Type.DType); err != nil {

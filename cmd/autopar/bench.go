@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"math"
 	"slices"
 	"sort"
 	"time"
@@ -80,6 +81,9 @@ type benchWithout struct {
 func (c *benchCmd) Run(ctx context.Context, con *console) error {
 	if c.Steps < 1 || c.BurnIn < 0 || c.Top < 0 {
 		return usagef("bench: --steps %d, --burn-in %d, --top %d: want at least 1, 0 and 0", c.Steps, c.BurnIn, c.Top)
+	}
+	if most := math.MaxInt32; c.Steps > most || c.BurnIn > most-c.Steps {
+		return usagef("bench: --steps %d and --burn-in %d: want at most %d together, which is as many as a step can count", c.Steps, c.BurnIn, most)
 	}
 	if err := c.validate("bench"); err != nil {
 		return err

@@ -39,6 +39,17 @@ func (c *fromDir) convert(con *console, write func(*checkpoint.Checkpoint) (path
 	return nil
 }
 
+// toDir is the directory that a command makes a checkpoint in.
+type toDir string
+
+// check refuses the directory of a run: its checkpoints would go.
+func (d toDir) check() error {
+	if there, _, err := checkpoint.Newest(string(d)); err == nil {
+		return usagef("checkpoint: -o %s holds %s already, which would be replaced; name another directory", d, there)
+	}
+	return nil
+}
+
 // checkpointInspectCmd tells what a checkpoint holds.
 type checkpointInspectCmd struct {
 	fromDir
@@ -87,7 +98,7 @@ func (c *checkpointInspectCmd) Run(con *console) error {
 // checkpointMergeCmd writes a checkpoint with one file.
 type checkpointMergeCmd struct {
 	fromDir
-	Out string `short:"o" required:"" placeholder:"DIR" help:"Directory to write; any plan can resume from it."`
+	Out toDir `short:"o" required:"" placeholder:"DIR" help:"Directory to write, without checkpoints; any plan can resume from it."`
 }
 
 // Example is shown by --help.
@@ -95,12 +106,15 @@ func (checkpointMergeCmd) Example() string { return "autopar checkpoint merge ou
 
 // Run merges the shards.
 func (c *checkpointMergeCmd) Run(con *console) error {
+	if err := c.Out.check(); err != nil {
+		return err
+	}
 	return c.convert(con, func(ck *checkpoint.Checkpoint) (string, error) {
 		s, err := ck.Snapshot(nil)
 		if err != nil {
 			return "", err
 		}
-		return checkpoint.Save(c.Out, s, checkpoint.Retention{Last: 1})
+		return checkpoint.Save(string(c.Out), s, checkpoint.Retention{Last: 1})
 	})
 }
 
@@ -108,7 +122,7 @@ func (c *checkpointMergeCmd) Run(con *console) error {
 type checkpointReshardCmd struct {
 	fromDir
 	planArg
-	Out string `short:"o" required:"" placeholder:"DIR" help:"Directory to write. Any plan can resume from any checkpoint; one cut for its ranks spares them reading files of which they need little."`
+	Out toDir `short:"o" required:"" placeholder:"DIR" help:"Directory to write, without checkpoints. Any plan can resume from any checkpoint; one cut for its ranks spares them reading files of which they need little."`
 }
 
 // Example is shown by --help.
@@ -118,12 +132,15 @@ func (checkpointReshardCmd) Example() string {
 
 // Run cuts the checkpoint anew.
 func (c *checkpointReshardCmd) Run(con *console) error {
+	if err := c.Out.check(); err != nil {
+		return err
+	}
 	doc, err := c.loadPlan()
 	if err != nil {
 		return err
 	}
 	return c.convert(con, func(ck *checkpoint.Checkpoint) (string, error) {
-		return train.Reshard(ck, doc.Config, doc.Plan, c.Out)
+		return train.Reshard(ck, doc.Config, doc.Plan, string(c.Out))
 	})
 }
 
@@ -131,7 +148,7 @@ func (c *checkpointReshardCmd) Run(con *console) error {
 type checkpointImportCmd struct {
 	File   string `arg:"" name:"model.safetensors" help:"Weights of a GPT-2, by HuggingFace's names or nanoGPT's."`
 	Config string `placeholder:"gpt.yaml" help:"Configuration of the model. The default is read off the tensors, the file's metadata and the config.json beside it."`
-	Out    string `short:"o" required:"" placeholder:"DIR" help:"Directory to write: the run that resumes from it is at step 0, its optimizer has seen nothing."`
+	Out    toDir  `short:"o" required:"" placeholder:"DIR" help:"Directory to write, without checkpoints: the run that resumes from it is at step 0, its optimizer has seen nothing."`
 }
 
 // Example is shown by --help.
@@ -141,6 +158,9 @@ func (checkpointImportCmd) Example() string {
 
 // Run imports the weights.
 func (c *checkpointImportCmd) Run(con *console) error {
+	if err := c.Out.check(); err != nil {
+		return err
+	}
 	cfg, err := c.config()
 	if err != nil {
 		return err
@@ -154,7 +174,7 @@ func (c *checkpointImportCmd) Run(con *console) error {
 	if err != nil {
 		return err
 	}
-	dir, err := checkpoint.Save(c.Out, s, checkpoint.Retention{Last: 1})
+	dir, err := checkpoint.Save(string(c.Out), s, checkpoint.Retention{Last: 1})
 	if err != nil {
 		return err
 	}

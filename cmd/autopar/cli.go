@@ -119,6 +119,9 @@ func execute(ctx context.Context, args []string, stdout, stderr io.Writer) (code
 	}
 	parsed, err := parser.Parse(args)
 	if err == nil {
+		err = idleFlag(parsed)
+	}
+	if err == nil {
 		con.configure(cli.Globals)
 		if !heeds(parsed.Selected()) { // it has nothing to save, and what it writes is whole or not there
 			defer context.AfterFunc(ctx, func() { endAtOnce(con) })()
@@ -140,6 +143,25 @@ func execute(ctx context.Context, args []string, stdout, stderr io.Writer) (code
 		fmt.Fprintf(con.stderr, "Run \"%s --help\" for more information.\n", commandOf(usage.Context))
 	}
 	return status(err)
+}
+
+// idleFlag refuses a flag that does nothing without another, which its tag "with" names.
+func idleFlag(parsed *kong.Context) error {
+	given := map[string]bool{}
+	for _, p := range parsed.Path {
+		if p.Flag != nil {
+			given[p.Flag.Name] = true
+		}
+	}
+	for _, p := range parsed.Path {
+		if p.Flag == nil {
+			continue
+		}
+		if other := p.Flag.Tag.Get("with"); other != "" && !given[other] {
+			return usagef("%s: --%s is for --%s", parsed.Selected().Name, p.Flag.Name, other)
+		}
+	}
+	return nil
 }
 
 // heeds reports whether a command ends by itself when it is interrupted: its Run takes the context.

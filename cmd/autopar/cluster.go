@@ -11,8 +11,8 @@ import (
 type clusterCmd struct {
 	Name      string `arg:"" optional:"" help:"Print this one as YAML."`
 	Galvatron string `placeholder:"DIR" help:"Take layer times and links from the profile files in a checkout of Galvatron, the rest from the cluster named."`
-	ProfileOf string `default:"llama2-7b" placeholder:"NAME" help:"The model in the names of those files."`
-	Model     string `placeholder:"gpt.yaml" help:"Configuration of that model, with the sequences that it was measured with."`
+	ProfileOf string `with:"galvatron" default:"llama2-7b" placeholder:"NAME" help:"The model in the names of those files."`
+	Model     string `with:"galvatron" placeholder:"gpt.yaml" help:"Configuration of that model, with the sequences that it was measured with."`
 	format
 }
 

@@ -49,6 +49,9 @@ func (c *explainCmd) Run(con *console) error {
 	case !(c.Price >= 0) || math.IsInf(c.Price, 0):
 		return usagef("explain: --price is %v, must not be negative", c.Price)
 	}
+	if err := c.unseen(); err != nil {
+		return err
+	}
 	if c.given() {
 		return c.recost(con)
 	}
@@ -76,6 +79,31 @@ func (c *explainCmd) Run(con *console) error {
 		return err
 	}
 	return writeFile(c.Out, text.Bytes())
+}
+
+// unseen refuses a flag of which the output that is asked for would show nothing.
+func (c *explainCmd) unseen() error {
+	picture := c.Format == "svg" || c.Format == "png"
+	part := c.Rank != nil || c.Why != "" || c.given()
+	whole := !part && (c.Format == "text" || c.Format == "json" || c.Format == "html")
+	const reports = "--format text, json or html of the whole plan"
+	for _, flag := range []struct {
+		name         string
+		given, shown bool
+		where        string
+	}{
+		{"--versus", c.Versus != "", whole, reports},
+		{"--sensitivities", c.Sensitivities, whole, reports},
+		{"--pareto", c.Pareto, whole || picture && c.View == "pareto", reports + ", and --view pareto"},
+		{"--price", c.Price > 0, whole && (c.Format != "text" || c.Sensitivities || c.Pareto), "--sensitivities and --pareto, and --format json or html"},
+		{"--quick", c.Quick, c.Format == "html", "--format html"},
+		{"--view " + c.View, c.View != "timeline", picture, "--format svg or png"},
+	} {
+		if flag.given && !flag.shown {
+			return usagef("explain: %s is for %s", flag.name, flag.where)
+		}
+	}
+	return nil
 }
 
 func (c *explainCmd) write(con *console, w io.Writer, report *explain.Report, doc *planner.Document) error {

@@ -25,8 +25,8 @@ type planCmd struct {
 	Out          string `short:"o" default:"plan.json" placeholder:"FILE" help:"File to write; - writes none."`
 	Top          int    `default:"3" placeholder:"K" help:"Alternatives to show."`
 	Robust       bool   `help:"Return the plan of least worst-case regret, of those shown and the best of every policy, when the cluster's figures are uncertain."`
-	Samples      int    `default:"64" placeholder:"N" help:"Perturbed clusters to draw with --robust."`
-	Seed         int64  `default:"1" placeholder:"N" help:"Seed of those clusters."`
+	Samples      int    `with:"robust" default:"64" placeholder:"N" help:"Perturbed clusters to draw with --robust."`
+	Seed         int64  `with:"robust" default:"1" placeholder:"N" help:"Seed of those clusters."`
 	Certificate  string `placeholder:"FILE" help:"Also write a proof that no other plan is faster, which autopar verify --certificate checks."`
 	LP           string `name:"lp" placeholder:"FILE" help:"Also write the choice of cuts and recomputation, all else as in the plan, as a mixed integer program in CPLEX's LP format; its comments say how CBC or GLPK solve it."`
 	DumpDir      string `placeholder:"DIR" help:"Also write what each stage of the compiler makes: graph.txt and graph.json, partitioned.txt, program-rankN.txt."`

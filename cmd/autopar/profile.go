@@ -28,7 +28,7 @@ type profileCmd struct {
 	Out    string `short:"o" default:"cluster.yaml" placeholder:"FILE" help:"Cluster file to write; - prints it."`
 	Budget int    `default:"16" placeholder:"SECONDS" help:"About how long to measure."`
 	Check  bool   `help:"Hold predictions against measured steps of twelve plans of two small models, taken between the turns of the measurement, and print the table in Markdown."`
-	Steps  int    `default:"40" help:"Steps of each plan that --check times."`
+	Steps  int    `with:"check" default:"40" help:"Steps of each plan that --check times."`
 }
 
 // Example is shown by --help.

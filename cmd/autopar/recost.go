@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"reflect"
 
 	"github.com/autopar/autopar/config"
 	"github.com/autopar/autopar/explain"
@@ -22,8 +23,8 @@ func (c *explainCmd) recost(con *console) error {
 	if c.Format != "text" && c.Format != "json" {
 		return usagef("explain: --cluster and --set are printed as text or json, not %s", c.Format)
 	}
-	if c.Rank != nil || c.Why != "" || c.Versus != "" {
-		return usagef("explain: --cluster and --set cannot be combined with --rank, --why and --versus")
+	if c.Rank != nil || c.Why != "" {
+		return usagef("explain: --cluster and --set cannot be combined with --rank and --why")
 	}
 	doc, err := c.loadPlan()
 	if err != nil {
@@ -38,6 +39,11 @@ func (c *explainCmd) recost(con *console) error {
 	cfg, err := config.Parse("plan", doc.Config.Marshal(), c.Set)
 	if err != nil {
 		return err
+	}
+	was, now := doc.Config.Parallel, cfg.Parallel
+	was.MemoryLimit = now.MemoryLimit
+	if !reflect.DeepEqual(was, now) || cfg.Batch.Micro != doc.Config.Batch.Micro {
+		return usagef("explain: --set: a plan is priced as it is: parallel.plan_ngpus, runtime_ngpus and pin, and batch.micro, are for autopar plan")
 	}
 	r, err := explain.NewRecost(doc, cluster, cfg)
 	if err != nil {

@@ -45,6 +45,8 @@ func (c *runCmd) check() error {
 	switch {
 	case c.Steps != nil && *c.Steps < 1:
 		return usagef("run: --steps is %d, must be at least 1", *c.Steps)
+	case c.Resume && c.InitFrom != "scratch": // what launch starts with --resume is given no other weights
+		return usagef("run: --resume goes on with the weights of the checkpoint and cannot be used with --init-from %s", c.InitFrom)
 	case c.Timeout <= 0:
 		return usagef("run: --timeout is %v, must be more than 0", c.Timeout)
 	}

@@ -6,12 +6,15 @@ import (
 
 	"github.com/autopar/autopar/explain"
 	"github.com/autopar/autopar/measured"
+	"github.com/autopar/autopar/planner/cost"
 )
 
 // validateCmd holds predictions against published measurements.
 type validateCmd struct {
 	Table string `arg:"" name:"measured.csv" help:"Published runs, with their step time or whether they fit in memory."`
 	Rows  bool   `help:"Print every row, not the sources alone."`
+
+	ClusterFile []string `name:"cluster-file" sep:"none" placeholder:"FILE" help:"Cluster file whose figures are those of the rows with its device (device.name), in place of the built-in ones. May be repeated."`
 	format
 }
 
@@ -19,7 +22,8 @@ type validateCmd struct {
 func (validateCmd) Example() string {
 	return `
 autopar validate measured/train.csv
-autopar validate measured/memory_fit_train.csv --format json`
+autopar validate measured/memory_fit_train.csv --format json
+autopar validate my-runs.csv --cluster-file my-cluster.yaml`
 }
 
 // validation is the result as JSON. Errors are fractions.
@@ -73,9 +77,18 @@ type chosenRow struct {
 
 // Run predicts every row.
 func (c *validateCmd) Run(con *console) error {
-	rows, err := measured.Load(c.Table)
+	own, err := c.clusters()
 	if err != nil {
 		return err
+	}
+	rows, err := measured.Load(c.Table, own...)
+	if err != nil {
+		return err
+	}
+	for i, cluster := range own {
+		if !slices.ContainsFunc(rows, func(r measured.Row) bool { return r.GPU == cluster.Device.Name }) {
+			return usagef("validate: --cluster-file %s is of device %s, which no row of %s has", c.ClusterFile[i], cluster.Device.Name, c.Table)
+		}
 	}
 	bar := con.bar(len(rows), "predicting")
 	outcomes, skipped := measured.Evaluate(rows, bar.set)
@@ -93,6 +106,25 @@ func (c *validateCmd) Run(con *console) error {
 	printRegret(con, result.Regret)
 	printNoise(con, result.Noise)
 	return nil
+}
+
+// clusters reads those that take the place of built-in ones.
+func (c *validateCmd) clusters() ([]*cost.Cluster, error) {
+	var all []*cost.Cluster
+	for _, file := range c.ClusterFile {
+		cluster, err := cost.Load(file)
+		if err != nil {
+			return nil, err
+		}
+		if len(cluster.Pools) > 0 {
+			return nil, usagef("validate: --cluster-file %s has several kinds of devices, a run of the table one", file)
+		}
+		if slices.ContainsFunc(all, func(other *cost.Cluster) bool { return other.Device.Name == cluster.Device.Name }) {
+			return nil, usagef("validate: --cluster-file %s is of device %s, and so is another", file, cluster.Device.Name)
+		}
+		all = append(all, cluster)
+	}
+	return all, nil
 }
 
 // validate sums up what was predicted.

@@ -18,8 +18,8 @@ type verifyCmd struct {
 	planArg
 	Numeric     bool   `help:"Also run the training program, at reduced sizes, against the float64 interpreter."`
 	Certificate string `placeholder:"FILE" help:"Also check the proof that plan --certificate wrote: that no other plan is faster."`
-	Samples     int    `default:"200" placeholder:"N" help:"Random plans that are priced to check the proof."`
-	Seed        uint64 `default:"1" placeholder:"N" help:"Seed of the random plans."`
+	Samples     int    `with:"certificate" default:"200" placeholder:"N" help:"Random plans that are priced to check the proof."`
+	Seed        uint64 `with:"certificate" default:"1" placeholder:"N" help:"Seed of the random plans."`
 	format
 }
 

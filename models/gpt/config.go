@@ -190,6 +190,27 @@ func (c Config) Theta() float64 {
 // HeadDim is the width of one attention head, C/NH.
 func (c Config) HeadDim() int { return c.NEmbd / c.NHead }
 
+// Same reports, as a *ConfigError, the first key by which c computes something else of the same weights than other does.
+// The preset is a name, dropout is not part of the model that is trained, Float is no key, and rotary positions have no end.
+func (c Config) Same(other Config) error {
+	for _, k := range []struct {
+		key      string
+		is, want any
+	}{
+		{"n_layer", c.NLayer, other.NLayer}, {"n_head", c.NHead, other.NHead}, {"n_kv_head", c.KVHeads(), other.KVHeads()},
+		{"n_embd", c.NEmbd, other.NEmbd}, {"ffn_hidden", c.FFN(), other.FFN()}, {"block_size", c.BlockSize, other.BlockSize},
+		{"vocab_size", c.VocabSize, other.VocabSize}, {"bias", c.Bias, other.Bias}, {"activation", c.Activation, other.Activation},
+		{"norm", c.Norm, other.Norm}, {"position", c.Position, other.Position}, {"rope_theta", c.Theta(), other.Theta()},
+		{"tie_embeddings", c.TieEmbeddings, other.TieEmbeddings},
+	} {
+		rotary := c.Position == RoPE
+		if k.is != k.want && (k.key != "rope_theta" || rotary) && (k.key != "block_size" || !rotary) {
+			return &ConfigError{k.key, fmt.Sprintf("is %v, not %v", k.is, k.want)}
+		}
+	}
+	return nil
+}
+
 // Validate reports the first value that makes no model, as a *ConfigError.
 func (c Config) Validate() error {
 	refuse := func(key, format string, args ...any) error {

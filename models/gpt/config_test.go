@@ -30,6 +30,35 @@ func TestDefaultsAreNanoGPTs(t *testing.T) {
 	require.True(t, c.TieEmbeddings)
 }
 
+// TestSame: every key but dropout makes another model, and a default written out does not.
+func TestSame(t *testing.T) {
+	base := DefaultConfig()
+	for key, change := range map[string]func(*Config){
+		"n_layer": func(c *Config) { c.NLayer++ }, "n_head": func(c *Config) { c.NHead = 6 }, "n_kv_head": func(c *Config) { c.NKVHead = 6 },
+		"n_embd": func(c *Config) { c.NEmbd *= 2 }, "ffn_hidden": func(c *Config) { c.FFNHidden = 7 }, "block_size": func(c *Config) { c.BlockSize = 7 },
+		"vocab_size": func(c *Config) { c.VocabSize = 7 }, "bias": func(c *Config) { c.Bias = false }, "activation": func(c *Config) { c.Activation = GELUTanh },
+		"norm": func(c *Config) { c.Norm = RMSNorm }, "position": func(c *Config) { c.Position = RoPE }, "tie_embeddings": func(c *Config) { c.TieEmbeddings = false },
+		"rope_theta": func(c *Config) { c.RopeTheta = 7 },
+	} {
+		was := base
+		if key == "rope_theta" {
+			was.Position = RoPE
+		}
+		is := was
+		change(&is)
+		var differs *ConfigError
+		require.ErrorAs(t, is.Same(was), &differs, key)
+		require.Equal(t, key, differs.Key)
+	}
+	same := base
+	same.Preset, same.Dropout, same.NKVHead, same.FFNHidden, same.RopeTheta = "mine", 0.5, 12, 3072, 7
+	require.NoError(t, same.Same(base))
+	same.Position = RoPE
+	longer := same
+	longer.BlockSize *= 2
+	require.NoError(t, longer.Same(same), "rotary positions have no table that ends")
+}
+
 func TestValidateNamesKeyAndNumbers(t *testing.T) {
 	cases := []struct {
 		name   string

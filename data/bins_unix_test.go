@@ -1,0 +1,21 @@
+//go:build unix
+
+package data
+
+import (
+	"path/filepath"
+	"syscall"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// TestPipesAreNoBins: a pipe in place of a file of data is refused; who opens it waits for a writer.
+func TestPipesAreNoBins(t *testing.T) {
+	for _, name := range []string{TrainFile, MetaFile} {
+		dir := t.TempDir()
+		require.NoError(t, syscall.Mkfifo(filepath.Join(dir, name), 0o600))
+		_, err := OpenBins(dir, BinsOptions{BlockSize: 2})
+		require.EqualError(t, err, "data: "+filepath.Join(dir, name)+": not a regular file")
+	}
+}
