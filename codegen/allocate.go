@@ -137,57 +137,6 @@ func (b *Buffer) filled() int {
 	return b.From
 }
 
-// pack assigns offsets to buffers with lifetimes and returns the space they take. Those of which none lives on when
-// the next begin, as most of what chunks need beside each other, know nothing of one another.
-func pack(buffers []Buffer, ids []int) int64 {
-	order := slices.Clone(ids)
-	slices.SortFunc(order, func(x, y int) int { return cmp.Compare(buffers[x].From, buffers[y].From) })
-	var total int64
-	for len(order) > 0 {
-		n, end := 1, buffers[order[0]].To
-		for ; n < len(order) && buffers[order[n]].From <= end; n++ {
-			end = max(end, buffers[order[n]].To)
-		}
-		total = max(total, packTogether(buffers, order[:n]))
-		order = order[n:]
-	}
-	return total
-}
-
-// packTogether is pack for buffers whose lives hang together, in any order.
-func packTogether(buffers []Buffer, order []int) int64 {
-	slices.SortFunc(order, func(x, y int) int {
-		a, b := &buffers[x], &buffers[y]
-		return cmp.Or(cmp.Compare(b.Size, a.Size), cmp.Compare(a.filled(), b.filled()), cmp.Compare(x, y))
-	})
-	type space struct {
-		at, end  int64
-		from, to int
-	}
-	var placed []space // by offset
-	var total int64
-	for _, id := range order {
-		buf := &buffers[id]
-		size := alignUp(buf.Size)
-		var at int64
-		for i := range placed {
-			other := &placed[i]
-			if other.to < buf.From || buf.To < other.from {
-				continue
-			}
-			if other.at >= at+size {
-				break
-			}
-			at = max(at, other.end)
-		}
-		buf.Offset = at
-		total = max(total, at+size)
-		i, _ := slices.BinarySearchFunc(placed, at, func(o space, off int64) int { return cmp.Compare(o.at, off) })
-		placed = slices.Insert(placed, i, space{at, at + size, buf.From, buf.To})
-	}
-	return total
-}
-
 func (b Buffer) String() string {
 	if b.View {
 		return fmt.Sprintf("%s view of b%d %d bytes live %d..%d %s", b.Region, b.Of, b.Size, b.From, b.To, b.Value.Name())

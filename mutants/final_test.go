@@ -35,9 +35,19 @@ func inTheFinals() []mutant {
 		pkg: "./planner", run: "^TestFinishIsTheProgram$",
 	}, {
 		bug: "buffers lie on what is still read", how: "one ends at the instruction where the next begins",
-		file: "codegen/allocate.go",
+		file: "codegen/pack.go",
 		old:  "buffers[order[n]].From <= end", new: "buffers[order[n]].From < end",
 		pkg: "./codegen", run: "^TestVerifyAcceptsOverlap$",
+	}, {
+		bug: "buffers lie on what is still read", how: "what lives longer than a stretch of time is forgotten in parts of it",
+		file: "codegen/pack.go",
+		old:  "near = append(o.near, t.always)", new: "near = append(o.near, nil)",
+		pkg: "./codegen", run: "^TestPack$",
+	}, {
+		bug: "peak of a plan not that of its program", how: "gaps as large as a buffer are left empty",
+		file: "codegen/pack.go",
+		old:  "other.at >= at+size {", new: "other.at > at+size {",
+		pkg: "./codegen", run: "^TestPack$",
 	}, {
 		bug: "a faster order of ranks is taken for the usual one", how: "nobody asks how neighbours reach each other",
 		file: "planner/cost/program.go",

@@ -9,6 +9,31 @@ func inShortMemory() []mutant {
 		old:  "if !x.block || x.From <= last && x.To >= first {", new: "if !x.block || x.From <= last || x.To >= first {",
 		pkg: "./planner", run: "^TestCostIsSimulation$/^seed_107$",
 	}, {
+		bug: "memory bound of an update too low", how: "what its stream reads of all blocks at its end",
+		file: "planner/memory.go",
+		old:  "left.block > most.block {", new: "left.block < 0 {",
+		pkg: "./planner", run: "^TestSearchOfOneMicroBatch$",
+	}, {
+		bug: "memory bound of an update too low", how: "that of several chunks has the blocks of one",
+		file: "planner/interleave.go",
+		old:  "max(temp, m.update.of(blocks))", new: "temp",
+		pkg: "./planner", run: "^TestMemoryOfManyChunks$",
+	}, {
+		bug: "the plan named where none fits is not the closest", how: "none has the loss in slices",
+		file: "planner/leanest.go",
+		old:  "x.withoutHead() >= least {", new: "x.least > 0 {",
+		pkg: "./planner", run: "^TestClosestIsExact$",
+	}, {
+		bug: "the plan named where none fits is said to be the closest", how: "though none has been laid out in all ways",
+		file: "planner/leanest.go",
+		old:  "if lay(x); !x.certain() {", new: "if lay(x); false {",
+		pkg: "./planner", run: "^TestClosestIsExact$",
+	}, {
+		bug: "memory bound of the only micro-batch too low", how: "gradients of the head beside what blocks keep",
+		file: "planner/memory.go",
+		old:  "kept+m.crest[r.last(n)])", new: "kept)",
+		pkg: "./planner", run: "^TestSearchOfOneMicroBatch$",
+	}, {
 		bug: "memory bound of an update too low", how: "positions between the ends",
 		file: "planner/memory.go",
 		old:  "if few[i].update.block < update.block {", new: "if false {",

@@ -25,9 +25,9 @@ func inSums() []mutant {
 		pkg: "./codegen", run: "^TestSumsAreChecked$",
 	}, {
 		bug: "peak of a plan not that of its program", how: "gradients are placed in another order",
-		file: "codegen/allocate.go",
+		file: "codegen/pack.go",
 		old:  "cmp.Compare(a.filled(), b.filled()), ", new: "",
-		pkg: "./planner", run: "^TestBatchParallelSearchIsExact$",
+		pkg: "./codegen", run: "^TestPack$",
 	}, {
 		bug: "floor of memory above what plans need", how: "gradients of the only micro-batch take room throughout",
 		file: "planner/memory.go",

@@ -34,6 +34,7 @@ type brute struct {
 	limit   int64
 	best    *candidate
 	plans   int
+	over    *int64 // by how many bytes the plan misses that comes closest
 
 	counting bool // plans, which are not compiled
 }
@@ -226,6 +227,9 @@ func (b *brute) interleaved(plan partition.Plan) {
 	}
 	stages := len(plan.Stages)
 	of := make([]extent, plan.PP())
+	if b.limit < 1<<40 {
+		b.noteInterleaved(plan)
+	}
 	for at := 0; at < plan.PP(); {
 		p := plan
 		p.Stages = nil
@@ -273,6 +277,22 @@ func (b *brute) interleaved(plan partition.Plan) {
 			b.best = x
 		}
 	}
+}
+
+// noteInterleaved keeps by how much the even cut misses when every position recomputes whatever spares the most.
+func (b *brute) noteInterleaved(plan partition.Plan) {
+	var least []int64
+	for _, e := range []extent{kept, pointwise, full} {
+		plan.Stages = evenCut(b.blocks, len(plan.Stages), func(int) extent { return e })
+		prog, err := codegen.Compile(b.g, &plan, b.batch, nil)
+		require.NoError(b.t, err)
+		for at, st := range prog.Stages {
+			if least = append(least, st.Arena()); e > kept {
+				least[at] = min(least[at], st.Arena())
+			}
+		}
+	}
+	b.note(&plan, least[:plan.PP()])
 }
 
 // sliced calls try with a plan and, where it may have them, those with the loss in slices. Where
@@ -366,6 +386,7 @@ func (b *brute) recomputations(plan partition.Plan, cut []partition.Stage) {
 				x.peaks = append(x.peaks, st.Arena())
 				fits = fits && st.Arena() <= b.limitAt(&p, i)
 			}
+			b.note(&p, x.peaks)
 			if !fits {
 				return
 			}
@@ -377,6 +398,17 @@ func (b *brute) recomputations(plan partition.Plan, cut []partition.Stage) {
 		})
 	}
 	try(nil)
+}
+
+// note keeps by how much a plan with such peaks misses, if none misses by less.
+func (b *brute) note(p *partition.Plan, peaks []int64) {
+	over := peaks[0] - b.limitAt(p, 0)
+	for at, peak := range peaks {
+		over = max(over, peak-b.limitAt(p, at))
+	}
+	if b.over == nil || over < *b.over {
+		b.over = &over
+	}
 }
 
 // compare holds the search to all plans, and its certificate to the audit. It returns nil
@@ -394,7 +426,11 @@ func (b *brute) compare(seed, k int) (*Result, *Audit) {
 		require.ErrorAs(t, err, new(*OptionError), "seed %d case %d: no plan is legal", seed, k)
 		return nil, nil
 	case b.best == nil:
-		require.ErrorAs(t, err, new(*InfeasibleError), "seed %d case %d", seed, k)
+		var none *InfeasibleError
+		require.ErrorAs(t, err, &none, "seed %d case %d", seed, k)
+		require.GreaterOrEqual(t, none.Needs-none.Limit, *b.over, "seed %d case %d", seed, k)
+		require.LessOrEqual(t, none.AtLeast-none.Limit, *b.over, "seed %d case %d", seed, k)
+		t.Logf("case %d: the closest misses by %d bytes, %d at least, %d was found", k, *b.over, none.AtLeast-none.Limit, none.Needs-none.Limit)
 		return nil, nil
 	}
 	require.NoError(t, err, "seed %d case %d", seed, k)

@@ -132,7 +132,7 @@ func TestCostOnPoolsIsSimulation(t *testing.T) {
 
 // The same where products and collectives next to them are made in parts.
 func TestCostInPiecesIsSimulation(t *testing.T) {
-	for _, seed := range []uint64{12, 61, 305, 3107} {
+	for _, seed := range []uint64{12, 61, 305, 3107, 18101} {
 		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
 			t.Parallel()
 			testCostIsSimulation(t, seed, 1, true)

@@ -1,7 +1,6 @@
 package planner
 
 import (
-	"cmp"
 	"fmt"
 	"slices"
 
@@ -12,7 +11,10 @@ import (
 
 // InfeasibleError says that no plan fits, and by how much the closest misses.
 type InfeasibleError struct {
+	// Closest is the plan whose fullest stage needs the least of those that were laid out, and AtLeast what that of no plan
+	// can need less than, in bytes: as much as Closest needs where it is known to be the closest.
 	Closest *partition.Plan
+	AtLeast int64
 	Stage   int   // the stage that needs the most
 	Needs   int64 // bytes
 	Limit   int64
@@ -24,10 +26,14 @@ type InfeasibleError struct {
 
 func (e *InfeasibleError) Error() string {
 	p := e.Closest
+	least := ""
+	if e.AtLeast < e.Needs {
+		least = fmt.Sprintf(" of those laid out, and none can need less than %s", gib(e.AtLeast))
+	}
 	return fmt.Sprintf("planner: no feasible plan: stage %d needs %s, %s more than the limit of %s; its largest part is %s with %s; "+
-		"closest plan: %s, zero %d%s, offload %s, %s, micro-batch %d, %s, %srecomputing %s",
+		"closest plan%s: %s, zero %d%s, offload %s, %s, micro-batch %d, %s, %srecomputing %s",
 		e.Stage, gib(e.Needs), gib(e.Needs-e.Limit), gib(e.Limit), e.Largest, gib(e.LargestBytes),
-		p.Degrees(), p.ZeRO, groupText(p), p.Offload, streamText(p.SequenceParallel, p.BatchParallel), p.MicroBatch, p.ScheduleText(), slicesText(p), recomputed(p))
+		least, p.Degrees(), p.ZeRO, groupText(p), p.Offload, streamText(p.SequenceParallel, p.BatchParallel), p.MicroBatch, p.ScheduleText(), slicesText(p), recomputed(p))
 }
 
 // streamText says what tensor-parallel ranks share of the residual stream.
@@ -80,61 +86,6 @@ func recomputed(p *partition.Plan) string {
 	return text
 }
 
-// infeasible finds the plan whose fullest stage needs the least.
-func (s *searcher) infeasible(points []*point) error {
-	var closest *partition.Plan
-	var least int64 // what it needs, and lacks to the limit
-	consider := func(p *pipeline) {
-		if plan, peak := leanest(p, s.opts.recompute(p.skel.replicate)); closest == nil || peak < least {
-			closest, least = plan, peak
-		}
-	}
-	for _, b := range points {
-		consider(b.pipe)
-	}
-	type rest struct {
-		*pending
-		sized
-		keeps int64
-	}
-	var left []rest
-	for _, p := range append(s.pending, s.unopened()...) {
-		for _, x := range p.rest() {
-			left = append(left, rest{p, x, s.keeps(p.outline, x.size, x.schedule)})
-		}
-	}
-	slices.SortStableFunc(left, func(a, b rest) int { return cmp.Compare(a.keeps, b.keeps) })
-	for _, x := range left {
-		if closest != nil && x.keeps >= least {
-			break
-		}
-		if x.skel == nil {
-			if x.skel, s.refused = s.skeleton(x.outline.whole()); s.refused != nil { // parts spare no memory
-				continue
-			}
-		}
-		consider(newPipeline(x.skel, x.skel.memoryOf(x.size), x.size, x.schedule))
-	}
-	if closest == nil && s.refused == nil {
-		return s.sizeless()
-	}
-	if closest == nil {
-		return s.noProgram()
-	}
-	prog, peaks, err := s.allocate(closest)
-	if err != nil {
-		return err
-	}
-	e := &InfeasibleError{Closest: closest}
-	for i, peak := range peaks {
-		if limit := s.limitAt(closest, i); e.Limit == 0 || peak-limit > e.Needs-e.Limit {
-			e.Stage, e.Needs, e.Limit = i, peak, limit
-		}
-	}
-	e.Largest, e.LargestBytes = largestPart(prog.Stages[e.Stage])
-	return e
-}
-
 // sizeless says why no outline has micro-batches of the size that the options ask for; without one
 // every outline has some.
 func (s *searcher) sizeless() error {
@@ -144,45 +95,6 @@ func (s *searcher) sizeless() error {
 	}
 	return optionErrorf("micro-batch", "is %d, of which data-parallel ranks run different numbers for a global batch of %d, and overlap is on: "+
 		"the search has both from zero 2 on in this version; a plan that says so runs", size, s.batch)
-}
-
-// leanest returns the cut of a pipeline whose fullest stage is smallest by the
-// lower bound, and that bound.
-func leanest(p *pipeline, recompute Recompute) (*partition.Plan, int64) {
-	if p.template.Chunks() > 1 {
-		return leanestInterleaved(p, recompute)
-	}
-	stages, blocks := len(p.template.Stages), p.skel.blocks
-	need := func(stage, n int) (bytes int64, least recomputation) {
-		for i, r := range recompute.choices(n) {
-			if b := p.memory[stage].atLeast(n, r, p.room[stage]); i == 0 || b < bytes {
-				bytes, least = b, r
-			}
-		}
-		return bytes, least
-	}
-	// Give every further block to the stage that stays smallest with it.
-	counts := slices.Repeat([]int{1}, stages)
-	for range blocks - stages {
-		best := 0
-		bestBytes, _ := need(0, counts[0]+1)
-		for i := 1; i < stages; i++ {
-			if bytes, _ := need(i, counts[i]+1); bytes < bestBytes {
-				best, bestBytes = i, bytes
-			}
-		}
-		counts[best]++
-	}
-	var cut []partition.Stage
-	var peak int64
-	first := 0
-	for i, n := range counts {
-		bytes, r := need(i, n)
-		peak = max(peak, bytes)
-		cut = append(cut, r.stage(first, n))
-		first += n
-	}
-	return p.plan(cut), peak
 }
 
 // largestPart names what takes most of an arena.

@@ -189,8 +189,8 @@ func (p *pipeline) upTo(e extent) {
 // interleavedPeak bounds the arena of a position from below.
 func (p *pipeline) interleavedPeak(cut []partition.Stage, at int) int64 {
 	m := &p.memory[at]
-	bytes := m.persist
-	var temp int64
+	bytes, blocks := m.persist, 0
+	var temp int64 // with every chunk recomputed as the last, which has the loss or may
 	for i := at; i < len(cut); i += p.template.PP() {
 		n, one, inbox := cut[i].Last-cut[i].First, &m.slot, m.inbox
 		if p.skel.of.chunk(&p.template, at == p.template.PP()-1, i/p.template.PP()) > 0 {
@@ -198,9 +198,10 @@ func (p *pipeline) interleavedPeak(cut []partition.Stage, at int) int64 {
 		}
 		var slot int64
 		slot, temp = m.kept(one, n, recomputationOf(cut[i]))
+		blocks += n
 		bytes += int64(n-1)*m.morePersist + int64(p.room[i].Slots)*slot + int64(p.room[i].Inboxes)*inbox
 	}
-	return bytes + temp
+	return bytes + max(temp, m.update.of(blocks))
 }
 
 // mayFitInterleaved reports whether every position may fit with all of its blocks
@@ -269,24 +270,4 @@ func (c *cutter) choose() bool {
 		}
 	}
 	return true
-}
-
-// leanestInterleaved returns the plan whose fullest position is smallest by the
-// lower bound, and that bound.
-func leanestInterleaved(p *pipeline, recompute Recompute) (*partition.Plan, int64) {
-	choice := make([]int, p.template.PP())
-	var peak int64
-	for at := range choice {
-		var best int
-		var least int64
-		for i := range recompute.ladder() {
-			choice[at] = i
-			if bytes := p.interleavedPeak(p.interleavedCut(recompute, choice), at); i == 0 || bytes < least {
-				best, least = i, bytes
-			}
-		}
-		choice[at] = best
-		peak = max(peak, least)
-	}
-	return p.plan(p.interleavedCut(recompute, choice)), peak
 }

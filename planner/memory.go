@@ -2,6 +2,7 @@ package planner
 
 import (
 	"encoding/binary"
+	"math"
 	"slices"
 
 	"github.com/autopar/autopar/codegen"
@@ -18,7 +19,9 @@ type stageMemory struct {
 	persist int64 // weights, gradients, optimizer state; and what the devices lack to the limit
 	// sums is gradients where slots have them, which they do after what the passes keep: of the only micro-batch of a stage
 	// by itself.
-	sums   memoryShare
+	sums memoryShare
+	// crest is by how much more than slot a slot has when the backward pass gets to the blocks: sums, of the head.
+	crest  [extents]int64
 	slot   [extents]int64
 	temp   [extents]int64
 	calm   [extents]int64 // temp, but for the backward pass
@@ -51,8 +54,8 @@ func (m *stageMemory) before(n int, r recomputation, c codegen.Chunk) int64 {
 
 // holding is the bound where a slot has so much at some time.
 func (m *stageMemory) holding(n int, r recomputation, c codegen.Chunk, slot int64) int64 {
-	_, temp := m.kept(&m.slot, n, r)
-	slots := max(int64(c.Slots)*slot, m.sums.of(n))
+	kept, temp := m.kept(&m.slot, n, r)
+	slots := max(int64(c.Slots)*slot, m.sums.of(n), kept+m.crest[r.last(n)])
 	return m.persist + int64(n-1)*m.morePersist + slots + int64(c.Inboxes)*m.inbox + temp
 }
 
@@ -60,7 +63,7 @@ func (m *stageMemory) holding(n int, r recomputation, c codegen.Chunk, slot int6
 func (m *stageMemory) keepSums() {
 	m.persist += m.sums.bytes()
 	m.morePersist += m.sums.block
-	m.sums = memoryShare{}
+	m.sums, m.crest = memoryShare{}, [extents]int64{}
 }
 
 // around is the most that a slot has before a backward pass, or after it.
@@ -136,13 +139,13 @@ func (s *skeleton) memoryOf(microBatch int) []stageMemory {
 			got := s.of.measure(e, i, mesh, &sizes)
 			m.persist, m.morePersist = got.persist.bytes(), got.persist.block/chunks
 			m.persist += (int64(s.plan.Chunks()) - chunks) * m.morePersist
-			m.sums = got.sums
+			m.sums, m.crest[e] = got.sums, got.crest
 			m.slot[e], m.temp[e], m.calm[e] = got.slot[0].bytes(), got.temp, got.calm
 			m.lastSlot[e] = got.slot[fewChunks-1].bytes()
 			m.inbox, m.lastInbox = got.inbox[0], got.inbox[fewChunks-1]
 		}
 		for e := s.most + 1; e < extents; e++ {
-			m.moreSlot[e], m.apart[e], m.slot[e] = more[s.most], apart[s.most], m.slot[s.most]
+			m.moreSlot[e], m.apart[e], m.slot[e], m.crest[e] = more[s.most], apart[s.most], m.slot[s.most], m.crest[s.most]
 			m.temp[e], m.calm[e], m.lastSlot[e] = m.temp[s.most], m.calm[s.most], m.lastSlot[s.most]
 		}
 		var blocks memoryShare
@@ -175,6 +178,7 @@ func (s *skeleton) memoryOf(microBatch int) []stageMemory {
 type measured struct {
 	persist memoryShare
 	sums    memoryShare
+	crest   int64
 	slot    [fewChunks]memoryShare // by chunk
 	inbox   [fewChunks]int64
 	temp    int64 // the most live at one instruction
@@ -311,6 +315,7 @@ func (b *blueprint) measure(e extent, position int, mesh ir.Mesh, sizes *[]int64
 	for phase, body := range st.Bodies {
 		live[phase] = make([]int64, len(body.Instrs)+1)
 	}
+	blocks := len(st.Bodies[ir.Forward].Instrs) + slices.IndexFunc(st.Bodies[ir.Backward].Instrs, func(in codegen.Instr) bool { return b.ofBlock[in.Node] })
 	for i := range b.held[e][position] {
 		b := &b.held[e][position][i]
 		size := (*sizes)[b.kind]
@@ -321,9 +326,13 @@ func (b *blueprint) measure(e extent, position int, mesh ir.Mesh, sizes *[]int64
 		share := &m.persist
 		switch b.Region {
 		case codegen.Sums:
-			share = &m.sums
+			if share = &m.sums; b.From <= blocks {
+				m.crest += size
+			}
 		case codegen.Slot:
-			share = &m.slot[b.Chunk]
+			if share = &m.slot[b.Chunk]; b.To < blocks {
+				m.crest -= size
+			}
 		case codegen.Inbox:
 			m.inbox[b.Chunk] += size
 			continue
@@ -475,15 +484,15 @@ func (b *blueprint) crossing(e extent, position int, mesh ir.Mesh) (x crossing) 
 }
 
 // updating bounds what is temporary in the update of a position with many blocks, from that of one which is measured, with one
-// chunk. What a block keeps for or from its AdamW while others do something, all blocks keep then, as each does what comes
+// block of each chunk. What a block keeps for or from its AdamW while others do something, all blocks keep then, as each does what comes
 // before, and none what comes after: gradients that are reduced or narrowed before all are clipped, weights that have come from
 // the host before any is cast. The block that is updated first, or last, has besides what that AdamW reads and writes.
-// blocks is that of the blocks alone.
+// blocks is that of the blocks alone. Where more is left to a stream that nobody waits for, it is that: see [blueprint.left].
 func (b *blueprint) updating(position int, sizes []int64) (most, blocks memoryShare) {
 	st := b.prog(kept).Stages[position]
 	body := st.Bodies[ir.Update].Instrs
 	if b.plan.Chunks() > 1 {
-		return most, blocks // blocks are updated one after another
+		return b.updatingChunks(position, sizes)
 	}
 	var updates []int // of the block
 	for k := range body {
@@ -516,6 +525,9 @@ func (b *blueprint) updating(position int, sizes []int64) (most, blocks memorySh
 			most, at = now, k
 		}
 	}
+	if left := b.left(position, first, sizes); left.block > most.block {
+		return left, blocks
+	}
 	if at < 0 {
 		return most, blocks
 	}
@@ -534,6 +546,92 @@ func (b *blueprint) updating(position int, sizes []int64) (most, blocks memorySh
 	}
 	blocks.block = most.block
 	return most, blocks
+}
+
+// updatingChunks is updating with several chunks, of whose blocks each has at least what a block of any chunk has.
+func (b *blueprint) updatingChunks(position int, sizes []int64) (most, blocks memoryShare) {
+	st := b.prog(kept).Stages[position]
+	body := st.Bodies[ir.Update].Instrs
+	var updates [fewChunks][]int // AdamW, by chunk
+	for k := range body {
+		if n := body[k].Node; n.Op == ir.OpAdamW && n.Block() != "" {
+			chunk := b.chunkOf[n.Block()]
+			updates[chunk] = append(updates[chunk], k)
+		}
+	}
+	var temp [fewChunks][]*held
+	var live [1 + fewChunks][]int64 // changes, by chunk and of what is not of blocks
+	for i := range live {
+		live[i] = make([]int64, len(body)+1)
+	}
+	for i := range b.held[kept][position] {
+		x := &b.held[kept][position][i]
+		if x.Region != codegen.Temp || x.Body != ir.Update {
+			continue
+		}
+		of := fewChunks
+		if x.block {
+			of = b.chunkOf[x.Value.Def.Block()]
+			if temp[of] = append(temp[of], x); x.From > updates[of][len(updates[of])-1] || x.To < updates[of][0] {
+				continue
+			}
+		}
+		live[of][x.From] += sizes[x.kind]
+		live[of][x.To+1] -= sizes[x.kind]
+	}
+	var now [1 + fewChunks]int64
+	at := -1
+	for k := range body {
+		for i := range now {
+			now[i] += live[i][k]
+		}
+		if block := slices.Min(now[:fewChunks]); block > most.block && body[k].Node.Block() == "" {
+			most, at = memoryShare{now[fewChunks], block}, k
+		}
+	}
+	if at < 0 {
+		return most, blocks
+	}
+	least := int64(math.MaxInt64) // by chunk, the most that a block has at one of its AdamW
+	for chunk, updates := range updates {
+		alone := int64(0)
+		for _, k := range updates {
+			var bytes int64
+			for _, x := range temp[chunk] {
+				mine := func(id int) bool { return &st.Buffers[id] == x.Buffer }
+				if x.From <= k && k <= x.To && (x.From <= at && at <= x.To || slices.ContainsFunc(body[k].Args, mine) || slices.ContainsFunc(body[k].Results, mine)) {
+					bytes += sizes[x.kind]
+				}
+			}
+			alone = max(alone, bytes)
+		}
+		least = min(least, alone)
+	}
+	return most, memoryShare{least - most.block, most.block}
+}
+
+// left is what the stream of an update may still have to do with at its end, if nothing waits for it from an instruction on: of
+// one block, as the shares of weights that it gathers, and so of all.
+func (b *blueprint) left(position, from int, sizes []int64) (left memoryShare) {
+	st := b.prog(kept).Stages[position]
+	body := st.Bodies[ir.Update].Instrs
+	running := map[*codegen.Buffer]bool{}
+	for i := range body[from:] {
+		switch in := &body[from+i]; {
+		case in.Await > 0:
+			return left
+		case in.Async:
+			for _, id := range slices.Concat(in.Args, in.Results) {
+				running[&st.Buffers[id]] = true
+			}
+		}
+	}
+	for i := range b.held[kept][position] {
+		if x := &b.held[kept][position][i]; x.Region == codegen.Temp && x.Body == ir.Update && running[x.Buffer] {
+			left.add(sizes[x.kind], x.block)
+		}
+	}
+	return left
 }
 
 // usedBuffers tells, by buffer, whether any instruction names it. What none does was

@@ -30,9 +30,9 @@ func (f *flow) outlasts(n tally, r recomputation) []cost.Picoseconds {
 		blocks := n[s.chunk]
 		t.add(of(0), n, blocks == 1, true)
 		for first := 1; first < blocks-1; { // from the end of the body
-			next := first + 1
-			for next < blocks-1 && of(next) == of(first) {
-				next++
+			next := blocks - 1
+			if f.backward {
+				next = min(next, r.until(first))
 			}
 			t.repeat(of(first), next-first)
 			first = next

@@ -48,9 +48,9 @@ func newPipeline(s *skeleton, memory []stageMemory, microBatch int, schedule par
 	p.template.MicroBatch, p.template.Schedule = microBatch, schedule
 	p.template.OverlapTP = p.template.OverlapTP && schedule != partition.ZeroBubble
 	if schedule == partition.ZeroBubble {
-		// Temporary values of the backward pass may lie in the slots instead.
+		// Temporary values of the backward pass may lie in the slots instead, and sums of the head come after it.
 		for i := range p.memory {
-			p.memory[i].temp = p.memory[i].calm
+			p.memory[i].temp, p.memory[i].crest = p.memory[i].calm, [extents]int64{}
 		}
 		if s.plan.OverlapTP { // nothing runs beside collectives then, so that less is gathered at once
 			p.measureInOrder()

@@ -2,6 +2,7 @@ package planner
 
 import (
 	"cmp"
+	"math"
 	"slices"
 	"sort"
 
@@ -84,6 +85,16 @@ func (r recomputation) of(block int) extent {
 		return pointwise
 	}
 	return kept
+}
+
+// until returns the first block after one that is of another extent, beyond all blocks if none is.
+func (r recomputation) until(block int) int {
+	for _, end := range []int{r.full, r.full + r.selective, r.some()} {
+		if block < end {
+			return end
+		}
+	}
+	return math.MaxInt
 }
 
 // last returns the extent of the last of n blocks, which the backward pass meets

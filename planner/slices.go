@@ -209,7 +209,7 @@ func (p *pipeline) leaveHead(m *stageMemory) {
 			m.temp[e] = of.tempOfBlocks(e, last, sizes)
 		}
 	}
-	m.left, m.across, m.update.fixed = 0, 0, 0
+	m.left, m.across, m.update.fixed, m.crest = 0, 0, 0, [extents]int64{}
 	// A gradient that every tensor-parallel rank has a term of may be summed, and cut, in the pass.
 	tp := mesh.Axis(partition.AxisTP)
 	for i := range of.held[kept][last] {

@@ -1,0 +1,272 @@
+package planner
+
+import (
+	"cmp"
+	"math"
+	"slices"
+
+	"github.com/autopar/autopar/partition"
+)
+
+// lean is a pipeline in search of its plan whose fullest stage needs the least: a bound says of which cut that may be,
+// which is laid out, and so on with what is known then.
+type lean struct {
+	*pipeline
+	outline
+	recompute Recompute
+	opts      *Options
+	known     map[tried]int64 // bytes of stages that were laid out, of interleaved pipelines of positions
+	least     int64           // no plan of it has a stage that needs less
+}
+
+// infeasible finds the plan whose fullest stage needs the least: of outlines by what their blocks keep, and of those that
+// may have it by the bounds of their stages, until no bound is below what a plan is known to need.
+func (s *searcher) infeasible(points []*point) error {
+	var all []*lean
+	var found *lean // with the least bound
+	open := func(o outline, p *pipeline) {
+		x := &lean{pipeline: p, outline: o, recompute: s.opts.recompute(o.replicate), opts: &s.opts, known: map[tried]int64{}}
+		x.least = x.bound()
+		if all = append(all, x); found == nil || x.least < found.least {
+			found = x
+		}
+	}
+	for _, b := range points {
+		open(b.outline(), b.pipe)
+	}
+	type rest struct {
+		*pending
+		sized
+		keeps int64
+	}
+	var left []rest
+	for _, p := range append(s.pending, s.unopened()...) {
+		for _, x := range p.rest() {
+			left = append(left, rest{p, x, s.keeps(p.outline, x.size, x.schedule)})
+		}
+	}
+	slices.SortStableFunc(left, func(a, b rest) int { return cmp.Compare(a.keeps, b.keeps) })
+	var closest *partition.Plan
+	least := int64(math.MaxInt64) // what it needs, and lacks to the limit
+	lay := func(x *lean) {
+		if plan, needs := s.layLeanest(x, least); plan != nil {
+			closest, least = plan, needs
+		}
+	}
+	for _, x := range left {
+		if found != nil && x.keeps >= found.least {
+			if closest == nil {
+				lay(found)
+			}
+			if x.keeps >= least {
+				break
+			}
+		}
+		if x.skel == nil {
+			if x.skel, s.refused = s.skeleton(x.outline.whole()); s.refused != nil { // parts spare no memory
+				continue
+			}
+		}
+		open(x.outline.whole(), newPipeline(x.skel, x.skel.memoryOf(x.size), x.size, x.schedule))
+	}
+	if found == nil && s.refused == nil {
+		return s.sizeless()
+	}
+	if found == nil {
+		return s.noProgram()
+	}
+	bound := int64(math.MaxInt64)
+	for len(all) > 0 {
+		slices.SortStableFunc(all, func(a, b *lean) int { return cmp.Compare(a.least, b.least) })
+		for _, x := range all {
+			if x.least >= least {
+				break
+			}
+			if lay(x); !x.certain() {
+				bound = min(bound, x.least)
+			}
+		}
+		before := all
+		all = nil
+		for _, x := range before {
+			more := x.outline
+			more.slices = 2 * max(1, more.slices)
+			if !s.opts.searchesSlices() || !slices.Contains(s.slicesBeside(more), more.slices) || x.withoutHead() >= least {
+				continue
+			}
+			if skel, err := s.skeleton(more); err == nil {
+				size := x.template.MicroBatch
+				open(more, newPipeline(skel, skel.memoryOf(size), size, x.template.Schedule))
+			}
+		}
+	}
+	prog, peaks, err := s.allocate(closest)
+	if err != nil {
+		return err
+	}
+	e := &InfeasibleError{Closest: closest}
+	for i, peak := range peaks {
+		if limit := s.limitAt(closest, i); e.Limit == 0 || peak-limit > e.Needs-e.Limit {
+			e.Stage, e.Needs, e.Limit = i, peak, limit
+		}
+	}
+	e.AtLeast = e.Needs - max(0, least-bound)
+	e.Largest, e.LargestBytes = largestPart(prog.Stages[e.Stage])
+	return e
+}
+
+// layLeanest lays out plans of a pipeline that may need less than so many bytes, until none is left: of one that is not certain,
+// none that would need more if its bound missed as little as those of the others (zero-bubble slots have bounds that miss much of one
+// cut and little of another). It returns the one that needs the least, with what that
+// is; nil if none needs less.
+func (s *searcher) layLeanest(x *lean, least int64) (closest *partition.Plan, needs int64) {
+	missed := int64(0)
+	for {
+		cut, may := x.leanest()
+		if may+missed >= least {
+			return closest, least
+		}
+		plan := x.plan(cut)
+		peaks, _, err := s.peaks(plan)
+		if err != nil {
+			panic("BUG: a plan with bounds does not compile: " + err.Error())
+		}
+		before, most := len(x.known), int64(0)
+		for at, peak := range peaks {
+			if x.skel.lacks != nil {
+				peak += x.skel.lacks[at]
+			}
+			x.known[triedOf(at, cut[at])], most = peak, max(most, peak)
+		}
+		if miss := most - may; !x.certain() && x.template.Schedule != partition.ZeroBubble && (missed == 0 || miss < missed) {
+			missed = miss
+		}
+		if most < least {
+			closest, least = plan, most
+		}
+		if len(x.known) == before {
+			return closest, least
+		}
+	}
+}
+
+// bound returns what no plan of the pipeline needs less than.
+func (x *lean) bound() int64 {
+	_, least := x.leanest()
+	if x.template.Schedule == partition.ZeroBubble {
+		_, least = x.leanestBy(func(stage, n int) (int64, recomputation) {
+			return x.memory[stage].least(n, x.room[stage]), recomputation{}
+		})
+	}
+	return least
+}
+
+// withoutHead is that with any number of slices of the loss.
+func (x *lean) withoutHead() int64 {
+	bare := *x.pipeline
+	bare.memory = slices.Clone(bare.memory)
+	bare.leaveHead(&bare.memory[len(bare.memory)-1])
+	return (&lean{pipeline: &bare, recompute: x.recompute, opts: x.opts}).bound()
+}
+
+// certain reports whether no plan of a pipeline needs less than those that were laid out: the stages are what they are, and
+// so is what each may recompute.
+func (x *lean) certain() bool {
+	return x.template.Chunks() > 1 || x.skel.blocks == len(x.template.Stages) || len(x.template.Stages) == 1 && x.recompute != RecomputeSearched
+}
+
+// leanest returns the cut whose fullest stage is smallest by what is known, and what that needs at least.
+func (x *lean) leanest() ([]partition.Stage, int64) {
+	if x.template.Chunks() > 1 {
+		return x.leanestInterleaved()
+	}
+	return x.leanestBy(x.need)
+}
+
+// leanestBy is that of a pipeline of which so much is known of stages with a number of blocks.
+func (x *lean) leanestBy(known func(stage, n int) (int64, recomputation)) ([]partition.Stage, int64) {
+	stages := len(x.template.Stages)
+	need := make([]int64, stages) // with a block more
+	counts := slices.Repeat([]int{1}, stages)
+	if x.opts.Policy == Megatron {
+		counts = slices.Repeat([]int{x.skel.blocks / stages}, stages) // its stages are equal
+	}
+	for i := range need {
+		need[i], _ = known(i, counts[i]+1)
+	}
+	for left := x.skel.blocks - counts[0]*stages; left > 0; left-- { // to the stage that stays smallest with it
+		best := 0
+		for i := range need {
+			if need[i] < need[best] {
+				best = i
+			}
+		}
+		counts[best]++
+		need[best], _ = known(best, counts[best]+1)
+	}
+	var cut []partition.Stage
+	var peak int64
+	first := 0
+	for i, n := range counts {
+		bytes, r := known(i, n)
+		peak = max(peak, bytes)
+		cut = append(cut, r.stage(first, n))
+		first += n
+	}
+	return cut, peak
+}
+
+// need returns what a stage with n blocks needs at least, and with what recomputation.
+func (x *lean) need(stage, n int) (bytes int64, least recomputation) {
+	for i, r := range x.recompute.corners(n) {
+		b, known := x.known[tried{stage, n, r}]
+		if !known {
+			b = x.memory[stage].atLeast(n, r, x.room[stage])
+		}
+		if i == 0 || b < bytes {
+			bytes, least = b, r
+		}
+	}
+	return bytes, least
+}
+
+// corners lists the recomputations of n blocks of which one has the least bound of memory, which grows evenly with how many
+// blocks are recomputed to each extent as long as there are some of those (but for zero-bubble slots).
+func (r Recompute) corners(n int) []recomputation {
+	all := r.choices(n)
+	if len(all) == 1 {
+		return all
+	}
+	for _, e := range []extent{pointwise, selective} {
+		for _, few := range [][2]int{{0, 1}, {0, n - 1}, {1, 0}, {n - 1, 0}, {1, 1}, {1, n - 1}, {n - 1, 1}, {1, n - 2}, {n - 2, 1}} {
+			if few[0] >= 0 && few[1] >= 0 && few[0]+few[1] <= n {
+				all = append(all, mixed(few[0], e, few[1]))
+			}
+		}
+	}
+	return all
+}
+
+// leanestInterleaved is that of a pipeline with several chunks.
+func (x *lean) leanestInterleaved() ([]partition.Stage, int64) {
+	choice := make([]int, x.template.PP())
+	var peak int64
+	for at := range choice {
+		var best int
+		var least int64
+		for i := range x.recompute.ladder() {
+			choice[at] = i
+			cut := x.interleavedCut(x.recompute, choice)
+			bytes, known := x.known[triedOf(at, cut[at])]
+			if !known {
+				bytes = x.interleavedPeak(cut, at)
+			}
+			if i == 0 || bytes < least {
+				best, least = i, bytes
+			}
+		}
+		choice[at] = best
+		peak = max(peak, least)
+	}
+	return x.interleavedCut(x.recompute, choice), peak
+}
