@@ -10,8 +10,8 @@
 // The files, in the order in which to read them:
 //
 //   - What a program is: program.go, order.go; print.go writes it.
-//   - How it is made: generate.go; layout.go, the bodies of a stage and where their buffers lie in memory, which allocate.go
-//     places. What changes the bodies before: overlap.go moves communication to a stream, beside.go has it run beside a product,
+//   - How it is made: generate.go; layout.go, the bodies of a stage and where their buffers lie in memory, which allocate.go and pack.go
+//     place. What changes the bodies before: overlap.go moves communication to a stream, beside.go has it run beside a product,
 //     pieces.go in parts, join.go has that of an update made together, view.go makes shards in place.
 //   - Why it is right: equivalence.go runs every rank over expressions in place of numbers (expression.go, folded.go,
 //     sliced.go, contents.go), meetings.go matches collectives, progress.go finds cycles of waits; repeat.go has a few blocks

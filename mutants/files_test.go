@@ -25,7 +25,7 @@ func inFiles() []mutant {
 	}, {
 		bug: "a run goes on with the weights of another model", how: "whose tensors would do",
 		file: "train/reshard.go",
-		old:  "if err := cfg.Model.Same(want); errors.As", new: "if err := cfg.Model.Same(cfg.Model); errors.As",
+		old:  "if err := is.Same(want); errors.As", new: "if err := is.Same(is); errors.As",
 		pkg: "./train", run: "^TestOtherModelOfTheSameTensors$",
 	}, {
 		bug: "a run goes on with the weights of another model", how: "with another activation",
