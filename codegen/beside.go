@@ -37,7 +37,7 @@ func (b *stageBuilder) beside() {
 	b.leavesFirst()
 	enter := entries(b.nodes)
 	for from, to := 0, 0; from < len(b.nodes); from = to {
-		for to = from + 1; to < len(b.nodes) && b.continues(b.nodes[to-1], b.nodes[to]) && !enter[b.nodes[to]]; to++ {
+		for to = from + 1; to < len(b.nodes) && b.continues(b.nodes[to-1], b.nodes[to]) && !enter[b.nodes[to]] && !b.received(to-1); to++ {
 		}
 		b.pair(b.nodes[from:to])
 	}
@@ -64,6 +64,12 @@ func (b *stageBuilder) continues(before, n *ir.Node) bool {
 	}
 	x, y := b.spot(before), b.spot(n)
 	return x.segment == y.segment && b.movable(before) && b.movable(n)
+}
+
+// received reports whether a node is the first after a transfer that waits for the communication stream. Where nothing
+// is received that node waits itself, and stays where it is.
+func (b *stageBuilder) received(i int) bool {
+	return i > 0 && b.nodes[i-1].Op == ir.OpRecv && b.spot(b.nodes[i-1]).await != nil
 }
 
 // entries returns the first node of every block's backward pass that reads what the pass has made

@@ -5,6 +5,21 @@ package mutants
 func inTheBounds() []mutant {
 	const first = "^TestCostIsSimulation$/^seed_12$"
 	return []mutant{{
+		bug: "a floor above what plans take", how: "a share of a gradient takes no less memory than all of it",
+		file: "planner/spread.go",
+		old:  "if !ok || results[0].Kind == ir.Partial &&", new: "if !ok || results[0].Kind != ir.Partial ||",
+		pkg: "./planner", run: "^TestCostOfSlowMemoryIsSimulation$/^seed_9140$",
+	}, {
+		bug: "a floor above what plans take", how: "a part of a product lies in no cache that is too small for all",
+		file: "planner/floor.go",
+		old:  "x.near = w.prices[0].Cached()\n\t\t}\n\t\tfollows", new: "x.near = false\n\t\t}\n\t\tfollows",
+		pkg: "./planner", run: "^TestPartsInACacheAreBounded$",
+	}, {
+		bug: "the first block unlike the others", how: "it puts off what it makes while its stage waits for weights",
+		file: "codegen/beside.go",
+		old:  "b.nodes[i-1].Op == ir.OpRecv && b.spot", new: "b.nodes[i-1].Op == ir.OpFold && b.spot",
+		pkg: "./planner", run: "^TestReceivingStagesAreLikeOthers$",
+	}, {
 		bug: "the first block unlike the others", how: "it adds to terms of what is looked up",
 		file: "partition/rulecost.go",
 		old:  "return v.Spec[t.axis].Kind == ir.Partial && v.Def.Block() != t.n.Block()", new: "return false",

@@ -116,7 +116,7 @@ func TestCostIsSimulation(t *testing.T) {
 	for _, seed := range []uint64{12, 13, 32, 44, 61, 74, 105, 107, 210, 302, 303, 305, 503, 901, 2006, 2016, 7003} { // each meets something that the others do not
 		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
 			t.Parallel()
-			testCostIsSimulation(t, seed, 1, false)
+			testCostIsSimulation(t, seed, 1, false, false)
 		})
 		if testing.Short() {
 			break
@@ -127,7 +127,7 @@ func TestCostIsSimulation(t *testing.T) {
 // The same on clusters of several kinds of devices.
 func TestCostOnPoolsIsSimulation(t *testing.T) {
 	t.Parallel()
-	testCostIsSimulation(t, 12, 2, false)
+	testCostIsSimulation(t, 12, 2, false, false)
 }
 
 // The same where products and collectives next to them are made in parts.
@@ -135,14 +135,25 @@ func TestCostInPiecesIsSimulation(t *testing.T) {
 	for _, seed := range []uint64{12, 61, 305, 3107, 18101} {
 		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
 			t.Parallel()
-			testCostIsSimulation(t, seed, 1, true)
+			testCostIsSimulation(t, seed, 1, true, false)
+		})
+	}
+}
+
+// The same where memory is so slow, and links are so fast, that what is made where and how often takes all the time, and
+// tensor-parallel ranks share tokens and hold modules whole.
+func TestCostOfSlowMemoryIsSimulation(t *testing.T) {
+	for _, seed := range []uint64{9140, 9144} {
+		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
+			t.Parallel()
+			testCostIsSimulation(t, seed, 1, true, true)
 		})
 	}
 }
 
 // testCostIsSimulation takes clusters with at least so many kinds of devices; with pieces, models of which sequences
 // start where tensors may, and plans that make products in parts.
-func testCostIsSimulation(t *testing.T, seed uint64, kinds int, pieces bool) {
+func testCostIsSimulation(t *testing.T, seed uint64, kinds int, pieces, extreme bool) {
 	r := rand.New(rand.NewPCG(seed, 0))
 	cases := 150
 	if testing.Short() {
@@ -186,7 +197,7 @@ func testCostIsSimulation(t *testing.T, seed uint64, kinds int, pieces bool) {
 			}
 		}
 		if d.tp > 1 {
-			sh.sequence = r.IntN(2) == 0
+			sh.sequence = r.IntN(2) == 0 || extreme
 		}
 		sh.offload = []partition.Offload{partition.OffloadNone, partition.OffloadOptimizer, partition.OffloadParams}[r.IntN(3)]
 		model.Float = []ir.DType{ir.F32, ir.BF16, ir.F16}[k%3]
@@ -195,8 +206,14 @@ func testCostIsSimulation(t *testing.T, seed uint64, kinds int, pieces bool) {
 			c.Device.LaunchOverhead, c.Device.Efficiency.MatmulHalf = c.Device.LaunchOverhead/1e4, 0
 			for _, l := range []*cost.Link{&c.IntraNode, &c.InterNode} {
 				l.Latency, l.Bandwidth = l.Latency/1e4, l.Bandwidth*100
+				if extreme {
+					l.Latency, l.Bandwidth = l.Latency/100, l.Bandwidth*100
+				}
 			}
 			c.Levels = nil
+		}
+		if extreme {
+			c.Device.MemoryBandwidth /= 100
 		}
 		if k%5 == 4 {
 			c = sharing(r, c)
@@ -234,7 +251,7 @@ func testCostIsSimulation(t *testing.T, seed uint64, kinds int, pieces bool) {
 			}
 		}
 		s := newSearcher(g, batch, c, opts)
-		if x := rand.New(rand.NewPCG(seed, uint64(k)+2)); d.tp > 1 && x.IntN(2) == 0 {
+		if x := rand.New(rand.NewPCG(seed, uint64(k)+2)); d.tp > 1 && (x.IntN(2) == 0 || extreme) {
 			whole := replications(s.layouts.modules())
 			sh.replicate = whole[x.IntN(len(whole))]
 			if y := rand.New(rand.NewPCG(seed, uint64(k)+5)); d.dp*d.tp*units <= batch && (batch+d.dp*units-1)/(d.dp*units) >= d.tp && y.IntN(2) == 0 {

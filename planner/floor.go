@@ -51,7 +51,8 @@ type work struct {
 type workInstr struct {
 	*codegen.Instr
 	all  []codegen.Instr // with those it is made with
-	bare *codegen.Instr  // unless nil, only what it takes longer than this one counts
+	ways []codegen.Instr // unless nil, what may be in its place, each alone
+	bare []codegen.Instr // unless nil, only what it takes longer than these counts: way by way, if it has some
 	// beside is what runs beside it: only what it takes longer than they counts, unless all
 	// is in order, as under a zero-bubble schedule.
 	beside []codegen.Instr
@@ -267,10 +268,12 @@ func (w *work) collect(instrs []codegen.Instr, phase ir.Phase, trunk bool) {
 		if w.sliced && x.part == afterBlocks && x.pass != ir.Update {
 			x.near = n.Op.Class() != ir.Comm && w.prices[0].Cached()
 		}
+		if w.of.plan.TPPieces > 1 && x.part == inBlock && n.Op == ir.OpMatMul && !w.of.ofWeight[n] { // a part may, where all does not
+			x.near = w.prices[0].Cached()
+		}
 		follows, shared := w.shares(all)
 		if trunk && w.gathers(n) {
-			x.Instr = w.spread(in)
-			x.all = []codegen.Instr{*x.Instr}
+			x.ways = w.spread(in)
 		}
 		switch {
 		case trunk && (in.Parts > 0 && !w.pairUp(&x) || w.gathersFor(n, instrs)):
@@ -281,14 +284,16 @@ func (w *work) collect(instrs []codegen.Instr, phase ir.Phase, trunk bool) {
 				w.rest = append(w.rest, x)
 			}
 		case trunk:
-			once := slices.Clone(x.all)
-			alone := &once[0]
-			alone.Accum = make([]codegen.Accum, len(in.Accum)) // gradients may be added up elsewhere
+			once, ways := slices.Clone(x.all), slices.Clone(x.ways) // gradients may be added up elsewhere
+			alone(once[:1])
+			alone(ways)
 			if x.part == inBlock && slices.ContainsFunc(in.Accum, func(a codegen.Accum) bool { return a != codegen.Overwrite }) {
-				x.bare = alone
+				if x.bare = ways; x.ways == nil {
+					x.ways, x.bare = x.all[:1], once[:1]
+				}
 				w.sums = append(w.sums, x)
 			}
-			x.Instr, x.all, x.bare = alone, once, nil
+			x.Instr, x.all, x.ways, x.bare = &once[0], once, ways, nil
 			if len(x.beside) == 0 && x.part == inBlock && phase == ir.Backward && ofTP(n) {
 				x.putOff, x.beside = true, w.mayBePutOff(instrs, i)
 			}
@@ -395,10 +400,23 @@ func (w *work) computes(mesh ir.Mesh, kinds cost.Kinds) *workTimes {
 func least(prices []*cost.Program, in *workInstr, mesh ir.Mesh) cost.Picoseconds {
 	time := never
 	for _, price := range prices {
-		other, _ := price.Bucket(in.all, mesh, ir.Coord{})
-		time = min(time, other)
+		if in.ways == nil {
+			other, _ := price.Bucket(in.all, mesh, ir.Coord{})
+			time = min(time, other)
+		}
+		for i := range in.ways {
+			other, _ := price.Instr(&in.ways[i], mesh, ir.Coord{})
+			time = min(time, other)
+		}
 	}
 	return time
+}
+
+// alone has instructions add to nothing.
+func alone(instrs []codegen.Instr) {
+	for i := range instrs {
+		instrs[i].Accum = make([]codegen.Accum, len(instrs[i].Accum))
+	}
 }
 
 // sharedTimes returns the rest, of a plan: the least of all positions on the same kinds.

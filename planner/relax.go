@@ -394,10 +394,13 @@ func (w *work) adding(zero int, on sizeOn, batch int) *workTimes {
 	sum := *w.at(on, batch)
 	price, mesh := w.on(on.kinds)[0], w.meshOf(on.size, batch)
 	for i := range w.sums {
-		in := &w.sums[i]
-		time, _ := price.Instr(in.Instr, mesh, ir.Coord{})
-		bare, _ := price.Instr(in.bare, mesh, ir.Coord{})
-		sum.add(in, max(0, time-bare))
+		in, more := &w.sums[i], never
+		for k := range in.ways {
+			time, _ := price.Instr(&in.ways[k], mesh, ir.Coord{})
+			bare, _ := price.Instr(&in.bare[k], mesh, ir.Coord{})
+			more = min(more, max(0, time-bare))
+		}
+		sum.add(in, more)
 	}
 	w.added[on] = &sum
 	return &sum

@@ -8,10 +8,10 @@ import (
 	"github.com/autopar/autopar/partition"
 )
 
-// Under sequence or batch parallelism the gradient of a weight that tensor-parallel ranks hold whole is made in one of two ways: every rank
-// gathers what all have, and makes all of it, or each makes what its own tokens add, and that is reduced. The one that moves fewer
-// bytes is taken, and that may be the first in a trunk's program, where all ranks want the whole gradient, and the second under
-// ZeRO, where each wants a share. So of the first a trunk has only what the second does.
+// Under sequence or batch parallelism the gradient of a weight that tensor-parallel ranks hold whole is made in one of three ways: every rank
+// gathers what all have, and makes all of it, or each makes what its own tokens add, and that is reduced, or under ZeRO each makes
+// the share that it will update. The one that moves fewest bytes is taken, and that may be the first in a trunk's program, where all
+// ranks want the whole gradient, and another under ZeRO. So of the first a trunk has only the least of what the others do.
 
 // gathers reports whether a product of a trunk makes on every tensor-parallel rank the whole gradient of a weight.
 func (w *work) gathers(n *ir.Node) bool {
@@ -28,10 +28,9 @@ func (w *work) gathersFor(n *ir.Node, instrs []codegen.Instr) bool {
 	return !slices.ContainsFunc(instrs, func(in codegen.Instr) bool { return reads(in) && !w.gathers(in.Node) }) && slices.ContainsFunc(instrs, reads)
 }
 
-// spread returns the product that makes what a rank's own tokens add.
-func (w *work) spread(in *codegen.Instr) *codegen.Instr {
-	tp := w.mesh.Axis(partition.AxisTP)
-	n := *in.Node
+// spread returns the products by which a rank makes what its own tokens add, or its share.
+func (w *work) spread(in *codegen.Instr) (ways []codegen.Instr) {
+	tp, sig := w.mesh.Axis(partition.AxisTP), ir.SignatureOf(in.Node)
 	placed := func(v *ir.Value, p ir.Placement) *ir.Value {
 		of := *v
 		of.Spec[tp] = p
@@ -41,12 +40,20 @@ func (w *work) spread(in *codegen.Instr) *codegen.Instr {
 	if w.of.plan.BatchParallel {
 		tokens = 0
 	}
-	n.Args = slices.Clone(n.Args)
-	for i, a := range n.Args {
-		n.Args[i] = placed(a, ir.ShardOn(tokens))
+	for dim := range sig.Dims {
+		args, results, ok := sig.Rule(dim)
+		if !ok || results[0].Kind == ir.Partial && args[0] != ir.ShardOn(tokens) {
+			continue
+		}
+		n := *in.Node
+		n.Args = slices.Clone(n.Args)
+		for i, a := range n.Args {
+			n.Args[i] = placed(a, args[i])
+		}
+		n.Results = []*ir.Value{placed(n.Results[0], results[0])}
+		one := *in
+		one.Node = &n
+		ways = append(ways, one)
 	}
-	n.Results = []*ir.Value{placed(n.Results[0], ir.PartialOf(ir.Sum))}
-	one := *in
-	one.Node = &n
-	return &one
+	return ways
 }
