@@ -15,6 +15,11 @@ func inTheBounds() []mutant {
 		old:  "x.near = w.prices[0].Cached()\n\t\t}\n\t\tfollows", new: "x.near = false\n\t\t}\n\t\tfollows",
 		pkg: "./planner", run: "^TestPartsInACacheAreBounded$",
 	}, {
+		bug: "the first block unlike the others", how: "what it is given stays cut over the rows of a grid",
+		file: "partition/rulecost.go",
+		old:  "a.Name == AxisTPR && entersBlocks(v, t.n)", new: "a.Name == AxisTPR && v == nil",
+		pkg: "./planner", run: "^TestFirstBlocksAreLikeOthers$",
+	}, {
 		bug: "the first block unlike the others", how: "it puts off what it makes while its stage waits for weights",
 		file: "codegen/beside.go",
 		old:  "b.nodes[i-1].Op == ir.OpRecv && b.spot", new: "b.nodes[i-1].Op == ir.OpFold && b.spot",

@@ -65,6 +65,9 @@ func (pr *propagator) costOfOperand(t *trial, i int) float64 {
 			cost += lastResort // a second way through the other axes, for the norm alone
 		}
 	}
+	if columns := ir.ShardOn(len(v.Type.Shape) - 1); from == columns && to.Kind != ir.Replicate && a.Name == AxisTPR && entersBlocks(v, t.n) {
+		return math.Inf(1) // the first block takes the rows of a table that is cut by columns whole, as others what comes from a block
+	}
 	if from == to {
 		return cost
 	}

@@ -49,6 +49,14 @@ func TestFirstBlocksAreLikeOthers(t *testing.T) {
 			vocab: 1, cluster: "cpu", outline: outline{degrees: degrees{plan: 8, dp: 1, cp: 1, tp: 4, pp: 2}, sharding: sharding{offload: partition.OffloadOptimizer, split: split{replicate: "attn+mlp"}}},
 			size: 5, schedule: partition.GPipe, cut: []partition.Stage{{Last: 1, Recompute: 1}, {First: 1, Last: 4, Selective: 3}},
 		},
+		"the first block's sums are whole over the rows of a grid, though what it is given is cut": {
+			vocab: 3, cluster: "cpu", outline: outline{degrees: degrees{plan: 6, dp: 1, cp: 1, tp: 6, pp: 1}, sharding: sharding{sequence: true, split: split{grid: "attn", rows: 2}}},
+			size: 4, schedule: partition.OneFOneB, cut: uncut,
+		},
+		"also where all modules are on it": {
+			vocab: 3, cluster: "h100", outline: outline{degrees: degrees{plan: 6, dp: 1, cp: 1, tp: 6, pp: 1}, sharding: sharding{sequence: true, split: split{grid: "attn+mlp", rows: 2}}},
+			size: 9, schedule: partition.OneFOneB, cut: uncut,
+		},
 		"gradients of the head are reduced with each other, not with those of a block": {
 			vocab: 5, cluster: "h100", outline: outline{degrees: degrees{plan: 12, dp: 2, cp: 1, tp: 6, pp: 1}, sharding: sharding{zero: 2, overlap: true, split: split{grid: "mlp", rows: 2}}},
 			size: 8, schedule: partition.ZeroBubble, cut: []partition.Stage{{Last: 4, Recompute: 4}},
