@@ -27,7 +27,7 @@ func inTheBounds() []mutant {
 	}, {
 		bug: "the first block unlike the others", how: "it adds to terms of what is looked up",
 		file: "partition/rulecost.go",
-		old:  "return v.Spec[t.axis].Kind == ir.Partial && v.Def.Block() != t.n.Block()", new: "return false",
+		old:  "return v.Spec[t.axis()].Kind == ir.Partial && v.Def.Block() != t.n.Block()", new: "return false",
 		pkg: "./planner", run: "^TestCostIsSimulation$/^seed_7003$",
 	}, {
 		bug: "a program of one block is no program of many", how: "the norm's terms of one block are reduced one by one",

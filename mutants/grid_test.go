@@ -6,7 +6,7 @@ func inGrids() []mutant {
 	return []mutant{{
 		bug: "weights on a grid are gathered", how: "what meets a part of a weight is not cut as that is",
 		file: "partition/rulecost.go",
-		old:  "return w.Def.Op == ir.OpParam && to.Kind == ir.Shard && w.Spec[t.axis] == to", new: "return w.Def.Op == ir.OpParam && to.Kind == ir.Partial && w.Spec[t.axis] == to",
+		old:  "return w.Def.Op == ir.OpParam && to.Kind == ir.Shard && w.Spec[t.axis()] == to", new: "return w.Def.Op == ir.OpParam && to.Kind == ir.Partial && w.Spec[t.axis()] == to",
 		pkg: "./partition", run: collectives,
 	}, {
 		bug: "gradients of weights on a grid are whole over its rows", how: "a sum over tokens costs no more than their parts",

@@ -49,8 +49,13 @@ func (pr *propagator) reshard(v *ir.Value, to ir.ShardSpec, stage int, phase ir.
 // entersBlocks reports whether a value is what the first block is given by what comes before. It keeps that for its backward pass as
 // other blocks keep what they are given, and does not gather it there again as none of them does.
 func entersBlocks(v *ir.Value, user *ir.Node) bool {
-	n := v.Def
-	return user != nil && user.Block() != "" && n.Block() == "" && n.Phase == ir.Forward && n.Op.Class() != ir.Leaf && n.Op != ir.OpRecv
+	return user != nil && user.Block() != "" && OutsideBlocks(v.Def)
+}
+
+// OutsideBlocks reports whether a node makes something in the forward pass that is of no block: what blocks read of it the first
+// alone is given.
+func OutsideBlocks(n *ir.Node) bool {
+	return n.Phase == ir.Forward && n.Block() == "" && n.Op.Class() != ir.Leaf && n.Op != ir.OpRecv
 }
 
 // comm appends one communication node.

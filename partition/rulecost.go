@@ -23,11 +23,12 @@ const (
 type trial struct {
 	n             *ir.Node
 	sig           *ir.Signature
-	axis          int
 	before        []int // rules of the axes before
 	rule          int
 	args, results []ir.Placement // of operands and results, on the axis
 }
+
+func (t *trial) axis() int { return len(t.before) }
 
 // cost is what a rule costs: moving the operands, reducing Partial
 // results some day, and bringing gradients to where their parameter lies.
@@ -42,7 +43,7 @@ func (pr *propagator) cost(t *trial) float64 {
 	for i := range t.n.Args {
 		cost += pr.costOfOperand(t, i)
 	}
-	if !pr.mesh.Axes[t.axis].Time {
+	if !pr.mesh.Axes[t.axis()].Time {
 		for i := range t.n.Results {
 			cost += pr.costOfResult(t, i)
 		}
@@ -53,15 +54,15 @@ func (pr *propagator) cost(t *trial) float64 {
 // costOfOperand is what it costs to have an operand where a rule wants it; infinite where it may not go. A
 // gradient moved to where its parameter lies costs nothing: the optimizer needs it there anyway.
 func (pr *propagator) costOfOperand(t *trial, i int) float64 {
-	a, v := &pr.mesh.Axes[t.axis], t.n.Args[i]
-	from, to, known := v.Spec[t.axis], t.args[i], pr.of(v)
-	home := known.isGrad && known.want[t.axis] == to
+	a, v := &pr.mesh.Axes[t.axis()], t.n.Args[i]
+	from, to, known := v.Spec[t.axis()], t.args[i], pr.of(v)
+	home := known.isGrad && known.want[t.axis()] == to
 	cost := 0.0
 	if squares := t.n.Op == ir.OpSumSquares || t.n.Op == ir.OpFixedSquares; squares && known.isGrad {
 		if home {
 			return 0
 		}
-		if known.want[t.axis].Kind == ir.Shard {
+		if known.want[t.axis()].Kind == ir.Shard {
 			cost += lastResort // a second way through the other axes, for the norm alone
 		}
 	}
@@ -101,10 +102,10 @@ func (pr *propagator) costOfOperand(t *trial, i int) float64 {
 
 // costOfResult is what it costs to reduce a result some day, or to bring a gradient to where its parameter lies.
 func (pr *propagator) costOfResult(t *trial, i int) float64 {
-	a, r, from := &pr.mesh.Axes[t.axis], t.n.Results[i], t.results[i]
+	a, r, from := &pr.mesh.Axes[t.axis()], t.n.Results[i], t.results[i]
 	to := ir.Placement{}
 	if known := pr.of(r); known.isGrad {
-		to = known.want[t.axis]
+		to = known.want[t.axis()]
 	} else if from.Kind == ir.Shard {
 		return 0
 	}
@@ -118,11 +119,11 @@ func (pr *propagator) costOfResult(t *trial, i int) float64 {
 // addsTerms reports whether a block would add to terms of what has been looked up before they are summed:
 // the first adds to the sum, as the others do to what comes from a block.
 func (pr *propagator) addsTerms(t *trial) bool {
-	if t.rule != ir.PassPartial || !tensorParallel(pr.mesh.Axes[t.axis]) || t.n.Phase != ir.Forward || t.n.Block() == "" {
+	if t.rule != ir.PassPartial || !tensorParallel(pr.mesh.Axes[t.axis()]) || t.n.Phase != ir.Forward || t.n.Block() == "" {
 		return false
 	}
 	return slices.ContainsFunc(t.n.Args, func(v *ir.Value) bool {
-		return v.Spec[t.axis].Kind == ir.Partial && v.Def.Block() != t.n.Block()
+		return v.Spec[t.axis()].Kind == ir.Partial && v.Def.Block() != t.n.Block()
 	})
 }
 
@@ -131,8 +132,8 @@ func (pr *propagator) addsTerms(t *trial) bool {
 // nor do context-parallel ranks, so a sequence is gathered only for operands that
 // their op needs whole: the keys and values of attention.
 func (pr *propagator) staysCut(t *trial, i int) bool {
-	a, v := &pr.mesh.Axes[t.axis], t.n.Args[i]
-	from := v.Spec[t.axis]
+	a, v := &pr.mesh.Axes[t.axis()], t.n.Args[i]
+	from := v.Spec[t.axis()]
 	switch {
 	case from.Kind != ir.Shard || t.n.Phase == ir.Update:
 		return false
@@ -149,8 +150,8 @@ func (pr *propagator) castInPlace(t *trial, i int, home bool) bool {
 	if t.n.Op != ir.OpCast {
 		return false
 	}
-	from := t.n.Args[i].Spec[t.axis]
-	reduced := pr.reducesFirst(t.n, t.axis) && t.args[i].Kind == ir.Shard
+	from := t.n.Args[i].Spec[t.axis()]
+	reduced := pr.reducesFirst(t.n, t.axis()) && t.args[i].Kind == ir.Shard
 	roomless := home && from.Kind == ir.Shard && pr.crowded(t.sig, t.before, t.sig.Args[i][from.Dim])
 	return !reduced && !roomless
 }
@@ -195,7 +196,7 @@ func (pr *propagator) sharesStream(axis int) bool {
 // a slice of the sequence (Korthikanti et al. 2022, section 4.2.2), or of the batch, of its
 // result [batch, sequence, ...], in a plan that wants that.
 func (pr *propagator) alongStream(t *trial) bool {
-	return pr.sharesStream(t.axis) && t.n.Phase != ir.Update &&
+	return pr.sharesStream(t.axis()) && t.n.Phase != ir.Update &&
 		len(t.n.Results[0].Type.Shape) >= 3 && t.results[0] == ir.ShardOn(pr.plan.streamDim())
 }
 
@@ -205,10 +206,10 @@ func (pr *propagator) alongStream(t *trial) bool {
 // it made them, for heads of all tokens (Jacobs et al. 2023, "DeepSpeed Ulysses", section 3.1);
 // the loss takes its tokens' targets, which every rank has.
 func (pr *propagator) alongWhole(t *trial, i int) bool {
-	if !pr.sharesStream(t.axis) {
+	if !pr.sharesStream(t.axis()) {
 		return false
 	}
-	from, to, along := t.n.Args[i].Spec[t.axis], t.args[i], ir.ShardOn(pr.plan.streamDim())
+	from, to, along := t.n.Args[i].Spec[t.axis()], t.args[i], ir.ShardOn(pr.plan.streamDim())
 	switch t.n.Op {
 	case ir.OpAttention, ir.OpAttentionGrad:
 		return from == along && to.Kind == ir.Shard && to.Dim > 1
@@ -221,21 +222,21 @@ func (pr *propagator) alongWhole(t *trial, i int) bool {
 // alongRows reports whether a rule multiplies with the part of a weight that a row of
 // tensor-parallel ranks holds, or makes its gradient: what it meets is cut as that is.
 func (pr *propagator) alongRows(t *trial) bool {
-	if t.n.Op != ir.OpMatMul || pr.mesh.Axes[t.axis].Name != AxisTPR {
+	if t.n.Op != ir.OpMatMul || pr.mesh.Axes[t.axis()].Name != AxisTPR {
 		return false
 	}
 	if of := pr.of(t.n.Results[0]); of.isGrad {
-		return t.results[0].Kind == ir.Shard && of.want[t.axis] == t.results[0]
+		return t.results[0].Kind == ir.Shard && of.want[t.axis()] == t.results[0]
 	}
 	w, to := t.n.Args[1], t.args[1]
-	return w.Def.Op == ir.OpParam && to.Kind == ir.Shard && w.Spec[t.axis] == to
+	return w.Def.Op == ir.OpParam && to.Kind == ir.Shard && w.Spec[t.axis()] == to
 }
 
 // sumsStream reports whether a rule makes the gradient of a weight that is whole on all
 // tensor-parallel ranks a sum over their slices of the stream, in a plan that has such.
 // It is what the plan wants, wherever the operands come from: they are recomputed or not.
 func (pr *propagator) sumsStream(t *trial) bool {
-	if !pr.sharesStream(t.axis) || t.n.Op != ir.OpMatMul && t.n.Op != ir.OpEmbeddingGrad {
+	if !pr.sharesStream(t.axis()) || t.n.Op != ir.OpMatMul && t.n.Op != ir.OpEmbeddingGrad {
 		return false
 	}
 	of := pr.of(t.n.Results[0])
@@ -243,7 +244,7 @@ func (pr *propagator) sumsStream(t *trial) bool {
 		return false // a table that is only looked up is mostly more than its tokens
 	}
 	along := ir.ShardOn(pr.plan.streamDim())
-	whole := of.spread || of.want[t.axis].Kind == ir.Replicate
+	whole := of.spread || of.want[t.axis()].Kind == ir.Replicate
 	return of.isGrad && whole && t.args[0] == along && t.args[1] == along
 }
 

@@ -164,7 +164,7 @@ func enters(n *ir.Node) bool {
 	for rearranges(n) {
 		n = n.Args[0].Def
 	}
-	return n.Phase == ir.Forward && n.Block() == "" && n.Op != ir.OpRecv && n.Op.Class() != ir.Leaf
+	return partition.OutsideBlocks(n)
 }
 
 // rearranges reports whether a node gathers or exchanges a value, or slices a gradient.

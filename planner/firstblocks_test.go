@@ -10,7 +10,6 @@ import (
 	"github.com/autopar/autopar/ir"
 	"github.com/autopar/autopar/models/gpt"
 	"github.com/autopar/autopar/partition"
-	"github.com/autopar/autopar/planner/cost"
 	"github.com/autopar/autopar/planner/sim"
 )
 
@@ -93,41 +92,6 @@ func TestReceivingStagesAreLikeOthers(t *testing.T) {
 	require.NoError(t, err)
 	o := outline{degrees: d, chunks: 1, sharding: sharding{zero: 3, overlap: true, sequence: true, split: split{replicate: "mlp"}}}
 	requireExact(t, newSearcher(step(t, model, batch), batch, c, opts), o, 3, partition.OneFOneB, []partition.Stage{{Last: 2}, {First: 2, Last: 5}})
-}
-
-// requireBounded makes sure that no floor of an outline is above what its even cut takes.
-func requireBounded(t *testing.T, s *searcher, o outline, b int, schedule partition.Schedule) {
-	t.Helper()
-	skel, err := s.skeleton(o)
-	require.NoError(t, err)
-	p := newPipeline(skel, skel.memoryOf(b), b, schedule)
-	p.stages = skel.times(b, schedule)
-	time := p.time(evenCut(s.graphs.blocks, o.pp, func(int) extent { return kept }))
-	refined, err := s.refined(&pending{outline: o}, b, schedule, nil)
-	require.NoError(t, err)
-	require.LessOrEqual(t, refined, time, "all that it does")
-	require.LessOrEqual(t, s.flowing(o, b, schedule, nil), time, "the flow")
-	require.LessOrEqual(t, s.floor(o, s.trunk(o), b, schedule), time)
-}
-
-// TestPartsInACacheAreBounded: parts of products may lie in a cache that is too small for all of one.
-func TestPartsInACacheAreBounded(t *testing.T) {
-	const batch = 4
-	model := tiny(2)
-	model.NHead, model.NEmbd, model.BlockSize, model.Dropout = 4, 32, 16, 0
-	c := cluster(t, "h100")
-	c.Device.MemoryBandwidth, c.Device.LaunchOverhead = 1e8, 1e-9
-	for _, l := range []*cost.Link{&c.IntraNode, &c.InterNode} {
-		l.Bandwidth, l.Latency = 1e14, 1e-12
-	}
-	d := degrees{plan: 4, dp: 1, cp: 1, tp: 4, pp: 1}
-	for size := int64(1 << 12); size < 1<<17; size += 1 << 11 {
-		c.Device.Cache = &cost.Cache{Memory: size, Bandwidth: 2e13, Remote: 5e12}
-		opts, err := Options{RuntimeNGPUs: d.plan, OverlapTP: "on", TPPieces: 4}.on(c, batch)
-		require.NoError(t, err)
-		o := outline{degrees: d, chunks: 1, sharding: sharding{sequence: true, pieces: 4, split: split{replicate: "attn"}}}
-		requireBounded(t, newSearcher(step(t, model, batch), batch, c, opts), o, batch, partition.ZeroBubble)
-	}
 }
 
 // TestCostOfTinyVocabularies: where there are fewer words than ranks a table is cut by columns, or in two dimensions as rows of
