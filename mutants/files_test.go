@@ -58,6 +58,11 @@ func inFiles() []mutant {
 		old:  "if r.machine != nil {", new: "if r.machine != nil && r.GPU == \"\" {",
 		pkg: "./measured", run: "^TestOwnCluster$",
 	}, {
+		bug:  "a row of more work than prices can hold is priced",
+		file: "measured/consistent.go",
+		old:  "flops > 3600*1e15 {", new: "flops < 0 {",
+		pkg: "./measured", run: "^TestReadRefuses$",
+	}, {
 		bug: "a flag is taken and does nothing", how: "without the one that it is for",
 		file: "cmd/autopar/cli.go",
 		old:  "other != \"\" && !given[other] {", new: "other != \"\" && given[other+\"?\"] {",
