@@ -56,12 +56,16 @@ func newBlockRow(g *ir.Graph) (row *blockRow, ok bool) {
 	for i, n := range names {
 		number[n] = i
 	}
+	b, last := outside, ""
 	for i, n := range g.Nodes {
-		b, inside := number[n.Block()]
-		if !inside {
-			b = outside
+		if name := n.Block(); name != last {
+			var inside bool
+			if b, inside = number[name]; !inside {
+				b = outside
+			}
+			last = name
 		}
-		if r.block[i] = b; !inside {
+		if r.block[i] = b; b == outside {
 			r.at[n.ID()].block = outside
 			continue
 		}
