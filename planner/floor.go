@@ -56,11 +56,11 @@ type workInstr struct {
 	// beside is what runs beside it: only what it takes longer than they counts, unless all
 	// is in order, as under a zero-bubble schedule.
 	beside []codegen.Instr
-	putOff bool // what is beside it is so in the programs of some outlines only, if not beside another
 	// product is that with which a whole collective is made in parts in some programs, or under some schedules.
 	product []codegen.Instr
 	part    int // of the model
 	pass    ir.Phase
+	putOff  bool // what is beside it is so in the programs of some outlines only, if not beside another
 	ahead   bool
 	near    bool // priced as if what it reads and writes lay in the cache
 }
