@@ -15,7 +15,8 @@ type stageBuilder struct {
 	prog     *Program
 	training bool
 	nodes    []*ir.Node
-	numbers  []int // room for the operands and results of instructions
+	numbers  []int   // room for the operands and results of instructions
+	accums   []Accum // the same, for what they do to their results
 }
 
 // tables is what is known of the nodes and values of a graph, by ID. A node and what
@@ -354,18 +355,18 @@ func (b *stageBuilder) inPlaceUpdate(u ir.StateUpdate) bool {
 // bodies places the remaining values and writes the instructions.
 func (b *stageBuilder) bodies() {
 	var lengths [ir.NumPhases]int
-	operands := 0
+	operands, results := 0, 0
 	for _, n := range b.nodes {
 		if b.folded[n.ID()] || n.Op.Class() == ir.Leaf && n.Op != ir.OpInput {
 			continue
 		}
 		lengths[b.bodyOf(n)] += b.instrs(n)
-		operands += len(n.Args) + len(n.Results)
+		operands, results = operands+len(n.Args)+len(n.Results), results+len(n.Results)
 	}
 	for phase, n := range lengths {
 		b.Bodies[phase].Instrs = make([]Instr, 0, n)
 	}
-	b.numbers = make([]int, operands)
+	b.numbers, b.accums = make([]int, operands), make([]Accum, results)
 	var first *ir.Node // of two that are made in parts
 	for _, n := range b.nodes {
 		if n.Op == ir.OpInput && b.overTime(n.Results[0]) {
@@ -480,10 +481,10 @@ func (b *stageBuilder) instr(n *ir.Node) Instr {
 			in.Args[i] = b.of[a.ID]
 		}
 	}
-	in.Results, in.Accum = b.list(len(n.Results))[:0], make([]Accum, 0, len(n.Results))
-	for _, r := range n.Results {
-		in.Results = append(in.Results, b.of[r.ID])
-		in.Accum = append(in.Accum, b.modes[r.ID])
+	in.Results, in.Accum = b.list(len(n.Results)), b.accums[:len(n.Results):len(n.Results)]
+	b.accums = b.accums[len(n.Results):]
+	for i, r := range n.Results {
+		in.Results[i], in.Accum[i] = b.of[r.ID], b.modes[r.ID]
 	}
 	return in
 }

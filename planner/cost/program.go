@@ -495,10 +495,7 @@ func collectiveBytes(in *codegen.Instr, mesh ir.Mesh, at ir.Coord) int64 {
 
 // instrBytes is how much of a value that it reads or makes an instruction has to do with.
 func instrBytes(in *codegen.Instr, v *ir.Value, mesh ir.Mesh, at ir.Coord) int64 {
-	if in.Parts > 0 {
-		return in.Slab(mesh, v, at).Elems() * v.Type.DType.Size()
-	}
-	return localBytes(v, mesh, at)
+	return in.Elems(mesh, v, at) * v.Type.DType.Size()
 }
 
 // AddN returns the time of an add_n as if it had the given number of operands.
