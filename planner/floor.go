@@ -568,7 +568,7 @@ func (s *searcher) refined(p *pending, size int, schedule partition.Schedule, mo
 			return 0, err
 		}
 		p.work = s.work(inner, p.outline, false)
-		p.shared = p.work.sharedTimes(&plan, cost.NewProgram(s.cluster, &plan, plan.Mesh(s.batch)), s.batch)
+		p.shared = p.work.sharedTimes(&plan, s.rates.Program(&plan, plan.Mesh(s.batch)), s.batch)
 	}
 	return s.leastOn(p.outline, s.order(p.outline), size, schedule, more, true, func(size int, kinds cost.Kinds) workTimes {
 		return p.work.at(sizeOn{size, kinds, inOrder(schedule), 0}, s.batch).plus(p.shared[kinds])

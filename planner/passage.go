@@ -410,7 +410,7 @@ func (s *searcher) sends(o outline, way *ways, size int) []partTimes {
 		if o.chunks > 1 {
 			plan.Interleave = o.chunks
 		}
-		price = cost.NewProgram(s.cluster, &plan, mesh)
+		price = s.rates.Program(&plan, mesh)
 		way.transfers[o.chunks] = price
 	}
 	for _, n := range s.sending(trunk, o) {
