@@ -1,7 +1,6 @@
 package codegen
 
 import (
-	"cmp"
 	"slices"
 
 	"github.com/autopar/autopar/ir"
@@ -141,17 +140,20 @@ func (b *stageBuilder) build() {
 // inOrder sorts the nodes as they run for a micro-batch: by phase, and by chunk
 // within the phase.
 func (b *stageBuilder) inOrder() {
-	key := func(n *ir.Node) int {
-		switch _, chunk := b.prog.Plan.Position(n.Stage); {
-		case b.silent(n):
-			return -1
-		case n.Phase == ir.Backward:
-			return int(n.Phase)*len(b.prog.Plan.Stages) - chunk
-		default:
-			return int(n.Phase)*len(b.prog.Plan.Stages) + chunk
+	chunks := b.prog.Plan.Chunks()
+	tasks := make([][]*ir.Node, 1+int(ir.NumPhases)*chunks) // the first of what has no instruction
+	for _, n := range b.nodes {
+		at := 0
+		if !b.silent(n) {
+			chunk := b.chunk(n)
+			if n.Phase == ir.Backward {
+				chunk = chunks - 1 - chunk
+			}
+			at = 1 + int(n.Phase)*chunks + chunk
 		}
+		tasks[at] = append(tasks[at], n)
 	}
-	slices.SortStableFunc(b.nodes, func(x, y *ir.Node) int { return cmp.Compare(key(x), key(y)) })
+	b.nodes = slices.Concat(tasks...)
 }
 
 // silent reports whether a node has no instruction: its value is there before the step.
@@ -504,7 +506,7 @@ func (b *stageBuilder) liveness() {
 	before := 0 // instructions in earlier bodies
 	for k := range b.Bodies {
 		body := &b.Bodies[k]
-		var ends []int
+		ends := make([]int, 0, len(body.Instrs))
 		for _, instrs := range b.runs(ir.Phase(k)) {
 			first := len(ends)
 			for _, end := range joined(instrs) {

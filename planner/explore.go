@@ -36,7 +36,7 @@ type sized struct {
 }
 
 // level says what a floor knows, besides what those before do.
-type level int
+type level uint8
 
 const (
 	busyTrunk      level = iota // what the trunk does in order: see [searcher.floor]
