@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/autopar/autopar/checkpoint/safetensors"
+	"github.com/autopar/autopar/infile"
 	"github.com/autopar/autopar/ir"
 )
 
@@ -33,7 +34,7 @@ func Open(path string) (*Checkpoint, error) {
 	if err != nil {
 		return nil, err
 	}
-	text, err := readManifest(filepath.Join(dir, manifestFile))
+	text, err := readText(filepath.Join(dir, manifestFile))
 	if err != nil {
 		return nil, err
 	}
@@ -97,9 +98,9 @@ func Newest(dir string) (path string, step int, err error) {
 // readLatest returns the name of the newest checkpoint under root.
 func readLatest(root string) (string, error) {
 	path := filepath.Join(root, latestFile)
-	text, err := os.ReadFile(path)
+	text, err := readText(path)
 	if err != nil {
-		return "", &Error{File: path, Msg: "cannot be read", Err: withoutPath(err)}
+		return "", err
 	}
 	name := strings.TrimSpace(string(text))
 	if _, ok := parseName(name); !ok {
@@ -108,8 +109,9 @@ func readLatest(root string) (string, error) {
 	return name, nil
 }
 
-func readManifest(path string) ([]byte, error) {
-	f, err := os.Open(path)
+// readText reads a manifest, or what is shorter.
+func readText(path string) ([]byte, error) {
+	f, err := infile.Open(path)
 	if err != nil {
 		return nil, &Error{File: path, Msg: "cannot be read", Err: withoutPath(err)}
 	}
@@ -169,7 +171,7 @@ func (c *Checkpoint) openFiles() error {
 
 // describe measures a file.
 func describe(path string) (File, error) {
-	f, err := os.Open(path)
+	f, err := infile.Open(path)
 	if err != nil {
 		return File{}, err
 	}

@@ -12,10 +12,9 @@ package config
 
 import (
 	"fmt"
-	"io"
-	"os"
 
 	"github.com/autopar/autopar/config/strictyaml"
+	"github.com/autopar/autopar/infile"
 	"github.com/autopar/autopar/models/gpt"
 )
 
@@ -121,25 +120,11 @@ const maxSize = 64 << 10
 // Load reads a gpt.yaml, or the config.json of a HuggingFace GPT-2 model, and applies overrides of the form
 // section.key=value in order. It does not call Validate. A file that cannot be read gives an *Error too.
 func Load(path string, overrides []string) (*Config, error) {
-	data, err := ReadFile(path, maxSize)
+	data, err := infile.Read(path, maxSize)
 	if err != nil {
 		return nil, &Error{File: path, Msg: "cannot be read", Err: err}
 	}
 	return Parse(path, data, overrides)
-}
-
-// ReadFile reads a file of at most so many bytes. What is larger was given by mistake, or has no end, as devices have none.
-func ReadFile(path string, most int64) ([]byte, error) {
-	file, err := os.Open(path)
-	if err != nil {
-		return nil, err
-	}
-	defer file.Close()
-	text, err := io.ReadAll(io.LimitReader(file, most+1))
-	if err == nil && int64(len(text)) > most {
-		err = fmt.Errorf("it has more than %d bytes, too many for what it is given as", most)
-	}
-	return text, err
 }
 
 // Parse is Load for bytes in hand; name stands for the file in errors.

@@ -266,14 +266,3 @@ func TestExamples(t *testing.T) {
 	require.Equal(t, 20, quick.Train.EvalIters)
 	require.Equal(t, 0.99, quick.Optimizer.Beta2)
 }
-
-// TestReadFile: a file without end is not read to its end.
-func TestReadFile(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "f")
-	require.NoError(t, os.WriteFile(path, make([]byte, 5), 0o600))
-	text, err := ReadFile(path, 5)
-	require.NoError(t, err)
-	require.Len(t, text, 5)
-	_, err = ReadFile(path, 4)
-	require.ErrorContains(t, err, "more than 4 bytes")
-}

@@ -7,6 +7,8 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+
+	"github.com/autopar/autopar/infile"
 )
 
 // BinsOptions says what the bins must fit.
@@ -75,9 +77,9 @@ func (s *Split) Tokens() int { return s.tokens }
 const maxScan = 1 << 29
 
 func openSplit(path string, blockSize, vocabSize int) (*Split, error) {
-	f, err := openRegular(path, "cannot open (`autopar data prepare` writes it)")
+	f, err := infile.Open(path)
 	if err != nil {
-		return nil, err
+		return nil, &InputError{File: path, Detail: "cannot open (`autopar data prepare` writes it)", Err: withoutPath(err)}
 	}
 	s := &Split{f: f, path: path, blockSize: blockSize, vocabSize: vocabSize}
 	if err := s.check(); err != nil {
@@ -85,22 +87,6 @@ func openSplit(path string, blockSize, vocabSize int) (*Split, error) {
 		return nil, err
 	}
 	return s, nil
-}
-
-// openRegular opens a regular file. It asks before it opens: to open a pipe is to wait for who writes to it.
-func openRegular(path, detail string) (*os.File, error) {
-	info, err := os.Stat(path)
-	if err == nil && !info.Mode().IsRegular() {
-		return nil, inputErrorf(path, "not a regular file")
-	}
-	var f *os.File
-	if err == nil {
-		f, err = os.Open(path)
-	}
-	if err != nil {
-		return nil, &InputError{File: path, Detail: detail, Err: withoutPath(err)}
-	}
-	return f, nil
 }
 
 func (s *Split) check() error {

@@ -12,10 +12,10 @@ import (
 
 // TestPipesAreNoBins: a pipe in place of a file of data is refused; who opens it waits for a writer.
 func TestPipesAreNoBins(t *testing.T) {
-	for _, name := range []string{TrainFile, MetaFile} {
+	for name, opened := range map[string]string{TrainFile: "cannot open (`autopar data prepare` writes it)", MetaFile: "cannot open"} {
 		dir := t.TempDir()
 		require.NoError(t, syscall.Mkfifo(filepath.Join(dir, name), 0o600))
 		_, err := OpenBins(dir, BinsOptions{BlockSize: 2})
-		require.EqualError(t, err, "data: "+filepath.Join(dir, name)+": not a regular file")
+		require.EqualError(t, err, "data: "+filepath.Join(dir, name)+": "+opened+": not a regular file")
 	}
 }

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"io"
 	"unicode/utf8"
+
+	"github.com/autopar/autopar/infile"
 )
 
 // Meta is what meta.pkl says about the bins beside it.
@@ -20,9 +22,9 @@ const maxMetaSize = 4 << 20
 // readMeta reads a meta.pkl, written here or by nanoGPT. An error is an
 // *InputError; it wraps fs.ErrNotExist when there is no such file.
 func readMeta(path string) (*Meta, error) {
-	f, err := openRegular(path, "cannot open")
+	f, err := infile.Open(path)
 	if err != nil {
-		return nil, err
+		return nil, &InputError{File: path, Detail: "cannot open", Err: withoutPath(err)}
 	}
 	defer f.Close()
 	b, err := io.ReadAll(io.LimitReader(f, maxMetaSize+1))

@@ -80,6 +80,11 @@ func shapes() map[string]shape {
 			stages: []partition.Stage{{Last: 1}, {First: 1, Last: 3}, {First: 3, Last: 4, Recompute: 1}, {First: 4, Last: 5}},
 		},
 		"in parts": {dp: 1, tp: 3, units: 1, micro: 4, stages: []partition.Stage{{Last: 2}, {First: 2, Last: 3, Recompute: 1}}, schedule: partition.OneFOneB, sequence: true, pieces: 3},
+		"beside the next pass": {
+			dp: 2, tp: 1, units: 1, micro: 4, schedule: partition.Interleaved, interleave: 2, overlap: true,
+			stages: []partition.Stage{{Last: 1}, {First: 1, Last: 2}, {First: 2, Last: 3}, {First: 3, Last: 4}},
+		},
+		"in empty parts": {dp: 1, tp: 3, units: 1, micro: 2, stages: whole, schedule: partition.OneFOneB, sequence: true, pieces: 3},
 		"hosted": {
 			dp: 2, tp: 1, units: 2, micro: 1, stages: []partition.Stage{{Last: 1}, {First: 1, Last: 3, Recompute: 1}}, schedule: partition.OneFOneB,
 			zero: 3, group: 2, offload: partition.OffloadParams,

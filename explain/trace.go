@@ -199,50 +199,59 @@ func (l *timeline) events() []event {
 		if stage.SumsInSlots() > 0 {
 			last = ir.Update
 		}
-		for i := 0; i < len(steps); {
-			from := i
-			t := l.task(&steps[from])
-			for i < len(steps) && l.task(&steps[i]) == t {
-				i++
+		doing := codegen.Task{MicroBatch: anyMicroBatch} // what the rank itself does, its streams aside
+		for i := range steps {
+			s := &steps[i]
+			t := l.task(s)
+			if s.Stream == runtime.Compute && t != doing {
+				doing = t
+				add(t.String(), "task", computeThread, s.Start, l.taskEnd(steps[i:]), nil)
+				if t.Phase == ir.Forward {
+					inFlight[t.Chunk]++
+				}
+				events = append(events, l.memory(rank, inFlight, s.Start))
+				if t.Phase == last {
+					inFlight[t.Chunk]--
+				}
 			}
-			end := steps[from].End
-			for k := range steps[from:i] {
-				end = max(end, steps[from+k].End)
+			if !detailed && s.Op != ir.OpSend && s.Op != ir.OpRecv {
+				continue
 			}
-			add(t.String(), "task", computeThread, steps[from].Start, end, nil)
-			if t.Phase == ir.Forward {
-				inFlight[t.Chunk]++
+			args := map[string]any{"op": s.Op.String(), "task": t.String()}
+			if !communicates(s.Op) {
+				add(s.Name, "compute", computeThread, s.Start, s.End, args)
+				continue
 			}
-			events = append(events, l.memory(rank, inFlight, steps[from].Start))
-			if t.Phase == last {
-				inFlight[t.Chunk]--
+			var bytes int64
+			for _, n := range s.nodes() {
+				bytes += l.prog.CommBytes(&l.prog.Schedules[rank], &codegen.Instr{Node: n, Part: s.Part, Parts: s.Parts}, t)
 			}
-			for k := range steps[from:i] {
-				s := &steps[from+k]
-				if !detailed && s.Op != ir.OpSend && s.Op != ir.OpRecv {
-					continue
-				}
-				args := map[string]any{"op": s.Op.String(), "task": t.String()}
-				if !communicates(s.Op) {
-					add(s.Name, "compute", computeThread, s.Start, s.End, args)
-					continue
-				}
-				var bytes int64
-				for _, n := range s.nodes() {
-					bytes += l.prog.CommBytes(&l.prog.Schedules[rank], &codegen.Instr{Node: n, Part: s.Part, Parts: s.Parts}, t)
-				}
-				args["bytes"] = strconv.FormatInt(bytes, 10)
-				if len(s.with) > 0 {
-					args["with"] = s.With
-				}
-				add(s.Name, "comm", s.thread(), s.Start, s.End, args)
-				if (s.Op == ir.OpSend || s.Op == ir.OpRecv) && l.shown(l.message(s)) {
-					events = append(events, l.arrow(s, ids))
-				}
+			args["bytes"] = strconv.FormatInt(bytes, 10)
+			if len(s.with) > 0 {
+				args["with"] = s.With
+			}
+			add(s.Name, "comm", s.thread(), s.Start, s.End, args)
+			if (s.Op == ir.OpSend || s.Op == ir.OpRecv) && l.shown(l.message(s)) {
+				events = append(events, l.arrow(s, ids))
 			}
 		}
 	}
 	return events
+}
+
+// taskEnd returns when the task that begins with the first of some steps ends. What it leaves to streams may go on beside
+// the next.
+func (l *timeline) taskEnd(steps []step) time.Duration {
+	end := steps[0].End
+	for i := range steps {
+		if s := &steps[i]; s.Stream == runtime.Compute {
+			if l.task(s) != l.task(&steps[0]) {
+				break
+			}
+			end = max(end, s.End)
+		}
+	}
+	return end
 }
 
 // memory is a point of the curve of a rank's arena: what is always there, the

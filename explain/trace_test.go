@@ -27,6 +27,7 @@ func checkTrace(t *testing.T, data []byte) {
 			Name, Ph, Cat string
 			Pid, Tid, ID  int
 			Ts, Dur       float64
+			Args          map[string]any
 		}
 	}
 	require.NoError(t, json.Unmarshal(data, &file))
@@ -47,6 +48,10 @@ func checkTrace(t *testing.T, data []byte) {
 				require.LessOrEqual(t, e.Ts+e.Dur, open[at][n-1]+rounding, "%s of rank %d sticks out of the span around it", e.Name, e.Pid)
 			}
 			open[at] = append(open[at], e.Ts+e.Dur)
+		case "C":
+			for part, bytes := range e.Args {
+				require.GreaterOrEqual(t, bytes, 0.0, "%s of rank %d", part, e.Pid)
+			}
 		case "s":
 			require.NotContains(t, starts, e.ID)
 			starts[e.ID] = e.Ts

@@ -59,4 +59,15 @@ func (p *parser) consistent(r *Row) {
 	if ep := p.atLeast("ep", 0); ep > 1 {
 		refuse("ep", "is %d; experts are not modelled", ep)
 	}
+	// Prices are picoseconds, which end at 106 days. This is an hour of the fastest GPU, and days of the slowest.
+	if flops := r.flops() / float64(r.GPUs); flops > 3600*1e15 {
+		refuse("global_batch", "is %d sequences, in a step %.1e FLOPs of a GPU: beyond what can be priced", r.GlobalBatch, flops)
+	}
+}
+
+// flops is about how many a step takes, whatever they are.
+func (r *Row) flops() float64 {
+	layers, hidden, tokens := float64(r.Layers), float64(r.Hidden), float64(r.SeqLen)
+	weights := layers*hidden*(4*hidden+3*float64(r.FFN)) + hidden*float64(r.Vocab)
+	return 6 * float64(r.GlobalBatch) * tokens * (weights + layers*hidden*tokens)
 }

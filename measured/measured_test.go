@@ -96,6 +96,7 @@ func TestReadRefuses(t *testing.T) {
 		{"word", header + strings.Replace(gptRow, "none", "nine", 1), `t.csv:2: recompute: is "nine", want one of none, selective, full, unstated; did you mean none?`},
 		{"contradiction", header + strings.Replace(gptRow, "SXM,4", "SXM,8", 1), "t.csv:2: n_gpus: is 8, but tp 2 x pp 1 x cp 1 x dp 2 is 4"},
 		{"micro-batches larger than the batch", header + strings.Replace(gptRow, ",1,2,16,", ",1,9,16,", 1), "t.csv:2: micro_batch: is 9, but with dp 2 that is 18 sequences at a time, and global_batch is 16"},
+		{"more work than prices can hold", header + strings.Replace(gptRow, ",1,2,16,", ",1,2,1073741824,", 1), "t.csv:2: global_batch: is 1073741824 sequences, in a step 1.6e+20 FLOPs of a GPU: beyond what can be priced"},
 		{"heads", header + strings.Replace(gptRow, "768,12,12", "768,11,11", 1), "t.csv:2: n_heads: is 11, which does not divide hidden_size 768"},
 		{"groups", header + strings.Replace(gptRow, "768,12,12", "768,12,5", 1), "t.csv:2: n_kv_heads: is 5, which does not divide n_heads 12"},
 		{"virtual stages", header + strings.Replace(gptRow, ",2,1,1,1,2,", ",2,1,2,1,2,", 1), "t.csv:2: vpp: is 2, but pp is 1"},

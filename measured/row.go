@@ -13,6 +13,7 @@ import (
 	"strings"
 
 	"github.com/autopar/autopar/config"
+	"github.com/autopar/autopar/infile"
 	"github.com/autopar/autopar/planner/cost"
 )
 
@@ -94,7 +95,7 @@ const maxTable = 64 << 20
 
 // Load reads a table from a file: see [Read].
 func Load(path string, own ...*cost.Cluster) ([]Row, error) {
-	text, err := config.ReadFile(path, maxTable)
+	text, err := infile.Read(path, maxTable)
 	if err != nil {
 		return nil, &Error{File: path, Msg: "cannot be read: " + err.Error()}
 	}

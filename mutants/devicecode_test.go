@@ -39,6 +39,11 @@ func inTheDeviceCode() []mutant {
 		old:  "while (at + 1 < count && all", new: "while (at + 2 < count && all",
 		pkg: pkg, run: "^TestFused$/^updates$",
 	}, {
+		bug: "device code: what AdamW adds to a moment is the complement of a rounded decay", how: "of the first",
+		file: "cuda/kernel/adamw.cu",
+		old:  "gain1 = (float)(1 - beta1)", new: "gain1 = 1 - b1",
+		pkg: pkg, run: "^TestOps$/^first_moments$",
+	}, {
 		bug:  "device code: kernels done as one overtake what they depend on",
 		file: "cuda/kernel/fuse.go",
 		old:  "return conflict(b, k)", new: "return false",

@@ -57,5 +57,15 @@ func inTheAnswers() []mutant {
 		file: "explain/study.go",
 		old:  "x.limit = int64(memoryStep * float64(o.PeakBytes))", new: "x.limit = int64(float64(o.PeakBytes) / memoryStep)",
 		pkg: "./explain", run: "^TestStudy$",
+	}, {
+		bug: "a task ends where another does", how: "what a stream does beside the next is taken for it",
+		file: "explain/trace.go",
+		old:  "s.Stream == runtime.Compute && t != doing {", new: "t != doing {",
+		pkg: "./explain", run: "^TestPredictedTrace$",
+	}, {
+		bug:  "a part without sequences comes after what reads it",
+		file: "planner/sim/program.go",
+		old:  "cmp.Compare(a.Task, b.Task), cmp.Compare(a.Instr, b.Instr))", new: "cmp.Compare(b.Task, a.Task), cmp.Compare(b.Instr, a.Instr))",
+		pkg: "./explain", run: "^TestPredictedTrace$",
 	}}
 }

@@ -19,9 +19,24 @@ func inFiles() []mutant {
 		pkg: "./checkpoint/safetensors", run: "^TestNoFileInPlaceOfADevice$",
 	}, {
 		bug: "a file without end is read to its end", how: "what is too much is taken for all",
-		file: "config/config.go",
+		file: "infile/infile.go",
 		old:  "int64(len(text)) > most {", new: "int64(len(text)) > most+1 {",
-		pkg: "./config", run: "^TestReadFile$",
+		pkg: "./infile", run: "^TestReadHasAnEnd$",
+	}, {
+		bug: "a pipe is waited for", how: "in place of weights",
+		file: "infile/infile.go",
+		old:  "if !info.Mode().IsRegular() {", new: "if info.IsDir() {",
+		pkg: "./infile", run: "^TestOpen$",
+	}, {
+		bug: "a pipe is waited for", how: "in place of a text, that nobody writes to",
+		file: "infile/infile.go",
+		old:  "info.Mode()&fs.ModeNamedPipe == 0 {", new: "info.Mode().IsRegular() || patience > 0 {",
+		pkg: "./infile", run: "^TestReadWaitsForAWriter$",
+	}, {
+		bug: "a pipe is waited for", how: "and what is written late is lost",
+		file: "infile/infile.go",
+		old:  "case o := <-done:\n\t\treturn o.file, o.err\n\tcase <-time.After(patience):", new: "case <-time.After(min(patience, 10*time.Millisecond)):",
+		pkg: "./infile", run: "^TestReadWaitsForAWriter$",
 	}, {
 		bug: "a run goes on with the weights of another model", how: "whose tensors would do",
 		file: "train/reshard.go",
@@ -42,6 +57,11 @@ func inFiles() []mutant {
 		file: "measured/predict.go",
 		old:  "if r.machine != nil {", new: "if r.machine != nil && r.GPU == \"\" {",
 		pkg: "./measured", run: "^TestOwnCluster$",
+	}, {
+		bug:  "a row of more work than prices can hold is priced",
+		file: "measured/consistent.go",
+		old:  "flops > 3600*1e15 {", new: "flops < 0 {",
+		pkg: "./measured", run: "^TestReadRefuses$",
 	}, {
 		bug: "a flag is taken and does nothing", how: "without the one that it is for",
 		file: "cmd/autopar/cli.go",

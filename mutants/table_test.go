@@ -571,6 +571,11 @@ func inTheKernels() []mutant {
 		old:  "1 - float64(args.LR)*float64(args.WeightDecay)", new: "1 - float64(args.LR)/float64(args.BiasCorrection1)*float64(args.WeightDecay)",
 		pkg: kernel, run: "^TestAdamW$",
 	}, {
+		bug: "what AdamW adds to a moment is the complement of a rounded decay", how: "of the second",
+		file: "runtime/cpu/kernel/adamw.go",
+		old:  "float32(1 - args.Beta2)", new: "1 - float32(args.Beta2)",
+		pkg: "./runtime/cpu", run: "^TestConformance$/^1_thread$/^first_moments$",
+	}, {
 		bug:  "embedding gradient of repeated ids lost",
 		file: "runtime/cpu/kernel/embedding.go",
 		old:  "w.isa.add(dst, dst, t.dy[r*t.cols+lo:r*t.cols+hi])", new: "copy(dst, t.dy[r*t.cols+lo:r*t.cols+hi])",

@@ -11,7 +11,7 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/autopar/autopar/config"
+	"github.com/autopar/autopar/infile"
 	"github.com/autopar/autopar/partition"
 )
 
@@ -144,7 +144,7 @@ const maxCertificate = 1 << 30
 // ReadCertificate reads a file that [Certificate.Marshal] wrote. It fails with a
 // *CertificateError when it did not.
 func ReadCertificate(file string) (*Certificate, error) {
-	data, err := config.ReadFile(file, maxCertificate)
+	data, err := infile.Read(file, maxCertificate)
 	if err != nil {
 		return nil, &CertificateError{file, 0, err.Error()}
 	}

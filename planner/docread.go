@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	"github.com/autopar/autopar/config"
+	"github.com/autopar/autopar/infile"
 	"github.com/autopar/autopar/partition"
 	"github.com/autopar/autopar/planner/cost"
 )
@@ -20,7 +21,7 @@ const MaxDocument = 64 << 20
 
 // ReadDocument reads a plan.json. See [ParseDocument].
 func ReadDocument(path string) (*Document, error) {
-	data, err := config.ReadFile(path, MaxDocument)
+	data, err := infile.Read(path, MaxDocument)
 	if err != nil {
 		return nil, &DocumentError{File: path, Msg: "cannot be read", Err: err}
 	}

@@ -9,6 +9,8 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+
+	"github.com/autopar/autopar/infile"
 )
 
 // MetricsFile is the name of the metrics in the directory of a run: one JSON object per line, a StepMetrics for every
@@ -81,7 +83,7 @@ func openMetrics(dir string, from int) (*metricsLog, error) {
 
 // metricsBefore returns how many bytes of the file are whole lines of iterations before from.
 func metricsBefore(path string, from int) (int64, error) {
-	f, err := os.Open(path)
+	f, err := infile.Open(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return 0, nil
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/autopar/autopar/checkpoint"
 	"github.com/autopar/autopar/config"
 	"github.com/autopar/autopar/data"
+	"github.com/autopar/autopar/infile"
 	"github.com/autopar/autopar/ir/philox"
 	"github.com/autopar/autopar/models/gpt"
 )
@@ -143,7 +144,7 @@ const maxStart = 16 << 20
 // encodeStart returns the tokens to go on from. A file is read as a corpus is: its lines end in "\n".
 func encodeStart(start string, tokens data.Tokenizer) ([]int32, error) {
 	if path, ok := strings.CutPrefix(start, "FILE:"); ok {
-		text, err := config.ReadFile(path, maxStart)
+		text, err := infile.Read(path, maxStart)
 		if err != nil {
 			return nil, &InputError{What: "start", Msg: "cannot be read", Err: err}
 		}

@@ -15,6 +15,8 @@ import (
 	"path/filepath"
 	"slices"
 	"time"
+
+	"github.com/autopar/autopar/infile"
 )
 
 // EventsFile is the name of the same metrics for TensorBoard, which reads every file of a directory that has tfevents in
@@ -71,7 +73,7 @@ func openEvents(dir string, from int) (*eventLog, error) {
 
 // eventsBefore returns how many bytes of the file are whole events before iteration from.
 func eventsBefore(path string, from int) (int64, error) {
-	f, err := os.Open(path)
+	f, err := infile.Open(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return 0, nil
 	}

@@ -6,8 +6,9 @@ import (
 	"fmt"
 	"io"
 	"maps"
-	"os"
 	"slices"
+
+	"github.com/autopar/autopar/infile"
 )
 
 // headerStart is the size of the header length, and so where the header begins.
@@ -25,7 +26,7 @@ type File struct {
 
 // Open opens the file at path and checks its header. What breaks the format is a *[FormatError].
 func Open(path string) (*File, error) {
-	r, err := os.Open(path)
+	r, err := infile.Open(path)
 	if err != nil {
 		return nil, fmt.Errorf("safetensors: %w", err)
 	}

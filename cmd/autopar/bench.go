@@ -14,6 +14,7 @@ import (
 	"github.com/autopar/autopar/config"
 	"github.com/autopar/autopar/cuda"
 	"github.com/autopar/autopar/explain"
+	"github.com/autopar/autopar/infile"
 	"github.com/autopar/autopar/ir"
 	"github.com/autopar/autopar/planner"
 	"github.com/autopar/autopar/planner/cost"
@@ -147,7 +148,7 @@ func isPlan(name string) bool {
 	var plan struct {
 		Plan json.RawMessage `json:"plan"`
 	}
-	data, err := config.ReadFile(name, planner.MaxDocument)
+	data, err := infile.Read(name, planner.MaxDocument)
 	return err == nil && json.Unmarshal(data, &plan) == nil && plan.Plan != nil
 }
 

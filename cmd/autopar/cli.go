@@ -51,18 +51,10 @@ type yamlArgs struct {
 }
 
 // load reads the configuration and checks it.
-func (a *yamlArgs) load(overrides ...flagOverride) (*config.Config, error) {
+func (a *yamlArgs) load() (*config.Config, error) {
 	cfg, err := config.Load(a.Config, a.Set)
 	if err != nil {
 		return nil, err
-	}
-	for _, o := range overrides {
-		if o.value == "" {
-			continue
-		}
-		if err := config.Override(cfg, o.key+"="+o.value); err != nil {
-			return nil, o.blame(err)
-		}
 	}
 	return cfg, cfg.Validate()
 }
@@ -71,8 +63,12 @@ func (a *yamlArgs) load(overrides ...flagOverride) (*config.Config, error) {
 // no override.
 type flagOverride struct{ flag, key, value string }
 
-// blame makes the error of an override name the flag.
-func (o flagOverride) blame(err error) error {
+// apply sets the key. An error names the flag.
+func (o flagOverride) apply(cfg *config.Config) error {
+	if o.value == "" {
+		return nil
+	}
+	err := config.Override(cfg, o.key+"="+o.value)
 	if bad, ok := err.(*config.Error); ok {
 		return usagef("%s: %s", o.flag, bad.Msg)
 	}

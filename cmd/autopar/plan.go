@@ -18,7 +18,7 @@ const mostSamples = 4096
 // planCmd searches a plan.
 type planCmd struct {
 	yamlArgs
-	PlanNGPUs    string `name:"plan-ngpus" placeholder:"N|auto" help:"Devices of one unit, which the model is cut over; auto searches it. The default is the YAML's, or the product of --dp, --tp and --pp."`
+	PlanNGPUs    string `name:"plan-ngpus" placeholder:"N|auto" help:"Devices of one unit, which the model is cut over; auto searches it. The default is the YAML's, or the product of the degrees where --dp, --tp and --pp are given, or some and the YAML has 1."`
 	RuntimeNGPUs string `name:"runtime-ngpus" placeholder:"M" help:"Devices in all, a multiple of the unit. The default is the YAML's, or one unit."`
 	Cluster      string `default:"cpu" placeholder:"NAME|FILE" help:"A built-in cluster (see autopar cluster), a YAML file, or several with their numbers of devices, such as a100-40g:32+h100:16; cpu is this machine."`
 	MemoryLimit  string `placeholder:"SIZE" help:"Memory of one device that may be used, such as 16GiB. The default is the YAML's, or all it has."`
@@ -111,10 +111,12 @@ autopar plan gpt.yaml --cluster a100-40g:8+h100:8 --plan-ngpus auto`
 }
 
 // unit is the value of --plan-ngpus, or where that is left out the product of the
-// degrees if all are given.
-func (c *planCmd) unit() string {
-	if c.PlanNGPUs == "" && deref(c.DP) > 0 && deref(c.TP) > 0 && deref(c.PP) > 0 {
-		return fmt.Sprint(*c.DP * max(deref(c.CP), 1) * *c.TP * *c.PP)
+// degrees if all are given, or if some are and the YAML has a unit of one device,
+// as where it says nothing: that cannot be cut.
+func (c *planCmd) unit(cfg *config.Config) string {
+	all := deref(c.DP) > 0 && deref(c.TP) > 0 && deref(c.PP) > 0
+	if c.PlanNGPUs == "" && (all || cfg.Parallel.PlanNGPUs == 1) {
+		return fmt.Sprint(max(deref(c.DP), 1) * max(deref(c.CP), 1) * max(deref(c.TP), 1) * max(deref(c.PP), 1))
 	}
 	return c.PlanNGPUs
 }
@@ -125,12 +127,20 @@ func (c *planCmd) Run(con *console) error {
 	// take a fifth of a short search. Memory that is held and never touched has the heap begin there.
 	ballast := make([]byte, 64<<20)
 	defer goruntime.KeepAlive(ballast)
-	cfg, err := c.load(
-		flagOverride{"--plan-ngpus", "parallel.plan_ngpus", c.unit()},
-		flagOverride{"--runtime-ngpus", "parallel.runtime_ngpus", c.RuntimeNGPUs},
-		flagOverride{"--memory-limit", "parallel.memory_limit", c.MemoryLimit},
-	)
+	cfg, err := config.Load(c.Config, c.Set)
 	if err != nil {
+		return err
+	}
+	for _, o := range []flagOverride{
+		{"--plan-ngpus", "parallel.plan_ngpus", c.unit(cfg)},
+		{"--runtime-ngpus", "parallel.runtime_ngpus", c.RuntimeNGPUs},
+		{"--memory-limit", "parallel.memory_limit", c.MemoryLimit},
+	} {
+		if err := o.apply(cfg); err != nil {
+			return err
+		}
+	}
+	if err := cfg.Validate(); err != nil {
 		return err
 	}
 	options, err := c.options(cfg)

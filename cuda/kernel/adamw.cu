@@ -29,7 +29,7 @@ DEVICE void adamw(const float* clip, const float* lr, const int* steps, const fl
 	}
 	sync_block();
 	float decay = factors[0], rate = factors[1], root = factors[2];
-	float b1 = (float)beta1, b2 = (float)beta2, gain1 = (float)(1 - (double)b1), gain2 = (float)(1 - (double)b2);
+	float b1 = (float)beta1, b2 = (float)beta2, gain1 = (float)(1 - beta1), gain2 = (float)(1 - beta2);
 	i64 start = (i64)(block_x() - t.first) * 16384, left = t.n - start;
 	each<float>(left < 16384 ? left : 16384, true, thread(), threads(), [&](auto width, i64 i) { // four at a time, whatever the types
 		constexpr int k = decltype(width)::value;

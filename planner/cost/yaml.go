@@ -16,6 +16,7 @@ import (
 
 	"github.com/autopar/autopar/config"
 	"github.com/autopar/autopar/config/strictyaml"
+	"github.com/autopar/autopar/infile"
 )
 
 //go:embed clusters/*.yaml
@@ -91,7 +92,7 @@ func load(nameOrFile string, isPool bool) (*Cluster, error) {
 	if slices.Contains(Names(), nameOrFile) {
 		return loadBuiltin(nameOrFile)
 	}
-	data, err := config.ReadFile(nameOrFile, maxCluster)
+	data, err := infile.Read(nameOrFile, maxCluster)
 	switch {
 	case errors.Is(err, os.ErrNotExist) && strings.Contains(nameOrFile, ":") && !isPool:
 		return loadPools(nameOrFile)

@@ -12,12 +12,13 @@ import (
 	"fmt"
 	"io"
 	"maps"
-	"os"
 	"path/filepath"
 	"regexp"
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/autopar/autopar/infile"
 )
 
 // Profile is what Galvatron measured of the layers of a model at one length of sequences
@@ -121,7 +122,7 @@ func Read(f Files, tokens int) (*Profile, error) {
 
 // decode reads a file of JSON, which must hold one value of the type and no other field.
 func decode(file string, into any) error {
-	r, err := os.Open(file)
+	r, err := infile.Open(file)
 	if err != nil {
 		return &FileError{File: file, Msg: err.Error()}
 	}

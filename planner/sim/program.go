@@ -444,19 +444,10 @@ func (t *Timeline) Breakdown() cost.Breakdown {
 	return busiest
 }
 
-// sortSpans orders spans by rank and time, and those of the rank itself before those of its streams. The simulation
-// visits each stream's own spans in order, so what takes no time keeps its place.
+// sortSpans orders spans by rank and time, and what takes no time, such as a part without sequences, as the program does,
+// on whatever stream it is.
 func sortSpans(spans []Span) {
-	stream := func(x Span) int {
-		switch {
-		case x.Stream:
-			return 1
-		case x.Beside:
-			return 2
-		}
-		return 0
-	}
-	slices.SortStableFunc(spans, func(a, b Span) int {
-		return cmp.Or(cmp.Compare(a.Rank, b.Rank), cmp.Compare(a.Start, b.Start), cmp.Compare(a.End, b.End), cmp.Compare(stream(a), stream(b)))
+	slices.SortFunc(spans, func(a, b Span) int {
+		return cmp.Or(cmp.Compare(a.Rank, b.Rank), cmp.Compare(a.Start, b.Start), cmp.Compare(a.End, b.End), cmp.Compare(a.Task, b.Task), cmp.Compare(a.Instr, b.Instr))
 	})
 }

@@ -76,6 +76,22 @@ func testManyIDs(t *testing.T, open Open) {
 	c.check(c.do(ir.OpEmbeddingGrad, ir.EmbeddingGradAttr{Rows: 131}, nil, ids, dy)...)
 }
 
+// testFirstMoments takes the first step of AdamW: moments that were zero are the complements of the decays, rounded
+// once, times the gradient and its square. A decay rounded to float32 has one that is 1.3e-5 of it off at 0.999.
+func testFirstMoments(t *testing.T, open Open) {
+	ds, _ := devices(t, open, 1, time.Minute)
+	c := newChain(t, ds[0], 5, false)
+	w, m, v, g := c.input(ir.F32, -1, 1, 35), c.input(ir.F32, 0, 0, 35), c.input(ir.F32, 0, 0, 35), c.input(ir.F32, -1, 1, 35)
+	clip, lr, step := c.input(ir.F32, 1, 1), c.input(ir.F32, 0.1, 0.1), c.input(ir.I32, 0, 1)
+	out := c.do(ir.OpAdamW, ir.AdamWAttr{Beta1: 0.9995, Beta2: 0.999, Eps: 1e-8}, nil, w, m, v, g, clip, lr, step)
+	require.NoError(t, ds[0].Alloc(runtime.OnDevice, c.end))
+	for i, got := range c.results(c.run, out[1:]) {
+		for j, x := range decode(ir.F32, got) {
+			require.InEpsilon(t, c.values[out[1+i]].F[j], x, 2e-7, "moment %d, element %d", 1+i, j)
+		}
+	}
+}
+
 // testAccumulate adds micro-batches up.
 func testAccumulate(t *testing.T, open Open) {
 	ds, _ := devices(t, open, 1, time.Minute)

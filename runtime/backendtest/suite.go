@@ -59,6 +59,7 @@ func RunOps(t *testing.T, open Open, leaveOut func(op ir.Op, attr ir.Attr) bool)
 	t.Run("ops", func(t *testing.T) { testOps(t, open, leaveOut) })
 	t.Run("grouping", func(t *testing.T) { testGrouping(t, open, leaveOut) })
 	t.Run("many ids", func(t *testing.T) { testManyIDs(t, open) })
+	t.Run("first moments", func(t *testing.T) { testFirstMoments(t, open) })
 	t.Run("accumulate", func(t *testing.T) { testAccumulate(t, open) })
 	t.Run("host copies", func(t *testing.T) { testHostCopies(t, open) })
 }

@@ -254,7 +254,7 @@ func adamW(d *Device, k *runtime.Kernel) error {
 		}
 	}
 	kernel.AdamW(d.pool, d.result(k, 0), d.result(k, 1), d.result(k, 2), d.arg(k, 3), kernel.AdamWArgs{
-		LR: d.arg(k, 5)[0], Beta1: float32(a.Beta1), Beta2: float32(a.Beta2), Eps: float32(a.Eps), WeightDecay: float32(a.WeightDecay),
+		LR: d.arg(k, 5)[0], Eps: float32(a.Eps), WeightDecay: float32(a.WeightDecay), Beta1: a.Beta1, Beta2: a.Beta2,
 		BiasCorrection1: float32(1 - math.Pow(a.Beta1, step)),
 		BiasCorrection2: float32(1 - math.Pow(a.Beta2, step)),
 		GradScale:       d.arg(k, 4)[0],

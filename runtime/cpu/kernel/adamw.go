@@ -4,7 +4,8 @@ import "math"
 
 // AdamWArgs are the scalars of one AdamW step.
 type AdamWArgs struct {
-	LR, Beta1, Beta2, Eps, WeightDecay float32
+	LR, Eps, WeightDecay float32
+	Beta1, Beta2         float64 // as given: 1-Beta is rounded once, not the complement of what was rounded
 	// BiasCorrection1 and BiasCorrection2 are 1 - beta^t of the step t being taken, counted from 1.
 	BiasCorrection1, BiasCorrection2 float32
 	GradScale                        float32 // the gradient is multiplied by it first: 1, or the factor of a clip
@@ -40,10 +41,10 @@ func AdamW(p *Pool, w, m, v, g []float32, args AdamWArgs) {
 	p = p.orInline()
 	p.task.adamw = adamwTask{w: w, m: m, v: v, g: g, factors: adamwFactors{
 		gradScale: args.GradScale,
-		beta1:     args.Beta1,
-		gain1:     float32(1 - float64(args.Beta1)),
-		beta2:     args.Beta2,
-		gain2:     float32(1 - float64(args.Beta2)),
+		beta1:     float32(args.Beta1),
+		gain1:     float32(1 - args.Beta1),
+		beta2:     float32(args.Beta2),
+		gain2:     float32(1 - args.Beta2),
 		decay:     float32(1 - float64(args.LR)*float64(args.WeightDecay)),
 		stepSize:  float32(float64(args.LR) / float64(args.BiasCorrection1)),
 		rootBias:  float32(1 / math.Sqrt(float64(args.BiasCorrection2))),

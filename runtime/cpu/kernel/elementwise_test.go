@@ -213,8 +213,8 @@ func TestAdamW(t *testing.T) {
 		want := make([][]float64, 3)
 		for i := range n {
 			gi := float64(g[i]) * float64(args.GradScale)
-			mi := float64(args.Beta1)*float64(m[i]) + (1-float64(args.Beta1))*gi
-			vi := float64(args.Beta2)*float64(v[i]) + (1-float64(args.Beta2))*gi*gi
+			mi := args.Beta1*float64(m[i]) + (1-args.Beta1)*gi
+			vi := args.Beta2*float64(v[i]) + (1-args.Beta2)*gi*gi
 			wi := float64(w[i]) * (1 - float64(args.LR)*float64(args.WeightDecay))
 			wi -= float64(args.LR) / float64(args.BiasCorrection1) * mi / (math.Sqrt(vi)/math.Sqrt(float64(args.BiasCorrection2)) + float64(args.Eps))
 			want[0], want[1], want[2] = append(want[0], wi), append(want[1], mi), append(want[2], vi)

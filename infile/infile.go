@@ -1,0 +1,73 @@
+// Package infile opens the files that users name. None is waited for without end: to open a named pipe is to wait for
+// who writes to it, and a device may have no end.
+package infile
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"time"
+)
+
+// Open opens a regular file, which can be read from any place. Anything else is a *[fs.PathError]. It asks before it opens.
+func Open(path string) (*os.File, error) {
+	info, err := os.Stat(path)
+	if err != nil {
+		return nil, err
+	}
+	if !info.Mode().IsRegular() {
+		return nil, &fs.PathError{Op: "open", Path: path, Err: errors.New("not a regular file")}
+	}
+	return os.Open(path)
+}
+
+// patience is how long a pipe may be without a writer: a shell opens one when it starts what writes to it.
+const patience = 10 * time.Second
+
+// Read reads a file of at most so many bytes, or a pipe that somebody writes to. What is larger was given by mistake, or
+// has no end, as devices have none.
+func Read(path string, most int64) ([]byte, error) { return read(path, most, patience) }
+
+func read(path string, most int64, patience time.Duration) ([]byte, error) {
+	file, err := openWithin(path, patience)
+	if err != nil {
+		return nil, err
+	}
+	defer file.Close()
+	text, err := io.ReadAll(io.LimitReader(file, most+1))
+	if err == nil && int64(len(text)) > most {
+		err = fmt.Errorf("it has more than %d bytes, too many for what it is given as", most)
+	}
+	return text, err
+}
+
+// openWithin opens a file of any kind. A named pipe is opened in the background, which nothing ends but a writer.
+func openWithin(path string, patience time.Duration) (*os.File, error) {
+	info, err := os.Stat(path)
+	if err != nil || info.Mode()&fs.ModeNamedPipe == 0 {
+		return os.Open(path)
+	}
+	type opened struct {
+		file *os.File
+		err  error
+	}
+	done := make(chan opened)
+	late := make(chan struct{})
+	go func() {
+		file, err := os.Open(path)
+		select {
+		case done <- opened{file, err}:
+		case <-late:
+			file.Close()
+		}
+	}()
+	select {
+	case o := <-done:
+		return o.file, o.err
+	case <-time.After(patience):
+		close(late)
+		return nil, &fs.PathError{Op: "open", Path: path, Err: fmt.Errorf("a pipe that nobody writes to (waited %v)", patience)}
+	}
+}
