@@ -1,7 +1,6 @@
 package codegen
 
 import (
-	"cmp"
 	"slices"
 
 	"github.com/autopar/autopar/ir"
@@ -15,7 +14,8 @@ type stageBuilder struct {
 	prog     *Program
 	training bool
 	nodes    []*ir.Node
-	numbers  []int // room for the operands and results of instructions
+	numbers  []int   // room for the operands and results of instructions
+	accums   []Accum // the same, for what they do to their results
 }
 
 // tables is what is known of the nodes and values of a graph, by ID. A node and what
@@ -140,17 +140,20 @@ func (b *stageBuilder) build() {
 // inOrder sorts the nodes as they run for a micro-batch: by phase, and by chunk
 // within the phase.
 func (b *stageBuilder) inOrder() {
-	key := func(n *ir.Node) int {
-		switch _, chunk := b.prog.Plan.Position(n.Stage); {
-		case b.silent(n):
-			return -1
-		case n.Phase == ir.Backward:
-			return int(n.Phase)*len(b.prog.Plan.Stages) - chunk
-		default:
-			return int(n.Phase)*len(b.prog.Plan.Stages) + chunk
+	chunks := b.prog.Plan.Chunks()
+	tasks := make([][]*ir.Node, 1+int(ir.NumPhases)*chunks) // the first of what has no instruction
+	for _, n := range b.nodes {
+		at := 0
+		if !b.silent(n) {
+			chunk := b.chunk(n)
+			if n.Phase == ir.Backward {
+				chunk = chunks - 1 - chunk
+			}
+			at = 1 + int(n.Phase)*chunks + chunk
 		}
+		tasks[at] = append(tasks[at], n)
 	}
-	slices.SortStableFunc(b.nodes, func(x, y *ir.Node) int { return cmp.Compare(key(x), key(y)) })
+	b.nodes = slices.Concat(tasks...)
 }
 
 // silent reports whether a node has no instruction: its value is there before the step.
@@ -354,18 +357,18 @@ func (b *stageBuilder) inPlaceUpdate(u ir.StateUpdate) bool {
 // bodies places the remaining values and writes the instructions.
 func (b *stageBuilder) bodies() {
 	var lengths [ir.NumPhases]int
-	operands := 0
+	operands, results := 0, 0
 	for _, n := range b.nodes {
 		if b.folded[n.ID()] || n.Op.Class() == ir.Leaf && n.Op != ir.OpInput {
 			continue
 		}
 		lengths[b.bodyOf(n)] += b.instrs(n)
-		operands += len(n.Args) + len(n.Results)
+		operands, results = operands+len(n.Args)+len(n.Results), results+len(n.Results)
 	}
 	for phase, n := range lengths {
 		b.Bodies[phase].Instrs = make([]Instr, 0, n)
 	}
-	b.numbers = make([]int, operands)
+	b.numbers, b.accums = make([]int, operands), make([]Accum, results)
 	var first *ir.Node // of two that are made in parts
 	for _, n := range b.nodes {
 		if n.Op == ir.OpInput && b.overTime(n.Results[0]) {
@@ -480,10 +483,10 @@ func (b *stageBuilder) instr(n *ir.Node) Instr {
 			in.Args[i] = b.of[a.ID]
 		}
 	}
-	in.Results, in.Accum = b.list(len(n.Results))[:0], make([]Accum, 0, len(n.Results))
-	for _, r := range n.Results {
-		in.Results = append(in.Results, b.of[r.ID])
-		in.Accum = append(in.Accum, b.modes[r.ID])
+	in.Results, in.Accum = b.list(len(n.Results)), b.accums[:len(n.Results):len(n.Results)]
+	b.accums = b.accums[len(n.Results):]
+	for i, r := range n.Results {
+		in.Results[i], in.Accum[i] = b.of[r.ID], b.modes[r.ID]
 	}
 	return in
 }
@@ -503,7 +506,7 @@ func (b *stageBuilder) liveness() {
 	before := 0 // instructions in earlier bodies
 	for k := range b.Bodies {
 		body := &b.Bodies[k]
-		var ends []int
+		ends := make([]int, 0, len(body.Instrs))
 		for _, instrs := range b.runs(ir.Phase(k)) {
 			first := len(ends)
 			for _, end := range joined(instrs) {

@@ -274,27 +274,25 @@ func (b *stageBuilder) cutSegments(nodes []*ir.Node) ([]segment, map[*ir.Node]in
 		switch {
 		case n.Op == ir.OpAccumulate || n.Op == ir.OpSend:
 			add(append(ahead, n)...)
-			ahead = nil
+			ahead = ahead[:0]
 		case n.Op.Class() != ir.Compute:
 			ahead = append(ahead, n)
 		default:
 			if before != nil && (n.Block() != before.Block() || n.Phase == ir.Update && n.Op != before.Op) {
 				if n.Phase != ir.Update {
-					var read []*ir.Node
-					for _, c := range ahead {
-						if b.computedWith(c) {
-							read = append(read, c)
-						} else {
+					ahead = slices.DeleteFunc(ahead, func(c *ir.Node) bool {
+						made := !b.computedWith(c)
+						if made {
 							add(c)
 						}
-					}
-					ahead = read
+						return made
+					})
 				}
 				segments = append(segments, segment{})
 			}
 			before = n
 			add(append(ahead, n)...)
-			ahead = nil
+			ahead = ahead[:0]
 		}
 	}
 	add(ahead...)

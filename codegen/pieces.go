@@ -173,13 +173,27 @@ func (in *Instr) ShareOf(mesh ir.Mesh, v *ir.Value, at ir.Coord) (share ir.Span,
 	if in.Parts == 0 || !sequenceWise(mesh, v) {
 		return ir.Span{}, false
 	}
+	return in.Share(sequences(mesh, v, at)), true
+}
+
+// sequences is how many of the sequences of a value a position of a mesh holds.
+func sequences(mesh ir.Mesh, v *ir.Value, at ir.Coord) int {
 	n := v.Type.Shape[0]
 	for a, p := range v.Spec {
 		if p == ir.ShardOn(0) {
 			n = mesh.Axes[a].Cut(n, at[a]).Len
 		}
 	}
-	return in.Share(n), true
+	return n
+}
+
+// Elems returns how many elements of value v an instruction reads or writes at a position of the mesh.
+func (in *Instr) Elems(mesh ir.Mesh, v *ir.Value, at ir.Coord) int64 {
+	elems := mesh.LocalElems(v.Type.Shape, v.Spec, at)
+	if share, ok := in.ShareOf(mesh, v, at); ok && elems > 0 {
+		elems = elems / int64(sequences(mesh, v, at)) * int64(share.Len)
+	}
+	return elems
 }
 
 // Slab returns the part of value v that an instruction reads or writes at position c of the mesh.

@@ -167,24 +167,24 @@ func (r Region) throughBodies() bool { return r.InFlight() || r == Sums }
 // accumulators) share one.
 type Buffer struct {
 	Region Region
+	// Body is the phase a Temp buffer belongs to, Chunk the chunk that any but a
+	// Persist or Host buffer belongs to.
+	Body ir.Phase
+	// View says that the buffer has no bytes of its own: it lies in buffer Of, where the
+	// part of a value that a rank has as Value lies in what it has as Of's: see [Place].
+	// Its Region says how long what it holds lasts. In a [Draft] it is so on meshes that
+	// allow it: see [Fits].
+	View   bool
+	Of     int
+	Chunk  int
 	Offset int64 // bytes from the start of the region (of the slot or inbox)
 	Size   int64 // bytes: the largest over ranks and micro-batches
 	// From and To are the first and last positions at which the buffer is live,
 	// counted over the instructions of the bodies one after another for Slot, Inbox
 	// and Sums, of its body for Temp.
 	From, To int
-	// Body is the phase a Temp buffer belongs to, Chunk the chunk that any but a
-	// Persist or Host buffer belongs to.
-	Body  ir.Phase
-	Chunk int
 	// Value is the first value the buffer holds.
 	Value *ir.Value
-	// View says that the buffer has no bytes of its own: it lies in buffer Of, where the
-	// part of a value that a rank has as Value lies in what it has as Of's: see [Place].
-	// Its Region says how long what it holds lasts. In a [Draft] it is so on meshes that
-	// allow it: see [Fits].
-	View bool
-	Of   int
 }
 
 // Offset returns where buffer b lies in its arena for a micro-batch, or the buffer that it
@@ -264,6 +264,10 @@ type Instr struct {
 	// Last says that the instruction, of the update by its node, runs in the rank's last
 	// micro-batch only.
 	Last bool
+	// InPlace says that of the buffers of the instruction, a slice or an all_gather, one is a
+	// view of the other: a slice has nothing to do, and an all_gather to move only what the
+	// other members have.
+	InPlace bool
 	// Beside is how many instructions after this one, a collective of tensor-parallel ranks,
 	// run beside it: all kernels. They start when it does, and the one after them when
 	// all are done. See beside.go.
@@ -275,10 +279,6 @@ type Instr struct {
 	// in the last micro-batch only included, are done before this one starts, and with
 	// them all that were given to the stream before.
 	Await int
-	// InPlace says that of the buffers of the instruction, a slice or an all_gather, one is a
-	// view of the other: a slice has nothing to do, and an all_gather to move only what the
-	// other members have.
-	InPlace bool
 	// Segment numbers the stretch of the chunk's part of the body that the instruction
 	// works for: see overlap.go. It is 0 in a plan without overlap.
 	Segment int

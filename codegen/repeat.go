@@ -131,6 +131,7 @@ func newTape(p *Program, stage int, chunks bool, sums Region) *tape {
 	for phase := range t.stage.Bodies {
 		instrs := t.stage.Bodies[phase].Instrs
 		last := -2
+		marks[phase] = make([]mark, 0, len(instrs))
 		for _, block := range t.blocks(ir.Phase(phase), instrs) {
 			if block != last {
 				t.bodies[phase] = append(t.bodies[phase], run{block: block})

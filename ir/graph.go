@@ -33,6 +33,7 @@ func (v *Value) OnHost() bool {
 // Node is one operation.
 type Node struct {
 	Op      Op
+	Phase   Phase
 	Attr    Attr
 	Args    []*Value
 	Results []*Value
@@ -40,7 +41,6 @@ type Node struct {
 	// occurrence, as in h.3.attn.c_attn/matmul; gradients add @d and what they
 	// are a gradient of. Parameters and inputs have the bare path.
 	Name  string
-	Phase Phase
 	Stage int    // pipeline stage, once partitioned
 	Pos   string // source position file:line of the user's code, if any
 

@@ -57,7 +57,7 @@ func inTheBounds() []mutant {
 	}, {
 		bug: "gradients of the head are reduced with those of a block", how: "as what moves them stands before it",
 		file: "codegen/overlap.go",
-		old:  "if b.computedWith(c) {", new: "if b.computedWith(c) || c != nil {",
+		old:  "made := !b.computedWith(c)", new: "made := c == nil && !b.computedWith(c)",
 		pkg: "./planner", run: "^TestFirstBlocksAreLikeOthers$",
 	}, {
 		bug: "a floor has tensor-parallel ranks make whole gradients of weights that they hold whole", how: "as in a trunk, where ZeRO shards none",

@@ -79,6 +79,11 @@ func inTheCluster() []mutant {
 		old:  "t += packedBytes * right /", new: "t += 0 * packedBytes * right /",
 		pkg: "./planner/cost", run: "^TestPacking$",
 	}, {
+		bug: "the best tiles of a product are left", how: "those that take more than half of the best before",
+		file: "planner/cost/kernel.go",
+		old:  "full*(1-1e-9) >= best {", new: "full >= best/2 {",
+		pkg: "./planner/cost", run: "^TestProductInWaves$",
+	}, {
 		bug: "attention needs as many keys as its gradient for half its rate", how: "where both are stated",
 		file: "planner/cost/kernel.go",
 		old:  "if w.backward && m.efficiency.AttentionGradHalf > 0 {", new: "if m.efficiency.AttentionGradHalf > 0 {",

@@ -50,8 +50,8 @@ func inPieces() []mutant {
 		pkg: "./codegen", run: "^TestVerifyAcceptsPieces$",
 	}, {
 		bug: "parts take as long as the whole", how: "the gathers",
-		file: "planner/cost/program.go",
-		old:  "if in.Parts > 0 {\n\t\treturn in.Slab", new: "if in.Parts < 0 {\n\t\treturn in.Slab",
+		file: "codegen/pieces.go",
+		old:  "ok && elems > 0", new: "ok && elems < 0",
 		pkg: "./planner/sim", run: "^TestPiecesHideCommunication$",
 	}, {
 		bug: "floor above what plans take", how: "a zero-bubble schedule hides nothing of parts in it",
@@ -66,7 +66,7 @@ func inPieces() []mutant {
 	}, {
 		bug: "a faster plan is left", how: "floors of plans in any number of parts are those of plans in one",
 		file: "planner/pieces.go",
-		old:  "t.fastest(w.divided(of, batch))", new: "w.divided(of, batch)",
+		old:  "t.fastest(&each[k])", new: "_ = each[k]",
 		pkg: "./planner", run: searched,
 	}, {
 		bug: "a faster plan is left", how: "plans in four parts",

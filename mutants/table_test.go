@@ -205,8 +205,8 @@ func inThePartition() []mutant {
 	}, {
 		bug: "two backward outputs swapped", how: "by their buffers",
 		file: "codegen/layout.go",
-		old:  "for _, r := range n.Results {\n\t\tin.Results",
-		new:  "for i := range n.Results {\n\t\tr := n.Results[i]\n\t\tif n.Op == ir.OpLayerNormGrad && i > 0 {\n\t\t\tr = n.Results[len(n.Results)-i]\n\t\t}\n\t\tin.Results",
+		old:  "for i, r := range n.Results {\n\t\tin.Results",
+		new:  "for i, r := range n.Results {\n\t\tif n.Op == ir.OpLayerNormGrad && i > 0 {\n\t\t\tr = n.Results[len(n.Results)-i]\n\t\t}\n\t\tin.Results",
 		pkg:  "./codegen", run: sound,
 	}, {
 		bug:  "wrong p2p source",

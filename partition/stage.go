@@ -98,10 +98,11 @@ type placed struct {
 // cut returns the graph, of these blocks, with every node assigned to a stage and sends and
 // receives between them.
 func cut(g *ir.Graph, p *Plan, blocks []string) (*ir.Graph, error) {
+	terms := 8 * p.PP() // that are made of sums, about
 	c := &cutter{
 		src: g, dst: ir.NewGraph(g.Name), plan: p,
-		owner: make([]int, g.IDs()), holders: make([][]int, g.IDs()), made: make([]copied, g.IDs()),
-		terms: map[placed]*ir.Value{}, weights: weightsOf(g), params: make(map[string]*ir.Node, len(g.Nodes)/6),
+		owner: make([]int, g.IDs(), g.IDs()+terms), holders: make([][]int, g.IDs(), g.IDs()+terms), made: make([]copied, g.IDs(), g.IDs()+terms),
+		terms: map[placed]*ir.Value{}, weights: slices.Grow(weightsOf(g), terms), params: make(map[string]*ir.Node, len(g.Nodes)/6),
 	}
 	c.dst.Nodes = make([]*ir.Node, 0, len(g.Nodes)*9/8)
 	c.arena.Expect(len(g.Nodes))

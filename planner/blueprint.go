@@ -184,8 +184,8 @@ func (b *blueprint) noteCuts() {
 	note := func(size int, s ir.ShardSpec, dim int) {
 		var axes [ir.MaxAxes]bool
 		some := false
-		for _, a := range s.ShardAxes(dim) {
-			if !mesh.Axes[a].Time {
+		for a, p := range s {
+			if p == ir.ShardOn(dim) && !mesh.Axes[a].Time {
 				axes[a], some = true, true
 			}
 		}

@@ -354,7 +354,7 @@ func testCostIsSimulation(t *testing.T, seed uint64, kinds int, pieces, extreme 
 		require.NoError(t, err)
 		require.LessOrEqual(t, refined, floored, "seed %d case %d: floor of all that %+v %+v does, %d chunks, %s", seed, k, d, sh, chunks, schedule)
 		tighter += float64(refined) / float64(floored)
-		free := s.flowing(o, b, schedule, nil)
+		free := s.flowing(&pending{outline: o}, b, schedule, nil)
 		require.LessOrEqual(t, free, floored, "seed %d case %d: floor of the flow of %+v %+v, %d chunks, %s", seed, k, d, sh, chunks, schedule)
 		require.LessOrEqual(t, s.common(o, b, schedule), floored, "seed %d case %d: floor of the family of %+v %+v, %d chunks, %s", seed, k, d, sh, chunks, schedule)
 		far := s.anywhere(o)
@@ -362,7 +362,7 @@ func testCostIsSimulation(t *testing.T, seed uint64, kinds int, pieces, extreme 
 		if chunks == 1 {
 			require.LessOrEqual(t, s.exchanged(far), s.floor(far, s.trunk(far), b, schedule), "seed %d case %d: what %+v %+v exchanges, beside its floor, %d chunks, %s", seed, k, d, sh, chunks, schedule)
 		}
-		require.LessOrEqual(t, s.flowing(far, b, schedule, nil), floored, "seed %d case %d: floor anywhere of %+v %+v, %d chunks, %s", seed, k, d, sh, chunks, schedule)
+		require.LessOrEqual(t, s.flowing(&pending{outline: far}, b, schedule, nil), floored, "seed %d case %d: floor anywhere of %+v %+v, %d chunks, %s", seed, k, d, sh, chunks, schedule)
 		require.LessOrEqual(t, s.common(far, b, schedule), floored, "seed %d case %d: floor of the family of %+v %+v anywhere, %d chunks, %s", seed, k, d, sh, chunks, schedule)
 		keeps := s.again(o, b, schedule)
 		require.LessOrEqual(t, keeps.persist, p.memory[0].morePersist, "seed %d case %d: what a block keeps of %+v %+v", seed, k, d, sh)
@@ -385,10 +385,10 @@ func testCostIsSimulation(t *testing.T, seed uint64, kinds int, pieces, extreme 
 		for _, st := range fitting.Stages {
 			s.limit = max(s.limit, st.Arena())
 		}
-		tight := s.flowing(o, b, schedule, s.again(o, b, schedule))
+		tight := s.flowing(&pending{outline: o}, b, schedule, s.again(o, b, schedule))
 		require.LessOrEqual(t, tight, took, "seed %d case %d: floor in %d bytes of %+v %+v, %d chunks, micro-batch %d of %d, %s %+v", seed, k, s.limit, d, sh, chunks, b, batch, schedule, fitting.Plan.Stages)
 		far, again := s.anywhere(o), s.again(s.anywhere(o), b, schedule)
-		require.LessOrEqual(t, s.flowing(far, b, schedule, again), took, "seed %d case %d: floor in %d bytes anywhere of %+v %+v, %d chunks, %s", seed, k, s.limit, d, sh, chunks, schedule)
+		require.LessOrEqual(t, s.flowing(&pending{outline: far}, b, schedule, again), took, "seed %d case %d: floor in %d bytes anywhere of %+v %+v, %d chunks, %s", seed, k, s.limit, d, sh, chunks, schedule)
 		refined, err = s.refined(&pending{outline: o}, b, schedule, s.again(o, b, schedule))
 		require.NoError(t, err)
 		require.LessOrEqual(t, refined, took, "seed %d case %d: floor in %d bytes of all that %+v %+v does, %d chunks, %s", seed, k, s.limit, d, sh, chunks, schedule)

@@ -15,6 +15,9 @@ type pending struct {
 	points  []*point                  // of it that are looked at
 	parts   []*pending                // with each number of parts, once it is divided
 	sighted bool                      // those that spare memory beside it are pending, too
+	way     *ways                     // of the outline, nil until its flow is bounded: see [searcher.flowing]
+	trunk   *work                     // the same
+	moved   *workTimes                // the same
 	work    *work                     // that a stage does, nil until it is known
 	shared  map[cost.Kinds]*workTimes // see work
 	skel    *skeleton
@@ -33,7 +36,7 @@ type sized struct {
 }
 
 // level says what a floor knows, besides what those before do.
-type level int
+type level uint8
 
 const (
 	busyTrunk      level = iota // what the trunk does in order: see [searcher.floor]
@@ -57,10 +60,11 @@ func (p *pending) floor() cost.Picoseconds {
 	if p.left == nil {
 		return p.first.least
 	}
-	if len(p.left) == 0 {
-		return never
+	least := never
+	for i := range p.left {
+		least = min(least, p.left[i].least())
 	}
-	return p.left[p.best()].least()
+	return least
 }
 
 // least is the floor, never of what is idle.
@@ -199,7 +203,7 @@ func (s *searcher) raise(p *pending, limit cost.Picoseconds, to level) error {
 				bound, err = s.refined(p, x.size, x.schedule, more)
 			} else {
 				s.passage.enough = limit
-				bound = s.flowing(p.outline, x.size, x.schedule, more)
+				bound = s.flowing(p, x.size, x.schedule, more)
 			}
 			if err != nil {
 				return err

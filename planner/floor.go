@@ -56,11 +56,11 @@ type workInstr struct {
 	// beside is what runs beside it: only what it takes longer than they counts, unless all
 	// is in order, as under a zero-bubble schedule.
 	beside []codegen.Instr
-	putOff bool // what is beside it is so in the programs of some outlines only, if not beside another
 	// product is that with which a whole collective is made in parts in some programs, or under some schedules.
 	product []codegen.Instr
 	part    int // of the model
 	pass    ir.Phase
+	putOff  bool // what is beside it is so in the programs of some outlines only, if not beside another
 	ahead   bool
 	near    bool // priced as if what it reads and writes lay in the cache
 }
@@ -515,7 +515,7 @@ func (s *searcher) floor(o outline, trunk *work, size int, schedule partition.Sc
 	if trunk == nil {
 		return 0
 	}
-	return s.leastOn(o, size, schedule, nil, false, false, func(size int, kinds cost.Kinds) workTimes {
+	return s.leastOn(o, nil, size, schedule, nil, false, func(size int, kinds cost.Kinds) workTimes {
 		return *trunk.at(sizeOn{size, kinds, inOrder(schedule), o.pieces}, s.batch)
 	})
 }
@@ -533,21 +533,25 @@ func (s *searcher) common(o outline, size int, schedule partition.Schedule) cost
 		zero = 2
 	}
 	apart := trunk.apart(zero, o.sharers(s.replicas(o)))
-	return s.leastOn(o, size, schedule, nil, true, false, func(size int, kinds cost.Kinds) workTimes {
+	return s.leastOn(o, nil, size, schedule, nil, true, func(size int, kinds cost.Kinds) workTimes {
 		return trunk.adding(zero, sizeOn{size, kinds, inOrder(schedule), o.pieces}, s.batch).plus(&apart)
 	})
 }
 
 // flowing bounds the same plans by the way of micro-batches through the trunk, with the
 // recomputation that memory makes necessary unless that is nil. Anywhere they send nothing.
-func (s *searcher) flowing(o outline, size int, schedule partition.Schedule, more *again) cost.Picoseconds {
-	trunk := s.trunk(o)
-	if trunk == nil {
-		return 0
+func (s *searcher) flowing(p *pending, size int, schedule partition.Schedule, more *again) cost.Picoseconds {
+	if p.trunk == nil {
+		if p.trunk = s.trunk(p.outline); p.trunk == nil {
+			return 0
+		}
+		p.moved = s.moved(p.outline)
+		if p.ranks != anywhere {
+			p.way = s.order(p.outline)
+		}
 	}
-	moved := s.moved(o)
-	return s.leastOn(o, size, schedule, more, true, o.ranks != anywhere, func(size int, kinds cost.Kinds) workTimes {
-		return trunk.adding(o.zero, sizeOn{size, kinds, inOrder(schedule), o.pieces}, s.batch).plus(moved)
+	return s.leastOn(p.outline, p.way, size, schedule, more, true, func(size int, kinds cost.Kinds) workTimes {
+		return p.trunk.adding(p.zero, sizeOn{size, kinds, inOrder(schedule), p.pieces}, s.batch).plus(p.moved)
 	})
 }
 
@@ -564,9 +568,9 @@ func (s *searcher) refined(p *pending, size int, schedule partition.Schedule, mo
 			return 0, err
 		}
 		p.work = s.work(inner, p.outline, false)
-		p.shared = p.work.sharedTimes(&plan, cost.NewProgram(s.cluster, &plan, plan.Mesh(s.batch)), s.batch)
+		p.shared = p.work.sharedTimes(&plan, s.rates.Program(&plan, plan.Mesh(s.batch)), s.batch)
 	}
-	return s.leastOn(p.outline, size, schedule, more, true, true, func(size int, kinds cost.Kinds) workTimes {
+	return s.leastOn(p.outline, s.order(p.outline), size, schedule, more, true, func(size int, kinds cost.Kinds) workTimes {
 		return p.work.at(sizeOn{size, kinds, inOrder(schedule), 0}, s.batch).plus(p.shared[kinds])
 	}), nil
 }

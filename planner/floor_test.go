@@ -83,7 +83,7 @@ func TestFloorsOfLargeModels(t *testing.T) {
 				inAny.pieces = anyPieces
 				for _, o := range []outline{o, s.anywhere(o), inAny} {
 					require.LessOrEqual(t, s.common(o, size, schedule), took, "the family's, with micro-batches of %d", size)
-					require.LessOrEqual(t, s.flowing(o, size, schedule, nil), took, "the flow's, with micro-batches of %d", size)
+					require.LessOrEqual(t, s.flowing(&pending{outline: o}, size, schedule, nil), took, "the flow's, with micro-batches of %d", size)
 				}
 			}
 		})
@@ -111,7 +111,7 @@ func TestFloorOfAnUpdateInTheCache(t *testing.T) {
 	p.stages = skel.times(1, partition.OneFOneB)
 	took := p.time([]partition.Stage{{Last: model.NLayer}})
 	require.LessOrEqual(t, s.common(o, 1, partition.OneFOneB), took)
-	require.LessOrEqual(t, s.flowing(o, 1, partition.OneFOneB, nil), took)
+	require.LessOrEqual(t, s.flowing(&pending{outline: o}, 1, partition.OneFOneB, nil), took)
 }
 
 // TestKeptSharesOfWholeGradients: of a weight that all tensor-parallel ranks hold each may add up the share of the gradient alone
@@ -191,7 +191,7 @@ func requireBounded(t *testing.T, s *searcher, o outline, b int, schedule partit
 	refined, err := s.refined(&pending{outline: o}, b, schedule, nil)
 	require.NoError(t, err)
 	require.LessOrEqual(t, refined, time, "all that it does")
-	require.LessOrEqual(t, s.flowing(o, b, schedule, nil), time, "the flow")
+	require.LessOrEqual(t, s.flowing(&pending{outline: o}, b, schedule, nil), time, "the flow")
 	require.LessOrEqual(t, s.floor(o, s.trunk(o), b, schedule), time)
 }
 

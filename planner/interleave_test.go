@@ -29,7 +29,7 @@ func TestAnyChunks(t *testing.T) {
 			more := s.again(o, size, partition.Interleaved)
 			return [4]cost.Picoseconds{
 				s.floor(o, s.trunk(o), size, partition.Interleaved), s.common(o, size, partition.Interleaved),
-				s.flowing(o, size, partition.Interleaved, nil), s.flowing(o, size, partition.Interleaved, more),
+				s.flowing(&pending{outline: o}, size, partition.Interleaved, nil), s.flowing(&pending{outline: o}, size, partition.Interleaved, more),
 			}
 		}
 		any := all(o)

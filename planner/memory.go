@@ -303,21 +303,26 @@ func (b *blueprint) readApart(st *codegen.Stage) []int {
 	return all
 }
 
-// measure measures a position of the blueprint on a mesh, on which sizes are known so far.
-func (b *blueprint) measure(e extent, position int, mesh ir.Mesh, sizes *[]int64) measured {
-	st := b.prog(e).Stages[position]
-	if b.held[e][position] == nil {
+// holds lists the buffers that a position of the blueprint has, and adds to the sizes that are known on a mesh.
+func (b *blueprint) holds(e extent, position int, mesh ir.Mesh, sizes *[]int64) []held {
+	if st := b.prog(e).Stages[position]; b.held[e][position] == nil {
 		b.held[e][position] = b.heldBy(st)
 	}
 	*sizes = b.sizesOn(mesh, *sizes)
+	return b.held[e][position]
+}
+
+// measure measures a position of the blueprint on a mesh, on which sizes are known so far.
+func (b *blueprint) measure(e extent, position int, mesh ir.Mesh, sizes *[]int64) measured {
+	all, st := b.holds(e, position, mesh, sizes), b.prog(e).Stages[position]
 	var m measured
 	var live [ir.NumPhases][]int64 // changes of live bytes by body and position
 	for phase, body := range st.Bodies {
 		live[phase] = make([]int64, len(body.Instrs)+1)
 	}
 	blocks := len(st.Bodies[ir.Forward].Instrs) + slices.IndexFunc(st.Bodies[ir.Backward].Instrs, func(in codegen.Instr) bool { return b.ofBlock[in.Node] })
-	for i := range b.held[e][position] {
-		b := &b.held[e][position][i]
+	for i := range all {
+		b := &all[i]
 		size := (*sizes)[b.kind]
 		if b.apart {
 			m.apart += size

@@ -388,10 +388,9 @@ func (s *searcher) positions(p *passage) []position {
 }
 
 // sends returns, by position of an outline, what it takes to send a micro-batch of a size
-// on and its gradient back. Where ranks share their cores with those that wait, which may
+// on its way and its gradient back. Where ranks share their cores with those that wait, which may
 // be while they send, it is nothing.
-func (s *searcher) sends(o outline, size int) []partTimes {
-	way := s.order(o)
+func (s *searcher) sends(o outline, way *ways, size int) []partTimes {
 	key := sendKey{o.sequence, o.split, size, o.chunks}
 	all, known := way.sent[key]
 	if known {
@@ -411,7 +410,7 @@ func (s *searcher) sends(o outline, size int) []partTimes {
 		if o.chunks > 1 {
 			plan.Interleave = o.chunks
 		}
-		price = cost.NewProgram(s.cluster, &plan, mesh)
+		price = s.rates.Program(&plan, mesh)
 		way.transfers[o.chunks] = price
 	}
 	for _, n := range s.sending(trunk, o) {

@@ -173,21 +173,32 @@ func (w *work) divided(on sizeOn, batch int) *workTimes {
 		return known
 	}
 	t := &workTimes{}
+	w.parted[on] = t
+	if on.pieces == anyPieces && on.size == 1 { // fewer sequences than parts are not made in less time
+		return t
+	}
+	counts := []int{on.pieces}
 	if on.pieces == anyPieces {
-		for _, one := range pieceCounts()[1:] {
-			of := on
-			if of.pieces = one; on.size > 1 { // fewer sequences than parts are not made in less time
-				t.fastest(w.divided(of, batch))
-			}
-		}
-	} else {
-		mesh, prices := w.meshOf(on.size, batch), w.on(on.kinds)
-		for i := range w.pairs {
-			x := &w.pairs[i]
-			t.add(&x.first, x.inParts(on.pieces, mesh, prices)-x.time(mesh, prices))
+		counts = pieceCounts()[1:]
+	}
+	each := make([]workTimes, len(counts))
+	mesh, prices := w.meshOf(on.size, batch), w.on(on.kinds)
+	for i := range w.pairs {
+		x := &w.pairs[i]
+		inOne := x.time(mesh, prices)
+		for k, pieces := range counts {
+			each[k].add(&x.first, x.inParts(pieces, mesh, prices)-inOne)
 		}
 	}
-	w.parted[on] = t
+	if on.pieces != anyPieces {
+		*t = each[0]
+		return t
+	}
+	for k := range each {
+		on.pieces = counts[k]
+		w.parted[on] = &each[k]
+		t.fastest(&each[k])
+	}
 	return t
 }
 

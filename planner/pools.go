@@ -80,14 +80,17 @@ func (w *work) everywhere() []cost.Kinds {
 }
 
 // leastOn bounds the plans of an outline by [searcher.least], and if asked for also by
-// [searcher.flow], with what positions send if asked for that, of times for a micro-batch
-// of a size that depend on the kinds of devices.
-func (s *searcher) leastOn(o outline, size int, schedule partition.Schedule, more *again, flows, sent bool, times func(size int, kinds cost.Kinds) workTimes) cost.Picoseconds {
+// [searcher.flow], of times for a micro-batch of a size that depend on the kinds of devices.
+// Positions send what the way of the outline says, nothing if that is nil.
+func (s *searcher) leastOn(o outline, way *ways, size int, schedule partition.Schedule, more *again, flows bool, times func(size int, kinds cost.Kinds) workTimes) cost.Picoseconds {
 	m, last := s.split(o, size)
 	p := &s.passage
 	*p = passage{outline: o, schedule: schedule, m: m, more: more, enough: p.enough}
-	if sent {
-		p.sent = [2][]partTimes{whole: s.sends(o, size), rest: s.sends(o, last)}
+	if way != nil {
+		p.sent[whole] = s.sends(o, way, size)
+		if p.sent[rest] = p.sent[whole]; last != size {
+			p.sent[rest] = s.sends(o, way, last)
+		}
 	} else {
 		if len(s.unsent) < o.pp {
 			s.unsent = make([]partTimes, o.pp)
@@ -95,7 +98,10 @@ func (s *searcher) leastOn(o outline, size int, schedule partition.Schedule, mor
 		p.sent = [2][]partTimes{whole: s.unsent, rest: s.unsent}
 	}
 	if len(s.cluster.Pools) == 0 {
-		p.first, p.last = times(size, 0), times(last, 0)
+		p.first = times(size, 0)
+		if p.last = p.first; last != size {
+			p.last = times(last, 0)
+		}
 		if !flows {
 			return s.busy(o, m, schedule, s.least(p))
 		}

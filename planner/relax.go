@@ -94,10 +94,10 @@ func (w *work) flightOf(key flightKey, batch int) *flight {
 		if e.partial() {
 			like = kept
 		}
-		w.of.measure(like, 0, mesh, &sizes)
+		held := w.of.holds(like, 0, mesh, &sizes)
 		var slot, apart int64
-		for i := range w.of.held[like][0] {
-			x := &w.of.held[like][0][i]
+		for i := range held {
+			x := &held[i]
 			switch sequences := x.Value.Spec[mesh.Axis(partition.AxisMB)].Kind == ir.Shard; {
 			case !sequences: // made of weights, which ZeRO may gather again
 			case e.partial() && e.drops(x.Value):
@@ -178,9 +178,9 @@ func (w *work) shelfOf(batch int) *shelf {
 	mesh := w.meshOf(batch, batch)
 	b := &shelf{}
 	var sizes []int64
-	w.of.measure(kept, 0, mesh, &sizes)
-	for i := range w.of.held[kept][0] {
-		x := &w.of.held[kept][0][i]
+	held := w.of.holds(kept, 0, mesh, &sizes)
+	for i := range held {
+		x := &held[i]
 		if x.Region != codegen.Persist && x.Region != codegen.Sums || !x.block {
 			continue
 		}

@@ -309,7 +309,7 @@ func (s *searcher) order(o outline) *ways {
 		MicroBatch: s.batch, Stages: make([]partition.Stage, o.pp), PoolOrder: s.cluster.Orders()[o.order], RankOrder: o.ranks,
 	}
 	mesh := p.Mesh(s.batch)
-	price := cost.NewProgram(s.cluster, p, mesh)
+	price := s.rates.Program(p, mesh)
 	w = &ways{text: price.Ways(), dp: mesh.Axis(partition.AxisDP), moved: map[sharding]*workTimes{}, sent: map[sendKey][]partTimes{}, plan: p, transfers: map[int]*cost.Program{}}
 	type place struct {
 		kinds cost.Kinds

@@ -36,13 +36,10 @@ type blockRow struct {
 	names  []string
 	blocks [][]*ir.Node
 	at     []place     // by node
-	first  []*ir.Node  // all that are not in blocks behind the first few
+	block  []int       // of the nodes in graph order
 	made   []*ir.Value // copies of the last graph that was made, by the ID of the original
 	begun  []bool      // by node
 }
-
-// firstBlocks is how many blocks most graphs have that are made of a row.
-const firstBlocks = 8
 
 // place is where a node stands: block and index in it. A node outside has block
 // outside.
@@ -54,20 +51,21 @@ const outside = -1
 // even two.
 func newBlockRow(g *ir.Graph) (row *blockRow, ok bool) {
 	names := partition.Blocks(g)
-	r := &blockRow{graph: g, names: names, blocks: make([][]*ir.Node, len(names)), at: make([]place, g.IDs())}
+	r := &blockRow{graph: g, names: names, blocks: make([][]*ir.Node, len(names)), at: make([]place, g.IDs()), block: make([]int, len(g.Nodes))}
 	number := map[string]int{}
 	for i, n := range names {
 		number[n] = i
 	}
-	for _, n := range g.Nodes {
-		b, inside := number[n.Block()]
-		if !inside {
-			b = outside
+	b, last := outside, ""
+	for i, n := range g.Nodes {
+		if name := n.Block(); name != last {
+			var inside bool
+			if b, inside = number[name]; !inside {
+				b = outside
+			}
+			last = name
 		}
-		if b < firstBlocks {
-			r.first = append(r.first, n)
-		}
-		if !inside {
+		if r.block[i] = b; b == outside {
 			r.at[n.ID()].block = outside
 			continue
 		}
@@ -164,12 +162,8 @@ func (r *blockRow) keep(n int) (small *ir.Graph, ok bool) {
 	s := &shortener{blockRow: r, n: n, dst: ir.NewGraph(r.graph.Name)}
 	s.dst.Mesh = r.graph.Mesh
 	s.dst.Expect(len(r.graph.Nodes) - (len(r.blocks)-n)*len(r.blocks[0]))
-	nodes := r.graph.Nodes
-	if n <= firstBlocks {
-		nodes = r.first
-	}
-	for _, n := range nodes {
-		if !s.removed(n) && !s.add(n) {
+	for i, node := range r.graph.Nodes {
+		if r.block[i] < n && !s.add(node) {
 			return nil, false
 		}
 	}

@@ -118,6 +118,9 @@ func (m *Model) product(w *work) float64 {
 	perUnit := float64(peak*eff) / m.units
 	for _, t := range tiles() {
 		count := float64(ceil(w.rows, t.rows) * ceil(w.cols, t.cols))
+		if full := count / m.units * 2 * float64(t.rows*t.cols) * terms / float64(perUnit*t.share); full*(1-1e-9) >= best {
+			continue // with waves that are all full, and nothing to fill or drain
+		}
 		for split := 1.0; split <= 32; split *= 2 {
 			partial := 0.0
 			if split > 1 {

@@ -60,14 +60,19 @@ type routeKey struct{ place, hop int }
 
 // NewProgram prepares to price programs made by a plan.
 func NewProgram(c *Cluster, p *partition.Plan, mesh ir.Mesh) *Program {
-	m := &Program{
-		Model: NewModel(c, p.RuntimeNGPUs), plan: p, mesh: mesh, stage: -1, on: newLie(c, p),
+	return NewModel(c, p.RuntimeNGPUs).Program(p, mesh)
+}
+
+// Program is [NewProgram] of a plan for as many ranks as the prices are of.
+func (m *Model) Program(p *partition.Plan, mesh ir.Mesh) *Program {
+	prog := &Program{
+		Model: m, plan: p, mesh: mesh, stage: -1, on: newLie(m.cluster, p),
 		groups: map[groupKey]Group{}, routes: map[routeKey]Route{}, room: &room{},
 	}
-	if m.on != nil {
-		m.Model = m.on.model(1<<len(c.Pools) - 1)
+	if prog.on != nil {
+		prog.Model = prog.on.model(1<<len(m.cluster.Pools) - 1)
 	}
-	return m
+	return prog
 }
 
 // On returns the same program's prices on a cluster with other figures, but for its
@@ -495,10 +500,7 @@ func collectiveBytes(in *codegen.Instr, mesh ir.Mesh, at ir.Coord) int64 {
 
 // instrBytes is how much of a value that it reads or makes an instruction has to do with.
 func instrBytes(in *codegen.Instr, v *ir.Value, mesh ir.Mesh, at ir.Coord) int64 {
-	if in.Parts > 0 {
-		return in.Slab(mesh, v, at).Elems() * v.Type.DType.Size()
-	}
-	return localBytes(v, mesh, at)
+	return in.Elems(mesh, v, at) * v.Type.DType.Size()
 }
 
 // AddN returns the time of an add_n as if it had the given number of operands.
