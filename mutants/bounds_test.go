@@ -16,9 +16,9 @@ func inTheBounds() []mutant {
 		pkg: "./planner", run: "^TestPartsInACacheAreBounded$",
 	}, {
 		bug: "the first block unlike the others", how: "what it is given stays cut over the rows of a grid",
-		file: "partition/rulecost.go",
-		old:  "a.Name == AxisTPR && entersBlocks(v, t.n)", new: "a.Name == AxisTPR && v == nil",
-		pkg: "./planner", run: "^TestFirstBlocksAreLikeOthers$",
+		file: "partition/reshard.go",
+		old:  "if tensorParallel(a) && a.Size > 1 {", new: "if a.Name == AxisTP && a.Size > 1 {",
+		pkg: "./partition", run: "^TestBlocksAreGivenTheStreamAlike$",
 	}, {
 		bug: "the first block unlike the others", how: "it puts off what it makes while its stage waits for weights",
 		file: "codegen/beside.go",
@@ -26,9 +26,9 @@ func inTheBounds() []mutant {
 		pkg: "./planner", run: "^TestReceivingStagesAreLikeOthers$",
 	}, {
 		bug: "the first block unlike the others", how: "it adds to terms of what is looked up",
-		file: "partition/rulecost.go",
-		old:  "return v.Spec[t.axis()].Kind == ir.Partial && v.Def.Block() != t.n.Block()", new: "return false",
-		pkg: "./planner", run: "^TestCostIsSimulation$/^seed_7003$",
+		file: "partition/reshard.go",
+		old:  "if tensorParallel(a) && a.Size > 1 {", new: "if tensorParallel(a) && a.Size > 1 && v.Spec[i].Kind != ir.Partial {",
+		pkg: "./partition", run: "^TestBlocksAreGivenTheStreamAlike$",
 	}, {
 		bug: "a program of one block is no program of many", how: "the norm's terms of one block are reduced one by one",
 		file: "partition/rulecost.go",
@@ -51,9 +51,9 @@ func inTheBounds() []mutant {
 		pkg: "./planner", run: "^TestKeptSharesOfWholeGradients$",
 	}, {
 		bug: "the first block gathers its input again for its backward pass", how: "where other blocks have kept theirs",
-		file: "partition/reshard.go",
-		old:  "ir.OpAllGather && !entersBlocks(v, user) {", new: "ir.OpAllGather && (user == nil || user != nil) {",
-		pkg: "./planner", run: "^TestFirstBlocksAreLikeOthers$",
+		file: "partition/propagate.go",
+		old:  "if OutsideBlocks(a.Def) && len(a.Type.Shape) == 3 {", new: "if OutsideBlocks(a.Def) && len(a.Type.Shape) == 3 && n.Phase == ir.Forward {",
+		pkg: "./partition", run: "^TestBlocksAreGivenTheStreamAlike$",
 	}, {
 		bug: "gradients of the head are reduced with those of a block", how: "as what moves them stands before it",
 		file: "codegen/overlap.go",

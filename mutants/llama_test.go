@@ -51,10 +51,10 @@ func inLlama() []mutant {
 		old:  "float64(t.positions[at]) * f", new: "float64(at) * f",
 		pkg: kernel, run: "^TestRoPE$",
 	}, {
-		bug:  "the first block unlike the others",
+		bug:  "every rank looks up every token",
 		file: "partition/rulecost.go",
 		old:  "if !along || from.Kind != ir.Replicate {", new: "if from != to {",
-		pkg: "./planner", run: "^TestCostIsSimulation$/^seed_12$",
+		pkg: "./partition", run: "^TestBlocksAreGivenTheStreamAlike$",
 	}, {
 		bug:  "a head of its own that is the token table",
 		file: "models/gpt/model.go",

@@ -264,6 +264,17 @@ func (pr *propagator) node(n *ir.Node) error {
 			}
 		}
 	}
+	if n.Phase != ir.Update && n.Block() != "" {
+		for i, a := range args {
+			if OutsideBlocks(a.Def) && len(a.Type.Shape) == 3 { // the residual stream
+				entered, err := pr.enter(a)
+				if err != nil {
+					return fmt.Errorf("operand %d (%s): %w", i, a.Name(), err)
+				}
+				args[i] = entered
+			}
+		}
+	}
 	var argSpecs, resSpecs []ir.ShardSpec
 	switch n.Op {
 	case ir.OpSend, ir.OpRecv:

@@ -23,7 +23,7 @@ func (pr *propagator) reshard(v *ir.Value, to ir.ShardSpec, stage int, phase ir.
 	}
 	key := movedKey{spec: to, stage: stage}
 	for _, s := range steps {
-		if s.Op == ir.OpAllGather && !entersBlocks(v, user) {
+		if s.Op == ir.OpAllGather {
 			key.phase = phase
 			if v.Def.Op == ir.OpParam && user != nil {
 				key.block = user.Block()
@@ -46,10 +46,24 @@ func (pr *propagator) reshard(v *ir.Value, to ir.ShardSpec, stage int, phase ir.
 	return m, nil
 }
 
-// entersBlocks reports whether a value is what the first block is given by what comes before. It keeps that for its backward pass as
-// other blocks keep what they are given, and does not gather it there again as none of them does.
-func entersBlocks(v *ir.Value, user *ir.Node) bool {
-	return user != nil && user.Block() != "" && OutsideBlocks(v.Def)
+// enter returns what the first block is given, v of before the blocks, as every other block is given what the one before hands on:
+// the residual stream in the parts that tensor-parallel ranks have of it, or whole, however its table is cut. The block keeps that
+// for its backward pass.
+func (pr *propagator) enter(v *ir.Value) (*ir.Value, error) {
+	to := v.Spec
+	dim, parts := pr.plan.streamDim(), 1
+	for i, a := range pr.mesh.Axes {
+		if tensorParallel(a) && a.Size > 1 {
+			to[i] = ir.Placement{}
+			if dim >= 0 && parts*a.Size <= v.Type.Shape[dim] {
+				to[i] = ir.ShardOn(dim)
+			}
+		}
+		if to[i] == ir.ShardOn(dim) && !a.Time {
+			parts *= a.Size
+		}
+	}
+	return pr.reshard(v, to, v.Def.Stage, v.Def.Phase, nil)
 }
 
 // OutsideBlocks reports whether a node makes something in the forward pass that is of no block: what blocks read of it the first

@@ -2,7 +2,6 @@ package partition
 
 import (
 	"math"
-	"slices"
 
 	"github.com/autopar/autopar/ir"
 )
@@ -33,9 +32,6 @@ func (t *trial) axis() int { return len(t.before) }
 // cost is what a rule costs: moving the operands, reducing Partial
 // results some day, and bringing gradients to where their parameter lies.
 func (pr *propagator) cost(t *trial) float64 {
-	if pr.addsTerms(t) {
-		return math.Inf(1)
-	}
 	cost := 0.0
 	if t.rule == ir.ReplicateAll {
 		cost += tieWhole
@@ -65,9 +61,6 @@ func (pr *propagator) costOfOperand(t *trial, i int) float64 {
 		if known.want[t.axis()].Kind == ir.Shard {
 			cost += lastResort // a second way through the other axes, for the norm alone
 		}
-	}
-	if columns := ir.ShardOn(len(v.Type.Shape) - 1); from == columns && to.Kind != ir.Replicate && a.Name == AxisTPR && entersBlocks(v, t.n) {
-		return math.Inf(1) // the first block takes the rows of a table that is cut by columns whole, as others what comes from a block
 	}
 	if from == to {
 		return cost
@@ -114,17 +107,6 @@ func (pr *propagator) costOfResult(t *trial, i int) float64 {
 		cost += lastResort // a gradient is made in the parts that the rows hold
 	}
 	return cost
-}
-
-// addsTerms reports whether a block would add to terms of what has been looked up before they are summed:
-// the first adds to the sum, as the others do to what comes from a block.
-func (pr *propagator) addsTerms(t *trial) bool {
-	if t.rule != ir.PassPartial || !tensorParallel(pr.mesh.Axes[t.axis()]) || t.n.Phase != ir.Forward || t.n.Block() == "" {
-		return false
-	}
-	return slices.ContainsFunc(t.n.Args, func(v *ir.Value) bool {
-		return v.Spec[t.axis()].Kind == ir.Partial && v.Def.Block() != t.n.Block()
-	})
 }
 
 // staysCut reports whether an operand is cut as the batch is, which it stays: micro-batches

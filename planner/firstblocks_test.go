@@ -107,6 +107,7 @@ func TestCostOfTinyVocabularies(t *testing.T) {
 		if r.IntN(3) > 0 {
 			model.Position = gpt.RoPE
 		}
+		model.Bias = r.IntN(2) == 0
 		c := cluster(t, []string{"cpu", "h100"}[r.IntN(2)])
 		d := []degrees{{plan: 6, dp: 1, cp: 1, tp: 6, pp: 1}, {plan: 12, dp: 2, cp: 1, tp: 6, pp: 1}, {plan: 4 * min(blocks, 2), dp: 1, cp: 1, tp: 4, pp: min(blocks, 2)}}[r.IntN(3)]
 		opts, err := Options{RuntimeNGPUs: d.plan}.on(c, batch)
