@@ -256,7 +256,7 @@ func (b *stageBuilder) regathered(n *ir.Node) bool {
 }
 
 // cutSegments cuts the nodes of a body where the block changes, or in the update,
-// which does one thing to the parameters of all blocks after the other, the op.
+// which does one thing to the parameters of all blocks after the other: its step.
 // Communication belongs to who reads it, but what is summed or sent to who made it.
 func (b *stageBuilder) cutSegments(nodes []*ir.Node) ([]segment, map[*ir.Node]int) {
 	segments := []segment{{}}
@@ -278,7 +278,7 @@ func (b *stageBuilder) cutSegments(nodes []*ir.Node) ([]segment, map[*ir.Node]in
 		case n.Op.Class() != ir.Compute:
 			ahead = append(ahead, n)
 		default:
-			if before != nil && (n.Block() != before.Block() || n.Phase == ir.Update && n.Op != before.Op) {
+			if before != nil && (n.Block() != before.Block() || n.Phase == ir.Update && stepOf(n) != stepOf(before)) {
 				if n.Phase != ir.Update {
 					ahead = slices.DeleteFunc(ahead, func(c *ir.Node) bool {
 						made := !b.computedWith(c)
@@ -297,6 +297,14 @@ func (b *stageBuilder) cutSegments(nodes []*ir.Node) ([]segment, map[*ir.Node]in
 	}
 	add(ahead...)
 	return segments, of
+}
+
+// stepOf is what an update does with a node: the op, but that new master copies are rounded as they are made.
+func stepOf(n *ir.Node) ir.Op {
+	if n.Op == ir.OpCast && n.Args[0].Def.Op == ir.OpAdamW {
+		return ir.OpAdamW
+	}
+	return n.Op
 }
 
 // computedWith reports whether a kernel reads what a node communicates, or what others that do no more make of it. If none does

@@ -304,7 +304,8 @@ func TestLateStreamsAreChecked(t *testing.T) {
 }
 
 // TestOverlapRounds: gradients of 16-bit models are rounded as soon as those of their block
-// are whole, in the last micro-batch, and reduced beside the next block as others are.
+// are whole, in the last micro-batch, and reduced beside the next block as others are. New weights are rounded as
+// they are made, and those of a block gathered in one go.
 func TestOverlapRounds(t *testing.T) {
 	c := model(3)
 	c.Float = ir.BF16
@@ -321,6 +322,16 @@ func TestOverlapRounds(t *testing.T) {
 						require.NotContains(t, in.Node.Name, "@narrow")
 					}
 				}
+				gathers := map[string]int{} // by block
+				for _, in := range st.Bodies[ir.Update].Instrs {
+					if in.Async && !in.Fused {
+						gathers[in.Node.Block()]++
+					}
+				}
+				for block, n := range gathers {
+					require.True(t, n == 1 || block == "", "%s is gathered %d times", block, n)
+				}
+				require.Equal(t, zero == 1, len(gathers) > 0)
 			}
 			if pp > 1 {
 				continue

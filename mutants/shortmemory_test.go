@@ -51,8 +51,28 @@ func inShortMemory() []mutant {
 	}, {
 		bug: "floor of short memory too high", how: "what passes keep at once is there twice",
 		file: "planner/relax.go",
-		old:  "limit: s.limit - f.temp,", new: "limit: s.limit - 2*f.temp,",
+		old:  "limit: s.limit - temp,", new: "limit: s.limit - 2*temp,",
 		pkg: "./planner", run: first,
+	}, {
+		bug: "master copies that came from the host wait for each other", how: "they are rounded when all are updated",
+		file: "partition/stage.go",
+		old:  "if rounded[n.ID()] != nil {", new: "if false {",
+		pkg: "./partition", run: "^TestNewWeightsAreRoundedAtOnce$",
+	}, {
+		bug: "nothing fits where something does", how: "what is temporary is there twice",
+		file: "planner/relax.go",
+		old:  "return temp + int64((s.graphs", new: "return 2*temp + int64((s.graphs",
+		pkg: "./planner", run: "^TestSketchesKeepNoMoreThanPlansNeed$",
+	}, {
+		bug: "nothing fits where something does", how: "gradients have room of their own beside the only micro-batch",
+		file: "planner/relax.go",
+		old:  "if o.pp > 1 {\n\t\tsizes = sizes", new: "if o.pp > 0 {\n\t\tsizes = sizes",
+		pkg: "./planner", run: "^TestSketchesKeepNoMoreThanPlansNeed$",
+	}, {
+		bug: "the plan named where none fits is not the closest", how: "one program's bound counts a block of each chunk twice",
+		file: "planner/sketch.go",
+		old:  "int64(n-s.plan.Chunks())*m.morePersist", new: "int64(n)*m.morePersist",
+		pkg: "./planner", run: "^TestSketchesKeepNoMoreThanPlansNeed$",
 	}, {
 		bug: "no plan where a search gives up", how: "the cut that bounds lead to is forgotten",
 		file: "planner/cut.go",

@@ -8,6 +8,11 @@ func inTheStreams() []mutant {
 		old:  "if instrs[i].Async {\n\t\t\trunning", new: "if i < 0 {\n\t\t\trunning",
 		pkg: "./codegen", run: "^TestVerifyAcceptsOverlap$",
 	}, {
+		bug: "new weights of a block are gathered one by one", how: "each is an end of what is handed over together",
+		file: "codegen/overlap.go",
+		old:  "stepOf(n) != stepOf(before)", new: "n.Op != before.Op",
+		pkg: "./codegen", run: "^TestOverlapRounds$",
+	}, {
 		bug: "gradient reduced before the last backward", how: "in every micro-batch",
 		file: "codegen/program.go",
 		old:  "return !in.Last || ", new: "return true || ",

@@ -171,6 +171,35 @@ func TestTiedTable(t *testing.T) {
 	require.Equal(t, "wte.weight@send2", partition.BaseName("wte.weight@send2"))
 }
 
+// TestNewWeightsAreRoundedAtOnce: each new master copy is rounded before the next one is made, on every stage that has the
+// weight, so that copies that came from the host do not wait on the device for each other.
+func TestNewWeightsAreRoundedAtOnce(t *testing.T) {
+	cfg := gpt.Config{
+		NLayer: 3, NHead: 3, NKVHead: 3, NEmbd: 24, BlockSize: 33, VocabSize: 65, Activation: "gelu", Norm: "layernorm", Position: "learned",
+		TieEmbeddings: true, Float: ir.BF16,
+	}
+	whole, err := gpt.TrainStep(cfg, gpt.Optimizer{Beta1: .9, Beta2: .99, Eps: 1e-8}, batch, 33)
+	require.NoError(t, err)
+	p := newPlan(1, 1, partition.Stage{First: 0, Last: 1}, partition.Stage{First: 1, Last: 3})
+	p.Offload = partition.OffloadParams
+	g, err := partition.Apply(whole, p, batch)
+	require.NoError(t, err)
+	require.NoError(t, g.Verify())
+	var last [2]string // by stage, the kernel before
+	rounded := 0
+	for _, n := range g.Nodes {
+		if n.Phase != ir.Update || n.Op.Class() != ir.Compute {
+			continue
+		}
+		if n.Op == ir.OpCast && n.Args[0].Def.Op == ir.OpAdamW {
+			require.Equal(t, n.Args[0].Def.Name, last[n.Stage], n.Name)
+			rounded++
+		}
+		last[n.Stage] = n.Name
+	}
+	require.Equal(t, 22, rounded, "of 3 blocks with 6 weights, 3 outside, and the table once more")
+}
+
 func TestRecomputeRepeatsOnlyWhatIsNeeded(t *testing.T) {
 	g, err := partition.Apply(trainGraph(t, 2), newPlan(1, 1, partition.Stage{First: 0, Last: 2, Recompute: 1}), batch)
 	require.NoError(t, err)

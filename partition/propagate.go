@@ -114,7 +114,7 @@ func (pr *propagator) output(v *ir.Value) (*ir.Value, error) {
 func (pr *propagator) leaves() error {
 	state := make([]*ir.Value, pr.src.IDs()) // optimizer state -> its parameter
 	cache := map[*ir.Value]bool{}            // keys and values of the batch's sequences
-	weights := weightsOf(pr.src)
+	weights, _ := weightsOf(pr.src)
 	for _, n := range pr.src.Nodes {
 		switch n.Op {
 		case ir.OpAdamW:

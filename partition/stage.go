@@ -74,9 +74,9 @@ func (c *cutter) copyIs(v *ir.Value, s int, on *ir.Value) {
 }
 
 // weightsOf returns the weight that each adamw updates: its first operand, or that
-// of which this is the master copy. By the ID of the node; nil for others.
-func weightsOf(g *ir.Graph) []*ir.Value {
-	of := make([]*ir.Value, g.IDs())
+// of which this is the master copy, and then what it is rounded to. By the ID of the node; nil for others.
+func weightsOf(g *ir.Graph) (of, rounded []*ir.Value) {
+	of, rounded = make([]*ir.Value, g.IDs()), make([]*ir.Value, g.IDs())
 	for _, n := range g.Nodes {
 		if n.Op == ir.OpAdamW {
 			of[n.ID()] = n.Args[0]
@@ -84,10 +84,10 @@ func weightsOf(g *ir.Graph) []*ir.Value {
 	}
 	for _, u := range g.Updates {
 		if cast := u.New.Def; cast.Op == ir.OpCast && cast.Args[0].Def.Op == ir.OpAdamW {
-			of[cast.Args[0].Def.ID()] = u.Param
+			of[cast.Args[0].Def.ID()], rounded[cast.Args[0].Def.ID()] = u.Param, u.New
 		}
 	}
-	return of
+	return of, rounded
 }
 
 type placed struct {
@@ -98,11 +98,12 @@ type placed struct {
 // cut returns the graph, of these blocks, with every node assigned to a stage and sends and
 // receives between them.
 func cut(g *ir.Graph, p *Plan, blocks []string) (*ir.Graph, error) {
+	weights, rounded := weightsOf(g)
 	terms := 8 * p.PP() // that are made of sums, about
 	c := &cutter{
 		src: g, dst: ir.NewGraph(g.Name), plan: p,
 		owner: make([]int, g.IDs(), g.IDs()+terms), holders: make([][]int, g.IDs(), g.IDs()+terms), made: make([]copied, g.IDs(), g.IDs()+terms),
-		terms: map[placed]*ir.Value{}, weights: slices.Grow(weightsOf(g), terms), params: make(map[string]*ir.Node, len(g.Nodes)/6),
+		terms: map[placed]*ir.Value{}, weights: slices.Grow(weights, terms), params: make(map[string]*ir.Node, len(g.Nodes)/6),
 	}
 	c.dst.Nodes = make([]*ir.Node, 0, len(g.Nodes)*9/8)
 	c.arena.Expect(len(g.Nodes))
@@ -113,6 +114,9 @@ func cut(g *ir.Graph, p *Plan, blocks []string) (*ir.Graph, error) {
 			// Every stage that holds a tied parameter makes the same update.
 			for _, s := range c.holders[c.weights[n.ID()].Def.ID()] {
 				c.emit(n, s)
+				if rounded[n.ID()] != nil { // at once: master copies that came from the host do not wait for each other on the device
+					c.at(rounded[n.ID()], s, ir.Update)
+				}
 			}
 		case s != nowhere:
 			c.emit(n, s)

@@ -207,10 +207,15 @@ func (c *cutter) settle() {
 		return
 	}
 	c.rough, c.least, c.bare = false, never, 0
-	if p := c.pipe; p.mayFit(c.search.limit) {
-		p.stages = p.skel.times(p.template.MicroBatch, p.template.Schedule)
-		c.bound()
+	p := c.pipe
+	kept := p.stages
+	p.stages = nil // what is recomputed has no price before it fits
+	if !p.mayFit(c.search.limit) {
+		p.stages = kept
+		return
 	}
+	p.stages = p.skel.times(p.template.MicroBatch, p.template.Schedule)
+	c.bound()
 }
 
 func (c *cutter) bound() {

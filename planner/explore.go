@@ -3,6 +3,7 @@ package planner
 import (
 	"cmp"
 	"slices"
+	"sort"
 
 	"github.com/autopar/autopar/partition"
 	"github.com/autopar/autopar/planner/cost"
@@ -86,6 +87,22 @@ func (p *pending) free() []sized {
 
 // byFloor puts the most promising first.
 func byFloor(a, b *pending) int { return cmp.Compare(a.floor(), b.floor()) }
+
+// enlist puts an outline behind those, the most promising first, that are as promising.
+func enlist(open []*pending, p *pending) []*pending {
+	floor := p.floor()
+	return slices.Insert(open, sort.Search(len(open), func(i int) bool { return open[i].floor() > floor }), p)
+}
+
+// sink puts the first outline, which may be less promising now, ahead of those that are as promising. Of the others no floor
+// has changed: what is raised for a family is its first.
+func sink(open []*pending) {
+	first := open[0]
+	floor := first.floor()
+	at := sort.Search(len(open)-1, func(i int) bool { return open[1+i].floor() >= floor })
+	copy(open, open[1:1+at])
+	open[at] = first
+}
 
 // sight lists the pending outlines that may have plans of interest, of
 // those that only spare memory or of the others, by all floors that need no program of
@@ -247,7 +264,10 @@ func (s *searcher) run() ([]*candidate, []*point, bool) {
 	// interleaved ones the time is known, of others only that they take no less.
 	next := func(points []*point) (first *point) {
 		for _, p := range points {
-			if !p.solved && p.least <= found.limitOf(p.degrees) && found.limitOf(p.degrees) >= p.rest && (first == nil || p.exact() && !first.exact() || p.exact() == first.exact() && p.least < first.least) {
+			if p.solved || first != nil && (first.exact() && !p.exact() || p.exact() == first.exact() && p.least >= first.least) {
+				continue
+			}
+			if limit := found.limitOf(p.degrees); p.least <= limit && limit >= p.rest {
 				first = p
 			}
 		}
@@ -267,11 +287,16 @@ func (s *searcher) run() ([]*candidate, []*point, bool) {
 				open = open[1:]
 			case len(open) > 0 && (p == nil || open[0].floor() <= p.least):
 				if q := open[0]; q.pieces == anyPieces {
-					open = append(open[1:], s.divide(q, found.limitOf(q.degrees))...)
-				} else if p := s.price(q, found.limitOf(q.degrees)); p != nil {
-					points = append(points, p)
+					open = open[1:]
+					for _, part := range s.divide(q, found.limitOf(q.degrees)) {
+						open = enlist(open, part)
+					}
+				} else {
+					if p := s.price(q, found.limitOf(q.degrees)); p != nil {
+						points = append(points, p)
+					}
+					sink(open)
 				}
-				slices.SortStableFunc(open, byFloor)
 			case p != nil && p.rough:
 				p.settle()
 			case p != nil:

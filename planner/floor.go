@@ -32,6 +32,7 @@ type work struct {
 	sliced  bool                  // of the head it has what any number of slices of the loss do
 	shelf   *shelf                // of a trunk
 	flights map[flightKey]*flight
+	slots   map[int]*slots // by size of micro-batches
 	again   [extents]*work // its backward pass with recomputation
 	// rest is what blocks do in the plan of a trunk that is not part of it (see apart), and sums
 	// are products of the trunk that add to what there is (see adding).
@@ -175,7 +176,7 @@ func (s *searcher) work(of *blueprint, o outline, trunk bool) *work {
 	}
 	job.PlanNGPUs, job.RuntimeNGPUs = o.cp*o.tp, s.opts.RuntimeNGPUs // they share the machine, or the network
 	job.PoolOrder = s.cluster.Orders()[o.order]
-	w := &work{of: of, piped: piped, trunk: trunk, whole: len(of.plan.Replicated()) > 0, sliced: s.opts.searchesSlices() && o.cp == 1, exchange: -1, known: map[sizeOn]*workTimes{}, kernels: map[sizeOn]*workTimes{}, added: map[sizeOn]*workTimes{}, parted: map[sizeOn]*workTimes{}, flights: map[flightKey]*flight{}}
+	w := &work{of: of, piped: piped, trunk: trunk, whole: len(of.plan.Replicated()) > 0, sliced: s.opts.searchesSlices() && o.cp == 1, exchange: -1, known: map[sizeOn]*workTimes{}, kernels: map[sizeOn]*workTimes{}, added: map[sizeOn]*workTimes{}, parted: map[sizeOn]*workTimes{}, flights: map[flightKey]*flight{}, slots: map[int]*slots{}}
 	w.mesh.Axes = slices.Clone(of.progs[kept].Mesh.Axes)
 	for i := range w.mesh.Axes {
 		switch a := &w.mesh.Axes[i]; a.Name {

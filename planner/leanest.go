@@ -34,18 +34,6 @@ func (s *searcher) infeasible(points []*point) error {
 	for _, b := range points {
 		open(b.outline(), b.pipe)
 	}
-	type rest struct {
-		*pending
-		sized
-		keeps int64
-	}
-	var left []rest
-	for _, p := range append(s.pending, s.unopened()...) {
-		for _, x := range p.rest() {
-			left = append(left, rest{p, x, s.keeps(p.outline, x.size, x.schedule)})
-		}
-	}
-	slices.SortStableFunc(left, func(a, b rest) int { return cmp.Compare(a.keeps, b.keeps) })
 	var closest *partition.Plan
 	least := int64(math.MaxInt64) // what it needs, and lacks to the limit
 	lay := func(x *lean) {
@@ -53,7 +41,7 @@ func (s *searcher) infeasible(points []*point) error {
 			closest, least = plan, needs
 		}
 	}
-	for _, x := range left {
+	for x := range s.byKeeps() {
 		if found != nil && x.keeps >= found.least {
 			if closest == nil {
 				lay(found)
@@ -62,11 +50,8 @@ func (s *searcher) infeasible(points []*point) error {
 				break
 			}
 		}
-		if x.skel == nil {
-			if x.skel, s.refused = s.skeleton(x.outline.whole()); s.refused != nil { // parts spare no memory
-				continue
-			}
-		}
+		all := s.opts.recompute(x.outline.replicate).extents()
+		x.skel.upTo(all[len(all)-1])
 		open(x.outline.whole(), newPipeline(x.skel, x.skel.memoryOf(x.size), x.size, x.schedule))
 	}
 	if found == nil && s.refused == nil {

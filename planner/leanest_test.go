@@ -6,11 +6,12 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/autopar/autopar/ir"
 	"github.com/autopar/autopar/partition"
 )
 
 // TestClosestIsExact: where nothing fits, no plan of the space misses by less than the one that is named, and it says so if
-// that is known without layouts of all of them.
+// that is known without layouts of all of them. In what that needs a plan is found, and in a byte less than any can need none.
 func TestClosestIsExact(t *testing.T) {
 	t.Parallel()
 	const seed = 3
@@ -49,6 +50,11 @@ func TestClosestIsExact(t *testing.T) {
 		if none.Closest.LossSlices > 0 {
 			sliced++
 		}
+		for limit, fits := range map[int64]bool{none.Needs: true, none.AtLeast - 1: false} {
+			b.opts.MemoryLimit = limit
+			_, err := Search(b.g, batch, b.cluster, b.opts)
+			require.Equal(t, fits, err == nil, "seed %d case %d, in %d bytes: %v", seed, k, limit, err)
+		}
 		if none.AtLeast == none.Needs {
 			require.NotContains(t, err.Error(), "none can need less")
 			sure++
@@ -59,4 +65,26 @@ func TestClosestIsExact(t *testing.T) {
 	}
 	require.Positive(t, sliced)
 	require.Equal(t, 8, sure, "but under a zero-bubble schedule")
+}
+
+// TestNothingFitsByWhatBlocksKeep: that GPT-3 175B does not fit on 8 H100s is known before anything has a price, and which plan
+// misses by the least from the programs of few outlines. They were 85 when a plan needed twice as much and bounds did not know
+// of it.
+func TestNothingFitsByWhatBlocksKeep(t *testing.T) {
+	model := preset(t, "gpt3-175b")
+	model.Float = ir.BF16
+	h100 := cluster(t, "h100")
+	opts, err := Options{RuntimeNGPUs: 8}.on(h100, 1536)
+	require.NoError(t, err)
+	s := newSearcher(step(t, model, 1536), 1536, h100, opts)
+	found, points, _, err := s.search()
+	require.NoError(t, err)
+	require.Empty(t, found)
+	require.Empty(t, points)
+	require.Empty(t, s.busyTrunks)
+	var none *InfeasibleError
+	require.ErrorAs(t, s.infeasible(nil), &none)
+	require.Equal(t, none.Needs, none.AtLeast)
+	require.Less(t, none.Needs, int64(83<<30))
+	require.Less(t, len(s.known), 20)
 }

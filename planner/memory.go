@@ -490,8 +490,8 @@ func (b *blueprint) crossing(e extent, position int, mesh ir.Mesh) (x crossing) 
 
 // updating bounds what is temporary in the update of a position with many blocks, from that of one which is measured, with one
 // block of each chunk. What a block keeps for or from its AdamW while others do something, all blocks keep then, as each does what comes
-// before, and none what comes after: gradients that are reduced or narrowed before all are clipped, weights that have come from
-// the host before any is cast. The block that is updated first, or last, has besides what that AdamW reads and writes.
+// before, and none what comes after: gradients that are reduced or narrowed before all are clipped. The block that is updated
+// first, or last, has besides what that AdamW reads and writes.
 // blocks is that of the blocks alone. Where more is left to a stream that nobody waits for, it is that: see [blueprint.left].
 func (b *blueprint) updating(position int, sizes []int64) (most, blocks memoryShare) {
 	st := b.prog(kept).Stages[position]

@@ -137,7 +137,7 @@ func (s *searcher) reorder() bool {
 	return len(s.pending) > before
 }
 
-// unopened lists tracts that are not opened, and what spares memory beside them, in the first
+// unopened lists the outlines of tracts that are not opened, and of what spares memory beside them, in the first
 // of their places.
 func (s *searcher) unopened() []*pending {
 	var all []*pending
@@ -145,10 +145,9 @@ func (s *searcher) unopened() []*pending {
 		if t.opened {
 			continue
 		}
-		s.list(t.pending)
-		for _, p := range append([]*pending{t.pending}, t.spares...) {
+		for _, p := range append([]*pending{t.pending}, s.sparing(t.pending)...) {
 			for _, o := range s.counted(p.outline) {
-				all = append(all, &pending{outline: s.places(o)[0], left: p.rest()})
+				all = append(all, &pending{outline: s.places(o)[0]})
 			}
 		}
 	}

@@ -2,6 +2,7 @@ package planner
 
 import (
 	"cmp"
+	"math"
 	"slices"
 	"sort"
 
@@ -26,13 +27,14 @@ type shelf struct {
 	shared                    []shared
 }
 
-// flight is what a block keeps at least for a micro-batch in flight, by how much is
-// recomputed.
-type flight struct {
-	slot, apart [extents]int64            // see stageMemory
-	more        [extents]cost.Picoseconds // what recomputation adds to a backward pass
-	temp        int64                     // beside, in a pass, whatever is recomputed; 0 where that may lie in slots
+// slots are what a block keeps at least for a micro-batch in flight, by how much is recomputed.
+type slots struct {
+	slot, apart [extents]int64 // see stageMemory
+	temp        int64          // beside, in a pass, whatever is recomputed
 }
+
+// flight is what recomputation adds to the backward pass of a block at least.
+type flight [extents]cost.Picoseconds
 
 // flightKey is what a flight follows from.
 type flightKey struct {
@@ -80,36 +82,46 @@ func (b *shelf) persist(o outline, replicas int, alone bool) int64 {
 	return weights + gradients + state + b.other
 }
 
-// flightOf returns what a block of the trunk keeps for a micro-batch of a size.
-func (w *work) flightOf(key flightKey, batch int) *flight {
-	if known := w.flights[key]; known != nil {
+// slotsOf returns what a block of the trunk keeps for a micro-batch of a size.
+func (w *work) slotsOf(size, batch int) *slots {
+	if known := w.slots[size]; known != nil {
 		return known
 	}
-	mesh := w.meshOf(key.size, batch)
-	var both [2]flight // by [ordered]
+	mesh := w.meshOf(size, batch)
+	all := &slots{}
 	var sizes []int64
-	var plain [][2]workTimes // of a backward pass without recomputation, by kinds of devices
 	for e := range extents {
 		like := e
 		if e.partial() {
 			like = kept
 		}
 		held := w.of.holds(like, 0, mesh, &sizes)
-		var slot, apart int64
 		for i := range held {
 			x := &held[i]
 			switch sequences := x.Value.Spec[mesh.Axis(partition.AxisMB)].Kind == ir.Shard; {
 			case !sequences: // made of weights, which ZeRO may gather again
 			case e.partial() && e.drops(x.Value):
 			case x.apart:
-				apart += sizes[x.kind]
+				all.apart[e] += sizes[x.kind]
 			case x.Region == codegen.Slot && x.block:
-				slot += sizes[x.kind]
+				all.slot[e] += sizes[x.kind]
 			}
 		}
-		for k := range both {
-			both[k].slot[e], both[k].apart[e] = slot, apart
-		}
+	}
+	all.temp = min(w.of.tempOfSequences(kept, mesh, sizes), w.of.tempOfSequences(full, mesh, sizes))
+	w.slots[size] = all
+	return all
+}
+
+// flightOf returns what recomputation adds for a micro-batch of a size.
+func (w *work) flightOf(key flightKey, batch int) *flight {
+	if known := w.flights[key]; known != nil {
+		return known
+	}
+	mesh := w.meshOf(key.size, batch)
+	var both [2]flight       // by [ordered]
+	var plain [][2]workTimes // of a backward pass without recomputation, by kinds of devices
+	for e := range extents {
 		for i, kinds := range w.everywhere() {
 			times := w.passOf(e).times(mesh, kinds, key.parts)
 			if e == kept {
@@ -123,13 +135,12 @@ func (w *work) flightOf(key flightKey, batch int) *flight {
 				case e == full:
 					time = max(0, time-plain[i][k][inBlock].all)
 				}
-				if i == 0 || time < both[k].more[e] {
-					both[k].more[e] = time
+				if i == 0 || time < both[k][e] {
+					both[k][e] = time
 				}
 			}
 		}
 	}
-	both[ordered(false)].temp = min(w.of.tempOfSequences(kept, mesh, sizes), w.of.tempOfSequences(full, mesh, sizes))
 	for _, inOrder := range []bool{false, true} {
 		w.flights[flightKey{key.size, inOrder, key.parts}] = &both[ordered(inOrder)]
 	}
@@ -413,22 +424,31 @@ func (s *searcher) again(o outline, size int, schedule partition.Schedule) *agai
 	if trunk == nil {
 		return nil
 	}
-	f := trunk.flightOf(flightKey{size, inOrder(schedule), size > 1 && o.pieces > 0}, s.batch)
-	ranks := o.group
-	if ranks == 0 {
-		ranks = o.dp * (s.opts.RuntimeNGPUs / o.plan)
-	}
-	m, _ := s.split(o, size)
-	persist := trunk.shelfOf(s.batch).persist(o, ranks, m == 1 && o.stages() == 1)
-	a := &again{
-		limit: s.limit - f.temp, persist: persist, slots: [][extents]int64{f.slot}, more: f.more,
+	persist, slots, temp := s.kept(o, size, schedule)
+	return &again{
+		limit: s.limit - temp, persist: persist, slots: slots, more: *trunk.flightOf(flightKey{size, inOrder(schedule), size > 1 && o.pieces > 0}, s.batch),
 		among: s.opts.recompute(o.replicate).extents(), alike: o.chunks > 1,
 	}
-	if schedule == partition.ZeroBubble {
-		a.slots = append(a.slots, f.apart)
-	}
-	return a
 }
+
+// kept bounds from below what a block keeps under an outline that has a trunk: what lasts, what slots have
+// for a micro-batch in flight at several moments, and what is temporary besides; 0 where that may lie in slots.
+func (s *searcher) kept(o outline, size int, schedule partition.Schedule) (persist int64, slots [][extents]int64, temp int64) {
+	trunk := s.trunk(o)
+	all := trunk.slotsOf(size, s.batch)
+	slots = [][extents]int64{all.slot}
+	if schedule == partition.ZeroBubble {
+		slots = append(slots, all.apart)
+	}
+	if !inOrder(schedule) {
+		temp = all.temp
+	}
+	m, _ := s.split(o, size)
+	return trunk.shelfOf(s.batch).persist(o, s.shardedOver(o), m == 1 && o.stages() == 1), slots, temp
+}
+
+// shardedOver is over how many data-parallel ranks ZeRO shards.
+func (s *searcher) shardedOver(o outline) int { return cmp.Or(o.group, s.replicas(o)) }
 
 // again bounds from below what recomputation adds to a backward pass of a position: so
 // much that what its blocks keep fits.
@@ -488,18 +508,10 @@ func (a *again) of(slot *[extents]int64, room float64) cost.Picoseconds {
 // keeps bounds from below what the fullest rank keeps under an outline, however its blocks
 // are cut and recomputed.
 func (s *searcher) keeps(o outline, size int, schedule partition.Schedule) int64 {
-	a := s.again(o, size, schedule)
-	if a == nil {
+	if s.trunk(o) == nil {
 		return 0
 	}
-	slot := int64(0)
-	for _, at := range a.slots {
-		least := at[a.among[0]]
-		for _, e := range a.among {
-			least = min(least, at[e])
-		}
-		slot = max(slot, least)
-	}
+	persist, slot, temp := s.keepsLeast(o, size, schedule)
 	m, _ := s.split(o, size)
 	each := make([]int64, o.pp) // of a block
 	for at, room := range s.rooms(o, m, schedule) {
@@ -507,20 +519,65 @@ func (s *searcher) keeps(o outline, size int, schedule partition.Schedule) int64
 		for _, chunk := range room {
 			flights = min(flights, chunk.Slots)
 		}
-		each[at] = a.persist + int64(flights)*slot
+		each[at] = persist + int64(flights)*slot
 	}
 	blocks := s.graphs.blocks
 	if o.pp == 1 || o.chunks > 1 {
-		return s.limit - a.limit + int64(blocks/o.pp)*slices.Max(each)
+		return temp + int64(blocks/o.pp)*slices.Max(each)
 	}
 	most := int64(blocks) * slices.Max(each)
-	return s.limit - a.limit + int64(sort.Search(int(most), func(bytes int) bool {
+	return temp + int64(sort.Search(int(most), func(bytes int) bool {
 		left := int64(blocks)
 		for _, b := range each {
 			left -= int64(bytes) / b
 		}
 		return left <= 0
 	}))
+}
+
+// keepsLeast is kept of a block that is recomputed as slots have the least with it, at the moment at which that is the most.
+func (s *searcher) keepsLeast(o outline, size int, schedule partition.Schedule) (persist, slot, temp int64) {
+	persist, slots, temp := s.kept(o, size, schedule)
+	for _, at := range slots {
+		least := int64(math.MaxInt64)
+		for _, e := range s.opts.recompute(o.replicate).extents() {
+			least = min(least, at[e])
+		}
+		slot = max(slot, least)
+	}
+	return persist, slot, temp
+}
+
+// keepsOfOne is keeps with one micro-batch in flight, whatever the number of chunks is.
+func (s *searcher) keepsOfOne(o outline, size int, schedule partition.Schedule) int64 {
+	if s.trunk(o) == nil {
+		return 0
+	}
+	persist, slot, temp := s.keepsLeast(o, size, schedule)
+	return temp + int64((s.graphs.blocks+o.pp-1)/o.pp)*(persist+slot)
+}
+
+// leastKept is the least of those of all micro-batches and schedules: of the smallest, or where all of a step is one, which
+// has no room for gradients besides.
+func (s *searcher) leastKept(o outline) int64 {
+	least := int64(math.MaxInt64)
+	sizes := s.sizes(o)
+	if o.pp > 1 {
+		sizes = sizes[:min(1, len(sizes))]
+	}
+	for _, schedule := range schedules(s.opts, o.pp, o.chunks) {
+		for _, b := range sizes {
+			least = min(least, s.keepsOfOne(o, b, schedule))
+		}
+	}
+	return least
+}
+
+// mayFit reports whether some outline may have a plan that fits, by what blocks keep of one micro-batch.
+func (s *searcher) mayFit() bool {
+	return slices.ContainsFunc(s.tracts, func(t *tract) bool {
+		return s.leastKept(t.outline) <= s.limit || slices.ContainsFunc(s.sparing(t.pending), func(p *pending) bool { return s.leastKept(p.outline) <= s.limit })
+	})
 }
 
 // rooms lists the room of every position and chunk of an outline.

@@ -153,6 +153,9 @@ func (s *searcher) search() ([]*candidate, []*point, bool, error) {
 	if err := s.outlines(); err != nil {
 		return nil, nil, false, err
 	}
+	if !s.mayFit() {
+		return nil, nil, true, nil
+	}
 	found, points, optimal := s.run()
 	s.looked = points
 	if len(points)+len(s.pending) == 0 && !slices.ContainsFunc(s.tracts, func(t *tract) bool { return !t.opened }) {
@@ -389,15 +392,25 @@ func (s *searcher) trunkFloors(o outline) []sized {
 	if all, known := s.busyTrunks[key]; known {
 		return all
 	}
-	trunk, schedules, sizes := s.trunk(o), schedules(s.opts, o.pp, o.chunks), s.sizes(o)
+	trunk, all := s.trunk(o), s.unbounded(o)
+	for i := range all {
+		x := &all[i]
+		x.free = s.floor(o, trunk, x.size, x.schedule)
+		x.floor = x.free
+	}
+	s.busyTrunks[key] = all
+	return all
+}
+
+// unbounded lists the sizes of micro-batches that an outline may have, with every schedule, before anything is known of them.
+func (s *searcher) unbounded(o outline) []sized {
+	schedules, sizes := schedules(s.opts, o.pp, o.chunks), s.sizes(o)
 	all := make([]sized, 0, len(sizes)*len(schedules))
 	for _, b := range sizes {
 		for _, schedule := range schedules {
-			free := s.floor(o, trunk, b, schedule)
-			all = append(all, sized{size: b, schedule: schedule, free: free, floor: free})
+			all = append(all, sized{size: b, schedule: schedule})
 		}
 	}
-	s.busyTrunks[key] = all
 	return all
 }
 

@@ -11,8 +11,8 @@ import (
 )
 
 // TestMemoryOfManyBlocks: the bound of a stage's memory is near its arena with many blocks, where that has what grows with them:
-// gradients that are reduced before all are clipped, weights that come from the host before any is cast, and under a zero-bubble
-// schedule what slots have during a backward pass. That it is never above is in TestCostIsSimulation.
+// gradients that are reduced before all are clipped, and under a zero-bubble schedule what slots have during a backward pass.
+// That it is never above is in TestCostIsSimulation.
 func TestMemoryOfManyBlocks(t *testing.T) {
 	const batch, blocks = 8, 24
 	model := tiny(blocks)

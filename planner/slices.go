@@ -139,12 +139,11 @@ func (c *cutter) leastWithoutHead() cost.Picoseconds {
 	}
 	p.memory = slices.Clone(p.memory)
 	p.leaveHead(&p.memory[last])
+	p.stages = nil // as in settle
 	if !p.mayFit(c.search.limit) {
 		return never
 	}
-	if p.stages == nil {
-		p.stages = p.skel.times(p.template.MicroBatch, p.template.Schedule)
-	}
+	p.stages = p.skel.times(p.template.MicroBatch, p.template.Schedule)
 	var least cost.Picoseconds
 	if c.chunks() > 1 {
 		like := *c
