@@ -15,6 +15,11 @@ func inTheBounds() []mutant {
 		old:  "x.near = w.prices[0].Cached()\n\t\t}\n\t\tfollows", new: "x.near = false\n\t\t}\n\t\tfollows",
 		pkg: "./planner", run: "^TestPartsInACacheAreBounded$",
 	}, {
+		bug: "a bound depends on what was bounded before", how: "what is recomputed has the groups of another order of ranks",
+		file: "planner/rankorder.go",
+		old:  "w.flights, w.again = map[flightKey]*flight{}, [extents]*work{}", new: "w.flights = map[flightKey]*flight{}",
+		pkg: "./planner", run: "^TestRecomputationLiesAsItsRanksDo$",
+	}, {
 		bug: "the first block unlike the others", how: "what it is given stays cut over the rows of a grid",
 		file: "partition/reshard.go",
 		old:  "if tensorParallel(a) && a.Size > 1 {", new: "if a.Name == AxisTP && a.Size > 1 {",

@@ -6,6 +6,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/autopar/autopar/partition"
 	"github.com/autopar/autopar/planner/cost"
 )
 
@@ -16,6 +17,31 @@ func TestNearerOrders(t *testing.T) {
 	pair, apart := m.Groups(2, 1)[0], m.Groups(2, 2)[0]
 	require.False(t, m.NoFaster(apart, pair))
 	require.True(t, m.NoFaster(pair, apart))
+}
+
+// TestRecomputationLiesAsItsRanksDo: what a block's recomputation communicates takes as long as the groups of the outline that is
+// bounded say, whichever is bounded first: anywhere no longer than in any order.
+func TestRecomputationLiesAsItsRanksDo(t *testing.T) {
+	const batch, size = 16, 2
+	model := preset(t, "gpt2-medium")
+	model.NLayer, model.Dropout = 2, 0
+	c := cluster(t, "v100")
+	opts, err := Options{PlanNGPUs: 8, RuntimeNGPUs: 8}.on(c, batch)
+	require.NoError(t, err)
+	g := step(t, model, batch)
+	o := outline{degrees: degrees{plan: 8, dp: 4, cp: 1, tp: 2, pp: 1}, chunks: 1}
+	apart := o
+	apart.ranks = "dp-tp"
+	more := func(first ...outline) map[outline]cost.Picoseconds {
+		s, all := newSearcher(g, batch, c, opts), map[outline]cost.Picoseconds{}
+		for _, o := range append(first, o, apart, s.anywhere(o)) {
+			all[o] = s.again(o, size, partition.OneFOneB).more[full]
+		}
+		require.LessOrEqual(t, all[s.anywhere(o)], min(all[o], all[apart]))
+		require.Less(t, all[apart], all[o])
+		return all
+	}
+	require.Equal(t, more(), more(apart))
 }
 
 // TestRankOrderSearchIsExact: the search against every plan where it matters how the axes
