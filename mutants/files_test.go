@@ -58,6 +58,11 @@ func inFiles() []mutant {
 		old:  "if r.machine != nil {", new: "if r.machine != nil && r.GPU == \"\" {",
 		pkg: "./measured", run: "^TestOwnCluster$",
 	}, {
+		bug:  "a step of more work than prices can hold is priced",
+		file: "planner/priceable.go",
+		old:  "if days > longest {", new: "if days > 1000*longest {",
+		pkg: "./planner", run: "^TestLongestStep$",
+	}, {
 		bug:  "a row of more work than prices can hold is priced",
 		file: "measured/consistent.go",
 		old:  "flops > 3600*1e15 {", new: "flops < 0 {",

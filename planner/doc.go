@@ -24,6 +24,7 @@
 //     recomputation that memory makes necessary, passage.go how micro-batches flow, beside.go and spread.go what programs
 //     make in one of several ways. Bounds of cuts: bound.go, outlast.go, tail.go.
 //   - The search: explore.go over outlines, cut.go over the cuts of one, incumbents.go the best so far.
-//   - Around it: infeasible.go, sketch.go and leanest.go name the closest plan, robust.go perturbs the cluster, certificate.go makes the proof and certificate_text.go writes it,
-//     certify.go and certify_cuts.go check it.
+//   - Around it: priceable.go refuses what cannot be counted; infeasible.go, sketch.go and leanest.go name the closest plan;
+//     robust.go perturbs the cluster; certificate.go makes the proof, certificate_text.go writes it, certify.go and
+//     certify_cuts.go check it.
 package planner

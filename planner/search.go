@@ -156,6 +156,9 @@ func (s *searcher) search() ([]*candidate, []*point, bool, error) {
 	if !s.mayFit() {
 		return nil, nil, true, nil
 	}
+	if err := priceable(s.graphs.graph, s.batch, s.cluster, s.opts.RuntimeNGPUs); err != nil {
+		return nil, nil, false, err
+	}
 	found, points, optimal := s.run()
 	s.looked = points
 	if len(points)+len(s.pending) == 0 && !slices.ContainsFunc(s.tracts, func(t *tract) bool { return !t.opened }) {
@@ -533,6 +536,9 @@ func hostBytes(prog *codegen.Program) []int64 {
 // [Search] would say of it. eval is as in [Options]; nil for none. It does not ask
 // whether the plan fits.
 func Predict(g *ir.Graph, batch int, c *cost.Cluster, p *partition.Plan, eval *ir.Graph) (Prediction, error) {
+	if err := priceable(g, batch, c, p.RuntimeNGPUs); err != nil {
+		return Prediction{}, err
+	}
 	s := &searcher{opts: Options{Eval: eval}, blueprints: newBlueprints(&shrunken{graph: g}, batch)}
 	prog, peaks, err := s.allocate(p)
 	if err != nil {

@@ -1,0 +1,29 @@
+package planner
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/autopar/autopar/partition"
+)
+
+// TestLongestStep: a step whose picoseconds could not be counted is refused, not priced with what is left of them.
+func TestLongestStep(t *testing.T) {
+	const batch = 1 << 20
+	g := step(t, preset(t, "gpt2"), batch)
+	c := cluster(t, "cpu")
+	opts := Options{PlanNGPUs: 1, RuntimeNGPUs: 1, MicroBatch: 1, MemoryLimit: 1 << 40}
+	plan := &partition.Plan{PlanNGPUs: 1, RuntimeNGPUs: 1, DP: 1, TP: 1, MicroBatch: 1, Schedule: partition.GPipe, Stages: []partition.Stage{{Last: 12}}}
+	var refused *OptionError
+	_, err := Search(g, batch, c, opts)
+	require.ErrorAs(t, err, &refused)
+	require.Equal(t, "batch.global", refused.Option)
+	_, err = Predict(g, batch, c, plan, nil)
+	require.ErrorAs(t, err, &refused)
+
+	c.Device.FLOPS["f32"] *= 10
+	p, err := Predict(g, batch, c, plan, nil)
+	require.NoError(t, err)
+	require.Positive(t, p.Step)
+}
