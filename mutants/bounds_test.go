@@ -15,6 +15,11 @@ func inTheBounds() []mutant {
 		old:  "x.near = w.prices[0].Cached()\n\t\t}\n\t\tfollows", new: "x.near = false\n\t\t}\n\t\tfollows",
 		pkg: "./planner", run: "^TestPartsInACacheAreBounded$",
 	}, {
+		bug: "a bound depends on what was bounded before", how: "what slices of the loss leave is that of before a layout",
+		file: "planner/interleave.go",
+		old:  "c.least, c.bare = never, 0", new: "c.least = never",
+		pkg: "./planner", run: "^TestSlicesAfterALayout$",
+	}, {
 		bug: "a bound depends on what was bounded before", how: "what is recomputed has the groups of another order of ranks",
 		file: "planner/rankorder.go",
 		old:  "w.flights, w.again = map[flightKey]*flight{}, [extents]*work{}", new: "w.flights = map[flightKey]*flight{}",

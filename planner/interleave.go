@@ -231,7 +231,7 @@ func (c *cutter) solveInterleaved(ceiling cost.Picoseconds) *candidate {
 		}
 		for at, peak := range x.peaks {
 			if peak > c.search.limitAt(x.plan, at) && !c.more(at) {
-				c.least = never
+				c.least, c.bare = never, 0 // no more is recomputed, but now slices of the loss may be of use
 				return nil
 			}
 		}

@@ -114,3 +114,17 @@ func TestSlicesOfAHeadThatIsWhole(t *testing.T) {
 	}
 	require.Positive(t, faster)
 }
+
+// TestSlicesAfterALayout: an interleaved pipeline whose bound says that it fits, and whose layout says that it does not, leads to
+// more slices of the loss.
+func TestSlicesAfterALayout(t *testing.T) {
+	const batch = 16
+	c, err := cost.Load("a100-40g:8+h100:8")
+	require.NoError(t, err)
+	zero := 2
+	found, err := Search(step(t, preset(t, "gpt2"), batch), batch, c, Options{
+		PlanNGPUs: 8, RuntimeNGPUs: 16, DP: 1, TP: 4, PP: 2, Interleave: 4, ZeRO: &zero, MicroBatch: 1, Offload: "params", MemoryLimit: 194_499_526,
+	})
+	require.NoError(t, err)
+	require.Equal(t, 16, found.Plan.LossSlices)
+}
