@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"strings"
 
 	"github.com/autopar/autopar/config/strictyaml"
 	"github.com/autopar/autopar/models/gpt"
@@ -44,6 +45,7 @@ func (c *Config) decodeHuggingFace(file string, data []byte) error {
 		epsilon, initRange    = 1e-5, 0.02
 		scale                 = true
 		scaleByLayer, cross   bool
+		known                 int
 	)
 	for _, field := range []struct {
 		theirs, ours string // ours is empty for what only has to be checked
@@ -72,6 +74,7 @@ func (c *Config) decodeHuggingFace(file string, data []byte) error {
 		if !given {
 			continue
 		}
+		known++
 		_, nullable := field.into.(**int)
 		if err := json.Unmarshal(m.value, field.into); err != nil || string(m.value) == "null" && !nullable {
 			return m.at.Refuse(field.theirs, "cannot be %s", m.value)
@@ -81,6 +84,9 @@ func (c *Config) decodeHuggingFace(file string, data []byte) error {
 		}
 	}
 
+	if known == 0 { // some other JSON, a plan.json perhaps
+		return &Error{File: file, Line: 1, Msg: "has none of the keys of a GPT-2's config.json; wants these, or sections " + strings.Join(sectionNames(), ", ")}
+	}
 	for _, fixed := range []struct {
 		key       string
 		got, want any

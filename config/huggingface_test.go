@@ -68,6 +68,8 @@ func TestHuggingFaceRefusals(t *testing.T) {
 		{`{"layer_norm_epsilon": 1e-6}`, "layer_norm_epsilon: is 1e-06, only 1e-05 is supported"},
 		{`{"scale_attn_weights": false}`, "scale_attn_weights: is false, only true is supported"},
 		{`{"scale_attn_by_inverse_layer_idx": true}`, "scale_attn_by_inverse_layer_idx: is true"},
+		{`{"schema": 1, "plan": {"n_layer": 3}}`, "config.json:1: has none of the keys of a GPT-2's config.json; wants these, or sections model, data, batch, optimizer, train, parallel"},
+		{`{}`, "has none of the keys"},
 		{`[1]`, "is not a JSON object"},
 		{`null`, "is not a JSON object"},
 		{`{"n_layer": 1} x`, "is not a JSON object"},

@@ -3,6 +3,16 @@ package mutants
 // inFiles has the bugs of files that commands read and write, and of flags that nobody heeds.
 func inFiles() []mutant {
 	return []mutant{{
+		bug:  "two runs write to one directory",
+		file: "train/metrics.go",
+		old:  "if taken(f) {", new: "if false && taken(f) {",
+		pkg: "./train", run: "^TestOneRunInADirectory$",
+	}, {
+		bug:  "a plan in place of a configuration is taken for that of a GPT-2 of 124M",
+		file: "config/huggingface.go",
+		old:  "if known == 0 {", new: "if known < 0 {",
+		pkg: "./config", run: "^TestHuggingFaceRefusals$",
+	}, {
 		bug: "results that nobody gets count as done", how: "what is printed is lost",
 		file: "cmd/autopar/cli.go",
 		old:  "err = con.lost", new: "err = nil",

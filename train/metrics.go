@@ -6,11 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"os"
 	"path/filepath"
-
-	"github.com/autopar/autopar/infile"
 )
 
 // MetricsFile is the name of the metrics in the directory of a run: one JSON object per line, a StepMetrics for every
@@ -53,46 +50,50 @@ type metricsLog struct {
 	events *eventLog
 }
 
-// openMetrics opens the metrics of a run that begins at iteration from. What the file has of later iterations belongs to
-// a run that this one replaces, and is cut off.
+// openMetrics opens the metrics of a run that begins at iteration from. What the files have of later iterations belongs to
+// a run that this one replaces, and is cut off. While they are open no other run writes to the directory.
 func openMetrics(dir string, from int) (*metricsLog, error) {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return nil, fmt.Errorf("train: %w", err)
 	}
-	path := filepath.Join(dir, MetricsFile)
-	keep, err := metricsBefore(path, from)
+	f, _, err := openLog(dir, MetricsFile, func(f *bufio.Reader) (int64, error) { return metricsBefore(f, from) })
 	if err != nil {
-		return nil, fmt.Errorf("train: %w", err)
-	}
-	f, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY, 0o644)
-	if err != nil {
-		return nil, fmt.Errorf("train: %w", err)
-	}
-	if err := f.Truncate(keep); err != nil {
-		return nil, errors.Join(fmt.Errorf("train: %w", err), f.Close())
-	}
-	if _, err := f.Seek(keep, io.SeekStart); err != nil {
-		return nil, errors.Join(fmt.Errorf("train: %w", err), f.Close())
+		return nil, err
 	}
 	events, err := openEvents(dir, from)
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("train: %w", err), f.Close())
+		return nil, errors.Join(err, f.Close())
 	}
 	return &metricsLog{f, events}, nil
 }
 
-// metricsBefore returns how many bytes of the file are whole lines of iterations before from.
-func metricsBefore(path string, from int) (int64, error) {
-	f, err := infile.Open(path)
-	if errors.Is(err, fs.ErrNotExist) {
-		return 0, nil
+// openLog opens a file that a run appends to, cut to as many bytes as stay. A run that has it open is an [*InputError].
+func openLog(dir, name string, before func(*bufio.Reader) (int64, error)) (f *os.File, keep int64, err error) {
+	path := filepath.Join(dir, name)
+	if info, err := os.Stat(path); err == nil && !info.Mode().IsRegular() { // to open a pipe is to wait
+		return nil, 0, &InputError{What: "out", Msg: path + " is not a regular file"}
+	}
+	if f, err = os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o644); err != nil {
+		return nil, 0, fmt.Errorf("train: %w", err)
+	}
+	if taken(f) {
+		return nil, 0, errors.Join(&InputError{What: "out", Msg: fmt.Sprintf("another run is writing to %s; wait for its end, or name another directory", dir)}, f.Close())
+	}
+	if keep, err = before(bufio.NewReader(f)); err == nil {
+		err = f.Truncate(keep)
+	}
+	if err == nil {
+		_, err = f.Seek(keep, io.SeekStart)
 	}
 	if err != nil {
-		return 0, err
+		return nil, 0, errors.Join(fmt.Errorf("train: %w", err), f.Close())
 	}
-	defer f.Close()
-	keep := int64(0)
-	for r := bufio.NewReader(f); ; {
+	return f, keep, nil
+}
+
+// metricsBefore returns how many bytes of a metrics.jsonl are whole lines of iterations before from.
+func metricsBefore(r *bufio.Reader, from int) (keep int64, err error) {
+	for {
 		line, err := r.ReadBytes('\n')
 		if errors.Is(err, io.EOF) {
 			return keep, nil // what has no newline was being written

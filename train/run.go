@@ -127,7 +127,7 @@ func (j *Job) Run(ctx context.Context, opts RunOptions) (Result, error) {
 	r.stragglers.expected = opts.Expected
 	r.openCheckpoints()
 	if err := r.begin(ctx); err != nil {
-		return Result{}, errors.Join(err, r.closeCheckpoints())
+		return Result{}, errors.Join(err, r.closeCheckpoints(), r.metrics.close())
 	}
 	err := r.loop(ctx)
 	err = errors.Join(err, r.closeCheckpoints(), r.metrics.close())
@@ -196,7 +196,7 @@ type weightSource interface {
 func (r *run) openWeights(from string) (weightSource, error) {
 	info, err := os.Stat(from)
 	if err != nil {
-		return nil, &InputError{What: "init-from", Msg: "is neither scratch, nor a directory with a checkpoint, nor a file", Err: err}
+		return nil, &InputError{What: "init-from", Msg: "is neither scratch, nor a directory with a checkpoint, nor a file; nothing is downloaded, and a run goes on where it stopped with --resume", Err: err}
 	}
 	if !info.IsDir() {
 		return checkpoint.OpenWeights(from, r.Config.Model)

@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	goruntime "runtime"
 	"strings"
 	"testing"
 
@@ -82,6 +83,37 @@ func TestResumeCutsMetrics(t *testing.T) {
 	steps, _ := readMetrics(t, out)
 	require.Len(t, steps, 9)
 	require.Less(t, steps[7].Loss, float32(9))
+}
+
+// TestOneRunInADirectory: a run is refused where another is writing, and changes nothing there. When that has ended, however
+// it did, the next may.
+func TestOneRunInADirectory(t *testing.T) {
+	if goruntime.GOOS != "linux" {
+		t.Skip("directories are held on Linux only")
+	}
+	cfg := tinyConfig(t, textData(t))
+	out := t.TempDir()
+	train(t, cfg, planOf(1, 1, 1), RunOptions{Out: out, Steps: 7})
+	path := filepath.Join(out, MetricsFile)
+	whole, err := os.ReadFile(path)
+	require.NoError(t, err)
+
+	other, err := openMetrics(out, 7)
+	require.NoError(t, err)
+	for _, opts := range []RunOptions{{Out: out, Steps: 9, Resume: true}, {Out: out, Steps: 2}} {
+		_, err := newJob(t, cfg, planOf(1, 1, 1)).Run(t.Context(), opts)
+		var refused *InputError
+		require.ErrorAs(t, err, &refused)
+		require.EqualError(t, err, "out: another run is writing to "+out+"; wait for its end, or name another directory")
+	}
+	left, err := os.ReadFile(path)
+	require.NoError(t, err)
+	require.Equal(t, whole, left)
+
+	require.NoError(t, other.close())
+	train(t, cfg, planOf(1, 1, 1), RunOptions{Out: out, Steps: 9, Resume: true})
+	steps, _ := readMetrics(t, out)
+	require.Len(t, steps, 9)
 }
 
 // TestLog: the loss falls, and the log says so as nanoGPT does.
@@ -459,7 +491,7 @@ func TestRefusals(t *testing.T) {
 		"resume and init":         {RunOptions{Out: empty, Resume: true, InitFrom: wide}, "resume: cannot be used with init-from"},
 		"nothing to resume":       {RunOptions{Out: empty, Resume: true}, "holds no checkpoint"},
 		"another model":           {RunOptions{Out: wide, Resume: true}, "step-00000001 holds another model: its model.n_embd is 24, not 20"},
-		"init from nothing":       {RunOptions{InitFrom: filepath.Join(empty, "none")}, "init-from: is neither"},
+		"init from nothing":       {RunOptions{InitFrom: filepath.Join(empty, "none")}, "init-from: is neither scratch, nor a directory with a checkpoint, nor a file; nothing is downloaded, and a run goes on where it stopped with --resume"},
 		"init from another model": {RunOptions{InitFrom: wide}, "init-from: " + wide + "/ckpt/step-00000001 holds another model: its model.n_embd is 24, not 20"},
 		"init from an empty file": {RunOptions{InitFrom: weights}, `tensor "wte.weight": is missing`},
 	} {

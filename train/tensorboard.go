@@ -8,15 +8,11 @@ import (
 	"fmt"
 	"hash/crc32"
 	"io"
-	"io/fs"
 	"maps"
 	"math"
 	"os"
-	"path/filepath"
 	"slices"
 	"time"
-
-	"github.com/autopar/autopar/infile"
 )
 
 // EventsFile is the name of the same metrics for TensorBoard, which reads every file of a directory that has tfevents in
@@ -45,44 +41,24 @@ type eventLog struct{ f *os.File }
 
 // openEvents opens them as openMetrics does.
 func openEvents(dir string, from int) (*eventLog, error) {
-	path := filepath.Join(dir, EventsFile)
-	keep, err := eventsBefore(path, from)
-	if err != nil {
-		return nil, err
-	}
-	f, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY, 0o644)
+	f, keep, err := openLog(dir, EventsFile, func(f *bufio.Reader) (int64, error) { return eventsBefore(f, from) })
 	if err != nil {
 		return nil, err
 	}
 	e := &eventLog{f}
-	if err := f.Truncate(keep); err != nil {
-		return nil, errors.Join(err, f.Close())
-	}
-	if _, err := f.Seek(keep, io.SeekStart); err != nil {
-		return nil, errors.Join(err, f.Close())
-	}
 	if keep > 0 {
 		return e, nil
 	}
 	const version = "brain.Event:2"
 	if err := e.event(time.Now(), 0, append([]byte{fieldVersion, byte(len(version))}, version...)); err != nil {
-		return nil, errors.Join(err, f.Close())
+		return nil, errors.Join(fmt.Errorf("train: %w", err), f.Close())
 	}
 	return e, nil
 }
 
-// eventsBefore returns how many bytes of the file are whole events before iteration from.
-func eventsBefore(path string, from int) (int64, error) {
-	f, err := infile.Open(path)
-	if errors.Is(err, fs.ErrNotExist) {
-		return 0, nil
-	}
-	if err != nil {
-		return 0, err
-	}
-	defer f.Close()
-	keep := int64(0)
-	for r := bufio.NewReader(f); ; {
+// eventsBefore returns how many bytes are whole events before iteration from.
+func eventsBefore(r *bufio.Reader, from int) (keep int64, err error) {
+	for {
 		event, err := readRecord(r)
 		if errors.Is(err, errNoRecord) {
 			return keep, nil // what is not whole was being written
