@@ -38,7 +38,7 @@ func ParseDocument(name string, data []byte) (*Document, error) {
 	}
 	d := json.NewDecoder(bytes.NewReader(data))
 	d.UseNumber()
-	tree, err := readValue(d, "")
+	tree, err := readValue(d, "", 0)
 	var bad *DocumentError
 	switch {
 	case errors.As(err, &bad):
@@ -46,7 +46,7 @@ func ParseDocument(name string, data []byte) (*Document, error) {
 	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
 		return refuse("", "is not whole: it ends at byte %d", len(data))
 	case err != nil:
-		return refuse("", "is not JSON at byte %d: %v", d.InputOffset(), err)
+		return refuse("", "is no plan, as autopar plan writes it: not JSON at byte %d: %v", d.InputOffset(), err)
 	}
 	if _, err := d.Token(); !errors.Is(err, io.EOF) {
 		return refuse("", "has something after its end at byte %d", d.InputOffset())
@@ -171,20 +171,26 @@ func (o object) find(key string) any {
 	return nil
 }
 
-// readValue reads one value, refusing duplicate keys.
-func readValue(d *json.Decoder, path string) (any, error) {
+// maxDepth is far beyond any plan.json: what is nested without end would fill the stack.
+const maxDepth = 64
+
+// readValue reads one value, inside of so many others, refusing duplicate keys.
+func readValue(d *json.Decoder, path string, depth int) (any, error) {
 	t, err := d.Token()
 	if err != nil {
 		return nil, err
 	}
 	delim, nested := t.(json.Delim)
+	if nested && depth == maxDepth {
+		return nil, &DocumentError{Msg: fmt.Sprintf("is no plan: lists and objects are more than %d deep at byte %d", maxDepth, d.InputOffset())}
+	}
 	switch {
 	case !nested:
 		return t, nil
 	case delim == '[':
 		list := []any{}
 		for d.More() {
-			v, err := readValue(d, fmt.Sprintf("%s[%d]", path, len(list)))
+			v, err := readValue(d, fmt.Sprintf("%s[%d]", path, len(list)), depth+1)
 			if err != nil {
 				return nil, err
 			}
@@ -206,7 +212,7 @@ func readValue(d *json.Decoder, path string) (any, error) {
 			return nil, &DocumentError{Key: at, Msg: "duplicate key"}
 		}
 		seen[key] = true
-		v, err := readValue(d, at)
+		v, err := readValue(d, at, depth+1)
 		if err != nil {
 			return nil, err
 		}

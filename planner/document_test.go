@@ -88,6 +88,12 @@ func TestDocumentIsStrict(t *testing.T) {
 	}
 	_, err = ParseDocument("p.json", []byte(text+"{}"))
 	require.ErrorContains(t, err, "something after its end")
+	_, err = ParseDocument("p.json", []byte("model: {n_layer: 2}"))
+	require.ErrorContains(t, err, "p.json: is no plan, as autopar plan writes it: not JSON at byte 0")
+	for _, nested := range []string{"[", `{"a":`} {
+		_, err = ParseDocument("p.json", []byte(strings.Repeat(nested, 1<<10)))
+		require.ErrorContains(t, err, "p.json: is no plan: lists and objects are more than 64 deep at byte")
+	}
 	for _, n := range []int{0, 1, len(text) / 2, len(text) - 3} {
 		_, err = ParseDocument("p.json", []byte(text[:n]))
 		require.ErrorContains(t, err, "p.json: is not whole")

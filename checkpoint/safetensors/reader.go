@@ -55,7 +55,10 @@ func NewFile(name string, r io.ReaderAt, size int64) (*File, error) {
 	}
 	length := binary.LittleEndian.Uint64(prefix[:])
 	if length > uint64(size-headerStart) {
-		return nil, formatErrorf(name, "", "header length %d is more than the %d bytes after it", length, size-headerStart)
+		if string(prefix[:4]) == "PK\x03\x04" {
+			return nil, formatErrorf(name, "", "is a zip archive, as torch.save writes: save the weights as safetensors")
+		}
+		return nil, formatErrorf(name, "", "is another kind of file, or cut short: its header length %d is more than the %d bytes after it", length, size-headerStart)
 	}
 	if length > maxHeaderBytes {
 		return nil, formatErrorf(name, "", "header length %d is more than the limit of %d", length, maxHeaderBytes)
