@@ -5,6 +5,21 @@ package mutants
 func inTheProcesses() []mutant {
 	const agents, elastic = "^TestAgents$", "^TestLaunchElastic$"
 	return []mutant{{
+		bug:  "processes train by different plans",
+		file: "train/agree.go",
+		old:  "if line != theirs[i] {", new: "if false {",
+		pkg: "./train", run: "^TestProcessesTrainAlike$",
+	}, {
+		bug: "processes train by different plans", how: "whose programs differ in what an op is told",
+		file: "runtime/peers.go",
+		old:  "in.Node.Attr, in.Results", new: "in.Results",
+		pkg: "./train", run: "^TestProcessesTrainAlike$",
+	}, {
+		bug:  "processes resume from different checkpoints",
+		file: "train/save.go",
+		old:  "if other.Disk != all[0].Disk {", new: "if other.Disk > all[0].Disk {",
+		pkg: "./train", run: "^TestProcessesResumeAlike$",
+	}, {
 		bug: "who is slow to say who it is is turned away for good", how: "by rank 0",
 		file: "launch/join.go",
 		old:  "return 0, true, err", new: "return 0, false, err",

@@ -107,7 +107,7 @@ func (e *Executor) agree(prog *codegen.Program) error {
 		for phase, body := range s.Bodies {
 			for i := range body.Instrs {
 				in := &body.Instrs[i]
-				fmt.Fprintln(h, phase, in.Node.Op, in.Node.Name, in.Results, in.Args)
+				fmt.Fprintln(h, phase, in.Node.Op, in.Node.Name, in.Node.Attr, in.Results, in.Args)
 				for _, v := range in.Node.Results {
 					fmt.Fprintln(h, v.Type, v.Spec)
 				}

@@ -140,6 +140,9 @@ func (r *run) begin(ctx context.Context) error {
 	if !first {
 		r.opts.Log = io.Discard
 	}
+	if err := r.agree(ctx); err != nil {
+		return err
+	}
 	if err := r.parameters(ctx); err != nil {
 		return err
 	}

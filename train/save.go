@@ -194,7 +194,7 @@ func (r *run) resumeFromMemory(ctx context.Context) (bool, error) {
 	step, disk := all[0].Step, all[0].Disk
 	for _, other := range all {
 		if other.Step != step || step < max(1, disk) {
-			return false, nil
+			return false, sameOnDisk(all)
 		}
 	}
 	if err := r.Load(held, true); err != nil {
@@ -213,19 +213,24 @@ func (r *run) resumeFromMemory(ctx context.Context) (bool, error) {
 	return true, nil
 }
 
+// sameOnDisk fails if a process would resume from another checkpoint than rank 0.
+func sameOnDisk(all []found) error {
+	for rank, other := range all {
+		if other.Disk != all[0].Disk {
+			return fmt.Errorf("train: resume: the newest checkpoint that rank %d finds is of step %d, that of rank 0 of step %d (-1 is none): all processes need one output directory",
+				rank, other.Disk, all[0].Disk)
+		}
+	}
+	return nil
+}
+
 // tell gives every process what all have found, by rank.
 func (r *run) tell(ctx context.Context, mine found) ([]found, error) {
-	peers := r.exec.Peers()
-	if peers == nil {
-		return []found{mine}, nil
-	}
 	text, err := json.Marshal(mine)
 	if err != nil {
 		return nil, err
 	}
-	bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), r.exec.Timeout())
-	defer cancel()
-	texts, err := peers.Gather(bounded, text)
+	texts, err := r.gather(ctx, text)
 	if err != nil {
 		return nil, fmt.Errorf("train: what the processes have in memory: %w", err)
 	}

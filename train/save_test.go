@@ -29,14 +29,28 @@ func plain(_ int, b runtime.Backend) runtime.Backend { return b }
 // each. It returns the log of rank 0.
 func trainProcesses(t *testing.T, cfg *config.Config, plan *partition.Plan, opts RunOptions, memory []*os.File, on func(rank int, b runtime.Backend) runtime.Backend) (string, error) {
 	t.Helper()
-	addr, err := launchtest.FreeAddr()
-	require.NoError(t, err)
 	if opts.host == nil {
 		opts.host = hostWith(1 << 40)
 	}
+	var log bytes.Buffer
+	errs := trainEach(t, plan, on, func(rank int) (*config.Config, RunOptions) {
+		mine := opts
+		mine.Memory = memory[rank]
+		if rank == 0 {
+			mine.Log = &log
+		}
+		return cfg, mine
+	})
+	return log.String(), errors.Join(errs...)
+}
+
+// trainEach is trainProcesses where each process has its own configuration and options. It returns the error of each.
+func trainEach(t *testing.T, plan *partition.Plan, on func(rank int, b runtime.Backend) runtime.Backend, given func(rank int) (*config.Config, RunOptions)) []error {
+	t.Helper()
+	addr, err := launchtest.FreeAddr()
+	require.NoError(t, err)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	var log bytes.Buffer
 	errs := make([]error, plan.RuntimeNGPUs)
 	var all sync.WaitGroup
 	for rank := range errs {
@@ -56,22 +70,18 @@ func trainProcesses(t *testing.T, cfg *config.Config, plan *partition.Plan, opts
 				if err != nil {
 					return err
 				}
+				cfg, opts := given(rank)
 				job, err := NewJob(cfg, plan, JobOptions{Backend: on(rank, backend), Runtime: runtime.Options{Peers: peers, Timeout: time.Minute}})
 				if err != nil {
 					return err
 				}
-				mine := opts
-				mine.Memory = memory[rank]
-				if rank == 0 {
-					mine.Log = &log
-				}
-				_, err = job.Run(ctx, mine)
+				_, err = job.Run(ctx, opts)
 				return errors.Join(err, job.Close())
 			}()
 		})
 	}
 	all.Wait()
-	return log.String(), errors.Join(errs...)
+	return errs
 }
 
 // TestGoesOnFromMemory: processes that start in the place of others go on at the step that all of these have left in

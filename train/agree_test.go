@@ -1,0 +1,63 @@
+package train
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/autopar/autopar/config"
+)
+
+// TestProcessesTrainAlike: processes that were given different plans or flags train nothing, and all say what differs. What
+// they were given here would train, each replica on its own way.
+func TestProcessesTrainAlike(t *testing.T) {
+	dir, out := textData(t), t.TempDir()
+	plan := planOf(3, 1, 1)
+	train(t, tinyConfig(t, dir), plan, RunOptions{Out: out, Steps: 2})
+	short := t.TempDir()
+	require.NoError(t, os.CopyFS(short, os.DirFS(dir)))
+	require.NoError(t, os.Truncate(filepath.Join(short, "val.bin"), 400))
+	for name, c := range map[string]struct {
+		set  string
+		opts RunOptions
+		want string
+	}{
+		"rate":    {"optimizer.learning_rate=0.5", RunOptions{}, "rank 2: has learning_rate: 0.5, rank 0 has learning_rate: "},
+		"seed":    {"train.seed=4", RunOptions{}, "rank 2: has seed: 4, rank 0 has seed: "},
+		"steps":   {"", RunOptions{Steps: 3}, "rank 2: has steps: 3, rank 0 has steps: 4: all processes need the same plan and flags"},
+		"weights": {"", RunOptions{Steps: 4, InitFrom: out}, "rank 2: has scratch: false, rank 0 has scratch: true"},
+		"data":    {"data.dir=" + short, RunOptions{Steps: 4}, "rank 2: has tokens of val.bin: 200, rank 0 has tokens of val.bin: "},
+		"a graph": {"optimizer.weight_decay=0.25", RunOptions{Steps: 4}, "runtime: rank 2 has another program train than rank 0"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			errs := trainEach(t, plan, plain, func(rank int) (*config.Config, RunOptions) {
+				if rank != 2 {
+					return tinyConfig(t, dir), RunOptions{Steps: 4}
+				}
+				sets := []string{}
+				if c.set != "" {
+					sets = append(sets, c.set)
+				}
+				return tinyConfig(t, dir, sets...), c.opts
+			})
+			for _, err := range errs {
+				require.ErrorContains(t, err, c.want)
+			}
+		})
+	}
+}
+
+// TestProcessesResumeAlike: processes that find different checkpoints in what should be one directory do not go on.
+func TestProcessesResumeAlike(t *testing.T) {
+	cfg, plan := tinyConfig(t, textData(t)), planOf(2, 1, 1)
+	older, newer := t.TempDir(), t.TempDir()
+	train(t, cfg, plan, RunOptions{Out: older, Steps: 2})
+	train(t, cfg, plan, RunOptions{Out: newer, Steps: 3})
+	for _, err := range trainEach(t, plan, plain, func(rank int) (*config.Config, RunOptions) {
+		return cfg, RunOptions{Out: []string{newer, older}[rank], Steps: 4, Resume: true}
+	}) {
+		require.ErrorContains(t, err, "the newest checkpoint that rank 1 finds is of step 2, that of rank 0 of step 3 (-1 is none): all processes need one output directory")
+	}
+}
