@@ -67,7 +67,7 @@ func locate(path string) (string, error) {
 	root := filepath.Join(path, rootDir)
 	name, err := readLatest(root)
 	if errors.Is(err, fs.ErrNotExist) {
-		return "", &Error{File: path, Msg: "holds no checkpoint (neither " + manifestFile + " nor " + rootDir + "/" + latestFile + ")", Err: fs.ErrNotExist}
+		return "", &Error{File: path, Msg: "holds no checkpoint (neither " + manifestFile + " nor " + LatestFile + ")", Err: fs.ErrNotExist}
 	}
 	if err != nil {
 		return "", err
@@ -77,7 +77,7 @@ func locate(path string) (string, error) {
 
 // Saved returns when the newest checkpoint in the DIR of a run was made, the zero time if there is none.
 func Saved(dir string) time.Time {
-	info, err := os.Stat(filepath.Join(dir, rootDir, latestFile))
+	info, err := os.Stat(filepath.Join(dir, LatestFile))
 	if err != nil {
 		return time.Time{}
 	}

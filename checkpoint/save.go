@@ -26,6 +26,9 @@ const (
 	tempPrefix = ".tmp-"       // of directories being written
 )
 
+// LatestFile is the file in the DIR of a run that names its newest checkpoint.
+const LatestFile = rootDir + "/" + latestFile
+
 // Snapshot is what to save.
 type Snapshot struct {
 	Step     int      // updates made

@@ -144,12 +144,32 @@ func TestSyntax(t *testing.T) {
 		require.Equal(t, kind, object.Kind)
 		if kind == "Job" {
 			require.Equal(t, 2, object.Spec.Completions)
-			require.Equal(t, []string{
-				"autopar", "launch", "my plan.json", "--nnodes", "2", "--nproc", "8", "--max-restarts", "3", "--device", "cuda",
-				"--node-rank", "$(JOB_COMPLETION_INDEX)", "--master", "autopar-0.autopar:29500",
-			}, object.Spec.Template.Spec.Containers[0].Command)
+			command := object.Spec.Template.Spec.Containers[0].Command
+			require.Equal(t, []string{"sh", "-c"}, command[:2])
+			for _, there := range []bool{false, true} { // a checkpoint
+				require.Equal(t, startedBy(t, command[2], there), append([]string{
+					"launch", "my plan.json", "--nnodes", "2", "--nproc", "8", "--max-restarts", "3", "--device", "cuda",
+					"--node-rank", "1", "--master", "autopar-0.autopar:29500", "--out", "it's out",
+				}, map[bool][]string{true: {"--resume"}}[there]...))
+			}
 		}
 	}
+}
+
+// startedBy returns the arguments with which a script of a pod starts autopar, where there is a checkpoint or none.
+func startedBy(t *testing.T, script string, checkpoint bool) []string {
+	t.Helper()
+	dir := t.TempDir()
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "autopar"), []byte("#!/bin/sh\nprintf '%s\\n' \"$@\"\n"), 0o777))
+	if checkpoint {
+		require.NoError(t, os.MkdirAll(filepath.Join(dir, "it's out", "ckpt"), 0o777))
+		require.NoError(t, os.WriteFile(filepath.Join(dir, "it's out", "ckpt", "latest"), nil, 0o666))
+	}
+	cmd := exec.Command("sh", "-c", script)
+	cmd.Dir, cmd.Env = dir, append(os.Environ(), "PATH="+dir, "JOB_COMPLETION_INDEX=1")
+	out, err := cmd.CombinedOutput()
+	require.NoError(t, err, "%s", out)
+	return strings.Split(strings.TrimSpace(string(out)), "\n")
 }
 
 // TestNoWords lists what other systems do not run. Slurm and Kubernetes run all but what no node

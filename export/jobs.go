@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"path/filepath"
 	"strings"
+
+	"github.com/autopar/autopar/checkpoint"
 )
 
 // slurm writes a batch script that starts a process for each rank: autopar run takes rank and
@@ -23,31 +25,36 @@ func (p *plan) slurm(o Options) string {
 		p.header(o, "Send it off with sbatch where autopar, the plan and the data are seen by all nodes.") +
 		fmt.Sprintf(`set -eu
 resume=
-if [ -n "${SLURM_RESTART_COUNT:-}" ] && autopar checkpoint inspect %[1]s >/dev/null 2>&1; then
+if [ -n "${SLURM_RESTART_COUNT:-}" ] && [ -e %s ]; then
   resume=--resume
 fi
-exec srun --kill-on-bad-exit=1 autopar run %[2]s --device %[3]s --out %[1]s $resume
-`, quote(p.Config.Train.OutDir), quote(o.Plan), p.device())
+exec srun --kill-on-bad-exit=1 autopar run %s --device %s --out %s $resume
+`, p.latest(), quote(o.Plan), p.device(), quote(p.Config.Train.OutDir))
+}
+
+// latest is what is there, for a shell, once there is a checkpoint. One that is damaged is not for a
+// new run to replace.
+func (p *plan) latest() string {
+	return quote(filepath.Join(p.Config.Train.OutDir, checkpoint.LatestFile))
 }
 
 // kubernetes writes an Indexed Job with a pod for each node (Kubernetes 1.24 or later), whose
 // agents meet at the first one, and the headless Service by which it has a name. Plan, data and
-// checkpoints are on one volume.
+// checkpoints are on one volume. A pod that takes the place of another is given the same command: it
+// goes on from the newest checkpoint, where there is one.
 func (p *plan) kubernetes(o Options) string {
 	resources := ""
 	if p.device() == "cuda" {
 		resources = fmt.Sprintf("          resources:\n            limits: {nvidia.com/gpu: %d}\n", p.perNode)
 	}
-	command := []string{"autopar", "launch", filepath.Base(o.Plan), "--nnodes", fmt.Sprint(p.machines), "--nproc", fmt.Sprint(p.perNode), "--max-restarts", "3", "--device", p.device()}
+	words := []string{"autopar", "launch", quote(filepath.Base(o.Plan)), "--nnodes", fmt.Sprint(p.machines), "--nproc", fmt.Sprint(p.perNode), "--max-restarts", "3", "--device", p.device()}
 	if p.machines > 1 {
-		command = append(command, "--node-rank", "$(JOB_COMPLETION_INDEX)", "--master", "autopar-0.autopar:29500")
+		words = append(words, "--node-rank", "$JOB_COMPLETION_INDEX", "--master", "autopar-0.autopar:29500")
 	}
-	words := make([]string, len(command))
-	for i, word := range command {
-		words[i] = fmt.Sprintf("%q", word)
-	}
+	script := fmt.Sprintf("if [ -e %s ]; then resume=--resume; fi; exec %s --out %s $resume", p.latest(), strings.Join(words, " "), quote(p.Config.Train.OutDir))
 	return p.header(o,
-		"A claim named autopar has the plan and the data, and gets the checkpoints: kubectl apply -f FILE") +
+		"A claim named autopar has the plan and the data, and gets the checkpoints: kubectl apply -f FILE",
+		"A checkpoint that is there is gone on from: for another run name another train.out_dir.") +
 		fmt.Sprintf(`apiVersion: v1
 kind: Service
 metadata: {name: autopar}
@@ -72,7 +79,7 @@ spec:
         - name: autopar
           image: %[2]q
           workingDir: /job
-          command: [%[3]s]
+          command: [sh, -c, %[3]q]
 %[4]s          volumeMounts:
             - {name: job, mountPath: /job}
             - {name: shm, mountPath: /dev/shm}
@@ -81,5 +88,5 @@ spec:
           persistentVolumeClaim: {claimName: autopar}
         - name: shm
           emptyDir: {medium: Memory}
-`, p.machines, o.Image, strings.Join(words, ", "), resources)
+`, p.machines, o.Image, script, resources)
 }

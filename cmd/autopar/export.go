@@ -10,7 +10,7 @@ import (
 type exportCmd struct {
 	planArg
 	Format string `required:"" enum:"megatron,torchtitan,slurm,k8s" help:"megatron (a script that starts Megatron-LM's pretrain_gpt.py), torchtitan (a job file of torchtitan 0.2), slurm (a batch script) or k8s (manifests); the last two train with autopar."`
-	Image  string `default:"autopar" placeholder:"NAME" help:"Container image that has autopar, for k8s."`
+	Image  string `default:"autopar" placeholder:"NAME" help:"Container image that has autopar and sh, for k8s."`
 	Out    string `short:"o" placeholder:"FILE" help:"File to write instead of the standard output."`
 }
 
@@ -23,6 +23,9 @@ autopar export plan.json --format slurm | sbatch`
 
 // Run writes the plan.
 func (c *exportCmd) Run(con *console) error {
+	if c.Image == "" {
+		return usagef("export: --image is empty, want the name of a container image")
+	}
 	doc, err := c.loadPlan()
 	if err != nil {
 		return err

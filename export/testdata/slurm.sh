@@ -10,7 +10,7 @@
 # Send it off with sbatch where autopar, the plan and the data are seen by all nodes.
 set -eu
 resume=
-if [ -n "${SLURM_RESTART_COUNT:-}" ] && autopar checkpoint inspect 'it'\''s out' >/dev/null 2>&1; then
+if [ -n "${SLURM_RESTART_COUNT:-}" ] && [ -e 'it'\''s out/ckpt/latest' ]; then
   resume=--resume
 fi
 exec srun --kill-on-bad-exit=1 autopar run 'plans/my plan.json' --device cuda --out 'it'\''s out' $resume
