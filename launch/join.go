@@ -2,6 +2,7 @@ package launch
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -66,7 +67,7 @@ func (l *link) read() (kind byte, message []byte, err error) {
 	}
 	n := binary.BigEndian.Uint32(head[1:])
 	if n > maxMessage {
-		return 0, nil, fmt.Errorf("a message of %d bytes, want at most %d", n, maxMessage)
+		return 0, nil, answer(fmt.Sprintf("who is there does not speak as autopar: a message of %d bytes, want at most %d", n, maxMessage))
 	}
 	message = make([]byte, n)
 	_, err = io.ReadFull(l.in, message)
@@ -237,7 +238,7 @@ func (p *Peers) receiveAll(ctx context.Context, start time.Time) error {
 				}
 			}
 			return fmt.Errorf("launch: of %d ranks %d have not come to rank 0 at %s after %.1f s, the first of them %d: %w",
-				p.place.World, missing, p.place.Addr, time.Since(start).Seconds(), ranks[0], errors.Join(ctx.Err(), err))
+				p.place.World, missing, p.place.Addr, time.Since(start).Seconds(), ranks[0], cmp.Or(ctx.Err(), err)) // its end has closed the listener
 		}
 		conn := newLink(tcp)
 		rank, later, err := p.greet(conn)

@@ -246,9 +246,24 @@ func TestLate(t *testing.T) {
 	require.Regexp(t, "rank 1 of 2 has no answer of rank 0 at "+addr+` after \d+\.\d s`, err)
 	_, err = launch.Join(short(), launch.Place{World: 3, Addr: addr})
 	require.ErrorIs(t, err, context.DeadlineExceeded)
-	require.Regexp(t, "of 3 ranks 2 have not come to rank 0 at "+addr+` after \d+\.\d s, the first of them 1`, err)
+	require.Regexp(t, "of 3 ranks 2 have not come to rank 0 at "+addr+` after \d+\.\d s, the first of them 1: context deadline exceeded$`, err)
 	_, err = launch.Join(short(), launch.Place{World: 2, Addr: "203.0.113.1:1"})
 	require.Error(t, err)
+	other, err := net.Listen("tcp", "127.0.0.1:0") // at a port that was taken for rank 0's
+	require.NoError(t, err)
+	defer other.Close()
+	go func() {
+		for {
+			conn, err := other.Accept()
+			if err != nil {
+				return
+			}
+			defer conn.Close()
+			fmt.Fprint(conn, "HTTP/1.1 400 Bad Request\r\n\r\n")
+		}
+	}()
+	_, err = launch.Join(short(), launch.Place{Rank: 1, World: 2, Addr: other.Addr().String()})
+	require.ErrorContains(t, err, "who is there does not speak as autopar")
 	errs := each(t.Context(), addr, 3, func(p *launch.Peers) error {
 		if p.Rank() == 1 {
 			<-p.Failed()

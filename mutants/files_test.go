@@ -3,6 +3,11 @@ package mutants
 // inFiles has the bugs of files that commands read and write, and of flags that nobody heeds.
 func inFiles() []mutant {
 	return []mutant{{
+		bug:  "a pod in the place of another trains over its checkpoints",
+		file: "export/jobs.go",
+		old:  "then resume=--resume; fi; exec %s", new: "then resume=; fi; exec %s",
+		pkg: "./export", run: "^TestSyntax$",
+	}, {
 		bug:  "two runs write to one directory",
 		file: "train/metrics.go",
 		old:  "if taken(f) {", new: "if false && taken(f) {",
