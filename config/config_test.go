@@ -62,6 +62,7 @@ func TestParseRefusals(t *testing.T) {
 	for _, tc := range []struct{ name, yaml, want string }{
 		{"unknown key", "model:\n  n_layr: 3", "gpt.yaml:2:3: model.n_layr: unknown key; did you mean model.n_layer?"},
 		{"key of another section", "model: {learning_rate: 1}", "gpt.yaml:1:9: model.learning_rate: unknown key; did you mean optimizer.learning_rate?"},
+		{"a word of nanoGPT", "train: {batch_size: 12}", "gpt.yaml:1:9: train.batch_size: unknown key; did you mean batch.global?"},
 		{"equally near in two sections", "parallel: {din: []}", "did you mean parallel.pin?"},
 		{"equally near, other section", "data: {pir: []}", "did you mean data.dir?"},
 		{"unknown section", "# c\nmodle: {n_layer: 3}", "gpt.yaml:2:1: modle: unknown section; did you mean model?"},

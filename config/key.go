@@ -102,8 +102,11 @@ func findKey(section, name string) (key, bool) {
 }
 
 // nearestKey is the valid key closest to the one written: by the edit distance of its name, and between equals one of the
-// same (or most similar) section.
+// same (or most similar) section. Of nanoGPT's two factors of the global batch it is that.
 func nearestKey(section, name string) string {
+	if name == "batch_size" || name == "gradient_accumulation_steps" {
+		return "batch.global"
+	}
 	best, bestName, bestSection := "", 0, 0
 	for _, k := range allKeys() {
 		byName, bySection := editDistance(name, k.name), editDistance(section, k.section)
