@@ -12,6 +12,8 @@ import (
 	"os"
 	"path/filepath"
 	"time"
+
+	"github.com/autopar/autopar/wholefile"
 )
 
 // ErrUnavailable is wrapped by errors that say a corpus could not be obtained
@@ -150,7 +152,7 @@ func (f remoteFile) find(ctx context.Context, opts CorpusOptions) (Corpus, error
 	}
 	corpus := textCorpus(f.name, f.url, text)
 	corpus.Reason = "downloaded and verified"
-	if err := WriteFile(path, text); err != nil {
+	if err := wholefile.Write(path, text); err != nil {
 		corpus.Reason += ", but not cached: " + err.Error()
 	}
 	return corpus, nil

@@ -1,6 +1,7 @@
 package data
 
 import (
+	"bufio"
 	"context"
 	"errors"
 	"fmt"
@@ -10,6 +11,8 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+
+	"github.com/autopar/autopar/wholefile"
 )
 
 // Encoding names a way of turning text into ids.
@@ -140,14 +143,17 @@ func (p *Prepared) write(ctx context.Context, encode func(emit func(id int) erro
 	text := newTextReader(ctx, p.Corpus.Source, f)
 
 	cut := int64(0.9 * float64(p.Characters)) // int(n*0.9), in Python's arithmetic
-	var files []*atomicFile
+	if err := os.MkdirAll(p.Dir, 0o755); err != nil {
+		return err
+	}
+	var files []*wholefile.File
 	defer func() {
 		for _, file := range files {
-			file.discard()
+			file.Discard()
 		}
 	}()
-	create := func(name string) (*atomicFile, error) {
-		file, err := createFile(filepath.Join(p.Dir, name))
+	create := func(name string) (*wholefile.File, error) {
+		file, err := wholefile.Create(filepath.Join(p.Dir, name))
 		if err == nil {
 			files = append(files, file)
 		}
@@ -158,10 +164,11 @@ func (p *Prepared) write(ctx context.Context, encode func(emit func(id int) erro
 		characters int64
 		tokens     *int64
 	}{{TrainFile, cut, &p.TrainTokens}, {ValFile, p.Characters - cut, &p.ValTokens}} {
-		bin, err := create(part.name)
+		file, err := create(part.name)
 		if err != nil {
 			return err
 		}
+		bin := bufio.NewWriterSize(file, 1<<16)
 		encoder := encode(func(id int) error {
 			*part.tokens++
 			_, err := bin.Write([]byte{byte(id), byte(id >> 8)})
@@ -179,7 +186,7 @@ func (p *Prepared) write(ctx context.Context, encode func(emit func(id int) erro
 				return err
 			}
 		}
-		if err := encoder.flush(); err != nil {
+		if err := errors.Join(encoder.flush(), bin.Flush()); err != nil {
 			return err
 		}
 	}
@@ -197,9 +204,9 @@ func (p *Prepared) write(ctx context.Context, encode func(emit func(id int) erro
 
 // commit names all the files, after they are all complete. A meta.pkl of older
 // bins must not outlive them: it would give the new ones a wrong vocabulary.
-func commit(dir string, files []*atomicFile) error {
+func commit(dir string, files []*wholefile.File) error {
 	for _, file := range files {
-		if err := file.finish(); err != nil {
+		if err := file.Finish(); err != nil {
 			return err
 		}
 	}
@@ -207,7 +214,7 @@ func commit(dir string, files []*atomicFile) error {
 		return err
 	}
 	for _, file := range files {
-		if err := file.commit(); err != nil {
+		if err := file.Commit(); err != nil {
 			return err
 		}
 	}

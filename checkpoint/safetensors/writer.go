@@ -7,13 +7,12 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io/fs"
 	"maps"
 	"os"
-	"path/filepath"
 	"slices"
-	"syscall"
 	"unicode/utf8"
+
+	"github.com/autopar/autopar/wholefile"
 )
 
 // A Writer writes a file one tensor at a time, in any order. Nothing is at the file's path until [Writer.Commit], and
@@ -26,7 +25,7 @@ import (
 //	err = w.Commit()
 type Writer struct {
 	path      string
-	temp      *os.File // beside path; nil once committed or closed
+	temp      *wholefile.File // nil once committed or closed
 	dataStart int64
 	entries   map[string]entry
 	missing   map[string]bool // declared and not yet written
@@ -66,7 +65,7 @@ func Create(path string, infos []Info, metadata map[string]string) (*Writer, err
 	if info, err := os.Stat(path); err == nil && !info.Mode().IsRegular() && !info.IsDir() {
 		return nil, fmt.Errorf("safetensors: %s is there and no file, which would be in its place", path) // such as a device
 	}
-	temp, err := createBeside(path)
+	temp, err := wholefile.Create(path)
 	if err != nil {
 		return nil, fmt.Errorf("safetensors: %w", err)
 	}
@@ -79,18 +78,6 @@ func Create(path string, infos []Info, metadata map[string]string) (*Writer, err
 		return nil, errors.Join(fmt.Errorf("safetensors: %s: write header: %w", path, err), w.Close())
 	}
 	return w, nil
-}
-
-// createBeside creates a file that can be moved to path. Its errors name path, not that file.
-func createBeside(path string) (*os.File, error) {
-	if info, err := os.Stat(path); err == nil && info.IsDir() {
-		return nil, &fs.PathError{Op: "create", Path: path, Err: syscall.EISDIR}
-	}
-	temp, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".*.tmp")
-	if at, ok := errors.AsType[*fs.PathError](err); ok {
-		return nil, &fs.PathError{Op: "create", Path: path, Err: at.Err}
-	}
-	return temp, err
 }
 
 // Write writes a declared tensor, each exactly once.
@@ -127,33 +114,15 @@ func (w *Writer) Commit() error {
 		names := slices.Sorted(maps.Keys(w.missing))
 		return formatErrorf(w.path, names[0], "declared but not written (%d of %d missing)", len(names), len(w.entries))
 	}
-	if err := w.commit(); err != nil {
+	err := w.temp.Finish()
+	if err == nil {
+		err = w.temp.Commit()
+	}
+	if err != nil {
 		return errors.Join(fmt.Errorf("safetensors: %s: commit: %w", w.path, err), w.Close())
 	}
 	w.temp = nil
 	return nil
-}
-
-func (w *Writer) commit() error {
-	// CreateTemp's files are private; checkpoints are read by others.
-	if err := w.temp.Chmod(0o644); err != nil {
-		return err
-	}
-	if err := w.temp.Sync(); err != nil {
-		return err
-	}
-	if err := w.temp.Close(); err != nil {
-		return err
-	}
-	if err := os.Rename(w.temp.Name(), w.path); err != nil {
-		return err
-	}
-	// The rename itself is durable only once the directory is.
-	dir, err := os.Open(filepath.Dir(w.path))
-	if err != nil {
-		return err
-	}
-	return errors.Join(dir.Sync(), dir.Close())
 }
 
 // Close discards the file unless it was committed. It may be called again.
@@ -161,17 +130,9 @@ func (w *Writer) Close() error {
 	if w.temp == nil {
 		return nil
 	}
-	temp := w.temp
+	err := w.temp.Discard()
 	w.temp = nil
-	closeErr := temp.Close()
-	if errors.Is(closeErr, os.ErrClosed) {
-		closeErr = nil
-	}
-	removeErr := os.Remove(temp.Name())
-	if errors.Is(removeErr, os.ErrNotExist) {
-		removeErr = nil
-	}
-	if err := errors.Join(closeErr, removeErr); err != nil {
+	if err != nil {
 		return fmt.Errorf("safetensors: %s: discard: %w", w.path, err)
 	}
 	return nil

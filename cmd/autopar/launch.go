@@ -12,10 +12,10 @@ import (
 
 	"github.com/autopar/autopar/checkpoint"
 	"github.com/autopar/autopar/config"
-	"github.com/autopar/autopar/data"
 	"github.com/autopar/autopar/explain"
 	"github.com/autopar/autopar/launch"
 	"github.com/autopar/autopar/planner"
+	"github.com/autopar/autopar/wholefile"
 )
 
 // launchCmd trains in several processes: it starts `autopar run` once for each rank.
@@ -96,7 +96,7 @@ func (c *launchCmd) Run(ctx context.Context, con *console) error {
 			plan := c.Plan
 			if b.Plan != nil {
 				plan = filepath.Join(c.Out, fmt.Sprintf("plan-%d.json", s.Nodes*procs))
-				if err := data.WriteFile(plan, b.Plan); err != nil {
+				if err := wholefile.Write(plan, b.Plan); err != nil {
 					return nil, err
 				}
 			}

@@ -4,7 +4,7 @@ import (
 	"os"
 	"path/filepath"
 
-	"github.com/autopar/autopar/data"
+	"github.com/autopar/autopar/wholefile"
 )
 
 // writeFile writes a result to a file, whole or not at all: what is there stays when the disk is full. What is no
@@ -16,5 +16,5 @@ func writeFile(path string, text []byte) error {
 	if info, err := os.Stat(path); err == nil && !info.Mode().IsRegular() {
 		return os.WriteFile(path, text, 0o666)
 	}
-	return data.WriteFile(path, text)
+	return wholefile.Write(path, text)
 }
