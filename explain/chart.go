@@ -107,11 +107,8 @@ func byteTicks(most float64) []float64 {
 
 // byteText prints a round amount of memory.
 func byteText(x float64) string {
-	unit := 0
-	for ; unit < 4 && x >= 1024; unit++ {
-		x /= 1024
-	}
-	return fmt.Sprintf("%.4g %s", x, [...]string{"B", "KiB", "MiB", "GiB", "TiB"}[unit])
+	value, unit := inUnits(x)
+	return fmt.Sprintf("%.4g %s", value, unit)
 }
 
 // spot is a point of a front.

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"reflect"
 	"slices"
 	"strings"
@@ -260,17 +261,22 @@ func (v *Versus) text(out io.Writer, step float64) {
 
 // Bytes prints an amount of memory with three or more significant digits.
 func Bytes(n int64) string {
-	value, unit := float64(n), "B"
-	for _, u := range []string{"KiB", "MiB", "GiB", "TiB"} {
-		if max(value, -value) < 1024 {
+	if value, unit := inUnits(float64(n)); unit != "B" {
+		return fmt.Sprintf("%.2f %s", value, unit)
+	}
+	return fmt.Sprintf("%d B", n)
+}
+
+// inUnits returns an amount of memory in the largest unit of which it is at least one.
+func inUnits(bytes float64) (value float64, unit string) {
+	value, unit = bytes, "B"
+	for _, larger := range []string{"KiB", "MiB", "GiB", "TiB"} {
+		if math.Abs(value) < 1024 {
 			break
 		}
-		value, unit = value/1024, u
+		value, unit = value/1024, larger
 	}
-	if unit == "B" {
-		return fmt.Sprintf("%d B", n)
-	}
-	return fmt.Sprintf("%.2f %s", value, unit)
+	return value, unit
 }
 
 func signedSize(n int64) string {

@@ -62,7 +62,7 @@ graph step mesh(dp=2, tp=4)
 		{"placement kind", func(g *ir.Graph, w, ids, e, r *ir.Value) { w.Spec[0].Kind = 3 }, `axis dp: there is no placement kind 3`},
 		{"stray dimension", func(g *ir.Graph, w, ids, e, r *ir.Value) { w.Spec[0].Dim = 1 }, `axis dp: placement R has stray fields`},
 		{"reduction", func(g *ir.Graph, w, ids, e, r *ir.Value) { e.Spec[1].Reduce = 2 }, `axis tp: there is no reduction 2`},
-		{"two reductions", func(g *ir.Graph, w, ids, e, r *ir.Value) { e.Spec[0] = ir.PartialOf(ir.Max) }, `Partial by sum over tp and by max over dp`},
+		{"two reductions", func(g *ir.Graph, w, ids, e, r *ir.Value) { e.Spec[0] = ir.PartialOf(ir.Max) }, `partial by sum over tp and by max over dp`},
 		{"rule", func(g *ir.Graph, w, ids, e, r *ir.Value) { ids.Spec = ir.ShardSpec{} }, `node 2 (embedding "e"): axis dp: no rule of embedding has operands [R R] -> results [S(0)]`},
 		{"mesh axis size", func(g *ir.Graph, w, ids, e, r *ir.Value) { g.Mesh.Axes[0].Size = 0 }, `mesh axis "dp" has size 0`},
 		{"mesh axis name", func(g *ir.Graph, w, ids, e, r *ir.Value) { g.Mesh.Axes[0].Name = "_" }, `mesh axis 0: "_" is not a name`},

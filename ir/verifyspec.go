@@ -70,7 +70,7 @@ func (m Mesh) checkSpec(r *Value) error {
 		}
 	}
 	if len(reductions) > 1 {
-		return fmt.Errorf("Partial by sum over %s and by max over %s: the two do not commute", reductions[Sum], reductions[Max])
+		return fmt.Errorf("partial by sum over %s and by max over %s: the two do not commute", reductions[Sum], reductions[Max])
 	}
 	return nil
 }

@@ -1,8 +1,9 @@
 package measured
 
 import (
+	"cmp"
 	"math"
-	"sort"
+	"slices"
 )
 
 // Outcome is a row with what was predicted for it.
@@ -81,7 +82,7 @@ func ranks(x []float64) []float64 {
 	for i := range order {
 		order[i] = i
 	}
-	sort.Slice(order, func(i, j int) bool { return x[order[i]] < x[order[j]] })
+	slices.SortFunc(order, func(a, b int) int { return cmp.Compare(x[a], x[b]) })
 	r := make([]float64, len(x))
 	for i := 0; i < len(order); {
 		j := i + 1

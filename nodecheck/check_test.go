@@ -101,7 +101,7 @@ func healthy(bad int, change func(w *work)) func(rank int) nodecheck.Work {
 	}
 }
 
-var broken = errors.New("it is broken")
+var errBroken = errors.New("it is broken")
 
 // TestFindsTheRank injects a failure, or three times the time, on one rank of three to seven: it is found, and nobody
 // else, whoever it is paired with.
@@ -112,8 +112,8 @@ func TestFindsTheRank(t *testing.T) {
 	}{
 		"slow product":    {func(w *work) { w.product *= 3 }, `: a product takes 30ms at best, the median of all ranks is 10ms$`},
 		"slow exchange":   {func(w *work) { w.exchange *= 3 }, `: an exchange takes 27ms at best, the median of all ranks is 9ms$`},
-		"broken product":  {func(w *work) { w.productErr = broken }, `: a product fails: it is broken$`},
-		"broken exchange": {func(w *work) { w.exchangeErr = broken }, `: every exchange fails, the last with rank \d: it is broken$`},
+		"broken product":  {func(w *work) { w.productErr = errBroken }, `: a product fails: it is broken$`},
+		"broken exchange": {func(w *work) { w.exchangeErr = errBroken }, `: every exchange fails, the last with rank \d: it is broken$`},
 	} {
 		for n := 3; n <= 7; n++ {
 			for bad := range n {
@@ -130,7 +130,7 @@ func TestFindsTheRank(t *testing.T) {
 
 // TestFindsTwo: of two ranks neither can be told to be at fault for an exchange that fails, but a slow product is its own.
 func TestFindsTwo(t *testing.T) {
-	_, errs := check(t, 2, nodecheck.Options{Repeats: 3}, healthy(1, func(w *work) { w.exchangeErr = broken }))
+	_, errs := check(t, 2, nodecheck.Options{Repeats: 3}, healthy(1, func(w *work) { w.exchangeErr = errBroken }))
 	require.Equal(t, []int{0, 1}, ranksOf(t, errs))
 	_, errs = check(t, 2, nodecheck.Options{Repeats: 3}, healthy(1, func(w *work) { w.product *= 4 }))
 	require.Equal(t, []int{1}, ranksOf(t, errs))
@@ -141,7 +141,7 @@ type oneSided struct{ *work }
 
 func (w oneSided) Exchange(conn net.Conn) (time.Duration, error) {
 	took, err := w.work.Exchange(conn)
-	return took, errors.Join(err, broken)
+	return took, errors.Join(err, errBroken)
 }
 
 // TestOneSideFails: an exchange that is well for one of two has failed for both, or the one would vouch for the other.

@@ -28,7 +28,7 @@ const EventsFile = "events.out.tfevents.autopar"
 // Keys of fields: the number and how it is encoded.
 const (
 	fieldWallTime    = 1<<3 | 1 // 8 bytes
-	fieldStep        = 2<<3 | 0 // varint
+	fieldStep        = 2 << 3   // varint
 	fieldVersion     = 3<<3 | 2 // length and bytes, as messages
 	fieldSummary     = 5<<3 | 2
 	fieldValue       = 1<<3 | 2

@@ -36,7 +36,7 @@ func main() {
 
 func curves(args []string) error {
 	if len(args) < 2 {
-		return errors.New("usage: curves OUT.png NAME=metrics.jsonl...")
+		return errors.New("usage: curves OUT.png NAME=metrics.jsonl [NAME=metrics.jsonl...]")
 	}
 	var runs []run
 	for _, arg := range args[1:] {

@@ -2,12 +2,12 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
 	"math"
 	"slices"
-	"sort"
 	"time"
 
 	"github.com/autopar/autopar/codegen"
@@ -193,9 +193,7 @@ func (c *benchCmd) summarize(cfg *config.Config, ranks int, peaks profile.Peaks,
 		idle -= spent
 	}
 	add("idle", 0, max(idle, 0))
-	sort.Slice(r.Ops, func(i, j int) bool {
-		return r.Ops[i].MS > r.Ops[j].MS || r.Ops[i].MS == r.Ops[j].MS && r.Ops[i].Op < r.Ops[j].Op
-	})
+	slices.SortFunc(r.Ops, func(a, b opTime) int { return cmp.Or(cmp.Compare(b.MS, a.MS), cmp.Compare(a.Op, b.Op)) })
 	r.listed = len(r.Ops)
 	if c.Top > 0 {
 		r.listed = min(c.Top, len(r.Ops))
@@ -236,7 +234,7 @@ func (r *benchResult) print(con *console) {
 	for _, op := range r.Ops[:r.listed] {
 		rows = append(rows, op.cells())
 	}
-	rows = append(rows, []string{"together", fmt.Sprintf("%.3f", r.MeanMS*r.ShareOfTop), fmt.Sprintf("%.1f %%", 100*r.ShareOfTop)})
+	rows = append(rows, []string{"together", fmt.Sprintf("%.3f", r.MeanMS*r.ShareOfTop), percentText(r.ShareOfTop)})
 	con.table(rows)
 }
 

@@ -53,7 +53,7 @@ func (o *opTime) cells() []string {
 		return fmt.Sprintf(format, x*unit)
 	}
 	return []string{
-		o.Op, fmt.Sprintf("%.3f", o.MS), fmt.Sprintf("%.1f %%", 100*o.Share), fmt.Sprintf("%.4g", o.Calls),
+		o.Op, fmt.Sprintf("%.3f", o.MS), percentText(o.Share), fmt.Sprintf("%.4g", o.Calls),
 		some(o.GFLOPS, 1, "%.4g"), some(o.GBs, 1, "%.3g"), some(o.Roofline, 100, "%.0f %%"),
 	}
 }

@@ -102,6 +102,9 @@ func (c *console) table(rows [][]string) {
 	c.lose(w.Flush())
 }
 
+// percentText prints a fraction.
+func percentText(f float64) string { return fmt.Sprintf("%.1f %%", 100*f) }
+
 // bar draws progress towards a total on a terminal, and nothing elsewhere.
 type bar struct{ *progressbar.ProgressBar }
 

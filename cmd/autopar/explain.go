@@ -22,7 +22,7 @@ type explainCmd struct {
 	Price         float64 `placeholder:"USD" help:"What a device costs an hour, to print costs in money."`
 	Quick         bool    `help:"Leave out of a page what needs to search again."`
 	Top           int     `default:"3" placeholder:"K" help:"Plans that lost to show."`
-	Out           string  `short:"o" placeholder:"FILE" help:"File to write instead of the standard output."`
+	Out           string  `short:"o" placeholder:"FILE" help:"File to write instead of the standard output, which - names too."`
 	recostArgs
 }
 
@@ -74,11 +74,7 @@ func (c *explainCmd) Run(con *console) error {
 	if err := c.write(con, &text, report, doc); err != nil {
 		return err
 	}
-	if c.Out == "" {
-		_, err = con.stdout.Write(text.Bytes())
-		return err
-	}
-	return writeFile(c.Out, text.Bytes())
+	return con.put(c.Out, text.Bytes())
 }
 
 // unseen refuses a flag of which the output that is asked for would show nothing.

@@ -11,7 +11,7 @@ type exportCmd struct {
 	planArg
 	Format string `required:"" enum:"megatron,torchtitan,slurm,k8s" help:"megatron (a script that starts Megatron-LM's pretrain_gpt.py), torchtitan (a job file of torchtitan 0.2), slurm (a batch script) or k8s (manifests); the last two train with autopar."`
 	Image  string `default:"autopar" placeholder:"NAME" help:"Container image that has autopar and sh, for k8s."`
-	Out    string `short:"o" placeholder:"FILE" help:"File to write instead of the standard output."`
+	Out    string `short:"o" placeholder:"FILE" help:"File to write instead of the standard output, which - names too."`
 }
 
 // Example is shown by --help.
@@ -34,9 +34,5 @@ func (c *exportCmd) Run(con *console) error {
 	if err := export.Write(&text, doc, export.Options{Format: c.Format, Plan: c.Plan, Image: c.Image}); err != nil {
 		return err
 	}
-	if c.Out == "" {
-		_, err := con.stdout.Write(text.Bytes())
-		return err
-	}
-	return writeFile(c.Out, text.Bytes())
+	return con.put(c.Out, text.Bytes())
 }

@@ -129,11 +129,10 @@ func (c *fitCmd) write(f *measured.Fit, r fitted) error {
 
 func (r fitted) print(con *console) {
 	number := func(v float64) string { return fmt.Sprintf("%.3g", v) }
-	percent := func(v float64) string { return fmt.Sprintf("%.1f %%", 100*v) }
 	con.heading("constants")
 	table := [][]string{{"CONSTANT", "VALUE", "SPREAD", "UNIT", "RANGE", "PRIOR", "BASIS OF THE PRIOR"}}
 	for _, c := range r.Constants {
-		table = append(table, []string{c.Name, number(c.Value), percent(c.Spread), c.Unit, number(c.Least) + " to " + number(c.Most), number(c.Prior), c.Basis})
+		table = append(table, []string{c.Name, number(c.Value), percentText(c.Spread), c.Unit, number(c.Least) + " to " + number(c.Most), number(c.Prior), c.Basis})
 	}
 	con.table(table)
 	con.heading("step time, by source")
@@ -149,12 +148,12 @@ func (r fitted) print(con *console) {
 		if s.Spearman != nil {
 			rank = fmt.Sprintf("%.3f", *s.Spearman)
 		}
-		table = append(table, []string{name, fmt.Sprint(s.Rows), percent(s.MAPE), fmt.Sprintf("%+.1f %%", 100*s.Bias), rank, percent(held.MAPE), fmt.Sprintf("%+.1f %%", 100*held.Bias)})
+		table = append(table, []string{name, fmt.Sprint(s.Rows), percentText(s.MAPE), fmt.Sprintf("%+.1f %%", 100*s.Bias), rank, percentText(held.MAPE), fmt.Sprintf("%+.1f %%", 100*held.Bias)})
 	}
 	con.table(table)
-	con.printf("mean over %s: %s; each predicted without its own rows: %s\n", explain.Count(len(names), "source"), percent(r.MeanMAPE), percent(r.LeftOut))
+	con.printf("mean over %s: %s; each predicted without its own rows: %s\n", explain.Count(len(names), "source"), percentText(r.MeanMAPE), percentText(r.LeftOut))
 	for name, s := range r.Low {
-		con.printf("of low confidence and not fitted: %s of %s, %s\n", explain.Count(s.Rows, "row"), name, percent(s.MAPE))
+		con.printf("of low confidence and not fitted: %s of %s, %s\n", explain.Count(s.Rows, "row"), name, percentText(s.MAPE))
 	}
 	if len(r.Skipped) > 0 {
 		con.printf("%s not modelled: see autopar validate\n", explain.Count(len(r.Skipped), "row"))

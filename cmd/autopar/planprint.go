@@ -114,10 +114,10 @@ func stageRows(doc *planner.Document) [][]string {
 func partRows(predicted planner.Predicted) [][]string {
 	var rows [][]string
 	for _, part := range parts(predicted.Breakdown) {
-		rows = append(rows, []string{part.name, explain.Seconds(part.seconds), fmt.Sprintf("%.1f %%", 100*part.seconds/predicted.StepSeconds)})
+		rows = append(rows, []string{part.name, explain.Seconds(part.seconds), percentText(part.seconds / predicted.StepSeconds)})
 	}
 	if beside := predicted.Breakdown.Overlapped; beside > 0 {
-		rows = append(rows, []string{"beside it, communication", explain.Seconds(beside), fmt.Sprintf("%.1f %%", 100*beside/predicted.StepSeconds)})
+		rows = append(rows, []string{"beside it, communication", explain.Seconds(beside), percentText(beside / predicted.StepSeconds)})
 	}
 	return rows
 }
@@ -129,7 +129,7 @@ func alternativeRows(doc *planner.Document) [][]string {
 	for _, a := range doc.Search.Alternatives {
 		slower := a.Predicted.StepSeconds - predicted.StepSeconds
 		rows = append(rows, []string{
-			explain.PlanText(a.Plan), explain.Seconds(a.Predicted.StepSeconds), fmt.Sprintf("%s (%.1f %%)", explain.Seconds(slower), 100*slower/predicted.StepSeconds),
+			explain.PlanText(a.Plan), explain.Seconds(a.Predicted.StepSeconds), fmt.Sprintf("%s (%s)", explain.Seconds(slower), percentText(slower/predicted.StepSeconds)),
 			explain.Bytes(slices.Max(a.Predicted.PeakBytes)), differences(predicted.Breakdown, a.Predicted.Breakdown),
 		})
 	}

@@ -169,7 +169,7 @@ func (c *profileCmd) print(con *console, r *profile.Result) {
 		{"products, one core", fmt.Sprintf("%.4g GFLOP/s", d.FLOPS["f32"]/1e9), spread["device.flops.f32"]},
 		{"products in training", fmt.Sprintf("%.0f %% of it, half at %s FLOPs", 100*e.Matmul, explain.Grouped(int64(e.MatmulHalf))), spread["device.efficiency.matmul"]},
 		{"attention", fmt.Sprintf("%.0f %%", 100*e.Attention), spread["device.efficiency.attention"]},
-		{"other kernels", fmt.Sprintf("%.1f %%", 100*e.Vector), spread["device.efficiency.vector"]},
+		{"other kernels", percentText(e.Vector), spread["device.efficiency.vector"]},
 		{"memory", fmt.Sprintf("%.4g GB/s", d.MemoryBandwidth/1e9), spread["device.memory_bandwidth"]},
 		{"caches", fmt.Sprintf("%.4g GB/s up to %s", d.Cache.Bandwidth/1e9, explain.Bytes(d.Cache.Memory)), spread["device.cache"]},
 		{"an instruction", explain.Seconds(d.LaunchOverhead), spread["device.launch_overhead"]},

@@ -61,9 +61,5 @@ func (c *explainCmd) recost(con *console) error {
 	if err != nil {
 		return err
 	}
-	if c.Out == "" {
-		_, err = con.stdout.Write(text.Bytes())
-		return err
-	}
-	return writeFile(c.Out, text.Bytes())
+	return con.put(c.Out, text.Bytes())
 }

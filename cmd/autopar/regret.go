@@ -1,8 +1,6 @@
 package main
 
 import (
-	"fmt"
-
 	"github.com/autopar/autopar/explain"
 	"github.com/autopar/autopar/measured"
 )
@@ -16,8 +14,6 @@ func regretOf(outcomes []measured.Outcome) *measured.Regrets {
 	}
 	return &r
 }
-
-func percentText(f float64) string { return fmt.Sprintf("%.1f %%", 100*f) }
 
 // printRegret prints it in a line.
 func printRegret(con *console, r *measured.Regrets) {

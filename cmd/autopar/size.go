@@ -88,9 +88,7 @@ func (c *sizeCmd) Run(con *console) error {
 		name = c.Config
 	}
 	con.heading("%s: %d layers, %s, C %d, T %d, V %d", name, m.NLayer, m.HeadsText(), m.NEmbd, m.BlockSize, m.VocabSize)
-	share := func(part int64) string {
-		return fmt.Sprintf("%.1f %%", 100*float64(part)/float64(s.FLOPs.ForwardPerSequence))
-	}
+	share := func(part int64) string { return percentText(float64(part) / float64(s.FLOPs.ForwardPerSequence)) }
 	con.heading("parameters")
 	con.table([][]string{
 		{"all", explain.Grouped(s.Parameters)},

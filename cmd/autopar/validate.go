@@ -163,7 +163,6 @@ func validate(outcomes []measured.Outcome, skipped []measured.Skipped) validatio
 }
 
 func (c *validateCmd) print(con *console, v validation) {
-	percent := func(f float64) string { return fmt.Sprintf("%.1f %%", 100*f) }
 	if c.Rows {
 		table := [][]string{{"ROW", "SOURCE", "PREDICTED", "MEASURED", "ERROR", "PEAK MEMORY", "MEASURED", "FITS"}}
 		for _, r := range v.Rows {
@@ -193,10 +192,10 @@ func (c *validateCmd) print(con *console, v validation) {
 			if s.Spearman != nil {
 				rank = fmt.Sprintf("%.3f", *s.Spearman)
 			}
-			table = append(table, []string{name, fmt.Sprint(s.Rows), percent(s.MAPE), fmt.Sprintf("%+.1f %%", 100*s.Bias), rank})
+			table = append(table, []string{name, fmt.Sprint(s.Rows), percentText(s.MAPE), fmt.Sprintf("%+.1f %%", 100*s.Bias), rank})
 		}
 		con.table(table)
-		con.printf("mean over %s: %s\n", explain.Count(len(v.Sources), "source"), percent(*v.MeanMAPE))
+		con.printf("mean over %s: %s\n", explain.Count(len(v.Sources), "source"), percentText(*v.MeanMAPE))
 	}
 	v.Memory.print(con)
 	v.printChosen(con)

@@ -71,7 +71,7 @@ func (v *validatedMemory) print(con *console) {
 		table := [][]string{{"SOURCE", "ROWS", "MEAN ABSOLUTE ERROR", "BIAS"}}
 		for _, name := range slices.Sorted(maps.Keys(v.Sources)) {
 			s := v.Sources[name]
-			table = append(table, []string{name, fmt.Sprint(s.Rows), fmt.Sprintf("%.1f %%", 100*s.MAPE), fmt.Sprintf("%+.1f %%", 100*s.Bias)})
+			table = append(table, []string{name, fmt.Sprint(s.Rows), percentText(s.MAPE), fmt.Sprintf("%+.1f %%", 100*s.Bias)})
 		}
 		con.table(table)
 	}
