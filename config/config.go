@@ -12,6 +12,7 @@ package config
 
 import (
 	"fmt"
+	"strings"
 
 	"github.com/autopar/autopar/config/strictyaml"
 	"github.com/autopar/autopar/infile"
@@ -93,6 +94,9 @@ type Pin struct {
 	Match     string   // regular expression, unanchored
 	Placement []string // one word per tensor dimension
 }
+
+// Spec is the placement as plans spell it.
+func (p Pin) Spec() string { return "[" + strings.Join(p.Placement, ",") + "]" }
 
 // Default is the configuration of an empty file: nanoGPT's train.py on one device, in float32.
 func Default() *Config {

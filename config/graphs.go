@@ -6,6 +6,15 @@ import (
 	"github.com/autopar/autopar/models/gpt"
 )
 
+// Steps traces the training step and the evaluation.
+func (c *Config) Steps() (training, evaluation *ir.Graph, err error) {
+	if training, err = c.TrainStep(); err != nil {
+		return nil, nil, err
+	}
+	evaluation, err = c.EvalStep()
+	return training, evaluation, err
+}
+
 // TrainStep traces the training step of the model, optimizer and global batch.
 func (c *Config) TrainStep() (*ir.Graph, error) {
 	o := c.Optimizer

@@ -1,7 +1,6 @@
 package explain
 
 import (
-	"encoding/json"
 	"io"
 
 	"github.com/autopar/autopar/ir"
@@ -53,10 +52,7 @@ func (r *Report) WhyJSON(w io.Writer, name string) error {
 	for _, g := range r.alike(nodes) {
 		answers = append(answers, r.answer(g))
 	}
-	enc := json.NewEncoder(w)
-	enc.SetEscapeHTML(false)
-	enc.SetIndent("", "  ")
-	return enc.Encode(answers)
+	return writeJSON(w, answers)
 }
 
 func (r *Report) answer(g *likeNodes) Answer {

@@ -524,7 +524,7 @@ func TestRank(t *testing.T) {
 	r := report(t, shapes()["pipeline"])
 	var mine, programs bytes.Buffer
 	require.NoError(t, r.Rank(&mine, 3))
-	require.NoError(t, r.Program().Fprint(&programs, 3))
+	require.NoError(t, r.prog.Fprint(&programs, 3))
 	require.Equal(t, programs.String(), mine.String())
 }
 

@@ -228,7 +228,7 @@ func (w *reasons) placedBy(v *ir.Value) string {
 	}
 	pl := w.prog.Plan.Placements[at]
 	for _, pin := range w.pins {
-		if strings.Contains(pl.Match, pin.Match) && pl.Spec == "["+strings.Join(pin.Placement, ",")+"]" {
+		if strings.Contains(pl.Match, pin.Match) && pl.Spec == pin.Spec() {
 			return fmt.Sprintf("pinned by the user (%s)", pin.Match)
 		}
 	}

@@ -1,7 +1,6 @@
 package explain
 
 import (
-	"encoding/json"
 	"fmt"
 	"io"
 
@@ -68,11 +67,7 @@ func price(p *partition.Plan, c *cost.Cluster, cfg *config.Config) (*Priced, err
 	if p.Offload.Moves() && c.Host == nil {
 		return nil, refuse("plan.offload", "is %s, but cluster %s states no link to host memory", p.Offload, c.Name)
 	}
-	training, err := cfg.TrainStep()
-	if err != nil {
-		return nil, err
-	}
-	evaluation, err := cfg.EvalStep()
+	training, evaluation, err := cfg.Steps()
 	if err != nil {
 		return nil, err
 	}
@@ -120,10 +115,7 @@ func (p *Priced) tightest() (stage int, left int64) {
 
 // JSON writes the comparison as indented JSON.
 func (r *Recost) JSON(w io.Writer) error {
-	enc := json.NewEncoder(w)
-	enc.SetEscapeHTML(false)
-	enc.SetIndent("", "  ")
-	return enc.Encode(r)
+	return writeJSON(w, r)
 }
 
 // Text writes both predictions side by side.

@@ -171,15 +171,14 @@ func modelName(cfg *config.Config) string {
 }
 
 // JSON writes the report as indented JSON. See the package documentation.
-func (r *Report) JSON(w io.Writer) error {
+func (r *Report) JSON(w io.Writer) error { return writeJSON(w, r) }
+
+func writeJSON(w io.Writer, v any) error {
 	enc := json.NewEncoder(w)
 	enc.SetEscapeHTML(false)
 	enc.SetIndent("", "  ")
-	return enc.Encode(r)
+	return enc.Encode(v)
 }
-
-// Program returns the program that the report is about.
-func (r *Report) Program() *codegen.Program { return r.prog }
 
 // Rank writes the program of one world rank.
 func (r *Report) Rank(w io.Writer, rank int) error {

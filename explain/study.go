@@ -5,7 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"strings"
+	"slices"
 	"time"
 
 	"github.com/autopar/autopar/ir"
@@ -118,10 +118,7 @@ func (s *Study) ask(x setting) (*Option, error) {
 	if !traced {
 		cfg := *s.doc.Config
 		cfg.Batch.Global = x.batch
-		if graphs[0], err = cfg.TrainStep(); err != nil {
-			return nil, err
-		}
-		if graphs[1], err = cfg.EvalStep(); err != nil {
+		if graphs[0], graphs[1], err = cfg.Steps(); err != nil {
 			return nil, err
 		}
 		s.graphs[x.batch] = graphs
@@ -155,7 +152,7 @@ func (s *Study) ask(x setting) (*Option, error) {
 func (s *Study) pins() []partition.Placement {
 	var pins []partition.Placement
 	for _, pin := range s.doc.Config.Parallel.Pins {
-		pins = append(pins, partition.Placement{Match: pin.Match, Spec: "[" + strings.Join(pin.Placement, ",") + "]"})
+		pins = append(pins, partition.Placement{Match: pin.Match, Spec: pin.Spec()})
 	}
 	return pins
 }
@@ -168,9 +165,7 @@ func (s *Study) tokens(batch int) float64 {
 // fill says what a plan does.
 func (o *Option) fill(tokens float64, p *partition.Plan, step float64, peaks []int64) {
 	o.Plan, o.Ranks, o.StepSeconds, o.TokensPerSecond = PlanText(p), p.RuntimeNGPUs, step, tokens/step
-	for _, b := range peaks {
-		o.PeakBytes = max(o.PeakBytes, b)
-	}
+	o.PeakBytes = slices.Max(peaks)
 	o.GPUHours = float64(o.Ranks) * step / 3600 * 1e9 / tokens
 }
 
@@ -203,11 +198,7 @@ func (s *Study) Policies() error {
 // planned is the plan reported as an option.
 func (s *Study) planned() Option {
 	o := Option{Change: "as planned", LimitBytes: s.limit, plan: s.doc.Plan}
-	var peaks []int64
-	for _, st := range s.report.Stages {
-		peaks = append(peaks, st.Memory.Arena)
-	}
-	o.fill(s.tokens(s.doc.Config.Batch.Global), s.doc.Plan, s.report.Prediction.StepSeconds, peaks)
+	o.fill(s.tokens(s.doc.Config.Batch.Global), s.doc.Plan, s.report.Prediction.StepSeconds, []int64{s.report.peak()})
 	return o
 }
 

@@ -78,15 +78,11 @@ func (j *Job) Close() error { return errors.Join(j.exec.Close(), j.bins.Close())
 
 func (j *Job) compile() error {
 	B := j.Config.Batch.Global
-	step, err := j.Config.TrainStep()
+	step, eval, err := j.Config.Steps()
 	if err != nil {
 		return err
 	}
 	if j.Train, err = compile(step, j.Plan, B, nil); err != nil {
-		return err
-	}
-	eval, err := j.Config.EvalStep()
-	if err != nil {
 		return err
 	}
 	if j.Eval, err = compile(eval, j.Plan, B, j.Train); err != nil {

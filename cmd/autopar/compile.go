@@ -28,19 +28,10 @@ func (c *compiled) verify() error {
 	return codegen.Verify(c.evaluation, c.evalGraph)
 }
 
-// traceSteps traces the training step of a configuration and its evaluation.
-func traceSteps(cfg *config.Config) (training, evaluation *ir.Graph, err error) {
-	if training, err = cfg.TrainStep(); err != nil {
-		return nil, nil, err
-	}
-	evaluation, err = cfg.EvalStep()
-	return training, evaluation, err
-}
-
 // compile makes the programs of a configuration under a plan. It does not check
 // them.
 func compile(cfg *config.Config, plan *partition.Plan) (*compiled, error) {
-	training, evaluation, err := traceSteps(cfg)
+	training, evaluation, err := cfg.Steps()
 	if err != nil {
 		return nil, err
 	}

@@ -1,7 +1,10 @@
 package main
 
 import (
+	"bytes"
+	"errors"
 	"fmt"
+	"maps"
 	"math"
 	"os"
 	"path/filepath"
@@ -108,23 +111,14 @@ func sourcesOf(outcomes []measured.Outcome) map[string]validatedSource {
 }
 
 func (c *fitCmd) write(f *measured.Fit, r fitted) error {
-	if err := os.MkdirAll(c.Out, 0o755); err != nil {
+	var figures, image bytes.Buffer
+	if err := newConsole(&figures, os.Stderr).json(r); err != nil {
 		return err
 	}
-	data, err := os.Create(filepath.Join(c.Out, "fit.json"))
-	if err != nil {
+	if err := measured.Plot(&image, f.Rows, "svg"); err != nil {
 		return err
 	}
-	defer data.Close()
-	if err := newConsole(data, os.Stderr).json(r); err != nil {
-		return err
-	}
-	image, err := os.Create(filepath.Join(c.Out, "residuals.svg"))
-	if err != nil {
-		return err
-	}
-	defer image.Close()
-	return measured.Plot(image, f.Rows, "svg")
+	return errors.Join(writeFile(filepath.Join(c.Out, "fit.json"), figures.Bytes()), writeFile(filepath.Join(c.Out, "residuals.svg"), image.Bytes()))
 }
 
 func (r fitted) print(con *console) {
@@ -137,12 +131,7 @@ func (r fitted) print(con *console) {
 	con.table(table)
 	con.heading("step time, by source")
 	table = [][]string{{"SOURCE", "ROWS", "ERROR", "BIAS", "RANK CORRELATION", "LEFT OUT: ERROR", "BIAS"}}
-	var names []string
-	for name := range r.Sources {
-		names = append(names, name)
-	}
-	slices.Sort(names)
-	for _, name := range names {
+	for _, name := range slices.Sorted(maps.Keys(r.Sources)) {
 		s, held := r.Sources[name], r.Held[name]
 		rank := "-"
 		if s.Spearman != nil {
@@ -151,7 +140,7 @@ func (r fitted) print(con *console) {
 		table = append(table, []string{name, fmt.Sprint(s.Rows), percentText(s.MAPE), fmt.Sprintf("%+.1f %%", 100*s.Bias), rank, percentText(held.MAPE), fmt.Sprintf("%+.1f %%", 100*held.Bias)})
 	}
 	con.table(table)
-	con.printf("mean over %s: %s; each predicted without its own rows: %s\n", explain.Count(len(names), "source"), percentText(r.MeanMAPE), percentText(r.LeftOut))
+	con.printf("mean over %s: %s; each predicted without its own rows: %s\n", explain.Count(len(r.Sources), "source"), percentText(r.MeanMAPE), percentText(r.LeftOut))
 	for name, s := range r.Low {
 		con.printf("of low confidence and not fitted: %s of %s, %s\n", explain.Count(s.Rows, "row"), name, percentText(s.MAPE))
 	}

@@ -1,9 +1,9 @@
 package main
 
 import (
+	"bytes"
 	"fmt"
 	"math"
-	"os"
 
 	"github.com/autopar/autopar/config"
 	"github.com/autopar/autopar/explain"
@@ -15,7 +15,7 @@ import (
 // writeLP writes the choice of cuts and recomputation, all else as in the plan that was
 // found, as a mixed integer program: see package lp.
 func (c *planCmd) writeLP(con *console, cfg *config.Config, cluster *cost.Cluster, o planner.Options, doc *planner.Document) error {
-	training, evaluation, err := traceSteps(cfg)
+	training, evaluation, err := cfg.Steps()
 	if err != nil {
 		return err
 	}
@@ -27,16 +27,12 @@ func (c *planCmd) writeLP(con *console, cfg *config.Config, cluster *cost.Cluste
 	if err != nil {
 		return usagef("plan: --lp: %v", err)
 	}
-	file, err := os.Create(c.LP)
-	if err != nil {
-		return err
-	}
+	var text bytes.Buffer
 	step := cost.Picoseconds(math.Round(doc.Predicted.StepSeconds * 1e12))
-	if err := program.Write(file, c.LP, step); err != nil {
-		file.Close()
+	if err := program.Write(&text, c.LP, step); err != nil {
 		return fmt.Errorf("plan: --lp: %w", err)
 	}
-	if err := file.Close(); err != nil {
+	if err := writeFile(c.LP, text.Bytes()); err != nil {
 		return err
 	}
 	binaries := 0

@@ -3,7 +3,6 @@ package main
 import (
 	"fmt"
 	goruntime "runtime"
-	"strings"
 
 	"github.com/autopar/autopar/config"
 	"github.com/autopar/autopar/explain"
@@ -88,7 +87,7 @@ func (c *planCmd) options(cfg *config.Config) (planner.Options, error) {
 		o.MicroBatch = *c.MicroBatch
 	}
 	for _, pin := range p.Pins {
-		o.Pins = append(o.Pins, partition.Placement{Match: pin.Match, Spec: "[" + strings.Join(pin.Placement, ",") + "]"})
+		o.Pins = append(o.Pins, partition.Placement{Match: pin.Match, Spec: pin.Spec()})
 	}
 	return o, nil
 }
@@ -225,7 +224,7 @@ func (c *planCmd) Run(con *console) error {
 
 // searchCertified is search with the proof of what it finds.
 func searchCertified(cfg *config.Config, cluster *cost.Cluster, o planner.Options) (*planner.Document, *planner.Certificate, error) {
-	training, evaluation, err := traceSteps(cfg)
+	training, evaluation, err := cfg.Steps()
 	if err != nil {
 		return nil, nil, err
 	}
@@ -241,7 +240,7 @@ func searchCertified(cfg *config.Config, cluster *cost.Cluster, o planner.Option
 
 // search finds the plan of a configuration on a cluster.
 func search(cfg *config.Config, cluster *cost.Cluster, o planner.Options) (*planner.Document, error) {
-	training, evaluation, err := traceSteps(cfg)
+	training, evaluation, err := cfg.Steps()
 	if err != nil {
 		return nil, err
 	}

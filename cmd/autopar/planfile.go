@@ -20,7 +20,7 @@ func (a planArg) loadPlan() (*planner.Document, error) {
 	if err != nil {
 		return nil, err
 	}
-	training, evaluation, err := traceSteps(doc.Config)
+	training, evaluation, err := doc.Config.Steps()
 	if err != nil {
 		return nil, err
 	}

@@ -281,7 +281,7 @@ func (c *check) round(ctx context.Context, steps int) error {
 func (c *check) rows(cluster *cost.Cluster) ([]checkedPlan, error) {
 	for i := range c.plans {
 		k, cfg := &c.plans[i], c.configs[c.plans[i].model]
-		training, evaluation, err := traceSteps(cfg)
+		training, evaluation, err := cfg.Steps()
 		if err != nil {
 			return nil, err
 		}

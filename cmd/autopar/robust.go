@@ -20,7 +20,7 @@ const robustAlternatives = 7
 // alternatives, and the best of every policy: four searches. Where it is not the
 // fastest, that is the first of the alternatives.
 func robust(cfg *config.Config, cluster *cost.Cluster, o planner.Options, samples int, seed int64) (*planner.Document, error) {
-	training, evaluation, err := traceSteps(cfg)
+	training, evaluation, err := cfg.Steps()
 	if err != nil {
 		return nil, err
 	}

@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 
 	"github.com/autopar/autopar/explain"
@@ -181,12 +182,7 @@ func (c *validateCmd) print(con *console, v validation) {
 	if len(v.Sources) > 0 {
 		con.heading("step time, predicted against measured")
 		table := [][]string{{"SOURCE", "ROWS", "MEAN ABSOLUTE ERROR", "BIAS", "RANK CORRELATION"}}
-		var names []string
-		for name := range v.Sources {
-			names = append(names, name)
-		}
-		slices.Sort(names)
-		for _, name := range names {
+		for _, name := range slices.Sorted(maps.Keys(v.Sources)) {
 			s := v.Sources[name]
 			rank := "-"
 			if s.Spearman != nil {
