@@ -70,7 +70,7 @@ type Train struct {
 	MaxIters             int    `yaml:"max_iters" help:"last iteration; the run makes max_iters+1 updates, as nanoGPT"`
 	EvalInterval         int    `yaml:"eval_interval" help:"iterations between two evaluations"`
 	EvalIters            int    `yaml:"eval_iters" help:"batches per split and evaluation"`
-	EvalOnly             bool   `yaml:"eval_only" help:"evaluate once and stop"`
+	EvalOnly             bool   `yaml:"eval_only" help:"evaluate once, the weights of a resumed run as they are, and stop; nothing is written"`
 	LogInterval          int    `yaml:"log_interval" help:"iterations between two log lines"`
 	OutDir               string `yaml:"out_dir" help:"directory of checkpoints and metrics.jsonl"`
 	AlwaysSaveCheckpoint bool   `yaml:"always_save_checkpoint" help:"save after every evaluation, not only after a better one"`

@@ -5,6 +5,11 @@ package mutants
 func inCheckpoints() []mutant {
 	const whole, background, goesOn = "^TestMemoryIsWholeOrNothing$", "^TestBackground$", "^TestGoesOnFromMemory$"
 	return []mutant{{
+		bug:  "an evaluation of a run that has stopped trains it on",
+		file: "train/run.go",
+		old:  "EvalInterval == 0 || evaluates {", new: "EvalInterval == 0 {",
+		pkg: "./train", run: "^TestEvalOnly$",
+	}, {
 		bug:  "what is written is what the ranks hold a step later",
 		file: "checkpoint/memory.go",
 		old:  "return m.replace(s, &h), nil", new: "return s, nil",

@@ -21,7 +21,7 @@ type RunOptions struct {
 	// nanoGPT's loop makes.
 	Steps int
 	// Out is the directory of checkpoints and metrics.jsonl; "" writes neither. A new run replaces what an earlier one
-	// left there: its metrics at once, its checkpoints when it first saves.
+	// left there: its metrics at once, its checkpoints when it first saves. With train.eval_only nothing is written.
 	Out string
 	// Resume goes on from the newest checkpoint in Out.
 	Resume bool
@@ -146,7 +146,8 @@ func (r *run) begin(ctx context.Context) error {
 	if err := r.parameters(ctx); err != nil {
 		return err
 	}
-	if r.opts.Out != "" && first {
+	evaluates := r.Config.Train.EvalOnly
+	if r.opts.Out != "" && first && !evaluates {
 		var err error
 		if r.metrics, err = openMetrics(r.opts.Out, r.result.Steps); err != nil {
 			return err
@@ -156,7 +157,7 @@ func (r *run) begin(ctx context.Context) error {
 	if peak == 0 {
 		peak = nanoGPTPeakFLOPS
 	}
-	if r.result.Steps >= r.last {
+	if r.result.Steps >= r.last && !evaluates {
 		r.printf("nothing to do: %d iterations are asked for, %d are done\n", r.last, r.result.Steps)
 	}
 	r.mfu = mfu{flopsPerStep: float64(r.Config.Model.FLOPsPerToken()) * float64(r.TokensPerStep()), peak: peak * float64(r.exec.Ranks()), running: -1}
@@ -237,12 +238,13 @@ func (c cropped) Read(name string, dtype ir.DType, slab ir.Slab, dst []byte) err
 func (r *run) loop(ctx context.Context) error {
 	waste := collectGarbage()
 	defer waste.restore()
-	for it := r.result.Steps; it < r.last; it++ {
+	evaluates := r.Config.Train.EvalOnly // wherever the run is
+	for it := r.result.Steps; it < r.last || evaluates; it++ {
 		waste.between()
 		if err := r.pollCheckpoints(); err != nil {
 			return err
 		}
-		if it%r.Config.Train.EvalInterval == 0 {
+		if it%r.Config.Train.EvalInterval == 0 || evaluates {
 			if err := r.flush(ctx, 0); err != nil {
 				return err
 			}
@@ -253,7 +255,7 @@ func (r *run) loop(ctx context.Context) error {
 			if err != nil {
 				return err
 			}
-			if r.Config.Train.EvalOnly {
+			if evaluates {
 				return nil
 			}
 		}

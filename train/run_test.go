@@ -289,6 +289,26 @@ func TestEvalOnly(t *testing.T) {
 	require.NotContains(t, log, "iter 0:")
 	require.NotContains(t, log, "checkpoints:", "it has nothing to save")
 	require.NoDirExists(t, filepath.Join(out, "ckpt"))
+
+	// Of a run that has stopped between two evaluations, or is done, nothing is trained, and what it left stays.
+	trains := tinyConfig(t, cfg.Data.Dir)
+	for _, steps := range []int{7, trains.Train.MaxIters + 1} {
+		want, _ := train(t, trains, planOf(1, 1, 1), RunOptions{Out: out, Steps: steps})
+		before := contents(t, out)
+		metrics, err := os.ReadFile(filepath.Join(out, MetricsFile))
+		require.NoError(t, err)
+		r, log := train(t, cfg, planOf(1, 1, 1), RunOptions{Out: out, Resume: true})
+		require.Equal(t, steps, r.Steps)
+		require.Contains(t, log, fmt.Sprintf("step %d: train loss", steps))
+		require.NotContains(t, log, "iter ")
+		require.NotContains(t, log, "nothing to do")
+		require.Equal(t, want.Checkpoint, r.Checkpoint)
+		_, _ = train(t, cfg, planOf(1, 1, 1), RunOptions{Out: out, InitFrom: out})
+		require.Equal(t, before, contents(t, out))
+		after, err := os.ReadFile(filepath.Join(out, MetricsFile))
+		require.NoError(t, err)
+		require.Equal(t, string(metrics), string(after))
+	}
 }
 
 // TestInterrupt: a cancelled run has finished its step and saved, and goes on as if nothing had happened.
