@@ -129,6 +129,35 @@ func TestFloorsOfUpdates(t *testing.T) {
 	}
 }
 
+// TestRecomputationInOrder: under a zero-bubble schedule nothing runs beside collectives, and recomputation adds no more to floors than
+// to plans. Elsewhere a block that gathers again has less beside it than one that does not, and so adds more.
+func TestRecomputationInOrder(t *testing.T) {
+	c := preset(t, "gpt3-175b")
+	c.Float = ir.BF16
+	const devices, batch, size, micro = 8, 8, 2, 4
+	h100 := cluster(t, "h100")
+	opts, err := Options{RuntimeNGPUs: devices}.on(h100, batch)
+	require.NoError(t, err)
+	s := newSearcher(step(t, c, batch), batch, h100, opts)
+	o := outline{degrees: degrees{plan: devices, dp: 1, cp: 1, tp: 8, pp: 1}, sharding: sharding{sequence: true}, chunks: 1}
+	skel, err := s.skeleton(o)
+	require.NoError(t, err)
+	skel.upTo(full)
+	added := map[partition.Schedule]cost.Picoseconds{}
+	for _, schedule := range []partition.Schedule{partition.ZeroBubble, partition.OneFOneB} {
+		p := newPipeline(skel, skel.memoryOf(size), size, schedule)
+		p.stages = skel.times(size, schedule)
+		took := func(e extent) cost.Picoseconds {
+			return p.time([]partition.Stage{uniform(e, c.NLayer).stage(0, c.NLayer)})
+		}
+		for e := kept + 1; e < extents; e++ {
+			added[schedule] = s.again(o, size, schedule).more[e]
+			require.LessOrEqual(t, cost.Picoseconds(micro*c.NLayer)*added[schedule], took(e)-took(kept), "%s, %s", schedule, e)
+		}
+	}
+	require.Less(t, added[partition.ZeroBubble], added[partition.OneFOneB])
+}
+
 // TestKeptSharesOfWholeGradients: of a weight that all tensor-parallel ranks hold each may add up the share of the gradient alone
 // that it updates, from ZeRO stage 1 on: where all of it is larger than what the ranks would gather to make their shares.
 func TestKeptSharesOfWholeGradients(t *testing.T) {
