@@ -286,6 +286,30 @@ func TestKilledWriter(t *testing.T) {
 	}
 }
 
+// TestWayBack: who cannot use the newest checkpoint is told of the one before, and how to go on from it; who named a
+// checkpoint is told of no other.
+func TestWayBack(t *testing.T) {
+	dir := t.TempDir()
+	older, err := Save(dir, snapshot(3), Retention{Last: 2})
+	require.NoError(t, err)
+	newest, err := Save(dir, snapshot(8), Retention{Last: 2})
+	require.NoError(t, err)
+	require.NoError(t, os.Truncate(filepath.Join(newest, "rank-00000.safetensors"), 9))
+	latest := filepath.Join(dir, LatestFile)
+	_, err = Open(dir)
+	require.ErrorAs(t, err, new(*Error))
+	require.ErrorContains(t, err, "has 9 bytes, the manifest says")
+	require.ErrorContains(t, err, "; "+older+" is there too: to go back to it write its name to "+latest)
+	_, err = Open(newest)
+	require.ErrorContains(t, err, "has 9 bytes, the manifest says")
+	require.NotContains(t, err.Error(), older)
+	require.NoError(t, os.WriteFile(latest, []byte(filepath.Base(older)), 0o644))
+	c, err := Open(dir)
+	require.NoError(t, err)
+	require.Equal(t, 3, c.Step)
+	require.NoError(t, c.Close())
+}
+
 // TestCorruption: every way in which a checkpoint can be damaged is an *Error that says where and what.
 func TestCorruption(t *testing.T) {
 	file := "rank-00000.safetensors"

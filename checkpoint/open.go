@@ -27,13 +27,34 @@ type Checkpoint struct {
 }
 
 // Open opens a checkpoint: its own directory, or the DIR of a run for the one that DIR/ckpt/latest names. It reads every
-// file once, to compare its SHA-256 with the manifest's. Errors are *Error; that of a directory without a checkpoint
+// file once, to compare its SHA-256 with the manifest's. Errors have an *Error in their tree; that of a directory without a checkpoint
 // wraps [fs.ErrNotExist].
 func Open(path string) (*Checkpoint, error) {
 	dir, err := locate(path)
 	if err != nil {
 		return nil, err
 	}
+	c, err := openDir(dir)
+	if err != nil && dir != path {
+		err = beside(dir, err)
+	}
+	return c, err
+}
+
+// beside says of the newest checkpoint, which cannot be used, how to go back to the one before, if that is there.
+func beside(dir string, err error) error {
+	root, name := filepath.Split(dir)
+	entries, _ := os.ReadDir(root) // none, if it cannot be read
+	for _, e := range slices.Backward(entries) {
+		if _, ok := parseName(e.Name()); ok && e.Name() != name {
+			return fmt.Errorf("%w; %s is there too: to go back to it write its name to %s", err, filepath.Join(root, e.Name()), filepath.Join(root, latestFile))
+		}
+	}
+	return err
+}
+
+// openDir opens the checkpoint in a directory.
+func openDir(dir string) (*Checkpoint, error) {
 	text, err := readText(filepath.Join(dir, manifestFile))
 	if err != nil {
 		return nil, err
