@@ -113,7 +113,8 @@ type run struct {
 // iteration, and its log line. It also saves every checkpoint_interval iterations, and at the end.
 //
 // When ctx is cancelled the step in progress is finished and saved, and the result says Interrupted; that is no error.
-// Of several processes all stop after the same step when the context of one is cancelled.
+// Of several processes all stop after the same step when the context of one is cancelled, and none begins if one has another
+// configuration, other data or other options than rank 0.
 // A loss or gradient norm that is not finite is a [*DivergedError].
 func (j *Job) Run(ctx context.Context, opts RunOptions) (Result, error) {
 	if err := opts.validate(j.exec.Ranks()); err != nil {

@@ -23,7 +23,7 @@ type runCmd struct {
 	planArg
 	deviceArgs
 	Steps    *int   `placeholder:"N" help:"Stop when N updates have been made, those before a resume included. The default is the configuration's max_iters+1."`
-	Out      string `placeholder:"DIR" help:"Directory of checkpoints, metrics.jsonl and the same for TensorBoard. The default is the configuration's train.out_dir."`
+	Out      string `placeholder:"DIR" help:"Directory of checkpoints, metrics.jsonl and the same for TensorBoard, to which one run at a time writes. The default is the configuration's train.out_dir."`
 	Resume   bool   `help:"Go on from the newest checkpoint in the directory."`
 	Offload  string `name:"offload-dir" placeholder:"DIR" help:"Keep what the plan offloads in files of this directory, mapped into memory, instead of in memory."`
 	InitFrom string `placeholder:"scratch|DIR|FILE" default:"scratch" help:"Weights to start from: scratch, the directory of another run, or a safetensors file."`
