@@ -49,6 +49,8 @@ type cutter struct {
 	reach   [][]cost.Picoseconds // see [bounds.reach]
 	bare    cost.Picoseconds     // see withoutHead, with so much that was known
 	knew    int
+	laid    map[int]bool     // with how many blocks the last position fits as it is laid out (see layLast); 0 of several chunks
+	head    cost.Picoseconds // see inHead; never as long as nobody has asked
 
 	ceiling cost.Picoseconds // plans that take longer are of no interest
 	ties    []*candidate     // the fastest so far
@@ -189,7 +191,7 @@ func (c *cutter) allocate(x *candidate) int {
 
 func newCutter(s *searcher, skel *skeleton, size int, schedule partition.Schedule) *cutter {
 	p := newPipeline(skel, skel.memoryOf(size), size, schedule)
-	c := &cutter{search: s, pipe: p, learned: map[tried]bool{}, cut: make([]partition.Stage, len(skel.plan.Stages)), choice: make([]int, p.template.PP()), least: never, dived: never}
+	c := &cutter{search: s, pipe: p, learned: map[tried]bool{}, laid: map[int]bool{}, cut: make([]partition.Stage, len(skel.plan.Stages)), choice: make([]int, p.template.PP()), least: never, dived: never, head: never}
 	if c.chunks() > 1 {
 		p.stages = skel.times(size, schedule)
 		c.rough, c.least = true, p.time(p.interleavedCut(c.recompute(), c.choice))
