@@ -34,7 +34,6 @@ func (b *stageBuilder) beside() {
 	if b.along == nil {
 		b.along, b.during = make([]int, len(b.of)), make([]*ir.Node, len(b.of))
 	}
-	b.leavesFirst()
 	enter := entries(b.nodes)
 	for from, to := 0, 0; from < len(b.nodes); from = to {
 		for to = from + 1; to < len(b.nodes) && b.continues(b.nodes[to-1], b.nodes[to]) && !enter[b.nodes[to]] && !b.received(to-1); to++ {

@@ -13,6 +13,7 @@ func (b *stageBuilder) sharedFirst() {
 	if !b.prog.Plan.Overlap && !b.prog.Plan.OverlapTP {
 		return
 	}
+	b.leavesFirst()
 	read := make([]bool, len(b.of)) // by a block, or what of such nodes is
 	shared := func(n *ir.Node) bool {
 		return n.Block() == "" && n.Phase <= ir.Backward && launched(n) && read[n.Results[0].ID] && b.movable(n) && b.ofWeights(n)
