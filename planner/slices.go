@@ -199,9 +199,13 @@ func (c *cutter) crammed() []bool {
 
 // unlaid bounds plans with more slices of the loss which with as many as there are fit by the bound of their memory, but are not laid
 // out, as they take no less than the best. If one does not fit, it is in the space with more slices, which may take less by what
-// they spare in the head. It is never where there are none.
+// they spare in the head. It is never where there are none, or neither a cache nor gpipe makes slices faster: what collectives may
+// hide beside other slices is left to bounds.
 func (c *cutter) unlaid() cost.Picoseconds {
 	least := never
+	if !c.search.rates.Cached() && c.search.opts.Schedule != partition.GPipe {
+		return least
+	}
 	if c.chunks() > 1 {
 		if !c.laid[0] {
 			least = c.least
