@@ -118,6 +118,7 @@ func (b *stageBuilder) build() {
 	b.accumulators()
 	b.overlap()
 	b.join()
+	b.sharedFirst()
 	b.beside()
 	b.inPieces()
 	b.orderMerged()

@@ -85,7 +85,7 @@ func inTheExchange() []mutant {
 		pkg: "./planner", run: "^TestFloorsOfLargeModels$",
 	}, {
 		bug: "weights are gathered while nothing else is done", how: "a parameter stands between products",
-		file: "codegen/beside.go",
+		file: "codegen/shared.go",
 		old:  "	b.leavesFirst()\n", new: "",
 		pkg: "./planner", run: "^TestFloorsOfLargeModels$",
 	}, {

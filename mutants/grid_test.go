@@ -5,8 +5,8 @@ func inGrids() []mutant {
 	const collectives, exact = "^TestGridCollectives$", "^TestGridSearchIsExact$"
 	return []mutant{{
 		bug: "one block does not stand for all", how: "the first of a stage slices positions between what runs beside collectives in others",
-		file: "codegen/beside.go",
-		old:  "	b.sharedFirst(enter)\n", new: "",
+		file: "codegen/shared.go",
+		old:  "case together && before.Block() != \"\" && shared(n)", new: "case together && before.Block() != \"\" && from < 0 && shared(n)",
 		pkg: "./planner", run: "^TestCostBesideWhatBlocksShare$",
 	}, {
 		bug: "weights on a grid are gathered", how: "what meets a part of a weight is not cut as that is",

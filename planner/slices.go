@@ -199,9 +199,13 @@ func (c *cutter) crammed() []bool {
 
 // unlaid bounds plans with more slices of the loss which with as many as there are fit by the bound of their memory, but are not laid
 // out, as they take no less than the best. If one does not fit, it is in the space with more slices, which may take less by what
-// they spare in the head. It is never where there are none.
+// they spare in the head. It is never where there are none, or neither a cache nor gpipe makes slices faster: what collectives may
+// hide beside other slices is left to bounds.
 func (c *cutter) unlaid() cost.Picoseconds {
 	least := never
+	if !c.search.rates.Cached() && c.search.opts.Schedule != partition.GPipe {
+		return least
+	}
 	if c.chunks() > 1 {
 		if !c.laid[0] {
 			least = c.least
@@ -215,10 +219,13 @@ func (c *cutter) unlaid() cost.Picoseconds {
 	return least
 }
 
-// inHead is that of the pipeline.
+// inHead is that of the pipeline, and under gpipe what may be made later. But where the schedule is searched the same plan under
+// 1f1b, which takes no longer and has no more to keep, is in the space as well.
 func (c *cutter) inHead() cost.Picoseconds {
 	if c.head == never {
-		c.head = c.pipe.inHead()
+		if c.head = c.pipe.inHead(); c.search.opts.Schedule == partition.GPipe {
+			c.head += c.pipe.headForward()
+		}
 	}
 	return c.head
 }
@@ -351,6 +358,22 @@ func (p *pipeline) inHead() cost.Picoseconds {
 		}
 	}
 	return sum
+}
+
+// headForward is what the forward passes make for the loss, which with several slices of it is part of the backward passes: under
+// gpipe the first position may begin with those so much earlier.
+func (p *pipeline) headForward() cost.Picoseconds {
+	if p.template.PP() == 1 {
+		return 0
+	}
+	sum := cost.Picoseconds(0)
+	under, _ := p.skel.under(p.template.Schedule)
+	for _, x := range under.prices(kept, len(p.skel.plan.Stages)-1, ir.Forward, whole, p.skel.mesh(p.template.MicroBatch), ir.Coord{}) {
+		if !p.skel.of.ofBlock[x.Node] {
+			sum += x.time
+		}
+	}
+	return sum * cost.Picoseconds(p.microBatches)
 }
 
 // variesBySlices reports whether what a node outside of blocks communicates or copies may be done at another time, or less

@@ -7,6 +7,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/autopar/autopar/ir"
 	"github.com/autopar/autopar/models/gpt"
 	"github.com/autopar/autopar/partition"
 	"github.com/autopar/autopar/planner/cost"
@@ -173,4 +174,22 @@ func TestSlicesOfWhatIsNotLaidOut(t *testing.T) {
 			require.Greater(t, whole.Prediction.Step, found.Prediction.Step)
 		})
 	}
+}
+
+// TestSlicesUnderGPipe: with several slices of the loss all of the head is part of the backward passes, so that under gpipe a first
+// position which others wait for begins with those earlier.
+func TestSlicesUnderGPipe(t *testing.T) {
+	const batch, blocks = 32, 22
+	model := preset(t, "gpt2")
+	model.NLayer, model.VocabSize, model.Float = blocks, 16384, ir.BF16
+	s := newSearcher(step(t, model, batch), batch, cluster(t, "a100-80g"), Options{RuntimeNGPUs: 2, Schedule: partition.GPipe})
+	of := func(slices int) *cutter {
+		skel, err := s.skeleton(outline{degrees: degrees{plan: 2, dp: 1, cp: 1, tp: 1, pp: 2}, sharding: sharding{slices: slices}, chunks: 1})
+		require.NoError(t, err)
+		return newCutter(s, skel, 2, partition.GPipe)
+	}
+	one, two := of(0), of(2)
+	cut := []partition.Stage{uniform(full, 11).stage(0, 11), recomputation{}.stage(11, 11)}
+	require.Less(t, two.pipe.time(cut), one.pipe.time(cut))
+	require.LessOrEqual(t, one.pipe.time(cut)-one.inHead(), two.pipe.time(cut))
 }
