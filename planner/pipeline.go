@@ -144,8 +144,9 @@ func (p *pipeline) system(cut []partition.Stage) *sim.System {
 		}
 		changed[i%positions] = true
 		for phase := range ir.Update {
-			for size := range 2 {
-				p.body(i, phase, size).price(f.passes[i][phase][size], tally{n}, r)
+			p.body(i, phase, whole).price(f.passes[i][phase][whole], tally{n}, r)
+			if !p.even(i, phase) {
+				p.body(i, phase, rest).price(f.passes[i][phase][rest], tally{n}, r)
 			}
 		}
 	}
@@ -210,8 +211,10 @@ func (p *pipeline) newFrame(stages int) *frame {
 	for at := range positions {
 		for i := at; i < stages; i += positions {
 			for phase := range ir.Update {
-				for size := range 2 {
-					f.passes[i][phase][size] = ops(i, p.body(i, phase, size), phase)
+				passes := &f.passes[i][phase]
+				passes[whole] = ops(i, p.body(i, phase, whole), phase)
+				if passes[rest] = passes[whole]; !p.even(i, phase) {
+					passes[rest] = ops(i, p.body(i, phase, rest), phase)
 				}
 			}
 		}
@@ -230,6 +233,12 @@ func (p *pipeline) newFrame(stages int) *frame {
 		f.system.Processes[at] = sim.Process{Tasks: tasks}
 	}
 	return f
+}
+
+// even reports whether stage i does the same in a pass over the last micro-batch as over the others: see [skeleton.tell].
+func (p *pipeline) even(i int, phase ir.Phase) bool {
+	a, b := p.body(i, phase, whole), p.body(i, phase, rest)
+	return len(a) == len(b) && (len(a) == 0 || &a[0] == &b[0])
 }
 
 // body returns what stage i does in a pass over a micro-batch.
