@@ -47,6 +47,7 @@ type cutter struct {
 	choice  []int                // by position: how much an interleaved schedule recomputes
 	rough   bool                 // nobody has asked yet whether it fits, so that least is with no more than the options recompute
 	reach   [][]cost.Picoseconds // see [bounds.reach]
+	shell   bool                 // of memory nothing is known but that shells of stages do not fit
 	bare    cost.Picoseconds     // see withoutHead, with so much that was known
 	knew    int
 
@@ -188,17 +189,54 @@ func (c *cutter) allocate(x *candidate) int {
 }
 
 func newCutter(s *searcher, skel *skeleton, size int, schedule partition.Schedule) *cutter {
-	p := newPipeline(skel, skel.memoryOf(size), size, schedule)
+	p := openPipeline(skel, size, schedule)
 	c := &cutter{search: s, pipe: p, learned: map[tried]bool{}, cut: make([]partition.Stage, len(skel.plan.Stages)), choice: make([]int, p.template.PP()), least: never, dived: never}
 	if c.chunks() > 1 {
+		p.remember(skel.memoryOf(size))
 		p.stages = skel.times(size, schedule)
 		c.rough, c.least = true, p.time(p.interleavedCut(c.recompute(), c.choice))
 		p.frame = nil
-	} else if p.mayFit(s.limit) {
+	} else if c.mayFit() {
 		p.stages = skel.times(size, schedule)
 		c.bound()
 	}
 	return c
+}
+
+// mayFit reports whether the pipeline may fit with what is searched of recomputation, which is only compiled if shells do.
+func (c *cutter) mayFit() bool {
+	p := c.pipe
+	if c.shell = c.shelled() && !p.fits(c.shells(), c.search.limit); c.shell {
+		return false
+	}
+	if c.chunks() == 1 { // or it is as it is asked for
+		c.complete()
+	}
+	return p.mayFit(c.search.limit)
+}
+
+// shells is [skeleton.shells] of the pipeline.
+func (c *cutter) shells() []stageMemory {
+	t, slot := &c.pipe.template, int64(0)
+	if o := c.pipe.skel.outline; c.search.trunk(o) != nil {
+		_, slot, _ = c.search.keepsLeast(o, t.MicroBatch, t.Schedule)
+	}
+	return c.pipe.skel.shells(t.MicroBatch, t.Schedule, slot)
+}
+
+// shelled reports whether there is more to compile than shells need.
+func (c *cutter) shelled() bool { return c.pipe.skel.most < slices.Max(c.recompute().extents()) }
+
+// complete has the pipeline know the memory of stages with what is searched of recomputation.
+func (c *cutter) complete() {
+	c.shell = false
+	p, most := c.pipe, slices.Max(c.recompute().extents())
+	if c.chunks() > 1 {
+		p.upTo(most)
+		return
+	}
+	p.skel.upTo(most)
+	p.remember(p.skel.memoryOf(p.template.MicroBatch))
 }
 
 // settle finds out what an interleaved schedule has to recompute, of which more has to be compiled, and whether it fits.
@@ -210,7 +248,7 @@ func (c *cutter) settle() {
 	p := c.pipe
 	kept := p.stages
 	p.stages = nil // what is recomputed has no price before it fits
-	if !p.mayFit(c.search.limit) {
+	if !c.mayFit() {
 		p.stages = kept
 		return
 	}

@@ -32,6 +32,9 @@ func (s *searcher) infeasible(points []*point) error {
 		}
 	}
 	for _, b := range points {
+		if b.shell {
+			b.complete()
+		}
 		open(b.outline(), b.pipe)
 	}
 	var closest *partition.Plan

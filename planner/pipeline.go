@@ -39,15 +39,35 @@ type frame struct {
 }
 
 func newPipeline(s *skeleton, memory []stageMemory, microBatch int, schedule partition.Schedule) *pipeline {
+	p := openPipeline(s, microBatch, schedule)
+	p.remember(memory)
+	return p
+}
+
+// openPipeline is newPipeline but for memory.
+func openPipeline(s *skeleton, microBatch int, schedule partition.Schedule) *pipeline {
 	p := &pipeline{
-		skel: s, memory: slices.Clone(memory), most: s.most,
+		skel: s, most: s.most,
 		microBatches: s.mesh(microBatch).Size(partition.AxisMB),
 		room:         make([]codegen.Chunk, len(s.plan.Stages)),
 	}
 	p.template = s.plan
 	p.template.MicroBatch, p.template.Schedule = microBatch, schedule
 	p.template.OverlapTP = p.template.OverlapTP && schedule != partition.ZeroBubble
-	if schedule == partition.ZeroBubble {
+	for i := range p.template.PP() {
+		p.early = append(p.early, earlyForwards(schedule, p.microBatches, p.template.PP(), i))
+		for c, room := range s.all.room(&p.template, i, p.microBatches) {
+			p.room[i+c*p.template.PP()] = room
+		}
+	}
+	return p
+}
+
+// remember has the pipeline know the memory of its stages, as it is under its schedule.
+func (p *pipeline) remember(memory []stageMemory) {
+	s := p.skel
+	p.memory, p.most = slices.Clone(memory), s.most
+	if p.template.Schedule == partition.ZeroBubble {
 		// Temporary values of the backward pass may lie in the slots instead, and sums of the head come after it.
 		for i := range p.memory {
 			p.memory[i].temp, p.memory[i].crest = p.memory[i].calm, [extents]int64{}
@@ -63,13 +83,6 @@ func newPipeline(s *skeleton, memory []stageMemory, microBatch int, schedule par
 			p.memory[i].apart = [extents]int64{}
 		}
 	}
-	for i := range p.template.PP() {
-		p.early = append(p.early, earlyForwards(schedule, p.microBatches, p.template.PP(), i))
-		for c, room := range s.all.room(&p.template, i, p.microBatches) {
-			p.room[i+c*p.template.PP()] = room
-		}
-	}
-	return p
 }
 
 // earlyForwards returns how many of m forward passes of a position the way of micro-batch
@@ -96,6 +109,22 @@ func (p *pipeline) mayFit(limit int64) bool {
 		}
 	}
 	return false
+}
+
+// fits reports whether stages of which shells are known could hold all blocks between them.
+func (p *pipeline) fits(shells []stageMemory, limit int64) bool {
+	q := *p
+	q.memory = shells
+	if p.template.Chunks() == 1 {
+		return q.mayFit(limit)
+	}
+	cut := evenCut(p.skel.blocks, len(p.template.Stages), func(int) extent { return kept })
+	for at := range shells {
+		if q.interleavedPeak(cut, at) > limit {
+			return false
+		}
+	}
+	return true
 }
 
 // plan returns the plan with a cut.

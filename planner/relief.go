@@ -197,7 +197,7 @@ func (c *cutter) freed(what partition.Offload) *freed {
 	}
 	f := &freed{}
 	if c.chunks() > 1 {
-		f.least = like.time(like.interleavedCut(c.search.opts.recompute(like.skel.replicate), make([]int, len(c.choice))))
+		f.least = like.time(like.interleavedCut(c.search.opts.recompute(like.skel.outline.replicate), make([]int, len(c.choice))))
 	} else {
 		b := newBounds(like, 1<<62, c.search.opts, nil) // a block that gathers ahead may be faster recomputed
 		f.least, f.time = b.best(), b.time

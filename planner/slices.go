@@ -132,7 +132,14 @@ func (c *cutter) withoutHead() cost.Picoseconds {
 }
 
 func (c *cutter) leastWithoutHead() cost.Picoseconds {
-	p, last := *c.pipe, c.pipe.template.PP()-1
+	last := c.pipe.template.PP() - 1
+	if c.shell {
+		if c.shelled() && !c.pipe.fits(c.shellsWithoutHead(), c.search.limit) {
+			return never
+		}
+		c.complete()
+	}
+	p := *c.pipe
 	crammed := c.crammed()
 	if !slices.Contains(crammed, true) {
 		return never
@@ -165,6 +172,17 @@ func (c *cutter) leastWithoutHead() cost.Picoseconds {
 		least -= p.inHead()
 	}
 	return least
+}
+
+// shellsWithoutHead is shells but for what the loss has at the last position.
+func (c *cutter) shellsWithoutHead() []stageMemory {
+	all := c.shells()
+	m := &all[len(all)-1]
+	slot := m.moreSlot[kept]
+	c.pipe.leaveHead(m)
+	m.leaveSlots(slot)
+	m.temp = [extents]int64{}
+	return all
 }
 
 // crammed tells, by number of blocks less one, with which the last position has to recompute something, or does not fit, of
