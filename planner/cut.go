@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"slices"
 
+	"github.com/autopar/autopar/ir"
 	"github.com/autopar/autopar/partition"
 	"github.com/autopar/autopar/planner/cost"
 )
@@ -196,6 +197,14 @@ func newCutter(s *searcher, skel *skeleton, size int, schedule partition.Schedul
 		p.stages = skel.times(size, schedule)
 		c.rough, c.least = true, p.time(p.interleavedCut(c.recompute(), c.choice))
 		p.frame = nil
+		return c
+	}
+	if !c.fitsShells() {
+		return c
+	}
+	if c.rough = c.shelled() && schedule != partition.ZeroBubble; c.rough {
+		p.stages = skel.times(size, schedule)
+		c.least = p.leastKept()
 	} else if c.mayFit() {
 		p.stages = skel.times(size, schedule)
 		c.bound()
@@ -203,16 +212,39 @@ func newCutter(s *searcher, skel *skeleton, size int, schedule partition.Schedul
 	return c
 }
 
+// leastKept bounds plans by programs of blocks that recompute nothing, however many of them do: those take no less but for what
+// recomputation does before the gradient of a block is there. (Under zero-bubble schedules it spares gradients of weights, too.)
+func (p *pipeline) leastKept() cost.Picoseconds {
+	q := *p
+	q.memory = make([]stageMemory, len(p.stages)) // without limit
+	least := newBounds(&q, 1<<62, Options{Recompute: RecomputeNone}, nil).best()
+	for i := range p.stages {
+		ahead := [2]cost.Picoseconds{}
+		for size := range ahead {
+			for _, part := range p.body(i, ir.Backward, size) {
+				ahead[size] += part.ahead
+			}
+		}
+		least -= max(ahead[whole], ahead[rest])
+	}
+	return least
+}
+
 // mayFit reports whether the pipeline may fit with what is searched of recomputation, which is only compiled if shells do.
 func (c *cutter) mayFit() bool {
-	p := c.pipe
-	if c.shell = c.shelled() && !p.fits(c.shells(), c.search.limit); c.shell {
+	if !c.fitsShells() {
 		return false
 	}
-	if c.chunks() == 1 { // or it is as it is asked for
+	if c.chunks() == 1 { // of interleaved ones it is as it is asked for
 		c.complete()
 	}
-	return p.mayFit(c.search.limit)
+	return c.pipe.mayFit(c.search.limit)
+}
+
+// fitsShells reports whether shells may fit, if there is more to compile than those.
+func (c *cutter) fitsShells() bool {
+	c.shell = c.shelled() && !c.pipe.fits(c.shells(), c.search.limit)
+	return !c.shell
 }
 
 // shells is [skeleton.shells] of the pipeline.
@@ -239,7 +271,17 @@ func (c *cutter) complete() {
 	p.remember(p.skel.memoryOf(p.template.MicroBatch))
 }
 
-// settle finds out what an interleaved schedule has to recompute, of which more has to be compiled, and whether it fits.
+// known has all known of the pipeline that was put off, but for what an interleaved schedule has to recompute.
+func (c *cutter) known() {
+	if c.chunks() == 1 {
+		c.settle()
+	}
+	if c.shell {
+		c.complete()
+	}
+}
+
+// settle finds out what has to be recomputed, of which more has to be compiled, and whether it fits.
 func (c *cutter) settle() {
 	if !c.rough {
 		return
@@ -249,7 +291,9 @@ func (c *cutter) settle() {
 	kept := p.stages
 	p.stages = nil // what is recomputed has no price before it fits
 	if !c.mayFit() {
-		p.stages = kept
+		if c.chunks() > 1 {
+			p.stages = kept
+		}
 		return
 	}
 	p.stages = p.skel.times(p.template.MicroBatch, p.template.Schedule)

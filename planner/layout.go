@@ -184,13 +184,6 @@ func (l *layouts) solve(g group, dp, tp int) []partition.Placement {
 	}
 	enumerate(0)
 	slices.SortStableFunc(candidates, func(a, b candidate) int { return cmp.Compare(b.bytes, a.bytes) })
-	placed := map[string]bool{} // what some candidate splits
-	for _, c := range candidates {
-		for _, p := range c.placements {
-			placed[p.Match] = true
-		}
-	}
-	alone := l.training(placed)
 	var best []partition.Placement
 	var bestTime cost.Picoseconds
 	var bestBytes int64
@@ -198,7 +191,7 @@ func (l *layouts) solve(g group, dp, tp int) []partition.Placement {
 		if len(c.placements) == 0 || c.bytes < bestBytes {
 			break
 		}
-		time, err := l.time(alone, c.placements, dp, tp)
+		time, err := l.time(c.placements, dp, tp)
 		if err != nil {
 			continue // the split is not legal
 		}
@@ -207,37 +200,6 @@ func (l *layouts) solve(g group, dp, tp int) []partition.Placement {
 		}
 	}
 	return best
-}
-
-// training returns the graph in which only some classes of parameters are trained: the gradients and updates of others
-// take as long whatever these are split in.
-func (l *layouts) training(classes map[string]bool) *ir.Graph {
-	g, _ := l.graph.Clone()
-	adamW := func(u ir.StateUpdate) *ir.Node {
-		if n := u.New.Def; n.Op != ir.OpCast {
-			return n
-		}
-		return u.New.Def.Args[0].Def
-	}
-	trained := map[*ir.Node]bool{}
-	for _, u := range g.Updates {
-		if classes[classOf(u.Param.Def.Name)] {
-			trained[adamW(u)] = true
-		}
-	}
-	g.Updates = slices.DeleteFunc(g.Updates, func(u ir.StateUpdate) bool { return !trained[adamW(u)] })
-	for _, n := range g.Nodes {
-		if n.Op != ir.OpAddN || n.Phase != ir.Update {
-			continue
-		}
-		n.Args = slices.DeleteFunc(n.Args, func(v *ir.Value) bool { // of the norm of the gradients
-			name, _, _ := strings.Cut(v.Def.Name, "/")
-			return v.Def.Op == ir.OpSumSquares && !classes[classOf(name)]
-		})
-		n.Sign()
-	}
-	g.Prune()
-	return g
 }
 
 // splitOf places a parameter and its repeats in other blocks: split in a dimension, or whole
@@ -326,8 +288,8 @@ func (l *layouts) plan(placements []partition.Placement, dp, tp int) *partition.
 }
 
 // time is the time of a step with one block.
-func (l *layouts) time(g *ir.Graph, placements []partition.Placement, dp, tp int) (cost.Picoseconds, error) {
-	times, err := l.phases(g, placements, dp, tp)
+func (l *layouts) time(placements []partition.Placement, dp, tp int) (cost.Picoseconds, error) {
+	times, err := l.phases(placements, dp, tp)
 	var sum cost.Picoseconds
 	for _, t := range times {
 		sum += t
@@ -336,9 +298,9 @@ func (l *layouts) time(g *ir.Graph, placements []partition.Placement, dp, tp int
 }
 
 // phases is the time of each phase of a step with one block.
-func (l *layouts) phases(g *ir.Graph, placements []partition.Placement, dp, tp int) (total [ir.NumPhases]cost.Picoseconds, err error) {
+func (l *layouts) phases(placements []partition.Placement, dp, tp int) (total [ir.NumPhases]cost.Picoseconds, err error) {
 	plan := l.plan(placements, dp, tp)
-	prog, err := codegen.Draft(g, plan, l.batch)
+	prog, err := codegen.Draft(l.graph, plan, l.batch)
 	if err != nil {
 		return total, err
 	}

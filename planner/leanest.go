@@ -32,9 +32,7 @@ func (s *searcher) infeasible(points []*point) error {
 		}
 	}
 	for _, b := range points {
-		if b.shell {
-			b.complete()
-		}
+		b.known()
 		open(b.outline(), b.pipe)
 	}
 	var closest *partition.Plan

@@ -77,6 +77,8 @@ type part struct {
 	// chunks has, of an update that several chunks share, the time of one block of
 	// each that the blueprint has: they may stand on different sides of a transfer.
 	chunks [fewChunks]cost.Picoseconds
+	// ahead is, of a block's backward pass, what recomputation may do before the gradient is there.
+	ahead cost.Picoseconds
 }
 
 // sum is an add_n with operands from every block of the stage.
@@ -452,6 +454,9 @@ func (s *skeleton) split(stage int, instrs []priced, mesh ir.Mesh, at ir.Coord, 
 			p.chunks[x.chunk] += time
 		case s.of.ofBlock[n]:
 			p.block[kept] += time
+			if mayGoAhead(n) {
+				p.ahead += time
+			}
 		case n.Op == ir.OpAddN && blockOperands(n) > 0:
 			inner := blockOperands(n)
 			p.sums = append(p.sums, sum{len(n.Args) - inner, inner / s.of.plan.Chunks(), func(operands int) cost.Picoseconds {
@@ -469,6 +474,11 @@ func (s *skeleton) split(stage int, instrs []priced, mesh ir.Mesh, at ir.Coord, 
 		next(sim.Work) // what the body waits for at its end
 	}
 	return parts
+}
+
+// mayGoAhead reports whether recomputation does what a node of the backward pass does, before there is a gradient.
+func mayGoAhead(n *ir.Node) bool {
+	return n.Op == ir.OpAllGather || n.Op == ir.OpAllToAll || n.Op == ir.OpSlice || n.Op == ir.OpFetch
 }
 
 // blockOperands counts the operands of an add_n that blocks of its stage make.

@@ -150,6 +150,12 @@ func (s *skeleton) copiesOn(g *ir.Graph, price *cost.Program) []copies {
 // pipeline, with what they copy for an offload, that take at most the given time,
 // and without that offload do not fit.
 func (c *cutter) slowed(time cost.Picoseconds, what partition.Offload) bool {
+	if c.rough && c.chunks() == 1 {
+		if c.least > time {
+			return false
+		}
+		c.settle()
+	}
 	if c.pipe.stages == nil {
 		return true // it does not fit at all
 	}

@@ -78,21 +78,21 @@ func TestGroupsAreIndependent(t *testing.T) {
 		model := tiny(1)
 		model.NHead, model.NEmbd = 4, 128
 		l := layouts{graph: step(t, model, 4), batch: 4, ranks: 2, cluster: cluster(t, name), known: map[int][][]partition.Placement{}}
-		none, err := l.phases(l.graph, nil, 1, 2)
+		none, err := l.phases(nil, 1, 2)
 		require.NoError(t, err)
 		sum := none
 		var all []partition.Placement
 		for _, g := range l.groups() {
 			best := l.solve(g, 1, 2)
 			require.NotEmpty(t, best)
-			alone, err := l.phases(l.graph, best, 1, 2)
+			alone, err := l.phases(best, 1, 2)
 			require.NoError(t, err)
 			for phase := range sum {
 				sum[phase] += alone[phase] - none[phase]
 			}
 			all = append(all, best...)
 		}
-		joint, err := l.phases(l.graph, all, 1, 2)
+		joint, err := l.phases(all, 1, 2)
 		require.NoError(t, err)
 		require.Equal(t, sum[:ir.Update], joint[:ir.Update], name)
 		// Every group alone pays for making the others' terms of the norm partial.
