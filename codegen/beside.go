@@ -36,6 +36,7 @@ func (b *stageBuilder) beside() {
 	}
 	b.leavesFirst()
 	enter := entries(b.nodes)
+	b.sharedFirst(enter)
 	for from, to := 0, 0; from < len(b.nodes); from = to {
 		for to = from + 1; to < len(b.nodes) && b.continues(b.nodes[to-1], b.nodes[to]) && !enter[b.nodes[to]] && !b.received(to-1); to++ {
 		}
@@ -53,6 +54,37 @@ func (b *stageBuilder) leavesFirst() {
 		return 1
 	}
 	slices.SortStableFunc(b.nodes, func(x, y *ir.Node) int { return at(x) - at(y) })
+}
+
+// sharedFirst puts what blocks share and is made of no batch, such as the positions of a rank's tokens, before the first block that
+// reads it: inside that block it would be between nodes that in all others are next to each other, and the first of a stage must be
+// like them.
+func (b *stageBuilder) sharedFirst(enter map[*ir.Node]bool) {
+	read := make([]bool, len(b.of)) // by a block, or what of such nodes is
+	shared := func(n *ir.Node) bool {
+		return n.Block() == "" && n.Phase <= ir.Backward && read[n.Results[0].ID] && launched(n) && b.movable(n) && b.ofWeights(n)
+	}
+	for _, n := range slices.Backward(b.nodes) {
+		if n.Block() != "" || len(n.Results) > 0 && shared(n) {
+			for _, a := range n.Args {
+				read[a.ID] = true
+			}
+		}
+	}
+	from := 0 // of what may change places with each other
+	for i := 1; i < len(b.nodes); i++ {
+		before, n := b.nodes[i-1], b.nodes[i]
+		x, y := b.spot(before), b.spot(n)
+		inside := before.Block() != "" && before.Phase == n.Phase && before.Stage == n.Stage && x.segment == y.segment
+		switch {
+		case inside && b.movable(before) && len(n.Results) > 0 && shared(n) && !readsAny(n, b.nodes[from:i]):
+			copy(b.nodes[from+1:i+1], b.nodes[from:i])
+			b.nodes[from] = n
+			from++
+		case !b.continues(before, n) || enter[n] || b.received(i-1):
+			from = i
+		}
+	}
 }
 
 // continues reports whether nothing forbids that a node changes places with the one before:

@@ -173,7 +173,7 @@ func inTheBounds() []mutant {
 		bug: "a floor shares out what a kernel takes that is larger than the cache", how: "a part of it may lie in that",
 		file: "planner/relax.go",
 		old:  "near := &w.near[inBlock]", new: "near := &w.steady[inBlock]",
-		pkg: "./planner", run: "^TestFloorOfAnUpdateInTheCache$",
+		pkg: "./planner", run: "^TestFloorsOfUpdates$",
 	}, {
 		bug: "a bound counts blocks that lie before a stage", how: "one",
 		file: "planner/bound.go",

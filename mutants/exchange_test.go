@@ -97,6 +97,6 @@ func inTheExchange() []mutant {
 		bug: "floor above what plans take", how: "it has recomputation add what zero-bubble schedules do not hide",
 		file: "planner/floor.go",
 		old:  "return schedule == partition.ZeroBubble }", new: "return schedule == \"\" }",
-		pkg: "./planner", run: "^TestCostInPiecesIsSimulation$/^seed_12$",
+		pkg: "./planner", run: "^TestRecomputationInOrder$",
 	}}
 }

@@ -4,6 +4,11 @@ package mutants
 func inGrids() []mutant {
 	const collectives, exact = "^TestGridCollectives$", "^TestGridSearchIsExact$"
 	return []mutant{{
+		bug: "one block does not stand for all", how: "the first of a stage slices positions between what runs beside collectives in others",
+		file: "codegen/beside.go",
+		old:  "	b.sharedFirst(enter)\n", new: "",
+		pkg: "./planner", run: "^TestCostBesideWhatBlocksShare$",
+	}, {
 		bug: "weights on a grid are gathered", how: "what meets a part of a weight is not cut as that is",
 		file: "partition/rulecost.go",
 		old:  "return w.Def.Op == ir.OpParam && to.Kind == ir.Shard && w.Spec[t.axis()] == to", new: "return w.Def.Op == ir.OpParam && to.Kind == ir.Partial && w.Spec[t.axis()] == to",

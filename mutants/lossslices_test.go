@@ -76,8 +76,13 @@ func inLossSlices() []mutant {
 	}, {
 		bug: "slices of the loss are not looked at where they pay", how: "as the last position keeps logits without them",
 		file: "planner/slices.go",
-		old:  "	p.leaveHead(&p.memory[last])\n", new: "",
+		old:  "	p.headless = true\n	p.leaveHead()\n", new: "",
 		pkg: "./planner", run: "^TestSlicesAreSearched$",
+	}, {
+		bug: "slices of the loss are not looked at where they pay", how: "as a bound says that a plan fits which is too slow to be laid out",
+		file: "planner/slices.go",
+		old:  "		if time < never && !c.laid[i+1] &&", new: "		if time > never && !c.laid[i+1] &&",
+		pkg: "./planner", run: "^TestSlicesOfWhatIsNotLaidOut$",
 	}, {
 		bug: "slices of the loss are not looked at where they pay", how: "as values that weights' gradients read count twice",
 		file: "planner/slices.go",

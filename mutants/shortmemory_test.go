@@ -11,8 +11,8 @@ func inShortMemory() []mutant {
 	}, {
 		bug: "memory bound of an update too low", how: "what its stream reads of all blocks at its end",
 		file: "planner/memory.go",
-		old:  "left.block > most.block {", new: "left.block < 0 {",
-		pkg: "./planner", run: "^TestSearchOfOneMicroBatch$",
+		old:  "if left.above(most) {", new: "if left.block < 0 {",
+		pkg: "./planner", run: "^TestMemoryOfManyBlocks$",
 	}, {
 		bug: "memory bound of an update too low", how: "that of several chunks has the blocks of one",
 		file: "planner/interleave.go",

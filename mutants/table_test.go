@@ -64,7 +64,7 @@ func inBatchParallel() []mutant {
 		bug: "a floor forgets what ZeRO shards", how: "over tensor-parallel ranks",
 		file: "planner/relax.go",
 		old:  "t := trunk.apart(o.zero, o.sharers(ranks))", new: "t := trunk.apart(o.zero, ranks)",
-		pkg: "./planner", run: "^TestCostInPiecesIsSimulation$/^seed_3107$",
+		pkg: "./planner", run: "^TestFloorsOfUpdates$",
 	}}
 }
 

@@ -419,7 +419,7 @@ func testCostIsSimulation(t *testing.T, seed uint64, kinds int, pieces, extreme 
 			require.NoError(t, err)
 			bare.upTo(full)
 			last, without := d.pp-1, newPipeline(bare, bare.memoryOf(b), b, schedule)
-			without.leaveHead(&without.memory[last])
+			without.leaveHead()
 			st := cut[last]
 			least := without.memory[last].atLeast(st.Last-st.First, recomputationOf(st), without.room[last])
 			if chunks > 1 {

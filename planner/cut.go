@@ -51,6 +51,8 @@ type cutter struct {
 	shell   bool                 // of memory nothing is known but that shells of stages do not fit
 	bare    cost.Picoseconds     // see withoutHead, with so much that was known
 	knew    int
+	laid    map[int]bool     // with how many blocks the last position fits as it is laid out (see layLast); 0 of several chunks
+	head    cost.Picoseconds // see inHead; never as long as nobody has asked
 
 	ceiling cost.Picoseconds // plans that take longer are of no interest
 	ties    []*candidate     // the fastest so far
@@ -191,7 +193,7 @@ func (c *cutter) allocate(x *candidate) int {
 
 func newCutter(s *searcher, skel *skeleton, size int, schedule partition.Schedule) *cutter {
 	p := openPipeline(skel, size, schedule)
-	c := &cutter{search: s, pipe: p, learned: map[tried]bool{}, cut: make([]partition.Stage, len(skel.plan.Stages)), choice: make([]int, p.template.PP()), least: never, dived: never}
+	c := &cutter{search: s, pipe: p, learned: map[tried]bool{}, laid: map[int]bool{}, cut: make([]partition.Stage, len(skel.plan.Stages)), choice: make([]int, p.template.PP()), least: never, dived: never, head: never}
 	if c.chunks() > 1 {
 		p.remember(skel.memoryOf(size))
 		p.stages = skel.times(size, schedule)

@@ -90,28 +90,72 @@ func TestFloorsOfLargeModels(t *testing.T) {
 	}
 }
 
-// TestFloorOfAnUpdateInTheCache: what a rank updates under ZeRO may lie in its cache where all of it does not, and so take less
-// than its share of the whole.
-func TestFloorOfAnUpdateInTheCache(t *testing.T) {
+// TestFloorsOfUpdates: what a rank updates under ZeRO may lie in its cache where all of it does not, and so take less than its share of
+// the whole; of modules that tensor-parallel ranks hold whole they share the update too.
+func TestFloorsOfUpdates(t *testing.T) {
 	const batch, ranks = 8, 8
 	model := gpt.Config{
 		NLayer: 4, NHead: 4, NKVHead: 4, NEmbd: 256, BlockSize: 8, VocabSize: 64,
 		Activation: gpt.GELU, Norm: gpt.LayerNorm, Position: gpt.Learned, TieEmbeddings: true,
 	}
-	c := *cluster(t, "h100")
-	c.Device.Cache = &cost.Cache{Memory: 1 << 20, Bandwidth: 30 * c.Device.MemoryBandwidth} // a block has 3 MiB of weights
-	c.Device.MemoryBandwidth /= 100
-	opts, err := Options{RuntimeNGPUs: ranks}.on(&c, batch)
+	g := step(t, model, batch)
+	for name, x := range map[string]struct {
+		degrees
+		sharding
+		cache float64 // its bandwidth by that of memory, if there is one
+	}{
+		"in the cache":             {degrees{plan: ranks, dp: ranks, cp: 1, tp: 1, pp: 1}, sharding{zero: 1}, 3000},
+		"by tensor-parallel ranks": {degrees{plan: ranks, dp: 1, cp: 1, tp: ranks, pp: 1}, sharding{zero: 1, sequence: true, split: split{replicate: "attn+mlp"}}, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := *cluster(t, "h100")
+			c.Device.MemoryBandwidth /= 100
+			if x.cache > 0 {
+				c.Device.Cache = &cost.Cache{Memory: 1 << 20, Bandwidth: x.cache * c.Device.MemoryBandwidth} // a block has 3 MiB of weights
+			}
+			opts, err := Options{RuntimeNGPUs: ranks}.on(&c, batch)
+			require.NoError(t, err)
+			s := newSearcher(g, batch, &c, opts)
+			o := outline{degrees: x.degrees, sharding: x.sharding, chunks: 1}
+			size := batch / x.dp
+			skel, err := s.skeleton(o)
+			require.NoError(t, err)
+			p := newPipeline(skel, skel.memoryOf(size), size, partition.OneFOneB)
+			p.stages = skel.times(size, partition.OneFOneB)
+			took := p.time([]partition.Stage{{Last: model.NLayer}})
+			require.LessOrEqual(t, s.common(o, size, partition.OneFOneB), took)
+			require.LessOrEqual(t, s.flowing(&pending{outline: o}, size, partition.OneFOneB, nil), took)
+		})
+	}
+}
+
+// TestRecomputationInOrder: under a zero-bubble schedule nothing runs beside collectives, and recomputation adds no more to floors than
+// to plans. Elsewhere a block that gathers again has less beside it than one that does not, and so adds more.
+func TestRecomputationInOrder(t *testing.T) {
+	c := preset(t, "gpt3-175b")
+	c.Float = ir.BF16
+	const devices, batch, size, micro = 8, 8, 2, 4
+	h100 := cluster(t, "h100")
+	opts, err := Options{RuntimeNGPUs: devices}.on(h100, batch)
 	require.NoError(t, err)
-	s := newSearcher(step(t, model, batch), batch, &c, opts)
-	o := outline{degrees: degrees{plan: ranks, dp: ranks, cp: 1, tp: 1, pp: 1}, sharding: sharding{zero: 1}, chunks: 1}
+	s := newSearcher(step(t, c, batch), batch, h100, opts)
+	o := outline{degrees: degrees{plan: devices, dp: 1, cp: 1, tp: 8, pp: 1}, sharding: sharding{sequence: true}, chunks: 1}
 	skel, err := s.skeleton(o)
 	require.NoError(t, err)
-	p := newPipeline(skel, skel.memoryOf(1), 1, partition.OneFOneB)
-	p.stages = skel.times(1, partition.OneFOneB)
-	took := p.time([]partition.Stage{{Last: model.NLayer}})
-	require.LessOrEqual(t, s.common(o, 1, partition.OneFOneB), took)
-	require.LessOrEqual(t, s.flowing(&pending{outline: o}, 1, partition.OneFOneB, nil), took)
+	skel.upTo(full)
+	added := map[partition.Schedule]cost.Picoseconds{}
+	for _, schedule := range []partition.Schedule{partition.ZeroBubble, partition.OneFOneB} {
+		p := newPipeline(skel, skel.memoryOf(size), size, schedule)
+		p.stages = skel.times(size, schedule)
+		took := func(e extent) cost.Picoseconds {
+			return p.time([]partition.Stage{uniform(e, c.NLayer).stage(0, c.NLayer)})
+		}
+		for e := kept + 1; e < extents; e++ {
+			added[schedule] = s.again(o, size, schedule).more[e]
+			require.LessOrEqual(t, cost.Picoseconds(micro*c.NLayer)*added[schedule], took(e)-took(kept), "%s, %s", schedule, e)
+		}
+	}
+	require.Less(t, added[partition.ZeroBubble], added[partition.OneFOneB])
 }
 
 // TestKeptSharesOfWholeGradients: of a weight that all tensor-parallel ranks hold each may add up the share of the gradient alone

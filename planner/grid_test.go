@@ -6,7 +6,11 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/autopar/autopar/codegen"
+	"github.com/autopar/autopar/ir"
+	"github.com/autopar/autopar/partition"
 	"github.com/autopar/autopar/planner/cost"
+	"github.com/autopar/autopar/planner/sim"
 )
 
 // TestGridSearchIsExact: the search against every plan where tensor-parallel ranks may form a grid:
@@ -77,4 +81,35 @@ func TestGridOption(t *testing.T) {
 	res, err := Search(g, 4, cluster(t, "h100"), Options{PlanNGPUs: 4, TP: 4, TPRows: 1})
 	require.NoError(t, err)
 	require.Empty(t, res.Plan.OnGrid())
+}
+
+// TestCostBesideWhatBlocksShare: the first block of a stage, which slices the positions that all blocks rotate by, runs beside its
+// collectives what the others do: with an MLP on a grid, and more tensor-parallel ranks than heads share keys, weights are gathered
+// beside products in the forward pass. One block in a program stands for all.
+func TestCostBesideWhatBlocksShare(t *testing.T) {
+	const batch, blocks = 32, 4
+	model := llama(tiny(blocks))
+	model.NHead, model.NKVHead, model.NEmbd, model.BlockSize, model.Float = 8, 2, 64, 64, ir.BF16
+	g := step(t, model, batch)
+	h100 := cluster(t, "h100")
+	for _, pieces := range []int{0, 2} {
+		opts, err := Options{PlanNGPUs: 8, RuntimeNGPUs: 8, TPPieces: max(1, pieces)}.on(h100, batch)
+		require.NoError(t, err)
+		s := newSearcher(g, batch, h100, opts)
+		skel, err := s.skeleton(outline{
+			degrees: degrees{plan: 8, dp: 1, cp: 1, tp: 4, pp: 2}, chunks: 1,
+			sharding: sharding{sequence: true, pieces: pieces, split: split{grid: "mlp", rows: 2}},
+		})
+		require.NoError(t, err)
+		p := newPipeline(skel, skel.memoryOf(8), 8, partition.OneFOneB)
+		p.stages = skel.times(8, partition.OneFOneB)
+		for e := range extents {
+			cut := []partition.Stage{uniform(e, 1).stage(0, 1), uniform(e, 3).stage(1, 3)}
+			prog, err := codegen.Compile(g, p.plan(cut), batch, nil)
+			require.NoError(t, err)
+			line, err := sim.Run(prog, h100, sim.Options{})
+			require.NoError(t, err)
+			require.Equal(t, line.Step, p.time(cut), "%d parts, blocks recomputed to extent %d", pieces, e)
+		}
+	}
 }

@@ -181,6 +181,10 @@ func (p *pipeline) upTo(e extent) {
 	p.skel.upTo(e)
 	size := p.template.MicroBatch
 	p.most, p.memory = p.skel.most, p.skel.memoryOf(size)
+	if p.headless {
+		p.memory = slices.Clone(p.memory)
+		p.leaveHead()
+	}
 	if p.stages != nil {
 		p.stages = p.skel.times(size, p.template.Schedule)
 	}
@@ -227,6 +231,7 @@ func (c *cutter) solveInterleaved(ceiling cost.Picoseconds) *candidate {
 		cut := c.pipe.interleavedCut(c.recompute(), c.choice)
 		x := &candidate{pipe: c.pipe, plan: c.pipe.plan(cut), cut: cut, time: c.least}
 		if c.allocate(x) < 0 {
+			c.laid[0] = true
 			return x
 		}
 		for at, peak := range x.peaks {

@@ -150,8 +150,8 @@ func (x *lean) bound() int64 {
 // withoutHead is that with any number of slices of the loss.
 func (x *lean) withoutHead() int64 {
 	bare := *x.pipeline
-	bare.memory = slices.Clone(bare.memory)
-	bare.leaveHead(&bare.memory[len(bare.memory)-1])
+	bare.headless, bare.memory = true, slices.Clone(bare.memory)
+	bare.leaveHead()
 	return (&lean{pipeline: &bare, recompute: x.recompute, opts: x.opts}).bound()
 }
 

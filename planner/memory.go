@@ -222,6 +222,11 @@ func (m *memoryShare) add(bytes int64, block bool) {
 	}
 }
 
+// above reports whether it is more than another where blocks are many.
+func (m memoryShare) above(other memoryShare) bool {
+	return m.block > other.block || m.block == other.block && m.fixed > other.fixed
+}
+
 // of is that of n blocks.
 func (m memoryShare) of(n int) int64 { return m.fixed + int64(n)*m.block }
 
@@ -514,7 +519,7 @@ func (b *blueprint) crossing(e extent, position int, mesh ir.Mesh) (x crossing) 
 // block of each chunk. What a block keeps for or from its AdamW while others do something, all blocks keep then, as each does what comes
 // before, and none what comes after: gradients that are reduced or narrowed before all are clipped. The block that is updated
 // first, or last, has besides what that AdamW reads and writes.
-// blocks is that of the blocks alone. Where more is left to a stream that nobody waits for, it is that: see [blueprint.left].
+// So it is with what a stream that nobody waits for still has to do with when all is updated. blocks is that of the blocks alone.
 func (b *blueprint) updating(position int, sizes []int64) (most, blocks memoryShare) {
 	st := b.prog(kept).Stages[position]
 	body := st.Bodies[ir.Update].Instrs
@@ -531,7 +536,7 @@ func (b *blueprint) updating(position int, sizes []int64) (most, blocks memorySh
 		return most, blocks
 	}
 	first, last := updates[0], updates[len(updates)-1]
-	var temp []*held                         // of the block
+	var temp []*held
 	live := make([]memoryShare, len(body)+1) // changes, by instruction
 	for i := range b.held[kept][position] {
 		x := &b.held[kept][position][i]
@@ -545,24 +550,32 @@ func (b *blueprint) updating(position int, sizes []int64) (most, blocks memorySh
 		}
 	}
 	var now memoryShare
-	at := -1
+	var there func(*held) bool // what all blocks have then
 	for k := range body {
 		now = memoryShare{now.fixed + live[k].fixed, now.block + live[k].block}
-		if now.block > most.block && body[k].Node.Block() == "" {
-			most, at = now, k
+		if now.above(most) && body[k].Node.Block() == "" {
+			most, there = now, func(x *held) bool { return x.From <= k && k <= x.To }
 		}
 	}
-	if left := b.left(position, first, sizes); left.block > most.block {
-		return left, blocks
+	if running := b.running(position, first); running != nil {
+		var left memoryShare
+		for _, x := range temp {
+			if running[x.Buffer] {
+				left.add(sizes[x.kind], x.block)
+			}
+		}
+		if left.above(most) {
+			most, there = left, func(x *held) bool { return running[x.Buffer] }
+		}
 	}
-	if at < 0 {
+	if most.block == 0 {
 		return most, blocks
 	}
 	for _, k := range updates {
 		with, alone := -most.block, -most.block
 		for _, x := range temp {
 			mine := func(id int) bool { return x.block && &st.Buffers[id] == x.Buffer }
-			if x.From <= k && k <= x.To && (x.From <= at && at <= x.To || slices.ContainsFunc(body[k].Args, mine) || slices.ContainsFunc(body[k].Results, mine)) {
+			if x.From <= k && k <= x.To && (there(x) || slices.ContainsFunc(body[k].Args, mine) || slices.ContainsFunc(body[k].Results, mine)) {
 				with += sizes[x.kind]
 				if x.block {
 					alone += sizes[x.kind]
@@ -637,28 +650,23 @@ func (b *blueprint) updatingChunks(position int, sizes []int64) (most, blocks me
 	return most, memoryShare{least - most.block, most.block}
 }
 
-// left is what the stream of an update may still have to do with at its end, if nothing waits for it from an instruction on: of
-// one block, as the shares of weights that it gathers, and so of all.
-func (b *blueprint) left(position, from int, sizes []int64) (left memoryShare) {
+// running is what the streams of an update have to do with from an instruction on, to its end if nothing waits for them; nil if
+// something does.
+func (b *blueprint) running(position, from int) map[*codegen.Buffer]bool {
 	st := b.prog(kept).Stages[position]
 	body := st.Bodies[ir.Update].Instrs
 	running := map[*codegen.Buffer]bool{}
 	for i := range body[from:] {
 		switch in := &body[from+i]; {
 		case in.Await > 0:
-			return left
+			return nil
 		case in.Async:
 			for _, id := range slices.Concat(in.Args, in.Results) {
 				running[&st.Buffers[id]] = true
 			}
 		}
 	}
-	for i := range b.held[kept][position] {
-		if x := &b.held[kept][position][i]; x.Region == codegen.Temp && x.Body == ir.Update && running[x.Buffer] {
-			left.add(sizes[x.kind], x.block)
-		}
-	}
-	return left
+	return running
 }
 
 // usedBuffers tells, by buffer, whether any instruction names it. What none does was

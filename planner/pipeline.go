@@ -28,6 +28,7 @@ type pipeline struct {
 	frame        *frame          // of the simulation; nil until there is one
 	most         extent          // as in [skeleton]
 	measured     bool            // see measureApart
+	headless     bool            // see leaveHead
 }
 
 // frame is what the simulations of a pipeline have in common: only times differ.

@@ -88,16 +88,20 @@ type searcher struct {
 	steps      int      // of the proof that nothing beats the winner
 }
 
-// Search returns the fastest plan for a training step traced for a global batch,
-// among those that fit: the minimum over the degrees, the orders of the cluster's pools
-// of devices, micro-batch sizes, schedules, ZeRO stages, sequence or batch parallelism or neither, modules replicated or on grids, and contiguous cuts that the
-// options leave (for context parallelism and overlap see there), and ZeRO in groups,
-// offload and the loss in slices where memory is short (see relieve and slice), under the cost of planner/sim;
-// interleaved schedules with 2, 4, or as many chunks as share the blocks evenly, cut evenly. Of every stage so many
-// blocks are recomputed, in full and of others either attention or norms and activation functions, that it fits and does the least
-// work; of equal work the fewest in full. Plans that take the same time are ordered
-// by peak memory, then by comparePlans. It fails with an *InfeasibleError when no
-// plan fits, an *OptionError.
+// Search returns the fastest plan for a training step traced for a global batch, among those that fit: the minimum, under the
+// cost of planner/sim, over all that the options leave of
+//
+//   - units of devices, their degrees (dp, cp, tp, pp), and the orders of their ranks and of the cluster's pools of devices;
+//   - sizes of micro-batches and schedules: GPipe, 1F1B and zero-bubble with stages of any lengths, interleaved 1F1B with even
+//     ones, of 2, 4, or as many chunks as share the blocks evenly;
+//   - ZeRO stages; sequence parallelism, batch parallelism or neither; modules that tensor parallelism leaves whole or cuts on grids;
+//   - data-parallel communication beside the computation or not, and products of tensor parallelism in 1, 2 or 4 parts;
+//   - recomputation: of every stage so many blocks, in full and of others either attention or norms and activation functions,
+//     that it fits and does the least work; of equal work the fewest in full;
+//   - where memory is short ZeRO in groups, offload, and the loss in slices (see relieve and slice).
+//
+// [Options] says of each where it is searched; the type declared has the space as plain loops. Plans that take the same time are ordered by peak memory, then by comparePlans.
+// It fails with an *InfeasibleError when no plan fits, and with an *OptionError when none is as the options say.
 func Search(g *ir.Graph, batch int, c *cost.Cluster, opts Options) (*Result, error) {
 	res, _, err := newSearch(g, batch, c, opts, thorough)
 	return res, err

@@ -11,10 +11,10 @@ import (
 )
 
 // TestMemoryOfManyBlocks: the bound of a stage's memory is near its arena with many blocks, where that has what grows with them:
-// gradients that are reduced before all are clipped, and under a zero-bubble schedule what slots have during a backward pass.
-// That it is never above is in TestCostIsSimulation.
+// gradients that are reduced before all are clipped, shares of weights that a stream gathers to the end, and under a zero-bubble
+// schedule what slots have during a backward pass. That it is never above is in TestCostIsSimulation.
 func TestMemoryOfManyBlocks(t *testing.T) {
-	const batch, blocks = 8, 24
+	const batch, blocks = 8, 96
 	model := tiny(blocks)
 	model.Float = ir.BF16
 	g := step(t, model, batch)
@@ -26,6 +26,7 @@ func TestMemoryOfManyBlocks(t *testing.T) {
 	}{
 		"gradients reduced":   {sharding{zero: 1, offload: partition.OffloadOptimizer}, partition.OneFOneB, full, 0.97},
 		"weights of the host": {sharding{offload: partition.OffloadOptimizer}, partition.OneFOneB, full, 0.97},
+		"shares gathered":     {sharding{zero: 1, overlap: true}, partition.OneFOneB, full, 0.999},
 		"zero-bubble":         {sharding{}, partition.ZeroBubble, kept, 0.98},
 		"recomputed":          {sharding{}, partition.ZeroBubble, selective, 0.98},
 	} {

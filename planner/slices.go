@@ -16,7 +16,8 @@ import (
 // there is more to launch, so that several slices are of use only where fewer do not fit: a plan
 // is in the space with 2 to 16 of them where the same plan with half as many needs more than the limit.
 //
-// So they are looked at where the limit on memory slows down the last position of a pipeline with half as many. The
+// So they are looked at where the limit on memory slows down the last position of a pipeline with half as many, by the bound of
+// its memory or, of what may take less with more slices than the best, as it is laid out. The
 // floors that have led to that hold for any number of slices. Recomputation that they know to be necessary is that of
 // blocks; and of the head they have no more than all slices do, see [pipeline.inHead].
 
@@ -93,15 +94,19 @@ func (s *searcher) slice(points []*point) bool {
 		}
 		if p.rough { // it takes no less with what is necessary to recompute
 			if p.bare == 0 {
-				p.bare = p.least - p.pipe.inHead()
+				p.bare = p.least - p.inHead()
 			}
 			if p.bare > s.found.gainOf(p.degrees) {
 				continue
 			}
 			p.settle()
 		}
-		least := p.withoutHead()
-		if least > s.found.gainOf(p.degrees) {
+		gain := s.found.gainOf(p.degrees)
+		for p.withoutHead() > gain && p.unlaid() <= gain {
+			p.layLast(gain)
+		}
+		least := min(p.withoutHead(), p.unlaid())
+		if least > gain {
 			continue
 		}
 		p.sliced = true
@@ -145,7 +150,8 @@ func (c *cutter) leastWithoutHead() cost.Picoseconds {
 		return never
 	}
 	p.memory = slices.Clone(p.memory)
-	p.leaveHead(&p.memory[last])
+	p.headless = true
+	p.leaveHead()
 	p.stages = nil // as in settle
 	if !p.mayFit(c.search.limit) {
 		return never
@@ -169,20 +175,21 @@ func (c *cutter) leastWithoutHead() cost.Picoseconds {
 		}
 	}
 	if least < never {
-		least -= p.inHead()
+		least -= c.inHead()
 	}
 	return least
 }
 
 // shellsWithoutHead is shells but for what the loss has at the last position.
 func (c *cutter) shellsWithoutHead() []stageMemory {
-	all := c.shells()
-	m := &all[len(all)-1]
+	p := *c.pipe
+	p.memory = c.shells()
+	m := &p.memory[len(p.memory)-1]
 	slot := m.moreSlot[kept]
-	c.pipe.leaveHead(m)
+	p.leaveHead()
 	m.leaveSlots(slot)
 	m.temp = [extents]int64{}
-	return all
+	return p.memory
 }
 
 // crammed tells, by number of blocks less one, with which the last position has to recompute something, or does not fit, of
@@ -209,9 +216,72 @@ func (c *cutter) crammed() []bool {
 	return all
 }
 
+// unlaid bounds plans with more slices of the loss which with as many as there are fit by the bound of their memory, but are not laid
+// out, as they take no less than the best. If one does not fit, it is in the space with more slices, which may take less by what
+// they spare in the head. It is never where there are none.
+func (c *cutter) unlaid() cost.Picoseconds {
+	least := never
+	if c.chunks() > 1 {
+		if !c.laid[0] {
+			least = c.least
+		}
+	} else if c.bounds != nil {
+		c.eachUnlaid(func(n int, time cost.Picoseconds) { least = min(least, time) })
+	}
+	if least < never {
+		least -= c.inHead()
+	}
+	return least
+}
+
+// inHead is that of the pipeline.
+func (c *cutter) inHead() cost.Picoseconds {
+	if c.head == never {
+		c.head = c.pipe.inHead()
+	}
+	return c.head
+}
+
+// eachUnlaid calls f with the numbers of blocks with which the last position fits by its bound, and the time of those plans.
+func (c *cutter) eachUnlaid(f func(n int, time cost.Picoseconds)) {
+	last := c.pipe.template.PP() - 1
+	for i, time := range c.bounds.time[last] {
+		if time < never && !c.laid[i+1] && !c.learned[c.lastWith(i+1)] {
+			f(i+1, time)
+		}
+	}
+}
+
+// lastWith is the last position with n blocks and no more recomputation than the options have.
+func (c *cutter) lastWith(n int) tried {
+	return tried{c.pipe.template.PP() - 1, n, c.recompute().choices(n)[0]}
+}
+
+// layLast lays out the last position as it is in plans which with more slices may take at most a time.
+func (c *cutter) layLast(time cost.Picoseconds) {
+	if c.chunks() > 1 {
+		c.solveInterleaved(time + c.inHead())
+		return
+	}
+	time += c.inHead()
+	c.eachUnlaid(func(n int, least cost.Picoseconds) {
+		if least > time {
+			return
+		}
+		last := c.lastWith(n)
+		first := c.pipe.skel.blocks - n
+		x := &candidate{plan: c.pipe.plan(append(evenCut(first, last.stage, func(int) extent { return kept }), last.recomputed.stage(first, n)))}
+		if c.allocate(x); x.peaks[last.stage] > c.search.limitAt(x.plan, last.stage) {
+			c.learned[last] = true
+		} else {
+			c.laid[n] = true
+		}
+	})
+}
+
 // leaveHead leaves of the memory of the last position what blocks have and what lasts, which any number of slices have.
-func (p *pipeline) leaveHead(m *stageMemory) {
-	s := p.skel
+func (p *pipeline) leaveHead() {
+	s, m := p.skel, &p.memory[len(p.memory)-1]
 	of, last := s.of, s.of.plan.PP()-1
 	mesh := s.mesh(p.template.MicroBatch)
 	var sizes []int64

@@ -128,3 +128,49 @@ func TestSlicesAfterALayout(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, 16, found.Plan.LossSlices)
 }
+
+// TestSlicesOfWhatIsNotLaidOut: a plan that fits by the bound of its memory, and in truth does not, may be slower than the best and
+// so be of no interest, but take less than that with more slices of the loss: where those lie in the cache and all logits do not.
+func TestSlicesOfWhatIsNotLaidOut(t *testing.T) {
+	const batch = 8
+	link := cost.Link{Bandwidth: 1e11, Efficiency: 1, Latency: 1e-8}
+	model := tiny(2)
+	model.NHead, model.NEmbd, model.BlockSize, model.VocabSize, model.Bias, model.Dropout = 2, 8, 32, 2802, false, 0
+	deep := llama(model)
+	deep.NLayer, deep.VocabSize, deep.FFNHidden = 4, 1601, 29
+	for name, x := range map[string]struct {
+		model  gpt.Config
+		opts   Options
+		size   int // of micro-batches that do not fit with one slice
+		cache  int64
+		launch float64
+	}{
+		"one rank":    {model, Options{RuntimeNGPUs: 1, Recompute: RecomputeNone}, 8, 2_400_000, 9e-7},
+		"interleaved": {deep, Options{RuntimeNGPUs: 2, PlanNGPUs: 2, PP: 2, Schedule: partition.Interleaved}, 5, 451_921, 2.765e-7},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := &cost.Cluster{
+				Name: "cached", DevicesPerNode: 2, IntraNode: link, InterNode: link,
+				Device: cost.Device{
+					Name: "d", Cores: 1, Memory: 1 << 30, FLOPS: map[string]float64{"f32": 1.7e11}, MemoryBandwidth: 2.5e10, LaunchOverhead: x.launch,
+					Cache:      &cost.Cache{Memory: x.cache, Bandwidth: 4.5e11},
+					Efficiency: cost.Efficiency{Matmul: 0.8, MatmulHalf: 2e5, Attention: 0.4, Vector: 0.1, Memory: 0.8},
+				},
+			}
+			g, opts := step(t, x.model, batch), x.opts
+			opts.MicroBatch, opts.LossSlices = x.size, 1
+			whole, err := Search(g, batch, c, opts)
+			require.NoError(t, err)
+			peaks := whole.Prediction.PeakBytes
+			opts.LossSlices, opts.MemoryLimit = 2, peaks[len(peaks)-1]-1
+			given, err := Search(g, batch, c, opts)
+			require.NoError(t, err)
+			opts.MicroBatch, opts.LossSlices = 0, 0
+			found, err := Search(g, batch, c, opts)
+			require.NoError(t, err)
+			require.LessOrEqual(t, found.Prediction.Step, given.Prediction.Step)
+			require.Equal(t, 2, found.Plan.LossSlices)
+			require.Greater(t, whole.Prediction.Step, found.Prediction.Step)
+		})
+	}
+}
