@@ -119,10 +119,12 @@ func (in *Instr) Moves(mesh ir.Mesh) bool {
 func Fits(mesh ir.Mesh, whole, part *ir.Value) bool {
 	size := part.Type.DType.Size()
 	at := ir.Coord{}
+	room, wholes := make([]int, 2*len(whole.Type.Shape)+2*len(part.Type.Shape)), 2*len(whole.Type.Shape)
 	var every func(axis int) bool
 	every = func(axis int) bool {
 		if axis == len(mesh.Axes) {
-			elems, ok := Place(mesh.Local(whole.Type.Shape, whole.Spec, at), mesh.Local(part.Type.Shape, part.Spec, at))
+			of, its := mesh.LocalIn(room[:wholes], whole.Type.Shape, whole.Spec, at), mesh.LocalIn(room[wholes:], part.Type.Shape, part.Spec, at)
+			elems, ok := Place(of, its)
 			return ok && elems*size%align == 0
 		}
 		n, near := mesh.Axes[axis].Size, 2

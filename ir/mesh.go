@@ -316,8 +316,13 @@ func Whole(shape []int) Slab {
 // A dimension sharded by several axes is cut by them in mesh order, the first
 // being the coarsest.
 func (m Mesh) Local(shape []int, s ShardSpec, c Coord) Slab {
-	buf := make([]int, 2*len(shape))
-	slab := Slab{Global: shape, Offset: buf[:len(shape):len(shape)], Local: buf[len(shape):]}
+	return m.LocalIn(make([]int, 2*len(shape)), shape, s, c)
+}
+
+// LocalIn is [Mesh.Local] written down in room, of two numbers for each dimension.
+func (m Mesh) LocalIn(room, shape []int, s ShardSpec, c Coord) Slab {
+	slab := Slab{Global: shape, Offset: room[:len(shape):len(shape)], Local: room[len(shape):]}
+	clear(slab.Offset)
 	copy(slab.Local, shape)
 	for a, p := range s {
 		if p.Kind != Shard {

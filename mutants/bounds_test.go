@@ -4,7 +4,28 @@ package mutants
 // what it should have looked at.
 func inTheBounds() []mutant {
 	const first = "^TestCostIsSimulation$/^seed_12$"
+	const all = "^TestCostIsSimulation$/^seed_44$"
 	return []mutant{{
+		bug: "a bound of blocks that recompute nothing too high", how: "what recomputation does ahead takes time after the gradient",
+		file: "planner/cut.go",
+		old:  "least -= max(ahead[whole], ahead[rest])", new: "least -= 0 * max(ahead[whole], ahead[rest])",
+		pkg: "./planner", run: all,
+	}, {
+		bug: "a shell of a stage too large", how: "slots have twice what a block keeps",
+		file: "planner/memory.go",
+		old:  "all[i].leaveSlots(slot)", new: "all[i].leaveSlots(2 * slot)",
+		pkg: "./planner", run: all,
+	}, {
+		bug: "a shell of a stage too large", how: "no temporary value of a zero-bubble schedule lies in a slot",
+		file: "planner/memory.go",
+		old:  "if schedule == partition.ZeroBubble {\n\t\t\tall[i].temp", new: "if false {\n\t\t\tall[i].temp",
+		pkg: "./planner", run: all,
+	}, {
+		bug: "a price of another pass", how: "all last micro-batches are like the others",
+		file: "planner/pipeline.go",
+		old:  "(len(a) == 0 || &a[0] == &b[0])", new: "true",
+		pkg: "./planner", run: all,
+	}, {
 		bug: "a floor above what plans take", how: "a share of a gradient takes no less memory than all of it",
 		file: "planner/spread.go",
 		old:  "if !ok || results[0].Kind == ir.Partial &&", new: "if !ok || results[0].Kind != ir.Partial ||",

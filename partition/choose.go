@@ -44,7 +44,7 @@ func (pr *propagator) choose(n *ir.Node) (argSpecs, resSpecs []ir.ShardSpec, err
 			if a.Time && n.Phase != ir.Update && !lie(n.Args, axis, ra) {
 				continue // micro-batches cannot see each other
 			}
-			cost := pr.cost(&trial{n, sig, rules[:axis], rule, ra, rr})
+			cost := pr.cost(&trial{n, sig, rules[:axis], rule, ra, rr}, best)
 			if cost < best {
 				best, rules[axis] = cost, rule
 				for i := range ra {

@@ -30,14 +30,17 @@ type trial struct {
 func (t *trial) axis() int { return len(t.before) }
 
 // cost is what a rule costs: moving the operands, reducing Partial
-// results some day, and bringing gradients to where their parameter lies.
-func (pr *propagator) cost(t *trial) float64 {
+// results some day, and bringing gradients to where their parameter lies. It is
+// infinite where that is known not to be less than the best of other rules.
+func (pr *propagator) cost(t *trial, best float64) float64 {
 	cost := 0.0
 	if t.rule == ir.ReplicateAll {
 		cost += tieWhole
 	}
 	for i := range t.n.Args {
-		cost += pr.costOfOperand(t, i)
+		if cost += pr.costOfOperand(t, i); cost >= best {
+			return math.Inf(1)
+		}
 	}
 	if !pr.mesh.Axes[t.axis()].Time {
 		for i := range t.n.Results {

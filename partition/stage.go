@@ -36,7 +36,7 @@ type cutter struct {
 	weights []*ir.Value // of each adamw
 	made    []copied
 	terms   map[placed]*ir.Value // what an add_n, or the cast of one, is on one position
-	params  map[string]*ir.Node  // parameters by name
+	params  map[string]*ir.Node  // parameters by name, nil with one stage
 	err     error
 }
 
@@ -103,7 +103,10 @@ func cut(g *ir.Graph, p *Plan, blocks []string) (*ir.Graph, error) {
 	c := &cutter{
 		src: g, dst: ir.NewGraph(g.Name), plan: p,
 		owner: make([]int, g.IDs(), g.IDs()+terms), holders: make([][]int, g.IDs(), g.IDs()+terms), made: make([]copied, g.IDs(), g.IDs()+terms),
-		terms: map[placed]*ir.Value{}, weights: slices.Grow(weights, terms), params: make(map[string]*ir.Node, len(g.Nodes)/6),
+		terms: map[placed]*ir.Value{}, weights: slices.Grow(weights, terms),
+	}
+	if len(p.Stages) > 1 {
+		c.params = make(map[string]*ir.Node, len(g.Nodes)/6)
 	}
 	c.dst.Nodes = make([]*ir.Node, 0, len(g.Nodes)*9/8)
 	c.arena.Expect(len(g.Nodes))
@@ -167,17 +170,21 @@ func (c *cutter) assign(p *Plan, blocks []string) {
 	for i := range c.owner {
 		c.owner[i] = nowhere
 	}
+	alone := c.params == nil
 	forward := map[string]int{} // forward node name -> stage
 	outside := 0                // stage of forward nodes outside blocks
+	first := []int{0}           // where most parameters are, and all where there is nowhere else
 	for _, n := range c.src.Nodes {
-		if n.Op == ir.OpParam {
+		if n.Op == ir.OpParam && !alone {
 			c.params[n.Name] = n
 		}
 		if n.Op.Class() == ir.Leaf || n.Op == ir.OpFold {
 			continue // duplicated where it is needed
 		}
 		if n.Phase == ir.Update {
-			if n.Op == ir.OpSumSquares || n.Op == ir.OpFixedSquares {
+			if squares := n.Op == ir.OpSumSquares || n.Op == ir.OpFixedSquares; squares && alone {
+				c.owner[n.ID()] = 0
+			} else if squares {
 				name, _, _ := strings.Cut(n.Name, "/")
 				c.owner[n.ID()] = c.holders[c.params[name].ID()][0]
 			} else if s, ok := c.follows(n); ok {
@@ -185,8 +192,10 @@ func (c *cutter) assign(p *Plan, blocks []string) {
 			}
 			continue
 		}
-		s, inBlock := stageOfBlock[n.Block()]
-		of, _, _ := strings.Cut(n.Name, "@")
+		s, inBlock := 0, alone
+		if !alone {
+			s, inBlock = stageOfBlock[n.Block()]
+		}
 		switch {
 		case inBlock && n.Phase == ir.Forward:
 			outside = len(p.Stages) - 1
@@ -194,12 +203,13 @@ func (c *cutter) assign(p *Plan, blocks []string) {
 		case n.Phase == ir.Forward:
 			s = outside
 		default:
+			of, _, _ := strings.Cut(n.Name, "@")
 			var ok bool
 			if s, ok = forward[of]; !ok {
 				s = outside // the forward node waits for the whole batch: the loss
 			}
 		}
-		if n.Phase == ir.Forward && len(p.Stages) > 1 { // otherwise it is 0 like all
+		if n.Phase == ir.Forward && !alone {
 			forward[n.Name] = s
 		}
 		c.owner[n.ID()] = s
@@ -208,7 +218,10 @@ func (c *cutter) assign(p *Plan, blocks []string) {
 				continue
 			}
 			holders := &c.holders[a.ID]
-			if at := c.site(a.Def, s); !slices.Contains(*holders, at) {
+			switch at := c.site(a.Def, s); {
+			case len(*holders) == 0 && at == 0:
+				*holders = first
+			case !slices.Contains(*holders, at):
 				*holders = append(*holders, at)
 				slices.Sort(*holders)
 			}

@@ -38,7 +38,7 @@ type bounds struct {
 const never = cost.Picoseconds(1) << 62
 
 func newBounds(p *pipeline, limit int64, opts Options, learned map[tried]bool) *bounds {
-	opts.Recompute = opts.recompute(p.skel.replicate)
+	opts.Recompute = opts.recompute(p.skel.outline.replicate)
 	b := &bounds{pipe: p, limit: limit}
 	stages, blocks := len(p.stages), p.skel.blocks
 	m := cost.Picoseconds(p.microBatches)

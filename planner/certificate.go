@@ -138,6 +138,7 @@ type cell struct {
 func (s *searcher) regions(winner cost.Picoseconds) []Region {
 	points, met := map[cell]*point{}, map[outline]bool{}
 	for _, p := range s.looked {
+		p.known()
 		t := &p.pipe.template
 		o := p.outline()
 		points[cell{o, t.MicroBatch, t.Schedule}], met[s.undivided(o)] = p, true

@@ -105,7 +105,7 @@ func (v *cutAudit) all(stage, first int) *candidate {
 		if v.opts.Policy == Megatron && n*len(v.cut) != blocks {
 			continue
 		}
-		for _, r := range v.declared.recomputations(n, v.pipe.skel.replicate) {
+		for _, r := range v.declared.recomputations(n, v.pipe.skel.outline.replicate) {
 			v.cut[stage] = r.stage(first, n)
 			if faster := v.all(stage+1, first+n); faster != nil {
 				return faster
@@ -172,7 +172,7 @@ func (v *cutAudit) branch(stage, first int, before cost.Picoseconds) *candidate 
 // interleaved tries the even cut, in which every rank recomputes the least with which it
 // fits.
 func (v *cutAudit) interleaved() *candidate {
-	recompute := v.opts.recompute(v.pipe.skel.replicate)
+	recompute := v.opts.recompute(v.pipe.skel.outline.replicate)
 	choice := make([]int, v.pipe.template.PP())
 	for {
 		cut := v.pipe.interleavedCut(recompute, choice)

@@ -329,6 +329,8 @@ func testCostIsSimulation(t *testing.T, seed uint64, kinds int, pieces, extreme 
 
 		require.Equal(t, line.Step, got, "seed %d case %d: %+v %+v ranks %q batch %d units %d b %d %s %+v", seed, k, d, sh, ranks, batch, units, b, schedule, cut)
 
+		boundsPutOff(t, s, o, b, schedule, prog, cut, got, fmt.Sprintf("seed %d case %d: %+v %+v ranks %q batch %d units %d b %d %s %+v", seed, k, d, sh, ranks, batch, units, b, schedule, cut))
+
 		floored := got
 		if chunks > 1 { // the floor is of the even cut
 			floored = p.time(p.interleavedCut("", make([]int, d.pp)))

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"slices"
 
+	"github.com/autopar/autopar/ir"
 	"github.com/autopar/autopar/partition"
 	"github.com/autopar/autopar/planner/cost"
 )
@@ -47,6 +48,7 @@ type cutter struct {
 	choice  []int                // by position: how much an interleaved schedule recomputes
 	rough   bool                 // nobody has asked yet whether it fits, so that least is with no more than the options recompute
 	reach   [][]cost.Picoseconds // see [bounds.reach]
+	shell   bool                 // of memory nothing is known but that shells of stages do not fit
 	bare    cost.Picoseconds     // see withoutHead, with so much that was known
 	knew    int
 	laid    map[int]bool     // with how many blocks the last position fits as it is laid out (see layLast); 0 of several chunks
@@ -190,20 +192,98 @@ func (c *cutter) allocate(x *candidate) int {
 }
 
 func newCutter(s *searcher, skel *skeleton, size int, schedule partition.Schedule) *cutter {
-	p := newPipeline(skel, skel.memoryOf(size), size, schedule)
+	p := openPipeline(skel, size, schedule)
 	c := &cutter{search: s, pipe: p, learned: map[tried]bool{}, laid: map[int]bool{}, cut: make([]partition.Stage, len(skel.plan.Stages)), choice: make([]int, p.template.PP()), least: never, dived: never, head: never}
 	if c.chunks() > 1 {
+		p.remember(skel.memoryOf(size))
 		p.stages = skel.times(size, schedule)
 		c.rough, c.least = true, p.time(p.interleavedCut(c.recompute(), c.choice))
 		p.frame = nil
-	} else if p.mayFit(s.limit) {
+		return c
+	}
+	if !c.fitsShells() {
+		return c
+	}
+	if c.rough = c.shelled() && schedule != partition.ZeroBubble; c.rough {
+		p.stages = skel.times(size, schedule)
+		c.least = p.leastKept()
+	} else if c.mayFit() {
 		p.stages = skel.times(size, schedule)
 		c.bound()
 	}
 	return c
 }
 
-// settle finds out what an interleaved schedule has to recompute, of which more has to be compiled, and whether it fits.
+// leastKept bounds plans by programs of blocks that recompute nothing, however many of them do: those take no less but for what
+// recomputation does before the gradient of a block is there. (Under zero-bubble schedules it spares gradients of weights, too.)
+func (p *pipeline) leastKept() cost.Picoseconds {
+	q := *p
+	q.memory = make([]stageMemory, len(p.stages)) // without limit
+	least := newBounds(&q, 1<<62, Options{Recompute: RecomputeNone}, nil).best()
+	for i := range p.stages {
+		ahead := [2]cost.Picoseconds{}
+		for size := range ahead {
+			for _, part := range p.body(i, ir.Backward, size) {
+				ahead[size] += part.ahead
+			}
+		}
+		least -= max(ahead[whole], ahead[rest])
+	}
+	return least
+}
+
+// mayFit reports whether the pipeline may fit with what is searched of recomputation, which is only compiled if shells do.
+func (c *cutter) mayFit() bool {
+	if !c.fitsShells() {
+		return false
+	}
+	if c.chunks() == 1 { // of interleaved ones it is as it is asked for
+		c.complete()
+	}
+	return c.pipe.mayFit(c.search.limit)
+}
+
+// fitsShells reports whether shells may fit, if there is more to compile than those.
+func (c *cutter) fitsShells() bool {
+	c.shell = c.shelled() && !c.pipe.fits(c.shells(), c.search.limit)
+	return !c.shell
+}
+
+// shells is [skeleton.shells] of the pipeline.
+func (c *cutter) shells() []stageMemory {
+	t, slot := &c.pipe.template, int64(0)
+	if o := c.pipe.skel.outline; c.search.trunk(o) != nil {
+		_, slot, _ = c.search.keepsLeast(o, t.MicroBatch, t.Schedule)
+	}
+	return c.pipe.skel.shells(t.MicroBatch, t.Schedule, slot)
+}
+
+// shelled reports whether there is more to compile than shells need.
+func (c *cutter) shelled() bool { return c.pipe.skel.most < slices.Max(c.recompute().extents()) }
+
+// complete has the pipeline know the memory of stages with what is searched of recomputation.
+func (c *cutter) complete() {
+	c.shell = false
+	p, most := c.pipe, slices.Max(c.recompute().extents())
+	if c.chunks() > 1 {
+		p.upTo(most)
+		return
+	}
+	p.skel.upTo(most)
+	p.remember(p.skel.memoryOf(p.template.MicroBatch))
+}
+
+// known has all known of the pipeline that was put off, but for what an interleaved schedule has to recompute.
+func (c *cutter) known() {
+	if c.chunks() == 1 {
+		c.settle()
+	}
+	if c.shell {
+		c.complete()
+	}
+}
+
+// settle finds out what has to be recomputed, of which more has to be compiled, and whether it fits.
 func (c *cutter) settle() {
 	if !c.rough {
 		return
@@ -212,8 +292,10 @@ func (c *cutter) settle() {
 	p := c.pipe
 	kept := p.stages
 	p.stages = nil // what is recomputed has no price before it fits
-	if !p.mayFit(c.search.limit) {
-		p.stages = kept
+	if !c.mayFit() {
+		if c.chunks() > 1 {
+			p.stages = kept
+		}
 		return
 	}
 	p.stages = p.skel.times(p.template.MicroBatch, p.template.Schedule)

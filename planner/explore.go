@@ -157,8 +157,8 @@ func (s *searcher) price(p *pending, limit cost.Picoseconds) *point {
 		return nil
 	}
 	if err == nil && p.skel == nil {
-		if p.skel, err = s.skeleton(p.outline); err == nil && p.chunks > 1 {
-			p.skel.most = s.opts.recompute(p.replicate).extents()[0] // see [pipeline.upTo]
+		if p.skel, err = s.skeleton(p.outline); err == nil {
+			p.skel.most = s.opts.recompute(p.replicate).extents()[0] // see [cutter.mayFit]
 		}
 	}
 	var first *point

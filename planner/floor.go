@@ -247,7 +247,7 @@ func (w *work) collect(instrs []codegen.Instr, phase ir.Phase, trunk bool) {
 		if w.piped {
 			all = all[:1]
 		}
-		x := workInstr{Instr: in, all: all, part: part, pass: phase, ahead: phase == ir.Backward && (n.Op == ir.OpAllGather || n.Op == ir.OpAllToAll || n.Op == ir.OpSlice || n.Op == ir.OpFetch), beside: instrs[i+1:][:in.Beside]}
+		x := workInstr{Instr: in, all: all, part: part, pass: phase, ahead: phase == ir.Backward && mayGoAhead(n), beside: instrs[i+1:][:in.Beside]}
 		switch {
 		case w.of.ofBlock[n]:
 			x.part, part = inBlock, after

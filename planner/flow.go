@@ -285,11 +285,9 @@ func (f *flow) follow(e extent, in *codegen.Instr, block bool, async map[*ir.Nod
 	}
 }
 
-// alike makes sure that recomputation up to an extent leaves the segments what they are.
-func (f *flow) alike(most extent) {
-	for e := range most + 1 {
-		if len(f.segments[e]) != len(f.segments[kept]) {
-			panic(fmt.Sprintf("BUG: a body has %d segments, with recomputation %d", len(f.segments[kept]), len(f.segments[e])))
-		}
+// alike makes sure that recomputation to an extent leaves the segments what they are.
+func (f *flow) alike(e extent) {
+	if len(f.segments[e]) != len(f.segments[kept]) {
+		panic(fmt.Sprintf("BUG: a body has %d segments, with recomputation %d", len(f.segments[kept]), len(f.segments[e])))
 	}
 }

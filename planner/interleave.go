@@ -245,7 +245,7 @@ func (c *cutter) solveInterleaved(ceiling cost.Picoseconds) *candidate {
 	return nil
 }
 
-func (c *cutter) recompute() Recompute { return c.search.opts.recompute(c.pipe.skel.replicate) }
+func (c *cutter) recompute() Recompute { return c.search.opts.recompute(c.pipe.skel.outline.replicate) }
 
 // more has a position recompute more from here on; false where there is no more.
 func (c *cutter) more(at int) bool {

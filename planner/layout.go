@@ -35,6 +35,7 @@ type layouts struct {
 	pins    []partition.Placement
 	known   map[int][][]partition.Placement // by group
 	whole   []partition.Placement           // see wholes
+	classes []class                         // of all parameters, nil until they are asked for
 
 	// Prices, which do not depend on placements, at degrees dp and tp.
 	price  *cost.Program
@@ -89,15 +90,26 @@ func (l *layouts) byGroup(tp int) [][]partition.Placement {
 
 // fits reports whether every parameter that a group places has at least tp slices.
 func (l *layouts) fits(placements []partition.Placement, tp int) bool {
-	for _, v := range l.graph.Params() {
-		class := classOf(v.Def.Name)
-		for _, p := range placements {
-			if p.Match == class && v.Type.Shape[splitDim(p.Spec)] < tp {
+	if l.classes == nil {
+		for _, v := range l.graph.Params() {
+			l.classes = append(l.classes, class{classOf(v.Def.Name), v})
+		}
+	}
+	for _, p := range placements {
+		dim := splitDim(p.Spec)
+		for _, c := range l.classes {
+			if p.Match == c.name && c.of.Type.Shape[dim] < tp {
 				return false
 			}
 		}
 	}
 	return true
+}
+
+// class is that of a parameter: see [classOf].
+type class struct {
+	name string
+	of   *ir.Value
 }
 
 // splitDim is the dimension that a spec such as [_,tp] splits.
@@ -146,6 +158,7 @@ func (l *layouts) solve(g group, dp, tp int) []partition.Placement {
 		bytes      int64
 	}
 	var candidates []candidate
+	users := l.users()
 	dims := make([]int, len(g.weights))
 	var enumerate func(i int)
 	enumerate = func(i int) {
@@ -157,7 +170,7 @@ func (l *layouts) solve(g group, dp, tp int) []partition.Placement {
 					c.bytes += w.Type.Bytes()
 				}
 			}
-			c.placements = l.follow(c.placements, g.weights, dims)
+			c.placements = follow(users, c.placements, g.weights, dims)
 			candidates = append(candidates, c)
 			return
 		}
@@ -212,9 +225,8 @@ func classOf(name string) string {
 	return regexp.QuoteMeta(stem) + "[0-9]+" + regexp.QuoteMeta(strings.TrimPrefix(name, block))
 }
 
-// follow adds the vectors that lie as the split results they meet: the bias of a
-// linear whose outputs are split. The split is followed through the signatures.
-func (l *layouts) follow(placements []partition.Placement, weights []*ir.Value, dims []int) []partition.Placement {
+// users lists what reads each value in the forward pass.
+func (l *layouts) users() map[*ir.Value][]*ir.Node {
 	users := map[*ir.Value][]*ir.Node{}
 	for _, n := range l.graph.Nodes {
 		if n.Phase == ir.Forward {
@@ -223,6 +235,12 @@ func (l *layouts) follow(placements []partition.Placement, weights []*ir.Value, 
 			}
 		}
 	}
+	return users
+}
+
+// follow adds the vectors that lie as the split results they meet: the bias of a
+// linear whose outputs are split. The split is followed through the signatures.
+func follow(users map[*ir.Value][]*ir.Node, placements []partition.Placement, weights []*ir.Value, dims []int) []partition.Placement {
 	type split struct {
 		value *ir.Value
 		dim   int

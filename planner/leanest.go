@@ -32,6 +32,7 @@ func (s *searcher) infeasible(points []*point) error {
 		}
 	}
 	for _, b := range points {
+		b.known()
 		open(b.outline(), b.pipe)
 	}
 	var closest *partition.Plan

@@ -174,6 +174,28 @@ func (s *skeleton) memoryOf(microBatch int) []stageMemory {
 	return all
 }
 
+// shells bounds from below what stages have whatever their blocks recompute, by programs in which they recompute nothing: all that
+// lasts, and what is temporary then, which is the least, but for zero-bubble schedules, under which that may lie in slots. Of those
+// they have what any block keeps.
+func (s *skeleton) shells(microBatch int, schedule partition.Schedule, slot int64) []stageMemory {
+	all := slices.Clone(s.memoryOf(microBatch))
+	for i := range all {
+		all[i].leaveSlots(slot)
+		if schedule == partition.ZeroBubble {
+			all[i].temp = [extents]int64{}
+		}
+	}
+	return all
+}
+
+// leaveSlots leaves of slots so much for each block.
+func (m *stageMemory) leaveSlots(slot int64) {
+	for e := range extents {
+		m.slot[e], m.lastSlot[e], m.moreSlot[e] = slot, slot, slot
+	}
+	m.crest, m.apart, m.during, m.left, m.across = [extents]int64{}, [extents]int64{}, [extents]int64{}, 0, 0
+}
+
 // measured is what a stage of a program with one block keeps.
 type measured struct {
 	persist memoryShare

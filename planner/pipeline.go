@@ -40,15 +40,35 @@ type frame struct {
 }
 
 func newPipeline(s *skeleton, memory []stageMemory, microBatch int, schedule partition.Schedule) *pipeline {
+	p := openPipeline(s, microBatch, schedule)
+	p.remember(memory)
+	return p
+}
+
+// openPipeline is newPipeline but for memory.
+func openPipeline(s *skeleton, microBatch int, schedule partition.Schedule) *pipeline {
 	p := &pipeline{
-		skel: s, memory: slices.Clone(memory), most: s.most,
+		skel: s, most: s.most,
 		microBatches: s.mesh(microBatch).Size(partition.AxisMB),
 		room:         make([]codegen.Chunk, len(s.plan.Stages)),
 	}
 	p.template = s.plan
 	p.template.MicroBatch, p.template.Schedule = microBatch, schedule
 	p.template.OverlapTP = p.template.OverlapTP && schedule != partition.ZeroBubble
-	if schedule == partition.ZeroBubble {
+	for i := range p.template.PP() {
+		p.early = append(p.early, earlyForwards(schedule, p.microBatches, p.template.PP(), i))
+		for c, room := range s.all.room(&p.template, i, p.microBatches) {
+			p.room[i+c*p.template.PP()] = room
+		}
+	}
+	return p
+}
+
+// remember has the pipeline know the memory of its stages, as it is under its schedule.
+func (p *pipeline) remember(memory []stageMemory) {
+	s := p.skel
+	p.memory, p.most = slices.Clone(memory), s.most
+	if p.template.Schedule == partition.ZeroBubble {
 		// Temporary values of the backward pass may lie in the slots instead, and sums of the head come after it.
 		for i := range p.memory {
 			p.memory[i].temp, p.memory[i].crest = p.memory[i].calm, [extents]int64{}
@@ -64,13 +84,6 @@ func newPipeline(s *skeleton, memory []stageMemory, microBatch int, schedule par
 			p.memory[i].apart = [extents]int64{}
 		}
 	}
-	for i := range p.template.PP() {
-		p.early = append(p.early, earlyForwards(schedule, p.microBatches, p.template.PP(), i))
-		for c, room := range s.all.room(&p.template, i, p.microBatches) {
-			p.room[i+c*p.template.PP()] = room
-		}
-	}
-	return p
 }
 
 // earlyForwards returns how many of m forward passes of a position the way of micro-batch
@@ -97,6 +110,22 @@ func (p *pipeline) mayFit(limit int64) bool {
 		}
 	}
 	return false
+}
+
+// fits reports whether stages of which shells are known could hold all blocks between them.
+func (p *pipeline) fits(shells []stageMemory, limit int64) bool {
+	q := *p
+	q.memory = shells
+	if p.template.Chunks() == 1 {
+		return q.mayFit(limit)
+	}
+	cut := evenCut(p.skel.blocks, len(p.template.Stages), func(int) extent { return kept })
+	for at := range shells {
+		if q.interleavedPeak(cut, at) > limit {
+			return false
+		}
+	}
+	return true
 }
 
 // plan returns the plan with a cut.
@@ -145,8 +174,9 @@ func (p *pipeline) system(cut []partition.Stage) *sim.System {
 		}
 		changed[i%positions] = true
 		for phase := range ir.Update {
-			for size := range 2 {
-				p.body(i, phase, size).price(f.passes[i][phase][size], tally{n}, r)
+			p.body(i, phase, whole).price(f.passes[i][phase][whole], tally{n}, r)
+			if !p.even(i, phase) {
+				p.body(i, phase, rest).price(f.passes[i][phase][rest], tally{n}, r)
 			}
 		}
 	}
@@ -211,8 +241,10 @@ func (p *pipeline) newFrame(stages int) *frame {
 	for at := range positions {
 		for i := at; i < stages; i += positions {
 			for phase := range ir.Update {
-				for size := range 2 {
-					f.passes[i][phase][size] = ops(i, p.body(i, phase, size), phase)
+				passes := &f.passes[i][phase]
+				passes[whole] = ops(i, p.body(i, phase, whole), phase)
+				if passes[rest] = passes[whole]; !p.even(i, phase) {
+					passes[rest] = ops(i, p.body(i, phase, rest), phase)
 				}
 			}
 		}
@@ -231,6 +263,12 @@ func (p *pipeline) newFrame(stages int) *frame {
 		f.system.Processes[at] = sim.Process{Tasks: tasks}
 	}
 	return f
+}
+
+// even reports whether stage i does the same in a pass over the last micro-batch as over the others: see [skeleton.tell].
+func (p *pipeline) even(i int, phase ir.Phase) bool {
+	a, b := p.body(i, phase, whole), p.body(i, phase, rest)
+	return len(a) == len(b) && (len(a) == 0 || &a[0] == &b[0])
 }
 
 // body returns what stage i does in a pass over a micro-batch.

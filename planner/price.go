@@ -77,6 +77,8 @@ type part struct {
 	// chunks has, of an update that several chunks share, the time of one block of
 	// each that the blueprint has: they may stand on different sides of a transfer.
 	chunks [fewChunks]cost.Picoseconds
+	// ahead is, of a block's backward pass, what recomputation may do before the gradient is there.
+	ahead cost.Picoseconds
 }
 
 // sum is an add_n with operands from every block of the stage.
@@ -246,29 +248,29 @@ func (s *skeleton) uneven(m, microBatch int) bool {
 }
 
 // each calls f at a whole micro-batch and at the last one for every stage that has
-// times of its own, and returns them by stage: those are alike of stages that one of
+// times of its own, and fills in nil ones by stage: those are alike of stages that one of
 // the blueprint stands for, if they also lie alike in the units of the network.
-func (s *skeleton) each(microBatch int, f func(t *stageTimes, stage, size int, mesh ir.Mesh, at ir.Coord)) []*stageTimes {
+func (s *skeleton) each(all []*stageTimes, microBatch int, f func(t *stageTimes, stage, size int, mesh ir.Mesh, at ir.Coord)) {
 	mesh := s.mesh(microBatch)
 	var first, last ir.Coord
 	if mb := mesh.Axis(partition.AxisMB); s.uneven(mesh.Axes[mb].Size, microBatch) {
 		last[mb] = mesh.Axes[mb].Size - 1
 	}
 	type alike struct{ stage, offset int }
-	known := map[alike]*stageTimes{}
-	all := make([]*stageTimes, len(s.plan.Stages))
+	done := map[alike]*stageTimes{}
 	for i := range all {
 		position, _ := s.plan.Position(i)
 		key := alike{s.like[i], s.price.Offset(position)}
-		if known[key] == nil {
-			t := &stageTimes{}
-			f(t, i, whole, mesh, first)
-			f(t, i, rest, mesh, last)
-			known[key] = t
+		if done[key] == nil {
+			if all[i] == nil {
+				all[i] = &stageTimes{}
+			}
+			f(all[i], i, whole, mesh, first)
+			f(all[i], i, rest, mesh, last)
+			done[key] = all[i]
 		}
-		all[i] = known[key]
+		all[i] = done[key]
 	}
-	return all
 }
 
 // The two sizes of micro-batches.
@@ -281,6 +283,12 @@ const (
 type timesKey struct {
 	microBatch int
 	schedule   partition.Schedule // "" where it does not matter
+}
+
+// toldTimes are those of stages with blocks recomputed to an extent at most.
+type toldTimes struct {
+	stages []*stageTimes
+	most   extent
 }
 
 // under returns the skeleton with the programs and prices of a schedule, and which of them
@@ -305,12 +313,22 @@ func (s *skeleton) under(schedule partition.Schedule) (*skeleton, partition.Sche
 func (s *skeleton) times(microBatch int, schedule partition.Schedule) []*stageTimes {
 	s, schedule = s.under(schedule)
 	key := timesKey{microBatch, schedule}
-	all, known := s.known[key]
-	if known {
-		return all
+	known := s.known[key]
+	if known.stages == nil {
+		known.stages = make([]*stageTimes, len(s.plan.Stages))
+		s.tell(known.stages, microBatch, kept)
+	} else if known.most < s.most {
+		s.tell(known.stages, microBatch, known.most+1)
 	}
+	s.known[key] = toldTimes{known.stages, s.most}
+	return known.stages
+}
+
+// tell prices every stage with its blocks recomputed to an extent and to all beyond it that times are told of: what they
+// take with less is known.
+func (s *skeleton) tell(all []*stageTimes, microBatch int, from extent) {
 	even := s.of.even(s.mesh(microBatch))
-	all = s.each(microBatch, func(t *stageTimes, i, size int, mesh ir.Mesh, at ir.Coord) {
+	s.each(all, microBatch, func(t *stageTimes, i, size int, mesh ir.Mesh, at ir.Coord) {
 		for phase := range ir.Update {
 			if size == rest && even && !s.ofLast(i, phase) {
 				for _, pass := range s.passes(phase) {
@@ -318,23 +336,25 @@ func (s *skeleton) times(microBatch int, schedule partition.Schedule) []*stageTi
 				}
 				continue
 			}
-			prices := [extents][]priced{kept: s.prices(kept, i, phase, size, mesh, at)}
-			if phase != ir.Forward {
-				for e := kept + 1; e <= s.most; e++ {
-					prices[e] = s.prices(e, i, phase, size, mesh, at)
+			most := s.most
+			if phase == ir.Forward {
+				most = kept
+			}
+			for e := from; e <= most; e++ {
+				prices := s.prices(e, i, phase, size, mesh, at)
+				for _, pass := range s.passes(phase) {
+					if e == kept {
+						t.pass(pass)[size] = s.body(i, pass, prices, mesh, at)
+					} else {
+						s.recompute(t.pass(pass)[size], i, pass, prices, mesh, at, e)
+					}
 				}
 			}
-			for _, pass := range s.passes(phase) {
-				t.pass(pass)[size] = s.body(i, pass, prices, mesh, at)
-			}
 		}
-		if i < s.plan.PP() && size == whole {
-			update := [extents][]priced{kept: s.prices(kept, i, ir.Update, size, mesh, at)}
-			t.update = s.body(i, ir.Update, update, mesh, at)
+		if i < s.plan.PP() && size == whole && from == kept {
+			t.update = s.body(i, ir.Update, s.prices(kept, i, ir.Update, size, mesh, at), mesh, at)
 		}
 	})
-	s.known[key] = all
-	return all
 }
 
 // ofLast reports whether a stage does something in the last micro-batch only.
@@ -350,41 +370,41 @@ func (s *skeleton) mesh(microBatch int) ir.Mesh {
 }
 
 // body puts a pass of a stage, or its update, together from the prices of its
-// phase.
-func (s *skeleton) body(stage int, pass ir.Phase, prices [extents][]priced, mesh ir.Mesh, at ir.Coord) body {
+// phase: with blocks that recompute nothing, and as if they took no longer when they do.
+func (s *skeleton) body(stage int, pass ir.Phase, prices []priced, mesh ir.Mesh, at ir.Coord) body {
 	var f *flow
 	if s.plan.Overlap {
 		f = &flow{beside: s.price.Overlaps(), backward: pass != ir.Forward && pass != ir.Update, joins: pass == ir.Update, known: map[flowKey]flowTimes{}}
 	}
-	parts := s.split(stage, s.pass(prices[kept], pass), mesh, at, kept, f)
+	parts := s.split(stage, s.pass(prices, pass), mesh, at, kept, f)
 	for i := range parts {
 		for e := range extents {
 			parts[i].block[e] = parts[i].block[kept]
 			parts[i].beside.block[e] = parts[i].beside.block[kept]
 		}
 	}
-	if pass == ir.Forward || pass == ir.Update {
-		return parts
+	return parts
+}
+
+// recompute has a pass know what blocks take that are recomputed to an extent.
+func (s *skeleton) recompute(parts body, stage int, pass ir.Phase, prices []priced, mesh ir.Mesh, at ir.Coord, e extent) {
+	f := parts[0].flow
+	recomputed := s.split(stage, s.pass(prices, pass), mesh, at, e, f)
+	if len(recomputed) != len(parts) {
+		panic(fmt.Sprintf("BUG: stage %d: recomputation changes its transfers", stage))
 	}
-	for e := kept + 1; e <= s.most; e++ {
-		recomputed := s.split(stage, s.pass(prices[e], pass), mesh, at, e, f)
-		if len(recomputed) != len(parts) {
-			panic(fmt.Sprintf("BUG: stage %d: recomputation changes its transfers", stage))
-		}
-		for i := range parts {
-			parts[i].block[e] = recomputed[i].block[kept]
-			parts[i].beside.block[e] = recomputed[i].beside.block[kept]
-		}
-		if len(parts) > 2 && parts[1].kind == sim.Recv {
-			early := parts[0].block[e] - parts[0].block[kept]
-			parts[0].block[e], parts[0].early[e] = parts[0].block[kept], early
-			parts[2].block[e], parts[2].early[e] = parts[2].block[e]+early, -early
-		}
+	for i := range parts {
+		parts[i].block[e] = recomputed[i].block[kept]
+		parts[i].beside.block[e] = recomputed[i].beside.block[kept]
+	}
+	if len(parts) > 2 && parts[1].kind == sim.Recv {
+		early := parts[0].block[e] - parts[0].block[kept]
+		parts[0].block[e], parts[0].early[e] = parts[0].block[kept], early
+		parts[2].block[e], parts[2].early[e] = parts[2].block[e]+early, -early
 	}
 	if f != nil {
-		f.alike(s.most)
+		f.alike(e)
 	}
-	return parts
 }
 
 // split sums prices between transfers. f, in a plan with overlap, learns them as
@@ -434,6 +454,9 @@ func (s *skeleton) split(stage int, instrs []priced, mesh ir.Mesh, at ir.Coord, 
 			p.chunks[x.chunk] += time
 		case s.of.ofBlock[n]:
 			p.block[kept] += time
+			if mayGoAhead(n) {
+				p.ahead += time
+			}
 		case n.Op == ir.OpAddN && blockOperands(n) > 0:
 			inner := blockOperands(n)
 			p.sums = append(p.sums, sum{len(n.Args) - inner, inner / s.of.plan.Chunks(), func(operands int) cost.Picoseconds {
@@ -451,6 +474,11 @@ func (s *skeleton) split(stage int, instrs []priced, mesh ir.Mesh, at ir.Coord, 
 		next(sim.Work) // what the body waits for at its end
 	}
 	return parts
+}
+
+// mayGoAhead reports whether recomputation does what a node of the backward pass does, before there is a gradient.
+func mayGoAhead(n *ir.Node) bool {
+	return n.Op == ir.OpAllGather || n.Op == ir.OpAllToAll || n.Op == ir.OpSlice || n.Op == ir.OpFetch
 }
 
 // blockOperands counts the operands of an add_n that blocks of its stage make.

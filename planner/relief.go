@@ -150,6 +150,12 @@ func (s *skeleton) copiesOn(g *ir.Graph, price *cost.Program) []copies {
 // pipeline, with what they copy for an offload, that take at most the given time,
 // and without that offload do not fit.
 func (c *cutter) slowed(time cost.Picoseconds, what partition.Offload) bool {
+	if c.rough && c.chunks() == 1 {
+		if c.least > time {
+			return false
+		}
+		c.settle()
+	}
 	if c.pipe.stages == nil {
 		return true // it does not fit at all
 	}
@@ -197,7 +203,7 @@ func (c *cutter) freed(what partition.Offload) *freed {
 	}
 	f := &freed{}
 	if c.chunks() > 1 {
-		f.least = like.time(like.interleavedCut(c.search.opts.recompute(like.skel.replicate), make([]int, len(c.choice))))
+		f.least = like.time(like.interleavedCut(c.search.opts.recompute(like.skel.outline.replicate), make([]int, len(c.choice))))
 	} else {
 		b := newBounds(like, 1<<62, c.search.opts, nil) // a block that gathers ahead may be faster recomputed
 		f.least, f.time = b.best(), b.time

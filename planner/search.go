@@ -454,7 +454,7 @@ func (s *searcher) skeleton(o outline) (*skeleton, error) {
 	}
 	skel, err := newSkeleton(s.blueprints, plan, s.cluster)
 	if err == nil {
-		skel.lacks, skel.replicate = s.lacks(&plan), o.replicate
+		skel.lacks, skel.outline = s.lacks(&plan), o
 		if o.chunks <= 1 {
 			all := s.opts.recompute(o.replicate).extents()
 			skel.most = all[len(all)-1] // nothing is compiled of more

@@ -14,21 +14,21 @@ import (
 // other, so this is no approximation; TestCostIsSimulation holds it to the simulation
 // of whole programs.
 type skeleton struct {
-	graphs    *shrunken
-	all       *blueprints
-	plan      partition.Plan // with stages, as many as there will be, of one block
-	batch     int
-	blocks    int
-	replicate string // as in [outline]
-	of        *blueprint
-	inner     *blueprint // of one stage, for the memory of further blocks
-	price     *cost.Program
-	like      []int // by stage: the stage of the blueprint that stands for it
-	known     map[timesKey][]*stageTimes
-	memory    map[int][]stageMemory // the same
-	copies    map[partition.Offload][]copies
-	lacks     []int64 // by position: see [searcher.lacks]
-	most      extent  // to which blocks are recomputed: of more, times and memory are not told
+	graphs  *shrunken
+	all     *blueprints
+	plan    partition.Plan // with stages, as many as there will be, of one block
+	batch   int
+	blocks  int
+	outline outline // of which it is
+	of      *blueprint
+	inner   *blueprint // of one stage, for the memory of further blocks
+	price   *cost.Program
+	like    []int // by stage: the stage of the blueprint that stands for it
+	known   map[timesKey]toldTimes
+	memory  map[int][]stageMemory // the same
+	copies  map[partition.Offload][]copies
+	lacks   []int64 // by position: see [searcher.lacks]
+	most    extent  // to which blocks are recomputed: of more, times and memory are not told
 }
 
 // newSkeleton finds what stands for a plan.
@@ -67,7 +67,7 @@ func (s *skeleton) reprice(c *cost.Cluster) {
 	} else {
 		s.price = s.price.On(c)
 	}
-	s.memory, s.known, s.copies = map[int][]stageMemory{}, map[timesKey][]*stageTimes{}, map[partition.Offload][]copies{}
+	s.memory, s.known, s.copies = map[int][]stageMemory{}, map[timesKey]toldTimes{}, map[partition.Offload][]copies{}
 }
 
 // upTo has times and memory told of blocks that are recomputed to an extent.
@@ -75,7 +75,6 @@ func (s *skeleton) upTo(e extent) {
 	if e > s.most {
 		s.most = e
 		clear(s.memory)
-		clear(s.known)
 	}
 }
 

@@ -137,7 +137,14 @@ func (c *cutter) withoutHead() cost.Picoseconds {
 }
 
 func (c *cutter) leastWithoutHead() cost.Picoseconds {
-	p, last := *c.pipe, c.pipe.template.PP()-1
+	last := c.pipe.template.PP() - 1
+	if c.shell {
+		if c.shelled() && !c.pipe.fits(c.shellsWithoutHead(), c.search.limit) {
+			return never
+		}
+		c.complete()
+	}
+	p := *c.pipe
 	crammed := c.crammed()
 	if !slices.Contains(crammed, true) {
 		return never
@@ -171,6 +178,18 @@ func (c *cutter) leastWithoutHead() cost.Picoseconds {
 		least -= c.inHead()
 	}
 	return least
+}
+
+// shellsWithoutHead is shells but for what the loss has at the last position.
+func (c *cutter) shellsWithoutHead() []stageMemory {
+	p := *c.pipe
+	p.memory = c.shells()
+	m := &p.memory[len(p.memory)-1]
+	slot := m.moreSlot[kept]
+	p.leaveHead()
+	m.leaveSlots(slot)
+	m.temp = [extents]int64{}
+	return p.memory
 }
 
 // crammed tells, by number of blocks less one, with which the last position has to recompute something, or does not fit, of
