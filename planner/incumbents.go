@@ -65,6 +65,15 @@ func (x *incumbents) gainOf(d degrees) cost.Picoseconds {
 	return x.limit()
 }
 
+// gain is the most time of plans that take less than the best of all.
+func (x *incumbents) gain() cost.Picoseconds {
+	least := x.limit()
+	for _, c := range x.best {
+		least = min(least, c.time-1)
+	}
+	return least
+}
+
 // limitAnywhere is that of plans of a tract, in any of its units.
 func (s *searcher) limitAnywhere(t *tract) (most cost.Picoseconds) {
 	for _, d := range s.units[t.degrees] {

@@ -102,13 +102,12 @@ func (s *searcher) slice(points []*point) bool {
 			p.settle()
 		}
 		gain := s.found.gainOf(p.degrees)
-		for p.withoutHead() > gain && p.unlaid() <= gain {
-			p.layLast(gain)
+		for p.withoutHead() > gain && p.layLast(s.found.gain()) { // alternatives are not worth a layout
 		}
-		least := min(p.withoutHead(), p.unlaid())
-		if least > gain {
+		if p.withoutHead() > gain {
 			continue
 		}
+		least := min(p.withoutHead(), p.unlaid())
 		p.sliced = true
 		o, t := p.outline(), &p.pipe.template
 		if o.slices = 2 * max(1, o.slices); !slices.Contains(s.sliceCounts(), o.slices) {
@@ -218,19 +217,18 @@ func (c *cutter) crammed() []bool {
 
 // unlaid bounds plans with more slices of the loss which with as many as there are fit by the bound of their memory, but are not laid
 // out, as they take no less than the best. If one does not fit, it is in the space with more slices, which may take less by what
-// they spare in the head. It is never where there are none, or neither a cache nor gpipe makes slices faster: what collectives may
-// hide beside other slices is left to bounds.
+// they spare in the head: where they lie in a cache, or under gpipe. It is never where there are none.
 func (c *cutter) unlaid() cost.Picoseconds {
 	least := never
-	if !c.search.rates.Cached() && c.search.opts.Schedule != partition.GPipe {
-		return least
-	}
 	if c.chunks() > 1 {
 		if !c.laid[0] {
 			least = c.least
 		}
 	} else if c.bounds != nil {
 		c.eachUnlaid(func(n int, time cost.Picoseconds) { least = min(least, time) })
+		if least < never {
+			least = max(least, c.bounds.reach(never - 1)[0][c.pipe.skel.blocks])
+		}
 	}
 	if least < never {
 		least -= c.inHead()
@@ -264,26 +262,37 @@ func (c *cutter) lastWith(n int) tried {
 	return tried{c.pipe.template.PP() - 1, n, c.recompute().choices(n)[0]}
 }
 
-// layLast lays out the last position as it is in plans which with more slices may take at most a time.
-func (c *cutter) layLast(time cost.Picoseconds) {
-	if c.chunks() > 1 {
-		c.solveInterleaved(time + c.inHead())
-		return
+// layLast lays out the last position as it is in plans which with more slices may take at most a time. It reports whether there
+// were any.
+func (c *cutter) layLast(time cost.Picoseconds) bool {
+	if c.unlaid() > time {
+		return false
 	}
 	time += c.inHead()
+	if c.chunks() > 1 {
+		c.solveInterleaved(time)
+		return true
+	}
+	few := c.pipe.skel.blocks // that the others leave to it
+	for i := range c.pipe.template.PP() - 1 {
+		few -= c.bounds.most(i, time)
+	}
+	var all []tried
 	c.eachUnlaid(func(n int, least cost.Picoseconds) {
-		if least > time {
-			return
+		if least <= time && n >= few {
+			all = append(all, c.lastWith(n))
 		}
-		last := c.lastWith(n)
-		first := c.pipe.skel.blocks - n
-		x := &candidate{plan: c.pipe.plan(append(evenCut(first, last.stage, func(int) extent { return kept }), last.recomputed.stage(first, n)))}
+	})
+	for _, last := range all {
+		first := c.pipe.skel.blocks - last.blocks
+		x := &candidate{plan: c.pipe.plan(append(evenCut(first, last.stage, func(int) extent { return kept }), last.recomputed.stage(first, last.blocks)))}
 		if c.allocate(x); x.peaks[last.stage] > c.search.limitAt(x.plan, last.stage) {
 			c.learned[last] = true
 		} else {
-			c.laid[n] = true
+			c.laid[last.blocks] = true
 		}
-	})
+	}
+	return len(all) > 0
 }
 
 // leaveHead leaves of the memory of the last position what blocks have and what lasts, which any number of slices have.
