@@ -9,6 +9,11 @@ func inShortMemory() []mutant {
 		old:  "if !x.block || x.From <= last && x.To >= first {", new: "if !x.block || x.From <= last || x.To >= first {",
 		pkg: "./planner", run: "^TestCostIsSimulation$/^seed_107$",
 	}, {
+		bug: "memory bound of a stage too high", how: "as if what the head leaves behind were there during all blocks",
+		file: "planner/memory.go",
+		old:  "temp = max(temp, m.between[e])", new: "temp = max(temp, m.temp[e])",
+		pkg: "./planner", run: "^TestMemoryOfTheLastBlock$",
+	}, {
 		bug: "memory bound of an update too low", how: "what its stream reads of all blocks at its end",
 		file: "planner/memory.go",
 		old:  "if left.above(most) {", new: "if left.block < 0 {",

@@ -21,12 +21,14 @@ type stageMemory struct {
 	// by itself.
 	sums memoryShare
 	// crest is by how much more than slot a slot has when the backward pass gets to the blocks: sums, of the head.
-	crest  [extents]int64
-	slot   [extents]int64
-	temp   [extents]int64
-	calm   [extents]int64 // temp, but for the backward pass
-	update memoryShare    // temp, in the update of many blocks: see updating
-	inbox  int64          // for what the stage before sends
+	crest [extents]int64
+	slot  [extents]int64
+	temp  [extents]int64
+	calm  [extents]int64 // temp, but for the backward pass
+	// between is temp of a block after which others come: without what the head still has while the last block waits for nothing.
+	between [extents]int64
+	update  memoryShare // temp, in the update of many blocks: see updating
+	inbox   int64       // for what the stage before sends
 	// lastSlot and lastInbox are those of the last of several chunks, of which slot and inbox are the first's.
 	lastSlot    [extents]int64
 	lastInbox   int64
@@ -102,12 +104,15 @@ func (m *stageMemory) passing(n int, r recomputation) (most int64) {
 // kept returns what n blocks, r of them recomputed, keep for a micro-batch where a stage of
 // one keeps so much, and what they need beside.
 func (m *stageMemory) kept(one *[extents]int64, n int, r recomputation) (slot, temp int64) {
-	first := r.first()
+	first, last := r.first(), r.last(n)
 	slot = one[first] - m.moreSlot[first]
 	for e, count := range r.counts(n) {
 		slot += int64(count) * m.moreSlot[e]
-		if count > 0 {
+		switch {
+		case extent(e) == last:
 			temp = max(temp, m.temp[e])
+		case count > 0:
+			temp = max(temp, m.between[e])
 		}
 	}
 	return slot, max(temp, m.update.of(n))
@@ -140,13 +145,13 @@ func (s *skeleton) memoryOf(microBatch int) []stageMemory {
 			m.persist, m.morePersist = got.persist.bytes(), got.persist.block/chunks
 			m.persist += (int64(s.plan.Chunks()) - chunks) * m.morePersist
 			m.sums, m.crest[e] = got.sums, got.crest
-			m.slot[e], m.temp[e], m.calm[e] = got.slot[0].bytes(), got.temp, got.calm
+			m.slot[e], m.temp[e], m.calm[e], m.between[e] = got.slot[0].bytes(), got.temp, got.calm, got.between
 			m.lastSlot[e] = got.slot[fewChunks-1].bytes()
 			m.inbox, m.lastInbox = got.inbox[0], got.inbox[fewChunks-1]
 		}
 		for e := s.most + 1; e < extents; e++ {
 			m.moreSlot[e], m.apart[e], m.slot[e], m.crest[e] = more[s.most], apart[s.most], m.slot[s.most], m.crest[s.most]
-			m.temp[e], m.calm[e], m.lastSlot[e] = m.temp[s.most], m.calm[s.most], m.lastSlot[s.most]
+			m.temp[e], m.calm[e], m.between[e], m.lastSlot[e] = m.temp[s.most], m.calm[s.most], m.between[s.most], m.lastSlot[s.most]
 		}
 		var blocks memoryShare
 		if m.update, blocks = s.of.updating(i, sizes); blocks.block > update.block {
@@ -205,6 +210,7 @@ type measured struct {
 	inbox   [fewChunks]int64
 	temp    int64 // the most live at one instruction
 	calm    int64 // of those outside the backward pass
+	between int64 // of what blocks have, and of the rest what is there during all of the block
 	apart   int64 // what gradients of weights of a block read that others made
 }
 
@@ -343,10 +349,17 @@ func (b *blueprint) holds(e extent, position int, mesh ir.Mesh, sizes *[]int64) 
 func (b *blueprint) measure(e extent, position int, mesh ir.Mesh, sizes *[]int64) measured {
 	all, st := b.holds(e, position, mesh, sizes), b.prog(e).Stages[position]
 	var m measured
-	var live [ir.NumPhases][]int64 // changes of live bytes by body and position
+	var live, between [ir.NumPhases][]int64 // changes of live bytes by body and position
+	var from, to [ir.NumPhases]int          // of the block
 	for phase, body := range st.Bodies {
-		live[phase] = make([]int64, len(body.Instrs)+1)
+		live[phase], between[phase] = make([]int64, len(body.Instrs)+1), make([]int64, len(body.Instrs)+1)
+		ofBlock := func(in codegen.Instr) bool { return b.ofBlock[in.Node] }
+		if from[phase] = slices.IndexFunc(body.Instrs, ofBlock); from[phase] >= 0 {
+			for to[phase] = len(body.Instrs) - 1; !ofBlock(body.Instrs[to[phase]]); to[phase]-- {
+			}
+		}
 	}
+	streams := b.plan.Overlap // otherwise nothing waits while a block runs
 	blocks := len(st.Bodies[ir.Forward].Instrs) + slices.IndexFunc(st.Bodies[ir.Backward].Instrs, func(in codegen.Instr) bool { return b.ofBlock[in.Node] })
 	for i := range all {
 		b := &all[i]
@@ -371,15 +384,19 @@ func (b *blueprint) measure(e extent, position int, mesh ir.Mesh, sizes *[]int64
 		case codegen.Temp:
 			live[b.Body][b.From] += size
 			live[b.Body][b.To+1] -= size
+			if !streams || b.block || b.From <= from[b.Body] && b.To >= to[b.Body] {
+				between[b.Body][b.From] += size
+				between[b.Body][b.To+1] -= size
+			}
 			continue
 		}
 		share.add(size, b.block)
 	}
 	for phase, changes := range live {
-		var now int64
-		for _, c := range changes {
-			now += c
-			m.temp = max(m.temp, now)
+		var now, then int64
+		for k, c := range changes {
+			now, then = now+c, then+between[phase][k]
+			m.temp, m.between = max(m.temp, now), max(m.between, then)
 			if ir.Phase(phase) != ir.Backward {
 				m.calm = max(m.calm, now)
 			}
@@ -401,6 +418,7 @@ func (p *pipeline) measureInOrder() {
 		position, _ := of.plan.Position(p.skel.like[i])
 		for e := range p.most + 1 {
 			p.memory[i].temp[e] = min(p.memory[i].temp[e], calm[position])
+			p.memory[i].between[e] = min(p.memory[i].between[e], calm[position])
 		}
 	}
 }
@@ -420,12 +438,12 @@ func (p *pipeline) measureApart() {
 		for i := range all {
 			got := of.measure(e, i, mesh, &sizes)
 			all[i] = of.crossing(e, i, mesh)
-			all[i].temp = got.temp
+			all[i].temp, all[i].between = got.temp, got.between
 		}
 		for i := range p.memory {
 			position, _ := s.of.plan.Position(s.like[i])
 			m, x := &p.memory[i], &all[position]
-			m.apart[e], m.during[e], m.temp[e] = x.apart, x.during, x.temp
+			m.apart[e], m.during[e], m.temp[e], m.between[e] = x.apart, x.during, x.temp, x.between
 			if e == kept {
 				m.left, m.across = x.left, x.across
 			}
@@ -438,7 +456,7 @@ func (p *pipeline) measureApart() {
 type crossing struct {
 	apart, left    int64 // from the backward pass on, of the block and of others
 	during, across int64 // at some time of the backward pass of the block, of the block, and all that time of others
-	temp           int64 // as measured
+	temp, between  int64 // as measured
 }
 
 // crossing measures what a position of the blueprint keeps for a micro-batch for the gradients of weights, which are apart in

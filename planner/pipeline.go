@@ -71,7 +71,11 @@ func (p *pipeline) remember(memory []stageMemory) {
 	if p.template.Schedule == partition.ZeroBubble {
 		// Temporary values of the backward pass may lie in the slots instead, and sums of the head come after it.
 		for i := range p.memory {
-			p.memory[i].temp, p.memory[i].crest = p.memory[i].calm, [extents]int64{}
+			m := &p.memory[i]
+			m.temp, m.crest = m.calm, [extents]int64{}
+			for e := range extents {
+				m.between[e] = min(m.between[e], m.calm[e])
+			}
 		}
 		if s.plan.OverlapTP { // nothing runs beside collectives then, so that less is gathered at once
 			p.measureInOrder()

@@ -203,7 +203,7 @@ func (b *bounds) partly(stage, n int, learned map[tried]bool) []extent {
 		}
 	}
 	m := &b.pipe.memory[stage]
-	if b.pipe.template.Overlap || m.temp[pointwise] > m.temp[selective] || m.apart[pointwise] > m.apart[selective] ||
+	if b.pipe.template.Overlap || m.temp[pointwise] > m.temp[selective] || m.between[pointwise] > m.between[selective] || m.apart[pointwise] > m.apart[selective] ||
 		m.moreSlot[pointwise] > m.moreSlot[selective] || m.slot[pointwise] > m.slot[selective] {
 		return all
 	}
@@ -297,13 +297,13 @@ func (p *pipeline) stretches(stage, n int, r recomputation) []cost.Picoseconds {
 }
 
 // fewest returns the fewest of n blocks, at least one, with which they may fit when those are
-// recomputed to an extent besides f in full; more than n-f if none does.
+// recomputed to an extent besides f in full, and others not at all; n-f or more if none does.
 func (m *stageMemory) fewest(e extent, n, f int, room codegen.Chunk, limit int64) int {
 	fits := func(k int) bool { return m.before(n, mixed(f, e, k), room) <= limit } // which falls with k
 	if m.moreSlot[e] >= m.moreSlot[kept] || m.apart[e] > m.apart[kept] {
 		return 1 // this recomputation may save nothing: nothing to skip
 	}
-	return 1 + sort.Search(n-f, func(k int) bool { return fits(1 + k) })
+	return 1 + sort.Search(max(0, n-f-1), func(k int) bool { return fits(1 + k) })
 }
 
 // least bounds n blocks with any recomputation.

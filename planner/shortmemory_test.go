@@ -7,6 +7,7 @@ import (
 
 	"github.com/autopar/autopar/codegen"
 	"github.com/autopar/autopar/ir"
+	"github.com/autopar/autopar/models/gpt"
 	"github.com/autopar/autopar/partition"
 )
 
@@ -128,4 +129,26 @@ func TestCutThatBoundsLeadTo(t *testing.T) {
 	require.True(t, certain)
 	require.LessOrEqual(t, float64(got.time), 1.02*float64(best.time))
 	require.Equal(t, got.time, c.dived)
+}
+
+// TestMemoryOfTheLastBlock: what the head leaves behind is there while the last block waits for its stream, and gone when blocks before
+// it are recomputed, which take more: the bound of the memory adds them up only where the last block is recomputed as well.
+func TestMemoryOfTheLastBlock(t *testing.T) {
+	const batch, blocks = 8, 12
+	model, opt := preset(t, "gpt2"), adamW()
+	model.Float, opt.NoMaster = ir.BF16, true
+	g, err := gpt.TrainStep(model, opt, batch, model.BlockSize)
+	require.NoError(t, err)
+	s := newSearcher(g, batch, cluster(t, "v100"), Options{RuntimeNGPUs: 8, OverlapTP: "on", TPPieces: 4})
+	skel, err := s.skeleton(outline{
+		degrees: degrees{plan: 8, dp: 4, cp: 1, tp: 2, pp: 1}, chunks: 1,
+		sharding: sharding{zero: 3, overlap: true, pieces: 4, split: split{batch: true}},
+	})
+	require.NoError(t, err)
+	p := newPipeline(skel, skel.memoryOf(2), 2, partition.OneFOneB)
+	for _, r := range []recomputation{{full: blocks - 1}, {selective: blocks - 1}, {full: blocks - 1, pointwise: 1}, {full: blocks}} {
+		peaks, _, err := s.peaks(p.plan([]partition.Stage{r.stage(0, blocks)}))
+		require.NoError(t, err)
+		require.LessOrEqual(t, p.memory[0].atLeast(blocks, r, p.room[0]), peaks[0], "%+v", r)
+	}
 }

@@ -311,6 +311,7 @@ func (p *pipeline) leaveHead() {
 		if p.template.Schedule != partition.ZeroBubble { // under which temporary values may lie in slots
 			m.temp[e] = of.tempOfBlocks(e, last, sizes)
 		}
+		m.between[e] = min(m.between[e], m.temp[e])
 	}
 	m.left, m.across, m.update.fixed, m.crest = 0, 0, 0, [extents]int64{}
 	// A gradient that every tensor-parallel rank has a term of may be summed, and cut, in the pass.
