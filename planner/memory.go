@@ -187,7 +187,7 @@ func (s *skeleton) shells(microBatch int, schedule partition.Schedule, slot int6
 	for i := range all {
 		all[i].leaveSlots(slot)
 		if schedule == partition.ZeroBubble {
-			all[i].temp = [extents]int64{}
+			all[i].temp, all[i].between = [extents]int64{}, [extents]int64{}
 		}
 	}
 	return all

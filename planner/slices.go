@@ -187,7 +187,7 @@ func (c *cutter) shellsWithoutHead() []stageMemory {
 	slot := m.moreSlot[kept]
 	p.leaveHead()
 	m.leaveSlots(slot)
-	m.temp = [extents]int64{}
+	m.temp, m.between = [extents]int64{}, [extents]int64{}
 	return p.memory
 }
 
