@@ -51,7 +51,7 @@ func inShortMemory() []mutant {
 	}, {
 		bug: "memory bound of zero-bubble slots too low", how: "between passes only",
 		file: "planner/memory.go",
-		old:  "m.apart[e], m.during[e], m.temp[e] = x.apart, x.during, x.temp", new: "m.apart[e], m.temp[e] = x.apart, x.temp",
+		old:  "m.apart[e], m.during[e], m.temp[e], m.between[e] = x.apart, x.during, x.temp, x.between", new: "m.apart[e], m.temp[e], m.between[e] = x.apart, x.temp, x.between",
 		pkg: "./planner", run: near,
 	}, {
 		bug: "floor of short memory too high", how: "what passes keep at once is there twice",
