@@ -90,6 +90,8 @@ func (b *stageBuilder) makesPieces(first, second *ir.Node) bool {
 		return false
 	case !b.ofTensorParallel(c) || product.Op != ir.OpMatMul:
 		return false
+	case c == first && c.Op == ir.OpAllReduce: // it is made in place, where the parts to come have to stay
+		return false
 	case b.along != nil && (b.along[c.ID()] > 0 || b.during[product.ID()] != nil):
 		return false
 	}
