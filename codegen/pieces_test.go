@@ -38,6 +38,24 @@ func pieces(instrs []codegen.Instr) (all []string) {
 	return all
 }
 
+// TestAllReduceBeforeAProduct: what tensor-parallel ranks that share a head's keys sum before a product is summed in place, and so whole.
+func TestAllReduceBeforeAProduct(t *testing.T) {
+	m := model(2)
+	m.BlockSize, m.NEmbd, m.NHead, m.NKVHead, m.Position = 16, 64, 4, 1, gpt.RoPE
+	g, err := gpt.TrainStep(m, gpt.Optimizer{Beta1: .9, Beta2: .99, Eps: 1e-8}, batch, m.BlockSize)
+	require.NoError(t, err)
+	p := plan(1, 4, 1, 2, 2, partition.OneFOneB, false)
+	p.TPPieces = 2
+	for i, spec := range []string{"[tp,_,_,_]", "[tp,_,_]", "[_,tp,_,_]"} { // queries of a group, in place of heads of keys
+		p.Placements[i].Spec = spec
+	}
+	prog := generate(t, g, p)
+	require.NoError(t, codegen.Verify(prog, g))
+	for _, in := range prog.Stages[0].Bodies[ir.Backward].Instrs {
+		require.False(t, in.Parts > 0 && in.Node.Op == ir.OpAllReduce && in.Node.Args[0].Def.Op == ir.OpRoPE, in.Node.Name)
+	}
+}
+
 // TestVerifyAcceptsPieces: programs that make products and collectives in parts are sound and compute the traced graph,
 // and communicate as many bytes as without.
 func TestVerifyAcceptsPieces(t *testing.T) {
