@@ -7,8 +7,9 @@ import (
 )
 
 // sharedFirst puts what blocks share and is made of no batch, such as the positions of a rank's tokens, before the first block that
-// reads it, where anything runs beside something else. Inside that block it would be between nodes that in all others are next to
-// each other, and part of what one block hides alone; the first block of a stage must be like the others.
+// reads it, where anything runs beside something else: before streams are, so that what is gathered for the next block is begun
+// after it. Inside that block it would be between nodes that in all others are next to each other, and part of what one block hides
+// alone; the first block of a stage must be like the others.
 func (b *stageBuilder) sharedFirst() {
 	if !b.prog.Plan.Overlap && !b.prog.Plan.OverlapTP {
 		return
@@ -28,8 +29,7 @@ func (b *stageBuilder) sharedFirst() {
 	from := 0 // of the block
 	for i := 1; i < len(b.nodes); i++ {
 		before, n := b.nodes[i-1], b.nodes[i]
-		x, y := b.spot(before), b.spot(n)
-		together := before.Op != ir.OpRecv && before.Phase == n.Phase && before.Stage == n.Stage && x.segment == y.segment
+		together := before.Op != ir.OpRecv && before.Phase == n.Phase && before.Stage == n.Stage
 		switch {
 		case together && before.Block() != "" && shared(n) && !readsAny(n, b.nodes[from:i]):
 			copy(b.nodes[from+1:i+1], b.nodes[from:i])

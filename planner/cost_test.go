@@ -174,7 +174,7 @@ func testCostIsSimulation(t *testing.T, seed uint64, kinds int, pieces, extreme 
 		if pieces {
 			model.BlockSize, model.NEmbd = 32, model.NHead*32
 		}
-		if k%4 == 0 {
+		if k%4 == 0 || k%4 == 3 {
 			model = llama(model)
 		}
 		d := degrees{dp: 1 + r.IntN(6), cp: 1, tp: 1 + r.IntN(5), pp: 1 + r.IntN(min(6, blocks))}
