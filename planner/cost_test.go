@@ -12,6 +12,7 @@ import (
 	"github.com/autopar/autopar/codegen"
 	"github.com/autopar/autopar/ir"
 	"github.com/autopar/autopar/ir/exact"
+	"github.com/autopar/autopar/models/gpt"
 	"github.com/autopar/autopar/partition"
 	"github.com/autopar/autopar/planner/cost"
 	"github.com/autopar/autopar/planner/sim"
@@ -151,336 +152,443 @@ func TestCostOfSlowMemoryIsSimulation(t *testing.T) {
 	}
 }
 
-// testCostIsSimulation takes clusters with at least so many kinds of devices; with pieces, models of which sequences
-// start where tensors may, and plans that make products in parts.
+// FuzzCosts is the same of any seed, on clusters and with plans of any kind.
+func FuzzCosts(f *testing.F) {
+	f.Fuzz(func(t *testing.T, seed uint64, pools, pieces, extreme bool) {
+		kinds := 1
+		if pools {
+			kinds = 2
+		}
+		holdCosts(t, seed, 20, kinds, pieces, extreme)
+	})
+}
+
 func testCostIsSimulation(t *testing.T, seed uint64, kinds int, pieces, extreme bool) {
-	r := rand.New(rand.NewPCG(seed, 0))
 	cases := 150
 	if testing.Short() {
 		cases = 30
 	}
-	slack, floors, tighter, compared, interleaved, raised, reached, stoodFor, waiting, sliced, inPieces := 0.0, 0.0, 0.0, 0.0, 0, 0, 0, 0, 0, 0, 0
+	met := holdCosts(t, seed, cases, kinds, pieces, extreme)
+	met.enough(t, cases, pieces)
+}
+
+// holdCosts takes clusters with at least so many kinds of devices; with pieces, models of which sequences start where
+// tensors may, and plans that make products in parts; extreme, slow memory and fast links.
+func holdCosts(t *testing.T, seed uint64, cases, kinds int, pieces, extreme bool) *costsMet {
+	r := rand.New(rand.NewPCG(seed, 0))
+	met := &costsMet{}
 	for k := range cases {
-		blocks, batch := 1+r.IntN(8), 1+r.IntN(13)
-		model := tiny(blocks)
-		model.Bias = r.IntN(2) == 0
-		model.Dropout = []float64{0, 0.2}[r.IntN(2)]
-		model.NHead = 1 + r.IntN(4)
-		model.NEmbd = model.NHead * 8
-		if k%5 < 2 && model.NHead%2 == 0 {
-			model.NKVHead = model.NHead / 2
+		c := drawCost(t, r, seed, k, kinds, pieces, extreme)
+		if c == nil {
+			continue // there is no such plan
 		}
-		model.BlockSize = []int{33, 24}[r.IntN(2)]
-		if pieces {
-			model.BlockSize, model.NEmbd = 32, model.NHead*32
-		}
-		if k%4 == 0 || k%4 == 3 {
-			model = llama(model)
-		}
-		d := degrees{dp: 1 + r.IntN(6), cp: 1, tp: 1 + r.IntN(5), pp: 1 + r.IntN(min(6, blocks))}
-		if r.IntN(3) == 0 {
-			d.cp += 1 + r.IntN(3)
-		}
-		if x := rand.New(rand.NewPCG(seed, uint64(k)+4)); x.IntN(4) == 0 {
-			d.tp = 4 + 2*x.IntN(3) // a grid
-		}
-		d.plan = d.dp * d.cp * d.tp * d.pp
-		units := 1 + r.IntN(2)
-		if d.dp*units > batch {
-			continue
-		}
-		var sh sharding
-		if d.dp*units > 1 {
-			sh.zero = r.IntN(4)
-			if g := 2 + r.IntN(3); sh.zero > 0 && d.dp*units%g == 0 && g < d.dp*units {
-				sh.group = g
+		c.isSimulated(t)
+		met.add(c)
+		c.boundsPutOff(t)
+		c.isAboveFloors(t, r, met)
+		c.isAboveWithoutHead(t)
+		c.isAboveWithoutOffload(t)
+		if c.chunks > 1 {
+			for at := range c.pp {
+				require.LessOrEqual(t, c.p.interleavedPeak(c.cut, at), c.prog.Stages[at].Arena(), "%s: memory of position %d", c, at)
 			}
+		} else {
+			c.isAboveBounds(t, met)
 		}
+	}
+	return met
+}
+
+// costCase is a random plan.
+type costCase struct {
+	seed uint64
+	k    int
+	outline
+	batch, units int
+	b            int // micro-batch
+	schedule     partition.Schedule
+	cut          []partition.Stage
+	extents      int // to which blocks may be recomputed
+
+	g    *ir.Graph
+	s    *searcher
+	skel *skeleton
+	p    *pipeline
+	time cost.Picoseconds
+	prog *codegen.Program
+}
+
+func (c *costCase) String() string {
+	return fmt.Sprintf("seed %d case %d: %+v batch %d units %d micro-batch %d %s %+v", c.seed, c.k, c.outline, c.batch, c.units, c.b, c.schedule, c.cut)
+}
+
+// drawCost draws a plan; nil where there is none.
+func drawCost(t *testing.T, r *rand.Rand, seed uint64, k, kinds int, pieces, extreme bool) *costCase {
+	also := func(stream uint64) *rand.Rand { return rand.New(rand.NewPCG(seed, uint64(k)+stream)) } // apart from what others draw
+	blocks, batch := 1+r.IntN(8), 1+r.IntN(13)
+	model := drawModel(r, k, blocks, pieces)
+	d := degrees{dp: 1 + r.IntN(6), cp: 1, tp: 1 + r.IntN(5), pp: 1 + r.IntN(min(6, blocks))}
+	if r.IntN(3) == 0 {
+		d.cp += 1 + r.IntN(3)
+	}
+	if x := also(4); x.IntN(4) == 0 {
+		d.tp = 4 + 2*x.IntN(3) // a grid
+	}
+	d.plan = d.dp * d.cp * d.tp * d.pp
+	units := 1 + r.IntN(2)
+	if d.dp*units > batch {
+		return nil
+	}
+	var sh sharding
+	if d.dp*units > 1 {
+		sh.zero = r.IntN(4)
+		if g := 2 + r.IntN(3); sh.zero > 0 && d.dp*units%g == 0 && g < d.dp*units {
+			sh.group = g
+		}
+	}
+	if d.tp > 1 {
+		sh.sequence = r.IntN(2) == 0 || extreme
+	}
+	sh.offload = []partition.Offload{partition.OffloadNone, partition.OffloadOptimizer, partition.OffloadParams}[r.IntN(3)]
+	cluster := drawCluster(r, k, extreme)
+	if kinds > 1 {
+		cluster = randomPools(r, d.plan*units)
+		d.order = r.IntN(len(cluster.Orders()))
+	}
+	g := step(t, model, batch)
+	if k%6 == 3 {
+		var err error
+		g, err = exact.Sums(g)
+		require.NoError(t, err)
+	}
+	chunks := 1
+	if d.pp > 1 && blocks/d.pp > 1 && r.IntN(4) > 0 {
+		chunks = 2 + r.IntN(blocks/d.pp-1)
+	} else if d.cp == 1 && !sh.offload.Moves() {
+		sh.overlap = r.IntN(3) > 0
+	}
+	if chunks > 1 && d.cp == 1 && !sh.offload.Moves() {
+		sh.overlap = also(3).IntN(3) > 0
+	}
+	opts := Options{RuntimeNGPUs: d.plan * units, OverlapTP: onOff(also(5).IntN(3) > 0)}
+	if pieces {
+		opts.TPPieces = 2 + k%3
 		if d.tp > 1 {
-			sh.sequence = r.IntN(2) == 0 || extreme
+			sh.pieces = opts.TPPieces
 		}
-		sh.offload = []partition.Offload{partition.OffloadNone, partition.OffloadOptimizer, partition.OffloadParams}[r.IntN(3)]
-		model.Float = []ir.DType{ir.F32, ir.BF16, ir.F16}[k%3]
-		c := randomCluster(r)
-		if k%3 == 0 { // where work is all that counts bounds are closest
-			c.Device.LaunchOverhead, c.Device.Efficiency.MatmulHalf = c.Device.LaunchOverhead/1e4, 0
-			for _, l := range []*cost.Link{&c.IntraNode, &c.InterNode} {
-				l.Latency, l.Bandwidth = l.Latency/1e4, l.Bandwidth*100
-				if extreme {
-					l.Latency, l.Bandwidth = l.Latency/100, l.Bandwidth*100
-				}
-			}
-			c.Levels = nil
-		}
-		if extreme {
-			c.Device.MemoryBandwidth /= 100
-		}
-		if k%5 == 4 {
-			c = sharing(r, c)
-		}
-		c.Device.FLOPS["bf16"] = 4 * c.Device.FLOPS["f32"]
-		if c.Device.Shared = k%4 == 0; kinds > 1 { // streams do not overlap there
-			c = randomPools(r, d.plan*units)
-			d.order = r.IntN(len(c.Orders()))
-		} else if k%8 == 0 {
-			c.Collectives, c.Device.Cores, c.Device.Turn = cost.OnePass, 1+k%5, 4e-5
-			c.Device.Efficiency.Threads, c.Device.Efficiency.AttentionHalf = 0.8, 90
-			c.Device.Cache = &cost.Cache{Memory: 1 << 20, Bandwidth: 2e11, Remote: 5e9}
-			c.Device.Kernels = map[string]float64{"gelu": 0.02, "attention_grad": 0.3}
-		}
-		g := step(t, model, batch)
-		if k%6 == 3 {
-			var err error
-			g, err = exact.Sums(g)
-			require.NoError(t, err)
-		}
-		chunks := 1
-		if d.pp > 1 && blocks/d.pp > 1 && r.IntN(4) > 0 {
-			chunks = 2 + r.IntN(blocks/d.pp-1)
-		} else if d.cp == 1 && !sh.offload.Moves() {
-			sh.overlap = r.IntN(3) > 0
-		}
-		if x := rand.New(rand.NewPCG(seed, uint64(k)+3)); chunks > 1 && d.cp == 1 && !sh.offload.Moves() {
-			sh.overlap = x.IntN(3) > 0
-		}
-		opts := Options{RuntimeNGPUs: d.plan * units, OverlapTP: onOff(rand.New(rand.NewPCG(seed, uint64(k)+5)).IntN(3) > 0)}
-		if pieces {
-			opts.TPPieces = 2 + k%3
-			if d.tp > 1 {
-				sh.pieces = opts.TPPieces
-			}
-		}
-		s := newSearcher(g, batch, c, opts)
-		if x := rand.New(rand.NewPCG(seed, uint64(k)+2)); d.tp > 1 && (x.IntN(2) == 0 || extreme) {
-			whole := replications(s.layouts.modules())
-			sh.replicate = whole[x.IntN(len(whole))]
-			if y := rand.New(rand.NewPCG(seed, uint64(k)+5)); d.dp*d.tp*units <= batch && (batch+d.dp*units-1)/(d.dp*units) >= d.tp && y.IntN(2) == 0 {
-				sh.batch, sh.sequence = true, false
-				if d.dp*units == 1 {
-					sh.zero = y.IntN(4)
-				}
-			}
-		}
-		if x := rand.New(rand.NewPCG(seed, uint64(k)+3)); len(gridRows(d.tp)) > 0 && (d.cp == 1 || sh.group == 0) && x.IntN(3) > 0 {
-			all := grids(s.layouts.gridModules(), gridRows(d.tp)[0])
-			sh.split = all[x.IntN(len(all))]
-		}
-		if x := rand.New(rand.NewPCG(seed, uint64(k)+5)); d.cp == 1 && k%6 != 3 && x.IntN(3) == 0 {
-			sh.slices = []int{3, 4, 8}[x.IntN(3)]
-			if model.BlockSize%sh.slices > 0 {
-				sh.slices = 3
-			}
-			if pieces {
-				sh.slices = 4
-			}
-			sliced++
-		}
-		ranks := ""
-		if orders := rand.New(rand.NewPCG(seed, uint64(k)+1)); kinds == 1 && sh.rows == 0 {
-			ranks = randomRankOrder(orders, d)
-		}
-		o := outline{d, sh, chunks, ranks}
-		if fewer := o; k%2 == 0 && d.tp > 2 { // whose programs may stand for those of more
-			fewer.tp -= max(1, sh.rows)
-			fewer.plan -= d.dp * d.cp * max(1, sh.rows) * d.pp
-			s.opts.RuntimeNGPUs = fewer.plan * units
-			_, _ = s.skeleton(fewer)
-			s.opts.RuntimeNGPUs = d.plan * units
-		}
-		skel, err := s.skeleton(o)
-		if err == nil {
-			skel.upTo(full) // whatever is replicated
-		}
-		if err != nil {
-			continue // nothing to split so far
-		}
-		if x := skel.inner.plan.TP; x > 2 && x < d.tp {
-			stoodFor++
-		}
-		b := 1 + r.IntN((batch+skel.plan.DataParallel()-1)/skel.plan.DataParallel())
-		for !o.inStep(b, skel.plan.DataParallel(), batch) || o.batch && b < o.tp {
-			b++
-		}
-		schedule := []partition.Schedule{partition.GPipe, partition.OneFOneB, partition.ZeroBubble}[r.IntN(3)]
-		if chunks > 1 {
-			schedule = partition.Interleaved
-			interleaved++
-		}
-		p := newPipeline(skel, skel.memoryOf(b), b, schedule)
-		p.stages = skel.times(b, schedule)
-		cut := randomCut(r, blocks, d.pp*chunks)
-		extents := int(extents)
-		if sh.replicate != "" { // nothing is recomputed beside
-			extents = 1
-			for i := range cut {
-				cut[i] = partition.Stage{First: cut[i].First, Last: cut[i].Last}
-			}
-		}
-		plan := p.plan(cut)
-
-		prog, err := codegen.Compile(g, plan, batch, nil)
-		require.NoError(t, err)
-		if slices.ContainsFunc(prog.Stages[0].Bodies[ir.Forward].Instrs, func(in codegen.Instr) bool { return in.Parts > 0 }) {
-			inPieces++
-		}
-		line, err := sim.Run(prog, s.cluster, sim.Options{})
-		require.NoError(t, err)
-		got := p.time(cut)
-
-		require.Equal(t, line.Step, got, "seed %d case %d: %+v %+v ranks %q batch %d units %d b %d %s %+v", seed, k, d, sh, ranks, batch, units, b, schedule, cut)
-
-		boundsPutOff(t, s, o, b, schedule, prog, cut, got, fmt.Sprintf("seed %d case %d: %+v %+v ranks %q batch %d units %d b %d %s %+v", seed, k, d, sh, ranks, batch, units, b, schedule, cut))
-
-		floored := got
-		if chunks > 1 { // the floor is of the even cut
-			floored = p.time(p.interleavedCut("", make([]int, d.pp)))
-			for range 8 { // whatever is recomputed
-				choice := make([]int, d.pp)
-				for at := range choice {
-					choice[at] = r.IntN(3) % extents
-				}
-				floored = min(floored, p.time(p.interleavedCut("", choice)))
-			}
-		}
-		if chunks == 1 { // nor do the cuts that are closest to even take less
-			even := evenCut(blocks, d.pp, func(int) extent { return kept })
-			floored = min(floored, p.time(even))
-			for i := range even {
-				n := r.IntN(2) * (even[i].Last - even[i].First)
-				even[i] = uniform([]extent{selective, pointwise}[i%2], n).stage(even[i].First, even[i].Last-even[i].First)
-			}
-			floored = min(floored, p.time(even))
-		}
-		floor := s.floor(o, s.trunk(o), b, schedule)
-		refined, err := s.refined(&pending{outline: o}, b, schedule, nil)
-		require.NoError(t, err)
-		require.LessOrEqual(t, refined, floored, "seed %d case %d: floor of all that %+v %+v does, %d chunks, %s", seed, k, d, sh, chunks, schedule)
-		tighter += float64(refined) / float64(floored)
-		free := s.flowing(&pending{outline: o}, b, schedule, nil)
-		require.LessOrEqual(t, free, floored, "seed %d case %d: floor of the flow of %+v %+v, %d chunks, %s", seed, k, d, sh, chunks, schedule)
-		require.LessOrEqual(t, s.common(o, b, schedule), floored, "seed %d case %d: floor of the family of %+v %+v, %d chunks, %s", seed, k, d, sh, chunks, schedule)
-		far := s.anywhere(o)
-		require.LessOrEqual(t, s.exchanged(far), floored, "seed %d case %d: what %+v %+v exchanges, %d chunks, %s", seed, k, d, sh, chunks, schedule)
-		if chunks == 1 {
-			require.LessOrEqual(t, s.exchanged(far), s.floor(far, s.trunk(far), b, schedule), "seed %d case %d: what %+v %+v exchanges, beside its floor, %d chunks, %s", seed, k, d, sh, chunks, schedule)
-		}
-		require.LessOrEqual(t, s.flowing(&pending{outline: far}, b, schedule, nil), floored, "seed %d case %d: floor anywhere of %+v %+v, %d chunks, %s", seed, k, d, sh, chunks, schedule)
-		require.LessOrEqual(t, s.common(far, b, schedule), floored, "seed %d case %d: floor of the family of %+v %+v anywhere, %d chunks, %s", seed, k, d, sh, chunks, schedule)
-		keeps := s.again(o, b, schedule)
-		require.LessOrEqual(t, keeps.persist, p.memory[0].morePersist, "seed %d case %d: what a block keeps of %+v %+v", seed, k, d, sh)
-		for e := range extents {
-			require.LessOrEqual(t, keeps.slots[0][e], p.memory[0].moreSlot[e], "seed %d case %d: what a block keeps for a micro-batch of %+v %+v, extent %d", seed, k, d, sh, e)
-		}
-		// With as little memory as the plan fits in.
-		fitting, took := prog, got
-		if chunks > 1 {
-			choice := make([]int, d.pp)
-			for at := range choice {
-				choice[at] = r.IntN(3) % extents
-			}
-			among := p.interleavedCut("", choice)
-			fitting, err = codegen.Compile(g, p.plan(among), batch, nil)
-			require.NoError(t, err)
-			took = p.time(among)
-		}
-		s.limit = 0
-		for _, st := range fitting.Stages {
-			s.limit = max(s.limit, st.Arena())
-		}
-		tight := s.flowing(&pending{outline: o}, b, schedule, s.again(o, b, schedule))
-		require.LessOrEqual(t, tight, took, "seed %d case %d: floor in %d bytes of %+v %+v, %d chunks, micro-batch %d of %d, %s %+v", seed, k, s.limit, d, sh, chunks, b, batch, schedule, fitting.Plan.Stages)
-		far, again := s.anywhere(o), s.again(s.anywhere(o), b, schedule)
-		require.LessOrEqual(t, s.flowing(&pending{outline: far}, b, schedule, again), took, "seed %d case %d: floor in %d bytes anywhere of %+v %+v, %d chunks, %s", seed, k, s.limit, d, sh, chunks, schedule)
-		refined, err = s.refined(&pending{outline: o}, b, schedule, s.again(o, b, schedule))
-		require.NoError(t, err)
-		require.LessOrEqual(t, refined, took, "seed %d case %d: floor in %d bytes of all that %+v %+v does, %d chunks, %s", seed, k, s.limit, d, sh, chunks, schedule)
-		if tight > free {
-			raised++
-		}
-		require.LessOrEqual(t, floor, floored, "seed %d case %d: floor of %+v %+v, %d chunks", seed, k, d, sh, chunks)
-		compared++
-		floors += float64(floor) / float64(floored)
-		// Of what relief builds on: the same plan without offload, and the copies.
-		var on *pipeline
-		if sh.offload.Moves() {
-			base := sh
-			base.offload = partition.OffloadNone
-			bare, err := s.skeleton(outline{d, base, chunks, ranks})
-			require.NoError(t, err)
-			bare.upTo(full)
-			on = newPipeline(bare, bare.memoryOf(b), b, schedule)
-			on.stages = bare.times(b, schedule)
-			on = on.offloaded(sh.offload)
-		}
-		if sh.slices > 0 { // what the search of their number builds on: the same plan with one
-			one := sh
-			one.slices = 0
-			bare, err := s.skeleton(outline{d, one, chunks, ranks})
-			require.NoError(t, err)
-			bare.upTo(full)
-			last, without := d.pp-1, newPipeline(bare, bare.memoryOf(b), b, schedule)
-			without.leaveHead()
-			st := cut[last]
-			least := without.memory[last].atLeast(st.Last-st.First, recomputationOf(st), without.room[last])
-			if chunks > 1 {
-				least = without.interleavedPeak(cut, last)
-			}
-			require.LessOrEqual(t, least, prog.Stages[last].Arena(), "seed %d case %d: memory without the head of %+v %+v %+v", seed, k, d, sh, cut)
-			without.stages = bare.times(b, schedule)
-			inHead := without.inHead()
-			if schedule == partition.GPipe {
-				inHead += without.headForward()
-			}
-			require.LessOrEqual(t, without.time(cut)-inHead, p.time(cut), "seed %d case %d: with one slice %+v %+v %s %+v", seed, k, d, sh, schedule, cut)
-		}
-		if chunks > 1 {
-			for at := range d.pp {
-				require.LessOrEqual(t, p.interleavedPeak(cut, at), prog.Stages[at].Arena(), "seed %d case %d: memory of position %d: %+v %+v %+v", seed, k, at, d, sh, cut)
-			}
-			if on != nil {
-				even := p.interleavedCut(RecomputeNone, make([]int, d.pp))
-				require.LessOrEqual(t, on.time(even), p.time(even), "seed %d case %d: the plan without copies, and the copies: %+v %+v %s batch %d b %d blocks %d again %v", seed, k, d, sh, schedule, batch, b, blocks, cut)
-			}
-			continue
-		}
-		if on != nil {
-			require.LessOrEqual(t, newBounds(on, 1<<62, Options{}, nil).best(), got,
-				"seed %d case %d: the plan without copies, and the copies: %+v %+v %s batch %d b %d blocks %d again %v", seed, k, d, sh, schedule, batch, b, blocks, cut)
-		}
-		// A plan that fits is one of those that the bounds are of, or no faster than one.
-		fits := newBounds(p, s.limit, Options{}, nil)
-		require.LessOrEqual(t, fits.best(), got, "seed %d case %d: bound in %d bytes: %+v %+v %+v micro-batch %d of %d %s", seed, k, s.limit, d, sh, cut, b, batch, schedule)
-		reach := fits.reach(never - 1)[0][blocks]
-		require.LessOrEqual(t, reach, got, "seed %d case %d: bound of all cuts in %d bytes: %+v %+v %+v micro-batch %d of %d %s", seed, k, s.limit, d, sh, cut, b, batch, schedule)
-		if reach > fits.best() {
-			reached++
-		}
-		for i, st := range p.stages {
-			alone := st.update.busy() // of a stream that does not run on after it
-			if st.update[0].flow.outlasts(tally{1}, recomputation{}) == nil && newTails(p).of(i, 1) > alone.at(1, recomputation{}) {
-				waiting++
-			}
-		}
-		bounds := newBounds(p, 1<<60, Options{}, nil)
-		for i, c := range cut {
-			n := c.Last - c.First
-			if c.Recomputed() == 0 {
-				require.LessOrEqual(t, bounds.time[i][n-1], got, "seed %d case %d: bound of stage %d: %+v %+v %+v micro-batch %d of %d %s", seed, k, i, d, sh, cut, b, batch, schedule)
-			}
-			arena := prog.Stages[i].Arena()
-			for range 2 {
-				least := p.memory[i].atLeast(n, recomputationOf(c), p.room[i])
-				require.LessOrEqual(t, least, arena, "seed %d case %d: memory of stage %d: %+v %+v %+v %s, measured %v", seed, k, i, d, sh, cut, schedule, p.measured)
-				slack = max(slack, 1-float64(least)/float64(arena))
-				p.measureApart()
+	}
+	c := &costCase{seed: seed, k: k, batch: batch, units: units, g: g, s: newSearcher(g, batch, cluster, opts), extents: int(extents)}
+	if x := also(2); d.tp > 1 && (x.IntN(2) == 0 || extreme) {
+		whole := replications(c.s.layouts.modules())
+		sh.replicate = whole[x.IntN(len(whole))]
+		if y := also(5); d.dp*d.tp*units <= batch && (batch+d.dp*units-1)/(d.dp*units) >= d.tp && y.IntN(2) == 0 {
+			sh.batch, sh.sequence = true, false
+			if d.dp*units == 1 {
+				sh.zero = y.IntN(4)
 			}
 		}
 	}
-	require.Greater(t, interleaved, cases/20)
-	require.Positive(t, raised)
-	require.Positive(t, sliced)
-	require.Positive(t, reached)
-	require.Positive(t, waiting)
-	require.Equal(t, pieces, inPieces > cases/4, "%d in pieces", inPieces)
-	t.Logf("the memory bound is at most %.1f %% below the arena, the floors are %.1f %% and %.1f %% of the time on average, %d raised by memory, %d by all stages; %d interleaved, %d of more ranks than heads by fewer, updates of %d stages that others wait for", 100*slack, 100*floors/compared, 100*tighter/compared, raised, reached, interleaved, stoodFor, waiting)
+	if x := also(3); len(gridRows(d.tp)) > 0 && (d.cp == 1 || sh.group == 0) && x.IntN(3) > 0 {
+		all := grids(c.s.layouts.gridModules(), gridRows(d.tp)[0])
+		sh.split = all[x.IntN(len(all))]
+	}
+	if x := also(5); d.cp == 1 && k%6 != 3 && x.IntN(3) == 0 {
+		sh.slices = []int{3, 4, 8}[x.IntN(3)]
+		if model.BlockSize%sh.slices > 0 {
+			sh.slices = 3
+		}
+		if pieces {
+			sh.slices = 4
+		}
+	}
+	ranks := ""
+	if kinds == 1 && sh.rows == 0 {
+		ranks = randomRankOrder(also(1), d)
+	}
+	c.outline = outline{d, sh, chunks, ranks}
+	if fewer := c.outline; k%2 == 0 && d.tp > 2 { // whose programs may stand for those of more
+		fewer.tp -= max(1, sh.rows)
+		fewer.plan -= d.dp * d.cp * max(1, sh.rows) * d.pp
+		c.s.opts.RuntimeNGPUs = fewer.plan * units
+		_, _ = c.s.skeleton(fewer)
+		c.s.opts.RuntimeNGPUs = d.plan * units
+	}
+	var err error
+	if c.skel, err = c.s.skeleton(c.outline); err != nil {
+		return nil // nothing to split so far
+	}
+	c.skel.upTo(full) // whatever is replicated
+	data := c.skel.plan.DataParallel()
+	c.b = 1 + r.IntN((batch+data-1)/data)
+	for !c.inStep(c.b, data, batch) || c.outline.batch && c.b < c.tp {
+		c.b++
+	}
+	c.schedule = []partition.Schedule{partition.GPipe, partition.OneFOneB, partition.ZeroBubble}[r.IntN(3)]
+	if chunks > 1 {
+		c.schedule = partition.Interleaved
+	}
+	c.p = newPipeline(c.skel, c.skel.memoryOf(c.b), c.b, c.schedule)
+	c.p.stages = c.skel.times(c.b, c.schedule)
+	c.cut = randomCut(r, blocks, d.pp*chunks)
+	if sh.replicate != "" { // nothing is recomputed beside
+		c.extents = 1
+		for i, st := range c.cut {
+			c.cut[i] = partition.Stage{First: st.First, Last: st.Last}
+		}
+	}
+	return c
+}
+
+// drawModel draws a model of odd sizes.
+func drawModel(r *rand.Rand, k, blocks int, pieces bool) gpt.Config {
+	model := tiny(blocks)
+	model.Bias = r.IntN(2) == 0
+	model.Dropout = []float64{0, 0.2}[r.IntN(2)]
+	model.NHead = 1 + r.IntN(4)
+	model.NEmbd = model.NHead * 8
+	if k%5 < 2 && model.NHead%2 == 0 {
+		model.NKVHead = model.NHead / 2
+	}
+	model.BlockSize = []int{33, 24}[r.IntN(2)]
+	if pieces {
+		model.BlockSize, model.NEmbd = 32, model.NHead*32
+	}
+	if k%4 == 0 || k%4 == 3 {
+		model = llama(model)
+	}
+	model.Float = []ir.DType{ir.F32, ir.BF16, ir.F16}[k%3]
+	return model
+}
+
+// drawCluster draws a cluster of one kind of devices.
+func drawCluster(r *rand.Rand, k int, extreme bool) *cost.Cluster {
+	c := randomCluster(r)
+	if k%3 == 0 { // where work is all that counts bounds are closest
+		c.Device.LaunchOverhead, c.Device.Efficiency.MatmulHalf = c.Device.LaunchOverhead/1e4, 0
+		for _, l := range []*cost.Link{&c.IntraNode, &c.InterNode} {
+			l.Latency, l.Bandwidth = l.Latency/1e4, l.Bandwidth*100
+			if extreme {
+				l.Latency, l.Bandwidth = l.Latency/100, l.Bandwidth*100
+			}
+		}
+		c.Levels = nil
+	}
+	if extreme {
+		c.Device.MemoryBandwidth /= 100
+	}
+	if k%5 == 4 {
+		c = sharing(r, c)
+	}
+	c.Device.FLOPS["bf16"] = 4 * c.Device.FLOPS["f32"]
+	c.Device.Shared = k%4 == 0 // streams do not overlap there
+	if k%8 == 0 {
+		c.Collectives, c.Device.Cores, c.Device.Turn = cost.OnePass, 1+k%5, 4e-5
+		c.Device.Efficiency.Threads, c.Device.Efficiency.AttentionHalf = 0.8, 90
+		c.Device.Cache = &cost.Cache{Memory: 1 << 20, Bandwidth: 2e11, Remote: 5e9}
+		c.Device.Kernels = map[string]float64{"gelu": 0.02, "attention_grad": 0.3}
+	}
+	return c
+}
+
+// isSimulated: the time of the plan is that of its program.
+func (c *costCase) isSimulated(t *testing.T) {
+	var err error
+	c.prog, err = codegen.Compile(c.g, c.p.plan(c.cut), c.batch, nil)
+	require.NoError(t, err)
+	line, err := sim.Run(c.prog, c.s.cluster, sim.Options{})
+	require.NoError(t, err)
+	c.time = c.p.time(c.cut)
+	require.Equal(t, line.Step, c.time, "%s", c)
+}
+
+// anyCut is an even cut of an interleaved schedule with any recomputation.
+func (c *costCase) anyCut(r *rand.Rand) []partition.Stage {
+	choice := make([]int, c.pp)
+	for at := range choice {
+		choice[at] = r.IntN(3) % c.extents
+	}
+	return c.p.interleavedCut("", choice)
+}
+
+// isAboveFloors: no floor of the time of an outline is above the time of its plans.
+func (c *costCase) isAboveFloors(t *testing.T, r *rand.Rand, met *costsMet) {
+	s, o, p := c.s, c.outline, c.p
+	took := c.time
+	if c.chunks > 1 { // the floor is of the even cut
+		took = p.time(p.interleavedCut("", make([]int, c.pp)))
+		for range 8 {
+			took = min(took, p.time(c.anyCut(r)))
+		}
+	} else { // nor do the cuts that are closest to even take less
+		even := evenCut(c.skel.blocks, c.pp, func(int) extent { return kept })
+		took = min(took, p.time(even))
+		for i := range even {
+			n := r.IntN(2) * (even[i].Last - even[i].First)
+			even[i] = uniform([]extent{selective, pointwise}[i%2], n).stage(even[i].First, even[i].Last-even[i].First)
+		}
+		took = min(took, p.time(even))
+	}
+	far := s.anywhere(o)
+	floor := s.floor(o, s.trunk(o), c.b, c.schedule)
+	free := s.flowing(&pending{outline: o}, c.b, c.schedule, nil)
+	refined, err := s.refined(&pending{outline: o}, c.b, c.schedule, nil)
+	require.NoError(t, err)
+	for name, least := range map[string]cost.Picoseconds{
+		"floor": floor, "floor of all that it does": refined, "floor of its flow": free, "floor of its family": s.common(o, c.b, c.schedule), "what it exchanges": s.exchanged(far),
+		"floor of its flow anywhere": s.flowing(&pending{outline: far}, c.b, c.schedule, nil), "floor of its family anywhere": s.common(far, c.b, c.schedule),
+	} {
+		require.LessOrEqual(t, least, took, "%s: %s", c, name)
+	}
+	if c.chunks == 1 {
+		require.LessOrEqual(t, s.exchanged(far), s.floor(far, s.trunk(far), c.b, c.schedule), "%s: what it exchanges, beside its floor", c)
+	}
+	met.floored++
+	met.floors += float64(floor) / float64(took)
+	met.refined += float64(refined) / float64(took)
+
+	keeps := s.again(o, c.b, c.schedule)
+	require.LessOrEqual(t, keeps.persist, p.memory[0].morePersist, "%s: what a block keeps", c)
+	for e := range extents {
+		require.LessOrEqual(t, keeps.slots[0][e], p.memory[0].moreSlot[e], "%s: what a block keeps for a micro-batch, extent %d", c, e)
+	}
+	// With as little memory as the plan fits in.
+	fitting, took := c.prog, c.time
+	if c.chunks > 1 {
+		among := c.anyCut(r)
+		fitting, err = codegen.Compile(c.g, p.plan(among), c.batch, nil)
+		require.NoError(t, err)
+		took = p.time(among)
+	}
+	s.limit = 0
+	for _, st := range fitting.Stages {
+		s.limit = max(s.limit, st.Arena())
+	}
+	tight := s.flowing(&pending{outline: o}, c.b, c.schedule, s.again(o, c.b, c.schedule))
+	refined, err = s.refined(&pending{outline: o}, c.b, c.schedule, s.again(o, c.b, c.schedule))
+	require.NoError(t, err)
+	for name, least := range map[string]cost.Picoseconds{
+		"floor of its flow": tight, "floor of its flow anywhere": s.flowing(&pending{outline: far}, c.b, c.schedule, s.again(far, c.b, c.schedule)), "floor of all that it does": refined,
+	} {
+		require.LessOrEqual(t, least, took, "%s: %s in %d bytes, as %+v", c, name, s.limit, fitting.Plan.Stages)
+	}
+	if tight > free {
+		met.raised++
+	}
+}
+
+// like is the pipeline of the same plan with another sharding.
+func (c *costCase) like(t *testing.T, sh sharding) *pipeline {
+	o := c.outline
+	o.sharding = sh
+	skel, err := c.s.skeleton(o)
+	require.NoError(t, err)
+	skel.upTo(full)
+	p := newPipeline(skel, skel.memoryOf(c.b), c.b, c.schedule)
+	p.stages = skel.times(c.b, c.schedule)
+	return p
+}
+
+// isAboveWithoutHead: what the search of the number of slices builds on, the same plan with one but for what the head has, is a bound
+// of memory and time.
+func (c *costCase) isAboveWithoutHead(t *testing.T) {
+	if c.slices == 0 {
+		return
+	}
+	one := c.sharding
+	one.slices = 0
+	without := c.like(t, one)
+	without.leaveHead()
+	last := c.pp - 1
+	st := c.cut[last]
+	least := without.memory[last].atLeast(st.Last-st.First, recomputationOf(st), without.room[last])
+	if c.chunks > 1 {
+		least = without.interleavedPeak(c.cut, last)
+	}
+	require.LessOrEqual(t, least, c.prog.Stages[last].Arena(), "%s: memory without the head", c)
+	inHead := without.inHead()
+	if c.schedule == partition.GPipe {
+		inHead += without.headForward()
+	}
+	require.LessOrEqual(t, without.time(c.cut)-inHead, c.time, "%s: with one slice", c)
+}
+
+// isAboveWithoutOffload: what relief builds on, the same plan without offload, and the copies, is a bound of the time.
+func (c *costCase) isAboveWithoutOffload(t *testing.T) {
+	if !c.offload.Moves() {
+		return
+	}
+	base := c.sharding
+	base.offload = partition.OffloadNone
+	on := c.like(t, base).offloaded(c.offload)
+	if c.chunks == 1 {
+		require.LessOrEqual(t, newBounds(on, 1<<62, Options{}, nil).best(), c.time, "%s: the plan without copies, and the copies", c)
+		return
+	}
+	even := c.p.interleavedCut(RecomputeNone, make([]int, c.pp))
+	require.LessOrEqual(t, on.time(even), c.p.time(even), "%s: the plan without copies, and the copies", c)
+}
+
+// isAboveBounds: a plan of which the limit is its memory is one of those that bounds are of, or no faster than one; and bounds of memory
+// are not above what it takes.
+func (c *costCase) isAboveBounds(t *testing.T, met *costsMet) {
+	fits := newBounds(c.p, c.s.limit, Options{}, nil)
+	require.LessOrEqual(t, fits.best(), c.time, "%s: bound in %d bytes", c, c.s.limit)
+	reach := fits.reach(never - 1)[0][c.skel.blocks]
+	require.LessOrEqual(t, reach, c.time, "%s: bound of all cuts in %d bytes", c, c.s.limit)
+	if reach > fits.best() {
+		met.reached++
+	}
+	for i, st := range c.p.stages {
+		alone := st.update.busy() // of a stream that does not run on after it
+		if st.update[0].flow.outlasts(tally{1}, recomputation{}) == nil && newTails(c.p).of(i, 1) > alone.at(1, recomputation{}) {
+			met.waiting++
+		}
+	}
+	bounds := newBounds(c.p, 1<<60, Options{}, nil)
+	for i, st := range c.cut {
+		n := st.Last - st.First
+		if st.Recomputed() == 0 {
+			require.LessOrEqual(t, bounds.time[i][n-1], c.time, "%s: bound of stage %d", c, i)
+		}
+		arena := c.prog.Stages[i].Arena()
+		for range 2 {
+			least := c.p.memory[i].atLeast(n, recomputationOf(st), c.p.room[i])
+			require.LessOrEqual(t, least, arena, "%s: memory of stage %d, measured %v", c, i, c.p.measured)
+			met.slack = max(met.slack, 1-float64(least)/float64(arena))
+			c.p.measureApart()
+		}
+	}
+}
+
+// costsMet counts what cases have met, and how near bounds are.
+type costsMet struct {
+	interleaved, sliced, inPieces, stoodFor int
+	raised, reached, waiting, floored       int
+	slack, floors, refined                  float64
+}
+
+func (m *costsMet) add(c *costCase) {
+	if c.chunks > 1 {
+		m.interleaved++
+	}
+	if c.slices > 0 {
+		m.sliced++
+	}
+	if slices.ContainsFunc(c.prog.Stages[0].Bodies[ir.Forward].Instrs, func(in codegen.Instr) bool { return in.Parts > 0 }) {
+		m.inPieces++
+	}
+	if x := c.skel.inner.plan.TP; x > 2 && x < c.tp {
+		m.stoodFor++
+	}
+}
+
+func (m *costsMet) enough(t *testing.T, cases int, pieces bool) {
+	require.Greater(t, m.interleaved, cases/20)
+	for _, n := range []int{m.raised, m.sliced, m.reached, m.waiting} {
+		require.Positive(t, n, "%+v", m)
+	}
+	require.Equal(t, pieces, m.inPieces > cases/4, "%d in pieces", m.inPieces)
+	all := float64(m.floored) / 100
+	t.Logf("the memory bound is at most %.1f %% below the arena, the floors are %.1f %% and %.1f %% of the time on average, %d raised by memory, %d by all stages; %d interleaved, %d of more ranks than heads by fewer, updates of %d stages that others wait for",
+		100*m.slack, m.floors/all, m.refined/all, m.raised, m.reached, m.interleaved, m.stoodFor, m.waiting)
 }
