@@ -36,6 +36,16 @@ func inTheBounds() []mutant {
 		old:  "x.near = w.prices[0].Cached()\n\t\t}\n\t\tfollows", new: "x.near = false\n\t\t}\n\t\tfollows",
 		pkg: "./planner", run: "^TestPartsInACacheAreBounded$",
 	}, {
+		bug: "a bound of memory above what plans take", how: "gradients of weights read all that ranks have, where each makes a share",
+		file: "planner/relax.go",
+		old:  "case x.apart && w.gathered(like, x.Buffer):", new: "case false:",
+		pkg: "./planner", run: "^FuzzCosts$",
+	}, {
+		bug: "the first block of a stage is not like the others", how: "the positions of its tokens are cut when the next block's weights are being gathered",
+		file: "codegen/layout.go",
+		old:  "\tb.sharedFirst()\n\tb.overlap()\n\tb.join()\n", new: "\tb.overlap()\n\tb.join()\n\tb.sharedFirst()\n",
+		pkg: "./planner", run: "^TestCostIsSimulation$/^seed_302$",
+	}, {
 		bug: "a bound depends on what was bounded before", how: "what slices of the loss leave is that of before a layout",
 		file: "planner/interleave.go",
 		old:  "c.least, c.bare = never, 0", new: "c.least = never",

@@ -82,7 +82,7 @@ func TestTableIsOfThisTree(t *testing.T) {
 				}
 			}
 			for _, name := range m.tests() {
-				require.True(t, strings.Contains(tests[m.pkg], "\nfunc "+name+"(t *testing.T)"), "%s has no %s", m.pkg, name)
+				require.True(t, strings.Contains(tests[m.pkg], "\nfunc "+name+"(t *testing.T)") || strings.Contains(tests[m.pkg], "\nfunc "+name+"(f *testing.F)"), "%s has no %s", m.pkg, name)
 			}
 		})
 	}

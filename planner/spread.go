@@ -28,6 +28,24 @@ func (w *work) gathersFor(n *ir.Node, instrs []codegen.Instr) bool {
 	return !slices.ContainsFunc(instrs, func(in codegen.Instr) bool { return reads(in) && !w.gathers(in.Node) }) && slices.ContainsFunc(instrs, reads)
 }
 
+// gathered reports whether such products read a buffer of the trunk's program, or what is gathered from it: in other plans they have
+// shares of that.
+func (w *work) gathered(e extent, x *codegen.Buffer) bool {
+	st := w.of.prog(e).Stages[0]
+	backward := st.Bodies[ir.Backward].Instrs
+	return slices.ContainsFunc(backward, func(in codegen.Instr) bool {
+		reads := slices.ContainsFunc(in.Args, func(id int) bool { return &st.Buffers[id] == x })
+		return reads && (w.gathers(in.Node) || w.gathersFor(in.Node, backward))
+	})
+}
+
+// share is the bytes of an equal share for each of the tensor-parallel ranks of what they have between them.
+func share(mesh ir.Mesh, v *ir.Value) int64 {
+	tp, spec := mesh.Axis(partition.AxisTP), v.Spec
+	spec[tp] = ir.Placement{} // replicated
+	return mesh.LocalElems(v.Type.Shape, spec, ir.Coord{}) / int64(mesh.Axes[tp].Size) * v.Type.DType.Size()
+}
+
 // spread returns the products by which a rank makes what its own tokens add, or its share.
 func (w *work) spread(in *codegen.Instr) (ways []codegen.Instr) {
 	tp, sig := w.mesh.Axis(partition.AxisTP), ir.SignatureOf(in.Node)
