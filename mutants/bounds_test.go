@@ -36,6 +36,11 @@ func inTheBounds() []mutant {
 		old:  "x.near = w.prices[0].Cached()\n\t\t}\n\t\tfollows", new: "x.near = false\n\t\t}\n\t\tfollows",
 		pkg: "./planner", run: "^TestPartsInACacheAreBounded$",
 	}, {
+		bug: "a floor above what plans take", how: "the first stage adds up the gradients of the head",
+		file: "planner/floor.go",
+		old:  "x.part = parts[in.Segment]", new: "x.part = part",
+		pkg: "./planner", run: "^TestHeadAddsItsOwnGradients$",
+	}, {
 		bug: "a bound depends on what was bounded before", how: "what slices of the loss leave is that of before a layout",
 		file: "planner/interleave.go",
 		old:  "c.least, c.bare = never, 0", new: "c.least = never",
