@@ -46,6 +46,11 @@ func inTheBounds() []mutant {
 		old:  "\tb.sharedFirst()\n\tb.overlap()\n\tb.join()\n", new: "\tb.overlap()\n\tb.join()\n\tb.sharedFirst()\n",
 		pkg: "./planner", run: "^TestCostIsSimulation$/^seed_302$",
 	}, {
+		bug: "a floor above what plans take", how: "the first stage adds up the gradients of the head",
+		file: "planner/floor.go",
+		old:  "x.part = parts[in.Segment]", new: "x.part = part",
+		pkg: "./planner", run: "^TestHeadAddsItsOwnGradients$",
+	}, {
 		bug: "a bound depends on what was bounded before", how: "what slices of the loss leave is that of before a layout",
 		file: "planner/interleave.go",
 		old:  "c.least, c.bare = never, 0", new: "c.least = never",

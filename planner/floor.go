@@ -230,6 +230,7 @@ func (w *work) lie(c *cost.Cluster, job partition.Plan) {
 // collect takes the instructions of a body.
 func (w *work) collect(instrs []codegen.Instr, phase ir.Phase, trunk bool) {
 	part, after := beforeBlocks, afterBlocks
+	parts := map[int]int{} // by segment
 	if phase == ir.Backward {
 		part, after = afterBlocks, beforeBlocks
 		instrs = w.undecided(instrs)
@@ -253,6 +254,10 @@ func (w *work) collect(instrs []codegen.Instr, phase ir.Phase, trunk bool) {
 			x.part, part = inBlock, after
 		case n.Phase == ir.Update:
 			x.part = beforeBlocks
+		case n.Op == ir.OpAccumulate && w.of.async[n.Args[0].Def]: // it stands behind a block beside which the gradient is reduced
+			x.part = parts[in.Segment]
+		default:
+			parts[in.Segment] = part
 		}
 		switch {
 		case in.Last: // after what the pass sends

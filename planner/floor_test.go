@@ -239,6 +239,25 @@ func requireBounded(t *testing.T, s *searcher, o outline, b int, schedule partit
 	require.LessOrEqual(t, s.floor(o, s.trunk(o), b, schedule), time)
 }
 
+// TestHeadAddsItsOwnGradients: with overlap the gradients of the head are added up while blocks compute that come after it. It is the
+// last stage that does so, not the first, which here has most to do.
+func TestHeadAddsItsOwnGradients(t *testing.T) {
+	const batch = 11
+	model := tiny(3)
+	model.NHead, model.NKVHead, model.NEmbd, model.VocabSize = 4, 2, 40, 41
+	model.BlockSize, model.Position, model.TieEmbeddings, model.Dropout = 14, gpt.RoPE, false, 0
+	adam := adamW()
+	adam.GradClip = 0 // so that the first stage waits for nothing
+	g, err := gpt.TrainStep(model, adam, batch, model.BlockSize)
+	require.NoError(t, err)
+	v100 := cluster(t, "v100")
+	opts, err := Options{RuntimeNGPUs: 4}.on(v100, batch)
+	require.NoError(t, err)
+	s := newSearcher(g, batch, v100, opts)
+	o := outline{degrees: degrees{plan: 2, dp: 1, cp: 1, tp: 1, pp: 2}, sharding: sharding{zero: 2, overlap: true}, chunks: 1}
+	requireBounded(t, s, o, 1, partition.ZeroBubble)
+}
+
 // TestPartsInACacheAreBounded: parts of products may lie in a cache that is too small for all of one.
 func TestPartsInACacheAreBounded(t *testing.T) {
 	const batch = 4
