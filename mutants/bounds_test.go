@@ -157,7 +157,7 @@ func inTheBounds() []mutant {
 		pkg: "./planner", run: first,
 	}, {
 		bug: "every block keeps what the first hands to the embedding", how: "as it is gathered under the block's name",
-		file: "planner/memory.go",
+		file: "planner/measure.go",
 		old:  "if b.ofBlock[in.Node] != ofBlocks {", new: "if (in.Node.Block() != \"\") != ofBlocks {",
 		pkg: "./planner", run: "^TestCostIsSimulation$/^seed_44$",
 	}, {

@@ -5,7 +5,7 @@ func inShortMemory() []mutant {
 	const first, near = "^TestCostIsSimulation$/^seed_12$", "^TestMemoryOfManyBlocks$"
 	return []mutant{{
 		bug: "memory bound of an update too high", how: "what lives beside the gradients, but not until AdamW",
-		file: "planner/memory.go",
+		file: "planner/updatememory.go",
 		old:  "if !x.block || x.From <= last && x.To >= first {", new: "if !x.block || x.From <= last || x.To >= first {",
 		pkg: "./planner", run: "^TestCostIsSimulation$/^seed_107$",
 	}, {
@@ -15,7 +15,7 @@ func inShortMemory() []mutant {
 		pkg: "./planner", run: "^TestMemoryOfTheLastBlock$",
 	}, {
 		bug: "memory bound of an update too low", how: "what its stream reads of all blocks at its end",
-		file: "planner/memory.go",
+		file: "planner/updatememory.go",
 		old:  "if left.above(most) {", new: "if left.block < 0 {",
 		pkg: "./planner", run: "^TestMemoryOfManyBlocks$",
 	}, {

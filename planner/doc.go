@@ -14,8 +14,9 @@
 //     loops, which the certificate tiles.
 //   - What a plan costs: shrink.go leaves one block of many; blueprint.go has the program of one block per stage, three
 //     positions and two ranks of an axis, which stands for all of its kind; skeleton.go and price.go are the times of its
-//     instructions, memory.go and footprint.go the bytes of its stages; pipeline.go and flow.go put micro-batches through
-//     the positions; final.go says of the winner what its whole program would, estimate.go of any plan.
+//     instructions; held.go lists what its stages have in memory, measure.go and updatememory.go add it up, memory.go bounds
+//     stages of many blocks by it, footprint.go says what training software has besides; pipeline.go and flow.go put
+//     micro-batches through the positions; final.go says of the winner what its whole program would, estimate.go of any plan.
 //   - What is chosen beside degrees, a file each: layout.go how parameters are split, found from the op signatures,
 //     replicate.go which modules are not, grid.go which in two dimensions; context.go; rankorder.go; recomputation.go;
 //     interleave.go; pieces.go and undecided.go in how many parts products and their collectives are made; pools.go on

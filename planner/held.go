@@ -1,0 +1,135 @@
+package planner
+
+import (
+	"encoding/binary"
+	"slices"
+
+	"github.com/autopar/autopar/codegen"
+	"github.com/autopar/autopar/ir"
+)
+
+// align is codegen's: buffers lie on lines of 64 bytes.
+func align(n int64) int64 { return (n + 63) / 64 * 64 }
+
+// held is a buffer of a stage that takes memory of the device.
+type held struct {
+	*codegen.Buffer
+	block bool
+	apart bool // gradients of weights of a block read it, besides what else it is
+	kind  int  // of those that are as large: see sizesOn
+}
+
+// heldKind is what the size of a buffer follows from.
+type heldKind struct {
+	shape string
+	dtype ir.DType
+	spec  ir.ShardSpec
+	view  bool // of a value placed so:
+	of    ir.ShardSpec
+}
+
+// kindValues is one value of a kind, and of a view that of which it is a part.
+type kindValues struct{ part, whole *ir.Value }
+
+// kindOf returns the kind of a buffer, and keeps the values of one of each.
+func (b *blueprint) kindOf(st *codegen.Stage, x *codegen.Buffer) int {
+	var shape [32]byte
+	v := x.Value
+	key, values := heldKind{dtype: v.Type.DType, spec: v.Spec, view: x.View}, kindValues{part: v}
+	if x.View {
+		values.whole = st.Buffers[x.Of].Value
+		key.of = values.whole.Spec
+	}
+	text := shape[:0]
+	for _, d := range v.Type.Shape {
+		text = binary.AppendUvarint(text, uint64(d))
+	}
+	key.shape = string(text)
+	kind, known := b.kinds[key]
+	if !known {
+		kind = len(b.kindValues)
+		b.kinds[key], b.kindValues = kind, append(b.kindValues, values)
+	}
+	return kind
+}
+
+// sizesOn returns the bytes of each kind of buffer on a mesh.
+func (b *blueprint) sizesOn(mesh ir.Mesh, sizes []int64) []int64 {
+	for _, values := range b.kindValues[len(sizes):] {
+		v, size := values.part, int64(0)
+		if values.whole == nil || !codegen.Fits(mesh, values.whole, v) {
+			size = align(mesh.LocalElems(v.Type.Shape, v.Spec, ir.Coord{}) * v.Type.DType.Size())
+		}
+		sizes = append(sizes, size)
+	}
+	return sizes
+}
+
+// heldBy lists the buffers of a stage that take memory of the device.
+func (b *blueprint) heldBy(st *codegen.Stage) []held {
+	used := usedBuffers(st)
+	forward := len(st.Bodies[ir.Forward].Instrs)
+	var all []held
+	for _, id := range b.readApart(st) {
+		x := &st.Buffers[id]
+		all = append(all, held{x, true, true, b.kindOf(st, x)})
+	}
+	for id := range st.Buffers {
+		x := &st.Buffers[id]
+		switch {
+		case !used[id] && x.Value.Def.Op.Class() != ir.Leaf:
+		case x.Region == codegen.Host:
+		case x.Region == codegen.Slot && (x.From >= forward || x.To < forward): // not there between forward and backward
+		case x.Region == codegen.Temp && x.From < 0:
+		default:
+			all = append(all, held{x, x.Value.Def.Block() != "" && x.Value.Def.Op != ir.OpRecv, false, b.kindOf(st, x)})
+		}
+	}
+	return all
+}
+
+// readApart lists the buffers that gradients of weights of a block read and others have
+// made: the block itself, or in the backward pass the one after it.
+func (b *blueprint) readApart(st *codegen.Stage) []int {
+	var all []int
+	for _, in := range st.Bodies[ir.Backward].Instrs {
+		if !b.ofWeight[in.Node] || !b.ofBlock[in.Node] {
+			continue
+		}
+		for i, v := range in.Node.Args {
+			id, def := in.Args[i], v.Def
+			region := st.Buffers[id].Region
+			near := def.Block() == in.Node.Block() || def.Phase == ir.Backward
+			if near && !b.ofWeight[def] && (region == codegen.Slot || region == codegen.Temp) && !slices.Contains(all, id) {
+				all = append(all, id)
+			}
+		}
+	}
+	return all
+}
+
+// holds lists the buffers that a position of the blueprint has, and adds to the sizes that are known on a mesh.
+func (b *blueprint) holds(e extent, position int, mesh ir.Mesh, sizes *[]int64) []held {
+	if st := b.prog(e).Stages[position]; b.held[e][position] == nil {
+		b.held[e][position] = b.heldBy(st)
+	}
+	*sizes = b.sizesOn(mesh, *sizes)
+	return b.held[e][position]
+}
+
+// usedBuffers tells, by buffer, whether any instruction names it. What none does was
+// merged into another.
+func usedBuffers(st *codegen.Stage) []bool {
+	used := make([]bool, len(st.Buffers))
+	for _, body := range st.Bodies {
+		for _, in := range body.Instrs {
+			for _, id := range in.Args {
+				used[id] = true
+			}
+			for _, id := range in.Results {
+				used[id] = true
+			}
+		}
+	}
+	return used
+}

@@ -1,0 +1,184 @@
+package planner
+
+import (
+	"slices"
+
+	"github.com/autopar/autopar/codegen"
+	"github.com/autopar/autopar/ir"
+)
+
+// measured is what a stage of a program with one block keeps.
+type measured struct {
+	persist memoryShare
+	sums    memoryShare
+	crest   int64
+	slot    [fewChunks]memoryShare // by chunk
+	inbox   [fewChunks]int64
+	temp    int64 // the most live at one instruction
+	calm    int64 // of those outside the backward pass
+	between int64 // of what blocks have, and of the rest what is there during all of the block
+	apart   int64 // what gradients of weights of a block read that others made
+}
+
+// memoryShare is bytes outside the blocks, and of the block.
+type memoryShare struct{ fixed, block int64 }
+
+func (m memoryShare) bytes() int64 { return m.of(1) }
+
+// add adds bytes, of the block or not.
+func (m *memoryShare) add(bytes int64, block bool) {
+	if block {
+		m.block += bytes
+	} else {
+		m.fixed += bytes
+	}
+}
+
+// above reports whether it is more than another where blocks are many.
+func (m memoryShare) above(other memoryShare) bool {
+	return m.block > other.block || m.block == other.block && m.fixed > other.fixed
+}
+
+// of is that of n blocks.
+func (m memoryShare) of(n int) int64 { return m.fixed + int64(n)*m.block }
+
+// measure measures a position of the blueprint on a mesh, on which sizes are known so far.
+func (b *blueprint) measure(e extent, position int, mesh ir.Mesh, sizes *[]int64) measured {
+	all, st := b.holds(e, position, mesh, sizes), b.prog(e).Stages[position]
+	var m measured
+	var live, between [ir.NumPhases][]int64 // changes of live bytes by body and position
+	var from, to [ir.NumPhases]int          // of the block
+	for phase, body := range st.Bodies {
+		live[phase], between[phase] = make([]int64, len(body.Instrs)+1), make([]int64, len(body.Instrs)+1)
+		ofBlock := func(in codegen.Instr) bool { return b.ofBlock[in.Node] }
+		if from[phase] = slices.IndexFunc(body.Instrs, ofBlock); from[phase] >= 0 {
+			for to[phase] = len(body.Instrs) - 1; !ofBlock(body.Instrs[to[phase]]); to[phase]-- {
+			}
+		}
+	}
+	streams := b.plan.Overlap // otherwise nothing waits while a block runs
+	blocks := len(st.Bodies[ir.Forward].Instrs) + slices.IndexFunc(st.Bodies[ir.Backward].Instrs, func(in codegen.Instr) bool { return b.ofBlock[in.Node] })
+	for i := range all {
+		b := &all[i]
+		size := (*sizes)[b.kind]
+		if b.apart {
+			m.apart += size
+			continue
+		}
+		share := &m.persist
+		switch b.Region {
+		case codegen.Sums:
+			if share = &m.sums; b.From <= blocks {
+				m.crest += size
+			}
+		case codegen.Slot:
+			if share = &m.slot[b.Chunk]; b.To < blocks {
+				m.crest -= size
+			}
+		case codegen.Inbox:
+			m.inbox[b.Chunk] += size
+			continue
+		case codegen.Temp:
+			live[b.Body][b.From] += size
+			live[b.Body][b.To+1] -= size
+			if !streams || b.block || b.From <= from[b.Body] && b.To >= to[b.Body] {
+				between[b.Body][b.From] += size
+				between[b.Body][b.To+1] -= size
+			}
+			continue
+		}
+		share.add(size, b.block)
+	}
+	for phase, changes := range live {
+		var now, then int64
+		for k, c := range changes {
+			now, then = now+c, then+between[phase][k]
+			m.temp, m.between = max(m.temp, now), max(m.between, then)
+			if ir.Phase(phase) != ir.Backward {
+				m.calm = max(m.calm, now)
+			}
+		}
+	}
+	return m
+}
+
+// crossing is what a stage with one block keeps for a micro-batch when gradients of weights are apart.
+type crossing struct {
+	apart, left    int64 // from the backward pass on, of the block and of others
+	during, across int64 // at some time of the backward pass of the block, of the block, and all that time of others
+	temp, between  int64 // as measured
+}
+
+// crossing measures what a position of the blueprint keeps for a micro-batch for the gradients of weights, which are apart in
+// its programs: of a block what those of the block read that it has made, or in the backward pass the one after it, and outside
+// of blocks what others read of each other. What the first block hands to the embedding is there once, and left out.
+func (b *blueprint) crossing(e extent, position int, mesh ir.Mesh) (x crossing) {
+	st := b.prog(e).Stages[position]
+	size := func(buf *codegen.Buffer) int64 {
+		return align(mesh.LocalElems(buf.Value.Type.Shape, buf.Value.Spec, ir.Coord{}) * buf.Value.Type.DType.Size())
+	}
+	forward, backward := len(st.Bodies[ir.Forward].Instrs), st.Bodies[ir.Backward].Instrs
+	at := forward + len(backward)
+	read := make([]bool, len(st.Buffers)) // by gradients of weights, or by the block
+	for _, ofBlocks := range []bool{true, false} {
+		for _, in := range st.Bodies[ir.WeightGrad].Instrs {
+			if b.ofBlock[in.Node] != ofBlocks {
+				continue
+			}
+			for i, id := range in.Args {
+				buf, def := &st.Buffers[id], in.Node.Args[i].Def
+				if read[id] || buf.Region != codegen.Slot || buf.From >= at || buf.To < at {
+					continue
+				}
+				read[id] = true
+				switch {
+				case ofBlocks && (def.Block() == in.Node.Block() || def.Phase == ir.Backward):
+					x.apart += size(buf)
+				case !ofBlocks && def.Block() == "":
+					x.left += size(buf)
+				}
+			}
+		}
+	}
+	from, to := -1, at // of the block's backward pass, until it has read what another has made in the forward pass
+	last := 0
+	for k := range backward {
+		if !b.ofBlock[backward[k].Node] {
+			continue
+		}
+		if last = forward + k; from < 0 {
+			from = last
+		}
+		for i, id := range backward[k].Args {
+			if def := backward[k].Node.Args[i].Def; def.Block() == "" || def.Op == ir.OpRecv {
+				if read[id] = true; def.Phase == ir.Forward && def.Op.Class() != ir.Leaf {
+					to = min(to, st.Buffers[id].To)
+				}
+			}
+		}
+	}
+	if from < 0 {
+		return x
+	}
+	to = min(to, last)
+	used := usedBuffers(st)
+	live := make([]int64, at+2) // changes
+	for id := range st.Buffers {
+		buf := &st.Buffers[id]
+		switch {
+		case buf.Region != codegen.Slot || buf.View || !used[id]:
+		case buf.Value.Def.Block() != "" && buf.Value.Def.Op != ir.OpRecv:
+			live[min(buf.From, at+1)] += size(buf)
+			live[min(buf.To+1, at+1)] -= size(buf)
+		case !read[id] && buf.From <= from && buf.To >= last:
+			x.across += size(buf)
+		}
+	}
+	now := int64(0)
+	for k := range to + 1 {
+		if now += live[k]; k >= from {
+			x.during = max(x.during, now)
+		}
+	}
+	return x
+}

@@ -1,0 +1,163 @@
+package planner
+
+import (
+	"math"
+	"slices"
+
+	"github.com/autopar/autopar/codegen"
+	"github.com/autopar/autopar/ir"
+)
+
+// updating bounds what is temporary in the update of a position with many blocks, from that of one which is measured, with one
+// block of each chunk. What a block keeps for or from its AdamW while others do something, all blocks keep then, as each does what comes
+// before, and none what comes after: gradients that are reduced or narrowed before all are clipped. The block that is updated
+// first, or last, has besides what that AdamW reads and writes.
+// So it is with what a stream that nobody waits for still has to do with when all is updated. blocks is that of the blocks alone.
+func (b *blueprint) updating(position int, sizes []int64) (most, blocks memoryShare) {
+	st := b.prog(kept).Stages[position]
+	body := st.Bodies[ir.Update].Instrs
+	if b.plan.Chunks() > 1 {
+		return b.updatingChunks(position, sizes)
+	}
+	var updates []int // of the block
+	for k := range body {
+		if n := body[k].Node; n.Op == ir.OpAdamW && n.Block() != "" {
+			updates = append(updates, k)
+		}
+	}
+	if len(updates) == 0 {
+		return most, blocks
+	}
+	first, last := updates[0], updates[len(updates)-1]
+	var temp []*held
+	live := make([]memoryShare, len(body)+1) // changes, by instruction
+	for i := range b.held[kept][position] {
+		x := &b.held[kept][position][i]
+		if x.Region != codegen.Temp || x.Body != ir.Update {
+			continue
+		}
+		temp = append(temp, x)
+		if !x.block || x.From <= last && x.To >= first {
+			live[x.From].add(sizes[x.kind], x.block)
+			live[x.To+1].add(-sizes[x.kind], x.block)
+		}
+	}
+	var now memoryShare
+	var there func(*held) bool // what all blocks have then
+	for k := range body {
+		now = memoryShare{now.fixed + live[k].fixed, now.block + live[k].block}
+		if now.above(most) && body[k].Node.Block() == "" {
+			most, there = now, func(x *held) bool { return x.From <= k && k <= x.To }
+		}
+	}
+	if running := b.running(position, first); running != nil {
+		var left memoryShare
+		for _, x := range temp {
+			if running[x.Buffer] {
+				left.add(sizes[x.kind], x.block)
+			}
+		}
+		if left.above(most) {
+			most, there = left, func(x *held) bool { return running[x.Buffer] }
+		}
+	}
+	if most.block == 0 {
+		return most, blocks
+	}
+	for _, k := range updates {
+		with, alone := -most.block, -most.block
+		for _, x := range temp {
+			mine := func(id int) bool { return x.block && &st.Buffers[id] == x.Buffer }
+			if x.From <= k && k <= x.To && (there(x) || slices.ContainsFunc(body[k].Args, mine) || slices.ContainsFunc(body[k].Results, mine)) {
+				with += sizes[x.kind]
+				if x.block {
+					alone += sizes[x.kind]
+				}
+			}
+		}
+		most.fixed, blocks.fixed = max(most.fixed, with), max(blocks.fixed, alone)
+	}
+	blocks.block = most.block
+	return most, blocks
+}
+
+// updatingChunks is updating with several chunks, of whose blocks each has at least what a block of any chunk has.
+func (b *blueprint) updatingChunks(position int, sizes []int64) (most, blocks memoryShare) {
+	st := b.prog(kept).Stages[position]
+	body := st.Bodies[ir.Update].Instrs
+	var updates [fewChunks][]int // AdamW, by chunk
+	for k := range body {
+		if n := body[k].Node; n.Op == ir.OpAdamW && n.Block() != "" {
+			chunk := b.chunkOf[n.Block()]
+			updates[chunk] = append(updates[chunk], k)
+		}
+	}
+	var temp [fewChunks][]*held
+	var live [1 + fewChunks][]int64 // changes, by chunk and of what is not of blocks
+	for i := range live {
+		live[i] = make([]int64, len(body)+1)
+	}
+	for i := range b.held[kept][position] {
+		x := &b.held[kept][position][i]
+		if x.Region != codegen.Temp || x.Body != ir.Update {
+			continue
+		}
+		of := fewChunks
+		if x.block {
+			of = b.chunkOf[x.Value.Def.Block()]
+			if temp[of] = append(temp[of], x); x.From > updates[of][len(updates[of])-1] || x.To < updates[of][0] {
+				continue
+			}
+		}
+		live[of][x.From] += sizes[x.kind]
+		live[of][x.To+1] -= sizes[x.kind]
+	}
+	var now [1 + fewChunks]int64
+	at := -1
+	for k := range body {
+		for i := range now {
+			now[i] += live[i][k]
+		}
+		if block := slices.Min(now[:fewChunks]); block > most.block && body[k].Node.Block() == "" {
+			most, at = memoryShare{now[fewChunks], block}, k
+		}
+	}
+	if at < 0 {
+		return most, blocks
+	}
+	least := int64(math.MaxInt64) // by chunk, the most that a block has at one of its AdamW
+	for chunk, updates := range updates {
+		alone := int64(0)
+		for _, k := range updates {
+			var bytes int64
+			for _, x := range temp[chunk] {
+				mine := func(id int) bool { return &st.Buffers[id] == x.Buffer }
+				if x.From <= k && k <= x.To && (x.From <= at && at <= x.To || slices.ContainsFunc(body[k].Args, mine) || slices.ContainsFunc(body[k].Results, mine)) {
+					bytes += sizes[x.kind]
+				}
+			}
+			alone = max(alone, bytes)
+		}
+		least = min(least, alone)
+	}
+	return most, memoryShare{least - most.block, most.block}
+}
+
+// running is what the streams of an update have to do with from an instruction on, to its end if nothing waits for them; nil if
+// something does.
+func (b *blueprint) running(position, from int) map[*codegen.Buffer]bool {
+	st := b.prog(kept).Stages[position]
+	body := st.Bodies[ir.Update].Instrs
+	running := map[*codegen.Buffer]bool{}
+	for i := range body[from:] {
+		switch in := &body[from+i]; {
+		case in.Await > 0:
+			return nil
+		case in.Async:
+			for _, id := range slices.Concat(in.Args, in.Results) {
+				running[&st.Buffers[id]] = true
+			}
+		}
+	}
+	return running
+}
