@@ -8,7 +8,8 @@ import (
 
 // sharedFirst puts what blocks share and is made of no batch, such as the positions of a rank's tokens, before the first block that
 // reads it, where anything runs beside something else. Inside that block it would be between nodes that in all others are next to
-// each other, and part of what one block hides alone; the first block of a stage must be like the others.
+// each other, and part of what one block hides alone; the first block of a stage must be like the others. Where that waits for what is
+// gathered for it, so does what it shares, then the head of its segment.
 func (b *stageBuilder) sharedFirst() {
 	if !b.prog.Plan.Overlap && !b.prog.Plan.OverlapTP {
 		return
@@ -32,6 +33,9 @@ func (b *stageBuilder) sharedFirst() {
 		together := before.Op != ir.OpRecv && before.Phase == n.Phase && before.Stage == n.Stage && x.segment == y.segment
 		switch {
 		case together && before.Block() != "" && shared(n) && !readsAny(n, b.nodes[from:i]):
+			if b.spots != nil {
+				b.spots[n.ID()].await = b.spots[b.nodes[from].ID()].await
+			}
 			copy(b.nodes[from+1:i+1], b.nodes[from:i])
 			b.nodes[from] = n
 			from++
