@@ -30,7 +30,7 @@ func fuzzSeeds(f *testing.F, check func(t *testing.T, seed uint64), seeds ...uin
 
 // randomModel is small and has odd sizes: a GPT or a Llama, in any precision, with a vocabulary of few words or many.
 func randomModel(r *rand.Rand) gpt.Config {
-	m := tiny(2 + r.IntN(3))
+	m := tiny(2 + r.IntN(2))
 	m.Bias, m.Dropout, m.BlockSize = r.IntN(4) == 0, []float64{0, 0.2}[r.IntN(2)], []int{33, 24, 16}[r.IntN(3)]
 	m.NHead = 1 + r.IntN(4)
 	m.NEmbd, m.VocabSize = 8*m.NHead, []int{65, 65, 5, 601, 1500}[r.IntN(5)]
@@ -65,15 +65,18 @@ func randomNetwork(t *testing.T, r *rand.Rand, ranks int) *cost.Cluster {
 	return c
 }
 
-// smallJob is a random model, batch and cluster of which a search with some options takes a fraction of a second: for many ranks most
-// degrees are given.
+// smallJob is a random model, batch and cluster of which a search with some options takes a fraction of a second, as a case of a fuzz
+// target must end within ten: for many ranks more is given.
 func smallJob(t *testing.T, r *rand.Rand, opts Options) *proven {
-	opts.RuntimeNGPUs = []int{2, 2, 3, 4, 4, 6, 8}[r.IntN(7)]
+	opts.RuntimeNGPUs = []int{2, 2, 2, 3, 4, 4, 8}[r.IntN(7)]
 	if opts.RuntimeNGPUs > 2 {
 		opts.PlanNGPUs = opts.RuntimeNGPUs
 	}
+	if opts.RuntimeNGPUs > 3 {
+		opts.ZeRO, opts.TP, opts.Offload = stage(r.IntN(4)), []int{1, 2}[r.IntN(2)], "none"
+	}
 	if opts.RuntimeNGPUs > 4 {
-		opts.TP, opts.Offload = []int{1, 2, opts.RuntimeNGPUs / 2}[r.IntN(3)], "none"
+		opts.TP, opts.PP = 2*opts.TP, 1+r.IntN(2)
 	}
 	model := randomModel(r)
 	p := &proven{batch: 2 + r.IntN(6), cluster: randomNetwork(t, r, opts.RuntimeNGPUs), opts: opts}
@@ -83,7 +86,7 @@ func smallJob(t *testing.T, r *rand.Rand, opts Options) *proven {
 
 // FuzzCertificates: what the search proves is accepted, with memory to spare and where the best plan just does not fit, again and
 // again until none does; and then the error tells the truth.
-func FuzzCertificates(f *testing.F) { fuzzSeeds(f, searchIsProven, 0, 1, 2, 4) }
+func FuzzCertificates(f *testing.F) { fuzzSeeds(f, searchIsProven, 0, 1, 2, 6) }
 
 func searchIsProven(t *testing.T, seed uint64) {
 	r := rand.New(rand.NewPCG(seed, 0))
@@ -93,14 +96,14 @@ func searchIsProven(t *testing.T, seed uint64) {
 	case 0:
 		p.opts.MemoryLimit = 200e3 + r.Int64N(600e3)
 	case 1:
-		rounds = 4
+		rounds = 2
 	}
 	for range rounds {
 		if !p.prove(t) {
 			p.checkInfeasible(t)
 			return
 		}
-		audit, err := p.check(p.copy(t), 20)
+		audit, err := p.check(p.copy(t), 10)
 		require.NoError(t, err, "limit %d", p.opts.MemoryLimit)
 		require.False(t, 0 < audit.Closest && audit.Closest < 1, "a random plan is faster")
 		p.opts.MemoryLimit = slices.Max(p.res.Prediction.PeakBytes) - 1
@@ -109,7 +112,7 @@ func searchIsProven(t *testing.T, seed uint64) {
 
 // FuzzInfeasible: of what the error says that no plan can need less than a byte less is too little, and what the closest plan
 // needs is enough.
-func FuzzInfeasible(f *testing.F) { fuzzSeeds(f, errorIsTrue, 1, 2, 3, 5) }
+func FuzzInfeasible(f *testing.F) { fuzzSeeds(f, errorIsTrue, 0, 1, 2, 5) }
 
 func errorIsTrue(t *testing.T, seed uint64) {
 	r := rand.New(rand.NewPCG(seed, 0))
@@ -143,7 +146,7 @@ func (p *proven) checkInfeasible(t *testing.T) {
 }
 
 // FuzzOptions: no search with an option finds a plan of the space of the search without that is faster than the best of it.
-func FuzzOptions(f *testing.F) { fuzzSeeds(f, optionsAreNoFaster, 0, 3, 4, 6, 37) }
+func FuzzOptions(f *testing.F) { fuzzSeeds(f, optionsAreNoFaster, 0, 2, 3, 4, 6) }
 
 func optionsAreNoFaster(t *testing.T, seed uint64) {
 	r := rand.New(rand.NewPCG(seed, 0))
@@ -159,7 +162,7 @@ func optionsAreNoFaster(t *testing.T, seed uint64) {
 		if err != nil {
 			require.ErrorAs(t, err, new(*InfeasibleError))
 		}
-		for range 6 {
+		for range 4 {
 			with := *p
 			for range 1 + r.IntN(2) {
 				given(r, &with)
