@@ -315,15 +315,21 @@ func (pr *propagator) node(n *ir.Node) error {
 }
 
 // wire places the two ends of a transfer: as the value lies, but whole in the
-// forward and backward passes, where the receiver would have to reduce it.
+// forward and backward passes, where the receiver would have to reduce it. A term of a gradient
+// goes as tensor-parallel ranks have the parameter, however its stage has made it: it is summed and
+// cut once, before, in no more bytes, and the receiver is the same with the loss in any number of slices.
 func (pr *propagator) wire(n *ir.Node, v *ir.Value) (args, results []ir.ShardSpec) {
-	spec := v.Spec
-	if n.Phase != ir.Update {
-		for a := range spec {
-			if spec[a].Kind == ir.Partial && !pr.isTime(a) {
-				spec[a] = ir.Placement{}
-			}
+	spec, known := v.Spec, pr.of(v)
+	for a := range pr.mesh.Axes {
+		switch {
+		case n.Phase != ir.Update && spec[a].Kind == ir.Partial && !pr.isTime(a):
+			spec[a] = ir.Placement{}
+		case n.Phase == ir.Update && known.isGrad && tensorParallel(pr.mesh.Axes[a]):
+			spec[a] = known.want[a]
 		}
+	}
+	if checkSplit(pr.mesh, spec, v.Type.Shape) != nil {
+		spec = v.Spec // ranks of other axes have left too little to cut
 	}
 	return []ir.ShardSpec{spec}, []ir.ShardSpec{spec}
 }

@@ -20,6 +20,7 @@ type proven struct {
 	g       *ir.Graph
 	batch   int
 	cluster *cost.Cluster
+	opts    Options
 	res     *Result
 	cert    *Certificate
 }
@@ -35,6 +36,15 @@ func (p proven) copy(t *testing.T) *Certificate {
 	return c
 }
 
+// prove searches. It reports whether any plan fits.
+func (p *proven) prove(t *testing.T) bool {
+	var err error
+	if p.res, p.cert, err = SearchCertified(p.g, p.batch, p.cluster, p.opts); err != nil {
+		require.ErrorAs(t, err, new(*InfeasibleError))
+	}
+	return err == nil
+}
+
 // randomProven searches a small space with odd sizes; nil where no plan fits.
 func randomProven(t *testing.T, r *rand.Rand, opts Options) *proven {
 	model := tiny(2 + r.IntN(3))
@@ -48,9 +58,7 @@ func randomProven(t *testing.T, r *rand.Rand, opts Options) *proven {
 		opts.MemoryLimit = []int64{1 << 40, 200e3 + r.Int64N(600e3)}[r.IntN(2)]
 	}
 	opts.TopK = r.IntN(3)
-	var err error
-	if p.res, p.cert, err = SearchCertified(p.g, p.batch, p.cluster, opts); err != nil {
-		require.ErrorAs(t, err, new(*InfeasibleError))
+	if p.opts = opts; !p.prove(t) {
 		return nil
 	}
 	return p

@@ -150,10 +150,7 @@ func (a *auditor) winner(g, eval *ir.Graph) error {
 	if at := a.over(t, p.PeakBytes); at >= 0 {
 		return refute(10, "the winner needs %d bytes, the limit is %d", p.PeakBytes[at], a.limitAt(t, at))
 	}
-	o := outline{
-		degrees{t.PlanNGPUs, t.DP, t.ContextParallel(), t.TP, t.PP(), a.cluster.Order(t)},
-		sharding{t.ZeRO, t.ZeROGroup, t.SequenceParallel, t.Overlap, t.Offload, slicesOf(t), piecesOf(t), a.splitOf(t)}, t.Chunks(), t.RankOrder,
-	}
+	o := a.outlineOf(t)
 	for i := range cert.Regions {
 		for c := range cert.Regions[i].cells() {
 			if c == (cell{o, t.MicroBatch, t.Schedule}) {
@@ -162,6 +159,14 @@ func (a *auditor) winner(g, eval *ir.Graph) error {
 		}
 	}
 	return refute(8, "the winner is in no region")
+}
+
+// outlineOf is that of a plan.
+func (a *auditor) outlineOf(p *partition.Plan) outline {
+	return outline{
+		degrees{p.PlanNGPUs, p.DP, p.ContextParallel(), p.TP, p.PP(), a.cluster.Order(p)},
+		sharding{p.ZeRO, p.ZeROGroup, p.SequenceParallel, p.Overlap, p.Offload, slicesOf(p), piecesOf(p), a.splitOf(p)}, p.Chunks(), p.RankOrder,
+	}
 }
 
 // isTemplate checks that the winner splits parameters as the space does.

@@ -79,6 +79,21 @@ func TestFirstBlocksAreLikeOthers(t *testing.T) {
 	}
 }
 
+// TestFirstBlocksWaitWithWhatTheyShare: the positions of a rank's tokens, cut before the first block, wait for what is gathered for that
+// block as its first kernel does: with more tensor-parallel ranks than heads, which turn queries and keys token by token.
+func TestFirstBlocksWaitWithWhatTheyShare(t *testing.T) {
+	const batch = 2
+	model := llama(tiny(4))
+	model.BlockSize, model.Dropout = 24, 0
+	c := cluster(t, "h100") // but with links so slow that all wait for what is gathered
+	c.IntraNode.Bandwidth = 1e8
+	s := newSearcher(step(t, model, batch), batch, c, Options{RuntimeNGPUs: 8, OverlapTP: "on"})
+	o := outline{degrees: degrees{plan: 8, dp: 2, cp: 1, tp: 4, pp: 1}, sharding: sharding{zero: 3, sequence: true, overlap: true}, chunks: 1}
+	for _, recompute := range []int{0, 2} {
+		requireExact(t, s, o, 1, partition.OneFOneB, []partition.Stage{{Last: 4, Recompute: recompute}})
+	}
+}
+
 // TestReceivingStagesAreLikeOthers: the first block of a stage whose gradient is received, which waits for weights that the
 // stream gathers, puts no more off beside a collective than the others, whose program has one.
 func TestReceivingStagesAreLikeOthers(t *testing.T) {

@@ -7,6 +7,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/autopar/autopar/codegen"
 	"github.com/autopar/autopar/ir"
 	"github.com/autopar/autopar/models/gpt"
 	"github.com/autopar/autopar/partition"
@@ -192,4 +193,40 @@ func TestSlicesUnderGPipe(t *testing.T) {
 	cut := []partition.Stage{uniform(full, 11).stage(0, 11), recomputation{}.stage(11, 11)}
 	require.Less(t, two.pipe.time(cut), one.pipe.time(cut))
 	require.LessOrEqual(t, one.pipe.time(cut)-one.inHead(), two.pipe.time(cut))
+}
+
+// TestSlicesLeaveTheFirstPosition: with tied embeddings the first position of a pipeline is the same with the loss in any number of
+// slices, though the last may have the head's gradient whole or in parts, of small vocabularies: it comes as the table lies.
+func TestSlicesLeaveTheFirstPosition(t *testing.T) {
+	for name, x := range map[string]struct {
+		vocabulary int
+		sharding
+	}{
+		"cut":                         {5, sharding{}},
+		"cut, sequence parallel":      {5, sharding{sequence: true}},
+		"whole, sequence parallel":    {601, sharding{zero: 1, sequence: true, split: split{replicate: "wte"}}},
+		"whole and sharded by ZeRO":   {601, sharding{zero: 3, sequence: true, split: split{replicate: "attn+wte"}}},
+		"whole, reduced in the pass":  {17, sharding{zero: 2, sequence: true, split: split{replicate: "wte"}}},
+		"whole, with few tokens each": {17, sharding{sequence: true, overlap: true, split: split{replicate: "wte"}}},
+	} {
+		model := tiny(2)
+		model.BlockSize, model.NHead, model.VocabSize = 16, 4, x.vocabulary
+		g := step(t, model, 6)
+		for _, tp := range []int{2, 4} {
+			s := newSearcher(g, 6, cluster(t, "h100"), Options{RuntimeNGPUs: 4 * tp})
+			var first []int64
+			for n := 1; n <= mostSlices; n *= 2 {
+				x.slices = n
+				plan, err := s.template(outline{degrees: degrees{plan: 4 * tp, dp: 2, cp: 1, tp: tp, pp: 2}, sharding: x.sharding, chunks: 1})
+				require.NoError(t, err)
+				plan.MicroBatch, plan.Schedule, plan.Stages = 1, partition.OneFOneB, evenCut(2, 2, func(int) extent { return kept })
+				prog, err := codegen.Draft(g, &plan, 6)
+				require.NoError(t, err)
+				peaks, _, err := s.peaks(prog.Plan)
+				require.NoError(t, err)
+				first = append(first, peaks[0])
+			}
+			require.Equal(t, slices.Repeat(first[:1], len(first)), first, "%s, tp %d", name, tp)
+		}
+	}
 }
