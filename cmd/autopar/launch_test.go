@@ -20,6 +20,7 @@ import (
 	"github.com/rogpeppe/go-internal/txtar"
 	"github.com/stretchr/testify/require"
 
+	"github.com/autopar/autopar/checkpoint"
 	"github.com/autopar/autopar/launch/launchtest"
 )
 
@@ -198,6 +199,49 @@ func TestLaunchEnds(t *testing.T) {
 			requireGone(t, pids)
 		})
 	}
+}
+
+// TestOutputIsLost takes away what a run prints to: one whose lines nobody reads any more saves and ends, and one whose log has
+// no room trains to its end. Both have failed, and nothing is lost but lines.
+func TestOutputIsLost(t *testing.T) {
+	t.Parallel() // with the others: processes are waited for
+	w := newWorkplace(t, 1_000_000)
+	for _, command := range []string{"run", "launch"} {
+		t.Run(command, func(t *testing.T) {
+			read, write, err := os.Pipe()
+			require.NoError(t, err)
+			defer read.Close()
+			cmd := w.command(command, "plan.json", "--out", command)
+			var stderr syncBuffer
+			cmd.Stdout, cmd.Stderr = write, &stderr
+			require.NoError(t, cmd.Start())
+			defer time.AfterFunc(time.Minute, func() { cmd.Process.Kill() }).Stop()
+			require.NoError(t, write.Close())
+			w.waitFor(t, command, 20)
+			require.NoError(t, read.Close())
+			w.requireSaved(t, cmd.Wait(), command, 21)
+			require.Contains(t, stderr.String(), "results are lost: write /dev/stdout: broken pipe")
+
+			full, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
+			require.NoError(t, err)
+			defer full.Close()
+			cmd = w.command(command, "plan.json", "--out", command+"-full", "--steps", "20")
+			cmd.Stdout = full
+			w.requireSaved(t, cmd.Run(), command+"-full", 20)
+		})
+	}
+}
+
+// requireSaved fails unless a command has failed, with a checkpoint of so many updates or more.
+func (w workplace) requireSaved(t *testing.T, err error, out string, updates int) {
+	t.Helper()
+	var exit *exec.ExitError
+	require.ErrorAs(t, err, &exit)
+	require.Equal(t, statusFailed, exit.ExitCode(), "%v", exit)
+	c, err := checkpoint.Open(filepath.Join(w.dir, out))
+	require.NoError(t, err)
+	defer c.Close()
+	require.GreaterOrEqual(t, c.Step, updates)
 }
 
 // TestLaunchOverNetwork runs two machines, each a network namespace, that reach each other by
