@@ -244,6 +244,38 @@ func (w workplace) requireSaved(t *testing.T, err error, out string, updates int
 	require.GreaterOrEqual(t, c.Step, updates)
 }
 
+// TestHangUp closes the terminal of a run: it saves and ends. One under nohup goes on.
+func TestHangUp(t *testing.T) {
+	t.Parallel() // with the others: processes are waited for
+	w := newWorkplace(t, 1_000_000)
+	for name, c := range map[string]struct {
+		before string // what the shell does first
+		end    syscall.Signal
+	}{
+		"closed": {"", syscall.SIGHUP},
+		"nohup":  {"trap '' HUP; ", syscall.SIGINT},
+	} {
+		t.Run(name, func(t *testing.T) {
+			cmd := exec.Command("sh", "-c", c.before+"exec ./autopar run plan.json --out "+name)
+			cmd.Dir = w.dir
+			require.NoError(t, cmd.Start())
+			defer time.AfterFunc(time.Minute, func() { cmd.Process.Kill() }).Stop()
+			w.waitFor(t, name, 20)
+			for range 2 {
+				require.NoError(t, cmd.Process.Signal(syscall.SIGHUP))
+			}
+			if c.end != syscall.SIGHUP {
+				w.waitFor(t, name, 200)
+				require.NoError(t, cmd.Process.Signal(c.end))
+			}
+			require.NoError(t, cmd.Wait())
+			saved, err := checkpoint.Open(filepath.Join(w.dir, name))
+			require.NoError(t, err)
+			require.NoError(t, saved.Close())
+		})
+	}
+}
+
 // TestLaunchOverNetwork runs two machines, each a network namespace, that reach each other by
 // address alone.
 func TestLaunchOverNetwork(t *testing.T) {
