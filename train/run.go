@@ -210,10 +210,11 @@ func (r *run) openWeights(from string) (weightSource, error) {
 	if err != nil {
 		return nil, err
 	}
-	cfg, err := modelOf(c)
+	was, err := configOf(c)
 	if err != nil {
 		return nil, errors.Join(err, c.Close())
 	}
+	cfg := was.Model
 	positions := cfg.BlockSize
 	cfg.BlockSize = min(positions, r.Config.Model.BlockSize)
 	if err := sameModel(c, cfg, r.Config.Model, "init-from"); err != nil {

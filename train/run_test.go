@@ -68,6 +68,22 @@ func TestResumeIsExact(t *testing.T) {
 	require.Equal(t, 13, a.Step)
 }
 
+// TestResumeSaysWhatChanged: a run may go on with other settings, but not unnoticed. Another cut is none.
+func TestResumeSaysWhatChanged(t *testing.T) {
+	dir, out := textData(t), t.TempDir()
+	train(t, tinyConfig(t, dir), planOf(1, 1, 1), RunOptions{Out: out, Steps: 2})
+	_, log := train(t, tinyConfig(t, dir, "parallel.runtime_ngpus=2", "batch.micro=2"), planOf(2, 1, 1), RunOptions{Out: out, Steps: 3, Resume: true})
+	require.NotContains(t, log, "changed since")
+	changed := tinyConfig(t, dir, "optimizer.learning_rate=2e-2", "model.dropout=0.2", "train.seed=1", "batch.global=8")
+	_, log = train(t, changed, planOf(1, 1, 1), RunOptions{Out: out, Steps: 4, Resume: true})
+	for _, change := range []string{
+		"model.dropout was 0.1, is 0.2", "batch.global was 7, is 8", "optimizer.learning_rate was 0.01, is 0.02", "train.seed was 1337, is 1",
+	} {
+		require.Contains(t, log, "changed since: "+change+"\n")
+	}
+	require.Equal(t, 4, strings.Count(log, "changed since"))
+}
+
 // TestResumeCutsMetrics: what a killed run wrote after its checkpoint, half a line too, is written anew.
 func TestResumeCutsMetrics(t *testing.T) {
 	cfg := tinyConfig(t, textData(t))

@@ -13,7 +13,6 @@ import (
 	"unicode/utf8"
 
 	"github.com/autopar/autopar/checkpoint"
-	"github.com/autopar/autopar/config"
 	"github.com/autopar/autopar/data"
 	"github.com/autopar/autopar/infile"
 	"github.com/autopar/autopar/ir/philox"
@@ -117,7 +116,7 @@ func openModel(from string) (gpt.Config, string, weightSource, error) {
 	if err != nil {
 		return gpt.Config{}, "", nil, err
 	}
-	cfg, err := config.Parse(c.Dir+": config", []byte(c.Config), nil)
+	cfg, err := configOf(c)
 	if err == nil {
 		err = cfg.Validate()
 	}
