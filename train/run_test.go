@@ -514,8 +514,9 @@ func TestRefusals(t *testing.T) {
 	empty := t.TempDir()
 	wide := t.TempDir()
 	train(t, tinyConfig(t, dir, "model.n_embd=24"), planOf(1, 1, 1), RunOptions{Out: wide, Steps: 1})
-	weights := filepath.Join(empty, "w.safetensors")
+	weights, link := filepath.Join(empty, "w.safetensors"), filepath.Join(empty, "link")
 	require.NoError(t, safetensors.WriteFile(weights, nil))
+	require.NoError(t, os.Symlink(wide, link))
 	for name, test := range map[string]struct {
 		opts RunOptions
 		want string
@@ -529,6 +530,7 @@ func TestRefusals(t *testing.T) {
 		"another model":           {RunOptions{Out: wide, Resume: true}, "step-00000001 holds another model: its model.n_embd is 24, not 20"},
 		"init from nothing":       {RunOptions{InitFrom: filepath.Join(empty, "none")}, "init-from: is neither scratch, nor a directory with a checkpoint, nor a file; nothing is downloaded, and a run goes on where it stopped with --resume"},
 		"init from another model": {RunOptions{InitFrom: wide}, "init-from: " + wide + "/ckpt/step-00000001 holds another model: its model.n_embd is 24, not 20"},
+		"init from itself":        {RunOptions{Out: link, InitFrom: wide}, wide + "/ckpt/step-00000001 is in the directory of this run, whose checkpoints would replace it"},
 		"init from an empty file": {RunOptions{InitFrom: weights}, `tensor "wte.weight": is missing`},
 	} {
 		t.Run(name, func(t *testing.T) {
