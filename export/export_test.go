@@ -190,7 +190,7 @@ func startedBy(t *testing.T, script, before, after string, status int, stopped b
 		require.NoError(t, os.WriteFile(latest, []byte(before+"\n"), 0o666))
 	}
 	end := fmt.Sprintf("end() { test -z '%s' || echo '%s' > \"it's out/ckpt/latest\"; exit %d; }\n", after, after, status)
-	waits := map[bool]string{true: "trap end TERM\n: > started\nwhile :; do :; done\n"}[stopped]
+	waits := map[bool]string{true: "trap end TERM\n: > started\nwhile test -e started; do :; done\n"}[stopped]
 	for name, text := range map[string]string{"autopar": "printf '%s\\n' \"$@\" > args\n" + end + waits + "end\n", "sleep": ""} {
 		require.NoError(t, os.WriteFile(filepath.Join(dir, name), []byte("#!/bin/sh\n"+text), 0o777))
 	}
