@@ -23,6 +23,23 @@ func (c *Config) Marshal() []byte {
 	return []byte(out.String())
 }
 
+// Changed lists what a run that goes on under c trains differently since it was saved under was: each key with both values.
+// How the model is cut and where files are changes no number.
+func (c *Config) Changed(was *Config) []string {
+	var all []string
+	for _, k := range allKeys() {
+		switch k.String() {
+		case "model.preset", "data.dir", "batch.micro", "train.out_dir":
+			continue
+		}
+		before, now := formatValue(k.target(was)), formatValue(k.target(c))
+		if k.section != "parallel" && before != now {
+			all = append(all, fmt.Sprintf("%s was %s, is %s", k, before, now))
+		}
+	}
+	return all
+}
+
 // formatValue prints the field behind a key's target on one line of YAML.
 func formatValue(target any) string {
 	switch v := target.(type) {

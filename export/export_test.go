@@ -3,11 +3,14 @@ package export_test
 import (
 	"bytes"
 	"flag"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
+	"time"
 
 	"github.com/goccy/go-yaml"
 	"github.com/stretchr/testify/require"
@@ -146,30 +149,66 @@ func TestSyntax(t *testing.T) {
 			require.Equal(t, 2, object.Spec.Completions)
 			command := object.Spec.Template.Spec.Containers[0].Command
 			require.Equal(t, []string{"sh", "-c"}, command[:2])
-			for _, there := range []bool{false, true} { // a checkpoint
-				require.Equal(t, startedBy(t, command[2], there), append([]string{
-					"launch", "my plan.json", "--nnodes", "2", "--nproc", "8", "--max-restarts", "3", "--device", "cuda",
-					"--node-rank", "1", "--master", "autopar-0.autopar:29500", "--out", "it's out",
-				}, map[bool][]string{true: {"--resume"}}[there]...))
+			begun, done := "step-00000034", fmt.Sprintf("step-%08d.1", doc.Config.Train.MaxIters+1)
+			for name, c := range map[string]struct {
+				before, after string // the newest checkpoint
+				status, want  int    // of autopar, of the pod
+				stopped       bool
+			}{
+				"done":     {"", done, 0, 0, false},
+				"resumed":  {begun, done, 0, 0, false},
+				"not done": {"", begun, 0, 1, false}, // another pod was taken away
+				"stopped":  {begun, begun, 0, 1, true},
+				"nothing":  {"", "", 0, 1, true},
+				"failed":   {begun, begun, 2, 2, false},
+			} {
+				t.Run(name, func(t *testing.T) {
+					args, status := startedBy(t, command[2], c.before, c.after, c.status, c.stopped)
+					want := []string{
+						"launch", "my plan.json", "--nnodes", "2", "--nproc", "8", "--max-restarts", "3", "--device", "cuda",
+						"--node-rank", "1", "--master", "autopar-0.autopar:29500", "--out", "it's out",
+					}
+					if c.before != "" {
+						want = append(want, "--resume")
+					}
+					require.Equal(t, want, args)
+					require.Equal(t, c.want, status)
+				})
 			}
 		}
 	}
 }
 
-// startedBy returns the arguments with which a script of a pod starts autopar, where there is a checkpoint or none.
-func startedBy(t *testing.T, script string, checkpoint bool) []string {
+// startedBy runs the script of a pod, which may be asked to stop, beside an autopar that leaves a checkpoint and ends with a
+// status. It returns the arguments of that and the status of the pod.
+func startedBy(t *testing.T, script, before, after string, status int, stopped bool) ([]string, int) {
 	t.Helper()
 	dir := t.TempDir()
-	require.NoError(t, os.WriteFile(filepath.Join(dir, "autopar"), []byte("#!/bin/sh\nprintf '%s\\n' \"$@\"\n"), 0o777))
-	if checkpoint {
-		require.NoError(t, os.MkdirAll(filepath.Join(dir, "it's out", "ckpt"), 0o777))
-		require.NoError(t, os.WriteFile(filepath.Join(dir, "it's out", "ckpt", "latest"), nil, 0o666))
+	latest := filepath.Join(dir, "it's out", "ckpt", "latest")
+	require.NoError(t, os.MkdirAll(filepath.Dir(latest), 0o777))
+	if before != "" {
+		require.NoError(t, os.WriteFile(latest, []byte(before+"\n"), 0o666))
+	}
+	end := fmt.Sprintf("end() { test -z '%s' || echo '%s' > \"it's out/ckpt/latest\"; exit %d; }\n", after, after, status)
+	waits := map[bool]string{true: "trap end TERM\n: > started\nwhile test -e started; do :; done\n"}[stopped]
+	for name, text := range map[string]string{"autopar": "printf '%s\\n' \"$@\" > args\n" + end + waits + "end\n", "sleep": ""} {
+		require.NoError(t, os.WriteFile(filepath.Join(dir, name), []byte("#!/bin/sh\n"+text), 0o777))
 	}
 	cmd := exec.Command("sh", "-c", script)
 	cmd.Dir, cmd.Env = dir, append(os.Environ(), "PATH="+dir, "JOB_COMPLETION_INDEX=1")
-	out, err := cmd.CombinedOutput()
-	require.NoError(t, err, "%s", out)
-	return strings.Split(strings.TrimSpace(string(out)), "\n")
+	require.NoError(t, cmd.Start())
+	defer time.AfterFunc(time.Minute, func() { cmd.Process.Kill() }).Stop()
+	if stopped {
+		require.Eventually(t, func() bool {
+			_, err := os.Stat(filepath.Join(dir, "started"))
+			return err == nil
+		}, time.Minute, time.Millisecond)
+		require.NoError(t, cmd.Process.Signal(syscall.SIGTERM))
+	}
+	_ = cmd.Wait()
+	args, err := os.ReadFile(filepath.Join(dir, "args"))
+	require.NoError(t, err)
+	return strings.Split(strings.TrimSpace(string(args)), "\n"), cmd.ProcessState.ExitCode()
 }
 
 // TestNoWords lists what other systems do not run. Slurm and Kubernetes run all but what no node

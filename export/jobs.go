@@ -10,7 +10,7 @@ import (
 
 // slurm writes a batch script that starts a process for each rank: autopar run takes rank and
 // addresses from Slurm's variables. Before the time is over the job is interrupted, and saves; when
-// it is put into the queue again it goes on from its newest checkpoint.
+// it is put into the queue again, by Slurm or by hand, it goes on from its newest checkpoint.
 func (p *plan) slurm(o Options) string {
 	lines := []string{
 		"#SBATCH --job-name=autopar",
@@ -22,15 +22,18 @@ func (p *plan) slurm(o Options) string {
 	}
 	lines = append(lines, "#SBATCH --requeue", "#SBATCH --signal=INT@300")
 	return "#!/bin/bash\n" + strings.Join(lines, "\n") + "\n" +
-		p.header(o, "Send it off with sbatch where autopar, the plan and the data are seen by all nodes.") +
+		p.header(o, "Send it off with sbatch where autopar, the plan and the data are seen by all nodes.", goesOn) +
 		fmt.Sprintf(`set -eu
 resume=
-if [ -n "${SLURM_RESTART_COUNT:-}" ] && [ -e %s ]; then
+if [ -e %s ]; then
   resume=--resume
 fi
 exec srun --kill-on-bad-exit=1 autopar run %s --device %s --out %s $resume
 `, p.latest(), quote(o.Plan), p.device(), quote(p.Config.Train.OutDir))
 }
+
+// goesOn is said of jobs that others start again, or that somebody sends off once more when their time was over.
+const goesOn = "A checkpoint that is there is gone on from: for another run name another train.out_dir."
 
 // latest is what is there, for a shell, once there is a checkpoint. One that is damaged is not for a
 // new run to replace.
@@ -41,7 +44,8 @@ func (p *plan) latest() string {
 // kubernetes writes an Indexed Job with a pod for each node (Kubernetes 1.24 or later), whose
 // agents meet at the first one, and the headless Service by which it has a name. Plan, data and
 // checkpoints are on one volume. A pod that takes the place of another is given the same command: it
-// goes on from the newest checkpoint, where there is one.
+// goes on from the newest checkpoint, where there is one. When a pod is taken away the job saves, and its agents end well, but it
+// is not done: only a pod that finds the last checkpoint has succeeded. The others may see it some time later.
 func (p *plan) kubernetes(o Options) string {
 	resources := ""
 	if p.device() == "cuda" {
@@ -51,10 +55,26 @@ func (p *plan) kubernetes(o Options) string {
 	if p.machines > 1 {
 		words = append(words, "--node-rank", "$JOB_COMPLETION_INDEX", "--master", "autopar-0.autopar:29500")
 	}
-	script := fmt.Sprintf("if [ -e %s ]; then resume=--resume; fi; exec %s --out %s $resume", p.latest(), strings.Join(words, " "), quote(p.Config.Train.OutDir))
+	evaluated := ""
+	if p.Config.Train.EvalOnly { // that saves nothing
+		evaluated = "exit 0\n"
+	}
+	script := fmt.Sprintf(`latest=%s
+if [ -e "$latest" ]; then resume=--resume; fi
+stopped=
+trap 'stopped=1; kill $!' TERM
+%s --out %s $resume &
+wait $!; status=$?
+if [ "$stopped" ]; then wait $!; status=$?; fi
+if [ $status != 0 ]; then exit $status; fi
+%sfor try in 1 2 3 4 5 6; do
+  read -r at < "$latest" && at=${at#step-} && [ "${at%%%%.*}" -ge %d ] && exit 0
+  sleep 5
+done
+exit 1`, p.latest(), strings.Join(words, " "), quote(p.Config.Train.OutDir), evaluated, p.Config.Train.MaxIters+1)
 	return p.header(o,
 		"A claim named autopar has the plan and the data, and gets the checkpoints: kubectl apply -f FILE",
-		"A checkpoint that is there is gone on from: for another run name another train.out_dir.") +
+		goesOn) +
 		fmt.Sprintf(`apiVersion: v1
 kind: Service
 metadata: {name: autopar}
@@ -70,16 +90,21 @@ spec:
   completionMode: Indexed
   completions: %[1]d
   parallelism: %[1]d
-  backoffLimit: 3
+  backoffLimit: %[5]d
   template:
     spec:
       subdomain: autopar
       restartPolicy: Never
+      terminationGracePeriodSeconds: 300
       containers:
         - name: autopar
           image: %[2]q
           workingDir: /job
-          command: [sh, -c, %[3]q]
+          command:
+            - sh
+            - -c
+            - |
+%[3]s
 %[4]s          volumeMounts:
             - {name: job, mountPath: /job}
             - {name: shm, mountPath: /dev/shm}
@@ -88,5 +113,11 @@ spec:
           persistentVolumeClaim: {claimName: autopar}
         - name: shm
           emptyDir: {medium: Memory}
-`, p.machines, o.Image, script, resources)
+`, p.machines, o.Image, indent(script, 14), resources, 3*p.machines)
+}
+
+// indent puts so many spaces before each line.
+func indent(text string, spaces int) string {
+	before := strings.Repeat(" ", spaces)
+	return before + strings.ReplaceAll(text, "\n", "\n"+before)
 }

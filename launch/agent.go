@@ -396,7 +396,8 @@ func (o *output) flush() {
 	}
 }
 
-// lineWriter writes whole lines, with something before each.
+// lineWriter writes whole lines, with something before each. What cannot be written is left out: a writer that fails would
+// close the pipe of a process, which would die of the next thing that it says.
 type lineWriter struct {
 	to     io.Writer
 	before string
@@ -413,9 +414,7 @@ func (w *lineWriter) Write(b []byte) (int, error) {
 		if !ok {
 			return len(b), nil
 		}
-		if _, err := fmt.Fprintf(w.to, "%s%s\n", w.before, line); err != nil {
-			return 0, err
-		}
+		_, _ = fmt.Fprintf(w.to, "%s%s\n", w.before, line)
 		w.rest = rest
 	}
 }

@@ -5,8 +5,28 @@ func inFiles() []mutant {
 	return []mutant{{
 		bug:  "a pod in the place of another trains over its checkpoints",
 		file: "export/jobs.go",
-		old:  "then resume=--resume; fi; exec %s", new: "then resume=; fi; exec %s",
+		old:  "then resume=--resume; fi\nstopped=", new: "then resume=; fi\nstopped=",
 		pkg: "./export", run: "^TestSyntax$",
+	}, {
+		bug:  "a job whose pod was taken away is done",
+		file: "export/jobs.go",
+		old:  "evaluated, p.Config.Train.MaxIters+1)", new: "evaluated, 1)",
+		pkg: "./export", run: "^TestSyntax$",
+	}, {
+		bug:  "Ctrl-C ends tee, and its end the run, before it has saved",
+		file: "cmd/autopar/output.go",
+		old:  "signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)", new: "_ = signal.Notify",
+		pkg: "./cmd/autopar", run: "^TestOutputIsLost$",
+	}, {
+		bug:  "a closed terminal ends a run before it has saved",
+		file: "cmd/autopar/main.go",
+		old:  "if !signal.Ignored(syscall.SIGHUP) {", new: "if false {",
+		pkg: "./cmd/autopar", run: "^TestHangUp$",
+	}, {
+		bug:  "a run replaces the checkpoint that its weights come from",
+		file: "train/run.go",
+		old:  `if r.opts.Out != "" && !r.Config.Train.EvalOnly && sameFile(`, new: `if r.opts.Out == "" && !r.Config.Train.EvalOnly && sameFile(`,
+		pkg: "./train", run: "^TestRefusals$",
 	}, {
 		bug:  "two runs write to one directory",
 		file: "train/metrics.go",

@@ -3,6 +3,7 @@ package partition_test
 import (
 	"fmt"
 	"maps"
+	"math"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -353,6 +354,7 @@ func TestPlansRefused(t *testing.T) {
 		"degree":     {func(p *partition.Plan) { p.TP = 3 }, "plan_ngpus: 4 is not dp 2 x tp 3 x 1 stages"},
 		"no dp":      {func(p *partition.Plan) { p.DP = 0 }, "dp: is 0, want at least 1"},
 		"huge":       {func(p *partition.Plan) { p.RuntimeNGPUs = 1 << 40 }, "at most 1048576"},
+		"huge micro": {func(p *partition.Plan) { p.MicroBatch = math.MaxInt }, "micro_batch: is 9223372036854775807 sequences, want at most 1048576"},
 		"units":      {func(p *partition.Plan) { p.RuntimeNGPUs = 6 }, "runtime_ngpus: 6 is not a multiple of plan_ngpus 4"},
 		"batch":      {func(p *partition.Plan) { p.DP, p.PlanNGPUs, p.RuntimeNGPUs = 8, 16, 16 }, "8 data-parallel ranks cannot share a global batch of 7"},
 		"schedule":   {func(p *partition.Plan) { p.Schedule = "2f2b" }, `unknown schedule "2f2b"`},

@@ -65,10 +65,13 @@ func (p *Plan) validateDegrees(batch int) error {
 			return planErrorf(f.key, "is %d, want at least 1", f.n)
 		}
 	}
-	// Anything larger is a corrupted file, and would only exhaust memory.
-	const maxRanks = 1 << 20
-	if p.RuntimeNGPUs > maxRanks {
-		return planErrorf("runtime_ngpus", "is %d, want at most %d", p.RuntimeNGPUs, maxRanks)
+	// Anything larger is a corrupted file, and would only exhaust memory, or overflow.
+	const most = 1 << 20
+	if p.RuntimeNGPUs > most {
+		return planErrorf("runtime_ngpus", "is %d, want at most %d", p.RuntimeNGPUs, most)
+	}
+	if p.MicroBatch > most {
+		return planErrorf("micro_batch", "is %d sequences, want at most %d", p.MicroBatch, most)
 	}
 	if p.RuntimeNGPUs%p.PlanNGPUs != 0 {
 		return planErrorf("runtime_ngpus", "%d is not a multiple of plan_ngpus %d", p.RuntimeNGPUs, p.PlanNGPUs)

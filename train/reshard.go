@@ -17,7 +17,7 @@ import (
 // Reshard saves a checkpoint under dir as the ranks of a plan would have saved it, and returns its directory. Resuming
 // under another plan does not need this; it spares the ranks of a large job files of which they need little.
 func Reshard(c *checkpoint.Checkpoint, cfg *config.Config, plan *partition.Plan, dir string) (string, error) {
-	if err := resumes(c, cfg.Model, "reshard"); err != nil {
+	if _, err := resumes(c, cfg.Model, "reshard"); err != nil {
 		return "", err
 	}
 	g, err := cfg.TrainStep()
@@ -39,22 +39,18 @@ func Reshard(c *checkpoint.Checkpoint, cfg *config.Config, plan *partition.Plan,
 	return checkpoint.Save(dir, snap, checkpoint.Retention{})
 }
 
-// modelOf returns the model of a checkpoint.
-func modelOf(c *checkpoint.Checkpoint) (gpt.Config, error) {
-	cfg, err := config.Parse(c.Dir+": config", []byte(c.Config), nil)
-	if err != nil {
-		return gpt.Config{}, err
-	}
-	return cfg.Model, nil
+// configOf returns the configuration that a checkpoint was saved under.
+func configOf(c *checkpoint.Checkpoint) (*config.Config, error) {
+	return config.Parse(c.Dir+": config", []byte(c.Config), nil)
 }
 
-// resumes refuses a checkpoint of another model than the one wanted.
-func resumes(c *checkpoint.Checkpoint, want gpt.Config, what string) error {
-	is, err := modelOf(c)
+// resumes refuses a checkpoint of another model than the one wanted, and returns the configuration of any other.
+func resumes(c *checkpoint.Checkpoint, want gpt.Config, what string) (*config.Config, error) {
+	was, err := configOf(c)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	return sameModel(c, is, want, what)
+	return was, sameModel(c, was.Model, want, what)
 }
 
 // sameModel says how the model of a checkpoint is not the one wanted. Tensors alone do not tell: those of one without

@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"math"
 	"os"
+	"path/filepath"
 	"slices"
 
 	"github.com/autopar/autopar/checkpoint"
@@ -210,16 +211,27 @@ func (r *run) openWeights(from string) (weightSource, error) {
 	if err != nil {
 		return nil, err
 	}
-	cfg, err := modelOf(c)
+	if r.opts.Out != "" && !r.Config.Train.EvalOnly && sameFile(filepath.Join(c.Dir, "..", ".."), r.opts.Out) {
+		return nil, errors.Join(&InputError{What: "init-from", Msg: c.Dir + " is in the directory of this run, whose checkpoints would replace it: go on there with --resume, or name another with --out"}, c.Close())
+	}
+	was, err := configOf(c)
 	if err != nil {
 		return nil, errors.Join(err, c.Close())
 	}
+	cfg := was.Model
 	positions := cfg.BlockSize
 	cfg.BlockSize = min(positions, r.Config.Model.BlockSize)
 	if err := sameModel(c, cfg, r.Config.Model, "init-from"); err != nil {
 		return nil, errors.Join(err, c.Close())
 	}
 	return cropped{c, positions}, nil
+}
+
+// sameFile reports whether two names are of one file.
+func sameFile(a, b string) bool {
+	x, errA := os.Stat(a)
+	y, errB := os.Stat(b)
+	return errA == nil && errB == nil && os.SameFile(x, y)
 }
 
 // cropped is a checkpoint of a model of so many positions, for one of as many or fewer: of the table the rest is left, as of

@@ -68,6 +68,22 @@ func TestResumeIsExact(t *testing.T) {
 	require.Equal(t, 13, a.Step)
 }
 
+// TestResumeSaysWhatChanged: a run may go on with other settings, but not unnoticed. Another cut is none.
+func TestResumeSaysWhatChanged(t *testing.T) {
+	dir, out := textData(t), t.TempDir()
+	train(t, tinyConfig(t, dir), planOf(1, 1, 1), RunOptions{Out: out, Steps: 2})
+	_, log := train(t, tinyConfig(t, dir, "parallel.runtime_ngpus=2", "batch.micro=2"), planOf(2, 1, 1), RunOptions{Out: out, Steps: 3, Resume: true})
+	require.NotContains(t, log, "changed since")
+	changed := tinyConfig(t, dir, "optimizer.learning_rate=2e-2", "model.dropout=0.2", "train.seed=1", "batch.global=8")
+	_, log = train(t, changed, planOf(1, 1, 1), RunOptions{Out: out, Steps: 4, Resume: true})
+	for _, change := range []string{
+		"model.dropout was 0.1, is 0.2", "batch.global was 7, is 8", "optimizer.learning_rate was 0.01, is 0.02", "train.seed was 1337, is 1",
+	} {
+		require.Contains(t, log, "changed since: "+change+"\n")
+	}
+	require.Equal(t, 4, strings.Count(log, "changed since"))
+}
+
 // TestResumeCutsMetrics: what a killed run wrote after its checkpoint, half a line too, is written anew.
 func TestResumeCutsMetrics(t *testing.T) {
 	cfg := tinyConfig(t, textData(t))
@@ -498,8 +514,9 @@ func TestRefusals(t *testing.T) {
 	empty := t.TempDir()
 	wide := t.TempDir()
 	train(t, tinyConfig(t, dir, "model.n_embd=24"), planOf(1, 1, 1), RunOptions{Out: wide, Steps: 1})
-	weights := filepath.Join(empty, "w.safetensors")
+	weights, link := filepath.Join(empty, "w.safetensors"), filepath.Join(empty, "link")
 	require.NoError(t, safetensors.WriteFile(weights, nil))
+	require.NoError(t, os.Symlink(wide, link))
 	for name, test := range map[string]struct {
 		opts RunOptions
 		want string
@@ -513,6 +530,7 @@ func TestRefusals(t *testing.T) {
 		"another model":           {RunOptions{Out: wide, Resume: true}, "step-00000001 holds another model: its model.n_embd is 24, not 20"},
 		"init from nothing":       {RunOptions{InitFrom: filepath.Join(empty, "none")}, "init-from: is neither scratch, nor a directory with a checkpoint, nor a file; nothing is downloaded, and a run goes on where it stopped with --resume"},
 		"init from another model": {RunOptions{InitFrom: wide}, "init-from: " + wide + "/ckpt/step-00000001 holds another model: its model.n_embd is 24, not 20"},
+		"init from itself":        {RunOptions{Out: link, InitFrom: wide}, wide + "/ckpt/step-00000001 is in the directory of this run, whose checkpoints would replace it"},
 		"init from an empty file": {RunOptions{InitFrom: weights}, `tensor "wte.weight": is missing`},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -13,7 +13,6 @@ import (
 	"unicode/utf8"
 
 	"github.com/autopar/autopar/checkpoint"
-	"github.com/autopar/autopar/config"
 	"github.com/autopar/autopar/data"
 	"github.com/autopar/autopar/infile"
 	"github.com/autopar/autopar/ir/philox"
@@ -117,7 +116,7 @@ func openModel(from string) (gpt.Config, string, weightSource, error) {
 	if err != nil {
 		return gpt.Config{}, "", nil, err
 	}
-	cfg, err := config.Parse(c.Dir+": config", []byte(c.Config), nil)
+	cfg, err := configOf(c)
 	if err == nil {
 		err = cfg.Validate()
 	}
@@ -127,13 +126,22 @@ func openModel(from string) (gpt.Config, string, weightSource, error) {
 	return cfg.Model, cfg.Data.Dir, c, nil
 }
 
-func loadTokenizer(dir string, cfg gpt.Config) (data.Tokenizer, error) {
-	t, err := data.LoadTokenizer(dir)
+// loadTokenizer returns that of the data in dir; "", where no data is named, is not the directory of this process.
+func loadTokenizer(dir string, cfg gpt.Config) (t data.Tokenizer, err error) {
+	whose := "that of " + dir
+	if dir == "" {
+		whose = "no data is named, so it is GPT-2's, which"
+		t, err = data.NewGPT2()
+	} else if t, err = data.LoadTokenizer(dir); err == nil {
+		if _, isChar := t.(*data.Char); !isChar {
+			whose = fmt.Sprintf("%s has no %s, so it is GPT-2's, which", dir, data.MetaFile)
+		}
+	}
 	if err != nil {
 		return nil, err
 	}
 	if t.VocabSize() > cfg.VocabSize {
-		return nil, &InputError{What: "tokenizer", Msg: fmt.Sprintf("that of %q has %d tokens, the model %d: name the directory of the data it was trained on", dir, t.VocabSize(), cfg.VocabSize)}
+		return nil, &InputError{What: "tokenizer", Msg: fmt.Sprintf("%s has %d tokens, the model %d: name the directory of the data it was trained on with --data", whose, t.VocabSize(), cfg.VocabSize)}
 	}
 	return t, nil
 }

@@ -117,7 +117,8 @@ func (r *run) resume() error {
 		return err
 	}
 	defer c.Close()
-	if err := resumes(c, r.Config.Model, "resume"); err != nil {
+	was, err := resumes(c, r.Config.Model, "resume")
+	if err != nil {
 		return err
 	}
 	for _, rank := range r.exec.Here() {
@@ -135,6 +136,9 @@ func (r *run) resume() error {
 		r.result.BestVal, r.bestStep = *c.BestVal, c.BestStep
 	}
 	r.printf("resuming at iteration %d from %s\n", c.Step, c.Dir)
+	for _, change := range r.Config.Changed(was) {
+		r.printf("changed since: %s\n", change)
+	}
 	return nil
 }
 

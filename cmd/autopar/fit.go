@@ -24,8 +24,8 @@ type fitCmd struct {
 // Example is shown by --help.
 func (fitCmd) Example() string {
 	return `
-autopar fit measured/train.csv
-autopar fit measured/train.csv -o fit`
+autopar fit train.csv
+autopar fit train.csv -o fit`
 }
 
 // fitted is the result as JSON. Errors are fractions.

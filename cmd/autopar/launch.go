@@ -75,10 +75,11 @@ func (c *launchCmd) Run(ctx context.Context, con *console) error {
 	if err != nil {
 		return err
 	}
+	ctx, stdout := con.training(ctx)
 	before := checkpoint.Saved(c.Out)
 	agent := &launch.Agent{
 		Exe: exe, Procs: procs, Least: least, Most: most, Node: c.NodeRank, Addr: c.Master, MaxRestarts: c.MaxRestarts, Patience: c.Timeout,
-		Stdout: con.stdout, Stderr: con.stderr, Note: con.note,
+		Stdout: stdout, Stderr: con.stderr, Note: con.note,
 		Brief: func(s launch.Start) ([]byte, error) {
 			b := brief{Resume: c.Resume || s.Number > 0 && checkpoint.Saved(c.Out).After(before)}
 			if n := s.Nodes * procs; n != ranks {

@@ -20,6 +20,7 @@ import (
 	"github.com/rogpeppe/go-internal/txtar"
 	"github.com/stretchr/testify/require"
 
+	"github.com/autopar/autopar/checkpoint"
 	"github.com/autopar/autopar/launch/launchtest"
 )
 
@@ -196,6 +197,81 @@ func TestLaunchEnds(t *testing.T) {
 			require.Less(t, time.Since(began), time.Minute)
 			require.Regexp(t, c.want, j.output.String())
 			requireGone(t, pids)
+		})
+	}
+}
+
+// TestOutputIsLost takes away what a run prints to: one whose lines nobody reads any more saves and ends, and one whose log has
+// no room trains to its end. Both have failed, and nothing is lost but lines.
+func TestOutputIsLost(t *testing.T) {
+	t.Parallel() // with the others: processes are waited for
+	w := newWorkplace(t, 1_000_000)
+	for _, command := range []string{"run", "launch"} {
+		t.Run(command, func(t *testing.T) {
+			read, write, err := os.Pipe()
+			require.NoError(t, err)
+			defer read.Close()
+			cmd := w.command(command, "plan.json", "--out", command)
+			var stderr syncBuffer
+			cmd.Stdout, cmd.Stderr = write, &stderr
+			require.NoError(t, cmd.Start())
+			defer time.AfterFunc(time.Minute, func() { cmd.Process.Kill() }).Stop()
+			require.NoError(t, write.Close())
+			w.waitFor(t, command, 20)
+			require.NoError(t, read.Close())
+			w.requireSaved(t, cmd.Wait(), command, 21)
+			require.Contains(t, stderr.String(), "results are lost: write /dev/stdout: broken pipe")
+
+			full, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
+			require.NoError(t, err)
+			defer full.Close()
+			cmd = w.command(command, "plan.json", "--out", command+"-full", "--steps", "20")
+			cmd.Stdout = full
+			w.requireSaved(t, cmd.Run(), command+"-full", 20)
+		})
+	}
+}
+
+// requireSaved fails unless a command has failed, with a checkpoint of so many updates or more.
+func (w workplace) requireSaved(t *testing.T, err error, out string, updates int) {
+	t.Helper()
+	var exit *exec.ExitError
+	require.ErrorAs(t, err, &exit)
+	require.Equal(t, statusFailed, exit.ExitCode(), "%v", exit)
+	c, err := checkpoint.Open(filepath.Join(w.dir, out))
+	require.NoError(t, err)
+	defer c.Close()
+	require.GreaterOrEqual(t, c.Step, updates)
+}
+
+// TestHangUp closes the terminal of a run: it saves and ends. One under nohup goes on.
+func TestHangUp(t *testing.T) {
+	t.Parallel() // with the others: processes are waited for
+	w := newWorkplace(t, 1_000_000)
+	for name, c := range map[string]struct {
+		before string // what the shell does first
+		end    syscall.Signal
+	}{
+		"closed": {"", syscall.SIGHUP},
+		"nohup":  {"trap '' HUP; ", syscall.SIGINT},
+	} {
+		t.Run(name, func(t *testing.T) {
+			cmd := exec.Command("sh", "-c", c.before+"exec ./autopar run plan.json --out "+name)
+			cmd.Dir = w.dir
+			require.NoError(t, cmd.Start())
+			defer time.AfterFunc(time.Minute, func() { cmd.Process.Kill() }).Stop()
+			w.waitFor(t, name, 20)
+			for range 2 {
+				require.NoError(t, cmd.Process.Signal(syscall.SIGHUP))
+			}
+			if c.end != syscall.SIGHUP {
+				w.waitFor(t, name, 200)
+				require.NoError(t, cmd.Process.Signal(c.end))
+			}
+			require.NoError(t, cmd.Wait())
+			saved, err := checkpoint.Open(filepath.Join(w.dir, name))
+			require.NoError(t, err)
+			require.NoError(t, saved.Close())
 		})
 	}
 }

@@ -17,6 +17,11 @@ func main() {
 	// kills the process, as without a handler.
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	context.AfterFunc(ctx, stop)
+	// So does the end of its terminal, unless nohup says that it is none of its concern. That is told twice, by the shell
+	// and by the kernel: the second is no wish to stop at once.
+	if !signal.Ignored(syscall.SIGHUP) {
+		ctx, _ = signal.NotifyContext(ctx, syscall.SIGHUP)
+	}
 	os.Exit(execute(ctx, os.Args[1:], os.Stdout, os.Stderr))
 }
 

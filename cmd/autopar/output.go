@@ -1,11 +1,41 @@
 package main
 
 import (
+	"context"
+	"errors"
+	"io"
 	"os"
+	"os/signal"
 	"path/filepath"
+	"syscall"
 
 	"github.com/autopar/autopar/wholefile"
 )
+
+// training is the context of a command that trains, and where it prints. A line that cannot be printed is no reason to lose
+// hours of training: the command goes on, and has failed at its end. Where nobody reads the lines any more, as when Ctrl-C
+// ends tee too, it finishes and saves, instead of being killed by the next line.
+func (c *console) training(ctx context.Context) (context.Context, io.Writer) {
+	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE) // writes return the error, then
+	ctx, gone := context.WithCancel(ctx)
+	return ctx, trainingOutput{c, gone}
+}
+
+// trainingOutput is the standard output of a command that trains.
+type trainingOutput struct {
+	con  *console
+	gone func()
+}
+
+// Write never fails.
+func (o trainingOutput) Write(text []byte) (int, error) {
+	_, err := o.con.stdout.Write(text)
+	o.con.lose(err)
+	if errors.Is(err, syscall.EPIPE) {
+		o.gone()
+	}
+	return len(text), nil
+}
 
 // put writes a result to a file, or prints it where none is named or "-".
 func (c *console) put(path string, text []byte) error {

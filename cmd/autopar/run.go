@@ -84,6 +84,7 @@ func (c *runCmd) Run(ctx context.Context, con *console) (err error) {
 	if err := c.check(); err != nil {
 		return err
 	}
+	ctx, stdout := con.training(ctx)
 	doc, err := c.loadPlan()
 	if err != nil {
 		return err
@@ -140,7 +141,7 @@ func (c *runCmd) Run(ctx context.Context, con *console) (err error) {
 	if out == "" {
 		out = doc.Config.Train.OutDir
 	}
-	p := &progress{con: con}
+	p := &progress{con: con, stdout: stdout}
 	defer p.end()
 	opts := train.RunOptions{
 		Out: out, Resume: c.Resume, InitFrom: c.InitFrom, Memory: memory, Blocking: c.Blocking, Keep: checkpoint.Retention{Last: 2},
@@ -183,9 +184,10 @@ func expected(con *console, doc *planner.Document, job *train.Job) (seconds []fl
 
 // progress prints the lines of a run, with a bar below them on a terminal.
 type progress struct {
-	con  *console
-	bar  bar
-	last train.Progress
+	con    *console
+	stdout io.Writer
+	bar    bar
+	last   train.Progress
 }
 
 var _ io.Writer = (*progress)(nil)
@@ -196,9 +198,7 @@ func (p *progress) Write(lines []byte) (int, error) {
 	if bytes.IndexByte(lines, '\n') >= 0 {
 		p.bar.clear()
 	}
-	n, err := p.con.stdout.Write(lines)
-	p.con.lose(err)
-	return n, err
+	return p.stdout.Write(lines)
 }
 
 func (p *progress) update(now train.Progress) {

@@ -22,8 +22,8 @@ type validateCmd struct {
 // Example is shown by --help.
 func (validateCmd) Example() string {
 	return `
-autopar validate measured/train.csv
-autopar validate measured/memory_fit_train.csv --format json
+autopar validate train.csv
+autopar validate train.csv --format json
 autopar validate my-runs.csv --cluster-file my-cluster.yaml`
 }
 
