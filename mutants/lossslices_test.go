@@ -22,7 +22,12 @@ func inLossSlices() []mutant {
 		bug: "a plan with the loss in slices is taken for larger than it is", how: "a gradient is whole until the update, as with one slice",
 		file: "planner/slices.go",
 		old:  "less := sizes[x.kind] -", new: "less := 0 * sizes[x.kind] *",
-		pkg: "./planner", run: "^TestCostIsSimulation$/^seed_2006$",
+		pkg: "./planner", run: "^TestGradientsInSlices$",
+	}, {
+		bug: "a plan with the loss in slices is taken for larger than it is", how: "the head's gradient is apart from the embedding's, as with one slice",
+		file: "planner/slices.go",
+		old:  "if joined[x.Value.Def] {", new: "if joined[x.Value.Def] && false {",
+		pkg: "./planner", run: "^TestGradientsInSlices$",
 	}, {
 		bug: "a slice of the loss is left out", how: "all positions are the last slice's",
 		file: "partition/lossslices.go",

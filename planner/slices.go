@@ -314,14 +314,17 @@ func (p *pipeline) leaveHead() {
 		m.between[e] = min(m.between[e], m.temp[e])
 	}
 	m.left, m.across, m.update.fixed, m.crest = 0, 0, 0, [extents]int64{}
-	// A gradient that every tensor-parallel rank has a term of may be summed, and cut, in the pass.
-	tp := mesh.Axis(partition.AxisTP)
+	// A gradient that every tensor-parallel rank has a term of may be summed, and cut, in the pass, and lie as another term then.
+	tp, joined := mesh.Axis(partition.AxisTP), of.joined(last)
 	for i := range of.held[kept][last] {
 		x := &of.held[kept][last][i]
 		if x.block || x.Value.Def.Phase != ir.Backward || x.Value.Spec[tp].Kind != ir.Partial {
 			continue
 		}
 		less := sizes[x.kind] - sizes[x.kind]/int64(mesh.Axes[tp].Size)
+		if joined[x.Value.Def] {
+			less = sizes[x.kind]
+		}
 		switch {
 		case x.Region == codegen.Sums && codegen.SumsOn(mesh) == codegen.Slot:
 			m.sums.fixed -= less
@@ -329,6 +332,24 @@ func (p *pipeline) leaveHead() {
 			m.persist -= less
 		}
 	}
+}
+
+// joined are the sums over micro-batches that the update of a position adds to others of the same parameter, that of a table which
+// embedding and head share: they would be one if both lay alike.
+func (b *blueprint) joined(position int) map[*ir.Node]bool {
+	all := map[*ir.Node]bool{}
+	for _, in := range b.prog(kept).Stages[position].Bodies[ir.Update].Instrs {
+		if in.Node.Op != ir.OpAddN || in.Node.Results[0].Type.Elems() == 1 { // as for their norm
+			continue
+		}
+		for _, v := range in.Node.Args {
+			for v.Def.Op != ir.OpAccumulate && len(v.Def.Args) == 1 {
+				v = v.Def.Args[0]
+			}
+			all[v.Def] = true
+		}
+	}
+	return all
 }
 
 // tempOfBlocks is the most that temporary values of blocks take at one instruction of a position of the blueprint that is
@@ -406,10 +427,11 @@ func (p *pipeline) headForward() cost.Picoseconds {
 }
 
 // variesBySlices reports whether what a node outside of blocks communicates or copies may be done at another time, or less
-// often, with the loss in another number of slices: in the update the loss itself, and what tensor-parallel ranks sum.
+// often, with the loss in another number of slices: in the update the loss itself, and what tensor-parallel ranks sum, or add up
+// of what they have summed.
 func variesBySlices(n *ir.Node) bool {
 	if n.Phase == ir.Update {
-		return codegen.Collective(n.Op) && (ofTP(n) || n.Results[0].Type.Elems() == 1)
+		return n.Op == ir.OpAddN && n.Results[0].Type.Elems() > 1 || codegen.Collective(n.Op) && (ofTP(n) || n.Results[0].Type.Elems() == 1)
 	}
 	return codegen.Collective(n.Op) || codegen.HostCopy(n.Op)
 }

@@ -230,3 +230,36 @@ func TestSlicesLeaveTheFirstPosition(t *testing.T) {
 		}
 	}
 }
+
+// TestGradientsInSlices: with more slices of the loss tensor-parallel ranks may sum a gradient of the head that they hold whole in the
+// pass, each its share, and that of a table which the embedding shares in the sum of that. The bound that leads to slices knows.
+func TestGradientsInSlices(t *testing.T) {
+	const dp, tp, blocks = 2, 4, 2
+	for name, x := range map[string]struct {
+		pp, vocabulary, batch int
+		tied                  bool
+		sharding
+	}{
+		"in shares":          {2, 65, 2, false, sharding{zero: 1, sequence: true, overlap: true, split: split{replicate: "lm_head"}}},
+		"with the embedding": {1, 601, 12, true, sharding{sequence: true, split: split{replicate: "wte"}}},
+	} {
+		model := tiny(blocks)
+		model.BlockSize, model.NHead, model.VocabSize, model.TieEmbeddings = 16, 4, x.vocabulary, x.tied
+		s := newSearcher(step(t, model, x.batch), x.batch, cluster(t, "h100"), Options{RuntimeNGPUs: dp * tp * x.pp})
+		o := outline{degrees: degrees{plan: dp * tp * x.pp, dp: dp, cp: 1, tp: tp, pp: x.pp}, sharding: x.sharding, chunks: 1}
+		skel, err := s.skeleton(o)
+		require.NoError(t, err)
+		p := newPipeline(skel, skel.memoryOf(1), 1, partition.OneFOneB)
+		p.leaveHead()
+		least := p.memory[x.pp-1].atLeast(blocks/x.pp, recomputation{}, p.room[x.pp-1])
+		for n := 1; n <= mostSlices; n *= 2 {
+			o.slices = n
+			plan, err := s.template(o)
+			require.NoError(t, err)
+			plan.MicroBatch, plan.Schedule, plan.Stages = 1, partition.OneFOneB, evenCut(blocks, x.pp, func(int) extent { return kept })
+			peaks, _, err := s.peaks(&plan)
+			require.NoError(t, err)
+			require.LessOrEqual(t, least, peaks[x.pp-1], "%s, %d slices", name, n)
+		}
+	}
+}
