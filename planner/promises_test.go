@@ -80,6 +80,9 @@ func smallJob(t *testing.T, r *rand.Rand, opts Options) *proven {
 	}
 	model := randomModel(r)
 	p := &proven{batch: 2 + r.IntN(6), cluster: randomNetwork(t, r, opts.RuntimeNGPUs), opts: opts}
+	if p.opts.Offload == "" {
+		p.opts.ZeRO = stage(p.batch % 4)
+	}
 	p.g = step(t, model, p.batch)
 	return p
 }
