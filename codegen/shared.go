@@ -7,9 +7,9 @@ import (
 )
 
 // sharedFirst puts what blocks share and is made of no batch, such as the positions of a rank's tokens, before the first block that
-// reads it, where anything runs beside something else: before streams are, so that what is gathered for the next block is begun
-// after it. Inside that block it would be between nodes that in all others are next to each other, and part of what one block hides
-// alone; the first block of a stage must be like the others.
+// reads it, where anything runs beside something else. Inside that block it would be between nodes that in all others are next to
+// each other, and part of what one block hides alone; the first block of a stage must be like the others. It comes before overlap,
+// which then has it head the block's segment and wait for what is gathered for that.
 func (b *stageBuilder) sharedFirst() {
 	if !b.prog.Plan.Overlap && !b.prog.Plan.OverlapTP {
 		return

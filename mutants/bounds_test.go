@@ -41,7 +41,7 @@ func inTheBounds() []mutant {
 		old:  "case x.apart && w.gathered(like, x.Buffer):", new: "case false:",
 		pkg: "./planner", run: "^FuzzCosts$",
 	}, {
-		bug: "the first block of a stage is not like the others", how: "the positions of its tokens are cut when the next block's weights are being gathered",
+		bug: "the first block of a stage is not like the others", how: "the positions of its tokens are cut before its weights are waited for",
 		file: "codegen/layout.go",
 		old:  "\tb.sharedFirst()\n\tb.overlap()\n\tb.join()\n", new: "\tb.overlap()\n\tb.join()\n\tb.sharedFirst()\n",
 		pkg: "./planner", run: "^TestCostIsSimulation$/^seed_302$",
