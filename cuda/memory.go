@@ -50,6 +50,7 @@ func (d *Device) Alloc(space runtime.Space, bytes int64) error {
 
 // load gets ready for kernels that have been checked, while all ranks are idle: in a step
 // a rank that stops to take memory or to time products may wait for one that waits for it.
+// It ends idle too, for the first message of a step may come where products were tried.
 func (d *Device) load() error {
 	var scratch int64
 	for _, g := range d.checked {
@@ -82,7 +83,7 @@ func (d *Device) load() error {
 		}
 	}
 	d.checked = nil
-	return nil
+	return d.drain()
 }
 
 // grow moves the arena to a larger place: directly where there is room for both, else by

@@ -11,6 +11,9 @@ import (
 	"github.com/autopar/autopar/planner/cost"
 )
 
+// openMachine opens this machine's GPUs and libraries. Tests put fake ones in their place.
+var openMachine = cuda.Machine
+
 // deviceArgs say what a command runs on.
 type deviceArgs struct {
 	Device   string `enum:"cpu,cuda" default:"cpu" help:"cpu, or cuda: NVIDIA GPUs, a rank on each."`
@@ -36,7 +39,7 @@ func (a *deviceArgs) openCUDA(con *console, ranks int, peers *launch.Peers) (*cu
 			return nil, usagef("this command runs all %d ranks in one process, but WORLD_SIZE or its like says that there are %d: start it once", ranks, place.World)
 		}
 	}
-	system, err := cuda.Machine(cuda.MachineOptions{})
+	system, err := openMachine(cuda.MachineOptions{})
 	if err != nil {
 		return nil, err
 	}

@@ -120,7 +120,7 @@ func (c *profileCmd) write(con *console, yaml func(io.Writer) error) (*cost.Clus
 
 // gpus measures the visible GPUs.
 func (c *profileCmd) gpus(ctx context.Context, con *console) error {
-	system, err := cuda.Machine(cuda.MachineOptions{})
+	system, err := openMachine(cuda.MachineOptions{})
 	if err != nil {
 		return err
 	}

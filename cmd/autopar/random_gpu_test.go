@@ -1,0 +1,59 @@
+package main
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/autopar/autopar/cuda"
+	"github.com/autopar/autopar/cuda/cudatest"
+	"github.com/autopar/autopar/cuda/driver/fake"
+)
+
+// FuzzPlansOnGPUs is FuzzPlansTrainAlike on fake GPUs, whose streams run in a random order and which refuse what no event
+// orders. One of the two plans trains over NCCL or with all ranks on one GPU, the other so or on the CPU.
+func FuzzPlansOnGPUs(f *testing.F) {
+	for i := range uint64(*seeds) {
+		f.Add(*firstSeed + i)
+	}
+	f.Fuzz(func(t *testing.T, seed uint64) {
+		const first, all = 3, 7 // steps: the fourth is a graph
+		c := newRandomRun(t, seed)
+		devices := [][]string{{"--device", "cuda"}, {"--device", "cuda", "--loopback"}, {"--device", "cpu"}}
+		one := devices[2]
+		if c.reproducible { // to the bit on GPUs, whose products are not the CPU's
+			devices, one = devices[:2], devices[0]
+		}
+		at := c.IntN(2)
+		gpus := c.fakeGPUs()
+		c.must("plan", "gpt.yaml", "-o", "one.json", "-q", "--dp", "1", "--tp", "1", "--pp", "1", "--recompute", "none")
+		c.must(append([]string{"run", "one.json", "-q", "--out", "one", "--steps", fmt.Sprint(all)}, one...)...)
+		ranks := c.from(2, 3, 4, 4, 5, 6, 6, 7, 8, 8, 8)
+		if doc := c.plan("first.json", ranks); doc != nil {
+			c.must(append([]string{"run", "first.json", "-q", "--out", "run", "--steps", fmt.Sprint(first)}, devices[at]...)...)
+			c.like("one", "run", 0, first, doc)
+			if doc = c.plan("second.json", c.from(1, 2, 3, 4, ranks)); doc != nil {
+				at = c.IntN(len(devices))
+				c.must(append([]string{"run", "second.json", "-q", "--out", "run", "--steps", fmt.Sprint(all), "--resume"}, devices[at]...)...)
+				c.like("one", "run", first, all, doc)
+			}
+		}
+		for _, g := range *gpus {
+			require.Empty(t, g.Leaks())
+		}
+	})
+}
+
+// fakeGPUs has commands run on fake GPUs. It returns those that they have opened.
+func (c *randomRun) fakeGPUs() *[]*fake.Driver {
+	var opened []*fake.Driver
+	real := openMachine
+	c.Cleanup(func() { openMachine = real })
+	openMachine = func(cuda.MachineOptions) (*cuda.System, error) {
+		d := fake.New(fake.Options{Devices: 8, Seed: c.Uint64(), InTurn: c.IntN(4) == 0})
+		opened = append(opened, d)
+		return cudatest.NewSystem(d)
+	}
+	return &opened
+}
