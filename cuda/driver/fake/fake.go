@@ -197,8 +197,15 @@ func (d *Driver) MemInfo() (free, total int64, err error) {
 type alloc struct {
 	base    uint64
 	memory  []byte
-	device  int // or -1
-	history []access
+	device  int        // or -1
+	history [][]access // of each page
+}
+
+// page is how many bytes have a history of their own, so that few accesses are held against each other.
+const page = 1024
+
+func newAlloc(bytes int64, device int) *alloc {
+	return &alloc{memory: aligned(bytes), device: device, history: make([][]access, (bytes+page-1)/page)}
 }
 
 // Alloc returns memory that is full of NaNs.
@@ -216,7 +223,8 @@ func (d *Driver) Alloc(bytes int64) (driver.Ptr, error) {
 		return 0, failed("cuMemAlloc_v2", 2, "CUDA_ERROR_OUT_OF_MEMORY")
 	}
 	d.used[device] += bytes
-	a := &alloc{base: d.next, memory: aligned(bytes), device: device}
+	a := newAlloc(bytes, device)
+	a.base = d.next
 	for i := range a.memory {
 		a.memory[i] = 0xff
 	}
@@ -281,7 +289,7 @@ func (d *Driver) AllocHost(bytes int64) ([]byte, error) {
 	if bytes <= 0 {
 		return nil, invalid("cuMemHostAlloc", "%d bytes", bytes)
 	}
-	a := &alloc{memory: aligned(bytes), device: -1}
+	a := newAlloc(bytes, -1)
 	a.base = address(a.memory)
 	d.insert(a)
 	return a.memory, nil

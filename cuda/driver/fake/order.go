@@ -82,26 +82,37 @@ func (d *Driver) touch(s *stream, what string, r Range, write bool) error {
 		return fmt.Errorf("fake: %s: no memory at [0x%x, 0x%x)", what, lo, hi)
 	}
 	now := access{lo, hi, write, s.id, s.clock.at(s.id), what, a.base}
-	kept := 0
-	for i := range a.history {
-		old := &a.history[i]
+	for p := (lo - a.base) / page; p <= (hi-1-a.base)/page; p++ {
+		if err := d.touchIn(&a.history[p], s, now, a.base+p*page); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// touchIn is touch of what lies in a page from an address on, which has been touched before by those of its history.
+func (d *Driver) touchIn(history *[]access, s *stream, now access, from uint64) error {
+	lo, hi := max(now.lo, from), min(now.hi, from+page)
+	kept, all := 0, *history
+	for i := range all {
+		old := &all[i]
 		if old.n <= d.host.at(old.stream) {
 			continue // before all that is given from here on
 		}
 		if old.lo < hi && lo < old.hi {
 			before := old.n <= s.clock.at(old.stream)
-			if !before && (write || old.write) {
+			if !before && (now.write || old.write) {
 				return &RaceError{old.String(), now.String()}
 			}
-			if before && lo <= old.lo && old.hi <= hi && (write || !old.write) {
+			if before && lo <= max(old.lo, from) && min(old.hi, from+page) <= hi && (now.write || !old.write) {
 				continue // who comes after this one comes after that one
 			}
 		}
 		if kept != i {
-			a.history[kept] = *old
+			all[kept] = *old
 		}
 		kept++
 	}
-	a.history = append(a.history[:kept], now)
+	*history = append(all[:kept], now)
 	return nil
 }
