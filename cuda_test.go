@@ -11,7 +11,9 @@ import (
 	"github.com/autopar/autopar/cuda/driver/fake"
 	"github.com/autopar/autopar/ir"
 	"github.com/autopar/autopar/ir/exact"
+	"github.com/autopar/autopar/models/gpt"
 	"github.com/autopar/autopar/partition"
+	"github.com/autopar/autopar/runtime"
 )
 
 // TestLoopbackParity trains under plans of TestParity on the CUDA backend, all ranks on
@@ -208,6 +210,30 @@ func TestReproducibleOverNCCL(t *testing.T) {
 		_, graphs := driver.Ran()
 		require.Equal(t, (steps-3)*p.RuntimeNGPUs, graphs)
 	}
+}
+
+// TestMessagesOfTheNextStep evaluates twice under a pipeline whose ranks share a GPU, the second time before the first is over:
+// no rank writes into the inbox that another still reads.
+func TestMessagesOfTheNextStep(t *testing.T) {
+	g, err := gpt.EvalStep(parityModel, parityBatch, parityModel.BlockSize)
+	require.NoError(t, err)
+	system, err := cudatest.NewSystem(fake.New(fake.Options{}))
+	require.NoError(t, err)
+	prog, exec := compileOn(t, cuda.New(system, cuda.Options{Loopback: true}), g, parityPlan(1, 1, 2, parityBatch, partition.GPipe, false), parityBatch)
+	require.NoError(t, exec.InitParams(prog, 1337))
+	tokens := make([]int32, parityBatch*parityModel.BlockSize)
+	feeds := runtime.Feeds{
+		"ids": runtime.Ints(tokens...), "targets": runtime.Ints(tokens...), "positions": runtime.Ints(upTo(parityModel.BlockSize)...),
+		"loss_weight": runtime.Floats(1 / float32(len(tokens))),
+	}
+	require.NoError(t, exec.Begin(t.Context(), prog, feeds))
+	require.NoError(t, exec.Begin(t.Context(), prog, feeds))
+	first, err := exec.Finish(t.Context())
+	require.NoError(t, err)
+	loss := first["loss"]
+	second, err := exec.Finish(t.Context())
+	require.NoError(t, err)
+	require.Equal(t, loss, second["loss"])
 }
 
 // trainOnFake is trainBatch on the CUDA backend over a fake driver.

@@ -3,6 +3,16 @@ package mutants
 // inTheDevice has the bugs of the CUDA backend apart from its kernels.
 func inTheDevice() []mutant {
 	return []mutant{{
+		bug: "a message is written over", how: "by products that are tried while a program is loaded",
+		file: "cuda/memory.go",
+		old:  "	d.checked = nil\n	return d.drain()", new: "	d.checked = nil\n	return nil",
+		pkg: "./cmd/autopar", run: "^FuzzPlansOnGPUs$",
+	}, {
+		bug: "a message comes while the step before is still going on", how: "on the rank that it is for",
+		file: "runtime/rank.go",
+		old:  "(a.after > 0 || n > 0 && r.exec.late)", new: "a.after > 0",
+		pkg: ".", run: "^TestMessagesOfTheNextStep$",
+	}, {
 		bug: "a stream does not wait for the ranks whose arenas it reads", how: "in a barrier of loopback collectives",
 		file: "cuda/collective.go",
 		old:  "\t\tif err := drv.WaitEvent(l.stream, v.members[i].events[turn]); err != nil {\n\t\t\treturn err\n\t\t}\n", new: "",

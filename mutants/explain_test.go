@@ -3,6 +3,11 @@ package mutants
 // inTheAnswers has the bugs of what explain and the robust choice say.
 func inTheAnswers() []mutant {
 	return []mutant{{
+		bug: "what a step moves is told wrong where micro-batches differ", how: "the last counts as the first",
+		file: "explain/traffic.go",
+		old:  "		last.MicroBatch += of.runs - 1\n", new: "",
+		pkg: "./cmd/autopar", run: "^FuzzCommandsAgree$",
+	}, {
 		bug: "what parts hide is told of the plan as it is", how: "the number of parts is not changed",
 		file: "explain/division.go",
 		old:  "if plan.TPPieces = pieces; pieces == 1 {", new: "if pieces == 1 {",
