@@ -201,11 +201,11 @@ func TestReproducibleOverNCCL(t *testing.T) {
 	const steps = 4
 	g, err := exact.Sums(stepOf(t, parityModel))
 	require.NoError(t, err)
-	want, _ := stepsOnFake(t, g, parityPlan(1, 1, 1, parityBatch, partition.GPipe, false), fake.Options{}, cuda.Options{}, steps)
+	want, _ := stepsOnFake(t, g, parityPlan(1, 1, 1, parityBatch, partition.GPipe, false), fake.Options{}, cuda.Options{Reproducible: true}, steps)
 	sharded, pipelined := parityPlan(3, 1, 1, 2, partition.OneFOneB, false), parityPlan(2, 1, 2, 3, partition.OneFOneB, true)
 	sharded.ZeRO, pipelined.ZeRO = 2, 1
 	for i, p := range []*partition.Plan{parityPlan(2, 1, 1, 1, partition.GPipe, false), sharded, pipelined} {
-		got, driver := stepsOnFake(t, g, p, fake.Options{Devices: 4, Seed: uint64(i)}, cuda.Options{}, steps)
+		got, driver := stepsOnFake(t, g, p, fake.Options{Devices: 4, Seed: uint64(i)}, cuda.Options{Reproducible: true}, steps)
 		require.Equal(t, want, got, describePlan(p))
 		_, graphs := driver.Ran()
 		require.Equal(t, (steps-3)*p.RuntimeNGPUs, graphs)

@@ -41,6 +41,9 @@ type Options struct {
 	// Synchronous makes every call return after its effect, so that the time of a call is
 	// that of its work, and an error is that of the instruction it names.
 	Synchronous bool
+	// Reproducible has package kernel do products, each number of which has the same bits under every plan, and not a
+	// library, which is several times as fast: for train.reproducible.
+	Reproducible bool
 	// Eager keeps steps from being replayed as graphs.
 	Eager bool
 	// Note, when set, is told once why steps are not replayed as graphs, if they cannot be.

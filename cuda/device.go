@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	goruntime "runtime"
+	"slices"
 	"time"
 
 	"github.com/autopar/autopar/cuda/driver"
@@ -187,7 +188,7 @@ func (d *Device) Check(k *runtime.Kernel) error {
 			return fmt.Errorf("cuda: %s cannot add into result %d", k.Node.Op, i)
 		}
 	}
-	if !copies(k) && !isGEMM(k) {
+	if !copies(k) && !d.isGEMM(k) {
 		if err := d.gpu.engine.Check(kernel.Group{k}); err != nil {
 			return err
 		}
@@ -207,10 +208,10 @@ func (d *Device) Fuse(run []*runtime.Kernel, uses map[*ir.Value]int) error {
 	}
 	defer d.leave()
 	for _, g := range kernel.Fuse(run, uses) {
-		if len(g) == 1 {
+		if len(g) == 1 || d.backend.opts.Reproducible && slices.ContainsFunc(g, isProduct) { // a library joins products
 			continue
 		}
-		if productIn(g) < 0 {
+		if d.productIn(g) < 0 {
 			if err := d.gpu.engine.Check(g); err != nil {
 				return err
 			}
@@ -275,7 +276,7 @@ func (d *Device) prepare(k *runtime.Kernel) (launch, error) {
 	switch g := d.group(k); {
 	case len(g) == 0:
 		return func(driver.Stream) error { return nil }, nil
-	case len(g) > 1 && productIn(g) >= 0:
+	case len(g) > 1 && d.productIn(g) >= 0:
 		return d.prepareEpilogue(g)
 	default:
 		return d.prepareGroup(g)
@@ -286,7 +287,7 @@ func (d *Device) prepareGroup(g kernel.Group) (launch, error) {
 	switch k := g[0]; {
 	case copies(k):
 		return d.prepareCopy(k), nil
-	case isGEMM(k):
+	case d.isGEMM(k):
 		return d.prepareGEMM(k), nil
 	}
 	if err := d.reserve(d.gpu.engine.Scratch(g)); err != nil {

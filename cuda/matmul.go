@@ -10,10 +10,9 @@ import (
 )
 
 // isGEMM reports the kernels that [driver.BLAS] runs: products that are not summed in fixed
-// point.
-func isGEMM(k *runtime.Kernel) bool {
-	attr, ok := k.Node.Attr.(ir.MatMulAttr)
-	return ok && k.Node.Op == ir.OpMatMul && attr.Frac == 0
+// point, nor to have the same bits under every plan.
+func (d *Device) isGEMM(k *runtime.Kernel) bool {
+	return isProduct(k) && k.Node.Attr.(ir.MatMulAttr).Frac == 0 && !d.backend.opts.Reproducible
 }
 
 // gemmOf returns a matmul as BLAS counts, and which operand is its a. What lies in rows
@@ -43,8 +42,10 @@ func gemmOf(k *runtime.Kernel) (g driver.GEMM, empty bool) {
 	return g, m == 0 || n == 0 || inner == 0
 }
 
+func isProduct(k *runtime.Kernel) bool { return k.Node.Op == ir.OpMatMul }
+
 // productIn returns which kernel of a group BLAS runs, or -1.
-func productIn(g kernel.Group) int { return slices.IndexFunc(g, isGEMM) }
+func (d *Device) productIn(g kernel.Group) int { return slices.IndexFunc(g, d.isGEMM) }
 
 // prepareEpilogue hands BLAS a product and what else is made of it or its operand: a bias added, or the bias's gradient.
 func (d *Device) prepareEpilogue(g kernel.Group) (launch, error) {
@@ -64,7 +65,7 @@ func (d *Device) prepareEpilogue(g kernel.Group) (launch, error) {
 		}
 		return nil
 	}
-	product := g[productIn(g)]
+	product := g[d.productIn(g)]
 	gemm, empty := gemmOf(product)
 	if empty {
 		return one, nil

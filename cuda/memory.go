@@ -54,7 +54,7 @@ func (d *Device) Alloc(space runtime.Space, bytes int64) error {
 func (d *Device) load() error {
 	var scratch int64
 	for _, g := range d.checked {
-		if k := g[0]; !copies(k) && productIn(g) < 0 {
+		if k := g[0]; !copies(k) && d.productIn(g) < 0 {
 			scratch = max(scratch, d.gpu.engine.Scratch(g))
 		}
 	}
@@ -62,7 +62,7 @@ func (d *Device) load() error {
 		return err
 	}
 	for _, group := range d.checked {
-		if productIn(group) < 0 {
+		if d.productIn(group) < 0 {
 			continue
 		}
 		if len(group) > 1 { // what runs leaves its results where steps make them anew

@@ -3,6 +3,21 @@ package mutants
 // inTheDevice has the bugs of the CUDA backend apart from its kernels.
 func inTheDevice() []mutant {
 	return []mutant{{
+		bug: "the sum of a row depends on where it lies", how: "16 bytes are looked for in rows of float32",
+		file: "cuda/kernel/loss.cu",
+		old:  "if (width == 4) {", new: "if (width == 0) {",
+		pkg: "./cmd/autopar", run: "^FuzzPlansOnGPUs$",
+	}, {
+		bug: "products that are to be reproducible are a library's", how: "but for those in fixed point",
+		file: "cuda/matmul.go",
+		old:  " && !d.backend.opts.Reproducible\n", new: "\n",
+		pkg: "./cmd/autopar", run: "^FuzzPlansOnGPUs$",
+	}, {
+		bug: "a product of sequences is rounded as a whole", how: "in fixed point, on a GPU",
+		file: "cuda/kernel/matmul.go",
+		old:  "sequences, rows := int64(a.Slab.Local[0]), ir.Elems(a.Slab.Local[1:attr.K])", new: "sequences, rows := int64(1), inner",
+		pkg: "./cmd/autopar", run: "^FuzzPlansOnGPUs$",
+	}, {
 		bug: "a message is written over", how: "by products that are tried while a program is loaded",
 		file: "cuda/memory.go",
 		old:  "	d.checked = nil\n	return d.drain()", new: "	d.checked = nil\n	return nil",

@@ -249,7 +249,7 @@ func (c *benchCmd) measure(ctx context.Context, con *console, found *planner.Doc
 	if err := programs.verify(); err != nil {
 		return nil, err
 	}
-	all := []*timed{{prog: programs.training}}
+	all := []*timed{{prog: programs.training, reproducible: cfg.Train.Reproducible}}
 	if cfg.Train.Reproducible {
 		plain := *cfg
 		plain.Train.Reproducible = false

@@ -52,12 +52,13 @@ func (s *stopwatch) record() {
 
 // timed is a program whose steps are timed.
 type timed struct {
-	prog  *codegen.Program
-	watch stopwatch
-	times []time.Duration // of each step after the burn-in
-	exec  *runtime.Executor
-	feeds runtime.Feeds
-	ended time.Time // of the step before, or when the first began
+	prog         *codegen.Program
+	reproducible bool
+	watch        stopwatch
+	times        []time.Duration // of each step after the burn-in
+	exec         *runtime.Executor
+	feeds        runtime.Feeds
+	ended        time.Time // of the step before, or when the first began
 }
 
 // opener makes a backend for a program, and what hears of its instructions, if anything.
@@ -71,8 +72,13 @@ func openCPU(p *timed) (runtime.Backend, func(runtime.Span), error) {
 // timeOnGPU times whole steps, in which nothing waits, and then where the time goes with
 // every instruction waited for, which adds up to more.
 func (c *benchCmd) timeOnGPU(ctx context.Context, con *console, cfg *config.Config, system *cuda.System, programs ...*timed) error {
-	err := c.timeSteps(ctx, con, cfg, func(*timed) (runtime.Backend, func(runtime.Span), error) {
-		return cuda.New(system, c.options()), nil, nil
+	options := func(p *timed) cuda.Options {
+		opts := c.options()
+		opts.Reproducible = p.reproducible
+		return opts
+	}
+	err := c.timeSteps(ctx, con, cfg, func(p *timed) (runtime.Backend, func(runtime.Span), error) {
+		return cuda.New(system, options(p)), nil, nil
 	}, programs...)
 	if err != nil {
 		return err
@@ -82,7 +88,7 @@ func (c *benchCmd) timeOnGPU(ctx context.Context, con *console, cfg *config.Conf
 		times[i], p.times = p.times, nil
 	}
 	err = c.timeSteps(ctx, con, cfg, func(p *timed) (runtime.Backend, func(runtime.Span), error) {
-		opts := c.options()
+		opts := options(p)
 		opts.Synchronous = true
 		return cuda.New(system, opts), p.watch.note, nil
 	}, programs...)

@@ -9,10 +9,12 @@ import (
 	"github.com/autopar/autopar/cuda"
 	"github.com/autopar/autopar/cuda/cudatest"
 	"github.com/autopar/autopar/cuda/driver/fake"
+	"github.com/autopar/autopar/cuda/kernel/kerneltest"
 )
 
 // FuzzPlansOnGPUs is FuzzPlansTrainAlike on fake GPUs, whose streams run in a random order and which refuse what no event
-// orders. One of the two plans trains over NCCL or with all ranks on one GPU, the other so or on the CPU.
+// orders. One of the two plans trains over NCCL or with all ranks on one GPU, the other so or on the CPU. A few models, and all
+// that are to be reproducible, are trained by the GPU's own kernels, compiled for the CPU, others by the CPU's.
 func FuzzPlansOnGPUs(f *testing.F) {
 	for i := range uint64(*seeds) {
 		f.Add(*firstSeed + i)
@@ -26,7 +28,7 @@ func FuzzPlansOnGPUs(f *testing.F) {
 			devices, one = devices[:2], devices[0]
 		}
 		at := c.IntN(2)
-		gpus := c.fakeGPUs()
+		gpus := c.fakeGPUs(c.reproducible || c.IntN(6) == 0)
 		c.must("plan", "gpt.yaml", "-o", "one.json", "-q", "--dp", "1", "--tp", "1", "--pp", "1", "--recompute", "none")
 		c.must(append([]string{"run", "one.json", "-q", "--out", "one", "--steps", fmt.Sprint(all)}, one...)...)
 		ranks := c.from(2, 3, 4, 4, 5, 6, 6, 7, 8, 8, 8)
@@ -39,21 +41,44 @@ func FuzzPlansOnGPUs(f *testing.F) {
 				c.like("one", "run", first, all, doc)
 			}
 		}
-		for _, g := range *gpus {
-			require.Empty(t, g.Leaks())
+		for _, d := range gpus.drivers {
+			require.Empty(t, d.Leaks())
+		}
+		if c.reproducible { // a library's products depend on what else is multiplied
+			require.Positive(t, gpus.runs("matmul_f32"))
+			require.Positive(t, gpus.runs("matmul_fixed_f32"))
 		}
 	})
 }
 
-// fakeGPUs has commands run on fake GPUs. It returns those that they have opened.
-func (c *randomRun) fakeGPUs() *[]*fake.Driver {
-	var opened []*fake.Driver
-	real := openMachine
+// fakeGPUs are what commands have opened.
+type fakeGPUs struct {
+	drivers []*fake.Driver
+	engines []*kerneltest.Engine // if their kernels are the GPU's own
+}
+
+// fakeGPUs has commands run on fake GPUs.
+func (c *randomRun) fakeGPUs(own bool) *fakeGPUs {
+	opened, real := &fakeGPUs{}, openMachine
 	c.Cleanup(func() { openMachine = real })
 	openMachine = func(cuda.MachineOptions) (*cuda.System, error) {
 		d := fake.New(fake.Options{Devices: 8, Seed: c.Uint64(), InTurn: c.IntN(4) == 0})
-		opened = append(opened, d)
-		return cudatest.NewSystem(d)
+		opened.drivers = append(opened.drivers, d)
+		system, err := cudatest.NewSystem(d)
+		if err == nil && own {
+			e := kerneltest.NewEngine(c.T, d)
+			opened.engines = append(opened.engines, e)
+			system.Engine = func(int) (cuda.Engine, error) { return e, nil }
+		}
+		return system, err
 	}
-	return &opened
+	return opened
+}
+
+// runs returns how often a device function has run.
+func (g *fakeGPUs) runs(function string) (n int) {
+	for _, e := range g.engines {
+		n += e.Runs()[function]
+	}
+	return n
 }

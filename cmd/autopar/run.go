@@ -124,6 +124,7 @@ func (c *runCmd) Run(ctx context.Context, con *console) (err error) {
 			cluster = doc.Cluster // for want of a better peak to count MFU by
 		}
 		opts := c.options()
+		opts.Reproducible = doc.Config.Train.Reproducible
 		opts.Note = func(text string) { con.note("%s", text) }
 		on.Backend = cuda.New(system, opts)
 	}

@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/autopar/autopar/cuda/kernel"
+	"github.com/autopar/autopar/cuda/kernel/kerneltest"
 	"github.com/autopar/autopar/ir"
 	"github.com/autopar/autopar/ir/philox"
 	"github.com/autopar/autopar/runtime"
@@ -63,7 +64,7 @@ func ints(x ...int32) (b []byte) {
 }
 
 func openDevice(t *testing.T) *device {
-	d := &device{worker: startWorker(t, buildWorker(t)), turned: map[string]bool{}}
+	d := &device{Worker: kerneltest.Start(t, kerneltest.Build(t)), turned: map[string]bool{}}
 	return d
 }
 
@@ -212,17 +213,17 @@ func TestReduce(t *testing.T) {
 							want[j] += x[j]
 						}
 					}
-					in = append(in, d.base+uint64(i*8192))
-					require.NoError(t, d.write(int64(i*8192), encode(dtype, x)))
+					in = append(in, d.Base+uint64(i*8192))
+					require.NoError(t, d.Write(int64(i*8192), encode(dtype, x)))
 				}
 				out := in[min(1, n-1)]
 				l := kernel.Reduce(dtype, out, in, elems)
 				if largest {
 					l = kernel.ReduceMax(dtype, out, in, elems)
 				}
-				require.NoError(t, d.launch(l))
+				require.NoError(t, d.Worker.Launch(l))
 				got := make([]byte, elems*dtype.Size())
-				require.NoError(t, d.read(int64(out-d.base), got))
+				require.NoError(t, d.Read(int64(out-d.Base), got))
 				require.Equal(t, encode(dtype, want), got, "%d values of %s", n, dtype)
 			}
 		}
@@ -236,14 +237,14 @@ func TestReduceFixed(t *testing.T) {
 	const overflow = math.MinInt64
 	var in []uint64
 	for i, terms := range [][]int64{{1, math.MaxInt64, math.MinInt64 + 1, overflow}, {-3, 1, -1, 5}, {1 << 40, -7, 1, 5}} {
-		in = append(in, d.base+uint64(i*64))
+		in = append(in, d.Base+uint64(i*64))
 		b, err := binary.Append(nil, binary.NativeEndian, terms)
 		require.NoError(t, err)
-		require.NoError(t, d.write(int64(i*64), b))
+		require.NoError(t, d.Write(int64(i*64), b))
 	}
-	require.NoError(t, d.launch(kernel.Reduce(ir.Q64, in[1], in, 4)))
+	require.NoError(t, d.Worker.Launch(kernel.Reduce(ir.Q64, in[1], in, 4)))
 	b := make([]byte, 32)
-	require.NoError(t, d.read(64, b))
+	require.NoError(t, d.Read(64, b))
 	got := make([]int64, 4)
 	_, err := binary.Decode(b, binary.NativeEndian, got)
 	require.NoError(t, err)
@@ -255,7 +256,7 @@ func TestVoidFixed(t *testing.T) {
 	t.Parallel()
 	d := openDevice(t)
 	const elems, limit, overflow = 700, 1000, math.MinInt64
-	flag, x := d.base, d.base+64
+	flag, x := d.Base, d.Base+64
 	for _, tt := range []struct {
 		at   int
 		term int64
@@ -266,12 +267,12 @@ func TestVoidFixed(t *testing.T) {
 		write := func(values []int64, at int64) {
 			b, err := binary.Append(nil, binary.NativeEndian, values)
 			require.NoError(t, err)
-			require.NoError(t, d.write(at, b))
+			require.NoError(t, d.Write(at, b))
 		}
 		write(want[:1], 0)
 		write(want[1:], 64)
-		require.NoError(t, d.launch(kernel.Exceeds(flag, x, elems, limit)))
-		require.NoError(t, d.launch(kernel.Void(flag, x, elems)))
+		require.NoError(t, d.Worker.Launch(kernel.Exceeds(flag, x, elems, limit)))
+		require.NoError(t, d.Worker.Launch(kernel.Void(flag, x, elems)))
 		if !tt.fits {
 			want[0] = 1
 			for i := range want[1:] {
@@ -280,7 +281,7 @@ func TestVoidFixed(t *testing.T) {
 		}
 		for i, at := range []int64{0, 64} {
 			b := make([]byte, 8*[]int{1, elems}[i])
-			require.NoError(t, d.read(at, b))
+			require.NoError(t, d.Read(at, b))
 			got := make([]int64, len(b)/8)
 			_, err := binary.Decode(b, binary.NativeEndian, got)
 			require.NoError(t, err)

@@ -3,7 +3,6 @@ package kernel
 // What tests outside the package see.
 
 var (
-	Portable = portable
 	Has      = has
 	Conflict = conflict
 )

@@ -1,17 +1,4 @@
-// Sums in fixed point: see ir/fixed.go. What does not fit becomes OVERFLOW_, and stays it in every later sum, until a number is
-// made of it, which is NaN.
-
-#define OVERFLOW_ ((i64)((u64)1 << 63))
-
-DEVICE i64 fixed_sum(i64 a, i64 b) {
-	i64 sum = (i64)((u64)a + (u64)b);
-	return a == OVERFLOW_ || b == OVERFLOW_ || ((a ^ sum) & (b ^ sum)) < 0 ? OVERFLOW_ : sum;
-}
-
-DEVICE i64 to_fixed(float x, double scale) {
-	double y = rint((double)x * scale);
-	return y < 0x1p63 && y > -0x1p63 ? (i64)y : OVERFLOW_;
-}
+// What kernels do with sums in fixed point: see q64.cu.
 
 KERNEL(from_fixed, 256)(T* y, const i64* x, i64 n, double scale) {
 	each_of_all<T>(n, false, [&](auto, i64 i) { narrow(y[i], x[i] == OVERFLOW_ ? NAN_ : (float)x[i] * (float)scale); });
@@ -88,4 +75,3 @@ KERNEL(embedding_grad_fixed, 256)(i64* dtable, const T* dy, const int* ids, i64 
 	}
 	*to = sum;
 }
-#undef OVERFLOW_

@@ -8,17 +8,19 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/autopar/autopar/cuda/kernel"
+	"github.com/autopar/autopar/cuda/kernel/kerneltest"
 	"github.com/autopar/autopar/ir"
 	"github.com/autopar/autopar/runtime"
 	"github.com/autopar/autopar/runtime/backendtest"
 )
 
-// TestFused compares kernels that are done as one with package interp, and the bits of their results with those they have alone.
+// TestFused compares kernels that are done as one with package interp, and the bits of their results with those they have alone. A
+// library does products and what is added to them.
 func TestFused(t *testing.T) {
 	t.Parallel()
-	path := buildWorker(t)
+	path := kerneltest.Build(t)
 	backendtest.RunFused(t, func(t *testing.T) runtime.Backend { return backend{t, path} },
-		func(op ir.Op, _ ir.Attr) bool { return leftToOthers(op) }, true)
+		func(op ir.Op, _ ir.Attr) bool { return leftToOthers(op) || op == ir.OpMatMul }, true)
 }
 
 // TestFuseKeepsOrder cuts random kernels, which overwrite each other's operands, into groups: two that conflict stay in their

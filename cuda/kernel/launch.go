@@ -41,8 +41,8 @@ func Scratch(g Group) int64 {
 	return l.used
 }
 
-// Launches returns what runs a group in order on one stream, for every op but matmul and those
-// that communicate. It returns an error that names op and type when there is no kernel.
+// Launches returns what runs a group in order on one stream, for every op but those that
+// communicate. It returns an error that names op and type when there is no kernel.
 func Launches(g Group, at Place, scratch uint64) ([]Launch, error) {
 	l, err := launches(g, at, scratch)
 	if err != nil {

@@ -7,7 +7,7 @@ import (
 	"github.com/autopar/autopar/runtime"
 )
 
-// ops has one entry for each op that needs neither another rank nor a library.
+// ops has one entry for each op that needs no other rank.
 var ops = [...]func(l *list) error{
 	ir.OpAdd:        add,
 	ir.OpAddN:       addN,
@@ -23,6 +23,8 @@ var ops = [...]func(l *list) error{
 	ir.OpFromFixed:    fromFixed,
 	ir.OpFixedSquares: fixedSquares,
 	ir.OpFixedRoot:    fixedRoot,
+
+	ir.OpMatMul: matMul,
 
 	ir.OpEmbedding:       embedding,
 	ir.OpEmbeddingGrad:   embeddingGrad,

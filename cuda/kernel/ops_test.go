@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/autopar/autopar/cuda/kernel"
+	"github.com/autopar/autopar/cuda/kernel/kerneltest"
 	"github.com/autopar/autopar/ir"
 	"github.com/autopar/autopar/runtime"
 	"github.com/autopar/autopar/runtime/backendtest"
@@ -22,7 +23,7 @@ type backend struct {
 func (b backend) Open(w runtime.World) ([]runtime.Device, error) {
 	var all []runtime.Device
 	for range w.Ranks {
-		all = append(all, &device{worker: startWorker(b.t, b.path), turned: map[string]bool{}})
+		all = append(all, &device{Worker: kerneltest.Start(b.t, b.path), turned: map[string]bool{}})
 	}
 	return all, nil
 }
@@ -30,7 +31,7 @@ func (b backend) Abort() {}
 
 // device is a worker whose arena holds those of the device and of the host, and scratch memory, far apart.
 type device struct {
-	*worker
+	*kerneltest.Worker
 	runtime.Device // for what the tests do not call
 	sizes          [2]int64
 	groups         map[*runtime.Kernel]kernel.Group // by their first kernels; the others have none
@@ -55,19 +56,19 @@ func (d *device) Upload(space runtime.Space, offset int64, src []byte) error {
 	if err := d.check(space, offset, len(src)); err != nil {
 		return err
 	}
-	return d.write(int64(space)*spaceBytes+offset, src)
+	return d.Write(int64(space)*spaceBytes+offset, src)
 }
 
 func (d *device) Download(dst []byte, space runtime.Space, offset int64) error {
 	if err := d.check(space, offset, len(dst)); err != nil {
 		return err
 	}
-	return d.read(int64(space)*spaceBytes+offset, dst)
+	return d.Read(int64(space)*spaceBytes+offset, dst)
 }
 
 // at is the address of a tensor.
 func (d *device) at(t runtime.Tensor) uint64 {
-	return d.base + uint64(t.Space)*spaceBytes + uint64(t.Offset)
+	return d.Base + uint64(t.Space)*spaceBytes + uint64(t.Offset)
 }
 
 // Fuse finds groups, of which every kernel is to have a place in one.
@@ -103,7 +104,7 @@ func (d *device) Launch(k *runtime.Kernel) error {
 	for _, k := range g {
 		name += fmt.Sprint(" ", k.Node.Op)
 	}
-	defer func() { d.reverse = !d.reverse }()
+	defer func() { d.Reverse = !d.Reverse }()
 	if d.turned[name] {
 		return d.once(g)
 	}
@@ -111,7 +112,7 @@ func (d *device) Launch(k *runtime.Kernel) error {
 	var before []byte
 	if overwrites(g) {
 		before = make([]byte, d.sizes[0])
-		if err := d.read(0, before); err != nil {
+		if err := d.Read(0, before); err != nil {
 			return err
 		}
 	}
@@ -123,11 +124,11 @@ func (d *device) Launch(k *runtime.Kernel) error {
 		return err
 	}
 	if before != nil {
-		if err := d.write(0, before); err != nil {
+		if err := d.Write(0, before); err != nil {
 			return err
 		}
 	}
-	d.reverse = !d.reverse
+	d.Reverse = !d.Reverse
 	if err := d.once(g); err != nil {
 		return err
 	}
@@ -163,7 +164,7 @@ func (d *device) results(g kernel.Group) (all []byte, err error) {
 	for _, k := range g {
 		for _, r := range k.Results {
 			x := make([]byte, r.Bytes())
-			if err := d.read(int64(d.at(r)-d.base), x); err != nil {
+			if err := d.Read(int64(d.at(r)-d.Base), x); err != nil {
 				return nil, err
 			}
 			all = append(all, x...)
@@ -177,20 +178,20 @@ func (d *device) once(g kernel.Group) error {
 	const guard = 64
 	scratch, n := int64(2*spaceBytes), kernel.Scratch(g)
 	poison := bytes.Repeat([]byte{0xff}, int(n+guard))
-	if err := d.write(scratch, poison); err != nil {
+	if err := d.Write(scratch, poison); err != nil {
 		return err
 	}
-	all, err := kernel.Launches(g, d.at, d.base+uint64(scratch))
+	all, err := kernel.Launches(g, d.at, d.Base+uint64(scratch))
 	if err != nil {
 		return err
 	}
 	for _, l := range all {
-		if err := d.launch(l); err != nil {
+		if err := d.Worker.Launch(l); err != nil {
 			return err
 		}
 	}
 	after := poison[n:]
-	if err := d.read(scratch+n, after); err != nil {
+	if err := d.Read(scratch+n, after); err != nil {
 		return err
 	}
 	if bytes.Count(after, []byte{0xff}) != guard {
@@ -201,10 +202,10 @@ func (d *device) once(g kernel.Group) error {
 
 func (d *device) Close() error { return nil }
 
-// leftToOthers are the ops that a library or a communicator runs.
+// leftToOthers are the ops that a communicator runs.
 func leftToOthers(op ir.Op) bool {
 	switch op {
-	case ir.OpMatMul, ir.OpAllReduce, ir.OpAllGather, ir.OpReduceScatter, ir.OpAllToAll, ir.OpSend, ir.OpRecv:
+	case ir.OpAllReduce, ir.OpAllGather, ir.OpReduceScatter, ir.OpAllToAll, ir.OpSend, ir.OpRecv:
 		return true
 	}
 	return op.Class() == ir.Leaf
@@ -214,7 +215,7 @@ func leftToOthers(op ir.Op) bool {
 // for tolerances.
 func TestOps(t *testing.T) {
 	t.Parallel()
-	path := buildWorker(t)
+	path := kerneltest.Build(t)
 	backendtest.RunOps(t, func(t *testing.T) runtime.Backend { return backend{t, path} },
 		func(op ir.Op, attr ir.Attr) bool { return leftToOthers(op) })
 }
@@ -222,7 +223,7 @@ func TestOps(t *testing.T) {
 // TestTensorCores does so for attention on tensor cores.
 func TestTensorCores(t *testing.T) {
 	t.Parallel()
-	path := buildWorker(t)
+	path := kerneltest.Build(t)
 	backendtest.RunWideHeads(t, func(t *testing.T) runtime.Backend { return backend{t, path} })
 }
 

@@ -30,8 +30,9 @@ func programs() []program {
 		{name: "attention_mma_grad.cu", types: half, parts: tiles},
 		{name: "elementwise.cu", types: all},
 		{name: "embedding.cu", types: all},
-		{name: "fixed.cu", types: all},
+		{name: "fixed.cu", types: all, parts: []string{"q64.cu"}},
 		{name: "loss.cu", types: all},
+		{name: "matmul.cu", types: all, parts: []string{"q64.cu"}},
 		{name: "move.cu", types: one},
 		{name: "norm.cu", types: all},
 		{name: "rope.cu", types: all},
@@ -53,10 +54,10 @@ func Programs() []string {
 func Options() []string { return []string{"--std=c++17", "-default-device"} }
 
 // Source returns the text of a program, prelude and all. It is compiled with [Options].
-func Source(program string) string { return text("primitives.cu") + portable(program) }
+func Source(program string) string { return text("primitives.cu") + Portable(program) }
 
-// portable is Source without the file primitives.cu, of which tests have one for the CPU.
-func portable(program string) string {
+// Portable is Source without the file primitives.cu, of which tests have one for the CPU.
+func Portable(program string) string {
 	for _, p := range programs() {
 		if p.name == program {
 			return p.portable()

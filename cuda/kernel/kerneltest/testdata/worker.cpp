@@ -1,4 +1,4 @@
-// Runs device functions on the CPU as its standard input says: see worker_test.go for the commands.
+// Runs device functions on the CPU as its standard input says: see worker.go for the commands.
 #include <cstdio>
 #include <cstdlib>
 #include <string>

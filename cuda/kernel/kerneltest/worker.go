@@ -1,8 +1,11 @@
-package kernel_test
+// Package kerneltest runs the kernels of package kernel on the CPU, for tests: compiled by g++ with a shim in place of what the
+// device has, in a process of their own.
+package kerneltest
 
 import (
 	"bufio"
 	"crypto/sha256"
+	_ "embed"
 	"encoding/binary"
 	"encoding/hex"
 	"errors"
@@ -25,12 +28,17 @@ import (
 	"github.com/autopar/autopar/cuda/kernel"
 )
 
-// The programs, compiled for the CPU: testdata/shim.h defines what primitives.cu does, and testdata/worker.cpp runs functions.
+//go:embed testdata/shim.h
+var shim string // what primitives.cu defines
+
+//go:embed testdata/worker.cpp
+var source string
 
 var compiling sync.Mutex
 
-// buildWorker compiles all programs, once for each text of them, and returns the path of the worker.
-func buildWorker(t *testing.T) string {
+// Build compiles all programs, once for each text of them, and returns the path of the worker. The test is skipped where there is
+// no compiler.
+func Build(t *testing.T) string {
 	t.Helper()
 	compiler, err := exec.LookPath("g++")
 	if err != nil || goruntime.GOARCH != "amd64" {
@@ -39,11 +47,10 @@ func buildWorker(t *testing.T) string {
 	compiling.Lock()
 	defer compiling.Unlock()
 
-	units := map[string]string{"worker": readFile(t, "testdata/worker.cpp")}
+	units := map[string]string{"worker": source}
 	for _, p := range kernel.Programs() {
 		units[strings.TrimSuffix(p, ".cu")] = "#include \"shim.h\"\n" + kernel.Portable(p) + offers(p)
 	}
-	shim := readFile(t, "testdata/shim.h")
 	flags := []string{"-std=c++17", "-O1", "-mf16c", "-fno-strict-aliasing", "-ffp-contract=off", "-fno-math-errno", "-Wno-unknown-pragmas",
 		"-fsanitize=alignment,shift,bounds", "-fsanitize-undefined-trap-on-error"}
 	cache, err := os.UserCacheDir()
@@ -114,13 +121,6 @@ func forget(t *testing.T, cache string) {
 	}
 }
 
-func readFile(t *testing.T, path string) string {
-	t.Helper()
-	b, err := os.ReadFile(path)
-	require.NoError(t, err)
-	return string(b)
-}
-
 // functionsOf lists the namespaces and names of the device functions of a program, by the text that defines them.
 func functionsOf(program string) (functions []string) {
 	space := regexp.MustCompile(`(?m)^#define TYPE (\w+)$`)
@@ -164,17 +164,18 @@ func offers(program string) string {
 	return b.String()
 }
 
-// worker is a process that runs device functions.
-type worker struct {
+// Worker is a process that runs device functions.
+type Worker struct {
+	Base    uint64 // address of its arena
+	Reverse bool   // run blocks and threads in the opposite order
+
 	in   *bufio.Writer
 	out  *bufio.Reader
-	base uint64 // address of its arena
-	// reverse runs blocks and threads in the opposite order.
-	reverse bool
-	died    func() string
+	died func() string
 }
 
-func startWorker(t *testing.T, path string) *worker {
+// Start starts a worker that Build has made, until the test is over.
+func Start(t *testing.T, path string) *Worker {
 	t.Helper()
 	cmd := exec.Command(path)
 	in, err := cmd.StdinPipe()
@@ -184,8 +185,8 @@ func startWorker(t *testing.T, path string) *worker {
 	var stderr strings.Builder
 	cmd.Stderr = &stderr
 	require.NoError(t, cmd.Start())
-	w := &worker{in: bufio.NewWriter(in), out: bufio.NewReader(out), died: func() string { return fmt.Sprint(cmd.Wait(), " ", stderr.String()) }}
-	require.NoError(t, binary.Read(w.out, binary.LittleEndian, &w.base))
+	w := &Worker{in: bufio.NewWriterSize(in, 1<<16), out: bufio.NewReaderSize(out, 1<<16), died: func() string { return fmt.Sprint(cmd.Wait(), " ", stderr.String()) }}
+	require.NoError(t, binary.Read(w.out, binary.LittleEndian, &w.Base))
 	t.Cleanup(func() {
 		_ = in.Close()
 		_ = cmd.Wait()
@@ -193,16 +194,18 @@ func startWorker(t *testing.T, path string) *worker {
 	return w
 }
 
-func (w *worker) put(x any) { _ = binary.Write(w.in, binary.LittleEndian, x) }
+func (w *Worker) put(x any) { _ = binary.Write(w.in, binary.LittleEndian, x) }
 
-func (w *worker) write(at int64, data []byte) error {
+// Write copies data to the arena.
+func (w *Worker) Write(at int64, data []byte) error {
 	w.put([]byte{'w'})
 	w.put([]uint64{uint64(at), uint64(len(data))})
-	w.put(data)
+	_, _ = w.in.Write(data)
 	return w.in.Flush()
 }
 
-func (w *worker) read(at int64, data []byte) error {
+// Read copies bytes of the arena to data.
+func (w *Worker) Read(at int64, data []byte) error {
 	w.put([]byte{'r'})
 	w.put([]uint64{uint64(at), uint64(len(data))})
 	if err := w.in.Flush(); err != nil {
@@ -212,7 +215,8 @@ func (w *worker) read(at int64, data []byte) error {
 	return err
 }
 
-func (w *worker) launch(l kernel.Launch) error {
+// Launch runs a device function, and waits for it.
+func (w *Worker) Launch(l kernel.Launch) error {
 	w.put([]byte{'l'})
 	w.put(uint32(len(l.Name)))
 	w.put([]byte(l.Name))
@@ -221,7 +225,7 @@ func (w *worker) launch(l kernel.Launch) error {
 	w.put([]uint32{l.Shared, uint32(len(l.Args))})
 	w.put(l.Args)
 	w.put(l.Sizes)
-	w.put(w.reverse)
+	w.put(w.Reverse)
 	if err := w.in.Flush(); err != nil {
 		return err
 	}
