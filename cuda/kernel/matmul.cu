@@ -55,7 +55,7 @@ KERNEL(matmul_wide, 256)(float* y, const T* a, const T* b, i64 m, i64 n, i64 inn
 }
 
 // matmul_fixed adds the products of so many sequences, each of inner rows of a and b, to y in fixed point.
-KERNEL(matmul_fixed, 256)(i64* y, const T* a, const T* b, i64 m, i64 n, i64 inner, i64 sequences, double scale, int add) {
+LARGE_KERNEL(matmul_fixed, 256)(i64* y, const T* a, const T* b, i64 m, i64 n, i64 inner, i64 sequences, double scale, int add) {
 	i64 total[EACH][EACH];
 	each_of_tile(m, n, [&](i64 at, int i, int j) { total[i][j] = add ? y[at] : 0; });
 	for (i64 s = 0; s < sequences; s++) {
