@@ -89,11 +89,14 @@ const (
 // ExitStatus is with what a program ends, so that the [Agent] that has started it, if one has, tells what it says of its input
 // from a crash.
 func ExitStatus(status int) int {
-	if status >= crashed && os.Getenv(agentVariable) != "" {
+	if status >= crashed && ByAgent() {
 		return said + status
 	}
 	return status
 }
+
+// ByAgent reports whether an [Agent] has started this process.
+func ByAgent() bool { return os.Getenv(agentVariable) != "" }
 
 // grace is how long the processes that are left have, after the first failure, to say what they
 // know and end.
