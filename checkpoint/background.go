@@ -32,9 +32,6 @@ type written struct {
 	err  error
 }
 
-// slowest is the rate of a disk that is waited for, in bytes per second.
-const slowest = 10e6
-
 // Save copies a snapshot and begins to write it, when the one before has been written.
 func (b *Background) Save(s Snapshot) error {
 	if err := b.Wait(); err != nil {
@@ -52,12 +49,7 @@ func (b *Background) Save(s Snapshot) error {
 func (b *Background) Resume(h *Held, s Snapshot) { b.begin(h.Snapshot(s)) }
 
 func (b *Background) begin(s Snapshot) {
-	total := int64(0)
-	for _, x := range s.Shards {
-		total += x.Slab.Elems() * x.Type.DType.Size()
-	}
-	b.step, b.begun = s.Step, time.Now()
-	b.bound = b.Patience + time.Duration(float64(total)/slowest*float64(time.Second))
+	b.step, b.begun, b.bound = s.Step, time.Now(), s.bound(b.Patience)
 	writing := make(chan written, 1)
 	b.writing = writing
 	go func() {

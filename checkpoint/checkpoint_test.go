@@ -13,6 +13,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -20,6 +21,8 @@ import (
 
 	"github.com/autopar/autopar/checkpoint/safetensors"
 	"github.com/autopar/autopar/ir"
+	"github.com/autopar/autopar/launch"
+	"github.com/autopar/autopar/launch/launchtest"
 )
 
 // value is what element i of a tensor holds at a step: all different.
@@ -474,4 +477,27 @@ func FuzzManifest(f *testing.F) {
 		require.NoError(t, err)
 		require.Equal(t, len(m.Tensors), len(again.Tensors))
 	})
+}
+
+// TestSaveWaitsInVain: a process that hangs while all save fails the others in the time they have, and is named.
+func TestSaveWaitsInVain(t *testing.T) {
+	addr, err := launchtest.FreeAddr()
+	require.NoError(t, err)
+	var peers [2]*launch.Peers
+	var errs [2]error
+	var all sync.WaitGroup
+	for rank := range peers {
+		all.Go(func() {
+			peers[rank], errs[rank] = launch.Join(t.Context(), launch.Place{Rank: rank, World: len(peers), Addr: addr})
+		})
+	}
+	all.Wait()
+	require.NoError(t, errors.Join(errs[:]...))
+	s := snapshot(1)
+	s.Peers, s.Patience = peers[0], 100*time.Millisecond
+	_, err = Save(t.TempDir(), s, Retention{})
+	require.ErrorContains(t, err, "checkpoint: waited 100ms for rank 1 at 127.0.0.1: context deadline exceeded")
+	for _, p := range peers {
+		require.NoError(t, p.Close())
+	}
 }

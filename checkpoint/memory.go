@@ -21,7 +21,7 @@ import (
 // the process, and has all that its ranks hold, so that the one that is started in its place goes on from there. In memory
 // of its own a process keeps only what it writes itself: of parts that several ranks hold, one.
 //
-// The room begins with a seal, which is broken while a snapshot comes in. A process that is killed then leaves nothing to
+// The room begins with a seal, which is broken while a snapshot comes in, and not there before the first. A process that is killed then leaves nothing to
 // go on from but what is on disk, which is the snapshot before: a [Background] writes one before it takes the next.
 type Memory struct {
 	file  *os.File
@@ -74,6 +74,7 @@ func (m *Memory) room(n int64) error {
 // bytes), and the checksum of the head.
 const (
 	sealWord  = 0x315241504f545541 // "AUTOPAR1"
+	openWord  = 0x305241504f545541 // "AUTOPAR0", in its place while a snapshot comes in
 	sealBytes = 4 * 8
 )
 
@@ -175,7 +176,7 @@ func (m *Memory) Hold(s Snapshot) (Snapshot, error) {
 	if err := m.room(total); err != nil {
 		return Snapshot{}, err
 	}
-	clear(m.bytes[:sealBytes])
+	binary.NativeEndian.PutUint64(m.bytes, openWord)
 	at := int64(sealBytes)
 	for i, x := range parts {
 		p := &h.Parts[i]
@@ -253,8 +254,12 @@ func (m *Memory) Held() (*Held, error) {
 	}
 	size, at, n := uint64(len(m.bytes)), words[1], words[2]
 	switch {
-	case words[0] != sealWord:
+	case words[0] == 0: // room that nothing has come to
+		return nil, nil
+	case words[0] == openWord:
 		return nil, errors.New("its process ended while it was copied")
+	case words[0] != sealWord:
+		return nil, fmt.Errorf("it begins with %#016x, which is no snapshot", words[0])
 	case at > size || n > size-at:
 		return nil, fmt.Errorf("its description, %d bytes at %d, is not in its %d bytes", n, at, size)
 	}

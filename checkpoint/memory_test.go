@@ -39,6 +39,13 @@ func TestMemoryOutlivesAProcess(t *testing.T) {
 	found, err := held(t, f)
 	require.NoError(t, err)
 	require.Nil(t, found, "nobody has left anything")
+	reserved := NewMemory(f)
+	_, err = reserved.Reserve(snapshot(0))
+	require.NoError(t, err)
+	require.NoError(t, reserved.Close())
+	found, err = held(t, f)
+	require.NoError(t, err, "its process ended before it had anything to copy")
+	require.Nil(t, found)
 	best := float32(1.5)
 	for _, step := range []int{3, 70} { // the second in the room of the first
 		s := snapshot(step)

@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/autopar/autopar/checkpoint/safetensors"
 	"github.com/autopar/autopar/ir"
@@ -42,6 +43,20 @@ type Snapshot struct {
 	// Peers are the processes that save together, each what its rank holds: all call Save
 	// with the same snapshot, and a directory that all see. nil when this is the only one.
 	Peers *launch.Peers
+	// Patience is how long they wait for one that writes not a byte; each 10 MB may take a second more.
+	Patience time.Duration
+}
+
+// slowest is the rate of a disk that is waited for, in bytes per second.
+const slowest = 10e6
+
+// bound is how long writing the snapshot may take.
+func (s *Snapshot) bound(patience time.Duration) time.Duration {
+	total := int64(0)
+	for _, x := range s.Shards {
+		total += x.Slab.Elems() * x.Type.DType.Size()
+	}
+	return patience + time.Duration(float64(total)/slowest*float64(time.Second))
 }
 
 // Shard is a part of a tensor that a rank holds.
@@ -89,6 +104,8 @@ func (w *saver) stage(name string) error {
 // makes the directory and the checkpoint.
 func (w *saver) save(s Snapshot) (string, error) {
 	first := s.Peers == nil || s.Peers.Rank() == 0
+	ctx, cancel := context.WithTimeout(context.Background(), s.bound(s.Patience))
+	defer cancel()
 	var temp string
 	var err error
 	if first {
@@ -96,14 +113,14 @@ func (w *saver) save(s Snapshot) (string, error) {
 			defer os.RemoveAll(temp) // nothing is left there once it has its name
 		}
 	}
-	told, err := together(s.Peers, progress{Name: temp}, err)
+	told, err := together(ctx, s.Peers, progress{Name: temp}, err)
 	if err != nil {
 		return "", fmt.Errorf("checkpoint: %w", err)
 	}
 	temp = told[0].Name
 	m := Manifest{Version: Version, Step: s.Step, BestVal: s.BestVal, BestStep: s.BestStep, Config: s.Config, Plan: s.Plan}
 	files, err := w.fill(temp, &m, s)
-	if told, err = together(s.Peers, progress{Files: files}, err); err != nil {
+	if told, err = together(ctx, s.Peers, progress{Files: files}, err); err != nil {
 		return "", fmt.Errorf("checkpoint: step %d: %w", s.Step, err)
 	}
 	for _, p := range told {
@@ -113,7 +130,7 @@ func (w *saver) save(s Snapshot) (string, error) {
 	if first {
 		name, err = w.finish(temp, m)
 	}
-	if told, err = together(s.Peers, progress{Name: name}, err); err != nil {
+	if told, err = together(ctx, s.Peers, progress{Name: name}, err); err != nil {
 		return "", fmt.Errorf("checkpoint: step %d: %w", s.Step, err)
 	}
 	return filepath.Join(w.root, told[0].Name), nil
@@ -128,7 +145,7 @@ type progress struct {
 
 // together returns what all processes have done, by rank, or the error of the first that has
 // failed, which is err if that is this one.
-func together(peers *launch.Peers, mine progress, err error) ([]progress, error) {
+func together(ctx context.Context, peers *launch.Peers, mine progress, err error) ([]progress, error) {
 	if peers == nil {
 		return []progress{mine}, err
 	}
@@ -139,7 +156,7 @@ func together(peers *launch.Peers, mine progress, err error) ([]progress, error)
 	if err2 != nil {
 		return nil, err2
 	}
-	texts, err2 := peers.GatherAside(context.Background(), b)
+	texts, err2 := peers.GatherAside(ctx, b)
 	if err2 != nil {
 		return nil, err2
 	}

@@ -76,7 +76,10 @@ func PlanText(p *partition.Plan) string {
 	if p.RankOrder != "" {
 		text += ", ranks in order " + p.RankOrderText()
 	}
-	if len(p.PoolOrder) > 0 {
+	switch {
+	case len(p.PoolOrder) > 0 && p.RuntimeNGPUs == 1: // the others are not used
+		text += fmt.Sprintf(", on pool %d", p.PoolOrder[0])
+	case len(p.PoolOrder) > 0:
 		text += fmt.Sprintf(", pools in order %d", p.PoolOrder)
 	}
 	if again := RecomputedText(p.Stages...); again != "none" {

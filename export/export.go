@@ -175,8 +175,8 @@ func (p *plan) most() (n int) {
 	return n
 }
 
-// quote makes a word of a shell.
-func quote(s string) string {
+// Quote makes a word of a shell.
+func Quote(s string) string {
 	plain := func(r rune) bool {
 		return r < 128 && (r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || strings.ContainsRune("-_./=:,+%@", r))
 	}

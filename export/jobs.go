@@ -29,7 +29,7 @@ if [ -e %s ]; then
   resume=--resume
 fi
 exec srun --kill-on-bad-exit=1 autopar run %s --device %s --out %s $resume
-`, p.latest(), quote(o.Plan), p.device(), quote(p.Config.Train.OutDir))
+`, p.latest(), Quote(o.Plan), p.device(), Quote(p.Config.Train.OutDir))
 }
 
 // goesOn is said of jobs that others start again, or that somebody sends off once more when their time was over.
@@ -38,7 +38,7 @@ const goesOn = "A checkpoint that is there is gone on from: for another run name
 // latest is what is there, for a shell, once there is a checkpoint. One that is damaged is not for a
 // new run to replace.
 func (p *plan) latest() string {
-	return quote(filepath.Join(p.Config.Train.OutDir, checkpoint.LatestFile))
+	return Quote(filepath.Join(p.Config.Train.OutDir, checkpoint.LatestFile))
 }
 
 // kubernetes writes an Indexed Job with a pod for each node (Kubernetes 1.24 or later), whose
@@ -51,7 +51,7 @@ func (p *plan) kubernetes(o Options) string {
 	if p.device() == "cuda" {
 		resources = fmt.Sprintf("          resources:\n            limits: {nvidia.com/gpu: %d}\n", p.perNode)
 	}
-	words := []string{"autopar", "launch", quote(filepath.Base(o.Plan)), "--nnodes", fmt.Sprint(p.machines), "--nproc", fmt.Sprint(p.perNode), "--max-restarts", "3", "--device", p.device()}
+	words := []string{"autopar", "launch", Quote(filepath.Base(o.Plan)), "--nnodes", fmt.Sprint(p.machines), "--nproc", fmt.Sprint(p.perNode), "--max-restarts", "3", "--device", p.device()}
 	if p.machines > 1 {
 		words = append(words, "--node-rank", "$JOB_COMPLETION_INDEX", "--master", "autopar-0.autopar:29500")
 	}
@@ -71,7 +71,7 @@ if [ $status != 0 ]; then exit $status; fi
   read -r at < "$latest" && at=${at#step-} && [ "${at%%%%.*}" -ge %d ] && exit 0
   sleep 5
 done
-exit 1`, p.latest(), strings.Join(words, " "), quote(p.Config.Train.OutDir), evaluated, p.Config.Train.MaxIters+1)
+exit 1`, p.latest(), strings.Join(words, " "), Quote(p.Config.Train.OutDir), evaluated, p.Config.Train.MaxIters+1)
 	return p.header(o,
 		"A claim named autopar has the plan and the data, and gets the checkpoints: kubectl apply -f FILE",
 		goesOn) +

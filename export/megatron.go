@@ -160,7 +160,7 @@ func (p *plan) layout() string {
 type arguments struct{ text strings.Builder }
 
 func (a *arguments) add(name string, value any) {
-	fmt.Fprintf(&a.text, "  --%s %s \\\n", name, quote(fmt.Sprint(value)))
+	fmt.Fprintf(&a.text, "  --%s %s \\\n", name, Quote(fmt.Sprint(value)))
 }
 
 func (a *arguments) flag(when bool, name string) {

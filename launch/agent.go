@@ -36,7 +36,7 @@ type Agent struct {
 	Brief func(Start) ([]byte, error)
 	// MaxRestarts is how often the job is started anew when a process or a machine has failed. A
 	// process that says by its exit status that its input is wrong (2), or that there is no plan
-	// (3), ends the job.
+	// (3), ends the job: see [ExitStatus].
 	MaxRestarts int
 	// Patience is how long machines wait for each other.
 	Patience time.Duration
@@ -61,6 +61,7 @@ type ExitError struct {
 	Status int            // exit status, -1 after a signal
 	Signal syscall.Signal // that ended it, or 0
 	Late   bool           // the signal is its agent's: it had not ended in time after the failure of another
+	Crash  bool           // Go's runtime has ended it, with status 2
 }
 
 func (e *ExitError) Error() string {
@@ -70,8 +71,32 @@ func (e *ExitError) Error() string {
 	if e.Signal != 0 {
 		return fmt.Sprintf("rank %d was ended by signal %d (%v)", e.Rank, int(e.Signal), e.Signal)
 	}
+	if e.Crash {
+		return fmt.Sprintf("rank %d has crashed (exit status %d)", e.Rank, e.Status)
+	}
 	return fmt.Sprintf("rank %d ended with exit status %d", e.Rank, e.Status)
 }
+
+const (
+	// agentVariable says to a process that an agent has started it.
+	agentVariable = "AUTOPAR_AGENT"
+	// said is what such a process adds to the statuses from crashed on, by which a program says why it ends.
+	said = 64
+	// crashed is with what Go's runtime ends a program that cannot go on.
+	crashed = 2
+)
+
+// ExitStatus is with what a program ends, so that the [Agent] that has started it, if one has, tells what it says of its input
+// from a crash.
+func ExitStatus(status int) int {
+	if status >= crashed && ByAgent() {
+		return said + status
+	}
+	return status
+}
+
+// ByAgent reports whether an [Agent] has started this process.
+func ByAgent() bool { return os.Getenv(agentVariable) != "" }
 
 // grace is how long the processes that are left have, after the first failure, to say what they
 // know and end.
@@ -324,6 +349,9 @@ func exitOf(e ended) error {
 		return e.err
 	}
 	failed := &ExitError{Rank: e.rank, Status: exit.ExitCode()}
+	if failed.Crash = failed.Status == crashed; failed.Status >= said+crashed {
+		failed.Status -= said
+	}
 	if status, ok := exit.Sys().(syscall.WaitStatus); ok && status.Signaled() {
 		failed.Signal = status.Signal()
 	}
@@ -331,7 +359,7 @@ func exitOf(e ended) error {
 }
 
 // worse reports whether an error tells more of the cause than that before it: what no process
-// can mend, then a signal or the loss of a machine, then a failure, which may follow from that of
+// can mend, then a signal, a crash or the loss of a machine, then a failure, which may follow from that of
 // another.
 func worse(now, before error) bool {
 	weight := func(err error) int {
@@ -340,7 +368,7 @@ func worse(now, before error) bool {
 		switch {
 		case final(err):
 			return 2
-		case errors.As(err, &lost), errors.As(err, &exit) && exit.Signal != 0 && !exit.Late:
+		case errors.As(err, &lost), errors.As(err, &exit) && (exit.Signal != 0 && !exit.Late || exit.Crash):
 			return 1
 		}
 		return 0
@@ -352,7 +380,7 @@ func worse(now, before error) bool {
 func final(err error) bool {
 	var exit *ExitError
 	if errors.As(err, &exit) {
-		return exit.Status == 2 || exit.Status == 3
+		return !exit.Crash && (exit.Status == 2 || exit.Status == 3)
 	}
 	var lost *MachineError
 	return !errors.As(err, &lost)
@@ -371,7 +399,7 @@ func (a *Agent) command(of Start, args []string, local int, mu *sync.Mutex) (*ex
 		value any
 	}{
 		{"RANK", rank}, {"WORLD_SIZE", a.Procs * of.Nodes}, {"LOCAL_RANK", local}, {"LOCAL_WORLD_SIZE", a.Procs}, {"GROUP_RANK", of.Node},
-		{"MASTER_ADDR", host}, {"MASTER_PORT", port}, {"TORCHELASTIC_RESTART_COUNT", of.Number},
+		{"MASTER_ADDR", host}, {"MASTER_PORT", port}, {"TORCHELASTIC_RESTART_COUNT", of.Number}, {agentVariable, 1},
 	} {
 		cmd.Env = append(cmd.Env, fmt.Sprint(v.name, "=", v.value))
 	}

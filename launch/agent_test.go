@@ -102,7 +102,8 @@ func TestAgents(t *testing.T) {
 		// What a process leaves in its memory the next one finds; a job that does not restart has none.
 		"memory":    {`test -s /proc/self/fd/$AUTOPAR_MEMORY_FD && exec grep "of $RANK" /proc/self/fd/3; echo of $RANK > /proc/self/fd/3; exit 7`, 6, -1, []string{"[rank 5] of 5\n", "of 0\n"}, -1, 0},
 		"no memory": {`test -z "$AUTOPAR_MEMORY_FD"`, 0, 1, nil, -1, 0},
-		"input":     {`test $RANK != 2 || { sleep 0.3; exit 2; }; exit 1`, 5, 1, nil, 2, 2},
+		"input":     {`test $RANK != 2 || { sleep 0.3; exit 66; }; exit 1`, 5, 1, nil, 2, 2}, // as [launch.ExitStatus] has it
+		"crash":     {`test $RANK != 2 || { sleep 0.3; exit 2; }; exit 1`, 1, 2, []string{"rank 2 has crashed (exit status 2): restart 1 of at most 1"}, 2, 2},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -131,6 +132,20 @@ func TestAgents(t *testing.T) {
 				require.Contains(t, m.text(), want)
 			}
 		})
+	}
+}
+
+// TestExitStatus: what a program says by its status is not what Go's runtime says by the same, to an agent alone.
+func TestExitStatus(t *testing.T) {
+	for _, agent := range []bool{false, true} {
+		for status := range 4 {
+			want := status
+			if agent && status >= 2 {
+				want += 64
+			}
+			require.Equal(t, want, launch.ExitStatus(status))
+		}
+		t.Setenv("AUTOPAR_AGENT", "1")
 	}
 }
 

@@ -72,7 +72,7 @@ func inTheProcesses() []mutant {
 	}, {
 		bug:  "wrong input is tried again",
 		file: "launch/agent.go",
-		old:  "return exit.Status == 2 || exit.Status == 3", new: "return false",
+		old:  "return !exit.Crash && (exit.Status == 2 || exit.Status == 3)", new: "return false",
 		pkg: "./launch", run: agents,
 	}, {
 		bug:  "another rank is blamed for one that the system has killed",

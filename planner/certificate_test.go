@@ -347,7 +347,7 @@ func TestMalformedCertificates(t *testing.T) {
 	lines := strings.SplitAfter(text, "\n")
 	region := lines[11]
 	for _, tt := range []struct{ text, want string }{
-		{"", ":0: ends without"},
+		{"", "certificate: ends without"},
 		{"autopar certificate 2\n", `:1: is "autopar certificate 2", want "autopar certificate 1"`},
 		{lines[0] + lines[2], `:2: is "config", want key graph`},
 		{lines[0] + "graph 7\n", ":2: graph: not a value: 7"},
@@ -370,6 +370,8 @@ func TestMalformedCertificates(t *testing.T) {
 		require.ErrorAs(t, err, new(*CertificateError), tt.want)
 		require.ErrorContains(t, err, tt.want)
 	}
-	_, err := ReadCertificate(filepath.Join(t.TempDir(), "none"))
+	none := filepath.Join(t.TempDir(), "none")
+	_, err := ReadCertificate(none)
 	require.ErrorAs(t, err, new(*CertificateError))
+	require.ErrorContains(t, err, none+": cannot be read: open ")
 }

@@ -132,11 +132,16 @@ func rangesText(all []int) string {
 // CertificateError is a certificate that cannot be read.
 type CertificateError struct {
 	File string
-	Line int // from 1
+	Line int // from 1; 0 for what is wrong with the file as such
 	Msg  string
 }
 
-func (e *CertificateError) Error() string { return fmt.Sprintf("%s:%d: %s", e.File, e.Line, e.Msg) }
+func (e *CertificateError) Error() string {
+	if e.Line == 0 {
+		return fmt.Sprintf("%s: %s", e.File, e.Msg)
+	}
+	return fmt.Sprintf("%s:%d: %s", e.File, e.Line, e.Msg)
+}
 
 // maxCertificate is far beyond any certificate, in bytes: that of 175 billion parameters on 1,024 devices has 17 million.
 const maxCertificate = 1 << 30
@@ -146,7 +151,7 @@ const maxCertificate = 1 << 30
 func ReadCertificate(file string) (*Certificate, error) {
 	data, err := infile.Read(file, maxCertificate)
 	if err != nil {
-		return nil, &CertificateError{file, 0, err.Error()}
+		return nil, &CertificateError{file, 0, "cannot be read: " + err.Error()}
 	}
 	c, line, err := parseCertificate(data)
 	if err != nil {

@@ -13,7 +13,7 @@ import (
 // StepError is the first failure of a step: what stopped all ranks.
 type StepError struct {
 	Rank int
-	Step int64 // the step input of the program, else the number of steps run before
+	Step int64 // the step input of the program, else what [Executor.Number] says, else the number of steps run before
 	Task codegen.Task
 	// Node is what the rank was doing, nil outside of instructions.
 	Node *ir.Node

@@ -57,6 +57,16 @@ func (e *Executor) Finish(ctx context.Context) (Outputs, error) {
 	return e.finish(ctx)
 }
 
+// Number says what steps of programs that read none, as evaluations, are called in errors from now on. Without, it is how many
+// were run before in this process.
+func (e *Executor) Number(step int64) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for _, p := range e.programs {
+		p.steps = step
+	}
+}
+
 // Late reports whether a step can be begun while the one before runs.
 func (e *Executor) Late() bool { return e.late }
 

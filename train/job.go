@@ -205,7 +205,7 @@ func (j *Job) Snapshot(step int) (checkpoint.Snapshot, error) {
 	if err != nil {
 		return checkpoint.Snapshot{}, err
 	}
-	snap := checkpoint.Snapshot{Step: step, Config: string(j.Config.Marshal()), Plan: plan, Peers: j.exec.Peers()}
+	snap := checkpoint.Snapshot{Step: step, Config: string(j.Config.Marshal()), Plan: plan, Peers: j.exec.Peers(), Patience: j.exec.Timeout()}
 	for r := range j.exec.Ranks() {
 		for _, s := range j.exec.Shards(j.Train, r) {
 			snap.Shards = append(snap.Shards, checkpoint.Shard{

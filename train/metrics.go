@@ -8,6 +8,8 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+
+	"github.com/autopar/autopar/infile"
 )
 
 // MetricsFile is the name of the metrics in the directory of a run: one JSON object per line, a StepMetrics for every
@@ -65,6 +67,16 @@ func openMetrics(dir string, from int) (*metricsLog, error) {
 		return nil, errors.Join(err, f.Close())
 	}
 	return &metricsLog{f, events}, nil
+}
+
+// Writing reports whether a run is writing to a directory.
+func Writing(dir string) bool {
+	f, err := infile.Open(filepath.Join(dir, MetricsFile))
+	if err != nil {
+		return false
+	}
+	defer f.Close()
+	return taken(f)
 }
 
 // openLog opens a file that a run appends to, cut to as many bytes as stay. A run that has it open is an [*InputError].

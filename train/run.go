@@ -310,6 +310,7 @@ func (r *run) evaluate(ctx context.Context, it int) error {
 			r.opts.Progress(Progress{Evaluating: true, Done: done, Total: total})
 		}
 	}
+	r.exec.Number(int64(it))
 	l, err := r.Evaluate(ctx, progress)
 	if err != nil {
 		return err

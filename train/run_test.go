@@ -24,6 +24,8 @@ import (
 	"github.com/autopar/autopar/ir/philox"
 	"github.com/autopar/autopar/models/gpt"
 	"github.com/autopar/autopar/partition"
+	"github.com/autopar/autopar/runtime/backendtest"
+	"github.com/autopar/autopar/runtime/cpu"
 )
 
 // deterministic drops from metrics what the clock decides.
@@ -34,6 +36,22 @@ func deterministic(steps map[int]StepMetrics) map[int]StepMetrics {
 		out[i] = s
 	}
 	return out
+}
+
+// TestFailuresNameTheIteration: an error in an evaluation says before which step of the run it is, of which the process may
+// have made none.
+func TestFailuresNameTheIteration(t *testing.T) {
+	cfg := tinyConfig(t, textData(t), "train.eval_interval=3")
+	out := t.TempDir()
+	train(t, cfg, planOf(2, 1, 1), RunOptions{Out: out, Steps: 6})
+	backend, err := cpu.New(cpu.Options{})
+	require.NoError(t, err)
+	fault := backendtest.Fault{Rank: 1, Call: backendtest.Launch, At: 70}
+	job, err := NewJob(cfg, planOf(2, 1, 1), JobOptions{Backend: backendtest.Inject(backend, fault)})
+	require.NoError(t, err)
+	_, err = job.Run(t.Context(), RunOptions{Out: out, Resume: true})
+	require.ErrorContains(t, err, "rank 1, step 6, ")
+	require.NoError(t, job.Close())
 }
 
 // TestResumeIsExact: stopping anywhere and resuming gives the bits of a run that did not stop: losses, learning rates,

@@ -114,7 +114,7 @@ func TestGoesOnFromMemory(t *testing.T) {
 		"older on disk":      {func(string, []*os.File) error { return nil }, true, `resuming at iteration 9 from memory`},
 		"nothing on disk":    {func(out string, _ []*os.File) error { return os.RemoveAll(filepath.Join(out, "ckpt")) }, false, `resuming at iteration 9 from memory`},
 		"one without memory": {func(_ string, m []*os.File) error { return m[2].Truncate(0) }, true, `resuming at iteration 7 from `},
-		"one half copied":    {func(_ string, m []*os.File) error { _, err := m[3].WriteAt(make([]byte, 8), 0); return err }, true, `what rank 3 has in memory is not whole: its process ended while it was copied`},
+		"one half copied":    {func(_ string, m []*os.File) error { _, err := m[3].WriteAt([]byte("AUTOPAR0"), 0); return err }, true, `what rank 3 has in memory is not whole: its process ended while it was copied`},
 		"newer on disk":      {func(string, []*os.File) error { return nil }, true, `resuming at iteration 10 from `},
 		"nothing and no disk": {func(out string, m []*os.File) error {
 			return errors.Join(os.RemoveAll(filepath.Join(out, "ckpt")), m[1].Truncate(0))

@@ -42,8 +42,11 @@ func (c *fromDir) convert(con *console, write func(*checkpoint.Checkpoint) (path
 // toDir is the directory that a command makes a checkpoint in.
 type toDir string
 
-// check refuses the directory of a run: its checkpoints would go.
+// check refuses the directory of a run: its checkpoints would go, or this one when it saves.
 func (d toDir) check() error {
+	if train.Writing(string(d)) {
+		return usagef("checkpoint: -o %s: a run is writing there; wait for its end, or name another directory", d)
+	}
 	if there, _, err := checkpoint.Newest(string(d)); err == nil {
 		return usagef("checkpoint: -o %s holds %s already, which would be replaced; name another directory", d, there)
 	}
@@ -210,6 +213,9 @@ func (checkpointExportCmd) Example() string {
 
 // Run exports the weights.
 func (c *checkpointExportCmd) Run(con *console) error {
+	if c.Out == "-" {
+		return usagef("checkpoint: -o - is not the standard output here: weights are written to a file; name one")
+	}
 	return c.convert(con, func(ck *checkpoint.Checkpoint) (string, error) {
 		cfg, err := config.Parse(ck.Dir, []byte(ck.Config), nil)
 		if err != nil {

@@ -17,6 +17,7 @@ import (
 	"github.com/autopar/autopar/config"
 	"github.com/autopar/autopar/data"
 	"github.com/autopar/autopar/ir"
+	"github.com/autopar/autopar/launch"
 	"github.com/autopar/autopar/models/gpt"
 	"github.com/autopar/autopar/partition"
 	"github.com/autopar/autopar/planner"
@@ -42,6 +43,8 @@ func TestStatusOfErrors(t *testing.T) {
 		{&planner.DocumentError{}, statusInput},
 		{&train.InputError{}, statusInput},
 		{&planner.InfeasibleError{Closest: &partition.Plan{Stages: []partition.Stage{{Last: 1}}}}, statusInfeasible},
+		{&launch.ExitError{Status: statusInput}, statusInput},
+		{&launch.ExitError{Status: statusInput, Crash: true}, statusFailed},
 		{&train.DivergedError{}, statusFailed},
 		{&codegen.CheckError{}, statusFailed},
 		{data.ErrUnavailable, statusFailed},

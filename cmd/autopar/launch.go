@@ -104,7 +104,13 @@ func (c *launchCmd) Run(ctx context.Context, con *console) error {
 			return c.args(con, plan, b.Resume), nil
 		},
 	}
-	return agent.Run(ctx)
+	if err := agent.Run(ctx); err != nil {
+		return err
+	}
+	if c.Resume || checkpoint.Saved(c.Out).After(before) {
+		c.goOn(con, doc)
+	}
+	return nil
 }
 
 // hasPort reports whether an address has a port, from 1 to 65535.
@@ -157,22 +163,31 @@ func (c *launchCmd) planAnew(con *console, doc *planner.Document, ranks int) ([]
 
 // args are those of the command that each process runs.
 func (c *launchCmd) args(con *console, plan string, resume bool) []string {
-	args := []string{"autopar", "run", plan, "--device", c.Device, "--timeout", c.Timeout.String()}
-	for flag, on := range map[string]bool{"--loopback": c.Loopback, "--blocking-save": c.Blocking, "--node-check": c.Check, "--resume": resume, "--quiet": con.quiet, "--verbose": con.verbose} {
-		if on {
-			args = append(args, flag)
-		}
+	args := append([]string{"autopar", "run", plan, "--out", c.Out}, c.flags()...)
+	args = give(args, "quiet", con.quiet)
+	args = give(args, "verbose", con.verbose)
+	if resume {
+		return append(args, "--resume")
 	}
-	for flag, value := range map[string]string{"--out": c.Out, "--offload-dir": c.Offload} {
-		if value != "" {
-			args = append(args, flag, value)
-		}
-	}
+	return append(args, "--init-from", c.InitFrom)
+}
+
+// goOn says how the job goes on that has ended well, if it has not made all its updates.
+func (c *launchCmd) goOn(con *console, doc *planner.Document) {
+	last := doc.Config.Train.MaxIters + 1
 	if c.Steps != nil {
-		args = append(args, "--steps", fmt.Sprint(*c.Steps))
+		last = *c.Steps
 	}
-	if !resume {
-		args = append(args, "--init-from", c.InitFrom)
+	if _, step, err := checkpoint.Newest(c.Out); err != nil || step >= last || doc.Config.Train.EvalOnly {
+		return
 	}
-	return args
+	flags := c.flags()
+	if c.NProc != nil {
+		flags = give(flags, "nproc", *c.NProc)
+	}
+	flags = give(flags, "max-restarts", c.MaxRestarts)
+	if c.Master != "" {
+		flags = append(flags, "--nnodes", c.NNodes, "--node-rank", fmt.Sprint(c.NodeRank), "--master", c.Master)
+	}
+	con.goOn("launch", c.Plan, c.Out, flags)
 }

@@ -10,6 +10,8 @@ import (
 	"os"
 	"os/signal"
 	"syscall"
+
+	"github.com/autopar/autopar/launch"
 )
 
 func main() {
@@ -22,7 +24,7 @@ func main() {
 	if !signal.Ignored(syscall.SIGHUP) {
 		ctx, _ = signal.NotifyContext(ctx, syscall.SIGHUP)
 	}
-	os.Exit(execute(ctx, os.Args[1:], os.Stdout, os.Stderr))
+	os.Exit(launch.ExitStatus(execute(ctx, os.Args[1:], os.Stdout, os.Stderr)))
 }
 
 // endAtOnce ends the process of a command that does not heed an interrupt.

@@ -3,12 +3,15 @@ package main
 import (
 	"bytes"
 	"context"
+	"fmt"
 	"io"
 	"os"
+	"strings"
 	"time"
 
 	"github.com/autopar/autopar/checkpoint"
 	"github.com/autopar/autopar/cuda"
+	"github.com/autopar/autopar/export"
 	"github.com/autopar/autopar/launch"
 	"github.com/autopar/autopar/partition"
 	"github.com/autopar/autopar/planner"
@@ -163,10 +166,52 @@ func (c *runCmd) Run(ctx context.Context, con *console) (err error) {
 		return err
 	}
 	p.end()
-	if result.Interrupted && result.Checkpoint != "" {
-		con.note("go on with: autopar run %s --resume --out %s", c.Plan, out)
+	if result.Interrupted && result.Checkpoint != "" && !launch.ByAgent() { // which knows how
+		con.goOn("run", c.Plan, out, c.flags())
 	}
 	return nil
+}
+
+// flags are those given, but for where the run begins and writes.
+func (c *runCmd) flags() (args []string) {
+	if c.cuda() {
+		args = give(args, "device", c.Device)
+	}
+	args = give(args, "loopback", c.Loopback)
+	if c.Steps != nil {
+		args = give(args, "steps", *c.Steps)
+	}
+	args = give(args, "offload-dir", c.Offload)
+	args = give(args, "blocking-save", c.Blocking)
+	args = give(args, "node-check", c.Check)
+	if c.Timeout != defaultTimeout {
+		args = give(args, "timeout", c.Timeout)
+	}
+	return args
+}
+
+// defaultTimeout is that of --timeout.
+const defaultTimeout = 5 * time.Minute
+
+// give adds a flag to arguments, unless its value is the zero value.
+func give[T comparable](args []string, flag string, value T) []string {
+	var zero T
+	switch {
+	case value == zero:
+		return args
+	case any(value) == any(true):
+		return append(args, "--"+flag)
+	}
+	return append(args, "--"+flag, fmt.Sprint(value))
+}
+
+// goOn says with which command a run goes on that was interrupted.
+func (c *console) goOn(command, plan, out string, flags []string) {
+	words := []string{"autopar", command, export.Quote(plan), "--resume", "--out", export.Quote(out)}
+	for _, flag := range flags {
+		words = append(words, export.Quote(flag))
+	}
+	c.note("go on with: %s", strings.Join(words, " "))
 }
 
 // expected is how long each rank computes in a step by the cost model, on the cluster of the plan: stages of a pipeline may

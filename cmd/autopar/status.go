@@ -49,7 +49,7 @@ func status(err error) int {
 		return statusInfeasible
 	}
 	var exit *launch.ExitError
-	if as(err, &exit) && exit.Status > statusFailed { // as the process of that rank knows
+	if as(err, &exit) && !exit.Crash && exit.Status > statusFailed { // as the process of that rank knows
 		return exit.Status
 	}
 	if blamesInput(err) {
