@@ -87,30 +87,49 @@ func smallJob(t *testing.T, r *rand.Rand, opts Options) *proven {
 	return p
 }
 
-// FuzzCertificates: what the search proves is accepted, with memory to spare and where the best plan just does not fit, again and
-// again until none does; and then the error tells the truth.
-func FuzzCertificates(f *testing.F) { fuzzSeeds(f, searchIsProven, 0, 1, 2, 6) }
-
-func searchIsProven(t *testing.T, seed uint64) {
-	r := rand.New(rand.NewPCG(seed, 0))
+// provenJob is a small job of one unit or, with fewer options, of any number of them, with memory to spare or little.
+func provenJob(t *testing.T, r *rand.Rand) *proven {
 	p := smallJob(t, r, Options{Offload: []string{"", "none"}[r.IntN(2)], TopK: r.IntN(3)})
-	rounds := 1
-	switch r.IntN(3) {
-	case 0:
-		p.opts.MemoryLimit = 200e3 + r.Int64N(600e3)
-	case 1:
-		rounds = 2
+	if r.IntN(2) == 0 {
+		p.opts.PlanNGPUs = 0
 	}
-	for range rounds {
+	if r.IntN(3) == 0 {
+		p.opts.MemoryLimit = 200e3 + r.Int64N(600e3)
+	}
+	return p
+}
+
+// FuzzCertificates: what the search proves is accepted, in memory and read from its text, and is what it finds without a proof; with
+// memory to spare and where the best plan just does not fit, again and again until none does; and then the error tells the truth.
+func FuzzCertificates(f *testing.F) {
+	fuzzSeeds(f, func(t *testing.T, seed uint64) { searchIsProven(t, seed) })
+}
+
+func searchIsProven(t *testing.T, seed uint64) (audits []*Audit) {
+	r := rand.New(rand.NewPCG(seed, 0))
+	p := provenJob(t, r)
+	for range 1 + r.IntN(2) {
 		if !p.prove(t) {
 			p.checkInfeasible(t)
-			return
+			return audits
 		}
-		audit, err := p.check(p.copy(t), 10)
+		plain, err := Search(p.g, p.batch, p.cluster, p.opts)
+		require.NoError(t, err)
+		require.Equal(t, plain.Plan, p.res.Plan)
+		back := p.copy(t)
+		require.Equal(t, p.cert, back)
+		audit, err := p.check(back, 10)
 		require.NoError(t, err, "limit %d", p.opts.MemoryLimit)
 		require.False(t, 0 < audit.Closest && audit.Closest < 1, "a random plan is faster")
+		audits = append(audits, audit)
 		p.opts.MemoryLimit = slices.Max(p.res.Prediction.PeakBytes) - 1
 	}
+	return audits
+}
+
+// isOption reports whether no plan is legal with the options.
+func isOption(err error) bool {
+	return errors.As(err, new(*OptionError)) || errors.As(err, new(*partition.PlanError))
 }
 
 // FuzzInfeasible: of what the error says that no plan can need less than a byte less is too little, and what the closest plan
@@ -129,7 +148,7 @@ func errorIsTrue(t *testing.T, seed uint64) {
 // checkInfeasible checks the error of a search in which nothing fits.
 func (p *proven) checkInfeasible(t *testing.T) {
 	var none *InfeasibleError
-	if _, err := Search(p.g, p.batch, p.cluster, p.opts); errors.As(err, new(*OptionError)) || errors.As(err, new(*partition.PlanError)) {
+	if _, err := Search(p.g, p.batch, p.cluster, p.opts); isOption(err) {
 		return
 	} else {
 		require.ErrorAs(t, err, &none)
@@ -159,7 +178,7 @@ func optionsAreNoFaster(t *testing.T, seed uint64) {
 	}
 	for limited := range 2 {
 		free, err := Search(p.g, p.batch, p.cluster, p.opts)
-		if errors.As(err, new(*OptionError)) || errors.As(err, new(*partition.PlanError)) {
+		if isOption(err) {
 			return
 		}
 		if err != nil {
@@ -171,7 +190,7 @@ func optionsAreNoFaster(t *testing.T, seed uint64) {
 				given(r, &with)
 			}
 			found, err := Search(p.g, p.batch, p.cluster, with.opts)
-			if errors.As(err, new(*OptionError)) || errors.As(err, new(*partition.PlanError)) || errors.As(err, new(*InfeasibleError)) {
+			if isOption(err) || errors.As(err, new(*InfeasibleError)) {
 				continue
 			}
 			require.NoError(t, err)
