@@ -17,7 +17,7 @@ func inCheckpoints() []mutant {
 	}, {
 		bug:  "half a copy passes for a snapshot",
 		file: "checkpoint/memory.go",
-		old:  "\tclear(m.bytes[:sealBytes])\n", new: "",
+		old:  "\tbinary.NativeEndian.PutUint64(m.bytes, openWord)\n", new: "",
 		pkg: "./checkpoint", run: whole,
 	}, {
 		bug:  "damage in memory is not seen",

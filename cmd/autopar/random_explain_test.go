@@ -19,9 +19,7 @@ import (
 // FuzzCommandsAgree holds what the other commands say of a random plan of a random model to what plan has said, and to what a
 // run of it does: predicted times, bytes, and weights.
 func FuzzCommandsAgree(f *testing.F) {
-	for i := range uint64(*seeds) {
-		f.Add(*firstSeed + i)
-	}
+	addSeeds(f, 1, 2)
 	f.Fuzz(func(t *testing.T, seed uint64) {
 		c := newRandomRun(t, seed)
 		doc := c.plan("plan.json", c.from(1, 2, 3, 4, 4, 5, 6, 6, 7, 8, 8, 8))

@@ -16,9 +16,7 @@ import (
 // orders. One of the two plans trains over NCCL or with all ranks on one GPU, the other so or on the CPU. A few models, and all
 // that are to be reproducible, are trained by the GPU's own kernels, compiled for the CPU, others by the CPU's.
 func FuzzPlansOnGPUs(f *testing.F) {
-	for i := range uint64(*seeds) {
-		f.Add(*firstSeed + i)
-	}
+	addSeeds(f, 3, 4, 5)
 	f.Fuzz(func(t *testing.T, seed uint64) {
 		const first, all = 3, 7 // steps: the fourth is a graph
 		c := newRandomRun(t, seed)

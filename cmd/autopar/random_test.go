@@ -22,9 +22,21 @@ import (
 )
 
 var (
-	seeds     = flag.Int("seeds", 6, "how many seeds FuzzPlansTrainAlike begins with")
+	seeds     = flag.Int("seeds", 0, "how many seeds fuzz targets begin with; 0 is those of each")
 	firstSeed = flag.Uint64("first-seed", 1, "the first of them")
 )
+
+// addSeeds gives a fuzz target its seeds, or those of the flags.
+func addSeeds(f *testing.F, own ...uint64) {
+	for i := range uint64(*seeds) {
+		f.Add(*firstSeed + i)
+	}
+	for _, seed := range own {
+		if *seeds == 0 {
+			f.Add(seed)
+		}
+	}
+}
 
 // FuzzPlansTrainAlike trains a random model on one rank, and again: its first steps by one plan, the others, from the checkpoint
 // on, by another. Options of plan that are drawn one by one force plans that no search would choose. All losses, gradient norms
@@ -36,9 +48,7 @@ var (
 //
 // A seed that fails says its configuration and commands, and leaves their files.
 func FuzzPlansTrainAlike(f *testing.F) {
-	for i := range uint64(*seeds) {
-		f.Add(*firstSeed + i)
-	}
+	addSeeds(f, 1, 2, 3, 4, 5, 6)
 	f.Fuzz(func(t *testing.T, seed uint64) {
 		const first, all = 2, 5 // steps
 		c := newRandomRun(t, seed)
