@@ -38,7 +38,8 @@ type Agent struct {
 	// process that says by its exit status that its input is wrong (2), or that there is no plan
 	// (3), ends the job: see [ExitStatus].
 	MaxRestarts int
-	// Patience is how long machines wait for each other.
+	// Patience is how long machines wait for each other, and how long the processes that are left have to end when
+	// another has ended well.
 	Patience time.Duration
 	// Stdout takes the output of rank 0, Stderr all other, with the rank before each line.
 	Stdout, Stderr io.Writer
@@ -60,13 +61,13 @@ type ExitError struct {
 	Rank   int
 	Status int            // exit status, -1 after a signal
 	Signal syscall.Signal // that ended it, or 0
-	Late   bool           // the signal is its agent's: it had not ended in time after the failure of another
+	Late   time.Duration  // the signal is its agent's: it had not ended so long after another
 	Crash  bool           // Go's runtime has ended it, with status 2
 }
 
 func (e *ExitError) Error() string {
-	if e.Late {
-		return fmt.Sprintf("rank %d had not ended %v after the job was to end", e.Rank, grace)
+	if e.Late > 0 {
+		return fmt.Sprintf("rank %d had not ended %v after the job was to end", e.Rank, e.Late)
 	}
 	if e.Signal != 0 {
 		return fmt.Sprintf("rank %d was ended by signal %d (%v)", e.Rank, int(e.Signal), e.Signal)
@@ -310,26 +311,34 @@ func (a *Agent) start(text []byte, memory *memories, stop <-chan byte) error {
 		a.note("ranks %d to %d are processes %v", rank, rank+a.Procs-1, pids)
 	}
 	var late <-chan time.Time
+	var limit time.Duration
+	within := func(d time.Duration) {
+		if limit == 0 || d < limit {
+			limit, late = d, time.After(d)
+		}
+	}
 	for left := len(running); left > 0; {
 		select {
 		case e := <-exits:
 			left--
 			err := exitOf(e)
-			if exit, ok := err.(*ExitError); ok {
-				exit.Late = killed && exit.Signal == syscall.SIGKILL
+			if exit, ok := err.(*ExitError); ok && killed && exit.Signal == syscall.SIGKILL {
+				exit.Late = limit
 			}
 			if err != nil && (first == nil || worse(err, first)) {
 				first = err
 			}
-			if first != nil && late == nil {
-				late = time.After(grace)
+			if first != nil {
+				within(grace)
+			} else {
+				within(a.Patience)
 			}
 		case how := <-stop:
 			switch {
 			case how == stopNow:
 				kill()
-			case how == stopFailed && late == nil:
-				late = time.After(grace)
+			case how == stopFailed:
+				within(grace)
 			case how == stopGently && interrupts:
 				for _, cmd := range running {
 					_ = cmd.Process.Signal(os.Interrupt)
@@ -368,7 +377,7 @@ func worse(now, before error) bool {
 		switch {
 		case final(err):
 			return 2
-		case errors.As(err, &lost), errors.As(err, &exit) && (exit.Signal != 0 && !exit.Late || exit.Crash):
+		case errors.As(err, &lost), errors.As(err, &exit) && (exit.Signal != 0 && exit.Late == 0 || exit.Crash):
 			return 1
 		}
 		return 0

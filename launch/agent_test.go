@@ -2,6 +2,7 @@ package launch_test
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -26,6 +27,7 @@ type machines struct {
 	least, most int
 	restarts    int
 	script      string
+	patience    time.Duration // half a minute where it is 0
 
 	mu     sync.Mutex
 	output bytes.Buffer // of all
@@ -51,7 +53,8 @@ func (m *machines) run(ctx context.Context, node, procs int) <-chan error {
 		m.t.Skip(err)
 	}
 	a := &launch.Agent{
-		Exe: shell, Procs: procs, Least: m.least, Most: m.most, Node: node, Addr: m.addr, MaxRestarts: m.restarts, Patience: 30 * time.Second,
+		Exe: shell, Procs: procs, Least: m.least, Most: m.most, Node: node, Addr: m.addr, MaxRestarts: m.restarts,
+		Patience: cmp.Or(m.patience, 30*time.Second),
 		Brief: func(s launch.Start) ([]byte, error) {
 			if s.Number == 9 {
 				return nil, errors.New("no plan")
@@ -133,6 +136,20 @@ func TestAgents(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestOthersHaveEnded: a process that stands still when others have ended well is ended, and the job starts anew.
+func TestOthersHaveEnded(t *testing.T) {
+	t.Parallel() // it waits for one that does not end
+	m := &machines{t: t, addr: freeAddr(t), least: 1, most: 1, restarts: 1, patience: 2 * time.Second,
+		script: `test $RANK != 1 || test $TORCHELASTIC_RESTART_COUNT = 1 || kill -STOP $$`}
+	select {
+	case err := <-m.run(t.Context(), 0, 3):
+		require.NoError(t, err)
+	case <-time.After(30 * time.Second):
+		t.Fatal("the job does not end")
+	}
+	require.Contains(t, m.text(), "rank 1 had not ended 2s after the job was to end: restart 1 of at most 1")
 }
 
 // TestExitStatus: what a program says by its status is not what Go's runtime says by the same, to an agent alone.

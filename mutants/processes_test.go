@@ -77,8 +77,13 @@ func inTheProcesses() []mutant {
 	}, {
 		bug:  "another rank is blamed for one that the system has killed",
 		file: "launch/agent.go",
-		old:  "exit.Late = killed && exit.Signal", new: "exit.Late = (killed || first != nil) && exit.Signal",
+		old:  "ok && killed && exit.Signal", new: "ok && (killed || first != nil) && exit.Signal",
 		pkg: "./launch", run: agents,
+	}, {
+		bug:  "a rank that stands still when others have ended well is waited for without end",
+		file: "launch/agent.go",
+		old:  "within(a.Patience)", new: "_ = a.Patience",
+		pkg: "./launch", run: "^TestOthersHaveEnded$",
 	}, {
 		bug:  "the end of a last line is lost",
 		file: "launch/agent.go",
