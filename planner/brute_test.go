@@ -27,7 +27,7 @@ type brute struct {
 	batch  int
 	tokens int
 
-	everywhere bool // context parallelism of any batch
+	everywhere bool // what is left out at first: context parallelism of any batch
 
 	cluster *cost.Cluster
 	opts    Options
@@ -67,7 +67,7 @@ func (b *brute) run() {
 					if b.opts.CP > 0 && cp != b.opts.CP || b.opts.CP == 0 && cp > 1 && b.tokens%(2*cp) != 0 {
 						continue
 					}
-					if b.opts.CP == 0 && cp > 1 && all*cp*pp <= b.batch && !b.everywhere {
+					if hardlyPays := b.opts.CP == 0 && cp > 1 && all*cp*pp <= b.batch; hardlyPays != b.everywhere {
 						continue
 					}
 					if dp*cp*tp*pp != unit || all > b.batch || b.opts.TP > 0 && tp != b.opts.TP || b.opts.PP > 0 && pp != b.opts.PP {
@@ -560,19 +560,14 @@ func TestInterleavedSearchIsExact(t *testing.T) {
 			b.opts.RuntimeNGPUs, b.opts.Overlap = 4, "on"
 		}
 		if k%6 == 0 {
-			b.g, b.blocks, b.opts.Schedule, b.opts.PP = step(t, tiny(3), batch), 3, partition.ZeroBubble, 2
-			b.tokens = tiny(3).BlockSize
+			model = tiny(2 + k/12)
+			b.g, b.blocks, b.opts.Schedule, b.opts.PP = step(t, model, batch), model.NLayer, partition.ZeroBubble, 2
+			b.tokens = model.BlockSize
 		}
-		b.run()
-		res, err := Search(b.g, batch, b.cluster, b.opts)
-		if b.best == nil {
-			require.ErrorAs(t, err, new(*InfeasibleError), "seed %d case %d", seed, k)
+		res, _ := b.compare(seed, k)
+		if res == nil {
 			continue
 		}
-		require.NoError(t, err, "seed %d case %d", seed, k)
-		require.Equal(t, b.best.plan, res.Plan, "seed %d case %d", seed, k)
-		require.Equal(t, b.best.time, res.Prediction.Step, "seed %d case %d", seed, k)
-		require.Equal(t, b.best.peaks, res.Prediction.PeakBytes, "seed %d case %d", seed, k)
 		chunks[res.Plan.Interleave]++
 		if res.Plan.Stages[0].Recomputed() > 0 {
 			recomputing++
@@ -599,6 +594,9 @@ func TestSearchInPiecesIsExact(t *testing.T) {
 		}
 		if k%2 == 0 {
 			b.opts.ZeRO = nil
+		}
+		if k%4 == 1 && !*exactAll { // of thousands of plans
+			b.opts.Recompute = RecomputeNone
 		}
 		b.opts.MemoryLimit = b.limit
 		if res, _ := b.compare(seed, k); res != nil && res.Plan.TPPieces == 2+k%3 {

@@ -89,13 +89,16 @@ func TestCertificateOptions(t *testing.T) {
 		r := rand.New(rand.NewPCG(seed, uint64(k)))
 		model := tiny(4)
 		model.BlockSize = 24
-		p := proven{g: step(t, model, 8), batch: 8, cluster: randomCluster(r)}
+		p := proven{g: step(t, model, 4), batch: 4, cluster: randomCluster(r)}
 		opts.RuntimeNGPUs = 4
-		opts.LossSlices = k % 2 // every second leaves them open, which makes spaces larger
+		opts.LossSlices = min(1, k%4) // every fourth leaves them open, which makes spaces larger
+		if k%3 > 0 && opts.Offload == "" {
+			opts.Offload = "none" // as does this
+		}
 		var err error
 		_, p.cert, err = SearchCertified(p.g, p.batch, p.cluster, opts)
 		require.NoError(t, err, "%+v", opts)
-		_, err = p.check(p.cert, 20)
+		_, err = p.check(p.cert, 5)
 		require.NoError(t, err, "seed %d case %d: %+v", seed, k, opts)
 	}
 }

@@ -114,12 +114,20 @@ func randomCut(r *rand.Rand, blocks, stages int) []partition.Stage {
 // stage, is to the picosecond what the simulation of the whole program says; and
 // the memory bound never exceeds the arena.
 func TestCostIsSimulation(t *testing.T) {
-	for _, seed := range []uint64{12, 13, 32, 44, 61, 74, 105, 107, 210, 302, 303, 305, 503, 901, 2006, 2016, 7003} { // each meets something that the others do not
+	holdSeeds(t, false, false, []uint64{12, 13, 44, 61, 105, 107, 210, 302, 901, 2016}, 32, 74, 303, 305, 503, 2006, 7003)
+}
+
+// holdSeeds holds costs of seeds, of which each meets something that the others do not, and of more with -exact-all.
+func holdSeeds(t *testing.T, pieces, extreme bool, seeds []uint64, more ...uint64) {
+	if *exactAll {
+		seeds = append(seeds, more...)
+	}
+	for _, seed := range seeds {
 		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
 			t.Parallel()
-			testCostIsSimulation(t, seed, 1, false, false)
+			testCostIsSimulation(t, seed, 1, pieces, extreme)
 		})
-		if testing.Short() {
+		if testing.Short() && !pieces {
 			break
 		}
 	}
@@ -133,23 +141,13 @@ func TestCostOnPoolsIsSimulation(t *testing.T) {
 
 // The same where products and collectives next to them are made in parts.
 func TestCostInPiecesIsSimulation(t *testing.T) {
-	for _, seed := range []uint64{12, 61, 305, 3107, 18101} {
-		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
-			t.Parallel()
-			testCostIsSimulation(t, seed, 1, true, false)
-		})
-	}
+	holdSeeds(t, true, false, []uint64{12, 3107}, 61, 305, 18101)
 }
 
 // The same where memory is so slow, and links are so fast, that what is made where and how often takes all the time, and
 // tensor-parallel ranks share tokens and hold modules whole.
 func TestCostOfSlowMemoryIsSimulation(t *testing.T) {
-	for _, seed := range []uint64{9140, 9144} {
-		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
-			t.Parallel()
-			testCostIsSimulation(t, seed, 1, true, true)
-		})
-	}
+	holdSeeds(t, true, true, []uint64{9140}, 9144)
 }
 
 // FuzzCosts is the same of any seed, on clusters and with plans of any kind.

@@ -40,8 +40,10 @@ func TestClosestIsExact(t *testing.T) {
 		x.opts.RuntimeNGPUs, x.opts.PlanNGPUs, x.opts.MemoryLimit = x.ranks, x.ranks, 1<<10
 		b := &brute{
 			t: t, g: step(t, model, batch), blocks: x.layers, batch: batch, tokens: model.BlockSize, cluster: randomCluster(r),
-			limit: x.opts.MemoryLimit, opts: x.opts, everywhere: true,
+			limit: x.opts.MemoryLimit, opts: x.opts,
 		}
+		b.run()
+		b.everywhere = true
 		b.run()
 		_, err := Search(b.g, batch, b.cluster, b.opts)
 		var none *InfeasibleError

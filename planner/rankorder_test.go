@@ -77,6 +77,9 @@ func TestRankOrderSearchIsExact(t *testing.T) {
 			b.opts.CP, model.BlockSize, b.opts.ZeRO = 2, 8, nil
 			b.g, b.tokens = step(t, model, batch), 8
 		}
+		if k%3 > 0 && !*exactAll { // how they lie is shown without
+			b.opts.Recompute = RecomputeNone
+		}
 		if b.skip() {
 			continue
 		}
