@@ -1,8 +1,9 @@
 # Everything a contributor runs. `make help` lists it.
 
-GO       ?= go
-BIN      := bin/autopar
-FUZZTIME ?= 5s
+GO        ?= go
+BIN       := bin/autopar
+FUZZTIME  ?= 5s
+FUZZSEEDS ?= 20
 
 .PHONY: help build demo test check fmt vet race golden fuzz bench bench-planner parity long curves mutants peers rivals profile-check gpu gorgonia test-cuda validate-plots fit-memory
 
@@ -38,10 +39,11 @@ golden: ## rewrite the golden files of every test that has some
 	$(GO) list -f '{{if or .TestGoFiles .XTestGoFiles}}{{.Dir}}{{end}}' ./... | while read -r dir; do \
 		if grep -qs 'flag.Bool("update"' $$dir/*_test.go; then $(GO) test $$dir -update || exit 1; fi; done
 
-fuzz: ## run every fuzz target for FUZZTIME
-	@grep -rl --include='*_test.go' '^func Fuzz' . | xargs -n1 dirname | sort -u | while read -r dir; do \
+fuzz: ## run every fuzz target for FUZZTIME, those of whole commands for FUZZSEEDS seeds
+	@grep -rl --include='*_test.go' '^func Fuzz' . | grep -v '^./cmd/' | xargs -n1 dirname | sort -u | while read -r dir; do \
 		for target in $$(sed -n 's/^func \(Fuzz[A-Za-z0-9_]*\).*/\1/p' $$dir/*_test.go); do \
 			echo "$$dir $$target"; $(GO) test $$dir -run '^$$' -fuzz "^$$target\$$" -fuzztime $(FUZZTIME) || exit 1; done; done
+	$(GO) test ./cmd/autopar -timeout 0 -run '^Fuzz' -args -seeds $(FUZZSEEDS) -first-seed $$(date +%s)
 
 bench: ## run every benchmark once, for its time and allocations
 	$(GO) test -run '^$$' -bench . -benchmem ./...

@@ -44,7 +44,9 @@ func addSeeds(f *testing.F, own ...uint64) {
 // again. A run of all tests tries a few seeds; to try more:
 //
 //	go test ./cmd/autopar -run FuzzPlansTrainAlike -args -first-seed 100 -seeds 1000
-//	make fuzz FUZZTIME=10m
+//	make fuzz FUZZSEEDS=1000
+//
+// (go test -fuzz gives an input ten seconds, which some take on a busy machine, and coverage says little of a seed.)
 //
 // A seed that fails says its configuration and commands, and leaves their files.
 func FuzzPlansTrainAlike(f *testing.F) {

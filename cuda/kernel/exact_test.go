@@ -214,7 +214,7 @@ func TestReduce(t *testing.T) {
 						}
 					}
 					in = append(in, d.Base+uint64(i*8192))
-					require.NoError(t, d.Write(int64(i*8192), encode(dtype, x)))
+					d.Write(kerneltest.Bytes{At: int64(i * 8192), Data: encode(dtype, x)})
 				}
 				out := in[min(1, n-1)]
 				l := kernel.Reduce(dtype, out, in, elems)
@@ -223,7 +223,7 @@ func TestReduce(t *testing.T) {
 				}
 				require.NoError(t, d.Worker.Launch(l))
 				got := make([]byte, elems*dtype.Size())
-				require.NoError(t, d.Read(int64(out-d.Base), got))
+				require.NoError(t, d.Read(kerneltest.Bytes{At: int64(out - d.Base), Data: got}))
 				require.Equal(t, encode(dtype, want), got, "%d values of %s", n, dtype)
 			}
 		}
@@ -240,11 +240,11 @@ func TestReduceFixed(t *testing.T) {
 		in = append(in, d.Base+uint64(i*64))
 		b, err := binary.Append(nil, binary.NativeEndian, terms)
 		require.NoError(t, err)
-		require.NoError(t, d.Write(int64(i*64), b))
+		d.Write(kerneltest.Bytes{At: int64(i * 64), Data: b})
 	}
 	require.NoError(t, d.Worker.Launch(kernel.Reduce(ir.Q64, in[1], in, 4)))
 	b := make([]byte, 32)
-	require.NoError(t, d.Read(64, b))
+	require.NoError(t, d.Read(kerneltest.Bytes{At: 64, Data: b}))
 	got := make([]int64, 4)
 	_, err := binary.Decode(b, binary.NativeEndian, got)
 	require.NoError(t, err)
@@ -267,12 +267,11 @@ func TestVoidFixed(t *testing.T) {
 		write := func(values []int64, at int64) {
 			b, err := binary.Append(nil, binary.NativeEndian, values)
 			require.NoError(t, err)
-			require.NoError(t, d.Write(at, b))
+			d.Write(kerneltest.Bytes{At: at, Data: b})
 		}
 		write(want[:1], 0)
 		write(want[1:], 64)
-		require.NoError(t, d.Worker.Launch(kernel.Exceeds(flag, x, elems, limit)))
-		require.NoError(t, d.Worker.Launch(kernel.Void(flag, x, elems)))
+		require.NoError(t, d.Worker.Launch(kernel.Exceeds(flag, x, elems, limit), kernel.Void(flag, x, elems)))
 		if !tt.fits {
 			want[0] = 1
 			for i := range want[1:] {
@@ -281,7 +280,7 @@ func TestVoidFixed(t *testing.T) {
 		}
 		for i, at := range []int64{0, 64} {
 			b := make([]byte, 8*[]int{1, elems}[i])
-			require.NoError(t, d.Read(at, b))
+			require.NoError(t, d.Read(kerneltest.Bytes{At: at, Data: b}))
 			got := make([]int64, len(b)/8)
 			_, err := binary.Decode(b, binary.NativeEndian, got)
 			require.NoError(t, err)

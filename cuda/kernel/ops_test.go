@@ -56,14 +56,15 @@ func (d *device) Upload(space runtime.Space, offset int64, src []byte) error {
 	if err := d.check(space, offset, len(src)); err != nil {
 		return err
 	}
-	return d.Write(int64(space)*spaceBytes+offset, src)
+	d.Write(kerneltest.Bytes{At: int64(space)*spaceBytes + offset, Data: src})
+	return nil
 }
 
 func (d *device) Download(dst []byte, space runtime.Space, offset int64) error {
 	if err := d.check(space, offset, len(dst)); err != nil {
 		return err
 	}
-	return d.Read(int64(space)*spaceBytes+offset, dst)
+	return d.Read(kerneltest.Bytes{At: int64(space)*spaceBytes + offset, Data: dst})
 }
 
 // at is the address of a tensor.
@@ -112,7 +113,7 @@ func (d *device) Launch(k *runtime.Kernel) error {
 	var before []byte
 	if overwrites(g) {
 		before = make([]byte, d.sizes[0])
-		if err := d.Read(0, before); err != nil {
+		if err := d.Read(kerneltest.Bytes{Data: before}); err != nil {
 			return err
 		}
 	}
@@ -124,9 +125,7 @@ func (d *device) Launch(k *runtime.Kernel) error {
 		return err
 	}
 	if before != nil {
-		if err := d.Write(0, before); err != nil {
-			return err
-		}
+		d.Write(kerneltest.Bytes{Data: before})
 	}
 	d.Reverse = !d.Reverse
 	if err := d.once(g); err != nil {
@@ -163,11 +162,11 @@ func overwrites(g kernel.Group) bool {
 func (d *device) results(g kernel.Group) (all []byte, err error) {
 	for _, k := range g {
 		for _, r := range k.Results {
-			x := make([]byte, r.Bytes())
-			if err := d.Read(int64(d.at(r)-d.Base), x); err != nil {
+			x := kerneltest.Bytes{At: int64(d.at(r) - d.Base), Data: make([]byte, r.Bytes())}
+			if err := d.Read(x); err != nil {
 				return nil, err
 			}
-			all = append(all, x...)
+			all = append(all, x.Data...)
 		}
 	}
 	return all, nil
@@ -177,21 +176,16 @@ func (d *device) once(g kernel.Group) error {
 	// Scratch memory holds NaN, and is followed by what nobody may write.
 	const guard = 64
 	scratch, n := int64(2*spaceBytes), kernel.Scratch(g)
-	poison := bytes.Repeat([]byte{0xff}, int(n+guard))
-	if err := d.Write(scratch, poison); err != nil {
-		return err
-	}
+	d.Poison(scratch, n+guard)
 	all, err := kernel.Launches(g, d.at, d.Base+uint64(scratch))
 	if err != nil {
 		return err
 	}
-	for _, l := range all {
-		if err := d.Worker.Launch(l); err != nil {
-			return err
-		}
+	if err := d.Worker.Launch(all...); err != nil {
+		return err
 	}
-	after := poison[n:]
-	if err := d.Read(scratch+n, after); err != nil {
+	after := make([]byte, guard)
+	if err := d.Read(kerneltest.Bytes{At: scratch + n, Data: after}); err != nil {
 		return err
 	}
 	if bytes.Count(after, []byte{0xff}) != guard {

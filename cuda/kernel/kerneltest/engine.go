@@ -139,37 +139,30 @@ func (e *Engine) run(s driver.Stream, w *work) error {
 func (e *Engine) work(w *work) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	poison := func(at, n int64) error { return e.worker.Write(at, bytes.Repeat([]byte{0xff}, int(n))) }
+	at := func(r fake.Range) Bytes { return Bytes{w.offset(uint64(r.At)), e.fake.Memory(r)} }
 	for _, r := range w.writes {
-		if err := poison(w.offset(uint64(r.At)), r.Bytes); err != nil {
-			return err
-		}
+		e.worker.Poison(w.offset(uint64(r.At)), r.Bytes)
 	}
 	for _, r := range w.reads {
-		if err := e.worker.Write(w.offset(uint64(r.At)), e.fake.Memory(r)); err != nil {
-			return err
-		}
+		e.worker.Write(at(r))
 	}
-	guard := make([]byte, 64)
-	if err := poison(far, w.scratch.Bytes+int64(len(guard))); err != nil {
+	guard := Bytes{far + w.scratch.Bytes, make([]byte, 64)}
+	e.worker.Poison(far, w.scratch.Bytes+int64(len(guard.Data)))
+	if err := e.worker.Launch(w.launches...); err != nil {
 		return err
 	}
 	for _, l := range w.launches {
 		e.runs[l.Name]++
-		if err := e.worker.Launch(l); err != nil {
-			return err
-		}
 	}
-	if err := e.worker.Read(far+w.scratch.Bytes, guard); err != nil {
+	made := []Bytes{guard}
+	for _, r := range w.writes {
+		made = append(made, at(r))
+	}
+	if err := e.worker.Read(made...); err != nil {
 		return err
 	}
-	if bytes.Count(guard, []byte{0xff}) != len(guard) {
+	if bytes.Count(guard.Data, []byte{0xff}) != len(guard.Data) {
 		return fmt.Errorf("%s wrote past its %d bytes of scratch memory", w.name, w.scratch.Bytes)
-	}
-	for _, r := range w.writes {
-		if err := e.worker.Read(w.offset(uint64(r.At)), e.fake.Memory(r)); err != nil {
-			return err
-		}
 	}
 	return nil
 }

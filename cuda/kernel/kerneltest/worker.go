@@ -196,49 +196,69 @@ func Start(t *testing.T, path string) *Worker {
 
 func (w *Worker) put(x any) { _ = binary.Write(w.in, binary.LittleEndian, x) }
 
-// Write copies data to the arena.
-func (w *Worker) Write(at int64, data []byte) error {
+// Bytes are some of the arena.
+type Bytes struct {
+	At   int64
+	Data []byte
+}
+
+// Write copies data to the arena, before the next launch.
+func (w *Worker) Write(b Bytes) {
 	w.put([]byte{'w'})
-	w.put([]uint64{uint64(at), uint64(len(data))})
-	_, _ = w.in.Write(data)
-	return w.in.Flush()
+	w.put([]uint64{uint64(b.At), uint64(len(b.Data))})
+	_, _ = w.in.Write(b.Data)
 }
 
-// Read copies bytes of the arena to data.
-func (w *Worker) Read(at int64, data []byte) error {
-	w.put([]byte{'r'})
-	w.put([]uint64{uint64(at), uint64(len(data))})
+// Poison makes n bytes of the arena NaN, before the next launch.
+func (w *Worker) Poison(at, n int64) {
+	w.put([]byte{'p'})
+	w.put([]uint64{uint64(at), uint64(n)})
+}
+
+// Read copies bytes of the arena to where they are wanted.
+func (w *Worker) Read(all ...Bytes) error {
+	for _, b := range all {
+		w.put([]byte{'r'})
+		w.put([]uint64{uint64(b.At), uint64(len(b.Data))})
+	}
 	if err := w.in.Flush(); err != nil {
 		return err
 	}
-	_, err := io.ReadFull(w.out, data)
-	return err
-}
-
-// Launch runs a device function, and waits for it.
-func (w *Worker) Launch(l kernel.Launch) error {
-	w.put([]byte{'l'})
-	w.put(uint32(len(l.Name)))
-	w.put([]byte(l.Name))
-	w.put(l.Grid)
-	w.put(l.Block)
-	w.put([]uint32{l.Shared, uint32(len(l.Args))})
-	w.put(l.Args)
-	w.put(l.Sizes)
-	w.put(w.Reverse)
-	if err := w.in.Flush(); err != nil {
-		return err
-	}
-	var n uint32
-	if err := binary.Read(w.out, binary.LittleEndian, &n); err != nil {
-		return fmt.Errorf("%s killed the worker: %s", l.Name, w.died())
-	}
-	message := make([]byte, n)
-	if _, err := io.ReadFull(w.out, message); err != nil {
-		return err
-	}
-	if n > 0 {
-		return fmt.Errorf("worker: %s", message)
+	for _, b := range all {
+		if _, err := io.ReadFull(w.out, b.Data); err != nil {
+			return err
+		}
 	}
 	return nil
+}
+
+// Launch runs device functions one after another, and waits for them.
+func (w *Worker) Launch(all ...kernel.Launch) error {
+	for _, l := range all {
+		w.put([]byte{'l'})
+		w.put(uint32(len(l.Name)))
+		w.put([]byte(l.Name))
+		w.put(l.Grid)
+		w.put(l.Block)
+		w.put([]uint32{l.Shared, uint32(len(l.Args))})
+		w.put(l.Args)
+		w.put(l.Sizes)
+		w.put(w.Reverse)
+	}
+	_ = w.in.Flush() // where it fails there is no answer
+	var refused error
+	for _, l := range all {
+		var n uint32
+		if err := binary.Read(w.out, binary.LittleEndian, &n); err != nil {
+			return fmt.Errorf("%s killed the worker: %s", l.Name, w.died())
+		}
+		message := make([]byte, n)
+		if _, err := io.ReadFull(w.out, message); err != nil {
+			return err
+		}
+		if n > 0 && refused == nil {
+			refused = fmt.Errorf("worker: %s", message)
+		}
+	}
+	return refused
 }

@@ -107,7 +107,8 @@ void run_block() {
 	machine.block_group = Group();
 	for (auto& w : machine.warps) w = Group();
 	for (int i = 0; i < machine.threads; i++) {
-		void** top = (void**)(stacks + (size_t)(i + 1) * stack_bytes) - 1;
+		// Stacks begin at different cache lines of their pages: a cache has few places for lines at one distance from all others.
+		void** top = (void**)(stacks + (size_t)(i + 1) * stack_bytes - i % 32 * 128) - 1;
 		*top = nullptr; // as after a call, so the stack is aligned
 		*--top = (void*)fiber_main;
 		fibers[i].stack = top - 6;
@@ -192,6 +193,8 @@ int main() {
 		if (at > arena_bytes || n > arena_bytes - at) return 4;
 		if (command == 'w') {
 			if (fread(arena + at, 1, n, stdin) != n) return 0;
+		} else if (command == 'p') {
+			memset(arena + at, 0xff, n);
 		} else {
 			fwrite(arena + at, 1, n, stdout);
 			fflush(stdout);
